@@ -1,0 +1,24 @@
+/*
+ * What the files of this folder share: the reader's and the writer's halves of the format's table.
+ * libhdf5 reads input only in a child process (reader); in this process it only writes files of our own (writer).
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_H5_H
+#define FSDPCKPT_FORMATS_HDF5_H5_H
+
+#include "fsdpckpt/format.h"
+
+bool fc_h5_probe(const fc_probe *probe);
+fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
+void fc_h5_close(fc_checkpoint *checkpoint);
+fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                     fc_error *err);
+fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err);
+fc_code fc_h5_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
+                          fc_error *err);
+
+fc_code fc_h5_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
+fc_code fc_h5_reserve(fc_writer *writer, fc_part *part, fc_error *err);
+fc_code fc_h5_finish(fc_writer *writer, fc_error *err);
+void fc_h5_destroy(fc_writer *writer);
+
+#endif

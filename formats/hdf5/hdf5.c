@@ -1,0 +1,23 @@
+/*
+ * HDF5: the format's table.
+ */
+#include "h5.h"
+#include "registry.h"
+
+static const char *const extensions[] = {".h5", ".hdf5", NULL};
+
+const fc_format fc_format_hdf5 = {
+    .name = "h5",
+    .description = "HDF5",
+    .extensions = extensions,
+    .probe = fc_h5_probe,
+    .open = fc_h5_open,
+    .close = fc_h5_close,
+    .extent = fc_h5_extent,
+    .read = fc_h5_read,
+    .object_json = fc_h5_object_json,
+    .create = fc_h5_create,
+    .reserve = fc_h5_reserve,
+    .finish = fc_h5_finish,
+    .destroy = fc_h5_destroy,
+};

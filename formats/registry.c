@@ -1,0 +1,21 @@
+/*
+ * The table of formats. Adding one is a folder of its own and a line here.
+ */
+#include "registry.h"
+
+#include <string.h>
+
+static const fc_format *const formats[] = {&fc_format_dcp, &fc_format_hdf5, NULL};
+
+const fc_format *const *fc_formats(void) {
+    return formats;
+}
+
+const fc_format *fc_format_find(const char *name) {
+    for (const fc_format *const *f = formats; *f; f++) {
+        if (strcmp((*f)->name, name) == 0) {
+            return *f;
+        }
+    }
+    return NULL;
+}

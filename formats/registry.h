@@ -1,0 +1,12 @@
+/*
+ * The formats there are; each is defined in its own folder.
+ */
+#ifndef FSDPCKPT_FORMATS_REGISTRY_H
+#define FSDPCKPT_FORMATS_REGISTRY_H
+
+#include "fsdpckpt/format.h"
+
+extern const fc_format fc_format_dcp;
+extern const fc_format fc_format_hdf5;
+
+#endif

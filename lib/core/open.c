@@ -1,0 +1,104 @@
+/*
+ * Opening a checkpoint: probe each format, let the one that recognises the input read its headers.
+ * Also the thin calls that pass through the format's table.
+ */
+#include "fsdpckpt/format.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { HEAD_SIZE = 4096 };
+
+static fc_code read_head(const char *path, unsigned char *head, size_t *size, fc_error *err) {
+    int fd;
+    uint64_t total;
+    fc_code rc = fc_open_input(path, &fd, &total, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    *size = total < HEAD_SIZE ? (size_t)total : HEAD_SIZE;
+    rc = fc_pread_full(fd, head, *size, 0, path, err);
+    close(fd);
+    return rc;
+}
+
+static fc_code find_format(const char *path, const fc_format **out, fc_error *err) {
+    unsigned char head[HEAD_SIZE];
+    fc_probe probe = {path, false, NULL, 0};
+    struct stat st;
+    if (stat(path, &st) != 0) {
+        return errno == ENOENT || errno == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: no such file or directory", path)
+                                                   : fc_fail_errno(err, errno, "%s: cannot be opened", path);
+    }
+    probe.is_directory = S_ISDIR(st.st_mode);
+    if (!probe.is_directory) {
+        fc_code rc = read_head(path, head, &probe.head_size, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        probe.head = head;
+    }
+    for (const fc_format *const *f = fc_formats(); *f; f++) {
+        if ((*f)->probe(&probe)) {
+            *out = *f;
+            return FC_OK;
+        }
+    }
+    if (probe.is_directory) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: not a checkpoint: the directory has no .metadata (PyTorch DCP) and no index.h5 or "
+                       "shard-*.h5 (HDF5)",
+                       path);
+    }
+    return fc_fail(err, FC_ECORRUPT, "%s: not a checkpoint: the file is not HDF5; for DCP name its directory", path);
+}
+
+fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {
+    static const fc_open_options defaults = {false, false};
+    const fc_format *format = NULL;
+    *out = NULL;
+    fc_code rc = find_format(path, &format, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_arena *arena = fc_arena_new();
+    fc_checkpoint *checkpoint = arena ? fc_arena_calloc(arena, 1, sizeof *checkpoint) : NULL;
+    const char *copy = checkpoint ? fc_arena_strndup(arena, path, strlen(path)) : NULL;
+    if (!copy) {
+        fc_arena_free(arena);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    }
+    checkpoint->format = format;
+    checkpoint->path = copy;
+    checkpoint->arena = arena;
+    rc = format->open(checkpoint, options ? options : &defaults, err);
+    if (rc != FC_OK) {
+        fc_checkpoint_close(checkpoint);
+        return rc;
+    }
+    *out = checkpoint;
+    return FC_OK;
+}
+
+void fc_checkpoint_close(fc_checkpoint *checkpoint) {
+    if (!checkpoint) {
+        return;
+    }
+    if (checkpoint->state && checkpoint->format->close) {
+        checkpoint->format->close(checkpoint);
+    }
+    fc_arena_free(checkpoint->arena);
+}
+
+fc_code fc_checkpoint_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                             fc_error *err) {
+    return checkpoint->format->extent(checkpoint, tensor, index, out, err);
+}
+
+fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
+                                  const char **json, fc_error *err) {
+    return checkpoint->format->object_json(checkpoint, object, arena, json, err);
+}

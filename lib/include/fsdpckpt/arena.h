@@ -1,0 +1,39 @@
+/*
+ * An arena: many small allocations that die together. Not thread-safe.
+ */
+#ifndef FSDPCKPT_ARENA_H
+#define FSDPCKPT_ARENA_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct fc_arena fc_arena;
+
+/** @return a new, empty arena owned by the caller, or NULL when out of memory. */
+fc_arena *fc_arena_new(void);
+
+/** Frees the arena and everything allocated from it. NULL is allowed. */
+void fc_arena_free(fc_arena *arena);
+
+/** @return `size` uninitialised bytes aligned to 16, or NULL when out of memory. `size` 0 is allowed. */
+void *fc_arena_alloc(fc_arena *arena, size_t size);
+
+/** Like fc_arena_alloc for `count` × `size` zeroed bytes; NULL also when the product overflows. */
+void *fc_arena_calloc(fc_arena *arena, size_t count, size_t size);
+
+/** @return a NUL-terminated copy of the first `len` bytes of `s`, or NULL when out of memory. */
+char *fc_arena_strndup(fc_arena *arena, const char *s, size_t len);
+
+/** @return a formatted, NUL-terminated string, or NULL when out of memory. */
+char *fc_arena_printf(fc_arena *arena, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/** @return the bytes the arena holds from the system: what it costs, not what was asked for. */
+size_t fc_arena_size(const fc_arena *arena);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,73 @@
+/*
+ * Element types, named as torch names them. Values are moved as bits; only fc_cast changes them.
+ */
+#ifndef FSDPCKPT_DTYPE_H
+#define FSDPCKPT_DTYPE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum fc_dtype {
+    FC_F64,
+    FC_F32,
+    FC_F16,
+    FC_BF16,
+    FC_F8_E4M3FN,
+    FC_F8_E4M3FNUZ,
+    FC_F8_E5M2,
+    FC_F8_E5M2FNUZ,
+    FC_F8_E8M0FNU,
+    FC_I64,
+    FC_I32,
+    FC_I16,
+    FC_I8,
+    FC_U64,
+    FC_U32,
+    FC_U16,
+    FC_U8,
+    FC_BOOL,
+    FC_C32,
+    FC_C64,
+    FC_C128,
+    FC_OPAQUE, /**< the bytes of an object (fc_object), one byte an element */
+    FC_DTYPE_COUNT
+} fc_dtype;
+
+typedef enum fc_dtype_class {
+    FC_CLASS_FLOAT,
+    FC_CLASS_SIGNED,
+    FC_CLASS_UNSIGNED,
+    FC_CLASS_BOOL,
+    FC_CLASS_COMPLEX,
+    FC_CLASS_OPAQUE
+} fc_dtype_class;
+
+/** One row a type. `torch_name` is the attribute of the module `torch` ("bfloat16"). */
+typedef struct fc_dtype_info {
+    const char *torch_name;
+    const char *short_name; /**< as on the command line: "bf16" */
+    uint32_t size;          /**< bytes an element */
+    uint32_t swap_size;     /**< bytes reversed as one when the byte order differs (complex: half of size) */
+    fc_dtype_class cls;
+} fc_dtype_info;
+
+/** @return the row of `dtype`; never NULL. */
+const fc_dtype_info *fc_dtype_get(fc_dtype dtype);
+
+/** @return bytes an element. */
+static inline uint32_t fc_dtype_size(fc_dtype dtype) {
+    return fc_dtype_get(dtype)->size;
+}
+
+/** Finds a type by torch_name or short_name. @return false when there is none. */
+bool fc_dtype_find(const char *name, size_t len, fc_dtype *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,108 @@
+/*
+ * What a format gives: a reader that turns headers into a manifest, a writer that turns a wanted manifest into
+ * headers with reserved extents. A format never moves tensor data; lib/move does that for all of them.
+ */
+#ifndef FSDPCKPT_FORMAT_H
+#define FSDPCKPT_FORMAT_H
+
+#include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/io.h"
+#include "fsdpckpt/layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** What a probe may look at: nothing else is opened, nothing is changed. */
+typedef struct fc_probe {
+    const char *path;
+    bool is_directory;
+    const unsigned char *head; /**< the first bytes of a file; NULL for a directory */
+    size_t head_size;          /**< up to 4096 */
+} fc_probe;
+
+/** A value of the target: what it is called there and which source value it comes from. Borrowed by the writer. */
+typedef struct fc_wanted_tensor {
+    const fc_tensor *source;
+    const char *name;
+    fc_path path;
+    fc_dtype dtype;                 /**< of the target; differs from the source's under --dtype */
+    const fc_placement *placements; /**< layout->mesh.ndim entries; NULL when the layout has no mesh */
+    uint32_t owner_offset;          /**< spreads replicated boxes over their holders, see fc_layout_owner */
+} fc_wanted_tensor;
+
+/** The whole target. */
+typedef struct fc_wanted {
+    const fc_checkpoint *source;
+    const fc_mesh *mesh; /**< ndim 0: one full file */
+    const fc_wanted_tensor *tensors;
+    size_t ntensors;
+} fc_wanted;
+
+/** One value in one file of the target. Filled by fc_wanted_part; `offset` by the writer's reserve. */
+typedef struct fc_part_item {
+    uint32_t tensor;     /**< index into fc_wanted.tensors */
+    bool owned;          /**< stored in this file; else it is a copy whose bytes are in the file of `owner` */
+    uint32_t owner;      /**< rank whose file stores the box */
+    const int64_t *dims; /**< 2 × ndim: offsets, then sizes; sizes may be 0 (empty shard) */
+    uint64_t offset;     /**< out: byte offset in the file of the first element, row-major, contiguous (owned ones) */
+} fc_part_item;
+
+/** What one rank's file holds: every tensor of which it has a local box (objects only in the file of rank 0). */
+typedef struct fc_part {
+    uint32_t rank;
+    fc_part_item *items; /**< in the order of fc_wanted.tensors */
+    size_t nitems;
+    const char *path; /**< out: the file the engine writes into, owned by the writer until destroy */
+} fc_part;
+
+/** A writer in progress. Made by fc_format.create, freed by `destroy`. */
+typedef struct fc_writer {
+    const struct fc_format *format;
+    void *state;
+} fc_writer;
+
+/**
+ * One format. A NULL writer group means that the format is only read. All functions are re-entrant; `extent` and
+ * `read` may be called from several threads at once.
+ */
+typedef struct fc_format {
+    const char *name;              /**< as in --to: "h5" */
+    const char *description;       /**< for people: "HDF5" */
+    const char *const *extensions; /**< NULL-terminated, with the dot */
+
+    /** Whether the input looks like this format. No side effects. */
+    bool (*probe)(const fc_probe *probe);
+
+    /** Reads headers, validates every number, fills `checkpoint` (arena and path are set). On failure the caller
+     *  calls `close` if `state` was set, and frees the arena. */
+    fc_code (*open)(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
+    void (*close)(fc_checkpoint *checkpoint); /**< frees checkpoint->state; may be NULL */
+    fc_code (*extent)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                      fc_error *err);
+    /** Decodes an FC_CODEC_FORMAT chunk into `buf` (extent.decoded bytes). NULL when the format has none. */
+    fc_code (*read)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err);
+    fc_code (*object_json)(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
+                           fc_error *err);
+
+    /** Starts a target below `staging` (a file path when wanted->mesh has no dimensions, else an existing empty
+     *  directory): nothing outside of it is touched. */
+    fc_code (*create)(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
+    /** Writes the headers of one part (parts come in rank order) and sets part->path and the items' offsets.
+     *  When it returns, the file has its final length and no descriptor of the writer is open on it. */
+    fc_code (*reserve)(fc_writer *writer, fc_part *part, fc_error *err);
+    /** After all parts: what spans them, e.g. index.h5. */
+    fc_code (*finish)(fc_writer *writer, fc_error *err);
+    void (*destroy)(fc_writer *writer);
+} fc_format;
+
+/** The static table of formats (formats/registry.c), NULL-terminated. */
+const fc_format *const *fc_formats(void);
+
+/** Finds a format by its name ("h5"). @return NULL when there is none. */
+const fc_format *fc_format_find(const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

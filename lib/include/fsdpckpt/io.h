@@ -1,0 +1,54 @@
+/*
+ * Files: complete reads and writes, and the commit that leaves either the old target or the complete new one.
+ */
+#ifndef FSDPCKPT_IO_H
+#define FSDPCKPT_IO_H
+
+#include "fsdpckpt/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Opens `path` read-only, close-on-exec. Refuses what is no regular file (FC_ECORRUPT), so a FIFO cannot hang us. */
+fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err);
+
+/** Reads exactly `size` bytes at `offset`. The end of the file before that is FC_ECORRUPT ("truncated"). */
+fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
+
+/** Writes exactly `size` bytes at `offset`. */
+fc_code fc_pwrite_full(int fd, const void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
+
+/**
+ * A target being made: a temporary file or directory beside the target.
+ */
+typedef struct fc_commit fc_commit;
+
+/**
+ * Starts a target. Refuses an existing target without `force` (FC_EUSAGE), one whose parent is missing, and, with
+ * `force`, a directory that holds anything but a checkpoint's files of ours.
+ * @param bytes how much will be written; FC_EIO at once when the file system has less free.
+ */
+fc_code fc_commit_begin(const char *target, bool is_directory, bool force, uint64_t bytes, fc_commit **out,
+                        fc_error *err);
+
+/** The temporary path to write to: a file not yet existing, or an existing empty directory. */
+const char *fc_commit_path(const fc_commit *commit);
+
+/** fsync of everything below the temporary path, rename onto the target, fsync of the parent; frees `commit`. */
+fc_code fc_commit_finish(fc_commit *commit, fc_error *err);
+
+/** Removes everything temporary and frees `commit`. NULL is allowed. */
+void fc_commit_abort(fc_commit *commit);
+
+/** Whether `name` is a plain relative path without "..", empty components, NUL or a leading "/". */
+bool fc_path_is_safe(const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

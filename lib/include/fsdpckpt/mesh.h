@@ -1,0 +1,78 @@
+/*
+ * Device meshes, placements and local boxes: which part of a tensor each rank holds.
+ * Semantics: torch.distributed.device_mesh, torch.distributed.tensor.placement_types and
+ * torch.distributed.tensor._utils.compute_local_shape_and_global_offset.
+ */
+#ifndef FSDPCKPT_MESH_H
+#define FSDPCKPT_MESH_H
+
+#include "fsdpckpt/error.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FC_MAX_MESH_DIMS 8
+
+/** A device mesh. Ranks are row-major as in init_device_mesh: the last dimension varies fastest. ndim 0: no mesh. */
+typedef struct fc_mesh {
+    int ndim;
+    int64_t sizes[FC_MAX_MESH_DIMS];
+    char names[FC_MAX_MESH_DIMS][16];
+} fc_mesh;
+
+typedef enum fc_placement_kind {
+    FC_REPLICATE,
+    FC_SHARD,
+    FC_STRIDED_SHARD, /**< _StridedShard(dim, split_factor): FSDP on a dimension that TP has already cut */
+    FC_PARTIAL
+} fc_placement_kind;
+
+/** How a tensor lies along one mesh dimension. `dim` and `split_factor` are 0 where the kind has none. */
+typedef struct fc_placement {
+    fc_placement_kind kind;
+    int dim;
+    int64_t split_factor;
+} fc_placement;
+
+/** Number of ranks (the product of the sizes; 1 without dimensions). */
+int64_t fc_mesh_ranks(const fc_mesh *mesh);
+
+/** The coordinate of `rank` along every mesh dimension, into `coordinate` (mesh->ndim entries). */
+void fc_mesh_coordinate(const fc_mesh *mesh, int64_t rank, int64_t *coordinate);
+
+/** The rank at `coordinate`. */
+int64_t fc_mesh_rank(const fc_mesh *mesh, const int64_t *coordinate);
+
+/**
+ * The piece `index` of `count` of a dimension of `size`, cut as torch.chunk does: ceil(size / count) each,
+ * the last ones smaller or empty (an empty piece starts at `size`).
+ */
+void fc_shard_piece(int64_t size, int64_t count, int64_t index, int64_t *offset, int64_t *length);
+
+/**
+ * The local box of the rank at `coordinate`, into `offsets` and `sizes` (ndim entries each).
+ * Mesh dimensions are applied from the outermost cut to the innermost: left to right, except that a
+ * _StridedShard comes after the later mesh dimensions that cut the same tensor dimension.
+ * Equals compute_local_shape_and_global_offset(shape, mesh, placements).
+ * @return FC_EUNSUPPORTED for Partial and for a _StridedShard whose local part is no box; FC_EUSAGE for a bad dim.
+ */
+fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const fc_placement *placements,
+                     const int64_t *coordinate, int64_t *offsets, int64_t *sizes, fc_error *err);
+
+/**
+ * Writes placements as torch prints them, e.g. "[_StridedShard(0, 2), Shard(0)]". @return the length needed, as
+ * snprintf.
+ */
+int fc_placements_format(int count, const fc_placement *placements, char *buf, int size);
+
+/** Reads what fc_placements_format writes. @return false when `text` is not of that form or has not `count` entries. */
+bool fc_placements_parse(const char *text, int count, fc_placement *placements);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,85 @@
+/*
+ * The engine: executes the tiles of a part with worker threads. Read, gather, cast, write.
+ */
+#ifndef FSDPCKPT_MOVE_H
+#define FSDPCKPT_MOVE_H
+
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/plan.h"
+
+#include <stdatomic.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Shared by the caller, its signal handler and the workers. */
+typedef struct fc_progress {
+    atomic_uint_fast64_t done; /**< bytes written */
+    uint64_t total;            /**< bytes to write */
+    atomic_bool cancel;        /**< set it to stop: the job returns FC_EINTERRUPTED and leaves nothing behind */
+} fc_progress;
+
+typedef struct fc_move_options {
+    int threads;           /**< 0: one a processor */
+    uint64_t memory;       /**< bytes for all buffers; 0: 64 MiB */
+    fc_progress *progress; /**< may be NULL */
+} fc_move_options;
+
+/**
+ * Writes the owned items of `part` into part->path. Each byte of an item is written exactly once; a hole or overlap
+ * in the source is FC_ECORRUPT before anything of that tensor is written.
+ */
+fc_code fc_move_part(const fc_wanted *wanted, const fc_part *part, const fc_move_options *options, fc_error *err);
+
+/**
+ * Reads the box `box` of `tensor` into `buf` as contiguous row-major native bytes of dtype `dtype`.
+ * What inspect, extract and diff use; one thread.
+ */
+fc_code fc_read_box(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
+                    void *buf, fc_error *err);
+
+/**
+ * Converts `count` elements as torch's Tensor.to(dtype) does (round to nearest even, NaN kept; through float32
+ * where torch goes through it). Only between FC_CLASS_FLOAT types; `src` and `dst` do not overlap.
+ */
+void fc_cast(fc_dtype from, const void *src, fc_dtype to, void *dst, size_t count);
+
+/** The whole way from an open checkpoint to a committed target. */
+typedef struct fc_convert_options {
+    const fc_format *format;          /**< of the target */
+    const fc_mesh *mesh;              /**< NULL or ndim 0: one full file */
+    const struct fc_tp_plan *tp_plan; /**< NULL: nothing is cut by TP */
+    const char *const *include;       /**< globs, NULL-terminated; NULL: everything */
+    const char *const *exclude;       /**< globs, NULL-terminated; NULL: nothing */
+    const char *strip_prefix;         /**< NULL: none */
+    bool cast;                        /**< floating-point tensors become `dtype` */
+    fc_dtype dtype;
+    bool force;
+    bool dry_run; /**< plan and check everything, write nothing */
+    fc_move_options move;
+} fc_convert_options;
+
+/** What a conversion did, or with dry_run would do. */
+typedef struct fc_convert_report {
+    size_t tensors, objects;              /**< in the target */
+    size_t left_out;                      /**< by include and exclude */
+    size_t tp_cut;                        /**< tensors that TP cuts */
+    size_t files;                         /**< of the target */
+    uint64_t data_bytes;                  /**< tensor and object bytes in the target, each stored once */
+    uint64_t header_bytes;                /**< estimated for a dry run */
+    uint64_t largest_file, smallest_file; /**< data bytes */
+    uint64_t memory;                      /**< buffers of the engine */
+} fc_convert_report;
+
+/**
+ * Converts `source` into `target`. Every wanted element is covered exactly once or nothing is written.
+ * @param report may be NULL.
+ */
+fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_convert_options *options,
+                   fc_convert_report *report, fc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,89 @@
+/*
+ * Complete reads and writes on descriptors, with errors that name the file and the offset.
+ */
+#include "fsdpckpt/io.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err) {
+    struct stat st;
+    /* O_NONBLOCK: opening a FIFO without a writer must not hang; it has no effect on regular files. */
+    int f = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (f < 0) {
+        return errno == ENOENT || errno == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: the file is missing", path)
+                                                   : fc_fail_errno(err, errno, "%s: cannot be opened", path);
+    }
+    if (fstat(f, &st) != 0) {
+        int saved = errno;
+        close(f);
+        return fc_fail_errno(err, saved, "%s: cannot be examined", path);
+    }
+    if (!S_ISREG(st.st_mode)) {
+        close(f);
+        return fc_fail(err, FC_ECORRUPT, "%s: not a regular file", path);
+    }
+    *fd = f;
+    *size = (uint64_t)st.st_size;
+    return FC_OK;
+}
+
+fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const char *path, fc_error *err) {
+    unsigned char *p = buf;
+    while (size > 0) {
+        ssize_t n = pread(fd, p, size, (off_t)offset);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            return fc_fail_errno(err, errno, "%s: reading at offset %" PRIu64, path, offset);
+        }
+        if (n == 0) {
+            return fc_fail(err, FC_ECORRUPT,
+                           "%s: truncated: the file ends at offset %" PRIu64 ", %zu more bytes belong here", path,
+                           offset, size);
+        }
+        p += n;
+        size -= (size_t)n;
+        offset += (uint64_t)n;
+    }
+    return FC_OK;
+}
+
+fc_code fc_pwrite_full(int fd, const void *buf, size_t size, uint64_t offset, const char *path, fc_error *err) {
+    const unsigned char *p = buf;
+    while (size > 0) {
+        ssize_t n = pwrite(fd, p, size, (off_t)offset);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            return fc_fail_errno(err, n < 0 ? errno : EIO, "%s: writing at offset %" PRIu64, path, offset);
+        }
+        p += n;
+        size -= (size_t)n;
+        offset += (uint64_t)n;
+    }
+    return FC_OK;
+}
+
+bool fc_path_is_safe(const char *name) {
+    if (*name == '\0' || *name == '/') {
+        return false;
+    }
+    for (const char *at = name;;) {
+        size_t len = strcspn(at, "/");
+        if (len == 0 || (len == 1 && at[0] == '.') || (len == 2 && at[0] == '.' && at[1] == '.')) {
+            return false;
+        }
+        at += len;
+        if (*at == '\0') {
+            return true;
+        }
+        at++;
+    }
+}
