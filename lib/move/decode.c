@@ -3,7 +3,8 @@
  * here may come from a hostile file.
  *
  * A pipeline is listed in the order in which it was applied when writing, so decoding goes from its end to its
- * beginning. All sizes but the compressed one follow from the decoded size: fletcher32 adds 4 bytes, shuffle none.
+ * beginning. What inflating must give follows from the decoded size: fletcher32 adds 4 bytes, shuffle none. A second
+ * deflate in one pipeline, which nobody writes, is therefore found damaged.
  */
 #include "move/decode.h"
 
@@ -109,84 +110,86 @@ static bool applied(const fc_filters *filters, int i) {
     return !(filters->mask >> i & 1);
 }
 
-/* The size before the filters from `i` on were applied, which is what undoing them must give. */
-static bool size_before(const fc_extent *extent, int i, size_t *size) {
-    uint64_t n = extent->decoded;
+/* The size that inflating must give when deflate is filter `i`: the elements and what earlier filters added. */
+static bool inflated_size(const fc_extent *extent, int i, uint64_t *size) {
+    *size = extent->decoded;
     for (int j = 0; j < i; j++) {
-        if (applied(&extent->filters, j) && extent->filters.ids[j] == FLETCHER32 && !fc_add_u64(n, CHECKSUM_SIZE, &n)) {
+        if (applied(&extent->filters, j) && extent->filters.ids[j] == FLETCHER32 &&
+            !fc_add_u64(*size, CHECKSUM_SIZE, size)) {
             return false;
         }
     }
-    *size = (size_t)n;
-    return n <= SIZE_MAX;
-}
-
-/* Whether undoing filter `i` needs a second buffer. */
-static bool needs_buffer(const fc_extent *extent, int i) {
-    uint8_t id = extent->filters.ids[i];
-    return applied(&extent->filters, i) && (id == DEFLATE || id == SHUFFLE);
+    return *size <= SIZE_MAX;
 }
 
 bool fc_decode_cost(const fc_extent *extent, uint64_t *bytes) {
     uint64_t cost = extent->decoded;
-    if (extent->codec == FC_CODEC_FILTERED) {
-        if (!fc_add_u64(cost, extent->length, &cost)) {
+    if (extent->codec != FC_CODEC_FILTERED) {
+        *bytes = cost;
+        return true;
+    }
+    if (extent->filters.count > sizeof extent->filters.ids || !fc_add_u64(cost, extent->length, &cost)) {
+        return false;
+    }
+    /* Each deflate and shuffle but the last undone has a buffer of its own, as large as the larger side. */
+    for (int i = 1; i < extent->filters.count; i++) {
+        uint64_t size;
+        if (!inflated_size(extent, i, &size) ||
+            !fc_add_u64(cost, size > extent->length ? size : extent->length, &cost)) {
             return false;
-        }
-        for (int i = 1; i < extent->filters.count; i++) {
-            size_t size;
-            if (needs_buffer(extent, i) && (!size_before(extent, i, &size) || !fc_add_u64(cost, size, &cost))) {
-                return false;
-            }
         }
     }
     *bytes = cost;
     return true;
 }
 
-/* Undoes filter `i` of `*data` (`*size` bytes). The result replaces it; `*owned` is freed by the caller. */
-static fc_code undo(const fc_extent *extent, int i, uint32_t element, unsigned char **data, size_t *size,
-                    unsigned char **owned, fc_error *err) {
-    size_t before;
-    if (!size_before(extent, i, &before)) {
-        return fc_fail(err, FC_ECORRUPT, "the chunk's size overflows");
-    }
-    uint8_t id = extent->filters.ids[i];
-    if (id != DEFLATE && id != SHUFFLE && id != FLETCHER32) {
-        return fc_fail(err, FC_EUNSUPPORTED, "HDF5 filter %d", id);
-    }
-    if (id == FLETCHER32) {
-        if (*size != before + CHECKSUM_SIZE) {
-            return fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, with its checksum it must have %zu", *size,
-                           before + CHECKSUM_SIZE);
-        }
-        *size = before;
-        return check_fletcher(*data, before, err);
-    }
-    if (id == SHUFFLE && *size != before) {
-        return fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, it must have %zu", *size, before);
-    }
-    unsigned char *out = malloc(before ? before : 1);
+/* Bytes on their way through the pipeline. */
+typedef struct stage {
+    unsigned char *bytes;
+    size_t size;
+    unsigned char *owned; /* the buffer they lie in, when it was allocated here */
+} stage;
+
+/* Undoes deflate or shuffle into a buffer of `size` bytes, which replaces the stage's. */
+static fc_code undo_into(uint8_t id, size_t size, uint32_t element, stage *s, fc_error *err) {
+    unsigned char *out = malloc(size ? size : 1);
     if (!out) {
-        return fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes", before);
+        return fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes", size);
     }
     fc_code rc = FC_OK;
     if (id == DEFLATE) {
-        rc = inflate_exactly(*data, *size, out, before, err);
+        rc = inflate_exactly(s->bytes, s->size, out, size, err);
     } else {
-        unshuffle(*data, out, before, element);
+        unshuffle(s->bytes, out, size, element);
     }
-    free(*owned);
-    *owned = out;
-    *data = out;
-    *size = before;
+    free(s->owned);
+    *s = (stage){out, size, out};
     return rc;
+}
+
+static fc_code undo(const fc_extent *extent, int i, uint32_t element, stage *s, fc_error *err) {
+    uint64_t size;
+    switch (extent->filters.ids[i]) {
+    case FLETCHER32:
+        if (s->size < CHECKSUM_SIZE) {
+            return fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, too few for its checksum", s->size);
+        }
+        s->size -= CHECKSUM_SIZE;
+        return check_fletcher(s->bytes, s->size, err);
+    case SHUFFLE:
+        return undo_into(SHUFFLE, s->size, element, s, err);
+    case DEFLATE:
+        return inflated_size(extent, i, &size) ? undo_into(DEFLATE, (size_t)size, element, s, err)
+                                               : fc_fail(err, FC_ECORRUPT, "the chunk's size overflows");
+    default:
+        return fc_fail(err, FC_EUNSUPPORTED, "HDF5 filter %d is not supported", extent->filters.ids[i]);
+    }
 }
 
 fc_code fc_decode_filters(const fc_extent *extent, unsigned char *stored, uint32_t element, unsigned char *out,
                           fc_error *err) {
-    unsigned char *data = stored, *owned = NULL;
-    size_t size = (size_t)extent->length, decoded = (size_t)extent->decoded;
+    stage s = {stored, (size_t)extent->length, NULL};
+    size_t decoded = (size_t)extent->decoded;
     fc_code rc = FC_OK;
     if (extent->filters.count > sizeof extent->filters.ids) {
         return fc_fail(err, FC_EUNSUPPORTED, "%d HDF5 filters", extent->filters.count);
@@ -196,23 +199,23 @@ fc_code fc_decode_filters(const fc_extent *extent, unsigned char *stored, uint32
             continue;
         }
         /* The last step writes straight to where the elements belong. */
-        if (i == 0 && extent->filters.ids[0] == SHUFFLE && size == decoded) {
-            unshuffle(data, out, decoded, element);
+        if (i == 0 && extent->filters.ids[0] == SHUFFLE && s.size == decoded) {
+            unshuffle(s.bytes, out, decoded, element);
             goto out;
         }
         if (i == 0 && extent->filters.ids[0] == DEFLATE) {
-            rc = inflate_exactly(data, size, out, decoded, err);
+            rc = inflate_exactly(s.bytes, s.size, out, decoded, err);
             goto out;
         }
-        rc = undo(extent, i, element, &data, &size, &owned, err);
+        rc = undo(extent, i, element, &s, err);
     }
-    if (rc == FC_OK && size != decoded) {
-        rc = fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, it must have %zu", size, decoded);
+    if (rc == FC_OK && s.size != decoded) {
+        rc = fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, it must have %zu", s.size, decoded);
     }
     if (rc == FC_OK) {
-        memcpy(out, data, decoded);
+        memcpy(out, s.bytes, decoded);
     }
 out:
-    free(owned);
+    free(s.owned);
     return rc;
 }
