@@ -8,6 +8,9 @@
  *
  * mem fails only allocations made by the command itself: what libhdf5 does without memory is not ours to test.
  */
+/* Both names of each call are wanted: open and open64. */
+#undef _FILE_OFFSET_BITS
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
