@@ -238,10 +238,10 @@ static fc_code check_flags(const fc_pickle *p, fc_pv flags, fc_error *err) {
 }
 
 fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out, fc_error *err) {
-    const fc_pv *args;
-    size_t n;
-    uint32_t which, dtype;
-    int64_t offset;
+    const fc_pv *args = NULL;
+    size_t n = 0;
+    uint32_t which = FC_REBUILD_OTHER, dtype;
+    int64_t offset = 0;
     fc_code rc = unwrap(p, v, &which, &args, &n, err);
     if (rc != FC_OK) {
         return rc;

@@ -272,8 +272,8 @@ static fc_code newobj_ex(fc_pickle_vm *vm) {
 
 /* The opcodes that take all values above the mark. */
 static fc_code marked(fc_pickle_vm *vm, int op) {
-    const fc_pv *items;
-    size_t n;
+    const fc_pv *items = NULL;
+    size_t n = 0;
     fc_code rc = pop_mark(vm, &items, &n);
     if (rc != FC_OK || op == OP_POP_MARK) {
         return rc;

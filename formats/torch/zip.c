@@ -107,7 +107,7 @@ static fc_code read_end64(fc_zip *zip, uint64_t locator, const unsigned char *en
 
 static fc_code read_end(fc_zip *zip, directory *dir, fc_error *err) {
     const unsigned char *p;
-    uint64_t at;
+    uint64_t at = 0;
     fc_code rc = find_end(zip, &at, err);
     if (rc != FC_OK) {
         return rc;
