@@ -95,7 +95,7 @@ void fc_pickle_rewind(fc_pickle_reader *r) {
 static fc_code truncated(fc_pickle_reader *r, uint64_t wanted) {
     uint64_t left = r->source->size - fc_pickle_position(r);
     return fc_pickle_fail(r, FC_ECORRUPT,
-                          "the pickle is damaged: it needs %" PRIu64 " more bytes and ends after %" PRIu64, wanted,
+                          "the pickle is cut off: %" PRIu64 " more bytes belong here, %" PRIu64 " are left", wanted,
                           left);
 }
 

@@ -21,7 +21,7 @@ except ImportError:
 SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1,
          "float8_e5m2": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "int64": 8, "int32": 4, "int16": 2, "int8": 1,
          "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1, "complex32": 4, "complex64": 8,
-         "complex128": 16}
+         "complex128": 16, "float4_e2m1fn_x2": 1}
 
 
 def plain(value):
