@@ -80,21 +80,38 @@ fc_code fc_h5_fill_tensor(fc_checkpoint *checkpoint, const fc_h5_dataset *d, fc_
     return FC_OK;
 }
 
+fc_code fc_h5_check_dtype(const fc_h5_dataset *d, const char *path, fc_error *err) {
+    const char *found = fc_dtype_get(d->dtype)->torch_name;
+    if (d->kind != FC_H5_TENSOR || !d->dtype_name || strcmp(d->dtype_name, found) == 0) {
+        return FC_OK;
+    }
+    return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute dtype says %s, the HDF5 type is %s", path, d->path,
+                   d->dtype_name, found);
+}
+
 static fc_code add_dataset(fc_checkpoint *checkpoint, fc_h5_dataset *d, bool ours, fc_tensor *tensor, fc_error *err) {
     const char *path = checkpoint->files[0].path;
     fc_h5_chunks chunks = {.arena = checkpoint->arena};
-    if (ours && d->kind == FC_H5_TENSOR && d->dtype_name &&
-        strcmp(d->dtype_name, fc_dtype_get(d->dtype)->torch_name) != 0) {
-        return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute dtype says %s, the HDF5 type is %s", path, d->path,
-                       d->dtype_name, fc_dtype_get(d->dtype)->torch_name);
+    fc_code rc = ours ? fc_h5_check_dtype(d, path, err) : FC_OK;
+    if (rc != FC_OK) {
+        return rc;
     }
-    fc_code rc = fc_h5_add_chunks(checkpoint, d, 0, NULL, FC_NO_RANK, &chunks, err);
+    rc = fc_h5_add_chunks(checkpoint, d, 0, NULL, FC_NO_RANK, &chunks, err);
     if (rc == FC_OK) {
         rc = fc_h5_name_tensor(checkpoint->arena, d, ours, path, tensor, err);
     }
     tensor->chunks = chunks.items;
     tensor->nchunks = chunks.count;
     return rc == FC_OK ? fc_h5_fill_tensor(checkpoint, d, tensor, err) : rc;
+}
+
+fc_code fc_h5_add_attributes(fc_checkpoint *checkpoint, const fc_h5_file *file, fc_tensor *tensor, fc_error *err) {
+    fc_h5_dataset *d = attributes_dataset(checkpoint->arena, file);
+    if (!d) {
+        return fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file: its attributes make no sense or exceed 64 MiB",
+                       checkpoint->path);
+    }
+    return add_dataset(checkpoint, d, false, tensor, err);
 }
 
 static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_error *err) {
@@ -127,11 +144,7 @@ static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_err
         }
     }
     if (file->nattributes > 0) {
-        fc_h5_dataset *d = attributes_dataset(checkpoint->arena, file);
-        if (!d) {
-            return fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file: its attributes make no sense or exceed 64 MiB", path);
-        }
-        fc_code rc = add_dataset(checkpoint, d, false, &tensors[count - 1], err);
+        fc_code rc = fc_h5_add_attributes(checkpoint, file, &tensors[count - 1], err);
         if (rc != FC_OK) {
             return rc;
         }

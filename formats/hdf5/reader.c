@@ -77,7 +77,7 @@ bool fc_h5_probe(const fc_probe *probe) {
 /* ---- running the reader process ---- */
 
 /* One batch of open files through one child. */
-static fc_code scan_batch(fc_arena *arena, const fc_h5_input *inputs, const uint64_t *sizes, size_t count, size_t first,
+static fc_code scan_batch(fc_arena *arena, fc_h5_input *inputs, const uint64_t *sizes, size_t count, size_t first,
                           bool follow, fc_h5_visit visit, void *context, fc_error *err) {
     int keep[FILES_PER_CHILD];
     fc_h5_child child;
@@ -291,7 +291,7 @@ fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, siz
     uint64_t size, file_size;
     fc_extent extent;
     fc_error death, *reason = err ? err : &death;
-    fc_h5_input input = {checkpoint->files[stored->file].path, -1};
+    fc_h5_input input = {.path = checkpoint->files[stored->file].path, .fd = -1};
     fc_code rc = fc_h5_extent(checkpoint, tensor, index, &extent, err);
     if (rc != FC_OK) {
         return rc;

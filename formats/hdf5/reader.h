@@ -56,6 +56,12 @@ fc_code fc_h5_check_names(fc_arena *arena, fc_tensor *tensors, size_t count, boo
 /** What a tensor takes over from its dataset: type, shape, and that it is an object. Chunks and name come apart. */
 fc_code fc_h5_fill_tensor(fc_checkpoint *checkpoint, const fc_h5_dataset *dataset, fc_tensor *tensor, fc_error *err);
 
+/** A dataset of ours whose attribute `dtype` contradicts its HDF5 type is damaged. */
+fc_code fc_h5_check_dtype(const fc_h5_dataset *dataset, const char *path, fc_error *err);
+
+/** Makes `tensor` the object that carries the file's foreign attributes, see full.c. */
+fc_code fc_h5_add_attributes(fc_checkpoint *checkpoint, const fc_h5_file *file, fc_tensor *tensor, fc_error *err);
+
 /** Opens one file as a full checkpoint. */
 fc_code fc_h5_open_full(fc_checkpoint *checkpoint, fc_error *err);
 

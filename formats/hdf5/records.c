@@ -15,7 +15,7 @@ enum { FLUSH_SIZE = 64 << 10, MAX_RECORD = 256 << 20, MAX_PATH_TEXT = 1 << 20, M
 
 /* ---- encoding ---- */
 
-static bool reserve_out(fc_h5_out *out, size_t more) {
+static bool reserve_out(fc_h5_sink *out, size_t more) {
     if (out->failed) {
         return false;
     }
@@ -39,43 +39,43 @@ static bool reserve_out(fc_h5_out *out, size_t more) {
     return true;
 }
 
-static void put_raw(fc_h5_out *out, const void *data, size_t size) {
+static void put_raw(fc_h5_sink *out, const void *data, size_t size) {
     if (reserve_out(out, size) && size > 0) {
         memcpy(out->buf + out->used, data, size);
         out->used += size;
     }
 }
 
-void fc_h5_begin(fc_h5_out *out, fc_h5_tag tag) {
+void fc_h5_begin(fc_h5_sink *out, fc_h5_tag tag) {
     uint32_t head[2] = {(uint32_t)tag, 0};
     out->start = out->used;
     put_raw(out, head, sizeof head);
 }
 
-void fc_h5_put_u64(fc_h5_out *out, uint64_t value) {
+void fc_h5_put_u64(fc_h5_sink *out, uint64_t value) {
     put_raw(out, &value, sizeof value);
 }
 
-void fc_h5_put_bytes(fc_h5_out *out, const void *data, size_t size) {
+void fc_h5_put_bytes(fc_h5_sink *out, const void *data, size_t size) {
     fc_h5_put_u64(out, size);
     put_raw(out, data, size);
 }
 
-void fc_h5_put_text(fc_h5_out *out, const char *text) {
+void fc_h5_put_text(fc_h5_sink *out, const char *text) {
     fc_h5_put_u64(out, text != NULL);
     if (text) {
         fc_h5_put_bytes(out, text, strlen(text));
     }
 }
 
-void fc_h5_put_i64s(fc_h5_out *out, int64_t count, const int64_t *values) {
+void fc_h5_put_i64s(fc_h5_sink *out, int64_t count, const int64_t *values) {
     fc_h5_put_u64(out, (uint64_t)count);
     if (count > 0) {
         put_raw(out, values, (size_t)count * sizeof *values);
     }
 }
 
-void fc_h5_flush(fc_h5_out *out) {
+void fc_h5_flush(fc_h5_sink *out) {
     size_t done = 0;
     while (!out->failed && done < out->used) {
         ssize_t n = write(out->fd, out->buf + done, out->used - done);
@@ -87,7 +87,7 @@ void fc_h5_flush(fc_h5_out *out) {
     out->used = 0;
 }
 
-void fc_h5_end(fc_h5_out *out) {
+void fc_h5_end(fc_h5_sink *out) {
     size_t length = out->used - out->start - 8;
     if (out->failed || length > MAX_RECORD) {
         out->failed = true;
@@ -100,7 +100,7 @@ void fc_h5_end(fc_h5_out *out) {
     }
 }
 
-void fc_h5_put_root(fc_h5_out *out, const fc_h5_root *root) {
+void fc_h5_put_root(fc_h5_sink *out, const fc_h5_root *root) {
     fc_h5_begin(out, FC_H5_ROOT);
     fc_h5_put_u64(out, (uint64_t)root->schema);
     fc_h5_put_text(out, root->layout);
@@ -112,7 +112,7 @@ void fc_h5_put_root(fc_h5_out *out, const fc_h5_root *root) {
     fc_h5_end(out);
 }
 
-void fc_h5_put_dataset(fc_h5_out *out, const fc_h5_dataset *d) {
+void fc_h5_put_dataset(fc_h5_sink *out, const fc_h5_dataset *d) {
     fc_h5_begin(out, FC_H5_DATASET);
     fc_h5_put_text(out, d->path);
     fc_h5_put_bytes(out, d->lists.data, d->lists.size);

@@ -98,24 +98,24 @@ typedef struct fc_h5_root {
 
 /* ---- encoding, in the child ---- */
 
-typedef struct fc_h5_out {
+typedef struct fc_h5_sink {
     int fd;
     unsigned char *buf;
     size_t used, cap, start;
     bool failed; /**< out of memory, or the parent has gone */
-} fc_h5_out;
+} fc_h5_sink;
 
-void fc_h5_begin(fc_h5_out *out, fc_h5_tag tag);
-void fc_h5_put_u64(fc_h5_out *out, uint64_t value);
-void fc_h5_put_bytes(fc_h5_out *out, const void *data, size_t size);
-void fc_h5_put_text(fc_h5_out *out, const char *text); /**< NULL is kept apart from "" */
-void fc_h5_put_i64s(fc_h5_out *out, int64_t count, const int64_t *values);
-void fc_h5_end(fc_h5_out *out);
-void fc_h5_flush(fc_h5_out *out);
+void fc_h5_begin(fc_h5_sink *out, fc_h5_tag tag);
+void fc_h5_put_u64(fc_h5_sink *out, uint64_t value);
+void fc_h5_put_bytes(fc_h5_sink *out, const void *data, size_t size);
+void fc_h5_put_text(fc_h5_sink *out, const char *text); /**< NULL is kept apart from "" */
+void fc_h5_put_i64s(fc_h5_sink *out, int64_t count, const int64_t *values);
+void fc_h5_end(fc_h5_sink *out);
+void fc_h5_flush(fc_h5_sink *out);
 
 /** Encodes everything but the chunks, which follow in records of their own. */
-void fc_h5_put_dataset(fc_h5_out *out, const fc_h5_dataset *dataset);
-void fc_h5_put_root(fc_h5_out *out, const fc_h5_root *root);
+void fc_h5_put_dataset(fc_h5_sink *out, const fc_h5_dataset *dataset);
+void fc_h5_put_root(fc_h5_sink *out, const fc_h5_root *root);
 
 /* ---- decoding, in the parent ---- */
 

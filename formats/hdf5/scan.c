@@ -230,23 +230,10 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
 /* Soft links resolve through libhdf5; what leads out of the file is refused unless asked for. */
 static bool may_follow(trail *t, const char *name, const H5L_info_t *info, hid_t group) {
     fc_h5_walk *walk = t->walk;
-    char target[512] = "";
-    if (info->type == H5L_TYPE_HARD || info->type == H5L_TYPE_SOFT) {
-        return true;
-    }
-    if (info->type == H5L_TYPE_EXTERNAL && walk->scan->follow_external) {
-        return true;
-    }
-    const char *file = "?", *object = "?";
-    if (info->type == H5L_TYPE_EXTERNAL && info->u.val_size <= sizeof target &&
-        H5Lget_val(group, name, target, sizeof target, H5P_DEFAULT) >= 0) {
-        H5Lunpack_elink_val(target, info->u.val_size, NULL, &file, &object);
-    }
     fc_h5_scan_unreadable(walk, t->path, t->lists, t->depth, FC_EUNSUPPORTED,
                           info->type == H5L_TYPE_EXTERNAL
-                              ? "an external link to %.200s:%.200s, which is not followed (--follow-external does)"
-                              : "a user-defined link",
-                          file, object);
+                              ? "a link into another file, which is not followed (--follow-external does)"
+                              : "a user-defined link, whose meaning is known only to the program that made it");
     return false;
 }
 
@@ -323,11 +310,16 @@ void fc_h5_scan_prepare(void *context) {
         H5Lunregister(H5L_TYPE_EXTERNAL);
     }
     scan->driver = fc_h5_vfd_register();
+    for (size_t i = 0; i < scan->ninputs; i++) {
+        if (fstat(scan->inputs[i].fd, &scan->inputs[i].st) != 0) {
+            scan->inputs[i].st = (struct stat){0};
+        }
+    }
 }
 
-static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_out *out, fc_h5_shared *shared) {
+static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sink *out, fc_h5_shared *shared) {
     fc_h5_capture capture = {0};
-    fc_h5_source source = {input->path, input->fd, scan->follow_external, &capture};
+    fc_h5_source source = {input->path, input->fd, &input->st, scan->follow_external, &capture};
     fc_h5_walk walk = {.scan = scan, .out = out, .shared = shared, .capture = &capture, .file_path = input->path};
     walk.file = H5I_INVALID_HID;
     H5O_info_t info;
@@ -369,7 +361,7 @@ out:
 
 int fc_h5_scan_run(void *context, int fd, fc_h5_shared *shared) {
     const fc_h5_scan *scan = context;
-    fc_h5_out out = {.fd = fd};
+    fc_h5_sink out = {.fd = fd};
     for (size_t i = 0; i < scan->ninputs; i++) {
         if (!scan_file(scan, &scan->inputs[i], &out, shared)) {
             break; /* the FAILURE record says why */

@@ -12,11 +12,12 @@
 typedef struct fc_h5_input {
     const char *path;
     int fd;
+    struct stat st; /**< set by fc_h5_scan_prepare */
 } fc_h5_input;
 
 /** A job for fc_h5_child_start: context of fc_h5_scan_run and fc_h5_box_run. */
 typedef struct fc_h5_scan {
-    const fc_h5_input *inputs;
+    fc_h5_input *inputs;
     size_t ninputs;
     bool follow_external;
     /* fc_h5_box_run only: the box of one dataset, or all of it when ndim is -1. */
@@ -36,7 +37,7 @@ int fc_h5_box_run(void *context, int out, fc_h5_shared *shared);
 /** One file being walked. */
 typedef struct fc_h5_walk {
     const fc_h5_scan *scan;
-    fc_h5_out *out;
+    fc_h5_sink *out;
     fc_h5_shared *shared;
     fc_h5_capture *capture;
     const char *file_path;

@@ -239,7 +239,7 @@ static void begin_chunks(chunk_list *list) {
 }
 
 static void end_chunks(chunk_list *list) {
-    fc_h5_out *out = list->d->walk->out;
+    fc_h5_sink *out = list->d->walk->out;
     if (!out->failed) {
         memcpy(out->buf + list->count_at, &list->count, sizeof list->count);
     }
@@ -267,7 +267,7 @@ static bool add_chunk(chunk_list *list, const hsize_t *at) {
     if (rc < 0 || !capture->hit || capture->size != size) {
         return false;
     }
-    fc_h5_out *out = d->walk->out;
+    fc_h5_sink *out = d->walk->out;
     fc_h5_put_u64(out, capture->address);
     fc_h5_put_u64(out, size);
     fc_h5_put_u64(out, mask);
@@ -448,6 +448,17 @@ static void describe_strings(description *d) {
     fc_h5_put_dataset(d->walk->out, r);
 }
 
+/* The whole datatype as H5Tencode gives it: with it the bytes can be understood even outside of this file. */
+static void append_encoded_type(description *d) {
+    size_t size = 0;
+    unsigned char *encoded = H5Tencode(d->type, NULL, &size) >= 0 ? malloc(size + 1) : NULL;
+    if (encoded && H5Tencode(d->type, encoded, &size) >= 0) {
+        fc_h5_text_raw(&d->text, ", \"H5Tencode\": ");
+        fc_h5_text_base64(&d->text, encoded, size);
+    }
+    free(encoded);
+}
+
 /* An object's bytes have one dimension, whatever the dataset's shape; a foreign one's is told in `json`. */
 static void become_object(description *d) {
     fc_h5_dataset *r = &d->record;
@@ -461,7 +472,9 @@ static void become_object(description *d) {
             snprintf(number, sizeof number, "%s%lld", k ? ", " : "", (long long)d->shape[k]);
             fc_h5_text_raw(&d->text, number);
         }
-        fc_h5_text_raw(&d->text, "]}}");
+        fc_h5_text_raw(&d->text, "]");
+        append_encoded_type(d);
+        fc_h5_text_raw(&d->text, "}}");
         fc_h5_text_nul(&d->text);
         r->encoding = "hdf5.bytes";
         r->json = d->text.data;
@@ -674,8 +687,8 @@ int fc_h5_box_run(void *context, int fd, fc_h5_shared *shared) {
     const fc_h5_scan *scan = context;
     const uint64_t piece = 1 << 20;
     char why[600] = "";
-    fc_h5_out out = {.fd = fd};
-    fc_h5_source source = {scan->inputs->path, scan->inputs->fd, scan->follow_external, NULL};
+    fc_h5_sink out = {.fd = fd};
+    fc_h5_source source = {scan->inputs->path, scan->inputs->fd, &scan->inputs->st, scan->follow_external, NULL};
     fc_h5_walk walk = {.out = &out};
     unsigned char *bytes = NULL;
     snprintf(shared->where, sizeof shared->where, "dataset /%s", scan->dataset);

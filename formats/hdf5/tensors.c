@@ -181,7 +181,7 @@ static fc_code add_stored_chunks(adding *a, const char *path, fc_error *err) {
  * many. */
 static bool add_library_boxes(adding *a) {
     const fc_h5_dataset *d = a->d;
-    int64_t unit[FC_MAX_DIMS], at[FC_MAX_DIMS] = {0}, count = 1;
+    int64_t unit[FC_MAX_DIMS] = {0}, at[FC_MAX_DIMS] = {0}, count = 1;
     uint64_t bytes = d->element;
     for (int k = 0; k < d->ndim; k++) {
         unit[k] = d->chunk[k] < d->shape[k] ? d->chunk[k] : d->shape[k];

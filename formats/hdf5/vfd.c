@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct vfd_file {
@@ -24,14 +23,13 @@ typedef struct vfd_info {
     const fc_h5_source *source;
 } vfd_info;
 
-static int open_other(const fc_h5_source *source, const char *name) {
-    struct stat st;
+static int open_other(const fc_h5_source *source, const char *name, struct stat *st) {
     if (!source->may_open) {
         return -1;
     }
     /* O_NONBLOCK: a FIFO must not hang us. */
     int fd = open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd >= 0 && (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))) {
+    if (fd >= 0 && (fstat(fd, st) != 0 || !S_ISREG(st->st_mode))) {
         close(fd);
         fd = -1;
     }
@@ -40,22 +38,22 @@ static int open_other(const fc_h5_source *source, const char *name) {
 
 static H5FD_t *vfd_open(const char *name, unsigned flags, hid_t fapl, haddr_t maxaddr) {
     const vfd_info *info = H5Pget_driver_info(fapl);
-    struct stat st;
     (void)maxaddr;
     if (!info || (flags & (H5F_ACC_RDWR | H5F_ACC_CREAT | H5F_ACC_TRUNC))) {
         return NULL;
     }
-    bool other = strcmp(name, info->source->path) != 0;
-    int fd = other ? open_other(info->source, name) : info->source->fd;
+    const fc_h5_source *source = info->source;
+    bool other = strcmp(name, source->path) != 0;
+    struct stat st = *source->st;
+    int fd = other ? open_other(source, name, &st) : source->fd;
     vfd_file *file = fd >= 0 ? calloc(1, sizeof *file) : NULL;
-    if (!file || fstat(fd, &st) != 0) {
-        free(file);
+    if (!file) {
         if (other && fd >= 0) {
             close(fd);
         }
         return NULL;
     }
-    file->source = info->source;
+    file->source = source;
     file->fd = fd;
     file->close_fd = other;
     file->eof = (haddr_t)st.st_size;

@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 /**
  * Catches the place of a chunk: libhdf5 1.10 tells it only by walking the whole index (and without the user block),
@@ -25,6 +26,7 @@ typedef struct fc_h5_capture {
 typedef struct fc_h5_source {
     const char *path; /**< the name to give to H5Fopen */
     int fd;
+    const struct stat *st; /**< of fd: the confined process may not even ask */
     bool may_open; /**< other names are opened from the file system, else refused */
     fc_h5_capture *capture;
 } fc_h5_source;
