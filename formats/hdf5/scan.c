@@ -228,8 +228,12 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
 }
 
 /* Soft links resolve through libhdf5; what leads out of the file is refused unless asked for. */
-static bool may_follow(trail *t, const char *name, const H5L_info_t *info, hid_t group) {
+static bool may_follow(trail *t, const H5L_info_t *info) {
     fc_h5_walk *walk = t->walk;
+    if (info->type == H5L_TYPE_HARD || info->type == H5L_TYPE_SOFT ||
+        (info->type == H5L_TYPE_EXTERNAL && walk->scan->follow_external)) {
+        return true;
+    }
     fc_h5_scan_unreadable(walk, t->path, t->lists, t->depth, FC_EUNSUPPORTED,
                           info->type == H5L_TYPE_EXTERNAL
                               ? "a link into another file, which is not followed (--follow-external does)"
@@ -279,7 +283,7 @@ static herr_t one_link(hid_t group, const char *name, const H5L_info_t *info, vo
     t->length += len;
     t->lists[t->depth - 1] = t->is_list;
     set_where(t->walk->shared, "object", t->path);
-    if (may_follow(t, name, info, group)) {
+    if (may_follow(t, info)) {
         hid_t object = H5Oopen(group, name, H5P_DEFAULT);
         if (object >= 0) {
             visit_object(t, object);
