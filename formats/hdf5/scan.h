@@ -32,7 +32,7 @@ void fc_h5_scan_prepare(void *context);
 int fc_h5_scan_run(void *context, int out, fc_h5_shared *shared);
 int fc_h5_box_run(void *context, int out, fc_h5_shared *shared);
 
-/* ---- shared between scan.c and scan_dataset.c ---- */
+/* ---- shared between the files of the reader process ---- */
 
 /** One file being walked. */
 typedef struct fc_h5_walk {
@@ -61,14 +61,38 @@ void fc_h5_scan_failure(fc_h5_walk *walk, fc_code code, const char *fmt, ...) __
 /** The innermost message of libhdf5's error stack, into `buf`. */
 void fc_h5_library_error(char *buf, size_t size);
 
-/**
- * Opens a dataset so that external storage resolves beside its file, and checks that the files it takes bytes from
- * exist: libhdf5 reads what is missing as fill values, in silence.
- * @return a dataset, or a negative number and the reason in `why`.
- */
-hid_t fc_h5_open_dataset(hid_t file, const char *file_path, const char *path, bool follow, char *why, size_t size);
-
 /** Whether the dataset takes its bytes from other places: 0 no, 1 virtual, 2 external storage. */
 int fc_h5_indirect(hid_t dcpl);
+
+/**
+ * Whether the files that a dataset takes its bytes from may be followed and exist.
+ * @param directory receives the prefix for external files: that of `file_path`, or "" for none.
+ * @return false with the reason in `why`.
+ */
+bool fc_h5_sources_exist(hid_t file, const char *file_path, hid_t dcpl, bool follow, char *directory, size_t size,
+                         char *why, size_t why_size);
+
+/** A chunked dataset with elements. */
+typedef struct fc_h5_chunked {
+    fc_h5_walk *walk;
+    hid_t dataset, space;
+    int ndim;
+    const hsize_t *dims, *chunk;
+} fc_h5_chunked;
+
+/** How to list its chunks. */
+typedef enum fc_h5_way {
+    FC_H5_NO_CHUNKS, /**< none is stored */
+    FC_H5_BY_GRID,
+    FC_H5_BY_NUMBER,
+    FC_H5_TOO_SPARSE, /**< no way is quick enough */
+    FC_H5_DAMAGED
+} fc_h5_way;
+
+/** Decides, before the dataset is announced; also the number of stored chunks. */
+fc_h5_way fc_h5_choose_way(const fc_h5_chunked *chunked, hsize_t *stored);
+
+/** Sends the stored chunks. @return false when the index is damaged. */
+bool fc_h5_send_chunks(const fc_h5_chunked *chunked, fc_h5_way way, hsize_t stored);
 
 #endif

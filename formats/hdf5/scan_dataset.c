@@ -1,6 +1,6 @@
 /*
- * One dataset, in the reader process: its type, shape, and where its bytes are, as a DATASET record and CHUNKS.
- * Also reading the boxes of those that only libhdf5 can decode.
+ * One dataset, in the reader process: its type, shape, and where its bytes are, as a DATASET record.
+ * Its chunks are listed by scan_chunks.c.
  */
 #include "core/checked.h"
 #include "scan.h"
@@ -11,8 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { MAX_TEXT_OBJECT = 16 << 20, MAX_FILL = 64 };
 
@@ -48,121 +46,6 @@ void fc_h5_scan_unreadable(fc_h5_walk *walk, const char *path, const unsigned ch
                        .nglobal_shape = -1,
                        .noffsets = -1};
     fc_h5_put_dataset(walk->out, &d);
-}
-
-/* ---- other files ---- */
-
-int fc_h5_indirect(hid_t dcpl) {
-    if (H5Pget_layout(dcpl) == H5D_VIRTUAL) {
-        return 1;
-    }
-    return H5Pget_external_count(dcpl) > 0 ? 2 : 0;
-}
-
-/* `name` beside `file_path`, or as it is when absolute. @return false when it does not fit. */
-static bool beside(const char *file_path, const char *name, char *out, size_t size) {
-    const char *slash = name[0] == '/' ? NULL : strrchr(file_path, '/');
-    int n = slash ? snprintf(out, size, "%.*s/%s", (int)(slash - file_path), file_path, name)
-                  : snprintf(out, size, "%s", name);
-    return n >= 0 && (size_t)n < size;
-}
-
-static bool virtual_sources_exist(hid_t file, const char *file_path, hid_t dcpl, char *why, size_t size) {
-    size_t count = 0;
-    char name[4096], object[4096], path[8192];
-    hid_t fapl = H5Fget_access_plist(file);
-    bool ok = H5Pget_virtual_count(dcpl, &count) >= 0;
-    for (size_t i = 0; ok && i < count; i++) {
-        ssize_t a = H5Pget_virtual_filename(dcpl, i, name, sizeof name);
-        ssize_t b = H5Pget_virtual_dsetname(dcpl, i, object, sizeof object);
-        ok = a > 0 && (size_t)a < sizeof name && b > 0 && (size_t)b < sizeof object;
-        bool same = ok && strcmp(name, ".") == 0;
-        if (!ok || (!same && !beside(file_path, name, path, sizeof path))) {
-            break;
-        }
-        hid_t source = same ? file : H5Fopen(path, H5F_ACC_RDONLY, fapl);
-        hid_t dataset = source >= 0 ? H5Dopen2(source, object, H5P_DEFAULT) : H5I_INVALID_HID;
-        ok = dataset >= 0;
-        if (ok) {
-            H5Dclose(dataset);
-        } else {
-            snprintf(why, size, "its virtual source %.300s:%.200s is missing or unreadable", same ? file_path : path,
-                     object);
-        }
-        if (source >= 0 && !same) {
-            H5Fclose(source);
-        }
-    }
-    H5Pclose(fapl);
-    return ok;
-}
-
-/* Sets `directory` to what relative names are relative to: the file's directory, or "" for the current one. */
-static bool external_files_exist(const char *file_path, hid_t dcpl, char *directory, size_t size, char *why,
-                                 size_t why_size) {
-    char name[4096], path[8192];
-    struct stat st;
-    int count = H5Pget_external_count(dcpl);
-    directory[0] = '\0';
-    for (int i = 0; i < count; i++) {
-        off_t offset = 0;
-        hsize_t length = 0;
-        uint64_t end;
-        if (H5Pget_external(dcpl, (unsigned)i, sizeof name, name, &offset, &length) < 0 ||
-            !memchr(name, '\0', sizeof name)) {
-            snprintf(why, why_size, "its external storage cannot be examined");
-            return false;
-        }
-        bool is_beside = beside(file_path, name, path, sizeof path) && stat(path, &st) == 0;
-        if (!is_beside && stat(name, &st) != 0) {
-            snprintf(why, why_size, "its external file %.300s is missing", name);
-            return false;
-        }
-        bool unlimited = length == H5F_UNLIMITED;
-        if (!S_ISREG(st.st_mode) || offset < 0 || !fc_add_u64((uint64_t)offset, unlimited ? 0 : length, &end) ||
-            end > (uint64_t)st.st_size) {
-            snprintf(why, why_size, "its external file %.300s is truncated", name);
-            return false;
-        }
-        if (is_beside && name[0] != '/' && !beside(file_path, ".", directory, size)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-hid_t fc_h5_open_dataset(hid_t file, const char *file_path, const char *path, bool follow, char *why, size_t size) {
-    char directory[4096] = "";
-    hid_t dataset = H5Dopen2(file, path, H5P_DEFAULT);
-    if (dataset < 0) {
-        fc_h5_library_error(why, size);
-        return dataset;
-    }
-    hid_t dcpl = H5Dget_create_plist(dataset);
-    int indirect = fc_h5_indirect(dcpl);
-    bool ok = true;
-    if (indirect != 0 && !follow) {
-        snprintf(why, size,
-                 indirect == 1 ? "a virtual dataset onto other data, which is not followed (--follow-external does)"
-                               : "its bytes are in external files, which are not followed (--follow-external does)");
-        ok = false;
-    } else if (indirect == 1) {
-        ok = virtual_sources_exist(file, file_path, dcpl, why, size);
-    } else if (indirect == 2) {
-        ok = external_files_exist(file_path, dcpl, directory, sizeof directory, why, size);
-    }
-    H5Pclose(dcpl);
-    if (!ok || directory[0]) {
-        H5Dclose(dataset);
-        dataset = H5I_INVALID_HID;
-    }
-    if (ok && directory[0]) {
-        hid_t dapl = H5Pcreate(H5P_DATASET_ACCESS);
-        H5Pset_efile_prefix(dapl, directory);
-        dataset = H5Dopen2(file, path, dapl);
-        H5Pclose(dapl);
-    }
-    return dataset;
 }
 
 /* ---- filters ---- */
@@ -221,131 +104,6 @@ static bool read_filters(description *d, bool *library) {
         }
     }
     return n >= 0;
-}
-
-/* ---- chunks ---- */
-
-typedef struct chunk_list {
-    description *d;
-    uint64_t count; /* in the open record */
-    size_t count_at;
-} chunk_list;
-
-static void begin_chunks(chunk_list *list) {
-    fc_h5_begin(list->d->walk->out, FC_H5_CHUNKS);
-    list->count_at = list->d->walk->out->used;
-    list->count = 0;
-    fc_h5_put_u64(list->d->walk->out, 0);
-}
-
-static void end_chunks(chunk_list *list) {
-    fc_h5_sink *out = list->d->walk->out;
-    if (!out->failed) {
-        memcpy(out->buf + list->count_at, &list->count, sizeof list->count);
-    }
-    fc_h5_end(out);
-}
-
-/* Finds the chunk at `at`, if it is stored, and adds it. @return false when the index is damaged. */
-static bool add_chunk(chunk_list *list, const hsize_t *at) {
-    description *d = list->d;
-    fc_h5_capture *capture = d->walk->capture;
-    hsize_t size = 0;
-    uint32_t mask = 0;
-    char nothing;
-    if (H5Dget_chunk_storage_size(d->dataset, at, &size) < 0) {
-        H5Eclear2(H5E_DEFAULT);
-        return true; /* libhdf5's way of saying that it is not stored */
-    }
-    if (size == 0) {
-        return true;
-    }
-    *capture = (fc_h5_capture){.armed = true};
-    /* Nothing is read into the buffer: the driver only notes the address. */
-    herr_t rc = H5Dread_chunk(d->dataset, H5P_DEFAULT, at, &mask, &nothing);
-    capture->armed = false;
-    if (rc < 0 || !capture->hit || capture->size != size) {
-        return false;
-    }
-    fc_h5_sink *out = d->walk->out;
-    fc_h5_put_u64(out, capture->address);
-    fc_h5_put_u64(out, size);
-    fc_h5_put_u64(out, mask);
-    for (int k = 0; k < d->record.ndim; k++) {
-        fc_h5_put_u64(out, at[k]);
-    }
-    if (++list->count == FC_H5_CHUNKS_PER_RECORD) {
-        end_chunks(list);
-        atomic_fetch_add(&d->walk->shared->beats, 1);
-        begin_chunks(list);
-    }
-    return !out->failed;
-}
-
-/* Asks for every chunk of the grid: each is found at once. */
-static bool list_by_grid(chunk_list *list) {
-    const description *d = list->d;
-    hsize_t at[H5S_MAX_RANK] = {0};
-    int k = d->record.ndim;
-    while (k >= 0) {
-        if (!add_chunk(list, at)) {
-            return false;
-        }
-        for (k = d->record.ndim - 1; k >= 0; k--) {
-            at[k] += d->chunk[k];
-            if (at[k] < d->dims[k]) {
-                break;
-            }
-            at[k] = 0;
-        }
-    }
-    return true;
-}
-
-/* Asks for the stored chunks by number: each costs a walk over the index. For grids that are nearly empty. */
-static bool list_by_number(chunk_list *list, hsize_t stored) {
-    const description *d = list->d;
-    for (hsize_t i = 0; i < stored; i++) {
-        hsize_t at[H5S_MAX_RANK] = {0};
-        unsigned mask;
-        haddr_t address;
-        hsize_t size;
-        if (H5Dget_chunk_info(d->dataset, d->space, i, at, &mask, &address, &size) < 0 || !add_chunk(list, at)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* How to list the chunks, decided before the dataset is announced. */
-typedef enum chunk_way { NO_CHUNKS, BY_GRID, BY_NUMBER, TOO_SPARSE, DAMAGED } chunk_way;
-
-static chunk_way choose_way(const description *d, hsize_t *stored) {
-    const double by_grid_cost = 0.5e-6, by_number_cost = 50e-9, patience = 120; /* seconds, measured on 1.10.8 */
-    double grid = 1;
-    *stored = 0;
-    for (int k = 0; k < d->record.ndim; k++) {
-        grid *= (double)((d->dims[k] - 1) / d->chunk[k] + 1);
-    }
-    if (H5Dget_num_chunks(d->dataset, d->space, stored) < 0) {
-        return DAMAGED;
-    }
-    if (*stored == 0) {
-        return NO_CHUNKS;
-    }
-    double by_grid = grid * by_grid_cost, by_number = (double)*stored * (double)*stored * by_number_cost;
-    if (by_grid > patience && by_number > patience) {
-        return TOO_SPARSE;
-    }
-    return by_grid <= by_number ? BY_GRID : BY_NUMBER;
-}
-
-static bool send_chunks(description *d, chunk_way way, hsize_t stored) {
-    chunk_list list = {d, 0, 0};
-    begin_chunks(&list);
-    bool ok = way == BY_GRID ? list_by_grid(&list) : list_by_number(&list, stored);
-    end_chunks(&list);
-    return ok;
 }
 
 /* ---- the record ---- */
@@ -554,15 +312,13 @@ static void describe(description *d, bool in_other_file) {
     }
     char why[600];
     int indirect = fc_h5_indirect(d->dcpl);
-    if (indirect && d->total > 0 && !(indirect == 1 && d->walk->ours)) {
-        hid_t again = fc_h5_open_dataset(d->walk->file, d->walk->file_path, r->path, d->walk->scan->follow_external,
-                                         why, sizeof why);
-        if (again < 0) {
-            fc_h5_scan_unreadable(d->walk, r->path, r->lists.data, r->lists.size,
-                                  d->walk->scan->follow_external ? FC_ECORRUPT : FC_EUNSUPPORTED, "%s", why);
-            return;
-        }
-        H5Dclose(again);
+    char directory[4096];
+    if (indirect != 0 && d->total > 0 && !(indirect == 1 && d->walk->ours) &&
+        !fc_h5_sources_exist(d->walk->file, d->walk->file_path, d->dcpl, d->walk->scan->follow_external, directory,
+                             sizeof directory, why, sizeof why)) {
+        fc_h5_scan_unreadable(d->walk, r->path, r->lists.data, r->lists.size,
+                              d->walk->scan->follow_external ? FC_ECORRUPT : FC_EUNSUPPORTED, "%s", why);
+        return;
     }
     if (type.cls == FC_H5_STRINGS) {
         describe_strings(d);
@@ -588,14 +344,16 @@ static void describe(description *d, bool in_other_file) {
     bool has_unit = r->where == FC_H5_IN_CHUNKS || (r->where == FC_H5_BY_LIBRARY && r->kind == FC_H5_TENSOR);
     r->chunk = has_unit ? d->chunk64 : NULL;
     hsize_t stored = 0;
-    chunk_way way = r->where == FC_H5_IN_CHUNKS ? choose_way(d, &stored) : NO_CHUNKS;
-    if (way == TOO_SPARSE || way == DAMAGED) {
-        refuse(d, way == DAMAGED ? FC_ECORRUPT : FC_EUNSUPPORTED,
-               way == DAMAGED ? "its chunk index cannot be read (%s)" : "its chunks are too many and too scattered (%s)");
+    fc_h5_chunked chunked = {d->walk, d->dataset, d->space, r->ndim, d->dims, d->chunk};
+    fc_h5_way way = r->where == FC_H5_IN_CHUNKS ? fc_h5_choose_way(&chunked, &stored) : FC_H5_NO_CHUNKS;
+    if (way == FC_H5_TOO_SPARSE || way == FC_H5_DAMAGED) {
+        refuse(d, way == FC_H5_DAMAGED ? FC_ECORRUPT : FC_EUNSUPPORTED,
+               way == FC_H5_DAMAGED ? "its chunk index cannot be read (%s)"
+                                    : "its chunks are too many and too scattered (%s)");
         return;
     }
     fc_h5_put_dataset(d->walk->out, r);
-    if (way != NO_CHUNKS && !send_chunks(d, way, stored)) {
+    if (way != FC_H5_NO_CHUNKS && !fc_h5_send_chunks(&chunked, way, stored)) {
         /* Too late to call only this dataset unreadable, and damage is no reason to go on. */
         fc_h5_library_error(why, sizeof why);
         fc_h5_scan_failure(d->walk, FC_ECORRUPT, "corrupt HDF5 file: the chunk index of dataset /%s cannot be read (%s)",
@@ -634,89 +392,4 @@ void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const
     fc_h5_text_free(&d->text);
     free(d->inline_bytes);
     free(d);
-}
-
-/* ---- boxes for the parent ---- */
-
-static bool select_box(const fc_h5_scan *scan, hid_t space, hid_t *memory) {
-    hsize_t start[H5S_MAX_RANK], count[H5S_MAX_RANK];
-    if (scan->ndim < 0) {
-        *memory = H5S_ALL;
-        return true;
-    }
-    for (int k = 0; k < scan->ndim; k++) {
-        start[k] = (hsize_t)scan->offsets[k];
-        count[k] = (hsize_t)scan->sizes[k];
-    }
-    if (H5Sget_simple_extent_ndims(space) != scan->ndim) {
-        return false;
-    }
-    if (scan->ndim == 0) {
-        *memory = H5Screate(H5S_SCALAR);
-        return *memory >= 0;
-    }
-    *memory = H5Screate_simple(scan->ndim, count, NULL);
-    return *memory >= 0 && H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, count, NULL) >= 0;
-}
-
-/* Reads the box in the file's own type. @return its bytes, or NULL. */
-static unsigned char *read_box(const fc_h5_scan *scan, hid_t dataset, char *why, size_t size) {
-    hid_t space = H5Dget_space(dataset), type = H5Dget_type(dataset), memory = H5I_INVALID_HID;
-    unsigned char *bytes = calloc(1, scan->bytes + 1);
-    hssize_t n = 0;
-    bool ok = bytes && select_box(scan, space, &memory);
-    if (ok) {
-        /* The file may have changed since it was opened: the box must still have the size that was announced. */
-        n = scan->ndim < 0 ? H5Sget_simple_extent_npoints(space) : H5Sget_select_npoints(space);
-        ok = n >= 0 && (uint64_t)n * H5Tget_size(type) == scan->bytes;
-    }
-    if (!ok || H5Dread(dataset, type, memory, scan->ndim < 0 ? H5S_ALL : space, H5P_DEFAULT, bytes) < 0) {
-        fc_h5_library_error(why, size);
-        free(bytes);
-        bytes = NULL;
-    }
-    if (memory > 0) {
-        H5Sclose(memory);
-    }
-    H5Tclose(type);
-    H5Sclose(space);
-    return bytes;
-}
-
-int fc_h5_box_run(void *context, int fd, fc_h5_shared *shared) {
-    const fc_h5_scan *scan = context;
-    const uint64_t piece = 1 << 20;
-    char why[600] = "";
-    fc_h5_sink out = {.fd = fd};
-    fc_h5_source source = {scan->inputs->path, scan->inputs->fd, &scan->inputs->st, scan->follow_external, NULL};
-    fc_h5_walk walk = {.out = &out};
-    unsigned char *bytes = NULL;
-    snprintf(shared->where, sizeof shared->where, "dataset /%s", scan->dataset);
-    hid_t fapl = fc_h5_vfd_fapl(scan->driver, &source);
-    hid_t file = H5Fopen(source.path, H5F_ACC_RDONLY, fapl);
-    hid_t dataset = H5I_INVALID_HID;
-    if (file < 0) {
-        fc_h5_library_error(why, sizeof why);
-    } else {
-        dataset = fc_h5_open_dataset(file, source.path, scan->dataset, scan->follow_external, why, sizeof why);
-    }
-    if (dataset >= 0) {
-        bytes = read_box(scan, dataset, why, sizeof why);
-        H5Dclose(dataset);
-    }
-    if (file >= 0) {
-        H5Fclose(file);
-    }
-    H5Pclose(fapl);
-    if (!bytes) {
-        fc_h5_scan_failure(&walk, FC_ECORRUPT, "dataset /%s cannot be read (%s)", scan->dataset, why);
-    }
-    for (uint64_t at = 0; bytes && at < scan->bytes; at += piece) {
-        fc_h5_begin(&out, FC_H5_DATA);
-        fc_h5_put_bytes(&out, bytes + at, scan->bytes - at < piece ? scan->bytes - at : piece);
-        fc_h5_end(&out);
-    }
-    free(bytes);
-    fc_h5_flush(&out);
-    return out.failed;
 }

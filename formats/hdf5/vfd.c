@@ -62,6 +62,28 @@ static H5FD_t *vfd_open(const char *name, unsigned flags, hid_t fapl, haddr_t ma
     return &file->pub;
 }
 
+/* Files that libhdf5 opens on its own (external links, virtual sources) are opened as this one was. */
+static void *vfd_fapl_get(H5FD_t *pub) {
+    vfd_info *info = malloc(sizeof *info);
+    if (info) {
+        info->source = ((vfd_file *)pub)->source;
+    }
+    return info;
+}
+
+static void *vfd_fapl_copy(const void *fapl) {
+    vfd_info *info = malloc(sizeof *info);
+    if (info) {
+        *info = *(const vfd_info *)fapl;
+    }
+    return info;
+}
+
+static herr_t vfd_fapl_free(void *fapl) {
+    free(fapl);
+    return 0;
+}
+
 static herr_t vfd_close(H5FD_t *pub) {
     vfd_file *file = (vfd_file *)pub;
     if (file->close_fd) {
@@ -146,6 +168,9 @@ static const H5FD_class_t vfd_class = {
     .maxaddr = ((haddr_t)1 << 63) - 1,
     .fc_degree = H5F_CLOSE_STRONG,
     .fapl_size = sizeof(vfd_info),
+    .fapl_get = vfd_fapl_get,
+    .fapl_copy = vfd_fapl_copy,
+    .fapl_free = vfd_fapl_free,
     .open = vfd_open,
     .close = vfd_close,
     .cmp = vfd_cmp,
