@@ -7,6 +7,7 @@
 #include "core/checked.h"
 #include "types_write.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,26 +20,20 @@ static herr_t first_message(unsigned n, const H5E_error2_t *entry, void *context
     return 0;
 }
 
+/* The callers add the tensor's name, so the place in the file need not be said. */
 static fc_code fail(fc_h5_out *out, fc_error *err, const char *what) {
-    if (out->channel.errnum != 0) {
-        return fc_fail_errno(err, out->channel.errnum, "%s: %s at offset %llu", out->path, out->channel.doing,
-                             (unsigned long long)out->channel.offset);
+    const fc_h5_channel *c = &out->channel;
+    if (c->errnum != 0 && c->offset == 0) {
+        return fc_fail_errno(err, c->errnum, "%s: %s", out->path, c->doing);
+    }
+    if (c->errnum != 0) {
+        return fc_fail_errno(err, c->errnum, "%s: %s at offset %llu", out->path, c->doing,
+                             (unsigned long long)c->offset);
     }
     const char *message = "no reason given";
     H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, first_message, &message);
     fc_code code = strstr(message, "memory allocation failed") ? FC_ENOMEM : FC_EIO;
     return fc_fail(err, code, "%s: %s: libhdf5: %s", out->path, what, message);
-}
-
-static fc_code fail_at(fc_h5_out *out, fc_error *err, uint32_t node, const char *what) {
-    fc_code rc = fail(out, err, what);
-    fc_arena *scratch = fc_arena_new();
-    const char *path = scratch ? fc_h5_tree_path(out->tree, node, scratch) : NULL;
-    if (path) {
-        rc = fc_context(err, rc, "%s", path);
-    }
-    fc_arena_free(scratch);
-    return rc;
 }
 
 static fc_code make_shared_ids(fc_h5_out *out, fc_error *err) {
@@ -159,7 +154,7 @@ static fc_code push_group(fc_h5_out *out, uint32_t node, fc_error *err) {
     hid_t id = out->made[node] ? H5Gopen2(parent, n->link, H5P_DEFAULT)
                                : H5Gcreate2(parent, n->link, out->link_props, out->group_props, H5P_DEFAULT);
     if (id < 0) {
-        return fail_at(out, err, node, "creating the group");
+        return fail(out, err, "creating the group");
     }
     out->stack[out->depth] = id;
     out->stack_nodes[out->depth++] = node;
@@ -222,7 +217,7 @@ static fc_code make_dataset(fc_h5_out *out, uint32_t node, fc_dtype dtype, int n
         out->channel.reserving = false;
     }
     if (*id < 0 || out->channel.errnum != 0) {
-        rc = fail_at(out, err, node, "creating the dataset");
+        rc = fail(out, err, "creating the dataset");
     }
     if (space >= 0) {
         H5Sclose(space);
@@ -246,7 +241,7 @@ fc_code fc_h5_out_stored(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim
         haddr_t at = H5Dget_offset(*id);
         *offset = at;
         if (at == HADDR_UNDEF) {
-            rc = fail_at(out, err, node, "reserving space");
+            rc = fail(out, err, "reserving space");
             H5Dclose(*id);
             *id = H5I_INVALID_HID;
         }
@@ -317,8 +312,9 @@ static fc_code write_attribute(fc_h5_out *out, hid_t object, const char *name, h
     hid_t id = space < 0 ? space : H5Acreate2(object, name, file_type, space, H5P_DEFAULT, H5P_DEFAULT);
     fc_code rc = FC_OK;
     if (id < 0 || (values && H5Awrite(id, memory_type, values) < 0) || out->channel.errnum != 0) {
-        rc = fail(out, err, name);
-        rc = fc_context(err, rc, "writing an attribute");
+        char what[64];
+        snprintf(what, sizeof what, "writing the attribute %s", name);
+        rc = fail(out, err, what);
     }
     if (id >= 0) {
         H5Aclose(id);
