@@ -72,7 +72,9 @@ fc_wanted_tensor *h5_made_add(h5_made *made, const char *path, fc_dtype dtype, i
     fc_wanted_tensor *tensor = &made->tensors[at];
     int64_t *dims = fc_arena_calloc(made->arena, FC_MAX_DIMS, sizeof *dims);
     fc_placement *placements = fc_arena_calloc(made->arena, FC_MAX_MESH_DIMS, sizeof *placements);
-    memcpy(dims, shape, (size_t)ndim * sizeof *dims);
+    for (int d = 0; d < ndim; d++) {
+        dims[d] = shape[d];
+    }
     source->path = parse_path(made->arena, path);
     source->name = join(made->arena, &source->path);
     source->dtype = dtype;
