@@ -87,6 +87,7 @@ hid_t fc_h5_type_new(fc_dtype dtype) {
     case FC_F8_E4M3FNUZ:
     case FC_F8_E5M2FNUZ:
     case FC_F8_E8M0FNU:
+    case FC_F4_E2M1FN_X2:
         /* No field layout says that 0x80 is NaN or that there is no sign: the bits, and the attribute dtype. */
         return H5Tcopy(H5T_STD_U8LE);
     case FC_I64:
