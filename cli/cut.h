@@ -54,7 +54,7 @@ typedef struct cut_summary {
     int64_t mesh[2]; /**< largest 2D mesh seen, else 0 */
     int64_t pieces;  /**< most pieces of a tensor cut along one dimension */
     int dim;         /**< that dimension; -1 when tensors are cut along different ones */
-    bool cut, irregular;
+    bool irregular;
     cut_style styles[CUT_MAX_STYLES];
     size_t nstyles;
     size_t other; /**< tensors of styles beyond CUT_MAX_STYLES */
