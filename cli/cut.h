@@ -53,7 +53,7 @@ typedef struct cut_summary {
     int64_t ranks;   /**< highest rank that wrote a chunk, plus one; 0 unknown */
     int64_t mesh[2]; /**< largest 2D mesh seen, else 0 */
     int64_t pieces;  /**< most pieces of a tensor cut along one dimension */
-    int dim;         /**< that dimension; -1 when tensors are cut along different ones */
+    uint32_t dims;   /**< bit d: a tensor is cut along dimension d alone */
     bool irregular;
     cut_style styles[CUT_MAX_STYLES];
     size_t nstyles;

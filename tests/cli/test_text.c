@@ -87,7 +87,7 @@ static void sizes_for_people(void **state) {
     char small[8];
     assert_string_equal(text_shape(buf, sizeof buf, 3, shape), "64×32×3");
     assert_string_equal(text_shape(buf, sizeof buf, 0, shape), "scalar");
-    assert_string_equal(text_shape(small, sizeof small, 3, shape), "64…");
+    assert_string_equal(text_shape(small, sizeof small, 3, shape), "64×…");
 }
 
 static void output_larger_than_the_buffer(void **state) {
