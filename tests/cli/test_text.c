@@ -142,20 +142,20 @@ static void json_is_json(void **state) {
     const int64_t ints[] = {0, INT64_MIN, INT64_MAX};
     json_out j;
     start();
-    json_begin(&j, &out, 1);
-    json_open(&j, '{');
+    jw_begin(&j, &out, 1);
+    jw_open(&j, '{');
     JSON_MEMBER(&j, string, "a\"b\\\n\x7f\xc2\x9b", "x\xffy日");
     JSON_MEMBER(&j, string, "none", NULL);
-    json_key(&j, "list");
-    json_ints(&j, 3, ints);
-    json_key(&j, "empty");
-    json_open(&j, '[');
-    json_close(&j, ']');
+    jw_key(&j, "list");
+    jw_ints(&j, 3, ints);
+    jw_key(&j, "empty");
+    jw_open(&j, '[');
+    jw_close(&j, ']');
     JSON_MEMBER(&j, uint, "n", UINT64_MAX);
     JSON_MEMBER(&j, bool, "yes", true);
     JSON_MEMBER(&j, raw, "raw", "{\"k\": 1}");
     JSON_MEMBER(&j, number, "s", 0.25);
-    json_close(&j, '}');
+    jw_close(&j, '}');
     assert_string_equal(finish(), "{\n"
                                   "  \"a\\\"b\\\\\\u000a\\u007f\\u009b\": \"x\xef\xbf\xbdy日\",\n"
                                   "  \"none\": null,\n"
