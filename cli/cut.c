@@ -235,9 +235,11 @@ const char *cut_describe(const fc_tensor *tensor, const cut *c, char *buf, size_
 }
 
 /* "Shard(0) over 8", "[_StridedShard(0, 2), Shard(0)] over 4 × 2", "Shard(0) in 4 pieces", "3×2×2 pieces". */
-static void describe_style(const fc_tensor *tensor, const cut *c, char *buf, size_t size) {
+static void describe_style(const fc_mesh *recorded, const fc_tensor *tensor, const cut *c, char *buf, size_t size) {
     char text[64];
-    if (!c->placed && c->ncut == 1 && c->copies == 1) {
+    if (tensor->placements && recorded->ndim > 0) {
+        fc_placements_format(recorded->ndim, tensor->placements, buf, (int)size);
+    } else if (!c->placed && c->ncut == 1 && c->copies == 1) {
         snprintf(buf, size, "Shard(%d) in %lld pieces", c->dims[0], (long long)c->counts[c->dims[0]]);
     } else if (!c->placed) {
         cut_describe(tensor, c, text, sizeof text);
@@ -250,9 +252,9 @@ static void describe_style(const fc_tensor *tensor, const cut *c, char *buf, siz
     }
 }
 
-static void count_style(cut_summary *summary, const fc_tensor *tensor, const cut *c) {
+static void count_style(cut_summary *summary, const fc_mesh *recorded, const fc_tensor *tensor, const cut *c) {
     char text[sizeof summary->styles[0].text];
-    describe_style(tensor, c, text, sizeof text);
+    describe_style(recorded, tensor, c, text, sizeof text);
     size_t i = 0;
     while (i < summary->nstyles && strcmp(summary->styles[i].text, text) != 0) {
         i++;
@@ -268,14 +270,14 @@ static void count_style(cut_summary *summary, const fc_tensor *tensor, const cut
     summary->styles[i].tensors++;
 }
 
-void cut_summary_add(cut_summary *summary, const fc_tensor *tensor, const cut *c) {
+void cut_summary_add(cut_summary *summary, const fc_mesh *recorded, const fc_tensor *tensor, const cut *c) {
     for (size_t i = 0; i < tensor->nchunks; i++) {
         int64_t rank = tensor->chunks[i].rank;
         if (rank != FC_NO_RANK && rank >= summary->ranks) {
             summary->ranks = rank + 1;
         }
     }
-    count_style(summary, tensor, c);
+    count_style(summary, recorded, tensor, c);
     summary->irregular = summary->irregular || (!c->grid && tensor->nchunks > 0);
     if (c->ncut == 1) {
         int64_t pieces = c->counts[c->dims[0]];

@@ -60,8 +60,8 @@ typedef struct cut_summary {
     size_t other; /**< tensors of styles beyond CUT_MAX_STYLES */
 } cut_summary;
 
-/** Adds one recognised tensor; zero `summary` first. */
-void cut_summary_add(cut_summary *summary, const fc_tensor *tensor, const cut *c);
+/** Adds one recognised tensor of a checkpoint that records the mesh `recorded` (ndim 0: none); zero `summary` first. */
+void cut_summary_add(cut_summary *summary, const fc_mesh *recorded, const fc_tensor *tensor, const cut *c);
 
 /** "8 ranks, Shard(0)" or "8 ranks, 4 × 2 mesh (FSDP × TP)", into `buf`: from a recorded mesh if there is one. */
 const char *cut_summary_layout(const cut_summary *summary, const fc_mesh *recorded, char *buf, size_t size);

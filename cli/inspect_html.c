@@ -179,7 +179,7 @@ static fc_code write_head(inspection *in, fc_error *err) {
             if (!cut_recognise(&c->tensors[i], &in->scratch, &one)) {
                 return inspect_no_memory(in, err);
             }
-            cut_summary_add(&cuts, &c->tensors[i], &one);
+            cut_summary_add(&cuts, &c->mesh, &c->tensors[i], &one);
         }
     }
     inspect_totals(in, &sum);

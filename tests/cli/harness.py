@@ -37,7 +37,7 @@ class Case(unittest.TestCase):
         return os.path.join(self.dir, *names)
 
     def run_tool(self, *args, stdout=subprocess.PIPE, env=None, timeout=120):
-        full = dict(os.environ, LC_ALL="C.UTF-8", **(env or {}))
+        full = {**os.environ, "LC_ALL": "C.UTF-8", **(env or {})}
         return subprocess.run([BINARY, *map(str, args)], stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
                               cwd=self.dir, env=full, timeout=timeout, text=True, errors="replace")
 

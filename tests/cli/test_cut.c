@@ -136,11 +136,11 @@ static void summary_names_the_mesh(void **state) {
     cut c;
     fill(&s, 4, 6, 2, rows);
     recognise(&s, &c);
-    cut_summary_add(&summary, &s.tensor, &c);
+    cut_summary_add(&summary, &none, &s.tensor, &c);
     assert_string_equal(cut_summary_layout(&summary, &none, text, sizeof text), "3 ranks, Shard(0) over 2");
     fill(&s, 4, 6, 4, boxes);
     recognise(&s, &c);
-    cut_summary_add(&summary, &s.tensor, &c);
+    cut_summary_add(&summary, &none, &s.tensor, &c);
     assert_string_equal(cut_summary_layout(&summary, &none, text, sizeof text), "4 ranks, 2 × 2 mesh (FSDP × TP)");
     assert_string_equal(cut_summary_layout(&summary, &recorded, text, sizeof text), "8 ranks, mesh dp 2 × tp 4");
     assert_int_equal(summary.nstyles, 2);
