@@ -1,0 +1,46 @@
+#!/bin/bash
+# Makes tests/corpus/good again: a virtual environment for each torch version from PyPI, its cases,
+# and then the next.  Each environment takes 3 to 6 GB (the Linux wheels bring CUDA) and is deleted
+# again unless KEEP=1.
+#
+#   tests/corpus/make_all.sh [VERSION ...]       default: all of them
+#   WORK=/big/disk KEEP=1 OUT=/tmp/good tests/corpus/make_all.sh 2.5.1
+#
+# PYTHON310 and PYTHON311 name the interpreters: torch 1.13 does not import under 3.11, the others do.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+work=${WORK:-$(mktemp -d)}
+out=${OUT:-$here/good}
+py310=${PYTHON310:-python3.10}
+py311=${PYTHON311:-python3.11}
+
+# What is kept for each version, "all" being 2.15.0's own.  Every version keeps what only it does
+# (see README.md); the whole stays below 3 MB.
+cases() {
+	case $1 in
+	1.13.1) echo fsdp1,fsdp1-optim,sharded-tensor,sharded-tensor-2d,objects,dtypes,shapes,names,strided ;;
+	2.0.1) echo fsdp1-origparams,fsdp1-optim,sharded-tensor,objects,dtypes,flat,many-files ;;
+	2.1.2) echo fsdp1,fsdp1-optim,tp,uneven,dtypes,objects ;;
+	2.3.1) echo fsdp1-dtensor,fsdp2,tp,empty,replicated,objects,train ;;
+	2.5.1) echo fsdp1-tp,fsdp2,2d-dp2tp2,hsdp,empty,uneven ;;
+	2.8.0) echo fsdp1-tp,tp,2d-dp2tp2,hsdp-tp,train ;;
+	2.15.0) echo fsdp1,fsdp1-origparams,fsdp1-optim,sharded-tensor,sharded-tensor-2d,fsdp2,tp,tp-embed,2d-dp2tp2,2d-dp4tp2,2d-uneven,hsdp,hsdp-tp,uneven,empty,replicated,shard-shard,train,objects,objects-torch,objects-foreign,dtypes,dtypes-sharded,dtypes-packed,shapes,names,tied,strided,strided-sharded,lazy-bits,many-files,threads,flat ;;
+	*) echo "make_all.sh: no case list for torch $1" >&2; return 2 ;;
+	esac
+}
+
+[ $# -gt 0 ] || set -- 1.13.1 2.0.1 2.1.2 2.3.1 2.5.1 2.8.0 2.15.0
+for v in "$@"; do
+	list=$(cases "$v")
+	venv=$work/venv-$v
+	if [ ! -e "$venv/ready" ]; then
+		case $v in 1.*) base=$py310 ;; *) base=$py311 ;; esac
+		numpy=numpy setuptools=setuptools  # 2.6 and later run with today's
+		case $v in 1.* | 2.[0-5].*) numpy='numpy<2' setuptools='setuptools<70' ;; esac
+		"$base" -m venv "$venv"
+		"$venv/bin/pip" install -q --no-cache-dir "torch==$v" "$numpy" "$setuptools"
+		touch "$venv/ready"
+	fi
+	"$venv/bin/python" "$here/make_dcp.py" --strict --out "$out" --only "$list" 2>&1 | grep -v '^\[Gloo\]'
+	[ -n "${KEEP:-}" ] || rm -rf "$venv"
+done
