@@ -20,7 +20,7 @@ enum {
 static fc_code check_coverage(const fc_wanted *wanted, fc_error *err) {
     for (size_t i = 0; i < wanted->ntensors; i++) {
         fc_coverage *coverage = NULL;
-        fc_code rc = fc_coverage_new(wanted->tensors[i].source, &coverage, err);
+        fc_code rc = fc_coverage_within(wanted->source, wanted->tensors[i].source, NULL, &coverage, err);
         if (rc != FC_OK) {
             return fc_context(err, rc, "%s", wanted->source->path);
         }
