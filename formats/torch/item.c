@@ -178,7 +178,7 @@ static fc_code decode_storage(const fc_pickle *p, fc_pv v, bool typed, fc_torch_
     }
     out->storage_key = id[2];
     return fc_mul_u64((uint64_t)numel, element, &out->storage_bytes) ? FC_OK
-                                                                    : malformed("its storage is too large", err);
+                                                                     : malformed("its storage is too large", err);
 }
 
 static fc_code decode_sizes(const fc_pickle *p, fc_pv sizes, fc_pv strides, fc_torch_tensor *out, fc_error *err) {

@@ -320,12 +320,10 @@ static void damaged(void **state) {
     ASSERT_REFUSED("\x80\x04h\x02.",
                    "x.pkl: offset 1002: the pickle is damaged: it fetches memo entry 2, never stored");
     ASSERT_REFUSED("\x80\x04Nq\x05\x94.", "x.pkl: offset 1005: the pickle is damaged: it mixes MEMOIZE and PUT");
-    ASSERT_REFUSED("\x80\x04NQ.",
-                   "x.pkl: offset 1003: the pickle has a persistent id, which has no meaning here");
+    ASSERT_REFUSED("\x80\x04NQ.", "x.pkl: offset 1003: the pickle has a persistent id, which has no meaning here");
     ASSERT_REFUSED("\x80\x04\x8c\x02\xc3(.", "x.pkl: offset 1002: the pickle is damaged: a string is not UTF-8");
     ASSERT_REFUSED("\x80\x04\x8c\x02\xc0\x80.", "x.pkl: offset 1002: the pickle is damaged: a string is not UTF-8");
-    ASSERT_REFUSED("\x80\x04NN\x93.",
-                   "x.pkl: offset 1004: the pickle is damaged: a global's name is not a string");
+    ASSERT_REFUSED("\x80\x04NN\x93.", "x.pkl: offset 1004: the pickle is damaged: a global's name is not a string");
     ASSERT_REFUSED("\x80\x02"
                    "ctorch\nSize",
                    "x.pkl: offset 1002: the pickle is damaged: a global's name does not end");
@@ -334,10 +332,12 @@ static void damaged(void **state) {
                    "x.pkl: offset 1015: the pickle is damaged: it calls torch.Size with arguments it cannot have");
     ASSERT_REFUSED("\x80\x04X\xff\xff\xff\xff",
                    "x.pkl: offset 1002: the pickle is cut off: 4294967295 more bytes belong here, 0 are left");
-    ASSERT_REFUSED("\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\xff",
-                   "x.pkl: offset 1002: the pickle is cut off: 18446744073709551615 more bytes belong here, 0 are left");
-    ASSERT_REFUSED("\x80\x02T\xff\xff\xff\xff",
-                   "x.pkl: offset 1002: the pickle is cut off: 18446744073709551615 more bytes belong here, 0 are left");
+    ASSERT_REFUSED(
+        "\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\xff",
+        "x.pkl: offset 1002: the pickle is cut off: 18446744073709551615 more bytes belong here, 0 are left");
+    ASSERT_REFUSED(
+        "\x80\x02T\xff\xff\xff\xff",
+        "x.pkl: offset 1002: the pickle is cut off: 18446744073709551615 more bytes belong here, 0 are left");
 }
 
 /* A tensor's description is checked by itself; the forms are those of torch's _rebuild functions. */
@@ -365,11 +365,16 @@ static void huge_zero_stride_view(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(python_values),           cmocka_unit_test(truncated_anywhere),
-        cmocka_unit_test(nesting_does_not_recurse), cmocka_unit_test(doubling_bomb_is_bounded),
-        cmocka_unit_test(cycles_end),              cmocka_unit_test(memo_outlives_folding),
-        cmocka_unit_test(unused_state_is_recycled), cmocka_unit_test(window_moves_over_a_file),
-        cmocka_unit_test(hostile_globals),         cmocka_unit_test(damaged),
+        cmocka_unit_test(python_values),
+        cmocka_unit_test(truncated_anywhere),
+        cmocka_unit_test(nesting_does_not_recurse),
+        cmocka_unit_test(doubling_bomb_is_bounded),
+        cmocka_unit_test(cycles_end),
+        cmocka_unit_test(memo_outlives_folding),
+        cmocka_unit_test(unused_state_is_recycled),
+        cmocka_unit_test(window_moves_over_a_file),
+        cmocka_unit_test(hostile_globals),
+        cmocka_unit_test(damaged),
         cmocka_unit_test(huge_zero_stride_view),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
