@@ -90,8 +90,8 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < c->ntensors; i++) {
         nchunks += c->tensors[i].nchunks;
     }
-    printf("{\"tensors\": %zu, \"chunks\": %zu, \"files\": %zu, \"format\": \"%s\"}\n", c->ntensors, nchunks,
-           c->nfiles, c->producer ? c->producer : "");
+    printf("{\"tensors\": %zu, \"chunks\": %zu, \"files\": %zu, \"format\": \"%s\"}\n", c->ntensors, nchunks, c->nfiles,
+           c->producer ? c->producer : "");
     for (size_t i = 0; i < c->ntensors && !open_only; i++) {
         json_t *line = json_object();
         fc_code rc = tensor_json(c, &c->tensors[i], !options.headers_only, line, &err);
