@@ -198,9 +198,9 @@ def make_data(args):
 
 
 def metadata_names(count):
-    """Short names in GPT's manner: the file repeats each name for each rank, and 147 MB is the aim."""
+    """Short names: the file repeats each name for each rank, and 147 MB is the aim."""
     kinds = ["attn.wq", "attn.wk", "attn.wv", "attn.wo", "mlp.w1", "mlp.w2", "mlp.w3", "ln_1", "ln_2"]
-    return ["h.%d.%s" % (i // len(kinds), kinds[i % len(kinds)]) for i in range(count)]
+    return ["layer.%d.%s" % (i // len(kinds), kinds[i % len(kinds)]) for i in range(count)]
 
 
 def make_metadata(args):
