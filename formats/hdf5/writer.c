@@ -1,23 +1,224 @@
 /*
- * Writing HDF5.
+ * Writing HDF5: a wanted manifest becomes the headers of the full file or of one file a rank, with a reserved extent
+ * for each stored tensor. The engine fills the extents afterwards; nothing here touches tensor data.
+ * The schema is docs/HDF5_SCHEMA.md.
  */
+#include "writer.h"
+
 #include "h5.h"
 
+#include <stdio.h>
+#include <string.h>
+
+static const char *layout_name(const fc_mesh *mesh) {
+    static const struct {
+        const char *dims, *layout;
+    } known[] = {
+        {"", "full"},
+        {"dp ", "fsdp"},
+        {"tp ", "tp"},
+        {"dp tp ", "fsdp+tp"},
+        {"replicate ", "ddp"},
+        {"replicate tp ", "ddp+tp"},
+        {"replicate dp ", "hsdp"},
+        {"replicate dp tp ", "hsdp+tp"},
+    };
+    char dims[FC_MAX_MESH_DIMS * (sizeof mesh->names[0] + 1) + 1] = "";
+    int used = 0;
+    for (int i = 0; i < mesh->ndim; i++) {
+        used += snprintf(dims + used, sizeof dims - (size_t)used, "%.16s ", mesh->names[i]);
+    }
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (strcmp(dims, known[i].dims) == 0) {
+            return known[i].layout;
+        }
+    }
+    return "sharded";
+}
+
+void fc_h5_shard_name(const fc_h5_writer *w, int64_t rank, char name[FC_H5_SHARD_NAME]) {
+    snprintf(name, FC_H5_SHARD_NAME, "shard-%05lld-of-%05lld.h5", (long long)rank, (long long)w->ranks);
+}
+
+fc_code fc_h5_staged_path(fc_h5_writer *w, const char *name, const char **path, fc_error *err) {
+    *path = fc_arena_printf(w->arena, "%s/%s", w->staging, name);
+    return *path ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", w->staging);
+}
+
+static fc_code mesh_attributes(const fc_h5_writer *w, fc_h5_out *out, fc_error *err) {
+    const fc_mesh *mesh = w->wanted->mesh;
+    const char *names[FC_MAX_MESH_DIMS];
+    for (int i = 0; i < mesh->ndim; i++) {
+        names[i] = mesh->names[i];
+    }
+    fc_code rc = fc_h5_out_ints(out, out->file, "mesh_shape", (size_t)mesh->ndim, mesh->sizes, err);
+    rc = rc == FC_OK ? fc_h5_out_texts(out, out->file, "mesh_names", (size_t)mesh->ndim, names, err) : rc;
+    return rc == FC_OK ? fc_h5_out_int(out, out->file, "world_size", w->ranks, err) : rc;
+}
+
+fc_code fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_out *out, int64_t rank, fc_error *err) {
+    fc_code rc = fc_h5_out_int(out, out->file, "fsdpckpt_schema", 1, err);
+    rc = rc == FC_OK ? fc_h5_out_text(out, out->file, "producer", "fsdpckpt " FSDPCKPT_VERSION, err) : rc;
+    rc = rc == FC_OK ? fc_h5_out_text(out, out->file, "layout", layout_name(w->wanted->mesh), err) : rc;
+    if (rc == FC_OK && w->wanted->mesh->ndim > 0) {
+        rc = mesh_attributes(w, out, err);
+    }
+    return rc == FC_OK && rank >= 0 ? fc_h5_out_int(out, out->file, "rank", rank, err) : rc;
+}
+
+static fc_code placements_attribute(const fc_h5_writer *w, fc_h5_out *out, hid_t id, const fc_wanted_tensor *tensor,
+                                    fc_error *err) {
+    char text[FC_MAX_MESH_DIMS * 64];
+    int needed = fc_placements_format(w->wanted->mesh->ndim, tensor->placements, text, (int)sizeof text);
+    if (needed < 0 || needed >= (int)sizeof text) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: the placements of tensor \"%s\" are too long", out->path,
+                       tensor->name);
+    }
+    return fc_h5_out_text(out, id, "placements", text, err);
+}
+
+static fc_code object_attributes(const fc_h5_writer *w, fc_h5_out *out, hid_t id, const fc_wanted_tensor *tensor,
+                                 fc_error *err) {
+    fc_arena *scratch = fc_arena_new();
+    const char *json = NULL;
+    fc_code rc = scratch ? fc_h5_out_text(out, id, "encoding", tensor->source->object->encoding, err)
+                         : fc_fail(err, FC_ENOMEM, "%s: out of memory", out->path);
+    rc = rc == FC_OK ? fc_checkpoint_object_json(w->wanted->source, tensor->source, scratch, &json, err) : rc;
+    rc = rc == FC_OK ? fc_h5_out_text(out, id, "json", json, err) : rc;
+    fc_arena_free(scratch);
+    return rc;
+}
+
+fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_out *out, hid_t id, const fc_wanted_tensor *tensor,
+                               fc_error *err) {
+    fc_code rc = fc_h5_out_text(out, id, "dtype", fc_dtype_get(tensor->dtype)->torch_name, err);
+    if (rc == FC_OK && !fc_h5_name_is_joined_path(tensor)) {
+        rc = fc_h5_out_text(out, id, "fqn", tensor->name, err);
+    }
+    if (rc == FC_OK && tensor->source->object) {
+        rc = object_attributes(w, out, id, tensor, err);
+    } else if (rc == FC_OK && w->wanted->mesh->ndim > 0) {
+        rc = placements_attribute(w, out, id, tensor, err);
+    }
+    return rc;
+}
+
+void fc_h5_estimate_value(const fc_h5_writer *w, fc_h5_estimate *estimate, uint32_t tensor, uint64_t mappings) {
+    const fc_wanted_tensor *t = &w->wanted->tensors[tensor];
+    size_t link = strlen(w->tree.nodes[w->tree.leaves[tensor]].link);
+    estimate->datasets++;
+    estimate->attributes += t->source->object ? 3 : w->wanted->mesh->ndim > 0 ? 4 : 1;
+    estimate->mappings += mappings;
+    /* The name is in the link and in the group's index; the path of the source in each mapping. */
+    estimate->text += link + 24 * (w->wanted->mesh->ndim > 0) + mappings * strlen(t->name) / 2;
+}
+
+/* Attributes of a value in a shard file that say which part of the tensor it is. */
+static fc_code box_attributes(fc_h5_out *out, hid_t id, const fc_wanted_tensor *tensor, const fc_part_item *item,
+                              bool copy, fc_error *err) {
+    size_t ndim = (size_t)tensor->source->ndim;
+    fc_code rc = fc_h5_out_ints(out, id, "global_shape", ndim, tensor->source->shape, err);
+    rc = rc == FC_OK ? fc_h5_out_ints(out, id, "offsets", ndim, item->dims, err) : rc;
+    return rc == FC_OK && copy ? fc_h5_out_int(out, id, "owner", item->owner, err) : rc;
+}
+
+/* A copy: bytes that another rank's file stores, seen through a virtual dataset. */
+static fc_code add_copy(fc_h5_writer *w, fc_h5_out *out, const fc_part_item *item, hid_t *id, fc_error *err) {
+    const fc_wanted_tensor *tensor = &w->wanted->tensors[item->tensor];
+    const int ndim = tensor->source->ndim;
+    const int64_t *sizes = item->dims + ndim;
+    const int64_t origin[FC_MAX_DIMS] = {0};
+    uint32_t node = w->tree.leaves[item->tensor];
+    char owner[FC_H5_SHARD_NAME];
+    fc_h5_shard_name(w, item->owner, owner);
+    fc_h5_mapping whole = {owner, origin, sizes};
+    hid_t list = H5I_INVALID_HID;
+    fc_arena *scratch = fc_arena_new();
+    const char *source = scratch ? fc_h5_tree_path(&w->tree, node, scratch) : NULL;
+    fc_code rc = source ? fc_h5_out_mappings(out, &list, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    rc = rc == FC_OK ? fc_h5_out_map(out, list, ndim, sizes, &whole, source, err) : rc;
+    rc = rc == FC_OK ? fc_h5_out_virtual(out, node, tensor->dtype, ndim, sizes, list, id, err) : rc;
+    if (list >= 0) {
+        H5Pclose(list);
+    }
+    fc_arena_free(scratch);
+    return rc;
+}
+
+static fc_code add_item(fc_h5_writer *w, fc_h5_out *out, fc_part_item *item, fc_error *err) {
+    const fc_wanted_tensor *tensor = &w->wanted->tensors[item->tensor];
+    const int ndim = tensor->source->ndim;
+    const fc_box box = {ndim, item->dims, item->dims + ndim};
+    const bool copy = !item->owned && fc_box_volume(&box) > 0;
+    hid_t id = H5I_INVALID_HID;
+    item->offset = 0;
+    fc_code rc = copy ? add_copy(w, out, item, &id, err)
+                      : fc_h5_out_stored(out, w->tree.leaves[item->tensor], tensor->dtype, ndim, box.sizes, &id,
+                                         &item->offset, err);
+    rc = rc == FC_OK ? fc_h5_value_attributes(w, out, id, tensor, err) : rc;
+    if (rc == FC_OK && w->wanted->mesh->ndim > 0 && !tensor->source->object) {
+        rc = box_attributes(out, id, tensor, item, copy, err);
+    }
+    if (id >= 0) {
+        H5Dclose(id);
+    }
+    return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
+}
+
 fc_code fc_h5_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err) {
-    (void)wanted, (void)writer;
-    return fc_fail(err, FC_EUNSUPPORTED, "%s", staging);
+    writer->state = NULL;
+    fc_arena *arena = fc_arena_new();
+    fc_h5_writer *w = arena ? fc_arena_calloc(arena, 1, sizeof *w) : NULL;
+    if (w) {
+        w->wanted = wanted;
+        w->arena = arena;
+        w->ranks = fc_mesh_ranks(wanted->mesh);
+        w->staging = fc_arena_strndup(arena, staging, strlen(staging));
+    }
+    fc_code rc = w && w->staging ? fc_h5_tree_build(wanted, arena, &w->tree, err)
+                                 : fc_fail(err, FC_ENOMEM, "%s: out of memory", staging);
+    if (rc != FC_OK) {
+        fc_arena_free(arena);
+        return rc;
+    }
+    writer->state = w;
+    return FC_OK;
 }
 
 fc_code fc_h5_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
-    (void)writer, (void)part;
-    return fc_fail(err, FC_EUNSUPPORTED, "reserve");
+    fc_h5_writer *w = writer->state;
+    const bool sharded = w->wanted->mesh->ndim > 0;
+    fc_h5_estimate estimate = {0};
+    fc_h5_out out;
+    fc_code rc = FC_OK;
+    part->path = w->staging;
+    if (sharded) {
+        char name[FC_H5_SHARD_NAME];
+        fc_h5_shard_name(w, part->rank, name);
+        rc = fc_h5_staged_path(w, name, &part->path, err);
+    }
+    for (size_t i = 0; i < part->nitems; i++) {
+        fc_h5_estimate_value(w, &estimate, part->items[i].tensor, !part->items[i].owned);
+    }
+    rc = rc == FC_OK ? fc_h5_out_open(&out, &w->tree, part->path, &estimate, err) : rc;
+    if (rc != FC_OK) {
+        return rc;
+    }
+    rc = fc_h5_root_attributes(w, &out, sharded ? (int64_t)part->rank : -1, err);
+    for (size_t i = 0; rc == FC_OK && i < part->nitems; i++) {
+        rc = add_item(w, &out, &part->items[i], err);
+    }
+    return fc_h5_out_close(&out, rc, err);
 }
 
 fc_code fc_h5_finish(fc_writer *writer, fc_error *err) {
-    (void)writer;
-    return fc_fail(err, FC_EUNSUPPORTED, "finish");
+    fc_h5_writer *w = writer->state;
+    return w->wanted->mesh->ndim > 0 ? fc_h5_write_index(w, err) : FC_OK;
 }
 
 void fc_h5_destroy(fc_writer *writer) {
-    (void)writer;
+    if (writer->state) {
+        fc_arena_free(((fc_h5_writer *)writer->state)->arena);
+        writer->state = NULL;
+    }
 }

@@ -15,6 +15,7 @@ static const fc_dtype_info table[FC_DTYPE_COUNT] = {
     [FC_F8_E5M2] = {"float8_e5m2", "f8_e5m2", 1, 1, FC_CLASS_FLOAT},
     [FC_F8_E5M2FNUZ] = {"float8_e5m2fnuz", "f8_e5m2fnuz", 1, 1, FC_CLASS_FLOAT},
     [FC_F8_E8M0FNU] = {"float8_e8m0fnu", "f8_e8m0fnu", 1, 1, FC_CLASS_FLOAT},
+    [FC_F4_E2M1FN_X2] = {"float4_e2m1fn_x2", "f4_e2m1fn_x2", 1, 1, FC_CLASS_PACKED},
     [FC_I64] = {"int64", "i64", 8, 8, FC_CLASS_SIGNED},
     [FC_I32] = {"int32", "i32", 4, 4, FC_CLASS_SIGNED},
     [FC_I16] = {"int16", "i16", 2, 2, FC_CLASS_SIGNED},

@@ -22,6 +22,7 @@ typedef enum fc_dtype {
     FC_F8_E5M2,
     FC_F8_E5M2FNUZ,
     FC_F8_E8M0FNU,
+    FC_F4_E2M1FN_X2, /**< two 4-bit floats in a byte; torch counts the byte as one element */
     FC_I64,
     FC_I32,
     FC_I16,
@@ -40,6 +41,7 @@ typedef enum fc_dtype {
 
 typedef enum fc_dtype_class {
     FC_CLASS_FLOAT,
+    FC_CLASS_PACKED, /**< several numbers an element: bits are moved, never cast */
     FC_CLASS_SIGNED,
     FC_CLASS_UNSIGNED,
     FC_CLASS_BOOL,

@@ -7,7 +7,7 @@
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/io.h"
-#include "fsdpckpt/layout.h"
+#include "fsdpckpt/wanted.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -20,41 +20,6 @@ typedef struct fc_probe {
     const unsigned char *head; /**< the first bytes of a file; NULL for a directory */
     size_t head_size;          /**< up to 4096 */
 } fc_probe;
-
-/** A value of the target: what it is called there and which source value it comes from. Borrowed by the writer. */
-typedef struct fc_wanted_tensor {
-    const fc_tensor *source;
-    const char *name;
-    fc_path path;
-    fc_dtype dtype;                 /**< of the target; differs from the source's under --dtype */
-    const fc_placement *placements; /**< layout->mesh.ndim entries; NULL when the layout has no mesh */
-    uint32_t owner_offset;          /**< spreads replicated boxes over their holders, see fc_layout_owner */
-} fc_wanted_tensor;
-
-/** The whole target. */
-typedef struct fc_wanted {
-    const fc_checkpoint *source;
-    const fc_mesh *mesh; /**< ndim 0: one full file */
-    const fc_wanted_tensor *tensors;
-    size_t ntensors;
-} fc_wanted;
-
-/** One value in one file of the target. Filled by fc_wanted_part; `offset` by the writer's reserve. */
-typedef struct fc_part_item {
-    uint32_t tensor;     /**< index into fc_wanted.tensors */
-    bool owned;          /**< stored in this file; else it is a copy whose bytes are in the file of `owner` */
-    uint32_t owner;      /**< rank whose file stores the box */
-    const int64_t *dims; /**< 2 × ndim: offsets, then sizes; sizes may be 0 (empty shard) */
-    uint64_t offset;     /**< out: byte offset in the file of the first element, row-major, contiguous (owned ones) */
-} fc_part_item;
-
-/** What one rank's file holds: every tensor of which it has a local box (objects only in the file of rank 0). */
-typedef struct fc_part {
-    uint32_t rank;
-    fc_part_item *items; /**< in the order of fc_wanted.tensors */
-    size_t nitems;
-    const char *path; /**< out: the file the engine writes into, owned by the writer until destroy */
-} fc_part;
 
 /** A writer in progress. Made by fc_format.create, freed by `destroy`. */
 typedef struct fc_writer {

@@ -24,22 +24,31 @@ fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const cha
 fc_code fc_pwrite_full(int fd, const void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
 
 /**
- * A target being made: a temporary file or directory beside the target.
+ * Whether a target could be started, changing nothing.
+ * Refuses an existing target without `force` (FC_EUSAGE) and one whose parent directory is missing; with `force`, a
+ * target of another kind, and a directory that holds anything but files that this program writes.
+ * @param bytes how much will be written; FC_EIO when the file system has less free.
+ */
+fc_code fc_commit_check(const char *target, bool is_directory, bool force, uint64_t bytes, fc_error *err);
+
+/**
+ * A target being made: a temporary file or directory in a staging directory beside the target,
+ * ".<name>.fsdpckpt-XXXXXX". A symbolic link as the target is followed: what it points to is replaced.
  */
 typedef struct fc_commit fc_commit;
 
-/**
- * Starts a target. Refuses an existing target without `force` (FC_EUSAGE), one whose parent is missing, and, with
- * `force`, a directory that holds anything but a checkpoint's files of ours.
- * @param bytes how much will be written; FC_EIO at once when the file system has less free.
- */
+/** Checks as fc_commit_check does and makes the staging directory. */
 fc_code fc_commit_begin(const char *target, bool is_directory, bool force, uint64_t bytes, fc_commit **out,
                         fc_error *err);
 
-/** The temporary path to write to: a file not yet existing, or an existing empty directory. */
+/** The temporary path to write to: a file that does not exist yet, or an existing empty directory. */
 const char *fc_commit_path(const fc_commit *commit);
 
-/** fsync of everything below the temporary path, rename onto the target, fsync of the parent; frees `commit`. */
+/**
+ * fsync of everything below the temporary path, rename onto the target, fsync of the parent; frees `commit`, also
+ * when it fails. Until the rename has succeeded the old target is untouched. A target that appeared meanwhile is
+ * refused without `force`.
+ */
 fc_code fc_commit_finish(fc_commit *commit, fc_error *err);
 
 /** Removes everything temporary and frees `commit`. NULL is allowed. */

@@ -55,21 +55,27 @@ void fc_shard_piece(int64_t size, int64_t count, int64_t index, int64_t *offset,
 
 /**
  * The local box of the rank at `coordinate`, into `offsets` and `sizes` (ndim entries each).
- * Mesh dimensions are applied from the outermost cut to the innermost: left to right, except that a
- * _StridedShard comes after the later mesh dimensions that cut the same tensor dimension.
- * Equals compute_local_shape_and_global_offset(shape, mesh, placements).
- * @return FC_EUNSUPPORTED for Partial and for a _StridedShard whose local part is no box; FC_EUSAGE for a bad dim.
+ * Equals compute_local_shape_and_global_offset(shape, mesh, placements), which cuts left to right, wherever what torch
+ * gives a rank is a box. Where it is not, because FSDP over TP, [_StridedShard(d, tp), Shard(d)], met a size that does
+ * not divide evenly (50257 rows, dp 4 × tp 2), the ranks of that dp coordinate get what FSDP holds in memory: TP cuts
+ * first, FSDP cuts the piece. Together the boxes cover the tensor exactly in every case.
+ * An empty box starts at the end of the dimension that is cut, as in torch.
+ * @return FC_EUNSUPPORTED for Partial and for any other _StridedShard whose local part is no box; FC_EUSAGE for a bad
+ * dim or coordinate.
  */
 fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const fc_placement *placements,
                      const int64_t *coordinate, int64_t *offsets, int64_t *sizes, fc_error *err);
 
 /**
- * Writes placements as torch prints them, e.g. "[_StridedShard(0, 2), Shard(0)]". @return the length needed, as
- * snprintf.
+ * Writes placements as DTensor users write them, e.g. "[_StridedShard(0, 2), Shard(0)]"; the others are "Replicate()"
+ * and "Partial()". @return the length needed, as snprintf.
  */
 int fc_placements_format(int count, const fc_placement *placements, char *buf, int size);
 
-/** Reads what fc_placements_format writes. @return false when `text` is not of that form or has not `count` entries. */
+/**
+ * Reads what fc_placements_format writes, or torch's repr of the same ("Shard(dim=0)", "_StridedShard(dim=0, sf=2)").
+ * @return false when `text` is not of that form or has not `count` entries.
+ */
 bool fc_placements_parse(const char *text, int count, fc_placement *placements);
 
 #ifdef __cplusplus

@@ -47,29 +47,21 @@ void fc_cast(fc_dtype from, const void *src, fc_dtype to, void *dst, size_t coun
 
 /** The whole way from an open checkpoint to a committed target. */
 typedef struct fc_convert_options {
-    const fc_format *format;          /**< of the target */
-    const fc_mesh *mesh;              /**< NULL or ndim 0: one full file */
-    const struct fc_tp_plan *tp_plan; /**< NULL: nothing is cut by TP */
-    const char *const *include;       /**< globs, NULL-terminated; NULL: everything */
-    const char *const *exclude;       /**< globs, NULL-terminated; NULL: nothing */
-    const char *strip_prefix;         /**< NULL: none */
-    bool cast;                        /**< floating-point tensors become `dtype` */
-    fc_dtype dtype;
-    bool force;
+    const fc_format *format; /**< of the target */
+    fc_selection selection;
+    bool force;   /**< replace an existing target */
     bool dry_run; /**< plan and check everything, write nothing */
     fc_move_options move;
 } fc_convert_options;
 
 /** What a conversion did, or with dry_run would do. */
 typedef struct fc_convert_report {
-    size_t tensors, objects;              /**< in the target */
-    size_t left_out;                      /**< by include and exclude */
-    size_t tp_cut;                        /**< tensors that TP cuts */
+    fc_selected selected;
     size_t files;                         /**< of the target */
     uint64_t data_bytes;                  /**< tensor and object bytes in the target, each stored once */
-    uint64_t header_bytes;                /**< estimated for a dry run */
-    uint64_t largest_file, smallest_file; /**< data bytes */
-    uint64_t memory;                      /**< buffers of the engine */
+    uint64_t header_bytes;                /**< estimated, on the safe side */
+    uint64_t largest_part, smallest_part; /**< data bytes of the ranks' files */
+    uint64_t memory;                      /**< bytes of all buffers of the engine, at most */
 } fc_convert_report;
 
 /**

@@ -21,6 +21,13 @@ typedef struct fc_coverage fc_coverage;
  * @return FC_ECORRUPT naming the tensor and the first hole (its box) or the first two chunks that overlap.
  */
 fc_code fc_coverage_new(const fc_tensor *tensor, fc_coverage **out, fc_error *err);
+
+/**
+ * Like fc_coverage_new, with the proof limited to `region` (NULL: the whole tensor): only chunks that meet it are kept.
+ * @param checkpoint of the tensor, so that messages name the files of its chunks; may be NULL.
+ */
+fc_code fc_coverage_within(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *region,
+                           fc_coverage **out, fc_error *err);
 void fc_coverage_free(fc_coverage *coverage);
 
 /** A source chunk that meets a wanted box. */

@@ -1,0 +1,34 @@
+/*
+ * consolidate: any layout into one full file.
+ */
+#include "job.h"
+
+static fc_code run(cli_call *call, fc_error *err) {
+    return job_run(call, NULL, err);
+}
+
+static const char *const examples[] = {
+    "fsdpckpt consolidate ckpt/ -o model.h5",
+    "the shards of ckpt/ as one HDF5 file",
+    "fsdpckpt consolidate ckpt/ -o model.h5 --include 'model.*' --strip-prefix model.",
+    "the model without its optimizer",
+    "fsdpckpt consolidate ckpt/ -o model.h5 --dtype bf16 --dry-run",
+    "what a conversion to bfloat16 would write",
+    NULL,
+};
+
+const command command_consolidate = {
+    .name = "consolidate",
+    .operands = "SRC",
+    .min_operands = 1,
+    .max_operands = 1,
+    .summary = "make one full file from a checkpoint of any layout",
+    .description =
+        "Gathers the shards of SRC into one file DST. Every element is copied once, bit for bit (unless --dtype "
+        "asks for another type); a hole, an overlap or a damaged file is an error, and then nothing is "
+        "written. DST appears under its name only when it is complete and on disk.",
+    .examples = examples,
+    .takes = TAKES_CONVERSION,
+    .needs = TAKES(OPT_OUTPUT),
+    .run = run,
+};

@@ -1,0 +1,43 @@
+/*
+ * reshard: any layout into one file a rank of another mesh.
+ */
+#include "job.h"
+
+static fc_code run(cli_call *call, fc_error *err) {
+    const options *o = call->options;
+    fc_layout_spec spec = {.replicas = o->replicas, .dp = o->dp, .tp = o->tp};
+    if (o->tp_plan && !o->tp) {
+        return fc_fail(err, FC_EUSAGE,
+                       "reshard: --tp-plan says how to cut over tensor-parallel ranks; say how many with "
+                       "--tp N");
+    }
+    return job_run(call, &spec, err);
+}
+
+static const char *const examples[] = {
+    "fsdpckpt reshard ckpt/ -o out/ --dp 8",
+    "FSDP over 8 ranks",
+    "fsdpckpt reshard ckpt/ -o out/ --dp 4 --tp 2",
+    "2D: FSDP over 4 x tensor parallel over 2",
+    "fsdpckpt reshard ckpt/ -o out/ --replicas 2 --dp 4 --tp 2 --tp-plan plan.json",
+    "HSDP with tensor parallel, cut as plan.json says",
+    NULL,
+};
+
+const command command_reshard = {
+    .name = "reshard",
+    .operands = "SRC",
+    .min_operands = 1,
+    .max_operands = 1,
+    .summary = "cut a checkpoint of any layout for another mesh of ranks",
+    .description =
+        "Writes the directory DST with one file a rank and index.h5, in which stock HDF5 tools see every tensor whole. "
+        "The mesh is replicas x dp x tp, ranks row-major as in init_device_mesh; each tensor is cut as PyTorch's "
+        "fully_shard and parallelize_module cut it. Replicated data is stored once.\n\n"
+        "With --tp, a plan says which tensors tensor parallelism cuts and how; optimizer state follows its parameter. "
+        "A plan that matches no tensor is an error.",
+    .examples = examples,
+    .takes = TAKES_CONVERSION | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN),
+    .needs = TAKES(OPT_OUTPUT),
+    .run = run,
+};

@@ -1,0 +1,128 @@
+/*
+ * What --help and --version print: see help.h.
+ */
+#include "help.h"
+
+#include "build_info.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const char help_intro[] =
+    "Converts training checkpoints between full, sharded and 2D FSDP+TP layouts in HDF5, and reads "
+    "PyTorch distributed checkpoints (DCP). Needs neither Python nor PyTorch; the bytes of every "
+    "tensor stay exactly as they are.";
+
+const exit_status exit_statuses[] = {
+    {0, "done"},
+    {1, "check, diff or verify found something"},
+    {2, "usage: the command line makes no sense, or the target exists"},
+    {3, "the input is damaged, incomplete or not a checkpoint"},
+    {4, "I/O or system failure: no space, no permission, no memory"},
+    {5, "unsupported: valid, but not something this build handles"},
+    {130, "interrupted; nothing is left behind"},
+    {0, NULL},
+};
+
+enum { HELP_WIDTH = 80, HELP_COLUMN = 27 };
+
+/* Writes a paragraph wrapped at words, each line after `indent` blanks; the cursor is already at `column`. */
+static void wrap(text_out *out, const char *s, size_t indent, size_t column) {
+    bool fresh = true; /* at the start of a line */
+    while (*s) {
+        size_t len = strcspn(s, " \n");
+        if (!fresh && column + 1 + len > HELP_WIDTH) {
+            text_puts(out, "\n");
+            text_repeat(out, " ", indent);
+            column = indent;
+            fresh = true;
+        }
+        text_puts(out, fresh ? "" : " ");
+        text_write(out, s, len);
+        column += len + !fresh;
+        fresh = false;
+        s += len;
+        if (*s == '\n') {
+            size_t breaks = strspn(s, "\n");
+            text_repeat(out, "\n", breaks);
+            text_repeat(out, " ", indent);
+            column = indent;
+            fresh = true;
+            s += breaks;
+        } else if (*s == ' ') {
+            s++;
+        }
+    }
+    text_puts(out, "\n");
+}
+
+size_t help_option_term(char *buf, size_t size, const option_row *row) {
+    char letter[8] = "";
+    if (row->letter) {
+        snprintf(letter, sizeof letter, "-%c, ", row->letter);
+    }
+    int n = snprintf(buf, size, "%s--%s%s%s", letter, row->name, row->arg ? " " : "", row->arg ? row->arg : "");
+    return n < 0 ? 0 : (size_t)n;
+}
+
+static void print_option(text_out *out, const option_row *row) {
+    char term[80];
+    size_t indent = row->letter ? 2 : 6;
+    size_t column = indent + help_option_term(term, sizeof term, row);
+    text_repeat(out, " ", indent);
+    text_puts(out, term);
+    if (column + 2 > HELP_COLUMN) {
+        text_puts(out, "\n");
+        column = 0;
+    }
+    text_repeat(out, " ", HELP_COLUMN - column);
+    wrap(out, row->help, HELP_COLUMN, HELP_COLUMN);
+}
+
+void help_program(text_out *out) {
+    text_puts(out, "Usage: fsdpckpt COMMAND [OPTION]... SRC\n\n");
+    wrap(out, help_intro, 0, 0);
+    text_puts(out, "\nCommands:\n");
+    for (const command *const *c = command_table; *c; c++) {
+        text_printf(out, "  %-13s %s\n", (*c)->name, (*c)->summary);
+    }
+    text_puts(out, "\nSRC is a directory or a file; its format is found by its content.\n"
+                   "'fsdpckpt COMMAND --help' shows the options of a command, 'fsdpckpt --version' the build.\n\n"
+                   "Exit status:\n");
+    for (const exit_status *e = exit_statuses; e->meaning; e++) {
+        text_printf(out, "  %-4d %s\n", e->status, e->meaning);
+    }
+}
+
+void help_command(text_out *out, const command *c) {
+    char term[80];
+    text_printf(out, "Usage: fsdpckpt %s %s", c->name, c->operands);
+    for (int id = 0; id < OPT_COUNT; id++) {
+        if (c->needs & TAKES(id)) {
+            text_printf(out, " -%c %s", option_table[id].letter, option_table[id].arg);
+        }
+    }
+    text_puts(out, " [OPTION]...\n\n");
+    wrap(out, c->description, 0, 0);
+    text_puts(out, "\nOptions:\n");
+    for (int id = 0; id < OPT_COUNT; id++) {
+        if (c->takes & TAKES(id)) {
+            print_option(out, &option_table[id]);
+        }
+    }
+    text_puts(out, "\nExamples:\n");
+    for (const char *const *e = c->examples; *e; e += 2) {
+        snprintf(term, sizeof term, "%s", e[0]);
+        text_printf(out, "  %s\n      %s\n", term, e[1]);
+    }
+}
+
+void help_version(text_out *out) {
+    text_puts(out, "fsdpckpt " FEATURE_VERSION "\n"
+                   "HDF5      " FEATURE_HDF5 "\n"
+                   "zlib      " FEATURE_ZLIB "\n"
+                   "jansson   " FEATURE_JANSSON "\n"
+                   "ISA-L     " FEATURE_ISAL "\n"
+                   "seccomp   " FEATURE_SECCOMP "\n"
+                   "compiler  " FEATURE_COMPILER "\n");
+}

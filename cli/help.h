@@ -1,0 +1,27 @@
+/*
+ * What --help and --version print, made from the tables of commands and options.
+ */
+#ifndef FSDPCKPT_CLI_HELP_H
+#define FSDPCKPT_CLI_HELP_H
+
+#include "command.h"
+
+/** The usage of the whole program. */
+void help_program(text_out *out);
+/** The usage of one command. */
+void help_command(text_out *out, const command *c);
+/** The version and what was built in. */
+void help_version(text_out *out);
+
+/** The parts that the man page repeats. */
+typedef struct exit_status {
+    int status;
+    const char *meaning;
+} exit_status;
+extern const exit_status exit_statuses[]; /**< ends with meaning NULL */
+extern const char help_intro[];
+
+/** "-o, --output DST" into `buf`. @return its length. */
+size_t help_option_term(char *buf, size_t size, const option_row *row);
+
+#endif

@@ -1,0 +1,240 @@
+/*
+ * What consolidate and reshard have in common: see job.h.
+ */
+#include "job.h"
+
+#include "json_out.h"
+#include "progress.h"
+#include "signals.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+/* One conversion: what was asked for and what came of it. */
+typedef struct job {
+    const options *o;
+    fc_checkpoint *source;
+    fc_arena *arena;
+    fc_mesh mesh;
+    const fc_tp_plan *plan;
+    fc_convert_options how;
+    fc_progress progress;
+    fc_convert_report report;
+    double seconds;
+} job;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static bool ends_with(const char *s, const char *end) {
+    size_t a = strlen(s), b = strlen(end);
+    return a >= b && strcmp(s + a - b, end) == 0;
+}
+
+/* The name of the format that the extension of the target asks for, or NULL. */
+static const char *format_of_extension(const char *target) {
+    /* Formats that other tools would expect under these names; HDF5 written there would mislead them. */
+    static const char *const foreign[][2] = {
+        {".pt", "pt"}, {".pth", "pt"}, {".bin", "pt"}, {".ckpt", "pt"}, {".safetensors", "safetensors"}};
+    for (const fc_format *const *f = fc_formats(); *f; f++) {
+        for (const char *const *e = (*f)->extensions; e && *e; e++) {
+            if (ends_with(target, *e)) {
+                return (*f)->name;
+            }
+        }
+    }
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+        if (ends_with(target, foreign[i][0])) {
+            return foreign[i][1];
+        }
+    }
+    return NULL;
+}
+
+static fc_code choose_format(const options *o, const fc_format **out, fc_error *err) {
+    const char *name = o->to ? o->to : format_of_extension(o->output);
+    name = name ? name : "h5";
+    *out = fc_format_find(name);
+    if (*out && (*out)->create) {
+        return FC_OK;
+    }
+    if (o->to) {
+        return fc_fail(err, FC_EUNSUPPORTED, "--to %s: this version writes only h5 (HDF5)", o->to);
+    }
+    return fc_fail(
+        err, FC_EUNSUPPORTED,
+        "%s: the extension asks for %s, but this version writes only HDF5; name the target .h5 or say --to h5",
+        o->output, name);
+}
+
+/* The name in the target: the plan sees it without --strip-prefix. */
+static const char *target_name(const options *o, const char *name) {
+    size_t len = o->strip_prefix ? strlen(o->strip_prefix) : 0;
+    return len > 0 && strncmp(name, o->strip_prefix, len) == 0 ? name + len : name;
+}
+
+/* With tp > 1 a plan that cuts nothing is a wrong plan: refused before anything is planned or written. */
+static fc_code check_plan(const job *j, fc_error *err) {
+    const fc_tensor *sample[2] = {NULL, NULL};
+    size_t samples = 0;
+    for (size_t i = 0; i < j->source->ntensors; i++) {
+        const fc_tensor *t = &j->source->tensors[i];
+        fc_tp_style style;
+        if (t->object) {
+            continue;
+        }
+        if (fc_tp_plan_dim(j->plan, target_name(j->o, t->name), t->ndim, &style) >= 0) {
+            return FC_OK;
+        }
+        if (samples < 2 && t->ndim >= 1) {
+            sample[samples++] = t;
+        }
+    }
+    if (samples == 0) {
+        return fc_fail(err, FC_EUSAGE, "%s: --tp %lld: there is no tensor to cut", j->source->path,
+                       (long long)j->o->tp);
+    }
+    return fc_fail(
+        err, FC_EUSAGE,
+        "%s: --tp %lld: the TP plan '%s' matches no tensor; the names here are like '%s'%s%s%s; give a plan with "
+        "--tp-plan FILE",
+        j->source->path, (long long)j->o->tp, j->o->tp_plan ? j->o->tp_plan : "auto", sample[0]->name,
+        samples > 1 ? " and '" : "", samples > 1 ? sample[1]->name : "", samples > 1 ? "'" : "");
+}
+
+static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
+    const options *o = j->o;
+    j->how.selection.include = o->include.items;
+    j->how.selection.exclude = o->exclude.items;
+    j->how.selection.strip_prefix = o->strip_prefix;
+    j->how.selection.cast = option_given(o, OPT_DTYPE);
+    j->how.selection.dtype = o->dtype;
+    j->how.force = o->force;
+    j->how.dry_run = o->dry_run;
+    j->how.move.threads = (int)o->jobs;
+    j->how.move.memory = o->memory;
+    j->how.move.progress = &j->progress;
+    fc_code rc = choose_format(o, &j->how.format, err);
+    if (rc == FC_OK && spec) {
+        rc = fc_layout_mesh(spec, &j->mesh, err);
+        j->how.selection.mesh = &j->mesh;
+    }
+    if (rc == FC_OK && spec && o->tp > 0) {
+        j->arena = fc_arena_new();
+        rc = j->arena ? fc_tp_plan_load(o->tp_plan, j->arena, &j->plan, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+        j->how.selection.tp_plan = j->plan;
+    }
+    return rc;
+}
+
+static fc_code convert(job *j, fc_error *err) {
+    const options *o = j->o;
+    double start = now();
+    progress_view *view = o->quiet ? NULL : progress_start(&j->progress, (progress_mode)o->progress);
+    signals_cancel(&j->progress);
+    fc_code rc = fc_convert(j->source, o->output, &j->how, &j->report, err);
+    signals_cancel(NULL);
+    progress_stop(view);
+    j->seconds = now() - start;
+    return rc;
+}
+
+/* What the source left undecided for the person at the terminal, on stderr with -v. */
+static void tell_source(const job *j) {
+    fprintf(stderr, "fsdpckpt: %s: %s, %zu values in %zu files\n", j->source->path, j->source->format->description,
+            j->source->ntensors, j->source->nfiles);
+    for (int i = 0; i < j->mesh.ndim; i++) {
+        fprintf(stderr, "fsdpckpt: mesh dimension %d: %s %lld\n", i, j->mesh.names[i], (long long)j->mesh.sizes[i]);
+    }
+}
+
+static void print_text(const job *j, text_out *out) {
+    const fc_convert_report *r = &j->report;
+    char data[TEXT_SIZE_MAX], header[TEXT_SIZE_MAX], memory[TEXT_SIZE_MAX], low[TEXT_SIZE_MAX], rate[TEXT_SIZE_MAX];
+    text_name(out, j->o->output);
+    text_printf(out, ": %s%zu %s, %zu %s, %s in %zu %s", j->o->dry_run ? "would hold " : "", r->selected.tensors,
+                r->selected.tensors == 1 ? "tensor" : "tensors", r->selected.objects,
+                r->selected.objects == 1 ? "object" : "objects", text_bytes(data, r->data_bytes), r->files,
+                r->files == 1 ? "file" : "files");
+    if (!j->o->dry_run) {
+        double speed = j->seconds > 0 ? (double)r->data_bytes / j->seconds : 0;
+        text_printf(out, ", %.2f s, %s/s", j->seconds, text_bytes(rate, (uint64_t)speed));
+    }
+    text_puts(out, "\n");
+    if (j->plan) {
+        text_printf(out, "TP cuts %zu of %zu tensors (plan ", r->selected.tp_cut, r->selected.tensors);
+        text_name(out, j->o->tp_plan ? j->o->tp_plan : "auto");
+        text_puts(out, ")\n");
+    }
+    if (r->selected.left_out > 0) {
+        text_printf(out, "%zu left out by --include and --exclude\n", r->selected.left_out);
+    }
+    if (j->o->dry_run) {
+        text_printf(out, "data a file: %s to %s; headers: about %s; memory for buffers: %s; nothing was written\n",
+                    text_bytes(low, r->smallest_part), text_bytes(data, r->largest_part),
+                    text_bytes(header, r->header_bytes), text_bytes(memory, r->memory));
+    }
+}
+
+static void print_json(const job *j, text_out *out) {
+    const fc_convert_report *r = &j->report;
+    json_out json;
+    jw_begin(&json, out, 1);
+    jw_open(&json, '{');
+    JSON_MEMBER(&json, string, "target", j->o->output);
+    JSON_MEMBER(&json, bool, "dry_run", j->o->dry_run);
+    JSON_MEMBER(&json, uint, "tensors", r->selected.tensors);
+    JSON_MEMBER(&json, uint, "objects", r->selected.objects);
+    JSON_MEMBER(&json, uint, "left_out", r->selected.left_out);
+    if (j->plan) {
+        JSON_MEMBER(&json, uint, "tp_cut", r->selected.tp_cut);
+    }
+    JSON_MEMBER(&json, uint, "files", r->files);
+    JSON_MEMBER(&json, uint, "data_bytes", r->data_bytes);
+    JSON_MEMBER(&json, uint, "largest_file", r->largest_part);
+    JSON_MEMBER(&json, uint, "smallest_file", r->smallest_part);
+    JSON_MEMBER(&json, uint, "memory", r->memory);
+    if (j->o->dry_run) {
+        JSON_MEMBER(&json, uint, "header_bytes", r->header_bytes);
+    } else {
+        JSON_MEMBER(&json, number, "seconds", j->seconds);
+    }
+    jw_close(&json, '}');
+    text_puts(out, "\n");
+}
+
+fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err) {
+    const options *o = call->options;
+    job j = {.o = o};
+    fc_open_options how = {.follow_external = o->follow_external};
+    fc_code rc = prepare(&j, spec, err);
+    if (rc != FC_OK) {
+        goto out;
+    }
+    rc = fc_checkpoint_open(o->operands[0], &how, &j.source, err);
+    if (rc != FC_OK) {
+        goto out;
+    }
+    if (o->verbose) {
+        tell_source(&j);
+    }
+    if (o->tp > 1) {
+        rc = check_plan(&j, err);
+    }
+    if (rc == FC_OK) {
+        rc = convert(&j, err);
+    }
+    if (rc == FC_OK && o->json) {
+        print_json(&j, call->out);
+    } else if (rc == FC_OK && !o->quiet) {
+        print_text(&j, call->out);
+    }
+out:
+    fc_checkpoint_close(j.source);
+    fc_arena_free(j.arena);
+    return rc;
+}

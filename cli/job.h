@@ -1,0 +1,16 @@
+/*
+ * What consolidate and reshard have in common: options into fc_convert_options, the run with progress and signals,
+ * the summary.
+ */
+#ifndef FSDPCKPT_CLI_JOB_H
+#define FSDPCKPT_CLI_JOB_H
+
+#include "command.h"
+
+/**
+ * Converts the one operand into --output.
+ * @param spec the wanted cut; NULL: one full file.
+ */
+fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err);
+
+#endif

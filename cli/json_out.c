@@ -1,0 +1,147 @@
+/*
+ * JSON written as it comes: see json_out.h.
+ */
+#include "json_out.h"
+
+#include <math.h>
+#include <string.h>
+
+void jw_begin(json_out *j, text_out *out, int line_depth) {
+    j->out = out;
+    j->depth = 0;
+    j->line_depth = line_depth;
+    j->first = true;
+    j->after_key = false;
+}
+
+/* What comes before a value or a key: a comma, a line, or nothing after a key. */
+static void separate(json_out *j) {
+    if (j->after_key) {
+        j->after_key = false;
+        return;
+    }
+    if (!j->first) {
+        text_write(j->out, ",", 1);
+    }
+    if (j->depth > 0 && j->depth <= j->line_depth) {
+        text_write(j->out, "\n", 1);
+        text_repeat(j->out, "  ", (size_t)j->depth);
+    } else if (!j->first) {
+        text_write(j->out, " ", 1);
+    }
+    j->first = false;
+}
+
+static void write_escaped(text_out *out, const char *s) {
+    static const char hex[] = "0123456789abcdef";
+    text_write(out, "\"", 1);
+    while (*s) {
+        size_t plain = 0;
+        while (s[plain] >= 0x20 && s[plain] < 0x7f && s[plain] != '"' && s[plain] != '\\') {
+            plain++;
+        }
+        text_write(out, s, plain);
+        s += plain;
+        if (!*s) {
+            break;
+        }
+        uint32_t code;
+        size_t len = text_utf8(s, &code);
+        if (len == 0) {
+            text_puts(out, "\xef\xbf\xbd");
+            s++;
+        } else if (code < 0x20 || (code >= 0x7f && code < 0xa0)) { /* C1 controls move cursors, too */
+            char escape[6] = {'\\', 'u', '0', '0', hex[code >> 4], hex[code & 15]};
+            text_write(out, escape, sizeof escape);
+            s += len;
+        } else {
+            if (code == '"' || code == '\\') {
+                text_write(out, "\\", 1);
+            }
+            text_write(out, s, len);
+            s += len;
+        }
+    }
+    text_write(out, "\"", 1);
+}
+
+void jw_key(json_out *j, const char *key) {
+    separate(j);
+    write_escaped(j->out, key);
+    text_write(j->out, ": ", 2);
+    j->after_key = true;
+}
+
+void jw_open(json_out *j, char bracket) {
+    separate(j);
+    text_write(j->out, &bracket, 1);
+    j->depth++;
+    j->first = true;
+}
+
+void jw_close(json_out *j, char bracket) {
+    bool lines = j->depth <= j->line_depth && !j->first;
+    j->depth--;
+    if (lines) {
+        text_write(j->out, "\n", 1);
+        text_repeat(j->out, "  ", (size_t)j->depth);
+    }
+    text_write(j->out, &bracket, 1);
+    j->first = false;
+}
+
+void jw_string(json_out *j, const char *s) {
+    separate(j);
+    if (s) {
+        write_escaped(j->out, s);
+    } else {
+        text_puts(j->out, "null");
+    }
+}
+
+/* Decimal digits by hand: a million pieces have ten million numbers, and printf is slow at them. */
+static void write_uint(text_out *out, bool negative, uint64_t n) {
+    char digits[24];
+    size_t at = sizeof digits;
+    do {
+        digits[--at] = (char)('0' + n % 10);
+        n /= 10;
+    } while (n);
+    if (negative) {
+        digits[--at] = '-';
+    }
+    text_write(out, digits + at, sizeof digits - at);
+}
+
+void jw_int(json_out *j, int64_t n) {
+    separate(j);
+    write_uint(j->out, n < 0, n < 0 ? 0 - (uint64_t)n : (uint64_t)n);
+}
+
+void jw_uint(json_out *j, uint64_t n) {
+    separate(j);
+    write_uint(j->out, false, n);
+}
+
+void jw_number(json_out *j, double n) {
+    separate(j);
+    text_printf(j->out, "%.6g", isfinite(n) ? n : 0.0);
+}
+
+void jw_bool(json_out *j, bool value) {
+    separate(j);
+    text_puts(j->out, value ? "true" : "false");
+}
+
+void jw_raw(json_out *j, const char *json) {
+    separate(j);
+    text_puts(j->out, json);
+}
+
+void jw_ints(json_out *j, int count, const int64_t *values) {
+    jw_open(j, '[');
+    for (int i = 0; i < count; i++) {
+        jw_int(j, values[i]);
+    }
+    jw_close(j, ']');
+}

@@ -1,0 +1,137 @@
+/*
+ * fsdpckpt: finds the command, parses its options, runs it, and turns what it returns into one line on stderr and an
+ * exit status. Everything else is in the commands and the library.
+ */
+#include "command.h"
+#include "help.h"
+#include "signals.h"
+#include "suggest.h"
+
+#include <errno.h>
+#include <locale.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static fc_code unknown_command(const char *name, fc_error *err) {
+    const char *best = NULL;
+    size_t score = SUGGEST_NONE;
+    for (const command *const *c = command_table; *c; c++) {
+        suggest_consider(name, strlen(name), (*c)->name, &best, &score);
+    }
+    if (best) {
+        return fc_fail(err, FC_EUSAGE, "unknown command '%s'; did you mean '%s'?", name, best);
+    }
+    return fc_fail(err, FC_EUSAGE, "unknown command '%s'; see 'fsdpckpt --help'", name);
+}
+
+/* Without a command: --help, --version, or a usage error. */
+static fc_code run_bare(int argc, char **argv, text_out *out, fc_error *err) {
+    options o;
+    fc_code rc = options_parse(argc, argv, NULL, TAKES(OPT_HELP) | TAKES(OPT_VERSION), &o, err);
+    if (rc == FC_OK && o.version) {
+        help_version(out);
+    } else if (rc == FC_OK && o.help) {
+        help_program(out);
+    } else if (rc == FC_OK) {
+        rc = fc_fail(err, FC_EUSAGE, "no command given; see 'fsdpckpt --help'");
+    }
+    options_free(&o);
+    return rc;
+}
+
+static fc_code check_operands(const command *c, const options *o, fc_error *err) {
+    if (o->noperands < c->min_operands) {
+        return fc_fail(err, FC_EUSAGE, "%s needs %s; see 'fsdpckpt %s --help'", c->name, c->operands, c->name);
+    }
+    if (o->noperands > c->max_operands) {
+        return fc_fail(err, FC_EUSAGE, "%s takes only %s: '%s' is one too many", c->name, c->operands,
+                       o->operands[c->max_operands]);
+    }
+    for (size_t i = 0; i < o->noperands; i++) {
+        if (!*o->operands[i]) {
+            return fc_fail(err, FC_EUSAGE, "%s: %s is empty", c->name, c->operands);
+        }
+    }
+    for (int id = 0; id < OPT_COUNT; id++) {
+        if ((c->needs & TAKES(id)) && !(o->given & TAKES(id))) {
+            char term[64];
+            help_option_term(term, sizeof term, &option_table[id]);
+            return fc_fail(err, FC_EUSAGE, "%s needs %s; see 'fsdpckpt %s --help'", c->name, term, c->name);
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code run_command(const command *c, int argc, char **argv, text_out *out, fc_error *err) {
+    options o;
+    fc_code rc = options_parse(argc, argv, c->name, c->takes, &o, err);
+    if (rc == FC_OK && o.help) {
+        help_command(out, c);
+    } else if (rc == FC_OK && o.version) {
+        help_version(out);
+    } else if (rc == FC_OK) {
+        rc = check_operands(c, &o, err);
+        if (rc == FC_OK) {
+            cli_call call = {&o, out};
+            rc = c->run(&call, err);
+        }
+    }
+    options_free(&o);
+    return rc;
+}
+
+/* `fsdpckpt help reshard` is what people type: it means `fsdpckpt reshard --help`. */
+static fc_code run_help(int argc, char **argv, text_out *out, fc_error *err) {
+    const command *c = argc > 0 ? command_find(argv[0]) : NULL;
+    if (argc > 0 && !c) {
+        return unknown_command(argv[0], err);
+    }
+    if (c) {
+        help_command(out, c);
+    } else {
+        help_program(out);
+    }
+    return FC_OK;
+}
+
+static fc_code dispatch(int argc, char **argv, text_out *out, fc_error *err) {
+    if (argc < 2 || argv[1][0] == '-') {
+        return run_bare(argc - (argc > 0), argv + (argc > 0), out, err);
+    }
+    if (strcmp(argv[1], "help") == 0) {
+        return run_help(argc - 2, argv + 2, out, err);
+    }
+    const command *c = command_find(argv[1]);
+    if (!c) {
+        return unknown_command(argv[1], err);
+    }
+    return run_command(c, argc - 2, argv + 2, out, err);
+}
+
+int main(int argc, char **argv) {
+    fc_error err = {FC_OK, ""};
+    setlocale(LC_CTYPE, "");
+    signals_install();
+    text_out *out = malloc(sizeof *out);
+    if (!out) {
+        fputs("fsdpckpt: out of memory\n", stderr);
+        return FC_EIO;
+    }
+    text_out_init(out, STDOUT_FILENO);
+    fc_code rc = dispatch(argc, argv, out, &err);
+    int errnum = text_flush(out);
+    if (errnum == EPIPE) {
+        /* `fsdpckpt inspect … | head`: the reader has what it wanted. */
+        errnum = 0;
+    }
+    if (rc == FC_OK && errnum != 0) {
+        rc = fc_fail_errno(&err, errnum, "standard output: cannot be written");
+    }
+    free(out);
+    if (rc != FC_OK) {
+        fprintf(stderr, "fsdpckpt: %s\n", err.message[0] ? err.message : "failed");
+    }
+    return fc_exit_status(rc);
+}

@@ -1,0 +1,394 @@
+/*
+ * The one table of options and its parser: argv in, struct options out.
+ */
+#include "options.h"
+
+#include "suggest.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const progress_choices[] = {"auto", "always", "never", NULL};
+
+#define FIELD(name) offsetof(options, name)
+
+const option_row option_table[OPT_COUNT] = {
+    [OPT_OUTPUT] = {.name = "output",
+                    .letter = 'o',
+                    .kind = KIND_TEXT,
+                    .arg = "DST",
+                    .offset = FIELD(output),
+                    .help = "write the new checkpoint to DST, which must not exist (but see --force)"},
+    [OPT_TO] = {.name = "to",
+                .kind = KIND_TEXT,
+                .arg = "FORMAT",
+                .offset = FIELD(to),
+                .help = "format of DST: h5 (the default)"},
+    [OPT_DP] = {.name = "dp",
+                .kind = KIND_NUMBER,
+                .arg = "N",
+                .offset = FIELD(dp),
+                .max = 1 << 20,
+                .help = "cut over N data-parallel (FSDP) ranks: Shard(0)"},
+    [OPT_TP] = {.name = "tp",
+                .kind = KIND_NUMBER,
+                .arg = "N",
+                .offset = FIELD(tp),
+                .max = 1 << 20,
+                .help = "cut over N tensor-parallel ranks, as the TP plan says"},
+    [OPT_REPLICAS] = {.name = "replicas",
+                      .kind = KIND_NUMBER,
+                      .arg = "N",
+                      .offset = FIELD(replicas),
+                      .max = 1 << 20,
+                      .help = "HSDP: N replicas of the dp x tp mesh; the data is stored once"},
+    [OPT_TP_PLAN] = {.name = "tp-plan",
+                     .kind = KIND_TEXT,
+                     .arg = "FILE|NAME",
+                     .offset = FIELD(tp_plan),
+                     .help = "JSON file in the spelling of Hugging Face's base_model_tp_plan, or 'auto' (the default), "
+                             "which knows the names of Llama, Qwen, Mistral, GPT-2 and GPT-NeoX"},
+    [OPT_INCLUDE] = {.name = "include",
+                     .kind = KIND_LIST,
+                     .arg = "GLOB",
+                     .offset = FIELD(include),
+                     .help = "only what has a name that matches GLOB (repeatable)"},
+    [OPT_EXCLUDE] = {.name = "exclude",
+                     .kind = KIND_LIST,
+                     .arg = "GLOB",
+                     .offset = FIELD(exclude),
+                     .help = "leave out what has a name that matches GLOB (repeatable)"},
+    [OPT_STRIP_PREFIX] = {.name = "strip-prefix",
+                          .kind = KIND_TEXT,
+                          .arg = "PREFIX",
+                          .offset = FIELD(strip_prefix),
+                          .help = "remove PREFIX from the start of names"},
+    [OPT_DTYPE] = {.name = "dtype",
+                   .kind = KIND_DTYPE,
+                   .arg = "TYPE",
+                   .offset = FIELD(dtype),
+                   .help = "convert floating-point tensors to TYPE: f64, f32, f16, bf16, f8_e4m3fn, f8_e5m2 ... "
+                           "(or torch's names)"},
+    [OPT_FORCE] = {.name = "force",
+                   .letter = 'f',
+                   .kind = KIND_FLAG,
+                   .offset = FIELD(force),
+                   .help = "replace the target if it exists; the old one stays until the new one is complete"},
+    [OPT_DRY_RUN] = {.name = "dry-run",
+                     .letter = 'n',
+                     .kind = KIND_FLAG,
+                     .offset = FIELD(dry_run),
+                     .help = "check everything, print the files, bytes and memory of the whole job, write nothing"},
+    [OPT_JOBS] = {.name = "jobs",
+                  .letter = 'j',
+                  .kind = KIND_NUMBER,
+                  .arg = "N",
+                  .offset = FIELD(jobs),
+                  .max = 4096,
+                  .help = "number of worker threads (default: one a processor)"},
+    [OPT_MEMORY] = {.name = "memory",
+                    .kind = KIND_SIZE,
+                    .arg = "SIZE",
+                    .offset = FIELD(memory),
+                    .help = "memory for all buffers, with K, M or G (default: 64M)"},
+    [OPT_PROGRESS] = {.name = "progress",
+                      .kind = KIND_CHOICE,
+                      .arg = "WHEN",
+                      .offset = FIELD(progress),
+                      .choices = progress_choices,
+                      .help = "show progress: auto (the default: on a terminal, after a second), always or never"},
+    [OPT_TREE] = {.name = "tree",
+                  .kind = KIND_FLAG,
+                  .offset = FIELD(tree),
+                  .help = "show the nesting of the state dict"},
+    [OPT_TENSOR] = {.name = "tensor",
+                    .letter = 't',
+                    .kind = KIND_TEXT,
+                    .arg = "NAME",
+                    .offset = FIELD(tensor),
+                    .help = "show one tensor: its pieces drawn as a grid of ranks, each with file, offset and bytes"},
+    [OPT_HTML] = {.name = "html",
+                  .kind = KIND_TEXT,
+                  .arg = "FILE",
+                  .offset = FIELD(html),
+                  .help = "write one self-contained page with a picture of how each tensor is cut"},
+    [OPT_HEADERS_ONLY] = {.name = "headers-only",
+                          .kind = KIND_FLAG,
+                          .offset = FIELD(headers_only),
+                          .help = "do not ask for the data files: only what the headers say"},
+    [OPT_FOLLOW_EXTERNAL] = {.name = "follow-external",
+                             .kind = KIND_FLAG,
+                             .offset = FIELD(follow_external),
+                             .help = "allow HDF5 external links, external storage and foreign virtual datasets"},
+    [OPT_JSON] = {.name = "json", .kind = KIND_FLAG, .offset = FIELD(json), .help = "print the result as JSON"},
+    [OPT_QUIET] = {.name = "quiet",
+                   .letter = 'q',
+                   .kind = KIND_FLAG,
+                   .offset = FIELD(quiet),
+                   .help = "no summary and no progress, errors only"},
+    [OPT_VERBOSE] = {.name = "verbose",
+                     .letter = 'v',
+                     .kind = KIND_COUNT,
+                     .offset = FIELD(verbose),
+                     .help = "say what is being done, on stderr"},
+    [OPT_HELP] = {.name = "help", .letter = 'h', .kind = KIND_FLAG, .offset = FIELD(help), .help = "show this help"},
+    [OPT_VERSION] = {.name = "version",
+                     .kind = KIND_FLAG,
+                     .offset = FIELD(version),
+                     .help = "show the version and what it was built with"},
+};
+
+/* Everything a value needs to be stored or refused. */
+typedef struct parser {
+    const char *command;
+    uint64_t takes;
+    options *out;
+    int argc;
+    char *const *argv;
+    int next;
+    fc_error *err;
+} parser;
+
+option_id option_find(const char *name, size_t len) {
+    int id = 0;
+    while (id < OPT_COUNT && (strlen(option_table[id].name) != len || memcmp(option_table[id].name, name, len) != 0)) {
+        id++;
+    }
+    return (option_id)id;
+}
+
+static const char *where(const parser *p) {
+    return p->command ? p->command : "--help";
+}
+
+/* "see 'fsdpckpt reshard --help'", for the end of usage errors. */
+static const char *see(const parser *p) {
+    return p->command ? " --help" : "";
+}
+
+static fc_code unknown_option(const parser *p, const char *arg, size_t len) {
+    option_id known = option_find(arg + 2, len - 2);
+    if (len > 2 && arg[1] == '-' && known != OPT_COUNT) {
+        return p->command ? fc_fail(p->err, FC_EUSAGE, "%s does not take --%s; see 'fsdpckpt %s --help'", p->command,
+                                    option_table[known].name, p->command)
+                          : fc_fail(p->err, FC_EUSAGE, "--%s goes after a command; see 'fsdpckpt --help'",
+                                    option_table[known].name);
+    }
+    const char *best = NULL;
+    size_t score = SUGGEST_NONE;
+    for (int id = 0; len > 2 && id < OPT_COUNT; id++) {
+        if (p->takes & TAKES(id)) {
+            suggest_consider(arg + 2, len - 2, option_table[id].name, &best, &score);
+        }
+    }
+    if (best) {
+        return fc_fail(p->err, FC_EUSAGE, "unknown option '%.*s'; did you mean '--%s'?", (int)len, arg, best);
+    }
+    return fc_fail(p->err, FC_EUSAGE, "unknown option '%.*s'; see 'fsdpckpt %s%s'", (int)len, arg, where(p), see(p));
+}
+
+/* Decimal digits only: strtoll would take blanks, signs and an empty text. */
+static bool parse_digits(const char *text, const char **end, uint64_t *out) {
+    uint64_t value = 0;
+    const char *s = text;
+    for (; *s >= '0' && *s <= '9'; s++) {
+        if (__builtin_mul_overflow(value, (uint64_t)10, &value) ||
+            __builtin_add_overflow(value, (uint64_t)(*s - '0'), &value)) {
+            return false;
+        }
+    }
+    *end = s;
+    *out = value;
+    return s != text;
+}
+
+static fc_code store_number(const parser *p, const option_row *row, const char *text) {
+    const char *end = NULL;
+    uint64_t value = 0;
+    if (!parse_digits(text, &end, &value) || *end || value < 1 || value > (uint64_t)row->max) {
+        return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a number from 1 to %lld", row->name, text,
+                       (long long)row->max);
+    }
+    int64_t number = (int64_t)value;
+    memcpy((char *)p->out + row->offset, &number, sizeof number);
+    return FC_OK;
+}
+
+static fc_code store_size(const parser *p, const option_row *row, const char *text) {
+    static const char units[] = "KMGT";
+    const char *end = NULL;
+    uint64_t value = 0;
+    bool good = parse_digits(text, &end, &value);
+    if (good && *end) {
+        const char *unit = strchr(units, *end >= 'a' ? *end - 'a' + 'A' : *end);
+        good = unit && !__builtin_mul_overflow(value, UINT64_C(1) << (10 * (unit - units + 1)), &value);
+        end += good;
+        if (good && (strcmp(end, "iB") == 0 || strcmp(end, "B") == 0)) {
+            end += strlen(end);
+        }
+    }
+    if (!good || *end || value == 0) {
+        return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a size such as 64M or 2G", row->name, text);
+    }
+    memcpy((char *)p->out + row->offset, &value, sizeof value);
+    return FC_OK;
+}
+
+static fc_code store_dtype(const parser *p, const option_row *row, const char *text) {
+    fc_dtype dtype;
+    if (!fc_dtype_find(text, strlen(text), &dtype)) {
+        return fc_fail(p->err, FC_EUSAGE, "--%s: unknown type '%s'; known are %s", row->name, text,
+                       "f64 f32 f16 bf16 f8_e4m3fn f8_e4m3fnuz f8_e5m2 f8_e5m2fnuz and torch's names for them");
+    }
+    if (fc_dtype_get(dtype)->cls != FC_CLASS_FLOAT) {
+        return fc_fail(p->err, FC_EUSAGE, "--%s: %s is no floating-point type; only those can be converted", row->name,
+                       text);
+    }
+    memcpy((char *)p->out + row->offset, &dtype, sizeof dtype);
+    return FC_OK;
+}
+
+static fc_code store_choice(const parser *p, const option_row *row, const char *text) {
+    for (int i = 0; row->choices[i]; i++) {
+        if (strcmp(row->choices[i], text) == 0) {
+            memcpy((char *)p->out + row->offset, &i, sizeof i);
+            return FC_OK;
+        }
+    }
+    return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not one of %s, %s, %s", row->name, text, row->choices[0],
+                   row->choices[1], row->choices[2]);
+}
+
+static fc_code store_list(const parser *p, const option_row *row, const char *text) {
+    option_list *list = (option_list *)(void *)((char *)p->out + row->offset);
+    if (!list->items) {
+        /* Room for every argument there is: no growing, no second failure path. */
+        list->items = calloc((size_t)p->argc + 1, sizeof *list->items);
+        if (!list->items) {
+            return fc_fail(p->err, FC_ENOMEM, "out of memory");
+        }
+    }
+    list->items[list->count++] = text;
+    return FC_OK;
+}
+
+static fc_code store(const parser *p, option_id id, const char *text) {
+    const option_row *row = &option_table[id];
+    char *field = (char *)p->out + row->offset;
+    p->out->given |= TAKES(id);
+    switch (row->kind) {
+    case KIND_FLAG:
+        *(bool *)field = true;
+        return FC_OK;
+    case KIND_COUNT:
+        ++*(int *)(void *)field;
+        return FC_OK;
+    case KIND_TEXT:
+        if (!*text) {
+            return fc_fail(p->err, FC_EUSAGE, "--%s: the argument is empty", row->name);
+        }
+        memcpy(field, &text, sizeof text);
+        return FC_OK;
+    case KIND_LIST:
+        return store_list(p, row, text);
+    case KIND_NUMBER:
+        return store_number(p, row, text);
+    case KIND_SIZE:
+        return store_size(p, row, text);
+    case KIND_DTYPE:
+        return store_dtype(p, row, text);
+    case KIND_CHOICE:
+        return store_choice(p, row, text);
+    }
+    return FC_OK;
+}
+
+/* The argument of an option that needs one: what is attached to it, else the next word. */
+static fc_code take_argument(parser *p, option_id id, const char *attached) {
+    if (!attached) {
+        if (p->next >= p->argc) {
+            return fc_fail(p->err, FC_EUSAGE, "--%s needs an argument: --%s %s", option_table[id].name,
+                           option_table[id].name, option_table[id].arg);
+        }
+        attached = p->argv[p->next++];
+    }
+    return store(p, id, attached);
+}
+
+static fc_code parse_long(parser *p, const char *arg) {
+    size_t len = strcspn(arg, "=");
+    const char *value = arg[len] ? arg + len + 1 : NULL;
+    option_id id = option_find(arg + 2, len - 2);
+    if (id == OPT_COUNT || !(p->takes & TAKES(id))) {
+        return unknown_option(p, arg, len);
+    }
+    if (option_table[id].arg) {
+        return take_argument(p, id, value);
+    }
+    if (value) {
+        return fc_fail(p->err, FC_EUSAGE, "--%s takes no argument", option_table[id].name);
+    }
+    return store(p, id, NULL);
+}
+
+static option_id find_letter(char letter) {
+    int id = 0;
+    while (id < OPT_COUNT && option_table[id].letter != letter) {
+        id++;
+    }
+    return (option_id)id;
+}
+
+static fc_code parse_letters(parser *p, const char *arg) {
+    for (const char *s = arg + 1; *s; s++) {
+        option_id id = find_letter(*s);
+        if (id == OPT_COUNT || !(p->takes & TAKES(id))) {
+            char text[3] = {'-', *s, '\0'};
+            return unknown_option(p, text, 2);
+        }
+        if (option_table[id].arg) {
+            return take_argument(p, id, s[1] ? s + 1 : NULL);
+        }
+        fc_code rc = store(p, id, NULL);
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    return FC_OK;
+}
+
+fc_code options_parse(int argc, char *const *argv, const char *command, uint64_t takes, options *out, fc_error *err) {
+    parser p = {command, takes, out, argc, argv, 0, err};
+    bool only_operands = false;
+    memset(out, 0, sizeof *out);
+    out->operands = calloc((size_t)argc + 1, sizeof *out->operands);
+    if (!out->operands) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    while (p.next < argc) {
+        const char *arg = argv[p.next++];
+        fc_code rc = FC_OK;
+        if (only_operands || arg[0] != '-' || arg[1] == '\0') {
+            out->operands[out->noperands++] = arg;
+        } else if (strcmp(arg, "--") == 0) {
+            only_operands = true;
+        } else {
+            rc = arg[1] == '-' ? parse_long(&p, arg) : parse_letters(&p, arg);
+        }
+        if (rc != FC_OK) {
+            return rc;
+        }
+        if (out->help || out->version) { /* a person who asks for help need not be right about the rest */
+            return FC_OK;
+        }
+    }
+    return FC_OK;
+}
+
+void options_free(options *o) {
+    free(o->operands);
+    free(o->include.items);
+    free(o->exclude.items);
+    memset(o, 0, sizeof *o);
+}

@@ -1,0 +1,120 @@
+/*
+ * The one table of options. Parsing, --help, the man page and the shell completions all come from it; a command only
+ * says which rows it takes.
+ */
+#ifndef FSDPCKPT_CLI_OPTIONS_H
+#define FSDPCKPT_CLI_OPTIONS_H
+
+#include "fsdpckpt/dtype.h"
+#include "fsdpckpt/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum option_id {
+    OPT_OUTPUT,
+    OPT_TO,
+    OPT_DP,
+    OPT_TP,
+    OPT_REPLICAS,
+    OPT_TP_PLAN,
+    OPT_INCLUDE,
+    OPT_EXCLUDE,
+    OPT_STRIP_PREFIX,
+    OPT_DTYPE,
+    OPT_FORCE,
+    OPT_DRY_RUN,
+    OPT_JOBS,
+    OPT_MEMORY,
+    OPT_PROGRESS,
+    OPT_TREE,
+    OPT_TENSOR,
+    OPT_HTML,
+    OPT_HEADERS_ONLY,
+    OPT_FOLLOW_EXTERNAL,
+    OPT_JSON,
+    OPT_QUIET,
+    OPT_VERBOSE,
+    OPT_HELP,
+    OPT_VERSION,
+    OPT_COUNT
+} option_id;
+
+/** The bit of an option in option sets such as command.takes. */
+#define TAKES(id) (UINT64_C(1) << (id))
+
+/** What every command takes. */
+#define TAKES_COMMON (TAKES(OPT_QUIET) | TAKES(OPT_VERBOSE) | TAKES(OPT_HELP) | TAKES(OPT_VERSION))
+/** What every command takes that writes a checkpoint. */
+#define TAKES_CONVERSION                                                                                               \
+    (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |                      \
+     TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_DTYPE) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) |            \
+     TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON))
+
+typedef enum option_kind {
+    KIND_FLAG,   /**< bool */
+    KIND_COUNT,  /**< int, one more each time */
+    KIND_TEXT,   /**< const char * */
+    KIND_LIST,   /**< option_list, repeatable */
+    KIND_NUMBER, /**< int64_t, 1 … max */
+    KIND_SIZE,   /**< uint64_t bytes with an optional K, M, G or T (powers of 1024) */
+    KIND_DTYPE,  /**< fc_dtype, floating point */
+    KIND_CHOICE  /**< int, an index into choices */
+} option_kind;
+
+typedef struct option_row {
+    const char *name; /**< without the dashes */
+    char letter;      /**< 0: none */
+    option_kind kind;
+    const char *arg; /**< name of the argument; NULL for flags */
+    size_t offset;   /**< of the field in struct options */
+    const char *help;
+    const char *const *choices; /**< KIND_CHOICE: NULL-terminated */
+    int64_t max;                /**< KIND_NUMBER */
+} option_row;
+
+/** Indexed by option_id. */
+extern const option_row option_table[OPT_COUNT];
+
+typedef struct option_list {
+    const char **items; /**< NULL-terminated; NULL when the option was not given */
+    size_t count;
+} option_list;
+
+typedef enum progress_mode { PROGRESS_AUTO, PROGRESS_ALWAYS, PROGRESS_NEVER } progress_mode;
+
+/** What the command line said. Strings are borrowed from argv. */
+typedef struct options {
+    uint64_t given; /**< TAKES bits of the options that were there */
+    const char *output, *to, *tp_plan, *strip_prefix, *tensor, *html;
+    int64_t dp, tp, replicas, jobs; /**< 0: not given */
+    uint64_t memory;                /**< 0: not given */
+    option_list include, exclude;
+    fc_dtype dtype; /**< when OPT_DTYPE was given */
+    int progress;   /**< progress_mode */
+    int verbose;
+    bool force, dry_run, tree, headers_only, follow_external, json, quiet, help, version;
+    const char **operands;
+    size_t noperands;
+} options;
+
+static inline bool option_given(const options *o, option_id id) {
+    return (o->given & TAKES(id)) != 0;
+}
+
+/**
+ * Parses the arguments after the command's name as getopt_long would: options and operands in any order, `--opt=x`,
+ * `--opt x`, `-j4`, `-qv`, `--` ends the options. Option names cannot be abbreviated, so that scripts keep their
+ * meaning when options are added.
+ * @param command named in messages; NULL before there is one.
+ * @param takes   set of the options that are allowed.
+ * @param out     to be given to options_free, also on failure.
+ */
+fc_code options_parse(int argc, char *const *argv, const char *command, uint64_t takes, options *out, fc_error *err);
+void options_free(options *o);
+
+/** The row named `name` (len bytes), or OPT_COUNT. */
+option_id option_find(const char *name, size_t len);
+
+#endif

@@ -1,0 +1,46 @@
+/*
+ * SIGINT and SIGTERM: see signals.h. A signal handler can reach its data only through a static variable: these two
+ * are the only mutable ones of the program.
+ */
+#include "signals.h"
+
+#include <signal.h>
+#include <stddef.h>
+#include <string.h>
+#include <unistd.h>
+
+static _Atomic(fc_progress *) running;
+static pid_t owner;
+
+static void on_signal(int number) {
+    static const char line[] = "fsdpckpt: interrupted\n";
+    (void)number;
+    fc_progress *progress = atomic_load(&running);
+    if (progress) {
+        atomic_store(&progress->cancel, true);
+        return;
+    }
+    /* The child that reads HDF5 inherits this handler; only the parent speaks. */
+    if (getpid() == owner && write(STDERR_FILENO, line, sizeof line - 1) < 0) {
+        _exit(FC_EINTERRUPTED);
+    }
+    _exit(FC_EINTERRUPTED);
+}
+
+void signals_install(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    owner = getpid();
+    sigemptyset(&action.sa_mask);
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART | (int)SA_RESETHAND; /* the second signal finds the default: it kills */
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    action.sa_handler = SIG_IGN; /* a closed pipe is an error of write, which says where to stop */
+    action.sa_flags = 0;
+    sigaction(SIGPIPE, &action, NULL);
+}
+
+void signals_cancel(fc_progress *progress) {
+    atomic_store(&running, progress);
+}

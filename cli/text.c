@@ -1,0 +1,278 @@
+/*
+ * Text for people and pipes: see text.h.
+ */
+#include "text.h"
+
+#include <errno.h>
+#include <langinfo.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void text_out_init(text_out *out, int fd) {
+    out->fd = fd;
+    out->error = 0;
+    out->used = 0;
+}
+
+static void write_all(text_out *out, const char *data, size_t size) {
+    while (size > 0 && out->error == 0) {
+        ssize_t n = write(out->fd, data, size);
+        if (n < 0) {
+            if (errno != EINTR) {
+                out->error = errno;
+            }
+            continue;
+        }
+        data += n;
+        size -= (size_t)n;
+    }
+}
+
+int text_flush(text_out *out) {
+    write_all(out, out->buf, out->used);
+    out->used = 0;
+    return out->error;
+}
+
+void text_write(text_out *out, const void *data, size_t size) {
+    if (size > sizeof out->buf - out->used) {
+        text_flush(out);
+        if (size > sizeof out->buf) {
+            write_all(out, data, size);
+            return;
+        }
+    }
+    memcpy(out->buf + out->used, data, size);
+    out->used += size;
+}
+
+void text_puts(text_out *out, const char *s) {
+    text_write(out, s, strlen(s));
+}
+
+void text_printf(text_out *out, const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    size_t room = sizeof out->buf - out->used;
+    int n = vsnprintf(out->buf + out->used, room, fmt, args);
+    va_end(args);
+    if (n < 0) {
+        out->error = EINVAL;
+        return;
+    }
+    if ((size_t)n < room) {
+        out->used += (size_t)n;
+        return;
+    }
+    char *big = malloc((size_t)n + 1);
+    if (!big) {
+        out->error = ENOMEM;
+        return;
+    }
+    va_start(args, fmt);
+    vsnprintf(big, (size_t)n + 1, fmt, args);
+    va_end(args);
+    text_write(out, big, (size_t)n);
+    free(big);
+}
+
+void text_repeat(text_out *out, const char *s, size_t count) {
+    size_t len = strlen(s);
+    for (size_t i = 0; i < count; i++) {
+        text_write(out, s, len);
+    }
+}
+
+size_t text_utf8(const char *s, uint32_t *code) {
+    const unsigned char *u = (const unsigned char *)s;
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    size_t len = u[0] < 0x80 ? 1 : u[0] < 0xc2 ? 0 : u[0] < 0xe0 ? 2 : u[0] < 0xf0 ? 3 : u[0] < 0xf5 ? 4 : 0;
+    if (len <= 1) {
+        *code = u[0];
+        return len;
+    }
+    uint32_t value = u[0] & (0x7fU >> len);
+    for (size_t i = 1; i < len; i++) {
+        if ((u[i] & 0xc0) != 0x80) { /* stops at the terminating NUL as well */
+            return 0;
+        }
+        value = value << 6 | (u[i] & 0x3fU);
+    }
+    *code = value;
+    return value < least[len] || (value >= 0xd800 && value < 0xe000) || value > 0x10ffff ? 0 : len;
+}
+
+typedef struct span {
+    uint32_t first, last;
+} span;
+
+static bool in_spans(uint32_t code, const span *spans, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (code >= spans[i].first && code <= spans[i].last) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* What must not reach a terminal: C0, DEL, C1, line separators, and everything that changes the direction of text. */
+static bool is_unsafe(uint32_t code) {
+    static const span unsafe[] = {{0x00, 0x1f},     {0x7f, 0x9f},     {0x61c, 0x61c},
+                                  {0x200b, 0x200f}, {0x2028, 0x202e}, {0x2060, 0x206f},
+                                  {0xfeff, 0xfeff}, {0xfff9, 0xfffb}, {0xe0000, 0xe007f}};
+    return in_spans(code, unsafe, sizeof unsafe / sizeof *unsafe);
+}
+
+/* Columns of a printable character. The ranges are the blocks of wide and combining characters, not every code
+ * point: enough to keep columns straight for names in any script people use, without a table of the whole of Unicode.
+ */
+static size_t columns(uint32_t code) {
+    static const span combining[] = {{0x300, 0x36f},   {0x483, 0x489},   {0x591, 0x5bd},    {0x610, 0x61a},
+                                     {0x64b, 0x65f},   {0x93c, 0x93c},   {0x941, 0x948},    {0xe31, 0xe31},
+                                     {0xe34, 0xe3a},   {0x1ab0, 0x1aff}, {0x1dc0, 0x1dff},  {0x20d0, 0x20ff},
+                                     {0xfe00, 0xfe0f}, {0xfe20, 0xfe2f}, {0xe0100, 0xe01ef}};
+    static const span wide[] = {{0x1100, 0x115f},   {0x231a, 0x231b},   {0x2e80, 0x303e},   {0x3041, 0xa4cf},
+                                {0xa960, 0xa97f},   {0xac00, 0xd7a3},   {0xf900, 0xfaff},   {0xfe30, 0xfe6f},
+                                {0xff00, 0xff60},   {0xffe0, 0xffe6},   {0x16fe0, 0x18aff}, {0x1b000, 0x1b2ff},
+                                {0x1f300, 0x1f64f}, {0x1f680, 0x1f6ff}, {0x1f900, 0x1f9ff}, {0x1fa70, 0x1faff},
+                                {0x20000, 0x3fffd}};
+    if (code < 0x300) {
+        return 1;
+    }
+    if (in_spans(code, combining, sizeof combining / sizeof *combining)) {
+        return 0;
+    }
+    return in_spans(code, wide, sizeof wide / sizeof *wide) ? 2 : 1;
+}
+
+/* One step through a name: how many bytes to take and what stands for them. `escape` is empty for a plain one. */
+static size_t name_step(const char *s, char escape[16], size_t *width) {
+    uint32_t code;
+    size_t len = text_utf8(s, &code);
+    escape[0] = '\0';
+    if (len == 0) {
+        *width = (size_t)snprintf(escape, 16, "\\x%02x", (unsigned)(unsigned char)*s);
+        return 1;
+    }
+    if (is_unsafe(code)) {
+        *width = (size_t)snprintf(escape, 16,
+                                  code < 0x80      ? "\\x%02x"
+                                  : code < 0x10000 ? "\\u%04x"
+                                                   : "\\U%08x",
+                                  (unsigned)code);
+        return len;
+    }
+    *width = columns(code);
+    return len;
+}
+
+static size_t walk_name(text_out *out, const char *name) {
+    char escape[16];
+    size_t total = 0;
+    while (*name) {
+        /* Nearly every name is plain ASCII: take it in one piece. */
+        size_t plain = 0;
+        while (name[plain] >= 0x20 && name[plain] < 0x7f) {
+            plain++;
+        }
+        if (plain > 0) {
+            if (out) {
+                text_write(out, name, plain);
+            }
+            total += plain;
+            name += plain;
+            continue;
+        }
+        size_t width;
+        size_t len = name_step(name, escape, &width);
+        if (out && escape[0]) {
+            text_puts(out, escape);
+        } else if (out) {
+            text_write(out, name, len);
+        }
+        total += width;
+        name += len;
+    }
+    return total;
+}
+
+void text_name(text_out *out, const char *name) {
+    walk_name(out, name);
+}
+
+void text_name_padded(text_out *out, const char *name, size_t width) {
+    size_t used = walk_name(out, name);
+    text_repeat(out, " ", used < width ? width - used : 0);
+}
+
+size_t text_name_width(const char *name) {
+    return walk_name(NULL, name);
+}
+
+bool text_is_utf8(void) {
+    return strcmp(nl_langinfo(CODESET), "UTF-8") == 0;
+}
+
+const char *text_bytes(char *buf, uint64_t bytes) {
+    static const char *const units[] = {"bytes", "kB", "MB", "GB", "TB", "PB", "EB"};
+    double value = (double)bytes;
+    int unit = 0;
+    while (value >= 999.5 && unit < 6) {
+        value /= 1000;
+        unit++;
+    }
+    if (unit == 0) {
+        snprintf(buf, TEXT_SIZE_MAX, "%u %s", (unsigned)bytes, bytes == 1 ? "byte" : "bytes");
+    } else {
+        snprintf(buf, TEXT_SIZE_MAX, "%.*f %s", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value, units[unit]);
+    }
+    return buf;
+}
+
+const char *text_count(char *buf, uint64_t n) {
+    char digits[24];
+    int len = snprintf(digits, sizeof digits, "%llu", (unsigned long long)n);
+    char *to = buf;
+    for (int i = 0; i < len; i++) {
+        if (i > 0 && (len - i) % 3 == 0) {
+            *to++ = ',';
+        }
+        *to++ = digits[i];
+    }
+    *to = '\0';
+    return buf;
+}
+
+const char *text_params(char *buf, uint64_t n) {
+    if (n < 1000000) {
+        return text_count(buf, n);
+    }
+    double value = (double)n / 1e6;
+    const char *unit = "million";
+    if (value >= 999.5) {
+        value /= 1000;
+        unit = "billion";
+    }
+    snprintf(buf, TEXT_SIZE_MAX, "%.*f %s", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value, unit);
+    return buf;
+}
+
+const char *text_shape(char *buf, size_t size, int ndim, const int64_t *shape) {
+    size_t used = 0;
+    if (ndim == 0) {
+        snprintf(buf, size, "scalar");
+        return buf;
+    }
+    for (int i = 0; i < ndim; i++) {
+        int n = snprintf(buf + used, size - used, "%s%lld", i ? "×" : "", (long long)shape[i]);
+        if (n < 0 || (size_t)n >= size - used) {
+            memcpy(buf + (used + 4 > size ? size - 4 : used), "…", 4);
+            return buf;
+        }
+        used += (size_t)n;
+    }
+    return buf;
+}

@@ -1,0 +1,58 @@
+/*
+ * Text for people and pipes: a buffered writer that remembers its first error, the display width of UTF-8, names
+ * made safe for a terminal, and sizes a person can read. Fed by the commands; writes to stdout or a file.
+ */
+#ifndef FSDPCKPT_CLI_TEXT_H
+#define FSDPCKPT_CLI_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/** A buffered descriptor. After the first error (`error` is its errno) everything else is discarded. */
+typedef struct text_out {
+    int fd;
+    int error;
+    size_t used;
+    char buf[1 << 16];
+} text_out;
+
+void text_out_init(text_out *out, int fd);
+void text_write(text_out *out, const void *data, size_t size);
+void text_puts(text_out *out, const char *s);
+void text_printf(text_out *out, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/** Writes `count` times `s`. */
+void text_repeat(text_out *out, const char *s, size_t count);
+/** @return 0, or the errno of the first write that failed. */
+int text_flush(text_out *out);
+
+/**
+ * Writes a name from a checkpoint. Control characters, bytes that are no UTF-8 and characters that reorder the line
+ * appear as escapes, so that a hostile name cannot move the cursor or hide.
+ */
+void text_name(text_out *out, const char *name);
+/** text_name, then spaces up to `width` columns. */
+void text_name_padded(text_out *out, const char *name, size_t width);
+/** Columns that text_name takes. */
+size_t text_name_width(const char *name);
+
+/**
+ * Decodes one UTF-8 sequence of `s` (NUL-terminated). @return its length, or 0 where it is not valid (also for
+ * surrogates and overlong forms); `*code` receives the code point.
+ */
+size_t text_utf8(const char *s, uint32_t *code);
+
+/** Whether the locale's character set is UTF-8, so that boxes can be drawn with line characters. */
+bool text_is_utf8(void);
+
+enum { TEXT_SIZE_MAX = 32 };
+/** "1.23 GB" (powers of 1000), into `buf` of TEXT_SIZE_MAX. @return buf. */
+const char *text_bytes(char *buf, uint64_t bytes);
+/** "1,234,567", into `buf` of TEXT_SIZE_MAX. @return buf. */
+const char *text_count(char *buf, uint64_t n);
+/** "8.03 billion", "124 million", "512": a number of parameters. @return buf. */
+const char *text_params(char *buf, uint64_t n);
+/** "64×32" ("scalar" for no dimensions), cut with "…" when longer than `size`. @return buf. */
+const char *text_shape(char *buf, size_t size, int ndim, const int64_t *shape);
+
+#endif

@@ -1,0 +1,225 @@
+/*
+ * A virtual file driver of HDF5 that only creates files. libhdf5 writes headers through it; tensor data goes into the
+ * same file later, from the engine, at the places that `allocate` gave out.
+ */
+#include "driver.h"
+
+#if H5_VERSION_GE(1, 13, 0)
+#include <H5FDdevelop.h>
+#endif
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { HEADER_ALIGN = 8, SMALLEST_BLOCK = 2048 };
+
+typedef struct config {
+    fc_h5_channel *channel;
+    uint64_t headers;
+} config;
+
+typedef struct driver_file {
+    H5FD_t pub; /* first: libhdf5 casts */
+    fc_h5_channel *channel;
+    int fd;
+    haddr_t eoa;                     /* end of what has been given out */
+    haddr_t eof;                     /* length of the file */
+    haddr_t header_next, header_end; /* free part of the block for headers */
+    hsize_t block;                   /* size of the next such block */
+} driver_file;
+
+static void record(driver_file *f, const char *doing, haddr_t offset) {
+    if (f->channel->errnum == 0) {
+        f->channel->errnum = errno;
+        f->channel->doing = doing;
+        f->channel->offset = offset;
+    }
+}
+
+static H5FD_t *file_open(const char *name, unsigned flags, hid_t fapl, haddr_t maxaddr) {
+    (void)maxaddr;
+    const config *c = H5Pget_driver_info(fapl);
+    driver_file *f = c ? calloc(1, sizeof *f) : NULL;
+    if (!f) {
+        return NULL;
+    }
+    f->channel = c->channel;
+    f->block = c->headers < SMALLEST_BLOCK ? SMALLEST_BLOCK : c->headers;
+    f->fd = flags & H5F_ACC_CREAT ? open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : (errno = EINVAL, -1);
+    if (f->fd < 0) {
+        record(f, "creating the file", 0);
+        free(f);
+        return NULL;
+    }
+    return &f->pub;
+}
+
+static herr_t file_close(H5FD_t *file) {
+    driver_file *f = (driver_file *)file;
+    if (close(f->fd) != 0) {
+        record(f, "closing the file", 0);
+    }
+    free(f);
+    return 0;
+}
+
+static herr_t file_query(const H5FD_t *file, unsigned long *flags) {
+    (void)file;
+    *flags = H5FD_FEAT_ACCUMULATE_METADATA | H5FD_FEAT_DEFAULT_VFD_COMPATIBLE;
+    return 0;
+}
+
+static haddr_t align_up(haddr_t at, haddr_t to) {
+    return (at + to - 1) / to * to;
+}
+
+/* Data goes to the end of the file; headers (heaps with strings included) into blocks of their own. */
+static haddr_t allocate(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, hsize_t size) {
+    (void)dxpl;
+    driver_file *f = (driver_file *)file;
+    const haddr_t limit = INT64_MAX;
+    if (f->channel->reserving && type == H5FD_MEM_DRAW) {
+        haddr_t at = align_up(f->eoa, size >= FC_H5_LARGE ? FC_H5_LARGE_ALIGN : FC_H5_SMALL_ALIGN);
+        if (at > limit || size > limit - at) {
+            errno = EFBIG;
+            record(f, "reserving space", f->eoa);
+            return HADDR_UNDEF;
+        }
+        f->eoa = at + size;
+        return at;
+    }
+    size = align_up(size, HEADER_ALIGN);
+    if (size > f->header_end - f->header_next) {
+        hsize_t block = size > f->block ? size : f->block;
+        haddr_t at = f->header_end == f->eoa ? f->header_next : align_up(f->eoa, HEADER_ALIGN);
+        if (at > limit || block > limit - at) {
+            errno = EFBIG;
+            record(f, "reserving space", f->eoa);
+            return HADDR_UNDEF;
+        }
+        f->header_next = at;
+        f->header_end = at + block;
+        f->eoa = f->header_end;
+        /* The first block should have sufficed; what is still to come is little. */
+        f->block = f->block / 8 < SMALLEST_BLOCK ? SMALLEST_BLOCK : f->block / 8;
+    }
+    haddr_t at = f->header_next;
+    f->header_next += size;
+    return at;
+}
+
+/* Headers that moved while they grew; a few bytes of hole, not worth a list. */
+static herr_t release(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at, hsize_t size) {
+    (void)file, (void)type, (void)dxpl, (void)at, (void)size;
+    return 0;
+}
+
+static haddr_t get_eoa(const H5FD_t *file, H5FD_mem_t type) {
+    (void)type;
+    return ((const driver_file *)file)->eoa;
+}
+
+static herr_t set_eoa(H5FD_t *file, H5FD_mem_t type, haddr_t addr) {
+    (void)type;
+    ((driver_file *)file)->eoa = addr;
+    return 0;
+}
+
+static haddr_t get_eof(const H5FD_t *file, H5FD_mem_t type) {
+    (void)type;
+    return ((const driver_file *)file)->eof;
+}
+
+static herr_t file_read(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at, size_t size, void *buffer) {
+    (void)type, (void)dxpl;
+    driver_file *f = (driver_file *)file;
+    unsigned char *p = buffer;
+    while (size > 0) {
+        ssize_t n = pread(f->fd, p, size, (off_t)at);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            record(f, "reading back", at);
+        }
+        if (n <= 0) {
+            memset(p, 0, size); /* past the end: allocated, not yet written */
+            return 0;
+        }
+        p += n;
+        at += (haddr_t)n;
+        size -= (size_t)n;
+    }
+    return 0;
+}
+
+static herr_t file_write(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at, size_t size, const void *buffer) {
+    (void)type, (void)dxpl;
+    driver_file *f = (driver_file *)file;
+    const unsigned char *p = buffer;
+    while (size > 0 && f->channel->errnum == 0) {
+        ssize_t n = pwrite(f->fd, p, size, (off_t)at);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            errno = n == 0 ? ENOSPC : errno;
+            record(f, "writing", at);
+            return 0;
+        }
+        p += n;
+        at += (haddr_t)n;
+        size -= (size_t)n;
+        f->eof = at > f->eof ? at : f->eof;
+    }
+    return 0;
+}
+
+static herr_t file_truncate(H5FD_t *file, hid_t dxpl, hbool_t closing) {
+    (void)dxpl, (void)closing;
+    driver_file *f = (driver_file *)file;
+    if (f->eof != f->eoa) {
+        if (f->channel->errnum == 0 && ftruncate(f->fd, (off_t)f->eoa) != 0) {
+            record(f, "extending the file", f->eoa);
+        }
+        f->eof = f->eoa;
+    }
+    return 0;
+}
+
+static const H5FD_class_t driver_class = {
+#if H5_VERSION_GE(1, 13, 0)
+    .version = H5FD_CLASS_VERSION,
+    .value = 599, /* of the range that is not registered with the HDF Group */
+#endif
+    .name = "fsdpckpt",
+    .maxaddr = INT64_MAX,
+    .fc_degree = H5F_CLOSE_WEAK,
+    .fapl_size = sizeof(config),
+    .open = file_open,
+    .close = file_close,
+    .query = file_query,
+    .alloc = allocate,
+    .free = release,
+    .get_eoa = get_eoa,
+    .set_eoa = set_eoa,
+    .get_eof = get_eof,
+    .read = file_read,
+    .write = file_write,
+    .truncate = file_truncate,
+    .fl_map = {H5FD_MEM_DEFAULT, H5FD_MEM_DEFAULT, H5FD_MEM_DEFAULT, H5FD_MEM_DEFAULT, H5FD_MEM_DEFAULT,
+               H5FD_MEM_DEFAULT, H5FD_MEM_DEFAULT},
+};
+
+hid_t fc_h5_driver_register(void) {
+    return H5FDregister(&driver_class);
+}
+
+herr_t fc_h5_driver_use(hid_t fapl, hid_t driver, uint64_t headers, fc_h5_channel *channel) {
+    config c = {channel, headers};
+    return H5Pset_driver(fapl, driver, &c);
+}

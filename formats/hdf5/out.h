@@ -1,0 +1,74 @@
+/*
+ * One HDF5 file being written: its groups, datasets and attributes, with libhdf5's ways kept inside.
+ * Every function sets `err` to one line that names the file; after a failure only fc_h5_out_close may be called.
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_OUT_H
+#define FSDPCKPT_FORMATS_HDF5_OUT_H
+
+#include "driver.h"
+#include "tree.h"
+
+#include <hdf5.h>
+
+/** What a file will hold, for setting aside the place of its headers. */
+typedef struct fc_h5_estimate {
+    uint64_t datasets;
+    uint64_t attributes;
+    uint64_t mappings; /**< of virtual datasets */
+    uint64_t text;     /**< bytes of names and strings */
+} fc_h5_estimate;
+
+typedef struct fc_h5_out {
+    const fc_h5_tree *tree;
+    const char *path;
+    hid_t driver, file;
+    hid_t types[FC_DTYPE_COUNT]; /* made when first used */
+    hid_t text_type, scalar;
+    hid_t link_props, group_props, stored_props, empty_props;
+    unsigned char *made;        /* one a node: the group exists in this file */
+    hid_t *stack;               /* open groups, from the root down: tree->depth + 1 */
+    uint32_t *stack_nodes;      /* their nodes */
+    uint32_t *chain;            /* scratch of the same size */
+    uint32_t depth;             /* how many are open */
+    fc_h5_channel channel;      /* to and from the driver */
+    H5E_auto2_t print_errors;   /* what the caller had, put back by close */
+    void *print_errors_context; /* the same */
+} fc_h5_out;
+
+/** Creates the file at `path` (borrowed) and its root group. On failure nothing is left to close. */
+fc_code fc_h5_out_open(fc_h5_out *out, const fc_h5_tree *tree, const char *path, const fc_h5_estimate *estimate,
+                       fc_error *err);
+
+/** Closes everything, whatever happened. @return `rc`, or the failure to close when `rc` is FC_OK. */
+fc_code fc_h5_out_close(fc_h5_out *out, fc_code rc, fc_error *err);
+
+/** A dataset whose bytes come later, at `offset` of the file (0 when it has none). Close `id` with H5Dclose. */
+fc_code fc_h5_out_stored(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim, const int64_t *shape, hid_t *id,
+                         uint64_t *offset, fc_error *err);
+
+/** One box of a virtual dataset: the whole dataset `source` of `file`, a name beside this one. */
+typedef struct fc_h5_mapping {
+    const char *file;
+    const int64_t *offsets, *sizes; /**< ndim entries each; where it lies in the virtual dataset */
+} fc_h5_mapping;
+
+/** Starts the list of mappings of a virtual dataset. Close `list` with fc_h5_out_virtual, or H5Pclose. */
+fc_code fc_h5_out_mappings(fc_h5_out *out, hid_t *list, fc_error *err);
+
+/** Adds a box, mapped onto the whole dataset `source` (a path, unescaped) of the other file. */
+fc_code fc_h5_out_map(fc_h5_out *out, hid_t list, int ndim, const int64_t *shape, const fc_h5_mapping *mapping,
+                      const char *source, fc_error *err);
+
+/** Makes the virtual dataset. Does not close `list`. */
+fc_code fc_h5_out_virtual(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim, const int64_t *shape, hid_t list,
+                          hid_t *id, fc_error *err);
+
+/** Attributes of `object`, a dataset or the file. */
+fc_code fc_h5_out_text(fc_h5_out *out, hid_t object, const char *name, const char *value, fc_error *err);
+fc_code fc_h5_out_texts(fc_h5_out *out, hid_t object, const char *name, size_t count, const char *const *values,
+                        fc_error *err);
+fc_code fc_h5_out_int(fc_h5_out *out, hid_t object, const char *name, int64_t value, fc_error *err);
+fc_code fc_h5_out_ints(fc_h5_out *out, hid_t object, const char *name, size_t count, const int64_t *values,
+                       fc_error *err);
+
+#endif

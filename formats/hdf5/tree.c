@@ -1,0 +1,198 @@
+/*
+ * Paths of the wanted tensors → a tree of groups and datasets, with one hash table for (parent, link name).
+ */
+#include "tree.h"
+
+#include "core/checked.h"
+#include "names.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NONE UINT32_MAX
+
+typedef struct builder {
+    const fc_wanted *wanted;
+    fc_arena *arena;
+    fc_h5_tree *tree;
+    size_t capacity; /* of tree->nodes */
+    uint32_t *slots; /* open addressing; node + 1, or 0 */
+    size_t nslots;   /* a power of two, more than twice the nodes */
+} builder;
+
+static size_t hash_of(uint32_t parent, const char *link) {
+    uint64_t h = 14695981039346656037u ^ parent;
+    for (; *link; link++) {
+        h = (h ^ (unsigned char)*link) * 1099511628211u;
+    }
+    return (size_t)(h ^ h >> 29);
+}
+
+static size_t find_slot(const builder *b, uint32_t parent, const char *link) {
+    for (size_t i = hash_of(parent, link);; i++) {
+        size_t slot = i & (b->nslots - 1);
+        if (b->slots[slot] == 0) {
+            return slot;
+        }
+        const fc_h5_node *node = &b->tree->nodes[b->slots[slot] - 1];
+        if (node->parent == parent && strcmp(node->link, link) == 0) {
+            return slot;
+        }
+    }
+}
+
+/* The number of nodes is known beforehand: one an element at most. */
+static fc_code prepare(builder *b, fc_error *err) {
+    size_t elements = 1, slots = 64;
+    for (size_t i = 0; i < b->wanted->ntensors; i++) {
+        size_t count = b->wanted->tensors[i].path.count;
+        if (!fc_add_size(elements, count ? count : 1, &elements)) {
+            return fc_fail(err, FC_ENOMEM, "out of memory");
+        }
+    }
+    if (elements >= NONE / 4) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%zu levels of names are more than one HDF5 file takes", elements);
+    }
+    while (slots < 2 * elements) {
+        slots *= 2;
+    }
+    b->capacity = elements;
+    b->nslots = slots;
+    b->slots = calloc(slots, sizeof *b->slots);
+    b->tree->nodes = fc_arena_calloc(b->arena, elements, sizeof *b->tree->nodes);
+    b->tree->leaves = fc_arena_calloc(b->arena, b->wanted->ntensors, sizeof *b->tree->leaves);
+    if (!b->slots || !b->tree->nodes || !b->tree->leaves) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    b->tree->nodes[0].link = "";
+    b->tree->count = 1;
+    return FC_OK;
+}
+
+/* Finds or makes the child `link` of `parent`, the `last` element of the path of `tensor` or one before it. */
+static fc_code step(builder *b, uint32_t *at, const char *link, uint32_t tensor, bool last, fc_error *err) {
+    const fc_wanted_tensor *tensors = b->wanted->tensors;
+    size_t slot = find_slot(b, *at, link);
+    if (b->slots[slot] == 0) {
+        fc_h5_node *node = &b->tree->nodes[b->tree->count];
+        node->link = link;
+        node->parent = *at;
+        node->depth = b->tree->nodes[*at].depth + 1;
+        node->tensor = tensor;
+        node->is_value = last;
+        if (node->depth > b->tree->depth) {
+            b->tree->depth = node->depth;
+        }
+        b->slots[slot] = (uint32_t)++b->tree->count;
+    } else {
+        const fc_h5_node *node = &b->tree->nodes[b->slots[slot] - 1];
+        if (node->is_value && last) {
+            return fc_fail(err, FC_EUNSUPPORTED,
+                           "tensors \"%s\" and \"%s\" have the same place in an HDF5 file; leave one out (--exclude)",
+                           tensors[node->tensor].name, tensors[tensor].name);
+        }
+        if (node->is_value || last) {
+            uint32_t value = last ? tensor : node->tensor, inner = last ? node->tensor : tensor;
+            return fc_fail(err, FC_EUNSUPPORTED,
+                           "tensor \"%s\" has the name of the group that tensor \"%s\" is in, and an HDF5 file cannot "
+                           "have both; leave one out (--exclude)",
+                           tensors[value].name, tensors[inner].name);
+        }
+    }
+    *at = b->slots[slot] - 1;
+    return FC_OK;
+}
+
+/* A group is a list or a dict for all its members. */
+static fc_code mark_list(builder *b, uint32_t group, bool is_list, uint32_t tensor, bool first, fc_error *err) {
+    fc_h5_node *node = &b->tree->nodes[group];
+    if (first) {
+        node->is_list = is_list;
+        node->tensor = tensor;
+    } else if (node->is_list != is_list) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "tensors \"%s\" and \"%s\" disagree on whether what they are in is a list or a dict",
+                       b->wanted->tensors[node->tensor].name, b->wanted->tensors[tensor].name);
+    }
+    return FC_OK;
+}
+
+/* Most keys are link names as they are; those are borrowed, which matters for a million of them. */
+static const char *link_of(builder *b, const char *key) {
+    bool plain = *key != '\0' && strcmp(key, ".") != 0 && !strpbrk(key, "/%");
+    return plain ? key : fc_h5_name_encode(b->arena, key, strlen(key));
+}
+
+static fc_code add(builder *b, uint32_t tensor, fc_error *err) {
+    const fc_wanted_tensor *t = &b->wanted->tensors[tensor];
+    const fc_path_element flat = {t->name, false};
+    const fc_path_element *elements = t->path.count ? t->path.elements : &flat;
+    size_t count = t->path.count ? t->path.count : 1;
+    uint32_t at = 0;
+    bool new_group = b->tree->count == 1;
+    for (size_t i = 0; i < count; i++) {
+        const char *link = link_of(b, elements[i].key);
+        if (!link) {
+            return fc_fail(err, FC_ENOMEM, "out of memory");
+        }
+        fc_code rc = mark_list(b, at, elements[i].is_index, tensor, new_group, err);
+        size_t before = b->tree->count;
+        if (rc == FC_OK) {
+            rc = step(b, &at, link, tensor, i + 1 == count, err);
+        }
+        if (rc != FC_OK) {
+            return rc;
+        }
+        new_group = b->tree->count > before;
+    }
+    b->tree->leaves[tensor] = at;
+    return FC_OK;
+}
+
+fc_code fc_h5_tree_build(const fc_wanted *wanted, fc_arena *arena, fc_h5_tree *tree, fc_error *err) {
+    builder b = {.wanted = wanted, .arena = arena, .tree = tree};
+    memset(tree, 0, sizeof *tree);
+    fc_code rc = wanted->ntensors < NONE ? prepare(&b, err) : fc_fail(err, FC_EUNSUPPORTED, "too many tensors");
+    for (size_t i = 0; rc == FC_OK && i < wanted->ntensors; i++) {
+        rc = add(&b, (uint32_t)i, err);
+    }
+    free(b.slots);
+    return rc;
+}
+
+char *fc_h5_tree_path(const fc_h5_tree *tree, uint32_t node, fc_arena *arena) {
+    size_t len = 0;
+    for (uint32_t n = node; n != 0; n = tree->nodes[n].parent) {
+        len += 1 + strlen(tree->nodes[n].link);
+    }
+    char *path = fc_arena_alloc(arena, len + 2);
+    if (!path) {
+        return NULL;
+    }
+    memcpy(path, "/", 2);
+    if (len > 0) {
+        path[len] = '\0';
+    }
+    for (uint32_t n = node; n != 0; n = tree->nodes[n].parent) {
+        size_t part = strlen(tree->nodes[n].link);
+        len -= part;
+        memcpy(path + len, tree->nodes[n].link, part);
+        path[--len] = '/';
+    }
+    return path;
+}
+
+bool fc_h5_name_is_joined_path(const fc_wanted_tensor *tensor) {
+    const char *at = tensor->name;
+    for (size_t i = 0; i < tensor->path.count; i++) {
+        size_t len = strlen(tensor->path.elements[i].key);
+        if (i > 0 && *at++ != '.') {
+            return false;
+        }
+        if (strncmp(at, tensor->path.elements[i].key, len) != 0) {
+            return false;
+        }
+        at += len;
+    }
+    return tensor->path.count == 0 || *at == '\0';
+}

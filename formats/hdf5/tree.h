@@ -1,0 +1,38 @@
+/*
+ * The groups and datasets that a wanted manifest becomes: worked out once, the same for every file of a target.
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_TREE_H
+#define FSDPCKPT_FORMATS_HDF5_TREE_H
+
+#include "fsdpckpt/format.h"
+
+/** A group or a dataset. */
+typedef struct fc_h5_node {
+    const char *link; /**< encoded name in the parent; "" for the root */
+    uint32_t parent;  /**< index; the root is its own */
+    uint32_t depth;   /**< 0 for the root */
+    uint32_t tensor;  /**< the first wanted tensor at or below it */
+    bool is_value;    /**< a dataset */
+    bool is_list;     /**< a group whose members are the items of a list or tuple */
+} fc_h5_node;
+
+typedef struct fc_h5_tree {
+    fc_h5_node *nodes; /**< [0] is the root; parents before children */
+    size_t count;
+    uint32_t *leaves; /**< the node of each wanted tensor */
+    uint32_t depth;   /**< the largest */
+} fc_h5_tree;
+
+/**
+ * Builds the tree; everything in it lives in `arena`, except that keys are borrowed from `wanted`.
+ * @return FC_EUNSUPPORTED naming both tensors when two of them cannot have their places in one file.
+ */
+fc_code fc_h5_tree_build(const fc_wanted *wanted, fc_arena *arena, fc_h5_tree *tree, fc_error *err);
+
+/** The absolute path of a node, "/a/b", from `arena`; NULL when out of memory. */
+char *fc_h5_tree_path(const fc_h5_tree *tree, uint32_t node, fc_arena *arena);
+
+/** Whether the name of a wanted tensor is its path joined with "." (else the file must say the name). */
+bool fc_h5_name_is_joined_path(const fc_wanted_tensor *tensor);
+
+#endif

@@ -1,0 +1,39 @@
+/*
+ * What the two halves of the writer share: writer.c makes the full file and the shard files, index.c index.h5.
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_H
+#define FSDPCKPT_FORMATS_HDF5_WRITER_H
+
+#include "out.h"
+
+typedef struct fc_h5_writer {
+    const fc_wanted *wanted;
+    fc_arena *arena;     /* owns this struct and everything in it */
+    const char *staging; /* the file, or the directory of the shards */
+    int64_t ranks;
+    fc_h5_tree tree;
+} fc_h5_writer;
+
+/* The longest name of a shard file, with its NUL: two numbers of up to 20 digits. */
+enum { FC_H5_SHARD_NAME = 64 };
+
+/** The name of the file of `rank`, without a directory. */
+void fc_h5_shard_name(const fc_h5_writer *w, int64_t rank, char name[FC_H5_SHARD_NAME]);
+
+/** `name` in the directory of the target, from the writer's arena. */
+fc_code fc_h5_staged_path(fc_h5_writer *w, const char *name, const char **path, fc_error *err);
+
+/** The attributes of the root group. @param rank the rank of a shard file, -1 for any other. */
+fc_code fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_out *out, int64_t rank, fc_error *err);
+
+/** The attributes that a value has in every file: dtype, fqn, placements, encoding, json. */
+fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_out *out, hid_t id, const fc_wanted_tensor *tensor,
+                               fc_error *err);
+
+/** Adds what a value takes in the headers of a file. @param mappings of its virtual dataset; 0 for a stored one. */
+void fc_h5_estimate_value(const fc_h5_writer *w, fc_h5_estimate *estimate, uint32_t tensor, uint64_t mappings);
+
+/** Writes index.h5, in which every value is whole. */
+fc_code fc_h5_write_index(fc_h5_writer *w, fc_error *err);
+
+#endif

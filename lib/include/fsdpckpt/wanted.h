@@ -1,0 +1,87 @@
+/*
+ * The target of a conversion: which values, under which names, cut how; and what each rank's file holds of it.
+ * Pure arithmetic: made from a source's manifest, read by the writers of formats and by the engine.
+ */
+#ifndef FSDPCKPT_WANTED_H
+#define FSDPCKPT_WANTED_H
+
+#include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** A value of the target: what it is called there and which source value it comes from. */
+typedef struct fc_wanted_tensor {
+    const fc_tensor *source;
+    const char *name;
+    fc_path path;
+    fc_dtype dtype;                 /**< of the target; differs from the source's under --dtype */
+    const fc_placement *placements; /**< mesh->ndim entries; NULL when the mesh has no dimensions */
+    uint32_t owner_offset;          /**< spreads replicated boxes over their holders, see fc_layout_owner */
+} fc_wanted_tensor;
+
+/** The whole target. Everything it points to is borrowed from the source or lives in the caller's arena. */
+typedef struct fc_wanted {
+    const fc_checkpoint *source;
+    const fc_mesh *mesh; /**< ndim 0: one full file */
+    const fc_wanted_tensor *tensors;
+    size_t ntensors;
+} fc_wanted;
+
+/** What to take from a source, and how to cut it. */
+typedef struct fc_selection {
+    const fc_mesh *mesh;              /**< NULL or ndim 0: one full file */
+    const struct fc_tp_plan *tp_plan; /**< NULL: nothing is cut by TP */
+    const char *const *include;       /**< globs over FQNs, NULL-terminated; NULL: everything */
+    const char *const *exclude;       /**< globs over FQNs, NULL-terminated; NULL: nothing */
+    const char *strip_prefix;         /**< NULL: none */
+    bool cast;                        /**< floating-point tensors become `dtype` */
+    fc_dtype dtype;
+} fc_selection;
+
+/** Counts of what fc_wanted_new selected. */
+typedef struct fc_selected {
+    size_t tensors, objects;
+    size_t left_out; /**< by include and exclude */
+    size_t tp_cut;   /**< tensors that TP cuts */
+} fc_selected;
+
+/**
+ * Selects values of `source`, renames them and gives each its placements.
+ * @param arena owns what is made; it must outlive `out`.
+ * @return FC_EUSAGE when nothing is left, a glob of `include` or the prefix matches nothing, two names become equal,
+ *         or the mesh has a tp dimension above 1 and the plan cuts no tensor.
+ */
+fc_code fc_wanted_new(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena, fc_wanted *out,
+                      fc_selected *counts, fc_error *err);
+
+/** One value in one file of the target. */
+typedef struct fc_part_item {
+    uint32_t tensor;     /**< index into fc_wanted.tensors */
+    uint32_t owner;      /**< rank whose file stores the box */
+    bool owned;          /**< stored in this file: owner is this rank */
+    const int64_t *dims; /**< 2 × ndim: offsets, then sizes; sizes may be 0 (empty shard) */
+    uint64_t offset;     /**< out (fc_format.reserve): byte offset in the file of the first element; owned ones are
+                              row-major and contiguous */
+} fc_part_item;
+
+/** What one rank's file holds: its local box of every tensor; objects are in the file of rank 0 only. */
+typedef struct fc_part {
+    uint32_t rank;
+    fc_part_item *items; /**< in the order of fc_wanted.tensors */
+    size_t nitems;
+    const char *path; /**< out (fc_format.reserve): the file the engine writes into, owned by the writer */
+} fc_part;
+
+/** The part of `rank`. Its items live in `arena`; path and the items' offsets are left 0. */
+fc_code fc_wanted_part(const fc_wanted *wanted, uint32_t rank, fc_arena *arena, fc_part *out, fc_error *err);
+
+/** Data bytes of an item. */
+uint64_t fc_part_item_bytes(const fc_wanted *wanted, const fc_part_item *item);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,336 @@
+/*
+ * The commit: a target is written in a staging directory beside it, made durable, and renamed into place. What a
+ * reader finds under the target's name is the old one or the complete new one, never something between.
+ */
+#include "fsdpckpt/io.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+struct fc_commit {
+    char *target;  /* resolved: no trailing slash, no symbolic link */
+    char *parent;  /* directory of the target */
+    char *staging; /* beside the target */
+    char *path;    /* staging + "/" + name of the target */
+    bool is_directory;
+    bool force;
+};
+
+/* The names this program gives to files in a directory it writes. --force deletes nothing else. */
+static const char *const own_names[] = {"index.h5", "shard-*-of-*.h5", NULL};
+
+static bool is_own_name(const char *name) {
+    for (const char *const *glob = own_names; *glob; glob++) {
+        if (fnmatch(*glob, name, 0) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void commit_free(fc_commit *commit) {
+    if (commit) {
+        free(commit->target);
+        free(commit->parent);
+        free(commit->staging);
+        free(commit->path);
+        free(commit);
+    }
+}
+
+/* Fills `target` and `parent`. */
+static fc_code resolve(fc_commit *commit, const char *target, fc_error *err) {
+    size_t len = strlen(target);
+    while (len > 1 && target[len - 1] == '/') {
+        len--;
+    }
+    if (len == 0) {
+        return fc_fail(err, FC_EUSAGE, "the target's name is empty");
+    }
+    commit->target = strndup(target, len);
+    if (!commit->target) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    char *real = realpath(commit->target, NULL);
+    if (real) {
+        free(commit->target);
+        commit->target = real;
+    }
+    const char *slash = strrchr(commit->target, '/');
+    const char *name = slash ? slash + 1 : commit->target;
+    if (*name == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
+        return fc_fail(err, FC_EUSAGE, "%s: cannot be a target: name a new file or directory", target);
+    }
+    commit->parent =
+        !slash ? strdup(".") : strndup(commit->target, slash == commit->target ? 1 : (size_t)(slash - commit->target));
+    return commit->parent ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+}
+
+static fc_code check_directory_content(const char *path, fc_error *err) {
+    fc_code rc = FC_OK;
+    DIR *dir = opendir(path);
+    if (!dir) {
+        return fc_fail_errno(err, errno, "%s: cannot be listed", path);
+    }
+    for (struct dirent *e; rc == FC_OK && (e = readdir(dir));) {
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && !is_own_name(e->d_name)) {
+            rc = fc_fail(err, FC_EUSAGE,
+                         "%s: --force would delete '%s', which this program did not write: move it away first", path,
+                         e->d_name);
+        }
+    }
+    closedir(dir);
+    return rc;
+}
+
+static fc_code check_existing(const fc_commit *commit, fc_error *err) {
+    struct stat st;
+    if (lstat(commit->target, &st) != 0) {
+        return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", commit->target);
+    }
+    if (S_ISDIR(st.st_mode) && !commit->is_directory) {
+        return fc_fail(err, FC_EUSAGE, "%s: is a directory: name a file for the target", commit->target);
+    }
+    if (!S_ISDIR(st.st_mode) && commit->is_directory) {
+        return fc_fail(err, FC_EUSAGE, "%s: is not a directory: name a new directory for the target", commit->target);
+    }
+    if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode)) {
+        return fc_fail(err, FC_EUSAGE, "%s: is not a regular file", commit->target);
+    }
+    if (!commit->force) {
+        return fc_fail(err, FC_EUSAGE, "%s: exists: --force replaces it", commit->target);
+    }
+    return commit->is_directory ? check_directory_content(commit->target, err) : FC_OK;
+}
+
+static fc_code check_space(const fc_commit *commit, uint64_t bytes, fc_error *err) {
+    struct statvfs fs;
+    if (statvfs(commit->parent, &fs) != 0) {
+        return errno == ENOENT || errno == ENOTDIR
+                   ? fc_fail(err, FC_EUSAGE, "%s: the directory of the target does not exist: make it first",
+                             commit->parent)
+                   : fc_fail_errno(err, errno, "%s: cannot be examined", commit->parent);
+    }
+    if (bytes / fs.f_frsize >= fs.f_bavail) {
+        return fc_fail(err, FC_EIO, "%s: no space: %" PRIu64 " bytes are needed, %" PRIu64 " are free", commit->target,
+                       bytes, (uint64_t)fs.f_bavail * fs.f_frsize);
+    }
+    if (access(commit->parent, W_OK | X_OK) != 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be written to", commit->parent);
+    }
+    return FC_OK;
+}
+
+static fc_code prepare(const char *target, bool is_directory, bool force, uint64_t bytes, fc_commit **out,
+                       fc_error *err) {
+    fc_commit *commit = calloc(1, sizeof *commit);
+    if (!commit) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    commit->is_directory = is_directory;
+    commit->force = force;
+    fc_code rc = resolve(commit, target, err);
+    if (rc == FC_OK) {
+        rc = check_existing(commit, err);
+    }
+    if (rc == FC_OK) {
+        rc = check_space(commit, bytes, err);
+    }
+    if (rc != FC_OK) {
+        commit_free(commit);
+        return rc;
+    }
+    *out = commit;
+    return FC_OK;
+}
+
+fc_code fc_commit_check(const char *target, bool is_directory, bool force, uint64_t bytes, fc_error *err) {
+    fc_commit *commit = NULL;
+    fc_code rc = prepare(target, is_directory, force, bytes, &commit, err);
+    commit_free(commit);
+    return rc;
+}
+
+/* Removes a file or a tree. Errors are ignored: it is called when there is already one to report, or after success. */
+static void remove_tree(int parent, const char *name) {
+    if (unlinkat(parent, name, 0) == 0 || errno == ENOENT) {
+        return;
+    }
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (!dir) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return;
+    }
+    for (struct dirent *e; (e = readdir(dir));) {
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) {
+            remove_tree(fd, e->d_name);
+        }
+    }
+    closedir(dir);
+    unlinkat(parent, name, AT_REMOVEDIR);
+}
+
+void fc_commit_abort(fc_commit *commit) {
+    if (commit) {
+        remove_tree(AT_FDCWD, commit->staging);
+        commit_free(commit);
+    }
+}
+
+fc_code fc_commit_begin(const char *target, bool is_directory, bool force, uint64_t bytes, fc_commit **out,
+                        fc_error *err) {
+    fc_commit *commit = NULL;
+    *out = NULL;
+    fc_code rc = prepare(target, is_directory, force, bytes, &commit, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    const char *slash = strrchr(commit->target, '/');
+    const char *name = slash ? slash + 1 : commit->target;
+    /* The name is cut so that the suffix still fits into NAME_MAX. */
+    if (asprintf(&commit->staging, "%s/.%.200s.fsdpckpt-XXXXXX", commit->parent, name) < 0) {
+        commit->staging = NULL;
+        commit_free(commit);
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    if (!mkdtemp(commit->staging)) {
+        rc = fc_fail_errno(err, errno, "%s: cannot make a temporary directory", commit->parent);
+        commit_free(commit);
+        return rc;
+    }
+    if (asprintf(&commit->path, "%s/%s", commit->staging, name) < 0) {
+        commit->path = NULL;
+        fc_commit_abort(commit);
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    /* mkdtemp's mode is private; the target itself gets the mode that the umask gives. */
+    if (is_directory && mkdir(commit->path, 0777) != 0) {
+        rc = fc_fail_errno(err, errno, "%s: cannot be made", commit->path);
+        fc_commit_abort(commit);
+        return rc;
+    }
+    *out = commit;
+    return FC_OK;
+}
+
+const char *fc_commit_path(const fc_commit *commit) {
+    return commit->path;
+}
+
+static fc_code sync_path(int parent, const char *name, const char *shown, fc_error *err) {
+    int fd = openat(parent, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be opened to sync it", shown);
+    }
+    fc_code rc = FC_OK;
+    if (fsync(fd) != 0) {
+        rc = fc_fail_errno(err, errno, "%s: fsync", shown);
+    }
+    if (close(fd) != 0 && rc == FC_OK) {
+        rc = fc_fail_errno(err, errno, "%s: close", shown);
+    }
+    return rc;
+}
+
+/* A target directory is flat: files, no directories below it. */
+static fc_code sync_directory(const char *path, fc_error *err) {
+    fc_code rc = FC_OK;
+    DIR *dir = opendir(path);
+    if (!dir) {
+        return fc_fail_errno(err, errno, "%s: cannot be listed", path);
+    }
+    for (struct dirent *e; rc == FC_OK && (e = readdir(dir));) {
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) {
+            rc = sync_path(dirfd(dir), e->d_name, e->d_name, err);
+        }
+    }
+    closedir(dir);
+    return rc == FC_OK ? sync_path(AT_FDCWD, path, path, err) : rc;
+}
+
+/* Some file systems (NFS, some FUSE) know no flags of renameat2. */
+static bool flag_unknown(int errnum) {
+    return errnum == EINVAL || errnum == ENOSYS || errnum == ENOTSUP;
+}
+
+static fc_code publish_new(const fc_commit *commit, fc_error *err) {
+    if (renameat2(AT_FDCWD, commit->path, AT_FDCWD, commit->target, RENAME_NOREPLACE) == 0) {
+        return FC_OK;
+    }
+    if (errno == EEXIST) {
+        return fc_fail(err, FC_EUSAGE, "%s: appeared while it was being made: --force replaces it", commit->target);
+    }
+    if (flag_unknown(errno) && access(commit->target, F_OK) != 0 && rename(commit->path, commit->target) == 0) {
+        return FC_OK;
+    }
+    return fc_fail_errno(err, errno, "%s: rename into place", commit->target);
+}
+
+/* Swaps the new directory with the old one, which then lies in the staging directory and goes with it. */
+static fc_code publish_directory(const fc_commit *commit, fc_error *err) {
+    if (renameat2(AT_FDCWD, commit->path, AT_FDCWD, commit->target, RENAME_EXCHANGE) == 0) {
+        return FC_OK;
+    }
+    if (!flag_unknown(errno)) {
+        return fc_fail_errno(err, errno, "%s: rename into place", commit->target);
+    }
+    char *old = NULL;
+    if (asprintf(&old, "%s/old", commit->staging) < 0) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    fc_code rc = FC_OK;
+    if (rename(commit->target, old) != 0) {
+        rc = fc_fail_errno(err, errno, "%s: rename out of the way", commit->target);
+    } else if (rename(commit->path, commit->target) != 0) {
+        rc = fc_fail_errno(err, errno, "%s: rename into place", commit->target);
+        if (rename(old, commit->target) != 0) {
+            fc_fail_errno(err, errno, "%s: the old directory could not be put back, it is %s", commit->target, old);
+            /* Then the staging directory must stay: it holds the only copy. */
+            commit->staging[0] = '\0';
+        }
+    }
+    free(old);
+    return rc;
+}
+
+static fc_code publish(const fc_commit *commit, fc_error *err) {
+    fc_code rc = check_existing(commit, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (access(commit->target, F_OK) != 0 || !commit->force) {
+        return publish_new(commit, err);
+    }
+    if (commit->is_directory) {
+        return publish_directory(commit, err);
+    }
+    return rename(commit->path, commit->target) == 0
+               ? FC_OK
+               : fc_fail_errno(err, errno, "%s: rename into place", commit->target);
+}
+
+fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
+    fc_code rc =
+        commit->is_directory ? sync_directory(commit->path, err) : sync_path(AT_FDCWD, commit->path, commit->path, err);
+    if (rc == FC_OK) {
+        rc = publish(commit, err);
+    }
+    if (rc == FC_OK) {
+        rc = sync_path(AT_FDCWD, commit->parent, commit->parent, err);
+    }
+    fc_commit_abort(commit);
+    return rc;
+}

@@ -1,0 +1,158 @@
+/*
+ * The whole way of the data: select, prove coverage, reserve, move, commit. The only caller of a format's writer.
+ * Rank by rank: memory does not grow with the number of ranks.
+ */
+#include "fsdpckpt/move.h"
+
+#include "core/checked.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    DEFAULT_MEMORY = 64 << 20,
+    /* What a file and one of its tensors cost in headers, estimated high: the free space is checked against it. */
+    HEADER_BYTES_FILE = 16 << 10,
+    HEADER_BYTES_ITEM = 2 << 10,
+};
+
+/* Fail closed: nothing is created before every wanted element is known to be covered exactly once. */
+static fc_code check_coverage(const fc_wanted *wanted, fc_error *err) {
+    for (size_t i = 0; i < wanted->ntensors; i++) {
+        fc_coverage *coverage = NULL;
+        fc_code rc = fc_coverage_within(wanted->source, wanted->tensors[i].source, NULL, &coverage, err);
+        if (rc != FC_OK) {
+            return fc_context(err, rc, "%s", wanted->source->path);
+        }
+        fc_coverage_free(coverage);
+    }
+    return FC_OK;
+}
+
+static fc_code measure(const fc_wanted *wanted, fc_convert_report *report, fc_error *err) {
+    int64_t ranks = fc_mesh_ranks(wanted->mesh);
+    report->files = (size_t)ranks + (wanted->mesh->ndim > 0 ? 1 : 0);
+    report->smallest_part = UINT64_MAX;
+    for (int64_t rank = 0; rank < ranks; rank++) {
+        fc_arena *arena = fc_arena_new();
+        fc_part part;
+        uint64_t bytes = 0;
+        fc_code rc = arena ? fc_wanted_part(wanted, (uint32_t)rank, arena, &part, err)
+                           : fc_fail(err, FC_ENOMEM, "out of memory");
+        for (size_t i = 0; rc == FC_OK && i < part.nitems; i++) {
+            uint64_t size = part.items[i].owned ? fc_part_item_bytes(wanted, &part.items[i]) : 0;
+            if (!fc_add_u64(bytes, size, &bytes)) {
+                rc = fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", wanted->source->path);
+            }
+        }
+        fc_arena_free(arena);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        if (!fc_add_u64(report->data_bytes, bytes, &report->data_bytes)) {
+            return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", wanted->source->path);
+        }
+        report->largest_part = bytes > report->largest_part ? bytes : report->largest_part;
+        report->smallest_part = bytes < report->smallest_part ? bytes : report->smallest_part;
+    }
+    report->header_bytes = report->files * (HEADER_BYTES_FILE + wanted->ntensors * (uint64_t)HEADER_BYTES_ITEM);
+    return FC_OK;
+}
+
+static fc_code write_part(const fc_wanted *wanted, fc_writer *writer, uint32_t rank, const fc_move_options *options,
+                          fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    fc_part part;
+    if (!arena) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    fc_code rc = fc_wanted_part(wanted, rank, arena, &part, err);
+    if (rc == FC_OK) {
+        rc = writer->format->reserve(writer, &part, err);
+    }
+    if (rc == FC_OK) {
+        rc = fc_move_part(wanted, &part, options, err);
+    }
+    fc_arena_free(arena);
+    return rc;
+}
+
+static bool is_cancelled(const fc_move_options *options) {
+    return options->progress && atomic_load(&options->progress->cancel);
+}
+
+static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_convert_options *options,
+                         fc_error *err) {
+    fc_writer writer = {options->format, NULL};
+    int64_t ranks = fc_mesh_ranks(wanted->mesh);
+    fc_code rc = options->format->create(wanted, staging, &writer, err);
+    for (int64_t rank = 0; rank < ranks && rc == FC_OK; rank++) {
+        rc = is_cancelled(&options->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
+                                          : write_part(wanted, &writer, (uint32_t)rank, &options->move, err);
+    }
+    if (rc == FC_OK) {
+        rc = options->format->finish(&writer, err);
+    }
+    options->format->destroy(&writer);
+    return rc;
+}
+
+static fc_code write_target(const fc_wanted *wanted, const char *target, const fc_convert_options *options,
+                            const fc_convert_report *report, fc_error *err) {
+    fc_commit *commit = NULL;
+    uint64_t bytes;
+    if (!fc_add_u64(report->data_bytes, report->header_bytes, &bytes)) {
+        return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", wanted->source->path);
+    }
+    bool is_directory = wanted->mesh->ndim > 0;
+    if (options->dry_run) {
+        return fc_commit_check(target, is_directory, options->force, bytes, err);
+    }
+    fc_code rc = fc_commit_begin(target, is_directory, options->force, bytes, &commit, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (options->move.progress) {
+        options->move.progress->total = report->data_bytes;
+    }
+    rc = write_all(wanted, fc_commit_path(commit), options, err);
+    if (rc == FC_OK && is_cancelled(&options->move)) {
+        rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
+    }
+    if (rc != FC_OK) {
+        fc_commit_abort(commit);
+        return rc;
+    }
+    return fc_commit_finish(commit, err);
+}
+
+fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_convert_options *options,
+                   fc_convert_report *report, fc_error *err) {
+    fc_convert_report local;
+    fc_wanted wanted;
+    if (!report) {
+        report = &local;
+    }
+    memset(report, 0, sizeof *report);
+    if (!options->format->create) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' is only read, not written", target,
+                       options->format->name);
+    }
+    fc_arena *arena = fc_arena_new();
+    if (!arena) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    fc_code rc = fc_wanted_new(source, &options->selection, arena, &wanted, &report->selected, err);
+    if (rc == FC_OK) {
+        rc = check_coverage(&wanted, err);
+    }
+    if (rc == FC_OK) {
+        report->memory = options->move.memory ? options->move.memory : DEFAULT_MEMORY;
+        rc = measure(&wanted, report, err);
+    }
+    if (rc == FC_OK) {
+        rc = write_target(&wanted, target, options, report, err);
+    }
+    fc_arena_free(arena);
+    return rc;
+}

@@ -1,0 +1,221 @@
+/*
+ * HDF5 filter pipelines undone in memory: deflate, shuffle, fletcher32. From stored bytes to elements; every number
+ * here may come from a hostile file.
+ *
+ * A pipeline is listed in the order in which it was applied when writing, so decoding goes from its end to its
+ * beginning. What inflating must give follows from the decoded size: fletcher32 adds 4 bytes, shuffle none. A second
+ * deflate in one pipeline, which nobody writes, is therefore found damaged.
+ */
+#include "move/decode.h"
+
+#include "core/checked.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+
+enum { DEFLATE = 1, SHUFFLE = 2, FLETCHER32 = 3, CHECKSUM_SIZE = 4 };
+
+uint32_t fc_fletcher32(const unsigned char *bytes, size_t size) {
+    uint32_t a = 0, b = 0;
+    size_t words = size / 2;
+    while (words > 0) {
+        size_t block = words < 360 ? words : 360; /* so many additions cannot overflow 32 bits */
+        words -= block;
+        for (; block > 0; block--, bytes += 2) {
+            a += (uint32_t)bytes[0] << 8 | bytes[1];
+            b += a;
+        }
+        a = (a & 0xffff) + (a >> 16);
+        b = (b & 0xffff) + (b >> 16);
+    }
+    if (size % 2) {
+        a += (uint32_t)bytes[0] << 8;
+        b += a;
+        a = (a & 0xffff) + (a >> 16);
+        b = (b & 0xffff) + (b >> 16);
+    }
+    a = (a & 0xffff) + (a >> 16);
+    b = (b & 0xffff) + (b >> 16);
+    return b << 16 | a;
+}
+
+/* The stored checksum is little-endian; HDF5 before 1.6.3 swapped the bytes of each half on some machines. */
+static fc_code check_fletcher(const unsigned char *bytes, size_t size, fc_error *err) {
+    const unsigned char *p = bytes + size;
+    uint32_t stored = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+    uint32_t swapped = p[1] | (uint32_t)p[0] << 8 | (uint32_t)p[3] << 16 | (uint32_t)p[2] << 24;
+    uint32_t sum = fc_fletcher32(bytes, size);
+    if (sum != stored && sum != swapped) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "the checksum (fletcher32) is %08" PRIx32 ", stored is %08" PRIx32 ": the data is damaged", sum,
+                       stored);
+    }
+    return FC_OK;
+}
+
+static void unshuffle(const unsigned char *in, unsigned char *out, size_t size, size_t element) {
+    size_t count = size / element;
+    for (size_t byte = 0; byte < element; byte++) {
+        const unsigned char *plane = in + byte * count;
+        unsigned char *to = out + byte;
+        for (size_t i = 0; i < count; i++, to += element) {
+            *to = plane[i];
+        }
+    }
+    /* HDF5 leaves what is no whole element as it is. */
+    memcpy(out + count * element, in + count * element, size - count * element);
+}
+
+/* Inflates exactly `out_size` bytes. The output buffer is the bound: a bomb stops at its end. */
+static fc_code inflate_exactly(const unsigned char *in, size_t in_size, unsigned char *out, size_t out_size,
+                               fc_error *err) {
+    z_stream z = {0};
+    if (inflateInit(&z) != Z_OK) {
+        return fc_fail(err, FC_ENOMEM, "out of memory while inflating");
+    }
+    const size_t most = 1 << 30; /* zlib counts in 32 bits */
+    size_t in_left = in_size, out_left = out_size;
+    z.next_in = (Bytef *)in;
+    z.next_out = out;
+    int rc = Z_OK;
+    while (rc == Z_OK) {
+        if (z.avail_in == 0 && in_left > 0) {
+            z.avail_in = (uInt)(in_left < most ? in_left : most);
+            in_left -= z.avail_in;
+        }
+        if (z.avail_out == 0 && out_left > 0) {
+            z.avail_out = (uInt)(out_left < most ? out_left : most);
+            out_left -= z.avail_out;
+        }
+        rc = inflate(&z, Z_NO_FLUSH);
+    }
+    size_t produced = out_size - out_left - z.avail_out;
+    bool full = produced == out_size;
+    inflateEnd(&z);
+    if (rc == Z_STREAM_END && full) {
+        return FC_OK;
+    }
+    if (rc == Z_BUF_ERROR && full) {
+        return fc_fail(err, FC_ECORRUPT, "the compressed data holds more than the %zu bytes of the chunk", out_size);
+    }
+    if (rc == Z_MEM_ERROR) {
+        return fc_fail(err, FC_ENOMEM, "out of memory while inflating");
+    }
+    return fc_fail(err, FC_ECORRUPT, "the compressed data is damaged after %zu of %zu bytes", produced, out_size);
+}
+
+static bool applied(const fc_filters *filters, int i) {
+    return !(filters->mask >> i & 1);
+}
+
+/* The size that inflating must give when deflate is filter `i`: the elements and what earlier filters added. */
+static bool inflated_size(const fc_extent *extent, int i, uint64_t *size) {
+    *size = extent->decoded;
+    for (int j = 0; j < i; j++) {
+        if (applied(&extent->filters, j) && extent->filters.ids[j] == FLETCHER32 &&
+            !fc_add_u64(*size, CHECKSUM_SIZE, size)) {
+            return false;
+        }
+    }
+    return *size <= SIZE_MAX;
+}
+
+bool fc_decode_cost(const fc_extent *extent, uint64_t *bytes) {
+    uint64_t cost = extent->decoded;
+    if (extent->codec != FC_CODEC_FILTERED) {
+        *bytes = cost;
+        return true;
+    }
+    if (extent->filters.count > sizeof extent->filters.ids || !fc_add_u64(cost, extent->length, &cost)) {
+        return false;
+    }
+    /* Each deflate and shuffle but the last undone has a buffer of its own, as large as the larger side. */
+    for (int i = 1; i < extent->filters.count; i++) {
+        uint64_t size;
+        if (!inflated_size(extent, i, &size) ||
+            !fc_add_u64(cost, size > extent->length ? size : extent->length, &cost)) {
+            return false;
+        }
+    }
+    *bytes = cost;
+    return true;
+}
+
+/* Bytes on their way through the pipeline. */
+typedef struct stage {
+    unsigned char *bytes;
+    size_t size;
+    unsigned char *owned; /* the buffer they lie in, when it was allocated here */
+} stage;
+
+/* Undoes deflate or shuffle into a buffer of `size` bytes, which replaces the stage's. */
+static fc_code undo_into(uint8_t id, size_t size, uint32_t element, stage *s, fc_error *err) {
+    unsigned char *out = malloc(size ? size : 1);
+    if (!out) {
+        return fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes", size);
+    }
+    fc_code rc = FC_OK;
+    if (id == DEFLATE) {
+        rc = inflate_exactly(s->bytes, s->size, out, size, err);
+    } else {
+        unshuffle(s->bytes, out, size, element);
+    }
+    free(s->owned);
+    *s = (stage){out, size, out};
+    return rc;
+}
+
+static fc_code undo(const fc_extent *extent, int i, uint32_t element, stage *s, fc_error *err) {
+    uint64_t size;
+    switch (extent->filters.ids[i]) {
+    case FLETCHER32:
+        if (s->size < CHECKSUM_SIZE) {
+            return fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, too few for its checksum", s->size);
+        }
+        s->size -= CHECKSUM_SIZE;
+        return check_fletcher(s->bytes, s->size, err);
+    case SHUFFLE:
+        return undo_into(SHUFFLE, s->size, element, s, err);
+    case DEFLATE:
+        return inflated_size(extent, i, &size) ? undo_into(DEFLATE, (size_t)size, element, s, err)
+                                               : fc_fail(err, FC_ECORRUPT, "the chunk's size overflows");
+    default:
+        return fc_fail(err, FC_EUNSUPPORTED, "HDF5 filter %d is not supported", extent->filters.ids[i]);
+    }
+}
+
+fc_code fc_decode_filters(const fc_extent *extent, unsigned char *stored, uint32_t element, unsigned char *out,
+                          fc_error *err) {
+    stage s = {stored, (size_t)extent->length, NULL};
+    size_t decoded = (size_t)extent->decoded;
+    fc_code rc = FC_OK;
+    if (extent->filters.count > sizeof extent->filters.ids) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%d HDF5 filters", extent->filters.count);
+    }
+    for (int i = extent->filters.count - 1; i >= 0 && rc == FC_OK; i--) {
+        if (!applied(&extent->filters, i)) {
+            continue;
+        }
+        /* The last step writes straight to where the elements belong. */
+        if (i == 0 && extent->filters.ids[0] == SHUFFLE && s.size == decoded) {
+            unshuffle(s.bytes, out, decoded, element);
+            goto out;
+        }
+        if (i == 0 && extent->filters.ids[0] == DEFLATE) {
+            rc = inflate_exactly(s.bytes, s.size, out, decoded, err);
+            goto out;
+        }
+        rc = undo(extent, i, element, &s, err);
+    }
+    if (rc == FC_OK && s.size != decoded) {
+        rc = fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, it must have %zu", s.size, decoded);
+    }
+    if (rc == FC_OK) {
+        memcpy(out, s.bytes, decoded);
+    }
+out:
+    free(s.owned);
+    return rc;
+}

@@ -1,0 +1,46 @@
+/*
+ * Decoding of stored chunks: HDF5's deflate, shuffle and fletcher32, and a shared cache of decoded chunks that bounds
+ * their memory. From the bytes of an extent to elements in memory.
+ */
+#ifndef FSDPCKPT_MOVE_DECODE_H
+#define FSDPCKPT_MOVE_DECODE_H
+
+#include "fsdpckpt/checkpoint.h"
+
+/**
+ * Undoes a filter pipeline.
+ * @param stored  extent->length bytes as read from the file; used as scratch space.
+ * @param element bytes an element, for shuffle.
+ * @param out     extent->decoded bytes.
+ * A result of any other size than extent->decoded is FC_ECORRUPT, found without using more memory.
+ */
+fc_code fc_decode_filters(const fc_extent *extent, unsigned char *stored, uint32_t element, unsigned char *out,
+                          fc_error *err);
+
+/** Bytes of memory that decoding `extent` takes at its peak. @return false on overflow. */
+bool fc_decode_cost(const fc_extent *extent, uint64_t *bytes);
+
+/** HDF5's checksum of `size` bytes. */
+uint32_t fc_fletcher32(const unsigned char *bytes, size_t size);
+
+/** Decoded chunks, shared by the workers. */
+typedef struct fc_decoded fc_decoded;
+
+/** Decodes a chunk: fills extent->decoded bytes at `out`. */
+typedef fc_code (*fc_decode_fn)(void *context, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
+                                unsigned char *out, fc_error *err);
+
+/** @param limit bytes of memory for all chunks and their decoding. @return NULL when out of memory. */
+fc_decoded *fc_decoded_new(uint64_t limit);
+void fc_decoded_free(fc_decoded *cache);
+
+/**
+ * The decoded bytes of a chunk, from the cache or by `decode`. Waits while the memory is held by other workers, so a
+ * worker holds at most one chunk at a time; it gives it back with fc_decoded_release.
+ * @return FC_EUNSUPPORTED for a chunk that can never fit the limit.
+ */
+fc_code fc_decoded_acquire(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
+                           fc_decode_fn decode, void *context, const unsigned char **bytes, fc_error *err);
+void fc_decoded_release(fc_decoded *cache, const fc_tensor *tensor, size_t chunk);
+
+#endif

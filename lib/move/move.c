@@ -1,0 +1,294 @@
+/*
+ * The engine: executes a part. From the tiles of the queue to bytes in the target file, by worker threads that share
+ * nothing but the queue, the cache of decoded chunks and the first error.
+ */
+#include "fsdpckpt/move.h"
+
+#include "move/queue.h"
+#include "move/source.h"
+#include "move/tuning.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+/* How the memory is shared out. */
+typedef struct budget {
+    int threads;
+    int files;         /* source files open at once in a worker */
+    size_t tile;       /* bytes */
+    size_t large_tile; /* bytes */
+    size_t scratch;    /* bytes of a worker */
+    uint64_t decoded;  /* bytes for decoded chunks of all workers */
+} budget;
+
+typedef struct engine {
+    const fc_wanted *wanted;
+    const fc_part *part;
+    fc_progress *progress; /* may be NULL */
+    budget budget;
+    bool casts; /* some item changes its type, so workers need a second buffer */
+    fc_queue queue;
+    fc_decoded *decoded;
+    atomic_bool stop;
+    pthread_mutex_t lock; /* guards what follows */
+    fc_code code;
+    fc_error error;
+} engine;
+
+/* Records the first error and stops everyone. */
+static void fail(engine *e, fc_code code, const fc_error *err) {
+    pthread_mutex_lock(&e->lock);
+    if (e->code == FC_OK) {
+        e->code = code;
+        e->error = *err;
+    }
+    pthread_mutex_unlock(&e->lock);
+    atomic_store(&e->stop, true);
+}
+
+/* A worker's own things. Buffers grow to the larger tile only when a tensor needs it. */
+typedef struct worker {
+    engine *engine;
+    fc_source *source;
+    int fd;
+    unsigned char *buffer, *cast; /* tiles in the source's type, and in the target's */
+    size_t buffer_size, cast_size;
+} worker;
+
+static fc_code grow(unsigned char **buffer, size_t *size, size_t wanted, fc_error *err) {
+    if (*size < wanted) {
+        free(*buffer);
+        *size = 0;
+        *buffer = malloc(wanted);
+        if (!*buffer) {
+            return fc_fail(err, FC_ENOMEM, "out of memory for a buffer of %zu bytes", wanted);
+        }
+        *size = wanted;
+    }
+    return FC_OK;
+}
+
+/* Fills the worker's buffers with the tiles of a batch, one after another as in the target. */
+static fc_code read_batch(worker *w, const fc_batch *batch, const unsigned char **out, fc_error *err) {
+    size_t total = 0, source_total = 0;
+    bool casts = false;
+    for (int i = 0; i < batch->count; i++) {
+        const fc_active *active = batch->tiles[i].active;
+        total += batch->tiles[i].size;
+        source_total += (size_t)batch->tiles[i].tile.count * fc_dtype_size(active->tensor->dtype);
+        casts |= active->dtype != active->tensor->dtype;
+    }
+    fc_code rc = grow(&w->buffer, &w->buffer_size, casts ? source_total : total, err);
+    if (rc == FC_OK && casts) {
+        rc = grow(&w->cast, &w->cast_size, total, err);
+    }
+    unsigned char *to = casts ? w->cast : w->buffer;
+    *out = to;
+    for (int i = 0; i < batch->count && rc == FC_OK; i++) {
+        const fc_active *active = batch->tiles[i].active;
+        const fc_tile *tile = &batch->tiles[i].tile;
+        fc_box box = {active->tensor->ndim, tile->offsets, tile->sizes};
+        bool cast = active->dtype != active->tensor->dtype;
+        rc = fc_source_fill(w->source, active->coverage, active->tensor, &box, cast ? w->buffer : to, err);
+        if (rc == FC_OK && cast) {
+            fc_cast(active->tensor->dtype, w->buffer, active->dtype, to, (size_t)tile->count);
+        }
+        to += batch->tiles[i].size;
+    }
+    return rc;
+}
+
+/* Writes a batch, tiles that follow each other in the file with one call. */
+static fc_code write_batch(worker *w, const fc_batch *batch, const unsigned char *bytes, fc_error *err) {
+    const char *path = w->engine->part->path;
+    for (int i = 0; i < batch->count;) {
+        uint64_t offset = batch->tiles[i].offset;
+        size_t size = 0;
+        do {
+            size += batch->tiles[i++].size;
+        } while (i < batch->count && batch->tiles[i].offset == offset + size);
+        fc_code rc = fc_pwrite_full(w->fd, bytes, size, offset, path, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        bytes += size;
+        if (w->engine->progress) {
+            atomic_fetch_add_explicit(&w->engine->progress->done, size, memory_order_relaxed);
+        }
+    }
+    return FC_OK;
+}
+
+static bool cancelled(const engine *e) {
+    return e->progress && atomic_load_explicit(&e->progress->cancel, memory_order_relaxed);
+}
+
+static fc_code move_batches(worker *w, fc_error *err) {
+    engine *e = w->engine;
+    fc_batch *batch = malloc(sizeof *batch);
+    if (!batch) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", e->part->path);
+    }
+    fc_code rc = FC_OK;
+    while (rc == FC_OK && !atomic_load_explicit(&e->stop, memory_order_relaxed)) {
+        if (cancelled(e)) {
+            rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
+            break;
+        }
+        rc = fc_queue_take(&e->queue, batch, err);
+        if (rc != FC_OK || batch->count == 0) {
+            break;
+        }
+        const unsigned char *bytes = NULL;
+        rc = read_batch(w, batch, &bytes, err);
+        if (rc == FC_OK) {
+            rc = write_batch(w, batch, bytes, err);
+        }
+        fc_queue_give_back(&e->queue, batch);
+    }
+    free(batch);
+    return rc;
+}
+
+/* A thread's life. An error goes to the engine. */
+static void *work(void *context) {
+    engine *e = context;
+    worker w = {.engine = e, .fd = -1};
+    fc_error err;
+    fc_code rc = fc_source_new(e->wanted->source, e->decoded, e->budget.scratch, e->budget.files, &w.source, &err);
+    if (rc == FC_OK) {
+        /* A descriptor of its own: writes to one file description take its lock in turn on some kernels. */
+        w.fd = open(e->part->path, O_WRONLY | O_CLOEXEC);
+        rc = w.fd < 0 ? fc_fail_errno(&err, errno, "%s: cannot be written", e->part->path) : FC_OK;
+    }
+    if (rc == FC_OK) {
+        rc = move_batches(&w, &err);
+    }
+    if (w.fd >= 0 && close(w.fd) != 0 && rc == FC_OK) {
+        rc = fc_fail_errno(&err, errno, "%s: writing", e->part->path);
+    }
+    if (rc != FC_OK) {
+        fail(e, rc, &err);
+    }
+    fc_source_free(w.source);
+    free(w.buffer);
+    free(w.cast);
+    return NULL;
+}
+
+static int processors(void) {
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : n;
+}
+
+/* Source files a worker may keep open, so that all of them stay below the process's limit. */
+static int files_per_worker(int threads) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+        return FC_OPEN_FILES;
+    }
+    rlim_t mine = limit.rlim_cur / 2 / (rlim_t)threads;
+    return mine < 2 ? 1 : mine - 1 > FC_OPEN_FILES ? FC_OPEN_FILES : (int)(mine - 1);
+}
+
+static size_t clamp(uint64_t value, uint64_t low, uint64_t high) {
+    return (size_t)(value < low ? low : value > high ? high : value);
+}
+
+/* What a worker holds besides tiles and the window. */
+static size_t worker_overhead(void) {
+    return fc_source_overhead() + sizeof(fc_batch);
+}
+
+/* Shares `memory` out: at most half of it, or what is least, for the workers' buffers, the rest for decoded chunks. */
+static void share_out(uint64_t memory, int threads, bool casts, budget *b) {
+    uint64_t buffers = casts ? 3 : 2; /* tile, window, and the cast tile: each takes an equal share */
+    uint64_t least = worker_overhead() + buffers * FC_LEAST_TILE_BYTES;
+    uint64_t fit = memory / 2 / least;
+    b->threads = threads;
+    if ((uint64_t)threads > fit) {
+        b->threads = fit < 1 ? 1 : (int)fit;
+    }
+    uint64_t each = (memory / 2 / (uint64_t)b->threads - worker_overhead()) / buffers;
+    b->tile = clamp(each, FC_LEAST_TILE_BYTES, FC_TILE_BYTES);
+    b->scratch = clamp(each, FC_LEAST_TILE_BYTES, FC_SCRATCH_BYTES);
+    b->large_tile = clamp(each, b->tile, FC_LARGE_TILE_BYTES);
+    uint64_t whole = worker_overhead() + b->scratch + (buffers - 1) * b->large_tile;
+    b->decoded = memory - (uint64_t)b->threads * whole;
+    b->files = files_per_worker(b->threads);
+}
+
+/* Bytes that the part owns, as far as they decide how many threads are worth starting. */
+static uint64_t owned_bytes(const fc_wanted *wanted, const fc_part *part, bool *casts) {
+    uint64_t total = 0;
+    *casts = false;
+    for (size_t i = 0; i < part->nitems; i++) {
+        const fc_part_item *item = &part->items[i];
+        if (!item->owned) {
+            continue;
+        }
+        const fc_wanted_tensor *tensor = &wanted->tensors[item->tensor];
+        fc_box box = {tensor->source->ndim, item->dims, item->dims + tensor->source->ndim};
+        if (__builtin_add_overflow(total, (uint64_t)fc_box_volume(&box), &total)) {
+            total = UINT64_MAX;
+        }
+        *casts |= tensor->dtype != tensor->source->dtype;
+    }
+    return total;
+}
+
+static int wanted_threads(const fc_move_options *options, uint64_t bytes) {
+    int threads = options && options->threads > 0 ? options->threads : processors();
+    threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
+    uint64_t useful = bytes / (FC_TILE_BYTES / 4) + 1; /* a thread for less than this is not worth its start */
+    return (uint64_t)threads > useful ? (int)useful : threads;
+}
+
+/* Runs the workers, this thread among them, so that the job is done even where no thread can be started. */
+static void run(engine *e) {
+    pthread_t threads[FC_MOST_THREADS];
+    int started = 0;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the caller's: the new threads inherit the mask */
+    while (started < e->budget.threads - 1 && pthread_create(&threads[started], NULL, work, e) == 0) {
+        started++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    work(e);
+    for (int i = 0; i < started; i++) {
+        pthread_join(threads[i], NULL);
+    }
+}
+
+fc_code fc_move_part(const fc_wanted *wanted, const fc_part *part, const fc_move_options *options, fc_error *err) {
+    uint64_t memory = options && options->memory ? options->memory : FC_DEFAULT_MEMORY;
+    if (memory < FC_LEAST_MEMORY) {
+        return fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: --memory must be at least 1M", memory);
+    }
+    engine e = {.wanted = wanted, .part = part, .progress = options ? options->progress : NULL};
+    uint64_t bytes = owned_bytes(wanted, part, &e.casts);
+    share_out(memory, wanted_threads(options, bytes), e.casts, &e.budget);
+    e.decoded = fc_decoded_new(e.budget.decoded);
+    if (!e.decoded) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", part->path);
+    }
+    atomic_init(&e.stop, false);
+    pthread_mutex_init(&e.lock, NULL);
+    fc_queue_init(&e.queue, wanted, part, e.budget.tile, e.budget.large_tile);
+    run(&e);
+    fc_queue_destroy(&e.queue);
+    pthread_mutex_destroy(&e.lock);
+    fc_decoded_free(e.decoded);
+    if (e.code != FC_OK && err) {
+        *err = e.error;
+    }
+    return e.code;
+}

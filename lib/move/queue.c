@@ -1,0 +1,200 @@
+/*
+ * The queue of tiles. One mutex: a tile is half a megabyte of copying, so taking one costs nothing beside it.
+ */
+#include "move/queue.h"
+
+#include "core/checked.h"
+#include "plan/box_text.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void fc_queue_init(fc_queue *queue, const fc_wanted *wanted, const fc_part *part, size_t tile_bytes,
+                   size_t large_tile_bytes) {
+    memset(queue, 0, sizeof *queue);
+    pthread_mutex_init(&queue->lock, NULL);
+    queue->wanted = wanted;
+    queue->part = part;
+    queue->tile_bytes = tile_bytes;
+    queue->large_tile_bytes = large_tile_bytes;
+}
+
+static void drop(fc_active *active) {
+    if (active && --active->users == 0) {
+        fc_coverage_free(active->coverage);
+        free(active);
+    }
+}
+
+void fc_queue_destroy(fc_queue *queue) {
+    drop(queue->current);
+    pthread_mutex_destroy(&queue->lock);
+}
+
+static fc_box item_box(const fc_part_item *item, const fc_tensor *tensor) {
+    fc_box box = {tensor->ndim, item->dims, item->dims + tensor->ndim};
+    return box;
+}
+
+/* Bytes an element in the larger of the source's and the target's type: both must fit a tile's buffer. */
+static uint32_t element_size(const fc_wanted_tensor *wanted) {
+    uint32_t a = fc_dtype_size(wanted->source->dtype), b = fc_dtype_size(wanted->dtype);
+    return a > b ? a : b;
+}
+
+/* Whether the tensor's chunks must be decoded whole, or are not row-major. All chunks of a tensor are stored alike, so
+   the first tells; an error with it is left to the worker that reads it, if any. */
+static bool gains_from_large_tiles(const fc_checkpoint *source, const fc_tensor *tensor) {
+    fc_extent extent;
+    if (tensor->nchunks == 0 || fc_checkpoint_extent(source, tensor, 0, &extent, NULL) != FC_OK) {
+        return false;
+    }
+    int last = tensor->ndim - 1;
+    return extent.codec == FC_CODEC_FILTERED || extent.codec == FC_CODEC_FORMAT ||
+           (last >= 0 && tensor->chunks[0].dims[tensor->ndim + last] > 1 && extent.strides[last] != 1);
+}
+
+/* Whether an item is stored in this part's file and has elements. */
+static bool has_bytes(const fc_queue *queue, const fc_part_item *item) {
+    if (!item->owned) {
+        return false;
+    }
+    fc_box box = item_box(item, queue->wanted->tensors[item->tensor].source);
+    return fc_box_volume(&box) > 0;
+}
+
+static fc_code check_item(const fc_wanted_tensor *wanted, const fc_box *box, uint64_t offset, fc_error *err) {
+    const fc_tensor *tensor = wanted->source;
+    if (!fc_box_within(box, tensor->shape)) {
+        return fc_fail(err, FC_EUSAGE, "tensor %s: the box %s lies outside the tensor", wanted->name,
+                       fc_box_to_text(box).s);
+    }
+    if (wanted->dtype != tensor->dtype &&
+        (fc_dtype_get(wanted->dtype)->cls != FC_CLASS_FLOAT || fc_dtype_get(tensor->dtype)->cls != FC_CLASS_FLOAT)) {
+        return fc_fail(err, FC_EUSAGE, "tensor %s: %s cannot become %s", wanted->name,
+                       fc_dtype_get(tensor->dtype)->torch_name, fc_dtype_get(wanted->dtype)->torch_name);
+    }
+    int64_t bytes;
+    uint64_t end;
+    if (!fc_mul_i64(fc_box_volume(box), element_size(wanted), &bytes) || !fc_add_u64(offset, (uint64_t)bytes, &end) ||
+        end > INT64_MAX) {
+        return fc_fail(err, FC_ECORRUPT, "tensor %s: %s elements of %s are too many for a file", wanted->name,
+                       fc_box_to_text(box).s, fc_dtype_get(wanted->dtype)->torch_name);
+    }
+    return FC_OK;
+}
+
+/* Makes the next item with bytes the current one. queue->current stays NULL at the end. */
+static fc_code open_next(fc_queue *queue, fc_error *err) {
+    const fc_part *part = queue->part;
+    while (queue->next < part->nitems && !has_bytes(queue, &part->items[queue->next])) {
+        queue->next++;
+    }
+    if (queue->next == part->nitems) {
+        return FC_OK;
+    }
+    const fc_part_item *item = &part->items[queue->next++];
+    const fc_wanted_tensor *wanted = &queue->wanted->tensors[item->tensor];
+    fc_box box = item_box(item, wanted->source);
+    fc_code rc = check_item(wanted, &box, item->offset, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_coverage *coverage;
+    rc = fc_coverage_within(queue->wanted->source, wanted->source, &box, &coverage, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_active *active = malloc(sizeof *active);
+    if (!active) {
+        fc_coverage_free(coverage);
+        return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", wanted->name);
+    }
+    *active = (fc_active){wanted->source, item, wanted->dtype, coverage, 1};
+    queue->current = active;
+    uint32_t element = element_size(wanted);
+    size_t bytes = queue->tile_bytes;
+    if ((uint64_t)fc_box_volume(&box) * element > bytes &&
+        gains_from_large_tiles(queue->wanted->source, wanted->source)) {
+        bytes = queue->large_tile_bytes;
+    }
+    fc_tiles_begin(&queue->tiles, &box, (int64_t)(bytes / element));
+    return FC_OK;
+}
+
+/* Adds the current item's next tile to the batch, and closes the item when it was the last. */
+static void add_tile(fc_queue *queue, fc_batch *batch) {
+    fc_active *active = queue->current;
+    fc_tile tile;
+    if (!fc_tiles_next(&queue->tiles, &tile)) {
+        return;
+    }
+    uint32_t size = fc_dtype_size(active->dtype);
+    batch->tiles[batch->count].active = active;
+    batch->tiles[batch->count].tile = tile;
+    batch->tiles[batch->count].offset = active->item->offset + (uint64_t)tile.start * size;
+    batch->tiles[batch->count].size = (size_t)tile.count * size;
+    batch->count++;
+    active->users++;
+    if (queue->tiles.next >= queue->tiles.total) {
+        drop(active);
+        queue->current = NULL;
+    }
+}
+
+/* Whether the next item is so small that it fits the `room` left in a batch whole. */
+static bool next_fits(const fc_queue *queue, size_t room) {
+    if (queue->next >= queue->part->nitems) {
+        return false;
+    }
+    const fc_part_item *item = &queue->part->items[queue->next];
+    const fc_wanted_tensor *wanted = &queue->wanted->tensors[item->tensor];
+    fc_box box = item_box(item, wanted->source);
+    return (uint64_t)fc_box_volume(&box) <= room / element_size(wanted);
+}
+
+static fc_code take(fc_queue *queue, fc_batch *batch, fc_error *err) {
+    size_t room = queue->tile_bytes;
+    while (batch->count < FC_BATCH_TILES) {
+        if (!queue->current) {
+            fc_code rc = batch->count == 0 || next_fits(queue, room) ? open_next(queue, err) : FC_OK;
+            if (rc != FC_OK || !queue->current) {
+                return rc;
+            }
+        }
+        /* After skipped items the one that was opened may be larger than `room`; it waits for the next batch. */
+        size_t bytes = (size_t)0;
+        uint32_t element = element_size(&queue->wanted->tensors[queue->current->item->tensor]);
+        bool whole = queue->tiles.next == 0 && (uint64_t)queue->tiles.total <= room / element;
+        if (!whole && batch->count > 0) {
+            return FC_OK;
+        }
+        bytes = (size_t)queue->tiles.total * element;
+        add_tile(queue, batch);
+        if (!whole) {
+            return FC_OK;
+        }
+        room -= bytes;
+    }
+    return FC_OK;
+}
+
+fc_code fc_queue_take(fc_queue *queue, fc_batch *batch, fc_error *err) {
+    batch->count = 0;
+    pthread_mutex_lock(&queue->lock);
+    fc_code rc = take(queue, batch, err);
+    pthread_mutex_unlock(&queue->lock);
+    if (rc != FC_OK) {
+        fc_queue_give_back(queue, batch);
+    }
+    return rc;
+}
+
+void fc_queue_give_back(fc_queue *queue, fc_batch *batch) {
+    pthread_mutex_lock(&queue->lock);
+    for (int i = 0; i < batch->count; i++) {
+        drop(batch->tiles[i].active);
+    }
+    pthread_mutex_unlock(&queue->lock);
+    batch->count = 0;
+}

@@ -1,0 +1,57 @@
+/*
+ * The queue of tiles: what the workers of one part share. From the items of a part to batches of tiles, each handed out
+ * once, together with the proof that the source covers what they need.
+ */
+#ifndef FSDPCKPT_MOVE_QUEUE_H
+#define FSDPCKPT_MOVE_QUEUE_H
+
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/plan.h"
+#include "move/tuning.h"
+
+#include <pthread.h>
+
+/** An item whose tiles are being moved. Freed when the last of them is given back. */
+typedef struct fc_active {
+    const fc_tensor *tensor;
+    const fc_part_item *item;
+    fc_dtype dtype; /**< of the target */
+    fc_coverage *coverage;
+    unsigned users;
+} fc_active;
+
+/** Consecutive tiles: one, or several whole small items. */
+typedef struct fc_batch {
+    struct {
+        fc_active *active;
+        fc_tile tile;
+        uint64_t offset; /**< bytes, in the target file */
+        size_t size;     /**< bytes there */
+    } tiles[FC_BATCH_TILES];
+    int count;
+} fc_batch;
+
+typedef struct fc_queue {
+    pthread_mutex_t lock;
+    const fc_wanted *wanted;
+    const fc_part *part;
+    size_t tile_bytes;       /**< of a tile in the larger of both types */
+    size_t large_tile_bytes; /**< the same for tensors that gain from it */
+    size_t next;             /**< item */
+    fc_active *current;      /**< whose tiles are not all handed out; NULL between items */
+    fc_tiles tiles;          /**< of current */
+} fc_queue;
+
+void fc_queue_init(fc_queue *queue, const fc_wanted *wanted, const fc_part *part, size_t tile_bytes,
+                   size_t large_tile_bytes);
+
+/** Frees what is left, also after an error; no worker may hold a batch any more. */
+void fc_queue_destroy(fc_queue *queue);
+
+/** The next batch; batch->count is 0 when there is nothing left. */
+fc_code fc_queue_take(fc_queue *queue, fc_batch *batch, fc_error *err);
+
+/** Gives a batch back, moved or not. */
+void fc_queue_give_back(fc_queue *queue, fc_batch *batch);
+
+#endif

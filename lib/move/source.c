@@ -1,0 +1,344 @@
+/*
+ * Reading the source: from the pieces of a tile to bytes in its buffer. Resolves chunks to extents, keeps the last few
+ * of them and their files at hand, and chooses how to read: runs straight to their place, or a window and a gather.
+ *
+ * Offsets and strides come from files: every product is checked, and nothing outside the extent is ever read.
+ */
+#include "move/source.h"
+
+#include "core/checked.h"
+#include "fsdpckpt/format.h"
+#include "move/strided.h"
+#include "move/tuning.h"
+#include "plan/box_text.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct cached_extent {
+    const fc_tensor *tensor; /* NULL: free */
+    size_t chunk;
+    fc_extent extent;
+} cached_extent;
+
+typedef struct open_file {
+    uint32_t file;
+    int fd; /* -1: free */
+    uint64_t last_use;
+} open_file;
+
+struct fc_source {
+    const fc_checkpoint *checkpoint;
+    fc_decoded *decoded;
+    unsigned char *scratch;
+    size_t scratch_size;
+    cached_extent extents[FC_EXTENT_CACHE];
+    open_file files[FC_OPEN_FILES];
+    int nfiles; /* of them in use at most */
+    uint64_t clock;
+};
+
+size_t fc_source_overhead(void) {
+    return sizeof(fc_source);
+}
+
+fc_code fc_source_new(const fc_checkpoint *checkpoint, fc_decoded *decoded, size_t scratch, int files, fc_source **out,
+                      fc_error *err) {
+    fc_source *source = calloc(1, sizeof *source);
+    unsigned char *window = source ? malloc(scratch) : NULL;
+    if (!window) {
+        free(source);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    }
+    source->checkpoint = checkpoint;
+    source->decoded = decoded;
+    source->scratch = window;
+    source->scratch_size = scratch;
+    source->nfiles = files < 1 ? 1 : files > FC_OPEN_FILES ? FC_OPEN_FILES : files;
+    for (int i = 0; i < FC_OPEN_FILES; i++) {
+        source->files[i].fd = -1;
+    }
+    *out = source;
+    return FC_OK;
+}
+
+void fc_source_free(fc_source *source) {
+    if (!source) {
+        return;
+    }
+    for (int i = 0; i < FC_OPEN_FILES; i++) {
+        if (source->files[i].fd >= 0) {
+            close(source->files[i].fd);
+        }
+    }
+    free(source->scratch);
+    free(source);
+}
+
+/* A descriptor for file `index`, from the cache or in place of the one used longest ago. */
+static fc_code open_cached(fc_source *source, uint32_t index, int *fd, fc_error *err) {
+    const fc_checkpoint *checkpoint = source->checkpoint;
+    if (index >= checkpoint->nfiles) {
+        return fc_fail(err, FC_ECORRUPT, "%s: file number %" PRIu32 " of %zu", checkpoint->path, index,
+                       checkpoint->nfiles);
+    }
+    open_file *oldest = &source->files[0];
+    for (int i = 0; i < source->nfiles; i++) {
+        open_file *f = &source->files[i];
+        if (f->fd >= 0 && f->file == index) {
+            f->last_use = ++source->clock;
+            *fd = f->fd;
+            return FC_OK;
+        }
+        if (f->fd < 0 || (oldest->fd >= 0 && f->last_use < oldest->last_use)) {
+            oldest = f;
+        }
+    }
+    if (oldest->fd >= 0) {
+        close(oldest->fd);
+        oldest->fd = -1;
+    }
+    uint64_t size;
+    fc_code rc = fc_open_input(checkpoint->files[index].path, fd, &size, err);
+    if (rc == FC_OK) {
+        *oldest = (open_file){index, *fd, ++source->clock};
+    }
+    return rc;
+}
+
+static fc_code resolve(fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent **out, fc_error *err) {
+    uint64_t h = ((uint64_t)(uintptr_t)tensor >> 4) * 0x9e3779b97f4a7c15u >> 40;
+    cached_extent *slot = &source->extents[(h + chunk) % FC_EXTENT_CACHE];
+    if (slot->tensor != tensor || slot->chunk != chunk) {
+        slot->tensor = NULL;
+        fc_code rc = fc_checkpoint_extent(source->checkpoint, tensor, chunk, &slot->extent, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        slot->tensor = tensor;
+        slot->chunk = chunk;
+    }
+    *out = &slot->extent;
+    return FC_OK;
+}
+
+/* How much of a strided copy one read covers: the axes from `whole` on entirely, and `group` steps of the one before.
+ */
+typedef struct window {
+    int whole;
+    int64_t group; /* 1: the axis before `whole` is stepped through one by one */
+} window;
+
+/* Widens the window from the innermost axis outwards while gaps are small and it fits the scratch buffer. */
+static window choose_window(const fc_strided *copy, size_t scratch) {
+    window w = {copy->n, 1};
+    int64_t span = copy->unit;
+    if (span >= FC_DIRECT_RUN || (uint64_t)span > scratch) {
+        return w;
+    }
+    while (w.whole > 0) {
+        const fc_axis *axis = &copy->axes[w.whole - 1];
+        if (axis->src - span > FC_GAP_READ) {
+            break;
+        }
+        int64_t wider = span + axis->src * (axis->size - 1);
+        if ((uint64_t)wider > scratch) {
+            w.group = ((int64_t)scratch - span) / axis->src + 1; /* src > 0, else it would have fitted */
+            break;
+        }
+        span = wider;
+        w.whole--;
+    }
+    return w;
+}
+
+/* Reads one window at `offset` and spreads it. */
+static fc_code read_window(fc_source *source, int fd, const char *path, uint64_t offset, const fc_strided *part,
+                           unsigned char *out, fc_error *err) {
+    if (part->n == 0) {
+        return fc_pread_full(fd, out, (size_t)part->unit, offset, path, err);
+    }
+    fc_code rc = fc_pread_full(fd, source->scratch, (size_t)fc_strided_span(part, 0), offset, path, err);
+    if (rc == FC_OK) {
+        fc_strided_copy(part, source->scratch, out);
+    }
+    return rc;
+}
+
+/* Reads `copy`, whose first element is at `offset` of the file, window by window in ascending order. */
+static fc_code read_strided(fc_source *source, int fd, const char *path, uint64_t offset, const fc_strided *copy,
+                            unsigned char *out, fc_error *err) {
+    window w = choose_window(copy, source->scratch_size);
+    int64_t index[FC_MAX_DIMS] = {0}, src = 0, dst = 0;
+    bool grouped = w.group > 1;
+    fc_strided part = {copy->unit, 0, {{0, 0, 0}}};
+    int first = grouped ? w.whole - 1 : w.whole;
+    part.n = copy->n - first;
+    memcpy(part.axes, copy->axes + first, (size_t)part.n * sizeof *part.axes);
+    for (;;) {
+        if (grouped) {
+            int64_t left = copy->axes[first].size - index[first];
+            part.axes[0].size = left < w.group ? left : w.group;
+        }
+        fc_code rc = read_window(source, fd, path, offset + (uint64_t)src, &part, out + dst, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        int i = w.whole - 1;
+        for (; i >= 0; i--) {
+            int64_t by = grouped && i == first ? part.axes[0].size : 1;
+            index[i] += by;
+            src += by * copy->axes[i].src;
+            dst += by * copy->axes[i].dst;
+            if (index[i] < copy->axes[i].size) {
+                break;
+            }
+            src -= index[i] * copy->axes[i].src;
+            dst -= index[i] * copy->axes[i].dst;
+            index[i] = 0;
+        }
+        if (i < 0) {
+            return FC_OK;
+        }
+    }
+}
+
+/* Brings a whole chunk into memory and decodes it; fc_decode_fn. */
+static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
+                            unsigned char *out, fc_error *err) {
+    fc_source *source = context;
+    const fc_checkpoint *checkpoint = source->checkpoint;
+    if (extent->codec == FC_CODEC_FORMAT) {
+        return checkpoint->format->read
+                   ? checkpoint->format->read(checkpoint, tensor, chunk, out, err)
+                   : fc_fail(err, FC_EUNSUPPORTED, "%s: the chunk cannot be decoded", checkpoint->path);
+    }
+    int fd;
+    fc_code rc = open_cached(source, extent->file, &fd, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    const char *path = checkpoint->files[extent->file].path;
+    unsigned char *stored = malloc(extent->length ? (size_t)extent->length : 1);
+    if (!stored) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory for %" PRIu64 " stored bytes", path, extent->length);
+    }
+    rc = fc_pread_full(fd, stored, (size_t)extent->length, extent->offset, path, err);
+    if (rc == FC_OK) {
+        rc = fc_decode_filters(extent, stored, fc_dtype_size(tensor->dtype), out, err);
+        if (rc != FC_OK) {
+            rc = fc_context(err, rc, "%s: %" PRIu64 " bytes at offset %" PRIu64, path, extent->length, extent->offset);
+        }
+    }
+    free(stored);
+    return rc;
+}
+
+/* The piece being placed: from `start` bytes into the decoded bytes to `out`. */
+static fc_code copy_piece(fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
+                          uint64_t start, const fc_strided *copy, unsigned char *out, fc_error *err) {
+    const fc_checkpoint *checkpoint = source->checkpoint;
+    if (extent->codec == FC_CODEC_INLINE) {
+        fc_strided_copy(copy, extent->bytes + start, out);
+        return FC_OK;
+    }
+    if (extent->codec == FC_CODEC_RAW) {
+        int fd;
+        fc_code rc = open_cached(source, extent->file, &fd, err);
+        return rc != FC_OK ? rc
+                           : read_strided(source, fd, checkpoint->files[extent->file].path, extent->offset + start,
+                                          copy, out, err);
+    }
+    const unsigned char *bytes = NULL;
+    fc_code rc = fc_decoded_acquire(source->decoded, tensor, chunk, extent, decode_chunk, source, &bytes, err);
+    if (rc == FC_OK) {
+        fc_strided_copy(copy, bytes + start, out);
+        fc_decoded_release(source->decoded, tensor, chunk);
+    }
+    return rc;
+}
+
+/* The byte of the piece's first element within the decoded bytes. @return false when a number overflows. */
+static bool first_byte(const fc_extent *extent, const int64_t *dims, const fc_piece *piece, int ndim, int64_t element,
+                       uint64_t *start) {
+    uint64_t at = extent->first;
+    for (int d = 0; d < ndim; d++) {
+        int64_t bytes;
+        if (extent->strides[d] < 0 || !fc_mul_i64(piece->offsets[d] - dims[d], extent->strides[d], &bytes) ||
+            !fc_mul_i64(bytes, element, &bytes) || !fc_add_u64(at, (uint64_t)bytes, &at)) {
+            return false;
+        }
+    }
+    *start = at;
+    return true;
+}
+
+typedef struct fill {
+    fc_source *source;
+    const fc_tensor *tensor;
+    const fc_box *box;
+    int64_t strides[FC_MAX_DIMS]; /* of the destination, in elements */
+    unsigned char *out;
+    int64_t filled;
+} fill;
+
+static fc_code place_piece(fill *f, const fc_piece *piece, const fc_extent *extent, fc_error *err) {
+    const fc_tensor *tensor = f->tensor;
+    const fc_dtype_info *type = fc_dtype_get(tensor->dtype);
+    fc_strided copy;
+    uint64_t start;
+    bool stored_plain = extent->codec == FC_CODEC_RAW || extent->codec == FC_CODEC_INLINE;
+    uint64_t available = stored_plain ? extent->length : extent->decoded;
+    if (!first_byte(extent, tensor->chunks[piece->chunk].dims, piece, tensor->ndim, type->size, &start) ||
+        !fc_strided_make(&copy, tensor->ndim, piece->sizes, extent->strides, f->strides, type->size) ||
+        !fc_range_within(start, (uint64_t)fc_strided_span(&copy, 0), available)) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "offset %" PRIu64 ": the elements reach beyond the %" PRIu64 " bytes that are stored",
+                       extent->offset, available);
+    }
+    int64_t at = 0, volume = 1;
+    for (int d = 0; d < tensor->ndim; d++) {
+        at += (piece->offsets[d] - f->box->offsets[d]) * f->strides[d];
+        volume *= piece->sizes[d];
+    }
+    unsigned char *out = f->out + at * type->size;
+    fc_code rc = copy_piece(f->source, tensor, piece->chunk, extent, start, &copy, out, err);
+    if (rc == FC_OK && extent->swap) {
+        fc_strided_swap(&copy, out, type->swap_size);
+    }
+    f->filled += volume;
+    return rc;
+}
+
+static fc_code visit_piece(void *context, const fc_piece *piece, fc_error *err) {
+    fill *f = context;
+    const fc_extent *extent = NULL;
+    fc_code rc = resolve(f->source, f->tensor, piece->chunk, &extent, err);
+    if (rc != FC_OK) {
+        return rc; /* formats name the tensor, or the dataset, themselves */
+    }
+    rc = place_piece(f, piece, extent, err);
+    if (rc == FC_OK) {
+        return rc;
+    }
+    fc_box box = fc_chunk_box(f->tensor, &f->tensor->chunks[piece->chunk]);
+    return fc_context(err, rc, "tensor %s, chunk %s", f->tensor->name, fc_box_to_text(&box).s);
+}
+
+fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
+                       unsigned char *out, fc_error *err) {
+    fill f = {.source = source, .tensor = tensor, .box = box, .out = out};
+    int64_t volume = fc_box_volume(box);
+    if (!fc_row_major_strides(box->ndim, box->sizes, f.strides)) {
+        return fc_fail(err, FC_ECORRUPT, "tensor %s: the box %s is too large", tensor->name, fc_box_to_text(box).s);
+    }
+    fc_code rc = fc_coverage_visit(coverage, box, visit_piece, &f, err);
+    if (rc == FC_OK && f.filled != volume) {
+        rc = fc_fail(err, FC_ECORRUPT, "tensor %s: chunks hold %" PRId64 " of the %" PRId64 " elements %s",
+                     tensor->name, f.filled, volume, fc_box_to_text(box).s);
+    }
+    return rc;
+}

@@ -1,0 +1,32 @@
+/*
+ * A worker's view of the source: fills boxes of a tensor with native row-major bytes, from whichever chunks, files and
+ * codecs they lie in. One worker each; only the cache of decoded chunks is shared.
+ */
+#ifndef FSDPCKPT_MOVE_SOURCE_H
+#define FSDPCKPT_MOVE_SOURCE_H
+
+#include "fsdpckpt/plan.h"
+#include "move/decode.h"
+
+typedef struct fc_source fc_source;
+
+/**
+ * @param decoded shared by all workers of a job; outlives the source.
+ * @param scratch bytes of the window for strided reads, at least FC_LEAST_TILE_BYTES.
+ * @param files   descriptors to keep open at most, at least 1.
+ */
+fc_code fc_source_new(const fc_checkpoint *checkpoint, fc_decoded *decoded, size_t scratch, int files, fc_source **out,
+                      fc_error *err);
+void fc_source_free(fc_source *source);
+
+/** Bytes that a source holds beside its window. */
+size_t fc_source_overhead(void);
+
+/**
+ * Fills `out` with the elements of `box` in row-major order, in the tensor's own type and this machine's byte order.
+ * `box` lies within what `coverage` covers. Each element is written exactly once, else FC_ECORRUPT.
+ */
+fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
+                       unsigned char *out, fc_error *err);
+
+#endif

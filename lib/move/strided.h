@@ -1,0 +1,50 @@
+/*
+ * Strided copies: how the elements of a box lie in a source and in a destination, in normal form, and the kernels that
+ * move them within memory. Pure; lib/move/source.c decides which bytes come from where.
+ */
+#ifndef FSDPCKPT_MOVE_STRIDED_H
+#define FSDPCKPT_MOVE_STRIDED_H
+
+#include "fsdpckpt/box.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/** One loop of a copy. Strides are in bytes and not negative. */
+typedef struct fc_axis {
+    int64_t size; /**< more than 1 */
+    int64_t src;  /**< 0 repeats the source */
+    int64_t dst;
+} fc_axis;
+
+/**
+ * A copy in normal form: `unit` bytes that are contiguous on both sides, repeated along `n` axes in descending order of
+ * their source strides. Axes that make one are merged, so a contiguous copy has no axes at all.
+ */
+typedef struct fc_strided {
+    int64_t unit;
+    int n;
+    fc_axis axes[FC_MAX_DIMS];
+} fc_strided;
+
+/**
+ * The copy of a box of `sizes` (none of them 0) with strides in elements of `element` bytes on both sides.
+ * @return false when a size in bytes overflows: the strides come from a file.
+ */
+bool fc_strided_make(fc_strided *copy, int ndim, const int64_t *sizes, const int64_t *src_strides,
+                     const int64_t *dst_strides, int64_t element);
+
+/** Bytes from the first to the end of the last source byte of the axes from `from` on. */
+int64_t fc_strided_span(const fc_strided *copy, int from);
+
+/** Executes the copy. `src` and `dst` point at the first element and do not overlap. */
+void fc_strided_copy(const fc_strided *copy, const unsigned char *src, unsigned char *dst);
+
+/** Reverses every `width` (2, 4 or 8) bytes of the destination's elements. */
+void fc_strided_swap(const fc_strided *copy, unsigned char *dst, uint32_t width);
+
+/** Reverses every `width` bytes of `size` bytes. */
+void fc_swap_run(unsigned char *bytes, size_t size, uint32_t width);
+
+#endif

@@ -1,0 +1,75 @@
+/*
+ * Tiles: a box cut into boxes that are contiguous in its row-major order. From a wanted box to units of work; the
+ * engine takes them one by one, so that a plan of any size costs no memory.
+ *
+ * A tile takes all of the trailing dimensions that fit the limit, a range of the dimension before them, and a single
+ * index of the rest: only such boxes are contiguous.
+ */
+#include "fsdpckpt/plan.h"
+
+void fc_tiles_begin(fc_tiles *tiles, const fc_box *box, int64_t limit) {
+    tiles->ndim = box->ndim;
+    for (int d = 0; d < box->ndim; d++) {
+        tiles->box_offsets[d] = box->offsets[d];
+        tiles->box_sizes[d] = box->sizes[d];
+    }
+    tiles->limit = limit < 1 ? 1 : limit;
+    tiles->next = 0;
+    tiles->total = fc_box_volume(box);
+}
+
+/* The dimension that tiles cut, and in `inner` the elements of one index of it. Before it, tiles take one index. */
+static int cut_dimension(const fc_tiles *tiles, int64_t *inner) {
+    int d = tiles->ndim - 1;
+    int64_t whole = 1;
+    while (d > 0 && whole <= tiles->limit / tiles->box_sizes[d]) {
+        whole *= tiles->box_sizes[d];
+        d--;
+    }
+    *inner = whole;
+    return d;
+}
+
+/* Indices of a dimension of `size` for one tile of at most `most`: even shares, so that no sliver is left at the end.
+ */
+static int64_t even_share(int64_t size, int64_t most) {
+    int64_t count = (size - 1) / most + 1;
+    return (size - 1) / count + 1;
+}
+
+bool fc_tiles_next(fc_tiles *tiles, fc_tile *tile) {
+    if (tiles->next >= tiles->total) {
+        return false;
+    }
+    tile->start = tiles->next;
+    if (tiles->ndim == 0) {
+        tile->count = 1;
+        tiles->next = 1;
+        return true;
+    }
+    int64_t inner;
+    int cut = cut_dimension(tiles, &inner);
+    int64_t outer = tiles->next / inner; /* row-major position over the dimensions 0 … cut */
+    for (int d = tiles->ndim - 1; d > cut; d--) {
+        tile->offsets[d] = tiles->box_offsets[d];
+        tile->sizes[d] = tiles->box_sizes[d];
+    }
+    int64_t size = tiles->box_sizes[cut];
+    int64_t index = outer % size;
+    int64_t most = tiles->limit / inner;
+    int64_t rows = even_share(size, most < 1 ? 1 : most);
+    if (rows > size - index) {
+        rows = size - index;
+    }
+    tile->offsets[cut] = tiles->box_offsets[cut] + index;
+    tile->sizes[cut] = rows;
+    outer /= size;
+    for (int d = cut - 1; d >= 0; d--) {
+        tile->offsets[d] = tiles->box_offsets[d] + outer % tiles->box_sizes[d];
+        tile->sizes[d] = 1;
+        outer /= tiles->box_sizes[d];
+    }
+    tile->count = rows * inner;
+    tiles->next += tile->count;
+    return true;
+}

@@ -1,0 +1,325 @@
+/*
+ * From a source's manifest to the wanted target: selection by glob, renaming, dtype, placements; and the part of it
+ * that one rank's file holds. Called by lib/move/convert.c; no I/O.
+ */
+#include "fsdpckpt/wanted.h"
+
+#include "core/checked.h"
+
+#include <fnmatch.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool matches_any(const char *const *globs, const char *name) {
+    for (; globs && *globs; globs++) {
+        if (fnmatch(*globs, name, 0) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_selected(const fc_selection *selection, const char *name) {
+    bool wanted = !selection->include || matches_any(selection->include, name);
+    return wanted && !matches_any(selection->exclude, name);
+}
+
+/* A glob that matches nothing is nearly always a typing error, and its result a checkpoint with holes. */
+static fc_code check_includes(const fc_checkpoint *source, const fc_selection *selection, fc_error *err) {
+    for (const char *const *glob = selection->include; glob && *glob; glob++) {
+        bool found = false;
+        for (size_t i = 0; i < source->ntensors && !found; i++) {
+            found = fnmatch(*glob, source->tensors[i].name, 0) == 0;
+        }
+        if (!found) {
+            return fc_fail(err, FC_EUSAGE, "%s: --include '%s' matches none of its %zu names, e.g. '%s'", source->path,
+                           *glob, source->ntensors, source->ntensors ? source->tensors[0].name : "");
+        }
+    }
+    return FC_OK;
+}
+
+/*
+ * Takes the first `drop` characters off the joined path. Whole elements go first; the rest is cut from the next one.
+ * A path that does not spell the name becomes the name itself.
+ */
+static bool strip_path(const fc_tensor *source, size_t drop, fc_arena *arena, fc_path *out) {
+    size_t first = 0;
+    while (first < source->path.count && drop > strlen(source->path.elements[first].key)) {
+        drop -= strlen(source->path.elements[first].key) + 1;
+        first++;
+    }
+    size_t count = source->path.count - first;
+    fc_path_element *elements = fc_arena_calloc(arena, count ? count : 1, sizeof *elements);
+    if (!elements) {
+        return false;
+    }
+    if (count > 0) {
+        memcpy(elements, source->path.elements + first, count * sizeof *elements);
+        elements[0].key += drop;
+        elements[0].is_index = elements[0].is_index && drop == 0;
+    }
+    out->elements = elements;
+    out->count = count;
+    return true;
+}
+
+static bool path_spells_name(const fc_tensor *tensor) {
+    const char *at = tensor->name;
+    for (size_t i = 0; i < tensor->path.count; i++) {
+        size_t len = strlen(tensor->path.elements[i].key);
+        if (i > 0 && *at++ != '.') {
+            return false;
+        }
+        if (strncmp(at, tensor->path.elements[i].key, len) != 0) {
+            return false;
+        }
+        at += len;
+    }
+    return *at == '\0';
+}
+
+static fc_code rename_tensor(const fc_tensor *source, const char *prefix, fc_arena *arena, fc_wanted_tensor *out,
+                             bool *stripped, fc_error *err) {
+    size_t len = prefix ? strlen(prefix) : 0;
+    out->name = source->name;
+    out->path = source->path;
+    if (len == 0 || strncmp(source->name, prefix, len) != 0) {
+        return FC_OK;
+    }
+    if (source->name[len] == '\0') {
+        return fc_fail(err, FC_EUSAGE, "--strip-prefix '%s' leaves nothing of the name '%s'", prefix, source->name);
+    }
+    *stripped = true;
+    out->name = source->name + len;
+    bool ok;
+    if (path_spells_name(source)) {
+        ok = strip_path(source, len, arena, &out->path);
+    } else {
+        fc_path_element *element = fc_arena_calloc(arena, 1, sizeof *element);
+        ok = element != NULL;
+        if (ok) {
+            element->key = out->name;
+            out->path.elements = element;
+            out->path.count = 1;
+        }
+    }
+    return ok ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+}
+
+static int compare_names(const void *a, const void *b) {
+    const fc_wanted_tensor *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+/* Only stripping a prefix can make two names equal: a source's names are unique. */
+static fc_code check_unique(const fc_wanted_tensor *tensors, size_t count, fc_error *err) {
+    const fc_wanted_tensor **sorted = malloc((count ? count : 1) * sizeof *sorted);
+    if (!sorted) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    for (size_t i = 0; i < count; i++) {
+        sorted[i] = &tensors[i];
+    }
+    qsort(sorted, count, sizeof *sorted, compare_names);
+    fc_code rc = FC_OK;
+    for (size_t i = 1; i < count && rc == FC_OK; i++) {
+        if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0) {
+            rc = fc_fail(err, FC_EUSAGE, "--strip-prefix gives '%s' and '%s' the same name '%s'",
+                         sorted[i - 1]->source->name, sorted[i]->source->name, sorted[i]->name);
+        }
+    }
+    free(sorted);
+    return rc;
+}
+
+static fc_code select_tensors(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena,
+                              fc_wanted_tensor **out, fc_selected *counts, fc_error *err) {
+    fc_wanted_tensor *tensors = fc_arena_calloc(arena, source->ntensors, sizeof *tensors);
+    if (!tensors) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", source->path);
+    }
+    size_t n = 0;
+    bool stripped = false;
+    for (size_t i = 0; i < source->ntensors; i++) {
+        const fc_tensor *t = &source->tensors[i];
+        if (!is_selected(selection, t->name)) {
+            counts->left_out++;
+            continue;
+        }
+        fc_wanted_tensor *w = &tensors[n++];
+        w->source = t;
+        w->dtype = t->dtype;
+        if (selection->cast && fc_dtype_get(t->dtype)->cls == FC_CLASS_FLOAT) {
+            w->dtype = selection->dtype;
+        }
+        fc_code rc = rename_tensor(t, selection->strip_prefix, arena, w, &stripped, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        *(t->object ? &counts->objects : &counts->tensors) += 1;
+    }
+    if (n == 0) {
+        return fc_fail(err, FC_EUSAGE, "%s: nothing is left to write: all %zu names are excluded", source->path,
+                       source->ntensors);
+    }
+    if (selection->strip_prefix && !stripped) {
+        return fc_fail(err, FC_EUSAGE, "%s: --strip-prefix '%s' matches no name, e.g. '%s'", source->path,
+                       selection->strip_prefix, tensors[0].name);
+    }
+    *out = tensors;
+    return stripped ? check_unique(tensors, n, err) : FC_OK;
+}
+
+static int mesh_dim_size(const fc_mesh *mesh, const char *name, int64_t *size) {
+    for (int i = 0; i < mesh->ndim; i++) {
+        if (strcmp(mesh->names[i], name) == 0) {
+            *size = mesh->sizes[i];
+            return i;
+        }
+    }
+    return -1;
+}
+
+static fc_code check_tp(const fc_wanted *wanted, const fc_selected *counts, fc_error *err) {
+    int64_t tp = 1;
+    if (mesh_dim_size(wanted->mesh, "tp", &tp) < 0 || tp == 1 || counts->tp_cut > 0) {
+        return FC_OK;
+    }
+    return fc_fail(err, FC_EUSAGE,
+                   "%s: --tp %lld: the plan cuts none of the %zu tensors, e.g. '%s': give a --tp-plan that names its "
+                   "modules",
+                   wanted->source->path, (long long)tp, counts->tensors, wanted->tensors[0].name);
+}
+
+static fc_code place(fc_wanted *wanted, const fc_selection *selection, fc_arena *arena, fc_selected *counts,
+                     fc_wanted_tensor *tensors, fc_error *err) {
+    size_t n = wanted->ntensors, width = (size_t)wanted->mesh->ndim;
+    fc_placement *placements = fc_arena_calloc(arena, n * width, sizeof *placements);
+    uint64_t *bytes = calloc(n, sizeof *bytes);
+    uint32_t *owners = calloc(n, sizeof *owners);
+    fc_code rc = FC_OK;
+    if (!placements || !bytes || !owners) {
+        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
+        goto out;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const fc_tensor *t = tensors[i].source;
+        int64_t numel = 0;
+        fc_tp_style style = FC_TP_NONE;
+        int tp_dim = -1;
+        if (selection->tp_plan && !t->object) {
+            tp_dim = fc_tp_plan_dim(selection->tp_plan, tensors[i].name, t->ndim, &style);
+        }
+        if (t->object) {
+            /* The file of rank 0 holds every object; Replicate along all dimensions says that it is not cut. */
+            memset(&placements[i * width], 0, width * sizeof *placements);
+        } else {
+            fc_layout_placements(wanted->mesh, t->ndim, tp_dim, &placements[i * width]);
+        }
+        counts->tp_cut += tp_dim >= 0;
+        if (!fc_numel(t->ndim, t->shape, &numel) ||
+            !fc_mul_u64((uint64_t)numel, fc_dtype_size(tensors[i].dtype), &bytes[i])) {
+            rc = fc_fail(err, FC_ECORRUPT, "%s: tensor '%s': its size overflows", wanted->source->path, t->name);
+            goto out;
+        }
+        tensors[i].placements = &placements[i * width];
+    }
+    rc = fc_layout_spread(wanted->mesh, n, bytes, placements, owners, err);
+    for (size_t i = 0; i < n && rc == FC_OK; i++) {
+        tensors[i].owner_offset = tensors[i].source->object ? 0 : owners[i];
+    }
+    if (rc == FC_OK) {
+        rc = check_tp(wanted, counts, err);
+    }
+out:
+    free(bytes);
+    free(owners);
+    return rc;
+}
+
+fc_code fc_wanted_new(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena, fc_wanted *out,
+                      fc_selected *counts, fc_error *err) {
+    static const fc_mesh no_mesh = {0};
+    fc_wanted_tensor *tensors = NULL;
+    memset(counts, 0, sizeof *counts);
+    fc_code rc = check_includes(source, selection, err);
+    if (rc == FC_OK) {
+        rc = select_tensors(source, selection, arena, &tensors, counts, err);
+    }
+    if (rc != FC_OK) {
+        return rc;
+    }
+    out->source = source;
+    out->mesh = selection->mesh ? selection->mesh : &no_mesh;
+    out->tensors = tensors;
+    out->ntensors = counts->tensors + counts->objects;
+    return out->mesh->ndim == 0 ? FC_OK : place(out, selection, arena, counts, tensors, err);
+}
+
+static bool is_empty(int ndim, const int64_t *sizes) {
+    for (int d = 0; d < ndim; d++) {
+        if (sizes[d] == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static fc_code fill_item(const fc_wanted *wanted, const fc_wanted_tensor *t, const int64_t *coordinate, uint32_t rank,
+                         int64_t *dims, fc_part_item *item, fc_error *err) {
+    int ndim = t->source->ndim;
+    item->dims = dims;
+    item->owned = true;
+    item->owner = rank;
+    if (wanted->mesh->ndim == 0 || t->source->object) {
+        memset(dims, 0, (size_t)ndim * sizeof *dims);
+        memcpy(dims + ndim, t->source->shape, (size_t)ndim * sizeof *dims);
+        return FC_OK;
+    }
+    fc_code rc = fc_local_box(ndim, t->source->shape, wanted->mesh, t->placements, coordinate, dims, dims + ndim, err);
+    if (rc != FC_OK) {
+        return fc_context(err, rc, "tensor '%s'", t->name);
+    }
+    if (!is_empty(ndim, dims + ndim)) {
+        item->owner = (uint32_t)fc_layout_owner(wanted->mesh, t->placements, coordinate, t->owner_offset);
+        item->owned = item->owner == rank;
+    }
+    return FC_OK;
+}
+
+fc_code fc_wanted_part(const fc_wanted *wanted, uint32_t rank, fc_arena *arena, fc_part *out, fc_error *err) {
+    int64_t coordinate[FC_MAX_MESH_DIMS];
+    size_t ndims = 0;
+    for (size_t i = 0; i < wanted->ntensors; i++) {
+        ndims += 2 * (size_t)wanted->tensors[i].source->ndim;
+    }
+    memset(out, 0, sizeof *out);
+    out->rank = rank;
+    out->items = fc_arena_calloc(arena, wanted->ntensors, sizeof *out->items);
+    int64_t *dims = fc_arena_calloc(arena, ndims, sizeof *dims);
+    if (!out->items || !dims) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
+    }
+    fc_mesh_coordinate(wanted->mesh, rank, coordinate);
+    for (size_t i = 0; i < wanted->ntensors; i++) {
+        const fc_wanted_tensor *t = &wanted->tensors[i];
+        if (t->source->object && rank != 0) {
+            continue;
+        }
+        fc_part_item *item = &out->items[out->nitems++];
+        item->tensor = (uint32_t)i;
+        fc_code rc = fill_item(wanted, t, coordinate, rank, dims, item, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        dims += 2 * (size_t)t->source->ndim;
+    }
+    return FC_OK;
+}
+
+uint64_t fc_part_item_bytes(const fc_wanted *wanted, const fc_part_item *item) {
+    const fc_wanted_tensor *t = &wanted->tensors[item->tensor];
+    fc_box box = {t->source->ndim, item->dims, item->dims + t->source->ndim};
+    return (uint64_t)fc_box_volume(&box) * fc_dtype_size(t->dtype);
+}

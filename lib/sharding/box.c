@@ -1,0 +1,80 @@
+/*
+ * Box arithmetic. Boxes come from the headers of checkpoints (formats/) and from layouts (mesh.c); the numbers may be
+ * hostile, so every function that can meet unchecked ones checks for overflow.
+ */
+#include "fsdpckpt/box.h"
+
+#include "core/checked.h"
+
+#include <string.h>
+
+bool fc_numel(int ndim, const int64_t *sizes, int64_t *out) {
+    int64_t n = 1;
+    bool fits = true, empty = false;
+    for (int d = 0; d < ndim; d++) {
+        if (sizes[d] < 0) {
+            return false;
+        }
+        empty = empty || sizes[d] == 0;
+        fits = fits && fc_mul_i64(n, sizes[d], &n);
+    }
+    /* (0, 2^62, 2^62) has no elements, although the product of the others does not fit. */
+    if (empty) {
+        n = 0;
+    } else if (!fits) {
+        return false;
+    }
+    *out = n;
+    return true;
+}
+
+int64_t fc_box_volume(const fc_box *box) {
+    int64_t n = 0;
+    return fc_numel(box->ndim, box->sizes, &n) ? n : 0;
+}
+
+bool fc_box_within(const fc_box *box, const int64_t *shape) {
+    for (int d = 0; d < box->ndim; d++) {
+        int64_t end;
+        if (box->offsets[d] < 0 || box->sizes[d] < 0 || !fc_add_i64(box->offsets[d], box->sizes[d], &end) ||
+            end > shape[d]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool fc_box_equal(const fc_box *a, const fc_box *b) {
+    if (a->ndim != b->ndim) {
+        return false;
+    }
+    size_t bytes = (size_t)a->ndim * sizeof(int64_t);
+    /* The arrays of a scalar may be NULL. */
+    return bytes == 0 || (memcmp(a->offsets, b->offsets, bytes) == 0 && memcmp(a->sizes, b->sizes, bytes) == 0);
+}
+
+bool fc_box_intersect(const fc_box *a, const fc_box *b, int64_t *offsets, int64_t *sizes) {
+    for (int d = 0; d < a->ndim; d++) {
+        int64_t start = a->offsets[d] > b->offsets[d] ? a->offsets[d] : b->offsets[d];
+        int64_t a_end = a->offsets[d] + a->sizes[d], b_end = b->offsets[d] + b->sizes[d];
+        int64_t end = a_end < b_end ? a_end : b_end;
+        if (start >= end) {
+            return false;
+        }
+        offsets[d] = start;
+        sizes[d] = end - start;
+    }
+    return true;
+}
+
+bool fc_row_major_strides(int ndim, const int64_t *sizes, int64_t *strides) {
+    int64_t stride = 1;
+    for (int d = ndim - 1; d >= 0; d--) {
+        strides[d] = stride;
+        /* torch strides a dimension of size 0 as one of size 1, so an empty tensor has strides too. */
+        if (sizes[d] < 0 || !fc_mul_i64(stride, sizes[d] > 0 ? sizes[d] : 1, &stride)) {
+            return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,253 @@
+/*
+ * Meshes and local boxes: which part of a tensor the rank at a coordinate holds. Pure arithmetic on what layout.c
+ * wants or what a checkpoint records; the result goes to the plan (lib/plan) and to the writers.
+ */
+#include "fsdpckpt/mesh.h"
+#include "fsdpckpt/box.h"
+
+#include "core/checked.h"
+
+#include <string.h>
+
+int64_t fc_mesh_ranks(const fc_mesh *mesh) {
+    int64_t ranks = 1;
+    for (int m = 0; m < mesh->ndim; m++) {
+        ranks *= mesh->sizes[m];
+    }
+    return ranks;
+}
+
+void fc_mesh_coordinate(const fc_mesh *mesh, int64_t rank, int64_t *coordinate) {
+    for (int m = mesh->ndim - 1; m >= 0; m--) {
+        coordinate[m] = rank % mesh->sizes[m];
+        rank /= mesh->sizes[m];
+    }
+}
+
+int64_t fc_mesh_rank(const fc_mesh *mesh, const int64_t *coordinate) {
+    int64_t rank = 0;
+    for (int m = 0; m < mesh->ndim; m++) {
+        rank = rank * mesh->sizes[m] + coordinate[m];
+    }
+    return rank;
+}
+
+void fc_shard_piece(int64_t size, int64_t count, int64_t index, int64_t *offset, int64_t *length) {
+    int64_t full = size / count + (size % count != 0);
+    /* Compared by division: full × index may not fit when the size is near 2^63. */
+    if (full == 0 || index > size / full) {
+        *offset = size;
+        *length = 0;
+        return;
+    }
+    *offset = full * index;
+    *length = size - *offset < full ? size - *offset : full;
+}
+
+/*
+ * One cut of a tensor dimension by a mesh dimension of `count` ranks, of which we are number `index`. split 1 is
+ * Shard; above, _StridedShard: the dimension is first chunked into `split` pieces, each of them into `count`, and we
+ * hold the index-th part of every piece, one after the other.
+ */
+typedef struct cut {
+    int64_t count, index, split;
+    int64_t size; /* of the dimension before the cut */
+} cut;
+
+/*
+ * The parts that a cut gives us: `full` pieces that hold `part` elements of ours each, and one shorter piece that
+ * holds `rest_part`. Pieces after that are empty.
+ */
+typedef struct parts {
+    int64_t piece;                       /* elements of a full piece */
+    int64_t full;                        /* number of full pieces */
+    int64_t part_offset, part;           /* of ours in a full piece */
+    int64_t rest_part_offset, rest_part; /* of ours in the shorter piece */
+} parts;
+
+static parts parts_of(const cut *c) {
+    parts p = {0};
+    p.piece = c->size / c->split + (c->size % c->split != 0);
+    if (p.piece > 0) {
+        p.full = c->size / p.piece;
+        fc_shard_piece(p.piece, c->count, c->index, &p.part_offset, &p.part);
+        fc_shard_piece(c->size - p.full * p.piece, c->count, c->index, &p.rest_part_offset, &p.rest_part);
+    }
+    return p;
+}
+
+static int64_t size_after(const cut *c) {
+    parts p = parts_of(c);
+    return p.full * p.part + p.rest_part;
+}
+
+/* Where element `i` of what we hold after the cut was before it. */
+static int64_t index_before(const cut *c, int64_t i) {
+    parts p = parts_of(c);
+    if (i < p.full * p.part) {
+        return i / p.part * p.piece + p.part_offset + i % p.part;
+    }
+    return p.full * p.piece + p.rest_part_offset + (i - p.full * p.part);
+}
+
+/*
+ * Applies `cuts` left to right to a dimension of `size`, as torch does with explicit index lists. The indices we hold
+ * ascend, so they are contiguous exactly when the first and the last are as far apart as their number says.
+ * @return whether the local part is one interval; an empty part starts at `size`.
+ */
+static bool apply_cuts(int64_t size, cut *cuts, int count, int64_t *offset, int64_t *length) {
+    int64_t n = size;
+    for (int i = 0; i < count; i++) {
+        cuts[i].size = n;
+        n = size_after(&cuts[i]);
+    }
+    *length = n;
+    *offset = size;
+    if (n == 0) {
+        return true;
+    }
+    int64_t first = 0, last = n - 1;
+    for (int i = count - 1; i >= 0; i--) {
+        first = index_before(&cuts[i], first);
+        last = index_before(&cuts[i], last);
+    }
+    *offset = first;
+    return last - first == n - 1;
+}
+
+/*
+ * The _StridedShard that FSDP makes: the cuts after it split the same dimension into exactly its split_factor pieces.
+ * @return its position, or -1.
+ */
+static int fsdp_cut(const cut *cuts, int count) {
+    int at = -1;
+    int64_t later = 1;
+    for (int i = 0; i < count; i++) {
+        if (cuts[i].split > 1) {
+            if (at >= 0) {
+                return -1;
+            }
+            at = i;
+        } else if (at >= 0 && !fc_mul_i64(later, cuts[i].count, &later)) {
+            return -1;
+        }
+    }
+    return at >= 0 && later == cuts[at].split ? at : -1;
+}
+
+/* Sets the indices of the cuts after `at` to those of number `flat` of the ranks that share ours up to `at`. */
+static void set_later(cut *cuts, int count, int at, int64_t flat) {
+    for (int i = count - 1; i > at; i--) {
+        cuts[i].index = flat % cuts[i].count;
+        flat /= cuts[i].count;
+    }
+}
+
+static int64_t get_later(const cut *cuts, int count, int at) {
+    int64_t flat = 0;
+    for (int i = at + 1; i < count; i++) {
+        flat = flat * cuts[i].count + cuts[i].index;
+    }
+    return flat;
+}
+
+/*
+ * What FSDP and TP hold in memory: TP cuts into `split` pieces, FSDP cuts our piece. Always an interval. The ranks that
+ * share our FSDP coordinate hold together what torch's left-to-right cuts give them together, so that a group of ranks
+ * may use these boxes beside groups that use torch's.
+ */
+static void pieces_first(int64_t size, cut *cuts, int count, int at, int64_t *offset, int64_t *length) {
+    int64_t outer, piece, part, start;
+    apply_cuts(size, cuts, at, &outer, &start);
+    fc_shard_piece(start, cuts[at].split, get_later(cuts, count, at), &piece, &start);
+    fc_shard_piece(start, cuts[at].count, cuts[at].index, &part, length);
+    *offset = *length > 0 ? outer + piece + part : size;
+}
+
+/*
+ * Uneven sizes: torch's left-to-right cuts may hand a rank rows of two pieces (50257 rows, dp 4 × tp 2: the last dp
+ * ranks would hold 6281 = 6280 + 1), which is neither a box nor what FSDP holds. Then, and for all ranks of that FSDP
+ * coordinate alike, the boxes are those that FSDP holds.
+ */
+static bool cut_dimension(int64_t size, cut *cuts, int count, int64_t *offset, int64_t *length) {
+    int at = fsdp_cut(cuts, count);
+    bool interval = apply_cuts(size, cuts, count, offset, length);
+    if (at < 0) {
+        return interval;
+    }
+    int64_t split = cuts[at].split, mine = get_later(cuts, count, at), o, n;
+    if (cuts[at].size % split == 0 && cuts[at].size / split % cuts[at].count == 0) {
+        return interval;
+    }
+    for (int64_t flat = 0; flat < split && interval; flat++) {
+        set_later(cuts, count, at, flat);
+        interval = apply_cuts(size, cuts, count, &o, &n);
+    }
+    set_later(cuts, count, at, mine);
+    if (!interval) {
+        pieces_first(size, cuts, count, at, offset, length);
+    }
+    return true;
+}
+
+static fc_code check_placement(int ndim, const fc_mesh *mesh, int m, const fc_placement *p, const int64_t *coordinate,
+                               fc_error *err) {
+    if (mesh->sizes[m] < 1 || coordinate[m] < 0 || coordinate[m] >= mesh->sizes[m]) {
+        return fc_fail(err, FC_EUSAGE, "mesh dimension %d: coordinate %lld is not within its size %lld", m,
+                       (long long)coordinate[m], (long long)mesh->sizes[m]);
+    }
+    if (p->kind == FC_PARTIAL) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "mesh dimension %d: the placement is Partial, a sum still to be reduced: it has no box; "
+                       "reduce the tensor before saving it",
+                       m);
+    }
+    if (p->kind == FC_REPLICATE) {
+        return FC_OK;
+    }
+    if (p->dim < 0 || p->dim >= ndim) {
+        return fc_fail(err, FC_EUSAGE, "mesh dimension %d: Shard(%d) of a tensor of %d dimensions", m, p->dim, ndim);
+    }
+    if (p->kind == FC_STRIDED_SHARD && p->split_factor < 1) {
+        return fc_fail(err, FC_EUSAGE,
+                       "mesh dimension %d: _StridedShard(%d, %lld): the split factor must be at least 1", m, p->dim,
+                       (long long)p->split_factor);
+    }
+    return FC_OK;
+}
+
+fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const fc_placement *placements,
+                     const int64_t *coordinate, int64_t *offsets, int64_t *sizes, fc_error *err) {
+    if (mesh->ndim < 0 || mesh->ndim > FC_MAX_MESH_DIMS || ndim < 0 || ndim > FC_MAX_DIMS) {
+        return fc_fail(err, FC_EUNSUPPORTED, "a tensor of %d dimensions on a mesh of %d: at most %d and %d", ndim,
+                       mesh->ndim, FC_MAX_DIMS, FC_MAX_MESH_DIMS);
+    }
+    for (int m = 0; m < mesh->ndim; m++) {
+        fc_code code = check_placement(ndim, mesh, m, &placements[m], coordinate, err);
+        if (code != FC_OK) {
+            return code;
+        }
+    }
+    for (int d = 0; d < ndim; d++) {
+        cut cuts[FC_MAX_MESH_DIMS];
+        int count = 0;
+        for (int m = 0; m < mesh->ndim; m++) {
+            const fc_placement *p = &placements[m];
+            if (p->kind != FC_REPLICATE && p->dim == d) {
+                int64_t split = p->kind == FC_STRIDED_SHARD ? p->split_factor : 1;
+                cuts[count++] = (cut){mesh->sizes[m], coordinate[m], split, 0};
+            }
+        }
+        offsets[d] = 0;
+        sizes[d] = shape[d];
+        if (count > 0 && !cut_dimension(shape[d], cuts, count, &offsets[d], &sizes[d])) {
+            char text[256];
+            fc_placements_format(mesh->ndim, placements, text, (int)sizeof text);
+            return fc_fail(err, FC_EUNSUPPORTED,
+                           "placements %s leave a rank with rows of dimension %d (size %lld) that are not contiguous: "
+                           "not a box",
+                           text, d, (long long)shape[d]);
+        }
+    }
+    return FC_OK;
+}

@@ -1,0 +1,123 @@
+/*
+ * Placements as text, in the form DTensor users write them. Written into the attributes of HDF5 files and read back
+ * from them, so the reader takes nothing but that form (and torch's own repr of it).
+ */
+#include "fsdpckpt/mesh.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Appends like snprintf: counts what does not fit. */
+static void append(char *buf, int size, int *used, const char *text) {
+    int len = (int)strlen(text);
+    if (*used < size) {
+        snprintf(buf + *used, (size_t)(size - *used), "%s", text);
+    }
+    *used += len;
+}
+
+int fc_placements_format(int count, const fc_placement *placements, char *buf, int size) {
+    int used = 0;
+    append(buf, size, &used, "[");
+    for (int i = 0; i < count; i++) {
+        const fc_placement *p = &placements[i];
+        char text[64];
+        switch (p->kind) {
+        case FC_REPLICATE:
+            snprintf(text, sizeof text, "Replicate()");
+            break;
+        case FC_SHARD:
+            snprintf(text, sizeof text, "Shard(%d)", p->dim);
+            break;
+        case FC_STRIDED_SHARD:
+            snprintf(text, sizeof text, "_StridedShard(%d, %" PRId64 ")", p->dim, p->split_factor);
+            break;
+        default:
+            snprintf(text, sizeof text, "Partial()");
+            break;
+        }
+        append(buf, size, &used, i > 0 ? ", " : "");
+        append(buf, size, &used, text);
+    }
+    append(buf, size, &used, "]");
+    return used;
+}
+
+static bool eat(const char **at, const char *text) {
+    size_t len = strlen(text);
+    if (strncmp(*at, text, len) != 0) {
+        return false;
+    }
+    *at += len;
+    return true;
+}
+
+/* A decimal number of at most 18 digits, which an int64_t always holds. */
+static bool eat_number(const char **at, int64_t *out) {
+    const char *start = *at;
+    int64_t n = 0;
+    while (**at >= '0' && **at <= '9' && *at - start < 18) {
+        n = n * 10 + (**at - '0');
+        (*at)++;
+    }
+    *out = n;
+    return *at > start && !(**at >= '0' && **at <= '9');
+}
+
+static bool eat_dim(const char **at, fc_placement *p) {
+    int64_t dim;
+    eat(at, "dim=");
+    if (!eat_number(at, &dim) || dim > INT32_MAX) {
+        return false;
+    }
+    p->dim = (int)dim;
+    return true;
+}
+
+static bool eat_strided(const char **at, fc_placement *p) {
+    p->kind = FC_STRIDED_SHARD;
+    if (!eat_dim(at, p) || !eat(at, ", ")) {
+        return false;
+    }
+    if (!eat(at, "sf=")) {
+        eat(at, "split_factor=");
+    }
+    return eat_number(at, &p->split_factor) && p->split_factor >= 1 && eat(at, ")");
+}
+
+static bool eat_partial(const char **at, fc_placement *p) {
+    p->kind = FC_PARTIAL;
+    while (**at >= 'a' && **at <= 'z') {
+        (*at)++;
+    }
+    return eat(at, ")");
+}
+
+static bool eat_placement(const char **at, fc_placement *p) {
+    *p = (fc_placement){FC_REPLICATE, 0, 0};
+    if (eat(at, "Replicate()")) {
+        return true;
+    }
+    if (eat(at, "Shard(")) {
+        p->kind = FC_SHARD;
+        return eat_dim(at, p) && eat(at, ")");
+    }
+    if (eat(at, "_StridedShard(")) {
+        return eat_strided(at, p);
+    }
+    return eat(at, "Partial(") && eat_partial(at, p);
+}
+
+bool fc_placements_parse(const char *text, int count, fc_placement *placements) {
+    const char *at = text;
+    if (!eat(&at, "[")) {
+        return false;
+    }
+    for (int i = 0; i < count; i++) {
+        if ((i > 0 && !eat(&at, ", ")) || !eat_placement(&at, &placements[i])) {
+            return false;
+        }
+    }
+    return eat(&at, "]") && *at == '\0';
+}

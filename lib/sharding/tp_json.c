@@ -1,0 +1,185 @@
+/*
+ * Loads a tensor-parallel plan from a JSON file in the spelling of Hugging Face's base_model_tp_plan. The file is
+ * small and by a person, so each mistake is told by its pattern and style.
+ */
+#include "fsdpckpt/layout.h"
+
+#include "sharding/tp_plan.h"
+
+#include <jansson.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Far above any plan, far below what would hurt. */
+enum { MAX_BYTES = 1 << 20 };
+
+/*
+ * The styles of transformers (ALL_PARALLEL_STYLES, versions 4.48 to 5). Many differ only in how activations travel,
+ * which a checkpoint does not see: "_rep" and "_gather_output" gather the output, "local_" keeps plain tensors.
+ */
+static const struct {
+    const char *name;
+    fc_tp_style style; /* FC_TP_NONE: known, but what it makes is no box */
+    fc_tp_module module;
+} styles[] = {
+    {"colwise", FC_TP_COLWISE, FC_TP_BY_NAME},
+    {"colwise_rep", FC_TP_COLWISE, FC_TP_BY_NAME},
+    {"colwise_gather_output", FC_TP_COLWISE, FC_TP_BY_NAME},
+    {"local_colwise", FC_TP_COLWISE, FC_TP_BY_NAME},
+    {"rowwise", FC_TP_ROWWISE, FC_TP_BY_NAME},
+    {"rowwise_rep", FC_TP_ROWWISE, FC_TP_BY_NAME},
+    {"rowwise_split_input", FC_TP_ROWWISE, FC_TP_BY_NAME},
+    {"local_rowwise", FC_TP_ROWWISE, FC_TP_BY_NAME},
+    {"embedding_rowwise", FC_TP_ROWWISE, FC_TP_EMBEDDING},
+    {"embedding_colwise", FC_TP_COLWISE, FC_TP_EMBEDDING},
+    {"grouped_gemm", FC_TP_COLWISE, FC_TP_EXPERTS},
+    {"replicate", FC_TP_REPLICATE, FC_TP_LINEAR},
+    {"sequence_parallel", FC_TP_REPLICATE, FC_TP_LINEAR},
+    {"replicated_with_grad_allreduce", FC_TP_REPLICATE, FC_TP_LINEAR},
+    {"local", FC_TP_REPLICATE, FC_TP_LINEAR},
+    {"gather", FC_TP_REPLICATE, FC_TP_LINEAR},
+    {"moe_tp_experts", FC_TP_REPLICATE, FC_TP_LINEAR},
+    {"moe_identity_expert", FC_TP_REPLICATE, FC_TP_LINEAR},
+    {"ep_router", FC_TP_REPLICATE, FC_TP_LINEAR},
+    /* Each rank holds a slice of gate and a slice of up, side by side: two boxes, which no DTensor offset describes. */
+    {"packed_colwise", FC_TP_NONE, FC_TP_LINEAR},
+    {"packed_rowwise", FC_TP_NONE, FC_TP_LINEAR},
+    {"local_packed_colwise", FC_TP_NONE, FC_TP_LINEAR},
+    {"local_packed_rowwise", FC_TP_NONE, FC_TP_LINEAR},
+};
+
+static fc_code style_of(const char *path, const char *pattern, const char *text, fc_tp_rule *rule, fc_error *err) {
+    for (size_t i = 0; i < sizeof styles / sizeof *styles; i++) {
+        if (strcmp(styles[i].name, text) != 0) {
+            continue;
+        }
+        if (styles[i].style == FC_TP_NONE) {
+            return fc_fail(err, FC_EUNSUPPORTED,
+                           "%s: pattern \"%s\": the style \"%s\" interleaves the halves of a fused weight, so what a "
+                           "rank holds is not one box; use \"colwise\", \"rowwise\" or \"replicate\" for it",
+                           path, pattern, text);
+        }
+        rule->style = styles[i].style;
+        rule->module = styles[i].module;
+        return FC_OK;
+    }
+    return fc_fail(err, FC_EUSAGE,
+                   "%s: pattern \"%s\": unknown style \"%s\"; known are colwise, rowwise, embedding_colwise, "
+                   "embedding_rowwise, sequence_parallel, replicate and their variants in transformers",
+                   path, pattern, text);
+}
+
+/* A component that is empty would match nothing and hide a typing error. */
+static fc_code check_pattern(const char *path, const char *pattern, fc_error *err) {
+    size_t len = strlen(pattern);
+    if (len == 0 || pattern[0] == '.' || pattern[len - 1] == '.' || strstr(pattern, "..")) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: pattern \"%s\": a pattern is module names joined by dots, as in "
+                       "\"layers.*.self_attn.q_proj\"",
+                       path, pattern);
+    }
+    return FC_OK;
+}
+
+/* @param out receives the text, to be freed by the caller; NULL on failure. */
+static fc_code read_text(const char *path, char **out, size_t *len, fc_error *err) {
+    fc_code code = FC_OK;
+    *out = NULL;
+    FILE *f = fopen(path, "rb");
+    if (!f) {
+        return fc_fail_errno(err, errno, "TP plan %s (give \"auto\" or a JSON file)", path);
+    }
+    char *text = malloc(MAX_BYTES + 1);
+    if (!text) {
+        code = fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        goto out;
+    }
+    *len = fread(text, 1, MAX_BYTES + 1, f);
+    if (ferror(f)) {
+        code = fc_fail_errno(err, errno, "TP plan %s", path);
+    } else if (*len > MAX_BYTES) {
+        code = fc_fail(err, FC_EUSAGE, "%s: larger than 1 MiB: not a TP plan", path);
+    } else {
+        *out = text;
+        text = NULL;
+    }
+out:
+    free(text);
+    fclose(f);
+    return code;
+}
+
+static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, fc_tp_plan *plan, fc_error *err) {
+    const char *key;
+    json_t *value;
+    size_t count = json_object_size(root), i = 0;
+    fc_tp_rule *rules = fc_arena_calloc(arena, count, sizeof *rules);
+    if (!rules) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    }
+    json_object_foreach(root, key, value) {
+        fc_code code = check_pattern(path, key, err);
+        if (code != FC_OK) {
+            return code;
+        }
+        if (!json_is_string(value)) {
+            return fc_fail(err, FC_EUSAGE, "%s: pattern \"%s\": the style must be a string such as \"colwise\"", path,
+                           key);
+        }
+        code = style_of(path, key, json_string_value(value), &rules[i], err);
+        if (code != FC_OK) {
+            return code;
+        }
+        rules[i].pattern = fc_arena_strndup(arena, key, strlen(key));
+        if (!rules[i++].pattern) {
+            return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        }
+    }
+    plan->rules = rules;
+    plan->count = count;
+    return FC_OK;
+}
+
+static fc_code load_file(const char *path, fc_arena *arena, const fc_tp_plan **out, fc_error *err) {
+    char *text = NULL;
+    size_t len = 0;
+    json_error_t json_error;
+    fc_code code = read_text(path, &text, &len, err);
+    if (code != FC_OK) {
+        return code;
+    }
+    json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &json_error);
+    free(text);
+    if (!root) {
+        return fc_fail(err, FC_EUSAGE, "%s:%d:%d: not a TP plan: %s", path, json_error.line, json_error.column,
+                       json_error.text);
+    }
+    fc_tp_plan *plan = fc_arena_calloc(arena, 1, sizeof *plan);
+    if (!plan) {
+        code = fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    } else if (!json_is_object(root) || json_object_size(root) == 0) {
+        code = fc_fail(err, FC_EUSAGE, "%s: a TP plan is an object like {\"layers.*.self_attn.q_proj\": \"colwise\"}",
+                       path);
+    } else {
+        code = rules_of(path, root, arena, plan, err);
+        *out = plan;
+    }
+    json_decref(root);
+    return code;
+}
+
+fc_code fc_tp_plan_load(const char *name_or_path, fc_arena *arena, const fc_tp_plan **out, fc_error *err) {
+    *out = NULL;
+    if (!name_or_path || strcmp(name_or_path, "auto") == 0) {
+        *out = &fc_tp_auto;
+        return FC_OK;
+    }
+    fc_code code = load_file(name_or_path, arena, out, err);
+    if (code != FC_OK) {
+        *out = NULL;
+    }
+    return code;
+}

@@ -1,0 +1,274 @@
+/*
+ * Tensor-parallel plans: which rule decides a tensor, found by its name, and which dimension that rule cuts. Rules come
+ * from tp_json.c or tp_auto.c; layout.c turns the dimension into placements.
+ *
+ * Which rule: a pattern is compared with the end of the name of the parameter ("experts.gate_up_proj") and of its
+ * module
+ * ("q_proj" for "…q_proj.weight"). One that names the parameter beats one that names the module; then the one with
+ * more components wins, then the one with more literal characters, then the earlier.
+ */
+#include "fsdpckpt/layout.h"
+
+#include "sharding/tp_plan.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+/* A component of a name, borrowed from it. */
+typedef struct part {
+    const char *text;
+    size_t len;
+} part;
+
+/*
+ * The last components of a name, in order. Patterns only look at the end of a name, and no real one is longer than
+ * this; a longer one loses its first components.
+ */
+enum { MAX_PARTS = 64 };
+
+typedef struct name {
+    part parts[MAX_PARTS];
+    int count;
+} name;
+
+static bool is(part p, const char *text) {
+    return strlen(text) == p.len && memcmp(p.text, text, p.len) == 0;
+}
+
+static bool is_one_of(part p, const char *const *texts, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (is(p, texts[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool ends_with(part p, const char *text) {
+    size_t len = strlen(text);
+    return p.len >= len && memcmp(p.text + p.len - len, text, len) == 0;
+}
+
+static bool contains(part p, const char *text) {
+    return memmem(p.text, p.len, text, strlen(text)) != NULL;
+}
+
+/* What torch.compile, FSDP1 and activation checkpointing leave in the middle of a name; no plan names them. */
+static bool is_wrapper(part p) {
+    static const char *const wrappers[] = {"_orig_mod", "_fsdp_wrapped_module", "_fpw_module",
+                                           "_checkpoint_wrapped_module"};
+    return is_one_of(p, wrappers, sizeof wrappers / sizeof *wrappers);
+}
+
+/* Splits at the dots, from the end. */
+static void split(const char *text, name *out) {
+    part reversed[MAX_PARTS];
+    const char *end = text + strlen(text);
+    int n = 0;
+    for (const char *at = end; n < MAX_PARTS; at--) {
+        if (at == text || at[-1] == '.') {
+            part p = {at, (size_t)(end - at)};
+            if (!is_wrapper(p)) {
+                reversed[n++] = p;
+            }
+            if (at == text) {
+                break;
+            }
+            end = at - 1;
+        }
+    }
+    out->count = n;
+    for (int i = 0; i < n; i++) {
+        out->parts[i] = reversed[n - 1 - i];
+    }
+}
+
+/* The keys that torch.optim's optimizers keep for each parameter. */
+static bool is_state_key(part p) {
+    static const char *const keys[] = {
+        "step",      "exp_avg",  "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg",
+        "acc_delta", "grad_avg", "sum",        "exp_inf",        "mu_product",      "prev",
+        "eta",       "mu",       "ax",         "step_size",
+    };
+    return is_one_of(p, keys, sizeof keys / sizeof *keys);
+}
+
+/*
+ * Optimizer state is named "optim.state.<parameter>.<key>" with many spellings of the first part: it follows its
+ * parameter, so the key is cut off. Under "optim….state" any key is one; elsewhere only those of torch.optim, lest a
+ * model saved under the key "state" lose its parameter names.
+ * @return the key; an empty part for what is no optimizer state.
+ */
+static part cut_state_key(name *n) {
+    bool optim = false, state = false;
+    part none = {"", 0};
+    for (int i = 0; i + 2 < n->count; i++) {
+        optim = optim || contains(n->parts[i], "optim");
+        state = state || is(n->parts[i], "state");
+    }
+    if (!optim && !state) {
+        return none;
+    }
+    part last = n->parts[n->count - 1];
+    bool parameter = is(last, "weight") || is(last, "bias");
+    if (is_state_key(last) || (optim && state && !parameter)) {
+        n->count--;
+        return last;
+    }
+    return none;
+}
+
+/* Whether `p` matches a pattern component, in which `*` stands for any text. */
+static bool component_matches(part pattern, part p) {
+    size_t i = 0, j = 0, star = SIZE_MAX, resume = 0;
+    while (j < p.len) {
+        if (i < pattern.len && pattern.text[i] == '*') {
+            star = i++;
+            resume = j;
+        } else if (i < pattern.len && pattern.text[i] == p.text[j]) {
+            i++;
+            j++;
+        } else if (star != SIZE_MAX) {
+            i = star + 1;
+            j = ++resume;
+        } else {
+            return false;
+        }
+    }
+    while (i < pattern.len && pattern.text[i] == '*') {
+        i++;
+    }
+    return i == pattern.len;
+}
+
+/*
+ * Whether the first `count` components of `n` end with those of `pattern`. "weight" and "bias" at the end must be
+ * written out: a pattern like "layers.*" or "w*" speaks of modules.
+ */
+static bool matches(const name *pattern, const name *n, int count) {
+    if (pattern->count > count || pattern->count == 0) {
+        return false;
+    }
+    part leaf = n->parts[count - 1], last = pattern->parts[pattern->count - 1];
+    if ((is(leaf, "weight") || is(leaf, "bias")) && memchr(last.text, '*', last.len)) {
+        return false;
+    }
+    for (int i = 1; i <= pattern->count; i++) {
+        if (!component_matches(pattern->parts[pattern->count - i], n->parts[count - i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* How well a rule fits; the fields in order of weight. */
+typedef struct fit {
+    int64_t rule; /* -1: none */
+    int level;    /* components of the name that the pattern was compared with, from the first: all, or one less */
+    int components;
+    size_t literals;
+} fit;
+
+static size_t literal_count(const char *pattern) {
+    size_t n = 0;
+    for (; *pattern; pattern++) {
+        n += *pattern != '*';
+    }
+    return n;
+}
+
+static bool better(const fit *a, const fit *b) {
+    if (a->level != b->level) {
+        return a->level > b->level;
+    }
+    if (a->components != b->components) {
+        return a->components > b->components;
+    }
+    return a->literals > b->literals;
+}
+
+static fit find(const fc_tp_plan *plan, const name *n) {
+    fit best = {-1, 0, 0, 0};
+    for (size_t r = 0; r < plan->count; r++) {
+        name pattern;
+        split(plan->rules[r].pattern, &pattern);
+        for (int level = n->count; level >= n->count - 1 && level > 0; level--) {
+            if (matches(&pattern, n, level)) {
+                fit f = {(int64_t)r, level, pattern.count, literal_count(plan->rules[r].pattern)};
+                best = best.rule < 0 || better(&f, &best) ? f : best;
+                break;
+            }
+        }
+    }
+    return best;
+}
+
+/* nn.Embedding by the name of the module. embed_out of GPT-NeoX is a linear layer and ends otherwise. */
+static bool is_embedding(part module) {
+    static const char *const names[] = {"embed_tokens", "embed_in", "embed_positions", "wte", "wpe"};
+    return is_one_of(module, names, sizeof names / sizeof *names) || ends_with(module, "embed") ||
+           ends_with(module, "embedding") || ends_with(module, "embeddings");
+}
+
+/*
+ * The dimension that `style` cuts, as ColwiseParallel and RowwiseParallel do. Of a fused expert weight of three
+ * dimensions, transformers cuts the last two as it does of a matrix. What has one dimension and is no bias (a scale)
+ * is treated as one.
+ */
+static int cut_dimension(fc_tp_style style, fc_tp_module module, bool bias, int ndim) {
+    if (ndim == 0 || (style != FC_TP_COLWISE && style != FC_TP_ROWWISE)) {
+        return -1;
+    }
+    bool colwise = style == FC_TP_COLWISE;
+    bool vector = bias || ndim == 1;
+    switch (module) {
+    case FC_TP_EXPERTS:
+        return 0;
+    case FC_TP_EMBEDDING:
+        return colwise ? (ndim > 1 ? 1 : -1) : 0;
+    case FC_TP_CONV1D:
+        return vector ? (colwise ? 0 : -1) : (colwise ? 1 : 0);
+    default:
+        break;
+    }
+    if (colwise) {
+        return ndim == 3 ? 1 : 0;
+    }
+    return vector ? -1 : ndim == 3 ? 2 : 1;
+}
+
+int fc_tp_plan_dim(const fc_tp_plan *plan, const char *fqn, int ndim, fc_tp_style *style) {
+    name n;
+    split(fqn, &n);
+    part key = cut_state_key(&n);
+    fit f = find(plan, &n);
+    *style = FC_TP_NONE;
+    if (f.rule < 0) {
+        return -1;
+    }
+    const fc_tp_rule *rule = &plan->rules[f.rule];
+    *style = rule->style;
+    if (is(key, "step")) {
+        return -1;
+    }
+    fc_tp_module module = rule->module;
+    if (module == FC_TP_BY_NAME) {
+        module = is_embedding(n.parts[f.level - 1]) ? FC_TP_EMBEDDING : FC_TP_LINEAR;
+    }
+    return cut_dimension(rule->style, module, is(n.parts[n.count - 1], "bias"), ndim);
+}
+
+size_t fc_tp_plan_rules(const fc_tp_plan *plan) {
+    return plan->count;
+}
+
+const char *fc_tp_plan_pattern(const fc_tp_plan *plan, size_t rule) {
+    return plan->rules[rule].pattern;
+}
+
+int64_t fc_tp_plan_rule_of(const fc_tp_plan *plan, const char *fqn) {
+    name n;
+    split(fqn, &n);
+    cut_state_key(&n);
+    return find(plan, &n).rule;
+}

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Fails every system call and every allocation of a conversion in turn, until a run is reached that none fails in.
+
+Each failed run must end with exit status 3 or 4 and one line on stderr, leave the old target as it was, and leave
+nothing else behind; or succeed completely (a call whose failure does not matter, such as a read-ahead hint).
+
+usage: run.py FSDPCKPT SHIM SOURCE sys|mem ERRNO COMMAND [OPTION...]
+"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+
+def snapshot(path):
+    """Every file below path with its content."""
+    found = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            full = os.path.join(folder, name)
+            with open(full, "rb") as f:
+                found[os.path.relpath(full, path)] = f.read()
+    return found
+
+
+def run(argv, env=None):
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+
+
+def main():
+    program, shim, source, family, number, *command = sys.argv[1:]
+    home = tempfile.mkdtemp(prefix="fc-fault-")
+    target = os.path.join(home, "target" if command[0] == "reshard" else "target.h5")
+    log = os.path.join(tempfile.gettempdir(), f"fc-fault-{os.getpid()}.log")
+    argv = [program, command[0], source, "-o", target, "-q", "-j1", *command[1:]]
+    try:
+        made = run(argv)
+        if made.returncode != 0:
+            print(f"the command fails without a fault: {made.stderr}")
+            return 1
+        good = snapshot(home)
+        failed = 0
+        for n in range(1, 100000):
+            env = dict(os.environ, LD_PRELOAD=shim, FAULT_FAMILY=family, FAULT_AT=str(n), FAULT_ERRNO=number,
+                       FAULT_LOG=log)
+            with open(log, "wb") as f:
+                f.write(bytes(64))
+            result = run([*argv, "--force"], env)
+            with open(log, "rb") as f:
+                call = f.read().rstrip(b"\0").decode()
+            where = f"{family} fault {n} ({call}): "
+            if snapshot(home) != good or sorted(os.listdir(home)) != [os.path.basename(target)]:
+                print(where + "the target changed or something was left behind: " + str(os.listdir(home)))
+                return 1
+            if not call:
+                if result.returncode != 0:
+                    print(where + f"no fault was injected, yet it failed: {result.stderr}")
+                    return 1
+                print(f"{n - 1} calls failed in turn, {failed} of them ended the command; the target stood each time")
+                return 0 if failed > 0 else 1
+            if result.returncode != 0:
+                failed += 1
+                if result.returncode not in (3, 4) or result.stderr.count("\n") != 1:
+                    print(where + f"exit {result.returncode}, stderr: {result.stderr!r}")
+                    return 1
+    finally:
+        if os.path.exists(log):
+            os.remove(log)
+        shutil.rmtree(home)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

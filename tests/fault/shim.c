@@ -1,0 +1,170 @@
+/*
+ * Fault injection from outside: preloaded into the command, it fails the n-th call of a family, counted over the
+ * whole process (and anew in a child). The product itself has no hooks; libhdf5's system calls fail like our own.
+ *
+ *   FAULT_FAMILY=sys|mem  which calls       FAULT_AT=n  which of them, from 1       FAULT_ERRNO=number
+ *   FAULT_LOG=path        an existing file of 64 bytes that gets the name of the call that failed; it is mapped at
+ *                         the start, so that a child confined by seccomp can still say so
+ *
+ * mem fails only allocations made by the command itself: what libhdf5 does without memory is not ours to test.
+ */
+/* Both names of each call are wanted: open and open64. */
+#undef _FILE_OFFSET_BITS
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <link.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+static atomic_long calls;
+static long fault_at;
+static bool family_mem;
+static int fault_errno = EIO;
+static uintptr_t text_begin, text_end;
+static char *fault_log;
+
+enum { LOG_SIZE = 64 };
+
+static int find_text(struct dl_phdr_info *info, size_t size, void *unused) {
+    (void)size, (void)unused;
+    /* The first object is the executable. */
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *p = &info->dlpi_phdr[i];
+        if (p->p_type == PT_LOAD && (p->p_flags & PF_X)) {
+            text_begin = info->dlpi_addr + p->p_vaddr;
+            text_end = text_begin + p->p_memsz;
+        }
+    }
+    return 1;
+}
+
+__attribute__((constructor)) static void start(void) {
+    const char *at = getenv("FAULT_AT"), *family = getenv("FAULT_FAMILY"), *number = getenv("FAULT_ERRNO");
+    dl_iterate_phdr(find_text, NULL);
+    family_mem = family && strcmp(family, "mem") == 0;
+    fault_errno = number ? atoi(number) : EIO;
+    const char *path = getenv("FAULT_LOG");
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        void *map = mmap(NULL, LOG_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        fault_log = map == MAP_FAILED ? NULL : map;
+        close(fd);
+    }
+    /* Last, since it arms the faults. */
+    fault_at = at ? atol(at) : 0;
+}
+
+static bool fails(bool mem, const char *name) {
+    if (fault_at == 0 || mem != family_mem || atomic_fetch_add(&calls, 1) + 1 != fault_at) {
+        return false;
+    }
+    if (fault_log) {
+        strncpy(fault_log, name, LOG_SIZE - 1);
+    }
+    errno = mem ? ENOMEM : fault_errno;
+    return true;
+}
+
+static bool called_by_us(const void *from) {
+    return (uintptr_t)from >= text_begin && (uintptr_t)from < text_end;
+}
+
+#define REAL(type, name)                                                                                               \
+    static __typeof__(type) real;                                                                                      \
+    if (!real)                                                                                                         \
+    real = (__typeof__(type))dlsym(RTLD_NEXT, name)
+
+void *malloc(size_t size) {
+    REAL(void *(*)(size_t), "malloc");
+    return called_by_us(__builtin_return_address(0)) && fails(true, "malloc") ? NULL : real(size);
+}
+
+void *realloc(void *old, size_t size) {
+    REAL(void *(*)(void *, size_t), "realloc");
+    return called_by_us(__builtin_return_address(0)) && fails(true, "realloc") ? NULL : real(old, size);
+}
+
+/* dlsym itself allocates with calloc while we look calloc up: it gets memory that is never given back. */
+void *calloc(size_t count, size_t size) {
+    static _Alignas(16) char early[4096];
+    static size_t used;
+    static bool looking;
+    static void *(*real)(size_t, size_t);
+    if (!real) {
+        if (looking) {
+            void *p = early + used;
+            used += (count * size + 15) / 16 * 16;
+            return p;
+        }
+        looking = true;
+        real = (void *(*)(size_t, size_t))dlsym(RTLD_NEXT, "calloc");
+    }
+    return called_by_us(__builtin_return_address(0)) && fails(true, "calloc") ? NULL : real(count, size);
+}
+
+static mode_t mode_of(int flags, va_list args) {
+    return flags & (O_CREAT | O_TMPFILE) ? va_arg(args, mode_t) : 0;
+}
+
+int open(const char *path, int flags, ...) {
+    REAL(int (*)(const char *, int, ...), "open");
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = mode_of(flags, args);
+    va_end(args);
+    return fails(false, "open") ? -1 : real(path, flags, mode);
+}
+
+int open64(const char *path, int flags, ...) {
+    REAL(int (*)(const char *, int, ...), "open64");
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = mode_of(flags, args);
+    va_end(args);
+    return fails(false, "open64") ? -1 : real(path, flags, mode);
+}
+
+int openat(int dir, const char *path, int flags, ...) {
+    REAL(int (*)(int, const char *, int, ...), "openat");
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = mode_of(flags, args);
+    va_end(args);
+    return fails(false, "openat") ? -1 : real(dir, path, flags, mode);
+}
+
+#define FAULTY(ret, name, params, call)                                                                                \
+    ret name params;                                                                                                   \
+    ret name params {                                                                                                  \
+        REAL(ret(*) params, #name);                                                                                    \
+        return fails(false, #name) ? (ret)-1 : real call;                                                              \
+    }
+
+FAULTY(ssize_t, pread, (int fd, void *buf, size_t n, off_t at), (fd, buf, n, at))
+FAULTY(ssize_t, pread64, (int fd, void *buf, size_t n, off64_t at), (fd, buf, n, at))
+FAULTY(ssize_t, read, (int fd, void *buf, size_t n), (fd, buf, n))
+FAULTY(ssize_t, pwrite, (int fd, const void *buf, size_t n, off_t at), (fd, buf, n, at))
+FAULTY(ssize_t, pwrite64, (int fd, const void *buf, size_t n, off64_t at), (fd, buf, n, at))
+FAULTY(int, fsync, (int fd), (fd))
+FAULTY(int, ftruncate64, (int fd, off64_t size), (fd, size))
+FAULTY(int, rename, (const char *from, const char *to), (from, to))
+FAULTY(int, renameat2, (int fromdir, const char *from, int todir, const char *to, unsigned flags),
+       (fromdir, from, todir, to, flags))
+FAULTY(int, mkdir, (const char *path, mode_t mode), (path, mode))
+
+char *mkdtemp(char *template) {
+    REAL(char *(*)(char *), "mkdtemp");
+    return fails(false, "mkdtemp") ? NULL : real(template);
+}
+
+FAULTY(int, pipe2, (int fds[2], int flags), (fds, flags))
+FAULTY(pid_t, fork, (void), ())

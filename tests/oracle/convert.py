@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""The main job on every checkpoint of the corpus, which real PyTorch wrote.
+
+For each: consolidate, and compare every byte with what torch said before it saved. Then reshard to each mesh, read
+index.h5 and each shard's boxes with stock h5py, and consolidate back. Where the corpus has the checkpoint that torch
+made for a 2D mesh, the boxes of our 2D layout must be those that torch recorded.
+
+usage: convert.py FSDPCKPT CORPUS [GLOB]        exit 77 without h5py
+"""
+import fnmatch
+import glob
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+try:
+    import h5py
+    import compare
+except ImportError as e:
+    print("skipped: %s" % e)
+    sys.exit(77)
+
+MESHES = [
+    ["--dp", "3"],
+    ["--dp", "8"],
+    ["--dp", "16"],
+    ["--tp", "2", "--dp", "4"],
+    ["--tp", "4"],
+    ["--replicas", "2", "--dp", "2", "--tp", "2"],
+]
+# What tests/corpus/make_dcp.py parallelizes: names as in a plan of Hugging Face.
+TORCH_PLAN = {
+    "layers.*.attention.wq": "colwise",
+    "layers.*.attention.wo": "rowwise",
+    "layers.*.feed_forward.w1": "colwise",
+    "layers.*.feed_forward.w2": "rowwise",
+}
+TORCH_MESHES = {
+    "fsdp2": ["--dp", "4"],
+    "2d-dp2tp2": ["--dp", "2", "--tp", "2"],
+    "2d-dp4tp2": ["--dp", "4", "--tp", "2"],
+    "2d-uneven": ["--dp", "3", "--tp", "2"],
+    "hsdp": ["--replicas", "2", "--dp", "2"],
+    "hsdp-tp": ["--replicas", "2", "--dp", "2", "--tp", "2"],
+}
+
+
+class Failure(Exception):
+    pass
+
+
+def run(*argv, ok=(0,)):
+    result = subprocess.run(argv, capture_output=True, text=True)
+    if result.returncode not in ok:
+        raise Failure("%s: exit %d: %s" % (" ".join(argv), result.returncode, result.stderr.strip()))
+    return result
+
+
+def must_equal(target, expected, boxes=False):
+    problems, checked = compare.compare(target, expected, boxes=boxes)
+    if problems:
+        raise Failure("; ".join(problems[:3]) + (" (and %d more)" % (len(problems) - 3) if len(problems) > 3 else ""))
+    return checked
+
+
+def plan_for(program, source, mesh, home):
+    """The built-in plan where it cuts something, else one that cuts every matrix: small odd checkpoints too."""
+    if "--tp" not in mesh:
+        return []
+    if run(program, "reshard", source, "-o", os.path.join(home, "never"), "--dry-run", "-q", *mesh,
+           ok=(0, 2)).returncode == 0:
+        return []
+    return ["--tp-plan", os.path.join(home, "any.json")]
+
+
+def boxes_of(directory):
+    """{(fqn, offsets, sizes)} that the shard files store; copies are not stored."""
+    found = set()
+    for path in sorted(glob.glob(os.path.join(directory, "shard-*.h5"))):
+        with h5py.File(path, "r") as f:
+            for where, dataset in compare.walk(f):
+                if "global_shape" in dataset.attrs and "owner" not in dataset.attrs and dataset.size != 0:
+                    offsets = [int(x) for x in compare.as_list(dataset.attrs["offsets"])]
+                    found.add((where, tuple(offsets), tuple(dataset.shape)))
+    return found
+
+
+def check_torch_boxes(program, full, case, expected, home):
+    """Our layout for torch's mesh and plan against the chunks that torch wrote."""
+    out = os.path.join(home, "boxes")
+    mesh = TORCH_MESHES[case]
+    plan = ["--tp-plan", os.path.join(home, "torch.json")] if "--tp" in mesh else []
+    run(program, "reshard", full, "-o", out, "-q", *mesh, *plan)
+    ours = boxes_of(out)
+    theirs = set()
+    for want in expected["tensors"].values():
+        for chunk in want["chunks"]:
+            if 0 not in chunk["sizes"]:
+                theirs.add((compare.h5_path(want["path"]), tuple(chunk["offsets"]), tuple(chunk["sizes"])))
+    shutil.rmtree(out)
+    if ours != theirs:
+        raise Failure("boxes differ from torch's: only ours %s, only torch's %s" %
+                      (sorted(ours - theirs)[:3], sorted(theirs - ours)[:3]))
+
+
+def check_case(program, source, home):
+    expected_path = os.path.join(source, "expected.json")
+    with open(expected_path, encoding="utf-8") as f:
+        expected = json.load(f)
+    full = os.path.join(home, "full.h5")
+    run(program, "consolidate", source, "-o", full, "-q")
+    checked = must_equal(full, expected_path)
+    for mesh in MESHES:
+        out, back = os.path.join(home, "out"), os.path.join(home, "back.h5")
+        try:
+            plan = plan_for(program, source, mesh, home)
+            made = run(program, "reshard", source, "-o", out, "-q", *mesh, *plan, ok=(0, 2))
+            if "the plan cuts none of" in made.stderr:
+                continue  # this checkpoint has nothing to cut: scalars and objects
+            if made.returncode != 0:
+                raise Failure(made.stderr.strip())
+            must_equal(out, expected_path, boxes=True)
+            run(program, "consolidate", out, "-o", back, "-q")
+            must_equal(back, expected_path)
+            with open(full, "rb") as a, open(back, "rb") as b:
+                if a.read() != b.read():
+                    raise Failure("consolidated back, the file differs from the one consolidated at first")
+        except Failure as e:
+            raise Failure("%s: %s" % (" ".join(mesh), e))
+        shutil.rmtree(out)
+        os.remove(back)
+    if expected.get("case") in TORCH_MESHES:
+        check_torch_boxes(program, full, expected["case"], expected, home)
+    return checked
+
+
+def main():
+    program, corpus = sys.argv[1:3]
+    pattern = sys.argv[3] if len(sys.argv) > 3 else "dcp-*"
+    cases = sorted(c for c in os.listdir(corpus) if fnmatch.fnmatch(c, pattern))
+    failed = 0
+    for case in cases:
+        home = tempfile.mkdtemp(prefix="fc-convert-")
+        for name, plan in (("any", {"*": "colwise"}), ("torch", TORCH_PLAN)):
+            with open(os.path.join(home, name + ".json"), "w") as f:
+                json.dump(plan, f)
+        try:
+            print("%s: %d values, equal" % (case, check_case(program, os.path.join(corpus, case), home)))
+        except Failure as e:
+            failed += 1
+            print("%s: FAILED: %s" % (case, e))
+        finally:
+            shutil.rmtree(home)
+    print("%d checkpoints, %d failed" % (len(cases), failed))
+    return 1 if failed or not cases else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+/*
+ * A made-up checkpoint for testing the HDF5 writer: tensors of every kind on a given mesh, with bytes that are known
+ * from the tensor's number and the element's place, so that any program can tell whether it reads what was meant.
+ * Byte i (row-major in the whole tensor) of tensor t is (i·131 + ⌊i/256⌋·7 + t·29) mod 256; of a bool, that mod 2.
+ */
+#ifndef FSDPCKPT_TESTS_H5_MAKE_H
+#define FSDPCKPT_TESTS_H5_MAKE_H
+
+#include "fsdpckpt/format.h"
+
+typedef struct h5_made {
+    fc_arena *arena;
+    fc_checkpoint source;
+    fc_mesh mesh;
+    fc_wanted wanted;
+    fc_tensor *sources; /* of the wanted tensors */
+    fc_wanted_tensor *tensors;
+    size_t capacity;
+} h5_made;
+
+/** An empty one on a mesh; names and sizes of its `ndim` dimensions as in "replicate", "dp", "tp". */
+void h5_made_begin(h5_made *made, int ndim, const char *const *names, const int64_t *sizes);
+void h5_made_end(h5_made *made);
+
+/**
+ * Adds a tensor. `path` has elements separated by "|"; one that starts with "#" is a list index, "~" an empty key.
+ * @param tp_dim the dimension that TP cuts, or -1.
+ */
+fc_wanted_tensor *h5_made_add(h5_made *made, const char *path, fc_dtype dtype, int ndim, const int64_t *shape,
+                              int tp_dim);
+
+/** Adds an object of `bytes` bytes whose JSON text is `json`. */
+void h5_made_object(h5_made *made, const char *path, int64_t bytes, const char *json);
+
+/** The values that the oracle test knows about: every dtype, odd names, lists, 0-dim, empty, uneven, objects. */
+void h5_made_zoo(h5_made *made);
+
+/** The part of `rank`, allocated from made->arena. */
+fc_part h5_made_part(h5_made *made, int64_t rank);
+
+/** Writes the bytes of the owned items of `part` where reserve said. */
+fc_code h5_made_fill(const h5_made *made, const fc_part *part, fc_error *err);
+
+/** create, reserve and fill each part, finish, destroy. */
+fc_code h5_made_write(h5_made *made, const char *staging, fc_error *err);
+
+#endif

@@ -1,0 +1,292 @@
+/*
+ * lib/move/decode.c and decoded.c: HDF5 filter pipelines, bytes that h5py 3.16 wrote, damaged and hostile input, and
+ * the cache that bounds the memory of decoding.
+ */
+#include "move/decode.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+
+#include <cmocka.h>
+
+enum { DEFLATE = 1, SHUFFLE = 2, FLETCHER32 = 3, SIZE = 4000 };
+
+/* The checksums h5py stored for arange(n) * 31 % 251 and for n bytes of 255. */
+static void fletcher_equals_hdf5(void **state) {
+    (void)state;
+    static const struct {
+        size_t size;
+        uint32_t ramp, ones;
+    } known[] = {{8, 0x6fa475f1, 0xffffffff},
+                 {7, 0x6ecb7518, 0xff00ff00},
+                 {1001, 0xa3f95599, 0xff00ff00},
+                 {70000, 0x14ec8d56, 0xffffffff}};
+    unsigned char *bytes = malloc(70000);
+    assert_non_null(bytes);
+    for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
+        for (size_t i = 0; i < known[k].size; i++) {
+            bytes[i] = (unsigned char)(i * 31 % 251);
+        }
+        assert_int_equal(fc_fletcher32(bytes, known[k].size), known[k].ramp);
+        memset(bytes, 255, known[k].size);
+        assert_int_equal(fc_fletcher32(bytes, known[k].size), known[k].ones);
+    }
+    memset(bytes, 0, 100);
+    assert_int_equal(fc_fletcher32(bytes, 100), 0);
+    free(bytes);
+}
+
+static fc_extent extent_of(size_t length, size_t decoded, int count, const uint8_t *ids, uint32_t mask) {
+    fc_extent extent = {.codec = FC_CODEC_FILTERED, .length = length, .decoded = decoded};
+    extent.filters.count = (uint8_t)count;
+    extent.filters.mask = mask;
+    memcpy(extent.filters.ids, ids, (size_t)count);
+    return extent;
+}
+
+/* A chunk as h5py wrote it: uint32 arange(8) * 31 % 251 through shuffle, gzip and fletcher32. */
+static void chunk_of_h5py(void **state) {
+    (void)state;
+    unsigned char stored[] = {0x78, 0x5e, 0x63, 0x90, 0xb7, 0x8b, 0xad, 0x99, 0xbd, 0xeb, 0x26, 0x03,
+                              0x0e, 0x00, 0x00, 0x5b, 0xac, 0x03, 0x65, 0x62, 0x44, 0x04, 0xd7};
+    fc_extent extent = extent_of(sizeof stored, 32, 3, (uint8_t[]){SHUFFLE, DEFLATE, FLETCHER32}, 0);
+    uint32_t out[8];
+    fc_error err;
+    assert_int_equal(fc_decode_filters(&extent, stored, 4, (unsigned char *)out, &err), FC_OK);
+    for (uint32_t i = 0; i < 8; i++) {
+        assert_int_equal(out[i], i * 31 % 251);
+    }
+    stored[9] ^= 1;
+    assert_int_equal(fc_decode_filters(&extent, stored, 4, (unsigned char *)out, &err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "fletcher32"));
+}
+
+static size_t encode(const uint8_t *ids, int count, uint32_t mask, size_t element, const unsigned char *in, size_t size,
+                     unsigned char *out, size_t room) {
+    unsigned char *from = malloc(room);
+    assert_non_null(from);
+    memcpy(out, in, size);
+    for (int i = 0; i < count; i++) {
+        if (mask >> i & 1) {
+            continue;
+        }
+        memcpy(from, out, size);
+        if (ids[i] == SHUFFLE) {
+            size_t n = size / element;
+            for (size_t e = 0; e < n; e++) {
+                for (size_t b = 0; b < element; b++) {
+                    out[b * n + e] = from[e * element + b];
+                }
+            }
+        } else if (ids[i] == DEFLATE) {
+            uLongf length = room;
+            assert_int_equal(compress2(out, &length, from, size, 1), Z_OK);
+            size = length;
+        } else {
+            uint32_t sum = fc_fletcher32(from, size);
+            memcpy(out + size,
+                   (unsigned char[]){(unsigned char)sum, (unsigned char)(sum >> 8), (unsigned char)(sum >> 16),
+                                     (unsigned char)(sum >> 24)},
+                   4);
+            size += 4;
+        }
+    }
+    free(from);
+    return size;
+}
+
+static const uint8_t pipelines[][3] = {{SHUFFLE, DEFLATE, FLETCHER32}, {DEFLATE, SHUFFLE, FLETCHER32},
+                                       {FLETCHER32, SHUFFLE, DEFLATE}, {FLETCHER32, DEFLATE, SHUFFLE},
+                                       {SHUFFLE, FLETCHER32, DEFLATE}, {DEFLATE, FLETCHER32, SHUFFLE}};
+
+/* Every order, every number of filters and every mask; then the same damaged, which must fail or give other bytes
+   but never run over (the sanitizers watch). */
+static void every_pipeline(void **state) {
+    (void)state;
+    unsigned char in[SIZE], out[SIZE], stored[2 * SIZE + 100], copy[2 * SIZE + 100];
+    srand(4);
+    int checked = 0;
+    for (size_t p = 0; p < sizeof pipelines / sizeof *pipelines; p++) {
+        for (int count = 0; count <= 3; count++) {
+            for (uint32_t mask = 0; mask < 8; mask++) {
+                size_t size = SIZE - (size_t)(rand() % 20), element = (size_t)1 << rand() % 5;
+                for (size_t i = 0; i < size; i++) {
+                    in[i] = (unsigned char)(rand() % 9);
+                }
+                size_t length = encode(pipelines[p], count, mask, element, in, size, stored, sizeof stored);
+                memcpy(copy, stored, length);
+                fc_extent extent = extent_of(length, size, count, pipelines[p], mask);
+                fc_error err = {FC_OK, ""};
+                assert_int_equal(fc_decode_filters(&extent, stored, (uint32_t)element, out, &err), FC_OK);
+                assert_memory_equal(out, in, size);
+                for (int i = 0; i < 30; i++) {
+                    memcpy(stored, copy, length);
+                    stored[(size_t)rand() % length] ^= (unsigned char)(1 + rand() % 255);
+                    (void)fc_decode_filters(&extent, stored, (uint32_t)element, out, &err);
+                }
+                extent.decoded = size - 1;
+                memcpy(stored, copy, length);
+                assert_int_equal(fc_decode_filters(&extent, stored, (uint32_t)element, out, &err), FC_ECORRUPT);
+                checked++;
+            }
+        }
+    }
+    assert_int_equal(checked, 6 * 4 * 8);
+}
+
+/* 64 MiB of zeros in 64 KiB, claimed to be 1000 bytes: refused without the memory for them. */
+static void bomb_is_refused(void **state) {
+    (void)state;
+    size_t size = 64 << 20;
+    unsigned char *zeros = calloc(1, size), out[1000];
+    uLongf length = compressBound(size);
+    unsigned char *stored = malloc(length);
+    assert_true(zeros && stored);
+    assert_int_equal(compress2(stored, &length, zeros, size, 9), Z_OK);
+    fc_extent extent = extent_of(length, sizeof out, 1, (uint8_t[]){DEFLATE}, 0);
+    fc_error err;
+    assert_int_equal(fc_decode_filters(&extent, stored, 1, out, &err), FC_ECORRUPT);
+    assert_string_equal(err.message, "the compressed data holds more than the 1000 bytes of the chunk");
+    extent.length = length / 2;
+    unsigned char *big = malloc(size);
+    assert_non_null(big);
+    extent.decoded = size;
+    assert_int_equal(fc_decode_filters(&extent, stored, 1, big, &err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "the compressed data is damaged after"));
+    free(big);
+    free(zeros);
+    free(stored);
+}
+
+static void unknown_filter(void **state) {
+    (void)state;
+    unsigned char bytes[4] = {0}, out[4];
+    fc_extent extent = extent_of(4, 4, 1, (uint8_t[]){32}, 0);
+    fc_error err;
+    assert_int_equal(fc_decode_filters(&extent, bytes, 1, out, &err), FC_EUNSUPPORTED);
+}
+
+/* The cache: a decoder that counts its calls and writes the chunk's number. */
+typedef struct counting {
+    pthread_mutex_t lock;
+    int calls, inside, most_inside;
+    bool fails;
+} counting;
+
+static fc_code count_decode(void *context, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
+                            unsigned char *out, fc_error *err) {
+    (void)tensor;
+    counting *c = context;
+    pthread_mutex_lock(&c->lock);
+    c->calls++;
+    c->inside++;
+    c->most_inside = c->inside > c->most_inside ? c->inside : c->most_inside;
+    pthread_mutex_unlock(&c->lock);
+    memset(out, (int)chunk, extent->decoded);
+    pthread_mutex_lock(&c->lock);
+    c->inside--;
+    pthread_mutex_unlock(&c->lock);
+    return c->fails ? fc_fail(err, FC_ECORRUPT, "bad") : FC_OK;
+}
+
+static const fc_tensor some_tensor = {.name = "w"};
+
+static void use(fc_decoded *cache, size_t chunk, const fc_extent *extent, counting *c) {
+    const unsigned char *bytes = NULL;
+    fc_error err;
+    assert_int_equal(fc_decoded_acquire(cache, &some_tensor, chunk, extent, count_decode, c, &bytes, &err), FC_OK);
+    assert_int_equal(bytes[0], (unsigned char)chunk);
+    assert_int_equal(bytes[extent->decoded - 1], (unsigned char)chunk);
+    fc_decoded_release(cache, &some_tensor, chunk);
+}
+
+static void cache_keeps_what_fits(void **state) {
+    (void)state;
+    counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    fc_decoded *cache = fc_decoded_new(10 * 2000);
+    fc_extent extent = {.codec = FC_CODEC_FORMAT, .decoded = 1800};
+    for (int round = 0; round < 3; round++) {
+        for (size_t i = 0; i < 10; i++) {
+            use(cache, i, &extent, &c);
+        }
+    }
+    assert_int_equal(c.calls, 10);
+    use(cache, 10, &extent, &c); /* takes the place of chunk 0, the oldest */
+    use(cache, 9, &extent, &c);
+    assert_int_equal(c.calls, 11);
+    use(cache, 0, &extent, &c);
+    assert_int_equal(c.calls, 12);
+    fc_decoded_free(cache);
+}
+
+static void chunk_above_the_limit(void **state) {
+    (void)state;
+    counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    fc_decoded *cache = fc_decoded_new(10000);
+    fc_extent extent = {.codec = FC_CODEC_FORMAT, .decoded = (uint64_t)1 << 62};
+    const unsigned char *bytes;
+    fc_error err;
+    assert_int_equal(fc_decoded_acquire(cache, &some_tensor, 0, &extent, count_decode, &c, &bytes, &err),
+                     FC_EUNSUPPORTED);
+    assert_non_null(strstr(err.message, "4611686018427387904 bytes"));
+    assert_non_null(strstr(err.message, "--memory"));
+    assert_int_equal(c.calls, 0);
+    extent.decoded = 5000;
+    c.fails = true;
+    assert_int_equal(fc_decoded_acquire(cache, &some_tensor, 0, &extent, count_decode, &c, &bytes, &err), FC_ECORRUPT);
+    c.fails = false; /* a failure leaves nothing behind */
+    extent.decoded = 9000;
+    use(cache, 0, &extent, &c);
+    fc_decoded_free(cache);
+}
+
+typedef struct shared {
+    fc_decoded *cache;
+    counting *c;
+    unsigned seed;
+} shared;
+
+static void *use_many(void *context) {
+    shared s = *(shared *)context;
+    fc_extent extent = {.codec = FC_CODEC_FORMAT, .decoded = 1800};
+    for (int i = 0; i < 3000; i++) {
+        use(s.cache, (size_t)rand_r(&s.seed) % 7, &extent, s.c);
+    }
+    return NULL;
+}
+
+/* Six threads, room for three chunks: nobody starves, and no more than three are decoded at a time. */
+static void cache_under_threads(void **state) {
+    (void)state;
+    counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    fc_decoded *cache = fc_decoded_new(3 * 2000);
+    pthread_t threads[6];
+    shared contexts[6];
+    for (int i = 0; i < 6; i++) {
+        contexts[i] = (shared){cache, &c, (unsigned)i};
+        assert_int_equal(pthread_create(&threads[i], NULL, use_many, &contexts[i]), 0);
+    }
+    for (int i = 0; i < 6; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    assert_in_range(c.most_inside, 1, 3);
+    assert_in_range(c.calls, 7, 6 * 3000);
+    fc_decoded_free(cache);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fletcher_equals_hdf5),  cmocka_unit_test(chunk_of_h5py),
+        cmocka_unit_test(every_pipeline),        cmocka_unit_test(bomb_is_refused),
+        cmocka_unit_test(unknown_filter),        cmocka_unit_test(cache_keeps_what_fits),
+        cmocka_unit_test(chunk_above_the_limit), cmocka_unit_test(cache_under_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,130 @@
+/*
+ * lib/plan/tiles.c: tiles partition a box in row-major order, each contiguous, none above the limit.
+ */
+#include "fsdpckpt/plan.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* The row-major position of a point within the box. */
+static int64_t position(const fc_box *box, const int64_t *point) {
+    int64_t at = 0;
+    for (int d = 0; d < box->ndim; d++) {
+        at = at * box->sizes[d] + (point[d] - box->offsets[d]);
+    }
+    return at;
+}
+
+/* Walks the elements of a tile in its own row-major order; they must be start, start + 1, …  */
+static void check_contiguous(const fc_box *box, const fc_tile *tile) {
+    int64_t index[FC_MAX_DIMS] = {0};
+    for (int64_t n = 0; n < tile->count; n++) {
+        int64_t point[FC_MAX_DIMS];
+        for (int d = 0; d < box->ndim; d++) {
+            point[d] = tile->offsets[d] + index[d];
+            assert_true(point[d] < box->offsets[d] + box->sizes[d]);
+        }
+        assert_int_equal(position(box, point), tile->start + n);
+        for (int d = box->ndim - 1; d >= 0; d--) {
+            if (++index[d] < tile->sizes[d]) {
+                break;
+            }
+            index[d] = 0;
+        }
+    }
+}
+
+static void check(const fc_box *box, int64_t limit) {
+    fc_tiles tiles;
+    fc_tile tile;
+    int64_t next = 0;
+    fc_tiles_begin(&tiles, box, limit);
+    while (fc_tiles_next(&tiles, &tile)) {
+        int64_t volume = 1;
+        for (int d = 0; d < box->ndim; d++) {
+            volume *= tile.sizes[d];
+        }
+        assert_int_equal(tile.start, next);
+        assert_int_equal(tile.count, volume);
+        assert_in_range(tile.count, 1, limit < 1 ? 1 : limit);
+        check_contiguous(box, &tile);
+        next += tile.count;
+    }
+    assert_int_equal(next, fc_box_volume(box));
+    assert_false(fc_tiles_next(&tiles, &tile));
+}
+
+static void random_boxes(void **state) {
+    (void)state;
+    srand(1);
+    for (int i = 0; i < 3000; i++) {
+        int64_t offsets[5], sizes[5];
+        fc_box box = {rand() % 6, offsets, sizes};
+        for (int d = 0; d < box.ndim; d++) {
+            offsets[d] = rand() % 9;
+            sizes[d] = rand() % 12 == 0 ? 0 : 1 + rand() % 7;
+        }
+        check(&box, rand() % 60);
+    }
+}
+
+static void scalar_is_one_tile(void **state) {
+    (void)state;
+    fc_box box = {0, NULL, NULL};
+    fc_tiles tiles;
+    fc_tile tile;
+    fc_tiles_begin(&tiles, &box, 100);
+    assert_true(fc_tiles_next(&tiles, &tile));
+    assert_int_equal(tile.count, 1);
+    assert_false(fc_tiles_next(&tiles, &tile));
+}
+
+/* 1001 rows of 1000 at a limit of 500,000: three tiles of nearly the same size, not two and a sliver of one row. */
+static void shares_are_even(void **state) {
+    (void)state;
+    int64_t offsets[2] = {0, 0}, sizes[2] = {1001, 1000};
+    fc_box box = {2, offsets, sizes};
+    fc_tiles tiles;
+    fc_tile tile;
+    int64_t counts[3];
+    fc_tiles_begin(&tiles, &box, 500000);
+    for (int i = 0; i < 3; i++) {
+        assert_true(fc_tiles_next(&tiles, &tile));
+        counts[i] = tile.count;
+    }
+    assert_false(fc_tiles_next(&tiles, &tile));
+    assert_int_equal(counts[0], 334000);
+    assert_int_equal(counts[2], 333000);
+}
+
+/* A box of 2^62 elements is walked lazily: the first tiles come at once and nothing overflows. */
+static void huge_box(void **state) {
+    (void)state;
+    int64_t offsets[3] = {0, 0, 0}, sizes[3] = {(int64_t)1 << 20, (int64_t)1 << 21, (int64_t)1 << 21};
+    fc_box box = {3, offsets, sizes};
+    fc_tiles tiles;
+    fc_tile tile;
+    fc_tiles_begin(&tiles, &box, 1 << 18);
+    tiles.next = tiles.total - (1 << 18);
+    assert_true(fc_tiles_next(&tiles, &tile));
+    assert_int_equal(tile.offsets[0], (1 << 20) - 1);
+    assert_int_equal(tile.offsets[1], (1 << 21) - 1);
+    assert_int_equal(tile.offsets[2], (1 << 21) - (1 << 18));
+    assert_false(fc_tiles_next(&tiles, &tile));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_boxes),
+        cmocka_unit_test(scalar_is_one_tile),
+        cmocka_unit_test(shares_are_even),
+        cmocka_unit_test(huge_box),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,188 @@
+/*
+ * lib/plan/wanted.c: what is selected, how it is renamed, and what each rank's file holds.
+ */
+#include "fsdpckpt/wanted.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const fc_path_element path_q[] = {{"model", false}, {"layers.0.q_proj.weight", false}};
+static const fc_path_element path_norm[] = {{"model", false}, {"norm.weight", false}};
+static const fc_path_element path_list[] = {{"lists", false}, {"1", true}, {"step", false}};
+static const fc_path_element path_lr[] = {{"optim", false}, {"lr", false}};
+static const int64_t shape_q[] = {8, 4}, shape_norm[] = {5}, shape_lr[] = {100};
+static const fc_object object_lr = {"torch.save"};
+
+static const fc_tensor tensors[] = {
+    {.name = "model.layers.0.q_proj.weight", .path = {path_q, 2}, .dtype = FC_F32, .ndim = 2, .shape = shape_q},
+    {.name = "model.norm.weight", .path = {path_norm, 2}, .dtype = FC_F64, .ndim = 1, .shape = shape_norm},
+    {.name = "lists.1.step", .path = {path_list, 3}, .dtype = FC_I64, .ndim = 0, .shape = NULL},
+    {.name = "optim.lr", .path = {path_lr, 2}, .dtype = FC_OPAQUE, .ndim = 1, .shape = shape_lr, .object = &object_lr},
+};
+static const fc_checkpoint source = {.path = "ckpt", .tensors = tensors, .ntensors = 4};
+
+typedef struct fixture {
+    fc_arena *arena;
+    fc_wanted wanted;
+    fc_selected counts;
+    fc_error err;
+} fixture;
+
+static int setup(void **state) {
+    static fixture f;
+    memset(&f, 0, sizeof f);
+    f.arena = fc_arena_new();
+    *state = &f;
+    return f.arena ? 0 : -1;
+}
+
+static int teardown(void **state) {
+    fc_arena_free(((fixture *)*state)->arena);
+    return 0;
+}
+
+static fc_code make(fixture *f, fc_selection selection) {
+    return fc_wanted_new(&source, &selection, f->arena, &f->wanted, &f->counts, &f->err);
+}
+
+static void everything_by_default(void **state) {
+    fixture *f = *state;
+    assert_int_equal(make(f, (fc_selection){0}), FC_OK);
+    assert_int_equal(f->wanted.ntensors, 4);
+    assert_int_equal(f->counts.tensors, 3);
+    assert_int_equal(f->counts.objects, 1);
+    fc_part part;
+    assert_int_equal(fc_wanted_part(&f->wanted, 0, f->arena, &part, &f->err), FC_OK);
+    assert_int_equal(part.nitems, 4);
+    uint64_t bytes[] = {8 * 4 * 4, 5 * 8, 8, 100};
+    for (size_t i = 0; i < 4; i++) {
+        assert_true(part.items[i].owned);
+        assert_int_equal(fc_part_item_bytes(&f->wanted, &part.items[i]), bytes[i]);
+    }
+}
+
+static void globs_select(void **state) {
+    fixture *f = *state;
+    const char *include[] = {"model.*", "optim.*", NULL}, *exclude[] = {"*norm*", NULL}, *none[] = {"modle.*", NULL};
+    assert_int_equal(make(f, (fc_selection){.include = include, .exclude = exclude}), FC_OK);
+    assert_int_equal(f->wanted.ntensors, 2);
+    assert_int_equal(f->counts.left_out, 2);
+    assert_string_equal(f->wanted.tensors[0].name, "model.layers.0.q_proj.weight");
+    assert_string_equal(f->wanted.tensors[1].name, "optim.lr");
+    assert_int_equal(make(f, (fc_selection){.include = none}), FC_EUSAGE);
+    assert_string_equal(f->err.message, "ckpt: --include 'modle.*' matches none of its 4 names, e.g. "
+                                        "'model.layers.0.q_proj.weight'");
+    const char *all[] = {"*", NULL};
+    assert_int_equal(make(f, (fc_selection){.exclude = all}), FC_EUSAGE);
+    assert_string_equal(f->err.message, "ckpt: nothing is left to write: all 4 names are excluded");
+}
+
+static void prefix_is_stripped_from_name_and_path(void **state) {
+    fixture *f = *state;
+    assert_int_equal(make(f, (fc_selection){.strip_prefix = "model."}), FC_OK);
+    const fc_wanted_tensor *t = f->wanted.tensors;
+    assert_string_equal(t[0].name, "layers.0.q_proj.weight");
+    assert_int_equal(t[0].path.count, 1);
+    assert_string_equal(t[0].path.elements[0].key, "layers.0.q_proj.weight");
+    assert_string_equal(t[2].name, "lists.1.step");
+    assert_int_equal(t[2].path.count, 3);
+
+    assert_int_equal(make(f, (fc_selection){.strip_prefix = "model.layers."}), FC_OK);
+    assert_string_equal(f->wanted.tensors[0].path.elements[0].key, "0.q_proj.weight");
+    assert_string_equal(f->wanted.tensors[1].name, "model.norm.weight");
+    assert_int_equal(make(f, (fc_selection){.strip_prefix = "lists.1."}), FC_OK);
+    assert_int_equal(f->wanted.tensors[2].path.count, 1);
+    assert_string_equal(f->wanted.tensors[2].path.elements[0].key, "step");
+
+    assert_int_equal(make(f, (fc_selection){.strip_prefix = "module."}), FC_EUSAGE);
+    assert_string_equal(f->err.message,
+                        "ckpt: --strip-prefix 'module.' matches no name, e.g. 'model.layers.0.q_proj.weight'");
+    assert_int_equal(make(f, (fc_selection){.strip_prefix = "optim.lr"}), FC_EUSAGE);
+    assert_string_equal(f->err.message, "--strip-prefix 'optim.lr' leaves nothing of the name 'optim.lr'");
+}
+
+static void equal_names_are_refused(void **state) {
+    fixture *f = *state;
+    const fc_path_element a[] = {{"w", false}}, b[] = {{"m.w", false}};
+    const fc_tensor two[] = {{.name = "w", .path = {a, 1}, .dtype = FC_F32, .ndim = 1, .shape = shape_norm},
+                             {.name = "m.w", .path = {b, 1}, .dtype = FC_F32, .ndim = 1, .shape = shape_norm}};
+    const fc_checkpoint tiny = {.path = "ckpt", .tensors = two, .ntensors = 2};
+    fc_selection selection = {.strip_prefix = "m."};
+    assert_int_equal(fc_wanted_new(&tiny, &selection, f->arena, &f->wanted, &f->counts, &f->err), FC_EUSAGE);
+    assert_string_equal(f->err.message, "--strip-prefix gives 'w' and 'm.w' the same name 'w'");
+}
+
+static void only_floating_point_is_cast(void **state) {
+    fixture *f = *state;
+    assert_int_equal(make(f, (fc_selection){.cast = true, .dtype = FC_BF16}), FC_OK);
+    fc_dtype expected[] = {FC_BF16, FC_BF16, FC_I64, FC_OPAQUE};
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(f->wanted.tensors[i].dtype, expected[i]);
+    }
+}
+
+/* Every element of every tensor is owned by exactly one rank, and all ranks but the owner see it as a copy. */
+static void ranks_own_each_box_once(void **state) {
+    fixture *f = *state;
+    fc_mesh mesh;
+    const fc_tp_plan *plan;
+    fc_layout_spec spec = {2, 2, 2};
+    assert_int_equal(fc_layout_mesh(&spec, &mesh, &f->err), FC_OK);
+    assert_int_equal(fc_tp_plan_load("auto", f->arena, &plan, &f->err), FC_OK);
+    assert_int_equal(make(f, (fc_selection){.mesh = &mesh, .tp_plan = plan}), FC_OK);
+    assert_int_equal(f->counts.tp_cut, 1);
+    int owned_elements[4] = {0}, seen[4] = {0};
+    for (uint32_t rank = 0; rank < 8; rank++) {
+        fc_part part;
+        assert_int_equal(fc_wanted_part(&f->wanted, rank, f->arena, &part, &f->err), FC_OK);
+        assert_int_equal(part.nitems, rank == 0 ? 4 : 3);
+        for (size_t i = 0; i < part.nitems; i++) {
+            const fc_part_item *item = &part.items[i];
+            const fc_wanted_tensor *t = &f->wanted.tensors[item->tensor];
+            int elements = (int)(fc_part_item_bytes(&f->wanted, item) / fc_dtype_size(t->dtype));
+            assert_int_equal(item->owned, item->owner == rank);
+            owned_elements[item->tensor] += item->owned ? elements : 0;
+            seen[item->tensor] += elements;
+        }
+    }
+    assert_int_equal(owned_elements[0], 32);
+    assert_int_equal(owned_elements[1], 5);
+    assert_int_equal(owned_elements[2], 1);
+    assert_int_equal(owned_elements[3], 100);
+    assert_int_equal(seen[0], 2 * 32);
+    assert_int_equal(seen[1], 4 * 5);
+    assert_int_equal(seen[2], 8);
+    assert_int_equal(seen[3], 100);
+}
+
+static void plan_that_cuts_nothing_is_refused(void **state) {
+    fixture *f = *state;
+    fc_mesh mesh;
+    const fc_tp_plan *plan;
+    const char *include[] = {"*norm*", NULL};
+    fc_layout_spec spec = {0, 0, 4};
+    assert_int_equal(fc_layout_mesh(&spec, &mesh, &f->err), FC_OK);
+    assert_int_equal(fc_tp_plan_load(NULL, f->arena, &plan, &f->err), FC_OK);
+    assert_int_equal(make(f, (fc_selection){.mesh = &mesh, .tp_plan = plan, .include = include}), FC_EUSAGE);
+    assert_string_equal(f->err.message, "ckpt: --tp 4: the plan cuts none of the 1 tensors, e.g. 'model.norm.weight': "
+                                        "give a --tp-plan that names its modules");
+}
+
+int main(void) {
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(everything_by_default),
+        TEST(globs_select),
+        TEST(prefix_is_stripped_from_name_and_path),
+        TEST(equal_names_are_refused),
+        TEST(only_floating_point_is_cast),
+        TEST(ranks_own_each_box_once),
+        TEST(plan_that_cuts_nothing_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
