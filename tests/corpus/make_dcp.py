@@ -13,6 +13,8 @@ leaves here.  A case this torch cannot make is skipped with the reason on stdout
     python make_dcp.py --list
 """
 import argparse
+import base64
+import contextlib
 import ctypes
 import hashlib
 import io
@@ -117,8 +119,8 @@ def worker(rank, name, world, target, port, answers):
                 tensors[fqn] = describe(truth[fqn] if fqn in truth else gather(value))
             else:
                 objs[fqn] = {"repr": repr(value), "type": type(value).__name__}
-                if plain_json(value):
-                    objs[fqn]["json"] = value
+                with contextlib.suppress(NoSpelling):
+                    objs[fqn]["json"] = as_json(value)
         save(state_dict, target, extra.get("planner", {}), extra.get("writer", {}))
         dist.barrier()
         if rank == 0:
@@ -135,19 +137,42 @@ def worker(rank, name, world, target, port, answers):
         os._exit(0)  # a rank whose peer skipped must not wait in gloo's destructor
 
 
-def plain_json(x):
-    """True where JSON has exactly one spelling of the value, so that the checker may insist on it."""
+class NoSpelling(Exception):
+    """docs/HDF5_SCHEMA.md leaves open how this value is written."""
+
+
+def as_json(x):
+    """The value in the spelling of docs/HDF5_SCHEMA.md, "Objects"; written here a second time, on purpose."""
     if x is None or isinstance(x, (bool, str)):
-        return not isinstance(x, str) or x.isascii()
-    if isinstance(x, int):
-        return -(2 ** 63) <= x < 2 ** 63
-    if isinstance(x, float):
-        return math.isfinite(x)
+        return x
+    if type(x) is int:
+        return x if -(2 ** 63) <= x < 2 ** 63 else {"$int": str(x)}
+    if type(x) is float:
+        return x if math.isfinite(x) else {"$float": repr(x)}
+    if type(x) is complex:
+        return {"$complex": [as_json(x.real), as_json(x.imag)]}
     if type(x) is list:
-        return all(plain_json(v) for v in x)
+        return [as_json(v) for v in x]
+    if isinstance(x, torch.Size):
+        return {"$size": list(x)}
+    for kind in (tuple, set, frozenset):
+        if type(x) is kind:
+            return {"$" + kind.__name__: [as_json(v) for v in x]}
+    if type(x) in (bytes, bytearray):
+        return {"$" + type(x).__name__: base64.b64encode(bytes(x)).decode()}
     if type(x) is dict:
-        return all(isinstance(k, str) and plain_json(v) for k, v in x.items())
-    return False
+        if all(type(k) is str and not k.startswith("$") and "\0" not in k for k in x):
+            return {k: as_json(v) for k, v in x.items()}
+        return {"$dict": [[as_json(k), as_json(v)] for k, v in x.items()]}
+    if isinstance(x, torch.dtype):
+        return {"$dtype": str(x).replace("torch.", "")}
+    if isinstance(x, torch.device):
+        return {"$device": str(x)}
+    if type(x) is torch.Tensor and x.layout is torch.strided:
+        return {"$tensor": {"dtype": str(x.dtype).replace("torch.", ""), "shape": list(x.shape)}}
+    if isinstance(x, argparse.Namespace):
+        return {"$opaque": "argparse.Namespace"}
+    raise NoSpelling(type(x).__name__)
 
 
 def save(state_dict, target, planner_options, writer_options):
