@@ -287,6 +287,42 @@ static void a_full_disk_is_one_line(void **state) {
     h5_made_end(&made);
 }
 
+/* Headers fit, data do not: reserve says so, the engine never meets a file shorter than its extents. */
+static void a_file_that_cannot_grow_is_not_reserved(void **state) {
+    (void)state;
+    const int64_t shape[] = {1000000};
+    struct rlimit old;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    h5_made made;
+    fc_error err = {0};
+    h5_made_begin(&made, 0, NULL, NULL);
+    h5_made_add(&made, "large", FC_U8, 1, shape, -1);
+    const fc_format *format = fc_format_find("h5");
+    for (rlim_t bytes = 999999; bytes < 1100000; bytes += 100000) {
+        fc_writer writer = {format, NULL};
+        struct rlimit limit = {bytes, old.rlim_max};
+        fc_part part = h5_made_part(&made, 0);
+        assert_int_equal(format->create(&made.wanted, in_dir("grow.h5"), &writer, &err), FC_OK);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        fc_code rc = format->reserve(&writer, &part, &err);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+        struct stat st;
+        assert_int_equal(stat(in_dir("grow.h5"), &st), 0);
+        if (bytes < 1000000) {
+            assert_int_equal(rc, FC_EIO);
+            assert_non_null(strstr(err.message, strerror(EFBIG)));
+        } else {
+            assert_int_equal(rc, FC_OK);
+            assert_int_equal(st.st_size, part.items[0].offset + 1000000);
+        }
+        unlink(in_dir("grow.h5"));
+        format->destroy(&writer);
+    }
+    signal(SIGXFSZ, SIG_DFL);
+    h5_made_end(&made);
+}
+
 static fc_code no_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                        fc_error *err) {
     (void)checkpoint, (void)object, (void)arena, (void)json;
@@ -391,6 +427,7 @@ int main(void) {
         cmocka_unit_test(names_and_paths_of_the_tree),
         IN_NEW_DIR(an_existing_file_is_not_touched),
         IN_NEW_DIR(a_full_disk_is_one_line),
+        IN_NEW_DIR(a_file_that_cannot_grow_is_not_reserved),
         IN_NEW_DIR(an_unreadable_object_is_named),
         IN_NEW_DIR(ten_thousand_tensors),
         IN_NEW_DIR(index_of_many_ranks),
