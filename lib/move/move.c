@@ -20,11 +20,11 @@
 /* How the memory is shared out. */
 typedef struct budget {
     int threads;
-    int files;           /* source files open at once in a worker */
-    size_t tile;         /* bytes */
-    size_t decoded_tile; /* bytes */
-    size_t scratch;      /* bytes of a worker */
-    uint64_t decoded;    /* bytes for decoded chunks of all workers */
+    int files;         /* source files open at once in a worker */
+    size_t tile;       /* bytes */
+    size_t large_tile; /* bytes */
+    size_t scratch;    /* bytes of a worker */
+    uint64_t decoded;  /* bytes for decoded chunks of all workers */
 } budget;
 
 typedef struct engine {
@@ -219,8 +219,8 @@ static void share_out(uint64_t memory, int threads, bool casts, budget *b) {
     uint64_t each = (memory / 2 / (uint64_t)b->threads - worker_overhead()) / buffers;
     b->tile = clamp(each, FC_LEAST_TILE_BYTES, FC_TILE_BYTES);
     b->scratch = clamp(each, FC_LEAST_TILE_BYTES, FC_SCRATCH_BYTES);
-    b->decoded_tile = clamp(each, b->tile, FC_DECODED_TILE_BYTES);
-    uint64_t whole = worker_overhead() + b->scratch + (buffers - 1) * b->decoded_tile;
+    b->large_tile = clamp(each, b->tile, FC_LARGE_TILE_BYTES);
+    uint64_t whole = worker_overhead() + b->scratch + (buffers - 1) * b->large_tile;
     b->decoded = memory - (uint64_t)b->threads * whole;
     b->files = files_per_worker(b->threads);
 }
@@ -282,7 +282,7 @@ fc_code fc_move_part(const fc_wanted *wanted, const fc_part *part, const fc_move
     }
     atomic_init(&e.stop, false);
     pthread_mutex_init(&e.lock, NULL);
-    fc_queue_init(&e.queue, wanted, part, e.budget.tile, e.budget.decoded_tile);
+    fc_queue_init(&e.queue, wanted, part, e.budget.tile, e.budget.large_tile);
     run(&e);
     fc_queue_destroy(&e.queue);
     pthread_mutex_destroy(&e.lock);

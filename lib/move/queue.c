@@ -10,13 +10,13 @@
 #include <string.h>
 
 void fc_queue_init(fc_queue *queue, const fc_wanted *wanted, const fc_part *part, size_t tile_bytes,
-                   size_t decoded_tile_bytes) {
+                   size_t large_tile_bytes) {
     memset(queue, 0, sizeof *queue);
     pthread_mutex_init(&queue->lock, NULL);
     queue->wanted = wanted;
     queue->part = part;
     queue->tile_bytes = tile_bytes;
-    queue->decoded_tile_bytes = decoded_tile_bytes;
+    queue->large_tile_bytes = large_tile_bytes;
 }
 
 static void drop(fc_active *active) {
@@ -42,14 +42,16 @@ static uint32_t element_size(const fc_wanted_tensor *wanted) {
     return a > b ? a : b;
 }
 
-/* Whether a box of the tensor needs chunks decoded whole. All chunks of a tensor are stored alike, so the first tells;
-   an error with it is left to the worker that reads it, if any. */
-static bool is_encoded(const fc_checkpoint *source, const fc_tensor *tensor) {
+/* Whether the tensor's chunks must be decoded whole, or are not row-major. All chunks of a tensor are stored alike, so
+   the first tells; an error with it is left to the worker that reads it, if any. */
+static bool gains_from_large_tiles(const fc_checkpoint *source, const fc_tensor *tensor) {
     fc_extent extent;
     if (tensor->nchunks == 0 || fc_checkpoint_extent(source, tensor, 0, &extent, NULL) != FC_OK) {
         return false;
     }
-    return extent.codec == FC_CODEC_FILTERED || extent.codec == FC_CODEC_FORMAT;
+    int last = tensor->ndim - 1;
+    return extent.codec == FC_CODEC_FILTERED || extent.codec == FC_CODEC_FORMAT ||
+           (last >= 0 && tensor->chunks[0].dims[tensor->ndim + last] > 1 && extent.strides[last] != 1);
 }
 
 /* Whether an item is stored in this part's file and has elements. */
@@ -112,8 +114,9 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
     queue->current = active;
     uint32_t element = element_size(wanted);
     size_t bytes = queue->tile_bytes;
-    if ((uint64_t)fc_box_volume(&box) * element > bytes && is_encoded(queue->wanted->source, wanted->source)) {
-        bytes = queue->decoded_tile_bytes;
+    if ((uint64_t)fc_box_volume(&box) * element > bytes &&
+        gains_from_large_tiles(queue->wanted->source, wanted->source)) {
+        bytes = queue->large_tile_bytes;
     }
     fc_tiles_begin(&queue->tiles, &box, (int64_t)(bytes / element));
     return FC_OK;

@@ -35,15 +35,15 @@ typedef struct fc_queue {
     pthread_mutex_t lock;
     const fc_wanted *wanted;
     const fc_part *part;
-    size_t tile_bytes;         /**< of a tile in the larger of both types */
-    size_t decoded_tile_bytes; /**< the same for tensors that must be decoded */
-    size_t next;               /**< item */
-    fc_active *current;        /**< whose tiles are not all handed out; NULL between items */
-    fc_tiles tiles;            /**< of current */
+    size_t tile_bytes;       /**< of a tile in the larger of both types */
+    size_t large_tile_bytes; /**< the same for tensors that gain from it */
+    size_t next;             /**< item */
+    fc_active *current;      /**< whose tiles are not all handed out; NULL between items */
+    fc_tiles tiles;          /**< of current */
 } fc_queue;
 
 void fc_queue_init(fc_queue *queue, const fc_wanted *wanted, const fc_part *part, size_t tile_bytes,
-                   size_t decoded_tile_bytes);
+                   size_t large_tile_bytes);
 
 /** Frees what is left, also after an error; no worker may hold a batch any more. */
 void fc_queue_destroy(fc_queue *queue);

@@ -285,14 +285,9 @@ typedef struct fill {
     int64_t filled;
 } fill;
 
-static fc_code place_piece(fill *f, const fc_piece *piece, fc_error *err) {
+static fc_code place_piece(fill *f, const fc_piece *piece, const fc_extent *extent, fc_error *err) {
     const fc_tensor *tensor = f->tensor;
     const fc_dtype_info *type = fc_dtype_get(tensor->dtype);
-    const fc_extent *extent = NULL;
-    fc_code rc = resolve(f->source, tensor, piece->chunk, &extent, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
     fc_strided copy;
     uint64_t start;
     bool stored_plain = extent->codec == FC_CODEC_RAW || extent->codec == FC_CODEC_INLINE;
@@ -310,7 +305,7 @@ static fc_code place_piece(fill *f, const fc_piece *piece, fc_error *err) {
         volume *= piece->sizes[d];
     }
     unsigned char *out = f->out + at * type->size;
-    rc = copy_piece(f->source, tensor, piece->chunk, extent, start, &copy, out, err);
+    fc_code rc = copy_piece(f->source, tensor, piece->chunk, extent, start, &copy, out, err);
     if (rc == FC_OK && extent->swap) {
         fc_strided_swap(&copy, out, type->swap_size);
     }
@@ -320,7 +315,12 @@ static fc_code place_piece(fill *f, const fc_piece *piece, fc_error *err) {
 
 static fc_code visit_piece(void *context, const fc_piece *piece, fc_error *err) {
     fill *f = context;
-    fc_code rc = place_piece(f, piece, err);
+    const fc_extent *extent = NULL;
+    fc_code rc = resolve(f->source, f->tensor, piece->chunk, &extent, err);
+    if (rc != FC_OK) {
+        return rc; /* formats name the tensor, or the dataset, themselves */
+    }
+    rc = place_piece(f, piece, extent, err);
     if (rc == FC_OK) {
         return rc;
     }

@@ -118,11 +118,12 @@ typedef enum fc_codec {
     FC_CODEC_FORMAT    /**< only the format can decode it: fc_format.read */
 } fc_codec;
 
-/** An HDF5 filter pipeline as far as the engine decodes it itself; applied in this order when decoding. */
+/** An HDF5 filter pipeline as far as the engine decodes it itself, in HDF5's order: that of writing. */
 typedef struct fc_filters {
-    uint8_t ids[4]; /**< HDF5 filter ids in storage order: 1 deflate, 2 shuffle, 3 fletcher32 */
-    uint8_t count;  /**< how many of ids */
-    uint32_t mask;  /**< bit i set: filter i was skipped for this chunk */
+    uint8_t
+        ids[4];    /**< HDF5 filter ids: 1 deflate, 2 shuffle, 3 fletcher32; decoding goes from the last to the first */
+    uint8_t count; /**< how many of ids */
+    uint32_t mask; /**< HDF5's filter mask: bit i set: ids[i] was skipped for this chunk */
 } fc_filters;
 
 /**
