@@ -227,6 +227,33 @@ static void names_and_paths_of_the_tree(void **state) {
     h5_made_end(&made);
 }
 
+/* Written as a reader walks: groups whole, members as first seen. */
+static void interleaved_groups_are_written_depth_first(void **state) {
+    (void)state;
+    static const char *const paths[] = {"z|a|1", "top", "b|x", "z|c", "z|a|0", "b|w", "z|b|y"};
+    static const uint32_t expected[] = {0, 4, 3, 6, 1, 2, 5};
+    h5_made made;
+    fc_error err = {0};
+    fc_h5_tree tree;
+    h5_made_begin(&made, 0, NULL, NULL);
+    for (size_t i = 0; i < 7; i++) {
+        h5_made_add(&made, paths[i], FC_F32, 0, NULL, -1);
+    }
+    assert_int_equal(fc_h5_tree_build(&made.wanted, made.arena, &tree, &err), FC_OK);
+    assert_memory_equal(tree.order, expected, sizeof expected);
+    const fc_format *format = fc_format_find("h5");
+    fc_writer writer = {format, NULL};
+    assert_int_equal(format->create(&made.wanted, in_dir("order.h5"), &writer, &err), FC_OK);
+    fc_part part = h5_made_part(&made, 0);
+    assert_int_equal(format->reserve(&writer, &part, &err), FC_OK);
+    for (size_t i = 0; i < 7; i++) {
+        assert_int_equal(part.items[i].tensor, i);
+        assert_int_equal(part.items[expected[i]].offset, part.items[0].offset + 64 * i);
+    }
+    format->destroy(&writer);
+    h5_made_end(&made);
+}
+
 static void an_existing_file_is_not_touched(void **state) {
     (void)state;
     const char *path = in_dir("there.h5");
@@ -425,6 +452,7 @@ int main(void) {
         IN_NEW_DIR(conflicting_names_are_refused),
         IN_NEW_DIR(similar_names_are_kept),
         cmocka_unit_test(names_and_paths_of_the_tree),
+        IN_NEW_DIR(interleaved_groups_are_written_depth_first),
         IN_NEW_DIR(an_existing_file_is_not_touched),
         IN_NEW_DIR(a_full_disk_is_one_line),
         IN_NEW_DIR(a_file_that_cannot_grow_is_not_reserved),
