@@ -96,7 +96,11 @@ def check_torch_boxes(program, full, case, expected, home):
     run(program, "reshard", full, "-o", out, "-q", *mesh, *plan)
     ours = boxes_of(out)
     theirs = set()
-    for want in expected["tensors"].values():
+    for fqn, want in expected["tensors"].items():
+        if fqn == "model.freqs":
+            # A buffer: fully_shard leaves those whole, and nothing in a checkpoint tells a buffer from a parameter.
+            ours = {box for box in ours if box[0] != compare.h5_path(want["path"])}
+            continue
         for chunk in want["chunks"]:
             if 0 not in chunk["sizes"]:
                 theirs.add((compare.h5_path(want["path"]), tuple(chunk["offsets"]), tuple(chunk["sizes"])))
