@@ -117,6 +117,9 @@ def check_case(program, source, home):
     full = os.path.join(home, "full.h5")
     run(program, "consolidate", source, "-o", full, "-q")
     checked = must_equal(full, expected_path)
+    # HDF5 keeps the members of a group together, torch may not: compare what has been through HDF5 once.
+    again = os.path.join(home, "again.h5")
+    run(program, "consolidate", full, "-o", again, "-q")
     for mesh in MESHES:
         out, back = os.path.join(home, "out"), os.path.join(home, "back.h5")
         try:
@@ -129,9 +132,9 @@ def check_case(program, source, home):
             must_equal(out, expected_path, boxes=True)
             run(program, "consolidate", out, "-o", back, "-q")
             must_equal(back, expected_path)
-            with open(full, "rb") as a, open(back, "rb") as b:
+            with open(again, "rb") as a, open(back, "rb") as b:
                 if a.read() != b.read():
-                    raise Failure("consolidated back, the file differs from the one consolidated at first")
+                    raise Failure("consolidated back, the file differs from the one consolidated from one file")
         except Failure as e:
             raise Failure("%s: %s" % (" ".join(mesh), e))
         shutil.rmtree(out)
