@@ -18,7 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { FILES_PER_CHILD = 200 };
+enum { FILES_PER_CHILD = 200, RECORDS_ALLOWED = 16 << 20 };
 
 /* ---- probing ---- */
 
@@ -96,8 +96,8 @@ static fc_code scan_batch(fc_arena *arena, fc_h5_input *inputs, const uint64_t *
     bool broken = false;
     for (; rc == FC_OK && i < count; i++) {
         fc_h5_file file;
-        /* What a file can have to say is bounded by its size; attributes and names are said as longer JSON text. */
-        if (!fc_mul_u64(sizes[i], 64, &in.budget) || !fc_add_u64(in.budget, 1 << 20, &in.budget)) {
+        /* What a file has to say is bounded by its size, unless its links multiply: memory is bounded with it. */
+        if (!fc_mul_u64(sizes[i], 64, &in.budget) || !fc_add_u64(in.budget, RECORDS_ALLOWED, &in.budget)) {
             in.budget = UINT64_MAX;
         }
         rc = fc_h5_read_file(&in, arena, inputs[i].path, sizes[i], &file, err);
@@ -109,7 +109,10 @@ static fc_code scan_batch(fc_arena *arena, fc_h5_input *inputs, const uint64_t *
     fc_h5_in_free(&in);
     const char *path = inputs[i > 0 ? i - 1 : 0].path;
     fc_code end = fc_h5_child_finish(&child, path, &death);
-    if (broken) {
+    if (broken && in.over_budget) {
+        rc = fc_fail(err, FC_ECORRUPT,
+                     "%s: corrupt HDF5 file: it lists more than %d times its size (links that multiply?)", path, 64);
+    } else if (broken) {
         rc = end != FC_OK ? fc_fail(err, death.code, "%s", death.message)
                           : fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent nonsense)", path);
     }
@@ -198,7 +201,7 @@ static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, co
         any |= active;
         deflated |= active && d->filters[i] == 1;
         extra += active && d->filters[i] == 3 ? 4 : 0;
-        out->filters.ids[i] = (uint8_t)d->filters[i];
+        out->filters.ids[i] = d->filters[i];
     }
     /* Deflate swells at most 1032-fold; without it the stored size is known. */
     if (whole > UINT32_MAX || (deflated ? whole / 1032 > chunk->length : chunk->length != whole + extra)) {

@@ -187,7 +187,8 @@ int fc_h5_next(fc_h5_in *in, fc_h5_record *record) {
         return got == 0 ? 0 : -1;
     }
     memcpy(head, in->buf + in->at, sizeof head);
-    if (head[1] > MAX_RECORD || head[1] + sizeof head > in->budget) {
+    in->over_budget = head[1] + sizeof head > in->budget;
+    if (head[1] > MAX_RECORD || in->over_budget) {
         return -1;
     }
     in->at += sizeof head;
@@ -334,7 +335,7 @@ static bool filters_are_sane(const fc_h5_dataset *d) {
         }
         deflates += d->filters[i] == 1;
     }
-    return d->nfilters <= 4 && deflates <= 1;
+    return deflates <= 1;
 }
 
 /* What the bytes of a dataset must satisfy before anybody computes with them. */
@@ -393,9 +394,9 @@ static bool decode_dataset(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h
     for (int i = 0; d->chunk && i < d->ndim; i++) {
         r->bad |= d->chunk[i] == 0;
     }
-    d->nfilters = (uint32_t)get_at_most(r, FC_H5_MAX_FILTERS);
+    d->nfilters = (uint8_t)get_at_most(r, FC_H5_MAX_FILTERS);
     for (uint32_t i = 0; i < d->nfilters; i++) {
-        d->filters[i] = (uint32_t)get_at_most(r, UINT32_MAX);
+        d->filters[i] = (uint8_t)get_at_most(r, UINT8_MAX);
     }
     d->dtype_name = keep_text(r, arena);
     d->placements = keep_text(r, arena);
@@ -487,19 +488,27 @@ fc_code fc_h5_child_failure(fc_h5_record *r, const char *path, fc_error *err) {
     return fc_fail(err, code, "%s: %.*s", path, (int)text.size, (const char *)text.data);
 }
 
-static fc_h5_dataset *new_dataset(fc_arena *arena, fc_h5_file *file) {
-    void *array = file->datasets;
-    fc_h5_dataset *d = grow(arena, &array, &file->ndatasets, &file->datasets_cap, sizeof *d);
-    file->datasets = array;
+/* Grows in memory of its own: the arena would keep every smaller copy. */
+static fc_h5_dataset *new_dataset(fc_h5_file *file) {
+    if (file->ndatasets == file->datasets_cap) {
+        size_t wider = file->datasets_cap ? 2 * file->datasets_cap : 64;
+        fc_h5_dataset *grown =
+            wider > MAX_TENSORS_PER_FILE ? NULL : realloc(file->datasets, wider * sizeof *file->datasets);
+        if (!grown) {
+            return NULL;
+        }
+        file->datasets = grown;
+        file->datasets_cap = wider;
+    }
+    fc_h5_dataset *d = &file->datasets[file->ndatasets++];
+    *d = (fc_h5_dataset){0};
     return d;
 }
 
-fc_code fc_h5_read_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_t size, fc_h5_file *file,
-                        fc_error *err) {
+static fc_code read_records(fc_h5_in *in, fc_arena *arena, const char *path, uint64_t size, fc_h5_file *file,
+                            fc_error *err) {
     fc_h5_record r;
     bool has_root = false;
-    *file = (fc_h5_file){0};
-    fc_fail(err, FC_ECORRUPT, "%s", "");
     while (fc_h5_next(in, &r) == 1) {
         bool ok = has_root;
         switch (r.tag) {
@@ -508,7 +517,7 @@ fc_code fc_h5_read_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_
             has_root = true;
             break;
         case FC_H5_DATASET: {
-            fc_h5_dataset *d = ok ? new_dataset(arena, file) : NULL;
+            fc_h5_dataset *d = ok ? new_dataset(file) : NULL;
             ok = d && decode_dataset(&r, arena, size, d);
             break;
         }
@@ -530,4 +539,23 @@ fc_code fc_h5_read_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_
         }
     }
     return FC_ECORRUPT;
+}
+
+fc_code fc_h5_read_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_t size, fc_h5_file *file,
+                        fc_error *err) {
+    *file = (fc_h5_file){0};
+    fc_fail(err, FC_ECORRUPT, "%s", "");
+    fc_code rc = read_records(in, arena, path, size, file, err);
+    fc_h5_dataset *datasets = file->datasets;
+    file->datasets = NULL;
+    if (rc == FC_OK) {
+        file->datasets = fc_arena_calloc(arena, file->ndatasets, sizeof *datasets);
+        if (!file->datasets) {
+            rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        } else if (file->ndatasets > 0) {
+            memcpy(file->datasets, datasets, file->ndatasets * sizeof *datasets);
+        }
+    }
+    free(datasets);
+    return rc;
 }

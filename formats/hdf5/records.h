@@ -14,7 +14,7 @@
 #include "child.h"
 #include "fsdpckpt/checkpoint.h"
 
-enum { FC_H5_CHUNKS_PER_RECORD = 4096, FC_H5_MAX_FILTERS = 32 };
+enum { FC_H5_CHUNKS_PER_RECORD = 4096, FC_H5_MAX_FILTERS = 4 };
 
 typedef enum fc_h5_tag {
     FC_H5_ROOT = 1,
@@ -70,8 +70,8 @@ typedef struct fc_h5_dataset {
     uint64_t offset, length;
     fc_h5_bytes bytes;
     const int64_t *chunk; /**< ndim entries for IN_CHUNKS, and for BY_LIBRARY the unit that is decoded as one */
-    uint32_t nfilters;
-    uint32_t filters[FC_H5_MAX_FILTERS];
+    uint8_t nfilters; /**< IN_CHUNKS: those that the engine decodes */
+    uint8_t filters[FC_H5_MAX_FILTERS];
     fc_h5_stored_chunk *chunks; /**< IN_CHUNKS, in the order of the file */
     size_t nchunks, chunks_cap;
     /* Our own attributes (docs/HDF5_SCHEMA.md); NULL or count -1 where the dataset has none. */
@@ -124,6 +124,7 @@ typedef struct fc_h5_in {
     uint64_t budget; /**< bytes of records still allowed: what a file of this size can have to say */
     unsigned char *buf;
     size_t cap, have, at;
+    bool over_budget;
 } fc_h5_in;
 
 /** One record's payload, being read; `bad` once anything did not fit. */

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_DEPTH = 256, MAX_PATH_BYTES = 256 << 10, ROOT_SCHEMA = 1 };
+enum { MAX_DEPTH = 256, MAX_PATH_BYTES = 256 << 10, MAX_GROUPS = 1000000 };
 
 /* A way from the root to where the walk is. */
 typedef struct trail {
@@ -27,7 +27,8 @@ typedef struct trail {
         unsigned long fileno;
         haddr_t address;
     } groups[MAX_DEPTH + 1];
-    bool is_list; /* the group being walked */
+    bool is_list;     /* the group being walked */
+    size_t nvisited;  /* groups, each as often as it has names: links can make that exponential */
 } trail;
 
 static herr_t innermost(unsigned n, const H5E_error2_t *e, void *data) {
@@ -198,6 +199,10 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
     }
     if (t->depth >= MAX_DEPTH) {
         fc_h5_scan_failure(walk, FC_EUNSUPPORTED, "groups are nested more than %d deep at /%.200s", MAX_DEPTH, t->path);
+        return false;
+    }
+    if (++t->nvisited > MAX_GROUPS) {
+        fc_h5_scan_failure(walk, FC_EUNSUPPORTED, "more than %d groups, counting each under all its names", MAX_GROUPS);
         return false;
     }
     set_where(walk->shared, "group", t->path);

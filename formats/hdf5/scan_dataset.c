@@ -81,16 +81,18 @@ static const char *filter_name(uint32_t id) {
 /* Reads the pipeline into the record. @return false, having reported it, when it cannot be decoded. */
 static bool read_filters(description *d, bool *library) {
     int n = H5Pget_nfilters(d->dcpl), deflates = 0;
-    *library = n > 4;
-    for (int i = 0; i < n && i < FC_H5_MAX_FILTERS; i++) {
+    *library = n > FC_H5_MAX_FILTERS;
+    for (int i = 0; i < n; i++) {
         char name[128] = "";
         unsigned flags, config = 0;
         size_t nvalues = 0;
         H5Z_filter_t id = H5Pget_filter2(d->dcpl, (unsigned)i, &flags, &nvalues, NULL, sizeof name, name, &config);
-        d->record.filters[d->record.nfilters++] = (uint32_t)id;
         if (id >= 0 && engine_decodes((uint32_t)id)) {
             deflates += id == H5Z_FILTER_DEFLATE;
             *library |= deflates > 1; /* nested: the engine's bound on what a chunk can swell to would not hold */
+            if (i < FC_H5_MAX_FILTERS) {
+                d->record.filters[d->record.nfilters++] = (uint8_t)id;
+            }
             continue;
         }
         *library = true;
