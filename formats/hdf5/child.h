@@ -28,10 +28,10 @@ typedef struct fc_h5_job {
     void *context;
     const int *keep; /**< descriptors the child may read */
     size_t nkeep;
-    uint64_t memory;    /**< bytes of address space above what the parent uses; 0: 1 GiB */
-    int timeout_ms;     /**< without a byte or a beat; 0: 60 s */
-    bool may_open;      /**< may open further files for reading (--follow-external) */
-    bool not_confined;  /**< tests only: no seccomp, so that a child can misbehave in ways it would forbid */
+    uint64_t memory;   /**< bytes of address space above what the parent uses; 0: 1 GiB */
+    int timeout_ms;    /**< without a byte or a beat; 0: 60 s */
+    bool may_open;     /**< may open further files for reading (--follow-external) */
+    bool not_confined; /**< tests only: no seccomp, so that a child can misbehave in ways it would forbid */
 } fc_h5_job;
 
 typedef struct fc_h5_child {

@@ -121,8 +121,9 @@ static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_err
     bool ours = root->schema != 0;
     (void)index;
     if (root->schema > 1) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: written with schema %lld; this fsdpckpt reads schema 1: use a newer one",
-                       path, (long long)root->schema);
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: written with schema %lld; this fsdpckpt reads schema 1: use a newer one", path,
+                       (long long)root->schema);
     }
     if (ours && root->rank >= 0) {
         return fc_fail(err, FC_EUSAGE,

@@ -9,9 +9,9 @@
 #include "scan.h"
 #include "text.h"
 
+#include <dirent.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,7 +111,8 @@ static fc_code scan_batch(fc_arena *arena, fc_h5_input *inputs, const uint64_t *
     fc_code end = fc_h5_child_finish(&child, path, &death);
     if (broken && in.over_budget) {
         rc = fc_fail(err, FC_ECORRUPT,
-                     "%s: corrupt HDF5 file: it lists more than %d times its size (links that multiply?)", path, 64);
+                     "%s: corrupt HDF5 file: it lists more than a file of its size can hold (links that multiply?)",
+                     path);
     } else if (broken) {
         rc = end != FC_OK ? fc_fail(err, death.code, "%s", death.message)
                           : fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent nonsense)", path);
@@ -354,8 +355,8 @@ fc_code fc_h5_object_json(const fc_checkpoint *checkpoint, const fc_tensor *obje
         len = d->bytes.size;
     }
     if (!text || !fc_h5_is_json(text, len)) {
-        return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute json, its decoding, is missing or damaged", path,
-                       d->path);
+        return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute json, its decoding, is missing or damaged",
+                       path, d->path);
     }
     *json = fc_arena_strndup(arena, text, len);
     return *json ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);

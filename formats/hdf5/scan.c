@@ -27,8 +27,8 @@ typedef struct trail {
         unsigned long fileno;
         haddr_t address;
     } groups[MAX_DEPTH + 1];
-    bool is_list;     /* the group being walked */
-    size_t nvisited;  /* groups, each as often as it has names: links can make that exponential */
+    bool is_list;    /* the group being walked */
+    size_t nvisited; /* groups, each as often as it has names: links can make that exponential */
 } trail;
 
 static herr_t innermost(unsigned n, const H5E_error2_t *e, void *data) {
@@ -108,9 +108,9 @@ typedef struct attributes {
 } attributes;
 
 static bool is_our_name(const char *name) {
-    static const char *const names[] = {"fsdpckpt_schema", "producer", "layout", "mesh_shape", "mesh_names",
-                                        "world_size", "rank", "kind", "dtype", "fqn", "placements", "global_shape",
-                                        "offsets", "owner", "encoding", "json"};
+    static const char *const names[] = {
+        "fsdpckpt_schema", "producer", "layout",     "mesh_shape",   "mesh_names", "world_size", "rank",     "kind",
+        "dtype",           "fqn",      "placements", "global_shape", "offsets",    "owner",      "encoding", "json"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (strcmp(name, names[i]) == 0) {
             return true;
@@ -278,7 +278,8 @@ static herr_t one_link(hid_t group, const char *name, const H5L_info_t *info, vo
     }
     if (!fc_h5_is_utf8(name, len)) {
         fc_h5_scan_failure(t->walk, FC_EUNSUPPORTED,
-                     "group /%s has a member whose name is not UTF-8: rename it (h5py: f.move) and try again", t->path);
+                           "group /%s has a member whose name is not UTF-8: rename it (h5py: f.move) and try again",
+                           t->path);
         return -1;
     }
     if (before > 0) {

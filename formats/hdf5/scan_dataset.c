@@ -358,8 +358,8 @@ static void describe(description *d, bool in_other_file) {
     if (way != FC_H5_NO_CHUNKS && !fc_h5_send_chunks(&chunked, way, stored)) {
         /* Too late to call only this dataset unreadable, and damage is no reason to go on. */
         fc_h5_library_error(why, sizeof why);
-        fc_h5_scan_failure(d->walk, FC_ECORRUPT, "corrupt HDF5 file: the chunk index of dataset /%s cannot be read (%s)",
-                           r->path, why);
+        fc_h5_scan_failure(d->walk, FC_ECORRUPT,
+                           "corrupt HDF5 file: the chunk index of dataset /%s cannot be read (%s)", r->path, why);
     }
 }
 

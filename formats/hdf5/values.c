@@ -114,7 +114,8 @@ static hid_t memory_type(hid_t type, elements *e) {
     } else if (known.cls == FC_H5_NUMBERS && known.dtype == FC_F64) {
         e->kind = AS_F64;
         memory = H5Tcopy(H5T_NATIVE_DOUBLE);
-    } else if (known.cls == FC_H5_NUMBERS && (known.dtype == FC_F32 || known.dtype == FC_F16 || known.dtype == FC_BF16)) {
+    } else if (known.cls == FC_H5_NUMBERS &&
+               (known.dtype == FC_F32 || known.dtype == FC_F16 || known.dtype == FC_BF16)) {
         e->kind = AS_F32; /* exact for all three */
         memory = H5Tcopy(H5T_NATIVE_FLOAT);
     }
