@@ -334,3 +334,8 @@ fc_code fc_h5_child_finish(fc_h5_child *child, const char *path, fc_error *err) 
     }
     return tell(child, status, where[0] ? where : "the file's first bytes", path, err);
 }
+
+void fc_h5_child_abandon(fc_h5_child *child) {
+    child->hung = true;
+    fc_h5_child_finish(child, "", NULL);
+}

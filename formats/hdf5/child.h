@@ -59,4 +59,7 @@ size_t fc_h5_child_read(fc_h5_child *child, void *buf, size_t size);
  */
 fc_code fc_h5_child_finish(fc_h5_child *child, const char *path, fc_error *err);
 
+/** Kills and reaps a child that is not needed any more. */
+void fc_h5_child_abandon(fc_h5_child *child);
+
 #endif

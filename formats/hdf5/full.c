@@ -166,5 +166,5 @@ fc_code fc_h5_open_full(fc_checkpoint *checkpoint, fc_error *err) {
     *file = (fc_file){checkpoint->path, slash ? slash + 1 : checkpoint->path};
     checkpoint->files = file;
     checkpoint->nfiles = 1;
-    return fc_h5_scan_files(checkpoint->arena, &checkpoint->path, 1, state->follow_external, build, checkpoint, err);
+    return fc_h5_scan_files(checkpoint->arena, &checkpoint->path, 1, 0, state->follow_external, build, checkpoint, err);
 }

@@ -317,7 +317,7 @@ static fc_code read_shards(opening *o, fc_error *err) {
     for (size_t i = 0; i < n; i++) {
         paths[i] = checkpoint->files[i + 1].path;
     }
-    fc_code rc = fc_h5_scan_files(checkpoint->arena, paths, n, false, read_shard, o, err);
+    fc_code rc = fc_h5_scan_files(checkpoint->arena, paths, n, o->count, false, read_shard, o, err);
     free(paths);
     for (size_t i = 0; rc == FC_OK && i < o->count; i++) {
         int64_t numel = 0;
@@ -401,7 +401,7 @@ fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, con
     }
     checkpoint->files = index;
     checkpoint->nfiles = 1;
-    fc_code rc = fc_h5_scan_files(checkpoint->arena, &index->path, 1, false, read_index, &o, err);
+    fc_code rc = fc_h5_scan_files(checkpoint->arena, &index->path, 1, 0, false, read_index, &o, err);
     if (rc == FC_OK) {
         rc = name_files(&o, err);
     }
