@@ -108,6 +108,7 @@ typedef struct attributes {
     bool ours;        /* the file has our schema */
 } attributes;
 
+<<<<<<< HEAD
 const char *fc_h5_ours_name(fc_h5_ours attribute) {
     static const char *const names[FC_H5_A_COUNT] = {
         "fsdpckpt_schema", "producer", "layout",     "mesh_shape",   "mesh_names", "world_size", "rank",     "kind",
@@ -119,6 +120,15 @@ static int ours_number(const char *name) {
     for (int i = 0; i < FC_H5_A_COUNT; i++) {
         if (strcmp(name, fc_h5_ours_name((fc_h5_ours)i)) == 0) {
             return i;
+=======
+static bool is_our_name(const char *name) {
+    static const char *const names[] = {
+        "fsdpckpt_schema", "producer", "layout",     "mesh_shape",   "mesh_names", "world_size", "rank",     "kind",
+        "dtype",           "fqn",      "placements", "global_shape", "offsets",    "owner",      "encoding", "json"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(name, names[i]) == 0) {
+            return true;
+>>>>>>> main
         }
     }
     return -1;
@@ -352,6 +362,7 @@ static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_si
     walk.file = H5I_INVALID_HID;
     H5O_info_t info;
     bool ok = false;
+    hid_t root = H5I_INVALID_HID;
     hid_t fapl = fc_h5_vfd_fapl(scan->driver, &source);
     trail *t = calloc(1, sizeof *t);
     char *path = calloc(1, MAX_PATH_BYTES);
@@ -370,7 +381,12 @@ static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_si
     *t = (trail){.walk = &walk, .path = path};
     walk.fileno = info.fileno;
     send_root(&walk);
-    if (walk_group(t, walk.file, info.fileno, info.addr) && !walk.failed) {
+    root = H5Gopen2(walk.file, "/", H5P_DEFAULT);
+    if (root < 0) {
+        fc_h5_scan_failure(&walk, FC_ECORRUPT, "corrupt HDF5 file: the root group cannot be opened");
+        goto out;
+    }
+    if (walk_group(t, root, info.fileno, info.addr) && !walk.failed) {
         fc_h5_begin(out, FC_H5_END);
         fc_h5_end(out);
         ok = true;
@@ -378,6 +394,9 @@ static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_si
 out:
     free(path);
     free(t);
+    if (root >= 0) {
+        H5Gclose(root);
+    }
     if (walk.file >= 0) {
         H5Fclose(walk.file);
     }
