@@ -5,6 +5,8 @@
  */
 #include "move/decode.h"
 
+#include "core/checked.h"
+
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -15,6 +17,7 @@ typedef struct entry {
     const fc_tensor *tensor;
     size_t chunk;
     unsigned char *bytes;
+    size_t size;
     uint64_t cost;
     unsigned users;
     bool loading;
@@ -91,12 +94,18 @@ void fc_decoded_free(fc_decoded *cache) {
     free(cache);
 }
 
-/* Drops unused entries, the oldest first, until `cost` fits. @return false when those in use leave no room. */
-static bool make_room(fc_decoded *cache, uint64_t cost) {
+/* Drops unused entries, the oldest first, until `cost` fits. A buffer of `size` bytes among them is kept in `*spare`:
+   chunks of a dataset are of one size, so allocator and page faults stay out of the way.
+   @return false when the entries in use leave no room. */
+static bool make_room(fc_decoded *cache, uint64_t cost, size_t size, unsigned char **spare) {
     entry *e = cache->ring.newer;
     while (cache->limit - cache->used < cost && e != &cache->ring) {
         entry *next = e->newer;
         if (e->users == 0 && !e->loading) {
+            if (e->size == size && !*spare) {
+                *spare = e->bytes;
+                e->bytes = NULL;
+            }
             remove_entry(cache, e);
         }
         e = next;
@@ -104,13 +113,14 @@ static bool make_room(fc_decoded *cache, uint64_t cost) {
     return cache->limit - cache->used >= cost;
 }
 
-static entry *insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, uint64_t cost) {
+static entry *insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, size_t size, uint64_t cost) {
     entry *e = calloc(1, sizeof *e);
     if (!e) {
         return NULL;
     }
     e->tensor = tensor;
     e->chunk = chunk;
+    e->size = size;
     e->cost = cost;
     e->users = 1;
     e->loading = true;
@@ -126,16 +136,16 @@ static entry *insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, u
 static fc_code load(fc_decoded *cache, entry *e, const fc_extent *extent, fc_decode_fn decode, void *context,
                     fc_error *err) {
     pthread_mutex_unlock(&cache->lock);
-    unsigned char *bytes = malloc(extent->decoded ? (size_t)extent->decoded : 1);
-    fc_code rc = bytes ? decode(context, e->tensor, e->chunk, extent, bytes, err)
-                       : fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %" PRIu64 " bytes", extent->decoded);
+    if (!e->bytes) {
+        e->bytes = malloc(e->size ? e->size : 1);
+    }
+    fc_code rc = e->bytes ? decode(context, e->tensor, e->chunk, extent, e->bytes, err)
+                          : fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes", e->size);
     pthread_mutex_lock(&cache->lock);
-    e->bytes = bytes;
     if (rc == FC_OK) {
         /* What decoding needed beside the result is free again. */
-        uint64_t keep = extent->decoded + sizeof *e;
-        cache->used -= e->cost - keep;
-        e->cost = keep;
+        cache->used -= e->cost - (e->size + sizeof *e);
+        e->cost = e->size + sizeof *e;
         e->loading = false;
     } else {
         remove_entry(cache, e);
@@ -144,43 +154,60 @@ static fc_code load(fc_decoded *cache, entry *e, const fc_extent *extent, fc_dec
     return rc;
 }
 
-static fc_code check_cost(const fc_decoded *cache, const fc_extent *extent, uint64_t *cost, fc_error *err) {
-    if (!fc_decode_cost(extent, cost) || *cost > UINT64_MAX / 2 || *cost + sizeof(entry) > cache->limit) {
+static fc_code cost_of(const fc_decoded *cache, const fc_extent *extent, uint64_t extra, uint64_t *cost,
+                       fc_error *err) {
+    if (!fc_add_u64(extent->decoded, extra, cost) || !fc_add_u64(*cost, sizeof(entry), cost) || *cost > cache->limit) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "the chunk has %" PRIu64 " bytes when decoded and needs %" PRIu64 " to do so, %" PRIu64
+                       "decoding the chunk of %" PRIu64 " bytes takes %" PRIu64 " bytes of memory, %" PRIu64
                        " are allowed: raise --memory",
                        extent->decoded, *cost, cache->limit);
     }
-    *cost += sizeof(entry);
     return FC_OK;
 }
 
-fc_code fc_decoded_acquire(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
-                           fc_decode_fn decode, void *context, const unsigned char **bytes, fc_error *err) {
-    uint64_t cost = 0;
-    fc_code rc = check_cost(cache, extent, &cost, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    pthread_mutex_lock(&cache->lock);
+/* The entry of a chunk, in use by the caller: as it is in the cache, or new and `loading`. Called with the lock held;
+   gives it up while it waits. @return NULL when out of memory. */
+static entry *find_or_insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, size_t size, uint64_t cost) {
     for (;;) {
         entry *e = find(cache, tensor, chunk);
         if (e && !e->loading) {
             e->users++;
             unlink_ring(e);
             link_newest(cache, e);
-            *bytes = e->bytes;
-            break;
+            return e;
         }
-        if (!e && make_room(cache, cost)) {
-            e = insert(cache, tensor, chunk, cost);
-            rc = e ? load(cache, e, extent, decode, context, err) : fc_fail(err, FC_ENOMEM, "out of memory");
-            if (rc == FC_OK) {
-                *bytes = e->bytes;
+        unsigned char *spare = NULL;
+        if (!e && make_room(cache, cost, size, &spare)) {
+            e = insert(cache, tensor, chunk, size, cost);
+            if (e) {
+                e->bytes = spare;
+            } else {
+                free(spare);
             }
-            break;
+            return e;
         }
+        free(spare);
         pthread_cond_wait(&cache->changed, &cache->lock);
+    }
+}
+
+fc_code fc_decoded_acquire(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
+                           uint64_t extra, fc_decode_fn decode, void *context, const unsigned char **bytes,
+                           fc_error *err) {
+    uint64_t cost = 0;
+    fc_code rc = cost_of(cache, extent, extra, &cost, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    pthread_mutex_lock(&cache->lock);
+    entry *e = find_or_insert(cache, tensor, chunk, (size_t)extent->decoded, cost);
+    if (!e) {
+        rc = fc_fail(err, FC_ENOMEM, "out of memory");
+    } else if (e->loading) {
+        rc = load(cache, e, extent, decode, context, err);
+    }
+    if (rc == FC_OK) {
+        *bytes = e->bytes;
     }
     pthread_mutex_unlock(&cache->lock);
     return rc;
