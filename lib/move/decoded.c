@@ -10,8 +10,15 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
-enum { BUCKETS = 1024 };
+enum {
+    BUCKETS = 1024,
+    /* Chunks have pages of their own: freed in one thread and allocated in another, they would grow each thread's heap
+       to the size of the whole cache. Only so many at most, because the system limits the number of mappings. */
+    PAGE = 4096,
+    MOST_MAPPINGS = 1 << 14
+};
 
 typedef struct entry {
     const fc_tensor *tensor;
@@ -29,6 +36,7 @@ struct fc_decoded {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* room was made, or a chunk finished loading */
     uint64_t limit, used;
+    uint64_t paged; /* from this size on, chunks have pages of their own */
     entry *buckets[BUCKETS];
     entry ring; /* ring.older: the newest; ring.newer: the oldest */
 };
@@ -41,8 +49,30 @@ fc_decoded *fc_decoded_new(uint64_t limit) {
     pthread_mutex_init(&cache->lock, NULL);
     pthread_cond_init(&cache->changed, NULL);
     cache->limit = limit;
+    cache->paged = limit / MOST_MAPPINGS > PAGE ? limit / MOST_MAPPINGS : PAGE;
     cache->ring.newer = cache->ring.older = &cache->ring;
     return cache;
+}
+
+static unsigned char *buffer_new(const fc_decoded *cache, size_t size) {
+    if (size < cache->paged) {
+        return malloc(size ? size : 1);
+    }
+    void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return pages == MAP_FAILED ? NULL : pages;
+}
+
+static void buffer_free(const fc_decoded *cache, unsigned char *bytes, size_t size) {
+    if (bytes && size >= cache->paged) {
+        munmap(bytes, size);
+    } else {
+        free(bytes);
+    }
+}
+
+/* What a buffer of `size` bytes takes from the system. */
+static uint64_t buffer_cost(const fc_decoded *cache, uint64_t size) {
+    return size < cache->paged ? size : (size + PAGE - 1) / PAGE * PAGE;
 }
 
 static void unlink_ring(entry *e) {
@@ -78,7 +108,7 @@ static void remove_entry(fc_decoded *cache, entry *e) {
     *at = e->next_in_bucket;
     unlink_ring(e);
     cache->used -= e->cost;
-    free(e->bytes);
+    buffer_free(cache, e->bytes, e->size);
     free(e);
 }
 
@@ -137,15 +167,16 @@ static fc_code load(fc_decoded *cache, entry *e, const fc_extent *extent, fc_dec
                     fc_error *err) {
     pthread_mutex_unlock(&cache->lock);
     if (!e->bytes) {
-        e->bytes = malloc(e->size ? e->size : 1);
+        e->bytes = buffer_new(cache, e->size);
     }
     fc_code rc = e->bytes ? decode(context, e->tensor, e->chunk, extent, e->bytes, err)
                           : fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes", e->size);
     pthread_mutex_lock(&cache->lock);
     if (rc == FC_OK) {
         /* What decoding needed beside the result is free again. */
-        cache->used -= e->cost - (e->size + sizeof *e);
-        e->cost = e->size + sizeof *e;
+        uint64_t keep = buffer_cost(cache, e->size) + sizeof *e;
+        cache->used -= e->cost - keep;
+        e->cost = keep;
         e->loading = false;
     } else {
         remove_entry(cache, e);
@@ -156,7 +187,10 @@ static fc_code load(fc_decoded *cache, entry *e, const fc_extent *extent, fc_dec
 
 static fc_code cost_of(const fc_decoded *cache, const fc_extent *extent, uint64_t extra, uint64_t *cost,
                        fc_error *err) {
-    if (!fc_add_u64(extent->decoded, extra, cost) || !fc_add_u64(*cost, sizeof(entry), cost) || *cost > cache->limit) {
+    *cost = extent->decoded;
+    bool fits = *cost <= cache->limit;
+    *cost = fits ? buffer_cost(cache, *cost) : *cost;
+    if (!fits || !fc_add_u64(*cost, extra, cost) || !fc_add_u64(*cost, sizeof(entry), cost) || *cost > cache->limit) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "decoding the chunk of %" PRIu64 " bytes takes %" PRIu64 " bytes of memory, %" PRIu64
                        " are allowed: raise --memory",
@@ -182,11 +216,11 @@ static entry *find_or_insert(fc_decoded *cache, const fc_tensor *tensor, size_t 
             if (e) {
                 e->bytes = spare;
             } else {
-                free(spare);
+                buffer_free(cache, spare, size);
             }
             return e;
         }
-        free(spare);
+        buffer_free(cache, spare, size);
         pthread_cond_wait(&cache->changed, &cache->lock);
     }
 }

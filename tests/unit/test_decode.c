@@ -235,7 +235,7 @@ static void cache_keeps_what_fits(void **state) {
 static void chunk_above_the_limit(void **state) {
     (void)state;
     counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    fc_decoded *cache = fc_decoded_new(10000);
+    fc_decoded *cache = fc_decoded_new(13000);
     fc_extent extent = {.codec = FC_CODEC_FORMAT, .decoded = (uint64_t)1 << 62};
     const unsigned char *bytes;
     fc_error err;
