@@ -234,10 +234,14 @@ const char *cut_describe(const fc_tensor *tensor, const cut *c, char *buf, size_
     return buf;
 }
 
-/* "Shard(0) over 8", "[_StridedShard(0, 2), Shard(0)] over 4 × 2", "8×1 pieces". */
-static void describe_style(const fc_tensor *tensor, const cut *c, char *buf, size_t size) {
+/* "Shard(0) over 8", "[_StridedShard(0, 2), Shard(0)] over 4 × 2", "Shard(0) in 4 pieces", "3×2×2 pieces". */
+static void describe_style(const fc_mesh *recorded, const fc_tensor *tensor, const cut *c, char *buf, size_t size) {
     char text[64];
-    if (!c->placed) {
+    if (tensor->placements && recorded->ndim > 0) {
+        fc_placements_format(recorded->ndim, tensor->placements, buf, (int)size);
+    } else if (!c->placed && c->ncut == 1 && c->copies == 1) {
+        snprintf(buf, size, "Shard(%d) in %lld pieces", c->dims[0], (long long)c->counts[c->dims[0]]);
+    } else if (!c->placed) {
         cut_describe(tensor, c, text, sizeof text);
         snprintf(buf, size, "%s%s", text, c->ncut > 0 ? " pieces" : "");
     } else if (c->mesh_ndim == 1) {
@@ -248,9 +252,9 @@ static void describe_style(const fc_tensor *tensor, const cut *c, char *buf, siz
     }
 }
 
-static void count_style(cut_summary *summary, const fc_tensor *tensor, const cut *c) {
+static void count_style(cut_summary *summary, const fc_mesh *recorded, const fc_tensor *tensor, const cut *c) {
     char text[sizeof summary->styles[0].text];
-    describe_style(tensor, c, text, sizeof text);
+    describe_style(recorded, tensor, c, text, sizeof text);
     size_t i = 0;
     while (i < summary->nstyles && strcmp(summary->styles[i].text, text) != 0) {
         i++;
@@ -266,19 +270,18 @@ static void count_style(cut_summary *summary, const fc_tensor *tensor, const cut
     summary->styles[i].tensors++;
 }
 
-void cut_summary_add(cut_summary *summary, const fc_tensor *tensor, const cut *c) {
+void cut_summary_add(cut_summary *summary, const fc_mesh *recorded, const fc_tensor *tensor, const cut *c) {
     for (size_t i = 0; i < tensor->nchunks; i++) {
         int64_t rank = tensor->chunks[i].rank;
         if (rank != FC_NO_RANK && rank >= summary->ranks) {
             summary->ranks = rank + 1;
         }
     }
-    count_style(summary, tensor, c);
+    count_style(summary, recorded, tensor, c);
     summary->irregular = summary->irregular || (!c->grid && tensor->nchunks > 0);
     if (c->ncut == 1) {
         int64_t pieces = c->counts[c->dims[0]];
-        summary->dim = !summary->cut || summary->dim == c->dims[0] ? c->dims[0] : -1;
-        summary->cut = true;
+        summary->dims |= UINT32_C(1) << c->dims[0];
         summary->pieces = pieces > summary->pieces ? pieces : summary->pieces;
     }
     if (c->ncut == 2 || (c->placed && c->mesh_ndim == 2)) {
@@ -311,14 +314,18 @@ const char *cut_summary_layout(const cut_summary *s, const fc_mesh *recorded, ch
     }
     if (s->mesh[0] > 0) {
         snprintf(buf, size, "%s%lld × %lld mesh (FSDP × TP)", ranks, (long long)s->mesh[0], (long long)s->mesh[1]);
-    } else if (s->cut && s->dim >= 0) {
-        snprintf(buf, size, "%sShard(%d)%s", ranks, s->dim, s->irregular ? " and irregular pieces" : "");
+    } else if (s->dims != 0) {
+        size_t used = (size_t)snprintf(buf, size, "%s", ranks);
+        const char *between = "";
+        for (int d = 0; d < FC_MAX_DIMS && used + 32 < size; d++) {
+            if (s->dims & UINT32_C(1) << d) {
+                used += (size_t)snprintf(buf + used, size - used, "%sShard(%d)", between, d);
+                between = " or ";
+            }
+        }
         if (s->pieces != s->ranks) {
-            size_t used = strlen(buf);
             snprintf(buf + used, size - used, " over %lld", (long long)s->pieces);
         }
-    } else if (s->cut) {
-        snprintf(buf, size, "%scut over %lld along different dimensions", ranks, (long long)s->pieces);
     } else {
         snprintf(buf, size, "%s%s", ranks, s->irregular ? "irregular pieces" : "full: no tensor is cut");
     }

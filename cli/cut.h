@@ -53,15 +53,15 @@ typedef struct cut_summary {
     int64_t ranks;   /**< highest rank that wrote a chunk, plus one; 0 unknown */
     int64_t mesh[2]; /**< largest 2D mesh seen, else 0 */
     int64_t pieces;  /**< most pieces of a tensor cut along one dimension */
-    int dim;         /**< that dimension; -1 when tensors are cut along different ones */
-    bool cut, irregular;
+    uint32_t dims;   /**< bit d: a tensor is cut along dimension d alone */
+    bool irregular;
     cut_style styles[CUT_MAX_STYLES];
     size_t nstyles;
     size_t other; /**< tensors of styles beyond CUT_MAX_STYLES */
 } cut_summary;
 
-/** Adds one recognised tensor; zero `summary` first. */
-void cut_summary_add(cut_summary *summary, const fc_tensor *tensor, const cut *c);
+/** Adds one recognised tensor of a checkpoint that records the mesh `recorded` (ndim 0: none); zero `summary` first. */
+void cut_summary_add(cut_summary *summary, const fc_mesh *recorded, const fc_tensor *tensor, const cut *c);
 
 /** "8 ranks, Shard(0)" or "8 ranks, 4 × 2 mesh (FSDP × TP)", into `buf`: from a recorded mesh if there is one. */
 const char *cut_summary_layout(const cut_summary *summary, const fc_mesh *recorded, char *buf, size_t size);

@@ -28,27 +28,28 @@ enum { HELP_WIDTH = 80, HELP_COLUMN = 27 };
 
 /* Writes a paragraph wrapped at words, each line after `indent` blanks; the cursor is already at `column`. */
 static void wrap(text_out *out, const char *s, size_t indent, size_t column) {
+    bool fresh = true; /* at the start of a line */
     while (*s) {
         size_t len = strcspn(s, " \n");
-        if (column + len > HELP_WIDTH && column > indent) {
+        if (!fresh && column + 1 + len > HELP_WIDTH) {
             text_puts(out, "\n");
             text_repeat(out, " ", indent);
             column = indent;
+            fresh = true;
         }
+        text_puts(out, fresh ? "" : " ");
         text_write(out, s, len);
-        column += len;
+        column += len + !fresh;
+        fresh = false;
         s += len;
         if (*s == '\n') {
             size_t breaks = strspn(s, "\n");
             text_repeat(out, "\n", breaks);
             text_repeat(out, " ", indent);
             column = indent;
+            fresh = true;
             s += breaks;
         } else if (*s == ' ') {
-            if (column + 1 + strcspn(s + 1, " \n") <= HELP_WIDTH) {
-                text_puts(out, " ");
-                column++;
-            }
             s++;
         }
     }

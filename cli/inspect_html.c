@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { MAX_CELLS = 1024, PICTURE_WIDTH = 320, PICTURE_LEAST = 24, PALETTE = 12 };
+enum { MAX_CELLS = 1024, PICTURE_WIDTH = 200, PICTURE_LEAST = 48, PALETTE = 12 };
 
 static const char page_start[] =
     "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
@@ -55,8 +55,8 @@ typedef struct scale {
     int dims[2]; /* vertical, horizontal; -1 none */
 } scale;
 
-/* The axes of the picture: the cut dimensions, filled up with the longest others. Long sides are 320 pixels, short
- * ones at least 24, whatever the shape. */
+/* The axes of the picture: the cut dimensions, filled up with the longest others. Long sides are 200 pixels, short
+ * ones at least 48, whatever the shape. */
 static void choose_scale(const fc_tensor *t, const cut *c, scale *s) {
     int first = c->ncut > 0 ? c->dims[0] : 0, second = c->ncut > 1 ? c->dims[1] : -1;
     for (int d = t->ndim - 1; d >= 0 && second < 0; d--) {
@@ -73,7 +73,7 @@ static void choose_scale(const fc_tensor *t, const cut *c, scale *s) {
     double most = high > wide ? high : wide;
     double side[2] = {PICTURE_WIDTH * high / most, PICTURE_WIDTH * wide / most};
     for (int i = 0; i < 2; i++) {
-        s->size[i] = side[i] < PICTURE_LEAST * 2 ? PICTURE_LEAST * 2 : side[i];
+        s->size[i] = side[i] < PICTURE_LEAST ? PICTURE_LEAST : side[i];
         s->unit[i] = s->size[i] / (i == 0 ? high : wide);
     }
 }
@@ -179,7 +179,7 @@ static fc_code write_head(inspection *in, fc_error *err) {
             if (!cut_recognise(&c->tensors[i], &in->scratch, &one)) {
                 return inspect_no_memory(in, err);
             }
-            cut_summary_add(&cuts, &c->tensors[i], &one);
+            cut_summary_add(&cuts, &c->mesh, &c->tensors[i], &one);
         }
     }
     inspect_totals(in, &sum);

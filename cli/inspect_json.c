@@ -13,17 +13,17 @@
 enum { SCHEMA_VERSION = 1 };
 
 static void write_path(json_out *j, const fc_tensor *t) {
-    json_key(j, "path");
-    json_open(j, '[');
+    jw_key(j, "path");
+    jw_open(j, '[');
     for (size_t i = 0; i < t->path.count; i++) {
         const fc_path_element *e = &t->path.elements[i];
         if (e->is_index && e->key[0] && strspn(e->key, "0123456789") == strlen(e->key)) {
-            json_raw(j, e->key);
+            jw_raw(j, e->key);
         } else {
-            json_string(j, e->key);
+            jw_string(j, e->key);
         }
     }
-    json_close(j, ']');
+    jw_close(j, ']');
 }
 
 /* Where the elements of a chunk really are: an offset for stored bytes, nothing for what must be decoded. */
@@ -32,23 +32,23 @@ static fc_code write_extent(json_out *j, inspection *in, const fc_tensor *t, siz
     fc_code rc = fc_checkpoint_extent(in->checkpoint, t, index, &extent, err);
     if (rc == FC_OK && extent.codec == FC_CODEC_RAW) {
         JSON_MEMBER(j, uint, "data_offset", extent.offset + extent.first);
-        json_key(j, "strides");
-        json_ints(j, t->ndim, extent.strides);
+        jw_key(j, "strides");
+        jw_ints(j, t->ndim, extent.strides);
     }
     return rc;
 }
 
 static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, bool extents, fc_error *err) {
     fc_code rc = FC_OK;
-    json_key(j, "chunks");
-    json_open(j, '[');
+    jw_key(j, "chunks");
+    jw_open(j, '[');
     for (size_t i = 0; i < t->nchunks && rc == FC_OK && j->out->error == 0; i++) {
         const fc_chunk *chunk = &t->chunks[i];
-        json_open(j, '{');
-        json_key(j, "offsets");
-        json_ints(j, t->ndim, chunk->dims);
-        json_key(j, "sizes");
-        json_ints(j, t->ndim, chunk->dims + t->ndim);
+        jw_open(j, '{');
+        jw_key(j, "offsets");
+        jw_ints(j, t->ndim, chunk->dims);
+        jw_key(j, "sizes");
+        jw_ints(j, t->ndim, chunk->dims + t->ndim);
         JSON_MEMBER(j, uint, "file", chunk->file);
         JSON_MEMBER(j, uint, "offset", chunk->offset);
         JSON_MEMBER(j, uint, "length", chunk->length);
@@ -58,9 +58,9 @@ static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, boo
         if (extents && !in->headers_only) {
             rc = write_extent(j, in, t, i, err);
         }
-        json_close(j, '}');
+        jw_close(j, '}');
     }
-    json_close(j, ']');
+    jw_close(j, ']');
     return rc;
 }
 
@@ -70,23 +70,23 @@ static fc_code write_tensor(json_out *j, inspection *in, const fc_tensor *t, boo
     if (!cut_recognise(t, &in->scratch, &c)) {
         return inspect_no_memory(in, err);
     }
-    json_open(j, '{');
+    jw_open(j, '{');
     JSON_MEMBER(j, string, "name", t->name);
     write_path(j, t);
     JSON_MEMBER(j, string, "dtype", fc_dtype_get(t->dtype)->torch_name);
-    json_key(j, "shape");
-    json_ints(j, t->ndim, t->shape);
+    jw_key(j, "shape");
+    jw_ints(j, t->ndim, t->shape);
     JSON_MEMBER(j, uint, "bytes", inspect_bytes(t));
     inspect_placements(in, t, &c, text, sizeof text);
     JSON_MEMBER(j, string, "placements", text[0] ? text : NULL);
-    json_key(j, "grid");
+    jw_key(j, "grid");
     if (c.grid) {
-        json_ints(j, t->ndim, c.counts);
+        jw_ints(j, t->ndim, c.counts);
     } else {
-        json_string(j, NULL);
+        jw_string(j, NULL);
     }
     fc_code rc = write_chunks(j, in, t, extents, err);
-    json_close(j, '}');
+    jw_close(j, '}');
     return rc;
 }
 
@@ -97,7 +97,7 @@ static fc_code write_object(json_out *j, inspection *in, const fc_tensor *t, fc_
         return inspect_no_memory(in, err);
     }
     const char *json = inspect_object(in, t, arena, &why);
-    json_open(j, '{');
+    jw_open(j, '{');
     JSON_MEMBER(j, string, "name", t->name);
     write_path(j, t);
     JSON_MEMBER(j, string, "encoding", t->object->encoding);
@@ -107,78 +107,78 @@ static fc_code write_object(json_out *j, inspection *in, const fc_tensor *t, fc_
     } else if (why.message[0]) {
         JSON_MEMBER(j, string, "error", why.message);
     }
-    json_close(j, '}');
+    jw_close(j, '}');
     fc_arena_free(arena);
     return FC_OK;
 }
 
 static void write_mesh(json_out *j, const fc_mesh *mesh) {
-    json_key(j, "mesh");
+    jw_key(j, "mesh");
     if (mesh->ndim == 0) {
-        json_string(j, NULL);
+        jw_string(j, NULL);
         return;
     }
-    json_open(j, '{');
-    json_key(j, "names");
-    json_open(j, '[');
+    jw_open(j, '{');
+    jw_key(j, "names");
+    jw_open(j, '[');
     for (int i = 0; i < mesh->ndim; i++) {
-        json_string(j, mesh->names[i]);
+        jw_string(j, mesh->names[i]);
     }
-    json_close(j, ']');
-    json_key(j, "sizes");
-    json_ints(j, mesh->ndim, mesh->sizes);
-    json_close(j, '}');
+    jw_close(j, ']');
+    jw_key(j, "sizes");
+    jw_ints(j, mesh->ndim, mesh->sizes);
+    jw_close(j, '}');
 }
 
 static void write_files(json_out *j, const inspection *in) {
     const fc_checkpoint *c = in->checkpoint;
-    json_key(j, "files");
-    json_open(j, '[');
+    jw_key(j, "files");
+    jw_open(j, '[');
     for (size_t i = 0; i < c->nfiles; i++) {
         struct stat st;
-        json_open(j, '{');
+        jw_open(j, '{');
         JSON_MEMBER(j, string, "name", c->files[i].name);
         if (!in->headers_only && stat(c->files[i].path, &st) == 0) {
             JSON_MEMBER(j, uint, "bytes", (uint64_t)st.st_size);
         }
-        json_close(j, '}');
+        jw_close(j, '}');
     }
-    json_close(j, ']');
+    jw_close(j, ']');
 }
 
 static void write_totals(json_out *j, const inspection *in) {
     totals sum;
     inspect_totals(in, &sum);
-    json_key(j, "totals");
-    json_open(j, '{');
+    jw_key(j, "totals");
+    jw_open(j, '{');
     JSON_MEMBER(j, uint, "tensors", sum.tensors);
     JSON_MEMBER(j, uint, "objects", sum.objects);
     JSON_MEMBER(j, uint, "chunks", sum.chunks);
     JSON_MEMBER(j, uint, "elements", sum.elements);
     JSON_MEMBER(j, uint, "bytes", sum.bytes);
-    json_close(j, '}');
+    jw_close(j, '}');
 }
 
 /* The tensors or the objects, in the order of the source. */
 static fc_code write_values(json_out *j, inspection *in, const char *key, bool objects, fc_error *err) {
     fc_code rc = FC_OK;
-    json_key(j, key);
-    json_open(j, '[');
+    jw_key(j, key);
+    jw_open(j, '[');
     for (size_t i = 0; i < in->checkpoint->ntensors && rc == FC_OK && in->out->error == 0; i++) {
         const fc_tensor *t = &in->checkpoint->tensors[i];
         if ((t->object != NULL) == objects) {
             rc = objects ? write_object(j, in, t, err) : write_tensor(j, in, t, false, err);
         }
     }
-    json_close(j, ']');
+    jw_close(j, ']');
     return rc;
 }
 
 fc_code inspect_json(inspection *in, fc_error *err) {
     const fc_checkpoint *c = in->checkpoint;
     json_out j;
-    json_begin(&j, in->out, 2);
-    json_open(&j, '{');
+    jw_begin(&j, in->out, 2);
+    jw_open(&j, '{');
     JSON_MEMBER(&j, uint, "schema", SCHEMA_VERSION);
     JSON_MEMBER(&j, string, "checkpoint", c->path);
     JSON_MEMBER(&j, string, "format", c->format->name);
@@ -190,14 +190,14 @@ fc_code inspect_json(inspection *in, fc_error *err) {
     if (rc == FC_OK) {
         rc = write_values(&j, in, "objects", true, err);
     }
-    json_close(&j, '}');
+    jw_close(&j, '}');
     text_puts(in->out, "\n");
     return rc;
 }
 
 fc_code inspect_tensor_json(inspection *in, const fc_tensor *tensor, fc_error *err) {
     json_out j;
-    json_begin(&j, in->out, 1);
+    jw_begin(&j, in->out, 1);
     fc_code rc = tensor->object ? write_object(&j, in, tensor, err) : write_tensor(&j, in, tensor, true, err);
     text_puts(in->out, "\n");
     return rc;

@@ -73,7 +73,7 @@ static size_t wider(size_t a, size_t b) {
 static fc_code measure(inspection *in, widths *w, cut_summary *cuts, fc_error *err) {
     char text[128];
     memset(cuts, 0, sizeof *cuts);
-    *w = (widths){.name = 4, .shape = 5, .cut = 3, .dtype = 5};
+    *w = (widths){.name = sizeof "OBJECT" - 1, .shape = 5, .cut = 3, .dtype = 5};
     for (size_t i = 0; i < in->checkpoint->ntensors; i++) {
         const fc_tensor *t = &in->checkpoint->tensors[i];
         size_t name = text_name_width(t->name);
@@ -85,7 +85,7 @@ static fc_code measure(inspection *in, widths *w, cut_summary *cuts, fc_error *e
         if (!cut_recognise(t, &in->scratch, &c)) {
             return inspect_no_memory(in, err);
         }
-        cut_summary_add(cuts, t, &c);
+        cut_summary_add(cuts, &in->checkpoint->mesh, t, &c);
         w->shape = wider(w->shape, text_name_width(text_shape(text, sizeof text, t->ndim, t->shape)));
         w->cut = wider(w->cut, text_name_width(cut_describe(t, &c, text, sizeof text)));
         w->dtype = wider(w->dtype, strlen(fc_dtype_get(t->dtype)->torch_name));

@@ -121,15 +121,26 @@ static size_t run_end(const tree *t, size_t from, size_t end, size_t at) {
 static void print_branch(const tree *t, const char *label, size_t len, size_t from, size_t end) {
     char size[TEXT_SIZE_MAX];
     uint64_t bytes = 0;
-    size_t tensors = 0;
+    size_t tensors = 0, objects = 0;
     for (size_t i = from; i < end; i++) {
-        tensors += !t->sorted[i]->object;
-        bytes += t->sorted[i]->object ? 0 : inspect_bytes(t->sorted[i]);
+        bool object = t->sorted[i]->object != NULL;
+        uint64_t more = object ? 0 : inspect_bytes(t->sorted[i]);
+        objects += object;
+        tensors += !object;
+        bytes = more > UINT64_MAX - bytes ? UINT64_MAX : bytes + more;
     }
     char *name = strndup(label, len);
     text_name(t->in->out, name ? name : "?");
     free(name);
-    text_printf(t->in->out, "  (%zu %s, %s)\n", tensors, tensors == 1 ? "tensor" : "tensors", text_bytes(size, bytes));
+    text_puts(t->in->out, "  (");
+    if (tensors > 0) {
+        text_printf(t->in->out, "%zu %s, %s%s", tensors, tensors == 1 ? "tensor" : "tensors", text_bytes(size, bytes),
+                    objects > 0 ? ", " : "");
+    }
+    if (objects > 0) {
+        text_printf(t->in->out, "%zu %s", objects, objects == 1 ? "object" : "objects");
+    }
+    text_puts(t->in->out, ")\n");
 }
 
 /* Prints the entries [from, end), which are the same up to `at`. */

@@ -183,8 +183,8 @@ static void print_text(const job *j, text_out *out) {
 static void print_json(const job *j, text_out *out) {
     const fc_convert_report *r = &j->report;
     json_out json;
-    json_begin(&json, out, 1);
-    json_open(&json, '{');
+    jw_begin(&json, out, 1);
+    jw_open(&json, '{');
     JSON_MEMBER(&json, string, "target", j->o->output);
     JSON_MEMBER(&json, bool, "dry_run", j->o->dry_run);
     JSON_MEMBER(&json, uint, "tensors", r->selected.tensors);
@@ -203,7 +203,7 @@ static void print_json(const job *j, text_out *out) {
     } else {
         JSON_MEMBER(&json, number, "seconds", j->seconds);
     }
-    json_close(&json, '}');
+    jw_close(&json, '}');
     text_puts(out, "\n");
 }
 

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-void json_begin(json_out *j, text_out *out, int line_depth) {
+void jw_begin(json_out *j, text_out *out, int line_depth) {
     j->out = out;
     j->depth = 0;
     j->line_depth = line_depth;
@@ -65,21 +65,21 @@ static void write_escaped(text_out *out, const char *s) {
     text_write(out, "\"", 1);
 }
 
-void json_key(json_out *j, const char *key) {
+void jw_key(json_out *j, const char *key) {
     separate(j);
     write_escaped(j->out, key);
     text_write(j->out, ": ", 2);
     j->after_key = true;
 }
 
-void json_open(json_out *j, char bracket) {
+void jw_open(json_out *j, char bracket) {
     separate(j);
     text_write(j->out, &bracket, 1);
     j->depth++;
     j->first = true;
 }
 
-void json_close(json_out *j, char bracket) {
+void jw_close(json_out *j, char bracket) {
     bool lines = j->depth <= j->line_depth && !j->first;
     j->depth--;
     if (lines) {
@@ -90,7 +90,7 @@ void json_close(json_out *j, char bracket) {
     j->first = false;
 }
 
-void json_string(json_out *j, const char *s) {
+void jw_string(json_out *j, const char *s) {
     separate(j);
     if (s) {
         write_escaped(j->out, s);
@@ -113,35 +113,35 @@ static void write_uint(text_out *out, bool negative, uint64_t n) {
     text_write(out, digits + at, sizeof digits - at);
 }
 
-void json_int(json_out *j, int64_t n) {
+void jw_int(json_out *j, int64_t n) {
     separate(j);
     write_uint(j->out, n < 0, n < 0 ? 0 - (uint64_t)n : (uint64_t)n);
 }
 
-void json_uint(json_out *j, uint64_t n) {
+void jw_uint(json_out *j, uint64_t n) {
     separate(j);
     write_uint(j->out, false, n);
 }
 
-void json_number(json_out *j, double n) {
+void jw_number(json_out *j, double n) {
     separate(j);
     text_printf(j->out, "%.6g", isfinite(n) ? n : 0.0);
 }
 
-void json_bool(json_out *j, bool value) {
+void jw_bool(json_out *j, bool value) {
     separate(j);
     text_puts(j->out, value ? "true" : "false");
 }
 
-void json_raw(json_out *j, const char *json) {
+void jw_raw(json_out *j, const char *json) {
     separate(j);
     text_puts(j->out, json);
 }
 
-void json_ints(json_out *j, int count, const int64_t *values) {
-    json_open(j, '[');
+void jw_ints(json_out *j, int count, const int64_t *values) {
+    jw_open(j, '[');
     for (int i = 0; i < count; i++) {
-        json_int(j, values[i]);
+        jw_int(j, values[i]);
     }
-    json_close(j, ']');
+    jw_close(j, ']');
 }

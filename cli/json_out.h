@@ -15,23 +15,25 @@ typedef struct json_out {
     bool after_key;
 } json_out;
 
-void json_begin(json_out *j, text_out *out, int line_depth);
-/** A member's name; a value must follow. */
-void json_key(json_out *j, const char *key);
-void json_open(json_out *j, char bracket);
-void json_close(json_out *j, char bracket);
-/** Bytes that are no UTF-8 become U+FFFD. NULL writes null. */
-void json_string(json_out *j, const char *s);
-void json_int(json_out *j, int64_t n);
-void json_uint(json_out *j, uint64_t n);
-void json_number(json_out *j, double n);
-void json_bool(json_out *j, bool value);
-/** Text that is JSON already. */
-void json_raw(json_out *j, const char *json);
-/** An array of integers. */
-void json_ints(json_out *j, int count, const int64_t *values);
+void jw_begin(json_out *j, text_out *out, int line_depth);
+/* The prefix is jw_, as jansson owns json_. */
 
-/** json_key, then the value. */
-#define JSON_MEMBER(j, kind, key, value) (json_key(j, key), json_##kind(j, value))
+/** A member's name; a value must follow. */
+void jw_key(json_out *j, const char *key);
+void jw_open(json_out *j, char bracket);
+void jw_close(json_out *j, char bracket);
+/** Bytes that are no UTF-8 become U+FFFD. NULL writes null. */
+void jw_string(json_out *j, const char *s);
+void jw_int(json_out *j, int64_t n);
+void jw_uint(json_out *j, uint64_t n);
+void jw_number(json_out *j, double n);
+void jw_bool(json_out *j, bool value);
+/** Text that is JSON already. */
+void jw_raw(json_out *j, const char *json);
+/** An array of integers. */
+void jw_ints(json_out *j, int count, const int64_t *values);
+
+/** jw_key, then the value. */
+#define JSON_MEMBER(j, kind, key, value) (jw_key(j, key), jw_##kind(j, value))
 
 #endif

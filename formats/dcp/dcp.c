@@ -1,15 +1,206 @@
 /*
- * PyTorch distributed checkpoints (DCP): the format's table.
+ * PyTorch distributed checkpoints (DCP): the format's table, and opening one. A checkpoint is a folder with a
+ * `.metadata` pickle and the data files it names; it may be called by the folder or by its `.metadata`.
  */
+#include "dcp/dcp.h"
+
 #include "registry.h"
 
-static bool dcp_probe(const fc_probe *probe) {
-    (void)probe;
-    return false;
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char metadata_name[] = ".metadata";
+
+static const char *base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
 }
+
+static bool ends_with(const char *s, const char *end) {
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && strcmp(s + n - m, end) == 0;
+}
+
+/* "__3.metadata": what a save without collectives leaves, one a rank. */
+static bool is_rank_metadata(const char *name) {
+    return strncmp(name, "__", 2) == 0 && ends_with(name, metadata_name);
+}
+
+static bool is_data_file(const char *name) {
+    return strncmp(name, "__", 2) == 0 && ends_with(name, ".distcp");
+}
+
+static bool has_metadata(const char *directory) {
+    struct stat st;
+    int dir = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool found = dir >= 0 && fstatat(dir, metadata_name, &st, 0) == 0;
+    if (dir >= 0) {
+        close(dir);
+    }
+    return found;
+}
+
+/* Whether the folder holds files of DCP other than its `.metadata`; `*rank_local` when one is a rank's metadata. */
+static bool has_dcp_files(const char *directory, bool *rank_local) {
+    DIR *dir = opendir(directory);
+    bool found = false;
+    *rank_local = false;
+    for (const struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
+        *rank_local = *rank_local || is_rank_metadata(e->d_name);
+        found = found || *rank_local || is_data_file(e->d_name);
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return found;
+}
+
+static bool dcp_probe(const fc_probe *probe) {
+    bool rank_local;
+    if (probe->is_directory) {
+        return has_metadata(probe->path) || has_dcp_files(probe->path, &rank_local);
+    }
+    const char *name = base_name(probe->path);
+    return strcmp(name, metadata_name) == 0 || is_rank_metadata(name) || is_data_file(name);
+}
+
+fc_code dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, const char *fmt, ...) {
+    char text[512];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    if (tensor) {
+        return fc_fail(b->err, code, "%s: tensor %.256s: %s", b->metadata_path, tensor, text);
+    }
+    return fc_fail(b->err, code, "%s: %s", b->metadata_path, text);
+}
+
+/* Why a folder or file that looks like DCP cannot be opened as one. */
+static fc_code refuse(const char *path, bool is_directory, fc_error *err) {
+    bool rank_local;
+    if (!is_directory && is_data_file(base_name(path))) {
+        return fc_fail(err, FC_EUSAGE, "%s: one data file of a DCP checkpoint; name the directory that holds it", path);
+    }
+    if (!is_directory || (has_dcp_files(path, &rank_local) && rank_local)) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: a rank-local DCP save (__<rank>.metadata), which does not say how the ranks fit together; "
+                       "save it with use_collectives=True",
+                       path);
+    }
+    return fc_fail(err, FC_ECORRUPT,
+                   "%s: the file .metadata is missing: the save did not finish, or the copy is incomplete", path);
+}
+
+/* Sets the folder and the metadata file of the checkpoint called `path`. */
+static fc_code locate(dcp_builder *b, fc_error *err) {
+    fc_arena *arena = b->checkpoint->arena;
+    const char *path = b->checkpoint->path;
+    struct stat st;
+    bool is_directory = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    if (is_directory ? !has_metadata(path) : strcmp(base_name(path), metadata_name) != 0) {
+        return refuse(path, is_directory, err);
+    }
+    if (is_directory) {
+        b->directory = path;
+        b->metadata_path = fc_arena_printf(arena, "%s%s%s", path, ends_with(path, "/") ? "" : "/", metadata_name);
+    } else {
+        size_t n = (size_t)(base_name(path) - path);
+        b->directory = n == 0 ? "." : fc_arena_strndup(arena, path, n == 1 ? 1 : n - 1);
+        b->metadata_path = path;
+    }
+    return b->directory && b->metadata_path ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+}
+
+static fc_code load_metadata(const char *path, fc_pickle **out, fc_error *err) {
+    int fd;
+    uint64_t size;
+    fc_code rc = fc_open_input(path, &fd, &size, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_pickle_source source = {path, 0, size, fd, NULL};
+    rc = fc_pickle_load(&source, FC_PICKLE_STRICT, out, err);
+    close(fd);
+    return rc;
+}
+
+static fc_code set_producer(dcp_builder *b, fc_pv version) {
+    size_t n;
+    if (fc_pv_typeof(version) != FC_PV_STR) {
+        b->checkpoint->producer = "torch.distributed.checkpoint";
+        return FC_OK;
+    }
+    const char *text = fc_pickle_bytes(b->p, version, &n);
+    b->checkpoint->producer = fc_arena_printf(b->checkpoint->arena, "torch.distributed.checkpoint %.64s", text);
+    return b->checkpoint->producer ? FC_OK : dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+}
+
+static fc_code build(dcp_builder *b) {
+    fc_pv root = b->p->root;
+    if (!fc_pickle_is_object(b->p, root, FC_CLASS_METADATA)) {
+        return dcp_fail(b, FC_ECORRUPT, NULL, "not the metadata of a checkpoint: the pickle holds something else");
+    }
+    fc_code rc = set_producer(b, fc_pickle_slot(b->p, root, FC_METADATA_VERSION));
+    if (rc == FC_OK) {
+        rc = dcp_build_tensors(b, root);
+    }
+    if (rc == FC_OK) {
+        rc = dcp_place_chunks(b, fc_pickle_slot(b->p, root, FC_METADATA_STORAGE));
+    }
+    if (rc != FC_OK) {
+        return rc;
+    }
+    b->checkpoint->tensors = b->tensors;
+    b->checkpoint->ntensors = b->ntensors;
+    return dcp_finish_files(b);
+}
+
+static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    dcp_builder b = {0};
+    fc_pickle *pickle = NULL;
+    b.checkpoint = checkpoint;
+    b.options = options;
+    b.err = err;
+    fc_code rc = locate(&b, err);
+    if (rc == FC_OK) {
+        rc = load_metadata(b.metadata_path, &pickle, err);
+    }
+    if (rc == FC_OK) {
+        b.p = pickle;
+        rc = build(&b);
+    }
+    fc_pickle_free(pickle);
+    free(b.files);
+    if (rc == FC_OK) {
+        checkpoint->state = dcp_state_new(checkpoint->nfiles);
+        if (!checkpoint->state) {
+            rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+        }
+    }
+    return rc;
+}
+
+static void dcp_close(fc_checkpoint *checkpoint) {
+    dcp_state_free(checkpoint->state);
+    checkpoint->state = NULL;
+}
+
+static const char *const extensions[] = {NULL};
 
 const fc_format fc_format_dcp = {
     .name = "dcp",
     .description = "PyTorch distributed checkpoint (DCP)",
+    .extensions = extensions,
     .probe = dcp_probe,
+    .open = dcp_open,
+    .close = dcp_close,
+    .extent = dcp_extent,
+    .object_json = dcp_object_json,
 };

@@ -18,13 +18,13 @@
 enum { HEADER_ALIGN = 8, SMALLEST_BLOCK = 2048 };
 
 typedef struct config {
-    fc_h5_fault *fault;
+    fc_h5_channel *channel;
     uint64_t headers;
 } config;
 
 typedef struct driver_file {
     H5FD_t pub; /* first: libhdf5 casts */
-    fc_h5_fault *fault;
+    fc_h5_channel *channel;
     int fd;
     haddr_t eoa;                     /* end of what has been given out */
     haddr_t eof;                     /* length of the file */
@@ -33,10 +33,10 @@ typedef struct driver_file {
 } driver_file;
 
 static void record(driver_file *f, const char *doing, haddr_t offset) {
-    if (f->fault->errnum == 0) {
-        f->fault->errnum = errno;
-        f->fault->doing = doing;
-        f->fault->offset = offset;
+    if (f->channel->errnum == 0) {
+        f->channel->errnum = errno;
+        f->channel->doing = doing;
+        f->channel->offset = offset;
     }
 }
 
@@ -47,7 +47,7 @@ static H5FD_t *file_open(const char *name, unsigned flags, hid_t fapl, haddr_t m
     if (!f) {
         return NULL;
     }
-    f->fault = c->fault;
+    f->channel = c->channel;
     f->block = c->headers < SMALLEST_BLOCK ? SMALLEST_BLOCK : c->headers;
     f->fd = flags & H5F_ACC_CREAT ? open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : (errno = EINVAL, -1);
     if (f->fd < 0) {
@@ -82,7 +82,7 @@ static haddr_t allocate(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, hsize_t size)
     (void)dxpl;
     driver_file *f = (driver_file *)file;
     const haddr_t limit = INT64_MAX;
-    if (type == H5FD_MEM_DRAW) {
+    if (f->channel->reserving && type == H5FD_MEM_DRAW) {
         haddr_t at = align_up(f->eoa, size >= FC_H5_LARGE ? FC_H5_LARGE_ALIGN : FC_H5_SMALL_ALIGN);
         if (at > limit || size > limit - at) {
             errno = EFBIG;
@@ -161,7 +161,7 @@ static herr_t file_write(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at, 
     (void)type, (void)dxpl;
     driver_file *f = (driver_file *)file;
     const unsigned char *p = buffer;
-    while (size > 0 && f->fault->errnum == 0) {
+    while (size > 0 && f->channel->errnum == 0) {
         ssize_t n = pwrite(f->fd, p, size, (off_t)at);
         if (n < 0 && errno == EINTR) {
             continue;
@@ -183,7 +183,7 @@ static herr_t file_truncate(H5FD_t *file, hid_t dxpl, hbool_t closing) {
     (void)dxpl, (void)closing;
     driver_file *f = (driver_file *)file;
     if (f->eof != f->eoa) {
-        if (f->fault->errnum == 0 && ftruncate(f->fd, (off_t)f->eoa) != 0) {
+        if (f->channel->errnum == 0 && ftruncate(f->fd, (off_t)f->eoa) != 0) {
             record(f, "extending the file", f->eoa);
         }
         f->eof = f->eoa;
@@ -219,7 +219,7 @@ hid_t fc_h5_driver_register(void) {
     return H5FDregister(&driver_class);
 }
 
-herr_t fc_h5_driver_use(hid_t fapl, hid_t driver, uint64_t headers, fc_h5_fault *fault) {
-    config c = {fault, headers};
+herr_t fc_h5_driver_use(hid_t fapl, hid_t driver, uint64_t headers, fc_h5_channel *channel) {
+    config c = {channel, headers};
     return H5Pset_driver(fapl, driver, &c);
 }

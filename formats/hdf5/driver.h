@@ -10,6 +10,7 @@
 #define FSDPCKPT_FORMATS_HDF5_DRIVER_H
 
 #include <hdf5.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 enum {
@@ -18,12 +19,13 @@ enum {
     FC_H5_SMALL_ALIGN = 64    /**< smaller data at a multiple of this: a cache line, as torch.save does */
 };
 
-/** The first system call that failed on a file, if any. */
-typedef struct fc_h5_fault {
-    int errnum;        /**< 0: none */
-    const char *doing; /**< "writing" … */
-    uint64_t offset;   /**< bytes, in the file */
-} fc_h5_fault;
+/** What passes between a file's writer and its driver. */
+typedef struct fc_h5_channel {
+    bool reserving;    /**< in: space asked for now is for tensor data. libhdf5 says "data" for heaps of strings too */
+    int errnum;        /**< out: of the first system call that failed; 0: none */
+    const char *doing; /**< out: what it was for, "writing" … */
+    uint64_t offset;   /**< out: bytes, in the file */
+} fc_h5_channel;
 
 /** @return a new driver id, to be given to H5FDunregister, or a negative number. */
 hid_t fc_h5_driver_register(void);
@@ -31,8 +33,8 @@ hid_t fc_h5_driver_register(void);
 /**
  * Makes `fapl` create files (O_EXCL) through `driver`.
  * @param headers bytes that the headers will take, about: so much is set aside for them in one place.
- * @param fault   written to while the file is open.
+ * @param channel in use while the file is open.
  */
-herr_t fc_h5_driver_use(hid_t fapl, hid_t driver, uint64_t headers, fc_h5_fault *fault);
+herr_t fc_h5_driver_use(hid_t fapl, hid_t driver, uint64_t headers, fc_h5_channel *channel);
 
 #endif

@@ -30,7 +30,7 @@ typedef struct fc_h5_out {
     uint32_t *stack_nodes;      /* their nodes */
     uint32_t *chain;            /* scratch of the same size */
     uint32_t depth;             /* how many are open */
-    fc_h5_fault fault;          /* the first system call that failed */
+    fc_h5_channel channel;      /* to and from the driver */
     H5E_auto2_t print_errors;   /* what the caller had, put back by close */
     void *print_errors_context; /* the same */
 } fc_h5_out;

@@ -1,35 +1,359 @@
 /*
- * Reading HDF5.
+ * Reading HDF5: recognising it, running the reader processes, and turning chunks into extents.
+ * tensors.c makes the manifest of one file, sharded.c that of a directory.
  */
+#include "reader.h"
+
+#include "core/checked.h"
 #include "h5.h"
+#include "scan.h"
+#include "text.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { FILES_PER_CHILD = 200 };
+
+/* ---- probing ---- */
+
+static const unsigned char signature[8] = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
+
+static bool file_has_signature(const fc_probe *probe) {
+    unsigned char found[sizeof signature];
+    int fd = -1;
+    uint64_t size;
+    bool yes = false;
+    /* At 0, then after a user block of 512, 1024, 2048 … bytes. */
+    for (uint64_t at = 0;; at = at ? 2 * at : 512) {
+        if (at + sizeof signature <= probe->head_size) {
+            yes = memcmp(probe->head + at, signature, sizeof signature) == 0;
+        } else {
+            if (fd < 0 && (probe->head_size < 512 || fc_open_input(probe->path, &fd, &size, NULL) != FC_OK)) {
+                break;
+            }
+            if (!fc_range_within(at, sizeof signature, size)) {
+                break;
+            }
+            yes = fc_pread_full(fd, found, sizeof found, at, probe->path, NULL) == FC_OK &&
+                  memcmp(found, signature, sizeof found) == 0;
+        }
+        if (yes || at > UINT64_MAX / 4) {
+            break;
+        }
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return yes;
+}
+
+static bool is_shard_name(const char *name) {
+    const char *dot = strrchr(name, '.');
+    return strncmp(name, "shard-", 6) == 0 && dot && strcmp(dot, ".h5") == 0;
+}
+
+static bool directory_has_shards(const char *path) {
+    bool found = false;
+    DIR *dir = opendir(path);
+    for (struct dirent *e; dir && !found && (e = readdir(dir));) {
+        found = strcmp(e->d_name, "index.h5") == 0 || is_shard_name(e->d_name);
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return found;
+}
 
 bool fc_h5_probe(const fc_probe *probe) {
-    (void)probe;
-    return false;
+    return probe->is_directory ? directory_has_shards(probe->path) : file_has_signature(probe);
+}
+
+/* ---- running the reader process ---- */
+
+/* One batch of open files through one child. */
+static fc_code scan_batch(fc_arena *arena, fc_h5_input *inputs, const uint64_t *sizes, size_t count, size_t first,
+                          bool follow, fc_h5_visit visit, void *context, fc_error *err) {
+    int keep[FILES_PER_CHILD];
+    fc_h5_child child;
+    fc_h5_scan scan = {.inputs = inputs, .ninputs = count, .follow_external = follow};
+    fc_h5_job job = {fc_h5_scan_prepare, fc_h5_scan_run, &scan, keep, count, 0, 0, follow, false};
+    fc_h5_in in = {.child = &child};
+    fc_error death;
+    for (size_t i = 0; i < count; i++) {
+        keep[i] = inputs[i].fd;
+    }
+    fc_code rc = fc_h5_child_start(&child, &job, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    size_t i = 0;
+    bool broken = false;
+    for (; rc == FC_OK && i < count; i++) {
+        fc_h5_file file;
+        /* What a file can have to say is bounded by its size; attributes and names are said as longer JSON text. */
+        if (!fc_mul_u64(sizes[i], 64, &in.budget) || !fc_add_u64(in.budget, 1 << 20, &in.budget)) {
+            in.budget = UINT64_MAX;
+        }
+        rc = fc_h5_read_file(&in, arena, inputs[i].path, sizes[i], &file, err);
+        broken = rc != FC_OK && (!err || err->message[0] == '\0');
+        if (rc == FC_OK) {
+            rc = visit(context, first + i, &file, err);
+        }
+    }
+    fc_h5_in_free(&in);
+    const char *path = inputs[i > 0 ? i - 1 : 0].path;
+    fc_code end = fc_h5_child_finish(&child, path, &death);
+    if (broken) {
+        rc = end != FC_OK ? fc_fail(err, death.code, "%s", death.message)
+                          : fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent nonsense)", path);
+    }
+    return rc;
+}
+
+fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count, bool follow_external,
+                         fc_h5_visit visit, void *context, fc_error *err) {
+    fc_h5_input inputs[FILES_PER_CHILD];
+    uint64_t sizes[FILES_PER_CHILD];
+    fc_code rc = FC_OK;
+    for (size_t first = 0; rc == FC_OK && first < count; first += FILES_PER_CHILD) {
+        size_t n = 0, batch = count - first < FILES_PER_CHILD ? count - first : FILES_PER_CHILD;
+        while (rc == FC_OK && n < batch) {
+            inputs[n].path = paths[first + n];
+            rc = fc_open_input(paths[first + n], &inputs[n].fd, &sizes[n], err);
+            n += rc == FC_OK;
+        }
+        if (rc == FC_OK) {
+            rc = scan_batch(arena, inputs, sizes, n, first, follow_external, visit, context, err);
+        }
+        while (n > 0) {
+            close(inputs[--n].fd);
+        }
+    }
+    return rc;
+}
+
+/* ---- opening ---- */
+
+static bool is_named(const char *path, const char *name) {
+    const char *slash = strrchr(path, '/');
+    return strcmp(slash ? slash + 1 : path, name) == 0;
+}
+
+/* The directory of `path` in `arena`: "." for a plain name. */
+static const char *directory_of(fc_arena *arena, const char *path) {
+    const char *slash = strrchr(path, '/');
+    return !slash ? "." : slash == path ? "/" : fc_arena_strndup(arena, path, (size_t)(slash - path));
 }
 
 fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    (void)options;
-    return fc_fail(err, FC_EUNSUPPORTED, "%s", checkpoint->path);
+    struct stat st;
+    fc_h5_state *state = fc_arena_calloc(checkpoint->arena, 1, sizeof *state);
+    if (!state) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    }
+    state->follow_external = options->follow_external;
+    checkpoint->state = state;
+    if (stat(checkpoint->path, &st) == 0 && S_ISDIR(st.st_mode)) {
+        return fc_h5_open_sharded(checkpoint, checkpoint->path, options, err);
+    }
+    if (is_named(checkpoint->path, "index.h5")) {
+        const char *directory = directory_of(checkpoint->arena, checkpoint->path);
+        return directory ? fc_h5_open_sharded(checkpoint, directory, options, err)
+                         : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    }
+    return fc_h5_open_full(checkpoint, err);
 }
 
 void fc_h5_close(fc_checkpoint *checkpoint) {
-    (void)checkpoint;
+    (void)checkpoint; /* the state is in the checkpoint's arena */
+}
+
+/* ---- extents ---- */
+
+static const fc_h5_stored *stored_of(const fc_checkpoint *checkpoint, const fc_chunk *chunk) {
+    const fc_h5_state *state = checkpoint->state;
+    return &state->stored[chunk->detail >> 32];
+}
+
+/* What a stored chunk's bytes are: raw, or to be run through the filters. */
+static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, const char *path, fc_extent *out,
+                               fc_error *err) {
+    uint32_t mask = (uint32_t)chunk->detail;
+    uint64_t whole = d->element, extra = 0;
+    bool deflated = false, any = false;
+    for (int k = 0; k < d->ndim; k++) {
+        if (!fc_mul_u64(whole, (uint64_t)d->chunk[k], &whole)) {
+            whole = UINT64_MAX;
+            break;
+        }
+    }
+    for (uint32_t i = 0; i < d->nfilters; i++) {
+        bool active = !(mask >> i & 1);
+        any |= active;
+        deflated |= active && d->filters[i] == 1;
+        extra += active && d->filters[i] == 3 ? 4 : 0;
+        out->filters.ids[i] = (uint8_t)d->filters[i];
+    }
+    /* Deflate swells at most 1032-fold; without it the stored size is known. */
+    if (whole > UINT32_MAX || (deflated ? whole / 1032 > chunk->length : chunk->length != whole + extra)) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: corrupt HDF5 file: dataset /%s: the chunk at offset %" PRIu64 " has %" PRIu64
+                       " bytes, which cannot be a chunk of %" PRIu64 " bytes",
+                       path, d->path, chunk->offset, chunk->length, whole);
+    }
+    out->codec = any ? FC_CODEC_FILTERED : FC_CODEC_RAW;
+    out->filters.count = (uint8_t)d->nfilters;
+    out->filters.mask = mask;
+    out->decoded = whole;
+    fc_row_major_strides(d->ndim, d->chunk, out->strides);
+    return FC_OK;
+}
+
+static fc_code unreadable(const fc_tensor *tensor, const fc_h5_dataset *d, const char *path, fc_error *err) {
+    return fc_fail(err, d->code, "%s: dataset /%s: %s; --exclude '%s' leaves it out", path, d->path, d->message,
+                   tensor->name);
 }
 
 fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                      fc_error *err) {
-    (void)tensor, (void)index, (void)out;
-    return fc_fail(err, FC_EUNSUPPORTED, "%s", checkpoint->path);
+    const fc_chunk *chunk = &tensor->chunks[index];
+    const fc_h5_stored *stored = stored_of(checkpoint, chunk);
+    const fc_h5_dataset *d = stored->dataset;
+    const char *path = checkpoint->files[stored->file].path;
+    const int64_t *sizes = chunk->dims + tensor->ndim;
+    uint64_t bytes = d->element;
+    if (d->kind == FC_H5_UNREADABLE) {
+        return unreadable(tensor, d, path, err);
+    }
+    for (int k = 0; k < tensor->ndim; k++) {
+        bytes *= (uint64_t)sizes[k]; /* no more than the dataset, whose size was checked */
+    }
+    *out = (fc_extent){.codec = FC_CODEC_RAW,
+                       .file = stored->file,
+                       .offset = chunk->offset,
+                       .length = chunk->length,
+                       .decoded = bytes,
+                       .swap = d->swap};
+    fc_row_major_strides(tensor->ndim, sizes, out->strides);
+    bool fill = d->where == FC_H5_NOWHERE || (d->where == FC_H5_IN_CHUNKS && chunk->length == 0);
+    if (d->where == FC_H5_IN_CHUNKS && !fill) {
+        return filtered_extent(d, chunk, path, out, err);
+    }
+    if (fill) {
+        memset(out->strides, 0, sizeof out->strides);
+    }
+    if (fill || d->where == FC_H5_IN_RECORD) {
+        out->codec = FC_CODEC_INLINE;
+        out->bytes = d->bytes.data;
+        out->length = out->decoded = d->bytes.size;
+    } else if (d->where == FC_H5_BY_LIBRARY) {
+        out->codec = FC_CODEC_FORMAT;
+        out->length = bytes;
+    } else if (d->where == FC_H5_ELSEWHERE) {
+        return fc_fail(err, FC_EUSAGE, "%s: dataset /%s: only the headers were opened", path, d->path);
+    }
+    return FC_OK;
+}
+
+/* ---- boxes through libhdf5 ---- */
+
+static fc_code receive_box(fc_h5_in *in, const char *path, unsigned char *buf, uint64_t size, fc_error *err) {
+    fc_h5_record r;
+    uint64_t at = 0;
+    while (at < size) {
+        if (fc_h5_next(in, &r) != 1) {
+            return fc_fail(err, FC_ECORRUPT, "%s", "");
+        }
+        if (r.tag == FC_H5_FAILURE) {
+            return fc_h5_child_failure(&r, path, err);
+        }
+        fc_h5_bytes piece = fc_h5_get_bytes(&r);
+        if (r.bad || r.tag != FC_H5_DATA || piece.size == 0 || piece.size > size - at) {
+            return fc_fail(err, FC_ECORRUPT, "%s", "");
+        }
+        memcpy(buf + at, piece.data, piece.size);
+        at += piece.size;
+    }
+    return FC_OK;
 }
 
 fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err) {
-    (void)tensor, (void)index, (void)buf;
-    return fc_fail(err, FC_EUNSUPPORTED, "%s", checkpoint->path);
+    const fc_h5_state *state = checkpoint->state;
+    const fc_chunk *chunk = &tensor->chunks[index];
+    const fc_h5_stored *stored = stored_of(checkpoint, chunk);
+    int64_t offsets[FC_MAX_DIMS];
+    uint64_t size, file_size;
+    fc_extent extent;
+    fc_error death, *reason = err ? err : &death;
+    fc_h5_input input = {.path = checkpoint->files[stored->file].path, .fd = -1};
+    fc_code rc = fc_h5_extent(checkpoint, tensor, index, &extent, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    size = extent.decoded;
+    for (int k = 0; k < tensor->ndim; k++) {
+        offsets[k] = chunk->dims[k] - (stored->base ? stored->base[k] : 0);
+    }
+    rc = fc_open_input(input.path, &input.fd, &file_size, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_h5_scan scan = {.inputs = &input,
+                       .ninputs = 1,
+                       .follow_external = state->follow_external,
+                       .dataset = stored->dataset->path,
+                       .ndim = stored->dataset->kind == FC_H5_OBJECT ? -1 : tensor->ndim,
+                       .offsets = offsets,
+                       .sizes = chunk->dims + tensor->ndim,
+                       .bytes = size};
+    uint64_t memory = size < UINT64_MAX / 8 ? 4 * size + (UINT64_C(1) << 30) : 0;
+    fc_h5_job job = {fc_h5_scan_prepare, fc_h5_box_run, &scan, &input.fd, 1, memory, 0, state->follow_external, false};
+    fc_h5_child child;
+    fc_h5_in in = {.child = &child, .budget = UINT64_MAX};
+    rc = fc_h5_child_start(&child, &job, err);
+    close(input.fd);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    rc = receive_box(&in, input.path, buf, size, reason);
+    bool broken = rc != FC_OK && reason->message[0] == '\0';
+    fc_h5_in_free(&in);
+    fc_error end;
+    if (fc_h5_child_finish(&child, input.path, &end) != FC_OK && broken) {
+        return fc_fail(err, end.code, "%s", end.message);
+    }
+    return broken ? fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent nonsense)", input.path)
+                  : rc;
 }
+
+/* ---- objects ---- */
 
 fc_code fc_h5_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                           fc_error *err) {
-    (void)object, (void)arena, (void)json;
-    return fc_fail(err, FC_EUNSUPPORTED, "%s", checkpoint->path);
+    const fc_h5_dataset *d = object->detail;
+    const char *path = checkpoint->files[0].path;
+    if (object->nchunks > 0) {
+        path = checkpoint->files[object->chunks[0].file].path;
+    }
+    if (d->kind == FC_H5_UNREADABLE) {
+        return unreadable(object, d, path, err);
+    }
+    const char *text = d->json;
+    size_t len = text ? strlen(text) : 0;
+    if (!text && d->where == FC_H5_IN_RECORD) { /* strings and attributes are JSON text themselves */
+        text = (const char *)d->bytes.data;
+        len = d->bytes.size;
+    }
+    if (!text || !fc_h5_is_json(text, len)) {
+        return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute json, its decoding, is missing or damaged", path,
+                       d->path);
+    }
+    *json = fc_arena_strndup(arena, text, len);
+    return *json ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
 }

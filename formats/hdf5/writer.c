@@ -109,8 +109,8 @@ void fc_h5_estimate_value(const fc_h5_writer *w, fc_h5_estimate *estimate, uint3
     estimate->datasets++;
     estimate->attributes += t->source->object ? 3 : w->wanted->mesh->ndim > 0 ? 4 : 1;
     estimate->mappings += mappings;
-    /* The path of the source is in each mapping, the name in the link and in a group's index. */
-    estimate->text += 2 * link + 48 * (w->wanted->mesh->ndim > 0) + mappings * strlen(t->name);
+    /* The name is in the link and in the group's index; the path of the source in each mapping. */
+    estimate->text += link + 24 * (w->wanted->mesh->ndim > 0) + mappings * strlen(t->name) / 2;
 }
 
 /* Attributes of a value in a shard file that say which part of the tensor it is. */

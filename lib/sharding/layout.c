@@ -16,8 +16,7 @@ fc_code fc_layout_mesh(const fc_layout_spec *spec, fc_mesh *mesh, fc_error *err)
     const struct {
         const char *name, *option;
         int64_t size;
-    } wanted[] = {
-        {"replicate", "--replicas", spec->replicas}, {"dp", "--dp", spec->dp}, {"tp", "--tp", spec->tp}};
+    } wanted[] = {{"replicate", "--replicas", spec->replicas}, {"dp", "--dp", spec->dp}, {"tp", "--tp", spec->tp}};
     memset(mesh, 0, sizeof *mesh);
     int64_t ranks = 1;
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {

@@ -2,8 +2,8 @@
  * Meshes and local boxes: which part of a tensor the rank at a coordinate holds. Pure arithmetic on what layout.c
  * wants or what a checkpoint records; the result goes to the plan (lib/plan) and to the writers.
  */
-#include "fsdpckpt/box.h"
 #include "fsdpckpt/mesh.h"
+#include "fsdpckpt/box.h"
 
 #include "core/checked.h"
 
@@ -59,9 +59,9 @@ typedef struct cut {
  * holds `rest_part`. Pieces after that are empty.
  */
 typedef struct parts {
-    int64_t piece;                    /* elements of a full piece */
-    int64_t full;                     /* number of full pieces */
-    int64_t part_offset, part;        /* of ours in a full piece */
+    int64_t piece;                       /* elements of a full piece */
+    int64_t full;                        /* number of full pieces */
+    int64_t part_offset, part;           /* of ours in a full piece */
     int64_t rest_part_offset, rest_part; /* of ours in the shorter piece */
 } parts;
 
@@ -209,8 +209,9 @@ static fc_code check_placement(int ndim, const fc_mesh *mesh, int m, const fc_pl
         return fc_fail(err, FC_EUSAGE, "mesh dimension %d: Shard(%d) of a tensor of %d dimensions", m, p->dim, ndim);
     }
     if (p->kind == FC_STRIDED_SHARD && p->split_factor < 1) {
-        return fc_fail(err, FC_EUSAGE, "mesh dimension %d: _StridedShard(%d, %lld): the split factor must be at least 1",
-                       m, p->dim, (long long)p->split_factor);
+        return fc_fail(err, FC_EUSAGE,
+                       "mesh dimension %d: _StridedShard(%d, %lld): the split factor must be at least 1", m, p->dim,
+                       (long long)p->split_factor);
     }
     return FC_OK;
 }

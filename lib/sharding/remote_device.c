@@ -10,9 +10,8 @@
 
 /* c10::DeviceType, by the names torch.device takes. */
 static const char *const device_types[] = {
-    "cpu", "cuda",   "ipu", "xpu",  "mkldnn", "opengl", "opencl", "ideep", "hip",
-    "ve",  "fpga",   "xla", "lazy", "vulkan", "mps",    "meta",   "hpu",   "mtia",
-    "maia", "privateuseone",
+    "cpu",  "cuda", "ipu",  "xpu",    "mkldnn", "opengl", "opencl", "ideep", "hip",  "ve",
+    "fpga", "xla",  "lazy", "vulkan", "mps",    "meta",   "hpu",    "mtia",  "maia", "privateuseone",
 };
 
 /* c10::DeviceIndex is an int8. */

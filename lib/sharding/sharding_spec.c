@@ -21,8 +21,8 @@ int64_t fc_get_chunked_dim_size(int64_t dim_size, int64_t split_size, int64_t in
 }
 
 /* Shard `index`: everything but `dim` is whole. */
-static fc_code chunk_metadata(const fc_chunk_sharding_spec *spec, int dim, int ndim, const int64_t *shape,
-                              size_t index, fc_arena *arena, fc_shard_metadata *out, fc_error *err) {
+static fc_code chunk_metadata(const fc_chunk_sharding_spec *spec, int dim, int ndim, const int64_t *shape, size_t index,
+                              fc_arena *arena, fc_shard_metadata *out, fc_error *err) {
     int64_t *dims = fc_arena_calloc(arena, 2 * (size_t)ndim, sizeof *dims);
     if (!dims) {
         return fc_fail(err, FC_ENOMEM, "out of memory for the metadata of a shard");

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Far above any plan, far below what would hurt. */
@@ -83,13 +84,15 @@ static fc_code check_pattern(const char *path, const char *pattern, fc_error *er
     return FC_OK;
 }
 
-static fc_code read_text(const char *path, fc_arena *arena, char **out, size_t *len, fc_error *err) {
+/* @param out receives the text, to be freed by the caller; NULL on failure. */
+static fc_code read_text(const char *path, char **out, size_t *len, fc_error *err) {
     fc_code code = FC_OK;
+    *out = NULL;
     FILE *f = fopen(path, "rb");
     if (!f) {
         return fc_fail_errno(err, errno, "TP plan %s (give \"auto\" or a JSON file)", path);
     }
-    char *text = fc_arena_alloc(arena, MAX_BYTES + 1);
+    char *text = malloc(MAX_BYTES + 1);
     if (!text) {
         code = fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
         goto out;
@@ -99,9 +102,12 @@ static fc_code read_text(const char *path, fc_arena *arena, char **out, size_t *
         code = fc_fail_errno(err, errno, "TP plan %s", path);
     } else if (*len > MAX_BYTES) {
         code = fc_fail(err, FC_EUSAGE, "%s: larger than 1 MiB: not a TP plan", path);
+    } else {
+        *out = text;
+        text = NULL;
     }
-    *out = text;
 out:
+    free(text);
     fclose(f);
     return code;
 }
@@ -141,11 +147,12 @@ static fc_code load_file(const char *path, fc_arena *arena, const fc_tp_plan **o
     char *text = NULL;
     size_t len = 0;
     json_error_t json_error;
-    fc_code code = read_text(path, arena, &text, &len, err);
+    fc_code code = read_text(path, &text, &len, err);
     if (code != FC_OK) {
         return code;
     }
     json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &json_error);
+    free(text);
     if (!root) {
         return fc_fail(err, FC_EUSAGE, "%s:%d:%d: not a TP plan: %s", path, json_error.line, json_error.column,
                        json_error.text);

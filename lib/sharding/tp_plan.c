@@ -2,7 +2,8 @@
  * Tensor-parallel plans: which rule decides a tensor, found by its name, and which dimension that rule cuts. Rules come
  * from tp_json.c or tp_auto.c; layout.c turns the dimension into placements.
  *
- * Which rule: a pattern is compared with the end of the name of the parameter ("experts.gate_up_proj") and of its module
+ * Which rule: a pattern is compared with the end of the name of the parameter ("experts.gate_up_proj") and of its
+ * module
  * ("q_proj" for "…q_proj.weight"). One that names the parameter beats one that names the module; then the one with
  * more components wins, then the one with more literal characters, then the earlier.
  */
@@ -85,8 +86,9 @@ static void split(const char *text, name *out) {
 /* The keys that torch.optim's optimizers keep for each parameter. */
 static bool is_state_key(part p) {
     static const char *const keys[] = {
-        "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "grad_avg",
-        "sum",  "exp_inf", "mu_product", "prev",           "eta",             "mu",         "ax",        "step_size",
+        "step",      "exp_avg",  "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg",
+        "acc_delta", "grad_avg", "sum",        "exp_inf",        "mu_product",      "prev",
+        "eta",       "mu",       "ax",         "step_size",
     };
     return is_one_of(p, keys, sizeof keys / sizeof *keys);
 }
@@ -139,9 +141,16 @@ static bool component_matches(part pattern, part p) {
     return i == pattern.len;
 }
 
-/* Whether the first `count` components of `n` end with those of `pattern`. */
+/*
+ * Whether the first `count` components of `n` end with those of `pattern`. "weight" and "bias" at the end must be
+ * written out: a pattern like "layers.*" or "w*" speaks of modules.
+ */
 static bool matches(const name *pattern, const name *n, int count) {
-    if (pattern->count > count) {
+    if (pattern->count > count || pattern->count == 0) {
+        return false;
+    }
+    part leaf = n->parts[count - 1], last = pattern->parts[pattern->count - 1];
+    if ((is(leaf, "weight") || is(leaf, "bias")) && memchr(last.text, '*', last.len)) {
         return false;
     }
     for (int i = 1; i <= pattern->count; i++) {

@@ -12,8 +12,7 @@ enum { CHUNK = 65537 };
 
 int main(int argc, char **argv) {
     fc_dtype from, to;
-    if (argc != 3 || !fc_dtype_find(argv[1], strlen(argv[1]), &from) ||
-        !fc_dtype_find(argv[2], strlen(argv[2]), &to)) {
+    if (argc != 3 || !fc_dtype_find(argv[1], strlen(argv[1]), &from) || !fc_dtype_find(argv[2], strlen(argv[2]), &to)) {
         fprintf(stderr, "usage: cast_tool FROM TO < elements > elements\n");
         return 2;
     }

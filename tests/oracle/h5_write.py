@@ -27,7 +27,7 @@ WIDTH = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "i
 NUMPY = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "int64": "<i8", "int32": "<i4", "int16": "<i2",
          "int8": "i1", "uint64": "<u8", "uint32": "<u4", "uint16": "<u2", "uint8": "u1", "bool": "bool",
          "complex64": "<c8", "complex128": "<c16", "float8_e4m3fnuz": "u1", "float8_e5m2fnuz": "u1",
-         "float8_e8m0fnu": "u1", "object": "V1"}
+         "float8_e8m0fnu": "u1", "float4_e2m1fn_x2": "u1", "object": "V1"}
 # h5py widens the custom floats; exact for these two, whose every value is a float32.
 WIDENED = {"bfloat16": ml_dtypes.bfloat16, "float8_e5m2": ml_dtypes.float8_e5m2}
 failures = []

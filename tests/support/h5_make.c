@@ -72,7 +72,9 @@ fc_wanted_tensor *h5_made_add(h5_made *made, const char *path, fc_dtype dtype, i
     fc_wanted_tensor *tensor = &made->tensors[at];
     int64_t *dims = fc_arena_calloc(made->arena, FC_MAX_DIMS, sizeof *dims);
     fc_placement *placements = fc_arena_calloc(made->arena, FC_MAX_MESH_DIMS, sizeof *placements);
-    memcpy(dims, shape, (size_t)ndim * sizeof *dims);
+    for (int d = 0; d < ndim; d++) {
+        dims[d] = shape[d];
+    }
     source->path = parse_path(made->arena, path);
     source->name = join(made->arena, &source->path);
     source->dtype = dtype;
@@ -139,31 +141,9 @@ void h5_made_zoo(h5_made *made) {
 }
 
 fc_part h5_made_part(h5_made *made, int64_t rank) {
-    fc_part part = {.rank = (uint32_t)rank};
-    int64_t coordinate[FC_MAX_MESH_DIMS] = {0};
-    part.items = fc_arena_calloc(made->arena, made->wanted.ntensors, sizeof *part.items);
-    if (made->mesh.ndim > 0) {
-        fc_mesh_coordinate(&made->mesh, rank, coordinate);
-    }
-    for (size_t i = 0; i < made->wanted.ntensors; i++) {
-        const fc_wanted_tensor *t = &made->tensors[i];
-        const int ndim = t->source->ndim;
-        int64_t *dims = fc_arena_calloc(made->arena, 2 * (size_t)ndim + 1, sizeof *dims);
-        int64_t owner = 0;
-        if (made->mesh.ndim == 0 || t->source->object) {
-            if (rank != 0) {
-                continue;
-            }
-            memcpy(dims + ndim, t->source->shape, (size_t)ndim * sizeof *dims);
-        } else {
-            fc_error err;
-            if (fc_local_box(ndim, t->source->shape, &made->mesh, t->placements, coordinate, dims, dims + ndim, &err) !=
-                FC_OK) {
-                abort();
-            }
-            owner = fc_layout_owner(&made->mesh, t->placements, coordinate, t->owner_offset);
-        }
-        part.items[part.nitems++] = (fc_part_item){(uint32_t)i, owner == rank, (uint32_t)owner, dims, 1};
+    fc_part part;
+    if (fc_wanted_part(&made->wanted, (uint32_t)rank, made->arena, &part, NULL) != FC_OK) {
+        abort();
     }
     return part;
 }

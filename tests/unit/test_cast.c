@@ -152,9 +152,12 @@ static void widening_loses_nothing(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bf16_rounds_to_even),       cmocka_unit_test(f64_goes_through_f32),
-        cmocka_unit_test(f16_edges),                 cmocka_unit_test(fp8_overflow_nan_and_zero),
-        cmocka_unit_test(e8m0_is_an_exponent),       cmocka_unit_test(any_count_and_alignment),
+        cmocka_unit_test(bf16_rounds_to_even),
+        cmocka_unit_test(f64_goes_through_f32),
+        cmocka_unit_test(f16_edges),
+        cmocka_unit_test(fp8_overflow_nan_and_zero),
+        cmocka_unit_test(e8m0_is_an_exponent),
+        cmocka_unit_test(any_count_and_alignment),
         cmocka_unit_test(widening_loses_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,33 @@
+# Installation: the library with its headers, find_package(fsdpckpt) and pkg-config. The command installs itself (cli/).
+include(CMakePackageConfigHelpers)
+
+set_target_properties(fsdpckpt PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+install(TARGETS fsdpckpt EXPORT fsdpckpt
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY lib/include/fsdpckpt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+
+# The pkg-config modules that the library was built with: a static consumer needs the same ones.
+set(modules "hdf5-serial jansson zlib")
+set(imported "HDF5:hdf5-serial JANSSON:jansson")
+if(ISAL_FOUND)
+  string(APPEND modules " libisal")
+  string(APPEND imported " ISAL:libisal")
+endif()
+if(SECCOMP_FOUND)
+  string(APPEND modules " libseccomp")
+  string(APPEND imported " SECCOMP:libseccomp")
+endif()
+string(REPLACE " " ";" FSDPCKPT_IMPORTED "${imported}")
+set(FSDPCKPT_MODULES "${modules}")
+
+set(package "${CMAKE_INSTALL_LIBDIR}/cmake/fsdpckpt")
+install(EXPORT fsdpckpt NAMESPACE fsdpckpt:: FILE fsdpckptTargets.cmake DESTINATION ${package})
+configure_package_config_file(cmake/fsdpckptConfig.cmake.in ${PROJECT_BINARY_DIR}/fsdpckptConfig.cmake
+  INSTALL_DESTINATION ${package})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/fsdpckptConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/fsdpckptConfig.cmake ${PROJECT_BINARY_DIR}/fsdpckptConfigVersion.cmake
+  DESTINATION ${package})
+
+configure_file(cmake/fsdpckpt.pc.in ${PROJECT_BINARY_DIR}/fsdpckpt.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/fsdpckpt.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,71 @@
+/*
+ * What the parts of the DCP reader share. dcp.c finds the checkpoint and is the format's table; manifest.c turns the
+ * loaded `.metadata` into tensors and chunks; storage.c gives each chunk its place; files.c knows the data files;
+ * extent.c opens the torch.save archive of one chunk.
+ */
+#ifndef FSDPCKPT_FORMATS_DCP_DCP_H
+#define FSDPCKPT_FORMATS_DCP_DCP_H
+
+#include "fsdpckpt/format.h"
+#include "torch/pickle.h"
+
+/** A data file, while and after the manifest is built. */
+typedef struct dcp_file {
+    const char *name; /* relative_path of storage_data */
+    uint64_t items;
+    uint64_t needed; /* bytes: the farthest end of an item */
+    size_t farthest; /* tensor of that item */
+    uint32_t rank;   /* from the name, or FC_NO_RANK */
+} dcp_file;
+
+/** What is needed only while the manifest is built. */
+typedef struct dcp_builder {
+    fc_checkpoint *checkpoint;
+    const fc_open_options *options;
+    const fc_pickle *p;
+    const char *directory;     /* the checkpoint's folder */
+    const char *metadata_path; /* for messages */
+    fc_tensor *tensors;        /* in the arena; tags of FQN strings hold index + 1 */
+    size_t ntensors;
+    dcp_file *files; /* malloc'ed; second tags of path strings hold index + 1 */
+    size_t nfiles, files_capacity;
+    fc_error *err;
+} dcp_builder;
+
+/** Marks a chunk that storage_data has not placed yet. */
+#define DCP_UNPLACED UINT32_MAX
+
+/** Fails with the metadata file, and the tensor where there is one (NULL else), before the message. */
+fc_code dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/** state_dict_metadata and planner_data → tensors with shapes, paths and boxes. */
+fc_code dcp_build_tensors(dcp_builder *b, fc_pv metadata);
+
+/** storage_data → file, offset and length of every chunk; then drops the empty chunks. */
+fc_code dcp_place_chunks(dcp_builder *b, fc_pv storage_data);
+
+/** Converts a torch.Size or tuple of exactly `ndim` numbers >= 0 into `out`. */
+bool dcp_read_size(const fc_pickle *p, fc_pv v, int ndim, int64_t *out);
+
+/** Adds an item to the file called by the string `path`, which is checked. */
+fc_code dcp_add_item(dcp_builder *b, fc_pv path, size_t tensor, uint64_t offset, uint64_t length, uint32_t *file);
+
+/** Moves the table of files into the checkpoint; unless headers_only, checks that they are there and long enough. */
+fc_code dcp_finish_files(dcp_builder *b);
+
+/** The cache of descriptors: checkpoint->state. */
+typedef struct dcp_state dcp_state;
+dcp_state *dcp_state_new(size_t nfiles);
+void dcp_state_free(dcp_state *state);
+
+/** Opens `file` or takes it from the cache; it stays open until dcp_release. Thread-safe. */
+fc_code dcp_acquire(const fc_checkpoint *checkpoint, uint32_t file, int *fd, fc_error *err);
+void dcp_release(const fc_checkpoint *checkpoint, uint32_t file);
+
+fc_code dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                   fc_error *err);
+fc_code dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
+                        fc_error *err);
+
+#endif

@@ -1,0 +1,92 @@
+/*
+ * From a chunk to its bytes: opens the torch.save archive that is the chunk's item, and checks that the tensor in it
+ * is the one that `.metadata` promises. Objects are not opened for their bytes: these are the item itself.
+ */
+#include "dcp/dcp.h"
+
+#include "torch/item.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+static bool same_sizes(const fc_tensor *tensor, const fc_chunk *chunk, const fc_torch_tensor *t) {
+    return t->ndim == tensor->ndim && memcmp(t->sizes, chunk->dims + tensor->ndim,
+                                             (size_t)t->ndim * sizeof *t->sizes) == 0;
+}
+
+static fc_code read_extent(const fc_tensor *tensor, const fc_chunk *chunk, const fc_torch_item *item, fc_extent *out,
+                           fc_error *err) {
+    fc_torch_tensor t = {0};
+    const fc_zip_entry *storage;
+    const char *path = item->zip.path;
+    fc_code rc = fc_torch_tensor_decode(item->pickle, item->pickle->root, &t, err);
+    if (rc != FC_OK) {
+        return fc_context(err, rc, "%s: offset %" PRIu64, path, chunk->offset);
+    }
+    if (t.dtype != tensor->dtype) {
+        return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the item holds %s, .metadata says %s", path,
+                       chunk->offset, fc_dtype_get(t.dtype)->torch_name, fc_dtype_get(tensor->dtype)->torch_name);
+    }
+    if (!same_sizes(tensor, chunk, &t)) {
+        return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the item's sizes are not those in .metadata", path,
+                       chunk->offset);
+    }
+    rc = fc_torch_item_storage(item, &t, &storage, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    out->offset = storage->data;
+    out->length = storage->size;
+    out->decoded = storage->size;
+    out->first = t.first;
+    out->swap = item->big_endian && fc_dtype_get(t.dtype)->swap_size > 1;
+    memcpy(out->strides, t.strides, sizeof out->strides);
+    return FC_OK;
+}
+
+fc_code dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                   fc_error *err) {
+    const fc_chunk *chunk = &tensor->chunks[index];
+    fc_torch_item item;
+    int fd;
+    memset(out, 0, sizeof *out);
+    out->codec = FC_CODEC_RAW;
+    out->file = chunk->file;
+    if (tensor->object) {
+        out->offset = chunk->offset;
+        out->length = out->decoded = chunk->length;
+        out->strides[0] = 1;
+        return FC_OK;
+    }
+    fc_code rc = dcp_acquire(checkpoint, chunk->file, &fd, err);
+    if (rc == FC_OK) {
+        rc = fc_torch_item_open(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, &item, err);
+        if (rc == FC_OK) {
+            rc = read_extent(tensor, chunk, &item, out, err);
+            fc_torch_item_close(&item);
+        }
+        dcp_release(checkpoint, chunk->file);
+    }
+    return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", tensor->name);
+}
+
+fc_code dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
+                        fc_error *err) {
+    enum { SMALL = 65536, RATIO = 16 };
+    if (object->nchunks == 0) {
+        return fc_fail(err, FC_ECORRUPT, "%s: object %.256s has no bytes", checkpoint->path, object->name);
+    }
+    const fc_chunk *chunk = &object->chunks[0];
+    fc_torch_item item;
+    int fd;
+    fc_code rc = dcp_acquire(checkpoint, chunk->file, &fd, err);
+    if (rc == FC_OK) {
+        rc = fc_torch_item_open(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, &item, err);
+        if (rc == FC_OK) {
+            rc = fc_torch_json(item.pickle, item.pickle->root, SMALL + RATIO * item.pickle_size, arena, json, err);
+            fc_torch_item_close(&item);
+        }
+        dcp_release(checkpoint, chunk->file);
+    }
+    return rc == FC_OK ? rc : fc_context(err, rc, "object %.256s", object->name);
+}

@@ -1,0 +1,279 @@
+/*
+ * The data files of a DCP checkpoint: their table, the check that they are there, and a bounded, thread-safe cache of
+ * descriptors (older torch writes one file an item, so there may be many thousands).
+ */
+#include "dcp/dcp.h"
+
+#include "fsdpckpt/io.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The rank in "__<rank>_<number>.distcp". */
+static uint32_t rank_of(const char *name) {
+    const char *slash = strrchr(name, '/');
+    const char *at = slash ? slash + 1 : name;
+    uint64_t rank = 0;
+    if (strncmp(at, "__", 2) != 0 || at[2] < '0' || at[2] > '9') {
+        return FC_NO_RANK;
+    }
+    for (at += 2; *at >= '0' && *at <= '9'; at++) {
+        rank = rank * 10 + (uint64_t)(*at - '0');
+        if (rank >= FC_NO_RANK) {
+            return FC_NO_RANK;
+        }
+    }
+    return *at == '_' ? (uint32_t)rank : FC_NO_RANK;
+}
+
+static fc_code add_file(dcp_builder *b, fc_pv path, size_t tensor, uint32_t *file) {
+    size_t n;
+    const char *name = fc_pickle_bytes(b->p, path, &n);
+    if (strlen(name) != n || !fc_path_is_safe(name)) {
+        return dcp_fail(b, FC_ECORRUPT, b->tensors[tensor].name,
+                        "the file name %.128s leads out of the checkpoint: this file may be hostile", name);
+    }
+    if (b->nfiles == b->files_capacity) {
+        size_t capacity = b->files_capacity ? b->files_capacity * 2 : 64;
+        dcp_file *files = realloc(b->files, capacity * sizeof *files);
+        if (!files) {
+            return dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+        }
+        b->files = files;
+        b->files_capacity = capacity;
+    }
+    const char *copy = fc_arena_strndup(b->checkpoint->arena, name, n);
+    if (!copy) {
+        return dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+    }
+    b->files[b->nfiles] = (dcp_file){copy, 0, 0, tensor, rank_of(copy)};
+    *file = (uint32_t)b->nfiles++;
+    return FC_OK;
+}
+
+fc_code dcp_add_item(dcp_builder *b, fc_pv path, size_t tensor, uint64_t offset, uint64_t length, uint32_t *file) {
+    if (fc_pv_typeof(path) != FC_PV_STR) {
+        return dcp_fail(b, FC_ECORRUPT, b->tensors[tensor].name, "storage_data has no file name for it");
+    }
+    uint32_t *tag = &fc_pickle_record(b->p, path)->tag[1];
+    if (*tag == 0) {
+        fc_code rc = add_file(b, path, tensor, file);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        *tag = *file + 1;
+    }
+    *file = *tag - 1;
+    dcp_file *f = &b->files[*file];
+    f->items++;
+    if (offset + length > f->needed) {
+        f->needed = offset + length;
+        f->farthest = tensor;
+    }
+    return FC_OK;
+}
+
+/* A symbolic link may point to another place within the checkpoint, not out of it. */
+static fc_code check_link(const dcp_builder *b, const fc_file *file, const char *root) {
+    struct stat st;
+    char target[PATH_MAX];
+    if (b->options->follow_external ||
+        (!strchr(file->name, '/') && lstat(file->path, &st) == 0 && !S_ISLNK(st.st_mode))) {
+        return FC_OK;
+    }
+    size_t n = strlen(root);
+    if (!realpath(file->path, target)) {
+        return FC_OK; /* reported as missing */
+    }
+    if (strncmp(target, root, n) == 0 && (target[n] == '/' || (n == 1 && root[0] == '/'))) {
+        return FC_OK;
+    }
+    return fc_fail(b->err, FC_ECORRUPT,
+                   "%s: a symbolic link that leads out of the checkpoint, to %s; --follow-external allows it",
+                   file->path, target);
+}
+
+static fc_code report_missing(const dcp_builder *b, size_t first, size_t missing) {
+    const dcp_file *f = &b->files[first];
+    char more[64] = "";
+    if (missing > 1) {
+        snprintf(more, sizeof more, "; %zu more files are missing too", missing - 1);
+    }
+    return fc_fail(b->err, FC_ECORRUPT,
+                   "%s: the file is missing: .metadata places %" PRIu64 " item%s in it, for example of tensor %.256s%s",
+                   b->checkpoint->files[first].path, f->items, f->items == 1 ? "" : "s",
+                   b->tensors[f->farthest].name, more);
+}
+
+static fc_code check_files(const dcp_builder *b) {
+    char root[PATH_MAX];
+    size_t missing = 0, first = 0;
+    if (!realpath(b->directory, root)) {
+        return fc_fail_errno(b->err, errno, "%s: cannot be examined", b->directory);
+    }
+    for (size_t i = 0; i < b->nfiles; i++) {
+        struct stat st;
+        const fc_file *file = &b->checkpoint->files[i];
+        const dcp_file *f = &b->files[i];
+        fc_code rc = check_link(b, file, root);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        if (stat(file->path, &st) != 0) {
+            if (errno != ENOENT && errno != ENOTDIR) {
+                return fc_fail_errno(b->err, errno, "%s: cannot be examined", file->path);
+            }
+            first = missing++ ? first : i;
+            continue;
+        }
+        if (!S_ISREG(st.st_mode)) {
+            return fc_fail(b->err, FC_ECORRUPT, "%s: not a regular file", file->path);
+        }
+        if ((uint64_t)st.st_size < f->needed) {
+            return fc_fail(b->err, FC_ECORRUPT,
+                           "%s: truncated: it has %" PRIu64 " bytes, .metadata places items up to byte %" PRIu64
+                           " in it, the last one of tensor %.256s",
+                           file->path, (uint64_t)st.st_size, f->needed, b->tensors[f->farthest].name);
+        }
+    }
+    return missing ? report_missing(b, first, missing) : FC_OK;
+}
+
+fc_code dcp_finish_files(dcp_builder *b) {
+    fc_arena *arena = b->checkpoint->arena;
+    fc_file *files = fc_arena_calloc(arena, b->nfiles, sizeof *files);
+    size_t n = strlen(b->directory);
+    const char *between = n > 0 && b->directory[n - 1] == '/' ? "" : "/";
+    for (size_t i = 0; files && i < b->nfiles; i++) {
+        files[i].name = b->files[i].name;
+        files[i].path = fc_arena_printf(arena, "%s%s%s", b->directory, between, b->files[i].name);
+        if (!files[i].path) {
+            files = NULL;
+            break;
+        }
+    }
+    if (!files) {
+        return dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+    }
+    b->checkpoint->files = files;
+    b->checkpoint->nfiles = b->nfiles;
+    return b->options->headers_only ? FC_OK : check_files(b);
+}
+
+enum { MAX_OPEN = 64 };
+
+typedef struct open_file {
+    uint32_t file;
+    uint32_t users;
+    uint64_t last_use;
+    int fd;
+} open_file;
+
+struct dcp_state {
+    pthread_mutex_t lock;
+    uint32_t *slots; /* for each file: index into `open` + 1, or 0 */
+    open_file *open;
+    size_t nopen, capacity; /* grows past MAX_OPEN only while all are in use */
+    uint64_t clock;
+};
+
+dcp_state *dcp_state_new(size_t nfiles) {
+    dcp_state *state = calloc(1, sizeof *state);
+    if (!state) {
+        return NULL;
+    }
+    state->slots = calloc(nfiles + 1, sizeof *state->slots);
+    if (!state->slots || pthread_mutex_init(&state->lock, NULL) != 0) {
+        free(state->slots);
+        free(state);
+        return NULL;
+    }
+    return state;
+}
+
+void dcp_state_free(dcp_state *state) {
+    if (!state) {
+        return;
+    }
+    for (size_t i = 0; i < state->nopen; i++) {
+        if (state->open[i].fd >= 0) {
+            close(state->open[i].fd);
+        }
+    }
+    pthread_mutex_destroy(&state->lock);
+    free(state->open);
+    free(state->slots);
+    free(state);
+}
+
+/* A place for one more descriptor: a new one, or that of the file which was used longest ago. NULL: no memory. */
+static open_file *free_slot(dcp_state *state) {
+    open_file *oldest = NULL;
+    for (size_t i = 0; i < state->nopen; i++) {
+        open_file *o = &state->open[i];
+        if (o->users == 0 && (!oldest || o->last_use < oldest->last_use)) {
+            oldest = o;
+        }
+    }
+    if (oldest && (oldest->fd < 0 || state->nopen >= MAX_OPEN)) {
+        if (oldest->fd >= 0) {
+            close(oldest->fd);
+            state->slots[oldest->file] = 0;
+        }
+        oldest->fd = -1;
+        return oldest;
+    }
+    if (state->nopen == state->capacity) {
+        size_t capacity = state->capacity ? state->capacity * 2 : 16;
+        open_file *grown = realloc(state->open, capacity * sizeof *grown);
+        if (!grown) {
+            return NULL;
+        }
+        state->open = grown;
+        state->capacity = capacity;
+    }
+    state->open[state->nopen] = (open_file){0, 0, 0, -1};
+    return &state->open[state->nopen++];
+}
+
+fc_code dcp_acquire(const fc_checkpoint *checkpoint, uint32_t file, int *fd, fc_error *err) {
+    dcp_state *state = checkpoint->state;
+    const char *path = checkpoint->files[file].path;
+    fc_code rc = FC_OK;
+    pthread_mutex_lock(&state->lock);
+    open_file *o = state->slots[file] ? &state->open[state->slots[file] - 1] : NULL;
+    if (!o) {
+        uint64_t size;
+        o = free_slot(state);
+        rc = o ? fc_open_input(path, &o->fd, &size, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        if (rc == FC_OK) {
+            o->file = file;
+            o->users = 0;
+            state->slots[file] = (uint32_t)(o - state->open) + 1;
+        } else if (o) {
+            o->fd = -1;
+            o->last_use = 0;
+        }
+    }
+    if (rc == FC_OK) {
+        o->users++;
+        o->last_use = ++state->clock;
+        *fd = o->fd;
+    }
+    pthread_mutex_unlock(&state->lock);
+    return rc;
+}
+
+void dcp_release(const fc_checkpoint *checkpoint, uint32_t file) {
+    dcp_state *state = checkpoint->state;
+    pthread_mutex_lock(&state->lock);
+    state->open[state->slots[file] - 1].users--;
+    pthread_mutex_unlock(&state->lock);
+}

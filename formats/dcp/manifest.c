@@ -1,0 +1,294 @@
+/*
+ * From the loaded `.metadata` to tensors: names, paths, element types, shapes and boxes. Input: the values of the
+ * pickle. Output: b->tensors in the checkpoint's arena, their chunks not yet placed in files.
+ */
+#include "dcp/dcp.h"
+
+#include "core/checked.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static const fc_object torch_object = {"torch.save"};
+
+static fc_code no_memory(const dcp_builder *b) {
+    return dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+}
+
+bool dcp_read_size(const fc_pickle *p, fc_pv v, int ndim, int64_t *out) {
+    size_t n;
+    if (fc_pv_typeof(v) != FC_PV_SIZE && fc_pv_typeof(v) != FC_PV_TUPLE) {
+        return false;
+    }
+    const fc_pv *items = fc_pickle_tuple(p, v, &n);
+    if (n != (size_t)ndim) {
+        return false;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (!fc_pickle_int(p, items[i], &out[i]) || out[i] < 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether Python's text, which may have surrogates, is UTF-8 without NUL. */
+static bool is_plain_text(const char *s, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        if (s[i] == '\0' || ((unsigned char)s[i] == 0xed && i + 1 < n && (unsigned char)s[i + 1] >= 0xa0)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static fc_code copy_text(const dcp_builder *b, fc_pv v, const char *tensor, const char **out) {
+    size_t n;
+    const char *s = fc_pickle_bytes(b->p, v, &n);
+    if (!is_plain_text(s, n)) {
+        return dcp_fail(b, FC_EUNSUPPORTED, tensor ? tensor : s, "a name with NUL or lone surrogates is not supported");
+    }
+    *out = fc_arena_strndup(b->checkpoint->arena, s, n);
+    return *out ? FC_OK : no_memory(b);
+}
+
+static fc_code read_dtype(const dcp_builder *b, fc_tensor *t, fc_pv properties) {
+    char name[128] = "?";
+    uint32_t aux;
+    if (!fc_pickle_is_object(b->p, properties, FC_CLASS_TENSOR_PROPERTIES)) {
+        return dcp_fail(b, FC_ECORRUPT, t->name, "it has no properties");
+    }
+    fc_pv dtype = fc_pickle_slot(b->p, properties, FC_PROPERTIES_DTYPE);
+    fc_pv layout = fc_pickle_slot(b->p, properties, FC_PROPERTIES_LAYOUT);
+    if (fc_pv_typeof(dtype) != FC_PV_GLOBAL || fc_pickle_global(b->p, dtype, &aux) != FC_GLOBAL_DTYPE) {
+        return dcp_fail(b, FC_ECORRUPT, t->name, "it has no element type");
+    }
+    if (aux == FC_OPAQUE) {
+        fc_pickle_global_name(b->p, dtype, name, sizeof name);
+        return dcp_fail(b, FC_EUNSUPPORTED, t->name, "the element type %s is not supported", name);
+    }
+    t->dtype = (fc_dtype)aux;
+    if (fc_pv_typeof(layout) == FC_PV_CALL) { /* torch.serialization._get_layout("torch.strided") */
+        size_t n = 0;
+        fc_pv args = fc_pickle_arguments(b->p, layout);
+        const fc_pv *arg = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(b->p, args, &n) : NULL;
+        if (n != 1 || !fc_pickle_is_str(b->p, arg[0], "torch.strided")) {
+            return dcp_fail(b, FC_EUNSUPPORTED, t->name, "only dense tensors are supported, this one is %s",
+                            n == 1 && fc_pv_typeof(arg[0]) == FC_PV_STR ? fc_pickle_bytes(b->p, arg[0], &n) : "not");
+        }
+    }
+    return FC_OK;
+}
+
+/* The bytes of the whole tensor fit 63 bits, so sums and products of its boxes do too. */
+static bool fits(const fc_tensor *t) {
+    int64_t bytes = fc_dtype_size(t->dtype);
+    bool empty = false;
+    for (int i = 0; i < t->ndim; i++) {
+        empty = empty || t->shape[i] == 0;
+    }
+    for (int i = 0; i < t->ndim; i++) {
+        /* An empty tensor's other sizes still must not overflow. */
+        if (!fc_mul_i64(bytes, empty && t->shape[i] == 0 ? 1 : t->shape[i], &bytes)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static fc_code read_shape(const dcp_builder *b, fc_tensor *t, fc_pv size) {
+    size_t n;
+    if (fc_pv_typeof(size) != FC_PV_SIZE && fc_pv_typeof(size) != FC_PV_TUPLE) {
+        return dcp_fail(b, FC_ECORRUPT, t->name, "it has no size");
+    }
+    fc_pickle_tuple(b->p, size, &n);
+    if (n > FC_MAX_DIMS) {
+        return dcp_fail(b, FC_EUNSUPPORTED, t->name, "it has %zu dimensions; at most %d are supported", n,
+                        FC_MAX_DIMS);
+    }
+    int64_t *shape = fc_arena_calloc(b->checkpoint->arena, n, sizeof *shape);
+    if (!shape) {
+        return no_memory(b);
+    }
+    t->ndim = (int)n;
+    t->shape = shape;
+    if (!dcp_read_size(b->p, size, t->ndim, shape) || !fits(t)) {
+        return dcp_fail(b, FC_ECORRUPT, t->name, "its size is impossible");
+    }
+    return FC_OK;
+}
+
+static fc_code read_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv v, int64_t *dims) {
+    if (!fc_pickle_is_object(b->p, v, FC_CLASS_CHUNK_STORAGE) ||
+        !dcp_read_size(b->p, fc_pickle_slot(b->p, v, FC_CHUNK_OFFSETS), t->ndim, dims) ||
+        !dcp_read_size(b->p, fc_pickle_slot(b->p, v, FC_CHUNK_SIZES), t->ndim, dims + t->ndim)) {
+        return dcp_fail(b, FC_ECORRUPT, t->name, "one of its chunks has no valid offsets and sizes");
+    }
+    for (int i = 0; i < t->ndim; i++) {
+        if (!fc_range_within((uint64_t)dims[i], (uint64_t)dims[t->ndim + i], (uint64_t)t->shape[i])) {
+            return dcp_fail(b, FC_ECORRUPT, t->name,
+                            "a chunk of %" PRId64 " elements at offset %" PRId64
+                            " does not fit into dimension %d of size %" PRId64,
+                            dims[t->ndim + i], dims[i], i, t->shape[i]);
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code read_chunks(const dcp_builder *b, fc_tensor *t, fc_pv list) {
+    size_t n;
+    if (fc_pv_typeof(list) != FC_PV_LIST) {
+        return dcp_fail(b, FC_ECORRUPT, t->name, "it has no list of chunks");
+    }
+    const fc_pv *items = fc_pickle_items(b->p, list, &n);
+    size_t width = 2 * (size_t)t->ndim, total;
+    fc_chunk *chunks = fc_arena_calloc(b->checkpoint->arena, n, sizeof *chunks);
+    int64_t *dims = fc_mul_size(n, width, &total) ? fc_arena_calloc(b->checkpoint->arena, total, sizeof *dims) : NULL;
+    if (!chunks || !dims) {
+        return no_memory(b);
+    }
+    for (size_t i = 0; i < n; i++) {
+        fc_code rc = read_chunk(b, t, items[i], dims + i * width);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        chunks[i] = (fc_chunk){dims + i * width, 0, 0, DCP_UNPLACED, FC_NO_RANK, 0};
+    }
+    t->chunks = chunks;
+    t->nchunks = n;
+    return FC_OK;
+}
+
+/* A value that is no tensor: its length, and so its shape, is known once it is placed. */
+static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
+    fc_arena *arena = b->checkpoint->arena;
+    int64_t *shape = fc_arena_calloc(arena, 1, sizeof *shape);
+    int64_t *dims = fc_arena_calloc(arena, 2, sizeof *dims);
+    fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
+    if (!shape || !dims || !chunk) {
+        return no_memory(b);
+    }
+    *chunk = (fc_chunk){dims, 0, 0, DCP_UNPLACED, FC_NO_RANK, 0};
+    t->dtype = FC_OPAQUE;
+    t->ndim = 1;
+    t->shape = shape;
+    t->chunks = chunk;
+    t->nchunks = 1;
+    t->object = &torch_object;
+    return FC_OK;
+}
+
+static fc_code read_tensor(const dcp_builder *b, fc_tensor *t, fc_pv v) {
+    if (fc_pickle_is_object(b->p, v, FC_CLASS_BYTES_STORAGE)) {
+        return make_object(b, t);
+    }
+    if (!fc_pickle_is_object(b->p, v, FC_CLASS_TENSOR_STORAGE)) {
+        return dcp_fail(b, FC_ECORRUPT, t->name, "its metadata is of an unknown kind");
+    }
+    fc_code rc = read_dtype(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_PROPERTIES));
+    if (rc == FC_OK) {
+        rc = read_shape(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_SIZE));
+    }
+    return rc == FC_OK ? read_chunks(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_CHUNKS)) : rc;
+}
+
+static fc_code flat_path(const dcp_builder *b, fc_tensor *t) {
+    fc_path_element *element = fc_arena_calloc(b->checkpoint->arena, 1, sizeof *element);
+    if (!element) {
+        return no_memory(b);
+    }
+    element->key = t->name;
+    t->path = (fc_path){element, 1};
+    return FC_OK;
+}
+
+/* planner_data's tuple: strings are dict keys, numbers are list indices. */
+static fc_code nested_path(const dcp_builder *b, fc_tensor *t, fc_pv tuple) {
+    size_t n = 0;
+    const fc_pv *items = fc_pv_typeof(tuple) == FC_PV_TUPLE ? fc_pickle_tuple(b->p, tuple, &n) : NULL;
+    if (n == 0) {
+        return dcp_fail(b, FC_ECORRUPT, t->name, "its path in planner_data is not a tuple of keys");
+    }
+    fc_path_element *elements = fc_arena_calloc(b->checkpoint->arena, n, sizeof *elements);
+    if (!elements) {
+        return no_memory(b);
+    }
+    for (size_t i = 0; i < n; i++) {
+        int64_t index;
+        fc_code rc = FC_OK;
+        if (fc_pv_typeof(items[i]) == FC_PV_STR) {
+            rc = copy_text(b, items[i], t->name, &elements[i].key);
+        } else if (fc_pickle_int(b->p, items[i], &index) && index >= 0) {
+            elements[i].is_index = true;
+            elements[i].key = fc_arena_printf(b->checkpoint->arena, "%" PRId64, index);
+            rc = elements[i].key ? FC_OK : no_memory(b);
+        } else {
+            rc = dcp_fail(b, FC_ECORRUPT, t->name, "its path in planner_data is not a tuple of keys");
+        }
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    t->path = (fc_path){elements, n};
+    return FC_OK;
+}
+
+static fc_code read_paths(dcp_builder *b, fc_pv planner) {
+    size_t n = 0;
+    /* A planner of the user's may keep anything here; the default one keeps a dict, or nothing for flat dicts. */
+    const fc_pv *pairs = fc_pv_typeof(planner) == FC_PV_DICT ? fc_pickle_items(b->p, planner, &n) : NULL;
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        uint32_t tensor = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_record(b->p, pairs[i])->tag[0] : 0;
+        if (tensor == 0 || b->tensors[tensor - 1].path.count > 0) {
+            continue;
+        }
+        fc_code rc = nested_path(b, &b->tensors[tensor - 1], pairs[i + 1]);
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    for (size_t i = 0; i < b->ntensors; i++) {
+        fc_code rc = b->tensors[i].path.count ? FC_OK : flat_path(b, &b->tensors[i]);
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    return FC_OK;
+}
+
+fc_code dcp_build_tensors(dcp_builder *b, fc_pv metadata) {
+    size_t n;
+    fc_pv dict = fc_pickle_slot(b->p, metadata, FC_METADATA_STATE_DICT);
+    if (fc_pv_typeof(dict) != FC_PV_DICT) {
+        return dcp_fail(b, FC_ECORRUPT, NULL, "it has no state_dict_metadata");
+    }
+    const fc_pv *pairs = fc_pickle_items(b->p, dict, &n);
+    if (n / 2 >= UINT32_MAX) {
+        return dcp_fail(b, FC_EUNSUPPORTED, NULL, "it has more than 2^32 tensors");
+    }
+    b->tensors = fc_arena_calloc(b->checkpoint->arena, n / 2, sizeof *b->tensors);
+    if (!b->tensors) {
+        return no_memory(b);
+    }
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        fc_tensor *t = &b->tensors[b->ntensors++];
+        if (fc_pv_typeof(pairs[i]) != FC_PV_STR) {
+            return dcp_fail(b, FC_ECORRUPT, NULL, "a tensor's name is no string");
+        }
+        fc_code rc = copy_text(b, pairs[i], NULL, &t->name);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        uint32_t *tag = fc_pickle_record(b->p, pairs[i])->tag;
+        if (tag[0] != 0) {
+            return dcp_fail(b, FC_ECORRUPT, t->name, "it is there twice");
+        }
+        tag[0] = (uint32_t)b->ntensors;
+        rc = read_tensor(b, t, pairs[i + 1]);
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    return read_paths(b, fc_pickle_slot(b->p, metadata, FC_METADATA_PLANNER));
+}

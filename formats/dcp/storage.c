@@ -1,0 +1,275 @@
+/*
+ * From storage_data to the places of chunks. Input: MetadataIndex → _StorageInfo pairs, where an index is a tensor's
+ * name and the offsets of a chunk, with the chunk's number as a hint. Output: file, offset and length of every chunk.
+ *
+ * torch looks chunks up by name and offsets alone, so chunks of the same offsets (replicas of older versions) share
+ * one item, and so they do here.
+ */
+#include "dcp/dcp.h"
+
+#include "core/checked.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* For tensors whose hints do not help: the numbers of their chunks sorted by offsets. */
+typedef struct order {
+    uint32_t *chunks; /* NULL until it is needed */
+} order;
+
+static fc_chunk *chunks_of(const fc_tensor *t) {
+    return (fc_chunk *)(uintptr_t)t->chunks; /* ours while the manifest is being built */
+}
+
+static int compare_offsets(const int64_t *a, const int64_t *b, int ndim) {
+    for (int i = 0; i < ndim; i++) {
+        if (a[i] != b[i]) {
+            return a[i] < b[i] ? -1 : 1;
+        }
+    }
+    return 0;
+}
+
+static int by_offsets(const void *a, const void *b, void *tensor) {
+    const fc_tensor *t = tensor;
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    int c = compare_offsets(t->chunks[x].dims, t->chunks[y].dims, t->ndim);
+    return c ? c : x < y ? -1 : x > y;
+}
+
+static bool sort_chunks(const fc_tensor *t, order *o) {
+    if (o->chunks) {
+        return true;
+    }
+    o->chunks = malloc((t->nchunks + 1) * sizeof *o->chunks);
+    if (!o->chunks) {
+        return false;
+    }
+    for (size_t i = 0; i < t->nchunks; i++) {
+        o->chunks[i] = (uint32_t)i;
+    }
+    qsort_r(o->chunks, t->nchunks, sizeof *o->chunks, by_offsets, (void *)(uintptr_t)t);
+    return true;
+}
+
+/* The first place in the sorted order whose chunk has `offsets`; t->nchunks when there is none. */
+static size_t lower_bound(const fc_tensor *t, const order *o, const int64_t *offsets) {
+    size_t low = 0, high = t->nchunks;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (compare_offsets(t->chunks[o->chunks[middle]].dims, offsets, t->ndim) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+static void format_offsets(const int64_t *offsets, int ndim, char *buf, size_t size) {
+    size_t at = (size_t)snprintf(buf, size, "[");
+    for (int i = 0; i < ndim && at < size; i++) {
+        at += (size_t)snprintf(buf + at, size - at, "%s%" PRId64, i ? ", " : "", offsets[i]);
+    }
+    if (at < size) {
+        snprintf(buf + at, size - at, "]");
+    }
+}
+
+/* Finds the chunk that a MetadataIndex means. */
+static fc_code find_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv index, order *o, fc_chunk **out) {
+    int64_t offsets[FC_MAX_DIMS], hint;
+    char text[256];
+    fc_pv offset = fc_pickle_slot(b->p, index, FC_INDEX_OFFSET);
+    bool none = fc_pv_typeof(offset) == FC_PV_NONE || fc_pv_typeof(offset) == FC_PV_ABSENT;
+    fc_chunk *chunks = chunks_of(t);
+    if (t->object || (none && t->nchunks == 1)) {
+        *out = chunks;
+        return FC_OK;
+    }
+    if (!dcp_read_size(b->p, offset, t->ndim, offsets)) {
+        return dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has an entry for it without valid offsets");
+    }
+    if (fc_pickle_int(b->p, fc_pickle_slot(b->p, index, FC_INDEX_INDEX), &hint) && hint >= 0 &&
+        (uint64_t)hint < t->nchunks && compare_offsets(chunks[hint].dims, offsets, t->ndim) == 0) {
+        *out = &chunks[hint];
+        return FC_OK;
+    }
+    if (t->nchunks >= UINT32_MAX || !sort_chunks(t, o)) {
+        return dcp_fail(b, FC_ENOMEM, t->name, "out of memory");
+    }
+    size_t at = lower_bound(t, o, offsets);
+    if (at == t->nchunks || compare_offsets(chunks[o->chunks[at]].dims, offsets, t->ndim) != 0) {
+        format_offsets(offsets, t->ndim, text, sizeof text);
+        return dcp_fail(b, FC_ECORRUPT, t->name,
+                        "storage_data has data for a chunk at %s, which state_dict_metadata does not have", text);
+    }
+    *out = &chunks[o->chunks[at]];
+    return FC_OK;
+}
+
+static fc_code check_transforms(const dcp_builder *b, const fc_tensor *t, fc_pv transforms) {
+    size_t n = 0, length;
+    const fc_pv *items = NULL;
+    const char *name = "?";
+    if (fc_pv_typeof(transforms) == FC_PV_LIST) {
+        items = fc_pickle_items(b->p, transforms, &n);
+    } else if (fc_pv_typeof(transforms) == FC_PV_TUPLE) {
+        items = fc_pickle_tuple(b->p, transforms, &n);
+    } else if (fc_pv_typeof(transforms) != FC_PV_NONE && fc_pv_typeof(transforms) != FC_PV_ABSENT) {
+        n = 1;
+    }
+    if (n == 0) {
+        return FC_OK;
+    }
+    if (items && fc_pv_typeof(items[0]) == FC_PV_STR) {
+        name = fc_pickle_bytes(b->p, items[0], &length);
+    }
+    return dcp_fail(b, FC_EUNSUPPORTED, t->name,
+                    "its data went through the extension %.64s when it was saved; save it without _extensions", name);
+}
+
+static fc_code place(dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info) {
+    fc_tensor *t = &b->tensors[tensor];
+    int64_t offset, length, end;
+    if (!fc_pickle_is_object(b->p, info, FC_CLASS_STORAGE_INFO) ||
+        !fc_pickle_int(b->p, fc_pickle_slot(b->p, info, FC_INFO_OFFSET), &offset) ||
+        !fc_pickle_int(b->p, fc_pickle_slot(b->p, info, FC_INFO_LENGTH), &length) || offset < 0 || length < 0 ||
+        !fc_add_i64(offset, length, &end)) {
+        return dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has no valid place for it");
+    }
+    fc_code rc = check_transforms(b, t, fc_pickle_slot(b->p, info, FC_INFO_TRANSFORMS));
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (chunk->file != DCP_UNPLACED) {
+        return dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has two places for one of its chunks");
+    }
+    chunk->offset = (uint64_t)offset;
+    chunk->length = (uint64_t)length;
+    rc = dcp_add_item(b, fc_pickle_slot(b->p, info, FC_INFO_PATH), tensor, chunk->offset, chunk->length, &chunk->file);
+    if (rc == FC_OK) {
+        chunk->rank = b->files[chunk->file].rank;
+    }
+    if (rc == FC_OK && t->object) { /* an object is as long as its item */
+        *(int64_t *)(uintptr_t)t->shape = length;
+        ((int64_t *)(uintptr_t)chunk->dims)[1] = length;
+    }
+    return rc;
+}
+
+static bool is_empty(const fc_tensor *t, const fc_chunk *chunk) {
+    for (int i = 0; i < t->ndim; i++) {
+        if (chunk->dims[t->ndim + i] == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Gives an unplaced chunk the place of another one with the same offsets. */
+static fc_code share_place(const dcp_builder *b, const fc_tensor *t, fc_chunk *chunk, order *o) {
+    if (!sort_chunks(t, o)) {
+        return dcp_fail(b, FC_ENOMEM, t->name, "out of memory");
+    }
+    for (size_t at = lower_bound(t, o, chunk->dims); at < t->nchunks; at++) {
+        const fc_chunk *other = &t->chunks[o->chunks[at]];
+        if (compare_offsets(other->dims, chunk->dims, t->ndim) != 0) {
+            break;
+        }
+        if (other->file != DCP_UNPLACED) {
+            const int64_t *dims = chunk->dims;
+            *chunk = *other;
+            chunk->dims = dims;
+            /* A placed twin goes to the front of its group, so that many twins take linear time. */
+            uint32_t number = o->chunks[at];
+            size_t first = lower_bound(t, o, dims);
+            o->chunks[at] = o->chunks[first];
+            o->chunks[first] = number;
+            return FC_OK;
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code complete(const dcp_builder *b, fc_tensor *t, order *o) {
+    fc_chunk *chunks = chunks_of(t);
+    size_t kept = 0;
+    for (size_t i = 0; i < t->nchunks && !t->object; i++) {
+        if (chunks[i].file == DCP_UNPLACED && !is_empty(t, &chunks[i])) {
+            fc_code rc = share_place(b, t, &chunks[i], o);
+            if (rc != FC_OK) {
+                return rc;
+            }
+        }
+    }
+    for (size_t i = 0; i < t->nchunks; i++) {
+        if (is_empty(t, &chunks[i]) && !(t->object && chunks[i].file == DCP_UNPLACED)) {
+            continue; /* nothing to read there */
+        }
+        if (chunks[i].file == DCP_UNPLACED) {
+            char text[256];
+            format_offsets(chunks[i].dims, t->ndim, text, sizeof text);
+            return t->object ? dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has no place for this object")
+                             : dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has no place for its chunk at %s", text);
+        }
+        chunks[kept++] = chunks[i];
+    }
+    t->nchunks = kept;
+    return FC_OK;
+}
+
+static fc_code place_all(dcp_builder *b, const fc_pv *pairs, size_t n, order *orders) {
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        fc_chunk *chunk;
+        size_t length;
+        if (!fc_pickle_is_object(b->p, pairs[i], FC_CLASS_METADATA_INDEX)) {
+            return dcp_fail(b, FC_ECORRUPT, NULL, "storage_data has a key of an unknown kind");
+        }
+        fc_pv fqn = fc_pickle_slot(b->p, pairs[i], FC_INDEX_FQN);
+        if (fc_pv_typeof(fqn) != FC_PV_STR) {
+            return dcp_fail(b, FC_ECORRUPT, NULL, "storage_data has a key without a name");
+        }
+        uint32_t number = fc_pickle_record(b->p, fqn)->tag[0];
+        if (number == 0) {
+            return dcp_fail(b, FC_ECORRUPT, fc_pickle_bytes(b->p, fqn, &length),
+                            "storage_data has data for it, state_dict_metadata does not have it");
+        }
+        fc_code rc = find_chunk(b, &b->tensors[number - 1], pairs[i], &orders[number - 1], &chunk);
+        if (rc == FC_OK) {
+            rc = place(b, number - 1, chunk, pairs[i + 1]);
+        }
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    for (size_t i = 0; i < b->ntensors; i++) {
+        fc_code rc = complete(b, &b->tensors[i], &orders[i]);
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    return FC_OK;
+}
+
+fc_code dcp_place_chunks(dcp_builder *b, fc_pv storage_data) {
+    size_t n = 0;
+    const fc_pv *pairs = NULL;
+    if (fc_pv_typeof(storage_data) == FC_PV_DICT) {
+        pairs = fc_pickle_items(b->p, storage_data, &n);
+    } else if (fc_pv_typeof(storage_data) != FC_PV_NONE || b->ntensors > 0) {
+        return dcp_fail(b, FC_ECORRUPT, NULL, "it has no storage_data");
+    }
+    order *orders = calloc(b->ntensors + 1, sizeof *orders);
+    if (!orders) {
+        return dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+    }
+    fc_code rc = place_all(b, pairs, n, orders);
+    for (size_t i = 0; i < b->ntensors; i++) {
+        free(orders[i].chunks);
+    }
+    free(orders);
+    return rc;
+}

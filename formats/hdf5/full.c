@@ -1,0 +1,169 @@
+/*
+ * One HDF5 file as a full checkpoint: ours, or anybody's. Every dataset is a tensor or an object.
+ *
+ * Attributes of other programs (Keras keeps the model's configuration in them) are carried as one object of encoding
+ * "hdf5.attributes" named "@attributes": JSON text {"/path": {"name": value}}; so nothing is lost in silence and a
+ * conversion takes them along.
+ */
+#include "reader.h"
+#include "text.h"
+
+#include <string.h>
+
+static fc_code no_memory(const char *path, fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+}
+
+/* All foreign attributes as one JSON object in the arena. */
+static bool join_attributes(fc_arena *arena, const fc_h5_file *file, fc_h5_bytes *out) {
+    fc_h5_text text = {0};
+    unsigned char *copy = NULL;
+    fc_h5_text_raw(&text, "{");
+    for (size_t i = 0; i < file->nattributes; i++) {
+        const fc_h5_attributes *a = &file->attributes[i];
+        size_t len = strlen(a->path);
+        char *key = fc_arena_alloc(arena, len + 2);
+        if (!key || !fc_h5_is_json((const char *)a->json.data, a->json.size)) {
+            text.failed = true;
+            break;
+        }
+        key[0] = '/';
+        memcpy(key + 1, a->path, len + 1);
+        fc_h5_text_raw(&text, i ? ", " : "");
+        fc_h5_text_string(&text, key, len + 1);
+        fc_h5_text_raw(&text, ": ");
+        fc_h5_text_bytes(&text, a->json.data, a->json.size);
+    }
+    fc_h5_text_raw(&text, "}");
+    if (!text.failed && (copy = fc_arena_alloc(arena, text.size))) {
+        memcpy(copy, text.data, text.size);
+        *out = (fc_h5_bytes){copy, text.size};
+    }
+    fc_h5_text_free(&text);
+    return copy != NULL;
+}
+
+/* A dataset that is in no file, for the attributes. */
+static fc_h5_dataset *attributes_dataset(fc_arena *arena, const fc_h5_file *file) {
+    static const unsigned char no_list[1];
+    fc_h5_dataset *d = fc_arena_calloc(arena, 1, sizeof *d);
+    int64_t *shape = fc_arena_calloc(arena, 1, sizeof *shape);
+    if (!d || !shape || !join_attributes(arena, file, &d->bytes)) {
+        return NULL;
+    }
+    shape[0] = (int64_t)d->bytes.size;
+    d->path = "@attributes";
+    d->lists = (fc_h5_bytes){no_list, 1};
+    d->kind = FC_H5_OBJECT;
+    d->where = FC_H5_IN_RECORD;
+    d->dtype = FC_OPAQUE;
+    d->element = 1;
+    d->ndim = 1;
+    d->shape = shape;
+    d->encoding = "hdf5.attributes";
+    return d;
+}
+
+fc_code fc_h5_fill_tensor(fc_checkpoint *checkpoint, const fc_h5_dataset *d, fc_tensor *tensor, fc_error *err) {
+    tensor->dtype = d->dtype;
+    tensor->ndim = d->ndim;
+    tensor->shape = d->shape;
+    tensor->detail = d;
+    if (d->kind != FC_H5_TENSOR) {
+        fc_object *object = fc_arena_calloc(checkpoint->arena, 1, sizeof *object);
+        if (!object) {
+            return no_memory(checkpoint->path, err);
+        }
+        object->encoding = d->encoding ? d->encoding : "hdf5";
+        tensor->object = object;
+    }
+    return FC_OK;
+}
+
+fc_code fc_h5_check_dtype(const fc_h5_dataset *d, const char *path, fc_error *err) {
+    const char *found = fc_dtype_get(d->dtype)->torch_name;
+    if (d->kind != FC_H5_TENSOR || !d->dtype_name || strcmp(d->dtype_name, found) == 0) {
+        return FC_OK;
+    }
+    return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute dtype says %s, the HDF5 type is %s", path, d->path,
+                   d->dtype_name, found);
+}
+
+static fc_code add_dataset(fc_checkpoint *checkpoint, fc_h5_dataset *d, bool ours, fc_tensor *tensor, fc_error *err) {
+    const char *path = checkpoint->files[0].path;
+    fc_h5_chunks chunks = {.arena = checkpoint->arena};
+    fc_code rc = ours ? fc_h5_check_dtype(d, path, err) : FC_OK;
+    if (rc != FC_OK) {
+        return rc;
+    }
+    rc = fc_h5_add_chunks(checkpoint, d, 0, NULL, FC_NO_RANK, &chunks, err);
+    if (rc == FC_OK) {
+        rc = fc_h5_name_tensor(checkpoint->arena, d, ours, path, tensor, err);
+    }
+    tensor->chunks = chunks.items;
+    tensor->nchunks = chunks.count;
+    return rc == FC_OK ? fc_h5_fill_tensor(checkpoint, d, tensor, err) : rc;
+}
+
+fc_code fc_h5_add_attributes(fc_checkpoint *checkpoint, const fc_h5_file *file, fc_tensor *tensor, fc_error *err) {
+    fc_h5_dataset *d = attributes_dataset(checkpoint->arena, file);
+    if (!d) {
+        return fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file: its attributes make no sense or exceed 64 MiB",
+                       checkpoint->path);
+    }
+    return add_dataset(checkpoint, d, false, tensor, err);
+}
+
+static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_error *err) {
+    fc_checkpoint *checkpoint = context;
+    const char *path = checkpoint->path;
+    const fc_h5_root *root = &file->root;
+    bool ours = root->schema != 0;
+    (void)index;
+    if (root->schema > 1) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: written with schema %lld; this fsdpckpt reads schema 1: use a newer one",
+                       path, (long long)root->schema);
+    }
+    if (ours && root->rank >= 0) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: this is the shard of rank %lld of %lld; name its directory to open the whole checkpoint",
+                       path, (long long)root->rank, (long long)root->world_size);
+    }
+    if (ours && root->world_size >= 0) {
+        return fc_fail(err, FC_EUSAGE, "%s: an index of shards is called index.h5; name its directory instead", path);
+    }
+    size_t count = file->ndatasets + (file->nattributes > 0);
+    fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, count, sizeof *tensors);
+    if (!tensors) {
+        return no_memory(path, err);
+    }
+    for (size_t i = 0; i < file->ndatasets; i++) {
+        fc_code rc = add_dataset(checkpoint, &file->datasets[i], ours, &tensors[i], err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    if (file->nattributes > 0) {
+        fc_code rc = fc_h5_add_attributes(checkpoint, file, &tensors[count - 1], err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    checkpoint->tensors = tensors;
+    checkpoint->ntensors = count;
+    checkpoint->producer = root->producer;
+    return fc_h5_check_names(checkpoint->arena, tensors, count, !ours || file->nattributes > 0, path, err);
+}
+
+fc_code fc_h5_open_full(fc_checkpoint *checkpoint, fc_error *err) {
+    fc_h5_state *state = checkpoint->state;
+    fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
+    if (!file) {
+        return no_memory(checkpoint->path, err);
+    }
+    const char *slash = strrchr(checkpoint->path, '/');
+    *file = (fc_file){checkpoint->path, slash ? slash + 1 : checkpoint->path};
+    checkpoint->files = file;
+    checkpoint->nfiles = 1;
+    return fc_h5_scan_files(checkpoint->arena, &checkpoint->path, 1, state->follow_external, build, checkpoint, err);
+}

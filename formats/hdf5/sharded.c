@@ -1,0 +1,413 @@
+/*
+ * A directory of shard files with index.h5 as one checkpoint (docs/HDF5_SCHEMA.md).
+ *
+ * index.h5 lists the tensors, their whole shapes, the mesh and the placements; the shard files hold the boxes. Every
+ * box must be where the placements say. Whether the boxes cover each tensor is the planner's question. With
+ * headers_only the shard files are not looked at and the boxes are computed. Attributes that somebody added are
+ * carried from index.h5 only.
+ */
+#include "reader.h"
+
+#include "core/checked.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_RANKS = 1 << 20, MAX_COMPUTED_BOXES = 1 << 26 };
+
+/* What is known while the files are read. */
+typedef struct opening {
+    fc_checkpoint *checkpoint;
+    const char *directory;
+    int64_t ranks;
+    fc_tensor *tensors;
+    fc_h5_chunks *chunks;           /* one list a tensor */
+    const fc_h5_dataset **datasets; /* of index.h5, one a tensor */
+    size_t count;
+    size_t *by_path; /* tensor numbers sorted by the datasets' paths */
+} opening;
+
+static fc_code no_memory(const opening *o, fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+}
+
+/* ---- the mesh ---- */
+
+static fc_code read_mesh(const fc_h5_root *root, const char *path, fc_mesh *mesh, fc_error *err) {
+    int64_t ranks = 1;
+    const char *names = root->mesh_names;
+    bool ok = root->nmesh >= 1 && names != NULL;
+    *mesh = (fc_mesh){.ndim = ok ? (int)root->nmesh : 0};
+    for (int i = 0; ok && i < mesh->ndim; i++) {
+        size_t len = strcspn(names, "\n");
+        bool last = i == mesh->ndim - 1;
+        ok = len > 0 && len < sizeof mesh->names[i] && (names[len] == '\0') == last && root->mesh_shape[i] >= 1 &&
+             fc_mul_i64(ranks, root->mesh_shape[i], &ranks) && ranks <= MAX_RANKS;
+        if (ok) {
+            memcpy(mesh->names[i], names, len);
+            mesh->sizes[i] = root->mesh_shape[i];
+            names += len + !last;
+        }
+    }
+    if (!ok || ranks != root->world_size) {
+        return fc_fail(err, FC_ECORRUPT, "%s: the attributes mesh_shape, mesh_names and world_size are missing or disagree",
+                       path);
+    }
+    return FC_OK;
+}
+
+static bool same_mesh(const fc_mesh *a, const fc_mesh *b) {
+    bool same = a->ndim == b->ndim;
+    for (int i = 0; same && i < a->ndim; i++) {
+        same = a->sizes[i] == b->sizes[i] && strcmp(a->names[i], b->names[i]) == 0;
+    }
+    return same;
+}
+
+static fc_code check_schema(const fc_h5_root *root, const char *path, fc_error *err) {
+    if (root->schema == 1) {
+        return FC_OK;
+    }
+    return root->schema == 0
+               ? fc_fail(err, FC_ECORRUPT, "%s: not written by fsdpckpt (no attribute fsdpckpt_schema)", path)
+               : fc_fail(err, FC_EUNSUPPORTED,
+                         "%s: written with schema %lld; this fsdpckpt reads schema 1: use a newer one", path,
+                         (long long)root->schema);
+}
+
+/* ---- files ---- */
+
+static fc_code name_files(opening *o, fc_error *err) {
+    fc_arena *arena = o->checkpoint->arena;
+    size_t n = (size_t)o->ranks + 1;
+    fc_file *files = fc_arena_calloc(arena, n, sizeof *files);
+    if (!files) {
+        return no_memory(o, err);
+    }
+    files[0] = o->checkpoint->files[0];
+    for (size_t i = 1; i < n; i++) {
+        files[i].name = fc_arena_printf(arena, "shard-%05zu-of-%05lld.h5", i - 1, (long long)o->ranks);
+        files[i].path = files[i].name ? fc_arena_printf(arena, "%s/%s", o->directory, files[i].name) : NULL;
+        if (!files[i].path) {
+            return no_memory(o, err);
+        }
+    }
+    o->checkpoint->files = files;
+    o->checkpoint->nfiles = n;
+    return FC_OK;
+}
+
+/* Files of another cut beside these are a sign that two checkpoints were mixed. */
+static fc_code check_directory(const opening *o, fc_error *err) {
+    char expected[64];
+    DIR *dir = opendir(o->directory);
+    fc_code rc = FC_OK;
+    if (!dir) {
+        return fc_fail_errno(err, errno, "%s: cannot be listed", o->directory);
+    }
+    for (struct dirent *e; rc == FC_OK && (e = readdir(dir));) {
+        long long rank = -1, ranks = -1;
+        int end = -1;
+        if (sscanf(e->d_name, "shard-%lld-of-%lld.h5%n", &rank, &ranks, &end) != 2 || end < 0 || e->d_name[end]) {
+            continue;
+        }
+        snprintf(expected, sizeof expected, "shard-%05lld-of-%05lld.h5", rank, (long long)o->ranks);
+        if (ranks != o->ranks || rank < 0 || rank >= ranks || strcmp(expected, e->d_name) != 0) {
+            rc = fc_fail(err, FC_ECORRUPT, "%s: %s does not belong here: index.h5 is of %lld shards; move it away",
+                         o->directory, e->d_name, (long long)o->ranks);
+        }
+    }
+    closedir(dir);
+    return rc;
+}
+
+/* ---- index.h5 ---- */
+
+static fc_code read_placements(opening *o, const fc_h5_dataset *d, fc_tensor *tensor, fc_error *err) {
+    int n = o->checkpoint->mesh.ndim;
+    fc_placement *placements = fc_arena_calloc(o->checkpoint->arena, (size_t)n, sizeof *placements);
+    if (!placements) {
+        return no_memory(o, err);
+    }
+    if (!d->placements || !fc_placements_parse(d->placements, n, placements)) {
+        return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute placements is missing or damaged",
+                       o->checkpoint->files[0].path, d->path);
+    }
+    tensor->placements = placements;
+    return FC_OK;
+}
+
+static int compare_paths(const void *a, const void *b, void *context) {
+    const opening *o = context;
+    return strcmp(o->datasets[*(const size_t *)a]->path, o->datasets[*(const size_t *)b]->path);
+}
+
+static fc_code add_index_entry(opening *o, const fc_h5_dataset *d, fc_tensor *tensor, fc_error *err) {
+    const char *path = o->checkpoint->files[0].path;
+    if (d->kind == FC_H5_UNREADABLE) {
+        return fc_fail(err, d->code, "%s: dataset /%s: %s", path, d->path, d->message);
+    }
+    fc_code rc = fc_h5_name_tensor(o->checkpoint->arena, d, true, path, tensor, err);
+    if (rc == FC_OK) {
+        rc = fc_h5_check_dtype(d, path, err);
+    }
+    if (rc == FC_OK) {
+        rc = fc_h5_fill_tensor(o->checkpoint, d, tensor, err);
+    }
+    return rc == FC_OK && d->kind == FC_H5_TENSOR ? read_placements(o, d, tensor, err) : rc;
+}
+
+static fc_code read_index(void *context, size_t number, const fc_h5_file *file, fc_error *err) {
+    opening *o = context;
+    fc_checkpoint *checkpoint = o->checkpoint;
+    fc_arena *arena = checkpoint->arena;
+    const char *path = checkpoint->files[0].path;
+    size_t extra = file->nattributes > 0;
+    (void)number;
+    fc_code rc = check_schema(&file->root, path, err);
+    if (rc == FC_OK) {
+        rc = read_mesh(&file->root, path, &checkpoint->mesh, err);
+    }
+    if (rc != FC_OK) {
+        return rc;
+    }
+    o->ranks = file->root.world_size;
+    o->count = file->ndatasets;
+    o->tensors = fc_arena_calloc(arena, o->count + extra, sizeof *o->tensors);
+    o->chunks = fc_arena_calloc(arena, o->count, sizeof *o->chunks);
+    o->datasets = fc_arena_calloc(arena, o->count, sizeof *o->datasets);
+    o->by_path = fc_arena_calloc(arena, o->count, sizeof *o->by_path);
+    if (!o->tensors || !o->chunks || !o->datasets || !o->by_path) {
+        return no_memory(o, err);
+    }
+    for (size_t i = 0; rc == FC_OK && i < o->count; i++) {
+        o->chunks[i].arena = arena;
+        o->datasets[i] = &file->datasets[i];
+        o->by_path[i] = i;
+        rc = add_index_entry(o, &file->datasets[i], &o->tensors[i], err);
+    }
+    qsort_r(o->by_path, o->count, sizeof *o->by_path, compare_paths, o);
+    if (rc == FC_OK && extra) {
+        rc = fc_h5_add_attributes(checkpoint, file, &o->tensors[o->count], err);
+    }
+    checkpoint->tensors = o->tensors;
+    checkpoint->ntensors = o->count + extra;
+    checkpoint->producer = file->root.producer;
+    return rc == FC_OK ? fc_h5_check_names(arena, o->tensors, o->count + extra, extra != 0, path, err) : rc;
+}
+
+/* ---- shard files ---- */
+
+/* The number of the tensor whose dataset has `path`, or `count`. */
+static size_t find_path(const opening *o, const char *path) {
+    size_t low = 0, high = o->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(o->datasets[o->by_path[middle]]->path, path);
+        if (order == 0) {
+            return o->by_path[middle];
+        }
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return o->count;
+}
+
+static bool same_numbers(int n, const int64_t *a, const int64_t *b) {
+    return n == 0 || memcmp(a, b, (size_t)n * sizeof *a) == 0;
+}
+
+/* The dataset must be the box that the placements give this rank. */
+static fc_code check_box(const opening *o, const fc_tensor *tensor, const fc_h5_dataset *d, int64_t rank,
+                         const char *path, fc_error *err) {
+    int64_t coordinate[FC_MAX_MESH_DIMS], offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
+    if (d->dtype != tensor->dtype || d->ndim != tensor->ndim) {
+        return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s is %s of %d dimensions, in index.h5 it is %s of %d", path,
+                       d->path, fc_dtype_get(d->dtype)->torch_name, d->ndim, fc_dtype_get(tensor->dtype)->torch_name,
+                       tensor->ndim);
+    }
+    if (d->nglobal_shape != d->ndim || d->noffsets != d->ndim ||
+        !same_numbers(d->ndim, d->global_shape, tensor->shape)) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: dataset /%s: the attributes global_shape and offsets are missing or disagree with index.h5",
+                       path, d->path);
+    }
+    fc_mesh_coordinate(&o->checkpoint->mesh, rank, coordinate);
+    fc_code rc = fc_local_box(tensor->ndim, tensor->shape, &o->checkpoint->mesh, tensor->placements, coordinate, offsets,
+                              sizes, err);
+    if (rc != FC_OK) {
+        return fc_context(err, rc, "%s: dataset /%s", path, d->path);
+    }
+    const fc_box box = {d->ndim, offsets, sizes};
+    bool empty = fc_box_volume(&box) == 0;
+    if (!same_numbers(d->ndim, d->shape, sizes) || (!empty && !same_numbers(d->ndim, d->offsets, offsets))) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: dataset /%s: its shape and offsets are not what the placements give rank %lld", path, d->path,
+                       (long long)rank);
+    }
+    return FC_OK;
+}
+
+static fc_code add_shard_dataset(opening *o, fc_h5_dataset *d, int64_t rank, const char *path, fc_error *err) {
+    size_t i = find_path(o, d->path);
+    fc_code rc = FC_OK;
+    if (i == o->count) {
+        return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s is not in index.h5", path, d->path);
+    }
+    fc_tensor *tensor = &o->tensors[i];
+    bool is_object = d->kind == FC_H5_OBJECT;
+    if (d->kind != FC_H5_UNREADABLE) {
+        if (is_object != (tensor->object != NULL) || (is_object && d->shape[0] != tensor->shape[0])) {
+            return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s disagrees with index.h5 about the object", path, d->path);
+        }
+        rc = is_object ? FC_OK : check_box(o, tensor, d, rank, path, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        bool copy = d->owner >= 0;
+        if (copy != (d->where == FC_H5_ELSEWHERE) || (copy && (d->owner >= o->ranks || d->owner == rank))) {
+            return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute owner does not fit its storage", path,
+                           d->path);
+        }
+        if (copy) {
+            return FC_OK; /* the owner's file has it */
+        }
+    } else {
+        return fc_fail(err, d->code, "%s: dataset /%s: %s", path, d->path, d->message);
+    }
+    if (is_object) {
+        tensor->detail = d;
+    }
+    return fc_h5_add_chunks(o->checkpoint, d, (uint32_t)rank + 1, is_object ? NULL : d->offsets, (uint32_t)rank,
+                            &o->chunks[i], err);
+}
+
+static fc_code read_shard(void *context, size_t number, const fc_h5_file *file, fc_error *err) {
+    opening *o = context;
+    int64_t rank = (int64_t)number;
+    const char *path = o->checkpoint->files[number + 1].path;
+    fc_mesh mesh;
+    fc_code rc = check_schema(&file->root, path, err);
+    if (rc == FC_OK) {
+        rc = read_mesh(&file->root, path, &mesh, err);
+    }
+    if (rc == FC_OK && (file->root.rank != rank || !same_mesh(&mesh, &o->checkpoint->mesh))) {
+        rc = fc_fail(err, FC_ECORRUPT, "%s: it is the shard of rank %lld of %lld, or of another mesh than index.h5's", path,
+                     (long long)file->root.rank, (long long)file->root.world_size);
+    }
+    for (size_t i = 0; rc == FC_OK && i < file->ndatasets; i++) {
+        rc = add_shard_dataset(o, &file->datasets[i], rank, path, err);
+    }
+    return rc;
+}
+
+static fc_code read_shards(opening *o, fc_error *err) {
+    fc_checkpoint *checkpoint = o->checkpoint;
+    size_t n = (size_t)o->ranks;
+    const char **paths = calloc(n, sizeof *paths);
+    if (!paths) {
+        return no_memory(o, err);
+    }
+    for (size_t i = 0; i < n; i++) {
+        paths[i] = checkpoint->files[i + 1].path;
+    }
+    fc_code rc = fc_h5_scan_files(checkpoint->arena, paths, n, false, read_shard, o, err);
+    free(paths);
+    for (size_t i = 0; rc == FC_OK && i < o->count; i++) {
+        int64_t numel = 0;
+        fc_tensor *tensor = &o->tensors[i];
+        tensor->chunks = o->chunks[i].items;
+        tensor->nchunks = o->chunks[i].count;
+        if (tensor->nchunks == 0 && fc_numel(tensor->ndim, tensor->shape, &numel) && numel > 0) {
+            rc = fc_fail(err, FC_ECORRUPT, "%s: dataset /%s is stored in no shard file", checkpoint->files[0].path,
+                         o->datasets[i]->path);
+        }
+    }
+    return rc;
+}
+
+/* ---- headers only ---- */
+
+/* The boxes that the mesh and the placements give; replicas count once, for their lowest rank. */
+static fc_code compute_boxes(opening *o, size_t i, fc_error *err) {
+    fc_tensor *tensor = &o->tensors[i];
+    const fc_mesh *mesh = &o->checkpoint->mesh;
+    for (int64_t rank = 0; rank < o->ranks; rank++) {
+        int64_t coordinate[FC_MAX_MESH_DIMS];
+        fc_mesh_coordinate(mesh, rank, coordinate);
+        bool replica = tensor->object && rank > 0;
+        for (int m = 0; !tensor->object && m < mesh->ndim; m++) {
+            replica |= tensor->placements[m].kind == FC_REPLICATE && coordinate[m] > 0;
+        }
+        if (replica) {
+            continue;
+        }
+        fc_h5_dataset *local = fc_arena_alloc(o->checkpoint->arena, sizeof *local);
+        int64_t *box = fc_arena_calloc(o->checkpoint->arena, 2 * (size_t)tensor->ndim, sizeof *box);
+        if (!local || !box) {
+            return no_memory(o, err);
+        }
+        *local = *o->datasets[i];
+        local->where = FC_H5_ELSEWHERE;
+        if (!tensor->object) {
+            fc_code rc = fc_local_box(tensor->ndim, tensor->shape, mesh, tensor->placements, coordinate, box,
+                                      box + tensor->ndim, err);
+            if (rc != FC_OK) {
+                return fc_context(err, rc, "%s: dataset /%s", o->checkpoint->files[0].path, local->path);
+            }
+            local->shape = box + tensor->ndim;
+        }
+        fc_code rc = fc_h5_add_chunks(o->checkpoint, local, (uint32_t)rank + 1, tensor->object ? NULL : box,
+                                      (uint32_t)rank, &o->chunks[i], err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    tensor->chunks = o->chunks[i].items;
+    tensor->nchunks = o->chunks[i].count;
+    return FC_OK;
+}
+
+static fc_code compute_all_boxes(opening *o, fc_error *err) {
+    fc_code rc = FC_OK;
+    if (o->count > 0 && (int64_t)(MAX_COMPUTED_BOXES / o->count) < o->ranks) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: %zu tensors on %lld ranks are too many boxes", o->checkpoint->path,
+                       o->count, (long long)o->ranks);
+    }
+    for (size_t i = 0; rc == FC_OK && i < o->count; i++) {
+        rc = compute_boxes(o, i, err);
+    }
+    return rc;
+}
+
+/* ---- opening ---- */
+
+fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, const fc_open_options *options,
+                           fc_error *err) {
+    opening o = {.checkpoint = checkpoint, .directory = directory};
+    fc_file *index = fc_arena_calloc(checkpoint->arena, 1, sizeof *index);
+    if (index) {
+        index->name = "index.h5";
+        index->path = fc_arena_printf(checkpoint->arena, "%s/index.h5", directory);
+    }
+    if (!index || !index->path) {
+        return no_memory(&o, err);
+    }
+    checkpoint->files = index;
+    checkpoint->nfiles = 1;
+    fc_code rc = fc_h5_scan_files(checkpoint->arena, &index->path, 1, false, read_index, &o, err);
+    if (rc == FC_OK) {
+        rc = name_files(&o, err);
+    }
+    if (rc != FC_OK || options->headers_only) {
+        return rc == FC_OK ? compute_all_boxes(&o, err) : rc;
+    }
+    rc = check_directory(&o, err);
+    return rc == FC_OK ? read_shards(&o, err) : rc;
+}

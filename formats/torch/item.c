@@ -1,0 +1,301 @@
+/*
+ * Opening a torch.save archive and decoding the tensors in its pickle. Input: a range of a file. Output: where a
+ * tensor's bytes are and how they are strided; the bytes themselves are not touched.
+ */
+#include "torch/item.h"
+
+#include "core/checked.h"
+#include "fsdpckpt/io.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_WRAPPERS = 8, MAX_NAME = 512 };
+
+/* torch.save before 1.6, or with _use_new_zipfile_serialization=False: a stream that begins with a magic number. */
+static bool is_legacy(int fd, const char *path, uint64_t offset, uint64_t length) {
+    static const unsigned char magic[] = {0x80, 0x02, 0x8a, 0x0a, 0x6c, 0xfc, 0x9c, 0x46, 0xf9};
+    unsigned char head[sizeof magic];
+    return length >= sizeof magic && fc_pread_full(fd, head, sizeof head, offset, path, NULL) == FC_OK &&
+           memcmp(head, magic, sizeof magic) == 0;
+}
+
+static fc_code find_record(const fc_torch_item *item, const char *name, const fc_zip_entry **out, fc_error *err) {
+    char full[MAX_NAME];
+    int n = snprintf(full, sizeof full, "%.*s/%s", (int)item->prefix, item->zip.entries[0].name, name);
+    *out = n > 0 && (size_t)n < sizeof full ? fc_zip_find(&item->zip, full) : NULL;
+    return *out ? FC_OK
+                : fc_fail(err, FC_ECORRUPT,
+                          "%s: offset %" PRIu64 ": the torch.save archive is damaged: it has no record %.*s/%s",
+                          item->zip.path, item->zip.offset, (int)item->prefix, item->zip.entries[0].name, name);
+}
+
+static fc_code read_byteorder(fc_torch_item *item, fc_error *err) {
+    const fc_zip_entry *entry;
+    unsigned char *bytes;
+    if (find_record(item, "byteorder", &entry, NULL) != FC_OK) {
+        return FC_OK; /* torch before 2.1 wrote none, on little-endian machines */
+    }
+    fc_code rc = fc_zip_read(&item->zip, entry, &bytes, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    item->big_endian = entry->size == 3 && memcmp(bytes, "big", 3) == 0;
+    bool known = item->big_endian || (entry->size == 6 && memcmp(bytes, "little", 6) == 0);
+    free(bytes);
+    return known ? FC_OK
+                 : fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": record %s says neither \"little\" nor \"big\"",
+                           item->zip.path, entry->data, entry->name);
+}
+
+static fc_code read_pickle(fc_torch_item *item, fc_error *err) {
+    const fc_zip_entry *entry;
+    unsigned char *bytes;
+    fc_code rc = find_record(item, "data.pkl", &entry, err);
+    if (rc == FC_OK) {
+        rc = fc_zip_read(&item->zip, entry, &bytes, err);
+    }
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_pickle_source source = {item->zip.path, entry->data, entry->size, -1, bytes};
+    item->pickle_size = entry->size;
+    rc = fc_pickle_load(&source, FC_PICKLE_ITEM, &item->pickle, err);
+    free(bytes);
+    return rc;
+}
+
+fc_code fc_torch_item_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_torch_item *item,
+                           fc_error *err) {
+    *item = (fc_torch_item){0};
+    fc_code rc = fc_zip_open(fd, path, offset, length, &item->zip, err);
+    if (rc == FC_ECORRUPT && is_legacy(fd, path, offset, length)) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: offset %" PRIu64 ": an item in the format of torch.save before 1.6; load and save it "
+                       "again with a newer PyTorch",
+                       path, offset);
+    }
+    if (rc != FC_OK) {
+        return rc;
+    }
+    const char *slash = strchr(item->zip.entries[0].name, '/');
+    if (!slash) {
+        rc = fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": not an archive of torch.save: record %s has no folder",
+                     path, offset, item->zip.entries[0].name);
+    } else {
+        item->prefix = (size_t)(slash - item->zip.entries[0].name);
+        rc = read_byteorder(item, err);
+    }
+    if (rc == FC_OK) {
+        rc = read_pickle(item, err);
+    }
+    if (rc != FC_OK) {
+        fc_torch_item_close(item);
+    }
+    return rc;
+}
+
+void fc_torch_item_close(fc_torch_item *item) {
+    fc_pickle_free(item->pickle);
+    item->pickle = NULL;
+    fc_zip_close(&item->zip);
+}
+
+static bool rebuild_of(const fc_pickle *p, fc_pv callee, uint32_t *which) {
+    return fc_pv_typeof(callee) == FC_PV_GLOBAL && fc_pickle_global(p, callee, which) == FC_GLOBAL_REBUILD;
+}
+
+bool fc_torch_is_tensor(const fc_pickle *p, fc_pv v) {
+    uint32_t which;
+    return fc_pv_typeof(v) == FC_PV_CALL && rebuild_of(p, fc_pickle_callee(p, v), &which);
+}
+
+static fc_code malformed(const char *what, fc_error *err) {
+    return fc_fail(err, FC_ECORRUPT, "the pickled tensor is damaged: %s", what);
+}
+
+/* The items of a tuple or torch.Size. */
+static bool tuple_items(const fc_pickle *p, fc_pv v, const fc_pv **items, size_t *n) {
+    if (fc_pv_typeof(v) != FC_PV_TUPLE && fc_pv_typeof(v) != FC_PV_SIZE) {
+        return false;
+    }
+    *items = fc_pickle_tuple(p, v, n);
+    return true;
+}
+
+/* Goes through parameters and typed wrappers to the call that rebuilds the plain tensor. */
+static fc_code unwrap(const fc_pickle *p, fc_pv v, uint32_t *which, const fc_pv **args, size_t *n, fc_error *err) {
+    fc_pv callee, tuple;
+    if (fc_pv_typeof(v) != FC_PV_CALL) {
+        return malformed("the value is no tensor", err);
+    }
+    callee = fc_pickle_callee(p, v);
+    tuple = fc_pickle_arguments(p, v);
+    for (int depth = 0; depth < MAX_WRAPPERS; depth++) {
+        if (!rebuild_of(p, callee, which)) {
+            return malformed("the value is no tensor", err);
+        }
+        if (!tuple_items(p, tuple, args, n)) {
+            return malformed("its arguments are no tuple", err);
+        }
+        if (*which == FC_REBUILD_PARAMETER && *n >= 1 && fc_pv_typeof((*args)[0]) == FC_PV_CALL) {
+            v = (*args)[0];
+            callee = fc_pickle_callee(p, v);
+            tuple = fc_pickle_arguments(p, v);
+        } else if (*which == FC_REBUILD_FROM_TYPE && *n >= 3) { /* function, type, arguments, state */
+            callee = (*args)[0];
+            tuple = (*args)[2];
+        } else {
+            return FC_OK;
+        }
+    }
+    return malformed("it is wrapped too often", err);
+}
+
+/* ('storage', class, key, location, number of elements) */
+static fc_code decode_storage(const fc_pickle *p, fc_pv v, bool typed, fc_torch_tensor *out, fc_error *err) {
+    const fc_pv *id;
+    size_t n;
+    uint32_t dtype;
+    int64_t numel;
+    if (fc_pv_typeof(v) != FC_PV_PERSID || !tuple_items(p, fc_pickle_persid(p, v), &id, &n) || n < 5 ||
+        !fc_pickle_is_str(p, id[0], "storage") || fc_pv_typeof(id[1]) != FC_PV_GLOBAL ||
+        fc_pickle_global(p, id[1], &dtype) != FC_GLOBAL_STORAGE || fc_pv_typeof(id[2]) != FC_PV_STR ||
+        !fc_pickle_int(p, id[4], &numel) || numel < 0) {
+        return malformed("its storage is not one that torch.save writes", err);
+    }
+    if (dtype == FC_DTYPE_COUNT) {
+        return fc_fail(err, FC_EUNSUPPORTED, "quantized tensors are not supported");
+    }
+    uint64_t element = fc_dtype_size((fc_dtype)dtype); /* FC_OPAQUE: an untyped storage counts bytes */
+    if (typed) {
+        if (dtype == FC_OPAQUE) {
+            return malformed("its storage has no element type", err);
+        }
+        out->dtype = (fc_dtype)dtype;
+    }
+    out->storage_key = id[2];
+    return fc_mul_u64((uint64_t)numel, element, &out->storage_bytes) ? FC_OK
+                                                                    : malformed("its storage is too large", err);
+}
+
+static fc_code decode_sizes(const fc_pickle *p, fc_pv sizes, fc_pv strides, fc_torch_tensor *out, fc_error *err) {
+    const fc_pv *size, *stride;
+    size_t ndim, n;
+    if (!tuple_items(p, sizes, &size, &ndim) || !tuple_items(p, strides, &stride, &n) || n != ndim) {
+        return malformed("its sizes and strides do not fit together", err);
+    }
+    if (ndim > FC_MAX_DIMS) {
+        return fc_fail(err, FC_EUNSUPPORTED, "a tensor of %zu dimensions; at most %d are supported", ndim, FC_MAX_DIMS);
+    }
+    out->ndim = (int)ndim;
+    for (size_t i = 0; i < ndim; i++) {
+        if (!fc_pickle_int(p, size[i], &out->sizes[i]) || out->sizes[i] < 0) {
+            return malformed("a size is no number >= 0", err);
+        }
+        if (!fc_pickle_int(p, stride[i], &out->strides[i]) || out->strides[i] < 0) {
+            return malformed("a stride is no number >= 0", err);
+        }
+    }
+    return FC_OK;
+}
+
+/* Every element lies within the storage; sets out->first. */
+static fc_code check_reach(fc_torch_tensor *out, int64_t offset, fc_error *err) {
+    uint64_t element = fc_dtype_size(out->dtype), last = (uint64_t)offset, end, step;
+    bool empty = false;
+    bool ok = offset >= 0 && fc_mul_u64((uint64_t)offset, element, &out->first);
+    for (int i = 0; ok && i < out->ndim; i++) {
+        empty = empty || out->sizes[i] == 0;
+        if (out->sizes[i] > 0) {
+            ok = fc_mul_u64((uint64_t)(out->sizes[i] - 1), (uint64_t)out->strides[i], &step) &&
+                 fc_add_u64(last, step, &last);
+        }
+    }
+    ok = ok && (empty || (fc_add_u64(last, 1, &end) && fc_mul_u64(end, element, &end) && end <= out->storage_bytes));
+    return ok ? FC_OK : malformed("its elements lie outside of its storage", err);
+}
+
+/* set_tensor_metadata's flags: the stored bytes are then not the values. */
+static fc_code check_flags(const fc_pickle *p, fc_pv flags, fc_error *err) {
+    size_t n;
+    if (fc_pv_typeof(flags) != FC_PV_DICT) {
+        return FC_OK;
+    }
+    const fc_pv *pairs = fc_pickle_items(p, flags, &n);
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        bool conjugated = fc_pickle_is_str(p, pairs[i], "conj");
+        if ((conjugated || fc_pickle_is_str(p, pairs[i], "neg")) && fc_pv_is_true(pairs[i + 1])) {
+            return fc_fail(err, FC_EUNSUPPORTED,
+                           "it was saved as a lazily %s view, so the stored bytes are not its values; save it again "
+                           "after .resolve_%s()",
+                           conjugated ? "conjugated" : "negated", conjugated ? "conj" : "neg");
+        }
+    }
+    return FC_OK;
+}
+
+fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out, fc_error *err) {
+    const fc_pv *args = NULL;
+    size_t n = 0;
+    uint32_t which = FC_REBUILD_OTHER, dtype;
+    int64_t offset = 0;
+    fc_code rc = unwrap(p, v, &which, &args, &n, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (which != FC_REBUILD_TENSOR_V2 && which != FC_REBUILD_TENSOR_V3) {
+        return fc_fail(err, FC_EUNSUPPORTED, "only dense tensors are supported, not sparse, quantized or nested ones");
+    }
+    bool typed = which == FC_REBUILD_TENSOR_V2;
+    if (n < (typed ? 4u : 7u)) {
+        return malformed("it has too few arguments", err);
+    }
+    if (!typed) {
+        if (fc_pv_typeof(args[6]) != FC_PV_GLOBAL || fc_pickle_global(p, args[6], &dtype) != FC_GLOBAL_DTYPE) {
+            return malformed("its type is no dtype", err);
+        }
+        if (dtype == FC_OPAQUE) {
+            char name[128];
+            fc_pickle_global_name(p, args[6], name, sizeof name);
+            return fc_fail(err, FC_EUNSUPPORTED, "the element type %s is not supported", name);
+        }
+        out->dtype = (fc_dtype)dtype;
+    }
+    rc = decode_storage(p, args[0], typed, out, err);
+    if (rc == FC_OK) {
+        rc = fc_pickle_int(p, args[1], &offset) ? FC_OK : malformed("its offset is no number", err);
+    }
+    if (rc == FC_OK) {
+        rc = decode_sizes(p, args[2], args[3], out, err);
+    }
+    if (rc == FC_OK) {
+        rc = check_reach(out, offset, err);
+    }
+    size_t flags = typed ? 6 : 7;
+    return rc == FC_OK && n > flags ? check_flags(p, args[flags], err) : rc;
+}
+
+fc_code fc_torch_item_storage(const fc_torch_item *item, const fc_torch_tensor *tensor, const fc_zip_entry **out,
+                              fc_error *err) {
+    char name[MAX_NAME];
+    size_t n;
+    snprintf(name, sizeof name, "data/%s", fc_pickle_bytes(item->pickle, tensor->storage_key, &n));
+    fc_code rc = find_record(item, name, out, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if ((*out)->method != FC_ZIP_STORED) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: offset %" PRIu64 ": record %s is compressed; unpack and save the checkpoint again",
+                       item->zip.path, (*out)->data, (*out)->name);
+    }
+    if ((*out)->size != tensor->storage_bytes) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: offset %" PRIu64 ": record %s has %" PRIu64 " bytes, the pickle says %" PRIu64,
+                       item->zip.path, (*out)->data, (*out)->name, (*out)->size, tensor->storage_bytes);
+    }
+    return FC_OK;
+}

@@ -1,0 +1,65 @@
+/*
+ * One torch.save archive: its pickle, and the places of its tensors' bytes. A DCP item holds one tensor or one
+ * object; a `.pt` file holds a whole state dict.
+ */
+#ifndef FSDPCKPT_FORMATS_TORCH_ITEM_H
+#define FSDPCKPT_FORMATS_TORCH_ITEM_H
+
+#include "fsdpckpt/arena.h"
+#include "fsdpckpt/box.h"
+#include "fsdpckpt/dtype.h"
+#include "torch/pickle.h"
+#include "torch/zip.h"
+
+/** An open archive; owned by the caller, who keeps the descriptor open as long as it reads from it. */
+typedef struct fc_torch_item {
+    fc_zip zip;
+    fc_pickle *pickle;
+    uint64_t pickle_size; /**< bytes of data.pkl */
+    size_t prefix;        /**< length of the records' common folder */
+    bool big_endian;
+} fc_torch_item;
+
+/** A tensor as its pickle describes it. */
+typedef struct fc_torch_tensor {
+    fc_dtype dtype;
+    int ndim;
+    int64_t sizes[FC_MAX_DIMS];
+    int64_t strides[FC_MAX_DIMS]; /**< elements, >= 0 */
+    uint64_t first;               /**< bytes: of the first element, in the storage */
+    uint64_t storage_bytes;
+    fc_pv storage_key; /**< a string: the record's name below data/ */
+} fc_torch_tensor;
+
+/**
+ * Opens the archive at a range of a file: its directory and its data.pkl.
+ * @param path for messages; borrowed until fc_torch_item_close.
+ */
+fc_code fc_torch_item_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_torch_item *item,
+                           fc_error *err);
+
+/** Frees what `item` holds; a zeroed one is allowed. */
+void fc_torch_item_close(fc_torch_item *item);
+
+/** Whether `v` is a tensor (of any kind, supported or not). */
+bool fc_torch_is_tensor(const fc_pickle *p, fc_pv v);
+
+/**
+ * Reads the description of a tensor and checks it by itself: every element lies within its storage.
+ * Messages do not name the file: the caller knows where `p` came from.
+ * @return FC_EUNSUPPORTED for sparse, quantized, conjugated … tensors.
+ */
+fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out, fc_error *err);
+
+/** Finds the record that holds a decoded tensor's storage and checks its size. */
+fc_code fc_torch_item_storage(const fc_torch_item *item, const fc_torch_tensor *tensor, const fc_zip_entry **out,
+                              fc_error *err);
+
+/**
+ * The safe decoding of a pickled value as JSON text, allocated from `arena`. The forms are those of
+ * docs/HDF5_SCHEMA.md, "Objects", and are listed in object_json.c.
+ * @param budget roughly how many bytes of JSON to write; what goes beyond is {"$omitted": "too large"}.
+ */
+fc_code fc_torch_json(const fc_pickle *p, fc_pv v, uint64_t budget, fc_arena *arena, const char **json, fc_error *err);
+
+#endif

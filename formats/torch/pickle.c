@@ -1,0 +1,475 @@
+/*
+ * The pickle machine's loop: one opcode after another onto a stack of values. See pickle.h for what it is for and
+ * pickle_private.h for its parts.
+ */
+#include "torch/pickle.h"
+
+#include "torch/pickle_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+static fc_code push(fc_pickle_vm *vm, fc_pv v) {
+    if (vm->depth == vm->stack_capacity &&
+        !fc_pickle_grow(&vm->stack, &vm->stack_capacity, vm->depth + 1, sizeof *vm->stack)) {
+        return fc_pickle_nomem(vm);
+    }
+    vm->stack[vm->depth++] = v;
+    return FC_OK;
+}
+
+/* Whether `n` values lie above the innermost mark. */
+static fc_code has(fc_pickle_vm *vm, size_t n) {
+    return vm->depth - vm->base >= n ? FC_OK
+                                     : fc_pickle_fail(&vm->reader, FC_ECORRUPT,
+                                                      "the pickle is damaged: an opcode finds too few values");
+}
+
+static fc_code push_mark(fc_pickle_vm *vm) {
+    if (!fc_pickle_grow(&vm->marks, &vm->marks_capacity, vm->nmarks + 1, sizeof *vm->marks)) {
+        return fc_pickle_nomem(vm);
+    }
+    vm->marks[vm->nmarks++] = vm->depth;
+    vm->base = vm->depth;
+    return FC_OK;
+}
+
+/* The values above the innermost mark leave the stack, but stay readable until the next push. */
+static fc_code pop_mark(fc_pickle_vm *vm, const fc_pv **items, size_t *n) {
+    if (vm->nmarks == 0) {
+        return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: an opcode finds no mark");
+    }
+    size_t mark = vm->marks[--vm->nmarks];
+    *items = vm->stack + mark;
+    *n = vm->depth - mark;
+    vm->depth = mark;
+    vm->base = vm->nmarks ? vm->marks[vm->nmarks - 1] : 0;
+    return FC_OK;
+}
+
+static fc_code memo_put(fc_pickle_vm *vm, uint64_t index) {
+    fc_code rc = has(vm, 1);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_pv *slot = fc_pickle_memo_slot(&vm->memo, index);
+    if (!slot) {
+        return FC_OK;
+    }
+    fc_pv v = vm->stack[vm->depth - 1];
+    switch (fc_pv_typeof(v)) {
+    case FC_PV_LIST:
+    case FC_PV_DICT:
+    case FC_PV_SET:
+    case FC_PV_FROZENSET:
+        vm->p->containers[fc_pv_payload(v)].memoized = true;
+        break;
+    default:
+        vm->protected_cell = vm->p->ncells;
+        break;
+    }
+    *slot = v;
+    return FC_OK;
+}
+
+static fc_code memo_get(fc_pickle_vm *vm, uint64_t index) {
+    const fc_pv *slot = fc_pickle_memo_slot(&vm->memo, index);
+    if (!slot || !*slot) {
+        return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
+                              "the pickle is damaged: it fetches memo entry %" PRIu64 ", never stored", index);
+    }
+    return push(vm, *slot);
+}
+
+/* UTF-8 as Python's "surrogatepass" accepts it. */
+static bool is_utf8(const unsigned char *s, size_t n) {
+    size_t i = 0;
+    while (i < n) {
+        unsigned c = s[i++];
+        if (c < 0x80) {
+            continue;
+        }
+        size_t more = c >= 0xf0 ? 3 : c >= 0xe0 ? 2 : 1;
+        if (c < 0xc2 || c > 0xf4 || more > n - i || (c == 0xe0 && s[i] < 0xa0) || (c == 0xf0 && s[i] < 0x90) ||
+            (c == 0xf4 && s[i] > 0x8f)) {
+            return false;
+        }
+        for (; more > 0; more--) {
+            if ((s[i++] & 0xc0) != 0x80) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static fc_code push_text(fc_pickle_vm *vm, fc_pv_type type, uint64_t n) {
+    unsigned char *bytes;
+    fc_pv v;
+    if (!fc_pickle_add_text(vm->p, type, n, &v, &bytes)) {
+        return fc_pickle_nomem(vm);
+    }
+    fc_code rc = fc_pickle_payload(&vm->reader, bytes, n);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (type == FC_PV_STR) {
+        if (!is_utf8(bytes, (size_t)n)) {
+            return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: a string is not UTF-8");
+        }
+        if (!fc_pickle_intern_last(vm->p, &v)) {
+            return fc_pickle_nomem(vm);
+        }
+    }
+    return push(vm, v);
+}
+
+/* Python 2's str is text or bytes; what is not UTF-8 is bytes. */
+static fc_code push_string(fc_pickle_vm *vm, uint64_t n) {
+    fc_code rc = push_text(vm, FC_PV_BYTES, n);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_pv *v = &vm->stack[vm->depth - 1];
+    size_t length;
+    const char *bytes = fc_pickle_bytes(vm->p, *v, &length);
+    if (is_utf8((const unsigned char *)bytes, length)) {
+        *v = fc_pv_make(FC_PV_STR, fc_pv_payload(*v));
+        return fc_pickle_intern_last(vm->p, v) ? FC_OK : fc_pickle_nomem(vm);
+    }
+    return FC_OK;
+}
+
+/* Integers that fit 64 bits become FC_PV_INT or eight bytes; longer ones keep their bytes. */
+static fc_code push_long(fc_pickle_vm *vm, uint64_t n) {
+    fc_code rc = push_text(vm, FC_PV_BIGINT, n);
+    int64_t value;
+    if (rc != FC_OK || !fc_pickle_int(vm->p, vm->stack[vm->depth - 1], &value)) {
+        return rc;
+    }
+    vm->p->ntext = (size_t)fc_pv_payload(vm->stack[--vm->depth]) * 8;
+    fc_pv v;
+    return fc_pickle_add_int(vm->p, value, &v) ? push(vm, v) : fc_pickle_nomem(vm);
+}
+
+static fc_code push_int(fc_pickle_vm *vm, uint64_t argument) {
+    fc_pv v;
+    return fc_pickle_add_int(vm->p, (int64_t)argument, &v) ? push(vm, v) : fc_pickle_nomem(vm);
+}
+
+static fc_code push_float(fc_pickle_vm *vm, uint64_t argument) {
+    uint64_t bits = __builtin_bswap64(argument); /* the only big-endian number in a pickle */
+    double value;
+    fc_pv v;
+    memcpy(&value, &bits, sizeof value);
+    return fc_pickle_add_float(vm->p, value, &v) ? push(vm, v) : fc_pickle_nomem(vm);
+}
+
+static fc_code push_container(fc_pickle_vm *vm, fc_pv_type type, const fc_pv *items, size_t n) {
+    fc_pv v;
+    if (!fc_pickle_add_container(vm->p, type, &v) || !fc_pickle_append(vm->p, v, items, n)) {
+        return fc_pickle_nomem(vm);
+    }
+    return push(vm, v);
+}
+
+static fc_code push_tuple(fc_pickle_vm *vm, const fc_pv *items, size_t n) {
+    fc_pv v;
+    return fc_pickle_add_tuple(vm->p, FC_PV_TUPLE, items, n, &v) ? push(vm, v) : fc_pickle_nomem(vm);
+}
+
+static fc_code small_tuple(fc_pickle_vm *vm, size_t n) {
+    fc_code rc = has(vm, n);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    vm->depth -= n;
+    return push_tuple(vm, vm->stack + vm->depth, n);
+}
+
+static fc_code global_lines(fc_pickle_vm *vm) {
+    const char *lines[2];
+    size_t lengths[2];
+    fc_pv names[2], v;
+    fc_code rc = fc_pickle_lines(&vm->reader, lines, lengths);
+    for (int i = 0; i < 2 && rc == FC_OK; i++) {
+        if (!is_utf8((const unsigned char *)lines[i], lengths[i])) {
+            return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: a string is not UTF-8");
+        }
+        rc = fc_pickle_add_string(vm->p, lines[i], lengths[i], &names[i]) ? FC_OK : fc_pickle_nomem(vm);
+    }
+    if (rc == FC_OK) {
+        rc = fc_pickle_global_op(vm, names[0], names[1], &v);
+    }
+    return rc == FC_OK ? push(vm, v) : rc;
+}
+
+static fc_code persistent_id(fc_pickle_vm *vm) {
+    uint64_t at;
+    fc_code rc = has(vm, 1);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (vm->mode == FC_PICKLE_STRICT) {
+        return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle has a persistent id, which has no meaning here");
+    }
+    if (!fc_pickle_add_cells(vm->p, 1, &at)) {
+        return fc_pickle_nomem(vm);
+    }
+    vm->p->cells[at] = vm->stack[vm->depth - 1];
+    vm->stack[vm->depth - 1] = fc_pv_make(FC_PV_PERSID, at);
+    return FC_OK;
+}
+
+/* The opcodes that take two values and leave one. */
+static fc_code binary(fc_pickle_vm *vm, int op) {
+    fc_pv v;
+    fc_code rc = has(vm, 2);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_pv second = vm->stack[vm->depth - 1], first = vm->stack[vm->depth - 2];
+    vm->depth--;
+    switch (op) {
+    case OP_REDUCE:
+        rc = fc_pickle_reduce(vm, first, second, &v);
+        break;
+    case OP_NEWOBJ:
+        rc = fc_pickle_newobj(vm, first, second, &v);
+        break;
+    case OP_STACK_GLOBAL:
+        rc = fc_pickle_global_op(vm, first, second, &v);
+        break;
+    case OP_BUILD:
+        v = first;
+        rc = fc_pickle_build(vm, first, second);
+        break;
+    default: /* OP_APPEND */
+        v = first;
+        rc = fc_pickle_extend(vm, first, &second, 1, FC_PV_LIST);
+        break;
+    }
+    if (rc == FC_OK) {
+        vm->stack[vm->depth - 1] = v;
+    }
+    return rc;
+}
+
+/* cls, args, kwargs: keyword arguments say nothing about data classes that we know. */
+static fc_code newobj_ex(fc_pickle_vm *vm) {
+    fc_pv v;
+    fc_code rc = has(vm, 3);
+    if (rc == FC_OK) {
+        vm->depth -= 2;
+        rc = fc_pickle_newobj(vm, vm->stack[vm->depth - 1], vm->stack[vm->depth], &v);
+    }
+    if (rc == FC_OK) {
+        vm->stack[vm->depth - 1] = v;
+    }
+    return rc;
+}
+
+/* The opcodes that take all values above the mark. */
+static fc_code marked(fc_pickle_vm *vm, int op) {
+    const fc_pv *items = NULL;
+    size_t n = 0;
+    fc_code rc = pop_mark(vm, &items, &n);
+    if (rc != FC_OK || op == OP_POP_MARK) {
+        return rc;
+    }
+    if (op == OP_TUPLE) {
+        return push_tuple(vm, items, n);
+    }
+    if (op == OP_FROZENSET) {
+        return push_container(vm, FC_PV_FROZENSET, items, n);
+    }
+    rc = has(vm, 1);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_pv_type wanted = op == OP_SETITEMS ? FC_PV_DICT : op == OP_APPENDS ? FC_PV_LIST : FC_PV_SET;
+    return fc_pickle_extend(vm, vm->stack[vm->depth - 1], items, n, wanted);
+}
+
+static fc_code setitem(fc_pickle_vm *vm) {
+    fc_code rc = has(vm, 3);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    vm->depth -= 2;
+    return fc_pickle_extend(vm, vm->stack[vm->depth - 1], vm->stack + vm->depth, 2, FC_PV_DICT);
+}
+
+static fc_code pop(fc_pickle_vm *vm) {
+    if (vm->depth == vm->base && vm->nmarks > 0) { /* POP of a mark, as recursive tuples are written */
+        const fc_pv *items;
+        size_t n;
+        return pop_mark(vm, &items, &n);
+    }
+    fc_code rc = has(vm, 1);
+    if (rc == FC_OK) {
+        vm->depth--;
+    }
+    return rc;
+}
+
+static fc_code check_protocol(fc_pickle_vm *vm, uint64_t protocol) {
+    return protocol >= 2 && protocol <= 5 ? FC_OK
+                                          : fc_pickle_fail(&vm->reader, FC_EUNSUPPORTED,
+                                                           "pickle protocol %" PRIu64 " is not one of 2 to 5", protocol);
+}
+
+static fc_code execute(fc_pickle_vm *vm, int op, uint64_t argument) {
+    switch (op) {
+    case OP_PROTO:
+        return check_protocol(vm, argument);
+    case OP_FRAME: /* says where the writer flushed: of no use to a reader with a window */
+        return FC_OK;
+    case OP_MEMOIZE:
+        return memo_put(vm, vm->memoized++);
+    case OP_BINPUT:
+    case OP_LONG_BINPUT:
+        return memo_put(vm, argument);
+    case OP_BINGET:
+    case OP_LONG_BINGET:
+        return memo_get(vm, argument);
+    case OP_MARK:
+        return push_mark(vm);
+    case OP_NONE:
+        return push(vm, fc_pv_make(FC_PV_NONE, 0));
+    case OP_NEWTRUE:
+        return push(vm, fc_pv_make(FC_PV_BOOL, 1));
+    case OP_NEWFALSE:
+        return push(vm, fc_pv_make(FC_PV_BOOL, 0));
+    case OP_BININT:
+    case OP_BININT1:
+    case OP_BININT2:
+        return push_int(vm, argument);
+    case OP_LONG1:
+    case OP_LONG4:
+        return push_long(vm, argument);
+    case OP_BINFLOAT:
+        return push_float(vm, argument);
+    case OP_SHORT_BINUNICODE:
+    case OP_BINUNICODE:
+    case OP_BINUNICODE8:
+        return push_text(vm, FC_PV_STR, argument);
+    case OP_SHORT_BINBYTES:
+    case OP_BINBYTES:
+    case OP_BINBYTES8:
+        return push_text(vm, FC_PV_BYTES, argument);
+    case OP_BYTEARRAY8:
+        return push_text(vm, FC_PV_BYTEARRAY, argument);
+    case OP_BINSTRING:
+    case OP_SHORT_BINSTRING:
+        return push_string(vm, argument);
+    case OP_EMPTY_TUPLE:
+        return push_tuple(vm, NULL, 0);
+    case OP_TUPLE1:
+    case OP_TUPLE2:
+    case OP_TUPLE3:
+        return small_tuple(vm, (size_t)(op - OP_TUPLE1) + 1);
+    case OP_EMPTY_LIST:
+        return push_container(vm, FC_PV_LIST, NULL, 0);
+    case OP_EMPTY_DICT:
+        return push_container(vm, FC_PV_DICT, NULL, 0);
+    case OP_EMPTY_SET:
+        return push_container(vm, FC_PV_SET, NULL, 0);
+    case OP_REDUCE:
+    case OP_NEWOBJ:
+    case OP_STACK_GLOBAL:
+    case OP_BUILD:
+    case OP_APPEND:
+        return binary(vm, op);
+    case OP_NEWOBJ_EX:
+        return newobj_ex(vm);
+    case OP_TUPLE:
+    case OP_FROZENSET:
+    case OP_SETITEMS:
+    case OP_APPENDS:
+    case OP_ADDITEMS:
+    case OP_POP_MARK:
+        return marked(vm, op);
+    case OP_SETITEM:
+        return setitem(vm);
+    case OP_GLOBAL:
+        return global_lines(vm);
+    case OP_BINPERSID:
+        return persistent_id(vm);
+    default: /* OP_POP: the reader lets no other opcode through */
+        return pop(vm);
+    }
+}
+
+static fc_code run(fc_pickle_vm *vm) {
+    fc_pickle_rewind(&vm->reader);
+    for (;;) {
+        uint64_t argument = 0;
+        fc_code rc = fc_pickle_next(&vm->reader, &argument);
+        if (rc == FC_OK && vm->reader.op == OP_STOP) {
+            rc = has(vm, 1);
+            if (rc == FC_OK && (vm->depth != 1 || vm->nmarks != 0)) {
+                rc = fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: values are left over at its end");
+            }
+            vm->p->root = rc == FC_OK ? vm->stack[0] : 0;
+            return rc;
+        }
+        if (rc == FC_OK) {
+            rc = execute(vm, vm->reader.op, argument);
+        }
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+}
+
+fc_code fc_pickle_load(const fc_pickle_source *source, fc_pickle_mode mode, fc_pickle **out, fc_error *err) {
+    fc_pickle_vm vm = {0};
+    *out = NULL;
+    vm.mode = mode;
+    vm.reader.source = source;
+    vm.reader.err = err;
+    vm.p = calloc(1, sizeof *vm.p);
+    vm.reader.buffer = source->bytes ? NULL : malloc(FC_PICKLE_WINDOW);
+    fc_code rc = FC_OK;
+    if (!vm.p || (!source->bytes && !vm.reader.buffer)) {
+        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", source->name);
+        goto out;
+    }
+    if (getrandom(vm.p->hash_key, sizeof vm.p->hash_key, GRND_NONBLOCK) < 0) {
+        vm.p->hash_key[0] = (uint64_t)(uintptr_t)vm.p; /* early in boot: an address is better than a constant */
+    }
+    fc_pickle_rewind(&vm.reader);
+    rc = fc_pickle_scan(&vm.reader, &vm.memo);
+    if (rc == FC_OK) {
+        rc = run(&vm);
+    }
+out:
+    free(vm.memo.used);
+    free(vm.memo.before);
+    free(vm.memo.values);
+    free(vm.stack);
+    free(vm.marks);
+    free(vm.reader.buffer);
+    if (rc == FC_OK) {
+        *out = vm.p;
+    } else {
+        fc_pickle_free(vm.p);
+    }
+    return rc;
+}
+
+void fc_pickle_free(fc_pickle *pickle) {
+    if (!pickle) {
+        return;
+    }
+    for (size_t i = 0; i < pickle->ncontainers; i++) {
+        free(pickle->containers[i].items);
+    }
+    free(pickle->containers);
+    free(pickle->cells);
+    free(pickle->text);
+    free(pickle->interned);
+    free(pickle);
+}

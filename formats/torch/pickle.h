@@ -1,0 +1,244 @@
+/*
+ * A data-only pickle machine: turns the bytes of a pickle (protocol 2 to 5) into inert values. Nothing is ever
+ * executed; a global is only a name, and names outside of the allowlist (globals.c) are refused or kept as names.
+ *
+ * Input: a `.metadata` file, or the data.pkl record of a torch.save archive. Output: fc_pickle, which the DCP
+ * manifest and the decoding of objects walk. Made for pickles of a million objects: a value is eight bytes, equal
+ * strings are stored once, instances of known dataclasses are folded into a fixed number of slots, and the input is
+ * read through a small window. Time and memory are linear in the input's size, and nothing recurses.
+ */
+#ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_H
+#define FSDPCKPT_FORMATS_TORCH_PICKLE_H
+
+#include "fsdpckpt/dtype.h"
+#include "fsdpckpt/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/** A value: the type in the low byte, above it an integer or an index into one of the areas of fc_pickle. */
+typedef uint64_t fc_pv;
+
+typedef enum fc_pv_type {
+    FC_PV_ABSENT, /**< no value: a slot that was never set. The fc_pv 0 */
+    FC_PV_NONE,
+    FC_PV_BOOL,
+    FC_PV_INT,    /**< 56 bits, inline */
+    FC_PV_BIGINT, /**< the little-endian two's complement bytes, in the text area */
+    FC_PV_FLOAT,
+    FC_PV_STR, /**< UTF-8, surrogates passed; interned: equal strings are equal values */
+    FC_PV_BYTES,
+    FC_PV_BYTEARRAY,
+    FC_PV_TUPLE,
+    FC_PV_SIZE, /**< torch.Size */
+    FC_PV_LIST,
+    FC_PV_DICT, /**< also OrderedDict, defaultdict, Counter */
+    FC_PV_SET,
+    FC_PV_FROZENSET,
+    FC_PV_GLOBAL, /**< a class or function, by name */
+    FC_PV_OBJECT, /**< an instance of a known dataclass, folded into slots */
+    FC_PV_CALL,   /**< callee, arguments, state: what the pickle would have called */
+    FC_PV_PERSID  /**< a persistent id: torch.save's reference to a storage */
+} fc_pv_type;
+
+/** What a global means to us. */
+typedef enum fc_global_kind {
+    FC_GLOBAL_UNKNOWN, /**< not in the allowlist */
+    FC_GLOBAL_INERT,   /**< known, and its calls are kept as FC_PV_CALL */
+    FC_GLOBAL_CLASS,   /**< a dataclass with slots: aux is fc_class */
+    FC_GLOBAL_DTYPE,   /**< aux is fc_dtype, FC_OPAQUE for a type this program does not have */
+    FC_GLOBAL_STORAGE, /**< aux is fc_dtype, FC_OPAQUE for UntypedStorage, FC_DTYPE_COUNT for quantized types */
+    FC_GLOBAL_REBUILD, /**< aux is fc_rebuild */
+    FC_GLOBAL_SIZE,
+    FC_GLOBAL_DICT, /**< OrderedDict, Counter, dict */
+    FC_GLOBAL_DEFAULTDICT,
+    FC_GLOBAL_LIST,
+    FC_GLOBAL_SET,
+    FC_GLOBAL_FROZENSET,
+    FC_GLOBAL_BYTES,
+    FC_GLOBAL_BYTEARRAY,
+    FC_GLOBAL_ENCODE,  /**< _codecs.encode: how protocol 2 writes bytes */
+    FC_GLOBAL_GETATTR, /**< only for members of the memory format enumeration */
+    FC_GLOBAL_ENUM,    /**< the memory format enumeration */
+    FC_GLOBAL_LAYOUT,  /**< torch.serialization._get_layout */
+    FC_GLOBAL_DEVICE,
+    FC_GLOBAL_COMPLEX,
+    FC_GLOBAL_PATH /**< pathlib's classes */
+} fc_global_kind;
+
+/** The dataclasses of `.metadata`. Their slots are the enumerators below, in the order of the fields in torch. */
+typedef enum fc_class {
+    FC_CLASS_METADATA,
+    FC_CLASS_TENSOR_STORAGE,
+    FC_CLASS_BYTES_STORAGE,
+    FC_CLASS_CHUNK_STORAGE,
+    FC_CLASS_TENSOR_PROPERTIES,
+    FC_CLASS_METADATA_INDEX,
+    FC_CLASS_STORAGE_INFO,
+    FC_CLASS_STORAGE_META,
+    FC_CLASS_COUNT
+} fc_class;
+
+enum { FC_METADATA_STATE_DICT, FC_METADATA_PLANNER, FC_METADATA_STORAGE, FC_METADATA_STORAGE_META, FC_METADATA_VERSION };
+enum { FC_TENSOR_PROPERTIES, FC_TENSOR_SIZE, FC_TENSOR_CHUNKS };
+enum { FC_CHUNK_OFFSETS, FC_CHUNK_SIZES };
+enum { FC_PROPERTIES_DTYPE, FC_PROPERTIES_LAYOUT };
+enum { FC_INDEX_FQN, FC_INDEX_OFFSET, FC_INDEX_INDEX };
+enum { FC_INFO_PATH, FC_INFO_OFFSET, FC_INFO_LENGTH, FC_INFO_TRANSFORMS };
+
+typedef enum fc_rebuild {
+    FC_REBUILD_TENSOR_V2,
+    FC_REBUILD_TENSOR_V3,
+    FC_REBUILD_PARAMETER,
+    FC_REBUILD_FROM_TYPE,
+    FC_REBUILD_OTHER /**< sparse, quantized, meta, nested …: known, not decoded */
+} fc_rebuild;
+
+/** A list, dict (keys and values in turn) or set. */
+typedef struct fc_pickle_container {
+    fc_pv *items;
+    size_t count, capacity;
+    uint32_t next_free; /* list of recycled containers while loading */
+    bool memoized;      /* a later opcode may refer to it, so it cannot be recycled */
+} fc_pickle_container;
+
+/** Where text begins: before the bytes. */
+typedef struct fc_pickle_text {
+    uint64_t length;
+    uint32_t tag[2]; /**< for whoever walks the values: a number of its own for each distinct string, at first 0 */
+} fc_pickle_text;
+
+/** A loaded pickle. Owned by the caller. */
+typedef struct fc_pickle {
+    fc_pv root;
+    uint64_t *cells; /* tuples, instances, calls, floats, globals */
+    size_t ncells, cells_capacity;
+    unsigned char *text; /* strings, bytes, big integers: fc_pickle_text records at multiples of 8 */
+    size_t ntext, text_capacity;
+    fc_pickle_container *containers;
+    size_t ncontainers, containers_capacity;
+    uint32_t free_container; /* index + 1 */
+    uint64_t *interned;      /* hash table of text indices + 1 */
+    size_t interned_slots, ninterned;
+    uint64_t hash_key[2];
+} fc_pickle;
+
+/** Where a pickle is read from: a range of a file, or memory (`bytes` not NULL). */
+typedef struct fc_pickle_source {
+    const char *name; /**< for messages: the file */
+    uint64_t offset;  /**< of the pickle in the file; messages give offsets in the file */
+    uint64_t size;
+    int fd;
+    const unsigned char *bytes;
+} fc_pickle_source;
+
+typedef enum fc_pickle_mode {
+    FC_PICKLE_STRICT, /**< `.metadata`: a global outside of the allowlist is an error, so is a persistent id */
+    FC_PICKLE_ITEM    /**< data.pkl: unknown globals stay names, persistent ids are kept */
+} fc_pickle_mode;
+
+/**
+ * Loads a pickle.
+ * @param out receives the pickle, to be given to fc_pickle_free; NULL on failure.
+ */
+fc_code fc_pickle_load(const fc_pickle_source *source, fc_pickle_mode mode, fc_pickle **out, fc_error *err);
+
+/** Frees the pickle and all its values. NULL is allowed. */
+void fc_pickle_free(fc_pickle *pickle);
+
+/** Looks `module`.`name` up in the allowlist. @return its kind, FC_GLOBAL_UNKNOWN when it is not there. */
+fc_global_kind fc_global_find(const char *module, size_t module_len, const char *name, size_t name_len, uint32_t *aux);
+
+/** The names of the fields of `cls` in slot order, NULL-terminated. */
+const char *const *fc_class_fields(fc_class cls);
+
+static inline fc_pv fc_pv_make(fc_pv_type type, uint64_t payload) {
+    return (uint64_t)type | payload << 8;
+}
+
+static inline fc_pv_type fc_pv_typeof(fc_pv v) {
+    return (fc_pv_type)(v & 0xff);
+}
+
+static inline uint64_t fc_pv_payload(fc_pv v) {
+    return v >> 8;
+}
+
+static inline bool fc_pv_is_true(fc_pv v) {
+    return v == fc_pv_make(FC_PV_BOOL, 1);
+}
+
+/** The items of a tuple or torch.Size. */
+static inline const fc_pv *fc_pickle_tuple(const fc_pickle *p, fc_pv v, size_t *count) {
+    const uint64_t *cell = p->cells + fc_pv_payload(v);
+    *count = (size_t)cell[0];
+    return cell + 1;
+}
+
+/** The items of a list or set, or the keys and values of a dict (count is then even). */
+static inline const fc_pv *fc_pickle_items(const fc_pickle *p, fc_pv v, size_t *count) {
+    const fc_pickle_container *c = &p->containers[fc_pv_payload(v)];
+    *count = c->count;
+    return c->items;
+}
+
+/** The record of a string, bytes or big integer; its bytes follow it and end in a NUL that does not count. */
+static inline fc_pickle_text *fc_pickle_record(const fc_pickle *p, fc_pv v) {
+    return (fc_pickle_text *)(void *)(p->text + fc_pv_payload(v) * 8);
+}
+
+static inline const char *fc_pickle_bytes(const fc_pickle *p, fc_pv v, size_t *length) {
+    const fc_pickle_text *text = fc_pickle_record(p, v);
+    *length = (size_t)text->length;
+    return (const char *)(text + 1);
+}
+
+double fc_pickle_float(const fc_pickle *p, fc_pv v);
+
+/** An integer that fits. @return false for another type or a bigger integer. */
+bool fc_pickle_int(const fc_pickle *p, fc_pv v, int64_t *out);
+
+/** Whether `v` is the string `text`. */
+bool fc_pickle_is_str(const fc_pickle *p, fc_pv v, const char *text);
+
+/** What a global is. */
+static inline fc_global_kind fc_pickle_global(const fc_pickle *p, fc_pv v, uint32_t *aux) {
+    uint64_t cell = p->cells[fc_pv_payload(v)];
+    *aux = (uint32_t)(cell >> 32);
+    return (fc_global_kind)(uint32_t)cell;
+}
+
+/** Writes "module.name" of a global, cut to `size`. */
+void fc_pickle_global_name(const fc_pickle *p, fc_pv v, char *buf, size_t size);
+
+/** Whether `v` is an instance of `cls`. */
+static inline bool fc_pickle_is_object(const fc_pickle *p, fc_pv v, fc_class cls) {
+    uint32_t aux;
+    if (fc_pv_typeof(v) != FC_PV_OBJECT) {
+        return false;
+    }
+    fc_global_kind kind = fc_pickle_global(p, p->cells[fc_pv_payload(v)], &aux);
+    return kind == FC_GLOBAL_CLASS && aux == (uint32_t)cls;
+}
+
+/** Slot `slot` of an object; FC_PV_ABSENT when it was never set. */
+static inline fc_pv fc_pickle_slot(const fc_pickle *p, fc_pv v, size_t slot) {
+    return p->cells[fc_pv_payload(v) + 1 + slot];
+}
+
+static inline fc_pv fc_pickle_callee(const fc_pickle *p, fc_pv v) {
+    return p->cells[fc_pv_payload(v)];
+}
+
+/** The arguments of a call: a tuple, or any other value where the pickle is odd. */
+static inline fc_pv fc_pickle_arguments(const fc_pickle *p, fc_pv v) {
+    return p->cells[fc_pv_payload(v) + 1];
+}
+
+/** The value of a persistent id. */
+static inline fc_pv fc_pickle_persid(const fc_pickle *p, fc_pv v) {
+    return p->cells[fc_pv_payload(v)];
+}
+
+#endif

@@ -1,0 +1,373 @@
+/*
+ * What the calls in a pickle mean: GLOBAL, REDUCE, NEWOBJ, BUILD and the filling of containers. Nothing is called;
+ * known constructors become the values they would make, all else becomes an inert FC_PV_CALL.
+ */
+#include "torch/pickle_private.h"
+
+#include <string.h>
+
+fc_code fc_pickle_global_op(fc_pickle_vm *vm, fc_pv module, fc_pv name, fc_pv *out) {
+    fc_pickle *p = vm->p;
+    size_t module_len, name_len;
+    uint32_t aux;
+    if (fc_pv_typeof(module) != FC_PV_STR || fc_pv_typeof(name) != FC_PV_STR) {
+        return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: a global's name is not a string");
+    }
+    const char *m = fc_pickle_bytes(p, module, &module_len);
+    const char *n = fc_pickle_bytes(p, name, &name_len);
+    fc_global_kind kind = fc_global_find(m, module_len, n, name_len, &aux);
+    if (kind == FC_GLOBAL_UNKNOWN && vm->mode == FC_PICKLE_STRICT) {
+        if (strncmp(m, "torch.", 6) == 0) {
+            return fc_pickle_fail(&vm->reader, FC_EUNSUPPORTED,
+                                  "pickle global %.200s.%.200s is not known: the file is of a newer PyTorch, of an "
+                                  "extension, or hostile",
+                                  m, n);
+        }
+        return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
+                              "pickle global %.200s.%.200s is not allowed: this file may be hostile", m, n);
+    }
+    return fc_pickle_add_global(p, kind, aux, module, name, out) ? FC_OK : fc_pickle_nomem(vm);
+}
+
+static fc_code bad_call(fc_pickle_vm *vm, fc_pv global) {
+    char name[256];
+    fc_pickle_global_name(vm->p, global, name, sizeof name);
+    return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: it calls %s with arguments it cannot have",
+                          name);
+}
+
+static fc_code make_call(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
+    uint64_t at;
+    if (!fc_pickle_add_cells(vm->p, 3, &at)) {
+        return fc_pickle_nomem(vm);
+    }
+    vm->p->cells[at] = callee;
+    vm->p->cells[at + 1] = args;
+    vm->p->cells[at + 2] = 0;
+    *out = fc_pv_make(FC_PV_CALL, at);
+    return FC_OK;
+}
+
+/* The arguments of a call, if they are a tuple of at most `max`; the missing ones are FC_PV_ABSENT. */
+static bool take_args(const fc_pickle *p, fc_pv args, fc_pv *out, size_t max) {
+    size_t n;
+    if (fc_pv_typeof(args) != FC_PV_TUPLE) {
+        return false;
+    }
+    const fc_pv *items = fc_pickle_tuple(p, args, &n);
+    if (n > max) {
+        return false;
+    }
+    for (size_t i = 0; i < max; i++) {
+        out[i] = i < n ? items[i] : 0;
+    }
+    return true;
+}
+
+/* Gives the cells of an argument tuple back if it is the newest value and nothing else can refer to it. */
+static void drop_args(fc_pickle_vm *vm, fc_pv args) {
+    fc_pickle *p = vm->p;
+    uint64_t at = fc_pv_payload(args);
+    if (fc_pv_typeof(args) == FC_PV_TUPLE && at >= vm->protected_cell && at + 1 + p->cells[at] == p->ncells) {
+        p->ncells = (size_t)at;
+    }
+}
+
+static fc_code make_size(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
+    fc_pickle *p = vm->p;
+    fc_pv arg;
+    size_t n;
+    if (!take_args(p, args, &arg, 1)) {
+        return bad_call(vm, callee);
+    }
+    fc_pv_type type = fc_pv_typeof(arg);
+    if (type == FC_PV_TUPLE || type == FC_PV_SIZE) {
+        drop_args(vm, args);
+        *out = fc_pv_make(FC_PV_SIZE, fc_pv_payload(arg));
+        return FC_OK;
+    }
+    if (type != FC_PV_LIST && type != FC_PV_ABSENT) {
+        return bad_call(vm, callee);
+    }
+    const fc_pv *items = NULL;
+    n = 0;
+    if (type == FC_PV_LIST) {
+        items = fc_pickle_items(p, arg, &n);
+    }
+    return fc_pickle_add_tuple(p, FC_PV_SIZE, items, n, out) ? FC_OK : fc_pickle_nomem(vm);
+}
+
+/* Appends the pairs of a list (or tuple) of pairs to a dict: how protocol 2 writes an OrderedDict of old. */
+static fc_code append_pairs(fc_pickle_vm *vm, fc_pv callee, fc_pv pairs, fc_pv dict) {
+    fc_pickle *p = vm->p;
+    size_t n, two;
+    const fc_pv *items =
+        fc_pv_typeof(pairs) == FC_PV_LIST ? fc_pickle_items(p, pairs, &n) : fc_pickle_tuple(p, pairs, &n);
+    for (size_t i = 0; i < n; i++) {
+        const fc_pv *pair;
+        if (fc_pv_typeof(items[i]) == FC_PV_TUPLE) {
+            pair = fc_pickle_tuple(p, items[i], &two);
+        } else if (fc_pv_typeof(items[i]) == FC_PV_LIST) {
+            pair = fc_pickle_items(p, items[i], &two);
+        } else {
+            return bad_call(vm, callee);
+        }
+        if (two != 2) {
+            return bad_call(vm, callee);
+        }
+        if (!fc_pickle_append(p, dict, pair, 2)) {
+            return fc_pickle_nomem(vm);
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code make_container(fc_pickle_vm *vm, fc_pv callee, fc_pv_type type, fc_pv init, fc_pv *out) {
+    fc_pickle *p = vm->p;
+    if (!fc_pickle_add_container(p, type, out)) {
+        return fc_pickle_nomem(vm);
+    }
+    fc_pv_type from = fc_pv_typeof(init);
+    if (from == FC_PV_ABSENT) {
+        return FC_OK;
+    }
+    if (type == FC_PV_DICT && (from == FC_PV_LIST || from == FC_PV_TUPLE)) {
+        return append_pairs(vm, callee, init, *out);
+    }
+    size_t n;
+    const fc_pv *items;
+    if (type == FC_PV_DICT ? from == FC_PV_DICT
+                           : from == FC_PV_LIST || from == FC_PV_SET || from == FC_PV_FROZENSET) {
+        items = fc_pickle_items(p, init, &n);
+    } else if (type != FC_PV_DICT && from == FC_PV_TUPLE) {
+        items = fc_pickle_tuple(p, init, &n);
+    } else {
+        return bad_call(vm, callee);
+    }
+    return fc_pickle_append(p, *out, items, n) ? FC_OK : fc_pickle_nomem(vm);
+}
+
+/* Text whose characters are all below 256, as bytes. */
+static fc_code latin1(fc_pickle_vm *vm, fc_pv callee, fc_pv text, fc_pv_type type, fc_pv *out) {
+    fc_pickle *p = vm->p;
+    unsigned char *to;
+    size_t n, length = 0;
+    fc_pickle_bytes(p, text, &n);
+    /* Adding may move the text area, so the source is looked up again. */
+    if (!fc_pickle_add_text(p, type, n, out, &to)) {
+        return fc_pickle_nomem(vm);
+    }
+    const unsigned char *from = (const unsigned char *)fc_pickle_bytes(p, text, &n);
+    for (size_t i = 0; i < n; i++) {
+        if (from[i] < 0x80) {
+            to[length++] = from[i];
+        } else if ((from[i] == 0xc2 || from[i] == 0xc3) && i + 1 < n) {
+            to[length++] = (unsigned char)((from[i] & 3) << 6 | (from[i + 1] & 0x3f));
+            i++;
+        } else {
+            return bad_call(vm, callee);
+        }
+    }
+    to[length] = '\0';
+    fc_pickle_record(p, *out)->length = length;
+    return FC_OK;
+}
+
+static fc_code make_bytes(fc_pickle_vm *vm, fc_pv callee, const fc_pv args[2], fc_pv_type type, fc_pv *out) {
+    fc_pickle *p = vm->p;
+    unsigned char *to;
+    size_t n = 0;
+    switch (fc_pv_typeof(args[0])) {
+    case FC_PV_ABSENT:
+        break;
+    case FC_PV_STR:
+        if (args[1] && !fc_pickle_is_str(p, args[1], "latin1") && !fc_pickle_is_str(p, args[1], "latin-1")) {
+            return bad_call(vm, callee);
+        }
+        return latin1(vm, callee, args[0], type, out);
+    case FC_PV_BYTES:
+    case FC_PV_BYTEARRAY:
+        fc_pickle_bytes(p, args[0], &n);
+        break;
+    default:
+        return bad_call(vm, callee);
+    }
+    if (!fc_pickle_add_text(p, type, n, out, &to)) {
+        return fc_pickle_nomem(vm);
+    }
+    if (n > 0) {
+        memcpy(to, fc_pickle_bytes(p, args[0], &n), n);
+    }
+    return FC_OK;
+}
+
+/* Python 3.11.0 wrote enumeration members as getattr(class, name); getattr of anything else is not for data. */
+static fc_code call_getattr(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
+    fc_pv arg[2];
+    uint32_t aux;
+    if (vm->mode == FC_PICKLE_STRICT &&
+        (!take_args(vm->p, args, arg, 2) || fc_pv_typeof(arg[0]) != FC_PV_GLOBAL ||
+         fc_pickle_global(vm->p, arg[0], &aux) != FC_GLOBAL_ENUM || fc_pv_typeof(arg[1]) != FC_PV_STR)) {
+        return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
+                              "pickle global builtins.getattr is not allowed: this file may be hostile");
+    }
+    return make_call(vm, callee, args, out);
+}
+
+fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
+    fc_pickle *p = vm->p;
+    fc_pv arg[2] = {0, 0};
+    uint32_t aux;
+    if (fc_pv_typeof(callee) != FC_PV_GLOBAL) {
+        if (vm->mode == FC_PICKLE_STRICT) {
+            return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
+                                  "the pickle calls something that is not a global: this file may be hostile");
+        }
+        return make_call(vm, callee, args, out);
+    }
+    fc_global_kind kind = fc_pickle_global(p, callee, &aux);
+    switch (kind) {
+    case FC_GLOBAL_SIZE:
+        return make_size(vm, callee, args, out);
+    case FC_GLOBAL_GETATTR:
+        return call_getattr(vm, callee, args, out);
+    case FC_GLOBAL_DTYPE:
+    case FC_GLOBAL_STORAGE:
+        return bad_call(vm, callee);
+    case FC_GLOBAL_DICT:
+    case FC_GLOBAL_LIST:
+    case FC_GLOBAL_SET:
+    case FC_GLOBAL_FROZENSET:
+    case FC_GLOBAL_BYTES:
+    case FC_GLOBAL_BYTEARRAY:
+    case FC_GLOBAL_ENCODE:
+    case FC_GLOBAL_DEFAULTDICT:
+        if (!take_args(p, args, arg, 2)) {
+            return bad_call(vm, callee);
+        }
+        break;
+    default:
+        return make_call(vm, callee, args, out);
+    }
+    switch (kind) {
+    case FC_GLOBAL_DICT:
+        return make_container(vm, callee, FC_PV_DICT, arg[0], out);
+    case FC_GLOBAL_DEFAULTDICT: /* the factory is dropped: it is code */
+        return make_container(vm, callee, FC_PV_DICT, arg[1], out);
+    case FC_GLOBAL_LIST:
+        return make_container(vm, callee, FC_PV_LIST, arg[0], out);
+    case FC_GLOBAL_SET:
+        return make_container(vm, callee, FC_PV_SET, arg[0], out);
+    case FC_GLOBAL_FROZENSET:
+        return make_container(vm, callee, FC_PV_FROZENSET, arg[0], out);
+    case FC_GLOBAL_BYTEARRAY:
+        return make_bytes(vm, callee, arg, FC_PV_BYTEARRAY, out);
+    default:
+        return make_bytes(vm, callee, arg, FC_PV_BYTES, out);
+    }
+}
+
+fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out) {
+    fc_pickle *p = vm->p;
+    uint32_t aux;
+    uint64_t at;
+    if (fc_pv_typeof(cls) != FC_PV_GLOBAL) {
+        return fc_pickle_reduce(vm, cls, args, out);
+    }
+    fc_global_kind kind = fc_pickle_global(p, cls, &aux);
+    if (kind == FC_GLOBAL_CLASS) {
+        size_t n = 0;
+        for (const char *const *field = fc_class_fields((fc_class)aux); *field; field++) {
+            n++;
+        }
+        if (!fc_pickle_add_cells(p, n + 1, &at)) {
+            return fc_pickle_nomem(vm);
+        }
+        memset(p->cells + at, 0, (n + 1) * sizeof *p->cells);
+        p->cells[at] = cls;
+        *out = fc_pv_make(FC_PV_OBJECT, at);
+        return FC_OK;
+    }
+    return fc_pickle_reduce(vm, cls, args, out);
+}
+
+/* Sets the slots of `instance` from the names and values of a dict; other names are those of newer versions. */
+static void set_slots(fc_pickle *p, fc_pv instance, const char *const *fields, const fc_pv *pairs, size_t n) {
+    uint64_t *slots = p->cells + fc_pv_payload(instance) + 1;
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        for (size_t f = 0; fields[f]; f++) {
+            if (fc_pickle_is_str(p, pairs[i], fields[f])) {
+                slots[f] = pairs[i + 1];
+                break;
+            }
+        }
+    }
+}
+
+static fc_code build_object(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
+    fc_pickle *p = vm->p;
+    uint32_t cls;
+    size_t n;
+    const fc_pv *items = NULL;
+    fc_pickle_global(p, fc_pickle_callee(p, instance), &cls);
+    const char *const *fields = fc_class_fields((fc_class)cls);
+    fc_pv_type type = fc_pv_typeof(state);
+    if (type == FC_PV_TUPLE || type == FC_PV_LIST) {
+        items = type == FC_PV_TUPLE ? fc_pickle_tuple(p, state, &n) : fc_pickle_items(p, state, &n);
+        if (type == FC_PV_TUPLE && n == 2 && cls != FC_CLASS_TENSOR_PROPERTIES &&
+            fc_pv_typeof(items[1]) == FC_PV_DICT) { /* (__dict__, slots) */
+            state = items[1];
+            type = FC_PV_DICT;
+        }
+    }
+    if (type == FC_PV_DICT) {
+        items = fc_pickle_items(p, state, &n);
+        set_slots(p, instance, fields, items, n);
+        if (!p->containers[fc_pv_payload(state)].memoized) {
+            fc_pickle_recycle(p, state);
+        }
+        return FC_OK;
+    }
+    if (!items) {
+        char name[256];
+        fc_pickle_global_name(p, fc_pickle_callee(p, instance), name, sizeof name);
+        return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: the state of %s is no dict or tuple",
+                              name);
+    }
+    for (size_t i = 0; i < n && fields[i]; i++) { /* TensorProperties.__getstate__, dataclasses with slots */
+        p->cells[fc_pv_payload(instance) + 1 + i] = items[i];
+    }
+    drop_args(vm, state);
+    return FC_OK;
+}
+
+fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
+    switch (fc_pv_typeof(instance)) {
+    case FC_PV_OBJECT:
+        return build_object(vm, instance, state);
+    case FC_PV_CALL:
+        vm->p->cells[fc_pv_payload(instance) + 2] = state;
+        return FC_OK;
+    case FC_PV_DICT: /* attributes beside the items, as nn.Module.state_dict's _metadata */
+    case FC_PV_LIST:
+    case FC_PV_SET:
+        return FC_OK;
+    default:
+        return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: BUILD on a value that has no state");
+    }
+}
+
+fc_code fc_pickle_extend(fc_pickle_vm *vm, fc_pv target, const fc_pv *items, size_t n, fc_pv_type wanted) {
+    fc_pv_type type = fc_pv_typeof(target);
+    if (wanted == FC_PV_DICT && n % 2 != 0) {
+        return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: a dict has a key without a value");
+    }
+    if (type == wanted) {
+        return fc_pickle_append(vm->p, target, items, n) ? FC_OK : fc_pickle_nomem(vm);
+    }
+    if (type == FC_PV_CALL && vm->mode == FC_PICKLE_ITEM) {
+        return FC_OK; /* an unknown class that behaves like a container: its content has no meaning here */
+    }
+    return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: items for a value that is no %s",
+                          wanted == FC_PV_DICT ? "dict" : wanted == FC_PV_LIST ? "list" : "set");
+}

@@ -1,0 +1,167 @@
+/*
+ * What the parts of the pickle machine share: the window over the input, the values' areas, the running machine.
+ * pickle_read.c decodes opcodes, pickle_value.c stores values, pickle_build.c calls nothing but knows what the calls
+ * in a pickle mean, pickle.c runs the opcodes.
+ */
+#ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_PRIVATE_H
+#define FSDPCKPT_FORMATS_TORCH_PICKLE_PRIVATE_H
+
+#include "torch/pickle.h"
+
+#include <inttypes.h>
+
+/** The opcodes that Python's pickle writes in protocols 2 to 5, and those of Python 2's strings. */
+enum {
+    OP_MARK = '(',
+    OP_STOP = '.',
+    OP_POP = '0',
+    OP_POP_MARK = '1',
+    OP_BINFLOAT = 'G',
+    OP_BININT = 'J',
+    OP_BININT1 = 'K',
+    OP_BININT2 = 'M',
+    OP_NONE = 'N',
+    OP_BINPERSID = 'Q',
+    OP_REDUCE = 'R',
+    OP_BINSTRING = 'T',
+    OP_SHORT_BINSTRING = 'U',
+    OP_BINUNICODE = 'X',
+    OP_APPEND = 'a',
+    OP_BUILD = 'b',
+    OP_GLOBAL = 'c',
+    OP_EMPTY_DICT = '}',
+    OP_APPENDS = 'e',
+    OP_BINGET = 'h',
+    OP_LONG_BINGET = 'j',
+    OP_EMPTY_LIST = ']',
+    OP_BINPUT = 'q',
+    OP_LONG_BINPUT = 'r',
+    OP_SETITEM = 's',
+    OP_TUPLE = 't',
+    OP_EMPTY_TUPLE = ')',
+    OP_SETITEMS = 'u',
+    OP_PROTO = 0x80,
+    OP_NEWOBJ = 0x81,
+    OP_TUPLE1 = 0x85,
+    OP_TUPLE2 = 0x86,
+    OP_TUPLE3 = 0x87,
+    OP_NEWTRUE = 0x88,
+    OP_NEWFALSE = 0x89,
+    OP_LONG1 = 0x8a,
+    OP_LONG4 = 0x8b,
+    OP_BINBYTES = 'B',
+    OP_SHORT_BINBYTES = 'C',
+    OP_SHORT_BINUNICODE = 0x8c,
+    OP_BINUNICODE8 = 0x8d,
+    OP_BINBYTES8 = 0x8e,
+    OP_EMPTY_SET = 0x8f,
+    OP_ADDITEMS = 0x90,
+    OP_FROZENSET = 0x91,
+    OP_NEWOBJ_EX = 0x92,
+    OP_STACK_GLOBAL = 0x93,
+    OP_MEMOIZE = 0x94,
+    OP_FRAME = 0x95,
+    OP_BYTEARRAY8 = 0x96
+};
+
+/** A window that moves over the input. */
+typedef struct fc_pickle_reader {
+    const fc_pickle_source *source;
+    const unsigned char *at, *end; /* unread bytes of the window */
+    uint64_t end_position;         /* of `end`, from the start of the pickle */
+    unsigned char *buffer;         /* NULL when the source is memory */
+    uint64_t op_position;          /* where the current opcode began */
+    int op;
+    fc_error *err;
+} fc_pickle_reader;
+
+/** Sets the reader to the start of the pickle. `buffer` is FC_PICKLE_WINDOW bytes, or NULL for memory. */
+void fc_pickle_rewind(fc_pickle_reader *r);
+enum { FC_PICKLE_WINDOW = 256 * 1024, FC_PICKLE_LINE = 1024 };
+
+/** Makes at least `n` bytes (at most FC_PICKLE_WINDOW) readable at r->at; FC_ECORRUPT past the end. */
+fc_code fc_pickle_need_slow(fc_pickle_reader *r, size_t n);
+static inline fc_code fc_pickle_need(fc_pickle_reader *r, size_t n) {
+    return (size_t)(r->end - r->at) >= n ? FC_OK : fc_pickle_need_slow(r, n);
+}
+
+static inline uint64_t fc_pickle_position(const fc_pickle_reader *r) {
+    return r->end_position - (uint64_t)(r->end - r->at);
+}
+
+/** Reads the next opcode and its fixed argument (a number, or the length of what follows; signed ones extended). */
+fc_code fc_pickle_next(fc_pickle_reader *r, uint64_t *argument);
+
+/** Whether the opcode just read is followed by `argument` bytes. */
+bool fc_pickle_has_payload(int op);
+
+/** Copies the `n` bytes that follow into `dst`, or skips them when it is NULL. */
+fc_code fc_pickle_payload(fc_pickle_reader *r, void *dst, uint64_t n);
+
+/** Finds the two lines of GLOBAL within the window; they stay valid until the next read. */
+fc_code fc_pickle_lines(fc_pickle_reader *r, const char *lines[2], size_t lengths[2]);
+
+/** Fails with the file and the offset of the current opcode before the message. */
+fc_code fc_pickle_fail(fc_pickle_reader *r, fc_code code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+/** Which memo entries are ever fetched: only those are kept. Found by a first pass over the opcodes. */
+typedef struct fc_pickle_memo {
+    uint64_t *used;   /* a bit for each index */
+    uint32_t *before; /* number of used ones before each word */
+    size_t words;
+    fc_pv *values; /* one for each used index */
+    uint64_t count;
+} fc_pickle_memo;
+
+/** The first pass: checks that the opcodes are known and well-formed up to STOP, and fills `memo`. */
+fc_code fc_pickle_scan(fc_pickle_reader *r, fc_pickle_memo *memo);
+
+/** The slot of `index`, or NULL when it is never fetched. */
+fc_pv *fc_pickle_memo_slot(const fc_pickle_memo *memo, uint64_t index);
+
+/** The running machine. */
+typedef struct fc_pickle_vm {
+    fc_pickle *p;
+    fc_pickle_reader reader;
+    fc_pickle_mode mode;
+    fc_pv *stack;
+    size_t depth, stack_capacity;
+    size_t *marks; /* stack depths */
+    size_t nmarks, marks_capacity;
+    size_t base; /* depth at the innermost mark: below it nothing is popped */
+    fc_pickle_memo memo;
+    uint64_t memoized;     /* number of MEMOIZE so far */
+    size_t protected_cell; /* cells below this may be referred to by the memo */
+} fc_pickle_vm;
+
+/* Values. Each returns false when out of memory. */
+bool fc_pickle_add_cells(fc_pickle *p, size_t n, uint64_t *index);
+bool fc_pickle_add_tuple(fc_pickle *p, fc_pv_type type, const fc_pv *items, size_t n, fc_pv *out);
+/** Room for `n` bytes of text and a NUL; `*bytes` is valid until the next addition. */
+bool fc_pickle_add_text(fc_pickle *p, fc_pv_type type, uint64_t n, fc_pv *out, unsigned char **bytes);
+/** Turns text that was just added into the one stored copy of that string. */
+bool fc_pickle_intern_last(fc_pickle *p, fc_pv *text);
+bool fc_pickle_add_string(fc_pickle *p, const char *s, size_t n, fc_pv *out);
+bool fc_pickle_add_container(fc_pickle *p, fc_pv_type type, fc_pv *out);
+bool fc_pickle_append(fc_pickle *p, fc_pv container, const fc_pv *items, size_t n);
+/** Recycles a container that nothing can refer to any more. */
+void fc_pickle_recycle(fc_pickle *p, fc_pv container);
+bool fc_pickle_add_global(fc_pickle *p, fc_global_kind kind, uint32_t aux, fc_pv module, fc_pv name, fc_pv *out);
+bool fc_pickle_add_int(fc_pickle *p, int64_t value, fc_pv *out);
+bool fc_pickle_add_float(fc_pickle *p, double value, fc_pv *out);
+
+/** Grows `*array` of `size`-byte elements so that `needed` fit. */
+bool fc_pickle_grow(void *array, size_t *capacity, size_t needed, size_t size);
+
+/* What opcodes mean: the results replace calls that are never made. */
+fc_code fc_pickle_global_op(fc_pickle_vm *vm, fc_pv module, fc_pv name, fc_pv *out);
+fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out);
+fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out);
+fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state);
+fc_code fc_pickle_extend(fc_pickle_vm *vm, fc_pv target, const fc_pv *items, size_t n, fc_pv_type wanted);
+
+static inline fc_code fc_pickle_nomem(fc_pickle_vm *vm) {
+    return fc_pickle_fail(&vm->reader, FC_ENOMEM, "out of memory");
+}
+
+#endif

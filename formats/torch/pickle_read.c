@@ -1,0 +1,306 @@
+/*
+ * The input side of the pickle machine: a window over the bytes, the decoding of opcodes and their arguments, and the
+ * first pass that finds which memo entries are ever fetched. Pickles memoize nearly everything and fetch little of
+ * it, so the second pass needs a fraction of the memory.
+ */
+#include "core/checked.h"
+#include "fsdpckpt/io.h"
+#include "torch/pickle_private.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* How an opcode's argument is written: the number of bytes, and what they say. */
+enum { A_FORBIDDEN = 0, A_NONE = 1, A_SIGNED = 16, A_LENGTH = 32, A_LINES = 64, A_SIZE_MASK = 15 };
+#define ARG(n) (A_NONE + (n))
+
+/* A_SIZE_MASK holds 1 + the argument's bytes, so that 0 can mean "not an opcode that we know". */
+static const unsigned char shapes[256] = {
+    [OP_MARK] = A_NONE,
+    [OP_STOP] = A_NONE,
+    [OP_POP] = A_NONE,
+    [OP_POP_MARK] = A_NONE,
+    [OP_BINFLOAT] = ARG(8),
+    [OP_BININT] = ARG(4) | A_SIGNED,
+    [OP_BININT1] = ARG(1),
+    [OP_BININT2] = ARG(2),
+    [OP_NONE] = A_NONE,
+    [OP_BINPERSID] = A_NONE,
+    [OP_REDUCE] = A_NONE,
+    [OP_BINSTRING] = ARG(4) | A_SIGNED | A_LENGTH,
+    [OP_SHORT_BINSTRING] = ARG(1) | A_LENGTH,
+    [OP_BINUNICODE] = ARG(4) | A_LENGTH,
+    [OP_APPEND] = A_NONE,
+    [OP_BUILD] = A_NONE,
+    [OP_GLOBAL] = A_NONE | A_LINES,
+    [OP_EMPTY_DICT] = A_NONE,
+    [OP_APPENDS] = A_NONE,
+    [OP_BINGET] = ARG(1),
+    [OP_LONG_BINGET] = ARG(4),
+    [OP_EMPTY_LIST] = A_NONE,
+    [OP_BINPUT] = ARG(1),
+    [OP_LONG_BINPUT] = ARG(4),
+    [OP_SETITEM] = A_NONE,
+    [OP_TUPLE] = A_NONE,
+    [OP_EMPTY_TUPLE] = A_NONE,
+    [OP_SETITEMS] = A_NONE,
+    [OP_PROTO] = ARG(1),
+    [OP_NEWOBJ] = A_NONE,
+    [OP_TUPLE1] = A_NONE,
+    [OP_TUPLE2] = A_NONE,
+    [OP_TUPLE3] = A_NONE,
+    [OP_NEWTRUE] = A_NONE,
+    [OP_NEWFALSE] = A_NONE,
+    [OP_LONG1] = ARG(1) | A_LENGTH,
+    [OP_LONG4] = ARG(4) | A_SIGNED | A_LENGTH,
+    [OP_BINBYTES] = ARG(4) | A_LENGTH,
+    [OP_SHORT_BINBYTES] = ARG(1) | A_LENGTH,
+    [OP_SHORT_BINUNICODE] = ARG(1) | A_LENGTH,
+    [OP_BINUNICODE8] = ARG(8) | A_LENGTH,
+    [OP_BINBYTES8] = ARG(8) | A_LENGTH,
+    [OP_EMPTY_SET] = A_NONE,
+    [OP_ADDITEMS] = A_NONE,
+    [OP_FROZENSET] = A_NONE,
+    [OP_NEWOBJ_EX] = A_NONE,
+    [OP_STACK_GLOBAL] = A_NONE,
+    [OP_MEMOIZE] = A_NONE,
+    [OP_FRAME] = ARG(8),
+    [OP_BYTEARRAY8] = ARG(8) | A_LENGTH,
+};
+
+fc_code fc_pickle_fail(fc_pickle_reader *r, fc_code code, const char *fmt, ...) {
+    char text[512];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    return fc_fail(r->err, code, "%s: offset %" PRIu64 ": %s", r->source->name, r->source->offset + r->op_position,
+                   text);
+}
+
+void fc_pickle_rewind(fc_pickle_reader *r) {
+    r->op_position = 0;
+    if (r->source->bytes) {
+        r->at = r->source->bytes;
+        r->end = r->at + r->source->size;
+        r->end_position = r->source->size;
+    } else {
+        r->at = r->end = r->buffer;
+        r->end_position = 0;
+    }
+}
+
+static fc_code truncated(fc_pickle_reader *r, uint64_t wanted) {
+    uint64_t left = r->source->size - fc_pickle_position(r);
+    return fc_pickle_fail(r, FC_ECORRUPT,
+                          "the pickle is cut off: %" PRIu64 " more bytes belong here, %" PRIu64 " are left", wanted,
+                          left);
+}
+
+fc_code fc_pickle_need_slow(fc_pickle_reader *r, size_t n) {
+    uint64_t left = r->source->size - fc_pickle_position(r);
+    if (n > left) {
+        return truncated(r, n);
+    }
+    size_t have = (size_t)(r->end - r->at);
+    memmove(r->buffer, r->at, have);
+    uint64_t unread = r->source->size - r->end_position;
+    size_t more = FC_PICKLE_WINDOW - have < unread ? FC_PICKLE_WINDOW - have : (size_t)unread;
+    r->at = r->buffer;
+    r->end = r->buffer + have;
+    fc_code rc = fc_pread_full(r->source->fd, r->buffer + have, more, r->source->offset + r->end_position,
+                               r->source->name, r->err);
+    if (rc == FC_OK) {
+        r->end += more;
+        r->end_position += more;
+    }
+    return rc;
+}
+
+static uint64_t little_endian(const unsigned char *p, int n) {
+    uint64_t v = 0;
+    for (int i = 0; i < n; i++) {
+        v |= (uint64_t)p[i] << (8 * i);
+    }
+    return v;
+}
+
+static fc_code unknown_opcode(fc_pickle_reader *r) {
+    int c = r->op;
+    if (c >= 0x20 && c < 0x7f) {
+        return fc_pickle_fail(r, FC_ECORRUPT, "pickle opcode '%c' (0x%02x) is not allowed here", c, (unsigned)c);
+    }
+    return fc_pickle_fail(r, FC_ECORRUPT, "pickle opcode 0x%02x is not allowed here", (unsigned)c);
+}
+
+fc_code fc_pickle_next(fc_pickle_reader *r, uint64_t *argument) {
+    r->op_position = fc_pickle_position(r);
+    fc_code rc = fc_pickle_need(r, 1);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    r->op = *r->at++;
+    unsigned shape = shapes[r->op];
+    int n = (int)(shape & A_SIZE_MASK) - 1;
+    if (n == 0) {
+        return FC_OK;
+    }
+    if (n < 0) {
+        return unknown_opcode(r);
+    }
+    rc = fc_pickle_need(r, (size_t)n);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    *argument = n == 1 ? *r->at : little_endian(r->at, n);
+    if (shape & A_SIGNED) {
+        *argument = (uint64_t)(int64_t)(int32_t)(uint32_t)*argument;
+    }
+    r->at += n;
+    if ((shape & A_LENGTH) && *argument > r->source->size - fc_pickle_position(r)) {
+        return truncated(r, *argument);
+    }
+    return FC_OK;
+}
+
+bool fc_pickle_has_payload(int op) {
+    return shapes[op] & A_LENGTH;
+}
+
+fc_code fc_pickle_payload(fc_pickle_reader *r, void *dst, uint64_t n) {
+    size_t have = (size_t)(r->end - r->at);
+    size_t now = n < have ? (size_t)n : have;
+    if (dst) {
+        memcpy(dst, r->at, now);
+    }
+    r->at += now;
+    n -= now;
+    if (n == 0) {
+        return FC_OK;
+    }
+    /* The window is empty: what is left bypasses it. */
+    if (n > r->source->size - r->end_position) {
+        return truncated(r, n);
+    }
+    if (dst) {
+        fc_code rc = fc_pread_full(r->source->fd, (unsigned char *)dst + now, (size_t)n,
+                                   r->source->offset + r->end_position, r->source->name, r->err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    r->end_position += n;
+    return FC_OK;
+}
+
+fc_code fc_pickle_lines(fc_pickle_reader *r, const char *lines[2], size_t lengths[2]) {
+    uint64_t left = r->source->size - fc_pickle_position(r);
+    size_t n = left < 2 * FC_PICKLE_LINE ? (size_t)left : 2 * FC_PICKLE_LINE;
+    fc_code rc = fc_pickle_need(r, n);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    for (int i = 0; i < 2; i++) {
+        size_t here = (size_t)(r->end - r->at);
+        const unsigned char *nl = memchr(r->at, '\n', here < FC_PICKLE_LINE ? here : FC_PICKLE_LINE);
+        if (!nl) {
+            return fc_pickle_fail(r, FC_ECORRUPT, "the pickle is damaged: a global's name does not end");
+        }
+        lines[i] = (const char *)r->at;
+        lengths[i] = (size_t)(nl - r->at);
+        r->at = nl + 1;
+    }
+    return FC_OK;
+}
+
+/* Marks memo index `index` as fetched. */
+static fc_code mark_used(fc_pickle_reader *r, fc_pickle_memo *memo, uint64_t index, size_t *capacity) {
+    /* A put takes at least a byte, so a pickler that counts cannot have come further than this. */
+    if (index > r->op_position) {
+        return fc_pickle_fail(r, FC_ECORRUPT, "the pickle is damaged: it fetches memo entry %" PRIu64 ", never stored",
+                              index);
+    }
+    size_t word = (size_t)(index / 64);
+    if (word >= memo->words) {
+        size_t old = memo->words;
+        if (!fc_pickle_grow(&memo->used, capacity, word + 1, sizeof *memo->used)) {
+            return fc_pickle_fail(r, FC_ENOMEM, "out of memory");
+        }
+        memset(memo->used + old, 0, (word + 1 - old) * sizeof *memo->used);
+        memo->words = word + 1;
+    }
+    memo->used[word] |= UINT64_C(1) << (index % 64);
+    return FC_OK;
+}
+
+static fc_code index_memo(fc_pickle_reader *r, fc_pickle_memo *memo) {
+    memo->before = malloc((memo->words + 1) * sizeof *memo->before);
+    if (!memo->before) {
+        return fc_pickle_fail(r, FC_ENOMEM, "out of memory");
+    }
+    for (size_t i = 0; i < memo->words; i++) {
+        if (memo->count > UINT32_MAX) {
+            return fc_pickle_fail(r, FC_EUNSUPPORTED, "the pickle has more than 2^32 shared values");
+        }
+        memo->before[i] = (uint32_t)memo->count;
+        memo->count += (uint64_t)__builtin_popcountll(memo->used[i]);
+    }
+    memo->values = calloc(memo->count + 1, sizeof *memo->values);
+    return memo->values ? FC_OK : fc_pickle_fail(r, FC_ENOMEM, "out of memory");
+}
+
+fc_code fc_pickle_scan(fc_pickle_reader *r, fc_pickle_memo *memo) {
+    size_t capacity = 0;
+    bool puts = false, memoizes = false;
+    for (;;) {
+        uint64_t argument = 0;
+        fc_code rc = fc_pickle_next(r, &argument);
+        if (rc == FC_OK && r->op_position == 0 && r->op != OP_PROTO) {
+            rc = fc_pickle_fail(r, FC_ECORRUPT, "not a pickle of protocol 2 to 5");
+        } else if (rc == FC_OK && fc_pickle_has_payload(r->op)) {
+            rc = fc_pickle_payload(r, NULL, argument);
+        } else if (rc == FC_OK) {
+            switch (r->op) {
+            case OP_STOP:
+                return index_memo(r, memo);
+            case OP_BINGET:
+            case OP_LONG_BINGET:
+                rc = mark_used(r, memo, argument, &capacity);
+                break;
+            case OP_BINPUT:
+            case OP_LONG_BINPUT:
+                puts = true;
+                break;
+            case OP_MEMOIZE:
+                memoizes = true;
+                break;
+            case OP_GLOBAL: {
+                const char *lines[2];
+                size_t lengths[2];
+                rc = fc_pickle_lines(r, lines, lengths);
+                break;
+            }
+            default:
+                break;
+            }
+        }
+        if (rc == FC_OK && puts && memoizes) {
+            /* No pickler does this, and it would make the numbers of MEMOIZE depend on the indices of the puts. */
+            rc = fc_pickle_fail(r, FC_ECORRUPT, "the pickle is damaged: it mixes MEMOIZE and PUT");
+        }
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+}
+
+fc_pv *fc_pickle_memo_slot(const fc_pickle_memo *memo, uint64_t index) {
+    uint64_t word = index / 64;
+    if (word >= memo->words || !(memo->used[word] >> (index % 64) & 1)) {
+        return NULL;
+    }
+    uint64_t below = memo->used[word] & ((UINT64_C(1) << (index % 64)) - 1);
+    return &memo->values[memo->before[word] + (uint64_t)__builtin_popcountll(below)];
+}

@@ -1,0 +1,309 @@
+/*
+ * The values of a pickle: where tuples, instances, strings and containers are stored, and how they are read back.
+ * Written by the pickle machine, read by whoever walks the result.
+ */
+#include "core/checked.h"
+#include "torch/pickle_private.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool fc_pickle_grow(void *array, size_t *capacity, size_t needed, size_t size) {
+    if (needed <= *capacity) {
+        return true;
+    }
+    size_t want = *capacity + *capacity / 2, bytes;
+    if (want < needed) {
+        want = needed;
+    }
+    if (want < 16) {
+        want = 16;
+    }
+    void *old;
+    memcpy(&old, array, sizeof old);
+    void *grown = fc_mul_size(want, size, &bytes) ? realloc(old, bytes) : NULL;
+    if (!grown) {
+        return false;
+    }
+    memcpy(array, &grown, sizeof grown);
+    *capacity = want;
+    return true;
+}
+
+bool fc_pickle_add_cells(fc_pickle *p, size_t n, uint64_t *index) {
+    size_t needed;
+    if (!fc_add_size(p->ncells, n, &needed) ||
+        !fc_pickle_grow(&p->cells, &p->cells_capacity, needed, sizeof *p->cells)) {
+        return false;
+    }
+    *index = p->ncells;
+    p->ncells = needed;
+    return true;
+}
+
+bool fc_pickle_add_tuple(fc_pickle *p, fc_pv_type type, const fc_pv *items, size_t n, fc_pv *out) {
+    uint64_t at;
+    if (!fc_pickle_add_cells(p, n + 1, &at)) {
+        return false;
+    }
+    p->cells[at] = n;
+    if (n > 0) {
+        memcpy(p->cells + at + 1, items, n * sizeof *items);
+    }
+    *out = fc_pv_make(type, at);
+    return true;
+}
+
+bool fc_pickle_add_text(fc_pickle *p, fc_pv_type type, uint64_t n, fc_pv *out, unsigned char **bytes) {
+    size_t size, needed;
+    if (n > SIZE_MAX / 2 || !fc_add_size((size_t)n, sizeof(fc_pickle_text) + 8, &size)) {
+        return false;
+    }
+    size -= size % 8;
+    if (!fc_add_size(p->ntext, size, &needed) || !fc_pickle_grow(&p->text, &p->text_capacity, needed, 1)) {
+        return false;
+    }
+    fc_pickle_text *record = (fc_pickle_text *)(void *)(p->text + p->ntext);
+    *record = (fc_pickle_text){n, {0, 0}};
+    *bytes = (unsigned char *)(record + 1);
+    (*bytes)[n] = '\0';
+    *out = fc_pv_make(type, p->ntext / 8);
+    p->ntext = needed;
+    return true;
+}
+
+#define ROTATE(x, b) ((x) << (b) | (x) >> (64 - (b)))
+
+static void sip_round(uint64_t v[4]) {
+    v[0] += v[1], v[2] += v[3];
+    v[1] = ROTATE(v[1], 13) ^ v[0], v[3] = ROTATE(v[3], 16) ^ v[2];
+    v[0] = ROTATE(v[0], 32);
+    v[2] += v[1], v[0] += v[3];
+    v[1] = ROTATE(v[1], 17) ^ v[2], v[3] = ROTATE(v[3], 21) ^ v[0];
+    v[2] = ROTATE(v[2], 32);
+}
+
+/* SipHash-1-3 with a random key: a file cannot be made whose strings all collide. */
+static uint64_t hash(const fc_pickle *p, const unsigned char *s, size_t n) {
+    uint64_t k0 = p->hash_key[0], k1 = p->hash_key[1];
+    uint64_t v[4] = {k0 ^ UINT64_C(0x736f6d6570736575), k1 ^ UINT64_C(0x646f72616e646f6d),
+                     k0 ^ UINT64_C(0x6c7967656e657261), k1 ^ UINT64_C(0x7465646279746573)};
+    uint64_t last = (uint64_t)n << 56;
+    for (; n >= 8; s += 8, n -= 8) {
+        uint64_t m;
+        memcpy(&m, s, 8);
+        v[3] ^= m;
+        sip_round(v);
+        v[0] ^= m;
+    }
+    for (size_t i = 0; i < n; i++) {
+        last |= (uint64_t)s[i] << (8 * i);
+    }
+    v[3] ^= last;
+    sip_round(v);
+    v[0] ^= last;
+    v[2] ^= 0xff;
+    for (int i = 0; i < 3; i++) {
+        sip_round(v);
+    }
+    return v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+static const fc_pickle_text *interned_at(const fc_pickle *p, uint64_t slot) {
+    return (const fc_pickle_text *)(const void *)(p->text + (slot - 1) * 8);
+}
+
+/* The slot that holds `text`, or the empty one where it belongs. */
+static size_t find_slot(const fc_pickle *p, const uint64_t *slots, size_t nslots, const fc_pickle_text *text) {
+    size_t n = (size_t)text->length;
+    size_t i = (size_t)hash(p, (const unsigned char *)(text + 1), n) & (nslots - 1);
+    for (; slots[i]; i = (i + 1) & (nslots - 1)) {
+        const fc_pickle_text *other = interned_at(p, slots[i]);
+        if (other->length == n && memcmp(other + 1, text + 1, n) == 0) {
+            break;
+        }
+    }
+    return i;
+}
+
+static bool grow_interned(fc_pickle *p) {
+    size_t nslots = p->interned_slots ? p->interned_slots * 2 : 64;
+    uint64_t *slots = calloc(nslots, sizeof *slots);
+    if (!slots) {
+        return false;
+    }
+    for (size_t i = 0; i < p->interned_slots; i++) {
+        if (p->interned[i]) {
+            slots[find_slot(p, slots, nslots, interned_at(p, p->interned[i]))] = p->interned[i];
+        }
+    }
+    free(p->interned);
+    p->interned = slots;
+    p->interned_slots = nslots;
+    return true;
+}
+
+bool fc_pickle_intern_last(fc_pickle *p, fc_pv *text) {
+    if (p->ninterned * 2 >= p->interned_slots && !grow_interned(p)) {
+        return false;
+    }
+    uint64_t at = fc_pv_payload(*text);
+    size_t slot = find_slot(p, p->interned, p->interned_slots, fc_pickle_record(p, *text));
+    if (p->interned[slot]) {
+        p->ntext = (size_t)at * 8; /* it is there already: give the new copy's room back */
+        *text = fc_pv_make(FC_PV_STR, p->interned[slot] - 1);
+    } else {
+        p->interned[slot] = at + 1;
+        p->ninterned++;
+    }
+    return true;
+}
+
+bool fc_pickle_add_string(fc_pickle *p, const char *s, size_t n, fc_pv *out) {
+    unsigned char *bytes;
+    if (!fc_pickle_add_text(p, FC_PV_STR, n, out, &bytes)) {
+        return false;
+    }
+    memcpy(bytes, s, n);
+    return fc_pickle_intern_last(p, out);
+}
+
+bool fc_pickle_add_container(fc_pickle *p, fc_pv_type type, fc_pv *out) {
+    uint64_t index;
+    if (p->free_container) {
+        index = p->free_container - 1;
+        p->free_container = p->containers[index].next_free;
+    } else {
+        if (p->ncontainers >= UINT32_MAX - 1 || !fc_pickle_grow(&p->containers, &p->containers_capacity,
+                                                                p->ncontainers + 1, sizeof *p->containers)) {
+            return false;
+        }
+        index = p->ncontainers++;
+        p->containers[index] = (fc_pickle_container){NULL, 0, 0, 0, false};
+    }
+    *out = fc_pv_make(type, index);
+    return true;
+}
+
+bool fc_pickle_append(fc_pickle *p, fc_pv container, const fc_pv *items, size_t n) {
+    fc_pickle_container *c = &p->containers[fc_pv_payload(container)];
+    size_t needed;
+    if (!fc_add_size(c->count, n, &needed)) {
+        return false;
+    }
+    if (needed > c->capacity) {
+        /* Few items mostly stay few, and there may be millions of such containers. */
+        size_t want = c->capacity < 4 ? needed : c->capacity * 2 > needed ? c->capacity * 2 : needed;
+        fc_pv *grown = want > SIZE_MAX / sizeof *grown ? NULL : realloc(c->items, want * sizeof *grown);
+        if (!grown) {
+            return false;
+        }
+        c->items = grown;
+        c->capacity = want;
+    }
+    if (n > 0) {
+        memcpy(c->items + c->count, items, n * sizeof *items);
+    }
+    c->count = needed;
+    return true;
+}
+
+void fc_pickle_recycle(fc_pickle *p, fc_pv container) {
+    uint64_t index = fc_pv_payload(container);
+    fc_pickle_container *c = &p->containers[index];
+    if (c->capacity > 64) {
+        free(c->items);
+        c->items = NULL;
+        c->capacity = 0;
+    }
+    c->count = 0;
+    c->next_free = p->free_container;
+    p->free_container = (uint32_t)index + 1;
+}
+
+bool fc_pickle_add_global(fc_pickle *p, fc_global_kind kind, uint32_t aux, fc_pv module, fc_pv name, fc_pv *out) {
+    uint64_t at;
+    if (!fc_pickle_add_cells(p, 3, &at)) {
+        return false;
+    }
+    p->cells[at] = (uint64_t)kind | (uint64_t)aux << 32;
+    p->cells[at + 1] = module;
+    p->cells[at + 2] = name;
+    *out = fc_pv_make(FC_PV_GLOBAL, at);
+    return true;
+}
+
+bool fc_pickle_add_int(fc_pickle *p, int64_t value, fc_pv *out) {
+    const int64_t limit = INT64_C(1) << 55;
+    if (value >= -limit && value < limit) {
+        *out = fc_pv_make(FC_PV_INT, (uint64_t)value);
+        return true;
+    }
+    unsigned char *bytes;
+    if (!fc_pickle_add_text(p, FC_PV_BIGINT, 8, out, &bytes)) {
+        return false;
+    }
+    for (int i = 0; i < 8; i++) {
+        bytes[i] = (unsigned char)((uint64_t)value >> (8 * i));
+    }
+    return true;
+}
+
+bool fc_pickle_add_float(fc_pickle *p, double value, fc_pv *out) {
+    uint64_t at;
+    if (!fc_pickle_add_cells(p, 1, &at)) {
+        return false;
+    }
+    memcpy(&p->cells[at], &value, sizeof value);
+    *out = fc_pv_make(FC_PV_FLOAT, at);
+    return true;
+}
+
+double fc_pickle_float(const fc_pickle *p, fc_pv v) {
+    double value;
+    memcpy(&value, &p->cells[fc_pv_payload(v)], sizeof value);
+    return value;
+}
+
+bool fc_pickle_int(const fc_pickle *p, fc_pv v, int64_t *out) {
+    if (fc_pv_typeof(v) == FC_PV_INT) {
+        uint64_t bits = fc_pv_payload(v);
+        uint64_t sign = UINT64_C(1) << 55;
+        *out = (int64_t)((bits ^ sign) - sign);
+        return true;
+    }
+    if (fc_pv_typeof(v) != FC_PV_BIGINT) {
+        return false;
+    }
+    size_t n;
+    const unsigned char *bytes = (const unsigned char *)fc_pickle_bytes(p, v, &n);
+    unsigned char fill = n > 0 && bytes[n - 1] & 0x80 ? 0xff : 0;
+    uint64_t value = 0;
+    for (size_t i = 0; i < n || i < 8; i++) {
+        unsigned char byte = i < n ? bytes[i] : fill;
+        if (i < 8) {
+            value |= (uint64_t)byte << (8 * i);
+        } else if (byte != fill) {
+            return false;
+        }
+    }
+    *out = (int64_t)value;
+    return (value >> 63) == (fill & 1);
+}
+
+bool fc_pickle_is_str(const fc_pickle *p, fc_pv v, const char *text) {
+    size_t n;
+    if (fc_pv_typeof(v) != FC_PV_STR) {
+        return false;
+    }
+    const char *s = fc_pickle_bytes(p, v, &n);
+    return strlen(text) == n && memcmp(s, text, n) == 0;
+}
+
+void fc_pickle_global_name(const fc_pickle *p, fc_pv v, char *buf, size_t size) {
+    const uint64_t *cell = p->cells + fc_pv_payload(v);
+    size_t n;
+    const char *module = fc_pickle_bytes(p, cell[1], &n);
+    snprintf(buf, size, "%s.%s", module, fc_pickle_bytes(p, cell[2], &n));
+}

@@ -1,0 +1,70 @@
+/*
+ * The zip archive that torch.save writes, at a range of a file: an item of a DCP `.distcp`, or a whole `.pt`.
+ *
+ * Input: a descriptor and a range. Output: the records, each with the place of its bytes in the file, so that tensor
+ * data is never copied here. Everything that could let two readers see different bytes is refused: duplicates,
+ * overlaps, local headers that disagree with the central directory, directory bits, encryption.
+ */
+#ifndef FSDPCKPT_FORMATS_TORCH_ZIP_H
+#define FSDPCKPT_FORMATS_TORCH_ZIP_H
+
+#include "fsdpckpt/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { FC_ZIP_STORED = 0, FC_ZIP_DEFLATED = 8 };
+
+/** One record. */
+typedef struct fc_zip_entry {
+    const char *name; /**< NUL-terminated, without NUL inside */
+    uint64_t data;    /**< where the stored bytes begin, from the start of the file */
+    uint64_t stored;  /**< bytes there */
+    uint64_t size;    /**< bytes once inflated; = stored for FC_ZIP_STORED */
+    uint64_t header;  /**< where the local header begins, from the start of the file */
+    uint32_t crc;     /**< of the inflated bytes; 0 also when torch was told not to compute it */
+    uint16_t method;  /**< FC_ZIP_STORED or FC_ZIP_DEFLATED */
+    uint16_t flags;
+} fc_zip_entry;
+
+/** A part of the archive that has been read. */
+typedef struct fc_zip_window {
+    unsigned char *bytes;
+    uint64_t offset; /* from the start of the file */
+    size_t size;
+} fc_zip_window;
+
+/** An open archive; owned by the caller. The descriptor stays the caller's. */
+typedef struct fc_zip {
+    const char *path; /* borrowed */
+    int fd;
+    uint64_t offset, length; /* the range */
+    fc_zip_entry *entries;   /* in the order of the central directory */
+    size_t nentries;
+    fc_zip_entry **sorted; /* by name */
+    char *names;
+    uint64_t records_end;        /* where the central directory begins, from the start of the file */
+    fc_zip_window head, tail, other; /* other: what the two did not cover */
+} fc_zip;
+
+/**
+ * Reads the directory and checks every local header against it. Small archives take one pread, items with a large
+ * tensor two.
+ * @param path for messages; borrowed until fc_zip_close.
+ */
+fc_code fc_zip_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_zip *zip, fc_error *err);
+
+/** Frees what `zip` holds; a zeroed one is allowed. */
+void fc_zip_close(fc_zip *zip);
+
+/** @return the record called `name`, or NULL. */
+const fc_zip_entry *fc_zip_find(const fc_zip *zip, const char *name);
+
+/**
+ * Reads a record into memory, inflating it where needed and checking its CRC where there is one.
+ * @param bytes receives malloc'ed memory of entry->size bytes, owned by the caller.
+ */
+fc_code fc_zip_read(fc_zip *zip, const fc_zip_entry *entry, unsigned char **bytes, fc_error *err);
+
+#endif

@@ -1,0 +1,139 @@
+/*
+ * Reading bytes of a torch.save archive: the windows that keep the number of preads small, and whole records,
+ * inflated and checked.
+ */
+#include "core/checked.h"
+#include "fsdpckpt/io.h"
+#include "torch/zip_private.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+
+fc_code fc_zip_load(fc_zip *zip, fc_zip_window *window, uint64_t at, uint64_t size, fc_error *err) {
+    if (size > SIZE_MAX - 1 || !fc_range_within(at, size, zip->length)) {
+        return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the torch.save archive is damaged: it is too short",
+                       zip->path, zip->offset);
+    }
+    unsigned char *bytes = malloc((size_t)size + 1);
+    if (!bytes) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", zip->path);
+    }
+    fc_code rc = fc_pread_full(zip->fd, bytes, (size_t)size, zip->offset + at, zip->path, err);
+    if (rc != FC_OK) {
+        free(bytes);
+        return rc;
+    }
+    free(window->bytes);
+    *window = (fc_zip_window){bytes, zip->offset + at, (size_t)size};
+    return FC_OK;
+}
+
+static const unsigned char *within(const fc_zip_window *window, uint64_t offset, uint64_t size) {
+    return window->bytes && offset >= window->offset &&
+                   fc_range_within(offset - window->offset, size, (uint64_t)window->size)
+               ? window->bytes + (offset - window->offset)
+               : NULL;
+}
+
+fc_code fc_zip_view(fc_zip *zip, uint64_t at, uint64_t size, const unsigned char **bytes, fc_error *err) {
+    const fc_zip_window *windows[] = {&zip->head, &zip->tail, &zip->other};
+    for (size_t i = 0; i < 3; i++) {
+        *bytes = within(windows[i], zip->offset + at, size);
+        if (*bytes) {
+            return FC_OK;
+        }
+    }
+    fc_code rc = fc_zip_load(zip, &zip->other, at, size, err);
+    *bytes = zip->other.bytes;
+    return rc;
+}
+
+void fc_zip_close(fc_zip *zip) {
+    free(zip->entries);
+    free(zip->sorted);
+    free(zip->names);
+    free(zip->head.bytes);
+    free(zip->tail.bytes);
+    free(zip->other.bytes);
+    *zip = (fc_zip){0};
+}
+
+static fc_code record_damaged(const fc_zip *zip, const fc_zip_entry *entry, const char *what, fc_error *err) {
+    return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": record %s is damaged: %s", zip->path, entry->data,
+                   entry->name, what);
+}
+
+/* Inflates `stored` into `out` (entry->size bytes): exactly that many must come out, from exactly that input. */
+static fc_code inflate_record(const fc_zip *zip, const fc_zip_entry *entry, const unsigned char *stored,
+                              unsigned char *out, fc_error *err) {
+    z_stream z = {0};
+    if (inflateInit2(&z, -MAX_WBITS) != Z_OK) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", zip->path);
+    }
+    uint64_t in_left = entry->stored, out_left = entry->size;
+    unsigned char extra;
+    int state = Z_OK;
+    z.next_in = (Bytef *)(uintptr_t)stored;
+    z.next_out = entry->size ? out : &extra;
+    while (state == Z_OK) {
+        uInt in_step = in_left < UINT32_MAX ? (uInt)in_left : UINT32_MAX;
+        uInt out_step = out_left < UINT32_MAX ? (uInt)out_left : UINT32_MAX;
+        z.avail_in = in_step;
+        z.avail_out = out_step;
+        if (out_step == 0) { /* one byte of room tells a stream that goes on from one that ends here */
+            z.next_out = &extra;
+            z.avail_out = 1;
+        }
+        state = inflate(&z, Z_NO_FLUSH);
+        in_left -= in_step - z.avail_in;
+        if (out_step == 0 && z.avail_out == 0) {
+            state = Z_DATA_ERROR;
+        }
+        out_left -= out_step == 0 ? 0 : out_step - z.avail_out;
+    }
+    inflateEnd(&z);
+    if (state != Z_STREAM_END || in_left != 0 || out_left != 0) {
+        return record_damaged(zip, entry, "it does not inflate to its declared size", err);
+    }
+    return FC_OK;
+}
+
+static bool crc_matches(const fc_zip_entry *entry, const unsigned char *bytes) {
+    return entry->crc == 0 || crc32_z(0, bytes, (size_t)entry->size) == entry->crc;
+}
+
+fc_code fc_zip_read(fc_zip *zip, const fc_zip_entry *entry, unsigned char **bytes, fc_error *err) {
+    const unsigned char *stored;
+    *bytes = NULL;
+    /* Deflate cannot do better than 1032 to 1: more is a lie, and is not allocated. */
+    if (entry->method == FC_ZIP_DEFLATED && entry->size / 1040 > entry->stored) {
+        return record_damaged(zip, entry, "its declared size is impossible", err);
+    }
+    if (entry->size > SIZE_MAX - 1) {
+        return record_damaged(zip, entry, "its declared size is impossible", err);
+    }
+    fc_code rc = fc_zip_view(zip, entry->data - zip->offset, entry->stored, &stored, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    unsigned char *out = malloc((size_t)entry->size + 1);
+    if (!out) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", zip->path);
+    }
+    if (entry->method == FC_ZIP_DEFLATED) {
+        rc = inflate_record(zip, entry, stored, out, err);
+    } else {
+        memcpy(out, stored, (size_t)entry->size);
+    }
+    if (rc == FC_OK && !crc_matches(entry, out)) {
+        rc = record_damaged(zip, entry, "its CRC does not match", err);
+    }
+    if (rc != FC_OK) {
+        free(out);
+        return rc;
+    }
+    *bytes = out;
+    return FC_OK;
+}

@@ -1,0 +1,241 @@
+"""What the tests of the command share: running it, copies of checkpoints, damaged ones. Python's own library only.
+
+FSDPCKPT is the binary, FSDPCKPT_CORPUS the folder of good checkpoints.
+"""
+
+import collections
+import copyreg
+import io
+import os
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import types
+import unittest
+
+BINARY = os.environ["FSDPCKPT"]
+CORPUS = os.environ["FSDPCKPT_CORPUS"]
+
+
+def corpus(name):
+    path = os.path.join(CORPUS, name)
+    assert os.path.isdir(path), path
+    return path
+
+
+class Case(unittest.TestCase):
+    """A test in an empty directory of its own."""
+
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="fsdpckpt-cli-")
+        self.addCleanup(shutil.rmtree, self.dir, True)
+
+    def path(self, *names):
+        return os.path.join(self.dir, *names)
+
+    def run_tool(self, *args, stdout=subprocess.PIPE, env=None, timeout=120):
+        full = {**os.environ, "LC_ALL": "C.UTF-8", **(env or {})}
+        return subprocess.run([BINARY, *map(str, args)], stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+                              cwd=self.dir, env=full, timeout=timeout, text=True, errors="replace")
+
+    def ok(self, *args, **kwargs):
+        p = self.run_tool(*args, **kwargs)
+        self.assertEqual((p.returncode, p.stderr), (0, ""), args)
+        return p.stdout
+
+    def fails(self, status, *args, contains=(), **kwargs):
+        """One line on stderr, the exit status, nothing on stdout."""
+        p = self.run_tool(*args, **kwargs)
+        self.assertEqual(p.returncode, status, (args, p.stdout, p.stderr))
+        self.assertEqual(p.stderr.count("\n"), 1, p.stderr)
+        self.assertTrue(p.stderr.startswith("fsdpckpt: "), p.stderr)
+        self.assertTrue(p.stderr.endswith("\n"), p.stderr)
+        self.assertNotIn("\x1b", p.stderr)
+        if p.stdout is not None:
+            self.assertEqual(p.stdout, "")
+        for text in contains:
+            self.assertIn(text, p.stderr)
+        return p.stderr
+
+    def copy(self, name, to="ckpt"):
+        """A copy that a test may damage."""
+        target = self.path(to)
+        shutil.copytree(corpus(name), target)
+        return target
+
+    def listing(self):
+        return sorted(os.listdir(self.dir))
+
+
+class Inert:
+    """Stands for any class or function of a pickle; remembers how it was made, so that it is written the same way."""
+
+    def __new__(cls, *args):
+        self = object.__new__(cls)
+        self.args, self.called, self.state = args, False, None
+        return self
+
+    def __init__(self, *args):  # only a call comes here (REDUCE); NEWOBJ does not
+        self.called = True
+
+    def __setstate__(self, state):
+        self.state = state
+
+    def __reduce_ex__(self, protocol):
+        if self.called:
+            return (type(self), self.args, self.state)
+        return (copyreg.__newobj__, (type(self), *self.args), self.state)
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name not in (self.state or {}):
+            raise AttributeError(name)
+        return self.state[name]
+
+    def __eq__(self, other):
+        return type(self) is type(other) and (self.args, self.state) == (other.args, other.state)
+
+    def __hash__(self):
+        return hash(type(self))
+
+
+class _Dtype:
+    """torch.float32 and its like are pickled as globals, not as calls."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __reduce__(self):
+        return self.name
+
+
+def _stand_in(module, name):
+    """Puts a class (or a dtype) named module.name where pickle will find it again."""
+    parts = module.split(".")
+    for i in range(len(parts)):
+        sys.modules.setdefault(".".join(parts[: i + 1]), types.ModuleType(".".join(parts[: i + 1])))
+    home = sys.modules[module]
+    if not hasattr(home, name):
+        value = _Dtype(name) if module == "torch" and name.islower() else type(name, (Inert,), {})
+        value.__module__ = module
+        setattr(home, name, value)
+    return getattr(home, name)
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module, name):
+        if module.startswith(("torch", "pathlib")):
+            return _stand_in(module, name)
+        return super().find_class(module, name)
+
+
+def _forget_stand_ins():
+    for name in [m for m in sys.modules if m == "torch" or m.startswith("torch.") or m == "pathlib"]:
+        del sys.modules[name]
+
+
+def edit_metadata(checkpoint, edit):
+    """Reads a .metadata without torch, lets `edit` change the object, writes it back."""
+    path = os.path.join(checkpoint, ".metadata")
+    saved = {k: v for k, v in sys.modules.items() if k == "pathlib"}
+    try:
+        sys.modules.pop("pathlib", None)
+        with open(path, "rb") as f:
+            data = _Reader(io.BytesIO(f.read())).load()
+        edit(data)
+        blob = pickle.dumps(data, protocol=4)
+    finally:
+        _forget_stand_ins()
+        sys.modules.update(saved)
+    with open(path, "wb") as f:
+        f.write(blob)
+
+
+def tensor_of(data, name):
+    return data.state_dict_metadata[name]
+
+
+def storage_key(data, name, index):
+    """The key in storage_data of chunk `index` of a tensor."""
+    chunk = tensor_of(data, name).chunks[index]
+    for key in data.storage_data:
+        if key.fqn == name and key.offset == chunk.offsets:
+            return key
+    raise KeyError(name)
+
+
+def _zip_stored(entries, sparse):
+    """The parts of a zip of stored entries (name, bytes), one of which, of `sparse` = (name, size), is a hole.
+    CRCs are 0, as torch writes them when told not to compute any. Yields bytes, or an int for a hole."""
+    central, offset = b"", 0
+    for name, data in entries + [sparse]:
+        size = data if isinstance(data, int) else len(data)
+        common = struct.pack("<HHHHHIIIHH", 20, 0, 0, 0, 33, 0, size, size, len(name), 0)
+        local = b"PK\3\4" + common + name.encode()
+        central += b"PK\1\2" + struct.pack("<H", 20) + common + struct.pack("<HHHII", 0, 0, 0, 0, offset) + name.encode()
+        offset += len(local) + size
+        yield local
+        yield data
+    count = len(entries) + 1
+    yield central + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, count, count, len(central), offset, 0)
+
+
+class _Writer(pickle.Pickler):
+    def persistent_id(self, obj):
+        return obj.tuple if isinstance(obj, _Storage) else None
+
+
+class _Storage:
+    def __init__(self, count):
+        self.tuple = ("storage", _stand_in("torch", "FloatStorage"), "0", "cpu", count)
+
+
+def make_large(path, elements):
+    """A checkpoint of one float32 tensor "w" whose data is a hole in a sparse file: large to convert, not on disk."""
+    os.mkdir(path)
+    try:
+        buf = io.BytesIO()
+        rebuild = _stand_in("torch._utils", "_rebuild_tensor_v2")
+        tensor = rebuild(_Storage(elements), 0, (elements,), (1,), False, collections.OrderedDict())
+        _Writer(buf, protocol=2).dump(tensor)
+        entries = [("archive/data.pkl", buf.getvalue()), ("archive/byteorder", b"little"), ("archive/version", b"3\n")]
+        with open(os.path.join(path, "__0_0.distcp"), "wb") as f:
+            for part in _zip_stored(entries, ("archive/data/0", 4 * elements)):
+                f.seek(part, 1) if isinstance(part, int) else f.write(part)
+            length = f.tell()
+
+        def new(module, name, **state):
+            made = Inert.__new__(_stand_in(module, name))
+            made.state = state
+            return made
+
+        dcp = "torch.distributed.checkpoint.metadata"
+        size = lambda *n: _stand_in("torch", "Size")(n)
+        properties = new(dcp, "TensorProperties")
+        properties.state = (_stand_in("torch", "float32"), _stand_in("torch.serialization", "_get_layout")("torch.strided"),
+                            False, _stand_in(dcp, "_MEM_FORMAT_ENCODING")(0), False)
+        chunk = new(dcp, "ChunkStorageMetadata", offsets=size(0), sizes=size(elements))
+        data = new(dcp, "Metadata",
+                   state_dict_metadata={"w": new(dcp, "TensorStorageMetadata", properties=properties, size=size(elements),
+                                                 chunks=[chunk])},
+                   planner_data={"w": ("w",)},
+                   storage_data={new(dcp, "MetadataIndex", fqn="w", offset=size(0), index=0):
+                                 new("torch.distributed.checkpoint.filesystem", "_StorageInfo",
+                                     relative_path="__0_0.distcp", offset=0, length=length)},
+                   storage_meta=None)
+        with open(os.path.join(path, ".metadata"), "wb") as f:
+            pickle.dump(data, f, protocol=4)
+    finally:
+        _forget_stand_ins()
+    return path
+
+
+def largest_shard(checkpoint):
+    shards = [os.path.join(checkpoint, n) for n in os.listdir(checkpoint) if n.endswith(".distcp")]
+    return max(shards, key=os.path.getsize)
+
+
+def main():
+    unittest.main(verbosity=1)

@@ -1,0 +1,154 @@
+"""consolidate and reshard: targets, options, summaries. That the bytes are right is the oracle's business."""
+
+import json
+import os
+import stat
+
+import harness
+
+FSDP2 = "dcp-torch2.15.0-fsdp2"
+MESH = "dcp-torch2.15.0-2d-dp4tp2"
+
+
+class Convert(harness.Case):
+    def names(self, target):
+        return {t["name"] for t in json.loads(self.ok("inspect", target, "--json"))["tensors"]}
+
+    def test_consolidate_says_what_it_did(self):
+        text = self.ok("consolidate", harness.corpus(MESH), "-o", "m.h5")
+        self.assertRegex(text, r"^m\.h5: 11 tensors, 0 objects, [\d.]+ kB in 1 file, [\d.]+ s, .*/s\n$")
+        self.assertEqual(self.listing(), ["m.h5"])
+        self.assertIn("full: no tensor is cut", self.ok("inspect", "m.h5"))
+        self.assertEqual(self.names("m.h5"), self.names(harness.corpus(MESH)))
+
+    def test_reshard_says_what_tp_cut(self):
+        text = self.ok("reshard", harness.corpus(FSDP2), "-o", "out", "--dp", "4", "--tp", "2")
+        self.assertRegex(text, r"^out: \d+ tensors, .* in 9 files, ")
+        self.assertRegex(text, r"\nTP cuts [1-9]\d* of \d+ tensors \(plan auto\)\n$")
+        self.assertEqual(self.listing(), ["out"])
+        files = sorted(os.listdir(self.path("out")))
+        self.assertEqual(files, ["index.h5"] + [f"shard-{i:05d}-of-00008.h5" for i in range(8)])
+        self.assertRegex(self.ok("inspect", "out"), r"8 ranks")
+
+    def test_reshard_only_dp_has_no_plan(self):
+        self.assertNotIn("TP cuts", self.ok("reshard", harness.corpus(FSDP2), "-o", "out", "--dp", "3"))
+
+    def test_json_summary(self):
+        got = json.loads(self.ok("reshard", harness.corpus(FSDP2), "-o", "out", "--tp", "2", "--json"))
+        self.assertEqual((got["target"], got["dry_run"], got["files"]), ("out", False, 3))
+        self.assertGreater(got["tp_cut"], 0)
+        self.assertGreater(got["data_bytes"], 0)
+
+    def test_quiet(self):
+        self.assertEqual(self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5", "-q"), "")
+
+    def test_verbose_goes_to_stderr(self):
+        p = self.run_tool("reshard", harness.corpus(FSDP2), "-o", "out", "--dp", "2", "-v")
+        self.assertEqual(p.returncode, 0)
+        self.assertIn("fsdpckpt: mesh dimension 0: dp 2\n", p.stderr)
+
+    def test_dry_run_writes_nothing(self):
+        text = self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5", "--dry-run")
+        self.assertIn("m.h5: would hold ", text)
+        self.assertIn("memory for buffers", text)
+        got = json.loads(self.ok("reshard", harness.corpus(FSDP2), "-o", "out", "--dp", "4", "-n", "--json"))
+        self.assertTrue(got["dry_run"])
+        self.assertEqual(got["files"], 5)
+        self.assertGreater(got["memory"], 0)
+        self.assertGreater(got["header_bytes"], 0)
+        self.assertGreaterEqual(got["largest_file"], got["smallest_file"])
+        self.assertEqual(self.listing(), [])
+
+    def test_existing_targets_are_kept(self):
+        self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5")
+        with open(self.path("m.h5"), "rb") as f:
+            before = f.read()
+        self.fails(2, "consolidate", harness.corpus(MESH), "-o", "m.h5", contains=["m.h5", "--force"])
+        self.fails(2, "consolidate", harness.corpus(MESH), "-o", "m.h5", "--dry-run", contains=["m.h5", "--force"])
+        with open(self.path("m.h5"), "rb") as f:
+            self.assertEqual(f.read(), before)
+        self.ok("consolidate", harness.corpus(MESH), "-o", "m.h5", "--force")
+        self.assertEqual(self.names("m.h5"), self.names(harness.corpus(MESH)))
+        self.ok("reshard", "m.h5", "-o", "out", "--dp", "2")
+        self.fails(2, "reshard", "m.h5", "-o", "out", "--dp", "4", contains=["out", "--force"])
+        self.ok("reshard", "m.h5", "-o", "out", "--dp", "4", "--force")
+        self.assertEqual(len(os.listdir(self.path("out"))), 5)
+        os.mkdir(self.path("precious"))
+        with open(self.path("precious", "thesis.tex"), "w") as f:
+            f.write("x")
+        self.fails(2, "reshard", "m.h5", "-o", "precious", "--dp", "2", "--force", contains=["thesis.tex"])
+        self.assertEqual(os.listdir(self.path("precious")), ["thesis.tex"])
+        self.assertEqual(self.listing(), ["m.h5", "out", "precious"])
+
+    def test_failed_force_keeps_the_old_one(self):
+        self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5")
+        with open(self.path("m.h5"), "rb") as f:
+            before = f.read()
+        bad = self.copy(FSDP2)
+        os.truncate(harness.largest_shard(bad), 100)
+        self.fails(3, "consolidate", bad, "-o", "m.h5", "--force")
+        with open(self.path("m.h5"), "rb") as f:
+            self.assertEqual(f.read(), before)
+        self.assertEqual(self.listing(), ["ckpt", "m.h5"])
+
+    def test_output_is_the_same_every_time(self):
+        contents = []
+        for i in range(2):
+            self.ok("consolidate", harness.corpus("dcp-torch2.15.0-train"), "-o", f"m{i}.h5", "-j", str(1 + 3 * i))
+            with open(self.path(f"m{i}.h5"), "rb") as f:
+                contents.append(f.read())
+        self.assertEqual(contents[0], contents[1])
+
+    def test_names_and_types_are_chosen(self):
+        all_names = self.names(harness.corpus(MESH))
+        self.ok("consolidate", harness.corpus(MESH), "-o", "a.h5", "--include", "*.weight", "--exclude", "*norm*",
+                "--strip-prefix", "model.", "--dtype", "bf16")
+        got = json.loads(self.ok("inspect", "a.h5", "--json"))
+        want = {n.removeprefix("model.") for n in all_names if n.endswith(".weight") and "norm" not in n}
+        self.assertEqual({t["name"] for t in got["tensors"]}, want)
+        self.assertEqual({t["dtype"] for t in got["tensors"]}, {"bfloat16"})
+        self.fails(2, "consolidate", harness.corpus(MESH), "-o", "b.h5", "--include", "nothing*", contains=["nothing*"])
+        self.assertEqual(self.listing(), ["a.h5"])
+
+    def test_include_is_counted(self):
+        self.assertRegex(self.ok("consolidate", harness.corpus(MESH), "-o", "a.h5", "--exclude", "model.norm.*"),
+                         r"\n2 left out by --include and --exclude\n")
+
+    def test_any_layout_to_any_layout(self):
+        self.ok("reshard", harness.corpus(FSDP2), "-o", "a", "--dp", "3")
+        self.ok("reshard", "a", "-o", "b", "--replicas", "2", "--dp", "2", "--tp", "2")
+        self.ok("consolidate", "b", "-o", "c.h5")
+        self.ok("consolidate", harness.corpus(FSDP2), "-o", "d.h5")
+        self.assertEqual(self.names("c.h5"), self.names("d.h5"))
+
+    def test_small_memory_and_many_threads(self):
+        self.ok("consolidate", harness.corpus(MESH), "-o", "a.h5", "-j16", "--memory", "1M")
+        self.ok("consolidate", harness.corpus(MESH), "-o", "b.h5", "-j", "1", "--memory=1G")
+        with open(self.path("a.h5"), "rb") as a, open(self.path("b.h5"), "rb") as b:
+            self.assertEqual(a.read(), b.read())
+
+    def test_plan_of_one_s_own(self):
+        with open(self.path("plan.json"), "w") as f:
+            json.dump({"layers.*.feed_forward.w1": "colwise"}, f)
+        text = self.ok("reshard", harness.corpus(MESH), "-o", "out", "--tp", "2", "--tp-plan", "plan.json")
+        self.assertIn("TP cuts 2 of 11 tensors (plan plan.json)", text)
+        self.fails(4, "reshard", harness.corpus(MESH), "-o", "x", "--tp", "2", "--tp-plan", "none.json", contains=["none.json"])
+
+    def test_target_follows_the_umask(self):
+        self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5")
+        umask = os.umask(0)
+        os.umask(umask)
+        self.assertEqual(stat.S_IMODE(os.stat(self.path("m.h5")).st_mode), 0o666 & ~umask)
+
+    def test_missing_parent(self):
+        self.fails(2, "consolidate", harness.corpus(FSDP2), "-o", "no/such/m.h5", contains=["no/such"])
+
+    def test_target_without_permission(self):
+        if os.geteuid() == 0:
+            self.skipTest("root may write everywhere")
+        os.mkdir(self.path("locked"), 0o500)
+        self.fails(4, "consolidate", harness.corpus(FSDP2), "-o", "locked/m.h5", contains=["locked"])
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -1,0 +1,185 @@
+"""Damaged and wrong inputs: one clear line, the right exit status, no output left behind."""
+
+import os
+import random
+import shutil
+
+import harness
+
+FSDP2 = "dcp-torch2.15.0-fsdp2"
+COMMANDS = (("consolidate", "-o", "out.h5"), ("reshard", "-o", "out", "--dp", "2"))
+
+
+class Errors(harness.Case):
+    def refused(self, status, source, contains, inspect=True):
+        """Every command refuses `source` with one line, and the directory stays as it was."""
+        before = self.listing()
+        for command, *options in COMMANDS:
+            with self.subTest(command=command):
+                self.fails(status, command, source, *options, contains=contains)
+                self.assertEqual(self.listing(), before)
+        if inspect:
+            self.fails(status, "inspect", source, contains=contains)
+
+    def test_missing_shard(self):
+        ckpt = self.copy(FSDP2)
+        gone = harness.largest_shard(ckpt)
+        os.unlink(gone)
+        self.refused(3, ckpt, [os.path.basename(gone)])
+
+    def test_truncated_shard(self):
+        ckpt = self.copy(FSDP2)
+        shard = harness.largest_shard(ckpt)
+        os.truncate(shard, os.path.getsize(shard) // 2)
+        self.refused(3, ckpt, [os.path.basename(shard)])
+
+    def test_empty_shard(self):
+        ckpt = self.copy(FSDP2)
+        shard = harness.largest_shard(ckpt)
+        os.truncate(shard, 0)
+        self.refused(3, ckpt, [os.path.basename(shard)])
+
+    def cut_tensor(self, data):
+        return next(n for n, m in data.state_dict_metadata.items() if len(getattr(m, "chunks", [])) > 1)
+
+    def test_hole(self):
+        ckpt = self.copy(FSDP2)
+        name = []
+
+        def edit(data):
+            name.append(self.cut_tensor(data))
+            del data.storage_data[harness.storage_key(data, name[0], 1)]
+            del harness.tensor_of(data, name[0]).chunks[1]
+
+        harness.edit_metadata(ckpt, edit)
+        self.refused(3, ckpt, [name[0]], inspect=False)
+
+    def test_overlap(self):
+        ckpt = self.copy(FSDP2)
+        name = []
+
+        def edit(data):
+            name.append(self.cut_tensor(data))
+            chunk = harness.tensor_of(data, name[0]).chunks[1]
+            key = harness.storage_key(data, name[0], 1)
+            offsets = list(chunk.offsets.args[0])
+            offsets[0] -= 1
+            chunk.offsets.args = (tuple(offsets),)
+            info = data.storage_data.pop(key)
+            key.state["offset"] = chunk.offsets
+            data.storage_data[key] = info
+
+        harness.edit_metadata(ckpt, edit)
+        self.refused(3, ckpt, [name[0]], inspect=False)
+
+    def test_chunk_outside_of_its_tensor(self):
+        ckpt = self.copy(FSDP2)
+        name = []
+
+        def edit(data):
+            name.append(self.cut_tensor(data))
+            tensor = harness.tensor_of(data, name[0])
+            tensor.size.args = (tuple([1] + list(tensor.size.args[0])[1:]),)
+
+        harness.edit_metadata(ckpt, edit)
+        self.refused(3, ckpt, [name[0]])
+
+    def test_unknown_pickle_global_is_not_called(self):
+        ckpt = self.copy(FSDP2)
+        marker = self.path("executed")
+        command = f"touch {marker}".encode()
+        blob = (b"\x80\x04\x8c\x02os\x8c\x06system\x93" + b"\x8c" + bytes([len(command)]) + command + b"\x85R.")
+        with open(os.path.join(ckpt, ".metadata"), "wb") as f:
+            f.write(blob)
+        self.refused(3, ckpt, ["os.system"])
+        self.assertFalse(os.path.exists(marker))
+
+    def test_path_that_leaves_the_checkpoint(self):
+        ckpt = self.copy(FSDP2)
+
+        def edit(data):
+            for info in data.storage_data.values():
+                info.state["relative_path"] = "../" + info.state["relative_path"]
+
+        harness.edit_metadata(ckpt, edit)
+        shutil.copy(harness.largest_shard(ckpt), self.dir)
+        self.refused(3, ckpt, ["../__"])
+
+    def test_not_a_checkpoint_at_all(self):
+        os.mkdir(self.path("empty"))
+        self.refused(3, "empty", ["empty", "not a checkpoint"])
+        self.refused(3, "missing", ["missing", "no such file"])
+        with open(self.path("text.txt"), "w") as f:
+            f.write("hello\n")
+        self.refused(3, "text.txt", ["text.txt", "not a checkpoint"])
+        with open(self.path("nothing"), "w"):
+            pass
+        self.refused(3, "nothing", ["nothing", "not a checkpoint"])
+        with open(self.path("noise"), "wb") as f:
+            f.write(random.Random(1).randbytes(100000))
+        self.refused(3, "noise", ["noise", "not a checkpoint"])
+
+    def test_things_that_are_no_files_do_not_hang(self):
+        os.mkfifo(self.path("pipe"))
+        self.refused(3, "pipe", ["pipe"])
+        self.refused(3, "/dev/null", ["/dev/null"])
+        ckpt = self.copy(FSDP2)
+        shard = harness.largest_shard(ckpt)
+        os.unlink(shard)
+        os.mkfifo(shard)
+        self.refused(3, ckpt, [os.path.basename(shard)])
+
+    def test_damaged_metadata(self):
+        with open(os.path.join(harness.corpus(FSDP2), ".metadata"), "rb") as f:
+            good = f.read()
+        ckpt = self.copy(FSDP2)
+        for size in (0, 1, 2, 100, len(good) // 2, len(good) - 1):
+            with self.subTest(size=size):
+                with open(os.path.join(ckpt, ".metadata"), "wb") as f:
+                    f.write(good[:size])
+                self.refused(3, ckpt, [".metadata"])
+        with open(os.path.join(ckpt, ".metadata"), "wb") as f:
+            f.write(b"\x80\x04N.")  # a pickle of None
+        self.refused(3, ckpt, [".metadata"])
+
+    def test_damaged_hdf5(self):
+        self.ok("consolidate", harness.corpus(FSDP2), "-o", "good.h5")
+        with open(self.path("good.h5"), "rb") as f:
+            good = f.read()
+        os.unlink(self.path("good.h5"))
+        for size in (8, 100, len(good) // 2, len(good) - 1):
+            with self.subTest(size=size):
+                with open(self.path("bad.h5"), "wb") as f:
+                    f.write(good[:size])
+                self.refused(3, "bad.h5", ["bad.h5"])
+
+    def test_missing_hdf5_shard(self):
+        self.ok("reshard", harness.corpus(FSDP2), "-o", "shards", "--dp", "2")
+        os.unlink(self.path("shards", "shard-00001-of-00002.h5"))
+        self.refused(3, "shards", ["shard-00001-of-00002.h5"])
+
+    def test_plan_that_matches_nothing(self):
+        source = harness.corpus("dcp-torch2.15.0-uneven")
+        error = self.fails(2, "reshard", source, "-o", "out", "--tp", "2")
+        self.assertIn("plan 'auto'", error)
+        self.assertIn("'cols'", error)
+        self.assertIn("--tp-plan", error)
+        with open(self.path("plan.json"), "w") as f:
+            f.write('{"no.such.module": "colwise"}')
+        self.fails(2, "reshard", harness.corpus(FSDP2), "-o", "out", "--tp", "2", "--tp-plan", "plan.json",
+                   contains=["plan.json"])
+        self.assertEqual(self.listing(), ["plan.json"])
+
+    def test_plan_that_is_no_plan(self):
+        for text in ("", "[1]", '{"a": 1}', '{"a": "sideways"}', "{"):
+            with open(self.path("plan.json"), "w") as f:
+                f.write(text)
+            p = self.run_tool("reshard", harness.corpus(FSDP2), "-o", "out", "--tp", "2", "--tp-plan", "plan.json")
+            self.assertIn(p.returncode, (2, 3), text)
+            self.assertEqual(p.stderr.count("\n"), 1, p.stderr)
+            self.assertIn("plan.json", p.stderr)
+        self.assertEqual(self.listing(), ["plan.json"])
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -1,0 +1,70 @@
+"""SIGINT and SIGTERM in the middle of a conversion: one line, 130, nothing left behind. And progress."""
+
+import os
+import pty
+import signal
+import subprocess
+import time
+
+import harness
+
+
+class Interrupt(harness.Case):
+    def start(self, *args):
+        return subprocess.Popen([harness.BINARY, *args], cwd=self.dir, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def wait_for_staging(self, p, names):
+        """Until something beside the source appears: the job is writing."""
+        end = time.monotonic() + 60
+        while p.poll() is None and time.monotonic() < end:
+            if self.listing() != names:
+                return True
+        return False
+
+    def test_signals_leave_nothing(self):
+        harness.make_large(self.path("big"), 1 << 28)  # 1 GiB, a hole
+        for number in (signal.SIGINT, signal.SIGTERM):
+            for args in (("consolidate", "big", "-o", "m.h5", "-j1"), ("reshard", "big", "-o", "out", "--dp", "4")):
+                with self.subTest(signal=number, command=args[0]):
+                    p = self.start(*args)
+                    self.assertTrue(self.wait_for_staging(p, ["big"]), "finished before the signal")
+                    p.send_signal(number)
+                    out, err = p.communicate(timeout=60)
+                    self.assertEqual(p.returncode, 130, err)
+                    self.assertEqual(err, "fsdpckpt: interrupted\n")
+                    self.assertEqual(out, "")
+                    self.assertEqual(self.listing(), ["big"])
+
+    def test_interrupted_force_keeps_the_old_one(self):
+        harness.make_large(self.path("big"), 1 << 28)
+        self.ok("consolidate", harness.corpus("dcp-torch2.15.0-fsdp2"), "-o", "m.h5")
+        with open(self.path("m.h5"), "rb") as f:
+            before = f.read()
+        p = self.start("consolidate", "big", "-o", "m.h5", "--force", "-j1")
+        self.assertTrue(self.wait_for_staging(p, ["big", "m.h5"]))
+        p.send_signal(signal.SIGINT)
+        p.communicate(timeout=60)
+        self.assertEqual(p.returncode, 130)
+        with open(self.path("m.h5"), "rb") as f:
+            self.assertEqual(f.read(), before)
+        self.assertEqual(self.listing(), ["big", "m.h5"])
+
+    def test_progress_on_a_terminal_leaves_no_trace(self):
+        harness.make_large(self.path("small"), 1 << 16)
+        master, slave = pty.openpty()
+        p = subprocess.Popen([harness.BINARY, "consolidate", "small", "-o", "m.h5"], cwd=self.dir, stdout=subprocess.PIPE,
+                             stderr=slave)
+        os.close(slave)
+        p.communicate(timeout=60)
+        try:
+            shown = os.read(master, 4096)
+        except OSError:
+            shown = b""
+        os.close(master)
+        self.assertEqual(p.returncode, 0)
+        self.assertEqual(shown, b"")  # done in less than a second: nothing to show
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Installs the build into a new directory and builds and runs a consumer against it, found by CMake and by pkg-config.
+# Usage: run.sh BUILD_DIR CHECKPOINT
+set -eu
+build=$1
+checkpoint=$2
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+cmake --install "$build" --prefix "$work/prefix" >"$work/log" || { cat "$work/log"; exit 1; }
+# The .pc file names the prefix of configure time: what --prefix changed is told to pkg-config.
+PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name fsdpckpt.pc)")
+export PKG_CONFIG_PATH
+sed -i "s|^prefix=.*|prefix=$work/prefix|" "$PKG_CONFIG_PATH/fsdpckpt.pc"
+cmake -S "$here" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+cmake --build "$work/build" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+a=$("$work/build/by_cmake" "$checkpoint")
+b=$("$work/build/by_pkgconfig" "$checkpoint")
+test "$a" -gt 0 && test "$a" = "$b"
+"$work/prefix/bin/fsdpckpt" --version >/dev/null
+test -s "$work/prefix/share/man/man1/fsdpckpt.1"
+test -s "$work/prefix/share/bash-completion/completions/fsdpckpt"
+test -s "$work/prefix/share/zsh/site-functions/_fsdpckpt"
+if "$work/build/by_cmake" /nonexistent 2>/dev/null; then
+    echo "a missing checkpoint was opened" >&2
+    exit 1
+fi

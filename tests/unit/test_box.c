@@ -1,0 +1,100 @@
+/*
+ * Box arithmetic: scalars, empty boxes, and numbers near 2^63.
+ */
+#include "fsdpckpt/box.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void numel(void **state) {
+    (void)state;
+    int64_t n = -1;
+    assert_true(fc_numel(0, NULL, &n));
+    assert_int_equal(n, 1);
+    assert_true(fc_numel(3, (int64_t[]){2, 3, 4}, &n));
+    assert_int_equal(n, 24);
+    assert_true(fc_numel(3, (int64_t[]){INT64_MAX, INT64_MAX, 0}, &n));
+    assert_int_equal(n, 0);
+    assert_false(fc_numel(2, (int64_t[]){INT64_C(1) << 32, INT64_C(1) << 31}, &n));
+    assert_false(fc_numel(2, (int64_t[]){0, -1}, &n));
+    fc_box scalar = {0, NULL, NULL};
+    assert_int_equal(fc_box_volume(&scalar), 1);
+}
+
+static void within(void **state) {
+    (void)state;
+    const int64_t shape[] = {4, 6};
+    fc_box box = {2, (int64_t[]){1, 2}, (int64_t[]){3, 4}};
+    assert_true(fc_box_within(&box, shape));
+    box.sizes = (int64_t[]){4, 4};
+    assert_false(fc_box_within(&box, shape));
+    box.sizes = (int64_t[]){INT64_MAX, 1};
+    assert_false(fc_box_within(&box, shape));
+    box.sizes = (int64_t[]){-1, 1};
+    assert_false(fc_box_within(&box, shape));
+    box.offsets = (int64_t[]){-1, 0};
+    box.sizes = (int64_t[]){2, 2};
+    assert_false(fc_box_within(&box, shape));
+    box.offsets = (int64_t[]){4, 0};
+    box.sizes = (int64_t[]){0, 6};
+    assert_true(fc_box_within(&box, shape));
+    fc_box scalar = {0, NULL, NULL};
+    assert_true(fc_box_within(&scalar, NULL));
+}
+
+static void equal(void **state) {
+    (void)state;
+    fc_box a = {2, (int64_t[]){1, 2}, (int64_t[]){3, 4}};
+    fc_box b = {2, (int64_t[]){1, 2}, (int64_t[]){3, 4}};
+    assert_true(fc_box_equal(&a, &b));
+    b.sizes = (int64_t[]){3, 5};
+    assert_false(fc_box_equal(&a, &b));
+    b.sizes = a.sizes;
+    b.offsets = (int64_t[]){0, 2};
+    assert_false(fc_box_equal(&a, &b));
+    b = (fc_box){1, a.offsets, a.sizes};
+    assert_false(fc_box_equal(&a, &b));
+    fc_box scalar = {0, NULL, NULL};
+    assert_true(fc_box_equal(&scalar, &scalar));
+}
+
+static void intersect(void **state) {
+    (void)state;
+    int64_t offsets[2], sizes[2];
+    fc_box a = {2, (int64_t[]){0, 0}, (int64_t[]){4, 4}};
+    fc_box b = {2, (int64_t[]){2, 1}, (int64_t[]){4, 2}};
+    assert_true(fc_box_intersect(&a, &b, offsets, sizes));
+    assert_memory_equal(offsets, ((int64_t[]){2, 1}), sizeof offsets);
+    assert_memory_equal(sizes, ((int64_t[]){2, 2}), sizeof sizes);
+    b.offsets = (int64_t[]){4, 0}; /* touches, shares nothing */
+    assert_false(fc_box_intersect(&a, &b, offsets, sizes));
+    b.offsets = (int64_t[]){1, 1};
+    b.sizes = (int64_t[]){0, 2};
+    assert_false(fc_box_intersect(&a, &b, offsets, sizes));
+    fc_box scalar = {0, NULL, NULL};
+    assert_true(fc_box_intersect(&scalar, &scalar, offsets, sizes));
+}
+
+static void strides(void **state) {
+    (void)state;
+    int64_t s[3];
+    assert_true(fc_row_major_strides(3, (int64_t[]){2, 3, 4}, s));
+    assert_memory_equal(s, ((int64_t[]){12, 4, 1}), sizeof s);
+    assert_true(fc_row_major_strides(3, (int64_t[]){2, 0, 4}, s));
+    assert_memory_equal(s, ((int64_t[]){4, 4, 1}), sizeof s);
+    assert_false(fc_row_major_strides(3, (int64_t[]){4, INT64_C(1) << 31, INT64_C(1) << 31}, s));
+    assert_true(fc_row_major_strides(0, NULL, s));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(numel),     cmocka_unit_test(within),  cmocka_unit_test(equal),
+        cmocka_unit_test(intersect), cmocka_unit_test(strides),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,154 @@
+/*
+ * Layouts: the mesh of the options, the placements of a tensor on it, and who stores what is replicated.
+ */
+#include "fsdpckpt/layout.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static fc_mesh mesh_of(int64_t replicas, int64_t dp, int64_t tp) {
+    fc_mesh mesh;
+    fc_layout_spec spec = {replicas, dp, tp};
+    assert_int_equal(fc_layout_mesh(&spec, &mesh, NULL), FC_OK);
+    return mesh;
+}
+
+static void mesh_has_what_was_given(void **state) {
+    (void)state;
+    fc_mesh mesh = mesh_of(2, 3, 4);
+    assert_int_equal(mesh.ndim, 3);
+    assert_int_equal(fc_mesh_ranks(&mesh), 24);
+    assert_string_equal(mesh.names[0], "replicate");
+    assert_string_equal(mesh.names[1], "dp");
+    assert_string_equal(mesh.names[2], "tp");
+    mesh = mesh_of(0, 1, 0);
+    assert_int_equal(mesh.ndim, 1);
+    assert_string_equal(mesh.names[0], "dp");
+}
+
+static void mesh_refusals(void **state) {
+    (void)state;
+    fc_mesh mesh;
+    fc_error err;
+    assert_int_equal(fc_layout_mesh(&(fc_layout_spec){0, 0, 0}, &mesh, &err), FC_EUSAGE);
+    assert_non_null(strstr(err.message, "--dp"));
+    assert_int_equal(fc_layout_mesh(&(fc_layout_spec){0, -1, 2}, &mesh, &err), FC_EUSAGE);
+    assert_string_equal(err.message, "--dp -1: must be at least 1");
+    assert_int_equal(fc_layout_mesh(&(fc_layout_spec){0, 1024, 1025}, &mesh, &err), FC_EUSAGE);
+    assert_int_equal(fc_layout_mesh(&(fc_layout_spec){INT64_MAX, INT64_MAX, 2}, &mesh, &err), FC_EUSAGE);
+    assert_int_equal(fc_layout_mesh(&(fc_layout_spec){0, 1024, 1024}, &mesh, &err), FC_OK);
+}
+
+static void expect(const fc_mesh *mesh, int ndim, int tp_dim, const char *want) {
+    fc_placement placements[FC_MAX_MESH_DIMS];
+    char text[128];
+    fc_layout_placements(mesh, ndim, tp_dim, placements);
+    fc_placements_format(mesh->ndim, placements, text, sizeof text);
+    assert_string_equal(text, want);
+}
+
+static void placements_are_those_of_fully_shard(void **state) {
+    (void)state;
+    fc_mesh two = mesh_of(0, 4, 2), three = mesh_of(2, 2, 2), dp = mesh_of(0, 4, 0), tp = mesh_of(0, 0, 4);
+    expect(&two, 2, 0, "[_StridedShard(0, 2), Shard(0)]");
+    expect(&two, 2, 1, "[Shard(0), Shard(1)]");
+    expect(&two, 2, -1, "[Shard(0), Replicate()]");
+    expect(&two, 0, -1, "[Replicate(), Replicate()]");
+    expect(&three, 2, 0, "[Replicate(), _StridedShard(0, 2), Shard(0)]");
+    expect(&dp, 1, 0, "[Shard(0)]");
+    expect(&tp, 2, 1, "[Shard(1)]");
+    expect(&tp, 2, -1, "[Replicate()]");
+    fc_mesh one = mesh_of(0, 4, 1);
+    expect(&one, 2, 0, "[Shard(0), Shard(0)]");
+}
+
+static void owner_is_one_of_the_holders(void **state) {
+    (void)state;
+    fc_mesh mesh = mesh_of(2, 3, 2);
+    fc_placement p[3];
+    fc_layout_placements(&mesh, 2, -1, p); /* replicated on replicate and tp: 4 holders of each of 3 boxes */
+    static const int64_t holders[4] = {2, 3, 8, 9};
+    for (int64_t rank = 0; rank < 12; rank++) {
+        int64_t coordinate[3];
+        fc_mesh_coordinate(&mesh, rank, coordinate);
+        for (uint32_t o = 0; o < 9; o++) {
+            int64_t owner = fc_layout_owner(&mesh, p, coordinate, o);
+            assert_int_equal(owner, holders[o % 4] + 2 * (coordinate[1] - 1));
+        }
+    }
+    fc_layout_placements(&mesh, 2, 1, p);
+    assert_int_equal(fc_layout_owner(&mesh, p, (int64_t[]){1, 2, 1}, 0), 5);
+    assert_int_equal(fc_layout_owner(&mesh, p, (int64_t[]){0, 2, 1}, 1), 11);
+}
+
+/* The bytes each rank stores, from the boxes it owns. */
+static void loads_of(const fc_mesh *mesh, size_t count, const uint64_t *bytes, const fc_placement *placements,
+                     const uint32_t *offsets, uint64_t *loads) {
+    int64_t ranks = fc_mesh_ranks(mesh);
+    for (size_t i = 0; i < count; i++) {
+        const fc_placement *p = placements + i * (size_t)mesh->ndim;
+        uint64_t boxes = 1;
+        for (int m = 0; m < mesh->ndim; m++) {
+            boxes *= p[m].kind == FC_REPLICATE ? 1 : (uint64_t)mesh->sizes[m];
+        }
+        for (int64_t rank = 0; rank < ranks; rank++) {
+            int64_t coordinate[FC_MAX_MESH_DIMS];
+            fc_mesh_coordinate(mesh, rank, coordinate);
+            loads[rank] += fc_layout_owner(mesh, p, coordinate, offsets[i]) == rank ? bytes[i] / boxes : 0;
+        }
+    }
+}
+
+static void spread_is_even(void **state) {
+    (void)state;
+    enum { COUNT = 60 };
+    fc_mesh mesh = mesh_of(2, 2, 2);
+    fc_placement p[COUNT * 3];
+    uint64_t bytes[COUNT], loads[8] = {0}, total = 0, largest = 0;
+    uint32_t offsets[COUNT], again[COUNT];
+    for (size_t i = 0; i < COUNT; i++) {
+        fc_layout_placements(&mesh, i % 5 == 0 ? 0 : 2, (int)(i % 3) - 1, p + i * 3);
+        bytes[i] = i % 5 == 0 ? 8 : 1024 * (1 + i * 7 % 13);
+        total += bytes[i];
+        largest = bytes[i] > largest ? bytes[i] : largest;
+    }
+    assert_int_equal(fc_layout_spread(&mesh, COUNT, bytes, p, offsets, NULL), FC_OK);
+    assert_int_equal(fc_layout_spread(&mesh, COUNT, bytes, p, again, NULL), FC_OK);
+    assert_memory_equal(offsets, again, sizeof offsets);
+    loads_of(&mesh, COUNT, bytes, p, offsets, loads);
+    uint64_t stored = 0;
+    for (int r = 0; r < 8; r++) {
+        assert_true(loads[r] <= total / 8 + largest);
+        assert_true(loads[r] + largest >= total / 8);
+        stored += loads[r];
+    }
+    assert_int_equal(stored, total);
+}
+
+static void ties_go_to_the_lowest_rank(void **state) {
+    (void)state;
+    fc_mesh mesh = mesh_of(4, 0, 0);
+    fc_placement p[6] = {{FC_REPLICATE, 0, 0}};
+    const uint64_t bytes[6] = {10, 10, 5, 5, 5, UINT64_MAX};
+    uint32_t offsets[6];
+    assert_int_equal(fc_layout_spread(&mesh, 6, bytes, p, offsets, NULL), FC_OK);
+    assert_memory_equal(offsets, ((uint32_t[]){0, 1, 2, 3, 2, 3}), sizeof offsets);
+    assert_int_equal(fc_layout_spread(&mesh, 0, NULL, NULL, NULL, NULL), FC_OK);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(mesh_has_what_was_given),
+        cmocka_unit_test(mesh_refusals),
+        cmocka_unit_test(placements_are_those_of_fully_shard),
+        cmocka_unit_test(owner_is_one_of_the_holders),
+        cmocka_unit_test(spread_is_even),
+        cmocka_unit_test(ties_go_to_the_lowest_rank),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
