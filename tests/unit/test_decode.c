@@ -232,6 +232,28 @@ static void cache_keeps_what_fits(void **state) {
     fc_decoded_free(cache);
 }
 
+/* Room for two chunks: the one in use stays, though it is the oldest; buffers of another size are not reused. */
+static void chunk_in_use_stays(void **state) {
+    (void)state;
+    counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    fc_decoded *cache = fc_decoded_new(2 * 2000);
+    fc_extent extent = {.codec = FC_CODEC_FORMAT, .decoded = 1800}, small = extent;
+    small.decoded = 700;
+    const unsigned char *held = NULL;
+    fc_error err;
+    assert_int_equal(fc_decoded_acquire(cache, &some_tensor, 1, &extent, 0, count_decode, &c, &held, &err), FC_OK);
+    for (size_t i = 2; i < 9; i++) {
+        use(cache, i, i % 2 ? &small : &extent, &c);
+    }
+    assert_int_equal(held[0], 1);
+    assert_int_equal(held[1799], 1);
+    int calls = c.calls;
+    use(cache, 1, &extent, &c);
+    assert_int_equal(c.calls, calls);
+    fc_decoded_release(cache, &some_tensor, 1);
+    fc_decoded_free(cache);
+}
+
 static void chunk_above_the_limit(void **state) {
     (void)state;
     counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -290,10 +312,11 @@ static void cache_under_threads(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fletcher_equals_hdf5),  cmocka_unit_test(chunk_of_h5py),
-        cmocka_unit_test(every_pipeline),        cmocka_unit_test(bomb_is_refused),
-        cmocka_unit_test(unknown_filter),        cmocka_unit_test(cache_keeps_what_fits),
-        cmocka_unit_test(chunk_above_the_limit), cmocka_unit_test(cache_under_threads),
+        cmocka_unit_test(fletcher_equals_hdf5), cmocka_unit_test(chunk_of_h5py),
+        cmocka_unit_test(every_pipeline),       cmocka_unit_test(bomb_is_refused),
+        cmocka_unit_test(unknown_filter),       cmocka_unit_test(cache_keeps_what_fits),
+        cmocka_unit_test(chunk_in_use_stays),   cmocka_unit_test(chunk_above_the_limit),
+        cmocka_unit_test(cache_under_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 #include "fsdpckpt/move.h"
 
 #include "fake_format.h"
+#include "move/queue.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -247,6 +248,88 @@ static void views(void **state) {
     fake_free(f);
 }
 
+/* 128 chunks of one tensor: more than a worker remembers, so resolved chunks make room for others. */
+static void many_chunks(void **state) {
+    (void)state;
+    srand(10);
+    fake *f = fake_new();
+    f->only_raw = true;
+    size_t a = fake_add(f, FC_F32, 2, (int64_t[]){1000, 900}, 7);
+    assert_true(f->tensors[a].nchunks > 100);
+    target *t = target_new(f);
+    target_add_whole(t, a, 0);
+    target_reserve(t);
+    fc_move_options options = {2, 1 << 20, NULL};
+    fc_error err;
+    assert_int_equal(fc_move_part(&t->wanted, &t->part, &options, &err), FC_OK);
+    target_check(f, t);
+    target_free(t);
+    fake_free(f);
+}
+
+/* A view with wide gaps along three dimensions: each run of 24 bytes is a read of its own. */
+static void wide_gaps(void **state) {
+    (void)state;
+    static const int64_t strides[] = {700000, 150000, 9000, 1};
+    fake *f = fake_new();
+    f->only_raw = true;
+    size_t a = fake_add(f, FC_I64, 4, (int64_t[]){3, 4, 5, 3}, 0);
+    fc_extent *extent = &f->details[a].details[0].extent;
+    memcpy(extent->strides, strides, sizeof strides);
+    extent->length = extent->decoded = (uint64_t)(2 * 700000 + 3 * 150000 + 4 * 9000 + 3) * 8;
+    for (int64_t i = 0; i < 60; i++) {
+        int64_t at = (i / 20 * strides[0] + i / 5 % 4 * strides[1] + i % 5 * strides[2]) * 8;
+        pwrite(f->fds[extent->file], f->details[a].truth + i * 24, 24, (off_t)extent->offset + at);
+    }
+    target *t = target_new(f);
+    target_add_whole(t, a, 0);
+    target_reserve(t);
+    fc_error err;
+    assert_int_equal(fc_move_part(&t->wanted, &t->part, NULL, &err), FC_OK);
+    target_check(f, t);
+    target_free(t);
+    fake_free(f);
+}
+
+/* Small values go out many at a time, but never more than a tile holds, and each once. */
+static void batches_fit_a_tile(void **state) {
+    (void)state;
+    srand(11);
+    fake *f = fake_new();
+    f->only_raw = true;
+    for (int i = 0; i < 60; i++) {
+        fake_add(f, FC_I16, 1, (int64_t[]){i % 13 == 0 ? 0 : 1 + rand() % 900}, 0);
+    }
+    target *t = target_new(f);
+    for (size_t i = 0; i < 60; i++) {
+        target_add_whole(t, i, 0);
+    }
+    fc_queue queue;
+    fc_batch batch;
+    fc_error err;
+    fc_queue_init(&queue, &t->wanted, &t->part, 1000, 1000);
+    uint64_t next = 0;
+    int most = 0;
+    do {
+        size_t size = 0;
+        assert_int_equal(fc_queue_take(&queue, &batch, &err), FC_OK);
+        for (int i = 0; i < batch.count; i++) {
+            assert_int_equal(batch.tiles[i].offset, next);
+            next += batch.tiles[i].size;
+            size += batch.tiles[i].size;
+        }
+        assert_in_range(size, 0, 1000);
+        most = batch.count > most ? batch.count : most;
+        fc_queue_give_back(&queue, &batch);
+    } while (next < t->size);
+    assert_true(most > 1);
+    assert_int_equal(fc_queue_take(&queue, &batch, &err), FC_OK);
+    assert_int_equal(batch.count, 0);
+    fc_queue_destroy(&queue);
+    target_free(t);
+    fake_free(f);
+}
+
 /* A job of one tensor of 200 × 300 bytes, raw in two chunks, on which the faults below are tried. */
 typedef struct job {
     fake *f;
@@ -395,6 +478,28 @@ static void decoded_chunk_above_memory(void **state) {
     job_end(&j);
 }
 
+/* One bit of a deflated chunk: the message leads to the bytes. */
+static void damaged_chunk(void **state) {
+    (void)state;
+    job j;
+    job_start(&j);
+    fake_chunk *chunk = &j.f->details[0].details[0];
+    unsigned char bytes[64] = {0x78, 0x01, 0xff, 0xff};
+    chunk->extent.codec = FC_CODEC_FILTERED;
+    chunk->extent.filters = (fc_filters){{1}, 1, 0};
+    chunk->extent.offset = fake_append(j.f, (int)chunk->extent.file, bytes, sizeof bytes);
+    chunk->extent.length = sizeof bytes;
+    assert_int_equal(job_run(&j), FC_ECORRUPT);
+    char expected[300];
+    snprintf(expected, sizeof expected,
+             "tensor layers.0.weight, chunk [0:%d, 0:%d]: %s: 64 bytes at offset %d: the compressed data is damaged "
+             "after 0 of %d bytes",
+             (int)chunk->dims[2], (int)chunk->dims[3], j.f->paths[chunk->extent.file], (int)chunk->extent.offset,
+             (int)chunk->extent.decoded);
+    assert_string_equal(j.err.message, expected);
+    job_end(&j);
+}
+
 static void cast_of_integers_is_refused(void **state) {
     (void)state;
     job j;
@@ -473,6 +578,10 @@ int main(void) {
         cmocka_unit_test(target_full),
         cmocka_unit_test(too_little_memory),
         cmocka_unit_test(decoded_chunk_above_memory),
+        cmocka_unit_test(damaged_chunk),
+        cmocka_unit_test(many_chunks),
+        cmocka_unit_test(wide_gaps),
+        cmocka_unit_test(batches_fit_a_tile),
         cmocka_unit_test(cast_of_integers_is_refused),
         cmocka_unit_test(few_descriptors),
         cmocka_unit_test(read_box),
