@@ -10,8 +10,8 @@
 #include <string.h>
 
 static bool same_sizes(const fc_tensor *tensor, const fc_chunk *chunk, const fc_torch_tensor *t) {
-    return t->ndim == tensor->ndim && memcmp(t->sizes, chunk->dims + tensor->ndim,
-                                             (size_t)t->ndim * sizeof *t->sizes) == 0;
+    return t->ndim == tensor->ndim &&
+           memcmp(t->sizes, chunk->dims + tensor->ndim, (size_t)t->ndim * sizeof *t->sizes) == 0;
 }
 
 static fc_code read_extent(const fc_tensor *tensor, const fc_chunk *chunk, const fc_torch_item *item, fc_extent *out,
@@ -39,6 +39,8 @@ static fc_code read_extent(const fc_tensor *tensor, const fc_chunk *chunk, const
     out->length = storage->size;
     out->decoded = storage->size;
     out->first = t.first;
+    out->negate = t.negate;
+    out->conjugate = t.conjugate;
     out->swap = item->big_endian && fc_dtype_get(t.dtype)->swap_size > 1;
     memcpy(out->strides, t.strides, sizeof out->strides);
     return FC_OK;

@@ -108,8 +108,8 @@ static fc_code report_missing(const dcp_builder *b, size_t first, size_t missing
     }
     return fc_fail(b->err, FC_ECORRUPT,
                    "%s: the file is missing: .metadata places %" PRIu64 " item%s in it, for example of tensor %.256s%s",
-                   b->checkpoint->files[first].path, f->items, f->items == 1 ? "" : "s",
-                   b->tensors[f->farthest].name, more);
+                   b->checkpoint->files[first].path, f->items, f->items == 1 ? "" : "s", b->tensors[f->farthest].name,
+                   more);
 }
 
 static fc_code check_files(const dcp_builder *b) {

@@ -104,8 +104,7 @@ static fc_code read_shape(const dcp_builder *b, fc_tensor *t, fc_pv size) {
     }
     fc_pickle_tuple(b->p, size, &n);
     if (n > FC_MAX_DIMS) {
-        return dcp_fail(b, FC_EUNSUPPORTED, t->name, "it has %zu dimensions; at most %d are supported", n,
-                        FC_MAX_DIMS);
+        return dcp_fail(b, FC_EUNSUPPORTED, t->name, "it has %zu dimensions; at most %d are supported", n, FC_MAX_DIMS);
     }
     int64_t *shape = fc_arena_calloc(b->checkpoint->arena, n, sizeof *shape);
     if (!shape) {

@@ -14,10 +14,14 @@ typedef struct entry {
 
 /* Both homes of DCP: torch.distributed.checkpoint since 2.0, torch.distributed._shard.checkpoint in 1.13. */
 #define DCP_METADATA(name, cls)                                                                                        \
-    {"torch.distributed.checkpoint.metadata", name, FC_GLOBAL_CLASS, cls},                                             \
-        {"torch.distributed._shard.checkpoint.metadata", name, FC_GLOBAL_CLASS, cls}
+    {"torch.distributed.checkpoint.metadata", name, FC_GLOBAL_CLASS, cls}, {                                           \
+        "torch.distributed._shard.checkpoint.metadata", name, FC_GLOBAL_CLASS, cls                                     \
+    }
 
-#define BUILTIN(name, kind) {"builtins", name, kind, 0}, {"__builtin__", name, kind, 0}
+#define BUILTIN(name, kind)                                                                                            \
+    {"builtins", name, kind, 0}, {                                                                                     \
+        "__builtin__", name, kind, 0                                                                                   \
+    }
 
 static const entry entries[] = {
     DCP_METADATA("MetadataIndex", FC_CLASS_METADATA_INDEX),
@@ -106,9 +110,9 @@ static const entry entries[] = {
 
 /* torch's element types that this program does not have: named, so that the message can say which tensor. */
 static const char *const other_dtypes[] = {
-    "quint8", "qint8",  "qint32", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2", "bits8",
-    "bits16", "uint1",  "uint2",  "uint3",    "uint4",    "uint5",   "uint6",   "uint7",   "int1",
-    "int2",   "int3",   "int4",   "int5",     "int6",     "int7",
+    "quint8", "qint8",  "qint32", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2",
+    "bits8",  "bits16", "uint1",  "uint2",    "uint3",    "uint4",   "uint5",   "uint6",
+    "uint7",  "int1",   "int2",   "int3",     "int4",     "int5",    "int6",    "int7",
 };
 
 static bool equals(const char *a, size_t len, const char *b) {

@@ -21,9 +21,9 @@ static fc_code push(fc_pickle_vm *vm, fc_pv v) {
 
 /* Whether `n` values lie above the innermost mark. */
 static fc_code has(fc_pickle_vm *vm, size_t n) {
-    return vm->depth - vm->base >= n ? FC_OK
-                                     : fc_pickle_fail(&vm->reader, FC_ECORRUPT,
-                                                      "the pickle is damaged: an opcode finds too few values");
+    return vm->depth - vm->base >= n
+               ? FC_OK
+               : fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: an opcode finds too few values");
 }
 
 static fc_code push_mark(fc_pickle_vm *vm) {
@@ -315,9 +315,10 @@ static fc_code pop(fc_pickle_vm *vm) {
 }
 
 static fc_code check_protocol(fc_pickle_vm *vm, uint64_t protocol) {
-    return protocol >= 2 && protocol <= 5 ? FC_OK
-                                          : fc_pickle_fail(&vm->reader, FC_EUNSUPPORTED,
-                                                           "pickle protocol %" PRIu64 " is not one of 2 to 5", protocol);
+    return protocol >= 2 && protocol <= 5
+               ? FC_OK
+               : fc_pickle_fail(&vm->reader, FC_EUNSUPPORTED, "pickle protocol %" PRIu64 " is not one of 2 to 5",
+                                protocol);
 }
 
 static fc_code execute(fc_pickle_vm *vm, int op, uint64_t argument) {

@@ -136,8 +136,7 @@ static fc_code make_container(fc_pickle_vm *vm, fc_pv callee, fc_pv_type type, f
     }
     size_t n;
     const fc_pv *items;
-    if (type == FC_PV_DICT ? from == FC_PV_DICT
-                           : from == FC_PV_LIST || from == FC_PV_SET || from == FC_PV_FROZENSET) {
+    if (type == FC_PV_DICT ? from == FC_PV_DICT : from == FC_PV_LIST || from == FC_PV_SET || from == FC_PV_FROZENSET) {
         items = fc_pickle_items(p, init, &n);
     } else if (type != FC_PV_DICT && from == FC_PV_TUPLE) {
         items = fc_pickle_tuple(p, init, &n);
@@ -369,5 +368,7 @@ fc_code fc_pickle_extend(fc_pickle_vm *vm, fc_pv target, const fc_pv *items, siz
         return FC_OK; /* an unknown class that behaves like a container: its content has no meaning here */
     }
     return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: items for a value that is no %s",
-                          wanted == FC_PV_DICT ? "dict" : wanted == FC_PV_LIST ? "list" : "set");
+                          wanted == FC_PV_DICT   ? "dict"
+                          : wanted == FC_PV_LIST ? "list"
+                                                 : "set");
 }

@@ -175,8 +175,8 @@ bool fc_pickle_add_container(fc_pickle *p, fc_pv_type type, fc_pv *out) {
         index = p->free_container - 1;
         p->free_container = p->containers[index].next_free;
     } else {
-        if (p->ncontainers >= UINT32_MAX - 1 || !fc_pickle_grow(&p->containers, &p->containers_capacity,
-                                                                p->ncontainers + 1, sizeof *p->containers)) {
+        if (p->ncontainers >= UINT32_MAX - 1 ||
+            !fc_pickle_grow(&p->containers, &p->containers_capacity, p->ncontainers + 1, sizeof *p->containers)) {
             return false;
         }
         index = p->ncontainers++;

@@ -44,7 +44,7 @@ typedef struct fc_zip {
     size_t nentries;
     fc_zip_entry **sorted; /* by name */
     char *names;
-    uint64_t records_end;        /* where the central directory begins, from the start of the file */
+    uint64_t records_end;            /* where the central directory begins, from the start of the file */
     fc_zip_window head, tail, other; /* other: what the two did not cover */
 } fc_zip;
 

@@ -30,18 +30,17 @@ FLOATS = {
     "bfloat16": (2, 15, 7, 8, 0, 7, 127),
     "float8_e4m3fn": (1, 7, 3, 4, 0, 3, 7),
     "float8_e5m2": (1, 7, 2, 5, 0, 2, 15),
-    "float8_e4m3fnuz": (1, 7, 3, 4, 0, 3, 8),
-    "float8_e5m2fnuz": (1, 7, 2, 5, 0, 2, 16),
 }
-# What an HDF5 float cannot say about them is said by the attribute.
+# What no HDF5 float means: the bits as uint8.
+BITS = ["float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"]
+# What an HDF5 type cannot say about them is said by the attribute.
 NEED_ATTRIBUTE = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
                   "float8_e8m0fnu", "float4_e2m1fn_x2"]
 INTEGERS = {"int64": (8, True), "int32": (4, True), "int16": (2, True), "int8": (1, True),
             "uint64": (8, False), "uint32": (4, False), "uint16": (2, False), "uint8": (1, False)}
 COMPLEX = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
 SIZES = dict([(k, v[0]) for k, v in FLOATS.items()] + [(k, v[0]) for k, v in INTEGERS.items()] +
-             [("bool", 1), ("complex128", 16), ("complex64", 8), ("complex32", 4),
-              ("float8_e8m0fnu", 1), ("float4_e2m1fn_x2", 1)])
+             [("bool", 1), ("complex128", 16), ("complex64", 8), ("complex32", 4)] + [(k, 1) for k in BITS])
 
 
 def encode(element):
@@ -51,7 +50,7 @@ def encode(element):
         return "%"
     if element == ".":
         return "%2E"
-    return element.replace("%", "%25").replace("/", "%2F")
+    return element.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
 
 
 def h5_path(elements):
@@ -76,19 +75,34 @@ def is_float(t, name):
     return None
 
 
+def ours(f):
+    """Whether the file promises docs/HDF5_SCHEMA.md; another program's file may leave attributes out."""
+    return "fsdpckpt_schema" in f.attrs
+
+
+def list_problem(f, elements):
+    """A list level of the state dict is a group that says so."""
+    for i, element in enumerate(elements):
+        if isinstance(element, int) and i:
+            group = f[h5_path(elements[:i])]
+            if text(group.attrs.get("kind", "")) != "list":
+                return "%s has members by index, and no attribute kind = list" % group.name
+    return None
+
+
 def dtype_problem(dataset, name):
     t = dataset.id.get_type()
     said = dataset.attrs.get("dtype")
     if said is not None and text(said).replace("torch.", "") != name:
         return "attribute dtype is %r" % text(said)
-    if said is None and name in NEED_ATTRIBUTE:
-        return "no attribute dtype, and HDF5 alone cannot say %s" % name
+    if said is None and (name in NEED_ATTRIBUTE or ours(dataset.file)):
+        return "no attribute dtype"
     if t.get_size() != SIZES[name]:
         return "elements of %d bytes, not %d" % (t.get_size(), SIZES[name])
     if name in FLOATS:
         return is_float(t, name)
-    if name in INTEGERS:
-        size, signed = INTEGERS[name]
+    if name in INTEGERS or name in BITS:
+        size, signed = INTEGERS.get(name, (1, False))
         if t.get_class() != h5py.h5t.INTEGER:
             return "class %d, not an integer" % t.get_class()
         if (t.get_sign() == h5py.h5t.SGN_2) != signed:
@@ -169,6 +183,8 @@ def same(a, b):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, float):
+        return repr(a) == repr(b)  # -0.0 is not 0.0
     return a == b
 
 
@@ -280,6 +296,8 @@ def compare(target, expected_path, subset=False, boxes=False):
             except (OSError, ValueError, TypeError, RuntimeError) as e:
                 bad = "h5py cannot read it: %s: %s" % (type(e).__name__, e)
             checked += 1
+            if not bad and ours(f):
+                bad = list_problem(f, want["path"])
             if bad:
                 complain("%s %r (%s): %s" % (kind[:-1], fqn, where, bad))
         for where, (kind, fqn, want) in wanted.items():
