@@ -39,6 +39,8 @@ static fc_code read_extent(const fc_tensor *tensor, const fc_chunk *chunk, const
     out->length = storage->size;
     out->decoded = storage->size;
     out->first = t.first;
+    out->negate = t.negate;
+    out->conjugate = t.conjugate;
     out->swap = item->big_endian && fc_dtype_get(t.dtype)->swap_size > 1;
     memcpy(out->strides, t.strides, sizeof out->strides);
     return FC_OK;

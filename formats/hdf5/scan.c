@@ -107,9 +107,9 @@ typedef struct attributes {
 } attributes;
 
 static bool is_our_name(const char *name) {
-    static const char *const names[] = {"fsdpckpt_schema", "producer", "layout", "mesh_shape", "mesh_names",
-                                        "world_size", "rank", "kind", "dtype", "fqn", "placements", "global_shape",
-                                        "offsets", "owner", "encoding", "json"};
+    static const char *const names[] = {
+        "fsdpckpt_schema", "producer", "layout",     "mesh_shape",   "mesh_names", "world_size", "rank",     "kind",
+        "dtype",           "fqn",      "placements", "global_shape", "offsets",    "owner",      "encoding", "json"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (strcmp(name, names[i]) == 0) {
             return true;
@@ -273,7 +273,8 @@ static herr_t one_link(hid_t group, const char *name, const H5L_info_t *info, vo
     }
     if (!fc_h5_is_utf8(name, len)) {
         fc_h5_scan_failure(t->walk, FC_EUNSUPPORTED,
-                     "group /%s has a member whose name is not UTF-8: rename it (h5py: f.move) and try again", t->path);
+                           "group /%s has a member whose name is not UTF-8: rename it (h5py: f.move) and try again",
+                           t->path);
         return -1;
     }
     if (before > 0) {
@@ -328,6 +329,7 @@ static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_si
     walk.file = H5I_INVALID_HID;
     H5O_info_t info;
     bool ok = false;
+    hid_t root = H5I_INVALID_HID;
     hid_t fapl = fc_h5_vfd_fapl(scan->driver, &source);
     trail *t = calloc(1, sizeof *t);
     char *path = calloc(1, MAX_PATH_BYTES);
@@ -346,7 +348,12 @@ static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_si
     *t = (trail){.walk = &walk, .path = path};
     walk.fileno = info.fileno;
     send_root(&walk);
-    if (walk_group(t, walk.file, info.fileno, info.addr) && !walk.failed) {
+    root = H5Gopen2(walk.file, "/", H5P_DEFAULT);
+    if (root < 0) {
+        fc_h5_scan_failure(&walk, FC_ECORRUPT, "corrupt HDF5 file: the root group cannot be opened");
+        goto out;
+    }
+    if (walk_group(t, root, info.fileno, info.addr) && !walk.failed) {
         fc_h5_begin(out, FC_H5_END);
         fc_h5_end(out);
         ok = true;
@@ -354,6 +361,9 @@ static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_si
 out:
     free(path);
     free(t);
+    if (root >= 0) {
+        H5Gclose(root);
+    }
     if (walk.file >= 0) {
         H5Fclose(walk.file);
     }

@@ -14,7 +14,7 @@ typedef struct float_layout {
 
 /* IEEE 754 and the types of docs/HDF5_SCHEMA.md, equal to those predefined in HDF5 2.0. */
 static const float_layout floats[] = {
-    {FC_F64, 8, 63, 52, 11, 0, 52, 1023}, {FC_F32, 4, 31, 23, 8, 0, 23, 127}, {FC_F16, 2, 15, 10, 5, 0, 10, 15},
+    {FC_F64, 8, 63, 52, 11, 0, 52, 1023}, {FC_F32, 4, 31, 23, 8, 0, 23, 127},  {FC_F16, 2, 15, 10, 5, 0, 10, 15},
     {FC_BF16, 2, 15, 7, 8, 0, 7, 127},    {FC_F8_E4M3FN, 1, 7, 3, 4, 0, 3, 7}, {FC_F8_E5M2, 1, 7, 2, 5, 0, 2, 15},
 };
 
@@ -102,7 +102,8 @@ static bool read_complex(hid_t type, fc_dtype *out, bool *swap) {
     fc_dtype real, imag;
     bool swap_imag = false, ok = false;
     size_t size = H5Tget_size(type);
-    if (H5Tget_nmembers(type) != 2 || !member_is(type, 0, "r", "real", 0) || !member_is(type, 1, "i", "imag", size / 2)) {
+    if (H5Tget_nmembers(type) != 2 || !member_is(type, 0, "r", "real", 0) ||
+        !member_is(type, 1, "i", "imag", size / 2)) {
         return false;
     }
     hid_t a = H5Tget_member_type(type, 0), b = H5Tget_member_type(type, 1);
@@ -124,8 +125,9 @@ static bool read_name(H5T_class_t cls, size_t size, const char *name, bool trust
     if (!name || !fc_dtype_find(name, strlen(name), &named) || fc_dtype_size(named) != size) {
         return false;
     }
-    if (cls != H5T_OPAQUE && !(trusted && cls == H5T_INTEGER && size == 1 &&
-                               (named == FC_F8_E4M3FNUZ || named == FC_F8_E5M2FNUZ || named == FC_F8_E8M0FNU))) {
+    if (cls != H5T_OPAQUE &&
+        !(trusted && cls == H5T_INTEGER && size == 1 &&
+          (named == FC_F8_E4M3FNUZ || named == FC_F8_E5M2FNUZ || named == FC_F8_E8M0FNU || named == FC_F4_E2M1FN_X2))) {
         return false;
     }
     *out = named;
@@ -198,7 +200,7 @@ fc_h5_type fc_h5_type_read(hid_t type, const char *name, bool trusted_name) {
 }
 
 void fc_h5_type_text(hid_t type, char *buf, size_t size) {
-    static const char *const names[] = {"integer", "float",    "time",      "string", "bitfield",       "opaque",
+    static const char *const names[] = {"integer",  "float",     "time", "string",          "bitfield", "opaque",
                                         "compound", "reference", "enum", "variable-length", "array"};
     H5T_class_t cls = H5Tget_class(type);
     const char *name = cls >= 0 && (size_t)cls < sizeof names / sizeof *names ? names[cls] : "unknown";

@@ -218,21 +218,25 @@ static fc_code check_reach(fc_torch_tensor *out, int64_t offset, fc_error *err) 
     return ok ? FC_OK : malformed("its elements lie outside of its storage", err);
 }
 
-/* set_tensor_metadata's flags: the stored bytes are then not the values. */
-static fc_code check_flags(const fc_pickle *p, fc_pv flags, fc_error *err) {
+/* set_tensor_metadata's flags: views whose values are the stored ones but for a sign. */
+static fc_code read_flags(const fc_pickle *p, fc_pv flags, fc_torch_tensor *out, fc_error *err) {
     size_t n;
     if (fc_pv_typeof(flags) != FC_PV_DICT) {
         return FC_OK;
     }
     const fc_pv *pairs = fc_pickle_items(p, flags, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
-        bool conjugated = fc_pickle_is_str(p, pairs[i], "conj");
-        if ((conjugated || fc_pickle_is_str(p, pairs[i], "neg")) && fc_pv_is_true(pairs[i + 1])) {
-            return fc_fail(err, FC_EUNSUPPORTED,
-                           "it was saved as a lazily %s view, so the stored bytes are not its values; save it again "
-                           "after .resolve_%s()",
-                           conjugated ? "conjugated" : "negated", conjugated ? "conj" : "neg");
+        bool *flag = fc_pickle_is_str(p, pairs[i], "conj")  ? &out->conjugate
+                     : fc_pickle_is_str(p, pairs[i], "neg") ? &out->negate
+                                                            : NULL;
+        if (flag) {
+            *flag = fc_pv_is_true(pairs[i + 1]);
         }
+    }
+    fc_dtype_class cls = fc_dtype_get(out->dtype)->cls;
+    if ((out->conjugate && cls != FC_CLASS_COMPLEX) ||
+        (out->negate && cls != FC_CLASS_COMPLEX && cls != FC_CLASS_FLOAT)) {
+        return malformed("it is a lazy view of a type that has none", err);
     }
     return FC_OK;
 }
@@ -275,7 +279,7 @@ fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out
         rc = check_reach(out, offset, err);
     }
     size_t flags = typed ? 6 : 7;
-    return rc == FC_OK && n > flags ? check_flags(p, args[flags], err) : rc;
+    return rc == FC_OK && n > flags ? read_flags(p, args[flags], out, err) : rc;
 }
 
 fc_code fc_torch_item_storage(const fc_torch_item *item, const fc_torch_tensor *tensor, const fc_zip_entry **out,

@@ -28,6 +28,8 @@ typedef struct fc_torch_tensor {
     int64_t strides[FC_MAX_DIMS]; /**< elements, >= 0 */
     uint64_t first;               /**< bytes: of the first element, in the storage */
     uint64_t storage_bytes;
+    bool negate;       /**< a lazy negative view: the values are the stored ones negated */
+    bool conjugate;    /**< a lazy conjugate view of a complex tensor */
     fc_pv storage_key; /**< a string: the record's name below data/ */
 } fc_torch_tensor;
 

@@ -309,6 +309,10 @@ static fc_code place_piece(fill *f, const fc_piece *piece, const fc_extent *exte
     if (rc == FC_OK && extent->swap) {
         fc_strided_swap(&copy, out, type->swap_size);
     }
+    if (rc == FC_OK && (extent->negate || extent->conjugate)) {
+        bool complex = type->cls == FC_CLASS_COMPLEX;
+        fc_strided_flip(&copy, out, type->swap_size, extent->negate, extent->negate != (complex && extent->conjugate));
+    }
     f->filled += volume;
     return rc;
 }

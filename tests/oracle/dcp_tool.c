@@ -36,6 +36,8 @@ static fc_code chunk_json(const fc_checkpoint *c, const fc_tensor *t, size_t i, 
         json_object_set_new(*out, "length", json_integer((json_int_t)e.length));
         json_object_set_new(*out, "first", json_integer((json_int_t)e.first));
         json_object_set_new(*out, "swap", json_boolean(e.swap));
+        json_object_set_new(*out, "negate", json_boolean(e.negate));
+        json_object_set_new(*out, "conjugate", json_boolean(e.conjugate));
         json_object_set_new(*out, "strides", numbers(e.strides, t->ndim));
     }
     return rc;

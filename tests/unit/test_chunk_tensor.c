@@ -189,6 +189,10 @@ static void dtensor(void **state) {
                  "ShardMetadata(shard_offsets=[2, 0], shard_sizes=[2, 6], placement=rank:0/cpu)");
     assert_int_equal(r.inner.metadata.nshards, 2);
     expect_shard(&r.inner.local, "ShardMetadata(shard_offsets=[1, 0], shard_sizes=[1, 6], placement=rank:1/cpu)");
+    /* torch numbers the devices by what the accelerator reports here, not by the argument. */
+    fc_process_group cuda = {.rank = 1, .size = 8, .device = {"cuda", -1}};
+    assert_int_equal(fc_chunk_tensor(&source, 1, 8, 4, 1, &cuda, arena, &r, &err), FC_OK);
+    assert_int_equal(r.inner.metadata.shards[1].placement.device.index, 0);
     dt = on_mesh(10, 8, shard0, 1);
     assert_int_equal(fc_chunk_tensor(&source, 1, 8, 4, 1, &group, arena, &r, &err), FC_ECORRUPT);
     assert_non_null(strstr(err.message, "the DTensor is not cut evenly: shards 0 "));

@@ -115,6 +115,7 @@ static void optimizer_state_follows_its_parameter(void **state) {
         "optimizer_states.0.state.layers.0._checkpoint_wrapped_module.attention.wo.weight.exp_avg",
         "_orig_mod.layers.0.attention.wo.weight",
         "module.module.layers.0.attention.wo.weight",
+        "layers.0.attention._fsdp_wrapped_module._checkpoint_wrapped_module._fpw_module._orig_mod.dense.weight",
         "state.layers.0.attention.wo.weight",
     };
     for (size_t i = 0; i < sizeof rowwise / sizeof *rowwise; i++) {
@@ -177,6 +178,22 @@ static void json_plan(void **state) {
     assert_int_equal(dim_of(plan, "layers.1.mlp.experts.gate", 3), 0);
     assert_int_equal(fc_tp_plan_rule_of(plan, "layers.1.mlp.experts.w"), 6); /* the parameter beats its module */
     assert_int_equal(fc_tp_plan_rule_of(plan, "layers.1.wide.weight"), 7);
+    fc_arena_free(arena);
+}
+
+/* What ends in "weight" under optim.state is the parameter itself, not a key of one. */
+static void parameter_named_in_full(void **state) {
+    (void)state;
+    static const char text[] = "{\"head.weight\": \"rowwise\", \"head.bias\": \"colwise\"}";
+    fc_arena *arena = fc_arena_new();
+    const fc_tp_plan *plan;
+    fc_error err;
+    assert_int_equal(load_text(text, sizeof text - 1, arena, &plan, &err), FC_OK);
+    assert_int_equal(dim_of(plan, "head.weight", 2), 1);
+    assert_int_equal(dim_of(plan, "head.bias", 1), 0);
+    assert_int_equal(dim_of(plan, "optim.state.head.weight", 2), 1);
+    assert_int_equal(dim_of(plan, "optim.state.head.weight.exp_avg", 2), 1);
+    assert_int_equal(dim_of(plan, "head.scale", 1), -1);
     fc_arena_free(arena);
 }
 
@@ -256,6 +273,7 @@ int main(void) {
         cmocka_unit_test(styles_are_told),
         cmocka_unit_test(optimizer_state_follows_its_parameter),
         cmocka_unit_test(json_plan),
+        cmocka_unit_test(parameter_named_in_full),
         cmocka_unit_test(bad_plans_are_told_in_one_line),
         cmocka_unit_test(unreadable_plans),
         cmocka_unit_test(hostile_names),

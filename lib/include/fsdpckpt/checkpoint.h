@@ -140,6 +140,8 @@ typedef struct fc_extent {
     uint64_t decoded;             /**< bytes after decoding (= length for RAW and INLINE) */
     const unsigned char *bytes;   /**< INLINE only; lives as long as the checkpoint */
     fc_filters filters;           /**< FILTERED only */
+    bool negate;                  /**< the values are the stored ones negated (torch's lazy negative views) */
+    bool conjugate;               /**< the values are the stored ones conjugated (lazy conjugate views; complex only) */
     bool swap;                    /**< the other byte order: reverse every fc_dtype_info.swap_size bytes */
     int64_t strides[FC_MAX_DIMS]; /**< elements, >= 0; 0 repeats an element */
 } fc_extent;

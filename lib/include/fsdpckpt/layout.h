@@ -20,8 +20,8 @@ extern "C" {
 /** What a rule of a tensor-parallel plan does to the parameters of the modules it matches. */
 typedef enum fc_tp_style {
     FC_TP_NONE,     /**< no rule matched: the tensor is not a DTensor of TP */
-    FC_TP_COLWISE,  /**< linear: weight and bias Shard(0); embedding: Shard(1) */
-    FC_TP_ROWWISE,  /**< linear: weight Shard(1), bias Replicate; embedding: Shard(0) */
+    FC_TP_COLWISE,  /**< linear: weight and bias Shard(0), fused experts [e, out, in] Shard(1); embedding: Shard(1) */
+    FC_TP_ROWWISE,  /**< linear: weight Shard(1), fused experts Shard(2), bias Replicate; embedding: Shard(0) */
     FC_TP_REPLICATE /**< replicate, sequence_parallel */
 } fc_tp_style;
 
@@ -30,7 +30,11 @@ typedef struct fc_tp_plan fc_tp_plan;
 /**
  * Loads a plan: NULL or "auto" for the built-in one, else the path of a JSON file in the spelling of
  * Hugging Face's base_model_tp_plan: {"layers.*.self_attn.q_proj": "colwise", …}. `*` matches one path component.
- * A pattern matches a module whose FQN equals it or ends with "." + it. The plan lives in `arena`.
+ * A pattern matches a module or parameter whose FQN equals it or ends with "." + it; the most specific one decides.
+ * The plan lives in `arena`. The built-in plan takes c_attn, c_fc and c_proj for GPT-2's Conv1D, whose weight is
+ * [in, out] (colwise cuts dimension 1, rowwise 0); a plan file speaks of nn.Linear.
+ * @return FC_EUSAGE for a malformed plan or unknown style, FC_EUNSUPPORTED for a style that makes no boxes
+ * ("packed_colwise"), each naming file, pattern and style; FC_EIO when the file cannot be read.
  */
 fc_code fc_tp_plan_load(const char *name_or_path, fc_arena *arena, const fc_tp_plan **out, fc_error *err);
 
