@@ -250,6 +250,7 @@ fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out
     if (rc != FC_OK) {
         return rc;
     }
+    out->negate = out->conjugate = false;
     if (which != FC_REBUILD_TENSOR_V2 && which != FC_REBUILD_TENSOR_V3) {
         return fc_fail(err, FC_EUNSUPPORTED, "only dense tensors are supported, not sparse, quantized or nested ones");
     }
