@@ -440,7 +440,9 @@ fc_code fc_pickle_load(const fc_pickle_source *source, fc_pickle_mode mode, fc_p
     vm.p = calloc(1, sizeof *vm.p);
     vm.reader.buffer = source->bytes ? NULL : malloc(FC_PICKLE_WINDOW);
     fc_code rc = FC_OK;
-    if (!vm.p || (!source->bytes && !vm.reader.buffer)) {
+    /* The stack is never NULL, so that pointers into an empty one are pointers. */
+    if (!vm.p || (!source->bytes && !vm.reader.buffer) ||
+        !fc_pickle_grow(&vm.stack, &vm.stack_capacity, 1, sizeof *vm.stack)) {
         rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", source->name);
         goto out;
     }
