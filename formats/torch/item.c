@@ -234,8 +234,9 @@ static fc_code read_flags(const fc_pickle *p, fc_pv flags, fc_torch_tensor *out,
         }
     }
     fc_dtype_class cls = fc_dtype_get(out->dtype)->cls;
-    if ((out->conjugate && cls != FC_CLASS_COMPLEX) ||
-        (out->negate && cls != FC_CLASS_COMPLEX && cls != FC_CLASS_FLOAT)) {
+    /* Flipping the top bit negates IEEE numbers; not integers, and not every float8. */
+    bool ieee = cls == FC_CLASS_COMPLEX || (cls == FC_CLASS_FLOAT && fc_dtype_size(out->dtype) > 1);
+    if ((out->conjugate && cls != FC_CLASS_COMPLEX) || (out->negate && !ieee)) {
         return malformed("it is a lazy view of a type that has none", err);
     }
     return FC_OK;
