@@ -160,6 +160,17 @@ static void cycles_end(void **state) {
     free(json);
 }
 
+/* Found by the fuzzer: marks on an empty stack. */
+static void empty_stack(void **state) {
+    (void)state;
+    ASSERT_JSON("\x80\x02(t.", "{\"$tuple\":[]}");
+    ASSERT_JSON("\x80\x04(\x91.", "{\"$frozenset\":[]}");
+    ASSERT_JSON("\x80\x02(1].", "[]");
+    ASSERT_JSON("\x80\x02(0].", "[]");
+    ASSERT_JSON("\x80\x02](e.", "[]");
+    ASSERT_JSON("\x80\x02}(u.", "{}");
+}
+
 /* What has been folded away must still be there when the memo refers to it. */
 static void memo_outlives_folding(void **state) {
     (void)state;
@@ -376,6 +387,7 @@ int main(void) {
         cmocka_unit_test(hostile_globals),
         cmocka_unit_test(damaged),
         cmocka_unit_test(huge_zero_stride_view),
+        cmocka_unit_test(empty_stack),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
