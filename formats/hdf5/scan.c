@@ -108,7 +108,6 @@ typedef struct attributes {
     bool ours;        /* the file has our schema */
 } attributes;
 
-<<<<<<< HEAD
 const char *fc_h5_ours_name(fc_h5_ours attribute) {
     static const char *const names[FC_H5_A_COUNT] = {
         "fsdpckpt_schema", "producer", "layout",     "mesh_shape",   "mesh_names", "world_size", "rank",     "kind",
@@ -120,15 +119,6 @@ static int ours_number(const char *name) {
     for (int i = 0; i < FC_H5_A_COUNT; i++) {
         if (strcmp(name, fc_h5_ours_name((fc_h5_ours)i)) == 0) {
             return i;
-=======
-static bool is_our_name(const char *name) {
-    static const char *const names[] = {
-        "fsdpckpt_schema", "producer", "layout",     "mesh_shape",   "mesh_names", "world_size", "rank",     "kind",
-        "dtype",           "fqn",      "placements", "global_shape", "offsets",    "owner",      "encoding", "json"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (strcmp(name, names[i]) == 0) {
-            return true;
->>>>>>> main
         }
     }
     return -1;

@@ -127,18 +127,11 @@ static bool read_name(hid_t type, size_t size, const char *name, bool trusted, f
     if (!name || !fc_dtype_find(name, strlen(name), &named) || fc_dtype_size(named) != size) {
         return false;
     }
-<<<<<<< HEAD
     bool matches = H5Tget_class(type) == H5T_OPAQUE;
     if (trusted && !matches) {
         hid_t expected = fc_h5_type_new(named);
         matches = expected >= 0 && H5Tequal(type, expected) > 0;
         H5Tclose(expected);
-=======
-    if (cls != H5T_OPAQUE &&
-        !(trusted && cls == H5T_INTEGER && size == 1 &&
-          (named == FC_F8_E4M3FNUZ || named == FC_F8_E5M2FNUZ || named == FC_F8_E8M0FNU || named == FC_F4_E2M1FN_X2))) {
-        return false;
->>>>>>> main
     }
     *out = named;
     return matches;
