@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ROWS = 16, MAX_COLUMNS = 8, LABEL_MAX = 32 };
+enum { MAX_ROWS = 16, MAX_COLUMNS = 8, LABEL_MAX = 48, BOX_MAX = FC_MAX_DIMS * 2 * LABEL_MAX };
 
 /* The characters of a drawing: lines, corners, tees. */
 typedef struct lines {
@@ -160,14 +160,26 @@ static void draw(inspection *in, const fc_tensor *t, const cut *c) {
     draw_picture(&p);
 }
 
-static void print_box(text_out *out, const fc_tensor *t, const fc_chunk *chunk) {
-    text_puts(out, "[");
-    for (int d = 0; d < t->ndim; d++) {
+/* Writes "[0:16, 32:64]" into `buf`. @return buf. */
+static const char *box_text(const fc_tensor *t, const fc_chunk *chunk, char *buf, size_t size) {
+    size_t used = (size_t)snprintf(buf, size, "[");
+    for (int d = 0; d < t->ndim && used + LABEL_MAX * 2 < size; d++) {
         char range[LABEL_MAX * 2];
         range_text(t, chunk, d, range);
-        text_printf(out, "%s%s", d ? ", " : "", range);
+        used += (size_t)snprintf(buf + used, size - used, "%s%s", d ? ", " : "", range);
     }
-    text_puts(out, "]");
+    snprintf(buf + used, size - used, "]");
+    return buf;
+}
+
+/* The width of the widest box of the first pieces: enough to keep a readable list in columns. */
+static size_t box_width(const fc_tensor *t) {
+    char box[BOX_MAX];
+    size_t width = 0;
+    for (size_t i = 0; i < shown(t->nchunks, 256); i++) {
+        width = longest(width, box_text(t, &t->chunks[i], box, sizeof box));
+    }
+    return width;
 }
 
 static void print_place(text_out *out, const fc_chunk *chunk, const fc_extent *extent) {
@@ -179,6 +191,8 @@ static void print_place(text_out *out, const fc_chunk *chunk, const fc_extent *e
 
 static fc_code print_pieces(inspection *in, const fc_tensor *t, fc_error *err) {
     text_out *out = in->out;
+    char box[BOX_MAX];
+    size_t width = box_width(t);
     text_puts(out, "\n");
     for (size_t i = 0; i < t->nchunks && out->error == 0; i++) {
         const fc_chunk *chunk = &t->chunks[i];
@@ -189,8 +203,7 @@ static fc_code print_pieces(inspection *in, const fc_tensor *t, fc_error *err) {
             snprintf(label, sizeof label, "piece %zu", i);
         }
         text_printf(out, "  %-10s ", label);
-        print_box(out, t, chunk);
-        text_puts(out, "  ");
+        text_name_padded(out, box_text(t, chunk, box, sizeof box), width + 2);
         text_name(out, in->checkpoint->files[chunk->file].name);
         if (in->headers_only) {
             text_printf(out, "  at %llu, %llu bytes stored", (unsigned long long)chunk->offset,

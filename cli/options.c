@@ -329,7 +329,7 @@ static fc_code parse_long(parser *p, const char *arg) {
     if (value) {
         return fc_fail(p->err, FC_EUSAGE, "--%s takes no argument", option_table[id].name);
     }
-    return store(p, id, NULL);
+    return store(p, id, "");
 }
 
 static option_id find_letter(char letter) {
@@ -350,7 +350,7 @@ static fc_code parse_letters(parser *p, const char *arg) {
         if (option_table[id].arg) {
             return take_argument(p, id, s[1] ? s + 1 : NULL);
         }
-        fc_code rc = store(p, id, NULL);
+        fc_code rc = store(p, id, "");
         if (rc != FC_OK) {
             return rc;
         }

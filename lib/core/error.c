@@ -1,5 +1,6 @@
 /*
  * Building error values: one printable line and a code. Every other file calls this; it calls nothing.
+ * The names are in parentheses because error.h gives the analyzer macros of the same names.
  */
 #include "fsdpckpt/error.h"
 
@@ -37,7 +38,7 @@ static void format_message(fc_error *err, const char *fmt, va_list args) {
     make_printable(err->message);
 }
 
-fc_code fc_fail(fc_error *err, fc_code code, const char *fmt, ...) {
+fc_code(fc_fail)(fc_error *err, fc_code code, const char *fmt, ...) {
     if (err) {
         va_list args;
         va_start(args, fmt);
@@ -56,7 +57,7 @@ static void append(fc_error *err, const char *text) {
     }
 }
 
-fc_code fc_fail_errno(fc_error *err, int errnum, const char *fmt, ...) {
+fc_code(fc_fail_errno)(fc_error *err, int errnum, const char *fmt, ...) {
     fc_code code = errnum == ENOMEM ? FC_ENOMEM : FC_EIO;
     if (err) {
         char text[128];
@@ -71,7 +72,7 @@ fc_code fc_fail_errno(fc_error *err, int errnum, const char *fmt, ...) {
     return code;
 }
 
-fc_code fc_context(fc_error *err, fc_code code, const char *fmt, ...) {
+fc_code(fc_context)(fc_error *err, fc_code code, const char *fmt, ...) {
     if (err) {
         fc_error inner = *err;
         va_list args;
