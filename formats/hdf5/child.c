@@ -298,7 +298,11 @@ static fc_code tell(const fc_h5_child *child, int status, const char *where, con
                        path, signal_name(WTERMSIG(status)), where);
     }
     if (WEXITSTATUS(status) == EXIT_NOT_CONFINED) {
-        return fc_fail(err, FC_EIO, "%s: the HDF5 reader process cannot be confined; nothing was read", path);
+        return fc_fail(
+            err, FC_EIO,
+            "%s: nothing was read: the HDF5 reader process cannot be confined (no seccomp here? a build with "
+            "FSDPCKPT_WITH_SECCOMP=OFF does without)",
+            path);
     }
     return fc_fail(err, FC_ECORRUPT,
                    "%s: corrupt HDF5 file (the reader process failed with status %d while reading %s)", path,
