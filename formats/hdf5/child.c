@@ -130,17 +130,21 @@ static bool close_others(const fc_h5_job *job, int out) {
 }
 
 #ifdef FSDPCKPT_HAVE_SECCOMP
+static int allow_if(scmp_filter_ctx filter, int call, struct scmp_arg_cmp condition) {
+    return seccomp_rule_add_array(filter, SCMP_ACT_ALLOW, call, 1, &condition);
+}
+
 /* Everything not named fails with EPERM: harmless, and a new libc that tries something else first still works. */
 static bool confine(const fc_h5_job *job, int out) {
     static const int always[] = {
-        SCMP_SYS(read),          SCMP_SYS(pread64),      SCMP_SYS(lseek),
-        SCMP_SYS(brk),           SCMP_SYS(munmap),       SCMP_SYS(mremap),       SCMP_SYS(madvise),
-        SCMP_SYS(futex),         SCMP_SYS(exit_group),   SCMP_SYS(exit),         SCMP_SYS(rt_sigreturn),
-        SCMP_SYS(rt_sigprocmask), SCMP_SYS(gettimeofday), SCMP_SYS(clock_gettime), SCMP_SYS(getpid),
-        SCMP_SYS(gettid),        SCMP_SYS(close),        SCMP_SYS(getrandom),
+        SCMP_SYS(read),         SCMP_SYS(pread64),       SCMP_SYS(lseek),        SCMP_SYS(brk),
+        SCMP_SYS(munmap),       SCMP_SYS(mremap),        SCMP_SYS(madvise),      SCMP_SYS(futex),
+        SCMP_SYS(exit_group),   SCMP_SYS(exit),          SCMP_SYS(rt_sigreturn), SCMP_SYS(rt_sigprocmask),
+        SCMP_SYS(gettimeofday), SCMP_SYS(clock_gettime), SCMP_SYS(getpid),       SCMP_SYS(gettid),
+        SCMP_SYS(close),        SCMP_SYS(getrandom),
     };
-    static const int opening[] = {SCMP_SYS(fstat), SCMP_SYS(stat),       SCMP_SYS(newfstatat), SCMP_SYS(lstat), SCMP_SYS(access),
-                                  SCMP_SYS(readlink),   SCMP_SYS(getcwd),     SCMP_SYS(statx)};
+    static const int opening[] = {SCMP_SYS(fstat),  SCMP_SYS(stat),     SCMP_SYS(newfstatat), SCMP_SYS(lstat),
+                                  SCMP_SYS(access), SCMP_SYS(readlink), SCMP_SYS(getcwd),     SCMP_SYS(statx)};
     scmp_filter_ctx filter = seccomp_init(SCMP_ACT_ERRNO(EPERM));
     if (!filter) {
         return false;
@@ -149,23 +153,21 @@ static bool confine(const fc_h5_job *job, int out) {
     for (size_t i = 0; i < sizeof always / sizeof *always; i++) {
         rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, always[i], 0);
     }
-    rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(write), 1, SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)out));
-    rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(mmap), 1,
-                           SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
-    rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(mprotect), 1,
-                           SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
+    rc |= allow_if(filter, SCMP_SYS(write), (struct scmp_arg_cmp){0, SCMP_CMP_EQ, (scmp_datum_t)out, 0});
+    rc |= allow_if(filter, SCMP_SYS(mmap), (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, PROT_EXEC, 0});
+    rc |= allow_if(filter, SCMP_SYS(mprotect), (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, PROT_EXEC, 0});
     /* abort() raises its signal by tgkill; to nobody else. */
-    rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(tgkill), 1,
-                           SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)getpid()));
+    rc |= allow_if(filter, SCMP_SYS(tgkill), (struct scmp_arg_cmp){0, SCMP_CMP_EQ, (scmp_datum_t)getpid(), 0});
+    if (SANITIZED) { /* their runtime asks for it before _exit */
+        rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(sigaltstack), 0);
+    }
     if (job->may_open) {
         const scmp_datum_t writing = O_ACCMODE | O_CREAT | O_TRUNC;
         for (size_t i = 0; i < sizeof opening / sizeof *opening; i++) {
             rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, opening[i], 0);
         }
-        rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(openat), 1,
-                               SCMP_A2(SCMP_CMP_MASKED_EQ, writing, O_RDONLY));
-        rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(open), 1,
-                               SCMP_A1(SCMP_CMP_MASKED_EQ, writing, O_RDONLY));
+        rc |= allow_if(filter, SCMP_SYS(openat), (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, writing, O_RDONLY});
+        rc |= allow_if(filter, SCMP_SYS(open), (struct scmp_arg_cmp){1, SCMP_CMP_MASKED_EQ, writing, O_RDONLY});
     }
     if (rc == 0) {
         rc = seccomp_load(filter);
@@ -180,8 +182,7 @@ static bool confine(const fc_h5_job *job, int out) {
 }
 #endif
 
-static void __attribute__((noreturn))
-be_the_child(const fc_h5_job *job, int out, fc_h5_shared *shared, pid_t parent) {
+static void __attribute__((noreturn)) be_the_child(const fc_h5_job *job, int out, fc_h5_shared *shared, pid_t parent) {
     reset_signals();
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent || !close_others(job, out)) {
@@ -202,8 +203,7 @@ be_the_child(const fc_h5_job *job, int out, fc_h5_shared *shared, pid_t parent) 
 
 fc_code fc_h5_child_start(fc_h5_child *child, const fc_h5_job *job, fc_error *err) {
     int ends[2];
-    fc_h5_shared *shared =
-        mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    fc_h5_shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) {
         return fc_fail_errno(err, errno, "the HDF5 reader process cannot be started");
     }
@@ -230,20 +230,18 @@ fc_code fc_h5_child_start(fc_h5_child *child, const fc_h5_job *job, fc_error *er
 
 /* Waits for bytes or the end. @return false when nothing has moved for the whole time limit. */
 static bool wait_for_bytes(fc_h5_child *child) {
-    for (;;) {
+    int step = child->timeout_ms < 1000 ? child->timeout_ms : 1000, still = 0;
+    while (still < child->timeout_ms) {
         struct pollfd p = {child->fd, POLLIN, 0};
-        int n = poll(&p, 1, child->timeout_ms);
+        int n = poll(&p, 1, step);
         if (n > 0 || (n < 0 && errno != EINTR)) {
             return true;
         }
-        if (n == 0) {
-            uint64_t beats = atomic_load(&child->shared->beats);
-            if (beats == child->beats) {
-                return false;
-            }
-            child->beats = beats;
-        }
+        uint64_t beats = atomic_load(&child->shared->beats);
+        still = beats != child->beats ? 0 : n == 0 ? still + step : still;
+        child->beats = beats;
     }
+    return false;
 }
 
 size_t fc_h5_child_read(fc_h5_child *child, void *buf, size_t size) {
@@ -296,15 +294,15 @@ static fc_code tell(const fc_h5_child *child, int status, const char *where, con
                        path, child->timeout_ms / 1000, where);
     }
     if (WIFSIGNALED(status)) {
-        return fc_fail(err, FC_ECORRUPT,
-                       "%s: corrupt HDF5 file (the reader process was killed by %s while reading %s)", path,
-                       signal_name(WTERMSIG(status)), where);
+        return fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process was killed by %s while reading %s)",
+                       path, signal_name(WTERMSIG(status)), where);
     }
     if (WEXITSTATUS(status) == EXIT_NOT_CONFINED) {
         return fc_fail(err, FC_EIO, "%s: the HDF5 reader process cannot be confined; nothing was read", path);
     }
-    return fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process failed with status %d while reading %s)",
-                   path, WEXITSTATUS(status), where);
+    return fc_fail(err, FC_ECORRUPT,
+                   "%s: corrupt HDF5 file (the reader process failed with status %d while reading %s)", path,
+                   WEXITSTATUS(status), where);
 }
 
 fc_code fc_h5_child_finish(fc_h5_child *child, const char *path, fc_error *err) {
@@ -335,4 +333,9 @@ fc_code fc_h5_child_finish(fc_h5_child *child, const char *path, fc_error *err) 
         return FC_OK;
     }
     return tell(child, status, where[0] ? where : "the file's first bytes", path, err);
+}
+
+void fc_h5_child_abandon(fc_h5_child *child) {
+    child->hung = true;
+    fc_h5_child_finish(child, "", NULL);
 }

@@ -28,10 +28,10 @@ typedef struct fc_h5_job {
     void *context;
     const int *keep; /**< descriptors the child may read */
     size_t nkeep;
-    uint64_t memory;    /**< bytes of address space above what the parent uses; 0: 1 GiB */
-    int timeout_ms;     /**< without a byte or a beat; 0: 60 s */
-    bool may_open;      /**< may open further files for reading (--follow-external) */
-    bool not_confined;  /**< tests only: no seccomp, so that a child can misbehave in ways it would forbid */
+    uint64_t memory;   /**< bytes of address space above what the parent uses; 0: 1 GiB */
+    int timeout_ms;    /**< without a byte or a beat; 0: 60 s */
+    bool may_open;     /**< may open further files for reading (--follow-external) */
+    bool not_confined; /**< tests only: no seccomp, so that a child can misbehave in ways it would forbid */
 } fc_h5_job;
 
 typedef struct fc_h5_child {
@@ -58,5 +58,8 @@ size_t fc_h5_child_read(fc_h5_child *child, void *buf, size_t size);
  * @return FC_OK when it ended by itself with status 0, else FC_ECORRUPT that says how it died and where.
  */
 fc_code fc_h5_child_finish(fc_h5_child *child, const char *path, fc_error *err);
+
+/** Kills and reaps a child that is not needed any more. */
+void fc_h5_child_abandon(fc_h5_child *child);
 
 #endif

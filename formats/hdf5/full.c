@@ -121,8 +121,9 @@ static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_err
     bool ours = root->schema != 0;
     (void)index;
     if (root->schema > 1) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: written with schema %lld; this fsdpckpt reads schema 1: use a newer one",
-                       path, (long long)root->schema);
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: written with schema %lld; this fsdpckpt reads schema 1: use a newer one", path,
+                       (long long)root->schema);
     }
     if (ours && root->rank >= 0) {
         return fc_fail(err, FC_EUSAGE,
@@ -165,5 +166,5 @@ fc_code fc_h5_open_full(fc_checkpoint *checkpoint, fc_error *err) {
     *file = (fc_file){checkpoint->path, slash ? slash + 1 : checkpoint->path};
     checkpoint->files = file;
     checkpoint->nfiles = 1;
-    return fc_h5_scan_files(checkpoint->arena, &checkpoint->path, 1, state->follow_external, build, checkpoint, err);
+    return fc_h5_scan_files(checkpoint->arena, &checkpoint->path, 1, 0, state->follow_external, build, checkpoint, err);
 }

@@ -123,7 +123,7 @@ fc_code fc_h5_write_index(fc_h5_writer *w, fc_error *err) {
     }
     rc = fc_h5_root_attributes(w, &out, -1, err);
     for (uint32_t i = 0; rc == FC_OK && i < w->wanted->ntensors; i++) {
-        rc = add_value(w, &out, i, err);
+        rc = add_value(w, &out, w->tree.order[i], err);
     }
     return fc_h5_out_close(&out, rc, err);
 }

@@ -1,6 +1,6 @@
 /*
- * Reading HDF5: recognising it, running the reader processes, and turning chunks into extents.
- * tensors.c makes the manifest of one file, sharded.c that of a directory.
+ * Reading HDF5: recognising it, opening it, and turning chunks into extents.
+ * batches.c runs the reader processes, tensors.c makes the manifest of one file, sharded.c that of a directory.
  */
 #include "reader.h"
 
@@ -9,16 +9,14 @@
 #include "scan.h"
 #include "text.h"
 
+#include <dirent.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-enum { FILES_PER_CHILD = 200 };
 
 /* ---- probing ---- */
 
@@ -72,70 +70,6 @@ static bool directory_has_shards(const char *path) {
 
 bool fc_h5_probe(const fc_probe *probe) {
     return probe->is_directory ? directory_has_shards(probe->path) : file_has_signature(probe);
-}
-
-/* ---- running the reader process ---- */
-
-/* One batch of open files through one child. */
-static fc_code scan_batch(fc_arena *arena, fc_h5_input *inputs, const uint64_t *sizes, size_t count, size_t first,
-                          bool follow, fc_h5_visit visit, void *context, fc_error *err) {
-    int keep[FILES_PER_CHILD];
-    fc_h5_child child;
-    fc_h5_scan scan = {.inputs = inputs, .ninputs = count, .follow_external = follow};
-    fc_h5_job job = {fc_h5_scan_prepare, fc_h5_scan_run, &scan, keep, count, 0, 0, follow, false};
-    fc_h5_in in = {.child = &child};
-    fc_error death;
-    for (size_t i = 0; i < count; i++) {
-        keep[i] = inputs[i].fd;
-    }
-    fc_code rc = fc_h5_child_start(&child, &job, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    size_t i = 0;
-    bool broken = false;
-    for (; rc == FC_OK && i < count; i++) {
-        fc_h5_file file;
-        /* What a file can have to say is bounded by its size; attributes and names are said as longer JSON text. */
-        if (!fc_mul_u64(sizes[i], 64, &in.budget) || !fc_add_u64(in.budget, 1 << 20, &in.budget)) {
-            in.budget = UINT64_MAX;
-        }
-        rc = fc_h5_read_file(&in, arena, inputs[i].path, sizes[i], &file, err);
-        broken = rc != FC_OK && (!err || err->message[0] == '\0');
-        if (rc == FC_OK) {
-            rc = visit(context, first + i, &file, err);
-        }
-    }
-    fc_h5_in_free(&in);
-    const char *path = inputs[i > 0 ? i - 1 : 0].path;
-    fc_code end = fc_h5_child_finish(&child, path, &death);
-    if (broken) {
-        rc = end != FC_OK ? fc_fail(err, death.code, "%s", death.message)
-                          : fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent nonsense)", path);
-    }
-    return rc;
-}
-
-fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count, bool follow_external,
-                         fc_h5_visit visit, void *context, fc_error *err) {
-    fc_h5_input inputs[FILES_PER_CHILD];
-    uint64_t sizes[FILES_PER_CHILD];
-    fc_code rc = FC_OK;
-    for (size_t first = 0; rc == FC_OK && first < count; first += FILES_PER_CHILD) {
-        size_t n = 0, batch = count - first < FILES_PER_CHILD ? count - first : FILES_PER_CHILD;
-        while (rc == FC_OK && n < batch) {
-            inputs[n].path = paths[first + n];
-            rc = fc_open_input(paths[first + n], &inputs[n].fd, &sizes[n], err);
-            n += rc == FC_OK;
-        }
-        if (rc == FC_OK) {
-            rc = scan_batch(arena, inputs, sizes, n, first, follow_external, visit, context, err);
-        }
-        while (n > 0) {
-            close(inputs[--n].fd);
-        }
-    }
-    return rc;
 }
 
 /* ---- opening ---- */
@@ -198,7 +132,7 @@ static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, co
         any |= active;
         deflated |= active && d->filters[i] == 1;
         extra += active && d->filters[i] == 3 ? 4 : 0;
-        out->filters.ids[i] = (uint8_t)d->filters[i];
+        out->filters.ids[i] = d->filters[i];
     }
     /* Deflate swells at most 1032-fold; without it the stored size is known. */
     if (whole > UINT32_MAX || (deflated ? whole / 1032 > chunk->length : chunk->length != whole + extra)) {
@@ -351,8 +285,8 @@ fc_code fc_h5_object_json(const fc_checkpoint *checkpoint, const fc_tensor *obje
         len = d->bytes.size;
     }
     if (!text || !fc_h5_is_json(text, len)) {
-        return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute json, its decoding, is missing or damaged", path,
-                       d->path);
+        return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute json, its decoding, is missing or damaged",
+                       path, d->path);
     }
     *json = fc_arena_strndup(arena, text, len);
     return *json ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);

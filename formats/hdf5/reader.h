@@ -31,8 +31,8 @@ typedef struct fc_h5_chunks {
 /** Called with what was read of file number `index`. */
 typedef fc_code (*fc_h5_visit)(void *context, size_t index, const fc_h5_file *file, fc_error *err);
 
-/** Reads the headers of `count` files in reader processes, in order. */
-fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count, bool follow_external,
+/** Reads the headers of `count` files in reader processes, in order. `datasets`: how many each may have, a guess. */
+fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count, size_t datasets, bool follow_external,
                          fc_h5_visit visit, void *context, fc_error *err);
 
 /**

@@ -1,149 +1,15 @@
 /*
- * Encoding and decoding the reader process's records. See records.h.
+ * Decoding the reader process's records in the parent, which trusts nothing in them. See records.h.
  */
 #include "records.h"
 
 #include "core/checked.h"
 #include "text.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-enum { FLUSH_SIZE = 64 << 10, MAX_RECORD = 256 << 20, MAX_PATH_TEXT = 1 << 20, MAX_TENSORS_PER_FILE = 1 << 26 };
-
-/* ---- encoding ---- */
-
-static bool reserve_out(fc_h5_sink *out, size_t more) {
-    if (out->failed) {
-        return false;
-    }
-    if (out->cap - out->used >= more) {
-        return true;
-    }
-    size_t cap = out->cap ? out->cap : 2 * FLUSH_SIZE;
-    while (cap - out->used < more) {
-        if (!fc_mul_size(cap, 2, &cap)) {
-            out->failed = true;
-            return false;
-        }
-    }
-    unsigned char *buf = realloc(out->buf, cap);
-    if (!buf) {
-        out->failed = true;
-        return false;
-    }
-    out->buf = buf;
-    out->cap = cap;
-    return true;
-}
-
-static void put_raw(fc_h5_sink *out, const void *data, size_t size) {
-    if (reserve_out(out, size) && size > 0) {
-        memcpy(out->buf + out->used, data, size);
-        out->used += size;
-    }
-}
-
-void fc_h5_begin(fc_h5_sink *out, fc_h5_tag tag) {
-    uint32_t head[2] = {(uint32_t)tag, 0};
-    out->start = out->used;
-    put_raw(out, head, sizeof head);
-}
-
-void fc_h5_put_u64(fc_h5_sink *out, uint64_t value) {
-    put_raw(out, &value, sizeof value);
-}
-
-void fc_h5_put_bytes(fc_h5_sink *out, const void *data, size_t size) {
-    fc_h5_put_u64(out, size);
-    put_raw(out, data, size);
-}
-
-void fc_h5_put_text(fc_h5_sink *out, const char *text) {
-    fc_h5_put_u64(out, text != NULL);
-    if (text) {
-        fc_h5_put_bytes(out, text, strlen(text));
-    }
-}
-
-void fc_h5_put_i64s(fc_h5_sink *out, int64_t count, const int64_t *values) {
-    fc_h5_put_u64(out, (uint64_t)count);
-    if (count > 0) {
-        put_raw(out, values, (size_t)count * sizeof *values);
-    }
-}
-
-void fc_h5_flush(fc_h5_sink *out) {
-    size_t done = 0;
-    while (!out->failed && done < out->used) {
-        ssize_t n = write(out->fd, out->buf + done, out->used - done);
-        if (n < 0 && errno != EINTR) {
-            out->failed = true;
-        }
-        done += n > 0 ? (size_t)n : 0;
-    }
-    out->used = 0;
-}
-
-void fc_h5_end(fc_h5_sink *out) {
-    size_t length = out->used - out->start - 8;
-    if (out->failed || length > MAX_RECORD) {
-        out->failed = true;
-        return;
-    }
-    uint32_t length32 = (uint32_t)length;
-    memcpy(out->buf + out->start + 4, &length32, sizeof length32);
-    if (out->used >= FLUSH_SIZE) {
-        fc_h5_flush(out);
-    }
-}
-
-void fc_h5_put_root(fc_h5_sink *out, const fc_h5_root *root) {
-    fc_h5_begin(out, FC_H5_ROOT);
-    fc_h5_put_u64(out, (uint64_t)root->schema);
-    fc_h5_put_text(out, root->layout);
-    fc_h5_put_text(out, root->mesh_names);
-    fc_h5_put_text(out, root->producer);
-    fc_h5_put_u64(out, (uint64_t)root->rank);
-    fc_h5_put_u64(out, (uint64_t)root->world_size);
-    fc_h5_put_i64s(out, root->nmesh, root->mesh_shape);
-    fc_h5_end(out);
-}
-
-void fc_h5_put_dataset(fc_h5_sink *out, const fc_h5_dataset *d) {
-    fc_h5_begin(out, FC_H5_DATASET);
-    fc_h5_put_text(out, d->path);
-    fc_h5_put_bytes(out, d->lists.data, d->lists.size);
-    fc_h5_put_u64(out, d->kind);
-    fc_h5_put_u64(out, d->where);
-    fc_h5_put_u64(out, d->code);
-    fc_h5_put_text(out, d->message);
-    fc_h5_put_u64(out, d->dtype);
-    fc_h5_put_u64(out, d->swap);
-    fc_h5_put_u64(out, d->element);
-    fc_h5_put_i64s(out, d->ndim, d->shape);
-    fc_h5_put_u64(out, d->offset);
-    fc_h5_put_u64(out, d->length);
-    fc_h5_put_bytes(out, d->bytes.data, d->bytes.size);
-    fc_h5_put_i64s(out, d->chunk ? d->ndim : -1, d->chunk);
-    fc_h5_put_u64(out, d->nfilters);
-    for (uint32_t i = 0; i < d->nfilters; i++) {
-        fc_h5_put_u64(out, d->filters[i]);
-    }
-    fc_h5_put_text(out, d->dtype_name);
-    fc_h5_put_text(out, d->placements);
-    fc_h5_put_text(out, d->encoding);
-    fc_h5_put_text(out, d->json);
-    fc_h5_put_text(out, d->fqn);
-    fc_h5_put_u64(out, (uint64_t)d->owner);
-    fc_h5_put_i64s(out, d->nglobal_shape, d->global_shape);
-    fc_h5_put_i64s(out, d->noffsets, d->offsets);
-    fc_h5_end(out);
-}
-
-/* ---- decoding ---- */
+enum { READ_SIZE = 64 << 10, MAX_PATH_TEXT = 1 << 20, MAX_TENSORS_PER_FILE = 1 << 26 };
 
 /* Makes `size` bytes available at in->at. @return the number available: less only at the end of the stream. */
 static size_t fill(fc_h5_in *in, size_t size) {
@@ -156,7 +22,7 @@ static size_t fill(fc_h5_in *in, size_t size) {
     while (in->have < size) {
         if (in->have == in->cap) {
             /* Grown as bytes arrive, not as a length claims. */
-            size_t cap = in->cap ? 2 * in->cap : FLUSH_SIZE;
+            size_t cap = in->cap ? 2 * in->cap : READ_SIZE;
             unsigned char *buf = realloc(in->buf, cap);
             if (!buf) {
                 return in->have;
@@ -176,8 +42,8 @@ static size_t fill(fc_h5_in *in, size_t size) {
 int fc_h5_next(fc_h5_in *in, fc_h5_record *record) {
     uint32_t head[2];
     if (!in->buf) {
-        in->buf = malloc(FLUSH_SIZE);
-        in->cap = in->buf ? FLUSH_SIZE : 0;
+        in->buf = malloc(READ_SIZE);
+        in->cap = in->buf ? READ_SIZE : 0;
         if (!in->buf) {
             return -1;
         }
@@ -187,7 +53,8 @@ int fc_h5_next(fc_h5_in *in, fc_h5_record *record) {
         return got == 0 ? 0 : -1;
     }
     memcpy(head, in->buf + in->at, sizeof head);
-    if (head[1] > MAX_RECORD || head[1] + sizeof head > in->budget) {
+    in->over_budget = head[1] + sizeof head > in->budget;
+    if (head[1] > FC_H5_MAX_RECORD || in->over_budget) {
         return -1;
     }
     in->at += sizeof head;
@@ -334,7 +201,7 @@ static bool filters_are_sane(const fc_h5_dataset *d) {
         }
         deflates += d->filters[i] == 1;
     }
-    return d->nfilters <= 4 && deflates <= 1;
+    return deflates <= 1;
 }
 
 /* What the bytes of a dataset must satisfy before anybody computes with them. */
@@ -347,8 +214,7 @@ static bool dataset_is_sane(const fc_h5_dataset *d, uint64_t size) {
     if (d->kind == FC_H5_UNREADABLE) {
         return d->message && d->code != FC_OK;
     }
-    if (!fc_numel(d->ndim, d->shape, &numel) || d->element == 0 ||
-        !fc_mul_u64((uint64_t)numel, d->element, &total)) {
+    if (!fc_numel(d->ndim, d->shape, &numel) || d->element == 0 || !fc_mul_u64((uint64_t)numel, d->element, &total)) {
         return false;
     }
     bool is_object = d->kind == FC_H5_OBJECT;
@@ -393,9 +259,9 @@ static bool decode_dataset(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h
     for (int i = 0; d->chunk && i < d->ndim; i++) {
         r->bad |= d->chunk[i] == 0;
     }
-    d->nfilters = (uint32_t)get_at_most(r, FC_H5_MAX_FILTERS);
+    d->nfilters = (uint8_t)get_at_most(r, FC_H5_MAX_FILTERS);
     for (uint32_t i = 0; i < d->nfilters; i++) {
-        d->filters[i] = (uint32_t)get_at_most(r, UINT32_MAX);
+        d->filters[i] = (uint8_t)get_at_most(r, UINT8_MAX);
     }
     d->dtype_name = keep_text(r, arena);
     d->placements = keep_text(r, arena);
@@ -487,19 +353,27 @@ fc_code fc_h5_child_failure(fc_h5_record *r, const char *path, fc_error *err) {
     return fc_fail(err, code, "%s: %.*s", path, (int)text.size, (const char *)text.data);
 }
 
-static fc_h5_dataset *new_dataset(fc_arena *arena, fc_h5_file *file) {
-    void *array = file->datasets;
-    fc_h5_dataset *d = grow(arena, &array, &file->ndatasets, &file->datasets_cap, sizeof *d);
-    file->datasets = array;
+/* Grows in memory of its own: the arena would keep every smaller copy. */
+static fc_h5_dataset *new_dataset(fc_h5_file *file) {
+    if (file->ndatasets == file->datasets_cap) {
+        size_t wider = file->datasets_cap ? 2 * file->datasets_cap : 64;
+        fc_h5_dataset *grown =
+            wider > MAX_TENSORS_PER_FILE ? NULL : realloc(file->datasets, wider * sizeof *file->datasets);
+        if (!grown) {
+            return NULL;
+        }
+        file->datasets = grown;
+        file->datasets_cap = wider;
+    }
+    fc_h5_dataset *d = &file->datasets[file->ndatasets++];
+    *d = (fc_h5_dataset){0};
     return d;
 }
 
-fc_code fc_h5_read_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_t size, fc_h5_file *file,
-                        fc_error *err) {
+static fc_code read_records(fc_h5_in *in, fc_arena *arena, const char *path, uint64_t size, fc_h5_file *file,
+                            fc_error *err) {
     fc_h5_record r;
     bool has_root = false;
-    *file = (fc_h5_file){0};
-    fc_fail(err, FC_ECORRUPT, "%s", "");
     while (fc_h5_next(in, &r) == 1) {
         bool ok = has_root;
         switch (r.tag) {
@@ -508,7 +382,7 @@ fc_code fc_h5_read_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_
             has_root = true;
             break;
         case FC_H5_DATASET: {
-            fc_h5_dataset *d = ok ? new_dataset(arena, file) : NULL;
+            fc_h5_dataset *d = ok ? new_dataset(file) : NULL;
             ok = d && decode_dataset(&r, arena, size, d);
             break;
         }
@@ -530,4 +404,23 @@ fc_code fc_h5_read_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_
         }
     }
     return FC_ECORRUPT;
+}
+
+fc_code fc_h5_read_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_t size, fc_h5_file *file,
+                        fc_error *err) {
+    *file = (fc_h5_file){0};
+    fc_fail(err, FC_ECORRUPT, "%s", "");
+    fc_code rc = read_records(in, arena, path, size, file, err);
+    fc_h5_dataset *datasets = file->datasets;
+    file->datasets = NULL;
+    if (rc == FC_OK) {
+        file->datasets = fc_arena_calloc(arena, file->ndatasets, sizeof *datasets);
+        if (!file->datasets) {
+            rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        } else if (file->ndatasets > 0) {
+            memcpy(file->datasets, datasets, file->ndatasets * sizeof *datasets);
+        }
+    }
+    free(datasets);
+    return rc;
 }

@@ -14,7 +14,7 @@
 #include "child.h"
 #include "fsdpckpt/checkpoint.h"
 
-enum { FC_H5_CHUNKS_PER_RECORD = 4096, FC_H5_MAX_FILTERS = 32 };
+enum { FC_H5_CHUNKS_PER_RECORD = 4096, FC_H5_MAX_FILTERS = 4, FC_H5_MAX_RECORD = 256 << 20 };
 
 typedef enum fc_h5_tag {
     FC_H5_ROOT = 1,
@@ -35,12 +35,12 @@ typedef enum fc_h5_kind {
 
 /** Where a dataset's bytes are. */
 typedef enum fc_h5_where {
-    FC_H5_AT_OFFSET, /**< contiguous: `offset`, `length` */
-    FC_H5_IN_RECORD, /**< compact or decoded by the child: `bytes` */
-    FC_H5_IN_CHUNKS, /**< allocated chunks follow; what they leave out is the fill value in `bytes` */
-    FC_H5_NOWHERE,   /**< never written: the fill value in `bytes` */
+    FC_H5_AT_OFFSET,  /**< contiguous: `offset`, `length` */
+    FC_H5_IN_RECORD,  /**< compact or decoded by the child: `bytes` */
+    FC_H5_IN_CHUNKS,  /**< allocated chunks follow; what they leave out is the fill value in `bytes` */
+    FC_H5_NOWHERE,    /**< never written: the fill value in `bytes` */
     FC_H5_BY_LIBRARY, /**< only libhdf5 can decode it: read through a child, box by box */
-    FC_H5_ELSEWHERE  /**< sharded layout: a virtual dataset onto the owner's file */
+    FC_H5_ELSEWHERE   /**< sharded layout: a virtual dataset onto the owner's file */
 } fc_h5_where;
 
 typedef struct fc_h5_bytes {
@@ -56,8 +56,8 @@ typedef struct fc_h5_stored_chunk {
 
 /** One dataset as read from the file. All pointers live in the decoder's arena. */
 typedef struct fc_h5_dataset {
-    const char *path;   /**< HDF5 path without the leading "/" */
-    fc_h5_bytes lists;  /**< one byte a path element: 1 where the group that holds the element is a list */
+    const char *path;  /**< HDF5 path without the leading "/" */
+    fc_h5_bytes lists; /**< one byte a path element: 1 where the group that holds the element is a list */
     fc_h5_kind kind;
     fc_h5_where where;
     fc_code code; /**< UNREADABLE */
@@ -70,8 +70,8 @@ typedef struct fc_h5_dataset {
     uint64_t offset, length;
     fc_h5_bytes bytes;
     const int64_t *chunk; /**< ndim entries for IN_CHUNKS, and for BY_LIBRARY the unit that is decoded as one */
-    uint32_t nfilters;
-    uint32_t filters[FC_H5_MAX_FILTERS];
+    uint8_t nfilters;     /**< IN_CHUNKS: those that the engine decodes */
+    uint8_t filters[FC_H5_MAX_FILTERS];
     fc_h5_stored_chunk *chunks; /**< IN_CHUNKS, in the order of the file */
     size_t nchunks, chunks_cap;
     /* Our own attributes (docs/HDF5_SCHEMA.md); NULL or count -1 where the dataset has none. */
@@ -91,7 +91,7 @@ typedef struct fc_h5_attributes {
 typedef struct fc_h5_root {
     int64_t schema;
     const char *layout, *producer;
-    const char *mesh_names; /**< joined with newlines */
+    const char *mesh_names;          /**< joined with newlines */
     int64_t nmesh, rank, world_size; /**< -1: none */
     const int64_t *mesh_shape;
 } fc_h5_root;
@@ -124,6 +124,7 @@ typedef struct fc_h5_in {
     uint64_t budget; /**< bytes of records still allowed: what a file of this size can have to say */
     unsigned char *buf;
     size_t cap, have, at;
+    bool over_budget;
 } fc_h5_in;
 
 /** One record's payload, being read; `bad` once anything did not fit. */

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_DEPTH = 256, MAX_PATH_BYTES = 256 << 10, ROOT_SCHEMA = 1 };
+enum { MAX_DEPTH = 256, MAX_PATH_BYTES = 256 << 10, MAX_GROUPS = 1000000 };
 
 /* A way from the root to where the walk is. */
 typedef struct trail {
@@ -27,7 +27,8 @@ typedef struct trail {
         unsigned long fileno;
         haddr_t address;
     } groups[MAX_DEPTH + 1];
-    bool is_list; /* the group being walked */
+    bool is_list;    /* the group being walked */
+    size_t nvisited; /* groups, each as often as it has names: links can make that exponential */
 } trail;
 
 static herr_t innermost(unsigned n, const H5E_error2_t *e, void *data) {
@@ -102,33 +103,40 @@ static char *read_names(hid_t object, const char *name) {
 }
 
 typedef struct attributes {
-    fc_h5_text text;
-    bool ours, any;
+    fc_h5_text text;  /* those that are not ours, as JSON */
+    uint32_t present; /* set of fc_h5_ours */
+    bool ours;        /* the file has our schema */
 } attributes;
 
-static bool is_our_name(const char *name) {
-    static const char *const names[] = {
+const char *fc_h5_ours_name(fc_h5_ours attribute) {
+    static const char *const names[FC_H5_A_COUNT] = {
         "fsdpckpt_schema", "producer", "layout",     "mesh_shape",   "mesh_names", "world_size", "rank",     "kind",
         "dtype",           "fqn",      "placements", "global_shape", "offsets",    "owner",      "encoding", "json"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (strcmp(name, names[i]) == 0) {
-            return true;
+    return names[attribute];
+}
+
+static int ours_number(const char *name) {
+    for (int i = 0; i < FC_H5_A_COUNT; i++) {
+        if (strcmp(name, fc_h5_ours_name((fc_h5_ours)i)) == 0) {
+            return i;
         }
     }
-    return false;
+    return -1;
 }
 
 static herr_t one_attribute(hid_t object, const char *name, const H5A_info_t *info, void *context) {
     attributes *a = context;
+    int number = ours_number(name);
     (void)info;
-    if (a->ours && is_our_name(name)) {
+    a->present |= number >= 0 ? UINT32_C(1) << number : 0;
+    if (a->ours && number >= 0) {
         return 0;
     }
     hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
     if (attribute < 0) {
         return -1;
     }
-    fc_h5_text_raw(&a->text, a->any ? ", " : "{");
+    fc_h5_text_raw(&a->text, a->text.size > 0 ? ", " : "{");
     if (fc_h5_is_utf8(name, strlen(name))) {
         fc_h5_text_string(&a->text, name, strlen(name));
     } else {
@@ -138,25 +146,26 @@ static herr_t one_attribute(hid_t object, const char *name, const H5A_info_t *in
     }
     fc_h5_text_raw(&a->text, ": ");
     fc_h5_text_attribute(&a->text, attribute);
-    a->any = true;
     H5Aclose(attribute);
     return a->text.failed ? -1 : 0;
 }
 
-/* Sends the attributes that are not ours. @return false when they cannot be read. */
-static bool send_attributes(fc_h5_walk *walk, hid_t object, const char *path) {
-    attributes a = {.ours = walk->ours};
+/* One pass over an object's attributes. @return false when they cannot be read. */
+static bool read_attributes(const fc_h5_walk *walk, hid_t object, attributes *a) {
     hsize_t at = 0;
-    bool ok = H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_INC, &at, one_attribute, &a) >= 0 && !a.text.failed;
-    if (ok && a.any) {
-        fc_h5_text_raw(&a.text, "}");
+    *a = (attributes){.ours = walk->ours};
+    return H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_INC, &at, one_attribute, a) >= 0 && !a->text.failed;
+}
+
+/* Sends those that are not ours, if there are any. */
+static void send_attributes(fc_h5_walk *walk, attributes *a, const char *path) {
+    if (a->text.size > 0) {
+        fc_h5_text_raw(&a->text, "}");
         fc_h5_begin(walk->out, FC_H5_ATTRIBUTES);
         fc_h5_put_text(walk->out, path);
-        fc_h5_put_bytes(walk->out, a.text.data, a.text.size);
+        fc_h5_put_bytes(walk->out, a->text.data, a->text.size);
         fc_h5_end(walk->out);
     }
-    fc_h5_text_free(&a.text);
-    return ok;
 }
 
 static bool send_root(fc_h5_walk *walk) {
@@ -200,6 +209,10 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
         fc_h5_scan_failure(walk, FC_EUNSUPPORTED, "groups are nested more than %d deep at /%.200s", MAX_DEPTH, t->path);
         return false;
     }
+    if (++t->nvisited > MAX_GROUPS) {
+        fc_h5_scan_failure(walk, FC_EUNSUPPORTED, "more than %d groups, counting each under all its names", MAX_GROUPS);
+        return false;
+    }
     set_where(walk->shared, "group", t->path);
     unsigned order = 0;
     hid_t gcpl = H5Gget_create_plist(group);
@@ -207,7 +220,9 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
         H5Pget_link_creation_order(gcpl, &order);
         H5Pclose(gcpl);
     }
-    char *kind = walk->ours ? fc_h5_attribute_text(group, "kind") : NULL;
+    attributes a;
+    bool ok = read_attributes(walk, group, &a);
+    char *kind = walk->ours && (a.present >> FC_H5_A_KIND & 1) ? fc_h5_attribute_text(group, "kind") : NULL;
     bool was_list = t->is_list;
     t->is_list = kind && strcmp(kind, "list") == 0;
     free(kind);
@@ -216,7 +231,11 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
     t->depth++;
     H5_index_t index = order & H5P_CRT_ORDER_TRACKED ? H5_INDEX_CRT_ORDER : H5_INDEX_NAME;
     hsize_t at = 0;
-    bool ok = send_attributes(walk, group, t->path) && H5Literate(group, index, H5_ITER_INC, &at, one_link, t) >= 0;
+    if (ok) {
+        send_attributes(walk, &a, t->path);
+    }
+    fc_h5_text_free(&a.text);
+    ok = ok && H5Literate(group, index, H5_ITER_INC, &at, one_link, t) >= 0;
     if (!ok && !walk->failed && !walk->out->failed) {
         char why[256];
         fc_h5_library_error(why, sizeof why);
@@ -254,13 +273,17 @@ static void visit_object(trail *t, hid_t object) {
         walk_group(t, object, info.fileno, info.addr);
     } else if (info.type == H5O_TYPE_DATASET) {
         set_where(walk->shared, "dataset", t->path);
-        fc_h5_scan_dataset(walk, object, t->path, t->lists, t->depth, info.fileno != walk->fileno);
-        if (!send_attributes(walk, object, t->path)) {
+        attributes a;
+        if (read_attributes(walk, object, &a)) {
+            fc_h5_scan_dataset(walk, object, t->path, t->lists, t->depth, info.fileno != walk->fileno, a.present);
+            send_attributes(walk, &a, t->path);
+        } else {
             char why[256];
             fc_h5_library_error(why, sizeof why);
             fc_h5_scan_failure(walk, FC_ECORRUPT,
                                "corrupt HDF5 file: the attributes of dataset /%s cannot be read (%s)", t->path, why);
         }
+        fc_h5_text_free(&a.text);
     }
 }
 

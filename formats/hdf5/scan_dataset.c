@@ -81,16 +81,18 @@ static const char *filter_name(uint32_t id) {
 /* Reads the pipeline into the record. @return false, having reported it, when it cannot be decoded. */
 static bool read_filters(description *d, bool *library) {
     int n = H5Pget_nfilters(d->dcpl), deflates = 0;
-    *library = n > 4;
-    for (int i = 0; i < n && i < FC_H5_MAX_FILTERS; i++) {
+    *library = n > FC_H5_MAX_FILTERS;
+    for (int i = 0; i < n; i++) {
         char name[128] = "";
         unsigned flags, config = 0;
         size_t nvalues = 0;
         H5Z_filter_t id = H5Pget_filter2(d->dcpl, (unsigned)i, &flags, &nvalues, NULL, sizeof name, name, &config);
-        d->record.filters[d->record.nfilters++] = (uint32_t)id;
         if (id >= 0 && engine_decodes((uint32_t)id)) {
             deflates += id == H5Z_FILTER_DEFLATE;
             *library |= deflates > 1; /* nested: the engine's bound on what a chunk can swell to would not hold */
+            if (i < FC_H5_MAX_FILTERS) {
+                d->record.filters[d->record.nfilters++] = (uint8_t)id;
+            }
             continue;
         }
         *library = true;
@@ -146,24 +148,28 @@ static bool read_shape(description *d) {
     return d->total <= INT64_MAX;
 }
 
-static void read_our_attributes(description *d) {
-    static const char *const names[] = {"dtype", "placements", "encoding", "json", "fqn"};
+static char *text_if(const description *d, uint32_t present, fc_h5_ours attribute) {
+    return present >> attribute & 1 ? fc_h5_attribute_text(d->dataset, fc_h5_ours_name(attribute)) : NULL;
+}
+
+static int64_t i64s_if(const description *d, uint32_t present, fc_h5_ours attribute, int64_t *values, size_t max) {
+    return present >> attribute & 1 ? fc_h5_read_i64s(d->dataset, fc_h5_ours_name(attribute), values, max) : -1;
+}
+
+static void read_our_attributes(description *d, uint32_t present) {
+    int64_t owner;
+    d->names[0] = text_if(d, present, FC_H5_A_DTYPE);
     if (!d->walk->ours) {
-        d->names[0] = fc_h5_attribute_text(d->dataset, "dtype");
-        return;
-    }
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        d->names[i] = fc_h5_attribute_text(d->dataset, names[i]);
+        return; /* dtype alone says something about files of others */
     }
     d->record.dtype_name = d->names[0];
-    d->record.placements = d->names[1];
-    d->record.encoding = d->names[2];
-    d->record.json = d->names[3];
-    d->record.fqn = d->names[4];
-    int64_t owner;
-    d->record.owner = fc_h5_read_i64s(d->dataset, "owner", &owner, 1) == 1 ? owner : -1;
-    d->record.nglobal_shape = fc_h5_read_i64s(d->dataset, "global_shape", d->global_shape, FC_MAX_DIMS);
-    d->record.noffsets = fc_h5_read_i64s(d->dataset, "offsets", d->offsets, FC_MAX_DIMS);
+    d->record.placements = d->names[1] = text_if(d, present, FC_H5_A_PLACEMENTS);
+    d->record.encoding = d->names[2] = text_if(d, present, FC_H5_A_ENCODING);
+    d->record.json = d->names[3] = text_if(d, present, FC_H5_A_JSON);
+    d->record.fqn = d->names[4] = text_if(d, present, FC_H5_A_FQN);
+    d->record.owner = i64s_if(d, present, FC_H5_A_OWNER, &owner, 1) == 1 ? owner : -1;
+    d->record.nglobal_shape = i64s_if(d, present, FC_H5_A_GLOBAL_SHAPE, d->global_shape, FC_MAX_DIMS);
+    d->record.noffsets = i64s_if(d, present, FC_H5_A_OFFSETS, d->offsets, FC_MAX_DIMS);
     d->record.global_shape = d->global_shape;
     d->record.offsets = d->offsets;
 }
@@ -356,13 +362,13 @@ static void describe(description *d, bool in_other_file) {
     if (way != FC_H5_NO_CHUNKS && !fc_h5_send_chunks(&chunked, way, stored)) {
         /* Too late to call only this dataset unreadable, and damage is no reason to go on. */
         fc_h5_library_error(why, sizeof why);
-        fc_h5_scan_failure(d->walk, FC_ECORRUPT, "corrupt HDF5 file: the chunk index of dataset /%s cannot be read (%s)",
-                           r->path, why);
+        fc_h5_scan_failure(d->walk, FC_ECORRUPT,
+                           "corrupt HDF5 file: the chunk index of dataset /%s cannot be read (%s)", r->path, why);
     }
 }
 
 void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const unsigned char *lists, size_t nlists,
-                        bool in_other_file) {
+                        bool in_other_file, uint32_t present) {
     description *d = calloc(1, sizeof *d);
     if (!d) {
         fc_h5_scan_failure(walk, FC_ENOMEM, "out of memory");
@@ -380,7 +386,7 @@ void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const
     if (d->type < 0 || d->space < 0 || d->dcpl < 0) {
         refuse(d, FC_ECORRUPT, "its header is corrupt (%s)");
     } else {
-        read_our_attributes(d);
+        read_our_attributes(d, present);
         describe(d, in_other_file);
     }
     H5Pclose(d->dcpl);

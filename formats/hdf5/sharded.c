@@ -53,8 +53,8 @@ static fc_code read_mesh(const fc_h5_root *root, const char *path, fc_mesh *mesh
         }
     }
     if (!ok || ranks != root->world_size) {
-        return fc_fail(err, FC_ECORRUPT, "%s: the attributes mesh_shape, mesh_names and world_size are missing or disagree",
-                       path);
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: the attributes mesh_shape, mesh_names and world_size are missing or disagree", path);
     }
     return FC_OK;
 }
@@ -239,8 +239,8 @@ static fc_code check_box(const opening *o, const fc_tensor *tensor, const fc_h5_
                        path, d->path);
     }
     fc_mesh_coordinate(&o->checkpoint->mesh, rank, coordinate);
-    fc_code rc = fc_local_box(tensor->ndim, tensor->shape, &o->checkpoint->mesh, tensor->placements, coordinate, offsets,
-                              sizes, err);
+    fc_code rc = fc_local_box(tensor->ndim, tensor->shape, &o->checkpoint->mesh, tensor->placements, coordinate,
+                              offsets, sizes, err);
     if (rc != FC_OK) {
         return fc_context(err, rc, "%s: dataset /%s", path, d->path);
     }
@@ -248,8 +248,8 @@ static fc_code check_box(const opening *o, const fc_tensor *tensor, const fc_h5_
     bool empty = fc_box_volume(&box) == 0;
     if (!same_numbers(d->ndim, d->shape, sizes) || (!empty && !same_numbers(d->ndim, d->offsets, offsets))) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: dataset /%s: its shape and offsets are not what the placements give rank %lld", path, d->path,
-                       (long long)rank);
+                       "%s: dataset /%s: its shape and offsets are not what the placements give rank %lld", path,
+                       d->path, (long long)rank);
     }
     return FC_OK;
 }
@@ -298,8 +298,8 @@ static fc_code read_shard(void *context, size_t number, const fc_h5_file *file, 
         rc = read_mesh(&file->root, path, &mesh, err);
     }
     if (rc == FC_OK && (file->root.rank != rank || !same_mesh(&mesh, &o->checkpoint->mesh))) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: it is the shard of rank %lld of %lld, or of another mesh than index.h5's", path,
-                     (long long)file->root.rank, (long long)file->root.world_size);
+        rc = fc_fail(err, FC_ECORRUPT, "%s: it is the shard of rank %lld of %lld, or of another mesh than index.h5's",
+                     path, (long long)file->root.rank, (long long)file->root.world_size);
     }
     for (size_t i = 0; rc == FC_OK && i < file->ndatasets; i++) {
         rc = add_shard_dataset(o, &file->datasets[i], rank, path, err);
@@ -317,7 +317,7 @@ static fc_code read_shards(opening *o, fc_error *err) {
     for (size_t i = 0; i < n; i++) {
         paths[i] = checkpoint->files[i + 1].path;
     }
-    fc_code rc = fc_h5_scan_files(checkpoint->arena, paths, n, false, read_shard, o, err);
+    fc_code rc = fc_h5_scan_files(checkpoint->arena, paths, n, o->count, false, read_shard, o, err);
     free(paths);
     for (size_t i = 0; rc == FC_OK && i < o->count; i++) {
         int64_t numel = 0;
@@ -401,7 +401,7 @@ fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, con
     }
     checkpoint->files = index;
     checkpoint->nfiles = 1;
-    fc_code rc = fc_h5_scan_files(checkpoint->arena, &index->path, 1, false, read_index, &o, err);
+    fc_code rc = fc_h5_scan_files(checkpoint->arena, &index->path, 1, 0, false, read_index, &o, err);
     if (rc == FC_OK) {
         rc = name_files(&o, err);
     }

@@ -188,7 +188,8 @@ static bool add_library_boxes(adding *a) {
         bytes *= (uint64_t)unit[k]; /* at most the whole dataset */
     }
     for (int k = d->ndim - 1; k >= 0; k--) {
-        int64_t need = (d->shape[k] - 1) / unit[k] + 1, room = LIBRARY_BOX / (int64_t)(bytes < LIBRARY_BOX ? bytes : LIBRARY_BOX);
+        int64_t need = (d->shape[k] - 1) / unit[k] + 1,
+                room = LIBRARY_BOX / (int64_t)(bytes < LIBRARY_BOX ? bytes : LIBRARY_BOX);
         int64_t times = need < room ? need : room;
         bytes *= (uint64_t)times;
         unit[k] = times == need ? d->shape[k] : unit[k] * times;
@@ -252,8 +253,8 @@ static fc_code new_stored(fc_checkpoint *checkpoint, const fc_h5_stored *stored,
     return FC_OK;
 }
 
-fc_code fc_h5_add_chunks(fc_checkpoint *checkpoint, fc_h5_dataset *d, uint32_t file, const int64_t *base,
-                         uint32_t rank, fc_h5_chunks *chunks, fc_error *err) {
+fc_code fc_h5_add_chunks(fc_checkpoint *checkpoint, fc_h5_dataset *d, uint32_t file, const int64_t *base, uint32_t rank,
+                         fc_h5_chunks *chunks, fc_error *err) {
     const char *path = checkpoint->files[file].path;
     adding a = {.chunks = chunks, .d = d, .base = base, .file = file, .rank = rank};
     if (d->kind == FC_H5_UNREADABLE) {

@@ -149,6 +149,43 @@ static fc_code add(builder *b, uint32_t tensor, fc_error *err) {
     return FC_OK;
 }
 
+/*
+ * Files are written depth first, siblings as first seen. A source may interleave groups; a file cannot remember that,
+ * and would otherwise differ from the one made when it is read and written again.
+ */
+static fc_code order_depth_first(builder *b, fc_error *err) {
+    fc_h5_tree *tree = b->tree;
+    uint32_t *first = calloc(tree->count, sizeof *first), *next = calloc(tree->count, sizeof *next);
+    tree->order = fc_arena_calloc(b->arena, b->wanted->ntensors, sizeof *tree->order);
+    fc_code rc = FC_OK;
+    if (!first || !next || !tree->order) {
+        rc = fc_fail(err, FC_ENOMEM, "out of memory");
+        goto out;
+    }
+    for (uint32_t n = (uint32_t)tree->count; n-- > 1;) {
+        next[n] = first[tree->nodes[n].parent];
+        first[tree->nodes[n].parent] = n;
+    }
+    size_t done = 0;
+    for (uint32_t at = first[0]; at != 0;) {
+        if (tree->nodes[at].is_value) {
+            tree->order[done++] = tree->nodes[at].tensor;
+        }
+        if (first[at] != 0) {
+            at = first[at];
+            continue;
+        }
+        while (at != 0 && next[at] == 0) {
+            at = tree->nodes[at].parent;
+        }
+        at = next[at];
+    }
+out:
+    free(first);
+    free(next);
+    return rc;
+}
+
 fc_code fc_h5_tree_build(const fc_wanted *wanted, fc_arena *arena, fc_h5_tree *tree, fc_error *err) {
     builder b = {.wanted = wanted, .arena = arena, .tree = tree};
     memset(tree, 0, sizeof *tree);
@@ -156,6 +193,7 @@ fc_code fc_h5_tree_build(const fc_wanted *wanted, fc_arena *arena, fc_h5_tree *t
     for (size_t i = 0; rc == FC_OK && i < wanted->ntensors; i++) {
         rc = add(&b, (uint32_t)i, err);
     }
+    rc = rc == FC_OK ? order_depth_first(&b, err) : rc;
     free(b.slots);
     return rc;
 }

@@ -20,6 +20,7 @@ typedef struct fc_h5_tree {
     fc_h5_node *nodes; /**< [0] is the root; parents before children */
     size_t count;
     uint32_t *leaves; /**< the node of each wanted tensor */
+    uint32_t *order;  /**< the wanted tensors, depth first: as a reader of the file meets them */
     uint32_t depth;   /**< the largest */
 } fc_h5_tree;
 

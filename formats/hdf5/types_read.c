@@ -3,6 +3,8 @@
  */
 #include "types_read.h"
 
+#include "types_write.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,19 +121,20 @@ static bool read_complex(hid_t type, fc_dtype *out, bool *swap) {
 }
 
 /* The attribute `dtype` decides for bytes whose HDF5 type says nothing (Keras stores bfloat16 as opaque), and in our
- * own files for the types that HDF5 cannot express. */
-static bool read_name(H5T_class_t cls, size_t size, const char *name, bool trusted, fc_dtype *out) {
+ * own files wherever it names a type that we store this way: HDF5 cannot express them all. */
+static bool read_name(hid_t type, size_t size, const char *name, bool trusted, fc_dtype *out) {
     fc_dtype named;
     if (!name || !fc_dtype_find(name, strlen(name), &named) || fc_dtype_size(named) != size) {
         return false;
     }
-    if (cls != H5T_OPAQUE &&
-        !(trusted && cls == H5T_INTEGER && size == 1 &&
-          (named == FC_F8_E4M3FNUZ || named == FC_F8_E5M2FNUZ || named == FC_F8_E8M0FNU || named == FC_F4_E2M1FN_X2))) {
-        return false;
+    bool matches = H5Tget_class(type) == H5T_OPAQUE;
+    if (trusted && !matches) {
+        hid_t expected = fc_h5_type_new(named);
+        matches = expected >= 0 && H5Tequal(type, expected) > 0;
+        H5Tclose(expected);
     }
     *out = named;
-    return true;
+    return matches;
 }
 
 static bool has_pointers(hid_t type) {
@@ -164,10 +167,11 @@ fc_h5_type fc_h5_type_read(hid_t type, const char *name, bool trusted_name) {
     fc_h5_type out = {FC_H5_FIXED_BYTES, FC_OPAQUE, false, H5Tget_size(type)};
     H5T_class_t cls = H5Tget_class(type);
     bool numbers = false;
-    if (read_name(cls, out.size, name, trusted_name, &out.dtype)) {
+    if (read_name(type, out.size, name, trusted_name, &out.dtype)) {
         out.cls = FC_H5_NUMBERS;
         return out;
     }
+    out.dtype = FC_OPAQUE;
     switch (cls) {
     case H5T_FLOAT:
         numbers = read_float(type, &out.dtype) && read_order(type, &out.swap);

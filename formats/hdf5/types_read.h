@@ -24,8 +24,8 @@ typedef struct fc_h5_type {
 } fc_h5_type;
 
 /**
- * Classifies `type`. `name` is the dataset's attribute `dtype` or NULL: it decides what opaque bytes and, in files of
- * ours (`trusted_name`), bytes stored as uint8 mean.
+ * Classifies `type`. `name` is the dataset's attribute `dtype` or NULL: it decides what opaque bytes mean and, in files
+ * of ours (`trusted_name`), everything that the writer stores as this HDF5 type.
  */
 fc_h5_type fc_h5_type_read(hid_t type, const char *name, bool trusted_name);
 

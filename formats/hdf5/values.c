@@ -114,7 +114,8 @@ static hid_t memory_type(hid_t type, elements *e) {
     } else if (known.cls == FC_H5_NUMBERS && known.dtype == FC_F64) {
         e->kind = AS_F64;
         memory = H5Tcopy(H5T_NATIVE_DOUBLE);
-    } else if (known.cls == FC_H5_NUMBERS && (known.dtype == FC_F32 || known.dtype == FC_F16 || known.dtype == FC_BF16)) {
+    } else if (known.cls == FC_H5_NUMBERS &&
+               (known.dtype == FC_F32 || known.dtype == FC_F16 || known.dtype == FC_BF16)) {
         e->kind = AS_F32; /* exact for all three */
         memory = H5Tcopy(H5T_NATIVE_FLOAT);
     }
@@ -212,10 +213,10 @@ bool fc_h5_text_dataset(fc_h5_text *text, hid_t dataset) {
 
 char *fc_h5_attribute_text(hid_t object, const char *name) {
     char *out = NULL;
-    if (H5Aexists(object, name) <= 0) {
+    hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
+    if (attribute < 0) {
         return NULL;
     }
-    hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
     hid_t type = H5Aget_type(attribute), space = H5Aget_space(attribute);
     bool variable = type >= 0 && H5Tis_variable_str(type) > 0;
     if (type < 0 || space < 0 || H5Tget_class(type) != H5T_STRING || H5Sget_simple_extent_npoints(space) != 1) {
@@ -248,10 +249,10 @@ out:
 
 int64_t fc_h5_read_i64s(hid_t object, const char *name, int64_t *values, size_t max) {
     int64_t count = -1;
-    if (H5Aexists(object, name) <= 0) {
+    hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
+    if (attribute < 0) {
         return -1;
     }
-    hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
     hid_t space = H5Aget_space(attribute), type = H5Aget_type(attribute);
     hssize_t n = H5Sget_simple_extent_npoints(space);
     if (H5Tget_class(type) == H5T_INTEGER && n >= 0 && (size_t)n <= max &&

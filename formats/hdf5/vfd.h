@@ -27,7 +27,7 @@ typedef struct fc_h5_source {
     const char *path; /**< the name to give to H5Fopen */
     int fd;
     const struct stat *st; /**< of fd: the confined process may not even ask */
-    bool may_open; /**< other names are opened from the file system, else refused */
+    bool may_open;         /**< other names are opened from the file system, else refused */
     fc_h5_capture *capture;
 } fc_h5_source;
 

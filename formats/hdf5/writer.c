@@ -8,6 +8,7 @@
 #include "h5.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char *layout_name(const fc_mesh *mesh) {
@@ -165,6 +166,21 @@ static fc_code add_item(fc_h5_writer *w, fc_h5_out *out, fc_part_item *item, fc_
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
 }
 
+/* The items in the order of the tree; a part may lack some tensors. */
+static fc_code add_items(fc_h5_writer *w, fc_h5_out *out, fc_part *part, fc_error *err) {
+    fc_part_item **of_tensor = calloc(w->wanted->ntensors + 1, sizeof(fc_part_item *));
+    fc_code rc = of_tensor ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", out->path);
+    for (size_t i = 0; rc == FC_OK && i < part->nitems; i++) {
+        of_tensor[part->items[i].tensor] = &part->items[i];
+    }
+    for (size_t i = 0; rc == FC_OK && i < w->wanted->ntensors; i++) {
+        fc_part_item *item = of_tensor[w->tree.order[i]];
+        rc = item ? add_item(w, out, item, err) : FC_OK;
+    }
+    free(of_tensor);
+    return rc;
+}
+
 fc_code fc_h5_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err) {
     writer->state = NULL;
     fc_arena *arena = fc_arena_new();
@@ -205,9 +221,7 @@ fc_code fc_h5_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
         return rc;
     }
     rc = fc_h5_root_attributes(w, &out, sharded ? (int64_t)part->rank : -1, err);
-    for (size_t i = 0; rc == FC_OK && i < part->nitems; i++) {
-        rc = add_item(w, &out, &part->items[i], err);
-    }
+    rc = rc == FC_OK ? add_items(w, &out, part, err) : rc;
     return fc_h5_out_close(&out, rc, err);
 }
 

@@ -11,7 +11,6 @@
 #include "core/checked.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 #include <zlib.h>
 
@@ -122,100 +121,90 @@ static bool inflated_size(const fc_extent *extent, int i, uint64_t *size) {
     return *size <= SIZE_MAX;
 }
 
-bool fc_decode_cost(const fc_extent *extent, uint64_t *bytes) {
-    uint64_t cost = extent->decoded;
-    if (extent->codec != FC_CODEC_FILTERED) {
-        *bytes = cost;
+/* The size after undoing filter `i` of `size` bytes. @return false when it makes no sense. */
+static bool undone_size(const fc_extent *extent, int i, uint64_t size, uint64_t *out) {
+    *out = size;
+    switch (extent->filters.ids[i]) {
+    case DEFLATE:
+        return inflated_size(extent, i, out);
+    case FLETCHER32:
+        *out = size - CHECKSUM_SIZE;
+        return size >= CHECKSUM_SIZE;
+    default:
         return true;
     }
-    if (extent->filters.count > sizeof extent->filters.ids || !fc_add_u64(cost, extent->length, &cost)) {
-        return false;
-    }
-    /* Each deflate and shuffle but the last undone has a buffer of its own, as large as the larger side. */
-    for (int i = 1; i < extent->filters.count; i++) {
-        uint64_t size;
-        if (!inflated_size(extent, i, &size) ||
-            !fc_add_u64(cost, size > extent->length ? size : extent->length, &cost)) {
+}
+
+bool fc_decode_workspace(const fc_extent *extent, uint64_t *bytes) {
+    uint64_t total = extent->length, size = extent->length;
+    for (int i = extent->filters.count - 1; i > 0; i--) {
+        if (applied(&extent->filters, i) &&
+            (!undone_size(extent, i, size, &size) ||
+             (extent->filters.ids[i] != FLETCHER32 && !fc_add_u64(total, size, &total)))) {
             return false;
         }
     }
-    *bytes = cost;
-    return true;
+    *bytes = total;
+    return total <= SIZE_MAX;
 }
 
-/* Bytes on their way through the pipeline. */
+/* Bytes on their way through the pipeline, and where in the workspace the next step may write. */
 typedef struct stage {
     unsigned char *bytes;
     size_t size;
-    unsigned char *owned; /* the buffer they lie in, when it was allocated here */
+    unsigned char *next;
 } stage;
 
-/* Undoes deflate or shuffle into a buffer of `size` bytes, which replaces the stage's. */
-static fc_code undo_into(uint8_t id, size_t size, uint32_t element, stage *s, fc_error *err) {
-    unsigned char *out = malloc(size ? size : 1);
-    if (!out) {
-        return fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes", size);
+/* Undoes filter `i` into `out`, or in place when it only takes off a checksum. */
+static fc_code undo(const fc_extent *extent, int i, uint32_t element, stage *s, unsigned char *out, fc_error *err) {
+    uint64_t size;
+    if (!undone_size(extent, i, s->size, &size)) {
+        return fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, too few for its checksum", s->size);
     }
     fc_code rc = FC_OK;
-    if (id == DEFLATE) {
-        rc = inflate_exactly(s->bytes, s->size, out, size, err);
-    } else {
-        unshuffle(s->bytes, out, size, element);
-    }
-    free(s->owned);
-    *s = (stage){out, size, out};
-    return rc;
-}
-
-static fc_code undo(const fc_extent *extent, int i, uint32_t element, stage *s, fc_error *err) {
-    uint64_t size;
     switch (extent->filters.ids[i]) {
     case FLETCHER32:
-        if (s->size < CHECKSUM_SIZE) {
-            return fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, too few for its checksum", s->size);
-        }
-        s->size -= CHECKSUM_SIZE;
-        return check_fletcher(s->bytes, s->size, err);
+        rc = check_fletcher(s->bytes, (size_t)size, err);
+        out = s->bytes;
+        break;
     case SHUFFLE:
-        return undo_into(SHUFFLE, s->size, element, s, err);
+        unshuffle(s->bytes, out, (size_t)size, element);
+        break;
     case DEFLATE:
-        return inflated_size(extent, i, &size) ? undo_into(DEFLATE, (size_t)size, element, s, err)
-                                               : fc_fail(err, FC_ECORRUPT, "the chunk's size overflows");
+        rc = inflate_exactly(s->bytes, s->size, out, (size_t)size, err);
+        break;
     default:
         return fc_fail(err, FC_EUNSUPPORTED, "HDF5 filter %d is not supported", extent->filters.ids[i]);
     }
+    if (out == s->next) {
+        s->next += size;
+    }
+    s->bytes = out;
+    s->size = (size_t)size;
+    return rc;
 }
 
-fc_code fc_decode_filters(const fc_extent *extent, unsigned char *stored, uint32_t element, unsigned char *out,
+fc_code fc_decode_filters(const fc_extent *extent, unsigned char *workspace, uint32_t element, unsigned char *out,
                           fc_error *err) {
-    stage s = {stored, (size_t)extent->length, NULL};
-    size_t decoded = (size_t)extent->decoded;
-    fc_code rc = FC_OK;
-    if (extent->filters.count > sizeof extent->filters.ids) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%d HDF5 filters", extent->filters.count);
-    }
-    for (int i = extent->filters.count - 1; i >= 0 && rc == FC_OK; i--) {
+    stage s = {workspace, (size_t)extent->length, workspace + extent->length};
+    for (int i = extent->filters.count - 1; i >= 0; i--) {
         if (!applied(&extent->filters, i)) {
             continue;
         }
-        /* The last step writes straight to where the elements belong. */
-        if (i == 0 && extent->filters.ids[0] == SHUFFLE && s.size == decoded) {
-            unshuffle(s.bytes, out, decoded, element);
-            goto out;
+        if (i == 0 && extent->filters.ids[0] == SHUFFLE && s.size != extent->decoded) {
+            break; /* it would not fit where the elements belong */
         }
-        if (i == 0 && extent->filters.ids[0] == DEFLATE) {
-            rc = inflate_exactly(s.bytes, s.size, out, decoded, err);
-            goto out;
+        /* What filter 0 was given is the elements, so undoing it writes straight to their place. */
+        fc_code rc = undo(extent, i, element, &s, i == 0 ? out : s.next, err);
+        if (rc != FC_OK) {
+            return rc;
         }
-        rc = undo(extent, i, element, &s, err);
     }
-    if (rc == FC_OK && s.size != decoded) {
-        rc = fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, it must have %zu", s.size, decoded);
+    if (s.size != extent->decoded) {
+        return fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, it must have %" PRIu64, s.size, extent->decoded);
     }
-    if (rc == FC_OK) {
-        memcpy(out, s.bytes, decoded);
+    if (s.bytes != out) {
+        memcpy(out, s.bytes, s.size);
     }
-out:
-    free(s.owned);
-    return rc;
+    return FC_OK;
 }

@@ -8,17 +8,20 @@
 #include "fsdpckpt/checkpoint.h"
 
 /**
+ * Bytes of workspace that decoding a FILTERED extent takes beside its result: what is stored, and what lies between two
+ * filters. @return false when the numbers make no sense.
+ */
+bool fc_decode_workspace(const fc_extent *extent, uint64_t *bytes);
+
+/**
  * Undoes a filter pipeline.
- * @param stored  extent->length bytes as read from the file; used as scratch space.
- * @param element bytes an element, for shuffle.
- * @param out     extent->decoded bytes.
+ * @param workspace fc_decode_workspace bytes; the first extent->length of them are the chunk as read from the file.
+ * @param element   bytes an element, for shuffle.
+ * @param out       extent->decoded bytes.
  * A result of any other size than extent->decoded is FC_ECORRUPT, found without using more memory.
  */
-fc_code fc_decode_filters(const fc_extent *extent, unsigned char *stored, uint32_t element, unsigned char *out,
+fc_code fc_decode_filters(const fc_extent *extent, unsigned char *workspace, uint32_t element, unsigned char *out,
                           fc_error *err);
-
-/** Bytes of memory that decoding `extent` takes at its peak. @return false on overflow. */
-bool fc_decode_cost(const fc_extent *extent, uint64_t *bytes);
 
 /** HDF5's checksum of `size` bytes. */
 uint32_t fc_fletcher32(const unsigned char *bytes, size_t size);
@@ -26,7 +29,7 @@ uint32_t fc_fletcher32(const unsigned char *bytes, size_t size);
 /** Decoded chunks, shared by the workers. */
 typedef struct fc_decoded fc_decoded;
 
-/** Decodes a chunk: fills extent->decoded bytes at `out`. */
+/** Decodes a chunk into `out`, extent->decoded bytes. */
 typedef fc_code (*fc_decode_fn)(void *context, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
                                 unsigned char *out, fc_error *err);
 
@@ -37,10 +40,12 @@ void fc_decoded_free(fc_decoded *cache);
 /**
  * The decoded bytes of a chunk, from the cache or by `decode`. Waits while the memory is held by other workers, so a
  * worker holds at most one chunk at a time; it gives it back with fc_decoded_release.
+ * @param extra bytes that `decode` allocates meanwhile.
  * @return FC_EUNSUPPORTED for a chunk that can never fit the limit.
  */
 fc_code fc_decoded_acquire(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
-                           fc_decode_fn decode, void *context, const unsigned char **bytes, fc_error *err);
+                           uint64_t extra, fc_decode_fn decode, void *context, const unsigned char **bytes,
+                           fc_error *err);
 void fc_decoded_release(fc_decoded *cache, const fc_tensor *tensor, size_t chunk);
 
 #endif

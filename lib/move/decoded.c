@@ -5,16 +5,26 @@
  */
 #include "move/decode.h"
 
+#include "core/checked.h"
+
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
-enum { BUCKETS = 1024 };
+enum {
+    BUCKETS = 1024,
+    /* Chunks have pages of their own: freed in one thread and allocated in another, they would grow each thread's heap
+       to the size of the whole cache. Only so many at most, because the system limits the number of mappings. */
+    PAGE = 4096,
+    MOST_MAPPINGS = 1 << 14
+};
 
 typedef struct entry {
     const fc_tensor *tensor;
     size_t chunk;
     unsigned char *bytes;
+    size_t size;
     uint64_t cost;
     unsigned users;
     bool loading;
@@ -26,6 +36,7 @@ struct fc_decoded {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* room was made, or a chunk finished loading */
     uint64_t limit, used;
+    uint64_t paged; /* from this size on, chunks have pages of their own */
     entry *buckets[BUCKETS];
     entry ring; /* ring.older: the newest; ring.newer: the oldest */
 };
@@ -38,8 +49,30 @@ fc_decoded *fc_decoded_new(uint64_t limit) {
     pthread_mutex_init(&cache->lock, NULL);
     pthread_cond_init(&cache->changed, NULL);
     cache->limit = limit;
+    cache->paged = limit / MOST_MAPPINGS > PAGE ? limit / MOST_MAPPINGS : PAGE;
     cache->ring.newer = cache->ring.older = &cache->ring;
     return cache;
+}
+
+static unsigned char *buffer_new(const fc_decoded *cache, size_t size) {
+    if (size < cache->paged) {
+        return malloc(size ? size : 1);
+    }
+    void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return pages == MAP_FAILED ? NULL : pages;
+}
+
+static void buffer_free(const fc_decoded *cache, unsigned char *bytes, size_t size) {
+    if (bytes && size >= cache->paged) {
+        munmap(bytes, size);
+    } else {
+        free(bytes);
+    }
+}
+
+/* What a buffer of `size` bytes takes from the system. */
+static uint64_t buffer_cost(const fc_decoded *cache, uint64_t size) {
+    return size < cache->paged ? size : (size + PAGE - 1) / PAGE * PAGE;
 }
 
 static void unlink_ring(entry *e) {
@@ -75,7 +108,7 @@ static void remove_entry(fc_decoded *cache, entry *e) {
     *at = e->next_in_bucket;
     unlink_ring(e);
     cache->used -= e->cost;
-    free(e->bytes);
+    buffer_free(cache, e->bytes, e->size);
     free(e);
 }
 
@@ -91,12 +124,18 @@ void fc_decoded_free(fc_decoded *cache) {
     free(cache);
 }
 
-/* Drops unused entries, the oldest first, until `cost` fits. @return false when those in use leave no room. */
-static bool make_room(fc_decoded *cache, uint64_t cost) {
+/* Drops unused entries, the oldest first, until `cost` fits. A buffer of `size` bytes among them is kept in `*spare`:
+   chunks of a dataset are of one size, so allocator and page faults stay out of the way.
+   @return false when the entries in use leave no room. */
+static bool make_room(fc_decoded *cache, uint64_t cost, size_t size, unsigned char **spare) {
     entry *e = cache->ring.newer;
     while (cache->limit - cache->used < cost && e != &cache->ring) {
         entry *next = e->newer;
         if (e->users == 0 && !e->loading) {
+            if (e->size == size && !*spare) {
+                *spare = e->bytes;
+                e->bytes = NULL;
+            }
             remove_entry(cache, e);
         }
         e = next;
@@ -104,13 +143,14 @@ static bool make_room(fc_decoded *cache, uint64_t cost) {
     return cache->limit - cache->used >= cost;
 }
 
-static entry *insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, uint64_t cost) {
+static entry *insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, size_t size, uint64_t cost) {
     entry *e = calloc(1, sizeof *e);
     if (!e) {
         return NULL;
     }
     e->tensor = tensor;
     e->chunk = chunk;
+    e->size = size;
     e->cost = cost;
     e->users = 1;
     e->loading = true;
@@ -126,14 +166,15 @@ static entry *insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, u
 static fc_code load(fc_decoded *cache, entry *e, const fc_extent *extent, fc_decode_fn decode, void *context,
                     fc_error *err) {
     pthread_mutex_unlock(&cache->lock);
-    unsigned char *bytes = malloc(extent->decoded ? (size_t)extent->decoded : 1);
-    fc_code rc = bytes ? decode(context, e->tensor, e->chunk, extent, bytes, err)
-                       : fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %" PRIu64 " bytes", extent->decoded);
+    if (!e->bytes) {
+        e->bytes = buffer_new(cache, e->size);
+    }
+    fc_code rc = e->bytes ? decode(context, e->tensor, e->chunk, extent, e->bytes, err)
+                          : fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes", e->size);
     pthread_mutex_lock(&cache->lock);
-    e->bytes = bytes;
     if (rc == FC_OK) {
         /* What decoding needed beside the result is free again. */
-        uint64_t keep = extent->decoded + sizeof *e;
+        uint64_t keep = buffer_cost(cache, e->size) + sizeof *e;
         cache->used -= e->cost - keep;
         e->cost = keep;
         e->loading = false;
@@ -144,43 +185,63 @@ static fc_code load(fc_decoded *cache, entry *e, const fc_extent *extent, fc_dec
     return rc;
 }
 
-static fc_code check_cost(const fc_decoded *cache, const fc_extent *extent, uint64_t *cost, fc_error *err) {
-    if (!fc_decode_cost(extent, cost) || *cost > UINT64_MAX / 2 || *cost + sizeof(entry) > cache->limit) {
+static fc_code cost_of(const fc_decoded *cache, const fc_extent *extent, uint64_t extra, uint64_t *cost,
+                       fc_error *err) {
+    *cost = extent->decoded;
+    bool fits = *cost <= cache->limit;
+    *cost = fits ? buffer_cost(cache, *cost) : *cost;
+    if (!fits || !fc_add_u64(*cost, extra, cost) || !fc_add_u64(*cost, sizeof(entry), cost) || *cost > cache->limit) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "the chunk has %" PRIu64 " bytes when decoded and needs %" PRIu64 " to do so, %" PRIu64
+                       "decoding the chunk of %" PRIu64 " bytes takes %" PRIu64 " bytes of memory, %" PRIu64
                        " are allowed: raise --memory",
                        extent->decoded, *cost, cache->limit);
     }
-    *cost += sizeof(entry);
     return FC_OK;
 }
 
-fc_code fc_decoded_acquire(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
-                           fc_decode_fn decode, void *context, const unsigned char **bytes, fc_error *err) {
-    uint64_t cost = 0;
-    fc_code rc = check_cost(cache, extent, &cost, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    pthread_mutex_lock(&cache->lock);
+/* The entry of a chunk, in use by the caller: as it is in the cache, or new and `loading`. Called with the lock held;
+   gives it up while it waits. @return NULL when out of memory. */
+static entry *find_or_insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, size_t size, uint64_t cost) {
     for (;;) {
         entry *e = find(cache, tensor, chunk);
         if (e && !e->loading) {
             e->users++;
             unlink_ring(e);
             link_newest(cache, e);
-            *bytes = e->bytes;
-            break;
+            return e;
         }
-        if (!e && make_room(cache, cost)) {
-            e = insert(cache, tensor, chunk, cost);
-            rc = e ? load(cache, e, extent, decode, context, err) : fc_fail(err, FC_ENOMEM, "out of memory");
-            if (rc == FC_OK) {
-                *bytes = e->bytes;
+        unsigned char *spare = NULL;
+        if (!e && make_room(cache, cost, size, &spare)) {
+            e = insert(cache, tensor, chunk, size, cost);
+            if (e) {
+                e->bytes = spare;
+            } else {
+                buffer_free(cache, spare, size);
             }
-            break;
+            return e;
         }
+        buffer_free(cache, spare, size);
         pthread_cond_wait(&cache->changed, &cache->lock);
+    }
+}
+
+fc_code fc_decoded_acquire(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
+                           uint64_t extra, fc_decode_fn decode, void *context, const unsigned char **bytes,
+                           fc_error *err) {
+    uint64_t cost = 0;
+    fc_code rc = cost_of(cache, extent, extra, &cost, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    pthread_mutex_lock(&cache->lock);
+    entry *e = find_or_insert(cache, tensor, chunk, (size_t)extent->decoded, cost);
+    if (!e) {
+        rc = fc_fail(err, FC_ENOMEM, "out of memory");
+    } else if (e->loading) {
+        rc = load(cache, e, extent, decode, context, err);
+    }
+    if (rc == FC_OK) {
+        *bytes = e->bytes;
     }
     pthread_mutex_unlock(&cache->lock);
     return rc;

@@ -206,6 +206,25 @@ static fc_code read_strided(fc_source *source, int fd, const char *path, uint64_
     }
 }
 
+/* Reads a filtered chunk into `workspace` and decodes it. */
+static fc_code read_filtered(fc_source *source, const fc_tensor *tensor, const fc_extent *extent,
+                             unsigned char *workspace, unsigned char *out, fc_error *err) {
+    int fd;
+    fc_code rc = open_cached(source, extent->file, &fd, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    const char *path = source->checkpoint->files[extent->file].path;
+    rc = fc_pread_full(fd, workspace, (size_t)extent->length, extent->offset, path, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    rc = fc_decode_filters(extent, workspace, fc_dtype_size(tensor->dtype), out, err);
+    return rc == FC_OK
+               ? rc
+               : fc_context(err, rc, "%s: %" PRIu64 " bytes at offset %" PRIu64, path, extent->length, extent->offset);
+}
+
 /* Brings a whole chunk into memory and decodes it; fc_decode_fn. */
 static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
                             unsigned char *out, fc_error *err) {
@@ -216,25 +235,30 @@ static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk
                    ? checkpoint->format->read(checkpoint, tensor, chunk, out, err)
                    : fc_fail(err, FC_EUNSUPPORTED, "%s: the chunk cannot be decoded", checkpoint->path);
     }
-    int fd;
-    fc_code rc = open_cached(source, extent->file, &fd, err);
-    if (rc != FC_OK) {
-        return rc;
+    uint64_t size;
+    if (!fc_decode_workspace(extent, &size)) {
+        return fc_fail(err, FC_ECORRUPT, "offset %" PRIu64 ": the chunk's sizes make no sense", extent->offset);
     }
-    const char *path = checkpoint->files[extent->file].path;
-    unsigned char *stored = malloc(extent->length ? (size_t)extent->length : 1);
-    if (!stored) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory for %" PRIu64 " stored bytes", path, extent->length);
+    if (size <= source->scratch_size) {
+        return read_filtered(source, tensor, extent, source->scratch, out, err);
     }
-    rc = fc_pread_full(fd, stored, (size_t)extent->length, extent->offset, path, err);
-    if (rc == FC_OK) {
-        rc = fc_decode_filters(extent, stored, fc_dtype_size(tensor->dtype), out, err);
-        if (rc != FC_OK) {
-            rc = fc_context(err, rc, "%s: %" PRIu64 " bytes at offset %" PRIu64, path, extent->length, extent->offset);
-        }
+    unsigned char *workspace = malloc((size_t)size);
+    if (!workspace) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory for a chunk of %" PRIu64 " stored bytes", checkpoint->path,
+                       extent->length);
     }
-    free(stored);
+    fc_code rc = read_filtered(source, tensor, extent, workspace, out, err);
+    free(workspace);
     return rc;
+}
+
+/* Memory that decode_chunk allocates: none where the window is large enough. */
+static uint64_t decode_extra(const fc_source *source, const fc_extent *extent) {
+    uint64_t size = 0;
+    if (extent->codec != FC_CODEC_FILTERED || !fc_decode_workspace(extent, &size)) {
+        return 0;
+    }
+    return size <= source->scratch_size ? 0 : size;
 }
 
 /* The piece being placed: from `start` bytes into the decoded bytes to `out`. */
@@ -253,7 +277,8 @@ static fc_code copy_piece(fc_source *source, const fc_tensor *tensor, size_t chu
                                           copy, out, err);
     }
     const unsigned char *bytes = NULL;
-    fc_code rc = fc_decoded_acquire(source->decoded, tensor, chunk, extent, decode_chunk, source, &bytes, err);
+    fc_code rc = fc_decoded_acquire(source->decoded, tensor, chunk, extent, decode_extra(source, extent), decode_chunk,
+                                    source, &bytes, err);
     if (rc == FC_OK) {
         fc_strided_copy(copy, bytes + start, out);
         fc_decoded_release(source->decoded, tensor, chunk);
@@ -290,6 +315,10 @@ static fc_code place_piece(fill *f, const fc_piece *piece, const fc_extent *exte
     const fc_dtype_info *type = fc_dtype_get(tensor->dtype);
     fc_strided copy;
     uint64_t start;
+    if (extent->filters.count > sizeof extent->filters.ids) {
+        return fc_fail(err, FC_EUNSUPPORTED, "offset %" PRIu64 ": %d HDF5 filters", extent->offset,
+                       extent->filters.count);
+    }
     bool stored_plain = extent->codec == FC_CODEC_RAW || extent->codec == FC_CODEC_INLINE;
     uint64_t available = stored_plain ? extent->length : extent->decoded;
     if (!first_byte(extent, tensor->chunks[piece->chunk].dims, piece, tensor->ndim, type->size, &start) ||

@@ -350,6 +350,23 @@ def names_and_sizes(d):
     rc, err, v = dump(path)
     check(rc == 5 and "nested more than 256 deep" in err, f"deep: {rc} {err}")
     with h5py.File(path, "w") as f:
+        g = f
+        for i in range(40):  # 2^40 ways through empty groups
+            n = g.create_group("a")
+            g["b"] = n
+            g = n
+    rc, err, v = dump(path)
+    check(rc == 5 and err == f"{path}: more than 1000000 groups, counting each under all its names", f"ways: {rc} {err}")
+    with h5py.File(path, "w") as f:
+        g = f
+        for i in range(40):  # and to tensors
+            n = g.create_group("a")
+            g["w"] = i
+            g["b"] = n
+            g = n
+    rc, err, v = dump(path)
+    check(rc == 3 and "links that multiply?" in err, f"many names: {rc} {err}")
+    with h5py.File(path, "w") as f:
         f["x"] = 1
         f.attrs["fsdpckpt_schema"] = 2
     rc, err, v = dump(path)

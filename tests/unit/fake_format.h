@@ -22,7 +22,7 @@
 
 #include <cmocka.h>
 
-enum { FAKE_FILES = 3, FAKE_TENSORS = 64, FAKE_CHUNKS = 64, FAKE_DIMS = 5, FAKE_CODECS = FC_CODEC_FORMAT + 1 };
+enum { FAKE_FILES = 3, FAKE_TENSORS = 64, FAKE_CHUNKS = 128, FAKE_DIMS = 5, FAKE_CODECS = FC_CODEC_FORMAT + 1 };
 
 typedef struct fake_chunk {
     int64_t dims[2 * FAKE_DIMS];

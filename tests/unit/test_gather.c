@@ -179,11 +179,32 @@ static void swaps_elements(void **state) {
     }
 }
 
+/* The sign bits of three complex numbers a row, every second row of the target: negated, conjugated, both. */
+static void flips_signs(void **state) {
+    (void)state;
+    fc_strided copy;
+    int64_t sizes[2] = {2, 3}, from[2] = {3, 1}, to[2] = {6, 1};
+    assert_true(fc_strided_make(&copy, 2, sizes, from, to, 8));
+    for (int kind = 1; kind < 4; kind++) {
+        bool negate = kind & 1, conjugate = kind & 2;
+        float numbers[24];
+        for (int i = 0; i < 24; i++) {
+            numbers[i] = (float)(i + 1);
+        }
+        fc_strided_flip(&copy, (unsigned char *)numbers, 4, negate, negate != conjugate);
+        for (int i = 0; i < 24; i++) {
+            bool placed = i % 12 < 6, flipped = i % 2 ? negate != conjugate : negate;
+            assert_float_equal(numbers[i], placed && flipped ? -(i + 1) : i + 1, 0);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_copies),         cmocka_unit_test(all_dimensions),
         cmocka_unit_test(contiguous_is_one_run), cmocka_unit_test(columns_are_one_run_a_row),
         cmocka_unit_test(overflow_is_refused),   cmocka_unit_test(swaps_elements),
+        cmocka_unit_test(flips_signs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

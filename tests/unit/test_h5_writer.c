@@ -227,6 +227,33 @@ static void names_and_paths_of_the_tree(void **state) {
     h5_made_end(&made);
 }
 
+/* Written as a reader walks: groups whole, members as first seen. */
+static void interleaved_groups_are_written_depth_first(void **state) {
+    (void)state;
+    static const char *const paths[] = {"z|a|1", "top", "b|x", "z|c", "z|a|0", "b|w", "z|b|y"};
+    static const uint32_t expected[] = {0, 4, 3, 6, 1, 2, 5};
+    h5_made made;
+    fc_error err = {0};
+    fc_h5_tree tree;
+    h5_made_begin(&made, 0, NULL, NULL);
+    for (size_t i = 0; i < 7; i++) {
+        h5_made_add(&made, paths[i], FC_F32, 0, NULL, -1);
+    }
+    assert_int_equal(fc_h5_tree_build(&made.wanted, made.arena, &tree, &err), FC_OK);
+    assert_memory_equal(tree.order, expected, sizeof expected);
+    const fc_format *format = fc_format_find("h5");
+    fc_writer writer = {format, NULL};
+    assert_int_equal(format->create(&made.wanted, in_dir("order.h5"), &writer, &err), FC_OK);
+    fc_part part = h5_made_part(&made, 0);
+    assert_int_equal(format->reserve(&writer, &part, &err), FC_OK);
+    for (size_t i = 0; i < 7; i++) {
+        assert_int_equal(part.items[i].tensor, i);
+        assert_int_equal(part.items[expected[i]].offset, part.items[0].offset + 64 * i);
+    }
+    format->destroy(&writer);
+    h5_made_end(&made);
+}
+
 static void an_existing_file_is_not_touched(void **state) {
     (void)state;
     const char *path = in_dir("there.h5");
@@ -283,6 +310,42 @@ static void a_full_disk_is_one_line(void **state) {
     assert_true(failed > 50);
     fc_error err;
     assert_int_equal(h5_made_write(&made, dir, &err), FC_OK);
+    signal(SIGXFSZ, SIG_DFL);
+    h5_made_end(&made);
+}
+
+/* Headers fit, data do not: reserve says so, the engine never meets a file shorter than its extents. */
+static void a_file_that_cannot_grow_is_not_reserved(void **state) {
+    (void)state;
+    const int64_t shape[] = {1000000};
+    struct rlimit old;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    h5_made made;
+    fc_error err = {0};
+    h5_made_begin(&made, 0, NULL, NULL);
+    h5_made_add(&made, "large", FC_U8, 1, shape, -1);
+    const fc_format *format = fc_format_find("h5");
+    for (rlim_t bytes = 999999; bytes < 1100000; bytes += 100000) {
+        fc_writer writer = {format, NULL};
+        struct rlimit limit = {bytes, old.rlim_max};
+        fc_part part = h5_made_part(&made, 0);
+        assert_int_equal(format->create(&made.wanted, in_dir("grow.h5"), &writer, &err), FC_OK);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        fc_code rc = format->reserve(&writer, &part, &err);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+        struct stat st;
+        assert_int_equal(stat(in_dir("grow.h5"), &st), 0);
+        if (bytes < 1000000) {
+            assert_int_equal(rc, FC_EIO);
+            assert_non_null(strstr(err.message, strerror(EFBIG)));
+        } else {
+            assert_int_equal(rc, FC_OK);
+            assert_int_equal(st.st_size, part.items[0].offset + 1000000);
+        }
+        unlink(in_dir("grow.h5"));
+        format->destroy(&writer);
+    }
     signal(SIGXFSZ, SIG_DFL);
     h5_made_end(&made);
 }
@@ -389,8 +452,10 @@ int main(void) {
         IN_NEW_DIR(conflicting_names_are_refused),
         IN_NEW_DIR(similar_names_are_kept),
         cmocka_unit_test(names_and_paths_of_the_tree),
+        IN_NEW_DIR(interleaved_groups_are_written_depth_first),
         IN_NEW_DIR(an_existing_file_is_not_touched),
         IN_NEW_DIR(a_full_disk_is_one_line),
+        IN_NEW_DIR(a_file_that_cannot_grow_is_not_reserved),
         IN_NEW_DIR(an_unreadable_object_is_named),
         IN_NEW_DIR(ten_thousand_tensors),
         IN_NEW_DIR(index_of_many_ranks),

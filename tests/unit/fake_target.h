@@ -1,0 +1,120 @@
+/*
+ * A target for tests of the engine: random boxes of the tensors of fake_format.h, each at its place in one file, and
+ * the check of every byte of that file.
+ */
+#ifndef FAKE_TARGET_H
+#define FAKE_TARGET_H
+
+#include "fsdpckpt/move.h"
+
+#include "fake_format.h"
+
+enum { MOST_ITEMS = 256, FILL = 0x55 };
+
+/* A target of random boxes, each at its place in one file. */
+typedef struct target {
+    fc_wanted_tensor tensors[FAKE_TENSORS];
+    fc_mesh mesh;
+    fc_wanted wanted;
+    fc_part_item items[MOST_ITEMS];
+    int64_t dims[MOST_ITEMS][2 * FAKE_DIMS];
+    fc_part part;
+    char path[96];
+    uint64_t size;
+} target;
+
+static inline target *target_new(fake *f) {
+    target *t = calloc(1, sizeof *t);
+    assert_non_null(t);
+    for (size_t i = 0; i < f->checkpoint.ntensors; i++) {
+        t->tensors[i] =
+            (fc_wanted_tensor){.source = &f->tensors[i], .name = f->tensors[i].name, .dtype = f->tensors[i].dtype};
+    }
+    t->wanted = (fc_wanted){&f->checkpoint, &t->mesh, t->tensors, f->checkpoint.ntensors};
+    snprintf(t->path, sizeof t->path, "%s/target", f->directory);
+    t->part = (fc_part){0, t->items, 0, t->path};
+    return t;
+}
+
+static inline void target_free(target *t) {
+    unlink(t->path);
+    free(t);
+}
+
+static inline void target_add(target *t, size_t tensor, const int64_t *offsets, const int64_t *sizes, uint64_t gap) {
+    size_t i = t->part.nitems++;
+    assert_true(i < MOST_ITEMS);
+    int ndim = t->tensors[tensor].source->ndim;
+    int64_t volume = 1;
+    for (int d = 0; d < ndim; d++) {
+        t->dims[i][d] = offsets[d];
+        t->dims[i][ndim + d] = sizes[d];
+        volume *= sizes[d];
+    }
+    t->items[i] =
+        (fc_part_item){.tensor = (uint32_t)tensor, .owned = true, .dims = t->dims[i], .offset = t->size + gap};
+    t->size += gap + (uint64_t)volume * fc_dtype_size(t->tensors[tensor].dtype);
+}
+
+static inline void target_add_whole(target *t, size_t tensor, uint64_t gap) {
+    static const int64_t origin[FAKE_DIMS];
+    target_add(t, tensor, origin, t->tensors[tensor].source->shape, gap);
+}
+
+/* Makes the file with its final length, as a writer does, filled so that a stray write shows. */
+static inline void target_reserve(const target *t) {
+    unsigned char *bytes = malloc(t->size + 1);
+    assert_non_null(bytes);
+    memset(bytes, FILL, t->size);
+    int fd = open(t->path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, bytes, t->size), (ssize_t)t->size);
+    close(fd);
+    free(bytes);
+}
+
+static inline void expect_item(const fake *f, const target *t, const fc_part_item *item, unsigned char *expected) {
+    const fc_wanted_tensor *wanted = &t->tensors[item->tensor];
+    const fake_tensor *truth = &f->details[item->tensor];
+    int ndim = wanted->source->ndim;
+    uint32_t size = fc_dtype_size(wanted->source->dtype);
+    int64_t from[FAKE_DIMS], to[FAKE_DIMS], at = 0, volume = 1;
+    fc_row_major_strides(ndim, truth->shape, from);
+    fc_row_major_strides(ndim, item->dims + ndim, to);
+    for (int d = 0; d < ndim; d++) {
+        at += item->dims[d] * from[d];
+        volume *= item->dims[ndim + d];
+    }
+    fc_strided copy;
+    if (volume == 0 || !item->owned) {
+        return;
+    }
+    assert_true(fc_strided_make(&copy, ndim, item->dims + ndim, from, to, size));
+    if (wanted->dtype == wanted->source->dtype) {
+        fc_strided_copy(&copy, truth->truth + at * size, expected + item->offset);
+        return;
+    }
+    unsigned char *plain = malloc((size_t)volume * size);
+    assert_non_null(plain);
+    fc_strided_copy(&copy, truth->truth + at * size, plain);
+    fc_cast(wanted->source->dtype, plain, wanted->dtype, expected + item->offset, (size_t)volume);
+    free(plain);
+}
+
+/* The whole file: every item's bytes, and nothing written anywhere else. */
+static inline void target_check(const fake *f, const target *t) {
+    unsigned char *expected = malloc(t->size + 1), *found = malloc(t->size + 1);
+    assert_true(expected && found);
+    memset(expected, FILL, t->size);
+    for (size_t i = 0; i < t->part.nitems; i++) {
+        expect_item(f, t, &t->items[i], expected);
+    }
+    int fd = open(t->path, O_RDONLY);
+    assert_int_equal(read(fd, found, t->size + 1), (ssize_t)t->size);
+    close(fd);
+    assert_memory_equal(found, expected, t->size);
+    free(expected);
+    free(found);
+}
+
+#endif

@@ -1,0 +1,284 @@
+/*
+ * The reader process of HDF5: it may die, hang or lie without harm, and can do nothing but read and compute.
+ */
+#include "hdf5/records.h"
+#include "hdf5/text.h"
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static int crash(void *context, int out, fc_h5_shared *shared) {
+    (void)context, (void)out;
+    strcpy(shared->where, "dataset /a\nb");
+    raise(SIGSEGV);
+    return 0;
+}
+
+static int hang(void *context, int out, fc_h5_shared *shared) {
+    (void)context, (void)out;
+    strcpy(shared->where, "group /g");
+    for (int i = 0; i < 1000; i++) {
+        pause();
+    }
+    return 0;
+}
+
+static int refuse(void *context, int out, fc_h5_shared *shared) {
+    (void)context, (void)out;
+    memset(shared->where, 'x', sizeof shared->where); /* without an end */
+    return 7;
+}
+
+static int flood(void *context, int out, fc_h5_shared *shared) {
+    static char junk[4096];
+    (void)context, (void)shared;
+    while (write(out, junk, sizeof junk) > 0) {
+    }
+    return 3;
+}
+
+/* Counts what it may do that it should not. */
+static int try_everything(void *context, int out, fc_h5_shared *shared) {
+    int done = 0;
+    (void)out, (void)shared;
+    done += open("/etc/passwd", O_RDONLY) >= 0;
+    done += open("/tmp/test_h5_reader-never", O_WRONLY | O_CREAT, 0600) >= 0;
+    done += socket(AF_INET, SOCK_STREAM, 0) >= 0;
+    done += fork() > 0;
+    done += kill(getppid(), 0) == 0;
+    done += write(*(int *)context, "x", 1) == 1;
+    done += unlink("/tmp/test_h5_reader-never") == 0;
+    return done;
+}
+
+/* Runs `run` and returns what is said about its end. */
+static fc_code run_child(int (*run)(void *, int, fc_h5_shared *), void *context, bool read_it, fc_error *err) {
+    fc_h5_child child;
+    char buf[64];
+    fc_h5_job job = {.run = run, .context = context, .timeout_ms = 300, .not_confined = run == hang || run == crash};
+    assert_int_equal(fc_h5_child_start(&child, &job, err), FC_OK);
+    while (read_it && fc_h5_child_read(&child, buf, sizeof buf) > 0) {
+    }
+    fc_code rc = fc_h5_child_finish(&child, "x.h5", err);
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+    return rc;
+}
+
+static void reader_process_may_die(void **state) {
+    fc_error err = {0};
+    (void)state;
+    assert_int_equal(run_child(crash, NULL, true, &err), FC_ECORRUPT);
+    assert_string_equal(
+        err.message, "x.h5: corrupt HDF5 file (the reader process was killed by SIGSEGV while reading dataset /a?b)");
+    assert_int_equal(run_child(hang, NULL, true, &err), FC_ECORRUPT);
+    assert_string_equal(
+        err.message,
+        "x.h5: corrupt HDF5 file (the reader process was stopped: no progress for 0 s while reading group /g)");
+    assert_int_equal(run_child(refuse, NULL, true, &err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "failed with status 7 while reading xxx"));
+    assert_int_equal(run_child(flood, NULL, false, &err), FC_ECORRUPT); /* ends when nobody reads */
+    assert_non_null(strstr(err.message, "failed with status 3"));
+}
+
+static void reader_process_is_confined(void **state) {
+#ifdef FSDPCKPT_HAVE_SECCOMP
+    fc_error err = {0};
+    int fd = open("/dev/null", O_WRONLY);
+    (void)state;
+    if (run_child(try_everything, &fd, true, &err) != FC_OK) {
+        fail_msg("%s", err.message);
+    }
+    close(fd);
+#else
+    (void)state, (void)try_everything;
+    skip();
+#endif
+}
+
+/* A child that sends what it is told to: the parent must find what is wrong with it. */
+static int send_bytes(void *context, int out, fc_h5_shared *shared) {
+    const fc_h5_bytes *bytes = context;
+    (void)shared;
+    return write(out, bytes->data, bytes->size) != (ssize_t)bytes->size;
+}
+
+static fc_code decode(const void *data, size_t size, uint64_t file_size) {
+    fc_h5_child child;
+    fc_h5_bytes bytes = {data, size};
+    fc_h5_job job = {.run = send_bytes, .context = &bytes};
+    fc_error err = {0};
+    fc_h5_file file;
+    fc_arena *arena = fc_arena_new();
+    assert_int_equal(fc_h5_child_start(&child, &job, &err), FC_OK);
+    fc_h5_in in = {.child = &child, .budget = 1 << 20};
+    fc_code rc = fc_h5_read_file(&in, arena, "x.h5", file_size, &file, &err);
+    fc_h5_in_free(&in);
+    fc_h5_child_finish(&child, "x.h5", &err);
+    assert_true(fc_arena_size(arena) < 8 << 20);
+    fc_arena_free(arena);
+    return rc;
+}
+
+/* Encodes ROOT, one dataset, one chunk and END into a buffer through a pipe-less sink. */
+static fc_h5_sink encode(const fc_h5_dataset *d, uint64_t offset, uint64_t size, int64_t at) {
+    fc_h5_sink out = {.fd = -1};
+    fc_h5_root root = {.rank = -1, .world_size = -1, .nmesh = -1};
+    fc_h5_put_root(&out, &root);
+    fc_h5_put_dataset(&out, d);
+    if (d->where == FC_H5_IN_CHUNKS) {
+        fc_h5_begin(&out, FC_H5_CHUNKS);
+        fc_h5_put_u64(&out, 1);
+        fc_h5_put_u64(&out, offset);
+        fc_h5_put_u64(&out, size);
+        fc_h5_put_u64(&out, 0);
+        fc_h5_put_u64(&out, (uint64_t)at);
+        fc_h5_end(&out);
+    }
+    fc_h5_begin(&out, FC_H5_END);
+    fc_h5_end(&out);
+    return out;
+}
+
+static fc_code decode_dataset(const fc_h5_dataset *d, uint64_t offset, uint64_t size, int64_t at) {
+    fc_h5_sink out = encode(d, offset, size, at);
+    fc_code rc = decode(out.buf, out.used, 1000);
+    free(out.buf);
+    return rc;
+}
+
+static void parent_believes_nothing(void **state) {
+    static const unsigned char zeros[64];
+    const int64_t shape[] = {100}, chunk[] = {10}, huge[] = {INT64_MAX};
+    (void)state;
+    const fc_h5_dataset good = {.path = "w",
+                                .lists = {zeros, 1},
+                                .where = FC_H5_AT_OFFSET,
+                                .dtype = FC_U8,
+                                .element = 1,
+                                .ndim = 1,
+                                .shape = shape,
+                                .offset = 900,
+                                .length = 100,
+                                .owner = -1,
+                                .nglobal_shape = -1,
+                                .noffsets = -1};
+    fc_h5_dataset d = good;
+    assert_int_equal(decode_dataset(&d, 0, 0, 0), FC_OK);
+    d.offset = 901; /* one byte beyond the end */
+    assert_int_equal(decode_dataset(&d, 0, 0, 0), FC_ECORRUPT);
+    d = good;
+    d.offset = UINT64_MAX - 50;
+    assert_int_equal(decode_dataset(&d, 0, 0, 0), FC_ECORRUPT);
+    d = good;
+    d.length = 99;
+    assert_int_equal(decode_dataset(&d, 0, 0, 0), FC_ECORRUPT);
+    d = good;
+    d.element = 2;
+    assert_int_equal(decode_dataset(&d, 0, 0, 0), FC_ECORRUPT);
+    d = good;
+    d.shape = huge;
+    d.dtype = FC_F64;
+    d.element = 8;
+    assert_int_equal(decode_dataset(&d, 0, 0, 0), FC_ECORRUPT);
+    static const char *const paths[] = {"", "/w", "w/", "a//b", "a/b", "\xff"};
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        d = good;
+        d.path = paths[i];
+        assert_int_equal(decode_dataset(&d, 0, 0, 0), FC_ECORRUPT);
+    }
+    d = good;
+    d.where = FC_H5_IN_CHUNKS;
+    d.chunk = chunk;
+    d.bytes = (fc_h5_bytes){zeros, 1};
+    assert_int_equal(decode_dataset(&d, 990, 10, 90), FC_OK);
+    assert_int_equal(decode_dataset(&d, 991, 10, 90), FC_ECORRUPT);
+    assert_int_equal(decode_dataset(&d, 990, 0, 90), FC_ECORRUPT);
+    assert_int_equal(decode_dataset(&d, 990, 10, 91), FC_ECORRUPT);
+    assert_int_equal(decode_dataset(&d, 990, 10, 100), FC_ECORRUPT);
+    d.nfilters = 2;
+    d.filters[0] = d.filters[1] = 1; /* deflate twice: its swelling has no useful bound */
+    assert_int_equal(decode_dataset(&d, 990, 10, 90), FC_ECORRUPT);
+    d.filters[1] = 4;
+    assert_int_equal(decode_dataset(&d, 990, 10, 90), FC_ECORRUPT);
+}
+
+/* Every truncation and many random changes of a good stream: an answer, never more. */
+static void any_stream_is_survived(void **state) {
+    static const unsigned char zeros[64];
+    const int64_t shape[] = {100}, chunk[] = {10};
+    const fc_h5_dataset d = {.path = "w",
+                             .lists = {zeros, 1},
+                             .where = FC_H5_IN_CHUNKS,
+                             .dtype = FC_U8,
+                             .element = 1,
+                             .ndim = 1,
+                             .shape = shape,
+                             .chunk = chunk,
+                             .bytes = {zeros, 1},
+                             .owner = -1,
+                             .nglobal_shape = -1,
+                             .noffsets = -1,
+                             .json = "{}"};
+    fc_h5_sink out = encode(&d, 990, 10, 90);
+    unsigned seed = 1;
+    (void)state;
+    assert_int_equal(decode(out.buf, out.used, 1000), FC_OK);
+    for (size_t n = 0; n < out.used; n += 7) {
+        assert_int_equal(decode(out.buf, n, 1000), FC_ECORRUPT);
+    }
+    unsigned char *copy = malloc(out.used);
+    for (int i = 0; i < 300; i++) {
+        memcpy(copy, out.buf, out.used);
+        seed = seed * 1103515245 + 12345;
+        copy[seed / 65536 % out.used] ^= (unsigned char)(1 << seed / 4096 % 8);
+        seed = seed * 1103515245 + 12345;
+        copy[seed / 65536 % out.used] = (unsigned char)(seed >> 8);
+        decode(copy, out.used, 1000);
+    }
+    free(copy);
+    free(out.buf);
+}
+
+/* ---- text ---- */
+
+static void json_is_checked(void **state) {
+    static const char *const good[] = {"null", " [1, -2.5e+3, 0, true] ", "{\"a\": {\"b\": []}}", "\"\\u00e9\\n\"",
+                                       "123456789012345678901234567890"};
+    static const char *const bad[] = {"",      "[1,]",  "{\"a\" 1}", "01",     "1.",       "nul",   "\"a",
+                                      "[1 2]", "{1:2}", "\"\\x\"",   "\"\t\"", "\"\xff\"", "[] []", "-"};
+    (void)state;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        assert_true(fc_h5_is_json(good[i], strlen(good[i])));
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_false(fc_h5_is_json(bad[i], strlen(bad[i])));
+    }
+    char *deep = malloc(100001);
+    memset(deep, '[', 100000);
+    assert_false(fc_h5_is_json(deep, 100000));
+    free(deep);
+    fc_h5_text t = {0};
+    fc_h5_text_string(&t, "a\"\\\x01\xc3\xa9", 6);
+    fc_h5_text_string(&t, "\xc0\x80", 2);
+    fc_h5_text_nul(&t);
+    assert_string_equal(t.data, "\"a\\\"\\\\\\u0001\xc3\xa9\"{\"$bytes\": \"wIA=\"}");
+    fc_h5_text_free(&t);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reader_process_may_die),  cmocka_unit_test(reader_process_is_confined),
+        cmocka_unit_test(parent_believes_nothing), cmocka_unit_test(any_stream_is_survived),
+        cmocka_unit_test(json_is_checked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,222 @@
+/*
+ * lib/move: what goes wrong. Each fault ends in one line that leads to its place, and in no wrong byte.
+ */
+#include "fake_target.h"
+
+#include <signal.h>
+#include <sys/resource.h>
+
+/* A job of one tensor of 200 × 300 bytes, raw in two chunks, on which the faults below are tried. */
+typedef struct job {
+    fake *f;
+    target *t;
+    fc_progress progress;
+    fc_move_options options;
+    fc_error err;
+} job;
+
+static void job_start(job *j) {
+    memset(j, 0, sizeof *j);
+    srand(8);
+    j->f = fake_new();
+    j->f->only_raw = true;
+    size_t a = fake_add(j->f, FC_U8, 2, (int64_t[]){200, 300}, 1);
+    j->t = target_new(j->f);
+    target_add_whole(j->t, a, 0);
+    target_reserve(j->t);
+    j->options = (fc_move_options){2, 0, &j->progress};
+}
+
+static fc_code job_run(job *j) {
+    return fc_move_part(&j->t->wanted, &j->t->part, &j->options, &j->err);
+}
+
+static void job_end(job *j) {
+    target_free(j->t);
+    fake_free(j->f);
+}
+
+static void truncated_source(void **state) {
+    (void)state;
+    job j;
+    job_start(&j);
+    uint32_t file = j.f->details[0].details[1].extent.file;
+    assert_int_equal(ftruncate(j.f->fds[file], (off_t)j.f->ends[file] - 10), 0);
+    assert_int_equal(job_run(&j), FC_ECORRUPT);
+    assert_non_null(strstr(j.err.message, "tensor layers.0.weight, chunk ["));
+    assert_non_null(strstr(j.err.message, j.f->paths[file]));
+    assert_non_null(strstr(j.err.message, ": truncated: the file ends at offset "));
+    job_end(&j);
+}
+
+static void missing_source(void **state) {
+    (void)state;
+    job j;
+    job_start(&j);
+    unlink(j.f->paths[j.f->details[0].details[0].extent.file]);
+    assert_int_equal(job_run(&j), FC_ECORRUPT);
+    assert_non_null(strstr(j.err.message, ": the file is missing"));
+    job_end(&j);
+}
+
+static void strides_beyond_the_extent(void **state) {
+    (void)state;
+    job j;
+    static const int64_t bad[] = {301, (int64_t)1 << 40, INT64_MAX, INT64_MIN, -1};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        job_start(&j);
+        j.f->details[0].details[1].extent.strides[0] = bad[i];
+        assert_int_equal(job_run(&j), FC_ECORRUPT);
+        assert_non_null(strstr(j.err.message, "the elements reach beyond the"));
+        job_end(&j);
+    }
+    job_start(&j);
+    j.f->details[0].details[1].extent.first = UINT64_MAX - 3;
+    assert_int_equal(job_run(&j), FC_ECORRUPT);
+    job_end(&j);
+}
+
+static void hole_writes_nothing(void **state) {
+    (void)state;
+    job j;
+    job_start(&j);
+    j.f->tensors[0].nchunks = 1;
+    assert_int_equal(job_run(&j), FC_ECORRUPT);
+    assert_non_null(strstr(j.err.message, "are in no chunk"));
+    assert_int_equal(atomic_load(&j.progress.done), 0);
+    job_end(&j);
+}
+
+static void cancelled(void **state) {
+    (void)state;
+    job j;
+    job_start(&j);
+    atomic_store(&j.progress.cancel, true);
+    assert_int_equal(job_run(&j), FC_EINTERRUPTED);
+    assert_int_equal(atomic_load(&j.progress.done), 0);
+    job_end(&j);
+}
+
+static void target_missing(void **state) {
+    (void)state;
+    job j;
+    job_start(&j);
+    unlink(j.t->path);
+    assert_int_equal(job_run(&j), FC_EIO);
+    assert_non_null(strstr(j.err.message, j.t->path));
+    job_end(&j);
+}
+
+/* A file size limit stands in for a full disk: the write fails in the middle. */
+static void target_full(void **state) {
+    (void)state;
+    job j;
+    job_start(&j);
+    struct rlimit before, small;
+    getrlimit(RLIMIT_FSIZE, &before);
+    small = before;
+    small.rlim_cur = 40000;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(truncate(j.t->path, 0), 0);
+    setrlimit(RLIMIT_FSIZE, &small);
+    fc_code rc = job_run(&j);
+    setrlimit(RLIMIT_FSIZE, &before);
+    assert_int_equal(rc, FC_EIO);
+    assert_non_null(strstr(j.err.message, j.t->path));
+    assert_non_null(strstr(j.err.message, "writing at offset"));
+    job_end(&j);
+}
+
+static void too_little_memory(void **state) {
+    (void)state;
+    job j;
+    job_start(&j);
+    j.options.memory = 512000;
+    assert_int_equal(job_run(&j), FC_EUSAGE);
+    assert_string_equal(j.err.message, "512000 bytes of memory are too few: --memory must be at least 1M");
+    j.options.memory = 1 << 20;
+    j.options.threads = 256;
+    assert_int_equal(job_run(&j), FC_OK);
+    target_check(j.f, j.t);
+    job_end(&j);
+}
+
+static void decoded_chunk_above_memory(void **state) {
+    (void)state;
+    job j;
+    job_start(&j);
+    fc_extent *extent = &j.f->details[0].details[0].extent;
+    extent->codec = FC_CODEC_FORMAT;
+    extent->decoded = (uint64_t)1 << 40;
+    assert_int_equal(job_run(&j), FC_EUNSUPPORTED);
+    assert_non_null(strstr(j.err.message, "decoding the chunk of 1099511627776 bytes takes"));
+    assert_non_null(strstr(j.err.message, "raise --memory"));
+    job_end(&j);
+}
+
+/* One bit of a deflated chunk: the message leads to the bytes. */
+static void damaged_chunk(void **state) {
+    (void)state;
+    job j;
+    job_start(&j);
+    fake_chunk *chunk = &j.f->details[0].details[0];
+    unsigned char bytes[64] = {0x78, 0x01, 0xff, 0xff};
+    chunk->extent.codec = FC_CODEC_FILTERED;
+    chunk->extent.filters = (fc_filters){{1}, 1, 0};
+    chunk->extent.offset = fake_append(j.f, (int)chunk->extent.file, bytes, sizeof bytes);
+    chunk->extent.length = sizeof bytes;
+    assert_int_equal(job_run(&j), FC_ECORRUPT);
+    char expected[300];
+    snprintf(expected, sizeof expected,
+             "tensor layers.0.weight, chunk [0:%d, 0:%d]: %s: 64 bytes at offset %d: the compressed data is damaged "
+             "after 0 of %d bytes",
+             (int)chunk->dims[2], (int)chunk->dims[3], j.f->paths[chunk->extent.file], (int)chunk->extent.offset,
+             (int)chunk->extent.decoded);
+    assert_string_equal(j.err.message, expected);
+    job_end(&j);
+}
+
+static void cast_of_integers_is_refused(void **state) {
+    (void)state;
+    job j;
+    job_start(&j);
+    j.t->tensors[0].dtype = FC_F32;
+    assert_int_equal(job_run(&j), FC_EUSAGE);
+    assert_string_equal(j.err.message, "tensor layers.0.weight: uint8 cannot become float32");
+    job_end(&j);
+}
+
+/* More source files than descriptors: the least recently used make room. */
+static void few_descriptors(void **state) {
+    (void)state;
+    job j;
+    job_start(&j);
+    struct rlimit before, small;
+    getrlimit(RLIMIT_NOFILE, &before);
+    small = before;
+    small.rlim_cur = 16;
+    setrlimit(RLIMIT_NOFILE, &small);
+    fc_code rc = job_run(&j);
+    setrlimit(RLIMIT_NOFILE, &before);
+    assert_int_equal(rc, FC_OK);
+    target_check(j.f, j.t);
+    job_end(&j);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(truncated_source),
+        cmocka_unit_test(missing_source),
+        cmocka_unit_test(strides_beyond_the_extent),
+        cmocka_unit_test(hole_writes_nothing),
+        cmocka_unit_test(cancelled),
+        cmocka_unit_test(target_missing),
+        cmocka_unit_test(target_full),
+        cmocka_unit_test(too_little_memory),
+        cmocka_unit_test(decoded_chunk_above_memory),
+        cmocka_unit_test(damaged_chunk),
+        cmocka_unit_test(cast_of_integers_is_refused),
+        cmocka_unit_test(few_descriptors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
