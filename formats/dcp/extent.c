@@ -74,7 +74,7 @@ fc_code dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, siz
 
 fc_code dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                         fc_error *err) {
-    enum { SMALL = 65536, RATIO = 16 };
+    enum { SMALL = 64 << 10, RATIO = 16, LARGE = 4 << 20 }; /* it is for people and scripts; the bytes stay whole */
     if (object->nchunks == 0) {
         return fc_fail(err, FC_ECORRUPT, "%s: object %.256s has no bytes", checkpoint->path, object->name);
     }
@@ -85,7 +85,8 @@ fc_code dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object
     if (rc == FC_OK) {
         rc = fc_torch_item_open(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, &item, err);
         if (rc == FC_OK) {
-            rc = fc_torch_json(item.pickle, item.pickle->root, SMALL + RATIO * item.pickle_size, arena, json, err);
+            uint64_t budget = item.pickle_size < LARGE / RATIO ? SMALL + RATIO * item.pickle_size : LARGE;
+            rc = fc_torch_json(item.pickle, item.pickle->root, budget, arena, json, err);
             fc_torch_item_close(&item);
         }
         dcp_release(checkpoint, chunk->file);

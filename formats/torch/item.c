@@ -234,8 +234,9 @@ static fc_code read_flags(const fc_pickle *p, fc_pv flags, fc_torch_tensor *out,
         }
     }
     fc_dtype_class cls = fc_dtype_get(out->dtype)->cls;
-    if ((out->conjugate && cls != FC_CLASS_COMPLEX) ||
-        (out->negate && cls != FC_CLASS_COMPLEX && cls != FC_CLASS_FLOAT)) {
+    /* Flipping the top bit negates IEEE numbers; not integers, and not every float8. */
+    bool ieee = cls == FC_CLASS_COMPLEX || (cls == FC_CLASS_FLOAT && fc_dtype_size(out->dtype) > 1);
+    if ((out->conjugate && cls != FC_CLASS_COMPLEX) || (out->negate && !ieee)) {
         return malformed("it is a lazy view of a type that has none", err);
     }
     return FC_OK;
@@ -250,6 +251,7 @@ fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out
     if (rc != FC_OK) {
         return rc;
     }
+    out->negate = out->conjugate = false;
     if (which != FC_REBUILD_TENSOR_V2 && which != FC_REBUILD_TENSOR_V3) {
         return fc_fail(err, FC_EUNSUPPORTED, "only dense tensors are supported, not sparse, quantized or nested ones");
     }

@@ -37,16 +37,24 @@ static const unsigned char *within(const fc_zip_window *window, uint64_t offset,
                : NULL;
 }
 
-fc_code fc_zip_view(fc_zip *zip, uint64_t at, uint64_t size, const unsigned char **bytes, fc_error *err) {
+static const unsigned char *in_windows(const fc_zip *zip, uint64_t offset, uint64_t size) {
     const fc_zip_window *windows[] = {&zip->head, &zip->tail, &zip->other};
     for (size_t i = 0; i < 3; i++) {
-        *bytes = within(windows[i], zip->offset + at, size);
-        if (*bytes) {
-            return FC_OK;
+        const unsigned char *bytes = within(windows[i], offset, size);
+        if (bytes) {
+            return bytes;
         }
     }
-    fc_code rc = fc_zip_load(zip, &zip->other, at, size, err);
-    *bytes = zip->other.bytes;
+    return NULL;
+}
+
+fc_code fc_zip_view(fc_zip *zip, uint64_t at, uint64_t size, const unsigned char **bytes, fc_error *err) {
+    fc_code rc = FC_OK;
+    *bytes = in_windows(zip, zip->offset + at, size);
+    if (!*bytes) {
+        rc = fc_zip_load(zip, &zip->other, at, size, err);
+        *bytes = zip->other.bytes;
+    }
     return rc;
 }
 
@@ -104,6 +112,16 @@ static bool crc_matches(const fc_zip_entry *entry, const unsigned char *bytes) {
     return entry->crc == 0 || crc32_z(0, bytes, (size_t)entry->size) == entry->crc;
 }
 
+/* From a window, or straight into place: a large record is not held twice. */
+static fc_code read_stored(const fc_zip *zip, const fc_zip_entry *entry, unsigned char *out, fc_error *err) {
+    const unsigned char *bytes = in_windows(zip, entry->data, entry->stored);
+    if (!bytes) {
+        return fc_pread_full(zip->fd, out, (size_t)entry->size, entry->data, zip->path, err);
+    }
+    memcpy(out, bytes, (size_t)entry->size);
+    return FC_OK;
+}
+
 fc_code fc_zip_read(fc_zip *zip, const fc_zip_entry *entry, unsigned char **bytes, fc_error *err) {
     const unsigned char *stored;
     *bytes = NULL;
@@ -114,18 +132,18 @@ fc_code fc_zip_read(fc_zip *zip, const fc_zip_entry *entry, unsigned char **byte
     if (entry->size > SIZE_MAX - 1) {
         return record_damaged(zip, entry, "its declared size is impossible", err);
     }
-    fc_code rc = fc_zip_view(zip, entry->data - zip->offset, entry->stored, &stored, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
     unsigned char *out = malloc((size_t)entry->size + 1);
     if (!out) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", zip->path);
     }
-    if (entry->method == FC_ZIP_DEFLATED) {
-        rc = inflate_record(zip, entry, stored, out, err);
+    fc_code rc;
+    if (entry->method == FC_ZIP_STORED) {
+        rc = read_stored(zip, entry, out, err);
     } else {
-        memcpy(out, stored, (size_t)entry->size);
+        rc = fc_zip_view(zip, entry->data - zip->offset, entry->stored, &stored, err);
+        if (rc == FC_OK) {
+            rc = inflate_record(zip, entry, stored, out, err);
+        }
     }
     if (rc == FC_OK && !crc_matches(entry, out)) {
         rc = record_damaged(zip, entry, "its CRC does not match", err);
