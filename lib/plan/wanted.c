@@ -273,8 +273,10 @@ static fc_code fill_item(const fc_wanted *wanted, const fc_wanted_tensor *t, con
     item->owned = true;
     item->owner = rank;
     if (wanted->mesh->ndim == 0 || t->source->object) {
-        memset(dims, 0, (size_t)ndim * sizeof *dims);
-        memcpy(dims + ndim, t->source->shape, (size_t)ndim * sizeof *dims);
+        for (int k = 0; k < ndim; k++) { /* not memcpy: the shape of a scalar may be NULL */
+            dims[k] = 0;
+            dims[ndim + k] = t->source->shape[k];
+        }
         return FC_OK;
     }
     fc_code rc = fc_local_box(ndim, t->source->shape, wanted->mesh, t->placements, coordinate, dims, dims + ndim, err);
