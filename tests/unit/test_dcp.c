@@ -184,7 +184,7 @@ static void objects_decode(void **state) {
         {"step", "1234"},
         {"big", "{\"$int\":\"9223372036854775808\"}"},
         {"min64", "-9223372036854775808"},
-        {"betas", "{\"$tuple\":[0.90000000000000002,0.999]}"},
+        {"betas", "{\"$tuple\":[0.9,0.999]}"},
         {"nan", "{\"$float\":\"nan\"}"},
         {"nothing", "null"},
         {"amp", "true"},
