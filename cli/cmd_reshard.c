@@ -35,7 +35,7 @@ const command command_reshard = {
         "The mesh is replicas x dp x tp, ranks row-major as in init_device_mesh; each tensor is cut as PyTorch's "
         "fully_shard and parallelize_module cut it. Replicated data is stored once.\n\n"
         "With --tp, a plan says which tensors tensor parallelism cuts and how; optimizer state follows its parameter. "
-        "A plan that matches no tensor is an error.",
+        "A plan that cuts no tensor is an error.",
     .examples = examples,
     .takes = TAKES_CONVERSION | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN),
     .needs = TAKES(OPT_OUTPUT),

@@ -166,15 +166,25 @@ static int mesh_dim_size(const fc_mesh *mesh, const char *name, int64_t *size) {
     return -1;
 }
 
-static fc_code check_tp(const fc_wanted *wanted, const fc_selected *counts, fc_error *err) {
+/* With tp > 1 a plan that cuts nothing is a wrong plan. */
+static fc_code check_tp(const fc_wanted *wanted, const fc_tp_plan *plan, const fc_selected *counts, fc_error *err) {
     int64_t tp = 1;
+    const char *like[2] = {"", ""};
+    int found = 0;
     if (mesh_dim_size(wanted->mesh, "tp", &tp) < 0 || tp == 1 || counts->tp_cut > 0) {
         return FC_OK;
     }
+    for (size_t i = 0; i < wanted->ntensors && found < 2; i++) {
+        if (!wanted->tensors[i].source->object && wanted->tensors[i].source->ndim > 0) {
+            like[found++] = wanted->tensors[i].name;
+        }
+    }
     return fc_fail(err, FC_EUSAGE,
-                   "%s: --tp %lld: the plan cuts none of the %zu tensors, e.g. '%s': give a --tp-plan that names its "
-                   "modules",
-                   wanted->source->path, (long long)tp, counts->tensors, wanted->tensors[0].name);
+                   "%s: --tp %lld: the TP plan '%s' cuts none of the %zu tensors%s%s%s%s%s: give a --tp-plan that "
+                   "names their modules",
+                   wanted->source->path, (long long)tp, plan ? fc_tp_plan_name(plan) : "none", counts->tensors,
+                   found > 0 ? ", with names like '" : "", like[0], found > 1 ? "' and '" : "", like[1],
+                   found > 0 ? "'" : "");
 }
 
 static fc_code place(fc_wanted *wanted, const fc_selection *selection, fc_arena *arena, fc_selected *counts,
@@ -215,7 +225,7 @@ static fc_code place(fc_wanted *wanted, const fc_selection *selection, fc_arena 
         tensors[i].owner_offset = tensors[i].source->object ? 0 : owners[i];
     }
     if (rc == FC_OK) {
-        rc = check_tp(wanted, counts, err);
+        rc = check_tp(wanted, selection->tp_plan, counts, err);
     }
 out:
     free(bytes);

@@ -62,4 +62,4 @@ static const fc_tp_rule rules[] = {
     {"ln_*", FC_TP_REPLICATE, FC_TP_LINEAR},
 };
 
-const fc_tp_plan fc_tp_auto = {rules, sizeof rules / sizeof *rules};
+const fc_tp_plan fc_tp_auto = {"auto", rules, sizeof rules / sizeof *rules};

@@ -164,7 +164,8 @@ static fc_code load_file(const char *path, fc_arena *arena, const fc_tp_plan **o
         code = fc_fail(err, FC_EUSAGE, "%s: a TP plan is an object like {\"layers.*.self_attn.q_proj\": \"colwise\"}",
                        path);
     } else {
-        code = rules_of(path, root, arena, plan, err);
+        plan->name = fc_arena_strndup(arena, path, strlen(path));
+        code = plan->name ? rules_of(path, root, arena, plan, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
         *out = plan;
     }
     json_decref(root);

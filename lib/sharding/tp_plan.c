@@ -258,6 +258,10 @@ int fc_tp_plan_dim(const fc_tp_plan *plan, const char *fqn, int ndim, fc_tp_styl
     return cut_dimension(rule->style, module, is(n.parts[n.count - 1], "bias"), ndim);
 }
 
+const char *fc_tp_plan_name(const fc_tp_plan *plan) {
+    return plan->name;
+}
+
 size_t fc_tp_plan_rules(const fc_tp_plan *plan) {
     return plan->count;
 }

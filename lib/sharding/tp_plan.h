@@ -22,6 +22,7 @@ typedef struct fc_tp_rule {
 } fc_tp_rule;
 
 struct fc_tp_plan {
+    const char *name; /* the file's path, or "auto" */
     const fc_tp_rule *rules;
     size_t count;
 };
