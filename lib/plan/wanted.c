@@ -64,21 +64,6 @@ static bool strip_path(const fc_tensor *source, size_t drop, fc_arena *arena, fc
     return true;
 }
 
-static bool path_spells_name(const fc_tensor *tensor) {
-    const char *at = tensor->name;
-    for (size_t i = 0; i < tensor->path.count; i++) {
-        size_t len = strlen(tensor->path.elements[i].key);
-        if (i > 0 && *at++ != '.') {
-            return false;
-        }
-        if (strncmp(at, tensor->path.elements[i].key, len) != 0) {
-            return false;
-        }
-        at += len;
-    }
-    return *at == '\0';
-}
-
 static fc_code rename_tensor(const fc_tensor *source, const char *prefix, fc_arena *arena, fc_wanted_tensor *out,
                              bool *stripped, fc_error *err) {
     size_t len = prefix ? strlen(prefix) : 0;
@@ -93,7 +78,7 @@ static fc_code rename_tensor(const fc_tensor *source, const char *prefix, fc_are
     *stripped = true;
     out->name = source->name + len;
     bool ok;
-    if (path_spells_name(source)) {
+    if (fc_path_spells(&source->path, source->name)) {
         ok = strip_path(source, len, arena, &out->path);
     } else {
         fc_path_element *element = fc_arena_calloc(arena, 1, sizeof *element);

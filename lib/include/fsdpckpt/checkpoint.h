@@ -35,6 +35,9 @@ typedef struct fc_path {
     size_t count;
 } fc_path;
 
+/** Whether the elements of `path` joined with "." are `name`, as DCP's flatten_state_dict makes FQNs. */
+bool fc_path_spells(const fc_path *path, const char *name);
+
 /** A file of the checkpoint. `path` can be opened from the current directory; `name` is relative to the checkpoint. */
 typedef struct fc_file {
     const char *path;
