@@ -15,7 +15,7 @@ const char help_intro[] =
 
 const exit_status exit_statuses[] = {
     {0, "done"},
-    {1, "check, diff or verify found something"},
+    {1, "kept for commands that compare"},
     {2, "usage: the command line makes no sense, or the target exists"},
     {3, "the input is damaged, incomplete or not a checkpoint"},
     {4, "I/O or system failure: no space, no permission, no memory"},
@@ -95,7 +95,6 @@ void help_program(text_out *out) {
 }
 
 void help_command(text_out *out, const command *c) {
-    char term[80];
     text_printf(out, "Usage: fsdpckpt %s %s", c->name, c->operands);
     for (int id = 0; id < OPT_COUNT; id++) {
         if (c->needs & TAKES(id)) {
@@ -112,8 +111,7 @@ void help_command(text_out *out, const command *c) {
     }
     text_puts(out, "\nExamples:\n");
     for (const char *const *e = c->examples; *e; e += 2) {
-        snprintf(term, sizeof term, "%s", e[0]);
-        text_printf(out, "  %s\n      %s\n", term, e[1]);
+        text_printf(out, "  %s\n      %s\n", e[0], e[1]);
     }
 }
 
