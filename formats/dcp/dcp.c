@@ -198,6 +198,7 @@ const fc_format fc_format_dcp = {
     .name = "dcp",
     .description = "PyTorch distributed checkpoint (DCP)",
     .extensions = extensions,
+    .header_name = ".metadata",
     .probe = dcp_probe,
     .open = dcp_open,
     .close = dcp_close,

@@ -138,6 +138,9 @@ fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_con
         return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' is only read, not written", target,
                        options->format->name);
     }
+    if (fc_checkpoint_needs(source, target)) {
+        return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", target);
+    }
     fc_arena *arena = fc_arena_new();
     if (!arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");

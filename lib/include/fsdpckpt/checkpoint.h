@@ -104,6 +104,12 @@ typedef struct fc_open_options {
  */
 fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err);
 
+/**
+ * Whether the existing file `path` is one of several that `checkpoint` consists of, so that replacing it would destroy
+ * the rest. A checkpoint that is one file may be replaced by what was made of it. False where `path` does not exist.
+ */
+bool fc_checkpoint_needs(const fc_checkpoint *checkpoint, const char *path);
+
 /** Frees the checkpoint. NULL is allowed. */
 void fc_checkpoint_close(fc_checkpoint *checkpoint);
 
