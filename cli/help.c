@@ -87,7 +87,8 @@ void help_program(text_out *out) {
         text_printf(out, "  %-13s %s\n", (*c)->name, (*c)->summary);
     }
     text_puts(out, "\nSRC is a directory or a file; its format is found by its content.\n"
-                   "'fsdpckpt COMMAND --help' shows the options of a command, 'fsdpckpt --version' the build.\n\n"
+                   "'fsdpckpt COMMAND --help' shows the options of a command,\n"
+                   "'fsdpckpt --version' the build.\n\n"
                    "Exit status:\n");
     for (const exit_status *e = exit_statuses; e->meaning; e++) {
         text_printf(out, "  %-4d %s\n", e->status, e->meaning);
