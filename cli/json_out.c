@@ -145,3 +145,16 @@ void jw_ints(json_out *j, int count, const int64_t *values) {
     }
     jw_close(j, ']');
 }
+
+void jw_path(json_out *j, const fc_path *path) {
+    jw_open(j, '[');
+    for (size_t i = 0; i < path->count; i++) {
+        const fc_path_element *e = &path->elements[i];
+        if (e->is_index && e->key[0] && strspn(e->key, "0123456789") == strlen(e->key)) {
+            jw_raw(j, e->key);
+        } else {
+            jw_string(j, e->key);
+        }
+    }
+    jw_close(j, ']');
+}
