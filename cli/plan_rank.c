@@ -32,7 +32,10 @@ typedef struct rank_view {
 static void print_box(text_out *out, int ndim, const int64_t *offsets, const int64_t *sizes) {
     text_puts(out, ndim ? "[" : "scalar");
     for (int d = 0; d < ndim; d++) {
-        text_printf(out, "%s%lld:%lld", d ? ", " : "", (long long)offsets[d], (long long)(offsets[d] + sizes[d]));
+        text_puts(out, d ? ", " : "");
+        text_int(out, offsets[d]);
+        text_puts(out, ":");
+        text_int(out, offsets[d] + sizes[d]);
     }
     text_puts(out, ndim ? "]" : "");
 }
