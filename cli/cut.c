@@ -212,10 +212,18 @@ bool cut_recognise(const fc_tensor *tensor, cut_scratch *scratch, cut *out) {
     return true;
 }
 
+static bool is_empty(const fc_tensor *tensor) {
+    bool empty = false;
+    for (int d = 0; d < tensor->ndim; d++) {
+        empty = empty || tensor->shape[d] == 0;
+    }
+    return empty;
+}
+
 const char *cut_describe(const fc_tensor *tensor, const cut *c, char *buf, size_t size) {
     char grid[64];
     if (tensor->nchunks == 0) {
-        snprintf(buf, size, "empty");
+        snprintf(buf, size, is_empty(tensor) ? "empty" : "no data");
         return buf;
     }
     if (!c->grid) {

@@ -4,6 +4,7 @@
 #include "job.h"
 
 #include "json_out.h"
+#include "plan_rank.h"
 #include "progress.h"
 #include "signals.h"
 
@@ -56,7 +57,7 @@ static const char *format_of_extension(const char *target) {
 }
 
 static fc_code choose_format(const options *o, const fc_format **out, fc_error *err) {
-    const char *name = o->to ? o->to : format_of_extension(o->output);
+    const char *name = o->to || !o->output ? o->to : format_of_extension(o->output);
     name = name ? name : "h5";
     *out = fc_format_find(name);
     if (*out && (*out)->create) {
@@ -120,7 +121,7 @@ static void tell_source(const job *j) {
 static void print_text(const job *j, text_out *out) {
     const fc_convert_report *r = &j->report;
     char data[TEXT_SIZE_MAX], header[TEXT_SIZE_MAX], memory[TEXT_SIZE_MAX], low[TEXT_SIZE_MAX], rate[TEXT_SIZE_MAX];
-    text_name(out, j->o->output);
+    text_name(out, j->o->output ? j->o->output : j->source->path);
     text_printf(out, ": %s%zu %s, %zu %s, %s in %zu %s", j->o->dry_run ? "would hold " : "", r->selected.tensors,
                 r->selected.tensors == 1 ? "tensor" : "tensors", r->selected.objects,
                 r->selected.objects == 1 ? "object" : "objects", text_bytes(data, r->data_bytes), r->files,
@@ -186,6 +187,10 @@ fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err) {
     }
     if (o->verbose) {
         tell_source(&j);
+    }
+    if (option_given(o, OPT_RANK)) {
+        rc = plan_rank(j.source, &j.how.selection, (uint32_t)o->rank, o->json, call->out, err);
+        goto out;
     }
     rc = convert(&j, err);
     if (rc == FC_OK && o->json) {

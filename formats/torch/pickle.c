@@ -4,11 +4,11 @@
  */
 #include "torch/pickle.h"
 
+#include "core/siphash.h"
 #include "torch/pickle_private.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 static fc_code push(fc_pickle_vm *vm, fc_pv v) {
     if (vm->depth == vm->stack_capacity &&
@@ -446,9 +446,7 @@ fc_code fc_pickle_load(const fc_pickle_source *source, fc_pickle_mode mode, fc_p
         rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", source->name);
         goto out;
     }
-    if (getrandom(vm.p->hash_key, sizeof vm.p->hash_key, GRND_NONBLOCK) < 0) {
-        vm.p->hash_key[0] = (uint64_t)(uintptr_t)vm.p; /* early in boot: an address is better than a constant */
-    }
+    fc_siphash_key(vm.p->hash_key);
     fc_pickle_rewind(&vm.reader);
     rc = fc_pickle_scan(&vm.reader, &vm.memo);
     if (rc == FC_OK) {

@@ -261,19 +261,20 @@ static bool is_empty(int ndim, const int64_t *sizes) {
     return false;
 }
 
-static fc_code fill_item(const fc_wanted *wanted, const fc_wanted_tensor *t, const int64_t *coordinate, uint32_t rank,
-                         int64_t *dims, fc_part_item *item, fc_error *err) {
+fc_code fc_wanted_item(const fc_wanted *wanted, uint32_t tensor, uint32_t rank, int64_t *dims, fc_part_item *item,
+                       fc_error *err) {
+    const fc_wanted_tensor *t = &wanted->tensors[tensor];
+    int64_t coordinate[FC_MAX_MESH_DIMS];
     int ndim = t->source->ndim;
-    item->dims = dims;
-    item->owned = true;
-    item->owner = rank;
+    *item = (fc_part_item){.tensor = tensor, .owner = rank, .owned = true, .dims = dims};
     if (wanted->mesh->ndim == 0 || t->source->object) {
-        for (int k = 0; k < ndim; k++) { /* not memcpy: the shape of a scalar may be NULL */
-            dims[k] = 0;
-            dims[ndim + k] = t->source->shape[k];
+        for (int d = 0; d < ndim; d++) { /* not memcpy: the shape of a scalar may be NULL */
+            dims[d] = 0;
+            dims[ndim + d] = t->source->shape[d];
         }
         return FC_OK;
     }
+    fc_mesh_coordinate(wanted->mesh, rank, coordinate);
     fc_code rc = fc_local_box(ndim, t->source->shape, wanted->mesh, t->placements, coordinate, dims, dims + ndim, err);
     if (rc != FC_OK) {
         return fc_context(err, rc, "tensor '%s'", t->name);
@@ -286,7 +287,6 @@ static fc_code fill_item(const fc_wanted *wanted, const fc_wanted_tensor *t, con
 }
 
 fc_code fc_wanted_part(const fc_wanted *wanted, uint32_t rank, fc_arena *arena, fc_part *out, fc_error *err) {
-    int64_t coordinate[FC_MAX_MESH_DIMS];
     size_t ndims = 0;
     for (size_t i = 0; i < wanted->ntensors; i++) {
         ndims += 2 * (size_t)wanted->tensors[i].source->ndim;
@@ -298,19 +298,16 @@ fc_code fc_wanted_part(const fc_wanted *wanted, uint32_t rank, fc_arena *arena, 
     if (!out->items || !dims) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
     }
-    fc_mesh_coordinate(wanted->mesh, rank, coordinate);
     for (size_t i = 0; i < wanted->ntensors; i++) {
-        const fc_wanted_tensor *t = &wanted->tensors[i];
-        if (t->source->object && rank != 0) {
+        const fc_tensor *t = wanted->tensors[i].source;
+        if (t->object && rank != 0) {
             continue;
         }
-        fc_part_item *item = &out->items[out->nitems++];
-        item->tensor = (uint32_t)i;
-        fc_code rc = fill_item(wanted, t, coordinate, rank, dims, item, err);
+        fc_code rc = fc_wanted_item(wanted, (uint32_t)i, rank, dims, &out->items[out->nitems++], err);
         if (rc != FC_OK) {
             return rc;
         }
-        dims += 2 * (size_t)t->source->ndim;
+        dims += 2 * (size_t)t->ndim;
     }
     return FC_OK;
 }

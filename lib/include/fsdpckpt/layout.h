@@ -80,8 +80,11 @@ fc_code fc_layout_mesh(const fc_layout_spec *spec, fc_mesh *mesh, fc_error *err)
 void fc_layout_placements(const fc_mesh *mesh, int ndim, int tp_dim, fc_placement *placements);
 
 /**
- * Spreads replicated boxes: deterministic choice, for each of `count` tensors in order, of which holder of its boxes
- * stores them, so that no rank stores much more than another and the lowest rank wins a tie.
+ * Spreads replicated boxes: deterministic choice, for each of `count` tensors, of which holder of its boxes stores
+ * them, so that no rank stores much more than another. Tensors that are replicated along fewer mesh dimensions come
+ * first, as their boxes are the larger ones; among equals the order is that of the arguments. Each goes to the holder
+ * whose busiest rank stores least so far; the lowest rank wins a tie.
+ * O(ranks) for each set of mesh dimensions along which some tensor is replicated, O(log ranks) for each tensor.
  * @param bytes      size of each tensor in bytes.
  * @param placements count × mesh->ndim placements.
  * @param offsets    out: one number a tensor, the index of the holder in rank order.
