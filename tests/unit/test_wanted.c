@@ -7,7 +7,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -173,6 +176,28 @@ static void plan_that_cuts_nothing_is_refused(void **state) {
                                         "'model.norm.weight': give a --tp-plan that names their modules");
 }
 
+static void rules_that_decide_nothing_are_counted(void **state) {
+    fixture *f = *state;
+    fc_mesh mesh;
+    const fc_tp_plan *plan;
+    char path[] = "/tmp/fc-plan-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    dprintf(fd, "{\"layers.*.q_proj\": \"colwise\", \"layers.*.q_porj\": \"colwise\", \"nrom\": \"replicate\"}");
+    close(fd);
+    fc_layout_spec spec = {0, 0, 2};
+    assert_int_equal(fc_layout_mesh(&spec, &mesh, &f->err), FC_OK);
+    assert_int_equal(fc_tp_plan_load(path, f->arena, &plan, &f->err), FC_OK);
+    unlink(path);
+    assert_int_equal(make(f, (fc_selection){.mesh = &mesh, .tp_plan = plan}), FC_OK);
+    assert_int_equal(f->counts.tp_cut, 1);
+    assert_int_equal(f->counts.idle_rules, 2);
+    assert_string_equal(f->counts.idle_rule, "layers.*.q_porj");
+    assert_int_equal(fc_tp_plan_load("auto", f->arena, &plan, &f->err), FC_OK);
+    assert_int_equal(make(f, (fc_selection){.mesh = &mesh, .tp_plan = plan}), FC_OK);
+    assert_int_equal(f->counts.idle_rules, 0);
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
@@ -183,6 +208,7 @@ int main(void) {
         TEST(only_floating_point_is_cast),
         TEST(ranks_own_each_box_once),
         TEST(plan_that_cuts_nothing_is_refused),
+        TEST(rules_that_decide_nothing_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
