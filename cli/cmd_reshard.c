@@ -47,7 +47,7 @@ const command command_reshard = {
         "With --dry-run nothing is written: -o may be left out, and SRC may be a schema (see 'fsdpckpt schema'), which "
         "has no data. --rank R then shows the part of one rank.",
     .examples = examples,
-    .takes = TAKES_CONVERSION | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) |
-             TAKES(OPT_RANK),
+    .takes =
+        TAKES_CONVERSION | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_RANK),
     .run = run,
 };

@@ -75,9 +75,10 @@ const command command_schema = {
     .min_operands = 1,
     .max_operands = 1,
     .summary = "print names, dtypes and shapes as JSON, to commit beside the model",
-    .description = "Prints the names, dtypes and shapes of the tensors of SRC, and the names of its objects, as JSON: the "
-                   "same for every layout of the same state, in the order of SRC, a line each. Reads headers only.\n\n"
-                   "The file is itself a SRC, one without data: inspect shows it, and reshard --dry-run plans with it.",
+    .description =
+        "Prints the names, dtypes and shapes of the tensors of SRC, and the names of its objects, as JSON: the "
+        "same for every layout of the same state, in the order of SRC, a line each. Reads headers only.\n\n"
+        "The file is itself a SRC, one without data: inspect shows it, and reshard --dry-run plans with it.",
     .examples = examples,
     .takes = TAKES_COMMON | TAKES(OPT_FOLLOW_EXTERNAL),
     .run = run,

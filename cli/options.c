@@ -85,7 +85,8 @@ const option_row option_table[OPT_COUNT] = {
                   .arg = "R",
                   .offset = FIELD(rank),
                   .max = (1 << 20) - 1,
-                  .help = "with --dry-run: print what rank R would hold, its boxes, bytes and reads, instead of the sum"},
+                  .help =
+                      "with --dry-run: print what rank R would hold, its boxes, bytes and reads, instead of the sum"},
     [OPT_JOBS] = {.name = "jobs",
                   .letter = 'j',
                   .kind = KIND_NUMBER,

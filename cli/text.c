@@ -251,7 +251,12 @@ const char *text_bytes(char *buf, uint64_t bytes) {
     int decimals = unit == 0 ? 0 : value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
     unsigned digits = (unsigned)nearbyint(decimals == 2 ? value * 100 : decimals == 1 ? value * 10 : value);
     char *to = buf;
-    for (unsigned place = digits < 10 ? 1 : digits < 100 ? 10 : 100, left = digits < 10 ? 1 : digits < 100 ? 2 : 3;
+    for (unsigned place = digits < 10    ? 1
+                          : digits < 100 ? 10
+                                         : 100,
+                  left = digits < 10    ? 1
+                         : digits < 100 ? 2
+                                        : 3;
          place > 0; place /= 10, left--) {
         if ((int)left == decimals && decimals > 0) {
             *to++ = '.';
