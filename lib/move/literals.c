@@ -80,7 +80,7 @@ static int by_count(const void *a, const void *b) {
    are made in ascending order too, so the two smallest are always at the heads of two queues. */
 static void tree_depths(const leaf *leaves, int n, uint32_t at_depth[SYMBOLS]) {
     uint64_t weight[SYMBOLS];
-    int parent_of_leaf[SYMBOLS], parent[SYMBOLS], depth[SYMBOLS];
+    int parent_of_leaf[SYMBOLS] = {0}, parent[SYMBOLS] = {0}, depth[SYMBOLS] = {0};
     int next_leaf = 0, next_node = 0, made = 0;
     memset(at_depth, 0, SYMBOLS * sizeof *at_depth);
     while (made < n - 1) {
