@@ -15,7 +15,12 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { HEADER_ALIGN = 8, SMALLEST_BLOCK = 2048 };
+enum {
+    HEADER_ALIGN = 8,
+    SMALLEST_BLOCK = 2048,
+    GATHERED = 64 << 10, /* libhdf5 writes each header by itself, nearly all in the order of their places */
+    MOST_PADDING = 64
+};
 
 typedef struct config {
     fc_h5_channel *channel;
@@ -30,6 +35,10 @@ typedef struct driver_file {
     haddr_t eof;                     /* length of the file */
     haddr_t header_next, header_end; /* free part of the block for headers */
     hsize_t block;                   /* size of the next such block */
+    haddr_t written_end;             /* nothing beyond it has ever been written: it reads as zeros */
+    haddr_t gathered_at;             /* where the bytes below belong */
+    size_t ngathered;
+    unsigned char gathered[GATHERED];
 } driver_file;
 
 static void record(driver_file *f, const char *doing, haddr_t offset) {
@@ -58,8 +67,31 @@ static H5FD_t *file_open(const char *name, unsigned flags, hid_t fapl, haddr_t m
     return &f->pub;
 }
 
+static void write_through(driver_file *f, const unsigned char *p, size_t size, haddr_t at) {
+    while (size > 0 && f->channel->errnum == 0) {
+        ssize_t n = pwrite(f->fd, p, size, (off_t)at);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            errno = n == 0 ? ENOSPC : errno;
+            record(f, "writing", at);
+            return;
+        }
+        p += n;
+        at += (haddr_t)n;
+        size -= (size_t)n;
+    }
+}
+
+static void write_gathered(driver_file *f) {
+    write_through(f, f->gathered, f->ngathered, f->gathered_at);
+    f->ngathered = 0;
+}
+
 static herr_t file_close(H5FD_t *file) {
     driver_file *f = (driver_file *)file;
+    write_gathered(f);
     if (close(f->fd) != 0) {
         record(f, "closing the file", 0);
     }
@@ -138,6 +170,7 @@ static herr_t file_read(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at, s
     (void)type, (void)dxpl;
     driver_file *f = (driver_file *)file;
     unsigned char *p = buffer;
+    write_gathered(f);
     while (size > 0) {
         ssize_t n = pread(f->fd, p, size, (off_t)at);
         if (n < 0 && errno == EINTR) {
@@ -157,31 +190,40 @@ static herr_t file_read(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at, s
     return 0;
 }
 
+/*
+ * Whether a write continues what has been gathered: at once, or after a few bytes that align it and were never
+ * written. Those become the zeros that they would read as.
+ */
+static bool continues(const driver_file *f, haddr_t at, size_t size) {
+    haddr_t end = f->gathered_at + f->ngathered;
+    haddr_t most = end == f->written_end ? MOST_PADDING : 0;
+    return f->ngathered > 0 && at >= end && at - end <= most && size <= GATHERED - f->ngathered - (size_t)(at - end);
+}
+
 static herr_t file_write(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at, size_t size, const void *buffer) {
     (void)type, (void)dxpl;
     driver_file *f = (driver_file *)file;
-    const unsigned char *p = buffer;
-    while (size > 0 && f->channel->errnum == 0) {
-        ssize_t n = pwrite(f->fd, p, size, (off_t)at);
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n <= 0) {
-            errno = n == 0 ? ENOSPC : errno;
-            record(f, "writing", at);
-            return 0;
-        }
-        p += n;
-        at += (haddr_t)n;
-        size -= (size_t)n;
-        f->eof = at > f->eof ? at : f->eof;
+    if (!continues(f, at, size)) {
+        write_gathered(f);
+        f->gathered_at = at;
     }
+    if (size > GATHERED) {
+        write_through(f, buffer, size, at);
+    } else {
+        size_t padding = (size_t)(at - f->gathered_at) - f->ngathered;
+        memset(f->gathered + f->ngathered, 0, padding);
+        memcpy(f->gathered + f->ngathered + padding, buffer, size);
+        f->ngathered += padding + size;
+    }
+    f->written_end = at + size > f->written_end ? at + size : f->written_end;
+    f->eof = at + size > f->eof ? at + size : f->eof;
     return 0;
 }
 
 static herr_t file_truncate(H5FD_t *file, hid_t dxpl, hbool_t closing) {
     (void)dxpl, (void)closing;
     driver_file *f = (driver_file *)file;
+    write_gathered(f);
     if (f->eof != f->eoa) {
         if (f->channel->errnum == 0 && ftruncate(f->fd, (off_t)f->eoa) != 0) {
             record(f, "extending the file", f->eoa);
