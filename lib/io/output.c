@@ -82,7 +82,8 @@ fc_code fc_output_write(fc_output *output, const unsigned char *bytes, size_t si
     size_t block = output->block;
     size_t head = (size_t)(-offset % block);
     bool aligned = (uintptr_t)bytes % block == offset % block;
-    if (!aligned || output->direct == REFUSED || size < head || (size - head) / block * block < FC_OUTPUT_DIRECT_LEAST) {
+    if (!aligned || output->direct == REFUSED || size < head ||
+        (size - head) / block * block < FC_OUTPUT_DIRECT_LEAST) {
         return fc_pwrite_full(output->fd, bytes, size, offset, output->path, err);
     }
     fc_code rc = output->direct == NOT_OPENED ? open_direct(output, err) : FC_OK;

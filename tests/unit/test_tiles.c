@@ -155,12 +155,8 @@ static void huge_box(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_boxes),
-        cmocka_unit_test(scalar_is_one_tile),
-        cmocka_unit_test(shares_are_even),
-        cmocka_unit_test(begins_at_multiples),
-        cmocka_unit_test(no_multiple_fits),
-        cmocka_unit_test(huge_box),
+        cmocka_unit_test(random_boxes),        cmocka_unit_test(scalar_is_one_tile), cmocka_unit_test(shares_are_even),
+        cmocka_unit_test(begins_at_multiples), cmocka_unit_test(no_multiple_fits),   cmocka_unit_test(huge_box),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
