@@ -83,6 +83,11 @@ static bool called_by_us(const void *from) {
     if (!real)                                                                                                         \
     real = (__typeof__(type))dlsym(RTLD_NEXT, name)
 
+int posix_memalign(void **out, size_t align, size_t size) {
+    REAL(int (*)(void **, size_t, size_t), "posix_memalign");
+    return called_by_us(__builtin_return_address(0)) && fails(true, "posix_memalign") ? ENOMEM : real(out, align, size);
+}
+
 void *malloc(size_t size) {
     REAL(void *(*)(size_t), "malloc");
     return called_by_us(__builtin_return_address(0)) && fails(true, "malloc") ? NULL : real(size);
