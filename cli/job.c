@@ -79,6 +79,7 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.selection.strip_prefix = o->strip_prefix;
     j->how.selection.cast = option_given(o, OPT_DTYPE);
     j->how.selection.dtype = o->dtype;
+    j->how.selection.compress = o->compress;
     j->how.force = o->force;
     j->how.dry_run = o->dry_run;
     j->how.move.threads = (int)o->jobs;
@@ -126,6 +127,10 @@ static void print_text(const job *j, text_out *out) {
                 r->selected.tensors == 1 ? "tensor" : "tensors", r->selected.objects,
                 r->selected.objects == 1 ? "object" : "objects", text_bytes(data, r->data_bytes), r->files,
                 r->files == 1 ? "file" : "files");
+    if (j->o->compress && !j->o->dry_run) {
+        double ratio = r->data_bytes > 0 ? (double)r->stored_bytes / (double)r->data_bytes : 1;
+        text_printf(out, ", compressed to %s (%.1f %%)", text_bytes(low, r->stored_bytes), 100 * ratio);
+    }
     if (!j->o->dry_run) {
         double speed = j->seconds > 0 ? (double)r->data_bytes / j->seconds : 0;
         text_printf(out, ", %.2f s, %s/s", j->seconds, text_bytes(rate, (uint64_t)speed));
@@ -143,6 +148,7 @@ static void print_text(const job *j, text_out *out) {
         text_printf(out, "data a file: %s to %s; headers: about %s; memory for buffers: %s; nothing was written\n",
                     text_bytes(low, r->smallest_part), text_bytes(data, r->largest_part),
                     text_bytes(header, r->header_bytes), text_bytes(memory, r->memory));
+        text_puts(out, j->o->compress ? "these sizes are before compression, the files will be smaller\n" : "");
     }
 }
 
@@ -161,6 +167,9 @@ static void print_json(const job *j, text_out *out) {
     }
     JSON_MEMBER(&json, uint, "files", r->files);
     JSON_MEMBER(&json, uint, "data_bytes", r->data_bytes);
+    if (j->o->compress && !j->o->dry_run) {
+        JSON_MEMBER(&json, uint, "stored_bytes", r->stored_bytes);
+    }
     JSON_MEMBER(&json, uint, "largest_file", r->largest_part);
     JSON_MEMBER(&json, uint, "smallest_file", r->smallest_part);
     JSON_MEMBER(&json, uint, "memory", r->memory);

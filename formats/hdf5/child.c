@@ -3,6 +3,8 @@
  */
 #include "child.h"
 
+#include "h5.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -215,8 +217,11 @@ fc_code fc_h5_child_start(fc_h5_child *child, const fc_h5_job *job, fc_error *er
         return fc_fail_errno(err, saved, "the HDF5 reader process cannot be started");
     }
     pid_t self = getpid();
+    fc_h5_lock();
     pid_t pid = fork();
-    if (pid == 0) {
+    if (pid != 0) {
+        fc_h5_unlock();
+    } else {
         be_the_child(job, ends[1], shared, self);
     }
     int saved = errno;

@@ -249,6 +249,7 @@ fc_code fc_wanted_new(const fc_checkpoint *source, const fc_selection *selection
     out->mesh = selection->mesh ? selection->mesh : &no_mesh;
     out->tensors = tensors;
     out->ntensors = counts->tensors + counts->objects;
+    out->compress = selection->compress;
     return out->mesh->ndim == 0 ? FC_OK : place(out, selection, arena, counts, tensors, err);
 }
 
@@ -286,10 +287,24 @@ fc_code fc_wanted_item(const fc_wanted *wanted, uint32_t tensor, uint32_t rank, 
     return FC_OK;
 }
 
+bool fc_wanted_chunk(int ndim, const int64_t *sizes, uint32_t element, int64_t *chunk) {
+    int64_t room = FC_CHUNK_BYTES / element, volume;
+    if (ndim == 0 || !fc_numel(ndim, sizes, &volume) || volume < (FC_CHUNK_LEAST + element - 1) / element) {
+        return false;
+    }
+    for (int d = ndim - 1; d >= 0; d--) {
+        int64_t most = room < 1 ? 1 : room;
+        int64_t pieces = (sizes[d] - 1) / most + 1;
+        chunk[d] = (sizes[d] - 1) / pieces + 1; /* evenly: little padding in the last one */
+        room = pieces > 1 ? 1 : room / sizes[d];
+    }
+    return true;
+}
+
 fc_code fc_wanted_part(const fc_wanted *wanted, uint32_t rank, fc_arena *arena, fc_part *out, fc_error *err) {
     size_t ndims = 0;
     for (size_t i = 0; i < wanted->ntensors; i++) {
-        ndims += 2 * (size_t)wanted->tensors[i].source->ndim;
+        ndims += (wanted->compress ? 3 : 2) * (size_t)wanted->tensors[i].source->ndim;
     }
     memset(out, 0, sizeof *out);
     out->rank = rank;
@@ -303,11 +318,18 @@ fc_code fc_wanted_part(const fc_wanted *wanted, uint32_t rank, fc_arena *arena, 
         if (t->object && rank != 0) {
             continue;
         }
-        fc_code rc = fc_wanted_item(wanted, (uint32_t)i, rank, dims, &out->items[out->nitems++], err);
+        fc_part_item *item = &out->items[out->nitems++];
+        fc_code rc = fc_wanted_item(wanted, (uint32_t)i, rank, dims, item, err);
         if (rc != FC_OK) {
             return rc;
         }
+        const int64_t *sizes = dims + t->ndim;
         dims += 2 * (size_t)t->ndim;
+        if (wanted->compress && item->owned && !t->object) {
+            bool chunked = fc_wanted_chunk(t->ndim, sizes, fc_dtype_size(wanted->tensors[i].dtype), dims);
+            item->chunk = chunked ? dims : NULL;
+            dims += t->ndim;
+        }
     }
     return FC_OK;
 }
