@@ -11,6 +11,12 @@ static fc_code run(cli_call *call, fc_error *err) {
                        "reshard: --tp-plan says how to cut over tensor-parallel ranks; say how many with "
                        "--tp N");
     }
+    if (!o->output && !o->dry_run) {
+        return fc_fail(err, FC_EUSAGE, "reshard needs -o, --output DST (or --dry-run); see 'fsdpckpt reshard --help'");
+    }
+    if (option_given(o, OPT_RANK) && !o->dry_run) {
+        return fc_fail(err, FC_EUSAGE, "reshard: --rank shows a part of the plan; say --dry-run, too");
+    }
     return job_run(call, &spec, err);
 }
 
@@ -21,6 +27,8 @@ static const char *const examples[] = {
     "2D: FSDP over 4 x tensor parallel over 2",
     "fsdpckpt reshard ckpt/ -o out/ --replicas 2 --dp 4 --tp 2 --tp-plan plan.json",
     "HSDP with tensor parallel, cut as plan.json says",
+    "fsdpckpt reshard model.json --dp 2048 --tp 8 --dry-run --rank 12345",
+    "what one rank of 16,384 would hold of a model known by its schema alone",
     NULL,
 };
 
@@ -35,9 +43,11 @@ const command command_reshard = {
         "The mesh is replicas x dp x tp, ranks row-major as in init_device_mesh; each tensor is cut as PyTorch's "
         "fully_shard and parallelize_module cut it. Replicated data is stored once.\n\n"
         "With --tp, a plan says which tensors tensor parallelism cuts and how; optimizer state follows its parameter. "
-        "A plan that matches no tensor is an error.",
+        "A plan that cuts no tensor is an error.\n\n"
+        "With --dry-run nothing is written: -o may be left out, and SRC may be a schema (see 'fsdpckpt schema'), which "
+        "has no data. --rank R then shows the part of one rank.",
     .examples = examples,
-    .takes = TAKES_CONVERSION | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN),
-    .needs = TAKES(OPT_OUTPUT),
+    .takes =
+        TAKES_CONVERSION | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_RANK),
     .run = run,
 };

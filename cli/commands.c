@@ -8,7 +8,8 @@
 #define COMMANDS(X)                                                                                                    \
     X(consolidate)                                                                                                     \
     X(reshard)                                                                                                         \
-    X(inspect)
+    X(inspect)                                                                                                         \
+    X(schema)
 
 #define DECLARE(name) extern const command command_##name;
 COMMANDS(DECLARE)

@@ -12,20 +12,6 @@
 
 enum { SCHEMA_VERSION = 1 };
 
-static void write_path(json_out *j, const fc_tensor *t) {
-    jw_key(j, "path");
-    jw_open(j, '[');
-    for (size_t i = 0; i < t->path.count; i++) {
-        const fc_path_element *e = &t->path.elements[i];
-        if (e->is_index && e->key[0] && strspn(e->key, "0123456789") == strlen(e->key)) {
-            jw_raw(j, e->key);
-        } else {
-            jw_string(j, e->key);
-        }
-    }
-    jw_close(j, ']');
-}
-
 /* Where the elements of a chunk really are: an offset for stored bytes, nothing for what must be decoded. */
 static fc_code write_extent(json_out *j, inspection *in, const fc_tensor *t, size_t index, fc_error *err) {
     fc_extent extent;
@@ -72,7 +58,8 @@ static fc_code write_tensor(json_out *j, inspection *in, const fc_tensor *t, boo
     }
     jw_open(j, '{');
     JSON_MEMBER(j, string, "name", t->name);
-    write_path(j, t);
+    jw_key(j, "path");
+    jw_path(j, &t->path);
     JSON_MEMBER(j, string, "dtype", fc_dtype_get(t->dtype)->torch_name);
     jw_key(j, "shape");
     jw_ints(j, t->ndim, t->shape);
@@ -99,7 +86,8 @@ static fc_code write_object(json_out *j, inspection *in, const fc_tensor *t, fc_
     const char *json = inspect_object(in, t, arena, &why);
     jw_open(j, '{');
     JSON_MEMBER(j, string, "name", t->name);
-    write_path(j, t);
+    jw_key(j, "path");
+    jw_path(j, &t->path);
     JSON_MEMBER(j, string, "encoding", t->object->encoding);
     JSON_MEMBER(j, uint, "bytes", inspect_bytes(t));
     if (json) {

@@ -48,7 +48,8 @@ static void print_summary(const inspection *in, const totals *sum, const cut_sum
         text_name(in->out, c->producer);
     }
     text_puts(in->out, "\nLayout      ");
-    text_name(in->out, cut_summary_layout(cuts, &c->mesh, layout, sizeof layout));
+    text_name(in->out, c->format->layout_only ? "none: there is no data to be cut"
+                                              : cut_summary_layout(cuts, &c->mesh, layout, sizeof layout));
     text_printf(in->out, "\nFiles       %zu", c->nfiles);
     if (!in->headers_only) {
         text_printf(in->out, ", %s", text_bytes(a, sum->file_bytes));

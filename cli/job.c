@@ -4,6 +4,7 @@
 #include "job.h"
 
 #include "json_out.h"
+#include "plan_rank.h"
 #include "progress.h"
 #include "signals.h"
 
@@ -56,7 +57,7 @@ static const char *format_of_extension(const char *target) {
 }
 
 static fc_code choose_format(const options *o, const fc_format **out, fc_error *err) {
-    const char *name = o->to ? o->to : format_of_extension(o->output);
+    const char *name = o->to || !o->output ? o->to : format_of_extension(o->output);
     name = name ? name : "h5";
     *out = fc_format_find(name);
     if (*out && (*out)->create) {
@@ -69,41 +70,6 @@ static fc_code choose_format(const options *o, const fc_format **out, fc_error *
         err, FC_EUNSUPPORTED,
         "%s: the extension asks for %s, but this version writes only HDF5; name the target .h5 or say --to h5",
         o->output, name);
-}
-
-/* The name in the target: the plan sees it without --strip-prefix. */
-static const char *target_name(const options *o, const char *name) {
-    size_t len = o->strip_prefix ? strlen(o->strip_prefix) : 0;
-    return len > 0 && strncmp(name, o->strip_prefix, len) == 0 ? name + len : name;
-}
-
-/* With tp > 1 a plan that cuts nothing is a wrong plan: refused before anything is planned or written. */
-static fc_code check_plan(const job *j, fc_error *err) {
-    const fc_tensor *sample[2] = {NULL, NULL};
-    size_t samples = 0;
-    for (size_t i = 0; i < j->source->ntensors; i++) {
-        const fc_tensor *t = &j->source->tensors[i];
-        fc_tp_style style;
-        if (t->object) {
-            continue;
-        }
-        if (fc_tp_plan_dim(j->plan, target_name(j->o, t->name), t->ndim, &style) >= 0) {
-            return FC_OK;
-        }
-        if (samples < 2 && t->ndim >= 1) {
-            sample[samples++] = t;
-        }
-    }
-    if (samples == 0) {
-        return fc_fail(err, FC_EUSAGE, "%s: --tp %lld: there is no tensor to cut", j->source->path,
-                       (long long)j->o->tp);
-    }
-    return fc_fail(
-        err, FC_EUSAGE,
-        "%s: --tp %lld: the TP plan '%s' matches no tensor; the names here are like '%s'%s%s%s; give a plan with "
-        "--tp-plan FILE",
-        j->source->path, (long long)j->o->tp, j->o->tp_plan ? j->o->tp_plan : "auto", sample[0]->name,
-        samples > 1 ? " and '" : "", samples > 1 ? sample[1]->name : "", samples > 1 ? "'" : "");
 }
 
 static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
@@ -156,7 +122,7 @@ static void tell_source(const job *j) {
 static void print_text(const job *j, text_out *out) {
     const fc_convert_report *r = &j->report;
     char data[TEXT_SIZE_MAX], header[TEXT_SIZE_MAX], memory[TEXT_SIZE_MAX], low[TEXT_SIZE_MAX], rate[TEXT_SIZE_MAX];
-    text_name(out, j->o->output);
+    text_name(out, j->o->output ? j->o->output : j->source->path);
     text_printf(out, ": %s%zu %s, %zu %s, %s in %zu %s", j->o->dry_run ? "would hold " : "", r->selected.tensors,
                 r->selected.tensors == 1 ? "tensor" : "tensors", r->selected.objects,
                 r->selected.objects == 1 ? "object" : "objects", text_bytes(data, r->data_bytes), r->files,
@@ -231,12 +197,11 @@ fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err) {
     if (o->verbose) {
         tell_source(&j);
     }
-    if (o->tp > 1) {
-        rc = check_plan(&j, err);
+    if (option_given(o, OPT_RANK)) {
+        rc = plan_rank(j.source, &j.how.selection, (uint32_t)o->rank, o->json, call->out, err);
+        goto out;
     }
-    if (rc == FC_OK) {
-        rc = convert(&j, err);
-    }
+    rc = convert(&j, err);
     if (rc == FC_OK && o->json) {
         print_json(&j, call->out);
     } else if (rc == FC_OK && !o->quiet) {

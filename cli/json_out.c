@@ -99,28 +99,14 @@ void jw_string(json_out *j, const char *s) {
     }
 }
 
-/* Decimal digits by hand: a million pieces have ten million numbers, and printf is slow at them. */
-static void write_uint(text_out *out, bool negative, uint64_t n) {
-    char digits[24];
-    size_t at = sizeof digits;
-    do {
-        digits[--at] = (char)('0' + n % 10);
-        n /= 10;
-    } while (n);
-    if (negative) {
-        digits[--at] = '-';
-    }
-    text_write(out, digits + at, sizeof digits - at);
-}
-
 void jw_int(json_out *j, int64_t n) {
     separate(j);
-    write_uint(j->out, n < 0, n < 0 ? 0 - (uint64_t)n : (uint64_t)n);
+    text_int(j->out, n);
 }
 
 void jw_uint(json_out *j, uint64_t n) {
     separate(j);
-    write_uint(j->out, false, n);
+    text_uint(j->out, n);
 }
 
 void jw_number(json_out *j, double n) {
@@ -142,6 +128,19 @@ void jw_ints(json_out *j, int count, const int64_t *values) {
     jw_open(j, '[');
     for (int i = 0; i < count; i++) {
         jw_int(j, values[i]);
+    }
+    jw_close(j, ']');
+}
+
+void jw_path(json_out *j, const fc_path *path) {
+    jw_open(j, '[');
+    for (size_t i = 0; i < path->count; i++) {
+        const fc_path_element *e = &path->elements[i];
+        if (e->is_index && e->key[0] && strspn(e->key, "0123456789") == strlen(e->key)) {
+            jw_raw(j, e->key);
+        } else {
+            jw_string(j, e->key);
+        }
     }
     jw_close(j, ']');
 }

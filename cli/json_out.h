@@ -7,6 +7,8 @@
 
 #include "text.h"
 
+#include "fsdpckpt/checkpoint.h"
+
 typedef struct json_out {
     text_out *out;
     int depth;
@@ -32,6 +34,8 @@ void jw_bool(json_out *j, bool value);
 void jw_raw(json_out *j, const char *json);
 /** An array of integers. */
 void jw_ints(json_out *j, int count, const int64_t *values);
+/** A place in the nested state dict: an array of keys, and of numbers for list indexes. */
+void jw_path(json_out *j, const fc_path *path);
 
 /** jw_key, then the value. */
 #define JSON_MEMBER(j, kind, key, value) (jw_key(j, key), jw_##kind(j, value))

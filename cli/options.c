@@ -86,6 +86,13 @@ const option_row option_table[OPT_COUNT] = {
                      .kind = KIND_FLAG,
                      .offset = FIELD(dry_run),
                      .help = "check everything, print the files, bytes and memory of the whole job, write nothing"},
+    [OPT_RANK] = {.name = "rank",
+                  .kind = KIND_INDEX,
+                  .arg = "R",
+                  .offset = FIELD(rank),
+                  .max = (1 << 20) - 1,
+                  .help =
+                      "with --dry-run: print what rank R would hold, its boxes, bytes and reads, instead of the sum"},
     [OPT_JOBS] = {.name = "jobs",
                   .letter = 'j',
                   .kind = KIND_NUMBER,
@@ -211,9 +218,9 @@ static bool parse_digits(const char *text, const char **end, uint64_t *out) {
 
 static fc_code store_number(const parser *p, const option_row *row, const char *text) {
     const char *end = NULL;
-    uint64_t value = 0;
-    if (!parse_digits(text, &end, &value) || *end || value < 1 || value > (uint64_t)row->max) {
-        return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a number from 1 to %lld", row->name, text,
+    uint64_t value = 0, least = row->kind == KIND_NUMBER;
+    if (!parse_digits(text, &end, &value) || *end || value < least || value > (uint64_t)row->max) {
+        return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a number from %d to %lld", row->name, text, (int)least,
                        (long long)row->max);
     }
     int64_t number = (int64_t)value;
@@ -308,6 +315,7 @@ static fc_code store(const parser *p, option_id id, const char *text) {
     case KIND_LIST:
         return store_list(p, row, text);
     case KIND_NUMBER:
+    case KIND_INDEX:
         return store_number(p, row, text);
     case KIND_SIZE:
         return store_size(p, row, text);

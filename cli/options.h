@@ -26,6 +26,7 @@ typedef enum option_id {
     OPT_COMPRESS,
     OPT_FORCE,
     OPT_DRY_RUN,
+    OPT_RANK,
     OPT_JOBS,
     OPT_MEMORY,
     OPT_PROGRESS,
@@ -59,6 +60,7 @@ typedef enum option_kind {
     KIND_TEXT,   /**< const char * */
     KIND_LIST,   /**< option_list, repeatable */
     KIND_NUMBER, /**< int64_t, 1 … max */
+    KIND_INDEX,  /**< int64_t, 0 … max */
     KIND_SIZE,   /**< uint64_t bytes with an optional K, M, G or T (powers of 1024) */
     KIND_DTYPE,  /**< fc_dtype, floating point */
     KIND_LEVEL,  /**< int, 0 … 9 */
@@ -73,7 +75,7 @@ typedef struct option_row {
     size_t offset;   /**< of the field in struct options */
     const char *help;
     const char *const *choices; /**< KIND_CHOICE: NULL-terminated */
-    int64_t max;                /**< KIND_NUMBER */
+    int64_t max;                /**< KIND_NUMBER, KIND_INDEX */
 } option_row;
 
 /** Indexed by option_id. */
@@ -91,6 +93,7 @@ typedef struct options {
     uint64_t given; /**< TAKES bits of the options that were there */
     const char *output, *to, *tp_plan, *strip_prefix, *tensor, *html;
     int64_t dp, tp, replicas, jobs; /**< 0: not given */
+    int64_t rank;                   /**< when OPT_RANK was given */
     uint64_t memory;                /**< 0: not given */
     option_list include, exclude;
     fc_dtype dtype; /**< when OPT_DTYPE was given */

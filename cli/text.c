@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <langinfo.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,6 +78,28 @@ void text_printf(text_out *out, const char *fmt, ...) {
     va_end(args);
     text_write(out, big, (size_t)n);
     free(big);
+}
+
+/* Decimal digits by hand: a million pieces have ten million numbers, and printf is slow at them. */
+static void write_digits(text_out *out, bool negative, uint64_t n) {
+    char digits[24];
+    size_t at = sizeof digits;
+    do {
+        digits[--at] = (char)('0' + n % 10);
+        n /= 10;
+    } while (n);
+    if (negative) {
+        digits[--at] = '-';
+    }
+    text_write(out, digits + at, sizeof digits - at);
+}
+
+void text_int(text_out *out, int64_t n) {
+    write_digits(out, n < 0, n < 0 ? 0 - (uint64_t)n : (uint64_t)n);
+}
+
+void text_uint(text_out *out, uint64_t n) {
+    write_digits(out, false, n);
 }
 
 void text_repeat(text_out *out, const char *s, size_t count) {
@@ -224,11 +247,24 @@ const char *text_bytes(char *buf, uint64_t bytes) {
         value /= 1000;
         unit++;
     }
-    if (unit == 0) {
-        snprintf(buf, TEXT_SIZE_MAX, "%u %s", (unsigned)bytes, bytes == 1 ? "byte" : "bytes");
-    } else {
-        snprintf(buf, TEXT_SIZE_MAX, "%.*f %s", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value, units[unit]);
+    /* By hand, as printf is slow at fractions and lists of pieces are long: three digits, and where the point goes. */
+    int decimals = unit == 0 ? 0 : value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
+    unsigned digits = (unsigned)nearbyint(decimals == 2 ? value * 100 : decimals == 1 ? value * 10 : value);
+    char *to = buf;
+    for (unsigned place = digits < 10    ? 1
+                          : digits < 100 ? 10
+                                         : 100,
+                  left = digits < 10    ? 1
+                         : digits < 100 ? 2
+                                        : 3;
+         place > 0; place /= 10, left--) {
+        if ((int)left == decimals && decimals > 0) {
+            *to++ = '.';
+        }
+        *to++ = (char)('0' + digits / place % 10);
     }
+    *to++ = ' ';
+    strcpy(to, bytes == 1 ? "byte" : units[unit]);
     return buf;
 }
 

@@ -21,6 +21,8 @@ void text_out_init(text_out *out, int fd);
 void text_write(text_out *out, const void *data, size_t size);
 void text_puts(text_out *out, const char *s);
 void text_printf(text_out *out, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void text_int(text_out *out, int64_t n);
+void text_uint(text_out *out, uint64_t n);
 /** Writes `count` times `s`. */
 void text_repeat(text_out *out, const char *s, size_t count);
 /** @return 0, or the errno of the first write that failed. */

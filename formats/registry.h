@@ -8,5 +8,6 @@
 
 extern const fc_format fc_format_dcp;
 extern const fc_format fc_format_hdf5;
+extern const fc_format fc_format_schema;
 
 #endif

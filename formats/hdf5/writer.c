@@ -93,7 +93,7 @@ static fc_code object_attributes(const fc_h5_writer *w, fc_h5_out *out, hid_t id
 fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_out *out, hid_t id, const fc_wanted_tensor *tensor,
                                fc_error *err) {
     fc_code rc = fc_h5_out_text(out, id, "dtype", fc_dtype_get(tensor->dtype)->torch_name, err);
-    if (rc == FC_OK && !fc_h5_name_is_joined_path(tensor)) {
+    if (rc == FC_OK && tensor->path.count > 0 && !fc_path_spells(&tensor->path, tensor->name)) {
         rc = fc_h5_out_text(out, id, "fqn", tensor->name, err);
     }
     if (rc == FC_OK && tensor->source->object) {

@@ -3,6 +3,7 @@
  * Written by the pickle machine, read by whoever walks the result.
  */
 #include "core/checked.h"
+#include "core/siphash.h"
 #include "torch/pickle_private.h"
 
 #include <stdio.h>
@@ -73,43 +74,6 @@ bool fc_pickle_add_text(fc_pickle *p, fc_pv_type type, uint64_t n, fc_pv *out, u
     return true;
 }
 
-#define ROTATE(x, b) ((x) << (b) | (x) >> (64 - (b)))
-
-static void sip_round(uint64_t v[4]) {
-    v[0] += v[1], v[2] += v[3];
-    v[1] = ROTATE(v[1], 13) ^ v[0], v[3] = ROTATE(v[3], 16) ^ v[2];
-    v[0] = ROTATE(v[0], 32);
-    v[2] += v[1], v[0] += v[3];
-    v[1] = ROTATE(v[1], 17) ^ v[2], v[3] = ROTATE(v[3], 21) ^ v[0];
-    v[2] = ROTATE(v[2], 32);
-}
-
-/* SipHash-1-3 with a random key: a file cannot be made whose strings all collide. */
-static uint64_t hash(const fc_pickle *p, const unsigned char *s, size_t n) {
-    uint64_t k0 = p->hash_key[0], k1 = p->hash_key[1];
-    uint64_t v[4] = {k0 ^ UINT64_C(0x736f6d6570736575), k1 ^ UINT64_C(0x646f72616e646f6d),
-                     k0 ^ UINT64_C(0x6c7967656e657261), k1 ^ UINT64_C(0x7465646279746573)};
-    uint64_t last = (uint64_t)n << 56;
-    for (; n >= 8; s += 8, n -= 8) {
-        uint64_t m;
-        memcpy(&m, s, 8);
-        v[3] ^= m;
-        sip_round(v);
-        v[0] ^= m;
-    }
-    for (size_t i = 0; i < n; i++) {
-        last |= (uint64_t)s[i] << (8 * i);
-    }
-    v[3] ^= last;
-    sip_round(v);
-    v[0] ^= last;
-    v[2] ^= 0xff;
-    for (int i = 0; i < 3; i++) {
-        sip_round(v);
-    }
-    return v[0] ^ v[1] ^ v[2] ^ v[3];
-}
-
 static const fc_pickle_text *interned_at(const fc_pickle *p, uint64_t slot) {
     return (const fc_pickle_text *)(const void *)(p->text + (slot - 1) * 8);
 }
@@ -117,7 +81,7 @@ static const fc_pickle_text *interned_at(const fc_pickle *p, uint64_t slot) {
 /* The slot that holds `text`, or the empty one where it belongs. */
 static size_t find_slot(const fc_pickle *p, const uint64_t *slots, size_t nslots, const fc_pickle_text *text) {
     size_t n = (size_t)text->length;
-    size_t i = (size_t)hash(p, (const unsigned char *)(text + 1), n) & (nslots - 1);
+    size_t i = (size_t)fc_siphash(p->hash_key, text + 1, n) & (nslots - 1);
     for (; slots[i]; i = (i + 1) & (nslots - 1)) {
         const fc_pickle_text *other = interned_at(p, slots[i]);
         if (other->length == n && memcmp(other + 1, text + 1, n) == 0) {

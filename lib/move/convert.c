@@ -5,20 +5,23 @@
 #include "fsdpckpt/move.h"
 
 #include "core/checked.h"
+#include "move/tuning.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    DEFAULT_MEMORY = 64 << 20,
     /* What a file and one of its tensors cost in headers, estimated high: the free space is checked against it. */
     HEADER_BYTES_FILE = 16 << 10,
     HEADER_BYTES_ITEM = 2 << 10,
+    /* And what index.h5 needs for each box of a tensor. */
+    MAPPING_BYTES = 160,
 };
 
 /* Fail closed: nothing is created before every wanted element is known to be covered exactly once. */
 static fc_code check_coverage(const fc_wanted *wanted, fc_error *err) {
-    for (size_t i = 0; i < wanted->ntensors; i++) {
+    for (size_t i = 0; i < wanted->ntensors && !wanted->source->format->layout_only; i++) {
         fc_coverage *coverage = NULL;
         fc_code rc = fc_coverage_within(wanted->source, wanted->tensors[i].source, NULL, &coverage, err);
         if (rc != FC_OK) {
@@ -29,34 +32,39 @@ static fc_code check_coverage(const fc_wanted *wanted, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code measure(const fc_wanted *wanted, fc_convert_report *report, fc_error *err) {
+/* Sums up what the ranks' files store. */
+static fc_code add_loads(const fc_wanted *wanted, const uint64_t *loads, fc_convert_report *report, fc_error *err) {
     int64_t ranks = fc_mesh_ranks(wanted->mesh);
-    report->files = (size_t)ranks + (wanted->mesh->ndim > 0 ? 1 : 0);
     report->smallest_part = UINT64_MAX;
     for (int64_t rank = 0; rank < ranks; rank++) {
-        fc_arena *arena = fc_arena_new();
-        fc_part part;
-        uint64_t bytes = 0;
-        fc_code rc = arena ? fc_wanted_part(wanted, (uint32_t)rank, arena, &part, err)
-                           : fc_fail(err, FC_ENOMEM, "out of memory");
-        for (size_t i = 0; rc == FC_OK && i < part.nitems; i++) {
-            uint64_t size = part.items[i].owned ? fc_part_item_bytes(wanted, &part.items[i]) : 0;
-            if (!fc_add_u64(bytes, size, &bytes)) {
-                rc = fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", wanted->source->path);
-            }
-        }
-        fc_arena_free(arena);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        uint64_t bytes = loads[rank];
         if (!fc_add_u64(report->data_bytes, bytes, &report->data_bytes)) {
             return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", wanted->source->path);
         }
         report->largest_part = bytes > report->largest_part ? bytes : report->largest_part;
         report->smallest_part = bytes < report->smallest_part ? bytes : report->smallest_part;
     }
-    report->header_bytes = report->files * (HEADER_BYTES_FILE + wanted->ntensors * (uint64_t)HEADER_BYTES_ITEM);
     return FC_OK;
+}
+
+static fc_code measure(const fc_wanted *wanted, fc_convert_report *report, fc_error *err) {
+    bool sharded = wanted->mesh->ndim > 0;
+    size_t ranks = (size_t)fc_mesh_ranks(wanted->mesh);
+    uint64_t *loads = calloc(ranks, sizeof *loads);
+    if (!loads) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
+    }
+    report->files = ranks + sharded;
+    fc_code rc = fc_wanted_loads(wanted, loads, err);
+    rc = rc == FC_OK ? add_loads(wanted, loads, report, err) : rc;
+    free(loads);
+    uint64_t mappings;
+    report->header_bytes = report->files * (HEADER_BYTES_FILE + wanted->ntensors * (uint64_t)HEADER_BYTES_ITEM);
+    if (sharded && (!fc_mul_u64(fc_wanted_boxes(wanted), MAPPING_BYTES, &mappings) ||
+                    !fc_add_u64(report->header_bytes, mappings, &report->header_bytes))) {
+        report->header_bytes = UINT64_MAX;
+    }
+    return rc;
 }
 
 static bool has_chunks(const fc_part *part) {
@@ -135,7 +143,7 @@ static fc_code write_target(const fc_wanted *wanted, const char *target, const f
     }
     bool is_directory = wanted->mesh->ndim > 0;
     if (options->dry_run) {
-        return fc_commit_check(target, is_directory, options->force, bytes, err);
+        return !target ? FC_OK : fc_commit_check(target, is_directory, options->force, bytes, err);
     }
     fc_code rc = fc_commit_begin(target, is_directory, options->force, bytes, &commit, err);
     if (rc != FC_OK) {
@@ -155,6 +163,27 @@ static fc_code write_target(const fc_wanted *wanted, const char *target, const f
     return fc_commit_finish(commit, err);
 }
 
+/* What can be said before anything is looked at. */
+static fc_code check_request(const fc_checkpoint *source, const char *target, const fc_convert_options *options,
+                             fc_error *err) {
+    if (!options->format->create) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' is only read, not written",
+                       target ? target : source->path, options->format->name);
+    }
+    if (source->format->layout_only && !options->dry_run) {
+        return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to convert: it can be planned with --dry-run",
+                       source->path);
+    }
+    if (options->move.memory && options->move.memory < FC_LEAST_MEMORY) {
+        return fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: --memory must be at least 1M",
+                       options->move.memory);
+    }
+    if (!target && !options->dry_run) {
+        return fc_fail(err, FC_EUSAGE, "%s: no target is named", source->path);
+    }
+    return FC_OK;
+}
+
 fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_convert_options *options,
                    fc_convert_report *report, fc_error *err) {
     fc_convert_report local;
@@ -163,10 +192,14 @@ fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_con
         report = &local;
     }
     memset(report, 0, sizeof *report);
-    if (!options->format->create) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' is only read, not written", target,
-                       options->format->name);
+    fc_code rc = check_request(source, target, options, err);
+    if (rc != FC_OK) {
+        return rc;
     }
+    if (fc_checkpoint_needs(source, target)) {
+        return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", target);
+    }
+    report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
     if (options->selection.compress && !options->format->place) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' has no compression", target, options->format->name);
     }
@@ -174,12 +207,11 @@ fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_con
     if (!arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    fc_code rc = fc_wanted_new(source, &options->selection, arena, &wanted, &report->selected, err);
+    rc = fc_wanted_new(source, &options->selection, arena, &wanted, &report->selected, err);
     if (rc == FC_OK) {
         rc = check_coverage(&wanted, err);
     }
     if (rc == FC_OK) {
-        report->memory = options->move.memory ? options->move.memory : DEFAULT_MEMORY;
         rc = measure(&wanted, report, err);
         report->stored_bytes = report->data_bytes;
     }

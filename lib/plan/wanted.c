@@ -64,21 +64,6 @@ static bool strip_path(const fc_tensor *source, size_t drop, fc_arena *arena, fc
     return true;
 }
 
-static bool path_spells_name(const fc_tensor *tensor) {
-    const char *at = tensor->name;
-    for (size_t i = 0; i < tensor->path.count; i++) {
-        size_t len = strlen(tensor->path.elements[i].key);
-        if (i > 0 && *at++ != '.') {
-            return false;
-        }
-        if (strncmp(at, tensor->path.elements[i].key, len) != 0) {
-            return false;
-        }
-        at += len;
-    }
-    return *at == '\0';
-}
-
 static fc_code rename_tensor(const fc_tensor *source, const char *prefix, fc_arena *arena, fc_wanted_tensor *out,
                              bool *stripped, fc_error *err) {
     size_t len = prefix ? strlen(prefix) : 0;
@@ -93,7 +78,7 @@ static fc_code rename_tensor(const fc_tensor *source, const char *prefix, fc_are
     *stripped = true;
     out->name = source->name + len;
     bool ok;
-    if (path_spells_name(source)) {
+    if (fc_path_spells(&source->path, source->name)) {
         ok = strip_path(source, len, arena, &out->path);
     } else {
         fc_path_element *element = fc_arena_calloc(arena, 1, sizeof *element);
@@ -181,15 +166,25 @@ static int mesh_dim_size(const fc_mesh *mesh, const char *name, int64_t *size) {
     return -1;
 }
 
-static fc_code check_tp(const fc_wanted *wanted, const fc_selected *counts, fc_error *err) {
+/* With tp > 1 a plan that cuts nothing is a wrong plan. */
+static fc_code check_tp(const fc_wanted *wanted, const fc_tp_plan *plan, const fc_selected *counts, fc_error *err) {
     int64_t tp = 1;
+    const char *like[2] = {"", ""};
+    int found = 0;
     if (mesh_dim_size(wanted->mesh, "tp", &tp) < 0 || tp == 1 || counts->tp_cut > 0) {
         return FC_OK;
     }
+    for (size_t i = 0; i < wanted->ntensors && found < 2; i++) {
+        if (!wanted->tensors[i].source->object && wanted->tensors[i].source->ndim > 0) {
+            like[found++] = wanted->tensors[i].name;
+        }
+    }
     return fc_fail(err, FC_EUSAGE,
-                   "%s: --tp %lld: the plan cuts none of the %zu tensors, e.g. '%s': give a --tp-plan that names its "
-                   "modules",
-                   wanted->source->path, (long long)tp, counts->tensors, wanted->tensors[0].name);
+                   "%s: --tp %lld: the TP plan '%s' cuts none of the %zu tensors%s%s%s%s%s: give a --tp-plan that "
+                   "names their modules",
+                   wanted->source->path, (long long)tp, plan ? fc_tp_plan_name(plan) : "none", counts->tensors,
+                   found > 0 ? ", with names like '" : "", like[0], found > 1 ? "' and '" : "", like[1],
+                   found > 0 ? "'" : "");
 }
 
 static fc_code place(fc_wanted *wanted, const fc_selection *selection, fc_arena *arena, fc_selected *counts,
@@ -230,7 +225,7 @@ static fc_code place(fc_wanted *wanted, const fc_selection *selection, fc_arena 
         tensors[i].owner_offset = tensors[i].source->object ? 0 : owners[i];
     }
     if (rc == FC_OK) {
-        rc = check_tp(wanted, counts, err);
+        rc = check_tp(wanted, selection->tp_plan, counts, err);
     }
 out:
     free(bytes);
@@ -267,17 +262,20 @@ static bool is_empty(int ndim, const int64_t *sizes) {
     return false;
 }
 
-static fc_code fill_item(const fc_wanted *wanted, const fc_wanted_tensor *t, const int64_t *coordinate, uint32_t rank,
-                         int64_t *dims, fc_part_item *item, fc_error *err) {
+fc_code fc_wanted_item(const fc_wanted *wanted, uint32_t tensor, uint32_t rank, int64_t *dims, fc_part_item *item,
+                       fc_error *err) {
+    const fc_wanted_tensor *t = &wanted->tensors[tensor];
+    int64_t coordinate[FC_MAX_MESH_DIMS];
     int ndim = t->source->ndim;
-    item->dims = dims;
-    item->owned = true;
-    item->owner = rank;
+    *item = (fc_part_item){.tensor = tensor, .owner = rank, .owned = true, .dims = dims};
     if (wanted->mesh->ndim == 0 || t->source->object) {
-        memset(dims, 0, (size_t)ndim * sizeof *dims);
-        memcpy(dims + ndim, t->source->shape, (size_t)ndim * sizeof *dims);
+        for (int d = 0; d < ndim; d++) { /* not memcpy: the shape of a scalar may be NULL */
+            dims[d] = 0;
+            dims[ndim + d] = t->source->shape[d];
+        }
         return FC_OK;
     }
+    fc_mesh_coordinate(wanted->mesh, rank, coordinate);
     fc_code rc = fc_local_box(ndim, t->source->shape, wanted->mesh, t->placements, coordinate, dims, dims + ndim, err);
     if (rc != FC_OK) {
         return fc_context(err, rc, "tensor '%s'", t->name);
@@ -304,7 +302,6 @@ bool fc_wanted_chunk(int ndim, const int64_t *sizes, uint32_t element, int64_t *
 }
 
 fc_code fc_wanted_part(const fc_wanted *wanted, uint32_t rank, fc_arena *arena, fc_part *out, fc_error *err) {
-    int64_t coordinate[FC_MAX_MESH_DIMS];
     size_t ndims = 0;
     for (size_t i = 0; i < wanted->ntensors; i++) {
         ndims += (wanted->compress ? 3 : 2) * (size_t)wanted->tensors[i].source->ndim;
@@ -316,23 +313,22 @@ fc_code fc_wanted_part(const fc_wanted *wanted, uint32_t rank, fc_arena *arena, 
     if (!out->items || !dims) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
     }
-    fc_mesh_coordinate(wanted->mesh, rank, coordinate);
     for (size_t i = 0; i < wanted->ntensors; i++) {
-        const fc_wanted_tensor *t = &wanted->tensors[i];
-        if (t->source->object && rank != 0) {
+        const fc_tensor *t = wanted->tensors[i].source;
+        if (t->object && rank != 0) {
             continue;
         }
         fc_part_item *item = &out->items[out->nitems++];
-        item->tensor = (uint32_t)i;
-        fc_code rc = fill_item(wanted, t, coordinate, rank, dims, item, err);
+        fc_code rc = fc_wanted_item(wanted, (uint32_t)i, rank, dims, item, err);
         if (rc != FC_OK) {
             return rc;
         }
-        dims += 2 * (size_t)t->source->ndim;
-        if (wanted->compress && item->owned && !t->source->object) {
-            bool chunked = fc_wanted_chunk(t->source->ndim, dims - t->source->ndim, fc_dtype_size(t->dtype), dims);
+        const int64_t *sizes = dims + t->ndim;
+        dims += 2 * (size_t)t->ndim;
+        if (wanted->compress && item->owned && !t->object) {
+            bool chunked = fc_wanted_chunk(t->ndim, sizes, fc_dtype_size(wanted->tensors[i].dtype), dims);
             item->chunk = chunked ? dims : NULL;
-            dims += t->source->ndim;
+            dims += t->ndim;
         }
     }
     return FC_OK;

@@ -121,74 +121,123 @@ static uint64_t saturating_add(uint64_t a, uint64_t b) {
     return fc_add_u64(a, b, &sum) ? sum : UINT64_MAX;
 }
 
+/* One of the ranks' groups that a tensor may go to: the load of its busiest rank, and its number in rank order. */
+typedef struct holder {
+    uint64_t peak;
+    uint32_t index;
+} holder;
+
 /* The state of one spreading over the ranks of `mesh`. */
 typedef struct spread {
     fc_mesh mesh;
     int64_t ranks;
-    uint64_t *loads;     /* of each rank */
-    uint64_t *peaks;     /* of each holder of the tensor at hand: the load of its busiest rank */
-    uint32_t *holder;    /* which holder each rank is, for the dimensions in `replicated` */
-    uint32_t replicated; /* bit m: mesh dimension m replicates; ~0 before the first tensor */
+    uint64_t *loads;  /* of each rank */
+    uint32_t *number; /* which holder each rank is, for the mesh dimensions at hand */
+    holder *heap;     /* the least busy one first */
+    uint64_t *gained; /* by each holder, from the tensors at hand */
 } spread;
 
-/* Numbers the holders for `placements`, unless the tensor before had the same. */
-static void number_holders(spread *s, const fc_placement *placements) {
-    uint32_t replicated = 0;
-    for (int m = 0; m < s->mesh.ndim; m++) {
-        replicated |= placements[m].kind == FC_REPLICATE ? 1u << m : 0;
+static uint32_t replicated_by(const fc_mesh *mesh, const fc_placement *placements) {
+    uint32_t set = 0;
+    for (int m = 0; m < mesh->ndim; m++) {
+        set |= placements[m].kind == FC_REPLICATE ? 1u << m : 0;
     }
-    if (replicated == s->replicated) {
-        return;
-    }
-    s->replicated = replicated;
-    for (int64_t rank = 0; rank < s->ranks; rank++) {
-        int64_t coordinate[FC_MAX_MESH_DIMS];
-        fc_mesh_coordinate(&s->mesh, rank, coordinate);
-        s->holder[rank] = (uint32_t)holder_index(&s->mesh, placements, coordinate);
+    return set;
+}
+
+static bool before(const holder *a, const holder *b) {
+    return a->peak != b->peak ? a->peak < b->peak : a->index < b->index;
+}
+
+static void sift_down(holder *heap, uint32_t count, uint32_t at) {
+    holder moved = heap[at];
+    for (;;) {
+        uint32_t child = 2 * at + 1;
+        if (child + 1 < count && before(&heap[child + 1], &heap[child])) {
+            child++;
+        }
+        if (child >= count || !before(&heap[child], &moved)) {
+            heap[at] = moved;
+            return;
+        }
+        heap[at] = heap[child];
+        at = child;
     }
 }
 
-/* Gives one tensor to the holder whose busiest rank is least busy; a tie goes to the lowest. */
-static uint32_t place(spread *s, const fc_placement *placements, uint64_t box_bytes) {
-    uint32_t count = (uint32_t)holders(&s->mesh, placements), best = 0;
-    number_holders(s, placements);
-    memset(s->peaks, 0, count * sizeof *s->peaks);
-    for (int64_t rank = 0; rank < s->ranks; rank++) {
-        uint64_t *peak = &s->peaks[s->holder[rank]];
-        *peak = s->loads[rank] > *peak ? s->loads[rank] : *peak;
-    }
-    for (uint32_t i = 1; i < count; i++) {
-        best = s->peaks[i] < s->peaks[best] ? i : best;
+/* Makes the heap of the holders of what has `placements`. @return how many there are. */
+static uint32_t gather_holders(spread *s, const fc_placement *placements) {
+    uint32_t count = (uint32_t)holders(&s->mesh, placements);
+    for (uint32_t i = 0; i < count; i++) {
+        s->heap[i] = (holder){0, i};
+        s->gained[i] = 0;
     }
     for (int64_t rank = 0; rank < s->ranks; rank++) {
-        if (s->holder[rank] == best) {
-            s->loads[rank] = saturating_add(s->loads[rank], box_bytes);
+        int64_t coordinate[FC_MAX_MESH_DIMS];
+        fc_mesh_coordinate(&s->mesh, rank, coordinate);
+        s->number[rank] = (uint32_t)holder_index(&s->mesh, placements, coordinate);
+        holder *h = &s->heap[s->number[rank]];
+        h->peak = s->loads[rank] > h->peak ? s->loads[rank] : h->peak;
+    }
+    for (uint32_t i = count / 2; i-- > 0;) {
+        sift_down(s->heap, count, i);
+    }
+    return count;
+}
+
+/* Places the tensors that are replicated along exactly the mesh dimensions in `set`. */
+static void place_set(spread *s, uint32_t set, const fc_mesh *mesh, size_t count, const uint64_t *bytes,
+                      const fc_placement *placements, uint32_t *offsets) {
+    int64_t ranks = fc_mesh_ranks(mesh);
+    uint32_t candidates = 0;
+    for (size_t i = 0; i < count; i++) {
+        const fc_placement *p = placements + i * (size_t)mesh->ndim;
+        if (replicated_by(mesh, p) != set) {
+            continue;
         }
+        if (candidates == 0) {
+            candidates = gather_holders(s, p);
+        }
+        uint64_t boxes = (uint64_t)(ranks / holders(mesh, p)), box_bytes = bytes[i] / boxes + (bytes[i] % boxes != 0);
+        holder *best = &s->heap[0];
+        offsets[i] = best->index;
+        s->gained[best->index] = saturating_add(s->gained[best->index], box_bytes);
+        best->peak = saturating_add(best->peak, box_bytes);
+        sift_down(s->heap, candidates, 0);
     }
-    return best;
+    for (int64_t rank = 0; candidates > 0 && rank < s->ranks; rank++) {
+        s->loads[rank] = saturating_add(s->loads[rank], s->gained[s->number[rank]]);
+    }
 }
 
 fc_code fc_layout_spread(const fc_mesh *mesh, size_t count, const uint64_t *bytes, const fc_placement *placements,
                          uint32_t *offsets, fc_error *err) {
-    spread s = {.mesh = choices_of(mesh, count, placements), .replicated = ~0u};
+    spread s = {.mesh = choices_of(mesh, count, placements)};
+    bool present[1 << FC_MAX_MESH_DIMS] = {false};
     fc_code code = FC_OK;
     s.ranks = fc_mesh_ranks(&s.mesh);
     s.loads = calloc((size_t)s.ranks, sizeof *s.loads);
-    s.peaks = calloc((size_t)s.ranks, sizeof *s.peaks);
-    s.holder = calloc((size_t)s.ranks, sizeof *s.holder);
-    if (!s.loads || !s.peaks || !s.holder) {
+    s.number = calloc((size_t)s.ranks, sizeof *s.number);
+    s.heap = calloc((size_t)s.ranks, sizeof *s.heap);
+    s.gained = calloc((size_t)s.ranks, sizeof *s.gained);
+    if (!s.loads || !s.number || !s.heap || !s.gained) {
         code = fc_fail(err, FC_ENOMEM, "out of memory for the loads of %lld ranks", (long long)s.ranks);
         goto out;
     }
-    int64_t all = fc_mesh_ranks(mesh);
     for (size_t i = 0; i < count; i++) {
-        const fc_placement *p = placements + i * (size_t)mesh->ndim;
-        uint64_t boxes = (uint64_t)(all / holders(mesh, p));
-        offsets[i] = place(&s, p, bytes[i] / boxes + (bytes[i] % boxes != 0));
+        present[replicated_by(mesh, placements + i * (size_t)mesh->ndim)] = true;
+    }
+    for (int size = 0; size <= mesh->ndim; size++) {
+        for (uint32_t set = 0; set < 1u << mesh->ndim; set++) {
+            if (present[set] && __builtin_popcount(set) == size) {
+                place_set(&s, set, mesh, count, bytes, placements, offsets);
+            }
+        }
     }
 out:
     free(s.loads);
-    free(s.peaks);
-    free(s.holder);
+    free(s.number);
+    free(s.heap);
+    free(s.gained);
     return code;
 }

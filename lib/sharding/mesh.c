@@ -45,16 +45,6 @@ void fc_shard_piece(int64_t size, int64_t count, int64_t index, int64_t *offset,
 }
 
 /*
- * One cut of a tensor dimension by a mesh dimension of `count` ranks, of which we are number `index`. split 1 is
- * Shard; above, _StridedShard: the dimension is first chunked into `split` pieces, each of them into `count`, and we
- * hold the index-th part of every piece, one after the other.
- */
-typedef struct cut {
-    int64_t count, index, split;
-    int64_t size; /* of the dimension before the cut */
-} cut;
-
-/*
  * The parts that a cut gives us: `full` pieces that hold `part` elements of ours each, and one shorter piece that
  * holds `rest_part`. Pieces after that are empty.
  */
@@ -65,29 +55,40 @@ typedef struct parts {
     int64_t rest_part_offset, rest_part; /* of ours in the shorter piece */
 } parts;
 
-static parts parts_of(const cut *c) {
-    parts p = {0};
-    p.piece = c->size / c->split + (c->size % c->split != 0);
-    if (p.piece > 0) {
-        p.full = c->size / p.piece;
-        fc_shard_piece(p.piece, c->count, c->index, &p.part_offset, &p.part);
-        fc_shard_piece(c->size - p.full * p.piece, c->count, c->index, &p.rest_part_offset, &p.rest_part);
-    }
-    return p;
-}
+/*
+ * One cut of a tensor dimension by a mesh dimension of `count` ranks, of which we are number `index`. split 1 is
+ * Shard; above, _StridedShard: the dimension is first chunked into `split` pieces, each of them into `count`, and we
+ * hold the index-th part of every piece, one after the other.
+ */
+typedef struct cut {
+    int64_t count, index, split;
+    int64_t size; /* of the dimension before the cut */
+    parts parts;  /* what we hold of that */
+} cut;
 
-static int64_t size_after(const cut *c) {
-    parts p = parts_of(c);
+/* Sets what the cut gives us of `size`. @return the size after it. */
+static int64_t apply_cut(cut *c, int64_t size) {
+    parts p = {0};
+    c->size = size;
+    p.piece = size / c->split + (size % c->split != 0);
+    if (p.piece > 0) {
+        p.full = size / p.piece;
+        fc_shard_piece(p.piece, c->count, c->index, &p.part_offset, &p.part);
+        if (p.full * p.piece < size) {
+            fc_shard_piece(size - p.full * p.piece, c->count, c->index, &p.rest_part_offset, &p.rest_part);
+        }
+    }
+    c->parts = p;
     return p.full * p.part + p.rest_part;
 }
 
 /* Where element `i` of what we hold after the cut was before it. */
 static int64_t index_before(const cut *c, int64_t i) {
-    parts p = parts_of(c);
-    if (i < p.full * p.part) {
-        return i / p.part * p.piece + p.part_offset + i % p.part;
+    const parts *p = &c->parts;
+    if (i < p->full * p->part) {
+        return i / p->part * p->piece + p->part_offset + i % p->part;
     }
-    return p.full * p.piece + p.rest_part_offset + (i - p.full * p.part);
+    return p->full * p->piece + p->rest_part_offset + (i - p->full * p->part);
 }
 
 /*
@@ -98,8 +99,7 @@ static int64_t index_before(const cut *c, int64_t i) {
 static bool apply_cuts(int64_t size, cut *cuts, int count, int64_t *offset, int64_t *length) {
     int64_t n = size;
     for (int i = 0; i < count; i++) {
-        cuts[i].size = n;
-        n = size_after(&cuts[i]);
+        n = apply_cut(&cuts[i], n);
     }
     *length = n;
     *offset = size;
@@ -235,7 +235,7 @@ fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const 
             const fc_placement *p = &placements[m];
             if (p->kind != FC_REPLICATE && p->dim == d) {
                 int64_t split = p->kind == FC_STRIDED_SHARD ? p->split_factor : 1;
-                cuts[count++] = (cut){mesh->sizes[m], coordinate[m], split, 0};
+                cuts[count++] = (cut){.count = mesh->sizes[m], .index = coordinate[m], .split = split};
             }
         }
         offsets[d] = 0;

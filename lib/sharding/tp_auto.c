@@ -9,7 +9,7 @@
  */
 #include "sharding/tp_plan.h"
 
-static const fc_tp_rule rules[] = {
+const fc_tp_rule fc_tp_auto_rules[] = {
     /* Llama, Qwen, Mistral, Mixtral, Gemma, DeepSeek, Phi in transformers */
     {"q_proj", FC_TP_COLWISE, FC_TP_LINEAR},
     {"k_proj", FC_TP_COLWISE, FC_TP_LINEAR},
@@ -62,4 +62,4 @@ static const fc_tp_rule rules[] = {
     {"ln_*", FC_TP_REPLICATE, FC_TP_LINEAR},
 };
 
-const fc_tp_plan fc_tp_auto = {rules, sizeof rules / sizeof *rules};
+const size_t fc_tp_auto_count = sizeof fc_tp_auto_rules / sizeof *fc_tp_auto_rules;

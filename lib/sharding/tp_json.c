@@ -112,7 +112,7 @@ out:
     return code;
 }
 
-static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, fc_tp_plan *plan, fc_error *err) {
+static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, const fc_tp_plan **plan, fc_error *err) {
     const char *key;
     json_t *value;
     size_t count = json_object_size(root), i = 0;
@@ -138,9 +138,8 @@ static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, fc_tp_p
             return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
         }
     }
-    plan->rules = rules;
-    plan->count = count;
-    return FC_OK;
+    *plan = fc_tp_plan_make(path, rules, count, arena);
+    return *plan ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
 }
 
 static fc_code load_file(const char *path, fc_arena *arena, const fc_tp_plan **out, fc_error *err) {
@@ -157,15 +156,11 @@ static fc_code load_file(const char *path, fc_arena *arena, const fc_tp_plan **o
         return fc_fail(err, FC_EUSAGE, "%s:%d:%d: not a TP plan: %s", path, json_error.line, json_error.column,
                        json_error.text);
     }
-    fc_tp_plan *plan = fc_arena_calloc(arena, 1, sizeof *plan);
-    if (!plan) {
-        code = fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
-    } else if (!json_is_object(root) || json_object_size(root) == 0) {
+    if (!json_is_object(root) || json_object_size(root) == 0) {
         code = fc_fail(err, FC_EUSAGE, "%s: a TP plan is an object like {\"layers.*.self_attn.q_proj\": \"colwise\"}",
                        path);
     } else {
-        code = rules_of(path, root, arena, plan, err);
-        *out = plan;
+        code = rules_of(path, root, arena, out, err);
     }
     json_decref(root);
     return code;
@@ -174,8 +169,8 @@ static fc_code load_file(const char *path, fc_arena *arena, const fc_tp_plan **o
 fc_code fc_tp_plan_load(const char *name_or_path, fc_arena *arena, const fc_tp_plan **out, fc_error *err) {
     *out = NULL;
     if (!name_or_path || strcmp(name_or_path, "auto") == 0) {
-        *out = &fc_tp_auto;
-        return FC_OK;
+        *out = fc_tp_plan_make("auto", fc_tp_auto_rules, fc_tp_auto_count, arena);
+        return *out ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
     }
     fc_code code = load_file(name_or_path, arena, out, err);
     if (code != FC_OK) {

@@ -14,11 +14,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* A component of a name, borrowed from it. */
-typedef struct part {
-    const char *text;
-    size_t len;
-} part;
+typedef fc_tp_part part;
 
 /*
  * The last components of a name, in order. Patterns only look at the end of a name, and no real one is longer than
@@ -53,19 +49,23 @@ static bool contains(part p, const char *text) {
     return memmem(p.text, p.len, text, strlen(text)) != NULL;
 }
 
+static bool has_wildcard(part p) {
+    return memchr(p.text, '*', p.len) != NULL;
+}
+
 /* What torch.compile, FSDP1 and activation checkpointing leave in the middle of a name; no plan names them. */
 static bool is_wrapper(part p) {
     static const char *const wrappers[] = {"_orig_mod", "_fsdp_wrapped_module", "_fpw_module",
                                            "_checkpoint_wrapped_module"};
-    return is_one_of(p, wrappers, sizeof wrappers / sizeof *wrappers);
+    return p.len > 0 && p.text[0] == '_' && is_one_of(p, wrappers, sizeof wrappers / sizeof *wrappers);
 }
 
-/* Splits at the dots, from the end. */
-static void split(const char *text, name *out) {
+/* Splits at the dots, from the end, `most` components of it. */
+static void split(const char *text, int most, name *out) {
     part reversed[MAX_PARTS];
     const char *end = text + strlen(text);
     int n = 0;
-    for (const char *at = end; n < MAX_PARTS; at--) {
+    for (const char *at = end; n < most; at--) {
         if (at == text || at[-1] == '.') {
             part p = {at, (size_t)(end - at)};
             if (!is_wrapper(p)) {
@@ -145,12 +145,12 @@ static bool component_matches(part pattern, part p) {
  * Whether the first `count` components of `n` end with those of `pattern`. "weight" and "bias" at the end must be
  * written out: a pattern like "layers.*" or "w*" speaks of modules.
  */
-static bool matches(const name *pattern, const name *n, int count) {
+static bool matches(const fc_tp_pattern *pattern, const name *n, int count) {
     if (pattern->count > count || pattern->count == 0) {
         return false;
     }
     part leaf = n->parts[count - 1], last = pattern->parts[pattern->count - 1];
-    if ((is(leaf, "weight") || is(leaf, "bias")) && memchr(last.text, '*', last.len)) {
+    if (has_wildcard(last) && (is(leaf, "weight") || is(leaf, "bias"))) {
         return false;
     }
     for (int i = 1; i <= pattern->count; i++) {
@@ -187,20 +187,95 @@ static bool better(const fit *a, const fit *b) {
     return a->literals > b->literals;
 }
 
-static fit find(const fc_tp_plan *plan, const name *n) {
-    fit best = {-1, 0, 0, 0};
-    for (size_t r = 0; r < plan->count; r++) {
-        name pattern;
-        split(plan->rules[r].pattern, &pattern);
+/* Fowler, Noll, Vo: a plan is by a person, and has few rules. */
+static size_t bucket_of(const fc_tp_plan *plan, part last) {
+    uint32_t h = 2166136261u;
+    for (size_t i = 0; i < last.len; i++) {
+        h = (h ^ (unsigned char)last.text[i]) * 16777619u;
+    }
+    return (h ^ h >> 16) & (plan->nbuckets - 1);
+}
+
+/* Tries the rules of one bucket; a tie goes to the earlier rule. */
+static void find_among(const fc_tp_plan *plan, uint32_t first, const name *n, fit *best) {
+    for (uint32_t r = first; r != 0; r = plan->patterns[r - 1].next) {
+        const fc_tp_pattern *pattern = &plan->patterns[r - 1];
         for (int level = n->count; level >= n->count - 1 && level > 0; level--) {
-            if (matches(&pattern, n, level)) {
-                fit f = {(int64_t)r, level, pattern.count, literal_count(plan->rules[r].pattern)};
-                best = best.rule < 0 || better(&f, &best) ? f : best;
+            if (matches(pattern, n, level)) {
+                fit f = {(int64_t)r - 1, level, pattern->count, pattern->literals};
+                if (best->rule < 0 || better(&f, best) || (f.rule < best->rule && !better(best, &f))) {
+                    *best = f;
+                }
                 break;
             }
         }
     }
+}
+
+/* The last component of a pattern is that of the parameter or of its module: only such rules are looked at. */
+static fit find(const fc_tp_plan *plan, const name *n) {
+    fit best = {-1, 0, 0, 0};
+    for (int level = n->count; level >= n->count - 1 && level > 0; level--) {
+        find_among(plan, plan->buckets[bucket_of(plan, n->parts[level - 1])], n, &best);
+    }
+    find_among(plan, plan->wild, n, &best);
     return best;
+}
+
+/*
+ * Splits what a look-up needs: all of the name of optimizer state, whose first components say what it is, else no more
+ * than the longest pattern can match, of the parameter or of its module.
+ * @return the key of optimizer state, or an empty part.
+ */
+static part read_name(const fc_tp_plan *plan, const char *fqn, name *n) {
+    if (strstr(fqn, "optim") || strstr(fqn, "state")) {
+        split(fqn, MAX_PARTS, n);
+        return cut_state_key(n);
+    }
+    split(fqn, plan->longest < MAX_PARTS ? plan->longest + 1 : MAX_PARTS, n);
+    return (part){"", 0};
+}
+
+static bool make_pattern(const char *text, fc_arena *arena, fc_tp_pattern *out) {
+    name n;
+    split(text, MAX_PARTS, &n);
+    part *parts = fc_arena_alloc(arena, (size_t)n.count * sizeof *parts);
+    if (!parts) {
+        return false;
+    }
+    memcpy(parts, n.parts, (size_t)n.count * sizeof *parts);
+    *out = (fc_tp_pattern){parts, n.count, literal_count(text), 0};
+    return true;
+}
+
+const fc_tp_plan *fc_tp_plan_make(const char *label, const fc_tp_rule *rules, size_t count, fc_arena *arena) {
+    size_t nbuckets = 16;
+    while (nbuckets < 2 * count) {
+        nbuckets *= 2;
+    }
+    fc_tp_plan *plan = fc_arena_calloc(arena, 1, sizeof *plan);
+    fc_tp_pattern *patterns = fc_arena_calloc(arena, count, sizeof *patterns);
+    uint32_t *buckets = fc_arena_calloc(arena, nbuckets, sizeof *buckets);
+    label = fc_arena_strndup(arena, label, strlen(label));
+    if (!plan || !patterns || !buckets || !label) {
+        return NULL;
+    }
+    *plan = (fc_tp_plan){label, rules, count, patterns, 0, buckets, nbuckets, 0};
+    for (size_t r = 0; r < count; r++) {
+        fc_tp_pattern *p = &patterns[r];
+        if (!make_pattern(rules[r].pattern, arena, p)) {
+            return NULL;
+        }
+        if (p->count == 0) { /* made of wrappers alone: matches nothing */
+            continue;
+        }
+        part last = p->parts[p->count - 1];
+        uint32_t *head = has_wildcard(last) ? &plan->wild : &buckets[bucket_of(plan, last)];
+        p->next = *head;
+        *head = (uint32_t)r + 1;
+        plan->longest = p->count > plan->longest ? p->count : plan->longest;
+    }
+    return plan;
 }
 
 /* nn.Embedding by the name of the module. embed_out of GPT-NeoX is a linear layer and ends otherwise. */
@@ -239,8 +314,7 @@ static int cut_dimension(fc_tp_style style, fc_tp_module module, bool bias, int 
 
 int fc_tp_plan_dim(const fc_tp_plan *plan, const char *fqn, int ndim, fc_tp_style *style) {
     name n;
-    split(fqn, &n);
-    part key = cut_state_key(&n);
+    part key = read_name(plan, fqn, &n);
     fit f = find(plan, &n);
     *style = FC_TP_NONE;
     if (f.rule < 0) {
@@ -258,6 +332,10 @@ int fc_tp_plan_dim(const fc_tp_plan *plan, const char *fqn, int ndim, fc_tp_styl
     return cut_dimension(rule->style, module, is(n.parts[n.count - 1], "bias"), ndim);
 }
 
+const char *fc_tp_plan_name(const fc_tp_plan *plan) {
+    return plan->name;
+}
+
 size_t fc_tp_plan_rules(const fc_tp_plan *plan) {
     return plan->count;
 }
@@ -268,7 +346,6 @@ const char *fc_tp_plan_pattern(const fc_tp_plan *plan, size_t rule) {
 
 int64_t fc_tp_plan_rule_of(const fc_tp_plan *plan, const char *fqn) {
     name n;
-    split(fqn, &n);
-    cut_state_key(&n);
+    read_name(plan, fqn, &n);
     return find(plan, &n).rule;
 }

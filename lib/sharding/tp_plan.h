@@ -21,12 +21,39 @@ typedef struct fc_tp_rule {
     fc_tp_module module;
 } fc_tp_rule;
 
+/** A component of a name or pattern, borrowed from it. */
+typedef struct fc_tp_part {
+    const char *text;
+    size_t len;
+} fc_tp_part;
+
+/** A rule made ready for look-ups. */
+typedef struct fc_tp_pattern {
+    const fc_tp_part *parts;
+    int count;
+    size_t literals; /**< characters other than '*' */
+    uint32_t next;   /**< number + 1 of the next rule in the same bucket; 0: none */
+} fc_tp_pattern;
+
 struct fc_tp_plan {
+    const char *name; /* the file's path, or "auto" */
     const fc_tp_rule *rules;
     size_t count;
+    const fc_tp_pattern *patterns; /**< one a rule */
+    int longest;                   /**< components of the longest pattern */
+    const uint32_t *buckets;       /**< number + 1 of the first rule whose last component hashes there; 0: none */
+    size_t nbuckets;               /**< a power of two */
+    uint32_t wild;                 /**< likewise, of those whose last component has a '*' */
 };
 
-/** The built-in plan. */
-extern const fc_tp_plan fc_tp_auto;
+/** The rules of the built-in plan. */
+extern const fc_tp_rule fc_tp_auto_rules[];
+extern const size_t fc_tp_auto_count;
+
+/**
+ * Makes a plan of rules that live as long as `arena`; the name is copied.
+ * @return NULL when out of memory.
+ */
+const fc_tp_plan *fc_tp_plan_make(const char *name, const fc_tp_rule *rules, size_t count, fc_arena *arena);
 
 #endif

@@ -122,6 +122,10 @@ static void whole_scalar_and_empty(void **state) {
     s.tensor.ndim = 0;
     check_text(&s, "whole", "");
     s.tensor.nchunks = 0;
+    check_text(&s, "no data", "");
+    s.tensor.ndim = 2;
+    check_text(&s, "no data", "");
+    s.tensor.shape = (const int64_t[]){4, 0};
     check_text(&s, "empty", "");
 }
 

@@ -14,9 +14,23 @@
 
 #include <cmocka.h>
 
+static fc_arena *plans;
+
+static int make_arena(void **state) {
+    (void)state;
+    plans = fc_arena_new();
+    return plans ? 0 : -1;
+}
+
+static int free_arena(void **state) {
+    (void)state;
+    fc_arena_free(plans);
+    return 0;
+}
+
 static const fc_tp_plan *built_in(void) {
     const fc_tp_plan *plan = NULL;
-    assert_int_equal(fc_tp_plan_load("auto", NULL, &plan, NULL), FC_OK);
+    assert_int_equal(fc_tp_plan_load("auto", plans, &plan, NULL), FC_OK);
     return plan;
 }
 
@@ -88,8 +102,9 @@ static void auto_plan_knows_the_usual_names(void **state) {
         }
     }
     const fc_tp_plan *null_plan = NULL;
-    assert_int_equal(fc_tp_plan_load(NULL, NULL, &null_plan, NULL), FC_OK);
-    assert_ptr_equal(null_plan, plan);
+    assert_int_equal(fc_tp_plan_load(NULL, plans, &null_plan, NULL), FC_OK);
+    assert_int_equal(fc_tp_plan_rules(null_plan), fc_tp_plan_rules(plan));
+    assert_ptr_equal(fc_tp_plan_pattern(null_plan, 0), fc_tp_plan_pattern(plan, 0));
 }
 
 static void styles_are_told(void **state) {
@@ -278,5 +293,5 @@ int main(void) {
         cmocka_unit_test(unreadable_plans),
         cmocka_unit_test(hostile_names),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, make_arena, free_arena);
 }

@@ -35,6 +35,8 @@ typedef struct fc_format {
     const char *name;              /**< as in --to: "h5" */
     const char *description;       /**< for people: "HDF5" */
     const char *const *extensions; /**< NULL-terminated, with the dot */
+    const char *header_name; /**< the file of a checkpoint's directory that is not in fc_checkpoint.files; or NULL */
+    bool layout_only;        /**< describes tensors and holds none: they have no chunks; a conversion is only planned */
 
     /** Whether the input looks like this format. No side effects. */
     bool (*probe)(const fc_probe *probe);

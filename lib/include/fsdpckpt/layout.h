@@ -47,6 +47,9 @@ fc_code fc_tp_plan_load(const char *name_or_path, fc_arena *arena, const fc_tp_p
  */
 int fc_tp_plan_dim(const fc_tp_plan *plan, const char *fqn, int ndim, fc_tp_style *style);
 
+/** What was loaded: the path of the file, or "auto". */
+const char *fc_tp_plan_name(const fc_tp_plan *plan);
+
 /** The number of rules, so that a caller can name those that decide no tensor of a checkpoint. */
 size_t fc_tp_plan_rules(const fc_tp_plan *plan);
 
@@ -77,8 +80,11 @@ fc_code fc_layout_mesh(const fc_layout_spec *spec, fc_mesh *mesh, fc_error *err)
 void fc_layout_placements(const fc_mesh *mesh, int ndim, int tp_dim, fc_placement *placements);
 
 /**
- * Spreads replicated boxes: deterministic choice, for each of `count` tensors in order, of which holder of its boxes
- * stores them, so that no rank stores much more than another and the lowest rank wins a tie.
+ * Spreads replicated boxes: deterministic choice, for each of `count` tensors, of which holder of its boxes stores
+ * them, so that no rank stores much more than another. Tensors that are replicated along fewer mesh dimensions come
+ * first, as their boxes are the larger ones; among equals the order is that of the arguments. Each goes to the holder
+ * whose busiest rank stores least so far; the lowest rank wins a tie.
+ * O(ranks) for each set of mesh dimensions along which some tensor is replicated, O(log ranks) for each tensor.
  * @param bytes      size of each tensor in bytes.
  * @param placements count × mesh->ndim placements.
  * @param offsets    out: one number a tensor, the index of the holder in rank order.

@@ -75,6 +75,7 @@ typedef struct fc_convert_report {
 
 /**
  * Converts `source` into `target`. Every wanted element is covered exactly once or nothing is written.
+ * @param target may be NULL with dry_run: then neither the place nor the free space is checked.
  * @param report may be NULL.
  */
 fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_convert_options *options,

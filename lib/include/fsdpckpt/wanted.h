@@ -79,6 +79,15 @@ typedef struct fc_part {
     const char *path; /**< out (fc_format.reserve): the file the engine writes into, owned by the writer */
 } fc_part;
 
+/**
+ * What `rank` holds of one value, for walking a part without holding it. (Of objects only rank 0 holds any: the caller
+ * leaves them out for the others.)
+ * @param tensor index into wanted->tensors.
+ * @param dims   2 × ndim numbers for out->dims.
+ */
+fc_code fc_wanted_item(const fc_wanted *wanted, uint32_t tensor, uint32_t rank, int64_t *dims, fc_part_item *out,
+                       fc_error *err);
+
 /** The part of `rank`. Its items live in `arena`; path and the items' offsets are left 0. */
 fc_code fc_wanted_part(const fc_wanted *wanted, uint32_t rank, fc_arena *arena, fc_part *out, fc_error *err);
 
@@ -95,6 +104,16 @@ bool fc_wanted_chunk(int ndim, const int64_t *sizes, uint32_t element, int64_t *
 
 /** Data bytes of an item. */
 uint64_t fc_part_item_bytes(const fc_wanted *wanted, const fc_part_item *item);
+
+/**
+ * The data bytes that each rank's file stores, without making the parts: alike tensors are measured once.
+ * @param loads out: one number a rank of wanted->mesh.
+ * @return FC_ECORRUPT when the bytes of all ranks overflow, else as fc_local_box.
+ */
+fc_code fc_wanted_loads(const fc_wanted *wanted, uint64_t *loads, fc_error *err);
+
+/** How many boxes the ranks' files store, each counted once, empty ones included; saturates. */
+uint64_t fc_wanted_boxes(const fc_wanted *wanted);
 
 #ifdef __cplusplus
 }

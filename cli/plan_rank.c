@@ -1,0 +1,220 @@
+/*
+ * The plan of one rank: see plan_rank.h. From the wanted target, value by value, to lines of text or JSON; nothing of
+ * the plan is kept.
+ */
+#include "plan_rank.h"
+
+#include "json_out.h"
+
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/plan.h"
+
+#include <string.h>
+
+/* What the lines add up to. */
+typedef struct sums {
+    uint64_t tensors, objects;   /* held */
+    uint64_t held, stored, read; /* bytes */
+    uint64_t boxes, reads;       /* stored, and what is read for them */
+} sums;
+
+typedef struct rank_view {
+    fc_wanted wanted;
+    uint32_t rank;
+    int64_t coordinate[FC_MAX_MESH_DIMS];
+    text_out *out;
+    json_out *json; /* NULL: text */
+    sums sum;
+    const fc_tensor *tensor; /* at hand */
+} rank_view;
+
+/* "[2048:2064, 0:16384]", or "scalar". */
+static void print_box(text_out *out, int ndim, const int64_t *offsets, const int64_t *sizes) {
+    text_puts(out, ndim ? "[" : "scalar");
+    for (int d = 0; d < ndim; d++) {
+        text_puts(out, d ? ", " : "");
+        text_int(out, offsets[d]);
+        text_puts(out, ":");
+        text_int(out, offsets[d] + sizes[d]);
+    }
+    text_puts(out, ndim ? "]" : "");
+}
+
+static void show_read(rank_view *v, const fc_chunk *chunk, int ndim, const int64_t *offsets, const int64_t *sizes) {
+    const fc_box box = {ndim, offsets, sizes};
+    const char *file = v->wanted.source->files[chunk->file].name;
+    uint64_t bytes = (uint64_t)fc_box_volume(&box) * fc_dtype_size(v->tensor->dtype);
+    char text[TEXT_SIZE_MAX];
+    v->sum.reads++;
+    v->sum.read += bytes;
+    if (v->json) {
+        jw_open(v->json, '{');
+        JSON_MEMBER(v->json, string, "file", file);
+        jw_key(v->json, "offsets");
+        jw_ints(v->json, ndim, offsets);
+        jw_key(v->json, "sizes");
+        jw_ints(v->json, ndim, sizes);
+        JSON_MEMBER(v->json, uint, "bytes", bytes);
+        jw_close(v->json, '}');
+        return;
+    }
+    text_printf(v->out, "%12s  from ", text_bytes(text, bytes));
+    text_name(v->out, file);
+    text_puts(v->out, " ");
+    print_box(v->out, ndim, offsets, sizes);
+    text_puts(v->out, "\n");
+}
+
+static fc_code visit_piece(void *context, const fc_piece *piece, fc_error *err) {
+    rank_view *v = context;
+    (void)err;
+    show_read(v, &v->tensor->chunks[piece->chunk], v->tensor->ndim, piece->offsets, piece->sizes);
+    return FC_OK;
+}
+
+/* The source chunks that the box of an item comes from. */
+static fc_code show_reads(rank_view *v, const fc_part_item *item, uint64_t bytes, fc_error *err) {
+    const fc_checkpoint *source = v->wanted.source;
+    const fc_box box = {v->tensor->ndim, item->dims, item->dims + v->tensor->ndim};
+    fc_coverage *coverage = NULL;
+    if (!item->owned || bytes == 0 || source->format->layout_only) {
+        return FC_OK;
+    }
+    fc_code rc = fc_coverage_within(source, v->tensor, &box, &coverage, err);
+    if (rc == FC_OK) {
+        rc = fc_coverage_visit(coverage, &box, visit_piece, v, err);
+    }
+    fc_coverage_free(coverage);
+    return rc == FC_OK ? rc : fc_context(err, rc, "%s", source->path);
+}
+
+static void item_text(rank_view *v, const fc_wanted_tensor *t, const fc_part_item *item, uint64_t bytes) {
+    char size[TEXT_SIZE_MAX];
+    int ndim = t->source->ndim;
+    text_printf(v->out, "%10s  %-8s  ", text_bytes(size, bytes), fc_dtype_get(t->dtype)->torch_name);
+    text_name(v->out, t->name);
+    text_puts(v->out, " ");
+    print_box(v->out, ndim, item->dims, item->dims + ndim);
+    if (!item->owned) {
+        text_printf(v->out, " stored by rank %u", item->owner);
+    }
+    text_puts(v->out, "\n");
+}
+
+static void item_json(rank_view *v, const fc_wanted_tensor *t, const fc_part_item *item, uint64_t bytes) {
+    int ndim = t->source->ndim;
+    JSON_MEMBER(v->json, string, "name", t->name);
+    JSON_MEMBER(v->json, string, "dtype", fc_dtype_get(t->dtype)->torch_name);
+    jw_key(v->json, "offsets");
+    jw_ints(v->json, ndim, item->dims);
+    jw_key(v->json, "sizes");
+    jw_ints(v->json, ndim, item->dims + ndim);
+    JSON_MEMBER(v->json, uint, "bytes", bytes);
+    JSON_MEMBER(v->json, uint, "stored_by", item->owner);
+    jw_key(v->json, "reads");
+    jw_open(v->json, '[');
+}
+
+static fc_code show_value(rank_view *v, uint32_t index, fc_error *err) {
+    const fc_wanted_tensor *t = &v->wanted.tensors[index];
+    int64_t dims[2 * FC_MAX_DIMS];
+    fc_part_item item;
+    if (t->source->object && v->rank != 0) {
+        return FC_OK;
+    }
+    fc_code rc = fc_wanted_item(&v->wanted, index, v->rank, dims, &item, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    uint64_t bytes = fc_part_item_bytes(&v->wanted, &item);
+    v->tensor = t->source;
+    *(t->source->object ? &v->sum.objects : &v->sum.tensors) += 1;
+    v->sum.held += bytes;
+    v->sum.stored += item.owned ? bytes : 0;
+    v->sum.boxes += item.owned && bytes > 0;
+    if (!v->json) {
+        item_text(v, t, &item, bytes);
+        return show_reads(v, &item, bytes, err);
+    }
+    jw_open(v->json, '{');
+    item_json(v, t, &item, bytes);
+    rc = show_reads(v, &item, bytes, err);
+    jw_close(v->json, ']');
+    jw_close(v->json, '}');
+    return rc;
+}
+
+static void begin(rank_view *v) {
+    const fc_mesh *mesh = v->wanted.mesh;
+    char ranks[TEXT_SIZE_MAX];
+    if (!v->json) {
+        text_printf(v->out, "rank %u of %s:", v->rank, text_count(ranks, (uint64_t)fc_mesh_ranks(mesh)));
+        for (int m = 0; m < mesh->ndim; m++) {
+            text_printf(v->out, "%s %s %lld", m ? "," : "", mesh->names[m], (long long)v->coordinate[m]);
+        }
+        text_puts(v->out, "\n");
+        return;
+    }
+    jw_open(v->json, '{');
+    JSON_MEMBER(v->json, uint, "rank", v->rank);
+    JSON_MEMBER(v->json, int, "ranks", fc_mesh_ranks(mesh));
+    jw_key(v->json, "coordinate");
+    jw_open(v->json, '{');
+    for (int m = 0; m < mesh->ndim; m++) {
+        JSON_MEMBER(v->json, int, mesh->names[m], v->coordinate[m]);
+    }
+    jw_close(v->json, '}');
+    jw_key(v->json, "values");
+    jw_open(v->json, '[');
+}
+
+static void end(rank_view *v) {
+    const sums *s = &v->sum;
+    char held[TEXT_SIZE_MAX], stored[TEXT_SIZE_MAX], read[TEXT_SIZE_MAX];
+    if (!v->json) {
+        text_printf(v->out, "holds %llu tensors, %llu objects, %s; stores %llu boxes, %s, from %llu reads, %s\n",
+                    (unsigned long long)s->tensors, (unsigned long long)s->objects, text_bytes(held, s->held),
+                    (unsigned long long)s->boxes, text_bytes(stored, s->stored), (unsigned long long)s->reads,
+                    text_bytes(read, s->read));
+        return;
+    }
+    jw_close(v->json, ']');
+    JSON_MEMBER(v->json, uint, "tensors", s->tensors);
+    JSON_MEMBER(v->json, uint, "objects", s->objects);
+    JSON_MEMBER(v->json, uint, "held_bytes", s->held);
+    JSON_MEMBER(v->json, uint, "stored_boxes", s->boxes);
+    JSON_MEMBER(v->json, uint, "stored_bytes", s->stored);
+    JSON_MEMBER(v->json, uint, "reads", s->reads);
+    JSON_MEMBER(v->json, uint, "read_bytes", s->read);
+    jw_close(v->json, '}');
+    text_puts(v->out, "\n");
+}
+
+fc_code plan_rank(const fc_checkpoint *source, const fc_selection *selection, uint32_t rank, bool json, text_out *out,
+                  fc_error *err) {
+    json_out writer;
+    fc_selected counts;
+    rank_view v = {.rank = rank, .out = out, .json = json ? &writer : NULL};
+    int64_t ranks = fc_mesh_ranks(selection->mesh);
+    if (rank >= ranks) {
+        return fc_fail(err, FC_EUSAGE, "--rank %u: the ranks of this mesh are 0 to %lld", rank, (long long)ranks - 1);
+    }
+    fc_arena *arena = fc_arena_new();
+    if (!arena) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    fc_code rc = fc_wanted_new(source, selection, arena, &v.wanted, &counts, err);
+    if (rc == FC_OK) {
+        fc_mesh_coordinate(v.wanted.mesh, rank, v.coordinate);
+        jw_begin(&writer, out, 2);
+        begin(&v);
+        for (uint32_t i = 0; i < v.wanted.ntensors && rc == FC_OK && out->error == 0; i++) {
+            rc = show_value(&v, i, err);
+        }
+        if (rc == FC_OK) {
+            end(&v);
+        }
+    }
+    fc_arena_free(arena);
+    return rc;
+}
