@@ -30,6 +30,7 @@ typedef struct driver_file {
     haddr_t eof;                     /* length of the file */
     haddr_t header_next, header_end; /* free part of the block for headers */
     hsize_t block;                   /* size of the next such block */
+    bool shared;                     /* others write to the file meanwhile, so that its length is not known */
 } driver_file;
 
 static void record(driver_file *f, const char *doing, haddr_t offset) {
@@ -83,8 +84,7 @@ static haddr_t allocate(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, hsize_t size)
     driver_file *f = (driver_file *)file;
     const haddr_t limit = INT64_MAX;
     if ((f->channel->reserving || f->channel->placing) && type == H5FD_MEM_DRAW) {
-        bool large = f->channel->reserving && size >= FC_H5_LARGE;
-        haddr_t at = align_up(f->eoa, large ? FC_H5_LARGE_ALIGN : FC_H5_SMALL_ALIGN);
+        haddr_t at = align_up(f->eoa, size >= FC_H5_LARGE ? FC_H5_LARGE_ALIGN : FC_H5_SMALL_ALIGN);
         if (at > limit || size > limit - at) {
             errno = EFBIG;
             record(f, "reserving space", f->eoa);
@@ -92,6 +92,7 @@ static haddr_t allocate(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, hsize_t size)
         }
         f->eoa = at + size;
         f->channel->place = at;
+        f->shared |= f->channel->placing;
         return at;
     }
     size = align_up(size, HEADER_ALIGN);
@@ -187,7 +188,7 @@ static herr_t file_write(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at, 
 static herr_t file_truncate(H5FD_t *file, hid_t dxpl, hbool_t closing) {
     (void)dxpl, (void)closing;
     driver_file *f = (driver_file *)file;
-    if (f->eof != f->eoa) {
+    if (f->eof != f->eoa || f->shared) {
         if (f->channel->errnum == 0 && ftruncate(f->fd, (off_t)f->eoa) != 0) {
             record(f, "extending the file", f->eoa);
         }
