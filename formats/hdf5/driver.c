@@ -172,8 +172,7 @@ static haddr_t allocate(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, hsize_t size)
     driver_file *f = (driver_file *)file;
     const haddr_t limit = INT64_MAX;
     if ((f->channel->reserving || f->channel->placing) && type == H5FD_MEM_DRAW) {
-        bool large = f->channel->reserving && size >= FC_H5_LARGE;
-        haddr_t at = align_up(f->eoa, large ? FC_H5_LARGE_ALIGN : FC_H5_SMALL_ALIGN);
+        haddr_t at = align_up(f->eoa, size >= FC_H5_LARGE ? FC_H5_LARGE_ALIGN : FC_H5_SMALL_ALIGN);
         if (at > limit || size > limit - at) {
             errno = EFBIG;
             record(f, "reserving space", f->eoa);
@@ -264,7 +263,7 @@ static herr_t file_truncate(H5FD_t *file, hid_t dxpl, hbool_t closing) {
     (void)dxpl, (void)closing;
     driver_file *f = (driver_file *)file;
     write_windows(f);
-    if (f->eof != f->eoa) {
+    if (f->eof != f->eoa || f->channel->shared) { /* shared: others may have made it longer */
         if (f->channel->errnum == 0 && ftruncate(f->fd, (off_t)f->eoa) != 0) {
             record(f, "extending the file", f->eoa);
         }

@@ -176,6 +176,14 @@ static int densest_in_destination(const fc_strided *copy) {
     return best;
 }
 
+int64_t fc_strided_bytes(const fc_strided *copy) {
+    int64_t bytes = copy->unit;
+    for (int i = 0; i < copy->n; i++) {
+        bytes *= copy->axes[i].size;
+    }
+    return bytes;
+}
+
 void fc_strided_copy(const fc_strided *copy, const unsigned char *src, unsigned char *dst) {
     if (copy->n == 0) {
         memcpy(dst, src, (size_t)copy->unit);
