@@ -76,7 +76,8 @@ const char *inspect_object(inspection *in, const fc_tensor *object, fc_arena *ar
     if (rc == FC_OK) {
         return json;
     }
-    if (in->worst == FC_OK) {
+    /* What only this build cannot show is said in its place; damage is the result of the command. */
+    if (in->worst == FC_OK && rc != FC_EUNSUPPORTED) {
         in->worst = rc;
         in->first = *err;
     }

@@ -43,7 +43,7 @@ const command command_reshard = {
         "The mesh is replicas x dp x tp, ranks row-major as in init_device_mesh; each tensor is cut as PyTorch's "
         "fully_shard and parallelize_module cut it. Replicated data is stored once.\n\n"
         "With --tp, a plan says which tensors tensor parallelism cuts and how; optimizer state follows its parameter. "
-        "A plan that matches no tensor is an error.\n\n"
+        "A plan that cuts no tensor is an error.\n\n"
         "With --dry-run nothing is written: -o may be left out, and SRC may be a schema (see 'fsdpckpt schema'), which "
         "has no data. --rank R then shows the part of one rank.",
     .examples = examples,

@@ -247,7 +247,7 @@ static void describe_style(const fc_mesh *recorded, const fc_tensor *tensor, con
     char text[64];
     if (tensor->placements && recorded->ndim > 0) {
         fc_placements_format(recorded->ndim, tensor->placements, buf, (int)size);
-    } else if (!c->placed && c->ncut == 1 && c->copies == 1) {
+    } else if (!c->placed && c->ncut == 1 && c->copies == 1 && tensor->chunks[0].rank != FC_NO_RANK) {
         snprintf(buf, size, "Shard(%d) in %lld pieces", c->dims[0], (long long)c->counts[c->dims[0]]);
     } else if (!c->placed) {
         cut_describe(tensor, c, text, sizeof text);
@@ -316,6 +316,11 @@ const char *cut_summary_layout(const cut_summary *s, const fc_mesh *recorded, ch
     char ranks[48] = "";
     if (recorded->ndim > 0) {
         return recorded_layout(recorded, buf, size);
+    }
+    if (s->ranks == 0 && (s->mesh[0] > 0 || s->dims != 0)) {
+        /* E.g. the chunks of an HDF5 file of another program. */
+        snprintf(buf, size, "stored in pieces, no ranks recorded");
+        return buf;
     }
     if (s->ranks > 1) {
         snprintf(ranks, sizeof ranks, "%lld ranks, ", (long long)s->ranks);

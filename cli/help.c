@@ -15,7 +15,7 @@ const char help_intro[] =
 
 const exit_status exit_statuses[] = {
     {0, "done"},
-    {1, "check, diff or verify found something"},
+    {1, "kept for commands that compare"},
     {2, "usage: the command line makes no sense, or the target exists"},
     {3, "the input is damaged, incomplete or not a checkpoint"},
     {4, "I/O or system failure: no space, no permission, no memory"},
@@ -87,7 +87,8 @@ void help_program(text_out *out) {
         text_printf(out, "  %-13s %s\n", (*c)->name, (*c)->summary);
     }
     text_puts(out, "\nSRC is a directory or a file; its format is found by its content.\n"
-                   "'fsdpckpt COMMAND --help' shows the options of a command, 'fsdpckpt --version' the build.\n\n"
+                   "'fsdpckpt COMMAND --help' shows the options of a command,\n"
+                   "'fsdpckpt --version' the build.\n\n"
                    "Exit status:\n");
     for (const exit_status *e = exit_statuses; e->meaning; e++) {
         text_printf(out, "  %-4d %s\n", e->status, e->meaning);
@@ -95,7 +96,6 @@ void help_program(text_out *out) {
 }
 
 void help_command(text_out *out, const command *c) {
-    char term[80];
     text_printf(out, "Usage: fsdpckpt %s %s", c->name, c->operands);
     for (int id = 0; id < OPT_COUNT; id++) {
         if (c->needs & TAKES(id)) {
@@ -112,8 +112,7 @@ void help_command(text_out *out, const command *c) {
     }
     text_puts(out, "\nExamples:\n");
     for (const char *const *e = c->examples; *e; e += 2) {
-        snprintf(term, sizeof term, "%s", e[0]);
-        text_printf(out, "  %s\n      %s\n", term, e[1]);
+        text_printf(out, "  %s\n      %s\n", e[0], e[1]);
     }
 }
 

@@ -72,41 +72,6 @@ static fc_code choose_format(const options *o, const fc_format **out, fc_error *
         o->output, name);
 }
 
-/* The name in the target: the plan sees it without --strip-prefix. */
-static const char *target_name(const options *o, const char *name) {
-    size_t len = o->strip_prefix ? strlen(o->strip_prefix) : 0;
-    return len > 0 && strncmp(name, o->strip_prefix, len) == 0 ? name + len : name;
-}
-
-/* With tp > 1 a plan that cuts nothing is a wrong plan: refused before anything is planned or written. */
-static fc_code check_plan(const job *j, fc_error *err) {
-    const fc_tensor *sample[2] = {NULL, NULL};
-    size_t samples = 0;
-    for (size_t i = 0; i < j->source->ntensors; i++) {
-        const fc_tensor *t = &j->source->tensors[i];
-        fc_tp_style style;
-        if (t->object) {
-            continue;
-        }
-        if (fc_tp_plan_dim(j->plan, target_name(j->o, t->name), t->ndim, &style) >= 0) {
-            return FC_OK;
-        }
-        if (samples < 2 && t->ndim >= 1) {
-            sample[samples++] = t;
-        }
-    }
-    if (samples == 0) {
-        return fc_fail(err, FC_EUSAGE, "%s: --tp %lld: there is no tensor to cut", j->source->path,
-                       (long long)j->o->tp);
-    }
-    return fc_fail(
-        err, FC_EUSAGE,
-        "%s: --tp %lld: the TP plan '%s' matches no tensor; the names here are like '%s'%s%s%s; give a plan with "
-        "--tp-plan FILE",
-        j->source->path, (long long)j->o->tp, j->o->tp_plan ? j->o->tp_plan : "auto", sample[0]->name,
-        samples > 1 ? " and '" : "", samples > 1 ? sample[1]->name : "", samples > 1 ? "'" : "");
-}
-
 static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     const options *o = j->o;
     j->how.selection.include = o->include.items;
@@ -114,6 +79,7 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.selection.strip_prefix = o->strip_prefix;
     j->how.selection.cast = option_given(o, OPT_DTYPE);
     j->how.selection.dtype = o->dtype;
+    j->how.selection.compress = o->compress;
     j->how.force = o->force;
     j->how.dry_run = o->dry_run;
     j->how.move.threads = (int)o->jobs;
@@ -161,6 +127,10 @@ static void print_text(const job *j, text_out *out) {
                 r->selected.tensors == 1 ? "tensor" : "tensors", r->selected.objects,
                 r->selected.objects == 1 ? "object" : "objects", text_bytes(data, r->data_bytes), r->files,
                 r->files == 1 ? "file" : "files");
+    if (j->o->compress && !j->o->dry_run) {
+        double ratio = r->data_bytes > 0 ? (double)r->stored_bytes / (double)r->data_bytes : 1;
+        text_printf(out, ", compressed to %s (%.1f %%)", text_bytes(low, r->stored_bytes), 100 * ratio);
+    }
     if (!j->o->dry_run) {
         double speed = j->seconds > 0 ? (double)r->data_bytes / j->seconds : 0;
         text_printf(out, ", %.2f s, %s/s", j->seconds, text_bytes(rate, (uint64_t)speed));
@@ -171,6 +141,12 @@ static void print_text(const job *j, text_out *out) {
         text_name(out, j->o->tp_plan ? j->o->tp_plan : "auto");
         text_puts(out, ")\n");
     }
+    if (r->selected.idle_rules > 0) {
+        text_printf(out, "%zu of the plan's %zu rules decide no tensor, the first is '", r->selected.idle_rules,
+                    fc_tp_plan_rules(j->plan));
+        text_name(out, r->selected.idle_rule);
+        text_puts(out, "'\n");
+    }
     if (r->selected.left_out > 0) {
         text_printf(out, "%zu left out by --include and --exclude\n", r->selected.left_out);
     }
@@ -178,6 +154,7 @@ static void print_text(const job *j, text_out *out) {
         text_printf(out, "data a file: %s to %s; headers: about %s; memory for buffers: %s; nothing was written\n",
                     text_bytes(low, r->smallest_part), text_bytes(data, r->largest_part),
                     text_bytes(header, r->header_bytes), text_bytes(memory, r->memory));
+        text_puts(out, j->o->compress ? "these sizes are before compression, the files will be smaller\n" : "");
     }
 }
 
@@ -193,9 +170,13 @@ static void print_json(const job *j, text_out *out) {
     JSON_MEMBER(&json, uint, "left_out", r->selected.left_out);
     if (j->plan) {
         JSON_MEMBER(&json, uint, "tp_cut", r->selected.tp_cut);
+        JSON_MEMBER(&json, uint, "tp_idle_rules", r->selected.idle_rules);
     }
     JSON_MEMBER(&json, uint, "files", r->files);
     JSON_MEMBER(&json, uint, "data_bytes", r->data_bytes);
+    if (j->o->compress && !j->o->dry_run) {
+        JSON_MEMBER(&json, uint, "stored_bytes", r->stored_bytes);
+    }
     JSON_MEMBER(&json, uint, "largest_file", r->largest_part);
     JSON_MEMBER(&json, uint, "smallest_file", r->smallest_part);
     JSON_MEMBER(&json, uint, "memory", r->memory);
@@ -223,16 +204,11 @@ fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err) {
     if (o->verbose) {
         tell_source(&j);
     }
-    if (o->tp > 1) {
-        rc = check_plan(&j, err);
-    }
-    if (rc == FC_OK && option_given(o, OPT_RANK)) {
+    if (option_given(o, OPT_RANK)) {
         rc = plan_rank(j.source, &j.how.selection, (uint32_t)o->rank, o->json, call->out, err);
         goto out;
     }
-    if (rc == FC_OK) {
-        rc = convert(&j, err);
-    }
+    rc = convert(&j, err);
     if (rc == FC_OK && o->json) {
         print_json(&j, call->out);
     } else if (rc == FC_OK && !o->quiet) {

@@ -70,6 +70,12 @@ const option_row option_table[OPT_COUNT] = {
                    .offset = FIELD(dtype),
                    .help = "convert floating-point tensors to TYPE: f64, f32, f16, bf16, f8_e4m3fn, f8_e5m2 ... "
                            "(or torch's names)"},
+    [OPT_COMPRESS] = {.name = "compress",
+                      .kind = KIND_LEVEL,
+                      .arg = "LEVEL",
+                      .offset = FIELD(compress),
+                      .help = "compress tensors (shuffle and deflate, which every HDF5 program reads): 1, the fastest, "
+                              "to 9; 0: not at all (the default)"},
     [OPT_FORCE] = {.name = "force",
                    .letter = 'f',
                    .kind = KIND_FLAG,
@@ -256,6 +262,15 @@ static fc_code store_dtype(const parser *p, const option_row *row, const char *t
     return FC_OK;
 }
 
+static fc_code store_level(const parser *p, const option_row *row, const char *text) {
+    if (text[0] < '0' || text[0] > '9' || text[1]) {
+        return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a level from 0 to 9", row->name, text);
+    }
+    int level = text[0] - '0';
+    memcpy((char *)p->out + row->offset, &level, sizeof level);
+    return FC_OK;
+}
+
 static fc_code store_choice(const parser *p, const option_row *row, const char *text) {
     for (int i = 0; row->choices[i]; i++) {
         if (strcmp(row->choices[i], text) == 0) {
@@ -306,6 +321,8 @@ static fc_code store(const parser *p, option_id id, const char *text) {
         return store_size(p, row, text);
     case KIND_DTYPE:
         return store_dtype(p, row, text);
+    case KIND_LEVEL:
+        return store_level(p, row, text);
     case KIND_CHOICE:
         return store_choice(p, row, text);
     }

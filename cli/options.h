@@ -23,6 +23,7 @@ typedef enum option_id {
     OPT_EXCLUDE,
     OPT_STRIP_PREFIX,
     OPT_DTYPE,
+    OPT_COMPRESS,
     OPT_FORCE,
     OPT_DRY_RUN,
     OPT_RANK,
@@ -50,8 +51,8 @@ typedef enum option_id {
 /** What every command takes that writes a checkpoint. */
 #define TAKES_CONVERSION                                                                                               \
     (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |                      \
-     TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_DTYPE) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) |            \
-     TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON))
+     TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) |        \
+     TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON))
 
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */
@@ -62,6 +63,7 @@ typedef enum option_kind {
     KIND_INDEX,  /**< int64_t, 0 … max */
     KIND_SIZE,   /**< uint64_t bytes with an optional K, M, G or T (powers of 1024) */
     KIND_DTYPE,  /**< fc_dtype, floating point */
+    KIND_LEVEL,  /**< int, 0 … 9 */
     KIND_CHOICE  /**< int, an index into choices */
 } option_kind;
 
@@ -95,6 +97,7 @@ typedef struct options {
     uint64_t memory;                /**< 0: not given */
     option_list include, exclude;
     fc_dtype dtype; /**< when OPT_DTYPE was given */
+    int compress;   /**< 0: none */
     int progress;   /**< progress_mode */
     int verbose;
     bool force, dry_run, tree, headers_only, follow_external, json, quiet, help, version;

@@ -1,6 +1,6 @@
 /*
- * SIGINT and SIGTERM: see signals.h. A signal handler can reach its data only through a static variable: these two
- * are the only mutable ones of the program.
+ * SIGINT, SIGTERM and SIGHUP: see signals.h. A signal handler can reach its data only through a static variable: these
+ * two are the only mutable ones of the program.
  */
 #include "signals.h"
 
@@ -28,7 +28,7 @@ static void on_signal(int number) {
 }
 
 void signals_install(void) {
-    struct sigaction action;
+    struct sigaction action, hangup;
     memset(&action, 0, sizeof action);
     owner = getpid();
     sigemptyset(&action.sa_mask);
@@ -36,9 +36,13 @@ void signals_install(void) {
     action.sa_flags = SA_RESTART | (int)SA_RESETHAND; /* the second signal finds the default: it kills */
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN) { /* ignored: started by nohup */
+        sigaction(SIGHUP, &action, NULL);
+    }
     action.sa_handler = SIG_IGN; /* a closed pipe is an error of write, which says where to stop */
     action.sa_flags = 0;
     sigaction(SIGPIPE, &action, NULL);
+    sigaction(SIGXFSZ, &action, NULL); /* so is a file beyond ulimit -f */
 }
 
 void signals_cancel(fc_progress *progress) {

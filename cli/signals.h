@@ -1,12 +1,12 @@
 /*
- * SIGINT and SIGTERM: stop the job so that nothing is left behind; a second signal kills.
+ * SIGINT, SIGTERM and SIGHUP (a lost terminal): stop the job so that nothing is left behind; a second signal kills.
  */
 #ifndef FSDPCKPT_CLI_SIGNALS_H
 #define FSDPCKPT_CLI_SIGNALS_H
 
 #include "fsdpckpt/move.h"
 
-/** Installs the handlers and ignores SIGPIPE. Until signals_cancel names a job, a signal ends the process at once. */
+/** Installs the handlers and ignores SIGPIPE and SIGXFSZ. Without a job (below), a signal ends the program. */
 void signals_install(void);
 
 /** From now on a signal sets progress->cancel. NULL: ends the process again. */

@@ -18,7 +18,12 @@ if(NOT FSDPCKPT_STATIC_HDF5 STREQUAL "OFF" AND NOT BUILD_SHARED_LIBS)
         int main(void) { return H5open() < 0 || H5Dopen2(0, \"\", 0) < 0; }" FSDPCKPT_HDF5_LINKS_${filters})
       if(FSDPCKPT_HDF5_LINKS_${filters})
         set(FSDPCKPT_HDF5_IS_STATIC TRUE)
-        set_target_properties(PkgConfig::HDF5 PROPERTIES INTERFACE_LINK_LIBRARIES "${CMAKE_REQUIRED_LIBRARIES}")
+        # A target of its own tells CMake that zlib comes after the archive on the linker's line.
+        add_library(fsdpckpt_hdf5_archive STATIC IMPORTED)
+        set_target_properties(fsdpckpt_hdf5_archive PROPERTIES
+          IMPORTED_LOCATION "${FSDPCKPT_HDF5_ARCHIVE}"
+          INTERFACE_LINK_LIBRARIES "${filters};ZLIB::ZLIB;Threads::Threads;${CMAKE_DL_LIBS};m")
+        set_target_properties(PkgConfig::HDF5 PROPERTIES INTERFACE_LINK_LIBRARIES fsdpckpt_hdf5_archive)
       endif()
       unset(CMAKE_REQUIRED_INCLUDES)
       unset(CMAKE_REQUIRED_LIBRARIES)

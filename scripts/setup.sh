@@ -35,9 +35,9 @@ setup_packages() {
             exit 1
         fi
     fi
-    say "installing ${missing[*]}"
-    "${root[@]}" apt-get update -qq
-    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    say "installing ${missing[*]} (a minute or two)"
+    quietly "${root[@]}" apt-get update -qq
+    quietly "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
 }
 
 has_modules() {
@@ -45,6 +45,7 @@ has_modules() {
 }
 
 # Real PyTorch and h5py, from $FSDPCKPT_PYTHON, else from .venv, which is made once. FSDPCKPT_NO_TORCH=1 does without.
+# pip goes its usual ways: PIP_EXTRA_INDEX_URL and the like work.
 setup_python() {
     PYTHON=
     if [ -n "${FSDPCKPT_PYTHON:-}" ]; then
@@ -53,8 +54,9 @@ setup_python() {
     elif [ -x .venv/bin/python ] && has_modules .venv/bin/python; then
         PYTHON=$PWD/.venv/bin/python
     elif [ -z "${FSDPCKPT_NO_TORCH:-}" ]; then
-        say "installing PyTorch and h5py into .venv (once; several GB. FSDPCKPT_NO_TORCH=1 does without)"
-        if python3 -m venv .venv && .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        say "installing PyTorch and h5py into .venv (once; 5 GB, some minutes)"
+        say "  FSDPCKPT_PYTHON=FILE uses a Python that has them, FSDPCKPT_NO_TORCH=1 does without"
+        if quietly python3 -m venv .venv && quietly .venv/bin/python -m pip install --quiet --disable-pip-version-check \
             torch numpy h5py safetensors ml_dtypes && has_modules .venv/bin/python; then
             PYTHON=$PWD/.venv/bin/python
         else

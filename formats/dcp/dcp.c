@@ -132,12 +132,12 @@ static fc_code load_metadata(const char *path, fc_pickle **out, fc_error *err) {
 }
 
 static fc_code set_producer(dcp_builder *b, fc_pv version) {
-    size_t n;
-    if (fc_pv_typeof(version) != FC_PV_STR) {
+    size_t n = 0;
+    const char *text = fc_pv_typeof(version) == FC_PV_STR ? fc_pickle_bytes(b->p, version, &n) : "";
+    if (n == 0 || strspn(text, "0123456789.abcdevrpost+-") != n) { /* it will be printed */
         b->checkpoint->producer = "torch.distributed.checkpoint";
         return FC_OK;
     }
-    const char *text = fc_pickle_bytes(b->p, version, &n);
     b->checkpoint->producer = fc_arena_printf(b->checkpoint->arena, "torch.distributed.checkpoint %.64s", text);
     return b->checkpoint->producer ? FC_OK : dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
 }
@@ -198,6 +198,7 @@ const fc_format fc_format_dcp = {
     .name = "dcp",
     .description = "PyTorch distributed checkpoint (DCP)",
     .extensions = extensions,
+    .header_name = ".metadata",
     .probe = dcp_probe,
     .open = dcp_open,
     .close = dcp_close,

@@ -3,6 +3,8 @@
  */
 #include "child.h"
 
+#include "h5.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -170,7 +172,9 @@ static bool confine(const fc_h5_job *job, int out) {
         rc |= allow_if(filter, SCMP_SYS(open), (struct scmp_arg_cmp){1, SCMP_CMP_MASKED_EQ, writing, O_RDONLY});
     }
     if (rc == 0) {
-        rc = seccomp_load(filter);
+        /* A kernel or a container without seccomp refuses to load it: then the process, its limits and the parent's
+         * checks remain, as in a build without libseccomp. */
+        (void)seccomp_load(filter);
     }
     seccomp_release(filter);
     return rc == 0;
@@ -213,8 +217,11 @@ fc_code fc_h5_child_start(fc_h5_child *child, const fc_h5_job *job, fc_error *er
         return fc_fail_errno(err, saved, "the HDF5 reader process cannot be started");
     }
     pid_t self = getpid();
+    fc_h5_lock();
     pid_t pid = fork();
-    if (pid == 0) {
+    if (pid != 0) {
+        fc_h5_unlock();
+    } else {
         be_the_child(job, ends[1], shared, self);
     }
     int saved = errno;
@@ -298,7 +305,8 @@ static fc_code tell(const fc_h5_child *child, int status, const char *where, con
                        path, signal_name(WTERMSIG(status)), where);
     }
     if (WEXITSTATUS(status) == EXIT_NOT_CONFINED) {
-        return fc_fail(err, FC_EIO, "%s: the HDF5 reader process cannot be confined; nothing was read", path);
+        return fc_fail(err, FC_EIO, "%s: nothing was read: the HDF5 reader process cannot give up its privileges here",
+                       path);
     }
     return fc_fail(err, FC_ECORRUPT,
                    "%s: corrupt HDF5 file (the reader process failed with status %d while reading %s)", path,

@@ -18,7 +18,17 @@ fc_code fc_h5_object_json(const fc_checkpoint *checkpoint, const fc_tensor *obje
 
 fc_code fc_h5_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
 fc_code fc_h5_reserve(fc_writer *writer, fc_part *part, fc_error *err);
+fc_code fc_h5_place(fc_writer *writer, const fc_part_item *item, const int64_t *start, bool raw, uint64_t size,
+                    uint64_t *offset, fc_error *err);
+fc_code fc_h5_seal(fc_writer *writer, fc_error *err);
 fc_code fc_h5_finish(fc_writer *writer, fc_error *err);
 void fc_h5_destroy(fc_writer *writer);
+
+/**
+ * libhdf5 has no locks. The two ways in which threads meet in it: the writer places chunks while a worker forks a
+ * reader, whose copy of the library must not be in the middle of something.
+ */
+void fc_h5_lock(void);
+void fc_h5_unlock(void);
 
 #endif

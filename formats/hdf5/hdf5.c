@@ -18,6 +18,8 @@ const fc_format fc_format_hdf5 = {
     .object_json = fc_h5_object_json,
     .create = fc_h5_create,
     .reserve = fc_h5_reserve,
+    .place = fc_h5_place,
+    .seal = fc_h5_seal,
     .finish = fc_h5_finish,
     .destroy = fc_h5_destroy,
 };

@@ -57,7 +57,7 @@ static fc_code make_shared_ids(fc_h5_out *out, fc_error *err) {
 
 /* Measured with 1.10.8 on files of 1 to 10,000 datasets: enough, and little too much. */
 static uint64_t header_bytes(const fc_h5_estimate *e) {
-    return 5120 + 256 * e->datasets + 80 * e->attributes + 90 * e->mappings + 2 * e->text;
+    return 5120 + 256 * e->datasets + 80 * e->attributes + 90 * e->mappings + 2 * e->text + e->indexes;
 }
 
 static fc_code create_file(fc_h5_out *out, const fc_h5_estimate *estimate, fc_error *err) {
@@ -247,6 +247,57 @@ fc_code fc_h5_out_stored(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim
         }
     }
     return rc;
+}
+
+fc_code fc_h5_out_chunked(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim, const int64_t *shape,
+                          const int64_t *chunk, int level, hid_t *id, fc_error *err) {
+    hsize_t sizes[FC_MAX_DIMS];
+    for (int i = 0; i < ndim; i++) {
+        sizes[i] = (hsize_t)chunk[i];
+    }
+    *id = H5I_INVALID_HID;
+    hid_t props = H5Pcreate(H5P_DATASET_CREATE);
+    fc_code rc = FC_OK;
+    if (H5Pset_obj_track_times(props, 0) < 0 || H5Pset_fill_time(props, H5D_FILL_TIME_NEVER) < 0 ||
+        H5Pset_chunk(props, ndim, sizes) < 0 ||
+        (fc_h5_filters(fc_dtype_size(dtype)) > 1 && H5Pset_shuffle(props) < 0) ||
+        H5Pset_deflate(props, (unsigned)level) < 0) {
+        rc = fail(out, err, "preparing a compressed dataset");
+    }
+    rc = rc == FC_OK ? make_dataset(out, node, dtype, ndim, shape, props, id, err) : rc;
+    if (props >= 0) {
+        H5Pclose(props);
+    }
+    return rc;
+}
+
+fc_code fc_h5_out_reopen(fc_h5_out *out, uint32_t node, hid_t *id, fc_error *err) {
+    hid_t parent;
+    *id = H5I_INVALID_HID;
+    fc_code rc = enter_parent(out, node, &parent, err);
+    if (rc == FC_OK) {
+        *id = H5Dopen2(parent, out->tree->nodes[node].link, H5P_DEFAULT);
+        rc = *id < 0 ? fail(out, err, "opening the dataset") : FC_OK;
+    }
+    return rc;
+}
+
+fc_code fc_h5_out_place(fc_h5_out *out, hid_t id, int ndim, const int64_t *start, uint32_t mask, uint64_t size,
+                        uint64_t *offset, fc_error *err) {
+    static const char later = 0; /* the driver writes nothing, libhdf5 only asks that there be a buffer */
+    hsize_t at[FC_MAX_DIMS];
+    for (int i = 0; i < ndim; i++) {
+        at[i] = (hsize_t)start[i];
+    }
+    out->channel.place = 0;
+    out->channel.placing = true;
+    herr_t done = H5Dwrite_chunk(id, H5P_DEFAULT, mask, at, (size_t)size, &later);
+    out->channel.placing = false;
+    *offset = out->channel.place;
+    if (done < 0 || out->channel.errnum != 0 || *offset == 0) {
+        return fail(out, err, "adding a chunk");
+    }
+    return FC_OK;
 }
 
 fc_code fc_h5_out_mappings(fc_h5_out *out, hid_t *list, fc_error *err) {

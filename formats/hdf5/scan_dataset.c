@@ -116,6 +116,11 @@ static void refuse(description *d, fc_code code, const char *text) {
     fc_h5_scan_unreadable(d->walk, d->record.path, d->record.lists.data, d->record.lists.size, code, text, why);
 }
 
+/* Like refuse, for a reason that libhdf5 has no part in. */
+static void refuse_plainly(description *d, fc_code code, const char *text) {
+    fc_h5_scan_unreadable(d->walk, d->record.path, d->record.lists.data, d->record.lists.size, code, "%s", text);
+}
+
 static bool read_shape(description *d) {
     H5S_class_t cls = H5Sget_simple_extent_type(d->space);
     if (cls == H5S_NULL) { /* h5py.Empty: a type and no elements */
@@ -322,8 +327,12 @@ static void describe(description *d, bool in_other_file) {
     if (indirect != 0 && d->total > 0 && !(indirect == 1 && d->walk->ours) &&
         !fc_h5_sources_exist(d->walk->file, d->walk->file_path, d->dcpl, d->walk->scan->follow_external, directory,
                              sizeof directory, why, sizeof why)) {
-        fc_h5_scan_unreadable(d->walk, r->path, r->lists.data, r->lists.size,
-                              d->walk->scan->follow_external ? FC_ECORRUPT : FC_EUNSUPPORTED, "%s", why);
+        refuse_plainly(d, d->walk->scan->follow_external ? FC_ECORRUPT : FC_EUNSUPPORTED, why);
+        return;
+    }
+    if (type.cls == FC_H5_STRINGS && indirect == 2) {
+        /* It is open without the prefix that finds its files: libhdf5 would read nothing, in silence. */
+        refuse_plainly(d, FC_EUNSUPPORTED, "text in external files cannot be read");
         return;
     }
     if (type.cls == FC_H5_STRINGS) {
@@ -352,10 +361,12 @@ static void describe(description *d, bool in_other_file) {
     hsize_t stored = 0;
     fc_h5_chunked chunked = {d->walk, d->dataset, d->space, r->ndim, d->dims, d->chunk};
     fc_h5_way way = r->where == FC_H5_IN_CHUNKS ? fc_h5_choose_way(&chunked, &stored) : FC_H5_NO_CHUNKS;
-    if (way == FC_H5_TOO_SPARSE || way == FC_H5_DAMAGED) {
-        refuse(d, way == FC_H5_DAMAGED ? FC_ECORRUPT : FC_EUNSUPPORTED,
-               way == FC_H5_DAMAGED ? "its chunk index cannot be read (%s)"
-                                    : "its chunks are too many and too scattered (%s)");
+    if (way == FC_H5_TOO_SPARSE) {
+        refuse_plainly(d, FC_EUNSUPPORTED, "its chunks are too many and too scattered to be listed");
+        return;
+    }
+    if (way == FC_H5_DAMAGED) {
+        refuse(d, FC_ECORRUPT, "its chunk index cannot be read (%s)");
         return;
     }
     fc_h5_put_dataset(d->walk->out, r);

@@ -12,6 +12,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,6 +99,19 @@ static fc_code name_files(opening *o, fc_error *err) {
     o->checkpoint->files = files;
     o->checkpoint->nfiles = n;
     return FC_OK;
+}
+
+/* Before any of them is read: a link may lead anywhere. */
+static fc_code check_links(const opening *o, fc_error *err) {
+    char root[PATH_MAX];
+    if (!realpath(o->directory, root)) {
+        return fc_fail_errno(err, errno, "%s: cannot be examined", o->directory);
+    }
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < o->checkpoint->nfiles && rc == FC_OK; i++) {
+        rc = fc_check_link(o->checkpoint->files[i].path, o->checkpoint->files[i].name, root, err);
+    }
+    return rc;
 }
 
 /* Files of another cut beside these are a sign that two checkpoints were mixed. */
@@ -297,9 +311,13 @@ static fc_code read_shard(void *context, size_t number, const fc_h5_file *file, 
     if (rc == FC_OK) {
         rc = read_mesh(&file->root, path, &mesh, err);
     }
-    if (rc == FC_OK && (file->root.rank != rank || !same_mesh(&mesh, &o->checkpoint->mesh))) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: it is the shard of rank %lld of %lld, or of another mesh than index.h5's",
-                     path, (long long)file->root.rank, (long long)file->root.world_size);
+    if (rc == FC_OK && !same_mesh(&mesh, &o->checkpoint->mesh)) {
+        rc = fc_fail(err, FC_ECORRUPT,
+                     "%s: it was cut for another mesh than index.h5: files of two runs are mixed here", path);
+    }
+    if (rc == FC_OK && file->root.rank != rank) {
+        rc = fc_fail(err, FC_ECORRUPT, "%s: it holds the shard of rank %lld: it was renamed, or a copy replaced it",
+                     path, (long long)file->root.rank);
     }
     for (size_t i = 0; rc == FC_OK && i < file->ndatasets; i++) {
         rc = add_shard_dataset(o, &file->datasets[i], rank, path, err);
@@ -401,9 +419,15 @@ fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, con
     }
     checkpoint->files = index;
     checkpoint->nfiles = 1;
-    fc_code rc = fc_h5_scan_files(checkpoint->arena, &index->path, 1, 0, false, read_index, &o, err);
+    fc_code rc = options->follow_external ? FC_OK : check_links(&o, err);
+    if (rc == FC_OK) {
+        rc = fc_h5_scan_files(checkpoint->arena, &index->path, 1, 0, false, read_index, &o, err);
+    }
     if (rc == FC_OK) {
         rc = name_files(&o, err);
+    }
+    if (rc == FC_OK && !options->follow_external) {
+        rc = check_links(&o, err);
     }
     if (rc != FC_OK || options->headers_only) {
         return rc == FC_OK ? compute_all_boxes(&o, err) : rc;

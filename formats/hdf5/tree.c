@@ -219,18 +219,3 @@ char *fc_h5_tree_path(const fc_h5_tree *tree, uint32_t node, fc_arena *arena) {
     }
     return path;
 }
-
-bool fc_h5_name_is_joined_path(const fc_wanted_tensor *tensor) {
-    const char *at = tensor->name;
-    for (size_t i = 0; i < tensor->path.count; i++) {
-        size_t len = strlen(tensor->path.elements[i].key);
-        if (i > 0 && *at++ != '.') {
-            return false;
-        }
-        if (strncmp(at, tensor->path.elements[i].key, len) != 0) {
-            return false;
-        }
-        at += len;
-    }
-    return tensor->path.count == 0 || *at == '\0';
-}

@@ -33,7 +33,4 @@ fc_code fc_h5_tree_build(const fc_wanted *wanted, fc_arena *arena, fc_h5_tree *t
 /** The absolute path of a node, "/a/b", from `arena`; NULL when out of memory. */
 char *fc_h5_tree_path(const fc_h5_tree *tree, uint32_t node, fc_arena *arena);
 
-/** Whether the name of a wanted tensor is its path joined with "." (else the file must say the name). */
-bool fc_h5_name_is_joined_path(const fc_wanted_tensor *tensor);
-
 #endif

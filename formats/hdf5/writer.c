@@ -93,7 +93,7 @@ static fc_code object_attributes(const fc_h5_writer *w, fc_h5_out *out, hid_t id
 fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_out *out, hid_t id, const fc_wanted_tensor *tensor,
                                fc_error *err) {
     fc_code rc = fc_h5_out_text(out, id, "dtype", fc_dtype_get(tensor->dtype)->torch_name, err);
-    if (rc == FC_OK && !fc_h5_name_is_joined_path(tensor)) {
+    if (rc == FC_OK && tensor->path.count > 0 && !fc_path_spells(&tensor->path, tensor->name)) {
         rc = fc_h5_out_text(out, id, "fqn", tensor->name, err);
     }
     if (rc == FC_OK && tensor->source->object) {
@@ -151,11 +151,18 @@ static fc_code add_item(fc_h5_writer *w, fc_h5_out *out, fc_part_item *item, fc_
     const int ndim = tensor->source->ndim;
     const fc_box box = {ndim, item->dims, item->dims + ndim};
     const bool copy = !item->owned && fc_box_volume(&box) > 0;
+    const uint32_t node = w->tree.leaves[item->tensor];
     hid_t id = H5I_INVALID_HID;
     item->offset = 0;
-    fc_code rc = copy ? add_copy(w, out, item, &id, err)
-                      : fc_h5_out_stored(out, w->tree.leaves[item->tensor], tensor->dtype, ndim, box.sizes, &id,
-                                         &item->offset, err);
+    fc_code rc;
+    if (copy) {
+        rc = add_copy(w, out, item, &id, err);
+    } else if (item->chunk) {
+        item->offset = w->ordinal++; /* items come in the order of the tree, and so shall their chunks */
+        rc = fc_h5_out_chunked(out, node, tensor->dtype, ndim, box.sizes, item->chunk, w->wanted->compress, &id, err);
+    } else {
+        rc = fc_h5_out_stored(out, node, tensor->dtype, ndim, box.sizes, &id, &item->offset, err);
+    }
     rc = rc == FC_OK ? fc_h5_value_attributes(w, out, id, tensor, err) : rc;
     if (rc == FC_OK && w->wanted->mesh->ndim > 0 && !tensor->source->object) {
         rc = box_attributes(out, id, tensor, item, copy, err);
@@ -189,6 +196,7 @@ fc_code fc_h5_create(const fc_wanted *wanted, const char *staging, fc_writer *wr
         w->wanted = wanted;
         w->arena = arena;
         w->ranks = fc_mesh_ranks(wanted->mesh);
+        w->dataset = H5I_INVALID_HID;
         w->staging = fc_arena_strndup(arena, staging, strlen(staging));
     }
     fc_code rc = w && w->staging ? fc_h5_tree_build(wanted, arena, &w->tree, err)
@@ -205,7 +213,7 @@ fc_code fc_h5_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
     fc_h5_writer *w = writer->state;
     const bool sharded = w->wanted->mesh->ndim > 0;
     fc_h5_estimate estimate = {0};
-    fc_h5_out out;
+    bool chunked = false;
     fc_code rc = FC_OK;
     part->path = w->staging;
     if (sharded) {
@@ -215,14 +223,19 @@ fc_code fc_h5_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
     }
     for (size_t i = 0; i < part->nitems; i++) {
         fc_h5_estimate_value(w, &estimate, part->items[i].tensor, !part->items[i].owned);
+        if (part->items[i].chunk) {
+            fc_h5_estimate_chunks(w, &estimate, &part->items[i]);
+            chunked = true;
+        }
     }
-    rc = rc == FC_OK ? fc_h5_out_open(&out, &w->tree, part->path, &estimate, err) : rc;
+    rc = rc == FC_OK ? fc_h5_out_open(&w->out, &w->tree, part->path, &estimate, err) : rc;
     if (rc != FC_OK) {
         return rc;
     }
-    rc = fc_h5_root_attributes(w, &out, sharded ? (int64_t)part->rank : -1, err);
-    rc = rc == FC_OK ? add_items(w, &out, part, err) : rc;
-    return fc_h5_out_close(&out, rc, err);
+    rc = fc_h5_root_attributes(w, &w->out, sharded ? (int64_t)part->rank : -1, err);
+    rc = rc == FC_OK ? add_items(w, &w->out, part, err) : rc;
+    w->open = rc == FC_OK && chunked;
+    return w->open ? rc : fc_h5_out_close(&w->out, rc, err);
 }
 
 fc_code fc_h5_finish(fc_writer *writer, fc_error *err) {
@@ -231,8 +244,10 @@ fc_code fc_h5_finish(fc_writer *writer, fc_error *err) {
 }
 
 void fc_h5_destroy(fc_writer *writer) {
-    if (writer->state) {
-        fc_arena_free(((fc_h5_writer *)writer->state)->arena);
+    fc_h5_writer *w = writer->state;
+    if (w) {
+        fc_h5_end_chunks(w, FC_EINTERRUPTED, NULL);
+        fc_arena_free(w->arena);
         writer->state = NULL;
     }
 }

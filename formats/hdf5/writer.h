@@ -12,6 +12,11 @@ typedef struct fc_h5_writer {
     const char *staging; /* the file, or the directory of the shards */
     int64_t ranks;
     fc_h5_tree tree;
+    fc_h5_out out; /* the file whose chunks are being placed, when `open` */
+    bool open;
+    uint64_t ordinal; /* of the next compressed item */
+    uint32_t placing; /* tensor whose dataset is open in `dataset` */
+    hid_t dataset;    /* or H5I_INVALID_HID */
 } fc_h5_writer;
 
 /* The longest name of a shard file, with its NUL: two numbers of up to 20 digits. */
@@ -32,6 +37,12 @@ fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_out *out, hid_t id, 
 
 /** Adds what a value takes in the headers of a file. @param mappings of its virtual dataset; 0 for a stored one. */
 void fc_h5_estimate_value(const fc_h5_writer *w, fc_h5_estimate *estimate, uint32_t tensor, uint64_t mappings);
+
+/** Adds what the index of a compressed item's chunks takes. */
+void fc_h5_estimate_chunks(const fc_h5_writer *w, fc_h5_estimate *estimate, const fc_part_item *item);
+
+/** Closes the file that is open for chunks, if any. @return `rc`, or the failure to close when `rc` is FC_OK. */
+fc_code fc_h5_end_chunks(fc_h5_writer *w, fc_code rc, fc_error *err);
 
 /** Writes index.h5, in which every value is whole. */
 fc_code fc_h5_write_index(fc_h5_writer *w, fc_error *err);

@@ -110,9 +110,9 @@ static const entry entries[] = {
 
 /* torch's element types that this program does not have: named, so that the message can say which tensor. */
 static const char *const other_dtypes[] = {
-    "quint8", "qint8",  "qint32", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2",
-    "bits8",  "bits16", "uint1",  "uint2",    "uint3",    "uint4",   "uint5",   "uint6",
-    "uint7",  "int1",   "int2",   "int3",     "int4",     "int5",    "int6",    "int7",
+    "quint8", "qint8", "qint32", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2",    "bits8",
+    "bits16", "uint1", "uint2",  "uint3",    "uint4",    "uint5",   "uint6",   "uint7",      "int1",
+    "int2",   "int3",  "int4",   "int5",     "int6",     "int7",    "bit",     "bcomplex32",
 };
 
 static bool equals(const char *a, size_t len, const char *b) {

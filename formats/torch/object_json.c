@@ -405,10 +405,25 @@ static json_t *convert(writer *w, fc_pv v) {
     return value;
 }
 
+/* The shortest precision at which every number reads back as it was: 0.9, not 0.90000000000000002. */
+static char *dump(const json_t *value) {
+    for (size_t digits = 15; digits < 17; digits++) {
+        char *text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
+        json_t *again = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+        bool same = again && json_equal(value, again);
+        json_decref(again);
+        if (same) {
+            return text;
+        }
+        free(text);
+    }
+    return json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
+}
+
 fc_code fc_torch_json(const fc_pickle *p, fc_pv v, uint64_t budget, fc_arena *arena, const char **json, fc_error *err) {
     writer w = {p, budget, 0};
     json_t *value = convert(&w, v);
-    char *text = value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+    char *text = value ? dump(value) : NULL;
     char *copy = text ? fc_arena_strndup(arena, text, strlen(text)) : NULL;
     free(text);
     json_decref(value);

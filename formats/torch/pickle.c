@@ -72,6 +72,11 @@ static fc_code memo_put(fc_pickle_vm *vm, uint64_t index) {
     return FC_OK;
 }
 
+/* No pickler does this, and it would make the numbers of MEMOIZE depend on the indices of the PUTs. */
+static fc_code mixed_memo(fc_pickle_vm *vm) {
+    return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: it mixes MEMOIZE and PUT");
+}
+
 static fc_code memo_get(fc_pickle_vm *vm, uint64_t index) {
     const fc_pv *slot = fc_pickle_memo_slot(&vm->memo, index);
     if (!slot || !*slot) {
@@ -327,10 +332,11 @@ static fc_code execute(fc_pickle_vm *vm, int op, uint64_t argument) {
     case OP_FRAME: /* says where the writer flushed: of no use to a reader with a window */
         return FC_OK;
     case OP_MEMOIZE:
-        return memo_put(vm, vm->memoized++);
+        return vm->puts ? mixed_memo(vm) : memo_put(vm, vm->memoized++);
     case OP_BINPUT:
     case OP_LONG_BINPUT:
-        return memo_put(vm, argument);
+        vm->puts = true;
+        return vm->memoized > 0 ? mixed_memo(vm) : memo_put(vm, argument);
     case OP_BINGET:
     case OP_LONG_BINGET:
         return memo_get(vm, argument);
@@ -433,7 +439,9 @@ fc_code fc_pickle_load(const fc_pickle_source *source, fc_pickle_mode mode, fc_p
     vm.p = calloc(1, sizeof *vm.p);
     vm.reader.buffer = source->bytes ? NULL : malloc(FC_PICKLE_WINDOW);
     fc_code rc = FC_OK;
-    if (!vm.p || (!source->bytes && !vm.reader.buffer)) {
+    /* The stack is never NULL, so that pointers into an empty one are pointers. */
+    if (!vm.p || (!source->bytes && !vm.reader.buffer) ||
+        !fc_pickle_grow(&vm.stack, &vm.stack_capacity, 1, sizeof *vm.stack)) {
         rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", source->name);
         goto out;
     }

@@ -8,7 +8,9 @@
 
 #include "torch/pickle.h"
 
+#include <endian.h>
 #include <inttypes.h>
+#include <string.h>
 
 /** The opcodes that Python's pickle writes in protocols 2 to 5, and those of Python 2's strings. */
 enum {
@@ -89,11 +91,40 @@ static inline uint64_t fc_pickle_position(const fc_pickle_reader *r) {
     return r->end_position - (uint64_t)(r->end - r->at);
 }
 
+/**
+ * For each opcode how its argument is written: 1 + its bytes (0: not an opcode that we know), and flags. NO_SCAN: the
+ * first pass has nothing to do for it.
+ */
+extern const unsigned char fc_pickle_shapes[256];
+enum { FC_PICKLE_ARG_SIZE = 15, FC_PICKLE_ARG_SIGNED = 16, FC_PICKLE_ARG_LENGTH = 32, FC_PICKLE_NO_SCAN = 64 };
+
+fc_code fc_pickle_next_slow(fc_pickle_reader *r, uint64_t *argument);
+
 /** Reads the next opcode and its fixed argument (a number, or the length of what follows; signed ones extended). */
-fc_code fc_pickle_next(fc_pickle_reader *r, uint64_t *argument);
+static inline fc_code fc_pickle_next(fc_pickle_reader *r, uint64_t *argument) {
+    /* Most opcodes lie whole within the window and need no more than this; all the rest is the slow one's. */
+    if (r->end - r->at >= 9) {
+        unsigned shape = fc_pickle_shapes[*r->at];
+        unsigned bytes = shape & FC_PICKLE_ARG_SIZE;
+        uint64_t value;
+        memcpy(&value, r->at + 1, sizeof value);
+        value = bytes == 9 ? le64toh(value) : le64toh(value) & ((UINT64_C(1) << ((bytes - 1) * 8 & 63)) - 1);
+        if (bytes > 0 && !(shape & FC_PICKLE_ARG_SIGNED) &&
+            (!(shape & FC_PICKLE_ARG_LENGTH) || value <= (uint64_t)(r->end - r->at) - bytes)) {
+            r->op_position = fc_pickle_position(r);
+            r->op = *r->at;
+            r->at += bytes;
+            *argument = value;
+            return FC_OK;
+        }
+    }
+    return fc_pickle_next_slow(r, argument);
+}
 
 /** Whether the opcode just read is followed by `argument` bytes. */
-bool fc_pickle_has_payload(int op);
+static inline bool fc_pickle_has_payload(int op) {
+    return fc_pickle_shapes[op] & FC_PICKLE_ARG_LENGTH;
+}
 
 /** Copies the `n` bytes that follow into `dst`, or skips them when it is NULL. */
 fc_code fc_pickle_payload(fc_pickle_reader *r, void *dst, uint64_t n);
@@ -131,6 +162,7 @@ typedef struct fc_pickle_vm {
     size_t base; /* depth at the innermost mark: below it nothing is popped */
     fc_pickle_memo memo;
     uint64_t memoized;     /* number of MEMOIZE so far */
+    bool puts;             /* whether there was a PUT */
     size_t protected_cell; /* cells below this may be referred to by the memo */
 } fc_pickle_vm;
 

@@ -12,47 +12,45 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How an opcode's argument is written: the number of bytes, and what they say. */
-enum { A_FORBIDDEN = 0, A_NONE = 1, A_SIGNED = 16, A_LENGTH = 32, A_LINES = 64, A_SIZE_MASK = 15 };
+enum { A_NONE = 1, A_SIGNED = FC_PICKLE_ARG_SIGNED, A_LENGTH = FC_PICKLE_ARG_LENGTH, A_PLAIN = FC_PICKLE_NO_SCAN };
 #define ARG(n) (A_NONE + (n))
 
-/* A_SIZE_MASK holds 1 + the argument's bytes, so that 0 can mean "not an opcode that we know". */
-static const unsigned char shapes[256] = {
-    [OP_MARK] = A_NONE,
+const unsigned char fc_pickle_shapes[256] = {
+    [OP_MARK] = A_NONE | A_PLAIN,
     [OP_STOP] = A_NONE,
-    [OP_POP] = A_NONE,
-    [OP_POP_MARK] = A_NONE,
-    [OP_BINFLOAT] = ARG(8),
-    [OP_BININT] = ARG(4) | A_SIGNED,
-    [OP_BININT1] = ARG(1),
-    [OP_BININT2] = ARG(2),
-    [OP_NONE] = A_NONE,
-    [OP_BINPERSID] = A_NONE,
-    [OP_REDUCE] = A_NONE,
+    [OP_POP] = A_NONE | A_PLAIN,
+    [OP_POP_MARK] = A_NONE | A_PLAIN,
+    [OP_BINFLOAT] = ARG(8) | A_PLAIN,
+    [OP_BININT] = ARG(4) | A_SIGNED | A_PLAIN,
+    [OP_BININT1] = ARG(1) | A_PLAIN,
+    [OP_BININT2] = ARG(2) | A_PLAIN,
+    [OP_NONE] = A_NONE | A_PLAIN,
+    [OP_BINPERSID] = A_NONE | A_PLAIN,
+    [OP_REDUCE] = A_NONE | A_PLAIN,
     [OP_BINSTRING] = ARG(4) | A_SIGNED | A_LENGTH,
     [OP_SHORT_BINSTRING] = ARG(1) | A_LENGTH,
     [OP_BINUNICODE] = ARG(4) | A_LENGTH,
-    [OP_APPEND] = A_NONE,
-    [OP_BUILD] = A_NONE,
-    [OP_GLOBAL] = A_NONE | A_LINES,
-    [OP_EMPTY_DICT] = A_NONE,
-    [OP_APPENDS] = A_NONE,
+    [OP_APPEND] = A_NONE | A_PLAIN,
+    [OP_BUILD] = A_NONE | A_PLAIN,
+    [OP_GLOBAL] = A_NONE,
+    [OP_EMPTY_DICT] = A_NONE | A_PLAIN,
+    [OP_APPENDS] = A_NONE | A_PLAIN,
     [OP_BINGET] = ARG(1),
     [OP_LONG_BINGET] = ARG(4),
-    [OP_EMPTY_LIST] = A_NONE,
-    [OP_BINPUT] = ARG(1),
-    [OP_LONG_BINPUT] = ARG(4),
-    [OP_SETITEM] = A_NONE,
-    [OP_TUPLE] = A_NONE,
-    [OP_EMPTY_TUPLE] = A_NONE,
-    [OP_SETITEMS] = A_NONE,
+    [OP_EMPTY_LIST] = A_NONE | A_PLAIN,
+    [OP_BINPUT] = ARG(1) | A_PLAIN,
+    [OP_LONG_BINPUT] = ARG(4) | A_PLAIN,
+    [OP_SETITEM] = A_NONE | A_PLAIN,
+    [OP_TUPLE] = A_NONE | A_PLAIN,
+    [OP_EMPTY_TUPLE] = A_NONE | A_PLAIN,
+    [OP_SETITEMS] = A_NONE | A_PLAIN,
     [OP_PROTO] = ARG(1),
-    [OP_NEWOBJ] = A_NONE,
-    [OP_TUPLE1] = A_NONE,
-    [OP_TUPLE2] = A_NONE,
-    [OP_TUPLE3] = A_NONE,
-    [OP_NEWTRUE] = A_NONE,
-    [OP_NEWFALSE] = A_NONE,
+    [OP_NEWOBJ] = A_NONE | A_PLAIN,
+    [OP_TUPLE1] = A_NONE | A_PLAIN,
+    [OP_TUPLE2] = A_NONE | A_PLAIN,
+    [OP_TUPLE3] = A_NONE | A_PLAIN,
+    [OP_NEWTRUE] = A_NONE | A_PLAIN,
+    [OP_NEWFALSE] = A_NONE | A_PLAIN,
     [OP_LONG1] = ARG(1) | A_LENGTH,
     [OP_LONG4] = ARG(4) | A_SIGNED | A_LENGTH,
     [OP_BINBYTES] = ARG(4) | A_LENGTH,
@@ -60,13 +58,13 @@ static const unsigned char shapes[256] = {
     [OP_SHORT_BINUNICODE] = ARG(1) | A_LENGTH,
     [OP_BINUNICODE8] = ARG(8) | A_LENGTH,
     [OP_BINBYTES8] = ARG(8) | A_LENGTH,
-    [OP_EMPTY_SET] = A_NONE,
-    [OP_ADDITEMS] = A_NONE,
-    [OP_FROZENSET] = A_NONE,
-    [OP_NEWOBJ_EX] = A_NONE,
-    [OP_STACK_GLOBAL] = A_NONE,
-    [OP_MEMOIZE] = A_NONE,
-    [OP_FRAME] = ARG(8),
+    [OP_EMPTY_SET] = A_NONE | A_PLAIN,
+    [OP_ADDITEMS] = A_NONE | A_PLAIN,
+    [OP_FROZENSET] = A_NONE | A_PLAIN,
+    [OP_NEWOBJ_EX] = A_NONE | A_PLAIN,
+    [OP_STACK_GLOBAL] = A_NONE | A_PLAIN,
+    [OP_MEMOIZE] = A_NONE | A_PLAIN,
+    [OP_FRAME] = ARG(8) | A_PLAIN,
     [OP_BYTEARRAY8] = ARG(8) | A_LENGTH,
 };
 
@@ -135,15 +133,15 @@ static fc_code unknown_opcode(fc_pickle_reader *r) {
     return fc_pickle_fail(r, FC_ECORRUPT, "pickle opcode 0x%02x is not allowed here", (unsigned)c);
 }
 
-fc_code fc_pickle_next(fc_pickle_reader *r, uint64_t *argument) {
+fc_code fc_pickle_next_slow(fc_pickle_reader *r, uint64_t *argument) {
     r->op_position = fc_pickle_position(r);
     fc_code rc = fc_pickle_need(r, 1);
     if (rc != FC_OK) {
         return rc;
     }
     r->op = *r->at++;
-    unsigned shape = shapes[r->op];
-    int n = (int)(shape & A_SIZE_MASK) - 1;
+    unsigned shape = fc_pickle_shapes[r->op];
+    int n = (int)(shape & FC_PICKLE_ARG_SIZE) - 1;
     if (n == 0) {
         return FC_OK;
     }
@@ -163,10 +161,6 @@ fc_code fc_pickle_next(fc_pickle_reader *r, uint64_t *argument) {
         return truncated(r, *argument);
     }
     return FC_OK;
-}
-
-bool fc_pickle_has_payload(int op) {
-    return shapes[op] & A_LENGTH;
 }
 
 fc_code fc_pickle_payload(fc_pickle_reader *r, void *dst, uint64_t n) {
@@ -223,13 +217,14 @@ static fc_code mark_used(fc_pickle_reader *r, fc_pickle_memo *memo, uint64_t ind
                               index);
     }
     size_t word = (size_t)(index / 64);
-    if (word >= memo->words) {
+    size_t words = r->op_position > UINT8_MAX && word < 4 ? 4 : word + 1; /* four: see skip_common */
+    if (words > memo->words) {
         size_t old = memo->words;
-        if (!fc_pickle_grow(&memo->used, capacity, word + 1, sizeof *memo->used)) {
+        if (!fc_pickle_grow(&memo->used, capacity, words, sizeof *memo->used)) {
             return fc_pickle_fail(r, FC_ENOMEM, "out of memory");
         }
-        memset(memo->used + old, 0, (word + 1 - old) * sizeof *memo->used);
-        memo->words = word + 1;
+        memset(memo->used + old, 0, (words - old) * sizeof *memo->used);
+        memo->words = words;
     }
     memo->used[word] |= UINT64_C(1) << (index % 64);
     return FC_OK;
@@ -251,47 +246,61 @@ static fc_code index_memo(fc_pickle_reader *r, fc_pickle_memo *memo) {
     return memo->values ? FC_OK : fc_pickle_fail(r, FC_ENOMEM, "out of memory");
 }
 
+/* Goes past the opcodes that most of a pickle consists of, as far as they lie within the window. */
+static void skip_common(fc_pickle_reader *r, const fc_pickle_memo *memo) {
+    const unsigned char *at = r->at;
+    while (r->end - at > 2 + UINT8_MAX) {
+        unsigned shape = fc_pickle_shapes[*at];
+        if (shape & A_PLAIN) {
+            at += shape & FC_PICKLE_ARG_SIZE;
+        } else if (*at == OP_SHORT_BINUNICODE) {
+            at += 2 + at[1];
+        } else if (*at == OP_BINGET) {
+            memo->used[at[1] / 64] |= UINT64_C(1) << (at[1] % 64);
+            at += 2;
+        } else {
+            break;
+        }
+    }
+    r->at = at;
+}
+
+static fc_code scan_opcode(fc_pickle_reader *r, fc_pickle_memo *memo, uint64_t argument, size_t *capacity) {
+    const char *lines[2];
+    size_t lengths[2];
+    if (fc_pickle_has_payload(r->op)) {
+        return fc_pickle_payload(r, NULL, argument);
+    }
+    switch (r->op) {
+    case OP_BINGET:
+    case OP_LONG_BINGET:
+        return mark_used(r, memo, argument, capacity);
+    case OP_GLOBAL:
+        return fc_pickle_lines(r, lines, lengths);
+    default:
+        return FC_OK;
+    }
+}
+
 fc_code fc_pickle_scan(fc_pickle_reader *r, fc_pickle_memo *memo) {
     size_t capacity = 0;
-    bool puts = false, memoizes = false;
     for (;;) {
         uint64_t argument = 0;
         fc_code rc = fc_pickle_next(r, &argument);
         if (rc == FC_OK && r->op_position == 0 && r->op != OP_PROTO) {
             rc = fc_pickle_fail(r, FC_ECORRUPT, "not a pickle of protocol 2 to 5");
-        } else if (rc == FC_OK && fc_pickle_has_payload(r->op)) {
-            rc = fc_pickle_payload(r, NULL, argument);
-        } else if (rc == FC_OK) {
-            switch (r->op) {
-            case OP_STOP:
-                return index_memo(r, memo);
-            case OP_BINGET:
-            case OP_LONG_BINGET:
-                rc = mark_used(r, memo, argument, &capacity);
-                break;
-            case OP_BINPUT:
-            case OP_LONG_BINPUT:
-                puts = true;
-                break;
-            case OP_MEMOIZE:
-                memoizes = true;
-                break;
-            case OP_GLOBAL: {
-                const char *lines[2];
-                size_t lengths[2];
-                rc = fc_pickle_lines(r, lines, lengths);
-                break;
-            }
-            default:
-                break;
-            }
         }
-        if (rc == FC_OK && puts && memoizes) {
-            /* No pickler does this, and it would make the numbers of MEMOIZE depend on the indices of the puts. */
-            rc = fc_pickle_fail(r, FC_ECORRUPT, "the pickle is damaged: it mixes MEMOIZE and PUT");
+        if (rc == FC_OK && r->op == OP_STOP) {
+            return index_memo(r, memo);
+        }
+        if (rc == FC_OK) {
+            rc = scan_opcode(r, memo, argument, &capacity);
         }
         if (rc != FC_OK) {
             return rc;
+        }
+        if (memo->words >= 4) { /* 256 entries: what BINGET can name */
+            skip_common(r, memo);
         }
     }
 }

@@ -6,6 +6,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -81,6 +83,34 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     }
     *out = checkpoint;
     return FC_OK;
+}
+
+static bool is_same_file(const struct stat *a, const char *path) {
+    struct stat b;
+    return stat(path, &b) == 0 && a->st_dev == b.st_dev && a->st_ino == b.st_ino;
+}
+
+bool fc_checkpoint_needs(const fc_checkpoint *checkpoint, const char *path) {
+    const char *header = checkpoint->format->header_name;
+    struct stat st;
+    if (stat(path, &st) != 0) {
+        return false;
+    }
+    if (is_same_file(&st, checkpoint->path)) {
+        return S_ISREG(st.st_mode) && (header || checkpoint->nfiles > 1);
+    }
+    for (size_t i = 0; i < checkpoint->nfiles; i++) {
+        if (is_same_file(&st, checkpoint->files[i].path)) {
+            return true;
+        }
+    }
+    char *name = NULL;
+    if (!header || asprintf(&name, "%s/%s", checkpoint->path, header) < 0) {
+        return false;
+    }
+    bool same = is_same_file(&st, name);
+    free(name);
+    return same;
 }
 
 void fc_checkpoint_close(fc_checkpoint *checkpoint) {

@@ -6,6 +6,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -30,6 +32,24 @@ fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err) 
     *fd = f;
     *size = (uint64_t)st.st_size;
     return FC_OK;
+}
+
+fc_code fc_check_link(const char *path, const char *name, const char *root, fc_error *err) {
+    struct stat st;
+    char target[PATH_MAX];
+    size_t n = strlen(root);
+    if (!strchr(name, '/') && lstat(path, &st) == 0 && !S_ISLNK(st.st_mode)) {
+        return FC_OK;
+    }
+    if (!realpath(path, target)) {
+        return FC_OK; /* who opens it says that it is missing */
+    }
+    if (strncmp(target, root, n) == 0 && (target[n] == '/' || (n == 1 && root[0] == '/'))) {
+        return FC_OK;
+    }
+    return fc_fail(err, FC_ECORRUPT,
+                   "%s: a symbolic link that leads out of the checkpoint, to %s; --follow-external allows it", path,
+                   target);
 }
 
 fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const char *path, fc_error *err) {

@@ -67,8 +67,31 @@ static fc_code measure(const fc_wanted *wanted, fc_convert_report *report, fc_er
     return rc;
 }
 
+static bool has_chunks(const fc_part *part) {
+    for (size_t i = 0; i < part->nitems; i++) {
+        if (part->items[i].chunk) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static fc_code compress_part(const fc_wanted *wanted, const fc_part *part, fc_writer *writer,
+                             const fc_move_options *options, fc_convert_report *report, fc_error *err) {
+    uint64_t stored = 0, raw = 0;
+    fc_code rc = fc_compress_part(wanted, part, writer, options, &stored, err);
+    if (rc == FC_OK) {
+        rc = writer->format->seal(writer, err);
+    }
+    for (size_t i = 0; i < part->nitems; i++) {
+        raw += part->items[i].chunk ? fc_part_item_bytes(wanted, &part->items[i]) : 0;
+    }
+    report->stored_bytes = report->stored_bytes - raw + stored;
+    return rc;
+}
+
 static fc_code write_part(const fc_wanted *wanted, fc_writer *writer, uint32_t rank, const fc_move_options *options,
-                          fc_error *err) {
+                          fc_convert_report *report, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     fc_part part;
     if (!arena) {
@@ -81,6 +104,9 @@ static fc_code write_part(const fc_wanted *wanted, fc_writer *writer, uint32_t r
     if (rc == FC_OK) {
         rc = fc_move_part(wanted, &part, options, err);
     }
+    if (rc == FC_OK && has_chunks(&part)) {
+        rc = compress_part(wanted, &part, writer, options, report, err);
+    }
     fc_arena_free(arena);
     return rc;
 }
@@ -90,13 +116,13 @@ static bool is_cancelled(const fc_move_options *options) {
 }
 
 static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_convert_options *options,
-                         fc_error *err) {
+                         fc_convert_report *report, fc_error *err) {
     fc_writer writer = {options->format, NULL};
     int64_t ranks = fc_mesh_ranks(wanted->mesh);
     fc_code rc = options->format->create(wanted, staging, &writer, err);
     for (int64_t rank = 0; rank < ranks && rc == FC_OK; rank++) {
         rc = is_cancelled(&options->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
-                                          : write_part(wanted, &writer, (uint32_t)rank, &options->move, err);
+                                          : write_part(wanted, &writer, (uint32_t)rank, &options->move, report, err);
     }
     if (rc == FC_OK) {
         rc = options->format->finish(&writer, err);
@@ -106,11 +132,14 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
 }
 
 static fc_code write_target(const fc_wanted *wanted, const char *target, const fc_convert_options *options,
-                            const fc_convert_report *report, fc_error *err) {
+                            fc_convert_report *report, fc_error *err) {
     fc_commit *commit = NULL;
     uint64_t bytes;
     if (!fc_add_u64(report->data_bytes, report->header_bytes, &bytes)) {
         return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", wanted->source->path);
+    }
+    if (wanted->compress) {
+        bytes = report->header_bytes; /* what is compressed may fit where the data would not: only writing tells */
     }
     bool is_directory = wanted->mesh->ndim > 0;
     if (options->dry_run) {
@@ -123,7 +152,7 @@ static fc_code write_target(const fc_wanted *wanted, const char *target, const f
     if (options->move.progress) {
         options->move.progress->total = report->data_bytes;
     }
-    rc = write_all(wanted, fc_commit_path(commit), options, err);
+    rc = write_all(wanted, fc_commit_path(commit), options, report, err);
     if (rc == FC_OK && is_cancelled(&options->move)) {
         rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
     }
@@ -167,7 +196,13 @@ fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_con
     if (rc != FC_OK) {
         return rc;
     }
+    if (fc_checkpoint_needs(source, target)) {
+        return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", target);
+    }
     report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
+    if (options->selection.compress && !options->format->place) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' has no compression", target, options->format->name);
+    }
     fc_arena *arena = fc_arena_new();
     if (!arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
@@ -178,6 +213,7 @@ fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_con
     }
     if (rc == FC_OK) {
         rc = measure(&wanted, report, err);
+        report->stored_bytes = report->data_bytes;
     }
     if (rc == FC_OK) {
         rc = write_target(&wanted, target, options, report, err);

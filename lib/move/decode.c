@@ -9,10 +9,11 @@
 #include "move/decode.h"
 
 #include "core/checked.h"
+#include "move/codec.h"
+#include "move/shuffle.h"
 
 #include <inttypes.h>
 #include <string.h>
-#include <zlib.h>
 
 enum { DEFLATE = 1, SHUFFLE = 2, FLETCHER32 = 3, CHECKSUM_SIZE = 4 };
 
@@ -52,57 +53,6 @@ static fc_code check_fletcher(const unsigned char *bytes, size_t size, fc_error 
                        stored);
     }
     return FC_OK;
-}
-
-static void unshuffle(const unsigned char *in, unsigned char *out, size_t size, size_t element) {
-    size_t count = size / element;
-    for (size_t byte = 0; byte < element; byte++) {
-        const unsigned char *plane = in + byte * count;
-        unsigned char *to = out + byte;
-        for (size_t i = 0; i < count; i++, to += element) {
-            *to = plane[i];
-        }
-    }
-    /* HDF5 leaves what is no whole element as it is. */
-    memcpy(out + count * element, in + count * element, size - count * element);
-}
-
-/* Inflates exactly `out_size` bytes. The output buffer is the bound: a bomb stops at its end. */
-static fc_code inflate_exactly(const unsigned char *in, size_t in_size, unsigned char *out, size_t out_size,
-                               fc_error *err) {
-    z_stream z = {0};
-    if (inflateInit(&z) != Z_OK) {
-        return fc_fail(err, FC_ENOMEM, "out of memory while inflating");
-    }
-    const size_t most = 1 << 30; /* zlib counts in 32 bits */
-    size_t in_left = in_size, out_left = out_size;
-    z.next_in = (Bytef *)in;
-    z.next_out = out;
-    int rc = Z_OK;
-    while (rc == Z_OK) {
-        if (z.avail_in == 0 && in_left > 0) {
-            z.avail_in = (uInt)(in_left < most ? in_left : most);
-            in_left -= z.avail_in;
-        }
-        if (z.avail_out == 0 && out_left > 0) {
-            z.avail_out = (uInt)(out_left < most ? out_left : most);
-            out_left -= z.avail_out;
-        }
-        rc = inflate(&z, Z_NO_FLUSH);
-    }
-    size_t produced = out_size - out_left - z.avail_out;
-    bool full = produced == out_size;
-    inflateEnd(&z);
-    if (rc == Z_STREAM_END && full) {
-        return FC_OK;
-    }
-    if (rc == Z_BUF_ERROR && full) {
-        return fc_fail(err, FC_ECORRUPT, "the compressed data holds more than the %zu bytes of the chunk", out_size);
-    }
-    if (rc == Z_MEM_ERROR) {
-        return fc_fail(err, FC_ENOMEM, "out of memory while inflating");
-    }
-    return fc_fail(err, FC_ECORRUPT, "the compressed data is damaged after %zu of %zu bytes", produced, out_size);
 }
 
 static bool applied(const fc_filters *filters, int i) {
@@ -168,10 +118,10 @@ static fc_code undo(const fc_extent *extent, int i, uint32_t element, stage *s, 
         out = s->bytes;
         break;
     case SHUFFLE:
-        unshuffle(s->bytes, out, (size_t)size, element);
+        fc_unshuffle(s->bytes, out, (size_t)size, element);
         break;
     case DEFLATE:
-        rc = inflate_exactly(s->bytes, s->size, out, (size_t)size, err);
+        rc = fc_inflate(s->bytes, s->size, out, (size_t)size, err);
         break;
     default:
         return fc_fail(err, FC_EUNSUPPORTED, "HDF5 filter %d is not supported", extent->filters.ids[i]);

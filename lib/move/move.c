@@ -6,15 +6,13 @@
 
 #include "move/queue.h"
 #include "move/source.h"
+#include "move/threads.h"
 #include "move/tuning.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 /* How the memory is shared out. */
@@ -182,22 +180,6 @@ static void *work(void *context) {
     return NULL;
 }
 
-static int processors(void) {
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    return n < 1 ? 1 : n;
-}
-
-/* Source files a worker may keep open, so that all of them stay below the process's limit. */
-static int files_per_worker(int threads) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
-        return FC_OPEN_FILES;
-    }
-    rlim_t mine = limit.rlim_cur / 2 / (rlim_t)threads;
-    return mine < 2 ? 1 : mine - 1 > FC_OPEN_FILES ? FC_OPEN_FILES : (int)(mine - 1);
-}
-
 static size_t clamp(uint64_t value, uint64_t low, uint64_t high) {
     return (size_t)(value < low ? low : value > high ? high : value);
 }
@@ -222,7 +204,7 @@ static void share_out(uint64_t memory, int threads, bool casts, budget *b) {
     b->large_tile = clamp(each, b->tile, FC_LARGE_TILE_BYTES);
     uint64_t whole = worker_overhead() + b->scratch + (buffers - 1) * b->large_tile;
     b->decoded = memory - (uint64_t)b->threads * whole;
-    b->files = files_per_worker(b->threads);
+    b->files = fc_files_per_worker(b->threads);
 }
 
 /* Bytes that the part owns, as far as they decide how many threads are worth starting. */
@@ -231,7 +213,7 @@ static uint64_t owned_bytes(const fc_wanted *wanted, const fc_part *part, bool *
     *casts = false;
     for (size_t i = 0; i < part->nitems; i++) {
         const fc_part_item *item = &part->items[i];
-        if (!item->owned) {
+        if (!item->owned || item->chunk) {
             continue;
         }
         const fc_wanted_tensor *tensor = &wanted->tensors[item->tensor];
@@ -245,27 +227,10 @@ static uint64_t owned_bytes(const fc_wanted *wanted, const fc_part *part, bool *
 }
 
 static int wanted_threads(const fc_move_options *options, uint64_t bytes) {
-    int threads = options && options->threads > 0 ? options->threads : processors();
+    int threads = options && options->threads > 0 ? options->threads : fc_processors();
     threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
     uint64_t useful = bytes / (FC_TILE_BYTES / 4) + 1; /* a thread for less than this is not worth its start */
     return (uint64_t)threads > useful ? (int)useful : threads;
-}
-
-/* Runs the workers, this thread among them, so that the job is done even where no thread can be started. */
-static void run(engine *e) {
-    pthread_t threads[FC_MOST_THREADS];
-    int started = 0;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the caller's: the new threads inherit the mask */
-    while (started < e->budget.threads - 1 && pthread_create(&threads[started], NULL, work, e) == 0) {
-        started++;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    work(e);
-    for (int i = 0; i < started; i++) {
-        pthread_join(threads[i], NULL);
-    }
 }
 
 fc_code fc_move_part(const fc_wanted *wanted, const fc_part *part, const fc_move_options *options, fc_error *err) {
@@ -283,7 +248,7 @@ fc_code fc_move_part(const fc_wanted *wanted, const fc_part *part, const fc_move
     atomic_init(&e.stop, false);
     pthread_mutex_init(&e.lock, NULL);
     fc_queue_init(&e.queue, wanted, part, e.budget.tile, e.budget.large_tile);
-    run(&e);
+    fc_threads_run(e.budget.threads, work, &e);
     fc_queue_destroy(&e.queue);
     pthread_mutex_destroy(&e.lock);
     fc_decoded_free(e.decoded);

@@ -42,9 +42,9 @@ static uint32_t element_size(const fc_wanted_tensor *wanted) {
     return a > b ? a : b;
 }
 
-/* Whether the tensor's chunks must be decoded whole, or are not row-major. All chunks of a tensor are stored alike, so
-   the first tells; an error with it is left to the worker that reads it, if any. */
-static bool gains_from_large_tiles(const fc_checkpoint *source, const fc_tensor *tensor) {
+/* All chunks of a tensor are stored alike, so the first tells; an error with it is left to the worker that reads it, if
+   any. */
+bool fc_gains_from_large_tiles(const fc_checkpoint *source, const fc_tensor *tensor) {
     fc_extent extent;
     if (tensor->nchunks == 0 || fc_checkpoint_extent(source, tensor, 0, &extent, NULL) != FC_OK) {
         return false;
@@ -54,9 +54,9 @@ static bool gains_from_large_tiles(const fc_checkpoint *source, const fc_tensor 
            (last >= 0 && tensor->chunks[0].dims[tensor->ndim + last] > 1 && extent.strides[last] != 1);
 }
 
-/* Whether an item is stored in this part's file and has elements. */
+/* Whether an item is stored contiguously in this part's file and has elements. */
 static bool has_bytes(const fc_queue *queue, const fc_part_item *item) {
-    if (!item->owned) {
+    if (!item->owned || item->chunk) {
         return false;
     }
     fc_box box = item_box(item, queue->wanted->tensors[item->tensor].source);
@@ -115,7 +115,7 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
     uint32_t element = element_size(wanted);
     size_t bytes = queue->tile_bytes;
     if ((uint64_t)fc_box_volume(&box) * element > bytes &&
-        gains_from_large_tiles(queue->wanted->source, wanted->source)) {
+        fc_gains_from_large_tiles(queue->wanted->source, wanted->source)) {
         bytes = queue->large_tile_bytes;
     }
     fc_tiles_begin(&queue->tiles, &box, (int64_t)(bytes / element));

@@ -54,4 +54,7 @@ fc_code fc_queue_take(fc_queue *queue, fc_batch *batch, fc_error *err);
 /** Gives a batch back, moved or not. */
 void fc_queue_give_back(fc_queue *queue, fc_batch *batch);
 
+/** Whether the tensor's chunks must be decoded whole, or are not row-major. */
+bool fc_gains_from_large_tiles(const fc_checkpoint *source, const fc_tensor *tensor);
+
 #endif

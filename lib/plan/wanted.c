@@ -64,21 +64,6 @@ static bool strip_path(const fc_tensor *source, size_t drop, fc_arena *arena, fc
     return true;
 }
 
-static bool path_spells_name(const fc_tensor *tensor) {
-    const char *at = tensor->name;
-    for (size_t i = 0; i < tensor->path.count; i++) {
-        size_t len = strlen(tensor->path.elements[i].key);
-        if (i > 0 && *at++ != '.') {
-            return false;
-        }
-        if (strncmp(at, tensor->path.elements[i].key, len) != 0) {
-            return false;
-        }
-        at += len;
-    }
-    return *at == '\0';
-}
-
 static fc_code rename_tensor(const fc_tensor *source, const char *prefix, fc_arena *arena, fc_wanted_tensor *out,
                              bool *stripped, fc_error *err) {
     size_t len = prefix ? strlen(prefix) : 0;
@@ -93,7 +78,7 @@ static fc_code rename_tensor(const fc_tensor *source, const char *prefix, fc_are
     *stripped = true;
     out->name = source->name + len;
     bool ok;
-    if (path_spells_name(source)) {
+    if (fc_path_spells(&source->path, source->name)) {
         ok = strip_path(source, len, arena, &out->path);
     } else {
         fc_path_element *element = fc_arena_calloc(arena, 1, sizeof *element);
@@ -181,15 +166,51 @@ static int mesh_dim_size(const fc_mesh *mesh, const char *name, int64_t *size) {
     return -1;
 }
 
-static fc_code check_tp(const fc_wanted *wanted, const fc_selected *counts, fc_error *err) {
+/* With tp > 1 a plan that cuts nothing is a wrong plan. */
+static fc_code check_tp(const fc_wanted *wanted, const fc_tp_plan *plan, const fc_selected *counts, fc_error *err) {
     int64_t tp = 1;
+    const char *like[2] = {"", ""};
+    int found = 0;
     if (mesh_dim_size(wanted->mesh, "tp", &tp) < 0 || tp == 1 || counts->tp_cut > 0) {
         return FC_OK;
     }
+    for (size_t i = 0; i < wanted->ntensors && found < 2; i++) {
+        if (!wanted->tensors[i].source->object && wanted->tensors[i].source->ndim > 0) {
+            like[found++] = wanted->tensors[i].name;
+        }
+    }
     return fc_fail(err, FC_EUSAGE,
-                   "%s: --tp %lld: the plan cuts none of the %zu tensors, e.g. '%s': give a --tp-plan that names its "
-                   "modules",
-                   wanted->source->path, (long long)tp, counts->tensors, wanted->tensors[0].name);
+                   "%s: --tp %lld: the TP plan '%s' cuts none of the %zu tensors%s%s%s%s%s: give a --tp-plan that "
+                   "names their modules",
+                   wanted->source->path, (long long)tp, plan ? fc_tp_plan_name(plan) : "none", counts->tensors,
+                   found > 0 ? ", with names like '" : "", like[0], found > 1 ? "' and '" : "", like[1],
+                   found > 0 ? "'" : "");
+}
+
+/* Of a plan from a file every rule should decide something; the built-in one is for many models at once. */
+static fc_code find_idle_rules(const fc_wanted *wanted, const fc_tp_plan *plan, fc_selected *counts, fc_error *err) {
+    if (!plan || strcmp(fc_tp_plan_name(plan), "auto") == 0) {
+        return FC_OK;
+    }
+    size_t rules = fc_tp_plan_rules(plan);
+    bool *decides = calloc(rules ? rules : 1, sizeof *decides);
+    if (!decides) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
+    }
+    for (size_t i = 0; i < wanted->ntensors; i++) {
+        int64_t rule = wanted->tensors[i].source->object ? -1 : fc_tp_plan_rule_of(plan, wanted->tensors[i].name);
+        if (rule >= 0) {
+            decides[rule] = true;
+        }
+    }
+    for (size_t rule = rules; rule-- > 0;) {
+        if (!decides[rule]) {
+            counts->idle_rules++;
+            counts->idle_rule = fc_tp_plan_pattern(plan, rule);
+        }
+    }
+    free(decides);
+    return FC_OK;
 }
 
 static fc_code place(fc_wanted *wanted, const fc_selection *selection, fc_arena *arena, fc_selected *counts,
@@ -230,7 +251,10 @@ static fc_code place(fc_wanted *wanted, const fc_selection *selection, fc_arena 
         tensors[i].owner_offset = tensors[i].source->object ? 0 : owners[i];
     }
     if (rc == FC_OK) {
-        rc = check_tp(wanted, counts, err);
+        rc = check_tp(wanted, selection->tp_plan, counts, err);
+    }
+    if (rc == FC_OK) {
+        rc = find_idle_rules(wanted, selection->tp_plan, counts, err);
     }
 out:
     free(bytes);
@@ -254,6 +278,7 @@ fc_code fc_wanted_new(const fc_checkpoint *source, const fc_selection *selection
     out->mesh = selection->mesh ? selection->mesh : &no_mesh;
     out->tensors = tensors;
     out->ntensors = counts->tensors + counts->objects;
+    out->compress = selection->compress;
     return out->mesh->ndim == 0 ? FC_OK : place(out, selection, arena, counts, tensors, err);
 }
 
@@ -273,7 +298,7 @@ fc_code fc_wanted_item(const fc_wanted *wanted, uint32_t tensor, uint32_t rank, 
     int ndim = t->source->ndim;
     *item = (fc_part_item){.tensor = tensor, .owner = rank, .owned = true, .dims = dims};
     if (wanted->mesh->ndim == 0 || t->source->object) {
-        for (int d = 0; d < ndim; d++) {
+        for (int d = 0; d < ndim; d++) { /* not memcpy: the shape of a scalar may be NULL */
             dims[d] = 0;
             dims[ndim + d] = t->source->shape[d];
         }
@@ -291,10 +316,24 @@ fc_code fc_wanted_item(const fc_wanted *wanted, uint32_t tensor, uint32_t rank, 
     return FC_OK;
 }
 
+bool fc_wanted_chunk(int ndim, const int64_t *sizes, uint32_t element, int64_t *chunk) {
+    int64_t room = FC_CHUNK_BYTES / element, volume;
+    if (ndim == 0 || !fc_numel(ndim, sizes, &volume) || volume < (FC_CHUNK_LEAST + element - 1) / element) {
+        return false;
+    }
+    for (int d = ndim - 1; d >= 0; d--) {
+        int64_t most = room < 1 ? 1 : room;
+        int64_t pieces = (sizes[d] - 1) / most + 1;
+        chunk[d] = (sizes[d] - 1) / pieces + 1; /* evenly: little padding in the last one */
+        room = pieces > 1 ? 1 : room / sizes[d];
+    }
+    return true;
+}
+
 fc_code fc_wanted_part(const fc_wanted *wanted, uint32_t rank, fc_arena *arena, fc_part *out, fc_error *err) {
     size_t ndims = 0;
     for (size_t i = 0; i < wanted->ntensors; i++) {
-        ndims += 2 * (size_t)wanted->tensors[i].source->ndim;
+        ndims += (wanted->compress ? 3 : 2) * (size_t)wanted->tensors[i].source->ndim;
     }
     memset(out, 0, sizeof *out);
     out->rank = rank;
@@ -308,11 +347,18 @@ fc_code fc_wanted_part(const fc_wanted *wanted, uint32_t rank, fc_arena *arena, 
         if (t->object && rank != 0) {
             continue;
         }
-        fc_code rc = fc_wanted_item(wanted, (uint32_t)i, rank, dims, &out->items[out->nitems++], err);
+        fc_part_item *item = &out->items[out->nitems++];
+        fc_code rc = fc_wanted_item(wanted, (uint32_t)i, rank, dims, item, err);
         if (rc != FC_OK) {
             return rc;
         }
+        const int64_t *sizes = dims + t->ndim;
         dims += 2 * (size_t)t->ndim;
+        if (wanted->compress && item->owned && !t->object) {
+            bool chunked = fc_wanted_chunk(t->ndim, sizes, fc_dtype_size(wanted->tensors[i].dtype), dims);
+            item->chunk = chunked ? dims : NULL;
+            dims += t->ndim;
+        }
     }
     return FC_OK;
 }

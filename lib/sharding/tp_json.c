@@ -138,7 +138,7 @@ static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, const f
             return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
         }
     }
-    *plan = fc_tp_plan_make(rules, count, arena);
+    *plan = fc_tp_plan_make(path, rules, count, arena);
     return *plan ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
 }
 
@@ -169,7 +169,7 @@ static fc_code load_file(const char *path, fc_arena *arena, const fc_tp_plan **o
 fc_code fc_tp_plan_load(const char *name_or_path, fc_arena *arena, const fc_tp_plan **out, fc_error *err) {
     *out = NULL;
     if (!name_or_path || strcmp(name_or_path, "auto") == 0) {
-        *out = fc_tp_plan_make(fc_tp_auto_rules, fc_tp_auto_count, arena);
+        *out = fc_tp_plan_make("auto", fc_tp_auto_rules, fc_tp_auto_count, arena);
         return *out ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
     }
     fc_code code = load_file(name_or_path, arena, out, err);

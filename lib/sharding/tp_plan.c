@@ -248,7 +248,7 @@ static bool make_pattern(const char *text, fc_arena *arena, fc_tp_pattern *out) 
     return true;
 }
 
-const fc_tp_plan *fc_tp_plan_make(const fc_tp_rule *rules, size_t count, fc_arena *arena) {
+const fc_tp_plan *fc_tp_plan_make(const char *label, const fc_tp_rule *rules, size_t count, fc_arena *arena) {
     size_t nbuckets = 16;
     while (nbuckets < 2 * count) {
         nbuckets *= 2;
@@ -256,10 +256,11 @@ const fc_tp_plan *fc_tp_plan_make(const fc_tp_rule *rules, size_t count, fc_aren
     fc_tp_plan *plan = fc_arena_calloc(arena, 1, sizeof *plan);
     fc_tp_pattern *patterns = fc_arena_calloc(arena, count, sizeof *patterns);
     uint32_t *buckets = fc_arena_calloc(arena, nbuckets, sizeof *buckets);
-    if (!plan || !patterns || !buckets) {
+    label = fc_arena_strndup(arena, label, strlen(label));
+    if (!plan || !patterns || !buckets || !label) {
         return NULL;
     }
-    *plan = (fc_tp_plan){rules, count, patterns, 0, buckets, nbuckets, 0};
+    *plan = (fc_tp_plan){label, rules, count, patterns, 0, buckets, nbuckets, 0};
     for (size_t r = 0; r < count; r++) {
         fc_tp_pattern *p = &patterns[r];
         if (!make_pattern(rules[r].pattern, arena, p)) {
@@ -329,6 +330,10 @@ int fc_tp_plan_dim(const fc_tp_plan *plan, const char *fqn, int ndim, fc_tp_styl
         module = is_embedding(n.parts[f.level - 1]) ? FC_TP_EMBEDDING : FC_TP_LINEAR;
     }
     return cut_dimension(rule->style, module, is(n.parts[n.count - 1], "bias"), ndim);
+}
+
+const char *fc_tp_plan_name(const fc_tp_plan *plan) {
+    return plan->name;
 }
 
 size_t fc_tp_plan_rules(const fc_tp_plan *plan) {

@@ -36,6 +36,7 @@ typedef struct fc_tp_pattern {
 } fc_tp_pattern;
 
 struct fc_tp_plan {
+    const char *name; /* the file's path, or "auto" */
     const fc_tp_rule *rules;
     size_t count;
     const fc_tp_pattern *patterns; /**< one a rule */
@@ -50,9 +51,9 @@ extern const fc_tp_rule fc_tp_auto_rules[];
 extern const size_t fc_tp_auto_count;
 
 /**
- * Makes a plan of rules that live as long as `arena`.
+ * Makes a plan of rules that live as long as `arena`; the name is copied.
  * @return NULL when out of memory.
  */
-const fc_tp_plan *fc_tp_plan_make(const fc_tp_rule *rules, size_t count, fc_arena *arena);
+const fc_tp_plan *fc_tp_plan_make(const char *name, const fc_tp_rule *rules, size_t count, fc_arena *arena);
 
 #endif

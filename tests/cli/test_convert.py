@@ -80,6 +80,22 @@ class Convert(harness.Case):
         self.assertEqual(os.listdir(self.path("precious")), ["thesis.tex"])
         self.assertEqual(self.listing(), ["m.h5", "out", "precious"])
 
+    def test_force_keeps_the_files_of_the_source(self):
+        """Replacing one file of several would destroy the rest of the checkpoint."""
+        ckpt = self.copy(FSDP2)
+        self.ok("reshard", ckpt, "-o", "out", "--dp", "2")
+        for source, target in ((ckpt, "ckpt/.metadata"), (ckpt, "ckpt/__0_0.distcp"), ("ckpt/.metadata", "ckpt/.metadata"),
+                               ("out", "out/index.h5"), ("out", "out/shard-00000-of-00002.h5"),
+                               ("out/index.h5", "out/index.h5")):
+            with self.subTest(source=source, target=target):
+                with open(self.path(target), "rb") as f:
+                    old = f.read()
+                self.fails(2, "consolidate", source, "-o", target, "--force", contains=[target, "name another target"])
+                with open(self.path(target), "rb") as f:
+                    self.assertEqual(f.read(), old)
+        self.ok("consolidate", ckpt, "-o", "one.h5")
+        self.ok("consolidate", "one.h5", "-o", "one.h5", "--force")
+
     def test_failed_force_keeps_the_old_one(self):
         self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5")
         with open(self.path("m.h5"), "rb") as f:

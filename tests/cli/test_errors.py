@@ -158,6 +158,25 @@ class Errors(harness.Case):
         os.unlink(self.path("shards", "shard-00001-of-00002.h5"))
         self.refused(3, "shards", ["shard-00001-of-00002.h5"])
 
+    def test_links_out_of_hdf5_shards(self):
+        """A link within the directory is fine; one that leads out of it is not, for a shard as for index.h5."""
+        self.ok("reshard", harness.corpus(FSDP2), "-o", "shards", "--dp", "2")
+        os.mkdir(self.path("shards", "sub"))
+        for name in ("shard-00001-of-00002.h5", "index.h5"):
+            with self.subTest(name=name):
+                link = self.path("shards", name)
+                os.rename(link, self.path("shards", "sub", name))
+                os.symlink("sub/" + name, link)
+                self.ok("inspect", "shards")
+                os.rename(self.path("shards", "sub", name), self.path(name))
+                os.unlink(link)
+                os.symlink("../" + name, link)
+                self.refused(3, "shards", ["shards/" + name, "symbolic link", "--follow-external"])
+                self.fails(3, "inspect", "--headers-only", "shards", contains=["symbolic link"])
+                self.ok("inspect", "shards", "--follow-external")
+                os.unlink(link)
+                os.rename(self.path(name), link)
+
     def test_plan_that_matches_nothing(self):
         source = harness.corpus("dcp-torch2.15.0-uneven")
         error = self.fails(2, "reshard", source, "-o", "out", "--tp", "2")

@@ -1,7 +1,8 @@
-"""SIGINT and SIGTERM in the middle of a conversion: one line, 130, nothing left behind. And progress."""
+"""SIGINT, SIGTERM and SIGHUP in the middle of a conversion: one line, 130, nothing left behind. And progress."""
 
 import os
 import pty
+import resource
 import signal
 import subprocess
 import time
@@ -24,7 +25,7 @@ class Interrupt(harness.Case):
 
     def test_signals_leave_nothing(self):
         harness.make_large(self.path("big"), 1 << 28)  # 1 GiB, a hole
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             for args in (("consolidate", "big", "-o", "m.h5", "-j1"), ("reshard", "big", "-o", "out", "--dp", "4")):
                 with self.subTest(signal=number, command=args[0]):
                     p = self.start(*args)
@@ -35,6 +36,25 @@ class Interrupt(harness.Case):
                     self.assertEqual(err, "fsdpckpt: interrupted\n")
                     self.assertEqual(out, "")
                     self.assertEqual(self.listing(), ["big"])
+
+    def test_nohup_is_respected(self):
+        harness.make_large(self.path("big"), 1 << 26)
+        p = subprocess.Popen([harness.BINARY, "consolidate", "big", "-o", "m.h5", "-j1", "-q"], cwd=self.dir,
+                             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        self.wait_for_staging(p, ["big"])
+        p.send_signal(signal.SIGHUP)
+        self.assertEqual(p.wait(timeout=60), 0)
+        self.assertEqual(self.listing(), ["big", "m.h5"])
+
+    def test_file_size_limit_is_an_error(self):
+        harness.make_large(self.path("big"), 1 << 22)
+        limit = (1 << 20, 1 << 20)
+        p = subprocess.run([harness.BINARY, "consolidate", "big", "-o", "m.h5"], cwd=self.dir, stderr=subprocess.PIPE,
+                           text=True, timeout=60, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+        self.assertEqual(p.returncode, 4, p.stderr)
+        self.assertEqual(p.stderr.count("\n"), 1, p.stderr)
+        self.assertIn("File too large", p.stderr)
+        self.assertEqual(self.listing(), ["big"])
 
     def test_interrupted_force_keeps_the_old_one(self):
         harness.make_large(self.path("big"), 1 << 28)

@@ -139,7 +139,7 @@ def metadata(fqn="w", shape=(2, 3), boxes=(((0, 0), (2, 3)),), length=0, element
     storage = {}
     for i, (of, offset) in enumerate(entries or [(fqn, boxes[0][0])]):
         storage[MetadataIndex(fqn=of, offset=Size(offset), index=i)] = StorageInfo(
-            relative_path=path, offset=0, length=length, **info)
+            relative_path=path if isinstance(path, str) else path[i], offset=0, length=length, **info)
     return Metadata(state_dict_metadata=state, planner_data={fqn: (fqn,)}, storage_data=storage, storage_meta=None)
 
 
@@ -223,6 +223,14 @@ def _(folder):
       "tensor w")
 def _(folder):
     write(folder, ".metadata", pickle.dumps(metadata(length=10), 4))
+
+
+@case(BAD, "missing-files", "3 {}/__0_0.distcp: the file is missing: .metadata places 1 item in it, for example of "
+      "tensor w; 1 more file is missing too")
+def _(folder):
+    write(folder, ".metadata", pickle.dumps(metadata(
+        length=10, boxes=[((0, 0), (1, 3)), ((1, 0), (1, 3))], path=["__0_0.distcp", "__1_0.distcp"],
+        entries=[("w", (0, 0)), ("w", (1, 0))]), 4))
 
 
 @case(BAD, "symlink-out", "3 {}/__0_0.distcp: a symbolic link that leads out of the checkpoint, to /dev/null; "

@@ -125,7 +125,7 @@ def check_case(program, source, home):
         try:
             plan = plan_for(program, source, mesh, home)
             made = run(program, "reshard", source, "-o", out, "-q", *mesh, *plan, ok=(0, 2))
-            if "the plan cuts none of" in made.stderr:
+            if "cuts none of the" in made.stderr:
                 continue  # this checkpoint has nothing to cut: scalars and objects
             if made.returncode != 0:
                 raise Failure(made.stderr.strip())

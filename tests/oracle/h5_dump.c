@@ -12,6 +12,8 @@
 #include <string.h>
 #include <sys/resource.h>
 
+enum { MOST = 256 << 20 }; /* bytes of a value */
+
 static void print_hex(const char *s) {
     for (; *s; s++) {
         printf("%02x", (unsigned char)*s);
@@ -48,6 +50,10 @@ static int dump(const fc_checkpoint *c, const fc_tensor *t, size_t i, const char
     }
     if (!fc_numel(t->ndim, t->shape, &numel)) {
         return 1;
+    }
+    if (numel > MOST / fc_dtype_size(t->dtype)) { /* a damaged file may claim anything that it fills */
+        printf("ERROR 0 too large to dump\n");
+        return 0;
     }
     size_t size = (size_t)numel * fc_dtype_size(t->dtype);
     unsigned char *bytes = malloc(size + 1);

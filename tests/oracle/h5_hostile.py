@@ -1,8 +1,8 @@
 """Damaged HDF5 files must give a clean answer: success or one line, in time and in bounded memory, and no crash.
 
-    h5_hostile.py H5_DUMP [SEED [ROUNDS]]
+    h5_hostile.py H5_DUMP H5_MAKE [SEED [ROUNDS]]
 
-Small valid files of many kinds are damaged at random (bytes, integers, truncation, pieces of others), biased towards
+Small valid files of many kinds, and files of a sharded directory, are damaged at random (bytes, integers, truncation, pieces of others), biased towards
 metadata. libhdf5 crashes on some of them; only its reader process may die of that.
 """
 import os
@@ -21,8 +21,9 @@ except ImportError as e:
     sys.exit(77)
 
 DUMP = os.path.abspath(sys.argv[1])
-SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-ROUNDS = int(sys.argv[3]) if len(sys.argv) > 3 else 250
+MAKE = os.path.abspath(sys.argv[2])
+SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+ROUNDS = int(sys.argv[4]) if len(sys.argv) > 4 else 250
 SECONDS = 100  # libhdf5 hangs on some; our limit is 60 s without progress
 MEMORY = 400 << 10  # KiB of the parent; sanitizers and a few inline objects included
 
@@ -86,51 +87,83 @@ def damage(rng, data, others):
     return bytes(data)
 
 
-def main():
-    rng = random.Random(SEED)
-    statuses, deaths, bad, largest = {}, {}, 0, 0
-    with tempfile.TemporaryDirectory() as d:
-        path, out = os.path.join(d, "x.h5"), os.path.join(d, "out")
-        os.mkdir(out)
-        files = []
-        for kind in range(6):
-            make(path, kind)
-            files.append(open(path, "rb").read())
-        for n in range(ROUNDS):
-            data = damage(rng, rng.choice(files), files)
-            with open(path, "wb") as f:
+class Tally:
+    def __init__(self):
+        self.statuses, self.deaths, self.bad, self.largest = {}, {}, 0, 0
+
+    def run(self, what, options, source, out, files):
+        """Dumps `source` and judges the answer; `files` are (path, bytes) to keep when it is a bad one."""
+        try:
+            p = subprocess.run([DUMP, *options, source, out], capture_output=True, timeout=SECONDS,
+                               env={**os.environ, "H5_DUMP_MEMORY": "1"})
+        except subprocess.TimeoutExpired:
+            self.fail(f"{what}: hangs", files)
+            return
+        lines = p.stderr.decode(errors="replace").splitlines()
+        memory = 0
+        if p.returncode == 0 and lines and lines[-1].isdigit():
+            memory = int(lines.pop())
+            self.largest = max(self.largest, memory)
+        self.statuses[p.returncode] = self.statuses.get(p.returncode, 0) + 1
+        text = "\n".join(lines)
+        if "killed by" in text:
+            signal = text.split("killed by ")[1].split()[0]
+            self.deaths[signal] = self.deaths.get(signal, 0) + 1
+        ok = p.returncode in (0, 3, 5) and memory <= MEMORY
+        ok = ok and (not lines if p.returncode == 0 else len(lines) == 1 and lines[0].startswith(source))
+        if not ok:
+            self.fail(f"{what}: status {p.returncode}, {memory} KiB: {text[:3000]}", files)
+
+    def fail(self, text, files):
+        print("FAILED:", text)
+        self.bad += 1
+        for path, data in files:
+            with open(os.path.join(tempfile.gettempdir(), f"h5_hostile-{SEED}-{os.path.basename(path)}"), "wb") as f:
                 f.write(data)
-            keep = f"round {n} of seed {SEED}"
-            options = ["--follow-external"] if rng.random() < 0.1 else []
-            try:
-                p = subprocess.run([DUMP, *options, path, out], capture_output=True, timeout=SECONDS,
-                                   env={**os.environ, "H5_DUMP_MEMORY": "1"})
-            except subprocess.TimeoutExpired:
-                print(f"FAILED: {keep}: hangs")
-                bad += 1
-                continue
-            lines = p.stderr.decode(errors="replace").splitlines()
-            memory = 0
-            if p.returncode == 0 and lines and lines[-1].isdigit():
-                memory = int(lines.pop())
-                largest = max(largest, memory)
-            statuses[p.returncode] = statuses.get(p.returncode, 0) + 1
-            text = "\n".join(lines)
-            if "killed by" in text:
-                signal = text.split("killed by ")[1].split()[0]
-                deaths[signal] = deaths.get(signal, 0) + 1
-            ok = p.returncode in (0, 3, 5) and memory <= MEMORY
-            ok = ok and (not lines if p.returncode == 0 else len(lines) == 1 and lines[0].startswith(path + ": "))
-            if not ok:
-                print(f"FAILED: {keep}: status {p.returncode}, {memory} KiB: {text[:3000]}")
-                kept = f"{tempfile.gettempdir()}/h5_hostile-{SEED}-{n}.h5"
-                with open(kept, "wb") as f:
-                    f.write(data)
-                bad += 1
-    print(f"{ROUNDS} files: statuses {statuses}, reader processes killed {deaths}, largest parent {largest} KiB")
+
+
+def damage_files(rng, tally, d, out):
+    path = os.path.join(d, "x.h5")
+    files = []
+    for kind in range(6):
+        make(path, kind)
+        files.append(open(path, "rb").read())
+    for n in range(ROUNDS):
+        data = damage(rng, rng.choice(files), files)
+        options = ["--follow-external"] if rng.random() < 0.1 else []
+        with open(path, "wb") as f:
+            f.write(data)
+        tally.run(f"round {n} of seed {SEED}", options, path, out, [(path, data)])
+
+
+def damage_shards(rng, tally, d, out):
+    source = os.path.join(d, "sharded")
+    os.mkdir(source)
+    subprocess.run([MAKE, source, "dp=2", "tp=2"], check=True)
+    names = [os.path.join(source, n) for n in sorted(os.listdir(source))]
+    files = [open(n, "rb").read() for n in names]
+    for n in range(ROUNDS // 5):
+        i = rng.randrange(len(files))
+        data = damage(rng, files[i], files)
+        with open(names[i], "wb") as f:
+            f.write(data)
+        options = ["--headers-only"] if rng.random() < 0.2 else []
+        tally.run(f"sharded round {n} of seed {SEED}, {names[i]}", options, source, out, [(names[i], data)])
+        with open(names[i], "wb") as f:
+            f.write(files[i])
+
+
+def main():
+    rng, tally = random.Random(SEED), Tally()
+    with tempfile.TemporaryDirectory() as d:
+        out = os.path.join(d, "out")
+        os.mkdir(out)
+        damage_files(rng, tally, d, out)
+        damage_shards(rng, tally, d, out)
+    print(f"statuses {tally.statuses}, reader processes killed {tally.deaths}, largest parent {tally.largest} KiB")
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"{children.ru_utime + children.ru_stime:.0f} s of processor time, {bad} failures")
-    return 1 if bad else 0
+    print(f"{children.ru_utime + children.ru_stime:.0f} s of processor time, {tally.bad} failures")
+    return 1 if tally.bad else 0
 
 
 sys.exit(main())

@@ -145,7 +145,7 @@ def add_dataset(rng, group, name):
     if shape and rng.random() < 0.1:
         shape = shape[:-1] + (0,)
     dcpl = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    codecs = pipeline(rng, dcpl, tuple(max(1, s) for s in shape), "int" in torch_name)
+    codecs = pipeline(rng, dcpl, tuple(max(1, s) for s in shape), type_.get_class() == T.INTEGER)
     if rng.random() < 0.3 and torch_name in ("float32", "int64"):
         dcpl.set_fill_value(np.array(7, np.float32 if torch_name == "float32" else np.int64))
     if rng.random() < 0.3:

@@ -31,7 +31,7 @@ void h5_made_begin(h5_made *made, int ndim, const char *const *names, const int6
     made->capacity = 20000;
     made->sources = fc_arena_calloc(made->arena, made->capacity, sizeof *made->sources);
     made->tensors = fc_arena_calloc(made->arena, made->capacity, sizeof *made->tensors);
-    made->wanted = (fc_wanted){&made->source, &made->mesh, made->tensors, 0};
+    made->wanted = (fc_wanted){&made->source, &made->mesh, made->tensors, 0, 0};
 }
 
 void h5_made_end(h5_made *made) {

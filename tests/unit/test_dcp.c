@@ -184,7 +184,7 @@ static void objects_decode(void **state) {
         {"step", "1234"},
         {"big", "{\"$int\":\"9223372036854775808\"}"},
         {"min64", "-9223372036854775808"},
-        {"betas", "{\"$tuple\":[0.90000000000000002,0.999]}"},
+        {"betas", "{\"$tuple\":[0.9,0.999]}"},
         {"nan", "{\"$float\":\"nan\"}"},
         {"nothing", "null"},
         {"amp", "true"},
@@ -241,6 +241,49 @@ static void headers_only_needs_no_data(void **state) {
     snprintf(want, sizeof want, "tensor w: %s/__0_0.distcp: the file is missing", path);
     assert_string_equal(err.message, want);
     fc_checkpoint_close(c);
+}
+
+static void copy_file(const char *from, const char *folder, const char *name) {
+    char path[PATH_SIZE], buf[65536];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *in = fopen(from, "r"), *out = fopen(path, "w");
+    assert_non_null(in);
+    assert_non_null(out);
+    size_t n = fread(buf, 1, sizeof buf, in);
+    assert_true(n > 0 && n < sizeof buf);
+    assert_int_equal(fwrite(buf, 1, n, out), n);
+    fclose(in);
+    fclose(out);
+}
+
+/* A link within the checkpoint is followed; one that leads out is not, not even where only headers are read. */
+static void links_stay_within(void **state) {
+    (void)state;
+    char folder[] = "/tmp/fsdpckpt-test-XXXXXX", from[PATH_SIZE], link[PATH_SIZE];
+    const fc_open_options headers = {.headers_only = true}, follow = {.follow_external = true};
+    fc_checkpoint *c;
+    fc_error err;
+    assert_non_null(mkdtemp(folder));
+    snprintf(from, sizeof from, "%s/good/dcp-torch2.15.0-strided/.metadata", FSDPCKPT_CORPUS);
+    copy_file(from, folder, ".metadata");
+    snprintf(from, sizeof from, "%s/good/dcp-torch2.15.0-strided/__0_0.distcp", FSDPCKPT_CORPUS);
+    copy_file(from, folder, "real");
+    snprintf(link, sizeof link, "%s/__0_0.distcp", folder);
+    assert_int_equal(symlink("real", link), 0);
+    assert_int_equal(read_all(folder, &err), FC_OK);
+    unlink(link);
+    assert_int_equal(symlink(from, link), 0);
+    assert_int_equal(fc_checkpoint_open(folder, NULL, &c, &err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "/__0_0.distcp: a symbolic link that leads out of the checkpoint, to "));
+    assert_int_equal(fc_checkpoint_open(folder, &headers, &c, &err), FC_ECORRUPT);
+    assert_int_equal(fc_checkpoint_open(folder, &follow, &c, &err), FC_OK);
+    fc_checkpoint_close(c);
+    unlink(link);
+    snprintf(link, sizeof link, "%s/real", folder);
+    unlink(link);
+    snprintf(link, sizeof link, "%s/.metadata", folder);
+    unlink(link);
+    rmdir(folder);
 }
 
 enum { MANY = 200, ROUNDS = 20, THREADS = 4 };
@@ -314,7 +357,7 @@ int main(void) {
         cmocka_unit_test(strided_shards_of_2d),        cmocka_unit_test(empty_shards_leave_no_chunks),
         cmocka_unit_test(paths_keep_keys_and_indices), cmocka_unit_test(objects_decode),
         cmocka_unit_test(opens_by_its_metadata_file),  cmocka_unit_test(headers_only_needs_no_data),
-        cmocka_unit_test(descriptors_are_bounded),
+        cmocka_unit_test(links_stay_within),           cmocka_unit_test(descriptors_are_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

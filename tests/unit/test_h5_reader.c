@@ -222,7 +222,7 @@ static void damaged_directories_say_what_is_wrong(void **state) {
     snprintf(b, sizeof b, "%s/shard-00001-of-00004.h5", path); /* another rank's file in its place */
     snprintf(text, sizeof text, "cp '%s' '%s'", b, a);
     assert_int_equal(system(text), 0);
-    snprintf(text, sizeof text, "%s: it is the shard of rank 1 of 4, or of another mesh than index.h5's", a);
+    snprintf(text, sizeof text, "%s: it holds the shard of rank 1: it was renamed, or a copy replaced it", a);
     assert_int_equal(fc_checkpoint_open(path, NULL, &c, &err), FC_ECORRUPT);
     assert_string_equal(err.message, text);
 
@@ -248,7 +248,7 @@ static void damaged_directories_say_what_is_wrong(void **state) {
     h5_made_end(&made);
     snprintf(text, sizeof text, "cp '%s/shard-00002-of-00004.h5' '%s'", mesh, path);
     assert_int_equal(system(text), 0);
-    snprintf(text, sizeof text, "%s: it is the shard of rank 2 of 4, or of another mesh than index.h5's", a);
+    snprintf(text, sizeof text, "%s: it was cut for another mesh than index.h5: files of two runs are mixed here", a);
     assert_int_equal(fc_checkpoint_open(path, NULL, &c, &err), FC_ECORRUPT);
     assert_string_equal(err.message, text);
 

@@ -218,11 +218,11 @@ static void names_and_paths_of_the_tree(void **state) {
     assert_int_equal(tree.depth, 4);
     assert_string_equal(fc_h5_tree_path(&tree, tree.leaves[0], made.arena), "/model/a%2Fb/%2E/w");
     assert_string_equal(fc_h5_tree_path(&tree, 0, made.arena), "/");
-    assert_true(fc_h5_name_is_joined_path(t));
+    assert_true(fc_path_spells(&t->path, t->name));
     static const char *const other[] = {"model.a/b...", "model.a/b...w.", "model.a/b...x", "odel.a/b...w", "", "model"};
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
         t->name = other[i];
-        assert_false(fc_h5_name_is_joined_path(t));
+        assert_false(fc_path_spells(&t->path, t->name));
     }
     h5_made_end(&made);
 }

@@ -160,6 +160,17 @@ static void cycles_end(void **state) {
     free(json);
 }
 
+/* Found by the fuzzer: marks on an empty stack. */
+static void empty_stack(void **state) {
+    (void)state;
+    ASSERT_JSON("\x80\x02(t.", "{\"$tuple\":[]}");
+    ASSERT_JSON("\x80\x04(\x91.", "{\"$frozenset\":[]}");
+    ASSERT_JSON("\x80\x02(1].", "[]");
+    ASSERT_JSON("\x80\x02(0].", "[]");
+    ASSERT_JSON("\x80\x02](e.", "[]");
+    ASSERT_JSON("\x80\x02}(u.", "{}");
+}
+
 /* What has been folded away must still be there when the memo refers to it. */
 static void memo_outlives_folding(void **state) {
     (void)state;
@@ -363,6 +374,20 @@ static void huge_zero_stride_view(void **state) {
     ASSERT_JSON(bytes, "{\"$tensor\":{\"dtype\":\"float32\",\"shape\":[4398046511104]}}");
 }
 
+/* An element type that torch has and this program has not is told from a hostile global. */
+static void element_types(void **state) {
+    static const char *const foreign[] = {"quint8", "bits16", "uint4", "int7", "bit", "bcomplex32"};
+    uint32_t aux = 0;
+    (void)state;
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+        assert_int_equal(fc_global_find("torch", 5, foreign[i], strlen(foreign[i]), &aux), FC_GLOBAL_DTYPE);
+        assert_int_equal(aux, FC_OPAQUE);
+    }
+    assert_int_equal(fc_global_find("torch", 5, "bfloat16", 8, &aux), FC_GLOBAL_DTYPE);
+    assert_int_equal(aux, FC_BF16);
+    assert_int_equal(fc_global_find("torch", 5, "float4", 6, &aux), FC_GLOBAL_UNKNOWN);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(python_values),
@@ -375,7 +400,9 @@ int main(void) {
         cmocka_unit_test(window_moves_over_a_file),
         cmocka_unit_test(hostile_globals),
         cmocka_unit_test(damaged),
+        cmocka_unit_test(element_types),
         cmocka_unit_test(huge_zero_stride_view),
+        cmocka_unit_test(empty_stack),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,7 +7,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -225,8 +228,30 @@ static void plan_that_cuts_nothing_is_refused(void **state) {
     assert_int_equal(fc_layout_mesh(&spec, &mesh, &f->err), FC_OK);
     assert_int_equal(fc_tp_plan_load(NULL, f->arena, &plan, &f->err), FC_OK);
     assert_int_equal(make(f, (fc_selection){.mesh = &mesh, .tp_plan = plan, .include = include}), FC_EUSAGE);
-    assert_string_equal(f->err.message, "ckpt: --tp 4: the plan cuts none of the 1 tensors, e.g. 'model.norm.weight': "
-                                        "give a --tp-plan that names its modules");
+    assert_string_equal(f->err.message, "ckpt: --tp 4: the TP plan 'auto' cuts none of the 1 tensors, with names like "
+                                        "'model.norm.weight': give a --tp-plan that names their modules");
+}
+
+static void rules_that_decide_nothing_are_counted(void **state) {
+    fixture *f = *state;
+    fc_mesh mesh;
+    const fc_tp_plan *plan;
+    char path[] = "/tmp/fc-plan-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    dprintf(fd, "{\"layers.*.q_proj\": \"colwise\", \"layers.*.q_porj\": \"colwise\", \"nrom\": \"replicate\"}");
+    close(fd);
+    fc_layout_spec spec = {0, 0, 2};
+    assert_int_equal(fc_layout_mesh(&spec, &mesh, &f->err), FC_OK);
+    assert_int_equal(fc_tp_plan_load(path, f->arena, &plan, &f->err), FC_OK);
+    unlink(path);
+    assert_int_equal(make(f, (fc_selection){.mesh = &mesh, .tp_plan = plan}), FC_OK);
+    assert_int_equal(f->counts.tp_cut, 1);
+    assert_int_equal(f->counts.idle_rules, 2);
+    assert_string_equal(f->counts.idle_rule, "layers.*.q_porj");
+    assert_int_equal(fc_tp_plan_load("auto", f->arena, &plan, &f->err), FC_OK);
+    assert_int_equal(make(f, (fc_selection){.mesh = &mesh, .tp_plan = plan}), FC_OK);
+    assert_int_equal(f->counts.idle_rules, 0);
 }
 
 int main(void) {
@@ -241,6 +266,7 @@ int main(void) {
         TEST(loads_are_those_of_the_parts),
         TEST(loads_that_overflow),
         TEST(plan_that_cuts_nothing_is_refused),
+        TEST(rules_that_decide_nothing_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

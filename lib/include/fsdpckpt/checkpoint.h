@@ -35,6 +35,9 @@ typedef struct fc_path {
     size_t count;
 } fc_path;
 
+/** Whether the elements of `path` joined with "." are `name`, as DCP's flatten_state_dict makes FQNs. */
+bool fc_path_spells(const fc_path *path, const char *name);
+
 /** A file of the checkpoint. `path` can be opened from the current directory; `name` is relative to the checkpoint. */
 typedef struct fc_file {
     const char *path;
@@ -100,6 +103,12 @@ typedef struct fc_open_options {
  * @param out     receives the checkpoint, to be given to fc_checkpoint_close; NULL on failure.
  */
 fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err);
+
+/**
+ * Whether the existing file `path` is one of several that `checkpoint` consists of, so that replacing it would destroy
+ * the rest. A checkpoint that is one file may be replaced by what was made of it. False where `path` does not exist.
+ */
+bool fc_checkpoint_needs(const fc_checkpoint *checkpoint, const char *path);
 
 /** Frees the checkpoint. NULL is allowed. */
 void fc_checkpoint_close(fc_checkpoint *checkpoint);

@@ -35,7 +35,8 @@ typedef struct fc_format {
     const char *name;              /**< as in --to: "h5" */
     const char *description;       /**< for people: "HDF5" */
     const char *const *extensions; /**< NULL-terminated, with the dot */
-    bool layout_only; /**< describes tensors and holds none: they have no chunks; a conversion is only planned */
+    const char *header_name; /**< the file of a checkpoint's directory that is not in fc_checkpoint.files; or NULL */
+    bool layout_only;        /**< describes tensors and holds none: they have no chunks; a conversion is only planned */
 
     /** Whether the input looks like this format. No side effects. */
     bool (*probe)(const fc_probe *probe);
@@ -55,8 +56,16 @@ typedef struct fc_format {
      *  directory): nothing outside of it is touched. */
     fc_code (*create)(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
     /** Writes the headers of one part (parts come in rank order) and sets part->path and the items' offsets.
-     *  When it returns, the file has its final length and no descriptor of the writer is open on it. */
+     *  When it returns, the file has its final length and no descriptor of the writer is open on it; but see seal. */
     fc_code (*reserve)(fc_writer *writer, fc_part *part, fc_error *err);
+    /** Gives a compressed chunk of the part that was reserved last its place in the file. `start`: where the chunk
+     *  starts within the item; `raw`: the bytes are the elements as they are, else shuffled (unless an element is one
+     *  byte) and deflated; `*offset`: where the engine writes `size` bytes. Not re-entrant. Items come in ascending
+     *  order of their `offset`. NULL together with `seal` when the format has no compression. */
+    fc_code (*place)(fc_writer *writer, const fc_part_item *item, const int64_t *start, bool raw, uint64_t size,
+                     uint64_t *offset, fc_error *err);
+    /** After the last chunk of a part with chunked items, whose file stays open until then. */
+    fc_code (*seal)(fc_writer *writer, fc_error *err);
     /** After all parts: what spans them, e.g. index.h5. */
     fc_code (*finish)(fc_writer *writer, fc_error *err);
     void (*destroy)(fc_writer *writer);

@@ -17,6 +17,13 @@ extern "C" {
 /** Opens `path` read-only, close-on-exec. Refuses what is no regular file (FC_ECORRUPT), so a FIFO cannot hang us. */
 fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err);
 
+/**
+ * Refuses (FC_ECORRUPT) a file of a checkpoint that a symbolic link puts outside the checkpoint's directory; links to
+ * another place within it are fine, and so is a missing file.
+ * @param path the file; @param name its name relative to the directory; @param root realpath() of the directory.
+ */
+fc_code fc_check_link(const char *path, const char *name, const char *root, fc_error *err);
+
 /** Reads exactly `size` bytes at `offset`. The end of the file before that is FC_ECORRUPT ("truncated"). */
 fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
 

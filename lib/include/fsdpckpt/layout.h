@@ -47,6 +47,9 @@ fc_code fc_tp_plan_load(const char *name_or_path, fc_arena *arena, const fc_tp_p
  */
 int fc_tp_plan_dim(const fc_tp_plan *plan, const char *fqn, int ndim, fc_tp_style *style);
 
+/** What was loaded: the path of the file, or "auto". */
+const char *fc_tp_plan_name(const fc_tp_plan *plan);
+
 /** The number of rules, so that a caller can name those that decide no tensor of a checkpoint. */
 size_t fc_tp_plan_rules(const fc_tp_plan *plan);
 

@@ -27,10 +27,18 @@ typedef struct fc_move_options {
 } fc_move_options;
 
 /**
- * Writes the owned items of `part` into part->path. Each byte of an item is written exactly once; a hole or overlap
- * in the source is FC_ECORRUPT before anything of that tensor is written.
+ * Writes the owned, contiguous items of `part` into part->path. Each byte of an item is written exactly once; a hole or
+ * overlap in the source is FC_ECORRUPT before anything of that tensor is written.
  */
 fc_code fc_move_part(const fc_wanted *wanted, const fc_part *part, const fc_move_options *options, fc_error *err);
+
+/**
+ * Compresses the chunked items of `part` into part->path, at the places that the writer gives: always in the same
+ * order, so that what is written does not depend on the number of threads.
+ * @param stored receives the bytes written.
+ */
+fc_code fc_compress_part(const fc_wanted *wanted, const fc_part *part, fc_writer *writer,
+                         const fc_move_options *options, uint64_t *stored, fc_error *err);
 
 /**
  * Reads the box `box` of `tensor` into `buf` as contiguous row-major native bytes of dtype `dtype`.
@@ -59,6 +67,7 @@ typedef struct fc_convert_report {
     fc_selected selected;
     size_t files;                         /**< of the target */
     uint64_t data_bytes;                  /**< tensor and object bytes in the target, each stored once */
+    uint64_t stored_bytes;                /**< what data_bytes take in the files, compressed; with dry_run at most */
     uint64_t header_bytes;                /**< estimated, on the safe side */
     uint64_t largest_part, smallest_part; /**< data bytes of the ranks' files */
     uint64_t memory;                      /**< bytes of all buffers of the engine, at most */

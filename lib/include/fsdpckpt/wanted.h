@@ -28,6 +28,7 @@ typedef struct fc_wanted {
     const fc_mesh *mesh; /**< ndim 0: one full file */
     const fc_wanted_tensor *tensors;
     size_t ntensors;
+    int compress; /**< deflate level 1 … 9; 0: stored as they are */
 } fc_wanted;
 
 /** What to take from a source, and how to cut it. */
@@ -39,13 +40,16 @@ typedef struct fc_selection {
     const char *strip_prefix;         /**< NULL: none */
     bool cast;                        /**< floating-point tensors become `dtype` */
     fc_dtype dtype;
+    int compress; /**< deflate level 1 … 9; 0: no compression */
 } fc_selection;
 
 /** Counts of what fc_wanted_new selected. */
 typedef struct fc_selected {
     size_t tensors, objects;
-    size_t left_out; /**< by include and exclude */
-    size_t tp_cut;   /**< tensors that TP cuts */
+    size_t left_out;       /**< by include and exclude */
+    size_t tp_cut;         /**< tensors that TP cuts */
+    size_t idle_rules;     /**< rules of a TP plan from a file that decide no tensor: typing errors, often */
+    const char *idle_rule; /**< the pattern of the first of them, or NULL; the plan's */
 } fc_selected;
 
 /**
@@ -59,12 +63,14 @@ fc_code fc_wanted_new(const fc_checkpoint *source, const fc_selection *selection
 
 /** One value in one file of the target. */
 typedef struct fc_part_item {
-    uint32_t tensor;     /**< index into fc_wanted.tensors */
-    uint32_t owner;      /**< rank whose file stores the box */
-    bool owned;          /**< stored in this file: owner is this rank */
-    const int64_t *dims; /**< 2 × ndim: offsets, then sizes; sizes may be 0 (empty shard) */
-    uint64_t offset;     /**< out (fc_format.reserve): byte offset in the file of the first element; owned ones are
-                              row-major and contiguous */
+    uint32_t tensor;      /**< index into fc_wanted.tensors */
+    uint32_t owner;       /**< rank whose file stores the box */
+    bool owned;           /**< stored in this file: owner is this rank */
+    const int64_t *dims;  /**< 2 × ndim: offsets, then sizes; sizes may be 0 (empty shard) */
+    uint64_t offset;      /**< out (fc_format.reserve): byte offset in the file of the first element; owned ones are
+                               row-major and contiguous */
+    const int64_t *chunk; /**< stored in compressed chunks of these sizes (ndim), see fc_wanted_chunk; the writer sets
+                               `offset` to its place in the order of writing. NULL: contiguous */
 } fc_part_item;
 
 /** What one rank's file holds: its local box of every tensor; objects are in the file of rank 0 only. */
@@ -86,6 +92,17 @@ fc_code fc_wanted_item(const fc_wanted *wanted, uint32_t tensor, uint32_t rank, 
 
 /** The part of `rank`. Its items live in `arena`; path and the items' offsets are left 0. */
 fc_code fc_wanted_part(const fc_wanted *wanted, uint32_t rank, fc_arena *arena, fc_part *out, fc_error *err);
+
+/** Bytes of a compressed chunk at most: what HDF5 programs cache unless told otherwise; and the least worth one. */
+enum { FC_CHUNK_BYTES = 1 << 20, FC_CHUNK_LEAST = 16 << 10 };
+
+/**
+ * The sizes of the chunks of a box of `sizes`, into `chunk` (ndim entries): 1 … 1, c, whole … whole, at most
+ * FC_CHUNK_BYTES each. So chunks are runs of the box's row-major order, and the elements that a chunk at the edge has
+ * are its first ones. They depend on nothing but the arguments: what is written is the same on any machine.
+ * @return false when the box is stored contiguously: no dimensions, or below FC_CHUNK_LEAST bytes.
+ */
+bool fc_wanted_chunk(int ndim, const int64_t *sizes, uint32_t element, int64_t *chunk);
 
 /** Data bytes of an item. */
 uint64_t fc_part_item_bytes(const fc_wanted *wanted, const fc_part_item *item);

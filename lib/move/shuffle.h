@@ -1,0 +1,19 @@
+/*
+ * HDF5's shuffle filter: byte planes of elements, so that bytes that resemble each other lie together. In memory only.
+ */
+#ifndef FSDPCKPT_MOVE_SHUFFLE_H
+#define FSDPCKPT_MOVE_SHUFFLE_H
+
+#include <stddef.h>
+
+/**
+ * Puts the first byte of every element first, then the second ones …; what is no whole element stays at the end.
+ * @param element bytes, at least 1.
+ * `in` and `out` do not overlap.
+ */
+void fc_shuffle(const unsigned char *in, unsigned char *out, size_t size, size_t element);
+
+/** The inverse. */
+void fc_unshuffle(const unsigned char *in, unsigned char *out, size_t size, size_t element);
+
+#endif
