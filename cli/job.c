@@ -141,6 +141,12 @@ static void print_text(const job *j, text_out *out) {
         text_name(out, j->o->tp_plan ? j->o->tp_plan : "auto");
         text_puts(out, ")\n");
     }
+    if (r->selected.idle_rules > 0) {
+        text_printf(out, "%zu of the plan's %zu rules decide no tensor, the first is '", r->selected.idle_rules,
+                    fc_tp_plan_rules(j->plan));
+        text_name(out, r->selected.idle_rule);
+        text_puts(out, "'\n");
+    }
     if (r->selected.left_out > 0) {
         text_printf(out, "%zu left out by --include and --exclude\n", r->selected.left_out);
     }
@@ -164,6 +170,7 @@ static void print_json(const job *j, text_out *out) {
     JSON_MEMBER(&json, uint, "left_out", r->selected.left_out);
     if (j->plan) {
         JSON_MEMBER(&json, uint, "tp_cut", r->selected.tp_cut);
+        JSON_MEMBER(&json, uint, "tp_idle_rules", r->selected.idle_rules);
     }
     JSON_MEMBER(&json, uint, "files", r->files);
     JSON_MEMBER(&json, uint, "data_bytes", r->data_bytes);

@@ -6,7 +6,7 @@
 
 #include "fsdpckpt/move.h"
 
-/** Installs the handlers and ignores SIGPIPE and SIGXFSZ. Until signals_cancel names a job, a signal ends the process at once. */
+/** Installs the handlers and ignores SIGPIPE and SIGXFSZ. Without a job (below), a signal ends the program. */
 void signals_install(void);
 
 /** From now on a signal sets progress->cancel. NULL: ends the process again. */

@@ -62,7 +62,9 @@ fc_code dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, siz
     }
     fc_code rc = dcp_acquire(checkpoint, chunk->file, &fd, err);
     if (rc == FC_OK) {
-        rc = fc_torch_item_open(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, &item, err);
+        unsigned char *bytes = dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
+        rc = fc_torch_item_open_read(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, bytes,
+                                     &item, err);
         if (rc == FC_OK) {
             rc = read_extent(tensor, chunk, &item, out, err);
             fc_torch_item_close(&item);

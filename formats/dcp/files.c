@@ -4,6 +4,7 @@
  */
 #include "dcp/dcp.h"
 
+#include "core/checked.h"
 #include "fsdpckpt/io.h"
 
 #include <errno.h>
@@ -151,13 +152,28 @@ fc_code dcp_finish_files(dcp_builder *b) {
     return check_files(b);
 }
 
-enum { MAX_OPEN = 64 };
+enum {
+    MAX_OPEN = 64,
+    AHEAD = 64 << 10, /* read at once where items are small and asked for in order: some forty of a kilobyte */
+    SMALL_ITEM = AHEAD / 4,
+    MOST_SKIPPED = 16 << 10, /* between two items, for the reading to be called one in order */
+    WINDOWS = 4              /* a file: workers read it in order at as many places */
+};
+
+/* A part of a file that items are taken from. */
+typedef struct window {
+    unsigned char *bytes; /* AHEAD of them, or NULL: none were needed */
+    uint64_t offset, size;
+    uint64_t last_end; /* of the item that was taken last, or would have been */
+    uint64_t last_use;
+} window;
 
 typedef struct open_file {
     uint32_t file;
     uint32_t users;
     uint64_t last_use;
     int fd;
+    window windows[WINDOWS];
 } open_file;
 
 struct dcp_state {
@@ -190,6 +206,9 @@ void dcp_state_free(dcp_state *state) {
         if (state->open[i].fd >= 0) {
             close(state->open[i].fd);
         }
+        for (int w = 0; w < WINDOWS; w++) {
+            free(state->open[i].windows[w].bytes);
+        }
     }
     pthread_mutex_destroy(&state->lock);
     free(state->open);
@@ -212,6 +231,9 @@ static open_file *free_slot(dcp_state *state) {
             state->slots[oldest->file] = 0;
         }
         oldest->fd = -1;
+        for (int w = 0; w < WINDOWS; w++) {
+            oldest->windows[w] = (window){.bytes = oldest->windows[w].bytes};
+        }
         return oldest;
     }
     if (state->nopen == state->capacity) {
@@ -223,7 +245,7 @@ static open_file *free_slot(dcp_state *state) {
         state->open = grown;
         state->capacity = capacity;
     }
-    state->open[state->nopen] = (open_file){0, 0, 0, -1};
+    state->open[state->nopen] = (open_file){.fd = -1};
     return &state->open[state->nopen++];
 }
 
@@ -260,4 +282,68 @@ void dcp_release(const fc_checkpoint *checkpoint, uint32_t file) {
     pthread_mutex_lock(&state->lock);
     state->open[state->slots[file] - 1].users--;
     pthread_mutex_unlock(&state->lock);
+}
+
+/* Fills the window from `offset` on; at the end of the file with less. */
+static void fill_window(window *w, int fd, uint64_t offset) {
+    ssize_t n;
+    w->size = 0;
+    if (!w->bytes) {
+        w->bytes = malloc(AHEAD);
+    }
+    if (!w->bytes || offset > INT64_MAX - AHEAD) {
+        return;
+    }
+    do {
+        n = pread(fd, w->bytes, AHEAD, (off_t)offset);
+    } while (n < 0 && errno == EINTR);
+    w->offset = offset;
+    w->size = n > 0 ? (uint64_t)n : 0;
+}
+
+static bool holds(const window *w, uint64_t offset, uint64_t length) {
+    return offset >= w->offset && fc_range_within(offset - w->offset, length, w->size);
+}
+
+/*
+ * The window that has the item; else the one that the item follows, filled anew; else the one that was not used for
+ * longest, which starts here: should the next item follow, it is filled then.
+ */
+static window *find_window(open_file *o, uint64_t offset, uint64_t length) {
+    window *oldest = &o->windows[0];
+    for (int i = 0; i < WINDOWS; i++) {
+        window *w = &o->windows[i];
+        if (holds(w, offset, length)) {
+            return w;
+        }
+        oldest = w->last_use < oldest->last_use ? w : oldest;
+    }
+    for (int i = 0; i < WINDOWS; i++) {
+        window *w = &o->windows[i];
+        if (offset >= w->last_end && offset - w->last_end <= MOST_SKIPPED) {
+            fill_window(w, o->fd, offset);
+            return w;
+        }
+    }
+    return oldest;
+}
+
+unsigned char *dcp_read_ahead(const fc_checkpoint *checkpoint, uint32_t file, uint64_t offset, uint64_t length) {
+    dcp_state *state = checkpoint->state;
+    unsigned char *bytes = NULL;
+    if (length == 0 || length > SMALL_ITEM || offset > INT64_MAX - length) {
+        return NULL;
+    }
+    pthread_mutex_lock(&state->lock);
+    window *w = find_window(&state->open[state->slots[file] - 1], offset, length);
+    if (holds(w, offset, length)) {
+        bytes = malloc((size_t)length);
+    }
+    if (bytes) {
+        memcpy(bytes, w->bytes + (offset - w->offset), (size_t)length);
+    }
+    w->last_end = offset + length;
+    w->last_use = ++state->clock;
+    pthread_mutex_unlock(&state->lock);
+    return bytes;
 }

@@ -89,12 +89,22 @@ static size_t processors(void) {
     return n < 1 ? 1 : n > CHILDREN ? CHILDREN : (size_t)n;
 }
 
+/*
+ * An even share of the files, but no process for less than 40 datasets, which take as long as starting it, and none for
+ * more than 2000, whose records would not fit into its pipe.
+ */
+static size_t files_per_child(size_t count, size_t datasets, size_t processes) {
+    size_t share = (count + processes - 1) / processes, least = 40 / (datasets + 1) + 1;
+    size_t most = 2000 / (datasets + 1) + 1;
+    most = most < FILES_PER_CHILD ? most : FILES_PER_CHILD;
+    share = share > least ? share : least;
+    return share < most ? share : most;
+}
+
 fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count, size_t datasets, bool follow_external,
                          fc_h5_visit visit, void *context, fc_error *err) {
-    /* A process is worth starting for some 2000 datasets; more of them would not fit into its pipe. */
-    size_t per_child = 2000 / (datasets + 1) + 1, ahead = processors(), started = 0, next = 0, taken = 0;
+    size_t ahead = processors(), per_child = files_per_child(count, datasets, ahead), started = 0, next = 0, taken = 0;
     fc_code rc = FC_OK;
-    per_child = per_child < FILES_PER_CHILD ? per_child : FILES_PER_CHILD;
     batch *ring = fc_arena_calloc(arena, ahead, sizeof *ring);
     if (!ring) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", paths[0]);

@@ -15,12 +15,25 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { HEADER_ALIGN = 8, SMALLEST_BLOCK = 2048 };
+enum {
+    HEADER_ALIGN = 8,
+    SMALLEST_BLOCK = 2048,
+    WINDOW = 64 << 10, /* libhdf5 writes each header by itself, here and there: they leave by the window */
+    WINDOWS = 8
+};
 
 typedef struct config {
     fc_h5_channel *channel;
     uint64_t headers;
 } config;
+
+/* A part of the file in memory, at a multiple of its size; what differs from the file is from `low` to `high`. */
+typedef struct window {
+    haddr_t at;
+    size_t low, high;
+    uint64_t last_use; /* 0: holds nothing yet */
+    unsigned char bytes[WINDOW];
+} window;
 
 typedef struct driver_file {
     H5FD_t pub; /* first: libhdf5 casts */
@@ -30,6 +43,9 @@ typedef struct driver_file {
     haddr_t eof;                     /* length of the file */
     haddr_t header_next, header_end; /* free part of the block for headers */
     hsize_t block;                   /* size of the next such block */
+    haddr_t written_end;             /* nothing beyond it is in the file */
+    uint64_t clock;
+    window windows[WINDOWS];
 } driver_file;
 
 static void record(driver_file *f, const char *doing, haddr_t offset) {
@@ -58,8 +74,81 @@ static H5FD_t *file_open(const char *name, unsigned flags, hid_t fapl, haddr_t m
     return &f->pub;
 }
 
+static void write_through(driver_file *f, const unsigned char *p, size_t size, haddr_t at) {
+    while (size > 0 && f->channel->errnum == 0) {
+        ssize_t n = pwrite(f->fd, p, size, (off_t)at);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            errno = n == 0 ? ENOSPC : errno;
+            record(f, "writing", at);
+            return;
+        }
+        p += n;
+        at += (haddr_t)n;
+        size -= (size_t)n;
+    }
+}
+
+static void write_window(driver_file *f, window *w) {
+    if (w->high > w->low) {
+        write_through(f, w->bytes + w->low, w->high - w->low, w->at + w->low);
+        f->written_end = w->at + w->high > f->written_end ? w->at + w->high : f->written_end;
+    }
+    w->low = WINDOW;
+    w->high = 0;
+}
+
+static void write_windows(driver_file *f) {
+    for (int i = 0; i < WINDOWS; i++) {
+        write_window(f, &f->windows[i]);
+    }
+}
+
+static void read_through(driver_file *f, unsigned char *p, size_t size, haddr_t at) {
+    while (size > 0) {
+        ssize_t n = pread(f->fd, p, size, (off_t)at);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            record(f, "reading back", at);
+        }
+        if (n <= 0) {
+            memset(p, 0, size); /* past the end: allocated, not yet written */
+            return;
+        }
+        p += n;
+        at += (haddr_t)n;
+        size -= (size_t)n;
+    }
+}
+
+/* The window that holds `at`, in place of the one that was not used for longest. */
+static window *find_window(driver_file *f, haddr_t at) {
+    window *oldest = &f->windows[0];
+    at -= at % WINDOW;
+    for (int i = 0; i < WINDOWS; i++) {
+        window *w = &f->windows[i];
+        if (w->last_use > 0 && w->at == at) {
+            w->last_use = ++f->clock;
+            return w;
+        }
+        oldest = w->last_use < oldest->last_use ? w : oldest;
+    }
+    write_window(f, oldest);
+    oldest->at = at;
+    oldest->last_use = ++f->clock;
+    size_t known = f->written_end <= at ? 0 : f->written_end - at < WINDOW ? (size_t)(f->written_end - at) : WINDOW;
+    read_through(f, oldest->bytes, known, at);
+    memset(oldest->bytes + known, 0, WINDOW - known);
+    return oldest;
+}
+
 static herr_t file_close(H5FD_t *file) {
     driver_file *f = (driver_file *)file;
+    write_windows(f);
     if (close(f->fd) != 0) {
         record(f, "closing the file", 0);
     }
@@ -83,8 +172,7 @@ static haddr_t allocate(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, hsize_t size)
     driver_file *f = (driver_file *)file;
     const haddr_t limit = INT64_MAX;
     if ((f->channel->reserving || f->channel->placing) && type == H5FD_MEM_DRAW) {
-        bool large = f->channel->reserving && size >= FC_H5_LARGE;
-        haddr_t at = align_up(f->eoa, large ? FC_H5_LARGE_ALIGN : FC_H5_SMALL_ALIGN);
+        haddr_t at = align_up(f->eoa, size >= FC_H5_LARGE ? FC_H5_LARGE_ALIGN : FC_H5_SMALL_ALIGN);
         if (at > limit || size > limit - at) {
             errno = EFBIG;
             record(f, "reserving space", f->eoa);
@@ -139,23 +227,8 @@ static haddr_t get_eof(const H5FD_t *file, H5FD_mem_t type) {
 static herr_t file_read(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at, size_t size, void *buffer) {
     (void)type, (void)dxpl;
     driver_file *f = (driver_file *)file;
-    unsigned char *p = buffer;
-    while (size > 0) {
-        ssize_t n = pread(f->fd, p, size, (off_t)at);
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n < 0) {
-            record(f, "reading back", at);
-        }
-        if (n <= 0) {
-            memset(p, 0, size); /* past the end: allocated, not yet written */
-            return 0;
-        }
-        p += n;
-        at += (haddr_t)n;
-        size -= (size_t)n;
-    }
+    write_windows(f);
+    read_through(f, buffer, size, at);
     return 0;
 }
 
@@ -166,28 +239,31 @@ static herr_t file_write(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at, 
     if (f->channel->placing && type == H5FD_MEM_DRAW && at == f->channel->place) {
         return 0;
     }
-    while (size > 0 && f->channel->errnum == 0) {
-        ssize_t n = pwrite(f->fd, p, size, (off_t)at);
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n <= 0) {
-            errno = n == 0 ? ENOSPC : errno;
-            record(f, "writing", at);
-            return 0;
-        }
-        p += n;
-        at += (haddr_t)n;
-        size -= (size_t)n;
-        f->eof = at > f->eof ? at : f->eof;
+    if (f->channel->shared) {
+        write_windows(f); /* from before it was shared */
+        write_through(f, p, size, at);
+        f->eof = at + size > f->eof ? at + size : f->eof;
+        return 0;
     }
+    while (size > 0) {
+        window *w = find_window(f, at);
+        size_t low = (size_t)(at - w->at), n = size < WINDOW - low ? size : WINDOW - low;
+        memcpy(w->bytes + low, p, n);
+        w->low = low < w->low ? low : w->low;
+        w->high = low + n > w->high ? low + n : w->high;
+        p += n;
+        at += n;
+        size -= n;
+    }
+    f->eof = at > f->eof ? at : f->eof;
     return 0;
 }
 
 static herr_t file_truncate(H5FD_t *file, hid_t dxpl, hbool_t closing) {
     (void)dxpl, (void)closing;
     driver_file *f = (driver_file *)file;
-    if (f->eof != f->eoa) {
+    write_windows(f);
+    if (f->eof != f->eoa || f->channel->shared) { /* shared: others may have made it longer */
         if (f->channel->errnum == 0 && ftruncate(f->fd, (off_t)f->eoa) != 0) {
             record(f, "extending the file", f->eoa);
         }

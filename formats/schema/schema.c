@@ -159,11 +159,11 @@ static void read_dtype(reading *r, fc_tensor *t) {
 enum { HAS_NAME = 1, HAS_DTYPE = 2, HAS_SHAPE = 4, HAS_PATH = 8 };
 
 static void read_member(reading *r, const char *key, bool object, fc_tensor *t, unsigned *seen) {
-    unsigned bit = strcmp(key, "name") == 0                 ? HAS_NAME
-                   : strcmp(key, "path") == 0               ? HAS_PATH
-                   : !object && strcmp(key, "dtype") == 0   ? HAS_DTYPE
+    unsigned bit = strcmp(key, "name") == 0               ? HAS_NAME
+                   : strcmp(key, "path") == 0             ? HAS_PATH
+                   : !object && strcmp(key, "dtype") == 0 ? HAS_DTYPE
                    : !object && strcmp(key, "shape") == 0 ? HAS_SHAPE
-                                                            : 0;
+                                                          : 0;
     if (*seen & bit) {
         fc_json_fail(&r->json, FC_ECORRUPT, "the member \"%s\" is there twice", key);
         return;

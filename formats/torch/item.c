@@ -69,8 +69,13 @@ static fc_code read_pickle(fc_torch_item *item, fc_error *err) {
 
 fc_code fc_torch_item_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_torch_item *item,
                            fc_error *err) {
+    return fc_torch_item_open_read(fd, path, offset, length, NULL, item, err);
+}
+
+fc_code fc_torch_item_open_read(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes,
+                                fc_torch_item *item, fc_error *err) {
     *item = (fc_torch_item){0};
-    fc_code rc = fc_zip_open(fd, path, offset, length, &item->zip, err);
+    fc_code rc = fc_zip_open_read(fd, path, offset, length, bytes, &item->zip, err);
     if (rc == FC_ECORRUPT && is_legacy(fd, path, offset, length)) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "%s: offset %" PRIu64 ": an item in the format of torch.save before 1.6; load and save it "

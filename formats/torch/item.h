@@ -40,6 +40,10 @@ typedef struct fc_torch_tensor {
 fc_code fc_torch_item_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_torch_item *item,
                            fc_error *err);
 
+/** Likewise, with the bytes of the range read already: as fc_zip_open_read. */
+fc_code fc_torch_item_open_read(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes,
+                                fc_torch_item *item, fc_error *err);
+
 /** Frees what `item` holds; a zeroed one is allowed. */
 void fc_torch_item_close(fc_torch_item *item);
 

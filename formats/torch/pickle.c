@@ -4,7 +4,6 @@
  */
 #include "torch/pickle.h"
 
-#include "core/siphash.h"
 #include "torch/pickle_private.h"
 
 #include <stdlib.h>
@@ -446,7 +445,6 @@ fc_code fc_pickle_load(const fc_pickle_source *source, fc_pickle_mode mode, fc_p
         rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", source->name);
         goto out;
     }
-    fc_siphash_key(vm.p->hash_key);
     fc_pickle_rewind(&vm.reader);
     rc = fc_pickle_scan(&vm.reader, &vm.memo);
     if (rc == FC_OK) {

@@ -93,6 +93,10 @@ static size_t find_slot(const fc_pickle *p, const uint64_t *slots, size_t nslots
 
 static bool grow_interned(fc_pickle *p) {
     size_t nslots = p->interned_slots ? p->interned_slots * 2 : 64;
+    if (p->interned_slots == 64) {
+        /* The few strings of an item cannot collide to any harm: its 64 slots spare it a system call. */
+        fc_siphash_key(p->hash_key);
+    }
     uint64_t *slots = calloc(nslots, sizeof *slots);
     if (!slots) {
         return false;

@@ -312,6 +312,11 @@ static fc_code check_records(fc_zip *zip, fc_error *err) {
 }
 
 fc_code fc_zip_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_zip *zip, fc_error *err) {
+    return fc_zip_open_read(fd, path, offset, length, NULL, zip, err);
+}
+
+fc_code fc_zip_open_read(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes, fc_zip *zip,
+                         fc_error *err) {
     uint64_t end;
     directory dir = {0, 0, 0, 0};
     *zip = (fc_zip){0};
@@ -320,10 +325,13 @@ fc_code fc_zip_open(int fd, const char *path, uint64_t offset, uint64_t length, 
     zip->offset = offset;
     zip->length = length;
     if (!fc_add_u64(offset, length, &end) || end > INT64_MAX) {
+        free(bytes);
         return damaged(zip, 0, "its place in the file is impossible", err);
     }
-    fc_code rc;
-    if (length <= WHOLE) {
+    fc_code rc = FC_OK;
+    if (bytes) {
+        zip->head = (fc_zip_window){bytes, offset, (size_t)length};
+    } else if (length <= WHOLE) {
         rc = fc_zip_load(zip, &zip->head, 0, length, err);
     } else {
         rc = fc_zip_load(zip, &zip->tail, length - EDGE, EDGE, err);

@@ -55,6 +55,13 @@ typedef struct fc_zip {
  */
 fc_code fc_zip_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_zip *zip, fc_error *err);
 
+/**
+ * Likewise, with the bytes of the range read already: malloc'ed, `length` of them, freed by fc_zip_close (or here, on
+ * failure). NULL: as fc_zip_open.
+ */
+fc_code fc_zip_open_read(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes, fc_zip *zip,
+                         fc_error *err);
+
 /** Frees what `zip` holds; a zeroed one is allowed. */
 void fc_zip_close(fc_zip *zip);
 

@@ -46,6 +46,8 @@ void fc_decoded_free(fc_decoded *cache);
 fc_code fc_decoded_acquire(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
                            uint64_t extra, fc_decode_fn decode, void *context, const unsigned char **bytes,
                            fc_error *err);
-void fc_decoded_release(fc_decoded *cache, const fc_tensor *tensor, size_t chunk);
+
+/** @param taken bytes of the chunk that were used: one that was used up makes room first. */
+void fc_decoded_release(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, uint64_t taken);
 
 #endif

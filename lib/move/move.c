@@ -236,15 +236,8 @@ static uint64_t owned_bytes(const fc_wanted *wanted, const fc_part *part, bool *
     return total;
 }
 
-/* A worker waits while its bytes go to the disk, so a few more than processors are needed to keep both busy. */
-static int default_threads(void) {
-    int n = fc_processors(), more = n * FC_THREADS_PROCESSOR;
-    more = more > FC_THREADS_DISK ? FC_THREADS_DISK : more;
-    return n > more ? n : more;
-}
-
 static int wanted_threads(const fc_move_options *options, uint64_t bytes) {
-    int threads = options && options->threads > 0 ? options->threads : default_threads();
+    int threads = options && options->threads > 0 ? options->threads : fc_default_threads();
     threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
     uint64_t useful = bytes / (FC_TILE_BYTES / 4) + 1; /* a thread for less than this is not worth its start */
     return (uint64_t)threads > useful ? (int)useful : threads;

@@ -277,7 +277,7 @@ static fc_code copy_piece(fc_source *source, const fc_tensor *tensor, size_t chu
                                     source, &bytes, err);
     if (rc == FC_OK) {
         fc_strided_copy(copy, bytes + start, out);
-        fc_decoded_release(source->decoded, tensor, chunk);
+        fc_decoded_release(source->decoded, tensor, chunk, fc_strided_bytes(copy));
     }
     return rc;
 }

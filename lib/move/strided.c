@@ -93,11 +93,7 @@ int64_t fc_strided_span(const fc_strided *copy, int from) {
 }
 
 bool fc_strided_is_dense(const fc_strided *copy) {
-    int64_t volume = copy->unit;
-    for (int i = 0; i < copy->n; i++) {
-        volume *= copy->axes[i].size;
-    }
-    return volume == fc_strided_span(copy, 0);
+    return fc_strided_bytes(copy) == fc_strided_span(copy, 0);
 }
 
 /* Two loops of copies of a fixed size, which the compiler turns into single moves. */
@@ -182,6 +178,14 @@ static int densest_in_destination(const fc_strided *copy) {
         }
     }
     return best;
+}
+
+int64_t fc_strided_bytes(const fc_strided *copy) {
+    int64_t bytes = copy->unit;
+    for (int i = 0; i < copy->n; i++) {
+        bytes *= copy->axes[i].size;
+    }
+    return bytes;
 }
 
 void fc_strided_copy(const fc_strided *copy, const unsigned char *src, unsigned char *dst) {

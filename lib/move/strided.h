@@ -41,6 +41,9 @@ int64_t fc_strided_span(const fc_strided *copy, int from);
 /** Whether every byte of the whole span is copied. */
 bool fc_strided_is_dense(const fc_strided *copy);
 
+/** Bytes that the copy writes. */
+int64_t fc_strided_bytes(const fc_strided *copy);
+
 /** Executes the copy. `src` and `dst` point at the first element and do not overlap. */
 void fc_strided_copy(const fc_strided *copy, const unsigned char *src, unsigned char *dst);
 

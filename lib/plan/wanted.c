@@ -187,6 +187,32 @@ static fc_code check_tp(const fc_wanted *wanted, const fc_tp_plan *plan, const f
                    found > 0 ? "'" : "");
 }
 
+/* Of a plan from a file every rule should decide something; the built-in one is for many models at once. */
+static fc_code find_idle_rules(const fc_wanted *wanted, const fc_tp_plan *plan, fc_selected *counts, fc_error *err) {
+    if (!plan || strcmp(fc_tp_plan_name(plan), "auto") == 0) {
+        return FC_OK;
+    }
+    size_t rules = fc_tp_plan_rules(plan);
+    bool *decides = calloc(rules ? rules : 1, sizeof *decides);
+    if (!decides) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
+    }
+    for (size_t i = 0; i < wanted->ntensors; i++) {
+        int64_t rule = wanted->tensors[i].source->object ? -1 : fc_tp_plan_rule_of(plan, wanted->tensors[i].name);
+        if (rule >= 0) {
+            decides[rule] = true;
+        }
+    }
+    for (size_t rule = rules; rule-- > 0;) {
+        if (!decides[rule]) {
+            counts->idle_rules++;
+            counts->idle_rule = fc_tp_plan_pattern(plan, rule);
+        }
+    }
+    free(decides);
+    return FC_OK;
+}
+
 static fc_code place(fc_wanted *wanted, const fc_selection *selection, fc_arena *arena, fc_selected *counts,
                      fc_wanted_tensor *tensors, fc_error *err) {
     size_t n = wanted->ntensors, width = (size_t)wanted->mesh->ndim;
@@ -226,6 +252,9 @@ static fc_code place(fc_wanted *wanted, const fc_selection *selection, fc_arena 
     }
     if (rc == FC_OK) {
         rc = check_tp(wanted, selection->tp_plan, counts, err);
+    }
+    if (rc == FC_OK) {
+        rc = find_idle_rules(wanted, selection->tp_plan, counts, err);
     }
 out:
     free(bytes);

@@ -6,7 +6,8 @@
  *   FAULT_LOG=path        an existing file of 64 bytes that gets the name of the call that failed; it is mapped at
  *                         the start, so that a child confined by seccomp can still say so
  *
- * mem fails only allocations made by the command itself: what libhdf5 does without memory is not ours to test.
+ * mem fails only allocations made by the command itself: what libhdf5 does without memory is not ours to test. Where it
+ * is linked statically, the executable's symbols tell its functions: their names begin with H5.
  */
 /* Both names of each call are wanted: open and open64. */
 #undef _FILE_OFFSET_BITS
@@ -31,12 +32,17 @@ static bool family_mem;
 static int fault_errno = EIO;
 static uintptr_t text_begin, text_end;
 static char *fault_log;
+static uintptr_t loaded_at;
+static const ElfW(Sym) * symbols; /* of the executable; they stay mapped */
+static size_t nsymbols;
+static const char *symbol_names;
 
 enum { LOG_SIZE = 64 };
 
 static int find_text(struct dl_phdr_info *info, size_t size, void *unused) {
     (void)size, (void)unused;
     /* The first object is the executable. */
+    loaded_at = info->dlpi_addr;
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *p = &info->dlpi_phdr[i];
         if (p->p_type == PT_LOAD && (p->p_flags & PF_X)) {
@@ -47,9 +53,42 @@ static int find_text(struct dl_phdr_info *info, size_t size, void *unused) {
     return 1;
 }
 
+/* Without a symbol table all of the executable counts as ours. */
+static void find_symbols(void) {
+    struct stat st;
+    int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    const char *map =
+        fd >= 0 && fstat(fd, &st) == 0 ? mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
+    if (fd >= 0) {
+        close(fd);
+    }
+    if (map == MAP_FAILED) {
+        return;
+    }
+    const ElfW(Ehdr) *header = (const void *)map;
+    const ElfW(Shdr) *sections = (const void *)(map + header->e_shoff);
+    for (int i = 0; i < header->e_shnum; i++) {
+        if (sections[i].sh_type == SHT_SYMTAB) {
+            symbols = (const void *)(map + sections[i].sh_offset);
+            nsymbols = sections[i].sh_size / sizeof *symbols;
+            symbol_names = map + sections[sections[i].sh_link].sh_offset;
+        }
+    }
+}
+
+static bool is_libhdf5(uintptr_t address) {
+    for (size_t i = 0; i < nsymbols; i++) {
+        if (address - loaded_at - symbols[i].st_value < symbols[i].st_size) {
+            return strncmp(symbol_names + symbols[i].st_name, "H5", 2) == 0;
+        }
+    }
+    return false;
+}
+
 __attribute__((constructor)) static void start(void) {
     const char *at = getenv("FAULT_AT"), *family = getenv("FAULT_FAMILY"), *number = getenv("FAULT_ERRNO");
     dl_iterate_phdr(find_text, NULL);
+    find_symbols();
     family_mem = family && strcmp(family, "mem") == 0;
     fault_errno = number ? atoi(number) : EIO;
     const char *path = getenv("FAULT_LOG");
@@ -75,7 +114,7 @@ static bool fails(bool mem, const char *name) {
 }
 
 static bool called_by_us(const void *from) {
-    return (uintptr_t)from >= text_begin && (uintptr_t)from < text_end;
+    return fault_at != 0 && (uintptr_t)from >= text_begin && (uintptr_t)from < text_end && !is_libhdf5((uintptr_t)from);
 }
 
 #define REAL(type, name)                                                                                               \

@@ -57,12 +57,23 @@ static void check_tensor(const fc_checkpoint *c, const fc_tensor *t, size_t file
     }
 }
 
+static char directory[] = "/dev/shm/fuzz-dcp-XXXXXX";
+
+/* Nothing is left in memory after the run; after a crash it may be looked at. */
+static void clean_up(void) {
+    char path[sizeof directory + 32];
+    snprintf(path, sizeof path, "%s/.metadata", directory);
+    unlink(path);
+    snprintf(path, sizeof path, "%s/__0_0.distcp", directory);
+    unlink(path);
+    rmdir(directory);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static char directory[] = "/dev/shm/fuzz-dcp-XXXXXX";
     static int made;
     uint32_t n;
     if (!made) {
-        made = mkdtemp(directory) != NULL;
+        made = mkdtemp(directory) != NULL && atexit(clean_up) == 0;
     }
     if (size < 4) {
         return 0;

@@ -210,7 +210,7 @@ static void use(fc_decoded *cache, size_t chunk, const fc_extent *extent, counti
     assert_int_equal(fc_decoded_acquire(cache, &some_tensor, chunk, extent, 0, count_decode, c, &bytes, &err), FC_OK);
     assert_int_equal(bytes[0], (unsigned char)chunk);
     assert_int_equal(bytes[extent->decoded - 1], (unsigned char)chunk);
-    fc_decoded_release(cache, &some_tensor, chunk);
+    fc_decoded_release(cache, &some_tensor, chunk, 0);
 }
 
 static void cache_keeps_what_fits(void **state) {
@@ -250,7 +250,7 @@ static void chunk_in_use_stays(void **state) {
     int calls = c.calls;
     use(cache, 1, &extent, &c);
     assert_int_equal(c.calls, calls);
-    fc_decoded_release(cache, &some_tensor, 1);
+    fc_decoded_release(cache, &some_tensor, 1, 0);
     fc_decoded_free(cache);
 }
 

@@ -7,7 +7,10 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -160,6 +163,62 @@ static void ranks_own_each_box_once(void **state) {
     assert_int_equal(seen[3], 100);
 }
 
+/* The closed form against every rank's part; and the items one by one against the part. */
+static void loads_are_those_of_the_parts(void **state) {
+    fixture *f = *state;
+    const fc_tp_plan *plan;
+    uint64_t loads[24];
+    assert_int_equal(fc_tp_plan_load(NULL, f->arena, &plan, &f->err), FC_OK);
+    for (int i = 0; i < 64; i++) {
+        fc_mesh mesh;
+        fc_layout_spec spec = {i & 3, 1 + (i >> 2 & 3), i >> 4};
+        fc_selection selection = {.mesh = &mesh, .tp_plan = i & 1 ? plan : NULL};
+        if (spec.replicas * spec.dp * (spec.tp ? spec.tp : 1) > 24 || (spec.tp > 1 && !selection.tp_plan)) {
+            continue;
+        }
+        assert_int_equal(fc_layout_mesh(&spec, &mesh, &f->err), FC_OK);
+        assert_int_equal(make(f, selection), FC_OK);
+        assert_int_equal(fc_wanted_loads(&f->wanted, loads, &f->err), FC_OK);
+        uint64_t stored = 0, boxes = 0;
+        for (uint32_t rank = 0; rank < fc_mesh_ranks(&mesh); rank++) {
+            fc_part part;
+            uint64_t bytes = 0;
+            assert_int_equal(fc_wanted_part(&f->wanted, rank, f->arena, &part, &f->err), FC_OK);
+            for (size_t k = 0; k < part.nitems; k++) {
+                int64_t dims[2 * FC_MAX_DIMS];
+                fc_part_item item;
+                int ndim = f->wanted.tensors[part.items[k].tensor].source->ndim;
+                assert_int_equal(fc_wanted_item(&f->wanted, part.items[k].tensor, rank, dims, &item, &f->err), FC_OK);
+                assert_memory_equal(dims, part.items[k].dims, 2 * (size_t)ndim * sizeof *dims);
+                assert_int_equal(item.owner, part.items[k].owner);
+                assert_int_equal(item.owned, part.items[k].owned);
+                bytes += item.owned ? fc_part_item_bytes(&f->wanted, &item) : 0;
+                boxes += item.owned && fc_part_item_bytes(&f->wanted, &item) > 0;
+            }
+            assert_int_equal(loads[rank], bytes);
+            stored += bytes;
+        }
+        assert_int_equal(stored, 8 * 4 * 4 + 5 * 8 + 8 + 100);
+        assert_true(fc_wanted_boxes(&f->wanted) >= boxes);
+    }
+}
+
+static void loads_that_overflow(void **state) {
+    fixture *f = *state;
+    const int64_t huge[] = {INT64_MAX / 8};
+    fc_tensor many[3];
+    for (int i = 0; i < 3; i++) {
+        many[i] = (fc_tensor){
+            .name = (const char *[]){"a", "b", "c"}[i], .path = {path_q, 1}, .dtype = FC_F64, .ndim = 1, .shape = huge};
+    }
+    const fc_checkpoint large = {.path = "ckpt", .tensors = many, .ntensors = 3};
+    fc_selection selection = {0};
+    uint64_t load;
+    assert_int_equal(fc_wanted_new(&large, &selection, f->arena, &f->wanted, &f->counts, &f->err), FC_OK);
+    assert_int_equal(fc_wanted_loads(&f->wanted, &load, &f->err), FC_ECORRUPT);
+    assert_string_equal(f->err.message, "ckpt: the sizes of its tensors overflow");
+}
+
 static void plan_that_cuts_nothing_is_refused(void **state) {
     fixture *f = *state;
     fc_mesh mesh;
@@ -173,6 +232,28 @@ static void plan_that_cuts_nothing_is_refused(void **state) {
                                         "'model.norm.weight': give a --tp-plan that names their modules");
 }
 
+static void rules_that_decide_nothing_are_counted(void **state) {
+    fixture *f = *state;
+    fc_mesh mesh;
+    const fc_tp_plan *plan;
+    char path[] = "/tmp/fc-plan-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    dprintf(fd, "{\"layers.*.q_proj\": \"colwise\", \"layers.*.q_porj\": \"colwise\", \"nrom\": \"replicate\"}");
+    close(fd);
+    fc_layout_spec spec = {0, 0, 2};
+    assert_int_equal(fc_layout_mesh(&spec, &mesh, &f->err), FC_OK);
+    assert_int_equal(fc_tp_plan_load(path, f->arena, &plan, &f->err), FC_OK);
+    unlink(path);
+    assert_int_equal(make(f, (fc_selection){.mesh = &mesh, .tp_plan = plan}), FC_OK);
+    assert_int_equal(f->counts.tp_cut, 1);
+    assert_int_equal(f->counts.idle_rules, 2);
+    assert_string_equal(f->counts.idle_rule, "layers.*.q_porj");
+    assert_int_equal(fc_tp_plan_load("auto", f->arena, &plan, &f->err), FC_OK);
+    assert_int_equal(make(f, (fc_selection){.mesh = &mesh, .tp_plan = plan}), FC_OK);
+    assert_int_equal(f->counts.idle_rules, 0);
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
@@ -182,7 +263,10 @@ int main(void) {
         TEST(equal_names_are_refused),
         TEST(only_floating_point_is_cast),
         TEST(ranks_own_each_box_once),
+        TEST(loads_are_those_of_the_parts),
+        TEST(loads_that_overflow),
         TEST(plan_that_cuts_nothing_is_refused),
+        TEST(rules_that_decide_nothing_are_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -46,8 +46,10 @@ typedef struct fc_selection {
 /** Counts of what fc_wanted_new selected. */
 typedef struct fc_selected {
     size_t tensors, objects;
-    size_t left_out; /**< by include and exclude */
-    size_t tp_cut;   /**< tensors that TP cuts */
+    size_t left_out;       /**< by include and exclude */
+    size_t tp_cut;         /**< tensors that TP cuts */
+    size_t idle_rules;     /**< rules of a TP plan from a file that decide no tensor: typing errors, often */
+    const char *idle_rule; /**< the pattern of the first of them, or NULL; the plan's */
 } fc_selected;
 
 /**
