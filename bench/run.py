@@ -21,6 +21,7 @@ import time
 from collections import namedtuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+MAKE_WEIGHTS = os.path.join(HERE, "make_weights.py")
 MAKE_BIG = os.path.join(HERE, "..", "tests", "corpus", "make_big.py")
 BEGIN, END = "<!-- bench/run: begin -->", "<!-- bench/run: end -->"
 PEAK_MIB = 64
@@ -30,6 +31,9 @@ SOURCES = {
     "fsdp": "{python} {make_big} data {dir} --size {size} --dp 8",
     "2d": "{python} {make_big} data {dir} --size {size} --tp 2 --dp 4",
     "h5": "{ours} reshard {fsdp} -o {dir} --dp 8 -q",
+    "weights": "{python} {make_weights} {dir} --size {size}",
+    "packed": "h5repack -l CHUNK=1024x1024 -f SHUF -f GZIP=1 {weights} {dir}",
+    "packed-by-us": "{ours} consolidate {weights} -o {dir} --compress 1 -q",
 }
 
 # The peers. source: which input; repeat: runs in a round, for what is too short to time once.
@@ -38,6 +42,14 @@ COMMANDS = {
     "cp": Command("`cp -r` and `sync -f`", "fsdp", "sh -c 'cp -r {src} {dst} && sync -f {dst}'"),
     "torch": Command("torch `dcp_to_torch_save`, not synced", "fsdp", "{python} {peers} dcp_to_torch {src} {dst}"),
     "torch-2d": Command("torch `dcp_to_torch_save`, not synced", "2d", "{python} {peers} dcp_to_torch {src} {dst}"),
+    "h5repack-gzip": Command("`h5repack -f SHUF -f GZIP=1`, not synced", "weights",
+                             "h5repack -f SHUF -f GZIP=1 {src} {dst}.h5"),
+    "h5repack-chunks": Command("`h5repack -l CHUNK=512x4096 -f SHUF -f GZIP=1`, not synced", "packed",
+                               "h5repack -l CHUNK=512x4096 -f SHUF -f GZIP=1 {src} {dst}.h5"),
+    "h5repack-none": Command("`h5repack -l CONTI -f NONE`, not synced", "packed",
+                             "h5repack -l CONTI -f NONE {src} {dst}.h5"),
+    "h5repack-none-ours": Command("`h5repack -l CONTI -f NONE`, not synced", "packed-by-us",
+                                  "h5repack -l CONTI -f NONE {src} {dst}.h5"),
 }
 
 
@@ -73,6 +85,16 @@ JOBS = {
                       [at_most("cp", 0.5)]),
     "reshard-8": Job(Command("reshard tp 2 × dp 4 → 8", "2d", "{ours} reshard {src} -o {dst} --dp 8 -q"),
                      [at_most("cp", 0.5)]),
+    "compress": Job(Command("`--compress 1` of Gaussian bf16 weights", "weights",
+                            "{ours} consolidate {src} -o {dst}.h5 --compress 1 -q"),
+                    [faster("h5repack-gzip", 10), same_size("h5repack-gzip", 0.02)]),
+    "compress-chunks": Job(Command("`--compress 1` from other chunks, by h5repack", "packed",
+                                   "{ours} consolidate {src} -o {dst}.h5 --compress 1 -q"),
+                           [faster("h5repack-chunks", 10), same_size("h5repack-chunks", 0.02)]),
+    "decompress": Job(Command("consolidate what h5repack compressed", "packed",
+                              "{ours} consolidate {src} -o {dst}.h5 -q"), [faster("h5repack-none", 8)]),
+    "decompress-ours": Job(Command("consolidate what `--compress 1` compressed", "packed-by-us",
+                                   "{ours} consolidate {src} -o {dst}.h5 -q"), [faster("h5repack-none-ours", 8)]),
 }
 
 
@@ -118,6 +140,7 @@ class Bench:
         self.args, self.scratch = args, os.path.join(work, "out")
         os.mkdir(self.scratch)
         self.words = {"python": sys.executable, "peers": os.path.join(HERE, "peers.py"), "make_big": MAKE_BIG,
+                      "make_weights": MAKE_WEIGHTS,
                       "size": args.size, "ours": os.path.abspath(args.fsdpckpt)}
         self.work = work
 
