@@ -21,6 +21,7 @@ import time
 from collections import namedtuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+MAKE_WEIGHTS = os.path.join(HERE, "make_weights.py")
 MAKE_BIG = os.path.join(HERE, "..", "tests", "corpus", "make_big.py")
 BEGIN, END = "<!-- bench/run: begin -->", "<!-- bench/run: end -->"
 PEAK_MIB = 64
@@ -30,14 +31,29 @@ SOURCES = {
     "fsdp": "{python} {make_big} data {dir} --size {size} --dp 8",
     "2d": "{python} {make_big} data {dir} --size {size} --tp 2 --dp 4",
     "h5": "{ours} reshard {fsdp} -o {dir} --dp 8 -q",
+    "small": "cp -r {corpus}/good/dcp-torch2.15.0-2d-dp4tp2 {dir}",
+    "dense": "sh -c '{python} {here}/make_schema.py dense --optimizer > {dir}'",
+    "weights": "{python} {make_weights} {dir} --size {size}",
+    "packed": "h5repack -l CHUNK=1024x1024 -f SHUF -f GZIP=1 {weights} {dir}",
+    "packed-by-us": "{ours} consolidate {weights} -o {dir} --compress 1 -q",
 }
 
-# The peers. source: which input; repeat: runs in a round, for what is too short to time once.
-Command = namedtuple("Command", "title source line repeat", defaults=(1,))
+# source: which input; repeat: runs in a round, for what is too short to time once; rounds: at most, for what is slow.
+Command = namedtuple("Command", "title source line repeat rounds", defaults=(1, 1000))
+# The peers.
+TORCH = "{python} {here}/peers.py dcp_to_torch {src} {dst}"
 COMMANDS = {
     "cp": Command("`cp -r` and `sync -f`", "fsdp", "sh -c 'cp -r {src} {dst} && sync -f {dst}'"),
-    "torch": Command("torch `dcp_to_torch_save`, not synced", "fsdp", "{python} {peers} dcp_to_torch {src} {dst}"),
-    "torch-2d": Command("torch `dcp_to_torch_save`, not synced", "2d", "{python} {peers} dcp_to_torch {src} {dst}"),
+    "torch": Command("torch `dcp_to_torch_save`, not synced", "fsdp", TORCH, rounds=2),
+    "torch-2d": Command("torch `dcp_to_torch_save`, not synced", "2d", TORCH, rounds=2),
+    "h5repack-gzip": Command("`h5repack -f SHUF -f GZIP=1`, not synced", "weights",
+                             "h5repack -f SHUF -f GZIP=1 {src} {dst}.h5", rounds=2),
+    "h5repack-chunks": Command("`h5repack -l CHUNK=512x4096 -f SHUF -f GZIP=1`, not synced", "packed",
+                               "h5repack -l CHUNK=512x4096 -f SHUF -f GZIP=1 {src} {dst}.h5", rounds=2),
+    "h5repack-none": Command("`h5repack -l CONTI -f NONE`, not synced", "packed",
+                             "h5repack -l CONTI -f NONE {src} {dst}.h5", rounds=2),
+    "h5repack-none-ours": Command("`h5repack -l CONTI -f NONE`, not synced", "packed-by-us",
+                                  "h5repack -l CONTI -f NONE {src} {dst}.h5", rounds=2),
 }
 
 
@@ -73,6 +89,19 @@ JOBS = {
                       [at_most("cp", 0.5)]),
     "reshard-8": Job(Command("reshard tp 2 × dp 4 → 8", "2d", "{ours} reshard {src} -o {dst} --dp 8 -q"),
                      [at_most("cp", 0.5)]),
+    "inspect": Job(Command("`inspect` of a small checkpoint", "small", "{ours} inspect {src}", 20), [within(0.010)]),
+    "plan": Job(Command("plan of one rank of 16,384, 10¹² parameters and AdamW", "dense",
+                        "{ours} reshard {src} --dp 2048 --tp 8 --dry-run --rank 12345 --json", 20), [within(0.050)]),
+    "compress": Job(Command("`--compress 1` of Gaussian bf16 weights", "weights",
+                            "{ours} consolidate {src} -o {dst}.h5 --compress 1 -q"),
+                    [faster("h5repack-gzip", 10), same_size("h5repack-gzip", 0.02)]),
+    "compress-chunks": Job(Command("`--compress 1` from other chunks, by h5repack", "packed",
+                                   "{ours} consolidate {src} -o {dst}.h5 --compress 1 -q"),
+                           [faster("h5repack-chunks", 10), same_size("h5repack-chunks", 0.02)]),
+    "decompress": Job(Command("consolidate what h5repack compressed", "packed",
+                              "{ours} consolidate {src} -o {dst}.h5 -q"), [faster("h5repack-none", 8)]),
+    "decompress-ours": Job(Command("consolidate what `--compress 1` compressed", "packed-by-us",
+                                   "{ours} consolidate {src} -o {dst}.h5 -q"), [faster("h5repack-none-ours", 8)]),
 }
 
 
@@ -117,15 +146,17 @@ class Bench:
     def __init__(self, args, work):
         self.args, self.scratch = args, os.path.join(work, "out")
         os.mkdir(self.scratch)
-        self.words = {"python": sys.executable, "peers": os.path.join(HERE, "peers.py"), "make_big": MAKE_BIG,
-                      "size": args.size, "ours": os.path.abspath(args.fsdpckpt)}
+        self.words = {"python": sys.executable, "here": HERE, "make_big": MAKE_BIG, "make_weights": MAKE_WEIGHTS,
+                      "size": args.size, "corpus": os.path.join(HERE, "..", "tests", "corpus"),
+                      "ours": os.path.abspath(args.fsdpckpt)}
         self.work = work
 
     def make_sources(self, wanted):
+        for name, line in reversed(SOURCES.items()):  # and what these are made of
+            wanted |= {n for n in SOURCES if name in wanted and "{%s}" % n in line}
         given = dict(pair.split("=", 1) for pair in self.args.source)
         for name, line in SOURCES.items():
-            needed = name in wanted or any("{%s}" % name in SOURCES[w] for w in wanted)
-            if not needed:
+            if name not in wanted:
                 continue
             path = os.path.abspath(given[name]) if name in given else os.path.join(self.work, name)
             if name not in given:
@@ -160,6 +191,8 @@ class Bench:
         results = {name: Result() for name in commands}
         for i in range(rounds):
             for name, command in commands.items():
+                if i >= command.rounds:
+                    continue
                 for _ in range(command.repeat):
                     self.run(command, cold, results[name])
                 print("%s %d/%d: %s %.3f s" % ("cold" if cold else "warm", i + 1, rounds, name, results[name].seconds[-1]),
@@ -168,21 +201,22 @@ class Bench:
 
 
 def table(jobs, peers, results):
-    lines = ["| job | best, s | median, s | peak, MiB | against | ratio | to reach | |",
-             "|---|---|---|---|---|---|---|---|"]
+    lines = ["| job | runs | best, s | median, s | peak, MiB | against | ratio | to reach | |",
+             "|---|---|---|---|---|---|---|---|---|"]
     for name, job in jobs.items():
         o = results[name]
-        first = "| %s | %.3f | %.3f | %.0f |" % (job.command.title, o.best, o.median, o.peak)
+        first = "| %s | %d | %.3f | %.3f | %.0f |" % (job.command.title, len(o.seconds), o.best, o.median, o.peak)
         for peer, judge in job.goals:
             met, ratio, goal = judge(o, results.get(peer))
             against = COMMANDS[peer].title if peer else "–"
             lines.append("%s %s | %s | %s | %s |" % (first, against, ratio, goal, "reached" if met else "**not yet**"))
-            first = "| | | | |"
+            first = "| | | | | |"
         met = o.peak <= PEAK_MIB
         lines.append("%s memory | %.0f MiB | ≤ %d MiB | %s |" % (first, o.peak, PEAK_MIB, "reached" if met else "**not yet**"))
     for name in peers:
         p, source = results[name], COMMANDS[name].source
-        lines.append("| *%s (%s)* | %.3f | %.3f | %.0f | | | | |" % (COMMANDS[name].title, source, p.best, p.median, p.peak))
+        lines.append("| *%s (%s)* | %d | %.3f | %.3f | %.0f | | | | |" % (COMMANDS[name].title, source, len(p.seconds), p.best,
+                                                                    p.median, p.peak))
     return "\n".join(lines)
 
 

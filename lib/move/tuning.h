@@ -36,7 +36,7 @@ enum {
     FC_OPEN_FILES = 32,
 
     /* Workers a processor unless the caller says otherwise, up to so many that a fast disk has its queue full. */
-    FC_THREADS_PROCESSOR = 3,
+    FC_THREADS_PROCESSOR = 4,
     FC_THREADS_DISK = 16,
 
     FC_MOST_THREADS = 256
