@@ -58,7 +58,8 @@ static fc_code read_pickle(fc_torch_item *item, fc_error *err) {
         return rc;
     }
     item->pickle_size = entry->size;
-    if (entry->size > FC_TORCH_MAX_PICKLE) {
+    bool possible = entry->method == FC_ZIP_STORED || entry->size / FC_ZIP_MAX_RATIO <= entry->stored;
+    if (entry->size > FC_TORCH_MAX_PICKLE && possible) { /* the impossible one is fc_zip_read's to refuse */
         return fc_fail(err, FC_EUNSUPPORTED,
                        "%s: offset %" PRIu64 ": record %s has %" PRIu64 " bytes; at most %d are read", item->zip.path,
                        entry->data, entry->name, entry->size, FC_TORCH_MAX_PICKLE);
