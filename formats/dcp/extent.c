@@ -77,6 +77,7 @@ fc_code dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, siz
 fc_code dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                         fc_error *err) {
     enum { SMALL = 64 << 10, RATIO = 16, LARGE = 4 << 20 }; /* it is for people and scripts; the bytes stay whole */
+    static const char omitted[] = "{\"$omitted\":\"too large\"}";
     if (object->nchunks == 0) {
         return fc_fail(err, FC_ECORRUPT, "%s: object %.256s has no bytes", checkpoint->path, object->name);
     }
@@ -90,6 +91,9 @@ fc_code dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object
             uint64_t budget = item.pickle_size < LARGE / RATIO ? SMALL + RATIO * item.pickle_size : LARGE;
             rc = fc_torch_json(item.pickle, item.pickle->root, budget, arena, json, err);
             fc_torch_item_close(&item);
+        } else if (rc == FC_EUNSUPPORTED && item.pickle_size > FC_TORCH_MAX_PICKLE) {
+            *json = fc_arena_strndup(arena, omitted, strlen(omitted));
+            rc = *json ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
         }
         dcp_release(checkpoint, chunk->file);
     }

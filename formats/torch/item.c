@@ -34,11 +34,11 @@ static fc_code find_record(const fc_torch_item *item, const char *name, const fc
 
 static fc_code read_byteorder(fc_torch_item *item, fc_error *err) {
     const fc_zip_entry *entry;
-    unsigned char *bytes;
+    unsigned char *bytes = NULL;
     if (find_record(item, "byteorder", &entry, NULL) != FC_OK) {
         return FC_OK; /* torch before 2.1 wrote none, on little-endian machines */
     }
-    fc_code rc = fc_zip_read(&item->zip, entry, &bytes, err);
+    fc_code rc = entry->size <= 6 ? fc_zip_read(&item->zip, entry, &bytes, err) : FC_OK;
     if (rc != FC_OK) {
         return rc;
     }
@@ -54,14 +54,21 @@ static fc_code read_pickle(fc_torch_item *item, fc_error *err) {
     const fc_zip_entry *entry;
     unsigned char *bytes;
     fc_code rc = find_record(item, "data.pkl", &entry, err);
-    if (rc == FC_OK) {
-        rc = fc_zip_read(&item->zip, entry, &bytes, err);
+    if (rc != FC_OK) {
+        return rc;
     }
+    item->pickle_size = entry->size;
+    bool possible = entry->method == FC_ZIP_STORED || entry->size / FC_ZIP_MAX_RATIO <= entry->stored;
+    if (entry->size > FC_TORCH_MAX_PICKLE && possible) { /* the impossible one is fc_zip_read's to refuse */
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: offset %" PRIu64 ": record %s has %" PRIu64 " bytes; at most %d are read", item->zip.path,
+                       entry->data, entry->name, entry->size, FC_TORCH_MAX_PICKLE);
+    }
+    rc = fc_zip_read(&item->zip, entry, &bytes, err);
     if (rc != FC_OK) {
         return rc;
     }
     fc_pickle_source source = {item->zip.path, entry->data, entry->size, -1, bytes};
-    item->pickle_size = entry->size;
     rc = fc_pickle_load(&source, FC_PICKLE_ITEM, &item->pickle, err);
     free(bytes);
     return rc;

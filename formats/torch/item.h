@@ -12,10 +12,13 @@
 #include "torch/zip.h"
 
 /** An open archive; owned by the caller, who keeps the descriptor open as long as it reads from it. */
+/** A data.pkl larger than this is not read: it would take twenty times its size in memory, deflated a bomb. */
+enum { FC_TORCH_MAX_PICKLE = 16 << 20 };
+
 typedef struct fc_torch_item {
     fc_zip zip;
     fc_pickle *pickle;
-    uint64_t pickle_size; /**< bytes of data.pkl */
+    uint64_t pickle_size; /**< bytes of data.pkl; known also where it is too large to be read */
     size_t prefix;        /**< length of the records' common folder */
     bool big_endian;
 } fc_torch_item;
@@ -34,7 +37,8 @@ typedef struct fc_torch_tensor {
 } fc_torch_tensor;
 
 /**
- * Opens the archive at a range of a file: its directory and its data.pkl.
+ * Opens the archive at a range of a file: its directory and its data.pkl. FC_EUNSUPPORTED with `item->pickle_size`
+ * above FC_TORCH_MAX_PICKLE where that is too large.
  * @param path for messages; borrowed until fc_torch_item_close.
  */
 fc_code fc_torch_item_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_torch_item *item,

@@ -16,6 +16,9 @@
 
 enum { FC_ZIP_STORED = 0, FC_ZIP_DEFLATED = 8 };
 
+/** Deflate cannot do better than 1032 to 1: a declared size beyond this is a lie, and is not allocated. */
+enum { FC_ZIP_MAX_RATIO = 1040 };
+
 /** One record. */
 typedef struct fc_zip_entry {
     const char *name; /**< NUL-terminated, without NUL inside */

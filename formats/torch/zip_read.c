@@ -125,8 +125,7 @@ static fc_code read_stored(const fc_zip *zip, const fc_zip_entry *entry, unsigne
 fc_code fc_zip_read(fc_zip *zip, const fc_zip_entry *entry, unsigned char **bytes, fc_error *err) {
     const unsigned char *stored;
     *bytes = NULL;
-    /* Deflate cannot do better than 1032 to 1: more is a lie, and is not allocated. */
-    if (entry->method == FC_ZIP_DEFLATED && entry->size / 1040 > entry->stored) {
+    if (entry->method == FC_ZIP_DEFLATED && entry->size / FC_ZIP_MAX_RATIO > entry->stored) {
         return record_damaged(zip, entry, "its declared size is impossible", err);
     }
     if (entry->size > SIZE_MAX - 1) {

@@ -144,6 +144,10 @@ static fc_code select_tensors(const fc_checkpoint *source, const fc_selection *s
         }
         *(t->object ? &counts->objects : &counts->tensors) += 1;
     }
+    if (source->ntensors == 0) {
+        return fc_fail(err, FC_EUSAGE, "%s: nothing to write: the checkpoint is empty, without a tensor or an object",
+                       source->path);
+    }
     if (n == 0) {
         return fc_fail(err, FC_EUSAGE, "%s: nothing is left to write: all %zu names are excluded", source->path,
                        source->ntensors);

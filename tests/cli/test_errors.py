@@ -200,6 +200,18 @@ class Errors(harness.Case):
         self.addCleanup(os.chmod, ckpt, 0o700)
         self.refused(4, ckpt, ["ckpt", "Permission denied"])
 
+    def test_empty_checkpoint(self):
+        ckpt = self.copy(FSDP2)
+
+        def edit(data):
+            data.state_dict_metadata.clear()
+            data.planner_data.clear()
+            data.storage_data.clear()
+
+        harness.edit_metadata(ckpt, edit)
+        self.refused(2, ckpt, ["the checkpoint is empty"], inspect=False)
+        self.ok("inspect", ckpt)
+
     def test_plan_that_matches_nothing(self):
         source = harness.corpus("dcp-torch2.15.0-uneven")
         error = self.fails(2, "reshard", source, "-o", "out", "--tp", "2")

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import xml.dom.minidom
+import zipfile
 
 import harness
 
@@ -100,6 +101,23 @@ class Inspect(harness.Case):
         self.assertTrue(values)
         self.assertIn("step", values)
         self.assertIn("VALUE", self.ok("inspect", harness.corpus("dcp-torch2.15.0-train")))
+
+    def test_large_pickle_is_not_read(self):
+        """An object of 200 MB that a deflated archive of 200 kB claims: no memory for it, and its bytes stay whole."""
+        ckpt = self.copy("dcp-torch2.15.0-train")
+        with zipfile.ZipFile(os.path.join(ckpt, "bomb"), "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("archive/byteorder", b"little")
+            archive.writestr("archive/data.pkl", b"\x80\x02" + b"N" * 200_000_000 + b".")
+        size = os.path.getsize(os.path.join(ckpt, "bomb"))
+
+        def edit(data):
+            key = next(k for k in data.storage_data if k.fqn == "step")
+            data.storage_data[key].state.update(relative_path="bomb", offset=0, length=size)
+
+        harness.edit_metadata(ckpt, edit)
+        step = next(o for o in json.loads(self.ok("inspect", "--json", ckpt))["objects"] if o["name"] == "step")
+        self.assertEqual(step["value"], {"$omitted": "too large"})
+        self.ok("consolidate", ckpt, "-o", "m.h5")
 
     def test_headers_only_needs_no_data(self):
         bare = self.path("bare")
