@@ -8,6 +8,7 @@
 #include "suggest.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,8 +111,24 @@ static fc_code dispatch(int argc, char **argv, text_out *out, fc_error *err) {
     return run_command(c, argc - 2, argv + 2, out, err);
 }
 
+/*
+ * A closed standard descriptor would be the number of the next file opened: an error message would go into a tensor.
+ * The place is taken by /dev/null opened so that using it is an error still.
+ */
+static bool hold_standard_descriptors(void) {
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd) {
+            return false;
+        }
+    }
+    return true;
+}
+
 int main(int argc, char **argv) {
     fc_error err = {FC_OK, ""};
+    if (!hold_standard_descriptors()) {
+        return FC_EIO;
+    }
     setlocale(LC_CTYPE, "");
     signals_install();
     text_out *out = malloc(sizeof *out);

@@ -99,7 +99,7 @@ const option_row option_table[OPT_COUNT] = {
                   .arg = "N",
                   .offset = FIELD(jobs),
                   .max = 4096,
-                  .help = "number of worker threads (default: one a processor)"},
+                  .help = "number of worker threads (default: what keeps processors and disk busy)"},
     [OPT_MEMORY] = {.name = "memory",
                     .kind = KIND_SIZE,
                     .arg = "SIZE",

@@ -35,10 +35,6 @@ typedef struct window {
     unsigned char bytes[WINDOW];
 } window;
 
-typedef struct extent {
-    haddr_t from, to;
-} extent;
-
 typedef struct driver_file {
     H5FD_t pub; /* first: libhdf5 casts */
     fc_h5_channel *channel;
@@ -47,9 +43,7 @@ typedef struct driver_file {
     haddr_t eof;                     /* length of the file */
     haddr_t header_next, header_end; /* free part of the block for headers */
     hsize_t block;                   /* size of the next such block */
-    extent *blocks;                  /* all that were given to headers */
-    size_t nblocks, blocks_capacity;
-    haddr_t written_end; /* nothing beyond it is in the file */
+    haddr_t written_end;             /* nothing beyond it is in the file */
     uint64_t clock;
     window windows[WINDOWS];
 } driver_file;
@@ -158,7 +152,6 @@ static herr_t file_close(H5FD_t *file) {
     if (close(f->fd) != 0) {
         record(f, "closing the file", 0);
     }
-    free(f->blocks);
     free(f);
     return 0;
 }
@@ -173,32 +166,13 @@ static haddr_t align_up(haddr_t at, haddr_t to) {
     return (at + to - 1) / to * to;
 }
 
-/* Remembers a block for headers; one that continues the last makes that longer. Forgotten, it is written in pieces. */
-static void add_block(driver_file *f, haddr_t from, haddr_t to) {
-    if (f->nblocks > 0 && from <= f->blocks[f->nblocks - 1].to) {
-        f->blocks[f->nblocks - 1].to = to;
-        return;
-    }
-    if (f->nblocks == f->blocks_capacity) {
-        size_t capacity = f->blocks_capacity ? 2 * f->blocks_capacity : 16;
-        extent *grown = realloc(f->blocks, capacity * sizeof *grown);
-        if (!grown) {
-            return;
-        }
-        f->blocks = grown;
-        f->blocks_capacity = capacity;
-    }
-    f->blocks[f->nblocks++] = (extent){from, to};
-}
-
 /* Data goes to the end of the file; headers (heaps with strings included) into blocks of their own. */
 static haddr_t allocate(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, hsize_t size) {
     (void)dxpl;
     driver_file *f = (driver_file *)file;
     const haddr_t limit = INT64_MAX;
     if ((f->channel->reserving || f->channel->placing) && type == H5FD_MEM_DRAW) {
-        bool large = f->channel->reserving && size >= FC_H5_LARGE;
-        haddr_t at = align_up(f->eoa, large ? FC_H5_LARGE_ALIGN : FC_H5_SMALL_ALIGN);
+        haddr_t at = align_up(f->eoa, size >= FC_H5_LARGE ? FC_H5_LARGE_ALIGN : FC_H5_SMALL_ALIGN);
         if (at > limit || size > limit - at) {
             errno = EFBIG;
             record(f, "reserving space", f->eoa);
@@ -217,7 +191,6 @@ static haddr_t allocate(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, hsize_t size)
             record(f, "reserving space", f->eoa);
             return HADDR_UNDEF;
         }
-        add_block(f, at, at + block);
         f->header_next = at;
         f->header_end = at + block;
         f->eoa = f->header_end;
@@ -259,23 +232,6 @@ static herr_t file_read(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at, s
     return 0;
 }
 
-/*
- * Whether what lies between a window's changes and a new one may be written with them: only where it is headers, which
- * nobody but this driver writes. The data of chunks is written by the engine, while the file is still open.
- */
-static bool may_join(const driver_file *f, const window *w, size_t low, size_t high) {
-    if (w->high <= w->low || (low <= w->high && high >= w->low)) {
-        return true;
-    }
-    haddr_t from = w->at + (low > w->high ? w->high : high), to = w->at + (low > w->high ? low : w->low);
-    for (size_t i = f->nblocks; i-- > 0;) {
-        if (from >= f->blocks[i].from && to <= f->blocks[i].to) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static herr_t file_write(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at, size_t size, const void *buffer) {
     (void)dxpl;
     driver_file *f = (driver_file *)file;
@@ -283,12 +239,15 @@ static herr_t file_write(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, haddr_t at, 
     if (f->channel->placing && type == H5FD_MEM_DRAW && at == f->channel->place) {
         return 0;
     }
+    if (f->channel->shared) {
+        write_windows(f); /* from before it was shared */
+        write_through(f, p, size, at);
+        f->eof = at + size > f->eof ? at + size : f->eof;
+        return 0;
+    }
     while (size > 0) {
         window *w = find_window(f, at);
         size_t low = (size_t)(at - w->at), n = size < WINDOW - low ? size : WINDOW - low;
-        if (!may_join(f, w, low, low + n)) {
-            write_window(f, w);
-        }
         memcpy(w->bytes + low, p, n);
         w->low = low < w->low ? low : w->low;
         w->high = low + n > w->high ? low + n : w->high;
@@ -304,7 +263,7 @@ static herr_t file_truncate(H5FD_t *file, hid_t dxpl, hbool_t closing) {
     (void)dxpl, (void)closing;
     driver_file *f = (driver_file *)file;
     write_windows(f);
-    if (f->eof != f->eoa) {
+    if (f->eof != f->eoa || f->channel->shared) { /* shared: others may have made it longer */
         if (f->channel->errnum == 0 && ftruncate(f->fd, (off_t)f->eoa) != 0) {
             record(f, "extending the file", f->eoa);
         }

@@ -22,6 +22,7 @@ enum {
 /** What passes between a file's writer and its driver. */
 typedef struct fc_h5_channel {
     bool reserving;    /**< in: space asked for now is for tensor data. libhdf5 says "data" for heaps of strings too */
+    bool shared;       /**< in: others write into the file while it is open, so no copy of a part of it is kept */
     bool placing;      /**< in: a chunk is given its place; its bytes come later, so that they are not written here */
     uint64_t place;    /**< out: where that is */
     int errnum;        /**< out: of the first system call that failed; 0: none */

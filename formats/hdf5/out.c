@@ -81,6 +81,7 @@ fc_code fc_h5_out_open(fc_h5_out *out, const fc_h5_tree *tree, const char *path,
     memset(out, 0, sizeof *out);
     out->tree = tree;
     out->path = path;
+    out->channel.shared = estimate->indexes > 0; /* the engine writes chunks while it is open */
     out->file = out->scalar = out->text_type = H5I_INVALID_HID;
     out->link_props = out->group_props = out->stored_props = out->empty_props = H5I_INVALID_HID;
     for (int i = 0; i < FC_DTYPE_COUNT; i++) {

@@ -36,6 +36,9 @@ static fc_code find_format(const char *path, const fc_format **out, fc_error *er
                                                    : fc_fail_errno(err, errno, "%s: cannot be opened", path);
     }
     probe.is_directory = S_ISDIR(st.st_mode);
+    if (probe.is_directory && access(path, X_OK) != 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be entered", path);
+    }
     if (!probe.is_directory) {
         fc_code rc = read_head(path, head, &probe.head_size, err);
         if (rc != FC_OK) {

@@ -131,11 +131,15 @@ typedef enum plane_kind { PLANE_STORED, PLANE_LITERALS, PLANE_MATCHES } plane_ki
    exponents has few different bytes, those of the mantissa are noise. */
 static plane_kind judge(fc_deflater *d, const unsigned char *plane, size_t size) {
     size_t sample = size < SAMPLE ? size : SAMPLE;
+    if (sample == 0) {
+        return PLANE_STORED;
+    }
     const unsigned char *in = plane + (size - sample) / 2;
     uint32_t counts[256];
     fc_count_bytes(in, sample, counts);
     double literals = fc_entropy_bytes(counts), least = (double)sample / 8; /* a code has a bit at least */
     literals = literals > least ? literals : least;
+    literals += FC_LITERALS_HEADER * (double)sample / (double)(size < FC_LITERALS_BLOCK ? size : FC_LITERALS_BLOCK);
     size_t matches = deflate_blocks(d, in, sample, d->sample, sizeof d->sample);
     if (matches > 0 && (double)matches < MATCHES_GAIN * literals && (double)matches < STORED_FROM * (double)sample) {
         return PLANE_MATCHES;

@@ -9,6 +9,7 @@
  */
 #include "fsdpckpt/move.h"
 
+#include "io/output.h"
 #include "move/chunks.h"
 #include "move/codec.h"
 #include "move/queue.h"
@@ -17,7 +18,6 @@
 #include "move/threads.h"
 #include "move/tuning.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -25,7 +25,10 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_SURVEYED = 64 };
+enum {
+    MOST_SURVEYED = 64,
+    RESERVE_BYTES = 64 << 20,
+};
 
 typedef enum slot_state {
     SLOT_FREE,   /* or being filled by the worker that has the job of its number */
@@ -70,6 +73,8 @@ typedef struct press {
     uint64_t turn;  /* number of the next chunk to be given a place */
     uint64_t first; /* every chunk below is written */
     uint64_t stored;
+    int ahead;         /* descriptor for setting space aside, or -1 */
+    uint64_t reserved; /* so far */
     bool stop;
     fc_code code;
     fc_error error;
@@ -80,7 +85,7 @@ typedef struct worker {
     press *press;
     fc_source *source;
     fc_deflater *deflater;
-    int fd;
+    fc_output output;
     unsigned char *read, *cast, *shuffled;
 } worker;
 
@@ -98,6 +103,18 @@ static slot *slot_of(press *p, uint64_t number) {
     return &p->slots[number % (uint64_t)p->sizes.slots];
 }
 
+/* Has the file system set space aside before it is written: writes that extend a file take turns there. It only helps;
+   where it fails, for want of space too, the write will tell. What is too much, the writer cuts off at the end. */
+static void reserve_ahead(press *p, uint64_t end) {
+    if (p->ahead >= 0 && end > p->reserved && end < INT64_MAX - RESERVE_BYTES) {
+        uint64_t from = p->reserved ? p->reserved : end;
+        p->reserved = end + RESERVE_BYTES;
+        if (fallocate(p->ahead, 0, (off_t)from, (off_t)(p->reserved - from)) != 0) {
+            p->reserved = INT64_MAX;
+        }
+    }
+}
+
 /* Gives places to the chunks that are ready, in their order. Called with the lock held. */
 static fc_code give_places(press *p, fc_error *err) {
     for (;;) {
@@ -112,6 +129,7 @@ static fc_code give_places(press *p, fc_error *err) {
         }
         s->state = SLOT_PLACED;
         p->turn++;
+        reserve_ahead(p, s->offset + s->size);
     }
 }
 
@@ -139,7 +157,7 @@ static bool write_one(worker *w, fc_code *rc, fc_error *err) {
     }
     s->state = SLOT_WRITING;
     pthread_mutex_unlock(&p->lock);
-    *rc = fc_pwrite_full(w->fd, s->bytes, s->size, s->offset, p->part->path, err);
+    *rc = fc_output_write(&w->output, s->bytes, s->size, s->offset, err);
     pthread_mutex_lock(&p->lock);
     p->stored += s->size;
     count_progress(p, &s->job);
@@ -189,8 +207,9 @@ static fc_code compress_chunk(worker *w, const fc_chunk_job *job, slot *s, fc_er
     const uint32_t element = fc_dtype_size(job->of->wanted->dtype);
     const size_t bytes = fc_chunk_bytes(w->press->wanted, job->of->item, element);
     unsigned char *elements = NULL;
-    if (!s->bytes) {
-        s->bytes = malloc(w->press->sizes.chunk);
+    void *pages;
+    if (!s->bytes && posix_memalign(&pages, FC_OUTPUT_BLOCK, w->press->sizes.chunk) == 0) {
+        s->bytes = pages;
     }
     if (!s->bytes) {
         return fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes", bytes);
@@ -276,9 +295,9 @@ static fc_code worker_init(worker *w, fc_error *err) {
     if (rc != FC_OK) {
         return rc;
     }
-    w->fd = open(p->part->path, O_WRONLY | O_CLOEXEC);
-    if (w->fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be written", p->part->path);
+    rc = fc_output_open(&w->output, p->part->path, err);
+    if (rc != FC_OK) {
+        return rc;
     }
     w->deflater = fc_deflater_new(p->wanted->compress);
     w->read = malloc(s->source > s->chunk ? s->source : s->chunk);
@@ -293,15 +312,14 @@ static fc_code worker_init(worker *w, fc_error *err) {
 /* A thread's life. An error goes to the press. */
 static void *work(void *context) {
     press *p = context;
-    worker w = {.press = p, .fd = -1};
+    worker w = {.press = p, .output = {.fd = -1, .direct = -1}};
     fc_error err;
     fc_code rc = worker_init(&w, &err);
     if (rc == FC_OK) {
         rc = do_jobs(&w, &err);
     }
-    if (w.fd >= 0 && close(w.fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(&err, errno, "%s: writing", p->part->path);
-    }
+    fc_code closed = fc_output_close(&w.output, rc == FC_OK ? &err : NULL);
+    rc = rc == FC_OK ? closed : rc;
     if (rc != FC_OK) {
         pthread_mutex_lock(&p->lock);
         fail(p, rc, &err);
@@ -376,7 +394,7 @@ static void press_free(press *p) {
 fc_code fc_compress_part(const fc_wanted *wanted, const fc_part *part, fc_writer *writer,
                          const fc_move_options *options, uint64_t *stored, fc_error *err) {
     uint64_t memory = options && options->memory ? options->memory : FC_DEFAULT_MEMORY;
-    int threads = options && options->threads > 0 ? options->threads : fc_processors();
+    int threads = options && options->threads > 0 ? options->threads : fc_default_threads();
     press p = {.wanted = wanted, .part = part, .writer = writer, .progress = options ? options->progress : NULL};
     *stored = 0;
     survey(wanted, part, &p.sizes);
@@ -394,11 +412,15 @@ fc_code fc_compress_part(const fc_wanted *wanted, const fc_part *part, fc_writer
         press_free(&p);
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", part->path);
     }
+    p.ahead = open(part->path, O_WRONLY | O_CLOEXEC);
     pthread_mutex_init(&p.lock, NULL);
     pthread_cond_init(&p.freed, NULL);
     fc_threads_run(p.sizes.threads, work, &p);
     pthread_cond_destroy(&p.freed);
     pthread_mutex_destroy(&p.lock);
+    if (p.ahead >= 0) {
+        close(p.ahead);
+    }
     press_free(&p);
     *stored = p.stored;
     if (p.code != FC_OK && err) {

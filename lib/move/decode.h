@@ -37,6 +37,9 @@ typedef fc_code (*fc_decode_fn)(void *context, const fc_tensor *tensor, size_t c
 fc_decoded *fc_decoded_new(uint64_t limit);
 void fc_decoded_free(fc_decoded *cache);
 
+/** The limit it was made with. */
+uint64_t fc_decoded_limit(const fc_decoded *cache);
+
 /**
  * The decoded bytes of a chunk, from the cache or by `decode`. Waits while the memory is held by other workers, so a
  * worker holds at most one chunk at a time; it gives it back with fc_decoded_release.
@@ -46,6 +49,8 @@ void fc_decoded_free(fc_decoded *cache);
 fc_code fc_decoded_acquire(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
                            uint64_t extra, fc_decode_fn decode, void *context, const unsigned char **bytes,
                            fc_error *err);
-void fc_decoded_release(fc_decoded *cache, const fc_tensor *tensor, size_t chunk);
+
+/** @param taken bytes of the chunk that were used: one that was used up makes room first. */
+void fc_decoded_release(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, uint64_t taken);
 
 #endif

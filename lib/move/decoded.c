@@ -26,6 +26,7 @@ typedef struct entry {
     unsigned char *bytes;
     size_t size;
     uint64_t cost;
+    uint64_t left; /* bytes that nobody has taken yet; 0: most likely nobody will ask again */
     unsigned users;
     bool loading;
     struct entry *next_in_bucket;
@@ -52,6 +53,10 @@ fc_decoded *fc_decoded_new(uint64_t limit) {
     cache->paged = limit / MOST_MAPPINGS > PAGE ? limit / MOST_MAPPINGS : PAGE;
     cache->ring.newer = cache->ring.older = &cache->ring;
     return cache;
+}
+
+uint64_t fc_decoded_limit(const fc_decoded *cache) {
+    return cache->limit;
 }
 
 static unsigned char *buffer_new(const fc_decoded *cache, size_t size) {
@@ -85,6 +90,13 @@ static void link_newest(fc_decoded *cache, entry *e) {
     e->newer = &cache->ring;
     e->older->newer = e;
     cache->ring.older = e;
+}
+
+static void link_oldest(fc_decoded *cache, entry *e) {
+    e->newer = cache->ring.newer;
+    e->older = &cache->ring;
+    e->newer->older = e;
+    cache->ring.newer = e;
 }
 
 static entry **bucket_of(fc_decoded *cache, const fc_tensor *tensor, size_t chunk) {
@@ -125,11 +137,12 @@ void fc_decoded_free(fc_decoded *cache) {
 }
 
 /* Drops unused entries, the oldest first, until `cost` fits. A buffer of `size` bytes among them is kept in `*spare`:
-   chunks of a dataset are of one size, so allocator and page faults stay out of the way.
+   chunks of a dataset are of one size, so allocator and page faults stay out of the way. One that has been taken whole
+   (they are the oldest) is reused even where there is room: it is still in the processor's cache.
    @return false when the entries in use leave no room. */
 static bool make_room(fc_decoded *cache, uint64_t cost, size_t size, unsigned char **spare) {
     entry *e = cache->ring.newer;
-    while (cache->limit - cache->used < cost && e != &cache->ring) {
+    while (e != &cache->ring && (cache->limit - cache->used < cost || (!*spare && e->left == 0))) {
         entry *next = e->newer;
         if (e->users == 0 && !e->loading) {
             if (e->size == size && !*spare) {
@@ -152,6 +165,7 @@ static entry *insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, s
     e->chunk = chunk;
     e->size = size;
     e->cost = cost;
+    e->left = size;
     e->users = 1;
     e->loading = true;
     entry **bucket = bucket_of(cache, tensor, chunk);
@@ -247,10 +261,17 @@ fc_code fc_decoded_acquire(fc_decoded *cache, const fc_tensor *tensor, size_t ch
     return rc;
 }
 
-void fc_decoded_release(fc_decoded *cache, const fc_tensor *tensor, size_t chunk) {
+void fc_decoded_release(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, uint64_t taken) {
     pthread_mutex_lock(&cache->lock);
     entry *e = find(cache, tensor, chunk);
+    if (e) {
+        e->left -= taken < e->left ? taken : e->left;
+    }
     if (e && --e->users == 0) {
+        if (e->left == 0) {
+            unlink_ring(e);
+            link_oldest(cache, e);
+        }
         pthread_cond_broadcast(&cache->changed);
     }
     pthread_mutex_unlock(&cache->lock);

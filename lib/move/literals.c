@@ -13,7 +13,6 @@ enum {
     /* Four codes and what is left of a byte fit into 56 bits. Deflate allows 15; the difference is below a thousandth.
      */
     MOST_BITS = 12,
-    BLOCK = 128 << 10, /* bytes that share one set of codes */
     STORED_MOST = 65535,
     /* Behind what is written up to 8 bytes are clobbered, which must be within `room`. */
     SLACK = 8,
@@ -228,19 +227,18 @@ static void put_codes(fc_bits *b, const unsigned char *in, size_t size, const co
 }
 
 void fc_put_literals(fc_bits *b, const unsigned char *in, size_t size) {
-    enum { HEADER = 160 };
     for (size_t n; size > 0 && !b->full; in += n, size -= n) {
         uint32_t counts[256];
         uint8_t lengths[SYMBOLS];
         code codes[SYMBOLS];
-        n = size < BLOCK ? size : BLOCK;
+        n = size < FC_LITERALS_BLOCK ? size : FC_LITERALS_BLOCK;
         fc_count_bytes(in, n, counts);
         code_lengths(counts, lengths);
         uint64_t total = lengths[END];
         for (int s = 0; s < 256; s++) {
             total += (uint64_t)counts[s] * lengths[s];
         }
-        if (has_room(b, HEADER + (size_t)(total / 8 + 1))) {
+        if (has_room(b, FC_LITERALS_HEADER + (size_t)(total / 8 + 1))) {
             make_codes(lengths, codes);
             put_header(b, lengths);
             put_codes(b, in, n, codes);

@@ -9,6 +9,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+enum {
+    FC_LITERALS_BLOCK = 128 << 10, /**< bytes that share one set of codes */
+    FC_LITERALS_HEADER = 160       /**< bytes that the codes take at most */
+};
+
 /** A stream being written. `full` stays set when something did not fit; what is then in `out` is worthless. */
 typedef struct fc_bits {
     unsigned char *out;

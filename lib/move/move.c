@@ -4,6 +4,7 @@
  */
 #include "fsdpckpt/move.h"
 
+#include "io/output.h"
 #include "move/queue.h"
 #include "move/source.h"
 #include "move/threads.h"
@@ -54,8 +55,8 @@ static void fail(engine *e, fc_code code, const fc_error *err) {
 typedef struct worker {
     engine *engine;
     fc_source *source;
-    int fd;
-    unsigned char *buffer, *cast; /* tiles in the source's type, and in the target's */
+    fc_output output;
+    unsigned char *buffer, *cast; /* tiles as in the target, and the current one in the source's type if that differs */
     size_t buffer_size, cast_size;
 } worker;
 
@@ -63,7 +64,8 @@ static fc_code grow(unsigned char **buffer, size_t *size, size_t wanted, fc_erro
     if (*size < wanted) {
         free(*buffer);
         *size = 0;
-        *buffer = malloc(wanted);
+        void *p;
+        *buffer = posix_memalign(&p, FC_OUTPUT_BLOCK, wanted) == 0 ? p : NULL;
         if (!*buffer) {
             return fc_fail(err, FC_ENOMEM, "out of memory for a buffer of %zu bytes", wanted);
         }
@@ -72,55 +74,70 @@ static fc_code grow(unsigned char **buffer, size_t *size, size_t wanted, fc_erro
     return FC_OK;
 }
 
-/* Fills the worker's buffers with the tiles of a batch, one after another as in the target. */
-static fc_code read_batch(worker *w, const fc_batch *batch, const unsigned char **out, fc_error *err) {
-    size_t total = 0, source_total = 0;
-    bool casts = false;
+/* Tiles that follow each other in the file: one write. */
+typedef struct run {
+    int end;         /* of its tiles in the batch */
+    size_t at, size; /* bytes, in the buffer */
+} run;
+
+/* The run that begins with tile `first`, placed in the buffer at the first place from `at` on that is as far from a
+   block's start as the run is in the file: so it can be written directly. */
+static run next_run(const fc_batch *batch, int first, size_t at) {
+    uint64_t offset = batch->tiles[first].offset;
+    run r = {first, at + (size_t)((offset - at) % FC_OUTPUT_BLOCK), 0};
+    do {
+        r.size += batch->tiles[r.end++].size;
+    } while (r.end < batch->count && batch->tiles[r.end].offset == offset + r.size);
+    return r;
+}
+
+/* Makes the worker's buffers large enough for a batch. */
+static fc_code make_room(worker *w, const fc_batch *batch, fc_error *err) {
+    size_t total = 0, largest_cast = 0;
+    for (int i = 0; i < batch->count;) {
+        run r = next_run(batch, i, total);
+        total = r.at + r.size;
+        i = r.end;
+    }
     for (int i = 0; i < batch->count; i++) {
         const fc_active *active = batch->tiles[i].active;
-        total += batch->tiles[i].size;
-        source_total += (size_t)batch->tiles[i].tile.count * fc_dtype_size(active->tensor->dtype);
-        casts |= active->dtype != active->tensor->dtype;
-    }
-    fc_code rc = grow(&w->buffer, &w->buffer_size, casts ? source_total : total, err);
-    if (rc == FC_OK && casts) {
-        rc = grow(&w->cast, &w->cast_size, total, err);
-    }
-    unsigned char *to = casts ? w->cast : w->buffer;
-    *out = to;
-    for (int i = 0; i < batch->count && rc == FC_OK; i++) {
-        const fc_active *active = batch->tiles[i].active;
-        const fc_tile *tile = &batch->tiles[i].tile;
-        fc_box box = {active->tensor->ndim, tile->offsets, tile->sizes};
-        bool cast = active->dtype != active->tensor->dtype;
-        rc = fc_source_fill(w->source, active->coverage, active->tensor, &box, cast ? w->buffer : to, err);
-        if (rc == FC_OK && cast) {
-            fc_cast(active->tensor->dtype, w->buffer, active->dtype, to, (size_t)tile->count);
+        if (active->dtype != active->tensor->dtype) {
+            size_t size = (size_t)batch->tiles[i].tile.count * fc_dtype_size(active->tensor->dtype);
+            largest_cast = size > largest_cast ? size : largest_cast;
         }
-        to += batch->tiles[i].size;
+    }
+    fc_code rc = grow(&w->buffer, &w->buffer_size, total, err);
+    return rc == FC_OK ? grow(&w->cast, &w->cast_size, largest_cast, err) : rc;
+}
+
+/* Brings a tile into memory as it will be in the target. */
+static fc_code read_tile(worker *w, const fc_active *active, const fc_tile *tile, unsigned char *to, fc_error *err) {
+    fc_box box = {active->tensor->ndim, tile->offsets, tile->sizes};
+    bool cast = active->dtype != active->tensor->dtype;
+    fc_code rc = fc_source_fill(w->source, active->coverage, active->tensor, &box, cast ? w->cast : to, err);
+    if (rc == FC_OK && cast) {
+        fc_cast(active->tensor->dtype, w->cast, active->dtype, to, (size_t)tile->count);
     }
     return rc;
 }
 
-/* Writes a batch, tiles that follow each other in the file with one call. */
-static fc_code write_batch(worker *w, const fc_batch *batch, const unsigned char *bytes, fc_error *err) {
-    const char *path = w->engine->part->path;
-    for (int i = 0; i < batch->count;) {
+static fc_code move_batch(worker *w, const fc_batch *batch, fc_error *err) {
+    fc_code rc = make_room(w, batch, err);
+    size_t at = 0;
+    for (int i = 0; rc == FC_OK && i < batch->count;) {
+        run r = next_run(batch, i, at);
         uint64_t offset = batch->tiles[i].offset;
-        size_t size = 0;
-        do {
-            size += batch->tiles[i++].size;
-        } while (i < batch->count && batch->tiles[i].offset == offset + size);
-        fc_code rc = fc_pwrite_full(w->fd, bytes, size, offset, path, err);
-        if (rc != FC_OK) {
-            return rc;
+        for (at = r.at; rc == FC_OK && i < r.end; at += batch->tiles[i++].size) {
+            rc = read_tile(w, batch->tiles[i].active, &batch->tiles[i].tile, w->buffer + at, err);
         }
-        bytes += size;
-        if (w->engine->progress) {
-            atomic_fetch_add_explicit(&w->engine->progress->done, size, memory_order_relaxed);
+        if (rc == FC_OK) {
+            rc = fc_output_write(&w->output, w->buffer + r.at, r.size, offset, err);
+        }
+        if (rc == FC_OK && w->engine->progress) {
+            atomic_fetch_add_explicit(&w->engine->progress->done, r.size, memory_order_relaxed);
         }
     }
-    return FC_OK;
+    return rc;
 }
 
 static bool cancelled(const engine *e) {
@@ -143,11 +160,7 @@ static fc_code move_batches(worker *w, fc_error *err) {
         if (rc != FC_OK || batch->count == 0) {
             break;
         }
-        const unsigned char *bytes = NULL;
-        rc = read_batch(w, batch, &bytes, err);
-        if (rc == FC_OK) {
-            rc = write_batch(w, batch, bytes, err);
-        }
+        rc = move_batch(w, batch, err);
         fc_queue_give_back(&e->queue, batch);
     }
     free(batch);
@@ -157,20 +170,17 @@ static fc_code move_batches(worker *w, fc_error *err) {
 /* A thread's life. An error goes to the engine. */
 static void *work(void *context) {
     engine *e = context;
-    worker w = {.engine = e, .fd = -1};
+    worker w = {.engine = e, .output = {.fd = -1, .direct = -1}};
     fc_error err;
     fc_code rc = fc_source_new(e->wanted->source, e->decoded, e->budget.scratch, e->budget.files, &w.source, &err);
     if (rc == FC_OK) {
-        /* A descriptor of its own: writes to one file description take its lock in turn on some kernels. */
-        w.fd = open(e->part->path, O_WRONLY | O_CLOEXEC);
-        rc = w.fd < 0 ? fc_fail_errno(&err, errno, "%s: cannot be written", e->part->path) : FC_OK;
+        rc = fc_output_open(&w.output, e->part->path, &err);
     }
     if (rc == FC_OK) {
         rc = move_batches(&w, &err);
     }
-    if (w.fd >= 0 && close(w.fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(&err, errno, "%s: writing", e->part->path);
-    }
+    fc_code closed = fc_output_close(&w.output, rc == FC_OK ? &err : NULL);
+    rc = rc == FC_OK ? closed : rc;
     if (rc != FC_OK) {
         fail(e, rc, &err);
     }
@@ -227,7 +237,7 @@ static uint64_t owned_bytes(const fc_wanted *wanted, const fc_part *part, bool *
 }
 
 static int wanted_threads(const fc_move_options *options, uint64_t bytes) {
-    int threads = options && options->threads > 0 ? options->threads : fc_processors();
+    int threads = options && options->threads > 0 ? options->threads : fc_default_threads();
     threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
     uint64_t useful = bytes / (FC_TILE_BYTES / 4) + 1; /* a thread for less than this is not worth its start */
     return (uint64_t)threads > useful ? (int)useful : threads;
@@ -244,6 +254,11 @@ fc_code fc_move_part(const fc_wanted *wanted, const fc_part *part, const fc_move
     e.decoded = fc_decoded_new(e.budget.decoded);
     if (!e.decoded) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", part->path);
+    }
+    fc_code rc = fc_output_allocate(part->path, err);
+    if (rc != FC_OK) {
+        fc_decoded_free(e.decoded);
+        return rc;
     }
     atomic_init(&e.stop, false);
     pthread_mutex_init(&e.lock, NULL);

@@ -4,6 +4,7 @@
 #include "move/queue.h"
 
 #include "core/checked.h"
+#include "io/output.h"
 #include "plan/box_text.h"
 
 #include <stdlib.h>
@@ -118,7 +119,9 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
         fc_gains_from_large_tiles(queue->wanted->source, wanted->source)) {
         bytes = queue->large_tile_bytes;
     }
-    fc_tiles_begin(&queue->tiles, &box, (int64_t)(bytes / element));
+    uint32_t size = fc_dtype_size(wanted->dtype);
+    int64_t block = item->offset % FC_OUTPUT_BLOCK == 0 && FC_OUTPUT_BLOCK % size == 0 ? FC_OUTPUT_BLOCK / size : 1;
+    fc_tiles_begin(&queue->tiles, &box, (int64_t)(bytes / element), block);
     return FC_OK;
 }
 

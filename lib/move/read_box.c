@@ -13,7 +13,7 @@ static fc_code read_tiles(fc_source *source, const fc_coverage *coverage, const 
                           fc_dtype dtype, unsigned char *buf, unsigned char *tile_buf, fc_error *err) {
     uint32_t size = fc_dtype_size(tensor->dtype), target_size = fc_dtype_size(dtype);
     fc_tiles tiles;
-    fc_tiles_begin(&tiles, box, FC_TILE_BYTES / size);
+    fc_tiles_begin(&tiles, box, FC_TILE_BYTES / size, 1);
     fc_tile tile;
     while (fc_tiles_next(&tiles, &tile)) {
         fc_box part = {box->ndim, tile.offsets, tile.sizes};

@@ -8,6 +8,9 @@
 
 #include "core/checked.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/io.h"
+#include "io/input.h"
+#include "move/decode_lean.h"
 #include "move/strided.h"
 #include "move/tuning.h"
 #include "plan/box_text.h"
@@ -16,6 +19,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 typedef struct cached_extent {
@@ -26,7 +30,7 @@ typedef struct cached_extent {
 
 typedef struct open_file {
     uint32_t file;
-    int fd; /* -1: free */
+    fc_input input; /* fd -1: free */
     uint64_t last_use;
 } open_file;
 
@@ -42,14 +46,14 @@ struct fc_source {
 };
 
 size_t fc_source_overhead(void) {
-    return sizeof(fc_source);
+    return sizeof(fc_source) + FC_INPUT_ROOM(0);
 }
 
 fc_code fc_source_new(const fc_checkpoint *checkpoint, fc_decoded *decoded, size_t scratch, int files, fc_source **out,
                       fc_error *err) {
     fc_source *source = calloc(1, sizeof *source);
-    unsigned char *window = source ? malloc(scratch) : NULL;
-    if (!window) {
+    void *window = NULL;
+    if (!source || posix_memalign(&window, FC_INPUT_BLOCK, FC_INPUT_ROOM(scratch)) != 0) {
         free(source);
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
     }
@@ -59,7 +63,7 @@ fc_code fc_source_new(const fc_checkpoint *checkpoint, fc_decoded *decoded, size
     source->scratch_size = scratch;
     source->nfiles = files < 1 ? 1 : files > FC_OPEN_FILES ? FC_OPEN_FILES : files;
     for (int i = 0; i < FC_OPEN_FILES; i++) {
-        source->files[i].fd = -1;
+        source->files[i].input.fd = -1;
     }
     *out = source;
     return FC_OK;
@@ -70,16 +74,14 @@ void fc_source_free(fc_source *source) {
         return;
     }
     for (int i = 0; i < FC_OPEN_FILES; i++) {
-        if (source->files[i].fd >= 0) {
-            close(source->files[i].fd);
-        }
+        fc_input_close(&source->files[i].input);
     }
     free(source->scratch);
     free(source);
 }
 
-/* A descriptor for file `index`, from the cache or in place of the one used longest ago. */
-static fc_code open_cached(fc_source *source, uint32_t index, int *fd, fc_error *err) {
+/* File `index`, from those that are open or in place of the one used longest ago. */
+static fc_code open_cached(fc_source *source, uint32_t index, fc_input **out, fc_error *err) {
     const fc_checkpoint *checkpoint = source->checkpoint;
     if (index >= checkpoint->nfiles) {
         return fc_fail(err, FC_ECORRUPT, "%s: file number %" PRIu32 " of %zu", checkpoint->path, index,
@@ -88,24 +90,20 @@ static fc_code open_cached(fc_source *source, uint32_t index, int *fd, fc_error 
     open_file *oldest = &source->files[0];
     for (int i = 0; i < source->nfiles; i++) {
         open_file *f = &source->files[i];
-        if (f->fd >= 0 && f->file == index) {
+        if (f->input.fd >= 0 && f->file == index) {
             f->last_use = ++source->clock;
-            *fd = f->fd;
+            *out = &f->input;
             return FC_OK;
         }
-        if (f->fd < 0 || (oldest->fd >= 0 && f->last_use < oldest->last_use)) {
+        if (f->input.fd < 0 || (oldest->input.fd >= 0 && f->last_use < oldest->last_use)) {
             oldest = f;
         }
     }
-    if (oldest->fd >= 0) {
-        close(oldest->fd);
-        oldest->fd = -1;
-    }
-    uint64_t size;
-    fc_code rc = fc_open_input(checkpoint->files[index].path, fd, &size, err);
-    if (rc == FC_OK) {
-        *oldest = (open_file){index, *fd, ++source->clock};
-    }
+    fc_input_close(&oldest->input);
+    fc_code rc = fc_input_open(&oldest->input, checkpoint->files[index].path, err);
+    oldest->file = index;
+    oldest->last_use = ++source->clock;
+    *out = &oldest->input;
     return rc;
 }
 
@@ -155,21 +153,25 @@ static window choose_window(const fc_strided *copy, size_t scratch) {
     return w;
 }
 
-/* Reads one window at `offset` and spreads it. */
-static fc_code read_window(fc_source *source, int fd, const char *path, uint64_t offset, const fc_strided *part,
+/* Reads one window at `offset` and spreads it. Past the page cache only what is wanted whole: what lies between the
+   pieces may be wanted next. */
+static fc_code read_window(fc_source *source, fc_input *input, uint64_t offset, const fc_strided *part,
                            unsigned char *out, fc_error *err) {
     if (part->n == 0) {
-        return fc_pread_full(fd, out, (size_t)part->unit, offset, path, err);
+        return fc_input_read(input, out, (size_t)part->unit, offset, source->scratch, source->scratch_size, err);
     }
-    fc_code rc = fc_pread_full(fd, source->scratch, (size_t)fc_strided_span(part, 0), offset, path, err);
+    size_t span = (size_t)fc_strided_span(part, 0);
+    const unsigned char *bytes = source->scratch;
+    fc_code rc = fc_strided_is_dense(part) ? fc_input_read_near(input, source->scratch, span, offset, &bytes, err)
+                                           : fc_pread_full(input->fd, source->scratch, span, offset, input->path, err);
     if (rc == FC_OK) {
-        fc_strided_copy(part, source->scratch, out);
+        fc_strided_copy(part, bytes, out);
     }
     return rc;
 }
 
 /* Reads `copy`, whose first element is at `offset` of the file, window by window in ascending order. */
-static fc_code read_strided(fc_source *source, int fd, const char *path, uint64_t offset, const fc_strided *copy,
+static fc_code read_strided(fc_source *source, fc_input *input, uint64_t offset, const fc_strided *copy,
                             unsigned char *out, fc_error *err) {
     window w = choose_window(copy, source->scratch_size);
     int64_t index[FC_MAX_DIMS] = {0}, src = 0, dst = 0;
@@ -183,7 +185,7 @@ static fc_code read_strided(fc_source *source, int fd, const char *path, uint64_
             int64_t left = copy->axes[first].size - index[first];
             part.axes[0].size = left < w.group ? left : w.group;
         }
-        fc_code rc = read_window(source, fd, path, offset + (uint64_t)src, &part, out + dst, err);
+        fc_code rc = read_window(source, input, offset + (uint64_t)src, &part, out + dst, err);
         if (rc != FC_OK) {
             return rc;
         }
@@ -209,13 +211,16 @@ static fc_code read_strided(fc_source *source, int fd, const char *path, uint64_
 /* Reads a filtered chunk into `workspace` and decodes it. */
 static fc_code read_filtered(fc_source *source, const fc_tensor *tensor, const fc_extent *extent,
                              unsigned char *workspace, unsigned char *out, fc_error *err) {
-    int fd;
-    fc_code rc = open_cached(source, extent->file, &fd, err);
+    fc_input *input = NULL;
+    fc_code rc = open_cached(source, extent->file, &input, err);
     if (rc != FC_OK) {
         return rc;
     }
     const char *path = source->checkpoint->files[extent->file].path;
-    rc = fc_pread_full(fd, workspace, (size_t)extent->length, extent->offset, path, err);
+    rc = workspace == source->scratch
+             ? fc_pread_full(input->fd, workspace, (size_t)extent->length, extent->offset, path, err)
+             : fc_input_read(input, workspace, (size_t)extent->length, extent->offset, source->scratch,
+                             source->scratch_size, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -225,63 +230,122 @@ static fc_code read_filtered(fc_source *source, const fc_tensor *tensor, const f
                : fc_context(err, rc, "%s: %" PRIu64 " bytes at offset %" PRIu64, path, extent->length, extent->offset);
 }
 
+/* Memory that decoding takes beside the result, and how it is done. */
+typedef enum way {
+    WAY_NONE,   /* its sizes make no sense */
+    WAY_FORMAT, /* the format's own affair */
+    WAY_WINDOW, /* in the window */
+    WAY_MEMORY, /* in memory of its own, of `*extra` bytes */
+    WAY_LEAN    /* through the window, piece by piece: there is not enough memory for the other way */
+} way;
+
+static way choose_way(const fc_source *source, const fc_extent *extent, uint64_t *extra) {
+    uint64_t size = 0, whole;
+    *extra = 0;
+    if (extent->codec == FC_CODEC_FORMAT) {
+        return WAY_FORMAT;
+    }
+    if (!fc_decode_workspace(extent, &size)) {
+        return WAY_NONE;
+    }
+    if (size <= source->scratch_size) {
+        return WAY_WINDOW;
+    }
+    bool fits = fc_add_u64(size, extent->decoded, &whole) && whole <= fc_decoded_limit(source->decoded) / 8 * 7;
+    if (!fits && fc_decode_lean_can(extent)) {
+        return WAY_LEAN;
+    }
+    *extra = size;
+    return WAY_MEMORY;
+}
+
+/* Stored bytes of a chunk that is decoded piece by piece. */
+typedef struct stored {
+    const fc_input *input;
+    uint64_t offset;
+} stored;
+
+static fc_code read_stored(void *context, uint64_t at, unsigned char *bytes, size_t size, fc_error *err) {
+    const stored *s = context;
+    return fc_pread_full(s->input->fd, bytes, size, s->offset + at, s->input->path, err);
+}
+
+static fc_code read_lean(fc_source *source, const fc_tensor *tensor, const fc_extent *extent, unsigned char *out,
+                         fc_error *err) {
+    fc_input *input;
+    fc_code rc = open_cached(source, extent->file, &input, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    stored s = {input, extent->offset};
+    rc = fc_decode_lean(extent, read_stored, &s, source->scratch, source->scratch_size, fc_dtype_size(tensor->dtype),
+                        out, err);
+    return rc == FC_OK ? rc
+                       : fc_context(err, rc, "%s: %" PRIu64 " bytes at offset %" PRIu64, input->path, extent->length,
+                                    extent->offset);
+}
+
+static fc_code read_in_memory(fc_source *source, const fc_tensor *tensor, const fc_extent *extent, uint64_t size,
+                              unsigned char *out, fc_error *err) {
+    /* Large ones have pages of their own: the allocator would keep them, once for each thread. */
+    const bool paged = size >= FC_LARGE_TILE_BYTES;
+    unsigned char *workspace =
+        paged ? mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+              : malloc((size_t)size);
+    if (!workspace || workspace == MAP_FAILED) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory for a chunk of %" PRIu64 " stored bytes",
+                       source->checkpoint->path, extent->length);
+    }
+    fc_code rc = read_filtered(source, tensor, extent, workspace, out, err);
+    if (paged) {
+        munmap(workspace, (size_t)size);
+    } else {
+        free(workspace);
+    }
+    return rc;
+}
+
 /* Brings a whole chunk into memory and decodes it; fc_decode_fn. */
 static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
                             unsigned char *out, fc_error *err) {
     fc_source *source = context;
     const fc_checkpoint *checkpoint = source->checkpoint;
-    if (extent->codec == FC_CODEC_FORMAT) {
+    uint64_t size;
+    switch (choose_way(source, extent, &size)) {
+    case WAY_WINDOW:
+        return read_filtered(source, tensor, extent, source->scratch, out, err);
+    case WAY_MEMORY:
+        return read_in_memory(source, tensor, extent, size, out, err);
+    case WAY_LEAN:
+        return read_lean(source, tensor, extent, out, err);
+    case WAY_NONE:
+        return fc_fail(err, FC_ECORRUPT, "offset %" PRIu64 ": the chunk's sizes make no sense", extent->offset);
+    default:
         return checkpoint->format->read
                    ? checkpoint->format->read(checkpoint, tensor, chunk, out, err)
                    : fc_fail(err, FC_EUNSUPPORTED, "%s: the chunk cannot be decoded", checkpoint->path);
     }
-    uint64_t size;
-    if (!fc_decode_workspace(extent, &size)) {
-        return fc_fail(err, FC_ECORRUPT, "offset %" PRIu64 ": the chunk's sizes make no sense", extent->offset);
-    }
-    if (size <= source->scratch_size) {
-        return read_filtered(source, tensor, extent, source->scratch, out, err);
-    }
-    unsigned char *workspace = malloc((size_t)size);
-    if (!workspace) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory for a chunk of %" PRIu64 " stored bytes", checkpoint->path,
-                       extent->length);
-    }
-    fc_code rc = read_filtered(source, tensor, extent, workspace, out, err);
-    free(workspace);
-    return rc;
-}
-
-/* Memory that decode_chunk allocates: none where the window is large enough. */
-static uint64_t decode_extra(const fc_source *source, const fc_extent *extent) {
-    uint64_t size = 0;
-    if (extent->codec != FC_CODEC_FILTERED || !fc_decode_workspace(extent, &size)) {
-        return 0;
-    }
-    return size <= source->scratch_size ? 0 : size;
 }
 
 /* The piece being placed: from `start` bytes into the decoded bytes to `out`. */
 static fc_code copy_piece(fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
                           uint64_t start, const fc_strided *copy, unsigned char *out, fc_error *err) {
-    const fc_checkpoint *checkpoint = source->checkpoint;
     if (extent->codec == FC_CODEC_INLINE) {
         fc_strided_copy(copy, extent->bytes + start, out);
         return FC_OK;
     }
     if (extent->codec == FC_CODEC_RAW) {
-        int fd;
-        fc_code rc = open_cached(source, extent->file, &fd, err);
-        return rc != FC_OK ? rc
-                           : read_strided(source, fd, checkpoint->files[extent->file].path, extent->offset + start,
-                                          copy, out, err);
+        fc_input *input = NULL;
+        fc_code rc = open_cached(source, extent->file, &input, err);
+        return rc == FC_OK ? read_strided(source, input, extent->offset + start, copy, out, err) : rc;
     }
     const unsigned char *bytes = NULL;
-    fc_code rc = fc_decoded_acquire(source->decoded, tensor, chunk, extent, decode_extra(source, extent), decode_chunk,
-                                    source, &bytes, err);
+    uint64_t extra;
+    choose_way(source, extent, &extra);
+    fc_code rc = fc_decoded_acquire(source->decoded, tensor, chunk, extent, extra, decode_chunk, source, &bytes, err);
     if (rc == FC_OK) {
         fc_strided_copy(copy, bytes + start, out);
-        fc_decoded_release(source->decoded, tensor, chunk);
+        fc_decoded_release(source->decoded, tensor, chunk, fc_strided_bytes(copy));
     }
     return rc;
 }

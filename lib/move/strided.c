@@ -92,6 +92,10 @@ int64_t fc_strided_span(const fc_strided *copy, int from) {
     return span;
 }
 
+bool fc_strided_is_dense(const fc_strided *copy) {
+    return fc_strided_bytes(copy) == fc_strided_span(copy, 0);
+}
+
 /* Two loops of copies of a fixed size, which the compiler turns into single moves. */
 #define COPY_PLANE(bytes)                                                                                              \
     static void copy_plane_##bytes(const fc_axis *outer, const fc_axis *inner, const unsigned char *src,               \
@@ -174,6 +178,14 @@ static int densest_in_destination(const fc_strided *copy) {
         }
     }
     return best;
+}
+
+int64_t fc_strided_bytes(const fc_strided *copy) {
+    int64_t bytes = copy->unit;
+    for (int i = 0; i < copy->n; i++) {
+        bytes *= copy->axes[i].size;
+    }
+    return bytes;
 }
 
 void fc_strided_copy(const fc_strided *copy, const unsigned char *src, unsigned char *dst) {

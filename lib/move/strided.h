@@ -38,6 +38,12 @@ bool fc_strided_make(fc_strided *copy, int ndim, const int64_t *sizes, const int
 /** Bytes from the first to the end of the last source byte of the axes from `from` on. */
 int64_t fc_strided_span(const fc_strided *copy, int from);
 
+/** Whether every byte of the whole span is copied. */
+bool fc_strided_is_dense(const fc_strided *copy);
+
+/** Bytes that the copy writes. */
+int64_t fc_strided_bytes(const fc_strided *copy);
+
 /** Executes the copy. `src` and `dst` point at the first element and do not overlap. */
 void fc_strided_copy(const fc_strided *copy, const unsigned char *src, unsigned char *dst);
 

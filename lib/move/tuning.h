@@ -11,7 +11,7 @@ enum {
 
     /* A tile: read, gathered and written as one. Stays in the second-level cache, so it is copied to and from the page
        cache once and never sees main memory in between. */
-    FC_TILE_BYTES = 512 << 10,
+    FC_TILE_BYTES = 1024 << 10,
     FC_LEAST_TILE_BYTES = 32 << 10,
 
     /* A tile of a tensor whose chunks must be decoded whole, or lie in another order than row-major: the larger it is,
@@ -34,6 +34,10 @@ enum {
     /* Resolved chunks and open source files that each worker remembers. */
     FC_EXTENT_CACHE = 64,
     FC_OPEN_FILES = 32,
+
+    /* Workers a processor unless the caller says otherwise, up to so many that a fast disk has its queue full. */
+    FC_THREADS_PROCESSOR = 4,
+    FC_THREADS_DISK = 16,
 
     FC_MOST_THREADS = 256
 };

@@ -7,13 +7,14 @@
  */
 #include "fsdpckpt/plan.h"
 
-void fc_tiles_begin(fc_tiles *tiles, const fc_box *box, int64_t limit) {
+void fc_tiles_begin(fc_tiles *tiles, const fc_box *box, int64_t limit, int64_t multiple) {
     tiles->ndim = box->ndim;
     for (int d = 0; d < box->ndim; d++) {
         tiles->box_offsets[d] = box->offsets[d];
         tiles->box_sizes[d] = box->sizes[d];
     }
     tiles->limit = limit < 1 ? 1 : limit;
+    tiles->multiple = multiple < 1 ? 1 : multiple;
     tiles->next = 0;
     tiles->total = fc_box_volume(box);
 }
@@ -37,6 +38,25 @@ static int64_t even_share(int64_t size, int64_t most) {
     return (size - 1) / count + 1;
 }
 
+static int64_t greatest_common_divisor(int64_t a, int64_t b) {
+    while (b != 0) {
+        int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* Rounds `rows` of `inner` elements, at most `most` of them, so that the next tile begins at the wanted multiple. */
+static int64_t round_rows(int64_t rows, int64_t inner, int64_t most, int64_t multiple) {
+    int64_t step = multiple / greatest_common_divisor(multiple, inner);
+    if (step > most) {
+        return rows;
+    }
+    int64_t up = (rows - 1) / step + 1; /* steps; their product with step may exceed rows by less than most */
+    return up <= most / step ? up * step : most / step * step;
+}
+
 bool fc_tiles_next(fc_tiles *tiles, fc_tile *tile) {
     if (tiles->next >= tiles->total) {
         return false;
@@ -58,6 +78,7 @@ bool fc_tiles_next(fc_tiles *tiles, fc_tile *tile) {
     int64_t index = outer % size;
     int64_t most = tiles->limit / inner;
     int64_t rows = even_share(size, most < 1 ? 1 : most);
+    rows = round_rows(rows, inner, most, tiles->multiple);
     if (rows > size - index) {
         rows = size - index;
     }

@@ -3,6 +3,8 @@
 import os
 import random
 import shutil
+import subprocess
+import unittest
 
 import harness
 
@@ -176,6 +178,27 @@ class Errors(harness.Case):
                 self.ok("inspect", "shards", "--follow-external")
                 os.unlink(link)
                 os.rename(self.path(name), link)
+
+    def test_closed_descriptors(self):
+        """Started with stdin, stdout and stderr closed: no file may take their place."""
+        self.ok("reshard", harness.corpus(FSDP2), "-o", "shards", "--dp", "2")
+        self.ok("consolidate", "shards", "-o", "good.h5")
+        close = [lambda fds=fds: [os.close(fd) for fd in fds] for fds in ((0, 1, 2), (2,), (1,), (0,))]
+        for i, closing in enumerate(close):
+            for source in ("shards", harness.corpus(FSDP2)):
+                with self.subTest(case=i, source=source):
+                    p = subprocess.run([harness.BINARY, "consolidate", source, "-o", "x.h5", "-q", "--force"], cwd=self.dir,
+                                       preexec_fn=closing, timeout=60)
+                    self.assertEqual(p.returncode, 0)
+                    with open(self.path("x.h5"), "rb") as f, open(self.path("good.h5"), "rb") as g:
+                        self.assertEqual(f.read(), g.read())
+
+    @unittest.skipIf(os.geteuid() == 0, "root may enter any directory")
+    def test_directory_that_cannot_be_entered(self):
+        ckpt = self.copy(FSDP2)
+        os.chmod(ckpt, 0)
+        self.addCleanup(os.chmod, ckpt, 0o700)
+        self.refused(4, ckpt, ["ckpt", "Permission denied"])
 
     def test_plan_that_matches_nothing(self):
         source = harness.corpus("dcp-torch2.15.0-uneven")

@@ -44,6 +44,12 @@ def main():
         layouts(f)
     with create("good/h5-userblock.h5", userblock_size=2048) as f:
         layouts(f)
+    with create("good/h5-packed.h5") as f:
+        # Large enough to be compressed when written, and small as it is.
+        f.create_dataset("ids", data=np.arange(20000, dtype="<i4"), chunks=(6000,), compression=6, shuffle=True)
+        f.create_dataset("layers.0.weight", data=(np.arange(90000) % 97).astype("<f2").reshape(300, 300),
+                         chunks=(128, 200), compression=1, shuffle=True, fletcher32=True)
+        f["bias"] = np.arange(7, dtype="<f4")
     with create("unsupported/h5-parts.h5") as f:
         f["ok"] = np.arange(3, dtype="<f4")
         f.create_dataset("lzf", data=np.arange(9), compression="lzf", chunks=(3,))

@@ -122,6 +122,11 @@ static bool called_by_us(const void *from) {
     if (!real)                                                                                                         \
     real = (__typeof__(type))dlsym(RTLD_NEXT, name)
 
+int posix_memalign(void **out, size_t align, size_t size) {
+    REAL(int (*)(void **, size_t, size_t), "posix_memalign");
+    return called_by_us(__builtin_return_address(0)) && fails(true, "posix_memalign") ? ENOMEM : real(out, align, size);
+}
+
 void *malloc(size_t size) {
     REAL(void *(*)(size_t), "malloc");
     return called_by_us(__builtin_return_address(0)) && fails(true, "malloc") ? NULL : real(size);
@@ -195,6 +200,8 @@ FAULTY(ssize_t, pwrite, (int fd, const void *buf, size_t n, off_t at), (fd, buf,
 FAULTY(ssize_t, pwrite64, (int fd, const void *buf, size_t n, off64_t at), (fd, buf, n, at))
 FAULTY(int, fsync, (int fd), (fd))
 FAULTY(int, ftruncate64, (int fd, off64_t size), (fd, size))
+FAULTY(int, fallocate, (int fd, int mode, off_t at, off_t size), (fd, mode, at, size))
+FAULTY(int, fallocate64, (int fd, int mode, off64_t at, off64_t size), (fd, mode, at, size))
 FAULTY(int, rename, (const char *from, const char *to), (from, to))
 FAULTY(int, renameat2, (int fromdir, const char *from, int todir, const char *to, unsigned flags),
        (fromdir, from, todir, to, flags))

@@ -40,11 +40,11 @@ static void check_contiguous(const fc_box *box, const fc_tile *tile) {
     }
 }
 
-static void check(const fc_box *box, int64_t limit) {
+static void check(const fc_box *box, int64_t limit, int64_t multiple) {
     fc_tiles tiles;
     fc_tile tile;
     int64_t next = 0;
-    fc_tiles_begin(&tiles, box, limit);
+    fc_tiles_begin(&tiles, box, limit, multiple);
     while (fc_tiles_next(&tiles, &tile)) {
         int64_t volume = 1;
         for (int d = 0; d < box->ndim; d++) {
@@ -70,7 +70,7 @@ static void random_boxes(void **state) {
             offsets[d] = rand() % 9;
             sizes[d] = rand() % 12 == 0 ? 0 : 1 + rand() % 7;
         }
-        check(&box, rand() % 60);
+        check(&box, rand() % 60, 1 + rand() % 16);
     }
 }
 
@@ -79,7 +79,7 @@ static void scalar_is_one_tile(void **state) {
     fc_box box = {0, NULL, NULL};
     fc_tiles tiles;
     fc_tile tile;
-    fc_tiles_begin(&tiles, &box, 100);
+    fc_tiles_begin(&tiles, &box, 100, 1);
     assert_true(fc_tiles_next(&tiles, &tile));
     assert_int_equal(tile.count, 1);
     assert_false(fc_tiles_next(&tiles, &tile));
@@ -93,7 +93,7 @@ static void shares_are_even(void **state) {
     fc_tiles tiles;
     fc_tile tile;
     int64_t counts[3];
-    fc_tiles_begin(&tiles, &box, 500000);
+    fc_tiles_begin(&tiles, &box, 500000, 1);
     for (int i = 0; i < 3; i++) {
         assert_true(fc_tiles_next(&tiles, &tile));
         counts[i] = tile.count;
@@ -103,6 +103,40 @@ static void shares_are_even(void **state) {
     assert_int_equal(counts[2], 333000);
 }
 
+/* Tiles of a matrix begin at multiples of 2048 elements, whatever its rows: 5632 takes 4 rows, 300 takes 512. */
+static void begins_at_multiples(void **state) {
+    (void)state;
+    const int64_t shapes[][2] = {{4096, 5632}, {32000, 300}, {1001, 2048}, {9, 1 << 20}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        int64_t offsets[2] = {0, 0}, sizes[2] = {shapes[i][0], shapes[i][1]}, tiles_seen = 0;
+        fc_box box = {2, offsets, sizes};
+        fc_tiles tiles;
+        fc_tile tile;
+        fc_tiles_begin(&tiles, &box, 1 << 19, 2048);
+        while (fc_tiles_next(&tiles, &tile)) {
+            assert_int_equal(tile.start % 2048, 0);
+            assert_in_range(tile.count, 1, 1 << 19);
+            tiles_seen++;
+        }
+        assert_in_range(tiles_seen, 2, 64);
+    }
+}
+
+/* Rows of which 2048 would make a multiple do not fit a tile: it is cut where its limit says. */
+static void no_multiple_fits(void **state) {
+    (void)state;
+    int64_t offsets[2] = {0, 0}, sizes[2] = {600, 1001};
+    fc_box box = {2, offsets, sizes};
+    fc_tiles tiles;
+    fc_tile tile;
+    fc_tiles_begin(&tiles, &box, 300 * 1001, 2048);
+    assert_true(fc_tiles_next(&tiles, &tile));
+    assert_int_equal(tile.count, 300 * 1001);
+    assert_true(fc_tiles_next(&tiles, &tile));
+    assert_int_equal(tile.count, 300 * 1001);
+    assert_false(fc_tiles_next(&tiles, &tile));
+}
+
 /* A box of 2^62 elements is walked lazily: the first tiles come at once and nothing overflows. */
 static void huge_box(void **state) {
     (void)state;
@@ -110,7 +144,7 @@ static void huge_box(void **state) {
     fc_box box = {3, offsets, sizes};
     fc_tiles tiles;
     fc_tile tile;
-    fc_tiles_begin(&tiles, &box, 1 << 18);
+    fc_tiles_begin(&tiles, &box, 1 << 18, 1);
     tiles.next = tiles.total - (1 << 18);
     assert_true(fc_tiles_next(&tiles, &tile));
     assert_int_equal(tile.offsets[0], (1 << 20) - 1);
@@ -121,10 +155,8 @@ static void huge_box(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_boxes),
-        cmocka_unit_test(scalar_is_one_tile),
-        cmocka_unit_test(shares_are_even),
-        cmocka_unit_test(huge_box),
+        cmocka_unit_test(random_boxes),        cmocka_unit_test(scalar_is_one_tile), cmocka_unit_test(shares_are_even),
+        cmocka_unit_test(begins_at_multiples), cmocka_unit_test(no_multiple_fits),   cmocka_unit_test(huge_box),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,7 +21,7 @@ typedef struct fc_progress {
 } fc_progress;
 
 typedef struct fc_move_options {
-    int threads;           /**< 0: one a processor */
+    int threads;           /**< 0: what keeps processors and disk busy */
     uint64_t memory;       /**< bytes for all buffers; 0: 64 MiB */
     fc_progress *progress; /**< may be NULL */
 } fc_move_options;

@@ -50,8 +50,9 @@ typedef struct fc_tiles {
     int ndim;
     int64_t box_offsets[FC_MAX_DIMS];
     int64_t box_sizes[FC_MAX_DIMS];
-    int64_t limit; /**< elements a tile at most */
-    int64_t next;  /**< elements already given out, in row-major order */
+    int64_t limit;    /**< elements a tile at most */
+    int64_t multiple; /**< elements: tiles begin at multiples of this in the row-major order where rows allow it */
+    int64_t next;     /**< elements already given out, in row-major order */
     int64_t total;
 } fc_tiles;
 
@@ -63,8 +64,8 @@ typedef struct fc_tile {
     int64_t sizes[FC_MAX_DIMS];
 } fc_tile;
 
-/** Starts over `box` with tiles of at most `limit` elements (at least 1). */
-void fc_tiles_begin(fc_tiles *tiles, const fc_box *box, int64_t limit);
+/** Starts over `box` with tiles of at most `limit` elements (at least 1), preferably begun at a `multiple` (1: any). */
+void fc_tiles_begin(fc_tiles *tiles, const fc_box *box, int64_t limit, int64_t multiple);
 
 /** The next tile. @return false when there is none left (at once for an empty box). */
 bool fc_tiles_next(fc_tiles *tiles, fc_tile *tile);

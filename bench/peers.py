@@ -1,0 +1,27 @@
+#!/usr/bin/env python3
+"""The peers that are libraries, as commands: peers.py NAME SRC DST.
+
+Prints the seconds of the call alone, so that a peer is not charged for starting Python and importing torch.
+"""
+import logging
+import sys
+import time
+import warnings
+
+warnings.filterwarnings("ignore")
+logging.disable(logging.WARNING)
+
+
+def dcp_to_torch(src, dst):
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    return lambda: dcp_to_torch_save(src, dst)
+
+
+PEERS = {"dcp_to_torch": dcp_to_torch}
+
+if __name__ == "__main__":
+    call = PEERS[sys.argv[1]](sys.argv[2], sys.argv[3])
+    started = time.perf_counter()
+    call()
+    print("seconds: %.6f" % (time.perf_counter() - started))

@@ -1,0 +1,287 @@
+#!/usr/bin/env python3
+"""Measures fsdpckpt and its peers side by side, in turn, and prints one table of ratios.
+
+Every round runs every command once, ours and the peers', so that all of them meet the same machine; the table gives
+the best and the median of the rounds, and ratios of the medians.  Before each command what earlier ones left to write
+is synced, and its input is read (warm) or dropped from the cache (cold).  What a command does to make its output
+durable is part of its time.  A new job is one entry in JOBS, a new peer one in COMMANDS, a new input one in SOURCES.
+"""
+import argparse
+import fnmatch
+import os
+import platform
+import re
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import namedtuple
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+MAKE_WEIGHTS = os.path.join(HERE, "make_weights.py")
+MAKE_BIG = os.path.join(HERE, "..", "tests", "corpus", "make_big.py")
+BEGIN, END = "<!-- bench/run: begin -->", "<!-- bench/run: end -->"
+PEAK_MIB = 64
+
+# {dir}: the new input; {size}: --size; {ours}: the command; {NAME}: another input, listed before.
+SOURCES = {
+    "fsdp": "{python} {make_big} data {dir} --size {size} --dp 8",
+    "2d": "{python} {make_big} data {dir} --size {size} --tp 2 --dp 4",
+    "h5": "{ours} reshard {fsdp} -o {dir} --dp 8 -q",
+    "small": "cp -r {corpus}/good/dcp-torch2.15.0-2d-dp4tp2 {dir}",
+    "dense": "sh -c '{python} {here}/make_schema.py dense --optimizer > {dir}'",
+    "weights": "{python} {make_weights} {dir} --size {size}",
+    "packed": "h5repack -l CHUNK=1024x1024 -f SHUF -f GZIP=1 {weights} {dir}",
+    "packed-by-us": "{ours} consolidate {weights} -o {dir} --compress 1 -q",
+}
+
+# source: which input; repeat: runs in a round, for what is too short to time once; rounds: at most, for what is slow.
+Command = namedtuple("Command", "title source line repeat rounds", defaults=(1, 1000))
+# The peers.
+TORCH = "{python} {here}/peers.py dcp_to_torch {src} {dst}"
+COMMANDS = {
+    "cp": Command("`cp -r` and `sync -f`", "fsdp", "sh -c 'cp -r {src} {dst} && sync -f {dst}'"),
+    "torch": Command("torch `dcp_to_torch_save`, not synced", "fsdp", TORCH, rounds=2),
+    "torch-2d": Command("torch `dcp_to_torch_save`, not synced", "2d", TORCH, rounds=2),
+    "h5repack-gzip": Command("`h5repack -f SHUF -f GZIP=1`, not synced", "weights",
+                             "h5repack -f SHUF -f GZIP=1 {src} {dst}.h5", rounds=2),
+    "h5repack-chunks": Command("`h5repack -l CHUNK=512x4096 -f SHUF -f GZIP=1`, not synced", "packed",
+                               "h5repack -l CHUNK=512x4096 -f SHUF -f GZIP=1 {src} {dst}.h5", rounds=2),
+    "h5repack-none": Command("`h5repack -l CONTI -f NONE`, not synced", "packed",
+                             "h5repack -l CONTI -f NONE {src} {dst}.h5", rounds=2),
+    "h5repack-none-ours": Command("`h5repack -l CONTI -f NONE`, not synced", "packed-by-us",
+                                  "h5repack -l CONTI -f NONE {src} {dst}.h5", rounds=2),
+}
+
+
+# Goals: (peer or None, how it is met and worded from ours and the peer's result). A result has .best, .median
+# (seconds), .peak (MiB) and .size (bytes of the output).
+def at_most(peer, ratio):
+    return peer, lambda o, p: (o.median / p.median <= ratio, "%.2f × the time" % (o.median / p.median), "≤ %.2f ×" % ratio)
+
+
+def faster(peer, times):
+    return peer, lambda o, p: (p.median / o.median >= times, "%.1f × faster" % (p.median / o.median), "≥ %g ×" % times)
+
+
+def within(seconds):
+    return None, lambda o, p: (o.median <= seconds, "%.1f ms" % (o.median * 1e3), "≤ %g ms" % (seconds * 1e3))
+
+
+def same_size(peer, fraction):
+    return peer, lambda o, p: (o.size <= p.size * (1 + fraction), "%+.1f %% bytes" % (100 * (o.size / p.size - 1)),
+                               "≤ +%g %% bytes" % (100 * fraction))
+
+
+# Ours, each with its goals.
+Job = namedtuple("Job", "command goals")
+JOBS = {
+    "consolidate-fsdp": Job(Command("consolidate 8 FSDP shards, DCP", "fsdp", "{ours} consolidate {src} -o {dst}.h5 -q"),
+                            [at_most("cp", 0.35), faster("torch", 12)]),
+    "consolidate-h5": Job(Command("consolidate 8 FSDP shards, HDF5", "h5", "{ours} consolidate {src} -o {dst}.h5 -q"),
+                          [at_most("cp", 0.35), faster("torch", 12)]),
+    "consolidate-2d": Job(Command("consolidate tp 2 × dp 4, DCP", "2d", "{ours} consolidate {src} -o {dst}.h5 -q"),
+                          [at_most("cp", 0.5), faster("torch-2d", 12)]),
+    "reshard-2d": Job(Command("reshard 8 → tp 2 × dp 4", "fsdp", "{ours} reshard {src} -o {dst} --tp 2 --dp 4 -q"),
+                      [at_most("cp", 0.5)]),
+    "reshard-8": Job(Command("reshard tp 2 × dp 4 → 8", "2d", "{ours} reshard {src} -o {dst} --dp 8 -q"),
+                     [at_most("cp", 0.5)]),
+    "inspect": Job(Command("`inspect` of a small checkpoint", "small", "{ours} inspect {src}", 20), [within(0.010)]),
+    "plan": Job(Command("plan of one rank of 16,384, 10¹² parameters and AdamW", "dense",
+                        "{ours} reshard {src} --dp 2048 --tp 8 --dry-run --rank 12345 --json", 20), [within(0.050)]),
+    "compress": Job(Command("`--compress 1` of Gaussian bf16 weights", "weights",
+                            "{ours} consolidate {src} -o {dst}.h5 --compress 1 -q"),
+                    [faster("h5repack-gzip", 10), same_size("h5repack-gzip", 0.02)]),
+    "compress-chunks": Job(Command("`--compress 1` from other chunks, by h5repack", "packed",
+                                   "{ours} consolidate {src} -o {dst}.h5 --compress 1 -q"),
+                           [faster("h5repack-chunks", 10), same_size("h5repack-chunks", 0.02)]),
+    "decompress": Job(Command("consolidate what h5repack compressed", "packed",
+                              "{ours} consolidate {src} -o {dst}.h5 -q"), [faster("h5repack-none", 8)]),
+    "decompress-ours": Job(Command("consolidate what `--compress 1` compressed", "packed-by-us",
+                                   "{ours} consolidate {src} -o {dst}.h5 -q"), [faster("h5repack-none-ours", 8)]),
+}
+
+
+class Result:
+    def __init__(self):
+        self.seconds, self.peak, self.size = [], 0, 0
+
+    best = property(lambda self: min(self.seconds))
+    median = property(lambda self: statistics.median(self.seconds))
+
+
+def size_of(path):
+    if os.path.isdir(path):
+        return sum(size_of(os.path.join(path, name)) for name in os.listdir(path))
+    return os.path.getsize(path)
+
+
+def remove_outputs(scratch):
+    for name in os.listdir(scratch):
+        path = os.path.join(scratch, name)
+        shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+
+
+def read_all(path):
+    names = [os.path.join(path, n) for n in os.listdir(path)] if os.path.isdir(path) else [path]
+    for name in names:
+        with open(name, "rb", buffering=0) as f:
+            while f.read(1 << 20):
+                pass
+
+
+def drop_caches():
+    try:
+        with open("/proc/sys/vm/drop_caches", "w") as f:
+            f.write("3\n")
+        return True
+    except OSError:
+        return False
+
+
+class Bench:
+    def __init__(self, args, work):
+        self.args, self.scratch = args, os.path.join(work, "out")
+        os.mkdir(self.scratch)
+        self.words = {"python": sys.executable, "here": HERE, "make_big": MAKE_BIG, "make_weights": MAKE_WEIGHTS,
+                      "size": args.size, "corpus": os.path.join(HERE, "..", "tests", "corpus"),
+                      "ours": os.path.abspath(args.fsdpckpt)}
+        self.work = work
+
+    def make_sources(self, wanted):
+        for name, line in reversed(SOURCES.items()):  # and what these are made of
+            wanted |= {n for n in SOURCES if name in wanted and "{%s}" % n in line}
+        given = dict(pair.split("=", 1) for pair in self.args.source)
+        for name, line in SOURCES.items():
+            if name not in wanted:
+                continue
+            path = os.path.abspath(given[name]) if name in given else os.path.join(self.work, name)
+            if name not in given:
+                print("making %s" % name, file=sys.stderr)
+                subprocess.run(shlex.split(line.format(dir=path, **self.words)), check=True, stdout=subprocess.DEVNULL)
+            self.words[name] = path
+
+    def run(self, command, cold, result):
+        """One timed run in a clean place."""
+        remove_outputs(self.scratch)
+        os.sync()
+        src = self.words[command.source]
+        if cold:
+            drop_caches()
+        else:
+            read_all(src)
+        line = shlex.split(command.line.format(src=src, dst=os.path.join(self.scratch, "dst"), **self.words))
+        started = time.perf_counter()
+        process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+        told = re.search(r"^seconds: ([0-9.]+)$", process.stdout.read(), re.M)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            raise SystemExit("bench/run: failed: " + shlex.join(line))
+        result.seconds.append(float(told.group(1)) if told else seconds)
+        result.peak = max(result.peak, usage.ru_maxrss / 1024)
+        result.size = size_of(self.scratch)
+        remove_outputs(self.scratch)
+
+    def measure(self, commands, rounds, cold):
+        results = {name: Result() for name in commands}
+        for i in range(rounds):
+            for name, command in commands.items():
+                if i >= command.rounds:
+                    continue
+                for _ in range(command.repeat):
+                    self.run(command, cold, results[name])
+                print("%s %d/%d: %s %.3f s" % ("cold" if cold else "warm", i + 1, rounds, name, results[name].seconds[-1]),
+                      file=sys.stderr)
+        return results
+
+
+def table(jobs, peers, results):
+    lines = ["| job | runs | best, s | median, s | peak, MiB | against | ratio | to reach | |",
+             "|---|---|---|---|---|---|---|---|---|"]
+    for name, job in jobs.items():
+        o = results[name]
+        first = "| %s | %d | %.3f | %.3f | %.0f |" % (job.command.title, len(o.seconds), o.best, o.median, o.peak)
+        for peer, judge in job.goals:
+            met, ratio, goal = judge(o, results.get(peer))
+            against = COMMANDS[peer].title if peer else "–"
+            lines.append("%s %s | %s | %s | %s |" % (first, against, ratio, goal, "reached" if met else "**not yet**"))
+            first = "| | | | | |"
+        met = o.peak <= PEAK_MIB
+        lines.append("%s memory | %.0f MiB | ≤ %d MiB | %s |" % (first, o.peak, PEAK_MIB, "reached" if met else "**not yet**"))
+    for name in peers:
+        p, source = results[name], COMMANDS[name].source
+        lines.append("| *%s (%s)* | %d | %.3f | %.3f | %.0f | | | | |" % (COMMANDS[name].title, source, len(p.seconds), p.best,
+                                                                    p.median, p.peak))
+    return "\n".join(lines)
+
+
+def first_match(path, pattern, otherwise="unknown"):
+    try:
+        with open(path) as f:
+            found = re.search(pattern, f.read(), re.M)
+        return found.group(1).strip() if found else otherwise
+    except OSError:
+        return otherwise
+
+
+def machine(work):
+    kind = subprocess.run(["stat", "-f", "-c", "%T", work], capture_output=True, text=True).stdout.strip()
+    # statfs cannot tell ext2, ext3 and ext4 apart; the table of mounts can.
+    mounts = sorted((line.split() for line in open("/proc/mounts")), key=lambda m: len(m[1]))
+    kind = next((m[2] for m in reversed(mounts) if work.startswith(m[1])), kind)
+    memory = int(first_match("/proc/meminfo", r"^MemTotal: *(\d+)", "0")) / (1 << 20)
+    return "%s, %d processors, %.0f GiB of memory, Linux %s, %s; %s of Python %s" % (
+        first_match("/proc/cpuinfo", r"^model name\s*: (.*)$", platform.machine()), len(os.sched_getaffinity(0)), memory,
+        platform.release(), kind, torch_version(), platform.python_version())
+
+
+def torch_version():
+    line = "import torch; print('torch', torch.__version__)"
+    got = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True)
+    return got.stdout.strip() or "no torch"
+
+
+def write_docs(path, text):
+    old = open(path).read() if os.path.exists(path) else "# Benchmarks\n\n%s\n%s\n" % (BEGIN, END)
+    head, rest = old.split(BEGIN)
+    with open(path, "w") as f:
+        f.write(head + BEGIN + "\n" + text + "\n" + END + rest.split(END)[1])
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    ap.add_argument("fsdpckpt", nargs="?", default="build/release/cli/fsdpckpt")
+    ap.add_argument("--dir", default=None, help="where the temporary files go: on the disk to measure")
+    ap.add_argument("--size", default="2G", help="of a checkpoint (default: 2G)")
+    ap.add_argument("--rounds", type=int, default=5)
+    ap.add_argument("--cold-rounds", type=int, default=3, help="0: no cold cache")
+    ap.add_argument("--only", action="append", default=[], metavar="GLOB", help="jobs to run")
+    ap.add_argument("--source", action="append", default=[], metavar="NAME=DIR", help="use this input instead of making it")
+    ap.add_argument("--docs", metavar="FILE", help="put the table into this file, between its markers")
+    args = ap.parse_args()
+    jobs = {n: j for n, j in JOBS.items() if not args.only or any(fnmatch.fnmatch(n, g) for g in args.only)}
+    peers = [n for n in COMMANDS if any(n == peer for j in jobs.values() for peer, _ in j.goals)]
+    commands = {n: COMMANDS[n] for n in peers}
+    commands.update((n, j.command) for n, j in jobs.items())
+    with tempfile.TemporaryDirectory(prefix="fsdpckpt-bench-", dir=args.dir) as work:
+        bench = Bench(args, work)
+        bench.make_sources({c.source for c in commands.values()})
+        text = "%s. %s a checkpoint, %s.\n" % (machine(os.path.realpath(work)), args.size + "B",
+                                             time.strftime("%Y-%m-%d", time.gmtime()))
+        text += "\nWarm cache, %d rounds:\n\n%s" % (args.rounds, table(jobs, peers, bench.measure(commands, args.rounds, False)))
+        if args.cold_rounds > 0 and drop_caches():
+            results = bench.measure(commands, args.cold_rounds, True)
+            text += "\n\nCold cache, %d rounds:\n\n%s" % (args.cold_rounds, table(jobs, peers, results))
+    print(text)
+    if args.docs:
+        write_docs(args.docs, text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+/*
+ * Writing past the page cache: from runs of any length at any offset to direct writes of whole blocks, with what is
+ * left over at both ends through the page cache. Falls back to the page cache alone where direct writes are refused.
+ */
+#include "io/output.h"
+
+#include "fsdpckpt/io.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { NOT_OPENED = -1, REFUSED = -2 };
+
+fc_code fc_output_open(fc_output *output, const char *path, fc_error *err) {
+    long page = sysconf(_SC_PAGESIZE);
+    output->path = path;
+    output->block = page > FC_OUTPUT_BLOCK ? (size_t)page : FC_OUTPUT_BLOCK;
+    output->direct = NOT_OPENED;
+    output->fd = open(path, O_WRONLY | O_CLOEXEC);
+    return output->fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be written", path) : FC_OK;
+}
+
+fc_code fc_output_close(fc_output *output, fc_error *err) {
+    int errnum = 0;
+    if (output->fd >= 0 && close(output->fd) != 0) {
+        errnum = errno;
+    }
+    if (output->direct >= 0 && close(output->direct) != 0) {
+        errnum = errno;
+    }
+    output->fd = output->direct = NOT_OPENED;
+    return errnum ? fc_fail_errno(err, errnum, "%s: writing", output->path) : FC_OK;
+}
+
+/* tmpfs, some network and some FUSE file systems refuse O_DIRECT at open, or only when it is used. */
+static bool refuses_direct(int errnum) {
+    return errnum == EINVAL || errnum == EOPNOTSUPP || errnum == ENOSYS;
+}
+
+static fc_code open_direct(fc_output *output, fc_error *err) {
+    output->direct = open(output->path, O_WRONLY | O_CLOEXEC | O_DIRECT);
+    if (output->direct >= 0) {
+        return FC_OK;
+    }
+    if (!refuses_direct(errno)) {
+        return fc_fail_errno(err, errno, "%s: cannot be written", output->path);
+    }
+    output->direct = REFUSED;
+    return FC_OK;
+}
+
+/* Writes whole blocks. @return FC_OK with *done < size where direct writes turn out to be refused. */
+static fc_code write_direct(fc_output *output, const unsigned char *bytes, size_t size, uint64_t offset, size_t *done,
+                            fc_error *err) {
+    *done = 0;
+    while (*done < size) {
+        ssize_t n = pwrite(output->direct, bytes + *done, size - *done, (off_t)(offset + *done));
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0 && refuses_direct(errno)) {
+            close(output->direct);
+            output->direct = REFUSED;
+            return FC_OK;
+        }
+        if (n <= 0) {
+            return fc_fail_errno(err, n < 0 ? errno : EIO, "%s: writing at offset %" PRIu64, output->path,
+                                 offset + *done);
+        }
+        *done += (size_t)n;
+        if (*done < size && *done % output->block != 0) {
+            return FC_OK; /* a disk that is almost full stops anywhere: the page cache takes the rest, or says so */
+        }
+    }
+    return FC_OK;
+}
+
+fc_code fc_output_write(fc_output *output, const unsigned char *bytes, size_t size, uint64_t offset, fc_error *err) {
+    size_t block = output->block;
+    size_t head = (size_t)(-offset % block);
+    bool aligned = (uintptr_t)bytes % block == offset % block;
+    if (!aligned || output->direct == REFUSED || size < head ||
+        (size - head) / block * block < FC_OUTPUT_DIRECT_LEAST) {
+        return fc_pwrite_full(output->fd, bytes, size, offset, output->path, err);
+    }
+    fc_code rc = output->direct == NOT_OPENED ? open_direct(output, err) : FC_OK;
+    if (rc == FC_OK && head > 0) {
+        rc = fc_pwrite_full(output->fd, bytes, head, offset, output->path, err);
+    }
+    size_t body = (size - head) / block * block, done = 0;
+    if (rc == FC_OK && output->direct >= 0) {
+        rc = write_direct(output, bytes + head, body, offset + head, &done, err);
+    }
+    size_t written = head + done;
+    if (rc == FC_OK && written < size) {
+        rc = fc_pwrite_full(output->fd, bytes + written, size - written, offset + written, output->path, err);
+    }
+    return rc;
+}
+
+fc_code fc_output_allocate(const char *path, fc_error *err) {
+    struct stat st;
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be written", path);
+    }
+    fc_code rc = FC_OK;
+    if (fstat(fd, &st) != 0) {
+        rc = fc_fail_errno(err, errno, "%s: cannot be examined", path);
+    } else if (st.st_size > 0 && fallocate(fd, 0, 0, st.st_size) != 0 && !refuses_direct(errno) && errno != EINTR) {
+        rc = fc_fail_errno(err, errno, "%s: reserving %" PRIu64 " bytes", path, (uint64_t)st.st_size);
+    }
+    if (close(fd) != 0 && rc == FC_OK) {
+        rc = fc_fail_errno(err, errno, "%s: writing", path);
+    }
+    return rc;
+}

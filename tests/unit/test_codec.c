@@ -1,0 +1,238 @@
+/*
+ * lib/move/shuffle.c, literals.c and codec.c: byte planes against the plain loop, streams through zlib and back, too
+ * little room, damaged and hostile streams.
+ */
+#include "move/codec.h"
+#include "move/literals.h"
+#include "move/shuffle.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+
+#include <cmocka.h>
+
+enum { CANARY = 64 };
+
+static void fill_random(unsigned char *bytes, size_t size) {
+    for (size_t i = 0; i < size; i++) {
+        bytes[i] = (unsigned char)(rand() >> 7);
+    }
+}
+
+static void shuffle_equals_the_plain_loop(void **state) {
+    (void)state;
+    enum { MOST = 700 };
+    unsigned char in[MOST + 3], out[MOST + CANARY], back[MOST + CANARY];
+    srand(1);
+    fill_random(in, sizeof in);
+    for (size_t element = 1; element <= 17; element++) {
+        for (size_t size = 0; size <= MOST; size += size < 40 ? 1 : 13) {
+            const unsigned char *from = in + size % 3; /* not aligned */
+            size_t count = size / element;
+            memset(out, 0xee, sizeof out);
+            memset(back, 0xee, sizeof back);
+            fc_shuffle(from, out, size, element);
+            for (size_t i = 0; i < size; i++) {
+                size_t to = i < count * element ? i % element * count + i / element : i;
+                assert_int_equal(out[to], from[i]);
+            }
+            fc_unshuffle(out, back, size, element);
+            assert_memory_equal(back, from, size);
+            for (size_t i = size; i < size + CANARY; i++) {
+                assert_int_equal(out[i], 0xee);
+                assert_int_equal(back[i], 0xee);
+            }
+        }
+    }
+}
+
+/* What a plane may be like. */
+typedef enum plane { NOISE, ZEROS, SKEWED, TEXT, ONE_NOISY_HALF, KINDS } plane;
+
+static void fill(plane kind, unsigned char *bytes, size_t size) {
+    for (size_t i = 0; i < size; i++) {
+        unsigned r = (unsigned)rand() >> 7;
+        switch (kind) {
+        case ZEROS:
+            bytes[i] = 0;
+            break;
+        case SKEWED: /* like exponents: few values, no repetitions */
+            bytes[i] = (unsigned char)(60 - __builtin_ctz(r | 1 << 12) * 2 + (r >> 15 & 1));
+            break;
+        case TEXT:
+            bytes[i] = (unsigned char)"layers.0.weight "[i % 16];
+            break;
+        case ONE_NOISY_HALF:
+            bytes[i] = i < size / 2 ? (unsigned char)r : 7;
+            break;
+        default:
+            bytes[i] = (unsigned char)r;
+        }
+    }
+}
+
+static void expect_inflates_to(const unsigned char *stream, size_t length, const unsigned char *plain, size_t size) {
+    unsigned char *out = malloc(size + CANARY);
+    uLongf got = size;
+    fc_error err;
+    assert_non_null(out);
+    memset(out, 0xee, size + CANARY);
+    assert_int_equal(uncompress(out, &got, stream, length), Z_OK); /* as any other program does it */
+    assert_int_equal(got, size);
+    assert_memory_equal(out, plain, size);
+    memset(out, 0xee, size + CANARY);
+    assert_int_equal(fc_inflate(stream, length, out, size, &err), FC_OK);
+    assert_memory_equal(out, plain, size);
+    for (int i = 0; i < CANARY; i++) {
+        assert_int_equal(out[size + (size_t)i], 0xee);
+    }
+    free(out);
+}
+
+static void streams_of_all_levels(void **state) {
+    (void)state;
+    static const size_t sizes[] = {1, 2, 3, 7, 100, 4096, 65535, 65536, 70001, 131072, 131073, 400001};
+    static const int levels[] = {1, 6, 9};
+    srand(2);
+    for (size_t l = 0; l < sizeof levels / sizeof *levels; l++) {
+        fc_deflater *d = fc_deflater_new(levels[l]);
+        assert_non_null(d);
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+            for (plane k = NOISE; k < KINDS; k++) {
+                const size_t size = sizes[s], room = size + size / 100 + 100;
+                unsigned char *plain = malloc(size), *out = malloc(room);
+                assert_true(plain && out);
+                fill(k, plain, size);
+                for (size_t planes = 1; planes <= 8; planes *= 2) {
+                    size_t length = fc_deflate(d, plain, size, planes, out, room);
+                    assert_in_range(length, 1, room);
+                    assert_true(k != ZEROS || size < 65535 || length < size / 20);
+                    assert_true(k != SKEWED || size < 4096 || length < size * 6 / 10);
+                    expect_inflates_to(out, length, plain, size);
+                }
+                free(plain);
+                free(out);
+            }
+        }
+        fc_deflater_free(d);
+    }
+}
+
+/* Nothing is written behind the room, whatever it is, and a stream is whole or none. */
+static void too_little_room(void **state) {
+    (void)state;
+    enum { SIZE = 3000 };
+    unsigned char plain[SIZE], out[SIZE + 300 + CANARY];
+    srand(3);
+    for (plane k = NOISE; k < KINDS; k++) {
+        fill(k, plain, SIZE);
+        for (int level = 1; level <= 6; level += 5) {
+            fc_deflater *d = fc_deflater_new(level);
+            bool fitted = false;
+            assert_non_null(d);
+            for (size_t room = 0; room < SIZE + 300; room += 1 + room / 50) {
+                memset(out, 0xee, sizeof out);
+                size_t length = fc_deflate(d, plain, SIZE, 2, out, room);
+                assert_true(length <= room);
+                fitted |= length > 0;
+                assert_true(room < SIZE + 100 || length > 0);
+                if (length > 0) {
+                    expect_inflates_to(out, length, plain, SIZE);
+                }
+                for (size_t i = room; i < sizeof out; i++) {
+                    assert_int_equal(out[i], 0xee);
+                }
+            }
+            assert_true(fitted);
+            fc_deflater_free(d);
+        }
+    }
+}
+
+/* Counts that grow as Fibonacci's numbers make the deepest trees: deeper than codes may be. */
+static void codes_are_limited(void **state) {
+    (void)state;
+    enum { DEPTH = 22 };
+    size_t counts[DEPTH] = {1, 1}, size = 2;
+    for (int i = 2; i < DEPTH; i++) {
+        counts[i] = counts[i - 1] + counts[i - 2];
+        size += counts[i];
+    }
+    unsigned char *plain = malloc(size), *out = malloc(2 * size);
+    assert_true(plain && out);
+    for (size_t i = 0, at = 0; i < DEPTH; i++) {
+        memset(plain + at, (int)(200 - i), counts[i]);
+        at += counts[i];
+    }
+    fc_bits bits = {.out = out, .room = 2 * size};
+    fc_put_literals(&bits, plain, size);
+    fc_put_end(&bits);
+    assert_false(bits.full);
+    z_stream z = {.next_in = out, .avail_in = (uInt)bits.size};
+    unsigned char *back = malloc(size);
+    assert_non_null(back);
+    z.next_out = back;
+    z.avail_out = (uInt)size;
+    assert_int_equal(inflateInit2(&z, -15), Z_OK);
+    assert_int_equal(inflate(&z, Z_FINISH), Z_STREAM_END);
+    assert_int_equal(z.total_out, size);
+    assert_memory_equal(back, plain, size);
+    inflateEnd(&z);
+    assert_true(bits.size < size / 3);
+    free(plain);
+    free(out);
+    free(back);
+}
+
+static void damaged_streams(void **state) {
+    (void)state;
+    enum { SIZE = 20000 };
+    unsigned char *plain = malloc(SIZE), *stream = malloc(SIZE), *out = malloc(SIZE + CANARY), *bad = malloc(SIZE);
+    fc_deflater *d = fc_deflater_new(1);
+    fc_error err;
+    assert_true(plain && stream && out && bad && d);
+    srand(4);
+    fill(SKEWED, plain, SIZE / 2);
+    fill(TEXT, plain + SIZE / 2, SIZE / 2);
+    size_t length = fc_deflate(d, plain, SIZE, 2, stream, SIZE);
+    assert_in_range(length, 100, SIZE);
+    for (size_t cut = 0; cut < length; cut += 1 + cut / 20) {
+        assert_int_equal(fc_inflate(stream, cut, out, SIZE, &err), FC_ECORRUPT);
+    }
+    assert_int_equal(fc_inflate(stream, length - 1, out, SIZE, &err), FC_ECORRUPT);
+    /* More or less than there is room for: a bomb ends at the buffer. */
+    memset(out, 0xee, SIZE + CANARY);
+    assert_int_equal(fc_inflate(stream, length, out, SIZE - 1, &err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "more than the 19999 bytes"));
+    assert_int_equal(out[SIZE - 1], 0xee);
+    assert_int_equal(fc_inflate(stream, length, out, SIZE + 1, &err), FC_ECORRUPT);
+    for (int i = 0; i < 2000; i++) {
+        memcpy(bad, stream, length);
+        bad[(size_t)rand() % length] ^= (unsigned char)(1 << rand() % 8);
+        memset(out + SIZE, 0xee, CANARY);
+        fc_code rc = fc_inflate(bad, length, out, SIZE, &err);
+        assert_true(rc == FC_ECORRUPT || memcmp(out, plain, SIZE) == 0);
+        assert_int_equal(out[SIZE], 0xee);
+    }
+    fc_deflater_free(d);
+    free(plain);
+    free(stream);
+    free(out);
+    free(bad);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shuffle_equals_the_plain_loop),
+        cmocka_unit_test(streams_of_all_levels),
+        cmocka_unit_test(too_little_room),
+        cmocka_unit_test(codes_are_limited),
+        cmocka_unit_test(damaged_streams),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

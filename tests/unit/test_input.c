@@ -1,0 +1,172 @@
+/*
+ * lib/io/input.c: the same bytes arrive whether they are cached or not, at whatever offset, into whatever memory, also
+ * at the end of the file and where the file system refuses direct reads.
+ */
+#include "io/input.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { SIZE = (3 << 20) + 777, WINDOW = 128 << 10 };
+
+static struct {
+    int refuse;    /* errno of direct reads; 0: they work */
+    size_t shorts; /* direct reads longer than this stop there; 0: never */
+    size_t direct; /* bytes read directly */
+} fs;
+
+ssize_t pread(int fd, void *buf, size_t size, off_t at) {
+    if (fcntl(fd, F_GETFL) & O_DIRECT) {
+        if (fs.refuse) {
+            errno = fs.refuse;
+            return -1;
+        }
+        size = fs.shorts && size > fs.shorts ? fs.shorts : size;
+        /* The rules of O_DIRECT, for file systems that do not mind. */
+        if ((uintptr_t)buf % 512 != 0 || size % 512 != 0 || at % 512 != 0) {
+            errno = EINVAL;
+            return -1;
+        }
+        fs.direct += size;
+    }
+    return syscall(SYS_pread64, fd, buf, size, at);
+}
+
+static char path[64];
+static unsigned char *truth, *window, *out;
+
+static int setup(void **state) {
+    (void)state;
+    strcpy(path, "/tmp/fc-input-XXXXXX");
+    memset(&fs, 0, sizeof fs);
+    truth = malloc(SIZE);
+    window = aligned_alloc(FC_INPUT_BLOCK, FC_INPUT_ROOM(SIZE / 4096 * 4096 + 4096));
+    out = aligned_alloc(FC_INPUT_BLOCK, SIZE / 4096 * 4096 + 3 * 4096);
+    int fd = mkstemp(path);
+    if (fd < 0 || !truth || !window || !out) {
+        return -1;
+    }
+    for (size_t i = 0; i < SIZE; i++) {
+        truth[i] = (unsigned char)(rand() >> 8);
+    }
+    return write(fd, truth, SIZE) == SIZE && fsync(fd) == 0 ? close(fd) : -1;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    free(truth);
+    free(window);
+    free(out);
+    return unlink(path);
+}
+
+/* Reads random ranges both ways; half of them are dropped from the cache before. */
+static void read_ranges(fc_input *input, int count) {
+    fc_error err;
+    for (int i = 0; i < count; i++) {
+        size_t at = (size_t)rand() % SIZE, most = SIZE - at, size = (size_t)rand() % most + 1;
+        size = i % 5 == 0 ? most : size;
+        at -= i % 3 == 0 ? at % 4096 : 0;
+        unsigned char *to = out + (i % 4 == 0 ? 0 : rand() % 100);
+        const unsigned char *found = NULL;
+        if (i % 2 == 0) {
+            assert_int_equal(posix_fadvise(input->fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+        }
+        memset(out, 0, SIZE);
+        assert_int_equal(fc_input_read(input, to, size, at, window, WINDOW, &err), FC_OK);
+        assert_memory_equal(to, truth + at, size);
+        if (i % 2 == 0) {
+            assert_int_equal(posix_fadvise(input->fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+        }
+        memset(window, 0, SIZE);
+        assert_int_equal(fc_input_read_near(input, window, size, at, &found, &err), FC_OK);
+        assert_memory_equal(found, truth + at, size);
+        assert_int_equal(fcntl(input->fd, F_GETFL) & O_DIRECT, 0);
+    }
+}
+
+static void random_ranges(void **state) {
+    (void)state;
+    fc_input input;
+    fc_error err;
+    srand(4);
+    assert_int_equal(fc_input_open(&input, path, &err), FC_OK);
+    read_ranges(&input, 60);
+    assert_true(fs.direct > 0 || input.cache_only);
+    fs.shorts = 4096 * 7;
+    read_ranges(&input, 30);
+    fs.shorts = 512 * 9;
+    read_ranges(&input, 30);
+    fc_input_close(&input);
+}
+
+static void refused(void **state) {
+    (void)state;
+    fc_input input;
+    fc_error err;
+    srand(5);
+    fs.refuse = EINVAL;
+    assert_int_equal(fc_input_open(&input, path, &err), FC_OK);
+    read_ranges(&input, 20);
+    assert_int_equal(fs.direct, 0);
+    fc_input_close(&input);
+}
+
+/* What is in the cache is copied from there. */
+static void cached(void **state) {
+    (void)state;
+    fc_input input;
+    fc_error err;
+    assert_int_equal(fc_input_open(&input, path, &err), FC_OK);
+    assert_int_equal(syscall(SYS_pread64, input.fd, out, SIZE, 0), SIZE);
+    assert_int_equal(fc_input_read(&input, out, SIZE, 0, window, WINDOW, &err), FC_OK);
+    assert_int_equal(fs.direct, 0);
+    fc_input_close(&input);
+}
+
+static void truncated(void **state) {
+    (void)state;
+    fc_input input;
+    fc_error err;
+    for (int cold = 0; cold < 2; cold++) {
+        const unsigned char *found;
+        assert_int_equal(fc_input_open(&input, path, &err), FC_OK);
+        posix_fadvise(input.fd, 0, 0, cold ? POSIX_FADV_DONTNEED : POSIX_FADV_NORMAL);
+        assert_int_equal(fc_input_read(&input, out, 1 << 20, SIZE - (1 << 19), window, WINDOW, &err), FC_ECORRUPT);
+        assert_non_null(strstr(err.message, ": truncated: the file ends at offset 3146505"));
+        assert_int_equal(fc_input_read_near(&input, window, 1 << 20, SIZE + 9, &found, &err), FC_ECORRUPT);
+        fc_input_close(&input);
+    }
+}
+
+static void missing(void **state) {
+    (void)state;
+    fc_input input;
+    fc_error err;
+    assert_int_equal(fc_input_open(&input, "/tmp/fc-input-none/x", &err), FC_ECORRUPT);
+    fc_input_close(&input);
+    assert_int_equal(input.fd, -1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(random_ranges, setup, teardown),
+        cmocka_unit_test_setup_teardown(refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(cached, setup, teardown),
+        cmocka_unit_test_setup_teardown(truncated, setup, teardown),
+        cmocka_unit_test_setup_teardown(missing, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
