@@ -21,6 +21,7 @@ import time
 from collections import namedtuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+MAKE_WEIGHTS = os.path.join(HERE, "make_weights.py")
 MAKE_BIG = os.path.join(HERE, "..", "tests", "corpus", "make_big.py")
 BEGIN, END = "<!-- bench/run: begin -->", "<!-- bench/run: end -->"
 PEAK_MIB = 64
@@ -30,22 +31,31 @@ SOURCES = {
     "fsdp": "{python} {make_big} data {dir} --size {size} --dp 8",
     "2d": "{python} {make_big} data {dir} --size {size} --tp 2 --dp 4",
     "h5": "{ours} reshard {fsdp} -o {dir} --dp 8 -q",
-    "full": "{ours} consolidate {fsdp} -o {dir} -q",
-    "deflated": "{ours} consolidate {full} -o {dir} --compress 1 -q",
+    "weights": "{python} {make_weights} {dir} --size {size}",
+    "packed": "h5repack -l CHUNK=1024x1024 -f SHUF -f GZIP=1 {weights} {dir}",
+    "packed-by-us": "{ours} consolidate {weights} -o {dir} --compress 1 -q",
     "small": "cp -r {corpus}/good/dcp-torch2.15.0-2d-dp4tp2 {dir}",
-    "dense": "sh -c '{python} {here}/make_schema.py dense --optimizer > {dir}'",
+    "dense": "sh -c '{python} {make_schema} dense --optimizer > {dir}'",
 }
 
-# source: which input; repeat: runs in a round, for what is too short to time once; rounds: at most, for what is slow.
-Command = namedtuple("Command", "title source line repeat rounds", defaults=(1, 1000))
+# source: which input; repeat: runs in a round, for what is too short to time once; slow: only in the first rounds with a
+# warm cache.
+Command = namedtuple("Command", "title source line repeat slow", defaults=(1, False))
+SLOW_ROUNDS = 2
+
 # The peers.
-TORCH = "{python} {here}/peers.py dcp_to_torch {src} {dst}"
 COMMANDS = {
     "cp": Command("`cp -r` and `sync -f`", "fsdp", "sh -c 'cp -r {src} {dst} && sync -f {dst}'"),
-    "torch": Command("torch `dcp_to_torch_save`, not synced", "fsdp", TORCH, rounds=2),
-    "torch-2d": Command("torch `dcp_to_torch_save`, not synced", "2d", TORCH, rounds=2),
-    "h5repack": Command("`h5repack -f SHUF -f GZIP=1`", "full", "h5repack -f SHUF -f GZIP=1 {src} {dst}", rounds=2),
-    "h5repack-plain": Command("`h5repack -f NONE`", "deflated", "h5repack -f NONE {src} {dst}", rounds=2),
+    "torch": Command("torch `dcp_to_torch_save`, not synced", "fsdp", "{python} {peers} dcp_to_torch {src} {dst}", slow=True),
+    "torch-2d": Command("torch `dcp_to_torch_save`, not synced", "2d", "{python} {peers} dcp_to_torch {src} {dst}", slow=True),
+    "h5repack-gzip": Command("`h5repack -f SHUF -f GZIP=1`, not synced", "weights",
+                             "h5repack -f SHUF -f GZIP=1 {src} {dst}.h5", slow=True),
+    "h5repack-chunks": Command("`h5repack -l CHUNK=512x4096 -f SHUF -f GZIP=1`, not synced", "packed",
+                               "h5repack -l CHUNK=512x4096 -f SHUF -f GZIP=1 {src} {dst}.h5", slow=True),
+    "h5repack-none": Command("`h5repack -l CONTI -f NONE`, not synced", "packed",
+                             "h5repack -l CONTI -f NONE {src} {dst}.h5", slow=True),
+    "h5repack-none-ours": Command("`h5repack -l CONTI -f NONE`, not synced", "packed-by-us",
+                                  "h5repack -l CONTI -f NONE {src} {dst}.h5", slow=True),
 }
 
 
@@ -81,10 +91,16 @@ JOBS = {
                       [at_most("cp", 0.5)]),
     "reshard-8": Job(Command("reshard tp 2 × dp 4 → 8", "2d", "{ours} reshard {src} -o {dst} --dp 8 -q"),
                      [at_most("cp", 0.5)]),
-    "compress": Job(Command("`--compress 1`, HDF5 to HDF5", "full", "{ours} consolidate {src} -o {dst}.h5 --compress 1 -q"),
-                    [faster("h5repack", 10), same_size("h5repack", 0.02)]),
-    "decompress": Job(Command("consolidate compressed HDF5", "deflated", "{ours} consolidate {src} -o {dst}.h5 -q"),
-                      [faster("h5repack-plain", 8)]),
+    "compress": Job(Command("`--compress 1` of Gaussian bf16 weights", "weights",
+                            "{ours} consolidate {src} -o {dst}.h5 --compress 1 -q"),
+                    [faster("h5repack-gzip", 10), same_size("h5repack-gzip", 0.02)]),
+    "compress-chunks": Job(Command("`--compress 1` from other chunks, by h5repack", "packed",
+                                   "{ours} consolidate {src} -o {dst}.h5 --compress 1 -q"),
+                           [faster("h5repack-chunks", 10), same_size("h5repack-chunks", 0.02)]),
+    "decompress": Job(Command("consolidate what h5repack compressed", "packed",
+                              "{ours} consolidate {src} -o {dst}.h5 -q"), [faster("h5repack-none", 8)]),
+    "decompress-ours": Job(Command("consolidate what `--compress 1` compressed", "packed-by-us",
+                                   "{ours} consolidate {src} -o {dst}.h5 -q"), [faster("h5repack-none-ours", 8)]),
     "inspect": Job(Command("`inspect` of a small checkpoint", "small", "{ours} inspect {src}", 20), [within(0.010)]),
     "plan": Job(Command("plan of one rank of 16,384, 10¹² parameters and AdamW", "dense",
                         "{ours} reshard {src} --dp 2048 --tp 8 --dry-run --rank 12345 --json", 20), [within(0.050)]),
@@ -132,14 +148,17 @@ class Bench:
     def __init__(self, args, work):
         self.args, self.scratch = args, os.path.join(work, "out")
         os.mkdir(self.scratch)
-        self.words = {"python": sys.executable, "here": HERE, "make_big": MAKE_BIG, "size": args.size,
-                      "corpus": os.path.join(HERE, "..", "tests", "corpus"), "ours": os.path.abspath(args.fsdpckpt)}
+        self.words = {"python": sys.executable, "peers": os.path.join(HERE, "peers.py"), "make_big": MAKE_BIG,
+                      "make_weights": MAKE_WEIGHTS, "make_schema": os.path.join(HERE, "make_schema.py"),
+                      "corpus": os.path.join(HERE, "..", "tests", "corpus"),
+                      "size": args.size, "ours": os.path.abspath(args.fsdpckpt)}
         self.work = work
 
     def make_sources(self, wanted):
-        for name, line in reversed(SOURCES.items()):  # and what these are made of
-            wanted |= {n for n in SOURCES if name in wanted and "{%s}" % n in line}
         given = dict(pair.split("=", 1) for pair in self.args.source)
+        for name in reversed(SOURCES):  # and what those are made of
+            if name in wanted and name not in given:
+                wanted = wanted | {n for n in SOURCES if "{%s}" % n in SOURCES[name]}
         for name, line in SOURCES.items():
             if name not in wanted:
                 continue
@@ -176,7 +195,7 @@ class Bench:
         results = {name: Result() for name in commands}
         for i in range(rounds):
             for name, command in commands.items():
-                if i >= command.rounds:
+                if command.slow and (cold or i >= SLOW_ROUNDS):
                     continue
                 for _ in range(command.repeat):
                     self.run(command, cold, results[name])
@@ -192,6 +211,8 @@ def table(jobs, peers, results):
         o = results[name]
         first = "| %s | %d | %.3f | %.3f | %.0f |" % (job.command.title, len(o.seconds), o.best, o.median, o.peak)
         for peer, judge in job.goals:
+            if peer and not results[peer].seconds:
+                continue
             met, ratio, goal = judge(o, results.get(peer))
             against = COMMANDS[peer].title if peer else "–"
             lines.append("%s %s | %s | %s | %s |" % (first, against, ratio, goal, "reached" if met else "**not yet**"))
@@ -200,8 +221,9 @@ def table(jobs, peers, results):
         lines.append("%s memory | %.0f MiB | ≤ %d MiB | %s |" % (first, o.peak, PEAK_MIB, "reached" if met else "**not yet**"))
     for name in peers:
         p, source = results[name], COMMANDS[name].source
-        lines.append("| *%s (%s)* | %d | %.3f | %.3f | %.0f | | | | |" % (COMMANDS[name].title, source, len(p.seconds), p.best,
-                                                                    p.median, p.peak))
+        if p.seconds:
+            lines.append("| *%s (%s)* | %d | %.3f | %.3f | %.0f | | | | |" %
+                         (COMMANDS[name].title, source, len(p.seconds), p.best, p.median, p.peak))
     return "\n".join(lines)
 
 
