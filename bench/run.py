@@ -31,31 +31,30 @@ SOURCES = {
     "fsdp": "{python} {make_big} data {dir} --size {size} --dp 8",
     "2d": "{python} {make_big} data {dir} --size {size} --tp 2 --dp 4",
     "h5": "{ours} reshard {fsdp} -o {dir} --dp 8 -q",
+    "small": "cp -r {corpus}/good/dcp-torch2.15.0-2d-dp4tp2 {dir}",
+    "dense": "sh -c '{python} {here}/make_schema.py dense --optimizer > {dir}'",
     "weights": "{python} {make_weights} {dir} --size {size}",
     "packed": "h5repack -l CHUNK=1024x1024 -f SHUF -f GZIP=1 {weights} {dir}",
     "packed-by-us": "{ours} consolidate {weights} -o {dir} --compress 1 -q",
-    "small": "cp -r {corpus}/good/dcp-torch2.15.0-2d-dp4tp2 {dir}",
-    "dense": "sh -c '{python} {make_schema} dense --optimizer > {dir}'",
 }
 
-# source: which input; repeat: runs in a round, for what is too short to time once; slow: only in the first rounds with a
-# warm cache.
-Command = namedtuple("Command", "title source line repeat slow", defaults=(1, False))
-SLOW_ROUNDS = 2
-
+# source: which input; repeat: runs in a round, for what is too short to time once; rounds: for what is slow, so many at
+# most and none with a cold cache.
+Command = namedtuple("Command", "title source line repeat rounds", defaults=(1, None))
 # The peers.
+TORCH = "{python} {here}/peers.py dcp_to_torch {src} {dst}"
 COMMANDS = {
     "cp": Command("`cp -r` and `sync -f`", "fsdp", "sh -c 'cp -r {src} {dst} && sync -f {dst}'"),
-    "torch": Command("torch `dcp_to_torch_save`, not synced", "fsdp", "{python} {peers} dcp_to_torch {src} {dst}", slow=True),
-    "torch-2d": Command("torch `dcp_to_torch_save`, not synced", "2d", "{python} {peers} dcp_to_torch {src} {dst}", slow=True),
+    "torch": Command("torch `dcp_to_torch_save`, not synced", "fsdp", TORCH, rounds=2),
+    "torch-2d": Command("torch `dcp_to_torch_save`, not synced", "2d", TORCH, rounds=2),
     "h5repack-gzip": Command("`h5repack -f SHUF -f GZIP=1`, not synced", "weights",
-                             "h5repack -f SHUF -f GZIP=1 {src} {dst}.h5", slow=True),
+                             "h5repack -f SHUF -f GZIP=1 {src} {dst}.h5", rounds=2),
     "h5repack-chunks": Command("`h5repack -l CHUNK=512x4096 -f SHUF -f GZIP=1`, not synced", "packed",
-                               "h5repack -l CHUNK=512x4096 -f SHUF -f GZIP=1 {src} {dst}.h5", slow=True),
+                               "h5repack -l CHUNK=512x4096 -f SHUF -f GZIP=1 {src} {dst}.h5", rounds=2),
     "h5repack-none": Command("`h5repack -l CONTI -f NONE`, not synced", "packed",
-                             "h5repack -l CONTI -f NONE {src} {dst}.h5", slow=True),
+                             "h5repack -l CONTI -f NONE {src} {dst}.h5", rounds=2),
     "h5repack-none-ours": Command("`h5repack -l CONTI -f NONE`, not synced", "packed-by-us",
-                                  "h5repack -l CONTI -f NONE {src} {dst}.h5", slow=True),
+                                  "h5repack -l CONTI -f NONE {src} {dst}.h5", rounds=2),
 }
 
 
@@ -91,6 +90,9 @@ JOBS = {
                       [at_most("cp", 0.5)]),
     "reshard-8": Job(Command("reshard tp 2 × dp 4 → 8", "2d", "{ours} reshard {src} -o {dst} --dp 8 -q"),
                      [at_most("cp", 0.5)]),
+    "inspect": Job(Command("`inspect` of a small checkpoint", "small", "{ours} inspect {src}", 20), [within(0.010)]),
+    "plan": Job(Command("plan of one rank of 16,384, 10¹² parameters and AdamW", "dense",
+                        "{ours} reshard {src} --dp 2048 --tp 8 --dry-run --rank 12345 --json", 20), [within(0.050)]),
     "compress": Job(Command("`--compress 1` of Gaussian bf16 weights", "weights",
                             "{ours} consolidate {src} -o {dst}.h5 --compress 1 -q"),
                     [faster("h5repack-gzip", 10), same_size("h5repack-gzip", 0.02)]),
@@ -101,9 +103,6 @@ JOBS = {
                               "{ours} consolidate {src} -o {dst}.h5 -q"), [faster("h5repack-none", 8)]),
     "decompress-ours": Job(Command("consolidate what `--compress 1` compressed", "packed-by-us",
                                    "{ours} consolidate {src} -o {dst}.h5 -q"), [faster("h5repack-none-ours", 8)]),
-    "inspect": Job(Command("`inspect` of a small checkpoint", "small", "{ours} inspect {src}", 20), [within(0.010)]),
-    "plan": Job(Command("plan of one rank of 16,384, 10¹² parameters and AdamW", "dense",
-                        "{ours} reshard {src} --dp 2048 --tp 8 --dry-run --rank 12345 --json", 20), [within(0.050)]),
 }
 
 
@@ -148,17 +147,15 @@ class Bench:
     def __init__(self, args, work):
         self.args, self.scratch = args, os.path.join(work, "out")
         os.mkdir(self.scratch)
-        self.words = {"python": sys.executable, "peers": os.path.join(HERE, "peers.py"), "make_big": MAKE_BIG,
-                      "make_weights": MAKE_WEIGHTS, "make_schema": os.path.join(HERE, "make_schema.py"),
-                      "corpus": os.path.join(HERE, "..", "tests", "corpus"),
-                      "size": args.size, "ours": os.path.abspath(args.fsdpckpt)}
+        self.words = {"python": sys.executable, "here": HERE, "make_big": MAKE_BIG, "make_weights": MAKE_WEIGHTS,
+                      "size": args.size, "corpus": os.path.join(HERE, "..", "tests", "corpus"),
+                      "ours": os.path.abspath(args.fsdpckpt)}
         self.work = work
 
     def make_sources(self, wanted):
         given = dict(pair.split("=", 1) for pair in self.args.source)
-        for name in reversed(SOURCES):  # and what those are made of
-            if name in wanted and name not in given:
-                wanted = wanted | {n for n in SOURCES if "{%s}" % n in SOURCES[name]}
+        for name, line in reversed(SOURCES.items()):  # and what these are made of
+            wanted |= {n for n in SOURCES if name in wanted and name not in given and "{%s}" % n in line}
         for name, line in SOURCES.items():
             if name not in wanted:
                 continue
@@ -195,7 +192,7 @@ class Bench:
         results = {name: Result() for name in commands}
         for i in range(rounds):
             for name, command in commands.items():
-                if command.slow and (cold or i >= SLOW_ROUNDS):
+                if command.rounds is not None and (cold or i >= command.rounds):
                     continue
                 for _ in range(command.repeat):
                     self.run(command, cold, results[name])

@@ -38,6 +38,7 @@ static fc_code start_batch(batch *b, const char *const *paths, size_t first, siz
                          .context = &b->scan,
                          .keep = keep,
                          .nkeep = b->count,
+                         .spin_ms = 5000,
                          .may_open = follow};
         rc = fc_h5_child_start(&b->child, &job, err);
     }

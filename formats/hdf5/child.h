@@ -30,6 +30,7 @@ typedef struct fc_h5_job {
     size_t nkeep;
     uint64_t memory;   /**< bytes of address space above what the parent uses; 0: 1 GiB */
     int timeout_ms;    /**< without a byte or a beat; 0: 60 s */
+    int spin_ms;       /**< processor time without a byte or a beat; 0: only timeout_ms counts */
     bool may_open;     /**< may open further files for reading (--follow-external) */
     bool not_confined; /**< tests only: no seccomp, so that a child can misbehave in ways it would forbid */
 } fc_h5_job;
@@ -38,7 +39,9 @@ typedef struct fc_h5_child {
     pid_t pid;
     int fd;
     int timeout_ms;
+    int spin_ms;
     bool hung;
+    int64_t worked_ms; /**< its processor time at the last byte or beat */
     uint64_t beats;
     fc_h5_shared *shared;
 } fc_h5_child;

@@ -247,7 +247,13 @@ fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, siz
                        .sizes = chunk->dims + tensor->ndim,
                        .bytes = size};
     uint64_t memory = size < UINT64_MAX / 8 ? 4 * size + (UINT64_C(1) << 30) : 0;
-    fc_h5_job job = {fc_h5_scan_prepare, fc_h5_box_run, &scan, &input.fd, 1, memory, 0, state->follow_external, false};
+    fc_h5_job job = {.prepare = fc_h5_scan_prepare,
+                     .run = fc_h5_box_run,
+                     .context = &scan,
+                     .keep = &input.fd,
+                     .nkeep = 1,
+                     .memory = memory,
+                     .may_open = state->follow_external};
     fc_h5_child child;
     fc_h5_in in = {.child = &child, .budget = UINT64_MAX};
     rc = fc_h5_child_start(&child, &job, err);

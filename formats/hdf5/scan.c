@@ -347,7 +347,8 @@ void fc_h5_scan_prepare(void *context) {
 
 static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sink *out, fc_h5_shared *shared) {
     fc_h5_capture capture = {0};
-    fc_h5_source source = {input->path, input->fd, &input->st, scan->follow_external, &capture};
+    int errnum = 0;
+    fc_h5_source source = {input->path, input->fd, &input->st, scan->follow_external, &capture, &errnum};
     fc_h5_walk walk = {.scan = scan, .out = out, .shared = shared, .capture = &capture, .file_path = input->path};
     walk.file = H5I_INVALID_HID;
     H5O_info_t info;
@@ -376,10 +377,14 @@ static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_si
         fc_h5_scan_failure(&walk, FC_ECORRUPT, "corrupt HDF5 file: the root group cannot be opened");
         goto out;
     }
-    if (walk_group(t, root, info.fileno, info.addr) && !walk.failed) {
+    ok = walk_group(t, root, info.fileno, info.addr) && !walk.failed;
+    if (ok && errnum != 0) {
+        fc_h5_scan_failure(&walk, FC_EIO, "reading failed: %s", strerror(errnum));
+        ok = false;
+    }
+    if (ok) {
         fc_h5_begin(out, FC_H5_END);
         fc_h5_end(out);
-        ok = true;
     }
 out:
     free(path);

@@ -12,6 +12,7 @@
 typedef struct chunk_list {
     const fc_h5_chunked *d;
     uint64_t count; /* in the open record */
+    uint64_t total;
     size_t count_at;
 } chunk_list;
 
@@ -39,7 +40,7 @@ static bool add_chunk(chunk_list *list, const hsize_t *at) {
     char nothing;
     if (H5Dget_chunk_storage_size(d->dataset, at, &size) < 0) {
         H5Eclear2(H5E_DEFAULT);
-        return true; /* libhdf5's way of saying that it is not stored */
+        return true; /* libhdf5's way of saying that it is not stored; or that its index is damaged, see the total */
     }
     if (size == 0) {
         return true;
@@ -58,6 +59,7 @@ static bool add_chunk(chunk_list *list, const hsize_t *at) {
     for (int k = 0; k < d->ndim; k++) {
         fc_h5_put_u64(out, at[k]);
     }
+    list->total++;
     if (++list->count == FC_H5_CHUNKS_PER_RECORD) {
         end_chunks(list);
         atomic_fetch_add(&d->walk->shared->beats, 1);
@@ -122,9 +124,9 @@ fc_h5_way fc_h5_choose_way(const fc_h5_chunked *d, hsize_t *stored) {
 }
 
 bool fc_h5_send_chunks(const fc_h5_chunked *d, fc_h5_way way, hsize_t stored) {
-    chunk_list list = {d, 0, 0};
+    chunk_list list = {d, 0, 0, 0};
     begin_chunks(&list);
     bool ok = way == FC_H5_BY_GRID ? list_by_grid(&list) : list_by_number(&list, stored);
     end_chunks(&list);
-    return ok;
+    return ok && list.total == stored;
 }

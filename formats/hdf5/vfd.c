@@ -144,6 +144,7 @@ static herr_t vfd_read(H5FD_t *pub, H5FD_mem_t type, hid_t dxpl, haddr_t address
             continue;
         }
         if (n <= 0) {
+            *file->source->errnum = n < 0 ? errno : EIO;
             return -1;
         }
         at += n;

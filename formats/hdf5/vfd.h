@@ -29,6 +29,7 @@ typedef struct fc_h5_source {
     const struct stat *st; /**< of fd: the confined process may not even ask */
     bool may_open;         /**< other names are opened from the file system, else refused */
     fc_h5_capture *capture;
+    int *errnum; /**< out: the system's error when a read failed: libhdf5 takes some of those for "not there" */
 } fc_h5_source;
 
 /** @return the driver's id, or a negative number. */

@@ -196,12 +196,13 @@ fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_con
     if (rc != FC_OK) {
         return rc;
     }
-    if (fc_checkpoint_needs(source, target)) {
+    if (target && fc_checkpoint_needs(source, target)) {
         return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", target);
     }
     report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
     if (options->selection.compress && !options->format->place) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' has no compression", target, options->format->name);
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' has no compression", source->path,
+                       options->format->name);
     }
     fc_arena *arena = fc_arena_new();
     if (!arena) {

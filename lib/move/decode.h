@@ -37,6 +37,9 @@ typedef fc_code (*fc_decode_fn)(void *context, const fc_tensor *tensor, size_t c
 fc_decoded *fc_decoded_new(uint64_t limit);
 void fc_decoded_free(fc_decoded *cache);
 
+/** The limit it was made with. */
+uint64_t fc_decoded_limit(const fc_decoded *cache);
+
 /**
  * The decoded bytes of a chunk, from the cache or by `decode`. Waits while the memory is held by other workers, so a
  * worker holds at most one chunk at a time; it gives it back with fc_decoded_release.

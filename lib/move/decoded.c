@@ -55,6 +55,10 @@ fc_decoded *fc_decoded_new(uint64_t limit) {
     return cache;
 }
 
+uint64_t fc_decoded_limit(const fc_decoded *cache) {
+    return cache->limit;
+}
+
 static unsigned char *buffer_new(const fc_decoded *cache, size_t size) {
     if (size < cache->paged) {
         return malloc(size ? size : 1);

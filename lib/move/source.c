@@ -8,7 +8,9 @@
 
 #include "core/checked.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/io.h"
 #include "io/input.h"
+#include "move/decode_lean.h"
 #include "move/strided.h"
 #include "move/tuning.h"
 #include "plan/box_text.h"
@@ -17,6 +19,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 typedef struct cached_extent {
@@ -214,7 +217,10 @@ static fc_code read_filtered(fc_source *source, const fc_tensor *tensor, const f
         return rc;
     }
     const char *path = source->checkpoint->files[extent->file].path;
-    rc = fc_pread_full(input->fd, workspace, (size_t)extent->length, extent->offset, path, err);
+    rc = workspace == source->scratch
+             ? fc_pread_full(input->fd, workspace, (size_t)extent->length, extent->offset, path, err)
+             : fc_input_read(input, workspace, (size_t)extent->length, extent->offset, source->scratch,
+                             source->scratch_size, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -224,40 +230,101 @@ static fc_code read_filtered(fc_source *source, const fc_tensor *tensor, const f
                : fc_context(err, rc, "%s: %" PRIu64 " bytes at offset %" PRIu64, path, extent->length, extent->offset);
 }
 
+/* Memory that decoding takes beside the result, and how it is done. */
+typedef enum way {
+    WAY_NONE,   /* its sizes make no sense */
+    WAY_FORMAT, /* the format's own affair */
+    WAY_WINDOW, /* in the window */
+    WAY_MEMORY, /* in memory of its own, of `*extra` bytes */
+    WAY_LEAN    /* through the window, piece by piece: there is not enough memory for the other way */
+} way;
+
+static way choose_way(const fc_source *source, const fc_extent *extent, uint64_t *extra) {
+    uint64_t size = 0, whole;
+    *extra = 0;
+    if (extent->codec == FC_CODEC_FORMAT) {
+        return WAY_FORMAT;
+    }
+    if (!fc_decode_workspace(extent, &size)) {
+        return WAY_NONE;
+    }
+    if (size <= source->scratch_size) {
+        return WAY_WINDOW;
+    }
+    bool fits = fc_add_u64(size, extent->decoded, &whole) && whole <= fc_decoded_limit(source->decoded) / 8 * 7;
+    if (!fits && fc_decode_lean_can(extent)) {
+        return WAY_LEAN;
+    }
+    *extra = size;
+    return WAY_MEMORY;
+}
+
+/* Stored bytes of a chunk that is decoded piece by piece. */
+typedef struct stored {
+    const fc_input *input;
+    uint64_t offset;
+} stored;
+
+static fc_code read_stored(void *context, uint64_t at, unsigned char *bytes, size_t size, fc_error *err) {
+    const stored *s = context;
+    return fc_pread_full(s->input->fd, bytes, size, s->offset + at, s->input->path, err);
+}
+
+static fc_code read_lean(fc_source *source, const fc_tensor *tensor, const fc_extent *extent, unsigned char *out,
+                         fc_error *err) {
+    fc_input *input;
+    fc_code rc = open_cached(source, extent->file, &input, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    stored s = {input, extent->offset};
+    rc = fc_decode_lean(extent, read_stored, &s, source->scratch, source->scratch_size, fc_dtype_size(tensor->dtype),
+                        out, err);
+    return rc == FC_OK ? rc
+                       : fc_context(err, rc, "%s: %" PRIu64 " bytes at offset %" PRIu64, input->path, extent->length,
+                                    extent->offset);
+}
+
+static fc_code read_in_memory(fc_source *source, const fc_tensor *tensor, const fc_extent *extent, uint64_t size,
+                              unsigned char *out, fc_error *err) {
+    /* Large ones have pages of their own: the allocator would keep them, once for each thread. */
+    const bool paged = size >= FC_LARGE_TILE_BYTES;
+    unsigned char *workspace =
+        paged ? mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+              : malloc((size_t)size);
+    if (!workspace || workspace == MAP_FAILED) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory for a chunk of %" PRIu64 " stored bytes",
+                       source->checkpoint->path, extent->length);
+    }
+    fc_code rc = read_filtered(source, tensor, extent, workspace, out, err);
+    if (paged) {
+        munmap(workspace, (size_t)size);
+    } else {
+        free(workspace);
+    }
+    return rc;
+}
+
 /* Brings a whole chunk into memory and decodes it; fc_decode_fn. */
 static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
                             unsigned char *out, fc_error *err) {
     fc_source *source = context;
     const fc_checkpoint *checkpoint = source->checkpoint;
-    if (extent->codec == FC_CODEC_FORMAT) {
+    uint64_t size;
+    switch (choose_way(source, extent, &size)) {
+    case WAY_WINDOW:
+        return read_filtered(source, tensor, extent, source->scratch, out, err);
+    case WAY_MEMORY:
+        return read_in_memory(source, tensor, extent, size, out, err);
+    case WAY_LEAN:
+        return read_lean(source, tensor, extent, out, err);
+    case WAY_NONE:
+        return fc_fail(err, FC_ECORRUPT, "offset %" PRIu64 ": the chunk's sizes make no sense", extent->offset);
+    default:
         return checkpoint->format->read
                    ? checkpoint->format->read(checkpoint, tensor, chunk, out, err)
                    : fc_fail(err, FC_EUNSUPPORTED, "%s: the chunk cannot be decoded", checkpoint->path);
     }
-    uint64_t size;
-    if (!fc_decode_workspace(extent, &size)) {
-        return fc_fail(err, FC_ECORRUPT, "offset %" PRIu64 ": the chunk's sizes make no sense", extent->offset);
-    }
-    if (size <= source->scratch_size) {
-        return read_filtered(source, tensor, extent, source->scratch, out, err);
-    }
-    unsigned char *workspace = malloc((size_t)size);
-    if (!workspace) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory for a chunk of %" PRIu64 " stored bytes", checkpoint->path,
-                       extent->length);
-    }
-    fc_code rc = read_filtered(source, tensor, extent, workspace, out, err);
-    free(workspace);
-    return rc;
-}
-
-/* Memory that decode_chunk allocates: none where the window is large enough. */
-static uint64_t decode_extra(const fc_source *source, const fc_extent *extent) {
-    uint64_t size = 0;
-    if (extent->codec != FC_CODEC_FILTERED || !fc_decode_workspace(extent, &size)) {
-        return 0;
-    }
-    return size <= source->scratch_size ? 0 : size;
 }
 
 /* The piece being placed: from `start` bytes into the decoded bytes to `out`. */
@@ -273,8 +340,9 @@ static fc_code copy_piece(fc_source *source, const fc_tensor *tensor, size_t chu
         return rc == FC_OK ? read_strided(source, input, extent->offset + start, copy, out, err) : rc;
     }
     const unsigned char *bytes = NULL;
-    fc_code rc = fc_decoded_acquire(source->decoded, tensor, chunk, extent, decode_extra(source, extent), decode_chunk,
-                                    source, &bytes, err);
+    uint64_t extra;
+    choose_way(source, extent, &extra);
+    fc_code rc = fc_decoded_acquire(source->decoded, tensor, chunk, extent, extra, decode_chunk, source, &bytes, err);
     if (rc == FC_OK) {
         fc_strided_copy(copy, bytes + start, out);
         fc_decoded_release(source->decoded, tensor, chunk, fc_strided_bytes(copy));

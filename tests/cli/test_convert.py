@@ -47,6 +47,18 @@ class Convert(harness.Case):
         self.assertEqual(p.returncode, 0)
         self.assertIn("fsdpckpt: mesh dimension 0: dp 2\n", p.stderr)
 
+    def test_compress_says_the_ratio(self):
+        packed = os.path.join(harness.CORPUS, "h5-packed.h5")
+        text = self.ok("consolidate", packed, "-o", "m.h5", "--compress", "1")
+        self.assertRegex(text, r"^m\.h5: 3 tensors, .* in 1 file, compressed to [\d.]+ kB \([\d.]+ %\), ")
+        got = json.loads(self.ok("reshard", packed, "-o", "out", "--dp", "2", "--compress", "9", "--json"))
+        self.assertLess(got["stored_bytes"], got["data_bytes"] / 5)
+        self.ok("consolidate", packed, "-o", "plain.h5", "--compress", "0")
+        self.assertGreater(os.path.getsize(self.path("plain.h5")), 3 * os.path.getsize(self.path("m.h5")))
+        dry = self.ok("consolidate", packed, "-o", "n.h5", "--compress", "1", "-n")
+        self.assertIn("before compression", dry)
+        self.assertNotIn("n.h5", self.listing())
+
     def test_dry_run_writes_nothing(self):
         text = self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5", "--dry-run")
         self.assertIn("m.h5: would hold ", text)

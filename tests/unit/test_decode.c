@@ -3,6 +3,7 @@
  * the cache that bounds the memory of decoding.
  */
 #include "move/decode.h"
+#include "move/decode_lean.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -147,6 +148,63 @@ static void every_pipeline(void **state) {
     assert_int_equal(checked, 6 * 4 * 8);
 }
 
+typedef struct in_memory {
+    const unsigned char *bytes;
+    size_t size;
+} in_memory;
+
+static fc_code read_memory(void *context, uint64_t at, unsigned char *bytes, size_t size, fc_error *err) {
+    const in_memory *m = context;
+    (void)err;
+    assert_true(at <= m->size && size <= m->size - at);
+    memcpy(bytes, m->bytes + at, size);
+    return FC_OK;
+}
+
+/* Every pipeline that it takes, with windows of any size; then damaged, which must not run over. */
+static void lean_decoding_equals_the_other(void **state) {
+    (void)state;
+    unsigned char in[SIZE], stored[2 * SIZE + 100], window[500];
+    int taken = 0;
+    srand(5);
+    for (size_t round = 0; round < 6 * 4 * 8 * 4; round++) {
+        const uint8_t *ids = pipelines[round % 6];
+        const int count = (int)(round / 6 % 4);
+        const uint32_t mask = (uint32_t)(round / 24 % 8);
+        size_t size = SIZE - (size_t)(rand() % 20), element = (size_t)1 << rand() % 5;
+        for (size_t i = 0; i < size; i++) {
+            in[i] = (unsigned char)(rand() % 9);
+        }
+        size_t length = encode(ids, count, mask, element, in, size, stored, sizeof stored);
+        fc_extent extent = extent_of(length, size, count, ids, mask);
+        if (!fc_decode_lean_can(&extent)) {
+            continue;
+        }
+        taken++;
+        fc_error err;
+        in_memory memory = {stored, length};
+        size_t some = 2 + (size_t)rand() % (sizeof window - 1);
+        unsigned char *out = malloc(size); /* exactly, so that the sanitizer sees a byte too many */
+        assert_non_null(out);
+        assert_int_equal(fc_decode_lean(&extent, read_memory, &memory, window, some, (uint32_t)element, out, &err),
+                         FC_OK);
+        assert_memory_equal(out, in, size);
+        extent.decoded = size - 1;
+        assert_int_equal(fc_decode_lean(&extent, read_memory, &memory, window, some, (uint32_t)element, out, &err),
+                         FC_ECORRUPT);
+        extent.decoded = size;
+        extent.length = memory.size = length - 1;
+        assert_int_equal(fc_decode_lean(&extent, read_memory, &memory, window, some, (uint32_t)element, out, &err),
+                         FC_ECORRUPT);
+        for (int i = 0; i < 20; i++) {
+            stored[(size_t)rand() % length] ^= (unsigned char)(1 + rand() % 255);
+            (void)fc_decode_lean(&extent, read_memory, &memory, window, some, (uint32_t)element, out, &err);
+        }
+        free(out);
+    }
+    assert_int_equal(taken, 4 * 27); /* counted by hand: 8, 10 and 9 with one, two and three filters */
+}
+
 /* 64 MiB of zeros in 64 KiB, claimed to be 1000 bytes: refused without the memory for them. */
 static void bomb_is_refused(void **state) {
     (void)state;
@@ -254,6 +312,31 @@ static void chunk_in_use_stays(void **state) {
     fc_decoded_free(cache);
 }
 
+/* A chunk whose bytes were all taken goes first, and its buffer is used again though there is room. */
+static void used_up_chunk_goes_first(void **state) {
+    (void)state;
+    counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    fc_decoded *cache = fc_decoded_new(10 * 2000);
+    fc_extent extent = {.codec = FC_CODEC_FORMAT, .decoded = 1800};
+    const unsigned char *first = NULL, *second = NULL;
+    fc_error err;
+    use(cache, 1, &extent, &c);
+    assert_int_equal(fc_decoded_acquire(cache, &some_tensor, 2, &extent, 0, count_decode, &c, &first, &err), FC_OK);
+    fc_decoded_release(cache, &some_tensor, 2, 1000);
+    assert_int_equal(fc_decoded_acquire(cache, &some_tensor, 2, &extent, 0, count_decode, &c, &second, &err), FC_OK);
+    assert_ptr_equal(first, second);
+    assert_int_equal(c.calls, 2);
+    fc_decoded_release(cache, &some_tensor, 2, 800);
+    assert_int_equal(fc_decoded_acquire(cache, &some_tensor, 3, &extent, 0, count_decode, &c, &second, &err), FC_OK);
+    assert_ptr_equal(first, second);
+    fc_decoded_release(cache, &some_tensor, 3, 0);
+    use(cache, 1, &extent, &c);
+    assert_int_equal(c.calls, 3);
+    use(cache, 2, &extent, &c);
+    assert_int_equal(c.calls, 4);
+    fc_decoded_free(cache);
+}
+
 static void chunk_above_the_limit(void **state) {
     (void)state;
     counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -312,10 +395,11 @@ static void cache_under_threads(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fletcher_equals_hdf5), cmocka_unit_test(chunk_of_h5py),
-        cmocka_unit_test(every_pipeline),       cmocka_unit_test(bomb_is_refused),
-        cmocka_unit_test(unknown_filter),       cmocka_unit_test(cache_keeps_what_fits),
-        cmocka_unit_test(chunk_in_use_stays),   cmocka_unit_test(chunk_above_the_limit),
+        cmocka_unit_test(fletcher_equals_hdf5),     cmocka_unit_test(chunk_of_h5py),
+        cmocka_unit_test(every_pipeline),           cmocka_unit_test(bomb_is_refused),
+        cmocka_unit_test(unknown_filter),           cmocka_unit_test(cache_keeps_what_fits),
+        cmocka_unit_test(chunk_in_use_stays),       cmocka_unit_test(chunk_above_the_limit),
+        cmocka_unit_test(used_up_chunk_goes_first), cmocka_unit_test(lean_decoding_equals_the_other),
         cmocka_unit_test(cache_under_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
