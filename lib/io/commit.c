@@ -59,6 +59,9 @@ static fc_code resolve(fc_commit *commit, const char *target, fc_error *err) {
     if (len == 0) {
         return fc_fail(err, FC_EUSAGE, "the target's name is empty");
     }
+    if (target[len] == '/' && !commit->is_directory) {
+        return fc_fail(err, FC_EUSAGE, "%s: names a directory: name a file for the target", target);
+    }
     commit->target = strndup(target, len);
     if (!commit->target) {
         return fc_fail(err, FC_ENOMEM, "out of memory");

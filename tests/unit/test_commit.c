@@ -175,6 +175,8 @@ static void refusals_change_nothing(void **state) {
     assert_non_null(strstr(err.message, "no space: 18446744073709551615 bytes are needed"));
     assert_int_equal(fc_commit_begin("/dev/null", false, true, 10, &commit, &err), FC_EUSAGE);
     assert_int_equal(fc_commit_begin("", false, false, 10, &commit, &err), FC_EUSAGE);
+    assert_int_equal(fc_commit_begin("dir/", false, false, 10, &commit, &err), FC_EUSAGE);
+    assert_string_equal(err.message, "dir/: names a directory: name a file for the target");
     assert_int_equal(fc_commit_begin(".", true, true, 10, &commit, &err), FC_OK);
     fc_commit_abort(commit);
     assert_int_equal(fc_commit_check("model.h5", false, false, 10, &err), FC_OK);
