@@ -38,8 +38,9 @@ SOURCES = {
     "packed-by-us": "{ours} consolidate {weights} -o {dir} --compress 1 -q",
 }
 
-# source: which input; repeat: runs in a round, for what is too short to time once; rounds: at most, for what is slow.
-Command = namedtuple("Command", "title source line repeat rounds", defaults=(1, 1000))
+# source: which input; repeat: runs in a round, for what is too short to time once; rounds: for what is slow, so many at
+# most and none with a cold cache.
+Command = namedtuple("Command", "title source line repeat rounds", defaults=(1, None))
 # The peers.
 TORCH = "{python} {here}/peers.py dcp_to_torch {src} {dst}"
 COMMANDS = {
@@ -152,9 +153,9 @@ class Bench:
         self.work = work
 
     def make_sources(self, wanted):
-        for name, line in reversed(SOURCES.items()):  # and what these are made of
-            wanted |= {n for n in SOURCES if name in wanted and "{%s}" % n in line}
         given = dict(pair.split("=", 1) for pair in self.args.source)
+        for name, line in reversed(SOURCES.items()):  # and what these are made of
+            wanted |= {n for n in SOURCES if name in wanted and name not in given and "{%s}" % n in line}
         for name, line in SOURCES.items():
             if name not in wanted:
                 continue
@@ -191,7 +192,7 @@ class Bench:
         results = {name: Result() for name in commands}
         for i in range(rounds):
             for name, command in commands.items():
-                if i >= command.rounds:
+                if command.rounds is not None and (cold or i >= command.rounds):
                     continue
                 for _ in range(command.repeat):
                     self.run(command, cold, results[name])
@@ -207,6 +208,8 @@ def table(jobs, peers, results):
         o = results[name]
         first = "| %s | %d | %.3f | %.3f | %.0f |" % (job.command.title, len(o.seconds), o.best, o.median, o.peak)
         for peer, judge in job.goals:
+            if peer and not results[peer].seconds:
+                continue
             met, ratio, goal = judge(o, results.get(peer))
             against = COMMANDS[peer].title if peer else "–"
             lines.append("%s %s | %s | %s | %s |" % (first, against, ratio, goal, "reached" if met else "**not yet**"))
@@ -215,8 +218,9 @@ def table(jobs, peers, results):
         lines.append("%s memory | %.0f MiB | ≤ %d MiB | %s |" % (first, o.peak, PEAK_MIB, "reached" if met else "**not yet**"))
     for name in peers:
         p, source = results[name], COMMANDS[name].source
-        lines.append("| *%s (%s)* | %d | %.3f | %.3f | %.0f | | | | |" % (COMMANDS[name].title, source, len(p.seconds), p.best,
-                                                                    p.median, p.peak))
+        if p.seconds:
+            lines.append("| *%s (%s)* | %d | %.3f | %.3f | %.0f | | | | |" %
+                         (COMMANDS[name].title, source, len(p.seconds), p.best, p.median, p.peak))
     return "\n".join(lines)
 
 

@@ -91,11 +91,11 @@ static size_t processors(void) {
 }
 
 /*
- * An even share of the files, but no process for less than 40 datasets, which take as long as starting it, and none for
+ * An even share of the files, but no process for less than 200 datasets, some 10 ms: starting it takes 2. And none for
  * more than 2000, whose records would not fit into its pipe.
  */
 static size_t files_per_child(size_t count, size_t datasets, size_t processes) {
-    size_t share = (count + processes - 1) / processes, least = 40 / (datasets + 1) + 1;
+    size_t share = (count + processes - 1) / processes, least = 200 / (datasets + 1) + 1;
     size_t most = 2000 / (datasets + 1) + 1;
     most = most < FILES_PER_CHILD ? most : FILES_PER_CHILD;
     share = share > least ? share : least;

@@ -6,8 +6,6 @@
  */
 #include "move/codec.h"
 
-#include "move/literals.h"
-
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -17,20 +15,11 @@
 #include <isa-l/igzip_lib.h>
 #endif
 
-enum {
-    MOST_AT_ONCE = 1 << 30, /* zlib counts in 32 bits */
-    SAMPLE = 16 << 10       /* bytes of a plane that are tried */
-};
-
-/* A search for repetitions must make a plane smaller than this, compared with Huffman codes alone. */
-#define MATCHES_GAIN 0.97
-/* From this share of its size on, a plane is stored: a hundredth is not worth the time of writing and of reading. */
-#define STORED_FROM 0.99
+enum { MOST_AT_ONCE = 1 << 30 /* zlib counts in 32 bits */ };
 
 struct fc_deflater {
     int level;
     z_stream zlib;
-    unsigned char sample[SAMPLE];
 #ifdef FSDPCKPT_HAVE_ISAL
     struct isal_zstream isal;
     unsigned char level_buffer[ISAL_DEF_LVL1_DEFAULT];
@@ -52,8 +41,7 @@ fc_deflater *fc_deflater_new(int level) {
         return NULL;
     }
     d->level = level;
-    int bits = level == 1 ? -MAX_WBITS : MAX_WBITS; /* negative: blocks alone, see deflate_planes */
-    if (!by_isal(level) && deflateInit2(&d->zlib, level, Z_DEFLATED, bits, 8, Z_DEFAULT_STRATEGY) != Z_OK) {
+    if (!by_isal(level) && deflateInit(&d->zlib, level) != Z_OK) {
         free(d);
         return NULL;
     }
@@ -83,17 +71,16 @@ static size_t deflate_all(fc_deflater *d, const unsigned char *in, size_t size, 
     return deflate(z, Z_FINISH) == Z_STREAM_END ? room - z->avail_out : 0;
 }
 
-/* Deflate blocks with matches within `in`, ending at a byte, none of them the last. @return 0 when they do not fit. */
 #ifdef FSDPCKPT_HAVE_ISAL
 
-static size_t deflate_blocks(fc_deflater *d, const unsigned char *in, size_t size, unsigned char *out, size_t room) {
+static size_t deflate_isal(fc_deflater *d, const unsigned char *in, size_t size, unsigned char *out, size_t room) {
     struct isal_zstream *z = &d->isal;
     isal_deflate_stateless_init(z);
     z->level = 1;
     z->level_buf = d->level_buffer;
     z->level_buf_size = sizeof d->level_buffer;
-    z->gzip_flag = IGZIP_DEFLATE;
-    z->flush = FULL_FLUSH;
+    z->gzip_flag = IGZIP_ZLIB;
+    z->end_of_stream = 1;
     z->next_in = (uint8_t *)in;
     z->avail_in = (uint32_t)size;
     z->next_out = out;
@@ -101,96 +88,21 @@ static size_t deflate_blocks(fc_deflater *d, const unsigned char *in, size_t siz
     return isal_deflate_stateless(z) == COMP_OK && z->avail_in == 0 ? room - z->avail_out : 0;
 }
 
-static uint32_t checksum(const unsigned char *in, size_t size) {
-    return isal_adler32(1, in, size);
-}
-
 #else
 
-static size_t deflate_blocks(fc_deflater *d, const unsigned char *in, size_t size, unsigned char *out, size_t room) {
-    z_stream *z = &d->zlib; /* level 1 has a raw one */
-    if (deflateReset(z) != Z_OK) {
-        return 0;
-    }
-    z->next_in = (Bytef *)in;
-    z->avail_in = (uInt)size;
-    z->next_out = out;
-    z->avail_out = (uInt)room;
-    return deflate(z, Z_FULL_FLUSH) == Z_OK && z->avail_in == 0 && z->avail_out > 0 ? room - z->avail_out : 0;
-}
-
-static uint32_t checksum(const unsigned char *in, size_t size) {
-    return (uint32_t)adler32(1, in, (uInt)size);
+static size_t deflate_isal(fc_deflater *d, const unsigned char *in, size_t size, unsigned char *out, size_t room) {
+    (void)d, (void)in, (void)size, (void)out, (void)room;
+    return 0; /* never asked, see by_isal */
 }
 
 #endif
 
-typedef enum plane_kind { PLANE_STORED, PLANE_LITERALS, PLANE_MATCHES } plane_kind;
-
-/* Tries a sample of a plane. The planes of floating-point numbers have no repetitions worth a search: that of the
-   exponents has few different bytes, those of the mantissa are noise. */
-static plane_kind judge(fc_deflater *d, const unsigned char *plane, size_t size) {
-    size_t sample = size < SAMPLE ? size : SAMPLE;
-    if (sample == 0) {
-        return PLANE_STORED;
-    }
-    const unsigned char *in = plane + (size - sample) / 2;
-    uint32_t counts[256];
-    fc_count_bytes(in, sample, counts);
-    double literals = fc_entropy_bytes(counts), least = (double)sample / 8; /* a code has a bit at least */
-    literals = literals > least ? literals : least;
-    literals += FC_LITERALS_HEADER * (double)sample / (double)(size < FC_LITERALS_BLOCK ? size : FC_LITERALS_BLOCK);
-    size_t matches = deflate_blocks(d, in, sample, d->sample, sizeof d->sample);
-    if (matches > 0 && (double)matches < MATCHES_GAIN * literals && (double)matches < STORED_FROM * (double)sample) {
-        return PLANE_MATCHES;
-    }
-    return literals < STORED_FROM * (double)sample ? PLANE_LITERALS : PLANE_STORED;
-}
-
-static void deflate_plane(fc_deflater *d, const unsigned char *plane, size_t size, fc_bits *bits) {
-    switch (judge(d, plane, size)) {
-    case PLANE_STORED:
-        fc_put_stored(bits, plane, size);
-        break;
-    case PLANE_LITERALS:
-        fc_put_literals(bits, plane, size);
-        break;
-    case PLANE_MATCHES:
-        fc_put_alignment(bits);
-        if (!bits->full) {
-            size_t done = deflate_blocks(d, plane, size, bits->out + bits->size, bits->room - bits->size);
-            bits->size += done;
-            bits->full = done == 0;
-        }
-        break;
-    }
-}
-
-static size_t deflate_planes(fc_deflater *d, const unsigned char *in, size_t size, size_t planes, unsigned char *out,
-                             size_t room) {
-    static const unsigned char header[2] = {0x78, 0x01}; /* deflate, window of 32 KiB, fastest */
-    fc_bits bits = {.out = out, .room = room};
-    fc_put_bytes(&bits, header, sizeof header);
-    for (size_t p = 0; p < planes && !bits.full; p++) {
-        /* What is no whole element goes with the last plane. */
-        size_t each = size / planes;
-        deflate_plane(d, in + p * each, p + 1 < planes ? each : size - p * each, &bits);
-    }
-    fc_put_end(&bits);
-    const uint32_t sum = checksum(in, size);
-    const unsigned char trailer[4] = {(unsigned char)(sum >> 24), (unsigned char)(sum >> 16), (unsigned char)(sum >> 8),
-                                      (unsigned char)sum};
-    fc_put_bytes(&bits, trailer, sizeof trailer);
-    return bits.full ? 0 : bits.size;
-}
-
-size_t fc_deflate(fc_deflater *d, const unsigned char *in, size_t size, size_t planes, unsigned char *out,
-                  size_t room) {
+size_t fc_deflate(fc_deflater *d, const unsigned char *in, size_t size, unsigned char *out, size_t room) {
     room = room < MOST_AT_ONCE ? room : MOST_AT_ONCE;
     if (size > MOST_AT_ONCE || room == 0) {
         return 0;
     }
-    return d->level == 1 ? deflate_planes(d, in, size, planes, out, room) : deflate_all(d, in, size, out, room);
+    return by_isal(d->level) ? deflate_isal(d, in, size, out, room) : deflate_all(d, in, size, out, room);
 }
 
 static fc_code damaged(size_t produced, size_t out_size, fc_error *err) {

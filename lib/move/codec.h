@@ -20,13 +20,10 @@ void fc_deflater_free(fc_deflater *deflater);
 size_t fc_deflater_size(void);
 
 /**
- * Deflates `size` bytes (at most 1 GiB) into a zlib stream. Level 1 treats each of the `planes` equal parts of the
- * bytes (the byte planes of a shuffled chunk; 1: one of all) as it deserves: stored, Huffman codes alone, or a search
- * for repetitions.
+ * Deflates `size` bytes (at most 1 GiB) into a zlib stream.
  * @return bytes of the stream, 0 when it does not fit into `room`.
  */
-size_t fc_deflate(fc_deflater *deflater, const unsigned char *in, size_t size, size_t planes, unsigned char *out,
-                  size_t room);
+size_t fc_deflate(fc_deflater *deflater, const unsigned char *in, size_t size, unsigned char *out, size_t room);
 
 /**
  * Inflates a zlib stream that holds exactly `out_size` bytes. The output buffer is the bound: a bomb stops at its end.

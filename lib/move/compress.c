@@ -223,7 +223,7 @@ static fc_code compress_chunk(worker *w, const fc_chunk_job *job, slot *s, fc_er
         fc_shuffle(elements, w->shuffled, bytes, element);
         in = w->shuffled;
     }
-    s->size = fc_deflate(w->deflater, in, bytes, element, s->bytes, bytes - 1);
+    s->size = fc_deflate(w->deflater, in, bytes, s->bytes, bytes - 1);
     s->raw = s->size == 0;
     if (s->raw) {
         memcpy(s->bytes, elements, bytes);
@@ -372,11 +372,16 @@ static fc_code share_out(uint64_t memory, int threads, sizes *s, fc_error *err) 
         s->threads = (int)s->chunks;
     }
     uint64_t slots = (mine - (uint64_t)s->threads * each) / s->chunk;
-    uint64_t most = 2 * FC_RUN_CHUNKS * (uint64_t)s->threads;
+    uint64_t most = FC_RUN_CHUNKS * ((uint64_t)s->threads + 1);
     s->slots = (int)(slots < most ? slots : most);
-    s->run = s->slots / (2 * s->threads);
+    s->run = s->slots / (s->threads + 1);
     s->decoded = memory - (uint64_t)s->threads * each - (uint64_t)s->slots * s->chunk;
     return FC_OK;
+}
+
+/* Decoding keeps processors busy rather than disks, and each worker more would take memory from the decoded chunks. */
+static int sensible_threads(const sizes *s) {
+    return s->decodes ? fc_processors() + 1 : fc_default_threads();
 }
 
 static void press_free(press *p) {
@@ -394,13 +399,13 @@ static void press_free(press *p) {
 fc_code fc_compress_part(const fc_wanted *wanted, const fc_part *part, fc_writer *writer,
                          const fc_move_options *options, uint64_t *stored, fc_error *err) {
     uint64_t memory = options && options->memory ? options->memory : FC_DEFAULT_MEMORY;
-    int threads = options && options->threads > 0 ? options->threads : fc_default_threads();
     press p = {.wanted = wanted, .part = part, .writer = writer, .progress = options ? options->progress : NULL};
     *stored = 0;
     survey(wanted, part, &p.sizes);
     if (p.sizes.chunks == 0) {
         return FC_OK;
     }
+    int threads = options && options->threads > 0 ? options->threads : sensible_threads(&p.sizes);
     fc_code rc = share_out(memory, threads < FC_MOST_THREADS ? threads : FC_MOST_THREADS, &p.sizes, err);
     rc = rc == FC_OK ? fc_chunks_init(&p.chunks, wanted, part, p.sizes.run, err) : rc;
     if (rc != FC_OK) {

@@ -41,6 +41,13 @@ void fc_decoded_free(fc_decoded *cache);
 uint64_t fc_decoded_limit(const fc_decoded *cache);
 
 /**
+ * A workspace for decoding, while a chunk is being loaded whose `extra` is its size: the one that was given back last,
+ * if there is one of that size, as its pages are there already. @return NULL when out of memory.
+ */
+unsigned char *fc_decoded_borrow(fc_decoded *cache, size_t size);
+void fc_decoded_give_back(fc_decoded *cache, unsigned char *workspace, size_t size);
+
+/**
  * The decoded bytes of a chunk, from the cache or by `decode`. Waits while the memory is held by other workers, so a
  * worker holds at most one chunk at a time; it gives it back with fc_decoded_release.
  * @param extra bytes that `decode` allocates meanwhile.

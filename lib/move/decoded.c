@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 enum {
@@ -17,7 +18,8 @@ enum {
     /* Chunks have pages of their own: freed in one thread and allocated in another, they would grow each thread's heap
        to the size of the whole cache. Only so many at most, because the system limits the number of mappings. */
     PAGE = 4096,
-    MOST_MAPPINGS = 1 << 14
+    MOST_MAPPINGS = 1 << 14,
+    MOST_IDLE = 16
 };
 
 typedef struct entry {
@@ -33,11 +35,19 @@ typedef struct entry {
     struct entry *newer, *older; /* ring of all entries by last use, through fc_decoded.ring */
 } entry;
 
+/* A workspace that nobody uses. */
+typedef struct idle {
+    unsigned char *bytes;
+    size_t size;
+} idle;
+
 struct fc_decoded {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* room was made, or a chunk finished loading */
     uint64_t limit, used;
     uint64_t paged; /* from this size on, chunks have pages of their own */
+    idle idle[MOST_IDLE];
+    int nidle;
     entry *buckets[BUCKETS];
     entry ring; /* ring.older: the newest; ring.newer: the oldest */
 };
@@ -78,6 +88,14 @@ static void buffer_free(const fc_decoded *cache, unsigned char *bytes, size_t si
 /* What a buffer of `size` bytes takes from the system. */
 static uint64_t buffer_cost(const fc_decoded *cache, uint64_t size) {
     return size < cache->paged ? size : (size + PAGE - 1) / PAGE * PAGE;
+}
+
+/* Frees the workspace that has been idle the longest. */
+static void drop_idle(fc_decoded *cache) {
+    idle first = cache->idle[0];
+    memmove(cache->idle, cache->idle + 1, (size_t)--cache->nidle * sizeof *cache->idle);
+    cache->used -= first.size;
+    buffer_free(cache, first.bytes, first.size);
 }
 
 static void unlink_ring(entry *e) {
@@ -131,9 +149,40 @@ void fc_decoded_free(fc_decoded *cache) {
     while (cache->ring.newer != &cache->ring) {
         remove_entry(cache, cache->ring.newer);
     }
+    while (cache->nidle > 0) {
+        drop_idle(cache);
+    }
     pthread_cond_destroy(&cache->changed);
     pthread_mutex_destroy(&cache->lock);
     free(cache);
+}
+
+unsigned char *fc_decoded_borrow(fc_decoded *cache, size_t size) {
+    unsigned char *bytes = NULL;
+    pthread_mutex_lock(&cache->lock);
+    for (int i = cache->nidle - 1; i >= 0 && !bytes; i--) {
+        if (cache->idle[i].size == size) {
+            bytes = cache->idle[i].bytes;
+            cache->used -= size; /* from now on it is the loader's `extra` */
+            cache->idle[i] = cache->idle[--cache->nidle];
+        }
+    }
+    pthread_mutex_unlock(&cache->lock);
+    return bytes ? bytes : buffer_new(cache, size);
+}
+
+void fc_decoded_give_back(fc_decoded *cache, unsigned char *workspace, size_t size) {
+    pthread_mutex_lock(&cache->lock);
+    if (cache->nidle == MOST_IDLE) {
+        drop_idle(cache);
+    }
+    if (cache->limit - cache->used >= size) {
+        cache->idle[cache->nidle++] = (idle){workspace, size};
+        cache->used += size;
+        workspace = NULL;
+    }
+    pthread_mutex_unlock(&cache->lock);
+    buffer_free(cache, workspace, size);
 }
 
 /* Drops unused entries, the oldest first, until `cost` fits. A buffer of `size` bytes among them is kept in `*spare`:
@@ -142,6 +191,9 @@ void fc_decoded_free(fc_decoded *cache) {
    @return false when the entries in use leave no room. */
 static bool make_room(fc_decoded *cache, uint64_t cost, size_t size, unsigned char **spare) {
     entry *e = cache->ring.newer;
+    while (cache->nidle > 0 && cache->limit - cache->used < cost) {
+        drop_idle(cache); /* its pages are sooner back than a chunk is decoded */
+    }
     while (e != &cache->ring && (cache->limit - cache->used < cost || (!*spare && e->left == 0))) {
         entry *next = e->newer;
         if (e->users == 0 && !e->loading) {

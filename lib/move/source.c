@@ -19,8 +19,9 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
+
+enum { WORKSPACE_STEP = 256 << 10 };
 
 typedef struct cached_extent {
     const fc_tensor *tensor; /* NULL: free */
@@ -251,11 +252,13 @@ static way choose_way(const fc_source *source, const fc_extent *extent, uint64_t
     if (size <= source->scratch_size) {
         return WAY_WINDOW;
     }
-    bool fits = fc_add_u64(size, extent->decoded, &whole) && whole <= fc_decoded_limit(source->decoded) / 8 * 7;
+    /* Rounded up, as chunks compress to various sizes and shall use each other's. */
+    bool fits = fc_add_u64(size, WORKSPACE_STEP - 1, &size) && fc_add_u64(size, extent->decoded, &whole) &&
+                whole <= fc_decoded_limit(source->decoded) / 8 * 7;
     if (!fits && fc_decode_lean_can(extent)) {
         return WAY_LEAN;
     }
-    *extra = size;
+    *extra = size / WORKSPACE_STEP * WORKSPACE_STEP;
     return WAY_MEMORY;
 }
 
@@ -287,21 +290,13 @@ static fc_code read_lean(fc_source *source, const fc_tensor *tensor, const fc_ex
 
 static fc_code read_in_memory(fc_source *source, const fc_tensor *tensor, const fc_extent *extent, uint64_t size,
                               unsigned char *out, fc_error *err) {
-    /* Large ones have pages of their own: the allocator would keep them, once for each thread. */
-    const bool paged = size >= FC_LARGE_TILE_BYTES;
-    unsigned char *workspace =
-        paged ? mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-              : malloc((size_t)size);
-    if (!workspace || workspace == MAP_FAILED) {
+    unsigned char *workspace = fc_decoded_borrow(source->decoded, (size_t)size);
+    if (!workspace) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory for a chunk of %" PRIu64 " stored bytes",
                        source->checkpoint->path, extent->length);
     }
     fc_code rc = read_filtered(source, tensor, extent, workspace, out, err);
-    if (paged) {
-        munmap(workspace, (size_t)size);
-    } else {
-        free(workspace);
-    }
+    fc_decoded_give_back(source->decoded, workspace, (size_t)size);
     return rc;
 }
 

@@ -11,14 +11,14 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-static int processors(void) {
+int fc_processors(void) {
     cpu_set_t set;
     int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
     return n < 1 ? 1 : n;
 }
 
 int fc_default_threads(void) {
-    int n = processors(), more = n * FC_THREADS_PROCESSOR;
+    int n = fc_processors(), more = n * FC_THREADS_PROCESSOR;
     more = more > FC_THREADS_DISK ? FC_THREADS_DISK : more;
     return n > more ? n : more;
 }

@@ -4,6 +4,9 @@
 #ifndef FSDPCKPT_MOVE_THREADS_H
 #define FSDPCKPT_MOVE_THREADS_H
 
+/** Processors that this process may use. */
+int fc_processors(void);
+
 /**
  * Workers unless the caller says otherwise. One waits while its bytes go to the disk, so there are a few more than
  * processors that this process may use.

@@ -1,13 +1,13 @@
 /*
- * lib/move/shuffle.c, literals.c and codec.c: byte planes against the plain loop, streams through zlib and back, too
+ * lib/move/shuffle.c and codec.c: byte planes against the plain loop, streams through zlib and back, too
  * little room, damaged and hostile streams.
  */
 #include "move/codec.h"
-#include "move/literals.h"
 #include "move/shuffle.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -108,13 +108,11 @@ static void streams_of_all_levels(void **state) {
                 unsigned char *plain = malloc(size), *out = malloc(room);
                 assert_true(plain && out);
                 fill(k, plain, size);
-                for (size_t planes = 1; planes <= 8; planes *= 2) {
-                    size_t length = fc_deflate(d, plain, size, planes, out, room);
-                    assert_in_range(length, 1, room);
-                    assert_true(k != ZEROS || size < 65535 || length < size / 20);
-                    assert_true(k != SKEWED || size < 4096 || length < size * 6 / 10);
-                    expect_inflates_to(out, length, plain, size);
-                }
+                size_t length = fc_deflate(d, plain, size, out, room);
+                assert_in_range(length, 1, room);
+                assert_true(k != ZEROS || size < 65535 || length < size / 20);
+                assert_true(k != SKEWED || size < 4096 || length < size * 6 / 10);
+                expect_inflates_to(out, length, plain, size);
                 free(plain);
                 free(out);
             }
@@ -137,7 +135,7 @@ static void too_little_room(void **state) {
             assert_non_null(d);
             for (size_t room = 0; room < SIZE + 300; room += 1 + room / 50) {
                 memset(out, 0xee, sizeof out);
-                size_t length = fc_deflate(d, plain, SIZE, 2, out, room);
+                size_t length = fc_deflate(d, plain, SIZE, out, room);
                 assert_true(length <= room);
                 fitted |= length > 0;
                 assert_true(room < SIZE + 100 || length > 0);
@@ -154,41 +152,6 @@ static void too_little_room(void **state) {
     }
 }
 
-/* Counts that grow as Fibonacci's numbers make the deepest trees: deeper than codes may be. */
-static void codes_are_limited(void **state) {
-    (void)state;
-    enum { DEPTH = 22 };
-    size_t counts[DEPTH] = {1, 1}, size = 2;
-    for (int i = 2; i < DEPTH; i++) {
-        counts[i] = counts[i - 1] + counts[i - 2];
-        size += counts[i];
-    }
-    unsigned char *plain = malloc(size), *out = malloc(2 * size);
-    assert_true(plain && out);
-    for (size_t i = 0, at = 0; i < DEPTH; i++) {
-        memset(plain + at, (int)(200 - i), counts[i]);
-        at += counts[i];
-    }
-    fc_bits bits = {.out = out, .room = 2 * size};
-    fc_put_literals(&bits, plain, size);
-    fc_put_end(&bits);
-    assert_false(bits.full);
-    z_stream z = {.next_in = out, .avail_in = (uInt)bits.size};
-    unsigned char *back = malloc(size);
-    assert_non_null(back);
-    z.next_out = back;
-    z.avail_out = (uInt)size;
-    assert_int_equal(inflateInit2(&z, -15), Z_OK);
-    assert_int_equal(inflate(&z, Z_FINISH), Z_STREAM_END);
-    assert_int_equal(z.total_out, size);
-    assert_memory_equal(back, plain, size);
-    inflateEnd(&z);
-    assert_true(bits.size < size / 3);
-    free(plain);
-    free(out);
-    free(back);
-}
-
 static void damaged_streams(void **state) {
     (void)state;
     enum { SIZE = 20000 };
@@ -199,7 +162,7 @@ static void damaged_streams(void **state) {
     srand(4);
     fill(SKEWED, plain, SIZE / 2);
     fill(TEXT, plain + SIZE / 2, SIZE / 2);
-    size_t length = fc_deflate(d, plain, SIZE, 2, stream, SIZE);
+    size_t length = fc_deflate(d, plain, SIZE, stream, SIZE);
     assert_in_range(length, 100, SIZE);
     for (size_t cut = 0; cut < length; cut += 1 + cut / 20) {
         assert_int_equal(fc_inflate(stream, cut, out, SIZE, &err), FC_ECORRUPT);
@@ -231,7 +194,6 @@ int main(void) {
         cmocka_unit_test(shuffle_equals_the_plain_loop),
         cmocka_unit_test(streams_of_all_levels),
         cmocka_unit_test(too_little_room),
-        cmocka_unit_test(codes_are_limited),
         cmocka_unit_test(damaged_streams),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
