@@ -250,7 +250,8 @@ static fc_code store_size(const parser *p, const option_row *row, const char *te
 
 static fc_code store_dtype(const parser *p, const option_row *row, const char *text) {
     fc_dtype dtype;
-    if (!fc_dtype_find(text, strlen(text), &dtype)) {
+    const char *name = strncmp(text, "torch.", 6) == 0 ? text + 6 : text;
+    if (!fc_dtype_find(name, strlen(name), &dtype)) {
         return fc_fail(p->err, FC_EUSAGE, "--%s: unknown type '%s'; known are %s", row->name, text,
                        "f64 f32 f16 bf16 f8_e4m3fn f8_e4m3fnuz f8_e5m2 f8_e5m2fnuz and torch's names for them");
     }

@@ -139,6 +139,9 @@ static void dtypes_have_two_names(void **state) {
     assert_int_equal(parse("--dtype=float8_e5m2", all, &o, &err), FC_OK);
     assert_int_equal(o.dtype, FC_F8_E5M2);
     options_free(&o);
+    assert_int_equal(parse("--dtype torch.float16", all, &o, &err), FC_OK);
+    assert_int_equal(o.dtype, FC_F16);
+    options_free(&o);
 }
 
 static void mistakes_are_explained(void **state) {
