@@ -12,8 +12,8 @@
 typedef struct chunk_list {
     const fc_h5_chunked *d;
     uint64_t count; /* in the open record */
-    uint64_t total;
     size_t count_at;
+    hsize_t found; /* in all records */
 } chunk_list;
 
 static void begin_chunks(chunk_list *list) {
@@ -45,7 +45,7 @@ static bool add_chunk(chunk_list *list, const hsize_t *at) {
     if (size == 0) {
         return true;
     }
-    *capture = (fc_h5_capture){.armed = true};
+    *capture = (fc_h5_capture){.armed = true, .failed = capture->failed};
     /* Nothing is read into the buffer: the driver only notes the address. */
     herr_t rc = H5Dread_chunk(d->dataset, H5P_DEFAULT, at, &mask, &nothing);
     capture->armed = false;
@@ -59,7 +59,7 @@ static bool add_chunk(chunk_list *list, const hsize_t *at) {
     for (int k = 0; k < d->ndim; k++) {
         fc_h5_put_u64(out, at[k]);
     }
-    list->total++;
+    list->found++;
     if (++list->count == FC_H5_CHUNKS_PER_RECORD) {
         end_chunks(list);
         atomic_fetch_add(&d->walk->shared->beats, 1);
@@ -110,7 +110,8 @@ fc_h5_way fc_h5_choose_way(const fc_h5_chunked *d, hsize_t *stored) {
     for (int k = 0; k < d->ndim; k++) {
         grid *= (double)((d->dims[k] - 1) / d->chunk[k] + 1);
     }
-    if (H5Dget_num_chunks(d->dataset, d->space, stored) < 0) {
+    d->walk->capture->failed = false;
+    if (H5Dget_num_chunks(d->dataset, d->space, stored) < 0 || d->walk->capture->failed) {
         return FC_H5_DAMAGED;
     }
     if (*stored == 0) {
@@ -124,9 +125,10 @@ fc_h5_way fc_h5_choose_way(const fc_h5_chunked *d, hsize_t *stored) {
 }
 
 bool fc_h5_send_chunks(const fc_h5_chunked *d, fc_h5_way way, hsize_t stored) {
-    chunk_list list = {d, 0, 0, 0};
+    chunk_list list = {.d = d};
     begin_chunks(&list);
     bool ok = way == FC_H5_BY_GRID ? list_by_grid(&list) : list_by_number(&list, stored);
     end_chunks(&list);
-    return ok && list.total == stored;
+    /* "Not stored" is also what libhdf5 says when it cannot read the index. What is missing would become fill value. */
+    return ok && list.found == stored && !d->walk->capture->failed;
 }

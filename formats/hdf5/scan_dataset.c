@@ -283,7 +283,13 @@ static bool locate(description *d, bool in_other_file, const char **text) {
         }
     }
     int indirect = fc_h5_indirect(d->dcpl);
-    if (layout != H5D_COMPACT && indirect == 0 && H5Dget_storage_size(d->dataset) == 0 && !object) {
+    d->walk->capture->failed = false;
+    const hsize_t stored = H5Dget_storage_size(d->dataset); /* 0 also when the index cannot be read */
+    if (d->walk->capture->failed) {
+        *text = "its chunk index cannot be read (%s)";
+        return false;
+    }
+    if (layout != H5D_COMPACT && indirect == 0 && stored == 0 && !object) {
         return true; /* never written: fill values */
     }
     if (layout == H5D_COMPACT) {

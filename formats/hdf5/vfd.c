@@ -123,6 +123,13 @@ static haddr_t vfd_get_eof(const H5FD_t *pub, H5FD_mem_t type) {
     return ((const vfd_file *)pub)->eof;
 }
 
+static herr_t failed_read(fc_h5_capture *capture) {
+    if (capture) {
+        capture->failed = true;
+    }
+    return -1;
+}
+
 static herr_t vfd_read(H5FD_t *pub, H5FD_mem_t type, hid_t dxpl, haddr_t address, size_t size, void *buffer) {
     vfd_file *file = (vfd_file *)pub;
     fc_h5_capture *capture = file->source->capture;
@@ -136,7 +143,7 @@ static herr_t vfd_read(H5FD_t *pub, H5FD_mem_t type, hid_t dxpl, haddr_t address
     }
     /* A read past the end is damage, not zeros. */
     if (address > file->eof || size > file->eof - address) {
-        return -1;
+        return failed_read(capture);
     }
     while (size > 0) {
         ssize_t n = pread(file->fd, at, size, (off_t)address);
@@ -145,7 +152,7 @@ static herr_t vfd_read(H5FD_t *pub, H5FD_mem_t type, hid_t dxpl, haddr_t address
         }
         if (n <= 0) {
             *file->source->errnum = n < 0 ? errno : EIO;
-            return -1;
+            return failed_read(capture);
         }
         at += n;
         address += (haddr_t)n;

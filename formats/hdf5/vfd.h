@@ -20,6 +20,7 @@
 typedef struct fc_h5_capture {
     bool armed, hit;
     uint64_t address, size;
+    bool failed; /* a read failed since this was last cleared: libhdf5 does not always say so */
 } fc_h5_capture;
 
 /** A file for the driver. It must outlive every HDF5 file opened through it. */

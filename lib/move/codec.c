@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <zlib.h>
 
 #ifdef FSDPCKPT_HAVE_ISAL
@@ -75,6 +76,9 @@ static size_t deflate_all(fc_deflater *d, const unsigned char *in, size_t size, 
 
 static size_t deflate_isal(fc_deflater *d, const unsigned char *in, size_t size, unsigned char *out, size_t room) {
     struct isal_zstream *z = &d->isal;
+    /* ISA-L looks for matches among what earlier calls left in its tables: correct, but not the same every time. */
+    memset(z, 0, sizeof *z);
+    memset(d->level_buffer, 0, sizeof d->level_buffer);
     isal_deflate_stateless_init(z);
     z->level = 1;
     z->level_buf = d->level_buffer;

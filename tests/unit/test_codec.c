@@ -121,6 +121,33 @@ static void streams_of_all_levels(void **state) {
     }
 }
 
+/* What was deflated before leaves no trace: which worker has which chunk must not show in the file. */
+static void no_memory_of_what_was_before(void **state) {
+    (void)state;
+    enum { SIZE = 80000 };
+    unsigned char *plain = malloc(SIZE), *other = malloc(SIZE), *first = malloc(SIZE), *again = malloc(SIZE);
+    assert_true(plain && other && first && again);
+    srand(6);
+    for (int round = 0; round < 200; round++) {
+        fc_deflater *d = fc_deflater_new(1);
+        assert_non_null(d);
+        fill((plane)(rand() % KINDS), plain, SIZE / 2);
+        fill((plane)(rand() % KINDS), plain + SIZE / 2, SIZE / 2);
+        size_t size = fc_deflate(d, plain, SIZE, 4, first, SIZE);
+        for (int i = 0; i < 3; i++) {
+            fill((plane)(rand() % KINDS), other, SIZE);
+            fc_deflate(d, other, 1 + (size_t)rand() % SIZE, 2, again, SIZE);
+        }
+        assert_int_equal(fc_deflate(d, plain, SIZE, 4, again, SIZE), size);
+        assert_memory_equal(first, again, size);
+        fc_deflater_free(d);
+    }
+    free(plain);
+    free(other);
+    free(first);
+    free(again);
+}
+
 /* Nothing is written behind the room, whatever it is, and a stream is whole or none. */
 static void too_little_room(void **state) {
     (void)state;
@@ -199,6 +226,7 @@ int main(void) {
         cmocka_unit_test(streams_of_all_levels),
         cmocka_unit_test(too_little_room),
         cmocka_unit_test(damaged_streams),
+        cmocka_unit_test(no_memory_of_what_was_before),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
