@@ -133,12 +133,12 @@ static void no_memory_of_what_was_before(void **state) {
         assert_non_null(d);
         fill((plane)(rand() % KINDS), plain, SIZE / 2);
         fill((plane)(rand() % KINDS), plain + SIZE / 2, SIZE / 2);
-        size_t size = fc_deflate(d, plain, SIZE, 4, first, SIZE);
+        size_t size = fc_deflate(d, plain, SIZE, first, SIZE);
         for (int i = 0; i < 3; i++) {
             fill((plane)(rand() % KINDS), other, SIZE);
-            fc_deflate(d, other, 1 + (size_t)rand() % SIZE, 2, again, SIZE);
+            fc_deflate(d, other, 1 + (size_t)rand() % SIZE, again, SIZE);
         }
-        assert_int_equal(fc_deflate(d, plain, SIZE, 4, again, SIZE), size);
+        assert_int_equal(fc_deflate(d, plain, SIZE, again, SIZE), size);
         assert_memory_equal(first, again, size);
         fc_deflater_free(d);
     }
