@@ -7,7 +7,6 @@
 #include "fsdpckpt/format.h"
 
 #include "core/checked.h"
-#include "core/siphash.h"
 #include "registry.h"
 
 #include <inttypes.h>
@@ -338,29 +337,27 @@ static fc_code read_root(reading *r, json_t *root) {
     return rc;
 }
 
-static fc_code check_unique(const reading *r, fc_error *err) {
-    uint64_t key[2];
-    size_t slots = 16;
-    while (slots / 2 < r->count) {
-        slots *= 2;
+static int by_name(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Sorted: that takes n log n whatever the names are, and a hash table does not. */
+static fc_code check_unique(const reading *r) {
+    const char **names = malloc((r->count ? r->count : 1) * sizeof *names);
+    if (!names) {
+        return no_memory(r);
     }
-    uint32_t *table = calloc(slots, sizeof *table);
-    if (!table) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", r->checkpoint->path);
+    for (size_t i = 0; i < r->count; i++) {
+        names[i] = r->tensors[i].name;
     }
+    qsort(names, r->count, sizeof *names, by_name);
     fc_code rc = FC_OK;
-    fc_siphash_key(key);
-    for (size_t i = 0; i < r->count && rc == FC_OK; i++) {
-        const char *name = r->tensors[i].name;
-        size_t at = (size_t)fc_siphash(key, name, strlen(name)) & (slots - 1);
-        for (; table[at] && rc == FC_OK; at = (at + 1) & (slots - 1)) {
-            if (strcmp(r->tensors[table[at] - 1].name, name) == 0) {
-                rc = fc_fail(err, FC_ECORRUPT, "%s: the name '%.256s' is there twice", r->checkpoint->path, name);
-            }
+    for (size_t i = 1; i < r->count && rc == FC_OK; i++) {
+        if (strcmp(names[i - 1], names[i]) == 0) {
+            rc = fc_fail(r->err, FC_ECORRUPT, "%s: the name '%.256s' is there twice", r->checkpoint->path, names[i]);
         }
-        table[at] = (uint32_t)i + 1;
     }
-    free(table);
+    free(names);
     return rc;
 }
 
@@ -377,7 +374,7 @@ static fc_code schema_open(fc_checkpoint *checkpoint, const fc_open_options *opt
     fc_code rc = parse(checkpoint->path, &root, err);
     rc = rc == FC_OK ? read_root(&r, root) : rc;
     json_decref(root);
-    rc = rc == FC_OK ? check_unique(&r, err) : rc;
+    rc = rc == FC_OK ? check_unique(&r) : rc;
     checkpoint->files = file;
     checkpoint->nfiles = 1;
     checkpoint->tensors = r.tensors;
