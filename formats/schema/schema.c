@@ -1,28 +1,33 @@
 /*
  * A model described by its layout alone: the names, dtypes and shapes that `fsdpckpt schema` prints
  * (docs/SCHEMA_JSON.md), opened as a checkpoint whose tensors have no chunks. It can be inspected and planned with;
- * there is nothing to convert. The text stays in the arena, and every name points into it.
+ * there is nothing to convert. jansson reads the text; names and shapes are copied into the arena, the rest is gone
+ * when the checkpoint is open.
  */
 #include "fsdpckpt/format.h"
 
 #include "core/checked.h"
-#include "core/json_in.h"
-#include "core/siphash.h"
 #include "registry.h"
 
 #include <inttypes.h>
+#include <jansson.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 /* The text of a million tensors is 100 MB. */
-enum { SCHEMA_VERSION = 1, MAX_BYTES = 1 << 30, LEAST_ENTRY = 10 /* {"name":""} is longer */ };
+enum { SCHEMA_VERSION = 1, MAX_BYTES = 1 << 30, MAX_ELEMENTS = 256 };
 
+/* Where the reading is, for its messages: the entry `at` of the array `list`. */
 typedef struct reading {
-    fc_json json;
     fc_checkpoint *checkpoint;
+    fc_error *err;
     fc_tensor *tensors;
-    size_t count, capacity;
+    size_t count;
+    const char *list;
+    size_t at;
 } reading;
 
 static bool schema_probe(const fc_probe *probe) {
@@ -40,312 +45,336 @@ static bool schema_probe(const fc_probe *probe) {
     return s < end && *s == '{' && memmem(s, (size_t)(end - s), mark, sizeof mark - 1);
 }
 
-static fc_code read_text(fc_checkpoint *checkpoint, char **text, size_t *size, fc_error *err) {
+/* @param text owned by the caller, also after a failure. */
+static fc_code read_text(const char *path, char **text, size_t *size, fc_error *err) {
     int fd;
     uint64_t bytes;
-    fc_code rc = fc_open_input(checkpoint->path, &fd, &bytes, err);
+    fc_code rc = fc_open_input(path, &fd, &bytes, err);
     if (rc != FC_OK) {
         return rc;
     }
     if (bytes > MAX_BYTES) {
-        rc = fc_fail(err, FC_EUNSUPPORTED, "%s: larger than %d MiB: not a schema", checkpoint->path, MAX_BYTES >> 20);
+        rc = fc_fail(err, FC_EUNSUPPORTED, "%s: larger than %d MiB: not a schema", path, MAX_BYTES >> 20);
     } else {
         *size = (size_t)bytes;
-        *text = fc_arena_alloc(checkpoint->arena, *size + 1);
-        rc = *text ? fc_pread_full(fd, *text, *size, 0, checkpoint->path, err)
-                   : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+        *text = malloc(*size + 1);
+        rc = *text ? fc_pread_full(fd, *text, *size, 0, path, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
     }
     close(fd);
+    return rc;
+}
+
+static fc_code syntax_fail(const char *path, const json_error_t *wrong, fc_error *err) {
+    enum json_error_code what = json_error_code(wrong);
+    if (wrong->text[0] == '\0') { /* jansson says nothing when an allocation failed */
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    }
+    return fc_fail(err, what == json_error_stack_overflow ? FC_EUNSUPPORTED : FC_ECORRUPT, "%s:%d:%d: %s", path,
+                   wrong->line, wrong->column,
+                   what == json_error_null_character || what == json_error_null_byte_in_key
+                       ? "\\u0000 cannot be part of a name"
+                       : wrong->text);
+}
+
+static fc_code parse(const char *path, json_t **root, fc_error *err) {
+    char *text = NULL;
+    size_t size = 0;
+    json_error_t wrong;
+    fc_code rc = read_text(path, &text, &size, err);
     if (rc == FC_OK) {
-        (*text)[*size] = '\0';
+        size_t mark = size >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+        *root = json_loadb(text + mark, size - mark, JSON_REJECT_DUPLICATES, &wrong);
+        rc = *root ? FC_OK : syntax_fail(path, &wrong, err);
+    }
+    free(text);
+    return rc;
+}
+
+static fc_code no_memory(const reading *r) {
+    return fc_fail(r->err, FC_ENOMEM, "%s: out of memory", r->checkpoint->path);
+}
+
+/* What is wrong with the entry, behind its name or, without one, its number. */
+static fc_code entry_fail(const reading *r, const char *name, fc_code code, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+static fc_code entry_fail(const reading *r, const char *name, fc_code code, const char *fmt, ...) {
+    char text[512];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    if (!name) {
+        return fc_fail(r->err, code, "%s: %s[%zu]%s", r->checkpoint->path, r->list, r->at, text);
+    }
+    return fc_fail(r->err, code, "%s: %s '%.256s'%s", r->checkpoint->path,
+                   strcmp(r->list, "objects") == 0 ? "object" : "tensor", name, text);
+}
+
+/* A value as a message shows it: its text when it is short, else its kind. */
+typedef struct shown {
+    char text[64];
+} shown;
+
+static shown show(const json_t *value) {
+    shown s = {"an object"};
+    if (json_is_array(value)) {
+        strcpy(s.text, "an array");
+    } else if (!json_is_object(value)) {
+        memset(s.text, 0, sizeof s.text);
+        if (json_dumpb(value, s.text, sizeof s.text - 1, JSON_ENCODE_ANY) >= sizeof s.text) {
+            strcpy(s.text, "a long string"); /* numbers and words all fit */
+        }
+    }
+    return s;
+}
+
+static bool read_count(const json_t *value, int64_t *out) {
+    *out = json_is_integer(value) ? (int64_t)json_integer_value(value) : -1;
+    return *out >= 0;
+}
+
+/* A copy that lives as long as the checkpoint. NULL when out of memory. */
+static const char *keep_string(const reading *r, const json_t *string) {
+    return fc_arena_strndup(r->checkpoint->arena, json_string_value(string), json_string_length(string));
+}
+
+static fc_code read_dtype(const reading *r, const json_t *value, fc_tensor *t) {
+    const char *name = json_string_value(value);
+    if (!name) {
+        return entry_fail(r, t->name, FC_ECORRUPT, ": \"dtype\" should be a dtype such as \"bfloat16\", not %s",
+                          show(value).text);
+    }
+    if (!fc_dtype_find(name, strlen(name), &t->dtype)) {
+        return entry_fail(r, t->name, FC_EUNSUPPORTED, ": unknown dtype '%.64s'", name);
+    }
+    return FC_OK;
+}
+
+static fc_code read_shape(const reading *r, const json_t *value, fc_tensor *t) {
+    size_t n = json_array_size(value);
+    int64_t elements;
+    uint64_t bytes;
+    if (!json_is_array(value)) {
+        return entry_fail(r, t->name, FC_ECORRUPT, ": \"shape\" should be an array of sizes, not %s", show(value).text);
+    }
+    if (n > FC_MAX_DIMS) {
+        return entry_fail(r, t->name, FC_EUNSUPPORTED, ": more than %d dimensions", FC_MAX_DIMS);
+    }
+    int64_t *shape = fc_arena_alloc(r->checkpoint->arena, n * sizeof *shape);
+    if (!shape) {
+        return no_memory(r);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (!read_count(json_array_get(value, i), &shape[i])) {
+            return entry_fail(r, t->name, FC_ECORRUPT,
+                              ": shape[%zu] should be a size: an integer of at least 0, not %s", i,
+                              show(json_array_get(value, i)).text);
+        }
+    }
+    if (!fc_numel((int)n, shape, &elements) || !fc_mul_u64((uint64_t)elements, fc_dtype_size(FC_C128), &bytes)) {
+        return entry_fail(r, t->name, FC_ECORRUPT, ": the product of the sizes does not fit 64 bits");
+    }
+    t->ndim = (int)n;
+    t->shape = shape;
+    return FC_OK;
+}
+
+static fc_code read_element(const reading *r, const json_t *path, size_t i, const fc_tensor *t, fc_path_element *out) {
+    const json_t *value = json_array_get(path, i);
+    int64_t index;
+    if (json_is_string(value)) {
+        *out = (fc_path_element){keep_string(r, value), false};
+    } else if (read_count(value, &index)) {
+        *out = (fc_path_element){fc_arena_printf(r->checkpoint->arena, "%" PRId64, index), true};
+    } else {
+        return entry_fail(r, t->name, FC_ECORRUPT,
+                          ": path[%zu] should be a key (a string) or an index (an integer of at least 0), not %s", i,
+                          show(value).text);
+    }
+    return out->key ? FC_OK : no_memory(r);
+}
+
+/* Without a path the value lies at the top, under its name. */
+static fc_code read_path(const reading *r, const json_t *value, fc_tensor *t) {
+    size_t n = value ? json_array_size(value) : 1;
+    if (value && !json_is_array(value)) {
+        return entry_fail(r, t->name, FC_ECORRUPT, ": \"path\" should be an array of keys and indexes, not %s",
+                          show(value).text);
+    }
+    if (n == 0) {
+        return entry_fail(r, t->name, FC_ECORRUPT, ": the path is empty");
+    }
+    if (n > MAX_ELEMENTS) {
+        return entry_fail(r, t->name, FC_EUNSUPPORTED, ": a path of more than %d elements", MAX_ELEMENTS);
+    }
+    fc_path_element *elements = fc_arena_alloc(r->checkpoint->arena, n * sizeof *elements);
+    if (!elements) {
+        return no_memory(r);
+    }
+    elements[0] = (fc_path_element){t->name, false};
+    for (size_t i = 0; value && i < n; i++) {
+        fc_code rc = read_element(r, value, i, t, &elements[i]);
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    t->path = (fc_path){elements, n};
+    return FC_OK;
+}
+
+static fc_code read_name(const reading *r, const json_t *entry, fc_tensor *t) {
+    const json_t *name = json_object_get(entry, "name");
+    if (!json_is_object(entry)) {
+        return entry_fail(r, NULL, FC_ECORRUPT, " should be an object with a name, not %s", show(entry).text);
+    }
+    if (!name) {
+        return entry_fail(r, NULL, FC_ECORRUPT, " has no \"name\"");
+    }
+    if (!json_is_string(name)) {
+        return entry_fail(r, NULL, FC_ECORRUPT, ": \"name\" should be a name in quotation marks, not %s",
+                          show(name).text);
+    }
+    if (json_string_length(name) == 0) {
+        return entry_fail(r, NULL, FC_ECORRUPT, ": the name is empty");
+    }
+    t->name = keep_string(r, name);
+    return t->name ? FC_OK : no_memory(r);
+}
+
+/* Members are only ever added: what a later version says of an entry is none of ours. */
+static fc_code read_tensor(const reading *r, const json_t *entry, fc_tensor *t) {
+    const json_t *dtype = json_object_get(entry, "dtype"), *shape = json_object_get(entry, "shape");
+    fc_code rc = read_name(r, entry, t);
+    if (rc == FC_OK && !(dtype && shape)) {
+        rc = entry_fail(r, t->name, FC_ECORRUPT, " has no \"%s\"", dtype ? "shape" : "dtype");
+    }
+    rc = rc == FC_OK ? read_dtype(r, dtype, t) : rc;
+    rc = rc == FC_OK ? read_shape(r, shape, t) : rc;
+    return rc == FC_OK ? read_path(r, json_object_get(entry, "path"), t) : rc;
+}
+
+static fc_code read_object(const reading *r, const json_t *entry, fc_tensor *t) {
+    static const fc_object described = {"none"};
+    static const int64_t no_bytes[1] = {0};
+    t->object = &described;
+    t->dtype = FC_OPAQUE;
+    t->ndim = 1;
+    t->shape = no_bytes;
+    fc_code rc = read_name(r, entry, t);
+    return rc == FC_OK ? read_path(r, json_object_get(entry, "path"), t) : rc;
+}
+
+static fc_code read_entries(reading *r, const char *list, const json_t *entries) {
+    bool objects = strcmp(list, "objects") == 0;
+    r->list = list;
+    for (r->at = 0; r->at < json_array_size(entries); r->at++) {
+        fc_tensor t = {0};
+        const json_t *entry = json_array_get(entries, r->at);
+        fc_code rc = objects ? read_object(r, entry, &t) : read_tensor(r, entry, &t);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        r->tensors[r->count++] = t;
+    }
+    return FC_OK;
+}
+
+/* Whether this is a schema, and one that can be read here. */
+static fc_code check_root(const reading *r, const json_t *root) {
+    static const char *const lists[] = {"tensors", "objects"};
+    const char *path = r->checkpoint->path;
+    const json_t *kind = json_object_get(root, "fsdpckpt"), *version = json_object_get(root, "version");
+    if (!kind) {
+        return fc_fail(r->err, FC_ECORRUPT, "%s: the member \"fsdpckpt\" is missing", path);
+    }
+    if (!json_is_string(kind) || strcmp(json_string_value(kind), "schema") != 0) {
+        return fc_fail(r->err, json_is_string(kind) ? FC_EUNSUPPORTED : FC_ECORRUPT,
+                       "%s: a file of the kind %s, not \"schema\"", path, show(kind).text);
+    }
+    if (!version) {
+        return fc_fail(r->err, FC_ECORRUPT, "%s: the member \"version\" is missing", path);
+    }
+    if (!json_is_integer(version)) {
+        return fc_fail(r->err, FC_ECORRUPT, "%s: \"version\" should be a number, not %s", path, show(version).text);
+    }
+    if (json_integer_value(version) != SCHEMA_VERSION) {
+        return fc_fail(r->err, FC_EUNSUPPORTED, "%s: version %s; this fsdpckpt reads version %d: use a newer one", path,
+                       show(version).text, SCHEMA_VERSION);
+    }
+    if (!json_object_get(root, "tensors")) {
+        return fc_fail(r->err, FC_ECORRUPT, "%s: the member \"tensors\" is missing", path);
+    }
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        const json_t *list = json_object_get(root, lists[i]);
+        if (list && !json_is_array(list)) {
+            return fc_fail(r->err, FC_ECORRUPT, "%s: \"%s\" should be an array, not %s", path, lists[i],
+                           show(list).text);
+        }
+    }
+    return FC_OK;
+}
+
+/* Tensors and objects in the order in which the file has the two. */
+static fc_code read_root(reading *r, json_t *root) {
+    const char *key;
+    json_t *value;
+    fc_code rc = check_root(r, root);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    size_t capacity =
+        json_array_size(json_object_get(root, "tensors")) + json_array_size(json_object_get(root, "objects"));
+    r->tensors = fc_arena_calloc(r->checkpoint->arena, capacity ? capacity : 1, sizeof *r->tensors);
+    if (!r->tensors) {
+        return no_memory(r);
+    }
+    json_object_foreach(root, key, value) {
+        if (rc == FC_OK && (strcmp(key, "tensors") == 0 || strcmp(key, "objects") == 0)) {
+            rc = read_entries(r, key, value);
+        }
     }
     return rc;
 }
 
-static fc_code no_memory(reading *r) {
-    return fc_json_fail(&r->json, FC_ENOMEM, "out of memory");
+static int by_name(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Room for every tensor and object there can be: each begins with a brace, so the table never grows. */
-static fc_code make_room(reading *r, const char *text, size_t size) {
-    const char *end = text + size;
-    for (const char *s = text; (s = memchr(s, '{', (size_t)(end - s))); s++) {
-        r->capacity++;
+/* Sorted: that takes n log n whatever the names are, and a hash table does not. */
+static fc_code check_unique(const reading *r) {
+    const char **names = malloc((r->count ? r->count : 1) * sizeof *names);
+    if (!names) {
+        return no_memory(r);
     }
-    r->capacity = r->capacity < size / LEAST_ENTRY ? r->capacity : size / LEAST_ENTRY;
-    r->tensors = fc_arena_alloc(r->checkpoint->arena, (r->capacity ? r->capacity : 1) * sizeof *r->tensors);
-    return r->tensors ? FC_OK : no_memory(r);
-}
-
-static void read_shape(reading *r, fc_tensor *t) {
-    int64_t shape[FC_MAX_DIMS], elements;
-    uint64_t bytes;
-    int n = 0;
-    if (!fc_json_open(&r->json, '[', "an array of sizes")) {
-        return;
+    for (size_t i = 0; i < r->count; i++) {
+        names[i] = r->tensors[i].name;
     }
-    for (bool first = true; fc_json_more(&r->json, ']', &first); n++) {
-        if (n == FC_MAX_DIMS) {
-            fc_json_fail(&r->json, FC_EUNSUPPORTED, "more than %d dimensions", FC_MAX_DIMS);
-            return;
-        }
-        if (!fc_json_count(&r->json, &shape[n], "a size: an integer of at least 0")) {
-            return;
-        }
-    }
-    if (r->json.code == FC_OK &&
-        (!fc_numel(n, shape, &elements) || !fc_mul_u64((uint64_t)elements, fc_dtype_size(FC_C128), &bytes))) {
-        fc_json_fail(&r->json, FC_ECORRUPT, "the product of the sizes does not fit 64 bits");
-    }
-    int64_t *kept = fc_arena_alloc(r->checkpoint->arena, (size_t)n * sizeof *kept);
-    if (!kept) {
-        no_memory(r);
-        return;
-    }
-    memcpy(kept, shape, (size_t)n * sizeof *kept);
-    t->ndim = n;
-    t->shape = kept;
-}
-
-static bool read_element(reading *r, fc_path_element *out) {
-    int64_t index;
-    out->is_index = fc_json_peek(&r->json) == '0';
-    if (!out->is_index) {
-        out->key = fc_json_string(&r->json, "a key (a string) or an index (an integer)");
-    } else if (fc_json_count(&r->json, &index, "an index: an integer of at least 0")) {
-        out->key = fc_arena_printf(r->checkpoint->arena, "%" PRId64, index);
-        if (!out->key) {
-            no_memory(r);
-        }
-    }
-    return r->json.code == FC_OK;
-}
-
-static void read_path(reading *r, fc_tensor *t) {
-    enum { MAX_ELEMENTS = 256 };
-    fc_path_element elements[MAX_ELEMENTS];
-    size_t n = 0;
-    if (!fc_json_open(&r->json, '[', "an array of keys and indexes")) {
-        return;
-    }
-    for (bool first = true; fc_json_more(&r->json, ']', &first); n++) {
-        if (n == MAX_ELEMENTS) {
-            fc_json_fail(&r->json, FC_EUNSUPPORTED, "a path of more than %d elements", MAX_ELEMENTS);
-            return;
-        }
-        if (!read_element(r, &elements[n])) {
-            return;
-        }
-    }
-    fc_path_element *kept = fc_arena_alloc(r->checkpoint->arena, n * sizeof *kept);
-    if (r->json.code == FC_OK && n == 0) {
-        fc_json_fail(&r->json, FC_ECORRUPT, "the path is empty");
-    } else if (!kept) {
-        no_memory(r);
-    } else {
-        memcpy(kept, elements, n * sizeof *kept);
-        t->path = (fc_path){kept, n};
-    }
-}
-
-static void read_dtype(reading *r, fc_tensor *t) {
-    const char *name = fc_json_string(&r->json, "a dtype such as \"bfloat16\"");
-    if (name && !fc_dtype_find(name, strlen(name), &t->dtype)) {
-        fc_json_fail(&r->json, FC_EUNSUPPORTED, "unknown dtype '%.64s'", name);
-    }
-}
-
-/* What an entry may have and must have, by the bits of what was seen. */
-enum { HAS_NAME = 1, HAS_DTYPE = 2, HAS_SHAPE = 4, HAS_PATH = 8 };
-
-static void read_member(reading *r, const char *key, bool object, fc_tensor *t, unsigned *seen) {
-    unsigned bit = strcmp(key, "name") == 0               ? HAS_NAME
-                   : strcmp(key, "path") == 0             ? HAS_PATH
-                   : !object && strcmp(key, "dtype") == 0 ? HAS_DTYPE
-                   : !object && strcmp(key, "shape") == 0 ? HAS_SHAPE
-                                                          : 0;
-    if (*seen & bit) {
-        fc_json_fail(&r->json, FC_ECORRUPT, "the member \"%s\" is there twice", key);
-        return;
-    }
-    *seen |= bit;
-    switch (bit) {
-    case HAS_NAME:
-        t->name = fc_json_string(&r->json, "a name in quotation marks");
-        if (t->name && !*t->name) {
-            fc_json_fail(&r->json, FC_ECORRUPT, "the name is empty");
-        }
-        break;
-    case HAS_DTYPE:
-        read_dtype(r, t);
-        break;
-    case HAS_SHAPE:
-        read_shape(r, t);
-        break;
-    case HAS_PATH:
-        read_path(r, t);
-        break;
-    default: /* members are only ever added: what a later version says is none of ours */
-        fc_json_skip(&r->json);
-    }
-}
-
-/* One entry of "tensors" or "objects". */
-static void read_entry(reading *r, bool object) {
-    static const fc_object described = {"none"};
-    static const int64_t no_bytes[1] = {0};
-    fc_tensor t = {0};
-    unsigned seen = 0;
-    if (!fc_json_open(&r->json, '{', "an object with a name")) {
-        return;
-    }
-    for (bool first = true; fc_json_more(&r->json, '}', &first);) {
-        const char *key = fc_json_key(&r->json);
-        if (key) {
-            read_member(r, key, object, &t, &seen);
-        }
-    }
-    if (object) {
-        t.object = &described;
-        t.dtype = FC_OPAQUE;
-        t.ndim = 1;
-        t.shape = no_bytes;
-        seen |= HAS_DTYPE | HAS_SHAPE;
-    }
-    if (r->json.code == FC_OK && (seen & HAS_NAME) == 0) {
-        fc_json_fail(&r->json, FC_ECORRUPT, "an entry without \"name\" ends here");
-    } else if (r->json.code == FC_OK && (seen & (HAS_DTYPE | HAS_SHAPE)) != (HAS_DTYPE | HAS_SHAPE)) {
-        fc_json_fail(&r->json, FC_ECORRUPT, "tensor '%.256s' has no \"%s\"", t.name,
-                     seen & HAS_DTYPE ? "shape" : "dtype");
-    }
-    if (r->json.code == FC_OK && !(seen & HAS_PATH)) {
-        fc_path_element *element = fc_arena_alloc(r->checkpoint->arena, sizeof *element);
-        if (!element) {
-            no_memory(r);
-            return;
-        }
-        *element = (fc_path_element){t.name, false};
-        t.path = (fc_path){element, 1};
-    }
-    if (r->json.code == FC_OK && r->count < r->capacity) {
-        r->tensors[r->count++] = t;
-    }
-}
-
-static void read_entries(reading *r, bool objects) {
-    if (fc_json_open(&r->json, '[', "an array")) {
-        for (bool first = true; fc_json_more(&r->json, ']', &first);) {
-            read_entry(r, objects);
-        }
-    }
-}
-
-static void read_version(reading *r) {
-    int64_t version = 0;
-    if (fc_json_count(&r->json, &version, "a number") && version != SCHEMA_VERSION) {
-        fc_json_fail(&r->json, FC_EUNSUPPORTED, "version %" PRId64 "; this fsdpckpt reads version %d: use a newer one",
-                     version, SCHEMA_VERSION);
-    }
-}
-
-static void read_kind(reading *r) {
-    const char *kind = fc_json_string(&r->json, "\"schema\"");
-    if (kind && strcmp(kind, "schema") != 0) {
-        fc_json_fail(&r->json, FC_EUNSUPPORTED, "a file of the kind '%.64s', not \"schema\"", kind);
-    }
-}
-
-static fc_code read_root(reading *r) {
-    static const char *const names[] = {"fsdpckpt", "version", "tensors", "objects"};
-    enum { KIND, VERSION, TENSORS, OBJECTS, COUNT };
-    bool seen[COUNT] = {false};
-    if (!fc_json_open(&r->json, '{', "'{'")) {
-        return r->json.code;
-    }
-    for (bool first = true; fc_json_more(&r->json, '}', &first);) {
-        const char *key = fc_json_key(&r->json);
-        int member = 0;
-        while (key && member < COUNT && strcmp(key, names[member]) != 0) {
-            member++;
-        }
-        if (!key) {
-            break;
-        }
-        if (member < COUNT && seen[member]) {
-            return fc_json_fail(&r->json, FC_ECORRUPT, "the member \"%s\" is there twice", key);
-        }
-        if (member < COUNT) {
-            seen[member] = true;
-        }
-        switch (member) {
-        case KIND:
-            read_kind(r);
-            break;
-        case VERSION:
-            read_version(r);
-            break;
-        case TENSORS:
-        case OBJECTS:
-            read_entries(r, member == OBJECTS);
-            break;
-        default:
-            fc_json_skip(&r->json);
-        }
-    }
-    fc_json_finish(&r->json);
-    for (int i = 0; i < OBJECTS; i++) {
-        if (!seen[i]) {
-            fc_json_fail(&r->json, FC_ECORRUPT, "the member \"%s\" is missing", names[i]);
-        }
-    }
-    return r->json.code;
-}
-
-static fc_code check_unique(const reading *r, fc_error *err) {
-    uint64_t key[2];
-    size_t slots = 16;
-    while (slots / 2 < r->count) {
-        slots *= 2;
-    }
-    uint32_t *table = calloc(slots, sizeof *table);
-    if (!table) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", r->checkpoint->path);
-    }
+    qsort(names, r->count, sizeof *names, by_name);
     fc_code rc = FC_OK;
-    fc_siphash_key(key);
-    for (size_t i = 0; i < r->count && rc == FC_OK; i++) {
-        const char *name = r->tensors[i].name;
-        size_t at = (size_t)fc_siphash(key, name, strlen(name)) & (slots - 1);
-        for (; table[at] && rc == FC_OK; at = (at + 1) & (slots - 1)) {
-            if (strcmp(r->tensors[table[at] - 1].name, name) == 0) {
-                rc = fc_fail(err, FC_ECORRUPT, "%s: the name '%.256s' is there twice", r->checkpoint->path, name);
-            }
+    for (size_t i = 1; i < r->count && rc == FC_OK; i++) {
+        if (strcmp(names[i - 1], names[i]) == 0) {
+            rc = fc_fail(r->err, FC_ECORRUPT, "%s: the name '%.256s' is there twice", r->checkpoint->path, names[i]);
         }
-        table[at] = (uint32_t)i + 1;
     }
-    free(table);
+    free(names);
     return rc;
 }
 
 static fc_code schema_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    reading r = {.checkpoint = checkpoint};
-    char *text = NULL;
-    size_t size = 0;
+    reading r = {.checkpoint = checkpoint, .err = err};
+    json_t *root = NULL;
     (void)options;
     fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
     if (!file) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
-    }
-    fc_code rc = read_text(checkpoint, &text, &size, err);
-    if (rc != FC_OK) {
-        return rc;
+        return no_memory(&r);
     }
     const char *slash = strrchr(checkpoint->path, '/');
     *file = (fc_file){checkpoint->path, slash ? slash + 1 : checkpoint->path};
-    fc_json_begin(&r.json, text, size, checkpoint->path, err);
-    rc = make_room(&r, text, size);
-    rc = rc == FC_OK ? read_root(&r) : rc;
-    rc = rc == FC_OK ? check_unique(&r, err) : rc;
+    fc_code rc = parse(checkpoint->path, &root, err);
+    rc = rc == FC_OK ? read_root(&r, root) : rc;
+    json_decref(root);
+    rc = rc == FC_OK ? check_unique(&r) : rc;
     checkpoint->files = file;
     checkpoint->nfiles = 1;
     checkpoint->tensors = r.tensors;

@@ -127,7 +127,7 @@ typedef struct fc_pickle {
     uint32_t free_container; /* index + 1 */
     uint64_t *interned;      /* hash table of text indices + 1 */
     size_t interned_slots, ninterned;
-    uint64_t hash_key[2];
+    uint64_t hash_seed;
 } fc_pickle;
 
 /** Where a pickle is read from: a range of a file, or memory (`bytes` not NULL). */

@@ -3,12 +3,15 @@
  * Written by the pickle machine, read by whoever walks the result.
  */
 #include "core/checked.h"
-#include "core/siphash.h"
 #include "torch/pickle_private.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+
+#define XXH_INLINE_ALL /* the header is all of it: nothing to link */
+#include <xxhash.h>
 
 bool fc_pickle_grow(void *array, size_t *capacity, size_t needed, size_t size) {
     if (needed <= *capacity) {
@@ -81,7 +84,7 @@ static const fc_pickle_text *interned_at(const fc_pickle *p, uint64_t slot) {
 /* The slot that holds `text`, or the empty one where it belongs. */
 static size_t find_slot(const fc_pickle *p, const uint64_t *slots, size_t nslots, const fc_pickle_text *text) {
     size_t n = (size_t)text->length;
-    size_t i = (size_t)fc_siphash(p->hash_key, text + 1, n) & (nslots - 1);
+    size_t i = (size_t)XXH3_64bits_withSeed(text + 1, n, p->hash_seed) & (nslots - 1);
     for (; slots[i]; i = (i + 1) & (nslots - 1)) {
         const fc_pickle_text *other = interned_at(p, slots[i]);
         if (other->length == n && memcmp(other + 1, text + 1, n) == 0) {
@@ -91,11 +94,17 @@ static size_t find_slot(const fc_pickle *p, const uint64_t *slots, size_t nslots
     return i;
 }
 
+/* A file's author should not know which strings share a slot. Early in boot an address is better than a constant. */
+static uint64_t random_seed(const fc_pickle *p) {
+    uint64_t seed;
+    return getrandom(&seed, sizeof seed, GRND_NONBLOCK) == (ssize_t)sizeof seed ? seed : (uint64_t)(uintptr_t)p;
+}
+
 static bool grow_interned(fc_pickle *p) {
     size_t nslots = p->interned_slots ? p->interned_slots * 2 : 64;
     if (p->interned_slots == 64) {
         /* The few strings of an item cannot collide to any harm: its 64 slots spare it a system call. */
-        fc_siphash_key(p->hash_key);
+        p->hash_seed = random_seed(p);
     }
     uint64_t *slots = calloc(nslots, sizeof *slots);
     if (!slots) {

@@ -66,7 +66,10 @@ class Schema(harness.Case):
     def test_wrong_schema(self):
         with open(self.path("bad.json"), "w") as f:
             f.write('{"fsdpckpt": "schema", "version": 1,\n "tensors": [{"name": "w", "dtype": "f32"}]}')
-        self.fails(3, "inspect", "bad.json", contains=["bad.json:2:43: tensor 'w' has no \"shape\""])
+        self.fails(3, "inspect", "bad.json", contains=["bad.json: tensor 'w' has no \"shape\""])
+        with open(self.path("cut.json"), "w") as f:
+            f.write('{"fsdpckpt": "schema", "version": 1,\n "tensors": [{"name": "w"')
+        self.fails(3, "inspect", "cut.json", contains=["cut.json:2:25: '}' expected near end of file"])
         with open(self.path("other.json"), "w") as f:
             f.write('{"model": 1}')
         self.fails(3, "inspect", "other.json", contains=["not a checkpoint"])

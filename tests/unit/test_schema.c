@@ -1,5 +1,5 @@
 /*
- * formats/schema and the JSON reader below it: what a schema says, and every way in which one can be wrong.
+ * formats/schema: what a schema says, and every way in which one can be wrong.
  */
 #include "fsdpckpt/format.h"
 
@@ -103,6 +103,9 @@ static void many_entries(void **state) {
 #define BEGIN "{\"fsdpckpt\": \"schema\", \"version\": 1, \"tensors\": ["
 #define GOOD "{\"name\": \"w\", \"dtype\": \"f32\", \"shape\": [1]}"
 
+#define ONES "1,1,1,1,1,1,1,1,"
+#define TENSOR "{\"name\": \"w\", \"dtype\": \"f32\", \"shape\": "
+
 static void wrong_files_are_told_with_their_place(void **state) {
     (void)state;
     static const struct {
@@ -110,51 +113,81 @@ static void wrong_files_are_told_with_their_place(void **state) {
         fc_code code;
         const char *message; /* after the path */
     } cases[] = {
-        {BEGIN GOOD "]", FC_ECORRUPT, ":1:94: the file ends where ',' or '}' should be: it is incomplete"},
-        {BEGIN GOOD, FC_ECORRUPT, ":1:93: the file ends where ',' or ']' should be: it is incomplete"},
+        /* What is no JSON: the words are jansson's. */
+        {BEGIN GOOD "]", FC_ECORRUPT, ":1:93: '}' expected near end of file"},
+        {BEGIN GOOD, FC_ECORRUPT, ":1:92: ']' expected near end of file"},
+        {BEGIN GOOD ",]}", FC_ECORRUPT, ":1:94: unexpected token near ']'"},
+        {BEGIN GOOD "]} x", FC_ECORRUPT, ":1:96: end of file expected near 'x'"},
+        {BEGIN "{\"name\": \"w\", \"name\": \"v\"}]}", FC_ECORRUPT, ":1:69: duplicate object key near '\"name\"'"},
+        {BEGIN TENSOR "[9223372036854775808]}]}", FC_ECORRUPT, ":1:108: too big integer near '9223372036854775808'"},
+        {BEGIN TENSOR "[01]}]}", FC_ECORRUPT, ":1:90: invalid token near '0'"},
+        {BEGIN TENSOR "[1e]}]}", FC_ECORRUPT, ":1:91: invalid token near '1e'"},
+        {BEGIN "{\"name\": \"a\\u0000b\"}]}", FC_ECORRUPT, ":1:68: \\u0000 cannot be part of a name"},
+        {BEGIN "{\"a\\u0000b\": 1}]}", FC_ECORRUPT, ":1:60: \\u0000 cannot be part of a name"},
+        {BEGIN "{\"name\": \"\\ud800x\"}]}", FC_ECORRUPT, ":1:67: invalid Unicode '\\uD800' near '\"\\ud800x\"'"},
+        {BEGIN "{\"name\": \"\\x\"}]}", FC_ECORRUPT, ":1:61: invalid escape near '\"\\x'"},
+        {BEGIN "{\"name\": \"\\u00\"}]}", FC_ECORRUPT, ":1:64: invalid escape near '\"\\u00\"'"},
+        {BEGIN "{\"name\": \"\xff\"}]}", FC_ECORRUPT, ":1:59: unable to decode byte 0xff near '\"'"},
+        {BEGIN "{\"name\": \"\xed\xa0\x80\"}]}", FC_ECORRUPT, ":1:59: unable to decode byte 0xed near '\"'"},
+        {BEGIN "{\"name\": \"\xc3", FC_ECORRUPT, ":1:59: unable to decode byte 0xc3 near '\"'"},
+        {BEGIN "{\"name\": \"a\nb\"}]}", FC_ECORRUPT, ":1:60: unexpected newline near '\"a'"},
+        {BEGIN "{\"name\" \"w\"}]}", FC_ECORRUPT, ":1:60: ':' expected near '\"w\"'"},
+        {BEGIN "{name: 1}]}", FC_ECORRUPT, ":1:54: string or '}' expected near 'name'"},
+        {BEGIN "], \"tensors\": []}", FC_ECORRUPT, ":1:61: duplicate object key near '\"tensors\"'"},
+        {BEGIN "], \"later\": nul}", FC_ECORRUPT, ":1:64: invalid token near 'nul'"},
+        {BEGIN "], \"later\": [1 2]}", FC_ECORRUPT, ":1:65: ']' expected near '2'"},
+        {BEGIN "], \"later\": {\"a\": 1, \"a\": 1}}", FC_ECORRUPT, ":1:73: duplicate object key near '\"a\"'"},
+        {BEGIN "]} {}", FC_ECORRUPT, ":1:53: end of file expected near '{'"},
+        {BEGIN "],\n\n \"later\": ]}", FC_ECORRUPT, ":3:11: unexpected token near ']'"},
+        {"\xef\xbb\xbf" BEGIN "]} x", FC_ECORRUPT, ":1:53: end of file expected near 'x'"},
+        /* JSON that is no schema. */
         {BEGIN "\n" GOOD "\n," GOOD "]}", FC_ECORRUPT, ": the name 'w' is there twice"},
-        {BEGIN GOOD ",]}", FC_ECORRUPT, ":1:94: an object with a name should be here, not ']'"},
-        {BEGIN GOOD "]} x", FC_ECORRUPT, ":1:96: the end of the file should be here, not 'x'"},
-        {BEGIN "{\"name\": \"w\", \"shape\": [1]}]}", FC_ECORRUPT, ":1:77: tensor 'w' has no \"dtype\""},
-        {BEGIN "{\"name\": \"w\", \"dtype\": \"f32\"}]}", FC_ECORRUPT, ":1:79: tensor 'w' has no \"shape\""},
-        {BEGIN "{\"dtype\": \"f32\", \"shape\": []}]}", FC_ECORRUPT, ":1:79: an entry without \"name\" ends here"},
-        {BEGIN "{\"name\": \"\"}]}", FC_ECORRUPT, ":1:61: the name is empty"},
-        {BEGIN "{\"name\": 7}]}", FC_ECORRUPT, ":1:59: a name in quotation marks should be here, not '7'"},
-        {BEGIN "{\"name\": \"w\", \"name\": \"v\"}]}", FC_ECORRUPT, ":1:71: the member \"name\" is there twice"},
-        {BEGIN "{\"dtype\": \"f33\"}]}", FC_EUNSUPPORTED, ":1:65: unknown dtype 'f33'"},
-        {BEGIN "{\"shape\": [1.0]}]}", FC_ECORRUPT, ":1:61: a size: an integer of at least 0 should be here, not 1.0"},
-        {BEGIN "{\"shape\": [-1]}]}", FC_ECORRUPT, ":1:61: a size: an integer of at least 0 should be here, not -1"},
-        {BEGIN "{\"shape\": [9223372036854775808]}]}", FC_ECORRUPT,
-         ":1:61: a size: an integer of at least 0 should be here, not 9223372036854775808"},
-        {BEGIN "{\"shape\": [01]}]}", FC_ECORRUPT, ":1:63: a digit should be here, not ']'"},
-        {BEGIN "{\"shape\": [1e]}]}", FC_ECORRUPT, ":1:63: a digit should be here, not ']'"},
-        {BEGIN "{\"shape\": [4294967296, 4294967296]}]}", FC_ECORRUPT,
-         ":1:84: the product of the sizes does not fit 64 bits"},
-        {BEGIN "{\"shape\": [1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]}]}", FC_EUNSUPPORTED,
-         ":1:125: more than 32 dimensions"},
-        {BEGIN "{\"path\": []}]}", FC_ECORRUPT, ":1:61: the path is empty"},
-        {BEGIN "{\"path\": [null]}]}", FC_ECORRUPT,
-         ":1:60: a key (a string) or an index (an integer) should be here, not 'n'"},
-        {BEGIN "{\"name\": \"a\\u0000b\"}]}", FC_ECORRUPT, ":1:61: \\u0000 cannot be part of a name"},
-        {BEGIN "{\"name\": \"\\ud800x\"}]}", FC_ECORRUPT, ":1:60: half of a surrogate pair"},
-        {BEGIN "{\"name\": \"\\x\"}]}", FC_ECORRUPT, ":1:60: not an escape of JSON"},
-        {BEGIN "{\"name\": \"\\u00\"}]}", FC_ECORRUPT, ":1:60: not an escape of JSON"},
-        {BEGIN "{\"name\": \"\xff\"}]}", FC_ECORRUPT, ":1:60: not UTF-8"},
-        {BEGIN "{\"name\": \"\xed\xa0\x80\"}]}", FC_ECORRUPT, ":1:60: not UTF-8"},
-        {BEGIN "{\"name\": \"\xc3", FC_ECORRUPT, ":1:60: not UTF-8"},
-        {BEGIN "{\"name\": \"a\nb\"}]}", FC_ECORRUPT, ":1:61: the end of the string should be here, not the byte 0x0a"},
-        {BEGIN "{\"name\" \"w\"}]}", FC_ECORRUPT, ":1:58: ':' should be here, not '\"'"},
-        {BEGIN "{name: 1}]}", FC_ECORRUPT, ":1:51: a member's name in quotation marks should be here, not 'n'"},
-        {BEGIN "7]}", FC_ECORRUPT, ":1:50: an object with a name should be here, not '7'"},
-        {BEGIN "], \"tensors\": []}", FC_ECORRUPT, ":1:63: the member \"tensors\" is there twice"},
-        {BEGIN "], \"later\": nul}", FC_ECORRUPT, ":1:62: a value should be here, not 'n'"},
-        {BEGIN "], \"later\": [1 2]}", FC_ECORRUPT, ":1:65: ',' or ']' should be here, not '2'"},
-        {BEGIN "]} {}", FC_ECORRUPT, ":1:53: the end of the file should be here, not '{'"},
-        {"{\"fsdpckpt\": \"schema\", \"version\": 1}", FC_ECORRUPT, ":1:37: the member \"tensors\" is missing"},
-        {"{\"fsdpckpt\": \"schema\", \"tensors\": []}", FC_ECORRUPT, ":1:38: the member \"version\" is missing"},
+        {BEGIN GOOD "], \"objects\": [{\"name\": \"w\"}]}", FC_ECORRUPT, ": the name 'w' is there twice"},
+        {BEGIN "{\"name\": \"w\", \"shape\": [1]}]}", FC_ECORRUPT, ": tensor 'w' has no \"dtype\""},
+        {BEGIN "{\"name\": \"w\", \"dtype\": \"f32\"}]}", FC_ECORRUPT, ": tensor 'w' has no \"shape\""},
+        {BEGIN GOOD ", {\"dtype\": \"f32\", \"shape\": []}]}", FC_ECORRUPT, ": tensors[1] has no \"name\""},
+        {BEGIN "{\"name\": \"\"}]}", FC_ECORRUPT, ": tensors[0]: the name is empty"},
+        {BEGIN "{\"name\": 7}]}", FC_ECORRUPT, ": tensors[0]: \"name\" should be a name in quotation marks, not 7"},
+        {BEGIN "7]}", FC_ECORRUPT, ": tensors[0] should be an object with a name, not 7"},
+        {BEGIN "[\"w\", 1]]}", FC_ECORRUPT, ": tensors[0] should be an object with a name, not an array"},
+        {BEGIN "\"a string of sixty-four characters, which no message is to repeat\"]}", FC_ECORRUPT,
+         ": tensors[0] should be an object with a name, not a long string"},
+        {BEGIN "{\"name\": \"w\", \"dtype\": \"f33\", \"shape\": []}]}", FC_EUNSUPPORTED,
+         ": tensor 'w': unknown dtype 'f33'"},
+        {BEGIN "{\"name\": \"w\", \"dtype\": null, \"shape\": []}]}", FC_ECORRUPT,
+         ": tensor 'w': \"dtype\" should be a dtype such as \"bfloat16\", not null"},
+        {BEGIN TENSOR "{}}]}", FC_ECORRUPT, ": tensor 'w': \"shape\" should be an array of sizes, not an object"},
+        {BEGIN TENSOR "[1, 1.0]}]}", FC_ECORRUPT,
+         ": tensor 'w': shape[1] should be a size: an integer of at least 0, not 1.0"},
+        {BEGIN TENSOR "[-1]}]}", FC_ECORRUPT,
+         ": tensor 'w': shape[0] should be a size: an integer of at least 0, not -1"},
+        {BEGIN TENSOR "[true]}]}", FC_ECORRUPT,
+         ": tensor 'w': shape[0] should be a size: an integer of at least 0, not true"},
+        {BEGIN TENSOR "[4294967296, 4294967296]}]}", FC_ECORRUPT,
+         ": tensor 'w': the product of the sizes does not fit 64 bits"},
+        {BEGIN TENSOR "[" ONES ONES ONES ONES "1]}]}", FC_EUNSUPPORTED, ": tensor 'w': more than 32 dimensions"},
+        {BEGIN TENSOR "[], \"path\": []}]}", FC_ECORRUPT, ": tensor 'w': the path is empty"},
+        {BEGIN TENSOR "[], \"path\": \"w\"}]}", FC_ECORRUPT,
+         ": tensor 'w': \"path\" should be an array of keys and indexes, not \"w\""},
+        {BEGIN TENSOR "[], \"path\": [\"a\", null]}]}", FC_ECORRUPT,
+         ": tensor 'w': path[1] should be a key (a string) or an index (an integer of at least 0), not null"},
+        {BEGIN TENSOR "[], \"path\": [-1]}]}", FC_ECORRUPT,
+         ": tensor 'w': path[0] should be a key (a string) or an index (an integer of at least 0), not -1"},
+        {BEGIN "], \"objects\": 7}", FC_ECORRUPT, ": \"objects\" should be an array, not 7"},
+        {BEGIN "], \"objects\": [{\"path\": [\"a\"]}]}", FC_ECORRUPT, ": objects[0] has no \"name\""},
+        {BEGIN "], \"objects\": [{\"name\": \"o\", \"path\": []}]}", FC_ECORRUPT, ": object 'o': the path is empty"},
+        {"{\"fsdpckpt\": \"schema\", \"version\": 1, \"tensors\": {}}", FC_ECORRUPT,
+         ": \"tensors\" should be an array, not an object"},
+        {"{\"fsdpckpt\": \"schema\", \"version\": 1}", FC_ECORRUPT, ": the member \"tensors\" is missing"},
+        {"{\"fsdpckpt\": \"schema\", \"tensors\": []}", FC_ECORRUPT, ": the member \"version\" is missing"},
+        {"{\"kind\": \"fsdpckpt\", \"version\": 1, \"tensors\": []}", FC_ECORRUPT,
+         ": the member \"fsdpckpt\" is missing"},
         {"{\"fsdpckpt\": \"schema\",\n\n \"version\": 2, \"tensors\": []}", FC_EUNSUPPORTED,
-         ":3:14: version 2; this fsdpckpt reads version 1: use a newer one"},
-        {"{\"fsdpckpt\": \"seal\"}", FC_EUNSUPPORTED, ":1:20: a file of the kind 'seal', not \"schema\""},
+         ": version 2; this fsdpckpt reads version 1: use a newer one"},
+        {"{\"fsdpckpt\": \"schema\", \"version\": \"1\", \"tensors\": []}", FC_ECORRUPT,
+         ": \"version\" should be a number, not \"1\""},
+        {"{\"fsdpckpt\": \"seal\"}", FC_EUNSUPPORTED, ": a file of the kind \"seal\", not \"schema\""},
+        {"{\"fsdpckpt\": 7}", FC_ECORRUPT, ": a file of the kind 7, not \"schema\""},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fc_checkpoint *c = NULL;
@@ -191,14 +224,39 @@ static void cut_and_changed_files(void **state) {
     }
 }
 
+/* 2,048 levels are what jansson follows. */
 static void deep_nesting_is_refused(void **state) {
     (void)state;
-    char text[400] = BEGIN "], \"x\": ";
+    char text[3100] = BEGIN "], \"x\": ";
     fc_checkpoint *c = NULL;
     fc_error err;
-    memset(text + strlen(text), '[', 100);
+    memset(text + strlen(text), '[', 3000);
     assert_int_equal(open_bytes(text, strlen(text), &c, &err), FC_EUNSUPPORTED);
-    assert_non_null(strstr(err.message, "nested deeper than 64 levels"));
+    assert_null(c);
+    assert_non_null(strstr(err.message, ":1:2105: maximum parsing depth reached near '['"));
+}
+
+static void long_paths_are_refused(void **state) {
+    (void)state;
+    enum { MOST = 256 };
+    for (int n = MOST; n <= MOST + 1; n++) {
+        char text[2000];
+        int at = sprintf(text, BEGIN TENSOR "[], \"path\": [7");
+        for (int i = 1; i < n; i++) {
+            at += sprintf(text + at, ",\"k\"");
+        }
+        sprintf(text + at, "]}]}");
+        fc_checkpoint *c = NULL;
+        fc_error err;
+        fc_code code = open_bytes(text, strlen(text), &c, &err);
+        assert_int_equal(code, n == MOST ? FC_OK : FC_EUNSUPPORTED);
+        if (code == FC_OK) {
+            assert_int_equal(c->tensors[0].path.count, MOST);
+        } else {
+            assert_non_null(strstr(err.message, ": tensor 'w': a path of more than 256 elements"));
+        }
+        fc_checkpoint_close(c);
+    }
 }
 
 static void other_json_is_no_checkpoint(void **state) {
@@ -219,6 +277,7 @@ int main(void) {
         cmocka_unit_test(wrong_files_are_told_with_their_place),
         cmocka_unit_test(cut_and_changed_files),
         cmocka_unit_test(deep_nesting_is_refused),
+        cmocka_unit_test(long_paths_are_refused),
         cmocka_unit_test(other_json_is_no_checkpoint),
     };
     return cmocka_run_group_tests(tests, make_file, remove_file);
