@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #define NONE UINT32_MAX
 
 typedef struct builder {
@@ -20,16 +23,8 @@ typedef struct builder {
     size_t nslots;   /* a power of two, more than twice the nodes */
 } builder;
 
-static size_t hash_of(uint32_t parent, const char *link) {
-    uint64_t h = 14695981039346656037u ^ parent;
-    for (; *link; link++) {
-        h = (h ^ (unsigned char)*link) * 1099511628211u;
-    }
-    return (size_t)(h ^ h >> 29);
-}
-
 static size_t find_slot(const builder *b, uint32_t parent, const char *link) {
-    for (size_t i = hash_of(parent, link);; i++) {
+    for (size_t i = (size_t)XXH3_64bits_withSeed(link, strlen(link), parent);; i++) {
         size_t slot = i & (b->nslots - 1);
         if (b->slots[slot] == 0) {
             return slot;
