@@ -347,8 +347,7 @@ void fc_h5_scan_prepare(void *context) {
 
 static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sink *out, fc_h5_shared *shared) {
     fc_h5_capture capture = {0};
-    int errnum = 0;
-    fc_h5_source source = {input->path, input->fd, &input->st, scan->follow_external, &capture, &errnum};
+    fc_h5_source source = {input->path, input->fd, &input->st, scan->follow_external, &capture};
     fc_h5_walk walk = {.scan = scan, .out = out, .shared = shared, .capture = &capture, .file_path = input->path};
     walk.file = H5I_INVALID_HID;
     H5O_info_t info;
@@ -378,8 +377,8 @@ static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_si
         goto out;
     }
     ok = walk_group(t, root, info.fileno, info.addr) && !walk.failed;
-    if (ok && errnum != 0) {
-        fc_h5_scan_failure(&walk, FC_EIO, "reading failed: %s", strerror(errnum));
+    if (ok && capture.errnum != 0) {
+        fc_h5_scan_failure(&walk, FC_EIO, "reading failed: %s", strerror(capture.errnum));
         ok = false;
     }
     if (ok) {

@@ -185,9 +185,8 @@ int fc_h5_box_run(void *context, int fd, fc_h5_shared *shared) {
     const uint64_t piece = 1 << 20;
     char why[600] = "";
     fc_h5_sink out = {.fd = fd};
-    int errnum = 0;
-    fc_h5_source source = {
-        scan->inputs->path, scan->inputs->fd, &scan->inputs->st, scan->follow_external, NULL, &errnum};
+    fc_h5_capture capture = {0};
+    fc_h5_source source = {scan->inputs->path, scan->inputs->fd, &scan->inputs->st, scan->follow_external, &capture};
     fc_h5_walk walk = {.out = &out};
     unsigned char *bytes = NULL;
     snprintf(shared->where, sizeof shared->where, "dataset /%s", scan->dataset);
@@ -207,10 +206,10 @@ int fc_h5_box_run(void *context, int fd, fc_h5_shared *shared) {
         H5Fclose(file);
     }
     H5Pclose(fapl);
-    if (errnum != 0) {
+    if (capture.errnum != 0) {
         free(bytes);
         bytes = NULL;
-        fc_h5_scan_failure(&walk, FC_EIO, "dataset /%s: reading failed: %s", scan->dataset, strerror(errnum));
+        fc_h5_scan_failure(&walk, FC_EIO, "dataset /%s: reading failed: %s", scan->dataset, strerror(capture.errnum));
     } else if (!bytes) {
         fc_h5_scan_failure(&walk, FC_ECORRUPT, "dataset /%s cannot be read (%s)", scan->dataset, why);
     }

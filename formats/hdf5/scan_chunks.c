@@ -45,7 +45,8 @@ static bool add_chunk(chunk_list *list, const hsize_t *at) {
     if (size == 0) {
         return true;
     }
-    *capture = (fc_h5_capture){.armed = true, .failed = capture->failed};
+    capture->armed = true;
+    capture->hit = false;
     /* Nothing is read into the buffer: the driver only notes the address. */
     herr_t rc = H5Dread_chunk(d->dataset, H5P_DEFAULT, at, &mask, &nothing);
     capture->armed = false;

@@ -123,19 +123,12 @@ static haddr_t vfd_get_eof(const H5FD_t *pub, H5FD_mem_t type) {
     return ((const vfd_file *)pub)->eof;
 }
 
-static herr_t failed_read(fc_h5_capture *capture) {
-    if (capture) {
-        capture->failed = true;
-    }
-    return -1;
-}
-
 static herr_t vfd_read(H5FD_t *pub, H5FD_mem_t type, hid_t dxpl, haddr_t address, size_t size, void *buffer) {
     vfd_file *file = (vfd_file *)pub;
     fc_h5_capture *capture = file->source->capture;
     unsigned char *at = buffer;
     (void)dxpl;
-    if (capture && capture->armed && type == H5FD_MEM_DRAW) {
+    if (capture->armed && type == H5FD_MEM_DRAW) {
         capture->hit = true;
         capture->address = address;
         capture->size = size;
@@ -143,7 +136,8 @@ static herr_t vfd_read(H5FD_t *pub, H5FD_mem_t type, hid_t dxpl, haddr_t address
     }
     /* A read past the end is damage, not zeros. */
     if (address > file->eof || size > file->eof - address) {
-        return failed_read(capture);
+        capture->failed = true;
+        return -1;
     }
     while (size > 0) {
         ssize_t n = pread(file->fd, at, size, (off_t)address);
@@ -151,8 +145,9 @@ static herr_t vfd_read(H5FD_t *pub, H5FD_mem_t type, hid_t dxpl, haddr_t address
             continue;
         }
         if (n <= 0) {
-            *file->source->errnum = n < 0 ? errno : EIO;
-            return failed_read(capture);
+            capture->errnum = n < 0 ? errno : EIO;
+            capture->failed = true;
+            return -1;
         }
         at += n;
         address += (haddr_t)n;

@@ -13,14 +13,19 @@
 #include <sys/stat.h>
 
 /**
- * Catches the place of a chunk: libhdf5 1.10 tells it only by walking the whole index (and without the user block),
- * but H5Dread_chunk finds a chunk at once and asks the driver for its bytes. While `armed`, the driver notes where
- * raw data was asked for and reads none.
+ * What the driver notes while libhdf5 reads through it.
+ *
+ * The place of a chunk: libhdf5 1.10 tells it only by walking the whole index (and without the user block), but
+ * H5Dread_chunk finds a chunk at once and asks the driver for its bytes. While `armed`, the driver notes where raw data
+ * was asked for and reads none.
+ *
+ * Failed reads: libhdf5 takes some of them for "not there", which would become fill values.
  */
 typedef struct fc_h5_capture {
     bool armed, hit;
     uint64_t address, size;
-    bool failed; /* a read failed since this was last cleared: libhdf5 does not always say so */
+    bool failed; /**< a read failed since this was last cleared, one past the end included */
+    int errnum;  /**< the system's error of the last read that it refused; 0: none */
 } fc_h5_capture;
 
 /** A file for the driver. It must outlive every HDF5 file opened through it. */
@@ -30,7 +35,6 @@ typedef struct fc_h5_source {
     const struct stat *st; /**< of fd: the confined process may not even ask */
     bool may_open;         /**< other names are opened from the file system, else refused */
     fc_h5_capture *capture;
-    int *errnum; /**< out: the system's error when a read failed: libhdf5 takes some of those for "not there" */
 } fc_h5_source;
 
 /** @return the driver's id, or a negative number. */
