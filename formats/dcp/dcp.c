@@ -70,7 +70,7 @@ static bool dcp_probe(const fc_probe *probe) {
     return strcmp(name, metadata_name) == 0 || is_rank_metadata(name) || is_data_file(name);
 }
 
-fc_code dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, const char *fmt, ...) {
+fc_code fc_dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, const char *fmt, ...) {
     char text[512];
     va_list args;
     va_start(args, fmt);
@@ -139,27 +139,27 @@ static fc_code set_producer(dcp_builder *b, fc_pv version) {
         return FC_OK;
     }
     b->checkpoint->producer = fc_arena_printf(b->checkpoint->arena, "torch.distributed.checkpoint %.64s", text);
-    return b->checkpoint->producer ? FC_OK : dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+    return b->checkpoint->producer ? FC_OK : fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
 }
 
 static fc_code build(dcp_builder *b) {
     fc_pv root = b->p->root;
     if (!fc_pickle_is_object(b->p, root, FC_CLASS_METADATA)) {
-        return dcp_fail(b, FC_ECORRUPT, NULL, "not the metadata of a checkpoint: the pickle holds something else");
+        return fc_dcp_fail(b, FC_ECORRUPT, NULL, "not the metadata of a checkpoint: the pickle holds something else");
     }
     fc_code rc = set_producer(b, fc_pickle_slot(b->p, root, FC_METADATA_VERSION));
     if (rc == FC_OK) {
-        rc = dcp_build_tensors(b, root);
+        rc = fc_dcp_build_tensors(b, root);
     }
     if (rc == FC_OK) {
-        rc = dcp_place_chunks(b, fc_pickle_slot(b->p, root, FC_METADATA_STORAGE));
+        rc = fc_dcp_place_chunks(b, fc_pickle_slot(b->p, root, FC_METADATA_STORAGE));
     }
     if (rc != FC_OK) {
         return rc;
     }
     b->checkpoint->tensors = b->tensors;
     b->checkpoint->ntensors = b->ntensors;
-    return dcp_finish_files(b);
+    return fc_dcp_finish_files(b);
 }
 
 static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
@@ -179,7 +179,7 @@ static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *option
     fc_pickle_free(pickle);
     free(b.files);
     if (rc == FC_OK) {
-        checkpoint->state = dcp_state_new(checkpoint->nfiles);
+        checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
         if (!checkpoint->state) {
             rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
         }
@@ -188,7 +188,7 @@ static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *option
 }
 
 static void dcp_close(fc_checkpoint *checkpoint) {
-    dcp_state_free(checkpoint->state);
+    fc_dcp_state_free(checkpoint->state);
     checkpoint->state = NULL;
 }
 
@@ -202,6 +202,6 @@ const fc_format fc_format_dcp = {
     .probe = dcp_probe,
     .open = dcp_open,
     .close = dcp_close,
-    .extent = dcp_extent,
-    .object_json = dcp_object_json,
+    .extent = fc_dcp_extent,
+    .object_json = fc_dcp_object_json,
 };

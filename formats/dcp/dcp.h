@@ -36,42 +36,42 @@ typedef struct dcp_builder {
 #define DCP_UNPLACED UINT32_MAX
 
 /** Fails with the metadata file, and the tensor where there is one (NULL else), before the message. */
-fc_code dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, const char *fmt, ...)
+fc_code fc_dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
 /** state_dict_metadata and planner_data → tensors with shapes, paths and boxes. */
-fc_code dcp_build_tensors(dcp_builder *b, fc_pv metadata);
+fc_code fc_dcp_build_tensors(dcp_builder *b, fc_pv metadata);
 
 /** storage_data → file, offset and length of every chunk; then drops the empty chunks. */
-fc_code dcp_place_chunks(dcp_builder *b, fc_pv storage_data);
+fc_code fc_dcp_place_chunks(dcp_builder *b, fc_pv storage_data);
 
 /** Converts a torch.Size or tuple of exactly `ndim` numbers >= 0 into `out`. */
-bool dcp_read_size(const fc_pickle *p, fc_pv v, int ndim, int64_t *out);
+bool fc_dcp_read_size(const fc_pickle *p, fc_pv v, int ndim, int64_t *out);
 
 /** Adds an item to the file called by the string `path`, which is checked. */
-fc_code dcp_add_item(dcp_builder *b, fc_pv path, size_t tensor, uint64_t offset, uint64_t length, uint32_t *file);
+fc_code fc_dcp_add_item(dcp_builder *b, fc_pv path, size_t tensor, uint64_t offset, uint64_t length, uint32_t *file);
 
 /** Moves the table of files into the checkpoint; unless headers_only, checks that they are there and long enough. */
-fc_code dcp_finish_files(dcp_builder *b);
+fc_code fc_dcp_finish_files(dcp_builder *b);
 
 /** The cache of descriptors: checkpoint->state. */
 typedef struct dcp_state dcp_state;
-dcp_state *dcp_state_new(size_t nfiles);
-void dcp_state_free(dcp_state *state);
+dcp_state *fc_dcp_state_new(size_t nfiles);
+void fc_dcp_state_free(dcp_state *state);
 
-/** Opens `file` or takes it from the cache; it stays open until dcp_release. Thread-safe. */
-fc_code dcp_acquire(const fc_checkpoint *checkpoint, uint32_t file, int *fd, fc_error *err);
-void dcp_release(const fc_checkpoint *checkpoint, uint32_t file);
+/** Opens `file` or takes it from the cache; it stays open until fc_dcp_release. Thread-safe. */
+fc_code fc_dcp_acquire(const fc_checkpoint *checkpoint, uint32_t file, int *fd, fc_error *err);
+void fc_dcp_release(const fc_checkpoint *checkpoint, uint32_t file);
 
 /**
  * The bytes of a small item of an acquired file that is read in order, from one pread for many items. Thread-safe.
  * @return malloc'ed memory of `length` bytes, or NULL: then the item is to be read by itself.
  */
-unsigned char *dcp_read_ahead(const fc_checkpoint *checkpoint, uint32_t file, uint64_t offset, uint64_t length);
+unsigned char *fc_dcp_read_ahead(const fc_checkpoint *checkpoint, uint32_t file, uint64_t offset, uint64_t length);
 
-fc_code dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
-                   fc_error *err);
-fc_code dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
-                        fc_error *err);
+fc_code fc_dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                      fc_error *err);
+fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
+                           fc_error *err);
 
 #endif

@@ -46,8 +46,8 @@ static fc_code read_extent(const fc_tensor *tensor, const fc_chunk *chunk, const
     return FC_OK;
 }
 
-fc_code dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
-                   fc_error *err) {
+fc_code fc_dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                      fc_error *err) {
     const fc_chunk *chunk = &tensor->chunks[index];
     fc_torch_item item;
     int fd;
@@ -60,22 +60,22 @@ fc_code dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, siz
         out->strides[0] = 1;
         return FC_OK;
     }
-    fc_code rc = dcp_acquire(checkpoint, chunk->file, &fd, err);
+    fc_code rc = fc_dcp_acquire(checkpoint, chunk->file, &fd, err);
     if (rc == FC_OK) {
-        unsigned char *bytes = dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
+        unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
         rc = fc_torch_item_open_read(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, bytes,
                                      &item, err);
         if (rc == FC_OK) {
             rc = read_extent(tensor, chunk, &item, out, err);
             fc_torch_item_close(&item);
         }
-        dcp_release(checkpoint, chunk->file);
+        fc_dcp_release(checkpoint, chunk->file);
     }
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", tensor->name);
 }
 
-fc_code dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
-                        fc_error *err) {
+fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
+                           fc_error *err) {
     enum { SMALL = 64 << 10, RATIO = 16, LARGE = 4 << 20 }; /* it is for people and scripts; the bytes stay whole */
     static const char omitted[] = "{\"$omitted\":\"too large\"}";
     if (object->nchunks == 0) {
@@ -84,7 +84,7 @@ fc_code dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object
     const fc_chunk *chunk = &object->chunks[0];
     fc_torch_item item;
     int fd;
-    fc_code rc = dcp_acquire(checkpoint, chunk->file, &fd, err);
+    fc_code rc = fc_dcp_acquire(checkpoint, chunk->file, &fd, err);
     if (rc == FC_OK) {
         rc = fc_torch_item_open(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, &item, err);
         if (rc == FC_OK) {
@@ -95,7 +95,7 @@ fc_code dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object
             *json = fc_arena_strndup(arena, omitted, strlen(omitted));
             rc = *json ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
         }
-        dcp_release(checkpoint, chunk->file);
+        fc_dcp_release(checkpoint, chunk->file);
     }
     return rc == FC_OK ? rc : fc_context(err, rc, "object %.256s", object->name);
 }

@@ -38,30 +38,30 @@ static fc_code add_file(dcp_builder *b, fc_pv path, size_t tensor, uint32_t *fil
     size_t n;
     const char *name = fc_pickle_bytes(b->p, path, &n);
     if (strlen(name) != n || !fc_path_is_safe(name)) {
-        return dcp_fail(b, FC_ECORRUPT, b->tensors[tensor].name,
-                        "the file name %.128s leads out of the checkpoint: this file may be hostile", name);
+        return fc_dcp_fail(b, FC_ECORRUPT, b->tensors[tensor].name,
+                           "the file name %.128s leads out of the checkpoint: this file may be hostile", name);
     }
     if (b->nfiles == b->files_capacity) {
         size_t capacity = b->files_capacity ? b->files_capacity * 2 : 64;
         dcp_file *files = realloc(b->files, capacity * sizeof *files);
         if (!files) {
-            return dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+            return fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
         }
         b->files = files;
         b->files_capacity = capacity;
     }
     const char *copy = fc_arena_strndup(b->checkpoint->arena, name, n);
     if (!copy) {
-        return dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+        return fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
     }
     b->files[b->nfiles] = (dcp_file){copy, 0, 0, tensor, rank_of(copy)};
     *file = (uint32_t)b->nfiles++;
     return FC_OK;
 }
 
-fc_code dcp_add_item(dcp_builder *b, fc_pv path, size_t tensor, uint64_t offset, uint64_t length, uint32_t *file) {
+fc_code fc_dcp_add_item(dcp_builder *b, fc_pv path, size_t tensor, uint64_t offset, uint64_t length, uint32_t *file) {
     if (fc_pv_typeof(path) != FC_PV_STR) {
-        return dcp_fail(b, FC_ECORRUPT, b->tensors[tensor].name, "storage_data has no file name for it");
+        return fc_dcp_fail(b, FC_ECORRUPT, b->tensors[tensor].name, "storage_data has no file name for it");
     }
     uint32_t *tag = &fc_pickle_record(b->p, path)->tag[1];
     if (*tag == 0) {
@@ -131,7 +131,7 @@ static fc_code check_files(const dcp_builder *b) {
     return missing ? report_missing(b, first, missing) : FC_OK;
 }
 
-fc_code dcp_finish_files(dcp_builder *b) {
+fc_code fc_dcp_finish_files(dcp_builder *b) {
     fc_arena *arena = b->checkpoint->arena;
     fc_file *files = fc_arena_calloc(arena, b->nfiles, sizeof *files);
     size_t n = strlen(b->directory);
@@ -145,7 +145,7 @@ fc_code dcp_finish_files(dcp_builder *b) {
         }
     }
     if (!files) {
-        return dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+        return fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
     }
     b->checkpoint->files = files;
     b->checkpoint->nfiles = b->nfiles;
@@ -184,7 +184,7 @@ struct dcp_state {
     uint64_t clock;
 };
 
-dcp_state *dcp_state_new(size_t nfiles) {
+dcp_state *fc_dcp_state_new(size_t nfiles) {
     dcp_state *state = calloc(1, sizeof *state);
     if (!state) {
         return NULL;
@@ -198,7 +198,7 @@ dcp_state *dcp_state_new(size_t nfiles) {
     return state;
 }
 
-void dcp_state_free(dcp_state *state) {
+void fc_dcp_state_free(dcp_state *state) {
     if (!state) {
         return;
     }
@@ -249,7 +249,7 @@ static open_file *free_slot(dcp_state *state) {
     return &state->open[state->nopen++];
 }
 
-fc_code dcp_acquire(const fc_checkpoint *checkpoint, uint32_t file, int *fd, fc_error *err) {
+fc_code fc_dcp_acquire(const fc_checkpoint *checkpoint, uint32_t file, int *fd, fc_error *err) {
     dcp_state *state = checkpoint->state;
     const char *path = checkpoint->files[file].path;
     fc_code rc = FC_OK;
@@ -277,7 +277,7 @@ fc_code dcp_acquire(const fc_checkpoint *checkpoint, uint32_t file, int *fd, fc_
     return rc;
 }
 
-void dcp_release(const fc_checkpoint *checkpoint, uint32_t file) {
+void fc_dcp_release(const fc_checkpoint *checkpoint, uint32_t file) {
     dcp_state *state = checkpoint->state;
     pthread_mutex_lock(&state->lock);
     state->open[state->slots[file] - 1].users--;
@@ -328,7 +328,7 @@ static window *find_window(open_file *o, uint64_t offset, uint64_t length) {
     return oldest;
 }
 
-unsigned char *dcp_read_ahead(const fc_checkpoint *checkpoint, uint32_t file, uint64_t offset, uint64_t length) {
+unsigned char *fc_dcp_read_ahead(const fc_checkpoint *checkpoint, uint32_t file, uint64_t offset, uint64_t length) {
     dcp_state *state = checkpoint->state;
     unsigned char *bytes = NULL;
     if (length == 0 || length > SMALL_ITEM || offset > INT64_MAX - length) {

@@ -13,10 +13,10 @@
 static const fc_object torch_object = {"torch.save"};
 
 static fc_code no_memory(const dcp_builder *b) {
-    return dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+    return fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
 }
 
-bool dcp_read_size(const fc_pickle *p, fc_pv v, int ndim, int64_t *out) {
+bool fc_dcp_read_size(const fc_pickle *p, fc_pv v, int ndim, int64_t *out) {
     size_t n;
     if (fc_pv_typeof(v) != FC_PV_SIZE && fc_pv_typeof(v) != FC_PV_TUPLE) {
         return false;
@@ -47,7 +47,8 @@ static fc_code copy_text(const dcp_builder *b, fc_pv v, const char *tensor, cons
     size_t n;
     const char *s = fc_pickle_bytes(b->p, v, &n);
     if (!is_plain_text(s, n)) {
-        return dcp_fail(b, FC_EUNSUPPORTED, tensor ? tensor : s, "a name with NUL or lone surrogates is not supported");
+        return fc_dcp_fail(b, FC_EUNSUPPORTED, tensor ? tensor : s,
+                           "a name with NUL or lone surrogates is not supported");
     }
     *out = fc_arena_strndup(b->checkpoint->arena, s, n);
     return *out ? FC_OK : no_memory(b);
@@ -57,16 +58,16 @@ static fc_code read_dtype(const dcp_builder *b, fc_tensor *t, fc_pv properties) 
     char name[128] = "?";
     uint32_t aux;
     if (!fc_pickle_is_object(b->p, properties, FC_CLASS_TENSOR_PROPERTIES)) {
-        return dcp_fail(b, FC_ECORRUPT, t->name, "it has no properties");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "it has no properties");
     }
     fc_pv dtype = fc_pickle_slot(b->p, properties, FC_PROPERTIES_DTYPE);
     fc_pv layout = fc_pickle_slot(b->p, properties, FC_PROPERTIES_LAYOUT);
     if (fc_pv_typeof(dtype) != FC_PV_GLOBAL || fc_pickle_global(b->p, dtype, &aux) != FC_GLOBAL_DTYPE) {
-        return dcp_fail(b, FC_ECORRUPT, t->name, "it has no element type");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "it has no element type");
     }
     if (aux == FC_OPAQUE) {
         fc_pickle_global_name(b->p, dtype, name, sizeof name);
-        return dcp_fail(b, FC_EUNSUPPORTED, t->name, "the element type %s is not supported", name);
+        return fc_dcp_fail(b, FC_EUNSUPPORTED, t->name, "the element type %s is not supported", name);
     }
     t->dtype = (fc_dtype)aux;
     if (fc_pv_typeof(layout) == FC_PV_CALL) { /* torch.serialization._get_layout("torch.strided") */
@@ -74,8 +75,8 @@ static fc_code read_dtype(const dcp_builder *b, fc_tensor *t, fc_pv properties) 
         fc_pv args = fc_pickle_arguments(b->p, layout);
         const fc_pv *arg = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(b->p, args, &n) : NULL;
         if (n != 1 || !fc_pickle_is_str(b->p, arg[0], "torch.strided")) {
-            return dcp_fail(b, FC_EUNSUPPORTED, t->name, "only dense tensors are supported, this one is %s",
-                            n == 1 && fc_pv_typeof(arg[0]) == FC_PV_STR ? fc_pickle_bytes(b->p, arg[0], &n) : "not");
+            return fc_dcp_fail(b, FC_EUNSUPPORTED, t->name, "only dense tensors are supported, this one is %s",
+                               n == 1 && fc_pv_typeof(arg[0]) == FC_PV_STR ? fc_pickle_bytes(b->p, arg[0], &n) : "not");
         }
     }
     return FC_OK;
@@ -100,11 +101,12 @@ static bool fits(const fc_tensor *t) {
 static fc_code read_shape(const dcp_builder *b, fc_tensor *t, fc_pv size) {
     size_t n;
     if (fc_pv_typeof(size) != FC_PV_SIZE && fc_pv_typeof(size) != FC_PV_TUPLE) {
-        return dcp_fail(b, FC_ECORRUPT, t->name, "it has no size");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "it has no size");
     }
     fc_pickle_tuple(b->p, size, &n);
     if (n > FC_MAX_DIMS) {
-        return dcp_fail(b, FC_EUNSUPPORTED, t->name, "it has %zu dimensions; at most %d are supported", n, FC_MAX_DIMS);
+        return fc_dcp_fail(b, FC_EUNSUPPORTED, t->name, "it has %zu dimensions; at most %d are supported", n,
+                           FC_MAX_DIMS);
     }
     int64_t *shape = fc_arena_calloc(b->checkpoint->arena, n, sizeof *shape);
     if (!shape) {
@@ -112,24 +114,24 @@ static fc_code read_shape(const dcp_builder *b, fc_tensor *t, fc_pv size) {
     }
     t->ndim = (int)n;
     t->shape = shape;
-    if (!dcp_read_size(b->p, size, t->ndim, shape) || !fits(t)) {
-        return dcp_fail(b, FC_ECORRUPT, t->name, "its size is impossible");
+    if (!fc_dcp_read_size(b->p, size, t->ndim, shape) || !fits(t)) {
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its size is impossible");
     }
     return FC_OK;
 }
 
 static fc_code read_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv v, int64_t *dims) {
     if (!fc_pickle_is_object(b->p, v, FC_CLASS_CHUNK_STORAGE) ||
-        !dcp_read_size(b->p, fc_pickle_slot(b->p, v, FC_CHUNK_OFFSETS), t->ndim, dims) ||
-        !dcp_read_size(b->p, fc_pickle_slot(b->p, v, FC_CHUNK_SIZES), t->ndim, dims + t->ndim)) {
-        return dcp_fail(b, FC_ECORRUPT, t->name, "one of its chunks has no valid offsets and sizes");
+        !fc_dcp_read_size(b->p, fc_pickle_slot(b->p, v, FC_CHUNK_OFFSETS), t->ndim, dims) ||
+        !fc_dcp_read_size(b->p, fc_pickle_slot(b->p, v, FC_CHUNK_SIZES), t->ndim, dims + t->ndim)) {
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "one of its chunks has no valid offsets and sizes");
     }
     for (int i = 0; i < t->ndim; i++) {
         if (!fc_range_within((uint64_t)dims[i], (uint64_t)dims[t->ndim + i], (uint64_t)t->shape[i])) {
-            return dcp_fail(b, FC_ECORRUPT, t->name,
-                            "a chunk of %" PRId64 " elements at offset %" PRId64
-                            " does not fit into dimension %d of size %" PRId64,
-                            dims[t->ndim + i], dims[i], i, t->shape[i]);
+            return fc_dcp_fail(b, FC_ECORRUPT, t->name,
+                               "a chunk of %" PRId64 " elements at offset %" PRId64
+                               " does not fit into dimension %d of size %" PRId64,
+                               dims[t->ndim + i], dims[i], i, t->shape[i]);
         }
     }
     return FC_OK;
@@ -138,7 +140,7 @@ static fc_code read_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv v, int
 static fc_code read_chunks(const dcp_builder *b, fc_tensor *t, fc_pv list) {
     size_t n;
     if (fc_pv_typeof(list) != FC_PV_LIST) {
-        return dcp_fail(b, FC_ECORRUPT, t->name, "it has no list of chunks");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "it has no list of chunks");
     }
     const fc_pv *items = fc_pickle_items(b->p, list, &n);
     size_t width = 2 * (size_t)t->ndim, total;
@@ -183,7 +185,7 @@ static fc_code read_tensor(const dcp_builder *b, fc_tensor *t, fc_pv v) {
         return make_object(b, t);
     }
     if (!fc_pickle_is_object(b->p, v, FC_CLASS_TENSOR_STORAGE)) {
-        return dcp_fail(b, FC_ECORRUPT, t->name, "its metadata is of an unknown kind");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its metadata is of an unknown kind");
     }
     fc_code rc = read_dtype(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_PROPERTIES));
     if (rc == FC_OK) {
@@ -207,7 +209,7 @@ static fc_code nested_path(const dcp_builder *b, fc_tensor *t, fc_pv tuple) {
     size_t n = 0;
     const fc_pv *items = fc_pv_typeof(tuple) == FC_PV_TUPLE ? fc_pickle_tuple(b->p, tuple, &n) : NULL;
     if (n == 0) {
-        return dcp_fail(b, FC_ECORRUPT, t->name, "its path in planner_data is not a tuple of keys");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its path in planner_data is not a tuple of keys");
     }
     fc_path_element *elements = fc_arena_calloc(b->checkpoint->arena, n, sizeof *elements);
     if (!elements) {
@@ -223,7 +225,7 @@ static fc_code nested_path(const dcp_builder *b, fc_tensor *t, fc_pv tuple) {
             elements[i].key = fc_arena_printf(b->checkpoint->arena, "%" PRId64, index);
             rc = elements[i].key ? FC_OK : no_memory(b);
         } else {
-            rc = dcp_fail(b, FC_ECORRUPT, t->name, "its path in planner_data is not a tuple of keys");
+            rc = fc_dcp_fail(b, FC_ECORRUPT, t->name, "its path in planner_data is not a tuple of keys");
         }
         if (rc != FC_OK) {
             return rc;
@@ -256,15 +258,15 @@ static fc_code read_paths(dcp_builder *b, fc_pv planner) {
     return FC_OK;
 }
 
-fc_code dcp_build_tensors(dcp_builder *b, fc_pv metadata) {
+fc_code fc_dcp_build_tensors(dcp_builder *b, fc_pv metadata) {
     size_t n;
     fc_pv dict = fc_pickle_slot(b->p, metadata, FC_METADATA_STATE_DICT);
     if (fc_pv_typeof(dict) != FC_PV_DICT) {
-        return dcp_fail(b, FC_ECORRUPT, NULL, "it has no state_dict_metadata");
+        return fc_dcp_fail(b, FC_ECORRUPT, NULL, "it has no state_dict_metadata");
     }
     const fc_pv *pairs = fc_pickle_items(b->p, dict, &n);
     if (n / 2 >= UINT32_MAX) {
-        return dcp_fail(b, FC_EUNSUPPORTED, NULL, "it has more than 2^32 tensors");
+        return fc_dcp_fail(b, FC_EUNSUPPORTED, NULL, "it has more than 2^32 tensors");
     }
     b->tensors = fc_arena_calloc(b->checkpoint->arena, n / 2, sizeof *b->tensors);
     if (!b->tensors) {
@@ -273,7 +275,7 @@ fc_code dcp_build_tensors(dcp_builder *b, fc_pv metadata) {
     for (size_t i = 0; i + 1 < n; i += 2) {
         fc_tensor *t = &b->tensors[b->ntensors++];
         if (fc_pv_typeof(pairs[i]) != FC_PV_STR) {
-            return dcp_fail(b, FC_ECORRUPT, NULL, "a tensor's name is no string");
+            return fc_dcp_fail(b, FC_ECORRUPT, NULL, "a tensor's name is no string");
         }
         fc_code rc = copy_text(b, pairs[i], NULL, &t->name);
         if (rc != FC_OK) {
@@ -281,7 +283,7 @@ fc_code dcp_build_tensors(dcp_builder *b, fc_pv metadata) {
         }
         uint32_t *tag = fc_pickle_record(b->p, pairs[i])->tag;
         if (tag[0] != 0) {
-            return dcp_fail(b, FC_ECORRUPT, t->name, "it is there twice");
+            return fc_dcp_fail(b, FC_ECORRUPT, t->name, "it is there twice");
         }
         tag[0] = (uint32_t)b->ntensors;
         rc = read_tensor(b, t, pairs[i + 1]);

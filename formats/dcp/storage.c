@@ -89,8 +89,8 @@ static fc_code find_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv index,
         *out = chunks;
         return FC_OK;
     }
-    if (!dcp_read_size(b->p, offset, t->ndim, offsets)) {
-        return dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has an entry for it without valid offsets");
+    if (!fc_dcp_read_size(b->p, offset, t->ndim, offsets)) {
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has an entry for it without valid offsets");
     }
     if (fc_pickle_int(b->p, fc_pickle_slot(b->p, index, FC_INDEX_INDEX), &hint) && hint >= 0 &&
         (uint64_t)hint < t->nchunks && compare_offsets(chunks[hint].dims, offsets, t->ndim) == 0) {
@@ -98,13 +98,13 @@ static fc_code find_chunk(const dcp_builder *b, const fc_tensor *t, fc_pv index,
         return FC_OK;
     }
     if (t->nchunks >= UINT32_MAX || !sort_chunks(t, o)) {
-        return dcp_fail(b, FC_ENOMEM, t->name, "out of memory");
+        return fc_dcp_fail(b, FC_ENOMEM, t->name, "out of memory");
     }
     size_t at = lower_bound(t, o, offsets);
     if (at == t->nchunks || compare_offsets(chunks[o->chunks[at]].dims, offsets, t->ndim) != 0) {
         format_offsets(offsets, t->ndim, text, sizeof text);
-        return dcp_fail(b, FC_ECORRUPT, t->name,
-                        "storage_data has data for a chunk at %s, which state_dict_metadata does not have", text);
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name,
+                           "storage_data has data for a chunk at %s, which state_dict_metadata does not have", text);
     }
     *out = &chunks[o->chunks[at]];
     return FC_OK;
@@ -127,8 +127,9 @@ static fc_code check_transforms(const dcp_builder *b, const fc_tensor *t, fc_pv 
     if (items && fc_pv_typeof(items[0]) == FC_PV_STR) {
         name = fc_pickle_bytes(b->p, items[0], &length);
     }
-    return dcp_fail(b, FC_EUNSUPPORTED, t->name,
-                    "its data went through the extension %.64s when it was saved; save it without _extensions", name);
+    return fc_dcp_fail(b, FC_EUNSUPPORTED, t->name,
+                       "its data went through the extension %.64s when it was saved; save it without _extensions",
+                       name);
 }
 
 static fc_code place(dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info) {
@@ -138,18 +139,19 @@ static fc_code place(dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info)
         !fc_pickle_int(b->p, fc_pickle_slot(b->p, info, FC_INFO_OFFSET), &offset) ||
         !fc_pickle_int(b->p, fc_pickle_slot(b->p, info, FC_INFO_LENGTH), &length) || offset < 0 || length < 0 ||
         !fc_add_i64(offset, length, &end)) {
-        return dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has no valid place for it");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has no valid place for it");
     }
     fc_code rc = check_transforms(b, t, fc_pickle_slot(b->p, info, FC_INFO_TRANSFORMS));
     if (rc != FC_OK) {
         return rc;
     }
     if (chunk->file != DCP_UNPLACED) {
-        return dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has two places for one of its chunks");
+        return fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has two places for one of its chunks");
     }
     chunk->offset = (uint64_t)offset;
     chunk->length = (uint64_t)length;
-    rc = dcp_add_item(b, fc_pickle_slot(b->p, info, FC_INFO_PATH), tensor, chunk->offset, chunk->length, &chunk->file);
+    rc = fc_dcp_add_item(b, fc_pickle_slot(b->p, info, FC_INFO_PATH), tensor, chunk->offset, chunk->length,
+                         &chunk->file);
     if (rc == FC_OK) {
         chunk->rank = b->files[chunk->file].rank;
     }
@@ -172,7 +174,7 @@ static bool is_empty(const fc_tensor *t, const fc_chunk *chunk) {
 /* Gives an unplaced chunk the place of another one with the same offsets. */
 static fc_code share_place(const dcp_builder *b, const fc_tensor *t, fc_chunk *chunk, order *o) {
     if (!sort_chunks(t, o)) {
-        return dcp_fail(b, FC_ENOMEM, t->name, "out of memory");
+        return fc_dcp_fail(b, FC_ENOMEM, t->name, "out of memory");
     }
     for (size_t at = lower_bound(t, o, chunk->dims); at < t->nchunks; at++) {
         const fc_chunk *other = &t->chunks[o->chunks[at]];
@@ -212,8 +214,9 @@ static fc_code complete(const dcp_builder *b, fc_tensor *t, order *o) {
         if (chunks[i].file == DCP_UNPLACED) {
             char text[256];
             format_offsets(chunks[i].dims, t->ndim, text, sizeof text);
-            return t->object ? dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has no place for this object")
-                             : dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has no place for its chunk at %s", text);
+            return t->object
+                       ? fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has no place for this object")
+                       : fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has no place for its chunk at %s", text);
         }
         chunks[kept++] = chunks[i];
     }
@@ -226,16 +229,16 @@ static fc_code place_all(dcp_builder *b, const fc_pv *pairs, size_t n, order *or
         fc_chunk *chunk;
         size_t length;
         if (!fc_pickle_is_object(b->p, pairs[i], FC_CLASS_METADATA_INDEX)) {
-            return dcp_fail(b, FC_ECORRUPT, NULL, "storage_data has a key of an unknown kind");
+            return fc_dcp_fail(b, FC_ECORRUPT, NULL, "storage_data has a key of an unknown kind");
         }
         fc_pv fqn = fc_pickle_slot(b->p, pairs[i], FC_INDEX_FQN);
         if (fc_pv_typeof(fqn) != FC_PV_STR) {
-            return dcp_fail(b, FC_ECORRUPT, NULL, "storage_data has a key without a name");
+            return fc_dcp_fail(b, FC_ECORRUPT, NULL, "storage_data has a key without a name");
         }
         uint32_t number = fc_pickle_record(b->p, fqn)->tag[0];
         if (number == 0) {
-            return dcp_fail(b, FC_ECORRUPT, fc_pickle_bytes(b->p, fqn, &length),
-                            "storage_data has data for it, state_dict_metadata does not have it");
+            return fc_dcp_fail(b, FC_ECORRUPT, fc_pickle_bytes(b->p, fqn, &length),
+                               "storage_data has data for it, state_dict_metadata does not have it");
         }
         fc_code rc = find_chunk(b, &b->tensors[number - 1], pairs[i], &orders[number - 1], &chunk);
         if (rc == FC_OK) {
@@ -254,17 +257,17 @@ static fc_code place_all(dcp_builder *b, const fc_pv *pairs, size_t n, order *or
     return FC_OK;
 }
 
-fc_code dcp_place_chunks(dcp_builder *b, fc_pv storage_data) {
+fc_code fc_dcp_place_chunks(dcp_builder *b, fc_pv storage_data) {
     size_t n = 0;
     const fc_pv *pairs = NULL;
     if (fc_pv_typeof(storage_data) == FC_PV_DICT) {
         pairs = fc_pickle_items(b->p, storage_data, &n);
     } else if (fc_pv_typeof(storage_data) != FC_PV_NONE || b->ntensors > 0) {
-        return dcp_fail(b, FC_ECORRUPT, NULL, "it has no storage_data");
+        return fc_dcp_fail(b, FC_ECORRUPT, NULL, "it has no storage_data");
     }
     order *orders = calloc(b->ntensors + 1, sizeof *orders);
     if (!orders) {
-        return dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
+        return fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
     }
     fc_code rc = place_all(b, pairs, n, orders);
     for (size_t i = 0; i < b->ntensors; i++) {

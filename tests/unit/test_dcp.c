@@ -295,11 +295,11 @@ static void *use_files(void *arg) {
             int fd;
             char text[8] = "";
             fc_error err;
-            if (dcp_acquire(c, file, &fd, &err) != FC_OK || pread(fd, text, 7, 0) <= 0 ||
+            if (fc_dcp_acquire(c, file, &fd, &err) != FC_OK || pread(fd, text, 7, 0) <= 0 ||
                 (uint32_t)atoi(text) != file) {
                 return "a descriptor of another file";
             }
-            dcp_release(c, file);
+            fc_dcp_release(c, file);
         }
     }
     return NULL;
@@ -332,7 +332,7 @@ static void descriptors_are_bounded(void **state) {
     }
     c.files = files;
     c.nfiles = MANY;
-    c.state = dcp_state_new(MANY);
+    c.state = fc_dcp_state_new(MANY);
     int before = open_descriptors();
     for (int i = 0; i < THREADS; i++) {
         assert_int_equal(pthread_create(&threads[i], NULL, use_files, &c), 0);
@@ -343,7 +343,7 @@ static void descriptors_are_bounded(void **state) {
         assert_null(problem);
     }
     assert_true(open_descriptors() <= before + 64 + THREADS);
-    dcp_state_free(c.state);
+    fc_dcp_state_free(c.state);
     assert_int_equal(open_descriptors(), before);
     for (int i = 0; i < MANY; i++) {
         unlink(path[i]);
