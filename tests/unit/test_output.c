@@ -20,29 +20,12 @@
 
 #include <cmocka.h>
 
+#include "../support/direct_fs.h"
+
 enum { SIZE = 3 << 20 };
 
-static struct {
-    int refuse;    /* errno of direct writes; 0: they work */
-    size_t shorts; /* direct writes longer than this stop there; 0: never */
-    size_t direct; /* bytes written directly */
-} fs;
-
 ssize_t pwrite(int fd, const void *buf, size_t size, off_t at) {
-    if (fcntl(fd, F_GETFL) & O_DIRECT) {
-        if (fs.refuse) {
-            errno = fs.refuse;
-            return -1;
-        }
-        size = fs.shorts && size > fs.shorts ? fs.shorts : size;
-        /* The rules of O_DIRECT, for file systems that do not mind. */
-        if ((uintptr_t)buf % 512 != 0 || size % 512 != 0 || at % 512 != 0) {
-            errno = EINVAL;
-            return -1;
-        }
-        fs.direct += size;
-    }
-    return syscall(SYS_pwrite64, fd, buf, size, at);
+    return direct_fs_allows(fd, buf, &size, at) ? syscall(SYS_pwrite64, fd, buf, size, at) : -1;
 }
 
 static char path[64];
