@@ -36,40 +36,32 @@ static bool ends_with(const char *s, const char *end) {
     return a >= b && strcmp(s + a - b, end) == 0;
 }
 
-/* The name of the format that the extension of the target asks for, or NULL. */
-static const char *format_of_extension(const char *target) {
-    /* Formats that other tools would expect under these names; HDF5 written there would mislead them. */
-    static const char *const foreign[][2] = {
-        {".pt", "pt"}, {".pth", "pt"}, {".bin", "pt"}, {".ckpt", "pt"}, {".safetensors", "safetensors"}};
+/* The format that the extension of the target asks for, or NULL. */
+static const fc_format *format_of_extension(const char *target) {
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         for (const char *const *e = (*f)->extensions; e && *e; e++) {
-            if (ends_with(target, *e)) {
-                return (*f)->name;
+            if ((*f)->create && ends_with(target, *e)) {
+                return *f;
             }
-        }
-    }
-    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
-        if (ends_with(target, foreign[i][0])) {
-            return foreign[i][1];
         }
     }
     return NULL;
 }
 
 static fc_code choose_format(const options *o, const fc_format **out, fc_error *err) {
-    const char *name = o->to || !o->output ? o->to : format_of_extension(o->output);
-    name = name ? name : "h5";
-    *out = fc_format_find(name);
+    *out = o->to ? fc_format_find(o->to) : o->output ? format_of_extension(o->output) : NULL;
+    *out = *out || o->to ? *out : fc_format_find("h5");
     if (*out && (*out)->create) {
         return FC_OK;
     }
-    if (o->to) {
-        return fc_fail(err, FC_EUNSUPPORTED, "--to %s: this version writes only h5 (HDF5)", o->to);
+    char names[128] = "";
+    for (const fc_format *const *f = fc_formats(); *f; f++) {
+        if ((*f)->create) {
+            size_t used = strlen(names);
+            snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", (*f)->name);
+        }
     }
-    return fc_fail(
-        err, FC_EUNSUPPORTED,
-        "%s: the extension asks for %s, but this version writes only HDF5; name the target .h5 or say --to h5",
-        o->output, name);
+    return fc_fail(err, FC_EUNSUPPORTED, "--to %s: is not a format that can be written; there are: %s", o->to, names);
 }
 
 static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {

@@ -70,6 +70,7 @@ fc_code fc_h5_end_chunks(fc_h5_writer *w, fc_code rc, fc_error *err) {
     return fc_h5_out_close(&w->out, rc, err);
 }
 
-fc_code fc_h5_seal(fc_writer *writer, fc_error *err) {
+fc_code fc_h5_seal(fc_writer *writer, const fc_part *part, fc_error *err) {
+    (void)part;
     return fc_h5_end_chunks(writer->state, FC_OK, err);
 }

@@ -20,8 +20,8 @@ fc_code fc_h5_create(const fc_wanted *wanted, const char *staging, fc_writer *wr
 fc_code fc_h5_reserve(fc_writer *writer, fc_part *part, fc_error *err);
 fc_code fc_h5_place(fc_writer *writer, const fc_part_item *item, const int64_t *start, bool raw, uint64_t size,
                     uint64_t *offset, fc_error *err);
-fc_code fc_h5_seal(fc_writer *writer, fc_error *err);
-fc_code fc_h5_finish(fc_writer *writer, fc_error *err);
+fc_code fc_h5_seal(fc_writer *writer, const fc_part *part, fc_error *err);
+fc_code fc_h5_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_h5_destroy(fc_writer *writer);
 
 /**

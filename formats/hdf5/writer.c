@@ -238,7 +238,8 @@ fc_code fc_h5_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
     return w->open ? rc : fc_h5_out_close(&w->out, rc, err);
 }
 
-fc_code fc_h5_finish(fc_writer *writer, fc_error *err) {
+fc_code fc_h5_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) {
+    (void)digests;
     fc_h5_writer *w = writer->state;
     return w->wanted->mesh->ndim > 0 ? fc_h5_write_index(w, err) : FC_OK;
 }

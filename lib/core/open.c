@@ -135,3 +135,9 @@ fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tens
                                   const char **json, fc_error *err) {
     return checkpoint->format->object_json(checkpoint, object, arena, json, err);
 }
+
+fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                             fc_error *err) {
+    *out = (fc_digest){.kind = FC_DIGEST_NONE};
+    return checkpoint->format->digest ? checkpoint->format->digest(checkpoint, tensor, index, out, err) : FC_OK;
+}

@@ -47,14 +47,15 @@ static fc_code add_loads(const fc_wanted *wanted, const uint64_t *loads, fc_conv
     return FC_OK;
 }
 
-static fc_code measure(const fc_wanted *wanted, fc_convert_report *report, fc_error *err) {
+static fc_code measure(const fc_wanted *wanted, const fc_convert_options *options, fc_convert_report *report,
+                       fc_error *err) {
     bool sharded = wanted->mesh->ndim > 0;
     size_t ranks = (size_t)fc_mesh_ranks(wanted->mesh);
     uint64_t *loads = calloc(ranks, sizeof *loads);
     if (!loads) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
     }
-    report->files = ranks + sharded;
+    report->files = options->format->files ? options->format->files(wanted) : ranks + sharded;
     fc_code rc = fc_wanted_loads(wanted, loads, err);
     rc = rc == FC_OK ? add_loads(wanted, loads, report, err) : rc;
     free(loads);
@@ -80,13 +81,26 @@ static fc_code compress_part(const fc_wanted *wanted, const fc_part *part, fc_wr
                              const fc_move_options *options, fc_convert_report *report, fc_error *err) {
     uint64_t stored = 0, raw = 0;
     fc_code rc = fc_compress_part(wanted, part, writer, options, &stored, err);
-    if (rc == FC_OK) {
-        rc = writer->format->seal(writer, err);
-    }
     for (size_t i = 0; i < part->nitems; i++) {
         raw += part->items[i].chunk ? fc_part_item_bytes(wanted, &part->items[i]) : 0;
     }
     report->stored_bytes = report->stored_bytes - raw + stored;
+    return rc;
+}
+
+/* One file of the target. */
+static fc_code write_file(const fc_wanted *wanted, fc_writer *writer, fc_part *part, const fc_move_options *options,
+                          fc_convert_report *report, fc_error *err) {
+    fc_code rc = writer->format->reserve(writer, part, err);
+    if (rc == FC_OK) {
+        rc = fc_move_part(wanted, part, options, err);
+    }
+    if (rc == FC_OK && has_chunks(part)) {
+        rc = compress_part(wanted, part, writer, options, report, err);
+    }
+    if (rc == FC_OK && writer->format->seal) {
+        rc = writer->format->seal(writer, part, err);
+    }
     return rc;
 }
 
@@ -98,14 +112,12 @@ static fc_code write_part(const fc_wanted *wanted, fc_writer *writer, uint32_t r
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
     fc_code rc = fc_wanted_part(wanted, rank, arena, &part, err);
-    if (rc == FC_OK) {
-        rc = writer->format->reserve(writer, &part, err);
-    }
-    if (rc == FC_OK) {
-        rc = fc_move_part(wanted, &part, options, err);
-    }
-    if (rc == FC_OK && has_chunks(&part)) {
-        rc = compress_part(wanted, &part, writer, options, report, err);
+    size_t first = 0;
+    while (rc == FC_OK && (first < part.nitems || first == 0)) { /* a rank that holds nothing has a file, too */
+        size_t count = writer->format->split ? writer->format->split(writer, &part, first) : part.nitems;
+        fc_part file = {.rank = rank, .items = part.items + first, .nitems = count};
+        rc = write_file(wanted, writer, &file, options, report, err);
+        first += count ? count : 1;
     }
     fc_arena_free(arena);
     return rc;
@@ -119,15 +131,18 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
                          fc_convert_report *report, fc_error *err) {
     fc_writer writer = {options->format, NULL};
     int64_t ranks = fc_mesh_ranks(wanted->mesh);
-    fc_code rc = options->format->create(wanted, staging, &writer, err);
+    uint64_t *digests = calloc(wanted->ntensors + 1, sizeof *digests);
+    fc_code rc =
+        digests ? options->format->create(wanted, staging, &writer, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     for (int64_t rank = 0; rank < ranks && rc == FC_OK; rank++) {
         rc = is_cancelled(&options->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
                                           : write_part(wanted, &writer, (uint32_t)rank, &options->move, report, err);
     }
     if (rc == FC_OK) {
-        rc = options->format->finish(&writer, err);
+        rc = options->format->finish(&writer, digests, err);
     }
     options->format->destroy(&writer);
+    free(digests);
     return rc;
 }
 
@@ -141,7 +156,8 @@ static fc_code write_target(const fc_wanted *wanted, const char *target, const f
     if (wanted->compress) {
         bytes = report->header_bytes; /* what is compressed may fit where the data would not: only writing tells */
     }
-    bool is_directory = wanted->mesh->ndim > 0;
+    const fc_format *format = options->format;
+    bool is_directory = format->is_directory ? format->is_directory(wanted) : wanted->mesh->ndim > 0;
     if (options->dry_run) {
         return !target ? FC_OK : fc_commit_check(target, is_directory, options->force, bytes, err);
     }
@@ -208,12 +224,14 @@ fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_con
     if (!arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    rc = fc_wanted_new(source, &options->selection, arena, &wanted, &report->selected, err);
+    fc_selection selection = options->selection;
+    selection.self_contained = options->format->self_contained;
+    rc = fc_wanted_new(source, &selection, arena, &wanted, &report->selected, err);
     if (rc == FC_OK) {
         rc = check_coverage(&wanted, err);
     }
     if (rc == FC_OK) {
-        rc = measure(&wanted, report, err);
+        rc = measure(&wanted, options, report, err);
         report->stored_bytes = report->data_bytes;
     }
     if (rc == FC_OK) {

@@ -42,10 +42,12 @@ static fc_code too_large(const fc_wanted *wanted, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", wanted->source->path);
 }
 
-/* The next of the distinct boxes: along the mesh dimensions that cut. The owner's coordinate stays along the others. */
-static bool next_box(const fc_mesh *mesh, const fc_placement *placements, int64_t *coordinate) {
+/* The next of the stored boxes: along the mesh dimensions that cut, where the owner's coordinate stays along the
+   others; along all of them when every rank stores its own. */
+static bool next_box(const fc_wanted *wanted, const fc_placement *placements, int64_t *coordinate) {
+    const fc_mesh *mesh = wanted->mesh;
     for (int m = mesh->ndim - 1; m >= 0; m--) {
-        if (placements[m].kind == FC_REPLICATE) {
+        if (placements[m].kind == FC_REPLICATE && !wanted->self_contained) {
             continue;
         }
         if (++coordinate[m] < mesh->sizes[m]) {
@@ -63,7 +65,9 @@ static fc_code add_boxes(const fc_wanted *wanted, const fc_wanted_tensor *t, uin
     int64_t coordinate[FC_MAX_MESH_DIMS] = {0}, offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
     const fc_tensor *source = t->source;
     const fc_box box = {source->ndim, offsets, sizes};
-    fc_mesh_coordinate(mesh, fc_layout_owner(mesh, t->placements, coordinate, t->owner_offset), coordinate);
+    if (!wanted->self_contained) {
+        fc_mesh_coordinate(mesh, fc_layout_owner(mesh, t->placements, coordinate, t->owner_offset), coordinate);
+    }
     do {
         fc_code rc = fc_local_box(source->ndim, source->shape, mesh, t->placements, coordinate, offsets, sizes, err);
         if (rc != FC_OK) {
@@ -74,17 +78,22 @@ static fc_code add_boxes(const fc_wanted *wanted, const fc_wanted_tensor *t, uin
             !fc_mul_u64(bytes, times, &bytes) || !fc_add_u64(*load, bytes, load)) {
             return too_large(wanted, err);
         }
-    } while (next_box(mesh, t->placements, coordinate));
+    } while (next_box(wanted, t->placements, coordinate));
     return FC_OK;
 }
 
 /* What is not cut at all: objects, and everything where there is no mesh. */
-static fc_code add_whole(const fc_wanted *wanted, const fc_wanted_tensor *t, uint64_t *load, fc_error *err) {
+static fc_code add_whole(const fc_wanted *wanted, const fc_wanted_tensor *t, uint64_t *loads, fc_error *err) {
     const fc_box whole = {t->source->ndim, t->source->shape, t->source->shape};
+    int64_t holders = wanted->self_contained ? fc_mesh_ranks(wanted->mesh) : 1;
     uint64_t bytes;
-    if (!fc_mul_u64((uint64_t)fc_box_volume(&whole), fc_dtype_size(t->dtype), &bytes) ||
-        !fc_add_u64(*load, bytes, load)) {
+    if (!fc_mul_u64((uint64_t)fc_box_volume(&whole), fc_dtype_size(t->dtype), &bytes)) {
         return too_large(wanted, err);
+    }
+    for (int64_t rank = 0; rank < holders; rank++) {
+        if (!fc_add_u64(loads[rank], bytes, &loads[rank])) {
+            return too_large(wanted, err);
+        }
     }
     return FC_OK;
 }
@@ -100,7 +109,7 @@ fc_code fc_wanted_loads(const fc_wanted *wanted, uint64_t *loads, fc_error *err)
     for (size_t i = 0; i < wanted->ntensors && rc == FC_OK; i++) {
         const fc_wanted_tensor *t = &wanted->tensors[i];
         if (wanted->mesh->ndim == 0 || t->source->object) {
-            rc = add_whole(wanted, t, &loads[0], err);
+            rc = add_whole(wanted, t, loads, err);
         } else {
             order[count++] = (uint32_t)i;
         }

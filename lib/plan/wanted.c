@@ -283,6 +283,8 @@ fc_code fc_wanted_new(const fc_checkpoint *source, const fc_selection *selection
     out->tensors = tensors;
     out->ntensors = counts->tensors + counts->objects;
     out->compress = selection->compress;
+    out->self_contained = selection->self_contained;
+    out->max_file_bytes = selection->max_file_bytes;
     return out->mesh->ndim == 0 ? FC_OK : place(out, selection, arena, counts, tensors, err);
 }
 
@@ -302,6 +304,7 @@ fc_code fc_wanted_item(const fc_wanted *wanted, uint32_t tensor, uint32_t rank, 
     int ndim = t->source->ndim;
     *item = (fc_part_item){.tensor = tensor, .owner = rank, .owned = true, .dims = dims};
     if (wanted->mesh->ndim == 0 || t->source->object) {
+        item->owner = 0;
         for (int d = 0; d < ndim; d++) { /* not memcpy: the shape of a scalar may be NULL */
             dims[d] = 0;
             dims[ndim + d] = t->source->shape[d];
@@ -315,7 +318,7 @@ fc_code fc_wanted_item(const fc_wanted *wanted, uint32_t tensor, uint32_t rank, 
     }
     if (!is_empty(ndim, dims + ndim)) {
         item->owner = (uint32_t)fc_layout_owner(wanted->mesh, t->placements, coordinate, t->owner_offset);
-        item->owned = item->owner == rank;
+        item->owned = item->owner == rank || wanted->self_contained;
     }
     return FC_OK;
 }
@@ -348,7 +351,7 @@ fc_code fc_wanted_part(const fc_wanted *wanted, uint32_t rank, fc_arena *arena, 
     }
     for (size_t i = 0; i < wanted->ntensors; i++) {
         const fc_tensor *t = wanted->tensors[i].source;
-        if (t->object && rank != 0) {
+        if (t->object && rank != 0 && !wanted->self_contained) {
             continue;
         }
         fc_part_item *item = &out->items[out->nitems++];

@@ -31,7 +31,7 @@ void h5_made_begin(h5_made *made, int ndim, const char *const *names, const int6
     made->capacity = 20000;
     made->sources = fc_arena_calloc(made->arena, made->capacity, sizeof *made->sources);
     made->tensors = fc_arena_calloc(made->arena, made->capacity, sizeof *made->tensors);
-    made->wanted = (fc_wanted){&made->source, &made->mesh, made->tensors, 0, 0};
+    made->wanted = (fc_wanted){.source = &made->source, .mesh = &made->mesh, .tensors = made->tensors};
 }
 
 void h5_made_end(h5_made *made) {
@@ -207,7 +207,7 @@ fc_code h5_made_write(h5_made *made, const char *staging, fc_error *err) {
         rc = format->reserve(&writer, &part, err);
         rc = rc == FC_OK ? h5_made_fill(made, &part, err) : rc;
     }
-    rc = rc == FC_OK ? format->finish(&writer, err) : rc;
+    rc = rc == FC_OK ? format->finish(&writer, NULL, err) : rc;
     format->destroy(&writer);
     return rc;
 }

@@ -30,7 +30,8 @@ static inline target *target_new(fake *f) {
         t->tensors[i] =
             (fc_wanted_tensor){.source = &f->tensors[i], .name = f->tensors[i].name, .dtype = f->tensors[i].dtype};
     }
-    t->wanted = (fc_wanted){&f->checkpoint, &t->mesh, t->tensors, f->checkpoint.ntensors, 0};
+    t->wanted = (fc_wanted){
+        .source = &f->checkpoint, .mesh = &t->mesh, .tensors = t->tensors, .ntensors = f->checkpoint.ntensors};
     snprintf(t->path, sizeof t->path, "%s/target", f->directory);
     t->part = (fc_part){0, t->items, 0, t->path};
     return t;

@@ -143,7 +143,7 @@ static void extents_are_apart_and_files_closed(void **state) {
         assert_int_equal(h5_made_fill(&made, &part, &err), FC_OK);
     }
     assert_int_equal(access(in_dir("index.h5"), F_OK), -1);
-    assert_int_equal(format->finish(&writer, &err), FC_OK);
+    assert_int_equal(format->finish(&writer, NULL, &err), FC_OK);
     assert_int_equal(access(in_dir("index.h5"), F_OK), 0);
     assert_int_equal(open_descriptors(), before);
     format->destroy(&writer);
@@ -411,7 +411,7 @@ static void index_of_many_ranks(void **state) {
     const fc_format *format = fc_format_find("h5");
     fc_writer writer = {format, NULL};
     assert_int_equal(format->create(&made.wanted, dir, &writer, &err), FC_OK);
-    assert_int_equal(format->finish(&writer, &err), FC_OK);
+    assert_int_equal(format->finish(&writer, NULL, &err), FC_OK);
     struct stat st;
     assert_int_equal(stat(in_dir("index.h5"), &st), 0);
     /* 64 mappings of about 110 bytes a tensor; one for each rank would be 4096. */
@@ -439,7 +439,7 @@ static void tensors_of_terabytes_cost_nothing(void **state) {
     assert_int_equal(stat(part.path, &st), 0);
     assert_true(st.st_size > (off_t)1 << 39);
     assert_true(st.st_blocks < 256);
-    assert_int_equal(format->finish(&writer, &err), FC_OK);
+    assert_int_equal(format->finish(&writer, NULL, &err), FC_OK);
     format->destroy(&writer);
     h5_made_end(&made);
 }

@@ -6,6 +6,7 @@
 #define FSDPCKPT_FORMAT_H
 
 #include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/wanted.h"
 
@@ -51,23 +52,37 @@ typedef struct fc_format {
     fc_code (*read)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err);
     fc_code (*object_json)(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                            fc_error *err);
+    /** As fc_checkpoint_digest. NULL when the format records none. */
+    fc_code (*digest)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                      fc_error *err);
 
-    /** Starts a target below `staging` (a file path when wanted->mesh has no dimensions, else an existing empty
-     *  directory): nothing outside of it is touched. */
+    bool self_contained; /**< when sharded, every rank's file holds all of its boxes, replicated ones and objects too */
+    /** Whether the target is a directory, and of how many files. NULL: a file without a mesh, else a directory of a
+     *  file a rank and an index. */
+    bool (*is_directory)(const fc_wanted *wanted);
+    size_t (*files)(const fc_wanted *wanted);
+
+    /** Starts a target below `staging` (a file path, or an existing empty directory, see is_directory): nothing outside
+     *  of it is touched. */
     fc_code (*create)(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
+    /** How many of the part's items, from `first` on, go into the next file: reserve, the data and seal are then done
+     *  for these alone. At least 1. NULL: all of them. */
+    size_t (*split)(fc_writer *writer, const fc_part *part, size_t first);
     /** Writes the headers of one part (parts come in rank order) and sets part->path and the items' offsets.
      *  When it returns, the file has its final length and no descriptor of the writer is open on it; but see seal. */
     fc_code (*reserve)(fc_writer *writer, fc_part *part, fc_error *err);
     /** Gives a compressed chunk of the part that was reserved last its place in the file. `start`: where the chunk
      *  starts within the item; `raw`: the bytes are the elements as they are, else shuffled (unless an element is one
      *  byte) and deflated; `*offset`: where the engine writes `size` bytes. Not re-entrant. Items come in ascending
-     *  order of their `offset`. NULL together with `seal` when the format has no compression. */
+     *  order of their `offset`. NULL when the format has no compression. */
     fc_code (*place)(fc_writer *writer, const fc_part_item *item, const int64_t *start, bool raw, uint64_t size,
                      uint64_t *offset, fc_error *err);
-    /** After the last chunk of a part with chunked items, whose file stays open until then. */
-    fc_code (*seal)(fc_writer *writer, fc_error *err);
-    /** After all parts: what spans them, e.g. index.h5. */
-    fc_code (*finish)(fc_writer *writer, fc_error *err);
+    /** After the data of a part: the owned items' digests are set and go where `reserve` left room for them; the file
+     *  of a part with chunked items stays open until then. NULL when there is nothing to do. */
+    fc_code (*seal)(fc_writer *writer, const fc_part *part, fc_error *err);
+    /** After all parts: what spans them, e.g. index.h5.
+     *  @param digests CRC-64 of each of wanted->tensors as a whole. */
+    fc_code (*finish)(fc_writer *writer, const uint64_t *digests, fc_error *err);
     void (*destroy)(fc_writer *writer);
 } fc_format;
 

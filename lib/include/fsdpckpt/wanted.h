@@ -28,7 +28,9 @@ typedef struct fc_wanted {
     const fc_mesh *mesh; /**< ndim 0: one full file */
     const fc_wanted_tensor *tensors;
     size_t ntensors;
-    int compress; /**< deflate level 1 … 9; 0: stored as they are */
+    int compress;            /**< deflate level 1 … 9; 0: stored as they are */
+    bool self_contained;     /**< every rank stores all of its boxes (fc_format.self_contained) */
+    uint64_t max_file_bytes; /**< --max-shard-size: data bytes of a file of a full target at most; 0: one file */
 } fc_wanted;
 
 /** What to take from a source, and how to cut it. */
@@ -40,7 +42,9 @@ typedef struct fc_selection {
     const char *strip_prefix;         /**< NULL: none */
     bool cast;                        /**< floating-point tensors become `dtype` */
     fc_dtype dtype;
-    int compress; /**< deflate level 1 … 9; 0: no compression */
+    int compress;            /**< deflate level 1 … 9; 0: no compression */
+    bool self_contained;     /**< as in fc_wanted */
+    uint64_t max_file_bytes; /**< as in fc_wanted */
 } fc_selection;
 
 /** Counts of what fc_wanted_new selected. */
@@ -65,15 +69,18 @@ fc_code fc_wanted_new(const fc_checkpoint *source, const fc_selection *selection
 typedef struct fc_part_item {
     uint32_t tensor;      /**< index into fc_wanted.tensors */
     uint32_t owner;       /**< rank whose file stores the box */
-    bool owned;           /**< stored in this file: owner is this rank */
+    bool owned;           /**< stored in this file: owner is this rank, or the target is self-contained */
     const int64_t *dims;  /**< 2 × ndim: offsets, then sizes; sizes may be 0 (empty shard) */
     uint64_t offset;      /**< out (fc_format.reserve): byte offset in the file of the first element; owned ones are
                                row-major and contiguous */
     const int64_t *chunk; /**< stored in compressed chunks of these sizes (ndim), see fc_wanted_chunk; the writer sets
                                `offset` to its place in the order of writing. NULL: contiguous */
+    uint64_t crc64;       /**< out (the engine, before fc_format.seal): of the row-major bytes of the box, if owned */
+    uint32_t crc32;       /**< the same as CRC-32 */
 } fc_part_item;
 
-/** What one rank's file holds: its local box of every tensor; objects are in the file of rank 0 only. */
+/** What one rank's file holds: its local box of every tensor; objects are in the file of rank 0 only, or in each if
+ *  self-contained. */
 typedef struct fc_part {
     uint32_t rank;
     fc_part_item *items; /**< in the order of fc_wanted.tensors */

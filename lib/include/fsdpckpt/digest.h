@@ -1,0 +1,55 @@
+/*
+ * Digests: CRC-64 of the row-major bytes of a tensor or of a box of it, the same in any format and layout, combined
+ * from pieces while they are moved.
+ *
+ * CRC-64/XZ (ECMA-182 reflected; init and xorout all ones; check value of "123456789": 995DC9BBDF1939FA) over the
+ * elements in row-major order, native little endian.
+ */
+#ifndef FSDPCKPT_DIGEST_H
+#define FSDPCKPT_DIGEST_H
+
+#include "fsdpckpt/checkpoint.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Continues `crc` (0 to start) over `size` bytes, in the manner of zlib's crc32(). */
+uint64_t fc_crc64(uint64_t crc, const void *bytes, size_t size);
+
+/** The CRC-64 of two runs of bytes behind each other, from theirs and the length of the second. */
+uint64_t fc_crc64_combine(uint64_t first, uint64_t second, uint64_t second_size);
+
+/** CRC-32 as in zip and gzip, for the records of zip files. */
+uint32_t fc_crc32(uint32_t crc, const void *bytes, size_t size);
+
+/** The CRC-32 of two runs of bytes behind each other. */
+uint32_t fc_crc32_combine(uint32_t first, uint32_t second, uint64_t second_size);
+
+/** What a recorded digest covers. */
+typedef enum fc_digest_kind {
+    FC_DIGEST_NONE,  /**< none is recorded */
+    FC_DIGEST_CRC64, /**< CRC-64 of the row-major bytes of the tensor, or of the chunk's box */
+    FC_DIGEST_CRC32  /**< CRC-32 of `length` stored bytes from `offset` of the chunk's file on (a zip record) */
+} fc_digest_kind;
+
+typedef struct fc_digest {
+    fc_digest_kind kind;
+    uint64_t value;
+    uint64_t offset, length; /**< CRC32 only */
+} fc_digest;
+
+/** For the `index` of fc_checkpoint_digest: the whole tensor, independent of how it is cut. */
+#define FC_WHOLE_TENSOR SIZE_MAX
+
+/**
+ * The digest that the checkpoint records for chunk `index` of `tensor`, or for the whole of it. Thread-safe.
+ * FC_OK with kind FC_DIGEST_NONE where none is recorded.
+ */
+fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                             fc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
