@@ -9,8 +9,6 @@ static fc_code enter_backward(fc_fsdp_unit *unit, fc_error *err) {
     if (unit->options.is_root && !fsdp->callback_queued) {
         rc = fc_fsdp_expect_state(unit, FC_STATE_IDLE, err);
         fsdp->callback_queued = rc == FC_OK;
-    } else if (!fsdp->callback_queued) {
-        rc = fc_fail(err, FC_EUSAGE, "unit '%s': the root's pre-backward comes first", unit->name);
     } else if (unit->handles) {
         rc = fc_fsdp_expect_state(unit, FC_STATE_IDLE, err);
     }

@@ -40,25 +40,96 @@ fc_code fc_fsdp_grad(fc_fsdp_handle *h, size_t param, fc_array *out, fc_error *e
     return fc_flat_view(&h->layout, &flat, param, out, err);
 }
 
+/* _check_grad_to_accumulate: the caller has had the gradient in hand, and an offloaded one lies elsewhere. */
+static fc_code check_to_accumulate(const fc_array *fresh, const fc_array *saved, fc_error *err) {
+    if (saved->ndim != 1 || saved->sizes[0] != fresh->sizes[0] || saved->dtype != fresh->dtype) {
+        return fc_fail(err, FC_EUSAGE,
+                       "shape mismatch when accumulating gradients: existing gradient shape=[%lld] of %s, new gradient "
+                       "shape=[%lld] of %s",
+                       (long long)saved->sizes[0], fc_dtype_get(saved->dtype)->torch_name, (long long)fresh->sizes[0],
+                       fc_dtype_get(fresh->dtype)->torch_name);
+    }
+    if (saved->device != fresh->device) {
+        return fc_fail(err, FC_EUSAGE,
+                       "device mismatch when accumulating gradients: existing gradient device=%s new gradient "
+                       "device=%s; with offloaded parameters accumulate without synchronisation",
+                       saved->device->name, fresh->device->name);
+    }
+    return FC_OK;
+}
+
+/* The block's elements in another dtype, in another block. */
+static fc_code cast_block(fc_fsdp_handle *h, fc_block **block, fc_dtype from, fc_dtype to, fc_error *err) {
+    fc_fsdp *fsdp = h->unit->fsdp;
+    fc_stream *compute = fsdp->streams[FC_STREAM_COMPUTE];
+    fc_block *cast = NULL;
+    size_t count = (size_t)fc_fsdp_padded(h);
+    if (from == to) {
+        return FC_OK;
+    }
+    fc_code rc = fc_pool_take(&fsdp->pool, count * fc_dtype_size(to), compute, &cast, err);
+    if (rc == FC_OK) {
+        rc = fsdp->device->cast(fsdp->device, from, (*block)->memory, to, cast->memory, count, compute, err);
+    }
+    rc = rc == FC_OK ? fc_pool_give(&fsdp->pool, block, compute, err) : rc;
+    if (rc == FC_OK) {
+        *block = cast;
+    }
+    return rc;
+}
+
+/* The dtype in which torch adds the two. */
+static fc_dtype promoted(fc_dtype a, fc_dtype b) {
+    if (a == b || fc_dtype_size(a) > fc_dtype_size(b)) {
+        return a;
+    }
+    return fc_dtype_size(a) < fc_dtype_size(b) ? b : FC_F32;
+}
+
+/* NO_SHARD keeps its reduced gradient in place and adds to it: the sum is reduced again. */
+static fc_code start_from_reduced(fc_fsdp_handle *h, fc_error *err) {
+    fc_fsdp *fsdp = h->unit->fsdp;
+    fc_stream *compute = fsdp->streams[FC_STREAM_COMPUTE];
+    const fc_array *reduced = &h->sharded_grad;
+    fc_array fresh = fc_fsdp_over(fsdp, h->fresh, reduced->dtype, h->layout.numel);
+    size_t bytes = fc_array_bytes(&fresh);
+    fc_code rc = check_to_accumulate(&fresh, reduced, err);
+    rc = rc == FC_OK ? fc_pool_take(&fsdp->pool, bytes, compute, &h->grad, err) : rc;
+    if (rc == FC_OK) {
+        rc = fsdp->device->copy(fsdp->device, h->grad->memory, reduced->data, bytes, compute, err);
+    }
+    h->grad_dtype = reduced->dtype;
+    h->has_sharded_grad = false;
+    return rc;
+}
+
 fc_code fc_fsdp_add_fresh(fc_fsdp_handle *h, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_stream *compute = fsdp->streams[FC_STREAM_COMPUTE];
     if (!h->fresh) {
         return FC_OK;
     }
-    if (!h->grad) {
+    if (!h->grad && !h->has_sharded_grad) {
         h->grad = h->fresh;
+        h->grad_dtype = h->compute_dtype;
         h->fresh = NULL;
         return FC_OK;
     }
-    fc_code rc = fsdp->device->add(fsdp->device, h->compute_dtype, h->grad->memory, h->fresh->memory,
-                                   (size_t)h->layout.numel, compute, err);
+    fc_code rc = h->grad ? FC_OK : start_from_reduced(h, err);
+    fc_dtype wide = promoted(h->grad_dtype, h->compute_dtype);
+    rc = rc == FC_OK ? cast_block(h, &h->fresh, h->compute_dtype, wide, err) : rc;
+    rc = rc == FC_OK ? cast_block(h, &h->grad, h->grad_dtype, wide, err) : rc;
+    if (rc == FC_OK) {
+        rc = fsdp->device->add(fsdp->device, wide, h->grad->memory, h->fresh->memory, (size_t)h->layout.numel, compute,
+                               err);
+    }
+    rc = rc == FC_OK ? cast_block(h, &h->grad, wide, h->grad_dtype, err) : rc;
     return rc == FC_OK ? fc_pool_give(&fsdp->pool, &h->fresh, compute, err) : rc;
 }
 
 fc_code fc_fsdp_prepare_for_backward(fc_fsdp_handle *h, fc_error *err) {
     const fc_fsdp_unit_options *o = &h->unit->options;
-    if (!h->has_sharded_grad) {
+    if (!h->has_sharded_grad || !fc_fsdp_is_sharded(h->unit)) {
         return FC_OK;
     }
     h->saved = view_of(&h->sharded_grad);
@@ -93,24 +164,6 @@ fc_code fc_fsdp_prepare_for_optim(fc_fsdp_handle *h, fc_error *err) {
     h->has_saved = false;
     h->has_sharded_grad = rc == FC_OK;
     return rc;
-}
-
-/* _check_grad_to_accumulate: the caller has had the gradient in hand, and an offloaded one lies elsewhere. */
-static fc_code check_to_accumulate(const fc_array *fresh, const fc_array *saved, fc_error *err) {
-    if (saved->ndim != 1 || saved->sizes[0] != fresh->sizes[0] || saved->dtype != fresh->dtype) {
-        return fc_fail(err, FC_EUSAGE,
-                       "shape mismatch when accumulating gradients: existing gradient shape=[%lld] of %s, new gradient "
-                       "shape=[%lld] of %s",
-                       (long long)saved->sizes[0], fc_dtype_get(saved->dtype)->torch_name, (long long)fresh->sizes[0],
-                       fc_dtype_get(fresh->dtype)->torch_name);
-    }
-    if (saved->device != fresh->device) {
-        return fc_fail(err, FC_EUSAGE,
-                       "device mismatch when accumulating gradients: existing gradient device=%s new gradient "
-                       "device=%s; with offloaded parameters accumulate without synchronisation",
-                       saved->device->name, fresh->device->name);
-    }
-    return FC_OK;
 }
 
 /* The reduced gradient in full precision: in place when it is, else in `into`. */

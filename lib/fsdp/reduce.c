@@ -20,7 +20,7 @@ static fc_code take_padded(fc_fsdp_handle *h, fc_dtype dtype, fc_block **block, 
     size_t element = fc_dtype_size(dtype);
     fc_block *grad = h->grad;
     h->grad = NULL;
-    if (dtype == h->compute_dtype) {
+    if (dtype == h->grad_dtype) {
         *block = grad;
         *out = fc_fsdp_over(fsdp, grad, dtype, padded);
         return FC_OK;
@@ -28,7 +28,7 @@ static fc_code take_padded(fc_fsdp_handle *h, fc_dtype dtype, fc_block **block, 
     fc_code rc = fc_pool_take(&fsdp->pool, (size_t)padded * element, stream, block, err);
     if (rc == FC_OK) {
         *out = fc_fsdp_over(fsdp, *block, dtype, padded);
-        rc = device->cast(device, h->compute_dtype, grad->memory, dtype, out->data, (size_t)numel, stream, err);
+        rc = device->cast(device, h->grad_dtype, grad->memory, dtype, out->data, (size_t)numel, stream, err);
     }
     if (rc == FC_OK && padded > numel) {
         rc = device->zero(device, (char *)out->data + (size_t)numel * element, (size_t)(padded - numel) * element,

@@ -27,6 +27,7 @@ struct fc_fsdp_handle {
     bool post_backward_called;
     fc_block *fresh;     /* the gradient that this backward computes */
     fc_block *grad;      /* the unsharded one, of all backwards since gradients were last reduced */
+    fc_dtype grad_dtype; /* of `grad` */
     fc_array grad_shard; /* memory of the reduced gradient, in full precision */
     fc_array host_grad;  /* offloaded */
     fc_array low_grad;   /* keep_low_precision_grads */

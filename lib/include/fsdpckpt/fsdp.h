@@ -11,7 +11,7 @@
  *   fc_fsdp_post_backward_final
  *   optimizer on fc_fsdp_local_shard and fc_fsdp_sharded_grad; fc_fsdp_zero_grad
  *
- * The root's pre-forward comes first and its post-forward last, its pre-backward first and its post-backward last.
+ * The root's pre-forward comes first and its post-forward last; its pre-backward comes before the end of the backward.
  * All ranks make the same calls. An object belongs to one thread. After an error the step cannot go on.
  */
 #ifndef FSDPCKPT_FSDP_H
