@@ -223,7 +223,7 @@ static fc_code compress_chunk(worker *w, const fc_chunk_job *job, slot *s, fc_er
         fc_shuffle(elements, w->shuffled, bytes, element);
         in = w->shuffled;
     }
-    s->size = fc_deflate(w->deflater, in, bytes, s->bytes, bytes - 1);
+    s->size = fc_deflate(w->deflater, in, bytes, element > 1 ? bytes / element : 0, s->bytes, bytes - 1);
     s->raw = s->size == 0;
     if (s->raw) {
         memcpy(s->bytes, elements, bytes);
