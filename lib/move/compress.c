@@ -223,7 +223,7 @@ static fc_code compress_chunk(worker *w, const fc_chunk_job *job, slot *s, fc_er
         fc_shuffle(elements, w->shuffled, bytes, element);
         in = w->shuffled;
     }
-    s->size = fc_deflate(w->deflater, in, bytes, s->bytes, bytes - 1);
+    s->size = fc_deflate(w->deflater, in, bytes, element > 1 ? bytes / element : 0, s->bytes, bytes - 1);
     s->raw = s->size == 0;
     if (s->raw) {
         memcpy(s->bytes, elements, bytes);
@@ -359,12 +359,12 @@ static void survey(const fc_wanted *wanted, const fc_part *part, sizes *s) {
 static fc_code share_out(uint64_t memory, int threads, sizes *s, fc_error *err) {
     const uint64_t each = fc_source_overhead() + FC_SCRATCH_BYTES + fc_deflater_size() +
                           (s->source > s->chunk ? s->source : s->chunk) + (s->casts ? s->chunk : 0) + s->chunk;
-    const uint64_t mine = s->decodes ? memory / 2 : memory / 4 * 3;
+    const uint64_t mine = s->decodes ? memory / 5 * 2 : memory / 4 * 3;
     const uint64_t least = each + 2 * s->chunk;
     if (least > mine) {
         return fc_fail(err, FC_EUSAGE,
                        "compressing takes %" PRIu64 " bytes of memory, %" PRIu64 " are allowed: raise --memory",
-                       least * (s->decodes ? 2 : 4) / (s->decodes ? 1 : 3) + 1, memory);
+                       least * (s->decodes ? 5 : 4) / (s->decodes ? 2 : 3) + 1, memory);
     }
     uint64_t fit = (mine - s->chunk) / (each + s->chunk);
     s->threads = (uint64_t)threads < fit ? threads : (int)fit;

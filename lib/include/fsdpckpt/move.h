@@ -22,7 +22,7 @@ typedef struct fc_progress {
 
 typedef struct fc_move_options {
     int threads;           /**< 0: what keeps processors and disk busy */
-    uint64_t memory;       /**< bytes for all buffers; 0: 64 MiB */
+    uint64_t memory;       /**< bytes for all buffers; 0: 56 MiB */
     fc_progress *progress; /**< may be NULL */
 } fc_move_options;
 
