@@ -217,7 +217,7 @@ static fc_code write_local(const fc_torch_zip *zip, const fc_torch_zip_record *r
         return FC_EIO;
     }
     memset(p, 0, LOCAL_SIZE);
-    memcpy(p, "PK\x03\x04", 4);
+    put(p, 0x04034b50, 4);
     put(p + 6, flags_of(r), 2);
     put(p + 26, len, 2);
     put(p + 28, extra, 2);
@@ -228,7 +228,7 @@ static fc_code write_local(const fc_torch_zip *zip, const fc_torch_zip_record *r
         p += extra64;
     }
     size_t padding = extra - extra64 - TAG_SIZE;
-    memcpy(p, "FB", 2);
+    put(p, 0x4246, 2);
     put(p + 2, padding, 2);
     memset(p + TAG_SIZE, 'Z', padding);
     return FC_OK;
@@ -257,7 +257,7 @@ static fc_code write_descriptor(const fc_torch_zip_record *r, output *out, fc_er
         return FC_EIO;
     }
     if (size) {
-        memcpy(p, "PK\x07\x08", 4);
+        put(p, 0x08074b50, 4);
         put(p + 4, r->crc32, 4);
         put(p + 8, r->size, wide);
         put(p + 8 + wide, r->size, wide);
@@ -284,7 +284,7 @@ static fc_code write_central(const fc_torch_zip *zip, const fc_torch_zip_record 
         return FC_EIO;
     }
     memset(p, 0, CENTRAL_SIZE);
-    memcpy(p, "PK\x01\x02", 4);
+    put(p, 0x02014b50, 4);
     put(p + 8, flags_of(r), 2);
     put(p + 16, r->crc32, 4);
     put(p + 20, narrow(r->size), 4);
@@ -306,7 +306,7 @@ static fc_code write_end(const fc_torch_zip *zip, output *out, fc_error *err) {
         return FC_EIO;
     }
     memset(p, 0, END64_SIZE + LOCATOR_SIZE + END_SIZE);
-    memcpy(p, "PK\x06\x06", 4);
+    put(p, 0x06064b50, 4);
     put(p + 4, END64_SIZE - 12, 8);
     put(p + 12, VERSION_MADE, 2);
     put(p + 14, VERSION_ZIP64, 2);
@@ -315,12 +315,12 @@ static fc_code write_end(const fc_torch_zip *zip, output *out, fc_error *err) {
     put(p + 40, zip->directory_size, 8);
     put(p + 48, zip->end, 8);
     p += END64_SIZE;
-    memcpy(p, "PK\x06\x07", 4);
+    put(p, 0x07064b50, 4);
     put(p + 8, zip->end + zip->directory_size, 8);
     put(p + 16, 1, 4);
     p += LOCATOR_SIZE;
     uint64_t count = zip->nrecords < UINT16_MAX ? zip->nrecords : UINT16_MAX;
-    memcpy(p, "PK\x05\x06", 4);
+    put(p, 0x06054b50, 4);
     put(p + 8, count, 2);
     put(p + 10, count, 2);
     put(p + 12, narrow(zip->directory_size), 4);
