@@ -9,7 +9,8 @@
     X(consolidate)                                                                                                     \
     X(reshard)                                                                                                         \
     X(inspect)                                                                                                         \
-    X(schema)
+    X(schema)                                                                                                          \
+    X(units)
 
 #define DECLARE(name) extern const command command_##name;
 COMMANDS(DECLARE)

@@ -134,6 +134,24 @@ const option_row option_table[OPT_COUNT] = {
                              .kind = KIND_FLAG,
                              .offset = FIELD(follow_external),
                              .help = "allow HDF5 external links, external storage and foreign virtual datasets"},
+    [OPT_POLICY] = {.name = "policy",
+                    .kind = KIND_TEXT,
+                    .arg = "POLICY",
+                    .offset = FIELD(policy),
+                    .help = "which modules become units: 'blocks' (the default: the outermost numbered ones, such as "
+                            "layers.0), 'size:100M' (those with at least so many elements left), 'class:NAME,...' or a "
+                            "JSON file of patterns"},
+    [OPT_CLASSES] = {.name = "classes",
+                     .kind = KIND_TEXT,
+                     .arg = "FILE",
+                     .offset = FIELD(classes),
+                     .help = "JSON file with what names do not say: {\"layers.*\": \"LlamaDecoderLayer\", \"$frozen\": "
+                             "[...], \"$shared\": [[...]], \"$ignored\": [...], \"$buffers\": [...]}"},
+    [OPT_IGNORE] = {.name = "ignore",
+                    .kind = KIND_LIST,
+                    .arg = "PATTERN",
+                    .offset = FIELD(ignore),
+                    .help = "modules or parameters that no unit manages, as ignored_states of FSDP (repeatable)"},
     [OPT_JSON] = {.name = "json", .kind = KIND_FLAG, .offset = FIELD(json), .help = "print the result as JSON"},
     [OPT_QUIET] = {.name = "quiet",
                    .letter = 'q',
@@ -416,5 +434,6 @@ void options_free(options *o) {
     free(o->operands);
     free(o->include.items);
     free(o->exclude.items);
+    free(o->ignore.items);
     memset(o, 0, sizeof *o);
 }

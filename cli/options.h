@@ -35,6 +35,9 @@ typedef enum option_id {
     OPT_HTML,
     OPT_HEADERS_ONLY,
     OPT_FOLLOW_EXTERNAL,
+    OPT_POLICY,
+    OPT_CLASSES,
+    OPT_IGNORE,
     OPT_JSON,
     OPT_QUIET,
     OPT_VERBOSE,
@@ -92,10 +95,11 @@ typedef enum progress_mode { PROGRESS_AUTO, PROGRESS_ALWAYS, PROGRESS_NEVER } pr
 typedef struct options {
     uint64_t given; /**< TAKES bits of the options that were there */
     const char *output, *to, *tp_plan, *strip_prefix, *tensor, *html;
+    const char *policy, *classes;
     int64_t dp, tp, replicas, jobs; /**< 0: not given */
     int64_t rank;                   /**< when OPT_RANK was given */
     uint64_t memory;                /**< 0: not given */
-    option_list include, exclude;
+    option_list include, exclude, ignore;
     fc_dtype dtype; /**< when OPT_DTYPE was given */
     int compress;   /**< 0: none */
     int progress;   /**< progress_mode */
