@@ -45,6 +45,9 @@ typedef enum option_id {
     OPT_RTOL,
     OPT_ATOL,
     OPT_EQUAL_NAN,
+    OPT_POLICY,
+    OPT_CLASSES,
+    OPT_IGNORE,
     OPT_JSON,
     OPT_QUIET,
     OPT_VERBOSE,
@@ -102,17 +105,27 @@ typedef enum progress_mode { PROGRESS_AUTO, PROGRESS_ALWAYS, PROGRESS_NEVER } pr
 /** What the command line said. Strings are borrowed from argv. */
 typedef struct options {
     uint64_t given; /**< TAKES bits of the options that were there */
-    const char *output, *to, *tp_plan, *strip_prefix, *tensor, *html, *against, *schema, *junit;
+    /* conversions, inspect */
+    const char *output, *to, *tp_plan, *strip_prefix, *tensor, *html;
     int64_t dp, tp, replicas, jobs; /**< 0: not given */
     int64_t rank;                   /**< when OPT_RANK was given */
     uint64_t memory;                /**< 0: not given */
-    option_list include, exclude, allow_missing, allow_unexpected;
-    double rtol, atol;
+    option_list include, exclude;
     fc_dtype dtype; /**< when OPT_DTYPE was given */
     int compress;   /**< 0: none */
     int progress;   /**< progress_mode */
+    bool force, dry_run, tree, headers_only, follow_external;
+    /* check and diff */
+    const char *against, *schema, *junit;
+    option_list allow_missing, allow_unexpected;
+    double rtol, atol;
+    bool github, data, equal_nan;
+    /* units */
+    const char *policy, *classes;
+    option_list ignore;
+    /* all */
     int verbose;
-    bool force, dry_run, tree, headers_only, follow_external, github, data, equal_nan, json, quiet, help, version;
+    bool json, quiet, help, version;
     const char **operands;
     size_t noperands;
 } options;
