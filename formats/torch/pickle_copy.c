@@ -50,6 +50,10 @@ uint32_t *fc_pv_map_at(fc_pv_map *map, fc_pv v) {
     return &s->value;
 }
 
+fc_pv fc_pv_map_key(const fc_pv_map *map, size_t i) {
+    return map->slots[i].key;
+}
+
 void fc_pv_map_free(fc_pv_map *map) {
     free(map->slots);
     *map = (fc_pv_map){0};

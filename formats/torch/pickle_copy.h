@@ -19,6 +19,8 @@ typedef struct fc_pv_map {
 
 /** @return where the number of `v` is, 0 at first; NULL when out of memory. Valid until the next call. */
 uint32_t *fc_pv_map_at(fc_pv_map *map, fc_pv v);
+/** The value in slot `i` of map->nslots, or 0: to walk over all of them. */
+fc_pv fc_pv_map_key(const fc_pv_map *map, size_t i);
 void fc_pv_map_free(fc_pv_map *map);
 
 /** One writing of values from `p` into `w`; zeroed but for these two and `first_storage`. */
