@@ -9,6 +9,7 @@
     X(consolidate)                                                                                                     \
     X(reshard)                                                                                                         \
     X(inspect)                                                                                                         \
+    X(check)                                                                                                           \
     X(schema)
 
 #define DECLARE(name) extern const command command_##name;

@@ -6,6 +6,7 @@
 #include "suggest.h"
 
 #include <errno.h>
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -134,6 +135,56 @@ const option_row option_table[OPT_COUNT] = {
                              .kind = KIND_FLAG,
                              .offset = FIELD(follow_external),
                              .help = "allow HDF5 external links, external storage and foreign virtual datasets"},
+    [OPT_AGAINST] = {.name = "against",
+                     .kind = KIND_TEXT,
+                     .arg = "REF",
+                     .offset = FIELD(against),
+                     .help =
+                         "a checkpoint of any format and layout, or a schema, with the names, shapes and dtypes that "
+                         "are wanted"},
+    [OPT_SCHEMA] = {.name = "schema",
+                    .kind = KIND_TEXT,
+                    .arg = "FILE",
+                    .offset = FIELD(schema),
+                    .help = "the same from a file that 'fsdpckpt schema' printed"},
+    [OPT_ALLOW_MISSING] = {.name = "allow-missing",
+                           .kind = KIND_LIST,
+                           .arg = "GLOB",
+                           .offset = FIELD(allow_missing),
+                           .help = "what has a name that matches GLOB may be missing (repeatable)"},
+    [OPT_ALLOW_UNEXPECTED] = {.name = "allow-unexpected",
+                              .kind = KIND_LIST,
+                              .arg = "GLOB",
+                              .offset = FIELD(allow_unexpected),
+                              .help = "what has a name that matches GLOB may be there though REF has it not "
+                                      "(repeatable)"},
+    [OPT_JUNIT] = {.name = "junit",
+                   .kind = KIND_TEXT,
+                   .arg = "FILE",
+                   .offset = FIELD(junit),
+                   .help = "write the result to FILE as JUnit XML, too; an XML file there is replaced"},
+    [OPT_GITHUB] = {.name = "github",
+                    .kind = KIND_FLAG,
+                    .offset = FIELD(github),
+                    .help = "print findings as annotations of GitHub Actions"},
+    [OPT_DATA] = {.name = "data",
+                  .kind = KIND_FLAG,
+                  .offset = FIELD(data),
+                  .help = "compare the data also where recorded digests answer"},
+    [OPT_RTOL] = {.name = "rtol",
+                  .kind = KIND_REAL,
+                  .arg = "X",
+                  .offset = FIELD(rtol),
+                  .help = "equal is |a - b| <= atol + X * |b|, as numpy.isclose (with --atol alone: 0)"},
+    [OPT_ATOL] = {.name = "atol",
+                  .kind = KIND_REAL,
+                  .arg = "X",
+                  .offset = FIELD(atol),
+                  .help = "equal is |a - b| <= X + rtol * |b| (with --rtol alone: 0)"},
+    [OPT_EQUAL_NAN] = {.name = "equal-nan",
+                       .kind = KIND_FLAG,
+                       .offset = FIELD(equal_nan),
+                       .help = "NaN equals NaN, whatever its bits"},
     [OPT_JSON] = {.name = "json", .kind = KIND_FLAG, .offset = FIELD(json), .help = "print the result as JSON"},
     [OPT_QUIET] = {.name = "quiet",
                    .letter = 'q',
@@ -248,6 +299,18 @@ static fc_code store_size(const parser *p, const option_row *row, const char *te
     return FC_OK;
 }
 
+/* strtod takes "inf", "nan", blanks and hexadecimal numbers, and its decimal point depends on the locale. */
+static fc_code store_real(const parser *p, const option_row *row, const char *text) {
+    char *end = NULL;
+    bool plain = text[strspn(text, "0123456789.eE+-")] == '\0' && text[0] != '-' && text[0] != '+';
+    double value = plain ? strtod(text, &end) : -1;
+    if (!plain || end == text || *end || !(value >= 0 && value <= DBL_MAX)) {
+        return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a number of at least 0 such as 1e-5", row->name, text);
+    }
+    memcpy((char *)p->out + row->offset, &value, sizeof value);
+    return FC_OK;
+}
+
 static fc_code store_dtype(const parser *p, const option_row *row, const char *text) {
     fc_dtype dtype;
     const char *name = strncmp(text, "torch.", 6) == 0 ? text + 6 : text;
@@ -320,6 +383,8 @@ static fc_code store(const parser *p, option_id id, const char *text) {
         return store_number(p, row, text);
     case KIND_SIZE:
         return store_size(p, row, text);
+    case KIND_REAL:
+        return store_real(p, row, text);
     case KIND_DTYPE:
         return store_dtype(p, row, text);
     case KIND_LEVEL:
@@ -416,5 +481,7 @@ void options_free(options *o) {
     free(o->operands);
     free(o->include.items);
     free(o->exclude.items);
+    free(o->allow_missing.items);
+    free(o->allow_unexpected.items);
     memset(o, 0, sizeof *o);
 }

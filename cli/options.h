@@ -35,6 +35,16 @@ typedef enum option_id {
     OPT_HTML,
     OPT_HEADERS_ONLY,
     OPT_FOLLOW_EXTERNAL,
+    OPT_AGAINST,
+    OPT_SCHEMA,
+    OPT_ALLOW_MISSING,
+    OPT_ALLOW_UNEXPECTED,
+    OPT_JUNIT,
+    OPT_GITHUB,
+    OPT_DATA,
+    OPT_RTOL,
+    OPT_ATOL,
+    OPT_EQUAL_NAN,
     OPT_JSON,
     OPT_QUIET,
     OPT_VERBOSE,
@@ -62,6 +72,7 @@ typedef enum option_kind {
     KIND_NUMBER, /**< int64_t, 1 … max */
     KIND_INDEX,  /**< int64_t, 0 … max */
     KIND_SIZE,   /**< uint64_t bytes with an optional K, M, G or T (powers of 1024) */
+    KIND_REAL,   /**< double, at least 0 and finite */
     KIND_DTYPE,  /**< fc_dtype, floating point */
     KIND_LEVEL,  /**< int, 0 … 9 */
     KIND_CHOICE  /**< int, an index into choices */
@@ -91,16 +102,17 @@ typedef enum progress_mode { PROGRESS_AUTO, PROGRESS_ALWAYS, PROGRESS_NEVER } pr
 /** What the command line said. Strings are borrowed from argv. */
 typedef struct options {
     uint64_t given; /**< TAKES bits of the options that were there */
-    const char *output, *to, *tp_plan, *strip_prefix, *tensor, *html;
+    const char *output, *to, *tp_plan, *strip_prefix, *tensor, *html, *against, *schema, *junit;
     int64_t dp, tp, replicas, jobs; /**< 0: not given */
     int64_t rank;                   /**< when OPT_RANK was given */
     uint64_t memory;                /**< 0: not given */
-    option_list include, exclude;
+    option_list include, exclude, allow_missing, allow_unexpected;
+    double rtol, atol;
     fc_dtype dtype; /**< when OPT_DTYPE was given */
     int compress;   /**< 0: none */
     int progress;   /**< progress_mode */
     int verbose;
-    bool force, dry_run, tree, headers_only, follow_external, json, quiet, help, version;
+    bool force, dry_run, tree, headers_only, follow_external, github, data, equal_nan, json, quiet, help, version;
     const char **operands;
     size_t noperands;
 } options;

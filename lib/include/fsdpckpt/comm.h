@@ -30,6 +30,9 @@ struct fc_comm {
     /** May be NULL, and may be set by the caller at any time between calls; a split inherits it. When it becomes true,
      *  a rank that waits for others gives up with FC_EINTERRUPTED; the communicator can then only be freed. */
     const atomic_bool *cancel;
+    /** Set by a collective that failed, and by a caller that gives up without the others having agreed to it: `free`
+     *  then does not wait for them. With mpi the process must exit soon: mpirun then ends the other ranks. */
+    bool broken;
 
     /** recv (size × bytes) = the `bytes` bytes of every rank, in rank order. send may be recv + rank · bytes. */
     fc_code (*all_gather)(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_stream *stream, fc_error *err);
@@ -64,7 +67,12 @@ fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err);
 fc_code fc_comm_run_local(int size, fc_code (*work)(fc_comm *comm, void *context, fc_error *err), void *context,
                           fc_error *err);
 
-/** All ranks of the MPI job (one when started without mpirun), from the MPI module. */
+/**
+ * All ranks of the MPI job (one when started without mpirun), from the MPI module. Where the program has not called
+ * MPI_Init, this does, once in a process, and the communicator's `free` ends MPI.
+ * @param device memory of the host.
+ * @return FC_EUNSUPPORTED with the reason: no module, no MPI library on this machine, a GPU.
+ */
 fc_code fc_comm_mpi(fc_device *device, fc_comm **out, fc_error *err);
 
 /**
