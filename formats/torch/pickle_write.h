@@ -56,7 +56,7 @@ typedef struct fc_torch_pickler {
     int protocol;
     uint32_t memo; /**< entries so far: the index of the next one */
     struct fc_torch_named *named;
-    size_t nnamed, named_capacity;
+    size_t nnamed;
     int fd; /**< -1: memory */
     const char *path;
     uint64_t written; /**< bytes that are in the file */
@@ -99,12 +99,11 @@ uint32_t fc_torch_pickle_put(fc_torch_pickler *w);
 void fc_torch_pickle_get(fc_torch_pickler *w, uint32_t index);
 
 /**
- * A class or function; written once and fetched from then on. Few different ones are expected: they are looked for one
- * by one. @param module, name borrowed until the end.
+ * A class or function. The first few dozen different ones are written once and fetched from then on.
  */
 void fc_torch_pickle_global(fc_torch_pickler *w, const char *module, const char *name);
 
-/** Likewise a string that comes often, such as "storage". @param text borrowed until the end. */
+/** Likewise a string that comes often, such as "storage". */
 void fc_torch_pickle_often(fc_torch_pickler *w, const char *text);
 
 #endif

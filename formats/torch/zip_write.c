@@ -46,6 +46,7 @@ typedef struct output {
     uint64_t at; /* where the buffer's first byte goes */
     size_t used;
     unsigned char *buffer;
+    unsigned char *memory; /* NULL: the file */
 } output;
 
 static void put(unsigned char *p, uint64_t value, int bytes) {
@@ -171,9 +172,19 @@ static void make_id(const fc_torch_zip *zip, char id[ID_SIZE + 1]) {
     snprintf(id, ID_SIZE + 1, "%020" PRIu64 "%020" PRIu64, names, contents);
 }
 
+static fc_code put_out(output *out, const void *bytes, size_t size, fc_error *err) {
+    fc_code rc = FC_OK;
+    if (out->memory && size > 0) {
+        memcpy(out->memory + out->at, bytes, size);
+    } else if (size > 0) {
+        rc = fc_pwrite_full(out->fd, bytes, size, out->at, out->path, err);
+    }
+    out->at += size;
+    return rc;
+}
+
 static fc_code flush(output *out, fc_error *err) {
-    fc_code rc = out->used ? fc_pwrite_full(out->fd, out->buffer, out->used, out->at, out->path, err) : FC_OK;
-    out->at += out->used;
+    fc_code rc = put_out(out, out->buffer, out->used, err);
     out->used = 0;
     return rc;
 }
@@ -244,9 +255,7 @@ static fc_code write_bytes(const void *bytes, uint64_t size, output *out, fc_err
         return FC_OK;
     }
     fc_code rc = flush(out, err);
-    rc = rc == FC_OK ? fc_pwrite_full(out->fd, bytes, (size_t)size, out->at, out->path, err) : rc;
-    out->at += size;
-    return rc;
+    return rc == FC_OK ? put_out(out, bytes, (size_t)size, err) : rc;
 }
 
 static fc_code write_descriptor(const fc_torch_zip_record *r, output *out, fc_error *err) {
@@ -328,28 +337,38 @@ static fc_code write_end(const fc_torch_zip *zip, output *out, fc_error *err) {
     return FC_OK;
 }
 
-fc_code fc_torch_zip_write(fc_torch_zip *zip, int fd, const char *path, uint64_t start, fc_error *err) {
+static fc_code write_all(fc_torch_zip *zip, output *out, fc_error *err) {
     char id[ID_SIZE + 1];
-    output out = {.path = path, .fd = fd, .at = start, .buffer = malloc(BUFFER)};
-    if (!out.buffer) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
-    }
     fc_torch_zip_record *last = &zip->records[zip->nrecords - 1]; /* the id, which is made now */
+    out->buffer = malloc(BUFFER);
+    if (!out->buffer) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", out->path);
+    }
     make_id(zip, id);
     last->bytes = id;
     last->crc32 = (uint32_t)crc32_z(0, (const Bytef *)id, ID_SIZE);
     fc_code rc = FC_OK;
     for (size_t i = 0; i < zip->nrecords && rc == FC_OK; i++) {
-        rc = write_record(zip, &zip->records[i], &out, err);
+        rc = write_record(zip, &zip->records[i], out, err);
     }
     for (size_t i = 0; i < zip->nrecords && rc == FC_OK; i++) {
-        rc = write_central(zip, &zip->records[i], &out, err);
+        rc = write_central(zip, &zip->records[i], out, err);
     }
-    rc = rc == FC_OK ? write_end(zip, &out, err) : rc;
-    rc = rc == FC_OK ? flush(&out, err) : rc;
+    rc = rc == FC_OK ? write_end(zip, out, err) : rc;
+    rc = rc == FC_OK ? flush(out, err) : rc;
     last->bytes = no_id;
-    free(out.buffer);
+    free(out->buffer);
     return rc;
+}
+
+fc_code fc_torch_zip_write(fc_torch_zip *zip, int fd, const char *path, uint64_t start, fc_error *err) {
+    output out = {.path = path, .fd = fd, .at = start};
+    return write_all(zip, &out, err);
+}
+
+fc_code fc_torch_zip_write_memory(fc_torch_zip *zip, unsigned char *bytes, fc_error *err) {
+    output out = {.path = "an archive in memory", .fd = -1, .memory = bytes};
+    return write_all(zip, &out, err);
 }
 
 void fc_torch_zip_free(fc_torch_zip *zip) {

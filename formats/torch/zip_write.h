@@ -75,6 +75,9 @@ static inline void fc_torch_zip_set_crc32(fc_torch_zip *zip, uint64_t number, ui
  */
 fc_code fc_torch_zip_write(fc_torch_zip *zip, int fd, const char *path, uint64_t start, fc_error *err);
 
+/** Likewise into memory of zip->length bytes. */
+fc_code fc_torch_zip_write_memory(fc_torch_zip *zip, unsigned char *bytes, fc_error *err);
+
 /** Frees what `zip` holds; a zeroed one is allowed. */
 void fc_torch_zip_free(fc_torch_zip *zip);
 
