@@ -10,6 +10,7 @@
     X(reshard)                                                                                                         \
     X(inspect)                                                                                                         \
     X(check)                                                                                                           \
+    X(diff)                                                                                                            \
     X(schema)
 
 #define DECLARE(name) extern const command command_##name;
