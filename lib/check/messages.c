@@ -61,9 +61,6 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
                                  "{count:name lacks:names lack} the prefix '{detail}'{expected}, e.g. {name}; {ref} "
                                  "has them with it",
                                  "convert with {option}"},
-    [FC_FOUND_PREFIX_OTHER] = {"prefix-other", FC_SEVERITY_ERROR,
-                               "{count:name has:names have} another prefix, e.g. {name}; {ref} has {other}",
-                               "convert with {option}"},
     [FC_FOUND_WRAPPER_EXTRA] = {"wrapper-extra", FC_SEVERITY_ERROR,
                                 "{count:name contains:names contain} '{detail}'{expected}, e.g. {name}; {ref} has "
                                 "them without",

@@ -233,6 +233,26 @@ def check_testing(home):
         run("diff", pa, pb, "-q", "--rtol", rtol, "--atol", atol, status=status)
 
 
+def check_tiles(home):
+    """A tensor of many tiles, compared by several threads: what each finds becomes one answer."""
+    generator = torch.Generator().manual_seed(8)
+    a = torch.randn(1200, 500, generator=generator)
+    pa = os.path.join(home, "many-a")
+    dcp.save({"w": a}, checkpoint_id=pa, no_dist=True)
+    for i in range(12):
+        b = a.clone()
+        at = torch.randint(0, a.numel(), (4,), generator=generator)
+        b.view(-1)[at] += torch.tensor([3.0, 5.0, 5.0, 4.0])
+        pb = os.path.join(home, "many-b%d" % i)
+        dcp.save({"w": b}, checkpoint_id=pb, no_dist=True)
+        d = (a.double() - b.double()).abs().view(-1)
+        item = json.loads(run("diff", pa, pb, "--json", "--memory", "8M", "-j", 4, status=1))["items"][0]
+        flat = lambda index: index[0] * 500 + index[1]
+        check(item["different"] == int((d > 0).sum()), "tiles", i, item)
+        check(flat(item["first"]["index"]) == int(at.min()), "tiles", i, item, at)
+        check(item["max_abs"] == float(d.max()) and flat(item["max_abs_index"]) == int(d.argmax()), "tiles", i, item)
+
+
 def main():
     home = tempfile.mkdtemp(prefix="fc-diff-")
     try:
@@ -256,6 +276,7 @@ def main():
         compare_states(os.path.join(home, "sharded"), pa, b, a, "shards and dcp")
         check_mixed(home)
         check_testing(home)
+        check_tiles(home)
     finally:
         shutil.rmtree(home)
     print("%d dtypes, %d failed" % (len(FLOATS + INTS + COMPLEX) + 1, len(failures)))
