@@ -69,7 +69,7 @@ static const fc_tensor *either(const fc_compared *item) {
 static void print_first(text_out *out, const fc_compared *item) {
     const fc_deviation *v = &item->deviation;
     char place[TYPE_MAX], a[FC_ELEMENT_TEXT], b[FC_ELEMENT_TEXT];
-    text_printf(out, "; first %s: %s, %s", place_text(place, sizeof place, item->a, v->first),
+    text_printf(out, "; first at %s: %s and %s", place_text(place, sizeof place, item->a, v->first),
                 fc_element_text(item->a->dtype, v->first_a, a), fc_element_text(item->b->dtype, v->first_b, b));
 }
 
