@@ -27,6 +27,8 @@ extern "C" {
 typedef struct fc_path_element {
     const char *key;
     bool is_index;
+    bool is_tuple;  /**< of an index: into a tuple; a format without tuples writes a list */
+    bool is_number; /**< of a dict key: an integer; a format whose keys are text writes its digits */
 } fc_path_element;
 
 /** The nesting of a value (DCP's planner_data). Flat sources have one element, the FQN. */
