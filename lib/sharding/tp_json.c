@@ -109,12 +109,8 @@ static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, const f
 
 static fc_code load_file(const char *path, fc_arena *arena, const fc_tp_plan **out, fc_error *err) {
     json_t *root = NULL;
-<<<<<<< HEAD
     static const char example[] = "{\"layers.*.self_attn.q_proj\": \"colwise\"}";
     fc_code code = fc_json_load(path, "a TP plan", example, &root, err);
-=======
-    fc_code code = fc_json_load(path, "a TP plan, an object like {\"layers.*.q_proj\": \"colwise\"}", &root, err);
->>>>>>> main
     if (code != FC_OK) {
         return code == FC_EIO ? fc_context(err, code, "TP plan (\"auto\" or a JSON file)") : code;
     }
