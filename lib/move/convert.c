@@ -127,16 +127,52 @@ static bool is_cancelled(const fc_move_options *options) {
     return options->progress && atomic_load(&options->progress->cancel);
 }
 
+/* What was written of a tensor against the digest that the source records for it, if any. */
+static fc_code check_digest(const fc_checkpoint *source, const fc_wanted_tensor *tensor, uint64_t found,
+                            fc_error *err) {
+    fc_digest recorded;
+    fc_code rc = fc_checkpoint_digest(source, tensor->source, FC_WHOLE_TENSOR, &recorded, err);
+    if (rc != FC_OK || recorded.kind != FC_DIGEST_CRC64 || recorded.value == found) {
+        return rc;
+    }
+    return fc_fail(err, FC_ECORRUPT,
+                   "%s: tensor %s: its data has the digest %016" PRIx64 ", recorded is %016" PRIx64
+                   ": it is damaged; fsdpckpt verify tells in which file",
+                   source->path, tensor->source->name, found, recorded.value);
+}
+
+/* Makes the tensors' digests of their sums, and compares them with what the source says they are. */
+static fc_code finish_digests(const fc_wanted *wanted, uint64_t *digests, fc_error *err) {
+    for (size_t i = 0; i < wanted->ntensors; i++) {
+        const fc_wanted_tensor *tensor = &wanted->tensors[i];
+        const fc_box whole = {tensor->source->ndim, NULL, tensor->source->shape};
+        uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(tensor->dtype);
+        digests[i] = fc_crc64_finish(digests[i], bytes);
+        fc_code rc =
+            tensor->dtype == tensor->source->dtype ? check_digest(wanted->source, tensor, digests[i], err) : FC_OK;
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    return FC_OK;
+}
+
 static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_convert_options *options,
                          fc_convert_report *report, fc_error *err) {
     fc_writer writer = {options->format, NULL};
     int64_t ranks = fc_mesh_ranks(wanted->mesh);
+    fc_move_options move = options->move;
     uint64_t *digests = calloc(wanted->ntensors + 1, sizeof *digests);
+    move.crc32 = options->format->wants_crc32;
+    move.digests = digests;
     fc_code rc =
         digests ? options->format->create(wanted, staging, &writer, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     for (int64_t rank = 0; rank < ranks && rc == FC_OK; rank++) {
         rc = is_cancelled(&options->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
-                                          : write_part(wanted, &writer, (uint32_t)rank, &options->move, report, err);
+                                          : write_part(wanted, &writer, (uint32_t)rank, &move, report, err);
+    }
+    if (rc == FC_OK) {
+        rc = finish_digests(wanted, digests, err);
     }
     if (rc == FC_OK) {
         rc = options->format->finish(&writer, digests, err);

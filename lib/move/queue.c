@@ -20,15 +20,16 @@ void fc_queue_init(fc_queue *queue, const fc_wanted *wanted, const fc_part *part
     queue->large_tile_bytes = large_tile_bytes;
 }
 
-static void drop(fc_active *active) {
+static void drop(const fc_queue *queue, fc_active *active) {
     if (active && --active->users == 0) {
+        fc_item_digest_end(&active->digest, queue->wanted, queue->crc32);
         fc_coverage_free(active->coverage);
         free(active);
     }
 }
 
 void fc_queue_destroy(fc_queue *queue) {
-    drop(queue->current);
+    drop(queue, queue->current);
     pthread_mutex_destroy(&queue->lock);
 }
 
@@ -94,7 +95,7 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
     if (queue->next == part->nitems) {
         return FC_OK;
     }
-    const fc_part_item *item = &part->items[queue->next++];
+    fc_part_item *item = &part->items[queue->next++];
     const fc_wanted_tensor *wanted = &queue->wanted->tensors[item->tensor];
     fc_box box = item_box(item, wanted->source);
     fc_code rc = check_item(wanted, &box, item->offset, err);
@@ -111,7 +112,9 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
         fc_coverage_free(coverage);
         return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", wanted->name);
     }
-    *active = (fc_active){wanted->source, item, wanted->dtype, coverage, 1};
+    *active =
+        (fc_active){.tensor = wanted->source, .item = item, .dtype = wanted->dtype, .coverage = coverage, .users = 1};
+    fc_item_digest_begin(&active->digest, item, part, queue->digests);
     queue->current = active;
     uint32_t element = element_size(wanted);
     size_t bytes = queue->tile_bytes;
@@ -137,10 +140,11 @@ static void add_tile(fc_queue *queue, fc_batch *batch) {
     batch->tiles[batch->count].tile = tile;
     batch->tiles[batch->count].offset = active->item->offset + (uint64_t)tile.start * size;
     batch->tiles[batch->count].size = (size_t)tile.count * size;
+    batch->tiles[batch->count].digest = (fc_tile_digest){0, 0, 0};
     batch->count++;
     active->users++;
     if (queue->tiles.next >= queue->tiles.total) {
-        drop(active);
+        drop(queue, active);
         queue->current = NULL;
     }
 }
@@ -196,7 +200,8 @@ fc_code fc_queue_take(fc_queue *queue, fc_batch *batch, fc_error *err) {
 void fc_queue_give_back(fc_queue *queue, fc_batch *batch) {
     pthread_mutex_lock(&queue->lock);
     for (int i = 0; i < batch->count; i++) {
-        drop(batch->tiles[i].active);
+        fc_item_digest_add(&batch->tiles[i].active->digest, &batch->tiles[i].digest);
+        drop(queue, batch->tiles[i].active);
     }
     pthread_mutex_unlock(&queue->lock);
     batch->count = 0;

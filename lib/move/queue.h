@@ -7,6 +7,7 @@
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
+#include "move/tile_digest.h"
 #include "move/tuning.h"
 
 #include <pthread.h>
@@ -17,6 +18,7 @@ typedef struct fc_active {
     const fc_part_item *item;
     fc_dtype dtype; /**< of the target */
     fc_coverage *coverage;
+    fc_item_digest digest;
     unsigned users;
 } fc_active;
 
@@ -25,8 +27,9 @@ typedef struct fc_batch {
     struct {
         fc_active *active;
         fc_tile tile;
-        uint64_t offset; /**< bytes, in the target file */
-        size_t size;     /**< bytes there */
+        uint64_t offset;       /**< bytes, in the target file */
+        size_t size;           /**< bytes there */
+        fc_tile_digest digest; /**< out: what was moved */
     } tiles[FC_BATCH_TILES];
     int count;
 } fc_batch;
@@ -37,6 +40,8 @@ typedef struct fc_queue {
     const fc_part *part;
     size_t tile_bytes;       /**< of a tile in the larger of both types */
     size_t large_tile_bytes; /**< the same for tensors that gain from it */
+    bool crc32;              /**< see fc_move_options */
+    uint64_t *digests;       /**< see fc_move_options; may be NULL */
     size_t next;             /**< item */
     fc_active *current;      /**< whose tiles are not all handed out; NULL between items */
     fc_tiles tiles;          /**< of current */
@@ -51,7 +56,7 @@ void fc_queue_destroy(fc_queue *queue);
 /** The next batch; batch->count is 0 when there is nothing left. */
 fc_code fc_queue_take(fc_queue *queue, fc_batch *batch, fc_error *err);
 
-/** Gives a batch back, moved or not. */
+/** Gives a batch back, moved or not, and adds up its digests. */
 void fc_queue_give_back(fc_queue *queue, fc_batch *batch);
 
 /** Whether the tensor's chunks must be decoded whole, or are not row-major. */

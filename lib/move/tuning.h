@@ -5,8 +5,9 @@
 #define FSDPCKPT_MOVE_TUNING_H
 
 enum {
-    /* Memory for all buffers together unless the caller says otherwise, and the least that is accepted. */
-    FC_DEFAULT_MEMORY = 64 << 20,
+    /* Memory for all buffers together unless the caller says otherwise, so that the whole process stays below 64 MiB;
+       and the least that is accepted. */
+    FC_DEFAULT_MEMORY = 56 << 20,
     FC_LEAST_MEMORY = 1 << 20,
 
     /* A tile: read, gathered and written as one. Stays in the second-level cache, so it is copied to and from the page

@@ -36,16 +36,18 @@ static void one_random_job(int side, int threads, uint64_t memory) {
             random_part_of(f->tensors[i].shape, f->tensors[i].ndim, offsets, sizes);
             target_add(t, i, offsets, sizes, rand() % 2 ? 0 : (uint64_t)rand() % 100);
             t->items[t->part.nitems - 1].owned = rand() % 8 != 0;
+            t->items[t->part.nitems - 1].owner = rand() % 3 == 0;
         }
     }
     target_reserve(t);
     fc_progress progress = {0};
-    fc_move_options options = {threads, memory, &progress};
+    fc_move_options options = {threads, memory, &progress, true, t->digests};
     fc_error err = {FC_OK, ""};
     fc_code rc = fc_move_part(&t->wanted, &t->part, &options, &err);
     assert_string_equal(err.message, "");
     assert_int_equal(rc, FC_OK);
     target_check(f, t);
+    target_check_digests(f, t, false);
     uint64_t bytes = 0;
     for (size_t i = 0; i < t->part.nitems; i++) {
         const fc_tensor *tensor = t->tensors[t->items[i].tensor].source;
@@ -88,10 +90,11 @@ static void tall_and_wide(void **state) {
         target *t = target_new(f);
         target_add_whole(t, a, 64);
         target_reserve(t);
-        fc_move_options options = {3, 1 << 20, NULL};
+        fc_move_options options = {3, 1 << 20, NULL, true, t->digests};
         fc_error err = {FC_OK, ""};
         assert_int_equal(fc_move_part(&t->wanted, &t->part, &options, &err), FC_OK);
         target_check(f, t);
+        target_check_digests(f, t, false);
         target_free(t);
         fake_free(f);
     }
@@ -127,10 +130,11 @@ static void views(void **state) {
     target_add_whole(t, a, 0);
     target_add_whole(t, b, 0);
     target_reserve(t);
-    fc_move_options options = {2, 0, NULL};
+    fc_move_options options = {2, 0, NULL, true, t->digests};
     fc_error err;
     assert_int_equal(fc_move_part(&t->wanted, &t->part, &options, &err), FC_OK);
     target_check(f, t);
+    target_check_digests(f, t, false);
     target_free(t);
     fake_free(f);
 }
@@ -146,10 +150,11 @@ static void many_chunks(void **state) {
     target *t = target_new(f);
     target_add_whole(t, a, 0);
     target_reserve(t);
-    fc_move_options options = {2, 1 << 20, NULL};
+    fc_move_options options = {2, 1 << 20, NULL, true, t->digests};
     fc_error err;
     assert_int_equal(fc_move_part(&t->wanted, &t->part, &options, &err), FC_OK);
     target_check(f, t);
+    target_check_digests(f, t, false);
     target_free(t);
     fake_free(f);
 }
@@ -173,8 +178,10 @@ static void wide_gaps(void **state) {
     target_add_whole(t, a, 0);
     target_reserve(t);
     fc_error err;
-    assert_int_equal(fc_move_part(&t->wanted, &t->part, NULL, &err), FC_OK);
+    assert_int_equal(fc_move_part(&t->wanted, &t->part, &(fc_move_options){.crc32 = true, .digests = t->digests}, &err),
+                     FC_OK);
     target_check(f, t);
+    target_check_digests(f, t, false);
     target_free(t);
     fake_free(f);
 }

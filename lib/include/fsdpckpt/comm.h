@@ -12,6 +12,8 @@
 #include "fsdpckpt/device.h"
 #include "fsdpckpt/mesh.h"
 
+#include <stdatomic.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -25,6 +27,12 @@ struct fc_comm {
     int rank, size;
     fc_device *device; /**< borrowed: where the buffers lie */
     void *state;       /**< private */
+    /** May be NULL, and may be set by the caller at any time between calls; a split inherits it. When it becomes true,
+     *  a rank that waits for others gives up with FC_EINTERRUPTED; the communicator can then only be freed. */
+    const atomic_bool *cancel;
+    /** Set by a collective that failed, and by a caller that gives up without the others having agreed to it: `free`
+     *  then does not wait for them. With mpi the process must exit soon: mpirun then ends the other ranks. */
+    bool broken;
 
     /** recv (size × bytes) = the `bytes` bytes of every rank, in rank order. send may be recv + rank · bytes. */
     fc_code (*all_gather)(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_stream *stream, fc_error *err);
@@ -32,7 +40,8 @@ struct fc_comm {
     fc_code (*all_gather_v)(fc_comm *comm, const void *send, void *recv, const size_t *counts, const size_t *displs,
                             fc_stream *stream, fc_error *err);
     /** recv (count elements) = the reduction over ranks of elements [rank · count, (rank + 1) · count) of send
-     *  (size × count elements). Sums in rank order on the host backends; AVG divides the sum by size. */
+     *  (size × count elements), in rank order on the host backends: types narrower than float32 in float32, rounded
+     *  once. AVG divides the sum by size. recv may be send + rank · count elements. */
     fc_code (*reduce_scatter)(fc_comm *comm, const void *send, void *recv, size_t count, fc_dtype dtype, fc_reduce op,
                               fc_stream *stream, fc_error *err);
     fc_code (*all_reduce)(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_stream *stream,
@@ -58,7 +67,12 @@ fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err);
 fc_code fc_comm_run_local(int size, fc_code (*work)(fc_comm *comm, void *context, fc_error *err), void *context,
                           fc_error *err);
 
-/** All ranks of the MPI job (one when started without mpirun), from the MPI module. */
+/**
+ * All ranks of the MPI job (one when started without mpirun), from the MPI module. Where the program has not called
+ * MPI_Init, this does, once in a process, and the communicator's `free` ends MPI.
+ * @param device memory of the host.
+ * @return FC_EUNSUPPORTED with the reason: no module, no MPI library on this machine, a GPU.
+ */
 fc_code fc_comm_mpi(fc_device *device, fc_comm **out, fc_error *err);
 
 /**

@@ -56,6 +56,7 @@ typedef struct fc_format {
     fc_code (*digest)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                       fc_error *err);
 
+    bool wants_crc32;    /**< seal needs fc_part_item.crc32 */
     bool self_contained; /**< when sharded, every rank's file holds all of its boxes, replicated ones and objects too */
     /** Whether the target is a directory, and of how many files. NULL: a file without a mesh, else a directory of a
      *  file a rank and an index. */

@@ -22,19 +22,23 @@ typedef struct fc_progress {
 
 typedef struct fc_move_options {
     int threads;           /**< 0: what keeps processors and disk busy */
-    uint64_t memory;       /**< bytes for all buffers; 0: 64 MiB */
+    uint64_t memory;       /**< bytes for all buffers; 0: 56 MiB */
     fc_progress *progress; /**< may be NULL */
+    bool crc32;            /**< set the items' crc32, too */
+    uint64_t *digests; /**< in/out, may be NULL: a sum for each of wanted->tensors, 0 to start. What is stored in files
+                            of its owner is added to it; when all parts are done, fc_crc64_finish makes the tensor's
+                            CRC-64 of it. Sums of several ranks combine by XOR */
 } fc_move_options;
 
 /**
- * Writes the owned, contiguous items of `part` into part->path. Each byte of an item is written exactly once; a hole or
- * overlap in the source is FC_ECORRUPT before anything of that tensor is written.
+ * Writes the owned, contiguous items of `part` into part->path and sets their CRCs. Each byte of an item is written
+ * exactly once; a hole or overlap in the source is FC_ECORRUPT before anything of that tensor is written.
  */
 fc_code fc_move_part(const fc_wanted *wanted, const fc_part *part, const fc_move_options *options, fc_error *err);
 
 /**
- * Compresses the chunked items of `part` into part->path, at the places that the writer gives: always in the same
- * order, so that what is written does not depend on the number of threads.
+ * Compresses the chunked items of `part` into part->path and sets their CRCs, at the places that the writer gives:
+ * always in the same order, so that what is written does not depend on the number of threads.
  * @param stored receives the bytes written.
  */
 fc_code fc_compress_part(const fc_wanted *wanted, const fc_part *part, fc_writer *writer,
