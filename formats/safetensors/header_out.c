@@ -133,6 +133,19 @@ static fc_code add_tables(const making *m) {
     return rc;
 }
 
+/* Room for the digests, which are known when the data has been moved. */
+static fc_code add_digests(const making *m) {
+    size_t length = m->out->count * DIGITS;
+    char *zeros = malloc(length + 1);
+    if (!zeros) {
+        return no_memory(m);
+    }
+    memset(zeros, '0', length);
+    fc_code rc = set_text(m, ST_DIGESTS, json_stringn_nocheck(zeros, length));
+    free(zeros);
+    return rc;
+}
+
 static fc_code add_mesh(const making *m) {
     const fc_mesh *mesh = m->wanted->mesh;
     json_t *names = json_array();
@@ -213,7 +226,7 @@ static fc_code add_objects(const making *m, bool keep) {
         fc_part_item *item = &m->part->items[i];
         const fc_wanted_tensor *t = tensor_of(m, item);
         if (t->source->object) {
-            item->owned = false; /* the engine has nothing to write for it */
+            item->owned = false; /* see fc_format.objects_note */
             if (keep && strcmp(t->source->object->encoding, ST_METADATA_ENCODING) != 0) {
                 rc = add_object(m, t);
             }
@@ -232,6 +245,7 @@ static fc_code make_metadata(const making *m, bool objects) {
     }
     rc = rc == FC_OK ? set_text(m, ST_VERSION, json_string(FSDPCKPT_VERSION)) : rc;
     rc = rc == FC_OK ? add_tables(m) : rc;
+    rc = rc == FC_OK && m->out->count > 0 ? add_digests(m) : rc;
     rc = rc == FC_OK && m->wanted->mesh->ndim > 0 ? add_mesh(m) : rc;
     return rc == FC_OK ? add_objects(m, objects) : rc;
 }

@@ -101,12 +101,29 @@ static fc_code set_mesh(st_opening *o, fc_error *err) {
     return FC_OK;
 }
 
+static uint32_t last_rank(const st_files *files) {
+    uint32_t last = 0;
+    for (size_t i = 0; i < files->nfiles; i++) {
+        last = files->ranks[i] > last ? files->ranks[i] : last;
+    }
+    return last;
+}
+
 static fc_code set_producer(st_opening *o, fc_error *err) {
     const st_header *first = &o->headers[0];
     const char *version = fc_st_header_value(first, ST_VERSION);
     if (version && strspn(version, "0123456789.abcdevrpost+-") == strlen(version)) { /* it will be printed */
         o->checkpoint->producer = fc_arena_printf(o->checkpoint->arena, "fsdpckpt %.64s", version);
         return o->checkpoint->producer ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+    }
+    if (o->files.kind == ST_SHARDS && first->mesh.ndim == 0) {
+        o->checkpoint->note = fc_arena_printf(o->checkpoint->arena,
+                                              "torch's safetensors shards do not say how many there were: make sure that "
+                                              "there was none behind number %zu",
+                                              (size_t)last_rank(&o->files) + 1);
+        if (!o->checkpoint->note) {
+            return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+        }
     }
     if (first->is_piece) {
         o->checkpoint->producer = "torch.distributed.checkpoint (HuggingFaceStorageWriter)";
@@ -214,6 +231,7 @@ const fc_format fc_format_safetensors = {
     .object_json = st_object_json,
     .digest = st_digest,
     .self_contained = true,
+    .objects_note = "in __metadata__, where only fsdpckpt finds them: safetensors has no objects",
     .is_directory = fc_st_is_directory,
     .files = fc_st_count_files,
     .create = fc_st_create,

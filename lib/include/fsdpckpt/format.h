@@ -58,6 +58,9 @@ typedef struct fc_format {
 
     bool wants_crc32;    /**< seal needs fc_part_item.crc32 */
     bool self_contained; /**< when sharded, every rank's file holds all of its boxes, replicated ones and objects too */
+    /** The format has no objects: `reserve` puts them where this says, for people, and the engine has none to write.
+     *  NULL: objects are stored like tensors. */
+    const char *objects_note;
     /** Whether the target is a directory, and of how many files. NULL: a file without a mesh, else a directory of a
      *  file a rank and an index. */
     bool (*is_directory)(const fc_wanted *wanted);
