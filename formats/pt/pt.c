@@ -6,9 +6,9 @@
 #include "registry.h"
 
 static bool pt_probe(const fc_probe *probe) {
-    return !probe->is_directory && (fc_pt_is_zip(probe->head, probe->head_size) ||
-                                    fc_pt_is_legacy(probe->head, probe->head_size) ||
-                                    fc_pt_is_tar(probe->head, probe->head_size));
+    return !probe->is_directory &&
+           (fc_pt_is_zip(probe->head, probe->head_size) || fc_pt_is_legacy(probe->head, probe->head_size) ||
+            fc_pt_is_tar(probe->head, probe->head_size));
 }
 
 static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
