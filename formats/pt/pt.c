@@ -2,6 +2,7 @@
  * Files of torch.save (`.pt`, `.pth`, `.bin`, `.ckpt`): the format's table, and what is recognised.
  */
 #include "pt/pt.h"
+#include "pt/writer.h"
 
 #include "registry.h"
 
@@ -29,4 +30,12 @@ const fc_format fc_format_pt = {
     .object_json = fc_pt_object_json,
     .digest = fc_pt_digest,
     .self_contained = true,
+    .wants_crc32 = true,
+    .is_directory = fc_pt_is_directory,
+    .files = fc_pt_files,
+    .create = fc_pt_create,
+    .reserve = fc_pt_reserve,
+    .seal = fc_pt_seal,
+    .finish = fc_pt_finish,
+    .destroy = fc_pt_destroy,
 };
