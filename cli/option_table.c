@@ -21,7 +21,7 @@ const option_row option_table[OPT_COUNT] = {
                 .kind = KIND_TEXT,
                 .arg = "FORMAT",
                 .offset = FIELD(to),
-                .help = "format of DST: h5 (the default)"},
+                .help = "format of DST: h5, dcp, pt or safetensors (default: what DST's extension says, else h5)"},
     [OPT_DP] = {.name = "dp",
                 .kind = KIND_NUMBER,
                 .arg = "N",
@@ -73,6 +73,12 @@ const option_row option_table[OPT_COUNT] = {
                       .offset = FIELD(compress),
                       .help = "compress tensors (shuffle and deflate, which every HDF5 program reads): 1, the fastest, "
                               "to 9; 0: not at all (the default)"},
+    [OPT_MAX_SHARD_SIZE] = {.name = "max-shard-size",
+                            .kind = KIND_BYTES,
+                            .arg = "SIZE",
+                            .offset = FIELD(max_shard_size),
+                            .help = "with --to safetensors: DST is a directory of files of at most SIZE (such as 5GB; "
+                                    "but a tensor is never cut) and Hugging Face's index"},
     [OPT_FORCE] = {.name = "force",
                    .letter = 'f',
                    .kind = KIND_FLAG,

@@ -24,6 +24,7 @@ typedef enum option_id {
     OPT_STRIP_PREFIX,
     OPT_DTYPE,
     OPT_COMPRESS,
+    OPT_MAX_SHARD_SIZE,
     OPT_FORCE,
     OPT_DRY_RUN,
     OPT_RANK,
@@ -76,6 +77,7 @@ typedef enum option_kind {
     KIND_LIST,   /**< option_list, repeatable */
     KIND_NUMBER, /**< int64_t, 1 … max */
     KIND_INDEX,  /**< int64_t, 0 … max */
+    KIND_BYTES,  /**< uint64_t bytes as Hugging Face writes them: 5GB is 5 · 10^9, 5GiB 5 · 2^30 */
     KIND_SIZE,   /**< uint64_t bytes with an optional K, M, G or T (powers of 1024) */
     KIND_REAL,   /**< double, at least 0 and finite */
     KIND_DTYPE,  /**< fc_dtype, floating point */
@@ -113,6 +115,7 @@ typedef struct options {
     int64_t dp, tp, replicas, jobs; /**< 0: not given */
     int64_t rank;                   /**< when OPT_RANK was given */
     uint64_t memory;                /**< 0: not given */
+    uint64_t max_shard_size;        /**< 0: not given */
     option_list include, exclude;
     fc_dtype dtype; /**< when OPT_DTYPE was given */
     int compress;   /**< 0: none */

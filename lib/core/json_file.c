@@ -38,7 +38,7 @@ out:
     return code;
 }
 
-fc_code fc_json_load(const char *path, const char *what, json_t **out, fc_error *err) {
+fc_code fc_json_load(const char *path, const char *what, const char *example, json_t **out, fc_error *err) {
     char *text = NULL;
     size_t len = 0;
     json_error_t wrong;
@@ -54,7 +54,7 @@ fc_code fc_json_load(const char *path, const char *what, json_t **out, fc_error 
     }
     if (!json_is_object(root)) {
         json_decref(root);
-        return fc_fail(err, FC_EUSAGE, "%s: not %s: not a JSON object", path, what);
+        return fc_fail(err, FC_EUSAGE, "%s: %s is an object like %s", path, what, example);
     }
     *out = root;
     return FC_OK;

@@ -12,11 +12,12 @@
 #include <stdbool.h>
 
 /**
- * @param what for messages: "a TP plan".
- * @param out  receives the object, to be given to json_decref; NULL on failure.
+ * @param what    for messages: "a TP plan".
+ * @param example of one, likewise.
+ * @param out     receives the object, to be given to json_decref; NULL on failure.
  * @return FC_EUSAGE when it is not a JSON object, FC_EIO when it cannot be read.
  */
-fc_code fc_json_load(const char *path, const char *what, json_t **out, fc_error *err);
+fc_code fc_json_load(const char *path, const char *what, const char *example, json_t **out, fc_error *err);
 
 /** Copies the strings of a JSON string or array of strings into a NULL-terminated array.
  *  @return NULL when out of memory, or when `value` is anything else (`*malformed` is then true). */

@@ -90,7 +90,7 @@ static fc_code read_member(const reading *r, const char *key, const json_t *valu
 fc_code fc_model_info_load(const char *path, fc_arena *arena, const fc_model_info **out, fc_error *err) {
     json_t *root = NULL, *value;
     const char *key;
-    fc_code rc = fc_json_load(path, "a description of a model's modules", &root, err);
+    fc_code rc = fc_json_load(path, "a description of modules", "{\"layers.*\": \"LlamaDecoderLayer\"}", &root, err);
     if (rc != FC_OK) {
         return rc;
     }

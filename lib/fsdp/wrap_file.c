@@ -193,7 +193,7 @@ static fc_code read_member(reading *r, const json_t *value, fc_arena *arena, fc_
 fc_code fc_wrap_file_load(const char *path, fc_arena *arena, fc_wrap_file **out, fc_error *err) {
     json_t *root = NULL, *value;
     reading r = {.path = path, .err = err};
-    fc_code rc = fc_json_load(path, "a wrap policy", &root, err);
+    fc_code rc = fc_json_load(path, "a wrap policy", "{\"layers.*\": true}", &root, err);
     if (rc != FC_OK) {
         return rc;
     }

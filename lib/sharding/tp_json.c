@@ -109,13 +109,13 @@ static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, const f
 
 static fc_code load_file(const char *path, fc_arena *arena, const fc_tp_plan **out, fc_error *err) {
     json_t *root = NULL;
-    fc_code code = fc_json_load(path, "a TP plan, an object like {\"layers.*.q_proj\": \"colwise\"}", &root, err);
+    static const char example[] = "{\"layers.*.self_attn.q_proj\": \"colwise\"}";
+    fc_code code = fc_json_load(path, "a TP plan", example, &root, err);
     if (code != FC_OK) {
         return code == FC_EIO ? fc_context(err, code, "TP plan (\"auto\" or a JSON file)") : code;
     }
     if (json_object_size(root) == 0) {
-        code = fc_fail(err, FC_EUSAGE, "%s: a TP plan is an object like {\"layers.*.self_attn.q_proj\": \"colwise\"}",
-                       path);
+        code = fc_fail(err, FC_EUSAGE, "%s: a TP plan is an object like %s", path, example);
     } else {
         code = rules_of(path, root, arena, out, err);
     }
