@@ -3,17 +3,19 @@
  */
 #include "torch/pickle_write.h"
 
+#include "fsdpckpt/box.h"
 #include "fsdpckpt/io.h"
 #include "torch/pickle_private.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { FLUSH = 256 << 10 };
+enum { FLUSH = 256 << 10, MOST_NAMED = 64 /* they are looked for one by one */ };
 
 /* A global, or a string (name NULL), that is in the memo. */
 typedef struct fc_torch_named {
-    const char *module, *name;
+    char *module, *name; /* owned: one allocation, the module's */
     uint32_t memo;
 } named;
 
@@ -89,8 +91,12 @@ fc_code fc_torch_pickle_end(fc_torch_pickler *w, fc_error *err) {
 }
 
 void fc_torch_pickle_free(fc_torch_pickler *w) {
+    for (size_t i = 0; i < w->nnamed; i++) {
+        free(w->named[i].module);
+    }
     free(w->bytes);
     free(w->named);
+    w->nnamed = 0;
     w->bytes = NULL;
     w->named = NULL;
 }
@@ -231,9 +237,8 @@ void fc_torch_pickle_get(fc_torch_pickler *w, uint32_t index) {
     }
 }
 
-/* Fetches what is in the memo under these names. @return false when it is not there: it is entered, and the caller
- * writes it. */
-static bool fetch(fc_torch_pickler *w, const char *module, const char *name, named **entered) {
+/* Fetches what is in the memo under these names. @return false when it is not there. */
+static bool fetch(fc_torch_pickler *w, const char *module, const char *name) {
     for (size_t i = 0; i < w->nnamed; i++) {
         const named *n = &w->named[i];
         if (strcmp(n->module, module) == 0 && !n->name == !name && (!name || strcmp(n->name, name) == 0)) {
@@ -241,20 +246,31 @@ static bool fetch(fc_torch_pickler *w, const char *module, const char *name, nam
             return true;
         }
     }
-    *entered = NULL;
-    if (w->nnamed == w->named_capacity &&
-        !fc_pickle_grow(&w->named, &w->named_capacity, w->nnamed + 1, sizeof *w->named)) {
-        w->failed = w->failed != FC_OK ? w->failed : fc_fail(&w->error, FC_ENOMEM, "out of memory");
-        return true;
-    }
-    *entered = &w->named[w->nnamed++];
-    **entered = (named){module, name, 0};
     return false;
 }
 
+/* Enters what was just written under these names, if there is room. */
+static void enter(fc_torch_pickler *w, const char *module, const char *name) {
+    size_t first = strlen(module) + 1, second = name ? strlen(name) + 1 : 0;
+    if (w->failed != FC_OK || w->nnamed == MOST_NAMED) {
+        return;
+    }
+    w->named = w->named ? w->named : calloc(MOST_NAMED, sizeof *w->named);
+    char *copy = malloc(first + second);
+    if (!w->named || !copy) {
+        free(copy);
+        w->failed = fc_fail(&w->error, FC_ENOMEM, "out of memory");
+        return;
+    }
+    memcpy(copy, module, first);
+    if (name) {
+        memcpy(copy + first, name, second);
+    }
+    w->named[w->nnamed++] = (named){copy, name ? copy + first : NULL, fc_torch_pickle_put(w)};
+}
+
 void fc_torch_pickle_global(fc_torch_pickler *w, const char *module, const char *name) {
-    named *entered;
-    if (fetch(w, module, name, &entered)) {
+    if (fetch(w, module, name)) {
         return;
     }
     if (w->protocol >= 4) {
@@ -266,13 +282,51 @@ void fc_torch_pickle_global(fc_torch_pickler *w, const char *module, const char 
         emit(w, '\n', 0, 0, name, strlen(name));
         emit(w, '\n', 0, 0, NULL, 0);
     }
-    entered->memo = fc_torch_pickle_put(w);
+    enter(w, module, name);
 }
 
 void fc_torch_pickle_often(fc_torch_pickler *w, const char *text) {
-    named *entered;
-    if (!fetch(w, text, NULL, &entered)) {
+    if (!fetch(w, text, NULL)) {
         fc_torch_pickle_str(w, text);
-        entered->memo = fc_torch_pickle_put(w);
+        enter(w, text, NULL);
     }
+}
+
+/* As torch makes them: the stride of an axis is the product of the sizes behind it, each at least 1. */
+static void row_major(int ndim, const int64_t *sizes, int64_t *strides) {
+    int64_t step = 1;
+    for (int i = ndim - 1; i >= 0; i--) {
+        strides[i] = step;
+        step *= sizes[i] > 1 ? sizes[i] : 1;
+    }
+}
+
+void fc_torch_pickle_tensor(fc_torch_pickler *w, const fc_torch_tensor_out *tensor) {
+    char key[24];
+    int64_t own[FC_MAX_DIMS];
+    const char *storage = fc_storage_class(tensor->dtype); /* none for the newer types: they are named beside it */
+    snprintf(key, sizeof key, "%" PRIu64, tensor->key);
+    row_major(tensor->ndim, tensor->sizes, own);
+    fc_torch_pickle_global(w, "torch._utils", storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
+    fc_torch_pickle_op(w, FC_PICKLE_MARK);
+    fc_torch_pickle_op(w, FC_PICKLE_MARK);
+    fc_torch_pickle_often(w, "storage");
+    fc_torch_pickle_global(w, storage ? "torch" : "torch.storage", storage ? storage : "UntypedStorage");
+    fc_torch_pickle_str(w, key);
+    fc_torch_pickle_often(w, "cpu");
+    fc_torch_pickle_int(w, (int64_t)(storage ? tensor->numel : tensor->numel * fc_dtype_size(tensor->dtype)));
+    fc_torch_pickle_op(w, FC_PICKLE_TUPLE);
+    fc_torch_pickle_op(w, FC_PICKLE_BINPERSID);
+    fc_torch_pickle_int(w, (int64_t)tensor->offset);
+    fc_torch_pickle_ints(w, tensor->sizes, (size_t)tensor->ndim);
+    fc_torch_pickle_ints(w, tensor->strides ? tensor->strides : own, (size_t)tensor->ndim);
+    fc_torch_pickle_bool(w, false);                          /* requires_grad */
+    fc_torch_pickle_global(w, "collections", "OrderedDict"); /* hooks: none */
+    fc_torch_pickle_tuple(w, 0);
+    fc_torch_pickle_op(w, FC_PICKLE_REDUCE);
+    if (!storage) {
+        fc_torch_pickle_global(w, "torch", fc_dtype_get(tensor->dtype)->torch_name);
+    }
+    fc_torch_pickle_op(w, FC_PICKLE_TUPLE);
+    fc_torch_pickle_op(w, FC_PICKLE_REDUCE);
 }

@@ -22,6 +22,7 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_WRITE_H
 #define FSDPCKPT_FORMATS_TORCH_PICKLE_WRITE_H
 
+#include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
 
 #include <stdbool.h>
@@ -56,7 +57,7 @@ typedef struct fc_torch_pickler {
     int protocol;
     uint32_t memo; /**< entries so far: the index of the next one */
     struct fc_torch_named *named;
-    size_t nnamed, named_capacity;
+    size_t nnamed;
     int fd; /**< -1: memory */
     const char *path;
     uint64_t written; /**< bytes that are in the file */
@@ -99,12 +100,25 @@ uint32_t fc_torch_pickle_put(fc_torch_pickler *w);
 void fc_torch_pickle_get(fc_torch_pickler *w, uint32_t index);
 
 /**
- * A class or function; written once and fetched from then on. Few different ones are expected: they are looked for one
- * by one. @param module, name borrowed until the end.
+ * A class or function. The first few dozen different ones are written once and fetched from then on.
  */
 void fc_torch_pickle_global(fc_torch_pickler *w, const char *module, const char *name);
 
-/** Likewise a string that comes often, such as "storage". @param text borrowed until the end. */
+/** Likewise a string that comes often, such as "storage". */
 void fc_torch_pickle_often(fc_torch_pickler *w, const char *text);
+
+/** A tensor to write: a view of a storage of its own type. */
+typedef struct fc_torch_tensor_out {
+    fc_dtype dtype;
+    uint64_t key;    /**< of the storage: data/<key> in the archive */
+    uint64_t numel;  /**< elements of the storage */
+    uint64_t offset; /**< elements */
+    int ndim;
+    const int64_t *sizes;
+    const int64_t *strides; /**< elements; NULL: row-major */
+} fc_torch_tensor_out;
+
+/** A tensor, as torch.save writes it. */
+void fc_torch_pickle_tensor(fc_torch_pickler *w, const fc_torch_tensor_out *tensor);
 
 #endif

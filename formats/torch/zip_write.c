@@ -8,6 +8,7 @@
 #include "torch/zip_write.h"
 
 #include "core/checked.h"
+#include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
 
 #include <inttypes.h>
@@ -17,7 +18,6 @@
 #include <string.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
-#include <zlib.h>
 
 enum {
     LOCAL_SIZE = 30,
@@ -46,6 +46,7 @@ typedef struct output {
     uint64_t at; /* where the buffer's first byte goes */
     size_t used;
     unsigned char *buffer;
+    unsigned char *memory; /* NULL: the file */
 } output;
 
 static void put(unsigned char *p, uint64_t value, int bytes) {
@@ -121,18 +122,28 @@ fc_code fc_torch_zip_add(fc_torch_zip *zip, const char *name, const void *bytes,
         return fc_fail(err, FC_EUNSUPPORTED, "a record's name of %zu bytes is too long", strlen(name));
     }
     fc_torch_zip_record record = {.name = name, .bytes = bytes, .size = size};
-    record.crc32 = (uint32_t)crc32_z(0, bytes, (size_t)size);
+    record.crc32 = fc_crc32(0, bytes, (size_t)size);
     return add_record(zip, &record, err);
 }
 
-fc_code fc_torch_zip_add_data(fc_torch_zip *zip, uint64_t size, uint64_t *offset, fc_error *err) {
-    fc_torch_zip_record record = {.size = size, .number = zip->ndata};
+static fc_code add_data(fc_torch_zip *zip, fc_torch_zip_record record, fc_error *err) {
+    record.number = zip->ndata;
     fc_code rc = add_record(zip, &record, err);
+    zip->ndata += rc == FC_OK;
+    return rc;
+}
+
+fc_code fc_torch_zip_add_data(fc_torch_zip *zip, uint64_t size, uint64_t *offset, fc_error *err) {
+    fc_code rc = add_data(zip, (fc_torch_zip_record){.size = size}, err);
     if (rc == FC_OK) {
-        zip->ndata++;
         *offset = zip->records[zip->nrecords - 1].data;
     }
     return rc;
+}
+
+fc_code fc_torch_zip_add_bytes(fc_torch_zip *zip, const void *bytes, uint64_t size, fc_error *err) {
+    uint32_t crc = fc_crc32(0, bytes, (size_t)size);
+    return add_data(zip, (fc_torch_zip_record){.bytes = bytes, .size = size, .crc32 = crc}, err);
 }
 
 fc_code fc_torch_zip_begin(fc_torch_zip *zip, const char *folder, const void *pickle, uint64_t size, fc_error *err) {
@@ -171,9 +182,19 @@ static void make_id(const fc_torch_zip *zip, char id[ID_SIZE + 1]) {
     snprintf(id, ID_SIZE + 1, "%020" PRIu64 "%020" PRIu64, names, contents);
 }
 
+static fc_code put_out(output *out, const void *bytes, size_t size, fc_error *err) {
+    fc_code rc = FC_OK;
+    if (out->memory && size > 0) {
+        memcpy(out->memory + out->at, bytes, size);
+    } else if (size > 0) {
+        rc = fc_pwrite_full(out->fd, bytes, size, out->at, out->path, err);
+    }
+    out->at += size;
+    return rc;
+}
+
 static fc_code flush(output *out, fc_error *err) {
-    fc_code rc = out->used ? fc_pwrite_full(out->fd, out->buffer, out->used, out->at, out->path, err) : FC_OK;
-    out->at += out->used;
+    fc_code rc = put_out(out, out->buffer, out->used, err);
     out->used = 0;
     return rc;
 }
@@ -244,9 +265,7 @@ static fc_code write_bytes(const void *bytes, uint64_t size, output *out, fc_err
         return FC_OK;
     }
     fc_code rc = flush(out, err);
-    rc = rc == FC_OK ? fc_pwrite_full(out->fd, bytes, (size_t)size, out->at, out->path, err) : rc;
-    out->at += size;
-    return rc;
+    return rc == FC_OK ? put_out(out, bytes, (size_t)size, err) : rc;
 }
 
 static fc_code write_descriptor(const fc_torch_zip_record *r, output *out, fc_error *err) {
@@ -328,28 +347,38 @@ static fc_code write_end(const fc_torch_zip *zip, output *out, fc_error *err) {
     return FC_OK;
 }
 
-fc_code fc_torch_zip_write(fc_torch_zip *zip, int fd, const char *path, uint64_t start, fc_error *err) {
+static fc_code write_all(fc_torch_zip *zip, output *out, fc_error *err) {
     char id[ID_SIZE + 1];
-    output out = {.path = path, .fd = fd, .at = start, .buffer = malloc(BUFFER)};
-    if (!out.buffer) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
-    }
     fc_torch_zip_record *last = &zip->records[zip->nrecords - 1]; /* the id, which is made now */
+    out->buffer = malloc(BUFFER);
+    if (!out->buffer) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", out->path);
+    }
     make_id(zip, id);
     last->bytes = id;
-    last->crc32 = (uint32_t)crc32_z(0, (const Bytef *)id, ID_SIZE);
+    last->crc32 = fc_crc32(0, id, ID_SIZE);
     fc_code rc = FC_OK;
     for (size_t i = 0; i < zip->nrecords && rc == FC_OK; i++) {
-        rc = write_record(zip, &zip->records[i], &out, err);
+        rc = write_record(zip, &zip->records[i], out, err);
     }
     for (size_t i = 0; i < zip->nrecords && rc == FC_OK; i++) {
-        rc = write_central(zip, &zip->records[i], &out, err);
+        rc = write_central(zip, &zip->records[i], out, err);
     }
-    rc = rc == FC_OK ? write_end(zip, &out, err) : rc;
-    rc = rc == FC_OK ? flush(&out, err) : rc;
+    rc = rc == FC_OK ? write_end(zip, out, err) : rc;
+    rc = rc == FC_OK ? flush(out, err) : rc;
     last->bytes = no_id;
-    free(out.buffer);
+    free(out->buffer);
     return rc;
+}
+
+fc_code fc_torch_zip_write(fc_torch_zip *zip, int fd, const char *path, uint64_t start, fc_error *err) {
+    output out = {.path = path, .fd = fd, .at = start};
+    return write_all(zip, &out, err);
+}
+
+fc_code fc_torch_zip_write_memory(fc_torch_zip *zip, unsigned char *bytes, fc_error *err) {
+    output out = {.path = "an archive in memory", .fd = -1, .memory = bytes};
+    return write_all(zip, &out, err);
 }
 
 void fc_torch_zip_free(fc_torch_zip *zip) {

@@ -58,6 +58,9 @@ fc_code fc_torch_zip_begin(fc_torch_zip *zip, const char *folder, const void *pi
  */
 fc_code fc_torch_zip_add_data(fc_torch_zip *zip, uint64_t size, uint64_t *offset, fc_error *err);
 
+/** Likewise a data record whose bytes are here. @param bytes borrowed until the archive is written. */
+fc_code fc_torch_zip_add_bytes(fc_torch_zip *zip, const void *bytes, uint64_t size, fc_error *err);
+
 /** Adds a small record. @param name, bytes borrowed until the archive is written. */
 fc_code fc_torch_zip_add(fc_torch_zip *zip, const char *name, const void *bytes, uint64_t size, fc_error *err);
 
@@ -74,6 +77,9 @@ static inline void fc_torch_zip_set_crc32(fc_torch_zip *zip, uint64_t number, ui
  * @param path for messages; @param start where the archive begins in the file: a multiple of 64.
  */
 fc_code fc_torch_zip_write(fc_torch_zip *zip, int fd, const char *path, uint64_t start, fc_error *err);
+
+/** Likewise into memory of zip->length bytes. */
+fc_code fc_torch_zip_write_memory(fc_torch_zip *zip, unsigned char *bytes, fc_error *err);
 
 /** Frees what `zip` holds; a zeroed one is allowed. */
 void fc_torch_zip_free(fc_torch_zip *zip);

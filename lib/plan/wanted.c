@@ -5,23 +5,15 @@
 #include "fsdpckpt/wanted.h"
 
 #include "core/checked.h"
+#include "plan/globs.h"
 
 #include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
 
-static bool matches_any(const char *const *globs, const char *name) {
-    for (; globs && *globs; globs++) {
-        if (fnmatch(*globs, name, 0) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static bool is_selected(const fc_selection *selection, const char *name) {
-    bool wanted = !selection->include || matches_any(selection->include, name);
-    return wanted && !matches_any(selection->exclude, name);
+    bool wanted = !selection->include || fc_globs_match(selection->include, name, NULL);
+    return wanted && !fc_globs_match(selection->exclude, name, NULL);
 }
 
 /* A glob that matches nothing is nearly always a typing error, and its result a checkpoint with holes. */
@@ -57,7 +49,9 @@ static bool strip_path(const fc_tensor *source, size_t drop, fc_arena *arena, fc
     if (count > 0) {
         memcpy(elements, source->path.elements + first, count * sizeof *elements);
         elements[0].key += drop;
-        elements[0].is_index = elements[0].is_index && drop == 0;
+        if (drop > 0) { /* what is left of a number is text */
+            elements[0].is_index = elements[0].is_tuple = elements[0].is_number = false;
+        }
     }
     out->elements = elements;
     out->count = count;
