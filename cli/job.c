@@ -72,12 +72,17 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.selection.cast = option_given(o, OPT_DTYPE);
     j->how.selection.dtype = o->dtype;
     j->how.selection.compress = o->compress;
+    j->how.selection.max_file_bytes = o->max_shard_size;
     j->how.force = o->force;
     j->how.dry_run = o->dry_run;
     j->how.move.threads = (int)o->jobs;
     j->how.move.memory = o->memory;
     j->how.move.progress = &j->progress;
     fc_code rc = choose_format(o, &j->how.format, err);
+    if (rc == FC_OK && o->max_shard_size && !j->how.format->split) {
+        rc = fc_fail(err, FC_EUSAGE, "--max-shard-size: the format '%s' is not split by size; say --to safetensors",
+                     j->how.format->name);
+    }
     if (rc == FC_OK && spec) {
         rc = fc_layout_mesh(spec, &j->mesh, err);
         j->how.selection.mesh = &j->mesh;
@@ -99,6 +104,11 @@ static fc_code convert(job *j, fc_error *err) {
     signals_cancel(NULL);
     progress_stop(view);
     j->seconds = now() - start;
+    if (rc == FC_OK && j->how.format->objects_note && j->report.selected.objects > 0 && !o->quiet) {
+        size_t n = j->report.selected.objects;
+        fprintf(stderr, "fsdpckpt: %zu %s kept %s\n", n, n == 1 ? "object is" : "objects are",
+                j->how.format->objects_note);
+    }
     return rc;
 }
 
@@ -192,6 +202,9 @@ fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err) {
     rc = fc_checkpoint_open(o->operands[0], &how, &j.source, err);
     if (rc != FC_OK) {
         goto out;
+    }
+    if (j.source->note && !o->quiet) {
+        fprintf(stderr, "fsdpckpt: %s: %s\n", j.source->path, j.source->note);
     }
     if (o->verbose) {
         tell_source(&j);

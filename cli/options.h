@@ -24,6 +24,7 @@ typedef enum option_id {
     OPT_STRIP_PREFIX,
     OPT_DTYPE,
     OPT_COMPRESS,
+    OPT_MAX_SHARD_SIZE,
     OPT_FORCE,
     OPT_DRY_RUN,
     OPT_RANK,
@@ -45,6 +46,9 @@ typedef enum option_id {
     OPT_RTOL,
     OPT_ATOL,
     OPT_EQUAL_NAN,
+    OPT_POLICY,
+    OPT_CLASSES,
+    OPT_IGNORE,
     OPT_JSON,
     OPT_QUIET,
     OPT_VERBOSE,
@@ -71,6 +75,7 @@ typedef enum option_kind {
     KIND_LIST,   /**< option_list, repeatable */
     KIND_NUMBER, /**< int64_t, 1 … max */
     KIND_INDEX,  /**< int64_t, 0 … max */
+    KIND_BYTES,  /**< uint64_t bytes as Hugging Face writes them: 5GB is 5 · 10^9, 5GiB 5 · 2^30 */
     KIND_SIZE,   /**< uint64_t bytes with an optional K, M, G or T (powers of 1024) */
     KIND_REAL,   /**< double, at least 0 and finite */
     KIND_DTYPE,  /**< fc_dtype, floating point */
@@ -102,17 +107,28 @@ typedef enum progress_mode { PROGRESS_AUTO, PROGRESS_ALWAYS, PROGRESS_NEVER } pr
 /** What the command line said. Strings are borrowed from argv. */
 typedef struct options {
     uint64_t given; /**< TAKES bits of the options that were there */
-    const char *output, *to, *tp_plan, *strip_prefix, *tensor, *html, *against, *schema, *junit;
+    /* conversions, inspect */
+    const char *output, *to, *tp_plan, *strip_prefix, *tensor, *html;
     int64_t dp, tp, replicas, jobs; /**< 0: not given */
     int64_t rank;                   /**< when OPT_RANK was given */
     uint64_t memory;                /**< 0: not given */
-    option_list include, exclude, allow_missing, allow_unexpected;
-    double rtol, atol;
+    uint64_t max_shard_size;        /**< 0: not given */
+    option_list include, exclude;
     fc_dtype dtype; /**< when OPT_DTYPE was given */
     int compress;   /**< 0: none */
     int progress;   /**< progress_mode */
+    bool force, dry_run, tree, headers_only, follow_external;
+    /* check and diff */
+    const char *against, *schema, *junit;
+    option_list allow_missing, allow_unexpected;
+    double rtol, atol;
+    bool github, data, equal_nan;
+    /* units */
+    const char *policy, *classes;
+    option_list ignore;
+    /* all */
     int verbose;
-    bool force, dry_run, tree, headers_only, follow_external, github, data, equal_nan, json, quiet, help, version;
+    bool json, quiet, help, version;
     const char **operands;
     size_t noperands;
 } options;

@@ -113,8 +113,8 @@ static fc_code measure(const work *w, int m, gather *g, fc_error *err) {
             rc = fc_fail(err, FC_EUNSUPPORTED, "mesh dimension %d cannot be gathered before those inside of it", m);
         }
     }
-    if (rc == FC_OK && (!fc_numel(w->ndim, g->sizes, &elements) ||
-                        g->total != (size_t)elements * fc_dtype_size(w->local.dtype))) {
+    if (rc == FC_OK &&
+        (!fc_numel(w->ndim, g->sizes, &elements) || g->total != (size_t)elements * fc_dtype_size(w->local.dtype))) {
         rc = fc_fail(err, FC_EUNSUPPORTED, "the parts of mesh dimension %d do not make up a box", m);
     }
     return rc;
