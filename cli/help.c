@@ -15,7 +15,7 @@ const char help_intro[] =
 
 const exit_status exit_statuses[] = {
     {0, "done"},
-    {1, "kept for commands that compare"},
+    {1, "check or diff found something"},
     {2, "usage: the command line makes no sense, or the target exists"},
     {3, "the input is damaged, incomplete or not a checkpoint"},
     {4, "I/O or system failure: no space, no permission, no memory"},
