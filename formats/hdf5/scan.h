@@ -44,6 +44,7 @@ typedef struct fc_h5_walk {
     hid_t file;
     unsigned long fileno;
     bool ours;
+    bool copies; /**< its virtual datasets are copies of what other ranks' files store: a shard, an index */
     bool failed; /**< a FAILURE has been sent: stop */
 } fc_h5_walk;
 
