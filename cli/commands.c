@@ -8,6 +8,13 @@
 #define X(name) extern const command command_##name;
 #include "command_list.h"
 #undef X
+#define COMMANDS(X)                                                                                                    \
+    X(consolidate)                                                                                                     \
+    X(reshard)                                                                                                         \
+    X(inspect)                                                                                                         \
+    X(check)                                                                                                           \
+    X(diff)                                                                                                            \
+    X(schema)
 
 const command *const command_table[] = {
 #define X(name) &command_##name,

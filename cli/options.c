@@ -118,6 +118,26 @@ static fc_code store_real(const parser *p, const option_row *row, const char *te
     return FC_OK;
 }
 
+static fc_code store_bytes(const parser *p, const option_row *row, const char *text) {
+    static const char units[] = "KMGT";
+    const char *end = NULL;
+    uint64_t value = 0;
+    bool good = parse_digits(text, &end, &value);
+    const char *unit = good && *end ? strchr(units, *end >= 'a' ? *end - 'a' + 'A' : *end) : NULL;
+    if (unit) {
+        bool binary = strcmp(end + 1, "iB") == 0;
+        end += binary ? 3 : 1 + (end[1] == 'B');
+        for (const char *u = units; good && u <= unit; u++) {
+            good = !__builtin_mul_overflow(value, binary ? UINT64_C(1024) : UINT64_C(1000), &value);
+        }
+    }
+    if (!good || *end || value == 0) {
+        return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a size such as 5GB or 500MiB", row->name, text);
+    }
+    memcpy((char *)p->out + row->offset, &value, sizeof value);
+    return FC_OK;
+}
+
 static fc_code store_dtype(const parser *p, const option_row *row, const char *text) {
     fc_dtype dtype;
     const char *name = strncmp(text, "torch.", 6) == 0 ? text + 6 : text;
@@ -188,6 +208,8 @@ static fc_code store(const parser *p, option_id id, const char *text) {
     case KIND_NUMBER:
     case KIND_INDEX:
         return store_number(p, row, text);
+    case KIND_BYTES:
+        return store_bytes(p, row, text);
     case KIND_SIZE:
         return store_size(p, row, text);
     case KIND_REAL:

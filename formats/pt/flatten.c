@@ -156,9 +156,9 @@ static fc_code holds_tensor(walker *w, fc_pv v, bool *found) {
             *found = true;
         } else if (!*clean && !*marked) {
             *marked = 1;
-            rc = w->visits-- > 0 ? push_parts(w, next)
-                                 : fc_fail(w->err, FC_EUNSUPPORTED, "%s: its pickle has too many shared values",
-                                           w->f->path);
+            rc = w->visits-- > 0
+                     ? push_parts(w, next)
+                     : fc_fail(w->err, FC_EUNSUPPORTED, "%s: its pickle has too many shared values", w->f->path);
         }
     }
     fc_code ended = end_search(w, rc == FC_OK && !*found);
@@ -253,9 +253,14 @@ static bool has_plain_keys(const fc_pickle *p, const fc_pv *pairs, size_t n) {
     for (size_t i = 0; i < n; i += 2) {
         size_t length;
         int64_t number;
-        bool text = fc_pv_typeof(pairs[i]) == FC_PV_STR;
-        if (text ? !is_plain_text(fc_pickle_bytes(p, pairs[i], &length), length)
-                 : !fc_pickle_int(p, pairs[i], &number)) {
+        if (fc_pv_typeof(pairs[i]) != FC_PV_STR) {
+            if (!fc_pickle_int(p, pairs[i], &number)) {
+                return false;
+            }
+            continue;
+        }
+        const char *text = fc_pickle_bytes(p, pairs[i], &length);
+        if (!is_plain_text(text, length)) {
             return false;
         }
     }
@@ -314,15 +319,27 @@ static bool is_module(const fc_pickle *p, fc_pv v) {
     return fc_pv_typeof(state) == FC_PV_DICT && fc_pt_dict_get(p, state, "_parameters");
 }
 
+/* The class of an instance; legacy files wrap that of a module: ('module', class, source file, source). */
+static fc_pv class_of(const fc_pickle *p, fc_pv v) {
+    size_t n;
+    fc_pv cls = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_callee(p, v) : 0;
+    fc_pv id = fc_pv_typeof(cls) == FC_PV_PERSID ? fc_pickle_persid(p, cls) : 0;
+    if (fc_pv_typeof(id) == FC_PV_TUPLE) {
+        const fc_pv *parts = fc_pickle_tuple(p, id, &n);
+        cls = n >= 2 ? parts[1] : 0;
+    }
+    return fc_pv_typeof(cls) == FC_PV_GLOBAL ? cls : 0;
+}
+
 static fc_code refuse_whole(walker *w, fc_pv v) {
-    char name[256] = "a value";
-    bool call = fc_pv_typeof(v) == FC_PV_CALL;
-    if (call && fc_pv_typeof(fc_pickle_callee(w->p, v)) == FC_PV_GLOBAL) {
-        fc_pickle_global_name(w->p, fc_pickle_callee(w->p, v), name, sizeof name);
+    char name[256] = "its value";
+    fc_pv cls = class_of(w->p, v);
+    if (cls) {
+        fc_pickle_global_name(w->p, cls, name, sizeof name);
     }
     bool module = is_module(w->p, v);
     return fc_fail(w->err, FC_EUNSUPPORTED, "%s: %.256s%s%s is pickled whole, not a state dict: %s", w->f->path,
-                   w->depth ? spell(w) : "", w->depth ? ": " : "", call ? name : "its value",
+                   w->depth ? spell(w) : "", w->depth ? ": " : "", name,
                    module ? "load it where its class is and save its state_dict()"
                           : "save a dict of tensors, such as a state_dict()");
 }

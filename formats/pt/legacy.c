@@ -129,8 +129,7 @@ static fc_code place(pt_file *f, const fc_pickle *keys, uint64_t at, fc_error *e
     for (size_t i = 0; i < n; i++) {
         unsigned char count[8];
         uint64_t stated, bytes;
-        pt_legacy_storage *s =
-            fc_pv_typeof(items[i]) == FC_PV_STR ? find(f, key_of(keys, items[i])) : NULL;
+        pt_legacy_storage *s = fc_pv_typeof(items[i]) == FC_PV_STR ? find(f, key_of(keys, items[i])) : NULL;
         if (!s || s->offset != 0) {
             return damaged(f, at, "its list of storages does not fit its pickle", err);
         }

@@ -105,7 +105,8 @@ fc_code fc_pt_object_tensor(const pt_object *object, uint32_t file, fc_arena *ar
 }
 
 /* The bytes of a record, inflated, into `out`. */
-static fc_code read_record(const fc_checkpoint *checkpoint, const pt_record *record, unsigned char *out, fc_error *err) {
+static fc_code read_record(const fc_checkpoint *checkpoint, const pt_record *record, unsigned char *out,
+                           fc_error *err) {
     const char *path = checkpoint->files[record->file].path;
     int fd;
     uint64_t size;
@@ -144,7 +145,7 @@ static fc_code read_object(const fc_checkpoint *checkpoint, const pt_object *obj
         unsigned char *at = out + zip.records[zip.first_data + i].data;
         rc = read_record(checkpoint, record, at, err);
         if (rc == FC_OK) {
-            fc_torch_zip_set_crc32(&zip, i, fc_torch_crc32(at, record->size));
+            fc_torch_zip_set_crc32(&zip, i, fc_crc32(0, at, (size_t)record->size));
         }
     }
     rc = rc == FC_OK ? fc_torch_zip_write_memory(&zip, out, err) : rc;

@@ -161,6 +161,9 @@ void fc_pickle_free(fc_pickle *pickle);
 /** Looks `module`.`name` up in the allowlist. @return its kind, FC_GLOBAL_UNKNOWN when it is not there. */
 fc_global_kind fc_global_find(const char *module, size_t module_len, const char *name, size_t name_len, uint32_t *aux);
 
+/** The class in the module torch of storages of `dtype`, "FloatStorage"; NULL for the types that have none. */
+const char *fc_storage_class(fc_dtype dtype);
+
 /** The names of the fields of `cls` in slot order, NULL-terminated. */
 const char *const *fc_class_fields(fc_class cls);
 

@@ -3,9 +3,11 @@
  */
 #include "torch/pickle_write.h"
 
+#include "fsdpckpt/box.h"
 #include "fsdpckpt/io.h"
 #include "torch/pickle_private.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -288,4 +290,43 @@ void fc_torch_pickle_often(fc_torch_pickler *w, const char *text) {
         fc_torch_pickle_str(w, text);
         enter(w, text, NULL);
     }
+}
+
+/* As torch makes them: the stride of an axis is the product of the sizes behind it, each at least 1. */
+static void row_major(int ndim, const int64_t *sizes, int64_t *strides) {
+    int64_t step = 1;
+    for (int i = ndim - 1; i >= 0; i--) {
+        strides[i] = step;
+        step *= sizes[i] > 1 ? sizes[i] : 1;
+    }
+}
+
+void fc_torch_pickle_tensor(fc_torch_pickler *w, const fc_torch_tensor_out *tensor) {
+    char key[24];
+    int64_t own[FC_MAX_DIMS];
+    const char *storage = fc_storage_class(tensor->dtype); /* none for the newer types: they are named beside it */
+    snprintf(key, sizeof key, "%" PRIu64, tensor->key);
+    row_major(tensor->ndim, tensor->sizes, own);
+    fc_torch_pickle_global(w, "torch._utils", storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
+    fc_torch_pickle_op(w, FC_PICKLE_MARK);
+    fc_torch_pickle_op(w, FC_PICKLE_MARK);
+    fc_torch_pickle_often(w, "storage");
+    fc_torch_pickle_global(w, storage ? "torch" : "torch.storage", storage ? storage : "UntypedStorage");
+    fc_torch_pickle_str(w, key);
+    fc_torch_pickle_often(w, "cpu");
+    fc_torch_pickle_int(w, (int64_t)(storage ? tensor->numel : tensor->numel * fc_dtype_size(tensor->dtype)));
+    fc_torch_pickle_op(w, FC_PICKLE_TUPLE);
+    fc_torch_pickle_op(w, FC_PICKLE_BINPERSID);
+    fc_torch_pickle_int(w, (int64_t)tensor->offset);
+    fc_torch_pickle_ints(w, tensor->sizes, (size_t)tensor->ndim);
+    fc_torch_pickle_ints(w, tensor->strides ? tensor->strides : own, (size_t)tensor->ndim);
+    fc_torch_pickle_bool(w, false);                          /* requires_grad */
+    fc_torch_pickle_global(w, "collections", "OrderedDict"); /* hooks: none */
+    fc_torch_pickle_tuple(w, 0);
+    fc_torch_pickle_op(w, FC_PICKLE_REDUCE);
+    if (!storage) {
+        fc_torch_pickle_global(w, "torch", fc_dtype_get(tensor->dtype)->torch_name);
+    }
+    fc_torch_pickle_op(w, FC_PICKLE_TUPLE);
+    fc_torch_pickle_op(w, FC_PICKLE_REDUCE);
 }

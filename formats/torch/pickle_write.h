@@ -22,6 +22,7 @@
 #ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_WRITE_H
 #define FSDPCKPT_FORMATS_TORCH_PICKLE_WRITE_H
 
+#include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
 
 #include <stdbool.h>
@@ -105,5 +106,19 @@ void fc_torch_pickle_global(fc_torch_pickler *w, const char *module, const char 
 
 /** Likewise a string that comes often, such as "storage". */
 void fc_torch_pickle_often(fc_torch_pickler *w, const char *text);
+
+/** A tensor to write: a view of a storage of its own type. */
+typedef struct fc_torch_tensor_out {
+    fc_dtype dtype;
+    uint64_t key;    /**< of the storage: data/<key> in the archive */
+    uint64_t numel;  /**< elements of the storage */
+    uint64_t offset; /**< elements */
+    int ndim;
+    const int64_t *sizes;
+    const int64_t *strides; /**< elements; NULL: row-major */
+} fc_torch_tensor_out;
+
+/** A tensor, as torch.save writes it. */
+void fc_torch_pickle_tensor(fc_torch_pickler *w, const fc_torch_tensor_out *tensor);
 
 #endif

@@ -8,6 +8,7 @@
 #include "torch/zip_write.h"
 
 #include "core/checked.h"
+#include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
 
 #include <inttypes.h>
@@ -17,7 +18,6 @@
 #include <string.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
-#include <zlib.h>
 
 enum {
     LOCAL_SIZE = 30,
@@ -122,18 +122,28 @@ fc_code fc_torch_zip_add(fc_torch_zip *zip, const char *name, const void *bytes,
         return fc_fail(err, FC_EUNSUPPORTED, "a record's name of %zu bytes is too long", strlen(name));
     }
     fc_torch_zip_record record = {.name = name, .bytes = bytes, .size = size};
-    record.crc32 = (uint32_t)crc32_z(0, bytes, (size_t)size);
+    record.crc32 = fc_crc32(0, bytes, (size_t)size);
     return add_record(zip, &record, err);
 }
 
-fc_code fc_torch_zip_add_data(fc_torch_zip *zip, uint64_t size, uint64_t *offset, fc_error *err) {
-    fc_torch_zip_record record = {.size = size, .number = zip->ndata};
+static fc_code add_data(fc_torch_zip *zip, fc_torch_zip_record record, fc_error *err) {
+    record.number = zip->ndata;
     fc_code rc = add_record(zip, &record, err);
+    zip->ndata += rc == FC_OK;
+    return rc;
+}
+
+fc_code fc_torch_zip_add_data(fc_torch_zip *zip, uint64_t size, uint64_t *offset, fc_error *err) {
+    fc_code rc = add_data(zip, (fc_torch_zip_record){.size = size}, err);
     if (rc == FC_OK) {
-        zip->ndata++;
         *offset = zip->records[zip->nrecords - 1].data;
     }
     return rc;
+}
+
+fc_code fc_torch_zip_add_bytes(fc_torch_zip *zip, const void *bytes, uint64_t size, fc_error *err) {
+    uint32_t crc = fc_crc32(0, bytes, (size_t)size);
+    return add_data(zip, (fc_torch_zip_record){.bytes = bytes, .size = size, .crc32 = crc}, err);
 }
 
 fc_code fc_torch_zip_begin(fc_torch_zip *zip, const char *folder, const void *pickle, uint64_t size, fc_error *err) {
@@ -346,7 +356,7 @@ static fc_code write_all(fc_torch_zip *zip, output *out, fc_error *err) {
     }
     make_id(zip, id);
     last->bytes = id;
-    last->crc32 = (uint32_t)crc32_z(0, (const Bytef *)id, ID_SIZE);
+    last->crc32 = fc_crc32(0, id, ID_SIZE);
     fc_code rc = FC_OK;
     for (size_t i = 0; i < zip->nrecords && rc == FC_OK; i++) {
         rc = write_record(zip, &zip->records[i], out, err);

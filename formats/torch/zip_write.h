@@ -58,6 +58,9 @@ fc_code fc_torch_zip_begin(fc_torch_zip *zip, const char *folder, const void *pi
  */
 fc_code fc_torch_zip_add_data(fc_torch_zip *zip, uint64_t size, uint64_t *offset, fc_error *err);
 
+/** Likewise a data record whose bytes are here. @param bytes borrowed until the archive is written. */
+fc_code fc_torch_zip_add_bytes(fc_torch_zip *zip, const void *bytes, uint64_t size, fc_error *err);
+
 /** Adds a small record. @param name, bytes borrowed until the archive is written. */
 fc_code fc_torch_zip_add(fc_torch_zip *zip, const char *name, const void *bytes, uint64_t size, fc_error *err);
 

@@ -47,7 +47,7 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
                                "{name}: lists {count:parameter:parameters} that {src} does not hold, e.g. {other}",
                                NULL},
     [FC_FOUND_GROUP_STATE] = {"group-state", FC_SEVERITY_WARNING,
-                              "{name}: the parameter has optimizer state and is in no group of {other}", NULL},
+                              "{name}: has optimizer state, but no list of param_groups names it (see {other})", NULL},
     [FC_FOUND_MISSING] = {"missing", FC_SEVERITY_ERROR, "{name}: missing: {ref} has it, {expected}", NULL},
     [FC_FOUND_MISSING_OBJECT] = {"missing-object", FC_SEVERITY_ERROR, "{name}: missing: {ref} has it, an object", NULL},
     [FC_FOUND_UNEXPECTED] = {"unexpected", FC_SEVERITY_ERROR, "{name}: unexpected: {found}, not in {ref}", NULL},
@@ -61,9 +61,6 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
                                  "{count:name lacks:names lack} the prefix '{detail}'{expected}, e.g. {name}; {ref} "
                                  "has them with it",
                                  "convert with {option}"},
-    [FC_FOUND_PREFIX_OTHER] = {"prefix-other", FC_SEVERITY_ERROR,
-                               "{count:name has:names have} another prefix, e.g. {name}; {ref} has {other}",
-                               "convert with {option}"},
     [FC_FOUND_WRAPPER_EXTRA] = {"wrapper-extra", FC_SEVERITY_ERROR,
                                 "{count:name contains:names contain} '{detail}'{expected}, e.g. {name}; {ref} has "
                                 "them without",
@@ -101,7 +98,7 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
                         "convert with {option}"},
     [FC_FOUND_DTYPE_MIXED] = {"dtype-mixed", FC_SEVERITY_ERROR,
                               "{name}{other}: {found}, in {ref} {expected}; --dtype would change the other tensors too",
-                              "convert these alone with {option}"},
+                              "save again with the dtypes of {ref}"},
     [FC_FOUND_DTYPE_OTHER] = {"dtype-other", FC_SEVERITY_ERROR, "{name}{other}: {found}, in {ref} {expected}", NULL},
     [FC_FOUND_NOT_A_TENSOR] = {"not-a-tensor", FC_SEVERITY_ERROR, "{name}: an object, in {ref} a tensor, {expected}",
                                NULL},

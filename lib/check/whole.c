@@ -16,10 +16,9 @@
 /* What lies in a file. */
 typedef struct contents {
     uint64_t needed;           /* bytes */
-    uint64_t pieces;           /* of tensors and objects */
     const fc_tensor *first;    /* one of those with a piece in it */
     const fc_tensor *furthest; /* the one that ends last */
-    uint64_t tensors;
+    uint64_t tensors, objects; /* with a piece in it */
 } contents;
 
 static contents *take_stock(checking *c) {
@@ -35,8 +34,9 @@ static contents *take_stock(checking *c) {
                 continue;
             }
             contents *f = &files[chunk->file];
-            f->pieces++;
-            f->tensors += last[chunk->file] != tensor;
+            if (last[chunk->file] != tensor) {
+                *(tensor->object ? &f->objects : &f->tensors) += 1;
+            }
             last[chunk->file] = tensor;
             f->first = f->first ? f->first : tensor;
             if (end > f->needed) {
@@ -48,13 +48,26 @@ static contents *take_stock(checking *c) {
     return last ? files : NULL;
 }
 
+/* "12 tensors and 3 objects, e.g. wq.weight" */
+static const char *contents_text(checking *c, const contents *has) {
+    uint64_t both = has->tensors + has->objects;
+    if (!has->first) {
+        return "no data";
+    }
+    if (both == 1) {
+        return fc_check_text(c, "data of %s", has->first->name);
+    }
+    const char *tensors = fc_check_text(c, "%" PRIu64 " tensor%s", has->tensors, has->tensors == 1 ? "" : "s");
+    const char *objects = fc_check_text(c, "%" PRIu64 " object%s", has->objects, has->objects == 1 ? "" : "s");
+    return fc_check_text(c, "data of %s%s%s, e.g. %s", has->tensors ? tensors : "",
+                         has->tensors && has->objects ? " and " : "", has->objects ? objects : "", has->first->name);
+}
+
 static void file_missing(checking *c, const fc_file *file, const contents *has) {
-    const char *lost = !has->first         ? "what it held"
-                       : has->tensors == 1 ? fc_check_text(c, "data of %s", has->first->name)
-                                           : fc_check_text(c, "data of %" PRIu64 " tensors and objects, e.g. %s",
-                                                           has->tensors, has->first->name);
-    fc_check_add(
-        c, &(fc_finding){.kind = FC_FOUND_FILE_MISSING, .name = file->path, .detail = lost, .count = has->tensors});
+    fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_MISSING,
+                                  .name = file->path,
+                                  .detail = contents_text(c, has),
+                                  .count = has->tensors + has->objects});
 }
 
 static void check_file(checking *c, size_t index, const contents *has) {

@@ -50,6 +50,10 @@ FOLD(sum_u32, u32, a + b)
 FOLD(sum_u16, u16, a + b)
 FOLD(sum_u8, u8, a + b)
 FOLD(or_u8, u8, a | b)
+FOLD(xor_u64, u64, a ^ b)
+FOLD(xor_u32, u32, a ^ b)
+FOLD(xor_u16, u16, a ^ b)
+FOLD(xor_u8, u8, a ^ b)
 FOLD_ORDERED(f32)
 FOLD_ORDERED(f64)
 FOLD_INTEGER(i64)
@@ -62,7 +66,7 @@ FOLD_INTEGER(u16)
 FOLD_INTEGER(u8)
 
 typedef struct folds {
-    fold_fn sum, min, max;
+    fold_fn sum, min, max, differ;
 } folds;
 
 /* How elements are computed with: complex numbers as twice as many real ones. */
@@ -74,13 +78,13 @@ typedef struct way {
 } way;
 
 static way way_of(fc_dtype dtype) {
-    static const folds f32 = {sum_f32, min_f32, max_f32}, f64 = {sum_f64, min_f64, max_f64};
+    static const folds f32 = {sum_f32, min_f32, max_f32, NULL}, f64 = {sum_f64, min_f64, max_f64, NULL};
     static const folds integers[] = {
-        [FC_I64] = {sum_u64, min_i64, max_i64}, [FC_I32] = {sum_u32, min_i32, max_i32},
-        [FC_I16] = {sum_u16, min_i16, max_i16}, [FC_I8] = {sum_u8, min_i8, max_i8},
-        [FC_U64] = {sum_u64, min_u64, max_u64}, [FC_U32] = {sum_u32, min_u32, max_u32},
-        [FC_U16] = {sum_u16, min_u16, max_u16}, [FC_U8] = {sum_u8, min_u8, max_u8},
-        [FC_BOOL] = {or_u8, min_u8, max_u8},
+        [FC_I64] = {sum_u64, min_i64, max_i64, xor_u64}, [FC_I32] = {sum_u32, min_i32, max_i32, xor_u32},
+        [FC_I16] = {sum_u16, min_i16, max_i16, xor_u16}, [FC_I8] = {sum_u8, min_i8, max_i8, xor_u8},
+        [FC_U64] = {sum_u64, min_u64, max_u64, xor_u64}, [FC_U32] = {sum_u32, min_u32, max_u32, xor_u32},
+        [FC_U16] = {sum_u16, min_u16, max_u16, xor_u16}, [FC_U8] = {sum_u8, min_u8, max_u8, xor_u8},
+        [FC_BOOL] = {or_u8, min_u8, max_u8, xor_u8},
     };
     switch (dtype) {
     case FC_F64:
@@ -100,15 +104,16 @@ static way way_of(fc_dtype dtype) {
 }
 
 fc_code fc_arith_check(fc_dtype dtype, fc_reduce op, fc_error *err) {
-    static const char *const names[] = {"sum", "avg", "min", "max"};
-    if ((unsigned)op > FC_REDUCE_MAX || (unsigned)dtype >= FC_DTYPE_COUNT) {
+    static const char *const names[] = {"sum", "avg", "min", "max", "xor"};
+    if ((unsigned)op > FC_REDUCE_XOR || (unsigned)dtype >= FC_DTYPE_COUNT) {
         return fc_fail(err, FC_EUSAGE, "a reduction by operation %d of type %d: there is none", (int)op, (int)dtype);
     }
     fc_dtype_class cls = fc_dtype_get(dtype)->cls;
     bool number = cls != FC_CLASS_PACKED && cls != FC_CLASS_OPAQUE;
     bool fractional = cls == FC_CLASS_FLOAT || cls == FC_CLASS_COMPLEX;
-    bool ordered = number && cls != FC_CLASS_COMPLEX;
-    if (!number || (op == FC_REDUCE_AVG && !fractional) || (op >= FC_REDUCE_MIN && !ordered)) {
+    bool ordered = cls != FC_CLASS_COMPLEX;
+    if (!number || (op == FC_REDUCE_AVG && !fractional) || (op == FC_REDUCE_XOR && fractional) ||
+        ((op == FC_REDUCE_MIN || op == FC_REDUCE_MAX) && !ordered)) {
         return fc_fail(err, FC_EUNSUPPORTED, "the %s of %s elements is not defined", names[op],
                        fc_dtype_get(dtype)->torch_name);
     }
@@ -146,7 +151,8 @@ static void divide_block(const way *w, block *b, double divisor) {
 
 void fc_arith_reduce(fc_dtype dtype, fc_reduce op, const void *const *inputs, int n, void *out, size_t count) {
     way w = way_of(dtype);
-    fold_fn fold = op == FC_REDUCE_MIN ? w.folds.min : op == FC_REDUCE_MAX ? w.folds.max : w.folds.sum;
+    const fold_fn all[] = {w.folds.sum, w.folds.sum, w.folds.min, w.folds.max, w.folds.differ};
+    fold_fn fold = all[op];
     size_t size = fc_dtype_size(w.stored);
     if (!fold) { /* no numbers: fc_arith_check refuses these types */
         return;

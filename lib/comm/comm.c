@@ -51,15 +51,25 @@ static fc_code gather_from_host(fc_comm *comm, const void *send, void *recv, siz
     return rc;
 }
 
-static fc_code report(int rank, const outcome *of, fc_error *err) {
-    if (fc_names_a_rank(of->message)) {
+/* What all ranks say alike is not one rank's trouble: a file that does not exist. */
+static bool all_alike(const outcome *all, int size) {
+    for (int r = 1; r < size; r++) {
+        if (all[r].code != all[0].code || strcmp(all[r].message, all[0].message) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static fc_code report(int rank, const outcome *of, bool alike, fc_error *err) {
+    if (alike || fc_names_a_rank(of->message)) {
         return fc_fail(err, (fc_code)of->code, "%s", of->message);
     }
     return fc_fail(err, (fc_code)of->code, "rank %d: %s", rank, of->message);
 }
 
 fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err) {
-    if (comm->size == 1) {
+    if (comm->size == 1 || (comm->broken && mine != FC_OK)) {
         return mine;
     }
     outcome own = {.code = (int32_t)mine};
@@ -72,9 +82,10 @@ fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
     fc_code rc = gather_from_host(comm, &own, all, sizeof own, err);
+    bool alike = rc == FC_OK && all_alike(all, comm->size);
     for (int rank = 0; rc == FC_OK && rank < comm->size; rank++) {
         if (all[rank].code != FC_OK) {
-            rc = report(rank, &all[rank], err);
+            rc = report(rank, &all[rank], alike, err);
         }
     }
     free(all);

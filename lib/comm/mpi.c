@@ -56,7 +56,7 @@ static fc_code wait_all(fc_comm *comm, const char *call, int count, MPI_Request 
         }
         if (comm->cancel && atomic_load(comm->cancel)) {
             comm->broken = true;
-            return fc_fail(err, FC_EINTERRUPTED, "interrupted");
+            return fc_fail(err, FC_EINTERRUPTED, "interrupted: the job was stopped, or another rank has died");
         }
         if (spins < SPINS) {
             sched_yield();
@@ -65,6 +65,11 @@ static fc_code wait_all(fc_comm *comm, const char *call, int count, MPI_Request 
             pause.tv_nsec = pause.tv_nsec * 2 > MOST_SLEEP ? MOST_SLEEP : pause.tv_nsec * 2;
         }
     }
+}
+
+/* A rank that has failed alone must not start anything that the others do not join. */
+static fc_code gave_up(const fc_comm *comm, fc_error *err) {
+    return fc_fail(err, FC_EIO, "rank %d: gave up before", comm->rank);
 }
 
 /* Starts a call that makes one request, and waits for it. */
@@ -87,6 +92,9 @@ static size_t least(size_t a, size_t b) {
 
 static fc_code mpi_barrier(fc_comm *comm, fc_error *err) {
     state *s = comm->state;
+    if (comm->broken) {
+        return gave_up(comm, err);
+    }
     AND_WAIT(comm, "barrier", MPI_Ibarrier(s->mpi, &request), err);
     return FC_OK;
 }
@@ -94,6 +102,9 @@ static fc_code mpi_barrier(fc_comm *comm, fc_error *err) {
 static fc_code mpi_broadcast(fc_comm *comm, void *data, size_t bytes, int root, fc_stream *stream, fc_error *err) {
     (void)stream;
     state *s = comm->state;
+    if (comm->broken) {
+        return gave_up(comm, err);
+    }
     if (root < 0 || root >= comm->size) {
         return fc_fail(err, FC_EUSAGE, "broadcast: there is no rank %d among %d", root, comm->size);
     }
@@ -170,6 +181,9 @@ static fc_code mpi_all_gather_v(fc_comm *comm, const void *send, void *recv, con
     state *s = comm->state;
     char *own = (char *)recv + displs[comm->rank];
     size_t end = 0;
+    if (comm->broken) {
+        return gave_up(comm, err);
+    }
     if (counts[comm->rank] > 0 && own != send) {
         memmove(own, send, counts[comm->rank]);
     }
@@ -185,6 +199,9 @@ static fc_code mpi_all_gather(fc_comm *comm, const void *send, void *recv, size_
     (void)stream;
     state *s = comm->state;
     char *own = (char *)recv + bytes * (size_t)comm->rank;
+    if (comm->broken) {
+        return gave_up(comm, err);
+    }
     if (bytes > 0 && own != send) {
         memmove(own, send, bytes);
     }
@@ -316,7 +333,7 @@ static fc_code mpi_reduce_scatter(fc_comm *comm, const void *send, void *recv, s
                                   fc_reduce op, fc_stream *stream, fc_error *err) {
     (void)stream;
     shares of;
-    fc_code rc = fc_arith_check(dtype, op, err);
+    fc_code rc = comm->broken ? gave_up(comm, err) : fc_arith_check(dtype, op, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -358,7 +375,7 @@ static fc_code all_reduce_small(fc_comm *comm, void *data, size_t count, fc_dtyp
 static fc_code mpi_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_stream *stream,
                               fc_error *err) {
     shares of;
-    fc_code rc = fc_arith_check(dtype, op, err);
+    fc_code rc = comm->broken ? gave_up(comm, err) : fc_arith_check(dtype, op, err);
     if (rc != FC_OK) {
         return rc;
     }

@@ -12,7 +12,8 @@ static fc_code byte_count(fc_dtype dtype, int ndim, const int64_t *sizes, size_t
     int64_t count;
     if (ndim < 0 || ndim > FC_MAX_DIMS || !fc_numel(ndim, sizes, &count) ||
         !fc_mul_size((size_t)count, fc_dtype_size(dtype), out)) {
-        return fc_fail(err, FC_EUSAGE, "an array of %d dimensions whose size is negative or does not fit 64 bits", ndim);
+        return fc_fail(err, FC_EUSAGE, "an array of %d dimensions whose size is negative or does not fit 64 bits",
+                       ndim);
     }
     return FC_OK;
 }

@@ -40,8 +40,8 @@ static fc_code pad_with_value(const fc_array *run, fc_stream *stream, fc_error *
 
 fc_code fc_flat_view(const fc_flat_layout *layout, const fc_array *flat, size_t param, fc_array *out, fc_error *err) {
     const fc_flat_param *p = &layout->params[param];
-    fc_code rc = fc_array_over(flat->device, flat->dtype, p->ndim, p->shape, at(flat, p->numel > 0 ? p->offset : 0),
-                               out, err);
+    fc_code rc =
+        fc_array_over(flat->device, flat->dtype, p->ndim, p->shape, at(flat, p->numel > 0 ? p->offset : 0), out, err);
     for (int d = 0; rc == FC_OK && d < p->ndim; d++) {
         out->strides[d] = p->strides[d];
     }

@@ -245,6 +245,7 @@ static uint64_t owned_bytes(const fc_wanted *wanted, const fc_part *part, bool *
 static int wanted_threads(const fc_move_options *options, uint64_t bytes) {
     int threads = options && options->threads > 0 ? options->threads : fc_default_threads();
     threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
+    bytes /= options && options->shares > 1 ? options->shares : 1;
     uint64_t useful = bytes / (FC_TILE_BYTES / 4) + 1; /* a thread for less than this is not worth its start */
     return (uint64_t)threads > useful ? (int)useful : threads;
 }
@@ -261,7 +262,8 @@ fc_code fc_move_part(const fc_wanted *wanted, const fc_part *part, const fc_move
     if (!e.decoded) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", part->path);
     }
-    fc_code rc = fc_output_allocate(part->path, err);
+    bool first = !options || options->share == 0; /* of those that write this file together */
+    fc_code rc = first ? fc_output_allocate(part->path, err) : FC_OK;
     if (rc != FC_OK) {
         fc_decoded_free(e.decoded);
         return rc;
@@ -271,6 +273,9 @@ fc_code fc_move_part(const fc_wanted *wanted, const fc_part *part, const fc_move
     fc_queue_init(&e.queue, wanted, part, e.budget.tile, e.budget.large_tile);
     e.queue.crc32 = options && options->crc32;
     e.queue.digests = options ? options->digests : NULL;
+    if (options && options->shares > 1) {
+        fc_queue_share(&e.queue, options->share, options->shares);
+    }
     fc_threads_run(e.budget.threads, work, &e);
     fc_queue_destroy(&e.queue);
     pthread_mutex_destroy(&e.lock);

@@ -42,6 +42,8 @@ typedef struct fc_queue {
     size_t large_tile_bytes; /**< the same for tensors that gain from it */
     bool crc32;              /**< see fc_move_options */
     uint64_t *digests;       /**< see fc_move_options; may be NULL */
+    uint64_t first, end;     /**< bytes of the part's contiguous items behind each other: what this process moves */
+    uint64_t position;       /**< of item `next` among them */
     size_t next;             /**< item */
     fc_active *current;      /**< whose tiles are not all handed out; NULL between items */
     fc_tiles tiles;          /**< of current */
@@ -49,6 +51,9 @@ typedef struct fc_queue {
 
 void fc_queue_init(fc_queue *queue, const fc_wanted *wanted, const fc_part *part, size_t tile_bytes,
                    size_t large_tile_bytes);
+
+/** Leaves out all but part `share` of `shares`, by bytes; sets the CRCs of items of which nothing is moved here. */
+void fc_queue_share(fc_queue *queue, uint32_t share, uint32_t shares);
 
 /** Frees what is left, also after an error; no worker may hold a batch any more. */
 void fc_queue_destroy(fc_queue *queue);

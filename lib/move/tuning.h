@@ -40,6 +40,10 @@ enum {
     FC_THREADS_PROCESSOR = 4,
     FC_THREADS_DISK = 16,
 
+    /* Where several processes write one file, each gets runs of whole multiples of this: values below it are moved by
+       one of them. */
+    FC_SHARE_BYTES = 256 << 10,
+
     FC_MOST_THREADS = 256
 };
 

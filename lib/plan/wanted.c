@@ -49,7 +49,9 @@ static bool strip_path(const fc_tensor *source, size_t drop, fc_arena *arena, fc
     if (count > 0) {
         memcpy(elements, source->path.elements + first, count * sizeof *elements);
         elements[0].key += drop;
-        elements[0].is_index = elements[0].is_index && drop == 0;
+        if (drop > 0) { /* what is left of a number is text */
+            elements[0].is_index = elements[0].is_tuple = elements[0].is_number = false;
+        }
     }
     out->elements = elements;
     out->count = count;

@@ -37,7 +37,6 @@ typedef enum fc_finding_kind {
     FC_FOUND_UNEXPECTED_OBJECT,
     FC_FOUND_PREFIX_EXTRA,    /**< names have a prefix that the reference's have not */
     FC_FOUND_PREFIX_LACKING,  /**< the reference's have a prefix */
-    FC_FOUND_PREFIX_OTHER,    /**< both have one, another */
     FC_FOUND_WRAPPER_EXTRA,   /**< names have a wrapper's component that the reference's have not */
     FC_FOUND_WRAPPER_LACKING, /**< the other way round */
     FC_FOUND_RENAMED,         /**< same dtype, shape and bytes under another name */

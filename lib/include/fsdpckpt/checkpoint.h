@@ -91,6 +91,7 @@ typedef struct fc_checkpoint {
     size_t ntensors;
     fc_mesh mesh;         /**< ndim 0 where the format records none */
     const char *producer; /**< what wrote it, if known; else NULL ("torch 2.15.0", "fsdpckpt 0.1.0") */
+    const char *note;     /**< what the format cannot vouch for, a line for a person; NULL: nothing */
     void *state;          /**< private to the format; its close frees it */
 } fc_checkpoint;
 

@@ -18,7 +18,8 @@
 extern "C" {
 #endif
 
-typedef enum fc_reduce { FC_REDUCE_SUM, FC_REDUCE_AVG, FC_REDUCE_MIN, FC_REDUCE_MAX } fc_reduce;
+/** XOR is for integers and booleans, AVG for floating and complex numbers, MIN and MAX for all but complex ones. */
+typedef enum fc_reduce { FC_REDUCE_SUM, FC_REDUCE_AVG, FC_REDUCE_MIN, FC_REDUCE_MAX, FC_REDUCE_XOR } fc_reduce;
 
 typedef struct fc_comm fc_comm;
 
@@ -59,7 +60,7 @@ fc_code fc_comm_split_mesh(fc_comm *comm, const fc_mesh *mesh, int dim, fc_comm 
 
 /**
  * Agrees on an outcome: every rank gives its own code and error, all get FC_OK if all gave it, else the code and the
- * message of the lowest rank that failed ("rank 3: …").
+ * message of the lowest rank that failed ("rank 3: …"; without the rank if all say the same).
  */
 fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err);
 

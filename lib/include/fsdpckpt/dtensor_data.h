@@ -57,8 +57,8 @@ fc_code fc_redistribute(const fc_fsdp_tensor *tensor, const fc_placement *placem
 
 /** DTensorExtensions: what the transforms need to know. */
 typedef struct fc_dtensor_extensions {
-    fc_stream *compute_stream;  /**< the default stream of FSDP; set when its root unit is */
-    bool has_compute_stream;    /**< false before that: the transforms then use `current_stream` */
+    fc_stream *compute_stream; /**< the default stream of FSDP; set when its root unit is */
+    bool has_compute_stream;   /**< false before that: the transforms then use `current_stream` */
     fc_stream *current_stream;
 } fc_dtensor_extensions;
 

@@ -63,6 +63,9 @@ typedef struct fc_format {
     fc_code (*check_file)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
 
     bool self_contained; /**< when sharded, every rank's file holds all of its boxes, replicated ones and objects too */
+    /** The format has no objects: `reserve` puts them where this says, for people, and the engine has none to write.
+     *  NULL: objects are stored like tensors. */
+    const char *objects_note;
     /** Whether the target is a directory, and of how many files. NULL: a file without a mesh, else a directory of a
      *  file a rank and an index. */
     bool (*is_directory)(const fc_wanted *wanted);

@@ -11,7 +11,7 @@
  *   fc_fsdp_post_backward_final
  *   optimizer on fc_fsdp_local_shard and fc_fsdp_sharded_grad; fc_fsdp_zero_grad
  *
- * The root's pre-forward comes first and its post-forward last, its pre-backward first and its post-backward last.
+ * The root's pre-forward comes first and its post-forward last; its pre-backward comes before the end of the backward.
  * All ranks make the same calls. An object belongs to one thread. After an error the step cannot go on.
  */
 #ifndef FSDPCKPT_FSDP_H
@@ -107,20 +107,17 @@ typedef struct fc_comm_hook {
     fc_code (*run)(const struct fc_comm_hook *hook, fc_comm *comm, fc_array *grad, fc_array *shard, fc_stream *stream,
                    fc_error *err);
     double predivide, postdivide; /**< set when the hook is registered */
-    /** The hook is given gradients as they were computed, communicates in a lower precision of its choice and leaves
-     *  them in the dtype of the parameters (LOW_PRECISION_HOOKS). False: it works in the reduce dtype. */
+    /** LOW_PRECISION_HOOKS: the hook gets gradients in `dtype`, straight from the dtype they were computed in. False:
+     *  in the reduce dtype. */
     bool low_precision;
+    fc_dtype dtype;
     void *state; /**< the caller's */
 } fc_comm_hook;
 
 /** allreduce_hook and reduce_scatter_hook: what is done without a hook, as a hook. */
-fc_code fc_reduce_scatter_hook(const fc_comm_hook *hook, fc_comm *comm, fc_array *grad, fc_array *shard,
-                               fc_stream *stream, fc_error *err);
-/** fp16_compress_hook and bf16_compress_hook; low_precision must be set. */
-fc_code fc_fp16_compress_hook(const fc_comm_hook *hook, fc_comm *comm, fc_array *grad, fc_array *shard,
-                              fc_stream *stream, fc_error *err);
-fc_code fc_bf16_compress_hook(const fc_comm_hook *hook, fc_comm *comm, fc_array *grad, fc_array *shard,
-                              fc_stream *stream, fc_error *err);
+fc_comm_hook fc_reduce_scatter_hook(void);
+/** fp16_compress_hook, bf16_compress_hook. */
+fc_comm_hook fc_compress_hook(fc_dtype dtype);
 
 typedef struct fc_fsdp_options {
     bool use_orig_params; /**< aligns parameters in the flat ones, see fc_flat_layout_new */
@@ -219,8 +216,8 @@ fc_code fc_fsdp_post_backward(fc_fsdp_handle *handle, fc_error *err);
 /** The end of a backward: waits for the reductions and makes the gradients ready for the optimizer. */
 fc_code fc_fsdp_post_backward_final(fc_fsdp *fsdp, fc_error *err);
 
-/** Drops the gradients, as optimizer.zero_grad(set_to_none=True). */
-void fc_fsdp_zero_grad(fc_fsdp *fsdp);
+/** Drops the gradients, as optimizer.zero_grad(set_to_none=True); those of no_sync, too. */
+fc_code fc_fsdp_zero_grad(fc_fsdp *fsdp, fc_error *err);
 
 /** The unsharded parameter `param` of the layout, between pre- and post-forward or pre- and post-backward. */
 fc_code fc_fsdp_param(fc_fsdp_handle *handle, size_t param, fc_fsdp_tensor *out, fc_error *err);
