@@ -178,7 +178,7 @@ static fc_code add_assembled(view *v, fc_h5_out *out, uint32_t index, uint32_t f
     fc_arena *scratch = fc_arena_new();
     fc_code rc = scratch ? fc_h5_out_mappings(out, &list, err) : no_memory(v, err);
     for (size_t i = 0; i < value->npatches && rc == FC_OK; i++) {
-        const fc_h5_patch *patch = &value->patches[i];
+        const fc_h5_view_box *patch = &value->patches[i];
         fc_h5_mapping mapping = {".", patch->offsets, patch->sizes, patch->whole ? NULL : &patch->run};
         const char *source = fc_h5_tree_path(&v->w->tree, first + (uint32_t)patch->base, scratch);
         rc = source ? fc_h5_out_map(out, list, t->ndim, t->shape, &mapping, source, err) : no_memory(v, err);

@@ -18,12 +18,12 @@ typedef struct fc_h5_base {
 } fc_h5_base;
 
 /** A box of a tensor that is elements of a base. */
-typedef struct fc_h5_patch {
+typedef struct fc_h5_view_box {
     size_t base;
     const int64_t *offsets, *sizes; /**< in the tensor */
     fc_h5_run run;
     bool whole; /**< all of the base, and not `run` of it */
-} fc_h5_patch;
+} fc_h5_view_box;
 
 typedef enum fc_h5_view_kind {
     FC_H5_VIEW_EMPTY,     /**< no elements */
@@ -36,7 +36,7 @@ typedef struct fc_h5_viewed {
     fc_h5_view_kind kind;
     const fc_h5_base *bases;
     size_t nbases;
-    const fc_h5_patch *patches;
+    const fc_h5_view_box *patches;
     size_t npatches;
     uint64_t offset; /**< COPIED: where the bytes go in the file, set by view.c */
 } fc_h5_viewed;

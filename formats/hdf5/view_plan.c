@@ -35,7 +35,7 @@ typedef struct plan {
     size_t nchunks;
     fc_h5_base *bases;
     size_t nbases;
-    fc_h5_patch *patches;
+    fc_h5_view_box *patches;
     size_t npatches, patch_room;
     const char *why; /* it cannot be viewed; else NULL */
 } plan;
@@ -152,10 +152,10 @@ static fc_code new_base(plan *p, int ndim, const int64_t *shape, size_t segments
     return FC_OK;
 }
 
-static fc_code new_patch(plan *p, const fc_h5_patch *patch, fc_error *err) {
+static fc_code new_patch(plan *p, const fc_h5_view_box *patch, fc_error *err) {
     if (p->npatches == p->patch_room) {
         size_t room = p->patch_room ? 2 * p->patch_room : 4;
-        fc_h5_patch *grown = fc_arena_calloc(p->arena, room, sizeof *grown);
+        fc_h5_view_box *grown = fc_arena_calloc(p->arena, room, sizeof *grown);
         if (!grown) {
             return no_memory(err);
         }
@@ -189,7 +189,7 @@ static fc_code add_stack(plan *p, size_t first, size_t count, size_t segments, f
         const fc_extent *e = &p->chunks[i].extent;
         add_bytes(base, e->file, e->offset + e->first, bytes_of(p, &p->chunks[i]));
     }
-    fc_h5_patch patch = {.base = p->nbases - 1, .offsets = top->dims, .sizes = base->shape, .whole = true};
+    fc_h5_view_box patch = {.base = p->nbases - 1, .offsets = top->dims, .sizes = base->shape, .whole = true};
     return new_patch(p, &patch, err);
 }
 
@@ -314,7 +314,7 @@ static fc_code add_run(plan *p, const located *l, const cut *c, unsigned mask, i
             run.start += index * c->strides[i];
         }
     }
-    fc_h5_patch patch = {.base = p->nbases - 1, .offsets = dims, .sizes = dims + ndim, .run = run};
+    fc_h5_view_box patch = {.base = p->nbases - 1, .offsets = dims, .sizes = dims + ndim, .run = run};
     return new_patch(p, &patch, err);
 }
 
