@@ -5,6 +5,7 @@
 #include "view.h"
 
 #include "core/checked.h"
+#include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/plan.h"
@@ -192,6 +193,13 @@ static fc_code add_assembled(view *v, fc_h5_out *out, uint32_t index, uint32_t f
     return rc;
 }
 
+/* The digest that the source has on record; none is computed, as no data is read. */
+static fc_code add_digest(const view *v, fc_h5_out *out, hid_t id, const fc_tensor *t, fc_error *err) {
+    fc_digest digest;
+    fc_code rc = fc_checkpoint_digest(v->wanted->source, t, FC_WHOLE_TENSOR, &digest, err);
+    return rc == FC_OK && digest.kind == FC_DIGEST_CRC64 ? fc_h5_out_crc(out, id, "crc64", digest.value, err) : rc;
+}
+
 static fc_code add_value(view *v, fc_h5_out *out, uint32_t index, fc_error *err) {
     const fc_wanted_tensor *tensor = &v->wanted->tensors[index];
     const fc_tensor *t = tensor->source;
@@ -212,6 +220,7 @@ static fc_code add_value(view *v, fc_h5_out *out, uint32_t index, fc_error *err)
         rc = fc_h5_out_stored(out, node, t->dtype, t->ndim, t->shape, &id, &value->offset, err);
     }
     rc = rc == FC_OK ? fc_h5_value_attributes(v->w, out, id, tensor, err) : rc;
+    rc = rc == FC_OK ? add_digest(v, out, id, t, err) : rc;
     if (id >= 0) {
         H5Dclose(id);
     }
@@ -252,7 +261,8 @@ static fc_code write_headers(view *v, const fc_h5_estimate *estimate, fc_error *
     for (size_t i = 0; i < v->wanted->ntensors && rc == FC_OK; i++) {
         rc = add_pieces(v, out, order[i], err);
     }
-    return fc_h5_out_close(out, rc, err);
+    rc = fc_h5_out_close(out, rc, err);
+    return rc == FC_OK ? fc_h5_out_seal(out, NULL, 0, err) : rc;
 }
 
 /* ---- what is copied ---- */
