@@ -205,4 +205,5 @@ const fc_format fc_format_dcp = {
     .close = dcp_close,
     .extent = fc_dcp_extent,
     .object_json = fc_dcp_object_json,
+    .digest = fc_dcp_digest,
 };

@@ -110,8 +110,9 @@ typedef struct attributes {
 
 const char *fc_h5_ours_name(fc_h5_ours attribute) {
     static const char *const names[FC_H5_A_COUNT] = {
-        "fsdpckpt_schema", "producer", "layout",     "mesh_shape",   "mesh_names", "world_size", "rank",     "kind",
-        "dtype",           "fqn",      "placements", "global_shape", "offsets",    "owner",      "encoding", "json"};
+        "fsdpckpt_schema", "producer",    "layout",     "mesh_shape",   "mesh_names", "world_size", "rank",     "kind",
+        "dtype",           "fqn",         "placements", "global_shape", "offsets",    "owner",      "encoding", "json",
+        "crc64",           "header_crc64"};
     return names[attribute];
 }
 

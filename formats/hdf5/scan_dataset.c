@@ -177,6 +177,8 @@ static void read_our_attributes(description *d, uint32_t present) {
     d->record.owner = i64s_if(d, present, FC_H5_A_OWNER, &owner, 1) == 1 ? owner : -1;
     d->record.nglobal_shape = i64s_if(d, present, FC_H5_A_GLOBAL_SHAPE, d->global_shape, FC_MAX_DIMS);
     d->record.noffsets = i64s_if(d, present, FC_H5_A_OFFSETS, d->offsets, FC_MAX_DIMS);
+    d->record.has_crc64 =
+        present >> FC_H5_A_CRC64 & 1 && fc_h5_read_u64(d->dataset, fc_h5_ours_name(FC_H5_A_CRC64), &d->record.crc64);
     d->record.global_shape = d->global_shape;
     d->record.offsets = d->offsets;
 }
