@@ -8,6 +8,8 @@
 #define COMMANDS(X)                                                                                                    \
     X(consolidate)                                                                                                     \
     X(reshard)                                                                                                         \
+    X(convert)                                                                                                         \
+    X(extract)                                                                                                         \
     X(inspect)                                                                                                         \
     X(schema)
 
