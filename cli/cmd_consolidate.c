@@ -14,6 +14,8 @@ static const char *const examples[] = {
     "the model without its optimizer",
     "fsdpckpt consolidate ckpt/ -o model.h5 --dtype bf16 --dry-run",
     "what a conversion to bfloat16 would write",
+    "fsdpckpt consolidate ckpt/ -o model/ --to safetensors --max-shard-size 5GB",
+    "a directory that transformers loads: model-00001-of-0000N.safetensors and the index",
     NULL,
 };
 
@@ -28,7 +30,7 @@ const command command_consolidate = {
         "asks for another type); a hole, an overlap or a damaged file is an error, and then nothing is "
         "written. DST appears under its name only when it is complete and on disk.",
     .examples = examples,
-    .takes = TAKES_CONVERSION,
+    .takes = TAKES_CONVERSION | TAKES(OPT_MAX_SHARD_SIZE),
     .needs = TAKES(OPT_OUTPUT),
     .run = run,
 };

@@ -1,6 +1,6 @@
 /*
  * Commands: what main.c needs to know of each. A new command is a file cmd_<name>.c that defines `command_<name>`
- * and one line in commands.c; usage, --help, the man page and the completions follow.
+ * and one line in command_list.h; usage, --help, the man page and the completions follow.
  */
 #ifndef FSDPCKPT_CLI_COMMAND_H
 #define FSDPCKPT_CLI_COMMAND_H

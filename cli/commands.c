@@ -1,23 +1,26 @@
 /*
- * The table of commands. Adding one is its file cmd_<name>.c and its line here.
+ * The table of commands. Adding one is its file cmd_<name>.c and its line in command_list.h.
  */
 #include "command.h"
 
 #include <string.h>
 
+#define X(name) extern const command command_##name;
+#include "command_list.h"
+#undef X
 #define COMMANDS(X)                                                                                                    \
     X(consolidate)                                                                                                     \
     X(reshard)                                                                                                         \
-    X(convert)                                                                                                         \
-    X(extract)                                                                                                         \
     X(inspect)                                                                                                         \
+    X(check)                                                                                                           \
+    X(diff)                                                                                                            \
     X(schema)
 
-#define DECLARE(name) extern const command command_##name;
-COMMANDS(DECLARE)
-
-#define ADDRESS(name) &command_##name,
-const command *const command_table[] = {COMMANDS(ADDRESS) NULL};
+const command *const command_table[] = {
+#define X(name) &command_##name,
+#include "command_list.h"
+#undef X
+    NULL};
 
 const command *command_find(const char *name) {
     for (const command *const *c = command_table; *c; c++) {

@@ -123,5 +123,6 @@ void help_version(text_out *out) {
                    "jansson   " FEATURE_JANSSON "\n"
                    "ISA-L     " FEATURE_ISAL "\n"
                    "seccomp   " FEATURE_SECCOMP "\n"
+                   "MPI       " FEATURE_MPI "\n"
                    "compiler  " FEATURE_COMPILER "\n");
 }

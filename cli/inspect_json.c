@@ -171,6 +171,7 @@ fc_code inspect_json(inspection *in, fc_error *err) {
     JSON_MEMBER(&j, string, "checkpoint", c->path);
     JSON_MEMBER(&j, string, "format", c->format->name);
     JSON_MEMBER(&j, string, "producer", c->producer);
+    JSON_MEMBER(&j, string, "note", c->note);
     write_mesh(&j, &c->mesh);
     write_totals(&j, in);
     write_files(&j, in);

@@ -47,6 +47,10 @@ static void print_summary(const inspection *in, const totals *sum, const cut_sum
         text_puts(in->out, ", written by ");
         text_name(in->out, c->producer);
     }
+    if (c->note) {
+        text_puts(in->out, "\nNote        ");
+        text_name(in->out, c->note);
+    }
     text_puts(in->out, "\nLayout      ");
     text_name(in->out, c->format->layout_only ? "none: there is no data to be cut"
                                               : cut_summary_layout(cuts, &c->mesh, layout, sizeof layout));

@@ -1,163 +1,14 @@
 /*
- * The one table of options and its parser: argv in, struct options out.
+ * The parser of the table of options: argv in, struct options out.
  */
 #include "options.h"
 
 #include "suggest.h"
 
 #include <errno.h>
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const char *const progress_choices[] = {"auto", "always", "never", NULL};
-
-#define FIELD(name) offsetof(options, name)
-
-const option_row option_table[OPT_COUNT] = {
-    [OPT_OUTPUT] = {.name = "output",
-                    .letter = 'o',
-                    .kind = KIND_TEXT,
-                    .arg = "DST",
-                    .offset = FIELD(output),
-                    .help = "write the new checkpoint to DST, which must not exist (but see --force)"},
-    [OPT_TO] = {.name = "to",
-                .kind = KIND_TEXT,
-                .arg = "FORMAT",
-                .offset = FIELD(to),
-                .help = "format of DST: h5 (the default)"},
-    [OPT_DP] = {.name = "dp",
-                .kind = KIND_NUMBER,
-                .arg = "N",
-                .offset = FIELD(dp),
-                .max = 1 << 20,
-                .help = "cut over N data-parallel (FSDP) ranks: Shard(0)"},
-    [OPT_TP] = {.name = "tp",
-                .kind = KIND_NUMBER,
-                .arg = "N",
-                .offset = FIELD(tp),
-                .max = 1 << 20,
-                .help = "cut over N tensor-parallel ranks, as the TP plan says"},
-    [OPT_REPLICAS] = {.name = "replicas",
-                      .kind = KIND_NUMBER,
-                      .arg = "N",
-                      .offset = FIELD(replicas),
-                      .max = 1 << 20,
-                      .help = "HSDP: N replicas of the dp x tp mesh; the data is stored once"},
-    [OPT_TP_PLAN] = {.name = "tp-plan",
-                     .kind = KIND_TEXT,
-                     .arg = "FILE|NAME",
-                     .offset = FIELD(tp_plan),
-                     .help = "JSON file in the spelling of Hugging Face's base_model_tp_plan, or 'auto' (the default), "
-                             "which knows the names of Llama, Qwen, Mistral, GPT-2 and GPT-NeoX"},
-    [OPT_INCLUDE] = {.name = "include",
-                     .kind = KIND_LIST,
-                     .arg = "GLOB",
-                     .offset = FIELD(include),
-                     .help = "only what has a name that matches GLOB (repeatable)"},
-    [OPT_EXCLUDE] = {.name = "exclude",
-                     .kind = KIND_LIST,
-                     .arg = "GLOB",
-                     .offset = FIELD(exclude),
-                     .help = "leave out what has a name that matches GLOB (repeatable)"},
-    [OPT_STRIP_PREFIX] = {.name = "strip-prefix",
-                          .kind = KIND_TEXT,
-                          .arg = "PREFIX",
-                          .offset = FIELD(strip_prefix),
-                          .help = "remove PREFIX, and a dot that follows it, from the start of names"},
-    [OPT_RENAME] = {.name = "rename",
-                    .kind = KIND_LIST,
-                    .arg = "RULE",
-                    .offset = FIELD(rename),
-                    .help =
-                        "change names, after --strip-prefix, as sed -E does: s/regex/replacement/, with \\1, &, any "
-                        "delimiter, flags g and i (repeatable: one after the other)"},
-    [OPT_DTYPE] = {.name = "dtype",
-                   .kind = KIND_DTYPE,
-                   .arg = "TYPE",
-                   .offset = FIELD(dtype),
-                   .help = "convert floating-point tensors to TYPE: f64, f32, f16, bf16, f8_e4m3fn, f8_e5m2 ... "
-                           "(or torch's names)"},
-    [OPT_COMPRESS] = {.name = "compress",
-                      .kind = KIND_LEVEL,
-                      .arg = "LEVEL",
-                      .offset = FIELD(compress),
-                      .help = "compress tensors (shuffle and deflate, which every HDF5 program reads): 1, the fastest, "
-                              "to 9; 0: not at all (the default)"},
-    [OPT_FORCE] = {.name = "force",
-                   .letter = 'f',
-                   .kind = KIND_FLAG,
-                   .offset = FIELD(force),
-                   .help = "replace the target if it exists; the old one stays until the new one is complete"},
-    [OPT_DRY_RUN] = {.name = "dry-run",
-                     .letter = 'n',
-                     .kind = KIND_FLAG,
-                     .offset = FIELD(dry_run),
-                     .help = "check everything, print the files, bytes and memory of the whole job, write nothing"},
-    [OPT_RANK] = {.name = "rank",
-                  .kind = KIND_INDEX,
-                  .arg = "R",
-                  .offset = FIELD(rank),
-                  .max = (1 << 20) - 1,
-                  .help =
-                      "with --dry-run: print what rank R would hold, its boxes, bytes and reads, instead of the sum"},
-    [OPT_JOBS] = {.name = "jobs",
-                  .letter = 'j',
-                  .kind = KIND_NUMBER,
-                  .arg = "N",
-                  .offset = FIELD(jobs),
-                  .max = 4096,
-                  .help = "number of worker threads (default: what keeps processors and disk busy)"},
-    [OPT_MEMORY] = {.name = "memory",
-                    .kind = KIND_SIZE,
-                    .arg = "SIZE",
-                    .offset = FIELD(memory),
-                    .help = "memory for all buffers, with K, M or G (default: 64M)"},
-    [OPT_PROGRESS] = {.name = "progress",
-                      .kind = KIND_CHOICE,
-                      .arg = "WHEN",
-                      .offset = FIELD(progress),
-                      .choices = progress_choices,
-                      .help = "show progress: auto (the default: on a terminal, after a second), always or never"},
-    [OPT_TREE] = {.name = "tree",
-                  .kind = KIND_FLAG,
-                  .offset = FIELD(tree),
-                  .help = "show the nesting of the state dict"},
-    [OPT_TENSOR] = {.name = "tensor",
-                    .letter = 't',
-                    .kind = KIND_TEXT,
-                    .arg = "NAME",
-                    .offset = FIELD(tensor),
-                    .help = "show one tensor: its pieces drawn as a grid of ranks, each with file, offset and bytes"},
-    [OPT_HTML] = {.name = "html",
-                  .kind = KIND_TEXT,
-                  .arg = "FILE",
-                  .offset = FIELD(html),
-                  .help = "write one self-contained page with a picture of how each tensor is cut"},
-    [OPT_HEADERS_ONLY] = {.name = "headers-only",
-                          .kind = KIND_FLAG,
-                          .offset = FIELD(headers_only),
-                          .help = "do not ask for the data files: only what the headers say"},
-    [OPT_FOLLOW_EXTERNAL] = {.name = "follow-external",
-                             .kind = KIND_FLAG,
-                             .offset = FIELD(follow_external),
-                             .help = "allow HDF5 external links, external storage and foreign virtual datasets"},
-    [OPT_JSON] = {.name = "json", .kind = KIND_FLAG, .offset = FIELD(json), .help = "print the result as JSON"},
-    [OPT_QUIET] = {.name = "quiet",
-                   .letter = 'q',
-                   .kind = KIND_FLAG,
-                   .offset = FIELD(quiet),
-                   .help = "no summary and no progress, errors only"},
-    [OPT_VERBOSE] = {.name = "verbose",
-                     .letter = 'v',
-                     .kind = KIND_COUNT,
-                     .offset = FIELD(verbose),
-                     .help = "say what is being done, on stderr"},
-    [OPT_HELP] = {.name = "help", .letter = 'h', .kind = KIND_FLAG, .offset = FIELD(help), .help = "show this help"},
-    [OPT_VERSION] = {.name = "version",
-                     .kind = KIND_FLAG,
-                     .offset = FIELD(version),
-                     .help = "show the version and what it was built with"},
-};
 
 /* Everything a value needs to be stored or refused. */
 typedef struct parser {
@@ -255,6 +106,38 @@ static fc_code store_size(const parser *p, const option_row *row, const char *te
     return FC_OK;
 }
 
+/* strtod takes "inf", "nan", blanks and hexadecimal numbers, and its decimal point depends on the locale. */
+static fc_code store_real(const parser *p, const option_row *row, const char *text) {
+    char *end = NULL;
+    bool plain = text[strspn(text, "0123456789.eE+-")] == '\0' && text[0] != '-' && text[0] != '+';
+    double value = plain ? strtod(text, &end) : -1;
+    if (!plain || end == text || *end || !(value >= 0 && value <= DBL_MAX)) {
+        return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a number of at least 0 such as 1e-5", row->name, text);
+    }
+    memcpy((char *)p->out + row->offset, &value, sizeof value);
+    return FC_OK;
+}
+
+static fc_code store_bytes(const parser *p, const option_row *row, const char *text) {
+    static const char units[] = "KMGT";
+    const char *end = NULL;
+    uint64_t value = 0;
+    bool good = parse_digits(text, &end, &value);
+    const char *unit = good && *end ? strchr(units, *end >= 'a' ? *end - 'a' + 'A' : *end) : NULL;
+    if (unit) {
+        bool binary = strcmp(end + 1, "iB") == 0;
+        end += binary ? 3 : 1 + (end[1] == 'B');
+        for (const char *u = units; good && u <= unit; u++) {
+            good = !__builtin_mul_overflow(value, binary ? UINT64_C(1024) : UINT64_C(1000), &value);
+        }
+    }
+    if (!good || *end || value == 0) {
+        return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a size such as 5GB or 500MiB", row->name, text);
+    }
+    memcpy((char *)p->out + row->offset, &value, sizeof value);
+    return FC_OK;
+}
+
 static fc_code store_dtype(const parser *p, const option_row *row, const char *text) {
     fc_dtype dtype;
     const char *name = strncmp(text, "torch.", 6) == 0 ? text + 6 : text;
@@ -325,8 +208,12 @@ static fc_code store(const parser *p, option_id id, const char *text) {
     case KIND_NUMBER:
     case KIND_INDEX:
         return store_number(p, row, text);
+    case KIND_BYTES:
+        return store_bytes(p, row, text);
     case KIND_SIZE:
         return store_size(p, row, text);
+    case KIND_REAL:
+        return store_real(p, row, text);
     case KIND_DTYPE:
         return store_dtype(p, row, text);
     case KIND_LEVEL:
@@ -424,5 +311,8 @@ void options_free(options *o) {
     free(o->include.items);
     free(o->exclude.items);
     free(o->rename.items);
+    free(o->allow_missing.items);
+    free(o->allow_unexpected.items);
+    free(o->ignore.items);
     memset(o, 0, sizeof *o);
 }

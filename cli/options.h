@@ -25,17 +25,32 @@ typedef enum option_id {
     OPT_RENAME,
     OPT_DTYPE,
     OPT_COMPRESS,
+    OPT_MAX_SHARD_SIZE,
     OPT_FORCE,
     OPT_DRY_RUN,
     OPT_RANK,
     OPT_JOBS,
     OPT_MEMORY,
     OPT_PROGRESS,
+    OPT_COMM,
     OPT_TREE,
     OPT_TENSOR,
     OPT_HTML,
     OPT_HEADERS_ONLY,
     OPT_FOLLOW_EXTERNAL,
+    OPT_AGAINST,
+    OPT_SCHEMA,
+    OPT_ALLOW_MISSING,
+    OPT_ALLOW_UNEXPECTED,
+    OPT_JUNIT,
+    OPT_GITHUB,
+    OPT_DATA,
+    OPT_RTOL,
+    OPT_ATOL,
+    OPT_EQUAL_NAN,
+    OPT_POLICY,
+    OPT_CLASSES,
+    OPT_IGNORE,
     OPT_JSON,
     OPT_QUIET,
     OPT_VERBOSE,
@@ -53,8 +68,8 @@ typedef enum option_id {
 #define TAKES_CONVERSION                                                                                               \
     (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |                      \
      TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) |         \
-     TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) |     \
-     TAKES(OPT_JSON))
+     TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_COMM) |                \
+     TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON))
 
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */
@@ -63,7 +78,9 @@ typedef enum option_kind {
     KIND_LIST,   /**< option_list, repeatable */
     KIND_NUMBER, /**< int64_t, 1 … max */
     KIND_INDEX,  /**< int64_t, 0 … max */
+    KIND_BYTES,  /**< uint64_t bytes as Hugging Face writes them: 5GB is 5 · 10^9, 5GiB 5 · 2^30 */
     KIND_SIZE,   /**< uint64_t bytes with an optional K, M, G or T (powers of 1024) */
+    KIND_REAL,   /**< double, at least 0 and finite */
     KIND_DTYPE,  /**< fc_dtype, floating point */
     KIND_LEVEL,  /**< int, 0 … 9 */
     KIND_CHOICE  /**< int, an index into choices */
@@ -89,20 +106,34 @@ typedef struct option_list {
 } option_list;
 
 typedef enum progress_mode { PROGRESS_AUTO, PROGRESS_ALWAYS, PROGRESS_NEVER } progress_mode;
+typedef enum comm_mode { COMM_AUTO, COMM_NONE, COMM_MPI } comm_mode;
 
 /** What the command line said. Strings are borrowed from argv. */
 typedef struct options {
     uint64_t given; /**< TAKES bits of the options that were there */
+    /* conversions, inspect */
     const char *output, *to, *tp_plan, *strip_prefix, *tensor, *html;
     int64_t dp, tp, replicas, jobs; /**< 0: not given */
     int64_t rank;                   /**< when OPT_RANK was given */
     uint64_t memory;                /**< 0: not given */
+    uint64_t max_shard_size;        /**< 0: not given */
     option_list include, exclude, rename;
     fc_dtype dtype; /**< when OPT_DTYPE was given */
     int compress;   /**< 0: none */
     int progress;   /**< progress_mode */
+    int comm;       /**< comm_mode */
+    bool force, dry_run, tree, headers_only, follow_external;
+    /* check and diff */
+    const char *against, *schema, *junit;
+    option_list allow_missing, allow_unexpected;
+    double rtol, atol;
+    bool github, data, equal_nan;
+    /* units */
+    const char *policy, *classes;
+    option_list ignore;
+    /* all */
     int verbose;
-    bool force, dry_run, tree, headers_only, follow_external, json, quiet, help, version;
+    bool json, quiet, help, version;
     const char **operands;
     size_t noperands;
 } options;

@@ -66,7 +66,7 @@ setup_python() {
 }
 
 BUILD_PACKAGES="build-essential cmake git libhdf5-dev libisal-dev libjansson-dev libseccomp-dev libxxhash-dev ninja-build
-    pkg-config python3 python3-venv zlib1g-dev libcmocka-dev hdf5-tools"
+    pkg-config python3 python3-venv zlib1g-dev libcmocka-dev hdf5-tools libopenmpi-dev openmpi-bin"
 TEST_PACKAGES="clang clang-format clang-tidy libclang-rt-14-dev"
 
 # Runs a command quietly; its output appears only when it fails.

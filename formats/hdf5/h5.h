@@ -15,6 +15,7 @@ fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
 fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err);
 fc_code fc_h5_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                           fc_error *err);
+fc_code fc_h5_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
 
 fc_code fc_h5_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
 fc_code fc_h5_reserve(fc_writer *writer, fc_part *part, fc_error *err);

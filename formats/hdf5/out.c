@@ -11,6 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Above this number libhdf5 stores the root's attributes elsewhere than in its header, where the digests are put. */
+enum { MOST_ROOT_ATTRIBUTES = 16 };
+
 /* The innermost message of HDF5's error stack is the cause; the others repeat it on the way up. */
 static herr_t first_message(unsigned n, const H5E_error2_t *entry, void *context) {
     const char **message = context;
@@ -66,7 +69,7 @@ static fc_code create_file(fc_h5_out *out, const fc_h5_estimate *estimate, fc_er
     if (H5Pset_libver_bounds(access, H5F_LIBVER_V18, H5F_LIBVER_V110) >= 0 &&
         H5Pset_fclose_degree(access, H5F_CLOSE_SEMI) >= 0 &&
         fc_h5_driver_use(access, out->driver, header_bytes(estimate), &out->channel) >= 0 &&
-        H5Pset_obj_track_times(create, 0) >= 0 &&
+        H5Pset_obj_track_times(create, 0) >= 0 && H5Pset_attr_phase_change(create, MOST_ROOT_ATTRIBUTES, 0) >= 0 &&
         H5Pset_link_creation_order(create, H5P_CRT_ORDER_TRACKED | H5P_CRT_ORDER_INDEXED) >= 0) {
         out->file = H5Fcreate(out->path, H5F_ACC_EXCL, create, access);
     }
@@ -145,7 +148,30 @@ fc_code fc_h5_out_close(fc_h5_out *out, fc_code rc, fc_error *err) {
     free(out->stack);
     free(out->stack_nodes);
     free(out->chain);
+    if (rc != FC_OK) {
+        fc_h5_out_release(out);
+    }
     return rc;
+}
+
+void fc_h5_out_release(fc_h5_out *out) {
+    free(out->channel.blocks.items);
+    out->channel.blocks = (fc_h5_blocks){NULL, 0, 0};
+}
+
+fc_code fc_h5_out_seal(fc_h5_out *out, const fc_h5_patch *patches, size_t count, fc_error *err) {
+    fc_code rc = fc_h5_headers_seal(out->path, &out->channel.blocks, patches, count, err);
+    fc_h5_out_release(out);
+    return rc;
+}
+
+fc_code fc_h5_out_address(fc_h5_out *out, hid_t object, uint64_t *address, fc_error *err) {
+    H5O_info_t info;
+    if (H5Oget_info2(object, &info, H5O_INFO_BASIC) < 0) {
+        return fail(out, err, "asking for the place of a header");
+    }
+    *address = info.addr;
+    return FC_OK;
 }
 
 /* Opens the group `node` below the last open one, making it when this file has not seen it yet. */
@@ -394,6 +420,10 @@ fc_code fc_h5_out_texts(fc_h5_out *out, hid_t object, const char *name, size_t c
 
 fc_code fc_h5_out_int(fc_h5_out *out, hid_t object, const char *name, int64_t value, fc_error *err) {
     return write_attribute(out, object, name, H5T_STD_I64LE, H5T_NATIVE_INT64, H5Scopy(out->scalar), &value, err);
+}
+
+fc_code fc_h5_out_crc(fc_h5_out *out, hid_t object, const char *name, uint64_t value, fc_error *err) {
+    return write_attribute(out, object, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, H5Scopy(out->scalar), &value, err);
 }
 
 fc_code fc_h5_out_ints(fc_h5_out *out, hid_t object, const char *name, size_t count, const int64_t *values,

@@ -6,6 +6,7 @@
 #define FSDPCKPT_FORMATS_HDF5_OUT_H
 
 #include "driver.h"
+#include "headers.h"
 #include "tree.h"
 
 #include <hdf5.h>
@@ -45,8 +46,18 @@ typedef struct fc_h5_out {
 fc_code fc_h5_out_open(fc_h5_out *out, const fc_h5_tree *tree, const char *path, const fc_h5_estimate *estimate,
                        fc_error *err);
 
-/** Closes everything, whatever happened. @return `rc`, or the failure to close when `rc` is FC_OK. */
+/** Closes everything, whatever happened. @return `rc`, or the failure to close when `rc` is FC_OK. On success
+ *  fc_h5_out_seal must follow. */
 fc_code fc_h5_out_close(fc_h5_out *out, fc_code rc, fc_error *err);
+
+/** Puts the digests into the closed file: those of datasets, and that of the headers. Releases what `out` holds. */
+fc_code fc_h5_out_seal(fc_h5_out *out, const fc_h5_patch *patches, size_t count, fc_error *err);
+
+/** Releases what a closed `out` holds, without sealing; it may be zeroed, or released already. */
+void fc_h5_out_release(fc_h5_out *out);
+
+/** Where the object header of `object` is in the file. */
+fc_code fc_h5_out_address(fc_h5_out *out, hid_t object, uint64_t *address, fc_error *err);
 
 /** A dataset whose bytes come later, at `offset` of the file (0 when it has none). Close `id` with H5Dclose. */
 fc_code fc_h5_out_stored(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim, const int64_t *shape, hid_t *id,
@@ -88,6 +99,7 @@ fc_code fc_h5_out_text(fc_h5_out *out, hid_t object, const char *name, const cha
 fc_code fc_h5_out_texts(fc_h5_out *out, hid_t object, const char *name, size_t count, const char *const *values,
                         fc_error *err);
 fc_code fc_h5_out_int(fc_h5_out *out, hid_t object, const char *name, int64_t value, fc_error *err);
+fc_code fc_h5_out_crc(fc_h5_out *out, hid_t object, const char *name, uint64_t value, fc_error *err);
 fc_code fc_h5_out_ints(fc_h5_out *out, hid_t object, const char *name, size_t count, const int64_t *values,
                        fc_error *err);
 

@@ -301,7 +301,7 @@ static fc_code split_path(fc_arena *arena, const fc_h5_dataset *d, bool ours, fc
         if (!link) {
             return no_memory(err);
         }
-        elements[i] = (fc_path_element){link, d->lists.data[i] != 0};
+        elements[i] = (fc_path_element){.key = link, .is_index = d->lists.data[i] != 0};
         fc_code rc = ours ? fc_h5_name_decode(arena, link, &elements[i].key, err) : FC_OK;
         if (rc != FC_OK) {
             return rc;

@@ -120,7 +120,7 @@ static const char *link_of(builder *b, const char *key) {
 
 static fc_code add(builder *b, uint32_t tensor, fc_error *err) {
     const fc_wanted_tensor *t = &b->wanted->tensors[tensor];
-    const fc_path_element flat = {t->name, false};
+    const fc_path_element flat = {.key = t->name};
     const fc_path_element *elements = t->path.count ? t->path.elements : &flat;
     size_t count = t->path.count ? t->path.count : 1;
     uint32_t at = 0;

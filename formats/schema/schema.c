@@ -184,9 +184,9 @@ static fc_code read_element(const reading *r, const json_t *path, size_t i, cons
     const json_t *value = json_array_get(path, i);
     int64_t index;
     if (json_is_string(value)) {
-        *out = (fc_path_element){keep_string(r, value), false};
+        *out = (fc_path_element){.key = keep_string(r, value)};
     } else if (read_count(value, &index)) {
-        *out = (fc_path_element){fc_arena_printf(r->checkpoint->arena, "%" PRId64, index), true};
+        *out = (fc_path_element){.key = fc_arena_printf(r->checkpoint->arena, "%" PRId64, index), .is_index = true};
     } else {
         return entry_fail(r, t->name, FC_ECORRUPT,
                           ": path[%zu] should be a key (a string) or an index (an integer of at least 0), not %s", i,
@@ -212,7 +212,7 @@ static fc_code read_path(const reading *r, const json_t *value, fc_tensor *t) {
     if (!elements) {
         return no_memory(r);
     }
-    elements[0] = (fc_path_element){t->name, false};
+    elements[0] = (fc_path_element){.key = t->name};
     for (size_t i = 0; value && i < n; i++) {
         fc_code rc = read_element(r, value, i, t, &elements[i]);
         if (rc != FC_OK) {

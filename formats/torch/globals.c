@@ -149,6 +149,15 @@ fc_global_kind fc_global_find(const char *module, size_t module_len, const char 
     return FC_GLOBAL_UNKNOWN;
 }
 
+const char *fc_storage_class(fc_dtype dtype) {
+    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
+        if (entries[i].kind == FC_GLOBAL_STORAGE && entries[i].aux == (uint32_t)dtype && dtype != FC_OPAQUE) {
+            return entries[i].name;
+        }
+    }
+    return NULL;
+}
+
 const char *const *fc_class_fields(fc_class cls) {
     static const char *const fields[FC_CLASS_COUNT][6] = {
         [FC_CLASS_METADATA] = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"},

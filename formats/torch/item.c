@@ -59,10 +59,11 @@ static fc_code read_pickle(fc_torch_item *item, fc_error *err) {
     }
     item->pickle_size = entry->size;
     bool possible = entry->method == FC_ZIP_STORED || entry->size / FC_ZIP_MAX_RATIO <= entry->stored;
-    if (entry->size > FC_TORCH_MAX_PICKLE && possible) { /* the impossible one is fc_zip_read's to refuse */
+    uint64_t most = entry->method == FC_ZIP_STORED ? item->max_pickle : FC_TORCH_MAX_PICKLE;
+    if (entry->size > most && possible) { /* the impossible one is fc_zip_read's to refuse */
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: offset %" PRIu64 ": record %s has %" PRIu64 " bytes; at most %d are read", item->zip.path,
-                       entry->data, entry->name, entry->size, FC_TORCH_MAX_PICKLE);
+                       "%s: offset %" PRIu64 ": record %s has %" PRIu64 " bytes; at most %" PRIu64 " are read",
+                       item->zip.path, entry->data, entry->name, entry->size, most);
     }
     rc = fc_zip_read(&item->zip, entry, &bytes, err);
     if (rc != FC_OK) {
@@ -74,28 +75,13 @@ static fc_code read_pickle(fc_torch_item *item, fc_error *err) {
     return rc;
 }
 
-fc_code fc_torch_item_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_torch_item *item,
-                           fc_error *err) {
-    return fc_torch_item_open_read(fd, path, offset, length, NULL, item, err);
-}
-
-fc_code fc_torch_item_open_read(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes,
-                                fc_torch_item *item, fc_error *err) {
-    *item = (fc_torch_item){0};
-    fc_code rc = fc_zip_open_read(fd, path, offset, length, bytes, &item->zip, err);
-    if (rc == FC_ECORRUPT && is_legacy(fd, path, offset, length)) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: offset %" PRIu64 ": an item in the format of torch.save before 1.6; load and save it "
-                       "again with a newer PyTorch",
-                       path, offset);
-    }
-    if (rc != FC_OK) {
-        return rc;
-    }
+/* What every archive has: the folder, the byte order, the pickle. */
+static fc_code read_item(fc_torch_item *item, fc_error *err) {
+    fc_code rc = FC_OK;
     const char *slash = strchr(item->zip.entries[0].name, '/');
     if (!slash) {
         rc = fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": not an archive of torch.save: record %s has no folder",
-                     path, offset, item->zip.entries[0].name);
+                     item->zip.path, item->zip.offset, item->zip.entries[0].name);
     } else {
         item->prefix = (size_t)(slash - item->zip.entries[0].name);
         rc = read_byteorder(item, err);
@@ -107,6 +93,37 @@ fc_code fc_torch_item_open_read(int fd, const char *path, uint64_t offset, uint6
         fc_torch_item_close(item);
     }
     return rc;
+}
+
+fc_code fc_torch_item_open(int fd, const char *path, uint64_t offset, uint64_t length, fc_torch_item *item,
+                           fc_error *err) {
+    return fc_torch_item_open_read(fd, path, offset, length, NULL, item, err);
+}
+
+fc_code fc_torch_item_open_read(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes,
+                                fc_torch_item *item, fc_error *err) {
+    *item = (fc_torch_item){.max_pickle = FC_TORCH_MAX_PICKLE};
+    fc_code rc = fc_zip_open_read(fd, path, offset, length, bytes, &item->zip, err);
+    if (rc == FC_ECORRUPT && is_legacy(fd, path, offset, length)) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: offset %" PRIu64 ": an item in the format of torch.save before 1.6; load and save it "
+                       "again with a newer PyTorch",
+                       path, offset);
+    }
+    return rc == FC_OK ? read_item(item, err) : rc;
+}
+
+fc_code fc_torch_memory_open(unsigned char *bytes, uint64_t length, const char *path, fc_torch_item *item,
+                             fc_error *err) {
+    *item = (fc_torch_item){.max_pickle = FC_TORCH_MAX_FILE_PICKLE};
+    fc_code rc = fc_zip_open_read(-1, path, 0, length, bytes, &item->zip, err);
+    return rc == FC_OK ? read_item(item, err) : rc;
+}
+
+fc_code fc_torch_file_open(int fd, const char *path, uint64_t length, fc_torch_item *item, fc_error *err) {
+    *item = (fc_torch_item){.max_pickle = FC_TORCH_MAX_FILE_PICKLE};
+    fc_code rc = fc_zip_open(fd, path, 0, length, &item->zip, err);
+    return rc == FC_OK ? read_item(item, err) : rc;
 }
 
 void fc_torch_item_close(fc_torch_item *item) {
@@ -296,8 +313,12 @@ fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out
     return rc == FC_OK && n > flags ? read_flags(p, args[flags], out, err) : rc;
 }
 
-fc_code fc_torch_item_storage(const fc_torch_item *item, const fc_torch_tensor *tensor, const fc_zip_entry **out,
-                              fc_error *err) {
+fc_code fc_torch_storage_decode(const fc_pickle *p, fc_pv persid, fc_torch_tensor *out, fc_error *err) {
+    return decode_storage(p, persid, false, out, err);
+}
+
+fc_code fc_torch_item_record(const fc_torch_item *item, const fc_torch_tensor *tensor, const fc_zip_entry **out,
+                             fc_error *err) {
     char name[MAX_NAME];
     size_t n;
     snprintf(name, sizeof name, "data/%s", fc_pickle_bytes(item->pickle, tensor->storage_key, &n));
@@ -305,15 +326,21 @@ fc_code fc_torch_item_storage(const fc_torch_item *item, const fc_torch_tensor *
     if (rc != FC_OK) {
         return rc;
     }
-    if ((*out)->method != FC_ZIP_STORED) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: offset %" PRIu64 ": record %s is compressed; unpack and save the checkpoint again",
-                       item->zip.path, (*out)->data, (*out)->name);
-    }
     if ((*out)->size != tensor->storage_bytes) {
         return fc_fail(err, FC_ECORRUPT,
                        "%s: offset %" PRIu64 ": record %s has %" PRIu64 " bytes, the pickle says %" PRIu64,
                        item->zip.path, (*out)->data, (*out)->name, (*out)->size, tensor->storage_bytes);
     }
     return FC_OK;
+}
+
+fc_code fc_torch_item_storage(const fc_torch_item *item, const fc_torch_tensor *tensor, const fc_zip_entry **out,
+                              fc_error *err) {
+    fc_code rc = fc_torch_item_record(item, tensor, out, err);
+    if (rc == FC_OK && (*out)->method != FC_ZIP_STORED) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: offset %" PRIu64 ": record %s is compressed; unpack and save the checkpoint again",
+                       item->zip.path, (*out)->data, (*out)->name);
+    }
+    return rc;
 }

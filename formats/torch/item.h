@@ -13,7 +13,7 @@
 
 /** An open archive; owned by the caller, who keeps the descriptor open as long as it reads from it. */
 /** A data.pkl larger than this is not read: it would take twenty times its size in memory, deflated a bomb. */
-enum { FC_TORCH_MAX_PICKLE = 16 << 20 };
+enum { FC_TORCH_MAX_PICKLE = 16 << 20, FC_TORCH_MAX_FILE_PICKLE = 1 << 30 /* of a `.pt` file, not deflated */ };
 
 typedef struct fc_torch_item {
     fc_zip zip;
@@ -21,6 +21,7 @@ typedef struct fc_torch_item {
     uint64_t pickle_size; /**< bytes of data.pkl; known also where it is too large to be read */
     size_t prefix;        /**< length of the records' common folder */
     bool big_endian;
+    uint64_t max_pickle; /**< a larger data.pkl is not read */
 } fc_torch_item;
 
 /** A tensor as its pickle describes it. */
@@ -48,6 +49,13 @@ fc_code fc_torch_item_open(int fd, const char *path, uint64_t offset, uint64_t l
 fc_code fc_torch_item_open_read(int fd, const char *path, uint64_t offset, uint64_t length, unsigned char *bytes,
                                 fc_torch_item *item, fc_error *err);
 
+/** Likewise an archive that is in memory: `bytes` are malloc'ed and freed as in fc_zip_open_read. */
+fc_code fc_torch_memory_open(unsigned char *bytes, uint64_t length, const char *path, fc_torch_item *item,
+                             fc_error *err);
+
+/** Likewise a whole `.pt` file, whose data.pkl may be as large as a state dict of a million tensors. */
+fc_code fc_torch_file_open(int fd, const char *path, uint64_t length, fc_torch_item *item, fc_error *err);
+
 /** Frees what `item` holds; a zeroed one is allowed. */
 void fc_torch_item_close(fc_torch_item *item);
 
@@ -61,7 +69,14 @@ bool fc_torch_is_tensor(const fc_pickle *p, fc_pv v);
  */
 fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out, fc_error *err);
 
-/** Finds the record that holds a decoded tensor's storage and checks its size. */
+/** What a storage's persistent id says by itself: only storage_key and storage_bytes of `out` are set. */
+fc_code fc_torch_storage_decode(const fc_pickle *p, fc_pv persid, fc_torch_tensor *out, fc_error *err);
+
+/** Finds the record that holds a decoded tensor's storage and checks its size; it may be compressed. */
+fc_code fc_torch_item_record(const fc_torch_item *item, const fc_torch_tensor *tensor, const fc_zip_entry **out,
+                             fc_error *err);
+
+/** Likewise, and refuses a compressed one: its bytes are in the file as they are. */
 fc_code fc_torch_item_storage(const fc_torch_item *item, const fc_torch_tensor *tensor, const fc_zip_entry **out,
                               fc_error *err);
 

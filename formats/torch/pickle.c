@@ -223,6 +223,10 @@ static fc_code persistent_id(fc_pickle_vm *vm) {
     }
     vm->p->cells[at] = vm->stack[vm->depth - 1];
     vm->stack[vm->depth - 1] = fc_pv_make(FC_PV_PERSID, at);
+    if ((!vm->p->persids && !fc_pickle_add_container(vm->p, FC_PV_LIST, &vm->p->persids)) ||
+        !fc_pickle_append(vm->p, vm->p->persids, &vm->stack[vm->depth - 1], 1)) {
+        return fc_pickle_nomem(vm);
+    }
     return FC_OK;
 }
 
@@ -260,6 +264,10 @@ static fc_code binary(fc_pickle_vm *vm, int op) {
     return rc;
 }
 
+static bool is_empty_dict(const fc_pickle *p, fc_pv v) {
+    return fc_pv_typeof(v) == FC_PV_DICT && p->containers[fc_pv_payload(v)].count == 0;
+}
+
 /* cls, args, kwargs: keyword arguments say nothing about data classes that we know. */
 static fc_code newobj_ex(fc_pickle_vm *vm) {
     fc_pv v;
@@ -267,6 +275,9 @@ static fc_code newobj_ex(fc_pickle_vm *vm) {
     if (rc == FC_OK) {
         vm->depth -= 2;
         rc = fc_pickle_newobj(vm, vm->stack[vm->depth - 1], vm->stack[vm->depth], &v);
+    }
+    if (rc == FC_OK && fc_pv_typeof(v) == FC_PV_CALL && !is_empty_dict(vm->p, vm->stack[vm->depth + 1])) {
+        vm->p->cells[fc_pv_payload(v) + 5] = 2;
     }
     if (rc == FC_OK) {
         vm->stack[vm->depth - 1] = v;
@@ -419,6 +430,7 @@ static fc_code run(fc_pickle_vm *vm) {
                 rc = fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: values are left over at its end");
             }
             vm->p->root = rc == FC_OK ? vm->stack[0] : 0;
+            vm->p->size = fc_pickle_position(&vm->reader);
             return rc;
         }
         if (rc == FC_OK) {

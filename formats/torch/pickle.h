@@ -38,7 +38,7 @@ typedef enum fc_pv_type {
     FC_PV_FROZENSET,
     FC_PV_GLOBAL, /**< a class or function, by name */
     FC_PV_OBJECT, /**< an instance of a known dataclass, folded into slots */
-    FC_PV_CALL,   /**< callee, arguments, state: what the pickle would have called */
+    FC_PV_CALL,   /**< callee, arguments, state, items: what the pickle would have called */
     FC_PV_PERSID  /**< a persistent id: torch.save's reference to a storage */
 } fc_pv_type;
 
@@ -105,6 +105,9 @@ typedef enum fc_rebuild {
 typedef struct fc_pickle_container {
     fc_pv *items;
     size_t count, capacity;
+    fc_pv cls;          /* of a dict that is not a plain one: OrderedDict, defaultdict, Counter; else 0 */
+    fc_pv factory;      /* of a defaultdict: a global, most often */
+    fc_pv state;        /* attributes of a dict beside its items, as nn.Module.state_dict's _metadata; else 0 */
     uint32_t next_free; /* list of recycled containers while loading */
     bool memoized;      /* a later opcode may refer to it, so it cannot be recycled */
 } fc_pickle_container;
@@ -128,6 +131,8 @@ typedef struct fc_pickle {
     uint64_t *interned;      /* hash table of text indices + 1 */
     size_t interned_slots, ninterned;
     uint64_t hash_seed;
+    fc_pv persids; /* a list of all persistent ids; 0: there are none */
+    uint64_t size; /* bytes up to its end: where it was read from may go on */
 } fc_pickle;
 
 /** Where a pickle is read from: a range of a file, or memory (`bytes` not NULL). */
@@ -155,6 +160,9 @@ void fc_pickle_free(fc_pickle *pickle);
 
 /** Looks `module`.`name` up in the allowlist. @return its kind, FC_GLOBAL_UNKNOWN when it is not there. */
 fc_global_kind fc_global_find(const char *module, size_t module_len, const char *name, size_t name_len, uint32_t *aux);
+
+/** The class in the module torch of storages of `dtype`, "FloatStorage"; NULL for the types that have none. */
+const char *fc_storage_class(fc_dtype dtype);
 
 /** The names of the fields of `cls` in slot order, NULL-terminated. */
 const char *const *fc_class_fields(fc_class cls);
@@ -240,6 +248,29 @@ static inline fc_pv fc_pickle_callee(const fc_pickle *p, fc_pv v) {
 /** The arguments of a call: a tuple, or any other value where the pickle is odd. */
 static inline fc_pv fc_pickle_arguments(const fc_pickle *p, fc_pv v) {
     return p->cells[fc_pv_payload(v) + 1];
+}
+
+/** What BUILD gave a call, and the items it got as a list and as a dict: FC_PV_ABSENT where there are none. */
+static inline fc_pv fc_pickle_state(const fc_pickle *p, fc_pv v) {
+    return p->cells[fc_pv_payload(v) + 2];
+}
+
+static inline fc_pv fc_pickle_list_items(const fc_pickle *p, fc_pv v) {
+    return p->cells[fc_pv_payload(v) + 3];
+}
+
+static inline fc_pv fc_pickle_dict_items(const fc_pickle *p, fc_pv v) {
+    return p->cells[fc_pv_payload(v) + 4];
+}
+
+/** How a call is made: 0 REDUCE, 1 NEWOBJ, 2 NEWOBJ_EX with keyword arguments, which are not kept. */
+static inline uint64_t fc_pickle_call_kind(const fc_pickle *p, fc_pv v) {
+    return p->cells[fc_pv_payload(v) + 5];
+}
+
+/** A container's class, factory and state. */
+static inline const fc_pickle_container *fc_pickle_container_of(const fc_pickle *p, fc_pv v) {
+    return &p->containers[fc_pv_payload(v)];
 }
 
 /** The value of a persistent id. */

@@ -38,12 +38,12 @@ static fc_code bad_call(fc_pickle_vm *vm, fc_pv global) {
 
 static fc_code make_call(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
     uint64_t at;
-    if (!fc_pickle_add_cells(vm->p, 3, &at)) {
+    if (!fc_pickle_add_cells(vm->p, 6, &at)) { /* the accessors in pickle.h know the order */
         return fc_pickle_nomem(vm);
     }
+    memset(vm->p->cells + at, 0, 6 * sizeof *vm->p->cells);
     vm->p->cells[at] = callee;
     vm->p->cells[at + 1] = args;
-    vm->p->cells[at + 2] = 0;
     *out = fc_pv_make(FC_PV_CALL, at);
     return FC_OK;
 }
@@ -144,6 +144,17 @@ static fc_code make_container(fc_pickle_vm *vm, fc_pv callee, fc_pv_type type, f
         return bad_call(vm, callee);
     }
     return fc_pickle_append(p, *out, items, n) ? FC_OK : fc_pickle_nomem(vm);
+}
+
+/* A dict that remembers how it came to be; its factory, which is code, is a name here like any other. */
+static fc_code make_dict(fc_pickle_vm *vm, fc_pv callee, fc_pv init, fc_pv factory, fc_pv *out) {
+    size_t n;
+    fc_code rc = make_container(vm, callee, FC_PV_DICT, init, out);
+    if (rc == FC_OK && strcmp(fc_pickle_bytes(vm->p, vm->p->cells[fc_pv_payload(callee) + 2], &n), "dict") != 0) {
+        vm->p->containers[fc_pv_payload(*out)].cls = callee;
+        vm->p->containers[fc_pv_payload(*out)].factory = factory;
+    }
+    return rc;
 }
 
 /* Text whose characters are all below 256, as bytes. */
@@ -250,9 +261,9 @@ fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     }
     switch (kind) {
     case FC_GLOBAL_DICT:
-        return make_container(vm, callee, FC_PV_DICT, arg[0], out);
-    case FC_GLOBAL_DEFAULTDICT: /* the factory is dropped: it is code */
-        return make_container(vm, callee, FC_PV_DICT, arg[1], out);
+        return make_dict(vm, callee, arg[0], 0, out);
+    case FC_GLOBAL_DEFAULTDICT:
+        return make_dict(vm, callee, arg[1], arg[0], out);
     case FC_GLOBAL_LIST:
         return make_container(vm, callee, FC_PV_LIST, arg[0], out);
     case FC_GLOBAL_SET:
@@ -274,7 +285,7 @@ fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out) {
         return fc_pickle_reduce(vm, cls, args, out);
     }
     fc_global_kind kind = fc_pickle_global(p, cls, &aux);
-    if (kind == FC_GLOBAL_CLASS) {
+    if (kind == FC_GLOBAL_CLASS && vm->mode == FC_PICKLE_STRICT) { /* in an item it is a value like any other */
         size_t n = 0;
         for (const char *const *field = fc_class_fields((fc_class)aux); *field; field++) {
             n++;
@@ -287,7 +298,11 @@ fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out) {
         *out = fc_pv_make(FC_PV_OBJECT, at);
         return FC_OK;
     }
-    return fc_pickle_reduce(vm, cls, args, out);
+    fc_code rc = fc_pickle_reduce(vm, cls, args, out);
+    if (rc == FC_OK && fc_pv_typeof(*out) == FC_PV_CALL) {
+        p->cells[fc_pv_payload(*out) + 5] = 1;
+    }
+    return rc;
 }
 
 /* Sets the slots of `instance` from the names and values of a dict; other names are those of newer versions. */
@@ -348,12 +363,27 @@ fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
         vm->p->cells[fc_pv_payload(instance) + 2] = state;
         return FC_OK;
     case FC_PV_DICT: /* attributes beside the items, as nn.Module.state_dict's _metadata */
+        vm->p->containers[fc_pv_payload(instance)].state = state;
+        return FC_OK;
     case FC_PV_LIST:
     case FC_PV_SET:
         return FC_OK;
     default:
         return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: BUILD on a value that has no state");
     }
+}
+
+/* An unknown class that behaves like a container: what its items mean is not known here, but they are kept. */
+static fc_code extend_call(fc_pickle_vm *vm, fc_pv call, const fc_pv *items, size_t n, fc_pv_type wanted) {
+    size_t cell = (size_t)fc_pv_payload(call) + (wanted == FC_PV_DICT ? 4 : 3);
+    fc_pv kept = vm->p->cells[cell];
+    if (!kept) {
+        if (!fc_pickle_add_container(vm->p, wanted, &kept)) {
+            return fc_pickle_nomem(vm);
+        }
+        vm->p->cells[cell] = kept;
+    }
+    return fc_pickle_append(vm->p, kept, items, n) ? FC_OK : fc_pickle_nomem(vm);
 }
 
 fc_code fc_pickle_extend(fc_pickle_vm *vm, fc_pv target, const fc_pv *items, size_t n, fc_pv_type wanted) {
@@ -365,7 +395,7 @@ fc_code fc_pickle_extend(fc_pickle_vm *vm, fc_pv target, const fc_pv *items, siz
         return fc_pickle_append(vm->p, target, items, n) ? FC_OK : fc_pickle_nomem(vm);
     }
     if (type == FC_PV_CALL && vm->mode == FC_PICKLE_ITEM) {
-        return FC_OK; /* an unknown class that behaves like a container: its content has no meaning here */
+        return extend_call(vm, target, items, n, wanted);
     }
     return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: items for a value that is no %s",
                           wanted == FC_PV_DICT   ? "dict"

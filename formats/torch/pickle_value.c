@@ -157,7 +157,7 @@ bool fc_pickle_add_container(fc_pickle *p, fc_pv_type type, fc_pv *out) {
             return false;
         }
         index = p->ncontainers++;
-        p->containers[index] = (fc_pickle_container){NULL, 0, 0, 0, false};
+        p->containers[index] = (fc_pickle_container){0};
     }
     *out = fc_pv_make(type, index);
     return true;
@@ -195,6 +195,7 @@ void fc_pickle_recycle(fc_pickle *p, fc_pv container) {
         c->capacity = 0;
     }
     c->count = 0;
+    c->cls = c->factory = c->state = 0;
     c->next_free = p->free_container;
     p->free_container = (uint32_t)index + 1;
 }

@@ -54,11 +54,12 @@ static fc_code find_format(const char *path, const fc_format **out, fc_error *er
     }
     if (probe.is_directory) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: not a checkpoint: the directory has no .metadata (PyTorch DCP) and no index.h5 or "
-                       "shard-*.h5 (HDF5)",
+                       "%s: not a checkpoint: the directory has no .metadata (PyTorch DCP), no index.h5 or shard-*.h5 "
+                       "(HDF5) and no *.safetensors",
                        path);
     }
-    return fc_fail(err, FC_ECORRUPT, "%s: not a checkpoint: the file is not HDF5; for DCP name its directory", path);
+    return fc_fail(err, FC_ECORRUPT,
+                   "%s: not a checkpoint: the file is neither HDF5 nor safetensors; for DCP name its directory", path);
 }
 
 fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {

@@ -29,7 +29,13 @@ struct fc_commit {
 };
 
 /* The names this program gives to files in a directory it writes. --force deletes nothing else. */
-static const char *const own_names[] = {"index.h5", "shard-*-of-*.h5", NULL};
+static const char *const own_names[] = {"index.h5",
+                                        "shard-*-of-*.h5",
+                                        "model.safetensors.index.json",
+                                        "model.safetensors",
+                                        "model-*-of-*.safetensors",
+                                        "shard-*-model-*-of-*.safetensors",
+                                        NULL};
 
 static bool is_own_name(const char *name) {
     for (const char *const *glob = own_names; *glob; glob++) {

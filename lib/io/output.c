@@ -118,3 +118,15 @@ fc_code fc_output_allocate(const char *path, fc_error *err) {
     }
     return rc;
 }
+
+fc_code fc_output_sync(const char *path, fc_error *err) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be opened to sync it", path);
+    }
+    fc_code rc = fsync(fd) == 0 ? FC_OK : fc_fail_errno(err, errno, "%s: fsync", path);
+    if (close(fd) != 0 && rc == FC_OK) {
+        rc = fc_fail_errno(err, errno, "%s: close", path);
+    }
+    return rc;
+}

@@ -40,4 +40,7 @@ fc_code fc_output_write(fc_output *output, const unsigned char *bytes, size_t si
 /** Gives every byte of the file `path` its place on the disk, so that workers need not and space cannot run out. */
 fc_code fc_output_allocate(const char *path, fc_error *err);
 
+/** fsync of the file `path`: what this machine has written of it is on the disk. */
+fc_code fc_output_sync(const char *path, fc_error *err);
+
 #endif

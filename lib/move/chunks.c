@@ -18,6 +18,7 @@ fc_code fc_chunks_init(fc_chunks *chunks, const fc_wanted *wanted, const fc_part
                        fc_error *err) {
     memset(chunks, 0, sizeof *chunks);
     chunks->wanted = wanted;
+    chunks->part = part;
     chunks->longest_run = longest_run < 1 ? 1 : longest_run > FC_RUN_CHUNKS ? FC_RUN_CHUNKS : longest_run;
     chunks->items = calloc(part->nitems + 1, sizeof *chunks->items);
     if (!chunks->items) {
@@ -34,6 +35,7 @@ fc_code fc_chunks_init(fc_chunks *chunks, const fc_wanted *wanted, const fc_part
 
 static void drop(fc_chunked *of) {
     if (of && --of->users == 0) {
+        fc_item_digest_end(&of->digest, of->chunks->wanted, of->chunks->crc32);
         fc_coverage_free(of->coverage);
         free(of);
     }
@@ -45,12 +47,15 @@ void fc_chunks_destroy(fc_chunks *chunks) {
 }
 
 void fc_chunks_give_back(fc_chunk_job *job) {
+    if (job->of) {
+        fc_item_digest_add(&job->of->digest, &job->digest);
+    }
     drop(job->of);
     job->of = NULL;
 }
 
 static fc_code open_next(fc_chunks *chunks, fc_error *err) {
-    const fc_part_item *item = chunks->items[chunks->next++];
+    fc_part_item *item = chunks->items[chunks->next++];
     const fc_wanted_tensor *wanted = &chunks->wanted->tensors[item->tensor];
     const fc_tensor *tensor = wanted->source;
     fc_box box = {tensor->ndim, item->dims, item->dims + tensor->ndim};
@@ -68,7 +73,8 @@ static fc_code open_next(fc_chunks *chunks, fc_error *err) {
         fc_coverage_free(coverage);
         return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", wanted->name);
     }
-    *of = (fc_chunked){item, wanted, coverage, 1};
+    *of = (fc_chunked){.item = item, .wanted = wanted, .coverage = coverage, .chunks = chunks, .users = 1};
+    fc_item_digest_begin(&of->digest, item, chunks->part, chunks->digests);
     chunks->current = of;
     chunks->run = fc_gains_from_large_tiles(chunks->wanted->source, tensor) ? chunks->longest_run : 1;
     memset(chunks->start, 0, sizeof chunks->start);
@@ -83,6 +89,7 @@ static void take_one(fc_chunks *chunks, fc_chunk_job *job) {
     const int64_t *sizes = item->dims + ndim;
     job->of = of;
     job->number = chunks->number++;
+    job->digest = (fc_tile_digest){0, 0, 0};
     of->users++;
     for (int d = 0; d < ndim; d++) {
         int64_t left = sizes[d] - chunks->start[d];

@@ -7,6 +7,7 @@
 
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/wanted.h"
+#include "move/tile_digest.h"
 
 /* Consecutive chunks that one worker takes at once, at most: they share the chunks of the source that they cut. */
 enum { FC_RUN_CHUNKS = 4 };
@@ -16,6 +17,8 @@ typedef struct fc_chunked {
     const fc_part_item *item;
     const fc_wanted_tensor *wanted;
     fc_coverage *coverage;
+    fc_item_digest digest;
+    const struct fc_chunks *chunks;
     unsigned users;
 } fc_chunked;
 
@@ -26,12 +29,16 @@ typedef struct fc_chunk_job {
     int64_t start[FC_MAX_DIMS];  /**< within the item */
     int64_t offset[FC_MAX_DIMS]; /**< in the global tensor */
     int64_t sizes[FC_MAX_DIMS];  /**< what of it lies within the item */
+    fc_tile_digest digest;       /**< out: what was compressed */
 } fc_chunk_job;
 
 /** Not thread-safe: the caller has the lock. */
 typedef struct fc_chunks {
     const fc_wanted *wanted;
-    const fc_part_item **items; /* the chunked ones, by offset */
+    const fc_part *part;
+    fc_part_item **items; /* the chunked ones, by offset */
+    bool crc32;           /* see fc_move_options */
+    uint64_t *digests;    /* see fc_move_options; may be NULL */
     size_t nitems, next;
     fc_chunked *current; /* whose chunks are not all handed out; NULL between items */
     int run;             /* chunks of it that are handed out together */
@@ -48,7 +55,7 @@ void fc_chunks_destroy(fc_chunks *chunks);
 /** The next jobs, of one item: at most FC_RUN_CHUNKS. `*count` is 0 when there is nothing left. */
 fc_code fc_chunks_take(fc_chunks *chunks, fc_chunk_job *jobs, int *count, fc_error *err);
 
-/** Gives a job back, done or not. */
+/** Gives a job back, done or not, and adds up its digest. */
 void fc_chunks_give_back(fc_chunk_job *job);
 
 /** Bytes of a whole chunk of `item` in elements of `element` bytes. */

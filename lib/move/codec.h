@@ -21,9 +21,12 @@ size_t fc_deflater_size(void);
 
 /**
  * Deflates `size` bytes (at most 1 GiB) into a zlib stream.
+ * @param plane bytes of a byte plane when the bytes are shuffled: planes are alike within, not among each other.
+ *              0: not shuffled.
  * @return bytes of the stream, 0 when it does not fit into `room`.
  */
-size_t fc_deflate(fc_deflater *deflater, const unsigned char *in, size_t size, unsigned char *out, size_t room);
+size_t fc_deflate(fc_deflater *deflater, const unsigned char *in, size_t size, size_t plane, unsigned char *out,
+                  size_t room);
 
 /**
  * Inflates a zlib stream that holds exactly `out_size` bytes. The output buffer is the bound: a bomb stops at its end.

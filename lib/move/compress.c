@@ -189,7 +189,7 @@ static slot *take_slot(worker *w, uint64_t number, fc_error *err) {
 }
 
 /* Reads the elements of a chunk in the target's type, zeros behind those that a chunk at the edge lacks. */
-static fc_code read_chunk(worker *w, const fc_chunk_job *job, size_t bytes, unsigned char **out, fc_error *err) {
+static fc_code read_chunk(worker *w, fc_chunk_job *job, size_t bytes, unsigned char **out, fc_error *err) {
     const fc_wanted_tensor *wanted = job->of->wanted;
     const fc_box box = {wanted->source->ndim, job->offset, job->sizes};
     size_t count = (size_t)volume_of(job), used = count * fc_dtype_size(wanted->dtype);
@@ -200,10 +200,13 @@ static fc_code read_chunk(worker *w, const fc_chunk_job *job, size_t bytes, unsi
         *out = w->cast;
     }
     memset(*out + used, 0, bytes - used);
+    if (rc == FC_OK) {
+        rc = fc_tile_digest_make(wanted, job->of->item, &box, *out, w->press->chunks.crc32, &job->digest, err);
+    }
     return rc;
 }
 
-static fc_code compress_chunk(worker *w, const fc_chunk_job *job, slot *s, fc_error *err) {
+static fc_code compress_chunk(worker *w, fc_chunk_job *job, slot *s, fc_error *err) {
     const uint32_t element = fc_dtype_size(job->of->wanted->dtype);
     const size_t bytes = fc_chunk_bytes(w->press->wanted, job->of->item, element);
     unsigned char *elements = NULL;
@@ -223,7 +226,7 @@ static fc_code compress_chunk(worker *w, const fc_chunk_job *job, slot *s, fc_er
         fc_shuffle(elements, w->shuffled, bytes, element);
         in = w->shuffled;
     }
-    s->size = fc_deflate(w->deflater, in, bytes, s->bytes, bytes - 1);
+    s->size = fc_deflate(w->deflater, in, bytes, element > 1 ? bytes / element : 0, s->bytes, bytes - 1);
     s->raw = s->size == 0;
     if (s->raw) {
         memcpy(s->bytes, elements, bytes);
@@ -359,12 +362,12 @@ static void survey(const fc_wanted *wanted, const fc_part *part, sizes *s) {
 static fc_code share_out(uint64_t memory, int threads, sizes *s, fc_error *err) {
     const uint64_t each = fc_source_overhead() + FC_SCRATCH_BYTES + fc_deflater_size() +
                           (s->source > s->chunk ? s->source : s->chunk) + (s->casts ? s->chunk : 0) + s->chunk;
-    const uint64_t mine = s->decodes ? memory / 2 : memory / 4 * 3;
+    const uint64_t mine = s->decodes ? memory / 5 * 2 : memory / 4 * 3;
     const uint64_t least = each + 2 * s->chunk;
     if (least > mine) {
         return fc_fail(err, FC_EUSAGE,
                        "compressing takes %" PRIu64 " bytes of memory, %" PRIu64 " are allowed: raise --memory",
-                       least * (s->decodes ? 2 : 4) / (s->decodes ? 1 : 3) + 1, memory);
+                       least * (s->decodes ? 5 : 4) / (s->decodes ? 2 : 3) + 1, memory);
     }
     uint64_t fit = (mine - s->chunk) / (each + s->chunk);
     s->threads = (uint64_t)threads < fit ? threads : (int)fit;
@@ -411,6 +414,8 @@ fc_code fc_compress_part(const fc_wanted *wanted, const fc_part *part, fc_writer
     if (rc != FC_OK) {
         return rc;
     }
+    p.chunks.crc32 = options && options->crc32;
+    p.chunks.digests = options ? options->digests : NULL;
     p.decoded = fc_decoded_new(p.sizes.decoded);
     p.slots = calloc((size_t)p.sizes.slots, sizeof *p.slots);
     if (!p.decoded || !p.slots) {

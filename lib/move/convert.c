@@ -5,6 +5,7 @@
 #include "fsdpckpt/move.h"
 
 #include "core/checked.h"
+#include "move/ranks.h"
 #include "move/tuning.h"
 
 #include <inttypes.h>
@@ -68,6 +69,10 @@ static fc_code measure(const fc_wanted *wanted, const fc_convert_options *option
     return rc;
 }
 
+static bool is_cancelled(const fc_move_options *options) {
+    return options->progress && atomic_load(&options->progress->cancel);
+}
+
 static bool has_chunks(const fc_part *part) {
     for (size_t i = 0; i < part->nitems; i++) {
         if (part->items[i].chunk) {
@@ -88,95 +93,184 @@ static fc_code compress_part(const fc_wanted *wanted, const fc_part *part, fc_wr
     return rc;
 }
 
-/* One file of the target. */
-static fc_code write_file(const fc_wanted *wanted, fc_writer *writer, fc_part *part, const fc_move_options *options,
-                          fc_convert_report *report, fc_error *err) {
-    fc_code rc = writer->format->reserve(writer, part, err);
-    if (rc == FC_OK) {
-        rc = fc_move_part(wanted, part, options, err);
+/* A target being written. Rank 0 leads; `writer` is its alone. */
+typedef struct making {
+    const fc_wanted *wanted;
+    fc_comm *comm;
+    bool leads;
+    fc_writer writer;
+    fc_move_options move;
+    fc_convert_report *report;
+} making;
+
+/* One file of the target: the headers by rank 0, the data by all; what is compressed by rank 0, as it goes in order. */
+static fc_code write_file(making *m, fc_part *part, fc_arena *arena, fc_error *err) {
+    const fc_format *format = m->writer.format;
+    fc_code rc = m->leads ? format->reserve(&m->writer, part, err) : FC_OK;
+    rc = fc_ranks_share_part(m->comm, rc, part, arena, err);
+    if (rc != FC_OK) {
+        return rc;
     }
-    if (rc == FC_OK && has_chunks(part)) {
-        rc = compress_part(wanted, part, writer, options, report, err);
+    rc = fc_move_part(m->wanted, part, &m->move, err);
+    rc = fc_ranks_join_items(m->comm, rc, m->wanted, part, m->move.crc32, err);
+    if (rc == FC_OK && m->leads && has_chunks(part)) {
+        rc = compress_part(m->wanted, part, &m->writer, &m->move, m->report, err);
     }
-    if (rc == FC_OK && writer->format->seal) {
-        rc = writer->format->seal(writer, part, err);
+    if (rc == FC_OK && m->leads && format->seal) {
+        rc = format->seal(&m->writer, part, err);
+    }
+    return fc_ranks_agree(m->comm, rc, err);
+}
+
+static fc_code write_files(making *m, fc_part *part, fc_arena *arena, fc_error *err) {
+    const fc_format *format = m->writer.format;
+    fc_code rc = FC_OK;
+    size_t first = 0;
+    while (rc == FC_OK && (first < part->nitems || first == 0)) { /* a rank that holds nothing has a file, too */
+        size_t count = part->nitems;
+        if (format->split) {
+            count = m->leads ? format->split(&m->writer, part, first) : 0;
+            rc = fc_ranks_share_number(m->comm, FC_OK, &count, err);
+        }
+        fc_part file = {.rank = part->rank, .items = part->items + first, .nitems = count};
+        rc = rc == FC_OK ? write_file(m, &file, arena, err) : rc;
+        first += count ? count : 1;
     }
     return rc;
 }
 
-static fc_code write_part(const fc_wanted *wanted, fc_writer *writer, uint32_t rank, const fc_move_options *options,
-                          fc_convert_report *report, fc_error *err) {
+static fc_code write_part(making *m, uint32_t rank, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     fc_part part;
-    if (!arena) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
-    }
-    fc_code rc = fc_wanted_part(wanted, rank, arena, &part, err);
-    size_t first = 0;
-    while (rc == FC_OK && (first < part.nitems || first == 0)) { /* a rank that holds nothing has a file, too */
-        size_t count = writer->format->split ? writer->format->split(writer, &part, first) : part.nitems;
-        fc_part file = {.rank = rank, .items = part.items + first, .nitems = count};
-        rc = write_file(wanted, writer, &file, options, report, err);
-        first += count ? count : 1;
+    fc_code rc = is_cancelled(&m->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
+                 : !arena               ? fc_fail(err, FC_ENOMEM, "out of memory")
+                                        : fc_wanted_part(m->wanted, rank, arena, &part, err);
+    rc = fc_ranks_agree(m->comm, rc, err);
+    if (rc == FC_OK) {
+        rc = write_files(m, &part, arena, err);
     }
     fc_arena_free(arena);
     return rc;
 }
 
-static bool is_cancelled(const fc_move_options *options) {
-    return options->progress && atomic_load(&options->progress->cancel);
+/* What was written of a tensor against the digest that the source records for it, if any. */
+static fc_code check_digest(const fc_checkpoint *source, const fc_wanted_tensor *tensor, uint64_t found,
+                            fc_error *err) {
+    fc_digest recorded;
+    fc_code rc = fc_checkpoint_digest(source, tensor->source, FC_WHOLE_TENSOR, &recorded, err);
+    if (rc != FC_OK || recorded.kind != FC_DIGEST_CRC64 || recorded.value == found) {
+        return rc;
+    }
+    return fc_fail(err, FC_ECORRUPT,
+                   "%s: tensor %s: its data has the digest %016" PRIx64 ", recorded is %016" PRIx64
+                   ": it is damaged; fsdpckpt verify tells in which file",
+                   source->path, tensor->source->name, found, recorded.value);
+}
+
+/* Makes the tensors' digests of their sums, and compares them with what the source says they are. */
+static fc_code finish_digests(const fc_wanted *wanted, const fc_format *format, uint64_t *digests, fc_error *err) {
+    for (size_t i = 0; i < wanted->ntensors; i++) {
+        const fc_wanted_tensor *tensor = &wanted->tensors[i];
+        if (tensor->source->object && format->objects_note) {
+            continue; /* not moved here */
+        }
+        const fc_box whole = {tensor->source->ndim, NULL, tensor->source->shape};
+        uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(tensor->dtype);
+        digests[i] = fc_crc64_finish(digests[i], bytes);
+        fc_code rc =
+            tensor->dtype == tensor->source->dtype ? check_digest(wanted->source, tensor, digests[i], err) : FC_OK;
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    return FC_OK;
 }
 
 static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_convert_options *options,
                          fc_convert_report *report, fc_error *err) {
-    fc_writer writer = {options->format, NULL};
+    making m = {.wanted = wanted,
+                .comm = options->comm,
+                .leads = fc_ranks_leads(options->comm),
+                .writer = {options->format, NULL},
+                .move = options->move,
+                .report = report};
     int64_t ranks = fc_mesh_ranks(wanted->mesh);
     uint64_t *digests = calloc(wanted->ntensors + 1, sizeof *digests);
-    fc_code rc =
-        digests ? options->format->create(wanted, staging, &writer, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    m.move.crc32 = options->format->wants_crc32;
+    m.move.digests = digests;
+    m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
+    m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
+    fc_code rc = digests ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    if (rc == FC_OK && m.leads) {
+        rc = options->format->create(wanted, staging, &m.writer, err);
+    }
+    rc = fc_ranks_agree(m.comm, rc, err);
     for (int64_t rank = 0; rank < ranks && rc == FC_OK; rank++) {
-        rc = is_cancelled(&options->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
-                                          : write_part(wanted, &writer, (uint32_t)rank, &options->move, report, err);
+        rc = write_part(&m, (uint32_t)rank, err);
     }
     if (rc == FC_OK) {
-        rc = options->format->finish(&writer, digests, err);
+        rc = fc_ranks_join_sums(m.comm, FC_OK, digests, wanted->ntensors, err);
     }
-    options->format->destroy(&writer);
+    if (rc == FC_OK) {
+        rc = finish_digests(wanted, options->format, digests, err);
+    }
+    if (rc == FC_OK && m.leads) {
+        rc = options->format->finish(&m.writer, digests, err);
+    }
+    if (m.leads) {
+        options->format->destroy(&m.writer);
+    }
     free(digests);
+    return rc;
+}
+
+/* Writes below a staging path that rank 0 has made, and has it take the target's place if all ranks have succeeded. */
+static fc_code write_staged(const fc_wanted *wanted, fc_commit *commit, const fc_convert_options *options,
+                            fc_convert_report *report, fc_code rc, fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    const char *staging = commit ? fc_commit_path(commit) : NULL;
+    rc = rc != FC_OK || arena ? rc : fc_fail(err, FC_ENOMEM, "out of memory");
+    rc = fc_ranks_share_path(options->comm, rc, &staging, arena, err);
+    if (rc == FC_OK) {
+        rc = write_all(wanted, staging, options, report, err);
+    }
+    if (rc == FC_OK && is_cancelled(&options->move)) {
+        rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
+    }
+    rc = fc_ranks_agree(options->comm, rc, err);
+    if (rc == FC_OK && commit) {
+        rc = fc_commit_finish(commit, err);
+    } else {
+        fc_commit_abort(commit);
+    }
+    fc_arena_free(arena);
     return rc;
 }
 
 static fc_code write_target(const fc_wanted *wanted, const char *target, const fc_convert_options *options,
                             fc_convert_report *report, fc_error *err) {
     fc_commit *commit = NULL;
-    uint64_t bytes;
-    if (!fc_add_u64(report->data_bytes, report->header_bytes, &bytes)) {
-        return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", wanted->source->path);
-    }
+    uint64_t bytes = 0;
+    bool fits = fc_add_u64(report->data_bytes, report->header_bytes, &bytes);
     if (wanted->compress) {
         bytes = report->header_bytes; /* what is compressed may fit where the data would not: only writing tells */
     }
     const fc_format *format = options->format;
     bool is_directory = format->is_directory ? format->is_directory(wanted) : wanted->mesh->ndim > 0;
+    fc_code rc =
+        fits ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", wanted->source->path);
     if (options->dry_run) {
-        return !target ? FC_OK : fc_commit_check(target, is_directory, options->force, bytes, err);
-    }
-    fc_code rc = fc_commit_begin(target, is_directory, options->force, bytes, &commit, err);
-    if (rc != FC_OK) {
-        return rc;
+        rc = rc == FC_OK && target ? fc_commit_check(target, is_directory, options->force, bytes, err) : rc;
+        return fc_ranks_agree(options->comm, rc, err);
     }
     if (options->move.progress) {
-        options->move.progress->total = report->data_bytes;
+        options->move.progress->total = report->data_bytes / (options->comm ? (uint64_t)options->comm->size : 1);
     }
-    rc = write_all(wanted, fc_commit_path(commit), options, report, err);
-    if (rc == FC_OK && is_cancelled(&options->move)) {
-        rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
+    if (rc == FC_OK && fc_ranks_leads(options->comm)) {
+        rc = fc_commit_begin(target, is_directory, options->force, bytes, &commit, err);
     }
-    if (rc != FC_OK) {
-        fc_commit_abort(commit);
-        return rc;
-    }
-    return fc_commit_finish(commit, err);
+    rc = write_staged(wanted, commit, options, report, rc, err);
+    return fc_ranks_agree(options->comm, rc, err);
 }
 
 /* What can be said before anything is looked at. */
@@ -200,6 +294,37 @@ static fc_code check_request(const fc_checkpoint *source, const char *target, co
     return FC_OK;
 }
 
+/* Everything before the target is touched, by each rank for itself. */
+static fc_code plan(const fc_checkpoint *source, const char *target, const fc_convert_options *options, fc_arena *arena,
+                    fc_wanted *wanted, fc_convert_report *report, fc_error *err) {
+    fc_code rc = check_request(source, target, options, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (target && fc_checkpoint_needs(source, target)) {
+        return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", target);
+    }
+    if (options->selection.compress && !options->format->place) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' has no compression", source->path,
+                       options->format->name);
+    }
+    if (!arena) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
+    fc_selection selection = options->selection;
+    selection.self_contained = options->format->self_contained;
+    rc = fc_wanted_new(source, &selection, arena, wanted, &report->selected, err);
+    if (rc == FC_OK) {
+        rc = check_coverage(wanted, err);
+    }
+    if (rc == FC_OK) {
+        rc = measure(wanted, options, report, err);
+        report->stored_bytes = report->data_bytes;
+    }
+    return rc;
+}
+
 fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_convert_options *options,
                    fc_convert_report *report, fc_error *err) {
     fc_convert_report local;
@@ -208,32 +333,9 @@ fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_con
         report = &local;
     }
     memset(report, 0, sizeof *report);
-    fc_code rc = check_request(source, target, options, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    if (target && fc_checkpoint_needs(source, target)) {
-        return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", target);
-    }
-    report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
-    if (options->selection.compress && !options->format->place) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' has no compression", source->path,
-                       options->format->name);
-    }
     fc_arena *arena = fc_arena_new();
-    if (!arena) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
-    }
-    fc_selection selection = options->selection;
-    selection.self_contained = options->format->self_contained;
-    rc = fc_wanted_new(source, &selection, arena, &wanted, &report->selected, err);
-    if (rc == FC_OK) {
-        rc = check_coverage(&wanted, err);
-    }
-    if (rc == FC_OK) {
-        rc = measure(&wanted, options, report, err);
-        report->stored_bytes = report->data_bytes;
-    }
+    fc_code rc = plan(source, target, options, arena, &wanted, report, err);
+    rc = fc_ranks_compare(options->comm, rc, &wanted, err);
     if (rc == FC_OK) {
         rc = write_target(&wanted, target, options, report, err);
     }

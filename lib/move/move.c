@@ -110,25 +110,31 @@ static fc_code make_room(worker *w, const fc_batch *batch, fc_error *err) {
     return rc == FC_OK ? grow(&w->cast, &w->cast_size, largest_cast, err) : rc;
 }
 
-/* Brings a tile into memory as it will be in the target. */
-static fc_code read_tile(worker *w, const fc_active *active, const fc_tile *tile, unsigned char *to, fc_error *err) {
+/* Brings a tile into memory as it will be in the target, and digests it while it is in the cache. */
+static fc_code read_tile(worker *w, const fc_active *active, const fc_tile *tile, unsigned char *to,
+                         fc_tile_digest *digest, fc_error *err) {
     fc_box box = {active->tensor->ndim, tile->offsets, tile->sizes};
     bool cast = active->dtype != active->tensor->dtype;
     fc_code rc = fc_source_fill(w->source, active->coverage, active->tensor, &box, cast ? w->cast : to, err);
     if (rc == FC_OK && cast) {
         fc_cast(active->tensor->dtype, w->cast, active->dtype, to, (size_t)tile->count);
     }
+    if (rc == FC_OK) {
+        rc = fc_tile_digest_make(&w->engine->wanted->tensors[active->item->tensor], active->item, &box, to,
+                                 w->engine->queue.crc32, digest, err);
+    }
     return rc;
 }
 
-static fc_code move_batch(worker *w, const fc_batch *batch, fc_error *err) {
+static fc_code move_batch(worker *w, fc_batch *batch, fc_error *err) {
     fc_code rc = make_room(w, batch, err);
     size_t at = 0;
     for (int i = 0; rc == FC_OK && i < batch->count;) {
         run r = next_run(batch, i, at);
         uint64_t offset = batch->tiles[i].offset;
         for (at = r.at; rc == FC_OK && i < r.end; at += batch->tiles[i++].size) {
-            rc = read_tile(w, batch->tiles[i].active, &batch->tiles[i].tile, w->buffer + at, err);
+            rc = read_tile(w, batch->tiles[i].active, &batch->tiles[i].tile, w->buffer + at, &batch->tiles[i].digest,
+                           err);
         }
         if (rc == FC_OK) {
             rc = fc_output_write(&w->output, w->buffer + r.at, r.size, offset, err);
@@ -239,6 +245,7 @@ static uint64_t owned_bytes(const fc_wanted *wanted, const fc_part *part, bool *
 static int wanted_threads(const fc_move_options *options, uint64_t bytes) {
     int threads = options && options->threads > 0 ? options->threads : fc_default_threads();
     threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
+    bytes /= options && options->shares > 1 ? options->shares : 1;
     uint64_t useful = bytes / (FC_TILE_BYTES / 4) + 1; /* a thread for less than this is not worth its start */
     return (uint64_t)threads > useful ? (int)useful : threads;
 }
@@ -255,7 +262,8 @@ fc_code fc_move_part(const fc_wanted *wanted, const fc_part *part, const fc_move
     if (!e.decoded) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", part->path);
     }
-    fc_code rc = fc_output_allocate(part->path, err);
+    bool first = !options || options->share == 0; /* of those that write this file together */
+    fc_code rc = first ? fc_output_allocate(part->path, err) : FC_OK;
     if (rc != FC_OK) {
         fc_decoded_free(e.decoded);
         return rc;
@@ -263,6 +271,11 @@ fc_code fc_move_part(const fc_wanted *wanted, const fc_part *part, const fc_move
     atomic_init(&e.stop, false);
     pthread_mutex_init(&e.lock, NULL);
     fc_queue_init(&e.queue, wanted, part, e.budget.tile, e.budget.large_tile);
+    e.queue.crc32 = options && options->crc32;
+    e.queue.digests = options ? options->digests : NULL;
+    if (options && options->shares > 1) {
+        fc_queue_share(&e.queue, options->share, options->shares);
+    }
     fc_threads_run(e.budget.threads, work, &e);
     fc_queue_destroy(&e.queue);
     pthread_mutex_destroy(&e.lock);

@@ -18,17 +18,19 @@ void fc_queue_init(fc_queue *queue, const fc_wanted *wanted, const fc_part *part
     queue->part = part;
     queue->tile_bytes = tile_bytes;
     queue->large_tile_bytes = large_tile_bytes;
+    queue->end = UINT64_MAX;
 }
 
-static void drop(fc_active *active) {
+static void drop(const fc_queue *queue, fc_active *active) {
     if (active && --active->users == 0) {
+        fc_item_digest_end(&active->digest, queue->wanted, queue->crc32);
         fc_coverage_free(active->coverage);
         free(active);
     }
 }
 
 void fc_queue_destroy(fc_queue *queue) {
-    drop(queue->current);
+    drop(queue, queue->current);
     pthread_mutex_destroy(&queue->lock);
 }
 
@@ -64,6 +66,59 @@ static bool has_bytes(const fc_queue *queue, const fc_part_item *item) {
     return fc_box_volume(&box) > 0;
 }
 
+/* Data bytes of an item; what overflows is as much as there can be, and refused when its turn comes (check_item). */
+static uint64_t item_bytes(const fc_queue *queue, const fc_part_item *item) {
+    const fc_wanted_tensor *wanted = &queue->wanted->tensors[item->tensor];
+    fc_box box = item_box(item, wanted->source);
+    int64_t bytes;
+    return fc_mul_i64(fc_box_volume(&box), fc_dtype_size(wanted->dtype), &bytes) ? (uint64_t)bytes : INT64_MAX;
+}
+
+/* Where in an item of `bytes` at the queue's position the share's bound `at` lies: at a multiple, so that small items
+   stay whole and tiles begin where the disk's blocks do. */
+static uint64_t bound_within(const fc_queue *queue, uint64_t at, uint64_t bytes) {
+    if (at <= queue->position) {
+        return 0;
+    }
+    uint64_t inside = at - queue->position;
+    return inside >= bytes ? bytes : inside / FC_SHARE_BYTES * FC_SHARE_BYTES;
+}
+
+void fc_queue_share(fc_queue *queue, uint32_t share, uint32_t shares) {
+    uint64_t total = 0;
+    for (size_t i = 0; i < queue->part->nitems; i++) {
+        fc_part_item *item = &queue->part->items[i];
+        if (has_bytes(queue, item)) {
+            fc_item_digest none = {.item = item};
+            fc_item_digest_end(&none, queue->wanted, queue->crc32);
+            uint64_t bytes = item_bytes(queue, item);
+            total = total + bytes < total ? UINT64_MAX : total + bytes;
+        }
+    }
+    /* As wide as a product of two numbers: a part may be petabytes. */
+    queue->first = (uint64_t)((unsigned __int128)total * share / shares);
+    queue->end = share + 1 == shares ? UINT64_MAX : (uint64_t)((unsigned __int128)total * (share + 1) / shares);
+}
+
+/* Goes to the next item of which this process moves something: bytes [*first, *end) of it. @return false at the end. */
+static bool find_next(fc_queue *queue, uint64_t *first, uint64_t *end) {
+    const fc_part *part = queue->part;
+    for (; queue->next < part->nitems && queue->position < queue->end; queue->next++) {
+        const fc_part_item *item = &part->items[queue->next];
+        if (!has_bytes(queue, item)) {
+            continue;
+        }
+        uint64_t bytes = item_bytes(queue, item);
+        *first = bound_within(queue, queue->first, bytes);
+        *end = bound_within(queue, queue->end, bytes);
+        queue->position += bytes;
+        if (*first < *end) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static fc_code check_item(const fc_wanted_tensor *wanted, const fc_box *box, uint64_t offset, fc_error *err) {
     const fc_tensor *tensor = wanted->source;
     if (!fc_box_within(box, tensor->shape)) {
@@ -88,13 +143,11 @@ static fc_code check_item(const fc_wanted_tensor *wanted, const fc_box *box, uin
 /* Makes the next item with bytes the current one. queue->current stays NULL at the end. */
 static fc_code open_next(fc_queue *queue, fc_error *err) {
     const fc_part *part = queue->part;
-    while (queue->next < part->nitems && !has_bytes(queue, &part->items[queue->next])) {
-        queue->next++;
-    }
-    if (queue->next == part->nitems) {
+    uint64_t first, end;
+    if (!find_next(queue, &first, &end)) {
         return FC_OK;
     }
-    const fc_part_item *item = &part->items[queue->next++];
+    fc_part_item *item = &part->items[queue->next++];
     const fc_wanted_tensor *wanted = &queue->wanted->tensors[item->tensor];
     fc_box box = item_box(item, wanted->source);
     fc_code rc = check_item(wanted, &box, item->offset, err);
@@ -111,7 +164,9 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
         fc_coverage_free(coverage);
         return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", wanted->name);
     }
-    *active = (fc_active){wanted->source, item, wanted->dtype, coverage, 1};
+    *active =
+        (fc_active){.tensor = wanted->source, .item = item, .dtype = wanted->dtype, .coverage = coverage, .users = 1};
+    fc_item_digest_begin(&active->digest, item, part, queue->digests);
     queue->current = active;
     uint32_t element = element_size(wanted);
     size_t bytes = queue->tile_bytes;
@@ -122,6 +177,7 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
     uint32_t size = fc_dtype_size(wanted->dtype);
     int64_t block = item->offset % FC_OUTPUT_BLOCK == 0 && FC_OUTPUT_BLOCK % size == 0 ? FC_OUTPUT_BLOCK / size : 1;
     fc_tiles_begin(&queue->tiles, &box, (int64_t)(bytes / element), block);
+    fc_tiles_only(&queue->tiles, (int64_t)(first / size), (int64_t)(end / size));
     return FC_OK;
 }
 
@@ -137,10 +193,11 @@ static void add_tile(fc_queue *queue, fc_batch *batch) {
     batch->tiles[batch->count].tile = tile;
     batch->tiles[batch->count].offset = active->item->offset + (uint64_t)tile.start * size;
     batch->tiles[batch->count].size = (size_t)tile.count * size;
+    batch->tiles[batch->count].digest = (fc_tile_digest){0, 0, 0};
     batch->count++;
     active->users++;
     if (queue->tiles.next >= queue->tiles.total) {
-        drop(active);
+        drop(queue, active);
         queue->current = NULL;
     }
 }
@@ -196,7 +253,8 @@ fc_code fc_queue_take(fc_queue *queue, fc_batch *batch, fc_error *err) {
 void fc_queue_give_back(fc_queue *queue, fc_batch *batch) {
     pthread_mutex_lock(&queue->lock);
     for (int i = 0; i < batch->count; i++) {
-        drop(batch->tiles[i].active);
+        fc_item_digest_add(&batch->tiles[i].active->digest, &batch->tiles[i].digest);
+        drop(queue, batch->tiles[i].active);
     }
     pthread_mutex_unlock(&queue->lock);
     batch->count = 0;

@@ -7,6 +7,7 @@
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
+#include "move/tile_digest.h"
 #include "move/tuning.h"
 
 #include <pthread.h>
@@ -17,6 +18,7 @@ typedef struct fc_active {
     const fc_part_item *item;
     fc_dtype dtype; /**< of the target */
     fc_coverage *coverage;
+    fc_item_digest digest;
     unsigned users;
 } fc_active;
 
@@ -25,8 +27,9 @@ typedef struct fc_batch {
     struct {
         fc_active *active;
         fc_tile tile;
-        uint64_t offset; /**< bytes, in the target file */
-        size_t size;     /**< bytes there */
+        uint64_t offset;       /**< bytes, in the target file */
+        size_t size;           /**< bytes there */
+        fc_tile_digest digest; /**< out: what was moved */
     } tiles[FC_BATCH_TILES];
     int count;
 } fc_batch;
@@ -37,6 +40,10 @@ typedef struct fc_queue {
     const fc_part *part;
     size_t tile_bytes;       /**< of a tile in the larger of both types */
     size_t large_tile_bytes; /**< the same for tensors that gain from it */
+    bool crc32;              /**< see fc_move_options */
+    uint64_t *digests;       /**< see fc_move_options; may be NULL */
+    uint64_t first, end;     /**< bytes of the part's contiguous items behind each other: what this process moves */
+    uint64_t position;       /**< of item `next` among them */
     size_t next;             /**< item */
     fc_active *current;      /**< whose tiles are not all handed out; NULL between items */
     fc_tiles tiles;          /**< of current */
@@ -45,13 +52,16 @@ typedef struct fc_queue {
 void fc_queue_init(fc_queue *queue, const fc_wanted *wanted, const fc_part *part, size_t tile_bytes,
                    size_t large_tile_bytes);
 
+/** Leaves out all but part `share` of `shares`, by bytes; sets the CRCs of items of which nothing is moved here. */
+void fc_queue_share(fc_queue *queue, uint32_t share, uint32_t shares);
+
 /** Frees what is left, also after an error; no worker may hold a batch any more. */
 void fc_queue_destroy(fc_queue *queue);
 
 /** The next batch; batch->count is 0 when there is nothing left. */
 fc_code fc_queue_take(fc_queue *queue, fc_batch *batch, fc_error *err);
 
-/** Gives a batch back, moved or not. */
+/** Gives a batch back, moved or not, and adds up its digests. */
 void fc_queue_give_back(fc_queue *queue, fc_batch *batch);
 
 /** Whether the tensor's chunks must be decoded whole, or are not row-major. */

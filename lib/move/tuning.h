@@ -5,8 +5,9 @@
 #define FSDPCKPT_MOVE_TUNING_H
 
 enum {
-    /* Memory for all buffers together unless the caller says otherwise, and the least that is accepted. */
-    FC_DEFAULT_MEMORY = 64 << 20,
+    /* Memory for all buffers together unless the caller says otherwise, so that the whole process stays below 64 MiB;
+       and the least that is accepted. */
+    FC_DEFAULT_MEMORY = 56 << 20,
     FC_LEAST_MEMORY = 1 << 20,
 
     /* A tile: read, gathered and written as one. Stays in the second-level cache, so it is copied to and from the page
@@ -38,6 +39,10 @@ enum {
     /* Workers a processor unless the caller says otherwise, up to so many that a fast disk has its queue full. */
     FC_THREADS_PROCESSOR = 4,
     FC_THREADS_DISK = 16,
+
+    /* Where several processes write one file, each gets runs of whole multiples of this: values below it are moved by
+       one of them. */
+    FC_SHARE_BYTES = 256 << 10,
 
     FC_MOST_THREADS = 256
 };

@@ -379,23 +379,23 @@ static size_t strip(fc_rename *rename) {
     return len;
 }
 
-/* Whether [start, end) of the text is an element of the source's path that is an index, untouched. */
-static bool is_index(const name_text *t, size_t start, size_t end, const fc_path *path) {
+/* The element of the source's path that [start, end) of the text is, untouched; or NULL. */
+static const fc_path_element *untouched(const name_text *t, size_t start, size_t end, const fc_path *path) {
     size_t at = 0;
     for (size_t e = 0; e < path->count; e++) {
         size_t len = strlen(path->elements[e].key);
-        if (path->elements[e].is_index && len == end - start && len > 0) {
+        if (len == end - start && len > 0) {
             size_t same = 0;
             while (same < len && t->from[start + same] == (int64_t)(at + same)) {
                 same++;
             }
             if (same == len) {
-                return true;
+                return &path->elements[e];
             }
         }
         at += len + 1;
     }
-    return false;
+    return NULL;
 }
 
 static bool make_path(const name_text *t, const fc_tensor *source, fc_arena *arena, fc_path *path) {
@@ -411,8 +411,11 @@ static bool make_path(const name_text *t, const fc_tensor *source, fc_arena *are
         while (end < t->size && !t->separates[end]) {
             end++;
         }
+        const fc_path_element *same = nested ? untouched(t, start, end, &source->path) : NULL;
+        if (same) { /* a list's index stays one; what is new is a dict's key */
+            elements[e] = *same;
+        }
         elements[e].key = fc_arena_strndup(arena, t->chars + start, end - start);
-        elements[e].is_index = nested && is_index(t, start, end, &source->path);
         if (!elements[e].key) {
             return false;
         }

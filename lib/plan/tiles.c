@@ -19,13 +19,23 @@ void fc_tiles_begin(fc_tiles *tiles, const fc_box *box, int64_t limit, int64_t m
     tiles->total = fc_box_volume(box);
 }
 
-/* The dimension that tiles cut, and in `inner` the elements of one index of it. Before it, tiles take one index. */
+void fc_tiles_only(fc_tiles *tiles, int64_t first, int64_t end) {
+    tiles->next = first;
+    tiles->total = end < tiles->total ? end : tiles->total;
+}
+
+/* The dimension that tiles cut, and in `inner` the elements of one index of it. Before it, tiles take one index. Where
+   the walk starts or ends within an index, the tile lies in a dimension further inside. */
 static int cut_dimension(const fc_tiles *tiles, int64_t *inner) {
     int d = tiles->ndim - 1;
     int64_t whole = 1;
     while (d > 0 && whole <= tiles->limit / tiles->box_sizes[d]) {
         whole *= tiles->box_sizes[d];
         d--;
+    }
+    while (d < tiles->ndim - 1 && (tiles->next % whole != 0 || whole > tiles->total - tiles->next)) {
+        d++;
+        whole /= tiles->box_sizes[d];
     }
     *inner = whole;
     return d;
@@ -81,6 +91,9 @@ bool fc_tiles_next(fc_tiles *tiles, fc_tile *tile) {
     rows = round_rows(rows, inner, most, tiles->multiple);
     if (rows > size - index) {
         rows = size - index;
+    }
+    if (rows > (tiles->total - tiles->next) / inner) {
+        rows = (tiles->total - tiles->next) / inner;
     }
     tile->offsets[cut] = tiles->box_offsets[cut] + index;
     tile->sizes[cut] = rows;

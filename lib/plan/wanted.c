@@ -6,24 +6,16 @@
 
 #include "core/checked.h"
 #include "fsdpckpt/cut.h"
+#include "plan/globs.h"
 #include "plan/rename.h"
 
 #include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
 
-static bool matches_any(const char *const *globs, const char *name) {
-    for (; globs && *globs; globs++) {
-        if (fnmatch(*globs, name, 0) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static bool is_selected(const fc_selection *selection, const char *name) {
-    bool wanted = !selection->include || matches_any(selection->include, name);
-    return wanted && !matches_any(selection->exclude, name);
+    bool wanted = !selection->include || fc_globs_match(selection->include, name, NULL);
+    return wanted && !fc_globs_match(selection->exclude, name, NULL);
 }
 
 /* A glob that matches nothing is nearly always a typing error, and its result a checkpoint with holes. */

@@ -134,13 +134,13 @@ typedef struct dense {
     int ndim;
     const int64_t *shape;
     fc_dtype dtype;
-    fc_device device;
+    fc_torch_device device;
 } dense;
 
 /* _get_remote_device_str. */
 static fc_remote_device device_of_member(const fc_process_group *group, int64_t member, int64_t devices_per_node) {
     int64_t rank = group->global_ranks ? group->global_ranks[member] : member;
-    fc_device device = group->device;
+    fc_torch_device device = group->device;
     if (strcmp(device.type, "cpu") == 0) {
         device.index = -1;
     } else if (strcmp(device.type, "hpu") != 0) {

@@ -17,7 +17,7 @@ static const char *const device_types[] = {
 /* c10::DeviceIndex is an int8. */
 enum { MAX_DEVICE_INDEX = 127 };
 
-bool fc_device_parse(const char *text, size_t len, fc_device *out) {
+bool fc_torch_device_parse(const char *text, size_t len, fc_torch_device *out) {
     const char *colon = memchr(text, ':', len);
     size_t type_len = colon ? (size_t)(colon - text) : len;
     int index = -1;
@@ -48,11 +48,11 @@ bool fc_device_parse(const char *text, size_t len, fc_device *out) {
     return false;
 }
 
-bool fc_device_equal(const fc_device *a, const fc_device *b) {
+bool fc_torch_device_equal(const fc_torch_device *a, const fc_torch_device *b) {
     return a->index == b->index && strcmp(a->type, b->type) == 0;
 }
 
-int fc_device_format(const fc_device *device, char *buf, size_t size) {
+int fc_torch_device_format(const fc_torch_device *device, char *buf, size_t size) {
     return device->index < 0 ? snprintf(buf, size, "%s", device->type)
                              : snprintf(buf, size, "%s:%d", device->type, device->index);
 }
@@ -97,11 +97,11 @@ fc_code fc_remote_device_parse(const char *text, fc_remote_device *out, fc_error
     const char *slash = strchr(text, '/');
     fc_code code = FC_OK;
     if (slash) {
-        if (!fc_device_parse(slash + 1, strlen(slash + 1), &parsed.device)) {
+        if (!fc_torch_device_parse(slash + 1, strlen(slash + 1), &parsed.device)) {
             return cannot_parse(text, err);
         }
         code = parse_worker(text, text, (size_t)(slash - text), &parsed, err);
-    } else if (!fc_device_parse(text, strlen(text), &parsed.device)) {
+    } else if (!fc_torch_device_parse(text, strlen(text), &parsed.device)) {
         code = parse_worker(text, text, strlen(text), &parsed, err);
     }
     if (code == FC_OK) {
@@ -110,14 +110,14 @@ fc_code fc_remote_device_parse(const char *text, fc_remote_device *out, fc_error
     return code;
 }
 
-fc_remote_device fc_remote_device_of_rank(int64_t rank, const fc_device *device) {
+fc_remote_device fc_remote_device_of_rank(int64_t rank, const fc_torch_device *device) {
     fc_remote_device out = {.worker = "", .rank = rank, .device = *device};
     return out;
 }
 
 int fc_remote_device_format(const fc_remote_device *device, char *buf, size_t size) {
     char text[32];
-    fc_device_format(&device->device, text, sizeof text);
+    fc_torch_device_format(&device->device, text, sizeof text);
     if (device->worker[0] != '\0') {
         return snprintf(buf, size, "%s/%s", device->worker, text);
     }

@@ -82,11 +82,11 @@ fc_code fc_build_metadata(const fc_sharding_spec *spec, int ndim, const int64_t 
     return code;
 }
 
-static bool needs_rewrite(const fc_remote_device *placement, const fc_device *device, int64_t rank) {
-    return placement->rank == rank && rank >= 0 && !fc_device_equal(&placement->device, device);
+static bool needs_rewrite(const fc_remote_device *placement, const fc_torch_device *device, int64_t rank) {
+    return placement->rank == rank && rank >= 0 && !fc_torch_device_equal(&placement->device, device);
 }
 
-fc_code fc_rewrite_spec_if_needed(const fc_sharding_spec *spec, const fc_device *tensor_device, int64_t rank,
+fc_code fc_rewrite_spec_if_needed(const fc_sharding_spec *spec, const fc_torch_device *tensor_device, int64_t rank,
                                   fc_arena *arena, fc_sharding_spec *out, fc_error *err) {
     *out = *spec;
     if (spec->kind != FC_SPEC_CHUNK) {

@@ -4,17 +4,10 @@
  */
 #include "fsdpckpt/layout.h"
 
+#include "core/json_file.h"
 #include "sharding/tp_plan.h"
 
-#include <jansson.h>
-
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-/* Far above any plan, far below what would hurt. */
-enum { MAX_BYTES = 1 << 20 };
 
 /*
  * The styles of transformers (ALL_PARALLEL_STYLES, versions 4.48 to 5). Many differ only in how activations travel,
@@ -84,34 +77,6 @@ static fc_code check_pattern(const char *path, const char *pattern, fc_error *er
     return FC_OK;
 }
 
-/* @param out receives the text, to be freed by the caller; NULL on failure. */
-static fc_code read_text(const char *path, char **out, size_t *len, fc_error *err) {
-    fc_code code = FC_OK;
-    *out = NULL;
-    FILE *f = fopen(path, "rb");
-    if (!f) {
-        return fc_fail_errno(err, errno, "TP plan %s (give \"auto\" or a JSON file)", path);
-    }
-    char *text = malloc(MAX_BYTES + 1);
-    if (!text) {
-        code = fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
-        goto out;
-    }
-    *len = fread(text, 1, MAX_BYTES + 1, f);
-    if (ferror(f)) {
-        code = fc_fail_errno(err, errno, "TP plan %s", path);
-    } else if (*len > MAX_BYTES) {
-        code = fc_fail(err, FC_EUSAGE, "%s: larger than 1 MiB: not a TP plan", path);
-    } else {
-        *out = text;
-        text = NULL;
-    }
-out:
-    free(text);
-    fclose(f);
-    return code;
-}
-
 static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, const fc_tp_plan **plan, fc_error *err) {
     const char *key;
     json_t *value;
@@ -143,22 +108,14 @@ static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, const f
 }
 
 static fc_code load_file(const char *path, fc_arena *arena, const fc_tp_plan **out, fc_error *err) {
-    char *text = NULL;
-    size_t len = 0;
-    json_error_t json_error;
-    fc_code code = read_text(path, &text, &len, err);
+    json_t *root = NULL;
+    static const char example[] = "{\"layers.*.self_attn.q_proj\": \"colwise\"}";
+    fc_code code = fc_json_load(path, "a TP plan", example, &root, err);
     if (code != FC_OK) {
-        return code;
+        return code == FC_EIO ? fc_context(err, code, "TP plan (\"auto\" or a JSON file)") : code;
     }
-    json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &json_error);
-    free(text);
-    if (!root) {
-        return fc_fail(err, FC_EUSAGE, "%s:%d:%d: not a TP plan: %s", path, json_error.line, json_error.column,
-                       json_error.text);
-    }
-    if (!json_is_object(root) || json_object_size(root) == 0) {
-        code = fc_fail(err, FC_EUSAGE, "%s: a TP plan is an object like {\"layers.*.self_attn.q_proj\": \"colwise\"}",
-                       path);
+    if (json_object_size(root) == 0) {
+        code = fc_fail(err, FC_EUSAGE, "%s: a TP plan is an object like %s", path, example);
     } else {
         code = rules_of(path, root, arena, out, err);
     }

@@ -11,134 +11,19 @@
 
 #include "sharding/tp_plan.h"
 
-#include <stdbool.h>
 #include <string.h>
 
-typedef fc_tp_part part;
+typedef fc_fqn_part part;
+typedef fc_fqn name;
 
-/*
- * The last components of a name, in order. Patterns only look at the end of a name, and no real one is longer than
- * this; a longer one loses its first components.
- */
-enum { MAX_PARTS = 64 };
-
-typedef struct name {
-    part parts[MAX_PARTS];
-    int count;
-} name;
-
-static bool is(part p, const char *text) {
-    return strlen(text) == p.len && memcmp(p.text, text, p.len) == 0;
-}
-
-static bool is_one_of(part p, const char *const *texts, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        if (is(p, texts[i])) {
-            return true;
-        }
-    }
-    return false;
-}
-
+/* nn.Embedding is told by how its name ends. */
 static bool ends_with(part p, const char *text) {
     size_t len = strlen(text);
     return p.len >= len && memcmp(p.text + p.len - len, text, len) == 0;
 }
 
-static bool contains(part p, const char *text) {
-    return memmem(p.text, p.len, text, strlen(text)) != NULL;
-}
-
 static bool has_wildcard(part p) {
     return memchr(p.text, '*', p.len) != NULL;
-}
-
-/* What torch.compile, FSDP1 and activation checkpointing leave in the middle of a name; no plan names them. */
-static bool is_wrapper(part p) {
-    static const char *const wrappers[] = {"_orig_mod", "_fsdp_wrapped_module", "_fpw_module",
-                                           "_checkpoint_wrapped_module"};
-    return p.len > 0 && p.text[0] == '_' && is_one_of(p, wrappers, sizeof wrappers / sizeof *wrappers);
-}
-
-/* Splits at the dots, from the end, `most` components of it. */
-static void split(const char *text, int most, name *out) {
-    part reversed[MAX_PARTS];
-    const char *end = text + strlen(text);
-    int n = 0;
-    for (const char *at = end; n < most; at--) {
-        if (at == text || at[-1] == '.') {
-            part p = {at, (size_t)(end - at)};
-            if (!is_wrapper(p)) {
-                reversed[n++] = p;
-            }
-            if (at == text) {
-                break;
-            }
-            end = at - 1;
-        }
-    }
-    out->count = n;
-    for (int i = 0; i < n; i++) {
-        out->parts[i] = reversed[n - 1 - i];
-    }
-}
-
-/* The keys that torch.optim's optimizers keep for each parameter. */
-static bool is_state_key(part p) {
-    static const char *const keys[] = {
-        "step",      "exp_avg",  "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg",
-        "acc_delta", "grad_avg", "sum",        "exp_inf",        "mu_product",      "prev",
-        "eta",       "mu",       "ax",         "step_size",
-    };
-    return is_one_of(p, keys, sizeof keys / sizeof *keys);
-}
-
-/*
- * Optimizer state is named "optim.state.<parameter>.<key>" with many spellings of the first part: it follows its
- * parameter, so the key is cut off. Under "optim….state" any key is one; elsewhere only those of torch.optim, lest a
- * model saved under the key "state" lose its parameter names.
- * @return the key; an empty part for what is no optimizer state.
- */
-static part cut_state_key(name *n) {
-    bool optim = false, state = false;
-    part none = {"", 0};
-    for (int i = 0; i + 2 < n->count; i++) {
-        optim = optim || contains(n->parts[i], "optim");
-        state = state || is(n->parts[i], "state");
-    }
-    if (!optim && !state) {
-        return none;
-    }
-    part last = n->parts[n->count - 1];
-    bool parameter = is(last, "weight") || is(last, "bias");
-    if (is_state_key(last) || (optim && state && !parameter)) {
-        n->count--;
-        return last;
-    }
-    return none;
-}
-
-/* Whether `p` matches a pattern component, in which `*` stands for any text. */
-static bool component_matches(part pattern, part p) {
-    size_t i = 0, j = 0, star = SIZE_MAX, resume = 0;
-    while (j < p.len) {
-        if (i < pattern.len && pattern.text[i] == '*') {
-            star = i++;
-            resume = j;
-        } else if (i < pattern.len && pattern.text[i] == p.text[j]) {
-            i++;
-            j++;
-        } else if (star != SIZE_MAX) {
-            i = star + 1;
-            j = ++resume;
-        } else {
-            return false;
-        }
-    }
-    while (i < pattern.len && pattern.text[i] == '*') {
-        i++;
-    }
-    return i == pattern.len;
 }
 
 /*
@@ -150,11 +35,11 @@ static bool matches(const fc_tp_pattern *pattern, const name *n, int count) {
         return false;
     }
     part leaf = n->parts[count - 1], last = pattern->parts[pattern->count - 1];
-    if (has_wildcard(last) && (is(leaf, "weight") || is(leaf, "bias"))) {
+    if (has_wildcard(last) && (fc_fqn_is(leaf, "weight") || fc_fqn_is(leaf, "bias"))) {
         return false;
     }
     for (int i = 1; i <= pattern->count; i++) {
-        if (!component_matches(pattern->parts[pattern->count - i], n->parts[count - i])) {
+        if (!fc_fqn_component_matches(pattern->parts[pattern->count - i], n->parts[count - i])) {
             return false;
         }
     }
@@ -229,16 +114,16 @@ static fit find(const fc_tp_plan *plan, const name *n) {
  */
 static part read_name(const fc_tp_plan *plan, const char *fqn, name *n) {
     if (strstr(fqn, "optim") || strstr(fqn, "state")) {
-        split(fqn, MAX_PARTS, n);
-        return cut_state_key(n);
+        fc_fqn_split(fqn, FC_FQN_PARTS, n);
+        return fc_fqn_cut_state_key(n);
     }
-    split(fqn, plan->longest < MAX_PARTS ? plan->longest + 1 : MAX_PARTS, n);
+    fc_fqn_split(fqn, plan->longest < FC_FQN_PARTS ? plan->longest + 1 : FC_FQN_PARTS, n);
     return (part){"", 0};
 }
 
 static bool make_pattern(const char *text, fc_arena *arena, fc_tp_pattern *out) {
     name n;
-    split(text, MAX_PARTS, &n);
+    fc_fqn_split(text, FC_FQN_PARTS, &n);
     part *parts = fc_arena_alloc(arena, (size_t)n.count * sizeof *parts);
     if (!parts) {
         return false;
@@ -281,7 +166,7 @@ const fc_tp_plan *fc_tp_plan_make(const char *label, const fc_tp_rule *rules, si
 /* nn.Embedding by the name of the module. embed_out of GPT-NeoX is a linear layer and ends otherwise. */
 static bool is_embedding(part module) {
     static const char *const names[] = {"embed_tokens", "embed_in", "embed_positions", "wte", "wpe"};
-    return is_one_of(module, names, sizeof names / sizeof *names) || ends_with(module, "embed") ||
+    return fc_fqn_is_one_of(module, names, sizeof names / sizeof *names) || ends_with(module, "embed") ||
            ends_with(module, "embedding") || ends_with(module, "embeddings");
 }
 
@@ -322,14 +207,14 @@ int fc_tp_plan_dim(const fc_tp_plan *plan, const char *fqn, int ndim, fc_tp_styl
     }
     const fc_tp_rule *rule = &plan->rules[f.rule];
     *style = rule->style;
-    if (is(key, "step")) {
+    if (fc_fqn_is(key, "step")) {
         return -1;
     }
     fc_tp_module module = rule->module;
     if (module == FC_TP_BY_NAME) {
         module = is_embedding(n.parts[f.level - 1]) ? FC_TP_EMBEDDING : FC_TP_LINEAR;
     }
-    return cut_dimension(rule->style, module, is(n.parts[n.count - 1], "bias"), ndim);
+    return cut_dimension(rule->style, module, fc_fqn_is(n.parts[n.count - 1], "bias"), ndim);
 }
 
 const char *fc_tp_plan_name(const fc_tp_plan *plan) {

@@ -6,6 +6,8 @@
 
 #include "fsdpckpt/layout.h"
 
+#include "sharding/fqn.h"
+
 /** What kind of module a rule speaks of, because the dimension to cut depends on it. */
 typedef enum fc_tp_module {
     FC_TP_BY_NAME,   /**< an embedding where the name says so, else a linear layer */
@@ -21,15 +23,9 @@ typedef struct fc_tp_rule {
     fc_tp_module module;
 } fc_tp_rule;
 
-/** A component of a name or pattern, borrowed from it. */
-typedef struct fc_tp_part {
-    const char *text;
-    size_t len;
-} fc_tp_part;
-
 /** A rule made ready for look-ups. */
 typedef struct fc_tp_pattern {
-    const fc_tp_part *parts;
+    const fc_fqn_part *parts;
     int count;
     size_t literals; /**< characters other than '*' */
     uint32_t next;   /**< number + 1 of the next rule in the same bucket; 0: none */

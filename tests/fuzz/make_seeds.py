@@ -39,6 +39,10 @@ def main():
         folder = os.path.join(corpus, kind)
         for case in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
             path = os.path.join(folder, case)
+            if case.startswith("st-"):
+                for name in sorted(os.listdir(path)):
+                    if name.endswith(".safetensors"):
+                        write(out, "safetensors", read(path, name))
             if not case.startswith("dcp-") or not os.path.exists(os.path.join(path, ".metadata")):
                 continue
             metadata = read(path, ".metadata")

@@ -205,6 +205,8 @@ def walk(group, prefix=""):
 
 
 def original_bytes(case_dir, want):
+    if "text" in want:
+        return want["text"].encode()
     path = os.path.join(case_dir, want["file"])
     if not os.path.exists(path):
         return None

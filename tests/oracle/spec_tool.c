@@ -52,7 +52,7 @@ static void print_numbers(const char *before, int n, const int64_t *numbers) {
 }
 
 static fc_code chunk_spec(const args *a, fc_arena *arena) {
-    static const fc_device cpu = {"cpu", -1};
+    static const fc_torch_device cpu = {"cpu", -1};
     fc_remote_device devices[64];
     size_t ranks = (size_t)a->numbers[1][0];
     for (size_t i = 0; i < ranks && i < 64; i++) {

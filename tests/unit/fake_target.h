@@ -5,6 +5,7 @@
 #ifndef FAKE_TARGET_H
 #define FAKE_TARGET_H
 
+#include "core/crc.h"
 #include "fsdpckpt/move.h"
 
 #include "fake_format.h"
@@ -19,6 +20,7 @@ typedef struct target {
     fc_part_item items[MOST_ITEMS];
     int64_t dims[MOST_ITEMS][2 * FAKE_DIMS];
     fc_part part;
+    uint64_t digests[FAKE_TENSORS];
     char path[96];
     uint64_t size;
 } target;
@@ -116,6 +118,54 @@ static inline void target_check(const fake *f, const target *t) {
     assert_memory_equal(found, expected, t->size);
     free(expected);
     free(found);
+}
+
+/* `bytes` of the item's box at their places in the whole tensor, which is otherwise 0. */
+static inline unsigned char *in_tensor(const target *t, const fc_part_item *item, const unsigned char *bytes,
+                                       size_t *size) {
+    const fc_tensor *tensor = t->tensors[item->tensor].source;
+    const uint32_t element = fc_dtype_size(t->tensors[item->tensor].dtype);
+    const fc_box box = {tensor->ndim, item->dims, item->dims + tensor->ndim};
+    int64_t index[FAKE_DIMS] = {0}, numel;
+    assert_true(fc_numel(tensor->ndim, tensor->shape, &numel));
+    *size = (size_t)numel * element;
+    unsigned char *whole = calloc(*size + 1, 1);
+    assert_non_null(whole);
+    for (int64_t n = fc_box_volume(&box); n > 0; n--, bytes += element) {
+        int64_t at = 0;
+        for (int d = 0; d < box.ndim; d++) {
+            at = at * tensor->shape[d] + item->dims[d] + index[d];
+        }
+        memcpy(whole + (size_t)at * element, bytes, element);
+        for (int d = box.ndim - 1; d >= 0 && ++index[d] == box.sizes[d]; d--) {
+            index[d] = 0;
+        }
+    }
+    return whole;
+}
+
+/* The digests of all items with chunks, or of all without, and of the tensors as far as these items are counted. */
+static inline void target_check_digests(const fake *f, const target *t, bool chunked) {
+    uint64_t sums[FAKE_TENSORS] = {0};
+    for (size_t i = 0; i < t->part.nitems; i++) {
+        const fc_part_item *item = &t->items[i];
+        if (!item->owned || chunked != (item->chunk != NULL)) {
+            continue;
+        }
+        fc_part_item at_0 = *item;
+        at_0.offset = 0;
+        size_t size = (size_t)fc_part_item_bytes(&t->wanted, item), whole_size;
+        unsigned char *bytes = calloc(size + 1, 1);
+        assert_non_null(bytes);
+        expect_item(f, t, &at_0, bytes);
+        assert_true(item->crc64 == fc_crc64(0, bytes, size));
+        assert_true(item->crc32 == fc_crc32(0, bytes, size));
+        unsigned char *whole = in_tensor(t, item, bytes, &whole_size);
+        sums[item->tensor] ^= item->owner == t->part.rank ? fc_crc64_bare(whole, whole_size) : 0;
+        free(whole);
+        free(bytes);
+    }
+    assert_memory_equal(t->digests, sums, sizeof sums);
 }
 
 #endif

@@ -81,7 +81,7 @@ static void metadata_of_a_dtensor(void **state) {
     fc_sharded_tensor_metadata md;
     assert_int_equal(fc_create_shard_md_from_dt(&dt, 1, arena, &shard, NULL), FC_OK);
     expect_shard(&shard, "ShardMetadata(shard_offsets=[1, 0], shard_sizes=[2, 6], placement=rank:1/cpu)");
-    dt.device = (fc_device){"cuda", 3};
+    dt.device = (fc_torch_device){"cuda", 3};
     assert_int_equal(fc_create_sharded_tensor_md_from_dt(&dt, 1, 8, arena, &md, NULL), FC_OK);
     assert_int_equal(md.nshards, 8);
     expect_shard(&md.shards[0], "ShardMetadata(shard_offsets=[0, 0], shard_sizes=[2, 6], placement=rank:1/cuda:3)");
@@ -157,7 +157,7 @@ static void sharded_tensor(void **state) {
     (void)state;
     fc_arena *arena = fc_arena_new();
     fc_process_group group = {.rank = 0, .size = 2, .device = {"cpu", -1}};
-    fc_device cpu = {"cpu", -1};
+    fc_torch_device cpu = {"cpu", -1};
     fc_shard_metadata shards[2] = {
         {{2, (int64_t[]){0, 0}, (int64_t[]){4, 6}}, true, fc_remote_device_of_rank(0, &cpu)},
         {{2, (int64_t[]){4, 0}, (int64_t[]){3, 6}}, true, fc_remote_device_of_rank(1, &cpu)}};

@@ -52,7 +52,7 @@ static void shuffle_equals_the_plain_loop(void **state) {
 }
 
 /* What a plane may be like. */
-typedef enum plane { NOISE, ZEROS, SKEWED, TEXT, ONE_NOISY_HALF, KINDS } plane;
+typedef enum plane { NOISE, ZEROS, SKEWED, TEXT, ONE_NOISY_HALF, COUNTER, KINDS } plane;
 
 static void fill(plane kind, unsigned char *bytes, size_t size) {
     for (size_t i = 0; i < size; i++) {
@@ -66,6 +66,9 @@ static void fill(plane kind, unsigned char *bytes, size_t size) {
             break;
         case TEXT:
             bytes[i] = (unsigned char)"layers.0.weight "[i % 16];
+            break;
+        case COUNTER: /* all values equally often, and yet nothing but repetitions */
+            bytes[i] = (unsigned char)i;
             break;
         case ONE_NOISY_HALF:
             bytes[i] = i < size / 2 ? (unsigned char)r : 7;
@@ -108,8 +111,11 @@ static void streams_of_all_levels(void **state) {
                 unsigned char *plain = malloc(size), *out = malloc(room);
                 assert_true(plain && out);
                 fill(k, plain, size);
-                size_t length = fc_deflate(d, plain, size, out, room);
+                static const size_t elements[] = {0, 1, 2, 4, 8, 3};
+                size_t element = elements[(s + k) % 6]; /* planes that need not divide the size */
+                size_t length = fc_deflate(d, plain, size, element ? size / element : 0, out, room);
                 assert_in_range(length, 1, room);
+                assert_true(k != COUNTER || size < 65535 || length < size / 10);
                 assert_true(k != ZEROS || size < 65535 || length < size / 20);
                 assert_true(k != SKEWED || size < 4096 || length < size * 6 / 10);
                 expect_inflates_to(out, length, plain, size);
@@ -119,6 +125,26 @@ static void streams_of_all_levels(void **state) {
         }
         fc_deflater_free(d);
     }
+}
+
+/* A plane of noise is stored and does not spoil the codes of the one behind it. */
+static void noise_beside_exponents(void **state) {
+    (void)state;
+    enum { SIZE = 1 << 20, HALF = SIZE / 2 };
+    unsigned char *plain = malloc(SIZE), *out = malloc(SIZE), *alone = malloc(SIZE);
+    fc_deflater *d = fc_deflater_new(1);
+    assert_true(plain && out && alone && d);
+    srand(7);
+    fill(NOISE, plain, HALF);
+    fill(SKEWED, plain + HALF, HALF);
+    size_t exponents = fc_deflate(d, plain + HALF, HALF, 0, alone, SIZE);
+    size_t both = fc_deflate(d, plain, SIZE, HALF, out, SIZE);
+    assert_in_range(both, exponents + HALF, exponents + HALF + HALF / 1000);
+    expect_inflates_to(out, both, plain, SIZE);
+    fc_deflater_free(d);
+    free(plain);
+    free(out);
+    free(alone);
 }
 
 /* What was deflated before leaves no trace: which worker has which chunk must not show in the file. */
@@ -133,12 +159,12 @@ static void no_memory_of_what_was_before(void **state) {
         assert_non_null(d);
         fill((plane)(rand() % KINDS), plain, SIZE / 2);
         fill((plane)(rand() % KINDS), plain + SIZE / 2, SIZE / 2);
-        size_t size = fc_deflate(d, plain, SIZE, first, SIZE);
+        size_t size = fc_deflate(d, plain, SIZE, SIZE / 2, first, SIZE);
         for (int i = 0; i < 3; i++) {
             fill((plane)(rand() % KINDS), other, SIZE);
-            fc_deflate(d, other, 1 + (size_t)rand() % SIZE, again, SIZE);
+            fc_deflate(d, other, 1 + (size_t)rand() % SIZE, (size_t)rand() % SIZE, again, SIZE);
         }
-        assert_int_equal(fc_deflate(d, plain, SIZE, again, SIZE), size);
+        assert_int_equal(fc_deflate(d, plain, SIZE, SIZE / 2, again, SIZE), size);
         assert_memory_equal(first, again, size);
         fc_deflater_free(d);
     }
@@ -162,7 +188,7 @@ static void too_little_room(void **state) {
             assert_non_null(d);
             for (size_t room = 0; room < SIZE + 300; room += 1 + room / 50) {
                 memset(out, 0xee, sizeof out);
-                size_t length = fc_deflate(d, plain, SIZE, out, room);
+                size_t length = fc_deflate(d, plain, SIZE, room % 3 * SIZE / 4, out, room);
                 assert_true(length <= room);
                 fitted |= length > 0;
                 assert_true(room < SIZE + 100 || length > 0);
@@ -189,7 +215,7 @@ static void damaged_streams(void **state) {
     srand(4);
     fill(SKEWED, plain, SIZE / 2);
     fill(TEXT, plain + SIZE / 2, SIZE / 2);
-    size_t length = fc_deflate(d, plain, SIZE, stream, SIZE);
+    size_t length = fc_deflate(d, plain, SIZE, 0, stream, SIZE);
     assert_in_range(length, 100, SIZE);
     for (size_t cut = 0; cut < length; cut += 1 + cut / 20) {
         assert_int_equal(fc_inflate(stream, cut, out, SIZE, &err), FC_ECORRUPT);
@@ -226,6 +252,7 @@ int main(void) {
         cmocka_unit_test(streams_of_all_levels),
         cmocka_unit_test(too_little_room),
         cmocka_unit_test(damaged_streams),
+        cmocka_unit_test(noise_beside_exponents),
         cmocka_unit_test(no_memory_of_what_was_before),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

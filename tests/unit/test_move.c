@@ -15,8 +15,30 @@ static fc_dtype random_dtype(void) {
     return (fc_dtype)(rand() % FC_DTYPE_COUNT);
 }
 
+/* The part by several processes, one after the other: their sums make the digests. */
+static void move_in_shares(target *t, fc_move_options *options, uint32_t shares) {
+    uint64_t sums[MOST_ITEMS] = {0};
+    uint32_t sums32[MOST_ITEMS] = {0};
+    for (options->share = 0, options->shares = shares; options->share < shares; options->share++) {
+        fc_error err = {FC_OK, ""};
+        fc_code rc = fc_move_part(&t->wanted, &t->part, options, &err);
+        assert_string_equal(err.message, "");
+        assert_int_equal(rc, FC_OK);
+        for (size_t i = 0; i < t->part.nitems; i++) {
+            uint64_t bytes = fc_part_item_bytes(&t->wanted, &t->items[i]);
+            sums[i] ^= fc_crc64_finish(t->items[i].crc64, bytes);
+            sums32[i] ^= fc_crc32_finish(t->items[i].crc32, bytes);
+        }
+    }
+    for (size_t i = 0; i < t->part.nitems; i++) {
+        uint64_t bytes = fc_part_item_bytes(&t->wanted, &t->items[i]);
+        t->items[i].crc64 = fc_crc64_finish(sums[i], bytes);
+        t->items[i].crc32 = fc_crc32_finish(sums32[i], bytes);
+    }
+}
+
 /* Random tensors with random boxes, side by side or with gaps, for `threads`. */
-static void one_random_job(int side, int threads, uint64_t memory) {
+static void one_random_job(int side, int threads, uint64_t memory, uint32_t shares) {
     fake *f = fake_new();
     for (int i = 1 + rand() % 12; i > 0; i--) {
         int64_t shape[FAKE_DIMS];
@@ -36,16 +58,23 @@ static void one_random_job(int side, int threads, uint64_t memory) {
             random_part_of(f->tensors[i].shape, f->tensors[i].ndim, offsets, sizes);
             target_add(t, i, offsets, sizes, rand() % 2 ? 0 : (uint64_t)rand() % 100);
             t->items[t->part.nitems - 1].owned = rand() % 8 != 0;
+            t->items[t->part.nitems - 1].owner = rand() % 3 == 0;
         }
     }
     target_reserve(t);
     fc_progress progress = {0};
-    fc_move_options options = {threads, memory, &progress};
-    fc_error err = {FC_OK, ""};
-    fc_code rc = fc_move_part(&t->wanted, &t->part, &options, &err);
-    assert_string_equal(err.message, "");
-    assert_int_equal(rc, FC_OK);
+    fc_move_options options = {
+        .threads = threads, .memory = memory, .progress = &progress, .crc32 = true, .digests = t->digests};
+    if (shares == 0) {
+        fc_error err = {FC_OK, ""};
+        fc_code rc = fc_move_part(&t->wanted, &t->part, &options, &err);
+        assert_string_equal(err.message, "");
+        assert_int_equal(rc, FC_OK);
+    } else {
+        move_in_shares(t, &options, shares);
+    }
     target_check(f, t);
+    target_check_digests(f, t, false);
     uint64_t bytes = 0;
     for (size_t i = 0; i < t->part.nitems; i++) {
         const fc_tensor *tensor = t->tensors[t->items[i].tensor].source;
@@ -62,7 +91,7 @@ static void small_random_jobs(void **state) {
     (void)state;
     srand(5);
     for (int i = 0; i < 400; i++) {
-        one_random_job(12, 1 + rand() % 3, 0);
+        one_random_job(12, 1 + rand() % 3, 0, (uint32_t)(i % 4));
     }
 }
 
@@ -71,7 +100,7 @@ static void larger_random_jobs(void **state) {
     (void)state;
     srand(6);
     for (int i = 0; i < 12; i++) {
-        one_random_job(90, 4, (uint64_t)8 << 20);
+        one_random_job(90, 4, (uint64_t)8 << 20, (uint32_t)(i % 6));
     }
 }
 
@@ -88,10 +117,11 @@ static void tall_and_wide(void **state) {
         target *t = target_new(f);
         target_add_whole(t, a, 64);
         target_reserve(t);
-        fc_move_options options = {3, 1 << 20, NULL};
+        fc_move_options options = {.threads = 3, .memory = 1 << 20, .crc32 = true, .digests = t->digests};
         fc_error err = {FC_OK, ""};
         assert_int_equal(fc_move_part(&t->wanted, &t->part, &options, &err), FC_OK);
         target_check(f, t);
+        target_check_digests(f, t, false);
         target_free(t);
         fake_free(f);
     }
@@ -127,10 +157,11 @@ static void views(void **state) {
     target_add_whole(t, a, 0);
     target_add_whole(t, b, 0);
     target_reserve(t);
-    fc_move_options options = {2, 0, NULL};
+    fc_move_options options = {.threads = 2, .crc32 = true, .digests = t->digests};
     fc_error err;
     assert_int_equal(fc_move_part(&t->wanted, &t->part, &options, &err), FC_OK);
     target_check(f, t);
+    target_check_digests(f, t, false);
     target_free(t);
     fake_free(f);
 }
@@ -146,10 +177,11 @@ static void many_chunks(void **state) {
     target *t = target_new(f);
     target_add_whole(t, a, 0);
     target_reserve(t);
-    fc_move_options options = {2, 1 << 20, NULL};
+    fc_move_options options = {.threads = 2, .memory = 1 << 20, .crc32 = true, .digests = t->digests};
     fc_error err;
     assert_int_equal(fc_move_part(&t->wanted, &t->part, &options, &err), FC_OK);
     target_check(f, t);
+    target_check_digests(f, t, false);
     target_free(t);
     fake_free(f);
 }
@@ -173,8 +205,10 @@ static void wide_gaps(void **state) {
     target_add_whole(t, a, 0);
     target_reserve(t);
     fc_error err;
-    assert_int_equal(fc_move_part(&t->wanted, &t->part, NULL, &err), FC_OK);
+    assert_int_equal(fc_move_part(&t->wanted, &t->part, &(fc_move_options){.crc32 = true, .digests = t->digests}, &err),
+                     FC_OK);
     target_check(f, t);
+    target_check_digests(f, t, false);
     target_free(t);
     fake_free(f);
 }

@@ -24,7 +24,7 @@ static void job_start(job *j) {
     j->t = target_new(j->f);
     target_add_whole(j->t, a, 0);
     target_reserve(j->t);
-    j->options = (fc_move_options){2, 0, &j->progress};
+    j->options = (fc_move_options){.threads = 2, .progress = &j->progress};
 }
 
 static fc_code job_run(job *j) {

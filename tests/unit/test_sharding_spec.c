@@ -196,7 +196,7 @@ static void spec_is_rewritten_for_the_tensors_device(void **state) {
     fc_arena *arena = fc_arena_new();
     fc_remote_device devices[3] = {device("rank:0/cuda:0"), device("rank:1/cuda:1"), device("cuda:1")};
     fc_sharding_spec spec = {.kind = FC_SPEC_CHUNK, .as.chunk = {0, devices, 3}}, out;
-    fc_device cpu = {"cpu", -1}, cuda1 = {"cuda", 1};
+    fc_torch_device cpu = {"cpu", -1}, cuda1 = {"cuda", 1};
     assert_int_equal(fc_rewrite_spec_if_needed(&spec, &cuda1, 1, arena, &out, NULL), FC_OK);
     assert_ptr_equal(out.as.chunk.placements, devices);
     assert_int_equal(fc_rewrite_spec_if_needed(&spec, &cpu, 1, arena, &out, NULL), FC_OK);

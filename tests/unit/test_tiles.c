@@ -60,6 +60,25 @@ static void check(const fc_box *box, int64_t limit, int64_t multiple) {
     assert_false(fc_tiles_next(&tiles, &tile));
 }
 
+/* A box in ranges, each walked by itself: what several ranks do. */
+static void check_ranges(const fc_box *box, int64_t limit, int ranges) {
+    int64_t volume = fc_box_volume(box), next = 0;
+    for (int r = 0; r < ranges; r++) {
+        fc_tiles tiles;
+        fc_tile tile;
+        fc_tiles_begin(&tiles, box, limit, 1 + rand() % 16);
+        int64_t end = r == ranges - 1 ? volume : next + rand() % (volume - next + 1);
+        fc_tiles_only(&tiles, next, end);
+        while (fc_tiles_next(&tiles, &tile)) {
+            assert_int_equal(tile.start, next);
+            assert_in_range(tile.count, 1, limit < 1 ? 1 : limit);
+            check_contiguous(box, &tile);
+            next += tile.count;
+        }
+        assert_int_equal(next, end);
+    }
+}
+
 static void random_boxes(void **state) {
     (void)state;
     srand(1);
@@ -71,6 +90,7 @@ static void random_boxes(void **state) {
             sizes[d] = rand() % 12 == 0 ? 0 : 1 + rand() % 7;
         }
         check(&box, rand() % 60, 1 + rand() % 16);
+        check_ranges(&box, rand() % 60, 1 + rand() % 4);
     }
 }
 

@@ -254,7 +254,7 @@ static void unreadable_plans(void **state) {
     fc_error err;
     assert_int_equal(fc_tp_plan_load("/nonexistent/plan.json", arena, &plan, &err), FC_EIO);
     assert_string_equal(err.message,
-                        "TP plan /nonexistent/plan.json (give \"auto\" or a JSON file): No such file or directory");
+                        "TP plan (\"auto\" or a JSON file): /nonexistent/plan.json: No such file or directory");
     assert_int_equal(fc_tp_plan_load("/", arena, &plan, &err), FC_EIO);
     size_t len = (1 << 20) + 1;
     char *text = malloc(len);

@@ -14,10 +14,10 @@
 
 #include <cmocka.h>
 
-static const fc_path_element path_q[] = {{"model", false}, {"layers.0.q_proj.weight", false}};
-static const fc_path_element path_norm[] = {{"model", false}, {"norm.weight", false}};
-static const fc_path_element path_list[] = {{"lists", false}, {"1", true}, {"step", false}};
-static const fc_path_element path_lr[] = {{"optim", false}, {"lr", false}};
+static const fc_path_element path_q[] = {{.key = "model"}, {.key = "layers.0.q_proj.weight"}};
+static const fc_path_element path_norm[] = {{.key = "model"}, {.key = "norm.weight"}};
+static const fc_path_element path_list[] = {{.key = "lists"}, {.key = "1", .is_index = true}, {.key = "step"}};
+static const fc_path_element path_lr[] = {{.key = "optim"}, {.key = "lr"}};
 static const int64_t shape_q[] = {8, 4}, shape_norm[] = {5}, shape_lr[] = {100};
 static const fc_object object_lr = {"torch.save"};
 
@@ -111,7 +111,7 @@ static void prefix_is_stripped_from_name_and_path(void **state) {
 
 static void equal_names_are_refused(void **state) {
     fixture *f = *state;
-    const fc_path_element a[] = {{"w", false}}, b[] = {{"m.w", false}};
+    const fc_path_element a[] = {{.key = "w"}}, b[] = {{.key = "m.w"}};
     const fc_tensor two[] = {{.name = "w", .path = {a, 1}, .dtype = FC_F32, .ndim = 1, .shape = shape_norm},
                              {.name = "m.w", .path = {b, 1}, .dtype = FC_F32, .ndim = 1, .shape = shape_norm}};
     const fc_checkpoint tiny = {.path = "ckpt", .tensors = two, .ntensors = 2};

@@ -27,6 +27,8 @@ extern "C" {
 typedef struct fc_path_element {
     const char *key;
     bool is_index;
+    bool is_tuple;  /**< of an index: into a tuple; a format without tuples writes a list */
+    bool is_number; /**< of a dict key: an integer; a format whose keys are text writes its digits */
 } fc_path_element;
 
 /** The nesting of a value (DCP's planner_data). Flat sources have one element, the FQN. */
@@ -89,6 +91,7 @@ typedef struct fc_checkpoint {
     size_t ntensors;
     fc_mesh mesh;         /**< ndim 0 where the format records none */
     const char *producer; /**< what wrote it, if known; else NULL ("torch 2.15.0", "fsdpckpt 0.1.0") */
+    const char *note;     /**< what the format cannot vouch for, a line for a person; NULL: nothing */
     void *state;          /**< private to the format; its close frees it */
 } fc_checkpoint;
 

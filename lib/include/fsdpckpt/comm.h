@@ -12,11 +12,14 @@
 #include "fsdpckpt/device.h"
 #include "fsdpckpt/mesh.h"
 
+#include <stdatomic.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef enum fc_reduce { FC_REDUCE_SUM, FC_REDUCE_AVG, FC_REDUCE_MIN, FC_REDUCE_MAX } fc_reduce;
+/** XOR is for integers and booleans, AVG for floating and complex numbers, MIN and MAX for all but complex ones. */
+typedef enum fc_reduce { FC_REDUCE_SUM, FC_REDUCE_AVG, FC_REDUCE_MIN, FC_REDUCE_MAX, FC_REDUCE_XOR } fc_reduce;
 
 typedef struct fc_comm fc_comm;
 
@@ -25,6 +28,12 @@ struct fc_comm {
     int rank, size;
     fc_device *device; /**< borrowed: where the buffers lie */
     void *state;       /**< private */
+    /** May be NULL, and may be set by the caller at any time between calls; a split inherits it. When it becomes true,
+     *  a rank that waits for others gives up with FC_EINTERRUPTED; the communicator can then only be freed. */
+    const atomic_bool *cancel;
+    /** Set by a collective that failed, and by a caller that gives up without the others having agreed to it: `free`
+     *  then does not wait for them. With mpi the process must exit soon: mpirun then ends the other ranks. */
+    bool broken;
 
     /** recv (size × bytes) = the `bytes` bytes of every rank, in rank order. send may be recv + rank · bytes. */
     fc_code (*all_gather)(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_stream *stream, fc_error *err);
@@ -32,7 +41,8 @@ struct fc_comm {
     fc_code (*all_gather_v)(fc_comm *comm, const void *send, void *recv, const size_t *counts, const size_t *displs,
                             fc_stream *stream, fc_error *err);
     /** recv (count elements) = the reduction over ranks of elements [rank · count, (rank + 1) · count) of send
-     *  (size × count elements). Sums in rank order on the host backends; AVG divides the sum by size. */
+     *  (size × count elements), in rank order on the host backends: types narrower than float32 in float32, rounded
+     *  once. AVG divides the sum by size. recv may be send + rank · count elements. */
     fc_code (*reduce_scatter)(fc_comm *comm, const void *send, void *recv, size_t count, fc_dtype dtype, fc_reduce op,
                               fc_stream *stream, fc_error *err);
     fc_code (*all_reduce)(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_stream *stream,
@@ -50,7 +60,7 @@ fc_code fc_comm_split_mesh(fc_comm *comm, const fc_mesh *mesh, int dim, fc_comm 
 
 /**
  * Agrees on an outcome: every rank gives its own code and error, all get FC_OK if all gave it, else the code and the
- * message of the lowest rank that failed ("rank 3: …").
+ * message of the lowest rank that failed ("rank 3: …"; without the rank if all say the same).
  */
 fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err);
 
@@ -58,7 +68,12 @@ fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err);
 fc_code fc_comm_run_local(int size, fc_code (*work)(fc_comm *comm, void *context, fc_error *err), void *context,
                           fc_error *err);
 
-/** All ranks of the MPI job (one when started without mpirun), from the MPI module. */
+/**
+ * All ranks of the MPI job (one when started without mpirun), from the MPI module. Where the program has not called
+ * MPI_Init, this does, once in a process, and the communicator's `free` ends MPI.
+ * @param device memory of the host.
+ * @return FC_EUNSUPPORTED with the reason: no module, no MPI library on this machine, a GPU.
+ */
 fc_code fc_comm_mpi(fc_device *device, fc_comm **out, fc_error *err);
 
 /**

@@ -20,6 +20,12 @@ uint64_t fc_crc64(uint64_t crc, const void *bytes, size_t size);
 /** The CRC-64 of two runs of bytes behind each other, from theirs and the length of the second. */
 uint64_t fc_crc64_combine(uint64_t first, uint64_t second, uint64_t second_size);
 
+/**
+ * CRC-64 of `size` bytes from the sum that threads and ranks add up: the XOR of the CRCs of their pieces without the
+ * inversions (init and xorout 0), each as if zeros were in the place of all other bytes. See fc_move_options.digests.
+ */
+uint64_t fc_crc64_finish(uint64_t sum, uint64_t size);
+
 /** CRC-32 as in zip and gzip, for the records of zip files. */
 uint32_t fc_crc32(uint32_t crc, const void *bytes, size_t size);
 

@@ -23,7 +23,7 @@ typedef struct fc_dtensor {
     int64_t coordinate[FC_MAX_MESH_DIMS]; /**< of this rank on `mesh` */
     int64_t local_sizes[FC_MAX_DIMS];     /**< shape of `_local_tensor` */
     fc_dtype dtype;
-    fc_device device; /**< of `_local_tensor` */
+    fc_torch_device device; /**< of `_local_tensor` */
     bool requires_grad;
 } fc_dtensor;
 
@@ -67,7 +67,7 @@ fc_code fc_create_sharded_tensor_md_from_dt(const fc_dtensor *dt, int64_t my_ran
 typedef struct fc_process_group {
     int64_t rank, size;
     const int64_t *global_ranks; /**< of its members; NULL: 0 … size - 1 */
-    fc_device device;            /**< its default device; the index is the current one and used for "hpu" only */
+    fc_torch_device device;      /**< its default device; the index is the current one and used for "hpu" only */
 } fc_process_group;
 
 /** What _chunk_tensor is given. */
@@ -80,7 +80,7 @@ typedef struct fc_chunk_source {
     int ndim;
     const int64_t *shape;
     fc_dtype dtype;
-    fc_device device;
+    fc_torch_device device;
     /** SHARDED: its metadata and the local shards. */
     const fc_sharded_tensor_metadata *sharded;
     const fc_shard_metadata *local_shards;

@@ -56,7 +56,16 @@ typedef struct fc_format {
     fc_code (*digest)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                       fc_error *err);
 
+    bool wants_crc32; /**< seal needs fc_part_item.crc32 */
+    /** Whether the data file `index`, which is there and long enough for the chunks, is what the checkpoint takes it
+     * for: a look at its first bytes, for what was opened with headers_only. NULL when there is nothing more to look
+     * at. */
+    fc_code (*check_file)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
+
     bool self_contained; /**< when sharded, every rank's file holds all of its boxes, replicated ones and objects too */
+    /** The format has no objects: `reserve` puts them where this says, for people, and the engine has none to write.
+     *  NULL: objects are stored like tensors. */
+    const char *objects_note;
     /** Whether the target is a directory, and of how many files. NULL: a file without a mesh, else a directory of a
      *  file a rank and an index. */
     bool (*is_directory)(const fc_wanted *wanted);

@@ -4,6 +4,7 @@
 #ifndef FSDPCKPT_MOVE_H
 #define FSDPCKPT_MOVE_H
 
+#include "fsdpckpt/comm.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
 
@@ -22,19 +23,26 @@ typedef struct fc_progress {
 
 typedef struct fc_move_options {
     int threads;           /**< 0: what keeps processors and disk busy */
-    uint64_t memory;       /**< bytes for all buffers; 0: 64 MiB */
+    uint64_t memory;       /**< bytes for all buffers; 0: 56 MiB */
     fc_progress *progress; /**< may be NULL */
+    bool crc32;            /**< set the items' crc32, too */
+    uint64_t *digests; /**< in/out, may be NULL: a sum for each of wanted->tensors, 0 to start. What is stored in files
+                            of its owner is added to it; when all parts are done, fc_crc64_finish makes the tensor's
+                            CRC-64 of it. Sums of several ranks combine by XOR */
+    uint32_t share, shares; /**< of several processes that write one file together, this one moves part `share` of
+                                 `shares`, by bytes. 0 and 0: everything */
 } fc_move_options;
 
 /**
- * Writes the owned, contiguous items of `part` into part->path. Each byte of an item is written exactly once; a hole or
- * overlap in the source is FC_ECORRUPT before anything of that tensor is written.
+ * Writes the owned, contiguous items of `part` into part->path and sets their CRCs. Each byte of an item is written
+ * exactly once; a hole or overlap in the source is FC_ECORRUPT before anything of that tensor is written.
+ * With several shares, the CRCs are those of the items with zeros in the place of what the others move.
  */
 fc_code fc_move_part(const fc_wanted *wanted, const fc_part *part, const fc_move_options *options, fc_error *err);
 
 /**
- * Compresses the chunked items of `part` into part->path, at the places that the writer gives: always in the same
- * order, so that what is written does not depend on the number of threads.
+ * Compresses the chunked items of `part` into part->path and sets their CRCs, at the places that the writer gives:
+ * always in the same order, so that what is written does not depend on the number of threads.
  * @param stored receives the bytes written.
  */
 fc_code fc_compress_part(const fc_wanted *wanted, const fc_part *part, fc_writer *writer,
@@ -67,6 +75,8 @@ typedef struct fc_convert_options {
     bool force;   /**< replace an existing target */
     bool dry_run; /**< plan and check everything, write nothing */
     fc_move_options move;
+    fc_comm *comm; /**< ranks that share the work: all call fc_convert with the same source and target, on a file system
+                        that all of them see. Its device is the host. NULL: this process alone */
 } fc_convert_options;
 
 /** What a conversion did, or with dry_run would do. */
@@ -82,6 +92,7 @@ typedef struct fc_convert_report {
 
 /**
  * Converts `source` into `target`. Every wanted element is covered exactly once or nothing is written.
+ * With options->comm, rank 0 writes the headers and commits, all ranks move data, and all return the same.
  * @param target may be NULL with dry_run: then neither the place nor the free space is checked.
  * @param report may be NULL.
  */

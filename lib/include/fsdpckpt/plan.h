@@ -52,8 +52,8 @@ typedef struct fc_tiles {
     int64_t box_sizes[FC_MAX_DIMS];
     int64_t limit;    /**< elements a tile at most */
     int64_t multiple; /**< elements: tiles begin at multiples of this in the row-major order where rows allow it */
-    int64_t next;     /**< elements already given out, in row-major order */
-    int64_t total;
+    int64_t next;     /**< elements already given out (or left out), in row-major order */
+    int64_t total;    /**< elements up to the end of what is walked */
 } fc_tiles;
 
 /** One tile, in global coordinates. */
@@ -66,6 +66,10 @@ typedef struct fc_tile {
 
 /** Starts over `box` with tiles of at most `limit` elements (at least 1), preferably begun at a `multiple` (1: any). */
 void fc_tiles_begin(fc_tiles *tiles, const fc_box *box, int64_t limit, int64_t multiple);
+
+/** Walks only the elements from `first` up to `end` of the box's row-major order. To be called before the first tile.
+ */
+void fc_tiles_only(fc_tiles *tiles, int64_t first, int64_t end);
 
 /** The next tile. @return false when there is none left (at once for an empty box). */
 bool fc_tiles_next(fc_tiles *tiles, fc_tile *tile);

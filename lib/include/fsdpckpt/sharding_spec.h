@@ -22,25 +22,25 @@ extern "C" {
 #endif
 
 /** A torch.device. */
-typedef struct fc_device {
+typedef struct fc_torch_device {
     char type[16]; /**< "cpu", "cuda" … */
     int index;     /**< -1: none. "cuda" and "cuda:0" are different devices, as in torch */
-} fc_device;
+} fc_torch_device;
 
 /** Reads "cpu", "cuda:0" …. @return false when torch.device would refuse it. */
-bool fc_device_parse(const char *text, size_t len, fc_device *out);
+bool fc_torch_device_parse(const char *text, size_t len, fc_torch_device *out);
 
 /** Same type and same index. */
-bool fc_device_equal(const fc_device *a, const fc_device *b);
+bool fc_torch_device_equal(const fc_torch_device *a, const fc_torch_device *b);
 
 /** Writes "cuda:0", as str(torch.device). @return the length needed, as snprintf. */
-int fc_device_format(const fc_device *device, char *buf, size_t size);
+int fc_torch_device_format(const fc_torch_device *device, char *buf, size_t size);
 
 /** A torch.distributed._remote_device: a device of a rank, of a named worker, or of this process. */
 typedef struct fc_remote_device {
     char worker[64]; /**< "": no worker name */
     int64_t rank;    /**< -1: no rank */
-    fc_device device;
+    fc_torch_device device;
 } fc_remote_device;
 
 /**
@@ -50,7 +50,7 @@ typedef struct fc_remote_device {
 fc_code fc_remote_device_parse(const char *text, fc_remote_device *out, fc_error *err);
 
 /** The device `device` of rank `rank`. */
-fc_remote_device fc_remote_device_of_rank(int64_t rank, const fc_device *device);
+fc_remote_device fc_remote_device_of_rank(int64_t rank, const fc_torch_device *device);
 
 /** Writes "rank:0/cuda:0", as str() in torch. @return the length needed, as snprintf. */
 int fc_remote_device_format(const fc_remote_device *device, char *buf, size_t size);
@@ -147,7 +147,7 @@ fc_code fc_build_metadata(const fc_sharding_spec *spec, int ndim, const int64_t 
  * spec still says cuda.)
  * @param out receives a copy of `spec`, with new placements in `arena` where it was rewritten.
  */
-fc_code fc_rewrite_spec_if_needed(const fc_sharding_spec *spec, const fc_device *tensor_device, int64_t rank,
+fc_code fc_rewrite_spec_if_needed(const fc_sharding_spec *spec, const fc_torch_device *tensor_device, int64_t rank,
                                   fc_arena *arena, fc_sharding_spec *out, fc_error *err);
 
 #ifdef __cplusplus

@@ -78,7 +78,7 @@ typedef struct fc_part_item {
     const int64_t *chunk; /**< stored in compressed chunks of these sizes (ndim), see fc_wanted_chunk; the writer sets
                                `offset` to its place in the order of writing. NULL: contiguous */
     uint64_t crc64;       /**< out (the engine, before fc_format.seal): of the row-major bytes of the box, if owned */
-    uint32_t crc32;       /**< the same as CRC-32 */
+    uint32_t crc32;       /**< the same as CRC-32, if fc_format.wants_crc32 */
 } fc_part_item;
 
 /** What one rank's file holds: its local box of every tensor; objects are in the file of rank 0 only, or in each if

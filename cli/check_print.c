@@ -1,0 +1,136 @@
+/*
+ * The report of check for people, programs and GitHub: see check_print.h.
+ */
+#include "check_print.h"
+
+#include "json_out.h"
+
+static const char *severity_of(const fc_finding *f) {
+    return fc_finding_info_get(f->kind)->severity == FC_SEVERITY_ERROR ? "error" : "warning";
+}
+
+static void print_number(text_out *out, size_t n, const char *noun) {
+    char count[TEXT_SIZE_MAX];
+    text_printf(out, "%s %s%s", text_count(count, n), noun, n == 1 ? "" : "s");
+}
+
+static void print_summary(text_out *out, const checked *c) {
+    const fc_report *r = c->report;
+    text_name(out, c->path);
+    if (c->reference) {
+        text_puts(out, r->errors ? ": does not fit " : ": fits ");
+        text_name(out, c->reference);
+    } else {
+        text_puts(out, r->errors ? ": not good" : ": good by its headers");
+    }
+    text_puts(out, ": ");
+    print_number(out, r->errors, "error");
+    text_puts(out, ", ");
+    print_number(out, r->warnings, "warning");
+    text_puts(out, "; ");
+    print_number(out, r->tensors, "tensor");
+    text_puts(out, ", ");
+    print_number(out, r->objects, "object");
+    if (r->allowed) {
+        text_puts(out, "; ");
+        print_number(out, r->allowed, "difference");
+        text_puts(out, " allowed");
+    }
+    text_puts(out, "\n");
+}
+
+void check_print_text(text_out *out, const checked *c) {
+    for (size_t i = 0; i < c->report->count; i++) {
+        const fc_finding *f = &c->report->findings[i];
+        text_printf(out, "%s: ", severity_of(f));
+        text_name(out, f->message);
+        text_puts(out, "\n");
+    }
+    print_summary(out, c);
+}
+
+/* GitHub decodes %25, %0D and %0A everywhere, %3A and %2C in properties; other control characters would reach the log.
+ */
+static void print_escaped(text_out *out, const char *s, bool property) {
+    for (; *s; s++) {
+        unsigned char b = (unsigned char)*s;
+        if (b == '%' || b == '\r' || b == '\n' || (property && (b == ':' || b == ','))) {
+            text_printf(out, "%%%02X", b);
+        } else if (b < 0x20 || b == 0x7f) {
+            text_printf(out, "\\x%02x", b);
+        } else {
+            text_write(out, s, 1);
+        }
+    }
+}
+
+void check_print_github(text_out *out, const checked *c) {
+    for (size_t i = 0; i < c->report->count; i++) {
+        const fc_finding *f = &c->report->findings[i];
+        text_printf(out, "::%s ", severity_of(f));
+        if (c->schema) {
+            text_puts(out, "file=");
+            print_escaped(out, c->schema, true);
+            text_puts(out, ",");
+        }
+        text_puts(out, "title=fsdpckpt check%3A ");
+        print_escaped(out, fc_finding_info_get(f->kind)->id, true);
+        text_puts(out, "::");
+        print_escaped(out, f->message, false);
+        text_puts(out, "\n");
+    }
+    print_summary(out, c);
+}
+
+static void member(json_out *j, const char *key, const char *value) {
+    if (value && *value) {
+        JSON_MEMBER(j, string, key, value);
+    }
+}
+
+static void write_finding(json_out *j, const fc_finding *f) {
+    jw_open(j, '{');
+    JSON_MEMBER(j, string, "kind", fc_finding_info_get(f->kind)->id);
+    JSON_MEMBER(j, string, "severity", severity_of(f));
+    member(j, "name", f->name);
+    member(j, "other", f->other);
+    member(j, "found", f->found);
+    member(j, "expected", f->expected);
+    member(j, "detail", f->detail);
+    member(j, "option", f->option);
+    JSON_MEMBER(j, uint, "count", f->count);
+    if (f->names) {
+        jw_key(j, "names");
+        jw_open(j, '[');
+        for (uint64_t i = 0; i < f->count; i++) {
+            jw_string(j, f->names[i]);
+        }
+        jw_close(j, ']');
+    }
+    JSON_MEMBER(j, string, "message", f->message);
+    jw_close(j, '}');
+}
+
+void check_print_json(text_out *out, const checked *c) {
+    const fc_report *r = c->report;
+    json_out j;
+    jw_begin(&j, out, 2);
+    jw_open(&j, '{');
+    JSON_MEMBER(&j, uint, "schema", 1);
+    JSON_MEMBER(&j, string, "checkpoint", c->path);
+    JSON_MEMBER(&j, string, "reference", c->reference);
+    JSON_MEMBER(&j, bool, "ok", r->errors == 0);
+    JSON_MEMBER(&j, uint, "errors", r->errors);
+    JSON_MEMBER(&j, uint, "warnings", r->warnings);
+    JSON_MEMBER(&j, uint, "tensors", r->tensors);
+    JSON_MEMBER(&j, uint, "objects", r->objects);
+    JSON_MEMBER(&j, uint, "allowed", r->allowed);
+    jw_key(&j, "findings");
+    jw_open(&j, '[');
+    for (size_t i = 0; i < r->count; i++) {
+        write_finding(&j, &r->findings[i]);
+    }
+    jw_close(&j, ']');
+    jw_close(&j, '}');
+    text_puts(out, "\n");
+}

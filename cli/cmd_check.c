@@ -1,0 +1,199 @@
+/*
+ * check: does a checkpoint hold together, fit a reference, fit a mesh? Options to fc_check_path, its report to stdout
+ * and to --junit's file.
+ */
+#include "check_print.h"
+#include "command.h"
+
+#include "fsdpckpt/format.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* One check: what was asked for and what it holds on to. */
+typedef struct job {
+    const options *o;
+    fc_arena *arena;
+    fc_checkpoint *reference, *checkpoint;
+    fc_mesh mesh;
+    const fc_tp_plan *plan;
+    fc_selection selection;
+    fc_check_options how;
+    fc_report report;
+} job;
+
+static fc_code open_reference(job *j, fc_error *err) {
+    const options *o = j->o;
+    const char *path = o->schema ? o->schema : o->against;
+    if (o->schema && o->against) {
+        return fc_fail(err, FC_EUSAGE, "check: --against and --schema both name what is wanted: give one of them");
+    }
+    if (!path && (option_given(o, OPT_ALLOW_MISSING) || option_given(o, OPT_ALLOW_UNEXPECTED))) {
+        return fc_fail(err, FC_EUSAGE, "check: --allow-missing and --allow-unexpected need --against or --schema");
+    }
+    if (!path) {
+        return FC_OK;
+    }
+    fc_open_options how = {.headers_only = true, .follow_external = o->follow_external};
+    fc_code rc = fc_checkpoint_open(path, &how, &j->reference, err);
+    if (rc == FC_OK && o->schema && !j->reference->format->layout_only) {
+        rc = fc_fail(err, FC_EUSAGE, "--schema %s: is a checkpoint (%s), not a schema: give it with --against", path,
+                     j->reference->format->description);
+    }
+    j->how.reference = j->reference;
+    return rc;
+}
+
+static fc_code read_mesh(job *j, fc_error *err) {
+    const options *o = j->o;
+    fc_layout_spec spec = {.replicas = o->replicas, .dp = o->dp, .tp = o->tp};
+    if (o->tp_plan && o->tp == 0) {
+        return fc_fail(err, FC_EUSAGE, "check: --tp-plan says how to cut for --tp N, which is not given");
+    }
+    if (o->dp == 0 && o->tp == 0 && o->replicas == 0) {
+        return FC_OK;
+    }
+    fc_code rc = fc_layout_mesh(&spec, &j->mesh, err);
+    if (rc == FC_OK && o->tp > 0) {
+        rc = fc_tp_plan_load(o->tp_plan, j->arena, &j->plan, err);
+    }
+    j->how.mesh = &j->mesh;
+    j->how.tp_plan = j->plan;
+    return rc;
+}
+
+static fc_code prepare(job *j, fc_error *err) {
+    const options *o = j->o;
+    j->selection =
+        (fc_selection){.include = o->include.items, .exclude = o->exclude.items, .strip_prefix = o->strip_prefix};
+    j->how.selection = &j->selection;
+    j->how.allow_missing = o->allow_missing.items;
+    j->how.allow_unexpected = o->allow_unexpected.items;
+    j->how.open.follow_external = o->follow_external;
+    if (o->json && o->github) {
+        return fc_fail(err, FC_EUSAGE, "check: choose one of --json and --github");
+    }
+    j->arena = fc_arena_new();
+    if (!j->arena) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    fc_code rc = read_mesh(j, err);
+    return rc == FC_OK ? open_reference(j, err) : rc;
+}
+
+/* A report of the last run may be replaced; anything else there is not ours. */
+static bool is_xml(const char *path) {
+    char head[5] = "";
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    bool xml =
+        fd >= 0 && read(fd, head, sizeof head) == (ssize_t)sizeof head && memcmp(head, "<?xml", sizeof head) == 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return xml;
+}
+
+static fc_code write_page(const char *path, const char *name, const checked *c, fc_error *err) {
+    text_out *page = malloc(sizeof *page);
+    int fd = page ? open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
+    fc_code rc = FC_OK;
+    if (!page) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", name);
+    }
+    if (fd < 0) {
+        rc = fc_fail_errno(err, errno, "%s: cannot be created", name);
+    } else {
+        text_out_init(page, fd);
+        check_print_junit(page, c);
+        int errnum = text_flush(page);
+        if (close(fd) != 0 && errnum == 0) {
+            errnum = errno;
+        }
+        rc = errnum ? fc_fail_errno(err, errnum, "%s: cannot be written", name) : FC_OK;
+    }
+    free(page);
+    return rc;
+}
+
+static fc_code write_junit(const options *o, const checked *c, fc_error *err) {
+    fc_commit *commit = NULL;
+    fc_code rc = fc_commit_begin(o->junit, false, o->force || is_xml(o->junit), 0, &commit, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    rc = write_page(fc_commit_path(commit), o->junit, c, err);
+    if (rc != FC_OK) {
+        fc_commit_abort(commit);
+        return rc;
+    }
+    return fc_commit_finish(commit, err);
+}
+
+static fc_code show(const job *j, text_out *out, fc_error *err) {
+    const options *o = j->o;
+    checked c = {.path = o->operands[0],
+                 .reference = j->reference ? j->reference->path : NULL,
+                 .schema = o->schema,
+                 .mesh = j->how.mesh != NULL,
+                 .report = &j->report};
+    fc_code rc = o->junit ? write_junit(o, &c, err) : FC_OK;
+    if (rc == FC_OK && !o->quiet) {
+        (o->json ? check_print_json : o->github ? check_print_github : check_print_text)(out, &c);
+    }
+    return rc;
+}
+
+static fc_code run(cli_call *call, fc_error *err) {
+    job j = {.o = call->options};
+    fc_code rc = prepare(&j, err);
+    if (rc == FC_OK) {
+        rc = fc_check_path(j.o->operands[0], &j.how, j.arena, &j.checkpoint, &j.report, err);
+    }
+    if (rc == FC_OK) {
+        rc = show(&j, call->out, err);
+    }
+    if (rc == FC_OK && j.report.errors > 0) {
+        rc = FC_EFOUND;
+    }
+    fc_checkpoint_close(j.checkpoint);
+    fc_checkpoint_close(j.reference);
+    fc_arena_free(j.arena);
+    return rc;
+}
+
+static const char *const examples[] = {
+    "fsdpckpt check ckpt/",
+    "is it whole?",
+    "fsdpckpt check ckpt/ --schema model.json --github",
+    "does it still fit the model? With annotations for a pull request",
+    "fsdpckpt check ckpt/ --against last-week/ --exclude 'optim.*' --junit report.xml",
+    "the same against another checkpoint, without the optimizer",
+    "fsdpckpt check ckpt/ --dp 8 --tp 2",
+    "does it fit that mesh?",
+    NULL,
+};
+
+const command command_check = {
+    .name = "check",
+    .operands = "SRC",
+    .min_operands = 1,
+    .max_operands = 1,
+    .summary = "check that a checkpoint is whole and fits a model or a mesh",
+    .description =
+        "Checks that all files of SRC are there and its pieces cover every tensor exactly once; that optimizer state "
+        "belongs to parameters; with --against or --schema that names, shapes and dtypes are those that are wanted; "
+        "with --dp, --tp and --replicas that it fits that mesh. Tells all reasons in one run, each with the option "
+        "that mends it where there is one. Reads headers only, so it takes milliseconds; what the data hold, verify "
+        "checks.\n\n"
+        "The exit status is 1 when there is an error, 0 when there are only warnings or nothing. --include, --exclude "
+        "and the two --allow options go by the names as they are compared, after --strip-prefix; that applies to SRC.",
+    .examples = examples,
+    .takes = TAKES_COMMON | TAKES(OPT_AGAINST) | TAKES(OPT_SCHEMA) | TAKES(OPT_DP) | TAKES(OPT_TP) |
+             TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_ALLOW_MISSING) | TAKES(OPT_ALLOW_UNEXPECTED) |
+             TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_JUNIT) | TAKES(OPT_GITHUB) |
+             TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON),
+    .run = run,
+};

@@ -1,0 +1,104 @@
+/*
+ * diff: are two checkpoints the same, tensor by tensor? Options to fc_compare_paths, its report to stdout.
+ */
+#include "command.h"
+#include "diff_print.h"
+#include "progress.h"
+#include "signals.h"
+
+/* One comparison: what was asked for and what it holds on to. */
+typedef struct job {
+    const options *o;
+    fc_arena *arena;
+    fc_checkpoint *a, *b;
+    fc_selection selection;
+    fc_compare_options how;
+    fc_progress progress;
+    fc_compare_report report;
+} job;
+
+static void prepare(job *j) {
+    const options *o = j->o;
+    j->selection =
+        (fc_selection){.include = o->include.items, .exclude = o->exclude.items, .strip_prefix = o->strip_prefix};
+    j->how = (fc_compare_options){.selection = &j->selection,
+                                  .tolerant = option_given(o, OPT_RTOL) || option_given(o, OPT_ATOL),
+                                  .rtol = o->rtol,
+                                  .atol = o->atol,
+                                  .equal_nan = o->equal_nan,
+                                  .data = o->data,
+                                  .quick = o->quiet,
+                                  .move = {.threads = (int)o->jobs, .memory = o->memory, .progress = &j->progress},
+                                  .open = {.follow_external = o->follow_external}};
+}
+
+static fc_code compare(job *j, fc_error *err) {
+    const options *o = j->o;
+    progress_view *view = o->quiet ? NULL : progress_start(&j->progress, (progress_mode)o->progress);
+    signals_cancel(&j->progress);
+    fc_code rc = fc_compare_paths(o->operands[0], o->operands[1], &j->how, j->arena, &j->a, &j->b, &j->report, err);
+    signals_cancel(NULL);
+    progress_stop(view);
+    return rc;
+}
+
+static fc_code run(cli_call *call, fc_error *err) {
+    job j = {.o = call->options, .arena = fc_arena_new()};
+    if (!j.arena) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    prepare(&j);
+    fc_code rc = compare(&j, err);
+    diffed d = {.a = j.o->operands[0],
+                .b = j.o->operands[1],
+                .options = &j.how,
+                .verbose = j.o->verbose > 0,
+                .report = &j.report};
+    if (rc == FC_OK && !j.o->quiet) {
+        (j.o->json ? diff_print_json : diff_print_text)(call->out, &d);
+    }
+    if (rc == FC_OK && j.report.different + j.report.only_a + j.report.only_b > 0) {
+        rc = FC_EFOUND;
+    }
+    fc_checkpoint_close(j.a);
+    fc_checkpoint_close(j.b);
+    fc_arena_free(j.arena);
+    return rc;
+}
+
+static const char *const examples[] = {
+    "fsdpckpt diff ckpt/ model.h5",
+    "is the file, bit for bit, what the shards hold?",
+    "fsdpckpt diff bf16.h5 fp32.h5 --rtol 1e-2 --atol 1e-6",
+    "how far is the one from the other?",
+    "fsdpckpt diff old/ new/ --exclude 'optim.*' -q && echo same",
+    "in a script",
+    NULL,
+};
+
+const command command_diff = {
+    .name = "diff",
+    .operands = "A B",
+    .min_operands = 2,
+    .max_operands = 2,
+    .summary = "compare two checkpoints tensor by tensor",
+    .description =
+        "Compares the values of A and B, whatever their formats and layouts, and shows what differs: how many "
+        "elements, "
+        "by how much at most, and the first of them. Without a tolerance every bit counts: 0 and -0 differ, and a NaN "
+        "equals one with the same bits. Where both record digests that answer, the data are not read (--data reads "
+        "them). Objects of other bytes are equal when they decode to the same.\n\n"
+        "With --rtol or --atol an element is equal as numpy.isclose(A, B, rtol, atol, equal_nan) says, in float64: B "
+        "is "
+        "the reference, a NaN equals nothing without --equal-nan, and dtypes may differ.\n\n"
+        "The exit status is 1 when something differs, 0 when nothing does. With --quiet nothing is printed, and it "
+        "stops "
+        "at the first difference. With --verbose what is the same is listed, too. --include and --exclude go by the "
+        "names "
+        "as they are compared, after --strip-prefix; that applies to both sides.",
+    .examples = examples,
+    .takes = TAKES_COMMON | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN) | TAKES(OPT_DATA) |
+             TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) |
+             TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON),
+    .run = run,
+};

@@ -1,0 +1,464 @@
+/*
+ * units: the FSDP units that a wrap policy makes of a checkpoint's names. Reads headers only; prints each unit with
+ * its parameters.
+ */
+#include "command.h"
+#include "json_out.h"
+
+#include "fsdpckpt/wrap_policy.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* One call: what was asked for, and what came of it. */
+typedef struct units_call {
+    const options *o;
+    text_out *out;
+    fc_arena *arena;
+    const fc_checkpoint *source;
+    fc_wanted wanted;
+    fc_module_tree tree;
+    fc_wrap_file *file; /* NULL: another policy */
+    fc_wrap_targets targets;
+    const char *const *overridden; /* classes kept out of mixed precision */
+    fc_units units;
+    const char **warnings;
+    size_t nwarnings;
+} units_call;
+
+/* "100M" of elements, powers of 1000 as people count parameters. */
+static bool parse_count(const char *text, int64_t *out) {
+    static const char units[] = "KMBT";
+    int64_t value = 0;
+    const char *s = text;
+    for (; *s >= '0' && *s <= '9'; s++) {
+        if (__builtin_mul_overflow(value, (int64_t)10, &value) ||
+            __builtin_add_overflow(value, (int64_t)(*s - '0'), &value)) {
+            return false;
+        }
+    }
+    char letter = (char)(*s >= 'a' && *s <= 'z' ? *s - 'a' + 'A' : *s);
+    const char *unit = letter ? strchr(units, letter == 'G' ? 'B' : letter) : NULL;
+    for (long i = unit ? unit - units : -1; i >= 0; i--) {
+        if (__builtin_mul_overflow(value, (int64_t)1000, &value)) {
+            return false;
+        }
+    }
+    *out = value;
+    return s != text && value > 0 && (unit ? s[1] == '\0' : *s == '\0');
+}
+
+/* "A,B" → {"A", "B", NULL} */
+static const char *const *split_names(const char *text, fc_arena *arena) {
+    size_t count = 1, n = 0;
+    for (const char *s = text; *s; s++) {
+        count += *s == ',';
+    }
+    const char **names = fc_arena_calloc(arena, count + 1, sizeof *names);
+    while (names && *text) {
+        size_t len = strcspn(text, ",");
+        if (len > 0 && !(names[n++] = fc_arena_strndup(arena, text, len))) {
+            return NULL;
+        }
+        text += len + (text[len] == ',');
+    }
+    return names;
+}
+
+static fc_code check_classes(const units_call *c, const char *const *names, fc_error *err) {
+    if (!names || !names[0]) {
+        return names ? fc_fail(err, FC_EUSAGE, "--policy class: names no class; as in class:LlamaDecoderLayer")
+                     : fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    for (; *names; names++) {
+        const char *const one[] = {*names, NULL};
+        bool found = false;
+        for (size_t m = 0; m < c->tree.nmodules && !found; m++) {
+            found = fc_module_is_instance(&c->tree.modules[m], one);
+        }
+        if (!found) {
+            return fc_fail(err, FC_EUSAGE,
+                           "--policy class:%s: no module is of the class %s; names alone do not tell classes: say them "
+                           "with --classes FILE, such as {\"layers.*\": \"%s\"}",
+                           *names, *names, *names);
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code run_policy(units_call *c, fc_error *err) {
+    const char *policy = c->o->policy ? c->o->policy : "blocks";
+    if (strcmp(policy, "blocks") == 0) {
+        fc_wrap_blocks(&c->targets);
+        return FC_OK;
+    }
+    if (strncmp(policy, "size:", 5) == 0) {
+        int64_t least;
+        return parse_count(policy + 5, &least)
+                   ? fc_wrap_by_size(&c->targets, least, NULL, NULL, err)
+                   : fc_fail(err, FC_EUSAGE, "--policy %s: not a number of elements such as size:100M", policy);
+    }
+    if (strncmp(policy, "class:", 6) == 0) {
+        const char *const *names = split_names(policy + 6, c->arena);
+        fc_code rc = check_classes(c, names, err);
+        if (rc == FC_OK) {
+            fc_wrap_by_class(&c->targets, names);
+        }
+        return rc;
+    }
+    return fc_wrap_custom(&c->targets, fc_wrap_file_fn, c->file, err);
+}
+
+static bool is_file(const char *policy) {
+    return policy && strcmp(policy, "blocks") != 0 && strncmp(policy, "size:", 5) != 0 &&
+           strncmp(policy, "class:", 6) != 0;
+}
+
+static void keep_warning(void *user, const char *text) {
+    units_call *c = user;
+    const char *copy = fc_arena_strndup(c->arena, text, strlen(text));
+    if (copy) {
+        c->warnings[c->nwarnings++] = copy; /* at most one a unit */
+    }
+}
+
+/* The info of --classes with the patterns of --ignore. */
+static fc_code read_info(const units_call *c, fc_model_info *info, fc_error *err) {
+    const fc_model_info *read = NULL;
+    size_t n = 0, own = 0;
+    fc_code rc = c->o->classes ? fc_model_info_load(c->o->classes, c->arena, &read, err) : FC_OK;
+    *info = read ? *read : (fc_model_info){0};
+    while (info->ignored && info->ignored[own]) {
+        own++;
+    }
+    const char **ignored = fc_arena_calloc(c->arena, own + c->o->ignore.count + 1, sizeof *ignored);
+    if (rc != FC_OK || !ignored) {
+        return rc != FC_OK ? rc : fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    for (size_t i = 0; i < own; i++) {
+        ignored[n++] = info->ignored[i];
+    }
+    for (size_t i = 0; i < c->o->ignore.count; i++) {
+        ignored[n++] = c->o->ignore.items[i];
+    }
+    info->ignored = ignored;
+    return FC_OK;
+}
+
+/* Targets, then the checks, then the one pass: nothing is applied before all of it is known to be right. */
+static fc_code make_units(units_call *c, fc_error *err) {
+    static const fc_unit_options defaults = {
+        .param_dtype = FC_OPAQUE, .reduce_dtype = FC_OPAQUE, .buffer_dtype = FC_OPAQUE};
+    fc_selection selection = {
+        .include = c->o->include.items, .exclude = c->o->exclude.items, .strip_prefix = c->o->strip_prefix};
+    fc_selected counts;
+    fc_model_info info;
+    fc_code rc = read_info(c, &info, err);
+    if (rc == FC_OK && is_file(c->o->policy)) {
+        rc = fc_wrap_file_load(c->o->policy, c->arena, &c->file, err);
+    }
+    rc = rc == FC_OK ? fc_wanted_new(c->source, &selection, c->arena, &c->wanted, &counts, err) : rc;
+    rc = rc == FC_OK ? fc_module_tree_of(&c->wanted, &info, c->arena, &c->tree, err) : rc;
+    const fc_unit_options *root = c->file ? fc_wrap_file_root(c->file) : &defaults;
+    rc = rc == FC_OK ? fc_wrap_targets_new(&c->tree, root, c->arena, &c->targets, err) : rc;
+    rc = rc == FC_OK ? run_policy(c, err) : rc;
+    if (rc == FC_OK && c->file) {
+        rc = fc_wrap_override_mixed_precision(&c->targets, fc_wrap_file_fp32_classes(c->file), c->arena, &c->overridden,
+                                              err);
+    }
+    if (rc == FC_OK) {
+        c->warnings = fc_arena_calloc(c->arena, c->tree.nmodules, sizeof *c->warnings);
+        rc = c->warnings ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    rc = rc == FC_OK ? fc_wrap_check_frozen(&c->targets, keep_warning, c, err) : rc;
+    rc = rc == FC_OK ? fc_wrap_check_shared(&c->targets, err) : rc;
+    return rc == FC_OK ? fc_wrap_units(&c->targets, c->arena, &c->units, err) : rc;
+}
+
+typedef struct totals {
+    int64_t numel;
+    uint64_t bytes;
+    size_t parameters, ignored, buffers, shared;
+    const fc_unit *largest;
+} totals;
+
+static fc_code add_up(const units_call *c, totals *t, fc_error *err) {
+    *t = (totals){.largest = c->units.units};
+    for (size_t i = 0; i < c->units.count; i++) {
+        const fc_unit *u = &c->units.units[i];
+        t->parameters += u->nparameters;
+        t->largest = u->bytes > t->largest->bytes ? u : t->largest;
+        if (__builtin_add_overflow(t->numel, u->numel, &t->numel) ||
+            __builtin_add_overflow(t->bytes, u->bytes, &t->bytes)) {
+            return fc_fail(err, FC_ECORRUPT, "%s: the bytes of all units do not fit 64 bits", c->source->path);
+        }
+    }
+    for (size_t i = 0; i < c->tree.nparameters; i++) {
+        const fc_parameter *p = &c->tree.parameters[i];
+        t->buffers += p->buffer;
+        t->ignored += p->ignored && !p->buffer;
+        t->shared += p->same_as != i && !p->buffer && !p->ignored;
+    }
+    return FC_OK;
+}
+
+static const char *mixed_name(fc_dtype dtype) {
+    return dtype == FC_OPAQUE ? NULL : fc_dtype_get(dtype)->torch_name;
+}
+
+static void unit_name(text_out *out, const fc_unit *u) {
+    if (u->fqn[0]) {
+        text_name(out, u->fqn);
+    }
+    text_puts(out, u->module == 0 ? (u->fqn[0] ? " (root)" : "(root)") : "");
+}
+
+static void options_text(text_out *out, const fc_unit_options *o, const fc_unit_options *root) {
+    if (o->strategy != root->strategy) {
+        text_printf(out, ", %s", fc_unit_strategy_name(o->strategy));
+    }
+    if (o->mixed_precision != root->mixed_precision) {
+        text_puts(out, o->mixed_precision ? ", mixed precision" : ", no mixed precision");
+    }
+    if (o->cpu_offload != root->cpu_offload) {
+        text_puts(out, o->cpu_offload ? ", offloaded" : ", not offloaded");
+    }
+}
+
+static void parameter_text(text_out *out, const fc_module_tree *tree, uint32_t i) {
+    const fc_parameter *p = &tree->parameters[i];
+    char size[TEXT_SIZE_MAX], shape[64];
+    size_t width = strlen(text_bytes(size, p->bytes)), name = strlen(fc_dtype_get(p->dtype)->torch_name);
+    text_repeat(out, " ", width < 10 ? 10 - width : 0);
+    text_puts(out, size);
+    text_puts(out, "  ");
+    text_puts(out, fc_dtype_get(p->dtype)->torch_name);
+    text_repeat(out, " ", name < 8 ? 10 - name : 2);
+    text_name(out, p->fqn);
+    text_puts(out, " ");
+    text_puts(out, text_shape(shape, sizeof shape, p->ndim, p->shape));
+    text_puts(out, p->frozen ? ", frozen\n" : "\n");
+}
+
+static void print_unit(const units_call *c, const fc_unit *u) {
+    char numel[TEXT_SIZE_MAX], bytes[TEXT_SIZE_MAX];
+    unit_name(c->out, u);
+    text_printf(c->out, ": %zu %s, %s elements, %s", u->nparameters, u->nparameters == 1 ? "parameter" : "parameters",
+                text_count(numel, (uint64_t)u->numel), text_bytes(bytes, u->bytes));
+    options_text(c->out, &u->options, &c->targets.root);
+    text_puts(c->out, "\n");
+    for (size_t i = 0; i < u->nparameters && c->out->error == 0; i++) {
+        parameter_text(c->out, &c->tree, u->parameters[i]);
+    }
+}
+
+static void print_notes(const units_call *c, const totals *t) {
+    text_out *out = c->out;
+    char bytes[TEXT_SIZE_MAX];
+    const char *idle = NULL;
+    if (t->shared > 0) {
+        text_printf(out, "%zu more names of shared parameters\n", t->shared);
+        for (size_t i = 0; i < c->tree.nparameters; i++) {
+            const fc_parameter *p = &c->tree.parameters[i];
+            if (p->same_as != i && !p->buffer && !p->ignored) {
+                text_puts(out, "  ");
+                text_name(out, p->fqn);
+                text_puts(out, " is ");
+                text_name(out, c->tree.parameters[p->same_as].fqn);
+                text_puts(out, "\n");
+            }
+        }
+    }
+    if (t->buffers + t->ignored + c->tree.left_out > 0) {
+        text_printf(out, "not in a unit: %zu buffers, %zu ignored, %zu objects and tensors of optimizer state\n",
+                    t->buffers, t->ignored, c->tree.left_out);
+    }
+    for (const char *const *class = c->overridden; class && *class; class ++) {
+        text_puts(out, "kept out of mixed precision, in units of their own: ");
+        text_name(out, *class);
+        text_puts(out, "\n");
+    }
+    size_t rules = c->file ? fc_wrap_file_idle(c->file, &idle) : 0;
+    if (rules + c->tree.idle > 0) {
+        text_printf(out, "%zu rules match nothing, the first is '", rules + c->tree.idle);
+        text_name(out, rules ? idle : c->tree.idle_one);
+        text_puts(out, "'\n");
+    }
+    text_puts(out, "largest unit: ");
+    unit_name(out, t->largest);
+    text_printf(out, ", %s\n", text_bytes(bytes, t->largest->bytes));
+}
+
+static void print_text(const units_call *c, const totals *t) {
+    char numel[TEXT_SIZE_MAX], bytes[TEXT_SIZE_MAX];
+    for (size_t i = 0; i < c->units.count && c->out->error == 0; i++) {
+        print_unit(c, &c->units.units[i]);
+    }
+    text_name(c->out, c->source->path);
+    text_printf(c->out, ": %zu %s of %zu parameters, %s elements, %s\n", c->units.count,
+                c->units.count == 1 ? "unit" : "units", t->parameters, text_count(numel, (uint64_t)t->numel),
+                text_bytes(bytes, t->bytes));
+    print_notes(c, t);
+}
+
+static void options_json(json_out *j, const fc_unit_options *o) {
+    static const char *const prefetches[] = {"BACKWARD_PRE", "BACKWARD_POST", NULL};
+    jw_key(j, "options");
+    jw_open(j, '{');
+    JSON_MEMBER(j, string, "sharding_strategy", fc_unit_strategy_name(o->strategy));
+    jw_key(j, "mixed_precision");
+    if (o->mixed_precision) {
+        jw_open(j, '{');
+        JSON_MEMBER(j, string, "param_dtype", mixed_name(o->param_dtype));
+        JSON_MEMBER(j, string, "reduce_dtype", mixed_name(o->reduce_dtype));
+        JSON_MEMBER(j, string, "buffer_dtype", mixed_name(o->buffer_dtype));
+        jw_close(j, '}');
+    } else {
+        jw_string(j, NULL);
+    }
+    JSON_MEMBER(j, bool, "use_orig_params", o->use_orig_params);
+    JSON_MEMBER(j, bool, "cpu_offload", o->cpu_offload);
+    JSON_MEMBER(j, string, "backward_prefetch", prefetches[o->prefetch]);
+    JSON_MEMBER(j, bool, "forward_prefetch", o->forward_prefetch);
+    jw_close(j, '}');
+}
+
+static void unit_json(json_out *j, const units_call *c, const fc_unit *u) {
+    const fc_module *m = &c->tree.modules[u->module];
+    jw_open(j, '{');
+    JSON_MEMBER(j, string, "module", u->fqn);
+    JSON_MEMBER(j, bool, "root", u->module == 0);
+    JSON_MEMBER(j, string, "class", m->nclasses > 0 ? m->classes[0] : NULL);
+    JSON_MEMBER(j, int, "numel", u->numel);
+    JSON_MEMBER(j, uint, "bytes", u->bytes);
+    options_json(j, &u->options);
+    jw_key(j, "parameters");
+    jw_open(j, '[');
+    for (size_t i = 0; i < u->nparameters && j->out->error == 0; i++) {
+        const fc_parameter *p = &c->tree.parameters[u->parameters[i]];
+        jw_open(j, '{');
+        JSON_MEMBER(j, string, "name", p->fqn);
+        JSON_MEMBER(j, string, "dtype", fc_dtype_get(p->dtype)->torch_name);
+        jw_key(j, "shape");
+        jw_ints(j, p->ndim, p->shape);
+        JSON_MEMBER(j, int, "numel", p->numel);
+        JSON_MEMBER(j, uint, "bytes", p->bytes);
+        JSON_MEMBER(j, bool, "frozen", p->frozen);
+        jw_close(j, '}');
+    }
+    jw_close(j, ']');
+    jw_close(j, '}');
+}
+
+static void names_json(json_out *j, const units_call *c, const char *key, bool buffers) {
+    jw_key(j, key);
+    jw_open(j, '[');
+    for (size_t i = 0; i < c->tree.nparameters; i++) {
+        const fc_parameter *p = &c->tree.parameters[i];
+        if (buffers ? p->buffer : p->ignored && !p->buffer) {
+            jw_string(j, p->fqn);
+        }
+    }
+    jw_close(j, ']');
+}
+
+static void strings_json(json_out *j, const char *key, const char *const *strings, size_t count) {
+    jw_key(j, key);
+    jw_open(j, '[');
+    for (size_t i = 0; i < count && strings[i]; i++) {
+        jw_string(j, strings[i]);
+    }
+    jw_close(j, ']');
+}
+
+static void print_json(const units_call *c, const totals *t) {
+    json_out j;
+    jw_begin(&j, c->out, 2);
+    jw_open(&j, '{');
+    JSON_MEMBER(&j, string, "source", c->source->path);
+    JSON_MEMBER(&j, string, "policy", c->o->policy ? c->o->policy : "blocks");
+    JSON_MEMBER(&j, int, "numel", t->numel);
+    JSON_MEMBER(&j, uint, "bytes", t->bytes);
+    jw_key(&j, "units");
+    jw_open(&j, '[');
+    for (size_t i = 0; i < c->units.count && c->out->error == 0; i++) {
+        unit_json(&j, c, &c->units.units[i]);
+    }
+    jw_close(&j, ']');
+    jw_key(&j, "shared");
+    jw_open(&j, '{');
+    for (size_t i = 0; i < c->tree.nparameters; i++) {
+        if (c->tree.parameters[i].same_as != i) {
+            JSON_MEMBER(&j, string, c->tree.parameters[i].fqn, c->tree.parameters[c->tree.parameters[i].same_as].fqn);
+        }
+    }
+    jw_close(&j, '}');
+    names_json(&j, c, "buffers", true);
+    names_json(&j, c, "ignored", false);
+    JSON_MEMBER(&j, uint, "left_out", c->tree.left_out);
+    strings_json(&j, "overridden_classes", c->overridden, c->overridden ? SIZE_MAX : 0);
+    strings_json(&j, "warnings", c->warnings, c->nwarnings);
+    jw_close(&j, '}');
+    text_puts(c->out, "\n");
+}
+
+static fc_code run(cli_call *call, fc_error *err) {
+    units_call c = {.o = call->options, .out = call->out, .arena = fc_arena_new()};
+    /* The data files may be elsewhere: nothing is asked of them. */
+    fc_open_options how = {.headers_only = true, .follow_external = c.o->follow_external};
+    fc_checkpoint *source = NULL;
+    totals t;
+    fc_code rc =
+        c.arena ? fc_checkpoint_open(c.o->operands[0], &how, &source, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    c.source = source;
+    rc = rc == FC_OK ? make_units(&c, err) : rc;
+    rc = rc == FC_OK ? add_up(&c, &t, err) : rc;
+    if (rc == FC_OK) {
+        for (size_t i = 0; i < c.nwarnings && !c.o->quiet; i++) {
+            fprintf(stderr, "fsdpckpt: warning: %s\n", c.warnings[i]);
+        }
+        if (c.o->json) {
+            print_json(&c, &t);
+        } else if (!c.o->quiet) {
+            print_text(&c, &t);
+        }
+    }
+    fc_checkpoint_close(source);
+    fc_arena_free(c.arena);
+    return rc;
+}
+
+static const char *const examples[] = {
+    "fsdpckpt units ckpt/",
+    "a unit for each transformer block, the rest in the root's",
+    "fsdpckpt units model.json --policy size:100M",
+    "by size, of a model known by its schema alone",
+    "fsdpckpt units ckpt/ --policy class:LlamaDecoderLayer --classes classes.json",
+    "ModuleWrapPolicy; classes.json is {\"layers.*\": \"LlamaDecoderLayer\"}",
+    "fsdpckpt units ckpt/ --policy policy.json",
+    "CustomPolicy; policy.json is {\"layers.*\": true, \"lm_head\": {\"sharding_strategy\": \"SHARD_GRAD_OP\"}}",
+    NULL,
+};
+
+const command command_units = {
+    .name = "units",
+    .operands = "SRC",
+    .min_operands = 1,
+    .max_operands = 1,
+    .summary = "show the FSDP units that a wrap policy makes of a model",
+    .description =
+        "Builds the tree of modules from the names of the parameters of SRC, lets a policy choose the modules that "
+        "become FSDP units of their own, checks the choice and prints the units in the order in which FSDP makes them, "
+        "the root last, each with the parameters of its flat parameter. Reads headers only; SRC may be a schema.\n\n"
+        "Checked as FSDP does, or ought to: the parameters of a unit are all frozen or all not (a warning with "
+        "use_orig_params), and a parameter that several modules share is managed by their lowest common ancestor or a "
+        "module above it.\n\n"
+        "What names do not say comes from --classes: a pattern matches a module whose name equals it or ends with '.' "
+        "and it, and '*' stands for any text within one component. A policy file maps patterns (or \"class:NAME\") to "
+        "true, false or options that override \"$root\"; \"$fp32_classes\" are kept out of mixed precision in units of "
+        "their own. Optimizer state, objects and buffers are in no unit.",
+    .examples = examples,
+    .takes = TAKES_COMMON | TAKES(OPT_POLICY) | TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE) | TAKES(OPT_INCLUDE) |
+             TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON),
+    .run = run,
+};

@@ -1,0 +1,54 @@
+/*
+ * A look at the start of a data file, without libhdf5: is it an HDF5 file, and as long as its superblock says? For a
+ * checkpoint of which only index.h5 was read. From the file's first bytes to an error.
+ */
+#include "h5.h"
+
+#include "fsdpckpt/io.h"
+
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+/* HDF5 file format specification, III.A: superblocks of version 2 and 3, which is what fsdpckpt writes. */
+enum { SUPERBLOCK = 48, VERSION = 8, OFFSET_SIZE = 9, BASE = 12, END = 28 };
+
+static uint64_t read_u64(const unsigned char *bytes) {
+    uint64_t value;
+    memcpy(&value, bytes, sizeof value); /* little endian, as this machine */
+    return value;
+}
+
+fc_code fc_h5_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    static const unsigned char signature[] = "\x89HDF\r\n\x1a\n";
+    const char *path = checkpoint->files[index].path;
+    unsigned char head[SUPERBLOCK] = {0};
+    uint64_t size;
+    int fd;
+    if (strncmp(checkpoint->files[index].name, "shard-", 6) != 0) {
+        return FC_OK; /* read by libhdf5 a moment ago, or no HDF5 file at all (external storage) */
+    }
+    fc_code rc = fc_open_input(path, &fd, &size, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (size < SUPERBLOCK) {
+        close(fd);
+        return fc_fail(err, FC_ECORRUPT, "%s: not an HDF5 file: it has %" PRIu64 " bytes; copy it again", path, size);
+    }
+    rc = fc_pread_full(fd, head, sizeof head, 0, path, err);
+    close(fd);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (memcmp(head, signature, sizeof signature - 1) != 0) {
+        return fc_fail(err, FC_ECORRUPT, "%s: not an HDF5 file: it begins with other bytes; copy it again", path);
+    }
+    bool known = head[VERSION] >= 2 && head[OFFSET_SIZE] == 8 && read_u64(head + BASE) == 0;
+    if (known && read_u64(head + END) > size) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: truncated: it has %" PRIu64 " bytes and its header says %" PRIu64 "; copy it again", path,
+                       size, read_u64(head + END));
+    }
+    return FC_OK;
+}

@@ -1,0 +1,106 @@
+/*
+ * The manifest of one torch.save file: its leaves as tensors of one chunk each, and as objects.
+ */
+#include "pt/pt.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static fc_code no_memory(const fc_checkpoint *checkpoint, fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+}
+
+/* A tensor without elements has no chunks: nothing of it is stored that matters. */
+static fc_code add_chunk(const pt_piece *piece, const fc_torch_tensor *t, fc_arena *arena, fc_tensor *out) {
+    int64_t *dims = fc_arena_calloc(arena, 2 * (size_t)t->ndim, sizeof *dims);
+    fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
+    if (!dims || !chunk) {
+        return FC_ENOMEM;
+    }
+    out->dtype = t->dtype;
+    out->ndim = t->ndim;
+    out->shape = dims + t->ndim;
+    out->nchunks = 1;
+    for (int i = 0; i < t->ndim; i++) {
+        dims[t->ndim + i] = t->sizes[i];
+        out->nchunks = t->sizes[i] == 0 ? 0 : out->nchunks;
+    }
+    *chunk = (fc_chunk){.dims = dims,
+                        .offset = piece->record.offset,
+                        .length = piece->record.stored,
+                        .file = piece->record.file,
+                        .rank = FC_NO_RANK,
+                        .detail = (uint64_t)(uintptr_t)piece};
+    out->chunks = chunk;
+    return FC_OK;
+}
+
+static fc_code make_tensor(const fc_checkpoint *checkpoint, const pt_file *f, const pt_leaf *leaf, fc_tensor *out,
+                           fc_error *err) {
+    fc_torch_tensor t;
+    pt_piece *piece = NULL;
+    pt_object *object = NULL;
+    fc_code rc;
+    out->name = leaf->name;
+    out->path = leaf->path;
+    switch (leaf->kind) {
+    case PT_OBJECT:
+        rc = fc_pt_object_new(f, leaf->v, checkpoint->arena, &object, err);
+        return rc == FC_OK ? fc_pt_object_tensor(object, f->index, checkpoint->arena, out, err) : rc;
+    case PT_TENSOR:
+        rc = fc_pt_piece(f, leaf->v, &t, checkpoint->arena, &piece, err);
+        if (rc == FC_OK && add_chunk(piece, &t, checkpoint->arena, out) != FC_OK) {
+            rc = no_memory(checkpoint, err);
+        }
+        return rc;
+    default:
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "it is one rank's piece of a %s; the files of the other ranks are found where they are called "
+                       "<name>_world_size_<N>_rank_<r>.pt",
+                       leaf->kind == PT_DTENSOR ? "DTensor" : "ShardedTensor");
+    }
+}
+
+static fc_code make_tensors(fc_checkpoint *checkpoint, const pt_file *f, const pt_leaves *leaves, fc_error *err) {
+    fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, leaves->count, sizeof *tensors);
+    if (!tensors) {
+        return no_memory(checkpoint, err);
+    }
+    for (size_t i = 0; i < leaves->count; i++) {
+        fc_code rc = make_tensor(checkpoint, f, &leaves->items[i], &tensors[i], err);
+        if (rc != FC_OK) {
+            return fc_context(err, rc, "%s: %.256s", checkpoint->path, leaves->items[i].name);
+        }
+    }
+    checkpoint->tensors = tensors;
+    checkpoint->ntensors = leaves->count;
+    return FC_OK;
+}
+
+fc_code fc_pt_open_file(fc_checkpoint *checkpoint, fc_error *err) {
+    pt_file f;
+    pt_leaves leaves = {.arena = checkpoint->arena};
+    fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
+    if (!file) {
+        return no_memory(checkpoint, err);
+    }
+    *file = (fc_file){checkpoint->path, base_name(checkpoint->path)};
+    checkpoint->files = file;
+    checkpoint->nfiles = 1;
+    checkpoint->producer = "torch.save";
+    fc_code rc = fc_pt_file_open(checkpoint->path, 0, &f, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    rc = fc_pt_flatten(&f, NULL, &leaves, err);
+    rc = rc == FC_OK ? fc_pt_check_names(checkpoint->path, &leaves, err) : rc;
+    rc = rc == FC_OK ? make_tensors(checkpoint, &f, &leaves, err) : rc;
+    fc_pt_file_close(&f);
+    free(leaves.items);
+    return rc;
+}

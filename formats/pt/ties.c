@@ -1,0 +1,215 @@
+/*
+ * Tied weights: values of the target whose bytes are the same bytes of the source are stored once, and the others are
+ * views, as torch.save stores them. What the sources' extents say is enough; no data is compared.
+ */
+#include "pt/writer.h"
+
+#include "core/checked.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A candidate: an item whose source tensor begins where another's does. */
+typedef struct candidate {
+    uint32_t item;
+    const fc_tensor *tensor;
+    const fc_chunk *chunk;
+    fc_extent extent;
+    uint64_t first, end; /* elements of the storage that it spans */
+    bool whole;          /* one plain extent, taken whole: it can be a view, and others views of it */
+    bool dense;          /* its elements are in row-major order, without gaps */
+} candidate;
+
+static int by_place(const void *a, const void *b) {
+    const candidate *x = a, *y = b;
+    const fc_chunk *p = x->chunk, *q = y->chunk;
+    if (p->file != q->file) {
+        return p->file < q->file ? -1 : 1;
+    }
+    if (p->offset != q->offset) {
+        return p->offset < q->offset ? -1 : 1;
+    }
+    return p->length != q->length ? (p->length < q->length ? -1 : 1) : x->item < y->item ? -1 : 1;
+}
+
+static bool same_place(const candidate *a, const candidate *b) {
+    return a->chunk->file == b->chunk->file && a->chunk->offset == b->chunk->offset &&
+           a->chunk->length == b->chunk->length;
+}
+
+/* Those that span most come before what they may contain, and plain ones before transposed ones. */
+static int by_span(const void *a, const void *b) {
+    const candidate *x = a, *y = b;
+    if (x->first != y->first) {
+        return x->first < y->first ? -1 : 1;
+    }
+    if (x->end != y->end) {
+        return x->end > y->end ? -1 : 1;
+    }
+    return x->dense != y->dense ? (x->dense ? -1 : 1) : x->item < y->item ? -1 : 1;
+}
+
+static bool takes_all(const fc_part_item *item, const fc_tensor *tensor) {
+    for (int i = 0; i < tensor->ndim; i++) {
+        if (item->dims[i] != 0 || item->dims[tensor->ndim + i] != tensor->shape[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Looks the candidate's extent up. @return false when it has none that could be shared. */
+static bool measure(const fc_wanted *wanted, const fc_part *part, candidate *c) {
+    const fc_tensor *t = c->tensor;
+    if (fc_checkpoint_extent(wanted->source, t, 0, &c->extent, NULL) != FC_OK) {
+        return false; /* who reads it says why */
+    }
+    const fc_extent *e = &c->extent;
+    uint64_t element = fc_dtype_size(t->dtype), step;
+    c->whole = e->codec != FC_CODEC_INLINE && t->nchunks == 1 && e->first % element == 0 &&
+               takes_all(&part->items[c->item], t);
+    c->first = c->end = e->first / element;
+    c->dense = !e->negate && !e->conjugate;
+    int64_t expected = 1;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        c->dense = c->dense && (t->shape[i] == 1 || e->strides[i] == expected);
+        if (!fc_mul_i64(expected, t->shape[i], &expected) ||
+            !fc_mul_u64((uint64_t)(t->shape[i] - 1), (uint64_t)e->strides[i], &step) ||
+            !fc_add_u64(c->end, step, &c->end)) {
+            return false;
+        }
+    }
+    c->end++;
+    return true;
+}
+
+static bool same_boxes(const fc_tensor *a, const fc_tensor *b) {
+    if (a->nchunks != b->nchunks) {
+        return false;
+    }
+    for (size_t i = 0; i < a->nchunks; i++) {
+        const fc_chunk *p = &a->chunks[i], *q = &b->chunks[i];
+        if (p->file != q->file || p->offset != q->offset || p->length != q->length ||
+            memcmp(p->dims, q->dims, 2 * (size_t)a->ndim * sizeof *p->dims) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool same_extents(const fc_wanted *wanted, const fc_tensor *a, const fc_tensor *b) {
+    for (size_t i = 0; i < a->nchunks; i++) {
+        fc_extent x, y;
+        if (fc_checkpoint_extent(wanted->source, a, i, &x, NULL) != FC_OK ||
+            fc_checkpoint_extent(wanted->source, b, i, &y, NULL) != FC_OK || x.first != y.first ||
+            x.negate != y.negate || x.conjugate != y.conjugate || x.codec != y.codec ||
+            memcmp(x.strides, y.strides, (size_t)a->ndim * sizeof *x.strides) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Whether the two are the same elements in the same order. */
+static bool is_twin(const fc_wanted *wanted, const fc_part *part, const candidate *a, const candidate *b) {
+    const fc_tensor *x = a->tensor, *y = b->tensor;
+    const fc_part_item *p = &part->items[a->item], *q = &part->items[b->item];
+    bool same = x->ndim == y->ndim;
+    for (int i = 0; same && i < x->ndim; i++) {
+        same = x->shape[i] == y->shape[i] && p->dims[i] == q->dims[i] && p->dims[x->ndim + i] == q->dims[x->ndim + i];
+    }
+    return same && same_boxes(x, y) && same_extents(wanted, x, y);
+}
+
+static bool same_types(const fc_wanted *wanted, const fc_part *part, const candidate *a, const candidate *b) {
+    const fc_wanted_tensor *x = &wanted->tensors[part->items[a->item].tensor];
+    const fc_wanted_tensor *y = &wanted->tensors[part->items[b->item].tensor];
+    return x->dtype == y->dtype && x->source->dtype == y->source->dtype;
+}
+
+static bool is_view(const candidate *root, const candidate *c) {
+    return root->whole && root->dense && c->whole && !c->extent.negate && !c->extent.conjugate &&
+           c->first >= root->first && c->end <= root->end;
+}
+
+static fc_code tie(const candidate *root, const candidate *c, bool twin, fc_arena *arena, pt_tie *ties, fc_error *err) {
+    int64_t *strides = NULL;
+    if (!twin) {
+        strides = fc_arena_calloc(arena, (size_t)c->tensor->ndim, sizeof *strides);
+        if (!strides) {
+            return fc_fail(err, FC_ENOMEM, "out of memory");
+        }
+        for (int i = 0; i < c->tensor->ndim; i++) {
+            strides[i] = c->extent.strides[i];
+        }
+    }
+    ties[c->item] = (pt_tie){root->item, twin ? 0 : c->first - root->first, strides};
+    return FC_OK;
+}
+
+/* Candidates at one place, sorted by what they span: each is compared with the one before it that reaches farthest, and
+ * with the last that was its own. */
+static fc_code tie_group(const fc_wanted *wanted, const fc_part *part, candidate *group, size_t n, fc_arena *arena,
+                         pt_tie *ties, fc_error *err) {
+    const candidate *farthest = NULL, *last = NULL;
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < n && rc == FC_OK; i++) {
+        const candidate *c = &group[i], *roots[] = {last, farthest};
+        bool tied = false;
+        for (size_t r = 0; r < 2 && !tied && rc == FC_OK; r++) {
+            const candidate *root = roots[r];
+            bool twin = root && same_types(wanted, part, root, c) && is_twin(wanted, part, root, c);
+            tied = twin || (root && same_types(wanted, part, root, c) && is_view(root, c));
+            rc = tied ? tie(root, c, twin, arena, ties, err) : FC_OK;
+        }
+        if (!tied) {
+            last = c;
+            farthest = c->dense && (!farthest || c->end > farthest->end) ? c : farthest;
+        }
+    }
+    return rc;
+}
+
+static size_t collect(const fc_wanted *wanted, const fc_part *part, candidate *all) {
+    size_t n = 0;
+    for (size_t i = 0; i < part->nitems; i++) {
+        const fc_tensor *t = wanted->tensors[part->items[i].tensor].source;
+        const fc_box box = {t->ndim, part->items[i].dims, part->items[i].dims + t->ndim};
+        if (!t->object && t->nchunks > 0 && fc_box_volume(&box) > 0) {
+            all[n++] = (candidate){.item = (uint32_t)i, .tensor = t, .chunk = &t->chunks[0]};
+        }
+    }
+    return n;
+}
+
+fc_code fc_pt_find_ties(const fc_wanted *wanted, const fc_part *part, fc_arena *arena, pt_tie **ties, fc_error *err) {
+    candidate *all = malloc((part->nitems + 1) * sizeof *all);
+    pt_tie *made = fc_arena_calloc(arena, part->nitems, sizeof *made);
+    if (!all || !made) {
+        free(all);
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    for (size_t i = 0; i < part->nitems; i++) {
+        made[i].root = (uint32_t)i;
+    }
+    size_t n = collect(wanted, part, all);
+    qsort(all, n, sizeof *all, by_place);
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < n && rc == FC_OK;) {
+        size_t end = i + 1, kept = i;
+        while (end < n && same_place(&all[i], &all[end])) {
+            end++;
+        }
+        for (size_t k = i; end - i > 1 && k < end; k++) { /* most are alone at their place: nothing is looked up */
+            if (measure(wanted, part, &all[k])) {
+                all[kept++] = all[k];
+            }
+        }
+        qsort(all + i, kept - i, sizeof *all, by_span);
+        rc = tie_group(wanted, part, all + i, kept - i, arena, made, err);
+        i = end;
+    }
+    free(all);
+    *ties = made;
+    return rc;
+}

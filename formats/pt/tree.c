@@ -1,0 +1,225 @@
+/*
+ * The nesting of the target: values at the ends of their paths become dicts, lists and tuples again, as
+ * torch's unflatten_state_dict makes them of planner_data.
+ */
+#include "pt/writer.h"
+
+#include "torch/pickle_private.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+enum {
+    MAX_DEPTH = 500,    /* each level is a call of unpicklers, too */
+    MAX_HOLES = 1 << 16 /* of a list from which values were left out */
+};
+
+static fc_code no_memory(fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "out of memory");
+}
+
+static uint32_t *find_slot(const pt_tree *tree, uint32_t *slots, size_t nslots, uint32_t parent,
+                           const fc_path_element *e) {
+    size_t i = (size_t)XXH3_64bits_withSeed(e->key, strlen(e->key), parent) & (nslots - 1);
+    for (; slots[i]; i = (i + 1) & (nslots - 1)) {
+        const pt_node *n = &tree->nodes[slots[i]];
+        if (n->parent == parent && n->element->is_index == e->is_index && n->element->is_number == e->is_number &&
+            strcmp(n->element->key, e->key) == 0) {
+            break;
+        }
+    }
+    return &slots[i];
+}
+
+static bool grow_slots(pt_tree *tree) {
+    size_t nslots = tree->nslots ? tree->nslots * 2 : 256;
+    uint32_t *slots = calloc(nslots, sizeof *slots);
+    if (!slots) {
+        return false;
+    }
+    for (uint32_t i = 1; i < tree->count; i++) {
+        *find_slot(tree, slots, nslots, tree->nodes[i].parent, tree->nodes[i].element) = i;
+    }
+    free(tree->slots);
+    tree->slots = slots;
+    tree->nslots = nslots;
+    return true;
+}
+
+/* The child of `parent` for `element`, made if it is not there. 0: out of memory. */
+static uint32_t child_of(pt_tree *tree, uint32_t parent, const fc_path_element *element) {
+    if ((tree->count + 1) * 2 >= tree->nslots && !grow_slots(tree)) {
+        return 0;
+    }
+    uint32_t *slot = find_slot(tree, tree->slots, tree->nslots, parent, element);
+    if (*slot) {
+        return *slot;
+    }
+    if (!fc_pickle_grow(&tree->nodes, &tree->capacity, tree->count + 1, sizeof *tree->nodes)) {
+        return 0;
+    }
+    uint32_t made = (uint32_t)tree->count++;
+    tree->nodes[made] = (pt_node){.element = element, .parent = parent, .item = UINT32_MAX};
+    pt_node *p = &tree->nodes[parent];
+    if (p->last) {
+        tree->nodes[p->last].next = made;
+    } else {
+        p->first = made;
+    }
+    p->last = made;
+    p->nchildren++;
+    *slot = made;
+    return made;
+}
+
+static fc_code add(pt_tree *tree, const fc_wanted_tensor *t, const fc_path_element *flat, uint32_t item,
+                   fc_error *err) {
+    const fc_path_element *elements = t->path.count ? t->path.elements : flat;
+    size_t count = t->path.count ? t->path.count : 1;
+    uint32_t at = 0;
+    if (count > MAX_DEPTH) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%.256s: nested more than %d levels deep", t->name, MAX_DEPTH);
+    }
+    for (size_t i = 0; i < count; i++) {
+        at = tree->nodes[at].item == UINT32_MAX ? child_of(tree, at, &elements[i]) : UINT32_MAX;
+        if (at == 0) {
+            return no_memory(err);
+        }
+        if (at == UINT32_MAX) {
+            break;
+        }
+    }
+    if (at == UINT32_MAX || tree->nodes[at].first || tree->nodes[at].item != UINT32_MAX) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%.256s: its place in the state dict is another value's, too", t->name);
+    }
+    tree->nodes[at].item = item;
+    return FC_OK;
+}
+
+fc_code fc_pt_tree_build(const fc_wanted *wanted, const fc_part *part, pt_tree *tree, fc_error *err) {
+    *tree = (pt_tree){0};
+    tree->flat = calloc(part->nitems + 1, sizeof *tree->flat);
+    if (!tree->flat || !fc_pickle_grow(&tree->nodes, &tree->capacity, part->nitems + 16, sizeof *tree->nodes)) {
+        return no_memory(err);
+    }
+    tree->nodes[tree->count++] = (pt_node){.item = UINT32_MAX};
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < part->nitems && rc == FC_OK; i++) {
+        const fc_wanted_tensor *t = &wanted->tensors[part->items[i].tensor];
+        tree->flat[i].key = t->name;
+        rc = add(tree, t, &tree->flat[i], (uint32_t)i, err);
+    }
+    return rc;
+}
+
+void fc_pt_tree_free(pt_tree *tree) {
+    free(tree->nodes);
+    free(tree->slots);
+    free(tree->flat);
+    *tree = (pt_tree){0};
+}
+
+/* What writing needs at every level. */
+typedef struct emitter {
+    const pt_tree *tree;
+    fc_torch_pickler *w;
+    pt_leaf_fn leaf;
+    void *context;
+    fc_error *err;
+} emitter;
+
+static fc_code emit(emitter *e, uint32_t node);
+
+/* Whether the children are the items of a list: torch's unflattening goes by the kind of the keys, too. */
+static bool is_sequence(const pt_tree *tree, const pt_node *n) {
+    for (uint32_t c = n->first; c; c = tree->nodes[c].next) {
+        if (!tree->nodes[c].element->is_index) {
+            return false;
+        }
+    }
+    return n->first != 0;
+}
+
+static bool index_of(const pt_node *n, size_t *out) {
+    char *end;
+    errno = 0;
+    unsigned long long value = strtoull(n->element->key, &end, 10);
+    *out = (size_t)value;
+    return errno == 0 && *end == '\0' && n->element->key[0] != '-';
+}
+
+/* The children by index; None where some were left out, as torch fills them. */
+static fc_code emit_sequence(emitter *e, const pt_node *n) {
+    size_t length = 0, index;
+    bool is_tuple = true;
+    for (uint32_t c = n->first; c; c = e->tree->nodes[c].next) {
+        if (!index_of(&e->tree->nodes[c], &index) || index >= (size_t)n->nchildren + MAX_HOLES) {
+            return fc_fail(e->err, FC_EUNSUPPORTED, "a list with %u items has one at index %.64s",
+                           (unsigned)n->nchildren, e->tree->nodes[c].element->key);
+        }
+        length = index >= length ? index + 1 : length;
+        is_tuple = is_tuple && e->tree->nodes[c].element->is_tuple;
+    }
+    uint32_t *items = calloc(length, sizeof *items);
+    if (!items) {
+        return no_memory(e->err);
+    }
+    for (uint32_t c = n->first; c; c = e->tree->nodes[c].next) {
+        index_of(&e->tree->nodes[c], &index);
+        items[index] = c;
+    }
+    if (!is_tuple) {
+        fc_torch_pickle_op(e->w, FC_PICKLE_EMPTY_LIST);
+    }
+    fc_torch_pickle_op(e->w, FC_PICKLE_MARK);
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < length && rc == FC_OK; i++) {
+        if (items[i]) {
+            rc = emit(e, items[i]);
+        } else {
+            fc_torch_pickle_op(e->w, FC_PICKLE_NONE);
+        }
+    }
+    fc_torch_pickle_op(e->w, is_tuple ? FC_PICKLE_TUPLE : FC_PICKLE_APPENDS);
+    free(items);
+    return rc;
+}
+
+static fc_code emit_dict(emitter *e, const pt_node *n) {
+    fc_code rc = FC_OK;
+    fc_torch_pickle_op(e->w, FC_PICKLE_EMPTY_DICT);
+    if (!n->first) {
+        return rc;
+    }
+    fc_torch_pickle_op(e->w, FC_PICKLE_MARK);
+    for (uint32_t c = n->first; c && rc == FC_OK; c = e->tree->nodes[c].next) {
+        const fc_path_element *element = e->tree->nodes[c].element;
+        if (element->is_number) {
+            fc_torch_pickle_int(e->w, strtoll(element->key, NULL, 10));
+        } else {
+            fc_torch_pickle_str(e->w, element->key);
+        }
+        rc = emit(e, c);
+    }
+    fc_torch_pickle_op(e->w, FC_PICKLE_SETITEMS);
+    return rc;
+}
+
+/* As deep as the paths, which fc_pt_tree_build bounds. */
+static fc_code emit(emitter *e, uint32_t node) {
+    const pt_node *n = &e->tree->nodes[node];
+    if (n->item != UINT32_MAX) {
+        return e->leaf(e->context, e->w, n->item, e->err);
+    }
+    return is_sequence(e->tree, n) ? emit_sequence(e, n) : emit_dict(e, n);
+}
+
+fc_code fc_pt_tree_write(const pt_tree *tree, fc_torch_pickler *w, pt_leaf_fn leaf, void *context, fc_error *err) {
+    emitter e = {tree, w, leaf, context, err};
+    return emit(&e, 0);
+}

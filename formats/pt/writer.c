@@ -1,0 +1,309 @@
+/*
+ * Writing torch.save files: one for a full target, one a rank for a sharded one. A part becomes a pickle that nests
+ * the values as they were, and a zip archive laid out around it; the engine writes the data; then the headers follow,
+ * with its CRCs. Nothing here touches tensor data; objects, which are small, are written back into the pickle.
+ *
+ * A rank's file holds plain local tensors, as tensor-parallel servers load them, and one record that torch.load does
+ * not look at: what the whole is (layout.c).
+ */
+#include "pt/writer.h"
+
+#include "core/checked.h"
+#include "fsdpckpt/move.h"
+#include "torch/item.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Of one object's tensors: they move into the archive. */
+typedef struct inner {
+    unsigned char *bytes;
+    uint64_t size;
+} inner;
+
+typedef struct pt_writer {
+    const fc_wanted *wanted;
+    fc_arena *arena; /* of the whole writer */
+    const char *staging;
+    int64_t ranks;
+    /* The file in progress: from reserve to seal. */
+    fc_arena *scratch;
+    fc_part *part;
+    const char *path;
+    pt_tie *ties;
+    uint64_t *numbers; /* of the data records, one an item; that of the root where it is a view */
+    uint64_t nstored;
+    fc_torch_pickler pickler;
+    fc_torch_zip zip;
+    char *layout;
+    inner *inners;
+    size_t ninners, inners_capacity;
+} pt_writer;
+
+bool fc_pt_is_directory(const fc_wanted *wanted) {
+    return wanted->mesh->ndim > 0;
+}
+
+size_t fc_pt_files(const fc_wanted *wanted) {
+    return (size_t)fc_mesh_ranks(wanted->mesh);
+}
+
+static fc_code no_memory(const pt_writer *w, fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "%s: out of memory", w->staging);
+}
+
+static void end_file(pt_writer *w) {
+    for (size_t i = 0; i < w->ninners; i++) {
+        free(w->inners[i].bytes);
+    }
+    free(w->inners);
+    free(w->layout);
+    fc_torch_pickle_free(&w->pickler);
+    fc_torch_zip_free(&w->zip);
+    fc_arena_free(w->scratch);
+    w->inners = NULL;
+    w->ninners = w->inners_capacity = 0;
+    w->layout = NULL;
+    w->scratch = NULL;
+    w->path = NULL;
+}
+
+fc_code fc_pt_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    pt_writer *w = arena ? fc_arena_calloc(arena, 1, sizeof *w) : NULL;
+    if (w) {
+        w->wanted = wanted;
+        w->arena = arena;
+        w->ranks = fc_mesh_ranks(wanted->mesh);
+        w->staging = fc_arena_strndup(arena, staging, strlen(staging));
+    }
+    if (!w || !w->staging) {
+        fc_arena_free(arena);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", staging);
+    }
+    writer->state = w;
+    return FC_OK;
+}
+
+/* Gives every stored item its number, in the order of the items; views have their root's. */
+static fc_code number_items(pt_writer *w, fc_error *err) {
+    const fc_part *part = w->part;
+    w->numbers = fc_arena_calloc(w->scratch, part->nitems, sizeof *w->numbers);
+    if (!w->numbers) {
+        return no_memory(w, err);
+    }
+    w->nstored = 0;
+    for (size_t i = 0; i < part->nitems; i++) {
+        if (!w->wanted->tensors[part->items[i].tensor].source->object && w->ties[i].root == i) {
+            w->numbers[i] = w->nstored++;
+        }
+    }
+    for (size_t i = 0; i < part->nitems; i++) {
+        w->numbers[i] = w->numbers[w->ties[i].root];
+    }
+    return FC_OK;
+}
+
+static uint64_t elements_of(const pt_writer *w, size_t item) {
+    const fc_part_item *it = &w->part->items[item];
+    return fc_part_item_bytes(w->wanted, it) / fc_dtype_size(w->wanted->tensors[it->tensor].dtype);
+}
+
+static void write_tensor(pt_writer *w, fc_torch_pickler *p, uint32_t item) {
+    const fc_part_item *it = &w->part->items[item];
+    const fc_wanted_tensor *t = &w->wanted->tensors[it->tensor];
+    fc_torch_tensor_out out = {.dtype = t->dtype,
+                               .key = w->numbers[item],
+                               .numel = elements_of(w, w->ties[item].root),
+                               .offset = w->ties[item].offset,
+                               .ndim = t->source->ndim,
+                               .sizes = it->dims + t->source->ndim,
+                               .strides = w->ties[item].strides};
+    fc_torch_pickle_tensor(p, &out);
+}
+
+/* Keeps the storages of an object's tensors until the file is sealed. */
+static fc_code keep_inners(pt_writer *w, fc_torch_item *item, const fc_pickle_copy *copy, fc_error *err) {
+    if (item->big_endian && copy->nstorages > 0) {
+        return fc_fail(err, FC_EUNSUPPORTED, "it holds a tensor of a big-endian machine");
+    }
+    for (size_t i = 0; i < copy->nstorages; i++) {
+        fc_torch_tensor t = {0};
+        const fc_zip_entry *entry = NULL;
+        inner in = {0};
+        if (w->ninners == w->inners_capacity) {
+            size_t capacity = w->inners_capacity ? w->inners_capacity * 2 : 16;
+            inner *grown = reallocarray(w->inners, capacity, sizeof *grown);
+            if (!grown) {
+                return no_memory(w, err);
+            }
+            w->inners = grown;
+            w->inners_capacity = capacity;
+        }
+        fc_code rc = fc_torch_storage_decode(item->pickle, copy->storages[i], &t, err);
+        rc = rc == FC_OK ? fc_torch_item_record(item, &t, &entry, err) : rc;
+        rc = rc == FC_OK ? fc_zip_read(&item->zip, entry, &in.bytes, err) : rc;
+        if (rc != FC_OK) {
+            return rc;
+        }
+        in.size = entry->size;
+        w->inners[w->ninners++] = in;
+    }
+    return FC_OK;
+}
+
+/* Writes the value in an object's archive into the pickle of the file. */
+static fc_code splice_value(pt_writer *w, fc_torch_pickler *p, unsigned char *bytes, uint64_t size, fc_error *err) {
+    fc_torch_item item = {0};
+    fc_code rc = fc_torch_memory_open(bytes, size, "its torch.save archive", &item, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_pickle_copy copy = {.p = item.pickle, .w = p, .first_storage = w->nstored + w->ninners};
+    rc = fc_pickle_copy_value(&copy, item.pickle->root, err);
+    rc = rc == FC_OK ? keep_inners(w, &item, &copy, err) : rc;
+    fc_pickle_copy_free(&copy);
+    fc_torch_item_close(&item);
+    return rc;
+}
+
+static fc_code write_object(pt_writer *w, fc_torch_pickler *p, const fc_wanted_tensor *t, fc_error *err) {
+    const fc_tensor *source = t->source;
+    const int64_t start = 0;
+    const fc_box box = {1, &start, source->shape};
+    uint64_t size = (uint64_t)source->shape[0];
+    if (strcmp(source->object->encoding, "torch.save") != 0) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "a value in the encoding '%s', which torch.load could not read: leave it out with --exclude",
+                       source->object->encoding);
+    }
+    unsigned char *bytes = size < SIZE_MAX ? malloc((size_t)size + 1) : NULL;
+    if (!bytes) {
+        return no_memory(w, err);
+    }
+    fc_code rc = fc_read_box(w->wanted->source, source, &box, FC_OPAQUE, bytes, err);
+    if (rc != FC_OK) {
+        free(bytes);
+        return rc;
+    }
+    return splice_value(w, p, bytes, size, err);
+}
+
+static fc_code write_leaf(void *context, fc_torch_pickler *p, uint32_t item, fc_error *err) {
+    pt_writer *w = context;
+    const fc_wanted_tensor *t = &w->wanted->tensors[w->part->items[item].tensor];
+    if (!t->source->object) {
+        write_tensor(w, p, item);
+        return FC_OK;
+    }
+    fc_code rc = write_object(w, p, t, err);
+    return rc == FC_OK ? rc : fc_context(err, rc, "object %.256s", t->name);
+}
+
+static fc_code write_pickle(pt_writer *w, fc_error *err) {
+    pt_tree tree;
+    fc_torch_pickle_begin(&w->pickler, 2);
+    fc_code rc = fc_pt_tree_build(w->wanted, w->part, &tree, err);
+    rc = rc == FC_OK ? fc_pt_tree_write(&tree, &w->pickler, write_leaf, w, err) : rc;
+    fc_pt_tree_free(&tree);
+    return rc == FC_OK ? fc_torch_pickle_end(&w->pickler, err) : rc;
+}
+
+/* Lays the archive out and tells the engine where the data goes. */
+static fc_code lay_out(pt_writer *w, fc_error *err) {
+    fc_part *part = w->part;
+    fc_code rc = fc_torch_zip_begin(&w->zip, "archive", w->pickler.bytes, w->pickler.size, err);
+    for (size_t i = 0; i < part->nitems && rc == FC_OK; i++) {
+        fc_part_item *item = &part->items[i];
+        bool object = w->wanted->tensors[item->tensor].source->object;
+        if (!object && w->ties[i].root == i) {
+            rc = fc_torch_zip_add_data(&w->zip, fc_part_item_bytes(w->wanted, item), &item->offset, err);
+        } else {
+            item->owned = false; /* it is in the pickle, or in another's record */
+            item->offset = 0;
+        }
+    }
+    for (size_t i = 0; i < w->ninners && rc == FC_OK; i++) {
+        rc = fc_torch_zip_add_bytes(&w->zip, w->inners[i].bytes, w->inners[i].size, err);
+    }
+    if (rc == FC_OK && w->layout) {
+        rc = fc_torch_zip_add(&w->zip, FC_PT_LAYOUT, w->layout, strlen(w->layout), err);
+    }
+    return rc == FC_OK ? fc_torch_zip_end(&w->zip, err) : rc;
+}
+
+static fc_code make_file(const pt_writer *w, fc_error *err) {
+    int fd = open(w->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be made", w->path);
+    }
+    fc_code rc = FC_OK;
+    if (ftruncate(fd, (off_t)w->zip.length) != 0) {
+        rc = fc_fail_errno(err, errno, "%s: cannot have %" PRIu64 " bytes", w->path, w->zip.length);
+    }
+    if (close(fd) != 0 && rc == FC_OK) {
+        rc = fc_fail_errno(err, errno, "%s: closing failed", w->path);
+    }
+    return rc;
+}
+
+fc_code fc_pt_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
+    pt_writer *w = writer->state;
+    end_file(w);
+    w->scratch = fc_arena_new();
+    w->part = part;
+    w->path = w->staging;
+    if (w->scratch && w->wanted->mesh->ndim > 0) {
+        w->path = fc_arena_printf(w->scratch, "%s/model_world_size_%" PRId64 "_rank_%" PRIu32 ".pt", w->staging,
+                                  w->ranks, part->rank);
+    }
+    part->path = w->path;
+    fc_code rc = w->scratch && w->path ? FC_OK : no_memory(w, err);
+    rc = rc == FC_OK ? fc_pt_find_ties(w->wanted, part, w->scratch, &w->ties, err) : rc;
+    rc = rc == FC_OK ? number_items(w, err) : rc;
+    rc = rc == FC_OK ? write_pickle(w, err) : rc;
+    if (rc == FC_OK && w->wanted->mesh->ndim > 0) {
+        rc = fc_pt_layout_json(w->wanted, part, &w->layout, err);
+    }
+    rc = rc == FC_OK ? lay_out(w, err) : rc;
+    return rc == FC_OK ? make_file(w, err) : rc;
+}
+
+fc_code fc_pt_seal(fc_writer *writer, const fc_part *part, fc_error *err) {
+    pt_writer *w = writer->state;
+    for (size_t i = 0; i < part->nitems; i++) {
+        bool object = w->wanted->tensors[part->items[i].tensor].source->object;
+        if (!object && w->ties[i].root == i) {
+            fc_torch_zip_set_crc32(&w->zip, w->numbers[i], part->items[i].crc32);
+        }
+    }
+    int fd = open(w->path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be opened again", w->path);
+    }
+    fc_code rc = fc_torch_zip_write(&w->zip, fd, w->path, 0, err);
+    if (close(fd) != 0 && rc == FC_OK) {
+        rc = fc_fail_errno(err, errno, "%s: closing failed", w->path);
+    }
+    return rc;
+}
+
+fc_code fc_pt_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) {
+    (void)writer;
+    (void)digests;
+    (void)err;
+    return FC_OK; /* every file stands for itself */
+}
+
+void fc_pt_destroy(fc_writer *writer) {
+    pt_writer *w = writer->state;
+    if (w) {
+        end_file(w);
+        fc_arena_free(w->arena);
+        writer->state = NULL;
+    }
+}

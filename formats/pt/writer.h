@@ -1,0 +1,59 @@
+/*
+ * What the parts of the torch.save writer share. writer.c lays a file out and writes its headers; tree.c nests the
+ * values as their paths say and writes the pickle; ties.c finds values that share bytes.
+ */
+#ifndef FSDPCKPT_FORMATS_PT_WRITER_H
+#define FSDPCKPT_FORMATS_PT_WRITER_H
+
+#include "fsdpckpt/format.h"
+#include "torch/pickle_copy.h"
+#include "torch/zip_write.h"
+
+/** How an item of a part is stored: as a view of the item `root`, which may be itself. */
+typedef struct pt_tie {
+    uint32_t root;          /* index into part->items */
+    uint64_t offset;        /* elements, in the root's row-major elements */
+    const int64_t *strides; /* NULL: row-major */
+} pt_tie;
+
+/** Finds which items of `part` are views of others. @param ties one an item, at first each its own; in `arena`. */
+fc_code fc_pt_find_ties(const fc_wanted *wanted, const fc_part *part, fc_arena *arena, pt_tie **ties, fc_error *err);
+
+/** A level of the nesting. Children are in the order in which they were met. */
+typedef struct pt_node {
+    const fc_path_element *element; /* borrowed from the path */
+    uint32_t parent;
+    uint32_t first, last, next; /* children, sibling; 0: none, as 0 is the root */
+    uint32_t nchildren;
+    uint32_t item; /* of a leaf: index into part->items; else UINT32_MAX */
+} pt_node;
+
+typedef struct pt_tree {
+    pt_node *nodes;
+    size_t count, capacity;
+    fc_path_element *flat; /* for values without a path: their names */
+    uint32_t *slots;       /* hash table: (parent, key) → node */
+    size_t nslots;
+} pt_tree;
+
+/** Nests the items of `part`. */
+fc_code fc_pt_tree_build(const fc_wanted *wanted, const fc_part *part, pt_tree *tree, fc_error *err);
+void fc_pt_tree_free(pt_tree *tree);
+
+/** Writes the nest into `w`; `leaf` writes an item. */
+typedef fc_code (*pt_leaf_fn)(void *context, fc_torch_pickler *w, uint32_t item, fc_error *err);
+fc_code fc_pt_tree_write(const pt_tree *tree, fc_torch_pickler *w, pt_leaf_fn leaf, void *context, fc_error *err);
+
+bool fc_pt_is_directory(const fc_wanted *wanted);
+size_t fc_pt_files(const fc_wanted *wanted);
+fc_code fc_pt_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
+fc_code fc_pt_reserve(fc_writer *writer, fc_part *part, fc_error *err);
+fc_code fc_pt_seal(fc_writer *writer, const fc_part *part, fc_error *err);
+fc_code fc_pt_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
+void fc_pt_destroy(fc_writer *writer);
+
+/** The layout of one rank's file as JSON, for the record FC_PT_LAYOUT; malloc'ed. */
+#define FC_PT_LAYOUT ".data/fsdpckpt_layout.json"
+fc_code fc_pt_layout_json(const fc_wanted *wanted, const fc_part *part, char **out, fc_error *err);
+
+#endif

@@ -1,0 +1,379 @@
+/*
+ * From the path that a person gives to the list of files. See files.h.
+ */
+#include "safetensors/files.h"
+
+#include "fsdpckpt/io.h"
+#include "safetensors/header.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char *base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static bool ends_with(const char *s, const char *end) {
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && strcmp(s + n - m, end) == 0;
+}
+
+/* ---- names ---- */
+
+/* Decimal digits at `*s`, which moves behind them. */
+static bool take_number(const char **s, uint32_t *out) {
+    uint64_t value = 0;
+    const char *start = *s;
+    for (; **s >= '0' && **s <= '9'; ++*s) {
+        value = value * 10 + (uint64_t)(**s - '0');
+        if (value >= FC_NO_RANK) {
+            return false;
+        }
+    }
+    *out = (uint32_t)value;
+    return *s > start;
+}
+
+static bool take_text(const char **s, const char *text) {
+    size_t n = strlen(text);
+    if (strncmp(*s, text, n) != 0) {
+        return false;
+    }
+    *s += n;
+    return true;
+}
+
+bool fc_st_shard_name(const char *name, uint32_t *shard, uint32_t *model, uint32_t *models) {
+    const char *s = name;
+    return take_text(&s, "shard-") && take_number(&s, shard) && take_text(&s, "-model-") && take_number(&s, model) &&
+           take_text(&s, "-of-") && take_number(&s, models) && strcmp(s, ST_EXTENSION) == 0 && *shard > 0 &&
+           *model > 0 && *model <= *models;
+}
+
+/* "<stem>-00002-of-00005.safetensors"; `*stem` is the stem's length. */
+static bool numbered_name(const char *name, size_t *stem, uint32_t *number, uint32_t *count) {
+    for (const char *at = strchr(name, '-'); at; at = strchr(at + 1, '-')) {
+        const char *s = at + 1;
+        if (take_number(&s, number) && take_text(&s, "-of-") && take_number(&s, count) &&
+            strcmp(s, ST_EXTENSION) == 0) {
+            *stem = (size_t)(at - name);
+            return *number > 0 && *number <= *count;
+        }
+    }
+    return false;
+}
+
+/* ---- the directory ---- */
+
+typedef struct listing {
+    const char **names; /* *.safetensors, sorted */
+    size_t count, capacity;
+    const char *index; /* the one to take, NULL: none */
+    size_t indexes;
+} listing;
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static bool add_name(listing *l, fc_arena *arena, const char *name) {
+    if (l->count == l->capacity) {
+        size_t capacity = l->capacity ? l->capacity * 2 : 64;
+        const char **names = realloc(l->names, capacity * sizeof *names);
+        if (!names) {
+            return false;
+        }
+        l->names = names;
+        l->capacity = capacity;
+    }
+    l->names[l->count] = fc_arena_strndup(arena, name, strlen(name));
+    return l->names[l->count++] != NULL;
+}
+
+/* @param out names is malloc'ed, owned by the caller, also after a failure. */
+static fc_code list(fc_arena *arena, const char *directory, listing *out, fc_error *err) {
+    DIR *dir = opendir(directory);
+    bool enough = true;
+    if (!dir) {
+        return fc_fail_errno(err, errno, "%s: cannot be listed", directory);
+    }
+    for (const struct dirent *e; enough && (e = readdir(dir)) != NULL;) {
+        if (ends_with(e->d_name, ST_EXTENSION) && e->d_name[0] != '.') {
+            enough = add_name(out, arena, e->d_name);
+        } else if (ends_with(e->d_name, ST_INDEX_EXTENSION)) {
+            bool usual = strcmp(e->d_name, ST_INDEX_NAME) == 0;
+            out->indexes++;
+            if (usual || !out->index) {
+                out->index = usual ? ST_INDEX_NAME : fc_arena_strndup(arena, e->d_name, strlen(e->d_name));
+                enough = out->index != NULL;
+            }
+        }
+    }
+    closedir(dir);
+    if (!enough) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+    }
+    if (out->count > 1) {
+        qsort(out->names, out->count, sizeof *out->names, by_name);
+    }
+    return FC_OK;
+}
+
+static bool directory_is_ours(const char *directory) {
+    DIR *dir = opendir(directory);
+    bool found = false;
+    for (const struct dirent *e; dir && !found && (e = readdir(dir)) != NULL;) {
+        found = e->d_name[0] != '.' && (ends_with(e->d_name, ST_EXTENSION) || ends_with(e->d_name, ST_INDEX_EXTENSION));
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return found;
+}
+
+/* A length that a header can have, and the start of a JSON object behind it. */
+static bool head_is_ours(const unsigned char *head, size_t size) {
+    uint64_t length = 0;
+    if (size < ST_LENGTH_BYTES + 2) {
+        return false;
+    }
+    for (int i = ST_LENGTH_BYTES - 1; i >= 0; i--) {
+        length = length << 8 | head[i];
+    }
+    size_t at = ST_LENGTH_BYTES;
+    while (at < size && head[at] && strchr(" \t\r\n", head[at])) {
+        at++;
+    }
+    return length >= 2 && length <= ST_MAX_HEADER && at < size && head[at] == '{';
+}
+
+bool fc_st_files_probe(const fc_probe *probe) {
+    if (probe->is_directory) {
+        return directory_is_ours(probe->path);
+    }
+    return ends_with(probe->path, ST_EXTENSION) || ends_with(probe->path, ST_INDEX_EXTENSION) ||
+           head_is_ours(probe->head, probe->head_size);
+}
+
+bool fc_st_make_file(fc_arena *arena, const char *directory, const char *name, fc_file *out) {
+    size_t n = strlen(directory);
+    out->name = fc_arena_strndup(arena, name, strlen(name));
+    out->path = fc_arena_printf(arena, "%s%s%s", directory, n > 0 && directory[n - 1] == '/' ? "" : "/", name);
+    return out->name && out->path;
+}
+
+static fc_code take_names(fc_arena *arena, const listing *l, st_files *out, fc_error *err) {
+    fc_file *files = fc_arena_calloc(arena, l->count, sizeof *files);
+    for (size_t i = 0; files && i < l->count; i++) {
+        if (!fc_st_make_file(arena, out->directory, l->names[i], &files[i])) {
+            files = NULL;
+        }
+    }
+    out->files = files;
+    out->nfiles = l->count;
+    return files ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", out->directory);
+}
+
+/* ---- shards ---- */
+
+/*
+ * Ranks count from 1. torch writes no file for a rank that holds nothing, but then none for those behind it either: a
+ * number that is missing in the middle is a file that is missing. How many ranks there were it does not say; a trailing
+ * file is missed by the shapes that our own files record, and by the coverage where something else is in more files.
+ */
+static int by_number(const void *a, const void *b) {
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+static fc_code check_shards(fc_arena *arena, const st_files *f, const unsigned char *models, uint32_t count,
+                            fc_error *err) {
+    for (uint32_t m = 1; m <= count; m++) {
+        if (!models[m]) {
+            return fc_fail(err, FC_ECORRUPT,
+                           "%s: a file is missing: the names say that ranks write parts 1 to %u, there is no "
+                           "shard-*-model-%05u-of-%05u.safetensors",
+                           f->directory, count, m, count);
+        }
+    }
+    uint32_t *sorted = fc_arena_alloc(arena, f->nfiles * sizeof *sorted), next = 0;
+    if (!sorted) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", f->directory);
+    }
+    memcpy(sorted, f->ranks, f->nfiles * sizeof *sorted);
+    qsort(sorted, f->nfiles, sizeof *sorted, by_number);
+    for (size_t i = 0; i < f->nfiles; i++) {
+        if (sorted[i] > next) {
+            return fc_fail(err, FC_ECORRUPT,
+                           "%s: a file is missing: there are shards up to number %u, but no "
+                           "shard-%05u-model-*-of-%05u.safetensors",
+                           f->directory, sorted[f->nfiles - 1] + 1, next + 1, count);
+        }
+        next = sorted[i] + 1;
+    }
+    return FC_OK;
+}
+
+static fc_code read_shards(fc_arena *arena, const listing *l, st_files *out, fc_error *err) {
+    uint32_t shard = 0, model = 0, models = 0, count = 0;
+    out->ranks = fc_arena_calloc(arena, l->count, sizeof *out->ranks);
+    unsigned char *seen = NULL;
+    fc_code rc = out->ranks ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", out->directory);
+    for (size_t i = 0; rc == FC_OK && i < l->count; i++) {
+        if (!fc_st_shard_name(l->names[i], &shard, &model, &models)) {
+            rc = fc_fail(err, FC_EUSAGE,
+                         "%s: holds shards of ranks (%s) and other files (%s): name the one that is meant, or move "
+                         "the others away",
+                         out->directory, l->names[l->count - 1], l->names[i]);
+        } else if (count && models != count) {
+            rc = fc_fail(err, FC_ECORRUPT, "%s: files of two checkpoints are mixed here: %s and %s", out->directory,
+                         l->names[0], l->names[i]);
+        } else if (!seen && !(seen = calloc((size_t)models + 1, 1))) {
+            rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", out->directory);
+        } else {
+            count = models;
+            seen[model] = 1;
+            out->ranks[i] = shard - 1;
+        }
+    }
+    rc = rc == FC_OK ? check_shards(arena, out, seen, count, err) : rc;
+    free(seen);
+    return rc;
+}
+
+/* ---- several files ---- */
+
+/* Files that count themselves, "model-00001-of-00003", must all be there. */
+static fc_code check_numbers(const listing *l, const st_files *f, fc_error *err) {
+    for (size_t i = 0; i < l->count; i++) {
+        size_t stem, other;
+        uint32_t number, count, n, c;
+        if (!numbered_name(l->names[i], &stem, &number, &count)) {
+            continue;
+        }
+        /* Sorted by name, files of one stem and count are neighbours in the order of their numbers. */
+        bool first = i == 0 || !numbered_name(l->names[i - 1], &other, &n, &c) || other != stem || c != count ||
+                     strncmp(l->names[i - 1], l->names[i], stem) != 0;
+        bool end = i + 1 == l->count || !numbered_name(l->names[i + 1], &other, &n, &c) || other != stem ||
+                   c != count || strncmp(l->names[i + 1], l->names[i], stem) != 0;
+        uint32_t missing = first && number != 1 ? 1
+                           : end                ? (number < count ? number + 1 : 0)
+                           : n != number + 1    ? number + 1
+                                                : 0;
+        if (missing) {
+            return fc_fail(err, FC_ECORRUPT, "%s: the file %.*s-%05u-of-%05u%s is missing: %s says that there are %u",
+                           f->directory, (int)stem, l->names[i], missing, count, ST_EXTENSION, l->names[i], count);
+        }
+    }
+    return FC_OK;
+}
+
+static bool has_shards(const listing *l) {
+    uint32_t shard, model, models;
+    for (size_t i = 0; i < l->count; i++) {
+        if (fc_st_shard_name(l->names[i], &shard, &model, &models)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static fc_code find_in_directory(fc_arena *arena, const listing *l, st_files *out, fc_error *err) {
+    if (l->index) {
+        fc_file index;
+        if (l->indexes > 1 && strcmp(l->index, ST_INDEX_NAME) != 0) {
+            return fc_fail(err, FC_EUSAGE, "%s: there are %zu index files, none of them called %s: name one of them",
+                           out->directory, l->indexes, ST_INDEX_NAME);
+        }
+        return fc_st_make_file(arena, out->directory, l->index, &index)
+                   ? fc_st_index_read(arena, index.path, out, err)
+                   : fc_fail(err, FC_ENOMEM, "%s: out of memory", out->directory);
+    }
+    if (l->count == 0) {
+        return fc_fail(err, FC_ECORRUPT, "%s: the directory holds no safetensors file", out->directory);
+    }
+    bool shards = has_shards(l);
+    out->kind = shards ? ST_SHARDS : l->count == 1 ? ST_ONE : ST_MANY;
+    fc_code rc = take_names(arena, l, out, err);
+    if (rc == FC_OK) {
+        rc = shards ? read_shards(arena, l, out, err) : check_numbers(l, out, err);
+    }
+    return rc;
+}
+
+/* ---- links ---- */
+
+/* The cache of huggingface_hub: <model>/snapshots/<revision>/ holds links to <model>/blobs/<hash>. */
+static bool is_hub_blob(const char *path, const char *root) {
+    char target[PATH_MAX], blobs[PATH_MAX];
+    const char *revision = strrchr(root, '/');
+    size_t n = revision ? (size_t)(revision - root) : 0, name = strlen("/snapshots");
+    if (n < name || strncmp(root + n - name, "/snapshots", name) != 0 || !realpath(path, target)) {
+        return false;
+    }
+    int length = snprintf(blobs, sizeof blobs, "%.*s/blobs/", (int)(n - name), root);
+    return length > 0 && (size_t)length < sizeof blobs && strncmp(target, blobs, (size_t)length) == 0 &&
+           !strchr(target + length, '/');
+}
+
+static fc_code check_links(const st_files *f, fc_error *err) {
+    char root[PATH_MAX];
+    if (!realpath(f->directory, root)) {
+        return fc_fail_errno(err, errno, "%s: cannot be examined", f->directory);
+    }
+    for (size_t i = 0; i < f->nfiles; i++) {
+        fc_code rc = fc_check_link(f->files[i].path, f->files[i].name, root, err);
+        if (rc != FC_OK && !is_hub_blob(f->files[i].path, root)) {
+            return rc;
+        }
+    }
+    return FC_OK;
+}
+
+void fc_st_files_free(st_files *files) {
+    free(files->map);
+    files->map = NULL;
+}
+
+fc_code fc_st_files_find(fc_arena *arena, const char *path, const fc_open_options *options, st_files *out,
+                         fc_error *err) {
+    listing l = {0};
+    struct stat st;
+    uint32_t shard, model, models;
+    const char *name = base_name(path);
+    fc_code rc = FC_OK;
+    *out = (st_files){.kind = ST_ONE};
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
+        out->directory = path;
+        rc = list(arena, path, &l, err);
+        rc = rc == FC_OK ? find_in_directory(arena, &l, out, err) : rc;
+        free(l.names);
+        return rc == FC_OK && !options->follow_external ? check_links(out, err) : rc;
+    }
+    if (fc_st_shard_name(name, &shard, &model, &models)) {
+        return fc_fail(err, FC_EUSAGE, "%s: one rank's file of a checkpoint; name the directory that holds it", path);
+    }
+    out->directory = name == path ? "." : fc_arena_strndup(arena, path, (size_t)(name - path));
+    if (!out->directory) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    }
+    if (ends_with(name, ST_INDEX_EXTENSION)) {
+        rc = fc_st_index_read(arena, path, out, err);
+        return rc == FC_OK && !options->follow_external ? check_links(out, err) : rc;
+    }
+    fc_file *file = fc_arena_calloc(arena, 1, sizeof *file);
+    if (!file) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    }
+    *file = (fc_file){path, name};
+    out->files = file;
+    out->nfiles = 1;
+    return FC_OK;
+}

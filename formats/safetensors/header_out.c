@@ -1,0 +1,378 @@
+/*
+ * From the items of a part to the text of a header. Tensors lie as the reference implementation lays them out: by
+ * dtype, the wider ones first so that all are aligned, then by name. See kept.h for what else is kept.
+ */
+#include "safetensors/header_out.h"
+
+#include "core/base64.h"
+#include "core/checked.h"
+#include "fsdpckpt/move.h"
+#include "safetensors/dtypes.h"
+#include "safetensors/header.h"
+#include "safetensors/kept.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGNMENT = 8, DIGITS = 16 };
+
+/* The header while it is made. */
+typedef struct making {
+    const st_target *target;
+    const fc_wanted *wanted;
+    fc_part *part;
+    st_header_out *out;
+    json_t *metadata;
+    FILE *stream; /* of out->text */
+    fc_error *err;
+} making;
+
+void fc_st_header_out_free(st_header_out *header) {
+    free(header->text);
+    free(header->order);
+    *header = (st_header_out){0};
+}
+
+static fc_code no_memory(const making *m) {
+    return fc_fail(m->err, FC_ENOMEM, "%s: out of memory", m->wanted->source->path);
+}
+
+static const fc_wanted_tensor *tensor_of(const making *m, const fc_part_item *item) {
+    return &m->wanted->tensors[item->tensor];
+}
+
+void fc_st_digits(uint64_t value, char *out) {
+    for (int i = DIGITS - 1; i >= 0; i--, value >>= 4) {
+        out[i] = "0123456789abcdef"[value & 15];
+    }
+}
+
+/* ---- __metadata__ ---- */
+
+/* Sets a member of `__metadata__`; takes `value`. */
+static fc_code set_text(const making *m, const char *key, json_t *value) {
+    return value && json_object_set_new(m->metadata, key, value) == 0 ? FC_OK : no_memory(m);
+}
+
+/* Likewise to the text of a JSON value, which it takes. */
+static fc_code set_json(const making *m, const char *key, json_t *value) {
+    char *text = value ? json_dumps(value, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+    json_decref(value);
+    fc_code rc = set_text(m, key, text ? json_string(text) : NULL);
+    free(text);
+    return rc;
+}
+
+static json_t *integers(const int64_t *numbers, int count, const st_stored *stored, int64_t appended) {
+    json_t *list = json_array();
+    for (int i = 0; list && i < count; i++) {
+        int64_t value = stored && i + 1 == count ? numbers[i] * stored->widen : numbers[i];
+        json_array_append_new(list, json_integer(value));
+    }
+    if (list && stored && stored->append > 0) {
+        json_array_append_new(list, json_integer(appended));
+    }
+    return list;
+}
+
+static json_t *path_json(const fc_path *path) {
+    json_t *list = json_array();
+    for (size_t i = 0; list && i < path->count; i++) {
+        const fc_path_element *e = &path->elements[i];
+        json_array_append_new(list, e->is_index ? json_integer(strtoll(e->key, NULL, 10)) : json_string(e->key));
+    }
+    return list;
+}
+
+static bool is_flat(const fc_wanted_tensor *t) {
+    return t->path.count == 0 ||
+           (t->path.count == 1 && !t->path.elements[0].is_index && strcmp(t->path.elements[0].key, t->name) == 0);
+}
+
+static json_t *layout_json(const making *m, const fc_wanted_tensor *t) {
+    char text[FC_MAX_MESH_DIMS * 64];
+    fc_placements_format(m->wanted->mesh->ndim, t->placements, text, (int)sizeof text);
+    return json_pack("{s:o, s:s}", "shape", integers(t->source->shape, t->source->ndim, NULL, 0), "placements", text);
+}
+
+/* Adds what is to be known of one tensor to the tables of names. */
+static bool describe(const making *m, const fc_part_item *item, json_t *paths, json_t *dtypes, json_t *offsets,
+                     json_t *layouts) {
+    const fc_wanted_tensor *t = tensor_of(m, item);
+    st_stored stored = fc_st_stored_as(t->dtype, t->source->ndim);
+    bool good = true;
+    if (!is_flat(t)) {
+        good = json_object_set_new(paths, t->name, path_json(&t->path)) == 0;
+    }
+    if (good && stored.remembered) {
+        good = json_object_set_new(dtypes, t->name, json_string(fc_dtype_get(t->dtype)->torch_name)) == 0;
+    }
+    if (good && m->wanted->mesh->ndim > 0) {
+        json_t *saved = json_pack("{s:o}", "saved_offsets", integers(item->dims, t->source->ndim, &stored, 0));
+        good = json_object_set_new(offsets, t->name, saved) == 0 &&
+               json_object_set_new(layouts, t->name, layout_json(m, t)) == 0;
+    }
+    return good;
+}
+
+static fc_code add_tables(const making *m) {
+    json_t *tables[4] = {json_object(), json_object(), json_object(), json_object()};
+    static const char *const keys[4] = {ST_PATHS, ST_DTYPES, ST_SHARDING, ST_LAYOUT};
+    bool good = tables[0] && tables[1] && tables[2] && tables[3];
+    for (size_t i = 0; good && i < m->out->count; i++) {
+        good = describe(m, &m->part->items[m->out->order[i]], tables[0], tables[1], tables[2], tables[3]);
+    }
+    fc_code rc = good ? FC_OK : no_memory(m);
+    for (int i = 0; i < 4; i++) {
+        bool wanted = json_object_size(tables[i]) > 0 || (i >= 2 && m->wanted->mesh->ndim > 0);
+        rc = rc == FC_OK && wanted ? set_json(m, keys[i], json_incref(tables[i])) : rc;
+        json_decref(tables[i]);
+    }
+    return rc;
+}
+
+/* Room for the digests, which are known when the data has been moved. */
+static fc_code add_digests(const making *m) {
+    size_t length = m->out->count * DIGITS;
+    char *zeros = malloc(length + 1);
+    if (!zeros) {
+        return no_memory(m);
+    }
+    memset(zeros, '0', length);
+    fc_code rc = set_text(m, ST_DIGESTS, json_stringn_nocheck(zeros, length));
+    free(zeros);
+    return rc;
+}
+
+static fc_code add_mesh(const making *m) {
+    const fc_mesh *mesh = m->wanted->mesh;
+    json_t *names = json_array();
+    for (int i = 0; i < mesh->ndim; i++) {
+        json_array_append_new(names, json_string(mesh->names[i]));
+    }
+    fc_code rc = set_json(m, ST_MESH,
+                          json_pack("{s:I, s:o, s:o}", "rank", (json_int_t)m->part->rank, "shape",
+                                    integers(mesh->sizes, mesh->ndim, NULL, 0), "names", names));
+    return rc == FC_OK ? set_text(m, ST_DCP_VERSION, json_string("1.0")) : rc;
+}
+
+/* ---- objects ---- */
+
+fc_code fc_st_read_object(const fc_wanted *wanted, const fc_wanted_tensor *object, unsigned char **bytes, size_t *size,
+                          fc_error *err) {
+    const int64_t start = 0;
+    const fc_box box = {1, &start, object->source->shape};
+    *bytes = NULL;
+    *size = (size_t)object->source->shape[0];
+    if (object->source->shape[0] > ST_MAX_HEADER) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: object %.256s has %" PRId64 " bytes, more than the %d that a safetensors header can hold: "
+                       "leave it out with --exclude, or write another format",
+                       wanted->source->path, object->name, object->source->shape[0], ST_MAX_HEADER);
+    }
+    *bytes = malloc(*size + 1);
+    fc_code rc = *bytes ? fc_read_box(wanted->source, object->source, &box, FC_OPAQUE, *bytes, err)
+                        : fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
+    if (rc != FC_OK) {
+        free(*bytes);
+        *bytes = NULL;
+        return fc_context(err, rc, "object %.256s", object->name);
+    }
+    return FC_OK;
+}
+
+static json_t *base64_json(const unsigned char *bytes, size_t size) {
+    size_t length = fc_base64_length(size);
+    char *text = malloc(length + 1);
+    if (!text) {
+        return NULL;
+    }
+    fc_base64_encode(bytes, size, text);
+    json_t *value = json_stringn_nocheck(text, length);
+    free(text);
+    return value;
+}
+
+static fc_code add_object(const making *m, const fc_wanted_tensor *t) {
+    fc_arena *arena = fc_arena_new();
+    char *key = NULL;
+    const char *json = NULL;
+    unsigned char *bytes = NULL;
+    size_t size;
+    fc_code rc = arena ? fc_st_read_object(m->wanted, t, &bytes, &size, m->err) : no_memory(m);
+    rc = rc == FC_OK ? fc_checkpoint_object_json(m->wanted->source, t->source, arena, &json, m->err) : rc;
+    if (rc == FC_OK && asprintf(&key, "%s%s", ST_OBJECT, t->name) < 0) {
+        key = NULL;
+        rc = no_memory(m);
+    }
+    if (rc == FC_OK) {
+        json_t *value = json_pack("{s:s, s:s, s:o}", "encoding", t->source->object->encoding, "json", json, "data",
+                                  base64_json(bytes, size));
+        bool good = value && (is_flat(t) || json_object_set_new(value, "path", path_json(&t->path)) == 0);
+        rc = good ? set_json(m, key, json_incref(value)) : no_memory(m);
+        json_decref(value);
+    }
+    free(key);
+    free(bytes);
+    fc_arena_free(arena);
+    return rc;
+}
+
+static fc_code add_objects(const making *m, bool keep) {
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < m->part->nitems; i++) {
+        fc_part_item *item = &m->part->items[i];
+        const fc_wanted_tensor *t = tensor_of(m, item);
+        if (t->source->object) {
+            item->owned = false; /* see fc_format.objects_note */
+            if (keep && strcmp(t->source->object->encoding, ST_METADATA_ENCODING) != 0) {
+                rc = add_object(m, t);
+            }
+        }
+    }
+    return rc;
+}
+
+static fc_code make_metadata(const making *m, bool objects) {
+    fc_code rc = set_text(m, ST_FRAMEWORK, json_string("pt"));
+    if (rc == FC_OK && m->target->foreign && json_object_update(m->metadata, m->target->foreign) != 0) {
+        rc = no_memory(m);
+    }
+    if (m->target->indexed) {
+        json_object_del(m->metadata, ST_INDEX_METADATA);
+    }
+    rc = rc == FC_OK ? set_text(m, ST_VERSION, json_string(FSDPCKPT_VERSION)) : rc;
+    rc = rc == FC_OK ? add_tables(m) : rc;
+    rc = rc == FC_OK && m->out->count > 0 ? add_digests(m) : rc;
+    rc = rc == FC_OK && m->wanted->mesh->ndim > 0 ? add_mesh(m) : rc;
+    return rc == FC_OK ? add_objects(m, objects) : rc;
+}
+
+/* ---- tensors ---- */
+
+static int by_place(const void *a, const void *b, void *context) {
+    const making *m = context;
+    const fc_wanted_tensor *x = tensor_of(m, &m->part->items[*(const uint32_t *)a]);
+    const fc_wanted_tensor *y = tensor_of(m, &m->part->items[*(const uint32_t *)b]);
+    int left = fc_st_dtype_order(fc_st_stored_as(x->dtype, x->source->ndim).as);
+    int right = fc_st_dtype_order(fc_st_stored_as(y->dtype, y->source->ndim).as);
+    return left != right ? right - left : strcmp(x->name, y->name);
+}
+
+static fc_code put_in_order(making *m) {
+    st_header_out *out = m->out;
+    out->order = calloc(m->part->nitems + 1, sizeof *out->order);
+    if (!out->order) {
+        return no_memory(m);
+    }
+    for (size_t i = 0; i < m->part->nitems; i++) {
+        const fc_wanted_tensor *t = tensor_of(m, &m->part->items[i]);
+        if (t->source->object) {
+            continue;
+        }
+        if (strcmp(t->name, "__metadata__") == 0) {
+            return fc_fail(m->err, FC_EUNSUPPORTED,
+                           "%s: a tensor called __metadata__ cannot be in a safetensors file, which gives that name a "
+                           "meaning: leave it out with --exclude, or write another format",
+                           m->wanted->source->path);
+        }
+        out->order[out->count++] = (uint32_t)i;
+    }
+    qsort_r(out->order, out->count, sizeof *out->order, by_place, m);
+    return FC_OK;
+}
+
+/* Gives the items their places, counted from the start of the data. */
+static fc_code place(making *m) {
+    for (size_t i = 0; i < m->out->count; i++) {
+        fc_part_item *item = &m->part->items[m->out->order[i]];
+        item->offset = m->out->data;
+        if (!fc_add_u64(m->out->data, fc_part_item_bytes(m->wanted, item), &m->out->data)) {
+            return fc_fail(m->err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", m->wanted->source->path);
+        }
+    }
+    return FC_OK;
+}
+
+/* One member of the header; takes `value`. */
+static fc_code write_member(const making *m, const char *name, json_t *value, size_t flags, bool first) {
+    json_t *key = json_string(name);
+    bool good = key && value && (first || fputc(',', m->stream) != EOF) &&
+                json_dumpf(key, m->stream, JSON_ENCODE_ANY) == 0 && fputc(':', m->stream) != EOF &&
+                json_dumpf(value, m->stream, JSON_COMPACT | flags) == 0;
+    json_decref(key);
+    json_decref(value);
+    return good ? FC_OK : no_memory(m);
+}
+
+static fc_code write_tensors(const making *m) {
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < m->out->count; i++) {
+        const fc_part_item *item = &m->part->items[m->out->order[i]];
+        const fc_wanted_tensor *t = tensor_of(m, item);
+        st_stored stored = fc_st_stored_as(t->dtype, t->source->ndim);
+        json_int_t begin = (json_int_t)item->offset, bytes = (json_int_t)fc_part_item_bytes(m->wanted, item);
+        rc = write_member(m, t->name,
+                          json_pack("{s:s, s:o, s:[I, I]}", "dtype", stored.as->name, "shape",
+                                    integers(item->dims + t->source->ndim, t->source->ndim, &stored, stored.append),
+                                    "data_offsets", begin, begin + bytes),
+                          0, false);
+    }
+    return rc;
+}
+
+/* The JSON, padded with blanks so that the data is aligned. */
+static fc_code write_text(making *m) {
+    static const char no_length[ST_LENGTH_BYTES];
+    bool good = fwrite(no_length, 1, sizeof no_length, m->stream) == sizeof no_length && fputc('{', m->stream) != EOF;
+    fc_code rc = good ? write_member(m, "__metadata__", json_incref(m->metadata), JSON_SORT_KEYS, true) : no_memory(m);
+    rc = rc == FC_OK ? write_tensors(m) : rc;
+    long end = rc == FC_OK && fputc('}', m->stream) != EOF ? ftell(m->stream) : -1;
+    for (; end >= 0 && end % ALIGNMENT != 0; end++) {
+        fputc(' ', m->stream);
+    }
+    return rc == FC_OK && (end < 0 || ferror(m->stream)) ? no_memory(m) : rc;
+}
+
+/* Puts the length before the JSON, and finds the place of the digests. */
+static fc_code finish(const making *m) {
+    static const char mark[] = "\"" ST_DIGESTS "\":\""; /* within a text the quotation marks would be escaped */
+    st_header_out *out = m->out;
+    uint64_t length = out->size - ST_LENGTH_BYTES;
+    if (length > ST_MAX_HEADER) {
+        return fc_fail(m->err, FC_EUNSUPPORTED,
+                       "%s: the header would have %" PRIu64 " bytes, more than the %d that the format allows: leave "
+                       "objects out with --exclude, or write another format",
+                       m->wanted->source->path, length, ST_MAX_HEADER);
+    }
+    for (int i = 0; i < ST_LENGTH_BYTES; i++) {
+        out->text[i] = (char)(length >> (8 * i) & 255);
+    }
+    const char *found = memmem(out->text, out->size, mark, sizeof mark - 1);
+    out->digests = found ? (uint64_t)(found - out->text) + sizeof mark - 1 : 0;
+    for (size_t i = 0; i < out->count; i++) {
+        m->part->items[out->order[i]].offset += out->size;
+    }
+    return FC_OK;
+}
+
+fc_code fc_st_header_make(const st_target *target, fc_part *part, bool objects, st_header_out *out, fc_error *err) {
+    making m = {.target = target, .wanted = target->wanted, .part = part, .out = out, .err = err};
+    *out = (st_header_out){0};
+    m.metadata = json_object();
+    fc_code rc = m.metadata ? put_in_order(&m) : no_memory(&m);
+    rc = rc == FC_OK ? place(&m) : rc;
+    rc = rc == FC_OK ? make_metadata(&m, objects) : rc;
+    if (rc == FC_OK) {
+        m.stream = open_memstream(&out->text, &out->size);
+        rc = m.stream ? write_text(&m) : no_memory(&m);
+        if (m.stream && fclose(m.stream) != 0 && rc == FC_OK) {
+            rc = no_memory(&m);
+        }
+    }
+    rc = rc == FC_OK ? finish(&m) : rc;
+    json_decref(m.metadata);
+    return rc;
+}

@@ -1,0 +1,43 @@
+/*
+ * The header of a file to be written: which tensor lies where, and what is kept in `__metadata__`.
+ */
+#ifndef FSDPCKPT_FORMATS_SAFETENSORS_HEADER_OUT_H
+#define FSDPCKPT_FORMATS_SAFETENSORS_HEADER_OUT_H
+
+#include "fsdpckpt/wanted.h"
+
+#include <jansson.h>
+
+/** What all files of a target have in common. */
+typedef struct st_target {
+    const fc_wanted *wanted;
+    bool indexed;    /**< an index is written, and what the source's index said goes there */
+    json_t *foreign; /**< members of `__metadata__` that the source brought along; borrowed */
+} st_target;
+
+/** A header. */
+typedef struct st_header_out {
+    char *text;       /**< malloc'ed: length, JSON, padding: the file up to its data */
+    size_t size;      /**< of text */
+    uint64_t data;    /**< bytes of data behind it */
+    uint64_t digests; /**< offset in the file of the tensors' digests, 16 digits each */
+    uint32_t *order;  /**< malloc'ed: items of the part that are tensors, in the order of their data */
+    size_t count;     /**< how many of them */
+} st_header_out;
+
+/**
+ * Makes the header of the file for `part`, sets the items' offsets, and marks objects, which are in the header, as not
+ * stored in the data. @param objects this file is the one that keeps the objects.
+ * @param out to be given to fc_st_header_out_free, also on failure.
+ */
+fc_code fc_st_header_make(const st_target *target, fc_part *part, bool objects, st_header_out *out, fc_error *err);
+void fc_st_header_out_free(st_header_out *header);
+
+/** Reads the bytes of an object of the source. @param bytes malloc'ed; NULL on failure. */
+fc_code fc_st_read_object(const fc_wanted *wanted, const fc_wanted_tensor *object, unsigned char **bytes, size_t *size,
+                          fc_error *err);
+
+/** Writes 16 hexadecimal digits to `out`, without a NUL. */
+void fc_st_digits(uint64_t value, char *out);
+
+#endif

@@ -1,0 +1,109 @@
+/*
+ * JSON member by member. See json.h.
+ */
+#include "safetensors/json.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+fc_code fc_st_json_fail(const st_json *json, size_t at, const char *what, fc_error *err) {
+    if (json->where) {
+        return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: at character %zu: %s", json->path, json->where, at,
+                       what);
+    }
+    return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": %s", json->path, json->offset + at, what);
+}
+
+static void skip_blanks(st_json *json) {
+    while (json->at < json->size && json->text[json->at] && strchr(" \t\r\n", json->text[json->at])) {
+        json->at++;
+    }
+}
+
+static bool take(st_json *json, char c) {
+    skip_blanks(json);
+    if (json->at < json->size && json->text[json->at] == c) {
+        json->at++;
+        return true;
+    }
+    return false;
+}
+
+fc_code fc_st_json_enter(st_json *json, fc_error *err) {
+    return take(json, '{') ? FC_OK : fc_st_json_fail(json, json->at, "a JSON object should start here", err);
+}
+
+bool fc_st_json_at_object(st_json *json) {
+    skip_blanks(json);
+    return json->at < json->size && json->text[json->at] == '{';
+}
+
+fc_code fc_st_json_value(st_json *json, json_t **value, fc_error *err) {
+    json_error_t wrong;
+    skip_blanks(json);
+    size_t left = json->size - json->at;
+    bool string = left > 0 && json->text[json->at] == '"';
+    bool cut = !string && left > ST_JSON_VALUE;
+    const char *start = left > 0 ? json->text + json->at : "";
+    *value = json_loadb(start, cut ? ST_JSON_VALUE : left,
+                        JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK | JSON_REJECT_DUPLICATES, &wrong);
+    if (*value) {
+        json->at += (size_t)wrong.position;
+        return FC_OK;
+    }
+    if (wrong.text[0] == '\0') { /* jansson says nothing when an allocation failed */
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", json->path);
+    }
+    enum json_error_code what = json_error_code(&wrong);
+    if (what == json_error_null_character || what == json_error_null_byte_in_key) {
+        fc_st_json_fail(json, json->at, "a name or text with a NUL character (\\u0000)", err);
+        return err ? (err->code = FC_EUNSUPPORTED) : FC_EUNSUPPORTED;
+    }
+    if (cut && (what == json_error_premature_end_of_input || (size_t)wrong.position >= ST_JSON_VALUE)) {
+        return fc_st_json_fail(json, json->at, "a value of more than 64 KiB, which no tensor's entry takes", err);
+    }
+    return fc_st_json_fail(json, json->at + (size_t)(wrong.position > 0 ? wrong.position : 0), wrong.text, err);
+}
+
+fc_code fc_st_json_key(st_json *json, bool first, json_t **key, fc_error *err) {
+    *key = NULL;
+    if (take(json, '}')) {
+        return FC_OK;
+    }
+    if (!first && !take(json, ',')) {
+        return fc_st_json_fail(json, json->at, "'}' or ',' should stand here", err);
+    }
+    skip_blanks(json);
+    if (json->at >= json->size || json->text[json->at] != '"') {
+        return fc_st_json_fail(json, json->at, "a name in quotation marks should stand here", err);
+    }
+    fc_code rc = fc_st_json_value(json, key, err);
+    if (rc == FC_OK && !take(json, ':')) {
+        json_decref(*key);
+        *key = NULL;
+        return fc_st_json_fail(json, json->at, "':' should stand here", err);
+    }
+    return rc;
+}
+
+fc_code fc_st_json_end(st_json *json, fc_error *err) {
+    skip_blanks(json);
+    return json->at == json->size ? FC_OK
+                                  : fc_st_json_fail(json, json->at, "something follows the end of the JSON", err);
+}
+
+fc_code fc_st_json_members(st_json *json, st_json_member *member, void *context, fc_error *err) {
+    fc_code rc = fc_st_json_enter(json, err);
+    for (bool first = true; rc == FC_OK; first = false) {
+        json_t *key = NULL, *value = NULL;
+        rc = fc_st_json_key(json, first, &key, err);
+        if (rc == FC_OK && !key) {
+            return fc_st_json_end(json, err);
+        }
+        rc = rc == FC_OK ? fc_st_json_value(json, &value, err) : rc;
+        rc = rc == FC_OK ? member(context, json_string_value(key), value, err) : rc;
+        json_decref(key);
+        json_decref(value);
+    }
+    return rc;
+}

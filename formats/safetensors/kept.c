@@ -1,0 +1,242 @@
+/*
+ * From the texts in `__metadata__` to the entries they speak of: torch's offsets of shards, and what this program keeps
+ * there (kept.h). Everything is checked against the entries, since anybody can write it.
+ */
+#include "safetensors/kept.h"
+
+#include "core/checked.h"
+#include "safetensors/header.h"
+#include "safetensors/json.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_ELEMENTS = 256 };
+
+typedef struct applying {
+    fc_arena *arena;
+    const char *path;
+    st_header *header;
+    const char *what; /* the key */
+} applying;
+
+static fc_code wrong(const applying *a, const char *name, const char *what, fc_error *err) {
+    return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %s: tensor %.256s: %s", a->path, a->what, name, what);
+}
+
+static fc_code find(const applying *a, const char *name, st_entry **out, fc_error *err) {
+    *out = fc_st_header_find(a->header, name);
+    return *out ? FC_OK : wrong(a, name, "the file has no tensor of that name", err);
+}
+
+/* `count` integers from 0 on; NULL when the value is anything else. */
+static int64_t *numbers(const applying *a, const json_t *list, size_t count) {
+    int64_t *out = json_array_size(list) == count && json_is_array(list)
+                       ? fc_arena_alloc(a->arena, (count + 1) * sizeof *out)
+                       : NULL;
+    for (size_t i = 0; out && i < count; i++) {
+        const json_t *item = json_array_get(list, i);
+        out[i] = (int64_t)json_integer_value(item);
+        if (!json_is_integer(item) || out[i] < 0) {
+            return NULL;
+        }
+    }
+    return out;
+}
+
+static const char *keep(const applying *a, const json_t *string) {
+    return fc_arena_strndup(a->arena, json_string_value(string), json_string_length(string));
+}
+
+static fc_code apply_offsets(void *context, const char *name, json_t *value, fc_error *err) {
+    applying *a = context;
+    st_entry *e;
+    fc_code rc = find(a, name, &e, err);
+    if (rc == FC_OK) {
+        e->offsets = numbers(a, json_object_get(value, "saved_offsets"), (size_t)e->raw_ndim);
+        rc = e->offsets ? rc : wrong(a, name, "saved_offsets should have one number for each dimension", err);
+    }
+    return rc;
+}
+
+static fc_code apply_dtype(void *context, const char *name, json_t *value, fc_error *err) {
+    applying *a = context;
+    st_entry *e;
+    const char *dtype = json_string_value(value);
+    fc_code rc = find(a, name, &e, err);
+    if (rc == FC_OK && (!dtype || !fc_dtype_find(dtype, strlen(dtype), &e->dtype))) {
+        rc = wrong(a, name, "an unknown dtype", err);
+    }
+    if (rc == FC_OK) {
+        st_stored as = fc_st_stored_as(e->dtype, 0);
+        bool fits = as.remembered && as.as == e->stored && as.append > 0 && e->raw_ndim > 0 &&
+                    e->shape[e->raw_ndim - 1] == as.append;
+        e->remembered = true;
+        rc = fits ? rc : wrong(a, name, "the dtype does not fit the one in the header", err);
+    }
+    return rc;
+}
+
+/* The elements of a value's path, as the schema's JSON has them: keys, and list indexes as numbers. */
+static fc_path_element *read_path(const applying *a, const json_t *list, size_t *count) {
+    char index[32];
+    *count = json_array_size(list);
+    fc_path_element *elements =
+        *count > 0 && *count <= MAX_ELEMENTS ? fc_arena_calloc(a->arena, *count, sizeof *elements) : NULL;
+    for (size_t i = 0; elements && i < *count; i++) {
+        const json_t *item = json_array_get(list, i);
+        elements[i].is_index = json_is_integer(item);
+        if (json_is_string(item)) {
+            elements[i].key = keep(a, item);
+        } else if (json_is_integer(item) && json_integer_value(item) >= 0) {
+            int n = snprintf(index, sizeof index, "%" JSON_INTEGER_FORMAT, json_integer_value(item));
+            elements[i].key = fc_arena_strndup(a->arena, index, (size_t)n);
+        }
+        if (!elements[i].key) {
+            return NULL;
+        }
+    }
+    return elements;
+}
+
+static fc_code apply_path(void *context, const char *name, json_t *value, fc_error *err) {
+    applying *a = context;
+    st_entry *e;
+    fc_code rc = find(a, name, &e, err);
+    if (rc == FC_OK) {
+        e->path = read_path(a, value, &e->path_count);
+        rc = e->path ? rc : wrong(a, name, "a path should be a list of keys and indexes", err);
+    }
+    return rc;
+}
+
+static fc_code apply_layout(void *context, const char *name, json_t *value, fc_error *err) {
+    applying *a = context;
+    st_entry *e;
+    const json_t *placements = json_object_get(value, "placements");
+    fc_code rc = find(a, name, &e, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    e->global_ndim = (int)json_array_size(json_object_get(value, "shape"));
+    e->global = numbers(a, json_object_get(value, "shape"), (size_t)e->global_ndim);
+    e->placements = json_is_string(placements) ? keep(a, placements) : NULL;
+    return e->global && e->placements ? rc : wrong(a, name, "it should have a shape and placements", err);
+}
+
+/* Calls `member` for each member of the JSON that is the value of `key`, if that is there. */
+static fc_code apply(applying *a, const char *key, st_json_member *member, fc_error *err) {
+    const char *text = fc_st_header_value(a->header, key);
+    if (!text) {
+        return FC_OK;
+    }
+    st_json json = {.text = text, .size = strlen(text), .path = a->path, .where = key};
+    a->what = key;
+    return fc_st_json_members(&json, member, a, err);
+}
+
+static fc_code apply_mesh(applying *a, fc_error *err) {
+    const char *text = fc_st_header_value(a->header, ST_MESH);
+    fc_mesh *mesh = &a->header->mesh;
+    json_error_t at;
+    if (!text) {
+        return FC_OK;
+    }
+    json_t *root = strlen(text) <= ST_JSON_VALUE ? json_loads(text, JSON_REJECT_DUPLICATES, &at) : NULL;
+    const json_t *names = json_object_get(root, "names"), *rank = json_object_get(root, "rank");
+    size_t n = json_array_size(names);
+    int64_t *sizes = numbers(a, json_object_get(root, "shape"), n);
+    int64_t ranks = 1;
+    bool good = sizes && n > 0 && n <= FC_MAX_MESH_DIMS && json_is_integer(rank);
+    for (size_t i = 0; good && i < n; i++) {
+        const char *name = json_string_value(json_array_get(names, i));
+        good = name && strlen(name) < sizeof mesh->names[i] && sizes[i] > 0 && fc_mul_i64(ranks, sizes[i], &ranks) &&
+               ranks < FC_NO_RANK;
+        if (good) {
+            strcpy(mesh->names[i], name);
+            mesh->sizes[i] = sizes[i];
+        }
+    }
+    mesh->ndim = good ? (int)n : 0;
+    a->header->rank = (int64_t)json_integer_value(rank);
+    good = good && a->header->rank >= 0 && a->header->rank < ranks;
+    json_decref(root);
+    return good ? FC_OK
+                : fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %s should be a mesh and a rank in it", a->path, ST_MESH);
+}
+
+static int digit(char c) {
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+static fc_code apply_digests(applying *a, fc_error *err) {
+    const char *text = fc_st_header_value(a->header, ST_DIGESTS);
+    st_header *h = a->header;
+    if (!text) {
+        return FC_OK;
+    }
+    bool good = strlen(text) == h->nentries * 16;
+    for (size_t i = 0; good && i < h->nentries * 16; i++) {
+        uint64_t *crc = &h->entries[h->by_place[i / 16]].crc64;
+        good = digit(text[i]) >= 0;
+        *crc = good ? *crc << 4 | (uint64_t)digit(text[i]) : 0;
+    }
+    h->has_digests = good;
+    return good ? FC_OK
+                : fc_fail(err, FC_ECORRUPT,
+                          "%s: __metadata__: %s should have 16 hexadecimal digits for each of %zu tensors", a->path,
+                          ST_DIGESTS, h->nentries);
+}
+
+/* From what the header counts to what torch counts. */
+static fc_code finish(const applying *a, st_entry *e, fc_error *err) {
+    st_stored as = fc_st_stored_as(e->dtype, e->remembered ? 0 : e->raw_ndim);
+    int last = e->raw_ndim - 1;
+    e->ndim = e->raw_ndim - (as.append > 0);
+    if (e->ndim > FC_MAX_DIMS) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: tensor %.256s: more than %d dimensions", a->path, e->name,
+                       FC_MAX_DIMS);
+    }
+    if (as.append > 0 && e->offsets && e->offsets[last] != 0) {
+        return wrong(a, e->name, "a complex number is cut into its halves", err);
+    }
+    if (as.widen > 1 && (e->shape[last] % as.widen != 0 || (e->offsets && e->offsets[last] % as.widen != 0))) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: tensor %.256s: its rows of %" PRId64 " 4-bit numbers are no whole bytes", a->path, e->name,
+                       e->shape[last]);
+    }
+    if (as.widen > 1) {
+        e->shape[last] /= as.widen;
+        if (e->offsets) {
+            e->offsets[last] /= as.widen;
+        }
+    }
+    if (e->global && e->global_ndim != e->ndim) {
+        return wrong(a, e->name, "the whole has another number of dimensions", err);
+    }
+    return FC_OK;
+}
+
+fc_code fc_st_header_apply_kept(fc_arena *arena, const char *path, st_header *header, fc_error *err) {
+    applying a = {arena, path, header, ""};
+    fc_code rc = apply(&a, ST_DTYPES, apply_dtype, err);
+    rc = rc == FC_OK ? apply(&a, ST_SHARDING, apply_offsets, err) : rc;
+    rc = rc == FC_OK ? apply(&a, ST_PATHS, apply_path, err) : rc;
+    rc = rc == FC_OK ? apply(&a, ST_LAYOUT, apply_layout, err) : rc;
+    rc = rc == FC_OK ? apply_mesh(&a, err) : rc;
+    rc = rc == FC_OK ? apply_digests(&a, err) : rc;
+    header->is_piece = fc_st_header_value(header, ST_SHARDING) != NULL;
+    for (size_t i = 0; rc == FC_OK && i < header->nentries; i++) {
+        rc = finish(&a, &header->entries[i], err);
+    }
+    return rc;
+}
+
+fc_code fc_st_object_path(fc_arena *arena, const json_t *list, fc_path *out) {
+    applying a = {.arena = arena};
+    size_t count;
+    const fc_path_element *elements = read_path(&a, list, &count);
+    *out = (fc_path){elements, elements ? count : 0};
+    return elements ? FC_OK : FC_ECORRUPT;
+}

@@ -1,0 +1,238 @@
+/*
+ * From the headers of all files to tensors and chunks. In the shards of torch's HuggingFaceStorageWriter a tensor has
+ * an entry in many files and is as large as its pieces reach; everywhere else it has one entry, which is the whole.
+ */
+#include "core/checked.h"
+#include "safetensors/safetensors.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* An entry of a file. */
+typedef struct occurrence {
+    const st_entry *entry;
+    uint32_t file;
+    size_t order; /* of the source */
+} occurrence;
+
+/* The entries of one name: neighbours in the sorted list. */
+typedef struct group {
+    const occurrence *items;
+    size_t count;
+} group;
+
+static fc_code no_memory(const st_opening *o, fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+}
+
+static const char *path_of(const st_opening *o, const occurrence *at) {
+    return o->files.files[at->file].path;
+}
+
+static int by_name(const void *a, const void *b) {
+    const occurrence *x = a, *y = b;
+    int order = strcmp(x->entry->name, y->entry->name);
+    return order ? order : (x->order > y->order) - (x->order < y->order);
+}
+
+static int by_order(const void *a, const void *b) {
+    const group *x = a, *y = b;
+    return (x->items->order > y->items->order) - (x->items->order < y->items->order);
+}
+
+/* ---- one tensor ---- */
+
+static fc_code check_alike(const st_opening *o, const occurrence *first, const occurrence *other, fc_error *err) {
+    if (other->entry->dtype != first->entry->dtype || other->entry->ndim != first->entry->ndim) {
+        return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: it is %s with %d dimensions here, %s with %d in %s",
+                       path_of(o, other), other->entry->name, fc_dtype_get(other->entry->dtype)->torch_name,
+                       other->entry->ndim, fc_dtype_get(first->entry->dtype)->torch_name, first->entry->ndim,
+                       o->files.files[first->file].name);
+    }
+    const int64_t *a = first->entry->global, *b = other->entry->global;
+    size_t bytes = (size_t)first->entry->ndim * sizeof *a;
+    if ((a != NULL) != (b != NULL) || (a && bytes && memcmp(a, b, bytes) != 0)) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: tensor %.256s: the shape of the whole is another one than in %s: files of two checkpoints "
+                       "are mixed here",
+                       path_of(o, other), other->entry->name, o->files.files[first->file].name);
+    }
+    return FC_OK;
+}
+
+/* The offsets of a piece: those that the file says, or zeros for a whole tensor. */
+static fc_code piece_offsets(const st_opening *o, const occurrence *at, int64_t *offsets, fc_error *err) {
+    const st_entry *e = at->entry;
+    bool shards = o->files.kind == ST_SHARDS;
+    if (shards && !e->offsets) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: tensor %.256s: __metadata__ has no DCP_SHARDING_INFO for it: where this piece belongs is "
+                       "not known",
+                       path_of(o, at), e->name);
+    }
+    for (int d = 0; d < e->ndim; d++) {
+        offsets[d] = e->offsets ? e->offsets[d] : 0;
+        if (!shards && offsets[d] != 0) {
+            return fc_fail(err, FC_ECORRUPT,
+                           "%s: tensor %.256s: a piece of a sharded tensor, in a file that is no shard by its name "
+                           "(shard-00001-model-00001-of-00001.safetensors): it was renamed",
+                           path_of(o, at), e->name);
+        }
+    }
+    return FC_OK;
+}
+
+/* The box of a piece; the shape grows to hold it unless the files record it. */
+static fc_code add_piece(const st_opening *o, const occurrence *at, int64_t *dims, int64_t *shape, fc_error *err) {
+    const st_entry *e = at->entry;
+    fc_code rc = piece_offsets(o, at, dims, err);
+    for (int d = 0; rc == FC_OK && d < e->ndim; d++) {
+        int64_t end;
+        dims[e->ndim + d] = e->shape[d];
+        if (!fc_add_i64(dims[d], e->shape[d], &end) || (e->global && end > e->global[d])) {
+            rc = fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: the piece lies outside the tensor", path_of(o, at),
+                         e->name);
+        } else if (end > shape[d]) {
+            shape[d] = end;
+        }
+    }
+    return rc;
+}
+
+static bool is_empty(const st_entry *e) {
+    return e->begin == e->end;
+}
+
+static fc_code add_chunks(const st_opening *o, const group *g, int64_t *shape, fc_tensor *t, fc_error *err) {
+    const st_entry *first = g->items[0].entry;
+    size_t ndim = (size_t)first->ndim;
+    fc_chunk *chunks = fc_arena_calloc(o->checkpoint->arena, g->count, sizeof *chunks);
+    int64_t *dims = fc_arena_calloc(o->checkpoint->arena, g->count, (2 * ndim + 1) * sizeof *dims);
+    bool digests = true;
+    if (!chunks || !dims) {
+        return no_memory(o, err);
+    }
+    for (size_t i = 0; i < g->count; i++) {
+        const occurrence *at = &g->items[i];
+        const st_header *header = &o->headers[at->file];
+        fc_code rc = check_alike(o, &g->items[0], at, err);
+        rc = rc == FC_OK ? add_piece(o, at, dims, shape, err) : rc;
+        if (rc != FC_OK) {
+            return rc;
+        }
+        digests = digests && header->has_digests;
+        if (!is_empty(at->entry)) {
+            chunks[t->nchunks++] = (fc_chunk){.dims = dims,
+                                              .offset = header->data + at->entry->begin,
+                                              .length = at->entry->end - at->entry->begin,
+                                              .file = at->file,
+                                              .rank = o->files.ranks ? o->files.ranks[at->file] : FC_NO_RANK,
+                                              .detail = at->entry->crc64};
+        }
+        dims += 2 * ndim;
+    }
+    t->chunks = chunks;
+    t->detail = digests ? chunks : NULL; /* not NULL: the details of the chunks are digests */
+    return FC_OK;
+}
+
+static fc_code set_path(const st_opening *o, const st_entry *e, fc_tensor *t, fc_error *err) {
+    fc_path_element *flat = e->path ? NULL : fc_arena_alloc(o->checkpoint->arena, sizeof *flat);
+    if (flat) {
+        *flat = (fc_path_element){e->name, false};
+    } else if (!e->path) {
+        return no_memory(o, err);
+    }
+    t->path = e->path ? (fc_path){e->path, e->path_count} : (fc_path){flat, 1};
+    return FC_OK;
+}
+
+static fc_code set_placements(const st_opening *o, const st_entry *e, fc_tensor *t, fc_error *err) {
+    int count = o->checkpoint->mesh.ndim;
+    if (count == 0 || !e->placements) {
+        return FC_OK;
+    }
+    fc_placement *placements = fc_arena_calloc(o->checkpoint->arena, (size_t)count, sizeof *placements);
+    if (!placements) {
+        return no_memory(o, err);
+    }
+    if (!fc_placements_parse(e->placements, count, placements)) {
+        return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: the placements %.128s do not fit the mesh",
+                       o->checkpoint->path, e->name, e->placements);
+    }
+    t->placements = placements;
+    return FC_OK;
+}
+
+static fc_code build_tensor(const st_opening *o, const group *g, fc_tensor *t, fc_error *err) {
+    const st_entry *first = g->items[0].entry;
+    int64_t elements;
+    if (g->count > 1 && o->files.kind != ST_SHARDS) {
+        return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s is in %s and in %s: name the file that is meant",
+                       o->checkpoint->path, first->name, o->files.files[g->items[0].file].name,
+                       o->files.files[g->items[1].file].name);
+    }
+    int64_t *shape = fc_arena_calloc(o->checkpoint->arena, (size_t)first->ndim, sizeof *shape);
+    if (!shape) {
+        return no_memory(o, err);
+    }
+    *t = (fc_tensor){.name = first->name, .dtype = first->dtype, .ndim = first->ndim, .shape = shape};
+    if (first->global && o->files.kind == ST_SHARDS) {
+        memcpy(shape, first->global, (size_t)first->ndim * sizeof *shape);
+    }
+    fc_code rc = add_chunks(o, g, shape, t, err);
+    uint64_t bytes;
+    if (rc == FC_OK &&
+        (!fc_numel(t->ndim, shape, &elements) || !fc_mul_u64((uint64_t)elements, fc_dtype_size(FC_C128), &bytes))) {
+        rc = fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: the product of its sizes overflows", path_of(o, g->items),
+                     t->name);
+    }
+    rc = rc == FC_OK ? set_path(o, first, t, err) : rc;
+    return rc == FC_OK ? set_placements(o, first, t, err) : rc;
+}
+
+/* ---- all of them ---- */
+
+static fc_code build_groups(st_opening *o, const occurrence *all, size_t n, group *groups, size_t extra,
+                            fc_error *err) {
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (i > 0 && strcmp(all[i].entry->name, all[i - 1].entry->name) == 0) {
+            groups[count - 1].count++;
+        } else {
+            groups[count++] = (group){&all[i], 1};
+        }
+    }
+    if (count > 1) {
+        qsort(groups, count, sizeof *groups, by_order);
+    }
+    o->tensors = fc_arena_calloc(o->checkpoint->arena, count + extra, sizeof *o->tensors);
+    fc_code rc = o->tensors ? FC_OK : no_memory(o, err);
+    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+        rc = build_tensor(o, &groups[i], &o->tensors[o->ntensors++], err);
+    }
+    return rc;
+}
+
+fc_code fc_st_build_tensors(st_opening *o, size_t extra, fc_error *err) {
+    size_t total = 0, n = 0;
+    for (size_t f = 0; f < o->files.nfiles; f++) {
+        total += o->headers[f].nentries;
+    }
+    occurrence *all = calloc(total + 1, sizeof *all);
+    group *groups = calloc(total + 1, sizeof *groups);
+    fc_code rc = all && groups ? FC_OK : no_memory(o, err);
+    for (size_t f = 0; rc == FC_OK && f < o->files.nfiles; f++) {
+        for (size_t i = 0; i < o->headers[f].nentries; i++, n++) {
+            all[n] = (occurrence){&o->headers[f].entries[i], (uint32_t)f, n};
+        }
+    }
+    if (rc == FC_OK) {
+        qsort(all, n, sizeof *all, by_name);
+        rc = build_groups(o, all, n, groups, extra, err);
+    }
+    free(all);
+    free(groups);
+    return rc;
+}

@@ -1,0 +1,276 @@
+/*
+ * From `__metadata__` to objects: those that this program put there, and one that carries what anybody else did, so
+ * that a conversion takes it along.
+ */
+#include "core/base64.h"
+#include "hdf5/text.h"
+#include "safetensors/json.h"
+#include "safetensors/kept.h"
+#include "safetensors/safetensors.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A member of `__metadata__` and its file. */
+typedef struct member {
+    const st_pair *pair;
+    uint32_t file;
+} member;
+
+static bool starts_with(const char *s, const char *start) {
+    return strncmp(s, start, strlen(start)) == 0;
+}
+
+static bool is_object(const st_pair *pair) {
+    return starts_with(pair->key, ST_OBJECT);
+}
+
+/* What is neither ours nor made again by whoever writes the format. */
+static bool is_foreign(const st_pair *pair) {
+    return !starts_with(pair->key, ST_OURS) && strcmp(pair->key, ST_SHARDING) != 0 &&
+           strcmp(pair->key, ST_DCP_VERSION) != 0 &&
+           !(strcmp(pair->key, ST_FRAMEWORK) == 0 && strcmp(pair->value, "pt") == 0);
+}
+
+static fc_code no_memory(const st_opening *o, fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+}
+
+static int by_key(const void *a, const void *b) {
+    const member *x = a, *y = b;
+    int order = strcmp(x->pair->key, y->pair->key);
+    return order ? order : (x->file > y->file) - (x->file < y->file);
+}
+
+/* The members of all files that `wanted` takes, sorted. @param out malloc'ed. */
+static bool gather(const st_opening *o, bool (*wanted)(const st_pair *), member **out, size_t *count) {
+    size_t total = 0;
+    *count = 0;
+    for (size_t f = 0; f < o->files.nfiles; f++) {
+        total += o->headers[f].npairs;
+    }
+    *out = calloc(total + 1, sizeof **out);
+    for (size_t f = 0; *out && f < o->files.nfiles; f++) {
+        for (size_t i = 0; i < o->headers[f].npairs; i++) {
+            if (wanted(&o->headers[f].pairs[i])) {
+                (*out)[(*count)++] = (member){&o->headers[f].pairs[i], (uint32_t)f};
+            }
+        }
+    }
+    if (*count > 1) {
+        qsort(*out, *count, sizeof **out, by_key);
+    }
+    return *out != NULL;
+}
+
+size_t fc_st_count_objects(const st_opening *o) {
+    size_t count = 1;
+    for (size_t f = 0; f < o->files.nfiles; f++) {
+        count += o->headers[f].npairs;
+    }
+    return count;
+}
+
+/* ---- one object ---- */
+
+/* Puts an object behind the tensors. */
+static fc_code add_object(st_opening *o, const char *name, const char *encoding, const st_object *content,
+                          uint32_t file, const fc_path *path, fc_error *err) {
+    fc_arena *arena = o->checkpoint->arena;
+    fc_object *object = fc_arena_calloc(arena, 1, sizeof *object);
+    st_object *kept = fc_arena_calloc(arena, 1, sizeof *kept);
+    fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
+    int64_t *dims = fc_arena_calloc(arena, 2, sizeof *dims);
+    fc_path_element *flat = fc_arena_calloc(arena, 1, sizeof *flat);
+    if (!object || !kept || !chunk || !dims || !flat) {
+        return no_memory(o, err);
+    }
+    *kept = *content;
+    *flat = (fc_path_element){name, false};
+    object->encoding = encoding;
+    dims[1] = (int64_t)content->size;
+    *chunk = (fc_chunk){.dims = dims,
+                        .offset = ST_LENGTH_BYTES,
+                        .length = content->size,
+                        .file = file,
+                        .rank = o->files.ranks ? o->files.ranks[file] : FC_NO_RANK};
+    o->tensors[o->ntensors++] = (fc_tensor){.name = name,
+                                            .path = path->count ? *path : (fc_path){flat, 1},
+                                            .dtype = FC_OPAQUE,
+                                            .ndim = 1,
+                                            .shape = dims + 1,
+                                            .chunks = chunk,
+                                            .nchunks = content->size > 0,
+                                            .object = object,
+                                            .detail = kept};
+    return FC_OK;
+}
+
+/* What the text of an object says. */
+typedef struct parsing {
+    fc_arena *arena;
+    const char *file, *key; /* for messages */
+    const char *encoding;
+    fc_path path;
+    st_object content;
+    bool has_data;
+} parsing;
+
+static const char *keep(fc_arena *arena, const json_t *text) {
+    return json_is_string(text) ? fc_arena_strndup(arena, json_string_value(text), json_string_length(text)) : NULL;
+}
+
+static bool decode(parsing *p, const json_t *text) {
+    size_t length = json_string_length(text);
+    unsigned char *bytes = json_is_string(text) ? fc_arena_alloc(p->arena, length / 4 * 3 + 1) : NULL;
+    p->content.bytes = bytes;
+    p->has_data = bytes && fc_base64_decode(json_string_value(text), length, bytes, &p->content.size);
+    return p->has_data;
+}
+
+static fc_code parse_member(void *context, const char *key, json_t *value, fc_error *err) {
+    parsing *p = context;
+    bool good = true;
+    if (strcmp(key, "encoding") == 0) {
+        good = (p->encoding = keep(p->arena, value)) != NULL;
+    } else if (strcmp(key, "json") == 0) {
+        good = (p->content.json = keep(p->arena, value)) != NULL;
+    } else if (strcmp(key, "path") == 0) {
+        good = fc_st_object_path(p->arena, value, &p->path) == FC_OK;
+    } else if (strcmp(key, "data") == 0) {
+        good = decode(p, value);
+    }
+    return good
+               ? FC_OK
+               : fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: %.32s has no proper value", p->file, p->key, key);
+}
+
+static fc_code read_object(st_opening *o, const member *m, fc_error *err) {
+    const char *path = o->files.files[m->file].path, *text = m->pair->value;
+    parsing p = {.arena = o->checkpoint->arena, .file = path, .key = m->pair->key};
+    st_json json = {.text = text, .size = strlen(text), .path = path, .where = m->pair->key};
+    fc_code rc = fc_st_json_members(&json, parse_member, &p, err);
+    if (rc == FC_OK &&
+        (!p.encoding || !p.has_data || !p.content.json || !fc_h5_is_json(p.content.json, strlen(p.content.json)))) {
+        rc = fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: it should have an encoding, data and json", path,
+                     m->pair->key);
+    }
+    return rc == FC_OK ? add_object(o, m->pair->key + strlen(ST_OBJECT), p.encoding, &p.content, m->file, &p.path, err)
+                       : rc;
+}
+
+static fc_code read_objects(st_opening *o, fc_error *err) {
+    member *members;
+    size_t n;
+    fc_code rc = gather(o, is_object, &members, &n) ? FC_OK : no_memory(o, err);
+    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+        if (i == 0 || strcmp(members[i].pair->key, members[i - 1].pair->key) != 0) {
+            rc = read_object(o, &members[i], err);
+        } else if (strcmp(members[i].pair->value, members[i - 1].pair->value) != 0) {
+            rc = fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: another object than in %s",
+                         o->files.files[members[i].file].path, members[i].pair->key,
+                         o->files.files[members[i - 1].file].name);
+        }
+    }
+    free(members);
+    return rc;
+}
+
+/* ---- what others wrote ---- */
+
+/* The values of one key: one text, or where files differ, a text a file. */
+static json_t *join(const st_opening *o, const member *members, size_t n) {
+    bool same = true;
+    for (size_t i = 1; i < n; i++) {
+        same = same && strcmp(members[i].pair->value, members[0].pair->value) == 0;
+    }
+    if (same && strcmp(members[0].pair->key, ST_INDEX_METADATA) == 0) {
+        json_error_t at;
+        json_t *value = json_loads(members[0].pair->value, JSON_REJECT_DUPLICATES, &at);
+        return value ? value : json_string(members[0].pair->value);
+    }
+    if (same) {
+        return json_string(members[0].pair->value);
+    }
+    json_t *all = json_object();
+    for (size_t i = 0; all && i < n; i++) {
+        if (json_object_set_new(all, o->files.files[members[i].file].name, json_string(members[i].pair->value)) != 0) {
+            json_decref(all);
+            all = NULL;
+        }
+    }
+    return all;
+}
+
+static json_t *join_all(const st_opening *o, const member *members, size_t n) {
+    json_t *root = json_object();
+    bool good = root != NULL;
+    for (size_t i = 0, end; good && i < n; i = end) {
+        for (end = i + 1; end < n && strcmp(members[end].pair->key, members[i].pair->key) == 0; end++) {
+        }
+        good = json_object_set_new(root, members[i].pair->key, join(o, &members[i], end - i)) == 0;
+    }
+    if (good && o->files.index_metadata) {
+        json_error_t at;
+        good = json_object_set_new(root, ST_INDEX_METADATA, json_loads(o->files.index_metadata, 0, &at)) == 0;
+    }
+    if (!good) {
+        json_decref(root);
+        root = NULL;
+    }
+    return root;
+}
+
+static fc_code read_foreign(st_opening *o, fc_error *err) {
+    member *members;
+    size_t n;
+    char *text = NULL;
+    const fc_path flat = {NULL, 0};
+    if (!gather(o, is_foreign, &members, &n)) {
+        return no_memory(o, err);
+    }
+    fc_code rc = FC_OK;
+    if (n > 0 || o->files.index_metadata) {
+        json_t *root = join_all(o, members, n);
+        text = root ? json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+        json_decref(root);
+        const char *copy = text ? fc_arena_strndup(o->checkpoint->arena, text, strlen(text)) : NULL;
+        st_object content = {(const unsigned char *)copy, copy ? strlen(copy) : 0, copy};
+        rc = copy ? add_object(o, ST_METADATA_NAME, ST_METADATA_ENCODING, &content, n ? members[0].file : 0, &flat, err)
+                  : no_memory(o, err);
+    }
+    free(text);
+    free(members);
+    return rc;
+}
+
+static int by_text(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Tensors have been told apart already; an object may bear a tensor's name. */
+static fc_code check_unique(const st_opening *o, fc_error *err) {
+    const char **names = calloc(o->ntensors + 1, sizeof *names);
+    fc_code rc = names ? FC_OK : no_memory(o, err);
+    for (size_t i = 0; names && i < o->ntensors; i++) {
+        names[i] = o->tensors[i].name;
+    }
+    if (names && o->ntensors > 1) {
+        qsort(names, o->ntensors, sizeof *names, by_text);
+    }
+    for (size_t i = 1; rc == FC_OK && i < o->ntensors; i++) {
+        if (strcmp(names[i - 1], names[i]) == 0) {
+            rc = fc_fail(err, FC_ECORRUPT, "%s: the name %.256s is there twice, for a tensor and an object",
+                         o->checkpoint->path, names[i]);
+        }
+    }
+    free(names);
+    return rc;
+}
+
+fc_code fc_st_build_objects(st_opening *o, fc_error *err) {
+    size_t tensors = o->ntensors;
+    fc_code rc = read_foreign(o, err);
+    rc = rc == FC_OK ? read_objects(o, err) : rc;
+    return rc == FC_OK && o->ntensors > tensors ? check_unique(o, err) : rc;
+}

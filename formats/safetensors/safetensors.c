@@ -1,0 +1,243 @@
+/*
+ * safetensors: the format's table, and opening a checkpoint: find its files, read their headers, make tensors of them.
+ */
+#include "safetensors/safetensors.h"
+
+#include "registry.h"
+#include "safetensors/kept.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* A file that the index names and that is not there. */
+static fc_code name_missing(const st_opening *o, size_t file, fc_error *err) {
+    size_t count = 0;
+    const char *example = "";
+    for (size_t i = 0; i < o->files.nmap; i++) {
+        if (o->files.map[i].file == file) {
+            example = count++ ? example : o->files.map[i].name;
+        }
+    }
+    return fc_fail(err, FC_ECORRUPT, "%s: the file is missing: %s places %zu tensor%s in it, for example %.256s",
+                   o->files.files[file].path, o->files.index->name, count, count == 1 ? "" : "s", example);
+}
+
+static const st_mapped *find_mapped(const st_files *files, const char *name) {
+    size_t low = 0, high = files->nmap;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(files->map[middle].name, name);
+        if (order == 0) {
+            return &files->map[middle];
+        }
+        *(order < 0 ? &low : &high) = order < 0 ? middle + 1 : middle;
+    }
+    return NULL;
+}
+
+/* The index and the headers must tell the same. */
+static fc_code check_map(const st_opening *o, fc_error *err) {
+    const st_files *files = &o->files;
+    for (size_t f = 0; f < files->nfiles; f++) {
+        for (size_t i = 0; i < o->headers[f].nentries; i++) {
+            const char *name = o->headers[f].entries[i].name;
+            const st_mapped *mapped = find_mapped(files, name);
+            if (!mapped) {
+                return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s is in %s, but not in the weight_map",
+                               files->index->path, name, files->files[f].name);
+            }
+            if (mapped->file != f) {
+                return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s is in %s, but the weight_map says %s",
+                               files->index->path, name, files->files[f].name, files->files[mapped->file].name);
+            }
+        }
+    }
+    for (size_t i = 0; i < files->nmap; i++) {
+        const st_mapped *m = &files->map[i];
+        if (!fc_st_header_find(&o->headers[m->file], m->name)) {
+            return fc_fail(err, FC_ECORRUPT, "%s: the weight_map places tensor %.256s in %s, which does not have it",
+                           files->index->path, m->name, files->files[m->file].name);
+        }
+    }
+    return FC_OK;
+}
+
+static bool same_mesh(const fc_mesh *a, const fc_mesh *b) {
+    bool same = a->ndim == b->ndim;
+    for (int i = 0; same && i < a->ndim; i++) {
+        same = a->sizes[i] == b->sizes[i] && strcmp(a->names[i], b->names[i]) == 0;
+    }
+    return same;
+}
+
+/* Our own shards say of which mesh they are, so that none can be missing. */
+static fc_code set_mesh(st_opening *o, fc_error *err) {
+    const st_files *files = &o->files;
+    const fc_mesh *mesh = &o->headers[0].mesh;
+    if (files->kind != ST_SHARDS) {
+        return FC_OK;
+    }
+    for (size_t f = 0; f < files->nfiles; f++) {
+        if (!same_mesh(mesh, &o->headers[f].mesh)) {
+            return fc_fail(err, FC_ECORRUPT,
+                           "%s: it was cut for another mesh than %s: files of two checkpoints are mixed here",
+                           files->files[f].path, files->files[0].name);
+        }
+        if (mesh->ndim > 0 && o->headers[f].rank != (int64_t)files->ranks[f]) {
+            return fc_fail(err, FC_ECORRUPT,
+                           "%s: it holds the shard of rank %" PRId64 ": it was renamed, or a copy replaced it",
+                           files->files[f].path, o->headers[f].rank);
+        }
+    }
+    if (mesh->ndim > 0 && (uint64_t)fc_mesh_ranks(mesh) != files->nfiles) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: a file is missing: the checkpoint has %" PRId64 " ranks, there are shards of the first %zu",
+                       o->checkpoint->path, fc_mesh_ranks(mesh), files->nfiles);
+    }
+    o->checkpoint->mesh = *mesh;
+    return FC_OK;
+}
+
+static uint32_t last_rank(const st_files *files) {
+    uint32_t last = 0;
+    for (size_t i = 0; i < files->nfiles; i++) {
+        last = files->ranks[i] > last ? files->ranks[i] : last;
+    }
+    return last;
+}
+
+static fc_code set_producer(st_opening *o, fc_error *err) {
+    const st_header *first = &o->headers[0];
+    const char *version = fc_st_header_value(first, ST_VERSION);
+    if (version && strspn(version, "0123456789.abcdevrpost+-") == strlen(version)) { /* it will be printed */
+        o->checkpoint->producer = fc_arena_printf(o->checkpoint->arena, "fsdpckpt %.64s", version);
+        return o->checkpoint->producer ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+    }
+    if (o->files.kind == ST_SHARDS && first->mesh.ndim == 0) {
+        o->checkpoint->note = fc_arena_printf(o->checkpoint->arena,
+                                              "torch's safetensors shards do not say how many there were: make sure that "
+                                              "there was none behind number %zu",
+                                              (size_t)last_rank(&o->files) + 1);
+        if (!o->checkpoint->note) {
+            return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+        }
+    }
+    if (first->is_piece) {
+        o->checkpoint->producer = "torch.distributed.checkpoint (HuggingFaceStorageWriter)";
+    }
+    return FC_OK;
+}
+
+static fc_code read_headers(st_opening *o, fc_error *err) {
+    o->headers = calloc(o->files.nfiles, sizeof *o->headers);
+    fc_code rc = o->headers ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+    for (size_t f = 0; rc == FC_OK && f < o->files.nfiles; f++) {
+        const char *path = o->files.files[f].path;
+        struct stat st;
+        if (o->files.index && stat(path, &st) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
+            return name_missing(o, f, err);
+        }
+        rc = fc_st_header_read(o->checkpoint->arena, path, o->options->headers_only, &o->headers[f], err);
+    }
+    return rc == FC_OK && o->files.index ? check_map(o, err) : rc;
+}
+
+static fc_code st_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    st_opening o = {.checkpoint = checkpoint, .options = options};
+    fc_code rc = fc_st_files_find(checkpoint->arena, checkpoint->path, options, &o.files, err);
+    rc = rc == FC_OK ? read_headers(&o, err) : rc;
+    rc = rc == FC_OK ? set_mesh(&o, err) : rc;
+    rc = rc == FC_OK ? set_producer(&o, err) : rc;
+    rc = rc == FC_OK ? fc_st_build_tensors(&o, fc_st_count_objects(&o), err) : rc;
+    rc = rc == FC_OK ? fc_st_build_objects(&o, err) : rc;
+    for (size_t f = 0; o.headers && f < o.files.nfiles; f++) {
+        fc_st_header_free(&o.headers[f]);
+    }
+    free(o.headers);
+    fc_st_files_free(&o.files);
+    if (rc == FC_OK) {
+        checkpoint->files = o.files.files;
+        checkpoint->nfiles = o.files.nfiles + (o.files.index != NULL);
+        checkpoint->tensors = o.tensors;
+        checkpoint->ntensors = o.ntensors;
+    }
+    return rc;
+}
+
+static fc_code st_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                         fc_error *err) {
+    const fc_chunk *chunk = &tensor->chunks[index];
+    *out = (fc_extent){.codec = FC_CODEC_RAW,
+                       .file = chunk->file,
+                       .offset = chunk->offset,
+                       .length = chunk->length,
+                       .decoded = chunk->length};
+    if (tensor->object) {
+        const st_object *object = tensor->detail;
+        out->codec = FC_CODEC_INLINE;
+        out->bytes = object->bytes;
+        out->strides[0] = 1;
+        return FC_OK;
+    }
+    if (!fc_row_major_strides(tensor->ndim, chunk->dims + tensor->ndim, out->strides)) {
+        return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: its size overflows", checkpoint->path, tensor->name);
+    }
+    return FC_OK;
+}
+
+static fc_code st_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
+                              const char **json, fc_error *err) {
+    const st_object *kept = object->detail;
+    *json = fc_arena_strndup(arena, kept->json, strlen(kept->json));
+    return *json ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+}
+
+static bool is_whole(const fc_tensor *tensor, const fc_chunk *chunk) {
+    fc_box box = fc_chunk_box(tensor, chunk);
+    for (int d = 0; d < tensor->ndim; d++) {
+        if (box.offsets[d] != 0 || box.sizes[d] != tensor->shape[d]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static fc_code st_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                         fc_error *err) {
+    (void)checkpoint;
+    (void)err;
+    if (tensor->object || !tensor->detail || tensor->nchunks == 0) {
+        return FC_OK;
+    }
+    const fc_chunk *chunk = &tensor->chunks[index == FC_WHOLE_TENSOR ? 0 : index];
+    if (index != FC_WHOLE_TENSOR || is_whole(tensor, chunk)) {
+        *out = (fc_digest){.kind = FC_DIGEST_CRC64, .value = chunk->detail};
+    }
+    return FC_OK;
+}
+
+static const char *const extensions[] = {ST_EXTENSION, NULL};
+
+const fc_format fc_format_safetensors = {
+    .name = "safetensors",
+    .description = "safetensors",
+    .extensions = extensions,
+    .probe = fc_st_files_probe,
+    .open = st_open,
+    .extent = st_extent,
+    .object_json = st_object_json,
+    .digest = st_digest,
+    .self_contained = true,
+    .objects_note = "in __metadata__, where only fsdpckpt finds them: safetensors has no objects",
+    .is_directory = fc_st_is_directory,
+    .files = fc_st_count_files,
+    .create = fc_st_create,
+    .split = fc_st_split,
+    .reserve = fc_st_reserve,
+    .seal = fc_st_seal,
+    .finish = fc_st_finish,
+    .destroy = fc_st_destroy,
+};

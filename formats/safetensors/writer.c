@@ -1,0 +1,303 @@
+/*
+ * Writing safetensors: one file; with --max-shard-size files of limited size and Hugging Face's index; or a file a rank
+ * that torch's HuggingFaceStorageReader puts together again. Headers only: the engine writes the data.
+ */
+#include "core/checked.h"
+#include "fsdpckpt/io.h"
+#include "safetensors/header_out.h"
+#include "safetensors/kept.h"
+#include "safetensors/safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct writer_state {
+    st_target target;
+    const fc_wanted *wanted;
+    char *staging;
+    char *path;        /* of the file that was reserved last */
+    uint32_t *file_of; /* of each wanted tensor: the number of its file, from 1 */
+    uint32_t nfiles;   /* of a full target */
+    uint32_t file;     /* the number of the file that was reserved last */
+    uint64_t digests;  /* where its digests go; 0: nowhere */
+    uint32_t *order;   /* its items in the order of their data */
+    size_t count;
+} writer_state;
+
+/* ---- how many files ---- */
+
+/* How many tensors from `first` on go into one file: as many as fit, in their order, at least one. Objects, which lie
+   in the header, do not count. */
+static size_t fill(const fc_wanted *wanted, size_t first) {
+    uint64_t bytes = 0;
+    size_t tensors = 0, i = first;
+    for (; i < wanted->ntensors; i++) {
+        const fc_wanted_tensor *t = &wanted->tensors[i];
+        int64_t elements = 0;
+        uint64_t more = 0;
+        if (t->source->object) {
+            continue;
+        }
+        bool known = fc_numel(t->source->ndim, t->source->shape, &elements) &&
+                     fc_mul_u64((uint64_t)elements, fc_dtype_size(t->dtype), &more) && fc_add_u64(bytes, more, &bytes);
+        if (tensors > 0 && (!known || bytes > wanted->max_file_bytes)) {
+            break;
+        }
+        tensors++;
+    }
+    return i - first;
+}
+
+static bool is_split(const fc_wanted *wanted) {
+    return wanted->mesh->ndim == 0 && wanted->max_file_bytes > 0;
+}
+
+static uint32_t full_files(const fc_wanted *wanted) {
+    uint32_t n = 0;
+    if (!is_split(wanted)) {
+        return 1;
+    }
+    for (size_t first = 0; first < wanted->ntensors; first += fill(wanted, first)) {
+        n++;
+    }
+    return n ? n : 1;
+}
+
+bool fc_st_is_directory(const fc_wanted *wanted) {
+    return wanted->mesh->ndim > 0 || is_split(wanted);
+}
+
+size_t fc_st_count_files(const fc_wanted *wanted) {
+    uint32_t n = full_files(wanted);
+    return wanted->mesh->ndim > 0 ? (size_t)fc_mesh_ranks(wanted->mesh) : n + (n > 1);
+}
+
+size_t fc_st_split(fc_writer *writer, const fc_part *part, size_t first) {
+    const writer_state *w = writer->state;
+    return is_split(w->wanted) ? fill(w->wanted, part->items[first].tensor) : part->nitems;
+}
+
+/* ---- create ---- */
+
+/* The members of `__metadata__` that the source brought along, as one JSON object of texts. */
+static fc_code add_foreign(writer_state *w, const fc_wanted_tensor *t, fc_error *err) {
+    unsigned char *bytes;
+    size_t size;
+    json_error_t at;
+    const char *key;
+    json_t *value;
+    fc_code rc = fc_st_read_object(w->wanted, t, &bytes, &size, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    json_t *root = json_loadb((const char *)bytes, size, JSON_REJECT_DUPLICATES, &at);
+    free(bytes);
+    if (!json_is_object(root)) {
+        json_decref(root);
+        return fc_fail(err, FC_ECORRUPT, "%s: object %.256s: it should be a JSON object, as its encoding %s says",
+                       w->wanted->source->path, t->name, ST_METADATA_ENCODING);
+    }
+    json_object_foreach(root, key, value) {
+        char *text = json_is_string(value) ? NULL : json_dumps(value, JSON_COMPACT | JSON_SORT_KEYS | JSON_ENCODE_ANY);
+        json_t *member = json_is_string(value) ? json_incref(value) : json_string(text ? text : "");
+        bool good = json_object_set_new(w->target.foreign, key, member) == 0;
+        free(text);
+        rc = good ? rc : fc_fail(err, FC_ENOMEM, "%s: out of memory", w->wanted->source->path);
+    }
+    json_decref(root);
+    return rc;
+}
+
+static fc_code gather_foreign(writer_state *w, fc_error *err) {
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < w->wanted->ntensors; i++) {
+        const fc_wanted_tensor *t = &w->wanted->tensors[i];
+        if (t->source->object && strcmp(t->source->object->encoding, ST_METADATA_ENCODING) == 0) {
+            rc = add_foreign(w, t, err);
+        }
+    }
+    return rc;
+}
+
+fc_code fc_st_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err) {
+    writer_state *w = calloc(1, sizeof *w);
+    writer->state = w;
+    if (w) {
+        w->wanted = wanted;
+        w->staging = strdup(staging);
+        w->target = (st_target){.wanted = wanted, .foreign = json_object()};
+        w->file_of = calloc(wanted->ntensors + 1, sizeof *w->file_of);
+        w->nfiles = full_files(wanted);
+        w->target.indexed = w->nfiles > 1;
+    }
+    if (!w || !w->staging || !w->target.foreign || !w->file_of) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", staging);
+    }
+    return gather_foreign(w, err);
+}
+
+void fc_st_destroy(fc_writer *writer) {
+    writer_state *w = writer->state;
+    if (w) {
+        json_decref(w->target.foreign);
+        free(w->staging);
+        free(w->path);
+        free(w->file_of);
+        free(w->order);
+        free(w);
+        writer->state = NULL;
+    }
+}
+
+/* ---- a file ---- */
+
+/* The name of file `number` of a full target that is a directory. */
+static void full_name(const writer_state *w, uint32_t number, char *name, size_t size) {
+    if (w->nfiles == 1) {
+        snprintf(name, size, "model%s", ST_EXTENSION);
+    } else {
+        snprintf(name, size, "model-%05u-of-%05u%s", number, w->nfiles, ST_EXTENSION);
+    }
+}
+
+static fc_code set_path(writer_state *w, const fc_part *part, fc_error *err) {
+    char name[80];
+    free(w->path);
+    if (!fc_st_is_directory(w->wanted)) {
+        w->path = strdup(w->staging);
+    } else {
+        if (w->wanted->mesh->ndim > 0) { /* torch counts ranks from 1; it has one file a rank, so part 1 of 1 */
+            snprintf(name, sizeof name, "shard-%05u-model-00001-of-00001%s", part->rank + 1, ST_EXTENSION);
+        } else {
+            full_name(w, w->file, name, sizeof name);
+        }
+        if (asprintf(&w->path, "%s/%s", w->staging, name) < 0) {
+            w->path = NULL;
+        }
+    }
+    return w->path ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", w->staging);
+}
+
+static fc_code write_header(const char *path, const st_header_out *header, fc_error *err) {
+    uint64_t size;
+    if (!fc_add_u64(header->size, header->data, &size) || size > INT64_MAX) {
+        return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", path);
+    }
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be created", path);
+    }
+    fc_code rc = fc_pwrite_full(fd, header->text, header->size, 0, path, err);
+    if (rc == FC_OK && ftruncate(fd, (off_t)size) != 0) {
+        rc = fc_fail_errno(err, errno, "%s: cannot be made %llu bytes long", path, (unsigned long long)size);
+    }
+    if (close(fd) != 0 && rc == FC_OK) {
+        rc = fc_fail_errno(err, errno, "%s: cannot be closed", path);
+    }
+    return rc;
+}
+
+fc_code fc_st_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
+    writer_state *w = writer->state;
+    st_header_out header;
+    w->file++;
+    for (size_t i = 0; i < part->nitems; i++) {
+        w->file_of[part->items[i].tensor] = w->file;
+    }
+    fc_code rc = set_path(w, part, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    part->path = w->path;
+    rc = fc_st_header_make(&w->target, part, part->rank == 0, &header, err);
+    rc = rc == FC_OK ? write_header(w->path, &header, err) : rc;
+    free(w->order);
+    w->order = header.order;
+    w->count = header.count;
+    w->digests = header.digests;
+    header.order = NULL;
+    fc_st_header_out_free(&header);
+    return rc;
+}
+
+fc_code fc_st_seal(fc_writer *writer, const fc_part *part, fc_error *err) {
+    enum { DIGITS = 16 };
+    const writer_state *w = writer->state;
+    if (w->digests == 0) {
+        return FC_OK;
+    }
+    char *text = malloc(w->count * DIGITS + 1);
+    int fd = open(part->path, O_WRONLY | O_CLOEXEC);
+    fc_code rc = fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be opened again", part->path) : FC_OK;
+    for (size_t i = 0; text && i < w->count; i++) {
+        fc_st_digits(part->items[w->order[i]].crc64, text + i * DIGITS);
+    }
+    if (rc == FC_OK) {
+        rc = text ? fc_pwrite_full(fd, text, w->count * DIGITS, w->digests, part->path, err)
+                  : fc_fail(err, FC_ENOMEM, "%s: out of memory", part->path);
+    }
+    if (fd >= 0 && close(fd) != 0 && rc == FC_OK) {
+        rc = fc_fail_errno(err, errno, "%s: cannot be closed", part->path);
+    }
+    free(text);
+    return rc;
+}
+
+/* ---- the index ---- */
+
+/* The index as huggingface_hub writes it. @return NULL when out of memory. */
+static char *index_text(const writer_state *w) {
+    json_t *map = json_object(), *metadata = json_object();
+    const json_t *kept = json_object_get(w->target.foreign, ST_INDEX_METADATA);
+    json_error_t at;
+    uint64_t total = 0;
+    bool good = map && metadata;
+    json_t *more = kept ? json_loads(json_string_value(kept), JSON_REJECT_DUPLICATES, &at) : NULL;
+    if (good && json_is_object(more)) {
+        good = json_object_update(metadata, more) == 0;
+    }
+    json_decref(more);
+    for (size_t i = 0; good && i < w->wanted->ntensors; i++) {
+        const fc_wanted_tensor *t = &w->wanted->tensors[i];
+        int64_t elements = 0;
+        char name[80];
+        if (!t->source->object) {
+            full_name(w, w->file_of[i], name, sizeof name);
+            fc_numel(t->source->ndim, t->source->shape, &elements);
+            total += (uint64_t)elements * fc_dtype_size(t->dtype);
+            good = json_object_set_new(map, t->name, json_string(name)) == 0;
+        }
+    }
+    good = good && json_object_set_new(metadata, "total_size", json_integer((json_int_t)total)) == 0;
+    json_t *root = good ? json_pack("{s:O, s:O}", "metadata", metadata, "weight_map", map) : NULL;
+    char *text = root ? json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
+    json_decref(root);
+    json_decref(map);
+    json_decref(metadata);
+    return text;
+}
+
+fc_code fc_st_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) {
+    const writer_state *w = writer->state;
+    st_header_out index = {0};
+    char *path = NULL;
+    (void)digests;
+    if (!is_split(w->wanted) || w->nfiles == 1) {
+        return FC_OK;
+    }
+    char *text = index_text(w);
+    if (!text || asprintf(&index.text, "%s\n", text) < 0 || asprintf(&path, "%s/%s", w->staging, ST_INDEX_NAME) < 0) {
+        free(text);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", w->staging);
+    }
+    index.size = strlen(index.text);
+    fc_code rc = write_header(path, &index, err);
+    fc_st_header_out_free(&index);
+    free(text);
+    free(path);
+    return rc;
+}

@@ -1,0 +1,124 @@
+/*
+ * Writes pickles: the data.pkl of a torch.save archive (protocol 2, all that torch.load(weights_only=True) knows) and
+ * DCP's `.metadata` (protocol 4).
+ *
+ * Input: what the caller says, one opcode or one value at a time, in the order of Python's pickler: a container's
+ * opcode, a mark, the items, the opcode that takes them. Output: bytes in memory, or in a file as they come. An error
+ * sticks: only fc_torch_pickle_end reports it, so that callers need not look at each step.
+ *
+ *     fc_torch_pickler w;
+ *     fc_torch_pickle_begin(&w, 2);                            {"a": [1, 2]}
+ *     fc_torch_pickle_op(&w, FC_PICKLE_EMPTY_DICT);
+ *     fc_torch_pickle_str(&w, "a");
+ *     fc_torch_pickle_op(&w, FC_PICKLE_EMPTY_LIST);
+ *     fc_torch_pickle_op(&w, FC_PICKLE_MARK);
+ *     fc_torch_pickle_int(&w, 1);
+ *     fc_torch_pickle_int(&w, 2);
+ *     fc_torch_pickle_op(&w, FC_PICKLE_APPENDS);
+ *     fc_torch_pickle_op(&w, FC_PICKLE_SETITEM);
+ *     rc = fc_torch_pickle_end(&w, err);                       w.bytes, w.size
+ *     fc_torch_pickle_free(&w);
+ */
+#ifndef FSDPCKPT_FORMATS_TORCH_PICKLE_WRITE_H
+#define FSDPCKPT_FORMATS_TORCH_PICKLE_WRITE_H
+
+#include "fsdpckpt/dtype.h"
+#include "fsdpckpt/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/** The opcodes without an argument that a caller puts together; what they do is in Python's pickletools. */
+typedef enum fc_torch_opcode {
+    FC_PICKLE_MARK = '(',
+    FC_PICKLE_NONE = 'N',
+    FC_PICKLE_BINPERSID = 'Q', /**< takes the id */
+    FC_PICKLE_REDUCE = 'R',    /**< takes the callee and a tuple */
+    FC_PICKLE_APPEND = 'a',
+    FC_PICKLE_BUILD = 'b', /**< takes the instance and its state */
+    FC_PICKLE_EMPTY_DICT = '}',
+    FC_PICKLE_APPENDS = 'e', /**< takes the items down to the mark */
+    FC_PICKLE_EMPTY_LIST = ']',
+    FC_PICKLE_SETITEM = 's',
+    FC_PICKLE_TUPLE = 't', /**< takes the items down to the mark; below four items see fc_torch_pickle_tuple */
+    FC_PICKLE_EMPTY_TUPLE = ')',
+    FC_PICKLE_SETITEMS = 'u', /**< takes keys and values down to the mark */
+    FC_PICKLE_NEWOBJ = 0x81,  /**< takes the class and a tuple */
+    FC_PICKLE_TUPLE1 = 0x85,
+    FC_PICKLE_TUPLE2 = 0x86,
+    FC_PICKLE_TUPLE3 = 0x87
+} fc_torch_opcode;
+
+/** A pickle being written. Owned by the caller; made by fc_torch_pickle_begin or fc_torch_pickle_begin_file. */
+typedef struct fc_torch_pickler {
+    unsigned char *bytes; /**< what is not in the file yet: all of it where there is none */
+    size_t size, capacity;
+    int protocol;
+    uint32_t memo; /**< entries so far: the index of the next one */
+    struct fc_torch_named *named;
+    size_t nnamed;
+    int fd; /**< -1: memory */
+    const char *path;
+    uint64_t written; /**< bytes that are in the file */
+    fc_code failed;
+    fc_error error;
+} fc_torch_pickler;
+
+/** Starts a pickle in memory. @param protocol 2 or 4. */
+void fc_torch_pickle_begin(fc_torch_pickler *w, int protocol);
+
+/** Starts a pickle that goes into `fd` from its start on, a quarter of a megabyte at a time. @param path borrowed. */
+void fc_torch_pickle_begin_file(fc_torch_pickler *w, int protocol, int fd, const char *path);
+
+/** Writes the end, and to the file what is not there yet. @return the first error of all. */
+fc_code fc_torch_pickle_end(fc_torch_pickler *w, fc_error *err);
+
+/** Frees what `w` holds. */
+void fc_torch_pickle_free(fc_torch_pickler *w);
+
+void fc_torch_pickle_op(fc_torch_pickler *w, fc_torch_opcode op);
+void fc_torch_pickle_bool(fc_torch_pickler *w, bool value);
+void fc_torch_pickle_int(fc_torch_pickler *w, int64_t value);
+/** An integer of any size: its `n` bytes as little-endian two's complement. */
+void fc_torch_pickle_bigint(fc_torch_pickler *w, const unsigned char *bytes, size_t n);
+void fc_torch_pickle_float(fc_torch_pickler *w, double value);
+void fc_torch_pickle_str(fc_torch_pickler *w, const char *text);
+void fc_torch_pickle_strn(fc_torch_pickler *w, const char *text, size_t n);
+/** Protocol 2 has no bytes: there it is a call of _codecs.encode, as Python writes it. */
+void fc_torch_pickle_bytes(fc_torch_pickler *w, const void *bytes, size_t n);
+
+/** Makes a tuple of the last `n` values, n <= 3 (more: FC_PICKLE_MARK before, FC_PICKLE_TUPLE after them). */
+void fc_torch_pickle_tuple(fc_torch_pickler *w, size_t n);
+
+/** A tuple of integers: a shape, strides. */
+void fc_torch_pickle_ints(fc_torch_pickler *w, const int64_t *values, size_t n);
+
+/** Remembers the value that was written last. @return its index, for fc_torch_pickle_get. */
+uint32_t fc_torch_pickle_put(fc_torch_pickler *w);
+/** The value that was remembered. */
+void fc_torch_pickle_get(fc_torch_pickler *w, uint32_t index);
+
+/**
+ * A class or function. The first few dozen different ones are written once and fetched from then on.
+ */
+void fc_torch_pickle_global(fc_torch_pickler *w, const char *module, const char *name);
+
+/** Likewise a string that comes often, such as "storage". */
+void fc_torch_pickle_often(fc_torch_pickler *w, const char *text);
+
+/** A tensor to write: a view of a storage of its own type. */
+typedef struct fc_torch_tensor_out {
+    fc_dtype dtype;
+    uint64_t key;    /**< of the storage: data/<key> in the archive */
+    uint64_t numel;  /**< elements of the storage */
+    uint64_t offset; /**< elements */
+    int ndim;
+    const int64_t *sizes;
+    const int64_t *strides; /**< elements; NULL: row-major */
+} fc_torch_tensor_out;
+
+/** A tensor, as torch.save writes it. */
+void fc_torch_pickle_tensor(fc_torch_pickler *w, const fc_torch_tensor_out *tensor);
+
+#endif

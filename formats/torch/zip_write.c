@@ -1,0 +1,387 @@
+/*
+ * Writing the archive of torch.save: where each record goes, then the headers. See zip_write.h.
+ *
+ * The layout follows PyTorchStreamWriter and the miniz within it: a local header has no sizes and no CRC, a data
+ * descriptor behind the bytes has; an empty record has no descriptor; a number that does not fit 32 bits is in a zip64
+ * field of both headers, which then also makes the descriptor's sizes 64 bits wide.
+ */
+#include "torch/zip_write.h"
+
+#include "core/checked.h"
+#include "fsdpckpt/digest.h"
+#include "fsdpckpt/io.h"
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+enum {
+    LOCAL_SIZE = 30,
+    CENTRAL_SIZE = 46,
+    END_SIZE = 22,
+    LOCATOR_SIZE = 20,
+    END64_SIZE = 56,
+    TAG_SIZE = 4, /* of an extra field: its tag and its length */
+    DESCRIPTOR_SIZE = 16,
+    DESCRIPTOR64_SIZE = 24,
+    MAX_NAME = 512,
+    ID_SIZE = 40, /* .data/serialization_id: two numbers of 20 digits */
+    BUFFER = 64 << 10
+
+};
+
+enum { FLAG_DESCRIPTOR = 1 << 3, FLAG_UTF8 = 1 << 11, VERSION_MADE = 0x031e, VERSION_ZIP64 = 45 };
+
+static const char id_name[] = ".data/serialization_id";
+static const char no_id[ID_SIZE] = {0}; /* stands for it until it is made: it depends on the CRCs of the data */
+
+/* What goes out, gathered to large writes; data that others write ends a run. */
+typedef struct output {
+    const char *path;
+    int fd;
+    uint64_t at; /* where the buffer's first byte goes */
+    size_t used;
+    unsigned char *buffer;
+    unsigned char *memory; /* NULL: the file */
+} output;
+
+static void put(unsigned char *p, uint64_t value, int bytes) {
+    for (int i = 0; i < bytes; i++) {
+        p[i] = (unsigned char)(value >> (8 * i));
+    }
+}
+
+static uint64_t narrow(uint64_t value) {
+    return value < UINT32_MAX ? value : UINT32_MAX;
+}
+
+static bool is_wide(uint64_t value) {
+    return value >= UINT32_MAX;
+}
+
+/* "data.pkl" or "data/7". */
+static int spell(const fc_torch_zip_record *record, char name[MAX_NAME]) {
+    return record->name ? snprintf(name, MAX_NAME, "%s", record->name)
+                        : snprintf(name, MAX_NAME, "data/%" PRIu64, record->number);
+}
+
+static size_t full_name(const fc_torch_zip *zip, const fc_torch_zip_record *record, char name[2 * MAX_NAME]) {
+    char below[MAX_NAME];
+    spell(record, below);
+    return (size_t)snprintf(name, 2 * (size_t)MAX_NAME, "%s/%s", zip->folder, below);
+}
+
+/* The zip64 field: the numbers that do not fit, in this order. */
+static size_t extra64_size(const fc_torch_zip_record *record) {
+    size_t numbers = (is_wide(record->size) ? 2u : 0u) + (is_wide(record->header) ? 1u : 0u);
+    return numbers ? TAG_SIZE + numbers * 8 : 0;
+}
+
+static size_t descriptor_size(const fc_torch_zip_record *record) {
+    return record->size == 0 ? 0 : extra64_size(record) ? DESCRIPTOR64_SIZE : DESCRIPTOR_SIZE;
+}
+
+static fc_code too_large(fc_error *err) {
+    return fc_fail(err, FC_EUNSUPPORTED, "the torch.save archive would be too large");
+}
+
+/* Lays the next record out behind the others. */
+static fc_code add_record(fc_torch_zip *zip, const fc_torch_zip_record *record, fc_error *err) {
+    char name[2 * MAX_NAME];
+    if (zip->nrecords == zip->capacity) {
+        size_t capacity = zip->capacity ? zip->capacity * 2 : 8;
+        fc_torch_zip_record *grown = reallocarray(zip->records, capacity, sizeof *grown);
+        if (!grown) {
+            return fc_fail(err, FC_ENOMEM, "out of memory");
+        }
+        zip->records = grown;
+        zip->capacity = capacity;
+    }
+    fc_torch_zip_record *r = &zip->records[zip->nrecords];
+    *r = *record;
+    r->header = zip->end;
+    size_t len = full_name(zip, r, name);
+    uint64_t data = r->header + LOCAL_SIZE + len + extra64_size(r) + TAG_SIZE;
+    r->data = (data + FC_TORCH_ALIGNMENT - 1) / FC_TORCH_ALIGNMENT * FC_TORCH_ALIGNMENT;
+    /* Far below any overflow: what is past the bytes (headers, directory) is small against 2^62. */
+    if (!fc_add_u64(r->data, r->size, &zip->end) || zip->end > (uint64_t)INT64_MAX / 2) {
+        return too_large(err);
+    }
+    zip->end += descriptor_size(r);
+    zip->directory_size += CENTRAL_SIZE + len + extra64_size(r);
+    zip->nrecords++;
+    return FC_OK;
+}
+
+fc_code fc_torch_zip_add(fc_torch_zip *zip, const char *name, const void *bytes, uint64_t size, fc_error *err) {
+    if (strlen(name) >= MAX_NAME) {
+        return fc_fail(err, FC_EUNSUPPORTED, "a record's name of %zu bytes is too long", strlen(name));
+    }
+    fc_torch_zip_record record = {.name = name, .bytes = bytes, .size = size};
+    record.crc32 = fc_crc32(0, bytes, (size_t)size);
+    return add_record(zip, &record, err);
+}
+
+static fc_code add_data(fc_torch_zip *zip, fc_torch_zip_record record, fc_error *err) {
+    record.number = zip->ndata;
+    fc_code rc = add_record(zip, &record, err);
+    zip->ndata += rc == FC_OK;
+    return rc;
+}
+
+fc_code fc_torch_zip_add_data(fc_torch_zip *zip, uint64_t size, uint64_t *offset, fc_error *err) {
+    fc_code rc = add_data(zip, (fc_torch_zip_record){.size = size}, err);
+    if (rc == FC_OK) {
+        *offset = zip->records[zip->nrecords - 1].data;
+    }
+    return rc;
+}
+
+fc_code fc_torch_zip_add_bytes(fc_torch_zip *zip, const void *bytes, uint64_t size, fc_error *err) {
+    uint32_t crc = fc_crc32(0, bytes, (size_t)size);
+    return add_data(zip, (fc_torch_zip_record){.bytes = bytes, .size = size, .crc32 = crc}, err);
+}
+
+fc_code fc_torch_zip_begin(fc_torch_zip *zip, const char *folder, const void *pickle, uint64_t size, fc_error *err) {
+    if (strlen(folder) >= MAX_NAME) {
+        return fc_fail(err, FC_EUNSUPPORTED, "the name of the archive's folder, %zu bytes, is too long",
+                       strlen(folder));
+    }
+    fc_torch_zip_record *records = zip->records;
+    *zip = (fc_torch_zip){.folder = folder, .records = records, .capacity = zip->capacity};
+    fc_code rc = fc_torch_zip_add(zip, "data.pkl", pickle, size, err);
+    rc = rc == FC_OK ? fc_torch_zip_add(zip, ".format_version", "1", 1, err) : rc;
+    rc = rc == FC_OK ? fc_torch_zip_add(zip, ".storage_alignment", "64", 2, err) : rc;
+    rc = rc == FC_OK ? fc_torch_zip_add(zip, "byteorder", "little", 6, err) : rc;
+    zip->first_data = zip->nrecords;
+    return rc;
+}
+
+fc_code fc_torch_zip_end(fc_torch_zip *zip, fc_error *err) {
+    fc_code rc = fc_torch_zip_add(zip, "version", "3\n", 2, err);
+    rc = rc == FC_OK ? fc_torch_zip_add(zip, id_name, no_id, ID_SIZE, err) : rc;
+    zip->length = zip->end + zip->directory_size + END64_SIZE + LOCATOR_SIZE + END_SIZE;
+    return rc;
+}
+
+/* torch's id is made of hashes of the names and of the CRCs: the same records, the same id. Ours is not the same
+ * number, as std::hash is no fixed function; nobody compares it with the contents. */
+static void make_id(const fc_torch_zip *zip, char id[ID_SIZE + 1]) {
+    char name[2 * MAX_NAME];
+    uint64_t names = 0, contents = 0;
+    for (size_t i = 0; i + 1 < zip->nrecords; i++) {
+        names = XXH3_64bits_withSeed(name, full_name(zip, &zip->records[i], name), names);
+        unsigned char crc[4];
+        put(crc, zip->records[i].crc32, 4);
+        contents = XXH3_64bits_withSeed(crc, sizeof crc, contents);
+    }
+    snprintf(id, ID_SIZE + 1, "%020" PRIu64 "%020" PRIu64, names, contents);
+}
+
+static fc_code put_out(output *out, const void *bytes, size_t size, fc_error *err) {
+    fc_code rc = FC_OK;
+    if (out->memory && size > 0) {
+        memcpy(out->memory + out->at, bytes, size);
+    } else if (size > 0) {
+        rc = fc_pwrite_full(out->fd, bytes, size, out->at, out->path, err);
+    }
+    out->at += size;
+    return rc;
+}
+
+static fc_code flush(output *out, fc_error *err) {
+    fc_code rc = put_out(out, out->buffer, out->used, err);
+    out->used = 0;
+    return rc;
+}
+
+/* @return room for `size` bytes (at most BUFFER) in the buffer, or NULL after a failed write. */
+static unsigned char *room(output *out, size_t size, fc_error *err) {
+    if (out->used + size > BUFFER && flush(out, err) != FC_OK) {
+        return NULL;
+    }
+    unsigned char *p = out->buffer + out->used;
+    out->used += size;
+    return p;
+}
+
+/* `stored`: the second size, which is not known yet where miniz writes a local header. */
+static void put_extra64(unsigned char *p, const fc_torch_zip_record *r, uint64_t stored) {
+    put(p, 1, 2);
+    put(p + 2, extra64_size(r) - TAG_SIZE, 2);
+    p += TAG_SIZE;
+    if (is_wide(r->size)) {
+        put(p, r->size, 8);
+        put(p + 8, stored, 8);
+        p += 16;
+    }
+    if (is_wide(r->header)) {
+        put(p, r->header, 8);
+    }
+}
+
+static unsigned flags_of(const fc_torch_zip_record *r) {
+    return FLAG_UTF8 | (r->size ? FLAG_DESCRIPTOR : 0u);
+}
+
+/* The local header with the padding that puts the bytes at their place. */
+static fc_code write_local(const fc_torch_zip *zip, const fc_torch_zip_record *r, output *out, fc_error *err) {
+    char name[2 * MAX_NAME];
+    size_t len = full_name(zip, r, name), extra64 = extra64_size(r);
+    size_t size = (size_t)(r->data - r->header), extra = size - LOCAL_SIZE - len;
+    unsigned char *p = room(out, size, err);
+    if (!p) {
+        return FC_EIO;
+    }
+    memset(p, 0, LOCAL_SIZE);
+    put(p, 0x04034b50, 4);
+    put(p + 6, flags_of(r), 2);
+    put(p + 26, len, 2);
+    put(p + 28, extra, 2);
+    memcpy(p + LOCAL_SIZE, name, len);
+    p += LOCAL_SIZE + len;
+    if (extra64) {
+        put_extra64(p, r, 0);
+        p += extra64;
+    }
+    size_t padding = extra - extra64 - TAG_SIZE;
+    put(p, 0x4246, 2);
+    put(p + 2, padding, 2);
+    memset(p + TAG_SIZE, 'Z', padding);
+    return FC_OK;
+}
+
+static fc_code write_bytes(const void *bytes, uint64_t size, output *out, fc_error *err) {
+    if (size <= BUFFER / 2) {
+        unsigned char *p = room(out, (size_t)size, err);
+        if (!p) {
+            return FC_EIO;
+        }
+        memcpy(p, bytes, (size_t)size);
+        return FC_OK;
+    }
+    fc_code rc = flush(out, err);
+    return rc == FC_OK ? put_out(out, bytes, (size_t)size, err) : rc;
+}
+
+static fc_code write_descriptor(const fc_torch_zip_record *r, output *out, fc_error *err) {
+    size_t size = descriptor_size(r);
+    int wide = size == DESCRIPTOR64_SIZE ? 8 : 4;
+    unsigned char *p = room(out, size, err);
+    if (!p) {
+        return FC_EIO;
+    }
+    if (size) {
+        put(p, 0x08074b50, 4);
+        put(p + 4, r->crc32, 4);
+        put(p + 8, r->size, wide);
+        put(p + 8 + wide, r->size, wide);
+    }
+    return FC_OK;
+}
+
+static fc_code write_record(const fc_torch_zip *zip, const fc_torch_zip_record *r, output *out, fc_error *err) {
+    fc_code rc = write_local(zip, r, out, err);
+    if (rc == FC_OK && r->bytes) {
+        rc = write_bytes(r->bytes, r->size, out, err);
+    } else if (rc == FC_OK) {
+        rc = flush(out, err);
+        out->at += r->size;
+    }
+    return rc == FC_OK ? write_descriptor(r, out, err) : rc;
+}
+
+static fc_code write_central(const fc_torch_zip *zip, const fc_torch_zip_record *r, output *out, fc_error *err) {
+    char name[2 * MAX_NAME];
+    size_t len = full_name(zip, r, name), extra64 = extra64_size(r);
+    unsigned char *p = room(out, CENTRAL_SIZE + len + extra64, err);
+    if (!p) {
+        return FC_EIO;
+    }
+    memset(p, 0, CENTRAL_SIZE);
+    put(p, 0x02014b50, 4);
+    put(p + 8, flags_of(r), 2);
+    put(p + 16, r->crc32, 4);
+    put(p + 20, narrow(r->size), 4);
+    put(p + 24, narrow(r->size), 4);
+    put(p + 28, len, 2);
+    put(p + 30, extra64, 2);
+    put(p + 42, narrow(r->header), 4);
+    memcpy(p + CENTRAL_SIZE, name, len);
+    if (extra64) {
+        put_extra64(p + CENTRAL_SIZE + len, r, r->size);
+    }
+    return FC_OK;
+}
+
+/* The end records, with and without 64 bits; torch always writes both. */
+static fc_code write_end(const fc_torch_zip *zip, output *out, fc_error *err) {
+    unsigned char *p = room(out, END64_SIZE + LOCATOR_SIZE + END_SIZE, err);
+    if (!p) {
+        return FC_EIO;
+    }
+    memset(p, 0, END64_SIZE + LOCATOR_SIZE + END_SIZE);
+    put(p, 0x06064b50, 4);
+    put(p + 4, END64_SIZE - 12, 8);
+    put(p + 12, VERSION_MADE, 2);
+    put(p + 14, VERSION_ZIP64, 2);
+    put(p + 24, zip->nrecords, 8);
+    put(p + 32, zip->nrecords, 8);
+    put(p + 40, zip->directory_size, 8);
+    put(p + 48, zip->end, 8);
+    p += END64_SIZE;
+    put(p, 0x07064b50, 4);
+    put(p + 8, zip->end + zip->directory_size, 8);
+    put(p + 16, 1, 4);
+    p += LOCATOR_SIZE;
+    uint64_t count = zip->nrecords < UINT16_MAX ? zip->nrecords : UINT16_MAX;
+    put(p, 0x06054b50, 4);
+    put(p + 8, count, 2);
+    put(p + 10, count, 2);
+    put(p + 12, narrow(zip->directory_size), 4);
+    put(p + 16, narrow(zip->end), 4);
+    return FC_OK;
+}
+
+static fc_code write_all(fc_torch_zip *zip, output *out, fc_error *err) {
+    char id[ID_SIZE + 1];
+    fc_torch_zip_record *last = &zip->records[zip->nrecords - 1]; /* the id, which is made now */
+    out->buffer = malloc(BUFFER);
+    if (!out->buffer) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", out->path);
+    }
+    make_id(zip, id);
+    last->bytes = id;
+    last->crc32 = fc_crc32(0, id, ID_SIZE);
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < zip->nrecords && rc == FC_OK; i++) {
+        rc = write_record(zip, &zip->records[i], out, err);
+    }
+    for (size_t i = 0; i < zip->nrecords && rc == FC_OK; i++) {
+        rc = write_central(zip, &zip->records[i], out, err);
+    }
+    rc = rc == FC_OK ? write_end(zip, out, err) : rc;
+    rc = rc == FC_OK ? flush(out, err) : rc;
+    last->bytes = no_id;
+    free(out->buffer);
+    return rc;
+}
+
+fc_code fc_torch_zip_write(fc_torch_zip *zip, int fd, const char *path, uint64_t start, fc_error *err) {
+    output out = {.path = path, .fd = fd, .at = start};
+    return write_all(zip, &out, err);
+}
+
+fc_code fc_torch_zip_write_memory(fc_torch_zip *zip, unsigned char *bytes, fc_error *err) {
+    output out = {.path = "an archive in memory", .fd = -1, .memory = bytes};
+    return write_all(zip, &out, err);
+}
+
+void fc_torch_zip_free(fc_torch_zip *zip) {
+    free(zip->records);
+    *zip = (fc_torch_zip){0};
+}

@@ -1,0 +1,176 @@
+/*
+ * The driver of check: opens, lists the names, runs the parts, counts. Its parts add findings, which live in the
+ * caller's arena.
+ */
+#include "check/check.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void *fc_check_room(checking *c, size_t count, size_t size) {
+    void *room = fc_arena_calloc(c->arena, count ? count : 1, size);
+    c->no_memory |= !room;
+    return room;
+}
+
+const char *fc_check_text(checking *c, const char *fmt, ...) {
+    va_list args;
+    char *text = NULL;
+    va_start(args, fmt);
+    int n = vasprintf(&text, fmt, args);
+    va_end(args);
+    const char *copy = n < 0 ? NULL : fc_arena_strndup(c->arena, text, (size_t)n);
+    if (n >= 0) {
+        free(text);
+    }
+    c->no_memory |= !copy;
+    return copy ? copy : "";
+}
+
+void fc_check_add(checking *c, const fc_finding *finding) {
+    if (c->count == c->capacity) {
+        size_t capacity = c->capacity ? 2 * c->capacity : 16;
+        fc_finding *grown = fc_check_room(c, capacity, sizeof *grown);
+        if (!grown) {
+            return;
+        }
+        if (c->count > 0) {
+            memcpy(grown, c->findings, c->count * sizeof *grown);
+        }
+        c->findings = grown;
+        c->capacity = capacity;
+    }
+    fc_finding *f = &c->findings[c->count++];
+    *f = *finding;
+    f->count = f->count ? f->count : 1;
+    f->message = fc_finding_message(c, f);
+    c->no_memory |= !f->message;
+}
+
+const char *fc_check_shape(checking *c, const fc_tensor *tensor) {
+    char text[FC_MAX_DIMS * 22 + 3] = "[";
+    size_t used = 1;
+    for (int d = 0; d < tensor->ndim; d++) {
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%" PRId64, d > 0 ? ", " : "", tensor->shape[d]);
+    }
+    return fc_check_text(c, "%s]", text);
+}
+
+const char *fc_check_type(checking *c, const fc_tensor *tensor) {
+    return tensor->object
+               ? "object"
+               : fc_check_text(c, "%s%s", fc_dtype_get(tensor->dtype)->torch_name, fc_check_shape(c, tensor));
+}
+
+const char *fc_check_others(checking *c, uint64_t count) {
+    return count > 1 ? fc_check_text(c, " and %" PRIu64 " more", count - 1) : "";
+}
+
+const char *fc_check_quote(checking *c, const char *text) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/:=+,@%";
+    if (text[strspn(text, plain)] == '\0' && *text) {
+        return text;
+    }
+    char *quoted = fc_check_room(c, 4 * strlen(text) + 3, 1);
+    if (!quoted) {
+        return "";
+    }
+    char *to = quoted;
+    *to++ = '\'';
+    for (; *text; text++) {
+        if (*text == '\'') {
+            memcpy(to, "'\\''", 4);
+            to += 4;
+        } else {
+            *to++ = *text;
+        }
+    }
+    *to = '\'';
+    return quoted;
+}
+
+/* What was selected, and how bad it is. */
+static void sum_up(const checking *c, fc_report *out) {
+    out->findings = c->findings;
+    out->count = c->count;
+    out->allowed = c->allowed;
+    for (size_t i = 0; i < c->count; i++) {
+        *(fc_finding_info_get(c->findings[i].kind)->severity == FC_SEVERITY_ERROR ? &out->errors : &out->warnings) += 1;
+    }
+    for (size_t i = 0; i < c->names.count; i++) {
+        *(c->names.items[i].tensor->object ? &out->objects : &out->tensors) += 1;
+    }
+}
+
+static fc_code list_names(checking *c, fc_names *reference, fc_error *err) {
+    const fc_check_options *o = c->options;
+    fc_code rc = fc_names_make(c->checkpoint, o->selection, c->arena, &c->names, err);
+    if (rc == FC_OK && o->selection && o->selection->strip_prefix && c->names.stripped == 0) {
+        rc = fc_fail(err, FC_EUSAGE, "%s: --strip-prefix '%s' matches no name, e.g. '%s'", c->path,
+                     o->selection->strip_prefix, c->checkpoint->ntensors ? c->checkpoint->tensors[0].name : "");
+    }
+    if (rc == FC_OK && o->reference) {
+        fc_selection as_it_is = o->selection ? *o->selection : (fc_selection){0};
+        as_it_is.strip_prefix = NULL; /* the reference has the names that are wanted */
+        rc = fc_names_make(o->reference, &as_it_is, c->arena, reference, err);
+    }
+    return rc;
+}
+
+static fc_code run(checking *c, fc_report *out, fc_error *err) {
+    fc_names reference = {0};
+    fc_code rc = list_names(c, &reference, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_check_files(c);
+    fc_check_coverage(c);
+    if (c->options->reference) {
+        fc_check_against(c, &reference);
+    } else {
+        fc_check_wrappers(c);
+    }
+    fc_check_optimizer(c);
+    if (c->options->mesh) {
+        fc_check_fit(c);
+    }
+    sum_up(c, out);
+    return FC_OK;
+}
+
+static fc_code finish(const checking *c, fc_code rc, fc_error *err) {
+    return rc == FC_OK && c->no_memory ? fc_fail(err, FC_ENOMEM, "%s: out of memory", c->path) : rc;
+}
+
+fc_code fc_check(const fc_checkpoint *checkpoint, const fc_check_options *options, fc_arena *arena, fc_report *out,
+                 fc_error *err) {
+    checking c = {.path = checkpoint->path, .checkpoint = checkpoint, .options = options, .arena = arena};
+    *out = (fc_report){0};
+    return finish(&c, run(&c, out, err), err);
+}
+
+fc_code fc_check_path(const char *path, const fc_check_options *options, fc_arena *arena, fc_checkpoint **checkpoint,
+                      fc_report *out, fc_error *err) {
+    checking c = {.path = path, .options = options, .arena = arena};
+    fc_open_options how = options->open;
+    fc_error why;
+    /* What the data files hold is no matter here, and whether they are there is asked for all of them at once. */
+    how.headers_only = true;
+    *out = (fc_report){0};
+    fc_code rc = fc_checkpoint_open(path, &how, checkpoint, &why);
+    if (rc == FC_OK) {
+        c.checkpoint = *checkpoint;
+        return finish(&c, run(&c, out, err), err);
+    }
+    if (rc != FC_ECORRUPT || access(path, F_OK) != 0) {
+        return err ? (*err = why, rc) : rc;
+    }
+    const char *message = fc_check_text(&c, "%s", why.message);
+    fc_check_add(&c, &(fc_finding){.kind = FC_FOUND_UNREADABLE, .name = path, .detail = message});
+    sum_up(&c, out);
+    return finish(&c, FC_OK, err);
+}

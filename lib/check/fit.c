@@ -1,0 +1,215 @@
+/*
+ * Does the checkpoint fit a mesh? From its shapes and a TP plan to findings: dimensions that do not divide, ranks that
+ * get nothing, matrices that no rule cuts. Alike tensors (layers.0 …, layers.1 …) make one finding.
+ */
+#include "check/check.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <string.h>
+
+/* The mesh's axes as far as they cut. */
+typedef struct fit {
+    checking *c;
+    int64_t dp, tp;
+    const fc_tp_plan *plan;
+    fc_name_table *seen; /* kind, pattern and shape → index of the finding among `alike` */
+    struct alike *alike;
+    size_t count;
+    size_t tensors, cut;
+} fit;
+
+/* A finding and the tensors it is about. */
+typedef struct alike {
+    fc_finding finding;
+    const char **names;
+    size_t capacity;
+} alike;
+
+/* "layers.*.wq.weight": components that are numbers become stars. */
+static const char *pattern_of(checking *c, const char *name) {
+    char *pattern = fc_check_room(c, strlen(name) + 1, 1);
+    char *to = pattern;
+    for (const char *at = name; pattern && *at;) {
+        size_t n = strcspn(at, ".");
+        if (n > 0 && strspn(at, "0123456789") == n) {
+            *to++ = '*';
+        } else {
+            memcpy(to, at, n);
+            to += n;
+        }
+        at += n;
+        if (*at) {
+            *to++ = *at++;
+        }
+    }
+    return pattern ? pattern : "";
+}
+
+static bool remember(checking *c, alike *a, const char *name) {
+    if (a->finding.count == a->capacity) {
+        size_t capacity = a->capacity ? 2 * a->capacity : 4;
+        const char **grown = fc_check_room(c, capacity, sizeof *grown);
+        if (!grown) {
+            return false;
+        }
+        if (a->finding.count > 0) {
+            memcpy(grown, a->names, a->finding.count * sizeof *grown);
+        }
+        a->names = grown;
+        a->capacity = capacity;
+    }
+    a->names[a->finding.count++] = name;
+    return true;
+}
+
+/* Adds a tensor to the finding about those like it. */
+static void note(fit *f, const fc_named *named, fc_finding_kind kind, const char *detail, const char *expected) {
+    checking *c = f->c;
+    const char *key =
+        fc_check_text(c, "%d %s %s", (int)kind, pattern_of(c, named->name), fc_check_type(c, named->tensor));
+    size_t at = fc_name_table_put(f->seen, key, strlen(key), f->count);
+    if (at == FC_NO_NAME) {
+        c->no_memory = true;
+        return;
+    }
+    if (at == f->count) {
+        f->count++;
+        f->alike[at].finding = (fc_finding){.kind = kind,
+                                            .name = named->name,
+                                            .found = fc_check_type(c, named->tensor),
+                                            .detail = detail,
+                                            .expected = expected};
+    }
+    remember(c, &f->alike[at], named->name);
+}
+
+static void report(fit *f) {
+    for (size_t i = 0; i < f->count; i++) {
+        alike *a = &f->alike[i];
+        a->finding.other = fc_check_others(f->c, a->finding.count);
+        a->finding.names = a->finding.count > 1 ? a->names : NULL;
+        fc_check_add(f->c, &a->finding);
+    }
+}
+
+/* What `ranks` get of a dimension of `size`, cut as torch.chunk does: "3 ranks get 17, the last one gets 13". */
+static const char *parts_text(checking *c, int64_t size, int64_t ranks) {
+    int64_t offset, whole, last = 0, full = 0, empty = 0;
+    fc_shard_piece(size, ranks, 0, &offset, &whole);
+    full = whole > 0 ? size / whole : 0;
+    last = whole > 0 ? size % whole : 0;
+    empty = ranks - full - (last > 0);
+    const char *text = fc_check_text(c, "%" PRId64 " rank%s %" PRId64, full, full == 1 ? " gets" : "s get", whole);
+    if (last > 0) {
+        text = fc_check_text(c, "%s, one gets %" PRId64, text, last);
+    }
+    return empty > 0 ? fc_check_text(c, "%s, %" PRId64 " %s nothing", text, empty, empty == 1 ? "gets" : "get") : text;
+}
+
+static void check_dp(fit *f, const fc_named *named, int64_t rows, bool after_tp) {
+    checking *c = f->c;
+    if (f->dp < 2 || rows % f->dp == 0) {
+        return;
+    }
+    const char *axis =
+        fc_check_text(c, "dp %" PRId64 "%s", f->dp, after_tp ? fc_check_text(c, " after tp %" PRId64, f->tp) : "");
+    note(f, named, rows < f->dp ? FC_FOUND_EMPTY_SHARDS : FC_FOUND_UNEVEN, axis, parts_text(c, rows, f->dp));
+}
+
+/* @return the rows that FSDP then cuts: those of the first tp rank where TP cuts dimension 0. */
+static int64_t check_tp(fit *f, const fc_named *named) {
+    const fc_tensor *t = named->tensor;
+    checking *c = f->c;
+    fc_tp_style style;
+    int d = fc_tp_plan_dim(f->plan, named->name, t->ndim, &style);
+    bool state = strstr(named->name, "optim") != NULL;
+    if (style == FC_TP_NONE && t->ndim >= 2 && !state) {
+        note(f, named, FC_FOUND_TP_NO_RULE, fc_tp_plan_name(f->plan), NULL);
+    }
+    if (d < 0 || d >= t->ndim) {
+        return t->shape[0];
+    }
+    f->cut++;
+    int64_t size = t->shape[d], offset, length = size;
+    if (size % f->tp != 0) {
+        bool empty = size < f->tp;
+        note(
+            f, named, empty ? FC_FOUND_TP_EMPTY_SHARDS : FC_FOUND_TP_UNEVEN,
+            fc_check_text(c, "dimension %d %s tp %" PRId64, d, empty ? "is shorter than" : "does not divide by", f->tp),
+            parts_text(c, size, f->tp));
+    }
+    if (d == 0) {
+        fc_shard_piece(size, f->tp, 0, &offset, &length);
+        return length;
+    }
+    return t->shape[0];
+}
+
+static void check_rules(fit *f) {
+    if (strcmp(fc_tp_plan_name(f->plan), "auto") == 0) {
+        return; /* for many models at once: most of its rules are for others */
+    }
+    size_t rules = fc_tp_plan_rules(f->plan);
+    bool *used = fc_check_room(f->c, rules, sizeof *used);
+    for (size_t i = 0; used && i < f->c->names.count; i++) {
+        const fc_named *named = &f->c->names.items[i];
+        int64_t rule = named->tensor->object ? -1 : fc_tp_plan_rule_of(f->plan, named->name);
+        if (rule >= 0) {
+            used[rule] = true;
+        }
+    }
+    for (size_t r = 0; used && r < rules; r++) {
+        if (!used[r]) {
+            fc_check_add(f->c, &(fc_finding){.kind = FC_FOUND_TP_IDLE_RULE,
+                                             .name = fc_tp_plan_name(f->plan),
+                                             .detail = fc_tp_plan_pattern(f->plan, r)});
+        }
+    }
+}
+
+static int64_t axis_size(const fc_mesh *mesh, const char *name) {
+    for (int i = 0; i < mesh->ndim; i++) {
+        if (strcmp(mesh->names[i], name) == 0) {
+            return mesh->sizes[i];
+        }
+    }
+    return 1;
+}
+
+void fc_check_fit(checking *c) {
+    const fc_check_options *o = c->options;
+    fit f = {.c = c,
+             .dp = axis_size(o->mesh, "dp"),
+             .tp = axis_size(o->mesh, "tp"),
+             .plan = o->tp_plan,
+             .seen = fc_name_table_new(c->arena, 3 * c->names.count + 1),
+             .alike = fc_check_room(c, 3 * c->names.count + 1, sizeof *f.alike)};
+    if (!f.seen || !f.alike) {
+        c->no_memory = true;
+        return;
+    }
+    bool tp = f.tp > 1 && f.plan;
+    for (size_t i = 0; i < c->names.count; i++) {
+        const fc_named *named = &c->names.items[i];
+        int64_t elements;
+        const fc_tensor *t = named->tensor;
+        if (t->object || t->ndim == 0 || !fc_numel(t->ndim, t->shape, &elements) || elements == 0) {
+            continue;
+        }
+        f.tensors++;
+        size_t cut = f.cut;
+        int64_t rows = tp ? check_tp(&f, named) : t->shape[0];
+        check_dp(&f, named, rows, f.cut > cut && rows != t->shape[0]);
+    }
+    report(&f);
+    if (tp && f.cut == 0) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_TP_CUTS_NONE,
+                                      .name = c->path,
+                                      .detail = fc_tp_plan_name(f.plan),
+                                      .count = f.tensors});
+    }
+    if (tp) {
+        check_rules(&f);
+    }
+}

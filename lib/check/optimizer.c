@@ -1,0 +1,344 @@
+/*
+ * Does the optimizer's state fit the parameters? From names such as "optim.state.<parameter>.exp_avg", as torch's
+ * get_optimizer_state_dict makes them (nested or flattened), and the lists of parameters in param_groups, to findings.
+ * State that is numbered ("optim.state.0.exp_avg") says nothing about names and is left alone.
+ */
+#include "check/check.h"
+
+#include "fsdpckpt/format.h"
+
+#include <jansson.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { MOST_KEYS = 64 };
+
+/* A run of characters within a name. */
+typedef struct span {
+    const char *text;
+    size_t len;
+} span;
+
+/* A parameter that has state. */
+typedef struct stateful {
+    const char *name;    /* as the optimizer spells it, without wrappers */
+    size_t parameter;    /* index into the names; FC_NO_NAME: it is not there */
+    size_t first, count; /* its state: the first value's index, and how many there are */
+    uint64_t keys;       /* which of optimizer.keys */
+    bool grouped;        /* listed in param_groups */
+} stateful;
+
+typedef struct optimizer {
+    checking *c;
+    fc_name_table *suffixes; /* of the parameters' names, at every dot → index into the names */
+    fc_name_table *by_name;  /* stateful.name → index */
+    stateful *params;
+    size_t count, found;
+    span keys[MOST_KEYS];
+    size_t nkeys;
+    size_t having[MOST_KEYS]; /* how many parameters have that key */
+} optimizer;
+
+static bool span_is(span s, const char *text) {
+    return strlen(text) == s.len && memcmp(s.text, text, s.len) == 0;
+}
+
+static bool all_digits(span s) {
+    size_t i = 0;
+    while (i < s.len && s.text[i] >= '0' && s.text[i] <= '9') {
+        i++;
+    }
+    return i == s.len;
+}
+
+/* Where ".<word>." begins behind a component with "optim" in it, or "<word>." at the start; NULL: nowhere. */
+static const char *after_section(const char *name, const char *word) {
+    size_t len = strlen(word);
+    bool optim = false;
+    for (const char *at = name; at; at = strchr(at, '.'), at = at ? at + 1 : NULL) {
+        size_t n = strcspn(at, ".");
+        if (n == len && memcmp(at, word, len) == 0 && at[n] == '.' && (optim || at == name)) {
+            return at + n + 1;
+        }
+        optim = optim || memmem(at, n, "optim", 5);
+    }
+    return NULL;
+}
+
+/* Splits "optim.state.<parameter>.<key>". The nested path knows where the parameter ends, a flat name its last dot. */
+static bool split_state(const fc_named *named, span *parameter, span *key) {
+    const char *rest = after_section(named->name, "state");
+    const fc_path *path = &named->tensor->path;
+    if (!rest || named->tensor->object) {
+        return false;
+    }
+    for (size_t i = 0; i + 2 < path->count; i++) {
+        const char *element = path->elements[i + 1].key;
+        size_t len = strlen(element);
+        if (strcmp(path->elements[i].key, "state") == 0 && strncmp(rest, element, len) == 0 && rest[len] == '.') {
+            *parameter = (span){rest, len};
+            *key = (span){rest + len + 1, strlen(rest + len + 1)};
+            return !path->elements[i + 1].is_index;
+        }
+    }
+    const char *dot = strrchr(rest, '.');
+    if (!dot) {
+        return false;
+    }
+    *parameter = (span){rest, (size_t)(dot - rest)};
+    *key = (span){dot + 1, strlen(dot + 1)};
+    return true;
+}
+
+/* Enters a parameter under each end of its name; where two share one, the shorter name has it. */
+static void enter_suffixes(optimizer *o, size_t index) {
+    const fc_names *names = &o->c->names;
+    const char *name = names->items[index].name;
+    for (const char *at = fc_check_unwrap(o->c, name, strlen(name), NULL); at;) {
+        size_t len = strlen(at);
+        size_t before = fc_name_table_put(o->suffixes, at, len, index);
+        if (before != index && before != FC_NO_NAME && strlen(names->items[before].name) > strlen(name)) {
+            fc_name_table_set(o->suffixes, at, len, index);
+        }
+        at = strchr(at, '.');
+        at = at ? at + 1 : NULL;
+    }
+}
+
+static size_t components(const char *name) {
+    size_t n = 1;
+    for (; (name = strchr(name, '.')); name++) {
+        n++;
+    }
+    return n;
+}
+
+static bool is_parameter(const fc_named *named) {
+    return !named->tensor->object && !after_section(named->name, "state") &&
+           !after_section(named->name, "param_groups");
+}
+
+static bool list_parameters(optimizer *o) {
+    const fc_names *names = &o->c->names;
+    size_t suffixes = 0;
+    for (size_t i = 0; i < names->count; i++) {
+        suffixes += is_parameter(&names->items[i]) ? components(names->items[i].name) : 0;
+    }
+    o->suffixes = fc_name_table_new(o->c->arena, suffixes);
+    o->by_name = fc_name_table_new(o->c->arena, names->count);
+    o->params = fc_check_room(o->c, names->count, sizeof *o->params);
+    if (!o->suffixes || !o->by_name || !o->params) {
+        o->c->no_memory = true;
+        return false;
+    }
+    for (size_t i = 0; i < names->count; i++) {
+        if (is_parameter(&names->items[i])) {
+            enter_suffixes(o, i);
+        }
+    }
+    return true;
+}
+
+static size_t key_number(optimizer *o, span key) {
+    size_t k = 0;
+    while (k < o->nkeys && !(o->keys[k].len == key.len && memcmp(o->keys[k].text, key.text, key.len) == 0)) {
+        k++;
+    }
+    if (k == o->nkeys && k < MOST_KEYS) {
+        o->keys[o->nkeys++] = key;
+    }
+    return k;
+}
+
+/* State that torch keeps an element a parameter's element. Others may have any shape (Adafactor's rows and columns). */
+static bool is_elementwise(span key) {
+    static const char *const keys[] = {"exp_avg",         "exp_avg_sq", "max_exp_avg_sq",
+                                       "momentum_buffer", "square_avg", "acc_delta",
+                                       "grad_avg",        "exp_inf",    "prev"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        if (span_is(key, keys[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
+    return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
+}
+
+static void check_shape(optimizer *o, const stateful *p, size_t index, span key) {
+    const fc_named *state = &o->c->names.items[index], *parameter = &o->c->names.items[p->parameter];
+    if (is_elementwise(key) && !same_shape(state->tensor, parameter->tensor)) {
+        fc_check_add(o->c, &(fc_finding){.kind = FC_FOUND_STATE_SHAPE,
+                                         .name = state->name,
+                                         .other = parameter->name,
+                                         .found = fc_check_type(o->c, state->tensor),
+                                         .expected = fc_check_type(o->c, parameter->tensor)});
+    }
+}
+
+static void add_state(optimizer *o, size_t index, span parameter, span key) {
+    const char *name = fc_check_unwrap(o->c, parameter.text, parameter.len, NULL);
+    size_t at = fc_name_table_put(o->by_name, name, strlen(name), o->count);
+    if (at == FC_NO_NAME) {
+        return;
+    }
+    stateful *p = &o->params[at];
+    if (at == o->count) {
+        *p = (stateful){.name = name, .parameter = fc_name_table_find(o->suffixes, name, strlen(name)), .first = index};
+        o->count++;
+        o->found += p->parameter != FC_NO_NAME;
+    }
+    p->count++;
+    size_t k = key_number(o, key);
+    if (k < MOST_KEYS && !(p->keys >> k & 1)) {
+        p->keys |= UINT64_C(1) << k;
+        o->having[k] += p->parameter != FC_NO_NAME;
+    }
+    if (p->parameter != FC_NO_NAME) {
+        check_shape(o, p, index, key);
+    }
+}
+
+/* The keys of `set`, with commas. */
+static const char *key_list(optimizer *o, uint64_t set) {
+    const char *list = "";
+    for (size_t k = 0; k < o->nkeys; k++) {
+        if (set >> k & 1) {
+            list = fc_check_text(o->c, "%s%s%.*s", list, *list ? ", " : "", (int)o->keys[k].len, o->keys[k].text);
+        }
+    }
+    return list;
+}
+
+static void report_orphan(optimizer *o, const stateful *p) {
+    const char *name = o->c->names.items[p->first].name;
+    const char *end = strrchr(name, '.');
+    const char *glob = fc_check_text(o->c, "%.*s.*", (int)(end ? end - name : 0), name);
+    fc_check_add(o->c, &(fc_finding){.kind = FC_FOUND_STATE_ORPHAN,
+                                     .name = name,
+                                     .other = p->name,
+                                     .detail = key_list(o, p->keys),
+                                     .option = fc_check_text(o->c, "--exclude %s", fc_check_quote(o->c, glob)),
+                                     .count = p->count});
+}
+
+static void report_incomplete(optimizer *o, const stateful *p) {
+    uint64_t lacking = 0;
+    size_t having = 0;
+    for (size_t k = 0; k < o->nkeys; k++) {
+        if (!(p->keys >> k & 1) && 2 * o->having[k] > o->found) {
+            lacking |= UINT64_C(1) << k;
+            having = o->having[k] > having ? o->having[k] : having;
+        }
+    }
+    if (lacking) {
+        fc_check_add(o->c, &(fc_finding){.kind = FC_FOUND_STATE_INCOMPLETE,
+                                         .name = o->c->names.items[p->parameter].name,
+                                         .detail = key_list(o, lacking),
+                                         .count = having});
+    }
+}
+
+/* ---- param_groups ---- */
+
+/* One list of "params". A missing parameter is named once a list. */
+static void check_members(optimizer *o, const json_t *list, const char *object, bool *named) {
+    size_t missing = 0;
+    const char *first = NULL;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *text = json_string_value(json_array_get(list, i));
+        if (!text || all_digits((span){text, strlen(text)})) {
+            continue;
+        }
+        *named = true;
+        const char *name = fc_check_unwrap(o->c, text, strlen(text), NULL);
+        size_t at = fc_name_table_find(o->by_name, name, strlen(name));
+        if (at != FC_NO_NAME) {
+            o->params[at].grouped = true;
+        }
+        if (fc_name_table_find(o->suffixes, name, strlen(name)) == FC_NO_NAME) {
+            first = missing++ ? first : name;
+        }
+    }
+    if (missing > 0 && o->found > 0) {
+        fc_check_add(o->c,
+                     &(fc_finding){.kind = FC_FOUND_GROUP_ORPHAN, .name = object, .other = first, .count = missing});
+    }
+}
+
+/* An object that is a list of parameters, or a list of groups. Its few bytes are read; damage in them is verify's. */
+static void check_groups(optimizer *o, const fc_named *object, bool *named) {
+    const char *text = NULL;
+    const fc_format *format = o->c->checkpoint->format;
+    if (!format->object_json ||
+        fc_checkpoint_object_json(o->c->checkpoint, object->tensor, o->c->arena, &text, NULL) != FC_OK) {
+        return;
+    }
+    json_t *root = json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+    for (size_t i = 0; i < json_array_size(root); i++) {
+        const json_t *group = json_array_get(root, i);
+        if (json_is_object(group)) {
+            check_members(o, json_object_get(group, "params"), object->name, named);
+        } else if (json_is_string(group)) {
+            check_members(o, root, object->name, named);
+            break;
+        }
+    }
+    json_decref(root);
+}
+
+static bool is_group_list(const fc_named *named) {
+    const char *name = named->name;
+    size_t len = strlen(name);
+    static const char whole[] = "param_groups", part[] = ".params";
+    if (!named->tensor->object) {
+        return false;
+    }
+    bool is_whole = len >= sizeof whole - 1 && strcmp(name + len - (sizeof whole - 1), whole) == 0;
+    const char *rest = after_section(name, whole);
+    return is_whole || (rest && len > sizeof part && strcmp(name + len - (sizeof part - 1), part) == 0);
+}
+
+static void check_all_groups(optimizer *o) {
+    const fc_names *names = &o->c->names;
+    const char *last = NULL;
+    bool named = false;
+    for (size_t i = 0; i < names->count; i++) {
+        if (is_group_list(&names->items[i])) {
+            check_groups(o, &names->items[i], &named);
+            last = names->items[i].name;
+        }
+    }
+    for (size_t i = 0; named && i < o->count; i++) {
+        const stateful *p = &o->params[i];
+        if (!p->grouped && p->parameter != FC_NO_NAME) {
+            fc_check_add(
+                o->c,
+                &(fc_finding){.kind = FC_FOUND_GROUP_STATE, .name = names->items[p->parameter].name, .other = last});
+        }
+    }
+}
+
+void fc_check_optimizer(checking *c) {
+    optimizer o = {.c = c};
+    if (!list_parameters(&o)) {
+        return;
+    }
+    for (size_t i = 0; i < c->names.count; i++) {
+        span parameter, key;
+        if (split_state(&c->names.items[i], &parameter, &key) && !all_digits(parameter)) {
+            add_state(&o, i, parameter, key);
+        }
+    }
+    /* Where none is found this is an optimizer saved on its own. */
+    for (size_t i = 0; i < o.count && o.found > 0; i++) {
+        if (o.params[i].parameter == FC_NO_NAME) {
+            report_orphan(&o, &o.params[i]);
+        } else {
+            report_incomplete(&o, &o.params[i]);
+        }
+    }
+    check_all_groups(&o);
+}

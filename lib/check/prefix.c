@@ -1,0 +1,270 @@
+/*
+ * Names that differ by a prefix or by what a wrapper leaves in them: paired, and said once for all of them. From the
+ * names that only one side has to pairs and findings.
+ */
+#include "check/check.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROUNDS = 8 };
+
+/* A table of the names of one side. */
+static fc_name_table *index_names(checking *c, const fc_unpaired *list) {
+    fc_name_table *table = fc_name_table_new(c->arena, list->count);
+    for (size_t i = 0; table && i < list->count; i++) {
+        const char *name = list->names->items[list->items[i]].name;
+        fc_name_table_put(table, name, strlen(name), list->items[i]);
+    }
+    c->no_memory |= !table;
+    return table;
+}
+
+static bool same_kind(const fc_named *a, const fc_named *b) {
+    return !a->tensor->object == !b->tensor->object;
+}
+
+static bool same_layout(const fc_tensor *a, const fc_tensor *b) {
+    return a->dtype == b->dtype && a->ndim == b->ndim &&
+           (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
+}
+
+/* A prefix, with its dot, that names of one side have and the other's have not. */
+typedef struct prefix {
+    const char *text;
+    size_t len, count;
+} prefix;
+
+/* The names of `longer` are `prefix` + one of `shorter`. */
+typedef struct search {
+    checking *c;
+    const fc_unpaired *longer, *shorter;
+    prefix best;
+} search;
+
+/* The most frequent prefix. One name alone is no evidence, unless it is the same tensor by its shape. */
+static void find_prefix(search *s) {
+    size_t dots = 0, n = 0;
+    const fc_named *longer = s->longer->names->items, *shorter = s->shorter->names->items;
+    for (size_t i = 0; i < s->longer->count; i++) {
+        for (const char *at = longer[s->longer->items[i]].name; (at = strchr(at, '.')); at++) {
+            dots++;
+        }
+    }
+    fc_name_table *names = index_names(s->c, s->shorter), *seen = fc_name_table_new(s->c->arena, dots);
+    prefix *prefixes = fc_check_room(s->c, dots, sizeof *prefixes);
+    if (!names || !seen || !prefixes) {
+        s->c->no_memory = true;
+        return;
+    }
+    for (size_t i = 0; i < s->longer->count; i++) {
+        const fc_named *a = &longer[s->longer->items[i]];
+        for (const char *at = a->name; (at = strchr(at, '.')); at++) {
+            size_t len = (size_t)(at + 1 - a->name);
+            size_t b = fc_name_table_find(names, at + 1, strlen(at + 1));
+            if (b == FC_NO_NAME || !same_kind(a, &shorter[b])) {
+                continue;
+            }
+            size_t p = fc_name_table_put(seen, a->name, len, n);
+            if (p == n) {
+                prefixes[n++] = (prefix){a->name, len, 0};
+            }
+            prefixes[p].count += 1 + same_layout(a->tensor, shorter[b].tensor);
+        }
+    }
+    for (size_t p = 0; p < n; p++) {
+        if (prefixes[p].count > s->best.count) {
+            s->best = prefixes[p];
+        }
+    }
+    if (s->best.count < 2) {
+        s->best.count = 0;
+    }
+}
+
+/* Pairs the names that differ by the best prefix. */
+static size_t pair_prefix(const search *s, bool here_is_longer, fc_pair *pairs) {
+    fc_name_table *names = index_names(s->c, s->shorter);
+    size_t n = 0;
+    for (size_t i = 0; names && i < s->longer->count; i++) {
+        size_t a = s->longer->items[i];
+        const fc_named *named = &s->longer->names->items[a];
+        if (strncmp(named->name, s->best.text, s->best.len) != 0) {
+            continue;
+        }
+        const char *rest = named->name + s->best.len;
+        size_t b = fc_name_table_find(names, rest, strlen(rest));
+        if (b != FC_NO_NAME && same_kind(named, &s->shorter->names->items[b])) {
+            pairs[n++] = here_is_longer ? (fc_pair){a, b} : (fc_pair){b, a};
+        }
+    }
+    return n;
+}
+
+static const char **names_of(checking *c, const fc_pair *pairs, size_t count) {
+    const char **names = count > 1 ? fc_check_room(c, count, sizeof *names) : NULL;
+    for (size_t i = 0; names && i < count; i++) {
+        names[i] = c->names.items[pairs[i].here].name;
+    }
+    return names;
+}
+
+/* " (DistributedDataParallel)" for a prefix made of wrappers, else "". */
+static const char *explain(checking *c, const char *text, size_t len) {
+    unsigned which;
+    const char *rest = fc_check_unwrap(c, text, len, &which);
+    return *rest ? "" : fc_check_text(c, " (%s)", fc_check_wrapped_by(c, which));
+}
+
+/*
+ * The option that adds a prefix to some names. Where it is not all of them, it is told by their first components.
+ */
+static const char *adding_option(checking *c, const fc_pair *pairs, size_t count, const char *text) {
+    enum { MOST = 3 };
+    const char *options = "", *firsts[MOST];
+    size_t n = 0;
+    for (size_t i = 0; i < count && count < c->names.count; i++) {
+        const char *name = c->names.items[pairs[i].here].name;
+        size_t len = strcspn(name, "."), k = 0;
+        while (k < n && (strlen(firsts[k]) != len || memcmp(firsts[k], name, len) != 0)) {
+            k++;
+        }
+        if (k < n) {
+            continue;
+        }
+        if (n == MOST) {
+            return fc_check_text(c, "--rename 's/^/%s/'", text);
+        }
+        firsts[n] = fc_check_text(c, "%.*s", (int)len, name);
+        options =
+            fc_check_text(c, "%s%s--rename 's/^%s%s/%s%s%s/'", options, *options ? " " : "",
+                          fc_check_regex(c, name, len), name[len] ? "\\." : "$", text, firsts[n], name[len] ? "." : "");
+        n++;
+    }
+    return *options ? options : fc_check_text(c, "--rename 's/^/%s/'", text);
+}
+
+static size_t take_prefix(checking *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs) {
+    search extra = {.c = c, .longer = here, .shorter = there}, lacking = {.c = c, .longer = there, .shorter = here};
+    find_prefix(&extra);
+    find_prefix(&lacking);
+    bool is_extra = extra.best.count >= lacking.best.count;
+    const search *s = is_extra ? &extra : &lacking;
+    size_t n = s->best.count ? pair_prefix(s, is_extra, pairs) : 0;
+    if (n == 0) {
+        return 0;
+    }
+    const char *text = fc_check_text(c, "%.*s", (int)s->best.len, s->best.text);
+    fc_check_add(c, &(fc_finding){.kind = is_extra ? FC_FOUND_PREFIX_EXTRA : FC_FOUND_PREFIX_LACKING,
+                                  .name = c->names.items[pairs[0].here].name,
+                                  .other = there->names->items[pairs[0].there].name,
+                                  .expected = explain(c, text, strlen(text)),
+                                  .detail = text,
+                                  .option = is_extra ? fc_check_text(c, "--strip-prefix %s", fc_check_quote(c, text))
+                                                     : adding_option(c, pairs, n, text),
+                                  .count = n,
+                                  .names = names_of(c, pairs, n)});
+    fc_check_take(here, there, pairs, n, c);
+    return n;
+}
+
+/* ---- wrappers in the middle of names ---- */
+
+/* Pairs of names that are the same without wrappers, ordered by which ones they have. */
+typedef struct wrapped {
+    unsigned here, there;
+    fc_pair pair;
+} wrapped;
+
+static int by_wrappers(const void *a, const void *b) {
+    const wrapped *x = a, *y = b;
+    if (x->here != y->here) {
+        return x->here < y->here ? -1 : 1;
+    }
+    if (x->there != y->there) {
+        return x->there < y->there ? -1 : 1;
+    }
+    return (x->pair.here > y->pair.here) - (x->pair.here < y->pair.here);
+}
+
+static size_t find_wrapped(checking *c, const fc_unpaired *here, const fc_unpaired *there, wrapped *found) {
+    fc_name_table *bare = fc_name_table_new(c->arena, there->count);
+    size_t n = 0;
+    c->no_memory |= !bare;
+    for (size_t i = 0; bare && i < there->count; i++) {
+        const char *name = there->names->items[there->items[i]].name;
+        const char *rest = fc_check_unwrap(c, name, strlen(name), NULL);
+        fc_name_table_put(bare, rest, strlen(rest), there->items[i]);
+    }
+    for (size_t i = 0; bare && i < here->count; i++) {
+        const fc_named *named = &here->names->items[here->items[i]];
+        wrapped w = {.pair.here = here->items[i]};
+        const char *rest = fc_check_unwrap(c, named->name, strlen(named->name), &w.here);
+        w.pair.there = fc_name_table_find(bare, rest, strlen(rest));
+        if (w.pair.there == FC_NO_NAME || !same_kind(named, &there->names->items[w.pair.there])) {
+            continue;
+        }
+        fc_name_table_set(bare, rest, strlen(rest), FC_NO_NAME);
+        const char *other = there->names->items[w.pair.there].name;
+        fc_check_unwrap(c, other, strlen(other), &w.there);
+        unsigned both = w.here & w.there;
+        w.here &= ~both;
+        w.there &= ~both;
+        if (w.here || w.there) {
+            found[n++] = w;
+        }
+    }
+    return n;
+}
+
+static const char *components_of(checking *c, unsigned which) {
+    const char *list = "";
+    for (size_t w = 0; w < fc_wrapper_count; w++) {
+        if (which >> w & 1) {
+            list = fc_check_text(c, "%s%s%s", list, *list ? "' and '" : "", fc_wrappers[w].component);
+        }
+    }
+    return list;
+}
+
+static void report_wrapped(checking *c, const fc_unpaired *there, const wrapped *w, const fc_pair *pairs, size_t n) {
+    bool extra = w->there == 0;
+    unsigned which = extra ? w->here : w->there;
+    fc_check_add(c, &(fc_finding){.kind = extra ? FC_FOUND_WRAPPER_EXTRA : FC_FOUND_WRAPPER_LACKING,
+                                  .name = c->names.items[pairs[0].here].name,
+                                  .other = there->names->items[pairs[0].there].name,
+                                  .expected = fc_check_text(c, " (%s)", fc_check_wrapped_by(c, which)),
+                                  .detail = components_of(c, which),
+                                  .option = extra ? fc_check_drop_options(c, which) : NULL,
+                                  .count = n,
+                                  .names = names_of(c, pairs, n)});
+}
+
+static size_t take_wrapped(checking *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs) {
+    wrapped *found = fc_check_room(c, here->count, sizeof *found);
+    size_t n = found ? find_wrapped(c, here, there, found) : 0;
+    if (n > 0) {
+        qsort(found, n, sizeof *found, by_wrappers);
+    }
+    for (size_t i = 0, j; i < n; i = j) {
+        for (j = i; j < n && found[j].here == found[i].here && found[j].there == found[i].there; j++) {
+            pairs[j] = found[j].pair;
+        }
+        report_wrapped(c, there, &found[i], pairs + i, j - i);
+    }
+    fc_check_take(here, there, pairs, n, c);
+    return n;
+}
+
+size_t fc_check_prefixes(checking *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs) {
+    size_t total = 0, n = 1;
+    for (int round = 0; round < ROUNDS && n > 0 && here->count > 0 && there->count > 0; round++) {
+        n = take_prefix(c, here, there, pairs + total);
+        total += n;
+    }
+    if (here->count > 0 && there->count > 0) {
+        total += take_wrapped(c, here, there, pairs + total);
+    }
+    return total;
+}

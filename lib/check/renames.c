@@ -1,0 +1,292 @@
+/*
+ * Tensors under another name: the same bytes by the digests that both sides record, or the same dtype, shape, numbers
+ * in the name and a similar name. From the names that only one side has to pairs and findings. Several that differ in
+ * the same component are told as one.
+ */
+#include "check/check.h"
+
+#include "fsdpckpt/digest.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Alike tensors that are compared with each other at most: a guess is not worth more. */
+enum { MOST_ALIKE = 48, LEAST_SIMILARITY = 40 };
+
+/* A tensor that may be called otherwise on the other side. */
+typedef struct candidate {
+    size_t index; /* into the names */
+    size_t group; /* alike ones have the same */
+    bool taken;
+} candidate;
+
+typedef struct renamed {
+    fc_pair pair;
+    bool certain;          /* by digests */
+    const char *from, *to; /* the components that differ */
+    const char *rule;      /* the argument of --rename for these */
+} renamed;
+
+typedef struct matching {
+    checking *c;
+    const fc_unpaired *here, *there;
+    fc_name_table *groups;
+    size_t ngroups;
+    renamed *found;
+    size_t count;
+} matching;
+
+/* ---- who is alike ---- */
+
+/* "float32[64, 32]/3/0": dtype, shape, and the numbers in the name: layers.3 becomes blocks.3, not blocks.4. */
+static const char *alike_key(checking *c, const fc_named *named) {
+    const char *key = fc_check_type(c, named->tensor);
+    for (const char *at = named->name; *at;) {
+        size_t n = strcspn(at, ".");
+        if (n > 0 && strspn(at, "0123456789") == n) {
+            key = fc_check_text(c, "%s/%.*s", key, (int)n, at);
+        }
+        at += n + (at[n] == '.');
+    }
+    return key;
+}
+
+static const char *digest_key(checking *c, const fc_checkpoint *checkpoint, const fc_named *named) {
+    fc_digest digest;
+    if (fc_checkpoint_digest(checkpoint, named->tensor, FC_WHOLE_TENSOR, &digest, NULL) != FC_OK ||
+        digest.kind != FC_DIGEST_CRC64) {
+        return NULL;
+    }
+    return fc_check_text(c, "%s:%016" PRIx64, fc_check_type(c, named->tensor), digest.value);
+}
+
+static size_t group_of(matching *m, const char *key) {
+    size_t at = fc_name_table_put(m->groups, key, strlen(key), m->ngroups);
+    m->ngroups += at == m->ngroups;
+    return at;
+}
+
+static int by_group(const void *a, const void *b) {
+    const candidate *x = a, *y = b;
+    if (x->group != y->group) {
+        return x->group < y->group ? -1 : 1;
+    }
+    return (x->index > y->index) - (x->index < y->index);
+}
+
+/* The tensors of a list in groups, those without a key left out. */
+static candidate *gather(matching *m, const fc_unpaired *list, const fc_checkpoint *checkpoint, bool digests,
+                         size_t *count) {
+    candidate *items = fc_check_room(m->c, list->count, sizeof *items);
+    *count = 0;
+    for (size_t i = 0; items && i < list->count; i++) {
+        const fc_named *named = &list->names->items[list->items[i]];
+        if (named->tensor->object) {
+            continue;
+        }
+        const char *key = digests ? digest_key(m->c, checkpoint, named) : alike_key(m->c, named);
+        if (key) {
+            items[(*count)++] = (candidate){list->items[i], group_of(m, key), false};
+        }
+    }
+    if (*count > 0) {
+        qsort(items, *count, sizeof *items, by_group);
+    }
+    return items;
+}
+
+/* ---- how similar two names are ---- */
+
+/* The percentage of neighbouring characters that two names share (Dice). */
+static int similarity(const char *a, const char *b) {
+    size_t na = strlen(a), nb = strlen(b), shared = 0;
+    if (na < 2 || nb < 2 || na > 512 || nb > 512) {
+        return 0;
+    }
+    bool used[512] = {false};
+    for (size_t i = 0; i + 1 < na; i++) {
+        for (size_t j = 0; j + 1 < nb; j++) {
+            if (!used[j] && a[i] == b[j] && a[i + 1] == b[j + 1]) {
+                used[j] = true;
+                shared++;
+                break;
+            }
+        }
+    }
+    return (int)(200 * shared / (na + nb - 2));
+}
+
+/* Pairs the members of one group, the most similar first; among equals the earlier, as state dicts keep their order. */
+static void match_alike(matching *m, candidate *a, size_t na, candidate *b, size_t nb) {
+    na = na > MOST_ALIKE ? MOST_ALIKE : na;
+    nb = nb > MOST_ALIKE ? MOST_ALIKE : nb;
+    for (;;) {
+        int best = LEAST_SIMILARITY - 1;
+        candidate *x = NULL, *y = NULL;
+        for (size_t i = 0; i < na; i++) {
+            for (size_t j = 0; j < nb; j++) {
+                if (a[i].taken || b[j].taken) {
+                    continue;
+                }
+                int s = similarity(m->here->names->items[a[i].index].name, m->there->names->items[b[j].index].name);
+                if (s > best) {
+                    best = s;
+                    x = &a[i];
+                    y = &b[j];
+                }
+            }
+        }
+        if (!x) {
+            return;
+        }
+        x->taken = y->taken = true;
+        m->found[m->count++] = (renamed){.pair = {x->index, y->index}};
+    }
+}
+
+/* By digests only what is unique: many tensors are all ones. */
+static void match_same(matching *m, candidate *a, size_t na, candidate *b, size_t nb) {
+    if (na == 1 && nb == 1) {
+        m->found[m->count++] = (renamed){.pair = {a->index, b->index}, .certain = true};
+    }
+}
+
+static size_t group_end(const candidate *items, size_t count, size_t begin) {
+    size_t end = begin;
+    while (end < count && items[end].group == items[begin].group) {
+        end++;
+    }
+    return end;
+}
+
+/* Walks the groups that both sides have. */
+static void match_groups(matching *m, bool digests) {
+    size_t na, nb;
+    m->groups = fc_name_table_new(m->c->arena, m->here->count + m->there->count);
+    m->ngroups = 0;
+    if (!m->groups) {
+        m->c->no_memory = true;
+        return;
+    }
+    candidate *a = gather(m, m->here, m->c->checkpoint, digests, &na);
+    candidate *b = gather(m, m->there, m->c->options->reference, digests, &nb);
+    for (size_t i = 0, j = 0; i < na && j < nb;) {
+        size_t end_a = group_end(a, na, i), end_b = group_end(b, nb, j);
+        if (a[i].group == b[j].group) {
+            (digests ? match_same : match_alike)(m, a + i, end_a - i, b + j, end_b - j);
+        }
+        size_t ga = a[i].group, gb = b[j].group;
+        i = ga <= gb ? end_a : i;
+        j = gb <= ga ? end_b : j;
+    }
+}
+
+/* ---- what the rename is ---- */
+
+/* Where the components that two names share at the start end: behind a dot, or 0. */
+static size_t common_start(const char *a, const char *b) {
+    size_t start = 0;
+    for (size_t i = 0; a[i] && a[i] == b[i]; i++) {
+        start = a[i] == '.' ? i + 1 : start;
+    }
+    return start;
+}
+
+/* How many characters they share at the end, from a dot on, leaving at least `start` and something to replace. */
+static size_t common_end(const char *a, const char *b, size_t start) {
+    size_t na = strlen(a), nb = strlen(b), end = 0;
+    for (size_t i = 1; i < na - start && i < nb - start && a[na - i] == b[nb - i]; i++) {
+        end = a[na - i] == '.' ? i : end;
+    }
+    return end;
+}
+
+/* The components that differ, and the expression that replaces them where dots or ends enclose them. */
+static void find_rule(checking *c, renamed *r, const char *here, const char *there) {
+    size_t start = common_start(here, there), end = common_end(here, there, start);
+    size_t nh = strlen(here) - start - end, nt = strlen(there) - start - end;
+    const char *before = start ? "\\." : "^", *after = end ? "\\." : "$";
+    r->from = fc_check_text(c, "%.*s", (int)nh, here + start);
+    r->to = fc_check_text(c, "%.*s", (int)nt, there + start);
+    r->rule = fc_check_text(c, "s/%s%s%s/%s%s%s/", before, fc_check_regex(c, r->from, nh), after, start ? "." : "",
+                            r->to, end ? "." : "");
+}
+
+static int by_rule(const void *a, const void *b) {
+    const renamed *x = a, *y = b;
+    int order = strcmp(x->rule, y->rule);
+    return order ? order : (x->pair.here > y->pair.here) - (x->pair.here < y->pair.here);
+}
+
+static const fc_named *here_of(const matching *m, const renamed *r) {
+    return &m->here->names->items[r->pair.here];
+}
+
+static const fc_named *there_of(const matching *m, const renamed *r) {
+    return &m->there->names->items[r->pair.there];
+}
+
+static void report_one(const matching *m, const renamed *r) {
+    checking *c = m->c;
+    const char *here = here_of(m, r)->name, *there = there_of(m, r)->name;
+    const char *whole = fc_check_text(c, "s/^%s$/%s/", fc_check_regex(c, here, strlen(here)), there);
+    fc_check_add(c, &(fc_finding){.kind = r->certain ? FC_FOUND_RENAMED : FC_FOUND_RENAMED_PERHAPS,
+                                  .name = here,
+                                  .other = there,
+                                  .found = fc_check_type(c, here_of(m, r)->tensor),
+                                  .option = fc_check_text(c, "--rename %s", fc_check_quote(c, whole))});
+}
+
+static void report_group(const matching *m, const renamed *r, size_t count) {
+    checking *c = m->c;
+    const char **names = fc_check_room(c, count, sizeof *names);
+    size_t certain = 0;
+    for (size_t i = 0; names && i < count; i++) {
+        names[i] = here_of(m, &r[i])->name;
+        certain += r[i].certain;
+    }
+    fc_check_add(c, &(fc_finding){.kind = FC_FOUND_RENAMED_PART,
+                                  .name = here_of(m, r)->name,
+                                  .other = there_of(m, r)->name,
+                                  .found = r->from,
+                                  .expected = r->to,
+                                  .detail = certain == count ? ", bit for bit" : "",
+                                  .option = fc_check_text(c, "--rename %s", fc_check_quote(c, r->rule)),
+                                  .count = count,
+                                  .names = names});
+}
+
+static void report(matching *m) {
+    for (size_t i = 0; i < m->count; i++) {
+        find_rule(m->c, &m->found[i], here_of(m, &m->found[i])->name, there_of(m, &m->found[i])->name);
+    }
+    if (m->count > 0) {
+        qsort(m->found, m->count, sizeof *m->found, by_rule);
+    }
+    for (size_t i = 0, j; i < m->count; i = j) {
+        for (j = i; j < m->count && strcmp(m->found[j].rule, m->found[i].rule) == 0; j++) {
+        }
+        if (j - i > 1) {
+            report_group(m, &m->found[i], j - i);
+        } else {
+            report_one(m, &m->found[i]);
+        }
+    }
+}
+
+size_t fc_check_renames(checking *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs) {
+    matching m = {.c = c, .here = here, .there = there, .found = fc_check_room(c, here->count, sizeof *m.found)};
+    size_t taken = 0;
+    for (int digests = 1; m.found && digests >= 0 && here->count > 0 && there->count > 0; digests--) {
+        match_groups(&m, digests != 0);
+        for (size_t i = taken; i < m.count; i++) {
+            pairs[i] = m.found[i].pair;
+        }
+        fc_check_take(here, there, pairs + taken, m.count - taken, c);
+        taken = m.count;
+    }
+    report(&m);
+    return m.count;
+}

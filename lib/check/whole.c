@@ -1,0 +1,132 @@
+/*
+ * Is the checkpoint whole? Its data files, as far as their directory tells; the coverage of its tensors. From the
+ * manifest to findings.
+ */
+#include "check/check.h"
+
+#include "core/checked.h"
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/plan.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* What lies in a file. */
+typedef struct contents {
+    uint64_t needed;           /* bytes */
+    const fc_tensor *first;    /* one of those with a piece in it */
+    const fc_tensor *furthest; /* the one that ends last */
+    uint64_t tensors, objects; /* with a piece in it */
+} contents;
+
+static contents *take_stock(checking *c) {
+    const fc_checkpoint *checkpoint = c->checkpoint;
+    contents *files = fc_check_room(c, checkpoint->nfiles, sizeof *files);
+    const fc_tensor **last = fc_check_room(c, checkpoint->nfiles, sizeof *last);
+    for (size_t t = 0; files && last && t < checkpoint->ntensors; t++) {
+        const fc_tensor *tensor = &checkpoint->tensors[t];
+        for (size_t i = 0; i < tensor->nchunks; i++) {
+            const fc_chunk *chunk = &tensor->chunks[i];
+            uint64_t end;
+            if (chunk->file >= checkpoint->nfiles || !fc_add_u64(chunk->offset, chunk->length, &end)) {
+                continue;
+            }
+            contents *f = &files[chunk->file];
+            if (last[chunk->file] != tensor) {
+                *(tensor->object ? &f->objects : &f->tensors) += 1;
+            }
+            last[chunk->file] = tensor;
+            f->first = f->first ? f->first : tensor;
+            if (end > f->needed) {
+                f->needed = end;
+                f->furthest = tensor;
+            }
+        }
+    }
+    return last ? files : NULL;
+}
+
+/* "12 tensors and 3 objects, e.g. wq.weight" */
+static const char *contents_text(checking *c, const contents *has) {
+    uint64_t both = has->tensors + has->objects;
+    if (!has->first) {
+        return "no data";
+    }
+    if (both == 1) {
+        return fc_check_text(c, "data of %s", has->first->name);
+    }
+    const char *tensors = fc_check_text(c, "%" PRIu64 " tensor%s", has->tensors, has->tensors == 1 ? "" : "s");
+    const char *objects = fc_check_text(c, "%" PRIu64 " object%s", has->objects, has->objects == 1 ? "" : "s");
+    return fc_check_text(c, "data of %s%s%s, e.g. %s", has->tensors ? tensors : "",
+                         has->tensors && has->objects ? " and " : "", has->objects ? objects : "", has->first->name);
+}
+
+static void file_missing(checking *c, const fc_file *file, const contents *has) {
+    fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_MISSING,
+                                  .name = file->path,
+                                  .detail = contents_text(c, has),
+                                  .count = has->tensors + has->objects});
+}
+
+static void check_file(checking *c, size_t index, const contents *has) {
+    const fc_file *file = &c->checkpoint->files[index];
+    const fc_format *format = c->checkpoint->format;
+    struct stat st;
+    fc_error why;
+    if (stat(file->path, &st) != 0) {
+        if (errno == ENOENT || errno == ENOTDIR) {
+            file_missing(c, file, has);
+        } else {
+            (void)fc_fail_errno(&why, errno, "%s: cannot be examined", file->path);
+            fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_DAMAGED,
+                                          .name = file->path,
+                                          .detail = fc_check_text(c, "%s", why.message)});
+        }
+        return;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_DAMAGED,
+                                      .name = file->path,
+                                      .detail = fc_check_text(c, "%s: not a regular file", file->path)});
+    } else if ((uint64_t)st.st_size < has->needed) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_TRUNCATED,
+                                      .name = file->path,
+                                      .other = has->furthest->name,
+                                      .found = fc_check_text(c, "%" PRIu64, (uint64_t)st.st_size),
+                                      .expected = fc_check_text(c, "%" PRIu64, has->needed)});
+    } else if (format->check_file && format->check_file(c->checkpoint, index, &why) != FC_OK) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_DAMAGED,
+                                      .name = file->path,
+                                      .detail = fc_check_text(c, "%s", why.message)});
+    }
+}
+
+void fc_check_files(checking *c) {
+    const contents *files = take_stock(c);
+    for (size_t i = 0; files && i < c->checkpoint->nfiles; i++) {
+        check_file(c, i, &files[i]);
+    }
+    if (c->checkpoint->ntensors == 0) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_EMPTY, .name = c->path});
+    }
+}
+
+void fc_check_coverage(checking *c) {
+    if (c->checkpoint->format->layout_only) {
+        return;
+    }
+    for (size_t i = 0; i < c->names.count; i++) {
+        fc_coverage *coverage = NULL;
+        fc_error why;
+        const fc_tensor *tensor = c->names.items[i].tensor;
+        if (fc_coverage_within(c->checkpoint, tensor, NULL, &coverage, &why) != FC_OK) {
+            fc_check_add(c, &(fc_finding){.kind = FC_FOUND_COVERAGE,
+                                          .name = tensor->name,
+                                          .found = fc_check_type(c, tensor),
+                                          .detail = fc_check_text(c, "%s", why.message)});
+        }
+        fc_coverage_free(coverage);
+    }
+}

@@ -1,0 +1,123 @@
+/*
+ * What DDP, FSDP, torch.compile and activation checkpointing leave in names, and the options of a conversion that take
+ * it out again.
+ */
+#include "check/check.h"
+
+#include <string.h>
+
+const fc_wrapper fc_wrappers[] = {
+    {"module.", "DistributedDataParallel"},
+    {"_orig_mod.", "torch.compile"},
+    {"_fsdp_wrapped_module.", "FSDP"},
+    {"_fpw_module.", "FSDP of torch 1"},
+    {"_checkpoint_wrapped_module.", "activation checkpointing"},
+};
+const size_t fc_wrapper_count = sizeof fc_wrappers / sizeof *fc_wrappers;
+
+/* The wrapper whose component the `n` characters at `at` are, or fc_wrapper_count. */
+static size_t wrapper_of(const char *at, size_t n) {
+    size_t w = 0;
+    while (w < fc_wrapper_count &&
+           (strlen(fc_wrappers[w].component) != n || memcmp(fc_wrappers[w].component, at, n) != 0)) {
+        w++;
+    }
+    return w;
+}
+
+const char *fc_check_unwrap(checking *c, const char *name, size_t len, unsigned *which) {
+    unsigned set = 0;
+    char *copy = fc_check_room(c, len + 1, 1);
+    char *to = copy;
+    for (size_t at = 0, n; copy && at < len; at += n) {
+        const char *dot = memchr(name + at, '.', len - at);
+        n = dot ? (size_t)(dot + 1 - (name + at)) : len - at;
+        size_t w = wrapper_of(name + at, n);
+        if (w < fc_wrapper_count) {
+            set |= 1U << w;
+        } else {
+            memcpy(to, name + at, n);
+            to += n;
+        }
+    }
+    if (which) {
+        *which = set;
+    }
+    return copy ? copy : "";
+}
+
+const char *fc_check_regex(checking *c, const char *text, size_t len) {
+    char *escaped = fc_check_room(c, 2 * len + 1, 1);
+    char *to = escaped;
+    for (size_t i = 0; escaped && i < len; i++) {
+        if (strchr("\\.[]{}()*+?^$|/", text[i])) {
+            *to++ = '\\';
+        }
+        *to++ = text[i];
+    }
+    return escaped ? escaped : "";
+}
+
+const char *fc_check_drop_options(checking *c, unsigned which) {
+    const char *options = "";
+    for (size_t w = 0; w < fc_wrapper_count; w++) {
+        if (which >> w & 1) {
+            const char *component = fc_wrappers[w].component;
+            options = fc_check_text(c, "%s%s--rename 's/%s//g'", options, *options ? " " : "",
+                                    fc_check_regex(c, component, strlen(component)));
+        }
+    }
+    return options;
+}
+
+const char *fc_check_wrapped_by(checking *c, unsigned which) {
+    const char *list = "";
+    for (size_t w = 0; w < fc_wrapper_count; w++) {
+        if (which >> w & 1) {
+            list = fc_check_text(c, "%s%s%s", list, *list ? ", " : "", fc_wrappers[w].by);
+        }
+    }
+    return list;
+}
+
+static void check_flat_parameters(checking *c) {
+    fc_finding f = {.kind = FC_FOUND_FLAT_PARAMETERS};
+    for (size_t i = 0; i < c->names.count; i++) {
+        const char *name = c->names.items[i].name;
+        const char *dot = strrchr(name, '.'), *leaf = dot ? dot + 1 : name;
+        leaf += leaf[0] == '_';
+        if (strcmp(leaf, "flat_param") == 0 || strncmp(leaf, "flat_param_", 11) == 0) {
+            f.name = f.count++ ? f.name : name;
+        }
+    }
+    if (f.count > 0) {
+        fc_check_add(c, &f);
+    }
+}
+
+/* Without a reference nothing says that the model is not wrapped itself: these are warnings. "module." may be the
+   model's own name for a part of it, unless all names start with it. */
+void fc_check_wrappers(checking *c) {
+    for (size_t w = 0; w < fc_wrapper_count; w++) {
+        const char *component = fc_wrappers[w].component;
+        size_t len = strlen(component), leading = 0;
+        fc_finding f = {.detail = component, .expected = fc_wrappers[w].by};
+        for (size_t i = 0; i < c->names.count; i++) {
+            const char *name = c->names.items[i].name;
+            unsigned which;
+            fc_check_unwrap(c, name, strlen(name), &which);
+            if (which >> w & 1) {
+                f.name = f.count++ ? f.name : name;
+                leading += strncmp(name, component, len) == 0;
+            }
+        }
+        bool all = leading == c->names.count, telling = component[0] == '_';
+        if (f.count == 0 || !(all || telling)) {
+            continue;
+        }
+        f.kind = all ? FC_FOUND_WRAPPED_PREFIX : FC_FOUND_WRAPPED_NAMES;
+        f.option = all ? fc_check_text(c, "--strip-prefix %s", component) : fc_check_drop_options(c, 1U << w);
+        fc_check_add(c, &f);
+    }
+    check_flat_parameters(c);
+}

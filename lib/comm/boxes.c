@@ -1,0 +1,38 @@
+/*
+ * Checks of boxes for fc_device.copy_box. See boxes.h.
+ */
+#include "comm/boxes.h"
+
+#include "core/checked.h"
+
+/* The bytes up to the end of the box's last element, by which every offset within it is bounded. */
+static bool span_fits(const fc_strided_box *box, uint32_t element) {
+    int64_t last = box->first, reach;
+    for (int d = 0; d < box->ndim; d++) {
+        if (box->strides[d] < 0 || !fc_mul_i64(box->strides[d], box->sizes[d] > 0 ? box->sizes[d] - 1 : 0, &reach) ||
+            !fc_add_i64(last, reach, &last)) {
+            return false;
+        }
+    }
+    return box->first >= 0 && fc_add_i64(last, 1, &last) && fc_mul_i64(last, element, &last);
+}
+
+fc_code fc_strided_box_check(const fc_strided_box *to, const fc_strided_box *from, uint32_t element, bool *empty,
+                             fc_error *err) {
+    *empty = false;
+    if (to->ndim != from->ndim || to->ndim < 0 || to->ndim > FC_MAX_DIMS || element == 0) {
+        return fc_fail(err, FC_EUSAGE, "a copy of elements of %u bytes from a box of %d dimensions to one of %d",
+                       (unsigned)element, from->ndim, to->ndim);
+    }
+    for (int d = 0; d < to->ndim; d++) {
+        if (to->sizes[d] != from->sizes[d] || to->sizes[d] < 0) {
+            return fc_fail(err, FC_EUSAGE, "a copy between boxes that differ in dimension %d: %lld and %lld elements",
+                           d, (long long)from->sizes[d], (long long)to->sizes[d]);
+        }
+        *empty |= to->sizes[d] == 0;
+    }
+    if (!span_fits(to, element) || !span_fits(from, element)) {
+        return fc_fail(err, FC_EUSAGE, "a copy of a box with a negative stride, or whose bytes overflow");
+    }
+    return FC_OK;
+}

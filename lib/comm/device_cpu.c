@@ -1,0 +1,171 @@
+/*
+ * The processor as a device: memory is malloc's, a stream does its work at once. What lib/fsdp and the host backends
+ * run on, and what GPU kernels are compared with.
+ */
+#include "comm/arith.h"
+#include "comm/boxes.h"
+
+#include "fsdpckpt/move.h"
+#include "move/strided.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Lines of caches and vectors: what buffers of numbers are aligned to. */
+enum { ALIGNMENT = 64 };
+
+/* A stream and an event have nothing to remember; each is an allocation, so that a leak or a double free is seen. */
+struct fc_stream {
+    char unused;
+};
+struct fc_event {
+    char unused;
+};
+
+static fc_code cpu_alloc(fc_device *device, size_t bytes, void **out, fc_error *err) {
+    void *memory = NULL;
+    if (posix_memalign(&memory, ALIGNMENT, bytes ? bytes : 1) != 0) {
+        *out = NULL;
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory for %zu bytes", device->name, bytes);
+    }
+    *out = memory;
+    return FC_OK;
+}
+
+static void cpu_release(fc_device *device, void *memory) {
+    (void)device;
+    free(memory);
+}
+
+static fc_code cpu_stream_new(fc_device *device, fc_stream **out, fc_error *err) {
+    *out = calloc(1, sizeof **out);
+    return *out ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", device->name);
+}
+
+static void cpu_stream_free(fc_device *device, fc_stream *stream) {
+    (void)device;
+    free(stream);
+}
+
+static fc_code cpu_synchronize(fc_device *device, fc_stream *stream, fc_error *err) {
+    (void)device;
+    (void)stream;
+    (void)err;
+    return FC_OK;
+}
+
+static fc_code cpu_event_new(fc_device *device, fc_event **out, fc_error *err) {
+    *out = calloc(1, sizeof **out);
+    return *out ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", device->name);
+}
+
+static void cpu_event_free(fc_device *device, fc_event *event) {
+    (void)device;
+    free(event);
+}
+
+static fc_code cpu_record(fc_device *device, fc_event *event, fc_stream *stream, fc_error *err) {
+    (void)event;
+    return cpu_synchronize(device, stream, err);
+}
+
+static fc_code cpu_wait(fc_device *device, fc_stream *stream, fc_event *event, fc_error *err) {
+    (void)event;
+    return cpu_synchronize(device, stream, err);
+}
+
+static fc_code cpu_copy(fc_device *device, void *dst, const void *src, size_t bytes, fc_stream *stream, fc_error *err) {
+    if (bytes > 0) {
+        memmove(dst, src, bytes);
+    }
+    return cpu_synchronize(device, stream, err);
+}
+
+static fc_code cpu_zero(fc_device *device, void *dst, size_t bytes, fc_stream *stream, fc_error *err) {
+    if (bytes > 0) {
+        memset(dst, 0, bytes);
+    }
+    return cpu_synchronize(device, stream, err);
+}
+
+static fc_code cpu_copy_box(fc_device *device, void *dst, const fc_strided_box *to, const void *src,
+                            const fc_strided_box *from, uint32_t element, fc_stream *stream, fc_error *err) {
+    fc_strided copy;
+    bool empty;
+    fc_code rc = fc_strided_box_check(to, from, element, &empty, err);
+    if (rc != FC_OK || empty) {
+        return rc;
+    }
+    if (!fc_strided_make(&copy, to->ndim, to->sizes, from->strides, to->strides, element)) {
+        return fc_fail(err, FC_EUSAGE, "%s: a copy of a box whose bytes overflow", device->name);
+    }
+    fc_strided_copy(&copy, (const unsigned char *)src + from->first * element,
+                    (unsigned char *)dst + to->first * element);
+    return cpu_synchronize(device, stream, err);
+}
+
+static fc_code cpu_cast(fc_device *device, fc_dtype from, const void *src, fc_dtype to, void *dst, size_t count,
+                        fc_stream *stream, fc_error *err) {
+    if (from != to && (fc_dtype_get(from)->cls != FC_CLASS_FLOAT || fc_dtype_get(to)->cls != FC_CLASS_FLOAT)) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: %s cannot become %s", device->name, fc_dtype_get(from)->torch_name,
+                       fc_dtype_get(to)->torch_name);
+    }
+    fc_cast(from, src, to, dst, count);
+    return cpu_synchronize(device, stream, err);
+}
+
+static fc_code cpu_add(fc_device *device, fc_dtype dtype, void *dst, const void *src, size_t count, fc_stream *stream,
+                       fc_error *err) {
+    const void *inputs[] = {dst, src};
+    fc_code rc = fc_arith_check(dtype, FC_REDUCE_SUM, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_arith_reduce(dtype, FC_REDUCE_SUM, inputs, 2, dst, count);
+    return cpu_synchronize(device, stream, err);
+}
+
+static fc_code cpu_divide(fc_device *device, fc_dtype dtype, void *data, double divisor, size_t count,
+                          fc_stream *stream, fc_error *err) {
+    fc_code rc = fc_arith_check(dtype, FC_REDUCE_AVG, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_arith_divide(dtype, divisor, data, count);
+    return cpu_synchronize(device, stream, err);
+}
+
+static void cpu_destroy(fc_device *device) {
+    free(device);
+}
+
+fc_code fc_device_cpu(fc_device **out, fc_error *err) {
+    static const fc_device cpu = {
+        .name = "cpu",
+        .is_host = true,
+        .alloc = cpu_alloc,
+        .release = cpu_release,
+        .alloc_staging = cpu_alloc,
+        .release_staging = cpu_release,
+        .stream_new = cpu_stream_new,
+        .stream_free = cpu_stream_free,
+        .synchronize = cpu_synchronize,
+        .event_new = cpu_event_new,
+        .event_free = cpu_event_free,
+        .record = cpu_record,
+        .wait = cpu_wait,
+        .copy = cpu_copy,
+        .zero = cpu_zero,
+        .copy_box = cpu_copy_box,
+        .cast = cpu_cast,
+        .add = cpu_add,
+        .divide = cpu_divide,
+        .destroy = cpu_destroy,
+    };
+    *out = malloc(sizeof **out);
+    if (!*out) {
+        return fc_fail(err, FC_ENOMEM, "cpu: out of memory");
+    }
+    **out = cpu;
+    return FC_OK;
+}

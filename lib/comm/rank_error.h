@@ -1,0 +1,15 @@
+/*
+ * Messages that say which rank they are about.
+ */
+#ifndef FSDPCKPT_COMM_RANK_ERROR_H
+#define FSDPCKPT_COMM_RANK_ERROR_H
+
+#include <stdbool.h>
+#include <string.h>
+
+/** Whether `message` names its rank already ("rank 3: ..."), as an error does that ranks have agreed on before. */
+static inline bool fc_names_a_rank(const char *message) {
+    return strncmp(message, "rank ", 5) == 0 && message[5] >= '0' && message[5] <= '9';
+}
+
+#endif

@@ -1,0 +1,44 @@
+/*
+ * What the ranks of a conversion tell each other: outcomes, where the files are, and sums. Everything here is
+ * collective and does nothing where `comm` is NULL, so that fc_convert is one path for one process and for many.
+ */
+#ifndef FSDPCKPT_MOVE_RANKS_H
+#define FSDPCKPT_MOVE_RANKS_H
+
+#include "fsdpckpt/move.h"
+
+/** Whether this process writes headers and commits: rank 0. */
+static inline bool fc_ranks_leads(const fc_comm *comm) {
+    return !comm || comm->rank == 0;
+}
+
+/** As fc_comm_agree: FC_OK only if `mine` is, too. */
+static inline fc_code fc_ranks_agree(fc_comm *comm, fc_code mine, fc_error *err) {
+    fc_code rc = comm ? fc_comm_agree(comm, mine, err) : mine;
+    return rc == FC_OK ? mine : rc;
+}
+
+/** Agrees, and that all ranks see the same checkpoint at `wanted->source`. */
+fc_code fc_ranks_compare(fc_comm *comm, fc_code mine, const fc_wanted *wanted, fc_error *err);
+
+/**
+ * Agrees, and gives all ranks the path that rank 0 has.
+ * @param path  rank 0's; of the others it is ignored.
+ * @param arena of the copy that the others get; rank 0 keeps its own.
+ */
+fc_code fc_ranks_share_path(fc_comm *comm, fc_code mine, const char **path, fc_arena *arena, fc_error *err);
+
+/** Agrees, and gives all ranks the number that rank 0 has. */
+fc_code fc_ranks_share_number(fc_comm *comm, fc_code mine, size_t *number, fc_error *err);
+
+/** Agrees, and gives all ranks the path and the items' offsets of the part that rank 0 has reserved. */
+fc_code fc_ranks_share_part(fc_comm *comm, fc_code mine, fc_part *part, fc_arena *arena, fc_error *err);
+
+/** Agrees, makes durable what this rank has written into the part, and joins the digests of its contiguous items. */
+fc_code fc_ranks_join_items(fc_comm *comm, fc_code mine, const fc_wanted *wanted, fc_part *part, bool crc32,
+                            fc_error *err);
+
+/** Agrees, and joins `count` sums (fc_move_options.digests). */
+fc_code fc_ranks_join_sums(fc_comm *comm, fc_code mine, uint64_t *sums, size_t count, fc_error *err);
+
+#endif

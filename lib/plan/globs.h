@@ -1,0 +1,24 @@
+/*
+ * Lists of globs over names, as --include takes them.
+ */
+#ifndef FSDPCKPT_PLAN_GLOBS_H
+#define FSDPCKPT_PLAN_GLOBS_H
+
+#include <fnmatch.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+/** Whether one of the NULL-terminated `globs` (NULL: none) matches `name`; `*which` receives its index. */
+static inline bool fc_globs_match(const char *const *globs, const char *name, size_t *which) {
+    for (size_t i = 0; globs && globs[i]; i++) {
+        if (fnmatch(globs[i], name, 0) == 0) {
+            if (which) {
+                *which = i;
+            }
+            return true;
+        }
+    }
+    return false;
+}
+
+#endif

@@ -1,0 +1,36 @@
+/*
+ * The names of a checkpoint as they are compared with another's: selected by globs, without a prefix. From a manifest
+ * to a list that check and diff join. (A conversion's names are fc_wanted's.)
+ */
+#ifndef FSDPCKPT_PLAN_NAMES_H
+#define FSDPCKPT_PLAN_NAMES_H
+
+#include "core/name_table.h"
+#include "fsdpckpt/wanted.h"
+
+typedef struct fc_named {
+    const char *name; /**< as it is compared */
+    const fc_tensor *tensor;
+} fc_named;
+
+typedef struct fc_names {
+    fc_named *items; /**< in the order of the source */
+    size_t count;
+    size_t left_out; /**< by include and exclude */
+    size_t stripped; /**< names that had the prefix */
+    fc_name_table *table;
+} fc_names;
+
+/**
+ * Lists the names of `checkpoint`. Unlike those of a conversion, the globs are over names without the prefix, so that
+ * they mean the same on both sides; and that they, or the prefix, match nothing is no error.
+ * @param selection NULL: everything. Only include, exclude and strip_prefix are looked at.
+ * @return FC_EUSAGE when two names become equal, or nothing is left of one.
+ */
+fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selection, fc_arena *arena, fc_names *out,
+                      fc_error *err);
+
+/** @return the index of `name`, or FC_NO_NAME. */
+size_t fc_names_find(const fc_names *names, const char *name);
+
+#endif

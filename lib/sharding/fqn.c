@@ -1,0 +1,140 @@
+/*
+ * Names of parameters and modules split at their dots: see fqn.h. A name comes from a checkpoint, a pattern from a
+ * person's plan or policy.
+ */
+#include "sharding/fqn.h"
+
+#include <stdint.h>
+#include <string.h>
+
+typedef fc_fqn_part part;
+
+bool fc_fqn_is(part p, const char *text) {
+    return strlen(text) == p.len && memcmp(p.text, text, p.len) == 0;
+}
+
+bool fc_fqn_is_one_of(part p, const char *const *texts, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (fc_fqn_is(p, texts[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool contains(part p, const char *text) {
+    return memmem(p.text, p.len, text, strlen(text)) != NULL;
+}
+
+/* What torch.compile, FSDP1 and activation checkpointing leave in the middle of a name; no plan names them. */
+static bool is_wrapper(part p) {
+    static const char *const wrappers[] = {"_orig_mod", "_fsdp_wrapped_module", "_fpw_module",
+                                           "_checkpoint_wrapped_module"};
+    return p.len > 0 && p.text[0] == '_' && fc_fqn_is_one_of(p, wrappers, sizeof wrappers / sizeof *wrappers);
+}
+
+/* Splits at the dots, from the end, `most` components of it. */
+void fc_fqn_split(const char *text, int most, fc_fqn *out) {
+    part reversed[FC_FQN_PARTS];
+    const char *end = text + strlen(text);
+    int n = 0;
+    for (const char *at = end; n < most; at--) {
+        if (at == text || at[-1] == '.') {
+            part p = {at, (size_t)(end - at)};
+            if (!is_wrapper(p)) {
+                reversed[n++] = p;
+            }
+            if (at == text) {
+                break;
+            }
+            end = at - 1;
+        }
+    }
+    out->count = n;
+    for (int i = 0; i < n; i++) {
+        out->parts[i] = reversed[n - 1 - i];
+    }
+}
+
+/* The keys that torch.optim's optimizers keep for each parameter. */
+static bool is_state_key(part p) {
+    static const char *const keys[] = {
+        "step",      "exp_avg",  "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg",
+        "acc_delta", "grad_avg", "sum",        "exp_inf",        "mu_product",      "prev",
+        "eta",       "mu",       "ax",         "step_size",
+    };
+    return fc_fqn_is_one_of(p, keys, sizeof keys / sizeof *keys);
+}
+
+/*
+ * Optimizer state is named "optim.state.<parameter>.<key>" with many spellings of the first part: it follows its
+ * parameter, so the key is cut off. Under "optim….state" any key is one; elsewhere only those of torch.optim, lest a
+ * model saved under the key "state" lose its parameter names.
+ * @return the key; an empty part for what is no optimizer state.
+ */
+part fc_fqn_cut_state_key(fc_fqn *n) {
+    bool optim = false, state = false;
+    part none = {"", 0};
+    for (int i = 0; i + 2 < n->count; i++) {
+        optim = optim || contains(n->parts[i], "optim");
+        state = state || fc_fqn_is(n->parts[i], "state");
+    }
+    if (!optim && !state) {
+        return none;
+    }
+    part last = n->parts[n->count - 1];
+    bool parameter = fc_fqn_is(last, "weight") || fc_fqn_is(last, "bias");
+    if (is_state_key(last) || (optim && state && !parameter)) {
+        n->count--;
+        return last;
+    }
+    return none;
+}
+
+/* Whether `p` matches a pattern component, in which `*` stands for any text. */
+bool fc_fqn_component_matches(part pattern, part p) {
+    size_t i = 0, j = 0, star = SIZE_MAX, resume = 0;
+    while (j < p.len) {
+        if (i < pattern.len && pattern.text[i] == '*') {
+            star = i++;
+            resume = j;
+        } else if (i < pattern.len && pattern.text[i] == p.text[j]) {
+            i++;
+            j++;
+        } else if (star != SIZE_MAX) {
+            i = star + 1;
+            j = ++resume;
+        } else {
+            return false;
+        }
+    }
+    while (i < pattern.len && pattern.text[i] == '*') {
+        i++;
+    }
+    return i == pattern.len;
+}
+
+/* The last component of the first `len` bytes. */
+static part last_of(const char *text, size_t len) {
+    const char *dot = len ? memrchr(text, '.', len) : NULL;
+    size_t start = dot ? (size_t)(dot - text) + 1 : 0;
+    return (part){text + start, len - start};
+}
+
+bool fc_fqn_ends_with(const char *name, size_t len, const char *pattern) {
+    size_t left = strlen(pattern);
+    for (;;) {
+        part p = last_of(pattern, left), n = last_of(name, len);
+        if (!fc_fqn_component_matches(p, n)) {
+            return false;
+        }
+        if (p.text == pattern) {
+            return true;
+        }
+        if (n.text == name) {
+            return false;
+        }
+        left = (size_t)(p.text - pattern) - 1;
+        len = (size_t)(n.text - name) - 1;
+    }
+}

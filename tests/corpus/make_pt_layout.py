@@ -1,0 +1,48 @@
+"""Makes pt/layout.pt and pt/layout-zip64.bin: the archive as PyTorch lays it out, for test_zip_write.c.
+
+layout.pt is a small torch.save file. layout-zip64.bin is one of 4.4 GB without the bytes of its large record (all of
+them zeros, from a sparse file): what lies before, 832 bytes, then what lies behind.
+
+    python tests/corpus/make_pt_layout.py
+"""
+
+import pathlib
+import tempfile
+
+import torch
+
+OUT = pathlib.Path(__file__).parent / "pt"
+LARGE = 4_400_000_000
+
+
+class Sink:
+    """A file that forgets the large write and keeps the others."""
+
+    def __init__(self):
+        self.kept = []
+
+    def write(self, data):
+        if len(data) < 100_000:
+            self.kept.append(bytes(data))
+        return len(data)
+
+    def flush(self):
+        pass
+
+
+def main():
+    OUT.mkdir(exist_ok=True)
+    small = {"a": torch.arange(10.0), "e": torch.zeros(0), "b": torch.zeros(3, dtype=torch.bfloat16), "o": 3.5}
+    torch.save(small, OUT / "layout.pt")
+    with tempfile.NamedTemporaryFile() as f:
+        f.truncate(LARGE)
+        storage = torch.UntypedStorage.from_file(f.name, False, LARGE)
+        large = torch.tensor([], dtype=torch.uint8).set_(storage)
+        torch.serialization.set_crc32_options(False)  # of the large record alone would take a while
+        sink = Sink()
+        torch.save({"a": large, "b": torch.arange(4.0), "c": torch.zeros(0)}, sink)
+        (OUT / "layout-zip64.bin").write_bytes(b"".join(sink.kept))
+
+
+if __name__ == "__main__":
+    main()

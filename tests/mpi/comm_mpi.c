@@ -1,0 +1,64 @@
+/*
+ * A rank of an MPI job that runs the cases every communicator must pass. Prints what failed; its status is 1 then.
+ *   comm_mpi              all of them
+ *   comm_mpi cancel       the last rank never joins a barrier: the others are freed by the flag
+ */
+#include "comm_cases.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static fc_code run_cases(fc_comm *comm, fc_error *err) {
+    for (const comm_case *c = comm_cases; c->name; c++) {
+        fc_code rc = fc_comm_agree(comm, c->run(comm, NULL, err), err);
+        if (rc != FC_OK) {
+            return fc_context(err, rc, "%s", c->name);
+        }
+    }
+    return FC_OK;
+}
+
+/* Ends with broken communicators: nothing here may wait for another rank. */
+static fc_code run_cancel(fc_comm *comm, fc_error *err) {
+    static atomic_bool stop;
+    fc_code rc = comm->barrier(comm, err);
+    if (rc != FC_OK || comm->rank == comm->size - 1) {
+        comm->broken = true;
+        sleep(2); /* longer than the others need; it ends the job */
+        return rc;
+    }
+    atomic_store(&stop, true);
+    comm->cancel = &stop;
+    rc = comm->barrier(comm, err);
+    return rc == FC_EINTERRUPTED && comm->broken ? FC_OK : fc_fail(err, FC_EFOUND, "the flag did not end the barrier");
+}
+
+int main(int argc, char **argv) {
+    fc_error err = {FC_OK, ""};
+    fc_device *device;
+    fc_comm *comm;
+    fc_code rc = fc_device_cpu(&device, &err);
+    if (rc != FC_OK) {
+        fprintf(stderr, "%s\n", err.message);
+        return 1;
+    }
+    rc = fc_comm_mpi(device, &comm, &err);
+    if (rc == FC_OK) {
+        bool cancel = argc > 1 && strcmp(argv[1], "cancel") == 0;
+        int rank = comm->rank, size = comm->size;
+        rc = cancel ? run_cancel(comm, &err) : run_cases(comm, &err);
+        comm->free(comm);
+        if (rc == FC_OK && !cancel && fc_comm_mpi(device, &comm, NULL) != FC_EUSAGE) {
+            rc = fc_fail(&err, FC_EFOUND, "MPI was started twice");
+        }
+        if (rc == FC_OK) {
+            printf("rank %d of %d: good\n", rank, size);
+        }
+    }
+    if (rc != FC_OK) {
+        fprintf(stderr, "%s\n", err.message);
+    }
+    device->destroy(device);
+    return rc != FC_OK;
+}

@@ -1,0 +1,52 @@
+"""Runs a function on ranks that are forked processes with a gloo process group. What the FSDP oracles share.
+
+Importing torch takes longer than all of a test; forked ranks import it once.
+"""
+
+import os
+import pickle
+import sys
+import tempfile
+import traceback
+
+import torch
+import torch.distributed as dist
+
+
+def _rank(function, rank, world, directory, args):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
+    result = function(rank, world, *args)
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
+
+
+def run(world, function, *args):
+    """[function(rank, world, *args) for every rank]; an exception of one is raised here."""
+    children, results = [], []
+    with tempfile.TemporaryDirectory() as directory:
+        for rank in range(world):
+            pid = os.fork()
+            if pid:
+                children.append(pid)
+                continue
+            status = 1
+            try:
+                result = _rank(function, rank, world, directory, args)
+                with open(f"{directory}/{rank}", "wb") as f:
+                    pickle.dump(result, f)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        failed = [rank for rank, pid in enumerate(children) if os.waitpid(pid, 0)[1]]
+        if failed:
+            raise RuntimeError(f"ranks {failed} failed")
+        for rank in range(world):
+            with open(f"{directory}/{rank}", "rb") as f:
+                results.append(pickle.load(f))
+    return results

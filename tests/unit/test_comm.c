@@ -1,0 +1,241 @@
+/*
+ * lib/comm: the backend "local" beyond gathering and reducing: splits, agreement, and that a rank which fails or leaves
+ * never keeps the others waiting.
+ */
+#include "comm_cases.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void on_all_sizes(fc_code (*run)(fc_comm *, void *, fc_error *)) {
+    for (int size = 1; size <= 8; size++) {
+        fc_error err = {FC_OK, ""};
+        fc_code rc = fc_comm_run_local(size, run, NULL, &err);
+        assert_string_equal(err.message, "");
+        assert_int_equal(rc, FC_OK);
+    }
+}
+
+static void broadcasts(void **state) {
+    (void)state;
+    on_all_sizes(case_broadcast);
+}
+
+static void splits(void **state) {
+    (void)state;
+    on_all_sizes(case_split);
+    on_all_sizes(case_split_mesh);
+}
+
+static void agreement(void **state) {
+    (void)state;
+    on_all_sizes(case_agree);
+}
+
+static void refusals(void **state) {
+    (void)state;
+    on_all_sizes(case_refusals);
+}
+
+/* What the ranks of a failing run see. */
+typedef struct seen {
+    int bad;
+    fc_code codes[8];
+    fc_error errors[8];
+} seen;
+
+static fc_code gather_int(fc_comm *comm, fc_error *err) {
+    int all[8];
+    return comm->all_gather(comm, &comm->rank, all, sizeof *all, NULL, err);
+}
+
+static fc_code one_fails(fc_comm *comm, void *context, fc_error *err) {
+    seen *s = context;
+    fc_code rc = gather_int(comm, err);
+    assert_int_equal(rc, FC_OK);
+    if (comm->rank == s->bad) {
+        return fc_fail(err, FC_EIO, "the disk is full");
+    }
+    rc = gather_int(comm, err);
+    s->codes[comm->rank] = rc;
+    s->errors[comm->rank] = *err;
+    return rc;
+}
+
+static void a_failure_reaches_all(void **state) {
+    (void)state;
+    for (int size = 2; size <= 8; size++) {
+        for (int bad = 0; bad < size; bad++) {
+            seen s = {.bad = bad};
+            fc_error err = {FC_OK, ""};
+            char wanted[64];
+            snprintf(wanted, sizeof wanted, "rank %d: the disk is full", bad);
+            assert_int_equal(fc_comm_run_local(size, one_fails, &s, &err), FC_EIO);
+            assert_string_equal(err.message, wanted);
+            for (int r = 0; r < size; r++) {
+                if (r != bad) {
+                    assert_int_equal(s.codes[r], FC_EIO);
+                    assert_string_equal(s.errors[r].message, wanted);
+                }
+            }
+        }
+    }
+}
+
+static fc_code one_leaves(fc_comm *comm, void *context, fc_error *err) {
+    return comm->rank == *(int *)context ? FC_OK : comm->barrier(comm, err);
+}
+
+static void a_rank_that_leaves(void **state) {
+    (void)state;
+    for (int bad = 0; bad < 4; bad++) {
+        fc_error err = {FC_OK, ""};
+        char wanted[96];
+        snprintf(wanted, sizeof wanted, "rank %d: returned while others wait for it in barrier", bad);
+        assert_int_equal(fc_comm_run_local(4, one_leaves, &bad, &err), FC_EUSAGE);
+        assert_string_equal(err.message, wanted);
+    }
+}
+
+/* Rank 3 fails while the others wait in a group to which it does not belong, for one that waits in another. */
+static fc_code fails_elsewhere(fc_comm *comm, void *context, fc_error *err) {
+    (void)context;
+    fc_comm *part;
+    fc_code rc = comm->split(comm, comm->rank / 2, &part, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (comm->rank == 3) {
+        rc = fc_fail(err, FC_ECORRUPT, "no tensor");
+    } else {
+        for (int i = 0; rc == FC_OK && i < 1000000; i++) {
+            rc = part->barrier(part, err);
+        }
+    }
+    part->free(part);
+    return rc;
+}
+
+static void a_failure_crosses_groups(void **state) {
+    (void)state;
+    fc_error err = {FC_OK, ""};
+    assert_int_equal(fc_comm_run_local(4, fails_elsewhere, NULL, &err), FC_ECORRUPT);
+    assert_string_equal(err.message, "rank 3: no tensor");
+}
+
+/* Buffers are freed as soon as a call returns: with a sanitizer, a rank that still reads them is found. */
+static fc_code fails_while_copying(fc_comm *comm, void *context, fc_error *err) {
+    (void)context;
+    fc_code rc = FC_OK;
+    fc_comm *part;
+    rc = comm->split(comm, comm->rank == 0, &part, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    for (int i = 0; rc == FC_OK && i < 20; i++) {
+        if (comm->rank == 0 && i == 3) {
+            rc = fc_fail(err, FC_EIO, "gone");
+            break;
+        }
+        size_t bytes = 100000;
+        char *send = calloc(1, bytes), *recv = malloc(bytes * (size_t)part->size);
+        rc = part->all_gather(part, send, recv, bytes, NULL, err);
+        free(send);
+        free(recv);
+    }
+    part->free(part);
+    return rc;
+}
+
+static void nobody_reads_freed_memory(void **state) {
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(fc_comm_run_local(4, fails_while_copying, NULL, NULL), FC_EIO);
+    }
+}
+
+static fc_code different_calls(fc_comm *comm, void *context, fc_error *err) {
+    float data[8] = {0};
+    switch (*(int *)context) {
+    case 0:
+        return comm->rank == 1 ? comm->barrier(comm, err) : comm->broadcast(comm, data, 4, 0, NULL, err);
+    case 1:
+        return comm->broadcast(comm, data, comm->rank == 1 ? 8 : 4, 0, NULL, err);
+    case 2:
+        return comm->all_reduce(comm, data, 4, comm->rank == 1 ? FC_I32 : FC_F32, FC_REDUCE_SUM, NULL, err);
+    default:
+        return comm->broadcast(comm, data, 4, comm->rank == 1 ? 1 : 0, NULL, err);
+    }
+}
+
+static void calls_that_differ(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 4; kind++) {
+        fc_error err = {FC_OK, ""};
+        assert_int_equal(fc_comm_run_local(3, different_calls, &kind, &err), FC_EUSAGE);
+        assert_non_null(strstr(err.message, "rank 1: "));
+    }
+}
+
+static fc_code cancelled(fc_comm *comm, void *context, fc_error *err) {
+    static atomic_bool stop;
+    (void)context;
+    atomic_store(&stop, false);
+    fc_code rc = comm->barrier(comm, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    comm->cancel = &stop;
+    if (comm->rank == 0) {
+        atomic_store(&stop, true);
+        while (rc == FC_OK) { /* never joins: only the flag can free the others */
+            rc = atomic_load(&stop) ? fc_fail(err, FC_EINTERRUPTED, "interrupted") : FC_OK;
+        }
+        return rc;
+    }
+    return comm->barrier(comm, err);
+}
+
+static void cancelling(void **state) {
+    (void)state;
+    assert_int_equal(fc_comm_run_local(4, cancelled, NULL, NULL), FC_EINTERRUPTED);
+}
+
+static fc_code nothing(fc_comm *comm, void *context, fc_error *err) {
+    (void)comm;
+    (void)context;
+    (void)err;
+    return FC_OK;
+}
+
+static void sizes(void **state) {
+    (void)state;
+    assert_int_equal(fc_comm_run_local(0, nothing, NULL, NULL), FC_EUSAGE);
+    assert_int_equal(fc_comm_run_local(-1, nothing, NULL, NULL), FC_EUSAGE);
+    assert_int_equal(fc_comm_run_local(1 << 20, nothing, NULL, NULL), FC_EUSAGE);
+    assert_int_equal(fc_comm_run_local(64, nothing, NULL, NULL), FC_OK);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(broadcasts),
+        cmocka_unit_test(splits),
+        cmocka_unit_test(agreement),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(a_failure_reaches_all),
+        cmocka_unit_test(a_rank_that_leaves),
+        cmocka_unit_test(a_failure_crosses_groups),
+        cmocka_unit_test(nobody_reads_freed_memory),
+        cmocka_unit_test(calls_that_differ),
+        cmocka_unit_test(cancelling),
+        cmocka_unit_test(sizes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

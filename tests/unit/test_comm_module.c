@@ -1,0 +1,97 @@
+/*
+ * lib/comm/module.c: a module that is missing, damaged or of another build is refused with the reason.
+ */
+#include "fsdpckpt/comm.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char directory[] = "/tmp/fsdpckpt-modules-XXXXXX";
+
+static int setup(void **state) {
+    (void)state;
+    return !mkdtemp(directory) || setenv("FSDPCKPT_MODULE_PATH", directory, 1) != 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    return rmdir(directory);
+}
+
+static const char *module_path(const char *name) {
+    static char path[128];
+    snprintf(path, sizeof path, "%s/libfsdpckpt-comm-%s.so", directory, name);
+    return path;
+}
+
+/* All three loaders say the same. */
+static void all_refuse(const char *reason) {
+    fc_error err;
+    fc_device *cpu, *gpu;
+    fc_comm *comm;
+    assert_int_equal(fc_device_cpu(&cpu, NULL), FC_OK);
+    assert_int_equal(fc_comm_mpi(cpu, &comm, &err), FC_EUNSUPPORTED);
+    assert_null(comm);
+    assert_non_null(strstr(err.message, reason));
+    assert_int_equal(fc_device_cuda(0, &gpu, &err), FC_EUNSUPPORTED);
+    assert_null(gpu);
+    assert_non_null(strstr(err.message, reason));
+    assert_int_equal(fc_comm_nccl(NULL, cpu, &comm, &err), FC_EUNSUPPORTED);
+    assert_null(comm);
+    assert_non_null(strstr(err.message, reason));
+    cpu->destroy(cpu);
+}
+
+static const char *const names[] = {"mpi", "cuda", "nccl"};
+
+static void missing(void **state) {
+    (void)state;
+    fc_error err;
+    fc_device *gpu;
+    assert_int_equal(fc_device_cuda(0, &gpu, &err), FC_EUNSUPPORTED);
+    /* The reason depends on the build. */
+    assert_true(strstr(err.message, directory) || strstr(err.message, "built without"));
+}
+
+static void damaged(void **state) {
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        FILE *f = fopen(module_path(names[i]), "w");
+        assert_non_null(f);
+        fputs("not a shared object", f);
+        fclose(f);
+    }
+    all_refuse(": cannot be loaded: ");
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(unlink(module_path(names[i])), 0);
+    }
+}
+
+/* Any other shared library: that of these tests is there. */
+static void foreign(void **state) {
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(symlink(FSDPCKPT_SOME_LIBRARY, module_path(names[i])), 0);
+    }
+    all_refuse(": was not built with this fsdpckpt ");
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(unlink(module_path(names[i])), 0);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(missing),
+        cmocka_unit_test(damaged),
+        cmocka_unit_test(foreign),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

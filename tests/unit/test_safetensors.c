@@ -1,0 +1,365 @@
+/*
+ * safetensors: which headers are refused, and with what message. What is read right is compared with the library's own
+ * answers by tests/oracle/safetensors_*.py; all that the library (0.8) refuses is refused here.
+ */
+#include "core/base64.h"
+#include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/format.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char directory[] = "/tmp/fc-test-st-XXXXXX";
+static char path[64];
+
+static void put(const char *name, const char *header, size_t length, const char *data, size_t size) {
+    char file[128];
+    unsigned char bytes[8];
+    snprintf(file, sizeof file, "%s/%s", directory, name);
+    FILE *f = fopen(file, "wb");
+    assert_non_null(f);
+    for (int i = 0; i < 8; i++) {
+        bytes[i] = (unsigned char)((uint64_t)length >> (8 * i));
+    }
+    fwrite(bytes, 1, 8, f);
+    fwrite(header, 1, strlen(header), f);
+    fwrite(data, 1, size, f);
+    fclose(f);
+}
+
+static void forget(const char *name) {
+    char file[128];
+    snprintf(file, sizeof file, "%s/%s", directory, name);
+    unlink(file);
+}
+
+#define T(name, dtype, shape, begin, end)                                                                              \
+    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" begin "," end "]}"
+#define ONE T("a", "U8", "[4]", "0", "4")
+
+static const struct {
+    const char *header; /* four bytes of data follow */
+    fc_code code;
+    const char *message; /* a part of it */
+} refused[] = {
+    {"", FC_ECORRUPT, "offset 8: a JSON object should start here"},
+    {"[]", FC_ECORRUPT, "offset 8: a JSON object should start here"},
+    {"\xef\xbb\xbf{}", FC_ECORRUPT, "offset 8"},
+    {"{", FC_ECORRUPT, "offset 9: a name in quotation marks"},
+    {"{" ONE, FC_ECORRUPT, "'}' or ','"},
+    {"{" ONE ",}", FC_ECORRUPT, "a name in quotation marks"},
+    {"{" ONE "} x", FC_ECORRUPT, "something follows"},
+    {"{" ONE "," ONE "}", FC_ECORRUPT, "tensor a: the name is there twice"},
+    {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", FC_ECORRUPT, "duplicate"},
+    {"{\"a\":4}", FC_ECORRUPT, "tensor a: its entry in the header is no JSON object"},
+    {"{\"a\":{}}", FC_ECORRUPT, "tensor a: it has no dtype"},
+    {"{\"a\":{\"dtype\":\"U8\"}}", FC_ECORRUPT, "tensor a: it has no shape"},
+    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4]}}", FC_ECORRUPT, "tensor a: its data_offsets"},
+    {"{" T("a", "C128", "[4]", "0", "4") "}", FC_EUNSUPPORTED, "tensor a: the dtype C128 is unknown"},
+    {"{" T("a", "F6_E2M3", "[4]", "0", "3") "}", FC_EUNSUPPORTED, "no type of 6 bits"},
+    {"{" T("a", "F4", "[3]", "0", "2") "}", FC_ECORRUPT, "do not fill its last byte"},
+    {"{" T("a", "F4", "[8,1]", "0", "4") "}", FC_EUNSUPPORTED, "no whole bytes"},
+    {"{" T("a", "U8", "[-4]", "0", "4") "}", FC_ECORRUPT, "a size in its shape"},
+    {"{" T("a", "U8", "[4.0]", "0", "4") "}", FC_ECORRUPT, "a size in its shape"},
+    {"{" T("a", "U8", "[99999999999999999999]", "0", "4") "}", FC_ECORRUPT, "too big"},
+    {"{" T("a", "U8", "[5]", "0", "4") "}", FC_ECORRUPT, "ask for 5 bytes, its data_offsets span 4"},
+    {"{" T("a", "F64", "[4611686018427387904,2]", "0", "0") "}", FC_ECORRUPT, "overflows"},
+    {"{" T("a", "F64", "[1152921504606846976]", "0", "0") "}", FC_ECORRUPT, "overflows"},
+    {"{" T("a", "U8", "[4]", "4", "0") "}", FC_ECORRUPT, "its data_offsets"},
+    {"{" T("a", "U8", "[4]", "1", "5") "}", FC_ECORRUPT, "starts at byte 1 of the data, the header ends at 0"},
+    {"{" T("a", "U8", "[2]", "0", "2") "," T("b", "U8", "[1]", "3", "4") "}", FC_ECORRUPT, "tensor b: its data starts"},
+    {"{" T("a", "U8", "[3]", "0", "3") "," T("b", "U8", "[2]", "2", "4") "}", FC_ECORRUPT, "tensor b: its data starts"},
+    {"{" T("a", "U8", "[3]", "0", "3") "}", FC_ECORRUPT, "1 bytes follow the data of the last tensor"},
+    {"{" T("a", "U8", "[5]", "0", "5") "}", FC_ECORRUPT, "truncated"},
+    {"{" T("a", "U8", "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,4]", "0", "4") "}",
+     FC_EUNSUPPORTED, "more than 32 dimensions"},
+    {"{\"__metadata__\":4," ONE "}", FC_ECORRUPT, "__metadata__ is no JSON object"},
+    {"{\"__metadata__\":{\"k\":1}," ONE "}", FC_ECORRUPT, "the value of k is no text"},
+    {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}," ONE "}", FC_ECORRUPT, "the key k is there twice"},
+    {"{\"__metadata__\":{},\"__metadata__\":{}," ONE "}", FC_ECORRUPT, "__metadata__ is there twice"},
+    {"{" T("a\\u0000b", "U8", "[4]", "0", "4") "}", FC_EUNSUPPORTED, "NUL"},
+    {"{" T("\xff", "U8", "[4]", "0", "4") "}", FC_ECORRUPT, "decode byte 0xff"},
+    /* What is ours in __metadata__ can be wrong, too. */
+    {"{\"__metadata__\":{\"fsdpckpt.dtypes\":\"{\\\"b\\\":\\\"complex128\\\"}\"}," ONE "}", FC_ECORRUPT,
+     "tensor b: the file has no tensor of that name"},
+    {"{\"__metadata__\":{\"fsdpckpt.dtypes\":\"{\\\"a\\\":\\\"complex128\\\"}\"}," ONE "}", FC_ECORRUPT,
+     "tensor a: the dtype does not fit"},
+    {"{\"__metadata__\":{\"fsdpckpt.dtypes\":\"{\\\"a\\\":\\\"int8\\\"}\"}," ONE "}", FC_ECORRUPT,
+     "tensor a: the dtype does not fit"},
+    {"{\"__metadata__\":{\"fsdpckpt.paths\":\"{\\\"a\\\":[]}\"}," ONE "}", FC_ECORRUPT, "a path should be"},
+    {"{\"__metadata__\":{\"fsdpckpt.paths\":\"{\\\"a\\\":[-1]}\"}," ONE "}", FC_ECORRUPT, "a path should be"},
+    {"{\"__metadata__\":{\"fsdpckpt.paths\":\"{\"}," ONE "}", FC_ECORRUPT, "fsdpckpt.paths: at character 1"},
+    {"{\"__metadata__\":{\"fsdpckpt.mesh\":\"{}\"}," ONE "}", FC_ECORRUPT, "fsdpckpt.mesh should be a mesh"},
+    {"{\"__metadata__\":{\"fsdpckpt.crc64\":\"00\"}," ONE "}", FC_ECORRUPT, "16 hexadecimal digits"},
+    {"{\"__metadata__\":{\"fsdpckpt.object.o\":\"{}\"}," ONE "}", FC_ECORRUPT, "fsdpckpt.object.o: it should have"},
+    {"{\"__metadata__\":{\"fsdpckpt.object.o\":\"{\\\"data\\\":\\\"AB\\\"}\"}," ONE "}", FC_ECORRUPT,
+     "fsdpckpt.object.o: data has no proper value"},
+    {"{\"__metadata__\":{\"fsdpckpt.object.a\":\"{\\\"encoding\\\":\\\"x\\\",\\\"json\\\":\\\"1\\\",\\\"data\\\":"
+     "\\\"\\\"}\"}," ONE "}",
+     FC_ECORRUPT, "the name a is there twice"},
+    {"{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{\\\"a\\\":{\\\"saved_offsets\\\":[1]}}\"}," ONE "}", FC_ECORRUPT,
+     "a piece of a sharded tensor"},
+    {"{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{\\\"a\\\":{\\\"saved_offsets\\\":[0,0]}}\"}," ONE "}", FC_ECORRUPT,
+     "saved_offsets should have one number"},
+};
+
+static void hostile_headers(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        fc_checkpoint *c;
+        fc_error err = {0};
+        put("a.safetensors", refused[i].header, strlen(refused[i].header), "abcd", 4);
+        fc_code rc = fc_checkpoint_open(path, NULL, &c, &err);
+        if (rc != refused[i].code || !strstr(err.message, refused[i].message) ||
+            strncmp(err.message, path, strlen(path)) != 0) {
+            fail_msg("case %zu: %d: %s", i, rc, err.message);
+        }
+    }
+}
+
+static void lengths(void **state) {
+    static const uint64_t wrong[] = {UINT64_MAX, 100000001, 100000000, 1000};
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        fc_checkpoint *c;
+        fc_error err = {0};
+        put("a.safetensors", "{}", (size_t)wrong[i], "", 0);
+        assert_int_equal(fc_checkpoint_open(path, NULL, &c, &err), FC_ECORRUPT);
+        assert_non_null(strstr(err.message, wrong[i] > 100000000 ? "100000000" : "truncated"));
+    }
+    put("a.safetensors", "", 0, "", 0);
+    truncate(path, 5);
+    fc_checkpoint *c;
+    fc_error err = {0};
+    assert_int_equal(fc_checkpoint_open(path, NULL, &c, &err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "truncated"));
+}
+
+/* A value that jansson would make a tree of seventy times its size. */
+static void large_value(void **state) {
+    enum { SIZE = 4 << 20 };
+    (void)state;
+    char *header = malloc(SIZE + 64);
+    assert_non_null(header);
+    size_t n = (size_t)sprintf(header, "{\"a\":{\"shape\":[");
+    while (n < SIZE) {
+        memcpy(header + n, "[],", 3);
+        n += 3;
+    }
+    strcpy(header + n, "[]]}}");
+    put("a.safetensors", header, strlen(header), "", 0);
+    free(header);
+    fc_checkpoint *c;
+    fc_error err = {0};
+    assert_int_equal(fc_checkpoint_open(path, NULL, &c, &err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "more than 64 KiB"));
+}
+
+static fc_checkpoint *open_good(const char *header, const char *data, size_t size) {
+    fc_checkpoint *c = NULL;
+    fc_error err = {0};
+    put("a.safetensors", header, strlen(header), data, size);
+    if (fc_checkpoint_open(path, NULL, &c, &err) != FC_OK) {
+        fail_msg("%s", err.message);
+    }
+    return c;
+}
+
+/* Leading blanks and null metadata, which the library takes; empty tensors at the borders; data in another order. */
+static void accepted(void **state) {
+    (void)state;
+    fc_extent extent;
+    fc_checkpoint *c =
+        open_good(" \n{\"__metadata__\":null," T("e", "F32", "[0,3]", "4", "4") "," T("b", "U8", "[1]", "3", "4") "," T(
+                      "", "U8", "[]", "2", "3") "," T("a", "U16", "[1]", "0", "2") "}  ",
+                  "abcd", 4);
+    assert_int_equal(c->ntensors, 4);
+    assert_string_equal(c->tensors[0].name, "e");
+    assert_int_equal(c->tensors[0].nchunks, 0);
+    assert_int_equal(c->tensors[2].ndim, 0);
+    assert_int_equal(fc_checkpoint_extent(c, &c->tensors[1], 0, &extent, NULL), FC_OK);
+    assert_int_equal(extent.length, 1);
+    assert_int_equal(extent.offset, c->tensors[3].chunks[0].offset + 3);
+    fc_checkpoint_close(c);
+    c = open_good("{}", "", 0);
+    assert_int_equal(c->ntensors, 0);
+    fc_checkpoint_close(c);
+}
+
+static void four_bits(void **state) {
+    (void)state;
+    fc_checkpoint *c = open_good("{" T("a", "F4", "[2,4]", "0", "4") "}", "abcd", 4);
+    assert_int_equal(c->tensors[0].dtype, FC_F4_E2M1FN_X2);
+    assert_int_equal(c->tensors[0].shape[1], 2);
+    fc_checkpoint_close(c);
+}
+
+/* ---- several files ---- */
+
+static fc_code open_directory(fc_error *err) {
+    fc_checkpoint *c = NULL;
+    fc_code rc = fc_checkpoint_open(directory, NULL, &c, err);
+    fc_checkpoint_close(c);
+    return rc;
+}
+
+static void put_text(const char *name, const char *text) {
+    char file[128];
+    snprintf(file, sizeof file, "%s/%s", directory, name);
+    FILE *f = fopen(file, "wb");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+#define INDEX "model.safetensors.index.json"
+
+static void indexes(void **state) {
+    static const struct {
+        const char *text, *message;
+        fc_code code;
+    } cases[] = {
+        {"{\"metadata\":{},\"weight_map\":{\"a\":\"a.safetensors\"}}", NULL, FC_OK},
+        {"{\"weight_map\":{\"a\":\"../a.safetensors\"}}", "hostile", FC_ECORRUPT},
+        {"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "hostile", FC_ECORRUPT},
+        {"{\"weight_map\":{\"a\":\"b.safetensors\"}}", "places 1 tensor in it, for example a", FC_ECORRUPT},
+        {"{\"weight_map\":{\"a\":\"a.safetensors\",\"b\":\"a.safetensors\"}}", "places tensor b in a.safetensors",
+         FC_ECORRUPT},
+        {"{\"weight_map\":{\"b\":\"a.safetensors\"}}", "tensor a is in a.safetensors, but not", FC_ECORRUPT},
+        {"{\"weight_map\":{\"a\":\"a.safetensors\",\"a\":\"a.safetensors\"}}", "there twice", FC_ECORRUPT},
+        {"{\"weight_map\":{}}", "no weight_map", FC_ECORRUPT},
+        {"{}", "no weight_map", FC_ECORRUPT},
+        {"{\"weight_map\":[]}", "a JSON object should start", FC_ECORRUPT},
+        {"{\"weight_map\":{\"a\":1}}", "its file is no text", FC_ECORRUPT},
+    };
+    (void)state;
+    put("a.safetensors", "{" ONE "}", strlen("{" ONE "}"), "abcd", 4);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fc_error err = {0};
+        put_text(INDEX, cases[i].text);
+        fc_code rc = open_directory(&err);
+        if (rc != cases[i].code || (rc != FC_OK && !strstr(err.message, cases[i].message))) {
+            fail_msg("%s: %d: %s", cases[i].text, rc, err.message);
+        }
+    }
+    forget(INDEX);
+}
+
+static void several_files(void **state) {
+    static const char a[] = "{" ONE "}", b[] = "{" T("b", "U8", "[4]", "0", "4") "}";
+    fc_error err = {0};
+    (void)state;
+    put("a.safetensors", a, strlen(a), "abcd", 4);
+    put("b.safetensors", b, strlen(b), "abcd", 4);
+    assert_int_equal(open_directory(&err), FC_OK);
+    put("b.safetensors", a, strlen(a), "abcd", 4);
+    assert_int_equal(open_directory(&err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "tensor a is in a.safetensors and in b.safetensors"));
+    forget("b.safetensors");
+    forget("a.safetensors");
+    put("m-00001-of-00003.safetensors", a, strlen(a), "abcd", 4);
+    put("m-00003-of-00003.safetensors", b, strlen(b), "abcd", 4);
+    assert_int_equal(open_directory(&err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "m-00002-of-00003.safetensors is missing"));
+    forget("m-00001-of-00003.safetensors");
+    assert_int_equal(open_directory(&err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "m-00001-of-00003.safetensors is missing"));
+    forget("m-00003-of-00003.safetensors");
+    put("m-00001-of-00003.safetensors", a, strlen(a), "abcd", 4);
+    assert_int_equal(open_directory(&err), FC_ECORRUPT);
+    forget("m-00001-of-00003.safetensors");
+}
+
+#define PIECE(offset)                                                                                                  \
+    "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{\\\"a\\\":{\\\"saved_offsets\\\":[" offset "]}}\"}," ONE "}"
+
+static void shards(void **state) {
+    static const char first[] = PIECE("0"), second[] = PIECE("4"), far[] = PIECE("9223372036854775807"),
+                      none[] = "{" ONE "}";
+    static const char one[] = "shard-00001-model-00001-of-00001.safetensors";
+    static const char two[] = "shard-00002-model-00001-of-00001.safetensors";
+    static const char three[] = "shard-00003-model-00001-of-00001.safetensors";
+    fc_checkpoint *c;
+    fc_error err = {0};
+    (void)state;
+    put(one, first, strlen(first), "abcd", 4);
+    put(two, second, strlen(second), "efgh", 4);
+    assert_int_equal(fc_checkpoint_open(directory, NULL, &c, &err), FC_OK);
+    assert_int_equal(c->tensors[0].shape[0], 8);
+    assert_int_equal(c->tensors[0].chunks[1].rank, 1);
+    fc_checkpoint_close(c);
+    put(two, far, strlen(far), "efgh", 4);
+    assert_int_equal(open_directory(&err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "outside the tensor"));
+    put(two, none, strlen(none), "efgh", 4);
+    assert_int_equal(open_directory(&err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "no DCP_SHARDING_INFO"));
+    forget(two);
+    put(three, second, strlen(second), "efgh", 4);
+    assert_int_equal(open_directory(&err), FC_ECORRUPT);
+    assert_non_null(strstr(err.message, "no shard-00002-model-"));
+    put("other.safetensors", none, strlen(none), "efgh", 4);
+    assert_int_equal(open_directory(&err), FC_EUSAGE);
+    forget("other.safetensors");
+    forget(three);
+    put("shard-00001-model-00003-of-00003.safetensors", first, strlen(first), "abcd", 4);
+    assert_int_equal(open_directory(&err), FC_ECORRUPT);
+    forget("shard-00001-model-00003-of-00003.safetensors");
+    forget(one);
+}
+
+static void base64(void **state) {
+    static const char *const bad[] = {"A", "AB", "ABC", "AB=C", "A===", "AB==CD==", "AA\n=", "AB==", "AAB=", "=AAA"};
+    unsigned char bytes[256], back[256];
+    char text[400];
+    size_t n;
+    (void)state;
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        bytes[i] = (unsigned char)(i * 37);
+    }
+    for (size_t size = 0; size <= sizeof bytes; size++) {
+        fc_base64_encode(bytes, size, text);
+        assert_true(fc_base64_decode(text, fc_base64_length(size), back, &n));
+        assert_int_equal(n, size);
+        assert_memory_equal(back, bytes, size);
+    }
+    fc_base64_encode("foobar", 5, text);
+    assert_memory_equal(text, "Zm9vYmE=", 8);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_false(fc_base64_decode(bad[i], strlen(bad[i]), back, &n));
+    }
+    assert_int_equal(fc_base64_length(SIZE_MAX), SIZE_MAX);
+}
+
+static int set_up(void **state) {
+    (void)state;
+    if (!mkdtemp(directory)) {
+        return -1;
+    }
+    snprintf(path, sizeof path, "%s/a.safetensors", directory);
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    unlink(path);
+    return rmdir(directory);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(hostile_headers), cmocka_unit_test(lengths),   cmocka_unit_test(large_value),
+        cmocka_unit_test(accepted),        cmocka_unit_test(four_bits), cmocka_unit_test(indexes),
+        cmocka_unit_test(several_files),   cmocka_unit_test(shards),    cmocka_unit_test(base64),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
