@@ -1,6 +1,8 @@
 /* The commands, in the order of --help: X(name) for each. Included more than once, so there is no guard. */
 X(consolidate)
 X(reshard)
+X(convert)
+X(extract)
 X(inspect)
 X(check)
 X(diff)
