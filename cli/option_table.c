@@ -6,6 +6,7 @@
 #include <stddef.h>
 
 static const char *const progress_choices[] = {"auto", "always", "never", NULL};
+static const char *const comm_choices[] = {"auto", "none", "mpi", NULL};
 
 #define FIELD(name) offsetof(options, name)
 
@@ -113,6 +114,13 @@ const option_row option_table[OPT_COUNT] = {
                       .offset = FIELD(progress),
                       .choices = progress_choices,
                       .help = "show progress: auto (the default: on a terminal, after a second), always or never"},
+    [OPT_COMM] = {.name = "comm",
+                  .kind = KIND_CHOICE,
+                  .arg = "HOW",
+                  .offset = FIELD(comm),
+                  .choices = comm_choices,
+                  .help = "share the work with other processes: mpi, none, or auto (the default: mpi when started by "
+                          "mpirun with more than one rank)"},
     [OPT_TREE] = {.name = "tree",
                   .kind = KIND_FLAG,
                   .offset = FIELD(tree),

@@ -31,6 +31,7 @@ typedef enum option_id {
     OPT_JOBS,
     OPT_MEMORY,
     OPT_PROGRESS,
+    OPT_COMM,
     OPT_TREE,
     OPT_TENSOR,
     OPT_HTML,
@@ -66,7 +67,8 @@ typedef enum option_id {
 #define TAKES_CONVERSION                                                                                               \
     (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |                      \
      TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) |        \
-     TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON))
+     TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_COMM) | TAKES(OPT_FOLLOW_EXTERNAL) |        \
+     TAKES(OPT_JSON))
 
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */
@@ -103,6 +105,7 @@ typedef struct option_list {
 } option_list;
 
 typedef enum progress_mode { PROGRESS_AUTO, PROGRESS_ALWAYS, PROGRESS_NEVER } progress_mode;
+typedef enum comm_mode { COMM_AUTO, COMM_NONE, COMM_MPI } comm_mode;
 
 /** What the command line said. Strings are borrowed from argv. */
 typedef struct options {
@@ -117,6 +120,7 @@ typedef struct options {
     fc_dtype dtype; /**< when OPT_DTYPE was given */
     int compress;   /**< 0: none */
     int progress;   /**< progress_mode */
+    int comm;       /**< comm_mode */
     bool force, dry_run, tree, headers_only, follow_external;
     /* check and diff */
     const char *against, *schema, *junit;

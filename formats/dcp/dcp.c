@@ -197,6 +197,7 @@ static const char *const extensions[] = {NULL};
 const fc_format fc_format_dcp = {
     .name = "dcp",
     .description = "PyTorch distributed checkpoint (DCP)",
+    .directory_sign = ".metadata (PyTorch DCP)",
     .extensions = extensions,
     .header_name = ".metadata",
     .probe = dcp_probe,

@@ -187,6 +187,7 @@ static bool send_root(fc_h5_walk *walk) {
         root.layout = layout;
         root.producer = producer;
         root.mesh_names = names;
+        walk->index = root.rank < 0 && root.world_size > 0;
     }
     fc_h5_put_root(walk->out, &root);
     free(layout);
