@@ -206,4 +206,6 @@ const fc_format fc_format_dcp = {
     .extent = fc_dcp_extent,
     .object_json = fc_dcp_object_json,
     .digest = fc_dcp_digest,
+    .verify = fc_dcp_verify,
+    .unverified = ".metadata, and the gaps between the records of the data files",
 };
