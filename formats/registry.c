@@ -5,8 +5,15 @@
 
 #include <string.h>
 
-static const fc_format *const formats[] = {&fc_format_dcp, &fc_format_hdf5, &fc_format_schema, &fc_format_safetensors, NULL};
-static const fc_format *const formats[] = {&fc_format_dcp, &fc_format_hdf5, &fc_format_schema, &fc_format_pt, NULL};
+static const fc_format *const formats[] = {
+    &fc_format_dcp,
+    &fc_format_hdf5,
+    &fc_format_schema,
+    &fc_format_safetensors,
+    &fc_format_pt,
+    &fc_format_deepspeed,
+    NULL,
+};
 
 const fc_format *const *fc_formats(void) {
     return formats;
