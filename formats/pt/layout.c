@@ -5,9 +5,15 @@
  *   {"fsdpckpt_layout": 1, "rank": 0, "mesh_names": ["dp", "tp"], "mesh_shape": [4, 2],
  *    "tensors": {"layers.0.weight": {"shape": [64, 8], "offsets": [0, 0], "placements": "…"}, …}}
  */
+#include "core/checked.h"
+#include "pt/ranks.h"
 #include "pt/writer.h"
 
+#include <inttypes.h>
 #include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 static json_t *numbers(int n, const int64_t *values) {
     json_t *array = json_array();
@@ -49,4 +55,113 @@ fc_code fc_pt_layout_json(const fc_wanted *wanted, const fc_part *part, char **o
     *out = root && rc == FC_OK ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
     return rc == FC_OK && !*out ? fc_fail(err, FC_ENOMEM, "out of memory") : rc;
+}
+
+static fc_code damaged(const pt_file *f, const char *what, fc_error *err) {
+    return fc_fail(err, FC_ECORRUPT, "%s: its record %s is damaged: %s", f->path, FC_PT_LAYOUT, what);
+}
+
+/* Reads `most` numbers >= 0 at most. @return how many, or -1. */
+static int read_numbers(const json_t *array, int most, int64_t *out) {
+    if (!json_is_array(array) || json_array_size(array) > (size_t)most) {
+        return -1;
+    }
+    for (size_t i = 0; i < json_array_size(array); i++) {
+        const json_t *value = json_array_get(array, i);
+        if (!json_is_integer(value) || json_integer_value(value) < 0) {
+            return -1;
+        }
+        out[i] = json_integer_value(value);
+    }
+    return (int)json_array_size(array);
+}
+
+static fc_code read_mesh(const pt_file *f, const json_t *root, int64_t rank, int64_t ranks, fc_mesh *mesh,
+                         fc_error *err) {
+    const json_t *names = json_object_get(root, "mesh_names");
+    int64_t product = 1;
+    *mesh = (fc_mesh){0};
+    mesh->ndim = read_numbers(json_object_get(root, "mesh_shape"), FC_MAX_MESH_DIMS, mesh->sizes);
+    if (mesh->ndim < 1 || json_array_size(names) != (size_t)mesh->ndim) {
+        return damaged(f, "it has no mesh", err);
+    }
+    for (int i = 0; i < mesh->ndim; i++) {
+        const char *name = json_string_value(json_array_get(names, (size_t)i));
+        if (!name || strlen(name) >= sizeof mesh->names[i] || mesh->sizes[i] < 1 ||
+            !fc_mul_i64(product, mesh->sizes[i], &product)) {
+            return damaged(f, "it has no mesh", err);
+        }
+        snprintf(mesh->names[i], sizeof mesh->names[i], "%s", name);
+    }
+    if (product != ranks || json_integer_value(json_object_get(root, "rank")) != rank) {
+        return damaged(f, "it is of another rank, or of another number of ranks, than the file's name says", err);
+    }
+    return FC_OK;
+}
+
+fc_code fc_pt_layout_load(pt_file *f, int64_t rank, int64_t ranks, pt_layout *out, fc_error *err) {
+    char name[512];
+    unsigned char *bytes = NULL;
+    *out = (pt_layout){0};
+    if (f->pickle) {
+        return FC_OK; /* a legacy file */
+    }
+    snprintf(name, sizeof name, "%.*s/%s", (int)f->item.prefix, f->item.zip.entries[0].name, FC_PT_LAYOUT);
+    const fc_zip_entry *entry = fc_zip_find(&f->item.zip, name);
+    if (!entry) {
+        return FC_OK;
+    }
+    fc_code rc = fc_zip_read(&f->item.zip, entry, &bytes, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    json_t *root = json_loadb((const char *)bytes, (size_t)entry->size, JSON_REJECT_DUPLICATES, NULL);
+    free(bytes);
+    if (!root) {
+        return damaged(f, "it is no JSON", err);
+    }
+    if (json_integer_value(json_object_get(root, "fsdpckpt_layout")) != 1) {
+        json_decref(root);
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: its record %s is not of version 1: use a newer fsdpckpt", f->path,
+                       FC_PT_LAYOUT);
+    }
+    rc = read_mesh(f, root, rank, ranks, &out->mesh, err);
+    if (rc != FC_OK) {
+        json_decref(root);
+        return rc;
+    }
+    out->root = root;
+    return FC_OK;
+}
+
+void fc_pt_layout_free(pt_layout *layout) {
+    json_decref(layout->root);
+    layout->root = NULL;
+}
+
+fc_code fc_pt_layout_share(const pt_layout *layout, const pt_file *f, int64_t rank, const char *name, fc_pv v,
+                           pt_share *out, fc_error *err) {
+    const json_t *entry = json_object_get(json_object_get(layout->root, "tensors"), name);
+    int64_t coordinate[FC_MAX_MESH_DIMS], stated[FC_MAX_DIMS];
+    *out = (pt_share){.ndim = -1, .local = v, .mesh = layout->mesh};
+    if (!entry) {
+        return FC_OK;
+    }
+    const char *placements = json_string_value(json_object_get(entry, "placements"));
+    int ndim = read_numbers(json_object_get(entry, "shape"), FC_MAX_DIMS, out->shape);
+    if (ndim < 0 || read_numbers(json_object_get(entry, "offsets"), FC_MAX_DIMS, stated) != ndim || !placements ||
+        !fc_placements_parse(placements, layout->mesh.ndim, out->placements)) {
+        return damaged(f, "it does not say how a tensor is cut", err);
+    }
+    out->ndim = ndim;
+    if (!fc_pt_share_sane(out)) {
+        return damaged(f, "a tensor's shape or placements are impossible", err);
+    }
+    fc_mesh_coordinate(&layout->mesh, rank, coordinate);
+    fc_code rc =
+        fc_local_box(ndim, out->shape, &layout->mesh, out->placements, coordinate, out->offsets, out->sizes, err);
+    for (int i = 0; i < ndim && rc == FC_OK; i++) {
+        rc = stated[i] == out->offsets[i] ? FC_OK : damaged(f, "a tensor's place disagrees with its placements", err);
+    }
+    return rc;
 }

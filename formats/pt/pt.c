@@ -2,19 +2,42 @@
  * Files of torch.save (`.pt`, `.pth`, `.bin`, `.ckpt`): the format's table, and what is recognised.
  */
 #include "pt/pt.h"
+#include "pt/ranks.h"
 #include "pt/writer.h"
 
 #include "registry.h"
 
+#include <string.h>
+#include <sys/stat.h>
+
 static bool pt_probe(const fc_probe *probe) {
-    return !probe->is_directory &&
-           (fc_pt_is_zip(probe->head, probe->head_size) || fc_pt_is_legacy(probe->head, probe->head_size) ||
-            fc_pt_is_tar(probe->head, probe->head_size));
+    if (probe->is_directory) {
+        return fc_pt_has_sets(probe->path);
+    }
+    return fc_pt_is_zip(probe->head, probe->head_size) || fc_pt_is_legacy(probe->head, probe->head_size) ||
+           fc_pt_is_tar(probe->head, probe->head_size);
+}
+
+/* A rank's file stands for its set: what it holds alone is no checkpoint. */
+static fc_code open_set_of(fc_checkpoint *checkpoint, const fc_open_options *options, const char *base, char name[64],
+                           int64_t ranks, fc_error *err) {
+    size_t n = (size_t)(base - checkpoint->path);
+    const char *directory = n == 0 ? "." : fc_arena_strndup(checkpoint->arena, checkpoint->path, n == 1 ? 1 : n - 1);
+    const pt_set only = {name, ranks};
+    return directory ? fc_pt_open_ranks(checkpoint, directory, &only, options, err)
+                     : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
 }
 
 static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    (void)options;
-    return fc_pt_open_file(checkpoint, err);
+    const char *path = checkpoint->path, *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
+    char name[64];
+    int64_t ranks, rank;
+    struct stat st;
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
+        return fc_pt_open_ranks(checkpoint, path, NULL, options, err);
+    }
+    return fc_pt_parse_rank_name(base, name, &ranks, &rank) ? open_set_of(checkpoint, options, base, name, ranks, err)
+                                                            : fc_pt_open_file(checkpoint, err);
 }
 
 static const char *const extensions[] = {".pt", ".pth", ".bin", ".ckpt", NULL};
@@ -22,6 +45,8 @@ static const char *const extensions[] = {".pt", ".pth", ".bin", ".ckpt", NULL};
 const fc_format fc_format_pt = {
     .name = "pt",
     .description = "PyTorch (torch.save)",
+    .file_sign = "torch.save",
+    .directory_sign = "model_world_size_*_rank_*.pt (torch.save)",
     .extensions = extensions,
     .probe = pt_probe,
     .open = pt_open,

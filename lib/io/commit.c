@@ -35,6 +35,7 @@ static const char *const own_names[] = {"index.h5",
                                         "model.safetensors",
                                         "model-*-of-*.safetensors",
                                         "shard-*-model-*-of-*.safetensors",
+                                        "model_world_size_*_rank_*.pt",
                                         NULL};
 
 static bool is_own_name(const char *name) {

@@ -1,0 +1,61 @@
+/*
+ * What the parts of the reader of one-file-a-rank checkpoints share: sets.c finds the files, share.c (layout.c for our
+ * own) says which part of the whole a rank's leaf is, ranks.c puts the ranks together.
+ */
+#ifndef FSDPCKPT_FORMATS_PT_RANKS_H
+#define FSDPCKPT_FORMATS_PT_RANKS_H
+
+#include "pt/pt.h"
+
+/** A set of files: "model_world_size_8_rank_0.pt" and those of the other ranks. */
+typedef struct pt_set {
+    const char *name; /* "model" */
+    int64_t ranks;
+} pt_set;
+
+/** Whether a file is called like one of a set; the parts of its name. @param name receives up to 64 bytes. */
+bool fc_pt_parse_rank_name(const char *file, char name[64], int64_t *ranks, int64_t *rank);
+
+/** Whether the directory has such a file. */
+bool fc_pt_has_sets(const char *directory);
+
+/** Finds the sets of a directory, "model" and "optim" first. @param out in `arena`. */
+fc_code fc_pt_find_sets(const char *directory, fc_arena *arena, pt_set **out, size_t *count, fc_error *err);
+
+/** A piece of the whole that a rank holds. */
+typedef struct pt_share {
+    int ndim;
+    int64_t shape[FC_MAX_DIMS];
+    int64_t offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
+    fc_pv local;  /* the tensor that holds it */
+    fc_mesh mesh; /* ndim 0: not known */
+    fc_placement placements[FC_MAX_MESH_DIMS];
+} pt_share;
+
+/** What the DTensor `v` says of this rank's piece. `out->local` is FC_PV_ABSENT where the rank holds none. */
+fc_code fc_pt_dtensor_share(const pt_file *f, fc_pv v, pt_share *out, fc_error *err);
+
+/** Whether its shape and placements are possible: what fc_local_box expects. */
+bool fc_pt_share_sane(const pt_share *share);
+
+/** The number of pieces that the ShardedTensor `v` has on this rank, and one of them. */
+size_t fc_pt_sharded_count(const pt_file *f, fc_pv v);
+fc_code fc_pt_sharded_share(const pt_file *f, fc_pv v, size_t index, pt_share *out, fc_error *err);
+
+/** The layout record of a rank's file that this program wrote. */
+typedef struct pt_layout {
+    struct json_t *root; /* NULL: it has none */
+    fc_mesh mesh;
+} pt_layout;
+
+fc_code fc_pt_layout_load(pt_file *f, int64_t rank, int64_t ranks, pt_layout *out, fc_error *err);
+void fc_pt_layout_free(pt_layout *layout);
+/** The piece that the plain tensor called `name` is. FC_OK with ndim -1 where the record does not name it. */
+fc_code fc_pt_layout_share(const pt_layout *layout, const pt_file *f, int64_t rank, const char *name, fc_pv v,
+                           pt_share *out, fc_error *err);
+
+/** The manifest of the sets in `directory`; with `only`, of that set alone, without a prefix. */
+fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const pt_set *only,
+                         const fc_open_options *options, fc_error *err);
+
+#endif
