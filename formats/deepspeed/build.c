@@ -8,10 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-fc_code fc_ds_no_memory(const ds_building *b) {
-    return fc_fail(b->err, FC_ENOMEM, "%s: out of memory", b->checkpoint->path);
-}
-
 /* ---- values of pickles ---- */
 
 fc_pv fc_ds_get(const fc_pickle *p, fc_pv v, const char *key) {

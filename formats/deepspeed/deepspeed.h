@@ -79,7 +79,9 @@ typedef struct ds_building {
     fc_error *err;
 } ds_building;
 
-fc_code fc_ds_no_memory(const ds_building *b);
+static inline fc_code fc_ds_no_memory(const ds_building *b) {
+    return fc_fail(b->err, FC_ENOMEM, "%s: out of memory", b->checkpoint->path);
+}
 
 /** The value of a dict, or FC_PV_ABSENT where `v` is none or has no such key. */
 fc_pv fc_ds_get(const fc_pickle *p, fc_pv v, const char *key);
