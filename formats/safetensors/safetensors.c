@@ -117,10 +117,11 @@ static fc_code set_producer(st_opening *o, fc_error *err) {
         return o->checkpoint->producer ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
     }
     if (o->files.kind == ST_SHARDS && first->mesh.ndim == 0) {
-        o->checkpoint->note = fc_arena_printf(o->checkpoint->arena,
-                                              "torch's safetensors shards do not say how many there were: make sure that "
-                                              "there was none behind number %zu",
-                                              (size_t)last_rank(&o->files) + 1);
+        o->checkpoint->note =
+            fc_arena_printf(o->checkpoint->arena,
+                            "torch's safetensors shards do not say how many there were: make sure that "
+                            "there was none behind number %zu",
+                            (size_t)last_rank(&o->files) + 1);
         if (!o->checkpoint->note) {
             return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
         }
