@@ -1,7 +1,11 @@
 /* The commands, in the order of --help: X(name) for each. Included more than once, so there is no guard. */
 X(consolidate)
 X(reshard)
+X(convert)
 X(inspect)
 X(check)
 X(schema)
+X(diff)
+X(view)
+X(extract)
 X(units)

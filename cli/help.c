@@ -9,13 +9,13 @@
 #include <string.h>
 
 const char help_intro[] =
-    "Converts training checkpoints between full, sharded and 2D FSDP+TP layouts in HDF5, and reads "
-    "PyTorch distributed checkpoints (DCP). Needs neither Python nor PyTorch; the bytes of every "
-    "tensor stay exactly as they are.";
+    "Converts training checkpoints between full, sharded and 2D FSDP+TP layouts, and between HDF5, PyTorch distributed "
+    "checkpoints (DCP), torch.save files and safetensors. Needs neither Python nor PyTorch; the bytes of every tensor "
+    "stay exactly as they are.";
 
 const exit_status exit_statuses[] = {
     {0, "done"},
-    {1, "kept for commands that compare"},
+    {1, "check, diff or verify found something"},
     {2, "usage: the command line makes no sense, or the target exists"},
     {3, "the input is damaged, incomplete or not a checkpoint"},
     {4, "I/O or system failure: no space, no permission, no memory"},
@@ -124,5 +124,7 @@ void help_version(text_out *out) {
                    "ISA-L     " FEATURE_ISAL "\n"
                    "seccomp   " FEATURE_SECCOMP "\n"
                    "MPI       " FEATURE_MPI "\n"
+                   "CUDA      " FEATURE_CUDA "\n"
+                   "NCCL      " FEATURE_NCCL "\n"
                    "compiler  " FEATURE_COMPILER "\n");
 }

@@ -1,11 +1,12 @@
 /*
- * What consolidate and reshard have in common: see job.h.
+ * What consolidate, reshard and convert have in common: see job.h.
  */
 #include "job.h"
 
 #include "json_out.h"
 #include "plan_rank.h"
 #include "progress.h"
+#include "ranks.h"
 #include "signals.h"
 
 #include <stdio.h>
@@ -21,6 +22,7 @@ typedef struct job {
     const fc_tp_plan *plan;
     fc_convert_options how;
     fc_progress progress;
+    ranks ranks;
     fc_convert_report report;
     double seconds;
 } job;
@@ -69,6 +71,7 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.selection.include = o->include.items;
     j->how.selection.exclude = o->exclude.items;
     j->how.selection.strip_prefix = o->strip_prefix;
+    j->how.selection.rename = o->rename.items;
     j->how.selection.cast = option_given(o, OPT_DTYPE);
     j->how.selection.dtype = o->dtype;
     j->how.selection.compress = o->compress;
@@ -98,13 +101,12 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
 static fc_code convert(job *j, fc_error *err) {
     const options *o = j->o;
     double start = now();
-    progress_view *view = o->quiet ? NULL : progress_start(&j->progress, (progress_mode)o->progress);
-    signals_cancel(&j->progress);
+    bool shows = !o->quiet && ranks_speaks(&j->ranks);
+    progress_view *view = shows ? progress_start(&j->progress, (progress_mode)o->progress) : NULL;
     fc_code rc = fc_convert(j->source, o->output, &j->how, &j->report, err);
-    signals_cancel(NULL);
     progress_stop(view);
     j->seconds = now() - start;
-    if (rc == FC_OK && j->how.format->objects_note && j->report.selected.objects > 0 && !o->quiet) {
+    if (rc == FC_OK && j->how.format->objects_note && j->report.selected.objects > 0 && shows) {
         size_t n = j->report.selected.objects;
         fprintf(stderr, "fsdpckpt: %zu %s kept %s\n", n, n == 1 ? "object is" : "objects are",
                 j->how.format->objects_note);
@@ -191,36 +193,51 @@ static void print_json(const job *j, text_out *out) {
     text_puts(out, "\n");
 }
 
-fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err) {
+static void print_report(const job *j, text_out *out) {
+    if (j->o->json) {
+        print_json(j, out);
+    } else if (!j->o->quiet) {
+        print_text(j, out);
+    }
+}
+
+static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout, fc_error *err) {
     const options *o = call->options;
-    job j = {.o = o};
+    job j = {.o = o, .how = {.selection = {.keep_layout = keep_layout}}};
     fc_open_options how = {.follow_external = o->follow_external};
     fc_code rc = prepare(&j, spec, err);
-    if (rc != FC_OK) {
-        goto out;
+    if (rc == FC_OK) {
+        rc = fc_checkpoint_open(o->operands[0], &how, &j.source, err);
     }
-    rc = fc_checkpoint_open(o->operands[0], &how, &j.source, err);
-    if (rc != FC_OK) {
-        goto out;
-    }
-    if (j.source->note && !o->quiet) {
+    signals_cancel(&j.progress);
+    rc = ranks_begin(&j.ranks, o, &j.progress, rc, err);
+    j.how.comm = j.ranks.comm;
+    bool speaks = ranks_speaks(&j.ranks);
+    if (rc == FC_OK && j.source->note && !o->quiet && speaks) {
         fprintf(stderr, "fsdpckpt: %s: %s\n", j.source->path, j.source->note);
     }
-    if (o->verbose) {
+    if (rc == FC_OK && o->verbose && speaks) {
         tell_source(&j);
     }
-    if (option_given(o, OPT_RANK)) {
-        rc = plan_rank(j.source, &j.how.selection, (uint32_t)o->rank, o->json, call->out, err);
-        goto out;
+    if (rc == FC_OK && option_given(o, OPT_RANK)) {
+        rc = speaks ? plan_rank(j.source, &j.how.selection, (uint32_t)o->rank, o->json, call->out, err) : FC_OK;
+    } else if (rc == FC_OK) {
+        rc = convert(&j, err);
+        if (rc == FC_OK && speaks) {
+            print_report(&j, call->out);
+        }
     }
-    rc = convert(&j, err);
-    if (rc == FC_OK && o->json) {
-        print_json(&j, call->out);
-    } else if (rc == FC_OK && !o->quiet) {
-        print_text(&j, call->out);
-    }
-out:
+    ranks_end(&j.ranks, err);
+    signals_cancel(NULL);
     fc_checkpoint_close(j.source);
     fc_arena_free(j.arena);
     return rc;
+}
+
+fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err) {
+    return run(call, spec, false, err);
+}
+
+fc_code job_keep_layout(cli_call *call, fc_error *err) {
+    return run(call, NULL, true, err);
 }

@@ -147,8 +147,8 @@ int main(int argc, char **argv) {
         rc = fc_fail_errno(&err, errnum, "standard output: cannot be written");
     }
     free(out);
-    if (rc != FC_OK && (rc != FC_EFOUND || err.message[0])) { /* what was found is on stdout */
-        fprintf(stderr, "fsdpckpt: %s\n", err.message[0] ? err.message : "failed");
+    if (rc != FC_OK && err.message[0]) { /* without a message: it is on stdout, or another rank says it */
+        fprintf(stderr, "fsdpckpt: %s\n", err.message);
     }
     return fc_exit_status(rc);
 }

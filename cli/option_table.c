@@ -6,6 +6,7 @@
 #include <stddef.h>
 
 static const char *const progress_choices[] = {"auto", "always", "never", NULL};
+static const char *const comm_choices[] = {"auto", "none", "mpi", NULL};
 
 #define FIELD(name) offsetof(options, name)
 
@@ -59,7 +60,14 @@ const option_row option_table[OPT_COUNT] = {
                           .kind = KIND_TEXT,
                           .arg = "PREFIX",
                           .offset = FIELD(strip_prefix),
-                          .help = "remove PREFIX from the start of names"},
+                          .help = "remove PREFIX, and a dot that follows it, from the start of names"},
+    [OPT_RENAME] = {.name = "rename",
+                    .kind = KIND_LIST,
+                    .arg = "RULE",
+                    .offset = FIELD(rename),
+                    .help =
+                        "change names, after --strip-prefix, as sed -E does: s/regex/replacement/, with \\1, &, any "
+                        "delimiter, flags g and i (repeatable: one after the other)"},
     [OPT_DTYPE] = {.name = "dtype",
                    .kind = KIND_DTYPE,
                    .arg = "TYPE",
@@ -113,6 +121,13 @@ const option_row option_table[OPT_COUNT] = {
                       .offset = FIELD(progress),
                       .choices = progress_choices,
                       .help = "show progress: auto (the default: on a terminal, after a second), always or never"},
+    [OPT_COMM] = {.name = "comm",
+                  .kind = KIND_CHOICE,
+                  .arg = "HOW",
+                  .offset = FIELD(comm),
+                  .choices = comm_choices,
+                  .help = "share the work with other processes: mpi, none, or auto (the default: mpi when started by "
+                          "mpirun with more than one rank)"},
     [OPT_TREE] = {.name = "tree",
                   .kind = KIND_FLAG,
                   .offset = FIELD(tree),

@@ -22,6 +22,7 @@ typedef enum option_id {
     OPT_INCLUDE,
     OPT_EXCLUDE,
     OPT_STRIP_PREFIX,
+    OPT_RENAME,
     OPT_DTYPE,
     OPT_COMPRESS,
     OPT_MAX_SHARD_SIZE,
@@ -31,6 +32,7 @@ typedef enum option_id {
     OPT_JOBS,
     OPT_MEMORY,
     OPT_PROGRESS,
+    OPT_COMM,
     OPT_TREE,
     OPT_TENSOR,
     OPT_HTML,
@@ -65,8 +67,9 @@ typedef enum option_id {
 /** What every command takes that writes a checkpoint. */
 #define TAKES_CONVERSION                                                                                               \
     (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |                      \
-     TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) |        \
-     TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON))
+     TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) |         \
+     TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_COMM) |                \
+     TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON))
 
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */
@@ -103,6 +106,7 @@ typedef struct option_list {
 } option_list;
 
 typedef enum progress_mode { PROGRESS_AUTO, PROGRESS_ALWAYS, PROGRESS_NEVER } progress_mode;
+typedef enum comm_mode { COMM_AUTO, COMM_NONE, COMM_MPI } comm_mode;
 
 /** What the command line said. Strings are borrowed from argv. */
 typedef struct options {
@@ -113,10 +117,11 @@ typedef struct options {
     int64_t rank;                   /**< when OPT_RANK was given */
     uint64_t memory;                /**< 0: not given */
     uint64_t max_shard_size;        /**< 0: not given */
-    option_list include, exclude;
+    option_list include, exclude, rename;
     fc_dtype dtype; /**< when OPT_DTYPE was given */
     int compress;   /**< 0: none */
     int progress;   /**< progress_mode */
+    int comm;       /**< comm_mode */
     bool force, dry_run, tree, headers_only, follow_external;
     /* check and diff */
     const char *against, *schema, *junit;

@@ -197,6 +197,7 @@ static const char *const extensions[] = {NULL};
 const fc_format fc_format_dcp = {
     .name = "dcp",
     .description = "PyTorch distributed checkpoint (DCP)",
+    .directory_sign = ".metadata (PyTorch DCP)",
     .extensions = extensions,
     .header_name = ".metadata",
     .probe = dcp_probe,
@@ -204,4 +205,5 @@ const fc_format fc_format_dcp = {
     .close = dcp_close,
     .extent = fc_dcp_extent,
     .object_json = fc_dcp_object_json,
+    .digest = fc_dcp_digest,
 };

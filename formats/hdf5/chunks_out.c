@@ -69,8 +69,3 @@ fc_code fc_h5_end_chunks(fc_h5_writer *w, fc_code rc, fc_error *err) {
     close_dataset(w);
     return fc_h5_out_close(&w->out, rc, err);
 }
-
-fc_code fc_h5_seal(fc_writer *writer, const fc_part *part, fc_error *err) {
-    (void)part;
-    return fc_h5_end_chunks(writer->state, FC_OK, err);
-}

@@ -166,6 +166,29 @@ static haddr_t align_up(haddr_t at, haddr_t to) {
     return (at + to - 1) / to * to;
 }
 
+/* Notes that a part of the file is for headers. It begins at or behind the end of those noted before, or in the last.
+ */
+static void note_headers(driver_file *f, haddr_t at, hsize_t size) {
+    fc_h5_blocks *b = &f->channel->blocks;
+    fc_h5_block *last = b->count > 0 ? &b->items[b->count - 1] : NULL;
+    if (last && at <= last->at + last->size) {
+        last->size = at + size > last->at + last->size ? at + size - last->at : last->size;
+        return;
+    }
+    if (b->count == b->capacity) {
+        size_t wider = b->capacity ? 2 * b->capacity : 8;
+        fc_h5_block *grown = realloc(b->items, wider * sizeof *grown);
+        if (!grown) {
+            errno = ENOMEM;
+            record(f, "noting the place of headers", at);
+            return;
+        }
+        b->items = grown;
+        b->capacity = wider;
+    }
+    b->items[b->count++] = (fc_h5_block){at, size};
+}
+
 /* Data goes to the end of the file; headers (heaps with strings included) into blocks of their own. */
 static haddr_t allocate(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, hsize_t size) {
     (void)dxpl;
@@ -191,6 +214,7 @@ static haddr_t allocate(H5FD_t *file, H5FD_mem_t type, hid_t dxpl, hsize_t size)
             record(f, "reserving space", f->eoa);
             return HADDR_UNDEF;
         }
+        note_headers(f, at, block);
         f->header_next = at;
         f->header_end = at + block;
         f->eoa = f->header_end;
@@ -215,7 +239,11 @@ static haddr_t get_eoa(const H5FD_t *file, H5FD_mem_t type) {
 
 static herr_t set_eoa(H5FD_t *file, H5FD_mem_t type, haddr_t addr) {
     (void)type;
-    ((driver_file *)file)->eoa = addr;
+    driver_file *f = (driver_file *)file;
+    if (addr > f->eoa) { /* a header at the end of the file grows */
+        note_headers(f, f->eoa, addr - f->eoa);
+    }
+    f->eoa = addr;
     return 0;
 }
 

@@ -19,6 +19,15 @@ enum {
     FC_H5_SMALL_ALIGN = 64    /**< smaller data at a multiple of this: a cache line, as torch.save does */
 };
 
+/** Where the headers of a file are: in ascending order, with data or nothing between them. */
+typedef struct fc_h5_block {
+    uint64_t at, size;
+} fc_h5_block;
+typedef struct fc_h5_blocks {
+    fc_h5_block *items; /**< malloc'ed */
+    size_t count, capacity;
+} fc_h5_blocks;
+
 /** What passes between a file's writer and its driver. */
 typedef struct fc_h5_channel {
     bool reserving;    /**< in: space asked for now is for tensor data. libhdf5 says "data" for heaps of strings too */
@@ -28,6 +37,7 @@ typedef struct fc_h5_channel {
     int errnum;        /**< out: of the first system call that failed; 0: none */
     const char *doing; /**< out: what it was for, "writing" … */
     uint64_t offset;   /**< out: bytes, in the file */
+    fc_h5_blocks blocks; /**< out: to be freed by the caller when the file is closed */
 } fc_h5_channel;
 
 /** @return a new driver id, to be given to H5FDunregister, or a negative number. */

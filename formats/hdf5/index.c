@@ -48,7 +48,7 @@ static fc_code map_boxes(const fc_h5_writer *w, fc_h5_out *out, hid_t list, cons
             char file[FC_H5_SHARD_NAME];
             fc_h5_shard_name(w, fc_layout_owner(walk.mesh, walk.placements, walk.coordinate, tensor->owner_offset),
                              file);
-            fc_h5_mapping mapping = {file, offsets, sizes};
+            fc_h5_mapping mapping = {file, offsets, sizes, NULL};
             rc = fc_h5_out_map(out, list, t->ndim, t->shape, &mapping, source, err);
             covered += volume;
         }
@@ -70,7 +70,7 @@ static fc_code map_object(const fc_h5_writer *w, fc_h5_out *out, hid_t list, con
     const int64_t origin = 0;
     char file[FC_H5_SHARD_NAME];
     fc_h5_shard_name(w, 0, file);
-    fc_h5_mapping mapping = {file, &origin, object->shape};
+    fc_h5_mapping mapping = {file, &origin, object->shape, NULL};
     return fc_h5_out_map(out, list, 1, object->shape, &mapping, source, err);
 }
 
@@ -93,7 +93,7 @@ static fc_code add_virtual(fc_h5_writer *w, fc_h5_out *out, uint32_t index, hid_
     return rc;
 }
 
-static fc_code add_value(fc_h5_writer *w, fc_h5_out *out, uint32_t index, fc_error *err) {
+static fc_code add_value(fc_h5_writer *w, fc_h5_out *out, uint32_t index, uint64_t crc64, fc_error *err) {
     const fc_wanted_tensor *tensor = &w->wanted->tensors[index];
     const fc_tensor *t = tensor->source;
     const fc_box whole = {t->ndim, t->shape, t->shape};
@@ -103,13 +103,14 @@ static fc_code add_value(fc_h5_writer *w, fc_h5_out *out, uint32_t index, fc_err
                      ? add_virtual(w, out, index, &id, err)
                      : fc_h5_out_stored(out, w->tree.leaves[index], tensor->dtype, t->ndim, t->shape, &id, &none, err);
     rc = rc == FC_OK ? fc_h5_value_attributes(w, out, id, tensor, err) : rc;
+    rc = rc == FC_OK ? fc_h5_out_crc(out, id, "crc64", crc64, err) : rc;
     if (id >= 0) {
         H5Dclose(id);
     }
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
 }
 
-fc_code fc_h5_write_index(fc_h5_writer *w, fc_error *err) {
+fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *err) {
     fc_h5_estimate estimate = {0};
     fc_h5_out out;
     const char *path = NULL;
@@ -123,7 +124,8 @@ fc_code fc_h5_write_index(fc_h5_writer *w, fc_error *err) {
     }
     rc = fc_h5_root_attributes(w, &out, -1, err);
     for (uint32_t i = 0; rc == FC_OK && i < w->wanted->ntensors; i++) {
-        rc = add_value(w, &out, w->tree.order[i], err);
+        rc = add_value(w, &out, w->tree.order[i], digests[w->tree.order[i]], err);
     }
-    return fc_h5_out_close(&out, rc, err);
+    rc = fc_h5_out_close(&out, rc, err);
+    return rc == FC_OK ? fc_h5_out_seal(&out, NULL, 0, err) : rc;
 }

@@ -17,7 +17,9 @@ enum { MAX_TEXT_OBJECT = 16 << 20, MAX_FILL = 64 };
 /* Everything about the dataset being described; buffers that the record borrows. */
 typedef struct description {
     fc_h5_walk *walk;
-    hid_t dataset, type, space, dcpl;
+    hid_t dataset, type, space;
+    hid_t dcpl;  /* none when `mapped` */
+    bool mapped; /* a dataset of index.h5 with elements */
     fc_h5_dataset record;
     hsize_t dims[H5S_MAX_RANK], chunk[H5S_MAX_RANK + 1];
     int64_t shape[FC_MAX_DIMS], chunk64[FC_MAX_DIMS], global_shape[FC_MAX_DIMS], offsets[FC_MAX_DIMS];
@@ -175,6 +177,8 @@ static void read_our_attributes(description *d, uint32_t present) {
     d->record.owner = i64s_if(d, present, FC_H5_A_OWNER, &owner, 1) == 1 ? owner : -1;
     d->record.nglobal_shape = i64s_if(d, present, FC_H5_A_GLOBAL_SHAPE, d->global_shape, FC_MAX_DIMS);
     d->record.noffsets = i64s_if(d, present, FC_H5_A_OFFSETS, d->offsets, FC_MAX_DIMS);
+    d->record.has_crc64 =
+        present >> FC_H5_A_CRC64 & 1 && fc_h5_read_u64(d->dataset, fc_h5_ours_name(FC_H5_A_CRC64), &d->record.crc64);
     d->record.global_shape = d->global_shape;
     d->record.offsets = d->offsets;
 }
@@ -258,7 +262,7 @@ static void become_object(description *d) {
 static bool locate(description *d, bool in_other_file, const char **text) {
     fc_h5_dataset *r = &d->record;
     bool library = false, object = r->dtype == FC_OPAQUE;
-    H5D_layout_t layout = H5Pget_layout(d->dcpl);
+    H5D_layout_t layout = d->mapped ? H5D_VIRTUAL : H5Pget_layout(d->dcpl);
     for (int k = 0; k < r->ndim; k++) {
         d->chunk64[k] = 1;
     }
@@ -266,7 +270,7 @@ static bool locate(description *d, bool in_other_file, const char **text) {
     if (d->total == 0) {
         return true;
     }
-    if (layout == H5D_VIRTUAL && d->walk->ours) {
+    if (layout == H5D_VIRTUAL && d->walk->copies) {
         r->where = FC_H5_ELSEWHERE;
         return true;
     }
@@ -328,9 +332,9 @@ static void describe(description *d, bool in_other_file) {
         return;
     }
     char why[600];
-    int indirect = fc_h5_indirect(d->dcpl);
+    int indirect = d->mapped ? 1 : fc_h5_indirect(d->dcpl);
     char directory[4096];
-    if (indirect != 0 && d->total > 0 && !(indirect == 1 && d->walk->ours) &&
+    if (indirect != 0 && d->total > 0 && !(indirect == 1 && d->walk->copies) &&
         !fc_h5_sources_exist(d->walk->file, d->walk->file_path, d->dcpl, d->walk->scan->follow_external, directory,
                              sizeof directory, why, sizeof why)) {
         refuse_plainly(d, d->walk->scan->follow_external ? FC_ECORRUPT : FC_EUNSUPPORTED, why);
@@ -399,14 +403,19 @@ void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const
     d->record.owner = d->record.nglobal_shape = d->record.noffsets = -1;
     d->type = H5Dget_type(dataset);
     d->space = H5Dget_space(dataset);
-    d->dcpl = H5Dget_create_plist(dataset);
-    if (d->type < 0 || d->space < 0 || d->dcpl < 0) {
+    /* What index.h5 holds without an address is mapped; the list would be a copy of all mappings, half of the time that
+       opening the index takes, and nobody asks it anything: the shard files say what is where. */
+    d->mapped = walk->index && H5Sget_simple_extent_npoints(d->space) > 0 && H5Dget_offset(dataset) == HADDR_UNDEF;
+    d->dcpl = d->mapped ? H5I_INVALID_HID : H5Dget_create_plist(dataset);
+    if (d->type < 0 || d->space < 0 || (d->dcpl < 0 && !d->mapped)) {
         refuse(d, FC_ECORRUPT, "its header is corrupt (%s)");
     } else {
         read_our_attributes(d, present);
         describe(d, in_other_file);
     }
-    H5Pclose(d->dcpl);
+    if (d->dcpl >= 0) {
+        H5Pclose(d->dcpl);
+    }
     H5Sclose(d->space);
     H5Tclose(d->type);
     for (size_t i = 0; i < sizeof d->names / sizeof *d->names; i++) {

@@ -60,10 +60,11 @@ static fc_code mesh_attributes(const fc_h5_writer *w, fc_h5_out *out, fc_error *
 fc_code fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_out *out, int64_t rank, fc_error *err) {
     fc_code rc = fc_h5_out_int(out, out->file, "fsdpckpt_schema", 1, err);
     rc = rc == FC_OK ? fc_h5_out_text(out, out->file, "producer", "fsdpckpt " FSDPCKPT_VERSION, err) : rc;
-    rc = rc == FC_OK ? fc_h5_out_text(out, out->file, "layout", layout_name(w->wanted->mesh), err) : rc;
+    rc = rc == FC_OK ? fc_h5_out_text(out, out->file, "layout", w->layout, err) : rc;
     if (rc == FC_OK && w->wanted->mesh->ndim > 0) {
         rc = mesh_attributes(w, out, err);
     }
+    rc = rc == FC_OK ? fc_h5_out_crc(out, out->file, "header_crc64", 0, err) : rc; /* set by fc_h5_out_seal */
     return rc == FC_OK && rank >= 0 ? fc_h5_out_int(out, out->file, "rank", rank, err) : rc;
 }
 
@@ -108,7 +109,7 @@ void fc_h5_estimate_value(const fc_h5_writer *w, fc_h5_estimate *estimate, uint3
     const fc_wanted_tensor *t = &w->wanted->tensors[tensor];
     size_t link = strlen(w->tree.nodes[w->tree.leaves[tensor]].link);
     estimate->datasets++;
-    estimate->attributes += t->source->object ? 3 : w->wanted->mesh->ndim > 0 ? 4 : 1;
+    estimate->attributes += t->source->object ? 4 : w->wanted->mesh->ndim > 0 ? 5 : 2;
     estimate->mappings += mappings;
     /* The name is in the link and in the group's index; the path of the source in each mapping. */
     estimate->text += link + 24 * (w->wanted->mesh->ndim > 0) + mappings * strlen(t->name) / 2;
@@ -132,7 +133,7 @@ static fc_code add_copy(fc_h5_writer *w, fc_h5_out *out, const fc_part_item *ite
     uint32_t node = w->tree.leaves[item->tensor];
     char owner[FC_H5_SHARD_NAME];
     fc_h5_shard_name(w, item->owner, owner);
-    fc_h5_mapping whole = {owner, origin, sizes};
+    fc_h5_mapping whole = {owner, origin, sizes, NULL};
     hid_t list = H5I_INVALID_HID;
     fc_arena *scratch = fc_arena_new();
     const char *source = scratch ? fc_h5_tree_path(&w->tree, node, scratch) : NULL;
@@ -146,7 +147,7 @@ static fc_code add_copy(fc_h5_writer *w, fc_h5_out *out, const fc_part_item *ite
     return rc;
 }
 
-static fc_code add_item(fc_h5_writer *w, fc_h5_out *out, fc_part_item *item, fc_error *err) {
+static fc_code add_item(fc_h5_writer *w, fc_h5_out *out, fc_part_item *item, fc_h5_patch *patch, fc_error *err) {
     const fc_wanted_tensor *tensor = &w->wanted->tensors[item->tensor];
     const int ndim = tensor->source->ndim;
     const fc_box box = {ndim, item->dims, item->dims + ndim};
@@ -167,6 +168,10 @@ static fc_code add_item(fc_h5_writer *w, fc_h5_out *out, fc_part_item *item, fc_
     if (rc == FC_OK && w->wanted->mesh->ndim > 0 && !tensor->source->object) {
         rc = box_attributes(out, id, tensor, item, copy, err);
     }
+    if (rc == FC_OK && !copy) {
+        rc = fc_h5_out_crc(out, id, "crc64", 0, err);
+        rc = rc == FC_OK ? fc_h5_out_address(out, id, &patch->object, err) : rc;
+    }
     if (id >= 0) {
         H5Dclose(id);
     }
@@ -182,7 +187,7 @@ static fc_code add_items(fc_h5_writer *w, fc_h5_out *out, fc_part *part, fc_erro
     }
     for (size_t i = 0; rc == FC_OK && i < w->wanted->ntensors; i++) {
         fc_part_item *item = of_tensor[w->tree.order[i]];
-        rc = item ? add_item(w, out, item, err) : FC_OK;
+        rc = item ? add_item(w, out, item, &w->patches[item - part->items], err) : FC_OK;
     }
     free(of_tensor);
     return rc;
@@ -196,6 +201,7 @@ fc_code fc_h5_create(const fc_wanted *wanted, const char *staging, fc_writer *wr
         w->wanted = wanted;
         w->arena = arena;
         w->ranks = fc_mesh_ranks(wanted->mesh);
+        w->layout = layout_name(wanted->mesh);
         w->dataset = H5I_INVALID_HID;
         w->staging = fc_arena_strndup(arena, staging, strlen(staging));
     }
@@ -228,6 +234,10 @@ fc_code fc_h5_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
             chunked = true;
         }
     }
+    fc_h5_out_release(&w->out);
+    free(w->patches);
+    w->patches = calloc(part->nitems + 1, sizeof *w->patches);
+    rc = rc != FC_OK || w->patches ? rc : fc_fail(err, FC_ENOMEM, "%s: out of memory", part->path);
     rc = rc == FC_OK ? fc_h5_out_open(&w->out, &w->tree, part->path, &estimate, err) : rc;
     if (rc != FC_OK) {
         return rc;
@@ -238,16 +248,33 @@ fc_code fc_h5_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
     return w->open ? rc : fc_h5_out_close(&w->out, rc, err);
 }
 
-fc_code fc_h5_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) {
-    (void)digests;
+/* The items' digests are known by now. A dataset's place in the file is 0 for those that are copies. */
+fc_code fc_h5_seal(fc_writer *writer, const fc_part *part, fc_error *err) {
     fc_h5_writer *w = writer->state;
-    return w->wanted->mesh->ndim > 0 ? fc_h5_write_index(w, err) : FC_OK;
+    size_t count = 0;
+    fc_code rc = fc_h5_end_chunks(w, FC_OK, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    for (size_t i = 0; i < part->nitems; i++) {
+        if (w->patches[i].object != 0) {
+            w->patches[count++] = (fc_h5_patch){w->patches[i].object, part->items[i].crc64};
+        }
+    }
+    return fc_h5_out_seal(&w->out, w->patches, count, err);
+}
+
+fc_code fc_h5_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) {
+    fc_h5_writer *w = writer->state;
+    return w->wanted->mesh->ndim > 0 ? fc_h5_write_index(w, digests, err) : FC_OK;
 }
 
 void fc_h5_destroy(fc_writer *writer) {
     fc_h5_writer *w = writer->state;
     if (w) {
         fc_h5_end_chunks(w, FC_EINTERRUPTED, NULL);
+        fc_h5_out_release(&w->out);
+        free(w->patches);
         fc_arena_free(w->arena);
         writer->state = NULL;
     }

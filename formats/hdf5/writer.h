@@ -10,13 +10,15 @@ typedef struct fc_h5_writer {
     const fc_wanted *wanted;
     fc_arena *arena;     /* owns this struct and everything in it */
     const char *staging; /* the file, or the directory of the shards */
+    const char *layout;  /* the attribute of the root */
     int64_t ranks;
     fc_h5_tree tree;
     fc_h5_out out; /* the file whose chunks are being placed, when `open` */
     bool open;
-    uint64_t ordinal; /* of the next compressed item */
-    uint32_t placing; /* tensor whose dataset is open in `dataset` */
-    hid_t dataset;    /* or H5I_INVALID_HID */
+    fc_h5_patch *patches; /* of the file made last: one an item, those that are not stored there have no object */
+    uint64_t ordinal;     /* of the next compressed item */
+    uint32_t placing;     /* tensor whose dataset is open in `dataset` */
+    hid_t dataset;        /* or H5I_INVALID_HID */
 } fc_h5_writer;
 
 /* The longest name of a shard file, with its NUL: two numbers of up to 20 digits. */
@@ -44,7 +46,7 @@ void fc_h5_estimate_chunks(const fc_h5_writer *w, fc_h5_estimate *estimate, cons
 /** Closes the file that is open for chunks, if any. @return `rc`, or the failure to close when `rc` is FC_OK. */
 fc_code fc_h5_end_chunks(fc_h5_writer *w, fc_code rc, fc_error *err);
 
-/** Writes index.h5, in which every value is whole. */
-fc_code fc_h5_write_index(fc_h5_writer *w, fc_error *err);
+/** Writes index.h5, in which every value is whole. @param digests of wanted->tensors. */
+fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *err);
 
 #endif

@@ -394,6 +394,7 @@ static const char *const extensions[] = {NULL};
 const fc_format fc_format_schema = {
     .name = "schema",
     .description = "a schema: names, dtypes and shapes without data",
+    .file_sign = "a schema (JSON)",
     .extensions = extensions,
     .layout_only = true,
     .probe = schema_probe,

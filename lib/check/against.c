@@ -133,10 +133,9 @@ static void report_dtype(against *a, fc_dtype from, fc_dtype to, const char **na
                     .count = count,
                     .names = count > 1 ? names : NULL};
     if (fc_dtype_get(from)->cls == FC_CLASS_FLOAT && fc_dtype_get(to)->cls == FC_CLASS_FLOAT) {
-        bool alone = cast_mends(a, to);
-        f.kind = alone ? FC_FOUND_DTYPE : FC_FOUND_DTYPE_MIXED;
-        f.option = fc_check_text(c, "--dtype %s%s%s", fc_dtype_get(to)->short_name, alone ? "" : " --include ",
-                                 alone ? "" : fc_check_quote(c, names[0]));
+        bool mends = cast_mends(a, to);
+        f.kind = mends ? FC_FOUND_DTYPE : FC_FOUND_DTYPE_MIXED;
+        f.option = mends ? fc_check_text(c, "--dtype %s", fc_dtype_get(to)->short_name) : NULL;
     }
     fc_check_add(c, &f);
 }

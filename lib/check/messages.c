@@ -98,7 +98,7 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
                         "convert with {option}"},
     [FC_FOUND_DTYPE_MIXED] = {"dtype-mixed", FC_SEVERITY_ERROR,
                               "{name}{other}: {found}, in {ref} {expected}; --dtype would change the other tensors too",
-                              "convert these alone with {option}"},
+                              "save again with the dtypes of {ref}"},
     [FC_FOUND_DTYPE_OTHER] = {"dtype-other", FC_SEVERITY_ERROR, "{name}{other}: {found}, in {ref} {expected}", NULL},
     [FC_FOUND_NOT_A_TENSOR] = {"not-a-tensor", FC_SEVERITY_ERROR, "{name}: an object, in {ref} a tensor, {expected}",
                                NULL},

@@ -119,23 +119,49 @@ static fc_code load(const char *name, bool built, const fc_module **out, fc_erro
     return rc;
 }
 
+/* A module that has not what its name says. */
+static fc_code lacks(const char *name, fc_error *err) {
+    return fc_fail(err, FC_EUNSUPPORTED, "libfsdpckpt-comm-%s.so: is another module under this name", name);
+}
+
 fc_code fc_comm_mpi(fc_device *device, fc_comm **out, fc_error *err) {
     const fc_module *module = NULL;
     *out = NULL;
     fc_code rc = load("mpi", FSDPCKPT_HAVE_MPI, &module, err);
-    return rc == FC_OK ? module->mpi(device, out, err) : rc;
+    if (rc != FC_OK) {
+        return rc;
+    }
+    return module && module->mpi ? module->mpi(device, out, err) : lacks("mpi", err);
 }
 
 fc_code fc_device_cuda(int index, fc_device **out, fc_error *err) {
     const fc_module *module = NULL;
     *out = NULL;
     fc_code rc = load("cuda", FSDPCKPT_HAVE_CUDA, &module, err);
-    return rc == FC_OK ? module->cuda(index, out, err) : rc;
+    if (rc != FC_OK) {
+        return rc;
+    }
+    return module && module->cuda ? module->cuda(index, out, err) : lacks("cuda", err);
 }
 
 fc_code fc_comm_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc_error *err) {
     const fc_module *module = NULL;
     *out = NULL;
     fc_code rc = load("nccl", FSDPCKPT_HAVE_NCCL, &module, err);
-    return rc == FC_OK ? module->nccl(bootstrap, device, out, err) : rc;
+    if (rc != FC_OK) {
+        return rc;
+    }
+    return module && module->nccl ? module->nccl(bootstrap, device, out, err) : lacks("nccl", err);
+}
+
+fc_code fc_comm_nccl_file(const char *path, int rank, int size, int seconds, fc_device *device, fc_comm **out,
+                          fc_error *err) {
+    const fc_module *module = NULL;
+    *out = NULL;
+    fc_code rc = load("nccl", FSDPCKPT_HAVE_NCCL, &module, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    return module && module->nccl_file ? module->nccl_file(path, rank, size, seconds, device, out, err)
+                                       : lacks("nccl", err);
 }

@@ -56,7 +56,7 @@ static fc_code wait_all(fc_comm *comm, const char *call, int count, MPI_Request 
         }
         if (comm->cancel && atomic_load(comm->cancel)) {
             comm->broken = true;
-            return fc_fail(err, FC_EINTERRUPTED, "interrupted");
+            return fc_fail(err, FC_EINTERRUPTED, "interrupted: the job was stopped, or another rank has died");
         }
         if (spins < SPINS) {
             sched_yield();

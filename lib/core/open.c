@@ -27,6 +27,22 @@ static fc_code read_head(const char *path, unsigned char *head, size_t *size, fc
     return rc;
 }
 
+/* Says what is looked for, from the table of formats. */
+static fc_code unknown(const fc_probe *probe, fc_error *err) {
+    char signs[512] = "";
+    for (const fc_format *const *f = fc_formats(); *f; f++) {
+        const char *sign = probe->is_directory ? (*f)->directory_sign : (*f)->file_sign;
+        size_t used = strlen(signs);
+        if (sign) {
+            snprintf(signs + used, sizeof signs - used, "%s%s", used ? ", " : "", sign);
+        }
+    }
+    return fc_fail(err, FC_ECORRUPT,
+                   probe->is_directory ? "%s: not a checkpoint: the directory has none of: %s"
+                                       : "%s: not a checkpoint: the file is none of: %s; for DCP name its directory",
+                   probe->path, signs);
+}
+
 static fc_code find_format(const char *path, const fc_format **out, fc_error *err) {
     unsigned char head[HEAD_SIZE];
     fc_probe probe = {path, false, NULL, 0};
@@ -52,14 +68,7 @@ static fc_code find_format(const char *path, const fc_format **out, fc_error *er
             return FC_OK;
         }
     }
-    if (probe.is_directory) {
-        return fc_fail(err, FC_ECORRUPT,
-                       "%s: not a checkpoint: the directory has no .metadata (PyTorch DCP), no index.h5 or shard-*.h5 "
-                       "(HDF5) and no *.safetensors",
-                       path);
-    }
-    return fc_fail(err, FC_ECORRUPT,
-                   "%s: not a checkpoint: the file is neither HDF5 nor safetensors; for DCP name its directory", path);
+    return unknown(&probe, err);
 }
 
 fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {

@@ -183,16 +183,20 @@ static fc_code gather_dim(work *w, int m, fc_error *err) {
 
 /* Replicate(m) -> Shard(m): a view, which the end copies. */
 static fc_code cut_dim(work *w, int m, const fc_placement *to, fc_error *err) {
-    int64_t before[FC_MAX_DIMS], after[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
-    fc_code rc =
-        fc_local_box(w->ndim, w->shape, &w->mesh->mesh, w->placements, w->mesh->coordinate, before, sizes, err);
+    int64_t before[FC_MAX_DIMS], had[FC_MAX_DIMS], after[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
+    fc_code rc = fc_local_box(w->ndim, w->shape, &w->mesh->mesh, w->placements, w->mesh->coordinate, before, had, err);
     w->placements[m] = *to;
     if (rc == FC_OK) {
         rc = fc_local_box(w->ndim, w->shape, &w->mesh->mesh, w->placements, w->mesh->coordinate, after, sizes, err);
     }
     fc_array view = w->local;
     for (int d = 0; rc == FC_OK && d < w->ndim; d++) {
-        rc = fc_array_narrow(&view, d, sizes[d] > 0 ? after[d] - before[d] : 0, sizes[d], &view, err);
+        int64_t start = sizes[d] > 0 ? after[d] - before[d] : 0;
+        if (start < 0 || start + sizes[d] > had[d]) { /* where torch puts uneven parts of a _StridedShard */
+            return fc_fail(err, FC_EUNSUPPORTED, "a _StridedShard of %lld rows, which are not cut evenly",
+                           (long long)w->shape[d]);
+        }
+        rc = fc_array_narrow(&view, d, start, sizes[d], &view, err);
     }
     if (rc == FC_OK) {
         view.memory = w->local.memory;
@@ -259,28 +263,44 @@ static fc_code check(const fc_fsdp_tensor *tensor, const fc_placement *placement
     return FC_OK;
 }
 
+/* A _StridedShard is cut last and gathered first: what it is over must be there. */
+static fc_code gather_all(work *w, const fc_placement *from, const fc_placement *to, fc_placement_kind kind,
+                          fc_error *err) {
+    fc_code rc = FC_OK;
+    for (int m = w->mesh->mesh.ndim; rc == FC_OK && m-- > 0;) {
+        if (from[m].kind == kind && must_gather(from, to, m)) {
+            rc = agree_on_shape(w, m, err);
+            rc = rc == FC_OK ? gather_dim(w, m, err) : rc;
+        }
+    }
+    return rc;
+}
+
+static fc_code cut_all(work *w, const fc_placement *to, fc_placement_kind kind, fc_error *err) {
+    fc_code rc = FC_OK;
+    for (int m = 0; rc == FC_OK && m < w->mesh->mesh.ndim; m++) {
+        if (to[m].kind == kind && !cuts(&w->placements[m])) {
+            rc = cut_dim(w, m, &to[m], err);
+        }
+    }
+    return rc;
+}
+
 fc_code fc_redistribute(const fc_fsdp_tensor *tensor, const fc_placement *placements, fc_stream *stream,
                         fc_fsdp_tensor *out, fc_error *err) {
     fc_code rc = check(tensor, placements, err);
     if (rc != FC_OK) {
         return rc;
     }
-    int dims = tensor->mesh->mesh.ndim;
+    const fc_placement *from = tensor->spec.placements;
     work w = {tensor->mesh, tensor->spec.ndim, tensor->spec.shape, {{0}}, tensor->local, stream};
     fc_array copy = {0};
-    memcpy(w.placements, tensor->spec.placements, sizeof w.placements);
+    memcpy(w.placements, from, sizeof w.placements);
     w.local.memory = NULL;
-    for (int m = dims; rc == FC_OK && m-- > 0;) {
-        if (must_gather(tensor->spec.placements, placements, m)) {
-            rc = agree_on_shape(&w, m, err);
-            rc = rc == FC_OK ? gather_dim(&w, m, err) : rc;
-        }
-    }
-    for (int m = 0; rc == FC_OK && m < dims; m++) {
-        if (cuts(&placements[m]) && !cuts(&w.placements[m])) {
-            rc = cut_dim(&w, m, &placements[m], err);
-        }
-    }
+    rc = gather_all(&w, from, placements, FC_STRIDED_SHARD, err);
+    rc = rc == FC_OK ? gather_all(&w, from, placements, FC_SHARD, err) : rc;
+    rc = rc == FC_OK ? cut_all(&w, placements, FC_SHARD, err) : rc;
+    rc = rc == FC_OK ? cut_all(&w, placements, FC_STRIDED_SHARD, err) : rc;
     /* A view of what was gathered would keep all of it alive, a view of the argument would not be new. */
     if (rc == FC_OK) {
         rc = fc_array_clone(&w.local, stream, &copy, err);

@@ -12,6 +12,7 @@
  * of the element; no definition could equal both.)
  */
 #include "fsdpckpt/move.h"
+#include "move/cast_bits.h"
 
 #include <string.h>
 
@@ -32,235 +33,50 @@ typedef uint32_t block_bits[BLOCK];
 typedef void (*decode_fn)(const void *restrict src, uint32_t *restrict bits);
 typedef void (*encode_fn)(const uint32_t *restrict bits, void *restrict dst);
 
-static inline uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static inline float float_of(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 /* ---- decoders: a type → float32 ---- */
 
-static void decode_f64(const void *restrict src, uint32_t *restrict bits) {
-    double in[BLOCK];
-    float out[BLOCK];
-    memcpy(in, src, sizeof in);
-    for (int i = 0; i < BLOCK; i++) {
-        out[i] = (float)in[i];
+#define DECODER(type, raw)                                                                                             \
+    static void decode_##type(const void *restrict src, uint32_t *restrict bits) {                                     \
+        raw in[BLOCK];                                                                                                 \
+        memcpy(in, src, sizeof in);                                                                                    \
+        for (int i = 0; i < BLOCK; i++) {                                                                              \
+            bits[i] = fc_bits_of_##type(in[i]);                                                                        \
+        }                                                                                                              \
     }
-    memcpy(bits, out, sizeof out);
-}
+DECODER(f64, double)
+DECODER(bf16, uint16_t)
+DECODER(f16, uint16_t)
+DECODER(e4m3fn, uint8_t)
+DECODER(e4m3fnuz, uint8_t)
+DECODER(e5m2, uint8_t)
+DECODER(e5m2fnuz, uint8_t)
+DECODER(e8m0fnu, uint8_t)
 
 static void decode_f32(const void *restrict src, uint32_t *restrict bits) {
     memcpy(bits, src, sizeof(block_bits));
 }
 
-static void decode_bf16(const void *restrict src, uint32_t *restrict bits) {
-    uint16_t in[BLOCK];
-    memcpy(in, src, sizeof in);
-    for (int i = 0; i < BLOCK; i++) {
-        bits[i] = (uint32_t)in[i] << 16;
-    }
-}
-
-/*
- * An IEEE half: shift the fields into place and re-bias. A subnormal has an implicit bit too many then, which an exact
- * subtraction of 2^-14 takes away. A NaN is made quiet, as the F16C instruction does.
- */
-static inline uint32_t half_to_bits(uint32_t h) {
-    uint32_t magnitude = (h & 0x7fff) << 13;
-    uint32_t normal = magnitude + (112u << 23);
-    uint32_t subnormal = bits_of(float_of(magnitude + (113u << 23)) - float_of(113u << 23));
-    uint32_t quiet = magnitude > 0x0f800000 ? 1u << 22 : 0;
-    uint32_t special = magnitude | 0x7f800000 | quiet;
-    uint32_t value = magnitude < (1u << 23) ? subnormal : normal;
-    value = magnitude >= 0x0f800000 ? special : value;
-    return value | (h & 0x8000) << 16;
-}
-
-static void decode_f16(const void *restrict src, uint32_t *restrict bits) {
-    uint16_t in[BLOCK];
-    memcpy(in, src, sizeof in);
-    for (int i = 0; i < BLOCK; i++) {
-        bits[i] = half_to_bits(in[i]);
-    }
-}
-
-/* e5m2 is the upper byte of a half. */
-static void decode_e5m2(const void *restrict src, uint32_t *restrict bits) {
-    uint8_t in[BLOCK];
-    memcpy(in, src, sizeof in);
-    for (int i = 0; i < BLOCK; i++) {
-        bits[i] = half_to_bits((uint32_t)in[i] << 8);
-    }
-}
-
-/*
- * A byte with `mantissa` mantissa bits and exponent bias `bias`, neither infinity nor NaN: like a half above, with an
- * exact subtraction of the smallest normal number to undo the implicit bit of a subnormal.
- */
-static inline uint32_t byte_to_bits(uint32_t byte, int mantissa, uint32_t bias) {
-    uint32_t magnitude = (byte & 0x7f) << (23 - mantissa);
-    uint32_t smallest = (128u - bias) << 23;
-    uint32_t subnormal = bits_of(float_of(magnitude + smallest) - float_of(smallest));
-    return magnitude < (1u << 23) ? subnormal : magnitude + ((127u - bias) << 23);
-}
-
-static void decode_e4m3fn(const void *restrict src, uint32_t *restrict bits) {
-    uint8_t in[BLOCK];
-    memcpy(in, src, sizeof in);
-    for (int i = 0; i < BLOCK; i++) {
-        uint32_t value = byte_to_bits(in[i], 3, 7);
-        value = (in[i] & 0x7f) == 0x7f ? 0x7ff00000 : value;
-        bits[i] = value | (uint32_t)(in[i] & 0x80) << 24;
-    }
-}
-
-/* The fnuz types have one NaN, 0x80, where others have -0. */
-static void decode_e4m3fnuz(const void *restrict src, uint32_t *restrict bits) {
-    uint8_t in[BLOCK];
-    memcpy(in, src, sizeof in);
-    for (int i = 0; i < BLOCK; i++) {
-        uint32_t value = byte_to_bits(in[i], 3, 8) | (uint32_t)(in[i] & 0x80) << 24;
-        bits[i] = in[i] == 0x80 ? 0x7f800001 : value;
-    }
-}
-
-static void decode_e5m2fnuz(const void *restrict src, uint32_t *restrict bits) {
-    uint8_t in[BLOCK];
-    memcpy(in, src, sizeof in);
-    for (int i = 0; i < BLOCK; i++) {
-        uint32_t value = byte_to_bits(in[i], 2, 16) | (uint32_t)(in[i] & 0x80) << 24;
-        bits[i] = in[i] == 0x80 ? 0x7f800001 : value;
-    }
-}
-
-/* e8m0 is an exponent alone; 0 is 2^-127, a subnormal float32, and 255 is NaN. */
-static void decode_e8m0fnu(const void *restrict src, uint32_t *restrict bits) {
-    uint8_t in[BLOCK];
-    memcpy(in, src, sizeof in);
-    for (int i = 0; i < BLOCK; i++) {
-        uint32_t value = in[i] == 0 ? 0x00400000 : (uint32_t)in[i] << 23;
-        bits[i] = in[i] == 0xff ? 0x7f800001 : value;
-    }
-}
-
 /* ---- encoders: float32 → a type ---- */
 
-static void encode_f64(const uint32_t *restrict bits, void *restrict dst) {
-    float in[BLOCK];
-    double out[BLOCK];
-    memcpy(in, bits, sizeof in);
-    for (int i = 0; i < BLOCK; i++) {
-        out[i] = (double)in[i];
+#define ENCODER(type, raw)                                                                                             \
+    static void encode_##type(const uint32_t *restrict bits, void *restrict dst) {                                     \
+        raw out[BLOCK];                                                                                                \
+        for (int i = 0; i < BLOCK; i++) {                                                                              \
+            out[i] = fc_##type##_of_bits(bits[i]);                                                                     \
+        }                                                                                                              \
+        memcpy(dst, out, sizeof out);                                                                                  \
     }
-    memcpy(dst, out, sizeof out);
-}
+ENCODER(f64, double)
+ENCODER(bf16, uint16_t)
+ENCODER(f16, uint16_t)
+ENCODER(e4m3fn, uint8_t)
+ENCODER(e4m3fnuz, uint8_t)
+ENCODER(e5m2, uint8_t)
+ENCODER(e5m2fnuz, uint8_t)
+ENCODER(e8m0fnu, uint8_t)
 
 static void encode_f32(const uint32_t *restrict bits, void *restrict dst) {
     memcpy(dst, bits, sizeof(block_bits));
-}
-
-static void encode_bf16(const uint32_t *restrict bits, void *restrict dst) {
-    uint16_t out[BLOCK];
-    for (int i = 0; i < BLOCK; i++) {
-        uint32_t rounded = (bits[i] + 0x7fff + (bits[i] >> 16 & 1)) >> 16;
-        out[i] = (uint16_t)((bits[i] & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-    }
-    memcpy(dst, out, sizeof out);
-}
-
-/*
- * Rounds the magnitude `b` of a float32 (sign cleared) to a type with `mantissa` mantissa bits and exponent bias
- * `bias`, to nearest even; the result holds exponent and mantissa and may carry into the first unused exponent.
- * Below the smallest normal number, adding the power of two whose last place is the last place of a subnormal makes
- * the float addition do the rounding.
- */
-static inline uint32_t round_to(uint32_t b, int mantissa, uint32_t bias) {
-    int shift = 23 - mantissa;
-    uint32_t magic = (128u - bias + (uint32_t)shift) << 23;
-    uint32_t subnormal = bits_of(float_of(b) + float_of(magic)) - magic;
-    uint32_t odd = b >> shift & 1;
-    uint32_t normal = (b - ((127u - bias) << 23) + (1u << (shift - 1)) - 1 + odd) >> shift;
-    return b < (128u - bias) << 23 ? subnormal : normal;
-}
-
-static void encode_f16(const uint32_t *restrict bits, void *restrict dst) {
-    uint16_t out[BLOCK];
-    for (int i = 0; i < BLOCK; i++) {
-        uint32_t b = bits[i] & 0x7fffffff;
-        uint32_t nan = 0x7e00 | (b >> 13 & 0x3ff);
-        uint32_t value = b >= 143u << 23 ? 0x7c00 : round_to(b, 10, 15);
-        value = b > 0x7f800000 ? nan : value;
-        out[i] = (uint16_t)(value | (bits[i] >> 16 & 0x8000));
-    }
-    memcpy(dst, out, sizeof out);
-}
-
-/* Overflow saturates to 448, infinity included, since torch 2.15. */
-static void encode_e4m3fn(const uint32_t *restrict bits, void *restrict dst) {
-    uint8_t out[BLOCK];
-    for (int i = 0; i < BLOCK; i++) {
-        uint32_t b = bits[i] & 0x7fffffff;
-        uint32_t value = round_to(b, 3, 7);
-        value = b >= 1087u << 20 || value > 0x7e ? 0x7e : value;
-        value = b > 0x7f800000 ? 0x7f : value;
-        out[i] = (uint8_t)(value | (bits[i] >> 24 & 0x80));
-    }
-    memcpy(dst, out, sizeof out);
-}
-
-static void encode_e5m2(const uint32_t *restrict bits, void *restrict dst) {
-    uint8_t out[BLOCK];
-    for (int i = 0; i < BLOCK; i++) {
-        uint32_t b = bits[i] & 0x7fffffff;
-        uint32_t value = b >= 143u << 23 ? 0x7c : round_to(b, 2, 15);
-        value = b > 0x7f800000 ? 0x7f : value;
-        out[i] = (uint8_t)(value | (bits[i] >> 24 & 0x80));
-    }
-    memcpy(dst, out, sizeof out);
-}
-
-/* The fnuz types overflow to NaN, and what rounds to zero loses its sign: 0x80 would be NaN. */
-static inline uint8_t encode_fnuz(uint32_t bits, int mantissa, uint32_t bias, uint32_t overflow) {
-    uint32_t b = bits & 0x7fffffff;
-    uint32_t value = round_to(b, mantissa, bias);
-    uint32_t sign = value == 0 ? 0 : bits >> 24 & 0x80;
-    return (uint8_t)(b >= overflow ? 0x80 : value | sign);
-}
-
-static void encode_e4m3fnuz(const uint32_t *restrict bits, void *restrict dst) {
-    uint8_t out[BLOCK];
-    for (int i = 0; i < BLOCK; i++) {
-        out[i] = encode_fnuz(bits[i], 3, 8, 0x87u << 23);
-    }
-    memcpy(dst, out, sizeof out);
-}
-
-static void encode_e5m2fnuz(const uint32_t *restrict bits, void *restrict dst) {
-    uint8_t out[BLOCK];
-    for (int i = 0; i < BLOCK; i++) {
-        out[i] = encode_fnuz(bits[i], 2, 16, 0x8fu << 23);
-    }
-    memcpy(dst, out, sizeof out);
-}
-
-/* The sign is dropped; a tie goes up, except between 2^-127 and the zero that e8m0 does not have. */
-static void encode_e8m0fnu(const uint32_t *restrict bits, void *restrict dst) {
-    uint8_t out[BLOCK];
-    for (int i = 0; i < BLOCK; i++) {
-        uint32_t exponent = bits[i] >> 23 & 0xff;
-        uint32_t fraction = bits[i] & 0x7fffff;
-        uint32_t threshold = exponent == 0 ? 0x400001 : 0x400000;
-        uint32_t up = exponent != 0xff && fraction >= threshold ? 1 : 0;
-        out[i] = (uint8_t)(exponent + up);
-    }
-    memcpy(dst, out, sizeof out);
 }
 
 /* ---- float16 by the F16C instructions, where the processor has them: the same bits, faster ---- */

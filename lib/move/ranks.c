@@ -12,10 +12,6 @@
 
 #include <string.h>
 
-fc_code fc_ranks_agree(fc_comm *comm, fc_code mine, fc_error *err) {
-    return comm ? fc_comm_agree(comm, mine, err) : mine;
-}
-
 /* Names, types and shapes, and how many pieces: what tells one checkpoint from another. */
 static uint64_t fingerprint(const fc_wanted *wanted) {
     uint64_t print = wanted->ntensors;

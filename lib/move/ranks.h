@@ -12,8 +12,11 @@ static inline bool fc_ranks_leads(const fc_comm *comm) {
     return !comm || comm->rank == 0;
 }
 
-/** As fc_comm_agree. */
-fc_code fc_ranks_agree(fc_comm *comm, fc_code mine, fc_error *err);
+/** As fc_comm_agree: FC_OK only if `mine` is, too. */
+static inline fc_code fc_ranks_agree(fc_comm *comm, fc_code mine, fc_error *err) {
+    fc_code rc = comm ? fc_comm_agree(comm, mine, err) : mine;
+    return rc == FC_OK ? mine : rc;
+}
 
 /** Agrees, and that all ranks see the same checkpoint at `wanted->source`. */
 fc_code fc_ranks_compare(fc_comm *comm, fc_code mine, const fc_wanted *wanted, fc_error *err);

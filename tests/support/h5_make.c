@@ -188,10 +188,28 @@ fc_code h5_made_fill(const h5_made *made, const fc_part *part, fc_error *err) {
         size_t size;
         unsigned char *bytes = box_bytes(made->tensors[item->tensor].source, item->tensor, item->dims, &size);
         rc = fc_pwrite_full(fd, bytes, size, item->offset, part->path, err);
+        part->items[i].crc64 = fc_crc64(0, bytes, size);
         free(bytes);
     }
     close(fd);
     return rc;
+}
+
+/* The digests of all values as wholes; the caller frees them. */
+static uint64_t *whole_digests(const h5_made *made) {
+    uint64_t *digests = calloc(made->wanted.ntensors + 1, sizeof *digests);
+    for (size_t i = 0; digests && i < made->wanted.ntensors; i++) {
+        const fc_tensor *t = made->tensors[i].source;
+        int64_t dims[2 * FC_MAX_DIMS] = {0};
+        size_t size;
+        for (int d = 0; d < t->ndim; d++) {
+            dims[t->ndim + d] = t->shape[d];
+        }
+        unsigned char *bytes = box_bytes(t, i, dims, &size);
+        digests[i] = fc_crc64(0, bytes, size);
+        free(bytes);
+    }
+    return digests;
 }
 
 fc_code h5_made_write(h5_made *made, const char *staging, fc_error *err) {
@@ -206,8 +224,11 @@ fc_code h5_made_write(h5_made *made, const char *staging, fc_error *err) {
         fc_part part = h5_made_part(made, rank);
         rc = format->reserve(&writer, &part, err);
         rc = rc == FC_OK ? h5_made_fill(made, &part, err) : rc;
+        rc = rc == FC_OK ? format->seal(&writer, &part, err) : rc;
     }
-    rc = rc == FC_OK ? format->finish(&writer, NULL, err) : rc;
+    uint64_t *digests = whole_digests(made);
+    rc = rc == FC_OK ? format->finish(&writer, digests, err) : rc;
+    free(digests);
     format->destroy(&writer);
     return rc;
 }

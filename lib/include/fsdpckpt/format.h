@@ -36,6 +36,8 @@ typedef struct fc_format {
     const char *name;              /**< as in --to: "h5" */
     const char *description;       /**< for people: "HDF5" */
     const char *const *extensions; /**< NULL-terminated, with the dot */
+    const char *file_sign;         /**< for people: what a file of it is called; NULL: it is never one file */
+    const char *directory_sign;    /**< for people: what a directory of it has; NULL: it is never a directory */
     const char *header_name; /**< the file of a checkpoint's directory that is not in fc_checkpoint.files; or NULL */
     bool layout_only;        /**< describes tensors and holds none: they have no chunks; a conversion is only planned */
 

@@ -1,0 +1,72 @@
+/*
+ * Several processes for one command: see ranks.h.
+ */
+#include "ranks.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+/* How many ranks the launcher says there are; 1 without one. Slurm says so for batch scripts, too, which are no ranks
+   of anything: only a step that offers PMIx is. */
+static long launched_ranks(void) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *value = getenv(names[i]);
+        if (value) {
+            return strtol(value, NULL, 10);
+        }
+    }
+    const char *tasks = getenv("PMIX_RANK") ? getenv("SLURM_STEP_NUM_TASKS") : NULL;
+    return tasks ? strtol(tasks, NULL, 10) : 1;
+}
+
+fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_code mine, fc_error *err) {
+    long launched = launched_ranks();
+    if (o->comm == COMM_NONE || (o->comm == COMM_AUTO && launched <= 1)) {
+        return mine;
+    }
+    fc_error why;
+    fc_code rc = fc_device_cpu(&r->device, &why);
+    if (rc == FC_OK) {
+        rc = fc_comm_mpi(r->device, &r->comm, &why);
+    }
+    if (rc == FC_OK && launched > 1 && r->comm->size == 1) {
+        rc = fc_fail(&why, FC_EUNSUPPORTED,
+                     "mpi: the launcher has started %ld ranks, but this MPI library sees one: is it that of another "
+                     "MPI? (--comm none: every process alone)",
+                     launched);
+    }
+    if (rc != FC_OK) { /* rather this than what went wrong before: without it no two ranks can agree on anything */
+        return fc_fail(err, rc, "%s", why.message);
+    }
+    r->comm->cancel = &progress->cancel;
+    return fc_comm_agree(r->comm, mine, err);
+}
+
+bool ranks_speaks(const ranks *r) {
+    return !r->comm || r->comm->rank == 0;
+}
+
+/*
+ * When a job is stopped, or a rank of it has died, Open MPI's mpirun sends SIGTERM, and SIGKILL after a second or, if
+ * that is earlier, when the first rank ends: the others give rank 0 the whole second to remove what it has written.
+ */
+static void let_rank_0_clean_up(void) {
+    struct timespec pause = {0, 900 * 1000000L};
+    nanosleep(&pause, NULL);
+}
+
+void ranks_end(ranks *r, fc_error *err) {
+    if (r->comm) {
+        if (r->comm->rank > 0 && !r->comm->broken && err) {
+            err->message[0] = '\0';
+        }
+        if (r->comm->rank > 0 && r->comm->broken) {
+            let_rank_0_clean_up();
+        }
+        r->comm->free(r->comm);
+    }
+    if (r->device) {
+        r->device->destroy(r->device);
+    }
+}

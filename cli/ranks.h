@@ -1,0 +1,31 @@
+/*
+ * Several processes for one command: found to be started by mpirun, joined, and made to speak with one voice.
+ */
+#ifndef FSDPCKPT_CLI_RANKS_H
+#define FSDPCKPT_CLI_RANKS_H
+
+#include "options.h"
+
+#include "fsdpckpt/comm.h"
+#include "fsdpckpt/move.h"
+
+typedef struct ranks {
+    fc_device *device;
+    fc_comm *comm; /**< NULL: this process alone */
+} ranks;
+
+/**
+ * Joins the other ranks if there are any and --comm wants them. To be called after what forks: some MPI libraries
+ * cannot bear it later.
+ * @param mine     what this rank has done before; all return the same.
+ * @param progress whose `cancel` frees a rank that waits for others.
+ */
+fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_code mine, fc_error *err);
+
+/** Whether this rank prints: one of them does. */
+bool ranks_speaks(const ranks *r);
+
+/** Leaves the others. An error on which all have agreed is left to rank 0 to print: `err` is emptied on the others. */
+void ranks_end(ranks *r, fc_error *err);
+
+#endif

@@ -1,0 +1,160 @@
+/*
+ * Object headers of version 2 as bytes (HDF5 File Format Specification 3.0, IV.A.1.b): from an attribute's name to the
+ * place of its value. Whoever calls it has a file that libhdf5 wrote, or that somebody damaged: every number is
+ * checked.
+ */
+#include "core/checked.h"
+#include "headers.h"
+
+#include <string.h>
+
+enum {
+    TIMES = 0x20,      /* flags of an object header: it has times, */
+    PHASES = 0x10,     /* limits of the storage of attributes, */
+    ORDERED = 0x04,    /* a creation order in each message */
+    CONTINUATION = 16, /* types of messages */
+    ATTRIBUTE = 12,
+    CHECKSUM = 4,
+    MOST_CHUNKS = 64
+};
+
+static uint64_t little(const unsigned char *p, int bytes) {
+    uint64_t value = 0;
+    for (int i = bytes - 1; i >= 0; i--) {
+        value = value << 8 | p[i];
+    }
+    return value;
+}
+
+static uint32_t rotate(uint32_t x, int by) {
+    return x << by | x >> (32 - by);
+}
+
+uint32_t fc_h5_checksum(const unsigned char *p, size_t size) {
+    uint32_t a, b, c;
+    a = b = c = 0xdeadbeefu + (uint32_t)size;
+    for (; size > 12; size -= 12, p += 12) {
+        a += (uint32_t)little(p, 4);
+        b += (uint32_t)little(p + 4, 4);
+        c += (uint32_t)little(p + 8, 4);
+        a = (a - c) ^ rotate(c, 4), c += b;
+        b = (b - a) ^ rotate(a, 6), a += c;
+        c = (c - b) ^ rotate(b, 8), b += a;
+        a = (a - c) ^ rotate(c, 16), c += b;
+        b = (b - a) ^ rotate(a, 19), a += c;
+        c = (c - b) ^ rotate(b, 4), b += a;
+    }
+    if (size == 0) {
+        return c;
+    }
+    unsigned char last[12] = {0};
+    memcpy(last, p, size);
+    a += (uint32_t)little(last, 4);
+    b += (uint32_t)little(last + 4, 4);
+    c += (uint32_t)little(last + 8, 4);
+    c = (c ^ b) - rotate(b, 14);
+    a = (a ^ c) - rotate(c, 11);
+    b = (b ^ a) - rotate(a, 25);
+    c = (c ^ b) - rotate(b, 16);
+    a = (a ^ c) - rotate(c, 4);
+    b = (b ^ a) - rotate(a, 14);
+    c = (c ^ b) - rotate(b, 24);
+    return c;
+}
+
+/* A chunk of an object header: from its signature to its checksum. */
+typedef struct chunk {
+    uint64_t start, messages, check;
+    int message_head; /* bytes before the data of a message */
+} chunk;
+
+static bool first_chunk(const fc_h5_view *view, uint64_t object, chunk *out) {
+    const unsigned char *p = view->bytes(view->context, object, 6);
+    if (!p || memcmp(p, "OHDR", 4) != 0 || p[4] != 2) {
+        return false;
+    }
+    const int flags = p[5], width = 1 << (flags & 3);
+    const uint64_t before = 6 + (flags & TIMES ? 16 : 0) + (flags & PHASES ? 4 : 0);
+    p = view->bytes(view->context, object, before + (uint64_t)width);
+    if (!p) {
+        return false;
+    }
+    out->start = object;
+    out->messages = object + before + (uint64_t)width;
+    out->message_head = flags & ORDERED ? 6 : 4;
+    return fc_add_u64(out->messages, little(p + before, width), &out->check);
+}
+
+static bool next_chunk(uint64_t at, uint64_t length, int message_head, chunk *out) {
+    uint64_t end;
+    if (length < 4 + CHECKSUM || !fc_add_u64(at, length, &end)) {
+        return false;
+    }
+    *out = (chunk){at, at + 4, end - CHECKSUM, message_head};
+    return true;
+}
+
+/* Whether the `size` bytes at `p` are the attribute `name` with a value of 8 bytes; then where that is among them. */
+static bool is_attribute(const unsigned char *p, uint64_t size, const char *name, uint64_t *value) {
+    if (size < 9 || p[0] != 3) {
+        return false;
+    }
+    const uint64_t name_size = little(p + 2, 2);
+    *value = 9 + name_size + little(p + 4, 2) + little(p + 6, 2);
+    return name_size == strlen(name) + 1 && *value + 8 == size && memcmp(p + 9, name, name_size) == 0;
+}
+
+/* The chunks of an object header: continuations are noted as they are met. */
+typedef struct chunks {
+    chunk items[MOST_CHUNKS];
+    int count;
+} chunks;
+
+/* Looks through the messages of chunk `index`. @return false when there is nothing more to be found. */
+static bool search(const fc_h5_view *view, chunks *all, int index, const char *name, fc_h5_field *out, bool *found) {
+    const chunk c = all->items[index];
+    const uint64_t head = (uint64_t)c.message_head;
+    uint64_t at = c.messages, value;
+    while (c.check >= head && at <= c.check - head) { /* what is left over is a gap */
+        const unsigned char *p = view->bytes(view->context, at, head);
+        if (!p) {
+            return false;
+        }
+        const int type = p[0];
+        const uint64_t size = little(p + 1, 2);
+        if (!fc_range_within(at + head, size, c.check) || !(p = view->bytes(view->context, at + head, size))) {
+            return false;
+        }
+        if (type == ATTRIBUTE && is_attribute(p, size, name, &value)) {
+            *out = (fc_h5_field){at + head + value, c.start, c.check};
+            *found = true;
+            return false;
+        }
+        if (type == CONTINUATION && size >= 16 && all->count < MOST_CHUNKS) {
+            all->count += next_chunk(little(p, 8), little(p + 8, 8), c.message_head, &all->items[all->count]);
+        }
+        at += head + size;
+    }
+    return true;
+}
+
+bool fc_h5_find_field(const fc_h5_view *view, uint64_t object, const char *name, fc_h5_field *out) {
+    chunks all = {.count = 1};
+    bool found = false;
+    if (first_chunk(view, object, &all.items[0])) {
+        for (int i = 0; i < all.count && search(view, &all, i, name, out, &found); i++) {
+        }
+    }
+    return found;
+}
+
+bool fc_h5_find_root(const fc_h5_view *view, uint64_t *object) {
+    static const unsigned char signature[8] = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
+    const unsigned char *p = view->bytes(view->context, 0, 48);
+    if (!p || memcmp(p, signature, sizeof signature) != 0 || (p[8] != 2 && p[8] != 3) || p[9] != 8 ||
+        little(p + 12, 8) != 0) {
+        return false;
+    }
+    *object = little(p + 36, 8);
+    return true;
+}

@@ -1,0 +1,140 @@
+"""mpirun -n N fsdpckpt consolidate|reshard: the same bytes as one process, one voice, and nothing left of a failed job.
+
+FSDPCKPT, FSDPCKPT_CORPUS as in tests/cli; FSDPCKPT_LAUNCH is launch.sh, FSDPCKPT_DYING the library that kills a rank.
+"""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+import harness  # noqa: E402
+
+LAUNCH = os.environ["FSDPCKPT_LAUNCH"]
+ELEMENTS = 3_000_017  # of a float32 tensor: 12 MB, cut unevenly by anything
+
+
+def snapshot(path):
+    found = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as f:
+                found[os.path.relpath(os.path.join(folder, name), path)] = f.read()
+    return found
+
+
+class Convert(harness.Case):
+    def large(self):
+        """A checkpoint of one tensor of random bytes."""
+        path = harness.make_large(self.path("ckpt"), ELEMENTS)
+        with open(os.path.join(path, "__0_0.distcp"), "r+b") as f:
+            f.seek(f.read().find(b"archive/data/0") + len("archive/data/0"))
+            f.write(random.Random(1).randbytes(4 * ELEMENTS))
+        return path
+
+    def job(self, ranks, *args, env=None):
+        return subprocess.run([LAUNCH, str(ranks), harness.BINARY, *map(str, args)], cwd=self.dir, text=True, timeout=100,
+                              capture_output=True, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})})
+
+    def check_same(self, source, ranks, *args):
+        self.ok(args[0], source, "-o", "alone", "--to", "h5", "-q", *args[1:])
+        p = self.job(ranks, args[0], source, "-o", "together", "--to", "h5", *args[1:])
+        self.assertEqual((p.returncode, p.stderr), (0, ""))
+        self.assertEqual(p.stdout.count("together: "), 1, p.stdout)
+        a, b = self.path("alone"), self.path("together")
+        if os.path.isdir(a):
+            self.assertEqual(snapshot(a), snapshot(b))
+            shutil.rmtree(a)
+            shutil.rmtree(b)
+        else:
+            with open(a, "rb") as f, open(b, "rb") as g:
+                self.assertEqual(f.read(), g.read())
+            os.remove(a)
+            os.remove(b)
+
+    def test_large(self):
+        source = self.large()
+        self.check_same(source, 2, "consolidate")
+        self.check_same(source, 4, "consolidate", "--dtype", "bf16", "-j", "1", "--memory", "1M")
+        self.check_same(source, 3, "reshard", "--dp", "2")
+        self.check_same(source, 2, "consolidate", "--compress", "1")
+
+    def test_corpus(self):
+        self.check_same(harness.corpus("dcp-torch2.15.0-train"), 3, "consolidate")
+        self.check_same(harness.corpus("dcp-torch2.15.0-2d-dp4tp2"), 8, "reshard", "--dp", "3", "--tp", "2")
+        self.check_same(harness.corpus("dcp-torch2.15.0-empty"), 2, "consolidate")
+
+    def test_one_voice(self):
+        source = harness.corpus("dcp-torch2.15.0-train")
+        p = self.job(3, "reshard", source, "--dp", "2", "--dry-run", "--json", "-v", "--progress", "always")
+        self.assertEqual(p.returncode, 0, p.stderr)
+        self.assertTrue(json.loads(p.stdout)["dry_run"])
+        self.assertEqual(p.stderr.count("values in"), 1, p.stderr)
+        p = self.job(3, "reshard", source, "--dp", "2", "--dry-run", "--rank", "1")
+        self.assertEqual(p.returncode, 0, p.stderr)
+        self.assertEqual(p.stdout, self.ok("reshard", source, "--dp", "2", "--dry-run", "--rank", "1"))
+
+    def check_fails(self, status, p, *contains):
+        """One line of the command among what mpirun says; nothing left but the checkpoint."""
+        self.assertEqual(p.returncode, status, (p.stdout, p.stderr))
+        lines = [x for x in p.stderr.splitlines() if x.startswith("fsdpckpt: ")]
+        self.assertEqual(len(lines), 1, p.stderr)
+        for text in contains:
+            self.assertIn(text, lines[0])
+        self.assertEqual(p.stdout, "")
+
+    def test_errors(self):
+        source = harness.corpus("dcp-torch2.15.0-train")
+        self.check_fails(3, self.job(3, "consolidate", "missing", "-o", "x.h5"), "missing: no such file")
+        self.check_fails(2, self.job(2, "consolidate", source, "-o", "no/x.h5"), "rank 0: ", "no: the directory")
+        with open(self.path("x.h5"), "w") as f:
+            f.write("old")
+        self.check_fails(2, self.job(2, "consolidate", source, "-o", "x.h5"), "exists: --force replaces it")
+        with open(self.path("x.h5")) as f:
+            self.assertEqual(f.read(), "old")
+        self.assertEqual(self.listing(), ["x.h5"])
+
+    def test_a_rank_fails(self):
+        source = self.large()
+        for rank in (0, 2):
+            env = {"LD_PRELOAD": os.environ["FSDPCKPT_DYING"], "DYING_RANK": str(rank), "DYING_AT": "3",
+                   "DYING_HOW": "eio"}
+            p = self.job(3, "consolidate", source, "-o", "x.h5", "-j", "1", "--memory", "1M", env=env)
+            self.check_fails(4, p, f"rank {rank}: ", "x.h5: writing", "Input/output error")
+            self.assertEqual(self.listing(), ["ckpt"])
+
+    def test_a_rank_dies(self):
+        """kill -9 in the midst of writing. If it is rank 0, its temporary directory stays, as with one process."""
+        source = self.large()
+        for rank in (1, 0):
+            env = {"LD_PRELOAD": os.environ["FSDPCKPT_DYING"], "DYING_RANK": str(rank), "DYING_AT": "3"}
+            p = self.job(3, "consolidate", source, "-o", "x.h5", "-j", "1", "--memory", "1M", env=env)
+            self.assertNotEqual(p.returncode, 0)
+            self.assertIn("signal 9", p.stderr)
+            self.assertEqual(p.stdout, "")
+            self.assertEqual([n for n in self.listing() if rank == 1 or not n.startswith(".")], ["ckpt"], rank)
+
+    def test_alone(self):
+        """--comm mpi without mpirun is a job of one rank; --comm none under mpirun is as many jobs as ranks."""
+        source = harness.corpus("dcp-torch2.15.0-train")
+        self.check_same(source, 1, "consolidate", "--comm", "mpi")
+        p = self.job(2, "consolidate", source, "--comm", "none", "--dry-run", "-o", "x.h5")
+        self.assertEqual(p.returncode, 0, p.stderr)
+        self.assertEqual(p.stdout.count("would hold"), 2)
+
+    def test_no_module(self):
+        source = harness.corpus("dcp-torch2.15.0-train")
+        p = self.job(2, "consolidate", source, "-o", "x.h5", env={"FSDPCKPT_MODULE_PATH": self.dir})
+        self.assertEqual(p.returncode, 5, p.stderr)
+        self.assertIn(f"no libfsdpckpt-comm-mpi.so in {self.dir}: ", p.stderr)
+        self.assertEqual(self.listing(), [])
+
+
+if __name__ == "__main__":
+    if not shutil.which("mpirun"):
+        sys.exit(77)
+    harness.main()

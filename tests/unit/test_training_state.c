@@ -1,0 +1,354 @@
+/*
+ * lib/fsdp: the states of units and flat parameters, what is refused in which, post-backward registered once, the check
+ * of the execution order, memory and inputs.
+ */
+#include "fsdp_model.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* One rank on the test's own thread, so that cmocka may fail in it: threads of the local backend run `body` alone. */
+typedef struct body {
+    void (*run)(fc_comm *comm);
+} body;
+
+static fc_code call(fc_comm *comm, void *context, fc_error *err) {
+    (void)err;
+    ((body *)context)->run(comm);
+    return FC_OK;
+}
+
+static void on_ranks(int size, void (*run)(fc_comm *comm)) {
+    fc_error err = {FC_OK, ""};
+    body b = {run};
+    fc_code rc = fc_comm_run_local(size, call, &b, &err);
+    assert_string_equal(err.message, "");
+    assert_int_equal(rc, FC_OK);
+}
+
+/* cmocka's asserts jump on the thread of the test only; on others they must end the program. */
+#define MUST(condition)                                                                                                \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                            \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+#define MUST_SAY(rc, wanted, err, text)                                                                                \
+    do {                                                                                                               \
+        MUST((rc) == (wanted));                                                                                        \
+        if (!strstr((err).message, text)) {                                                                            \
+            fprintf(stderr, "%s:%d: '%s' is not in '%s'\n", __FILE__, __LINE__, text, (err).message);                  \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+static void open_model(fsdp_model *m, fc_comm *comm) {
+    fc_error err = {FC_OK, ""};
+    fc_fsdp_options options = {0};
+    fc_fsdp_unit_options unit = {0};
+    MUST(model_open(m, comm, NULL, comm->rank, options, unit, &err) == FC_OK);
+}
+
+static fc_handle_state state_of(const fsdp_model *m, int i) {
+    fc_handle_state state;
+    MUST(fc_fsdp_handles_state(m->units[i], &state, NULL) == FC_OK);
+    return state;
+}
+
+static void walk(fc_comm *comm) {
+    fsdp_model m;
+    open_model(&m, comm);
+    MUST(state_of(&m, 1) == FC_HANDLE_IDLE && fc_fsdp_unit_state(m.units[1]) == FC_STATE_IDLE);
+    MUST(fc_fsdp_root_pre_forward(m.fsdp, NULL, 0, NULL) == FC_OK);
+    MUST(fc_fsdp_pre_forward(m.units[0], true, NULL, 0, NULL) == FC_OK);
+    MUST(fc_fsdp_pre_forward(m.units[1], true, NULL, 0, NULL) == FC_OK);
+    MUST(state_of(&m, 1) == FC_HANDLE_FORWARD && fc_fsdp_unit_state(m.units[1]) == FC_STATE_FORWARD_BACKWARD);
+    MUST(fc_fsdp_post_forward(m.units[1], NULL) == FC_OK);
+    MUST(state_of(&m, 1) == FC_HANDLE_IDLE && fc_fsdp_unit_state(m.units[1]) == FC_STATE_IDLE);
+    MUST(fc_fsdp_post_forward(m.units[0], NULL) == FC_OK);
+    MUST(fc_fsdp_pre_backward(m.units[0], NULL) == FC_OK);
+    MUST(fc_fsdp_pre_backward(m.units[1], NULL) == FC_OK);
+    MUST(state_of(&m, 1) == FC_HANDLE_BACKWARD_PRE);
+    /* Activation checkpointing runs the forward again: nothing changes. */
+    MUST(fc_fsdp_pre_forward(m.units[1], true, NULL, 0, NULL) == FC_OK);
+    MUST(fc_fsdp_post_forward(m.units[1], NULL) == FC_OK);
+    MUST(state_of(&m, 1) == FC_HANDLE_BACKWARD_PRE);
+    fc_fsdp_tensor t;
+    MUST(fc_fsdp_param(m.handles[1], 0, &t, NULL) == FC_OK);
+    MUST(fc_fsdp_post_backward(m.handles[1], NULL) == FC_OK);
+    MUST(state_of(&m, 1) == FC_HANDLE_BACKWARD_POST);
+    MUST(fc_fsdp_post_backward(m.handles[0], NULL) == FC_OK);
+    MUST(fc_fsdp_post_backward_final(m.fsdp, NULL) == FC_OK);
+    for (int i = 0; i < MODEL_UNITS; i++) {
+        MUST(state_of(&m, i) == FC_HANDLE_IDLE && fc_fsdp_unit_state(m.units[i]) == FC_STATE_IDLE);
+        MUST(!fc_fsdp_sharded_grad(m.handles[i])); /* nobody wrote any */
+    }
+    MUST(fc_fsdp_memory(m.fsdp, NULL) == 0);
+    model_close(&m);
+}
+
+static void states(void **state) {
+    (void)state;
+    on_ranks(1, walk);
+    on_ranks(3, walk);
+}
+
+static void refuse(fc_comm *comm) {
+    fsdp_model m;
+    fc_error err = {FC_OK, ""};
+    fc_fsdp_tensor t;
+    fc_array grad;
+    open_model(&m, comm);
+    MUST_SAY(fc_fsdp_post_forward(m.units[1], &err), FC_EUSAGE, err, "unit 'unit1': post-forward without pre-forward");
+    MUST_SAY(fc_fsdp_param(m.handles[1], 0, &t, &err), FC_EUSAGE, err, "its parameters are sharded now");
+    MUST_SAY(fc_fsdp_grad(m.handles[1], 0, &grad, &err), FC_EUSAGE, err, "the state is IDLE");
+    MUST_SAY(fc_fsdp_post_backward(m.handles[1], &err), FC_EUSAGE, err,
+             "unit 'unit1': expected to be in states [FORWARD_BACKWARD] but current state is IDLE");
+    MUST_SAY(fc_fsdp_post_backward_final(m.fsdp, &err), FC_EUSAGE, err, "the root's pre-backward has not begun");
+    MUST(fc_fsdp_root_pre_forward(m.fsdp, NULL, 0, NULL) == FC_OK);
+    MUST(fc_fsdp_pre_forward(m.units[1], true, NULL, 0, NULL) == FC_OK);
+    MUST_SAY(fc_fsdp_post_backward(m.handles[1], &err), FC_EUSAGE, err,
+             "unit 'unit1': expects BACKWARD_PRE or BACKWARD_POST state but got FORWARD");
+    MUST_SAY(fc_fsdp_pre_backward(m.units[1], &err), FC_EUSAGE, err,
+             "unit 'unit1': expected to be in states [IDLE] but current state is FORWARD_BACKWARD");
+    MUST_SAY(fc_fsdp_summon_full_params(m.handles[1], &grad, &err), FC_EUSAGE, err,
+             "expected to be in states [IDLE] but current state is FORWARD_BACKWARD");
+    model_close(&m);
+}
+
+static void refusals(void **state) {
+    (void)state;
+    on_ranks(1, refuse);
+}
+
+/* A forward without gradients has no backward. */
+static void no_grad(fc_comm *comm) {
+    fsdp_model m;
+    fc_error err = {FC_OK, ""};
+    static const char *const registered[] = {"REGISTER_POST_BACKWARD", NULL};
+    open_model(&m, comm);
+    fc_fsdp_set_grad_enabled(m.fsdp, false);
+    MUST(model_forward(&m, NULL, NULL) == FC_OK);
+    MUST(strcmp(model_events(&m, registered), "") == 0);
+    MUST(fc_fsdp_pre_backward(m.units[1], NULL) == FC_OK);
+    MUST_SAY(fc_fsdp_post_backward(m.handles[1], &err), FC_EUSAGE, err, "its forward ran without gradients");
+    model_close(&m);
+}
+
+static void without_gradients(void **state) {
+    (void)state;
+    on_ranks(2, no_grad);
+}
+
+/* A unit that runs twice in a forward is registered once, its parameters are gathered twice, its gradient is reduced
+   once. */
+static void twice(fc_comm *comm) {
+    fsdp_model m;
+    static const char *const shown[] = {"REGISTER_POST_BACKWARD", "ALL_GATHER", "REDUCE_SCATTER", NULL};
+    static const int order[] = {1, 2, 1};
+    open_model(&m, comm);
+    MUST(model_forward(&m, order, NULL) == FC_OK);
+    MUST(fc_fsdp_pre_backward(m.units[0], NULL) == FC_OK);
+    MUST(fc_fsdp_pre_backward(m.units[1], NULL) == FC_OK);
+    MUST(fc_fsdp_pre_backward(m.units[1], NULL) == FC_OK);
+    fc_array grad;
+    MUST(fc_fsdp_grad(m.handles[1], 0, &grad, NULL) == FC_OK);
+    MUST(fc_fsdp_post_backward(m.handles[1], NULL) == FC_OK);
+    MUST(fc_fsdp_post_backward_final(m.fsdp, NULL) == FC_OK);
+    const char *got = model_events(&m, shown);
+    const char *wanted = "ALL_GATHER:unit0 REGISTER_POST_BACKWARD:unit0 ALL_GATHER:unit1 REGISTER_POST_BACKWARD:unit1 "
+                         "ALL_GATHER:unit2 REGISTER_POST_BACKWARD:unit2 ALL_GATHER:unit1 ALL_GATHER:unit1 "
+                         "REDUCE_SCATTER:unit1";
+    if (strcmp(got, wanted) != 0) {
+        fprintf(stderr, "%s\n", got);
+        abort();
+    }
+    MUST(fc_fsdp_sharded_grad(m.handles[1]) && !fc_fsdp_sharded_grad(m.handles[2]));
+    model_close(&m);
+}
+
+static void registered_once(void **state) {
+    (void)state;
+    on_ranks(2, twice);
+}
+
+static void add_handle(fc_fsdp_unit *unit, fc_comm *comm, fc_dtype dtype, bool requires_grad, fc_fsdp_handle **out) {
+    fc_fsdp_tensor t = {0};
+    fc_fsdp_param_init init = {"w", &t, requires_grad, -1};
+    MUST(fc_array_new(comm->device, dtype, 1, (int64_t[]){5}, &t.local, NULL) == FC_OK);
+    memset(t.local.data, 0, fc_array_bytes(&t.local));
+    MUST(fc_fsdp_add_handle(unit, &init, 1, out, NULL) == FC_OK);
+    fc_array_free(&t.local);
+}
+
+/* A unit with two flat parameters, one of them frozen. */
+static void two_handles(fc_comm *comm) {
+    fc_fsdp *fsdp;
+    fc_fsdp_unit *root, *unit;
+    fc_fsdp_handle *a, *b;
+    fc_error err = {FC_OK, ""};
+    fc_fsdp_options options = {.backward_prefetch = FC_BACKWARD_PREFETCH_POST};
+    fc_fsdp_unit_options of_root = {.is_root = true}, of_unit = {0};
+    fc_handle_state state;
+    fc_array grad;
+    MUST(fc_fsdp_new(comm, NULL, NULL, &options, &fsdp, NULL) == FC_OK);
+    MUST_SAY(fc_fsdp_add_unit(fsdp, "x", &of_unit, &unit, &err), FC_EUSAGE, err, "the first unit, and no other, is");
+    MUST(fc_fsdp_add_unit(fsdp, "root", &of_root, &root, NULL) == FC_OK);
+    MUST(fc_fsdp_add_unit(fsdp, "layer", &of_unit, &unit, NULL) == FC_OK);
+    MUST_SAY(fc_fsdp_handles_state(root, &state, &err), FC_EUSAGE, err, "expects a non-empty handles key");
+    add_handle(unit, comm, FC_F32, true, &a);
+    add_handle(unit, comm, FC_BF16, false, &b);
+    for (int step = 0; step < 2; step++) {
+        MUST(fc_fsdp_root_pre_forward(fsdp, NULL, 0, NULL) == FC_OK);
+        MUST(fc_fsdp_pre_forward(root, true, NULL, 0, NULL) == FC_OK);
+        MUST(fc_fsdp_pre_forward(unit, true, NULL, 0, NULL) == FC_OK);
+        MUST(fc_fsdp_post_forward(unit, NULL) == FC_OK);
+        MUST(fc_fsdp_post_forward(root, NULL) == FC_OK);
+        MUST(fc_fsdp_pre_backward(root, NULL) == FC_OK);
+        MUST(fc_fsdp_pre_backward(unit, NULL) == FC_OK);
+        MUST(fc_fsdp_grad(a, 0, &grad, NULL) == FC_OK);
+        MUST_SAY(fc_fsdp_grad(b, 0, &grad, &err), FC_EUSAGE, err, "has no parameter 0 that requires a gradient");
+        MUST(fc_fsdp_post_backward(a, NULL) == FC_OK);
+        MUST_SAY(fc_fsdp_handles_state(unit, &state, &err), FC_EUSAGE, err,
+                 "unit 'layer': expects uniform training state but got {BACKWARD_POST, BACKWARD_PRE}");
+        MUST(fc_fsdp_post_backward(b, NULL) == FC_OK);
+        MUST(fc_fsdp_handles_state(unit, &state, &err) == FC_OK && state == FC_HANDLE_BACKWARD_POST);
+        MUST(fc_fsdp_post_backward_final(fsdp, NULL) == FC_OK);
+        MUST(fc_fsdp_sharded_grad(a) && !fc_fsdp_sharded_grad(b) && fc_fsdp_memory(fsdp, NULL) == 0);
+    }
+    fc_fsdp_free(fsdp);
+}
+
+static void several_flat_parameters(void **state) {
+    (void)state;
+    on_ranks(2, two_handles);
+}
+
+static void changed_order(fc_comm *comm) {
+    fsdp_model m;
+    static const int other[] = {2, 1, 3};
+    fc_fsdp_options options = {.check_order = true};
+    fc_fsdp_unit_options unit = {0};
+    MUST(model_open(&m, comm, NULL, comm->rank, options, unit, NULL) == FC_OK);
+    for (int step = 0; step < 4; step++) {
+        m.warning[0] = 0;
+        const int *order = step > 0 ? other : NULL;
+        MUST(model_forward(&m, order, NULL) == FC_OK);
+        MUST(model_backward(&m, order, NULL) == FC_OK);
+        MUST(model_optimize(&m, NULL) == FC_OK);
+        char wanted[512];
+        snprintf(wanted, sizeof wanted,
+                 "forward order differs from that of the first iteration on rank %d; collectives are unchecked and may "
+                 "give incorrect results or hang: expected to all-gather for 'unit%d' but trying to all-gather "
+                 "parameters for 'unit%d'",
+                 comm->rank, 2, 1);                            /* the last of the two that changed places */
+        MUST(strcmp(m.warning, step == 1 ? wanted : "") == 0); /* told once */
+    }
+    model_close(&m);
+}
+
+static fc_code ranks_differ(fc_comm *comm, void *context, fc_error *err) {
+    fsdp_model m;
+    static const int orders[2][3] = {{1, 2, 3}, {1, 3, 2}};
+    fc_fsdp_options options = {.check_order = true};
+    fc_fsdp_unit_options unit = {0};
+    (void)context;
+    fc_code rc = model_open(&m, comm, NULL, comm->rank, options, unit, err);
+    rc = rc == FC_OK ? model_forward(&m, orders[comm->rank == 2], err) : rc;
+    model_close(&m);
+    return rc;
+}
+
+static void execution_order(void **state) {
+    (void)state;
+    fc_error err = {FC_OK, ""};
+    on_ranks(2, changed_order);
+    assert_int_equal(fc_comm_run_local(3, ranks_differ, NULL, &err), FC_EUSAGE);
+    assert_non_null(strstr(err.message, "forward order differs across ranks: rank 0 is all-gathering parameters for "
+                                        "'unit2' while rank 2 is all-gathering parameters for 'unit3'"));
+}
+
+/* Inputs are cast to the parameters' dtype, whole numbers are not, and a transposed input keeps its values. */
+static void inputs(fc_comm *comm) {
+    fsdp_model m;
+    fc_fsdp_options options = {0};
+    fc_fsdp_unit_options unit = {.has_param_dtype = true, .param_dtype = FC_BF16};
+    fc_array in[2];
+    MUST(model_open(&m, comm, NULL, comm->rank, options, unit, NULL) == FC_OK);
+    MUST(fc_array_new(comm->device, FC_F32, 2, (int64_t[]){3, 2}, &in[0], NULL) == FC_OK);
+    MUST(fc_array_new(comm->device, FC_I64, 1, (int64_t[]){2}, &in[1], NULL) == FC_OK);
+    fc_array before[2] = {in[0], in[1]};
+    for (int i = 0; i < 6; i++) {
+        ((float *)in[0].data)[i] = (float)i;
+    }
+    in[0].sizes[0] = 2;
+    in[0].sizes[1] = 3;
+    in[0].strides[0] = 1;
+    in[0].strides[1] = 2;
+    MUST(fc_fsdp_root_pre_forward(m.fsdp, in, 2, NULL) == FC_OK);
+    MUST(in[0].dtype == FC_BF16 && in[0].memory && in[0].memory != before[0].memory);
+    MUST(in[1].dtype == FC_I64 && in[1].memory == before[1].memory);
+    static const float wanted[] = {0, 2, 4, 1, 3, 5};
+    for (int i = 0; i < 6; i++) {
+        uint16_t high;
+        memcpy(&high, (const char *)&wanted[i] + 2, 2);
+        MUST(((const uint16_t *)in[0].data)[i] == high);
+    }
+    /* Once is enough. */
+    void *cast = in[0].memory;
+    MUST(fc_fsdp_pre_forward(m.units[0], true, in, 2, NULL) == FC_OK && in[0].memory == cast);
+    MUST(fc_fsdp_post_forward(m.units[0], NULL) == FC_OK);
+    fc_array_free(&in[0]);
+    fc_array_free(&before[0]);
+    fc_array_free(&before[1]);
+    model_close(&m);
+}
+
+static void cast_inputs(void **state) {
+    (void)state;
+    on_ranks(2, inputs);
+}
+
+/* Full parameters in full precision, between steps. */
+static void summon(fc_comm *comm) {
+    fsdp_model m;
+    fc_fsdp_options options = {.use_orig_params = true};
+    fc_fsdp_unit_options unit = {.has_param_dtype = true, .param_dtype = FC_BF16};
+    fc_array full;
+    MUST(model_open(&m, comm, NULL, comm->rank, options, unit, NULL) == FC_OK);
+    MUST(fc_fsdp_summon_full_params(m.handles[2], &full, NULL) == FC_OK);
+    MUST(full.dtype == FC_F32 && full.sizes[0] == fc_fsdp_layout(m.handles[2])->numel);
+    for (int i = 0; i < MODEL_NUMEL; i++) {
+        MUST(((const float *)full.data)[i] == (float)(i + 200) / 16);
+    }
+    fc_array_free(&full);
+    model_close(&m);
+}
+
+static void full_params(void **state) {
+    (void)state;
+    on_ranks(1, summon);
+    on_ranks(3, summon);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(states),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(without_gradients),
+        cmocka_unit_test(registered_once),
+        cmocka_unit_test(several_flat_parameters),
+        cmocka_unit_test(execution_order),
+        cmocka_unit_test(cast_inputs),
+        cmocka_unit_test(full_params),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
