@@ -216,4 +216,5 @@ const fc_format fc_format_dcp = {
     .seal = fc_dcp_seal,
     .finish = fc_dcp_finish,
     .destroy = fc_dcp_destroy,
+    .digest = fc_dcp_digest,
 };

@@ -71,6 +71,8 @@ unsigned char *fc_dcp_read_ahead(const fc_checkpoint *checkpoint, uint32_t file,
 
 fc_code fc_dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                       fc_error *err);
+fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                      fc_error *err);
 fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                            fc_error *err);
 

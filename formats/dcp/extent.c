@@ -14,43 +14,69 @@ static bool same_sizes(const fc_tensor *tensor, const fc_chunk *chunk, const fc_
            memcmp(t->sizes, chunk->dims + tensor->ndim, (size_t)t->ndim * sizeof *t->sizes) == 0;
 }
 
-static fc_code read_extent(const fc_tensor *tensor, const fc_chunk *chunk, const fc_torch_item *item, fc_extent *out,
-                           fc_error *err) {
-    fc_torch_tensor t = {0};
-    const fc_zip_entry *storage;
+/* Finds the record of the item's tensor, and checks that it is the one that `.metadata` promises. */
+static fc_code find_storage(const fc_tensor *tensor, const fc_chunk *chunk, const fc_torch_item *item,
+                            fc_torch_tensor *t, const fc_zip_entry **storage, fc_error *err) {
     const char *path = item->zip.path;
-    fc_code rc = fc_torch_tensor_decode(item->pickle, item->pickle->root, &t, err);
+    fc_code rc = fc_torch_tensor_decode(item->pickle, item->pickle->root, t, err);
     if (rc != FC_OK) {
         return fc_context(err, rc, "%s: offset %" PRIu64, path, chunk->offset);
     }
-    if (t.dtype != tensor->dtype) {
+    if (t->dtype != tensor->dtype) {
         return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the item holds %s, .metadata says %s", path,
-                       chunk->offset, fc_dtype_get(t.dtype)->torch_name, fc_dtype_get(tensor->dtype)->torch_name);
+                       chunk->offset, fc_dtype_get(t->dtype)->torch_name, fc_dtype_get(tensor->dtype)->torch_name);
     }
-    if (!same_sizes(tensor, chunk, &t)) {
+    if (!same_sizes(tensor, chunk, t)) {
         return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the item's sizes are not those in .metadata", path,
                        chunk->offset);
     }
-    rc = fc_torch_item_storage(item, &t, &storage, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    return fc_torch_item_storage(item, t, storage, err);
+}
+
+static void describe_extent(const fc_torch_item *item, const fc_torch_tensor *t, const fc_zip_entry *storage,
+                            fc_extent *out) {
     out->offset = storage->data;
     out->length = storage->size;
     out->decoded = storage->size;
-    out->first = t.first;
-    out->negate = t.negate;
-    out->conjugate = t.conjugate;
-    out->swap = item->big_endian && fc_dtype_get(t.dtype)->swap_size > 1;
-    memcpy(out->strides, t.strides, sizeof out->strides);
-    return FC_OK;
+    out->first = t->first;
+    out->negate = t->negate;
+    out->conjugate = t->conjugate;
+    out->swap = item->big_endian && fc_dtype_get(t->dtype)->swap_size > 1;
+    memcpy(out->strides, t->strides, sizeof out->strides);
+}
+
+/* Opens the item of a chunk and finds its tensor: as an extent, or as a digest; the other one is NULL. */
+static fc_code look_into(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
+                         fc_extent *extent, fc_digest *digest, fc_error *err) {
+    fc_torch_item item;
+    fc_torch_tensor t = {0};
+    const fc_zip_entry *storage = NULL;
+    int fd;
+    fc_code rc = fc_dcp_acquire(checkpoint, chunk->file, &fd, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
+    rc = fc_torch_item_open_read(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, bytes, &item,
+                                 err);
+    if (rc == FC_OK) {
+        rc = find_storage(tensor, chunk, &item, &t, &storage, err);
+        if (rc == FC_OK && extent) {
+            describe_extent(&item, &t, storage, extent);
+        }
+        if (rc == FC_OK && digest && storage->crc != 0) { /* torch can be told not to compute it */
+            *digest = (fc_digest){
+                .kind = FC_DIGEST_CRC32, .value = storage->crc, .offset = storage->data, .length = storage->stored};
+        }
+        fc_torch_item_close(&item);
+    }
+    fc_dcp_release(checkpoint, chunk->file);
+    return rc;
 }
 
 fc_code fc_dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                       fc_error *err) {
     const fc_chunk *chunk = &tensor->chunks[index];
-    fc_torch_item item;
-    int fd;
     memset(out, 0, sizeof *out);
     out->codec = FC_CODEC_RAW;
     out->file = chunk->file;
@@ -60,17 +86,16 @@ fc_code fc_dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
         out->strides[0] = 1;
         return FC_OK;
     }
-    fc_code rc = fc_dcp_acquire(checkpoint, chunk->file, &fd, err);
-    if (rc == FC_OK) {
-        unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
-        rc = fc_torch_item_open_read(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, bytes,
-                                     &item, err);
-        if (rc == FC_OK) {
-            rc = read_extent(tensor, chunk, &item, out, err);
-            fc_torch_item_close(&item);
-        }
-        fc_dcp_release(checkpoint, chunk->file);
+    fc_code rc = look_into(checkpoint, tensor, chunk, out, NULL, err);
+    return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", tensor->name);
+}
+
+fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                      fc_error *err) {
+    if (tensor->object || index == FC_WHOLE_TENSOR) {
+        return FC_OK;
     }
+    fc_code rc = look_into(checkpoint, tensor, &tensor->chunks[index], NULL, out, err);
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", tensor->name);
 }
 

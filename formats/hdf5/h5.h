@@ -7,6 +7,11 @@
 
 #include "fsdpckpt/format.h"
 
+/** The attribute `layout` of a view, and the group of the pieces that its virtual datasets are made of: no key of a
+ *  state dict has that link name. */
+#define FC_H5_VIEW_LAYOUT "view"
+#define FC_H5_VIEW_PIECES "%pieces"
+
 bool fc_h5_probe(const fc_probe *probe);
 fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
 void fc_h5_close(fc_checkpoint *checkpoint);
@@ -16,6 +21,8 @@ fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, siz
 fc_code fc_h5_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                           fc_error *err);
 fc_code fc_h5_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
+fc_code fc_h5_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                     fc_error *err);
 
 fc_code fc_h5_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
 fc_code fc_h5_reserve(fc_writer *writer, fc_part *part, fc_error *err);

@@ -195,6 +195,41 @@ fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
     return FC_OK;
 }
 
+/* ---- digests ---- */
+
+/* The chunks of `tensor` that are in the same dataset as chunk `index`: they follow each other. */
+static void find_group(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out) {
+    const fc_h5_stored *stored = stored_of(checkpoint, &tensor->chunks[index]);
+    size_t first = index, end = index + 1;
+    while (first > 0 && stored_of(checkpoint, &tensor->chunks[first - 1]) == stored) {
+        first--;
+    }
+    while (end < tensor->nchunks && stored_of(checkpoint, &tensor->chunks[end]) == stored) {
+        end++;
+    }
+    out->first = first;
+    out->count = end - first;
+    out->offsets = stored->base;
+    out->sizes = stored->dataset->shape;
+}
+
+fc_code fc_h5_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                     fc_error *err) {
+    const bool whole = index == FC_WHOLE_TENSOR;
+    const fc_h5_dataset *d = whole ? tensor->detail : stored_of(checkpoint, &tensor->chunks[index])->dataset;
+    (void)err;
+    if (!d->has_crc64 || d->kind == FC_H5_UNREADABLE) {
+        return FC_OK;
+    }
+    out->kind = FC_DIGEST_CRC64;
+    out->value = d->crc64;
+    if (!whole && d->where == FC_H5_IN_CHUNKS) {
+        out->kind = FC_DIGEST_GROUP;
+        find_group(checkpoint, tensor, index, out);
+    }
+    return FC_OK;
+}
+
 /* ---- boxes through libhdf5 ---- */
 
 static fc_code receive_box(fc_h5_in *in, const char *path, unsigned char *buf, uint64_t size, fc_error *err) {

@@ -268,6 +268,8 @@ static bool decode_dataset(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h
     d->encoding = keep_text(r, arena);
     d->json = keep_text(r, arena);
     d->fqn = keep_text(r, arena);
+    d->has_crc64 = get_at_most(r, 1) != 0;
+    d->crc64 = fc_h5_get_u64(r);
     d->owner = get_or_none(r);
     d->nglobal_shape = keep_i64s(r, arena, &d->global_shape);
     d->noffsets = keep_i64s(r, arena, &d->offsets);

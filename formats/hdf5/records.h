@@ -76,7 +76,9 @@ typedef struct fc_h5_dataset {
     size_t nchunks, chunks_cap;
     /* Our own attributes (docs/HDF5_SCHEMA.md); NULL or count -1 where the dataset has none. */
     const char *dtype_name, *placements, *encoding, *json, *fqn;
-    int64_t owner; /**< -1: none */
+    bool has_crc64;
+    uint64_t crc64; /**< of the bytes of the whole dataset, row-major */
+    int64_t owner;  /**< -1: none */
     int64_t nglobal_shape, noffsets;
     const int64_t *global_shape, *offsets;
 } fc_h5_dataset;

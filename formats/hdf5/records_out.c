@@ -134,6 +134,8 @@ void fc_h5_put_dataset(fc_h5_sink *out, const fc_h5_dataset *d) {
     fc_h5_put_text(out, d->encoding);
     fc_h5_put_text(out, d->json);
     fc_h5_put_text(out, d->fqn);
+    fc_h5_put_u64(out, d->has_crc64);
+    fc_h5_put_u64(out, d->crc64);
     fc_h5_put_u64(out, (uint64_t)d->owner);
     fc_h5_put_i64s(out, d->nglobal_shape, d->global_shape);
     fc_h5_put_i64s(out, d->noffsets, d->offsets);

@@ -44,6 +44,7 @@ typedef struct fc_h5_walk {
     hid_t file;
     unsigned long fileno;
     bool ours;
+    bool copies; /**< its virtual datasets are copies of what other ranks' files store: a shard, an index */
     bool index;  /**< ours, the index.h5 of a sharded checkpoint: it holds mappings only */
     bool failed; /**< a FAILURE has been sent: stop */
 } fc_h5_walk;
@@ -66,6 +67,8 @@ typedef enum fc_h5_ours {
     FC_H5_A_OWNER,
     FC_H5_A_ENCODING,
     FC_H5_A_JSON,
+    FC_H5_A_CRC64,
+    FC_H5_A_HEADER_CRC64,
     FC_H5_A_COUNT
 } fc_h5_ours;
 

@@ -247,6 +247,20 @@ out:
     return out;
 }
 
+bool fc_h5_read_u64(hid_t object, const char *name, uint64_t *value) {
+    hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
+    if (attribute < 0) {
+        return false;
+    }
+    hid_t space = H5Aget_space(attribute), type = H5Aget_type(attribute);
+    bool read = H5Tequal(type, H5T_STD_U64LE) > 0 && H5Sget_simple_extent_npoints(space) == 1 &&
+                H5Aread(attribute, H5T_NATIVE_UINT64, value) >= 0;
+    H5Tclose(type);
+    H5Sclose(space);
+    H5Aclose(attribute);
+    return read;
+}
+
 int64_t fc_h5_read_i64s(hid_t object, const char *name, int64_t *values, size_t max) {
     int64_t count = -1;
     hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);

@@ -23,6 +23,9 @@ bool fc_h5_text_dataset(fc_h5_text *text, hid_t dataset);
 /** A scalar string attribute into a fresh buffer (caller frees), or NULL when it is none or has NUL in it. */
 char *fc_h5_attribute_text(hid_t object, const char *name);
 
+/** The one uint64 of an attribute. @return false when it is something else. */
+bool fc_h5_read_u64(hid_t object, const char *name, uint64_t *value);
+
 /** The integers of an attribute, into `values`. @return their number, or -1 when it is missing, none, or too many. */
 int64_t fc_h5_read_i64s(hid_t object, const char *name, int64_t *values, size_t max);
 

@@ -42,7 +42,10 @@ fc_code fc_pt_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
     }
     const pt_piece *piece = (const pt_piece *)(uintptr_t)tensor->chunks[index].detail;
     if (piece->record.crc != 0 && piece->record.method == FC_ZIP_STORED) {
-        *out = (fc_digest){FC_DIGEST_CRC32, piece->record.crc, piece->record.offset, piece->record.stored};
+        *out = (fc_digest){.kind = FC_DIGEST_CRC32,
+                           .value = piece->record.crc,
+                           .offset = piece->record.offset,
+                           .length = piece->record.stored};
     }
     return FC_OK;
 }

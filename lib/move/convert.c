@@ -98,10 +98,19 @@ typedef struct making {
     const fc_wanted *wanted;
     fc_comm *comm;
     bool leads;
+    bool own_parts;
     fc_writer writer;
     fc_move_options move;
     fc_convert_report *report;
 } making;
+
+/* Of a part that lies in the memory of one rank, this is everything or nothing (share = shares). */
+static void choose_share(making *m, const fc_part *part) {
+    if (m->own_parts && m->comm) {
+        bool mine = part->rank == (uint32_t)m->comm->rank;
+        m->move.share = m->move.shares = mine ? 0 : 2;
+    }
+}
 
 /* One file of the target: the headers by rank 0, the data by all; what is compressed by rank 0, as it goes in order. */
 static fc_code write_file(making *m, fc_part *part, fc_arena *arena, fc_error *err) {
@@ -111,6 +120,7 @@ static fc_code write_file(making *m, fc_part *part, fc_arena *arena, fc_error *e
     if (rc != FC_OK) {
         return rc;
     }
+    choose_share(m, part);
     rc = fc_move_part(m->wanted, part, &m->move, err);
     rc = fc_ranks_join_items(m->comm, rc, m->wanted, part, m->move.crc32, err);
     if (rc == FC_OK && m->leads && has_chunks(part)) {
@@ -191,6 +201,7 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
     making m = {.wanted = wanted,
                 .comm = options->comm,
                 .leads = fc_ranks_leads(options->comm),
+                .own_parts = options->own_parts,
                 .writer = {options->format, NULL},
                 .move = options->move,
                 .report = report};
@@ -290,6 +301,12 @@ static fc_code check_request(const fc_checkpoint *source, const char *target, co
     }
     if (!target && !options->dry_run) {
         return fc_fail(err, FC_EUSAGE, "%s: no target is named", source->path);
+    }
+    if (options->own_parts && options->comm &&
+        (options->selection.compress || !options->selection.mesh ||
+         fc_mesh_ranks(options->selection.mesh) != options->comm->size)) {
+        return fc_fail(err, FC_EUSAGE, "%s: parts in the memory of %d ranks are written uncompressed, as many files",
+                       source->path, options->comm->size);
     }
     return FC_OK;
 }

@@ -36,13 +36,17 @@ uint32_t fc_crc32_combine(uint32_t first, uint32_t second, uint64_t second_size)
 typedef enum fc_digest_kind {
     FC_DIGEST_NONE,  /**< none is recorded */
     FC_DIGEST_CRC64, /**< CRC-64 of the row-major bytes of the tensor, or of the chunk's box */
-    FC_DIGEST_CRC32  /**< CRC-32 of `length` stored bytes from `offset` of the chunk's file on (a zip record) */
+    FC_DIGEST_CRC32, /**< CRC-32 of `length` stored bytes from `offset` of the chunk's file on (a zip record) */
+    FC_DIGEST_GROUP  /**< CRC-64 of a box that several chunks make up, e.g. those of a compressed HDF5 dataset */
 } fc_digest_kind;
 
 typedef struct fc_digest {
     fc_digest_kind kind;
     uint64_t value;
     uint64_t offset, length; /**< CRC32 only */
+    size_t first, count;     /**< GROUP only: the chunks */
+    const int64_t *offsets;  /**< GROUP only: of the box in the tensor; NULL: all 0 */
+    const int64_t *sizes;    /**< GROUP only */
 } fc_digest;
 
 /** For the `index` of fc_checkpoint_digest: the whole tensor, independent of how it is cut. */

@@ -30,7 +30,7 @@ typedef struct fc_move_options {
                             of its owner is added to it; when all parts are done, fc_crc64_finish makes the tensor's
                             CRC-64 of it. Sums of several ranks combine by XOR */
     uint32_t share, shares; /**< of several processes that write one file together, this one moves part `share` of
-                                 `shares`, by bytes. 0 and 0: everything */
+                                 `shares`, by bytes. 0 and 0: everything; share = shares > 1: nothing */
 } fc_move_options;
 
 /**
@@ -77,6 +77,8 @@ typedef struct fc_convert_options {
     fc_move_options move;
     fc_comm *comm; /**< ranks that share the work: all call fc_convert with the same source and target, on a file system
                         that all of them see. Its device is the host. NULL: this process alone */
+    bool own_parts; /**< the source is in memory (memory.h), each rank has its own part of it alone: rank r of `comm`
+                         moves the file of rank r of the target, whose mesh is as large */
 } fc_convert_options;
 
 /** What a conversion did, or with dry_run would do. */
