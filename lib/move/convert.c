@@ -99,6 +99,7 @@ typedef struct making {
     fc_comm *comm;
     bool leads;
     bool own_parts;
+    bool *moved; /* of wanted->tensors: the engine has written some of it, or would have */
     fc_writer writer;
     fc_move_options move;
     fc_convert_report *report;
@@ -119,6 +120,9 @@ static fc_code write_file(making *m, fc_part *part, fc_arena *arena, fc_error *e
     rc = fc_ranks_share_part(m->comm, rc, part, arena, err);
     if (rc != FC_OK) {
         return rc;
+    }
+    for (size_t i = 0; i < part->nitems; i++) {
+        m->moved[part->items[i].tensor] |= part->items[i].owned;
     }
     choose_share(m, part);
     rc = fc_move_part(m->wanted, part, &m->move, err);
@@ -178,11 +182,11 @@ static fc_code check_digest(const fc_checkpoint *source, const fc_wanted_tensor 
 }
 
 /* Makes the tensors' digests of their sums, and compares them with what the source says they are. */
-static fc_code finish_digests(const fc_wanted *wanted, const fc_format *format, uint64_t *digests, fc_error *err) {
+static fc_code finish_digests(const fc_wanted *wanted, const bool *moved, uint64_t *digests, fc_error *err) {
     for (size_t i = 0; i < wanted->ntensors; i++) {
         const fc_wanted_tensor *tensor = &wanted->tensors[i];
-        if (tensor->source->object && format->objects_note) {
-            continue; /* not moved here */
+        if (!moved[i]) {
+            continue; /* the format writes it in its own way */
         }
         const fc_box whole = {tensor->source->ndim, NULL, tensor->source->shape};
         uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(tensor->dtype);
@@ -207,11 +211,12 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
                 .report = report};
     int64_t ranks = fc_mesh_ranks(wanted->mesh);
     uint64_t *digests = calloc(wanted->ntensors + 1, sizeof *digests);
+    m.moved = calloc(wanted->ntensors + 1, sizeof *m.moved);
     m.move.crc32 = options->format->wants_crc32;
     m.move.digests = digests;
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
-    fc_code rc = digests ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = digests && m.moved ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
     if (rc == FC_OK && m.leads) {
         rc = options->format->create(wanted, staging, &m.writer, err);
     }
@@ -223,7 +228,7 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
         rc = fc_ranks_join_sums(m.comm, FC_OK, digests, wanted->ntensors, err);
     }
     if (rc == FC_OK) {
-        rc = finish_digests(wanted, options->format, digests, err);
+        rc = finish_digests(wanted, m.moved, digests, err);
     }
     if (rc == FC_OK && m.leads) {
         rc = options->format->finish(&m.writer, digests, err);
@@ -231,6 +236,7 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
     if (m.leads) {
         options->format->destroy(&m.writer);
     }
+    free(m.moved);
     free(digests);
     return rc;
 }
@@ -345,15 +351,15 @@ static fc_code plan(const fc_checkpoint *source, const char *target, const fc_co
 fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_convert_options *options,
                    fc_convert_report *report, fc_error *err) {
     fc_convert_report local;
-    fc_wanted wanted;
+    fc_wanted wanted = {0};
     if (!report) {
         report = &local;
     }
     memset(report, 0, sizeof *report);
     fc_arena *arena = fc_arena_new();
-    fc_code rc = plan(source, target, options, arena, &wanted, report, err);
-    rc = fc_ranks_compare(options->comm, rc, &wanted, err);
-    if (rc == FC_OK) {
+    fc_code mine = plan(source, target, options, arena, &wanted, report, err);
+    fc_code rc = fc_ranks_compare(options->comm, mine, &wanted, err);
+    if (mine == FC_OK && rc == FC_OK) {
         rc = write_target(&wanted, target, options, report, err);
     }
     fc_arena_free(arena);
