@@ -353,15 +353,15 @@ static fc_code plan(const fc_checkpoint *source, const char *target, const fc_co
 fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_convert_options *options,
                    fc_convert_report *report, fc_error *err) {
     fc_convert_report local;
-    fc_wanted wanted;
+    fc_wanted wanted = {0};
     if (!report) {
         report = &local;
     }
     memset(report, 0, sizeof *report);
     fc_arena *arena = fc_arena_new();
-    fc_code rc = plan(source, target, options, arena, &wanted, report, err);
-    rc = fc_ranks_compare(options->comm, rc, &wanted, err);
-    if (rc == FC_OK) {
+    fc_code mine = plan(source, target, options, arena, &wanted, report, err);
+    fc_code rc = fc_ranks_compare(options->comm, mine, &wanted, err);
+    if (mine == FC_OK && rc == FC_OK) {
         rc = write_target(&wanted, target, options, report, err);
     }
     fc_arena_free(arena);
