@@ -124,5 +124,7 @@ void help_version(text_out *out) {
                    "ISA-L     " FEATURE_ISAL "\n"
                    "seccomp   " FEATURE_SECCOMP "\n"
                    "MPI       " FEATURE_MPI "\n"
+                   "CUDA      " FEATURE_CUDA "\n"
+                   "NCCL      " FEATURE_NCCL "\n"
                    "compiler  " FEATURE_COMPILER "\n");
 }

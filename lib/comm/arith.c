@@ -103,6 +103,12 @@ static way way_of(fc_dtype dtype) {
     }
 }
 
+fc_dtype fc_arith_component(fc_dtype dtype, size_t *components) {
+    way w = way_of(dtype);
+    *components = w.components;
+    return w.stored;
+}
+
 fc_code fc_arith_check(fc_dtype dtype, fc_reduce op, fc_error *err) {
     static const char *const names[] = {"sum", "avg", "min", "max", "xor"};
     if ((unsigned)op > FC_REDUCE_XOR || (unsigned)dtype >= FC_DTYPE_COUNT) {

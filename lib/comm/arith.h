@@ -10,6 +10,9 @@
 /** Whether elements of `dtype` can be reduced by `op`: else FC_EUNSUPPORTED, and FC_EUSAGE for an op that is none. */
 fc_code fc_arith_check(fc_dtype dtype, fc_reduce op, fc_error *err);
 
+/** The type of the real numbers that elements of `dtype` consist of, and how many of them: 2 for complex ones. */
+fc_dtype fc_arith_component(fc_dtype dtype, size_t *components);
+
 /**
  * out[i] = inputs[0][i] op inputs[1][i] op …, in this order. Types narrower than float32 are computed in float32 and
  * rounded once; a NaN wins MIN and MAX, as in torch; integers wrap; the SUM of booleans is "or".

@@ -153,3 +153,15 @@ fc_code fc_comm_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc_er
     }
     return module && module->nccl ? module->nccl(bootstrap, device, out, err) : lacks("nccl", err);
 }
+
+fc_code fc_comm_nccl_file(const char *path, int rank, int size, int seconds, fc_device *device, fc_comm **out,
+                          fc_error *err) {
+    const fc_module *module = NULL;
+    *out = NULL;
+    fc_code rc = load("nccl", FSDPCKPT_HAVE_NCCL, &module, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    return module && module->nccl_file ? module->nccl_file(path, rank, size, seconds, device, out, err)
+                                       : lacks("nccl", err);
+}

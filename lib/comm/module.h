@@ -23,6 +23,8 @@ typedef struct fc_module {
     fc_code (*mpi)(fc_device *device, fc_comm **out, fc_error *err);
     fc_code (*cuda)(int index, fc_device **out, fc_error *err);
     fc_code (*nccl)(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc_error *err);
+    fc_code (*nccl_file)(const char *path, int rank, int size, int seconds, fc_device *device, fc_comm **out,
+                         fc_error *err);
 } fc_module;
 
 #define FC_MODULE_HEAD                                                                                                 \

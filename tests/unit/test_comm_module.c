@@ -47,6 +47,9 @@ static void all_refuse(const char *reason) {
     assert_int_equal(fc_comm_nccl(NULL, cpu, &comm, &err), FC_EUNSUPPORTED);
     assert_null(comm);
     assert_non_null(strstr(err.message, reason));
+    assert_int_equal(fc_comm_nccl_file("/nowhere", 0, 1, 1, cpu, &comm, &err), FC_EUNSUPPORTED);
+    assert_null(comm);
+    assert_non_null(strstr(err.message, reason));
     cpu->destroy(cpu);
 }
 

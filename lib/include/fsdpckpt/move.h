@@ -16,9 +16,9 @@ extern "C" {
 
 /** Shared by the caller, its signal handler and the workers. */
 typedef struct fc_progress {
-    atomic_uint_fast64_t done; /**< bytes written */
-    uint64_t total;            /**< bytes to write */
-    atomic_bool cancel;        /**< set it to stop: the job returns FC_EINTERRUPTED and leaves nothing behind */
+    atomic_uint_fast64_t done;  /**< bytes written */
+    atomic_uint_fast64_t total; /**< bytes to write; 0: not known yet */
+    atomic_bool cancel;         /**< set it to stop: the job returns FC_EINTERRUPTED and leaves nothing behind */
 } fc_progress;
 
 typedef struct fc_move_options {
@@ -30,7 +30,7 @@ typedef struct fc_move_options {
                             of its owner is added to it; when all parts are done, fc_crc64_finish makes the tensor's
                             CRC-64 of it. Sums of several ranks combine by XOR */
     uint32_t share, shares; /**< of several processes that write one file together, this one moves part `share` of
-                                 `shares`, by bytes. 0 and 0: everything */
+                                 `shares`, by bytes. 0 and 0: everything; share = shares > 1: nothing */
 } fc_move_options;
 
 /**
@@ -50,10 +50,17 @@ fc_code fc_compress_part(const fc_wanted *wanted, const fc_part *part, fc_writer
 
 /**
  * Reads the box `box` of `tensor` into `buf` as contiguous row-major native bytes of dtype `dtype`.
- * What inspect, extract and diff use; one thread.
+ * What inspect and diff use; one thread.
  */
 fc_code fc_read_box(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                     void *buf, fc_error *err);
+
+/** Takes the next `size` bytes; any code but FC_OK ends the reading and is returned. */
+typedef fc_code fc_read_visit(void *context, const void *bytes, size_t size, fc_error *err);
+
+/** The same bytes piece by piece in row-major order, in constant memory. */
+fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
+                       fc_read_visit *visit, void *context, fc_error *err);
 
 /**
  * Converts `count` elements as torch's Tensor.to(dtype) does (round to nearest even, NaN kept; through float32
@@ -70,6 +77,8 @@ typedef struct fc_convert_options {
     fc_move_options move;
     fc_comm *comm; /**< ranks that share the work: all call fc_convert with the same source and target, on a file system
                         that all of them see. Its device is the host. NULL: this process alone */
+    bool own_parts; /**< the source is in memory (memory.h), each rank has its own part of it alone: rank r of `comm`
+                         moves the file of rank r of the target, whose mesh is as large */
 } fc_convert_options;
 
 /** What a conversion did, or with dry_run would do. */
