@@ -93,9 +93,9 @@ const command command_diff = {
         "the reference, a NaN equals nothing without --equal-nan, and dtypes may differ.\n\n"
         "The exit status is 1 when something differs, 0 when nothing does. With --quiet nothing is printed, and it "
         "stops "
-        "at the first difference. With --verbose what is the same is listed, too. --include and --exclude go by the "
-        "names "
-        "as they are compared, after --strip-prefix; that applies to both sides.",
+        "at the first difference. With --verbose what is the same is listed, too. --strip-prefix applies to both "
+        "sides; globs match "
+        "names with the prefix or without.",
     .examples = examples,
     .takes = TAKES_COMMON | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN) | TAKES(OPT_DATA) |
              TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) |

@@ -3,16 +3,13 @@
  */
 #include "command.h"
 #include "inspect.h"
+#include "out_file.h"
 #include "suggest.h"
 
 #include "fsdpckpt/format.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 static uint64_t add_saturated(uint64_t a, uint64_t b) {
     uint64_t sum;
@@ -54,7 +51,7 @@ void inspect_totals(const inspection *in, totals *out) {
     }
 }
 
-const char *inspect_placements(const inspection *in, const fc_tensor *tensor, const cut *c, char *buf, size_t size) {
+const char *inspect_placements(const inspection *in, const fc_tensor *tensor, const fc_cut *c, char *buf, size_t size) {
     const fc_mesh *mesh = &in->checkpoint->mesh;
     if (tensor->placements && mesh->ndim > 0) {
         fc_placements_format(mesh->ndim, tensor->placements, buf, (int)size);
@@ -88,29 +85,6 @@ fc_code inspect_no_memory(const inspection *in, fc_error *err) {
     return fc_fail(err, FC_ENOMEM, "%s: out of memory", in->checkpoint->path);
 }
 
-/* Names that contain the word come first: people remember the end of a name, not its prefix. */
-static fc_code unknown_tensor(const fc_checkpoint *c, const char *name, fc_error *err) {
-    const char *near[3] = {NULL, NULL, NULL};
-    size_t n = 0, score = SUGGEST_NONE, len = strlen(name);
-    const char *best = NULL;
-    for (size_t i = 0; i < c->ntensors; i++) {
-        if (n < 2 && strstr(c->tensors[i].name, name)) {
-            near[n++] = c->tensors[i].name;
-        }
-        suggest_consider(name, len, c->tensors[i].name, &best, &score);
-    }
-    if (best && best != near[0] && best != near[1]) {
-        near[n++] = best;
-    }
-    if (n == 0) {
-        return fc_fail(err, FC_EUSAGE, "%s: no tensor or object '%s' among %zu; see 'fsdpckpt inspect'", c->path, name,
-                       c->ntensors);
-    }
-    return fc_fail(err, FC_EUSAGE, "%s: no tensor or object '%s'; did you mean '%s'%s%s%s%s%s%s?", c->path, name,
-                   near[0], n > 1 ? " or '" : "", n > 1 ? near[1] : "", n > 1 ? "'" : "", n > 2 ? " or '" : "",
-                   n > 2 ? near[2] : "", n > 2 ? "'" : "");
-}
-
 static fc_code show_one(inspection *in, const options *o, fc_error *err) {
     for (size_t i = 0; i < in->checkpoint->ntensors; i++) {
         const fc_tensor *t = &in->checkpoint->tensors[i];
@@ -118,47 +92,23 @@ static fc_code show_one(inspection *in, const options *o, fc_error *err) {
             return o->json ? inspect_tensor_json(in, t, err) : inspect_tensor(in, t, err);
         }
     }
-    return unknown_tensor(in->checkpoint, o->tensor, err);
+    const fc_checkpoint *c = in->checkpoint;
+    return suggest_name(c->path, c->ntensors ? &c->tensors[0].name : NULL, sizeof *c->tensors, c->ntensors, o->tensor,
+                        err);
 }
 
-/* The page goes through a commit as every target does: complete or not there. */
-static fc_code write_html(inspection *in, const options *o, fc_error *err) {
-    fc_commit *commit = NULL;
-    fc_code rc = fc_commit_begin(o->html, false, o->force, 0, &commit, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    text_out *page = malloc(sizeof *page);
-    int fd = page ? open(fc_commit_path(commit), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
-    if (!page) {
-        rc = inspect_no_memory(in, err);
-    } else if (fd < 0) {
-        rc = fc_fail_errno(err, errno, "%s: cannot be created", o->html);
-    } else {
-        text_out *before = in->out;
-        text_out_init(page, fd);
-        in->out = page;
-        rc = inspect_html(in, err);
-        in->out = before;
-        int errnum = text_flush(page);
-        if (close(fd) != 0 && errnum == 0) {
-            errnum = errno;
-        }
-        if (rc == FC_OK && errnum != 0) {
-            rc = fc_fail_errno(err, errnum, "%s: cannot be written", o->html);
-        }
-    }
-    free(page);
-    if (rc != FC_OK) {
-        fc_commit_abort(commit);
-        return rc;
-    }
-    return fc_commit_finish(commit, err);
+static fc_code write_page(void *context, text_out *out, fc_error *err) {
+    inspection *in = context;
+    text_out *before = in->out;
+    in->out = out;
+    fc_code rc = inspect_html(in, err);
+    in->out = before;
+    return rc;
 }
 
 static fc_code show(inspection *in, const options *o, fc_error *err) {
     if (o->html) {
-        return write_html(in, o, err);
+        return out_file(o->html, o->force, 0, write_page, in, err);
     }
     if (o->quiet) {
         return FC_OK; /* opening it was the question */
@@ -188,7 +138,7 @@ static fc_code run(cli_call *call, fc_error *err) {
         rc = in.worst;
         *err = in.first;
     }
-    cut_scratch_free(&in.scratch);
+    fc_cut_scratch_free(&in.scratch);
     fc_checkpoint_close(checkpoint);
     return rc;
 }

@@ -1,9 +1,12 @@
 /* The commands, in the order of --help: X(name) for each. Included more than once, so there is no guard. */
 X(consolidate)
 X(reshard)
+X(convert)
 X(inspect)
 X(check)
 X(schema)
 X(diff)
+X(view)
+X(extract)
 X(verify)
 X(units)

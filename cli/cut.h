@@ -1,44 +1,13 @@
 /*
- * How a tensor is cut, recognised from its chunks: the grid they form, and which placements on which mesh give the
- * rank order they were written in. Pure arithmetic on the manifest, linear in the chunks but for one sort an axis.
+ * How a tensor is cut, in words: what fsdpckpt/cut.h recognised, for `inspect`.
  */
 #ifndef FSDPCKPT_CLI_CUT_H
 #define FSDPCKPT_CLI_CUT_H
 
-#include "fsdpckpt/checkpoint.h"
-
-/** How one tensor is cut. */
-typedef struct cut {
-    bool grid;                   /**< the chunks form a grid that fills the tensor; false: irregular or none */
-    int64_t counts[FC_MAX_DIMS]; /**< pieces along each dimension (1 where it is not cut; all 1 when not a grid) */
-    size_t copies;               /**< how often each box is stored: 1, or more for replicas */
-    int ncut;                    /**< dimensions with more than one piece */
-    int dims[2];                 /**< the first two of them */
-    bool placed;                 /**< the placements below give exactly this rank order */
-    int mesh_ndim;               /**< 1 or 2 */
-    int64_t mesh[2];
-    fc_placement placements[2];
-} cut;
-
-/** Memory that cut_recognise uses again and again; zero it first. */
-typedef struct cut_scratch {
-    int64_t *axis[FC_MAX_DIMS]; /**< sorted distinct offsets of each dimension, within `values` */
-    int64_t *values;
-    size_t capacity;
-    uint32_t *cells; /**< chunk + 1 of each cell of the grid, row-major */
-    size_t ncells;
-} cut_scratch;
-
-void cut_scratch_free(cut_scratch *scratch);
-
-/**
- * Recognises how `tensor` (not an object) is cut. With a grid, scratch->cells names the chunk of each cell until the
- * next call. @return false when out of memory.
- */
-bool cut_recognise(const fc_tensor *tensor, cut_scratch *scratch, cut *out);
+#include "fsdpckpt/cut.h"
 
 /** "8×1", "2×4 of 3 copies", "whole", "empty", "irregular (7 pieces)", into `buf`. @return buf. */
-const char *cut_describe(const fc_tensor *tensor, const cut *c, char *buf, size_t size);
+const char *cut_describe(const fc_tensor *tensor, const fc_cut *c, char *buf, size_t size);
 
 enum { CUT_MAX_STYLES = 12 };
 
@@ -61,7 +30,7 @@ typedef struct cut_summary {
 } cut_summary;
 
 /** Adds one recognised tensor of a checkpoint that records the mesh `recorded` (ndim 0: none); zero `summary` first. */
-void cut_summary_add(cut_summary *summary, const fc_mesh *recorded, const fc_tensor *tensor, const cut *c);
+void cut_summary_add(cut_summary *summary, const fc_mesh *recorded, const fc_tensor *tensor, const fc_cut *c);
 
 /** "8 ranks, Shard(0)" or "8 ranks, 4 × 2 mesh (FSDP × TP)", into `buf`: from a recorded mesh if there is one. */
 const char *cut_summary_layout(const cut_summary *summary, const fc_mesh *recorded, char *buf, size_t size);

@@ -14,7 +14,7 @@ typedef struct inspection {
     const fc_checkpoint *checkpoint;
     text_out *out;
     bool headers_only; /**< do not touch the data files */
-    cut_scratch scratch;
+    fc_cut_scratch scratch;
     fc_code worst; /**< of the objects that could not be decoded; the view goes on */
     fc_error first;
 } inspection;
@@ -33,7 +33,7 @@ void inspect_totals(const inspection *in, totals *out);
 uint64_t inspect_elements(const fc_tensor *tensor);
 uint64_t inspect_bytes(const fc_tensor *tensor);
 /** Placements of a tensor, recorded or recognised: "Shard(0)", "[_StridedShard(0, 2), Shard(0)]" or "". @return buf. */
-const char *inspect_placements(const inspection *in, const fc_tensor *tensor, const cut *c, char *buf, size_t size);
+const char *inspect_placements(const inspection *in, const fc_tensor *tensor, const fc_cut *c, char *buf, size_t size);
 /**
  * The decoding of an object from `arena`, or NULL: remembered in in->worst (its message in `err`), or not asked for.
  */

@@ -57,7 +57,7 @@ typedef struct scale {
 
 /* The axes of the picture: the cut dimensions, filled up with the longest others. Long sides are 200 pixels, short
  * ones at least 48, whatever the shape. */
-static void choose_scale(const fc_tensor *t, const cut *c, scale *s) {
+static void choose_scale(const fc_tensor *t, const fc_cut *c, scale *s) {
     int first = c->ncut > 0 ? c->dims[0] : 0, second = c->ncut > 1 ? c->dims[1] : -1;
     for (int d = t->ndim - 1; d >= 0 && second < 0; d--) {
         second = d != first ? d : -1;
@@ -100,7 +100,7 @@ static void draw_cell(text_out *out, const fc_tensor *t, const fc_chunk *chunk, 
     }
 }
 
-static void draw_tensor(text_out *out, const fc_tensor *t, const cut *c) {
+static void draw_tensor(text_out *out, const fc_tensor *t, const fc_cut *c) {
     if (t->nchunks == 0 || t->ndim == 0 || !c->grid || c->ncut > 2) {
         return;
     }
@@ -121,8 +121,8 @@ static void draw_tensor(text_out *out, const fc_tensor *t, const cut *c) {
 static fc_code write_tensor(inspection *in, const fc_tensor *t, fc_error *err) {
     text_out *out = in->out;
     char text[160];
-    cut c;
-    if (!cut_recognise(t, &in->scratch, &c)) {
+    fc_cut c;
+    if (!fc_cut_recognise(t, &in->scratch, &c)) {
         return inspect_no_memory(in, err);
     }
     text_puts(out, "<tr><td><code>");
@@ -174,9 +174,9 @@ static fc_code write_head(inspection *in, fc_error *err) {
     totals sum;
     memset(&cuts, 0, sizeof cuts);
     for (size_t i = 0; i < c->ntensors; i++) {
-        cut one;
+        fc_cut one;
         if (!c->tensors[i].object) {
-            if (!cut_recognise(&c->tensors[i], &in->scratch, &one)) {
+            if (!fc_cut_recognise(&c->tensors[i], &in->scratch, &one)) {
                 return inspect_no_memory(in, err);
             }
             cut_summary_add(&cuts, &c->mesh, &c->tensors[i], &one);

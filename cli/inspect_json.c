@@ -52,8 +52,8 @@ static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, boo
 
 static fc_code write_tensor(json_out *j, inspection *in, const fc_tensor *t, bool extents, fc_error *err) {
     char text[160];
-    cut c;
-    if (!cut_recognise(t, &in->scratch, &c)) {
+    fc_cut c;
+    if (!fc_cut_recognise(t, &in->scratch, &c)) {
         return inspect_no_memory(in, err);
     }
     jw_open(j, '{');

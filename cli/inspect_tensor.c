@@ -132,7 +132,7 @@ static void draw_picture(const picture *p) {
 }
 
 /* Cells between neighbours along `dim` in the row-major array of cells. */
-static size_t cell_step(const fc_tensor *t, const cut *c, int dim) {
+static size_t cell_step(const fc_tensor *t, const fc_cut *c, int dim) {
     size_t step = 1;
     for (int d = dim + 1; d < t->ndim; d++) {
         step *= (size_t)c->counts[d];
@@ -140,7 +140,7 @@ static size_t cell_step(const fc_tensor *t, const cut *c, int dim) {
     return step;
 }
 
-static void draw(inspection *in, const fc_tensor *t, const cut *c) {
+static void draw(inspection *in, const fc_tensor *t, const fc_cut *c) {
     if (!c->grid || c->ncut < 1 || c->ncut > 2) {
         return;
     }
@@ -243,12 +243,12 @@ static fc_code print_object(inspection *in, const fc_tensor *t, fc_error *err) {
 fc_code inspect_tensor(inspection *in, const fc_tensor *t, fc_error *err) {
     text_out *out = in->out;
     char text[160], count[TEXT_SIZE_MAX];
-    cut c;
+    fc_cut c;
     text_name(out, t->name);
     if (t->object) {
         return print_object(in, t, err);
     }
-    if (!cut_recognise(t, &in->scratch, &c)) {
+    if (!fc_cut_recognise(t, &in->scratch, &c)) {
         return inspect_no_memory(in, err);
     }
     text_printf(out, "\n  dtype       %s\n", fc_dtype_get(t->dtype)->torch_name);

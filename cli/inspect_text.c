@@ -86,8 +86,8 @@ static fc_code measure(inspection *in, widths *w, cut_summary *cuts, fc_error *e
         if (t->object) {
             continue;
         }
-        cut c;
-        if (!cut_recognise(t, &in->scratch, &c)) {
+        fc_cut c;
+        if (!fc_cut_recognise(t, &in->scratch, &c)) {
             return inspect_no_memory(in, err);
         }
         cut_summary_add(cuts, &in->checkpoint->mesh, t, &c);
@@ -114,11 +114,11 @@ static fc_code print_tensors(inspection *in, const widths *w, fc_error *err) {
     text_puts(out, "\n");
     for (size_t i = 0; i < in->checkpoint->ntensors && out->error == 0; i++) {
         const fc_tensor *t = &in->checkpoint->tensors[i];
-        cut c;
+        fc_cut c;
         if (t->object) {
             continue;
         }
-        if (!cut_recognise(t, &in->scratch, &c)) {
+        if (!fc_cut_recognise(t, &in->scratch, &c)) {
             return inspect_no_memory(in, err);
         }
         text_name_padded(out, t->name, w->name);

@@ -74,7 +74,7 @@ static void print_indent(const tree *t, int depth, bool last) {
 static fc_code print_leaf(tree *t, const fc_tensor *tensor, const char *label, fc_error *err) {
     text_out *out = t->in->out;
     char text[128];
-    cut c;
+    fc_cut c;
     text_name(out, label);
     if (tensor->object) {
         fc_error why = {FC_OK, ""};
@@ -93,7 +93,7 @@ static fc_code print_leaf(tree *t, const fc_tensor *tensor, const char *label, f
         text_puts(out, "\n");
         return FC_OK;
     }
-    if (!cut_recognise(tensor, &t->in->scratch, &c)) {
+    if (!fc_cut_recognise(tensor, &t->in->scratch, &c)) {
         return inspect_no_memory(t->in, err);
     }
     text_printf(out, "  %s", fc_dtype_get(tensor->dtype)->torch_name);

@@ -1,5 +1,5 @@
 /*
- * What consolidate and reshard have in common: see job.h.
+ * What consolidate, reshard and convert have in common: see job.h.
  */
 #include "job.h"
 
@@ -71,6 +71,7 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.selection.include = o->include.items;
     j->how.selection.exclude = o->exclude.items;
     j->how.selection.strip_prefix = o->strip_prefix;
+    j->how.selection.rename = o->rename.items;
     j->how.selection.cast = option_given(o, OPT_DTYPE);
     j->how.selection.dtype = o->dtype;
     j->how.selection.compress = o->compress;
@@ -200,9 +201,9 @@ static void print_report(const job *j, text_out *out) {
     }
 }
 
-fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err) {
+static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout, fc_error *err) {
     const options *o = call->options;
-    job j = {.o = o};
+    job j = {.o = o, .how = {.selection = {.keep_layout = keep_layout}}};
     fc_open_options how = {.follow_external = o->follow_external};
     fc_code rc = prepare(&j, spec, err);
     if (rc == FC_OK) {
@@ -231,4 +232,12 @@ fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err) {
     fc_checkpoint_close(j.source);
     fc_arena_free(j.arena);
     return rc;
+}
+
+fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err) {
+    return run(call, spec, false, err);
+}
+
+fc_code job_keep_layout(cli_call *call, fc_error *err) {
+    return run(call, NULL, true, err);
 }

@@ -1,6 +1,6 @@
 /*
- * What consolidate and reshard have in common: options into fc_convert_options, the run with progress and signals,
- * the summary.
+ * What consolidate, reshard and convert have in common: options into fc_convert_options, the run with progress and
+ * signals, the summary.
  */
 #ifndef FSDPCKPT_CLI_JOB_H
 #define FSDPCKPT_CLI_JOB_H
@@ -12,5 +12,8 @@
  * @param spec the wanted cut; NULL: one full file.
  */
 fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err);
+
+/** The same, with the layout of the source. */
+fc_code job_keep_layout(cli_call *call, fc_error *err);
 
 #endif

@@ -62,7 +62,14 @@ const option_row option_table[OPT_COUNT] = {
                           .kind = KIND_TEXT,
                           .arg = "PREFIX",
                           .offset = FIELD(strip_prefix),
-                          .help = "remove PREFIX from the start of names"},
+                          .help = "remove PREFIX, and a dot that follows it, from the start of names"},
+    [OPT_RENAME] = {.name = "rename",
+                    .kind = KIND_LIST,
+                    .arg = "RULE",
+                    .offset = FIELD(rename),
+                    .help =
+                        "change names, after --strip-prefix, as sed -E does: s/regex/replacement/, with \\1, &, any "
+                        "delimiter, flags g and i (repeatable: one after the other)"},
     [OPT_DTYPE] = {.name = "dtype",
                    .kind = KIND_DTYPE,
                    .arg = "TYPE",

@@ -310,6 +310,7 @@ void options_free(options *o) {
     free(o->operands);
     free(o->include.items);
     free(o->exclude.items);
+    free(o->rename.items);
     free(o->allow_missing.items);
     free(o->allow_unexpected.items);
     free(o->ignore.items);

@@ -22,6 +22,7 @@ typedef enum option_id {
     OPT_INCLUDE,
     OPT_EXCLUDE,
     OPT_STRIP_PREFIX,
+    OPT_RENAME,
     OPT_DTYPE,
     OPT_COMPRESS,
     OPT_MAX_SHARD_SIZE,
@@ -67,9 +68,9 @@ typedef enum option_id {
 /** What every command takes that writes a checkpoint. */
 #define TAKES_CONVERSION                                                                                               \
     (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |                      \
-     TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) |        \
-     TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_COMM) | TAKES(OPT_FOLLOW_EXTERNAL) |        \
-     TAKES(OPT_JSON))
+     TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) |         \
+     TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_COMM) |                \
+     TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON))
 
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */
@@ -117,7 +118,7 @@ typedef struct options {
     int64_t rank;                   /**< when OPT_RANK was given */
     uint64_t memory;                /**< 0: not given */
     uint64_t max_shard_size;        /**< 0: not given */
-    option_list include, exclude;
+    option_list include, exclude, rename;
     fc_dtype dtype; /**< when OPT_DTYPE was given */
     int compress;   /**< 0: none */
     int progress;   /**< progress_mode */

@@ -57,3 +57,28 @@ void suggest_consider(const char *word, size_t len, const char *candidate, const
         *best = candidate;
     }
 }
+
+/* Names that contain the word come first: people remember the end of a name, not its prefix. */
+fc_code suggest_name(const char *path, const char *const *names, size_t stride, size_t count, const char *name,
+                     fc_error *err) {
+    const char *near[3] = {NULL, NULL, NULL};
+    size_t n = 0, score = SUGGEST_NONE, len = strlen(name);
+    const char *best = NULL;
+    for (size_t i = 0; i < count; i++) {
+        const char *candidate = *(const char *const *)(const void *)((const char *)names + i * stride);
+        if (n < 2 && strstr(candidate, name)) {
+            near[n++] = candidate;
+        }
+        suggest_consider(name, len, candidate, &best, &score);
+    }
+    if (best && best != near[0] && best != near[1]) {
+        near[n++] = best;
+    }
+    if (n == 0) {
+        return fc_fail(err, FC_EUSAGE, "%s: no tensor or object '%s' among %zu; see 'fsdpckpt inspect'", path, name,
+                       count);
+    }
+    return fc_fail(err, FC_EUSAGE, "%s: no tensor or object '%s'; did you mean '%s'%s%s%s%s%s%s?", path, name, near[0],
+                   n > 1 ? " or '" : "", n > 1 ? near[1] : "", n > 1 ? "'" : "", n > 2 ? " or '" : "",
+                   n > 2 ? near[2] : "", n > 2 ? "'" : "");
+}

@@ -4,6 +4,8 @@
 #ifndef FSDPCKPT_CLI_SUGGEST_H
 #define FSDPCKPT_CLI_SUGGEST_H
 
+#include "fsdpckpt/error.h"
+
 #include <stddef.h>
 
 #define SUGGEST_NONE ((size_t)-1)
@@ -19,5 +21,12 @@ size_t suggest_distance(const char *a, size_t alen, const char *b, size_t blen, 
  * SUGGEST_NONE. Near is a third of the word, or the word as a beginning of the candidate.
  */
 void suggest_consider(const char *word, size_t len, const char *candidate, const char **best, size_t *score);
+
+/**
+ * FC_EUSAGE: the checkpoint at `path` has no tensor or object `name`, but perhaps one called so.
+ * @param names the first of `count` names, the next one `stride` bytes after it.
+ */
+fc_code suggest_name(const char *path, const char *const *names, size_t stride, size_t count, const char *name,
+                     fc_error *err);
 
 #endif

@@ -5,10 +5,17 @@
 
 #include <string.h>
 
+/* clang-format off */
 static const fc_format *const formats[] = {
-    &fc_format_dcp, /* a line a format */
-    &fc_format_hdf5, &fc_format_schema, &fc_format_safetensors, &fc_format_pt, NULL,
+    &fc_format_dcp,
+    &fc_format_hdf5,
+    &fc_format_schema,
+    &fc_format_safetensors,
+    &fc_format_pt,
+    &fc_format_deepspeed,
+    NULL,
 };
+/* clang-format on */
 
 const fc_format *const *fc_formats(void) {
     return formats;

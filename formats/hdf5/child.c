@@ -145,8 +145,9 @@ static bool confine(const fc_h5_job *job, int out) {
         SCMP_SYS(gettimeofday), SCMP_SYS(clock_gettime), SCMP_SYS(getpid),       SCMP_SYS(gettid),
         SCMP_SYS(close),        SCMP_SYS(getrandom),
     };
-    static const int opening[] = {SCMP_SYS(fstat),  SCMP_SYS(stat),     SCMP_SYS(newfstatat), SCMP_SYS(lstat),
-                                  SCMP_SYS(access), SCMP_SYS(readlink), SCMP_SYS(getcwd),     SCMP_SYS(statx)};
+    static const int opening[] = {SCMP_SYS(fstat),  SCMP_SYS(stat),   SCMP_SYS(newfstatat),
+                                  SCMP_SYS(lstat),  SCMP_SYS(access), SCMP_SYS(readlink),
+                                  SCMP_SYS(getcwd), SCMP_SYS(statx),  SCMP_SYS(chdir)};
     scmp_filter_ctx filter = seccomp_init(SCMP_ACT_ERRNO(EPERM));
     if (!filter) {
         return false;

@@ -5,6 +5,7 @@
  * "hdf5.attributes" named "@attributes": JSON text {"/path": {"name": value}}; so nothing is lost in silence and a
  * conversion takes them along.
  */
+#include "h5.h"
 #include "reader.h"
 #include "text.h"
 
@@ -133,19 +134,29 @@ static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_err
     if (ours && root->world_size >= 0) {
         return fc_fail(err, FC_EUSAGE, "%s: an index of shards is called index.h5; name its directory instead", path);
     }
-    size_t count = file->ndatasets + (file->nattributes > 0);
-    fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, count, sizeof *tensors);
+    bool view = ours && root->layout && strcmp(root->layout, FC_H5_VIEW_LAYOUT) == 0;
+    if (view && !((fc_h5_state *)checkpoint->state)->follow_external) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: a view: its data lie in the files of another checkpoint; name that one (or follow the view "
+                       "with --follow-external)",
+                       path);
+    }
+    size_t count = 0;
+    fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, file->ndatasets + 1, sizeof *tensors);
     if (!tensors) {
         return no_memory(path, err);
     }
     for (size_t i = 0; i < file->ndatasets; i++) {
-        fc_code rc = add_dataset(checkpoint, &file->datasets[i], ours, &tensors[i], err);
+        if (view && strncmp(file->datasets[i].path, FC_H5_VIEW_PIECES "/", sizeof FC_H5_VIEW_PIECES) == 0) {
+            continue; /* what its virtual datasets are made of */
+        }
+        fc_code rc = add_dataset(checkpoint, &file->datasets[i], ours, &tensors[count++], err);
         if (rc != FC_OK) {
             return rc;
         }
     }
     if (file->nattributes > 0) {
-        fc_code rc = fc_h5_add_attributes(checkpoint, file, &tensors[count - 1], err);
+        fc_code rc = fc_h5_add_attributes(checkpoint, file, &tensors[count++], err);
         if (rc != FC_OK) {
             return rc;
         }

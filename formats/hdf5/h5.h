@@ -7,6 +7,11 @@
 
 #include "fsdpckpt/format.h"
 
+/** The attribute `layout` of a view, and the group of the pieces that its virtual datasets are made of: no key of a
+ *  state dict has that link name. */
+#define FC_H5_VIEW_LAYOUT "view"
+#define FC_H5_VIEW_PIECES "%pieces"
+
 bool fc_h5_probe(const fc_probe *probe);
 fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
 void fc_h5_close(fc_checkpoint *checkpoint);

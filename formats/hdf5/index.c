@@ -48,7 +48,7 @@ static fc_code map_boxes(const fc_h5_writer *w, fc_h5_out *out, hid_t list, cons
             char file[FC_H5_SHARD_NAME];
             fc_h5_shard_name(w, fc_layout_owner(walk.mesh, walk.placements, walk.coordinate, tensor->owner_offset),
                              file);
-            fc_h5_mapping mapping = {file, offsets, sizes};
+            fc_h5_mapping mapping = {file, offsets, sizes, NULL};
             rc = fc_h5_out_map(out, list, t->ndim, t->shape, &mapping, source, err);
             covered += volume;
         }
@@ -70,7 +70,7 @@ static fc_code map_object(const fc_h5_writer *w, fc_h5_out *out, hid_t list, con
     const int64_t origin = 0;
     char file[FC_H5_SHARD_NAME];
     fc_h5_shard_name(w, 0, file);
-    fc_h5_mapping mapping = {file, &origin, object->shape};
+    fc_h5_mapping mapping = {file, &origin, object->shape, NULL};
     return fc_h5_out_map(out, list, 1, object->shape, &mapping, source, err);
 }
 

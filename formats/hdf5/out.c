@@ -60,7 +60,8 @@ static fc_code make_shared_ids(fc_h5_out *out, fc_error *err) {
 
 /* Measured with 1.10.8 on files of 1 to 10,000 datasets: enough, and little too much. */
 static uint64_t header_bytes(const fc_h5_estimate *e) {
-    return 5120 + 256 * e->datasets + 80 * e->attributes + 90 * e->mappings + 2 * e->text + e->indexes;
+    return 5120 + 256 * e->datasets + 80 * e->attributes + 90 * e->mappings + 2 * e->text + e->indexes +
+           32 * e->segments;
 }
 
 static fc_code create_file(fc_h5_out *out, const fc_h5_estimate *estimate, fc_error *err) {
@@ -327,6 +328,22 @@ fc_code fc_h5_out_place(fc_h5_out *out, hid_t id, int ndim, const int64_t *start
     return FC_OK;
 }
 
+fc_code fc_h5_out_external(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim, const int64_t *shape,
+                           const fc_h5_segment *segments, size_t count, hid_t *id, fc_error *err) {
+    hid_t props = H5Pcreate(H5P_DATASET_CREATE);
+    bool ok = H5Pset_obj_track_times(props, 0) >= 0 && H5Pset_fill_time(props, H5D_FILL_TIME_NEVER) >= 0;
+    *id = H5I_INVALID_HID;
+    for (size_t i = 0; i < count && ok; i++) {
+        ok = H5Pset_external(props, segments[i].file, (off_t)segments[i].offset, segments[i].length) >= 0;
+    }
+    fc_code rc = ok ? make_dataset(out, node, dtype, ndim, shape, props, id, err)
+                    : fail(out, err, "preparing an external dataset");
+    if (props >= 0) {
+        H5Pclose(props);
+    }
+    return rc;
+}
+
 fc_code fc_h5_out_mappings(fc_h5_out *out, hid_t *list, fc_error *err) {
     *list = H5Pcreate(H5P_DATASET_CREATE);
     if (*list < 0 || H5Pset_obj_track_times(*list, 0) < 0) {
@@ -352,6 +369,22 @@ static char *escape_percent(const char *path) {
     return escaped;
 }
 
+/* The elements of the source of a mapping. */
+static hid_t source_space(int ndim, const fc_h5_mapping *mapping) {
+    const fc_h5_run *run = mapping->run;
+    if (!run) {
+        return space_of(ndim, mapping->sizes);
+    }
+    hsize_t start = (hsize_t)run->start, stride = (hsize_t)run->stride, count = (hsize_t)run->count,
+            block = (hsize_t)run->block;
+    hid_t space = space_of(1, &run->extent);
+    if (space >= 0 && H5Sselect_hyperslab(space, H5S_SELECT_SET, &start, &stride, &count, &block) < 0) {
+        H5Sclose(space);
+        return H5I_INVALID_HID;
+    }
+    return space;
+}
+
 fc_code fc_h5_out_map(fc_h5_out *out, hid_t list, int ndim, const int64_t *shape, const fc_h5_mapping *mapping,
                       const char *source, fc_error *err) {
     hsize_t start[FC_MAX_DIMS], count[FC_MAX_DIMS];
@@ -363,7 +396,7 @@ fc_code fc_h5_out_map(fc_h5_out *out, hid_t list, int ndim, const int64_t *shape
     if (!escaped) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", out->path);
     }
-    hid_t whole = space_of(ndim, shape), piece = space_of(ndim, mapping->sizes);
+    hid_t whole = space_of(ndim, shape), piece = source_space(ndim, mapping);
     fc_code rc = FC_OK;
     if (whole < 0 || piece < 0 || (ndim && H5Sselect_hyperslab(whole, H5S_SELECT_SET, start, NULL, count, NULL) < 0) ||
         H5Pset_virtual(list, whole, mapping->file, escaped, piece) < 0) {

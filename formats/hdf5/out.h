@@ -21,6 +21,7 @@ typedef struct fc_h5_estimate {
     uint64_t datasets;
     uint64_t attributes;
     uint64_t mappings; /**< of virtual datasets */
+    uint64_t segments; /**< of external datasets */
     uint64_t text;     /**< bytes of names and strings */
     uint64_t indexes;  /**< bytes of the indexes of chunks */
 } fc_h5_estimate;
@@ -77,16 +78,36 @@ fc_code fc_h5_out_reopen(fc_h5_out *out, uint32_t node, hid_t *id, fc_error *err
 fc_code fc_h5_out_place(fc_h5_out *out, hid_t id, int ndim, const int64_t *start, uint32_t mask, uint64_t size,
                         uint64_t *offset, fc_error *err);
 
-/** One box of a virtual dataset: the whole dataset `source` of `file`, a name beside this one. */
+/** Bytes of another file. At most FC_H5_SEGMENT of them: libhdf5 reads a segment with one read(), which above 2 GiB
+ *  gives less than was asked for, and takes the rest for zeros. */
+typedef struct fc_h5_segment {
+    const char *file;
+    uint64_t offset, length;
+} fc_h5_segment;
+
+enum { FC_H5_SEGMENT = 1 << 30, FC_H5_SEGMENTS = 2729 /**< more do not fit into an object header */ };
+
+/** A dataset over the bytes of other files, in order; `count` is at most FC_H5_SEGMENTS. Close `id` with H5Dclose. */
+fc_code fc_h5_out_external(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim, const int64_t *shape,
+                           const fc_h5_segment *segments, size_t count, hid_t *id, fc_error *err);
+
+/** Elements of a dataset of one dimension: `count` blocks, `stride` apart. */
+typedef struct fc_h5_run {
+    int64_t extent; /**< of the dataset */
+    int64_t start, stride, count, block;
+} fc_h5_run;
+
+/** One box of a virtual dataset: the dataset `source` of `file`, a name beside this one ("." is this one). */
 typedef struct fc_h5_mapping {
     const char *file;
     const int64_t *offsets, *sizes; /**< ndim entries each; where it lies in the virtual dataset */
+    const fc_h5_run *run;           /**< of the source; NULL: all of it, which then has the box's sizes */
 } fc_h5_mapping;
 
 /** Starts the list of mappings of a virtual dataset. Close `list` with fc_h5_out_virtual, or H5Pclose. */
 fc_code fc_h5_out_mappings(fc_h5_out *out, hid_t *list, fc_error *err);
 
-/** Adds a box, mapped onto the whole dataset `source` (a path, unescaped) of the other file. */
+/** Adds a box, mapped onto the dataset `source` (a path, unescaped) of the other file. */
 fc_code fc_h5_out_map(fc_h5_out *out, hid_t list, int ndim, const int64_t *shape, const fc_h5_mapping *mapping,
                       const char *source, fc_error *err);
 

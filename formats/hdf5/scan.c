@@ -182,6 +182,7 @@ static bool send_root(fc_h5_walk *walk) {
         names = read_names(walk->file, "mesh_names");
         root.rank = fc_h5_read_i64s(walk->file, "rank", &rank, 1) == 1 ? rank : -1;
         root.world_size = fc_h5_read_i64s(walk->file, "world_size", &world, 1) == 1 ? world : -1;
+        walk->copies = root.world_size >= 0;
         root.nmesh = fc_h5_read_i64s(walk->file, "mesh_shape", mesh, FC_MAX_MESH_DIMS);
         root.mesh_shape = mesh;
         root.layout = layout;

@@ -44,6 +44,7 @@ typedef struct fc_h5_walk {
     hid_t file;
     unsigned long fileno;
     bool ours;
+    bool copies; /**< its virtual datasets are copies of what other ranks' files store: a shard, an index */
     bool index;  /**< ours, the index.h5 of a sharded checkpoint: it holds mappings only */
     bool failed; /**< a FAILURE has been sent: stop */
 } fc_h5_walk;

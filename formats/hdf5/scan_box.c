@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* ---- other files ---- */
 
@@ -25,36 +26,6 @@ static bool beside(const char *file_path, const char *name, char *out, size_t si
     int n = slash ? snprintf(out, size, "%.*s/%s", (int)(slash - file_path), file_path, name)
                   : snprintf(out, size, "%s", name);
     return n >= 0 && (size_t)n < size;
-}
-
-static bool virtual_sources_exist(hid_t file, const char *file_path, hid_t dcpl, char *why, size_t size) {
-    size_t count = 0;
-    char name[4096], object[4096], path[8192];
-    hid_t fapl = H5Fget_access_plist(file);
-    bool ok = H5Pget_virtual_count(dcpl, &count) >= 0;
-    for (size_t i = 0; ok && i < count; i++) {
-        ssize_t a = H5Pget_virtual_filename(dcpl, i, name, sizeof name);
-        ssize_t b = H5Pget_virtual_dsetname(dcpl, i, object, sizeof object);
-        ok = a > 0 && (size_t)a < sizeof name && b > 0 && (size_t)b < sizeof object;
-        bool same = ok && strcmp(name, ".") == 0;
-        if (!ok || (!same && !beside(file_path, name, path, sizeof path))) {
-            break;
-        }
-        hid_t source = same ? file : H5Fopen(path, H5F_ACC_RDONLY, fapl);
-        hid_t dataset = source >= 0 ? H5Dopen2(source, object, H5P_DEFAULT) : H5I_INVALID_HID;
-        ok = dataset >= 0;
-        if (ok) {
-            H5Dclose(dataset);
-        } else {
-            snprintf(why, size, "its virtual source %.300s:%.200s is missing or unreadable", same ? file_path : path,
-                     object);
-        }
-        if (source >= 0 && !same) {
-            H5Fclose(source);
-        }
-    }
-    H5Pclose(fapl);
-    return ok;
 }
 
 /* Sets `directory` to what relative names are relative to: the file's directory, or "" for the current one. */
@@ -91,6 +62,68 @@ static bool external_files_exist(const char *file_path, hid_t dcpl, char *direct
     return true;
 }
 
+/* In the source of a mapping "%%" is a percent sign. */
+static void unescape_percent(char *name) {
+    char *to = name;
+    for (const char *from = name; *from; from++) {
+        *to++ = *from;
+        from += from[0] == '%' && from[1] == '%';
+    }
+    *to = '\0';
+}
+
+/* A source in the file itself may have its bytes in others, as those of a view do. */
+static bool own_source_exists(const char *file_path, hid_t dataset, char *directory, size_t dsize, char *why,
+                              size_t size) {
+    char found[4096] = "";
+    hid_t dcpl = H5Dget_create_plist(dataset);
+    bool ok = dcpl >= 0 && (H5Pget_external_count(dcpl) <= 0 ||
+                            external_files_exist(file_path, dcpl, found, sizeof found, why, size));
+    if (ok && H5Pget_external_count(dcpl) > 0 && found[0]) {
+        snprintf(directory, dsize, "%s", found);
+    }
+    if (dcpl >= 0) {
+        H5Pclose(dcpl);
+    }
+    return ok;
+}
+
+static bool virtual_sources_exist(hid_t file, const char *file_path, hid_t dcpl, char *directory, size_t dsize,
+                                  char *why, size_t size) {
+    size_t count = 0;
+    char name[4096], object[4096], path[8192];
+    hid_t fapl = H5Fget_access_plist(file);
+    bool ok = H5Pget_virtual_count(dcpl, &count) >= 0;
+    for (size_t i = 0; ok && i < count; i++) {
+        ssize_t a = H5Pget_virtual_filename(dcpl, i, name, sizeof name);
+        ssize_t b = H5Pget_virtual_dsetname(dcpl, i, object, sizeof object);
+        ok = a > 0 && (size_t)a < sizeof name && b > 0 && (size_t)b < sizeof object;
+        if (ok) {
+            unescape_percent(name);
+            unescape_percent(object);
+        }
+        bool same = ok && strcmp(name, ".") == 0;
+        if (!ok || (!same && !beside(file_path, name, path, sizeof path))) {
+            break;
+        }
+        hid_t source = same ? file : H5Fopen(path, H5F_ACC_RDONLY, fapl);
+        hid_t dataset = source >= 0 ? H5Dopen2(source, object, H5P_DEFAULT) : H5I_INVALID_HID;
+        ok = dataset >= 0;
+        if (ok) {
+            ok = !same || own_source_exists(file_path, dataset, directory, dsize, why, size);
+            H5Dclose(dataset);
+        } else {
+            snprintf(why, size, "its virtual source %.300s:%.200s is missing or unreadable", same ? file_path : path,
+                     object);
+        }
+        if (source >= 0 && !same) {
+            H5Fclose(source);
+        }
+    }
+    H5Pclose(fapl);
+    return ok;
+}
+
 bool fc_h5_sources_exist(hid_t file, const char *file_path, hid_t dcpl, bool follow, char *directory, size_t size,
                          char *why, size_t why_size) {
     int indirect = fc_h5_indirect(dcpl);
@@ -102,7 +135,7 @@ bool fc_h5_sources_exist(hid_t file, const char *file_path, hid_t dcpl, bool fol
         return false;
     }
     return indirect == 0   ? true
-           : indirect == 1 ? virtual_sources_exist(file, file_path, dcpl, why, why_size)
+           : indirect == 1 ? virtual_sources_exist(file, file_path, dcpl, directory, size, why, why_size)
                            : external_files_exist(file_path, dcpl, directory, size, why, why_size);
 }
 
@@ -117,10 +150,19 @@ static hid_t open_dataset(hid_t file, const fc_h5_scan *scan, char *why, size_t 
         return dataset;
     }
     hid_t dcpl = H5Dget_create_plist(dataset);
+    bool is_virtual = fc_h5_indirect(dcpl) == 1;
     bool ok = fc_h5_sources_exist(file, scan->inputs->path, dcpl, scan->follow_external, directory, sizeof directory,
                                   why, size);
     H5Pclose(dcpl);
     if (ok && !directory[0]) {
+        return dataset;
+    }
+    if (ok && is_virtual) { /* the prefix does not reach the sources: the process goes where their names start */
+        if (chdir(directory) != 0) {
+            snprintf(why, size, "%.500s cannot be entered", directory);
+            H5Dclose(dataset);
+            dataset = H5I_INVALID_HID;
+        }
         return dataset;
     }
     /* The prefix counts at the first opening, and not while the dataset is open with another. */

@@ -270,7 +270,7 @@ static bool locate(description *d, bool in_other_file, const char **text) {
     if (d->total == 0) {
         return true;
     }
-    if (layout == H5D_VIRTUAL && d->walk->ours) {
+    if (layout == H5D_VIRTUAL && d->walk->copies) {
         r->where = FC_H5_ELSEWHERE;
         return true;
     }
@@ -334,7 +334,7 @@ static void describe(description *d, bool in_other_file) {
     char why[600];
     int indirect = d->mapped ? 1 : fc_h5_indirect(d->dcpl);
     char directory[4096];
-    if (indirect != 0 && d->total > 0 && !(indirect == 1 && d->walk->ours) &&
+    if (indirect != 0 && d->total > 0 && !(indirect == 1 && d->walk->copies) &&
         !fc_h5_sources_exist(d->walk->file, d->walk->file_path, d->dcpl, d->walk->scan->follow_external, directory,
                              sizeof directory, why, sizeof why)) {
         refuse_plainly(d, d->walk->scan->follow_external ? FC_ECORRUPT : FC_EUNSUPPORTED, why);

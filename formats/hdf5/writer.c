@@ -60,7 +60,7 @@ static fc_code mesh_attributes(const fc_h5_writer *w, fc_h5_out *out, fc_error *
 fc_code fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_out *out, int64_t rank, fc_error *err) {
     fc_code rc = fc_h5_out_int(out, out->file, "fsdpckpt_schema", 1, err);
     rc = rc == FC_OK ? fc_h5_out_text(out, out->file, "producer", "fsdpckpt " FSDPCKPT_VERSION, err) : rc;
-    rc = rc == FC_OK ? fc_h5_out_text(out, out->file, "layout", layout_name(w->wanted->mesh), err) : rc;
+    rc = rc == FC_OK ? fc_h5_out_text(out, out->file, "layout", w->layout, err) : rc;
     if (rc == FC_OK && w->wanted->mesh->ndim > 0) {
         rc = mesh_attributes(w, out, err);
     }
@@ -133,7 +133,7 @@ static fc_code add_copy(fc_h5_writer *w, fc_h5_out *out, const fc_part_item *ite
     uint32_t node = w->tree.leaves[item->tensor];
     char owner[FC_H5_SHARD_NAME];
     fc_h5_shard_name(w, item->owner, owner);
-    fc_h5_mapping whole = {owner, origin, sizes};
+    fc_h5_mapping whole = {owner, origin, sizes, NULL};
     hid_t list = H5I_INVALID_HID;
     fc_arena *scratch = fc_arena_new();
     const char *source = scratch ? fc_h5_tree_path(&w->tree, node, scratch) : NULL;
@@ -201,6 +201,7 @@ fc_code fc_h5_create(const fc_wanted *wanted, const char *staging, fc_writer *wr
         w->wanted = wanted;
         w->arena = arena;
         w->ranks = fc_mesh_ranks(wanted->mesh);
+        w->layout = layout_name(wanted->mesh);
         w->dataset = H5I_INVALID_HID;
         w->staging = fc_arena_strndup(arena, staging, strlen(staging));
     }

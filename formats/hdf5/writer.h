@@ -10,6 +10,7 @@ typedef struct fc_h5_writer {
     const fc_wanted *wanted;
     fc_arena *arena;     /* owns this struct and everything in it */
     const char *staging; /* the file, or the directory of the shards */
+    const char *layout;  /* the attribute of the root */
     int64_t ranks;
     fc_h5_tree tree;
     fc_h5_out out; /* the file whose chunks are being placed, when `open` */

@@ -59,8 +59,8 @@ fc_pv fc_pt_dict_get(const fc_pickle *p, fc_pv dict, const char *key) {
     return 0;
 }
 
-/* A wrapper subclass: _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, …). */
-static bool is_dtensor(const fc_pickle *p, fc_pv v) {
+/* The class of a wrapper subclass: _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, …). */
+static bool is_wrapped(const fc_pickle *p, fc_pv v, const char *cls) {
     size_t n;
     fc_pv args = fc_pickle_arguments(p, v);
     if (!fc_pt_is_global(p, fc_pickle_callee(p, v), NULL, "_rebuild_from_type_v2") ||
@@ -68,7 +68,7 @@ static bool is_dtensor(const fc_pickle *p, fc_pv v) {
         return false;
     }
     const fc_pv *arg = fc_pickle_tuple(p, args, &n);
-    return n >= 4 && fc_pt_is_global(p, arg[1], NULL, "DTensor");
+    return n >= 4 && fc_pt_is_global(p, arg[1], NULL, cls);
 }
 
 /* What a leaf would be; PT_OBJECT for all that is no tensor of some kind. */
@@ -77,7 +77,9 @@ static pt_leaf_kind kind_of(const fc_pickle *p, fc_pv v) {
         return PT_OBJECT;
     }
     if (fc_torch_is_tensor(p, v)) {
-        return is_dtensor(p, v) ? PT_DTENSOR : PT_TENSOR;
+        return is_wrapped(p, v, "DTensor")         ? PT_DTENSOR
+               : is_wrapped(p, v, "ShardedTensor") ? PT_SHARDED_TENSOR
+                                                   : PT_TENSOR;
     }
     return fc_pt_is_global(p, fc_pickle_callee(p, v), NULL, "ShardedTensor") ? PT_SHARDED_TENSOR : PT_OBJECT;
 }
@@ -105,8 +107,6 @@ static fc_code push_parts(walker *w, fc_pv v) {
     case FC_PV_LIST:
     case FC_PV_SET:
     case FC_PV_FROZENSET:
-        items = fc_pickle_items(w->p, v, &n);
-        return push(w, items, n);
     case FC_PV_DICT:
         items = fc_pickle_items(w->p, v, &n);
         return push(w, items, n);

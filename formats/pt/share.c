@@ -225,11 +225,16 @@ bool fc_pt_share_sane(const pt_share *share) {
     return sane;
 }
 
-/* (local shards, metadata, process group, sharding spec, …): its state since 1.13. */
+/* (local shards, metadata, process group, sharding spec, …): the state of an instance (torch 1.13), or that which
+ * _rebuild_from_type_v2(function, type, arguments, state) takes. */
 static const fc_pv *sharded_state(const pt_file *f, fc_pv v) {
     const fc_pv *parts;
     size_t n;
-    return sequence(f->p, fc_pickle_state(f->p, v), &parts, &n) && n >= 2 ? parts : NULL;
+    fc_pv state = fc_pickle_state(f->p, v);
+    if (!state && sequence(f->p, fc_pickle_arguments(f->p, v), &parts, &n) && n >= 4) {
+        state = parts[3];
+    }
+    return sequence(f->p, state, &parts, &n) && n >= 2 ? parts : NULL;
 }
 
 size_t fc_pt_sharded_count(const pt_file *f, fc_pv v) {

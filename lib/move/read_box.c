@@ -1,5 +1,6 @@
 /*
- * Reading one box into memory: what inspect, extract and diff use. The same source as the engine's, without threads.
+ * Reading one box, without threads: into memory (what inspect and diff use), or piece by piece in row-major order (what
+ * extract uses). The same source as the engine's.
  */
 #include "fsdpckpt/move.h"
 
@@ -8,56 +9,82 @@
 
 #include <stdlib.h>
 
-/* Fills `buf` with the box; without a cast the tiles are read straight to their place. */
-static fc_code read_tiles(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
-                          fc_dtype dtype, unsigned char *buf, unsigned char *tile_buf, fc_error *err) {
-    uint32_t size = fc_dtype_size(tensor->dtype), target_size = fc_dtype_size(dtype);
-    fc_tiles tiles;
-    fc_tiles_begin(&tiles, box, FC_TILE_BYTES / size, 1);
-    fc_tile tile;
-    while (fc_tiles_next(&tiles, &tile)) {
-        fc_box part = {box->ndim, tile.offsets, tile.sizes};
-        unsigned char *to = buf + (size_t)tile.start * target_size;
-        fc_code rc = fc_source_fill(source, coverage, tensor, &part, tile_buf ? tile_buf : to, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
-        if (tile_buf) {
-            fc_cast(tensor->dtype, tile_buf, dtype, to, (size_t)tile.count);
-        }
+/* A box being read. `whole` is where all of it goes; else each tile goes through `tile` to `visit`. */
+typedef struct reading {
+    fc_source *source;
+    fc_coverage *coverage;
+    const fc_tensor *tensor;
+    fc_dtype dtype;
+    unsigned char *whole;
+    unsigned char *raw;  /* FC_TILE_BYTES as they are stored, for a cast */
+    unsigned char *tile; /* room for a tile's elements, without `whole` */
+    fc_read_visit *visit;
+    void *context;
+} reading;
+
+static fc_code read_tile(const reading *r, const fc_tile *tile, fc_error *err) {
+    fc_box part = {r->tensor->ndim, tile->offsets, tile->sizes};
+    uint32_t size = fc_dtype_size(r->dtype);
+    unsigned char *to = r->whole ? r->whole + (size_t)tile->start * size : r->tile;
+    fc_code rc = fc_source_fill(r->source, r->coverage, r->tensor, &part, r->raw ? r->raw : to, err);
+    if (rc == FC_OK && r->raw) {
+        fc_cast(r->tensor->dtype, r->raw, r->dtype, to, (size_t)tile->count);
     }
-    return FC_OK;
+    return rc == FC_OK && r->visit ? r->visit(r->context, to, (size_t)tile->count * size, err) : rc;
+}
+
+static fc_code read_tiles(const reading *r, const fc_box *box, fc_error *err) {
+    fc_tiles tiles;
+    fc_tile tile;
+    fc_tiles_begin(&tiles, box, FC_TILE_BYTES / fc_dtype_size(r->tensor->dtype), 1);
+    fc_code rc = FC_OK;
+    while (rc == FC_OK && fc_tiles_next(&tiles, &tile)) {
+        rc = read_tile(r, &tile, err);
+    }
+    return rc;
+}
+
+/* Fills the rest of `r`, reads, and frees what it filled. */
+static fc_code read_box(const fc_checkpoint *checkpoint, reading *r, const fc_box *box, fc_error *err) {
+    const fc_tensor *tensor = r->tensor;
+    fc_decoded *decoded = NULL;
+    bool cast = r->dtype != tensor->dtype;
+    if (cast && (fc_dtype_get(r->dtype)->cls != FC_CLASS_FLOAT || fc_dtype_get(tensor->dtype)->cls != FC_CLASS_FLOAT)) {
+        return fc_fail(err, FC_EUSAGE, "tensor %s: %s cannot be read as %s", tensor->name,
+                       fc_dtype_get(tensor->dtype)->torch_name, fc_dtype_get(r->dtype)->torch_name);
+    }
+    fc_code rc = fc_coverage_within(checkpoint, tensor, box, &r->coverage, err);
+    if (rc != FC_OK || fc_box_volume(box) == 0) {
+        goto out;
+    }
+    r->raw = cast ? malloc(FC_TILE_BYTES) : NULL;
+    r->tile = r->whole ? NULL : malloc((size_t)FC_TILE_BYTES / fc_dtype_size(tensor->dtype) * fc_dtype_size(r->dtype));
+    decoded = fc_decoded_new(FC_DEFAULT_MEMORY);
+    if (!decoded || (cast && !r->raw) || (!r->whole && !r->tile)) {
+        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+        goto out;
+    }
+    rc = fc_source_new(checkpoint, decoded, FC_SCRATCH_BYTES, FC_OPEN_FILES, &r->source, err);
+    if (rc == FC_OK) {
+        rc = read_tiles(r, box, err);
+    }
+out:
+    fc_source_free(r->source);
+    fc_decoded_free(decoded);
+    fc_coverage_free(r->coverage);
+    free(r->raw);
+    free(r->tile);
+    return rc;
 }
 
 fc_code fc_read_box(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                     void *buf, fc_error *err) {
-    fc_source *source = NULL;
-    fc_decoded *decoded = NULL;
-    fc_coverage *coverage = NULL;
-    unsigned char *tile = NULL;
-    bool cast = dtype != tensor->dtype;
-    if (cast && (fc_dtype_get(dtype)->cls != FC_CLASS_FLOAT || fc_dtype_get(tensor->dtype)->cls != FC_CLASS_FLOAT)) {
-        return fc_fail(err, FC_EUSAGE, "tensor %s: %s cannot be read as %s", tensor->name,
-                       fc_dtype_get(tensor->dtype)->torch_name, fc_dtype_get(dtype)->torch_name);
-    }
-    fc_code rc = fc_coverage_within(checkpoint, tensor, box, &coverage, err);
-    if (rc != FC_OK || fc_box_volume(box) == 0) {
-        goto out;
-    }
-    tile = cast ? malloc(FC_TILE_BYTES) : NULL;
-    decoded = fc_decoded_new(FC_DEFAULT_MEMORY);
-    if (!decoded || (cast && !tile)) {
-        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
-        goto out;
-    }
-    rc = fc_source_new(checkpoint, decoded, FC_SCRATCH_BYTES, FC_OPEN_FILES, &source, err);
-    if (rc == FC_OK) {
-        rc = read_tiles(source, coverage, tensor, box, dtype, buf, tile, err);
-    }
-out:
-    fc_source_free(source);
-    fc_decoded_free(decoded);
-    fc_coverage_free(coverage);
-    free(tile);
-    return rc;
+    reading r = {.tensor = tensor, .dtype = dtype, .whole = buf};
+    return read_box(checkpoint, &r, box, err);
+}
+
+fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
+                       fc_read_visit *visit, void *context, fc_error *err) {
+    reading r = {.tensor = tensor, .dtype = dtype, .visit = visit, .context = context};
+    return read_box(checkpoint, &r, box, err);
 }

@@ -5,22 +5,53 @@
 
 #include "plan/globs.h"
 
+#include <limits.h>
 #include <string.h>
 
-static bool is_selected(const fc_selection *selection, const char *name) {
-    return !selection || ((!selection->include || fc_globs_match(selection->include, name, NULL)) &&
-                          !fc_globs_match(selection->exclude, name, NULL));
+/* One side's names and the prefix that they may have. */
+typedef struct side {
+    const fc_selection *selection;
+    const char *prefix; /* "" : none */
+    bool has_prefix;    /* some name has it */
+    char *longer;       /* room for a name with the prefix before it */
+} side;
+
+static bool starts_with(const char *name, const char *prefix) {
+    return strncmp(name, prefix, strlen(prefix)) == 0;
 }
 
-/* @return the name without the prefix; "" when nothing is left. */
-static const char *compared_name(const fc_selection *selection, const char *name, size_t *stripped) {
-    const char *prefix = selection ? selection->strip_prefix : NULL;
-    size_t len = prefix ? strlen(prefix) : 0;
-    if (len == 0 || strncmp(name, prefix, len) != 0) {
-        return name;
+static bool matches(const char *const *globs, const char *name, const char *other) {
+    return fc_globs_match(globs, name, NULL) || fc_globs_match(globs, other, NULL);
+}
+
+/*
+ * Globs speak of names with the prefix or without it, and mean the same on both sides: the names of a side where none
+ * has the prefix are taken for what is left when it is stripped.
+ */
+static bool is_selected(const side *s, const char *name, const char *compared) {
+    const fc_selection *selection = s->selection;
+    const char *other = compared;
+    if (!selection || (!selection->include && !selection->exclude)) {
+        return true;
     }
-    ++*stripped;
-    return name + len;
+    if (*s->prefix && !s->has_prefix) {
+        strcpy(s->longer + strlen(s->prefix), name);
+        other = s->longer;
+    }
+    return (!selection->include || matches(selection->include, name, other)) &&
+           !matches(selection->exclude, name, other);
+}
+
+/* Looks through the names once: whether some have the prefix, and how long the longest is. */
+static bool prepare(side *s, const fc_checkpoint *checkpoint, fc_arena *arena) {
+    size_t longest = 0;
+    for (size_t i = 0; i < checkpoint->ntensors; i++) {
+        size_t len = strlen(checkpoint->tensors[i].name);
+        longest = len > longest ? len : longest;
+        s->has_prefix = s->has_prefix || starts_with(checkpoint->tensors[i].name, s->prefix);
+    }
+    s->longer = fc_arena_printf(arena, "%s%*s", s->prefix, (int)(longest < INT_MAX ? longest : INT_MAX), "");
+    return s->longer != NULL;
 }
 
 fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selection, fc_arena *arena, fc_names *out,
@@ -28,17 +59,20 @@ fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selec
     size_t n = checkpoint->ntensors;
     *out = (fc_names){.items = fc_arena_calloc(arena, n ? n : 1, sizeof *out->items),
                       .table = fc_name_table_new(arena, n)};
-    if (!out->items || !out->table) {
+    side s = {.selection = selection, .prefix = selection && selection->strip_prefix ? selection->strip_prefix : ""};
+    if (!out->items || !out->table || !prepare(&s, checkpoint, arena)) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
     }
     for (size_t i = 0; i < n; i++) {
         const fc_tensor *t = &checkpoint->tensors[i];
-        const char *name = compared_name(selection, t->name, &out->stripped);
+        bool strip = *s.prefix && starts_with(t->name, s.prefix);
+        const char *name = t->name + (strip ? strlen(s.prefix) : 0);
+        out->stripped += strip;
         if (!*name) {
             return fc_fail(err, FC_EUSAGE, "%s: --strip-prefix '%s' leaves nothing of the name '%s'", checkpoint->path,
-                           selection->strip_prefix, t->name);
+                           s.prefix, t->name);
         }
-        if (!is_selected(selection, name)) {
+        if (!is_selected(&s, t->name, name)) {
             out->left_out++;
             continue;
         }

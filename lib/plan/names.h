@@ -22,8 +22,8 @@ typedef struct fc_names {
 } fc_names;
 
 /**
- * Lists the names of `checkpoint`. Unlike those of a conversion, the globs are over names without the prefix, so that
- * they mean the same on both sides; and that they, or the prefix, match nothing is no error.
+ * Lists the names of `checkpoint`. The globs are over names with the prefix or without it, so that they mean the same
+ * on both sides. That they, or the prefix, match nothing is no error.
  * @param selection NULL: everything. Only include, exclude and strip_prefix are looked at.
  * @return FC_EUSAGE when two names become equal, or nothing is left of one.
  */

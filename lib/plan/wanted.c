@@ -1,11 +1,13 @@
 /*
- * From a source's manifest to the wanted target: selection by glob, renaming, dtype, placements; and the part of it
+ * From a source's manifest to the wanted target: selection by glob, new names, dtype, placements; and the part of it
  * that one rank's file holds. Called by lib/move/convert.c; no I/O.
  */
 #include "fsdpckpt/wanted.h"
 
 #include "core/checked.h"
+#include "fsdpckpt/cut.h"
 #include "plan/globs.h"
+#include "plan/rename.h"
 
 #include <fnmatch.h>
 #include <stdlib.h>
@@ -31,68 +33,17 @@ static fc_code check_includes(const fc_checkpoint *source, const fc_selection *s
     return FC_OK;
 }
 
-/*
- * Takes the first `drop` characters off the joined path. Whole elements go first; the rest is cut from the next one.
- * A path that does not spell the name becomes the name itself.
- */
-static bool strip_path(const fc_tensor *source, size_t drop, fc_arena *arena, fc_path *out) {
-    size_t first = 0;
-    while (first < source->path.count && drop > strlen(source->path.elements[first].key)) {
-        drop -= strlen(source->path.elements[first].key) + 1;
-        first++;
-    }
-    size_t count = source->path.count - first;
-    fc_path_element *elements = fc_arena_calloc(arena, count ? count : 1, sizeof *elements);
-    if (!elements) {
-        return false;
-    }
-    if (count > 0) {
-        memcpy(elements, source->path.elements + first, count * sizeof *elements);
-        elements[0].key += drop;
-        if (drop > 0) { /* what is left of a number is text */
-            elements[0].is_index = elements[0].is_tuple = elements[0].is_number = false;
-        }
-    }
-    out->elements = elements;
-    out->count = count;
-    return true;
-}
-
-static fc_code rename_tensor(const fc_tensor *source, const char *prefix, fc_arena *arena, fc_wanted_tensor *out,
-                             bool *stripped, fc_error *err) {
-    size_t len = prefix ? strlen(prefix) : 0;
-    out->name = source->name;
-    out->path = source->path;
-    if (len == 0 || strncmp(source->name, prefix, len) != 0) {
-        return FC_OK;
-    }
-    if (source->name[len] == '\0') {
-        return fc_fail(err, FC_EUSAGE, "--strip-prefix '%s' leaves nothing of the name '%s'", prefix, source->name);
-    }
-    *stripped = true;
-    out->name = source->name + len;
-    bool ok;
-    if (fc_path_spells(&source->path, source->name)) {
-        ok = strip_path(source, len, arena, &out->path);
-    } else {
-        fc_path_element *element = fc_arena_calloc(arena, 1, sizeof *element);
-        ok = element != NULL;
-        if (ok) {
-            element->key = out->name;
-            out->path.elements = element;
-            out->path.count = 1;
-        }
-    }
-    return ok ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
-}
-
 static int compare_names(const void *a, const void *b) {
     const fc_wanted_tensor *const *x = a, *const *y = b;
     return strcmp((*x)->name, (*y)->name);
 }
 
-/* Only stripping a prefix can make two names equal: a source's names are unique. */
-static fc_code check_unique(const fc_wanted_tensor *tensors, size_t count, fc_error *err) {
+/* Only renaming can make two names equal: a source's names are unique. */
+static fc_code check_unique(const fc_selection *selection, const fc_wanted_tensor *tensors, size_t count,
+                            fc_error *err) {
+    const char *how = !selection->rename        ? "--strip-prefix gives"
+                      : selection->strip_prefix ? "--strip-prefix and --rename give"
+                                                : "--rename gives";
     const fc_wanted_tensor **sorted = malloc((count ? count : 1) * sizeof *sorted);
     if (!sorted) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
@@ -104,22 +55,18 @@ static fc_code check_unique(const fc_wanted_tensor *tensors, size_t count, fc_er
     fc_code rc = FC_OK;
     for (size_t i = 1; i < count && rc == FC_OK; i++) {
         if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0) {
-            rc = fc_fail(err, FC_EUSAGE, "--strip-prefix gives '%s' and '%s' the same name '%s'",
-                         sorted[i - 1]->source->name, sorted[i]->source->name, sorted[i]->name);
+            rc = fc_fail(err, FC_EUSAGE, "%s '%s' and '%s' the same name '%s'", how, sorted[i - 1]->source->name,
+                         sorted[i]->source->name, sorted[i]->name);
         }
     }
     free(sorted);
     return rc;
 }
 
-static fc_code select_tensors(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena,
-                              fc_wanted_tensor **out, fc_selected *counts, fc_error *err) {
-    fc_wanted_tensor *tensors = fc_arena_calloc(arena, source->ntensors, sizeof *tensors);
-    if (!tensors) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", source->path);
-    }
+static fc_code select_each(const fc_checkpoint *source, const fc_selection *selection, fc_rename *rename,
+                           fc_arena *arena, fc_wanted_tensor *tensors, fc_selected *counts, fc_error *err) {
     size_t n = 0;
-    bool stripped = false;
+    bool renamed = false;
     for (size_t i = 0; i < source->ntensors; i++) {
         const fc_tensor *t = &source->tensors[i];
         if (!is_selected(selection, t->name)) {
@@ -132,26 +79,35 @@ static fc_code select_tensors(const fc_checkpoint *source, const fc_selection *s
         if (selection->cast && fc_dtype_get(t->dtype)->cls == FC_CLASS_FLOAT) {
             w->dtype = selection->dtype;
         }
-        fc_code rc = rename_tensor(t, selection->strip_prefix, arena, w, &stripped, err);
+        fc_code rc = fc_rename_apply(rename, t, arena, &w->name, &w->path, &renamed, err);
         if (rc != FC_OK) {
             return rc;
         }
         *(t->object ? &counts->objects : &counts->tensors) += 1;
     }
-    if (source->ntensors == 0) {
-        return fc_fail(err, FC_EUSAGE, "%s: nothing to write: the checkpoint is empty, without a tensor or an object",
-                       source->path);
-    }
     if (n == 0) {
         return fc_fail(err, FC_EUSAGE, "%s: nothing is left to write: all %zu names are excluded", source->path,
                        source->ntensors);
     }
-    if (selection->strip_prefix && !stripped) {
-        return fc_fail(err, FC_EUSAGE, "%s: --strip-prefix '%s' matches no name, e.g. '%s'", source->path,
-                       selection->strip_prefix, tensors[0].name);
+    fc_code rc = fc_rename_check_used(rename, source->path, tensors[0].name, err);
+    return rc == FC_OK && renamed ? check_unique(selection, tensors, n, err) : rc;
+}
+
+static fc_code select_tensors(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena,
+                              fc_wanted_tensor **out, fc_selected *counts, fc_error *err) {
+    fc_rename *rename = NULL;
+    if (source->ntensors == 0) {
+        return fc_fail(err, FC_EUSAGE, "%s: nothing to write: the checkpoint is empty, without a tensor or an object",
+                       source->path);
     }
-    *out = tensors;
-    return stripped ? check_unique(tensors, n, err) : FC_OK;
+    *out = fc_arena_calloc(arena, source->ntensors, sizeof **out);
+    fc_code rc =
+        *out ? fc_rename_new(selection, &rename, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", source->path);
+    if (rc == FC_OK) {
+        rc = select_each(source, selection, rename, arena, *out, counts, err);
+    }
+    fc_rename_free(rename);
+    return rc;
 }
 
 static int mesh_dim_size(const fc_mesh *mesh, const char *name, int64_t *size) {
@@ -211,32 +167,44 @@ static fc_code find_idle_rules(const fc_wanted *wanted, const fc_tp_plan *plan, 
     return FC_OK;
 }
 
-static fc_code place(fc_wanted *wanted, const fc_selection *selection, fc_arena *arena, fc_selected *counts,
-                     fc_wanted_tensor *tensors, fc_error *err) {
+/* The cut that the mesh and the TP plan ask for. */
+static fc_code plan_placements(const fc_wanted *wanted, const fc_selection *selection, fc_arena *arena,
+                               fc_selected *counts, fc_placement **out, fc_error *err) {
     size_t n = wanted->ntensors, width = (size_t)wanted->mesh->ndim;
     fc_placement *placements = fc_arena_calloc(arena, n * width, sizeof *placements);
+    if (!placements) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
+    }
+    for (size_t i = 0; i < n; i++) {
+        const fc_tensor *t = wanted->tensors[i].source;
+        fc_tp_style style = FC_TP_NONE;
+        int tp_dim = -1;
+        if (selection->tp_plan && !t->object) {
+            tp_dim = fc_tp_plan_dim(selection->tp_plan, wanted->tensors[i].name, t->ndim, &style);
+        }
+        if (!t->object) { /* the file of rank 0 holds every object; Replicate along all dimensions says so */
+            fc_layout_placements(wanted->mesh, t->ndim, tp_dim, &placements[i * width]);
+        }
+        counts->tp_cut += tp_dim >= 0;
+    }
+    *out = placements;
+    fc_code rc = check_tp(wanted, selection->tp_plan, counts, err);
+    return rc == FC_OK ? find_idle_rules(wanted, selection->tp_plan, counts, err) : rc;
+}
+
+/* Gives each value its placements, and those that are replicated the rank that stores them. */
+static fc_code place(const fc_wanted *wanted, fc_placement *placements, fc_wanted_tensor *tensors, fc_error *err) {
+    size_t n = wanted->ntensors, width = (size_t)wanted->mesh->ndim;
     uint64_t *bytes = calloc(n, sizeof *bytes);
     uint32_t *owners = calloc(n, sizeof *owners);
     fc_code rc = FC_OK;
-    if (!placements || !bytes || !owners) {
+    if (!bytes || !owners) {
         rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
         goto out;
     }
     for (size_t i = 0; i < n; i++) {
         const fc_tensor *t = tensors[i].source;
         int64_t numel = 0;
-        fc_tp_style style = FC_TP_NONE;
-        int tp_dim = -1;
-        if (selection->tp_plan && !t->object) {
-            tp_dim = fc_tp_plan_dim(selection->tp_plan, tensors[i].name, t->ndim, &style);
-        }
-        if (t->object) {
-            /* The file of rank 0 holds every object; Replicate along all dimensions says that it is not cut. */
-            memset(&placements[i * width], 0, width * sizeof *placements);
-        } else {
-            fc_layout_placements(wanted->mesh, t->ndim, tp_dim, &placements[i * width]);
-        }
-        counts->tp_cut += tp_dim >= 0;
         if (!fc_numel(t->ndim, t->shape, &numel) ||
             !fc_mul_u64((uint64_t)numel, fc_dtype_size(tensors[i].dtype), &bytes[i])) {
             rc = fc_fail(err, FC_ECORRUPT, "%s: tensor '%s': its size overflows", wanted->source->path, t->name);
@@ -248,16 +216,24 @@ static fc_code place(fc_wanted *wanted, const fc_selection *selection, fc_arena 
     for (size_t i = 0; i < n && rc == FC_OK; i++) {
         tensors[i].owner_offset = tensors[i].source->object ? 0 : owners[i];
     }
-    if (rc == FC_OK) {
-        rc = check_tp(wanted, selection->tp_plan, counts, err);
-    }
-    if (rc == FC_OK) {
-        rc = find_idle_rules(wanted, selection->tp_plan, counts, err);
-    }
 out:
     free(bytes);
     free(owners);
     return rc;
+}
+
+/* The source's own mesh and placements. */
+static fc_code keep_layout(fc_wanted *wanted, fc_arena *arena, fc_placement **placements, fc_error *err) {
+    const fc_tensor **sources = fc_arena_calloc(arena, wanted->ntensors, sizeof *sources);
+    fc_mesh *mesh = fc_arena_calloc(arena, 1, sizeof *mesh);
+    if (!sources || !mesh) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
+    }
+    for (size_t i = 0; i < wanted->ntensors; i++) {
+        sources[i] = wanted->tensors[i].source;
+    }
+    wanted->mesh = mesh;
+    return fc_cut_layout(wanted->source, wanted->ntensors, sources, arena, mesh, placements, err);
 }
 
 fc_code fc_wanted_new(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena, fc_wanted *out,
@@ -279,7 +255,13 @@ fc_code fc_wanted_new(const fc_checkpoint *source, const fc_selection *selection
     out->compress = selection->compress;
     out->self_contained = selection->self_contained;
     out->max_file_bytes = selection->max_file_bytes;
-    return out->mesh->ndim == 0 ? FC_OK : place(out, selection, arena, counts, tensors, err);
+    fc_placement *placements = NULL;
+    if (selection->keep_layout) {
+        rc = keep_layout(out, arena, &placements, err);
+    } else if (out->mesh->ndim > 0) {
+        rc = plan_placements(out, selection, arena, counts, &placements, err);
+    }
+    return rc == FC_OK && placements ? place(out, placements, tensors, err) : rc;
 }
 
 static bool is_empty(int ndim, const int64_t *sizes) {

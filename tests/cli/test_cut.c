@@ -33,15 +33,15 @@ static void fill(sample *s, int64_t rows, int64_t columns, size_t n, const int64
     }
 }
 
-static void recognise(const sample *s, cut *c) {
-    cut_scratch scratch = {0};
-    assert_true(cut_recognise(&s->tensor, &scratch, c));
-    cut_scratch_free(&scratch);
+static void recognise(const sample *s, fc_cut *c) {
+    fc_cut_scratch scratch = {0};
+    assert_true(fc_cut_recognise(&s->tensor, &scratch, c));
+    fc_cut_scratch_free(&scratch);
 }
 
 static void check_text(const sample *s, const char *grid, const char *placements) {
     char text[128];
-    cut c;
+    fc_cut c;
     recognise(s, &c);
     assert_string_equal(cut_describe(&s->tensor, &c, text, sizeof text), grid);
     text[0] = '\0';
@@ -137,7 +137,7 @@ static void summary_names_the_mesh(void **state) {
     cut_summary summary = {0};
     char text[192];
     sample s;
-    cut c;
+    fc_cut c;
     fill(&s, 4, 6, 2, rows);
     recognise(&s, &c);
     cut_summary_add(&summary, &none, &s.tensor, &c);
@@ -159,8 +159,8 @@ static void many_chunks_in_any_order(void **state) {
     int64_t shape[1] = {N * 3}, *dims = calloc(N, 2 * sizeof *dims);
     fc_chunk *chunks = calloc(N, sizeof *chunks);
     fc_tensor t = {.name = "w", .dtype = FC_F32, .ndim = 1, .shape = shape, .chunks = chunks, .nchunks = N};
-    cut_scratch scratch = {0};
-    cut c;
+    fc_cut_scratch scratch = {0};
+    fc_cut c;
     assert_non_null(dims);
     assert_non_null(chunks);
     for (size_t i = 0; i < N; i++) {
@@ -170,11 +170,11 @@ static void many_chunks_in_any_order(void **state) {
         chunks[i].dims = &dims[2 * i];
         chunks[i].rank = (uint32_t)k;
     }
-    assert_true(cut_recognise(&t, &scratch, &c));
+    assert_true(fc_cut_recognise(&t, &scratch, &c));
     assert_true(c.grid);
     assert_int_equal(c.counts[0], N);
     assert_true(c.placed);
-    cut_scratch_free(&scratch);
+    fc_cut_scratch_free(&scratch);
     free(chunks);
     free(dims);
 }

@@ -114,11 +114,6 @@ def half_a_file():
     os.truncate("model.h5", 2000)
 
 
-def no_checkpoint():
-    with open("notes.txt", "w") as f:
-        f.write("lr 1e-3 works\n")
-
-
 def file_missing():
     corpus("dcp-torch2.15.0-fsdp2")
     os.unlink("ckpt/__1_0.distcp")
@@ -311,7 +306,6 @@ CHECKS = [
     ("# The checkpoint alone", None, None),
     ("The save died while `.metadata` was written", "check ckpt", cut_metadata),
     ("A download of an HDF5 file stopped half-way", "check model.h5", half_a_file),
-    ("A path that is no checkpoint", "check notes.txt", no_checkpoint),
     ("Two of four ranks' files were not copied", "check ckpt", file_missing),
     ("A shard of an HDF5 checkpoint is gone", "check sharded", shard_missing),
     ("A rank's file was cut off", "check ckpt", file_cut),

@@ -50,6 +50,7 @@ typedef struct fake {
     fc_format format;
     fc_checkpoint checkpoint;
     bool only_raw; /* store everything FC_CODEC_RAW, contiguous */
+    bool strided;  /* store everything FC_CODEC_RAW, native, with any strides */
 } fake;
 
 static inline fc_code fake_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index,
@@ -163,11 +164,11 @@ static inline void fake_store(fake *f, size_t t, size_t c) {
     fc_strided copy;
     assert_true(fc_strided_make(&copy, ndim, sizes, truth_strides, extent->strides, type->size));
     fc_strided_copy(&copy, details->truth + at * type->size, bytes + extent->first);
-    extent->swap = !f->only_raw && rand() % 4 == 0 && type->swap_size > 1;
+    extent->swap = !f->only_raw && !f->strided && rand() % 4 == 0 && type->swap_size > 1;
     if (extent->swap) {
         fc_strided_swap(&copy, bytes + extent->first, type->swap_size);
     }
-    extent->codec = f->only_raw ? FC_CODEC_RAW : (fc_codec)(rand() % FAKE_CODECS);
+    extent->codec = f->only_raw || f->strided ? FC_CODEC_RAW : (fc_codec)(rand() % FAKE_CODECS);
     extent->file = (uint32_t)rand() % FAKE_FILES;
     if (extent->codec == FC_CODEC_FILTERED) {
         fake_filter(f, extent, bytes, extent->decoded);

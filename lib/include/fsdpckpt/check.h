@@ -101,9 +101,9 @@ typedef struct fc_report {
 } fc_report;
 
 typedef struct fc_check_options {
-    const fc_checkpoint *reference;   /**< what should be there; NULL: nothing to compare with */
-    const fc_selection *selection;    /**< include, exclude (globs over names as they are compared) and strip_prefix (of
-                                           the checkpoint's names) are looked at; NULL: all as it is */
+    const fc_checkpoint *reference; /**< what should be there; NULL: nothing to compare with */
+    const fc_selection *selection; /**< include, exclude (globs over names, with or without the prefix) and strip_prefix
+                                      (of the checkpoint's names) are looked at; NULL: all as it is */
     const char *const *allow_missing; /**< globs over names, NULL-terminated; NULL: none */
     const char *const *allow_unexpected;
     const fc_mesh *mesh;       /**< made by fc_layout_mesh; NULL: no mesh */

@@ -77,6 +77,9 @@ typedef struct fc_format {
     /** The format has no objects: `reserve` puts them where this says, for people, and the engine has none to write.
      *  NULL: objects are stored like tensors. */
     const char *objects_note;
+    /** Globs of the files of a directory that it writes, NULL-terminated: --force replaces what holds nothing else.
+     *  NULL: it writes no directories. */
+    const char *const *file_names;
     /** Whether the target is a directory, and of how many files. NULL: a file without a mesh, else a directory of a
      *  file a rank and an index. */
     bool (*is_directory)(const fc_wanted *wanted);

@@ -16,9 +16,9 @@ extern "C" {
 
 /** Shared by the caller, its signal handler and the workers. */
 typedef struct fc_progress {
-    atomic_uint_fast64_t done; /**< bytes written */
-    uint64_t total;            /**< bytes to write */
-    atomic_bool cancel;        /**< set it to stop: the job returns FC_EINTERRUPTED and leaves nothing behind */
+    atomic_uint_fast64_t done;  /**< bytes written */
+    atomic_uint_fast64_t total; /**< bytes to write; 0: not known yet */
+    atomic_bool cancel;         /**< set it to stop: the job returns FC_EINTERRUPTED and leaves nothing behind */
 } fc_progress;
 
 typedef struct fc_move_options {
@@ -50,10 +50,17 @@ fc_code fc_compress_part(const fc_wanted *wanted, const fc_part *part, fc_writer
 
 /**
  * Reads the box `box` of `tensor` into `buf` as contiguous row-major native bytes of dtype `dtype`.
- * What inspect, extract and diff use; one thread.
+ * What inspect and diff use; one thread.
  */
 fc_code fc_read_box(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                     void *buf, fc_error *err);
+
+/** Takes the next `size` bytes; any code but FC_OK ends the reading and is returned. */
+typedef fc_code fc_read_visit(void *context, const void *bytes, size_t size, fc_error *err);
+
+/** The same bytes piece by piece in row-major order, in constant memory. */
+fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
+                       fc_read_visit *visit, void *context, fc_error *err);
 
 /**
  * Converts `count` elements as torch's Tensor.to(dtype) does (round to nearest even, NaN kept; through float32

@@ -39,7 +39,9 @@ typedef struct fc_selection {
     const struct fc_tp_plan *tp_plan; /**< NULL: nothing is cut by TP */
     const char *const *include;       /**< globs over FQNs, NULL-terminated; NULL: everything */
     const char *const *exclude;       /**< globs over FQNs, NULL-terminated; NULL: nothing */
-    const char *strip_prefix;         /**< NULL: none */
+    const char *strip_prefix;         /**< and a dot that is left after it; NULL: none */
+    const char *const *rename;        /**< then these, "s/regex/replacement/gi", NULL-terminated; NULL: none */
+    bool keep_layout;                 /**< cut as the source is (fc_cut_layout); mesh and tp_plan are not looked at */
     bool cast;                        /**< floating-point tensors become `dtype` */
     fc_dtype dtype;
     int compress;            /**< deflate level 1 … 9; 0: no compression */
@@ -59,8 +61,8 @@ typedef struct fc_selected {
 /**
  * Selects values of `source`, renames them and gives each its placements.
  * @param arena owns what is made; it must outlive `out`.
- * @return FC_EUSAGE when nothing is left, a glob of `include` or the prefix matches nothing, two names become equal,
- *         or the mesh has a tp dimension above 1 and the plan cuts no tensor.
+ * @return FC_EUSAGE when nothing is left, a glob of `include`, the prefix or a rule of `rename` matches nothing, two
+ * names become equal, or the mesh has a tp dimension above 1 and the plan cuts no tensor.
  */
 fc_code fc_wanted_new(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena, fc_wanted *out,
                       fc_selected *counts, fc_error *err);

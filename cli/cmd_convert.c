@@ -1,0 +1,38 @@
+/*
+ * convert: another format, the same layout.
+ */
+#include "job.h"
+
+static fc_code run(cli_call *call, fc_error *err) {
+    const options *o = call->options;
+    if (!o->output && !o->dry_run) {
+        return fc_fail(err, FC_EUSAGE, "convert needs -o, --output DST (or --dry-run); see 'fsdpckpt convert --help'");
+    }
+    return job_keep_layout(call, err);
+}
+
+static const char *const examples[] = {
+    "fsdpckpt convert ckpt/ -o out/ --to dcp",
+    "HDF5 shards as a PyTorch distributed checkpoint of the same ranks",
+    "fsdpckpt convert ckpt/ -o model.h5 --rename 's/^model\\.//' --rename 's/_orig_mod\\.//g'",
+    "a full checkpoint under other names",
+    NULL,
+};
+
+const command command_convert = {
+    .name = "convert",
+    .operands = "SRC",
+    .min_operands = 1,
+    .max_operands = 1,
+    .summary = "write a checkpoint in another format, cut as it is",
+    .description =
+        "Writes DST with the layout of SRC: full stays full, and what each rank of a sharded SRC stored goes into the "
+        "file of the same rank. Where SRC does not record its mesh (DCP), the mesh (replicate x dp x tp) and the "
+        "placements are found from the pieces; pieces that follow no mesh are an error, as then only 'reshard' and "
+        "'consolidate' can say what DST should look like.\n\n"
+        "Names are matched by --include and --exclude as they are in SRC, then --strip-prefix and each --rename change "
+        "them, in this order. Two values of one name are an error.",
+    .examples = examples,
+    .takes = TAKES_CONVERSION,
+    .run = run,
+};

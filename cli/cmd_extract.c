@@ -1,0 +1,202 @@
+/*
+ * extract: one tensor or object of a checkpoint, whole, to standard output or a file.
+ */
+#include "command.h"
+#include "npy.h"
+#include "out_file.h"
+#include "signals.h"
+#include "suggest.h"
+
+#include "fsdpckpt/format.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef enum form { FORM_RAW, FORM_NPY, FORM_JSON, FORM_COUNT } form;
+
+static const char *const form_names[FORM_COUNT] = {"raw", "npy", "json"};
+
+/* One value on its way out. */
+typedef struct extraction {
+    const fc_checkpoint *checkpoint;
+    const fc_wanted_tensor *value;
+    form form;
+    text_out *out;
+    fc_progress progress; /* for its flag `cancel` */
+} extraction;
+
+static bool ends_with(const char *s, const char *end) {
+    size_t a = strlen(s), b = strlen(end);
+    return a >= b && strcmp(s + a - b, end) == 0;
+}
+
+static fc_code choose_form(const options *o, form *out, fc_error *err) {
+    *out = o->output && ends_with(o->output, ".npy")    ? FORM_NPY
+           : o->output && ends_with(o->output, ".json") ? FORM_JSON
+                                                        : FORM_RAW;
+    if (!o->to) {
+        return FC_OK;
+    }
+    for (int i = 0; i < FORM_COUNT; i++) {
+        if (strcmp(o->to, form_names[i]) == 0) {
+            *out = (form)i;
+            return FC_OK;
+        }
+    }
+    return fc_fail(err, FC_EUSAGE, "extract: --to %s: there are raw, npy and json (of an object)", o->to);
+}
+
+static fc_code take_bytes(void *context, const void *bytes, size_t size, fc_error *err) {
+    extraction *x = context;
+    if (atomic_load(&x->progress.cancel)) {
+        return fc_fail(err, FC_EINTERRUPTED, "interrupted");
+    }
+    text_write(x->out, bytes, size);
+    return x->out->error ? FC_EIO : FC_OK; /* whoever owns `out` reports it */
+}
+
+static fc_code write_json(extraction *x, fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    const char *json = NULL;
+    fc_code rc = arena ? fc_checkpoint_object_json(x->checkpoint, x->value->source, arena, &json, err)
+                       : fc_fail(err, FC_ENOMEM, "%s: out of memory", x->checkpoint->path);
+    if (rc == FC_OK) {
+        text_puts(x->out, json);
+        text_puts(x->out, "\n");
+    }
+    fc_arena_free(arena);
+    return rc;
+}
+
+static fc_code write_value(void *context, text_out *out, fc_error *err) {
+    static const int64_t origin[FC_MAX_DIMS] = {0};
+    extraction *x = context;
+    const fc_tensor *t = x->value->source;
+    const fc_box all = {t->ndim, origin, t->shape};
+    char header[NPY_HEADER_MAX];
+    x->out = out;
+    if (x->form == FORM_JSON) {
+        return write_json(x, err);
+    }
+    if (x->form == FORM_NPY) {
+        text_write(out, header, npy_header(x->value->dtype, t->ndim, t->shape, header));
+    }
+    fc_code rc = fc_read_stream(x->checkpoint, t, &all, x->value->dtype, take_bytes, x, err);
+    return rc == FC_EIO && out->error ? FC_OK : rc;
+}
+
+static fc_code check_form(const extraction *x, fc_error *err) {
+    const fc_tensor *t = x->value->source;
+    if (x->form == FORM_NPY && t->object) {
+        return fc_fail(err, FC_EUSAGE, "%s: '%s' is an object, not a tensor: extract it with --to json or --to raw",
+                       x->checkpoint->path, x->value->name);
+    }
+    if (x->form == FORM_JSON && !t->object) {
+        return fc_fail(err, FC_EUSAGE, "%s: '%s' is a tensor, not an object: extract it with --to npy or --to raw",
+                       x->checkpoint->path, x->value->name);
+    }
+    if (x->checkpoint->format->layout_only) {
+        return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to extract", x->checkpoint->path);
+    }
+    return FC_OK;
+}
+
+static uint64_t size_of(const fc_wanted_tensor *value) {
+    int64_t n;
+    uint64_t bytes;
+    bool known = fc_numel(value->source->ndim, value->source->shape, &n) &&
+                 !__builtin_mul_overflow((uint64_t)n, (uint64_t)fc_dtype_size(value->dtype), &bytes);
+    return known ? bytes + NPY_HEADER_MAX : UINT64_MAX;
+}
+
+static fc_code write_out(extraction *x, const cli_call *call, fc_error *err) {
+    const options *o = call->options;
+    if (!o->output || strcmp(o->output, "-") == 0) {
+        if (x->form != FORM_JSON && isatty(STDOUT_FILENO)) {
+            return fc_fail(err, FC_EUSAGE, "extract: will not write bytes to a terminal: say -o FILE, or use a pipe");
+        }
+        return write_value(x, call->out, err);
+    }
+    if (fc_checkpoint_needs(x->checkpoint, o->output)) {
+        return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", o->output);
+    }
+    signals_cancel(&x->progress);
+    fc_code rc = out_file(o->output, o->force, size_of(x->value), write_value, x, err);
+    signals_cancel(NULL);
+    return rc;
+}
+
+static fc_code extract(extraction *x, const cli_call *call, fc_arena *arena, fc_error *err) {
+    const options *o = call->options;
+    const char *name = o->operands[1];
+    fc_selection selection = {
+        .include = o->include.items,
+        .exclude = o->exclude.items,
+        .strip_prefix = o->strip_prefix,
+        .rename = o->rename.items,
+        .cast = option_given(o, OPT_DTYPE),
+        .dtype = o->dtype,
+    };
+    fc_wanted wanted;
+    fc_selected counts;
+    fc_code rc = fc_wanted_new(x->checkpoint, &selection, arena, &wanted, &counts, err);
+    for (size_t i = 0; rc == FC_OK && i < wanted.ntensors && !x->value; i++) {
+        x->value = strcmp(wanted.tensors[i].name, name) == 0 ? &wanted.tensors[i] : NULL;
+    }
+    if (rc == FC_OK && !x->value) {
+        rc = suggest_name(x->checkpoint->path, &wanted.tensors[0].name, sizeof wanted.tensors[0], wanted.ntensors, name,
+                          err);
+    }
+    rc = rc == FC_OK ? check_form(x, err) : rc;
+    return rc == FC_OK ? write_out(x, call, err) : rc;
+}
+
+static fc_code run(cli_call *call, fc_error *err) {
+    const options *o = call->options;
+    fc_open_options how = {.follow_external = o->follow_external};
+    fc_checkpoint *checkpoint = NULL;
+    extraction x = {0};
+    fc_arena *arena = NULL;
+    fc_code rc = choose_form(o, &x.form, err);
+    rc = rc == FC_OK ? fc_checkpoint_open(o->operands[0], &how, &checkpoint, err) : rc;
+    if (rc == FC_OK) {
+        arena = fc_arena_new();
+        x.checkpoint = checkpoint;
+        rc = arena ? extract(&x, call, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    fc_arena_free(arena);
+    fc_checkpoint_close(checkpoint);
+    return rc;
+}
+
+static const char *const examples[] = {
+    "fsdpckpt extract ckpt/ model.norm.weight -o norm.npy",
+    "a tensor for numpy.load",
+    "fsdpckpt extract ckpt/ model.norm.weight --dtype f32 | xxd | head",
+    "its bytes, converted to float32",
+    "fsdpckpt extract ckpt/ optim.param_groups -o groups.json",
+    "an object that is no tensor, as JSON",
+    NULL,
+};
+
+const command command_extract = {
+    .name = "extract",
+    .operands = "SRC NAME",
+    .min_operands = 2,
+    .max_operands = 2,
+    .summary = "take one tensor out of a checkpoint",
+    .description =
+        "Writes the tensor NAME whole, whatever pieces it is stored in, to standard output or to the file of -o: its "
+        "elements in row-major order, little-endian (--to raw, the default), or as a NumPy file (--to npy, or a name "
+        "that ends in .npy). An object is written as its original bytes, or decoded (--to json, or .json).\n\n"
+        "NumPy has no bfloat16 and no fp8: such elements are of type V2 and V1 there, as numpy.save writes those of "
+        "ml_dtypes; numpy.load(f).view(ml_dtypes.bfloat16) is the array, and --dtype f32 makes one without it. "
+        "complex32 is V4: .view('f2') shows the real and imaginary parts side by side.\n\n"
+        "NAME is looked for after --strip-prefix and --rename.",
+    .examples = examples,
+    .takes = TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
+             TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_FORCE) |
+             TAKES(OPT_FOLLOW_EXTERNAL),
+    .run = run,
+};

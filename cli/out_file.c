@@ -1,0 +1,46 @@
+/*
+ * A file that a command writes: see out_file.h.
+ */
+#include "out_file.h"
+
+#include "fsdpckpt/io.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static fc_code fill(const char *path, int fd, out_file_write *write_content, void *context, fc_error *err) {
+    text_out *out = malloc(sizeof *out);
+    if (!out) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    }
+    text_out_init(out, fd);
+    fc_code rc = write_content(context, out, err);
+    int errnum = text_flush(out);
+    free(out);
+    return rc == FC_OK && errnum != 0 ? fc_fail_errno(err, errnum, "%s: cannot be written", path) : rc;
+}
+
+fc_code out_file(const char *path, bool force, uint64_t bytes, out_file_write *write_content, void *context,
+                 fc_error *err) {
+    fc_commit *commit = NULL;
+    fc_code rc = fc_commit_begin(path, false, force, bytes, &commit, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    int fd = open(fc_commit_path(commit), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        rc = fc_fail_errno(err, errno, "%s: cannot be created", path);
+    } else {
+        rc = fill(path, fd, write_content, context, err);
+        if (close(fd) != 0 && rc == FC_OK) {
+            rc = fc_fail_errno(err, errno, "%s: cannot be written", path);
+        }
+    }
+    if (rc != FC_OK) {
+        fc_commit_abort(commit);
+        return rc;
+    }
+    return fc_commit_finish(commit, err);
+}

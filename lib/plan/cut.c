@@ -1,0 +1,213 @@
+/*
+ * How a tensor is cut: see cut.h. From the chunks of the manifest to a grid, and from their ranks to placements.
+ */
+#include "fsdpckpt/cut.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void fc_cut_scratch_free(fc_cut_scratch *scratch) {
+    free(scratch->values);
+    free(scratch->cells);
+    memset(scratch, 0, sizeof *scratch);
+}
+
+static bool reserve(fc_cut_scratch *scratch, size_t chunks, int ndim) {
+    size_t need;
+    if (__builtin_mul_overflow(chunks, (size_t)(ndim ? ndim : 1), &need)) {
+        return false;
+    }
+    if (need > scratch->capacity) {
+        free(scratch->values);
+        free(scratch->cells);
+        scratch->values = calloc(need, sizeof *scratch->values);
+        scratch->cells = calloc(need, sizeof *scratch->cells);
+        scratch->capacity = scratch->values && scratch->cells ? need : 0;
+    }
+    return scratch->capacity >= need && need > 0;
+}
+
+static int compare(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Whether the chunk starts at 0 in every dimension but `d`. */
+static bool on_axis(const fc_tensor *t, const fc_chunk *chunk, int d) {
+    for (int e = 0; e < t->ndim; e++) {
+        if (e != d && chunk->dims[e] != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The distinct offsets along dimension `d` of the chunks on its axis, sorted, into `values`. */
+static size_t find_axis(const fc_tensor *t, int d, int64_t *values) {
+    size_t n = 0, distinct = 0;
+    bool sorted = true;
+    for (size_t i = 0; i < t->nchunks; i++) {
+        if (on_axis(t, &t->chunks[i], d)) {
+            values[n] = t->chunks[i].dims[d];
+            sorted = sorted && (n == 0 || values[n - 1] <= values[n]);
+            n++;
+        }
+    }
+    if (!sorted) {
+        qsort(values, n, sizeof *values, compare);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (distinct == 0 || values[distinct - 1] != values[i]) {
+            values[distinct++] = values[i];
+        }
+    }
+    return distinct;
+}
+
+static bool find_position(const int64_t *values, size_t n, int64_t value, size_t *at) {
+    size_t low = 0, high = n;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (values[middle] < value) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    *at = low;
+    return low < n && values[low] == value;
+}
+
+/* The cell of a chunk, or false when it is not exactly one cell of the grid. */
+static bool find_cell(const fc_tensor *t, const fc_cut *c, const fc_cut_scratch *s, const fc_chunk *chunk,
+                      size_t *cell) {
+    *cell = 0;
+    for (int d = 0; d < t->ndim; d++) {
+        size_t at, count = (size_t)c->counts[d];
+        if (!find_position(s->axis[d], count, chunk->dims[d], &at)) {
+            return false;
+        }
+        int64_t end = at + 1 < count ? s->axis[d][at + 1] : t->shape[d];
+        if (chunk->dims[t->ndim + d] != end - chunk->dims[d]) {
+            return false;
+        }
+        *cell = *cell * count + at;
+    }
+    return true;
+}
+
+/* Fills scratch->cells; false when the chunks do not fill the grid evenly. */
+static bool fill_cells(const fc_tensor *t, fc_cut *c, fc_cut_scratch *s) {
+    size_t filled = 0;
+    memset(s->cells, 0, s->ncells * sizeof *s->cells);
+    for (size_t i = 0; i < t->nchunks; i++) {
+        size_t cell;
+        if (!find_cell(t, c, s, &t->chunks[i], &cell)) {
+            return false;
+        }
+        if (s->cells[cell] == 0) {
+            s->cells[cell] = (uint32_t)(i < UINT32_MAX - 1 ? i + 1 : UINT32_MAX);
+            filled++;
+        }
+    }
+    c->copies = t->nchunks / s->ncells;
+    return filled == s->ncells && t->nchunks % s->ncells == 0;
+}
+
+static bool find_grid(const fc_tensor *t, fc_cut_scratch *s, fc_cut *c) {
+    size_t cells = 1;
+    int64_t *values = s->values;
+    for (int d = 0; d < t->ndim; d++) {
+        size_t n = find_axis(t, d, values);
+        s->axis[d] = values;
+        values += n;
+        c->counts[d] = (int64_t)n;
+        if (n == 0 || __builtin_mul_overflow(cells, n, &cells) || cells > t->nchunks) {
+            return false;
+        }
+    }
+    s->ncells = cells;
+    return fill_cells(t, c, s);
+}
+
+/* Whether cell number `order(rank)` was written by `rank`, for all. `stride` > 1: ranks run over the cells tp-major. */
+static bool ranks_match(const fc_tensor *t, const fc_cut_scratch *s, size_t dp, size_t tp, bool strided) {
+    for (size_t cell = 0; cell < s->ncells; cell++) {
+        size_t rank = strided ? cell % dp * tp + cell / dp : cell;
+        if (t->chunks[s->cells[cell] - 1].rank != rank) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static fc_placement shard(int dim) {
+    fc_placement p = {FC_SHARD, dim, 0};
+    return p;
+}
+
+static void place(fc_cut *c, int ndim, size_t a, fc_placement first, size_t b, fc_placement second) {
+    c->placed = true;
+    c->mesh_ndim = ndim;
+    c->mesh[0] = (int64_t)a;
+    c->mesh[1] = (int64_t)b;
+    c->placements[0] = first;
+    c->placements[1] = second;
+}
+
+/* Which placements give the rank order: Shard on one axis, two Shards, or FSDP over a dimension that TP cut first. */
+static void find_placements(const fc_tensor *t, const fc_cut_scratch *s, fc_cut *c) {
+    size_t n = s->ncells;
+    if (c->copies != 1 || n < 2 || c->ncut < 1 || c->ncut > 2) {
+        return;
+    }
+    if (c->ncut == 2) {
+        size_t a = (size_t)c->counts[c->dims[0]], b = (size_t)c->counts[c->dims[1]];
+        if (ranks_match(t, s, n, 1, false)) {
+            place(c, 2, a, shard(c->dims[0]), b, shard(c->dims[1]));
+        }
+        return;
+    }
+    if (ranks_match(t, s, n, 1, false)) {
+        place(c, 1, n, shard(c->dims[0]), 1, shard(0));
+        return;
+    }
+    /* tp-major: the cell that rank 1 wrote is number dp. */
+    for (size_t dp = 2; dp < n; dp++) {
+        if (t->chunks[s->cells[dp] - 1].rank == 1) {
+            if (n % dp == 0 && ranks_match(t, s, dp, n / dp, true)) {
+                fc_placement strided = {FC_STRIDED_SHARD, c->dims[0], (int64_t)(n / dp)};
+                place(c, 2, dp, strided, n / dp, shard(c->dims[0]));
+            }
+            return;
+        }
+    }
+}
+
+bool fc_cut_recognise(const fc_tensor *tensor, fc_cut_scratch *scratch, fc_cut *out) {
+    memset(out, 0, sizeof *out);
+    for (int d = 0; d < tensor->ndim; d++) {
+        out->counts[d] = 1;
+    }
+    scratch->ncells = 0;
+    if (tensor->nchunks == 0) {
+        return true;
+    }
+    if (!reserve(scratch, tensor->nchunks, tensor->ndim)) {
+        return false;
+    }
+    out->grid = find_grid(tensor, scratch, out);
+    if (!out->grid) {
+        for (int d = 0; d < tensor->ndim; d++) {
+            out->counts[d] = 1;
+        }
+        return true;
+    }
+    for (int d = 0; d < tensor->ndim; d++) {
+        if (out->counts[d] > 1 && out->ncut++ < 2) {
+            out->dims[out->ncut - 1] = d;
+        }
+    }
+    find_placements(tensor, scratch, out);
+    return true;
+}

@@ -1,0 +1,330 @@
+/*
+ * The layout of a checkpoint as it is stored: from the chunks of all tensors and the ranks that wrote them to one mesh
+ * and to placements on it. `convert` keeps a layout this way, also where a format (DCP) records boxes only.
+ *
+ * Meshes are tried from the smallest number of ranks that wrote something; a wrong one fails at its first tensors.
+ */
+#include "fsdpckpt/cut.h"
+
+#include "core/checked.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    MAX_RANKS = 1 << 20,
+    MORE_RANKS =
+        64 /* tried beyond those that wrote something: a group of TP ranks, or the last ones of an uneven cut */
+};
+
+/* A tensor that is cut, and along which dimensions. */
+typedef struct cut_tensor {
+    size_t index; /* in `tensors` */
+    int ncut;     /* 1 or 2 */
+    int dims[2];
+} cut_tensor;
+
+typedef struct search {
+    const fc_checkpoint *source;
+    const fc_tensor *const *tensors;
+    size_t count;
+    cut_tensor *cuts;
+    size_t ncuts;
+    int64_t ranks;            /* that wrote something; 0: not known */
+    int64_t pieces;           /* of the tensor that has most */
+    bool by_rank;             /* each chunk is the box of its rank; else of any rank */
+    fc_mesh mesh;             /* being tried */
+    int dp, tp;               /* its dimensions, or -1 */
+    fc_placement (*found)[3]; /* one a cut tensor */
+    size_t farthest;          /* the cut tensor that the best mesh failed at */
+    int64_t *boxes;           /* scratch of `any_rank` */
+    size_t boxes_capacity;
+} search;
+
+static fc_code no_memory(const search *s, fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "%s: out of memory", s->source->path);
+}
+
+static fc_code refuse(const search *s, const fc_tensor *t, fc_error *err) {
+    return fc_fail(
+        err, FC_EUNSUPPORTED,
+        "%s: tensor '%s': its %zu pieces are not what the ranks of a mesh (replicate x dp x tp) hold, so the "
+        "layout cannot be kept: use 'fsdpckpt reshard' and say --dp, --tp or --replicas, or 'consolidate'",
+        s->source->path, t->name, t->nchunks);
+}
+
+/* ---- one tensor on one mesh ---- */
+
+/* Whether each chunk is the local box of the rank that wrote it. */
+static bool own_rank(const search *s, const fc_tensor *t, const fc_placement *placements) {
+    int64_t coordinate[FC_MAX_MESH_DIMS], box[2 * FC_MAX_DIMS], ranks = fc_mesh_ranks(&s->mesh);
+    fc_error ignored;
+    for (size_t i = 0; i < t->nchunks; i++) {
+        const fc_chunk *chunk = &t->chunks[i];
+        if (chunk->rank >= ranks) {
+            return false;
+        }
+        fc_mesh_coordinate(&s->mesh, chunk->rank, coordinate);
+        if (fc_local_box(t->ndim, t->shape, &s->mesh, placements, coordinate, box, box + t->ndim, &ignored) != FC_OK ||
+            memcmp(box, chunk->dims, 2 * (size_t)t->ndim * sizeof *box) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static int compare_boxes(const void *a, const void *b, void *width) {
+    const int64_t *x = a, *y = b;
+    for (size_t i = 0; i < *(const size_t *)width; i++) {
+        if (x[i] != y[i]) {
+            return x[i] < y[i] ? -1 : 1;
+        }
+    }
+    return 0;
+}
+
+/* Whether each chunk is the local box of some rank. */
+static bool any_rank(search *s, const fc_tensor *t, const fc_placement *placements) {
+    int64_t coordinate[FC_MAX_MESH_DIMS];
+    size_t width = 2 * (size_t)t->ndim, ranks = (size_t)fc_mesh_ranks(&s->mesh), need;
+    fc_error ignored;
+    if (!fc_mul_size(width, ranks, &need)) {
+        return false;
+    }
+    if (need > s->boxes_capacity) {
+        free(s->boxes);
+        s->boxes = malloc(need * sizeof *s->boxes);
+        s->boxes_capacity = s->boxes ? need : 0;
+    }
+    if (!s->boxes) {
+        return false;
+    }
+    for (size_t rank = 0; rank < ranks; rank++) {
+        int64_t *box = s->boxes + rank * width;
+        fc_mesh_coordinate(&s->mesh, (int64_t)rank, coordinate);
+        if (fc_local_box(t->ndim, t->shape, &s->mesh, placements, coordinate, box, box + t->ndim, &ignored) != FC_OK) {
+            return false;
+        }
+    }
+    qsort_r(s->boxes, ranks, width * sizeof *s->boxes, compare_boxes, &width);
+    for (size_t i = 0; i < t->nchunks; i++) {
+        size_t low = 0, high = ranks;
+        while (low < high) {
+            size_t middle = low + (high - low) / 2;
+            if (compare_boxes(s->boxes + middle * width, t->chunks[i].dims, &width) < 0) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        if (low == ranks || compare_boxes(s->boxes + low * width, t->chunks[i].dims, &width) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static fc_placement shard(int dim) {
+    return (fc_placement){FC_SHARD, dim, 0};
+}
+
+/* Tries one way to cut: along dp and along tp, where the mesh has them. */
+static bool try_placements(search *s, const fc_tensor *t, fc_placement dp, fc_placement tp, fc_placement *out) {
+    memset(out, 0, 3 * sizeof *out);
+    if ((dp.kind != FC_REPLICATE && s->dp < 0) || (tp.kind != FC_REPLICATE && s->tp < 0)) {
+        return false;
+    }
+    if (s->dp >= 0) {
+        out[s->dp] = dp;
+    }
+    if (s->tp >= 0) {
+        out[s->tp] = tp;
+    }
+    return s->by_rank ? own_rank(s, t, out) : any_rank(s, t, out);
+}
+
+/* Together with the proof that the chunks cover the tensor, every local box is a chunk then. */
+static bool fit_tensor(search *s, const cut_tensor *c, fc_placement *out) {
+    static const fc_placement replicate = {FC_REPLICATE, 0, 0};
+    const fc_tensor *t = s->tensors[c->index];
+    fc_placement a = shard(c->dims[0]), b = shard(c->dims[1]);
+    if (c->ncut == 2) {
+        return try_placements(s, t, a, b, out) || try_placements(s, t, b, a, out);
+    }
+    fc_placement strided = {FC_STRIDED_SHARD, c->dims[0], s->tp >= 0 ? s->mesh.sizes[s->tp] : 1};
+    return try_placements(s, t, a, replicate, out) || try_placements(s, t, replicate, a, out) ||
+           try_placements(s, t, strided, a, out) || try_placements(s, t, a, a, out);
+}
+
+/* ---- all tensors, all meshes ---- */
+
+static int add_dimension(fc_mesh *mesh, const char *name, int64_t size) {
+    if (size == 1) {
+        return -1;
+    }
+    mesh->sizes[mesh->ndim] = size;
+    snprintf(mesh->names[mesh->ndim], sizeof mesh->names[0], "%s", name);
+    return mesh->ndim++;
+}
+
+static bool fit_mesh(search *s, int64_t replicas, int64_t dp, int64_t tp) {
+    s->mesh = (fc_mesh){0};
+    add_dimension(&s->mesh, "replicate", replicas);
+    s->dp = add_dimension(&s->mesh, "dp", dp);
+    s->tp = add_dimension(&s->mesh, "tp", tp);
+    for (size_t i = 0; i < s->ncuts; i++) {
+        if (!fit_tensor(s, &s->cuts[i], s->found[i])) {
+            s->farthest = i > s->farthest ? i : s->farthest;
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The fewest dimensions first; a replicated dimension is nearer to what was saved than one of TP that cuts nothing. */
+static bool fit_ranks(search *s, int64_t ranks) {
+    if (fit_mesh(s, 1, ranks, 1)) {
+        return true;
+    }
+    for (int64_t r = 2; r < ranks; r++) {
+        if (ranks % r == 0 && fit_mesh(s, r, ranks / r, 1)) {
+            return true;
+        }
+    }
+    for (int64_t r = 1; r < ranks; r++) {
+        for (int64_t tp = 2; ranks % r == 0 && tp < ranks / r; tp++) {
+            if (ranks / r % tp == 0 && fit_mesh(s, r, ranks / r / tp, tp)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* A rank whose boxes were all empty, or stored by another one, wrote nothing: there may be more than are known. */
+static bool fit(search *s) {
+    s->by_rank = true;
+    for (int64_t ranks = s->ranks; ranks <= s->ranks + MORE_RANKS && ranks <= MAX_RANKS; ranks++) {
+        if (fit_ranks(s, ranks)) {
+            return true;
+        }
+    }
+    s->by_rank = false;
+    return fit_ranks(s, s->ranks) || (s->pieces <= MAX_RANKS && fit_ranks(s, s->pieces));
+}
+
+/* ---- what the chunks say ---- */
+
+static void count_ranks(search *s) {
+    for (size_t i = 0; i < s->source->ntensors; i++) {
+        const fc_tensor *t = &s->source->tensors[i];
+        for (size_t c = 0; c < t->nchunks; c++) {
+            if (t->chunks[c].rank < MAX_RANKS && t->chunks[c].rank >= s->ranks) {
+                s->ranks = (int64_t)t->chunks[c].rank + 1;
+            }
+        }
+    }
+}
+
+static fc_code find_cuts(search *s, fc_error *err) {
+    fc_cut_scratch scratch = {0};
+    fc_cut cut;
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < s->count; i++) {
+        const fc_tensor *t = s->tensors[i];
+        if (t->object || t->nchunks == 0) {
+            continue;
+        }
+        if (!fc_cut_recognise(t, &scratch, &cut)) {
+            rc = no_memory(s, err);
+        } else if (!cut.grid || cut.ncut > 2) {
+            rc = refuse(s, t, err);
+        } else if (cut.ncut > 0) {
+            s->cuts[s->ncuts++] = (cut_tensor){i, cut.ncut, {cut.dims[0], cut.dims[1]}};
+            s->pieces = (int64_t)scratch.ncells > s->pieces ? (int64_t)scratch.ncells : s->pieces;
+        }
+    }
+    fc_cut_scratch_free(&scratch);
+    return rc;
+}
+
+/* One dimension is that of FSDP, unless tensors are cut along others than the first: then of TP. */
+static void name_single(search *s) {
+    bool rows = true;
+    for (size_t i = 0; i < s->ncuts; i++) {
+        rows = rows && s->cuts[i].dims[0] == 0;
+    }
+    if (s->mesh.ndim == 1 && !rows) {
+        snprintf(s->mesh.names[0], sizeof s->mesh.names[0], "tp");
+    }
+}
+
+/* What is whole is replicated, what is empty is cut as FSDP cuts it: there is no box to say otherwise. */
+static fc_code fill(const search *s, fc_arena *arena, fc_placement **out, fc_error *err) {
+    size_t width = (size_t)s->mesh.ndim;
+    fc_placement *placements = fc_arena_calloc(arena, s->count * width, sizeof *placements);
+    if (!placements) {
+        return no_memory(s, err);
+    }
+    for (size_t i = 0; i < s->count; i++) {
+        const fc_tensor *t = s->tensors[i];
+        if (!t->object && t->nchunks == 0 && t->ndim > 0 && s->dp >= 0) {
+            placements[i * width + (size_t)s->dp] = shard(0);
+        }
+    }
+    for (size_t i = 0; i < s->ncuts; i++) {
+        memcpy(&placements[s->cuts[i].index * width], s->found[i], width * sizeof *placements);
+    }
+    *out = placements;
+    return FC_OK;
+}
+
+static fc_code infer(search *s, fc_arena *arena, fc_mesh *mesh, fc_placement **placements, fc_error *err) {
+    fc_code rc = FC_OK;
+    count_ranks(s);
+    if (s->ranks == 0) {
+        return FC_OK;
+    }
+    s->cuts = calloc(s->count + 1, sizeof *s->cuts);
+    s->found = calloc(s->count + 1, sizeof *s->found);
+    rc = s->cuts && s->found ? find_cuts(s, err) : no_memory(s, err);
+    if (rc == FC_OK && s->ncuts > 0) {
+        rc = fit(s) ? FC_OK : refuse(s, s->tensors[s->cuts[s->farthest].index], err);
+        if (rc == FC_OK) {
+            name_single(s);
+            *mesh = s->mesh;
+            rc = fill(s, arena, placements, err);
+        }
+    }
+    free(s->cuts);
+    free(s->found);
+    free(s->boxes);
+    return rc;
+}
+
+static fc_code recorded(const fc_checkpoint *source, size_t count, const fc_tensor *const *tensors, fc_arena *arena,
+                        fc_placement **placements, fc_error *err) {
+    size_t width = (size_t)source->mesh.ndim;
+    *placements = fc_arena_calloc(arena, count * width, sizeof **placements);
+    if (!*placements) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", source->path);
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (tensors[i]->placements) {
+            memcpy(*placements + i * width, tensors[i]->placements, width * sizeof **placements);
+        }
+    }
+    return FC_OK;
+}
+
+fc_code fc_cut_layout(const fc_checkpoint *source, size_t count, const fc_tensor *const *tensors, fc_arena *arena,
+                      fc_mesh *mesh, fc_placement **placements, fc_error *err) {
+    *mesh = source->mesh;
+    *placements = NULL;
+    if (source->mesh.ndim > 0) {
+        return recorded(source, count, tensors, arena, placements, err);
+    }
+    search s = {.source = source, .tensors = tensors, .count = count};
+    return infer(&s, arena, mesh, placements, err);
+}

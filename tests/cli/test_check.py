@@ -1,0 +1,211 @@
+"""check on real checkpoints: exit status, JSON, JUnit, annotations, options. What it finds is in CHECK_MESSAGES.md."""
+
+import json
+import os
+import shutil
+import xml.etree.ElementTree as xml
+
+import harness
+
+STATE = "dcp-torch2.15.0-fsdp1-optim"
+MESH = "dcp-torch2.15.0-2d-dp4tp2"
+
+
+class Check(harness.Case):
+    def schema(self, source=MESH, edit=None, to="model.json"):
+        schema = json.loads(self.ok("schema", harness.corpus(source)))
+        if edit:
+            edit(schema)
+        with open(self.path(to), "w") as f:
+            json.dump(schema, f)
+
+    def found(self, *args, status=1):
+        """Exit 1, nothing on stderr."""
+        p = self.run_tool("check", *args)
+        self.assertEqual((p.returncode, p.stderr), (status, ""), p.stdout)
+        return p.stdout
+
+    def test_good_ones_are_good(self):
+        for name in sorted(n for n in os.listdir(harness.CORPUS) if n.startswith(("dcp-", "h5-"))):
+            path = os.path.join(harness.CORPUS, name)
+            text = self.ok("check", path)
+            self.assertEqual(text.count("\n"), 1, text)
+            self.assertIn(": good by its headers: 0 errors, 0 warnings; ", text)
+            self.assertEqual(self.ok("check", path, "--against", path, "-q"), "")
+
+    def test_layout_and_format_do_not_matter(self):
+        source = harness.corpus(MESH)
+        self.schema()
+        self.ok("reshard", source, "-o", "sharded", "--dp", "3", "-q")
+        self.ok("consolidate", source, "-o", "full.h5", "-q")
+        for a in (source, "sharded", "full.h5", "model.json"):
+            for b in (source, "sharded", "full.h5", "model.json"):
+                self.assertIn(": fits ", self.ok("check", a, "--against", b))
+            self.assertIn(f"{a}: fits model.json: 0 errors, 0 warnings; 11 tensors, 0 objects\n",
+                          self.ok("check", a, "--schema", "model.json"))
+
+    def test_reference_needs_no_data_files(self):
+        copy = self.copy(MESH)
+        for name in os.listdir(copy):
+            if name.endswith(".distcp"):
+                os.unlink(os.path.join(copy, name))
+        self.ok("check", harness.corpus(MESH), "--against", "ckpt")
+        text = self.found("ckpt", "--against", harness.corpus(MESH))
+        self.assertEqual(text.count("file is missing"), len([n for n in os.listdir(harness.corpus(MESH)) if "distcp" in n]))
+
+    def test_everything_in_one_run(self):
+        def edit(schema):
+            schema["tensors"][0]["dtype"] = "int64"
+            schema["tensors"][1]["shape"] = [3, 3]
+            schema["tensors"].append({"name": "absent", "dtype": "float32", "shape": [2]})
+            schema["objects"].append({"name": "lr"})
+
+        self.schema(edit=edit)
+        copy = self.copy(MESH)
+        os.unlink(harness.largest_shard(copy))
+        told = json.loads(self.found("ckpt", "--schema", "model.json", "--json"))
+        self.assertEqual([f["kind"] for f in told["findings"]],
+                         ["file-missing", "missing", "missing-object", "shape", "dtype-other"])
+        self.assertEqual((told["ok"], told["errors"], told["warnings"]), (False, 5, 0))
+        self.assertEqual((told["schema"], told["checkpoint"], told["reference"]), (1, "ckpt", "model.json"))
+        for f in told["findings"]:
+            self.assertEqual(f["severity"], "error")
+            self.assertGreaterEqual(f["count"], 1)
+            self.assertIn(f["name"] if f["kind"] != "file-missing" else "ckpt/", f["message"])
+        missing = told["findings"][1]
+        self.assertEqual((missing["name"], missing["expected"]), ("absent", "float32[2]"))
+        self.assertEqual(self.found("ckpt", "--schema", "model.json", "-q"), "")
+
+    def test_warnings_alone_are_no_failure(self):
+        text = self.ok("check", harness.corpus(MESH), "--dp", "3")
+        self.assertIn("warning: ", text)
+        self.assertIn(": good by its headers: 0 errors, ", text)
+
+    def test_damaged_is_found_and_absent_is_not(self):
+        copy = self.copy(MESH)
+        os.truncate(os.path.join(copy, ".metadata"), 100)
+        self.assertIn("error: ckpt/.metadata: ", self.found("ckpt"))
+        self.found("ckpt", "--junit", "r.xml", "--json")
+        self.assertEqual(xml.parse(self.path("r.xml")).getroot().get("failures"), "1")
+        self.fails(3, "check", "nowhere", contains=["nowhere: no such file"])
+        self.fails(3, "check", harness.corpus(MESH), "--against", "nowhere", contains=["nowhere: no such file"])
+        self.fails(3, "check", harness.corpus(MESH), "--against", "ckpt", contains=[".metadata"])
+
+    def test_junit(self):
+        def edit(schema):
+            schema["tensors"].append({"name": "a<b>&\"c'\u0001\ufffe", "dtype": "float32", "shape": [2]})
+
+        self.schema(edit=edit)
+        self.found(harness.corpus(MESH), "--schema", "model.json", "--junit", "r.xml", "--dp", "3")
+        root = xml.parse(self.path("r.xml")).getroot()
+        suite = root.find("testsuite")
+        cases = suite.findall("testcase")
+        self.assertEqual(int(suite.get("tests")), len(cases))
+        failed = [c for c in cases if c.find("failure") is not None]
+        self.assertEqual([c.get("name") for c in failed], ["missing"])
+        self.assertEqual(suite.get("failures"), "1")
+        self.assertIn("a<b>&\"c'\ufffd\ufffd: missing", failed[0].find("failure").get("message"))
+        self.assertIn("a<b>&\"c'", failed[0].find("failure").text)
+        told = [c.get("name") for c in cases if c.find("system-out") is not None]
+        self.assertIn("uneven", told)
+        # A report is replaced by the next; without a reference and a mesh there are fewer cases, all passed.
+        self.ok("check", harness.corpus(MESH), "--junit", "r.xml")
+        again = xml.parse(self.path("r.xml")).getroot()
+        self.assertEqual(again.get("failures"), "0")
+        self.assertLess(int(again.get("tests")), len(cases))
+        self.assertEqual(sorted(self.listing()), ["model.json", "r.xml"])
+
+    def test_junit_replaces_nothing_else(self):
+        self.schema()
+        with open(self.path("model.json")) as f:
+            before = f.read()
+        self.fails(2, "check", harness.corpus(MESH), "--junit", "model.json", contains=["model.json", "--force"])
+        with open(self.path("model.json")) as f:
+            self.assertEqual(f.read(), before)
+        self.fails(2, "check", harness.corpus(MESH), "--junit", "no/dir/r.xml", contains=["no/dir"])
+        self.ok("check", harness.corpus(MESH), "--junit", "model.json", "--force")
+        xml.parse(self.path("model.json"))
+
+    def test_github(self):
+        names = ["50%", "two\nlines\r", "a:b,c", "esc\u001b[31m"]
+
+        def edit(schema):
+            schema["tensors"] += [{"name": n, "dtype": "float32", "shape": [2]} for n in names]
+
+        self.schema(edit=edit, to="a,b:c%.json")
+        text = self.found(harness.corpus(MESH), "--schema", "a,b:c%.json", "--github")
+        lines = text.splitlines()
+        self.assertEqual(len(lines), len(names) + 1)  # and the summary
+        for line in lines[:-1]:
+            properties, message = line[2:].split("::", 1)
+            command, properties = properties.split(" ", 1)
+            self.assertEqual(command, "error")
+            self.assertEqual(dict(p.split("=", 1) for p in properties.split(",")),
+                             {"file": "a%2Cb%3Ac%25.json", "title": "fsdpckpt check%3A missing"})
+        self.assertTrue(lines[0].endswith("::50%25: missing: a,b:c%25.json has it, float32[2]"))
+        self.assertIn("::two%0Alines%0D: missing", lines[1])
+        self.assertIn("::a:b,c: missing", lines[2])
+        self.assertIn("::esc\\x1b[31m: missing", lines[3])
+        warned = self.ok("check", harness.corpus(MESH), "--dp", "3", "--github")
+        self.assertTrue(warned.startswith("::warning title=fsdpckpt check%3A uneven::"))
+
+    def test_hostile_names_stay_on_their_line(self):
+        self.schema(edit=lambda s: s["tensors"].append({"name": "a\u001b[2J\nb", "dtype": "float32", "shape": [2]}))
+        text = self.found(harness.corpus(MESH), "--schema", "model.json")
+        self.assertEqual(text.count("\n"), 2)
+        self.assertNotIn("\u001b", text)
+        told = json.loads(self.found(harness.corpus(MESH), "--schema", "model.json", "--json"))
+        self.assertEqual(told["findings"][0]["name"], "a\u001b[2J\nb")
+
+    def test_usage(self):
+        self.schema()
+        source = harness.corpus(MESH)
+        self.fails(2, "check", source, "--schema", source, contains=["--schema", "--against"])
+        self.fails(2, "check", source, "--schema", "model.json", "--against", source, contains=["one of them"])
+        self.fails(2, "check", source, "--allow-missing", "x", contains=["--against or --schema"])
+        self.fails(2, "check", source, "--tp-plan", "auto", contains=["--tp N"])
+        self.fails(2, "check", source, "--json", "--github", contains=["one of --json and --github"])
+        self.fails(2, "check", source, "--strip-prefix", "nothing.", contains=["matches no name"])
+        self.fails(2, "check", source, source, contains=["one too many"])
+
+    def test_options_that_are_suggested_mend(self):
+        """What check says to convert with: after that it fits."""
+        def edit(schema):
+            for t in schema["tensors"]:
+                t["name"] = t["name"].removeprefix("model.")
+                del t["path"]
+                t["dtype"] = "bfloat16"
+
+        self.schema(edit=edit)
+        told = json.loads(self.found(harness.corpus(MESH), "--schema", "model.json", "--json"))
+        options = " ".join(f["option"] for f in told["findings"]).split()
+        self.assertEqual(options, ["--strip-prefix", "model.", "--dtype", "bf16"])
+        self.ok("consolidate", harness.corpus(MESH), "-o", "new.h5", "-q", *options)
+        self.ok("check", "new.h5", "--schema", "model.json")
+        # --strip-prefix also shows what would remain.
+        told = json.loads(self.found(harness.corpus(MESH), "--schema", "model.json", "--json", *options[:2]))
+        self.assertEqual([f["kind"] for f in told["findings"]], ["dtype"])
+        self.assertEqual(len(told["findings"][0]["names"]), told["findings"][0]["count"])
+
+    def test_allow_and_selection(self):
+        self.schema(STATE)
+        source = harness.corpus(STATE)
+        self.ok("consolidate", source, "-o", "m.h5", "-q", "--exclude", "optim.*")
+        self.found("m.h5", "--schema", "model.json")
+        self.assertIn(" allowed\n", self.ok("check", "m.h5", "--schema", "model.json", "--allow-missing", "optim.*"))
+        self.ok("check", "m.h5", "--schema", "model.json", "--exclude", "optim.*")
+        self.ok("check", source, "--against", "m.h5", "--allow-unexpected", "optim.*")
+        self.ok("check", source, "--against", "m.h5", "--include", "model.*")
+
+    def test_sharded_files(self):
+        self.ok("reshard", harness.corpus(MESH), "-o", "s", "--dp", "4", "-q")
+        shutil.copytree(self.path("s"), self.path("t"))
+        os.unlink(self.path("t", "shard-00001-of-00004.h5"))
+        os.truncate(self.path("t", "shard-00002-of-00004.h5"), 700)
+        os.truncate(self.path("t", "shard-00003-of-00004.h5"), 10)
+        told = json.loads(self.found("t", "--json"))
+        self.assertEqual([f["kind"] for f in told["findings"]], ["file-missing", "file-damaged", "file-damaged"])
+
+
+if __name__ == "__main__":
+    harness.main()

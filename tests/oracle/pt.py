@@ -1,0 +1,425 @@
+#!/usr/bin/env python3
+"""torch.save files in and out, against PyTorch itself.
+
+In: files that torch writes in every way it can (zip and legacy, nested, tied, strided, lazy views, every dtype), and
+those that other tools make of them (deflated, another byte order, protocol 4, 4 GiB and more). Out: what torch.load
+gives back with weights_only=True and with mmap=True must be what was saved, to the bit, to the identity of storages and
+to the type of each key; CRCs right, data at multiples of 64. Then each DCP checkpoint of the corpus against torch's own
+dcp_to_torch_save, files a rank against the tensors that torch gathered, and what must be refused.
+
+usage: pt.py FSDPCKPT CORPUS        exit 77 without torch
+"""
+import collections
+import glob
+import io
+import logging
+import os
+import pathlib
+import pickle
+import struct
+import subprocess
+import sys
+import tempfile
+import warnings
+import zipfile
+
+warnings.filterwarnings("ignore")
+logging.disable(logging.WARNING)
+try:
+    import torch
+    import torch.distributed.checkpoint.format_utils as format_utils
+except ImportError as e:
+    print("skipped: %s" % e)
+    sys.exit(77)
+
+DTYPES = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+          "float8_e5m2fnuz", "float8_e8m0fnu", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8",
+          "bool", "complex32", "complex64", "complex128"]
+UNTYPED = ("float8", "uint64", "uint32", "uint16", "complex32")  # torch cannot load its own legacy files of these
+
+
+class Failure(Exception):
+    pass
+
+
+def check(condition, *text):
+    if not condition:
+        raise Failure(" ".join(str(t) for t in text))
+
+
+def run(*argv, ok=(0,)):
+    result = subprocess.run([str(a) for a in argv], capture_output=True, text=True)
+    if result.returncode not in ok:
+        raise Failure("%s: exit %d: %s" % (" ".join(map(str, argv)), result.returncode, result.stderr.strip()))
+    return result
+
+
+def bits(tensor):
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return bytes(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
+
+
+def same(a, b, path="", types=True):
+    """That two values are equal, to the bit and to the type."""
+    if isinstance(a, torch.Tensor):
+        check(isinstance(b, torch.Tensor), path, "is no tensor:", b)
+        check(a.dtype == b.dtype and a.shape == b.shape, path, a.dtype, a.shape, "became", b.dtype, b.shape)
+        check(bits(a) == bits(b), path, "has other bytes")
+    elif isinstance(a, dict):
+        check(isinstance(b, dict) and list(a) == list(b), path, "has keys", list(a)[:9], "and not", b)
+        for key in a:
+            same(a[key], b[key], "%s[%r]" % (path, key), types)
+    elif isinstance(a, (list, tuple)):
+        check((type(a) is type(b) or not types) and len(a) == len(b), path, type(a), len(a), "became", b)
+        for i, (x, y) in enumerate(zip(a, b)):
+            same(x, y, "%s[%d]" % (path, i), types)
+    else:
+        check(type(a) is type(b) and (a == b or a != a), path, repr(a), "became", repr(b))
+
+
+def well_formed(path):
+    """CRCs that fit, and data at multiples of 64."""
+    with zipfile.ZipFile(path) as archive:
+        check(archive.testzip() is None, path, "has a wrong CRC")
+        with open(path, "rb") as f:
+            for info in archive.infolist():
+                f.seek(info.header_offset + 26)
+                name, extra = struct.unpack("<HH", f.read(4))
+                check((info.header_offset + 30 + name + extra) % 64 == 0, path, info.filename, "is not aligned")
+                check(info.CRC != 0 or info.file_size == 0 or archive.read(info).strip(b"\0") == b"", info.filename,
+                      "has no CRC")
+
+
+def load(path, **more):
+    plain = torch.load(path, weights_only=more.get("weights_only", True))
+    same(plain, torch.load(path, mmap=True, weights_only=more.get("weights_only", True)), "mmap")
+    return plain
+
+
+def tensor(dtype, *shape):
+    bytes_ = torch.randint(0, 256, (torch.Size(shape).numel() * torch.empty(0, dtype=dtype).element_size(),),
+                           dtype=torch.uint8, generator=torch.Generator().manual_seed(sum(shape)))
+    return (bytes_ % 2).bool().reshape(shape) if dtype == torch.bool else bytes_.view(dtype).reshape(shape)
+
+
+def dtypes(legacy=False):
+    names = [d for d in DTYPES if hasattr(torch, d) and not (legacy and d.startswith(UNTYPED))]
+    return {d: {"vector": tensor(getattr(torch, d), 5), "scalar": tensor(getattr(torch, d), 1)[0].clone(),
+                "empty": torch.empty(0, 3, dtype=getattr(torch, d))} for d in names}
+
+
+def nested():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.BatchNorm1d(10), torch.nn.Linear(10, 6))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 6)).sum().backward()
+    optimizer.step()
+    return {"model": model.state_dict(), "optim": optimizer.state_dict(), "step": 7, "lr": 0.1,
+            "betas": (0.9, 0.99), "none": None, "names": ["a", "b"], "empty": {}, "nothing": [], "void": (),
+            "list": [torch.ones(2), 3, {"x": torch.zeros(3)}, [], [torch.arange(4)]],
+            "tuple": (torch.arange(3), "s", {"deep": torch.ones(1)}), "param": torch.nn.Parameter(torch.ones(3)),
+            "ordered": collections.OrderedDict(b=1, a=torch.ones(2)), "counter": collections.Counter("abca"),
+            "set": {torch.int8, "q"}, "size": torch.Size([1, 2]), "big": 1 << 80, "negative": -(1 << 70),
+            "small": -5, "bytes": b"\x00\xff", "array": bytearray(b"xyz"), "complex": 1 + 2j, "dtype": torch.float16,
+            "device": torch.device("cuda:1"), "odd keys": {(1, 2): "x", None: 3, 1.5: 2}, "é": "ü", "nan": float("nan"),
+            "true": True, "a.b": {"c.d": torch.ones(1)}, "within": (torch.ones(2), {"s": {1}}),
+            -3: torch.ones(1), "long": "x" * 70000}
+
+
+def shared():
+    whole, buffer = torch.randn(8, 5), torch.randn(100)
+    return {"whole": whole, "tied": whole, "transposed": whole.t(), "row": whole[3], "column": whole[:, 2],
+            "slice": buffer[10:20:2], "part": buffer[50:], "expanded": torch.tensor([1.0, 2.0]).expand(3, 2),
+            "conj": torch.tensor([1 + 2j, 3 - 1j]).conj(), "neg": torch._neg_view(torch.tensor([1.0, 2.0])),
+            "last": torch.arange(24).reshape(2, 3, 4).to(memory_format=torch.contiguous_format).permute(2, 0, 1),
+            "flat": [p for p in torch.arange(100.0).split(7)]}
+
+
+def storages(value):
+    address = lambda t: t.untyped_storage().data_ptr()
+    return [len({address(value[k]) for k in ("whole", "tied", "transposed", "row", "column")}),
+            len({address(value[k]) for k in ("whole", "slice")})]
+
+
+def save(value, path, **more):
+    torch.save(value, path, **more)
+    return path
+
+
+def round_trip(program, home, name, source, value, **more):
+    target = home / ("out-%s.pt" % name)
+    run(program, "consolidate", source, "-o", target, "-q", "--force")
+    well_formed(target)
+    same(value, load(target, **more), name)
+    return target
+
+
+def rewrite(source, target, change, method=zipfile.ZIP_STORED):
+    """The archive with records changed by another tool, unaligned."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", method) as new:
+        for info in old.infolist():
+            new.writestr(info.filename, change(info.filename.split("/", 1)[1], old.read(info)))
+    return target
+
+
+def big_endian(value, source, target):
+    """As a big-endian machine writes it: each number of each storage the other way round."""
+    sizes = {}
+
+    class Pickler(pickle.Unpickler):
+        def persistent_load(self, pid):
+            dtype = pid[1]().dtype
+            sizes["data/" + pid[2]] = torch._utils._element_size(dtype) // (2 if dtype.is_complex else 1)
+            return torch.storage.TypedStorage(wrap_storage=torch.UntypedStorage(pid[4] * 16), dtype=pid[1]().dtype,
+                                              _internal=True)
+
+    with zipfile.ZipFile(source) as archive:
+        name = next(n for n in archive.namelist() if n.endswith("/data.pkl"))
+        Pickler(io.BytesIO(archive.read(name))).load()
+
+    def change(record, data):
+        size = sizes.get(record, 1)
+        swapped = b"".join(data[i:i + size][::-1] for i in range(0, len(data), size))
+        return b"big" if record == "byteorder" else swapped
+
+    return rewrite(source, target, change)
+
+
+def reads_what_torch_writes(program, home, corpus):
+    values = {"nested": nested(), "shared": shared(), "dtypes": dtypes()}
+    for name, value in values.items():
+        source = save(value, home / (name + ".pt"))
+        target = round_trip(program, home, name, source, value)
+        again = round_trip(program, home, name + "-again", target, value)
+        check(target.read_bytes() == again.read_bytes(), name, "is not the same when written again")
+        for threads in ("1", "4"):
+            run(program, "consolidate", source, "-o", home / "threads.pt", "-q", "--force", "-j", threads)
+            check(target.read_bytes() == (home / "threads.pt").read_bytes(), name, "depends on the number of threads")
+        torch.serialization.set_crc32_options(False)
+        round_trip(program, home, name, save(value, home / "no-crc.pt"), value)
+        torch.serialization.set_crc32_options(True)
+        round_trip(program, home, name, rewrite(source, home / "deflated.pt", lambda n, d: d, zipfile.ZIP_DEFLATED),
+                   value)
+        round_trip(program, home, name, save(value, home / "protocol4.pt", pickle_protocol=4), value)
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        (home / "buffer.bin").write_bytes(buffer.getvalue())
+        round_trip(program, home, name, home / "buffer.bin", value)
+    check(storages(load(home / "out-shared.pt")) == [1, 2], "tied weights are not tied")
+    check((home / "out-shared.pt").stat().st_size < 9000, "tied weights are stored more than once")
+    keys = load(home / "out-nested.pt")["optim"]["state"]
+    check(list(keys) == [0, 1, 2, 3, 4, 5], "the optimizer's keys are", list(keys))
+    legacy = dict(nested(), dtypes=dtypes(legacy=True))
+    round_trip(program, home, "legacy", save(legacy, home / "old.pt", _use_new_zipfile_serialization=False), legacy)
+    legacy = shared()
+    target = round_trip(program, home, "legacy-shared",
+                        save(legacy, home / "old.pt", _use_new_zipfile_serialization=False), legacy)
+    check(storages(load(target)) == [1, 2], "tied weights of a legacy file are not tied")
+    numbers = {d: v for d, v in dtypes(legacy=True).items() if d != "complex32"}
+    plain = save(numbers, home / "plain.pt")
+    round_trip(program, home, "big-endian", big_endian(numbers, plain, home / "big.pt"), numbers)
+    round_trip(program, home, "list", save([torch.ones(3), torch.zeros(2)], home / "list.pt"),
+               [torch.ones(3), torch.zeros(2)])
+    round_trip(program, home, "bare", save(torch.ones(3), home / "bare.pt"), {"tensor": torch.ones(3)})
+    foreign = {"default": collections.defaultdict(list, {"k": [1]}), "frozen": frozenset([1]), "w": torch.ones(1)}
+    target = round_trip(program, home, "foreign", save(foreign, home / "foreign.pt"), foreign, weights_only=False)
+    check(torch.load(target, weights_only=False)["default"].default_factory is list, "a defaultdict lost its factory")
+
+
+def more_than_4_gib(program, home, corpus):
+    """A sparse file above 4 GiB, of which one small tensor behind the hole is taken."""
+    path, large = home / "large.pt", 4_400_000_000
+    head = (corpus / "pt" / "layout-zip64.bin").read_bytes()
+    with open(path, "wb") as f:
+        f.write(head[:832])
+        f.seek(large + 832)
+        f.write(head[832:])
+    with open(path, "r+b") as f:
+        f.seek(4400000960)  # data/1, which the fixture has
+        check(f.read(16) == struct.pack("<4f", 0, 1, 2, 3), "the fixture is not laid out as expected")
+    listed = run(program, "inspect", path).stdout
+    check("4400000000" in listed.replace(",", ""), listed)
+    run(program, "consolidate", path, "-o", home / "small.pt", "--exclude", "a", "-q", "--force")
+    same({"b": torch.arange(4.0), "c": torch.zeros(0)}, load(home / "small.pt"), "zip64")
+    path.unlink()
+
+
+def many(program, home, corpus):
+    """Ten thousand tensors and names that nest in every way."""
+    value = {"layers": {i: {"w": torch.full((3,), float(i)), "n": i} for i in range(5000)},
+             "list": [torch.full((2,), float(i)) for i in range(5000)]}
+    round_trip(program, home, "many", save(value, home / "many.pt"), value)
+
+
+def writes_what_torch_converts(program, home, corpus):
+    compared = 0
+    for source in sorted(glob.glob(str(corpus / "good" / "dcp-torch*"))):
+        name = os.path.basename(source)
+        target, reference = home / "dcp.pt", home / "reference.pt"
+        run(program, "consolidate", source, "-o", target, "-q", "--force")
+        well_formed(target)
+        try:
+            format_utils.dcp_to_torch_save(source, reference)
+        except BaseException:  # noqa: BLE001: what this version of torch cannot read itself
+            torch.load(target, weights_only=False)
+            continue
+        theirs = torch.load(reference, weights_only=False)
+        same(theirs, torch.load(target, weights_only=False), name)
+        compared += 1
+        if "foreign" not in name:
+            load(target)
+    check(compared >= 30, "only", compared, "checkpoints were compared")
+
+
+def flat(value, path=()):
+    """{path: leaf} of dicts, and of lists of dicts."""
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list) and any(isinstance(v, (dict, torch.Tensor)) for v in value):
+        items = enumerate(value)
+    else:
+        return {path: value}
+    return {k: v for key, below in items for k, v in flat(below, path + (str(key),)).items()}
+
+
+def reads_files_a_rank(program, home, corpus):
+    cases = sorted(glob.glob(str(corpus / "pt" / "*-torch*")))
+    check(len(cases) >= 7, "there are", len(cases), "cases")
+    for case in cases:
+        truth = torch.load(os.path.join(case, "full.pt"), weights_only=False)
+        several = len(truth) > 1
+        run(program, "consolidate", case, "-o", home / "ranks.pt", "-q", "--force")
+        got = flat(load(home / "ranks.pt"))
+        extra = {k for k in got if k[0] == "extra_state"}
+        check(bool(extra) == several, case, "has", len(extra), "values of each rank alone")
+        want = flat(truth if several else truth["model"])
+        check(set(want) == set(got) - extra, case, "differs in", set(want) ^ (set(got) - extra))
+        for key, value in want.items():
+            same(value, got[key], "%s %s" % (case, key))
+        ranks = len(glob.glob(os.path.join(case, "model_world_size_*")))
+        if extra:
+            same([got[("extra_state", "rank_%d" % r, "rng", "random")] for r in range(ranks)], list(range(ranks)), case)
+        one = sorted(glob.glob(os.path.join(case, "model_world_size_*_rank_1.pt")))[0]
+        run(program, "consolidate", one, "-o", home / "one.pt", "-q", "--force")
+        model = flat(load(home / "one.pt"))
+        for key, value in flat(truth["model"]).items():
+            same(value, model[key], "%s %s" % (one, key))
+
+
+def writes_files_a_rank(program, home, corpus):
+    value = {"layers.0.self_attn.q_proj.weight": torch.randn(10, 6), "layers.0.self_attn.o_proj.weight": torch.randn(6, 10),
+             "norm.weight": torch.randn(7), "scalar": torch.tensor(2.5), "few": torch.arange(2), "none": torch.zeros(0, 2),
+             "b": torch.tensor([True, False, True]), "step": 3, "nest": {"state": {0: torch.randn(5, 2)}}}
+    source = save(value, home / "value.pt")
+    for mesh in (["--dp", "3"], ["--tp", "2", "--dp", "2"], ["--replicas", "2", "--dp", "2"], ["--dp", "8"]):
+        target = home / "ranks"
+        run(program, "reshard", source, "-o", target, "--to", "pt", "-q", "--force", *mesh)
+        files = sorted(target.iterdir())
+        ranks = len(files)
+        for rank in range(ranks):
+            path = target / ("model_world_size_%d_rank_%d.pt" % (ranks, rank))
+            well_formed(path)
+            local = load(path)
+            check(local["step"] == 3 and local["scalar"] == 2.5 and list(local["nest"]["state"]) == [0], mesh)
+            check(list(local) == list(value), mesh, list(local))
+            if mesh == ["--dp", "3"]:
+                rows = lambda t: list(t.chunk(3)) + [t[:0]] * 3
+                same(rows(value["norm.weight"])[rank], local["norm.weight"], "rank %d" % rank)
+                same(rows(value["few"])[rank], local["few"], "rank %d" % rank)
+            if mesh[0] == "--tp":
+                q = value["layers.0.self_attn.q_proj.weight"].chunk(2)[rank % 2].chunk(2)[rank // 2]
+                o = value["layers.0.self_attn.o_proj.weight"].chunk(2, 1)[rank % 2].chunk(2)[rank // 2]
+                same(q, local["layers.0.self_attn.q_proj.weight"], "q of rank %d" % rank)
+                same(o, local["layers.0.self_attn.o_proj.weight"], "o of rank %d" % rank)
+        run(program, "consolidate", target, "-o", home / "back.pt", "-q", "--force")
+        same(value, load(home / "back.pt"), "from " + " ".join(mesh))
+        run(program, "reshard", target, "-o", home / "other", "--to", "pt", "--dp", "5", "-q", "--force")
+        run(program, "consolidate", home / "other", "-o", home / "back.pt", "-q", "--force")
+        same(value, load(home / "back.pt"), "from dp 5 from " + " ".join(mesh))
+
+
+class Holder:
+    def __init__(self):
+        self.weight = torch.ones(2)
+
+
+def refusals(program, home, corpus):
+    def refused(path, code, *words):
+        result = run(program, "inspect", path, ok=range(1, 6))
+        check(result.returncode == code and result.stderr.count("\n") == 1, path, result.returncode, result.stderr)
+        for word in words:
+            check(word in result.stderr, path, "does not say", repr(word), "but", result.stderr)
+
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    refused(save(module, home / "module.pt"), 5, "torch.nn.modules.container.Sequential", "state_dict()")
+    refused(save(module, home / "module.pt", _use_new_zipfile_serialization=False), 5,
+            "torch.nn.modules.container.Sequential", "state_dict()")
+    refused(save({"net": module}, home / "module.pt"), 5, "net: torch.nn.modules.container.Sequential")
+    refused(save(3, home / "three.pt"), 5, "state dict")
+    refused(save({"s": torch.eye(3).to_sparse()}, home / "sparse.pt"), 5, "s", "dense")
+    refused(save({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, home / "twice.pt"), 5, "a.b")
+    refused(save({(1, 2): torch.ones(1)}, home / "keys.pt"), 5, "keys")
+    torch.jit.script(module).save(home / "script.pt")
+    refused(home / "script.pt", 5, "TorchScript")
+    with zipfile.ZipFile(home / "other.zip", "w") as archive:
+        archive.writestr("hello/readme", "hello")
+    refused(home / "other.zip", 3, "data.pkl")
+    import tarfile
+    with tarfile.open(home / "old.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
+        for name in ("sys_info", "pickle", "storages"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    refused(home / "old.tar", 5, "0.1.10")
+    case = corpus / "pt" / "fsdp2-torch2.15.0"
+    broken = home / "broken"
+    broken.mkdir()
+    for path in case.glob("model_*"):
+        (broken / path.name).write_bytes(path.read_bytes())
+    (broken / "model_world_size_3_rank_1.pt").unlink()
+    refused(broken, 3, "model_world_size_3_rank_1.pt", "missing")
+    refused(broken / "model_world_size_3_rank_0.pt", 3, "model_world_size_3_rank_1.pt", "missing")
+    (broken / "model_world_size_3_rank_1.pt").write_bytes((broken / "model_world_size_3_rank_2.pt").read_bytes())
+    result = run(program, "consolidate", broken, "-o", home / "never.pt", ok=(3,))
+    check("weight" in result.stderr, result.stderr)
+    (broken / "model_world_size_2_rank_0.pt").write_bytes(b"")
+    refused(broken, 3, "two worlds")
+    differ = home / "differ"
+    differ.mkdir()
+    for rank in range(2):
+        save({"w": torch.full((3,), float(rank))}, differ / ("model_world_size_2_rank_%d.pt" % rank))
+    refused(differ, 5, "w", "differs")
+    save({"w": torch.zeros(3)}, differ / "model_world_size_2_rank_1.pt")
+    run(program, "consolidate", differ, "-o", home / "copies.pt")
+    same({"w": torch.zeros(3)}, load(home / "copies.pt"), "copies")
+    save({"w": torch.zeros(4)}, differ / "model_world_size_2_rank_1.pt")
+    refused(differ, 5, "w", "shape")
+
+
+def objects_that_hold_tensors(program, home, corpus):
+    value = {"h": Holder(), "w": torch.ones(3), "s": {"t": {1, 2}}}
+    target = home / "holder-out.pt"
+    run(program, "consolidate", save(value, home / "holder.pt"), "-o", home / "holder.h5", "-q")
+    run(program, "consolidate", home / "holder.h5", "-o", target, "-q")
+    well_formed(target)
+    back = torch.load(target, weights_only=False)
+    same(value["h"].weight, back["h"].weight, "an object's tensor")
+    check(back["s"] == {"t": {1, 2}}, back["s"])
+
+
+def main():
+    program, corpus = sys.argv[1], pathlib.Path(sys.argv[2])
+    tests = [reads_what_torch_writes, more_than_4_gib, many, writes_what_torch_converts, reads_files_a_rank,
+             writes_files_a_rank, refusals, objects_that_hold_tensors]
+    failed = 0
+    for test in tests:
+        with tempfile.TemporaryDirectory() as home:
+            try:
+                test(program, pathlib.Path(home), corpus)
+                print("ok", test.__name__)
+            except Exception as e:  # noqa: BLE001: torch.load raises anything
+                failed += 1
+                print("FAILED", test.__name__, type(e).__name__, str(e)[:2000])
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+/*
+ * lib/plan/rename.c: rules from the command line, on names and on the paths that they are joined from.
+ */
+#include "plan/rename.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MAX_ELEMENTS = 8 };
+
+/* A tensor from "model|layers.0.w|#1": elements, those of a list marked with #. */
+typedef struct sample {
+    char name[256], keys[256];
+    fc_path_element elements[MAX_ELEMENTS];
+    fc_tensor tensor;
+} sample;
+
+static void make(sample *s, const char *path) {
+    size_t count = 0;
+    memset(s, 0, sizeof *s);
+    snprintf(s->keys, sizeof s->keys, "%s", path);
+    char *at = s->keys;
+    while (at) {
+        char *end = strchr(at, '|');
+        if (end) {
+            *end = '\0';
+        }
+        s->elements[count].is_index = *at == '#';
+        s->elements[count].key = at + (*at == '#');
+        strcat(s->name, count ? "." : "");
+        strcat(s->name, s->elements[count++].key);
+        at = end ? end + 1 : NULL;
+    }
+    s->tensor.name = s->name;
+    s->tensor.path = (fc_path){s->elements, count};
+}
+
+static fc_code apply(const fc_selection *selection, const char *path, char *out, size_t size, fc_error *err) {
+    sample s;
+    fc_rename *rename = NULL;
+    const char *name = NULL;
+    fc_path renamed;
+    bool changed = false;
+    make(&s, path);
+    fc_arena *arena = fc_arena_new();
+    assert_non_null(arena);
+    fc_code rc = fc_rename_new(selection, &rename, err);
+    rc = rc == FC_OK ? fc_rename_apply(rename, &s.tensor, arena, &name, &renamed, &changed, err) : rc;
+    rc = rc == FC_OK ? fc_rename_check_used(rename, "ckpt", s.name, err) : rc;
+    if (rc == FC_OK) {
+        int used = snprintf(out, size, "%s = ", name);
+        assert_int_equal(changed, strcmp(name, s.name) != 0);
+        for (size_t i = 0; i < renamed.count; i++) {
+            used += snprintf(out + used, size - (size_t)used, "%s%s%s", i ? "|" : "",
+                             renamed.elements[i].is_index ? "#" : "", renamed.elements[i].key);
+        }
+    }
+    fc_rename_free(rename);
+    fc_arena_free(arena);
+    return rc;
+}
+
+static void becomes(const char *path, const char *first, const char *second, const char *expected) {
+    const char *rules[] = {first, second, NULL};
+    const fc_selection selection = {.rename = rules};
+    char found[512] = "";
+    fc_error err = {FC_OK, ""};
+    if (apply(&selection, path, found, sizeof found, &err) != FC_OK) {
+        fail_msg("%s: %s", first, err.message);
+    }
+    assert_string_equal(found, expected);
+}
+
+static void refused(const char *path, const char *rule, const char *message) {
+    const char *rules[] = {rule, NULL};
+    const fc_selection selection = {.rename = rules};
+    char found[512] = "";
+    fc_error err = {FC_OK, ""};
+    assert_int_equal(apply(&selection, path, found, sizeof found, &err), FC_EUSAGE);
+    assert_non_null(strstr(err.message, message));
+}
+
+static void rules_are_those_of_sed(void **state) {
+    (void)state;
+    becomes("a.b.c", "s/b/x/", NULL, "a.x.c = a.x.c");
+    becomes("aaa", "s/a/b/", NULL, "baa = baa");
+    becomes("aaa", "s/a/b/g", NULL, "bbb = bbb");
+    becomes("aAa", "s/a/b/gi", NULL, "bbb = bbb");
+    becomes("abc", "s/x*/-/g", NULL, "-a-b-c- = -a-b-c-");
+    becomes("baaac", "s/a*/x/g", NULL, "xbxcx = xbxcx");
+    becomes("layers.12.w", "s,layers\\.([0-9]+),h.\\1,", NULL, "h.12.w = h.12.w");
+    becomes("w", "s/.*/[&]\\&\\\\/", NULL, "[w]&\\ = [w]&\\");
+    becomes("a/b", "s/a\\/b/c\\/d/", NULL, "c/d = c/d");
+    becomes("a+b", "s+a\\+b+c+", NULL, "c = c");
+    becomes("a", "s/a/b/", "s/b/c/", "c = c");
+    becomes("a", "s/(b)?a/<\\1>/", NULL, "<> = <>");
+    becomes("größe", "s/gr.(.)e/\\1/", NULL, "ß = ß"); /* a character, not a byte */
+    becomes("größe", "s/x*/-/g", NULL, "-g-r-ö-ß-e- = -g-r-ö-ß-e-");
+}
+
+static void paths_follow(void **state) {
+    (void)state;
+    becomes("model|layers.0.w", "s/^model\\.//", NULL, "layers.0.w = layers.0.w");
+    becomes("model|layers.0.w", "s/^model\\./net./", NULL, "net.layers.0.w = net|layers.0.w");
+    becomes("model|layers.0.w", "s/^model\\.(.*)$/net.\\1/", NULL, "net.layers.0.w = net|layers.0.w");
+    becomes("model|layers.0.w", "s/layers/h/", NULL, "model.h.0.w = model|h.0.w");
+    becomes("model|w", "s/^/my.own./", NULL, "my.own.model.w = my.own.model|w");
+    becomes("optim|state|w|exp_avg", "s/exp_avg/m/", NULL, "optim.state.w.m = optim|state|w|m");
+    becomes("optim|groups|#10|lr", "s/^optim/o/", NULL, "o.groups.10.lr = o|groups|#10|lr");
+    becomes("optim|groups|#10|lr", "s/10/11/", NULL, "optim.groups.11.lr = optim|groups|11|lr");
+    becomes("a|b|c", "s/a\\.b\\.c/x.y/", NULL, "x.y = x|y");
+    becomes("a|b.c", "s/$/.d/", NULL, "a.b.c.d = a|b.c.d");
+}
+
+static void prefixes_are_whole_elements(void **state) {
+    (void)state;
+    fc_error err;
+    char found[512];
+    const struct {
+        const char *path, *prefix, *expected;
+    } cases[] = {
+        {"model|layers.0.w", "model.", "layers.0.w = layers.0.w"},
+        {"model|layers.0.w", "model", "layers.0.w = layers.0.w"},
+        {"model|layers.0.w", "model.layers", "0.w = 0.w"},
+        {"lists|#1|step", "lists", "1.step = #1|step"},
+        {"model_x.w", "model_", "x.w = x.w"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const fc_selection selection = {.strip_prefix = cases[i].prefix};
+        assert_int_equal(apply(&selection, cases[i].path, found, sizeof found, &err), FC_OK);
+        assert_string_equal(found, cases[i].expected);
+    }
+}
+
+static void wrong_rules_are_refused(void **state) {
+    (void)state;
+    refused("a", "a/b/", "it does not begin with s and a delimiter");
+    refused("a", "s", "it does not begin with s and a delimiter");
+    refused("a", "s\\a\\b\\", "it does not begin with s and a delimiter");
+    refused("a", "s/a/b", "a delimiter is missing");
+    refused("a", "s/a", "a delimiter is missing");
+    refused("a", "s/a/b/x", "an unknown flag is at its end");
+    refused("a", "s/a/\\1/", "names a group that the regex does not have");
+    refused("a", "s/(a/b/", "--rename 's/(a/b/': Unmatched");
+    refused("a", "s/x/b/", "ckpt: --rename 's/x/b/' matches no name, e.g. 'a'");
+    refused("a", "s/a//", "--rename leaves nothing of the name 'a'");
+    refused("a", "s/a/\xff/", "--rename makes a name of 'a' that is not UTF-8");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rules_are_those_of_sed),
+        cmocka_unit_test(paths_follow),
+        cmocka_unit_test(prefixes_are_whole_elements),
+        cmocka_unit_test(wrong_rules_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
