@@ -218,14 +218,14 @@ static fc_code list_tensor(listing *l, fc_error *err) {
     }
     rc = rc == FC_OK && tensor->object ? check_object(l, err) : rc;
     free(l->counts);
-    /* Those whose digest is not the tensor's own may be a record's with more in it; the format's own check sees to the
-       records of objects. */
+    /* Objects of DCP and torch.save count as not digested here; the format's own check sees to their records. */
     l->report->tensors += !tensor->object;
     l->report->objects += tensor->object != NULL;
     l->report->digested += l->digested;
     l->report->undigested += !l->digested;
     for (size_t i = 0; !l->digested && i < tensor->nchunks; i++) {
-        l->report->undigested_bytes += tensor->chunks[i].length;
+        const fc_box box = fc_chunk_box(tensor, &tensor->chunks[i]);
+        l->report->undigested_bytes += (uint64_t)fc_box_volume(&box) * fc_dtype_size(tensor->dtype);
     }
     return rc;
 }
