@@ -5,6 +5,7 @@
 #include "fsdpckpt/move.h"
 
 #include "core/checked.h"
+#include "fsdpckpt/seal.h"
 #include "move/ranks.h"
 #include "move/tuning.h"
 
@@ -177,9 +178,10 @@ static fc_code check_digest(const fc_checkpoint *source, const fc_wanted_tensor 
         return rc;
     }
     return fc_fail(err, FC_ECORRUPT,
-                   "%s: tensor %s: its data has the digest %016" PRIx64 ", recorded is %016" PRIx64
+                   "%s: tensor %s: its data has the digest %016" PRIx64 ", in %s it is %016" PRIx64
                    ": it is damaged; fsdpckpt verify tells in which file",
-                   source->path, tensor->source->name, found, recorded.value);
+                   source->path, tensor->source->name, found, source->seal ? source->seal->path : "its headers",
+                   recorded.value);
 }
 
 /* Makes the tensors' digests of their sums, and compares them with what the source says they are. */
@@ -289,6 +291,9 @@ static fc_code write_target(const fc_wanted *wanted, const char *target, const f
         rc = fc_commit_begin(target, is_directory, options->force, bytes, &commit, err);
     }
     rc = write_staged(wanted, commit, options, report, rc, err);
+    if (rc == FC_OK && commit) {
+        fc_seal_forget(target);
+    }
     return fc_ranks_agree(options->comm, rc, err);
 }
 
