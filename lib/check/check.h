@@ -88,6 +88,9 @@ const char *fc_check_unwrap(checking *c, const char *name, size_t len, unsigned 
 /** The first `len` characters of a text as a regular expression that matches just them. */
 const char *fc_check_regex(checking *c, const char *text, size_t len);
 
+/** A text as the replacement of a rule, which stands for itself. */
+const char *fc_check_replacement(checking *c, const char *text);
+
 /** "--rename 's/_orig_mod\.//'" for each of `which` wrappers: drops them wherever they are. */
 const char *fc_check_drop_options(checking *c, unsigned which);
 
