@@ -117,7 +117,8 @@ static fc_code list_names(comparison *c, fc_names *a, fc_names *b, fc_error *err
     rc = rc == FC_OK ? fc_names_make(c->b, s, rename, c->arena, b, err) : rc;
     if (rc == FC_OK) {
         const char *example = c->a->ntensors ? c->a->tensors[0].name : c->b->ntensors ? c->b->tensors[0].name : "";
-        rc = fc_rename_check_used(rename, c->a->path, example, err);
+        const char *both = fc_arena_printf(c->arena, "%s and %s", c->a->path, c->b->path);
+        rc = fc_rename_check_used(rename, both ? both : c->a->path, example, err);
     }
     fc_rename_free(rename);
     if (rc == FC_OK && a->count == 0 && b->count == 0 && a->left_out + b->left_out > 0) {
