@@ -221,6 +221,8 @@ static fc_code st_digest(const fc_checkpoint *checkpoint, const fc_tensor *tenso
 }
 
 static const char *const extensions[] = {ST_EXTENSION, NULL};
+static const char *const file_names[] = {"model.safetensors.index.json", "model.safetensors",
+                                         "model-*-of-*.safetensors", "shard-*-model-*-of-*.safetensors", NULL};
 
 const fc_format fc_format_safetensors = {
     .name = "safetensors",
@@ -228,6 +230,7 @@ const fc_format fc_format_safetensors = {
     .file_sign = "safetensors",
     .directory_sign = "*.safetensors",
     .extensions = extensions,
+    .file_names = file_names,
     .probe = fc_st_files_probe,
     .open = st_open,
     .extent = st_extent,

@@ -102,6 +102,7 @@ typedef struct making {
     fc_writer writer;
     fc_move_options move;
     fc_convert_report *report;
+    bool *unmoved; /* of each tensor: an object that the format wrote itself, so that there is no digest of its bytes */
 } making;
 
 /* Of a part that lies in the memory of one rank, this is everything or nothing (share = shares). */
@@ -119,6 +120,10 @@ static fc_code write_file(making *m, fc_part *part, fc_arena *arena, fc_error *e
     rc = fc_ranks_share_part(m->comm, rc, part, arena, err);
     if (rc != FC_OK) {
         return rc;
+    }
+    for (size_t i = 0; i < part->nitems; i++) {
+        uint32_t tensor = part->items[i].tensor;
+        m->unmoved[tensor] |= m->wanted->tensors[tensor].source->object && !part->items[i].owned;
     }
     choose_share(m, part);
     rc = fc_move_part(m->wanted, part, &m->move, err);
@@ -178,11 +183,12 @@ static fc_code check_digest(const fc_checkpoint *source, const fc_wanted_tensor 
 }
 
 /* Makes the tensors' digests of their sums, and compares them with what the source says they are. */
-static fc_code finish_digests(const fc_wanted *wanted, const fc_format *format, uint64_t *digests, fc_error *err) {
+static fc_code finish_digests(const making *m, uint64_t *digests, fc_error *err) {
+    const fc_wanted *wanted = m->wanted;
     for (size_t i = 0; i < wanted->ntensors; i++) {
         const fc_wanted_tensor *tensor = &wanted->tensors[i];
-        if (tensor->source->object && format->objects_note) {
-            continue; /* not moved here */
+        if (m->unmoved[i] || (tensor->source->object && m->writer.format->objects_note)) {
+            continue;
         }
         const fc_box whole = {tensor->source->ndim, NULL, tensor->source->shape};
         uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(tensor->dtype);
@@ -207,11 +213,12 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
                 .report = report};
     int64_t ranks = fc_mesh_ranks(wanted->mesh);
     uint64_t *digests = calloc(wanted->ntensors + 1, sizeof *digests);
+    m.unmoved = calloc(wanted->ntensors + 1, sizeof *m.unmoved);
     m.move.crc32 = options->format->wants_crc32;
     m.move.digests = digests;
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
-    fc_code rc = digests ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = digests && m.unmoved ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
     if (rc == FC_OK && m.leads) {
         rc = options->format->create(wanted, staging, &m.writer, err);
     }
@@ -223,7 +230,7 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
         rc = fc_ranks_join_sums(m.comm, FC_OK, digests, wanted->ntensors, err);
     }
     if (rc == FC_OK) {
-        rc = finish_digests(wanted, options->format, digests, err);
+        rc = finish_digests(&m, digests, err);
     }
     if (rc == FC_OK && m.leads) {
         rc = options->format->finish(&m.writer, digests, err);
@@ -232,6 +239,7 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
         options->format->destroy(&m.writer);
     }
     free(digests);
+    free(m.unmoved);
     return rc;
 }
 
