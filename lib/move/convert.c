@@ -102,7 +102,15 @@ typedef struct making {
     fc_writer writer;
     fc_move_options move;
     fc_convert_report *report;
+    bool *elsewhere; /* of tensors that the writer stores in its own way: they have no digests */
 } making;
+
+static void note_elsewhere(const making *m, const fc_part *part) {
+    for (size_t i = 0; i < part->nitems; i++) {
+        const fc_part_item *item = &part->items[i];
+        m->elsewhere[item->tensor] |= item->owner == part->rank && !item->owned;
+    }
+}
 
 /* Of a part that lies in the memory of one rank, this is everything or nothing (share = shares). */
 static void choose_share(making *m, const fc_part *part) {
@@ -120,6 +128,7 @@ static fc_code write_file(making *m, fc_part *part, fc_arena *arena, fc_error *e
     if (rc != FC_OK) {
         return rc;
     }
+    note_elsewhere(m, part);
     choose_share(m, part);
     rc = fc_move_part(m->wanted, part, &m->move, err);
     rc = fc_ranks_join_items(m->comm, rc, m->wanted, part, m->move.crc32, err);
@@ -178,10 +187,10 @@ static fc_code check_digest(const fc_checkpoint *source, const fc_wanted_tensor 
 }
 
 /* Makes the tensors' digests of their sums, and compares them with what the source says they are. */
-static fc_code finish_digests(const fc_wanted *wanted, const fc_format *format, uint64_t *digests, fc_error *err) {
+static fc_code finish_digests(const fc_wanted *wanted, const bool *elsewhere, uint64_t *digests, fc_error *err) {
     for (size_t i = 0; i < wanted->ntensors; i++) {
         const fc_wanted_tensor *tensor = &wanted->tensors[i];
-        if (tensor->source->object && format->objects_note) {
+        if (elsewhere[i]) {
             continue; /* not moved here */
         }
         const fc_box whole = {tensor->source->ndim, NULL, tensor->source->shape};
@@ -207,11 +216,12 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
                 .report = report};
     int64_t ranks = fc_mesh_ranks(wanted->mesh);
     uint64_t *digests = calloc(wanted->ntensors + 1, sizeof *digests);
+    m.elsewhere = calloc(wanted->ntensors + 1, sizeof *m.elsewhere);
     m.move.crc32 = options->format->wants_crc32;
     m.move.digests = digests;
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
-    fc_code rc = digests ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = digests && m.elsewhere ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
     if (rc == FC_OK && m.leads) {
         rc = options->format->create(wanted, staging, &m.writer, err);
     }
@@ -223,7 +233,7 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
         rc = fc_ranks_join_sums(m.comm, FC_OK, digests, wanted->ntensors, err);
     }
     if (rc == FC_OK) {
-        rc = finish_digests(wanted, options->format, digests, err);
+        rc = finish_digests(wanted, m.elsewhere, digests, err);
     }
     if (rc == FC_OK && m.leads) {
         rc = options->format->finish(&m.writer, digests, err);
@@ -231,6 +241,7 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
     if (m.leads) {
         options->format->destroy(&m.writer);
     }
+    free(m.elsewhere);
     free(digests);
     return rc;
 }

@@ -306,6 +306,26 @@ def reads_files_a_rank(program, home, corpus):
             same(value, model[key], "%s %s" % (one, key))
 
 
+def reads_metadata_of_ranks(program, home, corpus):
+    """DCP without a .metadata: put together from the metadata of every rank, or refused where one is missing."""
+    source = corpus / "dcp-ranks-torch2.15.0"
+    run(program, "consolidate", source, "-o", home / "dcp.pt", "-q")
+    want, got = flat(torch.load(source / "full.pt")), flat(load(home / "dcp.pt"))
+    check(set(want) == set(got), set(want) ^ set(got))
+    for key, value in want.items():
+        same(value, got[key], str(key))
+    broken = home / "broken"
+    broken.mkdir()
+    for path in source.glob("__*"):
+        (broken / path.name).write_bytes(path.read_bytes())
+    (broken / "__1.metadata").unlink()
+    result = run(program, "inspect", broken, ok=(3,))
+    check("__1.metadata" in result.stderr and "missing" in result.stderr, result.stderr)
+    (broken / "__2.metadata").unlink()  # that there was a third rank is written nowhere, but that rows are missing is
+    result = run(program, "consolidate", broken, "-o", home / "never.pt", ok=(3,))
+    check("model." in result.stderr, result.stderr)
+
+
 def writes_files_a_rank(program, home, corpus):
     value = {"layers.0.self_attn.q_proj.weight": torch.randn(10, 6), "layers.0.self_attn.o_proj.weight": torch.randn(6, 10),
              "norm.weight": torch.randn(7), "scalar": torch.tensor(2.5), "few": torch.arange(2), "none": torch.zeros(0, 2),
@@ -408,7 +428,7 @@ def objects_that_hold_tensors(program, home, corpus):
 def main():
     program, corpus = sys.argv[1], pathlib.Path(sys.argv[2])
     tests = [reads_what_torch_writes, more_than_4_gib, many, writes_what_torch_converts, reads_files_a_rank,
-             writes_files_a_rank, refusals, objects_that_hold_tensors]
+             reads_metadata_of_ranks, writes_files_a_rank, refusals, objects_that_hold_tensors]
     failed = 0
     for test in tests:
         with tempfile.TemporaryDirectory() as home:
