@@ -3,6 +3,7 @@
  * `.metadata` pickle and the data files it names; it may be called by the folder or by its `.metadata`.
  */
 #include "dcp/dcp.h"
+#include "dcp/writer.h"
 
 #include "registry.h"
 
@@ -196,6 +197,7 @@ static void dcp_close(fc_checkpoint *checkpoint) {
 }
 
 static const char *const extensions[] = {NULL};
+static const char *const file_names[] = {".metadata", "__*_*.distcp", NULL};
 
 const fc_format fc_format_dcp = {
     .name = "dcp",
@@ -208,5 +210,16 @@ const fc_format fc_format_dcp = {
     .close = dcp_close,
     .extent = fc_dcp_extent,
     .object_json = fc_dcp_object_json,
+    .file_names = file_names,
+    .wants_crc32 = true,
+    .is_directory = fc_dcp_is_directory,
+    .files = fc_dcp_files,
+    .create = fc_dcp_create,
+    .reserve = fc_dcp_reserve,
+    .seal = fc_dcp_seal,
+    .finish = fc_dcp_finish,
+    .destroy = fc_dcp_destroy,
     .digest = fc_dcp_digest,
+    .verify = fc_dcp_verify,
+    .unverified = ".metadata, and the gaps between the records of the data files",
 };

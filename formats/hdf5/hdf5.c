@@ -5,6 +5,7 @@
 #include "registry.h"
 
 static const char *const extensions[] = {".h5", ".hdf5", NULL};
+static const char *const file_names[] = {"index.h5", "shard-*-of-*.h5", NULL};
 
 const fc_format fc_format_hdf5 = {
     .name = "h5",
@@ -12,6 +13,7 @@ const fc_format fc_format_hdf5 = {
     .file_sign = "HDF5",
     .directory_sign = "index.h5 or shard-*.h5 (HDF5)",
     .extensions = extensions,
+    .file_names = file_names,
     .probe = fc_h5_probe,
     .open = fc_h5_open,
     .close = fc_h5_close,
@@ -19,6 +21,7 @@ const fc_format fc_format_hdf5 = {
     .read = fc_h5_read,
     .object_json = fc_h5_object_json,
     .digest = fc_h5_digest,
+    .verify = fc_h5_verify,
     .check_file = fc_h5_check_file,
     .create = fc_h5_create,
     .reserve = fc_h5_reserve,

@@ -41,6 +41,7 @@ static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options
 }
 
 static const char *const extensions[] = {".pt", ".pth", ".bin", ".ckpt", NULL};
+static const char *const file_names[] = {"model_world_size_*_rank_*.pt", NULL};
 
 const fc_format fc_format_pt = {
     .name = "pt",
@@ -48,12 +49,15 @@ const fc_format fc_format_pt = {
     .file_sign = "torch.save",
     .directory_sign = "model_world_size_*_rank_*.pt (torch.save)",
     .extensions = extensions,
+    .file_names = file_names,
     .probe = pt_probe,
     .open = pt_open,
     .extent = fc_pt_extent,
     .read = fc_pt_read,
     .object_json = fc_pt_object_json,
     .digest = fc_pt_digest,
+    .verify = fc_pt_verify,
+    .unverified = "the gaps between the records of zip files, and all of files from before torch 1.6",
     .self_contained = true,
     .wants_crc32 = true,
     .is_directory = fc_pt_is_directory,

@@ -117,10 +117,11 @@ static fc_code set_producer(st_opening *o, fc_error *err) {
         return o->checkpoint->producer ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
     }
     if (o->files.kind == ST_SHARDS && first->mesh.ndim == 0) {
-        o->checkpoint->note = fc_arena_printf(o->checkpoint->arena,
-                                              "torch's safetensors shards do not say how many there were: make sure that "
-                                              "there was none behind number %zu",
-                                              (size_t)last_rank(&o->files) + 1);
+        o->checkpoint->note =
+            fc_arena_printf(o->checkpoint->arena,
+                            "torch's safetensors shards do not say how many there were: make sure that "
+                            "there was none behind number %zu",
+                            (size_t)last_rank(&o->files) + 1);
         if (!o->checkpoint->note) {
             return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
         }
@@ -220,6 +221,8 @@ static fc_code st_digest(const fc_checkpoint *checkpoint, const fc_tensor *tenso
 }
 
 static const char *const extensions[] = {ST_EXTENSION, NULL};
+static const char *const file_names[] = {"model.safetensors.index.json", "model.safetensors",
+                                         "model-*-of-*.safetensors", "shard-*-model-*-of-*.safetensors", NULL};
 
 const fc_format fc_format_safetensors = {
     .name = "safetensors",
@@ -227,6 +230,7 @@ const fc_format fc_format_safetensors = {
     .file_sign = "safetensors",
     .directory_sign = "*.safetensors",
     .extensions = extensions,
+    .file_names = file_names,
     .probe = fc_st_files_probe,
     .open = st_open,
     .extent = st_extent,

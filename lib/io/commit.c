@@ -2,7 +2,7 @@
  * The commit: a target is written in a staging directory beside it, made durable, and renamed into place. What a
  * reader finds under the target's name is the old one or the complete new one, never something between.
  */
-#include "fsdpckpt/io.h"
+#include "fsdpckpt/format.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -28,20 +28,13 @@ struct fc_commit {
     bool force;
 };
 
-/* The names this program gives to files in a directory it writes. --force deletes nothing else. */
-static const char *const own_names[] = {"index.h5",
-                                        "shard-*-of-*.h5",
-                                        "model.safetensors.index.json",
-                                        "model.safetensors",
-                                        "model-*-of-*.safetensors",
-                                        "shard-*-model-*-of-*.safetensors",
-                                        "model_world_size_*_rank_*.pt",
-                                        NULL};
-
+/* Whether `name` is what this program gives to files in a directory it writes. --force deletes nothing else. */
 static bool is_own_name(const char *name) {
-    for (const char *const *glob = own_names; *glob; glob++) {
-        if (fnmatch(*glob, name, 0) == 0) {
-            return true;
+    for (const fc_format *const *format = fc_formats(); *format; format++) {
+        for (const char *const *glob = (*format)->file_names; glob && *glob; glob++) {
+            if (fnmatch(*glob, name, 0) == 0) {
+                return true;
+            }
         }
     }
     return false;

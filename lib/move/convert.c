@@ -102,15 +102,8 @@ typedef struct making {
     fc_writer writer;
     fc_move_options move;
     fc_convert_report *report;
-    bool *elsewhere; /* of tensors that the writer stores in its own way: they have no digests */
+    bool *unmoved; /* of each tensor: the format stores it in its own way, so that there is no digest of its bytes */
 } making;
-
-static void note_elsewhere(const making *m, const fc_part *part) {
-    for (size_t i = 0; i < part->nitems; i++) {
-        const fc_part_item *item = &part->items[i];
-        m->elsewhere[item->tensor] |= item->owner == part->rank && !item->owned;
-    }
-}
 
 /* Of a part that lies in the memory of one rank, this is everything or nothing (share = shares). */
 static void choose_share(making *m, const fc_part *part) {
@@ -128,7 +121,10 @@ static fc_code write_file(making *m, fc_part *part, fc_arena *arena, fc_error *e
     if (rc != FC_OK) {
         return rc;
     }
-    note_elsewhere(m, part);
+    for (size_t i = 0; i < part->nitems; i++) {
+        const fc_part_item *item = &part->items[i];
+        m->unmoved[item->tensor] |= item->owner == part->rank && !item->owned; /* the writer has cleared it */
+    }
     choose_share(m, part);
     rc = fc_move_part(m->wanted, part, &m->move, err);
     rc = fc_ranks_join_items(m->comm, rc, m->wanted, part, m->move.crc32, err);
@@ -187,11 +183,12 @@ static fc_code check_digest(const fc_checkpoint *source, const fc_wanted_tensor 
 }
 
 /* Makes the tensors' digests of their sums, and compares them with what the source says they are. */
-static fc_code finish_digests(const fc_wanted *wanted, const bool *elsewhere, uint64_t *digests, fc_error *err) {
+static fc_code finish_digests(const making *m, uint64_t *digests, fc_error *err) {
+    const fc_wanted *wanted = m->wanted;
     for (size_t i = 0; i < wanted->ntensors; i++) {
         const fc_wanted_tensor *tensor = &wanted->tensors[i];
-        if (elsewhere[i]) {
-            continue; /* not moved here */
+        if (m->unmoved[i]) {
+            continue;
         }
         const fc_box whole = {tensor->source->ndim, NULL, tensor->source->shape};
         uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(tensor->dtype);
@@ -216,12 +213,12 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
                 .report = report};
     int64_t ranks = fc_mesh_ranks(wanted->mesh);
     uint64_t *digests = calloc(wanted->ntensors + 1, sizeof *digests);
-    m.elsewhere = calloc(wanted->ntensors + 1, sizeof *m.elsewhere);
+    m.unmoved = calloc(wanted->ntensors + 1, sizeof *m.unmoved);
     m.move.crc32 = options->format->wants_crc32;
     m.move.digests = digests;
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
-    fc_code rc = digests && m.elsewhere ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = digests && m.unmoved ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
     if (rc == FC_OK && m.leads) {
         rc = options->format->create(wanted, staging, &m.writer, err);
     }
@@ -233,7 +230,7 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
         rc = fc_ranks_join_sums(m.comm, FC_OK, digests, wanted->ntensors, err);
     }
     if (rc == FC_OK) {
-        rc = finish_digests(wanted, m.elsewhere, digests, err);
+        rc = finish_digests(&m, digests, err);
     }
     if (rc == FC_OK && m.leads) {
         rc = options->format->finish(&m.writer, digests, err);
@@ -241,8 +238,8 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
     if (m.leads) {
         options->format->destroy(&m.writer);
     }
-    free(m.elsewhere);
     free(digests);
+    free(m.unmoved);
     return rc;
 }
 

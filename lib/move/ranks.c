@@ -88,11 +88,12 @@ fc_code fc_ranks_share_part(fc_comm *comm, fc_code mine, fc_part *part, fc_arena
         return rc;
     }
     for (size_t i = 0; i < part->nitems; i++) {
-        offsets[i] = part->items[i].offset;
+        offsets[i] = part->items[i].owned ? part->items[i].offset : UINT64_MAX; /* the writer may have cleared it */
     }
     rc = comm->broadcast(comm, offsets, part->nitems * sizeof *offsets, 0, NULL, err);
     for (size_t i = 0; rc == FC_OK && i < part->nitems; i++) {
-        part->items[i].offset = offsets[i];
+        part->items[i].owned = offsets[i] != UINT64_MAX;
+        part->items[i].offset = part->items[i].owned ? offsets[i] : 0;
     }
     return rc;
 }

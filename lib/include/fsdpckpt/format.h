@@ -14,6 +14,9 @@
 extern "C" {
 #endif
 
+struct fc_findings; /* verify.h */
+struct fc_verify_report;
+
 /** What a probe may look at: nothing else is opened, nothing is changed. */
 typedef struct fc_probe {
     const char *path;
@@ -58,6 +61,12 @@ typedef struct fc_format {
     fc_code (*digest)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                       fc_error *err);
 
+    /** Checks what only the format knows of: headers, records beside the tensors' bytes. Every defect goes to
+     *  `findings`; fails only when it cannot go on. NULL when there is nothing. */
+    fc_code (*verify)(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
+                      fc_error *err);
+    const char *unverified; /**< what no digest of this format covers, for people; NULL: nothing */
+
     bool wants_crc32; /**< seal needs fc_part_item.crc32 */
     /** Whether the data file `index`, which is there and long enough for the chunks, is what the checkpoint takes it
      * for: a look at its first bytes, for what was opened with headers_only. NULL when there is nothing more to look
@@ -68,6 +77,9 @@ typedef struct fc_format {
     /** The format has no objects: `reserve` puts them where this says, for people, and the engine has none to write.
      *  NULL: objects are stored like tensors. */
     const char *objects_note;
+    /** Globs of the files of a directory that it writes, NULL-terminated: --force replaces what holds nothing else.
+     *  NULL: it writes no directories. */
+    const char *const *file_names;
     /** Whether the target is a directory, and of how many files. NULL: a file without a mesh, else a directory of a
      *  file a rank and an index. */
     bool (*is_directory)(const fc_wanted *wanted);

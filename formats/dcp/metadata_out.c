@@ -1,0 +1,280 @@
+/*
+ * `.metadata`, written: the pickle of a torch.distributed.checkpoint.metadata.Metadata, which every torch since 2.0
+ * reads. Input: the wanted manifest and where each item lies. Output: the file, as it is pickled; only the numbers of
+ * remembered strings are kept.
+ *
+ * States are those of the oldest of these versions; newer ones have defaults for what they added (strides, transforms),
+ * and set storage_meta themselves when they read. Where the checkpoint was made is not recorded: it would be a lie as
+ * soon as it is moved.
+ */
+#include "dcp/writer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { BATCH = 1000 }; /* what is on the reader's stack at once, as in Python's pickler */
+
+typedef struct metadata_out {
+    const fc_wanted *wanted;
+    const dcp_item *items;
+    size_t nitems;
+    fc_torch_pickler w;
+    uint32_t *names; /* of each tensor: where its name is remembered */
+    uint32_t *paths; /* of each rank: where its file's name is, plus 1; 0: not written yet */
+    size_t batched;  /* pairs or items since the mark */
+} metadata_out;
+
+static void metadata_class(metadata_out *m, const char *name) {
+    fc_torch_pickle_global(&m->w, "torch.distributed.checkpoint.metadata", name);
+}
+
+/* The state of an instance: class and an empty tuple, NEWOBJ, then a dict between these two, BUILD. */
+static void begin_instance(metadata_out *m) {
+    fc_torch_pickle_tuple(&m->w, 0);
+    fc_torch_pickle_op(&m->w, FC_PICKLE_NEWOBJ);
+    fc_torch_pickle_op(&m->w, FC_PICKLE_EMPTY_DICT);
+    fc_torch_pickle_op(&m->w, FC_PICKLE_MARK);
+}
+
+static void end_instance(metadata_out *m) {
+    fc_torch_pickle_op(&m->w, FC_PICKLE_SETITEMS);
+    fc_torch_pickle_op(&m->w, FC_PICKLE_BUILD);
+}
+
+static void begin_batches(metadata_out *m, fc_torch_opcode empty) {
+    fc_torch_pickle_op(&m->w, empty);
+    fc_torch_pickle_op(&m->w, FC_PICKLE_MARK);
+    m->batched = 0;
+}
+
+static void next_in_batch(metadata_out *m, fc_torch_opcode add) {
+    if (++m->batched == BATCH) {
+        fc_torch_pickle_op(&m->w, add);
+        fc_torch_pickle_op(&m->w, FC_PICKLE_MARK);
+        m->batched = 0;
+    }
+}
+
+static void write_size(metadata_out *m, int ndim, const int64_t *sizes) {
+    fc_torch_pickle_global(&m->w, "torch", "Size");
+    fc_torch_pickle_ints(&m->w, sizes, (size_t)ndim);
+    fc_torch_pickle_tuple(&m->w, 1);
+    fc_torch_pickle_op(&m->w, FC_PICKLE_REDUCE);
+}
+
+/* TensorProperties has a state of its own: dtype, layout, requires_grad, memory format, pin_memory. */
+static void write_properties(metadata_out *m, fc_dtype dtype) {
+    metadata_class(m, "TensorProperties");
+    fc_torch_pickle_tuple(&m->w, 0);
+    fc_torch_pickle_op(&m->w, FC_PICKLE_NEWOBJ);
+    fc_torch_pickle_op(&m->w, FC_PICKLE_MARK);
+    fc_torch_pickle_global(&m->w, "torch", fc_dtype_get(dtype)->torch_name);
+    fc_torch_pickle_global(&m->w, "torch.serialization", "_get_layout");
+    fc_torch_pickle_often(&m->w, "torch.strided");
+    fc_torch_pickle_tuple(&m->w, 1);
+    fc_torch_pickle_op(&m->w, FC_PICKLE_REDUCE);
+    fc_torch_pickle_bool(&m->w, false);
+    metadata_class(m, "_MEM_FORMAT_ENCODING");
+    fc_torch_pickle_int(&m->w, 0);
+    fc_torch_pickle_tuple(&m->w, 1);
+    fc_torch_pickle_op(&m->w, FC_PICKLE_REDUCE);
+    fc_torch_pickle_bool(&m->w, false);
+    fc_torch_pickle_op(&m->w, FC_PICKLE_TUPLE);
+    fc_torch_pickle_op(&m->w, FC_PICKLE_BUILD);
+}
+
+static fc_code write_chunk(metadata_out *m, const dcp_item *item, fc_error *err) {
+    int64_t dims[2 * FC_MAX_DIMS];
+    int ndim = m->wanted->tensors[item->tensor].source->ndim;
+    fc_code rc = fc_dcp_item_box(m->wanted, item, dims, err);
+    if (rc == FC_OK) {
+        metadata_class(m, "ChunkStorageMetadata");
+        begin_instance(m);
+        fc_torch_pickle_often(&m->w, "offsets");
+        write_size(m, ndim, dims);
+        fc_torch_pickle_often(&m->w, "sizes");
+        write_size(m, ndim, dims + ndim);
+        end_instance(m);
+    }
+    return rc;
+}
+
+/* What state_dict_metadata says of a tensor; `*next` is its first item and becomes that of the next one. */
+static fc_code write_tensor(metadata_out *m, uint32_t tensor, size_t *next, fc_error *err) {
+    const fc_wanted_tensor *t = &m->wanted->tensors[tensor];
+    size_t outer = m->batched;
+    fc_code rc = FC_OK;
+    if (t->source->object) {
+        metadata_class(m, "BytesStorageMetadata");
+        fc_torch_pickle_tuple(&m->w, 0);
+        fc_torch_pickle_op(&m->w, FC_PICKLE_NEWOBJ);
+        (*next)++;
+        return FC_OK;
+    }
+    metadata_class(m, "TensorStorageMetadata");
+    begin_instance(m);
+    fc_torch_pickle_often(&m->w, "properties");
+    write_properties(m, t->dtype);
+    fc_torch_pickle_often(&m->w, "size");
+    write_size(m, t->source->ndim, t->source->shape);
+    fc_torch_pickle_often(&m->w, "chunks");
+    begin_batches(m, FC_PICKLE_EMPTY_LIST);
+    for (; rc == FC_OK && *next < m->nitems && m->items[*next].tensor == tensor; (*next)++) {
+        rc = write_chunk(m, &m->items[*next], err);
+        next_in_batch(m, FC_PICKLE_APPENDS);
+    }
+    fc_torch_pickle_op(&m->w, FC_PICKLE_APPENDS);
+    end_instance(m);
+    m->batched = outer;
+    return rc;
+}
+
+static fc_code write_tensors(metadata_out *m, fc_error *err) {
+    size_t next = 0;
+    fc_code rc = FC_OK;
+    begin_batches(m, FC_PICKLE_EMPTY_DICT);
+    for (size_t i = 0; rc == FC_OK && i < m->wanted->ntensors; i++) {
+        fc_torch_pickle_str(&m->w, m->wanted->tensors[i].name);
+        m->names[i] = fc_torch_pickle_put(&m->w);
+        rc = write_tensor(m, (uint32_t)i, &next, err);
+        next_in_batch(m, FC_PICKLE_SETITEMS);
+    }
+    fc_torch_pickle_op(&m->w, FC_PICKLE_SETITEMS);
+    return rc;
+}
+
+static void write_path(metadata_out *m, const fc_path *path, uint32_t name) {
+    fc_torch_pickle_op(&m->w, FC_PICKLE_MARK);
+    if (path->count == 0) {
+        fc_torch_pickle_get(&m->w, name);
+    }
+    for (size_t i = 0; i < path->count; i++) {
+        const fc_path_element *e = &path->elements[i];
+        char *end = NULL;
+        errno = 0;
+        long long index = e->is_index || e->is_number ? strtoll(e->key, &end, 10) : 0;
+        if (end && end != e->key && *end == '\0' && errno == 0) {
+            fc_torch_pickle_int(&m->w, index);
+        } else {
+            fc_torch_pickle_str(&m->w, e->key);
+        }
+    }
+    fc_torch_pickle_op(&m->w, FC_PICKLE_TUPLE);
+}
+
+/* Where each value belongs in the nested state dict. */
+static void write_paths(metadata_out *m) {
+    begin_batches(m, FC_PICKLE_EMPTY_DICT);
+    for (size_t i = 0; i < m->wanted->ntensors; i++) {
+        fc_torch_pickle_get(&m->w, m->names[i]);
+        write_path(m, &m->wanted->tensors[i].path, m->names[i]);
+        next_in_batch(m, FC_PICKLE_SETITEMS);
+    }
+    fc_torch_pickle_op(&m->w, FC_PICKLE_SETITEMS);
+}
+
+static fc_code write_index(metadata_out *m, const dcp_item *item, size_t number, fc_error *err) {
+    const fc_tensor *t = m->wanted->tensors[item->tensor].source;
+    int64_t dims[2 * FC_MAX_DIMS];
+    fc_code rc = t->object ? FC_OK : fc_dcp_item_box(m->wanted, item, dims, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    metadata_class(m, "MetadataIndex");
+    begin_instance(m);
+    fc_torch_pickle_often(&m->w, "fqn");
+    fc_torch_pickle_get(&m->w, m->names[item->tensor]);
+    fc_torch_pickle_often(&m->w, "index");
+    if (t->object) {
+        fc_torch_pickle_op(&m->w, FC_PICKLE_NONE);
+    } else {
+        fc_torch_pickle_int(&m->w, (int64_t)number);
+        fc_torch_pickle_often(&m->w, "offset");
+        write_size(m, t->ndim, dims);
+    }
+    end_instance(m);
+    return FC_OK;
+}
+
+static void write_place(metadata_out *m, const dcp_item *item) {
+    fc_torch_pickle_global(&m->w, "torch.distributed.checkpoint.filesystem", "_StorageInfo");
+    begin_instance(m);
+    fc_torch_pickle_often(&m->w, "relative_path");
+    if (m->paths[item->rank]) {
+        fc_torch_pickle_get(&m->w, m->paths[item->rank] - 1);
+    } else {
+        char name[FC_DCP_FILE_NAME];
+        fc_dcp_file_name(item->rank, name);
+        fc_torch_pickle_str(&m->w, name);
+        m->paths[item->rank] = fc_torch_pickle_put(&m->w) + 1;
+    }
+    fc_torch_pickle_often(&m->w, "offset");
+    fc_torch_pickle_int(&m->w, (int64_t)item->offset);
+    fc_torch_pickle_often(&m->w, "length");
+    fc_torch_pickle_int(&m->w, (int64_t)item->length);
+    end_instance(m);
+}
+
+static fc_code write_places(metadata_out *m, fc_error *err) {
+    fc_code rc = FC_OK;
+    size_t number = 0;
+    begin_batches(m, FC_PICKLE_EMPTY_DICT);
+    for (size_t i = 0; rc == FC_OK && i < m->nitems; i++) {
+        number = i > 0 && m->items[i - 1].tensor == m->items[i].tensor ? number + 1 : 0;
+        rc = write_index(m, &m->items[i], number, err);
+        write_place(m, &m->items[i]);
+        next_in_batch(m, FC_PICKLE_SETITEMS);
+    }
+    fc_torch_pickle_op(&m->w, FC_PICKLE_SETITEMS);
+    return rc;
+}
+
+static fc_code write_root(metadata_out *m, fc_error *err) {
+    metadata_class(m, "Metadata");
+    begin_instance(m);
+    fc_torch_pickle_str(&m->w, "state_dict_metadata");
+    fc_code rc = write_tensors(m, err);
+    fc_torch_pickle_str(&m->w, "planner_data");
+    write_paths(m);
+    fc_torch_pickle_str(&m->w, "storage_data");
+    rc = rc == FC_OK ? write_places(m, err) : rc;
+    fc_torch_pickle_str(&m->w, "storage_meta");
+    fc_torch_pickle_op(&m->w, FC_PICKLE_NONE);
+    fc_torch_pickle_str(&m->w, "version");
+    fc_torch_pickle_str(&m->w, "1.0.0"); /* torch's name of this way to write */
+    end_instance(m);
+    return rc;
+}
+
+static fc_code write_file(metadata_out *m, const char *path, fc_error *err) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be made", path);
+    }
+    fc_torch_pickle_begin_file(&m->w, 4, fd, path);
+    fc_code rc = write_root(m, err);
+    rc = rc == FC_OK ? fc_torch_pickle_end(&m->w, err) : rc;
+    fc_torch_pickle_free(&m->w);
+    if (close(fd) != 0 && rc == FC_OK) {
+        rc = fc_fail_errno(err, errno, "%s: closing failed", path);
+    }
+    return rc;
+}
+
+fc_code fc_dcp_write_metadata(const fc_wanted *wanted, const char *directory, const dcp_item *items, size_t nitems,
+                              fc_error *err) {
+    metadata_out m = {.wanted = wanted, .items = items, .nitems = nitems};
+    m.names = calloc(wanted->ntensors + 1, sizeof *m.names);
+    m.paths = calloc((size_t)fc_mesh_ranks(wanted->mesh) + 1, sizeof *m.paths);
+    fc_arena *arena = fc_arena_new();
+    const char *path = arena ? fc_arena_printf(arena, "%s/.metadata", directory) : NULL;
+    fc_code rc = m.names && m.paths && path ? write_file(&m, path, err)
+                                            : fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+    fc_arena_free(arena);
+    free(m.names);
+    free(m.paths);
+    return rc;
+}

@@ -1,0 +1,113 @@
+/*
+ * Objects of other formats as items of DCP. Input: an object whose bytes mean nothing to torch (attributes of an HDF5
+ * file, the metadata of a safetensors file) and its decoding as JSON. Output: a pickle of a dict that has both, so that
+ * a program can use it and nothing is lost.
+ */
+#include "dcp/writer.h"
+
+#include "core/checked.h"
+#include "fsdpckpt/move.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_BYTES = 64 << 20, MOST_LEVELS = 512 };
+
+static void write_json(fc_torch_pickler *w, const json_t *value, int depth);
+
+static void write_members(fc_torch_pickler *w, const json_t *object, int depth) {
+    fc_torch_pickle_op(w, FC_PICKLE_EMPTY_DICT);
+    for (void *at = json_object_iter((json_t *)(uintptr_t)object); at;
+         at = json_object_iter_next((json_t *)(uintptr_t)object, at)) {
+        fc_torch_pickle_str(w, json_object_iter_key(at));
+        write_json(w, json_object_iter_value(at), depth + 1);
+        fc_torch_pickle_op(w, FC_PICKLE_SETITEM);
+    }
+}
+
+static void write_elements(fc_torch_pickler *w, const json_t *array, int depth) {
+    fc_torch_pickle_op(w, FC_PICKLE_EMPTY_LIST);
+    for (size_t i = 0; i < json_array_size(array); i++) {
+        write_json(w, json_array_get(array, i), depth + 1);
+        fc_torch_pickle_op(w, FC_PICKLE_APPEND);
+    }
+}
+
+static void write_json(fc_torch_pickler *w, const json_t *value, int depth) {
+    json_type type = depth < MOST_LEVELS ? json_typeof(value) : JSON_NULL;
+    switch (type) {
+    case JSON_OBJECT:
+        write_members(w, value, depth);
+        break;
+    case JSON_ARRAY:
+        write_elements(w, value, depth);
+        break;
+    case JSON_STRING:
+        fc_torch_pickle_strn(w, json_string_value(value), json_string_length(value));
+        break;
+    case JSON_INTEGER:
+        fc_torch_pickle_int(w, json_integer_value(value));
+        break;
+    case JSON_REAL:
+        fc_torch_pickle_float(w, json_real_value(value));
+        break;
+    case JSON_TRUE:
+    case JSON_FALSE:
+        fc_torch_pickle_bool(w, type == JSON_TRUE);
+        break;
+    case JSON_NULL:
+        fc_torch_pickle_op(w, FC_PICKLE_NONE);
+        break;
+    }
+}
+
+/* What cannot be read as JSON here (numbers beyond 64 bits, say) stays the text that it is. */
+static void write_decoding(fc_torch_pickler *w, const char *text) {
+    json_t *value = json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+    if (value) {
+        write_json(w, value, 0);
+        json_decref(value);
+    } else {
+        fc_torch_pickle_str(w, text);
+    }
+}
+
+static fc_code read_bytes(const fc_wanted *wanted, const fc_tensor *object, fc_arena *arena, unsigned char **bytes,
+                          fc_error *err) {
+    static const int64_t origin[1] = {0};
+    const fc_box box = {1, origin, object->shape};
+    if (object->shape[0] > MOST_BYTES) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "an object of %lld bytes in the encoding '%s', which DCP does not have: leave it out with "
+                       "--exclude",
+                       (long long)object->shape[0], object->object->encoding);
+    }
+    *bytes = fc_arena_alloc(arena, (size_t)object->shape[0] + 1);
+    return *bytes ? fc_read_box(wanted->source, object, &box, FC_OPAQUE, *bytes, err)
+                  : fc_fail(err, FC_ENOMEM, "out of memory");
+}
+
+fc_code fc_dcp_write_object(const fc_wanted *wanted, const fc_wanted_tensor *object, fc_torch_pickler *w,
+                            fc_error *err) {
+    const fc_tensor *source = object->source;
+    unsigned char *bytes = NULL;
+    const char *json = NULL;
+    fc_arena *arena = fc_arena_new();
+    fc_code rc = arena ? read_bytes(wanted, source, arena, &bytes, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    rc = rc == FC_OK ? fc_checkpoint_object_json(wanted->source, source, arena, &json, err) : rc;
+    if (rc == FC_OK) {
+        fc_torch_pickle_op(w, FC_PICKLE_EMPTY_DICT);
+        fc_torch_pickle_str(w, "encoding");
+        fc_torch_pickle_str(w, source->object->encoding);
+        fc_torch_pickle_op(w, FC_PICKLE_SETITEM);
+        fc_torch_pickle_str(w, "value");
+        write_decoding(w, json);
+        fc_torch_pickle_op(w, FC_PICKLE_SETITEM);
+        fc_torch_pickle_str(w, "data");
+        fc_torch_pickle_bytes(w, bytes, (size_t)source->shape[0]);
+        fc_torch_pickle_op(w, FC_PICKLE_SETITEM);
+    }
+    fc_arena_free(arena);
+    return rc;
+}

@@ -1,0 +1,256 @@
+/*
+ * Writing DCP: a folder of `.metadata` and one data file a rank, `__<rank>_0.distcp`, full checkpoints being of one
+ * rank. Input: the wanted manifest. Output: where each box goes, and around the data the torch.save archive that makes
+ * an item of it; what torch.load needs, it finds in the item alone.
+ *
+ * An object that is a torch.save archive already is an item as it is.
+ */
+#include "dcp/writer.h"
+
+#include "core/checked.h"
+#include "torch/zip_write.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    PAGE = 4096,       /* data at multiples of it can be written past the page cache */
+    PAGED = 16 * PAGE, /* so it is from this size on: less than a tenth is lost */
+};
+
+typedef struct dcp_writer {
+    const fc_wanted *wanted;
+    char *staging;
+    dcp_item *items; /* of all parts so far */
+    size_t nitems, capacity;
+    size_t part_first; /* the first one of the part at hand */
+    fc_arena *scratch; /* its path */
+    fc_torch_pickler pickler;
+    fc_torch_zip zip;
+} dcp_writer;
+
+void fc_dcp_file_name(uint32_t rank, char name[FC_DCP_FILE_NAME]) {
+    snprintf(name, FC_DCP_FILE_NAME, "__%" PRIu32 "_0.distcp", rank);
+}
+
+bool fc_dcp_is_directory(const fc_wanted *wanted) {
+    (void)wanted;
+    return true;
+}
+
+size_t fc_dcp_files(const fc_wanted *wanted) {
+    return (size_t)fc_mesh_ranks(wanted->mesh) + 1;
+}
+
+static fc_code no_memory(const dcp_writer *w, fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "%s: out of memory", w->staging);
+}
+
+fc_code fc_dcp_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err) {
+    dcp_writer *w = calloc(1, sizeof *w);
+    writer->state = w;
+    if (!w || !(w->staging = strdup(staging))) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", staging);
+    }
+    w->wanted = wanted;
+    return FC_OK;
+}
+
+static bool is_archive(const fc_wanted_tensor *t) {
+    return t->source->object && strcmp(t->source->object->encoding, "torch.save") == 0;
+}
+
+static bool has_elements(const fc_tensor *t) {
+    const fc_box box = {t->ndim, t->shape, t->shape};
+    return fc_box_volume(&box) > 0;
+}
+
+/* What has no elements is stored once, as torch does with such a tensor of one rank; empty shards of others are not. */
+static bool is_stored(const fc_wanted *wanted, const fc_part *part, const fc_part_item *item) {
+    const fc_tensor *t = wanted->tensors[item->tensor].source;
+    if (!has_elements(t)) {
+        return part->rank == 0;
+    }
+    const fc_box box = {t->ndim, item->dims, item->dims + t->ndim};
+    return item->owned && fc_box_volume(&box) > 0;
+}
+
+fc_code fc_dcp_item_box(const fc_wanted *wanted, const dcp_item *item, int64_t *dims, fc_error *err) {
+    const fc_tensor *t = wanted->tensors[item->tensor].source;
+    fc_part_item box;
+    if (has_elements(t)) {
+        return fc_wanted_item(wanted, item->tensor, item->rank, dims, &box, err);
+    }
+    for (int d = 0; d < t->ndim; d++) {
+        dims[d] = 0;
+        dims[t->ndim + d] = t->shape[d];
+    }
+    return FC_OK;
+}
+
+/* Lays out the archive of an item in w->zip, its pickle in w->pickler. @return the bytes of its data, if any. */
+static fc_code lay_out(dcp_writer *w, const dcp_item *item, uint64_t *data, fc_error *err) {
+    const fc_wanted_tensor *t = &w->wanted->tensors[item->tensor];
+    int64_t dims[2 * FC_MAX_DIMS];
+    uint64_t bytes = 0;
+    *data = 0;
+    fc_torch_pickle_free(&w->pickler);
+    fc_torch_pickle_begin(&w->pickler, 2);
+    fc_code rc = FC_OK;
+    if (t->source->object) {
+        rc = fc_dcp_write_object(w->wanted, t, &w->pickler, err);
+    } else {
+        rc = fc_dcp_item_box(w->wanted, item, dims, err);
+        const fc_box box = {t->source->ndim, dims, dims + t->source->ndim};
+        fc_torch_tensor_out out = {.dtype = t->dtype, .ndim = box.ndim, .sizes = box.sizes};
+        out.numel = rc == FC_OK ? (uint64_t)fc_box_volume(&box) : 0;
+        bytes = out.numel * fc_dtype_size(t->dtype);
+        fc_torch_pickle_tensor(&w->pickler, &out);
+    }
+    rc = rc == FC_OK ? fc_torch_pickle_end(&w->pickler, err) : rc;
+    rc = rc == FC_OK ? fc_torch_zip_begin(&w->zip, "archive", w->pickler.bytes, w->pickler.size, err) : rc;
+    rc = rc == FC_OK && !t->source->object ? fc_torch_zip_add_data(&w->zip, bytes, data, err) : rc;
+    return rc == FC_OK ? fc_torch_zip_end(&w->zip, err) : rc;
+}
+
+static bool align(uint64_t *at, uint64_t to) {
+    return fc_add_u64(*at, to - 1, at) && (*at = *at / to * to, true);
+}
+
+/* Places the item behind what ends at `*end`. */
+static fc_code place(dcp_writer *w, fc_part_item *item, dcp_item *stored, uint64_t *end, fc_error *err) {
+    const fc_wanted_tensor *t = &w->wanted->tensors[item->tensor];
+    bool archive = is_archive(t);
+    uint64_t data = 0, bytes = fc_part_item_bytes(w->wanted, item);
+    fc_code rc = archive ? FC_OK : lay_out(w, stored, &data, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    stored->length = archive ? bytes : w->zip.length;
+    stored->offset = *end;
+    bool ok = true;
+    if (!archive && bytes >= PAGED) { /* `data` is a multiple of FC_TORCH_ALIGNMENT, and so is the item's place then */
+        ok = fc_add_u64(stored->offset, data, &stored->offset) && align(&stored->offset, PAGE);
+        stored->offset -= data;
+    } else {
+        ok = align(&stored->offset, FC_TORCH_ALIGNMENT);
+    }
+    ok = ok && fc_add_u64(stored->offset, stored->length, end) && *end <= INT64_MAX;
+    item->offset = stored->offset + data;
+    item->owned = item->owned && (archive || !t->source->object); /* what is made here is not moved */
+    return ok ? FC_OK : fc_fail(err, FC_EUNSUPPORTED, "the file of rank %u would be too long", (unsigned)stored->rank);
+}
+
+static fc_code add_item(dcp_writer *w, fc_part *part, fc_part_item *item, uint64_t *end, fc_error *err) {
+    if (w->nitems == w->capacity) {
+        size_t capacity = w->capacity ? w->capacity * 2 : 256;
+        dcp_item *grown = realloc(w->items, capacity * sizeof *grown);
+        if (!grown) {
+            return no_memory(w, err);
+        }
+        w->items = grown;
+        w->capacity = capacity;
+    }
+    dcp_item *stored = &w->items[w->nitems++];
+    *stored = (dcp_item){.tensor = item->tensor, .rank = part->rank};
+    fc_code rc = place(w, item, stored, end, err);
+    return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", w->wanted->tensors[item->tensor].name);
+}
+
+static fc_code make_file(const char *path, uint64_t size, fc_error *err) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be made", path);
+    }
+    fc_code rc = FC_OK;
+    if (ftruncate(fd, (off_t)size) != 0) {
+        rc = fc_fail_errno(err, errno, "%s: cannot have %" PRIu64 " bytes", path, size);
+    }
+    if (close(fd) != 0 && rc == FC_OK) {
+        rc = fc_fail_errno(err, errno, "%s: closing failed", path);
+    }
+    return rc;
+}
+
+fc_code fc_dcp_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
+    dcp_writer *w = writer->state;
+    char name[FC_DCP_FILE_NAME];
+    uint64_t end = 0;
+    fc_arena_free(w->scratch);
+    w->scratch = fc_arena_new();
+    fc_dcp_file_name(part->rank, name);
+    part->path = w->scratch ? fc_arena_printf(w->scratch, "%s/%s", w->staging, name) : NULL;
+    fc_code rc = part->path ? FC_OK : no_memory(w, err);
+    w->part_first = w->nitems;
+    for (size_t i = 0; rc == FC_OK && i < part->nitems; i++) {
+        part->items[i].offset = 0;
+        if (is_stored(w->wanted, part, &part->items[i])) {
+            rc = add_item(w, part, &part->items[i], &end, err);
+        }
+    }
+    return rc == FC_OK ? make_file(part->path, end, err) : rc;
+}
+
+/* What is around the data, now that its CRC is known. */
+static fc_code seal_item(dcp_writer *w, const dcp_item *stored, uint32_t crc32, int fd, const char *path,
+                         fc_error *err) {
+    const fc_wanted_tensor *t = &w->wanted->tensors[stored->tensor];
+    uint64_t data;
+    if (is_archive(t)) {
+        return FC_OK;
+    }
+    fc_code rc = lay_out(w, stored, &data, err);
+    if (rc == FC_OK && !t->source->object) {
+        fc_torch_zip_set_crc32(&w->zip, 0, crc32);
+    }
+    return rc == FC_OK ? fc_torch_zip_write(&w->zip, fd, path, stored->offset, err) : rc;
+}
+
+fc_code fc_dcp_seal(fc_writer *writer, const fc_part *part, fc_error *err) {
+    dcp_writer *w = writer->state;
+    const dcp_item *stored = w->items + w->part_first, *last = w->items + w->nitems;
+    int fd = open(part->path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be opened again", part->path);
+    }
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < part->nitems && stored < last; i++) {
+        if (part->items[i].tensor == stored->tensor) {
+            rc = seal_item(w, stored++, part->items[i].crc32, fd, part->path, err);
+        }
+    }
+    if (close(fd) != 0 && rc == FC_OK) {
+        rc = fc_fail_errno(err, errno, "%s: closing failed", part->path);
+    }
+    return rc;
+}
+
+static int by_tensor(const void *a, const void *b) {
+    const dcp_item *x = a, *y = b;
+    return x->tensor != y->tensor ? (x->tensor < y->tensor ? -1 : 1) : (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+fc_code fc_dcp_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) {
+    dcp_writer *w = writer->state;
+    (void)digests;
+    qsort(w->items, w->nitems, sizeof *w->items, by_tensor);
+    return fc_dcp_write_metadata(w->wanted, w->staging, w->items, w->nitems, err);
+}
+
+void fc_dcp_destroy(fc_writer *writer) {
+    dcp_writer *w = writer->state;
+    if (w) {
+        fc_torch_pickle_free(&w->pickler);
+        fc_torch_zip_free(&w->zip);
+        fc_arena_free(w->scratch);
+        free(w->items);
+        free(w->staging);
+        free(w);
+        writer->state = NULL;
+    }
+}

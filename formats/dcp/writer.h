@@ -1,0 +1,49 @@
+/*
+ * What the parts of the DCP writer share. writer.c lays out the data files, an item a stored box, and writes what is
+ * around the data; object_out.c makes items of objects that other formats keep; metadata_out.c writes `.metadata`.
+ */
+#ifndef FSDPCKPT_FORMATS_DCP_WRITER_H
+#define FSDPCKPT_FORMATS_DCP_WRITER_H
+
+#include "fsdpckpt/format.h"
+#include "torch/pickle_write.h"
+
+/** A stored item: what a _StorageInfo says of it. */
+typedef struct dcp_item {
+    uint64_t offset; /* in the file of `rank` */
+    uint64_t length;
+    uint32_t tensor; /* index into wanted->tensors */
+    uint32_t rank;
+} dcp_item;
+
+enum { FC_DCP_FILE_NAME = 48 };
+
+/** The name of the data file of `rank`. */
+void fc_dcp_file_name(uint32_t rank, char name[FC_DCP_FILE_NAME]);
+
+/**
+ * The box of an item: what the rank holds, or the whole of a tensor without elements.
+ * @param dims receives 2 × ndim numbers.
+ */
+fc_code fc_dcp_item_box(const fc_wanted *wanted, const dcp_item *item, int64_t *dims, fc_error *err);
+
+/**
+ * Writes `.metadata` into `directory`.
+ * @param items sorted by tensor, then rank.
+ */
+fc_code fc_dcp_write_metadata(const fc_wanted *wanted, const char *directory, const dcp_item *items, size_t nitems,
+                              fc_error *err);
+
+/** Pickles an object whose bytes are no torch.save archive: {"encoding": str, "value": its decoding, "data": bytes}. */
+fc_code fc_dcp_write_object(const fc_wanted *wanted, const fc_wanted_tensor *object, fc_torch_pickler *w,
+                            fc_error *err);
+
+bool fc_dcp_is_directory(const fc_wanted *wanted);
+size_t fc_dcp_files(const fc_wanted *wanted);
+fc_code fc_dcp_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
+fc_code fc_dcp_reserve(fc_writer *writer, fc_part *part, fc_error *err);
+fc_code fc_dcp_seal(fc_writer *writer, const fc_part *part, fc_error *err);
+fc_code fc_dcp_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
+void fc_dcp_destroy(fc_writer *writer);
+
+#endif

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Every source format x layout -> every target format, loaded by the format's own library, all bytes equal.
+
+The sources are checkpoints that torch saved (tests/corpus) and their conversions; the truth is what torch says they
+hold, checked against the sums it took before it saved. Then back again: A -> B -> A has the same content. And
+consolidate and reshard between the formats.
+
+usage: matrix.py FSDPCKPT CORPUS [LAYOUT]      exit 77 without torch, h5py or safetensors
+"""
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+try:
+    import reference
+except ImportError as e:
+    print("skipped: %s" % e)
+    sys.exit(77)
+
+from matrix_table import FORMATS, LAYOUTS
+
+NAMES = [name for name, _, _ in FORMATS]
+EXTENSION = {"dcp": "", "h5": ".h5", "pt": ".pt", "safetensors": ".safetensors"}
+
+
+class Failure(Exception):
+    pass
+
+
+def run(*argv):
+    result = subprocess.run(argv, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise Failure("%s: exit %d: %s" % (" ".join(argv[1:]), result.returncode, result.stderr.strip()))
+
+
+def truth_of(case):
+    found = reference.load_dcp(case)
+    with open(os.path.join(case, "expected.json"), encoding="utf-8") as f:
+        expected = json.load(f)
+    for want in expected["tensors"].values():
+        name = ".".join(map(str, want["path"]))
+        if hashlib.sha256(found[name][3]).hexdigest() != want["sha256"]:
+            raise Failure("%s: torch itself loads other bytes of %s than it saved" % (case, name))
+    return found
+
+
+class Matrix:
+    def __init__(self, program, home, layout, case):
+        self.program, self.home = program, home
+        self.full = layout == "full"
+        self.truth = truth_of(case)
+        self.count = 0
+        self.sources = {"dcp": case}
+        for form in NAMES:
+            if form != "dcp":
+                self.sources[form] = self.make("source", form, "convert", case)
+
+    def path(self, name, form, full):
+        return os.path.join(self.home, name + "-" + form + (EXTENSION[form] if full else ""))
+
+    def make(self, name, form, command, source, *options, full=None):
+        path = self.path(name, form, self.full if full is None else full)
+        run(self.program, command, source, "-o", path, "--to", form, "-q", *options)
+        return path
+
+    def check(self, form, path, what):
+        try:
+            reference.compare_leaves(reference.load(form, path, self.truth), self.truth, form == "safetensors")
+        except Exception as e: # whatever the library raises is our failure
+            raise Failure("%s: %s: %s" % (what, type(e).__name__, e))
+        self.count += 1
+        remove(path)
+
+    def convert_all(self):
+        for a in NAMES:
+            for b in NAMES:
+                target = self.make("b", b, "convert", self.sources[a])
+                back = self.make("a", a, "convert", target)
+                self.check(b, target, "%s -> %s" % (a, b))
+                self.check(a, back, "%s -> %s -> %s" % (a, b, a))
+
+    def recut_all(self, options, plan):
+        """The other commands, from each format to each: full, then cut anew."""
+        for a in NAMES:
+            for b in NAMES:
+                full = self.make("full", b, "consolidate", self.sources[a], full=True)
+                if options:
+                    cut = self.make("cut", a, "reshard", full, *options, *(plan if "--tp" in options else []),
+                                    full=False)
+                    self.check(a, cut, "%s -> full %s -> sharded %s" % (a, b, a))
+                self.check(b, full, "%s -> full %s" % (a, b))
+
+
+def remove(path):
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        os.remove(path)
+
+
+def can_fail():
+    """One bit, one size, one name: each is found."""
+    good = {"a": ("tensor", "int8", (2,), b"\0\1"), "b": ("object", "1")}
+    for bad in ({"a": ("tensor", "int8", (2,), b"\0\3")}, {"a": ("tensor", "int8", (2, 1), b"\0\1")},
+                {"b": ("object", "1.0")}, {"c": ("object", "1")}):
+        try:
+            reference.compare_leaves(dict(good, **bad), good)
+        except reference.Wrong:
+            continue
+        raise AssertionError("not found: %s" % bad)
+
+
+def main():
+    can_fail()
+    program, corpus = sys.argv[1:3]
+    failed = 0
+    for layout, case, options in LAYOUTS:
+        if len(sys.argv) > 3 and layout != sys.argv[3]:
+            continue
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None # a thousand fsyncs are not what is tested
+        home = tempfile.mkdtemp(prefix="fc-matrix-", dir=memory)
+        plan = os.path.join(home, "plan.json")
+        with open(plan, "w", encoding="utf-8") as f:
+            json.dump({"*": "colwise"}, f)
+        try:
+            matrix = Matrix(program, home, layout, os.path.join(corpus, case))
+            matrix.convert_all()
+            matrix.recut_all(options, ["--tp-plan", plan])
+            print("%s: %d checkpoints loaded, all equal" % (layout, matrix.count))
+        except Failure as e:
+            failed += 1
+            print("%s: FAILED: %s" % (layout, e))
+        finally:
+            shutil.rmtree(home)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
