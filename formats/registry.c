@@ -6,8 +6,13 @@
 #include <string.h>
 
 static const fc_format *const formats[] = {
-    &fc_format_dcp, /* a line a format */
-    &fc_format_hdf5, &fc_format_schema, &fc_format_safetensors, &fc_format_pt, NULL,
+    &fc_format_dcp,
+    &fc_format_hdf5,
+    &fc_format_schema,
+    &fc_format_safetensors,
+    &fc_format_pt,
+    &fc_format_deepspeed,
+    NULL, /* a line a format */
 };
 
 const fc_format *const *fc_formats(void) {

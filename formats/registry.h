@@ -10,6 +10,7 @@ extern const fc_format fc_format_dcp;
 extern const fc_format fc_format_hdf5;
 extern const fc_format fc_format_pt;
 extern const fc_format fc_format_schema;
+extern const fc_format fc_format_deepspeed;
 extern const fc_format fc_format_safetensors;
 
 #endif

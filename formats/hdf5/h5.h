@@ -23,6 +23,8 @@ fc_code fc_h5_object_json(const fc_checkpoint *checkpoint, const fc_tensor *obje
 fc_code fc_h5_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
 fc_code fc_h5_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                      fc_error *err);
+fc_code fc_h5_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
+                     fc_error *err);
 
 fc_code fc_h5_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
 fc_code fc_h5_reserve(fc_writer *writer, fc_part *part, fc_error *err);

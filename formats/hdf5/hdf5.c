@@ -21,6 +21,7 @@ const fc_format fc_format_hdf5 = {
     .read = fc_h5_read,
     .object_json = fc_h5_object_json,
     .digest = fc_h5_digest,
+    .verify = fc_h5_verify,
     .check_file = fc_h5_check_file,
     .create = fc_h5_create,
     .reserve = fc_h5_reserve,

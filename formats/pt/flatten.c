@@ -107,8 +107,6 @@ static fc_code push_parts(walker *w, fc_pv v) {
     case FC_PV_LIST:
     case FC_PV_SET:
     case FC_PV_FROZENSET:
-        items = fc_pickle_items(w->p, v, &n);
-        return push(w, items, n);
     case FC_PV_DICT:
         items = fc_pickle_items(w->p, v, &n);
         return push(w, items, n);

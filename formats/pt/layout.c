@@ -142,7 +142,7 @@ void fc_pt_layout_free(pt_layout *layout) {
 fc_code fc_pt_layout_share(const pt_layout *layout, const pt_file *f, int64_t rank, const char *name, fc_pv v,
                            pt_share *out, fc_error *err) {
     const json_t *entry = json_object_get(json_object_get(layout->root, "tensors"), name);
-    int64_t coordinate[FC_MAX_MESH_DIMS], stated[FC_MAX_DIMS];
+    int64_t coordinate[FC_MAX_MESH_DIMS], stated[FC_MAX_DIMS] = {0};
     *out = (pt_share){.ndim = -1, .local = v, .mesh = layout->mesh};
     if (!entry) {
         return FC_OK;

@@ -130,6 +130,8 @@ fc_code fc_pt_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
 fc_code fc_pt_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err);
 fc_code fc_pt_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                           fc_error *err);
+fc_code fc_pt_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
+                     fc_error *err);
 fc_code fc_pt_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                      fc_error *err);
 

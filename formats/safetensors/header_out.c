@@ -81,14 +81,18 @@ static json_t *path_json(const fc_path *path) {
     json_t *list = json_array();
     for (size_t i = 0; list && i < path->count; i++) {
         const fc_path_element *e = &path->elements[i];
-        json_array_append_new(list, e->is_index ? json_integer(strtoll(e->key, NULL, 10)) : json_string(e->key));
+        json_t *number = e->is_index || e->is_number ? json_integer(strtoll(e->key, NULL, 10)) : NULL;
+        if (e->is_number || e->is_tuple) {
+            number = json_pack("{s:o}", e->is_number ? "number" : "tuple", number);
+        }
+        json_array_append_new(list, number ? number : json_string(e->key));
     }
     return list;
 }
 
 static bool is_flat(const fc_wanted_tensor *t) {
-    return t->path.count == 0 ||
-           (t->path.count == 1 && !t->path.elements[0].is_index && strcmp(t->path.elements[0].key, t->name) == 0);
+    return t->path.count == 0 || (t->path.count == 1 && !t->path.elements[0].is_index &&
+                                  !t->path.elements[0].is_number && strcmp(t->path.elements[0].key, t->name) == 0);
 }
 
 static json_t *layout_json(const making *m, const fc_wanted_tensor *t) {

@@ -78,22 +78,29 @@ static fc_code apply_dtype(void *context, const char *name, json_t *value, fc_er
     return rc;
 }
 
-/* The elements of a value's path, as the schema's JSON has them: keys, and list indexes as numbers. */
+/* One step: a key is a text, a list index a number, the rest an object that says which: {"tuple": 0}, {"number": -1}.
+ */
+static bool read_element(const applying *a, const json_t *item, fc_path_element *out) {
+    const json_t *tuple = json_object_get(item, "tuple"), *number = json_object_get(item, "number");
+    const json_t *value = tuple ? tuple : number ? number : item;
+    char text[32];
+    *out = (fc_path_element){.is_index = !number && json_is_integer(value), .is_tuple = tuple, .is_number = number};
+    if (json_is_string(item)) {
+        out->key = keep(a, item);
+    } else if (json_is_integer(value) && (number || json_integer_value(value) >= 0)) {
+        int n = snprintf(text, sizeof text, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
+        out->key = fc_arena_strndup(a->arena, text, (size_t)n);
+    }
+    return out->key != NULL;
+}
+
+/* The elements of a value's path. */
 static fc_path_element *read_path(const applying *a, const json_t *list, size_t *count) {
-    char index[32];
     *count = json_array_size(list);
     fc_path_element *elements =
         *count > 0 && *count <= MAX_ELEMENTS ? fc_arena_calloc(a->arena, *count, sizeof *elements) : NULL;
     for (size_t i = 0; elements && i < *count; i++) {
-        const json_t *item = json_array_get(list, i);
-        elements[i].is_index = json_is_integer(item);
-        if (json_is_string(item)) {
-            elements[i].key = keep(a, item);
-        } else if (json_is_integer(item) && json_integer_value(item) >= 0) {
-            int n = snprintf(index, sizeof index, "%" JSON_INTEGER_FORMAT, json_integer_value(item));
-            elements[i].key = fc_arena_strndup(a->arena, index, (size_t)n);
-        }
-        if (!elements[i].key) {
+        if (!read_element(a, json_array_get(list, i), &elements[i])) {
             return NULL;
         }
     }

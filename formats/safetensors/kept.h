@@ -9,7 +9,8 @@
 #define ST_OURS "fsdpckpt."
 /** The version of this program that wrote the file. */
 #define ST_VERSION "fsdpckpt.version"
-/** {name: [element, …]}: the nesting of values that are not flat; a list index is a number. */
+/** {name: [element, …]}: the nesting of values that are not flat. A key is a text, a list index a number; an index of a
+ *  tuple is {"tuple": number}, a key that is a number {"number": number}. */
 #define ST_PATHS "fsdpckpt.paths"
 /** {name: torch's dtype}: where the format has none of that kind (see st_stored). */
 #define ST_DTYPES "fsdpckpt.dtypes"

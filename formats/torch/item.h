@@ -80,6 +80,18 @@ fc_code fc_torch_item_record(const fc_torch_item *item, const fc_torch_tensor *t
 fc_code fc_torch_item_storage(const fc_torch_item *item, const fc_torch_tensor *tensor, const fc_zip_entry **out,
                               fc_error *err);
 
+struct fc_defect; /* fsdpckpt/verify.h */
+struct fc_findings;
+
+/**
+ * Compares the records of an open archive with their CRC-32s; each that is damaged is a finding.
+ * @param read_data also those of tensors that are stored as they are.
+ * @param item      for the findings: file and tensor.
+ * @param covered   set to false when some record has no CRC, is damaged, or too large to be read.
+ */
+fc_code fc_torch_check_records(fc_torch_item *archive, bool read_data, const struct fc_defect *item,
+                               struct fc_findings *findings, bool *covered, fc_error *err);
+
 /**
  * The safe decoding of a pickled value as JSON text, allocated from `arena`. The forms are those of
  * docs/HDF5_SCHEMA.md, "Objects", and are listed in object_json.c.

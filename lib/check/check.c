@@ -83,8 +83,7 @@ const char *fc_check_quote(checking *c, const char *text) {
     *to++ = '\'';
     for (; *text; text++) {
         if (*text == '\'') {
-            memcpy(to, "'\\''", 4);
-            to += 4;
+            to = stpcpy(to, "'\\''");
         } else {
             *to++ = *text;
         }

@@ -79,11 +79,8 @@ typedef struct fc_wrapper {
     const char *component; /* with its dot: "_orig_mod." */
     const char *by;        /* "torch.compile" */
 } fc_wrapper;
-extern const fc_wrapper fc_wrappers[];
-extern const size_t fc_wrapper_count;
-
-/** Whether a name has the component `wrapper` (with its dot) somewhere, from the start on if `leading`. */
-bool fc_has_component(const char *name, const char *wrapper, bool leading);
+enum { FC_WRAPPERS = 5 };
+extern const fc_wrapper fc_wrappers[FC_WRAPPERS];
 
 /** A name without the components that wrappers leave; `which` receives the bits of those that were there. */
 const char *fc_check_unwrap(checking *c, const char *name, size_t len, unsigned *which);

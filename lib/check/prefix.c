@@ -220,7 +220,7 @@ static size_t find_wrapped(checking *c, const fc_unpaired *here, const fc_unpair
 
 static const char *components_of(checking *c, unsigned which) {
     const char *list = "";
-    for (size_t w = 0; w < fc_wrapper_count; w++) {
+    for (size_t w = 0; w < FC_WRAPPERS; w++) {
         if (which >> w & 1) {
             list = fc_check_text(c, "%s%s%s", list, *list ? "' and '" : "", fc_wrappers[w].component);
         }

@@ -13,7 +13,7 @@
 #include <string.h>
 
 /* Alike tensors that are compared with each other at most: a guess is not worth more. */
-enum { MOST_ALIKE = 48, LEAST_SIMILARITY = 40 };
+enum { MOST_ALIKE = 24, LEAST_SIMILARITY = 40 };
 
 /* A tensor that may be called otherwise on the other side. */
 typedef struct candidate {
@@ -118,31 +118,36 @@ static int similarity(const char *a, const char *b) {
     return (int)(200 * shared / (na + nb - 2));
 }
 
-/* Pairs the members of one group, the most similar first; among equals the earlier, as state dicts keep their order. */
-static void match_alike(matching *m, candidate *a, size_t na, candidate *b, size_t nb) {
-    na = na > MOST_ALIKE ? MOST_ALIKE : na;
-    nb = nb > MOST_ALIKE ? MOST_ALIKE : nb;
-    for (;;) {
-        int best = LEAST_SIMILARITY - 1;
-        candidate *x = NULL, *y = NULL;
-        for (size_t i = 0; i < na; i++) {
-            for (size_t j = 0; j < nb; j++) {
-                if (a[i].taken || b[j].taken) {
-                    continue;
-                }
-                int s = similarity(m->here->names->items[a[i].index].name, m->there->names->items[b[j].index].name);
-                if (s > best) {
-                    best = s;
-                    x = &a[i];
-                    y = &b[j];
-                }
+/* The most similar of those that are not taken; among equals the earlier, as state dicts keep their order. */
+static bool most_similar(const candidate *a, size_t na, const candidate *b, size_t nb,
+                         int alike[MOST_ALIKE][MOST_ALIKE], size_t *x, size_t *y) {
+    int best = LEAST_SIMILARITY - 1;
+    for (size_t i = 0; i < na; i++) {
+        for (size_t j = 0; j < nb; j++) {
+            if (!a[i].taken && !b[j].taken && alike[i][j] > best) {
+                best = alike[i][j];
+                *x = i;
+                *y = j;
             }
         }
-        if (!x) {
-            return;
+    }
+    return best >= LEAST_SIMILARITY;
+}
+
+/* Pairs the members of one group, the most similar first. */
+static void match_alike(matching *m, candidate *a, size_t na, candidate *b, size_t nb) {
+    int alike[MOST_ALIKE][MOST_ALIKE];
+    size_t x = 0, y = 0;
+    na = na > MOST_ALIKE ? MOST_ALIKE : na;
+    nb = nb > MOST_ALIKE ? MOST_ALIKE : nb;
+    for (size_t i = 0; i < na; i++) {
+        for (size_t j = 0; j < nb; j++) {
+            alike[i][j] = similarity(m->here->names->items[a[i].index].name, m->there->names->items[b[j].index].name);
         }
-        x->taken = y->taken = true;
-        m->found[m->count++] = (renamed){.pair = {x->index, y->index}};
+    }
+    while (most_similar(a, na, b, nb, alike, &x, &y)) {
+        a[x].taken = b[y].taken = true;
+        m->found[m->count++] = (renamed){.pair = {a[x].index, b[y].index}};
     }
 }
 

@@ -6,23 +6,39 @@
 
 #include <string.h>
 
-const fc_wrapper fc_wrappers[] = {
+const fc_wrapper fc_wrappers[FC_WRAPPERS] = {
     {"module.", "DistributedDataParallel"},
     {"_orig_mod.", "torch.compile"},
     {"_fsdp_wrapped_module.", "FSDP"},
     {"_fpw_module.", "FSDP of torch 1"},
     {"_checkpoint_wrapped_module.", "activation checkpointing"},
 };
-const size_t fc_wrapper_count = sizeof fc_wrappers / sizeof *fc_wrappers;
 
-/* The wrapper whose component the `n` characters at `at` are, or fc_wrapper_count. */
+/* The wrapper whose component the `n` characters at `at` are, or FC_WRAPPERS. */
 static size_t wrapper_of(const char *at, size_t n) {
     size_t w = 0;
-    while (w < fc_wrapper_count &&
-           (strlen(fc_wrappers[w].component) != n || memcmp(fc_wrappers[w].component, at, n) != 0)) {
+    while (w < FC_WRAPPERS && (strlen(fc_wrappers[w].component) != n || memcmp(fc_wrappers[w].component, at, n) != 0)) {
         w++;
     }
     return w;
+}
+
+/* The length of the component at `at`, its dot included. */
+static size_t component_length(const char *at, size_t left) {
+    const char *dot = memchr(at, '.', left);
+    return dot ? (size_t)(dot + 1 - at) : left;
+}
+
+/* The bits of the wrappers that a name has. */
+static unsigned wrappers_in(const char *name) {
+    unsigned set = 0;
+    size_t len = strlen(name);
+    for (size_t at = 0, n; at < len; at += n) {
+        n = component_length(name + at, len - at);
+        size_t w = wrapper_of(name + at, n);
+        set |= w < FC_WRAPPERS ? 1U << w : 0;
+    }
+    return set;
 }
 
 const char *fc_check_unwrap(checking *c, const char *name, size_t len, unsigned *which) {
@@ -30,10 +46,9 @@ const char *fc_check_unwrap(checking *c, const char *name, size_t len, unsigned 
     char *copy = fc_check_room(c, len + 1, 1);
     char *to = copy;
     for (size_t at = 0, n; copy && at < len; at += n) {
-        const char *dot = memchr(name + at, '.', len - at);
-        n = dot ? (size_t)(dot + 1 - (name + at)) : len - at;
+        n = component_length(name + at, len - at);
         size_t w = wrapper_of(name + at, n);
-        if (w < fc_wrapper_count) {
+        if (w < FC_WRAPPERS) {
             set |= 1U << w;
         } else {
             memcpy(to, name + at, n);
@@ -60,7 +75,7 @@ const char *fc_check_regex(checking *c, const char *text, size_t len) {
 
 const char *fc_check_drop_options(checking *c, unsigned which) {
     const char *options = "";
-    for (size_t w = 0; w < fc_wrapper_count; w++) {
+    for (size_t w = 0; w < FC_WRAPPERS; w++) {
         if (which >> w & 1) {
             const char *component = fc_wrappers[w].component;
             options = fc_check_text(c, "%s%s--rename 's/%s//g'", options, *options ? " " : "",
@@ -72,7 +87,7 @@ const char *fc_check_drop_options(checking *c, unsigned which) {
 
 const char *fc_check_wrapped_by(checking *c, unsigned which) {
     const char *list = "";
-    for (size_t w = 0; w < fc_wrapper_count; w++) {
+    for (size_t w = 0; w < FC_WRAPPERS; w++) {
         if (which >> w & 1) {
             list = fc_check_text(c, "%s%s%s", list, *list ? ", " : "", fc_wrappers[w].by);
         }
@@ -98,26 +113,30 @@ static void check_flat_parameters(checking *c) {
 /* Without a reference nothing says that the model is not wrapped itself: these are warnings. "module." may be the
    model's own name for a part of it, unless all names start with it. */
 void fc_check_wrappers(checking *c) {
-    for (size_t w = 0; w < fc_wrapper_count; w++) {
-        const char *component = fc_wrappers[w].component;
-        size_t len = strlen(component), leading = 0;
-        fc_finding f = {.detail = component, .expected = fc_wrappers[w].by};
-        for (size_t i = 0; i < c->names.count; i++) {
-            const char *name = c->names.items[i].name;
-            unsigned which;
-            fc_check_unwrap(c, name, strlen(name), &which);
+    fc_finding found[FC_WRAPPERS] = {{.kind = FC_FOUND_WRAPPED_NAMES}};
+    size_t leading[FC_WRAPPERS] = {0};
+    for (size_t i = 0; i < c->names.count; i++) {
+        const char *name = c->names.items[i].name;
+        unsigned which = wrappers_in(name);
+        for (size_t w = 0; which && w < FC_WRAPPERS; w++) {
             if (which >> w & 1) {
-                f.name = f.count++ ? f.name : name;
-                leading += strncmp(name, component, len) == 0;
+                const char *component = fc_wrappers[w].component;
+                found[w].name = found[w].count++ ? found[w].name : name;
+                leading[w] += strncmp(name, component, strlen(component)) == 0;
             }
         }
-        bool all = leading == c->names.count, telling = component[0] == '_';
-        if (f.count == 0 || !(all || telling)) {
-            continue;
+    }
+    for (size_t w = 0; w < FC_WRAPPERS; w++) {
+        const char *component = fc_wrappers[w].component;
+        bool all = leading[w] == c->names.count, telling = component[0] == '_';
+        if (found[w].count > 0 && (all || telling)) {
+            found[w].kind = all ? FC_FOUND_WRAPPED_PREFIX : FC_FOUND_WRAPPED_NAMES;
+            found[w].detail = component;
+            found[w].expected = fc_wrappers[w].by;
+            found[w].option =
+                all ? fc_check_text(c, "--strip-prefix %s", component) : fc_check_drop_options(c, 1U << w);
+            fc_check_add(c, &found[w]);
         }
-        f.kind = all ? FC_FOUND_WRAPPED_PREFIX : FC_FOUND_WRAPPED_NAMES;
-        f.option = all ? fc_check_text(c, "--strip-prefix %s", component) : fc_check_drop_options(c, 1U << w);
-        fc_check_add(c, &f);
     }
     check_flat_parameters(c);
 }

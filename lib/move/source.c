@@ -434,3 +434,10 @@ fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_
     }
     return rc;
 }
+
+fc_code fc_source_bytes(fc_source *source, uint32_t file, uint64_t offset, unsigned char *out, size_t size,
+                        fc_error *err) {
+    fc_input *input = NULL;
+    fc_code rc = open_cached(source, file, &input, err);
+    return rc == FC_OK ? fc_input_read(input, out, size, offset, source->scratch, source->scratch_size, err) : rc;
+}

@@ -22,6 +22,10 @@ void fc_source_free(fc_source *source);
 /** Bytes that a source holds beside its window. */
 size_t fc_source_overhead(void);
 
+/** Reads `size` bytes of file `file` (an index into fc_checkpoint.files) as they are stored. */
+fc_code fc_source_bytes(fc_source *source, uint32_t file, uint64_t offset, unsigned char *out, size_t size,
+                        fc_error *err);
+
 /**
  * Fills `out` with the elements of `box` in row-major order, in the tensor's own type and this machine's byte order.
  * `box` lies within what `coverage` covers. Each element is written exactly once, else FC_ECORRUPT.

@@ -70,7 +70,7 @@ fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selec
         out->stripped += strip;
         if (!*name) {
             return fc_fail(err, FC_EUSAGE, "%s: --strip-prefix '%s' leaves nothing of the name '%s'", checkpoint->path,
-                           selection->strip_prefix, t->name);
+                           s.prefix, t->name);
         }
         if (!is_selected(&s, t->name, name)) {
             out->left_out++;

@@ -75,9 +75,9 @@ class Diff(harness.Case):
         # Globs match names with the prefix or without, on both sides.
         for glob in ("model.layers.*", "layers.*"):
             text = self.ok("diff", "a.h5", "b.h5", "--strip-prefix", "model.", "--include", glob)
-            self.assertIn("10 left out\n", text)
+            self.assertIn(": equal: 6 the same (6 by digest), 10 left out\n", text)
             text = self.ok("diff", "a.h5", "b.h5", "--strip-prefix", "model.", "--exclude", glob)
-            self.assertIn(": equal: 5 the same, 12 left out\n", text)
+            self.assertIn(": equal: 5 the same (5 by digest), 12 left out\n", text)
         self.fails(2, "diff", "a.h5", "c.h5", "--strip-prefix", "x.", contains=["matches no name of a.h5 or c.h5"])
         self.fails(2, "diff", "a.h5", "c.h5", "--include", "nothing", contains=["nothing is left"])
 

@@ -1,4 +1,5 @@
-"""Makes pt/layout.pt and pt/layout-zip64.bin: the archive as PyTorch lays it out, for test_zip_write.c.
+"""Makes pt/layout.pt and pt/layout-zip64.bin: the archive as PyTorch lays it out, for test_zip_write.c; and
+pt/legacy.pt, the same values in the format of before torch 1.6, for test_pt.c.
 
 layout.pt is a small torch.save file. layout-zip64.bin is one of 4.4 GB without the bytes of its large record (all of
 them zeros, from a sparse file): what lies before, 832 bytes, then what lies behind.
@@ -34,6 +35,7 @@ def main():
     OUT.mkdir(exist_ok=True)
     small = {"a": torch.arange(10.0), "e": torch.zeros(0), "b": torch.zeros(3, dtype=torch.bfloat16), "o": 3.5}
     torch.save(small, OUT / "layout.pt")
+    torch.save(small, OUT / "legacy.pt", _use_new_zipfile_serialization=False)
     with tempfile.NamedTemporaryFile() as f:
         f.truncate(LARGE)
         storage = torch.UntypedStorage.from_file(f.name, False, LARGE)

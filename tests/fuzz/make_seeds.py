@@ -56,6 +56,19 @@ def main():
                 write(out, "zip", archive)
                 start = archive.find(b"\x80\x02")
                 write(out, "pickle", archive[start:archive.find(b"PK\1\2", start)])
+    torch_files(corpus, out)
+
+
+def torch_files(corpus, out):
+    """Whole torch.save files, and the pickles in them: those of DTensors and ShardedTensors, too."""
+    for folder, _, names in sorted(os.walk(os.path.join(corpus, "pt"))):
+        for name in sorted(names):
+            if name.endswith(".pt"):
+                data = read(folder, name)
+                write(out, "pt", data)
+                if data[:2] == b"PK":
+                    start = data.find(b"\x80\x02")
+                    write(out, "pt", data[start:data.find(b"PK\7\x08", start)])
 
 
 if __name__ == "__main__":

@@ -152,10 +152,9 @@ static void large_value(void **state) {
     assert_non_null(header);
     size_t n = (size_t)sprintf(header, "{\"a\":{\"shape\":[");
     while (n < SIZE) {
-        memcpy(header + n, "[],", 3);
-        n += 3;
+        n += (size_t)sprintf(header + n, "[],");
     }
-    strcpy(header + n, "[]]}}");
+    sprintf(header + n, "[]]}}");
     put("a.safetensors", header, strlen(header), "", 0);
     free(header);
     fc_checkpoint *c;

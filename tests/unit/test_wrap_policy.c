@@ -321,6 +321,31 @@ static void shared_ones_have_one_unit(void **state) {
     assert_int_equal(fc_module_tree_new(tied, 2, NULL, f->arena, &f->tree, &f->err), FC_EUSAGE);
 }
 
+static void units_are_flat_parameters(void **state) {
+    fixture *f = *state;
+    const char *const *const groups[] = {NAMES("head.w", "embed.w"), NULL};
+    const fc_model_info info = {.shared = groups, .frozen = NAMES("layers.0")};
+    fc_units units;
+    fc_flat_layout layout;
+    const fc_flat_desc *descs;
+    grow_good(f, NAMES("embed.w", "layers.0.a.w", "head.w", "norm.w"), &info);
+    fc_wrap_blocks(&f->targets);
+    assert_int_equal(fc_wrap_units(&f->targets, f->arena, &units, &f->err), FC_OK);
+    assert_int_equal(units.units[1].nnames, 3);
+    for (size_t u = 0; u < 2; u++) {
+        assert_int_equal(fc_unit_flat_descs(&f->tree, &units.units[u], f->arena, &descs, &f->err), FC_OK);
+        assert_int_equal(fc_flat_layout_new(descs, units.units[u].nnames, 4, false, FC_F32, f->arena, &layout, &f->err),
+                         FC_OK);
+        assert_int_equal(layout.numel, units.units[u].numel);
+        assert_int_equal(layout.nparams, units.units[u].nparameters);
+        assert_int_equal(layout.requires_grad, u == 1);
+    }
+    assert_int_equal(layout.nshared, 1);
+    assert_string_equal(layout.shared[0].fqn, "head.w");
+    assert_string_equal(layout.params[layout.shared[0].primary].fqn, "embed.w");
+    assert_int_equal(layout.shard_numel, 3);
+}
+
 static void shared_modules(void **state) {
     fixture *f = *state;
     const char *const *const groups[] = {NAMES("b.m", "a.m"), NULL};
@@ -442,6 +467,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(overridden_classes_are_named_once, setup, teardown),
         cmocka_unit_test_setup_teardown(units_are_frozen_or_not, setup, teardown),
         cmocka_unit_test_setup_teardown(shared_ones_have_one_unit, setup, teardown),
+        cmocka_unit_test_setup_teardown(units_are_flat_parameters, setup, teardown),
         cmocka_unit_test_setup_teardown(shared_modules, setup, teardown),
         cmocka_unit_test_setup_teardown(policy_files, make_file, remove_file),
         cmocka_unit_test_setup_teardown(wrong_files, make_file, remove_file),

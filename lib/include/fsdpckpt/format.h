@@ -14,6 +14,9 @@
 extern "C" {
 #endif
 
+struct fc_findings; /* verify.h */
+struct fc_verify_report;
+
 /** What a probe may look at: nothing else is opened, nothing is changed. */
 typedef struct fc_probe {
     const char *path;
@@ -57,6 +60,12 @@ typedef struct fc_format {
     /** As fc_checkpoint_digest. NULL when the format records none. */
     fc_code (*digest)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                       fc_error *err);
+
+    /** Checks what only the format knows of: headers, records beside the tensors' bytes. Every defect goes to
+     *  `findings`; fails only when it cannot go on. NULL when there is nothing. */
+    fc_code (*verify)(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
+                      fc_error *err);
+    const char *unverified; /**< what no digest of this format covers, for people; NULL: nothing */
 
     bool wants_crc32; /**< seal needs fc_part_item.crc32 */
     /** Whether the data file `index`, which is there and long enough for the chunks, is what the checkpoint takes it

@@ -16,9 +16,9 @@ extern "C" {
 
 /** Shared by the caller, its signal handler and the workers. */
 typedef struct fc_progress {
-    atomic_uint_fast64_t done; /**< bytes written */
-    uint64_t total;            /**< bytes to write */
-    atomic_bool cancel;        /**< set it to stop: the job returns FC_EINTERRUPTED and leaves nothing behind */
+    atomic_uint_fast64_t done;  /**< bytes written */
+    atomic_uint_fast64_t total; /**< bytes to write; 0: not known yet */
+    atomic_bool cancel;         /**< set it to stop: the job returns FC_EINTERRUPTED and leaves nothing behind */
 } fc_progress;
 
 typedef struct fc_move_options {

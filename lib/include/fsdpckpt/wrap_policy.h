@@ -13,6 +13,7 @@
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
+#include "fsdpckpt/flat_param.h"
 #include "fsdpckpt/wanted.h"
 
 #include <stdbool.h>
@@ -264,6 +265,8 @@ typedef struct fc_unit {
     fc_unit_options options;
     const uint32_t *parameters; /**< into the tree's, in the order of FSDP's flat parameter; shared ones once */
     size_t nparameters;
+    const uint32_t *names; /**< the same with shared ones as often as they occur */
+    size_t nnames;
     int64_t numel;
     uint64_t bytes;
 } fc_unit;
@@ -276,6 +279,13 @@ typedef struct fc_units {
 /** Applies the targets to a list. The checks come before; without them a shared parameter is in the unit of the first.
  */
 fc_code fc_wrap_units(const fc_wrap_targets *targets, fc_arena *arena, fc_units *out, fc_error *err);
+
+/**
+ * The parameters of a unit as fc_flat_layout_new takes them.
+ * @param out receives unit->nnames of them, in `arena`.
+ */
+fc_code fc_unit_flat_descs(const fc_module_tree *tree, const fc_unit *unit, fc_arena *arena, const fc_flat_desc **out,
+                           fc_error *err);
 
 /** A policy from a file, see fc_wrap_file_load. */
 typedef struct fc_wrap_file fc_wrap_file;

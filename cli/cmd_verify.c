@@ -1,0 +1,162 @@
+/*
+ * verify: is every byte what it was when it was written? Options to fc_verify, its defects to stdout as they are found.
+ */
+#include "command.h"
+#include "json_out.h"
+#include "progress.h"
+#include "signals.h"
+
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/verify.h"
+
+/* What is being printed. */
+typedef struct printing {
+    text_out *out;
+    json_out json;
+    bool is_json, quiet;
+} printing;
+
+static void print_defect(void *context, const fc_defect *d) {
+    printing *p = context;
+    if (p->quiet) {
+        return;
+    }
+    if (!p->is_json) {
+        text_name(p->out, d->message);
+        text_puts(p->out, "\n");
+        return;
+    }
+    jw_open(&p->json, '{');
+    JSON_MEMBER(&p->json, string, "file", d->file);
+    jw_key(&p->json, "offset");
+    if (d->has_offset) {
+        jw_uint(&p->json, d->offset);
+    } else {
+        jw_string(&p->json, NULL);
+    }
+    JSON_MEMBER(&p->json, string, "tensor", d->tensor);
+    JSON_MEMBER(&p->json, string, "message", d->message);
+    jw_close(&p->json, '}');
+}
+
+static void begin(printing *p, const fc_checkpoint *checkpoint) {
+    if (!p->is_json || p->quiet) {
+        return;
+    }
+    jw_begin(&p->json, p->out, 2);
+    jw_open(&p->json, '{');
+    JSON_MEMBER(&p->json, string, "fsdpckpt", "verify");
+    JSON_MEMBER(&p->json, uint, "version", 1);
+    JSON_MEMBER(&p->json, string, "source", checkpoint->path);
+    JSON_MEMBER(&p->json, string, "format", checkpoint->format->name);
+    jw_key(&p->json, "defects");
+    jw_open(&p->json, '[');
+}
+
+static void end_json(printing *p, const fc_checkpoint *checkpoint, const fc_verify_report *r) {
+    json_out *j = &p->json;
+    jw_close(j, ']');
+    JSON_MEMBER(j, uint, "tensors", r->tensors);
+    JSON_MEMBER(j, uint, "objects", r->objects);
+    JSON_MEMBER(j, uint, "files", r->files);
+    JSON_MEMBER(j, uint, "bytes_read", r->bytes);
+    JSON_MEMBER(j, uint, "with_digest", r->digested);
+    JSON_MEMBER(j, uint, "without_digest", r->undigested);
+    JSON_MEMBER(j, uint, "bytes_without_digest", r->undigested_bytes);
+    JSON_MEMBER(j, uint, "files_with_header_digest", r->headers_digested);
+    JSON_MEMBER(j, bool, "sealed", r->sealed);
+    JSON_MEMBER(j, string, "unverified", r->sealed ? NULL : checkpoint->format->unverified);
+    jw_close(j, '}');
+    text_puts(p->out, "\n");
+}
+
+/* What the digests cover, and what they do not: nobody shall think that more was checked than was. */
+static void end_text(printing *p, const fc_checkpoint *checkpoint, const fc_verify_report *r) {
+    char bytes[TEXT_SIZE_MAX];
+    size_t values = r->tensors + r->objects;
+    text_name(p->out, checkpoint->path);
+    text_printf(p->out, ": %zu %s and %zu %s in %zu %s, %s of data read\n", r->tensors,
+                r->tensors == 1 ? "tensor" : "tensors", r->objects, r->objects == 1 ? "object" : "objects", r->files,
+                r->files == 1 ? "file" : "files", text_bytes(bytes, r->bytes));
+    if (r->sealed) {
+        text_puts(p->out, "covered: every byte of every file, by the seal\n");
+    } else {
+        text_printf(p->out, "covered by digests: the data of %zu of %zu, the headers of %zu of %zu files\n",
+                    r->digested, values, r->headers_digested, r->files);
+    }
+    if (!r->sealed && r->undigested > 0) {
+        text_printf(
+            p->out,
+            "not covered: the data of %zu (%s), which was read and compared with nothing; verify --seal records "
+            "digests for the next time\n",
+            r->undigested, text_bytes(bytes, r->undigested_bytes));
+    }
+    if (!r->sealed && checkpoint->format->unverified) {
+        text_printf(p->out, "not covered: %s\n", checkpoint->format->unverified);
+    }
+    text_printf(p->out,
+                r->defects == 0   ? "no defects\n"
+                : r->defects == 1 ? "1 defect\n"
+                                  : "%llu defects\n",
+                (unsigned long long)r->defects);
+}
+
+static fc_code verify(const options *o, const fc_checkpoint *checkpoint, printing *p, fc_verify_report *report,
+                      fc_error *err) {
+    fc_progress progress = {0};
+    fc_move_options how = {.threads = (int)o->jobs, .memory = o->memory, .progress = &progress};
+    progress_view *view = o->quiet ? NULL : progress_start(&progress, (progress_mode)o->progress);
+    signals_cancel(&progress);
+    fc_code rc = fc_verify(checkpoint, &how, print_defect, p, report, err);
+    signals_cancel(NULL);
+    progress_stop(view);
+    return rc;
+}
+
+static fc_code run(cli_call *call, fc_error *err) {
+    const options *o = call->options;
+    const fc_open_options how = {.follow_external = o->follow_external};
+    fc_checkpoint *checkpoint = NULL;
+    fc_verify_report report;
+    printing p = {.out = call->out, .is_json = o->json, .quiet = o->quiet};
+    fc_code rc = fc_checkpoint_open(o->operands[0], &how, &checkpoint, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    begin(&p, checkpoint);
+    rc = verify(o, checkpoint, &p, &report, err);
+    if (rc == FC_OK && !p.quiet) {
+        (p.is_json ? end_json : end_text)(&p, checkpoint, &report);
+    }
+    if (rc == FC_OK && report.defects > 0) {
+        rc = FC_EFOUND;
+    }
+    fc_checkpoint_close(checkpoint);
+    return rc;
+}
+
+static const char *const examples[] = {
+    "fsdpckpt verify ckpt/",
+    "before it is copied, deleted or trained on",
+    "fsdpckpt verify ckpt/ --json > defects.json",
+    "every defect with its file, offset and tensor",
+    NULL,
+};
+
+const command command_verify = {
+    .name = "verify",
+    .operands = "SRC",
+    .min_operands = 1,
+    .max_operands = 1,
+    .summary = "check every byte of a checkpoint against its digests",
+    .description =
+        "Reads all of SRC and compares it with the digests that are recorded in it: those that fsdpckpt writes for "
+        "each tensor, each shard and the headers of each file, and the CRCs of zip archives (DCP, torch.save). Checks "
+        "that the chunks cover each tensor, that objects can be decoded, and that what headers say fits the files.\n\n"
+        "Prints every defect with its file, offset and tensor, then what the digests cover and what they do not. "
+        "Exit status: 0 no defect, 1 defects, 3 SRC cannot be opened at all.",
+    .examples = examples,
+    .takes = TAKES_COMMON | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) |
+             TAKES(OPT_JSON),
+    .run = run,
+};

@@ -1,0 +1,472 @@
+/*
+ * train_mlp: trains a small multi-layer perceptron with FSDP and AdamW, without Python: over threads, MPI or NCCL; in
+ * mixed precision, with gradient accumulation, HSDP, prefetching and offloading. It saves sharded HDF5 checkpoints,
+ * resumes from checkpoints of any layout and format, and can write all it computed for a comparison with PyTorch.
+ *
+ *   train_mlp --ranks 4 --steps 10 --save ckpt
+ *   fsdpckpt reshard ckpt -o ckpt2 --dp 2
+ *   mpirun -n 2 train_mlp --comm mpi --resume ckpt2 --steps 10
+ *
+ * The computation itself is the host's (mlp.c); parameters, gradients and optimizer state live where FSDP keeps them.
+ */
+#include "train.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdlib.h>
+#include <string.h>
+
+void train_name(const mlp_layer *layer, int kind, char *out, size_t size) {
+    snprintf(out, size, "%s.%s", layer->name, kind == 0 ? "weight" : "bias");
+}
+
+/* Parameters of the model before training: the same on all ranks, from one generator in the order of the layers. */
+static fc_code new_param(mlp_random *random, const mlp_layer *layer, int kind, fc_device *device, fc_array *out,
+                         fc_error *err) {
+    float values[MLP_WIDEST * MLP_WIDEST];
+    int64_t shape[] = {layer->out, layer->in}, count = kind == 0 ? (int64_t)layer->out * layer->in : layer->out;
+    for (int64_t i = 0; i < count; i++) {
+        values[i] = mlp_random_next(random) * 0.25f;
+    }
+    fc_code rc = fc_array_new(device, FC_F32, kind == 0 ? 2 : 1, shape, out, err);
+    return rc == FC_OK ? train_store(out, values, err) : rc;
+}
+
+static fc_code add_layer(trainer *t, int i, mlp_random *random, const fc_checkpoint *from, fc_error *err) {
+    const mlp_layer *layer = &mlp_layers[i];
+    fc_fsdp_param_init init[2];
+    fc_fsdp_tensor tensors[2] = {{.is_dtensor = false}, {.is_dtensor = false}};
+    char names[2][64];
+    fc_code rc = FC_OK;
+    for (int kind = 0; rc == FC_OK && kind < 2; kind++) {
+        fc_array *local = &tensors[kind].local;
+        train_name(layer, kind, names[kind], sizeof names[kind]);
+        rc = from ? train_load_param(from, layer, kind, NULL, t->world->device, local, err)
+                  : new_param(random, layer, kind, t->world->device, local, err);
+        init[kind] = (fc_fsdp_param_init){names[kind], &tensors[kind], true, -1};
+    }
+    rc = rc == FC_OK ? fc_fsdp_add_handle(t->layers[i].unit, init, 2, &t->layers[i].handle, err) : rc;
+    fc_array_free(&tensors[0].local);
+    fc_array_free(&tensors[1].local);
+    return rc;
+}
+
+/* An optimizer state: zeros, or the rank's shard of what was saved, cut as the parameters are. */
+static fc_code add_state(trainer *t, int i, const char *name, const fc_checkpoint *from, fc_array *out, fc_error *err) {
+    fc_fsdp_handle *handle = t->layers[i].handle;
+    const fc_flat_layout *layout = fc_fsdp_layout(handle);
+    fc_device *device = t->world->device;
+    fc_array params[2] = {{0}}, flat = {0}, shard = {0};
+    int64_t rank = layout->world_size > 1 ? t->shard->rank : 0;
+    fc_code rc = fc_array_new(fc_fsdp_local_shard(handle)->device, FC_F32, 1, &layout->shard_numel, out, err);
+    if (rc == FC_OK && !from) {
+        return out->device->zero(out->device, out->data, fc_array_bytes(out), NULL, err);
+    }
+    for (int kind = 0; rc == FC_OK && kind < 2; kind++) {
+        rc = train_load_param(from, &mlp_layers[i], kind, name, device, &params[kind], err);
+    }
+    rc = rc == FC_OK ? fc_array_new(device, FC_F32, 1, &layout->numel, &flat, err) : rc;
+    rc = rc == FC_OK ? fc_array_new(device, FC_F32, 1, &layout->shard_numel, &shard, err) : rc;
+    rc = rc == FC_OK ? fc_flat_flatten(layout, params, &flat, NULL, err) : rc;
+    rc = rc == FC_OK ? fc_flat_shard(layout, &flat, rank, &shard, NULL, err) : rc;
+    rc = rc == FC_OK ? fc_array_copy(out, &shard, NULL, err) : rc;
+    rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
+    fc_array_free(&params[0]);
+    fc_array_free(&params[1]);
+    fc_array_free(&flat);
+    fc_array_free(&shard);
+    return rc;
+}
+
+static fc_code add_layers(trainer *t, const fc_checkpoint *from, fc_error *err) {
+    mlp_random random = mlp_random_new(1);
+    fc_code rc = FC_OK;
+    for (int k = 0; rc == FC_OK && k < MLP_LAYERS; k++) {
+        int i = (k + MLP_LAYERS - 1) % MLP_LAYERS; /* the root is added first: it holds the head */
+        fc_fsdp_unit_options unit = t->options->unit;
+        unit.is_root = k == 0;
+        rc = fc_fsdp_add_unit(t->fsdp, mlp_layers[i].name, &unit, &t->layers[i].unit, err);
+    }
+    for (int i = 0; rc == FC_OK && i < MLP_LAYERS; i++) {
+        rc = add_layer(t, i, &random, from, err);
+        rc = rc == FC_OK ? add_state(t, i, "exp_avg", from, &t->layers[i].exp_avg, err) : rc;
+        rc = rc == FC_OK ? add_state(t, i, "exp_avg_sq", from, &t->layers[i].exp_avg_sq, err) : rc;
+    }
+    return rc == FC_OK && from ? train_load_step(from, &t->step, err) : rc;
+}
+
+static fc_code split_mesh(trainer *t, fc_error *err) {
+    int replicas = t->options->replicas;
+    if (MLP_BATCH % t->world->size != 0 || t->world->size % replicas != 0) {
+        return fc_fail(err, FC_EUSAGE, "%d ranks cannot share a batch of %d, or not %d replicas", t->world->size,
+                       (int)MLP_BATCH, replicas);
+    }
+    t->mesh = (fc_mesh){.ndim = 1, .sizes = {t->world->size}, .names = {"dp"}};
+    t->shard = t->world;
+    if (replicas == 1) {
+        return FC_OK;
+    }
+    t->mesh = (fc_mesh){.ndim = 2, .sizes = {replicas, t->world->size / replicas}, .names = {"replicate", "dp"}};
+    fc_code rc = fc_comm_split_mesh(t->world, &t->mesh, 0, &t->replicate, err);
+    return rc == FC_OK ? fc_comm_split_mesh(t->world, &t->mesh, 1, &t->shard, err) : rc;
+}
+
+static fc_code open_trainer(trainer *t, fc_error *err) {
+    const train_options *o = t->options;
+    fc_checkpoint *from = NULL;
+    char path[1024];
+    fc_code rc = split_mesh(t, err);
+    if (rc == FC_OK && o->dump) {
+        snprintf(path, sizeof path, "%s/rank-%d.jsonl", o->dump, t->world->rank);
+        t->dump = fopen(path, "w");
+        rc = t->dump ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be written", path);
+    }
+    rc = rc == FC_OK ? fc_fsdp_new(t->shard, t->replicate, NULL, &o->fsdp, &t->fsdp, err) : rc;
+    rc = rc == FC_OK && o->resume ? fc_checkpoint_open(o->resume, NULL, &from, err) : rc;
+    rc = rc == FC_OK ? add_layers(t, from, err) : rc;
+    fc_checkpoint_close(from);
+    return fc_comm_agree(t->host, rc, err);
+}
+
+static void close_trainer(trainer *t) {
+    fc_fsdp_free(t->fsdp);
+    for (int i = 0; i < MLP_LAYERS; i++) {
+        fc_array_free(&t->layers[i].exp_avg);
+        fc_array_free(&t->layers[i].exp_avg_sq);
+    }
+    if (t->replicate) {
+        t->shard->free(t->shard);
+        t->replicate->free(t->replicate);
+    }
+    if (t->dump) {
+        fclose(t->dump);
+    }
+}
+
+/* What the forward leaves for the backward. */
+typedef struct activations {
+    int samples;
+    float x[MLP_LAYERS + 1][MLP_BATCH * MLP_WIDEST]; /* the input of each layer, and the output */
+    float target[MLP_BATCH * MLP_OUT];
+} activations;
+
+static fc_dtype compute_dtype(const trainer *t) {
+    return t->options->unit.has_param_dtype ? t->options->unit.param_dtype : FC_F32;
+}
+
+/* This rank's part of one of four batches, which do not depend on the number of ranks. */
+static void next_batch(const trainer *t, int micro, activations *a) {
+    mlp_random random = mlp_random_new(1000 + (uint64_t)(t->step * t->options->accumulate + micro) % 4);
+    a->samples = MLP_BATCH / t->world->size;
+    for (int s = 0; s < MLP_BATCH; s++) {
+        int mine = s - t->world->rank * a->samples;
+        bool keep = mine >= 0 && mine < a->samples;
+        for (int k = 0; k < MLP_IN + MLP_OUT; k++) {
+            float value = mlp_random_next(&random);
+            if (keep && k < MLP_IN) {
+                a->x[0][mine * MLP_IN + k] = value;
+            } else if (keep) {
+                a->target[mine * MLP_OUT + k - MLP_IN] = value;
+            }
+        }
+    }
+}
+
+static fc_code fetch_params(trainer *t, int i, float *w, float *b, fc_error *err) {
+    fc_fsdp_tensor param;
+    fc_code rc = fc_fsdp_param(t->layers[i].handle, 0, &param, err);
+    rc = rc == FC_OK ? train_fetch(&param.local, w, err) : rc;
+    rc = rc == FC_OK ? fc_fsdp_param(t->layers[i].handle, 1, &param, err) : rc;
+    return rc == FC_OK ? train_fetch(&param.local, b, err) : rc;
+}
+
+static fc_code forward_layer(trainer *t, int i, activations *a, fc_error *err) {
+    float w[MLP_WIDEST * MLP_WIDEST], b[MLP_WIDEST];
+    const mlp_layer *layer = &mlp_layers[i];
+    int64_t count = (int64_t)a->samples * layer->out;
+    fc_code rc = fetch_params(t, i, w, b, err);
+    if (rc == FC_OK) {
+        mlp_linear(layer, a->samples, a->x[i], w, b, a->x[i + 1]);
+        mlp_round(compute_dtype(t), a->x[i + 1], count);
+        if (i + 1 < MLP_LAYERS) {
+            mlp_relu(a->x[i + 1], count);
+        }
+    }
+    return rc;
+}
+
+static fc_code forward(trainer *t, activations *a, fc_error *err) {
+    fc_fsdp_unit *root = t->layers[MLP_LAYERS - 1].unit;
+    mlp_round(compute_dtype(t), a->x[0], (int64_t)a->samples * MLP_IN); /* as the root casts its inputs */
+    fc_code rc = fc_fsdp_root_pre_forward(t->fsdp, NULL, 0, err);
+    rc = rc == FC_OK ? fc_fsdp_pre_forward(root, true, NULL, 0, err) : rc;
+    for (int i = 0; rc == FC_OK && i < MLP_LAYERS - 1; i++) {
+        rc = fc_fsdp_pre_forward(t->layers[i].unit, true, NULL, 0, err);
+        rc = rc == FC_OK ? forward_layer(t, i, a, err) : rc;
+        rc = rc == FC_OK ? fc_fsdp_post_forward(t->layers[i].unit, err) : rc;
+    }
+    rc = rc == FC_OK ? forward_layer(t, MLP_LAYERS - 1, a, err) : rc;
+    return rc == FC_OK ? fc_fsdp_post_forward(root, err) : rc;
+}
+
+/* From g = dL/d(output) to dL/d(input), in place, with the gradients of the parameters on the way. */
+static fc_code backward_layer(trainer *t, int i, const activations *a, float *g, fc_error *err) {
+    float w[MLP_WIDEST * MLP_WIDEST], b[MLP_WIDEST], gw[MLP_WIDEST * MLP_WIDEST], gb[MLP_WIDEST];
+    float gx[MLP_BATCH * MLP_WIDEST];
+    const mlp_layer *layer = &mlp_layers[i];
+    fc_array view;
+    fc_code rc = fc_fsdp_pre_backward(t->layers[i].unit, err);
+    rc = rc == FC_OK ? fetch_params(t, i, w, b, err) : rc;
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (i + 1 < MLP_LAYERS) {
+        mlp_relu_backward(a->x[i + 1], g, (int64_t)a->samples * layer->out);
+    }
+    mlp_linear_backward(layer, a->samples, a->x[i], w, g, gx, gw, gb);
+    rc = fc_fsdp_grad(t->layers[i].handle, 0, &view, err); /* stored in its dtype: rounded once */
+    rc = rc == FC_OK ? train_store(&view, gw, err) : rc;
+    rc = rc == FC_OK ? fc_fsdp_grad(t->layers[i].handle, 1, &view, err) : rc;
+    rc = rc == FC_OK ? train_store(&view, gb, err) : rc;
+    mlp_round(compute_dtype(t), gx, (int64_t)a->samples * layer->in);
+    memcpy(g, gx, (size_t)(a->samples * layer->in) * sizeof *g);
+    return rc == FC_OK ? fc_fsdp_post_backward(t->layers[i].handle, err) : rc;
+}
+
+static fc_code backward(trainer *t, const activations *a, float *loss, fc_error *err) {
+    float g[MLP_BATCH * MLP_WIDEST];
+    int64_t count = (int64_t)a->samples * MLP_OUT;
+    fc_code rc = FC_OK;
+    *loss = mlp_loss(a->x[MLP_LAYERS], a->target, count, g);
+    mlp_round(compute_dtype(t), g, count);
+    for (int i = MLP_LAYERS; rc == FC_OK && i-- > 0;) {
+        rc = backward_layer(t, i, a, g, err);
+    }
+    return rc == FC_OK ? fc_fsdp_post_backward_final(t->fsdp, err) : rc;
+}
+
+static void dump_array(FILE *out, const char *key, const char *name, const float *values, int64_t count) {
+    fprintf(out, ", \"%s.%s\": \"", key, name);
+    for (int64_t i = 0; i < count; i++) {
+        unsigned char bytes[sizeof *values];
+        memcpy(bytes, &values[i], sizeof bytes);
+        fprintf(out, "%02x%02x%02x%02x", bytes[0], bytes[1], bytes[2], bytes[3]);
+    }
+    fputs("\"", out);
+}
+
+static fc_code update_layer(trainer *t, int i, fc_error *err) {
+    static const mlp_adamw adamw = {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
+    train_layer *l = &t->layers[i];
+    fc_array *shard = fc_fsdp_local_shard(l->handle), *grad = fc_fsdp_sharded_grad(l->handle);
+    const fc_array *arrays[] = {shard, grad, &l->exp_avg, &l->exp_avg_sq};
+    size_t n = (size_t)shard->sizes[0];
+    float *values = calloc(4 * n, sizeof *values);
+    fc_code rc = values ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    for (size_t k = 0; rc == FC_OK && k < 4; k++) {
+        rc = train_fetch(arrays[k], values + k * n, err);
+    }
+    if (rc == FC_OK && t->dump) {
+        dump_array(t->dump, "grad", mlp_layers[i].name, values + n, (int64_t)n);
+    }
+    if (rc == FC_OK) {
+        mlp_adamw_step(&adamw, t->step, values, values + n, values + 2 * n, values + 3 * n, (int64_t)n);
+    }
+    rc = rc == FC_OK ? train_store(shard, values, err) : rc;
+    rc = rc == FC_OK ? train_store(&l->exp_avg, values + 2 * n, err) : rc;
+    rc = rc == FC_OK ? train_store(&l->exp_avg_sq, values + 3 * n, err) : rc;
+    if (rc == FC_OK && t->dump) {
+        dump_array(t->dump, "param", mlp_layers[i].name, values, (int64_t)n);
+    }
+    free(values);
+    return rc;
+}
+
+/* Of the whole batch: the ranks' parts are equally large. */
+static fc_code tell_loss(trainer *t, float loss, fc_error *err) {
+    fc_code rc = t->host->all_reduce(t->host, &loss, 1, FC_F32, FC_REDUCE_AVG, NULL, err);
+    if (rc == FC_OK && t->host->rank == 0) {
+        printf("step %lld: loss %.6f\n", (long long)t->step, (double)loss);
+    }
+    return rc;
+}
+
+static fc_code train_step(trainer *t, fc_error *err) {
+    float losses[64];
+    fc_code rc = FC_OK;
+    int micros = t->options->accumulate;
+    for (int micro = 0; rc == FC_OK && micro < micros; micro++) {
+        activations a;
+        next_batch(t, micro, &a);
+        fc_fsdp_set_sync_gradients(t->fsdp, micro + 1 == micros);
+        rc = forward(t, &a, err);
+        rc = rc == FC_OK ? backward(t, &a, &losses[micro], err) : rc;
+    }
+    if (rc != FC_OK) {
+        return rc;
+    }
+    t->step++;
+    if (t->dump) {
+        fprintf(t->dump, "{\"step\": %lld", (long long)t->step);
+        dump_array(t->dump, "loss", "all", losses, micros);
+    }
+    for (int i = 0; rc == FC_OK && i < MLP_LAYERS; i++) {
+        rc = update_layer(t, i, err);
+    }
+    if (t->dump) {
+        fputs("}\n", t->dump);
+    }
+    rc = rc == FC_OK ? tell_loss(t, losses[micros - 1], err) : rc;
+    return rc == FC_OK ? fc_fsdp_zero_grad(t->fsdp, err) : rc;
+}
+
+/* One rank. `host` reaches the same ranks as `world`, with buffers in host memory. */
+static fc_code train(const train_options *o, fc_comm *world, fc_comm *host, fc_error *err) {
+    trainer *t = calloc(1, sizeof *t);
+    if (!t) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    t->options = o;
+    t->world = world;
+    t->host = host;
+    fc_code rc = open_trainer(t, err);
+    for (int i = 0; rc == FC_OK && i < o->steps; i++) {
+        rc = train_step(t, err);
+    }
+    if (rc == FC_OK && o->save) {
+        rc = train_save(t, o->save, err);
+    }
+    close_trainer(t);
+    free(t);
+    return rc;
+}
+
+static fc_code train_thread(fc_comm *comm, void *context, fc_error *err) {
+    return train(context, comm, comm, err);
+}
+
+static fc_code train_processes(const train_options *o, fc_error *err) {
+    fc_device *cpu = NULL, *gpu = NULL;
+    fc_comm *mpi = NULL, *nccl = NULL;
+    fc_code rc = fc_device_cpu(&cpu, err);
+    rc = rc == FC_OK ? fc_comm_mpi(cpu, &mpi, err) : rc;
+    if (rc == FC_OK && strcmp(o->comm, "nccl") == 0) {
+        rc = fc_device_cuda(mpi->rank, &gpu, err);
+        rc = fc_comm_agree(mpi, rc, err);
+        rc = rc == FC_OK ? fc_comm_nccl(mpi, gpu, &nccl, err) : rc;
+    }
+    if (rc == FC_OK) {
+        rc = train(o, nccl ? nccl : mpi, mpi, err);
+    }
+    if (nccl) {
+        nccl->free(nccl);
+    }
+    if (mpi) {
+        mpi->broken = mpi->broken || rc != FC_OK;
+        mpi->free(mpi);
+    }
+    if (gpu) {
+        gpu->destroy(gpu);
+    }
+    if (cpu) {
+        cpu->destroy(cpu);
+    }
+    return rc;
+}
+
+static const struct option long_options[] = {
+    {"comm", 1, NULL, 'c'},        {"ranks", 1, NULL, 'n'},        {"steps", 1, NULL, 's'},
+    {"accumulate", 1, NULL, 'a'},  {"replicas", 1, NULL, 'r'},     {"strategy", 1, NULL, 't'},
+    {"param-dtype", 1, NULL, 'p'}, {"reduce-dtype", 1, NULL, 'q'}, {"prefetch", 0, NULL, 'f'},
+    {"offload", 0, NULL, 'o'},     {"orig-params", 0, NULL, 'g'},  {"save", 1, NULL, 'w'},
+    {"resume", 1, NULL, 'l'},      {"dump", 1, NULL, 'd'},         {NULL, 0, NULL, 0},
+};
+
+static const char usage[] =
+    "usage: train_mlp [--comm local|mpi|nccl] [--ranks N] [--steps N] [--accumulate N] [--replicas N]\n"
+    "                 [--strategy full|grad-op|no] [--param-dtype TYPE] [--reduce-dtype TYPE] [--prefetch]\n"
+    "                 [--offload] [--orig-params] [--save DIR] [--resume CHECKPOINT] [--dump DIR]\n";
+
+static bool number(const char *text, int most, int *out) {
+    char *end;
+    long value = strtol(text, &end, 10);
+    *out = (int)value;
+    return *text && !*end && value >= 1 && value <= most;
+}
+
+static bool strategy(const char *name, fc_sharding_strategy *out) {
+    static const char *const names[] = {"full", "grad-op", "no"};
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(name, names[i]) == 0) {
+            *out = (fc_sharding_strategy)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool take(train_options *o, int option) {
+    switch (option) {
+    case 'c':
+        o->comm = optarg;
+        return strcmp(optarg, "local") == 0 || strcmp(optarg, "mpi") == 0 || strcmp(optarg, "nccl") == 0;
+    case 'n':
+        return number(optarg, MLP_BATCH, &o->ranks);
+    case 's':
+        return number(optarg, 1 << 30, &o->steps);
+    case 'a':
+        return number(optarg, 64, &o->accumulate);
+    case 'r':
+        return number(optarg, MLP_BATCH, &o->replicas);
+    case 't':
+        return strategy(optarg, &o->unit.strategy);
+    case 'p':
+        o->unit.has_param_dtype = true;
+        return fc_dtype_find(optarg, strlen(optarg), &o->unit.param_dtype);
+    case 'q':
+        o->unit.has_reduce_dtype = true;
+        return fc_dtype_find(optarg, strlen(optarg), &o->unit.reduce_dtype);
+    case 'f':
+        o->fsdp.backward_prefetch = FC_BACKWARD_PREFETCH_PRE;
+        o->fsdp.forward_prefetch = true;
+        return true;
+    case 'o':
+        o->unit.offload_params = true;
+        return true;
+    case 'g':
+        o->fsdp.use_orig_params = true;
+        return true;
+    case 'w':
+        o->save = optarg;
+        return true;
+    case 'l':
+        o->resume = optarg;
+        return true;
+    case 'd':
+        o->dump = optarg;
+        return true;
+    default:
+        return false;
+    }
+}
+
+int main(int argc, char **argv) {
+    train_options o = {.comm = "local", .ranks = 2, .steps = 10, .accumulate = 1, .replicas = 1};
+    fc_error err = {FC_OK, ""};
+    int option;
+    while ((option = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
+        if (!take(&o, option)) {
+            fputs(usage, stderr);
+            return 2;
+        }
+    }
+    if (o.replicas > 1) {
+        o.unit.strategy = o.unit.strategy == FC_SHARD_GRAD_OP ? FC_HYBRID_SHARD_ZERO2 : FC_HYBRID_SHARD;
+    }
+    fc_code rc =
+        strcmp(o.comm, "local") == 0 ? fc_comm_run_local(o.ranks, train_thread, &o, &err) : train_processes(&o, &err);
+    if (rc != FC_OK) {
+        fprintf(stderr, "train_mlp: %s\n", err.message);
+    }
+    return fc_exit_status(rc);
+}

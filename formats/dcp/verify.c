@@ -1,0 +1,54 @@
+/*
+ * Verifying what DCP stores beside the tensors' bytes: every other record of every item, by the CRC-32 of its archive.
+ */
+#include "dcp/dcp.h"
+
+#include "fsdpckpt/verify.h"
+#include "torch/item.h"
+
+/* Opens the item of a chunk and checks its records. */
+static fc_code check_item(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
+                          struct fc_findings *findings, bool *covered, fc_error *err) {
+    const fc_file *file = &checkpoint->files[chunk->file];
+    const fc_defect place = {.file = file->name, .tensor = tensor->name, .has_offset = true, .offset = chunk->offset};
+    fc_torch_item archive;
+    fc_error found;
+    int fd;
+    fc_code rc = fc_dcp_acquire(checkpoint, chunk->file, &fd, &found);
+    if (rc != FC_OK) {
+        fc_finding(findings, &place, "%s", found.message);
+        *covered = false;
+        return FC_OK;
+    }
+    unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
+    rc = fc_torch_item_open_read(fd, file->path, chunk->offset, chunk->length, bytes, &archive, &found);
+    if (rc == FC_OK) {
+        rc = fc_torch_check_records(&archive, tensor->object != NULL, &place, findings, covered, err);
+        fc_torch_item_close(&archive);
+    } else {
+        *covered = false; /* reported already, with the tensor's extent or the object's decoding */
+        rc = rc == FC_ENOMEM ? fc_fail(err, rc, "%s", found.message) : FC_OK;
+    }
+    fc_dcp_release(checkpoint, chunk->file);
+    return rc;
+}
+
+fc_code fc_dcp_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
+                      fc_error *err) {
+    for (size_t i = 0; i < checkpoint->ntensors; i++) {
+        const fc_tensor *tensor = &checkpoint->tensors[i];
+        bool covered = tensor->nchunks > 0;
+        for (size_t k = 0; k < tensor->nchunks; k++) {
+            fc_code rc = check_item(checkpoint, tensor, &tensor->chunks[k], findings, &covered, err);
+            if (rc != FC_OK) {
+                return rc;
+            }
+        }
+        if (tensor->object && covered) { /* counted as only read, as its bytes are no single record */
+            report->digested++;
+            report->undigested--;
+            report->undigested_bytes -= tensor->chunks[0].length;
+        }
+    }
+    return FC_OK;
+}

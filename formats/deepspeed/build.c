@@ -1,0 +1,213 @@
+/*
+ * The tensors of the manifest while they are gathered: names, whole values, and runs of flat partitions as boxes.
+ */
+#include "deepspeed/deepspeed.h"
+
+#include "sharding/flat_runs.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- values of pickles ---- */
+
+fc_pv fc_ds_get(const fc_pickle *p, fc_pv v, const char *key) {
+    return fc_pv_typeof(v) == FC_PV_DICT ? fc_pt_dict_get(p, v, key) : 0;
+}
+
+fc_pv fc_ds_get_number(const fc_pickle *p, fc_pv v, int64_t key) {
+    size_t n = 0;
+    int64_t number;
+    const fc_pv *pairs = fc_pv_typeof(v) == FC_PV_DICT ? fc_pickle_items(p, v, &n) : NULL;
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        if (fc_pickle_int(p, pairs[i], &number) && number == key) {
+            return pairs[i + 1];
+        }
+    }
+    return 0;
+}
+
+const fc_pv *fc_ds_list(const fc_pickle *p, fc_pv v, size_t *count) {
+    *count = 0;
+    switch (fc_pv_typeof(v)) {
+    case FC_PV_LIST:
+        return fc_pickle_items(p, v, count);
+    case FC_PV_TUPLE:
+    case FC_PV_SIZE:
+        return fc_pickle_tuple(p, v, count);
+    default:
+        return NULL;
+    }
+}
+
+bool fc_ds_int(const fc_pickle *p, fc_pv v, int64_t *out) {
+    size_t n = 0;
+    if (fc_pv_typeof(v) != FC_PV_CALL) {
+        return fc_pickle_int(p, v, out);
+    }
+    const fc_pv *arguments = fc_ds_list(p, fc_pickle_arguments(p, v), &n);
+    return n == 1 && fc_pickle_int(p, arguments[0], out);
+}
+
+/* ---- tensors ---- */
+
+ds_tensor *fc_ds_add_tensor(ds_building *b, const char *name, const fc_path_element *elements, size_t count) {
+    fc_arena *arena = b->checkpoint->arena;
+    if (b->ntensors == b->tensors_capacity) {
+        size_t capacity = b->tensors_capacity ? b->tensors_capacity * 2 : 256;
+        ds_tensor *grown = realloc(b->tensors, capacity * sizeof *grown);
+        if (!grown) {
+            return NULL;
+        }
+        b->tensors = grown;
+        b->tensors_capacity = capacity;
+    }
+    fc_path_element *path = fc_arena_calloc(arena, count, sizeof *path);
+    ds_tensor *t = &b->tensors[b->ntensors];
+    *t = (ds_tensor){.name = fc_arena_strndup(arena, name, strlen(name)), .path = {path, count}};
+    if (!path || !t->name) {
+        return NULL;
+    }
+    memcpy(path, elements, count * sizeof *path);
+    b->ntensors++;
+    return t;
+}
+
+static char *spell(fc_arena *arena, const fc_path_element *elements, size_t count) {
+    char *name = fc_arena_strndup(arena, elements[0].key, strlen(elements[0].key));
+    for (size_t i = 1; name && i < count; i++) {
+        name = fc_arena_printf(arena, "%s.%s", name, elements[i].key);
+    }
+    return name;
+}
+
+/* Room for one more chunk. */
+static fc_chunk *grow(ds_tensor *t) {
+    if (t->nchunks == t->capacity) {
+        size_t capacity = t->capacity ? t->capacity * 2 : 2;
+        fc_chunk *grown = realloc(t->chunks, capacity * sizeof *grown);
+        if (!grown) {
+            return NULL;
+        }
+        t->chunks = grown;
+        t->capacity = capacity;
+    }
+    return &t->chunks[t->nchunks++];
+}
+
+static fc_code set_tensor(const ds_building *b, const fc_torch_tensor *d, const pt_piece *piece, ds_tensor *t) {
+    int64_t *dims = fc_arena_calloc(b->checkpoint->arena, 2 * (size_t)d->ndim, sizeof *dims);
+    if (!dims || !fc_numel(d->ndim, d->sizes, &t->numel)) {
+        return fc_ds_no_memory(b);
+    }
+    for (int i = 0; i < d->ndim; i++) {
+        dims[d->ndim + i] = d->sizes[i];
+    }
+    t->dtype = d->dtype;
+    t->ndim = d->ndim;
+    t->shape = dims + d->ndim;
+    fc_chunk *chunk = t->numel > 0 ? grow(t) : NULL;
+    if (t->numel > 0 && !chunk) {
+        return fc_ds_no_memory(b);
+    }
+    if (chunk) {
+        *chunk = (fc_chunk){.dims = dims,
+                            .offset = piece->record.offset,
+                            .length = piece->record.stored,
+                            .file = piece->record.file,
+                            .rank = FC_NO_RANK,
+                            .detail = (uint64_t)(uintptr_t)piece};
+    }
+    return FC_OK;
+}
+
+fc_code fc_ds_add_value(ds_building *b, const pt_file *f, const fc_path_element *elements, size_t count, fc_pv v) {
+    const char *name = spell(b->checkpoint->arena, elements, count);
+    ds_tensor *t = name ? fc_ds_add_tensor(b, name, elements, count) : NULL;
+    fc_torch_tensor decoded;
+    pt_piece *piece = NULL;
+    pt_object *object = NULL;
+    if (!t) {
+        return fc_ds_no_memory(b);
+    }
+    fc_code rc;
+    if (fc_torch_is_tensor(f->p, v)) {
+        rc = fc_pt_piece(f, v, &decoded, b->checkpoint->arena, &piece, b->err);
+        return rc == FC_OK ? set_tensor(b, &decoded, piece, t) : fc_context(b->err, rc, "%s: %.256s", f->path, name);
+    }
+    rc = fc_pt_object_new(f, v, b->checkpoint->arena, &object, b->err);
+    t->object = object;
+    t->object_file = f->index;
+    return rc == FC_OK ? rc : fc_context(b->err, rc, "%s: %.256s", f->path, name);
+}
+
+fc_code fc_ds_add_values(ds_building *b, const pt_file *f, const fc_path_element *elements, size_t count, fc_pv v) {
+    fc_pv_type type = fc_pv_typeof(v);
+    if (type != FC_PV_DICT && type != FC_PV_LIST && type != FC_PV_TUPLE) {
+        return fc_ds_add_value(b, f, elements, count, v);
+    }
+    fc_pickle part = *f->p; /* the same values, seen from another one of them */
+    pt_file view = *f;
+    fc_path prefix = {elements, count};
+    pt_leaves leaves = {.arena = b->checkpoint->arena};
+    part.root = v;
+    view.p = &part;
+    fc_code rc = fc_pt_flatten(&view, &prefix, &leaves, b->err);
+    for (size_t i = 0; rc == FC_OK && i < leaves.count; i++) {
+        rc = fc_ds_add_value(b, f, leaves.items[i].path.elements, leaves.items[i].path.count, leaves.items[i].v);
+    }
+    free(leaves.items);
+    return rc;
+}
+
+/* ---- flat partitions ---- */
+
+fc_code fc_ds_flat(const ds_building *b, const pt_file *f, const char *what, fc_pv v, fc_torch_tensor *t,
+                   pt_piece **piece) {
+    if (!fc_torch_is_tensor(f->p, v)) {
+        return fc_fail(b->err, FC_ECORRUPT, "%s: %s is no tensor", f->path, what);
+    }
+    fc_code rc = fc_pt_piece(f, v, t, b->checkpoint->arena, piece, b->err);
+    if (rc == FC_OK && (t->ndim != 1 || (t->sizes[0] > 1 && t->strides[0] != 1))) {
+        rc = fc_fail(b->err, FC_ECORRUPT, "%s: %s is not flat", f->path, what);
+    }
+    return rc;
+}
+
+/* The part of a flat tensor that a box of `sizes` is, `at` elements behind its start. */
+static pt_piece *piece_of(fc_arena *arena, const pt_piece *flat, int64_t at, int ndim, const int64_t *sizes,
+                          uint32_t element) {
+    pt_piece *piece = fc_arena_alloc(arena, sizeof *piece + (size_t)ndim * sizeof *piece->strides);
+    if (piece) {
+        *piece = *flat;
+        piece->first = flat->first + (uint64_t)at * element;
+        fc_row_major_strides(ndim, sizes, piece->strides);
+    }
+    return piece;
+}
+
+fc_code fc_ds_add_run(const ds_building *b, ds_tensor *t, const pt_piece *piece, int64_t at, int64_t first,
+                      int64_t count, uint32_t rank) {
+    fc_arena *arena = b->checkpoint->arena;
+    fc_flat_run run;
+    int64_t dims[2 * FC_MAX_DIMS], start;
+    if (!fc_flat_run_start(&run, t->ndim, t->shape, first, first + count)) {
+        return fc_fail(b->err, FC_ECORRUPT, "%s: %.256s: a partition reaches beyond it", b->checkpoint->path, t->name);
+    }
+    while (fc_flat_run_next(&run, dims, &start)) {
+        size_t bytes = 2 * (size_t)t->ndim * sizeof *dims;
+        int64_t *kept = fc_arena_alloc(arena, bytes);
+        pt_piece *part = piece_of(arena, piece, at + (start - first), t->ndim, dims + t->ndim, fc_dtype_size(t->dtype));
+        fc_chunk *chunk = kept && part ? grow(t) : NULL;
+        if (!chunk) {
+            return fc_ds_no_memory(b);
+        }
+        memcpy(kept, dims, bytes);
+        *chunk = (fc_chunk){.dims = kept,
+                            .offset = piece->record.offset,
+                            .length = piece->record.stored,
+                            .file = piece->record.file,
+                            .rank = rank,
+                            .detail = (uint64_t)(uintptr_t)part};
+    }
+    return FC_OK;
+}

@@ -1,0 +1,120 @@
+/*
+ * DeepSpeed: the format's table, and opening a checkpoint: find its files, read them rank by rank, make the manifest.
+ */
+#include "deepspeed/deepspeed.h"
+
+#include "registry.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static fc_code set_tensor(const ds_building *b, const ds_tensor *from, fc_tensor *t) {
+    fc_arena *arena = b->checkpoint->arena;
+    *t = (fc_tensor){.name = from->name, .path = from->path};
+    if (from->object) {
+        return fc_pt_object_tensor(from->object, from->object_file, arena, t, b->err);
+    }
+    fc_chunk *chunks = fc_arena_calloc(arena, from->nchunks, sizeof *chunks);
+    if (!chunks) {
+        return fc_ds_no_memory(b);
+    }
+    if (from->nchunks > 0) {
+        memcpy(chunks, from->chunks, from->nchunks * sizeof *chunks);
+    }
+    t->dtype = from->dtype == FC_DTYPE_COUNT ? FC_F32 : from->dtype; /* an empty parameter has no piece */
+    t->ndim = from->ndim;
+    t->shape = from->shape;
+    t->chunks = chunks;
+    t->nchunks = from->nchunks;
+    return FC_OK;
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static fc_code check_unique(const ds_building *b) {
+    const char **names = malloc((b->ntensors + 1) * sizeof *names);
+    fc_code rc = names ? FC_OK : fc_ds_no_memory(b);
+    for (size_t i = 0; names && i < b->ntensors; i++) {
+        names[i] = b->tensors[i].name;
+    }
+    if (names) {
+        qsort(names, b->ntensors, sizeof *names, by_name);
+    }
+    for (size_t i = 1; rc == FC_OK && i < b->ntensors; i++) {
+        if (strcmp(names[i - 1], names[i]) == 0) {
+            rc = fc_fail(b->err, FC_ECORRUPT, "%s: the name %.256s is there twice", b->checkpoint->path, names[i]);
+        }
+    }
+    free(names);
+    return rc;
+}
+
+/* What is not in the manifest, and why. */
+static fc_code set_note(const ds_building *b) {
+    if (b->nabsent == 0) {
+        return FC_OK;
+    }
+    b->checkpoint->note = fc_arena_printf(
+        b->checkpoint->arena,
+        "%zu name%s of the module, such as %.128s, %s no data in the files: other names of shared parameters, which "
+        "DeepSpeed did not write down",
+        b->nabsent, b->nabsent == 1 ? "" : "s", b->absent, b->nabsent == 1 ? "has" : "have");
+    return b->checkpoint->note ? FC_OK : fc_ds_no_memory(b);
+}
+
+static fc_code finish(const ds_building *b) {
+    fc_tensor *tensors = fc_arena_calloc(b->checkpoint->arena, b->ntensors, sizeof *tensors);
+    fc_code rc = tensors ? check_unique(b) : fc_ds_no_memory(b);
+    for (size_t i = 0; rc == FC_OK && i < b->ntensors; i++) {
+        rc = set_tensor(b, &b->tensors[i], &tensors[i]);
+    }
+    b->checkpoint->tensors = tensors;
+    b->checkpoint->ntensors = rc == FC_OK ? b->ntensors : 0;
+    return rc == FC_OK ? set_note(b) : rc;
+}
+
+static fc_code ds_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    ds_building b = {.checkpoint = checkpoint, .err = err};
+    (void)options;
+    fc_code rc = fc_ds_find_files(checkpoint->arena, checkpoint->path, &b.files, err);
+    if (rc == FC_OK) {
+        checkpoint->files = b.files.files;
+        checkpoint->nfiles = b.files.nfiles;
+        checkpoint->producer = "DeepSpeed";
+        rc = fc_ds_read_stage(&b);
+    }
+    rc = rc == FC_OK ? fc_ds_read_model(&b) : rc;
+    rc = rc == FC_OK ? finish(&b) : rc;
+    for (size_t i = 0; i < b.ntensors; i++) {
+        free(b.tensors[i].chunks);
+    }
+    free(b.tensors);
+    free(b.keys);
+    return rc;
+}
+
+/* Of the record that a chunk lies in; only for the one at its start, so that each record is read once. */
+static fc_code ds_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                         fc_error *err) {
+    if (tensor->object || index == FC_WHOLE_TENSOR ||
+        ((const pt_piece *)(uintptr_t)tensor->chunks[index].detail)->first != 0) {
+        return FC_OK;
+    }
+    return fc_pt_digest(checkpoint, tensor, index, out, err);
+}
+
+static const char *const extensions[] = {NULL};
+
+const fc_format fc_format_deepspeed = {
+    .name = "deepspeed",
+    .description = "DeepSpeed checkpoint",
+    .extensions = extensions,
+    .probe = fc_ds_probe,
+    .open = ds_open,
+    .extent = fc_pt_extent,
+    .read = fc_pt_read,
+    .object_json = fc_pt_object_json,
+    .digest = ds_digest,
+};

@@ -1,0 +1,288 @@
+/*
+ * From the path that a person gives to the files of one step. The path is the directory that was given to
+ * save_checkpoint, with a file `latest` that names the step; or the directory of the step.
+ */
+#include "deepspeed/deepspeed.h"
+
+#include "fsdpckpt/io.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MAX_TAG = 255, MAX_RANKS = 1 << 20 };
+
+typedef enum ds_role { DS_OTHER, DS_MODEL, DS_OPTIM, DS_LAYER, DS_EXPERT } ds_role;
+
+/* Takes `text`, or a number, at `*s`. */
+static bool take(const char **s, const char *text) {
+    size_t n = strlen(text);
+    bool found = strncmp(*s, text, n) == 0;
+    *s += found ? n : 0;
+    return found;
+}
+
+static bool take_number(const char **s, uint32_t *out) {
+    const char *start = *s;
+    uint32_t value = 0;
+    for (; **s >= '0' && **s <= '9' && value < MAX_RANKS; ++*s) {
+        value = value * 10 + (uint32_t)(**s - '0');
+    }
+    *out = value;
+    return *s > start && value < MAX_RANKS;
+}
+
+/* "[bf16_|fp16_][zero_pp_rank_3_]mp_rank_00_{model,optim}_states.pt"; `*rank` is UINT32_MAX without the middle. */
+static ds_role role_of(const char *name, uint32_t *rank, uint32_t *model_rank) {
+    const char *s = name;
+    *rank = UINT32_MAX;
+    *model_rank = 0;
+    if (strstr(name, "expert") && strstr(name, "_states.pt")) {
+        return DS_EXPERT;
+    }
+    if (strncmp(name, "layer_", 6) == 0 && strstr(name, "-model_states.pt")) {
+        return DS_LAYER;
+    }
+    if (!take(&s, "bf16_")) {
+        take(&s, "fp16_");
+    }
+    if (take(&s, "zero_pp_rank_") && !(take_number(&s, rank) && take(&s, "_"))) {
+        return DS_OTHER;
+    }
+    if (!take(&s, "mp_rank_") || !take_number(&s, model_rank)) {
+        return DS_OTHER;
+    }
+    return strcmp(s, "_model_states.pt") == 0                          ? DS_MODEL
+           : strcmp(s, "_optim_states.pt") == 0 && *rank != UINT32_MAX ? DS_OPTIM
+                                                                       : DS_OTHER;
+}
+
+static bool is_step(const char *directory) {
+    uint32_t rank, model;
+    bool found = false;
+    DIR *dir = opendir(directory);
+    for (const struct dirent *e; dir && !found && (e = readdir(dir)) != NULL;) {
+        found = role_of(e->d_name, &rank, &model) != DS_OTHER;
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return found;
+}
+
+/* ---- which step ---- */
+
+/* The name in the file `latest`. @return false when there is none. */
+static bool read_latest(const char *directory, char tag[MAX_TAG + 1]) {
+    char path[PATH_MAX];
+    int fd;
+    uint64_t size;
+    if (snprintf(path, sizeof path, "%s/latest", directory) >= (int)sizeof path ||
+        fc_open_input(path, &fd, &size, NULL) != FC_OK) {
+        return false;
+    }
+    bool good = size > 0 && size <= MAX_TAG && fc_pread_full(fd, tag, (size_t)size, 0, path, NULL) == FC_OK;
+    close(fd);
+    if (good) {
+        tag[size] = '\0';
+        tag[strcspn(tag, "\r\n")] = '\0';
+    }
+    return good && fc_path_is_safe(tag);
+}
+
+static bool step_at(const char *directory, const char *tag, char path[PATH_MAX]) {
+    return snprintf(path, PATH_MAX, "%s/%s", directory, tag) < PATH_MAX && is_step(path);
+}
+
+/* The only directory global_step* there is; `*count` of them. */
+static bool only_step(const char *directory, char path[PATH_MAX], size_t *count) {
+    char found[PATH_MAX];
+    DIR *dir = opendir(directory);
+    *count = 0;
+    for (const struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
+        if (strncmp(e->d_name, "global_step", 11) == 0 && step_at(directory, e->d_name, found)) {
+            strcpy(path, found);
+            ++*count;
+        }
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return *count == 1;
+}
+
+bool fc_ds_probe(const fc_probe *probe) {
+    char tag[MAX_TAG + 1], path[PATH_MAX];
+    size_t count;
+    if (!probe->is_directory) {
+        return false;
+    }
+    if (is_step(probe->path) || (read_latest(probe->path, tag) && step_at(probe->path, tag, path))) {
+        return true;
+    }
+    only_step(probe->path, path, &count);
+    return count > 0;
+}
+
+static fc_code find_step(fc_arena *arena, const char *path, ds_files *out, fc_error *err) {
+    char tag[MAX_TAG + 1], found[PATH_MAX];
+    size_t count;
+    if (is_step(path)) {
+        out->directory = path;
+        return FC_OK;
+    }
+    if (read_latest(path, tag)) {
+        if (!step_at(path, tag, found)) {
+            return fc_fail(err, FC_ECORRUPT,
+                           "%s/latest names the step '%.64s', whose directory is missing or holds no checkpoint: name "
+                           "the directory of another step",
+                           path, tag);
+        }
+    } else if (!only_step(path, found, &count)) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: holds %zu steps and no file 'latest' that says which: name the directory of "
+                       "one of them",
+                       path, count);
+    }
+    out->directory = fc_arena_strndup(arena, found, strlen(found));
+    return out->directory ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+}
+
+/* ---- its files ---- */
+
+typedef struct found_file {
+    char *name;
+    ds_role role;
+    uint32_t rank;
+} found_file;
+
+static int by_rank(const void *a, const void *b) {
+    const found_file *x = a, *y = b;
+    if (x->role != y->role) {
+        return x->role < y->role ? -1 : 1;
+    }
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+static fc_code refuse(const ds_files *files, const char *name, ds_role role, uint32_t model_rank, fc_error *err) {
+    if (role == DS_LAYER) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s/%s: a pipeline-parallel checkpoint, a file a layer; convert it with DeepSpeed's "
+                       "ds_to_universal.py",
+                       files->directory, name);
+    }
+    if (role == DS_EXPERT) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s/%s: a checkpoint with expert parallelism, whose experts have files of their own; convert it "
+                       "with DeepSpeed's ds_to_universal.py",
+                       files->directory, name);
+    }
+    return fc_fail(
+        err, FC_EUNSUPPORTED,
+        "%s/%s: the model is cut over at least %u model-parallel ranks, and the files do not say along which "
+        "dimensions; convert it with DeepSpeed's ds_to_universal.py",
+        files->directory, name, model_rank + 1);
+}
+
+/* @param list malloc'ed, with malloc'ed names; the caller's, also after a failure. */
+static fc_code list_files(const ds_files *files, found_file **list, size_t *count, fc_error *err) {
+    size_t capacity = 0;
+    fc_code rc = FC_OK;
+    DIR *dir = opendir(files->directory);
+    if (!dir) {
+        return fc_fail_errno(err, errno, "%s: cannot be listed", files->directory);
+    }
+    for (const struct dirent *e; rc == FC_OK && (e = readdir(dir)) != NULL;) {
+        uint32_t rank, model_rank;
+        ds_role role = role_of(e->d_name, &rank, &model_rank);
+        if (role == DS_OTHER) {
+            continue;
+        }
+        if (role >= DS_LAYER || model_rank > 0) {
+            rc = refuse(files, e->d_name, role, model_rank, err);
+        } else if (*count == capacity) {
+            capacity = capacity ? capacity * 2 : 64;
+            found_file *grown = realloc(*list, capacity * sizeof *grown);
+            *list = grown ? grown : *list;
+            rc = grown ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", files->directory);
+        }
+        if (rc == FC_OK) {
+            char *name = strdup(e->d_name);
+            (*list)[*count] = (found_file){name, role, rank};
+            *count += name != NULL;
+            rc = name ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", files->directory);
+        }
+    }
+    closedir(dir);
+    return rc;
+}
+
+static bool keep_file(fc_arena *arena, const char *directory, const char *name, fc_file *out) {
+    size_t n = strlen(directory);
+    out->name = fc_arena_strndup(arena, name, strlen(name));
+    out->path = fc_arena_printf(arena, "%s%s%s", directory, n > 0 && directory[n - 1] == '/' ? "" : "/", name);
+    return out->name && out->path;
+}
+
+/* Ranks count from 0 without a gap, each with one file of a role. */
+static fc_code check_ranks(const ds_files *files, const found_file *list, size_t count, fc_error *err) {
+    uint32_t next = 0;
+    for (size_t i = 0; i < count; i++) {
+        next = i > 0 && list[i].role == list[i - 1].role ? next + 1 : 0;
+        if (list[i].rank == UINT32_MAX && (i == 0 || list[i - 1].role != list[i].role)) {
+            continue;
+        }
+        if (list[i].rank == next) {
+            continue;
+        }
+        if (i > 0 && list[i].rank < next) {
+            return fc_fail(err, FC_ECORRUPT, "%s: %s and %s are of one rank: files of two checkpoints are mixed here",
+                           files->directory, list[i - 1].name, list[i].name);
+        }
+        return fc_fail(err, FC_ECORRUPT, "%s: the file of rank %u is missing, the next one is %s", files->directory,
+                       next, list[i].name);
+    }
+    return FC_OK;
+}
+
+static fc_code take_files(fc_arena *arena, const found_file *list, size_t count, ds_files *out, fc_error *err) {
+    out->files = fc_arena_calloc(arena, count, sizeof *out->files);
+    out->models = fc_arena_calloc(arena, count, sizeof *out->models);
+    out->optims = fc_arena_calloc(arena, count, sizeof *out->optims);
+    bool good = out->files && out->models && out->optims;
+    for (size_t i = 0; good && i < count; i++) {
+        good = keep_file(arena, out->directory, list[i].name, &out->files[i]);
+        *(list[i].role == DS_MODEL ? &out->models[out->nmodels++] : &out->optims[out->noptims++]) = (uint32_t)i;
+    }
+    out->nfiles = count;
+    if (!good) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", out->directory);
+    }
+    if (out->nmodels == 0) {
+        return fc_fail(err, FC_ECORRUPT, "%s: the file *_model_states.pt is missing", out->directory);
+    }
+    return FC_OK;
+}
+
+fc_code fc_ds_find_files(fc_arena *arena, const char *path, ds_files *out, fc_error *err) {
+    found_file *list = NULL;
+    size_t count = 0;
+    fc_code rc = find_step(arena, path, out, err);
+    rc = rc == FC_OK ? list_files(out, &list, &count, err) : rc;
+    if (rc == FC_OK) {
+        qsort(list, count, sizeof *list, by_rank);
+        rc = check_ranks(out, list, count, err);
+    }
+    rc = rc == FC_OK ? take_files(arena, list, count, out, err) : rc;
+    for (size_t i = 0; i < count; i++) {
+        free(list[i].name);
+    }
+    free(list);
+    return rc;
+}

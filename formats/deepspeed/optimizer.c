@@ -1,0 +1,530 @@
+/*
+ * The files *_optim_states.pt: each rank's flat partitions of the fp32 masters and of what the optimizer keeps for
+ * them.
+ *
+ * ZeRO-1 and 2: the parameters of a group lie behind each other, and the ranks cut that in equal pieces, the last one
+ * padded. ZeRO-3: each parameter is cut in equal pieces, the last one padded, and a rank's pieces of all parameters lie
+ * behind each other, in several flat tensors where they are many.
+ */
+#include "deepspeed/deepspeed.h"
+
+#include "core/checked.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The file of one rank. */
+typedef struct rank_file {
+    ds_building *b;
+    size_t rank;
+    pt_file f;
+    fc_pv state_dict; /* optimizer_state_dict */
+    fc_pv base;       /* that of the optimizer that ZeRO wraps, absent where it was removed */
+} rank_file;
+
+/* ---- opening ---- */
+
+static fc_code fail_file(const rank_file *r, const char *what) {
+    return fc_fail(r->b->err, FC_ECORRUPT, "%s: %s", r->f.path, what);
+}
+
+/* The largest of a number or a list of numbers, and whether they are all the same. */
+static bool partition_count(const rank_file *r, int64_t *out, bool *same) {
+    fc_pv v = fc_ds_get(r->f.p, r->state_dict, "partition_count");
+    size_t n;
+    const fc_pv *items = fc_ds_list(r->f.p, v, &n);
+    *same = true;
+    if (!items) {
+        return fc_ds_int(r->f.p, v, out);
+    }
+    for (size_t i = 0; i < n; i++) {
+        int64_t count;
+        if (!fc_ds_int(r->f.p, items[i], &count)) {
+            return false;
+        }
+        *same = *same && (i == 0 || count == *out);
+        *out = i == 0 || count > *out ? count : *out;
+    }
+    return n > 0;
+}
+
+/* The stage; BF16_Optimizer, which cuts like ZeRO-1, does not name one. */
+static fc_code read_stage(const rank_file *r, int *stage) {
+    int64_t value = 1;
+    fc_pv v = fc_ds_get(r->f.p, r->state_dict, "zero_stage");
+    if (v && (!fc_ds_int(r->f.p, v, &value) || value < 1 || value > 3)) {
+        return fail_file(r, "zero_stage is none of 1, 2 and 3");
+    }
+    *stage = (int)value;
+    return FC_OK;
+}
+
+static fc_code check_partitions(const rank_file *r) {
+    int64_t count = 0;
+    bool same;
+    if (!partition_count(r, &count, &same)) {
+        return fail_file(r, "it has no partition_count");
+    }
+    if (!same) {
+        return fc_fail(r->b->err, FC_EUNSUPPORTED,
+                       "%s: its groups are cut over different numbers of ranks, as with experts; convert it with "
+                       "DeepSpeed's ds_to_universal.py",
+                       r->f.path);
+    }
+    if (count != (int64_t)r->b->ranks) {
+        return fc_fail(r->b->err, FC_ECORRUPT,
+                       "%s: files are missing, or are those of another save: it was cut over %" PRId64
+                       " ranks, there are %zu files *_optim_states.pt",
+                       r->f.path, count, r->b->ranks);
+    }
+    return FC_OK;
+}
+
+/* On failure nothing is left open. */
+static fc_code open_rank(ds_building *b, size_t rank, rank_file *r) {
+    uint32_t file = b->files.optims[rank];
+    int stage = 0;
+    *r = (rank_file){.b = b, .rank = rank};
+    fc_code rc = fc_pt_file_open(b->files.files[file].path, file, &r->f, b->err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    r->state_dict = fc_ds_get(r->f.p, r->f.p->root, "optimizer_state_dict");
+    if (fc_pv_typeof(r->state_dict) != FC_PV_DICT) {
+        rc = fail_file(r, "it has no optimizer_state_dict: not a file of a ZeRO checkpoint");
+    }
+    rc = rc == FC_OK ? read_stage(r, &stage) : rc;
+    if (rc == FC_OK && b->stage != 0 && stage != b->stage) {
+        rc = fc_fail(b->err, FC_ECORRUPT, "%s: it is of ZeRO stage %d, that of rank 0 of stage %d", r->f.path, stage,
+                     b->stage);
+    }
+    b->stage = stage;
+    rc = rc == FC_OK ? check_partitions(r) : rc;
+    r->base = fc_ds_get(r->f.p, r->state_dict, stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
+    if (rc != FC_OK) {
+        fc_pt_file_close(&r->f);
+    }
+    return rc;
+}
+
+/* ---- values of the optimizer ---- */
+
+/* What the optimizer keeps for flat tensor `number`: a dict, or absent. Elastic checkpoints have a list of them. */
+static fc_pv state_of(const rank_file *r, size_t number) {
+    size_t n;
+    const fc_pv *list = fc_ds_list(r->f.p, r->base, &n);
+    if (list) {
+        return number < n ? list[number] : 0;
+    }
+    return fc_ds_get_number(r->f.p, fc_ds_get(r->f.p, r->base, "state"), (int64_t)number);
+}
+
+/* The rank's flat masters, a list. */
+static const fc_pv *masters_of(const rank_file *r, size_t *count) {
+    const char *key = r->b->stage == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups";
+    return fc_ds_list(r->f.p, fc_ds_get(r->f.p, r->state_dict, key), count);
+}
+
+static fc_code add_key(ds_building *b, size_t group, const char *name, bool flat) {
+    if (b->nkeys == b->keys_capacity) {
+        size_t capacity = b->keys_capacity ? b->keys_capacity * 2 : 16;
+        ds_key *grown = realloc(b->keys, capacity * sizeof *grown);
+        if (!grown) {
+            return fc_ds_no_memory(b);
+        }
+        b->keys = grown;
+        b->keys_capacity = capacity;
+    }
+    b->keys[b->nkeys++] = (ds_key){.group = group, .name = name, .flat = flat};
+    return FC_OK;
+}
+
+/* Which values there are for the parameters of a group, as rank 0 has them. */
+static fc_code read_keys(const rank_file *r, size_t group) {
+    fc_pv state = state_of(r, group);
+    size_t n = 0;
+    const fc_pv *pairs = fc_pv_typeof(state) == FC_PV_DICT ? fc_pickle_items(r->f.p, state, &n) : NULL;
+    fc_code rc = add_key(r->b, group, "", true);
+    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+        size_t length = 0;
+        fc_torch_tensor t = {0};
+        const char *text = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f.p, pairs[i], &length) : NULL;
+        const char *name =
+            text && strlen(text) == length ? fc_arena_strndup(r->b->checkpoint->arena, text, length) : NULL;
+        if (!name || length == 0) { /* "" is the masters' key */
+            return fail_file(r, "a name in the optimizer's state is no text");
+        }
+        if (fc_torch_is_tensor(r->f.p, pairs[i + 1])) {
+            rc = fc_torch_tensor_decode(r->f.p, pairs[i + 1], &t, r->b->err);
+        }
+        rc = rc == FC_OK ? add_key(r->b, group, name, t.ndim == 1) : fc_context(r->b->err, rc, "%s", r->f.path);
+    }
+    return rc;
+}
+
+/* Groups of partitions: ZeRO-3 lays all parameters out as one. */
+static size_t flat_groups(const ds_building *b) {
+    return b->stage == 3 ? 1 : b->ngroups;
+}
+
+static size_t group_of(const ds_building *b, const ds_param *param) {
+    return b->stage == 3 ? 0 : param->group;
+}
+
+/* ---- where parameters lie ---- */
+
+static int64_t part_of(const ds_building *b, const ds_param *param) {
+    return param->numel / (int64_t)b->ranks + (param->numel % (int64_t)b->ranks != 0);
+}
+
+/* Padding behind a parameter of ZeRO-1 and 2; newer versions have a list for each group. */
+static fc_code padding_of(const rank_file *r, const ds_param *param, size_t index, int64_t *out) {
+    size_t n;
+    fc_pv all = fc_ds_get(r->f.p, r->state_dict, "param_alignment_paddings");
+    const fc_pv *groups = fc_ds_list(r->f.p, all, &n);
+    *out = 0;
+    if (!groups || param->group >= n) {
+        return groups ? fail_file(r, "param_alignment_paddings lacks a group") : FC_OK;
+    }
+    const fc_pv *items = fc_ds_list(r->f.p, groups[param->group], &n);
+    bool good = items && index < n && fc_ds_int(r->f.p, items[index], out) && *out >= 0;
+    return good ? FC_OK : fail_file(r, "param_alignment_paddings lacks a parameter");
+}
+
+static fc_code place_params(const rank_file *r) {
+    ds_building *b = r->b;
+    int64_t at = 0;
+    for (size_t i = 0; i < b->nparams; i++) {
+        ds_param *param = &b->params[i];
+        int64_t length = b->stage == 3 ? part_of(b, param) : param->numel, padding = 0;
+        fc_code rc = FC_OK;
+        if (b->stage != 3) {
+            at = i == b->group_params[param->group] ? 0 : at;
+            rc = padding_of(r, param, i - b->group_params[param->group], &padding);
+        }
+        param->start = at;
+        if (rc == FC_OK && (!fc_add_i64(at, length, &at) || !fc_add_i64(at, padding, &at))) {
+            rc = fail_file(r, "the sizes of its parameters overflow");
+        }
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    return FC_OK;
+}
+
+/* Where the last parameter of a flat group ends. */
+static int64_t end_of_group(const ds_building *b, size_t group) {
+    size_t last = b->stage == 3 ? b->nparams : b->group_params[group + 1];
+    size_t first = b->stage == 3 ? 0 : b->group_params[group];
+    const ds_param *param = last > first ? &b->params[last - 1] : NULL;
+    return !param ? 0 : param->start + (b->stage == 3 ? part_of(b, param) : param->numel);
+}
+
+/* ---- tensors ---- */
+
+static fc_code add_target(const rank_file *r, const ds_param *param, const ds_key *key) {
+    ds_building *b = r->b;
+    const fc_path_element model[2] = {{.key = "model"}, {.key = param->name}};
+    const fc_path_element optim[4] = {{.key = "optim"}, {.key = "state"}, {.key = param->name}, {.key = key->name}};
+    bool master = key->name[0] == '\0';
+    if (!key->flat) {
+        fc_pv v = fc_ds_get(r->f.p, state_of(r, key->group), key->name);
+        return fc_ds_add_value(b, &r->f, optim, 4, v);
+    }
+    const char *name = master ? fc_arena_printf(b->checkpoint->arena, "model.%s", param->name)
+                              : fc_arena_printf(b->checkpoint->arena, "optim.state.%s.%s", param->name, key->name);
+    ds_tensor *t = name ? fc_ds_add_tensor(b, name, master ? model : optim, master ? 2 : 4) : NULL;
+    if (!t) {
+        return fc_ds_no_memory(b);
+    }
+    t->dtype = FC_DTYPE_COUNT; /* that of its first piece */
+    t->ndim = param->ndim;
+    t->shape = param->shape;
+    t->numel = param->numel;
+    return FC_OK;
+}
+
+/* First all masters, then what the optimizer keeps for each parameter. */
+static fc_code add_targets(const rank_file *r) {
+    ds_building *b = r->b;
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < b->nparams; i++) {
+        ds_param *param = &b->params[i];
+        param->first = b->ntensors;
+        for (size_t k = 0; rc == FC_OK && k < b->nkeys; k++) {
+            rc = b->keys[k].group == group_of(b, param) ? add_target(r, param, &b->keys[k]) : FC_OK;
+        }
+    }
+    return rc;
+}
+
+/* ---- pieces ---- */
+
+/* A flat tensor of a rank: what it has of one key. */
+typedef struct partition {
+    const rank_file *r;
+    const ds_key *key;
+    size_t target; /* number of the key in its group */
+    const pt_piece *piece;
+    fc_dtype dtype;
+    int64_t start, count; /* elements, in terms of ds_param.start */
+} partition;
+
+/* What the partition has of one parameter. */
+static fc_code add_piece(const partition *p, const ds_param *param) {
+    ds_building *b = p->r->b;
+    int64_t first = 0, length = param->numel;
+    if (b->stage == 3) {
+        int64_t part = part_of(b, param);
+        first = part * (int64_t)p->r->rank;
+        length = param->numel - first < part ? param->numel - first : part;
+    }
+    int64_t low = p->start > param->start ? p->start : param->start;
+    int64_t high = p->start + p->count < param->start + length ? p->start + p->count : param->start + length;
+    if (low >= high) {
+        return FC_OK;
+    }
+    ds_tensor *t = &b->tensors[param->first + p->target];
+    t->dtype = t->dtype == FC_DTYPE_COUNT ? p->dtype : t->dtype;
+    if (t->dtype != p->dtype) {
+        return fc_fail(b->err, FC_ECORRUPT, "%s: tensor %.256s: it is %s here, %s in the files of other ranks",
+                       p->r->f.path, t->name, fc_dtype_get(p->dtype)->torch_name, fc_dtype_get(t->dtype)->torch_name);
+    }
+    return fc_ds_add_run(b, t, p->piece, low - p->start, first + (low - param->start), high - low,
+                         (uint32_t)p->r->rank);
+}
+
+static fc_code add_partition(const partition *p) {
+    const ds_building *b = p->r->b;
+    size_t first = b->stage == 3 ? 0 : b->group_params[p->key->group];
+    size_t end = b->stage == 3 ? b->nparams : b->group_params[p->key->group + 1];
+    fc_code rc = FC_OK;
+    for (size_t i = first; rc == FC_OK && i < end && b->params[i].start < p->start + p->count; i++) {
+        rc = add_piece(p, &b->params[i]);
+    }
+    return rc;
+}
+
+/* One flat tensor of key number `k`; `*at` moves behind it. */
+static fc_code read_flat(const rank_file *r, size_t k, size_t target, fc_pv v, int64_t *at) {
+    const ds_key *key = &r->b->keys[k];
+    const char *what = key->name[0] ? key->name : "a partition of the fp32 masters";
+    fc_torch_tensor t;
+    pt_piece *piece;
+    fc_code rc = fc_ds_flat(r->b, &r->f, what, v, &t, &piece);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    partition p = {r, key, target, piece, t.dtype, *at, t.sizes[0]};
+    return fc_add_i64(*at, p.count, at) ? add_partition(&p) : fail_file(r, "the sizes of its partitions overflow");
+}
+
+/* ZeRO-1 and 2: this rank's piece of each group. */
+static fc_code read_pieces(const rank_file *r) {
+    ds_building *b = r->b;
+    size_t count, target = 0;
+    const fc_pv *masters = masters_of(r, &count);
+    if (!masters || count != b->ngroups) {
+        return fail_file(r, "it has not as many partitions as param_shapes has groups");
+    }
+    fc_code rc = FC_OK;
+    for (size_t k = 0; rc == FC_OK && k < b->nkeys; k++) {
+        ds_key *key = &b->keys[k];
+        target = key->name[0] == '\0' ? 0 : target + 1;
+        if (key->flat) {
+            fc_pv v = target == 0 ? masters[key->group] : fc_ds_get(r->f.p, state_of(r, key->group), key->name);
+            rc = read_flat(r, k, target, v, &key->next);
+        }
+    }
+    return rc;
+}
+
+/* ZeRO-3: this rank's piece of every parameter, in as many flat tensors as there are. */
+static fc_code read_all_groups(const rank_file *r) {
+    ds_building *b = r->b;
+    size_t count;
+    const fc_pv *masters = masters_of(r, &count);
+    if (!masters) {
+        return fail_file(r, "it has no fp32_flat_groups");
+    }
+    fc_code rc = FC_OK;
+    for (size_t k = 0; rc == FC_OK && k < b->nkeys; k++) {
+        int64_t at = 0;
+        for (size_t i = 0; rc == FC_OK && b->keys[k].flat && i < count; i++) {
+            fc_pv v = k == 0 ? masters[i] : fc_ds_get(r->f.p, state_of(r, i), b->keys[k].name);
+            rc = read_flat(r, k, k, v, &at);
+        }
+        if (rc == FC_OK && b->keys[k].flat && at != end_of_group(b, 0)) {
+            rc = fc_fail(b->err, FC_ECORRUPT,
+                         "%s: its partitions have %" PRId64 " elements, the parameters' pieces %" PRId64, r->f.path, at,
+                         end_of_group(b, 0));
+        }
+    }
+    return rc;
+}
+
+/* As zero_to_fp32 checks it: but for the alignment the masters of a group are its parameters. */
+static fc_code check_groups(const ds_building *b) {
+    int64_t align = 2 * (int64_t)b->ranks;
+    for (size_t k = 0; b->stage != 3 && k < b->nkeys; k++) {
+        const ds_key *key = &b->keys[k];
+        int64_t end = end_of_group(b, key->group);
+        if (key->flat && (key->next + align - 1) / align != (end + align - 1) / align && key->name[0] == '\0') {
+            return fc_fail(b->err, FC_ECORRUPT,
+                           "%s: group %zu: the partitions have %" PRId64 " elements, the parameters %" PRId64,
+                           b->files.directory, key->group, key->next, end);
+        }
+    }
+    return FC_OK;
+}
+
+/* ---- everything else, from rank 0 ---- */
+
+/* The names of a group's parameters instead of the numbers of its flat tensors. */
+static fc_code add_names(const rank_file *r, size_t group, const fc_path_element *path) {
+    ds_building *b = r->b;
+    fc_torch_pickler w;
+    fc_pickle *p = NULL;
+    fc_torch_pickle_begin(&w, 2);
+    fc_torch_pickle_op(&w, FC_PICKLE_EMPTY_LIST);
+    fc_torch_pickle_op(&w, FC_PICKLE_MARK);
+    for (size_t i = b->group_params[group]; i < b->group_params[group + 1]; i++) {
+        fc_torch_pickle_str(&w, b->params[i].name);
+    }
+    fc_torch_pickle_op(&w, FC_PICKLE_APPENDS);
+    fc_code rc = fc_torch_pickle_end(&w, b->err);
+    fc_pickle_source source = {r->f.path, 0, w.size, -1, w.bytes};
+    rc = rc == FC_OK ? fc_pickle_load(&source, FC_PICKLE_ITEM, &p, b->err) : rc;
+    if (rc == FC_OK) {
+        pt_file view = r->f;
+        view.p = p;
+        rc = fc_ds_add_value(b, &view, path, 4, p->root);
+    }
+    fc_pickle_free(p);
+    fc_torch_pickle_free(&w);
+    return rc;
+}
+
+static fc_code add_group(const rank_file *r, size_t group, fc_pv v, bool named) {
+    ds_building *b = r->b;
+    size_t n = 0;
+    const fc_pv *pairs = fc_pv_typeof(v) == FC_PV_DICT ? fc_pickle_items(r->f.p, v, &n) : NULL;
+    const char *index = fc_arena_printf(b->checkpoint->arena, "%zu", group);
+    fc_code rc = index ? FC_OK : fc_ds_no_memory(b);
+    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+        size_t length = 0;
+        const char *key = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f.p, pairs[i], &length) : "";
+        const char *copy = fc_arena_strndup(b->checkpoint->arena, key, strlen(key));
+        if (!copy) {
+            return fc_ds_no_memory(b);
+        }
+        const fc_path_element path[4] = {
+            {.key = "optim"}, {.key = "param_groups"}, {.key = index, .is_index = true}, {.key = copy}};
+        rc = named && strcmp(copy, "params") == 0 ? add_names(r, group, path)
+                                                  : fc_ds_add_value(b, &r->f, path, 4, pairs[i + 1]);
+    }
+    return rc;
+}
+
+static fc_code add_groups(const rank_file *r) {
+    size_t n;
+    fc_pv v = fc_ds_get(r->f.p, r->base, "param_groups");
+    const fc_pv *groups = fc_ds_list(r->f.p, v, &n);
+    fc_code rc = FC_OK;
+    for (size_t g = 0; rc == FC_OK && groups && g < n; g++) {
+        rc = add_group(r, g, groups[g], n == r->b->ngroups);
+    }
+    return rc;
+}
+
+static bool is_among(const char *const *names, const char *name) {
+    while (*names && strcmp(*names, name) != 0) {
+        names++;
+    }
+    return *names != NULL;
+}
+
+/* The members of a dict that are not read otherwise. */
+static fc_code add_rest(const rank_file *r, fc_pv dict, const char *const *read, const fc_path_element *prefix,
+                        size_t count) {
+    size_t n;
+    const fc_pv *pairs = fc_pickle_items(r->f.p, dict, &n);
+    fc_path_element path[4];
+    fc_code rc = FC_OK;
+    memcpy(path, prefix, count * sizeof *path);
+    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+        size_t length = 0;
+        const char *key = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f.p, pairs[i], &length) : "";
+        const char *copy = fc_arena_strndup(r->b->checkpoint->arena, key, strlen(key));
+        path[count] = (fc_path_element){.key = copy};
+        if (!copy) {
+            return fc_ds_no_memory(r->b);
+        }
+        rc = is_among(read, copy) ? FC_OK : fc_ds_add_values(r->b, &r->f, path, count + 1, pairs[i + 1]);
+    }
+    return rc;
+}
+
+static fc_code add_others(const rank_file *r) {
+    static const char *const outer[] = {"optimizer_state_dict", "ds_config", "ds_version", NULL};
+    static const char *const inner[] = {"optimizer_state_dict",
+                                        "base_optimizer_state",
+                                        "single_partition_of_fp32_groups",
+                                        "fp32_flat_groups",
+                                        "zero_stage",
+                                        "partition_count",
+                                        "group_paddings",
+                                        "param_alignment_paddings",
+                                        "param_slice_mappings",
+                                        "ds_version",
+                                        NULL};
+    static const fc_path_element prefix[2] = {{.key = "deepspeed"}, {.key = "zero"}};
+    fc_code rc = add_groups(r);
+    rc = rc == FC_OK ? add_rest(r, r->state_dict, inner, prefix, 2) : rc;
+    return rc == FC_OK ? add_rest(r, r->f.p->root, outer, prefix, 1) : rc;
+}
+
+/* ---- all ranks ---- */
+
+static fc_code read_rank(const rank_file *r) {
+    fc_code rc = FC_OK;
+    if (r->rank == 0) {
+        for (size_t g = 0; rc == FC_OK && g < flat_groups(r->b); g++) {
+            rc = read_keys(r, g);
+        }
+        rc = rc == FC_OK ? place_params(r) : rc;
+        rc = rc == FC_OK ? add_targets(r) : rc;
+    }
+    if (rc == FC_OK) {
+        rc = r->b->stage == 3 ? read_all_groups(r) : read_pieces(r);
+    }
+    return rc == FC_OK && r->rank == 0 ? add_others(r) : rc;
+}
+
+fc_code fc_ds_read_optimizer(ds_building *b) {
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < b->ranks; i++) {
+        rank_file r;
+        rc = open_rank(b, i, &r);
+        if (rc == FC_OK) {
+            rc = read_rank(&r);
+            fc_pt_file_close(&r.f);
+        }
+    }
+    return rc == FC_OK ? check_groups(b) : rc;
+}
+
+fc_code fc_ds_read_stage(ds_building *b) {
+    rank_file r;
+    b->ranks = b->files.noptims;
+    if (b->ranks == 0) {
+        return FC_OK;
+    }
+    fc_code rc = open_rank(b, 0, &r);
+    if (rc == FC_OK) {
+        fc_pt_file_close(&r.f);
+    }
+    return rc;
+}

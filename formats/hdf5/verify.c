@@ -1,0 +1,185 @@
+/*
+ * Verifying the headers of our own files: everything in a file that is no tensor data against the root attribute
+ * `header_crc64`. From the manifest's extents and the bytes between them to findings.
+ */
+#include "h5.h"
+#include "headers.h"
+
+#include "core/checked.h"
+#include "core/crc.h"
+#include "fsdpckpt/verify.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PIECE = 256 << 10 };
+
+/* Tensor data in a file. */
+typedef struct extent {
+    uint32_t file;
+    uint64_t offset, length;
+} extent;
+
+typedef struct extents {
+    extent *items;
+    size_t count, capacity;
+} extents;
+
+/* A file being looked at. */
+typedef struct file {
+    const char *path;
+    int fd;
+    uint64_t size;
+    unsigned char *piece;  /* PIECE bytes */
+    unsigned char *viewed; /* what fc_h5_view gave out last */
+} file;
+
+static int by_place(const void *a, const void *b) {
+    const extent *x = a, *y = b;
+    int order = (x->file > y->file) - (x->file < y->file);
+    return order ? order : (x->offset > y->offset) - (x->offset < y->offset);
+}
+
+static bool add(extents *all, const fc_extent *e) {
+    if (all->count == all->capacity) {
+        size_t wider = all->capacity ? 2 * all->capacity : 256;
+        extent *grown = realloc(all->items, wider * sizeof *grown);
+        if (!grown) {
+            return false;
+        }
+        all->items = grown;
+        all->capacity = wider;
+    }
+    all->items[all->count++] = (extent){e->file, e->offset, e->length};
+    return true;
+}
+
+/* The data of all files, sorted. What cannot be resolved was reported with its tensor. */
+static fc_code list_extents(const fc_checkpoint *checkpoint, extents *all, fc_error *err) {
+    for (size_t i = 0; i < checkpoint->ntensors; i++) {
+        const fc_tensor *t = &checkpoint->tensors[i];
+        for (size_t k = 0; k < t->nchunks; k++) {
+            fc_extent e;
+            if (fc_checkpoint_extent(checkpoint, t, k, &e, NULL) != FC_OK ||
+                (e.codec != FC_CODEC_RAW && e.codec != FC_CODEC_FILTERED)) {
+                continue;
+            }
+            if (!add(all, &e)) {
+                return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+            }
+        }
+    }
+    if (all->count > 0) {
+        qsort(all->items, all->count, sizeof *all->items, by_place);
+    }
+    return FC_OK;
+}
+
+static const unsigned char *view_bytes(void *context, uint64_t at, uint64_t size) {
+    file *f = context;
+    if (size > PIECE || !fc_range_within(at, size, f->size) ||
+        fc_pread_full(f->fd, f->viewed, (size_t)size, at, f->path, NULL) != FC_OK) {
+        return NULL;
+    }
+    return f->viewed;
+}
+
+/* What the bytes from `from` to `to` add to the CRC of the file. */
+static fc_code add_range(file *f, uint64_t from, uint64_t to, uint64_t *sum, fc_error *err) {
+    while (from < to) {
+        size_t size = to - from < PIECE ? (size_t)(to - from) : PIECE;
+        fc_code rc = fc_pread_full(f->fd, f->piece, size, from, f->path, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        *sum ^= fc_crc64_shift(fc_crc64_bare(f->piece, size), f->size - from - size);
+        from += size;
+    }
+    return FC_OK;
+}
+
+/* The CRC of the file with its data, the field and the checksum that covers the field taken as 0. */
+static fc_code header_crc(file *f, const extent *data, size_t count, const fc_h5_field *field, uint64_t *crc,
+                          fc_error *err) {
+    uint64_t at = 0, sum = 0;
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+        if (data[i].offset > at) {
+            rc = add_range(f, at, data[i].offset, &sum, err);
+        }
+        uint64_t end = data[i].offset + data[i].length; /* within the file, as the reader has checked */
+        at = end > at ? end : at;
+    }
+    rc = rc == FC_OK ? add_range(f, at, f->size, &sum, err) : rc;
+    rc = rc == FC_OK ? add_range(f, field->value, field->value + 8, &sum, err) : rc; /* twice: takes it out */
+    rc = rc == FC_OK ? add_range(f, field->check, field->check + 4, &sum, err) : rc;
+    *crc = fc_crc64_finish(sum, f->size);
+    return rc;
+}
+
+static uint64_t little(const unsigned char *p) {
+    uint64_t value = 0;
+    for (int i = 7; i >= 0; i--) {
+        value = value << 8 | p[i];
+    }
+    return value;
+}
+
+static fc_code check_file(const fc_checkpoint *checkpoint, uint32_t number, file *f, const extent *data, size_t count,
+                          struct fc_findings *findings, struct fc_verify_report *report, fc_error *err) {
+    const fc_h5_view view = {view_bytes, f};
+    const fc_defect place = {.file = checkpoint->files[number].name};
+    fc_h5_field field;
+    uint64_t root, found, recorded;
+    const unsigned char *p = NULL;
+    bool has = fc_h5_find_root(&view, &root) && fc_h5_find_field(&view, root, "header_crc64", &field) &&
+               (p = view_bytes(f, field.value, 8)) != NULL;
+    if (!has) {
+        return FC_OK; /* of another program, or of an older fsdpckpt: not covered */
+    }
+    recorded = little(p);
+    fc_code rc = header_crc(f, data, count, &field, &found, err);
+    if (rc == FC_OK && found != recorded) {
+        fc_finding(findings, &place,
+                   "%s: its headers are damaged: their CRC-64 is %016" PRIx64 ", recorded is %016" PRIx64
+                   ": a name, a shape, an attribute or the place of data may be wrong: restore the file",
+                   f->path, found, recorded);
+    }
+    report->headers_digested++;
+    return rc;
+}
+
+fc_code fc_h5_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
+                     fc_error *err) {
+    extents all = {0};
+    file f = {.fd = -1, .piece = malloc(PIECE), .viewed = malloc(PIECE)};
+    fc_code rc = f.piece && f.viewed ? list_extents(checkpoint, &all, err)
+                                     : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    size_t next = 0;
+    for (uint32_t i = 0; rc == FC_OK && i < checkpoint->nfiles; i++) {
+        fc_error found;
+        size_t first = next;
+        while (next < all.count && all.items[next].file == i) {
+            next++;
+        }
+        f.path = checkpoint->files[i].path;
+        fc_code opened = fc_open_input(f.path, &f.fd, &f.size, &found);
+        opened = opened == FC_OK
+                     ? check_file(checkpoint, i, &f, all.items + first, next - first, findings, report, &found)
+                     : opened;
+        if (f.fd >= 0) {
+            close(f.fd);
+            f.fd = -1;
+        }
+        if (opened != FC_OK) {
+            const fc_defect place = {.file = checkpoint->files[i].name};
+            fc_finding(findings, &place, "%s", found.message);
+        }
+    }
+    free(f.piece);
+    free(f.viewed);
+    free(all.items);
+    return rc;
+}

@@ -1,0 +1,42 @@
+/*
+ * Verifying what a torch.save file holds beside the tensors' bytes: every other record, by the CRC-32 of the archive.
+ */
+#include "pt/pt.h"
+
+#include "fsdpckpt/verify.h"
+
+/* Objects are made of the pickle, so its CRC covers them. */
+static void count_objects(const fc_checkpoint *checkpoint, uint32_t file, struct fc_verify_report *report) {
+    for (size_t i = 0; i < checkpoint->ntensors; i++) {
+        const fc_tensor *t = &checkpoint->tensors[i];
+        if (t->object && t->nchunks > 0 && t->chunks[0].file == file) {
+            report->digested++;
+            report->undigested--;
+            report->undigested_bytes -= t->chunks[0].length;
+        }
+    }
+}
+
+fc_code fc_pt_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
+                     fc_error *err) {
+    for (uint32_t i = 0; i < checkpoint->nfiles; i++) {
+        const fc_defect place = {.file = checkpoint->files[i].name};
+        pt_file f;
+        fc_error found;
+        fc_code rc = fc_pt_file_open(checkpoint->files[i].path, i, &f, &found);
+        if (rc != FC_OK) {
+            fc_finding(findings, &place, "%s", found.message);
+            continue;
+        }
+        bool covered = f.pickle == NULL; /* a legacy file has no CRCs */
+        rc = covered ? fc_torch_check_records(&f.item, false, &place, findings, &covered, err) : FC_OK;
+        fc_pt_file_close(&f);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        if (covered) {
+            count_objects(checkpoint, i, report);
+        }
+    }
+    return FC_OK;
+}

@@ -1,0 +1,63 @@
+/*
+ * Verifying a checkpoint: everything that can be known about its bytes without another checkpoint to compare with.
+ * All defects are reported, not only the first.
+ */
+#ifndef FSDPCKPT_VERIFY_H
+#define FSDPCKPT_VERIFY_H
+
+#include "fsdpckpt/digest.h"
+#include "fsdpckpt/move.h"
+
+#include <pthread.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** One thing that is wrong. Everything is borrowed for the call. */
+typedef struct fc_defect {
+    const char *file;    /**< fc_file.name; NULL: the checkpoint as a whole */
+    const char *tensor;  /**< or object; NULL: none */
+    bool has_offset;     /**< whether the place is known */
+    uint64_t offset;     /**< bytes, in the file */
+    const char *message; /**< one line that says all of it */
+} fc_defect;
+
+/** Where defects go. */
+typedef struct fc_findings {
+    void (*report)(void *context, const fc_defect *defect); /**< called by one thread at a time */
+    void *context;
+    pthread_mutex_t lock;
+    uint64_t count;
+} fc_findings;
+
+/** Reports a defect. Thread-safe. `place` holds all but the message. */
+void fc_finding(fc_findings *findings, const fc_defect *place, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/** What was looked at, and what of it digests covered. */
+typedef struct fc_verify_report {
+    size_t tensors, objects, files;
+    uint64_t bytes;            /**< of data read */
+    size_t digested;           /**< tensors and objects whose bytes a CRC covers */
+    size_t undigested;         /**< those that were only read */
+    uint64_t undigested_bytes; /**< of them */
+    size_t headers_digested;   /**< files whose headers a digest covers */
+    bool sealed;               /**< a seal was there: every byte of every file is covered */
+    uint64_t defects;
+} fc_verify_report;
+
+/**
+ * Verifies an open checkpoint: coverage, digests, CRCs, objects, what the format knows of its structure, and the seal
+ * where there is one.
+ * @param options threads, memory, progress.
+ * @return FC_OK also when there are defects; else what kept it from going on.
+ */
+fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_move_options *options,
+                  void (*report)(void *context, const fc_defect *defect), void *context, fc_verify_report *out,
+                  fc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

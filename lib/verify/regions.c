@@ -1,0 +1,279 @@
+/*
+ * From a manifest to the list of regions. Asks for every extent and every recorded digest, so what is wrong with the
+ * headers of a tensor shows here, before its data is read.
+ */
+#include "verify/regions.h"
+
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/plan.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void fc_finding(fc_findings *findings, const fc_defect *place, const char *fmt, ...) {
+    fc_error line;
+    char text[sizeof line.message];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    fc_fail(&line, FC_ECORRUPT, "%s", text); /* what comes from a file cannot break the line */
+    fc_defect defect = *place;
+    defect.message = line.message;
+    pthread_mutex_lock(&findings->lock);
+    findings->count++;
+    findings->report(findings->context, &defect);
+    pthread_mutex_unlock(&findings->lock);
+}
+
+/* Whether an error is about the checkpoint, and verifying goes on. */
+static bool is_defect(fc_code rc) {
+    return rc == FC_ECORRUPT || rc == FC_EUNSUPPORTED || rc == FC_EIO || rc == FC_EUSAGE;
+}
+
+/* What is being listed. */
+typedef struct listing {
+    const fc_checkpoint *checkpoint;
+    fc_findings *findings;
+    fc_verify_report *report;
+    fc_regions *out;
+    size_t number; /* of the tensor */
+    bool *counts;  /* one a chunk of it */
+    bool digested; /* everything of it so far */
+} listing;
+
+static fc_code no_memory(const listing *l, fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "%s: out of memory", l->checkpoint->path);
+}
+
+/* Reports `found`, which is about a chunk (or the whole tensor where `chunk` is NULL), and passes over it. */
+static fc_code note(listing *l, const fc_chunk *chunk, fc_code rc, const fc_error *found, fc_error *err) {
+    const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
+    if (!is_defect(rc)) {
+        if (err) {
+            *err = *found;
+        }
+        return rc;
+    }
+    fc_defect place = {.tensor = tensor->name};
+    if (chunk && chunk->file < l->checkpoint->nfiles) {
+        place.file = l->checkpoint->files[chunk->file].name;
+        place.offset = chunk->offset;
+        place.has_offset = true;
+    }
+    fc_finding(l->findings, &place, "%s", found->message);
+    l->out->broken[l->number] = 1;
+    return FC_OK;
+}
+
+static fc_region *add(listing *l, fc_error *err) {
+    fc_regions *r = l->out;
+    if (r->count == r->capacity) {
+        size_t wider = r->capacity ? 2 * r->capacity : 256;
+        fc_region *grown = realloc(r->items, wider * sizeof *grown);
+        if (!grown) {
+            no_memory(l, err);
+            return NULL;
+        }
+        r->items = grown;
+        r->capacity = wider;
+    }
+    fc_region *region = &r->items[r->count++];
+    memset(region, 0, sizeof *region);
+    region->number = l->number;
+    region->tensor = &l->checkpoint->tensors[l->number];
+    region->own = *region->tensor;
+    return region;
+}
+
+/* The box of `count` chunks from `first` on. @param dims it, in memory that lasts. */
+static fc_code add_box(listing *l, size_t first, size_t count, const int64_t *dims, const fc_digest *digest,
+                       fc_error *err) {
+    fc_region *r = add(l, err);
+    if (!r) {
+        return FC_ENOMEM;
+    }
+    const fc_chunk *chunk = &r->tensor->chunks[first];
+    r->kind = digest ? FC_REGION_CRC64 : FC_REGION_BOX;
+    r->expected = digest ? digest->value : 0;
+    r->own.chunks = chunk;
+    r->own.nchunks = count;
+    r->dims = dims;
+    r->file = chunk->file;
+    r->offset = chunk->offset;
+    r->length = chunk->length;
+    r->counts = l->counts[first];
+    return FC_OK;
+}
+
+static fc_code add_group(listing *l, const fc_digest *digest, fc_error *err) {
+    const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
+    const size_t n = (size_t)tensor->ndim;
+    int64_t *dims = fc_arena_calloc(l->out->arena, 2 * n + 1, sizeof *dims);
+    if (!dims) {
+        return no_memory(l, err);
+    }
+    for (size_t d = 0; d < n; d++) {
+        dims[d] = digest->offsets ? digest->offsets[d] : 0;
+        dims[n + d] = digest->sizes[d];
+    }
+    return add_box(l, digest->first, digest->count, dims, digest, err);
+}
+
+static fc_code add_bytes(listing *l, const fc_chunk *chunk, const fc_digest *digest, fc_error *err) {
+    fc_region *r = add(l, err);
+    if (!r) {
+        return FC_ENOMEM;
+    }
+    r->kind = FC_REGION_BYTES;
+    r->expected = digest->value;
+    r->file = chunk->file;
+    r->offset = digest->offset;
+    r->length = digest->length;
+    return FC_OK;
+}
+
+/* Lists chunk `index`, and with it those that share its digest. @param next the first chunk behind them. */
+static fc_code add_chunk(listing *l, size_t index, size_t *next, fc_error *err) {
+    const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
+    const fc_chunk *chunk = &tensor->chunks[index];
+    fc_extent extent;
+    fc_digest digest;
+    fc_error found;
+    *next = index + 1;
+    fc_code rc = fc_checkpoint_extent(l->checkpoint, tensor, index, &extent, &found);
+    rc = rc == FC_OK ? fc_checkpoint_digest(l->checkpoint, tensor, index, &digest, &found) : rc;
+    if (rc != FC_OK) {
+        return note(l, chunk, rc, &found, err);
+    }
+    switch (digest.kind) {
+    case FC_DIGEST_CRC64:
+        return add_box(l, index, 1, chunk->dims, &digest, err);
+    case FC_DIGEST_GROUP:
+        *next = digest.first + digest.count > index ? digest.first + digest.count : index + 1;
+        return add_group(l, &digest, err);
+    case FC_DIGEST_CRC32:
+        rc = add_bytes(l, chunk, &digest, err);
+        break;
+    case FC_DIGEST_NONE:
+        l->digested &= l->out->whole[l->number].kind == FC_DIGEST_CRC64;
+        break;
+    }
+    bool needed = digest.kind == FC_DIGEST_NONE || l->out->whole[l->number].kind == FC_DIGEST_CRC64;
+    return rc == FC_OK && needed ? add_box(l, index, 1, chunk->dims, NULL, err) : rc;
+}
+
+static fc_code mark(void *context, const fc_piece *piece, fc_error *err) {
+    bool *counts = context;
+    (void)err;
+    counts[piece->chunk] = true;
+    return FC_OK;
+}
+
+/* Proves coverage, and marks the chunks that make up the tensor: one of each set of replicas. */
+static fc_code check_coverage(listing *l, fc_error *err) {
+    static const int64_t origin[FC_MAX_DIMS];
+    const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
+    const fc_box whole = {tensor->ndim, origin, tensor->shape};
+    fc_coverage *coverage = NULL;
+    fc_error found;
+    fc_code rc = fc_coverage_within(l->checkpoint, tensor, NULL, &coverage, &found);
+    rc = rc == FC_OK && tensor->nchunks > 0 ? fc_coverage_visit(coverage, &whole, mark, l->counts, &found) : rc;
+    fc_coverage_free(coverage);
+    return rc == FC_OK ? rc : note(l, NULL, rc, &found, err);
+}
+
+static fc_code check_object(listing *l, fc_error *err) {
+    const fc_tensor *object = &l->checkpoint->tensors[l->number];
+    const char *json;
+    fc_error found;
+    fc_arena *scratch = fc_arena_new();
+    if (!scratch) {
+        return no_memory(l, err);
+    }
+    fc_code rc = fc_checkpoint_object_json(l->checkpoint, object, scratch, &json, &found);
+    fc_arena_free(scratch);
+    return rc == FC_OK ? rc : note(l, object->nchunks > 0 ? &object->chunks[0] : NULL, rc, &found, err);
+}
+
+static fc_code list_tensor(listing *l, fc_error *err) {
+    const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
+    fc_digest *whole = &l->out->whole[l->number];
+    fc_error found;
+    l->digested = true;
+    l->counts = calloc(tensor->nchunks + 1, sizeof *l->counts);
+    if (!l->counts) {
+        return no_memory(l, err);
+    }
+    fc_code rc = fc_checkpoint_digest(l->checkpoint, tensor, FC_WHOLE_TENSOR, whole, &found);
+    rc = rc == FC_OK ? rc : note(l, NULL, rc, &found, err);
+    rc = rc == FC_OK ? check_coverage(l, err) : rc;
+    for (size_t i = 0; rc == FC_OK && i < tensor->nchunks;) {
+        rc = add_chunk(l, i, &i, err);
+    }
+    rc = rc == FC_OK && tensor->object ? check_object(l, err) : rc;
+    free(l->counts);
+    /* Those whose digest is not the tensor's own may be a record's with more in it; the format's own check sees to the
+       records of objects. */
+    l->report->tensors += !tensor->object;
+    l->report->objects += tensor->object != NULL;
+    l->report->digested += l->digested;
+    l->report->undigested += !l->digested;
+    for (size_t i = 0; !l->digested && i < tensor->nchunks; i++) {
+        l->report->undigested_bytes += tensor->chunks[i].length;
+    }
+    return rc;
+}
+
+static int by_place(const void *a, const void *b) {
+    const fc_region *x = a, *y = b;
+    int order = (x->kind == FC_REGION_BYTES) - (y->kind == FC_REGION_BYTES);
+    order = order ? order : (x->file > y->file) - (x->file < y->file);
+    order = order ? order : (x->offset > y->offset) - (x->offset < y->offset);
+    return order ? order : (x->number > y->number) - (x->number < y->number);
+}
+
+/* In the order of the files; a record that several tensors share (tied weights, views) is read once. */
+static void sort_regions(fc_regions *r) {
+    size_t kept = 0;
+    if (r->count > 0) {
+        qsort(r->items, r->count, sizeof *r->items, by_place);
+    }
+    for (size_t i = 0; i < r->count; i++) {
+        const fc_region *last = kept ? &r->items[kept - 1] : NULL;
+        const fc_region *x = &r->items[i];
+        if (last && x->kind == FC_REGION_BYTES && last->kind == FC_REGION_BYTES && x->file == last->file &&
+            x->offset == last->offset && x->length == last->length) {
+            continue;
+        }
+        if (kept != i) {
+            r->items[kept] = *x;
+        }
+        kept++;
+    }
+    r->count = kept;
+}
+
+fc_code fc_regions_new(const fc_checkpoint *checkpoint, fc_findings *findings, fc_verify_report *report,
+                       fc_regions *out, fc_error *err) {
+    listing l = {.checkpoint = checkpoint, .findings = findings, .report = report, .out = out};
+    memset(out, 0, sizeof *out);
+    out->arena = fc_arena_new();
+    out->broken = calloc(checkpoint->ntensors + 1, 1);
+    out->whole = calloc(checkpoint->ntensors + 1, sizeof *out->whole);
+    fc_code rc = out->arena && out->broken && out->whole ? FC_OK : no_memory(&l, err);
+    for (; rc == FC_OK && l.number < checkpoint->ntensors; l.number++) {
+        rc = list_tensor(&l, err);
+    }
+    sort_regions(out);
+    return rc;
+}
+
+void fc_regions_free(fc_regions *regions) {
+    fc_arena_free(regions->arena);
+    free(regions->broken);
+    free(regions->whole);
+    free(regions->items);
+}

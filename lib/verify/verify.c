@@ -1,0 +1,376 @@
+/*
+ * Verifying: worker threads read the regions of a checkpoint tile by tile, digest them while they are in the cache, and
+ * compare. A defect is reported and the work goes on. From regions.c's list to findings.
+ */
+#include "verify/regions.h"
+
+#include "core/crc.h"
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/plan.h"
+#include "io/input.h"
+#include "move/source.h"
+#include "move/threads.h"
+#include "move/tile_digest.h"
+#include "move/tuning.h"
+#include "plan/box_text.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A region that is being read. Freed when the last of its tiles is done. */
+typedef struct active {
+    const fc_region *region;
+    fc_coverage *coverage;
+    fc_part_item item; /* as the engine digests it: the region's box */
+    uint64_t sum;      /* FC_REGION_BYTES: of CRC-32s */
+    fc_item_digest digest;
+    bool failed; /* reported already */
+    unsigned users;
+} active;
+
+/* A piece of work. */
+typedef struct tile {
+    active *of;
+    fc_tile tile; /* of a box */
+    uint64_t at;  /* FC_REGION_BYTES: from the start of the region */
+    size_t size;  /* bytes */
+    fc_tile_digest sums;
+} tile;
+
+typedef struct verifier {
+    const fc_checkpoint *checkpoint;
+    fc_regions *regions;
+    fc_findings *findings;
+    fc_progress *progress; /* may be NULL */
+    fc_decoded *decoded;
+    size_t tile_bytes;
+    int threads;
+    uint64_t *sums;       /* one a tensor */
+    pthread_mutex_t lock; /* guards what follows, the sums, and what is active */
+    size_t next;          /* region */
+    active *current;      /* whose tiles are not all handed out */
+    fc_tiles tiles;
+    uint64_t at;
+    uint64_t bytes;
+    bool stop;
+    fc_code code;
+    fc_error error;
+} verifier;
+
+/* A worker's own things. */
+typedef struct worker {
+    verifier *v;
+    fc_source *source;
+    unsigned char *buffer;
+} worker;
+
+static void stop(verifier *v, fc_code code, const fc_error *err) {
+    if (v->code == FC_OK) {
+        v->code = code;
+        v->error = *err;
+    }
+    v->stop = true;
+}
+
+static fc_defect place_of(const verifier *v, const fc_region *r) {
+    return (fc_defect){.file = r->file < v->checkpoint->nfiles ? v->checkpoint->files[r->file].name : NULL,
+                       .tensor = r->tensor->name,
+                       .has_offset = true,
+                       .offset = r->offset};
+}
+
+static const char *path_of(const verifier *v, const fc_region *r) {
+    return r->file < v->checkpoint->nfiles ? v->checkpoint->files[r->file].path : v->checkpoint->path;
+}
+
+/* An error while a region is read is a defect of the checkpoint, the first of the region; any other ends the work. */
+static void note(verifier *v, active *a, fc_code rc, const fc_error *err) {
+    if (rc == FC_ENOMEM || rc == FC_EINTERRUPTED) {
+        stop(v, rc, err);
+    } else if (!a->failed) {
+        const fc_defect place = place_of(v, a->region);
+        v->regions->broken[a->region->number] = 1;
+        fc_finding(v->findings, &place, "%s", err->message);
+    }
+    a->failed = true;
+}
+
+static void compare_box(verifier *v, active *a) {
+    const fc_region *r = a->region;
+    const fc_wanted_tensor wanted = {.source = r->tensor, .dtype = r->tensor->dtype};
+    const fc_wanted all = {.tensors = &wanted, .ntensors = 1};
+    fc_item_digest_end(&a->digest, &all, false);
+    if (r->kind == FC_REGION_CRC64 && a->item.crc64 != r->expected) {
+        const fc_defect place = place_of(v, r);
+        const fc_box box = {r->tensor->ndim, r->dims, r->dims + r->tensor->ndim};
+        v->regions->broken[r->number] = 1;
+        fc_finding(v->findings, &place,
+                   "%s: offset %" PRIu64 ": tensor %s, box %s: damaged: the CRC-64 of its data is %016" PRIx64
+                   ", recorded is %016" PRIx64,
+                   path_of(v, r), r->offset, r->tensor->name, fc_box_to_text(&box).s, a->item.crc64, r->expected);
+    }
+}
+
+static void compare_bytes(verifier *v, active *a) {
+    const fc_region *r = a->region;
+    uint32_t found = fc_crc32_finish((uint32_t)a->sum, r->length);
+    if (found != r->expected) {
+        const fc_defect place = place_of(v, r);
+        v->regions->broken[r->number] = 1;
+        fc_finding(v->findings, &place,
+                   "%s: offset %" PRIu64 ": tensor %s: damaged: the CRC-32 of the %" PRIu64
+                   " bytes of its record is %08" PRIx32 ", the archive says %08" PRIx32,
+                   path_of(v, r), r->offset, r->tensor->name, r->length, found, (uint32_t)r->expected);
+    }
+}
+
+/* Called with the lock held. */
+static void drop(verifier *v, active *a) {
+    if (--a->users > 0) {
+        return;
+    }
+    if (!a->failed && !v->stop && a->region->kind == FC_REGION_BYTES) {
+        compare_bytes(v, a);
+    } else if (!a->failed && !v->stop) {
+        compare_box(v, a);
+    }
+    fc_coverage_free(a->coverage);
+    free(a);
+}
+
+/* Makes the next region the current one. A box that its chunks do not fill is reported, and passed over. */
+static fc_code open_next(verifier *v, fc_error *err) {
+    const fc_region *r = &v->regions->items[v->next++];
+    active *a = calloc(1, sizeof *a);
+    if (!a) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", v->checkpoint->path);
+    }
+    a->region = r;
+    a->users = 1;
+    v->at = 0;
+    if (r->kind == FC_REGION_BYTES) {
+        v->current = a;
+        return FC_OK;
+    }
+    const int ndim = r->tensor->ndim;
+    const fc_box box = {ndim, r->dims, r->dims + ndim};
+    fc_error found;
+    a->item = (fc_part_item){.tensor = 0, .owned = true, .dims = r->dims};
+    a->digest = (fc_item_digest){&a->item, r->counts ? &v->sums[r->number] : NULL, 0, 0};
+    fc_code rc = fc_coverage_within(v->checkpoint, &r->own, &box, &a->coverage, &found);
+    if (rc != FC_OK) {
+        note(v, a, rc, &found);
+        drop(v, a);
+        return FC_OK;
+    }
+    v->current = a;
+    fc_tiles_begin(&v->tiles, &box, (int64_t)(v->tile_bytes / fc_dtype_size(r->tensor->dtype)), 1);
+    return FC_OK;
+}
+
+/* The current region's next tile. @return false when there is none left. */
+static bool next_tile(verifier *v, tile *t) {
+    active *a = v->current;
+    const fc_region *r = a->region;
+    memset(t, 0, sizeof *t);
+    t->of = a;
+    if (r->kind != FC_REGION_BYTES) {
+        if (!fc_tiles_next(&v->tiles, &t->tile)) {
+            return false;
+        }
+        t->size = (size_t)t->tile.count * fc_dtype_size(r->tensor->dtype);
+        return true;
+    }
+    if (v->at >= r->length) {
+        return false;
+    }
+    uint64_t left = r->length - v->at;
+    t->at = v->at;
+    t->size = left < v->tile_bytes ? (size_t)left : v->tile_bytes;
+    v->at += t->size;
+    return true;
+}
+
+/* The next tile of any region. @return false at the end. Called with the lock held. */
+static bool take(verifier *v, tile *t) {
+    fc_error err;
+    if (v->progress && atomic_load_explicit(&v->progress->cancel, memory_order_relaxed)) {
+        stop(v, fc_fail(&err, FC_EINTERRUPTED, "interrupted"), &err);
+    }
+    while (!v->stop) {
+        if (v->current && next_tile(v, t)) {
+            v->current->users++;
+            return true;
+        }
+        if (v->current) {
+            active *a = v->current;
+            v->current = NULL;
+            drop(v, a);
+        }
+        if (v->next == v->regions->count) {
+            return false;
+        }
+        fc_code rc = open_next(v, &err);
+        if (rc != FC_OK) {
+            stop(v, rc, &err);
+        }
+    }
+    return false;
+}
+
+static fc_code read_bytes(worker *w, tile *t, fc_error *err) {
+    const fc_region *r = t->of->region;
+    fc_code rc = fc_source_bytes(w->source, r->file, r->offset + t->at, w->buffer, t->size, err);
+    if (rc == FC_OK) {
+        t->sums.item32 = fc_crc32_shift(fc_crc32_bare(w->buffer, t->size), r->length - t->at - t->size);
+    }
+    return rc;
+}
+
+static fc_code read_tile(worker *w, tile *t, fc_error *err) {
+    active *a = t->of;
+    const fc_region *r = a->region;
+    if (r->kind == FC_REGION_BYTES) {
+        return read_bytes(w, t, err);
+    }
+    const fc_box box = {r->tensor->ndim, t->tile.offsets, t->tile.sizes};
+    const fc_wanted_tensor wanted = {.source = r->tensor, .name = r->tensor->name, .dtype = r->tensor->dtype};
+    fc_code rc = fc_source_fill(w->source, a->coverage, &r->own, &box, w->buffer, err);
+    return rc == FC_OK ? fc_tile_digest_make(&wanted, &a->item, &box, w->buffer, false, &t->sums, err) : rc;
+}
+
+/* Called with the lock held. */
+static void give_back(verifier *v, tile *t, fc_code rc, const fc_error *err) {
+    active *a = t->of;
+    if (rc != FC_OK) {
+        note(v, a, rc, err);
+    } else if (a->region->kind == FC_REGION_BYTES) {
+        a->sum ^= t->sums.item32;
+    } else {
+        fc_item_digest_add(&a->digest, &t->sums);
+    }
+    v->bytes += t->size;
+    drop(v, a);
+    if (v->progress) {
+        atomic_fetch_add_explicit(&v->progress->done, t->size, memory_order_relaxed);
+    }
+}
+
+/* A thread's life. */
+static void *work(void *context) {
+    verifier *v = context;
+    worker w = {.v = v};
+    fc_error err;
+    tile t;
+    void *pages = NULL;
+    fc_code rc =
+        fc_source_new(v->checkpoint, v->decoded, FC_SCRATCH_BYTES, fc_files_per_worker(v->threads), &w.source, &err);
+    if (rc == FC_OK && posix_memalign(&pages, FC_INPUT_BLOCK, v->tile_bytes) != 0) {
+        rc = fc_fail(&err, FC_ENOMEM, "out of memory for a buffer of %zu bytes", v->tile_bytes);
+    }
+    w.buffer = pages;
+    pthread_mutex_lock(&v->lock);
+    if (rc != FC_OK) {
+        stop(v, rc, &err);
+    }
+    while (take(v, &t)) {
+        pthread_mutex_unlock(&v->lock);
+        rc = read_tile(&w, &t, &err);
+        pthread_mutex_lock(&v->lock);
+        give_back(v, &t, rc, &err);
+    }
+    pthread_mutex_unlock(&v->lock);
+    fc_source_free(w.source);
+    free(pages);
+    return NULL;
+}
+
+static fc_code read_all(verifier *v, const fc_move_options *options, fc_error *err) {
+    uint64_t memory = options && options->memory ? options->memory : FC_DEFAULT_MEMORY;
+    int threads = options && options->threads > 0 ? options->threads : fc_default_threads();
+    threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
+    const uint64_t each = FC_TILE_BYTES + FC_SCRATCH_BYTES + fc_source_overhead();
+    uint64_t fit = memory / 2 / each;
+    v->threads = (uint64_t)threads < fit ? threads : fit < 1 ? 1 : (int)fit;
+    v->tile_bytes = FC_TILE_BYTES;
+    if (memory < 2 * each) {
+        v->tile_bytes = FC_LEAST_TILE_BYTES;
+    }
+    v->decoded = fc_decoded_new(memory / 2);
+    v->sums = calloc(v->checkpoint->ntensors + 1, sizeof *v->sums);
+    if (!v->decoded || !v->sums) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", v->checkpoint->path);
+    }
+    pthread_mutex_init(&v->lock, NULL);
+    fc_threads_run(v->threads, work, v);
+    if (v->current) { /* stopped */
+        drop(v, v->current);
+    }
+    pthread_mutex_destroy(&v->lock);
+    if (v->code != FC_OK && err) {
+        *err = v->error;
+    }
+    return v->code;
+}
+
+/* The digests of whole tensors, of those whose pieces are there and not damaged already. */
+static void compare_whole(const verifier *v) {
+    const fc_checkpoint *c = v->checkpoint;
+    for (size_t i = 0; i < c->ntensors; i++) {
+        const fc_tensor *t = &c->tensors[i];
+        const fc_digest *recorded = &v->regions->whole[i];
+        const fc_box whole = {t->ndim, NULL, t->shape};
+        uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype);
+        uint64_t found = fc_crc64_finish(v->sums[i], bytes);
+        if (recorded->kind == FC_DIGEST_CRC64 && !v->regions->broken[i] && found != recorded->value) {
+            const fc_defect place = {.tensor = t->name};
+            fc_finding(v->findings, &place,
+                       "%s: tensor %s: damaged: the CRC-64 of its data is %016" PRIx64 ", recorded is %016" PRIx64,
+                       c->path, t->name, found, recorded->value);
+        }
+    }
+}
+
+static fc_code verify_data(const fc_checkpoint *checkpoint, const fc_move_options *options, fc_findings *findings,
+                           fc_verify_report *out, fc_error *err) {
+    fc_regions regions;
+    verifier v = {.checkpoint = checkpoint,
+                  .regions = &regions,
+                  .findings = findings,
+                  .progress = options ? options->progress : NULL};
+    fc_code rc = fc_regions_new(checkpoint, findings, out, &regions, err);
+    if (rc == FC_OK && v.progress) {
+        for (size_t i = 0; i < regions.count; i++) {
+            v.progress->total += regions.items[i].length;
+        }
+    }
+    rc = rc == FC_OK ? read_all(&v, options, err) : rc;
+    if (rc == FC_OK) {
+        compare_whole(&v);
+    }
+    out->bytes += v.bytes;
+    fc_decoded_free(v.decoded);
+    free(v.sums);
+    fc_regions_free(&regions);
+    return rc;
+}
+
+fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_move_options *options,
+                  void (*report)(void *context, const fc_defect *defect), void *context, fc_verify_report *out,
+                  fc_error *err) {
+    fc_findings findings = {.report = report, .context = context};
+    memset(out, 0, sizeof *out);
+    if (checkpoint->format->layout_only) {
+        return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to verify", checkpoint->path);
+    }
+    pthread_mutex_init(&findings.lock, NULL);
+    out->files = checkpoint->nfiles;
+    fc_code rc = verify_data(checkpoint, options, &findings, out, err);
+    if (rc == FC_OK && checkpoint->format->verify) {
+        rc = checkpoint->format->verify(checkpoint, &findings, out, err);
+    }
+    out->defects = findings.count;
+    pthread_mutex_destroy(&findings.lock);
+    return rc;
+}

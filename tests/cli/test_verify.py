@@ -1,0 +1,125 @@
+"""verify: what it says of whole checkpoints, and that every defect is told with file, offset and tensor."""
+
+import json
+import os
+import shutil
+
+import harness
+
+MESH = "dcp-torch2.15.0-2d-dp4tp2"
+STATE = "dcp-torch2.15.0-fsdp1-optim"
+
+
+def flip(path, at, bit=0):
+    with open(path, "r+b") as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ 1 << bit]))
+
+
+def at(path, record):
+    """Where the bytes of the first zip record of that name begin."""
+    with open(path, "rb") as f:
+        data = f.read()
+    name = data.find(b"/" + record)
+    header = data.rfind(b"PK\x03\x04", 0, name)
+    return header + 30 + int.from_bytes(data[header + 26:header + 28], "little") + int.from_bytes(
+        data[header + 28:header + 30], "little")
+
+
+class Verify(harness.Case):
+    def report(self, source, status=0):
+        p = self.run_tool("verify", source, "--json")
+        self.assertEqual((p.returncode, p.stderr), (status, ""), p.stdout)
+        return json.loads(p.stdout)
+
+    def extents(self, source):
+        """(file, offset, bytes, tensor) of everything that is stored."""
+        seen = json.loads(self.ok("inspect", source, "--json"))
+        files = [f["name"] if isinstance(f, dict) else f for f in seen["files"]]
+        return [(files[c["file"]] if isinstance(c["file"], int) else c["file"], c["offset"], c["length"], t["name"])
+                for t in seen["tensors"] for c in t["chunks"] if c["length"]]
+
+    def test_whole_checkpoints(self):
+        self.ok("reshard", harness.corpus(MESH), "-o", "2d", "--dp", "2", "--tp", "2")
+        self.ok("consolidate", "2d", "-o", "full.h5", "--compress", "1")
+        for source, files in (("2d", 5), ("full.h5", 1)):
+            r = self.report(source)
+            self.assertEqual((r["defects"], r["without_digest"], r["files_with_header_digest"]), ([], 0, files))
+        text = self.ok("verify", "2d")
+        self.assertIn("the headers of 5 of 5 files\n", text)
+        self.assertTrue(text.endswith("no defects\n"))
+        self.assertEqual(self.ok("verify", "2d", "-q"), "")
+
+    def test_dcp_says_what_is_not_covered(self):
+        text = self.ok("verify", harness.corpus(STATE))
+        self.assertIn("not covered: .metadata", text)
+        r = self.report(harness.corpus(STATE))
+        self.assertEqual((r["defects"], r["without_digest"]), ([], 0))
+        self.assertGreater(r["objects"], 0)
+
+    def test_every_defect_is_told(self):
+        """One bit in the data of each stored box: as many defects, each with its place."""
+        self.ok("reshard", harness.corpus(MESH), "-o", "2d", "--dp", "2", "--tp", "2")
+        broken = self.extents("2d")
+        self.assertGreater(len(broken), 10)
+        for file, offset, length, _ in broken:
+            flip(self.path("2d", file), offset + length - 1, 6)
+        r = self.report("2d", 1)
+        told = {(d["file"], d["offset"], d["tensor"]) for d in r["defects"]}
+        self.assertEqual(told, {(f, o, t) for f, o, _, t in broken})
+        for d in r["defects"]:
+            self.assertIn(f"2d/{d['file']}: offset {d['offset']}: tensor {d['tensor']}, box ", d["message"])
+        self.assertIn(f"{len(broken)} defects\n", self.run_tool("verify", "2d").stdout)
+
+    def test_headers(self):
+        self.ok("reshard", harness.corpus(MESH), "-o", "2d", "--dp", "2", "--tp", "2")
+        with open(self.path("2d", "index.h5"), "rb") as f:
+            producer = f.read().find(b"fsdpckpt 0")  # a string: HDF5 has no checksum of it
+        flip(self.path("2d", "index.h5"), producer)
+        r = self.report("2d", 1)
+        self.assertEqual([(d["file"], d["offset"], d["tensor"]) for d in r["defects"]], [("index.h5", None, None)])
+        self.assertIn("its headers are damaged", r["defects"][0]["message"])
+        flip(self.path("2d", "index.h5"), producer)
+        with open(self.path("2d", "shard-00001-of-00004.h5"), "r+b") as f:  # behind everything
+            f.seek(-1, 2)
+            f.truncate()
+        self.assertEqual(self.run_tool("verify", "2d").returncode, 3)
+
+    def test_dcp_records_and_pickles(self):
+        shutil.copytree(harness.corpus(STATE), self.path("ckpt"))
+        file, _, _, tensor = self.extents("ckpt")[0]
+        path = self.path("ckpt", file)
+        chunk = json.loads(self.ok("inspect", "ckpt", "--tensor", tensor, "--json"))["chunks"][0]
+        flip(path, chunk["data_offset"])
+        r = self.report("ckpt", 1)
+        self.assertEqual([(d["file"], d["tensor"]) for d in r["defects"]], [(file, tensor)])
+        self.assertIn("CRC-32", r["defects"][0]["message"])
+        for record in (b"data.pkl", b"byteorder", b".data/serialization_id", b"version"):
+            flip(path, chunk["data_offset"])
+            flip(path, at(path, record))
+            r = self.report("ckpt", 1)
+            self.assertEqual([(d["file"], d["tensor"]) for d in r["defects"]], [(file, tensor)], record)
+            flip(path, at(path, record))
+            flip(path, chunk["data_offset"])
+
+    def test_what_cannot_be_opened(self):
+        self.fails(3, "verify", "nowhere", contains=["nowhere"])
+        self.ok("consolidate", harness.corpus(MESH), "-o", "full.h5")
+        os.truncate(self.path("full.h5"), 3000)
+        self.fails(3, "verify", "full.h5", contains=["full.h5"])
+        with open(self.path("model.json"), "w") as f:
+            f.write(self.ok("schema", harness.corpus(MESH)))
+        self.fails(2, "verify", "model.json", contains=["holds no data to verify"])
+
+    def test_a_damaged_source_is_not_converted(self):
+        self.ok("consolidate", harness.corpus(MESH), "-o", "full.h5")
+        file, offset, _, tensor = self.extents("full.h5")[3]
+        flip(self.path(file), offset)
+        self.fails(3, "reshard", "full.h5", "-o", "out", "--dp", "2", contains=["full.h5: tensor " + tensor, "verify"])
+        self.assertFalse(os.path.exists(self.path("out")))
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Every single bit flip of a checkpoint of ours is noticed by verify, or changes nothing: bitflip.py FSDPCKPT FLIP_TOOL
+
+Small checkpoints in the layouts full, 2D and compressed. A bit that goes unnoticed must be harmless: h5py then still
+reads the same from the file. By default a sample of bits, other ones in each byte; FSDPCKPT_ALL_BITS=1 tries all.
+"""
+import os
+import subprocess
+import sys
+import tempfile
+
+try:
+    import h5py
+    import numpy as np
+    import torch
+    import torch.distributed.checkpoint as dcp
+except ImportError:
+    sys.exit(77)
+
+fsdpckpt, flip_tool = sys.argv[1:3]
+ALL = os.environ.get("FSDPCKPT_ALL_BITS") == "1"
+SAMPLE = 120  # bits a file
+
+
+def run(*args):
+    return subprocess.run(args, check=True, capture_output=True, text=True).stdout
+
+
+def contents(path):
+    """All that h5py reads: names, attributes, types, raw bytes."""
+    seen = []
+
+    def visit(name, o):
+        attributes = sorted((k, str(v)) for k, v in o.attrs.items())
+        if isinstance(o, h5py.Dataset):
+            raw = np.empty(o.shape, np.dtype(f"V{o.id.get_type().get_size()}"))
+            if o.size:
+                o.id.read(h5py.h5s.ALL, h5py.h5s.ALL, raw, o.id.get_type())
+            seen.append((name, o.shape, o.id.get_type().encode(), raw.tobytes(), attributes))
+        else:
+            seen.append((name, attributes))
+    with h5py.File(path, "r") as f:
+        seen.append(sorted((k, str(v)) for k, v in f.attrs.items()))
+        f.visititems(visit)
+    return seen
+
+
+def flipped(path, bit):
+    data = bytearray(open(path, "rb").read())
+    data[bit // 8] ^= 1 << bit % 8
+    return data
+
+
+def is_harmless(path, bit, before):
+    good = open(path, "rb").read()
+    open(path, "r+b").write(flipped(path, bit))
+    try:
+        return contents(path) == before
+    except Exception:
+        return False
+    finally:
+        open(path, "r+b").write(good)
+
+
+def try_file(checkpoint, path):
+    bits = 8 * os.path.getsize(path)
+    step = 1 if ALL else max(1, bits // SAMPLE) | 1  # odd: another bit of the byte each time
+    out = run(flip_tool, checkpoint, path, "0", str(step)).split("\n")
+    missed = [int(x) for x in out if x.isdigit()]
+    before = contents(path)
+    bad = [b for b in missed if not is_harmless(path, b, before)]
+    name = os.path.basename(path)
+    print(f"{os.path.basename(checkpoint)}/{name}: {out[-2]} bits of {bits}, {len(missed)} unnoticed and harmless"
+          if not bad else f"{name}: UNNOTICED: bits {bad[:20]} of {len(bad)}, bytes {[b // 8 for b in bad[:20]]}")
+    if missed:
+        print("  harmless, in bytes", sorted({b // 8 for b in missed})[:40])
+    return not bad
+
+
+def main():
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as d:
+        state = {"model": {"layers.0.attention.wq.weight": torch.randn(6, 4).bfloat16(), "bias": torch.randn(5),
+                           "big": torch.randint(0, 20, (100, 90)).to(torch.int16), "empty": torch.empty(0, 3)},
+                 "step": 7, "name": "run"}
+        dcp.save(state, checkpoint_id=f"{d}/src")
+        plan = f"{d}/plan.json"
+        open(plan, "w").write('{"*wq*": "colwise"}')
+        run(fsdpckpt, "consolidate", f"{d}/src", "-o", f"{d}/full.h5", "--exclude", "model.big", "-q")
+        run(fsdpckpt, "reshard", f"{d}/src", "-o", f"{d}/2d", "--dp", "2", "--tp", "2", "--tp-plan", plan, "--exclude",
+            "model.big", "-q")
+        run(fsdpckpt, "consolidate", f"{d}/src", "-o", f"{d}/compressed.h5", "--compress", "1", "-q")
+        ok = try_file(f"{d}/full.h5", f"{d}/full.h5")
+        ok &= try_file(f"{d}/compressed.h5", f"{d}/compressed.h5")
+        for name in sorted(os.listdir(f"{d}/2d")):
+            if name != "shard-00002-of-00004.h5" or ALL:
+                ok &= try_file(f"{d}/2d", f"{d}/2d/{name}")
+    sys.exit(0 if ok else 1)
+
+
+if __name__ == "__main__":
+    main()
