@@ -18,7 +18,13 @@ def dcp_to_torch(src, dst):
     return lambda: dcp_to_torch_save(src, dst)
 
 
-PEERS = {"dcp_to_torch": dcp_to_torch}
+def torch_to_dcp(src, dst):
+    from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
+
+    return lambda: torch_save_to_dcp(src, dst)
+
+
+PEERS = {"dcp_to_torch": dcp_to_torch, "torch_to_dcp": torch_to_dcp}
 
 if __name__ == "__main__":
     call = PEERS[sys.argv[1]](sys.argv[2], sys.argv[3])
