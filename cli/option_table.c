@@ -3,6 +3,8 @@
  */
 #include "options.h"
 
+#include "fsdpckpt/seal.h"
+
 #include <stddef.h>
 
 static const char *const progress_choices[] = {"auto", "always", "never", NULL};
@@ -199,6 +201,10 @@ const option_row option_table[OPT_COUNT] = {
                     .kind = KIND_FLAG,
                     .offset = FIELD(github),
                     .help = "print findings as annotations of GitHub Actions"},
+    [OPT_SEAL] = {.name = "seal",
+                  .kind = KIND_FLAG,
+                  .offset = FIELD(seal),
+                  .help = "when there are no defects, write the digests of SRC to SRC" FC_SEAL_SUFFIX " beside it"},
     [OPT_DATA] = {.name = "data",
                   .kind = KIND_FLAG,
                   .offset = FIELD(data),

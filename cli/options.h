@@ -47,6 +47,7 @@ typedef enum option_id {
     OPT_ALLOW_UNEXPECTED,
     OPT_JUNIT,
     OPT_GITHUB,
+    OPT_SEAL,
     OPT_DATA,
     OPT_RTOL,
     OPT_ATOL,
@@ -132,7 +133,7 @@ typedef struct options {
     const char *against, *schema, *junit;
     option_list allow_missing, allow_unexpected;
     double rtol, atol;
-    bool github, data, equal_nan;
+    bool github, data, equal_nan, seal;
     /* units */
     const char *policy, *classes;
     option_list ignore;

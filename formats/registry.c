@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+/* clang-format off */
 static const fc_format *const formats[] = {
     &fc_format_dcp,
     &fc_format_hdf5,
@@ -12,8 +13,9 @@ static const fc_format *const formats[] = {
     &fc_format_safetensors,
     &fc_format_pt,
     &fc_format_deepspeed,
-    NULL, /* a line a format */
+    NULL,
 };
+/* clang-format on */
 
 const fc_format *const *fc_formats(void) {
     return formats;
