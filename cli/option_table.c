@@ -133,8 +133,9 @@ const option_row option_table[OPT_COUNT] = {
     [OPT_LOCAL] = {.name = "local",
                    .kind = KIND_FLAG,
                    .offset = FIELD(local),
-                   .help = "under mpirun: SRC is a directory on each rank's own disk with a part of the files; they are "
-                           "brought together beside DST on rank 0, which needs room for both"},
+                   .help =
+                       "under mpirun: SRC is a directory on each rank's own disk with a part of the files; they are "
+                       "brought together beside DST on rank 0, which needs room for both"},
     [OPT_WEIGHTS] = {.name = "weights",
                      .kind = KIND_TEXT,
                      .arg = "W,W,...",
