@@ -339,6 +339,68 @@ static void full_params(void **state) {
     on_ranks(3, summon);
 }
 
+/* Views of parameters and gradients within the shards, as use_orig_params shows them. */
+static void original(fc_comm *comm) {
+    fc_fsdp *fsdp;
+    fc_fsdp_unit *root;
+    fc_fsdp_handle *h;
+    fc_fsdp_options options = {.use_orig_params = true};
+    fc_fsdp_unit_options unit = {.is_root = true};
+    fc_fsdp_tensor t[3] = {{.is_dtensor = false}, {.is_dtensor = false}, {.is_dtensor = false}};
+    fc_fsdp_param_init init[3];
+    fc_array view;
+    bool has;
+    MUST(fc_fsdp_new(comm, NULL, NULL, &options, &fsdp, NULL) == FC_OK);
+    MUST(fc_fsdp_add_unit(fsdp, "root", &unit, &root, NULL) == FC_OK);
+    for (int i = 0; i < 3; i++) { /* 5 elements at 0, 8 and 16, the last one frozen; shards of 11 on 2 ranks */
+        MUST(fc_array_new(comm->device, FC_F32, 1, (int64_t[]){5}, &t[i].local, NULL) == FC_OK);
+        for (int k = 0; k < 5; k++) {
+            ((float *)t[i].local.data)[k] = (float)(10 * i + k);
+        }
+        init[i] = (fc_fsdp_param_init){"w", &t[i], i < 2, -1};
+    }
+    MUST(fc_fsdp_add_handle(root, init, 3, &h, NULL) == FC_OK);
+    MUST(fc_fsdp_layout(h)->shard_numel == 11);
+    for (int step = 0; step < 2; step++) {
+        MUST(fc_fsdp_root_pre_forward(fsdp, NULL, 0, NULL) == FC_OK);
+        MUST(fc_fsdp_pre_forward(root, true, NULL, 0, NULL) == FC_OK);
+        MUST(fc_fsdp_post_forward(root, NULL) == FC_OK);
+        MUST(fc_fsdp_pre_backward(root, NULL) == FC_OK);
+        for (size_t i = 0; i < 2; i++) {
+            MUST(fc_fsdp_grad(h, i, &view, NULL) == FC_OK);
+            for (int k = 0; k < 5; k++) {
+                ((float *)view.data)[k] = (float)(100 * (i + 1)) + (float)k;
+            }
+        }
+        MUST(fc_fsdp_grad(h, 2, &view, NULL) == FC_EUSAGE);
+        MUST(fc_fsdp_post_backward(h, NULL) == FC_OK);
+        MUST(fc_fsdp_post_backward_final(fsdp, NULL) == FC_OK);
+        static const int64_t held[2][3] = {{5, 3, 0}, {0, 2, 5}};
+        for (size_t i = 0; i < 3; i++) {
+            int64_t n = held[comm->rank][i];
+            int skipped = i == 1 && comm->rank == 1 ? 3 : 0;
+            MUST(fc_fsdp_param_shard(h, i, &view, NULL) == FC_OK && view.sizes[0] == n);
+            MUST(n == 0 || ((float *)view.data)[0] == (float)(10 * i) + (float)skipped);
+            MUST(fc_fsdp_param_grad(h, i, &view, &has, NULL) == FC_OK && has == (n > 0 && i < 2));
+            MUST(!has || (view.sizes[0] == n && ((float *)view.data)[0] == (float)(100 * (i + 1)) + (float)skipped));
+        }
+        MUST(fc_fsdp_set_grad_none(h, 1, NULL) == FC_OK);
+        MUST(fc_fsdp_param_grad(h, 1, &view, &has, NULL) == FC_OK && !has);
+        MUST(((const float *)fc_fsdp_sharded_grad(h)->data)[comm->rank == 0 ? 8 : 0] == 0);
+        MUST(fc_fsdp_zero_grad(fsdp, NULL) == FC_OK);
+        MUST(fc_fsdp_param_grad(h, 0, &view, &has, NULL) == FC_OK && !has);
+    }
+    for (int i = 0; i < 3; i++) {
+        fc_array_free(&t[i].local);
+    }
+    fc_fsdp_free(fsdp);
+}
+
+static void original_parameters(void **state) {
+    (void)state;
+    on_ranks(2, original);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(states),
@@ -349,6 +411,7 @@ int main(void) {
         cmocka_unit_test(execution_order),
         cmocka_unit_test(cast_inputs),
         cmocka_unit_test(full_params),
+        cmocka_unit_test(original_parameters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
