@@ -107,8 +107,8 @@ fc_code fc_h5_out_open(fc_h5_out *out, const fc_h5_tree *tree, const char *path,
     }
     rc = rc == FC_OK ? make_shared_ids(out, err) : rc;
     rc = rc == FC_OK ? create_file(out, estimate, err) : rc;
-    if (rc == FC_OK && tree->nodes[0].is_list) {
-        rc = fc_h5_out_text(out, out->file, "kind", "list", err);
+    if (rc == FC_OK && tree->nodes[0].kind) {
+        rc = fc_h5_out_text(out, out->file, "kind", fc_h5_group_kind_text(tree->nodes[0].kind), err);
     }
     return rc == FC_OK ? rc : fc_h5_out_close(out, rc, err);
 }
@@ -188,8 +188,8 @@ static fc_code push_group(fc_h5_out *out, uint32_t node, fc_error *err) {
     out->stack[out->depth] = id;
     out->stack_nodes[out->depth++] = node;
     fc_code rc = FC_OK;
-    if (!out->made[node] && n->is_list) {
-        rc = fc_h5_out_text(out, id, "kind", "list", err);
+    if (!out->made[node] && n->kind) {
+        rc = fc_h5_out_text(out, id, "kind", fc_h5_group_kind_text(n->kind), err);
     }
     out->made[node] = 1;
     return rc;

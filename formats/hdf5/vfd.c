@@ -198,5 +198,10 @@ hid_t fc_h5_vfd_fapl(hid_t driver, const fc_h5_source *source) {
         H5Pclose(fapl);
         return H5I_INVALID_HID;
     }
+    /* Nothing is looked at twice: what libhdf5 keeps of closed datasets is memory that must be zeroed by the kernel, a
+       third of the time of opening an index of a thousand virtual datasets. */
+    if (fapl >= 0) {
+        H5Pset_evict_on_close(fapl, true);
+    }
     return fapl;
 }
