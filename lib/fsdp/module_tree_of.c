@@ -151,7 +151,7 @@ static fc_code find_ties(const fc_wanted *wanted, const uint32_t *chosen, size_t
     for (uint32_t i = 0; i < count; i++) {
         const fc_tensor *t = wanted->tensors[chosen[i]].source;
         if (t->nchunks > 0) {
-            places[n++] = (place){t, i};
+            places[n++] = (place){.tensor = t, .spec = i};
         }
     }
     qsort(places, n, sizeof *places, by_place);
