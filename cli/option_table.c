@@ -130,6 +130,17 @@ const option_row option_table[OPT_COUNT] = {
                   .choices = comm_choices,
                   .help = "share the work with other processes: mpi, none, or auto (the default: mpi when started by "
                           "mpirun with more than one rank)"},
+    [OPT_WEIGHTS] = {.name = "weights",
+                     .kind = KIND_TEXT,
+                     .arg = "W,W,...",
+                     .offset = FIELD(weights),
+                     .help =
+                         "a weight for each SRC, in their order; they are divided by their sum (default: all equal)"},
+    [OPT_TAKE_FIRST] = {.name = "take-first",
+                        .kind = KIND_FLAG,
+                        .offset = FIELD(take_first),
+                        .help = "take integers, booleans and objects from the first SRC where they differ, instead of "
+                                "refusing"},
     [OPT_TREE] = {.name = "tree",
                   .kind = KIND_FLAG,
                   .offset = FIELD(tree),

@@ -33,6 +33,8 @@ typedef enum option_id {
     OPT_MEMORY,
     OPT_PROGRESS,
     OPT_COMM,
+    OPT_WEIGHTS,
+    OPT_TAKE_FIRST,
     OPT_TREE,
     OPT_TENSOR,
     OPT_HTML,
@@ -123,6 +125,8 @@ typedef struct options {
     int compress;   /**< 0: none */
     int progress;   /**< progress_mode */
     int comm;       /**< comm_mode */
+    const char *weights;
+    bool take_first;
     bool force, dry_run, tree, headers_only, follow_external;
     /* check and diff */
     const char *against, *schema, *junit;
