@@ -219,6 +219,12 @@ def unknown_member():
     save(state)
 
 
+def unknown_member_flattened():
+    state = {"state.%s.exp_avg" % n: torch.zeros_like(t) for n, t in model().items()}
+    state.update({"param_groups.%s.%s" % (n, k): 0.1 for n in [*model(), "layers.9.bias"] for k in ("lr", "eps")})
+    save({**model(), **state})
+
+
 def no_member():
     state = training(model())
     state["optim"]["param_groups"][0]["params"].remove("lm_head.weight")
@@ -353,6 +359,7 @@ CHECKS = [
     ("Optimizer state of a smaller vocabulary", "check ckpt", wrong_state_shape),
     ("One parameter lacks a moment", "check ckpt", incomplete_state),
     ("param_groups lists layers that are not there", "check ckpt", unknown_member),
+    ("The same in a flattened optimizer", "check ckpt", unknown_member_flattened),
     ("param_groups forgets a parameter", "check ckpt", no_member),
     ("# Against a reference", None, None),
     ("A tensor is missing", "check ckpt --schema model.json", lambda: against(model(norm_weight=None), model())),
