@@ -7,6 +7,7 @@
 
 /* clang-format off */
 static const fc_format *const formats[] = {
+    &fc_format_megatron, /* before what it is made of */
     &fc_format_dcp,
     &fc_format_hdf5,
     &fc_format_schema,
