@@ -13,5 +13,8 @@ extern const fc_format fc_format_megatron;
 extern const fc_format fc_format_schema;
 extern const fc_format fc_format_deepspeed;
 extern const fc_format fc_format_safetensors;
+#define X(folder) extern const fc_format fc_format_##folder;
+#include "format_list.h"
+#undef X
 
 #endif
