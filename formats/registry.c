@@ -7,13 +7,6 @@
 
 /* clang-format off */
 static const fc_format *const formats[] = {
-    &fc_format_megatron, /* before what it is made of */
-    &fc_format_dcp,
-    &fc_format_hdf5,
-    &fc_format_schema,
-    &fc_format_safetensors,
-    &fc_format_pt,
-    &fc_format_deepspeed,
 #define X(folder) &fc_format_##folder,
 #include "format_list.h"
 #undef X
