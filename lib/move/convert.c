@@ -5,6 +5,7 @@
 #include "fsdpckpt/move.h"
 
 #include "core/checked.h"
+#include "fsdpckpt/seal.h"
 #include "move/ranks.h"
 #include "move/tuning.h"
 
@@ -177,9 +178,10 @@ static fc_code check_digest(const fc_checkpoint *source, const fc_wanted_tensor 
         return rc;
     }
     return fc_fail(err, FC_ECORRUPT,
-                   "%s: tensor %s: its data has the digest %016" PRIx64 ", recorded is %016" PRIx64
+                   "%s: tensor %s: its data has the digest %016" PRIx64 ", in %s it is %016" PRIx64
                    ": it is damaged; fsdpckpt verify tells in which file",
-                   source->path, tensor->source->name, found, recorded.value);
+                   source->path, tensor->source->name, found, source->seal ? source->seal->path : "its headers",
+                   recorded.value);
 }
 
 /* Makes the tensors' digests of their sums, and compares them with what the source says they are. */
@@ -289,6 +291,9 @@ static fc_code write_target(const fc_wanted *wanted, const char *target, const f
         rc = fc_commit_begin(target, is_directory, options->force, bytes, &commit, err);
     }
     rc = write_staged(wanted, commit, options, report, rc, err);
+    if (rc == FC_OK && commit) {
+        fc_seal_forget(target);
+    }
     return fc_ranks_agree(options->comm, rc, err);
 }
 
@@ -353,15 +358,15 @@ static fc_code plan(const fc_checkpoint *source, const char *target, const fc_co
 fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_convert_options *options,
                    fc_convert_report *report, fc_error *err) {
     fc_convert_report local;
-    fc_wanted wanted;
+    fc_wanted wanted = {0};
     if (!report) {
         report = &local;
     }
     memset(report, 0, sizeof *report);
     fc_arena *arena = fc_arena_new();
-    fc_code rc = plan(source, target, options, arena, &wanted, report, err);
-    rc = fc_ranks_compare(options->comm, rc, &wanted, err);
-    if (rc == FC_OK) {
+    fc_code mine = plan(source, target, options, arena, &wanted, report, err);
+    fc_code rc = fc_ranks_compare(options->comm, mine, &wanted, err);
+    if (mine == FC_OK && rc == FC_OK) {
         rc = write_target(&wanted, target, options, report, err);
     }
     fc_arena_free(arena);
