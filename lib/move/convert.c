@@ -353,7 +353,7 @@ static fc_code plan(const fc_checkpoint *source, const char *target, const fc_co
 fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_convert_options *options,
                    fc_convert_report *report, fc_error *err) {
     fc_convert_report local;
-    fc_wanted wanted;
+    fc_wanted wanted = {0};
     if (!report) {
         report = &local;
     }
