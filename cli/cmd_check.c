@@ -67,8 +67,10 @@ static fc_code read_mesh(job *j, fc_error *err) {
 
 static fc_code prepare(job *j, fc_error *err) {
     const options *o = j->o;
-    j->selection =
-        (fc_selection){.include = o->include.items, .exclude = o->exclude.items, .strip_prefix = o->strip_prefix};
+    j->selection = (fc_selection){.include = o->include.items,
+                                  .exclude = o->exclude.items,
+                                  .strip_prefix = o->strip_prefix,
+                                  .rename = o->rename.items};
     j->how.selection = &j->selection;
     j->how.allow_missing = o->allow_missing.items;
     j->how.allow_unexpected = o->allow_unexpected.items;
@@ -194,7 +196,7 @@ const command command_check = {
     .examples = examples,
     .takes = TAKES_COMMON | TAKES(OPT_AGAINST) | TAKES(OPT_SCHEMA) | TAKES(OPT_DP) | TAKES(OPT_TP) |
              TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_ALLOW_MISSING) | TAKES(OPT_ALLOW_UNEXPECTED) |
-             TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_JUNIT) | TAKES(OPT_GITHUB) |
-             TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON),
+             TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_JUNIT) |
+             TAKES(OPT_GITHUB) | TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON),
     .run = run,
 };

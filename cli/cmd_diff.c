@@ -19,8 +19,10 @@ typedef struct job {
 
 static void prepare(job *j) {
     const options *o = j->o;
-    j->selection =
-        (fc_selection){.include = o->include.items, .exclude = o->exclude.items, .strip_prefix = o->strip_prefix};
+    j->selection = (fc_selection){.include = o->include.items,
+                                  .exclude = o->exclude.items,
+                                  .strip_prefix = o->strip_prefix,
+                                  .rename = o->rename.items};
     j->how = (fc_compare_options){.selection = &j->selection,
                                   .tolerant = option_given(o, OPT_RTOL) || option_given(o, OPT_ATOL),
                                   .rtol = o->rtol,
@@ -98,7 +100,7 @@ const command command_diff = {
         "names with the prefix or without.",
     .examples = examples,
     .takes = TAKES_COMMON | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN) | TAKES(OPT_DATA) |
-             TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) |
-             TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON),
+             TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_JOBS) |
+             TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON),
     .run = run,
 };

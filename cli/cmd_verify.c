@@ -4,16 +4,18 @@
 #include "command.h"
 #include "json_out.h"
 #include "progress.h"
+#include "seal_file.h"
 #include "signals.h"
 
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/io.h"
 #include "fsdpckpt/verify.h"
 
 /* What is being printed. */
 typedef struct printing {
     text_out *out;
     json_out json;
-    bool is_json, quiet;
+    bool is_json, quiet, sealing;
 } printing;
 
 static void print_defect(void *context, const fc_defect *d) {
@@ -79,7 +81,8 @@ static void end_text(printing *p, const fc_checkpoint *checkpoint, const fc_veri
                 r->tensors == 1 ? "tensor" : "tensors", r->objects, r->objects == 1 ? "object" : "objects", r->files,
                 r->files == 1 ? "file" : "files", text_bytes(bytes, r->bytes));
     if (r->sealed) {
-        text_puts(p->out, "covered: every byte of every file, by the seal\n");
+        text_puts(p->out, p->sealing && r->defects == 0 ? "sealed: every byte of every file\n"
+                                                        : "covered: every byte of every file, by the seal\n");
     } else {
         text_printf(p->out, "covered by digests: the data of %zu of %zu, the headers of %zu of %zu files\n",
                     r->digested, values, r->headers_digested, r->files);
@@ -101,10 +104,11 @@ static void end_text(printing *p, const fc_checkpoint *checkpoint, const fc_veri
                 (unsigned long long)r->defects);
 }
 
-static fc_code verify(const options *o, const fc_checkpoint *checkpoint, printing *p, fc_verify_report *report,
-                      fc_error *err) {
+static fc_code verify(const options *o, const fc_checkpoint *checkpoint, fc_seal *seal, printing *p,
+                      fc_verify_report *report, fc_error *err) {
     fc_progress progress = {0};
-    fc_move_options how = {.threads = (int)o->jobs, .memory = o->memory, .progress = &progress};
+    const fc_verify_options how = {.move = {.threads = (int)o->jobs, .memory = o->memory, .progress = &progress},
+                                   .seal = seal};
     progress_view *view = o->quiet ? NULL : progress_start(&progress, (progress_mode)o->progress);
     signals_cancel(&progress);
     fc_code rc = fc_verify(checkpoint, &how, print_defect, p, report, err);
@@ -113,18 +117,38 @@ static fc_code verify(const options *o, const fc_checkpoint *checkpoint, printin
     return rc;
 }
 
+/* Verifies, and seals what has no defects. */
+static fc_code verify_and_seal(const options *o, const fc_checkpoint *checkpoint, printing *p, fc_verify_report *report,
+                               fc_error *err) {
+    if (!o->seal) {
+        return verify(o, checkpoint, NULL, p, report, err);
+    }
+    fc_seal seal;
+    fc_arena *arena = fc_arena_new();
+    fc_code rc = arena ? fc_seal_new(checkpoint, arena, &seal, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    if (rc == FC_OK) {
+        rc = fc_commit_check(seal.path, false, o->force, 0, err);
+    }
+    rc = rc == FC_OK ? verify(o, checkpoint, &seal, p, report, err) : rc;
+    if (rc == FC_OK && report->defects == 0) {
+        rc = seal_write(checkpoint, &seal, o->force, err);
+    }
+    fc_arena_free(arena);
+    return rc;
+}
+
 static fc_code run(cli_call *call, fc_error *err) {
     const options *o = call->options;
     const fc_open_options how = {.follow_external = o->follow_external};
     fc_checkpoint *checkpoint = NULL;
     fc_verify_report report;
-    printing p = {.out = call->out, .is_json = o->json, .quiet = o->quiet};
+    printing p = {.out = call->out, .is_json = o->json, .quiet = o->quiet, .sealing = o->seal};
     fc_code rc = fc_checkpoint_open(o->operands[0], &how, &checkpoint, err);
     if (rc != FC_OK) {
         return rc;
     }
     begin(&p, checkpoint);
-    rc = verify(o, checkpoint, &p, &report, err);
+    rc = verify_and_seal(o, checkpoint, &p, &report, err);
     if (rc == FC_OK && !p.quiet) {
         (p.is_json ? end_json : end_text)(&p, checkpoint, &report);
     }
@@ -140,6 +164,8 @@ static const char *const examples[] = {
     "before it is copied, deleted or trained on",
     "fsdpckpt verify ckpt/ --json > defects.json",
     "every defect with its file, offset and tensor",
+    "fsdpckpt verify --seal ckpt/",
+    "record digests of a checkpoint that has none, to compare with later",
     NULL,
 };
 
@@ -153,10 +179,13 @@ const command command_verify = {
         "Reads all of SRC and compares it with the digests that are recorded in it: those that fsdpckpt writes for "
         "each tensor, each shard and the headers of each file, and the CRCs of zip archives (DCP, torch.save). Checks "
         "that the chunks cover each tensor, that objects can be decoded, and that what headers say fits the files.\n\n"
+        "With --seal, and when there are no defects, the digests of every file and tensor are written to a file beside "
+        "SRC, which itself is never changed; verify, diff and conversions use them from then on. Where there is such a "
+        "seal, every byte of every file is compared with it.\n\n"
         "Prints every defect with its file, offset and tensor, then what the digests cover and what they do not. "
         "Exit status: 0 no defect, 1 defects, 3 SRC cannot be opened at all.",
     .examples = examples,
     .takes = TAKES_COMMON | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) |
-             TAKES(OPT_JSON),
+             TAKES(OPT_SEAL) | TAKES(OPT_FORCE) | TAKES(OPT_JSON),
     .run = run,
 };

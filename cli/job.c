@@ -201,31 +201,48 @@ static void print_report(const job *j, text_out *out) {
     }
 }
 
-static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout, fc_error *err) {
+/* How a command opens what it converts. */
+typedef fc_code (*opener)(const options *o, fc_checkpoint **out, fc_error *err);
+
+static fc_code open_operand(const options *o, fc_checkpoint **out, fc_error *err) {
+    fc_open_options how = {.follow_external = o->follow_external};
+    return fc_checkpoint_open(o->operands[0], &how, out, err);
+}
+
+/* The plan of one rank, or the conversion. */
+static fc_code do_job(job *j, text_out *out, fc_error *err) {
+    const options *o = j->o;
+    bool speaks = ranks_speaks(&j->ranks);
+    if (j->source->note && !o->quiet && speaks) {
+        fprintf(stderr, "fsdpckpt: %s: %s\n", j->source->path, j->source->note);
+    }
+    if (o->verbose && speaks) {
+        tell_source(j);
+    }
+    if (option_given(o, OPT_RANK)) {
+        return speaks ? plan_rank(j->source, &j->how.selection, (uint32_t)o->rank, o->json, out, err) : FC_OK;
+    }
+    fc_code rc = convert(j, err);
+    if (rc == FC_OK && speaks) {
+        print_report(j, out);
+    }
+    return rc;
+}
+
+static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout, opener open, fc_error *err) {
     const options *o = call->options;
     job j = {.o = o, .how = {.selection = {.keep_layout = keep_layout}}};
-    fc_open_options how = {.follow_external = o->follow_external};
     fc_code rc = prepare(&j, spec, err);
     if (rc == FC_OK) {
-        rc = fc_checkpoint_open(o->operands[0], &how, &j.source, err);
+        rc = open(o, &j.source, err);
     }
-    signals_cancel(&j.progress);
+    if (!option_given(o, OPT_RANK)) { /* what is only printed may as well end at once */
+        signals_cancel(&j.progress);
+    }
     rc = ranks_begin(&j.ranks, o, &j.progress, rc, err);
     j.how.comm = j.ranks.comm;
-    bool speaks = ranks_speaks(&j.ranks);
-    if (rc == FC_OK && j.source->note && !o->quiet && speaks) {
-        fprintf(stderr, "fsdpckpt: %s: %s\n", j.source->path, j.source->note);
-    }
-    if (rc == FC_OK && o->verbose && speaks) {
-        tell_source(&j);
-    }
-    if (rc == FC_OK && option_given(o, OPT_RANK)) {
-        rc = speaks ? plan_rank(j.source, &j.how.selection, (uint32_t)o->rank, o->json, call->out, err) : FC_OK;
-    } else if (rc == FC_OK) {
-        rc = convert(&j, err);
-        if (rc == FC_OK && speaks) {
-            print_report(&j, call->out);
-        }
+    if (rc == FC_OK && j.source) {
+        rc = do_job(&j, call->out, err);
     }
     ranks_end(&j.ranks, err);
     signals_cancel(NULL);
@@ -235,9 +252,13 @@ static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout,
 }
 
 fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err) {
-    return run(call, spec, false, err);
+    return run(call, spec, false, open_operand, err);
+}
+
+fc_code job_run_opened(cli_call *call, const fc_layout_spec *spec, opener open, fc_error *err) {
+    return run(call, spec, false, open, err);
 }
 
 fc_code job_keep_layout(cli_call *call, fc_error *err) {
-    return run(call, NULL, true, err);
+    return run(call, NULL, true, open_operand, err);
 }

@@ -3,6 +3,8 @@
  */
 #include "options.h"
 
+#include "fsdpckpt/seal.h"
+
 #include <stddef.h>
 
 static const char *const progress_choices[] = {"auto", "always", "never", NULL};
@@ -128,6 +130,17 @@ const option_row option_table[OPT_COUNT] = {
                   .choices = comm_choices,
                   .help = "share the work with other processes: mpi, none, or auto (the default: mpi when started by "
                           "mpirun with more than one rank)"},
+    [OPT_WEIGHTS] = {.name = "weights",
+                     .kind = KIND_TEXT,
+                     .arg = "W,W,...",
+                     .offset = FIELD(weights),
+                     .help =
+                         "a weight for each SRC, in their order; they are divided by their sum (default: all equal)"},
+    [OPT_TAKE_FIRST] = {.name = "take-first",
+                        .kind = KIND_FLAG,
+                        .offset = FIELD(take_first),
+                        .help = "take integers, booleans and objects from the first SRC where they differ, instead of "
+                                "refusing"},
     [OPT_TREE] = {.name = "tree",
                   .kind = KIND_FLAG,
                   .offset = FIELD(tree),
@@ -183,6 +196,10 @@ const option_row option_table[OPT_COUNT] = {
                     .kind = KIND_FLAG,
                     .offset = FIELD(github),
                     .help = "print findings as annotations of GitHub Actions"},
+    [OPT_SEAL] = {.name = "seal",
+                  .kind = KIND_FLAG,
+                  .offset = FIELD(seal),
+                  .help = "when there are no defects, write the digests of SRC to SRC" FC_SEAL_SUFFIX " beside it"},
     [OPT_DATA] = {.name = "data",
                   .kind = KIND_FLAG,
                   .offset = FIELD(data),

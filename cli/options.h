@@ -33,6 +33,8 @@ typedef enum option_id {
     OPT_MEMORY,
     OPT_PROGRESS,
     OPT_COMM,
+    OPT_WEIGHTS,
+    OPT_TAKE_FIRST,
     OPT_TREE,
     OPT_TENSOR,
     OPT_HTML,
@@ -44,6 +46,7 @@ typedef enum option_id {
     OPT_ALLOW_UNEXPECTED,
     OPT_JUNIT,
     OPT_GITHUB,
+    OPT_SEAL,
     OPT_DATA,
     OPT_RTOL,
     OPT_ATOL,
@@ -122,12 +125,14 @@ typedef struct options {
     int compress;   /**< 0: none */
     int progress;   /**< progress_mode */
     int comm;       /**< comm_mode */
+    const char *weights;
+    bool take_first;
     bool force, dry_run, tree, headers_only, follow_external;
     /* check and diff */
     const char *against, *schema, *junit;
     option_list allow_missing, allow_unexpected;
     double rtol, atol;
-    bool github, data, equal_nan;
+    bool github, data, equal_nan, seal;
     /* units */
     const char *policy, *classes;
     option_list ignore;

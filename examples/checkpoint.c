@@ -37,7 +37,8 @@ static fc_code read_tensor(const fc_checkpoint *from, const char *name, int ndim
     static const int64_t zeros[2];
     const fc_tensor *tensor = find(from, name);
     fc_box box = {ndim, zeros, shape};
-    if (!tensor || tensor->ndim != ndim || (ndim > 0 && memcmp(tensor->shape, shape, (size_t)ndim * sizeof *shape))) {
+    if (!tensor || tensor->ndim != ndim ||
+        (ndim > 0 && memcmp(tensor->shape, shape, (size_t)ndim * sizeof *shape) != 0)) {
         return fc_fail(err, FC_ECORRUPT, "%s: has no tensor %s of the model's shape", from->path, name);
     }
     return fc_read_box(from, tensor, &box, FC_F32, out, err);

@@ -5,12 +5,14 @@
 
 #include <string.h>
 
+/* clang-format off */
 static const fc_format *const formats[] = {
 #define X(folder) &fc_format_##folder,
 #include "format_list.h"
 #undef X
     NULL,
 };
+/* clang-format on */
 
 const fc_format *const *fc_formats(void) {
     return formats;

@@ -47,14 +47,12 @@ static bool has_metadata(const char *directory) {
     return found;
 }
 
-/* Whether the folder holds files of DCP other than its `.metadata`; `*rank_local` when one is a rank's metadata. */
-static bool has_dcp_files(const char *directory, bool *rank_local) {
+/* Whether the folder holds files of DCP other than its `.metadata`. */
+static bool has_dcp_files(const char *directory) {
     DIR *dir = opendir(directory);
     bool found = false;
-    *rank_local = false;
-    for (const struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
-        *rank_local = *rank_local || is_rank_metadata(e->d_name);
-        found = found || *rank_local || is_data_file(e->d_name);
+    for (const struct dirent *e; dir && !found && (e = readdir(dir)) != NULL;) {
+        found = is_rank_metadata(e->d_name) || is_data_file(e->d_name);
     }
     if (dir) {
         closedir(dir);
@@ -63,9 +61,8 @@ static bool has_dcp_files(const char *directory, bool *rank_local) {
 }
 
 static bool dcp_probe(const fc_probe *probe) {
-    bool rank_local;
     if (probe->is_directory) {
-        return has_metadata(probe->path) || has_dcp_files(probe->path, &rank_local);
+        return has_metadata(probe->path) || has_dcp_files(probe->path);
     }
     const char *name = base_name(probe->path);
     return strcmp(name, metadata_name) == 0 || is_rank_metadata(name) || is_data_file(name);
@@ -85,38 +82,37 @@ fc_code fc_dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, cons
 
 /* Why a folder or file that looks like DCP cannot be opened as one. */
 static fc_code refuse(const char *path, bool is_directory, fc_error *err) {
-    bool rank_local;
-    if (!is_directory && is_data_file(base_name(path))) {
+    if (!is_directory) {
         return fc_fail(err, FC_EUSAGE, "%s: one data file of a DCP checkpoint; name the directory that holds it", path);
     }
-    if (!is_directory || (has_dcp_files(path, &rank_local) && rank_local)) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: a rank-local DCP save (__<rank>.metadata), which does not say how the ranks fit together; "
-                       "save it with use_collectives=True",
-                       path);
-    }
     return fc_fail(err, FC_ECORRUPT,
-                   "%s: the file .metadata is missing: the save did not finish, or the copy is incomplete", path);
+                   "%s: the file .metadata is missing: the save did not finish, or the copy is incomplete; the names "
+                   "of the tensors are nowhere else",
+                   path);
 }
 
-/* Sets the folder and the metadata file of the checkpoint called `path`. */
-static fc_code locate(dcp_builder *b, fc_error *err) {
-    fc_arena *arena = b->checkpoint->arena;
-    const char *path = b->checkpoint->path;
+/* Sets the folder of the checkpoint called `path`, and its metadata file; NULL where each rank has its own. */
+static fc_code locate(const fc_checkpoint *checkpoint, const char **directory, const char **metadata, fc_error *err) {
+    fc_arena *arena = checkpoint->arena;
+    const char *path = checkpoint->path;
     struct stat st;
     bool is_directory = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-    if (is_directory ? !has_metadata(path) : strcmp(base_name(path), metadata_name) != 0) {
-        return refuse(path, is_directory, err);
+    const char *base = base_name(path);
+    *directory = path;
+    *metadata = is_directory || is_rank_metadata(base) ? NULL : path;
+    if (!is_directory) {
+        size_t n = (size_t)(base - path);
+        *directory = n == 0 ? "." : fc_arena_strndup(arena, path, n == 1 ? 1 : n - 1);
     }
-    if (is_directory) {
-        b->directory = path;
-        b->metadata_path = fc_arena_printf(arena, "%s%s%s", path, ends_with(path, "/") ? "" : "/", metadata_name);
-    } else {
-        size_t n = (size_t)(base_name(path) - path);
-        b->directory = n == 0 ? "." : fc_arena_strndup(arena, path, n == 1 ? 1 : n - 1);
-        b->metadata_path = path;
+    if (is_directory && has_metadata(path)) {
+        *metadata = fc_arena_printf(arena, "%s%s%s", path, ends_with(path, "/") ? "" : "/", metadata_name);
+        return *metadata ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
     }
-    return b->directory && b->metadata_path ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    if (!*directory) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    }
+    bool known = is_directory ? fc_dcp_count_ranks(path) > 0 : strcmp(base, metadata_name) == 0 || !*metadata;
+    return known ? FC_OK : refuse(path, is_directory, err);
 }
 
 static fc_code load_metadata(const char *path, fc_pickle **out, fc_error *err) {
@@ -163,22 +159,29 @@ static fc_code build(dcp_builder *b) {
     return fc_dcp_finish_files(b);
 }
 
-static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    dcp_builder b = {0};
+fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
+                    const char *metadata_path, fc_error *err) {
     fc_pickle *pickle = NULL;
-    b.checkpoint = checkpoint;
-    b.options = options;
-    b.err = err;
-    fc_code rc = locate(&b, err);
-    if (rc == FC_OK) {
-        rc = load_metadata(b.metadata_path, &pickle, err);
-    }
+    dcp_builder b = {.checkpoint = checkpoint, .options = options, .err = err};
+    b.directory = directory;
+    b.metadata_path = metadata_path;
+    fc_code rc = load_metadata(metadata_path, &pickle, err);
     if (rc == FC_OK) {
         b.p = pickle;
         rc = build(&b);
     }
     fc_pickle_free(pickle);
     free(b.files);
+    return rc;
+}
+
+static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    const char *directory = NULL, *metadata = NULL;
+    fc_code rc = locate(checkpoint, &directory, &metadata, err);
+    if (rc == FC_OK) {
+        rc = metadata ? fc_dcp_load(checkpoint, options, directory, metadata, err)
+                      : fc_dcp_open_ranks(checkpoint, options, directory, err);
+    }
     if (rc == FC_OK) {
         checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
         if (!checkpoint->state) {

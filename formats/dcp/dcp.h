@@ -1,6 +1,6 @@
 /*
  * What the parts of the DCP reader share. dcp.c finds the checkpoint and is the format's table; manifest.c turns the
- * loaded `.metadata` into tensors and chunks; storage.c gives each chunk its place; files.c knows the data files;
+ * loaded `.metadata` into tensors and chunks; ranks.c puts those of ranks together; storage.c gives each chunk its place; files.c knows the data files;
  * extent.c opens the torch.save archive of one chunk.
  */
 #ifndef FSDPCKPT_FORMATS_DCP_DCP_H
@@ -53,6 +53,17 @@ fc_code fc_dcp_add_item(dcp_builder *b, fc_pv path, size_t tensor, uint64_t offs
 
 /** Moves the table of files into the checkpoint; unless headers_only, checks that they are there and long enough. */
 fc_code fc_dcp_finish_files(dcp_builder *b);
+
+/** Reads the metadata file `metadata_path` of the folder `directory`: all of `checkpoint` but its state. */
+fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
+                    const char *metadata_path, fc_error *err);
+
+/** One more than the highest rank that has a `__<rank>.metadata` in the folder. */
+size_t fc_dcp_count_ranks(const char *directory);
+
+/** Puts a checkpoint together from the metadata that every rank left. */
+fc_code fc_dcp_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
+                          fc_error *err);
 
 /** The cache of descriptors: checkpoint->state. */
 typedef struct dcp_state dcp_state;

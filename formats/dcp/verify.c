@@ -47,7 +47,7 @@ fc_code fc_dcp_verify(const fc_checkpoint *checkpoint, struct fc_findings *findi
         if (tensor->object && covered) { /* counted as only read, as its bytes are no single record */
             report->digested++;
             report->undigested--;
-            report->undigested_bytes -= tensor->chunks[0].length;
+            report->undigested_bytes -= (uint64_t)tensor->shape[0];
         }
     }
     return FC_OK;

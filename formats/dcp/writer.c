@@ -8,6 +8,7 @@
 #include "dcp/writer.h"
 
 #include "core/checked.h"
+#include "torch/object_write.h"
 #include "torch/zip_write.h"
 
 #include <errno.h>
@@ -103,7 +104,7 @@ static fc_code lay_out(dcp_writer *w, const dcp_item *item, uint64_t *data, fc_e
     fc_torch_pickle_begin(&w->pickler, 2);
     fc_code rc = FC_OK;
     if (t->source->object) {
-        rc = fc_dcp_write_object(w->wanted, t, &w->pickler, err);
+        rc = fc_torch_write_object(w->wanted, t, &w->pickler, err);
     } else {
         rc = fc_dcp_item_box(w->wanted, item, dims, err);
         const fc_box box = {t->source->ndim, dims, dims + t->source->ndim};

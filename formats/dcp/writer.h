@@ -1,6 +1,6 @@
 /*
  * What the parts of the DCP writer share. writer.c lays out the data files, an item a stored box, and writes what is
- * around the data; object_out.c makes items of objects that other formats keep; metadata_out.c writes `.metadata`.
+ * around the data; metadata_out.c writes `.metadata`.
  */
 #ifndef FSDPCKPT_FORMATS_DCP_WRITER_H
 #define FSDPCKPT_FORMATS_DCP_WRITER_H
@@ -33,10 +33,6 @@ fc_code fc_dcp_item_box(const fc_wanted *wanted, const dcp_item *item, int64_t *
  */
 fc_code fc_dcp_write_metadata(const fc_wanted *wanted, const char *directory, const dcp_item *items, size_t nitems,
                               fc_error *err);
-
-/** Pickles an object whose bytes are no torch.save archive: {"encoding": str, "value": its decoding, "data": bytes}. */
-fc_code fc_dcp_write_object(const fc_wanted *wanted, const fc_wanted_tensor *object, fc_torch_pickler *w,
-                            fc_error *err);
 
 bool fc_dcp_is_directory(const fc_wanted *wanted);
 size_t fc_dcp_files(const fc_wanted *wanted);

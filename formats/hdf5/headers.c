@@ -11,6 +11,7 @@
 #include "core/checked.h"
 #include "core/crc.h"
 #include "fsdpckpt/io.h"
+#include "object_header.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -69,6 +69,7 @@ static fc_code create_file(fc_h5_out *out, const fc_h5_estimate *estimate, fc_er
     /* 1.8's format has checksums and scales to any number of links; virtual datasets bring 1.10's along as needed. */
     if (H5Pset_libver_bounds(access, H5F_LIBVER_V18, H5F_LIBVER_V110) >= 0 &&
         H5Pset_fclose_degree(access, H5F_CLOSE_SEMI) >= 0 &&
+        H5Pset_evict_on_close(access, 1) >= 0 && /* 3 KB a mapping of a virtual dataset, until the file is closed */
         fc_h5_driver_use(access, out->driver, header_bytes(estimate), &out->channel) >= 0 &&
         H5Pset_obj_track_times(create, 0) >= 0 && H5Pset_attr_phase_change(create, MOST_ROOT_ATTRIBUTES, 0) >= 0 &&
         H5Pset_link_creation_order(create, H5P_CRT_ORDER_TRACKED | H5P_CRT_ORDER_INDEXED) >= 0) {
@@ -106,8 +107,8 @@ fc_code fc_h5_out_open(fc_h5_out *out, const fc_h5_tree *tree, const char *path,
     }
     rc = rc == FC_OK ? make_shared_ids(out, err) : rc;
     rc = rc == FC_OK ? create_file(out, estimate, err) : rc;
-    if (rc == FC_OK && tree->nodes[0].is_list) {
-        rc = fc_h5_out_text(out, out->file, "kind", "list", err);
+    if (rc == FC_OK && tree->nodes[0].kind) {
+        rc = fc_h5_out_text(out, out->file, "kind", fc_h5_group_kind_text(tree->nodes[0].kind), err);
     }
     return rc == FC_OK ? rc : fc_h5_out_close(out, rc, err);
 }
@@ -187,8 +188,8 @@ static fc_code push_group(fc_h5_out *out, uint32_t node, fc_error *err) {
     out->stack[out->depth] = id;
     out->stack_nodes[out->depth++] = node;
     fc_code rc = FC_OK;
-    if (!out->made[node] && n->is_list) {
-        rc = fc_h5_out_text(out, id, "kind", "list", err);
+    if (!out->made[node] && n->kind) {
+        rc = fc_h5_out_text(out, id, "kind", fc_h5_group_kind_text(n->kind), err);
     }
     out->made[node] = 1;
     return rc;

@@ -57,7 +57,7 @@ typedef struct fc_h5_stored_chunk {
 /** One dataset as read from the file. All pointers live in the decoder's arena. */
 typedef struct fc_h5_dataset {
     const char *path;  /**< HDF5 path without the leading "/" */
-    fc_h5_bytes lists; /**< one byte a path element: 1 where the group that holds the element is a list */
+    fc_h5_bytes lists; /**< one byte a path element: the fc_h5_group_kind of the group that holds it */
     fc_h5_kind kind;
     fc_h5_where where;
     fc_code code; /**< UNREADABLE */

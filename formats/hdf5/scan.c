@@ -6,6 +6,7 @@
  */
 #include "scan.h"
 
+#include "tree.h"
 #include "values.h"
 
 #include <inttypes.h>
@@ -27,8 +28,8 @@ typedef struct trail {
         unsigned long fileno;
         haddr_t address;
     } groups[MAX_DEPTH + 1];
-    bool is_list;    /* the group being walked */
-    size_t nvisited; /* groups, each as often as it has names: links can make that exponential */
+    unsigned char kind; /* of the group being walked: fc_h5_group_kind */
+    size_t nvisited;    /* groups, each as often as it has names: links can make that exponential */
 } trail;
 
 static herr_t innermost(unsigned n, const H5E_error2_t *e, void *data) {
@@ -226,8 +227,8 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
     attributes a;
     bool ok = read_attributes(walk, group, &a);
     char *kind = walk->ours && (a.present >> FC_H5_A_KIND & 1) ? fc_h5_attribute_text(group, "kind") : NULL;
-    bool was_list = t->is_list;
-    t->is_list = kind && strcmp(kind, "list") == 0;
+    unsigned char outer = t->kind;
+    t->kind = fc_h5_group_kind_parse(kind);
     free(kind);
     t->groups[t->depth].fileno = fileno;
     t->groups[t->depth].address = address;
@@ -245,7 +246,7 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
         fc_h5_scan_failure(walk, FC_ECORRUPT, "corrupt HDF5 file: group /%s cannot be read (%s)", t->path, why);
     }
     t->depth--;
-    t->is_list = was_list;
+    t->kind = outer;
     return ok;
 }
 
@@ -308,7 +309,7 @@ static herr_t one_link(hid_t group, const char *name, const H5L_info_t *info, vo
     }
     memcpy(t->path + t->length, name, len + 1);
     t->length += len;
-    t->lists[t->depth - 1] = t->is_list;
+    t->lists[t->depth - 1] = t->kind;
     set_where(t->walk->shared, "object", t->path);
     if (may_follow(t, info)) {
         hid_t object = H5Oopen(group, name, H5P_DEFAULT);

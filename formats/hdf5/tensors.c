@@ -5,6 +5,7 @@
 #include "core/checked.h"
 #include "names.h"
 #include "reader.h"
+#include "tree.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -286,6 +287,13 @@ fc_code fc_h5_add_chunks(fc_checkpoint *checkpoint, fc_h5_dataset *d, uint32_t f
 
 /* ---- names ---- */
 
+/* Whether `text` is an integer as Python writes it: "-7", not "07". */
+static bool is_integer(const char *text) {
+    const char *digits = text + (*text == '-');
+    size_t n = strspn(digits, "0123456789");
+    return n > 0 && n <= 18 && digits[n] == '\0' && (digits[0] != '0' || (n == 1 && digits == text));
+}
+
 static fc_code split_path(fc_arena *arena, const fc_h5_dataset *d, bool ours, fc_path *path, fc_error *err) {
     size_t n = 1, i = 0;
     for (const char *p = d->path; *p; p++) {
@@ -297,11 +305,15 @@ static fc_code split_path(fc_arena *arena, const fc_h5_dataset *d, bool ours, fc
     }
     for (const char *p = d->path;; i++) {
         size_t len = strcspn(p, "/");
+        const unsigned char kind = d->lists.data[i];
         const char *link = fc_arena_strndup(arena, p, len);
         if (!link) {
             return no_memory(err);
         }
-        elements[i] = (fc_path_element){.key = link, .is_index = d->lists.data[i] != 0};
+        elements[i] = (fc_path_element){.key = link,
+                                        .is_index = kind == FC_H5_LIST || kind == FC_H5_TUPLE,
+                                        .is_tuple = kind == FC_H5_TUPLE,
+                                        .is_number = kind == FC_H5_NUMBERS && is_integer(link)};
         fc_code rc = ours ? fc_h5_name_decode(arena, link, &elements[i].key, err) : FC_OK;
         if (rc != FC_OK) {
             return rc;

@@ -98,13 +98,38 @@ static fc_code step(builder *b, uint32_t *at, const char *link, uint32_t tensor,
     return FC_OK;
 }
 
-/* A group is a list or a dict for all its members. */
-static fc_code mark_list(builder *b, uint32_t group, bool is_list, uint32_t tensor, bool first, fc_error *err) {
+static const char *const kind_texts[] = {NULL, "list", "tuple", "numbers"};
+
+const char *fc_h5_group_kind_text(unsigned char kind) {
+    return kind < sizeof kind_texts / sizeof *kind_texts ? kind_texts[kind] : NULL;
+}
+
+unsigned char fc_h5_group_kind_parse(const char *text) {
+    for (unsigned char i = FC_H5_LIST; text && i <= FC_H5_NUMBERS; i++) {
+        if (strcmp(text, kind_texts[i]) == 0) {
+            return i;
+        }
+    }
+    return FC_H5_DICT;
+}
+
+static fc_h5_group_kind kind_of(const fc_path_element *e) {
+    return e->is_index ? (e->is_tuple ? FC_H5_TUPLE : FC_H5_LIST) : e->is_number ? FC_H5_NUMBERS : FC_H5_DICT;
+}
+
+static bool is_sequence(unsigned char kind) {
+    return kind == FC_H5_LIST || kind == FC_H5_TUPLE;
+}
+
+/* A group is a list or a dict for all its members; a dict with keys of both types has text keys here. */
+static fc_code mark_kind(builder *b, uint32_t group, fc_h5_group_kind kind, uint32_t tensor, bool first, fc_error *err) {
     fc_h5_node *node = &b->tree->nodes[group];
     if (first) {
-        node->is_list = is_list;
+        node->kind = (unsigned char)kind;
         node->tensor = tensor;
-    } else if (node->is_list != is_list) {
+    } else if (node->kind != kind && is_sequence(node->kind) == is_sequence((unsigned char)kind)) {
+        node->kind = is_sequence(node->kind) ? FC_H5_LIST : FC_H5_DICT;
+    } else if (node->kind != kind) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "tensors \"%s\" and \"%s\" disagree on whether what they are in is a list or a dict",
                        b->wanted->tensors[node->tensor].name, b->wanted->tensors[tensor].name);
@@ -130,7 +155,7 @@ static fc_code add(builder *b, uint32_t tensor, fc_error *err) {
         if (!link) {
             return fc_fail(err, FC_ENOMEM, "out of memory");
         }
-        fc_code rc = mark_list(b, at, elements[i].is_index, tensor, new_group, err);
+        fc_code rc = mark_kind(b, at, kind_of(&elements[i]), tensor, new_group, err);
         size_t before = b->tree->count;
         if (rc == FC_OK) {
             rc = step(b, &at, link, tensor, i + 1 == count, err);

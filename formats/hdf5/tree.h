@@ -6,14 +6,27 @@
 
 #include "fsdpckpt/format.h"
 
+/** What the members of a group are: the attribute `kind`, which a dict with text keys does without. */
+typedef enum fc_h5_group_kind {
+    FC_H5_DICT,
+    FC_H5_LIST,
+    FC_H5_TUPLE,
+    FC_H5_NUMBERS /* a dict whose keys are integers */
+} fc_h5_group_kind;
+
+/** The attribute's text; NULL for a dict. */
+const char *fc_h5_group_kind_text(unsigned char kind);
+/** The kind that the text (or NULL) names. */
+unsigned char fc_h5_group_kind_parse(const char *text);
+
 /** A group or a dataset. */
 typedef struct fc_h5_node {
-    const char *link; /**< encoded name in the parent; "" for the root */
-    uint32_t parent;  /**< index; the root is its own */
-    uint32_t depth;   /**< 0 for the root */
-    uint32_t tensor;  /**< the first wanted tensor at or below it */
-    bool is_value;    /**< a dataset */
-    bool is_list;     /**< a group whose members are the items of a list or tuple */
+    const char *link;   /**< encoded name in the parent; "" for the root */
+    uint32_t parent;    /**< index; the root is its own */
+    uint32_t depth;     /**< 0 for the root */
+    uint32_t tensor;    /**< the first wanted tensor at or below it */
+    bool is_value;      /**< a dataset */
+    unsigned char kind; /**< of a group: fc_h5_group_kind */
 } fc_h5_node;
 
 typedef struct fc_h5_tree {

@@ -3,7 +3,7 @@
  * `header_crc64`. From the manifest's extents and the bytes between them to findings.
  */
 #include "h5.h"
-#include "headers.h"
+#include "object_header.h"
 
 #include "core/checked.h"
 #include "core/crc.h"

@@ -193,9 +193,15 @@ hid_t fc_h5_vfd_register(void) {
 hid_t fc_h5_vfd_fapl(hid_t driver, const fc_h5_source *source) {
     vfd_info info = {source};
     hid_t fapl = H5Pcreate(H5P_FILE_ACCESS);
-    if (fapl >= 0 && H5Pset_driver(fapl, driver, &info) < 0) {
+    /* The mappings of a virtual dataset take 3 KB each, and would be kept until the file is closed. */
+    if (fapl >= 0 && (H5Pset_driver(fapl, driver, &info) < 0 || H5Pset_evict_on_close(fapl, 1) < 0)) {
         H5Pclose(fapl);
         return H5I_INVALID_HID;
+    }
+    /* Nothing is looked at twice: what libhdf5 keeps of closed datasets is memory that must be zeroed by the kernel, a
+       third of the time of opening an index of a thousand virtual datasets. */
+    if (fapl >= 0) {
+        H5Pset_evict_on_close(fapl, true);
     }
     return fapl;
 }

@@ -12,7 +12,7 @@ static void count_objects(const fc_checkpoint *checkpoint, uint32_t file, struct
         if (t->object && t->nchunks > 0 && t->chunks[0].file == file) {
             report->digested++;
             report->undigested--;
-            report->undigested_bytes -= t->chunks[0].length;
+            report->undigested_bytes -= (uint64_t)t->shape[0];
         }
     }
 }

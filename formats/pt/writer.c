@@ -11,6 +11,7 @@
 #include "core/checked.h"
 #include "fsdpckpt/move.h"
 #include "torch/item.h"
+#include "torch/object_write.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -177,9 +178,7 @@ static fc_code write_object(pt_writer *w, fc_torch_pickler *p, const fc_wanted_t
     const fc_box box = {1, &start, source->shape};
     uint64_t size = (uint64_t)source->shape[0];
     if (strcmp(source->object->encoding, "torch.save") != 0) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "a value in the encoding '%s', which torch.load could not read: leave it out with --exclude",
-                       source->object->encoding);
+        return fc_torch_write_object(w->wanted, t, p, err);
     }
     unsigned char *bytes = size < SIZE_MAX ? malloc((size_t)size + 1) : NULL;
     if (!bytes) {

@@ -236,6 +236,7 @@ const fc_format fc_format_safetensors = {
     .extent = st_extent,
     .object_json = st_object_json,
     .digest = st_digest,
+    .unverified = "the header of each file",
     .self_contained = true,
     .objects_note = "in __metadata__, where only fsdpckpt finds them: safetensors has no objects",
     .is_directory = fc_st_is_directory,

@@ -40,6 +40,12 @@ static const entry entries[] = {
     {"torch.distributed.remote_device", "_remote_device", FC_GLOBAL_INERT, 0},
     {"torch.distributed.checkpoint.filesystem", "_StorageInfo", FC_GLOBAL_CLASS, FC_CLASS_STORAGE_INFO},
     {"torch.distributed._shard.checkpoint.filesystem", "_StorageInfo", FC_GLOBAL_CLASS, FC_CLASS_STORAGE_INFO},
+    /* Megatron keeps the ranks' plans in `.metadata`, to save the next time without planning. */
+    {"torch.distributed.checkpoint.planner", "SavePlan", FC_GLOBAL_INERT, 0},
+    {"torch.distributed.checkpoint.planner", "WriteItem", FC_GLOBAL_INERT, 0},
+    {"torch.distributed.checkpoint.planner", "WriteItemType", FC_GLOBAL_INERT, 0},
+    {"torch.distributed.checkpoint.planner", "TensorWriteData", FC_GLOBAL_INERT, 0},
+    {"torch.distributed.checkpoint.planner", "BytesIOWriteData", FC_GLOBAL_INERT, 0},
     {"torch", "Size", FC_GLOBAL_SIZE, 0},
     {"torch", "device", FC_GLOBAL_DEVICE, 0},
     {"torch", "Tensor", FC_GLOBAL_INERT, 0},

@@ -297,7 +297,7 @@ static void row_major(int ndim, const int64_t *sizes, int64_t *strides) {
     int64_t step = 1;
     for (int i = ndim - 1; i >= 0; i--) {
         strides[i] = step;
-        step *= sizes[i] > 1 ? sizes[i] : 1;
+        step = (int64_t)((uint64_t)step * (uint64_t)(sizes[i] > 1 ? sizes[i] : 1)); /* of no use where it overflows */
     }
 }
 

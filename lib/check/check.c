@@ -105,18 +105,21 @@ static void sum_up(const checking *c, fc_report *out) {
     }
 }
 
+/* The names that are checked, changed as a conversion would, and those of the reference, which are as they should be.
+ */
 static fc_code list_names(checking *c, fc_names *reference, fc_error *err) {
     const fc_check_options *o = c->options;
-    fc_code rc = fc_names_make(c->checkpoint, o->selection, c->arena, &c->names, err);
-    if (rc == FC_OK && o->selection && o->selection->strip_prefix && c->names.stripped == 0) {
-        rc = fc_fail(err, FC_EUSAGE, "%s: --strip-prefix '%s' matches no name, e.g. '%s'", c->path,
-                     o->selection->strip_prefix, c->checkpoint->ntensors ? c->checkpoint->tensors[0].name : "");
+    static const fc_selection everything;
+    fc_rename *rename = NULL;
+    fc_code rc = fc_rename_new(o->selection ? o->selection : &everything, &rename, err);
+    rc = rc == FC_OK ? fc_names_make(c->checkpoint, o->selection, rename, c->arena, &c->names, err) : rc;
+    if (rc == FC_OK) {
+        rc = fc_rename_check_used(rename, c->path, c->checkpoint->ntensors ? c->checkpoint->tensors[0].name : "", err);
     }
     if (rc == FC_OK && o->reference) {
-        fc_selection as_it_is = o->selection ? *o->selection : (fc_selection){0};
-        as_it_is.strip_prefix = NULL; /* the reference has the names that are wanted */
-        rc = fc_names_make(o->reference, &as_it_is, c->arena, reference, err);
+        rc = fc_names_make(o->reference, o->selection, NULL, c->arena, reference, err);
     }
+    fc_rename_free(rename);
     return rc;
 }
 
@@ -125,6 +128,9 @@ static fc_code run(checking *c, fc_report *out, fc_error *err) {
     fc_code rc = list_names(c, &reference, err);
     if (rc != FC_OK) {
         return rc;
+    }
+    if (c->checkpoint->note) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_NOTE, .name = c->path, .detail = c->checkpoint->note});
     }
     fc_check_files(c);
     fc_check_coverage(c);

@@ -40,6 +40,12 @@ const char *fc_check_others(checking *c, uint64_t count);
 /** A text quoted for a shell, where it needs to be. */
 const char *fc_check_quote(checking *c, const char *text);
 
+/**
+ * What follows "<word>." in a name, behind a component with "optim" in it or at the start: of "optim.state.w.step" and
+ * the word "state" "w.step". NULL: nothing.
+ */
+const char *fc_check_after_section(const char *name, const char *word);
+
 /** The message of a finding, allocated from the arena; NULL when out of memory. */
 const char *fc_finding_message(const checking *c, const fc_finding *finding);
 
@@ -87,6 +93,9 @@ const char *fc_check_unwrap(checking *c, const char *name, size_t len, unsigned 
 
 /** The first `len` characters of a text as a regular expression that matches just them. */
 const char *fc_check_regex(checking *c, const char *text, size_t len);
+
+/** A text as the replacement of a rule, which stands for itself. */
+const char *fc_check_replacement(checking *c, const char *text);
 
 /** "--rename 's/_orig_mod\.//'" for each of `which` wrappers: drops them wherever they are. */
 const char *fc_check_drop_options(checking *c, unsigned which);

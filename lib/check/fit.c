@@ -123,8 +123,7 @@ static int64_t check_tp(fit *f, const fc_named *named) {
     checking *c = f->c;
     fc_tp_style style;
     int d = fc_tp_plan_dim(f->plan, named->name, t->ndim, &style);
-    bool state = strstr(named->name, "optim") != NULL;
-    if (style == FC_TP_NONE && t->ndim >= 2 && !state) {
+    if (style == FC_TP_NONE && t->ndim >= 2) {
         note(f, named, FC_FOUND_TP_NO_RULE, fc_tp_plan_name(f->plan), NULL);
     }
     if (d < 0 || d >= t->ndim) {
@@ -177,6 +176,18 @@ static int64_t axis_size(const fc_mesh *mesh, const char *name) {
     return 1;
 }
 
+static bool is_state(const fc_named *named) {
+    return fc_check_after_section(named->name, "state") != NULL;
+}
+
+/* Optimizer state is cut as its parameter, and need not be told twice, unless it is all there is. */
+static bool is_told(const fc_named *named, bool only_state) {
+    int64_t elements;
+    const fc_tensor *t = named->tensor;
+    return !t->object && t->ndim > 0 && fc_numel(t->ndim, t->shape, &elements) && elements > 0 &&
+           (only_state || !is_state(named));
+}
+
 void fc_check_fit(checking *c) {
     const fc_check_options *o = c->options;
     fit f = {.c = c,
@@ -189,18 +200,19 @@ void fc_check_fit(checking *c) {
         c->no_memory = true;
         return;
     }
-    bool tp = f.tp > 1 && f.plan;
+    bool tp = f.tp > 1 && f.plan, only_state = true;
+    for (size_t i = 0; i < c->names.count; i++) {
+        only_state = only_state && (c->names.items[i].tensor->object || is_state(&c->names.items[i]));
+    }
     for (size_t i = 0; i < c->names.count; i++) {
         const fc_named *named = &c->names.items[i];
-        int64_t elements;
-        const fc_tensor *t = named->tensor;
-        if (t->object || t->ndim == 0 || !fc_numel(t->ndim, t->shape, &elements) || elements == 0) {
+        if (!is_told(named, only_state)) {
             continue;
         }
         f.tensors++;
         size_t cut = f.cut;
-        int64_t rows = tp ? check_tp(&f, named) : t->shape[0];
-        check_dp(&f, named, rows, f.cut > cut && rows != t->shape[0]);
+        int64_t rows = tp ? check_tp(&f, named) : named->tensor->shape[0];
+        check_dp(&f, named, rows, f.cut > cut && rows != named->tensor->shape[0]);
     }
     report(&f);
     if (tp && f.cut == 0) {

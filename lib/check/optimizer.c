@@ -51,8 +51,7 @@ static bool all_digits(span s) {
     return i == s.len;
 }
 
-/* Where ".<word>." begins behind a component with "optim" in it, or "<word>." at the start; NULL: nowhere. */
-static const char *after_section(const char *name, const char *word) {
+const char *fc_check_after_section(const char *name, const char *word) {
     size_t len = strlen(word);
     bool optim = false;
     for (const char *at = name; at; at = strchr(at, '.'), at = at ? at + 1 : NULL) {
@@ -67,7 +66,7 @@ static const char *after_section(const char *name, const char *word) {
 
 /* Splits "optim.state.<parameter>.<key>". The nested path knows where the parameter ends, a flat name its last dot. */
 static bool split_state(const fc_named *named, span *parameter, span *key) {
-    const char *rest = after_section(named->name, "state");
+    const char *rest = fc_check_after_section(named->name, "state");
     const fc_path *path = &named->tensor->path;
     if (!rest || named->tensor->object) {
         return false;
@@ -114,8 +113,8 @@ static size_t components(const char *name) {
 }
 
 static bool is_parameter(const fc_named *named) {
-    return !named->tensor->object && !after_section(named->name, "state") &&
-           !after_section(named->name, "param_groups");
+    return !named->tensor->object && !fc_check_after_section(named->name, "state") &&
+           !fc_check_after_section(named->name, "param_groups");
 }
 
 static bool list_parameters(optimizer *o) {
@@ -297,7 +296,7 @@ static bool is_group_list(const fc_named *named) {
         return false;
     }
     bool is_whole = len >= sizeof whole - 1 && strcmp(name + len - (sizeof whole - 1), whole) == 0;
-    const char *rest = after_section(name, whole);
+    const char *rest = fc_check_after_section(name, whole);
     return is_whole || (rest && len > sizeof part && strcmp(name + len - (sizeof part - 1), part) == 0);
 }
 

@@ -117,32 +117,38 @@ static const char *explain(checking *c, const char *text, size_t len) {
     return *rest ? "" : fc_check_text(c, " (%s)", fc_check_wrapped_by(c, which));
 }
 
-/*
- * The option that adds a prefix to some names. Where it is not all of them, it is told by their first components.
- */
-static const char *adding_option(checking *c, const fc_pair *pairs, size_t count, const char *text) {
-    enum { MOST = 3 };
-    const char *options = "", *firsts[MOST];
+/* The alternatives "embed_tokens|layers" of the names' first components; NULL when they are too many to be told. */
+static const char *first_components(checking *c, const fc_pair *pairs, size_t count, bool *whole) {
+    enum { MOST = 12 };
+    const char *list = "", *firsts[MOST];
     size_t n = 0;
-    for (size_t i = 0; i < count && count < c->names.count; i++) {
+    *whole = false;
+    for (size_t i = 0; i < count; i++) {
         const char *name = c->names.items[pairs[i].here].name;
         size_t len = strcspn(name, "."), k = 0;
+        *whole = *whole || !name[len];
         while (k < n && (strlen(firsts[k]) != len || memcmp(firsts[k], name, len) != 0)) {
             k++;
         }
-        if (k < n) {
-            continue;
+        if (k == n && n == MOST) {
+            return NULL;
         }
-        if (n == MOST) {
-            return fc_check_text(c, "--rename 's/^/%s/'", text);
+        if (k == n) {
+            firsts[n++] = fc_check_text(c, "%.*s", (int)len, name);
+            list = fc_check_text(c, "%s%s%s", list, *list ? "|" : "", fc_check_regex(c, name, len));
         }
-        firsts[n] = fc_check_text(c, "%.*s", (int)len, name);
-        options =
-            fc_check_text(c, "%s%s--rename 's/^%s%s/%s%s%s/'", options, *options ? " " : "",
-                          fc_check_regex(c, name, len), name[len] ? "\\." : "$", text, firsts[n], name[len] ? "." : "");
-        n++;
     }
-    return *options ? options : fc_check_text(c, "--rename 's/^/%s/'", text);
+    return list;
+}
+
+/* The option that adds a prefix to some names. Where it is not all of them, it is told by their first components. */
+static const char *adding_option(checking *c, const fc_pair *pairs, size_t count, const char *text) {
+    bool whole;
+    const char *firsts = count < c->names.count ? first_components(c, pairs, count, &whole) : NULL;
+    const char *escaped = fc_check_replacement(c, text);
+    const char *rule = firsts ? fc_check_text(c, "s/^(%s)%s/%s&/", firsts, whole ? "(\\.|$)" : "\\.", escaped)
+                              : fc_check_text(c, "s/^/%s/", escaped);
+    return fc_check_text(c, "--rename %s", fc_check_quote(c, rule));
 }
 
 static size_t take_prefix(checking *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs) {

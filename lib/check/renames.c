@@ -216,7 +216,7 @@ static void find_rule(checking *c, renamed *r, const char *here, const char *the
     r->from = fc_check_text(c, "%.*s", (int)nh, here + start);
     r->to = fc_check_text(c, "%.*s", (int)nt, there + start);
     r->rule = fc_check_text(c, "s/%s%s%s/%s%s%s/", before, fc_check_regex(c, r->from, nh), after, start ? "." : "",
-                            r->to, end ? "." : "");
+                            fc_check_replacement(c, r->to), end ? "." : "");
 }
 
 static int by_rule(const void *a, const void *b) {
@@ -236,7 +236,8 @@ static const fc_named *there_of(const matching *m, const renamed *r) {
 static void report_one(const matching *m, const renamed *r) {
     checking *c = m->c;
     const char *here = here_of(m, r)->name, *there = there_of(m, r)->name;
-    const char *whole = fc_check_text(c, "s/^%s$/%s/", fc_check_regex(c, here, strlen(here)), there);
+    const char *whole =
+        fc_check_text(c, "s/^%s$/%s/", fc_check_regex(c, here, strlen(here)), fc_check_replacement(c, there));
     fc_check_add(c, &(fc_finding){.kind = r->certain ? FC_FOUND_RENAMED : FC_FOUND_RENAMED_PERHAPS,
                                   .name = here,
                                   .other = there,

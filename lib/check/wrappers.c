@@ -73,6 +73,18 @@ const char *fc_check_regex(checking *c, const char *text, size_t len) {
     return escaped ? escaped : "";
 }
 
+const char *fc_check_replacement(checking *c, const char *text) {
+    char *escaped = fc_check_room(c, 2 * strlen(text) + 1, 1);
+    char *to = escaped;
+    for (; escaped && *text; text++) {
+        if (strchr("\\&/", *text)) {
+            *to++ = '\\';
+        }
+        *to++ = *text;
+    }
+    return escaped ? escaped : "";
+}
+
 const char *fc_check_drop_options(checking *c, unsigned which) {
     const char *options = "";
     for (size_t w = 0; w < FC_WRAPPERS; w++) {

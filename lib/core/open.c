@@ -3,6 +3,7 @@
  * Also the thin calls that pass through the format's table.
  */
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/seal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -90,6 +91,7 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     checkpoint->path = copy;
     checkpoint->arena = arena;
     rc = format->open(checkpoint, options ? options : &defaults, err);
+    rc = rc == FC_OK ? fc_seal_load(checkpoint, err) : rc;
     if (rc != FC_OK) {
         fc_checkpoint_close(checkpoint);
         return rc;
@@ -146,8 +148,15 @@ fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tens
     return checkpoint->format->object_json(checkpoint, object, arena, json, err);
 }
 
+/* The format's own digests are of what was written; a seal's are of what was there when it was sealed. */
 fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                              fc_error *err) {
     *out = (fc_digest){.kind = FC_DIGEST_NONE};
-    return checkpoint->format->digest ? checkpoint->format->digest(checkpoint, tensor, index, out, err) : FC_OK;
+    fc_code rc = checkpoint->format->digest ? checkpoint->format->digest(checkpoint, tensor, index, out, err) : FC_OK;
+    const fc_seal *seal = checkpoint->seal;
+    if (rc == FC_OK && out->kind == FC_DIGEST_NONE && index == FC_WHOLE_TENSOR && seal &&
+        seal->has[tensor - checkpoint->tensors]) {
+        *out = (fc_digest){.kind = FC_DIGEST_CRC64, .value = seal->crc64[tensor - checkpoint->tensors]};
+    }
+    return rc;
 }

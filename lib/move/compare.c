@@ -107,22 +107,25 @@ static fc_code classify(comparison *c, size_t index, fc_error *err) {
     return rc;
 }
 
+/* What --strip-prefix and --rename change is changed on both sides, and must be there on one. */
 static fc_code list_names(comparison *c, fc_names *a, fc_names *b, fc_error *err) {
-    const fc_selection *s = c->options->selection;
-    fc_code rc = fc_names_make(c->a, s, c->arena, a, err);
-    rc = rc == FC_OK ? fc_names_make(c->b, s, c->arena, b, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
+    static const fc_selection everything;
+    const fc_selection *s = c->options->selection ? c->options->selection : &everything;
+    fc_rename *rename = NULL;
+    fc_code rc = fc_rename_new(s, &rename, err);
+    rc = rc == FC_OK ? fc_names_make(c->a, s, rename, c->arena, a, err) : rc;
+    rc = rc == FC_OK ? fc_names_make(c->b, s, rename, c->arena, b, err) : rc;
+    if (rc == FC_OK) {
+        const char *example = c->a->ntensors ? c->a->tensors[0].name : c->b->ntensors ? c->b->tensors[0].name : "";
+        const char *both = fc_arena_printf(c->arena, "%s and %s", c->a->path, c->b->path);
+        rc = fc_rename_check_used(rename, both ? both : c->a->path, example, err);
     }
-    if (s && s->strip_prefix && a->stripped == 0 && b->stripped == 0) {
-        return fc_fail(err, FC_EUSAGE, "--strip-prefix '%s' matches no name of %s or %s", s->strip_prefix, c->a->path,
-                       c->b->path);
+    fc_rename_free(rename);
+    if (rc == FC_OK && a->count == 0 && b->count == 0 && a->left_out + b->left_out > 0) {
+        rc = fc_fail(err, FC_EUSAGE, "nothing is left to compare: all %zu names are excluded",
+                     a->left_out + b->left_out);
     }
-    if (a->count == 0 && b->count == 0 && a->left_out + b->left_out > 0) {
-        return fc_fail(err, FC_EUSAGE, "nothing is left to compare: all %zu names are excluded",
-                       a->left_out + b->left_out);
-    }
-    return FC_OK;
+    return rc;
 }
 
 /* Makes the items: A's names with their partners, then what only B has. */

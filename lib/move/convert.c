@@ -5,6 +5,7 @@
 #include "fsdpckpt/move.h"
 
 #include "core/checked.h"
+#include "fsdpckpt/seal.h"
 #include "move/ranks.h"
 #include "move/tuning.h"
 
@@ -102,7 +103,7 @@ typedef struct making {
     fc_writer writer;
     fc_move_options move;
     fc_convert_report *report;
-    bool *unmoved; /* of each tensor: an object that the format wrote itself, so that there is no digest of its bytes */
+    bool *unmoved; /* of each tensor: the format stores it in its own way, so that there is no digest of its bytes */
 } making;
 
 /* Of a part that lies in the memory of one rank, this is everything or nothing (share = shares). */
@@ -122,8 +123,8 @@ static fc_code write_file(making *m, fc_part *part, fc_arena *arena, fc_error *e
         return rc;
     }
     for (size_t i = 0; i < part->nitems; i++) {
-        uint32_t tensor = part->items[i].tensor;
-        m->unmoved[tensor] |= m->wanted->tensors[tensor].source->object && !part->items[i].owned;
+        const fc_part_item *item = &part->items[i];
+        m->unmoved[item->tensor] |= item->owner == part->rank && !item->owned; /* the writer has cleared it */
     }
     choose_share(m, part);
     rc = fc_move_part(m->wanted, part, &m->move, err);
@@ -177,9 +178,10 @@ static fc_code check_digest(const fc_checkpoint *source, const fc_wanted_tensor 
         return rc;
     }
     return fc_fail(err, FC_ECORRUPT,
-                   "%s: tensor %s: its data has the digest %016" PRIx64 ", recorded is %016" PRIx64
+                   "%s: tensor %s: its data has the digest %016" PRIx64 ", in %s it is %016" PRIx64
                    ": it is damaged; fsdpckpt verify tells in which file",
-                   source->path, tensor->source->name, found, recorded.value);
+                   source->path, tensor->source->name, found, source->seal ? source->seal->path : "its headers",
+                   recorded.value);
 }
 
 /* Makes the tensors' digests of their sums, and compares them with what the source says they are. */
@@ -187,7 +189,7 @@ static fc_code finish_digests(const making *m, uint64_t *digests, fc_error *err)
     const fc_wanted *wanted = m->wanted;
     for (size_t i = 0; i < wanted->ntensors; i++) {
         const fc_wanted_tensor *tensor = &wanted->tensors[i];
-        if (m->unmoved[i] || (tensor->source->object && m->writer.format->objects_note)) {
+        if (m->unmoved[i]) {
             continue;
         }
         const fc_box whole = {tensor->source->ndim, NULL, tensor->source->shape};
@@ -289,6 +291,9 @@ static fc_code write_target(const fc_wanted *wanted, const char *target, const f
         rc = fc_commit_begin(target, is_directory, options->force, bytes, &commit, err);
     }
     rc = write_staged(wanted, commit, options, report, rc, err);
+    if (rc == FC_OK && commit) {
+        fc_seal_forget(target);
+    }
     return fc_ranks_agree(options->comm, rc, err);
 }
 
@@ -359,9 +364,9 @@ fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_con
     }
     memset(report, 0, sizeof *report);
     fc_arena *arena = fc_arena_new();
-    fc_code rc = plan(source, target, options, arena, &wanted, report, err);
-    rc = fc_ranks_compare(options->comm, rc, &wanted, err);
-    if (rc == FC_OK) {
+    fc_code mine = plan(source, target, options, arena, &wanted, report, err);
+    fc_code rc = fc_ranks_compare(options->comm, mine, &wanted, err);
+    if (mine == FC_OK && rc == FC_OK) {
         rc = write_target(&wanted, target, options, report, err);
     }
     fc_arena_free(arena);

@@ -77,22 +77,28 @@ fc_code fc_ranks_share_number(fc_comm *comm, fc_code mine, size_t *number, fc_er
     return rc == FC_OK && comm ? comm->broadcast(comm, number, sizeof *number, 0, NULL, err) : rc;
 }
 
+/* What reserving decides of an item: where it is, and whether it is the engine's to write. */
+typedef struct place {
+    uint64_t offset, owned;
+} place;
+
 fc_code fc_ranks_share_part(fc_comm *comm, fc_code mine, fc_part *part, fc_arena *arena, fc_error *err) {
     fc_code rc = fc_ranks_share_path(comm, mine, &part->path, arena, err);
     if (rc != FC_OK || !comm) {
         return rc;
     }
-    uint64_t *offsets = fc_arena_calloc(arena, part->nitems, sizeof *offsets);
-    rc = fc_ranks_agree(comm, offsets ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
+    place *places = fc_arena_calloc(arena, part->nitems, sizeof *places);
+    rc = fc_ranks_agree(comm, places ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
     if (rc != FC_OK) {
         return rc;
     }
     for (size_t i = 0; i < part->nitems; i++) {
-        offsets[i] = part->items[i].offset;
+        places[i] = (place){part->items[i].offset, part->items[i].owned};
     }
-    rc = comm->broadcast(comm, offsets, part->nitems * sizeof *offsets, 0, NULL, err);
+    rc = comm->broadcast(comm, places, part->nitems * sizeof *places, 0, NULL, err);
     for (size_t i = 0; rc == FC_OK && i < part->nitems; i++) {
-        part->items[i].offset = offsets[i];
+        part->items[i].offset = places[i].offset;
+        part->items[i].owned = places[i].owned != 0;
     }
     return rc;
 }

@@ -31,7 +31,8 @@ fc_code fc_ranks_share_path(fc_comm *comm, fc_code mine, const char **path, fc_a
 /** Agrees, and gives all ranks the number that rank 0 has. */
 fc_code fc_ranks_share_number(fc_comm *comm, fc_code mine, size_t *number, fc_error *err);
 
-/** Agrees, and gives all ranks the path and the items' offsets of the part that rank 0 has reserved. */
+/** Agrees, and gives all ranks what rank 0's format has decided of the part: its path, the items' offsets, and which of
+ *  them the engine writes. */
 fc_code fc_ranks_share_part(fc_comm *comm, fc_code mine, fc_part *part, fc_arena *arena, fc_error *err);
 
 /** Agrees, makes durable what this rank has written into the part, and joins the digests of its contiguous items. */

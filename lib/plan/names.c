@@ -5,85 +5,98 @@
 
 #include "plan/globs.h"
 
-#include <limits.h>
 #include <string.h>
 
 /* One side's names and the prefix that they may have. */
 typedef struct side {
     const fc_selection *selection;
-    const char *prefix; /* "" : none */
-    bool has_prefix;    /* some name has it */
-    char *longer;       /* room for a name with the prefix before it */
+    const char *prefix; /* "": none, or all names were stripped of it already */
+    char *longer;       /* room for a name with the prefix and a dot before it; NULL: some names have the prefix */
 } side;
 
 static bool starts_with(const char *name, const char *prefix) {
     return strncmp(name, prefix, strlen(prefix)) == 0;
 }
 
-static bool matches(const char *const *globs, const char *name, const char *other) {
-    return fc_globs_match(globs, name, NULL) || fc_globs_match(globs, other, NULL);
+/* The prefix and its dot before a name that has it not. */
+static const char *with_prefix(const side *s, const char *name) {
+    char *end = stpcpy(s->longer, s->prefix);
+    if (end > s->longer && end[-1] != '.') {
+        *end++ = '.';
+    }
+    strcpy(end, name);
+    return s->longer;
+}
+
+static bool matches(const side *s, const char *const *globs, const char *name, const char *compared) {
+    return fc_globs_match(globs, name, NULL) || fc_globs_match(globs, compared, NULL) ||
+           (s->longer && fc_globs_match(globs, with_prefix(s, name), NULL));
 }
 
 /*
- * Globs speak of names with the prefix or without it, and mean the same on both sides: the names of a side where none
- * has the prefix are taken for what is left when it is stripped.
+ * Globs speak of names before or after they are changed, and mean the same on both sides: the names of a side where
+ * none has the prefix are taken for what is left when it is stripped.
  */
 static bool is_selected(const side *s, const char *name, const char *compared) {
     const fc_selection *selection = s->selection;
-    const char *other = compared;
-    if (!selection || (!selection->include && !selection->exclude)) {
-        return true;
-    }
-    if (*s->prefix && !s->has_prefix) {
-        strcpy(s->longer + strlen(s->prefix), name);
-        other = s->longer;
-    }
-    return (!selection->include || matches(selection->include, name, other)) &&
-           !matches(selection->exclude, name, other);
+    return !selection || ((!selection->include || matches(s, selection->include, name, compared)) &&
+                          !(selection->exclude && matches(s, selection->exclude, name, compared)));
 }
 
 /* Looks through the names once: whether some have the prefix, and how long the longest is. */
-static bool prepare(side *s, const fc_checkpoint *checkpoint, fc_arena *arena) {
+static bool prepare(side *s, const fc_selection *selection, const fc_checkpoint *checkpoint, fc_arena *arena) {
     size_t longest = 0;
+    bool has_prefix = false;
+    *s = (side){selection, selection && selection->strip_prefix ? selection->strip_prefix : "", NULL};
     for (size_t i = 0; i < checkpoint->ntensors; i++) {
         size_t len = strlen(checkpoint->tensors[i].name);
         longest = len > longest ? len : longest;
-        s->has_prefix = s->has_prefix || starts_with(checkpoint->tensors[i].name, s->prefix);
+        has_prefix = has_prefix || starts_with(checkpoint->tensors[i].name, s->prefix);
     }
-    s->longer = fc_arena_printf(arena, "%s%*s", s->prefix, (int)(longest < INT_MAX ? longest : INT_MAX), "");
+    if (!*s->prefix || has_prefix) {
+        return true;
+    }
+    s->longer = fc_arena_calloc(arena, strlen(s->prefix) + 1 + longest + 1, 1);
     return s->longer != NULL;
 }
 
-fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selection, fc_arena *arena, fc_names *out,
-                      fc_error *err) {
+static fc_code add_name(const side *s, const fc_checkpoint *checkpoint, const fc_tensor *t, const char *name,
+                        fc_names *out, fc_error *err) {
+    if (!is_selected(s, t->name, name)) {
+        out->left_out++;
+        return FC_OK;
+    }
+    size_t at = fc_name_table_put(out->table, name, strlen(name), out->count);
+    if (at != out->count) {
+        return fc_fail(err, FC_EUSAGE, "%s: --strip-prefix and --rename give '%s' and '%s' the same name '%s'",
+                       checkpoint->path, out->items[at].tensor->name, t->name, name);
+    }
+    out->items[out->count++] = (fc_named){name, t};
+    return FC_OK;
+}
+
+fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selection, fc_rename *rename,
+                      fc_arena *arena, fc_names *out, fc_error *err) {
     size_t n = checkpoint->ntensors;
+    side s;
     *out = (fc_names){.items = fc_arena_calloc(arena, n ? n : 1, sizeof *out->items),
                       .table = fc_name_table_new(arena, n)};
-    side s = {.selection = selection, .prefix = selection && selection->strip_prefix ? selection->strip_prefix : ""};
-    if (!out->items || !out->table || !prepare(&s, checkpoint, arena)) {
+    if (!out->items || !out->table || !prepare(&s, selection, checkpoint, arena)) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
     }
-    for (size_t i = 0; i < n; i++) {
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < n && rc == FC_OK; i++) {
         const fc_tensor *t = &checkpoint->tensors[i];
-        bool strip = *s.prefix && starts_with(t->name, s.prefix);
-        const char *name = t->name + (strip ? strlen(s.prefix) : 0);
-        out->stripped += strip;
-        if (!*name) {
-            return fc_fail(err, FC_EUSAGE, "%s: --strip-prefix '%s' leaves nothing of the name '%s'", checkpoint->path,
-                           s.prefix, t->name);
+        const char *name = t->name;
+        fc_path path;
+        bool changed;
+        if (rename) {
+            rc = fc_rename_apply(rename, t, arena, &name, &path, &changed, err);
+            rc = rc == FC_OK ? rc : fc_context(err, rc, "%s", checkpoint->path);
         }
-        if (!is_selected(&s, t->name, name)) {
-            out->left_out++;
-            continue;
-        }
-        size_t at = fc_name_table_put(out->table, name, strlen(name), out->count);
-        if (at != out->count) {
-            return fc_fail(err, FC_EUSAGE, "%s: --strip-prefix gives '%s' and '%s' the same name '%s'",
-                           checkpoint->path, out->items[at].tensor->name, t->name, name);
-        }
-        out->items[out->count++] = (fc_named){name, t};
+        rc = rc == FC_OK ? add_name(&s, checkpoint, t, name, out, err) : rc;
     }
-    return FC_OK;
+    return rc;
 }
 
 size_t fc_names_find(const fc_names *names, const char *name) {

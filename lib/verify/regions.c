@@ -7,10 +7,12 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 void fc_finding(fc_findings *findings, const fc_defect *place, const char *fmt, ...) {
     fc_error line;
@@ -39,6 +41,7 @@ typedef struct listing {
     fc_findings *findings;
     fc_verify_report *report;
     fc_regions *out;
+    bool all;      /* see fc_regions_new */
     size_t number; /* of the tensor */
     bool *counts;  /* one a chunk of it */
     bool digested; /* everything of it so far */
@@ -161,7 +164,7 @@ static fc_code add_chunk(listing *l, size_t index, size_t *next, fc_error *err) 
         l->digested &= l->out->whole[l->number].kind == FC_DIGEST_CRC64;
         break;
     }
-    bool needed = digest.kind == FC_DIGEST_NONE || l->out->whole[l->number].kind == FC_DIGEST_CRC64;
+    bool needed = l->all || digest.kind == FC_DIGEST_NONE || l->out->whole[l->number].kind == FC_DIGEST_CRC64;
     return rc == FC_OK && needed ? add_box(l, index, 1, chunk->dims, NULL, err) : rc;
 }
 
@@ -215,14 +218,14 @@ static fc_code list_tensor(listing *l, fc_error *err) {
     }
     rc = rc == FC_OK && tensor->object ? check_object(l, err) : rc;
     free(l->counts);
-    /* Those whose digest is not the tensor's own may be a record's with more in it; the format's own check sees to the
-       records of objects. */
+    /* Objects of DCP and torch.save count as not digested here; the format's own check sees to their records. */
     l->report->tensors += !tensor->object;
     l->report->objects += tensor->object != NULL;
     l->report->digested += l->digested;
     l->report->undigested += !l->digested;
     for (size_t i = 0; !l->digested && i < tensor->nchunks; i++) {
-        l->report->undigested_bytes += tensor->chunks[i].length;
+        const fc_box box = fc_chunk_box(tensor, &tensor->chunks[i]);
+        l->report->undigested_bytes += (uint64_t)fc_box_volume(&box) * fc_dtype_size(tensor->dtype);
     }
     return rc;
 }
@@ -256,9 +259,9 @@ static void sort_regions(fc_regions *r) {
     r->count = kept;
 }
 
-fc_code fc_regions_new(const fc_checkpoint *checkpoint, fc_findings *findings, fc_verify_report *report,
+fc_code fc_regions_new(const fc_checkpoint *checkpoint, bool all, fc_findings *findings, fc_verify_report *report,
                        fc_regions *out, fc_error *err) {
-    listing l = {.checkpoint = checkpoint, .findings = findings, .report = report, .out = out};
+    listing l = {.checkpoint = checkpoint, .findings = findings, .report = report, .out = out, .all = all};
     memset(out, 0, sizeof *out);
     out->arena = fc_arena_new();
     out->broken = calloc(checkpoint->ntensors + 1, 1);
@@ -268,6 +271,46 @@ fc_code fc_regions_new(const fc_checkpoint *checkpoint, fc_findings *findings, f
         rc = list_tensor(&l, err);
     }
     sort_regions(out);
+    return rc;
+}
+
+static fc_code add_file(fc_regions *out, uint32_t number, fc_sealed_file *sealed, bool compare, fc_findings *findings,
+                        fc_error *err) {
+    const fc_defect place = {.file = sealed->name};
+    fc_region *r = &out->items[out->count];
+    fc_error found;
+    uint64_t size;
+    int fd;
+    fc_code rc = fc_open_input(sealed->path, &fd, &size, &found);
+    if (rc == FC_OK) {
+        close(fd);
+        if (compare && size != sealed->bytes) {
+            rc = fc_fail(&found, FC_ECORRUPT, "%s: %" PRIu64 " bytes long, %" PRIu64 " when it was sealed",
+                         sealed->path, size, sealed->bytes);
+        }
+    }
+    if (rc != FC_OK) {
+        fc_finding(findings, &place, "%s", found.message);
+        return rc == FC_ENOMEM ? fc_fail(err, rc, "%s", found.message) : FC_OK;
+    }
+    *r = (fc_region){.kind = FC_REGION_FILE, .file = number, .length = size, .sealed = sealed};
+    r->expected = sealed->crc64;
+    sealed->bytes = size;
+    out->count++;
+    return FC_OK;
+}
+
+fc_code fc_regions_of_files(const fc_checkpoint *checkpoint, fc_seal *seal, bool compare, fc_findings *findings,
+                            fc_regions *out, fc_error *err) {
+    memset(out, 0, sizeof *out);
+    out->items = calloc(checkpoint->nfiles + 1, sizeof *out->items);
+    if (!out->items) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    }
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < checkpoint->nfiles; i++) {
+        rc = add_file(out, (uint32_t)i, &seal->files[i], compare, findings, err);
+    }
     return rc;
 }
 

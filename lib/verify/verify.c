@@ -17,13 +17,14 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* A region that is being read. Freed when the last of its tiles is done. */
 typedef struct active {
     const fc_region *region;
     fc_coverage *coverage;
     fc_part_item item; /* as the engine digests it: the region's box */
-    uint64_t sum;      /* FC_REGION_BYTES: of CRC-32s */
+    uint64_t sum;      /* FC_REGION_BYTES: of CRC-32s; FC_REGION_FILE: of CRC-64s */
     fc_item_digest digest;
     bool failed; /* reported already */
     unsigned users;
@@ -33,7 +34,7 @@ typedef struct active {
 typedef struct tile {
     active *of;
     fc_tile tile; /* of a box */
-    uint64_t at;  /* FC_REGION_BYTES: from the start of the region */
+    uint64_t at;  /* of stored bytes: from the start of the region */
     size_t size;  /* bytes */
     fc_tile_digest sums;
 } tile;
@@ -43,6 +44,7 @@ typedef struct verifier {
     fc_regions *regions;
     fc_findings *findings;
     fc_progress *progress; /* may be NULL */
+    fc_seal *sealing;      /* receives digests; or NULL */
     fc_decoded *decoded;
     size_t tile_bytes;
     int threads;
@@ -75,8 +77,8 @@ static void stop(verifier *v, fc_code code, const fc_error *err) {
 
 static fc_defect place_of(const verifier *v, const fc_region *r) {
     return (fc_defect){.file = r->file < v->checkpoint->nfiles ? v->checkpoint->files[r->file].name : NULL,
-                       .tensor = r->tensor->name,
-                       .has_offset = true,
+                       .tensor = r->tensor ? r->tensor->name : NULL,
+                       .has_offset = r->tensor != NULL,
                        .offset = r->offset};
 }
 
@@ -90,7 +92,9 @@ static void note(verifier *v, active *a, fc_code rc, const fc_error *err) {
         stop(v, rc, err);
     } else if (!a->failed) {
         const fc_defect place = place_of(v, a->region);
-        v->regions->broken[a->region->number] = 1;
+        if (a->region->tensor) {
+            v->regions->broken[a->region->number] = 1;
+        }
         fc_finding(v->findings, &place, "%s", err->message);
     }
     a->failed = true;
@@ -125,12 +129,31 @@ static void compare_bytes(verifier *v, active *a) {
     }
 }
 
+static void end_file(verifier *v, active *a) {
+    const fc_region *r = a->region;
+    uint64_t found = fc_crc64_finish(a->sum, r->length);
+    if (v->sealing) {
+        r->sealed->crc64 = found;
+    } else if (found != r->expected) {
+        const fc_defect place = place_of(v, r);
+        fc_finding(v->findings, &place,
+                   "%s: not what was sealed: its CRC-64 is %016" PRIx64 ", in %s it is %016" PRIx64, path_of(v, r),
+                   found, v->checkpoint->seal->path, r->expected);
+    }
+}
+
+static bool is_stored(const fc_region *r) {
+    return r->kind == FC_REGION_BYTES || r->kind == FC_REGION_FILE;
+}
+
 /* Called with the lock held. */
 static void drop(verifier *v, active *a) {
     if (--a->users > 0) {
         return;
     }
-    if (!a->failed && !v->stop && a->region->kind == FC_REGION_BYTES) {
+    if (!a->failed && !v->stop && a->region->kind == FC_REGION_FILE) {
+        end_file(v, a);
+    } else if (!a->failed && !v->stop && a->region->kind == FC_REGION_BYTES) {
         compare_bytes(v, a);
     } else if (!a->failed && !v->stop) {
         compare_box(v, a);
@@ -149,7 +172,7 @@ static fc_code open_next(verifier *v, fc_error *err) {
     a->region = r;
     a->users = 1;
     v->at = 0;
-    if (r->kind == FC_REGION_BYTES) {
+    if (is_stored(r)) {
         v->current = a;
         return FC_OK;
     }
@@ -175,7 +198,7 @@ static bool next_tile(verifier *v, tile *t) {
     const fc_region *r = a->region;
     memset(t, 0, sizeof *t);
     t->of = a;
-    if (r->kind != FC_REGION_BYTES) {
+    if (!is_stored(r)) {
         if (!fc_tiles_next(&v->tiles, &t->tile)) {
             return false;
         }
@@ -222,7 +245,9 @@ static bool take(verifier *v, tile *t) {
 static fc_code read_bytes(worker *w, tile *t, fc_error *err) {
     const fc_region *r = t->of->region;
     fc_code rc = fc_source_bytes(w->source, r->file, r->offset + t->at, w->buffer, t->size, err);
-    if (rc == FC_OK) {
+    if (rc == FC_OK && r->kind == FC_REGION_FILE) {
+        t->sums.item = fc_crc64_shift(fc_crc64_bare(w->buffer, t->size), r->length - t->at - t->size);
+    } else if (rc == FC_OK) {
         t->sums.item32 = fc_crc32_shift(fc_crc32_bare(w->buffer, t->size), r->length - t->at - t->size);
     }
     return rc;
@@ -231,7 +256,7 @@ static fc_code read_bytes(worker *w, tile *t, fc_error *err) {
 static fc_code read_tile(worker *w, tile *t, fc_error *err) {
     active *a = t->of;
     const fc_region *r = a->region;
-    if (r->kind == FC_REGION_BYTES) {
+    if (is_stored(r)) {
         return read_bytes(w, t, err);
     }
     const fc_box box = {r->tensor->ndim, t->tile.offsets, t->tile.sizes};
@@ -245,8 +270,8 @@ static void give_back(verifier *v, tile *t, fc_code rc, const fc_error *err) {
     active *a = t->of;
     if (rc != FC_OK) {
         note(v, a, rc, err);
-    } else if (a->region->kind == FC_REGION_BYTES) {
-        a->sum ^= t->sums.item32;
+    } else if (is_stored(a->region)) {
+        a->sum ^= t->sums.item ^ t->sums.item32;
     } else {
         fc_item_digest_add(&a->digest, &t->sums);
     }
@@ -332,33 +357,120 @@ static void compare_whole(const verifier *v) {
     }
 }
 
-static fc_code verify_data(const fc_checkpoint *checkpoint, const fc_move_options *options, fc_findings *findings,
-                           fc_verify_report *out, fc_error *err) {
-    fc_regions regions;
-    verifier v = {.checkpoint = checkpoint,
-                  .regions = &regions,
-                  .findings = findings,
-                  .progress = options ? options->progress : NULL};
-    fc_code rc = fc_regions_new(checkpoint, findings, out, &regions, err);
-    if (rc == FC_OK && v.progress) {
-        for (size_t i = 0; i < regions.count; i++) {
-            v.progress->total += regions.items[i].length;
+/* What is found of whole tensors, for a seal. */
+static void keep_whole(const verifier *v) {
+    const fc_checkpoint *c = v->checkpoint;
+    for (size_t i = 0; i < c->ntensors; i++) {
+        const fc_tensor *t = &c->tensors[i];
+        const fc_box whole = {t->ndim, NULL, t->shape};
+        uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype);
+        v->sealing->crc64[i] = fc_crc64_finish(v->sums[i], bytes);
+        v->sealing->has[i] = !v->regions->broken[i];
+    }
+}
+
+/* Reads the regions; those of a pass over the data are then compared as whole tensors. */
+static fc_code pass(verifier *v, const fc_move_options *options, bool data, fc_verify_report *out, fc_error *err) {
+    if (v->progress) {
+        for (size_t i = 0; i < v->regions->count; i++) {
+            v->progress->total += v->regions->items[i].length;
         }
     }
-    rc = rc == FC_OK ? read_all(&v, options, err) : rc;
-    if (rc == FC_OK) {
-        compare_whole(&v);
+    fc_code rc = read_all(v, options, err);
+    if (rc == FC_OK && data) {
+        compare_whole(v);
     }
-    out->bytes += v.bytes;
-    fc_decoded_free(v.decoded);
-    free(v.sums);
+    if (rc == FC_OK && data && v->sealing) {
+        keep_whole(v);
+    }
+    out->bytes += v->bytes;
+    fc_decoded_free(v->decoded);
+    free(v->sums);
+    return rc;
+}
+
+/* The file of headers that the manifest does not name. */
+static fc_code digest_header(verifier *v, fc_sealed_file *file, fc_error *err) {
+    enum { PIECE = 64 << 10 };
+    const fc_defect place = {.file = file->name};
+    fc_error found;
+    uint64_t size = 0, crc = 0;
+    int fd = -1;
+    unsigned char *piece = malloc(PIECE);
+    if (!piece) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", file->path);
+    }
+    fc_code rc = fc_open_input(file->path, &fd, &size, &found);
+    for (uint64_t at = 0; rc == FC_OK && at < size; at += PIECE) {
+        size_t n = size - at < PIECE ? (size_t)(size - at) : PIECE;
+        rc = fc_pread_full(fd, piece, n, at, file->path, &found);
+        crc = rc == FC_OK ? fc_crc64(crc, piece, n) : 0;
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    free(piece);
+    if (rc == FC_OK && v->sealing) {
+        file->bytes = size;
+        file->crc64 = crc;
+    } else if (rc == FC_OK && (size != file->bytes || crc != file->crc64)) {
+        rc = fc_fail(&found, FC_ECORRUPT, "%s: not what was sealed: it was changed, or is damaged", file->path);
+    }
+    if (rc != FC_OK) {
+        fc_finding(v->findings, &place, "%s", found.message);
+    }
+    return FC_OK;
+}
+
+/* Every byte of every file, against the seal that is there, or for the one that is to be made. */
+static fc_code verify_files(verifier *v, fc_seal *seal, const fc_move_options *options, fc_verify_report *out,
+                            fc_error *err) {
+    fc_regions files;
+    fc_code rc = fc_regions_of_files(v->checkpoint, seal, !v->sealing, v->findings, &files, err);
+    v->regions = &files;
+    rc = rc == FC_OK ? pass(v, options, false, out, err) : rc;
+    for (size_t i = v->checkpoint->nfiles; rc == FC_OK && i < seal->nfiles; i++) {
+        rc = digest_header(v, &seal->files[i], err);
+    }
+    if (rc == FC_OK && !v->sealing && seal->missing > 0) {
+        const fc_defect place = {.tensor = seal->missed};
+        fc_finding(v->findings, &place, "%s: %s was sealed and is not there any more, or of another shape or dtype%s",
+                   v->checkpoint->path, seal->missed, seal->missing > 1 ? "; it is not the only one" : "");
+    }
+    fc_regions_free(&files);
+    return rc;
+}
+
+static fc_code verify_all(const fc_checkpoint *checkpoint, const fc_verify_options *options, fc_findings *findings,
+                          fc_verify_report *out, fc_error *err) {
+    const verifier fresh = {
+        .checkpoint = checkpoint, .findings = findings, .progress = options->move.progress, .sealing = options->seal};
+    fc_seal *seal = options->seal;
+    fc_regions regions;
+    if (!seal && checkpoint->seal) {
+        seal = (fc_seal *)(uintptr_t)checkpoint->seal; /* read only: nothing is sealed */
+    }
+    fc_code rc = fc_regions_new(checkpoint, options->seal != NULL, findings, out, &regions, err);
+    const uint64_t before = findings->count;
+    if (rc == FC_OK && seal) {
+        verifier v = fresh;
+        rc = verify_files(&v, seal, &options->move, out, err);
+        out->sealed = true;
+    }
+    /* Files that are what was sealed hold what was sealed. Else it is told which tensors are damaged. */
+    if (rc == FC_OK && (!seal || options->seal || findings->count > before)) {
+        verifier v = fresh;
+        v.regions = &regions;
+        rc = pass(&v, &options->move, true, out, err);
+    }
     fc_regions_free(&regions);
     return rc;
 }
 
-fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_move_options *options,
+fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_verify_options *options,
                   void (*report)(void *context, const fc_defect *defect), void *context, fc_verify_report *out,
                   fc_error *err) {
+    static const fc_verify_options defaults;
     fc_findings findings = {.report = report, .context = context};
     memset(out, 0, sizeof *out);
     if (checkpoint->format->layout_only) {
@@ -366,7 +478,7 @@ fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_move_options *option
     }
     pthread_mutex_init(&findings.lock, NULL);
     out->files = checkpoint->nfiles;
-    fc_code rc = verify_data(checkpoint, options, &findings, out, err);
+    fc_code rc = verify_all(checkpoint, options ? options : &defaults, &findings, out, err);
     if (rc == FC_OK && checkpoint->format->verify) {
         rc = checkpoint->format->verify(checkpoint, &findings, out, err);
     }

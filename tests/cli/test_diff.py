@@ -42,6 +42,37 @@ class Diff(harness.Case):
         # Other versions of torch write other bytes of the same objects.
         self.assertIn(": equal: ", self.ok("diff", source, harness.corpus("dcp-torch2.8.0-train"), "-v"))
 
+    def test_objects(self):
+        # Every torch.save has an id of its own: other bytes, the same value, in files with digests as well.
+        a, b = harness.corpus(TRAIN), harness.corpus("dcp-torch2.3.1-train")
+        self.full("a.h5", TRAIN)
+        self.full("b.h5", "dcp-torch2.3.1-train")
+        for x, y in ((a, b), ("a.h5", "b.h5"), (a, "b.h5")):
+            both = [x, y, "--include", "model.*", "--include", "step", "--include", "list"]
+            self.assertEqual(self.ok("diff", *both, "-v").count("same value in other bytes"), 2)
+            self.assertEqual(self.ok("diff", *both, "-q"), "")
+        self.ok("consolidate", a, "-o", "epoch.h5", "-q", "--include", "epoch")
+        self.ok("consolidate", a, "-o", "step.h5", "-q", "--include", "step", "--rename", "s/step/epoch/")
+        self.assertIn("epoch  object  0 and 1234\n", self.differs("epoch.h5", "step.h5"))
+        self.assertEqual(self.differs("epoch.h5", "step.h5", "-q"), "")
+        (item,) = json.loads(self.differs("epoch.h5", "step.h5", "--json"))["items"]
+        self.assertEqual((item["value_a"], item["value_b"]), (0, 1234))
+
+    def test_digests_answer_without_data(self):
+        self.full("a.h5", TRAIN)
+        self.ok("reshard", harness.corpus(TRAIN), "-o", "s", "--dp", "3", "-q")
+        told = json.loads(self.ok("diff", "a.h5", "s", "--json"))
+        self.assertEqual((told["by_digest"], told["bytes_read"]), (told["same"], 0))
+        # A digest says what was written; --data looks at what is there.
+        self.patch("a.h5", "model.norm.weight", 0, b"\1\2\3\4")
+        self.ok("diff", "a.h5", "s")
+        self.assertIn("model.norm.weight", self.differs("a.h5", "s", "--data"))
+        # NaN differs from itself under a tolerance: only the data tells.
+        told = json.loads(self.ok("diff", "s", "s", "--rtol", "0", "--json", "--include", "model.*"))
+        self.assertGreater(told["bytes_read"], 0)
+        told = json.loads(self.ok("diff", "s", "s", "--rtol", "0", "--equal-nan", "--json", "--include", "model.*"))
+        self.assertEqual(told["bytes_read"], 0)
+
     def test_one_byte(self):
         a, b = self.full("a.h5"), self.full("b.h5")
         self.patch(b, "model.layers.0.feed_forward.w1.weight", 13, struct.pack("<f", 1e10))
@@ -78,7 +109,7 @@ class Diff(harness.Case):
             self.assertIn(": equal: 6 the same (6 by digest), 10 left out\n", text)
             text = self.ok("diff", "a.h5", "b.h5", "--strip-prefix", "model.", "--exclude", glob)
             self.assertIn(": equal: 5 the same (5 by digest), 12 left out\n", text)
-        self.fails(2, "diff", "a.h5", "c.h5", "--strip-prefix", "x.", contains=["matches no name of a.h5 or c.h5"])
+        self.fails(2, "diff", "a.h5", "c.h5", "--strip-prefix", "x.", contains=["a.h5 and c.h5: --strip-prefix 'x.' matches no name"])
         self.fails(2, "diff", "a.h5", "c.h5", "--include", "nothing", contains=["nothing is left"])
 
     def test_dtypes(self):

@@ -21,8 +21,8 @@ def expected(name):
 class Inspect(harness.Case):
     def test_json_says_what_torch_said(self):
         for name in sorted(os.listdir(harness.CORPUS)):
-            if not os.path.isdir(os.path.join(harness.CORPUS, name)):
-                continue
+            if not os.path.isdir(os.path.join(harness.CORPUS, name)) or name.startswith("ds-"):
+                continue  # the truth of DeepSpeed's is what its zero_to_fp32 gives, a part: oracle.deepspeed compares
             with self.subTest(name=name):
                 want = expected(name)
                 p = self.run_tool("inspect", harness.corpus(name), "--json")
@@ -34,8 +34,7 @@ class Inspect(harness.Case):
                 tensors = {t["name"]: t for t in got["tensors"]}
                 self.assertEqual(len(tensors), len(got["tensors"]))
                 self.assertEqual(set(tensors), set(want["tensors"]))
-                if not name.startswith("ds-"):  # of DeepSpeed's objects (groups, versions) the truth lists none
-                    self.assertEqual({o["name"] for o in got["objects"]}, set(want.get("objects", {})))
+                self.assertEqual({o["name"] for o in got["objects"]}, set(want.get("objects", {})))
                 self.assertEqual(got["totals"]["tensors"], len(tensors))
                 for fqn, t in want["tensors"].items():
                     self.assertEqual(tensors[fqn]["dtype"], t["dtype"], fqn)

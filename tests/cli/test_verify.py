@@ -104,6 +104,53 @@ class Verify(harness.Case):
             flip(path, at(path, record))
             flip(path, chunk["data_offset"])
 
+    def test_seal(self):
+        """Beside the checkpoint, which stays as it is; every byte is then covered, and conversions are checked."""
+        shutil.copytree(harness.corpus(STATE), self.path("ckpt"))
+        before = sorted((n, os.stat(self.path("ckpt", n)).st_mtime_ns) for n in os.listdir(self.path("ckpt")))
+        self.ok("verify", "ckpt/", "--seal")
+        self.assertEqual(sorted(os.listdir(self.dir)), ["ckpt", "ckpt.fsdpckpt-seal.json"])
+        self.assertEqual(
+            sorted((n, os.stat(self.path("ckpt", n)).st_mtime_ns) for n in os.listdir(self.path("ckpt"))), before)
+        self.fails(2, "verify", "ckpt", "--seal", contains=["seal.json: exists", "--force"])
+        self.ok("verify", "ckpt", "--seal", "--force")
+        self.assertTrue(self.report("ckpt")["sealed"])
+        with open(self.path("ckpt.fsdpckpt-seal.json")) as f:
+            sealed = json.load(f)
+        self.assertEqual({f["name"] for f in sealed["files"]}, {"__0_0.distcp", "__1_0.distcp", ".metadata"})
+        for name in (f["name"] for f in sealed["files"]):
+            size = os.path.getsize(self.path("ckpt", name))
+            for place in (size // 3, size // 2, size - 20):
+                flip(self.path("ckpt", name), place, 3)
+                p = self.run_tool("verify", "ckpt", "--json")
+                self.assertIn(p.returncode, (1, 3, 5), (name, place))
+                if p.returncode == 1:
+                    self.assertIn(name, {d["file"] for d in json.loads(p.stdout)["defects"]})
+                flip(self.path("ckpt", name), place, 3)
+        with open(self.path("ckpt", "__0_0.distcp"), "ab") as f:
+            f.write(b"x")
+        self.assertIn("when it was sealed", self.run_tool("verify", "ckpt").stdout)
+
+    def test_a_seal_guards_conversions(self):
+        shutil.copytree(harness.corpus(STATE), self.path("ckpt"))
+        self.ok("verify", "ckpt", "--seal")
+        self.ok("consolidate", "ckpt", "-o", "good.h5")
+        file, _, _, tensor = self.extents("ckpt")[0]
+        chunk = json.loads(self.ok("inspect", "ckpt", "--tensor", tensor, "--json"))["chunks"][0]
+        flip(self.path("ckpt", file), chunk["data_offset"], 7)
+        self.fails(3, "consolidate", "ckpt", "-o", "bad.h5", contains=["ckpt: tensor " + tensor])
+        self.assertEqual(self.run_tool("verify", "ckpt", "--seal", "--force").returncode, 1)  # damaged is not sealed
+        with open(self.path("ckpt.fsdpckpt-seal.json"), "w") as f:
+            f.write('{"fsdpckpt": "seal", "version": 1, "files": []}')
+        self.fails(3, "verify", "ckpt", contains=["ckpt.fsdpckpt-seal.json", "remove it"])
+
+    def test_a_replaced_target_loses_its_seal(self):
+        self.ok("consolidate", harness.corpus(MESH), "-o", "full.h5")
+        self.ok("verify", "full.h5", "--seal")
+        self.ok("consolidate", harness.corpus(STATE), "-o", "full.h5", "--force")
+        self.assertEqual(os.listdir(self.dir), ["full.h5"])
+        self.ok("verify", "full.h5")
+
     def test_what_cannot_be_opened(self):
         self.fails(3, "verify", "nowhere", contains=["nowhere"])
         self.ok("consolidate", harness.corpus(MESH), "-o", "full.h5")

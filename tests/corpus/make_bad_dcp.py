@@ -214,7 +214,8 @@ def _(folder):
     write(folder, ".metadata", b"\x80\x04Nj\xff\xff\xff\xff.")
 
 
-@case(BAD, "missing-metadata", "3 {}: the file .metadata is missing: the save did not finish, or the copy is incomplete")
+@case(BAD, "missing-metadata", "3 {}: the file .metadata is missing: the save did not finish, or the copy is "
+      "incomplete; the names of the tensors are nowhere else")
 def _(folder):
     write(folder, "__0_0.distcp", item())
 
@@ -328,10 +329,10 @@ def _(folder):
     write(folder, ".metadata", pickle.dumps(stand_in(META, "Metadata3")(), 4))
 
 
-@case(UNSUPPORTED, "rank-local", "5 {}: a rank-local DCP save (__<rank>.metadata), which does not say how the ranks fit "
-      "together; save it with use_collectives=True")
+@case(BAD, "rank-missing", "3 {}/__0.metadata: the file is missing: of the ranks' own metadata, up to __1.metadata, this "
+      "one is")
 def _(folder):
-    write(folder, "__0.metadata", pickle.dumps(metadata(), 4))
+    write(folder, "__1.metadata", pickle.dumps(metadata(), 4))
     write(folder, "__0_0.distcp", item())
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes good/ds-*: ZeRO checkpoints by real DeepSpeed (gloo, CPU), with expected.json.
+"""Makes deepspeed/*: ZeRO checkpoints by real DeepSpeed (gloo, CPU), with expected.json.
 
     make_deepspeed.py CORPUS [CASE...]          a Python with torch and deepspeed
 
@@ -131,7 +131,7 @@ def main():
     import deepspeed
     corpus, wanted = sys.argv[1], sys.argv[2:] or list(CASES)
     for case in wanted:
-        out = os.path.join(corpus, "good", "ds-%s-%s" % (deepspeed.__version__, case))
+        out = os.path.join(corpus, "deepspeed", "%s-%s" % (deepspeed.__version__, case))
         shutil.rmtree(out, ignore_errors=True)
         os.makedirs(out)
         with socket.socket() as s:

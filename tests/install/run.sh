@@ -22,6 +22,10 @@ test "$a" -gt 0 && test "$a" = "$b"
 test -s "$work/prefix/share/man/man1/fsdpckpt.1"
 test -s "$work/prefix/share/bash-completion/completions/fsdpckpt"
 test -s "$work/prefix/share/zsh/site-functions/_fsdpckpt"
+# Modules are found from where the command lies now, not from where it was built for.
+if [ -n "$(find "$work/prefix" -name libfsdpckpt-comm-mpi.so)" ] && command -v mpirun >/dev/null; then
+    FSDPCKPT_MODULE_PATH= "$work/prefix/bin/fsdpckpt" consolidate "$checkpoint" -o "$work/x.h5" --dry-run -q --comm mpi
+fi
 if "$work/build/by_cmake" /nonexistent 2>/dev/null; then
     echo "a missing checkpoint was opened" >&2
     exit 1

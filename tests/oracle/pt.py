@@ -306,6 +306,26 @@ def reads_files_a_rank(program, home, corpus):
             same(value, model[key], "%s %s" % (one, key))
 
 
+def reads_metadata_of_ranks(program, home, corpus):
+    """DCP without a .metadata: put together from the metadata of every rank, or refused where one is missing."""
+    source = corpus / "dcp-ranks-torch2.15.0"
+    run(program, "consolidate", source, "-o", home / "dcp.pt", "-q")
+    want, got = flat(torch.load(source / "full.pt")), flat(load(home / "dcp.pt"))
+    check(set(want) == set(got), set(want) ^ set(got))
+    for key, value in want.items():
+        same(value, got[key], str(key))
+    broken = home / "broken"
+    broken.mkdir()
+    for path in source.glob("__*"):
+        (broken / path.name).write_bytes(path.read_bytes())
+    (broken / "__1.metadata").unlink()
+    result = run(program, "inspect", broken, ok=(3,))
+    check("__1.metadata" in result.stderr and "missing" in result.stderr, result.stderr)
+    (broken / "__2.metadata").unlink()  # that there was a third rank is written nowhere, but that rows are missing is
+    result = run(program, "consolidate", broken, "-o", home / "never.pt", ok=(3,))
+    check("model." in result.stderr, result.stderr)
+
+
 def writes_files_a_rank(program, home, corpus):
     value = {"layers.0.self_attn.q_proj.weight": torch.randn(10, 6), "layers.0.self_attn.o_proj.weight": torch.randn(6, 10),
              "norm.weight": torch.randn(7), "scalar": torch.tensor(2.5), "few": torch.arange(2), "none": torch.zeros(0, 2),
@@ -394,6 +414,24 @@ def refusals(program, home, corpus):
     refused(differ, 5, "w", "shape")
 
 
+def nesting_survives_other_formats(program, home, corpus):
+    """Through HDF5 nothing of the nesting is lost; through DCP what DCP itself loses: integer keys become text."""
+    value = nested()
+    del value[-3]  # a dict with keys of both kinds has text keys in HDF5
+    source = save(value, home / "nested.pt")
+    run(program, "consolidate", source, "-o", home / "x.h5", "-q")
+    run(program, "consolidate", home / "x.h5", "-o", home / "h5.pt", "-q")
+    same(value, load(home / "h5.pt"), "through h5")
+    run(program, "reshard", source, "-o", home / "x", "--dp", "2", "-q")
+    run(program, "consolidate", home / "x", "-o", home / "shards.pt", "-q")
+    same(value, load(home / "shards.pt"), "through shards of h5")
+    run(program, "consolidate", source, "-o", home / "dcp", "--to", "dcp", "-q")
+    run(program, "consolidate", home / "dcp", "-o", home / "dcp.pt", "-q")
+    check(list(load(home / "dcp.pt")["optim"]["state"]) == ["0", "1", "2", "3", "4", "5"], "DCP's keys are text")
+    format_utils.dcp_to_torch_save(home / "dcp", home / "torch.pt")
+    same(torch.load(home / "torch.pt", weights_only=False), load(home / "dcp.pt"), "torch's own way back")
+
+
 def objects_that_hold_tensors(program, home, corpus):
     value = {"h": Holder(), "w": torch.ones(3), "s": {"t": {1, 2}}}
     target = home / "holder-out.pt"
@@ -408,7 +446,8 @@ def objects_that_hold_tensors(program, home, corpus):
 def main():
     program, corpus = sys.argv[1], pathlib.Path(sys.argv[2])
     tests = [reads_what_torch_writes, more_than_4_gib, many, writes_what_torch_converts, reads_files_a_rank,
-             writes_files_a_rank, refusals, objects_that_hold_tensors]
+             reads_metadata_of_ranks, writes_files_a_rank, refusals,
+             nesting_survives_other_formats, objects_that_hold_tensors]
     failed = 0
     for test in tests:
         with tempfile.TemporaryDirectory() as home:

@@ -20,6 +20,7 @@ try:
     import numpy as np
     import torch
     import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
     import torch.nn as nn
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
     from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
@@ -306,12 +307,32 @@ def check_file(path, state, exact):
     return None
 
 
+def check_dcp(fsdpckpt, path, state):
+    """torch loads what the training saved, after a conversion to its own format."""
+    step, params, moments = state
+    subprocess.run([fsdpckpt, "convert", path, "-o", f"{path}-dcp", "--to", "dcp", "-q"], check=True)
+    wanted, got = {}, {"model": {}, "optim": {"state": {}}}
+    for name, tensors in params.items():
+        for kind, tensor, *both in zip(("weight", "bias"), tensors, *moments[name]):
+            fqn = f"{name}.{kind}"
+            wanted[fqn] = [tensor, *both, torch.tensor(float(step))]
+            got["model"][fqn] = torch.zeros_like(tensor)
+            got["optim"]["state"][fqn] = {"exp_avg": torch.zeros_like(tensor), "exp_avg_sq": torch.zeros_like(tensor),
+                                          "step": torch.zeros(())}
+    dcp.load(got, checkpoint_id=f"{path}-dcp", no_dist=True)
+    for fqn, tensors in wanted.items():
+        mine = [got["model"][fqn], *(got["optim"]["state"][fqn][k] for k in ("exp_avg", "exp_avg_sq", "step"))]
+        if not all(torch.equal(a, b) for a, b in zip(mine, tensors)):
+            return f"{fqn}: torch does not load from {path} what was saved"
+    return None
+
+
 def main():
     program, fsdpckpt, launch = sys.argv[1:4]
     os.environ["FSDPCKPT_MODULE_PATH"] = os.path.dirname(fsdpckpt)
     runs = all_runs()
     wanted = gloo.run(WORLD, all_torch, runs)
-    failures = 0
+    failures = converted = 0
     for i, phases in enumerate(runs):
         # Sums over four ranks at once are in gloo's order; over two by two they are not more than one addition.
         exact = all(c["world"] // c["replicas"] <= 2 for c in phases)
@@ -324,6 +345,9 @@ def main():
                          if (d := compare(mine[r], wanted[r][i][0][k], exact))]
                 if k + 1 == len(phases):
                     found += [d for d in [check_file(save, wanted[0][i][1], exact)] if d]
+                    if exact and len(phases) > 1:
+                        found += [d for d in [check_dcp(fsdpckpt, save, wanted[0][i][1])] if d]
+                        converted += 1
                 else:
                     after = phases[k + 1]
                     resume = f"{directory}/resharded-{k}"
@@ -333,8 +357,8 @@ def main():
                 if found:
                     print(f"run {i}, phase {k} {c}: {found[0]}")
                     failures += 1
-    print(f"{len(runs)} runs, {failures} differences")
-    return 1 if failures else 0
+    print(f"{len(runs)} runs, {failures} differences, {converted} loaded by torch")
+    return 1 if failures or not converted else 0
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
 
-TOOL = sys.argv[1]
+TOOL = os.path.abspath(sys.argv[1])
 DIR = tempfile.mkdtemp(prefix="fsdpckpt-units-")
 checks = 0
 

@@ -39,12 +39,24 @@ typedef struct deferred {
     fc_stream *streams[MOST_STREAMS];
     fc_stream compute; /* NULL */
     int count;
-    unsigned random;
+    unsigned random;                            /* the state of the generator */
     unsigned long collectives, next_collective; /* given, and to be run: in the same order on all ranks */
-    bool ignore_waits;
+    deferred_options options;
     fc_code failed;
     fc_error error;
 } deferred;
+
+/* Addresses of remote memory are such as no processor has: in them bit 60 alone of the highest ones is set. */
+static const uintptr_t remote_bit = (uintptr_t)1 << 60;
+
+static void *to_remote(const deferred *d, void *memory) {
+    return d->options.remote ? (void *)((uintptr_t)memory + remote_bit) : memory;
+}
+
+static void *to_local(const void *memory) {
+    uintptr_t at = (uintptr_t)memory;
+    return (void *)(at & remote_bit ? at - remote_bit : at);
+}
 
 static fc_stream *queue_of(deferred *d, fc_stream *stream) {
     return stream ? stream : &d->compute;
@@ -62,6 +74,8 @@ static fc_code give(fc_device *device, fc_stream *stream, const task *what, fc_e
     deferred *d = device->state;
     *t = *what;
     t->next = NULL;
+    t->dst = to_local(t->dst);
+    t->src = to_local(t->src);
     if (is_collective(t)) {
         t->mark = d->collectives++;
     }
@@ -107,7 +121,7 @@ static bool is_ready(const deferred *d, const fc_stream *q) {
     if (t && is_collective(t)) {
         return t->mark == d->next_collective;
     }
-    return t && (t->kind != WAIT || d->ignore_waits || t->event->done >= t->mark);
+    return t && (t->kind != WAIT || d->options.ignore_waits || t->event->done >= t->mark);
 }
 
 /* One task of a stream that is chosen by chance among those that may go on. */
@@ -153,13 +167,19 @@ static fc_code deferred_alloc(fc_device *device, size_t bytes, void **out, fc_er
     fc_code rc = d->cpu->alloc(d->cpu, bytes, out, err);
     if (rc == FC_OK) {
         memset(*out, 0xa5, bytes); /* as if used before */
+        *out = to_remote(d, *out);
     }
     return rc;
 }
 
+static fc_code deferred_alloc_staging(fc_device *device, size_t bytes, void **out, fc_error *err) {
+    deferred *d = device->state;
+    return d->cpu->alloc(d->cpu, bytes, out, err);
+}
+
 static void deferred_release(fc_device *device, void *memory) {
     deferred *d = device->state;
-    d->cpu->release(d->cpu, memory);
+    d->cpu->release(d->cpu, to_local(memory));
 }
 
 static fc_code deferred_stream_new(fc_device *device, fc_stream **out, fc_error *err) {
@@ -249,13 +269,13 @@ static void deferred_destroy(fc_device *device) {
     free(device);
 }
 
-fc_code deferred_device_new(unsigned seed, bool ignore_waits, fc_device **out, fc_error *err) {
+fc_code deferred_device_new(const deferred_options *options, fc_device **out, fc_error *err) {
     static const fc_device functions = {
         .name = "cpu",
         .is_host = true,
         .alloc = deferred_alloc,
         .release = deferred_release,
-        .alloc_staging = deferred_alloc,
+        .alloc_staging = deferred_alloc_staging,
         .release_staging = deferred_release,
         .stream_new = deferred_stream_new,
         .stream_free = deferred_stream_free,
@@ -279,11 +299,15 @@ fc_code deferred_device_new(unsigned seed, bool ignore_waits, fc_device **out, f
         free(d);
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    d->random = seed;
-    d->ignore_waits = ignore_waits;
+    d->random = options->seed;
+    d->options = *options;
     d->compute.last = &d->compute.first;
     *device = functions;
     device->state = d;
+    if (options->remote) {
+        device->name = "cuda:0";
+        device->is_host = false;
+    }
     *out = device;
     return FC_OK;
 }
@@ -306,8 +330,32 @@ static fc_code comm_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype
     return give(comm->device, stream, &t, err);
 }
 
+/* With counts of the caller's, so at once: what is before it on the stream first. */
+static fc_code comm_all_gather_v(fc_comm *comm, const void *send, void *recv, const size_t *counts,
+                                 const size_t *displs, fc_stream *stream, fc_error *err) {
+    fc_comm *inner = comm->state;
+    fc_code rc = deferred_synchronize(comm->device, stream, err);
+    return rc == FC_OK ? inner->all_gather_v(inner, to_local(send), to_local(recv), counts, displs, NULL, err) : rc;
+}
+
 static void comm_free(fc_comm *comm) {
     free(comm);
+}
+
+static void split_free(fc_comm *comm) {
+    fc_comm *inner = comm->state;
+    inner->free(inner);
+    free(comm);
+}
+
+static fc_code comm_split(fc_comm *comm, int color, fc_comm **out, fc_error *err) {
+    fc_comm *inner = comm->state, *made;
+    fc_code rc = inner->split(inner, color, &made, err);
+    rc = rc == FC_OK ? deferred_comm_new(comm->device, made, out, err) : rc;
+    if (rc == FC_OK) {
+        (*out)->free = split_free;
+    }
+    return rc;
 }
 
 fc_code deferred_comm_new(fc_device *device, fc_comm *inner, fc_comm **out, fc_error *err) {
@@ -321,6 +369,8 @@ fc_code deferred_comm_new(fc_device *device, fc_comm *inner, fc_comm **out, fc_e
     comm->device = device;
     comm->state = inner;
     comm->all_gather = comm_all_gather;
+    comm->all_gather_v = comm_all_gather_v;
+    comm->split = comm_split;
     comm->reduce_scatter = comm_reduce_scatter;
     comm->all_reduce = comm_all_reduce;
     comm->free = comm_free;

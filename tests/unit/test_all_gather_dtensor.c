@@ -2,6 +2,8 @@
  * DTensors with data: redistribution there and back with uneven and empty shards, the transforms of flat parameters,
  * nested ShardedTensors, and what is refused. torch's own answers are compared in tests/oracle/dtensor_data.py.
  */
+#include "deferred_device.h"
+
 #include "fsdpckpt/dtensor_data.h"
 
 #include <setjmp.h>
@@ -28,7 +30,10 @@ static fc_code check_part(const fc_fsdp_tensor *t, fc_error *err) {
     const fc_dtensor *s = &t->spec;
     fc_code rc =
         fc_local_box(s->ndim, s->shape, &t->mesh->mesh, s->placements, t->mesh->coordinate, offsets, sizes, err);
-    int64_t count = fc_array_numel(&t->local);
+    int64_t count = fc_array_numel(&t->local), values[64];
+    fc_device *device = t->local.device;
+    rc = rc == FC_OK ? device->copy(device, values, t->local.data, fc_array_bytes(&t->local), NULL, err) : rc;
+    rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
     for (int64_t i = 0; rc == FC_OK && i < count; i++) {
         int64_t rest = i, wanted = 0, unit = 1;
         for (int d = s->ndim; d-- > 0;) {
@@ -36,9 +41,8 @@ static fc_code check_part(const fc_fsdp_tensor *t, fc_error *err) {
             rest /= sizes[d];
             unit *= s->shape[d];
         }
-        if (((const int64_t *)t->local.data)[i] != wanted) {
-            rc = fc_fail(err, FC_EFOUND, "element %lld is that of %lld", (long long)i,
-                         (long long)((const int64_t *)t->local.data)[i]);
+        if (values[i] != wanted) {
+            rc = fc_fail(err, FC_EFOUND, "element %lld is that of %lld", (long long)i, (long long)values[i]);
         }
     }
     return rc;
@@ -47,14 +51,17 @@ static fc_code check_part(const fc_fsdp_tensor *t, fc_error *err) {
 static fc_code make_whole(const fc_device_mesh *mesh, fc_device *device, const int64_t *shape, fc_array *data,
                           fc_fsdp_tensor *out, fc_error *err) {
     fc_placement placements[FC_MAX_MESH_DIMS] = {{FC_REPLICATE, 0, 0}};
-    fc_code rc = fc_array_new(device, FC_I64, 2, shape, data, err);
-    for (int64_t i = 0; rc == FC_OK && i < fc_array_numel(data); i++) {
-        ((int64_t *)data->data)[i] = i;
+    int64_t values[64];
+    for (int64_t i = 0; i < 64; i++) {
+        values[i] = i;
     }
+    fc_code rc = fc_array_new(device, FC_I64, 2, shape, data, err);
+    rc = rc == FC_OK ? device->copy(device, data->data, values, fc_array_bytes(data), NULL, err) : rc;
+    rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
     return rc == FC_OK ? fc_dtensor_from_local(data, mesh, placements, 2, shape, out, err) : rc;
 }
 
-/* From every set of placements to every other. */
+/* From every set of placements to every other, on the device of `comm`. */
 static fc_code all_ways(fc_comm *comm, void *context, fc_error *err) {
     const int64_t *shape = context;
     const fc_placement one[] = {whole, rows, columns, {FC_STRIDED_SHARD, 0, 2}};
@@ -94,11 +101,29 @@ static fc_code all_ways(fc_comm *comm, void *context, fc_error *err) {
     return rc;
 }
 
+/* The same on memory that the processor cannot see. */
+static fc_code all_ways_remote(fc_comm *world, void *context, fc_error *err) {
+    deferred_options options = {.seed = 7, .remote = true};
+    fc_device *device = NULL;
+    fc_comm *comm = NULL;
+    fc_code rc = deferred_device_new(&options, &device, err);
+    rc = rc == FC_OK ? deferred_comm_new(device, world, &comm, err) : rc;
+    rc = rc == FC_OK ? all_ways(comm, context, err) : rc;
+    if (comm) {
+        comm->free(comm);
+    }
+    if (device) {
+        device->destroy(device);
+    }
+    return rc;
+}
+
 static void redistributes(void **state) {
     (void)state;
     static int64_t shapes[][2] = {{12, 4}, {7, 5}, {1, 3}, {0, 4}, {2, 1}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         run(6, all_ways, shapes[i]);
+        run(6, all_ways_remote, shapes[i]);
     }
 }
 

@@ -280,6 +280,11 @@ static void meshes(void **state) {
         check_with(a, COUNT(a), NULL, 0, o).text,
         "uneven: l.0.w and 1 more: float32[9, 8]: dimension 0 does not divide by dp 4: 3 ranks get 3, 1 "
         "gets nothing\n");
+    /* Optimizer state is cut as its parameter: it is not told twice, but on its own it is. */
+    const value b[] = {{"w", FC_F32, 1, {9}, 0}, {"optim.state.w.exp_avg", FC_F32, 1, {9}, 0}};
+    assert_string_equal(check_with(b, 2, NULL, 0, o).text,
+                        "uneven: w: float32[9]: dimension 0 does not divide by dp 4: 3 ranks get 3, 1 gets nothing\n");
+    assert_non_null(strstr(check_with(b + 1, 1, NULL, 0, o).text, "uneven: optim.state.w.exp_avg: "));
     spec = (fc_layout_spec){.dp = 1};
     assert_int_equal(fc_layout_mesh(&spec, &mesh, NULL), FC_OK);
     assert_string_equal(check_with(a, COUNT(a), NULL, 0, o).text, "");

@@ -2,7 +2,7 @@
  * _chunk_dtensor: the placements and local box of a plain tensor and of a TP DTensor on (dp, tp) and (replicate, dp,
  * tp). The local sizes are those torch gives for the same calls.
  */
-#include "fsdpckpt/dtensor.h"
+#include "fsdpckpt/dtensor_data.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -89,12 +89,66 @@ static void errors_have_torchs_wording(void **state) {
     assert_int_equal(fc_chunk_dtensor(0, NULL, NULL, &two, coordinate, &out, offsets, &err), FC_EUSAGE);
 }
 
+/* What a rank of (replicate, dp, tp) holds of 8 × 6 elements when TP cuts dimension `dim` (-1: a plain tensor). */
+static fc_code chunk_data(fc_comm *comm, void *context, fc_error *err) {
+    const int dim = *(const int *)context;
+    const fc_mesh sizes = {.ndim = 3, .sizes = {2, 2, 2}};
+    const int64_t shape[] = {8, 6};
+    int64_t offsets[2], values[48];
+    fc_device_mesh mesh, dp, tp;
+    fc_fsdp_tensor t = {.is_dtensor = false}, out = {.is_dtensor = false};
+    fc_array part;
+    for (int64_t i = 0; i < 48; i++) {
+        values[i] = i;
+    }
+    fc_placement p = {FC_SHARD, dim, 0};
+    fc_code rc = fc_device_mesh_new(comm, &sizes, &mesh, err);
+    rc = rc == FC_OK ? fc_device_mesh_slice(&mesh, 1, &dp, err) : rc;
+    rc = rc == FC_OK ? fc_device_mesh_slice(&mesh, 2, &tp, err) : rc;
+    rc = rc == FC_OK ? fc_array_over(comm->device, FC_I64, 2, shape, values, &t.local, err) : rc;
+    if (rc == FC_OK && dim >= 0) {
+        int64_t half = shape[dim] / 2;
+        rc = fc_array_narrow(&t.local, dim, half * tp.coordinate[0], half, &part, err);
+        rc = rc == FC_OK ? fc_dtensor_from_local(&part, &tp, &p, 2, shape, &t, err) : rc;
+    }
+    rc = rc == FC_OK ? fc_chunk_dtensor_data(&t, &dp, NULL, &out, err) : rc;
+    rc = rc == FC_OK
+             ? fc_local_box(2, shape, &sizes, out.spec.placements, mesh.coordinate, offsets, out.spec.local_sizes, err)
+             : rc;
+    for (int64_t i = 0; rc == FC_OK && i < fc_array_numel(&out.local); i++) {
+        int64_t row = offsets[0] + i / out.local.sizes[1], column = offsets[1] + i % out.local.sizes[1];
+        if (((const int64_t *)out.local.data)[i] != row * 6 + column || out.local.requires_grad) {
+            rc = fc_fail(err, FC_EFOUND, "element %lld is another's", (long long)i);
+        }
+    }
+    fc_placement wanted[] = {{dim < 0 ? FC_SHARD : FC_REPLICATE, 0, 0}, {dim < 0 ? FC_REPLICATE : FC_SHARD, 0, 0}};
+    if (rc == FC_OK &&
+        (out.spec.placements[0].kind != wanted[0].kind || out.spec.placements[1].kind != wanted[1].kind ||
+         fc_array_numel(&out.local) != (dim < 0 ? 24 : 12))) {
+        rc = fc_fail(err, FC_EFOUND, "the placements are wrong");
+    }
+    fc_array_free(&out.local);
+    fc_device_mesh_free(&mesh);
+    return rc;
+}
+
+static void data_of_the_chunks(void **state) {
+    (void)state;
+    for (int dim = -1; dim < 2; dim++) {
+        fc_error err = {FC_OK, ""};
+        fc_code rc = fc_comm_run_local(8, chunk_data, &dim, &err);
+        assert_string_equal(err.message, "");
+        assert_int_equal(rc, FC_OK);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plain_tensor),
         cmocka_unit_test(tp_tensor_keeps_its_placement),
         cmocka_unit_test(uneven_tp_infers_the_shape_from_the_local_one),
         cmocka_unit_test(errors_have_torchs_wording),
+        cmocka_unit_test(data_of_the_chunks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,7 +2,7 @@
  * The boxes and metadata of a DTensor on one mesh dimension, and _chunk_tensor of its three inputs.
  * Expected texts are what torch prints for the same calls.
  */
-#include "fsdpckpt/dtensor.h"
+#include "fsdpckpt/dtensor_data.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -199,6 +199,41 @@ static void dtensor(void **state) {
     fc_arena_free(arena);
 }
 
+/* 10 rows over 4 ranks: 3, 3, 3 and 1, each with its data; over 8 ranks two have none. */
+static void data_of_the_chunks(void **state) {
+    (void)state;
+    fc_device *cpu;
+    float values[10][2];
+    for (int i = 0; i < 20; i++) {
+        values[i / 2][i % 2] = (float)i;
+    }
+    assert_int_equal(fc_device_cpu(&cpu, NULL), FC_OK);
+    fc_fsdp_tensor plain = {.is_dtensor = false};
+    assert_int_equal(fc_array_over(cpu, FC_F32, 2, (int64_t[]){10, 2}, values, &plain.local, NULL), FC_OK);
+    fc_chunk_input input = {.tensor = &plain, .torch_device = {"cpu", -1}};
+    for (int64_t ranks = 4; ranks <= 8; ranks += 4) {
+        int64_t full = fc_get_split_size(10, ranks), rows = 0;
+        for (int64_t rank = 0; rank < ranks; rank++) {
+            fc_arena *arena = fc_arena_new();
+            fc_process_group group = {.rank = rank, .size = ranks, .device = {"cpu", -1}};
+            fc_sharded_tensor *t;
+            assert_int_equal(fc_chunk_tensor_data(&input, rank, ranks, 1, 1, &group, NULL, arena, &t, NULL), FC_OK);
+            assert_int_equal(t->nshards, rank * full < 10);
+            if (t->nshards > 0) {
+                const fc_array *chunk = &t->shards[0].tensor;
+                assert_int_equal(chunk->sizes[0], fc_get_chunked_dim_size(10, full, rank));
+                assert_memory_equal(chunk->data, values[rank * full], fc_array_bytes(chunk));
+                assert_ptr_not_equal(chunk->data, values[rank * full]); /* a copy */
+                rows += chunk->sizes[0];
+            }
+            fc_sharded_tensor_free(t);
+            fc_arena_free(arena);
+        }
+        assert_int_equal(rows, 10);
+    }
+    cpu->destroy(cpu);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(boxes_of_a_dtensor),
@@ -210,6 +245,7 @@ int main(void) {
         cmocka_unit_test(bad_calls),
         cmocka_unit_test(sharded_tensor),
         cmocka_unit_test(dtensor),
+        cmocka_unit_test(data_of_the_chunks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

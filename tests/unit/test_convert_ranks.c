@@ -60,7 +60,7 @@ static int entries(void) {
 
 /* What the ranks do. */
 typedef struct work {
-    const char *target;
+    const char *target, *format; /* NULL: h5 */
     const fc_mesh *mesh;
     int compress;
     fc_dtype cast; /* FC_OPAQUE: none */
@@ -73,7 +73,7 @@ static fc_code convert(fc_comm *comm, void *context, fc_error *err) {
     work *w = context;
     bool bad = comm && comm->rank == w->bad;
     fc_convert_options how = {
-        .format = fc_format_find("h5"),
+        .format = fc_format_find(w->format ? w->format : "h5"),
         .selection = {.mesh = w->mesh, .compress = w->compress, .cast = w->cast != FC_OPAQUE, .dtype = w->cast},
         .dry_run = w->dry_run,
         .move = {.threads = 2, .memory = bad && !w->other_source ? 1000 : 0},
@@ -160,6 +160,16 @@ static void sharded(void **state) {
     same_as_alone((work){.mesh = &two_by_two, .cast = FC_OPAQUE, .compress = 1, .bad = -1});
 }
 
+/* Formats that write some values in their own way tell only rank 0 which. */
+static void every_format(void **state) {
+    (void)state;
+    static const char *const names[] = {"pt", "safetensors"};
+    for (int i = 0; i < 2; i++) {
+        same_as_alone((work){.format = names[i], .cast = FC_OPAQUE, .bad = -1});
+        same_as_alone((work){.format = names[i], .mesh = &two_by_two, .cast = FC_OPAQUE, .bad = -1});
+    }
+}
+
 static void one_rank_fails(void **state) {
     (void)state;
     char target[128];
@@ -203,8 +213,8 @@ static void planned_only(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(full),           cmocka_unit_test(sharded),      cmocka_unit_test(one_rank_fails),
-        cmocka_unit_test(another_source), cmocka_unit_test(planned_only),
+        cmocka_unit_test(full),           cmocka_unit_test(sharded),        cmocka_unit_test(every_format),
+        cmocka_unit_test(one_rank_fails), cmocka_unit_test(another_source), cmocka_unit_test(planned_only),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -14,15 +14,15 @@
 
 #include <cmocka.h>
 
-enum { RANKS = 4, STEPS = 3, MOST_SHARD = MODEL_NUMEL, SEEDS = 25 };
+enum { RANKS = 4, STEPS = 3, MOST_SHARD = 2 * MODEL_NUMEL, SEEDS = 25 };
 
 typedef struct outcome {
     float shards[RANKS][MODEL_UNITS][MOST_SHARD];
 } outcome;
 
 typedef struct trial {
-    bool deferred, ignore_waits, hybrid;
-    unsigned seed;
+    bool deferred, hybrid;
+    deferred_options device;
     fc_fsdp_options options;
     fc_fsdp_unit_options unit;
     const char *steps; /* s: synchronise and optimize, n: accumulate */
@@ -40,9 +40,9 @@ static fc_code run_steps(fsdp_model *m, const trial *t, fc_device *device, outco
     rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
     for (int i = 0; rc == FC_OK && i < MODEL_UNITS; i++) {
         const fc_array *shard = fc_fsdp_local_shard(m->handles[i]);
-        memcpy(out->shards[rank][i], shard->data, fc_array_bytes(shard));
+        rc = shard->device->copy(shard->device, out->shards[rank][i], shard->data, fc_array_bytes(shard), NULL, err);
     }
-    return rc;
+    return rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
 }
 
 static fc_code on_rank(fc_comm *world, void *context, fc_error *err) {
@@ -57,7 +57,7 @@ static fc_code on_rank(fc_comm *world, void *context, fc_error *err) {
         comms[d] = inner[d];
     }
     if (rc == FC_OK && t->deferred) {
-        rc = deferred_device_new(t->seed, t->ignore_waits, &device, err);
+        rc = deferred_device_new(&t->device, &device, err);
         rc = rc == FC_OK ? deferred_comm_new(device, inner[0], &comms[0], err) : rc;
         rc = rc == FC_OK ? deferred_comm_new(device, inner[1], &comms[1], err) : rc;
     }
@@ -95,8 +95,8 @@ static int differences(trial t, bool ignore_waits) {
     t.deferred = false;
     run(&t, &expected);
     t.deferred = true;
-    t.ignore_waits = ignore_waits;
-    for (t.seed = 1; t.seed <= SEEDS; t.seed++) {
+    t.device.ignore_waits = ignore_waits;
+    for (t.device.seed = 1; t.device.seed <= SEEDS; t.device.seed++) {
         run(&t, &got);
         found += memcmp(&expected, &got, sizeof got) != 0;
     }
@@ -113,6 +113,25 @@ static void plain(void **state) {
     trial t = {.steps = "sss"};
     check(&t);
     t.unit.strategy = FC_SHARD_GRAD_OP;
+    check(&t);
+}
+
+/* Memory that the processor cannot see, and parameters that are there only while they are used. */
+static void remote(void **state) {
+    (void)state;
+    trial t = {.steps = "snsn",
+               .device = {.remote = true},
+               .options = {.use_orig_params = true, .backward_prefetch = FC_BACKWARD_PREFETCH_PRE}};
+    check(&t);
+    t.unit = (fc_fsdp_unit_options){.has_param_dtype = true, .param_dtype = FC_BF16};
+    check(&t);
+    t.steps = "sns";
+    t.unit = (fc_fsdp_unit_options){.offload_params = true};
+    check(&t);
+    t.unit.has_param_dtype = true;
+    t.unit.param_dtype = FC_BF16;
+    check(&t);
+    t.unit.strategy = FC_NO_SHARD;
     check(&t);
 }
 
@@ -147,9 +166,8 @@ static void hybrid(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plain),
-        cmocka_unit_test(prefetching),
-        cmocka_unit_test(mixed_precision_and_accumulation),
+        cmocka_unit_test(plain),       cmocka_unit_test(remote),
+        cmocka_unit_test(prefetching), cmocka_unit_test(mixed_precision_and_accumulation),
         cmocka_unit_test(hybrid),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,7 +20,7 @@ enum { ROWS = 10, COLUMNS = 7 };
 
 static char directory[] = "/tmp/fsdpckpt-memory-XXXXXX";
 static const int64_t shape[] = {ROWS, COLUMNS};
-static const fc_path_element nested[] = {{"model", false}, {"w", false}};
+static const fc_path_element nested[] = {{.key = "model"}, {.key = "w"}};
 
 static int setup(void **state) {
     (void)state;

@@ -21,6 +21,7 @@ typedef enum fc_finding_kind {
     FC_FOUND_FILE_TRUNCATED,   /**< a data file is shorter than the headers say */
     FC_FOUND_FILE_DAMAGED,     /**< anything else that is wrong with a data file as a whole */
     FC_FOUND_COVERAGE,         /**< the pieces of a tensor leave a hole, or overlap */
+    FC_FOUND_NOTE,             /**< what the format cannot vouch for: fc_checkpoint.note */
     FC_FOUND_EMPTY,            /**< no tensor and no object */
     FC_FOUND_WRAPPED_PREFIX,   /**< all names begin with what a wrapper leaves */
     FC_FOUND_WRAPPED_NAMES,    /**< some names contain what a wrapper leaves */
@@ -102,8 +103,8 @@ typedef struct fc_report {
 
 typedef struct fc_check_options {
     const fc_checkpoint *reference; /**< what should be there; NULL: nothing to compare with */
-    const fc_selection *selection; /**< include, exclude (globs over names, with or without the prefix) and strip_prefix
-                                      (of the checkpoint's names) are looked at; NULL: all as it is */
+    const fc_selection *selection; /**< include, exclude (globs over names, changed or not), and strip_prefix and rename
+                                         (of the checkpoint's names) are looked at; NULL: all as it is */
     const char *const *allow_missing; /**< globs over names, NULL-terminated; NULL: none */
     const char *const *allow_unexpected;
     const fc_mesh *mesh;       /**< made by fc_layout_mesh; NULL: no mesh */

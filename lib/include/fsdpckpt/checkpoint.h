@@ -89,10 +89,11 @@ typedef struct fc_checkpoint {
     size_t nfiles;
     const fc_tensor *tensors; /**< in the order of the source */
     size_t ntensors;
-    fc_mesh mesh;         /**< ndim 0 where the format records none */
-    const char *producer; /**< what wrote it, if known; else NULL ("torch 2.15.0", "fsdpckpt 0.1.0") */
-    const char *note;     /**< what the format cannot vouch for, a line for a person; NULL: nothing */
-    void *state;          /**< private to the format; its close frees it */
+    fc_mesh mesh;               /**< ndim 0 where the format records none */
+    const char *producer;       /**< what wrote it, if known; else NULL ("torch 2.15.0", "fsdpckpt 0.1.0") */
+    const char *note;           /**< what the format cannot vouch for, a line for a person; NULL: nothing */
+    const struct fc_seal *seal; /**< digests beside it (seal.h); NULL: none */
+    void *state;                /**< private to the format; its close frees it */
 } fc_checkpoint;
 
 typedef struct fc_open_options {

@@ -83,8 +83,8 @@ fc_code fc_comm_mpi(fc_device *device, fc_comm **out, fc_error *err);
 fc_code fc_comm_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc_error *err);
 
 /**
- * NCCL among `size` ranks that know each other by a file alone: rank 0 makes `path`, which must not be left from before,
- * and removes it when all have joined; the others wait for it, at most `seconds`.
+ * NCCL among `size` ranks that know each other by a file alone: rank 0 makes `path`, which must not be left from
+ * before, and removes it when all have joined; the others wait for it, at most `seconds`.
  */
 fc_code fc_comm_nccl_file(const char *path, int rank, int size, int seconds, fc_device *device, fc_comm **out,
                           fc_error *err);

@@ -53,8 +53,8 @@ typedef struct fc_compared {
 } fc_compared;
 
 typedef struct fc_compare_options {
-    const fc_selection *selection; /**< include, exclude (globs over names, with or without the prefix) and strip_prefix
-                                      (of both sides); NULL: all as it is */
+    const fc_selection *selection; /**< include, exclude (globs over names, changed or not), and strip_prefix and rename
+                                        (of both sides) are looked at; NULL: all as it is */
     bool tolerant; /**< equal is |a - b| <= atol + rtol · |b|, as numpy.isclose(a, b, rtol, atol, equal_nan); else
                         the same bits */
     double rtol, atol;

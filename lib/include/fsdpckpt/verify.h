@@ -7,6 +7,7 @@
 
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/move.h"
+#include "fsdpckpt/seal.h"
 
 #include <pthread.h>
 
@@ -47,13 +48,17 @@ typedef struct fc_verify_report {
     uint64_t defects;
 } fc_verify_report;
 
+typedef struct fc_verify_options {
+    fc_move_options move; /**< threads, memory, progress */
+    fc_seal *seal;        /**< from fc_seal_new: receives the digests of what is there; NULL: none are wanted */
+} fc_verify_options;
+
 /**
  * Verifies an open checkpoint: coverage, digests, CRCs, objects, what the format knows of its structure, and the seal
  * where there is one.
- * @param options threads, memory, progress.
  * @return FC_OK also when there are defects; else what kept it from going on.
  */
-fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_move_options *options,
+fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_verify_options *options,
                   void (*report)(void *context, const fc_defect *defect), void *context, fc_verify_report *out,
                   fc_error *err);
 

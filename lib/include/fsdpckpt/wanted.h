@@ -71,7 +71,8 @@ fc_code fc_wanted_new(const fc_checkpoint *source, const fc_selection *selection
 typedef struct fc_part_item {
     uint32_t tensor;      /**< index into fc_wanted.tensors */
     uint32_t owner;       /**< rank whose file stores the box */
-    bool owned;           /**< stored in this file: owner is this rank, or the target is self-contained */
+    bool owned;           /**< stored in this file: owner is this rank, or the target is self-contained. A writer may
+                               clear it in fc_format.reserve for what it stores in its own way (an object, a view) */
     const int64_t *dims;  /**< 2 × ndim: offsets, then sizes; sizes may be 0 (empty shard) */
     uint64_t offset;      /**< out (fc_format.reserve): byte offset in the file of the first element; owned ones are
                                row-major and contiguous */

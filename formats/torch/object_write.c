@@ -1,9 +1,9 @@
 /*
- * Objects of other formats as items of DCP. Input: an object whose bytes mean nothing to torch (attributes of an HDF5
- * file, the metadata of a safetensors file) and its decoding as JSON. Output: a pickle of a dict that has both, so that
- * a program can use it and nothing is lost.
+ * Objects of other formats in files of torch.save and DCP. Input: an object whose bytes mean nothing to torch
+ * (attributes of an HDF5 file, the metadata of a safetensors file) and its decoding as JSON. Output: a pickle of a dict
+ * that has both, so that a program can use it and nothing is lost.
  */
-#include "dcp/writer.h"
+#include "torch/object_write.h"
 
 #include "core/checked.h"
 #include "fsdpckpt/move.h"
@@ -79,7 +79,7 @@ static fc_code read_bytes(const fc_wanted *wanted, const fc_tensor *object, fc_a
     const fc_box box = {1, origin, object->shape};
     if (object->shape[0] > MOST_BYTES) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "an object of %lld bytes in the encoding '%s', which DCP does not have: leave it out with "
+                       "an object of %lld bytes in the encoding '%s', which PyTorch does not have: leave it out with "
                        "--exclude",
                        (long long)object->shape[0], object->object->encoding);
     }
@@ -88,8 +88,8 @@ static fc_code read_bytes(const fc_wanted *wanted, const fc_tensor *object, fc_a
                   : fc_fail(err, FC_ENOMEM, "out of memory");
 }
 
-fc_code fc_dcp_write_object(const fc_wanted *wanted, const fc_wanted_tensor *object, fc_torch_pickler *w,
-                            fc_error *err) {
+fc_code fc_torch_write_object(const fc_wanted *wanted, const fc_wanted_tensor *object, fc_torch_pickler *w,
+                              fc_error *err) {
     const fc_tensor *source = object->source;
     unsigned char *bytes = NULL;
     const char *json = NULL;

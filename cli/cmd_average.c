@@ -1,0 +1,94 @@
+/*
+ * average: the mean of checkpoints, as any conversion writes it.
+ */
+#include "job.h"
+
+#include "fsdpckpt/average.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* "0.25,0.75" → numbers, one a source. */
+static fc_code parse_weights(const options *o, double *weights, fc_error *err) {
+    const char *text = o->weights;
+    for (size_t i = 0; i < o->noperands; i++) {
+        char *end;
+        weights[i] = strtod(text, &end);
+        bool last = i + 1 == o->noperands;
+        if (end == text || !isfinite(weights[i]) || *end != (last ? '\0' : ',')) {
+            return fc_fail(err, FC_EUSAGE, "--weights %s: needs %zu numbers with commas between them, one for each SRC",
+                           o->weights, o->noperands);
+        }
+        text = end + 1;
+    }
+    return FC_OK;
+}
+
+static fc_code open_sources(const options *o, fc_checkpoint **sources, double *weights, fc_checkpoint **out,
+                            fc_error *err) {
+    const fc_selection selection = {.include = o->include.items, .exclude = o->exclude.items};
+    const fc_open_options how = {.follow_external = o->follow_external};
+    const fc_average_options average = {
+        .weights = o->weights ? weights : NULL, .selection = &selection, .take_first = o->take_first};
+    fc_code rc = o->weights ? parse_weights(o, weights, err) : FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < o->noperands; i++) {
+        rc = fc_checkpoint_open(o->operands[i], &how, &sources[i], err);
+    }
+    return rc == FC_OK ? fc_average_open(sources, o->noperands, &average, out, err) : rc;
+}
+
+static fc_code open_average(const options *o, fc_checkpoint **out, fc_error *err) {
+    fc_checkpoint **sources = calloc(o->noperands, sizeof *sources);
+    double *weights = calloc(o->noperands, sizeof *weights);
+    fc_code rc =
+        sources && weights ? open_sources(o, sources, weights, out, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    for (size_t i = 0; sources && rc != FC_OK && i < o->noperands; i++) {
+        fc_checkpoint_close(sources[i]);
+    }
+    free(sources);
+    free(weights);
+    return rc;
+}
+
+static fc_code run(cli_call *call, fc_error *err) {
+    const options *o = call->options;
+    fc_layout_spec spec = {.replicas = o->replicas, .dp = o->dp, .tp = o->tp};
+    bool sharded = o->replicas || o->dp || o->tp;
+    if (o->tp_plan && !o->tp) {
+        return fc_fail(err, FC_EUSAGE,
+                       "average: --tp-plan says how to cut over tensor-parallel ranks; say how many with --tp N");
+    }
+    return job_run_opened(call, sharded ? &spec : NULL, open_average, err);
+}
+
+static const char *const examples[] = {
+    "fsdpckpt average step-1000/ step-2000/ step-3000/ -o mean.h5 --include 'model.*'",
+    "the mean of a run's last checkpoints",
+    "fsdpckpt average ema.h5 step-4000/ -o new-ema.h5 --weights 0.999,0.001",
+    "one step of a moving average",
+    "mpirun -n 8 fsdpckpt average a/ b/ -o soup/ --dp 16 --take-first",
+    "a soup of two models, cut for 16 ranks, by 8 processes",
+    NULL,
+};
+
+const command command_average = {
+    .name = "average",
+    .operands = "SRC SRC...",
+    .min_operands = 2,
+    .max_operands = 4096,
+    .summary = "average checkpoints: model soups, last checkpoints, moving averages",
+    .description =
+        "Writes the mean of several checkpoints of the same names and shapes, in any formats and layouts, or with "
+        "--weights their weighted mean; the weights are divided by their sum, so 3,1 is 0.75,0.25. Floating-point and "
+        "complex tensors are summed in float32 in the order of the sources (float64 stays float64) and rounded to the "
+        "first source's type. Nothing else has an average: integers, booleans and objects (a step count) must be "
+        "equal, "
+        "unless --take-first takes those of the first source.\n\n"
+        "The target is written as by consolidate, or with --dp, --tp or --replicas as by reshard. Memory does not grow "
+        "with the checkpoints.",
+    .examples = examples,
+    .takes = TAKES_CONVERSION | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) |
+             TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST),
+    .needs = TAKES(OPT_OUTPUT),
+    .run = run,
+};

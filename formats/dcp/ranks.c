@@ -1,0 +1,343 @@
+/*
+ * DCP checkpoints without a `.metadata`: where every rank has left its own (`__<rank>.metadata`, a save with
+ * use_collectives=False), the whole is put together from them. Each lists its rank's chunks and the global shapes, so
+ * nothing is guessed: chunks are gathered, and a box that several ranks hold is taken from the lowest one. Objects that
+ * differ from rank to rank are kept for each of them.
+ *
+ * From the data files alone nothing can be put together: their items do not hold their names.
+ */
+#include "dcp/dcp.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { COMPARE = 64 << 10 };
+
+/* A value as one rank lists it. */
+typedef struct listed {
+    const fc_tensor *tensor;
+    size_t rank, order; /* order: over all ranks */
+} listed;
+
+typedef struct merger {
+    fc_checkpoint *checkpoint;
+    const fc_open_options *options;
+    const char *directory;
+    size_t ranks;
+    fc_checkpoint *parts; /* malloc'ed, one a rank; they share the checkpoint's arena */
+    uint32_t *first_file; /* of each rank, in checkpoint->files */
+    listed *all;
+    size_t count;
+    fc_tensor *tensors;
+    size_t *orders; /* of tensors */
+    size_t ntensors;
+    fc_error *err;
+} merger;
+
+static fc_code no_memory(const merger *m) {
+    return fc_fail(m->err, FC_ENOMEM, "%s: out of memory", m->directory);
+}
+
+/* The rank in "__<rank>.metadata". */
+static bool parse_name(const char *name, size_t *rank) {
+    char *end;
+    if (strncmp(name, "__", 2) != 0 || name[2] < '0' || name[2] > '9') {
+        return false;
+    }
+    errno = 0;
+    unsigned long long value = strtoull(name + 2, &end, 10);
+    *rank = (size_t)value;
+    return errno == 0 && value < FC_NO_RANK && strcmp(end, ".metadata") == 0;
+}
+
+size_t fc_dcp_count_ranks(const char *directory) {
+    size_t ranks = 0, rank;
+    DIR *dir = opendir(directory);
+    for (const struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
+        if (parse_name(e->d_name, &rank) && rank >= ranks) {
+            ranks = rank + 1;
+        }
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return ranks;
+}
+
+static fc_code open_part(merger *m, size_t rank) {
+    fc_arena *arena = m->checkpoint->arena;
+    fc_checkpoint *part = &m->parts[rank];
+    size_t n = strlen(m->directory);
+    const char *slash = n > 0 && m->directory[n - 1] == '/' ? "" : "/";
+    *part = (fc_checkpoint){.format = m->checkpoint->format, .path = m->directory, .arena = arena};
+    const char *path = fc_arena_printf(arena, "%s%s__%zu.metadata", m->directory, slash, rank);
+    if (!path) {
+        return no_memory(m);
+    }
+    if (access(path, F_OK) != 0) {
+        return fc_fail(m->err, FC_ECORRUPT,
+                       "%s: the file is missing: of the ranks' own metadata, up to __%zu.metadata, this one is", path,
+                       m->ranks - 1);
+    }
+    return fc_dcp_load(part, m->options, m->directory, path, m->err);
+}
+
+static fc_code gather_files(merger *m) {
+    size_t total = 0, at = 0;
+    for (size_t r = 0; r < m->ranks; r++) {
+        m->first_file[r] = (uint32_t)total;
+        total += m->parts[r].nfiles;
+    }
+    fc_file *files = fc_arena_calloc(m->checkpoint->arena, total, sizeof *files);
+    if (!files || total >= UINT32_MAX) {
+        return no_memory(m);
+    }
+    for (size_t r = 0; r < m->ranks; r++) {
+        for (size_t i = 0; i < m->parts[r].nfiles; i++) {
+            files[at++] = m->parts[r].files[i];
+        }
+    }
+    m->checkpoint->files = files;
+    m->checkpoint->nfiles = total;
+    return FC_OK;
+}
+
+static int by_name(const void *a, const void *b) {
+    const listed *x = a, *y = b;
+    int order = strcmp(x->tensor->name, y->tensor->name);
+    return order ? order : x->order < y->order ? -1 : 1;
+}
+
+static fc_code gather_values(merger *m) {
+    for (size_t r = 0; r < m->ranks; r++) {
+        m->count += m->parts[r].ntensors;
+    }
+    m->all = malloc((m->count + 1) * sizeof *m->all);
+    m->orders = malloc((m->count + 1) * sizeof *m->orders);
+    m->tensors = malloc((m->count + 1) * sizeof *m->tensors); /* objects may be kept for every rank */
+    if (!m->all || !m->orders || !m->tensors) {
+        return no_memory(m);
+    }
+    size_t at = 0;
+    for (size_t r = 0; r < m->ranks; r++) {
+        for (size_t i = 0; i < m->parts[r].ntensors; i++, at++) {
+            m->all[at] = (listed){&m->parts[r].tensors[i], r, at};
+        }
+    }
+    qsort(m->all, m->count, sizeof *m->all, by_name);
+    return FC_OK;
+}
+
+static void add(merger *m, const fc_tensor *tensor, size_t order) {
+    m->tensors[m->ntensors] = *tensor;
+    m->orders[m->ntensors++] = order;
+}
+
+static bool same_kind(const fc_tensor *a, const fc_tensor *b) {
+    bool same = !a->object == !b->object && a->dtype == b->dtype && a->ndim == b->ndim;
+    for (int i = 0; same && !a->object && i < a->ndim; i++) {
+        same = a->shape[i] == b->shape[i];
+    }
+    return same;
+}
+
+static bool has_box(const fc_tensor *t, const fc_chunk *chunks, size_t n, const int64_t *dims) {
+    for (size_t i = 0; i < n; i++) {
+        if (memcmp(chunks[i].dims, dims, 2 * (size_t)t->ndim * sizeof *dims) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* One tensor as ranks list it: every box once. */
+static fc_code merge_tensor(merger *m, const listed *same, size_t n) {
+    size_t total = 0, kept = 0;
+    for (size_t i = 0; i < n; i++) {
+        total += same[i].tensor->nchunks;
+        if (!same_kind(same[0].tensor, same[i].tensor)) {
+            return fc_fail(m->err, FC_ECORRUPT,
+                           "%s: %.256s: __%zu.metadata gives it another type or shape than __%zu.metadata",
+                           m->directory, same[0].tensor->name, same[i].rank, same[0].rank);
+        }
+    }
+    fc_chunk *chunks = fc_arena_calloc(m->checkpoint->arena, total, sizeof *chunks);
+    if (!chunks) {
+        return no_memory(m);
+    }
+    for (size_t i = 0; i < n; i++) {
+        const fc_tensor *t = same[i].tensor;
+        for (size_t c = 0; c < t->nchunks; c++) {
+            if (!has_box(t, chunks, kept, t->chunks[c].dims)) {
+                chunks[kept] = t->chunks[c];
+                chunks[kept++].file += m->first_file[same[i].rank];
+            }
+        }
+    }
+    fc_tensor merged = *same[0].tensor;
+    merged.chunks = chunks;
+    merged.nchunks = kept;
+    add(m, &merged, same[0].order);
+    return FC_OK;
+}
+
+static fc_code read_piece(const merger *m, const listed *l, uint64_t at, unsigned char *buf, size_t size) {
+    const fc_chunk *chunk = &l->tensor->chunks[0];
+    const char *path = m->parts[l->rank].files[chunk->file].path;
+    int fd;
+    uint64_t file_size;
+    fc_code rc = fc_open_input(path, &fd, &file_size, m->err);
+    if (rc == FC_OK) {
+        rc = fc_pread_full(fd, buf, size, chunk->offset + at, path, m->err);
+        close(fd);
+    }
+    return rc;
+}
+
+/* Whether two objects are the same bytes. Where the data files may be missing, their lengths must do. */
+static fc_code compare_objects(const merger *m, const listed *a, const listed *b, bool *same) {
+    unsigned char x[COMPARE], y[COMPARE];
+    uint64_t length = a->tensor->nchunks ? a->tensor->chunks[0].length : 0;
+    *same = length == (b->tensor->nchunks ? b->tensor->chunks[0].length : 0);
+    for (uint64_t at = 0; *same && at < length && !m->options->headers_only; at += COMPARE) {
+        size_t size = length - at < COMPARE ? (size_t)(length - at) : COMPARE;
+        fc_code rc = read_piece(m, a, at, x, size);
+        rc = rc == FC_OK ? read_piece(m, b, at, y, size) : rc;
+        if (rc != FC_OK) {
+            return rc;
+        }
+        *same = memcmp(x, y, size) == 0;
+    }
+    return FC_OK;
+}
+
+/* An object of one rank, under the name that all give it or, where it differs, under its own. */
+static fc_code add_object(merger *m, const listed *l, bool rename) {
+    fc_arena *arena = m->checkpoint->arena;
+    fc_tensor t = *l->tensor;
+    fc_chunk *chunks = fc_arena_calloc(arena, t.nchunks, sizeof *chunks);
+    if (!chunks) {
+        return no_memory(m);
+    }
+    for (size_t c = 0; c < t.nchunks; c++) {
+        chunks[c] = t.chunks[c];
+        chunks[c].file += m->first_file[l->rank];
+    }
+    t.chunks = chunks;
+    if (rename) {
+        fc_path_element *elements = fc_arena_calloc(arena, t.path.count, sizeof *elements);
+        if (!elements) {
+            return no_memory(m);
+        }
+        memcpy(elements, t.path.elements, t.path.count * sizeof *elements);
+        fc_path_element *last = &elements[t.path.count - 1];
+        *last = (fc_path_element){.key = fc_arena_printf(arena, "%s.rank_%zu", last->key, l->rank)};
+        t.name = fc_arena_printf(arena, "%s.rank_%zu", t.name, l->rank);
+        t.path.elements = elements;
+        if (!last->key || !t.name) {
+            return no_memory(m);
+        }
+    }
+    add(m, &t, l->order);
+    return FC_OK;
+}
+
+static fc_code merge_objects(merger *m, const listed *same, size_t n) {
+    fc_code rc = add_object(m, &same[0], false);
+    for (size_t i = 1; i < n && rc == FC_OK; i++) {
+        bool equal = false;
+        if (!same[i].tensor->object) {
+            return fc_fail(m->err, FC_ECORRUPT, "%s: %.256s is a tensor in __%zu.metadata and none in __%zu.metadata",
+                           m->directory, same[0].tensor->name, same[i].rank, same[0].rank);
+        }
+        rc = compare_objects(m, &same[0], &same[i], &equal);
+        rc = rc == FC_OK && !equal ? add_object(m, &same[i], true) : rc;
+    }
+    return rc;
+}
+
+static fc_code merge(merger *m) {
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < m->count && rc == FC_OK;) {
+        size_t end = i + 1;
+        while (end < m->count && strcmp(m->all[i].tensor->name, m->all[end].tensor->name) == 0) {
+            end++;
+        }
+        rc = m->all[i].tensor->object ? merge_objects(m, &m->all[i], end - i) : merge_tensor(m, &m->all[i], end - i);
+        i = end;
+    }
+    return rc;
+}
+
+static int by_order(const void *a, const void *b, void *orders) {
+    const size_t *order = orders, *x = a, *y = b;
+    return order[*x] < order[*y] ? -1 : 1;
+}
+
+static int by_tensor_name(const void *a, const void *b, void *tensors) {
+    const fc_tensor *of = tensors;
+    const size_t *x = a, *y = b;
+    return strcmp(of[*x].name, of[*y].name);
+}
+
+/* Only a name made for a rank's object can be another's, too. */
+static fc_code check_names(const merger *m, size_t *sorted) {
+    qsort_r(sorted, m->ntensors, sizeof *sorted, by_tensor_name, m->tensors);
+    for (size_t i = 1; i < m->ntensors; i++) {
+        if (strcmp(m->tensors[sorted[i - 1]].name, m->tensors[sorted[i]].name) == 0) {
+            return fc_fail(m->err, FC_EUNSUPPORTED, "%s: the ranks' values differ, and %.256s is another", m->directory,
+                           m->tensors[sorted[i]].name);
+        }
+    }
+    return FC_OK;
+}
+
+/* In the order in which the ranks list them, rank 0 first. */
+static fc_code finish(merger *m) {
+    size_t *sorted = malloc((m->ntensors + 1) * sizeof *sorted);
+    fc_tensor *tensors = fc_arena_calloc(m->checkpoint->arena, m->ntensors, sizeof *tensors);
+    if (!sorted || !tensors) {
+        free(sorted);
+        return no_memory(m);
+    }
+    for (size_t i = 0; i < m->ntensors; i++) {
+        sorted[i] = i;
+    }
+    fc_code rc = check_names(m, sorted);
+    qsort_r(sorted, m->ntensors, sizeof *sorted, by_order, m->orders);
+    for (size_t i = 0; i < m->ntensors; i++) {
+        tensors[i] = m->tensors[sorted[i]];
+    }
+    free(sorted);
+    m->checkpoint->tensors = tensors;
+    m->checkpoint->ntensors = m->ntensors;
+    m->checkpoint->producer = m->parts[0].producer;
+    return rc;
+}
+
+fc_code fc_dcp_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
+                          fc_error *err) {
+    merger m = {.checkpoint = checkpoint, .options = options, .directory = directory, .err = err};
+    m.ranks = fc_dcp_count_ranks(directory);
+    m.parts = calloc(m.ranks + 1, sizeof *m.parts);
+    m.first_file = calloc(m.ranks + 1, sizeof *m.first_file);
+    fc_code rc = m.parts && m.first_file ? FC_OK : no_memory(&m);
+    for (size_t r = 0; r < m.ranks && rc == FC_OK; r++) {
+        rc = open_part(&m, r);
+    }
+    rc = rc == FC_OK ? gather_files(&m) : rc;
+    rc = rc == FC_OK ? gather_values(&m) : rc;
+    rc = rc == FC_OK ? merge(&m) : rc;
+    rc = rc == FC_OK ? finish(&m) : rc;
+    free(m.parts);
+    free(m.first_file);
+    free(m.all);
+    free(m.orders);
+    free(m.tensors);
+    return rc;
+}

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""fsdpckpt average against the same formula in PyTorch, bit for bit.
+
+Checkpoints that torch writes (torch.save, DCP; every type that has an average, tensors of several pieces, empty and
+0-dimensional ones, shared integers) are averaged, equally and by weights, to one file and to shards; torch loads what
+comes out.
+
+usage: average.py FSDPCKPT        exit 77 without torch
+"""
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+
+warnings.filterwarnings("ignore")
+logging.disable(logging.WARNING)
+try:
+    import torch
+    import torch.distributed.checkpoint as dcp
+except ImportError as e:
+    print("skipped: %s" % e)
+    sys.exit(77)
+
+FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+          "float8_e5m2fnuz"]
+SHAPES = [(), (7,), (0, 3), (300001,), (3, 201, 257)]
+
+
+class Failure(Exception):
+    pass
+
+
+def run(*argv):
+    result = subprocess.run(argv, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise Failure("%s: exit %d: %s" % (" ".join(argv), result.returncode, result.stderr.strip()))
+
+
+def state(seed):
+    torch.manual_seed(seed)
+    made = {}
+    for dtype in FLOATS:
+        for shape in SHAPES:
+            made["%s%s" % (dtype, list(shape))] = (4 * torch.randn(shape, dtype=torch.float64)).to(getattr(torch, dtype))
+    for dtype in ("complex64", "complex128"):
+        made[dtype] = torch.randn(1001, 401, dtype=getattr(torch, dtype))
+    special = torch.tensor([0.0, -0.0, float("inf"), 1e-45, 3e38, 1.0], dtype=torch.float32)
+    made["special"] = special.roll(seed) if seed < 2 else special
+    torch.manual_seed(99)  # the same in all
+    made["ids"] = torch.randint(0, 9, (300001,))
+    made["mask"] = torch.rand(50) > 0.5
+    made["step"] = 17
+    return made
+
+
+def mean(tensors, weights):
+    """In the tensors' order, in float32 or float64, rounded once."""
+    wide = torch.float64 if tensors[0].dtype in (torch.float64, torch.complex128) else torch.float32
+    parts = [(torch.view_as_real(t) if t.is_complex() else t).to(wide) for t in tensors]
+    total = parts[0] if weights is None else weights[0] * parts[0]
+    for i, x in enumerate(parts[1:], 1):
+        total = total + (x if weights is None else weights[i] * x)
+    if weights is None:
+        total = total / len(parts)
+    return torch.view_as_complex(total) if tensors[0].is_complex() else total.to(tensors[0].dtype)
+
+
+def bits(t):
+    return t.contiguous().reshape(-1).view(torch.uint8) if t.numel() else t.reshape(-1)
+
+
+def compare(what, states, got, weights):
+    if set(got) != set(states[0]):
+        raise Failure("%s: names %s" % (what, sorted(set(got) ^ set(states[0]))))
+    for name, first in states[0].items():
+        if not torch.is_tensor(first):
+            if got[name] != first:
+                raise Failure("%s: %s is %r" % (what, name, got[name]))
+            continue
+        averaged = first.is_floating_point() or first.is_complex()
+        wanted = mean([s[name] for s in states], weights) if averaged else first
+        found = got[name]
+        if found.dtype != wanted.dtype or found.shape != wanted.shape:
+            raise Failure("%s: %s is %s %s" % (what, name, found.dtype, tuple(found.shape)))
+        same = bits(found) == bits(wanted)
+        if not bool(same.all()):
+            raise Failure("%s: %s: byte %d differs" % (what, name, int((~same).nonzero()[0])))
+
+
+def main():
+    tool = sys.argv[1]
+    with tempfile.TemporaryDirectory(prefix="fsdpckpt-average-") as home:
+        path = lambda name: os.path.join(home, name)
+        states = [state(seed) for seed in range(3)]
+        for i, s in enumerate(states[:2]):
+            torch.save(s, path("%d.pt" % i))
+        dcp.save(states[2], checkpoint_id=path("2"), no_dist=True)
+        sources = [path("0.pt"), path("1.pt"), path("2")]
+        run(tool, "average", *sources, "-o", path("mean.pt"), "-q")
+        compare("mean", states, torch.load(path("mean.pt"), weights_only=True), None)
+        run(tool, "average", *sources, "-o", path("weighted.pt"), "-q", "--weights", "3,-1,0.5", "--memory", "1M")
+        weights = [w / 2.5 for w in (3, -1, 0.5)]
+        compare("weighted", states, torch.load(path("weighted.pt"), weights_only=True), weights)
+        run(tool, "average", *sources[:2], "-o", path("sharded"), "-q", "--dp", "3", "--to", "h5", "--compress", "1")
+        run(tool, "consolidate", path("sharded"), "-o", path("again.pt"), "-q")
+        compare("sharded", states[:2], torch.load(path("again.pt"), weights_only=True), None)
+    print("averages of %d values are torch's, bit for bit" % len(states[0]))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Failure as e:
+        print(e)
+        sys.exit(1)
