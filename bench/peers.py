@@ -29,7 +29,13 @@ def consolidate_hf(src, dst):
     return lambda: consolidate_safetensors_files(src, dst, {name: 1 for name in names}, num_threads=2)
 
 
-PEERS = {"dcp_to_torch": dcp_to_torch, "consolidate_hf": consolidate_hf}
+def torch_to_dcp(src, dst):
+    from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
+
+    return lambda: torch_save_to_dcp(src, dst)
+
+
+PEERS = {"dcp_to_torch": dcp_to_torch, "torch_to_dcp": torch_to_dcp, "consolidate_hf": consolidate_hf}
 
 if __name__ == "__main__":
     call = PEERS[sys.argv[1]](sys.argv[2], sys.argv[3])

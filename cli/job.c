@@ -3,6 +3,7 @@
  */
 #include "job.h"
 
+#include "help.h"
 #include "json_out.h"
 #include "plan_rank.h"
 #include "progress.h"
@@ -56,14 +57,9 @@ static fc_code choose_format(const options *o, const fc_format **out, fc_error *
     if (*out && (*out)->create) {
         return FC_OK;
     }
-    char names[128] = "";
-    for (const fc_format *const *f = fc_formats(); *f; f++) {
-        if ((*f)->create) {
-            size_t used = strlen(names);
-            snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", (*f)->name);
-        }
-    }
-    return fc_fail(err, FC_EUNSUPPORTED, "--to %s: is not a format that can be written; there are: %s", o->to, names);
+    char names[HELP_FORMATS_MAX];
+    return fc_fail(err, FC_EUNSUPPORTED, "--to %s: is not a format that can be written; there are: %s", o->to,
+                   help_formats(names));
 }
 
 static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {

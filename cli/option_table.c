@@ -23,7 +23,9 @@ const option_row option_table[OPT_COUNT] = {
                 .kind = KIND_TEXT,
                 .arg = "FORMAT",
                 .offset = FIELD(to),
-                .help = "format of DST: h5, dcp, pt or safetensors (default: what DST's extension says, else h5)"},
+                .help =
+                    "format of DST, one of those in 'fsdpckpt --help' (default: what DST's extension says, else h5); "
+                    "for extract: raw, npy or json"},
     [OPT_DP] = {.name = "dp",
                 .kind = KIND_NUMBER,
                 .arg = "N",

@@ -109,7 +109,7 @@ typedef struct fc_format {
     void (*destroy)(fc_writer *writer);
 } fc_format;
 
-/** The static table of formats (formats/registry.c), NULL-terminated. */
+/** The static table of formats (formats/format_list.h), NULL-terminated. */
 const fc_format *const *fc_formats(void);
 
 /** Finds a format by its name ("h5"). @return NULL when there is none. */

@@ -1,0 +1,121 @@
+"""extract, convert and --rename: options, targets, messages. That the bytes are right is the oracle's business."""
+
+import json
+import os
+import subprocess
+
+import harness
+
+TRAIN = "dcp-torch2.15.0-train"
+MESH = "dcp-torch2.15.0-2d-dp4tp2"
+TENSOR = "model.layers.0.w1.bias"
+
+
+class Extract(harness.Case):
+    def raw(self, *args):
+        with open(self.path("stdout"), "wb") as f:
+            p = self.run_tool("extract", *args, stdout=f)
+        self.assertEqual((p.returncode, p.stderr), (0, ""), args)
+        with open(self.path("stdout"), "rb") as f:
+            return f.read()
+
+    def test_forms(self):
+        source = harness.corpus(TRAIN)
+        raw = self.raw(source, TENSOR)
+        self.assertEqual(len(raw), 40)
+        self.assertEqual(self.raw(source, TENSOR, "-o", "-"), raw)
+        self.assertEqual(self.ok("extract", source, TENSOR, "-o", "x.npy"), "")
+        with open(self.path("x.npy"), "rb") as f:
+            npy = f.read()
+        self.assertEqual((npy[:6], len(npy) % 64, npy[-40:]), (b"\x93NUMPY", 40, raw))
+        self.assertEqual(self.raw(source, TENSOR, "--to", "npy"), npy)
+        self.assertEqual(self.raw(source, "betas")[:2], b"PK")
+        self.assertEqual(json.loads(self.ok("extract", source, "betas", "--to", "json")), {"$tuple": [0.9, 0.999]})
+        self.ok("extract", source, "amp", "-o", "amp.json")
+        with open(self.path("amp.json"), encoding="utf-8") as f:
+            self.assertEqual(f.read(), "true\n")
+
+    def test_targets_are_atomic_and_kept(self):
+        source = harness.corpus(TRAIN)
+        self.ok("extract", source, TENSOR, "-o", "x")
+        self.fails(2, "extract", source, TENSOR, "-o", "x", contains=["x: exists", "--force"])
+        self.ok("extract", source, TENSOR, "-o", "x", "--force")
+        damaged = self.copy(TRAIN)
+        for name in os.listdir(damaged):
+            if name.endswith(".distcp"):
+                with open(os.path.join(damaged, name), "r+b") as f:
+                    f.write(b"\0" * os.path.getsize(f.name))
+        self.fails(3, "extract", damaged, TENSOR, "-o", "y", contains=[TENSOR])
+        self.assertEqual(self.listing(), ["ckpt", "x"])
+        self.fails(2, "extract", damaged, TENSOR, "-o", os.path.join(damaged, "__0_0.distcp"), "-f",
+                   contains=["is a file of the checkpoint that is read"])
+
+    def test_names(self):
+        source = harness.corpus(TRAIN)
+        self.fails(2, "extract", source, "w1.bias", contains=["did you mean 'model.layers.0.w1.bias'"])
+        self.fails(2, "extract", source, "betas", "--to", "npy", contains=["is an object, not a tensor", "--to json"])
+        self.fails(2, "extract", source, TENSOR, "--to", "json", contains=["is a tensor, not an object"])
+        self.fails(2, "extract", source, TENSOR, "--to", "h5", contains=["there are raw, npy and json"])
+        self.fails(2, "extract", source, contains=["SRC NAME"])
+        raw = self.raw(source, TENSOR)
+        self.assertEqual(self.raw(source, "layers.0.w1.bias", "--strip-prefix", "model", "--include", "model.*"), raw)
+        self.assertEqual(self.raw(source, "net.layers.0.w1.bias", "--rename", "s/^model/net/"), raw)
+        self.assertEqual(len(self.raw(source, TENSOR, "--dtype", "f64")), 2 * len(raw))
+
+    def test_a_closed_pipe_is_no_error(self):
+        command = "'%s' extract '%s' %s | true" % (harness.BINARY, harness.corpus(TRAIN), TENSOR)
+        p = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, check=False)
+        self.assertEqual((p.returncode, p.stderr), (0, b""))
+
+
+class Convert(harness.Case):
+    def names(self, target):
+        return {t["name"] for t in json.loads(self.ok("inspect", target, "--json"))["tensors"]}
+
+    def test_layout_is_kept(self):
+        self.ok("convert", harness.corpus(MESH), "-o", "out")
+        self.assertIn("8 ranks, mesh dp 4 × tp 2\n", self.ok("inspect", "out"))
+        self.ok("convert", "out", "-o", "back", "--to", "dcp")
+        self.assertEqual(sorted(os.listdir(self.path("back"))),
+                         [".metadata"] + ["__%d_0.distcp" % r for r in range(8)])
+        self.assertIn("8 ranks, 4 × 2 mesh (FSDP × TP)\n", self.ok("inspect", "back"))
+        self.ok("consolidate", "out", "-o", "full.h5")
+        self.ok("convert", "full.h5", "-o", "full", "--to", "dcp")
+        self.assertEqual(sorted(os.listdir(self.path("full"))), [".metadata", "__0_0.distcp"])
+
+    def test_what_follows_no_mesh_is_refused(self):
+        source = harness.corpus("dcp-torch2.15.0-sharded-tensor-2d")
+        text = self.fails(5, "convert", source, "-o", "out", contains=["tensor '", "pieces", "fsdpckpt reshard"])
+        self.assertEqual(self.listing(), [])
+        name = text.split("tensor '")[1].split("'")[0]
+        self.assertNotIn("tensor '%s'" % name, self.run_tool("convert", source, "-o", "x", "--exclude", name).stderr)
+
+    def test_output_depends_on_input_only(self):
+        for out in ("a", "b"):
+            self.ok("convert", harness.corpus(TRAIN), "-o", out, "--to", "dcp", "-j", "1" if out == "a" else "4")
+        for name in os.listdir(self.path("a")):
+            with open(self.path("a", name), "rb") as a, open(self.path("b", name), "rb") as b:
+                self.assertEqual(a.read(), b.read(), name)
+
+    def test_force_knows_the_files(self):
+        self.ok("convert", harness.corpus(TRAIN), "-o", "out", "--to", "dcp")
+        self.fails(2, "convert", harness.corpus(TRAIN), "-o", "out", "--to", "dcp", contains=["exists"])
+        self.ok("convert", harness.corpus(TRAIN), "-o", "out", "--to", "dcp", "--force")
+        with open(self.path("out", "notes.txt"), "w", encoding="utf-8"):
+            pass
+        self.fails(2, "convert", harness.corpus(TRAIN), "-o", "out", "--to", "dcp", "--force", contains=["notes.txt"])
+
+    def test_rename(self):
+        source = harness.corpus(MESH)
+        before = self.names(source)
+        self.ok("convert", source, "-o", "a.h5", "--rename", "s/^model\\.//", "--rename", "s,layers\\.([0-9]+),h.\\1,")
+        self.assertEqual(self.names("a.h5"), {n[6:].replace("layers.", "h.") for n in before})
+        self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/.*/same/", contains=["the same name 'same'"])
+        self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/x", contains=["a delimiter is missing"])
+        self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/(/x/", contains=["--rename 's/(/x/'"])
+        self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/nothing/x/", contains=["matches no name"])
+        self.assertNotIn("b.h5", self.listing())
+
+
+if __name__ == "__main__":
+    harness.main()
