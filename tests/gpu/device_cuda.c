@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-enum { MOST_BYTES = 8 << 20 };
+enum { MOST_BYTES = 8 << 20, GUARD = 64 /* bytes behind a target, which must stay as they are */ };
 
 static fc_device *cpu, *gpu;
 static unsigned char *on_host_a, *on_host_b, *expected, *found, *on_gpu_a, *on_gpu_b;
@@ -105,6 +105,7 @@ static size_t make_values(fc_dtype dtype, unsigned char *to) {
 }
 
 static void test_casts(void) {
+    fill_random(on_host_b, MOST_BYTES);
     for (int from = FC_F64; from <= FC_F8_E8M0FNU; from++) {
         for (int to = FC_F64; to <= FC_F8_E8M0FNU; to++) {
             size_t count = make_values((fc_dtype)from, on_host_a), a = fc_dtype_size((fc_dtype)from);
@@ -112,11 +113,15 @@ static void test_casts(void) {
             for (size_t skip = 0; skip < 2; skip++) { /* once aligned, once not */
                 size_t n = count - 3 * skip;
                 to_gpu(on_gpu_a, on_host_a, count * a);
+                to_gpu(on_gpu_b, on_host_b, count * b + GUARD);
                 fc_cast((fc_dtype)from, on_host_a + skip * a, (fc_dtype)to, expected, n);
                 must(gpu->cast(gpu, (fc_dtype)from, on_gpu_a + skip * a, (fc_dtype)to, on_gpu_b + skip * b, n, NULL,
                                &err),
                      &err, "cast");
-                from_gpu(found, on_gpu_b + skip * b, n * b);
+                from_gpu(found, on_gpu_b + skip * b, n * b + GUARD / 2);
+                if (memcmp(found + n * b, on_host_b + skip * b + n * b, GUARD / 2) != 0) {
+                    fail("cast, behind the end", (fc_dtype)from, (fc_dtype)to, n);
+                }
                 for (size_t i = 0; i < n; i++) {
                     if (memcmp(found + i * b, expected + i * b, b) != 0) {
                         fail("cast", (fc_dtype)from, (fc_dtype)to, i);
@@ -146,6 +151,9 @@ static bool two_nans(fc_dtype dtype, const unsigned char *a, const unsigned char
 
 static void compare(const char *what, fc_dtype of, size_t components, const unsigned char *a, const unsigned char *b) {
     size_t size = fc_dtype_size(of);
+    if (memcmp(found + components * size, a + components * size, GUARD) != 0) {
+        fail(what, of, of, components);
+    }
     for (size_t i = 0; i < components; i++) {
         if (memcmp(found + i * size, expected + i * size, size) != 0 && !two_nans(of, a + i * size, b + i * size)) {
             fail(what, of, of, i);
@@ -165,32 +173,32 @@ static void test_arithmetic(void) {
         fc_dtype dtype = (fc_dtype)t;
         size_t size = fc_dtype_size(dtype), parts;
         fc_dtype of = component_of(dtype, &parts);
-        fill_random(on_host_a, N * size);
+        fill_random(on_host_a, N * size + GUARD);
         fill_random(on_host_b, N * size);
         for (size_t i = 0; dtype == FC_BOOL && i < N; i++) {
             on_host_a[i] &= 1;
             on_host_b[i] &= 1;
         }
         memcpy(expected, on_host_a, N * size);
-        to_gpu(on_gpu_a, on_host_a, N * size);
+        to_gpu(on_gpu_a, on_host_a, N * size + GUARD);
         to_gpu(on_gpu_b, on_host_b, N * size);
         fc_code rc = cpu->add(cpu, dtype, expected, on_host_b, N, NULL, NULL);
         if (rc != gpu->add(gpu, dtype, on_gpu_a, on_gpu_b, N, NULL, NULL)) {
             fail("whether there is a sum", dtype, dtype, 0);
         }
         if (rc == FC_OK) {
-            from_gpu(found, on_gpu_a, N * size);
+            from_gpu(found, on_gpu_a, N * size + GUARD);
             compare("add", of, N * parts, on_host_a, on_host_b);
         }
         for (size_t d = 0; d < sizeof divisors / sizeof *divisors; d++) {
             memcpy(expected, on_host_a, N * size);
-            to_gpu(on_gpu_a, on_host_a, N * size);
+            to_gpu(on_gpu_a, on_host_a, N * size + GUARD);
             rc = cpu->divide(cpu, dtype, expected, divisors[d], N, NULL, NULL);
             if (rc != gpu->divide(gpu, dtype, on_gpu_a, divisors[d], N, NULL, NULL)) {
                 fail("whether there is a quotient", dtype, dtype, 0);
             }
             if (rc == FC_OK) {
-                from_gpu(found, on_gpu_a, N * size);
+                from_gpu(found, on_gpu_a, N * size + GUARD);
                 compare("divide", of, N * parts, on_host_a, on_host_a);
             }
         }

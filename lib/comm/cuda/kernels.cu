@@ -13,6 +13,11 @@
 
 enum { THREADS = 256, IN_FLIGHT = 4 };
 
+/* A test runs the same kernels on the processor, one thread after the other: it has its own way to start them. */
+#ifndef LAUNCH
+#define LAUNCH(kernel, blocks, stream, ...) kernel<<<blocks, THREADS, 0, stream>>>(__VA_ARGS__)
+#endif
+
 /* Blocks for `items` at IN_FLIGHT a thread; what is more is done by the loops. */
 static unsigned blocks_for(uint64_t items) {
     uint64_t blocks = (items + THREADS * IN_FLIGHT - 1) / (THREADS * IN_FLIGHT);
@@ -86,9 +91,9 @@ static cudaError_t launch_copy(const fc_strided *copy, const void *src, void *ds
     const Vector *from = (const Vector *)src;
     Vector *to = (Vector *)dst;
     if (plan.total <= UINT32_MAX) {
-        copy_kernel<Vector, uint32_t><<<blocks_for(plan.total), THREADS, 0, stream>>>(plan, from, to);
+        LAUNCH((copy_kernel<Vector, uint32_t>), blocks_for(plan.total), stream, plan, from, to);
     } else {
-        copy_kernel<Vector, uint64_t><<<blocks_for(plan.total), THREADS, 0, stream>>>(plan, from, to);
+        LAUNCH((copy_kernel<Vector, uint64_t>), blocks_for(plan.total), stream, plan, from, to);
     }
     return cudaGetLastError();
 }
@@ -212,7 +217,7 @@ template <int from_size, int to_size>
 static cudaError_t launch_cast(fc_dtype from, const void *src, fc_dtype to, void *dst, size_t count,
                                cudaStream_t stream) {
     size_t fours = by_fours<from_size, to_size>(src, dst, count);
-    cast_kernel<from_size, to_size><<<blocks_for(count), THREADS, 0, stream>>>(from, src, to, dst, fours, count);
+    LAUNCH((cast_kernel<from_size, to_size>), blocks_for(count), stream, from, src, to, dst, fours, count);
     return cudaGetLastError();
 }
 
@@ -323,20 +328,20 @@ static cudaError_t launch_compute(fc_dtype dtype, void *dst, const void *src, do
     unsigned blocks = blocks_for(count);
     switch (fc_dtype_size(dtype)) {
     case 8:
-        compute_kernel<8, divides>
-            <<<blocks, THREADS, 0, stream>>>(dtype, dst, src, divisor, by_fours<8, 8>(dst, src, count), count);
+        LAUNCH((compute_kernel<8, divides>), blocks, stream, dtype, dst, src, divisor, by_fours<8, 8>(dst, src, count),
+               count);
         break;
     case 4:
-        compute_kernel<4, divides>
-            <<<blocks, THREADS, 0, stream>>>(dtype, dst, src, divisor, by_fours<4, 4>(dst, src, count), count);
+        LAUNCH((compute_kernel<4, divides>), blocks, stream, dtype, dst, src, divisor, by_fours<4, 4>(dst, src, count),
+               count);
         break;
     case 2:
-        compute_kernel<2, divides>
-            <<<blocks, THREADS, 0, stream>>>(dtype, dst, src, divisor, by_fours<2, 2>(dst, src, count), count);
+        LAUNCH((compute_kernel<2, divides>), blocks, stream, dtype, dst, src, divisor, by_fours<2, 2>(dst, src, count),
+               count);
         break;
     default:
-        compute_kernel<1, divides>
-            <<<blocks, THREADS, 0, stream>>>(dtype, dst, src, divisor, by_fours<1, 1>(dst, src, count), count);
+        LAUNCH((compute_kernel<1, divides>), blocks, stream, dtype, dst, src, divisor, by_fours<1, 1>(dst, src, count),
+               count);
     }
     return cudaGetLastError();
 }
