@@ -145,8 +145,8 @@ static fc_code extract(extraction *x, const cli_call *call, fc_arena *arena, fc_
         x->value = strcmp(wanted.tensors[i].name, name) == 0 ? &wanted.tensors[i] : NULL;
     }
     if (rc == FC_OK && !x->value) {
-        rc = suggest_name(x->checkpoint->path, &wanted.tensors[0].name, sizeof wanted.tensors[0], wanted.ntensors, name,
-                          err);
+        return suggest_name(x->checkpoint->path, &wanted.tensors[0].name, sizeof wanted.tensors[0], wanted.ntensors,
+                            name, err);
     }
     rc = rc == FC_OK ? check_form(x, err) : rc;
     return rc == FC_OK ? write_out(x, call, err) : rc;

@@ -5,6 +5,8 @@
 
 #include "build_info.h"
 
+#include "fsdpckpt/format.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -79,6 +81,17 @@ static void print_option(text_out *out, const option_row *row) {
     wrap(out, row->help, HELP_COLUMN, HELP_COLUMN);
 }
 
+const char *help_formats(char *buf) {
+    size_t used = 0;
+    buf[0] = '\0';
+    for (const fc_format *const *f = fc_formats(); *f && used < HELP_FORMATS_MAX; f++) {
+        if ((*f)->create) {
+            used += (size_t)snprintf(buf + used, HELP_FORMATS_MAX - used, "%s%s", used ? ", " : "", (*f)->name);
+        }
+    }
+    return buf;
+}
+
 void help_program(text_out *out) {
     text_puts(out, "Usage: fsdpckpt COMMAND [OPTION]... SRC\n\n");
     wrap(out, help_intro, 0, 0);
@@ -86,8 +99,10 @@ void help_program(text_out *out) {
     for (const command *const *c = command_table; *c; c++) {
         text_printf(out, "  %-13s %s\n", (*c)->name, (*c)->summary);
     }
-    text_puts(out, "\nSRC is a directory or a file; its format is found by its content.\n"
-                   "'fsdpckpt COMMAND --help' shows the options of a command,\n"
+    char formats[HELP_FORMATS_MAX];
+    text_puts(out, "\nSRC is a directory or a file; its format is found by its content.\n");
+    text_printf(out, "Formats that can be written (--to): %s.\n", help_formats(formats));
+    text_puts(out, "'fsdpckpt COMMAND --help' shows the options of a command,\n"
                    "'fsdpckpt --version' the build.\n\n"
                    "Exit status:\n");
     for (const exit_status *e = exit_statuses; e->meaning; e++) {

@@ -21,6 +21,10 @@ typedef struct exit_status {
 extern const exit_status exit_statuses[]; /**< ends with meaning NULL */
 extern const char help_intro[];
 
+enum { HELP_FORMATS_MAX = 256 };
+/** The formats that can be written, "dcp, h5": those of --to. @return buf, of HELP_FORMATS_MAX. */
+const char *help_formats(char *buf);
+
 /** "-o, --output DST" into `buf`. @return its length. */
 size_t help_option_term(char *buf, size_t size, const option_row *row);
 

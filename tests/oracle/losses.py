@@ -14,8 +14,11 @@ import sys
 import tempfile
 
 try:
+    import h5py
+    import numpy
     import reference
     import torch
+    from safetensors.torch import save_file
 except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
@@ -119,6 +122,25 @@ class Losses:
             except Exception as e:
                 check(False, "replicated tensors as %s: %s" % (form, e))
 
+    def foreign_objects(self):
+        """What torch has no word for reaches dcp.load as a dict of its name, its decoding and its bytes."""
+        plain, described = self.new("plain.h5"), self.new("described.safetensors")
+        with h5py.File(plain, "w") as f:
+            f["w"] = numpy.arange(6.0)
+            f.attrs["keras_version"] = "3.4.1"
+            f["vocabulary"] = numpy.array([b"a", b"bc"], dtype="S2")
+        save_file({"w": torch.rand(3)}, described, metadata={"format": "pt", "license": "MIT"})
+        for source, name, text in ((plain, "@attributes", "3.4.1"), (described, "__metadata__", "MIT")):
+            made = self.converted(source, "dcp")
+            loaded = reference.load_dcp(made)
+            values = {n: v[1] for n, v in loaded.items() if v[0] == "object"}
+            check(loaded["w"][0] == "tensor" and any(text in v for v in values.values()) and
+                  any(n.endswith(".encoding") for n in values) and any(n.endswith(".data") for n in values),
+                  "objects of %s in DCP: %s" % (os.path.basename(source), sorted(values)))
+            back = self.converted(made, "h5")
+            again = self.run("extract", back, name, "--to", "json")
+            check(text in again.stdout, "and back: %s" % again.stderr)
+
     def tied(self):
         weight = torch.rand(6, 4)
         source = self.new("tied.pt")
@@ -144,6 +166,7 @@ def main():
         losses.odd_values()
         losses.replicated()
         losses.tied()
+        losses.foreign_objects()
     print("%d failures" % len(failures))
     return 1 if failures else 0
 
