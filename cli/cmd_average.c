@@ -87,8 +87,8 @@ const command command_average = {
         "The target is written as by consolidate, or with --dp, --tp or --replicas as by reshard. Memory does not grow "
         "with the checkpoints.",
     .examples = examples,
-    .takes = TAKES_CONVERSION | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) |
-             TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST),
+    .takes = (TAKES_CONVERSION & ~TAKES(OPT_LOCAL)) | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) |
+             TAKES(OPT_TP_PLAN) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST),
     .needs = TAKES(OPT_OUTPUT),
     .run = run,
 };

@@ -190,9 +190,9 @@ const command command_check = {
         "with --dp, --tp and --replicas that it fits that mesh. Tells all reasons in one run, each with the option "
         "that mends it where there is one. Reads headers only, so it takes milliseconds; what the data hold, verify "
         "checks.\n\n"
-        "The exit status is 1 when there is an error, 0 when there are only warnings or nothing. --strip-prefix "
-        "applies to "
-        "SRC, and shows what would remain after a conversion with it; globs match names with the prefix or without.",
+        "The exit status is 1 when there is an error, 0 when there are only warnings or nothing. --strip-prefix and "
+        "--rename apply to SRC, and show what would remain after a conversion with them; globs match names before or "
+        "after that.",
     .examples = examples,
     .takes = TAKES_COMMON | TAKES(OPT_AGAINST) | TAKES(OPT_SCHEMA) | TAKES(OPT_DP) | TAKES(OPT_TP) |
              TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_ALLOW_MISSING) | TAKES(OPT_ALLOW_UNEXPECTED) |

@@ -88,16 +88,16 @@ const command command_diff = {
         "Compares the values of A and B, whatever their formats and layouts, and shows what differs: how many "
         "elements, "
         "by how much at most, and the first of them. Without a tolerance every bit counts: 0 and -0 differ, and a NaN "
-        "equals one with the same bits. Where both record digests that answer, the data are not read (--data reads "
-        "them). Objects of other bytes are equal when they decode to the same.\n\n"
+        "equals one with the same bits. Where both record the same digest the data are not read: a digest says what "
+        "was "
+        "written, --data looks at what is there. Objects of other bytes are equal when they decode to the same.\n\n"
         "With --rtol or --atol an element is equal as numpy.isclose(A, B, rtol, atol, equal_nan) says, in float64: B "
         "is "
         "the reference, a NaN equals nothing without --equal-nan, and dtypes may differ.\n\n"
         "The exit status is 1 when something differs, 0 when nothing does. With --quiet nothing is printed, and it "
         "stops "
-        "at the first difference. With --verbose what is the same is listed, too. --strip-prefix applies to both "
-        "sides; globs match "
-        "names with the prefix or without.",
+        "at the first difference; with --verbose what is the same is listed, too. --strip-prefix and --rename apply to "
+        "both sides; globs match names before or after that.",
     .examples = examples,
     .takes = TAKES_COMMON | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN) | TAKES(OPT_DATA) |
              TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_JOBS) |

@@ -111,8 +111,7 @@ static void print_json_value(text_out *out, const char *json) {
         while (len > 0 && ((unsigned char)json[len] & 0xc0) == 0x80) { /* not within a character */
             len--;
         }
-        memcpy(cut, json, len);
-        strcpy(cut + len, "...");
+        snprintf(cut, sizeof cut, "%.*s...", (int)len, json);
         json = cut;
     }
     text_name(out, json);

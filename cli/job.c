@@ -225,19 +225,37 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
     return rc;
 }
 
+/* --local: rank 0 converts what was brought together, by itself; the others wait for the outcome. */
+static fc_code do_local(job *j, text_out *out, fc_error *err) {
+    char *gathered = NULL;
+    fc_code rc = ranks_gather(&j->ranks, j->o, j->o->operands[0], j->o->output, &gathered, err);
+    if (rc == FC_OK) {
+        fc_open_options how = {.follow_external = j->o->follow_external};
+        rc = gathered ? fc_checkpoint_open(gathered, &how, &j->source, err) : FC_OK;
+        if (rc == FC_OK && j->source) {
+            rc = do_job(j, out, err);
+        }
+        rc = fc_comm_agree(j->ranks.comm, rc, err);
+    }
+    ranks_remove(gathered);
+    return rc;
+}
+
 static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout, opener open, fc_error *err) {
     const options *o = call->options;
     job j = {.o = o, .how = {.selection = {.keep_layout = keep_layout}}};
     fc_code rc = prepare(&j, spec, err);
-    if (rc == FC_OK) {
+    if (rc == FC_OK && !o->local) {
         rc = open(o, &j.source, err);
     }
     if (!option_given(o, OPT_RANK)) { /* what is only printed may as well end at once */
         signals_cancel(&j.progress);
     }
     rc = ranks_begin(&j.ranks, o, &j.progress, rc, err);
-    j.how.comm = j.ranks.comm;
-    if (rc == FC_OK && j.source) {
+    if (rc == FC_OK && o->local) {
+        rc = do_local(&j, call->out, err);
+    } else if (rc == FC_OK && j.source) {
+        j.how.comm = j.ranks.comm;
         rc = do_job(&j, call->out, err);
     }
     ranks_end(&j.ranks, err);

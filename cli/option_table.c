@@ -8,7 +8,7 @@
 #include <stddef.h>
 
 static const char *const progress_choices[] = {"auto", "always", "never", NULL};
-static const char *const comm_choices[] = {"auto", "none", "mpi", NULL};
+static const char *const comm_choices[] = {"auto", "none", "mpi", "nccl", NULL};
 
 #define FIELD(name) offsetof(options, name)
 
@@ -131,7 +131,13 @@ const option_row option_table[OPT_COUNT] = {
                   .offset = FIELD(comm),
                   .choices = comm_choices,
                   .help = "share the work with other processes: mpi, none, or auto (the default: mpi when started by "
-                          "mpirun with more than one rank)"},
+                          "mpirun with more than one rank); nccl: --local through GPUs"},
+    [OPT_LOCAL] = {.name = "local",
+                   .kind = KIND_FLAG,
+                   .offset = FIELD(local),
+                   .help =
+                       "under mpirun: SRC is a directory on each rank's own disk with a part of the files; they are "
+                       "brought together beside DST on rank 0, which needs room for both"},
     [OPT_WEIGHTS] = {.name = "weights",
                      .kind = KIND_TEXT,
                      .arg = "W,W,...",

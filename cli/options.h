@@ -33,6 +33,7 @@ typedef enum option_id {
     OPT_MEMORY,
     OPT_PROGRESS,
     OPT_COMM,
+    OPT_LOCAL,
     OPT_WEIGHTS,
     OPT_TAKE_FIRST,
     OPT_TREE,
@@ -72,7 +73,7 @@ typedef enum option_id {
     (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |                      \
      TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) |         \
      TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_COMM) |                \
-     TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON))
+     TAKES(OPT_LOCAL) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON))
 
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */
@@ -109,7 +110,7 @@ typedef struct option_list {
 } option_list;
 
 typedef enum progress_mode { PROGRESS_AUTO, PROGRESS_ALWAYS, PROGRESS_NEVER } progress_mode;
-typedef enum comm_mode { COMM_AUTO, COMM_NONE, COMM_MPI } comm_mode;
+typedef enum comm_mode { COMM_AUTO, COMM_NONE, COMM_MPI, COMM_NCCL } comm_mode;
 
 /** What the command line said. Strings are borrowed from argv. */
 typedef struct options {
@@ -126,7 +127,7 @@ typedef struct options {
     int progress;   /**< progress_mode */
     int comm;       /**< comm_mode */
     const char *weights;
-    bool take_first;
+    bool local, take_first;
     bool force, dry_run, tree, headers_only, follow_external;
     /* check and diff */
     const char *against, *schema, *junit;

@@ -3,7 +3,13 @@
  */
 #include "ranks.h"
 
+#include "fsdpckpt/gather_files.h"
+
+#include <errno.h>
+#include <ftw.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 /* How many ranks the launcher says there are; 1 without one. Slurm says so for batch scripts, too, which are no ranks
@@ -22,8 +28,12 @@ static long launched_ranks(void) {
 
 fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_code mine, fc_error *err) {
     long launched = launched_ranks();
+    if (o->comm == COMM_NCCL && !o->local) {
+        return fc_fail(err, FC_EUSAGE, "--comm nccl is for --local: on a shared file system the data need not travel");
+    }
     if (o->comm == COMM_NONE || (o->comm == COMM_AUTO && launched <= 1)) {
-        return mine;
+        return o->local ? fc_fail(err, FC_EUSAGE, "--local needs mpirun, with a rank on every machine that has files")
+                        : mine;
     }
     fc_error why;
     fc_code rc = fc_device_cpu(&r->device, &why);
@@ -41,6 +51,84 @@ fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_
     }
     r->comm->cancel = &progress->cancel;
     return fc_comm_agree(r->comm, mine, err);
+}
+
+/* The GPU of this rank: the ranks of a machine are numbered by the launcher. */
+static int own_gpu(void) {
+    const char *rank = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    rank = rank ? rank : getenv("MPI_LOCALRANKID");
+    return rank ? atoi(rank) : 0;
+}
+
+/* What the files go through. */
+static fc_code open_data(ranks *r, const options *o, fc_device **gpu, fc_comm **data, fc_error *err) {
+    *data = r->comm;
+    if (o->comm != COMM_NCCL) {
+        return FC_OK;
+    }
+    fc_code rc = fc_comm_agree(r->comm, fc_device_cuda(own_gpu(), gpu, err), err);
+    return rc == FC_OK ? fc_comm_agree(r->comm, fc_comm_nccl(r->comm, *gpu, data, err), err) : rc;
+}
+
+/* A directory beside the target, for rank 0. */
+static fc_code make_beside(const char *target, char **out, fc_error *err) {
+    size_t end = strlen(target);
+    while (end > 1 && target[end - 1] == '/') {
+        end--;
+    }
+    size_t start = end;
+    while (start > 0 && target[start - 1] != '/') {
+        start--;
+    }
+    if (asprintf(out, "%.*s.%.*s.fsdpckpt-local-XXXXXX", (int)start, target, (int)(end - start), target + start) < 0) {
+        *out = NULL;
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    if (!mkdtemp(*out)) {
+        fc_code rc = fc_fail_errno(err, errno, "%s: cannot be made", *out);
+        free(*out);
+        *out = NULL;
+        return rc;
+    }
+    return FC_OK;
+}
+
+fc_code ranks_gather(ranks *r, const options *o, const char *source, const char *target, char **gathered,
+                     fc_error *err) {
+    fc_device *gpu = NULL;
+    fc_comm *data = NULL;
+    *gathered = NULL;
+    fc_code rc = !target              ? fc_fail(err, FC_EUSAGE, "--local needs -o, --output DST")
+                 : r->comm->rank == 0 ? make_beside(target, gathered, err)
+                                      : FC_OK;
+    rc = fc_comm_agree(r->comm, rc, err);
+    rc = rc == FC_OK ? open_data(r, o, &gpu, &data, err) : rc;
+    if (rc == FC_OK) {
+        data->cancel = r->comm->cancel;
+        rc = fc_gather_files(r->comm, data, source, *gathered ? *gathered : "", err);
+    }
+    if (data && data != r->comm) {
+        data->free(data);
+    }
+    if (gpu) {
+        gpu->destroy(gpu);
+    }
+    return rc;
+}
+
+static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *at) {
+    (void)st;
+    (void)kind;
+    (void)at;
+    remove(path);
+    return 0;
+}
+
+void ranks_remove(char *gathered) {
+    if (gathered) {
+        nftw(gathered, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+        free(gathered);
+    }
 }
 
 bool ranks_speaks(const ranks *r) {

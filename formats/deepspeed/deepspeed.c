@@ -110,6 +110,7 @@ static const char *const extensions[] = {NULL};
 const fc_format fc_format_deepspeed = {
     .name = "deepspeed",
     .description = "DeepSpeed checkpoint",
+    .directory_sign = "*_model_states.pt (DeepSpeed)",
     .extensions = extensions,
     .probe = fc_ds_probe,
     .open = ds_open,
@@ -117,4 +118,5 @@ const fc_format fc_format_deepspeed = {
     .read = fc_pt_read,
     .object_json = fc_pt_object_json,
     .digest = ds_digest,
+    .unverified = "the gaps between the records of zip files, and pickles",
 };

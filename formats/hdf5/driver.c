@@ -175,7 +175,7 @@ static void note_headers(driver_file *f, haddr_t at, hsize_t size) {
         last->size = at + size > last->at + last->size ? at + size - last->at : last->size;
         return;
     }
-    if (b->count == b->capacity) {
+    if (!b->items || b->count == b->capacity) {
         size_t wider = b->capacity ? 2 * b->capacity : 8;
         fc_h5_block *grown = realloc(b->items, wider * sizeof *grown);
         if (!grown) {

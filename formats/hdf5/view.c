@@ -55,7 +55,7 @@ static const char *relative_to(const char *directory, const char *path, fc_arena
     const char *rest = path + common + (path[common] == '/');
     char *out = fc_arena_alloc(arena, 3 * ups + strlen(rest) + 1);
     for (size_t i = 0; out && i < ups; i++) {
-        memcpy(out + 3 * i, "../", 3);
+        strcpy(out + 3 * i, "../");
     }
     if (out) {
         strcpy(out + 3 * ups, rest);

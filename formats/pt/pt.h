@@ -119,6 +119,10 @@ fc_code fc_pt_object_new(const pt_file *f, fc_pv v, fc_arena *arena, pt_object *
 /** Sets the fields of a tensor that is an object. */
 fc_code fc_pt_object_tensor(const pt_object *object, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err);
 
+/** The tensors and objects of one file, whose number in checkpoint->files is to be `index`; in the arena. */
+fc_code fc_pt_read_file(const fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors,
+                        size_t *count, fc_error *err);
+
 /** The manifest of the file that checkpoint->path names. */
 fc_code fc_pt_open_file(fc_checkpoint *checkpoint, fc_error *err);
 

@@ -66,26 +66,40 @@ static fc_code make_tensor(const fc_checkpoint *checkpoint, const pt_file *f, co
     }
 }
 
-static fc_code make_tensors(fc_checkpoint *checkpoint, const pt_file *f, const pt_leaves *leaves, fc_error *err) {
-    fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, leaves->count, sizeof *tensors);
-    if (!tensors) {
-        return no_memory(checkpoint, err);
-    }
+static fc_code make_tensors(const fc_checkpoint *checkpoint, const pt_file *f, const pt_leaves *leaves,
+                            fc_tensor *tensors, fc_error *err) {
     for (size_t i = 0; i < leaves->count; i++) {
         fc_code rc = make_tensor(checkpoint, f, &leaves->items[i], &tensors[i], err);
         if (rc != FC_OK) {
-            return fc_context(err, rc, "%s: %.256s", checkpoint->path, leaves->items[i].name);
+            return fc_context(err, rc, "%s: %.256s", f->path, leaves->items[i].name);
         }
     }
-    checkpoint->tensors = tensors;
-    checkpoint->ntensors = leaves->count;
     return FC_OK;
 }
 
-fc_code fc_pt_open_file(fc_checkpoint *checkpoint, fc_error *err) {
+fc_code fc_pt_read_file(const fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors,
+                        size_t *count, fc_error *err) {
     pt_file f;
     pt_leaves leaves = {.arena = checkpoint->arena};
+    fc_code rc = fc_pt_file_open(path, index, &f, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    rc = fc_pt_flatten(&f, NULL, &leaves, err);
+    rc = rc == FC_OK ? fc_pt_check_names(path, &leaves, err) : rc;
+    *tensors = rc == FC_OK ? fc_arena_calloc(checkpoint->arena, leaves.count, sizeof **tensors) : NULL;
+    *count = *tensors ? leaves.count : 0;
+    if (rc == FC_OK) {
+        rc = *tensors ? make_tensors(checkpoint, &f, &leaves, *tensors, err) : no_memory(checkpoint, err);
+    }
+    fc_pt_file_close(&f);
+    free(leaves.items);
+    return rc;
+}
+
+fc_code fc_pt_open_file(fc_checkpoint *checkpoint, fc_error *err) {
     fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
+    fc_tensor *tensors = NULL;
     if (!file) {
         return no_memory(checkpoint, err);
     }
@@ -93,14 +107,7 @@ fc_code fc_pt_open_file(fc_checkpoint *checkpoint, fc_error *err) {
     checkpoint->files = file;
     checkpoint->nfiles = 1;
     checkpoint->producer = "torch.save";
-    fc_code rc = fc_pt_file_open(checkpoint->path, 0, &f, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = fc_pt_flatten(&f, NULL, &leaves, err);
-    rc = rc == FC_OK ? fc_pt_check_names(checkpoint->path, &leaves, err) : rc;
-    rc = rc == FC_OK ? make_tensors(checkpoint, &f, &leaves, err) : rc;
-    fc_pt_file_close(&f);
-    free(leaves.items);
+    fc_code rc = fc_pt_read_file(checkpoint, checkpoint->path, 0, &tensors, &checkpoint->ntensors, err);
+    checkpoint->tensors = tensors;
     return rc;
 }

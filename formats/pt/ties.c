@@ -14,7 +14,7 @@ typedef struct candidate {
     uint32_t item;
     const fc_tensor *tensor;
     const fc_chunk *chunk;
-    fc_extent extent;
+    fc_extent *extent;   /* looked up where several begin at one place */
     uint64_t first, end; /* elements of the storage that it spans */
     bool whole;          /* one plain extent, taken whole: it can be a view, and others views of it */
     bool dense;          /* its elements are in row-major order, without gaps */
@@ -61,10 +61,10 @@ static bool takes_all(const fc_part_item *item, const fc_tensor *tensor) {
 /* Looks the candidate's extent up. @return false when it has none that could be shared. */
 static bool measure(const fc_wanted *wanted, const fc_part *part, candidate *c) {
     const fc_tensor *t = c->tensor;
-    if (fc_checkpoint_extent(wanted->source, t, 0, &c->extent, NULL) != FC_OK) {
+    if (fc_checkpoint_extent(wanted->source, t, 0, c->extent, NULL) != FC_OK) {
         return false; /* who reads it says why */
     }
-    const fc_extent *e = &c->extent;
+    const fc_extent *e = c->extent;
     uint64_t element = fc_dtype_size(t->dtype), step;
     c->whole = e->codec != FC_CODEC_INLINE && t->nchunks == 1 && e->first % element == 0 &&
                takes_all(&part->items[c->item], t);
@@ -128,7 +128,7 @@ static bool same_types(const fc_wanted *wanted, const fc_part *part, const candi
 }
 
 static bool is_view(const candidate *root, const candidate *c) {
-    return root->whole && root->dense && c->whole && !c->extent.negate && !c->extent.conjugate &&
+    return root->whole && root->dense && c->whole && !c->extent->negate && !c->extent->conjugate &&
            c->first >= root->first && c->end <= root->end;
 }
 
@@ -140,7 +140,7 @@ static fc_code tie(const candidate *root, const candidate *c, bool twin, fc_aren
             return fc_fail(err, FC_ENOMEM, "out of memory");
         }
         for (int i = 0; i < c->tensor->ndim; i++) {
-            strides[i] = c->extent.strides[i];
+            strides[i] = c->extent->strides[i];
         }
     }
     ties[c->item] = (pt_tie){root->item, twin ? 0 : c->first - root->first, strides};
@@ -170,6 +170,26 @@ static fc_code tie_group(const fc_wanted *wanted, const fc_part *part, candidate
     return rc;
 }
 
+/* Measures the candidates at one place and ties those that share. */
+static fc_code tie_place(const fc_wanted *wanted, const fc_part *part, candidate *all, size_t n, fc_arena *arena,
+                         pt_tie *ties, fc_error *err) {
+    fc_extent *extents = calloc(n, sizeof *extents);
+    size_t kept = 0;
+    if (!extents) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    for (size_t i = 0; i < n; i++) {
+        all[i].extent = &extents[i];
+        if (measure(wanted, part, &all[i])) {
+            all[kept++] = all[i];
+        }
+    }
+    qsort(all, kept, sizeof *all, by_span);
+    fc_code rc = tie_group(wanted, part, all, kept, arena, ties, err);
+    free(extents);
+    return rc;
+}
+
 static size_t collect(const fc_wanted *wanted, const fc_part *part, candidate *all) {
     size_t n = 0;
     for (size_t i = 0; i < part->nitems; i++) {
@@ -196,17 +216,13 @@ fc_code fc_pt_find_ties(const fc_wanted *wanted, const fc_part *part, fc_arena *
     qsort(all, n, sizeof *all, by_place);
     fc_code rc = FC_OK;
     for (size_t i = 0; i < n && rc == FC_OK;) {
-        size_t end = i + 1, kept = i;
+        size_t end = i + 1;
         while (end < n && same_place(&all[i], &all[end])) {
             end++;
         }
-        for (size_t k = i; end - i > 1 && k < end; k++) { /* most are alone at their place: nothing is looked up */
-            if (measure(wanted, part, &all[k])) {
-                all[kept++] = all[k];
-            }
+        if (end - i > 1) { /* most are alone at their place: nothing is looked up */
+            rc = tie_place(wanted, part, all + i, end - i, arena, made, err);
         }
-        qsort(all + i, kept - i, sizeof *all, by_span);
-        rc = tie_group(wanted, part, all + i, kept - i, arena, made, err);
         i = end;
     }
     free(all);

@@ -300,14 +300,35 @@ static bool is_group_list(const fc_named *named) {
     return is_whole || (rest && len > sizeof part && strcmp(name + len - (sizeof part - 1), part) == 0);
 }
 
+/* Flattened groups have a name for each parameter and key, "param_groups.<parameter>.lr": told once a parameter, and
+   not where its state is told already. */
+static void check_flat_group(optimizer *o, const fc_named *named, fc_name_table *told) {
+    const char *rest = fc_check_after_section(named->name, "param_groups");
+    const char *dot = rest ? strrchr(rest, '.') : NULL;
+    if (!dot || o->found == 0 || all_digits((span){rest, strcspn(rest, ".")})) {
+        return;
+    }
+    const char *name = fc_check_unwrap(o->c, rest, (size_t)(dot - rest), NULL);
+    size_t len = strlen(name);
+    if (fc_name_table_find(o->suffixes, name, len) == FC_NO_NAME &&
+        fc_name_table_find(o->by_name, name, len) == FC_NO_NAME && fc_name_table_find(told, name, len) == FC_NO_NAME) {
+        fc_name_table_put(told, name, len, 0);
+        fc_check_add(o->c, &(fc_finding){.kind = FC_FOUND_GROUP_ORPHAN, .name = named->name, .other = name});
+    }
+}
+
 static void check_all_groups(optimizer *o) {
     const fc_names *names = &o->c->names;
     const char *last = NULL;
     bool named = false;
-    for (size_t i = 0; i < names->count; i++) {
+    fc_name_table *told = fc_name_table_new(o->c->arena, names->count);
+    o->c->no_memory |= !told;
+    for (size_t i = 0; told && i < names->count; i++) {
         if (is_group_list(&names->items[i])) {
             check_groups(o, &names->items[i], &named);
             last = names->items[i].name;
+        } else {
+            check_flat_group(o, &names->items[i], told);
         }
     }
     for (size_t i = 0; named && i < o->count; i++) {

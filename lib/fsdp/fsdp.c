@@ -144,6 +144,11 @@ static void free_handle(fc_fsdp_handle *h) {
     fc_array_free(&h->grad_shard);
     fc_array_free(&h->host_grad);
     fc_array_free(&h->low_grad);
+    for (size_t i = 0; i < sizeof h->staging / sizeof *h->staging; i++) {
+        if (h->staging[i]) {
+            fsdp->device->release_staging(fsdp->device, h->staging[i]);
+        }
+    }
     if (h->unsharded) {
         fsdp->device->event_free(fsdp->device, h->unsharded);
     }

@@ -4,6 +4,8 @@
  */
 #include "fsdp/state.h"
 
+#include <string.h>
+
 static fc_stream *stream_of(const fc_fsdp *fsdp, const fc_array *array, fc_fsdp_stream stream) {
     return array->device == fsdp->device ? fsdp->streams[stream] : NULL;
 }
@@ -203,6 +205,7 @@ fc_code fc_fsdp_accumulate(fc_fsdp_handle *h, const fc_array *reduced, fc_fsdp_s
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_stream *s = fsdp->streams[stream];
     fc_code rc;
+    memset(h->is_grad_none, 0, h->layout.nparams * sizeof *h->is_grad_none); /* _reset_is_grad_none */
     if (h->has_saved) {
         rc = add_to_saved(h, reduced, stream, err);
     } else {

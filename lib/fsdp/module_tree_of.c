@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 static bool is_optimizer_state(const char *name) {
     fc_fqn n;
     if (!strstr(name, "optim") && !strstr(name, "state")) {
@@ -55,10 +58,11 @@ static int common_levels(const fc_wanted *wanted, const uint32_t *chosen, size_t
     return levels;
 }
 
-/* A tensor's place among the bytes: the first chunk decides nearly always. */
+/* A tensor's place among the bytes. `key` tells apart what lies in the same record of a file. */
 typedef struct place {
     const fc_tensor *tensor;
     uint32_t spec;
+    uint64_t key;
 } place;
 
 static int by_chunks(const void *a, const void *b) {
@@ -68,8 +72,7 @@ static int by_chunks(const void *a, const void *b) {
     }
     for (size_t i = 0; i < x->nchunks; i++) {
         const fc_chunk *c = &x->chunks[i], *d = &y->chunks[i];
-        uint64_t mine[] = {c->file, c->offset, c->length, c->detail},
-                 other[] = {d->file, d->offset, d->length, d->detail};
+        uint64_t mine[] = {c->file, c->offset, c->length}, other[] = {d->file, d->offset, d->length};
         for (size_t k = 0; k < sizeof mine / sizeof *mine; k++) {
             if (mine[k] != other[k]) {
                 return mine[k] < other[k] ? -1 : 1;
@@ -85,6 +88,21 @@ static int by_place(const void *a, const void *b) {
     return order != 0 ? order : (x > y) - (x < y);
 }
 
+static int by_key(const void *a, const void *b) {
+    const place *x = a, *y = b;
+    return x->key != y->key ? (x->key < y->key ? -1 : 1) : (x->spec > y->spec) - (x->spec < y->spec);
+}
+
+/* Many views may share one storage, so they are sorted by what they show of it. */
+static uint64_t key_of(const fc_checkpoint *source, const fc_tensor *t) {
+    fc_extent e;
+    if (fc_checkpoint_extent(source, t, 0, &e, NULL) != FC_OK) {
+        return 0;
+    }
+    uint64_t key = XXH3_64bits_withSeed(t->shape, (size_t)t->ndim * sizeof *t->shape, e.offset + e.first);
+    return XXH3_64bits_withSeed(e.strides, (size_t)t->ndim * sizeof *e.strides, key + t->dtype);
+}
+
 static bool same_boxes(const fc_tensor *x, const fc_tensor *y) {
     size_t dims = (size_t)x->ndim;
     bool same = x->dtype == y->dtype && x->ndim == y->ndim &&
@@ -93,6 +111,33 @@ static bool same_boxes(const fc_tensor *x, const fc_tensor *y) {
         same = memcmp(x->chunks[i].dims, y->chunks[i].dims, 2 * dims * sizeof *x->shape) == 0;
     }
     return same;
+}
+
+/* Whether the elements of each chunk lie at the same places. What cannot be said without the data is not tied. */
+static bool same_elements(const fc_checkpoint *source, const fc_tensor *x, const fc_tensor *y) {
+    bool same = same_boxes(x, y);
+    for (size_t i = 0; i < x->nchunks && same; i++) {
+        fc_extent a, b;
+        same = fc_checkpoint_extent(source, x, i, &a, NULL) == FC_OK &&
+               fc_checkpoint_extent(source, y, i, &b, NULL) == FC_OK && a.codec == b.codec &&
+               a.codec != FC_CODEC_FORMAT && a.offset == b.offset && a.first == b.first && a.bytes == b.bytes &&
+               a.negate == b.negate && a.conjugate == b.conjugate &&
+               (x->ndim == 0 || memcmp(a.strides, b.strides, (size_t)x->ndim * sizeof *a.strides) == 0);
+    }
+    return same;
+}
+
+/* Tensors whose chunks are the same records. */
+static void tie_run(const fc_checkpoint *source, place *run, size_t count, fc_parameter_spec *specs) {
+    for (size_t i = 0; i < count && count > 1; i++) {
+        run[i].key = key_of(source, run[i].tensor);
+    }
+    qsort(run, count, sizeof *run, by_key);
+    for (size_t i = 1; i < count; i++) {
+        if (run[i].key == run[i - 1].key && same_elements(source, run[i - 1].tensor, run[i].tensor)) {
+            specs[run[i].spec].tied_to = specs[run[i - 1].spec].fqn;
+        }
+    }
 }
 
 /* Tied weights: files that keep them once (torch.save, HDF5's hard links) list the same bytes under each name. */
@@ -106,14 +151,14 @@ static fc_code find_ties(const fc_wanted *wanted, const uint32_t *chosen, size_t
     for (uint32_t i = 0; i < count; i++) {
         const fc_tensor *t = wanted->tensors[chosen[i]].source;
         if (t->nchunks > 0) {
-            places[n++] = (place){t, i};
+            places[n++] = (place){.tensor = t, .spec = i};
         }
     }
     qsort(places, n, sizeof *places, by_place);
-    for (size_t i = 1; i < n; i++) {
-        if (by_chunks(&places[i - 1], &places[i]) == 0 && same_boxes(places[i - 1].tensor, places[i].tensor)) {
-            specs[places[i].spec].tied_to = specs[places[i - 1].spec].fqn;
+    for (size_t first = 0, end; first < n; first = end) {
+        for (end = first + 1; end < n && by_chunks(&places[first], &places[end]) == 0; end++) {
         }
+        tie_run(wanted->source, places + first, end - first, specs);
     }
     free(places);
     return FC_OK;

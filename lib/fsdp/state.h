@@ -35,6 +35,8 @@ struct fc_fsdp_handle {
     fc_array saved;
     bool has_sharded_grad; /* .grad between steps */
     fc_array sharded_grad;
+    bool *is_grad_none; /* one a parameter: set by fc_fsdp_set_grad_none */
+    void *staging[3];   /* page-locked host memory of local_shard, host_grad and low_grad */
 };
 
 struct fc_fsdp_unit {

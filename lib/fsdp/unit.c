@@ -87,11 +87,17 @@ static fc_code describe(fc_fsdp_handle *h, const fc_fsdp_param_init *params, siz
     return FC_OK;
 }
 
-/* Where shards lie between uses: page-locked where that is another memory than the device's. */
-static fc_code new_shard(fc_fsdp_handle *h, fc_dtype dtype, fc_array *out, fc_error *err) {
+/* Where shards lie between uses: in memory that is copied from fast where that is not the device's own. */
+static fc_code new_shard(fc_fsdp_handle *h, fc_dtype dtype, int staging, fc_array *out, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
-    fc_device *where = h->unit->options.offload_params ? fsdp->host : fsdp->device;
-    return fc_array_new(where, dtype, 1, &h->layout.shard_numel, out, err);
+    fc_device *device = fsdp->device;
+    if (!h->unit->options.offload_params || fsdp->host == device) {
+        return fc_array_new(device, dtype, 1, &h->layout.shard_numel, out, err);
+    }
+    size_t bytes = (size_t)h->layout.shard_numel * fc_dtype_size(dtype);
+    fc_code rc = device->alloc_staging(device, bytes, &h->staging[staging], err);
+    return rc == FC_OK ? fc_array_over(fsdp->host, dtype, 1, &h->layout.shard_numel, h->staging[staging], out, err)
+                       : rc;
 }
 
 /* Flattens on the device, keeps this rank's chunk. */
@@ -102,7 +108,7 @@ static fc_code cut_shard(fc_fsdp_handle *h, const fc_array *locals, fc_error *er
     fc_array flat = {0}, shard = {0};
     fc_code rc = fc_array_new(fsdp->device, h->layout.dtype, 1, &h->layout.numel, &flat, err);
     rc = rc == FC_OK ? fc_array_new(fsdp->device, h->layout.dtype, 1, &h->layout.shard_numel, &shard, err) : rc;
-    rc = rc == FC_OK ? new_shard(h, h->layout.dtype, &h->local_shard, err) : rc;
+    rc = rc == FC_OK ? new_shard(h, h->layout.dtype, 0, &h->local_shard, err) : rc;
     rc = rc == FC_OK ? fc_flat_flatten(&h->layout, locals, &flat, compute, err) : rc;
     rc = rc == FC_OK ? fc_flat_shard(&h->layout, &flat, rank, &shard, compute, err) : rc;
     rc = rc == FC_OK ? fc_array_copy(&h->local_shard, &shard, compute, err) : rc;
@@ -121,10 +127,10 @@ static fc_code new_gradients(fc_fsdp_handle *h, fc_error *err) {
         rc = fc_array_new(fsdp->device, l->dtype, 1, &l->shard_numel, &h->grad_shard, err);
     }
     if (rc == FC_OK && l->requires_grad && o->offload_params) {
-        rc = new_shard(h, l->dtype, &h->host_grad, err);
+        rc = new_shard(h, l->dtype, 1, &h->host_grad, err);
     }
     if (rc == FC_OK && l->requires_grad && h->low_dtype != l->dtype) {
-        rc = new_shard(h, h->low_dtype, &h->low_grad, err);
+        rc = new_shard(h, h->low_dtype, 2, &h->low_grad, err);
     }
     return rc;
 }
@@ -139,8 +145,9 @@ fc_code fc_fsdp_add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params,
     if (h) {
         h->unit = unit;
         h->extensions = fc_arena_calloc(arena, count, sizeof *h->extensions);
+        h->is_grad_none = fc_arena_calloc(arena, count, sizeof *h->is_grad_none);
     }
-    if (!h || !descs || !locals || !h->extensions) {
+    if (!h || !descs || !locals || !h->extensions || !h->is_grad_none) {
         return fc_fail(err, FC_ENOMEM, "unit '%s': out of memory", unit->name);
     }
     fc_code rc = describe(h, params, count, descs, locals, err);
@@ -178,6 +185,43 @@ const char *fc_fsdp_unit_name(const fc_fsdp_handle *handle) {
 
 fc_array *fc_fsdp_local_shard(fc_fsdp_handle *handle) {
     return &handle->local_shard;
+}
+
+static int64_t shard_rank(const fc_fsdp_handle *h) {
+    return h->layout.world_size > 1 ? h->unit->fsdp->shard->rank : 0;
+}
+
+fc_code fc_fsdp_param_shard(fc_fsdp_handle *h, size_t param, fc_array *out, fc_error *err) {
+    if (param >= h->layout.nparams) {
+        return fc_fail(err, FC_EUSAGE, "unit '%s': has no parameter %zu", h->unit->name, param);
+    }
+    return fc_flat_shard_view(&h->layout, &h->local_shard, shard_rank(h), param, out, err);
+}
+
+fc_code fc_fsdp_param_grad(fc_fsdp_handle *h, size_t param, fc_array *out, bool *has, fc_error *err) {
+    *has = false;
+    if (param >= h->layout.nparams) {
+        return fc_fail(err, FC_EUSAGE, "unit '%s': has no parameter %zu", h->unit->name, param);
+    }
+    if (!h->has_sharded_grad || !h->layout.params[param].requires_grad || h->is_grad_none[param] ||
+        !fc_flat_shard_of(&h->layout, param, shard_rank(h)).in_shard) {
+        return FC_OK;
+    }
+    *has = true;
+    return fc_flat_shard_view(&h->layout, &h->sharded_grad, shard_rank(h), param, out, err);
+}
+
+fc_code fc_fsdp_set_grad_none(fc_fsdp_handle *h, size_t param, fc_error *err) {
+    fc_array view;
+    bool has;
+    fc_code rc = fc_fsdp_param_grad(h, param, &view, &has, err);
+    if (rc != FC_OK || !has) {
+        return rc;
+    }
+    h->is_grad_none[param] = true;
+    return view.device->zero(view.device, view.data, fc_array_bytes(&view),
+                             view.device == h->unit->fsdp->device ? h->unit->fsdp->streams[FC_STREAM_COMPUTE] : NULL,
+                             err);
 }
 
 fc_training_state fc_fsdp_unit_state(const fc_fsdp_unit *unit) {

@@ -285,9 +285,10 @@ static fc_code fill(fc_checkpoint *average, fc_checkpoint *const *sources, size_
     average->mesh = sources[0]->mesh;
     fc_code rc = make_weights(a, options->weights, arena, err);
     for (size_t i = 0; rc == FC_OK && i < count; i++) {
-        rc = sources[i]->format->layout_only
-                 ? fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to average", sources[i]->path)
-                 : fc_names_make(sources[i], options->selection, NULL, arena, &names[i], err);
+        if (sources[i]->format->layout_only) {
+            return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to average", sources[i]->path);
+        }
+        rc = fc_names_make(sources[i], options->selection, NULL, arena, &names[i], err);
     }
     rc = rc == FC_OK ? fc_average_compare(a, names, options->take_first, err) : rc;
     rc = rc == FC_OK ? list_files(average, err) : rc;

@@ -280,15 +280,6 @@ fc_code fc_compare(const fc_checkpoint *a, const fc_checkpoint *b, const fc_comp
     return rc == FC_OK ? finish(&c, err) : rc;
 }
 
-static fc_code open_both(const char *path_a, const char *path_b, const fc_open_options *how, fc_checkpoint **a,
-                         fc_checkpoint **b, fc_error *err) {
-    fc_checkpoint_close(*a);
-    fc_checkpoint_close(*b);
-    *a = *b = NULL;
-    fc_code rc = fc_checkpoint_open(path_a, how, a, err);
-    return rc == FC_OK ? fc_checkpoint_open(path_b, how, b, err) : rc;
-}
-
 /* Objects whose digests differ are decoded, for which their data must be there. */
 static bool needs_data(const comparison *c) {
     bool needs = c->nto_read > 0 && !(c->options->quick && differs_already(c));
@@ -299,23 +290,59 @@ static bool needs_data(const comparison *c) {
     return needs;
 }
 
+/* Whether it is worth asking its headers first: digests that answer are recorded for all tensors or none. */
+static bool has_digests(const fc_checkpoint *checkpoint) {
+    for (size_t i = 0; i < checkpoint->ntensors; i++) {
+        fc_digest digest;
+        if (!checkpoint->tensors[i].object) {
+            return fc_checkpoint_digest(checkpoint, &checkpoint->tensors[i], FC_WHOLE_TENSOR, &digest, NULL) == FC_OK &&
+                   digest.kind == FC_DIGEST_CRC64;
+        }
+    }
+    return true;
+}
+
+static fc_code reopen(const char *path, const fc_open_options *how, fc_checkpoint **checkpoint, fc_error *err) {
+    fc_checkpoint_close(*checkpoint);
+    *checkpoint = NULL;
+    return fc_checkpoint_open(path, how, checkpoint, err);
+}
+
+/* By the headers alone. `*answered` unless data must be read; then both may be open that way, or none. */
+static fc_code compare_headers(const char *path_a, const char *path_b, comparison *c, fc_checkpoint **a,
+                               fc_checkpoint **b, bool *answered, fc_error *err) {
+    fc_open_options how = c->options->open;
+    how.headers_only = true;
+    *answered = false;
+    fc_code rc = reopen(path_a, &how, a, err);
+    if (rc != FC_OK || !has_digests(*a)) {
+        return rc;
+    }
+    rc = reopen(path_b, &how, b, err);
+    if (rc != FC_OK || !has_digests(*b)) {
+        return rc;
+    }
+    c->a = *a;
+    c->b = *b;
+    rc = begin(c, err);
+    *answered = rc == FC_OK && !needs_data(c);
+    return *answered ? finish(c, err) : rc;
+}
+
 fc_code fc_compare_paths(const char *path_a, const char *path_b, const fc_compare_options *options, fc_arena *arena,
                          fc_checkpoint **a, fc_checkpoint **b, fc_compare_report *report, fc_error *err) {
-    fc_open_options how = options->open;
-    how.headers_only = true;
+    comparison c = {.options = options, .arena = arena, .report = report};
+    bool answered = false;
+    fc_code rc = FC_OK;
     *a = *b = NULL;
-    fc_code rc = open_both(path_a, path_b, &how, a, b, err);
-    if (rc != FC_OK) {
+    *report = (fc_compare_report){0};
+    if (!options->data) {
+        rc = compare_headers(path_a, path_b, &c, a, b, &answered, err);
+    }
+    if (rc != FC_OK || answered) {
         return rc;
     }
-    comparison c = {.a = *a, .b = *b, .options = options, .arena = arena, .report = report};
-    rc = begin(&c, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    if (!needs_data(&c)) {
-        return finish(&c, err);
-    }
-    rc = open_both(path_a, path_b, &options->open, a, b, err);
+    rc = reopen(path_a, &options->open, a, err);
+    rc = rc == FC_OK ? reopen(path_b, &options->open, b, err) : rc;
     return rc == FC_OK ? fc_compare(*a, *b, options, arena, report, err) : rc;
 }

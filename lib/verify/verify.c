@@ -437,6 +437,7 @@ static fc_code verify_files(verifier *v, fc_seal *seal, const fc_move_options *o
         fc_finding(v->findings, &place, "%s: %s was sealed and is not there any more, or of another shape or dtype%s",
                    v->checkpoint->path, seal->missed, seal->missing > 1 ? "; it is not the only one" : "");
     }
+    v->regions = NULL;
     fc_regions_free(&files);
     return rc;
 }

@@ -104,6 +104,17 @@ class Verify(harness.Case):
             flip(path, at(path, record))
             flip(path, chunk["data_offset"])
 
+    def test_torch_save(self):
+        self.ok("consolidate", harness.corpus(STATE), "-o", "model.pt")
+        r = self.report("model.pt")
+        self.assertEqual((r["defects"], r["without_digest"]), ([], 0))
+        _, offset, length, tensor = self.extents("model.pt")[1]
+        flip(self.path("model.pt"), offset + length - 1, 2)
+        flip(self.path("model.pt"), at(self.path("model.pt"), b"version"))
+        r = self.report("model.pt", 1)
+        self.assertEqual({(d["offset"], d["tensor"]) for d in r["defects"]},
+                         {(offset, tensor), (at(self.path("model.pt"), b"version"), None)})
+
     def test_seal(self):
         """Beside the checkpoint, which stays as it is; every byte is then covered, and conversions are checked."""
         shutil.copytree(harness.corpus(STATE), self.path("ckpt"))

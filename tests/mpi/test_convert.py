@@ -65,8 +65,7 @@ class Convert(harness.Case):
 
     def test_corpus(self):
         self.check_same(harness.corpus("dcp-torch2.15.0-train"), 3, "consolidate")
-        self.check_same(harness.corpus("dcp-torch2.15.0-2d-dp4tp2"), 8, "reshard", "--dp", "3", "--tp", "2")
-        self.check_same(harness.corpus("dcp-torch2.15.0-empty"), 2, "consolidate")
+        self.check_same(harness.corpus("dcp-torch2.15.0-2d-dp4tp2"), 5, "reshard", "--dp", "3", "--tp", "2")
 
     def test_one_voice(self):
         source = harness.corpus("dcp-torch2.15.0-train")
@@ -117,6 +116,54 @@ class Convert(harness.Case):
             self.assertIn("signal 9", p.stderr)
             self.assertEqual(p.stdout, "")
             self.assertEqual([n for n in self.listing() if rank == 1 or not n.startswith(".")], ["ckpt"], rank)
+
+    def split_by_rank(self, source, ranks):
+        """Each rank's disk: its own data files, the headers on rank 0 alone, something that all have."""
+        for rank in range(ranks):
+            os.makedirs(self.path(f"disk{rank}", "ckpt"))
+        for i, name in enumerate(sorted(os.listdir(source))):
+            disk = 0 if not name.endswith((".distcp", ".h5")) or name == "index.h5" else i % ranks
+            shutil.copy(os.path.join(source, name), self.path(f"disk{disk}", "ckpt", name))
+        for rank in range(ranks):
+            with open(self.path(f"disk{rank}", "ckpt", "notes.txt"), "w") as f:
+                f.write("the same everywhere")
+
+    def local_job(self, ranks, *args, env=None):
+        """Every rank in a directory of its own; DST is above them."""
+        line = 'cd "disk$OMPI_COMM_WORLD_RANK" && exec "$0" "$@"'
+        return subprocess.run([LAUNCH, str(ranks), "sh", "-c", line, harness.BINARY, *map(str, args)], cwd=self.dir,
+                              text=True, timeout=100, capture_output=True, stdin=subprocess.DEVNULL,
+                              env={**os.environ, **(env or {})})
+
+    def test_local(self):
+        source = harness.corpus("dcp-torch2.15.0-2d-dp4tp2")
+        self.split_by_rank(source, 3)
+        before = snapshot(self.dir)
+        p = self.local_job(3, "consolidate", "ckpt", "-o", self.path("out.h5"), "--local")
+        self.assertEqual((p.returncode, p.stderr), (0, ""))
+        self.ok("consolidate", source, "-o", "alone.h5", "-q")
+        with open(self.path("out.h5"), "rb") as f, open(self.path("alone.h5"), "rb") as g:
+            self.assertEqual(f.read(), g.read())
+        os.remove(self.path("alone.h5"))
+        os.remove(self.path("out.h5"))
+        self.assertEqual(snapshot(self.dir), before)
+
+    def test_local_refusals(self):
+        source = harness.corpus("dcp-torch2.15.0-2d-dp4tp2")
+        self.fails(2, "consolidate", source, "-o", "x.h5", "--local", contains=["--local needs mpirun"])
+        self.fails(2, "consolidate", source, "-o", "x.h5", "--comm", "nccl", contains=["--comm nccl is for --local"])
+        self.split_by_rank(source, 2)
+        with open(self.path("disk1", "ckpt", "notes.txt"), "a") as f:
+            f.write(", but here")
+        args = ("consolidate", "ckpt", "-o", self.path("x.h5"), "--local")
+        self.check_fails(2, self.local_job(2, *args), "rank 1: notes.txt has 29 bytes, that of rank 0 has 19")
+        os.remove(self.path("disk1", "ckpt", "notes.txt"))
+        name = next(n for n in os.listdir(self.path("disk1", "ckpt")))
+        os.remove(self.path("disk1", "ckpt", name))
+        self.check_fails(3, self.local_job(2, *args), "rank 0: ", name)
+        shutil.rmtree(self.path("disk1", "ckpt"))
+        self.check_fails(4, self.local_job(2, *args), "rank 1: ckpt: cannot be listed")
+        self.assertEqual(self.listing(), ["disk0", "disk1"])
 
     def test_alone(self):
         """--comm mpi without mpirun is a job of one rank; --comm none under mpirun is as many jobs as ranks."""

@@ -324,6 +324,23 @@ def shared():
     check(p.returncode, 2, "below the common ancestor")
 
 
+def saved():
+    """Real files: tied weights share their storage in a .pt, and that is seen without being said."""
+    model = Transformer(tied=True)
+    torch.save(model.state_dict(), os.path.join(DIR, "model.pt"))
+    p = subprocess.run([TOOL, "units", "model.pt", "--json"], cwd=DIR, text=True, stdout=subprocess.PIPE, check=True)
+    out = json.loads(p.stdout)
+    check(out["shared"], {"head.weight": "embed.weight"}, "tied in a file")
+    check(out["numel"], sum(p.numel() for p in model.parameters()), "counted once in a file")
+    # Views of one storage are not the same tensor.
+    base = torch.arange(64.0)
+    views = {"a.w": base[:16].view(4, 4), "b.w": base[16:32].view(4, 4), "c.w": base[:16].view(4, 4).t(),
+             "d.w": base[16:32].view(2, 8), "e.w": base[:16].view(4, 4), "f.w": base[:16].view(4, 4).t()}
+    torch.save(views, os.path.join(DIR, "views.pt"))
+    p = subprocess.run([TOOL, "units", "views.pt", "--json"], cwd=DIR, text=True, stdout=subprocess.PIPE, check=True)
+    check(json.loads(p.stdout)["shared"], {"e.w": "a.w", "f.w": "c.w"}, "views")
+
+
 def real_fsdp():
     """The flat parameters that FSDP itself makes, in its order."""
     dist.init_process_group("gloo", init_method=f"file://{DIR}/rendezvous", rank=0, world_size=1)
@@ -397,6 +414,6 @@ def random_trees():
     check(min(refused) > 20, True, f"both happened: {refused}")
 
 
-for test in (by_class, ignoring, custom, by_size, mixed_precision, frozen, shared, real_fsdp, random_trees):
+for test in (by_class, ignoring, custom, by_size, mixed_precision, frozen, shared, saved, real_fsdp, random_trees):
     test()
 print(f"{checks} checks")

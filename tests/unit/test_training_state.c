@@ -339,6 +339,133 @@ static void full_params(void **state) {
     on_ranks(3, summon);
 }
 
+/* Views of parameters and gradients within the shards, as use_orig_params shows them. */
+static void original(fc_comm *comm) {
+    fc_fsdp *fsdp;
+    fc_fsdp_unit *root;
+    fc_fsdp_handle *h;
+    fc_fsdp_options options = {.use_orig_params = true};
+    fc_fsdp_unit_options unit = {.is_root = true};
+    fc_fsdp_tensor t[3] = {{.is_dtensor = false}, {.is_dtensor = false}, {.is_dtensor = false}};
+    fc_fsdp_param_init init[3];
+    fc_array view;
+    bool has;
+    MUST(fc_fsdp_new(comm, NULL, NULL, &options, &fsdp, NULL) == FC_OK);
+    MUST(fc_fsdp_add_unit(fsdp, "root", &unit, &root, NULL) == FC_OK);
+    for (int i = 0; i < 3; i++) { /* 5 elements at 0, 8 and 16, the last one frozen; shards of 11 on 2 ranks */
+        MUST(fc_array_new(comm->device, FC_F32, 1, (int64_t[]){5}, &t[i].local, NULL) == FC_OK);
+        for (int k = 0; k < 5; k++) {
+            ((float *)t[i].local.data)[k] = (float)(10 * i + k);
+        }
+        init[i] = (fc_fsdp_param_init){"w", &t[i], i < 2, -1};
+    }
+    MUST(fc_fsdp_add_handle(root, init, 3, &h, NULL) == FC_OK);
+    MUST(fc_fsdp_layout(h)->shard_numel == 11);
+    for (int step = 0; step < 2; step++) {
+        MUST(fc_fsdp_root_pre_forward(fsdp, NULL, 0, NULL) == FC_OK);
+        MUST(fc_fsdp_pre_forward(root, true, NULL, 0, NULL) == FC_OK);
+        MUST(fc_fsdp_post_forward(root, NULL) == FC_OK);
+        MUST(fc_fsdp_pre_backward(root, NULL) == FC_OK);
+        for (size_t i = 0; i < 2; i++) {
+            MUST(fc_fsdp_grad(h, i, &view, NULL) == FC_OK);
+            for (int k = 0; k < 5; k++) {
+                ((float *)view.data)[k] = (float)(100 * (i + 1)) + (float)k;
+            }
+        }
+        MUST(fc_fsdp_grad(h, 2, &view, NULL) == FC_EUSAGE);
+        MUST(fc_fsdp_post_backward(h, NULL) == FC_OK);
+        MUST(fc_fsdp_post_backward_final(fsdp, NULL) == FC_OK);
+        static const int64_t held[2][3] = {{5, 3, 0}, {0, 2, 5}};
+        for (size_t i = 0; i < 3; i++) {
+            int64_t n = held[comm->rank][i];
+            int skipped = i == 1 && comm->rank == 1 ? 3 : 0;
+            MUST(fc_fsdp_param_shard(h, i, &view, NULL) == FC_OK && view.sizes[0] == n);
+            MUST(n == 0 || ((float *)view.data)[0] == (float)(10 * i) + (float)skipped);
+            MUST(fc_fsdp_param_grad(h, i, &view, &has, NULL) == FC_OK && has == (n > 0 && i < 2));
+            MUST(!has || (view.sizes[0] == n && ((float *)view.data)[0] == (float)(100 * (i + 1)) + (float)skipped));
+        }
+        MUST(fc_fsdp_set_grad_none(h, 1, NULL) == FC_OK);
+        MUST(fc_fsdp_param_grad(h, 1, &view, &has, NULL) == FC_OK && !has);
+        MUST(((const float *)fc_fsdp_sharded_grad(h)->data)[comm->rank == 0 ? 8 : 0] == 0);
+        MUST(fc_fsdp_zero_grad(fsdp, NULL) == FC_OK);
+        MUST(fc_fsdp_param_grad(h, 0, &view, &has, NULL) == FC_OK && !has);
+    }
+    for (int i = 0; i < 3; i++) {
+        fc_array_free(&t[i].local);
+    }
+    fc_fsdp_free(fsdp);
+}
+
+static void original_parameters(void **state) {
+    (void)state;
+    on_ranks(2, original);
+}
+
+/* FSDP over TP: the flat parameter is of the TP-local tensors, its views are DTensors again. */
+static void two_dimensions(fc_comm *comm) {
+    const fc_mesh sizes = {.ndim = 2, .sizes = {2, 2}, .names = {"dp", "tp"}};
+    const fc_placement columns = {FC_SHARD, 1, 0};
+    fc_device_mesh mesh, tp;
+    fc_fsdp *fsdp;
+    fc_fsdp_unit *root;
+    fc_fsdp_handle *h;
+    fc_fsdp_options options = {.use_orig_params = false};
+    fc_fsdp_unit_options unit = {.is_root = true};
+    fc_fsdp_tensor weight, seen, again;
+    fc_array local, grad, full;
+    float values[6];
+    MUST(fc_device_mesh_new(comm, &sizes, &mesh, NULL) == FC_OK && fc_device_mesh_slice(&mesh, 1, &tp, NULL) == FC_OK);
+    for (int i = 0; i < 6; i++) {
+        values[i] = (float)(10 * tp.coordinate[0] + i);
+    }
+    MUST(fc_array_over(comm->device, FC_F32, 2, (int64_t[]){3, 2}, values, &local, NULL) == FC_OK);
+    MUST(fc_dtensor_from_local(&local, &tp, &columns, 2, (int64_t[]){3, 4}, &weight, NULL) == FC_OK);
+    MUST(fc_fsdp_new(mesh.groups[0], NULL, NULL, &options, &fsdp, NULL) == FC_OK);
+    MUST(fc_fsdp_add_unit(fsdp, "root", &unit, &root, NULL) == FC_OK);
+    fc_fsdp_param_init init = {"weight", &weight, true, -1};
+    MUST(fc_fsdp_add_handle(root, &init, 1, &h, NULL) == FC_OK && fc_fsdp_layout(h)->shard_numel == 3);
+    MUST(fc_fsdp_root_pre_forward(fsdp, NULL, 0, NULL) == FC_OK);
+    MUST(fc_fsdp_pre_forward(root, true, NULL, 0, NULL) == FC_OK);
+    MUST(fc_fsdp_param(h, 0, &seen, NULL) == FC_OK);
+    MUST(seen.is_dtensor && seen.fsdp_flattened && seen.spec.shape[1] == 4 && seen.spec.placements[0].dim == 1);
+    MUST(memcmp(seen.local.data, values, sizeof values) == 0);
+    /* A view into a flat parameter is not flattened again. */
+    fc_error err;
+    again = seen;
+    init.tensor = &again;
+    MUST_SAY(fc_fsdp_add_handle(root, &init, 1, &h, &err), FC_EUSAGE, err, "weight: cannot flatten a view into a flat");
+    MUST(fc_fsdp_post_forward(root, NULL) == FC_OK && fc_fsdp_pre_backward(root, NULL) == FC_OK);
+    MUST(fc_fsdp_grad(h, 0, &grad, NULL) == FC_OK && grad.ndim == 2);
+    for (int i = 0; i < 6; i++) {
+        ((float *)grad.data)[i] = (float)(2 * mesh.coordinate[0]) + values[i];
+    }
+    MUST(fc_fsdp_post_backward(h, NULL) == FC_OK && fc_fsdp_post_backward_final(fsdp, NULL) == FC_OK);
+    for (int i = 0; i < 3; i++) { /* the average over dp alone */
+        float got = ((const float *)fc_fsdp_sharded_grad(h)->data)[i];
+        MUST(got == values[3 * mesh.coordinate[0] + i] + 1);
+    }
+    /* The state dict: (Shard(0), Shard(1)) on the whole mesh, and back. */
+    MUST(fc_fsdp_summon_full_params(h, &full, NULL) == FC_OK);
+    fc_array view;
+    MUST(fc_flat_view(fc_fsdp_layout(h), &full, 0, &view, NULL) == FC_OK);
+    MUST(fc_dtensor_from_local(&view, &tp, &columns, 2, (int64_t[]){3, 4}, &weight, NULL) == FC_OK);
+    MUST(fc_chunk_dtensor_data(&weight, &tp, NULL, &seen, NULL) == FC_OK);
+    MUST(seen.spec.placements[0].kind == FC_SHARD && seen.spec.placements[1].dim == 1);
+    MUST(seen.local.sizes[0] == (mesh.coordinate[0] == 0 ? 2 : 1) && seen.local.sizes[1] == 2);
+    MUST(fc_all_gather_dtensor(&seen, &mesh, NULL, &local, NULL) == FC_OK);
+    MUST(memcmp(local.data, values, sizeof values) == 0);
+    fc_array_free(&local);
+    fc_array_free(&seen.local);
+    fc_array_free(&full);
+    fc_fsdp_free(fsdp);
+    fc_device_mesh_free(&mesh);
+}
+
+static void fsdp_over_tp(void **state) {
+    (void)state;
+    on_ranks(4, two_dimensions);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(states),
@@ -349,6 +476,8 @@ int main(void) {
         cmocka_unit_test(execution_order),
         cmocka_unit_test(cast_inputs),
         cmocka_unit_test(full_params),
+        cmocka_unit_test(original_parameters),
+        cmocka_unit_test(fsdp_over_tp),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -234,6 +234,17 @@ fc_array *fc_fsdp_local_shard(fc_fsdp_handle *handle);
 /** Its gradient after fc_fsdp_post_backward_final, or NULL when there is none. */
 fc_array *fc_fsdp_sharded_grad(fc_fsdp_handle *handle);
 
+/** What this rank's shard holds of parameter `param`, as a 1-D view: what use_orig_params shows as the parameter. */
+fc_code fc_fsdp_param_shard(fc_fsdp_handle *handle, size_t param, fc_array *out, fc_error *err);
+
+/** Its gradient, as a 1-D view of fc_fsdp_sharded_grad. `*has` is false where torch's .grad is None: outside of the
+ *  shard, frozen, set to none, or no gradient at all. */
+fc_code fc_fsdp_param_grad(fc_fsdp_handle *handle, size_t param, fc_array *out, bool *has, fc_error *err);
+
+/** param.grad = None for one parameter: zeros in the flat gradient, none for fc_fsdp_param_grad until the next one is
+ *  computed. */
+fc_code fc_fsdp_set_grad_none(fc_fsdp_handle *handle, size_t param, fc_error *err);
+
 /**
  * summon_full_params: the unsharded flat parameter in full precision, as new memory. Between steps only.
  */

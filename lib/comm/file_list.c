@@ -1,0 +1,161 @@
+/*
+ * Lists of files, from each rank's disk to everybody: see file_list.h. A list travels as lines of "size name".
+ */
+#include "comm/file_list.h"
+
+#include "core/name_table.h"
+#include "fsdpckpt/io.h"
+
+#include <errno.h>
+#include <fts.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* Writes the line of a file. A name with a newline cannot be told from two lines, and belongs to no checkpoint. */
+static fc_code put_line(FILE *lines, const char *path, const char *name, fc_error *err) {
+    struct stat st;
+    if (strchr(name, '\n')) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: has a line break in its name", path);
+    }
+    if (stat(path, &st) != 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be examined", path);
+    }
+    if (S_ISREG(st.st_mode)) {
+        fprintf(lines, "%" PRIu64 " %s\n", (uint64_t)st.st_size, name);
+    }
+    return FC_OK;
+}
+
+static int by_name(const FTSENT **a, const FTSENT **b) {
+    return strcmp((*a)->fts_name, (*b)->fts_name);
+}
+
+static fc_code walk(const char *source, FILE *lines, fc_error *err) {
+    char *roots[] = {(char *)source, NULL};
+    FTS *tree = fts_open(roots, FTS_PHYSICAL | FTS_NOCHDIR, by_name);
+    fc_code rc = tree ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be listed", source);
+    for (FTSENT *e; rc == FC_OK && (e = fts_read(tree));) {
+        if (e->fts_level == 0 && e->fts_info != FTS_D && e->fts_info != FTS_DP) {
+            rc = e->fts_errno ? fc_fail_errno(err, e->fts_errno, "%s: cannot be listed", source)
+                              : fc_fail(err, FC_EUSAGE, "%s: --local needs a directory on each rank", source);
+        } else if (e->fts_info == FTS_F || e->fts_info == FTS_SL) {
+            rc = put_line(lines, e->fts_path, e->fts_path + strlen(source) + 1, err);
+        } else if (e->fts_info == FTS_DNR || e->fts_info == FTS_ERR || e->fts_info == FTS_NS) {
+            rc = fc_fail_errno(err, e->fts_errno, "%s: cannot be listed", e->fts_path);
+        }
+    }
+    if (tree) {
+        fts_close(tree);
+    }
+    return rc;
+}
+
+/* This rank's list, malloc'ed. */
+static fc_code list_own(const char *source, char **text, size_t *size, fc_error *err) {
+    FILE *lines = open_memstream(text, size);
+    size_t length = strlen(source);
+    char *plain = strndup(source, length);
+    while (plain && length > 1 && plain[length - 1] == '/') {
+        plain[--length] = '\0';
+    }
+    fc_code rc = lines && plain ? walk(plain, lines, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    free(plain);
+    if (lines && fclose(lines) != 0 && rc == FC_OK) {
+        rc = fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    return rc;
+}
+
+/* The files being put together. */
+typedef struct list {
+    fc_sent_file *files;
+    size_t count, capacity;
+    fc_name_table *table;
+} list;
+
+static fc_code add_file(list *l, int rank, char *line, fc_error *err) {
+    char *name;
+    uint64_t size = strtoull(line, &name, 10);
+    if (*name != ' ' || !fc_path_is_safe(name + 1) || l->count == l->capacity) {
+        return fc_fail(err, FC_ECORRUPT, "rank %d: has sent a list with the name '%s'", rank, name);
+    }
+    name++;
+    size_t at = fc_name_table_put(l->table, name, strlen(name), l->count);
+    if (at < l->count) {
+        const fc_sent_file *first = &l->files[at];
+        return first->size == size ? FC_OK
+                                   : fc_fail(err, FC_EUSAGE,
+                                             "rank %d: %s has %" PRIu64 " bytes, that of rank %d has %" PRIu64
+                                             ": they are not parts of one checkpoint",
+                                             rank, name, size, first->rank, first->size);
+    }
+    l->files[l->count++] = (fc_sent_file){name, size, rank};
+    return FC_OK;
+}
+
+static fc_code add_files(list *l, int rank, char *text, fc_error *err) {
+    fc_code rc = FC_OK;
+    for (char *end; rc == FC_OK && (end = strchr(text, '\n')); text = end + 1) {
+        *end = '\0';
+        rc = add_file(l, rank, text, err);
+    }
+    return rc;
+}
+
+/* Everybody's lists, each ended by a NUL, at displs. */
+static fc_code gather_lists(fc_comm *comm, const char *own, size_t size, fc_arena *arena, size_t **displs, char **all,
+                            fc_error *err) {
+    size_t n = (size_t)comm->size, mine = size + 1, total = 0;
+    size_t *counts = fc_arena_calloc(arena, 2 * n, sizeof *counts);
+    fc_code rc = fc_comm_agree(comm, counts ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
+    if (rc != FC_OK || !counts) {
+        return rc;
+    }
+    rc = comm->all_gather(comm, &mine, counts, sizeof mine, NULL, err);
+    *displs = counts + n;
+    for (size_t r = 0; rc == FC_OK && r < n; r++) {
+        (*displs)[r] = total;
+        total += counts[r];
+    }
+    *all = rc == FC_OK ? fc_arena_alloc(arena, total) : NULL;
+    rc = rc == FC_OK ? fc_comm_agree(comm, *all ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err) : rc;
+    return rc == FC_OK ? comm->all_gather_v(comm, own, *all, counts, *displs, NULL, err) : rc;
+}
+
+static size_t count_lines(const char *text) {
+    size_t n = 0;
+    for (; (text = strchr(text, '\n')); text++) {
+        n++;
+    }
+    return n;
+}
+
+fc_code fc_list_files(fc_comm *comm, const char *source, fc_arena *arena, fc_sent_file **out, size_t *count,
+                      fc_error *err) {
+    char *own = NULL, *all = NULL;
+    size_t size = 0, *displs = NULL;
+    list l = {0};
+    fc_code rc = fc_comm_agree(comm, list_own(source, &own, &size, err), err);
+    if (rc == FC_OK && own) {
+        rc = gather_lists(comm, own, size, arena, &displs, &all, err);
+    }
+    free(own);
+    if (rc != FC_OK || !displs || !all) {
+        return rc;
+    }
+    for (int r = 0; r < comm->size; r++) {
+        l.capacity += count_lines(all + displs[r]);
+    }
+    l.files = fc_arena_calloc(arena, l.capacity + 1, sizeof *l.files);
+    l.table = fc_name_table_new(arena, l.capacity + 1);
+    rc = l.files && l.table ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    for (int r = 0; rc == FC_OK && r < comm->size; r++) {
+        rc = add_files(&l, r, all + displs[r], err);
+    }
+    *out = l.files;
+    *count = l.count;
+    return fc_comm_agree(comm, rc, err);
+}

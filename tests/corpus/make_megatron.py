@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Makes megatron/torch_dist-*: a checkpoint by real megatron-core (dist_checkpointing.save, gloo, CPU), with expected.json.
+
+    make_megatron.py CORPUS          a Python with torch and megatron-core
+
+Tensors cut along rows, one of a stack of layers a rank (a prepended axis), replicated ones, sharded objects, and what
+goes into common.pt. Below iter_0000007, with latest_checkpointed_iteration.txt beside it.
+"""
+import hashlib
+import json
+import os
+import shutil
+import socket
+import sys
+
+import torch
+import torch.multiprocessing as mp
+
+WORLD = 2
+
+
+def values():
+    g = torch.Generator().manual_seed(3)
+    return {"decoder.linear.weight": torch.randn(8, 6, generator=g),
+            "decoder.layers.mlp.weight": torch.randn(WORLD, 3, 5, generator=g).bfloat16(),
+            "norm.weight": torch.randn(5, generator=g),
+            "optimizer.state.exp_avg.norm.weight": torch.randn(5, generator=g)}
+
+
+def run(rank, port, out):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo")
+    # megatron-core asks for the GPU where it has none to copy from.
+    torch.cuda.synchronize = lambda *a, **k: None
+    torch.cuda.current_device = lambda: "cpu"
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing import ShardedTensor
+    from megatron.core.dist_checkpointing.mapping import ShardedObject
+    full = values()
+    rows = full["decoder.linear.weight"].chunk(WORLD)[rank].clone()
+    state = {
+        "linear": ShardedTensor.from_rank_offsets("decoder.linear.weight", rows, (0, rank, WORLD)),
+        "layer": ShardedTensor.from_rank_offsets("decoder.layers.mlp.weight",
+                                                 full["decoder.layers.mlp.weight"][rank].clone(), (0, rank, WORLD),
+                                                 prepend_axis_num=1),
+        "norm": ShardedTensor.from_rank_offsets("norm.weight", full["norm.weight"], replica_id=rank),
+        "moment": ShardedTensor.from_rank_offsets("optimizer.state.exp_avg.norm.weight",
+                                                  full["optimizer.state.exp_avg.norm.weight"], replica_id=rank),
+        "extra": ShardedObject("norm._extra_state", {"rank": rank}, (WORLD,), (rank,), replica_id=0),
+        "iteration": 7,
+        "args": {"hidden_size": 6, "lr": 0.1},
+        "opt_param_scheduler": {"num_steps": 14},
+    }
+    dist_checkpointing.save(state, out)
+
+
+def main():
+    import megatron.core
+    case = os.path.join(sys.argv[1], "megatron", "torch_dist-" + megatron.core.__version__)
+    shutil.rmtree(case, ignore_errors=True)
+    out = os.path.join(case, "iter_0000007")
+    os.makedirs(out)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    mp.spawn(run, args=(port, out), nprocs=WORLD)
+    with open(os.path.join(case, "latest_checkpointed_iteration.txt"), "w") as f:
+        f.write("7")
+    tensors = {}
+    for name, t in values().items():
+        raw = t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        tensors[name] = {"dtype": str(t.dtype)[6:], "shape": list(t.shape), "sha256": hashlib.sha256(raw).hexdigest()}
+    with open(os.path.join(case, "expected.json"), "w") as f:
+        json.dump({"torch": torch.__version__.split("+")[0], "ranks": WORLD, "tensors": tensors,
+                   "values": {"iteration": 7, "args.hidden_size": 6, "args.lr": 0.1,
+                              "opt_param_scheduler.num_steps": 14}}, f, indent=1)
+    print(case)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+/*
+ * The FSDP step on GPUs, with NCCL between them and a rank for every GPU (at most 8): the shards after some steps are
+ * those of the same steps on the processor. Prefetching, mixed precision, accumulation, offloading.
+ */
+#include "gpu.h"
+
+#include "fsdp_model.h"
+
+#include <string.h>
+
+enum { MOST = 8, LARGEST = 2 * MODEL_NUMEL };
+
+typedef struct setting {
+    const char *name;
+    fc_fsdp_options options;
+    fc_fsdp_unit_options unit;
+    const char *steps; /* s: synchronise and optimize, n: accumulate */
+} setting;
+
+typedef struct outcome {
+    float shards[MOST][MODEL_UNITS][LARGEST];
+} outcome;
+
+typedef struct job {
+    const setting *setting;
+    outcome *out;
+    bool on_gpu;
+} job;
+
+static fc_code run_steps(fc_comm *comm, const setting *s, outcome *out, fc_error *err) {
+    fsdp_model m;
+    fc_device *device = comm->device;
+    fc_code rc = model_open(&m, comm, NULL, comm->rank, s->options, s->unit, err);
+    for (const char *step = s->steps; rc == FC_OK && *step; step++) {
+        fc_fsdp_set_sync_gradients(m.fsdp, *step == 's');
+        rc = model_forward(&m, NULL, err);
+        rc = rc == FC_OK ? model_backward(&m, NULL, err) : rc;
+        rc = rc == FC_OK && *step == 's' ? model_optimize(&m, err) : rc;
+    }
+    for (int i = 0; rc == FC_OK && i < MODEL_UNITS; i++) {
+        const fc_array *shard = fc_fsdp_local_shard(m.handles[i]);
+        rc = device->copy(device, out->shards[comm->rank][i], shard->data, fc_array_bytes(shard), NULL, err);
+    }
+    rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
+    model_close(&m);
+    return rc;
+}
+
+static fc_code on_rank(fc_comm *comm, void *context, fc_error *err) {
+    const job *j = context;
+    fc_device *gpu = NULL;
+    fc_comm *nccl = NULL;
+    if (!j->on_gpu) {
+        return run_steps(comm, j->setting, j->out, err);
+    }
+    fc_code rc = fc_device_cuda(comm->rank, &gpu, err);
+    rc = fc_comm_agree(comm, rc, err);
+    rc = rc == FC_OK ? fc_comm_nccl(comm, gpu, &nccl, err) : rc;
+    rc = rc == FC_OK ? run_steps(nccl, j->setting, j->out, err) : rc;
+    if (nccl) {
+        nccl->free(nccl);
+    }
+    if (gpu) {
+        gpu->destroy(gpu);
+    }
+    return rc;
+}
+
+static int gpus(void) {
+    int count = 1; /* the first one is there: gpu_open ends the program otherwise */
+    fc_device *device = gpu_open(0);
+    device->destroy(device);
+    while (count < MOST && fc_device_cuda(count, &device, NULL) == FC_OK) {
+        device->destroy(device);
+        count++;
+    }
+    return count;
+}
+
+int main(void) {
+    static const setting settings[] = {
+        {"plain", {0}, {0}, "sss"},
+        {"prefetch",
+         {.backward_prefetch = FC_BACKWARD_PREFETCH_PRE, .forward_prefetch = true, .use_orig_params = true},
+         {0},
+         "sss"},
+        {"bf16",
+         {.backward_prefetch = FC_BACKWARD_PREFETCH_POST},
+         {.has_param_dtype = true, .param_dtype = FC_BF16, .has_reduce_dtype = true, .reduce_dtype = FC_F32},
+         "nsns"},
+        {"offload", {0}, {.offload_params = true, .has_param_dtype = true, .param_dtype = FC_F16}, "sns"},
+        {"kept", {0}, {.strategy = FC_SHARD_GRAD_OP}, "ss"},
+        {"whole", {0}, {.strategy = FC_NO_SHARD, .has_param_dtype = true, .param_dtype = FC_BF16}, "ss"},
+    };
+    static outcome cpu, gpu;
+    fc_error err = {FC_OK, ""};
+    int ranks = gpus(), failures = 0;
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        job j = {&settings[i], &cpu, false};
+        memset(&cpu, 0, sizeof cpu);
+        memset(&gpu, 0, sizeof gpu);
+        must(fc_comm_run_local(ranks, on_rank, &j, &err), &err, settings[i].name);
+        j.out = &gpu;
+        j.on_gpu = true;
+        must(fc_comm_run_local(ranks, on_rank, &j, &err), &err, settings[i].name);
+        bool same = memcmp(&cpu, &gpu, sizeof cpu) == 0;
+        printf("%s on %d ranks: %s\n", settings[i].name, ranks, same ? "the same" : "DIFFERENT");
+        failures += !same;
+    }
+    return failures > 0;
+}
