@@ -29,7 +29,7 @@ static fc_code read_head(const char *path, unsigned char *head, size_t *size, fc
 }
 
 /* Says what is looked for, from the table of formats. */
-static fc_code unknown(const fc_probe *probe, fc_error *err) {
+static fc_code tell_unknown(const fc_probe *probe, fc_error *err) {
     char signs[512] = "";
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         const char *sign = probe->is_directory ? (*f)->directory_sign : (*f)->file_sign;
@@ -69,7 +69,7 @@ static fc_code find_format(const char *path, const fc_format **out, fc_error *er
             return FC_OK;
         }
     }
-    return unknown(&probe, err);
+    return tell_unknown(&probe, err);
 }
 
 fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {
@@ -77,7 +77,7 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     const fc_format *format = NULL;
     *out = NULL;
     fc_code rc = find_format(path, &format, err);
-    if (rc != FC_OK) {
+    if (rc != FC_OK || !format) {
         return rc;
     }
     fc_arena *arena = fc_arena_new();

@@ -165,7 +165,7 @@ fc_code fc_chunk_dtensor_data(const fc_fsdp_tensor *tensor, const fc_device_mesh
     fc_dtensor wanted;
     fc_fsdp_tensor whole;
     fc_code rc = plan_chunk(tensor, root, &wanted, err);
-    if (rc != FC_OK) {
+    if (rc != FC_OK || !root) { /* without a mesh the plan has failed */
         return rc;
     }
     fc_placement replicate[FC_MAX_MESH_DIMS] = {{FC_REPLICATE, 0, 0}};
