@@ -1,7 +1,7 @@
 /*
  * What the parts of the DCP reader share. dcp.c finds the checkpoint and is the format's table; manifest.c turns the
- * loaded `.metadata` into tensors and chunks; ranks.c puts those of ranks together; storage.c gives each chunk its place; files.c knows the data files;
- * extent.c opens the torch.save archive of one chunk.
+ * loaded `.metadata` into tensors and chunks; ranks.c puts those of ranks together; storage.c gives each chunk its
+ * place; files.c knows the data files; extent.c opens the torch.save archive of one chunk.
  */
 #ifndef FSDPCKPT_FORMATS_DCP_DCP_H
 #define FSDPCKPT_FORMATS_DCP_DCP_H

@@ -122,7 +122,8 @@ static bool is_sequence(unsigned char kind) {
 }
 
 /* A group is a list or a dict for all its members; a dict with keys of both types has text keys here. */
-static fc_code mark_kind(builder *b, uint32_t group, fc_h5_group_kind kind, uint32_t tensor, bool first, fc_error *err) {
+static fc_code mark_kind(builder *b, uint32_t group, fc_h5_group_kind kind, uint32_t tensor, bool first,
+                         fc_error *err) {
     fc_h5_node *node = &b->tree->nodes[group];
     if (first) {
         node->kind = (unsigned char)kind;

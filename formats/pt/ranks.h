@@ -1,6 +1,6 @@
 /*
  * What the parts of the reader of one-file-a-rank checkpoints share: sets.c finds the files, share.c (layout.c for our
- * own) says which part of the whole a rank's leaf is, ranks.c puts the ranks together.
+ * own) says which part of the whole a rank's leaf is, merge.c puts the leaves together, ranks.c goes through the files.
  */
 #ifndef FSDPCKPT_FORMATS_PT_RANKS_H
 #define FSDPCKPT_FORMATS_PT_RANKS_H

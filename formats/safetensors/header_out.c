@@ -67,14 +67,24 @@ static fc_code set_json(const making *m, const char *key, json_t *value) {
     return rc;
 }
 
+/* Puts `value`, which it takes, behind the others; without memory `*list` becomes NULL and stays so. */
+static void append(json_t **list, json_t *value) {
+    if (!*list) {
+        json_decref(value);
+    } else if (json_array_append_new(*list, value) != 0) {
+        json_decref(*list);
+        *list = NULL;
+    }
+}
+
 static json_t *integers(const int64_t *numbers, int count, const st_stored *stored, int64_t appended) {
     json_t *list = json_array();
     for (int i = 0; list && i < count; i++) {
         int64_t value = stored && i + 1 == count ? numbers[i] * stored->widen : numbers[i];
-        json_array_append_new(list, json_integer(value));
+        append(&list, json_integer(value));
     }
     if (list && stored && stored->append > 0) {
-        json_array_append_new(list, json_integer(appended));
+        append(&list, json_integer(appended));
     }
     return list;
 }
@@ -87,7 +97,7 @@ static json_t *path_json(const fc_path *path) {
         if (e->is_number || e->is_tuple) {
             number = json_pack("{s:o}", e->is_number ? "number" : "tuple", number);
         }
-        json_array_append_new(list, number ? number : json_string(e->key));
+        append(&list, number || e->is_index || e->is_number ? number : json_string(e->key));
     }
     return list;
 }
@@ -156,7 +166,7 @@ static fc_code add_mesh(const making *m) {
     const fc_mesh *mesh = m->wanted->mesh;
     json_t *names = json_array();
     for (int i = 0; i < mesh->ndim; i++) {
-        json_array_append_new(names, json_string(mesh->names[i]));
+        append(&names, json_string(mesh->names[i]));
     }
     fc_code rc = set_json(m, ST_MESH,
                           json_pack("{s:I, s:o, s:o}", "rank", (json_int_t)m->part->rank, "shape",

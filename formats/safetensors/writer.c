@@ -103,7 +103,7 @@ static fc_code add_foreign(writer_state *w, const fc_wanted_tensor *t, fc_error 
     }
     json_object_foreach(root, key, value) {
         char *text = json_is_string(value) ? NULL : json_dumps(value, JSON_COMPACT | JSON_SORT_KEYS | JSON_ENCODE_ANY);
-        json_t *member = json_is_string(value) ? json_incref(value) : json_string(text ? text : "");
+        json_t *member = json_is_string(value) ? json_incref(value) : text ? json_string(text) : NULL;
         bool good = json_object_set_new(w->target.foreign, key, member) == 0;
         free(text);
         rc = good ? rc : fc_fail(err, FC_ENOMEM, "%s: out of memory", w->wanted->source->path);

@@ -82,6 +82,9 @@ static void values_are_checked(void **state) {
                                       "--dp 1048577",
                                       "--dp 1e3",
                                       "--dp 18446744073709551617",
+                                      "--max-shard-size 0",
+                                      "--max-shard-size 5GiBs",
+                                      "--max-shard-size 17179869184GiB",
                                       "--memory 0",
                                       "--memory M",
                                       "--memory 64Q",
@@ -125,6 +128,29 @@ static void sizes_have_units(void **state) {
         fc_error err;
         assert_int_equal(parse(good[i].text, all, &o, &err), FC_OK);
         assert_true(o.memory == good[i].bytes);
+        options_free(&o);
+    }
+}
+
+/* As Hugging Face counts: a GB is 10^9 bytes. */
+static void shard_sizes_are_decimal(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } good[] = {{"--max-shard-size 17", 17},
+                {"--max-shard-size 5GB", UINT64_C(5000000000)},
+                {"--max-shard-size 5G", UINT64_C(5000000000)},
+                {"--max-shard-size=2kb", 0},
+                {"--max-shard-size 2kB", 2000},
+                {"--max-shard-size 3MiB", 3 << 20},
+                {"--max-shard-size 1T", UINT64_C(1000000000000)}};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        options o;
+        fc_error err;
+        fc_code rc = parse(good[i].text, all, &o, &err);
+        assert_int_equal(rc, good[i].bytes ? FC_OK : FC_EUSAGE);
+        assert_true(rc != FC_OK || o.max_shard_size == good[i].bytes);
         options_free(&o);
     }
 }
@@ -201,6 +227,7 @@ int main(void) {
         cmocka_unit_test(every_way_to_write_an_option),
         cmocka_unit_test(values_are_checked),
         cmocka_unit_test(sizes_have_units),
+        cmocka_unit_test(shard_sizes_are_decimal),
         cmocka_unit_test(dtypes_have_two_names),
         cmocka_unit_test(mistakes_are_explained),
         cmocka_unit_test(help_wins_over_mistakes_after_it),

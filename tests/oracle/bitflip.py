@@ -19,7 +19,7 @@ except ImportError:
 
 fsdpckpt, flip_tool = sys.argv[1:3]
 ALL = os.environ.get("FSDPCKPT_ALL_BITS") == "1"
-SAMPLE = 120  # bits a file
+SAMPLE = 80  # bits a file
 
 
 def run(*args):

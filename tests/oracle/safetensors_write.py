@@ -229,6 +229,34 @@ def damaged(program, home):
     refused(program, path, "a flipped bit", "digest")
 
 
+def links_and_metadata(program, home):
+    """The cache of huggingface_hub, whose files are links out of the directory; members of __metadata__ that differ."""
+    hub = os.path.join(home, "models--a--b")
+    snapshot, blobs = os.path.join(hub, "snapshots", "0123"), os.path.join(hub, "blobs")
+    os.makedirs(snapshot), os.makedirs(blobs)
+    source = os.path.join(CORPUS, "st-torch2.15.0-index")
+    for i, name in enumerate(sorted(n for n in os.listdir(source) if n.startswith("model"))):
+        shutil.copy(os.path.join(source, name), os.path.join(blobs, "%040d" % i))
+        os.symlink("../../blobs/%040d" % i, os.path.join(snapshot, name))
+    out = os.path.join(home, "hub.safetensors")
+    run(program, "consolidate", snapshot, "-o", out, "-q")
+    check(len(load_file(out)) == 4, "the cache of huggingface_hub")
+    shutil.copytree(blobs, os.path.join(hub, "elsewhere"))
+    name = os.path.join(snapshot, "model-00001-of-00003.safetensors")
+    os.remove(name)
+    os.symlink(os.path.join(hub, "elsewhere", "%040d" % 0), name)
+    refused(program, snapshot, "a link that leads elsewhere", "symbolic link")
+    many = os.path.join(home, "many")
+    os.mkdir(many)
+    for i in (1, 2):
+        save_file({"t%d" % i: torch.ones(i)}, os.path.join(many, "part%d.safetensors" % i),
+                  metadata={"format": "pt", "part": str(i), "who": "me"})
+    run(program, "consolidate", many, "-o", out, "-q", "--force")
+    metadata = header(out)[0]["__metadata__"]
+    check(metadata["who"] == "me" and
+          json.loads(metadata["part"]) == {"part1.safetensors": "1", "part2.safetensors": "2"}, "differing members")
+
+
 def main():
     global CORPUS
     program, CORPUS = sys.argv[1:3]
@@ -247,6 +275,7 @@ def main():
             if out:
                 shutil.rmtree(out)
         damaged(program, home)
+        links_and_metadata(program, home)
     finally:
         shutil.rmtree(home)
     print("safetensors: %d failed" % len(failures))

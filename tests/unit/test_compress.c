@@ -145,7 +145,8 @@ static fc_code press(const fake *f, target *t, counter *c, int threads, uint64_t
     format.place = place;
     fc_writer writer = {&format, c};
     fc_progress progress = {0};
-    fc_move_options options = {.threads = threads, .memory = memory, .progress = &progress, .crc32 = true, .digests = t->digests};
+    fc_move_options options = {
+        .threads = threads, .memory = memory, .progress = &progress, .crc32 = true, .digests = t->digests};
     memset(t->digests, 0, sizeof t->digests);
     uint64_t stored = 0;
     int fd = open(t->path, O_RDWR | O_CREAT | O_TRUNC, 0600);

@@ -1,0 +1,43 @@
+/*
+ * The table of values that several ranks' files are put together in: merge.c adds leaves to it, ranks.c goes through
+ * the files and makes the manifest of it.
+ */
+#ifndef FSDPCKPT_FORMATS_PT_MERGE_H
+#define FSDPCKPT_FORMATS_PT_MERGE_H
+
+#include "pt/ranks.h"
+
+/* A value of the whole. */
+typedef struct pt_value {
+    const char *name;
+    fc_path path;
+    const pt_object *object; /* NULL: a tensor */
+    bool plain;              /* every rank has all of it */
+    fc_dtype dtype;
+    int ndim;
+    const int64_t *shape;
+    fc_chunk *chunks; /* malloc'ed; each a box of its own */
+    size_t nchunks, capacity;
+    uint32_t file; /* of an object */
+    fc_mesh mesh;
+    fc_placement *placements;
+} pt_value;
+
+typedef struct pt_merger {
+    fc_checkpoint *checkpoint;
+    const char *directory;
+    fc_arena *scratch; /* of one file */
+    pt_value *values;
+    size_t count, capacity;
+    uint32_t *slots; /* hash table: name → index + 1 */
+    size_t nslots;
+    pt_file f; /* the current one */
+    int64_t rank;
+    pt_layout layout;
+    fc_error *err;
+} pt_merger;
+
+/** Adds a leaf of the current file. Its name may die with m->scratch. */
+fc_code fc_pt_merge_leaf(pt_merger *m, const pt_leaf *leaf);
+
+#endif
