@@ -258,7 +258,7 @@ static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout,
         j.how.comm = j.ranks.comm;
         rc = do_job(&j, call->out, err);
     }
-    ranks_end(&j.ranks, err);
+    rc = ranks_end(&j.ranks, rc);
     signals_cancel(NULL);
     fc_checkpoint_close(j.source);
     fc_arena_free(j.arena);

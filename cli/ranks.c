@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <ftw.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -144,10 +145,11 @@ static void let_rank_0_clean_up(void) {
     nanosleep(&pause, NULL);
 }
 
-void ranks_end(ranks *r, fc_error *err) {
+fc_code ranks_end(ranks *r, fc_code rc) {
     if (r->comm) {
-        if (r->comm->rank > 0 && !r->comm->broken && err) {
-            err->message[0] = '\0';
+        if (r->comm->rank > 0 && !r->comm->broken) {
+            rc = FC_OK;
+            signal(SIGTERM, SIG_IGN); /* mpirun ends all ranks when rank 0 has failed: this one ends by itself */
         }
         if (r->comm->rank > 0 && r->comm->broken) {
             let_rank_0_clean_up();
@@ -157,4 +159,5 @@ void ranks_end(ranks *r, fc_error *err) {
     if (r->device) {
         r->device->destroy(r->device);
     }
+    return rc;
 }

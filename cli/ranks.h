@@ -35,7 +35,11 @@ void ranks_remove(char *gathered);
 /** Whether this rank prints: one of them does. */
 bool ranks_speaks(const ranks *r);
 
-/** Leaves the others. An error on which all have agreed is left to rank 0 to print: `err` is emptied on the others. */
-void ranks_end(ranks *r, fc_error *err);
+/**
+ * Leaves the others. An outcome on which all have agreed is rank 0's to tell, and to end with: mpirun would end rank 0,
+ * perhaps before it has spoken, if another rank ended with an error first.
+ * @return `rc`, or FC_OK where rank 0 tells.
+ */
+fc_code ranks_end(ranks *r, fc_code rc);
 
 #endif
