@@ -66,10 +66,12 @@ static uint64_t header_bytes(const fc_h5_estimate *e) {
 
 static fc_code create_file(fc_h5_out *out, const fc_h5_estimate *estimate, fc_error *err) {
     hid_t access = H5Pcreate(H5P_FILE_ACCESS), create = H5Pcreate(H5P_FILE_CREATE);
+    /* 3 KB a mapping of a virtual dataset, until the file is closed. But not where datasets are opened again for their
+       chunks: after a failed write their headers would be nowhere, and libhdf5 cannot close what it cannot read. */
+    const bool evict = !out->channel.shared;
     /* 1.8's format has checksums and scales to any number of links; virtual datasets bring 1.10's along as needed. */
     if (H5Pset_libver_bounds(access, H5F_LIBVER_V18, H5F_LIBVER_V110) >= 0 &&
-        H5Pset_fclose_degree(access, H5F_CLOSE_SEMI) >= 0 &&
-        H5Pset_evict_on_close(access, 1) >= 0 && /* 3 KB a mapping of a virtual dataset, until the file is closed */
+        H5Pset_fclose_degree(access, H5F_CLOSE_SEMI) >= 0 && H5Pset_evict_on_close(access, evict) >= 0 &&
         fc_h5_driver_use(access, out->driver, header_bytes(estimate), &out->channel) >= 0 &&
         H5Pset_obj_track_times(create, 0) >= 0 && H5Pset_attr_phase_change(create, MOST_ROOT_ATTRIBUTES, 0) >= 0 &&
         H5Pset_link_creation_order(create, H5P_CRT_ORDER_TRACKED | H5P_CRT_ORDER_INDEXED) >= 0) {
