@@ -3,6 +3,8 @@
  */
 #include "text.h"
 
+#include "core/base64.h"
+
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,15 +72,13 @@ bool fc_h5_is_utf8(const char *s, size_t len) {
 }
 
 void fc_h5_text_base64(fc_h5_text *t, const unsigned char *p, size_t len) {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    enum { AT_ONCE = 48 }; /* a multiple of 3, so that pieces join */
+    char text[AT_ONCE / 3 * 4];
     fc_h5_text_bytes(t, "\"", 1);
-    for (size_t i = 0; i < len && !t->failed; i += 3) {
-        uint32_t v = (uint32_t)p[i] << 16;
-        v |= i + 1 < len ? (uint32_t)p[i + 1] << 8 : 0;
-        v |= i + 2 < len ? p[i + 2] : 0;
-        char four[4] = {digits[v >> 18], digits[v >> 12 & 63], i + 1 < len ? digits[v >> 6 & 63] : '=',
-                        i + 2 < len ? digits[v & 63] : '='};
-        fc_h5_text_bytes(t, four, 4);
+    for (size_t i = 0; i < len && !t->failed; i += AT_ONCE) {
+        size_t n = len - i < AT_ONCE ? len - i : AT_ONCE;
+        fc_base64_encode(p + i, n, text);
+        fc_h5_text_bytes(t, text, fc_base64_length(n));
     }
     fc_h5_text_bytes(t, "\"", 1);
 }

@@ -25,6 +25,7 @@
  */
 #include "torch/item.h"
 
+#include "core/base64.h"
 #include "core/checked.h"
 
 #include <jansson.h>
@@ -70,23 +71,15 @@ static json_t *omitted(const char *why) {
 }
 
 static json_t *base64(writer *w, const char *tag, const char *bytes, size_t n) {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    const unsigned char *s = (const unsigned char *)bytes;
-    size_t length = 0;
-    if (n / 3 > SIZE_MAX / 8 || !spend(w, (uint64_t)n / 3 * 4)) {
+    size_t length = fc_base64_length(n);
+    if (length == SIZE_MAX || !spend(w, length)) {
         return omitted("too large");
     }
-    char *text = malloc(n / 3 * 4 + 5);
+    char *text = malloc(length + 1);
     if (!text) {
         return NULL;
     }
-    for (size_t i = 0; i < n; i += 3) {
-        uint32_t bits = (uint32_t)s[i] << 16 | (i + 1 < n ? (uint32_t)s[i + 1] << 8 : 0) | (i + 2 < n ? s[i + 2] : 0u);
-        text[length++] = digits[bits >> 18];
-        text[length++] = digits[bits >> 12 & 63];
-        text[length++] = i + 1 < n ? digits[bits >> 6 & 63] : '=';
-        text[length++] = i + 2 < n ? digits[bits & 63] : '=';
-    }
+    fc_base64_encode(bytes, n, text);
     json_t *value = json_stringn(text, length);
     free(text);
     return tagged(tag, value);
