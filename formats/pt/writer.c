@@ -158,9 +158,12 @@ static fc_code keep_inners(pt_writer *w, fc_torch_item *item, const fc_pickle_co
 }
 
 /* Writes the value in an object's archive into the pickle of the file. */
-static fc_code splice_value(pt_writer *w, fc_torch_pickler *p, unsigned char *bytes, uint64_t size, fc_error *err) {
+static fc_code splice_value(pt_writer *w, fc_torch_pickler *p, const fc_tensor *object, unsigned char *bytes,
+                            fc_error *err) {
     fc_torch_item item = {0};
-    fc_code rc = fc_torch_memory_open(bytes, size, "its torch.save archive", &item, err);
+    const fc_checkpoint *source = w->wanted->source;
+    const char *path = object->nchunks ? source->files[object->chunks[0].file].path : source->path; /* for messages */
+    fc_code rc = fc_torch_memory_open(bytes, (uint64_t)object->shape[0], path, &item, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -189,7 +192,7 @@ static fc_code write_object(pt_writer *w, fc_torch_pickler *p, const fc_wanted_t
         free(bytes);
         return rc;
     }
-    return splice_value(w, p, bytes, size, err);
+    return splice_value(w, p, source, bytes, err);
 }
 
 static fc_code write_leaf(void *context, fc_torch_pickler *p, uint32_t item, fc_error *err) {

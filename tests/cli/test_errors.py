@@ -1,5 +1,6 @@
 """Damaged and wrong inputs: one clear line, the right exit status, no output left behind."""
 
+import json
 import os
 import random
 import shutil
@@ -40,6 +41,19 @@ class Errors(harness.Case):
         shard = harness.largest_shard(ckpt)
         os.truncate(shard, 0)
         self.refused(3, ckpt, [os.path.basename(shard)])
+
+    def test_damaged_object(self):
+        """Whatever the target, the message names the file that the object is in."""
+        ckpt = self.copy("dcp-torch2.15.0-train")
+        with open(os.path.join(ckpt, "expected.json"), encoding="utf-8") as f:
+            item = json.load(f)["objects"]["optim.param_groups.0.lr"]
+        with open(os.path.join(ckpt, item["file"]), "r+b") as f:
+            f.seek(item["offset"])
+            f.write(bytes(item["length"]))
+        for to in ("h5", "pt", "safetensors"):
+            with self.subTest(to=to):
+                self.fails(3, "convert", ckpt, "-o", self.path("out-" + to), "--to", to,
+                           contains=["object optim.param_groups.0.lr: ", item["file"]])
 
     def cut_tensor(self, data):
         return next(n for n, m in data.state_dict_metadata.items() if len(getattr(m, "chunks", [])) > 1)
