@@ -7,6 +7,7 @@
 #include "core/checked.h"
 #include "fsdpckpt/seal.h"
 #include "move/ranks.h"
+#include "move/source_crc.h"
 #include "move/tuning.h"
 
 #include <inttypes.h>
@@ -103,6 +104,7 @@ typedef struct making {
     fc_writer writer;
     fc_move_options move;
     fc_convert_report *report;
+    fc_source_crc *recorded; /* NULL: the source has no CRC-32s, or several ranks share the work */
     bool *unmoved; /* of each tensor: the format stores it in its own way, so that there is no digest of its bytes */
 } making;
 
@@ -131,6 +133,9 @@ static fc_code write_file(making *m, fc_part *part, fc_arena *arena, fc_error *e
     rc = fc_ranks_join_items(m->comm, rc, m->wanted, part, m->move.crc32, err);
     if (rc == FC_OK && m->leads && has_chunks(part)) {
         rc = compress_part(m->wanted, part, &m->writer, &m->move, m->report, err);
+    }
+    if (rc == FC_OK) {
+        fc_source_crc_add(m->recorded, part);
     }
     if (rc == FC_OK && m->leads && format->seal) {
         rc = format->seal(&m->writer, part, err);
@@ -197,6 +202,7 @@ static fc_code finish_digests(const making *m, uint64_t *digests, fc_error *err)
         digests[i] = fc_crc64_finish(digests[i], bytes);
         fc_code rc =
             tensor->dtype == tensor->source->dtype ? check_digest(wanted->source, tensor, digests[i], err) : FC_OK;
+        rc = rc == FC_OK ? fc_source_crc_check(m->recorded, i, err) : rc;
         if (rc != FC_OK) {
             return rc;
         }
@@ -216,11 +222,14 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
     int64_t ranks = fc_mesh_ranks(wanted->mesh);
     uint64_t *digests = calloc(wanted->ntensors + 1, sizeof *digests);
     m.unmoved = calloc(wanted->ntensors + 1, sizeof *m.unmoved);
-    m.move.crc32 = options->format->wants_crc32;
     m.move.digests = digests;
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
     fc_code rc = digests && m.unmoved ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    if (rc == FC_OK && !m.comm) {
+        rc = fc_source_crc_new(wanted, &m.recorded, err);
+    }
+    m.move.crc32 = options->format->wants_crc32 || m.recorded;
     if (rc == FC_OK && m.leads) {
         rc = options->format->create(wanted, staging, &m.writer, err);
     }
@@ -242,6 +251,7 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
     }
     free(digests);
     free(m.unmoved);
+    fc_source_crc_free(m.recorded);
     return rc;
 }
 

@@ -149,7 +149,7 @@ fc_code fc_rename_new(const fc_selection *selection, fc_rename **out, fc_error *
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
     rename->prefix = selection->strip_prefix;
-    rename->locale = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
+    rename->locale = count > 0 ? newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0) : (locale_t)0;
     locale_t before = uselocale(rename->locale);
     fc_code rc = FC_OK;
     for (size_t i = 0; i < count && rc == FC_OK; i++) {
