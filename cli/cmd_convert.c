@@ -14,8 +14,8 @@ static fc_code run(cli_call *call, fc_error *err) {
 static const char *const examples[] = {
     "fsdpckpt convert ckpt/ -o out/ --to dcp",
     "HDF5 shards as a PyTorch distributed checkpoint of the same ranks",
-    "fsdpckpt convert ckpt/ -o model.h5 --rename 's/^model\\.//' --rename 's/_orig_mod\\.//g'",
-    "a full checkpoint under other names",
+    "fsdpckpt convert ckpt/ -o renamed/ --to dcp --rename 's/(_orig_mod|module)\\.//g'",
+    "the same shards under other names",
     NULL,
 };
 

@@ -175,7 +175,7 @@ static const char *const examples[] = {
     "a tensor for numpy.load",
     "fsdpckpt extract ckpt/ model.norm.weight --dtype f32 | xxd | head",
     "its bytes, converted to float32",
-    "fsdpckpt extract ckpt/ optim.param_groups -o groups.json",
+    "fsdpckpt extract ckpt/ optim.param_groups.0.betas -o betas.json",
     "an object that is no tensor, as JSON",
     NULL,
 };

@@ -107,6 +107,11 @@ static fc_code convert(job *j, fc_error *err) {
         fprintf(stderr, "fsdpckpt: %zu %s kept %s\n", n, n == 1 ? "object is" : "objects are",
                 j->how.format->objects_note);
     }
+    if (rc == FC_OK && shows && j->report.files > 1 && o->output && format_of_extension(o->output)) {
+        fprintf(stderr,
+                "fsdpckpt: %s is a directory of %zu files, in spite of its name: 'consolidate' makes one file\n",
+                o->output, j->report.files);
+    }
     return rc;
 }
 

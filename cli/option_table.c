@@ -168,10 +168,13 @@ const option_row option_table[OPT_COUNT] = {
                           .kind = KIND_FLAG,
                           .offset = FIELD(headers_only),
                           .help = "do not ask for the data files: only what the headers say"},
-    [OPT_FOLLOW_EXTERNAL] = {.name = "follow-external",
-                             .kind = KIND_FLAG,
-                             .offset = FIELD(follow_external),
-                             .help = "allow HDF5 external links, external storage and foreign virtual datasets"},
+    [OPT_FOLLOW_EXTERNAL] =
+        {.name = "follow-external",
+         .kind = KIND_FLAG,
+         .offset = FIELD(follow_external),
+         .help =
+             "allow HDF5 external links, external storage and foreign virtual datasets, and symbolic links out of the "
+             "checkpoint"},
     [OPT_AGAINST] = {.name = "against",
                      .kind = KIND_TEXT,
                      .arg = "REF",

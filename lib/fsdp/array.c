@@ -20,7 +20,7 @@ static fc_code byte_count(fc_dtype dtype, int ndim, const int64_t *sizes, size_t
 
 fc_code fc_array_over(fc_device *device, fc_dtype dtype, int ndim, const int64_t *sizes, void *data, fc_array *out,
                       fc_error *err) {
-    size_t bytes;
+    size_t bytes = 0;
     fc_code rc = byte_count(dtype, ndim, sizes, &bytes, err);
     if (rc != FC_OK) {
         return rc;
@@ -36,7 +36,7 @@ fc_code fc_array_over(fc_device *device, fc_dtype dtype, int ndim, const int64_t
 }
 
 fc_code fc_array_new(fc_device *device, fc_dtype dtype, int ndim, const int64_t *sizes, fc_array *out, fc_error *err) {
-    size_t bytes;
+    size_t bytes = 0;
     fc_code rc = byte_count(dtype, ndim, sizes, &bytes, err);
     if (rc == FC_OK) {
         rc = fc_array_over(device, dtype, ndim, sizes, NULL, out, err);

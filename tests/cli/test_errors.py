@@ -55,6 +55,23 @@ class Errors(harness.Case):
                 self.fails(3, "convert", ckpt, "-o", self.path("out-" + to), "--to", to,
                            contains=["object optim.param_groups.0.lr: ", item["file"]])
 
+    def test_damaged_data(self):
+        """One bit of a tensor's bytes: the archive's CRC-32 tells, whatever is made of it."""
+        ckpt = self.copy(FSDP2)
+        told = json.loads(self.ok("inspect", ckpt, "--tensor", "model.tok_embeddings.weight", "--json"))
+        chunk = told["chunks"][1]
+        with open(os.path.join(ckpt, f"__{chunk['file']}_0.distcp"), "r+b") as f:
+            f.seek(chunk["data_offset"] + 5)
+            byte = f.read(1)[0]
+            f.seek(chunk["data_offset"] + 5)
+            f.write(bytes([byte ^ 4]))
+        for args in (("consolidate", "--to", "h5"), ("consolidate", "--to", "pt"), ("reshard", "--dp", "3"),
+                     ("consolidate", "--compress", "1"), ("convert", "--to", "dcp")):
+            with self.subTest(args=args):
+                self.fails(3, args[0], ckpt, "-o", self.path("out"), *args[1:],
+                           contains=["model.tok_embeddings.weight", "CRC-32", "verify"])
+                self.assertFalse(os.path.exists(self.path("out")))
+
     def cut_tensor(self, data):
         return next(n for n, m in data.state_dict_metadata.items() if len(getattr(m, "chunks", [])) > 1)
 

@@ -108,8 +108,8 @@ class Convert(harness.Case):
     def test_rename(self):
         source = harness.corpus(MESH)
         before = self.names(source)
-        self.ok("convert", source, "-o", "a.h5", "--rename", "s/^model\\.//", "--rename", "s,layers\\.([0-9]+),h.\\1,")
-        self.assertEqual(self.names("a.h5"), {n[6:].replace("layers.", "h.") for n in before})
+        self.ok("convert", source, "-o", "a", "--rename", "s/^model\\.//", "--rename", "s,layers\\.([0-9]+),h.\\1,")
+        self.assertEqual(self.names("a"), {n[6:].replace("layers.", "h.") for n in before})
         self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/.*/same/", contains=["the same name 'same'"])
         self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/x", contains=["a delimiter is missing"])
         self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/(/x/", contains=["--rename 's/(/x/'"])

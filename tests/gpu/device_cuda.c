@@ -48,7 +48,7 @@ static void fail(const char *what, fc_dtype a, fc_dtype b, size_t at) {
 
 /* A random box of a random array, with its dimensions in random order, to another such. @return elements spanned. */
 static int64_t random_layout(fc_strided_box *box) {
-    int order[5];
+    int order[5] = {0};
     int64_t span = 1;
     for (int i = 0; i < box->ndim; i++) {
         int j = (int)(next_random() % (unsigned)(i + 1));
