@@ -240,13 +240,10 @@ static fc_code add_share(pt_merger *m, const pt_leaf *leaf, const pt_share *shar
 /* Whether two plain tensors hold the same bytes; their records' CRCs tell without reading, mostly. */
 static fc_code compare_plain(const pt_merger *m, const pt_value *v, const pt_piece *b, bool *same) {
     const pt_piece *a = (const pt_piece *)(uintptr_t)v->chunks[0].detail;
-    int64_t bytes = fc_dtype_size(v->dtype), expected = 1;
     bool dense = a->first == b->first && a->swap == b->swap && a->negate == b->negate && a->conjugate == b->conjugate;
     *same = false;
     for (int i = v->ndim - 1; i >= 0; i--) {
         dense = dense && a->strides[i] == b->strides[i];
-        expected *= v->shape[i];
-        bytes *= v->shape[i];
     }
     *same = dense && a->record.crc == b->record.crc && a->record.crc != 0 && a->record.size == b->record.size;
     bool readable = dense && a->record.size == b->record.size && a->record.method == FC_ZIP_STORED &&
