@@ -26,15 +26,10 @@ typedef struct extraction {
     fc_progress progress; /* for its flag `cancel` */
 } extraction;
 
-static bool ends_with(const char *s, const char *end) {
-    size_t a = strlen(s), b = strlen(end);
-    return a >= b && strcmp(s + a - b, end) == 0;
-}
-
 static fc_code choose_form(const options *o, form *out, fc_error *err) {
-    *out = o->output && ends_with(o->output, ".npy")    ? FORM_NPY
-           : o->output && ends_with(o->output, ".json") ? FORM_JSON
-                                                        : FORM_RAW;
+    *out = o->output && text_ends_with(o->output, ".npy")    ? FORM_NPY
+           : o->output && text_ends_with(o->output, ".json") ? FORM_JSON
+                                                             : FORM_RAW;
     if (!o->to) {
         return FC_OK;
     }

@@ -34,16 +34,11 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static bool ends_with(const char *s, const char *end) {
-    size_t a = strlen(s), b = strlen(end);
-    return a >= b && strcmp(s + a - b, end) == 0;
-}
-
 /* The format that the extension of the target asks for, or NULL. */
 static const fc_format *format_of_extension(const char *target) {
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         for (const char *const *e = (*f)->extensions; e && *e; e++) {
-            if ((*f)->create && ends_with(target, *e)) {
+            if ((*f)->create && text_ends_with(target, *e)) {
                 return *f;
             }
         }

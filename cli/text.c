@@ -235,6 +235,11 @@ size_t text_name_width(const char *name) {
     return walk_name(NULL, name);
 }
 
+bool text_ends_with(const char *s, const char *end) {
+    size_t a = strlen(s), b = strlen(end);
+    return a >= b && strcmp(s + a - b, end) == 0;
+}
+
 bool text_is_utf8(void) {
     return strcmp(nl_langinfo(CODESET), "UTF-8") == 0;
 }

@@ -44,6 +44,8 @@ size_t text_name_width(const char *name);
  */
 size_t text_utf8(const char *s, uint32_t *code);
 
+bool text_ends_with(const char *s, const char *end);
+
 /** Whether the locale's character set is UTF-8, so that boxes can be drawn with line characters. */
 bool text_is_utf8(void);
 

@@ -7,6 +7,8 @@
 
 #include "registry.h"
 
+#include "core/file_name.h"
+
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -18,23 +20,13 @@
 
 static const char metadata_name[] = ".metadata";
 
-static const char *base_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
-static bool ends_with(const char *s, const char *end) {
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && strcmp(s + n - m, end) == 0;
-}
-
 /* "__3.metadata": what a save without collectives leaves, one a rank. */
 static bool is_rank_metadata(const char *name) {
-    return strncmp(name, "__", 2) == 0 && ends_with(name, metadata_name);
+    return strncmp(name, "__", 2) == 0 && fc_ends_with(name, metadata_name);
 }
 
 static bool is_data_file(const char *name) {
-    return strncmp(name, "__", 2) == 0 && ends_with(name, ".distcp");
+    return strncmp(name, "__", 2) == 0 && fc_ends_with(name, ".distcp");
 }
 
 static bool has_metadata(const char *directory) {
@@ -64,7 +56,7 @@ static bool dcp_probe(const fc_probe *probe) {
     if (probe->is_directory) {
         return has_metadata(probe->path) || has_dcp_files(probe->path);
     }
-    const char *name = base_name(probe->path);
+    const char *name = fc_base_name(probe->path);
     return strcmp(name, metadata_name) == 0 || is_rank_metadata(name) || is_data_file(name);
 }
 
@@ -97,7 +89,7 @@ static fc_code locate(const fc_checkpoint *checkpoint, const char **directory, c
     const char *path = checkpoint->path;
     struct stat st;
     bool is_directory = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-    const char *base = base_name(path);
+    const char *base = fc_base_name(path);
     *directory = path;
     *metadata = is_directory || is_rank_metadata(base) ? NULL : path;
     if (!is_directory) {
@@ -105,7 +97,7 @@ static fc_code locate(const fc_checkpoint *checkpoint, const char **directory, c
         *directory = n == 0 ? "." : fc_arena_strndup(arena, path, n == 1 ? 1 : n - 1);
     }
     if (is_directory && has_metadata(path)) {
-        *metadata = fc_arena_printf(arena, "%s%s%s", path, ends_with(path, "/") ? "" : "/", metadata_name);
+        *metadata = fc_arena_printf(arena, "%s%s%s", path, fc_ends_with(path, "/") ? "" : "/", metadata_name);
         return *metadata ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
     }
     if (!*directory) {

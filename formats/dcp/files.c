@@ -7,6 +7,8 @@
 #include "core/checked.h"
 #include "fsdpckpt/io.h"
 
+#include "core/file_name.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -19,8 +21,7 @@
 
 /* The rank in "__<rank>_<number>.distcp". */
 static uint32_t rank_of(const char *name) {
-    const char *slash = strrchr(name, '/');
-    const char *at = slash ? slash + 1 : name;
+    const char *at = fc_base_name(name);
     uint64_t rank = 0;
     if (strncmp(at, "__", 2) != 0 || at[2] < '0' || at[2] > '9') {
         return FC_NO_RANK;

@@ -60,14 +60,6 @@ static fc_code read_mesh(const fc_h5_root *root, const char *path, fc_mesh *mesh
     return FC_OK;
 }
 
-static bool same_mesh(const fc_mesh *a, const fc_mesh *b) {
-    bool same = a->ndim == b->ndim;
-    for (int i = 0; same && i < a->ndim; i++) {
-        same = a->sizes[i] == b->sizes[i] && strcmp(a->names[i], b->names[i]) == 0;
-    }
-    return same;
-}
-
 static fc_code check_schema(const fc_h5_root *root, const char *path, fc_error *err) {
     if (root->schema == 1) {
         return FC_OK;
@@ -311,7 +303,7 @@ static fc_code read_shard(void *context, size_t number, const fc_h5_file *file, 
     if (rc == FC_OK) {
         rc = read_mesh(&file->root, path, &mesh, err);
     }
-    if (rc == FC_OK && !same_mesh(&mesh, &o->checkpoint->mesh)) {
+    if (rc == FC_OK && !fc_mesh_equal(&mesh, &o->checkpoint->mesh)) {
         rc = fc_fail(err, FC_ECORRUPT,
                      "%s: it was cut for another mesh than index.h5: files of two runs are mixed here", path);
     }

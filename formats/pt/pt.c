@@ -7,6 +7,8 @@
 
 #include "registry.h"
 
+#include "core/file_name.h"
+
 #include <string.h>
 #include <sys/stat.h>
 
@@ -29,7 +31,7 @@ static fc_code open_set_of(fc_checkpoint *checkpoint, const fc_open_options *opt
 }
 
 static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    const char *path = checkpoint->path, *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
+    const char *path = checkpoint->path, *base = fc_base_name(path);
     char name[64];
     int64_t ranks, rank;
     struct stat st;

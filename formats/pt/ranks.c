@@ -129,14 +129,6 @@ static fc_code add_set(pt_merger *m, const pt_set *set, bool several, const fc_o
 
 /* ---- the manifest ---- */
 
-static bool same_mesh(const fc_mesh *a, const fc_mesh *b) {
-    bool same = a->ndim == b->ndim;
-    for (int i = 0; same && i < a->ndim; i++) {
-        same = a->sizes[i] == b->sizes[i] && strcmp(a->names[i], b->names[i]) == 0;
-    }
-    return same;
-}
-
 static fc_code finish_value(const pt_merger *m, const pt_value *v, fc_tensor *t) {
     fc_arena *arena = m->checkpoint->arena;
     t->name = v->name;
@@ -156,7 +148,7 @@ static fc_code finish_value(const pt_merger *m, const pt_value *v, fc_tensor *t)
     t->shape = v->shape;
     t->chunks = chunks;
     t->nchunks = v->nchunks;
-    if (v->mesh.ndim > 0 && same_mesh(&v->mesh, &m->checkpoint->mesh)) {
+    if (v->mesh.ndim > 0 && fc_mesh_equal(&v->mesh, &m->checkpoint->mesh)) {
         t->placements = v->placements;
     }
     return FC_OK;

@@ -3,13 +3,10 @@
  */
 #include "pt/pt.h"
 
+#include "core/file_name.h"
+
 #include <stdlib.h>
 #include <string.h>
-
-static const char *base_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
 
 static fc_code no_memory(const fc_checkpoint *checkpoint, fc_error *err) {
     return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
@@ -103,7 +100,7 @@ fc_code fc_pt_open_file(fc_checkpoint *checkpoint, fc_error *err) {
     if (!file) {
         return no_memory(checkpoint, err);
     }
-    *file = (fc_file){checkpoint->path, base_name(checkpoint->path)};
+    *file = (fc_file){checkpoint->path, fc_base_name(checkpoint->path)};
     checkpoint->files = file;
     checkpoint->nfiles = 1;
     checkpoint->producer = "torch.save";

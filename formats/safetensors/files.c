@@ -6,6 +6,8 @@
 #include "fsdpckpt/io.h"
 #include "safetensors/header.h"
 
+#include "core/file_name.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
@@ -14,16 +16,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-static const char *base_name(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
-static bool ends_with(const char *s, const char *end) {
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && strcmp(s + n - m, end) == 0;
-}
 
 /* ---- names ---- */
 
@@ -105,9 +97,9 @@ static fc_code list(fc_arena *arena, const char *directory, listing *out, fc_err
         return fc_fail_errno(err, errno, "%s: cannot be listed", directory);
     }
     for (const struct dirent *e; enough && (e = readdir(dir)) != NULL;) {
-        if (ends_with(e->d_name, ST_EXTENSION) && e->d_name[0] != '.') {
+        if (fc_ends_with(e->d_name, ST_EXTENSION) && e->d_name[0] != '.') {
             enough = add_name(out, arena, e->d_name);
-        } else if (ends_with(e->d_name, ST_INDEX_EXTENSION)) {
+        } else if (fc_ends_with(e->d_name, ST_INDEX_EXTENSION)) {
             bool usual = strcmp(e->d_name, ST_INDEX_NAME) == 0;
             out->indexes++;
             if (usual || !out->index) {
@@ -130,7 +122,8 @@ static bool directory_is_ours(const char *directory) {
     DIR *dir = opendir(directory);
     bool found = false;
     for (const struct dirent *e; dir && !found && (e = readdir(dir)) != NULL;) {
-        found = e->d_name[0] != '.' && (ends_with(e->d_name, ST_EXTENSION) || ends_with(e->d_name, ST_INDEX_EXTENSION));
+        found = e->d_name[0] != '.' &&
+                (fc_ends_with(e->d_name, ST_EXTENSION) || fc_ends_with(e->d_name, ST_INDEX_EXTENSION));
     }
     if (dir) {
         closedir(dir);
@@ -158,7 +151,7 @@ bool fc_st_files_probe(const fc_probe *probe) {
     if (probe->is_directory) {
         return directory_is_ours(probe->path);
     }
-    return ends_with(probe->path, ST_EXTENSION) || ends_with(probe->path, ST_INDEX_EXTENSION) ||
+    return fc_ends_with(probe->path, ST_EXTENSION) || fc_ends_with(probe->path, ST_INDEX_EXTENSION) ||
            head_is_ours(probe->head, probe->head_size);
 }
 
@@ -347,7 +340,7 @@ fc_code fc_st_files_find(fc_arena *arena, const char *path, const fc_open_option
     listing l = {0};
     struct stat st;
     uint32_t shard, model, models;
-    const char *name = base_name(path);
+    const char *name = fc_base_name(path);
     fc_code rc = FC_OK;
     *out = (st_files){.kind = ST_ONE};
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
@@ -364,7 +357,7 @@ fc_code fc_st_files_find(fc_arena *arena, const char *path, const fc_open_option
     if (!out->directory) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
     }
-    if (ends_with(name, ST_INDEX_EXTENSION)) {
+    if (fc_ends_with(name, ST_INDEX_EXTENSION)) {
         rc = fc_st_index_read(arena, path, out, err);
         return rc == FC_OK && !options->follow_external ? check_links(out, err) : rc;
     }

@@ -65,14 +65,6 @@ static fc_code check_map(const st_opening *o, fc_error *err) {
     return FC_OK;
 }
 
-static bool same_mesh(const fc_mesh *a, const fc_mesh *b) {
-    bool same = a->ndim == b->ndim;
-    for (int i = 0; same && i < a->ndim; i++) {
-        same = a->sizes[i] == b->sizes[i] && strcmp(a->names[i], b->names[i]) == 0;
-    }
-    return same;
-}
-
 /* Our own shards say of which mesh they are, so that none can be missing. */
 static fc_code set_mesh(st_opening *o, fc_error *err) {
     const st_files *files = &o->files;
@@ -81,7 +73,7 @@ static fc_code set_mesh(st_opening *o, fc_error *err) {
         return FC_OK;
     }
     for (size_t f = 0; f < files->nfiles; f++) {
-        if (!same_mesh(mesh, &o->headers[f].mesh)) {
+        if (!fc_mesh_equal(mesh, &o->headers[f].mesh)) {
             return fc_fail(err, FC_ECORRUPT,
                            "%s: it was cut for another mesh than %s: files of two checkpoints are mixed here",
                            files->files[f].path, files->files[0].name);

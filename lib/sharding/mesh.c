@@ -9,6 +9,14 @@
 
 #include <string.h>
 
+bool fc_mesh_equal(const fc_mesh *a, const fc_mesh *b) {
+    bool same = a->ndim == b->ndim;
+    for (int i = 0; same && i < a->ndim; i++) {
+        same = a->sizes[i] == b->sizes[i] && strcmp(a->names[i], b->names[i]) == 0;
+    }
+    return same;
+}
+
 int64_t fc_mesh_ranks(const fc_mesh *mesh) {
     int64_t ranks = 1;
     for (int m = 0; m < mesh->ndim; m++) {

@@ -10,14 +10,7 @@
 
 #include <cmocka.h>
 
-static void on_all_sizes(fc_code (*run)(fc_comm *, void *, fc_error *)) {
-    for (int size = 1; size <= 8; size++) {
-        fc_error err = {FC_OK, ""};
-        fc_code rc = fc_comm_run_local(size, run, NULL, &err);
-        assert_string_equal(err.message, "");
-        assert_int_equal(rc, FC_OK);
-    }
-}
+#include "on_all_sizes.h"
 
 static void scattered(void **state) {
     (void)state;

@@ -38,6 +38,9 @@ typedef struct fc_placement {
     int64_t split_factor;
 } fc_placement;
 
+/** Same sizes and same names. */
+bool fc_mesh_equal(const fc_mesh *a, const fc_mesh *b);
+
 /** Number of ranks (the product of the sizes; 1 without dimensions). */
 int64_t fc_mesh_ranks(const fc_mesh *mesh);
 
