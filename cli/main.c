@@ -56,10 +56,11 @@ static fc_code check_operands(const command *c, const options *o, fc_error *err)
         }
     }
     for (int id = 0; id < OPT_COUNT; id++) {
-        if ((c->needs & TAKES(id)) && !(o->given & TAKES(id))) {
+        if ((c->needs & TAKES(id)) && !(o->given & TAKES(id)) && !o->dry_run) {
             char term[64];
             help_option_term(term, sizeof term, &option_table[id]);
-            return fc_fail(err, FC_EUSAGE, "%s needs %s; see 'fsdpckpt %s --help'", c->name, term, c->name);
+            return fc_fail(err, FC_EUSAGE, "%s needs %s%s; see 'fsdpckpt %s --help'", c->name, term,
+                           c->takes & TAKES(OPT_DRY_RUN) ? " (or --dry-run)" : "", c->name);
         }
     }
     return FC_OK;

@@ -113,7 +113,8 @@ class Convert(harness.Case):
         self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/.*/same/", contains=["the same name 'same'"])
         self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/x", contains=["a delimiter is missing"])
         self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/(/x/", contains=["--rename 's/(/x/'"])
-        self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/nothing/x/", contains=["matches no name"])
+        self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/nothing/x/",
+                   contains=["--rename 's/nothing/x/' matches no name, e.g. '", "'; leave this rule out"])
         self.assertNotIn("b.h5", self.listing())
 
 
