@@ -1,7 +1,7 @@
 /*
  * extract: one tensor or object of a checkpoint, whole, to standard output or a file.
  */
-#include "command.h"
+#include "job.h"
 #include "npy.h"
 #include "out_file.h"
 #include "signals.h"
@@ -30,6 +30,14 @@ static fc_code choose_form(const options *o, form *out, fc_error *err) {
     *out = o->output && text_ends_with(o->output, ".npy")    ? FORM_NPY
            : o->output && text_ends_with(o->output, ".json") ? FORM_JSON
                                                              : FORM_RAW;
+    const fc_format *format = o->output ? job_format_of_extension(o->output) : NULL;
+    if (!o->to && format && !text_ends_with(o->output, ".bin")) {
+        return fc_fail(
+            err, FC_EUSAGE,
+            "extract: %s: its extension is that of %s, and extract writes raw bytes (--to raw), .npy or .json; "
+            "a checkpoint of one tensor: fsdpckpt consolidate %s --include '%s' -o %s",
+            o->output, format->description, o->operands[0], o->operands[1], o->output);
+    }
     if (!o->to) {
         return FC_OK;
     }
@@ -39,7 +47,7 @@ static fc_code choose_form(const options *o, form *out, fc_error *err) {
             return FC_OK;
         }
     }
-    return fc_fail(err, FC_EUSAGE, "extract: --to %s: there are raw, npy and json (of an object)", o->to);
+    return fc_fail(err, FC_EUSAGE, "extract: --to %s: there are raw, npy, and json for objects", o->to);
 }
 
 static fc_code take_bytes(void *context, const void *bytes, size_t size, fc_error *err) {

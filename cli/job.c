@@ -35,8 +35,7 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* The format that the extension of the target asks for, or NULL. */
-static const fc_format *format_of_extension(const char *target) {
+const fc_format *job_format_of_extension(const char *target) {
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         for (const char *const *e = (*f)->extensions; e && *e; e++) {
             if ((*f)->create && text_ends_with(target, *e)) {
@@ -48,13 +47,13 @@ static const fc_format *format_of_extension(const char *target) {
 }
 
 static fc_code choose_format(const options *o, const fc_format **out, fc_error *err) {
-    *out = o->to ? fc_format_find(o->to) : o->output ? format_of_extension(o->output) : NULL;
+    *out = o->to ? fc_format_find(o->to) : o->output ? job_format_of_extension(o->output) : NULL;
     *out = *out || o->to ? *out : fc_format_find("h5");
     if (*out && (*out)->create) {
         return FC_OK;
     }
     char names[HELP_FORMATS_MAX];
-    return fc_fail(err, FC_EUNSUPPORTED, "--to %s: is not a format that can be written; there are: %s", o->to,
+    return fc_fail(err, FC_EUNSUPPORTED, "--to %s: no format that can be written; there are: %s", o->to,
                    help_formats(names));
 }
 
@@ -97,7 +96,7 @@ static void tell_extension(const job *j) {
     for (const char *s = dot; named && *++s;) {
         named = isalnum((unsigned char)*s);
     }
-    if (named && !j->o->to && !j->how.selection.mesh && !format_of_extension(target)) {
+    if (named && !j->o->to && !j->how.selection.mesh && !job_format_of_extension(target)) {
         fprintf(stderr, "fsdpckpt: no format has the extension '%s': the target is %s; --to says another\n", dot,
                 j->how.format->description);
     }
@@ -119,7 +118,7 @@ static fc_code convert(job *j, fc_error *err) {
         fprintf(stderr, "fsdpckpt: %zu %s kept %s\n", n, n == 1 ? "object is" : "objects are",
                 j->how.format->objects_note);
     }
-    if (rc == FC_OK && shows && j->report.files > 1 && o->output && format_of_extension(o->output)) {
+    if (rc == FC_OK && shows && j->report.files > 1 && o->output && job_format_of_extension(o->output)) {
         fprintf(stderr,
                 "fsdpckpt: %s is a directory of %zu files, in spite of its name: 'consolidate' makes one file\n",
                 o->output, j->report.files);

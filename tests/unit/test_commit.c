@@ -176,7 +176,8 @@ static void refusals_change_nothing(void **state) {
     assert_int_equal(fc_commit_begin("/dev/null", false, true, 10, &commit, &err), FC_EUSAGE);
     assert_int_equal(fc_commit_begin("", false, false, 10, &commit, &err), FC_EUSAGE);
     assert_int_equal(fc_commit_begin("dir/", false, false, 10, &commit, &err), FC_EUSAGE);
-    assert_string_equal(err.message, "dir/: names a directory: name a file for the target");
+    assert_string_equal(err.message,
+                        "dir/: the target is one file, and this is the name of a directory: name a file in it");
     assert_int_equal(fc_commit_begin(".", true, true, 10, &commit, &err), FC_OK);
     fc_commit_abort(commit);
     assert_int_equal(fc_commit_check("model.h5", false, false, 10, &err), FC_OK);
