@@ -226,9 +226,6 @@ static fc_code open_operand(const options *o, fc_checkpoint **out, fc_error *err
 static fc_code do_job(job *j, text_out *out, fc_error *err) {
     const options *o = j->o;
     bool speaks = ranks_speaks(&j->ranks);
-    if (j->source->note && !o->quiet && speaks) {
-        fprintf(stderr, "fsdpckpt: %s: %s\n", j->source->path, j->source->note);
-    }
     if (o->verbose && speaks) {
         tell_source(j);
     }
@@ -237,6 +234,9 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
     }
     fc_code rc = convert(j, err);
     if (rc == FC_OK && speaks) {
+        if (j->source->note && !o->quiet) { /* a failure is one line */
+            fprintf(stderr, "fsdpckpt: %s: %s\n", j->source->path, j->source->note);
+        }
         print_report(j, out);
     }
     return rc;

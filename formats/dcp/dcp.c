@@ -174,6 +174,7 @@ static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *option
         rc = metadata ? fc_dcp_load(checkpoint, options, directory, metadata, err)
                       : fc_dcp_open_ranks(checkpoint, options, directory, err);
     }
+    rc = rc == FC_OK ? fc_dcp_note_others(checkpoint, directory, err) : rc;
     if (rc == FC_OK) {
         checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
         if (!checkpoint->state) {
