@@ -26,6 +26,9 @@ enum { HELP_FORMATS_MAX = 256 };
 const char *help_formats(char *buf);
 
 /** "-o, --output DST" into `buf`. @return its length. */
+/** What `c` says about one of its options. */
+const char *help_option(const command *c, option_id id);
+
 size_t help_option_term(char *buf, size_t size, const option_row *row);
 
 #endif

@@ -110,6 +110,15 @@ static fc_code find_format(const char *path, const fc_format **out, fc_error *er
     return *out ? FC_OK : tell_unknown(&probe, err);
 }
 
+/* Without the slashes that completion puts behind the name of a directory: files are shown as PATH/NAME. */
+static const char *clean_path(fc_arena *arena, const char *path) {
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/') {
+        len--;
+    }
+    return fc_arena_strndup(arena, path, len);
+}
+
 fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {
     static const fc_open_options defaults = {false, false};
     const fc_format *format = NULL;
@@ -120,7 +129,7 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     }
     fc_arena *arena = fc_arena_new();
     fc_checkpoint *checkpoint = arena ? fc_arena_calloc(arena, 1, sizeof *checkpoint) : NULL;
-    const char *copy = checkpoint ? fc_arena_strndup(arena, path, strlen(path)) : NULL;
+    const char *copy = checkpoint ? clean_path(arena, path) : NULL;
     if (!copy) {
         fc_arena_free(arena);
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
