@@ -55,22 +55,53 @@ class Errors(harness.Case):
                 self.fails(3, "convert", ckpt, "-o", self.path("out-" + to), "--to", to,
                            contains=["object optim.param_groups.0.lr: ", item["file"]])
 
+    def flip(self, ckpt, tensor, number):
+        """One bit of chunk `number`; what turns it back."""
+        chunk = json.loads(self.ok("inspect", ckpt, "--tensor", tensor, "--json"))["chunks"][number]
+        files = json.loads(self.ok("inspect", ckpt, "--json"))["files"]
+        place = os.path.join(ckpt, files[chunk["file"]]["name"]), chunk["data_offset"] + 5
+
+        def turn():
+            with open(place[0], "r+b") as f:
+                f.seek(place[1])
+                byte = f.read(1)[0]
+                f.seek(place[1])
+                f.write(bytes([byte ^ 4]))
+
+        turn()
+        return turn
+
     def test_damaged_data(self):
         """One bit of a tensor's bytes: the archive's CRC-32 tells, whatever is made of it."""
         ckpt = self.copy(FSDP2)
-        told = json.loads(self.ok("inspect", ckpt, "--tensor", "model.tok_embeddings.weight", "--json"))
-        chunk = told["chunks"][1]
-        with open(os.path.join(ckpt, f"__{chunk['file']}_0.distcp"), "r+b") as f:
-            f.seek(chunk["data_offset"] + 5)
-            byte = f.read(1)[0]
-            f.seek(chunk["data_offset"] + 5)
-            f.write(bytes([byte ^ 4]))
+        self.flip(ckpt, "model.tok_embeddings.weight", 1)
         for args in (("consolidate", "--to", "h5"), ("consolidate", "--to", "pt"), ("reshard", "--dp", "3"),
                      ("consolidate", "--compress", "1"), ("convert", "--to", "dcp")):
             with self.subTest(args=args):
                 self.fails(3, args[0], ckpt, "-o", self.path("out"), *args[1:],
                            contains=["model.tok_embeddings.weight", "CRC-32", "verify"])
                 self.assertFalse(os.path.exists(self.path("out")))
+
+    def test_damaged_columns(self):
+        """Chunks that are no rows of their tensor, and what is cast, cut anew or stored transposed: the message tells
+        the chunk."""
+        cases = (("dcp-torch2.15.0-2d-dp2tp2", "model.layers.0.attention.wo.weight", 4),
+                 ("dcp-torch2.15.0-sharded-tensor-2d", "grid", 4), ("dcp-torch2.15.0-shard-shard", "s0s1", 4),
+                 ("dcp-torch2.15.0-strided", "t", 1))
+        for name, chosen, count in cases:
+            ckpt = self.copy(name, name)
+            chunks = json.loads(self.ok("inspect", ckpt, "--tensor", chosen, "--json"))["chunks"]
+            self.assertEqual(len(chunks), count, (name, chosen))
+            for number, args in enumerate((("consolidate",), ("consolidate", "--dtype", "bfloat16"),
+                                           ("reshard", "--dp", "3"), ("consolidate", "--compress", "1"))):
+                chunk = chunks[number % count]
+                turn = self.flip(ckpt, chosen, number % count)
+                with self.subTest(name=name, args=args):
+                    self.fails(3, args[0], ckpt, "-o", self.path("out"), *args[1:],
+                               contains=[f"offset {chunk['offset']}: tensor {chosen}, chunk ", "CRC-32"])
+                turn()
+            self.ok("consolidate", ckpt, "-o", self.path("out"), "-q")
+            os.unlink(self.path("out"))
 
     def cut_tensor(self, data):
         return next(n for n, m in data.state_dict_metadata.items() if len(getattr(m, "chunks", [])) > 1)
