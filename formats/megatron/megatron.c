@@ -230,6 +230,10 @@ static fc_code megatron_digest(const fc_checkpoint *checkpoint, const fc_tensor 
                                       : fc_pt_digest(checkpoint, tensor, index, out, err);
 }
 
+static fc_code megatron_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
+    return is_dcp(checkpoint, object) ? fc_format_dcp.check_object(checkpoint, object, err) : FC_OK;
+}
+
 static const char *const extensions[] = {NULL};
 
 const fc_format fc_format_megatron = {
@@ -245,5 +249,6 @@ const fc_format fc_format_megatron = {
     .read = fc_pt_read,
     .object_json = megatron_object_json,
     .digest = megatron_digest,
+    .check_object = megatron_check_object,
     .unverified = ".metadata, objects, and the gaps between the records of archives",
 };

@@ -300,6 +300,7 @@ static fc_code worker_init(worker *w, fc_error *err) {
     if (rc != FC_OK) {
         return rc;
     }
+    fc_source_check_objects(w->source);
     rc = fc_output_open(&w->output, p->part->path, err);
     if (rc != FC_OK) {
         return rc;

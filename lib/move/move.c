@@ -182,6 +182,7 @@ static void *work(void *context) {
     fc_error err;
     fc_code rc = fc_source_new(e->wanted->source, e->decoded, e->budget.scratch, e->budget.files, &w.source, &err);
     if (rc == FC_OK) {
+        fc_source_check_objects(w.source);
         rc = fc_output_open(&w.output, e->part->path, &err);
     }
     if (rc == FC_OK) {

@@ -44,8 +44,9 @@ struct fc_source {
     open_file files[FC_OPEN_FILES];
     int nfiles; /* of them in use at most */
     uint64_t clock;
-    fc_source_crc *crc; /* NULL: nothing is compared */
-    fc_crc_walk walk;   /* of the piece that is being read */
+    fc_source_crc *crc;  /* NULL: nothing is compared */
+    fc_crc_walk walk;    /* of the piece that is being read */
+    bool checks_objects; /* before they are read */
 };
 
 size_t fc_source_overhead(void) {
@@ -83,6 +84,10 @@ void fc_source_free(fc_source *source) {
     free(source);
 }
 
+void fc_source_check_objects(fc_source *source) {
+    source->checks_objects = true;
+}
+
 void fc_source_watch(fc_source *source, fc_source_crc *crc) {
     source->crc = crc;
 }
@@ -118,8 +123,12 @@ static fc_code resolve(fc_source *source, const fc_tensor *tensor, size_t chunk,
     uint64_t h = ((uint64_t)(uintptr_t)tensor >> 4) * 0x9e3779b97f4a7c15u >> 40;
     cached_extent *slot = &source->extents[(h + chunk) % FC_EXTENT_CACHE];
     if (slot->tensor != tensor || slot->chunk != chunk) {
+        const fc_format *format = source->checkpoint->format;
         slot->tensor = NULL;
         fc_code rc = fc_checkpoint_extent(source->checkpoint, tensor, chunk, &slot->extent, err);
+        if (rc == FC_OK && tensor->object && source->checks_objects && format->check_object) {
+            rc = format->check_object(source->checkpoint, tensor, err);
+        }
         if (rc != FC_OK) {
             return rc;
         }
