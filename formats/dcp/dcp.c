@@ -213,6 +213,7 @@ const fc_format fc_format_dcp = {
     .finish = fc_dcp_finish,
     .destroy = fc_dcp_destroy,
     .digest = fc_dcp_digest,
+    .check_object = fc_dcp_check_object,
     .verify = fc_dcp_verify,
     .unverified = ".metadata, and the gaps between the records of the data files",
 };

@@ -89,6 +89,7 @@ fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
                       fc_error *err);
 fc_code fc_dcp_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                       fc_error *err);
+fc_code fc_dcp_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err);
 fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                            fc_error *err);
 

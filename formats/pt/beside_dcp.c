@@ -115,3 +115,7 @@ fc_code fc_pt_digest_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor
     return is_dcp(checkpoint, tensor) ? fc_format_dcp.digest(checkpoint, tensor, index, out, err)
                                       : fc_pt_digest(checkpoint, tensor, index, out, err);
 }
+
+fc_code fc_pt_check_object_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
+    return is_dcp(checkpoint, object) ? fc_format_dcp.check_object(checkpoint, object, err) : FC_OK;
+}

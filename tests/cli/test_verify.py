@@ -149,7 +149,13 @@ class Verify(harness.Case):
         file, _, _, tensor = self.extents("ckpt")[0]
         chunk = json.loads(self.ok("inspect", "ckpt", "--tensor", tensor, "--json"))["chunks"][0]
         flip(self.path("ckpt", file), chunk["data_offset"], 7)
-        self.fails(3, "consolidate", "ckpt", "-o", "bad.h5", contains=["ckpt: tensor " + tensor])
+        self.fails(3, "consolidate", "ckpt", "-o", "bad.h5", contains=["tensor " + tensor, "the archive says"])
+        self.ok("consolidate", "good.h5", "-o", "plain.safetensors", "-q")  # a format without CRCs
+        self.ok("verify", "plain.safetensors", "--seal")
+        _, offset, _, tensor = self.extents("plain.safetensors")[0]
+        flip(self.path("plain.safetensors"), offset)
+        self.fails(3, "consolidate", "plain.safetensors", "-o", "bad.h5",
+                   contains=["plain.safetensors: tensor " + tensor, "seal.json"])
         self.assertEqual(self.run_tool("verify", "ckpt", "--seal", "--force").returncode, 1)  # damaged is not sealed
         with open(self.path("ckpt.fsdpckpt-seal.json"), "w") as f:
             f.write('{"fsdpckpt": "seal", "version": 1, "files": []}')
