@@ -12,6 +12,7 @@ usage: pt.py FSDPCKPT CORPUS        exit 77 without torch
 import collections
 import glob
 import io
+import json
 import logging
 import os
 import pathlib
@@ -337,6 +338,37 @@ def reads_ranks_by_other_names(program, home, corpus):
     refused(program, loose, 3, "called alike", "pytorch_model_fsdp_rank_<rank>.bin")
 
 
+def reads_an_index(program, home, corpus):
+    """Hugging Face's folder of a model: pytorch_model-00001-of-00002.bin and their index, or one file."""
+    model = home / "model"
+    model.mkdir()
+    shared = torch.randn(4, 3)
+    parts = [{"a.weight": shared, "b.weight": shared.t()}, {"c": torch.ones(5, dtype=torch.bfloat16), "d": torch.tensor(2)}]
+    names = ["pytorch_model-0000%d-of-00002.bin" % (i + 1) for i in range(2)]
+    for name, part in zip(names, parts):
+        save(part, model / name)
+    index = {"metadata": {"total_size": 114}, "weight_map": {k: n for n, p in zip(names, parts) for k in p}}
+    (model / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    (model / "config.json").write_text("{}")
+    whole = {**parts[0], **parts[1]}
+    for source in (model, model / "pytorch_model.bin.index.json"):
+        run(program, "consolidate", source, "-o", home / "whole.pt", "-q", "--force")
+        same(whole, load(home / "whole.pt"), source)
+    run(program, "verify", model)
+    save({"c": torch.ones(5), "d": torch.tensor(2)} | {"a.weight": torch.ones(1)}, model / names[1])
+    refused(program, model, 3, "a.weight", "in two files")
+    save({"c": torch.ones(5)}, model / names[1])
+    refused(program, model, 3, "tensor d", names[1])
+    (model / names[1]).unlink()
+    refused(program, model, 3, names[1])
+    (model / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "../../etc/passwd"}}')
+    refused(program, model, 3, "hostile")
+    (model / "pytorch_model.bin.index.json").unlink()
+    save(parts[0], model / "pytorch_model.bin")
+    run(program, "consolidate", model, "-o", home / "whole.pt", "-q", "--force")
+    same(parts[0], load(home / "whole.pt"), "pytorch_model.bin")
+
+
 def reads_metadata_of_ranks(program, home, corpus):
     """DCP without a .metadata: put together from the metadata of every rank, or refused where one is missing."""
     source = corpus / "dcp-ranks-torch2.15.0"
@@ -471,7 +503,7 @@ def objects_that_hold_tensors(program, home, corpus):
 def main():
     program, corpus = sys.argv[1], pathlib.Path(sys.argv[2])
     tests = [reads_what_torch_writes, more_than_4_gib, many, writes_what_torch_converts, reads_files_a_rank,
-             reads_ranks_by_other_names, reads_metadata_of_ranks, writes_files_a_rank, refusals,
+             reads_ranks_by_other_names, reads_an_index, reads_metadata_of_ranks, writes_files_a_rank, refusals,
              nesting_survives_other_formats, objects_that_hold_tensors]
     failed = 0
     for test in tests:
