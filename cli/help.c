@@ -102,6 +102,13 @@ const char *help_formats(char *buf) {
     return buf;
 }
 
+void help_format(text_out *out, const fc_format *format) {
+    text_puts(out, format->description);
+    for (const char *const *e = format->extensions; *e; e++) {
+        text_printf(out, "%s%s", e == format->extensions ? ": " : " ", *e);
+    }
+}
+
 void help_program(text_out *out) {
     text_puts(out, "Usage: fsdpckpt COMMAND [OPTION]... SRC\n\n");
     wrap(out, help_intro, 0, 0);
@@ -113,10 +120,8 @@ void help_program(text_out *out) {
                    "Formats that can be written (--to, or by the extension of -o):\n");
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         if ((*f)->create) {
-            text_printf(out, "  %-13s %s", (*f)->name, (*f)->description);
-            for (const char *const *e = (*f)->extensions; *e; e++) {
-                text_printf(out, "%s%s", e == (*f)->extensions ? ": " : " ", *e);
-            }
+            text_printf(out, "  %-13s ", (*f)->name);
+            help_format(out, *f);
             text_puts(out, "\n");
         }
     }

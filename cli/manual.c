@@ -53,7 +53,7 @@ static void roff_option(text_out *out, const option_row *row, const char *help) 
 }
 
 static void man_command(text_out *out, const command *c) {
-    text_printf(out, ".SS fsdpckpt %s \\fI%s\\fR ", c->name, c->operands);
+    text_printf(out, ".SS fsdpckpt %s \\fI%s\\fR%s", c->name, c->operands, c->synopsis ? " " : "");
     roff(out, c->synopsis ? c->synopsis : "");
     text_puts(out, " [\\fIOPTION\\fR]...\n");
     roff(out, c->description);
@@ -70,7 +70,16 @@ static void write_man(text_out *out) {
                    "fsdpckpt \\- convert training checkpoints between full, sharded and 2D layouts\n"
                    ".SH SYNOPSIS\n.B fsdpckpt\n\\fICOMMAND\\fR [\\fIOPTION\\fR]... \\fISRC\\fR\n.SH DESCRIPTION\n");
     roff(out, help_intro);
-    text_puts(out, "\n.PP\n\\fISRC\\fR is a directory or a file; its format is found by its content.\n.SH COMMANDS\n");
+    text_puts(out, "\n.PP\n\\fISRC\\fR is a directory or a file; its format is found by its content.\n.SH FORMATS\n"
+                   "Those of \\fB\\-\\-to\\fR, and the extensions of DST that say them without it.\n");
+    for (const fc_format *const *f = fc_formats(); *f; f++) {
+        if ((*f)->create) {
+            text_printf(out, ".TP\n.B %s\n", (*f)->name);
+            help_format(out, *f);
+            text_puts(out, "\n");
+        }
+    }
+    text_puts(out, ".SH COMMANDS\n");
     for (const command *const *c = command_table; *c; c++) {
         man_command(out, *c);
     }

@@ -23,8 +23,8 @@ const option_row option_table[OPT_COUNT] = {
                 .kind = KIND_TEXT,
                 .arg = "FORMAT",
                 .offset = FIELD(to),
-                .help = "format of DST: dcp, h5, pt or safetensors (default: what its extension says, as "
-                        "'fsdpckpt --help' lists, else h5)"},
+                .help = "format of DST: dcp, h5, pt or safetensors (default: what its extension says, "
+                        "see 'fsdpckpt --help', else h5)"},
     [OPT_DP] = {.name = "dp",
                 .kind = KIND_NUMBER,
                 .arg = "N",
@@ -186,7 +186,7 @@ const option_row option_table[OPT_COUNT] = {
                     .kind = KIND_TEXT,
                     .arg = "FILE",
                     .offset = FIELD(schema),
-                    .help = "the same from a file that 'fsdpckpt schema' printed"},
+                    .help = "the same from a file that 'fsdpckpt schema' wrote"},
     [OPT_ALLOW_MISSING] = {.name = "allow-missing",
                            .kind = KIND_LIST,
                            .arg = "GLOB",

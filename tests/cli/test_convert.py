@@ -59,6 +59,11 @@ class Convert(harness.Case):
         self.assertIn("before compression", dry)
         self.assertNotIn("n.h5", self.listing())
 
+    def test_compress_needs_a_format_that_can(self):
+        for target in ("m.pt", "m.safetensors"):
+            self.fails(5, "consolidate", harness.corpus(FSDP2), "-o", target, "--compress", "1",
+                       contains=["--compress: the format '", "has no compression; leave it out, or say --to h5"])
+
     def test_dry_run_writes_nothing(self):
         text = self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5", "--dry-run")
         self.assertRegex(text, r"^m\.h5 would hold 11 tensors, .* in 1 h5 file\n")
