@@ -16,7 +16,7 @@ static fc_code check_item(const fc_checkpoint *checkpoint, const fc_tensor *tens
     int fd;
     fc_code rc = fc_dcp_acquire(checkpoint, chunk->file, &fd, &found);
     if (rc != FC_OK) {
-        fc_finding(findings, &place, "%s", found.message);
+        fc_report_defect(findings, &place, "%s", found.message);
         *covered = false;
         return FC_OK;
     }

@@ -28,7 +28,7 @@ fc_code fc_pt_verify(const fc_checkpoint *checkpoint, struct fc_findings *findin
         fc_error found;
         fc_code rc = fc_pt_file_open(checkpoint->files[i].path, i, &f, &found);
         if (rc != FC_OK) {
-            fc_finding(findings, &place, "%s", found.message);
+            fc_report_defect(findings, &place, "%s", found.message);
             continue;
         }
         bool covered = f.pickle == NULL; /* a legacy file has no CRCs */

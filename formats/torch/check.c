@@ -52,7 +52,7 @@ fc_code fc_torch_check_records(fc_torch_item *archive, bool read_data, const fc_
             fc_defect place = *item;
             place.has_offset = true;
             place.offset = entry->data;
-            fc_finding(findings, &place, "%s", found.message);
+            fc_report_defect(findings, &place, "%s", found.message);
             *covered = false;
         }
     }

@@ -32,7 +32,7 @@ typedef struct engine {
     fc_progress *progress; /* may be NULL */
     budget budget;
     struct fc_source_crc *recorded; /* see fc_move_options; may be NULL */
-    bool casts; /* some item changes its type, so workers need a second buffer */
+    bool casts;                     /* some item changes its type, so workers need a second buffer */
     fc_queue queue;
     fc_decoded *decoded;
     atomic_bool stop;

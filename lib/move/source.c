@@ -196,8 +196,7 @@ static fc_code read_window(fc_source *source, fc_input *input, uint64_t start, u
                            unsigned char *out, fc_error *err) {
     const uint64_t offset = start + at;
     if (part->n == 0) {
-        fc_code rc =
-            fc_input_read(input, out, (size_t)part->unit, offset, source->scratch, source->scratch_size, err);
+        fc_code rc = fc_input_read(input, out, (size_t)part->unit, offset, source->scratch, source->scratch_size, err);
         if (rc == FC_OK && source->walk.wanted) {
             fc_crc_walk_add(&source->walk, at, out, (size_t)part->unit);
         }
