@@ -5,6 +5,9 @@
 #include "command.h"
 #include "json_out.h"
 
+#include "fsdpckpt/unflatten.h"
+
+#include <stdlib.h>
 #include <string.h>
 
 enum { SCHEMA_VERSION = 1 };
@@ -18,7 +21,7 @@ static void write_name(json_out *j, const fc_tensor *t) {
     }
 }
 
-static void write_entry(json_out *j, const fc_tensor *t) {
+static void write_entry(json_out *j, const fc_tensor *t, const fc_tensor *same_as) {
     jw_open(j, '{');
     write_name(j, t);
     if (!t->object) {
@@ -26,18 +29,34 @@ static void write_entry(json_out *j, const fc_tensor *t) {
         jw_key(j, "shape");
         jw_ints(j, t->ndim, t->shape);
     }
+    if (same_as) {
+        JSON_MEMBER(j, string, "same_as", same_as->name);
+    }
     jw_close(j, '}');
 }
 
-static void write_entries(json_out *j, const fc_checkpoint *c, const char *key, bool objects) {
+static void write_entries(json_out *j, const fc_checkpoint *c, const char *key, bool objects, const size_t *same_as) {
     jw_key(j, key);
     jw_open(j, '[');
     for (size_t i = 0; i < c->ntensors && j->out->error == 0; i++) {
         if ((c->tensors[i].object != NULL) == objects) {
-            write_entry(j, &c->tensors[i]);
+            write_entry(j, &c->tensors[i], same_as[i] != i ? &c->tensors[same_as[i]] : NULL);
         }
     }
     jw_close(j, ']');
+}
+
+/* Which tensors are one, with the number of the first for each. */
+static fc_code find_ties(const fc_checkpoint *c, size_t **same_as, fc_error *err) {
+    const fc_tensor **tensors = calloc(c->ntensors + 1, sizeof *tensors);
+    *same_as = calloc(c->ntensors + 1, sizeof **same_as);
+    for (size_t i = 0; tensors && i < c->ntensors; i++) {
+        tensors[i] = &c->tensors[i];
+    }
+    fc_code rc = tensors && *same_as ? fc_find_ties(c, tensors, c->ntensors, *same_as, err)
+                                     : fc_fail(err, FC_ENOMEM, "out of memory");
+    free(tensors);
+    return rc;
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
@@ -48,15 +67,26 @@ static fc_code run(cli_call *call, fc_error *err) {
     if (rc != FC_OK) {
         return rc;
     }
+    size_t *same_as = NULL;
+    rc = find_ties(checkpoint, &same_as, err);
+    if (rc != FC_OK) {
+        free(same_as);
+        fc_checkpoint_close(checkpoint);
+        return rc;
+    }
     json_out j;
     jw_begin(&j, call->out, 2);
     jw_open(&j, '{');
     JSON_MEMBER(&j, string, "fsdpckpt", "schema");
     JSON_MEMBER(&j, uint, "version", SCHEMA_VERSION);
-    write_entries(&j, checkpoint, "tensors", false);
-    write_entries(&j, checkpoint, "objects", true);
+    if (fc_knows_model_order(checkpoint, NULL)) {
+        JSON_MEMBER(&j, string, "order", "model");
+    }
+    write_entries(&j, checkpoint, "tensors", false, same_as);
+    write_entries(&j, checkpoint, "objects", true, same_as);
     jw_close(&j, '}');
     text_puts(call->out, "\n");
+    free(same_as);
     fc_checkpoint_close(checkpoint);
     return FC_OK;
 }

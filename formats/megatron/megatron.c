@@ -198,6 +198,7 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
     fc_code rc = distributed ? fc_format_dcp.open(checkpoint, options, err) : open_rank(checkpoint, err);
     rc = rc == FC_OK && distributed ? add_common(checkpoint, err) : rc;
     checkpoint->producer = "Megatron";
+    checkpoint->keeps_order = false; /* ranks of a pipeline have parts of it */
     return rc;
 }
 
