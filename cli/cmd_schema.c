@@ -1,16 +1,20 @@
 /*
- * schema: prints the names, dtypes and shapes of a checkpoint as JSON, to be committed beside the model. The text is a
- * function of these alone, a line for each tensor, so that a diff shows what changed. formats/schema reads it back.
+ * schema: prints or writes the names, dtypes and shapes of a checkpoint as JSON, to be committed beside the model. The
+ * text is a function of these alone, a line for each tensor, so that a diff shows what changed. formats/schema reads it
+ * back.
  */
 #include "command.h"
 #include "json_out.h"
+#include "out_file.h"
+
+#include "fsdpckpt/wanted.h"
 
 #include <string.h>
 
 enum { SCHEMA_VERSION = 1 };
 
 /* The path is told only where the name does not say it. */
-static void write_name(json_out *j, const fc_tensor *t) {
+static void write_name(json_out *j, const fc_wanted_tensor *t) {
     JSON_MEMBER(j, string, "name", t->name);
     if (t->path.count != 1 || t->path.elements[0].is_index || strcmp(t->path.elements[0].key, t->name) != 0) {
         jw_key(j, "path");
@@ -18,26 +22,54 @@ static void write_name(json_out *j, const fc_tensor *t) {
     }
 }
 
-static void write_entry(json_out *j, const fc_tensor *t) {
+static void write_entry(json_out *j, const fc_wanted_tensor *t) {
     jw_open(j, '{');
     write_name(j, t);
-    if (!t->object) {
+    if (!t->source->object) {
         JSON_MEMBER(j, string, "dtype", fc_dtype_get(t->dtype)->torch_name);
         jw_key(j, "shape");
-        jw_ints(j, t->ndim, t->shape);
+        jw_ints(j, t->source->ndim, t->source->shape);
     }
     jw_close(j, '}');
 }
 
-static void write_entries(json_out *j, const fc_checkpoint *c, const char *key, bool objects) {
+static void write_entries(json_out *j, const fc_wanted *wanted, const char *key, bool objects) {
     jw_key(j, key);
     jw_open(j, '[');
-    for (size_t i = 0; i < c->ntensors && j->out->error == 0; i++) {
-        if ((c->tensors[i].object != NULL) == objects) {
-            write_entry(j, &c->tensors[i]);
+    for (size_t i = 0; i < wanted->ntensors && j->out->error == 0; i++) {
+        if ((wanted->tensors[i].source->object != NULL) == objects) {
+            write_entry(j, &wanted->tensors[i]);
         }
     }
     jw_close(j, ']');
+}
+
+static fc_code write_schema(void *context, text_out *out, fc_error *err) {
+    const fc_wanted *wanted = context;
+    json_out j;
+    (void)err;
+    jw_begin(&j, out, 2);
+    jw_open(&j, '{');
+    JSON_MEMBER(&j, string, "fsdpckpt", "schema");
+    JSON_MEMBER(&j, uint, "version", SCHEMA_VERSION);
+    write_entries(&j, wanted, "tensors", false);
+    write_entries(&j, wanted, "objects", true);
+    jw_close(&j, '}');
+    text_puts(out, "\n");
+    return FC_OK;
+}
+
+static fc_code select_and_write(const cli_call *call, const fc_checkpoint *checkpoint, fc_arena *arena, fc_error *err) {
+    const options *o = call->options;
+    const fc_selection selection = {.include = o->include.items,
+                                    .exclude = o->exclude.items,
+                                    .strip_prefix = o->strip_prefix,
+                                    .rename = o->rename.items};
+    fc_wanted wanted = {0};
+    fc_selected counts;
+    bool empty = checkpoint->ntensors == 0; /* that is no mistake here: its schema is empty */
+    fc_code rc = empty ? FC_OK : fc_wanted_new(checkpoint, &selection, arena, &wanted, &counts, err);
+    return rc == FC_OK ? out_result(call, checkpoint, 0, write_schema, &wanted, err) : rc;
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
@@ -48,22 +80,22 @@ static fc_code run(cli_call *call, fc_error *err) {
     if (rc != FC_OK) {
         return rc;
     }
-    json_out j;
-    jw_begin(&j, call->out, 2);
-    jw_open(&j, '{');
-    JSON_MEMBER(&j, string, "fsdpckpt", "schema");
-    JSON_MEMBER(&j, uint, "version", SCHEMA_VERSION);
-    write_entries(&j, checkpoint, "tensors", false);
-    write_entries(&j, checkpoint, "objects", true);
-    jw_close(&j, '}');
-    text_puts(call->out, "\n");
+    fc_arena *arena = fc_arena_new();
+    rc = arena ? select_and_write(call, checkpoint, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_arena_free(arena);
     fc_checkpoint_close(checkpoint);
-    return FC_OK;
+    return rc;
 }
 
+static const option_help helps[] = {
+    {OPT_OUTPUT, "write to the file DST, which must not exist (but see --force); -: standard output, the default"},
+    {OPT_QUIET, "errors only"},
+    {.help = NULL},
+};
+
 static const char *const examples[] = {
-    "fsdpckpt schema ckpt/ > model.json",
-    "to commit beside the model",
+    "fsdpckpt schema ckpt/ -o model.json --include 'model.*'",
+    "to commit beside the model; without the optimizer",
     "fsdpckpt reshard model.json --dp 512 --tp 8 --dry-run",
     "plan with it, without the checkpoint",
     NULL,
@@ -80,6 +112,8 @@ const command command_schema = {
         "same for every layout of the same state, in the order of SRC, a line each. Reads headers only.\n\n"
         "The file is itself a SRC, one without data: inspect shows it, and reshard --dry-run plans with it.",
     .examples = examples,
-    .takes = TAKES_COMMON | TAKES(OPT_FOLLOW_EXTERNAL),
+    .helps = helps,
+    .takes = TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |
+             TAKES(OPT_RENAME) | TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL),
     .run = run,
 };

@@ -7,8 +7,10 @@
 
 #include "fsdpckpt/wrap_policy.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* One call: what was asked for, and what came of it. */
 typedef struct units_call {
@@ -154,7 +156,12 @@ static fc_code make_units(units_call *c, fc_error *err) {
     fc_selected counts;
     fc_model_info info;
     fc_code rc = read_info(c, &info, err);
-    if (rc == FC_OK && is_file(c->o->policy)) {
+    if (rc == FC_OK && is_file(c->o->policy) && access(c->o->policy, F_OK) != 0 && errno == ENOENT) {
+        rc = fc_fail(err, FC_EUSAGE,
+                     "--policy '%s': neither a file nor a known policy; known are blocks, size:N and class:NAME,..., a "
+                     "file is JSON like {\"layers.*\": true}",
+                     c->o->policy);
+    } else if (rc == FC_OK && is_file(c->o->policy)) {
         rc = fc_wrap_file_load(c->o->policy, c->arena, &c->file, err);
     }
     rc = rc == FC_OK ? fc_wanted_new(c->source, &selection, c->arena, &c->wanted, &counts, err) : rc;

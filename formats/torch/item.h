@@ -93,6 +93,10 @@ struct fc_findings;
 fc_code fc_torch_check_records(fc_torch_item *archive, bool read_data, const struct fc_defect *item,
                                struct fc_findings *findings, bool *covered, fc_error *err);
 
+/** Compares all records of an open archive with their CRC-32s, where they have one and are not too large to be read at
+ *  once. @return what is wrong with the first that is damaged. */
+fc_code fc_torch_check_archive(fc_torch_item *archive, fc_error *err);
+
 /**
  * The safe decoding of a pickled value as JSON text, allocated from `arena`. The forms are those of
  * docs/HDF5_SCHEMA.md, "Objects", and are listed in object_json.c.
