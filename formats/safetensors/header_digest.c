@@ -5,6 +5,7 @@
 
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/verify.h"
+#include "safetensors/header.h"
 #include "safetensors/kept.h"
 
 #include <string.h>
@@ -16,11 +17,66 @@ size_t fc_st_digest_place(const char *text, size_t size) {
     return size - place > ST_DIGITS ? place : 0;
 }
 
+/* Where the string that begins at `at` ends: behind its quotation mark. */
+static size_t skip_string(const char *text, size_t size, size_t at) {
+    for (at++; at < size && text[at] != '"'; at++) {
+        at += text[at] == '\\';
+    }
+    return at < size ? at + 1 : size;
+}
+
+/* A walk over a header, member by member: those of the outermost object, and those of `__metadata__` in it. */
+typedef struct walk {
+    const char *text;
+    size_t place, start; /* of the digits; of the member, 0: none has begun */
+    int depth;
+    bool within; /* __metadata__ */
+    uint64_t sum;
+} walk;
+
+static void end_member(walk *w, size_t end) {
+    if (w->start && !(w->start <= w->place && w->place < end)) {
+        w->sum += fc_crc64(w->within, w->text + w->start, end - w->start);
+    }
+    w->start = 0;
+}
+
+static void open_level(walk *w, size_t at) {
+    static const char key[] = "\"__metadata__\":";
+    if (w->depth++ == 1 && w->start && at - w->start == sizeof key - 1 &&
+        memcmp(w->text + w->start, key, sizeof key - 1) == 0) {
+        w->within = true;
+        w->start = 0;
+    }
+}
+
+static void close_level(walk *w, size_t at) {
+    if (w->depth == (w->within ? 2 : 1)) {
+        end_member(w, at);
+        w->within = false;
+    }
+    w->depth--;
+}
+
 uint64_t fc_st_digest_of(const char *text, size_t size, size_t place) {
-    static const char zeros[] = "0000000000000000";
-    uint64_t crc = fc_crc64(0, text, place);
-    crc = fc_crc64(crc, zeros, ST_DIGITS);
-    return fc_crc64(crc, text + place + ST_DIGITS, size - place - ST_DIGITS);
+    walk w = {.text = text, .place = place};
+    for (size_t i = ST_LENGTH_BYTES; i < size;) {
+        const char c = text[i];
+        if (c == '"') {
+            w.start = w.start ? w.start : i;
+            i = skip_string(text, size, i);
+            continue;
+        }
+        if (c == '{' || c == '[') {
+            open_level(&w, i);
+        } else if (c == '}' || c == ']') {
+            close_level(&w, i);
+        } else if (c == ',' && w.depth == (w.within ? 2 : 1)) {
+            end_member(&w, i);
+        }
+        i++;
+    }
+    return w.sum;
 }
 
 void fc_st_digits(uint64_t value, char *out) {

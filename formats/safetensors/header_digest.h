@@ -1,6 +1,7 @@
 /*
- * The digest of a header, which stands in the header itself: CRC-64 of the file up to its data, with the 16 digits of
- * the digest as zeros (characters '0').
+ * The digest of a header, which stands in the header itself: the sum of the CRC-64s of the members of its JSON (see
+ * docs/SAFETENSORS.md), in whatever order. For other programs load `__metadata__` and write it again with the same
+ * tensors: their members come in another order, and the data behind another padding.
  */
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_HEADER_DIGEST_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_HEADER_DIGEST_H
