@@ -309,8 +309,10 @@ static fc_code add_dict(builder *b, const fc_flat_model *model) {
     }
     for (size_t i = 0; rc == FC_OK && i < model->nmembers; i++) {
         const fc_flat_member *m = &model->members[i];
-        if (!m->flat) {
+        if (!m->flat) { /* under the model's name, as its parameters are: wrappers leave traces in the source's */
             rc = keep(b, m->stored);
+            rc =
+                rc == FC_OK ? name_parameter(b, &b->source->tensors[m->stored], m->key, &b->tensors[b->count - 1]) : rc;
             continue;
         }
         b->tensors[b->count++] = made[i];
