@@ -136,7 +136,8 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
         }
     }
     bool distributed = fc_pt_is_beside_dcp(checkpoint->path, common);
-    fc_code rc = distributed ? fc_pt_open_beside_dcp(checkpoint, common, options, err) : open_rank(checkpoint, err);
+    fc_code rc =
+        distributed ? fc_pt_open_beside_dcp(checkpoint, common, false, options, err) : open_rank(checkpoint, err);
     checkpoint->producer = "Megatron";
     checkpoint->keeps_order = false; /* ranks of a pipeline have parts of it */
     return rc;
