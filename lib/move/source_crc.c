@@ -173,11 +173,11 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
     atomic_store(&crc->any, true);
     uint64_t *numbers = calloc(count + 1, 3 * sizeof *numbers);
     rc = fc_comm_agree(comm, numbers ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
-    if (rc == FC_OK) {
+    if (rc == FC_OK && numbers) {
         pack(crc, numbers, count, false);
         rc = join_numbers(comm, numbers, count, err);
     }
-    if (rc == FC_OK) {
+    if (rc == FC_OK && numbers) {
         pack(crc, numbers, count, true);
     }
     free(numbers);
