@@ -44,6 +44,9 @@ bool fc_is_flat_key(const char *key, size_t *module);
 /** The key of a value in the dict it lies in, which is the last of its path. */
 const char *fc_state_key(const fc_tensor *tensor);
 
+/** The name of `len` bytes without what wrappers leave in it, in `arena`; NULL when out of memory. */
+const char *fc_unwrapped(fc_arena *arena, const char *name, size_t len);
+
 /** Whether two values lie in the same dict. */
 bool fc_same_dict(const fc_tensor *a, const fc_tensor *b);
 

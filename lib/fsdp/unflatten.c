@@ -387,14 +387,13 @@ static fc_code unflatten_dict(builder *b, const fc_tensor *flat, const fc_checkp
 /* The source's values in their order; a dict with flat parameters whole, where its first value is. */
 static fc_code fill(builder *b, const fc_checkpoint *model, fc_arena *scratch) {
     const fc_checkpoint *source = b->source;
-    size_t ndicts = 0, module;
+    size_t ndicts = 0;
     const fc_tensor **dicts = fc_arena_calloc(scratch, source->ntensors, sizeof *dicts);
     bool *done = fc_arena_calloc(scratch, source->ntensors, sizeof *done);
     fc_code rc = dicts && done ? FC_OK : no_memory(b);
     for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
         const fc_tensor *t = &source->tensors[i];
-        if (!t->object && t->ndim == 1 && fc_is_flat_key(fc_state_key(t), &module) &&
-            !flat_beside(source, dicts, ndicts, i)) {
+        if (fc_is_flat_parameter(t) && !flat_beside(source, dicts, ndicts, i)) {
             dicts[ndicts++] = t;
         }
     }

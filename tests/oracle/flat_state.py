@@ -1,5 +1,5 @@
-"""FSDP1's LOCAL_STATE_DICT, in: real FSDP on gloo saves flat parameters with torch.save and dcp.save, fsdpckpt takes
-them apart with --schema, and torch compares every byte with the model's.
+"""FSDP1's LOCAL_STATE_DICT. In: real FSDP on gloo saves flat parameters with torch.save and dcp.save, fsdpckpt takes
+them apart with --schema, and torch compares every byte with the model's. Out: fsdpckpt makes them, and FSDP loads them.
 
 usage: flat_state.py FSDPCKPT
 
@@ -172,6 +172,60 @@ def case_in(home, case):
         run("diff", f"{home}/{case}.dcp", f"{home}/out.h5", "--schema", schema)
 
 
+def load(rank, world, home, case, out):
+    """One rank: loads its file into a model of other values. Returns the whole model's."""
+    torch.manual_seed(rank + 100)
+    cls, _, how = CASES[case]
+    fresh = cls().double() if how.get("double") else cls()
+    model = wrap(case, fresh, world)
+    path = f"{out}/model_world_size_{world}_rank_{rank}.pt"
+    with FSDP.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+        model.load_state_dict(torch.load(path, weights_only=False))
+        # What torch saves of it is what was loaded: the same keys, types and shards.
+        again, given = model.state_dict(), torch.load(path, weights_only=False)
+        check(sorted(again) == sorted(given), case, sorted(again), sorted(given))
+        for name, value in again.items():
+            check(type(value) is type(given[name]), case, name, type(given[name]))
+            if name.endswith("_flat_param"):
+                mine, theirs = given[name], value
+                check(mine.metadata().shards_metadata == theirs.metadata().shards_metadata, case, name)
+                check(mine.metadata().size == theirs.metadata().size, case, name, "size")
+                check(mine.metadata().tensor_properties.dtype == theirs.metadata().tensor_properties.dtype, case, name)
+                check([s.metadata for s in mine.local_shards()] == [s.metadata for s in theirs.local_shards()], case)
+                for a, b in zip(mine.local_shards(), theirs.local_shards()):
+                    check(torch.equal(a.tensor, b.tensor), case, name)
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        return {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+def case_out(home, case):
+    """Files that fsdpckpt makes of the whole model, loaded by FSDP on every rank."""
+    wanted = make(case).state_dict()
+    world, how = CASES[case][1:]
+    out = f"{home}/{case}.out"
+    with open(f"{home}/classes.json", "w") as f:
+        json.dump({"$buffers": ["scale"]}, f)
+    policy = ["--policy", "blocks" if how.get("wrap") else "size:1T", "--classes", f"{home}/classes.json"]
+    if how.get("ignore"):
+        policy += ["--ignore", "norm.weight", "--ignore", "layers.1.act.bias"]
+    run("consolidate", f"{home}/{case}.whole.pt", "-o", f"{home}/{case}.safetensors", "--force")
+    schema = ["--schema", f"{home}/{case}.json"]
+    sources = [[f"{home}/{case}.whole.pt"], [f"{home}/{case}.dcp", "--strip-prefix", "model.", *schema],
+               [f"{home}/{case}.safetensors", *schema]]
+    if "Tied" in CASES[case][0].__name__:
+        text = run("reshard", *sources[2], "-o", out, "--to", "pt", "--dp", world, *policy, ok=2)
+        check("'emb.weight' and 'head.weight' are one parameter" in text, text)
+        sources[2] += ["--exclude", "emb.weight"]
+    files = []
+    for source in sources:
+        run("reshard", *source, "-o", out, "--to", "pt", "--dp", world, *policy, "--force")
+        files.append([pathlib.Path(f"{out}/model_world_size_{world}_rank_{r}.pt").read_bytes() for r in range(world)])
+    check(all(f == files[0] for f in files), case, "depends on the source")
+    for rank, got in enumerate(gloo.run(world, load, home, case, out)):
+        for name, value in wanted.items():
+            check(got[name].tobytes() == value.numpy().tobytes(), case, rank, name)
+
+
 def replicas(home):
     """HYBRID_SHARD, whose second half of ranks holds what the first one does. (torch 2.15 fails to save that.)"""
     os.mkdir(f"{home}/hybrid")
@@ -222,12 +276,43 @@ def refusals(home):
     refused(f"{home}/told.json", "same_as")
 
 
+def refusals_out(home):
+    def refused(*argv, words=(), code=2):
+        text = run("reshard", *argv, "-o", f"{home}/no", ok=code)
+        check(text.count("\n") == 1 and all(w in text for w in words), argv, text)
+        check(not pathlib.Path(f"{home}/no").exists(), argv, "was written")
+
+    whole, flat = f"{home}/blocks.whole.pt", ["--to", "pt", "--policy", "blocks"]
+    refused(f"{home}/blocks.safetensors", "--dp", 2, *flat, words=("--schema",))
+    refused(f"{home}/sorted.pt", "--dp", 2, *flat, words=("alphabetical",))
+    refused(whole, "--dp", 2, "--tp", 2, *flat, words=("--policy",))
+    refused(whole, "--dp", 2, "--policy", "blocks", words=("--to pt",))
+    state = torch.load(whole)
+    torch.save({"model": state, "optim": {"state": {"emb.weight": {"exp_avg": state["emb.weight"]}}}}, f"{home}/more.pt")
+    refused(f"{home}/more.pt", "--dp", 2, *flat, words=("optimizer state", "--exclude"))
+    torch.save({**state, "layers.0.half": torch.zeros(3, dtype=torch.float16)}, f"{home}/mixed.pt")
+    refused(f"{home}/mixed.pt", "--dp", 2, *flat, words=("uniform dtype",))
+    told = json.loads(pathlib.Path(f"{home}/blocks.json").read_text())
+    told["tensors"] = [t for t in told["tensors"] if t["name"] != "norm.bias"]
+    pathlib.Path(f"{home}/told.json").write_text(json.dumps(told))
+    refused(f"{home}/blocks.safetensors", "--dp", 2, *flat, "--schema", f"{home}/told.json", words=("norm.bias",))
+    # What is nested stays so; objects and integers go along; more ranks than elements.
+    torch.save({"model": state, "step": 7}, f"{home}/more.pt")
+    run("reshard", f"{home}/more.pt", "-o", f"{home}/nested", "--dp", 5, *flat)
+    run("consolidate", f"{home}/nested", "-o", f"{home}/out.pt", "--schema", f"{home}/blocks.json", "--force")
+    check(torch.load(f"{home}/out.pt")["step"] == 7, "the object is lost")
+    equal(f"{home}/out.pt", state, "model")
+
+
 def main():
     with tempfile.TemporaryDirectory() as home:
         for case in CASES:
             case_in(home, case)
+            if not CASES[case][2].get("use_orig_params"):
+                case_out(home, case)
         replicas(home)
         refusals(home)
+        refusals_out(home)
     print(f"{len(CASES)} cases")
     return 0
 
