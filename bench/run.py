@@ -52,9 +52,9 @@ SOURCES = {
 # What makes an input, or a peer, beyond torch and h5py: a program or a module of Python.
 SOURCE_NEEDS = {"zero3": "deepspeed", "packed": "h5repack"}
 
-# source: which input; synced: whether the output is on the disk in the end; needs: a program or module that may be
-# missing; repeat: runs in a round, for what is too short to time once; rounds: for what is slow, so many at
-# most and none with a cold cache.
+# source: which input; repeat: runs in a round, for what is too short to time once; rounds: for what is slow, so many at
+# most and none with a cold cache; synced: whether the output is on the disk in the end (None: there is none); needs: a
+# program or module that may be missing.
 Command = namedtuple("Command", "title source line repeat rounds synced needs", defaults=(1, None, True, None))
 
 
@@ -73,7 +73,7 @@ def h5repack(options, source):
 # The peers.
 COMMANDS = {
     "cp": Command("`cp -r` and `sync -f`", "fsdp", "sh -c 'cp -r {src} {dst} && sync -f {dst}'"),
-    "cat": Command("`cat` of both", "h5", "sh -c 'cat {fsdp}/*.distcp {src}/*.h5 > /dev/null'"),
+    "cat": Command("`cat` of both", "h5", "sh -c 'cat {fsdp}/*.distcp {src}/*.h5 > /dev/null'", synced=None),
     "torch": library("torch `dcp_to_torch_save`", "fsdp", "dcp_to_torch"),
     "torch-2d": library("torch `dcp_to_torch_save`", "2d", "dcp_to_torch"),
     "cp-hf": Command("`cp -r` and `sync -f`", "hf", "sh -c 'cp -r {src} {dst} && sync -f {dst}'"),
@@ -285,7 +285,7 @@ def goal_lines(name, job, results):
         elif not peer or p.seconds:
             met, ratio, goal = judge(o, p)
             yield (COMMANDS[peer].title if peer else "–", "%.3f" % p.median if peer else "", "%.0f" % p.peak if peer else "",
-                   ("yes" if COMMANDS[peer].synced else "no") if peer else "", ratio, goal, met)
+                   {True: "yes", False: "no", None: ""}[COMMANDS[peer].synced if peer else None], ratio, goal, met)
     yield "memory", "", "", "", "%.0f MiB" % o.peak, "≤ %d MiB" % PEAK_MIB, o.peak <= PEAK_MIB
     if o.size > 1 << 20:
         yield ("bytes written", "", "", "", "%.2f × its output" % (o.written / o.size), "≤ %.2f ×" % WRITTEN,
@@ -378,8 +378,9 @@ def main():
     with tempfile.TemporaryDirectory(prefix="fsdpckpt-bench-", dir=args.dir) as work:
         bench = Bench(args, work)
         bench.make_sources({c.source for c in commands.values()})
-        text = "%s. %s a checkpoint, %s. Our times are those of outputs on the disk; `synced` says which of the others' are.\n" % (machine(os.path.realpath(work)), args.size + "B",
-                                             time.strftime("%Y-%m-%d", time.gmtime()))
+        text = "%s. %sB a checkpoint, %s. " % (machine(os.path.realpath(work)), args.size,
+                                               time.strftime("%Y-%m-%d", time.gmtime()))
+        text += "Our times are those of outputs on the disk; `synced` says which of the others' are.\n"
         text += "\nWarm cache, %d rounds:\n\n%s" % (args.rounds, table(jobs, bench.measure(commands, args.rounds, False)))
         if args.cold_rounds > 0 and drop_caches():
             results = bench.measure(commands, args.cold_rounds, True)
