@@ -2,6 +2,7 @@
  * average: the mean of checkpoints, as any conversion writes it.
  */
 #include "job.h"
+#include "source.h"
 
 #include "fsdpckpt/average.h"
 
@@ -27,12 +28,11 @@ static fc_code parse_weights(const options *o, double *weights, fc_error *err) {
 static fc_code open_sources(const options *o, fc_checkpoint **sources, double *weights, fc_checkpoint **out,
                             fc_error *err) {
     const fc_selection selection = {.include = o->include.items, .exclude = o->exclude.items};
-    const fc_open_options how = {.follow_external = o->follow_external};
     const fc_average_options average = {
         .weights = o->weights ? weights : NULL, .selection = &selection, .take_first = o->take_first};
     fc_code rc = o->weights ? parse_weights(o, weights, err) : FC_OK;
     for (size_t i = 0; rc == FC_OK && i < o->noperands; i++) {
-        rc = fc_checkpoint_open(o->operands[i], &how, &sources[i], err);
+        rc = source_open(o, o->operands[i], false, &sources[i], err);
     }
     return rc == FC_OK ? fc_average_open(sources, o->noperands, &average, out, err) : rc;
 }

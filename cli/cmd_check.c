@@ -6,6 +6,7 @@
 #include "command.h"
 
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/unflatten.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -44,6 +45,9 @@ static fc_code open_reference(job *j, fc_error *err) {
                      j->reference->format->description);
     }
     j->how.reference = j->reference;
+    if (rc == FC_OK && !fc_flat_parameter(j->reference, NULL) && fc_knows_model_order(j->reference, NULL)) {
+        j->how.open.model = j->reference;
+    }
     return rc;
 }
 

@@ -5,6 +5,9 @@
 #include "diff_print.h"
 #include "progress.h"
 #include "signals.h"
+#include "source.h"
+
+#include "fsdpckpt/unflatten.h"
 
 /* One comparison: what was asked for and what it holds on to. */
 typedef struct job {
@@ -37,10 +40,21 @@ static void prepare(job *j) {
 static fc_code compare(job *j, fc_error *err) {
     const options *o = j->o;
     progress_view *view = o->quiet ? NULL : progress_start(&j->progress, (progress_mode)o->progress);
+    fc_checkpoint *model = NULL;
     signals_cancel(&j->progress);
-    fc_code rc = fc_compare_paths(o->operands[0], o->operands[1], &j->how, j->arena, &j->a, &j->b, &j->report, err);
+    fc_code rc = source_model(o, &model, err);
+    j->how.open.model = model;
+    rc = rc == FC_OK
+             ? fc_compare_paths(o->operands[0], o->operands[1], &j->how, j->arena, &j->a, &j->b, &j->report, err)
+             : rc;
     signals_cancel(NULL);
     progress_stop(view);
+    fc_checkpoint_close(model);
+    j->how.open.model = NULL;
+    if (rc == FC_OK && model && !fc_was_flat(j->a) && !fc_was_flat(j->b)) {
+        rc = fc_fail(err, FC_EUSAGE, "%s, %s: have no flat parameters of FSDP1, which --schema is for: leave it out",
+                     o->operands[0], o->operands[1]);
+    }
     return rc;
 }
 
@@ -107,6 +121,6 @@ const command command_diff = {
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN) | TAKES(OPT_DATA) |
              TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_JOBS) |
-             TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON),
+             TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON),
     .run = run,
 };

@@ -5,6 +5,7 @@
 #include "npy.h"
 #include "out_file.h"
 #include "signals.h"
+#include "source.h"
 #include "suggest.h"
 
 #include "fsdpckpt/format.h"
@@ -152,12 +153,11 @@ static fc_code extract(extraction *x, const cli_call *call, fc_arena *arena, fc_
 
 static fc_code run(cli_call *call, fc_error *err) {
     const options *o = call->options;
-    fc_open_options how = {.follow_external = o->follow_external};
     fc_checkpoint *checkpoint = NULL;
     extraction x = {0};
     fc_arena *arena = NULL;
     fc_code rc = choose_form(o, &x.form, err);
-    rc = rc == FC_OK ? fc_checkpoint_open(o->operands[0], &how, &checkpoint, err) : rc;
+    rc = rc == FC_OK ? source_open(o, o->operands[0], false, &checkpoint, err) : rc;
     if (rc == FC_OK) {
         arena = fc_arena_new();
         x.checkpoint = checkpoint;
@@ -203,6 +203,6 @@ const command command_extract = {
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
              TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_FORCE) |
-             TAKES(OPT_FOLLOW_EXTERNAL),
+             TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA),
     .run = run,
 };

@@ -4,6 +4,7 @@
 #include "command.h"
 #include "inspect.h"
 #include "out_file.h"
+#include "source.h"
 #include "suggest.h"
 
 #include "fsdpckpt/format.h"
@@ -126,9 +127,8 @@ static fc_code run(cli_call *call, fc_error *err) {
                        "inspect: choose one of --tree, --json, --tensor and --html (--tensor NAME --json is "
                        "the only pair)");
     }
-    fc_open_options how = {.headers_only = o->headers_only, .follow_external = o->follow_external};
     fc_checkpoint *checkpoint = NULL;
-    fc_code rc = fc_checkpoint_open(o->operands[0], &how, &checkpoint, err);
+    fc_code rc = source_open(o, o->operands[0], o->headers_only, &checkpoint, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -173,6 +173,6 @@ const command command_inspect = {
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_TREE) | TAKES(OPT_TENSOR) | TAKES(OPT_HTML) | TAKES(OPT_HEADERS_ONLY) |
-             TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON) | TAKES(OPT_FORCE),
+             TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) | TAKES(OPT_FORCE),
     .run = run,
 };

@@ -7,11 +7,20 @@
 #include "json_out.h"
 #include "out_file.h"
 
+#include "fsdpckpt/unflatten.h"
 #include "fsdpckpt/wanted.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { SCHEMA_VERSION = 1 };
+
+/* What is written. */
+typedef struct schema {
+    const fc_checkpoint *source;
+    fc_wanted wanted;
+    size_t *same_as; /* malloc'ed: of each tensor the first one that it is */
+} schema;
 
 /* The path is told only where the name does not say it. */
 static void write_name(json_out *j, const fc_wanted_tensor *t) {
@@ -22,7 +31,7 @@ static void write_name(json_out *j, const fc_wanted_tensor *t) {
     }
 }
 
-static void write_entry(json_out *j, const fc_wanted_tensor *t) {
+static void write_entry(json_out *j, const fc_wanted_tensor *t, const fc_wanted_tensor *same_as) {
     jw_open(j, '{');
     write_name(j, t);
     if (!t->source->object) {
@@ -30,33 +39,54 @@ static void write_entry(json_out *j, const fc_wanted_tensor *t) {
         jw_key(j, "shape");
         jw_ints(j, t->source->ndim, t->source->shape);
     }
+    if (same_as != t) {
+        JSON_MEMBER(j, string, "same_as", same_as->name);
+    }
     jw_close(j, '}');
 }
 
-static void write_entries(json_out *j, const fc_wanted *wanted, const char *key, bool objects) {
+static void write_entries(json_out *j, const schema *s, const char *key, bool objects) {
+    const fc_wanted_tensor *tensors = s->wanted.tensors;
     jw_key(j, key);
     jw_open(j, '[');
-    for (size_t i = 0; i < wanted->ntensors && j->out->error == 0; i++) {
-        if ((wanted->tensors[i].source->object != NULL) == objects) {
-            write_entry(j, &wanted->tensors[i]);
+    for (size_t i = 0; i < s->wanted.ntensors && j->out->error == 0; i++) {
+        if ((tensors[i].source->object != NULL) == objects) {
+            write_entry(j, &tensors[i], &tensors[s->same_as[i]]);
         }
     }
     jw_close(j, ']');
 }
 
 static fc_code write_schema(void *context, text_out *out, fc_error *err) {
-    const fc_wanted *wanted = context;
+    const schema *s = context;
     json_out j;
     (void)err;
     jw_begin(&j, out, 2);
     jw_open(&j, '{');
     JSON_MEMBER(&j, string, "fsdpckpt", "schema");
     JSON_MEMBER(&j, uint, "version", SCHEMA_VERSION);
-    write_entries(&j, wanted, "tensors", false);
-    write_entries(&j, wanted, "objects", true);
+    if (fc_knows_model_order(s->source, NULL)) {
+        JSON_MEMBER(&j, string, "order", "model");
+    }
+    write_entries(&j, s, "tensors", false);
+    write_entries(&j, s, "objects", true);
     jw_close(&j, '}');
     text_puts(out, "\n");
     return FC_OK;
+}
+
+/* Which tensors are one. */
+static fc_code find_ties(schema *s, fc_error *err) {
+    size_t n = s->wanted.ntensors;
+    const fc_tensor **tensors = calloc(n + 1, sizeof *tensors);
+    s->same_as = calloc(n + 1, sizeof *s->same_as);
+    for (size_t i = 0; tensors && i < n; i++) {
+        tensors[i] = s->wanted.tensors[i].source;
+    }
+    fc_code rc = tensors && s->same_as ? fc_find_ties(s->source, tensors, n, s->same_as, err)
+                                       : fc_fail(err, FC_ENOMEM, "out of memory");
+    free(tensors);
+    return rc;
 }
 
 static fc_code select_and_write(const cli_call *call, const fc_checkpoint *checkpoint, fc_arena *arena, fc_error *err) {
@@ -65,11 +95,14 @@ static fc_code select_and_write(const cli_call *call, const fc_checkpoint *check
                                     .exclude = o->exclude.items,
                                     .strip_prefix = o->strip_prefix,
                                     .rename = o->rename.items};
-    fc_wanted wanted = {0};
+    schema s = {.source = checkpoint};
     fc_selected counts;
     bool empty = checkpoint->ntensors == 0; /* that is no mistake here: its schema is empty */
-    fc_code rc = empty ? FC_OK : fc_wanted_new(checkpoint, &selection, arena, &wanted, &counts, err);
-    return rc == FC_OK ? out_result(call, checkpoint, 0, write_schema, &wanted, err) : rc;
+    fc_code rc = empty ? FC_OK : fc_wanted_new(checkpoint, &selection, arena, &s.wanted, &counts, err);
+    rc = rc == FC_OK ? find_ties(&s, err) : rc;
+    rc = rc == FC_OK ? out_result(call, checkpoint, 0, write_schema, &s, err) : rc;
+    free(s.same_as);
+    return rc;
 }
 
 static fc_code run(cli_call *call, fc_error *err) {

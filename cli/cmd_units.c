@@ -4,6 +4,7 @@
  */
 #include "command.h"
 #include "json_out.h"
+#include "source.h"
 
 #include "fsdpckpt/wrap_policy.h"
 
@@ -412,11 +413,10 @@ static void print_json(const units_call *c, const totals *t) {
 static fc_code run(cli_call *call, fc_error *err) {
     units_call c = {.o = call->options, .out = call->out, .arena = fc_arena_new()};
     /* The data files may be elsewhere: nothing is asked of them. */
-    fc_open_options how = {.headers_only = true, .follow_external = c.o->follow_external};
     fc_checkpoint *source = NULL;
     totals t;
     fc_code rc =
-        c.arena ? fc_checkpoint_open(c.o->operands[0], &how, &source, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+        c.arena ? source_open(c.o, c.o->operands[0], true, &source, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     c.source = source;
     rc = rc == FC_OK ? make_units(&c, err) : rc;
     rc = rc == FC_OK ? add_up(&c, &t, err) : rc;
@@ -466,6 +466,7 @@ const command command_units = {
         "their own. Optimizer state, objects and buffers are in no unit.",
     .examples = examples,
     .takes = TAKES_COMMON | TAKES(OPT_POLICY) | TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE) | TAKES(OPT_INCLUDE) |
-             TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON),
+             TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) |
+             TAKES(OPT_JSON),
     .run = run,
 };

@@ -9,6 +9,7 @@
 #include "progress.h"
 #include "ranks.h"
 #include "signals.h"
+#include "source.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -218,8 +219,7 @@ static void print_report(const job *j, text_out *out) {
 typedef fc_code (*opener)(const options *o, fc_checkpoint **out, fc_error *err);
 
 static fc_code open_operand(const options *o, fc_checkpoint **out, fc_error *err) {
-    fc_open_options how = {.follow_external = o->follow_external};
-    return fc_checkpoint_open(o->operands[0], &how, out, err);
+    return source_open(o, o->operands[0], false, out, err);
 }
 
 /* The plan of one rank, or the conversion. */
@@ -247,8 +247,7 @@ static fc_code do_local(job *j, text_out *out, fc_error *err) {
     char *gathered = NULL;
     fc_code rc = ranks_gather(&j->ranks, j->o, j->o->operands[0], j->o->output, &gathered, err);
     if (rc == FC_OK) {
-        fc_open_options how = {.follow_external = j->o->follow_external};
-        rc = gathered ? fc_checkpoint_open(gathered, &how, &j->source, err) : FC_OK;
+        rc = gathered ? source_open(j->o, gathered, false, &j->source, err) : FC_OK;
         if (rc == FC_OK && j->source) {
             rc = do_job(j, out, err);
         }

@@ -182,11 +182,14 @@ const option_row option_table[OPT_COUNT] = {
                      .help =
                          "a checkpoint of any format and layout, or a schema, with the names, shapes and dtypes that "
                          "are wanted"},
-    [OPT_SCHEMA] = {.name = "schema",
-                    .kind = KIND_TEXT,
-                    .arg = "FILE",
-                    .offset = FIELD(schema),
-                    .help = "the same from a file that 'fsdpckpt schema' wrote"},
+    [OPT_SCHEMA] =
+        {.name = "schema",
+         .kind = KIND_TEXT,
+         .arg = "FILE",
+         .offset = FIELD(schema),
+         .help = "a file that 'fsdpckpt schema' wrote: what check compares with; and what names, shapes and order "
+                 "the parameters in FSDP1's flat parameters have, for which it may be any checkpoint of the "
+                 "model"},
     [OPT_ALLOW_MISSING] = {.name = "allow-missing",
                            .kind = KIND_LIST,
                            .arg = "GLOB",

@@ -121,6 +121,7 @@ static fc_code load_metadata(const char *path, fc_pickle **out, fc_error *err) {
 }
 
 static fc_code set_producer(dcp_builder *b, fc_pv version) {
+    b->checkpoint->keeps_order = true;
     size_t n = 0;
     const char *text = fc_pv_typeof(version) == FC_PV_STR ? fc_pickle_bytes(b->p, version, &n) : "";
     if (n == 0 || strspn(text, "0123456789.abcdevrpost+-") != n) { /* it will be printed */

@@ -138,6 +138,7 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
     bool distributed = fc_pt_is_beside_dcp(checkpoint->path, common);
     fc_code rc = distributed ? fc_pt_open_beside_dcp(checkpoint, common, options, err) : open_rank(checkpoint, err);
     checkpoint->producer = "Megatron";
+    checkpoint->keeps_order = false; /* ranks of a pipeline have parts of it */
     return rc;
 }
 

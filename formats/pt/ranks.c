@@ -30,6 +30,7 @@ static fc_code add_file(pt_merger *m, const pt_set *set, int64_t rank, const fc_
         rc = fc_pt_layout_load(&m->f, rank, set->ranks, &m->layout, m->err);
         rc = rc == FC_OK ? fc_pt_flatten(&m->f, prefix, &leaves, m->err) : rc;
         rc = rc == FC_OK ? fc_pt_check_names(file->path, &leaves, m->err) : rc;
+        rc = rc == FC_OK ? fc_pt_find_flat(m, &leaves) : rc;
         for (size_t i = 0; i < leaves.count && rc == FC_OK; i++) {
             rc = fc_pt_merge_leaf(m, &leaves.items[i]);
             rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s: %.256s", m->directory, leaves.items[i].name);
@@ -182,13 +183,17 @@ static fc_code finish(pt_merger *m) {
         }
     }
     fc_code rc = FC_OK;
+    size_t n = 0;
     for (size_t i = 0; i < m->count && rc == FC_OK; i++) {
-        rc = finish_value(m, &m->values[i], &tensors[i]);
-        rc = rc == FC_OK ? place_plain(m, &m->values[i], &tensors[i]) : rc;
+        if (!m->values[i].view) {
+            rc = finish_value(m, &m->values[i], &tensors[n]);
+            rc = rc == FC_OK ? place_plain(m, &m->values[i], &tensors[n++]) : rc;
+        }
     }
     m->checkpoint->tensors = tensors;
-    m->checkpoint->ntensors = m->count;
+    m->checkpoint->ntensors = n;
     m->checkpoint->producer = "torch.save, one file a rank";
+    m->checkpoint->keeps_order = true;
     return rc;
 }
 
@@ -219,6 +224,7 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
         free(m.values[i].chunks);
     }
     free(m.values);
+    free(m.flat);
     free(m.slots);
     return rc;
 }

@@ -104,6 +104,7 @@ fc_code fc_pt_open_file(fc_checkpoint *checkpoint, fc_error *err) {
     checkpoint->files = file;
     checkpoint->nfiles = 1;
     checkpoint->producer = "torch.save";
+    checkpoint->keeps_order = true;
     fc_code rc = fc_pt_read_file(checkpoint, checkpoint->path, 0, &tensors, &checkpoint->ntensors, err);
     checkpoint->tensors = tensors;
     return rc;

@@ -203,6 +203,15 @@ static fc_code read_path(const reading *r, const json_t *value, fc_tensor *t) {
     return FC_OK;
 }
 
+static fc_code read_tie(const reading *r, const json_t *value, fc_tensor *t) {
+    if (value && !json_is_string(value)) {
+        return entry_fail(r, t->name, FC_ECORRUPT, ": \"same_as\" should be the name of a tensor, not %s",
+                          show(value).text);
+    }
+    t->tied_to = value ? keep_string(r, value) : NULL;
+    return t->tied_to || !value ? FC_OK : no_memory(r);
+}
+
 static fc_code read_name(const reading *r, const json_t *entry, fc_tensor *t) {
     const json_t *name = json_object_get(entry, "name");
     if (!json_is_object(entry)) {
@@ -231,6 +240,7 @@ static fc_code read_tensor(const reading *r, const json_t *entry, fc_tensor *t) 
     }
     rc = rc == FC_OK ? read_dtype(r, dtype, t) : rc;
     rc = rc == FC_OK ? read_shape(r, shape, t) : rc;
+    rc = rc == FC_OK ? read_tie(r, json_object_get(entry, "same_as"), t) : rc;
     return rc == FC_OK ? read_path(r, json_object_get(entry, "path"), t) : rc;
 }
 
@@ -285,6 +295,11 @@ static fc_code check_root(const reading *r, const json_t *root) {
     if (!json_object_get(root, "tensors")) {
         return fc_fail(r->err, FC_ECORRUPT, "%s: the member \"tensors\" is missing", path);
     }
+    const json_t *order = json_object_get(root, "order");
+    if (order && (!json_is_string(order) || strcmp(json_string_value(order), "model") != 0)) {
+        return fc_fail(r->err, FC_ECORRUPT, "%s: \"order\" should be \"model\", or not there, not %s", path,
+                       show(order).text);
+    }
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         const json_t *list = json_object_get(root, lists[i]);
         if (list && !json_is_array(list)) {
@@ -300,6 +315,7 @@ static fc_code read_root(reading *r, json_t *root) {
     const char *key;
     json_t *value;
     fc_code rc = check_root(r, root);
+    r->checkpoint->keeps_order = json_object_get(root, "order") != NULL;
     if (rc != FC_OK) {
         return rc;
     }

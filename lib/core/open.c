@@ -4,6 +4,7 @@
  */
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/seal.h"
+#include "fsdpckpt/unflatten.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -119,8 +120,29 @@ static const char *clean_path(fc_arena *arena, const char *path) {
     return fc_arena_strndup(arena, path, len);
 }
 
+/* FSDP1's flat parameters: taken apart where the model is known, else told about. */
+static fc_code unflatten(fc_checkpoint **checkpoint, const fc_checkpoint *model, fc_error *err) {
+    size_t count;
+    const fc_tensor *flat = fc_flat_parameter(*checkpoint, &count);
+    fc_checkpoint *made = NULL;
+    if (!flat) {
+        return FC_OK;
+    }
+    if (model) {
+        fc_code rc = fc_unflatten(*checkpoint, model, &made, err);
+        *checkpoint = made ? made : *checkpoint;
+        return rc;
+    }
+    (*checkpoint)->note = fc_arena_printf(
+        (*checkpoint)->arena, "%s%s%zu %s of FSDP1, e.g. %.256s: --schema FILE, of the model, takes %s apart",
+        (*checkpoint)->note ? (*checkpoint)->note : "", (*checkpoint)->note ? "; " : "", count,
+        count == 1 ? "tensor is a flat parameter" : "tensors are flat parameters", flat->name,
+        count == 1 ? "it" : "them");
+    return (*checkpoint)->note ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", (*checkpoint)->path);
+}
+
 fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {
-    static const fc_open_options defaults = {false, false};
+    static const fc_open_options defaults = {0};
     const fc_format *format = NULL;
     *out = NULL;
     fc_code rc = find_format(path, &format, err);
@@ -139,6 +161,7 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     checkpoint->arena = arena;
     rc = format->open(checkpoint, options ? options : &defaults, err);
     rc = rc == FC_OK ? fc_seal_load(checkpoint, err) : rc;
+    rc = rc == FC_OK ? unflatten(&checkpoint, options ? options->model : NULL, err) : rc;
     if (rc != FC_OK) {
         fc_checkpoint_close(checkpoint);
         return rc;
