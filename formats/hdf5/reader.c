@@ -320,7 +320,7 @@ fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, siz
     const fc_h5_job like = {.timeout_ms = 0};
     uint64_t file_size;
     int input = -1;
-    fc_extent extent;
+    fc_extent extent = {.decoded = 0};
     fc_error death, *reason = err ? err : &death;
     fc_code rc = fc_h5_extent(checkpoint, tensor, index, &extent, err);
     rc = rc == FC_OK ? fc_open_input(path, &input, &file_size, err) : rc;
