@@ -195,6 +195,11 @@ static fc_code run(cli_call *call, fc_error *err) {
     return rc;
 }
 
+static const option_help helps[] = {
+    {OPT_FORCE, "with --seal: replace a seal that is there"},
+    {.help = NULL},
+};
+
 static const char *const examples[] = {
     "fsdpckpt verify ckpt/",
     "before it is copied, deleted or trained on",
@@ -221,6 +226,7 @@ const command command_verify = {
         "Prints every defect with its file, offset and tensor, then what the digests cover and what they do not. "
         "Exit status: 0 no defect, 1 defects, 3 SRC cannot be opened at all.",
     .examples = examples,
+    .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) |
              TAKES(OPT_SEAL) | TAKES(OPT_FORCE) | TAKES(OPT_JSON),
     .run = run,

@@ -35,6 +35,7 @@ typedef struct fc_torch_tensor {
     bool negate;       /**< a lazy negative view: the values are the stored ones negated */
     bool conjugate;    /**< a lazy conjugate view of a complex tensor */
     fc_pv storage_key; /**< a string: the record's name below data/ */
+    fc_pv location;    /**< a string, such as cuda:3: where it was when it was saved; or something else */
 } fc_torch_tensor;
 
 /**

@@ -353,7 +353,8 @@ static fc_code plan(const fc_checkpoint *source, const char *target, const fc_co
         return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", target);
     }
     if (options->selection.compress && !options->format->place) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' has no compression", source->path,
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "--compress: the format '%s' has no compression; leave it out, or say --to h5",
                        options->format->name);
     }
     if (!arena) {

@@ -34,6 +34,24 @@ class Errors(harness.Case):
         os.unlink(gone)
         self.refused(3, ckpt, [os.path.basename(gone)])
 
+    def test_checkpoints_below(self):
+        """A trainer's folder: the checkpoints are one level below."""
+        folder = self.path("checkpoint-500")
+        for name in ("optimizer_0", "pytorch_model_fsdp_0"):
+            shutil.copytree(harness.corpus(FSDP2), os.path.join(folder, name))
+        os.mkdir(os.path.join(folder, "logs"))
+        self.refused(3, folder, ["not a checkpoint", ": optimizer_0, pytorch_model_fsdp_0;"])
+
+    def test_files_beside(self):
+        """What is no part of the checkpoint is not converted, and that is said."""
+        ckpt = self.copy(FSDP2)
+        for name in ("rng_state_1.pt", "rng_state_0.pt", "config.json"):
+            with open(os.path.join(ckpt, name), "wb") as f:
+                f.write(b"x")
+        result = self.run_tool("consolidate", ckpt, "-o", self.path("out.h5"))
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("2 files beside it are no part of it and are not read, rng_state_0.pt", result.stderr)
+
     def test_truncated_shard(self):
         ckpt = self.copy(FSDP2)
         shard = harness.largest_shard(ckpt)
