@@ -255,6 +255,13 @@ class Verify(harness.Case):
                     self.assertTrue(line.startswith(f"fsdpckpt: {source}/{name}: "), line)
                     self.assertIn(what, line)
 
+    def test_a_view_by_many_threads(self):
+        """Each chunk is read by a process, which must not wait for locks of other threads: under AddressSanitizer one
+        run in three did."""
+        self.ok("view", harness.corpus(MESH), "-o", "v.h5", "-q")
+        for _ in range(8):
+            self.ok("verify", "v.h5", "--follow-external", "-j", "16", "-q", timeout=60)
+
     def test_a_view_onto_missing_data(self):
         """One defect a tensor, none of which counts as covered, or as read."""
         shutil.copytree(harness.corpus(MESH), self.path("ckpt"))
