@@ -357,8 +357,8 @@ static bool grow(builder *b, size_t more) {
     if (!fc_add_size(b->count, more, &needed)) {
         return false;
     }
-    if (needed > b->capacity) {
-        size_t capacity = needed + b->capacity;
+    if (needed > b->capacity || !b->tensors) {
+        size_t capacity = needed + b->capacity + 1;
         fc_tensor *grown = reallocarray(b->tensors, capacity, sizeof *grown);
         if (!grown) {
             return false;
@@ -370,51 +370,6 @@ static bool grow(builder *b, size_t more) {
 }
 
 /* ---- optimizer state ---- */
-
-static bool same_prefix(const fc_tensor *a, const fc_tensor *b, size_t count) {
-    bool same = a->path.count >= count && b->path.count >= count;
-    for (size_t i = 0; same && i < count; i++) {
-        same = strcmp(a->path.elements[i].key, b->path.elements[i].key) == 0;
-    }
-    return same;
-}
-
-/* Where a path has the number of a parameter, as torch's optimizers number them: "state", 3, "exp_avg"; 0: nowhere. */
-static size_t number_at(const fc_tensor *t, size_t *number) {
-    for (size_t i = 1; i + 1 < t->path.count; i++) {
-        const fc_path_element *e = &t->path.elements[i];
-        if ((e->is_number || e->is_index) && strcmp(e[-1].key, "state") == 0) {
-            *number = strtoull(e->key, NULL, 10);
-            return i;
-        }
-    }
-    return 0;
-}
-
-/* Whether the object at <the dict of state>.param_groups.0.params lists as many numbers as there are flat parameters.
-   Then there are no others, and with one group numbers are in the order of the module's parameters. */
-static fc_code groups_fit(const builder *b, const fc_tensor *state, size_t at, size_t nunits, fc_arena *scratch,
-                          bool *fit) {
-    const fc_tensor *params = NULL;
-    const char *json = NULL;
-    size_t groups = 0, count = 1;
-    for (size_t i = 0; i < b->source->ntensors; i++) {
-        const fc_tensor *t = &b->source->tensors[i];
-        const fc_path_element *e = t->path.elements;
-        bool in = t->object && t->path.count == at + 2 && strcmp(e[at - 1].key, "param_groups") == 0 &&
-                  strcmp(e[at + 1].key, "params") == 0;
-        in = in && same_prefix(t, state, at - 1);
-        groups += in;
-        params = in ? t : params;
-    }
-    *fit = false;
-    fc_code rc = groups == 1 ? fc_checkpoint_object_json(b->source, params, scratch, &json, b->err) : FC_OK;
-    for (const char *c = json; rc == FC_OK && c && *c; c++) {
-        count += *c == ',';
-    }
-    *fit = rc == FC_OK && json && count == nunits;
-    return rc;
-}
 
 /* A value of optimizer state of a flat parameter, for each of the parameters in it: cut like these, or the same. */
 static fc_code add_state(builder *b, const fc_flat_model *model, size_t unit, size_t index, size_t at) {
@@ -452,17 +407,17 @@ typedef struct flat_dict {
 static fc_code try_state(builder *b, const flat_dict *dicts, size_t ndicts, size_t index, fc_arena *scratch,
                          bool *added) {
     const fc_tensor *t = &b->source->tensors[index];
-    size_t number = 0, ignored, at = number_at(t, &number);
+    size_t number = 0, ignored, at = fc_state_number(t, &number);
     bool fit = false;
     *added = false;
     if (at == 0 || ndicts != 1 || number >= dicts->model.nunits) {
         return FC_OK;
     }
     fc_code rc = FC_OK;
-    if (b->grouped && number_at(b->grouped, &ignored) == at && same_prefix(b->grouped, t, at)) {
+    if (b->grouped && fc_state_number(b->grouped, &ignored) == at && fc_same_prefix(b->grouped, t, at)) {
         fit = b->groups_fit;
     } else {
-        rc = groups_fit(b, t, at, dicts->model.nunits, scratch, &fit);
+        rc = fc_groups_fit(b->source, t, at, dicts->model.nunits, scratch, &fit, b->err);
     }
     b->grouped = t;
     b->groups_fit = fit;

@@ -363,6 +363,10 @@ def refusals_out(home):
 
 
 def main():
+    # What an optimizer imports takes seconds, and forked ranks have it from here.
+    p = nn.Parameter(torch.ones(1))
+    p.grad = torch.ones(1)
+    torch.optim.AdamW([p]).step()
     with tempfile.TemporaryDirectory() as home:
         for case in CASES:
             case_in(home, case)
