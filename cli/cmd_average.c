@@ -2,6 +2,7 @@
  * average: the mean of checkpoints, as any conversion writes it.
  */
 #include "job.h"
+#include "source.h"
 
 #include "fsdpckpt/average.h"
 
@@ -27,12 +28,11 @@ static fc_code parse_weights(const options *o, double *weights, fc_error *err) {
 static fc_code open_sources(const options *o, fc_checkpoint **sources, double *weights, fc_checkpoint **out,
                             fc_error *err) {
     const fc_selection selection = {.include = o->include.items, .exclude = o->exclude.items};
-    const fc_open_options how = {.follow_external = o->follow_external};
     const fc_average_options average = {
         .weights = o->weights ? weights : NULL, .selection = &selection, .take_first = o->take_first};
     fc_code rc = o->weights ? parse_weights(o, weights, err) : FC_OK;
     for (size_t i = 0; rc == FC_OK && i < o->noperands; i++) {
-        rc = fc_checkpoint_open(o->operands[i], &how, &sources[i], err);
+        rc = source_open(o, o->operands[i], false, &sources[i], err);
     }
     return rc == FC_OK ? fc_average_open(sources, o->noperands, &average, out, err) : rc;
 }
@@ -61,6 +61,13 @@ static fc_code run(cli_call *call, fc_error *err) {
     return job_run_opened(call, sharded ? &spec : NULL, open_average, err);
 }
 
+static const option_help helps[] = {
+    {OPT_COMM,
+     "share the work with other processes: mpi, none, or auto (the default: mpi when started by mpirun with more "
+     "than one rank)"},
+    {.help = NULL},
+};
+
 static const char *const examples[] = {
     "fsdpckpt average step-1000/ step-2000/ step-3000/ -o mean.h5 --include 'model.*'",
     "the mean of a run's last checkpoints",
@@ -87,6 +94,8 @@ const command command_average = {
         "The target is written as by consolidate, or with --dp, --tp or --replicas as by reshard. Memory does not grow "
         "with the checkpoints.",
     .examples = examples,
+    .helps = helps,
+    .synopsis = "-o DST",
     .takes = (TAKES_CONVERSION & ~TAKES(OPT_LOCAL)) | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) |
              TAKES(OPT_TP_PLAN) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST),
     .needs = TAKES(OPT_OUTPUT),

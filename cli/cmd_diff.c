@@ -5,6 +5,9 @@
 #include "diff_print.h"
 #include "progress.h"
 #include "signals.h"
+#include "source.h"
+
+#include "fsdpckpt/unflatten.h"
 
 /* One comparison: what was asked for and what it holds on to. */
 typedef struct job {
@@ -37,10 +40,21 @@ static void prepare(job *j) {
 static fc_code compare(job *j, fc_error *err) {
     const options *o = j->o;
     progress_view *view = o->quiet ? NULL : progress_start(&j->progress, (progress_mode)o->progress);
+    fc_checkpoint *model = NULL;
     signals_cancel(&j->progress);
-    fc_code rc = fc_compare_paths(o->operands[0], o->operands[1], &j->how, j->arena, &j->a, &j->b, &j->report, err);
+    fc_code rc = source_model(o, &model, err);
+    j->how.open.model = model;
+    rc = rc == FC_OK
+             ? fc_compare_paths(o->operands[0], o->operands[1], &j->how, j->arena, &j->a, &j->b, &j->report, err)
+             : rc;
     signals_cancel(NULL);
     progress_stop(view);
+    fc_checkpoint_close(model);
+    j->how.open.model = NULL;
+    if (rc == FC_OK && model && !fc_was_flat(j->a) && !fc_was_flat(j->b)) {
+        rc = fc_fail(err, FC_EUSAGE, "%s, %s: have no flat parameters of FSDP1, which --schema is for: leave it out",
+                     o->operands[0], o->operands[1]);
+    }
     return rc;
 }
 
@@ -51,8 +65,8 @@ static fc_code run(cli_call *call, fc_error *err) {
     }
     prepare(&j);
     fc_code rc = compare(&j, err);
-    diffed d = {.a = j.o->operands[0],
-                .b = j.o->operands[1],
+    diffed d = {.a = j.a ? j.a->path : j.o->operands[0],
+                .b = j.b ? j.b->path : j.o->operands[1],
                 .options = &j.how,
                 .verbose = j.o->verbose > 0,
                 .report = &j.report};
@@ -67,6 +81,11 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_arena_free(j.arena);
     return rc;
 }
+
+static const option_help helps[] = {
+    {OPT_VERBOSE, "list what is the same, too"},
+    {.help = NULL},
+};
 
 static const char *const examples[] = {
     "fsdpckpt diff ckpt/ model.h5",
@@ -99,8 +118,9 @@ const command command_diff = {
         "at the first difference; with --verbose what is the same is listed, too. --strip-prefix and --rename apply to "
         "both sides; globs match names before or after that.",
     .examples = examples,
+    .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN) | TAKES(OPT_DATA) |
              TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_JOBS) |
-             TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON),
+             TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON),
     .run = run,
 };

@@ -4,6 +4,7 @@
 #include "command.h"
 #include "inspect.h"
 #include "out_file.h"
+#include "source.h"
 #include "suggest.h"
 
 #include "fsdpckpt/format.h"
@@ -108,7 +109,7 @@ static fc_code write_page(void *context, text_out *out, fc_error *err) {
 
 static fc_code show(inspection *in, const options *o, fc_error *err) {
     if (o->html) {
-        return out_file(o->html, o->force, 0, write_page, in, err);
+        return out_file(in->checkpoint, o->html, o->force, 0, write_page, in, err);
     }
     if (o->quiet) {
         return FC_OK; /* opening it was the question */
@@ -126,9 +127,8 @@ static fc_code run(cli_call *call, fc_error *err) {
                        "inspect: choose one of --tree, --json, --tensor and --html (--tensor NAME --json is "
                        "the only pair)");
     }
-    fc_open_options how = {.headers_only = o->headers_only, .follow_external = o->follow_external};
     fc_checkpoint *checkpoint = NULL;
-    fc_code rc = fc_checkpoint_open(o->operands[0], &how, &checkpoint, err);
+    fc_code rc = source_open(o, o->operands[0], o->headers_only, &checkpoint, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -142,6 +142,11 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_checkpoint_close(checkpoint);
     return rc;
 }
+
+static const option_help helps[] = {
+    {OPT_FORCE, "replace the file of --html if it exists"},
+    {.help = NULL},
+};
 
 static const char *const examples[] = {
     "fsdpckpt inspect ckpt/",
@@ -166,7 +171,8 @@ const command command_inspect = {
         "executing anything.\n\n"
         "With --quiet it prints nothing: the exit status says whether SRC opens and all its files are there.",
     .examples = examples,
+    .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_TREE) | TAKES(OPT_TENSOR) | TAKES(OPT_HTML) | TAKES(OPT_HEADERS_ONLY) |
-             TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON) | TAKES(OPT_FORCE),
+             TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) | TAKES(OPT_FORCE),
     .run = run,
 };

@@ -4,11 +4,14 @@
  */
 #include "command.h"
 #include "json_out.h"
+#include "source.h"
 
 #include "fsdpckpt/wrap_policy.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* One call: what was asked for, and what came of it. */
 typedef struct units_call {
@@ -154,7 +157,12 @@ static fc_code make_units(units_call *c, fc_error *err) {
     fc_selected counts;
     fc_model_info info;
     fc_code rc = read_info(c, &info, err);
-    if (rc == FC_OK && is_file(c->o->policy)) {
+    if (rc == FC_OK && is_file(c->o->policy) && access(c->o->policy, F_OK) != 0 && errno == ENOENT) {
+        rc = fc_fail(err, FC_EUSAGE,
+                     "--policy '%s': neither a file nor a known policy; known are blocks, size:N and class:NAME,..., a "
+                     "file is JSON like {\"layers.*\": true}",
+                     c->o->policy);
+    } else if (rc == FC_OK && is_file(c->o->policy)) {
         rc = fc_wrap_file_load(c->o->policy, c->arena, &c->file, err);
     }
     rc = rc == FC_OK ? fc_wanted_new(c->source, &selection, c->arena, &c->wanted, &counts, err) : rc;
@@ -405,11 +413,10 @@ static void print_json(const units_call *c, const totals *t) {
 static fc_code run(cli_call *call, fc_error *err) {
     units_call c = {.o = call->options, .out = call->out, .arena = fc_arena_new()};
     /* The data files may be elsewhere: nothing is asked of them. */
-    fc_open_options how = {.headers_only = true, .follow_external = c.o->follow_external};
     fc_checkpoint *source = NULL;
     totals t;
     fc_code rc =
-        c.arena ? fc_checkpoint_open(c.o->operands[0], &how, &source, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+        c.arena ? source_open(c.o, c.o->operands[0], true, &source, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     c.source = source;
     rc = rc == FC_OK ? make_units(&c, err) : rc;
     rc = rc == FC_OK ? add_up(&c, &t, err) : rc;
@@ -459,6 +466,7 @@ const command command_units = {
         "their own. Optimizer state, objects and buffers are in no unit.",
     .examples = examples,
     .takes = TAKES_COMMON | TAKES(OPT_POLICY) | TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE) | TAKES(OPT_INCLUDE) |
-             TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON),
+             TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) |
+             TAKES(OPT_JSON),
     .run = run,
 };

@@ -3,6 +3,7 @@
  */
 #include "command.h"
 #include "json_out.h"
+#include "source.h"
 
 #include "fsdpckpt/view.h"
 
@@ -52,13 +53,12 @@ static void print_text(const fc_view_report *r, const options *o, const fc_check
 
 static fc_code run(cli_call *call, fc_error *err) {
     const options *o = call->options;
-    fc_open_options open_options = {.follow_external = o->follow_external};
     fc_view_options how = {
         .selection = {.include = o->include.items, .exclude = o->exclude.items, .strip_prefix = o->strip_prefix},
         .force = o->force};
     fc_view_report report;
     fc_checkpoint *source = NULL;
-    fc_code rc = fc_checkpoint_open(o->operands[0], &open_options, &source, err);
+    fc_code rc = source_open(o, o->operands[0], false, &source, err);
     rc = rc == FC_OK ? fc_view(source, o->output, &how, &report, err) : rc;
     if (rc == FC_OK && o->json) {
         print_json(&report, o, call->out);
@@ -68,6 +68,11 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_checkpoint_close(source);
     return rc;
 }
+
+static const option_help helps[] = {
+    {OPT_OUTPUT, "write the view to the file DST, which must not exist (but see --force)"},
+    {.help = NULL},
+};
 
 static const char *const examples[] = {
     "fsdpckpt view ckpt/ -o view.h5",
@@ -94,8 +99,10 @@ const command command_view = {
         "What is compressed, of the other byte order or lazily negated cannot be viewed: up to 64 KiB of a tensor are "
         "copied, larger ones are an error that names them.",
     .examples = examples,
+    .helps = helps,
+    .synopsis = "-o DST",
     .takes = TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |
-             TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_JSON),
+             TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON),
     .needs = TAKES(OPT_OUTPUT),
     .run = run,
 };

@@ -7,6 +7,7 @@
 #include "fsdpckpt/format.h"
 
 #include "megatron/megatron.h"
+#include "pt/beside_dcp.h"
 #include "registry.h"
 
 #include <limits.h>
@@ -26,13 +27,8 @@ static bool exists(const char *directory, const char *name, char path[PATH_MAX])
     return snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX && stat(path, &st) == 0;
 }
 
-static bool is_distributed(const char *directory) {
-    char path[PATH_MAX];
-    return exists(directory, ".metadata", path) && exists(directory, common, path);
-}
-
 static bool is_iteration(const char *directory) {
-    return is_distributed(directory) || fc_mg_count_ranks(directory) > 0;
+    return fc_pt_is_beside_dcp(directory, common) || fc_mg_count_ranks(directory) > 0;
 }
 
 /* What the tracker names: "iter_0000010" for 10, or "release". */
@@ -65,65 +61,6 @@ static bool megatron_probe(const fc_probe *probe) {
 
 /* ---- torch_dist ---- */
 
-static fc_code no_memory(const fc_checkpoint *checkpoint, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
-}
-
-static int by_name(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-static fc_code check_unique(const fc_checkpoint *checkpoint, fc_error *err) {
-    const char **names = calloc(checkpoint->ntensors + 1, sizeof *names);
-    fc_code rc = names ? FC_OK : no_memory(checkpoint, err);
-    for (size_t i = 0; names && i < checkpoint->ntensors; i++) {
-        names[i] = checkpoint->tensors[i].name;
-    }
-    if (names) {
-        qsort(names, checkpoint->ntensors, sizeof *names, by_name);
-    }
-    for (size_t i = 1; rc == FC_OK && i < checkpoint->ntensors; i++) {
-        if (strcmp(names[i - 1], names[i]) == 0) {
-            rc = fc_fail(err, FC_EUNSUPPORTED, "%s: %.256s is both in %s and in .metadata", checkpoint->path, names[i],
-                         common);
-        }
-    }
-    free(names);
-    return rc;
-}
-
-/* Puts the values of common.pt behind those of DCP, and the file behind its files. */
-static fc_code add_common(fc_checkpoint *checkpoint, fc_error *err) {
-    fc_arena *arena = checkpoint->arena;
-    size_t nfiles = checkpoint->nfiles, ntensors = checkpoint->ntensors, more = 0;
-    fc_tensor *added = NULL;
-    fc_file *files = fc_arena_calloc(arena, nfiles + 1, sizeof *files);
-    const char *path = fc_arena_printf(arena, "%s/%s", checkpoint->path, common);
-    if (!files || !path) {
-        return no_memory(checkpoint, err);
-    }
-    fc_code rc = fc_pt_read_file(checkpoint, path, (uint32_t)nfiles, &added, &more, err);
-    fc_tensor *all = rc == FC_OK ? fc_arena_calloc(arena, ntensors + more, sizeof *all) : NULL;
-    if (!all) {
-        return rc == FC_OK ? no_memory(checkpoint, err) : rc;
-    }
-    if (nfiles > 0) {
-        memcpy(files, checkpoint->files, nfiles * sizeof *files);
-    }
-    if (ntensors > 0) {
-        memcpy(all, checkpoint->tensors, ntensors * sizeof *all);
-    }
-    if (more > 0) {
-        memcpy(all + ntensors, added, more * sizeof *all);
-    }
-    files[nfiles] = (fc_file){path, common};
-    checkpoint->files = files;
-    checkpoint->nfiles = nfiles + 1;
-    checkpoint->tensors = all;
-    checkpoint->ntensors = ntensors + more;
-    return check_unique(checkpoint, err);
-}
-
 /* ---- one file a rank ---- */
 
 /* One rank has the whole model: its file is read as any other, under the names that are in it. */
@@ -155,49 +92,13 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
             return fc_fail(err, FC_ENOMEM, "out of memory");
         }
     }
-    bool distributed = is_distributed(checkpoint->path);
-    fc_code rc = distributed                                ? fc_format_dcp.open(checkpoint, options, err)
+    bool distributed = fc_pt_is_beside_dcp(checkpoint->path, common);
+    fc_code rc = distributed                                ? fc_pt_open_beside_dcp(checkpoint, common, options, err)
                  : fc_mg_count_ranks(checkpoint->path) == 1 ? open_one(checkpoint, options, err)
                                                             : fc_mg_open_ranks(checkpoint, options, err);
-    rc = rc == FC_OK && distributed ? add_common(checkpoint, err) : rc;
     checkpoint->producer = "Megatron";
+    checkpoint->keeps_order = false; /* ranks of a pipeline have parts of it */
     return rc;
-}
-
-static void megatron_close(fc_checkpoint *checkpoint) {
-    fc_format_dcp.close(checkpoint);
-}
-
-/* ---- values ---- */
-
-/* Whether a value is one of DCP's: only that has a state, and common.pt is the last file. */
-static bool is_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor) {
-    return checkpoint->state && (tensor->nchunks == 0 || tensor->chunks[0].file + 1 < checkpoint->nfiles);
-}
-
-static fc_code megatron_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
-                               fc_error *err) {
-    return is_dcp(checkpoint, tensor) ? fc_format_dcp.extent(checkpoint, tensor, index, out, err)
-                                      : fc_pt_extent(checkpoint, tensor, index, out, err);
-}
-
-static fc_code megatron_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
-                                    const char **json, fc_error *err) {
-    return is_dcp(checkpoint, object) ? fc_format_dcp.object_json(checkpoint, object, arena, json, err)
-                                      : fc_pt_object_json(checkpoint, object, arena, json, err);
-}
-
-static fc_code megatron_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
-                               fc_error *err) {
-    if (is_dcp(checkpoint, tensor)) {
-        return fc_format_dcp.digest(checkpoint, tensor, index, out, err);
-    }
-    /* Of the record that a chunk lies in; only for the one at its start, so that each record is read once. */
-    if (!tensor->object && index != FC_WHOLE_TENSOR &&
-        ((const pt_piece *)(uintptr_t)tensor->chunks[index].detail)->first != 0) {
-        return FC_OK;
-    }
-    return fc_pt_digest(checkpoint, tensor, index, out, err);
 }
 
 static const char *const extensions[] = {NULL};
@@ -210,10 +111,11 @@ const fc_format fc_format_megatron = {
     .extensions = extensions,
     .probe = megatron_probe,
     .open = megatron_open,
-    .close = megatron_close,
-    .extent = megatron_extent,
+    .close = fc_pt_close_beside_dcp,
+    .extent = fc_pt_extent_beside_dcp,
     .read = fc_pt_read,
-    .object_json = megatron_object_json,
-    .digest = megatron_digest,
+    .object_json = fc_pt_object_json_beside_dcp,
+    .digest = fc_pt_digest_beside_dcp,
+    .check_object = fc_pt_check_object_beside_dcp,
     .unverified = ".metadata, objects, and the gaps between the records of archives",
 };

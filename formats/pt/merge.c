@@ -7,6 +7,7 @@
  */
 #include "pt/merge.h"
 
+#include "fsdp/flat_units.h"
 #include "torch/pickle_private.h"
 
 #include <inttypes.h>
@@ -225,6 +226,43 @@ static fc_code add_share(pt_merger *m, const pt_leaf *leaf, const pt_share *shar
     return wanted && !is_empty(share) ? add_chunk(m, v, share, piece) : FC_OK;
 }
 
+fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves) {
+    fc_code rc = FC_OK;
+    m->nflat = 0;
+    for (size_t i = 0; i < leaves->count && rc == FC_OK; i++) {
+        const pt_leaf *leaf = &leaves->items[i];
+        pt_share share;
+        fc_torch_tensor t = {0};
+        pt_piece *piece = NULL;
+        size_t module;
+        if (leaf->kind != PT_SHARDED_TENSOR || !fc_is_flat_key(leaf->name, &module)) {
+            continue;
+        }
+        rc = fc_pt_sharded_share(&m->f, leaf->v, 0, &share, m->err);
+        if (rc == FC_OK && share.local) {
+            rc = fc_pt_piece(&m->f, share.local, &t, m->scratch, &piece, m->err);
+        }
+        if (rc == FC_OK && piece) {
+            rc = fc_pickle_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat) ? FC_OK : no_memory(m);
+        }
+        if (rc == FC_OK && piece) {
+            m->flat[m->nflat++] = piece->record.offset;
+        }
+        rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%.256s", leaf->name);
+    }
+    return rc;
+}
+
+/* Whether a plain tensor is a view of one of the file's flat parameters. */
+static bool is_flat_view(const pt_merger *m, const fc_torch_tensor *t, const pt_piece *piece) {
+    for (size_t i = 0; i < m->nflat && t->ndim == 1; i++) {
+        if (m->flat[i] == piece->record.offset) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* A plain tensor without a word about how it lies: the same on every rank, or it cannot be put together. */
 static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
     fc_torch_tensor t = {0};
@@ -238,6 +276,14 @@ static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
     fc_code rc = fc_pt_piece(&m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &piece, m->err);
     if (rc != FC_OK) {
         return rc;
+    }
+    if (is_flat_view(m, &t, piece) && (made || (v->plain && v->ndim == 1))) {
+        v->plain = v->view = m->checkpoint->flat_views = true;
+        v->ndim = 1;
+        return FC_OK;
+    }
+    if (v->view && t.ndim == 1) {
+        return FC_OK; /* a rank that has nothing of it */
     }
     share.ndim = t.ndim;
     memcpy(share.shape, t.sizes, (size_t)t.ndim * sizeof *t.sizes);

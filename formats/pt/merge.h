@@ -13,6 +13,7 @@ typedef struct pt_value {
     fc_path path;
     const pt_object *object; /* NULL: a tensor */
     bool plain;              /* every rank has all of it */
+    bool view;               /* of a flat parameter, which has its bytes: no value of its own */
     fc_dtype dtype;
     int ndim;
     const int64_t *shape;
@@ -34,8 +35,16 @@ typedef struct pt_merger {
     pt_file f; /* the current one */
     int64_t rank;
     pt_layout layout;
+    uint64_t *flat; /* where the storages of the file's flat parameters lie; malloc'ed */
+    size_t nflat, flat_capacity;
     fc_error *err;
 } pt_merger;
+
+/**
+ * Finds the flat parameters of the current file: FSDP1 with use_orig_params leaves beside each what this rank has of
+ * its parameters, as one dimension each, views of the same storage.
+ */
+fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves);
 
 /** Adds a leaf of the current file. Its name may die with m->scratch. */
 fc_code fc_pt_merge_leaf(pt_merger *m, const pt_leaf *leaf);

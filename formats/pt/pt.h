@@ -1,8 +1,8 @@
 /*
  * What the parts of the torch.save format share. pt.c is the format's table; file.c opens one file (legacy.c where it
- * is of before torch 1.6); flatten.c walks its state dict; object.c keeps what is no tensor; reader.c makes the
- * manifest of one file, ranks.c that of a directory of one file a rank; extent.c finds bytes; writer.c, tree.c, ties.c
- * write.
+ * is of before torch 1.6), index.c those of an index; flatten.c walks its state dict; object.c keeps what is no tensor;
+ * reader.c makes the manifest of one file, ranks.c that of a directory of one file a rank; extent.c finds bytes;
+ * writer.c, tree.c, ties.c write.
  */
 #ifndef FSDPCKPT_FORMATS_PT_PT_H
 #define FSDPCKPT_FORMATS_PT_PT_H
@@ -10,6 +10,8 @@
 #include "fsdpckpt/format.h"
 #include "torch/item.h"
 #include "torch/pickle_copy.h"
+
+#include <limits.h>
 
 /** Where the bytes of a storage are. */
 typedef struct pt_record {
@@ -132,6 +134,14 @@ fc_code fc_pt_read_file(const fc_checkpoint *checkpoint, const char *path, uint3
 
 /** The manifest of the file that checkpoint->path names. */
 fc_code fc_pt_open_file(fc_checkpoint *checkpoint, fc_error *err);
+
+/** The file of `directory` that says where the parts of a model are, as Hugging Face's save_pretrained leaves them:
+ *  pytorch_model.bin.index.json, or pytorch_model.bin, which is all of it. @return false where it has neither. */
+bool fc_pt_find_index(const char *directory, char path[PATH_MAX]);
+bool fc_pt_is_index(const char *path);
+
+/** The manifest of the files that the index at `path` names. */
+fc_code fc_pt_open_index(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options, fc_error *err);
 
 /** Shapes whose bytes fit 63 bits, so that sums and products of boxes do, too. */
 bool fc_pt_shape_fits(fc_dtype dtype, int ndim, const int64_t *shape);

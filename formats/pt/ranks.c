@@ -30,6 +30,7 @@ static fc_code add_file(pt_merger *m, const pt_set *set, int64_t rank, const fc_
         rc = fc_pt_layout_load(&m->f, rank, set->ranks, &m->layout, m->err);
         rc = rc == FC_OK ? fc_pt_flatten(&m->f, prefix, &leaves, m->err) : rc;
         rc = rc == FC_OK ? fc_pt_check_names(file->path, &leaves, m->err) : rc;
+        rc = rc == FC_OK ? fc_pt_find_flat(m, &leaves) : rc;
         for (size_t i = 0; i < leaves.count && rc == FC_OK; i++) {
             rc = fc_pt_merge_leaf(m, &leaves.items[i]);
             rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s: %.256s", m->directory, leaves.items[i].name);
@@ -78,8 +79,7 @@ static fc_code name_files(pt_merger *m, const pt_set *set, fc_file *files) {
     size_t n = strlen(m->directory);
     const char *slash = n > 0 && m->directory[n - 1] == '/' ? "" : "/";
     for (int64_t r = 0; r < set->ranks; r++) {
-        files[r].name =
-            fc_arena_printf(arena, "%s_world_size_%" PRId64 "_rank_%" PRId64 ".pt", set->name, set->ranks, r);
+        files[r].name = fc_arena_printf(arena, "%s%" PRId64 "%s", set->head, r, set->tail);
         files[r].path = files[r].name ? fc_arena_printf(arena, "%s%s%s", m->directory, slash, files[r].name) : NULL;
         if (!files[r].path) {
             return no_memory(m);
@@ -88,8 +88,15 @@ static fc_code name_files(pt_merger *m, const pt_set *set, fc_file *files) {
     return FC_OK;
 }
 
+/* Whether the files of a set are parts of one whole: model and optimizer, and what is called otherwise unless the name
+   tells of something that each rank has for itself. */
 static bool is_merged(const pt_set *set) {
-    return strncmp(set->name, "model", 5) == 0 || strncmp(set->name, "optim", 5) == 0;
+    static const char *const own[] = {"extra", "rng", "random", "data"};
+    bool merged = strstr(set->head, "_world_size_") == NULL;
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        merged = merged && strstr(set->name, own[i]) == NULL;
+    }
+    return merged || strstr(set->name, "model") || strstr(set->name, "optim");
 }
 
 /* What precedes the names of a file of a set: the set's, if there are several; and the rank, for a set of which nothing
@@ -101,7 +108,7 @@ static fc_code make_prefix(const pt_merger *m, const pt_set *set, bool several, 
     if (!elements) {
         return no_memory(m);
     }
-    if (several) {
+    if (several && set->name[0]) {
         elements[n++].key = set->name;
     }
     if (!is_merged(set)) {
@@ -176,17 +183,21 @@ static fc_code finish(pt_merger *m) {
         }
     }
     fc_code rc = FC_OK;
+    size_t n = 0;
     for (size_t i = 0; i < m->count && rc == FC_OK; i++) {
-        rc = finish_value(m, &m->values[i], &tensors[i]);
-        rc = rc == FC_OK ? place_plain(m, &m->values[i], &tensors[i]) : rc;
+        if (!m->values[i].view) {
+            rc = finish_value(m, &m->values[i], &tensors[n]);
+            rc = rc == FC_OK ? place_plain(m, &m->values[i], &tensors[n++]) : rc;
+        }
     }
     m->checkpoint->tensors = tensors;
-    m->checkpoint->ntensors = m->count;
+    m->checkpoint->ntensors = n;
     m->checkpoint->producer = "torch.save, one file a rank";
+    m->checkpoint->keeps_order = true;
     return rc;
 }
 
-fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const pt_set *only,
+fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const char *only,
                          const fc_open_options *options, fc_error *err) {
     pt_merger m = {.checkpoint = checkpoint, .directory = directory, .f = {.fd = -1}, .err = err};
     pt_set *sets = NULL;
@@ -204,7 +215,7 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
     }
     checkpoint->files = files;
     for (size_t i = 0; i < nsets && rc == FC_OK; i++) {
-        if (!only || strcmp(only->name, sets[i].name) == 0) {
+        if (!only || strcmp(only, sets[i].name) == 0) {
             rc = add_set(&m, &sets[i], !only && nsets > 1, options, files);
         }
     }
@@ -213,6 +224,7 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
         free(m.values[i].chunks);
     }
     free(m.values);
+    free(m.flat);
     free(m.slots);
     return rc;
 }

@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* The text of half a million tensors. Its tree takes up to 75 times as much: a hostile file must not ask for more. */
 enum { SCHEMA_VERSION = 1, MAX_BYTES = 64 << 20, MAX_ELEMENTS = 256 };
@@ -45,25 +44,6 @@ static bool schema_probe(const fc_probe *probe) {
     return s < end && *s == '{' && memmem(s, (size_t)(end - s), mark, sizeof mark - 1);
 }
 
-/* @param text owned by the caller, also after a failure. */
-static fc_code read_text(const char *path, char **text, size_t *size, fc_error *err) {
-    int fd;
-    uint64_t bytes;
-    fc_code rc = fc_open_input(path, &fd, &bytes, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    if (bytes > MAX_BYTES) {
-        rc = fc_fail(err, FC_EUNSUPPORTED, "%s: larger than %d MiB: not a schema", path, MAX_BYTES >> 20);
-    } else {
-        *size = (size_t)bytes;
-        *text = malloc(*size + 1);
-        rc = *text ? fc_pread_full(fd, *text, *size, 0, path, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
-    }
-    close(fd);
-    return rc;
-}
-
 static fc_code syntax_fail(const char *path, const json_error_t *wrong, fc_error *err) {
     enum json_error_code what = json_error_code(wrong);
     if (wrong->text[0] == '\0') { /* jansson says nothing when an allocation failed */
@@ -80,7 +60,7 @@ static fc_code parse(const char *path, json_t **root, fc_error *err) {
     char *text = NULL;
     size_t size = 0;
     json_error_t wrong;
-    fc_code rc = read_text(path, &text, &size, err);
+    fc_code rc = fc_read_whole(path, "a schema", MAX_BYTES, &text, &size, err);
     if (rc == FC_OK) {
         size_t mark = size >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
         *root = json_loadb(text + mark, size - mark, JSON_REJECT_DUPLICATES, &wrong);
@@ -223,6 +203,15 @@ static fc_code read_path(const reading *r, const json_t *value, fc_tensor *t) {
     return FC_OK;
 }
 
+static fc_code read_tie(const reading *r, const json_t *value, fc_tensor *t) {
+    if (value && !json_is_string(value)) {
+        return entry_fail(r, t->name, FC_ECORRUPT, ": \"same_as\" should be the name of a tensor, not %s",
+                          show(value).text);
+    }
+    t->tied_to = value ? keep_string(r, value) : NULL;
+    return t->tied_to || !value ? FC_OK : no_memory(r);
+}
+
 static fc_code read_name(const reading *r, const json_t *entry, fc_tensor *t) {
     const json_t *name = json_object_get(entry, "name");
     if (!json_is_object(entry)) {
@@ -251,6 +240,7 @@ static fc_code read_tensor(const reading *r, const json_t *entry, fc_tensor *t) 
     }
     rc = rc == FC_OK ? read_dtype(r, dtype, t) : rc;
     rc = rc == FC_OK ? read_shape(r, shape, t) : rc;
+    rc = rc == FC_OK ? read_tie(r, json_object_get(entry, "same_as"), t) : rc;
     return rc == FC_OK ? read_path(r, json_object_get(entry, "path"), t) : rc;
 }
 
@@ -305,6 +295,11 @@ static fc_code check_root(const reading *r, const json_t *root) {
     if (!json_object_get(root, "tensors")) {
         return fc_fail(r->err, FC_ECORRUPT, "%s: the member \"tensors\" is missing", path);
     }
+    const json_t *order = json_object_get(root, "order");
+    if (order && (!json_is_string(order) || strcmp(json_string_value(order), "model") != 0)) {
+        return fc_fail(r->err, FC_ECORRUPT, "%s: \"order\" should be \"model\", or not there, not %s", path,
+                       show(order).text);
+    }
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         const json_t *list = json_object_get(root, lists[i]);
         if (list && !json_is_array(list)) {
@@ -320,6 +315,7 @@ static fc_code read_root(reading *r, json_t *root) {
     const char *key;
     json_t *value;
     fc_code rc = check_root(r, root);
+    r->checkpoint->keeps_order = json_object_get(root, "order") != NULL;
     if (rc != FC_OK) {
         return rc;
     }

@@ -4,6 +4,8 @@
  */
 #include "check/check.h"
 
+#include "fsdpckpt/unflatten.h"
+
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -129,7 +131,8 @@ static fc_code run(checking *c, fc_report *out, fc_error *err) {
     if (rc != FC_OK) {
         return rc;
     }
-    if (c->checkpoint->note) {
+    bool flat = !c->options->reference && fc_flat_parameter(c->checkpoint, NULL); /* a finding of its own */
+    if (c->checkpoint->note && !flat) {
         fc_check_add(c, &(fc_finding){.kind = FC_FOUND_NOTE, .name = c->path, .detail = c->checkpoint->note});
     }
     fc_check_files(c);
@@ -171,7 +174,8 @@ fc_code fc_check_path(const char *path, const fc_check_options *options, fc_aren
         c.checkpoint = *checkpoint;
         return finish(&c, run(&c, out, err), err);
     }
-    if (rc != FC_ECORRUPT || access(path, F_OK) != 0) {
+    bool misfit = rc == FC_EUSAGE && how.model; /* flat parameters of another model */
+    if (!misfit && (rc != FC_ECORRUPT || access(path, F_OK) != 0)) {
         return err ? (*err = why, rc) : rc;
     }
     const char *message = fc_check_text(&c, "%s", why.message);

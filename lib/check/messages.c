@@ -28,10 +28,12 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
                                 "{count:name contains:names contain} '{detail}' ({expected}), e.g. {name}: the plain "
                                 "model does not load them",
                                 "convert with {option}"},
-    [FC_FOUND_FLAT_PARAMETERS] = {"flat-parameters", FC_SEVERITY_WARNING,
-                                  "{count:tensor is a flat parameter:tensors are flat parameters} of FSDP1, e.g. "
-                                  "{name}: which weights are in there, no header says",
-                                  "save with StateDictType.SHARDED_STATE_DICT or FULL_STATE_DICT"},
+    [FC_FOUND_FLAT_PARAMETERS] =
+        {"flat-parameters", FC_SEVERITY_WARNING,
+         "{count:tensor is a flat parameter:tensors are flat parameters} of FSDP1, e.g. "
+         "{name}: which weights are in there, no header says",
+         "give --schema FILE, a schema or a checkpoint of the model, to a conversion, or save with "
+         "StateDictType.SHARDED_STATE_DICT"},
     [FC_FOUND_STATE_ORPHAN] = {"state-orphan", FC_SEVERITY_ERROR,
                                "{name}: optimizer state ({detail}) of {other}, which is not there: the parameter is "
                                "lost or has another name",

@@ -3,6 +3,7 @@
  * it out again.
  */
 #include "check/check.h"
+#include "fsdp/flat_units.h"
 
 #include <string.h>
 
@@ -109,12 +110,10 @@ const char *fc_check_wrapped_by(checking *c, unsigned which) {
 
 static void check_flat_parameters(checking *c) {
     fc_finding f = {.kind = FC_FOUND_FLAT_PARAMETERS};
+    size_t module;
     for (size_t i = 0; i < c->names.count; i++) {
-        const char *name = c->names.items[i].name;
-        const char *dot = strrchr(name, '.'), *leaf = dot ? dot + 1 : name;
-        leaf += leaf[0] == '_';
-        if (strcmp(leaf, "flat_param") == 0 || strncmp(leaf, "flat_param_", 11) == 0) {
-            f.name = f.count++ ? f.name : name;
+        if (fc_is_flat_key(c->names.items[i].name, &module)) {
+            f.name = f.count++ ? f.name : c->names.items[i].name;
         }
     }
     if (f.count > 0) {

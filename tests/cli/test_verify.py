@@ -149,7 +149,13 @@ class Verify(harness.Case):
         file, _, _, tensor = self.extents("ckpt")[0]
         chunk = json.loads(self.ok("inspect", "ckpt", "--tensor", tensor, "--json"))["chunks"][0]
         flip(self.path("ckpt", file), chunk["data_offset"], 7)
-        self.fails(3, "consolidate", "ckpt", "-o", "bad.h5", contains=["ckpt: tensor " + tensor])
+        self.fails(3, "consolidate", "ckpt", "-o", "bad.h5", contains=["tensor " + tensor, "the archive says"])
+        self.ok("consolidate", "good.h5", "-o", "plain.safetensors", "-q")  # a format without CRCs
+        self.ok("verify", "plain.safetensors", "--seal")
+        _, offset, _, tensor = self.extents("plain.safetensors")[0]
+        flip(self.path("plain.safetensors"), offset)
+        self.fails(3, "consolidate", "plain.safetensors", "-o", "bad.h5",
+                   contains=["plain.safetensors: tensor " + tensor, "seal.json"])
         self.assertEqual(self.run_tool("verify", "ckpt", "--seal", "--force").returncode, 1)  # damaged is not sealed
         with open(self.path("ckpt.fsdpckpt-seal.json"), "w") as f:
             f.write('{"fsdpckpt": "seal", "version": 1, "files": []}')
@@ -170,6 +176,40 @@ class Verify(harness.Case):
         with open(self.path("model.json"), "w") as f:
             f.write(self.ok("schema", harness.corpus(MESH)))
         self.fails(2, "verify", "model.json", contains=["holds no data to verify"])
+
+    def test_several_files_that_cannot_be_opened(self):
+        """Each is told, on a line of its own."""
+        self.ok("reshard", harness.corpus(MESH), "-o", "h5", "--dp", "8")
+        shutil.copytree(harness.corpus(MESH), self.path("dcp"))
+        for source, names in (("h5", ("shard-00001-of-00008.h5", "shard-00006-of-00008.h5")),
+                              ("dcp", ("__1_0.distcp", "__6_0.distcp"))):
+            os.unlink(self.path(source, names[0]))
+            self.fails(3, "verify", source, contains=[names[0], "missing"])
+            os.truncate(self.path(source, names[1]), 100)
+            for how in ((), ("--json",)):
+                p = self.run_tool("verify", source, *how)
+                self.assertEqual((p.returncode, p.stdout), (3, ""))
+                lines = p.stderr.splitlines()
+                self.assertEqual(len(lines), 2, p.stderr)
+                for line, name, what in zip(lines, names, ("missing", "truncated")):
+                    self.assertTrue(line.startswith(f"fsdpckpt: {source}/{name}: "), line)
+                    self.assertIn(what, line)
+
+    def test_a_view_onto_missing_data(self):
+        """One defect a tensor, none of which counts as covered, or as read."""
+        shutil.copytree(harness.corpus(MESH), self.path("ckpt"))
+        self.ok("view", "ckpt", "-o", "v.h5", "-q")
+        before = json.loads(self.ok("verify", "v.h5", "--follow-external", "--json"))
+        for name in os.listdir(self.path("ckpt")):
+            if name.endswith(".distcp"):
+                os.unlink(self.path("ckpt", name))
+        p = self.run_tool("verify", "v.h5", "--follow-external", "--json")
+        self.assertEqual((p.returncode, p.stderr), (1, ""))
+        r = json.loads(p.stdout)
+        told = [d["tensor"] for d in r["defects"]]
+        self.assertEqual(len(set(told)), len(told))
+        self.assertEqual(len(told), before["tensors"])
+        self.assertEqual((r["with_digest"], r["without_digest"]), (0, 0))
 
     def test_a_damaged_source_is_not_converted(self):
         self.ok("consolidate", harness.corpus(MESH), "-o", "full.h5")

@@ -75,7 +75,8 @@ typedef struct fc_tensor {
     size_t nchunks;
     const fc_placement *placements; /**< one a mesh dimension, where the format records them; else NULL */
     const fc_object *object;        /**< NULL for a tensor */
-    const void *detail;             /**< private to the format */
+    const char *tied_to; /**< of a schema: the tensor that it is under another name; else the chunks tell. NULL: none */
+    const void *detail;  /**< private to the format */
 } fc_tensor;
 
 struct fc_format;
@@ -89,16 +90,23 @@ typedef struct fc_checkpoint {
     size_t nfiles;
     const fc_tensor *tensors; /**< in the order of the source */
     size_t ntensors;
-    fc_mesh mesh;               /**< ndim 0 where the format records none */
-    const char *producer;       /**< what wrote it, if known; else NULL ("torch 2.15.0", "fsdpckpt 0.1.0") */
-    const char *note;           /**< what the format cannot vouch for, a line for a person; NULL: nothing */
+    bool flat_views;      /**< flat parameters of FSDP1 had views of their parameters beside them, which are left out */
+    bool keeps_order;     /**< the format keeps the order of the state dict it was given; see fc_knows_model_order */
+    fc_mesh mesh;         /**< ndim 0 where the format records none */
+    const char *producer; /**< what wrote it, if known; else NULL ("torch 2.15.0", "fsdpckpt 0.1.0") */
+    const char *note;     /**< what the format cannot vouch for, a line for a person; NULL: nothing */
     const struct fc_seal *seal; /**< digests beside it (seal.h); NULL: none */
     void *state;                /**< private to the format; its close frees it */
 } fc_checkpoint;
 
+struct fc_checkpoint;
+
 typedef struct fc_open_options {
     bool headers_only;    /**< do not ask for the data files: sizes and extents stay unchecked */
     bool follow_external; /**< allow external links, external storage and foreign virtual datasets (HDF5) */
+    /** The model whose parameters are in FSDP1's flat parameters, if there are any (unflatten.h); need not outlive the
+     *  call. NULL: they stay as they are. */
+    const struct fc_checkpoint *model;
 } fc_open_options;
 
 /**
@@ -156,6 +164,7 @@ typedef struct fc_extent {
     bool negate;                  /**< the values are the stored ones negated (torch's lazy negative views) */
     bool conjugate;               /**< the values are the stored ones conjugated (lazy conjugate views; complex only) */
     bool swap;                    /**< the other byte order: reverse every fc_dtype_info.swap_size bytes */
+    uint32_t crc32;               /**< RAW only: the CRC-32 that is recorded for the stored bytes; 0: none is */
     int64_t strides[FC_MAX_DIMS]; /**< elements, >= 0; 0 repeats an element */
 } fc_extent;
 

@@ -61,6 +61,10 @@ typedef struct fc_format {
     fc_code (*digest)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                       fc_error *err);
 
+    /** Whether the bytes of an object, which are about to be copied as they are, are what they say of themselves. NULL
+     *  where digest, or reading them, tells. Thread-safe. */
+    fc_code (*check_object)(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err);
+
     /** Checks what only the format knows of: headers, records beside the tensors' bytes. Every defect goes to
      *  `findings`; fails only when it cannot go on. NULL when there is nothing. */
     fc_code (*verify)(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,

@@ -1,0 +1,29 @@
+/*
+ * Opening what a command works on: see source.h.
+ */
+#include "source.h"
+
+#include "fsdpckpt/unflatten.h"
+
+fc_code source_model(const options *o, fc_checkpoint **out, fc_error *err) {
+    /* Names and shapes are all that is wanted of it: the data files may be elsewhere. */
+    const fc_open_options how = {.headers_only = true, .follow_external = o->follow_external};
+    *out = NULL;
+    return o->schema ? fc_checkpoint_open(o->schema, &how, out, err) : FC_OK;
+}
+
+fc_code source_open(const options *o, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err) {
+    fc_open_options how = {.headers_only = headers_only, .follow_external = o->follow_external};
+    fc_checkpoint *model = NULL;
+    *out = NULL;
+    fc_code rc = source_model(o, &model, err);
+    how.model = model;
+    rc = rc == FC_OK ? fc_checkpoint_open(path, &how, out, err) : rc;
+    if (rc == FC_OK && model && !fc_was_flat(*out)) {
+        rc = fc_fail(err, FC_EUSAGE, "%s: has no flat parameters of FSDP1, which --schema is for: leave it out", path);
+        fc_checkpoint_close(*out);
+        *out = NULL;
+    }
+    fc_checkpoint_close(model);
+    return rc;
+}

@@ -1,0 +1,60 @@
+/*
+ * Between the flat parameters of a checkpoint and the parameters of a model: which are where. flat_units.c finds it,
+ * unflatten.c makes a checkpoint of it.
+ */
+#ifndef FSDPCKPT_FSDP_FLAT_UNITS_H
+#define FSDPCKPT_FSDP_FLAT_UNITS_H
+
+#include "fsdpckpt/flat_param.h"
+#include "fsdpckpt/unflatten.h"
+
+/** A parameter (or buffer) of the model, in its order. */
+typedef struct fc_flat_member {
+    const fc_tensor *tensor; /**< the model's */
+    const char *key;         /**< in the state dict */
+    const char *fqn;         /**< the key without what wrappers leave in it */
+    size_t same_as;          /**< the first member that it is; itself where it is not tied */
+    size_t unit;             /**< index into fc_flat_model.units, or SIZE_MAX */
+    size_t stored;           /**< the source's own tensor of that name, or SIZE_MAX */
+    bool flat;               /**< lies in the flat parameter of its unit */
+} fc_flat_member;
+
+/** A flat parameter. */
+typedef struct fc_flat_unit {
+    const fc_tensor *tensor; /**< the source's */
+    size_t index;            /**< of it */
+    const char *module;      /**< FQN of its module without what wrappers leave; "" for the root */
+    size_t *below;           /**< members below its module that no deeper unit has */
+    size_t nbelow;
+    size_t *members; /**< those of them that lie in it, tied ones as often as they occur */
+    size_t nmembers;
+    fc_flat_layout layout; /**< its params are the members that are not tied to earlier ones, in order */
+} fc_flat_unit;
+
+typedef struct fc_flat_model {
+    fc_flat_member *members;
+    size_t nmembers;
+    fc_flat_unit *units; /**< in the order of the source */
+    size_t nunits;
+} fc_flat_model;
+
+/** Whether a key of a state dict is a flat parameter's; the length of its module's name, without the dot. */
+bool fc_is_flat_key(const char *key, size_t *module);
+
+/** The key of a value in the dict it lies in, which is the last of its path. */
+const char *fc_state_key(const fc_tensor *tensor);
+
+/** Whether two values lie in the same dict. */
+bool fc_same_dict(const fc_tensor *a, const fc_tensor *b);
+
+/** Whether a member is another one that lies in the same flat parameter. */
+bool fc_flat_is_tied(const fc_flat_model *model, size_t member);
+
+/**
+ * Finds the units in the dict that `first`, a flat parameter of `source`, lies in, and their layouts. All of it in
+ * `arena`; the two checkpoints are borrowed.
+ */
+fc_code fc_flat_model_new(const fc_checkpoint *source, const fc_tensor *first, const fc_checkpoint *model,
+                          fc_arena *arena, fc_flat_model *out, fc_error *err);
+
+#endif

@@ -1,0 +1,484 @@
+/*
+ * Flat parameters as a checkpoint of parameters: each shard of a flat parameter is a run of row-major elements of some
+ * parameters, and a run is a few boxes (sharding/flat_runs.h). Nothing is read: a box is a chunk with the extent of its
+ * shard, seen from another place and with other strides. So the rest takes it for any sharded checkpoint.
+ */
+#include "core/checked.h"
+#include "fsdp/flat_units.h"
+#include "fsdpckpt/format.h"
+#include "sharding/flat_runs.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Where the first element of a chunk lies: in a chunk of the flat parameter, `at` elements from its start. */
+typedef struct place {
+    size_t chunk;
+    int64_t at;
+} place;
+
+/* What a value was made of: fc_tensor.detail. */
+typedef struct origin {
+    const fc_tensor *tensor; /* the source's */
+    const place *places;     /* one a chunk; NULL: it is the source's as it is */
+} origin;
+
+/* fc_checkpoint.state: the format is the source's, but for what it does with values. */
+typedef struct unflattened {
+    fc_checkpoint *source;
+    fc_format format;
+} unflattened;
+
+/* ---- the format ---- */
+
+static const unflattened *state_of(const fc_checkpoint *checkpoint) {
+    return checkpoint->state;
+}
+
+static fc_code flat_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                           fc_error *err) {
+    const origin *o = tensor->detail;
+    const fc_checkpoint *source = state_of(checkpoint)->source;
+    if (!o->places) {
+        return fc_checkpoint_extent(source, o->tensor, index, out, err);
+    }
+    const place *p = &o->places[index];
+    fc_code rc = fc_checkpoint_extent(source, o->tensor, p->chunk, out, err);
+    if (rc != FC_OK) {
+        return fc_context(err, rc, "tensor %.256s", tensor->name);
+    }
+    /* The shard's elements have places within its bytes, and these are some of them: nothing can overflow. */
+    int64_t stride = out->strides[0];
+    out->first += (uint64_t)(p->at * stride) * fc_dtype_size(tensor->dtype);
+    fc_row_major_strides(tensor->ndim, tensor->chunks[index].dims + tensor->ndim, out->strides);
+    for (int d = 0; d < tensor->ndim; d++) {
+        out->strides[d] *= tensor->chunks[index].dims[tensor->ndim + d] > 1 ? stride : 1;
+    }
+    return FC_OK;
+}
+
+static size_t source_index(const origin *o, size_t index) {
+    return o->places && index != FC_WHOLE_TENSOR ? o->places[index].chunk : index;
+}
+
+static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
+                         fc_error *err) {
+    const origin *o = tensor->detail;
+    const fc_checkpoint *source = state_of(checkpoint)->source;
+    return source->format->read(source, o->tensor, source_index(o, index), buf, err);
+}
+
+static fc_code flat_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
+                                const char **json, fc_error *err) {
+    const origin *o = object->detail;
+    return fc_checkpoint_object_json(state_of(checkpoint)->source, o->tensor, arena, json, err);
+}
+
+/* A chunk's digest is of the bytes in the file; one of all elements of a flat parameter is none of its parts'. */
+static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                           fc_error *err) {
+    const origin *o = tensor->detail;
+    if (o->places && index == FC_WHOLE_TENSOR) {
+        *out = (fc_digest){.kind = FC_DIGEST_NONE};
+        return FC_OK;
+    }
+    return fc_checkpoint_digest(state_of(checkpoint)->source, o->tensor, source_index(o, index), out, err);
+}
+
+static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    const fc_checkpoint *source = state_of(checkpoint)->source;
+    return source->format->check_file(source, index, err);
+}
+
+static void flat_close(fc_checkpoint *checkpoint) {
+    fc_checkpoint_close(state_of(checkpoint)->source);
+}
+
+bool fc_was_flat(const fc_checkpoint *checkpoint) {
+    return checkpoint->format->close == flat_close;
+}
+
+static void make_format(unflattened *u) {
+    const fc_format *of = u->source->format;
+    u->format = *of;
+    u->format.open = NULL;
+    u->format.close = flat_close;
+    u->format.extent = flat_extent;
+    u->format.read = of->read ? flat_read : NULL;
+    u->format.object_json = of->object_json ? flat_object_json : NULL;
+    u->format.digest = flat_digest;
+    u->format.verify = NULL; /* what it knows of is the source's */
+    u->format.check_file = of->check_file ? flat_check_file : NULL;
+}
+
+/* ---- the manifest ---- */
+
+typedef struct builder {
+    fc_checkpoint *out;
+    const fc_checkpoint *source;
+    fc_tensor *tensors; /* malloc'ed */
+    size_t count, capacity;
+    bool *gone; /* of the source's tensors: in the new ones already, or not to be there */
+    fc_error *err;
+} builder;
+
+static fc_code no_memory(const builder *b) {
+    return fc_fail(b->err, FC_ENOMEM, "%s: out of memory", b->source->path);
+}
+
+/* A value of the source as it is. */
+static fc_code keep(builder *b, size_t index) {
+    origin *o = fc_arena_calloc(b->out->arena, 1, sizeof *o);
+    if (!o) {
+        return no_memory(b);
+    }
+    o->tensor = &b->source->tensors[index];
+    b->tensors[b->count] = *o->tensor;
+    b->tensors[b->count].detail = o;
+    b->tensors[b->count++].placements = NULL; /* of a mesh that the others do not know */
+    b->gone[index] = true;
+    return FC_OK;
+}
+
+/* Room for the boxes of a parameter, and what has been put there. */
+typedef struct boxes {
+    fc_chunk *chunks; /* NULL: they are only counted */
+    place *places;
+    int64_t *dims;
+    size_t count;
+} boxes;
+
+/* The boxes of what a chunk of the flat parameter has of a parameter. */
+static void add_run(const fc_tensor *flat, size_t chunk, const fc_flat_param *p, boxes *out) {
+    const fc_chunk *c = &flat->chunks[chunk];
+    int64_t first = c->dims[0] - p->offset, last = first + c->dims[1], start;
+    int64_t dims[2 * FC_MAX_DIMS];
+    fc_flat_run run;
+    first = first > 0 ? first : 0;
+    last = last < p->numel ? last : p->numel;
+    if (first >= last || !fc_flat_run_start(&run, p->ndim, p->shape, first, last)) {
+        return;
+    }
+    for (; fc_flat_run_next(&run, dims, &start); out->count++) {
+        if (!out->chunks) {
+            continue;
+        }
+        int64_t *own = out->dims + 2 * (size_t)p->ndim * out->count;
+        for (int d = 0; d < 2 * p->ndim; d++) {
+            own[d] = dims[d];
+        }
+        out->chunks[out->count] = *c;
+        out->chunks[out->count].dims = own;
+        out->places[out->count] = (place){chunk, p->offset + start - c->dims[0]};
+    }
+}
+
+/* The first of the flat parameter's chunks, in the order of their offsets, that ends behind `at`. */
+static size_t first_chunk(const fc_tensor *flat, const size_t *order, int64_t at) {
+    size_t low = 0, high = flat->nchunks;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        const int64_t *dims = flat->chunks[order[mid]].dims;
+        if (dims[0] + dims[1] <= at) {
+            low = mid + 1;
+        } else {
+            high = mid;
+        }
+    }
+    return low;
+}
+
+static void find_boxes(const fc_tensor *flat, const size_t *order, const fc_flat_param *p, boxes *out) {
+    for (size_t i = first_chunk(flat, order, p->offset);
+         i < flat->nchunks && flat->chunks[order[i]].dims[0] < p->offset + p->numel; i++) {
+        add_run(flat, order[i], p, out);
+    }
+}
+
+/* Where a parameter's tensor lies in the state dict: beside the flat one. */
+static fc_code name_parameter(const builder *b, const fc_tensor *flat, const char *key, fc_tensor *t) {
+    fc_arena *arena = b->out->arena;
+    size_t n = flat->path.count > 0 ? flat->path.count : 1;
+    fc_path_element *path = fc_arena_calloc(arena, n, sizeof *path);
+    char *own = fc_arena_strndup(arena, key, strlen(key));
+    const char *name = NULL;
+    if (!path || !own) {
+        return no_memory(b);
+    }
+    for (size_t i = 0; i < n; i++) {
+        path[i] = i + 1 < n ? flat->path.elements[i] : (fc_path_element){.key = own};
+        name = name ? fc_arena_printf(arena, "%s.%s", name, path[i].key) : path[i].key;
+        if (!name) {
+            return no_memory(b);
+        }
+    }
+    t->name = name;
+    t->path = (fc_path){path, n};
+    return FC_OK;
+}
+
+static fc_code copy_shape(const builder *b, const fc_flat_param *p, fc_tensor *t) {
+    int64_t *shape = fc_arena_calloc(b->out->arena, (size_t)p->ndim, sizeof *shape);
+    for (int d = 0; shape && d < p->ndim; d++) {
+        shape[d] = p->shape[d];
+    }
+    t->ndim = p->ndim;
+    t->shape = shape;
+    return shape ? FC_OK : no_memory(b);
+}
+
+/* The tensor of a parameter of the layout, without a name. */
+static fc_code make_parameter(const builder *b, const fc_flat_unit *u, const size_t *order, size_t param,
+                              fc_tensor *t) {
+    fc_arena *arena = b->out->arena;
+    const fc_flat_param *p = &u->layout.params[param];
+    boxes made = {0};
+    origin *o = fc_arena_calloc(arena, 1, sizeof *o);
+    *t = (fc_tensor){.dtype = u->tensor->dtype, .detail = o};
+    fc_code rc = o ? copy_shape(b, p, t) : no_memory(b);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    find_boxes(u->tensor, order, p, &made);
+    t->nchunks = made.count;
+    made = (boxes){.chunks = fc_arena_calloc(arena, t->nchunks + 1, sizeof *made.chunks),
+                   .places = fc_arena_calloc(arena, t->nchunks + 1, sizeof *made.places),
+                   .dims = fc_arena_calloc(arena, t->nchunks + 1, 2 * (size_t)p->ndim * sizeof *made.dims)};
+    if (!made.chunks || !made.places || !made.dims) {
+        return no_memory(b);
+    }
+    find_boxes(u->tensor, order, p, &made);
+    *o = (origin){u->tensor, made.places};
+    t->chunks = made.chunks;
+    return FC_OK;
+}
+
+typedef struct ordered {
+    int64_t start;
+    size_t chunk;
+} ordered;
+
+static int by_start(const void *a, const void *b) {
+    const ordered *x = a, *y = b;
+    return x->start != y->start ? (x->start > y->start) - (x->start < y->start)
+                                : (x->chunk > y->chunk) - (x->chunk < y->chunk);
+}
+
+/* The chunks of a flat parameter by their offsets; malloc'ed. */
+static size_t *order_chunks(const fc_tensor *flat) {
+    ordered *sorted = calloc(flat->nchunks + 1, sizeof *sorted);
+    size_t *order = calloc(flat->nchunks + 1, sizeof *order);
+    for (size_t i = 0; sorted && order && i < flat->nchunks; i++) {
+        sorted[i] = (ordered){flat->chunks[i].dims[0], i};
+    }
+    if (sorted && order) {
+        qsort(sorted, flat->nchunks, sizeof *sorted, by_start);
+    }
+    for (size_t i = 0; sorted && order && i < flat->nchunks; i++) {
+        order[i] = sorted[i].chunk;
+    }
+    free(sorted);
+    return order;
+}
+
+/* The tensors of a unit, one for each of its members, each at the member's place in `made`. */
+static fc_code make_unit(const builder *b, const fc_flat_model *model, const fc_flat_unit *u, fc_tensor *made) {
+    size_t *order = order_chunks(u->tensor), param = 0;
+    fc_code rc = order ? FC_OK : no_memory(b);
+    for (size_t i = 0; rc == FC_OK && i < u->nmembers; i++) {
+        const fc_flat_member *m = &model->members[u->members[i]];
+        fc_tensor *t = &made[u->members[i]];
+        if (fc_flat_is_tied(model, u->members[i])) {
+            *t = made[m->same_as]; /* the same chunks: so they are known to be one */
+        } else {
+            rc = make_parameter(b, u, order, param++, t);
+        }
+        rc = rc == FC_OK ? name_parameter(b, u->tensor, m->key, t) : rc;
+    }
+    free(order);
+    return rc;
+}
+
+/* All that a state dict holds, in the order of the model. */
+static fc_code add_dict(builder *b, const fc_flat_model *model) {
+    fc_tensor *made = calloc(model->nmembers + 1, sizeof *made);
+    fc_code rc = made ? FC_OK : no_memory(b);
+    for (size_t u = 0; rc == FC_OK && u < model->nunits; u++) {
+        rc = make_unit(b, model, &model->units[u], made);
+        b->gone[model->units[u].index] = true;
+    }
+    for (size_t i = 0; rc == FC_OK && i < model->nmembers; i++) {
+        const fc_flat_member *m = &model->members[i];
+        if (!m->flat) {
+            rc = keep(b, m->stored);
+            continue;
+        }
+        b->tensors[b->count++] = made[i];
+        if (m->stored != SIZE_MAX) {
+            b->gone[m->stored] = true; /* a view of the flat parameter */
+        }
+    }
+    free(made);
+    return rc;
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static fc_code check_names(const builder *b) {
+    const char **names = calloc(b->count + 1, sizeof *names);
+    fc_code rc = names ? FC_OK : no_memory(b);
+    for (size_t i = 0; names && i < b->count; i++) {
+        names[i] = b->tensors[i].name;
+    }
+    if (names) {
+        qsort(names, b->count, sizeof *names, by_name);
+    }
+    for (size_t i = 1; rc == FC_OK && i < b->count; i++) {
+        if (strcmp(names[i - 1], names[i]) == 0) {
+            rc = fc_fail(b->err, FC_EUSAGE, "%s: '%.256s' is both a parameter of the model and another value",
+                         b->source->path, names[i]);
+        }
+    }
+    free(names);
+    return rc;
+}
+
+/* Room for `more` tensors. */
+static bool grow(builder *b, size_t more) {
+    size_t needed;
+    if (!fc_add_size(b->count, more, &needed)) {
+        return false;
+    }
+    if (needed > b->capacity) {
+        size_t capacity = needed + b->capacity;
+        fc_tensor *grown = reallocarray(b->tensors, capacity, sizeof *grown);
+        if (!grown) {
+            return false;
+        }
+        b->tensors = grown;
+        b->capacity = capacity;
+    }
+    return true;
+}
+
+/* The first flat parameter in the dict of source tensor `index`; NULL: there is none. */
+static const fc_tensor *flat_beside(const fc_checkpoint *source, const fc_tensor *const *dicts, size_t ndicts,
+                                    size_t index) {
+    for (size_t i = 0; i < ndicts && !source->tensors[index].object; i++) {
+        if (fc_same_dict(dicts[i], &source->tensors[index])) {
+            return dicts[i];
+        }
+    }
+    return NULL;
+}
+
+/* Takes a flat parameter apart, and with it all that lie in the same dict: once for each dict. */
+static fc_code unflatten_dict(builder *b, const fc_tensor *flat, const fc_checkpoint *model, fc_arena *scratch) {
+    fc_flat_model found;
+    fc_code rc = fc_flat_model_new(b->source, flat, model, scratch, &found, b->err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    return grow(b, found.nmembers) ? add_dict(b, &found) : no_memory(b);
+}
+
+/* The source's values in their order; a dict with flat parameters whole, where its first value is. */
+static fc_code fill(builder *b, const fc_checkpoint *model, fc_arena *scratch) {
+    const fc_checkpoint *source = b->source;
+    size_t ndicts = 0, module;
+    const fc_tensor **dicts = fc_arena_calloc(scratch, source->ntensors, sizeof *dicts);
+    bool *done = fc_arena_calloc(scratch, source->ntensors, sizeof *done);
+    fc_code rc = dicts && done ? FC_OK : no_memory(b);
+    for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
+        const fc_tensor *t = &source->tensors[i];
+        if (!t->object && t->ndim == 1 && fc_is_flat_key(fc_state_key(t), &module) &&
+            !flat_beside(source, dicts, ndicts, i)) {
+            dicts[ndicts++] = t;
+        }
+    }
+    for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
+        const fc_tensor *flat = flat_beside(source, dicts, ndicts, i);
+        if (flat && !done[flat - source->tensors]) {
+            done[flat - source->tensors] = true;
+            rc = unflatten_dict(b, flat, model, scratch);
+        }
+        if (rc == FC_OK && !b->gone[i]) {
+            rc = grow(b, 1) ? keep(b, i) : no_memory(b);
+        }
+    }
+    return rc == FC_OK ? check_names(b) : rc;
+}
+
+static fc_code build(builder *b, const fc_checkpoint *model) {
+    fc_checkpoint *out = b->out;
+    const fc_checkpoint *source = b->source;
+    fc_arena *scratch = fc_arena_new();
+    b->gone = scratch ? fc_arena_calloc(scratch, source->ntensors, sizeof *b->gone) : NULL;
+    fc_code rc = b->gone ? fill(b, model, scratch) : no_memory(b);
+    fc_tensor *kept = rc == FC_OK ? fc_arena_calloc(out->arena, b->count, sizeof *kept) : NULL;
+    if (rc == FC_OK && !kept) {
+        rc = no_memory(b);
+    }
+    if (rc == FC_OK && b->count > 0) {
+        memcpy(kept, b->tensors, b->count * sizeof *kept);
+    }
+    free(b->tensors);
+    fc_arena_free(scratch);
+    out->tensors = kept;
+    out->ntensors = kept ? b->count : 0;
+    return rc;
+}
+
+static fc_code check_model(const fc_checkpoint *source, const fc_checkpoint *model, fc_error *err) {
+    const char *why;
+    const fc_tensor *flat = fc_flat_parameter(model, NULL);
+    if (flat) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: has flat parameters itself ('%.256s'): the parameters of %s are told by a model that was "
+                       "saved whole",
+                       model->path, flat->name, source->path);
+    }
+    return fc_knows_model_order(model, &why)
+               ? FC_OK
+               : fc_fail(err, FC_EUSAGE,
+                         "%s: %s; what lies where in flat parameters depends on it: make the schema of a file that "
+                         "torch.save wrote of model.state_dict(), or add \"order\": \"model\" to it where its tensors "
+                         "are in that order",
+                         model->path, why);
+}
+
+fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_checkpoint **out, fc_error *err) {
+    *out = NULL;
+    fc_code rc = check_model(source, model, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_arena *arena = fc_arena_new();
+    fc_checkpoint *made = arena ? fc_arena_calloc(arena, 1, sizeof *made) : NULL;
+    unflattened *u = made ? fc_arena_calloc(arena, 1, sizeof *u) : NULL;
+    if (!u) {
+        fc_arena_free(arena);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", source->path);
+    }
+    u->source = source;
+    make_format(u);
+    *made = (fc_checkpoint){.format = &u->format,
+                            .path = source->path,
+                            .arena = arena,
+                            .files = source->files,
+                            .nfiles = source->nfiles,
+                            .keeps_order = true,
+                            .producer = source->producer,
+                            .note = source->note,
+                            .state = u};
+    builder b = {.out = made, .source = source, .err = err};
+    rc = build(&b, model);
+    if (rc != FC_OK) {
+        fc_arena_free(arena); /* not fc_checkpoint_close: the source stays the caller's */
+        return rc;
+    }
+    *out = made;
+    return FC_OK;
+}

@@ -1,0 +1,52 @@
+/*
+ * FSDP1's LOCAL_STATE_DICT: what torch.distributed.fsdp's FullyShardedDataParallel leaves of its units when it saves
+ * its own flat parameters, "layers.0._flat_param": one dimension, cut over the ranks without regard to what lies in it.
+ * The files do not say that; the names, shapes and order of the model's parameters do.
+ */
+#ifndef FSDPCKPT_UNFLATTEN_H
+#define FSDPCKPT_UNFLATTEN_H
+
+#include "fsdpckpt/checkpoint.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** The first flat parameter of a checkpoint, or NULL. @param count receives how many there are; may be NULL. */
+const fc_tensor *fc_flat_parameter(const fc_checkpoint *checkpoint, size_t *count);
+
+/**
+ * Whether the tensors come in the order in which the model registers its parameters, that of its state_dict(). Flat
+ * parameters depend on it, and nothing in them would tell a wrong one. It is known where the format keeps the order of
+ * a dict, one process (or the first of several) had all tensors, and a program has not put them in alphabetical order
+ * before; or where a schema says so.
+ * @param why receives the reason, for people, where it is not known; may be NULL.
+ */
+bool fc_knows_model_order(const fc_checkpoint *checkpoint, const char **why);
+
+/**
+ * Finds tensors that are one (tied weights): files that keep them once (torch.save, HDF5's hard links) list the same
+ * bytes under each name, and a schema says it.
+ * @param same_as out: for each of `tensors` the first one that it is; itself where it is not tied.
+ */
+fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensors, size_t count, size_t *same_as,
+                     fc_error *err);
+
+/** Whether the checkpoint is one that fc_unflatten made. */
+bool fc_was_flat(const fc_checkpoint *checkpoint);
+
+/**
+ * Makes a checkpoint of `source` in which the parameters of `model` stand for the flat ones. Each flat parameter has
+ * the parameters below its module that no deeper one has, without what the source has under its own name (buffers,
+ * ignored parameters), with or without the padding of use_orig_params. Parameters get the dtype of their flat one.
+ * @param source belongs to the new checkpoint if there is one, else to the caller. Has flat parameters.
+ * @param model  need not outlive the call.
+ * @return FC_EUSAGE where the order of `model` is not known, or it does not fit: a unit has another number of elements,
+ *         a parameter is nowhere.
+ */
+fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_checkpoint **out, fc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
