@@ -148,9 +148,13 @@ int main(int argc, char **argv) {
     if (rc == FC_OK && errnum != 0) {
         rc = fc_fail_errno(&err, errnum, "standard output: cannot be written");
     }
-    free(out);
     if (rc != FC_OK && err.message[0]) { /* without a message: it is on stdout, or another rank says it */
-        fprintf(stderr, "fsdpckpt: %s\n", err.message);
+        text_out_init(out, STDERR_FILENO);
+        text_puts(out, "fsdpckpt: ");
+        text_name(out, err.message); /* which may quote a damaged file */
+        text_puts(out, "\n");
+        text_flush(out);
     }
+    free(out);
     return fc_exit_status(rc);
 }

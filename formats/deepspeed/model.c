@@ -66,7 +66,7 @@ static fc_code read_shape(const model *m, const char *name, fc_pv v, int *ndim, 
     const fc_pv *items = fc_ds_list(m->f->p, v, &n);
     int64_t *sizes = n <= FC_MAX_DIMS ? fc_arena_calloc(m->b->checkpoint->arena, n, sizeof *sizes) : NULL;
     bool good = sizes && (items || fc_pv_typeof(v) == FC_PV_SIZE);
-    for (size_t i = 0; good && i < n; i++) {
+    for (size_t i = 0; good && items && i < n; i++) {
         good = fc_pickle_int(m->f->p, items[i], &sizes[i]) && sizes[i] >= 0;
     }
     if (!good || !fc_numel((int)n, sizes, numel) || !fc_pt_shape_fits(FC_F64, (int)n, sizes)) {

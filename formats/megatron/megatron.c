@@ -59,10 +59,6 @@ static bool megatron_probe(const fc_probe *probe) {
            (read_tracker(probe->path, name) && exists(probe->path, name, path) && is_iteration(path));
 }
 
-/* ---- torch_dist ---- */
-
-/* ---- one file a rank ---- */
-
 /* One rank has the whole model: its file is read as any other, under the names that are in it, unless another file of
  * it needs these. */
 static fc_code open_one(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
@@ -96,10 +92,9 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
             return fc_fail(err, FC_ENOMEM, "out of memory");
         }
     }
-    bool distributed = fc_pt_is_beside_dcp(checkpoint->path, common);
-    fc_code rc = distributed                                ? fc_pt_open_beside_dcp(checkpoint, common, options, err)
-                 : fc_mg_count_ranks(checkpoint->path) == 1 ? open_one(checkpoint, options, err)
-                                                            : fc_mg_open_ranks(checkpoint, options, err);
+    fc_code rc = fc_pt_is_beside_dcp(checkpoint->path, common) ? fc_pt_open_beside_dcp(checkpoint, common, options, err)
+                 : fc_mg_count_ranks(checkpoint->path) == 1    ? open_one(checkpoint, options, err)
+                                                               : fc_mg_open_ranks(checkpoint, options, err);
     checkpoint->producer = "Megatron";
     checkpoint->keeps_order = false; /* ranks of a pipeline have parts of it */
     return rc;

@@ -189,7 +189,7 @@ static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_share *share, const
 static fc_code check_local(const pt_merger *m, const pt_share *share, const fc_torch_tensor *t) {
     bool same = t->ndim == share->ndim;
     for (int i = 0; same && i < t->ndim; i++) {
-        same = t->sizes[i] == share->sizes[i];
+        same = t->sizes[i] == share->sizes[i] + (i == 0 ? share->padding : 0);
     }
     return same ? FC_OK
                 : fc_fail(m->err, FC_ECORRUPT, "%s: its local part has another shape than its placements give the rank",
@@ -224,33 +224,6 @@ static fc_code add_share(pt_merger *m, const pt_leaf *leaf, const pt_share *shar
         return fc_fail(m->err, FC_ECORRUPT, "%s: its type or shape is not that of the ranks before", m->f.path);
     }
     return wanted && !is_empty(share) ? add_chunk(m, v, share, piece) : FC_OK;
-}
-
-fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves) {
-    fc_code rc = FC_OK;
-    m->nflat = 0;
-    for (size_t i = 0; i < leaves->count && rc == FC_OK; i++) {
-        const pt_leaf *leaf = &leaves->items[i];
-        pt_share share;
-        fc_torch_tensor t = {0};
-        pt_piece *piece = NULL;
-        size_t module;
-        if (leaf->kind != PT_SHARDED_TENSOR || !fc_is_flat_key(leaf->name, &module)) {
-            continue;
-        }
-        rc = fc_pt_sharded_share(&m->f, leaf->v, 0, &share, m->err);
-        if (rc == FC_OK && share.local) {
-            rc = fc_pt_piece(&m->f, share.local, &t, m->scratch, &piece, m->err);
-        }
-        if (rc == FC_OK && piece) {
-            rc = fc_pickle_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat) ? FC_OK : no_memory(m);
-        }
-        if (rc == FC_OK && piece) {
-            m->flat[m->nflat++] = piece->record.offset;
-        }
-        rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%.256s", leaf->name);
-    }
-    return rc;
 }
 
 /* Whether a plain tensor is a view of one of the file's flat parameters. */
@@ -335,6 +308,13 @@ fc_code fc_pt_merge_leaf(pt_merger *m, const pt_leaf *leaf) {
         return add_sharded(m, leaf);
     default:
         break;
+    }
+    if (m->numbered) {
+        bool is = false;
+        rc = fc_pt_state_share(m, leaf, &share, &is, m->err);
+        if (rc != FC_OK || is) {
+            return rc == FC_OK ? add_share(m, leaf, &share) : rc;
+        }
     }
     if (m->layout.root) {
         rc = fc_pt_layout_share(&m->layout, &m->f, m->rank, leaf->name, leaf->v, &share, m->err);

@@ -35,6 +35,15 @@ static fc_code check_coverage(const fc_wanted *wanted, fc_error *err) {
     return FC_OK;
 }
 
+/* What the format can tell of damage to the headers that were opened: names and places would be wrong. */
+static fc_code check_headers(const fc_checkpoint *source, fc_error *err) {
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < source->nfiles && source->format->check_file; i++) {
+        rc = source->format->check_file(source, i, err);
+    }
+    return rc;
+}
+
 /* Sums up what the ranks' files store. */
 static fc_code add_loads(const fc_wanted *wanted, const uint64_t *loads, fc_convert_report *report, fc_error *err) {
     int64_t ranks = fc_mesh_ranks(wanted->mesh);
@@ -355,9 +364,8 @@ static fc_code plan(const fc_checkpoint *source, const char *target, const fc_co
     fc_selection selection = options->selection;
     selection.self_contained = options->format->self_contained;
     rc = fc_wanted_new(source, &selection, arena, wanted, &report->selected, err);
-    if (rc == FC_OK) {
-        rc = check_coverage(wanted, err);
-    }
+    rc = rc == FC_OK ? check_headers(source, err) : rc;
+    rc = rc == FC_OK ? check_coverage(wanted, err) : rc;
     if (rc == FC_OK) {
         rc = measure(wanted, options, report, err);
         report->stored_bytes = report->data_bytes;

@@ -104,6 +104,11 @@ def bad_cases(program, corpus, home):
         f.truncate(3000)
     refused(program, case, "a file cut off", "rank_1_")
     fresh("zero2-bf16")
+    with open(optim(1, "bf16_"), "r+b") as f:
+        f.seek(f.read().rindex(b"byteorder"))
+        f.write(b"\x1b\n\xff")
+    refused(program, case, "a message that quotes what would move a terminal", "rank_1_", "??\\xffeorder")
+    fresh("zero2-bf16")
     with open(os.path.join(case, "latest"), "w") as f:
         f.write("global_step9")
     refused(program, case, "latest names nothing", "global_step9")

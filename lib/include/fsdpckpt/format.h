@@ -73,8 +73,8 @@ typedef struct fc_format {
 
     bool wants_crc32; /**< seal needs fc_part_item.crc32 */
     /** Whether the data file `index`, which is there and long enough for the chunks, is what the checkpoint takes it
-     * for: a look at its first bytes, for what was opened with headers_only. NULL when there is nothing more to look
-     * at. */
+     * for: a look at its first bytes, for what was opened with headers_only and before a conversion. NULL when there is
+     * nothing more to look at. */
     fc_code (*check_file)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
 
     bool self_contained; /**< when sharded, every rank's file holds all of its boxes, replicated ones and objects too */
