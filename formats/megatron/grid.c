@@ -18,6 +18,8 @@
 
 enum { MAX_RANKS = 1 << 16 };
 
+static const char distributed[] = "distrib_optim.pt";
+
 typedef struct found_rank {
     char name[48];
     int64_t numbers[3]; /* tensor, pipeline, expert */
@@ -61,7 +63,7 @@ static bool parse(const char *directory, const char *name, found_rank *out) {
     for (size_t i = 0; i < 2 && !out->file; i++) {
         out->file = exists(directory, name, files[i]) ? files[i] : NULL;
     }
-    out->optimizer = exists(directory, name, "distrib_optim.pt");
+    out->optimizer = exists(directory, name, distributed);
     memcpy(out->name, name, strlen(name) + 1);
     return out->file != NULL;
 }
@@ -152,20 +154,25 @@ static fc_code check(const char *directory, const found_rank *ranks, size_t coun
     return rc;
 }
 
+static bool name_file(const fc_checkpoint *checkpoint, const found_rank *rank, const char *name, fc_file *out) {
+    out->name = fc_arena_printf(checkpoint->arena, "%s/%s", rank->name, name);
+    out->path = out->name ? fc_arena_printf(checkpoint->arena, "%s/%s", checkpoint->path, out->name) : NULL;
+    return out->path != NULL;
+}
+
 static fc_code take(fc_checkpoint *checkpoint, const found_rank *ranks, size_t count, mg_grid *grid, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
-    fc_file *files = fc_arena_calloc(arena, count, sizeof *files);
-    grid->names = fc_arena_calloc(arena, count, sizeof *grid->names);
+    fc_file *files = fc_arena_calloc(arena, 2 * count, sizeof *files);
+    grid->names = fc_arena_calloc(arena, 2 * count, sizeof *grid->names);
     bool good = files && grid->names;
     for (size_t i = 0; good && i < count; i++) {
-        grid->optimizer = grid->optimizer || ranks[i].optimizer;
-        grid->names[i] = fc_arena_strndup(arena, ranks[i].name, strlen(ranks[i].name));
-        files[i].name = fc_arena_printf(arena, "%s/%s", ranks[i].name, ranks[i].file);
-        files[i].path = files[i].name ? fc_arena_printf(arena, "%s/%s", checkpoint->path, files[i].name) : NULL;
-        good = grid->names[i] && files[i].path;
+        grid->optimizers += ranks[i].optimizer;
+        grid->names[i] = grid->names[count + i] = fc_arena_strndup(arena, ranks[i].name, strlen(ranks[i].name));
+        good = grid->names[i] && name_file(checkpoint, &ranks[i], ranks[i].file, &files[i]) &&
+               name_file(checkpoint, &ranks[i], distributed, &files[count + i]);
     }
     checkpoint->files = files;
-    checkpoint->nfiles = good ? count : 0;
+    checkpoint->nfiles = !good ? 0 : grid->optimizers == count ? 2 * count : count;
     return good ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
 }
 

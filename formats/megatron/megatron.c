@@ -59,7 +59,8 @@ static bool megatron_probe(const fc_probe *probe) {
            (read_tracker(probe->path, name) && exists(probe->path, name, path) && is_iteration(path));
 }
 
-/* One rank has the whole model: its file is read as any other, under the names that are in it. */
+/* One rank has the whole model: its file is read as any other, under the names that are in it, unless another file of
+ * it needs these. */
 static fc_code open_one(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     mg_reader r = {.checkpoint = checkpoint, .err = err};
     fc_code rc = fc_mg_find_ranks(checkpoint, options, &r.grid, err);
@@ -68,13 +69,16 @@ static fc_code open_one(fc_checkpoint *checkpoint, const fc_open_options *option
     if (rc != FC_OK) {
         return rc;
     }
+    if (r.grid.optimizers > 0) {
+        fc_pt_file_close(&r.f);
+        return fc_mg_open_ranks(checkpoint, options, err);
+    }
     fc_mg_read_args(&r.f, &r.args);
     fc_pt_file_close(&r.f);
     rc = fc_mg_check_args(&r);
     if (rc != FC_OK) {
         return rc;
     }
-    checkpoint->note = r.grid.optimizer ? fc_mg_optimizer_note : NULL;
     checkpoint->path = path;
     return fc_pt_open_file(checkpoint, err);
 }

@@ -12,11 +12,12 @@
 #include "fsdpckpt/format.h"
 #include "pt/pt.h"
 
-/** The directories of an iteration. File `stage * tp + rank` of checkpoint->files is that of a rank. */
+/** The directories of an iteration. File `stage * tp + rank` of checkpoint->files is that of a rank; if there are,
+ * those of the distributed optimizer follow in the same order. */
 typedef struct mg_grid {
     int64_t tp, stages;
-    const char **names; /**< of the directories, "mp_rank_01_000", in the order of the files */
-    bool optimizer;     /**< there is a distrib_optim.pt beside one of them */
+    const char **names; /**< of the files' directories, "mp_rank_01_000" */
+    size_t optimizers;  /**< how many of them have a distrib_optim.pt; they are files only where all have */
 } mg_grid;
 
 /** How many directories of ranks there are. */
@@ -65,6 +66,7 @@ typedef struct mg_value {
     int ndim;
     const int64_t *sizes;
     mg_cut cut;
+    size_t chunk; /**< of the model, which it is of */
 } mg_value;
 
 /** The layers of one kind, "decoder.layers.", and how many each chunk of the model has. */
@@ -82,10 +84,11 @@ typedef struct mg_reader {
     size_t nlayers, layers_capacity;
     mg_value *values; /* malloc'ed */
     size_t nvalues, capacity;
-    pt_file f;             /* the current one */
-    uint32_t rank;         /* its number among the files */
-    const char *unnamed;   /* why states of the optimizer are kept under their numbers; NULL: they are not */
-    const char *differing; /* a copy that is not the same on all ranks */
+    pt_file f;                 /* the current one */
+    uint32_t rank;             /* its number among the files */
+    const char *unnamed;       /**< why states of the optimizer are kept under their numbers; NULL: they are not */
+    const char *undistributed; /**< why the distributed optimizer's are left out; NULL: they are not */
+    const char *differing;     /* a copy that is not the same on all ranks */
     size_t ndiffering;
     fc_error *err;
 } mg_reader;
@@ -104,14 +107,19 @@ fc_code fc_mg_add(mg_reader *r, const fc_path *prefix, fc_pv v);
 /** Adds one value, whole. @return NULL after a failure. */
 mg_value *fc_mg_add_leaf(mg_reader *r, const char *name, const fc_path *path, fc_pv v);
 
-/** Adds the optimizer of the current file. Its parameters are values[first] and those behind it. */
-fc_code fc_mg_read_optimizer(mg_reader *r, fc_pv optimizer, size_t first);
+/** Adds the optimizer of the current file. Its parameters are values[first] to values[end]. */
+fc_code fc_mg_read_optimizer(mg_reader *r, fc_pv optimizer, size_t first, size_t end);
+
+/** Adds the states of the current rank's distributed optimizer, of the parameters values[first] to values[end]. */
+fc_code fc_mg_read_distributed(mg_reader *r, size_t first, size_t end);
+
+/** Whether a value of the model is a parameter, not a buffer. */
+bool fc_mg_is_parameter(const mg_value *v);
+/** "optim.state.<parameter>.<key>". @return false when out of memory. */
+bool fc_mg_name_state(const mg_reader *r, const mg_value *parameter, const char *key, const char **name, fc_path *path);
 
 /** Makes the tensors of the checkpoint of the values of all files. */
 fc_code fc_mg_join(mg_reader *r);
-
-/** Says that distrib_optim.pt is left out. */
-extern const char fc_mg_optimizer_note[];
 
 /** Reads the files of several ranks. */
 fc_code fc_mg_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);

@@ -56,16 +56,36 @@ static bool is_buffer(const char *name) {
     return false;
 }
 
-static fc_code list_params(mg_optimizer *o, size_t first) {
+bool fc_mg_is_parameter(const mg_value *v) {
+    return v->shared && !is_buffer(v->name) && strncmp(v->name, "model.", 6) == 0;
+}
+
+bool fc_mg_name_state(const mg_reader *r, const mg_value *parameter, const char *key, const char **name,
+                      fc_path *path) {
+    fc_arena *arena = r->checkpoint->arena;
+    const char *plain = parameter->name + sizeof "model." - 1;
+    fc_path_element *elements = fc_arena_calloc(arena, 4, sizeof *elements);
+    *name = fc_arena_printf(arena, "optim.state.%s.%s", plain, key);
+    if (!elements || !*name) {
+        return false;
+    }
+    elements[0].key = "optim";
+    elements[1].key = "state";
+    elements[2].key = plain;
+    elements[3].key = key;
+    *path = (fc_path){elements, 4};
+    return true;
+}
+
+static fc_code list_params(mg_optimizer *o, size_t first, size_t end) {
     mg_reader *r = o->r;
-    size_t end = r->nvalues;
     o->params = calloc(end - first + 1, sizeof *o->params);
     if (!o->params) {
         return fc_mg_no_memory(r);
     }
     for (size_t i = first; i < end; i++) {
         const mg_value *v = &r->values[i];
-        if (v->shared && !is_buffer(v->name) && strncmp(v->name, "model.", 6) == 0) {
+        if (fc_mg_is_parameter(v)) {
             o->params[o->nparams++] = (mg_param){.value = *v, .name = v->name + sizeof "model." - 1};
         }
     }
@@ -210,19 +230,13 @@ static fc_code assign(mg_optimizer *o, const char **reason) {
 
 static fc_code add_state(const mg_optimizer *o, const mg_param *param, const char *key, fc_pv v) {
     mg_reader *r = o->r;
-    fc_arena *arena = r->checkpoint->arena;
     const mg_value *of = &param->value;
-    fc_path_element *path = fc_arena_calloc(arena, 4, sizeof *path);
-    const char *name = fc_arena_printf(arena, "optim.state.%s.%s", param->name, key);
-    if (!path || !name) {
+    const char *name;
+    fc_path path;
+    if (!fc_mg_name_state(r, of, key, &name, &path)) {
         return fc_mg_no_memory(r);
     }
-    path[0].key = "optim";
-    path[1].key = "state";
-    path[2].key = param->name;
-    path[3].key = key;
-    const fc_path whole = {path, 4};
-    mg_value *value = fc_mg_add_leaf(r, name, &whole, v);
+    mg_value *value = fc_mg_add_leaf(r, name, &path, v);
     if (value && !value->object && value->ndim == of->ndim &&
         memcmp(value->sizes, of->sizes, (size_t)of->ndim * sizeof *of->sizes) == 0) {
         value->shared = true;
@@ -334,7 +348,7 @@ static fc_code add_all(const mg_optimizer *o) {
     return rc == FC_OK && o->outer != o->inner ? add_members(o, o->outer, &prefix, outer) : rc;
 }
 
-fc_code fc_mg_read_optimizer(mg_reader *r, fc_pv optimizer, size_t first) {
+fc_code fc_mg_read_optimizer(mg_reader *r, fc_pv optimizer, size_t first, size_t end) {
     static const fc_path_element element = {.key = "optimizer"};
     const fc_path path = {&element, 1};
     mg_optimizer o = {.r = r, .outer = optimizer, .inner = optimizer};
@@ -349,7 +363,7 @@ fc_code fc_mg_read_optimizer(mg_reader *r, fc_pv optimizer, size_t first) {
         r->unnamed = stateless ? r->unnamed : reason;
         return fc_mg_add(r, &path, optimizer);
     }
-    fc_code rc = list_params(&o, first);
+    fc_code rc = list_params(&o, first, end);
     rc = rc == FC_OK ? assign(&o, &reason) : rc;
     if (rc == FC_OK && reason) {
         r->unnamed = reason;

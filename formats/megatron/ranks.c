@@ -12,9 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char fc_mg_optimizer_note[] = "the distributed optimizer's state, in distrib_optim.pt, is not read: its buckets "
-                                    "do not say which parameter is where";
-
 /* ---- args ---- */
 
 static int64_t number_of(const fc_pickle *p, fc_pv state, const char *name) {
@@ -262,6 +259,7 @@ static fc_code add_parameter(mg_reader *r, pt_leaf *leaf, size_t chunk) {
     if (!value) {
         return r->err->code;
     }
+    value->chunk = chunk;
     value->shared = !value->object && !is_extra_state(leaf->name);
     value->cut = value->shared ? fc_mg_rule(leaf->name) : (mg_cut){MG_UNKNOWN, 0};
     if (r->args.expert_tp > 0 && r->args.expert_tp != r->grid.tp && strstr(leaf->name, ".experts.")) {
@@ -356,8 +354,12 @@ static fc_code count_chunks(mg_reader *r) {
                : fc_fail(r->err, FC_ECORRUPT, "%s: it has no 'model': not a file of a Megatron checkpoint", r->f.path);
 }
 
+static size_t ranks_of(const mg_reader *r) {
+    return (size_t)(r->grid.tp * r->grid.stages);
+}
+
 static fc_code read_members(mg_reader *r, bool count) {
-    size_t n, first = r->nvalues;
+    size_t n, first = r->nvalues, end = first;
     fc_pv optimizer = 0;
     const fc_pv *pairs = fc_pickle_items(r->f.p, r->f.p->root, &n);
     fc_code rc = FC_OK;
@@ -375,9 +377,10 @@ static fc_code read_members(mg_reader *r, bool count) {
             }
         }
         rc = rc == FC_OK && pass == 0 && !count && r->grid.tp > 1 ? find_gates(r, first) : rc;
-        rc = rc == FC_OK && pass == 1 && optimizer ? fc_mg_read_optimizer(r, optimizer, first) : rc;
+        end = pass == 0 ? r->nvalues : end;
     }
-    return rc;
+    rc = rc == FC_OK && optimizer ? fc_mg_read_optimizer(r, optimizer, first, end) : rc;
+    return rc == FC_OK && !count && r->grid.optimizers == ranks_of(r) ? fc_mg_read_distributed(r, first, end) : rc;
 }
 
 static fc_code read_file(mg_reader *r, uint32_t rank, bool count) {
@@ -413,23 +416,47 @@ static fc_code check_layers(const mg_reader *r) {
                          r->checkpoint->path, sum, r->args.layers);
 }
 
+/* Appends a sentence to the note. */
+static const char *add_note(const fc_checkpoint *checkpoint, const char *note, const char *text) {
+    return note && *note ? fc_arena_printf(checkpoint->arena, "%s; %s", note, text) : text;
+}
+
 /* What the manifest cannot say otherwise. */
 static fc_code set_note(const mg_reader *r) {
     fc_arena *arena = r->checkpoint->arena;
-    const char *note = r->checkpoint->note;
+    const char *notes[3] = {NULL}, *all = "";
+    size_t n = 0;
     if (r->unnamed) {
-        note = fc_arena_printf(arena, "%s%sthe optimizer's state is kept under its numbers, as each rank has it: %s",
-                               note ? note : "", note ? "; " : "", r->unnamed);
+        notes[n++] = fc_arena_printf(arena, "the optimizer's state is kept under its numbers, as each rank has it: %s",
+                                     r->unnamed);
     }
-    if (r->differing && (note || !r->unnamed)) {
-        note = fc_arena_printf(arena,
-                               "%s%s%zu tensor%s, such as %.128s, should be equal on all ranks and differ, or are too "
-                               "large to compare: the first rank's are read, as Megatron's own tools do",
-                               note ? note : "", note ? "; " : "", r->ndiffering, r->ndiffering == 1 ? "" : "s",
-                               r->differing);
+    if (r->undistributed) {
+        notes[n++] = fc_arena_printf(arena, "the distributed optimizer's state, in distrib_optim.pt, is not read: %s",
+                                     r->undistributed);
     }
-    r->checkpoint->note = note;
-    return note || (!r->unnamed && !r->differing) ? FC_OK : fc_mg_no_memory(r);
+    if (r->differing) {
+        notes[n++] =
+            fc_arena_printf(arena,
+                            "%zu tensor%s, such as %.128s, should be equal on all ranks and differ, or are too "
+                            "large to compare: the first rank's are read, as Megatron's own tools do",
+                            r->ndiffering, r->ndiffering == 1 ? "" : "s", r->differing);
+    }
+    for (size_t i = 0; i < n; i++) {
+        all = notes[i] && all ? add_note(r->checkpoint, all, notes[i]) : NULL;
+    }
+    r->checkpoint->note = n > 0 ? all : NULL;
+    return all ? FC_OK : fc_mg_no_memory(r);
+}
+
+/* What one rank's files do not tell is of no use from those of the others. */
+static void drop_distributed(mg_reader *r) {
+    size_t kept = 0;
+    for (size_t i = 0; i < r->nvalues; i++) {
+        if (r->values[i].file < ranks_of(r)) {
+            r->values[kept++] = r->values[i];
+        }
+    }
+    r->nvalues = kept;
 }
 
 fc_code fc_mg_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
@@ -440,11 +467,14 @@ fc_code fc_mg_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *optio
         rc = read_file(&r, (uint32_t)(i * r.grid.tp), true);
     }
     rc = rc == FC_OK ? check_layers(&r) : rc;
-    for (uint32_t i = 0; rc == FC_OK && i < checkpoint->nfiles; i++) {
+    for (uint32_t i = 0; rc == FC_OK && i < ranks_of(&r); i++) {
         rc = read_file(&r, i, false);
     }
-    if (r.grid.optimizer) {
-        checkpoint->note = fc_mg_optimizer_note;
+    if (r.grid.optimizers > 0 && r.grid.optimizers < ranks_of(&r)) {
+        r.undistributed = "not every rank's directory has one";
+    }
+    if (rc == FC_OK && r.undistributed) {
+        drop_distributed(&r);
     }
     rc = rc == FC_OK ? fc_mg_join(&r) : rc;
     rc = rc == FC_OK ? set_note(&r) : rc;

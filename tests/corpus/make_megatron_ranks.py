@@ -26,6 +26,7 @@ CASES = {
     "tp2-gpt": dict(GPT, tp=2, pp=1, vp=None, layers=2),
     "tp2-llama-fp32": dict(LLAMA, tp=2, pp=1, vp=None, layers=1, fp32=True),
     "tp2pp2-llama": dict(LLAMA, tp=2, pp=2, vp=None, layers=2),
+    "tp2dp2-distributed": dict(LLAMA, tp=2, pp=1, vp=None, layers=1, dp=2),
     "pp2vp2-gpt": dict(GPT, tp=1, pp=2, vp=2, layers=4),
 }
 # The norms of the local layer spec get the names that Transformer Engine's fused layers have.
@@ -102,6 +103,25 @@ def make_optimizer(case, chunks):
     return optimizer
 
 
+def make_distributed(config, chunks):
+    """The distributed optimizer: its state is cut over the data-parallel ranks and gathered into distrib_optim.pt."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    ddp = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
+    wrapped = [DistributedDataParallel(config, ddp, c) for c in chunks]
+    optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=0.01, weight_decay=0.1, bf16=True,
+                                                       use_distributed_optimizer=True), wrapped)
+    for one in optimizer.chained_optimizers:
+        for group in one.optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = p.detach().sin()
+        one.optimizer.step()
+        one._copy_main_params_to_model_params()
+    for w in wrapped:
+        w.start_param_sync(force_sync=True)
+    return optimizer
+
+
 def rank_state(case, config, chunks, optimizer):
     """What training.checkpointing.generate_state_dict gives for --ckpt-format torch."""
     from megatron.core import parallel_state as ps
@@ -125,7 +145,8 @@ def rank_state(case, config, chunks, optimizer):
 
 def save_truth(chunks, optimizer, out):
     from megatron.core import dist_checkpointing
-    metadata = {"non_homogeneous_layers": True, "singleton_local_shards": False}
+    metadata = {"non_homogeneous_layers": True, "singleton_local_shards": False,
+                "distrib_optim_sharding_type": "fully_reshardable", "distrib_optim_fully_reshardable_mem_efficient": False}
     state = {"chunk%d" % i: c.sharded_state_dict(metadata=metadata) for i, c in enumerate(chunks)}
     model = {k: v for c in list(state.values()) for k, v in c.items()} if len(chunks) == 1 else dict(state)
     state["optimizer"] = optimizer.sharded_state_dict(model, metadata=metadata)
@@ -134,7 +155,7 @@ def save_truth(chunks, optimizer, out):
 
 def run(rank, port, name, out, truth):
     case = CASES[name]
-    world = case["tp"] * case["pp"]
+    world = case["tp"] * case["pp"] * case.get("dp", 1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
                       MASTER_PORT=str(port))
     torch.distributed.init_process_group("gloo")
@@ -144,12 +165,18 @@ def run(rank, port, name, out, truth):
     ps.initialize_model_parallel(case["tp"], case["pp"], virtual_pipeline_model_parallel_size=case["vp"])
     config, chunks = build(case)
     fill(chunks)
-    optimizer = make_optimizer(case, chunks)
+    distributed = case.get("dp", 1) > 1
+    optimizer = make_distributed(config, chunks) if distributed else make_optimizer(case, chunks)
     folder = "mp_rank_%02d" % ps.get_tensor_model_parallel_rank()
     if case["pp"] > 1:
         folder += "_%03d" % ps.get_pipeline_model_parallel_rank()
-    os.makedirs(os.path.join(out, folder))
-    torch.save(rank_state(case, config, chunks, optimizer), os.path.join(out, folder, "model_optim_rng.pt"))
+    first = ps.get_data_parallel_rank() == 0
+    state = rank_state(case, config, chunks, optimizer)
+    if first:
+        os.makedirs(os.path.join(out, folder))
+        torch.save(state, os.path.join(out, folder, "model_optim_rng.pt"))
+    if distributed:
+        optimizer.save_parameter_state(os.path.join(out, folder, "distrib_optim.pt"))
     save_truth(chunks, optimizer, truth)
 
 
@@ -166,7 +193,7 @@ def read_truth(truth, home):
             name = name.replace(fused, local)
         if name.startswith("optimizer.state."):
             key, parameter = name[len("optimizer.state."):].split(".", 1)
-            name = "optim.state.%s.%s" % (parameter, key)
+            name = "optim.state.%s.%s" % (parameter, key if key != "param" else "fp32_param")
         else:
             name = "model." + name
         raw = t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -185,7 +212,7 @@ def make(corpus, name):
     with tempfile.TemporaryDirectory() as home:
         truth = os.path.join(home, "truth")
         os.makedirs(truth)
-        mp.spawn(run, args=(port, name, out, truth), nprocs=CASES[name]["tp"] * CASES[name]["pp"])
+        mp.spawn(run, args=(port, name, out, truth), nprocs=CASES[name]["tp"] * CASES[name]["pp"] * CASES[name].get("dp", 1))
         tensors = read_truth(truth, home)
     with open(os.path.join(folder, "latest_checkpointed_iteration.txt"), "w") as f:
         f.write("10")
