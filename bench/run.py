@@ -4,10 +4,12 @@
 Every round runs every command once, ours and the peers', so that all of them meet the same machine; the table gives
 the best and the median of the rounds, and ratios of the medians.  Before each command what earlier ones left to write
 is synced, and its input is read (warm) or dropped from the cache (cold).  What a command does to make its output
-durable is part of its time.  A new job is one entry in JOBS, a new peer one in COMMANDS, a new input one in SOURCES.
+durable is part of its time.  A peer that is not installed, or fails, is left out, and the table says so.  A new job is
+one entry in JOBS, a new peer one in COMMANDS, a new input one in SOURCES.
 """
 import argparse
 import fnmatch
+import importlib.util
 import os
 import platform
 import re
@@ -25,6 +27,7 @@ MAKE_WEIGHTS = os.path.join(HERE, "make_weights.py")
 MAKE_BIG = os.path.join(HERE, "..", "tests", "corpus", "make_big.py")
 BEGIN, END = "<!-- bench/run: begin -->", "<!-- bench/run: end -->"
 PEAK_MIB = 64
+WRITTEN = 1.05  # × the output: more is a temporary copy
 
 # {dir}: the new input; {size}: --size; {ours}: the command; {NAME}: another input, listed before.
 SOURCES = {
@@ -33,6 +36,8 @@ SOURCES = {
     "h5": "{ours} reshard {fsdp} -o {dir} --dp 8 -q",
     "hf": "{ours} reshard {fsdp} -o {dir} --dp 8 --to safetensors -q",
     "pt": "{ours} consolidate {fsdp} -o {dir} --to pt -q",
+    "model": "{ours} reshard {fsdp} -o {dir} --dp 8 --to dcp --include model.* -q",
+    "zero3": "{python} {here}/make_zero3.py {dir} --size {size}",
     "small": "cp -r {corpus}/good/dcp-torch2.15.0-2d-dp4tp2 {dir}",
     "many": "{python} {here}/make_many.py {dir}",
     "many-full": "{ours} consolidate {many} -o {dir} -q",
@@ -44,34 +49,48 @@ SOURCES = {
     "packed-by-us": "{ours} consolidate {weights} -o {dir} --compress 1 -q",
 }
 
+# What makes an input, or a peer, beyond torch and h5py: a program or a module of Python.
+SOURCE_NEEDS = {"zero3": "deepspeed", "packed": "h5repack"}
+
 # source: which input; repeat: runs in a round, for what is too short to time once; rounds: for what is slow, so many at
-# most and none with a cold cache.
-Command = namedtuple("Command", "title source line repeat rounds", defaults=(1, None))
+# most and none with a cold cache; synced: whether the output is on the disk in the end (None: there is none); needs: a
+# program or module that may be missing.
+Command = namedtuple("Command", "title source line repeat rounds synced needs", defaults=(1, None, True, None))
+
+
+def theirs(title, source, line, needs=None):
+    return Command(title, source, line, rounds=2, synced=False, needs=needs)
+
+
+def library(title, source, name, needs=None):
+    return theirs(title, source, "{python} {here}/peers.py %s {src} {dst}" % name, needs)
+
+
+def h5repack(options, source):
+    return theirs("`h5repack %s`" % options, source, "h5repack %s {src} {dst}.h5" % options, "h5repack")
+
+
 # The peers.
-TORCH = "{python} {here}/peers.py dcp_to_torch {src} {dst}"
 COMMANDS = {
     "cp": Command("`cp -r` and `sync -f`", "fsdp", "sh -c 'cp -r {src} {dst} && sync -f {dst}'"),
-    "cat": Command("`cat` of both", "h5", "sh -c 'cat {fsdp}/*.distcp {src}/*.h5 > /dev/null'"),
-    "torch": Command("torch `dcp_to_torch_save`, not synced", "fsdp", TORCH, rounds=2),
-    "torch-2d": Command("torch `dcp_to_torch_save`, not synced", "2d", TORCH, rounds=2),
+    "cat": Command("`cat` of both", "h5", "sh -c 'cat {fsdp}/*.distcp {src}/*.h5 > /dev/null'", synced=None),
+    "torch": library("torch `dcp_to_torch_save`", "fsdp", "dcp_to_torch"),
+    "torch-2d": library("torch `dcp_to_torch_save`", "2d", "dcp_to_torch"),
     "cp-hf": Command("`cp -r` and `sync -f`", "hf", "sh -c 'cp -r {src} {dst} && sync -f {dst}'"),
-    "torch-hf": Command("torch `consolidate_safetensors_files`, 2 threads, not synced", "hf",
-                        "{python} {here}/peers.py consolidate_hf {src} {dst}", rounds=2),
-    "torch-save-to-dcp": Command("torch `torch_save_to_dcp`, not synced", "pt",
-                            "{python} {here}/peers.py torch_to_dcp {src} {dst}", rounds=2),
-    "h5repack-gzip": Command("`h5repack -f SHUF -f GZIP=1`, not synced", "weights",
-                             "h5repack -f SHUF -f GZIP=1 {src} {dst}.h5", rounds=2),
-    "h5repack-chunks": Command("`h5repack -l CHUNK=512x4096 -f SHUF -f GZIP=1`, not synced", "packed",
-                               "h5repack -l CHUNK=512x4096 -f SHUF -f GZIP=1 {src} {dst}.h5", rounds=2),
-    "h5repack-none": Command("`h5repack -l CONTI -f NONE`, not synced", "packed",
-                             "h5repack -l CONTI -f NONE {src} {dst}.h5", rounds=2),
-    "h5repack-none-ours": Command("`h5repack -l CONTI -f NONE`, not synced", "packed-by-us",
-                                  "h5repack -l CONTI -f NONE {src} {dst}.h5", rounds=2),
+    "torch-hf": library("torch `consolidate_safetensors_files`, 2 threads", "hf", "consolidate_hf"),
+    "torch-save-to-dcp": library("torch `torch_save_to_dcp`", "pt", "torch_to_dcp"),
+    "accelerate": library("accelerate `merge_fsdp_weights`", "model", "merge_fsdp_weights", "accelerate"),
+    "zero-to-fp32": library("DeepSpeed `zero_to_fp32`", "zero3", "zero_to_fp32", "deepspeed"),
+    "ds-to-universal": library("DeepSpeed `ds_to_universal`, 4 and 2 workers", "zero3", "ds_to_universal", "deepspeed"),
+    "h5repack-gzip": h5repack("-f SHUF -f GZIP=1", "weights"),
+    "h5repack-chunks": h5repack("-l CHUNK=512x4096 -f SHUF -f GZIP=1", "packed"),
+    "h5repack-none": h5repack("-l CONTI -f NONE", "packed"),
+    "h5repack-none-ours": h5repack("-l CONTI -f NONE", "packed-by-us"),
 }
 
 
 # Goals: (peer or None, how it is met and worded from ours and the peer's result). A result has .best, .median
-# (seconds), .peak (MiB) and .size (bytes of the output).
+# (seconds), .peak (MiB), .size (bytes of the output) and .written (bytes that went to files).
 def at_most(peer, ratio):
     return peer, lambda o, p: (o.median / p.median <= ratio, "%.2f × the time" % (o.median / p.median), "≤ %.2f ×" % ratio)
 
@@ -109,6 +128,16 @@ JOBS = {
                                 "{ours} consolidate {src} -o {dst}.pt --to pt -q"), [faster("torch", 8)]),
     "torch-to-dcp": Job(Command("`torch.save` → DCP", "pt", "{ours} convert {src} -o {dst} --to dcp -q"),
                         [faster("torch-save-to-dcp", 8)]),
+    "merge-weights": Job(Command("8 FSDP shards, DCP → `model.safetensors`", "model",
+                                 "{ours} consolidate {src} -o {dst}.safetensors --strip-prefix model. -q"),
+                         [faster("accelerate", 8)]),
+    "zero3-fp32": Job(Command("ZeRO-3 of 4 ranks → fp32 weights, `torch.save`", "zero3",
+                              "{ours} consolidate {src} -o {dst}.pt --include model.* --strip-prefix model. -q"),
+                      [faster("zero-to-fp32", 8)]),
+    "zero3-full": Job(Command("ZeRO-3 of 4 ranks, optimizer and all → `torch.save`", "zero3",
+                              "{ours} consolidate {src} -o {dst}.pt -q"), [faster("ds-to-universal", 8)]),
+    "zero3-to-dcp": Job(Command("ZeRO-3 of 4 ranks, optimizer and all → DCP of 8", "zero3",
+                                "{ours} reshard {src} -o {dst} --dp 8 --to dcp -q"), [faster("ds-to-universal", 8)]),
     "h5-to-dcp": Job(Command("convert 8 FSDP shards, HDF5 → DCP", "h5", "{ours} convert {src} -o {dst} --to dcp -q"),
                      [at_most("cp", 0.35)]),
     "inspect": Job(Command("`inspect` of a small checkpoint", "small", "{ours} inspect {src}", 20), [within(0.010)]),
@@ -137,7 +166,7 @@ JOBS = {
 
 class Result:
     def __init__(self):
-        self.seconds, self.peak, self.size = [], 0, 0
+        self.seconds, self.peak, self.size, self.written, self.failed = [], 0, 0, 0, False
 
     best = property(lambda self: min(self.seconds))
     median = property(lambda self: statistics.median(self.seconds))
@@ -156,11 +185,17 @@ def remove_outputs(scratch):
 
 
 def read_all(path):
-    names = [os.path.join(path, n) for n in os.listdir(path)] if os.path.isdir(path) else [path]
-    for name in names:
-        with open(name, "rb", buffering=0) as f:
-            while f.read(1 << 20):
-                pass
+    if os.path.isdir(path):
+        for name in os.listdir(path):
+            read_all(os.path.join(path, name))
+        return
+    with open(path, "rb", buffering=0) as f:
+        while f.read(1 << 20):
+            pass
+
+
+def is_installed(name):
+    return name is None or shutil.which(name) is not None or importlib.util.find_spec(name) is not None
 
 
 def drop_caches():
@@ -211,45 +246,62 @@ class Bench:
         seconds = time.perf_counter() - started
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:
-            raise SystemExit("bench/run: failed: " + shlex.join(line))
+            print("bench/run: failed: " + shlex.join(line), file=sys.stderr)
+            result.failed = True
+            return
         result.seconds.append(float(told.group(1)) if told else seconds)
         result.peak = max(result.peak, usage.ru_maxrss / 1024)
         result.size = size_of(self.scratch)
+        result.written = usage.ru_oublock * 512
         remove_outputs(self.scratch)
 
     def measure(self, commands, rounds, cold):
         results = {name: Result() for name in commands}
         for i in range(rounds):
             for name, command in commands.items():
-                if command.rounds is not None and (cold or i >= command.rounds):
+                if results[name].failed or command.rounds is not None and (cold or i >= command.rounds):
                     continue
                 for _ in range(command.repeat):
-                    self.run(command, cold, results[name])
+                    if not results[name].failed:
+                        self.run(command, cold, results[name])
+                if results[name].failed and name not in COMMANDS:
+                    raise SystemExit(1)
+                if results[name].failed:  # a peer: the table says so
+                    continue
                 print("%s %d/%d: %s %.3f s" % ("cold" if cold else "warm", i + 1, rounds, name, results[name].seconds[-1]),
                       file=sys.stderr)
         return results
 
 
-def table(jobs, peers, results):
-    lines = ["| job | runs | best, s | median, s | peak, MiB | against | ratio | to reach | |",
-             "|---|---|---|---|---|---|---|---|---|"]
+def goal_lines(name, job, results):
+    """(against, its seconds and memory, synced, ratio, goal, reached) for each goal of a job."""
+    o = results[name]
+    for peer, judge in job.goals:
+        p = results.get(peer)
+        if peer and peer not in results:
+            yield COMMANDS[peer].title, "", "", "", "%s is not installed" % COMMANDS[peer].needs, "", ""
+        elif peer and p.failed:
+            yield COMMANDS[peer].title, "", "", "", "it failed", "", ""
+        elif not peer or p.seconds:
+            met, ratio, goal = judge(o, p)
+            yield (COMMANDS[peer].title if peer else "–", "%.3f" % p.median if peer else "", "%.0f" % p.peak if peer else "",
+                   {True: "yes", False: "no", None: ""}[COMMANDS[peer].synced if peer else None], ratio, goal, met)
+    yield "memory", "", "", "", "%.0f MiB" % o.peak, "≤ %d MiB" % PEAK_MIB, o.peak <= PEAK_MIB
+    if o.size > 1 << 20:
+        yield ("bytes written", "", "", "", "%.2f × its output" % (o.written / o.size), "≤ %.2f ×" % WRITTEN,
+               o.written / o.size <= WRITTEN)
+
+
+def table(jobs, results):
+    lines = ["| job | runs | best, s | median, s | peak, MiB | against | its median, s | its peak, MiB | synced | ratio | "
+             "to reach | |", "|---|---|---|---|---|---|---|---|---|---|---|---|"]
     for name, job in jobs.items():
         o = results[name]
         first = "| %s | %d | %.3f | %.3f | %.0f |" % (job.command.title, len(o.seconds), o.best, o.median, o.peak)
-        for peer, judge in job.goals:
-            if peer and not results[peer].seconds:
-                continue
-            met, ratio, goal = judge(o, results.get(peer))
-            against = COMMANDS[peer].title if peer else "–"
-            lines.append("%s %s | %s | %s | %s |" % (first, against, ratio, goal, "reached" if met else "**not yet**"))
+        for *cells, met in goal_lines(name, job, results):
+            said = "" if met == "" else "reached" if met else "**not yet**"
+            lines.append("%s %s | %s |" % (first, " | ".join(cells), said))
             first = "| | | | | |"
-        met = o.peak <= PEAK_MIB
-        lines.append("%s memory | %.0f MiB | ≤ %d MiB | %s |" % (first, o.peak, PEAK_MIB, "reached" if met else "**not yet**"))
-    for name in peers:
-        p, source = results[name], COMMANDS[name].source
-        if p.seconds:
-            lines.append("| *%s (%s)* | %d | %.3f | %.3f | %.0f | | | | |" %
-                         (COMMANDS[name].title, source, len(p.seconds), p.best, p.median, p.peak))
     return "\n".join(lines)
 
 
@@ -286,6 +338,18 @@ def write_docs(path, text):
         f.write(head + BEGIN + "\n" + text + "\n" + END + rest.split(END)[1])
 
 
+def can_make(source, given):
+    return source in given or is_installed(SOURCE_NEEDS.get(source))
+
+
+def list_jobs(jobs):
+    for name, job in jobs.items():
+        print("%-18s %s" % (name, job.command.title))
+        for peer in dict.fromkeys(peer for peer, _ in job.goals if peer):
+            missing = "" if is_installed(COMMANDS[peer].needs) else " (%s is not installed)" % COMMANDS[peer].needs
+            print("%-18s   against %s%s" % ("", COMMANDS[peer].title, missing))
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("fsdpckpt", nargs="?", default="build/release/cli/fsdpckpt")
@@ -293,23 +357,34 @@ def main():
     ap.add_argument("--size", default="2G", help="of a checkpoint (default: 2G)")
     ap.add_argument("--rounds", type=int, default=5)
     ap.add_argument("--cold-rounds", type=int, default=3, help="0: no cold cache")
-    ap.add_argument("--only", action="append", default=[], metavar="GLOB", help="jobs to run")
+    ap.add_argument("--only", "--jobs", action="append", default=[], metavar="GLOB", help="jobs to run")
+    ap.add_argument("--list", action="store_true", help="print the jobs and their peers, and stop")
     ap.add_argument("--source", action="append", default=[], metavar="NAME=DIR", help="use this input instead of making it")
     ap.add_argument("--docs", metavar="FILE", help="put the table into this file, between its markers")
     args = ap.parse_args()
     jobs = {n: j for n, j in JOBS.items() if not args.only or any(fnmatch.fnmatch(n, g) for g in args.only)}
+    if args.list:
+        list_jobs(jobs)
+        return 0
+    given = {pair.split("=", 1)[0] for pair in args.source}
+    for name in [n for n, j in jobs.items() if not can_make(j.command.source, given)]:
+        print("bench/run: %s is left out: %s is not installed" % (name, SOURCE_NEEDS[jobs.pop(name).command.source]),
+              file=sys.stderr)
+    if not jobs:
+        ap.error("no job is left: see --list")
     peers = [n for n in COMMANDS if any(n == peer for j in jobs.values() for peer, _ in j.goals)]
-    commands = {n: COMMANDS[n] for n in peers}
+    commands = {n: COMMANDS[n] for n in peers if is_installed(COMMANDS[n].needs)}
     commands.update((n, j.command) for n, j in jobs.items())
     with tempfile.TemporaryDirectory(prefix="fsdpckpt-bench-", dir=args.dir) as work:
         bench = Bench(args, work)
         bench.make_sources({c.source for c in commands.values()})
-        text = "%s. %s a checkpoint, %s.\n" % (machine(os.path.realpath(work)), args.size + "B",
-                                             time.strftime("%Y-%m-%d", time.gmtime()))
-        text += "\nWarm cache, %d rounds:\n\n%s" % (args.rounds, table(jobs, peers, bench.measure(commands, args.rounds, False)))
+        text = "%s. %sB a checkpoint, %s. " % (machine(os.path.realpath(work)), args.size,
+                                               time.strftime("%Y-%m-%d", time.gmtime()))
+        text += "Our times are those of outputs on the disk; `synced` says which of the others' are.\n"
+        text += "\nWarm cache, %d rounds:\n\n%s" % (args.rounds, table(jobs, bench.measure(commands, args.rounds, False)))
         if args.cold_rounds > 0 and drop_caches():
             results = bench.measure(commands, args.cold_rounds, True)
-            text += "\n\nCold cache, %d rounds:\n\n%s" % (args.cold_rounds, table(jobs, peers, results))
+            text += "\n\nCold cache, %d rounds:\n\n%s" % (args.cold_rounds, table(jobs, results))
     print(text)
     if args.docs:
         write_docs(args.docs, text)

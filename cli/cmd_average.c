@@ -61,6 +61,13 @@ static fc_code run(cli_call *call, fc_error *err) {
     return job_run_opened(call, sharded ? &spec : NULL, open_average, err);
 }
 
+static const option_help helps[] = {
+    {OPT_COMM,
+     "share the work with other processes: mpi, none, or auto (the default: mpi when started by mpirun with more "
+     "than one rank)"},
+    {.help = NULL},
+};
+
 static const char *const examples[] = {
     "fsdpckpt average step-1000/ step-2000/ step-3000/ -o mean.h5 --include 'model.*'",
     "the mean of a run's last checkpoints",
@@ -87,6 +94,8 @@ const command command_average = {
         "The target is written as by consolidate, or with --dp, --tp or --replicas as by reshard. Memory does not grow "
         "with the checkpoints.",
     .examples = examples,
+    .helps = helps,
+    .synopsis = "-o DST",
     .takes = (TAKES_CONVERSION & ~TAKES(OPT_LOCAL)) | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) |
              TAKES(OPT_TP_PLAN) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST),
     .needs = TAKES(OPT_OUTPUT),

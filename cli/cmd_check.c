@@ -140,7 +140,7 @@ static fc_code write_junit(const options *o, const checked *c, fc_error *err) {
 
 static fc_code show(const job *j, text_out *out, fc_error *err) {
     const options *o = j->o;
-    checked c = {.path = o->operands[0],
+    checked c = {.path = j->checkpoint ? j->checkpoint->path : o->operands[0],
                  .reference = j->reference ? j->reference->path : NULL,
                  .schema = o->schema,
                  .mesh = j->how.mesh != NULL,
@@ -170,6 +170,14 @@ static fc_code run(cli_call *call, fc_error *err) {
     return rc;
 }
 
+static const option_help helps[] = {
+    {OPT_DP, "the mesh to fit: N data-parallel (FSDP) ranks"},
+    {OPT_TP, "the mesh to fit: N tensor-parallel ranks, cut as the TP plan says"},
+    {OPT_REPLICAS, "the mesh to fit: N replicas (HSDP)"},
+    {OPT_FORCE, "replace the file of --junit also when it is no XML"},
+    {.help = NULL},
+};
+
 static const char *const examples[] = {
     "fsdpckpt check ckpt/",
     "is it whole?",
@@ -198,6 +206,7 @@ const command command_check = {
         "--rename apply to SRC, and show what would remain after a conversion with them; globs match names before or "
         "after that.",
     .examples = examples,
+    .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_AGAINST) | TAKES(OPT_SCHEMA) | TAKES(OPT_DP) | TAKES(OPT_TP) |
              TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_ALLOW_MISSING) | TAKES(OPT_ALLOW_UNEXPECTED) |
              TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_JUNIT) |

@@ -30,6 +30,7 @@ const command command_consolidate = {
         "asks for another type); a hole, an overlap or a damaged file is an error, and then nothing is "
         "written. DST appears under its name only when it is complete and on disk.",
     .examples = examples,
+    .synopsis = "-o DST",
     .takes = TAKES_CONVERSION | TAKES(OPT_MAX_SHARD_SIZE),
     .needs = TAKES(OPT_OUTPUT),
     .run = run,

@@ -3,14 +3,6 @@
  */
 #include "job.h"
 
-static fc_code run(cli_call *call, fc_error *err) {
-    const options *o = call->options;
-    if (!o->output && !o->dry_run) {
-        return fc_fail(err, FC_EUSAGE, "convert needs -o, --output DST (or --dry-run); see 'fsdpckpt convert --help'");
-    }
-    return job_keep_layout(call, err);
-}
-
 static const char *const examples[] = {
     "fsdpckpt convert ckpt/ -o out/ --to dcp",
     "HDF5 shards as a PyTorch distributed checkpoint of the same ranks",
@@ -33,6 +25,8 @@ const command command_convert = {
         "Names are matched by --include and --exclude as they are in SRC, then --strip-prefix and each --rename change "
         "them, in this order. Two values of one name are an error.",
     .examples = examples,
+    .synopsis = "-o DST --to FORMAT",
     .takes = TAKES_CONVERSION,
-    .run = run,
+    .needs = TAKES(OPT_OUTPUT),
+    .run = job_keep_layout,
 };

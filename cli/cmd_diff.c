@@ -65,8 +65,8 @@ static fc_code run(cli_call *call, fc_error *err) {
     }
     prepare(&j);
     fc_code rc = compare(&j, err);
-    diffed d = {.a = j.o->operands[0],
-                .b = j.o->operands[1],
+    diffed d = {.a = j.a ? j.a->path : j.o->operands[0],
+                .b = j.b ? j.b->path : j.o->operands[1],
                 .options = &j.how,
                 .verbose = j.o->verbose > 0,
                 .report = &j.report};
@@ -81,6 +81,11 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_arena_free(j.arena);
     return rc;
 }
+
+static const option_help helps[] = {
+    {OPT_VERBOSE, "list what is the same, too"},
+    {.help = NULL},
+};
 
 static const char *const examples[] = {
     "fsdpckpt diff ckpt/ model.h5",
@@ -113,6 +118,7 @@ const command command_diff = {
         "at the first difference; with --verbose what is the same is listed, too. --strip-prefix and --rename apply to "
         "both sides; globs match names before or after that.",
     .examples = examples,
+    .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN) | TAKES(OPT_DATA) |
              TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_JOBS) |
              TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON),

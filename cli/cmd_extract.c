@@ -1,7 +1,7 @@
 /*
  * extract: one tensor or object of a checkpoint, whole, to standard output or a file.
  */
-#include "command.h"
+#include "job.h"
 #include "npy.h"
 #include "out_file.h"
 #include "signals.h"
@@ -31,6 +31,14 @@ static fc_code choose_form(const options *o, form *out, fc_error *err) {
     *out = o->output && text_ends_with(o->output, ".npy")    ? FORM_NPY
            : o->output && text_ends_with(o->output, ".json") ? FORM_JSON
                                                              : FORM_RAW;
+    const fc_format *format = o->output ? job_format_of_extension(o->output) : NULL;
+    if (!o->to && format && !text_ends_with(o->output, ".bin")) {
+        return fc_fail(
+            err, FC_EUSAGE,
+            "extract: %s: its extension is that of %s, and extract writes raw bytes (--to raw), .npy or .json; "
+            "a checkpoint of one tensor: fsdpckpt consolidate %s --include '%s' -o %s",
+            o->output, format->description, o->operands[0], o->operands[1], o->output);
+    }
     if (!o->to) {
         return FC_OK;
     }
@@ -40,7 +48,7 @@ static fc_code choose_form(const options *o, form *out, fc_error *err) {
             return FC_OK;
         }
     }
-    return fc_fail(err, FC_EUSAGE, "extract: --to %s: there are raw, npy and json (of an object)", o->to);
+    return fc_fail(err, FC_EUSAGE, "extract: --to %s: there are raw, npy, and json for objects", o->to);
 }
 
 static fc_code take_bytes(void *context, const void *bytes, size_t size, fc_error *err) {
@@ -108,17 +116,12 @@ static uint64_t size_of(const fc_wanted_tensor *value) {
 
 static fc_code write_out(extraction *x, const cli_call *call, fc_error *err) {
     const options *o = call->options;
-    if (!o->output || strcmp(o->output, "-") == 0) {
-        if (x->form != FORM_JSON && isatty(STDOUT_FILENO)) {
-            return fc_fail(err, FC_EUSAGE, "extract: will not write bytes to a terminal: say -o FILE, or use a pipe");
-        }
-        return write_value(x, call->out, err);
+    bool printed = !o->output || strcmp(o->output, "-") == 0;
+    if (printed && x->form != FORM_JSON && isatty(STDOUT_FILENO)) {
+        return fc_fail(err, FC_EUSAGE, "extract: will not write bytes to a terminal: say -o FILE, or use a pipe");
     }
-    if (fc_checkpoint_needs(x->checkpoint, o->output)) {
-        return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", o->output);
-    }
-    signals_cancel(&x->progress);
-    fc_code rc = out_file(o->output, o->force, size_of(x->value), write_value, x, err);
+    signals_cancel(printed ? NULL : &x->progress);
+    fc_code rc = out_result(call, x->checkpoint, size_of(x->value), write_value, x, err);
     signals_cancel(NULL);
     return rc;
 }
@@ -165,6 +168,13 @@ static fc_code run(cli_call *call, fc_error *err) {
     return rc;
 }
 
+static const option_help helps[] = {
+    {OPT_OUTPUT, "write to the file DST, which must not exist (but see --force); -: standard output, the default"},
+    {OPT_TO, "raw (the default), npy, or json, which is for objects; without --to the extension of DST decides"},
+    {OPT_QUIET, "errors only"},
+    {.help = NULL},
+};
+
 static const char *const examples[] = {
     "fsdpckpt extract ckpt/ model.norm.weight -o norm.npy",
     "a tensor for numpy.load",
@@ -190,6 +200,7 @@ const command command_extract = {
         "complex32 is V4: .view('f2') shows the real and imaginary parts side by side.\n\n"
         "NAME is looked for after --strip-prefix and --rename.",
     .examples = examples,
+    .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
              TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_FORCE) |
              TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA),

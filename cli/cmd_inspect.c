@@ -109,7 +109,7 @@ static fc_code write_page(void *context, text_out *out, fc_error *err) {
 
 static fc_code show(inspection *in, const options *o, fc_error *err) {
     if (o->html) {
-        return out_file(o->html, o->force, 0, write_page, in, err);
+        return out_file(in->checkpoint, o->html, o->force, 0, write_page, in, err);
     }
     if (o->quiet) {
         return FC_OK; /* opening it was the question */
@@ -143,6 +143,11 @@ static fc_code run(cli_call *call, fc_error *err) {
     return rc;
 }
 
+static const option_help helps[] = {
+    {OPT_FORCE, "replace the file of --html if it exists"},
+    {.help = NULL},
+};
+
 static const char *const examples[] = {
     "fsdpckpt inspect ckpt/",
     "a summary and a table of the tensors",
@@ -166,6 +171,7 @@ const command command_inspect = {
         "executing anything.\n\n"
         "With --quiet it prints nothing: the exit status says whether SRC opens and all its files are there.",
     .examples = examples,
+    .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_TREE) | TAKES(OPT_TENSOR) | TAKES(OPT_HTML) | TAKES(OPT_HEADERS_ONLY) |
              TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) | TAKES(OPT_FORCE),
     .run = run,

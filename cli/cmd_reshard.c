@@ -28,9 +28,6 @@ static fc_code run(cli_call *call, fc_error *err) {
                        "reshard: --tp-plan says how to cut over tensor-parallel ranks; say how many with "
                        "--tp N");
     }
-    if (!o->output && !o->dry_run) {
-        return fc_fail(err, FC_EUSAGE, "reshard needs -o, --output DST (or --dry-run); see 'fsdpckpt reshard --help'");
-    }
     if (option_given(o, OPT_RANK) && !o->dry_run) {
         return fc_fail(err, FC_EUSAGE, "reshard: --rank shows a part of the plan; say --dry-run, too");
     }
@@ -59,8 +56,9 @@ const command command_reshard = {
     .max_operands = 1,
     .summary = "cut a checkpoint of any layout for another mesh of ranks",
     .description =
-        "Writes the directory DST with one file a rank and index.h5, in which stock HDF5 tools see every tensor whole. "
-        "The mesh is replicas x dp x tp, ranks row-major as in init_device_mesh; each tensor is cut as PyTorch's "
+        "Writes the directory DST with one file a rank and, in HDF5, index.h5, in which stock HDF5 tools see every "
+        "tensor whole. The mesh is replicas x dp x tp, ranks row-major as in init_device_mesh; each tensor is cut as "
+        "PyTorch's "
         "fully_shard and parallelize_module cut it. Replicated data is stored once.\n\n"
         "With --tp, a plan says which tensors tensor parallelism cuts and how; optimizer state follows its parameter. "
         "A plan that cuts no tensor is an error.\n\n"
@@ -71,7 +69,9 @@ const command command_reshard = {
         "With --dry-run nothing is written: -o may be left out, and SRC may be a schema (see 'fsdpckpt schema'), which "
         "has no data. --rank R then shows the part of one rank.",
     .examples = examples,
+    .synopsis = "-o DST --dp N [--tp N]",
     .takes = TAKES_CONVERSION | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) |
              TAKES(OPT_RANK) | TAKES(OPT_POLICY) | TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE),
+    .needs = TAKES(OPT_OUTPUT),
     .run = run,
 };

@@ -1,19 +1,29 @@
 /*
- * schema: prints the names, dtypes and shapes of a checkpoint as JSON, to be committed beside the model. The text is a
- * function of these alone, a line for each tensor, so that a diff shows what changed. formats/schema reads it back.
+ * schema: prints or writes the names, dtypes and shapes of a checkpoint as JSON, to be committed beside the model. The
+ * text is a function of these alone, a line for each tensor, so that a diff shows what changed. formats/schema reads it
+ * back.
  */
 #include "command.h"
 #include "json_out.h"
+#include "out_file.h"
 
 #include "fsdpckpt/unflatten.h"
+#include "fsdpckpt/wanted.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { SCHEMA_VERSION = 1 };
 
+/* What is written. */
+typedef struct schema {
+    const fc_checkpoint *source;
+    fc_wanted wanted;
+    size_t *same_as; /* malloc'ed: of each tensor the first one that it is */
+} schema;
+
 /* The path is told only where the name does not say it. */
-static void write_name(json_out *j, const fc_tensor *t) {
+static void write_name(json_out *j, const fc_wanted_tensor *t) {
     JSON_MEMBER(j, string, "name", t->name);
     if (t->path.count != 1 || t->path.elements[0].is_index || strcmp(t->path.elements[0].key, t->name) != 0) {
         jw_key(j, "path");
@@ -21,41 +31,77 @@ static void write_name(json_out *j, const fc_tensor *t) {
     }
 }
 
-static void write_entry(json_out *j, const fc_tensor *t, const fc_tensor *same_as) {
+static void write_entry(json_out *j, const fc_wanted_tensor *t, const fc_wanted_tensor *same_as) {
     jw_open(j, '{');
     write_name(j, t);
-    if (!t->object) {
+    if (!t->source->object) {
         JSON_MEMBER(j, string, "dtype", fc_dtype_get(t->dtype)->torch_name);
         jw_key(j, "shape");
-        jw_ints(j, t->ndim, t->shape);
+        jw_ints(j, t->source->ndim, t->source->shape);
     }
-    if (same_as) {
+    if (same_as != t) {
         JSON_MEMBER(j, string, "same_as", same_as->name);
     }
     jw_close(j, '}');
 }
 
-static void write_entries(json_out *j, const fc_checkpoint *c, const char *key, bool objects, const size_t *same_as) {
+static void write_entries(json_out *j, const schema *s, const char *key, bool objects) {
+    const fc_wanted_tensor *tensors = s->wanted.tensors;
     jw_key(j, key);
     jw_open(j, '[');
-    for (size_t i = 0; i < c->ntensors && j->out->error == 0; i++) {
-        if ((c->tensors[i].object != NULL) == objects) {
-            write_entry(j, &c->tensors[i], same_as[i] != i ? &c->tensors[same_as[i]] : NULL);
+    for (size_t i = 0; i < s->wanted.ntensors && j->out->error == 0; i++) {
+        if ((tensors[i].source->object != NULL) == objects) {
+            write_entry(j, &tensors[i], &tensors[s->same_as[i]]);
         }
     }
     jw_close(j, ']');
 }
 
-/* Which tensors are one, with the number of the first for each. */
-static fc_code find_ties(const fc_checkpoint *c, size_t **same_as, fc_error *err) {
-    const fc_tensor **tensors = calloc(c->ntensors + 1, sizeof *tensors);
-    *same_as = calloc(c->ntensors + 1, sizeof **same_as);
-    for (size_t i = 0; tensors && i < c->ntensors; i++) {
-        tensors[i] = &c->tensors[i];
+static fc_code write_schema(void *context, text_out *out, fc_error *err) {
+    const schema *s = context;
+    json_out j;
+    (void)err;
+    jw_begin(&j, out, 2);
+    jw_open(&j, '{');
+    JSON_MEMBER(&j, string, "fsdpckpt", "schema");
+    JSON_MEMBER(&j, uint, "version", SCHEMA_VERSION);
+    if (fc_knows_model_order(s->source, NULL)) {
+        JSON_MEMBER(&j, string, "order", "model");
     }
-    fc_code rc = tensors && *same_as ? fc_find_ties(c, tensors, c->ntensors, *same_as, err)
-                                     : fc_fail(err, FC_ENOMEM, "out of memory");
+    write_entries(&j, s, "tensors", false);
+    write_entries(&j, s, "objects", true);
+    jw_close(&j, '}');
+    text_puts(out, "\n");
+    return FC_OK;
+}
+
+/* Which tensors are one. */
+static fc_code find_ties(schema *s, fc_error *err) {
+    size_t n = s->wanted.ntensors;
+    const fc_tensor **tensors = calloc(n + 1, sizeof *tensors);
+    s->same_as = calloc(n + 1, sizeof *s->same_as);
+    for (size_t i = 0; tensors && i < n; i++) {
+        tensors[i] = s->wanted.tensors[i].source;
+    }
+    fc_code rc = tensors && s->same_as ? fc_find_ties(s->source, tensors, n, s->same_as, err)
+                                       : fc_fail(err, FC_ENOMEM, "out of memory");
     free(tensors);
+    return rc;
+}
+
+static fc_code select_and_write(const cli_call *call, const fc_checkpoint *checkpoint, fc_arena *arena, fc_error *err) {
+    const options *o = call->options;
+    const fc_selection selection = {.include = o->include.items,
+                                    .exclude = o->exclude.items,
+                                    .strip_prefix = o->strip_prefix,
+                                    .rename = o->rename.items};
+    schema s = {.source = checkpoint};
+    fc_selected counts;
+    bool empty = checkpoint->ntensors == 0; /* that is no mistake here: its schema is empty */
+    fc_code rc = empty ? FC_OK : fc_wanted_new(checkpoint, &selection, arena, &s.wanted, &counts, err);
+    rc = rc == FC_OK ? find_ties(&s, err) : rc;
+    rc = rc == FC_OK ? out_result(call, checkpoint, 0, write_schema, &s, err) : rc;
+    free(s.same_as);
     return rc;
 }
 
@@ -67,33 +113,22 @@ static fc_code run(cli_call *call, fc_error *err) {
     if (rc != FC_OK) {
         return rc;
     }
-    size_t *same_as = NULL;
-    rc = find_ties(checkpoint, &same_as, err);
-    if (rc != FC_OK) {
-        free(same_as);
-        fc_checkpoint_close(checkpoint);
-        return rc;
-    }
-    json_out j;
-    jw_begin(&j, call->out, 2);
-    jw_open(&j, '{');
-    JSON_MEMBER(&j, string, "fsdpckpt", "schema");
-    JSON_MEMBER(&j, uint, "version", SCHEMA_VERSION);
-    if (fc_knows_model_order(checkpoint, NULL)) {
-        JSON_MEMBER(&j, string, "order", "model");
-    }
-    write_entries(&j, checkpoint, "tensors", false, same_as);
-    write_entries(&j, checkpoint, "objects", true, same_as);
-    jw_close(&j, '}');
-    text_puts(call->out, "\n");
-    free(same_as);
+    fc_arena *arena = fc_arena_new();
+    rc = arena ? select_and_write(call, checkpoint, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_arena_free(arena);
     fc_checkpoint_close(checkpoint);
-    return FC_OK;
+    return rc;
 }
 
+static const option_help helps[] = {
+    {OPT_OUTPUT, "write to the file DST, which must not exist (but see --force); -: standard output, the default"},
+    {OPT_QUIET, "errors only"},
+    {.help = NULL},
+};
+
 static const char *const examples[] = {
-    "fsdpckpt schema ckpt/ > model.json",
-    "to commit beside the model",
+    "fsdpckpt schema ckpt/ -o model.json --include 'model.*'",
+    "to commit beside the model; without the optimizer",
     "fsdpckpt reshard model.json --dp 512 --tp 8 --dry-run",
     "plan with it, without the checkpoint",
     NULL,
@@ -110,6 +145,8 @@ const command command_schema = {
         "same for every layout of the same state, in the order of SRC, a line each. Reads headers only.\n\n"
         "The file is itself a SRC, one without data: inspect shows it, and reshard --dry-run plans with it.",
     .examples = examples,
-    .takes = TAKES_COMMON | TAKES(OPT_FOLLOW_EXTERNAL),
+    .helps = helps,
+    .takes = TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |
+             TAKES(OPT_RENAME) | TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL),
     .run = run,
 };

@@ -7,9 +7,12 @@
 #include "seal_file.h"
 #include "signals.h"
 
+#include "fsdpckpt/check.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/verify.h"
+
+#include <stdio.h>
 
 /* What is being printed. */
 typedef struct printing {
@@ -137,6 +140,39 @@ static fc_code verify_and_seal(const options *o, const fc_checkpoint *checkpoint
     return rc;
 }
 
+/*
+ * A checkpoint of which several files are missing or cut off: each is told on a line of its own, so that all of them
+ * can be brought back at once. What is not of that kind stays the error that it was.
+ */
+static fc_code tell_files(const char *path, const fc_open_options *how, fc_code rc, fc_error *err) {
+    const fc_check_options what = {.open = *how};
+    fc_checkpoint *checkpoint = NULL;
+    fc_report report = {0};
+    fc_error ignored;
+    size_t files = 0;
+    fc_arena *arena = rc == FC_ECORRUPT || rc == FC_EIO ? fc_arena_new() : NULL;
+    bool known = arena && fc_check_path(path, &what, arena, &checkpoint, &report, &ignored) == FC_OK;
+    for (int telling = 0; known && telling < 2 && (telling == 0 || files > 1); telling++) {
+        for (size_t i = 0; i < report.count; i++) {
+            const fc_finding *f = &report.findings[i];
+            if (f->kind != FC_FOUND_FILE_MISSING && f->kind != FC_FOUND_FILE_TRUNCATED &&
+                f->kind != FC_FOUND_FILE_DAMAGED) {
+                continue;
+            }
+            files += !telling;
+            if (telling) {
+                fprintf(stderr, "fsdpckpt: %s\n", f->message);
+            }
+        }
+    }
+    if (files > 1) {
+        err->message[0] = '\0';
+    }
+    fc_checkpoint_close(checkpoint);
+    fc_arena_free(arena);
+    return rc;
+}
+
 static fc_code run(cli_call *call, fc_error *err) {
     const options *o = call->options;
     const fc_open_options how = {.follow_external = o->follow_external};
@@ -145,7 +181,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     printing p = {.out = call->out, .is_json = o->json, .quiet = o->quiet, .sealing = o->seal};
     fc_code rc = fc_checkpoint_open(o->operands[0], &how, &checkpoint, err);
     if (rc != FC_OK) {
-        return rc;
+        return tell_files(o->operands[0], &how, rc, err);
     }
     begin(&p, checkpoint);
     rc = verify_and_seal(o, checkpoint, &p, &report, err);
@@ -158,6 +194,11 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_checkpoint_close(checkpoint);
     return rc;
 }
+
+static const option_help helps[] = {
+    {OPT_FORCE, "with --seal: replace a seal that is there"},
+    {.help = NULL},
+};
 
 static const char *const examples[] = {
     "fsdpckpt verify ckpt/",
@@ -185,6 +226,7 @@ const command command_verify = {
         "Prints every defect with its file, offset and tensor, then what the digests cover and what they do not. "
         "Exit status: 0 no defect, 1 defects, 3 SRC cannot be opened at all.",
     .examples = examples,
+    .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) |
              TAKES(OPT_SEAL) | TAKES(OPT_FORCE) | TAKES(OPT_JSON),
     .run = run,

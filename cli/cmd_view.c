@@ -69,6 +69,11 @@ static fc_code run(cli_call *call, fc_error *err) {
     return rc;
 }
 
+static const option_help helps[] = {
+    {OPT_OUTPUT, "write the view to the file DST, which must not exist (but see --force)"},
+    {.help = NULL},
+};
+
 static const char *const examples[] = {
     "fsdpckpt view ckpt/ -o view.h5",
     "a DCP checkpoint as an HDF5 file of a few kilobytes",
@@ -94,6 +99,8 @@ const command command_view = {
         "What is compressed, of the other byte order or lazily negated cannot be viewed: up to 64 KiB of a tensor are "
         "copied, larger ones are an error that names them.",
     .examples = examples,
+    .helps = helps,
+    .synopsis = "-o DST",
     .takes = TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |
              TAKES(OPT_FORCE) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON),
     .needs = TAKES(OPT_OUTPUT),

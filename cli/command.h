@@ -16,6 +16,12 @@ typedef struct cli_call {
     text_out *out; /**< stdout; main flushes it and reports its errors */
 } cli_call;
 
+/** What an option means to one command, where that is not what the table says. */
+typedef struct option_help {
+    option_id option;
+    const char *help;
+} option_help;
+
 typedef struct command {
     const char *name;
     const char *operands; /**< for the usage line: "SRC" */
@@ -23,8 +29,10 @@ typedef struct command {
     const char *summary;         /**< a few words */
     const char *description;     /**< paragraphs separated by an empty line; lines are wrapped for the reader */
     const char *const *examples; /**< pairs (command line, what it does), NULL-terminated */
+    const char *synopsis;        /**< for the usage line, the options that are always given: "-o DST"; or NULL */
+    const option_help *helps;    /**< ended by one without help; NULL: none */
     uint64_t takes;              /**< TAKES bits */
-    uint64_t needs;              /**< TAKES bits of options that must be given */
+    uint64_t needs;              /**< TAKES bits of options that must be given, unless --dry-run is */
     fc_code (*run)(cli_call *call, fc_error *err);
 } command;
 

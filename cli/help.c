@@ -67,7 +67,17 @@ size_t help_option_term(char *buf, size_t size, const option_row *row) {
     return n < 0 ? 0 : (size_t)n;
 }
 
-static void print_option(text_out *out, const option_row *row) {
+const char *help_option(const command *c, option_id id) {
+    for (const option_help *own = c->helps; own && own->help; own++) {
+        if (own->option == id) {
+            return own->help;
+        }
+    }
+    return option_table[id].help;
+}
+
+static void print_option(text_out *out, const command *c, option_id id) {
+    const option_row *row = &option_table[id];
     char term[80];
     size_t indent = row->letter ? 2 : 6;
     size_t column = indent + help_option_term(term, sizeof term, row);
@@ -78,7 +88,7 @@ static void print_option(text_out *out, const option_row *row) {
         column = 0;
     }
     text_repeat(out, " ", HELP_COLUMN - column);
-    wrap(out, row->help, HELP_COLUMN, HELP_COLUMN);
+    wrap(out, help_option(c, id), HELP_COLUMN, HELP_COLUMN);
 }
 
 const char *help_formats(char *buf) {
@@ -92,6 +102,13 @@ const char *help_formats(char *buf) {
     return buf;
 }
 
+void help_format(text_out *out, const fc_format *format) {
+    text_puts(out, format->description);
+    for (const char *const *e = format->extensions; *e; e++) {
+        text_printf(out, "%s%s", e == format->extensions ? ": " : " ", *e);
+    }
+}
+
 void help_program(text_out *out) {
     text_puts(out, "Usage: fsdpckpt COMMAND [OPTION]... SRC\n\n");
     wrap(out, help_intro, 0, 0);
@@ -99,9 +116,15 @@ void help_program(text_out *out) {
     for (const command *const *c = command_table; *c; c++) {
         text_printf(out, "  %-13s %s\n", (*c)->name, (*c)->summary);
     }
-    char formats[HELP_FORMATS_MAX];
-    text_puts(out, "\nSRC is a directory or a file; its format is found by its content.\n");
-    text_printf(out, "Formats that can be written (--to): %s.\n", help_formats(formats));
+    text_puts(out, "\nSRC is a directory or a file; its format is found by its content.\n"
+                   "Formats that can be written (--to, or by the extension of -o):\n");
+    for (const fc_format *const *f = fc_formats(); *f; f++) {
+        if ((*f)->create) {
+            text_printf(out, "  %-13s ", (*f)->name);
+            help_format(out, *f);
+            text_puts(out, "\n");
+        }
+    }
     text_puts(out, "'fsdpckpt COMMAND --help' shows the options of a command,\n"
                    "'fsdpckpt --version' the build.\n\n"
                    "Exit status:\n");
@@ -111,18 +134,13 @@ void help_program(text_out *out) {
 }
 
 void help_command(text_out *out, const command *c) {
-    text_printf(out, "Usage: fsdpckpt %s %s", c->name, c->operands);
-    for (int id = 0; id < OPT_COUNT; id++) {
-        if (c->needs & TAKES(id)) {
-            text_printf(out, " -%c %s", option_table[id].letter, option_table[id].arg);
-        }
-    }
-    text_puts(out, " [OPTION]...\n\n");
+    text_printf(out, "Usage: fsdpckpt %s %s%s%s [OPTION]...\n\n", c->name, c->operands, c->synopsis ? " " : "",
+                c->synopsis ? c->synopsis : "");
     wrap(out, c->description, 0, 0);
     text_puts(out, "\nOptions:\n");
     for (int id = 0; id < OPT_COUNT; id++) {
         if (c->takes & TAKES(id)) {
-            print_option(out, &option_table[id]);
+            print_option(out, c, (option_id)id);
         }
     }
     text_puts(out, "\nExamples:\n");

@@ -6,6 +6,8 @@
 
 #include "command.h"
 
+#include "fsdpckpt/format.h"
+
 /** The usage of the whole program. */
 void help_program(text_out *out);
 /** The usage of one command. */
@@ -26,6 +28,12 @@ enum { HELP_FORMATS_MAX = 256 };
 const char *help_formats(char *buf);
 
 /** "-o, --output DST" into `buf`. @return its length. */
+/** "HDF5: .h5 .hdf5" */
+void help_format(text_out *out, const fc_format *format);
+
+/** What `c` says about one of its options. */
+const char *help_option(const command *c, option_id id);
+
 size_t help_option_term(char *buf, size_t size, const option_row *row);
 
 #endif

@@ -15,6 +15,7 @@
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/unflatten.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -40,8 +41,7 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* The format that the extension of the target asks for, or NULL. */
-static const fc_format *format_of_extension(const char *target) {
+const fc_format *job_format_of_extension(const char *target) {
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         for (const char *const *e = (*f)->extensions; e && *e; e++) {
             if ((*f)->create && text_ends_with(target, *e)) {
@@ -53,13 +53,13 @@ static const fc_format *format_of_extension(const char *target) {
 }
 
 static fc_code choose_format(const options *o, const fc_format **out, fc_error *err) {
-    *out = o->to ? fc_format_find(o->to) : o->output ? format_of_extension(o->output) : NULL;
+    *out = o->to ? fc_format_find(o->to) : o->output ? job_format_of_extension(o->output) : NULL;
     *out = *out || o->to ? *out : fc_format_find("h5");
     if (*out && (*out)->create) {
         return FC_OK;
     }
     char names[HELP_FORMATS_MAX];
-    return fc_fail(err, FC_EUNSUPPORTED, "--to %s: is not a format that can be written; there are: %s", o->to,
+    return fc_fail(err, FC_EUNSUPPORTED, "--to %s: no format that can be written; there are: %s", o->to,
                    help_formats(names));
 }
 
@@ -95,6 +95,19 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     return rc;
 }
 
+/* A file whose extension is of no format may be a slip, or meant for a format that is not written. "v1.5" has none. */
+static void tell_extension(const job *j) {
+    const char *target = j->o->output, *dot = target ? strrchr(target, '.') : NULL;
+    bool named = dot && dot != target && dot[-1] != '/' && isalpha((unsigned char)dot[1]);
+    for (const char *s = dot; named && *++s;) {
+        named = isalnum((unsigned char)*s);
+    }
+    if (named && !j->o->to && !j->how.selection.mesh && !job_format_of_extension(target)) {
+        fprintf(stderr, "fsdpckpt: no format has the extension '%s': the target is %s; --to says another\n", dot,
+                j->how.format->description);
+    }
+}
+
 static fc_code convert(job *j, fc_error *err) {
     const options *o = j->o;
     double start = now();
@@ -104,12 +117,15 @@ static fc_code convert(job *j, fc_error *err) {
     progress_stop(view);
     j->seconds = now() - start;
     j->report.selected.left_out += j->left_out;
+    if (rc == FC_OK && shows) {
+        tell_extension(j);
+    }
     if (rc == FC_OK && j->how.format->objects_note && j->report.selected.objects > 0 && shows) {
         size_t n = j->report.selected.objects;
         fprintf(stderr, "fsdpckpt: %zu %s kept %s\n", n, n == 1 ? "object is" : "objects are",
                 j->how.format->objects_note);
     }
-    if (rc == FC_OK && shows && j->report.files > 1 && o->output && format_of_extension(o->output)) {
+    if (rc == FC_OK && shows && j->report.files > 1 && o->output && job_format_of_extension(o->output)) {
         fprintf(stderr,
                 "fsdpckpt: %s is a directory of %zu files, in spite of its name: 'consolidate' makes one file\n",
                 o->output, j->report.files);
@@ -129,11 +145,11 @@ static void tell_source(const job *j) {
 static void print_text(const job *j, text_out *out) {
     const fc_convert_report *r = &j->report;
     char data[TEXT_SIZE_MAX], header[TEXT_SIZE_MAX], memory[TEXT_SIZE_MAX], low[TEXT_SIZE_MAX], rate[TEXT_SIZE_MAX];
-    text_name(out, j->o->output ? j->o->output : j->source->path);
-    text_printf(out, ": %s%zu %s, %zu %s, %s in %zu %s", j->o->dry_run ? "would hold " : "", r->selected.tensors,
+    text_name(out, j->o->output ? j->o->output : "the target");
+    text_printf(out, "%s %zu %s, %zu %s, %s in %zu %s %s", j->o->dry_run ? " would hold" : ":", r->selected.tensors,
                 r->selected.tensors == 1 ? "tensor" : "tensors", r->selected.objects,
                 r->selected.objects == 1 ? "object" : "objects", text_bytes(data, r->data_bytes), r->files,
-                r->files == 1 ? "file" : "files");
+                j->how.format->name, r->files == 1 ? "file" : "files");
     if (j->o->compress && !j->o->dry_run) {
         double ratio = r->data_bytes > 0 ? (double)r->stored_bytes / (double)r->data_bytes : 1;
         text_printf(out, ", compressed to %s (%.1f %%)", text_bytes(low, r->stored_bytes), 100 * ratio);
@@ -158,7 +174,7 @@ static void print_text(const job *j, text_out *out) {
         text_printf(out, "%zu left out by --include and --exclude\n", r->selected.left_out);
     }
     if (j->o->dry_run) {
-        text_printf(out, "data a file: %s to %s; headers: about %s; memory for buffers: %s; nothing was written\n",
+        text_printf(out, "data per file: %s to %s; headers: about %s; memory for buffers: %s; nothing was written\n",
                     text_bytes(low, r->smallest_part), text_bytes(data, r->largest_part),
                     text_bytes(header, r->header_bytes), text_bytes(memory, r->memory));
         text_puts(out, j->o->compress ? "these sizes are before compression, the files will be smaller\n" : "");
@@ -171,6 +187,7 @@ static void print_json(const job *j, text_out *out) {
     jw_begin(&json, out, 1);
     jw_open(&json, '{');
     JSON_MEMBER(&json, string, "target", j->o->output);
+    JSON_MEMBER(&json, string, "format", j->how.format->name);
     JSON_MEMBER(&json, bool, "dry_run", j->o->dry_run);
     JSON_MEMBER(&json, uint, "tensors", r->selected.tensors);
     JSON_MEMBER(&json, uint, "objects", r->selected.objects);
@@ -251,9 +268,6 @@ static fc_code open_operand(const options *o, fc_checkpoint **out, fc_error *err
 static fc_code do_job(job *j, text_out *out, fc_error *err) {
     const options *o = j->o;
     bool speaks = ranks_speaks(&j->ranks);
-    if (j->source->note && !o->quiet && speaks) {
-        fprintf(stderr, "fsdpckpt: %s: %s\n", j->source->path, j->source->note);
-    }
     if (o->verbose && speaks) {
         tell_source(j);
     }
@@ -262,6 +276,9 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
     }
     fc_code rc = convert(j, err);
     if (rc == FC_OK && speaks) {
+        if (j->source->note && !o->quiet) { /* a failure is one line */
+            fprintf(stderr, "fsdpckpt: %s: %s\n", j->source->path, j->source->note);
+        }
         print_report(j, out);
     }
     return rc;

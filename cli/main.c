@@ -47,19 +47,21 @@ static fc_code check_operands(const command *c, const options *o, fc_error *err)
         return fc_fail(err, FC_EUSAGE, "%s needs %s; see 'fsdpckpt %s --help'", c->name, c->operands, c->name);
     }
     if (o->noperands > c->max_operands) {
-        return fc_fail(err, FC_EUSAGE, "%s takes only %s: '%s' is one too many", c->name, c->operands,
-                       o->operands[c->max_operands]);
+        return fc_fail(err, FC_EUSAGE, "%s takes only %s: '%s' is one too many%s", c->name, c->operands,
+                       o->operands[c->max_operands],
+                       c->max_operands == 1 ? "; of a checkpoint in several files name the directory" : "");
     }
     for (size_t i = 0; i < o->noperands; i++) {
         if (!*o->operands[i]) {
-            return fc_fail(err, FC_EUSAGE, "%s: %s is empty", c->name, c->operands);
+            return fc_fail(err, FC_EUSAGE, "%s: %s is empty: an unset variable?", c->name, c->operands);
         }
     }
     for (int id = 0; id < OPT_COUNT; id++) {
-        if ((c->needs & TAKES(id)) && !(o->given & TAKES(id))) {
+        if ((c->needs & TAKES(id)) && !(o->given & TAKES(id)) && !o->dry_run) {
             char term[64];
             help_option_term(term, sizeof term, &option_table[id]);
-            return fc_fail(err, FC_EUSAGE, "%s needs %s; see 'fsdpckpt %s --help'", c->name, term, c->name);
+            return fc_fail(err, FC_EUSAGE, "%s needs %s%s; see 'fsdpckpt %s --help'", c->name, term,
+                           c->takes & TAKES(OPT_DRY_RUN) ? " (or --dry-run)" : "", c->name);
         }
     }
     return FC_OK;
@@ -146,9 +148,13 @@ int main(int argc, char **argv) {
     if (rc == FC_OK && errnum != 0) {
         rc = fc_fail_errno(&err, errnum, "standard output: cannot be written");
     }
-    free(out);
     if (rc != FC_OK && err.message[0]) { /* without a message: it is on stdout, or another rank says it */
-        fprintf(stderr, "fsdpckpt: %s\n", err.message);
+        text_out_init(out, STDERR_FILENO);
+        text_puts(out, "fsdpckpt: ");
+        text_name(out, err.message); /* which may quote a damaged file */
+        text_puts(out, "\n");
+        text_flush(out);
     }
+    free(out);
     return fc_exit_status(rc);
 }

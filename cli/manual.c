@@ -33,7 +33,7 @@ static void roff(text_out *out, const char *s) {
     }
 }
 
-static void roff_option(text_out *out, const option_row *row) {
+static void roff_option(text_out *out, const option_row *row, const char *help) {
     text_puts(out, ".TP\n");
     if (row->letter) {
         text_printf(out, "\\fB\\-%c\\fR, ", row->letter);
@@ -48,23 +48,19 @@ static void roff_option(text_out *out, const option_row *row) {
         text_puts(out, "\\fR");
     }
     text_puts(out, "\n");
-    roff(out, row->help);
+    roff(out, help);
     text_puts(out, "\n");
 }
 
 static void man_command(text_out *out, const command *c) {
-    text_printf(out, ".SS fsdpckpt %s \\fI%s\\fR", c->name, c->operands);
-    for (int id = 0; id < OPT_COUNT; id++) {
-        if (c->needs & TAKES(id)) {
-            text_printf(out, " \\fB\\-%c\\fR \\fI%s\\fR", option_table[id].letter, option_table[id].arg);
-        }
-    }
+    text_printf(out, ".SS fsdpckpt %s \\fI%s\\fR%s", c->name, c->operands, c->synopsis ? " " : "");
+    roff(out, c->synopsis ? c->synopsis : "");
     text_puts(out, " [\\fIOPTION\\fR]...\n");
     roff(out, c->description);
     text_puts(out, "\n");
     for (int id = 0; id < OPT_COUNT; id++) {
         if (c->takes & ~TAKES_COMMON & TAKES(id)) {
-            roff_option(out, &option_table[id]);
+            roff_option(out, &option_table[id], help_option(c, (option_id)id));
         }
     }
 }
@@ -74,14 +70,23 @@ static void write_man(text_out *out) {
                    "fsdpckpt \\- convert training checkpoints between full, sharded and 2D layouts\n"
                    ".SH SYNOPSIS\n.B fsdpckpt\n\\fICOMMAND\\fR [\\fIOPTION\\fR]... \\fISRC\\fR\n.SH DESCRIPTION\n");
     roff(out, help_intro);
-    text_puts(out, "\n.PP\n\\fISRC\\fR is a directory or a file; its format is found by its content.\n.SH COMMANDS\n");
+    text_puts(out, "\n.PP\n\\fISRC\\fR is a directory or a file; its format is found by its content.\n.SH FORMATS\n"
+                   "Those of \\fB\\-\\-to\\fR, and the extensions of DST that say them without it.\n");
+    for (const fc_format *const *f = fc_formats(); *f; f++) {
+        if ((*f)->create) {
+            text_printf(out, ".TP\n.B %s\n", (*f)->name);
+            help_format(out, *f);
+            text_puts(out, "\n");
+        }
+    }
+    text_puts(out, ".SH COMMANDS\n");
     for (const command *const *c = command_table; *c; c++) {
         man_command(out, *c);
     }
     text_puts(out, ".SH COMMON OPTIONS\n");
     for (int id = 0; id < OPT_COUNT; id++) {
         if (TAKES_COMMON & TAKES(id)) {
-            roff_option(out, &option_table[id]);
+            roff_option(out, &option_table[id], option_table[id].help);
         }
     }
     text_puts(out, ".SH EXIT STATUS\n");
@@ -155,15 +160,15 @@ static void zsh_text(text_out *out, const char *s) {
     }
 }
 
-static void zsh_option(text_out *out, const option_row *row) {
+static void zsh_option(text_out *out, const option_row *row, const char *help) {
     const char *repeat = row->kind == KIND_LIST || row->kind == KIND_COUNT ? "*" : "";
     if (row->letter) {
         text_printf(out, "        '%s-%c%s[", repeat, row->letter, row->arg ? "+" : "");
-        zsh_text(out, row->help);
+        zsh_text(out, help);
         text_printf(out, "]%s%s%s' \\\n", row->arg ? ":" : "", row->arg ? row->arg : "", row->arg ? ":_files" : "");
     }
     text_printf(out, "        '%s--%s%s[", repeat, row->name, row->arg ? "=" : "");
-    zsh_text(out, row->help);
+    zsh_text(out, help);
     text_puts(out, "]");
     if (row->choices) {
         text_printf(out, ":%s:(", row->arg);
@@ -191,7 +196,7 @@ static void write_zsh(text_out *out) {
         text_printf(out, "    %s) _arguments \\\n", (*c)->name);
         for (int id = 0; id < OPT_COUNT; id++) {
             if ((*c)->takes & TAKES(id)) {
-                zsh_option(out, &option_table[id]);
+                zsh_option(out, &option_table[id], help_option(*c, (option_id)id));
             }
         }
         text_printf(out, "        '*:%s:_files' ;;\n", (*c)->operands);

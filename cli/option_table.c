@@ -23,9 +23,8 @@ const option_row option_table[OPT_COUNT] = {
                 .kind = KIND_TEXT,
                 .arg = "FORMAT",
                 .offset = FIELD(to),
-                .help =
-                    "format of DST, one of those in 'fsdpckpt --help' (default: what DST's extension says, else h5); "
-                    "for extract: raw, npy or json"},
+                .help = "format of DST: dcp, h5, pt or safetensors (default: what its extension says, "
+                        "see 'fsdpckpt --help', else h5)"},
     [OPT_DP] = {.name = "dp",
                 .kind = KIND_NUMBER,
                 .arg = "N",
@@ -89,7 +88,8 @@ const option_row option_table[OPT_COUNT] = {
                             .arg = "SIZE",
                             .offset = FIELD(max_shard_size),
                             .help = "with --to safetensors: DST is a directory of files of at most SIZE (such as 5GB; "
-                                    "but a tensor is never cut) and Hugging Face's index"},
+                                    "but a tensor is never cut) and Hugging Face's index; where one file is enough it "
+                                    "is model.safetensors without an index, as huggingface_hub writes it"},
     [OPT_FORCE] = {.name = "force",
                    .letter = 'f',
                    .kind = KIND_FLAG,
@@ -187,7 +187,7 @@ const option_row option_table[OPT_COUNT] = {
          .kind = KIND_TEXT,
          .arg = "FILE",
          .offset = FIELD(schema),
-         .help = "a file that 'fsdpckpt schema' printed: what check compares with; and what names, shapes and order "
+         .help = "a file that 'fsdpckpt schema' wrote: what check compares with; and what names, shapes and order "
                  "the parameters in FSDP1's flat parameters have, for which it may be any checkpoint of the "
                  "model"},
     [OPT_ALLOW_MISSING] = {.name = "allow-missing",

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <float.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -169,8 +170,12 @@ static fc_code store_choice(const parser *p, const option_row *row, const char *
             return FC_OK;
         }
     }
-    return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not one of %s, %s, %s", row->name, text, row->choices[0],
-                   row->choices[1], row->choices[2]);
+    char all[64] = "";
+    for (int i = 0; row->choices[i]; i++) {
+        size_t used = strlen(all);
+        snprintf(all + used, sizeof all - used, "%s%s", i ? ", " : "", row->choices[i]);
+    }
+    return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not one of %s", row->name, text, all);
 }
 
 static fc_code store_list(const parser *p, const option_row *row, const char *text) {

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static fc_code fill(const char *path, int fd, out_file_write *write_content, void *context, fc_error *err) {
@@ -22,9 +23,12 @@ static fc_code fill(const char *path, int fd, out_file_write *write_content, voi
     return rc == FC_OK && errnum != 0 ? fc_fail_errno(err, errnum, "%s: cannot be written", path) : rc;
 }
 
-fc_code out_file(const char *path, bool force, uint64_t bytes, out_file_write *write_content, void *context,
-                 fc_error *err) {
+fc_code out_file(const fc_checkpoint *source, const char *path, bool force, uint64_t bytes,
+                 out_file_write *write_content, void *context, fc_error *err) {
     fc_commit *commit = NULL;
+    if (fc_checkpoint_needs(source, path)) {
+        return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", path);
+    }
     fc_code rc = fc_commit_begin(path, false, force, bytes, &commit, err);
     if (rc != FC_OK) {
         return rc;
@@ -43,4 +47,13 @@ fc_code out_file(const char *path, bool force, uint64_t bytes, out_file_write *w
         return rc;
     }
     return fc_commit_finish(commit, err);
+}
+
+fc_code out_result(const cli_call *call, const fc_checkpoint *source, uint64_t bytes, out_file_write *write_content,
+                   void *context, fc_error *err) {
+    const options *o = call->options;
+    if (!o->output || strcmp(o->output, "-") == 0) {
+        return write_content(context, call->out, err);
+    }
+    return out_file(source, o->output, o->force, bytes, write_content, context, err);
 }

@@ -5,17 +5,22 @@
 #ifndef FSDPCKPT_CLI_OUT_FILE_H
 #define FSDPCKPT_CLI_OUT_FILE_H
 
-#include "text.h"
+#include "command.h"
 
-#include "fsdpckpt/error.h"
+#include "fsdpckpt/checkpoint.h"
 
 /** Writes the content; what text_out cannot write is reported by the caller of this. */
 typedef fc_code out_file_write(void *context, text_out *out, fc_error *err);
 
 /**
- * Makes `path` with what `write` writes.
+ * Makes `path` with what `write` writes. A file of `source`, which is being read, is refused, also with `force`.
  * @param bytes about how many, for the check of the free space.
  */
-fc_code out_file(const char *path, bool force, uint64_t bytes, out_file_write *write, void *context, fc_error *err);
+fc_code out_file(const fc_checkpoint *source, const char *path, bool force, uint64_t bytes, out_file_write *write,
+                 void *context, fc_error *err);
+
+/** The same with the file of -o, or, without it or with "-", to standard output. */
+fc_code out_result(const cli_call *call, const fc_checkpoint *source, uint64_t bytes, out_file_write *write,
+                   void *context, fc_error *err);
 
 #endif

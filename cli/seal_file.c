@@ -4,15 +4,10 @@
 #include "seal_file.h"
 
 #include "json_out.h"
+#include "out_file.h"
 
-#include "fsdpckpt/io.h"
-
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
 
 static void put_crc(json_out *j, uint64_t crc) {
     char digits[17];
@@ -52,45 +47,27 @@ static void put_tensors(json_out *j, const fc_checkpoint *checkpoint, const fc_s
     jw_close(j, ']');
 }
 
-static fc_code write_text(const char *path, const fc_checkpoint *checkpoint, const fc_seal *seal, fc_error *err) {
-    text_out *out = malloc(sizeof *out);
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (!out || fd < 0) {
-        fc_code rc = out ? fc_fail_errno(err, errno, "%s", path) : fc_fail(err, FC_ENOMEM, "out of memory");
-        if (fd >= 0) {
-            close(fd);
-        }
-        free(out);
-        return rc;
-    }
+typedef struct sealing {
+    const fc_checkpoint *checkpoint;
+    const fc_seal *seal;
+} sealing;
+
+static fc_code write_seal(void *context, text_out *out, fc_error *err) {
+    const sealing *s = context;
     json_out j;
-    text_out_init(out, fd);
+    (void)err;
     jw_begin(&j, out, 2);
     jw_open(&j, '{');
     JSON_MEMBER(&j, string, "fsdpckpt", "seal");
     JSON_MEMBER(&j, uint, "version", 1);
-    put_files(&j, seal);
-    put_tensors(&j, checkpoint, seal);
+    put_files(&j, s->seal);
+    put_tensors(&j, s->checkpoint, s->seal);
     jw_close(&j, '}');
     text_puts(out, "\n");
-    int errnum = text_flush(out);
-    free(out);
-    if (close(fd) != 0 && errnum == 0) {
-        errnum = errno;
-    }
-    return errnum == 0 ? FC_OK : fc_fail_errno(err, errnum, "%s: cannot be written", path);
+    return FC_OK;
 }
 
 fc_code seal_write(const fc_checkpoint *checkpoint, const fc_seal *seal, bool force, fc_error *err) {
-    fc_commit *commit = NULL;
-    fc_code rc = fc_commit_begin(seal->path, false, force, 0, &commit, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = write_text(fc_commit_path(commit), checkpoint, seal, err);
-    if (rc != FC_OK) {
-        fc_commit_abort(commit);
-        return rc;
-    }
-    return fc_commit_finish(commit, err);
+    sealing s = {checkpoint, seal};
+    return out_file(checkpoint, seal->path, force, 0, write_seal, &s, err);
 }

@@ -7,7 +7,16 @@ install(TARGETS fsdpckpt EXPORT fsdpckpt
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY lib/include/fsdpckpt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 
-# The pkg-config modules that the library was built with: a static consumer needs the same ones.
+# The pkg-config modules that the library was built with. Who links the static library needs them all, with or without
+# pkg-config --static: only a shared one brings them along by itself.
+get_target_property(type fsdpckpt TYPE)
+if(type STREQUAL "STATIC_LIBRARY")
+  set(FSDPCKPT_PRIVATE "")
+  set(FSDPCKPT_LIBS " -pthread -lm")
+else()
+  set(FSDPCKPT_PRIVATE ".private")
+  set(FSDPCKPT_LIBS "")
+endif()
 set(modules "hdf5-serial jansson zlib")
 set(imported "HDF5:hdf5-serial JANSSON:jansson")
 if(ISAL_FOUND)

@@ -375,17 +375,39 @@ static fc_code train_processes(const train_options *o, fc_error *err) {
 }
 
 static const struct option long_options[] = {
-    {"comm", 1, NULL, 'c'},        {"ranks", 1, NULL, 'n'},        {"steps", 1, NULL, 's'},
-    {"accumulate", 1, NULL, 'a'},  {"replicas", 1, NULL, 'r'},     {"strategy", 1, NULL, 't'},
-    {"param-dtype", 1, NULL, 'p'}, {"reduce-dtype", 1, NULL, 'q'}, {"prefetch", 0, NULL, 'f'},
-    {"offload", 0, NULL, 'o'},     {"orig-params", 0, NULL, 'g'},  {"save", 1, NULL, 'w'},
-    {"resume", 1, NULL, 'l'},      {"dump", 1, NULL, 'd'},         {NULL, 0, NULL, 0},
+    {"comm", 1, NULL, 'c'},        {"ranks", 1, NULL, 'n'},
+    {"steps", 1, NULL, 's'},       {"accumulate", 1, NULL, 'a'},
+    {"replicas", 1, NULL, 'r'},    {"strategy", 1, NULL, 't'},
+    {"param-dtype", 1, NULL, 'p'}, {"reduce-dtype", 1, NULL, 'q'},
+    {"prefetch", 0, NULL, 'f'},    {"offload", 0, NULL, 'o'},
+    {"orig-params", 0, NULL, 'g'}, {"save", 1, NULL, 'w'},
+    {"resume", 1, NULL, 'l'},      {"dump", 1, NULL, 'd'},
+    {"help", 0, NULL, 'h'},        {NULL, 0, NULL, 0},
 };
 
 static const char usage[] =
     "usage: train_mlp [--comm local|mpi|nccl] [--ranks N] [--steps N] [--accumulate N] [--replicas N]\n"
     "                 [--strategy full|grad-op|no] [--param-dtype TYPE] [--reduce-dtype TYPE] [--prefetch]\n"
     "                 [--offload] [--orig-params] [--save DIR] [--resume CHECKPOINT] [--dump DIR]\n";
+
+static const char options_help[] =
+    "\n"
+    "Trains a small model with FSDP and AdamW on data that it makes up, the same in every run.\n"
+    "\n"
+    "  --comm HOW           local: ranks are threads (the default); mpi, nccl: under mpirun\n"
+    "  --ranks N            how many threads, a divisor of the batch of 8 (default: 2)\n"
+    "  --steps N            how many steps to train (default: 10)\n"
+    "  --accumulate N       micro batches a step (default: 1)\n"
+    "  --replicas N         HSDP: N groups of ranks that each hold all of the model (default: 1)\n"
+    "  --strategy S         full, grad-op or no: what is sharded (default: full)\n"
+    "  --param-dtype TYPE   of the parameters that layers compute with, such as bf16\n"
+    "  --reduce-dtype TYPE  of the gradients that are reduced\n"
+    "  --prefetch           gather the next unit ahead\n"
+    "  --offload            keep parameters and gradients on the host\n"
+    "  --orig-params        as use_orig_params of PyTorch\n"
+    "  --save DIR           write the last state, a file a rank\n"
+    "  --resume CHECKPOINT  go on from a checkpoint of any layout\n"
+    "  --dump DIR           write all that was computed, for comparisons\n";
 
 static bool number(const char *text, int most, int *out) {
     char *end;
@@ -455,10 +477,19 @@ int main(int argc, char **argv) {
     fc_error err = {FC_OK, ""};
     int option;
     while ((option = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
+        if (option == 'h') {
+            fputs(usage, stdout);
+            fputs(options_help, stdout);
+            return 0;
+        }
         if (!take(&o, option)) {
             fputs(usage, stderr);
             return 2;
         }
+    }
+    if (optind < argc) {
+        fprintf(stderr, "train_mlp: '%s' is no option\n%s", argv[optind], usage);
+        return 2;
     }
     if (o.replicas > 1) {
         o.unit.strategy = o.unit.strategy == FC_SHARD_GRAD_OP ? FC_HYBRID_SHARD_ZERO2 : FC_HYBRID_SHARD;

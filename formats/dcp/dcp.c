@@ -175,6 +175,7 @@ static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *option
         rc = metadata ? fc_dcp_load(checkpoint, options, directory, metadata, err)
                       : fc_dcp_open_ranks(checkpoint, options, directory, err);
     }
+    rc = rc == FC_OK ? fc_dcp_note_others(checkpoint, directory, err) : rc;
     if (rc == FC_OK) {
         checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
         if (!checkpoint->state) {
@@ -213,6 +214,7 @@ const fc_format fc_format_dcp = {
     .finish = fc_dcp_finish,
     .destroy = fc_dcp_destroy,
     .digest = fc_dcp_digest,
+    .check_object = fc_dcp_check_object,
     .verify = fc_dcp_verify,
     .unverified = ".metadata, and the gaps between the records of the data files",
 };

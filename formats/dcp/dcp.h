@@ -54,6 +54,9 @@ fc_code fc_dcp_add_item(dcp_builder *b, fc_pv path, size_t tensor, uint64_t offs
 /** Moves the table of files into the checkpoint; unless headers_only, checks that they are there and long enough. */
 fc_code fc_dcp_finish_files(dcp_builder *b);
 
+/** Says in checkpoint->note which data files of `directory` are none of checkpoint->files. */
+fc_code fc_dcp_note_others(fc_checkpoint *checkpoint, const char *directory, fc_error *err);
+
 /** Reads the metadata file `metadata_path` of the folder `directory`: all of `checkpoint` but its state. */
 fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
                     const char *metadata_path, fc_error *err);
@@ -86,6 +89,7 @@ fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
                       fc_error *err);
 fc_code fc_dcp_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                       fc_error *err);
+fc_code fc_dcp_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err);
 fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                            fc_error *err);
 

@@ -42,6 +42,7 @@ static void describe_extent(const fc_torch_item *item, const fc_torch_tensor *t,
     out->negate = t->negate;
     out->conjugate = t->conjugate;
     out->swap = item->big_endian && fc_dtype_get(t->dtype)->swap_size > 1;
+    out->crc32 = storage->crc; /* 0: torch can be told not to compute it */
     memcpy(out->strides, t->strides, sizeof out->strides);
 }
 
@@ -64,7 +65,7 @@ static fc_code look_into(const fc_checkpoint *checkpoint, const fc_tensor *tenso
         if (rc == FC_OK && extent) {
             describe_extent(&item, &t, storage, extent);
         }
-        if (rc == FC_OK && digest && storage->crc != 0) { /* torch can be told not to compute it */
+        if (rc == FC_OK && digest && storage->crc != 0) {
             *digest = (fc_digest){
                 .kind = FC_DIGEST_CRC32, .value = storage->crc, .offset = storage->data, .length = storage->stored};
         }

@@ -16,7 +16,7 @@ static fc_code check_item(const fc_checkpoint *checkpoint, const fc_tensor *tens
     int fd;
     fc_code rc = fc_dcp_acquire(checkpoint, chunk->file, &fd, &found);
     if (rc != FC_OK) {
-        fc_finding(findings, &place, "%s", found.message);
+        fc_report_defect(findings, &place, "%s", found.message);
         *covered = false;
         return FC_OK;
     }
@@ -31,6 +31,28 @@ static fc_code check_item(const fc_checkpoint *checkpoint, const fc_tensor *tens
     }
     fc_dcp_release(checkpoint, chunk->file);
     return rc;
+}
+
+fc_code fc_dcp_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
+    const fc_chunk *chunk = &object->chunks[0];
+    fc_torch_item archive;
+    int fd;
+    fc_code rc = fc_dcp_acquire(checkpoint, chunk->file, &fd, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
+    rc = fc_torch_item_open_read(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, bytes, &archive,
+                                 err);
+    if (rc == FC_OK) {
+        rc = fc_torch_check_archive(&archive, err);
+        fc_torch_item_close(&archive);
+    }
+    fc_dcp_release(checkpoint, chunk->file);
+    if (rc == FC_EUNSUPPORTED) { /* a pickle that is not read is copied all the same: it is no worse than before */
+        return FC_OK;
+    }
+    return rc == FC_OK ? rc : fc_context(err, rc, "object %.256s", object->name);
 }
 
 fc_code fc_dcp_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,

@@ -3,8 +3,12 @@
  */
 #include "deepspeed/deepspeed.h"
 
+#include "fsdpckpt/io.h"
 #include "registry.h"
 
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,17 +55,40 @@ static fc_code check_unique(const ds_building *b) {
     return rc;
 }
 
-/* What is not in the manifest, and why. */
-static fc_code set_note(const ds_building *b) {
-    if (b->nabsent == 0) {
-        return FC_OK;
+/* What is not in the manifest, and why; NULL: out of memory. */
+static const char *absent_note(const ds_building *b) {
+    return b->nabsent == 0
+               ? ""
+               : fc_arena_printf(b->checkpoint->arena,
+                                 "%zu name%s of the module, such as %.128s, %s no data in the files: other names of "
+                                 "shared parameters, which DeepSpeed did not write down",
+                                 b->nabsent, b->nabsent == 1 ? "" : "s", b->absent, b->nabsent == 1 ? "has" : "have");
+}
+
+/* Likewise, whether ranks seem to be in the wrong order. */
+static const char *disorder_note(const ds_building *b) {
+    size_t rank = 0;
+    if (b->stage != 3 || !b->devices || !fc_ds_devices_disorder(b->devices, b->ranks, &rank)) {
+        return "";
     }
-    b->checkpoint->note = fc_arena_printf(
-        b->checkpoint->arena,
-        "%zu name%s of the module, such as %.128s, %s no data in the files: other names of shared parameters, which "
-        "DeepSpeed did not write down",
-        b->nabsent, b->nabsent == 1 ? "" : "s", b->absent, b->nabsent == 1 ? "has" : "have");
-    return b->checkpoint->note ? FC_OK : fc_ds_no_memory(b);
+    return fc_arena_printf(b->checkpoint->arena,
+                           "%s was saved from device %" PRId64
+                           ", which is not that rank's turn: if files of ranks were renamed or swapped, which ZeRO-3's "
+                           "do not tell, the weights are mixed up",
+                           b->files.files[b->files.optims[rank]].name, b->devices[rank]);
+}
+
+static fc_code set_note(const ds_building *b) {
+    const char *absent = absent_note(b), *disorder = disorder_note(b);
+    if (absent && disorder && absent[0] != '\0' && disorder[0] != '\0') {
+        absent = fc_arena_printf(b->checkpoint->arena, "%s; %s", absent, disorder);
+    }
+    if (!absent || !disorder) {
+        return fc_ds_no_memory(b);
+    }
+    const char *note = absent[0] != '\0' ? absent : disorder;
+    b->checkpoint->note = note[0] != '\0' ? note : NULL;
+    return FC_OK;
 }
 
 static fc_code finish(const ds_building *b) {
@@ -75,10 +102,22 @@ static fc_code finish(const ds_building *b) {
     return rc == FC_OK ? set_note(b) : rc;
 }
 
+static fc_code check_links(const ds_building *b) {
+    char root[PATH_MAX];
+    fc_code rc = FC_OK;
+    if (!realpath(b->files.directory, root)) {
+        return fc_fail_errno(b->err, errno, "%s: cannot be examined", b->files.directory);
+    }
+    for (size_t i = 0; i < b->files.nfiles && rc == FC_OK; i++) {
+        rc = fc_check_link(b->files.files[i].path, b->files.files[i].name, root, b->err);
+    }
+    return rc;
+}
+
 static fc_code ds_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     ds_building b = {.checkpoint = checkpoint, .err = err};
-    (void)options;
     fc_code rc = fc_ds_find_files(checkpoint->arena, checkpoint->path, &b.files, err);
+    rc = rc == FC_OK && !options->follow_external ? check_links(&b) : rc;
     if (rc == FC_OK) {
         checkpoint->files = b.files.files;
         checkpoint->nfiles = b.files.nfiles;
@@ -92,6 +131,7 @@ static fc_code ds_open(fc_checkpoint *checkpoint, const fc_open_options *options
     }
     free(b.tensors);
     free(b.keys);
+    free(b.devices);
     return rc;
 }
 

@@ -3,13 +3,20 @@
  * fp32 masters of a parameter and its Adam state lie in flat partitions, a file a rank, that know no rows.
  *
  * files.c finds the files; model.c reads what the model's file says (shapes, buffers, frozen and shared parameters);
- * optimizer.c the partitions of the ranks; build.c makes tensors of it; deepspeed.c is the format's table.
+ * optimizer.c the partitions of the ranks, or universal.c what ds_to_universal.py made of them; others.c everything
+ * else that the optimizer's files hold; build.c makes tensors of it; deepspeed.c is the format's table.
  */
 #ifndef FSDPCKPT_FORMATS_DEEPSPEED_DEEPSPEED_H
 #define FSDPCKPT_FORMATS_DEEPSPEED_DEEPSPEED_H
 
 #include "fsdpckpt/format.h"
 #include "pt/pt.h"
+
+/** A file of a universal checkpoint: one value of one parameter. */
+typedef struct ds_value {
+    const char *param, *key; /**< key "fp32": the master itself */
+    uint32_t file;
+} ds_value;
 
 /** The files of one checkpoint. Indexes are those of fc_checkpoint.files. */
 typedef struct ds_files {
@@ -20,10 +27,22 @@ typedef struct ds_files {
     size_t nmodels;
     uint32_t *optims; /**< one a rank; none without ZeRO */
     size_t noptims;
+    bool universal;         /**< made by ds_to_universal.py; then there are no optims but what follows */
+    size_t model_parallel;  /**< ranks that had a file of the model, of which the first's are read */
+    uint32_t optimizer;     /**< optimizer_state.pt */
+    const ds_value *values; /**< sorted by parameter and key */
+    size_t nvalues;
 } ds_files;
 
 /** Whether the directory holds a DeepSpeed checkpoint, or steps of one. */
 bool fc_ds_probe(const fc_probe *probe);
+
+/** Whether it is the directory of a universal checkpoint. */
+bool fc_ds_is_universal(const char *directory);
+/** Adds the files that a universal checkpoint has besides those of the model. */
+fc_code fc_ds_find_universal(fc_arena *arena, ds_files *files, fc_error *err);
+/** A file called `name` in the directory of the step. @return false: out of memory. */
+bool fc_ds_keep_file(fc_arena *arena, const char *directory, const char *name, fc_file *out);
 
 fc_code fc_ds_find_files(fc_arena *arena, const char *path, ds_files *out, fc_error *err);
 
@@ -74,6 +93,7 @@ typedef struct ds_building {
     size_t nkeys, keys_capacity;
     ds_tensor *tensors; /* malloc'ed */
     size_t ntensors, tensors_capacity;
+    int64_t *devices;   /* malloc'ed; ZeRO-3: the number of the device that each rank was on, -1: not known */
     const char *absent; /* a name of the module without data, or NULL */
     size_t nabsent;
     fc_error *err;
@@ -111,6 +131,27 @@ fc_code fc_ds_read_stage(ds_building *b);
 fc_code fc_ds_read_model(ds_building *b);
 /** The optimizer's files of all ranks. */
 fc_code fc_ds_read_optimizer(ds_building *b);
+/** Hyperparameters of the groups, and the rest of `state_dict` and of the file that holds it. */
+fc_code fc_ds_add_others(ds_building *b, const pt_file *f, fc_pv state_dict, fc_pv groups);
+/** The stage of a file's state dict; BF16_Optimizer, which cuts like ZeRO-1, does not name one. */
+fc_code fc_ds_stage_of(const ds_building *b, const pt_file *f, fc_pv state_dict, int *stage);
+
+/** Universal: the stage, and how many ranks there were. */
+fc_code fc_ds_read_universal_stage(ds_building *b);
+/** Universal: masters and state of the parameter `name`. @param param NULL: its file alone says its shape. */
+fc_code fc_ds_add_universal(ds_building *b, const char *name, const ds_param *param);
+/** Universal: whether there are files of the parameter `name`. */
+bool fc_ds_has_universal(const ds_files *files, const char *name);
+/** Universal: what all parameters share. */
+fc_code fc_ds_read_universal_state(ds_building *b);
+
+/** The number in "cuda:3", or -1. */
+int64_t fc_ds_device(const pt_file *f, const fc_torch_tensor *t);
+/** The first rank whose device shows that files of ranks were renamed. @return false: there is none, or it is not
+ * known.
+ */
+bool fc_ds_devices_disorder(const int64_t *devices, size_t ranks, size_t *rank);
+
 /** Parameters under more than one name; after everything else. */
 fc_code fc_ds_share(ds_building *b, const pt_file *f, fc_pv shared);
 

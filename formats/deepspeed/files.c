@@ -1,6 +1,6 @@
 /*
  * From the path that a person gives to the files of one step. The path is the directory that was given to
- * save_checkpoint, with a file `latest` that names the step; or the directory of the step.
+ * save_checkpoint, with a file `latest` (or `latest_universal`) that names the step; or the directory of the step.
  */
 #include "deepspeed/deepspeed.h"
 
@@ -78,12 +78,12 @@ static bool is_step(const char *directory) {
 
 /* ---- which step ---- */
 
-/* The name in the file `latest`. @return false when there is none. */
-static bool read_latest(const char *directory, char tag[MAX_TAG + 1]) {
+/* The name in the file `name`. @return false when there is none. */
+static bool read_tag(const char *directory, const char *name, char tag[MAX_TAG + 1]) {
     char path[PATH_MAX];
     int fd;
     uint64_t size;
-    if (snprintf(path, sizeof path, "%s/latest", directory) >= (int)sizeof path ||
+    if (snprintf(path, sizeof path, "%s/%s", directory, name) >= (int)sizeof path ||
         fc_open_input(path, &fd, &size, NULL) != FC_OK) {
         return false;
     }
@@ -94,6 +94,12 @@ static bool read_latest(const char *directory, char tag[MAX_TAG + 1]) {
         tag[strcspn(tag, "\r\n")] = '\0';
     }
     return good && fc_path_is_safe(tag);
+}
+
+/* ds_to_universal.py writes its own beside that of the trainer, which goes before. */
+static const char *read_latest(const char *directory, char tag[MAX_TAG + 1]) {
+    static const char *const names[] = {"latest", "latest_universal"};
+    return read_tag(directory, names[0], tag) ? names[0] : read_tag(directory, names[1], tag) ? names[1] : NULL;
 }
 
 static bool step_at(const char *directory, const char *tag, char path[PATH_MAX]) {
@@ -137,12 +143,13 @@ static fc_code find_step(fc_arena *arena, const char *path, ds_files *out, fc_er
         out->directory = path;
         return FC_OK;
     }
-    if (read_latest(path, tag)) {
+    const char *latest = read_latest(path, tag);
+    if (latest) {
         if (!step_at(path, tag, found)) {
             return fc_fail(err, FC_ECORRUPT,
-                           "%s/latest names the step '%.64s', whose directory is missing or holds no checkpoint: name "
+                           "%s/%s names the step '%.64s', whose directory is missing or holds no checkpoint: name "
                            "the directory of another step",
-                           path, tag);
+                           path, latest, tag);
         }
     } else if (!only_step(path, found, &count)) {
         return fc_fail(err, FC_EUSAGE,
@@ -190,8 +197,17 @@ static fc_code refuse(const ds_files *files, const char *name, ds_role role, uin
         files->directory, name, model_rank + 1);
 }
 
+/* A file of another model-parallel rank than the first. What ds_to_universal.py made of them is whole. */
+static fc_code other_model_rank(ds_files *files, const char *name, ds_role role, uint32_t model_rank, fc_error *err) {
+    if (role >= DS_LAYER || !files->universal) {
+        return refuse(files, name, role, model_rank, err);
+    }
+    files->model_parallel = files->model_parallel > model_rank ? files->model_parallel : (size_t)model_rank + 1;
+    return FC_OK;
+}
+
 /* @param list malloc'ed, with malloc'ed names; the caller's, also after a failure. */
-static fc_code list_files(const ds_files *files, found_file **list, size_t *count, fc_error *err) {
+static fc_code list_files(ds_files *files, found_file **list, size_t *count, fc_error *err) {
     size_t capacity = 0;
     fc_code rc = FC_OK;
     DIR *dir = opendir(files->directory);
@@ -205,8 +221,10 @@ static fc_code list_files(const ds_files *files, found_file **list, size_t *coun
             continue;
         }
         if (role >= DS_LAYER || model_rank > 0) {
-            rc = refuse(files, e->d_name, role, model_rank, err);
-        } else if (*count == capacity) {
+            rc = other_model_rank(files, e->d_name, role, model_rank, err);
+            continue;
+        }
+        if (*count == capacity) {
             capacity = capacity ? capacity * 2 : 64;
             found_file *grown = realloc(*list, capacity * sizeof *grown);
             *list = grown ? grown : *list;
@@ -223,7 +241,7 @@ static fc_code list_files(const ds_files *files, found_file **list, size_t *coun
     return rc;
 }
 
-static bool keep_file(fc_arena *arena, const char *directory, const char *name, fc_file *out) {
+bool fc_ds_keep_file(fc_arena *arena, const char *directory, const char *name, fc_file *out) {
     size_t n = strlen(directory);
     out->name = fc_arena_strndup(arena, name, strlen(name));
     out->path = fc_arena_printf(arena, "%s%s%s", directory, n > 0 && directory[n - 1] == '/' ? "" : "/", name);
@@ -257,7 +275,7 @@ static fc_code take_files(fc_arena *arena, const found_file *list, size_t count,
     out->optims = fc_arena_calloc(arena, count, sizeof *out->optims);
     bool good = out->files && out->models && out->optims;
     for (size_t i = 0; good && i < count; i++) {
-        good = keep_file(arena, out->directory, list[i].name, &out->files[i]);
+        good = fc_ds_keep_file(arena, out->directory, list[i].name, &out->files[i]);
         *(list[i].role == DS_MODEL ? &out->models[out->nmodels++] : &out->optims[out->noptims++]) = (uint32_t)i;
     }
     out->nfiles = count;
@@ -274,12 +292,15 @@ fc_code fc_ds_find_files(fc_arena *arena, const char *path, ds_files *out, fc_er
     found_file *list = NULL;
     size_t count = 0;
     fc_code rc = find_step(arena, path, out, err);
+    out->universal = rc == FC_OK && fc_ds_is_universal(out->directory);
+    out->model_parallel = 1;
     rc = rc == FC_OK ? list_files(out, &list, &count, err) : rc;
     if (rc == FC_OK) {
         qsort(list, count, sizeof *list, by_rank);
         rc = check_ranks(out, list, count, err);
     }
     rc = rc == FC_OK ? take_files(arena, list, count, out, err) : rc;
+    rc = rc == FC_OK && out->universal ? fc_ds_find_universal(arena, out, err) : rc;
     for (size_t i = 0; i < count; i++) {
         free(list[i].name);
     }

@@ -66,7 +66,7 @@ static fc_code read_shape(const model *m, const char *name, fc_pv v, int *ndim, 
     const fc_pv *items = fc_ds_list(m->f->p, v, &n);
     int64_t *sizes = n <= FC_MAX_DIMS ? fc_arena_calloc(m->b->checkpoint->arena, n, sizeof *sizes) : NULL;
     bool good = sizes && (items || fc_pv_typeof(v) == FC_PV_SIZE);
-    for (size_t i = 0; good && i < n; i++) {
+    for (size_t i = 0; good && items && i < n; i++) {
         good = fc_pickle_int(m->f->p, items[i], &sizes[i]) && sizes[i] >= 0;
     }
     if (!good || !fc_numel((int)n, sizes, numel) || !fc_pt_shape_fits(FC_F64, (int)n, sizes)) {
@@ -290,8 +290,8 @@ static fc_code read_zero(model *m) {
     end = m->b->ntensors;
     rc = rc == FC_OK ? remember_shared(m) : rc;
     if (rc == FC_OK && m->b->stage == 3 && m->b->files.nmodels != m->b->ranks) {
-        rc = fc_fail(m->b->err, FC_ECORRUPT, "%s: there are %zu files *_optim_states.pt and %zu *_model_states.pt",
-                     m->b->files.directory, m->b->ranks, m->b->files.nmodels);
+        rc = fc_fail(m->b->err, FC_ECORRUPT, "%s: there are %zu %s and %zu *_model_states.pt", m->b->files.directory,
+                     m->b->ranks, m->b->files.universal ? "ranks" : "files *_optim_states.pt", m->b->files.nmodels);
     }
     for (size_t r = 0; rc == FC_OK && m->b->stage == 3 && first < end && r < m->b->ranks; r++) {
         rc = read_fragments(m->b, r, first, end);
@@ -302,6 +302,68 @@ static fc_code read_zero(model *m) {
     return rc == FC_OK ? read_rest(m) : rc;
 }
 
+/* ---- universal checkpoints ---- */
+
+/* Parameters that the module's file does not count among those that were trained. Of one model-parallel rank these are
+   copies of what was read already, rounded to float32; of several it is everything there is. */
+static fc_code read_universal_rest(model *m) {
+    const ds_files *files = &m->b->files;
+    bool cut = files->model_parallel > 1;
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < files->nvalues; i++) {
+        const char *name = files->values[i].param;
+        bool again = i > 0 && strcmp(name, files->values[i - 1].param) == 0;
+        if (!again && !is_known(m, name) && (cut || !fc_ds_get(m->f->p, m->module, name))) {
+            rc = fc_ds_add_universal(m->b, name, NULL);
+        }
+    }
+    return rc;
+}
+
+/* What a model-parallel rank holds for itself, and the universal checkpoint lacks, cannot be put together. */
+static fc_code check_cut_module(const model *m) {
+    const ds_files *files = &m->b->files;
+    size_t n = 0;
+    const fc_pv *pairs = fc_pv_typeof(m->module) == FC_PV_DICT ? fc_pickle_items(m->f->p, m->module, &n) : NULL;
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        const char *name = text_of(m->b, m->f, pairs[i]);
+        if (!name) {
+            return failed(m->b);
+        }
+        if (fc_torch_is_tensor(m->f->p, pairs[i + 1]) && !is_known(m, name) && !fc_ds_has_universal(files, name)) {
+            return fc_fail(
+                m->b->err, FC_EUNSUPPORTED,
+                "%s: %.256s is in the files of %zu model-parallel ranks only, which do not say how it is cut",
+                m->f->path, name, files->model_parallel);
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code read_universal(model *m) {
+    ds_building *b = m->b;
+    fc_code rc = FC_OK;
+    if (b->files.model_parallel > 1) {
+        rc = remember_shared(m);
+        if (rc == FC_OK && m->nknown > 1) {
+            qsort(m->known, m->nknown, sizeof *m->known, by_text);
+        }
+        rc = rc == FC_OK ? check_cut_module(m) : rc;
+    } else {
+        rc = read_zero(m);
+    }
+    for (size_t i = 0; rc == FC_OK && i < b->nparams; i++) {
+        rc = fc_ds_add_universal(b, b->params[i].name, &b->params[i]);
+    }
+    rc = rc == FC_OK ? read_universal_rest(m) : rc;
+    return rc == FC_OK ? fc_ds_read_universal_state(b) : rc;
+}
+
+static fc_code read_ordinary(model *m) {
+    fc_code rc = m->b->stage > 0 ? read_zero(m) : read_rest(m);
+    return rc == FC_OK ? fc_ds_read_optimizer(m->b) : rc;
+}
+
 static fc_code read_all(model *m) {
     const fc_pickle *p = m->f->p;
     m->module = fc_ds_get(p, p->root, "module");
@@ -310,12 +372,11 @@ static fc_code read_all(model *m) {
     m->frozen = fc_ds_get(p, p->root, "frozen_param_shapes");
     m->fragments = fc_ds_get(p, p->root, "frozen_param_fragments");
     m->shared = fc_ds_get(p, p->root, "shared_params");
-    if (fc_pv_typeof(m->module) != FC_PV_DICT) {
+    if (fc_pv_typeof(m->module) != FC_PV_DICT && m->b->files.model_parallel == 1) {
         return fc_fail(m->b->err, FC_ECORRUPT, "%s: it has no 'module': not a file of a DeepSpeed checkpoint",
                        m->f->path);
     }
-    fc_code rc = m->b->stage > 0 ? read_zero(m) : read_rest(m);
-    rc = rc == FC_OK ? fc_ds_read_optimizer(m->b) : rc;
+    fc_code rc = m->b->files.universal ? read_universal(m) : read_ordinary(m);
     rc = rc == FC_OK && m->b->stage > 0 ? fc_ds_share(m->b, m->f, m->shared) : rc;
     return rc == FC_OK ? read_others(m) : rc;
 }

@@ -49,12 +49,11 @@ static bool partition_count(const rank_file *r, int64_t *out, bool *same) {
     return n > 0;
 }
 
-/* The stage; BF16_Optimizer, which cuts like ZeRO-1, does not name one. */
-static fc_code read_stage(const rank_file *r, int *stage) {
+fc_code fc_ds_stage_of(const ds_building *b, const pt_file *f, fc_pv state_dict, int *stage) {
     int64_t value = 1;
-    fc_pv v = fc_ds_get(r->f.p, r->state_dict, "zero_stage");
-    if (v && (!fc_ds_int(r->f.p, v, &value) || value < 1 || value > 3)) {
-        return fail_file(r, "zero_stage is none of 1, 2 and 3");
+    fc_pv v = fc_ds_get(f->p, state_dict, "zero_stage");
+    if (v && (!fc_ds_int(f->p, v, &value) || value < 1 || value > 3)) {
+        return fc_fail(b->err, FC_ECORRUPT, "%s: zero_stage is none of 1, 2 and 3", f->path);
     }
     *stage = (int)value;
     return FC_OK;
@@ -94,7 +93,7 @@ static fc_code open_rank(ds_building *b, size_t rank, rank_file *r) {
     if (fc_pv_typeof(r->state_dict) != FC_PV_DICT) {
         rc = fail_file(r, "it has no optimizer_state_dict: not a file of a ZeRO checkpoint");
     }
-    rc = rc == FC_OK ? read_stage(r, &stage) : rc;
+    rc = rc == FC_OK ? fc_ds_stage_of(b, &r->f, r->state_dict, &stage) : rc;
     if (rc == FC_OK && b->stage != 0 && stage != b->stage) {
         rc = fc_fail(b->err, FC_ECORRUPT, "%s: it is of ZeRO stage %d, that of rank 0 of stage %d", r->f.path, stage,
                      b->stage);
@@ -318,7 +317,62 @@ static fc_code read_flat(const rank_file *r, size_t k, size_t target, fc_pv v, i
         return rc;
     }
     partition p = {r, key, target, piece, t.dtype, *at, t.sizes[0]};
+    if (target == 0) {
+        r->b->devices[r->rank] = fc_ds_device(&r->f, &t);
+    }
     return fc_add_i64(*at, p.count, at) ? add_partition(&p) : fail_file(r, "the sizes of its partitions overflow");
+}
+
+/* ---- whose file it is ---- */
+
+/* The number `key` of a fragment_address, a dataclass whose members BUILD gives. */
+static bool address(const fc_pickle *p, fc_pv v, const char *key, int64_t *out) {
+    fc_pv state = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_state(p, v) : 0;
+    return fc_ds_int(p, fc_ds_get(p, state, key), out);
+}
+
+/* The parameter `name` among those of a group; the search goes on from the one that was found before. */
+static const ds_param *find_param(const ds_building *b, size_t group, const char *name, size_t *at) {
+    size_t first = b->group_params[group], count = b->group_params[group + 1] - first;
+    for (size_t i = 0; i < count; i++) {
+        size_t k = first + (*at + i) % count;
+        if (strcmp(b->params[k].name, name) == 0) {
+            *at = k - first + 1;
+            return &b->params[k];
+        }
+    }
+    return NULL;
+}
+
+/* ZeRO-1 and 2: no file says its rank, but each says which parameters lie where in its partitions. Elements
+   [start, start + count) of the group are what the rank in the file's name has. */
+static fc_code check_mapping(const rank_file *r, size_t group, int64_t start, int64_t count) {
+    const fc_pickle *p = r->f.p;
+    size_t ngroups, n = 0, at = 0;
+    const fc_pv *groups = fc_ds_list(p, fc_ds_get(p, r->state_dict, "param_slice_mappings"), &ngroups);
+    const fc_pv *pairs = groups && group < ngroups && fc_pv_typeof(groups[group]) == FC_PV_DICT
+                             ? fc_pickle_items(p, groups[group], &n)
+                             : NULL;
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        size_t length = 0;
+        const char *name = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(p, pairs[i], &length) : "";
+        const ds_param *param = find_param(r->b, group, name, &at);
+        int64_t there, numel;
+        if (!param || !address(p, pairs[i + 1], "start", &there) || !address(p, pairs[i + 1], "numel", &numel)) {
+            continue; /* of a version that writes something else */
+        }
+        int64_t low = start > param->start ? start : param->start, end = param->start + param->numel;
+        int64_t high = start + count < end ? start + count : end;
+        if (low < high && low - start == there && high - low == numel) {
+            continue;
+        }
+        return fc_fail(r->b->err, FC_ECORRUPT,
+                       "%s: by its name the file of rank %zu, but its partition holds %" PRId64
+                       " elements of %.256s from %" PRId64
+                       " on, which are another rank's: files of ranks were renamed or swapped",
+                       r->f.path, r->rank, numel, param->name, there);
+    }
+    return FC_OK;
 }
 
 /* ZeRO-1 and 2: this rank's piece of each group. */
@@ -335,7 +389,9 @@ static fc_code read_pieces(const rank_file *r) {
         target = key->name[0] == '\0' ? 0 : target + 1;
         if (key->flat) {
             fc_pv v = target == 0 ? masters[key->group] : fc_ds_get(r->f.p, state_of(r, key->group), key->name);
+            int64_t start = key->next;
             rc = read_flat(r, k, target, v, &key->next);
+            rc = rc == FC_OK && target == 0 ? check_mapping(r, key->group, start, key->next - start) : rc;
         }
     }
     return rc;
@@ -380,112 +436,6 @@ static fc_code check_groups(const ds_building *b) {
     return FC_OK;
 }
 
-/* ---- everything else, from rank 0 ---- */
-
-/* The names of a group's parameters instead of the numbers of its flat tensors. */
-static fc_code add_names(const rank_file *r, size_t group, const fc_path_element *path) {
-    ds_building *b = r->b;
-    fc_torch_pickler w;
-    fc_pickle *p = NULL;
-    fc_torch_pickle_begin(&w, 2);
-    fc_torch_pickle_op(&w, FC_PICKLE_EMPTY_LIST);
-    fc_torch_pickle_op(&w, FC_PICKLE_MARK);
-    for (size_t i = b->group_params[group]; i < b->group_params[group + 1]; i++) {
-        fc_torch_pickle_str(&w, b->params[i].name);
-    }
-    fc_torch_pickle_op(&w, FC_PICKLE_APPENDS);
-    fc_code rc = fc_torch_pickle_end(&w, b->err);
-    fc_pickle_source source = {r->f.path, 0, w.size, -1, w.bytes};
-    rc = rc == FC_OK ? fc_pickle_load(&source, FC_PICKLE_ITEM, &p, b->err) : rc;
-    if (rc == FC_OK) {
-        pt_file view = r->f;
-        view.p = p;
-        rc = fc_ds_add_value(b, &view, path, 4, p->root);
-    }
-    fc_pickle_free(p);
-    fc_torch_pickle_free(&w);
-    return rc;
-}
-
-static fc_code add_group(const rank_file *r, size_t group, fc_pv v, bool named) {
-    ds_building *b = r->b;
-    size_t n = 0;
-    const fc_pv *pairs = fc_pv_typeof(v) == FC_PV_DICT ? fc_pickle_items(r->f.p, v, &n) : NULL;
-    const char *index = fc_arena_printf(b->checkpoint->arena, "%zu", group);
-    fc_code rc = index ? FC_OK : fc_ds_no_memory(b);
-    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
-        size_t length = 0;
-        const char *key = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f.p, pairs[i], &length) : "";
-        const char *copy = fc_arena_strndup(b->checkpoint->arena, key, strlen(key));
-        if (!copy) {
-            return fc_ds_no_memory(b);
-        }
-        const fc_path_element path[4] = {
-            {.key = "optim"}, {.key = "param_groups"}, {.key = index, .is_index = true}, {.key = copy}};
-        rc = named && strcmp(copy, "params") == 0 ? add_names(r, group, path)
-                                                  : fc_ds_add_value(b, &r->f, path, 4, pairs[i + 1]);
-    }
-    return rc;
-}
-
-static fc_code add_groups(const rank_file *r) {
-    size_t n;
-    fc_pv v = fc_ds_get(r->f.p, r->base, "param_groups");
-    const fc_pv *groups = fc_ds_list(r->f.p, v, &n);
-    fc_code rc = FC_OK;
-    for (size_t g = 0; rc == FC_OK && groups && g < n; g++) {
-        rc = add_group(r, g, groups[g], n == r->b->ngroups);
-    }
-    return rc;
-}
-
-static bool is_among(const char *const *names, const char *name) {
-    while (*names && strcmp(*names, name) != 0) {
-        names++;
-    }
-    return *names != NULL;
-}
-
-/* The members of a dict that are not read otherwise. */
-static fc_code add_rest(const rank_file *r, fc_pv dict, const char *const *read, const fc_path_element *prefix,
-                        size_t count) {
-    size_t n;
-    const fc_pv *pairs = fc_pickle_items(r->f.p, dict, &n);
-    fc_path_element path[4];
-    fc_code rc = FC_OK;
-    memcpy(path, prefix, count * sizeof *path);
-    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
-        size_t length = 0;
-        const char *key = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f.p, pairs[i], &length) : "";
-        const char *copy = fc_arena_strndup(r->b->checkpoint->arena, key, strlen(key));
-        path[count] = (fc_path_element){.key = copy};
-        if (!copy) {
-            return fc_ds_no_memory(r->b);
-        }
-        rc = is_among(read, copy) ? FC_OK : fc_ds_add_values(r->b, &r->f, path, count + 1, pairs[i + 1]);
-    }
-    return rc;
-}
-
-static fc_code add_others(const rank_file *r) {
-    static const char *const outer[] = {"optimizer_state_dict", "ds_config", "ds_version", NULL};
-    static const char *const inner[] = {"optimizer_state_dict",
-                                        "base_optimizer_state",
-                                        "single_partition_of_fp32_groups",
-                                        "fp32_flat_groups",
-                                        "zero_stage",
-                                        "partition_count",
-                                        "group_paddings",
-                                        "param_alignment_paddings",
-                                        "param_slice_mappings",
-                                        "ds_version",
-                                        NULL};
-    static const fc_path_element prefix[2] = {{.key = "deepspeed"}, {.key = "zero"}};
-    fc_code rc = add_groups(r);
-    rc = rc == FC_OK ? add_rest(r, r->state_dict, inner, prefix, 2) : rc;
-    return rc == FC_OK ? add_rest(r, r->f.p->root, outer, prefix, 1) : rc;
-}
-
 /* ---- all ranks ---- */
 
 static fc_code read_rank(const rank_file *r) {
@@ -500,11 +450,19 @@ static fc_code read_rank(const rank_file *r) {
     if (rc == FC_OK) {
         rc = r->b->stage == 3 ? read_all_groups(r) : read_pieces(r);
     }
-    return rc == FC_OK && r->rank == 0 ? add_others(r) : rc;
+    fc_pv groups = fc_ds_get(r->f.p, r->base, "param_groups");
+    return rc == FC_OK && r->rank == 0 ? fc_ds_add_others(r->b, &r->f, r->state_dict, groups) : rc;
 }
 
 fc_code fc_ds_read_optimizer(ds_building *b) {
     fc_code rc = FC_OK;
+    b->devices = malloc((b->ranks + 1) * sizeof *b->devices);
+    if (!b->devices) {
+        return fc_ds_no_memory(b);
+    }
+    for (size_t i = 0; i < b->ranks; i++) {
+        b->devices[i] = -1;
+    }
     for (size_t i = 0; rc == FC_OK && i < b->ranks; i++) {
         rank_file r;
         rc = open_rank(b, i, &r);
@@ -518,6 +476,9 @@ fc_code fc_ds_read_optimizer(ds_building *b) {
 
 fc_code fc_ds_read_stage(ds_building *b) {
     rank_file r;
+    if (b->files.universal) {
+        return fc_ds_read_universal_stage(b);
+    }
     b->ranks = b->files.noptims;
     if (b->ranks == 0) {
         return FC_OK;

@@ -142,10 +142,10 @@ static fc_code check_file(const fc_checkpoint *checkpoint, uint32_t number, file
     recorded = little(p);
     fc_code rc = header_crc(f, data, count, &field, &found, err);
     if (rc == FC_OK && found != recorded) {
-        fc_finding(findings, &place,
-                   "%s: its headers are damaged: their CRC-64 is %016" PRIx64 ", recorded is %016" PRIx64
-                   ": a name, a shape, an attribute or the place of data may be wrong: restore the file",
-                   f->path, found, recorded);
+        fc_report_defect(findings, &place,
+                         "%s: its headers are damaged: their CRC-64 is %016" PRIx64 ", recorded is %016" PRIx64
+                         ": a name, a shape, an attribute or the place of data may be wrong: restore the file",
+                         f->path, found, recorded);
     }
     report->headers_digested++;
     return rc;
@@ -175,7 +175,7 @@ fc_code fc_h5_verify(const fc_checkpoint *checkpoint, struct fc_findings *findin
         }
         if (opened != FC_OK) {
             const fc_defect place = {.file = checkpoint->files[i].name};
-            fc_finding(findings, &place, "%s", found.message);
+            fc_report_defect(findings, &place, "%s", found.message);
         }
     }
     free(f.piece);

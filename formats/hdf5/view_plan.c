@@ -60,17 +60,6 @@ static const char *reason(const fc_extent *e, fc_dtype dtype) {
     return e->negate ? "lazily negated" : e->conjugate ? "lazily conjugated" : NULL;
 }
 
-static bool is_contiguous(int ndim, const int64_t *sizes, const int64_t *strides) {
-    int64_t expected = 1;
-    for (int d = ndim - 1; d >= 0; d--) {
-        if (sizes[d] > 1 && strides[d] != expected) {
-            return false;
-        }
-        expected *= sizes[d]; /* a chunk's elements fit 64 bits */
-    }
-    return true;
-}
-
 static fc_code locate(void *context, const fc_piece *piece, fc_error *err) {
     plan *p = context;
     located *l = &p->chunks[p->nchunks];
@@ -78,7 +67,7 @@ static fc_code locate(void *context, const fc_piece *piece, fc_error *err) {
     fc_code rc = fc_checkpoint_extent(p->source, p->tensor, piece->chunk, &l->extent, err);
     if (rc == FC_OK) {
         p->why = p->why ? p->why : reason(&l->extent, p->tensor->dtype);
-        l->contiguous = is_contiguous(p->tensor->ndim, l->dims + p->tensor->ndim, l->extent.strides);
+        l->contiguous = fc_is_row_major(p->tensor->ndim, l->dims + p->tensor->ndim, l->extent.strides);
         p->nchunks++;
     }
     return rc;

@@ -1,16 +1,15 @@
 /*
  * Megatron checkpoints, read. `torch_dist` is a DCP checkpoint and beside it `common.pt`, a torch.save file of what is
  * not sharded: so this is the readers of both, one behind the other. The older `torch` format is a torch.save file for
- * each model-parallel rank, `mp_rank_00/model_optim_rng.pt`; with one rank it is read as such a file. The path is the
+ * each model-parallel rank, `mp_rank_00/model_optim_rng.pt`: ranks.c puts those of several together. The path is the
  * directory of an iteration, or the one above, whose `latest_checkpointed_iteration.txt` says which.
  */
 #include "fsdpckpt/format.h"
 
-#include "pt/pt.h"
+#include "megatron/megatron.h"
+#include "pt/beside_dcp.h"
 #include "registry.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,47 +27,8 @@ static bool exists(const char *directory, const char *name, char path[PATH_MAX])
     return snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX && stat(path, &st) == 0;
 }
 
-static bool is_distributed(const char *directory) {
-    char path[PATH_MAX];
-    return exists(directory, ".metadata", path) && exists(directory, common, path);
-}
-
-static bool is_rank_name(const char *name) {
-    return strncmp(name, "mp_rank_", 8) == 0 && name[8] >= '0' && name[8] <= '9';
-}
-
-/* The file of a model-parallel rank's directory. */
-static bool rank_file(const char *directory, const char *rank, char path[PATH_MAX]) {
-    static const char *const names[] = {"model_optim_rng.pt", "model_rng.pt"};
-    char name[NAME_MAX + 32];
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (snprintf(name, sizeof name, "%s/%s", rank, names[i]) < (int)sizeof name && exists(directory, name, path)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* How many model-parallel ranks have files; the name of one of them. */
-static size_t count_ranks(const char *directory, char rank[NAME_MAX + 1]) {
-    char path[PATH_MAX];
-    size_t count = 0;
-    DIR *dir = opendir(directory);
-    for (const struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
-        if (is_rank_name(e->d_name) && rank_file(directory, e->d_name, path)) {
-            snprintf(rank, NAME_MAX + 1, "%s", e->d_name);
-            count++;
-        }
-    }
-    if (dir) {
-        closedir(dir);
-    }
-    return count;
-}
-
 static bool is_iteration(const char *directory) {
-    char rank[NAME_MAX + 1];
-    return is_distributed(directory) || count_ranks(directory, rank) > 0;
+    return fc_pt_is_beside_dcp(directory, common) || fc_mg_count_ranks(directory) > 0;
 }
 
 /* What the tracker names: "iter_0000010" for 10, or "release". */
@@ -99,89 +59,23 @@ static bool megatron_probe(const fc_probe *probe) {
            (read_tracker(probe->path, name) && exists(probe->path, name, path) && is_iteration(path));
 }
 
-/* ---- torch_dist ---- */
-
-static fc_code no_memory(const fc_checkpoint *checkpoint, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
-}
-
-static int by_name(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-static fc_code check_unique(const fc_checkpoint *checkpoint, fc_error *err) {
-    const char **names = calloc(checkpoint->ntensors + 1, sizeof *names);
-    fc_code rc = names ? FC_OK : no_memory(checkpoint, err);
-    for (size_t i = 0; names && i < checkpoint->ntensors; i++) {
-        names[i] = checkpoint->tensors[i].name;
+/* One rank has the whole model: its file is read as any other, under the names that are in it. */
+static fc_code open_one(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    mg_reader r = {.checkpoint = checkpoint, .err = err};
+    fc_code rc = fc_mg_find_ranks(checkpoint, options, &r.grid, err);
+    const char *path = rc == FC_OK ? checkpoint->files[0].path : NULL;
+    rc = rc == FC_OK ? fc_pt_file_open(path, 0, &r.f, err) : rc;
+    if (rc != FC_OK) {
+        return rc;
     }
-    if (names) {
-        qsort(names, checkpoint->ntensors, sizeof *names, by_name);
+    fc_mg_read_args(&r.f, &r.args);
+    fc_pt_file_close(&r.f);
+    rc = fc_mg_check_args(&r);
+    if (rc != FC_OK) {
+        return rc;
     }
-    for (size_t i = 1; rc == FC_OK && i < checkpoint->ntensors; i++) {
-        if (strcmp(names[i - 1], names[i]) == 0) {
-            rc = fc_fail(err, FC_EUNSUPPORTED, "%s: %.256s is both in %s and in .metadata", checkpoint->path, names[i],
-                         common);
-        }
-    }
-    free(names);
-    return rc;
-}
-
-/* Puts the values of common.pt behind those of DCP, and the file behind its files. */
-static fc_code add_common(fc_checkpoint *checkpoint, fc_error *err) {
-    fc_arena *arena = checkpoint->arena;
-    size_t nfiles = checkpoint->nfiles, ntensors = checkpoint->ntensors, more = 0;
-    fc_tensor *added = NULL;
-    fc_file *files = fc_arena_calloc(arena, nfiles + 1, sizeof *files);
-    const char *path = fc_arena_printf(arena, "%s/%s", checkpoint->path, common);
-    if (!files || !path) {
-        return no_memory(checkpoint, err);
-    }
-    fc_code rc = fc_pt_read_file(checkpoint, path, (uint32_t)nfiles, &added, &more, err);
-    fc_tensor *all = rc == FC_OK ? fc_arena_calloc(arena, ntensors + more, sizeof *all) : NULL;
-    if (!all) {
-        return rc == FC_OK ? no_memory(checkpoint, err) : rc;
-    }
-    if (nfiles > 0) {
-        memcpy(files, checkpoint->files, nfiles * sizeof *files);
-    }
-    if (ntensors > 0) {
-        memcpy(all, checkpoint->tensors, ntensors * sizeof *all);
-    }
-    if (more > 0) {
-        memcpy(all + ntensors, added, more * sizeof *all);
-    }
-    files[nfiles] = (fc_file){path, common};
-    checkpoint->files = files;
-    checkpoint->nfiles = nfiles + 1;
-    checkpoint->tensors = all;
-    checkpoint->ntensors = ntensors + more;
-    return check_unique(checkpoint, err);
-}
-
-/* ---- one file a rank ---- */
-
-static fc_code open_rank(fc_checkpoint *checkpoint, fc_error *err) {
-    char rank[NAME_MAX + 1], path[PATH_MAX], optimizer[PATH_MAX], name[NAME_MAX + 32];
-    size_t count = count_ranks(checkpoint->path, rank);
-    if (count != 1) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: the model is cut over %zu model-parallel ranks, and the files do not say along which "
-                       "dimensions; save it with --ckpt-format torch_dist, or name the file of one rank",
-                       checkpoint->path, count);
-    }
-    rank_file(checkpoint->path, rank, path);
-    snprintf(name, sizeof name, "%s/distrib_optim.pt", rank);
-    if (exists(checkpoint->path, name, optimizer)) {
-        checkpoint->note = "the distributed optimizer's state, in distrib_optim.pt, is not read: its buckets do not "
-                           "say which parameter is where";
-    }
-    const char *copy = fc_arena_strndup(checkpoint->arena, path, strlen(path));
-    if (!copy) {
-        return no_memory(checkpoint, err);
-    }
-    checkpoint->path = copy;
+    checkpoint->note = r.grid.optimizer ? fc_mg_optimizer_note : NULL;
+    checkpoint->path = path;
     return fc_pt_open_file(checkpoint, err);
 }
 
@@ -194,41 +88,23 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
             return fc_fail(err, FC_ENOMEM, "out of memory");
         }
     }
-    bool distributed = is_distributed(checkpoint->path);
-    fc_code rc = distributed ? fc_format_dcp.open(checkpoint, options, err) : open_rank(checkpoint, err);
-    rc = rc == FC_OK && distributed ? add_common(checkpoint, err) : rc;
+    fc_code rc = fc_pt_is_beside_dcp(checkpoint->path, common) ? fc_pt_open_beside_dcp(checkpoint, common, options, err)
+                 : fc_mg_count_ranks(checkpoint->path) == 1    ? open_one(checkpoint, options, err)
+                                                               : fc_mg_open_ranks(checkpoint, options, err);
     checkpoint->producer = "Megatron";
     checkpoint->keeps_order = false; /* ranks of a pipeline have parts of it */
     return rc;
 }
 
-static void megatron_close(fc_checkpoint *checkpoint) {
-    fc_format_dcp.close(checkpoint);
-}
-
-/* ---- values ---- */
-
-/* Whether a value is one of DCP's: only that has a state, and common.pt is the last file. */
-static bool is_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor) {
-    return checkpoint->state && (tensor->nchunks == 0 || tensor->chunks[0].file + 1 < checkpoint->nfiles);
-}
-
-static fc_code megatron_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
-                               fc_error *err) {
-    return is_dcp(checkpoint, tensor) ? fc_format_dcp.extent(checkpoint, tensor, index, out, err)
-                                      : fc_pt_extent(checkpoint, tensor, index, out, err);
-}
-
-static fc_code megatron_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
-                                    const char **json, fc_error *err) {
-    return is_dcp(checkpoint, object) ? fc_format_dcp.object_json(checkpoint, object, arena, json, err)
-                                      : fc_pt_object_json(checkpoint, object, arena, json, err);
-}
-
 static fc_code megatron_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                                fc_error *err) {
-    return is_dcp(checkpoint, tensor) ? fc_format_dcp.digest(checkpoint, tensor, index, out, err)
-                                      : fc_pt_digest(checkpoint, tensor, index, out, err);
+    bool is_rank = !checkpoint->state;
+    /* Of the record that a chunk lies in; only for the one at its start, so that each record is read once. */
+    if (is_rank && !tensor->object && index != FC_WHOLE_TENSOR &&
+        ((const pt_piece *)(uintptr_t)tensor->chunks[index].detail)->first != 0) {
+        return FC_OK;
+    }
+    return fc_pt_digest_beside_dcp(checkpoint, tensor, index, out, err);
 }
 
 static const char *const extensions[] = {NULL};
@@ -241,10 +117,11 @@ const fc_format fc_format_megatron = {
     .extensions = extensions,
     .probe = megatron_probe,
     .open = megatron_open,
-    .close = megatron_close,
-    .extent = megatron_extent,
+    .close = fc_pt_close_beside_dcp,
+    .extent = fc_pt_extent_beside_dcp,
     .read = fc_pt_read,
-    .object_json = megatron_object_json,
+    .object_json = fc_pt_object_json_beside_dcp,
     .digest = megatron_digest,
+    .check_object = fc_pt_check_object_beside_dcp,
     .unverified = ".metadata, objects, and the gaps between the records of archives",
 };

@@ -23,6 +23,7 @@ fc_code fc_pt_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
     }
     out->codec = piece->record.method == FC_ZIP_STORED ? FC_CODEC_RAW : FC_CODEC_FORMAT;
     out->decoded = piece->record.size;
+    out->crc32 = piece->record.method == FC_ZIP_STORED ? piece->record.crc : 0; /* else reading compares it */
     out->first = piece->first;
     out->negate = piece->negate;
     out->conjugate = piece->conjugate;

@@ -116,6 +116,10 @@ static fc_code read_record(const fc_checkpoint *checkpoint, const pt_record *rec
     }
     if (record->method == FC_ZIP_STORED) {
         rc = fc_pread_full(fd, out, (size_t)record->size, record->offset, path, err);
+        if (rc == FC_OK && record->crc != 0 && fc_crc32(0, out, (size_t)record->size) != record->crc) {
+            rc = fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": damaged: its CRC-32 does not match", path,
+                         record->offset);
+        }
     } else {
         unsigned char *bytes = NULL;
         fc_zip zip = {.path = path, .fd = fd, .length = size};

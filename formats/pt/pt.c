@@ -13,33 +13,47 @@
 #include <sys/stat.h>
 
 static bool pt_probe(const fc_probe *probe) {
+    char path[PATH_MAX];
     if (probe->is_directory) {
-        return fc_pt_has_sets(probe->path);
+        return fc_pt_has_sets(probe->path) || fc_pt_find_index(probe->path, path);
     }
-    return fc_pt_is_zip(probe->head, probe->head_size) || fc_pt_is_legacy(probe->head, probe->head_size) ||
-           fc_pt_is_tar(probe->head, probe->head_size);
+    return fc_pt_is_index(probe->path) || fc_pt_is_zip(probe->head, probe->head_size) ||
+           fc_pt_is_legacy(probe->head, probe->head_size) || fc_pt_is_tar(probe->head, probe->head_size);
 }
 
-/* A rank's file stands for its set: what it holds alone is no checkpoint. */
-static fc_code open_set_of(fc_checkpoint *checkpoint, const fc_open_options *options, const char *base, char name[64],
-                           int64_t ranks, fc_error *err) {
+/* A rank's file that says of how many it is stands for its set: what it holds alone is no checkpoint. */
+static fc_code open_set_of(fc_checkpoint *checkpoint, const fc_open_options *options, const char *base, size_t name,
+                           fc_error *err) {
+    fc_arena *arena = checkpoint->arena;
     size_t n = (size_t)(base - checkpoint->path);
-    const char *directory = n == 0 ? "." : fc_arena_strndup(checkpoint->arena, checkpoint->path, n == 1 ? 1 : n - 1);
-    const pt_set only = {name, ranks};
-    return directory ? fc_pt_open_ranks(checkpoint, directory, &only, options, err)
-                     : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    const char *directory = n == 0 ? "." : fc_arena_strndup(arena, checkpoint->path, n == 1 ? 1 : n - 1);
+    const char *only = fc_arena_strndup(arena, base, name);
+    return directory && only ? fc_pt_open_ranks(checkpoint, directory, only, options, err)
+                             : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+}
+
+/* Hugging Face's folder of a model: an index, or the one file. */
+static fc_code open_model(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options, fc_error *err) {
+    if (fc_pt_is_index(path)) {
+        return fc_pt_open_index(checkpoint, path, options, err);
+    }
+    checkpoint->path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
+    return checkpoint->path ? fc_pt_open_file(checkpoint, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
 }
 
 static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     const char *path = checkpoint->path, *base = fc_base_name(path);
-    char name[64];
-    int64_t ranks, rank;
+    char model[PATH_MAX];
+    pt_rank_name name;
     struct stat st;
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
-        return fc_pt_open_ranks(checkpoint, path, NULL, options, err);
+        return fc_pt_find_index(path, model) ? open_model(checkpoint, model, options, err)
+                                             : fc_pt_open_ranks(checkpoint, path, NULL, options, err);
     }
-    return fc_pt_parse_rank_name(base, name, &ranks, &rank) ? open_set_of(checkpoint, options, base, name, ranks, err)
-                                                            : fc_pt_open_file(checkpoint, err);
+    if (fc_pt_parse_rank_name(base, &name) && name.ranks > 0) {
+        return open_set_of(checkpoint, options, base, name.name, err);
+    }
+    return open_model(checkpoint, path, options, err);
 }
 
 static const char *const extensions[] = {".pt", ".pth", ".bin", ".ckpt", NULL};
@@ -49,7 +63,7 @@ const fc_format fc_format_pt = {
     .name = "pt",
     .description = "PyTorch (torch.save)",
     .file_sign = "torch.save",
-    .directory_sign = "model_world_size_*_rank_*.pt (torch.save)",
+    .directory_sign = "*_rank_*.pt, pytorch_model.bin or its .index.json (torch.save)",
     .extensions = extensions,
     .file_names = file_names,
     .probe = pt_probe,

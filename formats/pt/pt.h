@@ -1,8 +1,8 @@
 /*
  * What the parts of the torch.save format share. pt.c is the format's table; file.c opens one file (legacy.c where it
- * is of before torch 1.6); flatten.c walks its state dict; object.c keeps what is no tensor; reader.c makes the
- * manifest of one file, ranks.c that of a directory of one file a rank; extent.c finds bytes; writer.c, tree.c, ties.c
- * write.
+ * is of before torch 1.6), index.c those of an index; flatten.c walks its state dict; object.c keeps what is no tensor;
+ * reader.c makes the manifest of one file, ranks.c that of a directory of one file a rank; extent.c finds bytes;
+ * writer.c, tree.c, ties.c write.
  */
 #ifndef FSDPCKPT_FORMATS_PT_PT_H
 #define FSDPCKPT_FORMATS_PT_PT_H
@@ -10,6 +10,8 @@
 #include "fsdpckpt/format.h"
 #include "torch/item.h"
 #include "torch/pickle_copy.h"
+
+#include <limits.h>
 
 /** Where the bytes of a storage are. */
 typedef struct pt_record {
@@ -104,6 +106,11 @@ typedef struct pt_piece {
 /** The piece that the tensor `v` describes. */
 fc_code fc_pt_piece(const pt_file *f, fc_pv v, fc_torch_tensor *t, fc_arena *arena, pt_piece **out, fc_error *err);
 
+/** Whether two pieces of equal type and sizes hold the same bytes: by the CRCs of their records, else by reading them;
+ *  false also where that is more than a few MiB. */
+fc_code fc_pt_same_piece(const fc_checkpoint *checkpoint, fc_dtype dtype, int ndim, const int64_t *sizes,
+                         const pt_piece *a, const pt_piece *b, bool *same, fc_error *err);
+
 /** What is kept of a value that is no tensor: fc_tensor.detail, in the arena. As fc_tensor data it is the torch.save
  *  archive of that value alone, made when it is asked for. */
 typedef struct pt_object {
@@ -116,6 +123,8 @@ typedef struct pt_object {
 
 fc_code fc_pt_object_new(const pt_file *f, fc_pv v, fc_arena *arena, pt_object **out, fc_error *err);
 
+bool fc_pt_same_object(const pt_object *a, const pt_object *b);
+
 /** Sets the fields of a tensor that is an object. */
 fc_code fc_pt_object_tensor(const pt_object *object, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err);
 
@@ -125,6 +134,14 @@ fc_code fc_pt_read_file(const fc_checkpoint *checkpoint, const char *path, uint3
 
 /** The manifest of the file that checkpoint->path names. */
 fc_code fc_pt_open_file(fc_checkpoint *checkpoint, fc_error *err);
+
+/** The file of `directory` that says where the parts of a model are, as Hugging Face's save_pretrained leaves them:
+ *  pytorch_model.bin.index.json, or pytorch_model.bin, which is all of it. @return false where it has neither. */
+bool fc_pt_find_index(const char *directory, char path[PATH_MAX]);
+bool fc_pt_is_index(const char *path);
+
+/** The manifest of the files that the index at `path` names. */
+fc_code fc_pt_open_index(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options, fc_error *err);
 
 /** Shapes whose bytes fit 63 bits, so that sums and products of boxes do, too. */
 bool fc_pt_shape_fits(fc_dtype dtype, int ndim, const int64_t *shape);

@@ -84,8 +84,7 @@ static fc_code name_files(pt_merger *m, const pt_set *set, fc_file *files) {
     size_t n = strlen(m->directory);
     const char *slash = n > 0 && m->directory[n - 1] == '/' ? "" : "/";
     for (int64_t r = 0; r < set->ranks; r++) {
-        files[r].name =
-            fc_arena_printf(arena, "%s_world_size_%" PRId64 "_rank_%" PRId64 ".pt", set->name, set->ranks, r);
+        files[r].name = fc_arena_printf(arena, "%s%" PRId64 "%s", set->head, r, set->tail);
         files[r].path = files[r].name ? fc_arena_printf(arena, "%s%s%s", m->directory, slash, files[r].name) : NULL;
         if (!files[r].path) {
             return no_memory(m);
@@ -94,8 +93,15 @@ static fc_code name_files(pt_merger *m, const pt_set *set, fc_file *files) {
     return FC_OK;
 }
 
+/* Whether the files of a set are parts of one whole: model and optimizer, and what is called otherwise unless the name
+   tells of something that each rank has for itself. */
 static bool is_merged(const pt_set *set) {
-    return strncmp(set->name, "model", 5) == 0 || strncmp(set->name, "optim", 5) == 0;
+    static const char *const own[] = {"extra", "rng", "random", "data"};
+    bool merged = strstr(set->head, "_world_size_") == NULL;
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        merged = merged && strstr(set->name, own[i]) == NULL;
+    }
+    return merged || strstr(set->name, "model") || strstr(set->name, "optim");
 }
 
 /* What precedes the names of a file of a set: the set's, if there are several; and the rank, for a set of which nothing
@@ -107,7 +113,7 @@ static fc_code make_prefix(const pt_merger *m, const pt_set *set, bool several, 
     if (!elements) {
         return no_memory(m);
     }
-    if (several) {
+    if (several && set->name[0]) {
         elements[n++].key = set->name;
     }
     if (!is_merged(set)) {
@@ -196,7 +202,7 @@ static fc_code finish(pt_merger *m) {
     return rc;
 }
 
-fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const pt_set *only,
+fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const char *only,
                          const fc_open_options *options, fc_error *err) {
     pt_merger m = {.checkpoint = checkpoint, .directory = directory, .f = {.fd = -1}, .err = err};
     pt_set *sets = NULL;
@@ -214,7 +220,7 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
     }
     checkpoint->files = files;
     for (size_t i = 0; i < nsets && rc == FC_OK; i++) {
-        if (!only || strcmp(only->name, sets[i].name) == 0) {
+        if (!only || strcmp(only, sets[i].name) == 0) {
             rc = add_set(&m, &sets[i], !only && nsets > 1, options, files);
         }
     }

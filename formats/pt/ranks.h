@@ -7,19 +7,30 @@
 
 #include "pt/pt.h"
 
-/** A set of files: "model_world_size_8_rank_0.pt" and those of the other ranks. */
+/** A set of files, one a rank: "model_world_size_8_rank_0.pt" and those of the other ranks. */
 typedef struct pt_set {
-    const char *name; /* "model" */
+    const char *name;        /* "model" */
+    const char *head, *tail; /* of the files' names, around the rank: "model_world_size_8_rank_" and ".pt" */
     int64_t ranks;
 } pt_set;
 
-/** Whether a file is called like one of a set; the parts of its name. @param name receives up to 64 bytes. */
-bool fc_pt_parse_rank_name(const char *file, char name[64], int64_t *ranks, int64_t *rank);
+/** The parts of a file's name, in the name itself. */
+typedef struct pt_rank_name {
+    size_t name, head; /* so many bytes from the start */
+    const char *tail;
+    int64_t ranks; /* 0: the name does not say how many */
+    int64_t rank;
+} pt_rank_name;
+
+/** Whether a file is called like one of a set: [<name>][_world_size_<N>]_rank_<r>.pt, or "-rank<r>.bin" and the like.
+ */
+bool fc_pt_parse_rank_name(const char *file, pt_rank_name *out);
 
 /** Whether the directory has such a file. */
 bool fc_pt_has_sets(const char *directory);
 
-/** Finds the sets of a directory, "model" and "optim" first. @param out in `arena`. */
+/** Finds the sets of a directory, "model" and "optim" first. Where names do not say it, the number of ranks follows
+ * from the highest. @param out in `arena`. */
 fc_code fc_pt_find_sets(const char *directory, fc_arena *arena, pt_set **out, size_t *count, fc_error *err);
 
 /** A piece of the whole that a rank holds. */
@@ -55,8 +66,8 @@ void fc_pt_layout_free(pt_layout *layout);
 fc_code fc_pt_layout_share(const pt_layout *layout, const pt_file *f, int64_t rank, const char *name, fc_pv v,
                            pt_share *out, fc_error *err);
 
-/** The manifest of the sets in `directory`; with `only`, of that set alone, without a prefix. */
-fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const pt_set *only,
+/** The manifest of the sets in `directory`; with `only`, of the set of that name alone, without a prefix. */
+fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const char *only,
                          const fc_open_options *options, fc_error *err);
 
 #endif

@@ -57,8 +57,8 @@ static fc_code make_tensor(const fc_checkpoint *checkpoint, const pt_file *f, co
         return rc;
     default:
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "it is one rank's piece of a %s; the files of the other ranks are found where they are called "
-                       "<name>_world_size_<N>_rank_<r>.pt",
+                       "it is one rank's piece of a %s: name the directory with the files of all ranks, which must be "
+                       "called <name>_rank_<r>.pt or <name>_world_size_<N>_rank_<r>.pt",
                        leaf->kind == PT_DTENSOR ? "DTensor" : "ShardedTensor");
     }
 }

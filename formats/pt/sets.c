@@ -1,17 +1,18 @@
 /*
- * The names of one-file-a-rank checkpoints: <set>_world_size_<N>_rank_<r>.pt, as verl and others write them.
+ * The names of one-file-a-rank checkpoints: <set>_world_size_<N>_rank_<r>.pt, as verl and others write them, and what
+ * scripts choose: <set>_rank_<r>.pt, <set>-rank<r>.pt, pytorch_model_fsdp_rank<r>.bin (accelerate).
  */
 #include "pt/ranks.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_RANKS = 1 << 20 };
+enum { MAX_RANKS = 1 << 20, MAX_NAME = 64, MOST_SETS = 64 };
 
+/* A number without leading zeros: the padded ones of "mp_rank_00" mean something else. */
 static bool parse_number(const char **at, int64_t most, int64_t *out) {
     int64_t value = 0;
     const char *p = *at;
@@ -29,29 +30,59 @@ static bool parse_number(const char **at, int64_t most, int64_t *out) {
     return true;
 }
 
-bool fc_pt_parse_rank_name(const char *file, char name[64], int64_t *ranks, int64_t *rank) {
-    static const char between[] = "_world_size_", before_rank[] = "_rank_";
+static bool is_one_of(char c, const char *set) {
+    return c != '\0' && strchr(set, c) != NULL;
+}
+
+/* The last "rank" of a name, or NULL. */
+static const char *last_rank(const char *file) {
+    const char *last = NULL;
+    for (const char *at = file; (at = strstr(at, "rank")) != NULL; at++) {
+        last = at;
+    }
+    return last;
+}
+
+/* Takes "_world_size_8" off the end of the first `size` bytes of a name. */
+static bool take_world_size(const char *file, size_t *size, int64_t *ranks) {
+    static const char between[] = "_world_size_";
     const char *at = strstr(file, between);
-    if (!at || at == file || at - file >= 64) {
+    if (!at || at >= file + *size) {
+        return true;
+    }
+    const char *number = at + sizeof between - 1;
+    *size = (size_t)(at - file);
+    return parse_number(&number, MAX_RANKS, ranks) && strncmp(number, "_rank_", 6) == 0 && *size > 0;
+}
+
+bool fc_pt_parse_rank_name(const char *file, pt_rank_name *out) {
+    static const char *const tails[] = {".pt", ".pth", ".bin", ".ckpt"};
+    const char *word = last_rank(file), *at = word;
+    bool known = false;
+    *out = (pt_rank_name){.ranks = 0};
+    if (!word || (word > file && !is_one_of(word[-1], "_-."))) {
         return false;
     }
-    memcpy(name, file, (size_t)(at - file));
-    name[at - file] = '\0';
-    at += sizeof between - 1;
-    if (!parse_number(&at, MAX_RANKS, ranks) || strncmp(at, before_rank, sizeof before_rank - 1) != 0) {
+    at += 4;
+    at += is_one_of(*at, "_-");
+    out->head = (size_t)(at - file);
+    out->name = (size_t)(word - file) - (word > file);
+    if (!parse_number(&at, MAX_RANKS, &out->rank) || !take_world_size(file, &out->name, &out->ranks)) {
         return false;
     }
-    at += sizeof before_rank - 1;
-    return parse_number(&at, MAX_RANKS, rank) && strcmp(at, ".pt") == 0 && *rank < *ranks;
+    out->tail = at;
+    for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
+        known = known || strcmp(at, tails[i]) == 0;
+    }
+    return known && out->name < MAX_NAME && (out->ranks == 0 || out->rank < out->ranks);
 }
 
 bool fc_pt_has_sets(const char *directory) {
-    char name[64];
-    int64_t ranks, rank;
+    pt_rank_name name;
     DIR *dir = opendir(directory);
     bool found = false;
     for (const struct dirent *e; dir && !found && (e = readdir(dir)) != NULL;) {
-        found = fc_pt_parse_rank_name(e->d_name, name, &ranks, &rank);
+        found = fc_pt_parse_rank_name(e->d_name, &name);
     }
     if (dir) {
         closedir(dir);
@@ -68,42 +99,52 @@ static int by_name(const void *a, const void *b) {
     return order_of(x) != order_of(y) ? order_of(x) - order_of(y) : strcmp(x->name, y->name);
 }
 
-static fc_code add_set(const char *directory, const char *name, int64_t ranks, fc_arena *arena, pt_set *sets,
-                       size_t *count, fc_error *err) {
+/* A file of a set that is there. */
+static fc_code join_set(const char *directory, const char *file, const pt_rank_name *name, pt_set *set, fc_error *err) {
+    if (strncmp(set->head, file, name->head) != 0 || set->head[name->head] != '\0' ||
+        strcmp(set->tail, name->tail) != 0) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: two sets of files are called alike, %s<rank>%s and %.*s<rank>%s: move one of them away",
+                       directory, set->head, set->tail, (int)name->head, file, name->tail);
+    }
+    if (name->ranks == 0 && name->rank >= set->ranks) {
+        set->ranks = name->rank + 1;
+    }
+    return FC_OK;
+}
+
+static fc_code add_to_sets(const char *directory, const char *file, const pt_rank_name *name, fc_arena *arena,
+                           pt_set *sets, size_t *count, fc_error *err) {
     for (size_t i = 0; i < *count; i++) {
-        if (strcmp(sets[i].name, name) == 0) {
-            return sets[i].ranks == ranks ? FC_OK
-                                          : fc_fail(err, FC_ECORRUPT,
-                                                    "%s: files %s_world_size_* of two worlds, %" PRId64 " and %" PRId64
-                                                    " ranks: move one of them away",
-                                                    directory, name, sets[i].ranks, ranks);
+        if (strncmp(sets[i].name, file, name->name) == 0 && sets[i].name[name->name] == '\0') {
+            return join_set(directory, file, name, &sets[i], err);
         }
     }
-    const char *copy = fc_arena_strndup(arena, name, strlen(name));
-    if (!copy) {
+    if (*count == MOST_SETS) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: more than %d kinds of files", directory, MOST_SETS);
+    }
+    pt_set set = {fc_arena_strndup(arena, file, name->name), fc_arena_strndup(arena, file, name->head),
+                  fc_arena_strndup(arena, name->tail, strlen(name->tail)), name->ranks ? name->ranks : name->rank + 1};
+    if (!set.name || !set.head || !set.tail) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
     }
-    sets[(*count)++] = (pt_set){copy, ranks};
+    sets[(*count)++] = set;
     return FC_OK;
 }
 
 fc_code fc_pt_find_sets(const char *directory, fc_arena *arena, pt_set **out, size_t *count, fc_error *err) {
-    enum { MOST = 64 };
     DIR *dir = opendir(directory);
     if (!dir) {
         return fc_fail_errno(err, errno, "%s: cannot be read", directory);
     }
     *count = 0;
-    *out = fc_arena_calloc(arena, MOST, sizeof **out);
+    *out = fc_arena_calloc(arena, MOST_SETS, sizeof **out);
     fc_code rc = *out ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
     for (const struct dirent *e; rc == FC_OK && (e = readdir(dir)) != NULL;) {
-        char name[64];
-        int64_t ranks, rank;
-        if (!fc_pt_parse_rank_name(e->d_name, name, &ranks, &rank)) {
-            continue;
+        pt_rank_name name;
+        if (fc_pt_parse_rank_name(e->d_name, &name)) {
+            rc = add_to_sets(directory, e->d_name, &name, arena, *out, count, err);
         }
-        rc = *count < MOST ? add_set(directory, name, ranks, arena, *out, count, err)
-                           : fc_fail(err, FC_EUNSUPPORTED, "%s: more than %d kinds of files", directory, MOST);
     }
     closedir(dir);
     if (rc == FC_OK) {

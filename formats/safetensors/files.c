@@ -316,7 +316,7 @@ static bool is_hub_blob(const char *path, const char *root) {
            !strchr(target + length, '/');
 }
 
-static fc_code check_links(const st_files *f, fc_error *err) {
+fc_code fc_st_check_links(const st_files *f, fc_error *err) {
     char root[PATH_MAX];
     if (!realpath(f->directory, root)) {
         return fc_fail_errno(err, errno, "%s: cannot be examined", f->directory);
@@ -348,7 +348,7 @@ fc_code fc_st_files_find(fc_arena *arena, const char *path, const fc_open_option
         rc = list(arena, path, &l, err);
         rc = rc == FC_OK ? find_in_directory(arena, &l, out, err) : rc;
         free(l.names);
-        return rc == FC_OK && !options->follow_external ? check_links(out, err) : rc;
+        return rc == FC_OK && !options->follow_external ? fc_st_check_links(out, err) : rc;
     }
     if (fc_st_shard_name(name, &shard, &model, &models)) {
         return fc_fail(err, FC_EUSAGE, "%s: one rank's file of a checkpoint; name the directory that holds it", path);
@@ -359,7 +359,7 @@ fc_code fc_st_files_find(fc_arena *arena, const char *path, const fc_open_option
     }
     if (fc_ends_with(name, ST_INDEX_EXTENSION)) {
         rc = fc_st_index_read(arena, path, out, err);
-        return rc == FC_OK && !options->follow_external ? check_links(out, err) : rc;
+        return rc == FC_OK && !options->follow_external ? fc_st_check_links(out, err) : rc;
     }
     fc_file *file = fc_arena_calloc(arena, 1, sizeof *file);
     if (!file) {

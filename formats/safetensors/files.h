@@ -48,6 +48,9 @@ void fc_st_files_free(st_files *files);
 /** Reads the index at `path`, in the directory out->directory. (index.c) */
 fc_code fc_st_index_read(fc_arena *arena, const char *path, st_files *out, fc_error *err);
 
+/** Refuses files that are links out of the directory, other than those of the cache of huggingface_hub. */
+fc_code fc_st_check_links(const st_files *files, fc_error *err);
+
 /** Whether `name` is that of a rank's shard; its numbers are given where it is. */
 bool fc_st_shard_name(const char *name, uint32_t *shard, uint32_t *model, uint32_t *models);
 

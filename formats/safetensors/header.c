@@ -7,6 +7,7 @@
 #include "core/checked.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/json.h"
+#include "safetensors/kept.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -321,7 +322,19 @@ static fc_code parse(reading *r) {
     return rc == FC_OK ? fc_st_json_end(&r->json, r->err) : rc;
 }
 
-/* The text of the header. @param text malloc'ed; owned by the caller, also after a failure. */
+/* Whether the header, `size` bytes from the start of the file, is as it was written. */
+static st_header_state compare_digest(const st_header *h, const char *text, size_t size) {
+    char digits[ST_DIGITS];
+    size_t place = fc_st_digest_place(text, size);
+    if (place == 0) {
+        bool bare = fc_st_header_value(h, ST_VERSION) && !fc_st_header_value(h, ST_HEADER_DIGEST);
+        return bare ? ST_HEADER_BARE : ST_HEADER_UNKNOWN;
+    }
+    fc_st_digits(fc_st_digest_of(text, size, place), digits);
+    return memcmp(digits, text + place, ST_DIGITS) == 0 ? ST_HEADER_GOOD : ST_HEADER_DAMAGED;
+}
+
+/* The file up to its data. @param text malloc'ed; owned by the caller, also after a failure. */
 static fc_code read_text(int fd, const char *path, uint64_t file_size, char **text, uint64_t *size, fc_error *err) {
     unsigned char length[ST_LENGTH_BYTES];
     fc_code rc = fc_pread_full(fd, length, sizeof length, 0, path, err);
@@ -342,8 +355,9 @@ static fc_code read_text(int fd, const char *path, uint64_t file_size, char **te
         return fc_fail(err, FC_ECORRUPT, "%s: truncated: it has %" PRIu64 " bytes, the header alone takes %" PRIu64,
                        path, file_size, *size + ST_LENGTH_BYTES);
     }
+    *size += ST_LENGTH_BYTES;
     *text = malloc((size_t)*size + 1);
-    return *text ? fc_pread_full(fd, *text, (size_t)*size, ST_LENGTH_BYTES, path, err) : no_memory(path, err);
+    return *text ? fc_pread_full(fd, *text, (size_t)*size, 0, path, err) : no_memory(path, err);
 }
 
 fc_code fc_st_header_read(fc_arena *arena, const char *path, bool headers_only, st_header *out, fc_error *err) {
@@ -359,12 +373,18 @@ fc_code fc_st_header_read(fc_arena *arena, const char *path, bool headers_only, 
     rc = read_text(fd, path, file_size, &text, &size, err);
     close(fd);
     if (rc == FC_OK) {
-        r.json = (st_json){.text = text, .size = (size_t)size, .path = path, .offset = ST_LENGTH_BYTES};
-        out->data = ST_LENGTH_BYTES + size;
+        r.json = (st_json){.text = text + ST_LENGTH_BYTES,
+                           .size = (size_t)size - ST_LENGTH_BYTES,
+                           .path = path,
+                           .offset = ST_LENGTH_BYTES};
+        out->data = size;
         rc = parse(&r);
     }
-    free(text);
     rc = rc == FC_OK ? sort_pairs(&r) : rc;
+    if (rc == FC_OK) {
+        out->state = compare_digest(out, text, (size_t)size);
+    }
+    free(text);
     rc = rc == FC_OK ? sort_entries(&r) : rc;
     rc = rc == FC_OK ? check_places(&r, file_size, headers_only) : rc;
     return rc == FC_OK ? fc_st_header_apply_kept(arena, path, out, err) : rc;

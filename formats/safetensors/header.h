@@ -7,6 +7,7 @@
 
 #include "fsdpckpt/checkpoint.h"
 #include "safetensors/dtypes.h"
+#include "safetensors/header_digest.h"
 
 #include <jansson.h>
 
@@ -46,9 +47,10 @@ typedef struct st_header {
     size_t npairs;
     uint64_t data;    /**< offset of the data in the file */
     bool has_digests; /**< the entries' crc64 are set */
-    bool is_piece;    /**< torch's DCP_SHARDING_INFO is there */
-    fc_mesh mesh;     /**< of the checkpoint that this file is a rank's part of; ndim 0: not recorded */
-    int64_t rank;     /**< in that mesh */
+    st_header_state state;
+    bool is_piece; /**< torch's DCP_SHARDING_INFO is there */
+    fc_mesh mesh;  /**< of the checkpoint that this file is a rank's part of; ndim 0: not recorded */
+    int64_t rank;  /**< in that mesh */
 } st_header;
 
 /**

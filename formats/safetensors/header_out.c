@@ -9,6 +9,7 @@
 #include "fsdpckpt/move.h"
 #include "safetensors/dtypes.h"
 #include "safetensors/header.h"
+#include "safetensors/header_digest.h"
 #include "safetensors/kept.h"
 
 #include <inttypes.h>
@@ -18,7 +19,7 @@
 
 /* The reference implementation aligns the data to 8 bytes. Where there is much of it, it starts a page, at the cost of
    some blanks: then it can be written past the page cache, and mapped tensors lie as aligned as they are large. */
-enum { ALIGNMENT = 8, PAGE = 4096, MUCH = 1 << 20, DIGITS = 16 };
+enum { ALIGNMENT = 8, PAGE = 4096, MUCH = 1 << 20 };
 
 /* The header while it is made. */
 typedef struct making {
@@ -43,12 +44,6 @@ static fc_code no_memory(const making *m) {
 
 static const fc_wanted_tensor *tensor_of(const making *m, const fc_part_item *item) {
     return &m->wanted->tensors[item->tensor];
-}
-
-void fc_st_digits(uint64_t value, char *out) {
-    for (int i = DIGITS - 1; i >= 0; i--, value >>= 4) {
-        out[i] = "0123456789abcdef"[value & 15];
-    }
 }
 
 /* ---- __metadata__ ---- */
@@ -149,15 +144,15 @@ static fc_code add_tables(const making *m) {
     return rc;
 }
 
-/* Room for the digests, which are known when the data has been moved. */
-static fc_code add_digests(const making *m) {
-    size_t length = m->out->count * DIGITS;
+/* Room for digests, which are known when the data has been moved. */
+static fc_code add_digests(const making *m, const char *key, size_t count) {
+    size_t length = count * ST_DIGITS;
     char *zeros = malloc(length + 1);
     if (!zeros) {
         return no_memory(m);
     }
     memset(zeros, '0', length);
-    fc_code rc = set_text(m, ST_DIGESTS, json_stringn_nocheck(zeros, length));
+    fc_code rc = set_text(m, key, json_stringn_nocheck(zeros, length));
     free(zeros);
     return rc;
 }
@@ -261,7 +256,8 @@ static fc_code make_metadata(const making *m, bool objects) {
     }
     rc = rc == FC_OK ? set_text(m, ST_VERSION, json_string(FSDPCKPT_VERSION)) : rc;
     rc = rc == FC_OK ? add_tables(m) : rc;
-    rc = rc == FC_OK && m->out->count > 0 ? add_digests(m) : rc;
+    rc = rc == FC_OK && m->out->count > 0 ? add_digests(m, ST_DIGESTS, m->out->count) : rc;
+    rc = rc == FC_OK ? add_digests(m, ST_HEADER_DIGEST, 1) : rc;
     rc = rc == FC_OK && m->wanted->mesh->ndim > 0 ? add_mesh(m) : rc;
     return rc == FC_OK ? add_objects(m, objects) : rc;
 }
@@ -369,6 +365,7 @@ static fc_code finish(const making *m) {
     }
     const char *found = memmem(out->text, out->size, mark, sizeof mark - 1);
     out->digests = found ? (uint64_t)(found - out->text) + sizeof mark - 1 : 0;
+    out->digest = fc_st_digest_place(out->text, out->size);
     for (size_t i = 0; i < out->count; i++) {
         m->part->items[out->order[i]].offset += out->size;
     }

@@ -20,7 +20,8 @@ typedef struct st_header_out {
     char *text;       /**< malloc'ed: length, JSON, padding: the file up to its data */
     size_t size;      /**< of text */
     uint64_t data;    /**< bytes of data behind it */
-    uint64_t digests; /**< offset in the file of the tensors' digests, 16 digits each */
+    uint64_t digests; /**< offset in the file of the tensors' digests, 16 digits each; 0: there are none */
+    uint64_t digest;  /**< offset of the header's own */
     uint32_t *order;  /**< malloc'ed: items of the part that are tensors, in the order of their data */
     size_t count;     /**< how many of them */
 } st_header_out;
@@ -36,8 +37,5 @@ void fc_st_header_out_free(st_header_out *header);
 /** Reads the bytes of an object of the source. @param bytes malloc'ed; NULL on failure. */
 fc_code fc_st_read_object(const fc_wanted *wanted, const fc_wanted_tensor *object, unsigned char **bytes, size_t *size,
                           fc_error *err);
-
-/** Writes 16 hexadecimal digits to `out`, without a NUL. */
-void fc_st_digits(uint64_t value, char *out);
 
 #endif

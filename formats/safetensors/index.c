@@ -9,7 +9,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 typedef struct reading {
     fc_arena *arena;
@@ -170,30 +169,12 @@ static fc_code parse(reading *r, st_json *json, fc_error *err) {
     return rc;
 }
 
-static fc_code read_text(const char *path, char **text, size_t *size, fc_error *err) {
-    int fd;
-    uint64_t bytes;
-    fc_code rc = fc_open_input(path, &fd, &bytes, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    if (bytes > ST_MAX_HEADER) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: larger than %d bytes: no index of a checkpoint", path, ST_MAX_HEADER);
-    } else {
-        *size = (size_t)bytes;
-        *text = malloc(*size + 1);
-        rc = *text ? fc_pread_full(fd, *text, *size, 0, path, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
-    }
-    close(fd);
-    return rc;
-}
-
 fc_code fc_st_index_read(fc_arena *arena, const char *path, st_files *out, fc_error *err) {
     reading r = {.arena = arena, .path = path, .out = out};
     char *text = NULL;
     size_t size = 0;
     out->kind = ST_INDEX;
-    fc_code rc = read_text(path, &text, &size, err);
+    fc_code rc = fc_read_whole(path, "an index of a checkpoint", ST_MAX_HEADER, &text, &size, err);
     if (rc == FC_OK) {
         st_json json = {.text = text, .size = size, .path = path};
         rc = parse(&r, &json, err);

@@ -20,6 +20,8 @@
 #define ST_LAYOUT "fsdpckpt.layout"
 /** 16 hexadecimal digits a tensor, in the order of their data: CRC-64 of the row-major bytes. */
 #define ST_DIGESTS "fsdpckpt.crc64"
+/** 16 hexadecimal digits: CRC-64 of the file up to its data, see header_digest.h. */
+#define ST_HEADER_DIGEST "fsdpckpt.header_crc64"
 /** Followed by its name: an object, {"encoding": text, "json": text, "path": [element, …], "data": base64}. */
 #define ST_OBJECT "fsdpckpt.object."
 

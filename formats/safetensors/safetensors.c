@@ -138,6 +138,21 @@ static fc_code read_headers(st_opening *o, fc_error *err) {
     return rc == FC_OK && o->files.index ? check_map(o, err) : rc;
 }
 
+/* What is to be known of the headers when they are gone. */
+static fc_code keep_states(const st_opening *o, fc_error *err) {
+    st_state *state = fc_arena_alloc(o->checkpoint->arena, sizeof *state);
+    unsigned char *states = fc_arena_alloc(o->checkpoint->arena, o->files.nfiles + 1);
+    if (!state || !states) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+    }
+    for (size_t f = 0; f < o->files.nfiles; f++) {
+        states[f] = (unsigned char)o->headers[f].state;
+    }
+    *state = (st_state){states, o->files.nfiles};
+    o->checkpoint->state = state;
+    return FC_OK;
+}
+
 static fc_code st_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     st_opening o = {.checkpoint = checkpoint, .options = options};
     fc_code rc = fc_st_files_find(checkpoint->arena, checkpoint->path, options, &o.files, err);
@@ -146,6 +161,7 @@ static fc_code st_open(fc_checkpoint *checkpoint, const fc_open_options *options
     rc = rc == FC_OK ? set_producer(&o, err) : rc;
     rc = rc == FC_OK ? fc_st_build_tensors(&o, fc_st_count_objects(&o), err) : rc;
     rc = rc == FC_OK ? fc_st_build_objects(&o, err) : rc;
+    rc = rc == FC_OK ? keep_states(&o, err) : rc;
     for (size_t f = 0; o.headers && f < o.files.nfiles; f++) {
         fc_st_header_free(&o.headers[f]);
     }
@@ -228,7 +244,9 @@ const fc_format fc_format_safetensors = {
     .extent = st_extent,
     .object_json = st_object_json,
     .digest = st_digest,
-    .unverified = "the header of each file",
+    .verify = fc_st_verify,
+    .check_file = fc_st_check_file,
+    .unverified = "the headers of files that fsdpckpt did not write, and an index",
     .self_contained = true,
     .objects_note = "in __metadata__, where only fsdpckpt finds them: safetensors has no objects",
     .is_directory = fc_st_is_directory,

@@ -4,6 +4,7 @@
  */
 #include "core/checked.h"
 #include "fsdpckpt/io.h"
+#include "safetensors/header_digest.h"
 #include "safetensors/header_out.h"
 #include "safetensors/kept.h"
 #include "safetensors/safetensors.h"
@@ -23,8 +24,11 @@ typedef struct writer_state {
     uint32_t *file_of; /* of each wanted tensor: the number of its file, from 1 */
     uint32_t nfiles;   /* of a full target */
     uint32_t file;     /* the number of the file that was reserved last */
-    uint64_t digests;  /* where its digests go; 0: nowhere */
-    uint32_t *order;   /* its items in the order of their data */
+    uint64_t digests;  /* where the digests of its tensors go; 0: nowhere */
+    uint64_t digest;   /* where that of its header goes */
+    char *header;      /* with zeros in their places */
+    size_t header_size;
+    uint32_t *order; /* its items in the order of their data */
     size_t count;
 } writer_state;
 
@@ -146,6 +150,7 @@ void fc_st_destroy(fc_writer *writer) {
         json_decref(w->target.foreign);
         free(w->staging);
         free(w->path);
+        free(w->header);
         free(w->file_of);
         free(w->order);
         free(w);
@@ -219,31 +224,36 @@ fc_code fc_st_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
     w->order = header.order;
     w->count = header.count;
     w->digests = header.digests;
+    w->digest = header.digest;
+    free(w->header);
+    w->header = header.text;
+    w->header_size = header.size;
     header.order = NULL;
+    header.text = NULL;
     fc_st_header_out_free(&header);
     return rc;
 }
 
+/* Puts the digests of the data into the header, and then that of the header, and writes both. */
 fc_code fc_st_seal(fc_writer *writer, const fc_part *part, fc_error *err) {
-    enum { DIGITS = 16 };
     const writer_state *w = writer->state;
-    if (w->digests == 0) {
-        return FC_OK;
-    }
-    char *text = malloc(w->count * DIGITS + 1);
     int fd = open(part->path, O_WRONLY | O_CLOEXEC);
-    fc_code rc = fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be opened again", part->path) : FC_OK;
-    for (size_t i = 0; text && i < w->count; i++) {
-        fc_st_digits(part->items[w->order[i]].crc64, text + i * DIGITS);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be opened again", part->path);
     }
-    if (rc == FC_OK) {
-        rc = text ? fc_pwrite_full(fd, text, w->count * DIGITS, w->digests, part->path, err)
-                  : fc_fail(err, FC_ENOMEM, "%s: out of memory", part->path);
+    char *digests = w->header + w->digests;
+    for (size_t i = 0; w->digests && i < w->count; i++) {
+        fc_st_digits(part->items[w->order[i]].crc64, digests + i * ST_DIGITS);
     }
-    if (fd >= 0 && close(fd) != 0 && rc == FC_OK) {
+    fc_st_digits(fc_st_digest_of(w->header, w->header_size, w->digest), w->header + w->digest);
+    fc_code rc = FC_OK;
+    if (w->digests) {
+        rc = fc_pwrite_full(fd, digests, w->count * ST_DIGITS, w->digests, part->path, err);
+    }
+    rc = rc == FC_OK ? fc_pwrite_full(fd, w->header + w->digest, ST_DIGITS, w->digest, part->path, err) : rc;
+    if (close(fd) != 0 && rc == FC_OK) {
         rc = fc_fail_errno(err, errno, "%s: cannot be closed", part->path);
     }
-    free(text);
     return rc;
 }
 

@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* The text of half a million tensors. Its tree takes up to 75 times as much: a hostile file must not ask for more. */
 enum { SCHEMA_VERSION = 1, MAX_BYTES = 64 << 20, MAX_ELEMENTS = 256 };
@@ -45,25 +44,6 @@ static bool schema_probe(const fc_probe *probe) {
     return s < end && *s == '{' && memmem(s, (size_t)(end - s), mark, sizeof mark - 1);
 }
 
-/* @param text owned by the caller, also after a failure. */
-static fc_code read_text(const char *path, char **text, size_t *size, fc_error *err) {
-    int fd;
-    uint64_t bytes;
-    fc_code rc = fc_open_input(path, &fd, &bytes, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    if (bytes > MAX_BYTES) {
-        rc = fc_fail(err, FC_EUNSUPPORTED, "%s: larger than %d MiB: not a schema", path, MAX_BYTES >> 20);
-    } else {
-        *size = (size_t)bytes;
-        *text = malloc(*size + 1);
-        rc = *text ? fc_pread_full(fd, *text, *size, 0, path, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
-    }
-    close(fd);
-    return rc;
-}
-
 static fc_code syntax_fail(const char *path, const json_error_t *wrong, fc_error *err) {
     enum json_error_code what = json_error_code(wrong);
     if (wrong->text[0] == '\0') { /* jansson says nothing when an allocation failed */
@@ -80,7 +60,7 @@ static fc_code parse(const char *path, json_t **root, fc_error *err) {
     char *text = NULL;
     size_t size = 0;
     json_error_t wrong;
-    fc_code rc = read_text(path, &text, &size, err);
+    fc_code rc = fc_read_whole(path, "a schema", MAX_BYTES, &text, &size, err);
     if (rc == FC_OK) {
         size_t mark = size >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
         *root = json_loadb(text + mark, size - mark, JSON_REJECT_DUPLICATES, &wrong);

@@ -15,21 +15,36 @@ static bool is_data(const fc_torch_item *archive, const fc_zip_entry *entry) {
     return strlen(entry->name) > archive->prefix && strncmp(entry->name + archive->prefix, "/data/", 6) == 0;
 }
 
+/* Reads a record, which compares its CRC. @param covered set to false when nothing tells whether it is damaged. */
+static fc_code check_record(fc_torch_item *archive, const fc_zip_entry *entry, bool *covered, fc_error *err) {
+    unsigned char *bytes = NULL;
+    if (entry->size > MOST_BYTES || (entry->crc == 0 && entry->size > 0)) {
+        *covered = false;
+        return FC_OK;
+    }
+    fc_code rc = fc_zip_read(&archive->zip, entry, &bytes, err);
+    free(bytes);
+    return rc;
+}
+
+fc_code fc_torch_check_archive(fc_torch_item *archive, fc_error *err) {
+    fc_code rc = FC_OK;
+    bool covered;
+    for (size_t i = 0; rc == FC_OK && i < archive->zip.nentries; i++) {
+        rc = check_record(archive, &archive->zip.entries[i], &covered, err);
+    }
+    return rc;
+}
+
 fc_code fc_torch_check_records(fc_torch_item *archive, bool read_data, const fc_defect *item,
                                struct fc_findings *findings, bool *covered, fc_error *err) {
     for (size_t i = 0; i < archive->zip.nentries; i++) {
         const fc_zip_entry *entry = &archive->zip.entries[i];
-        unsigned char *bytes = NULL;
         fc_error found;
         if (!read_data && is_data(archive, entry) && entry->method == FC_ZIP_STORED) {
             continue;
         }
-        if (entry->size > MOST_BYTES || (entry->crc == 0 && entry->size > 0)) {
-            *covered = false;
-            continue;
-        }
-        fc_code rc = fc_zip_read(&archive->zip, entry, &bytes, &found); /* compares the CRC */
-        free(bytes);
+        fc_code rc = check_record(archive, entry, covered, &found);
         if (rc == FC_ENOMEM) {
             return fc_fail(err, rc, "%s", found.message);
         }
@@ -37,7 +52,7 @@ fc_code fc_torch_check_records(fc_torch_item *archive, bool read_data, const fc_
             fc_defect place = *item;
             place.has_offset = true;
             place.offset = entry->data;
-            fc_finding(findings, &place, "%s", found.message);
+            fc_report_defect(findings, &place, "%s", found.message);
             *covered = false;
         }
     }

@@ -206,6 +206,7 @@ static fc_code decode_storage(const fc_pickle *p, fc_pv v, bool typed, fc_torch_
         out->dtype = (fc_dtype)dtype;
     }
     out->storage_key = id[2];
+    out->location = id[3];
     return fc_mul_u64((uint64_t)numel, element, &out->storage_bytes) ? FC_OK
                                                                      : malformed("its storage is too large", err);
 }

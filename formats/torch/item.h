@@ -35,6 +35,7 @@ typedef struct fc_torch_tensor {
     bool negate;       /**< a lazy negative view: the values are the stored ones negated */
     bool conjugate;    /**< a lazy conjugate view of a complex tensor */
     fc_pv storage_key; /**< a string: the record's name below data/ */
+    fc_pv location;    /**< a string, such as cuda:3: where it was when it was saved; or something else */
 } fc_torch_tensor;
 
 /**
@@ -91,6 +92,10 @@ struct fc_findings;
  */
 fc_code fc_torch_check_records(fc_torch_item *archive, bool read_data, const struct fc_defect *item,
                                struct fc_findings *findings, bool *covered, fc_error *err);
+
+/** Compares all records of an open archive with their CRC-32s, where they have one and are not too large to be read at
+ *  once. @return what is wrong with the first that is damaged. */
+fc_code fc_torch_check_archive(fc_torch_item *archive, fc_error *err);
 
 /**
  * The safe decoding of a pickled value as JSON text, allocated from `arena`. The forms are those of

@@ -149,6 +149,23 @@ uint32_t fc_crc32_combine(uint32_t first, uint32_t second, uint64_t second_size)
     return (uint32_t)crc32_combine(first, second, (z_off_t)second_size);
 }
 
+void fc_crc32_factor_init(fc_crc32_factor *factor, uint64_t bytes) {
+    static const uint32_t crc32_polynomial = 0xedb88320u;
+    uint32_t bit[32];
+    bit[31] = fc_crc32_shift((uint32_t)1 << 31, bytes);
+    for (int i = 30; i >= 0; i--) {
+        bit[i] = bit[i + 1] >> 1 ^ (crc32_polynomial & (0 - (bit[i + 1] & 1)));
+    }
+    for (int i = 0; i < 8; i++) {
+        factor->of[i][0] = 0;
+        for (int k = 0; k < 4; k++) {
+            for (int v = 0; v < 1 << k; v++) {
+                factor->of[i][v | 1 << k] = factor->of[i][v] ^ bit[4 * i + k];
+            }
+        }
+    }
+}
+
 uint64_t fc_crc64_finish(uint64_t sum, uint64_t size) {
     return sum ^ ~fc_crc64_shift(~(uint64_t)0, size);
 }

@@ -10,7 +10,10 @@
 /* Far above any plan or policy, far below what would hurt. */
 enum { MAX_BYTES = 1 << 20 };
 
-/* @param out receives the text, to be freed by the caller; NULL on failure. */
+/*
+ * Not fc_read_whole: what a person names on the command line may be a pipe, such as <(jq .plan config.json).
+ * @param out receives the text, to be freed by the caller; NULL on failure.
+ */
 static fc_code read_text(const char *path, const char *what, char **out, size_t *len, fc_error *err) {
     fc_code code = FC_OK;
     *out = NULL;

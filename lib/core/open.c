@@ -6,6 +6,7 @@
 #include "fsdpckpt/seal.h"
 #include "fsdpckpt/unflatten.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -14,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { HEAD_SIZE = 4096 };
+enum { HEAD_SIZE = 4096, MOST_BELOW = 9 };
 
 static fc_code read_head(const char *path, unsigned char *head, size_t *size, fc_error *err) {
     int fd;
@@ -29,14 +30,56 @@ static fc_code read_head(const char *path, unsigned char *head, size_t *size, fc
     return rc;
 }
 
-/* Says what is looked for, from the table of formats. */
+/* The format that recognises it, or NULL. */
+static const fc_format *recognise(const fc_probe *probe) {
+    for (const fc_format *const *f = fc_formats(); *f; f++) {
+        if ((*f)->probe(probe)) {
+            return *f;
+        }
+    }
+    return NULL;
+}
+
+/* Appends to a text in `size` bytes, as far as it fits. */
+static void append(char *text, size_t size, const char *separator, const char *more) {
+    size_t used = strlen(text);
+    snprintf(text + used, size - used, "%s%s", used ? separator : "", more);
+}
+
+/* Names the checkpoints one level below: a trainer's folder has one for the model and one for the optimizer. */
+static void list_below(const char *directory, char *text, size_t size) {
+    struct dirent **entries = NULL;
+    int n = scandir(directory, &entries, NULL, alphasort), found = 0;
+    for (int i = 0; i < n; i++) {
+        const char *name = entries[i]->d_name;
+        char *path = NULL;
+        struct stat st;
+        if (name[0] != '.' && found < MOST_BELOW && asprintf(&path, "%s/%s", directory, name) >= 0) {
+            fc_probe probe = {path, true, NULL, 0};
+            if (stat(path, &st) == 0 && S_ISDIR(st.st_mode) && recognise(&probe)) {
+                append(text, size, ", ", ++found == MOST_BELOW ? "..." : name);
+            }
+            free(path);
+        }
+        free(entries[i]);
+    }
+    free(entries);
+}
+
+/* Says what is looked for, from the table of formats, or where to look. */
 static fc_code tell_unknown(const fc_probe *probe, fc_error *err) {
-    char signs[512] = "";
+    char signs[512] = "", below[512] = "";
+    if (probe->is_directory) {
+        list_below(probe->path, below, sizeof below);
+    }
+    if (below[0]) {
+        return fc_fail(err, FC_ECORRUPT, "%s: not a checkpoint, but these directories in it are: %s; name one of them",
+                       probe->path, below);
+    }
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         const char *sign = probe->is_directory ? (*f)->directory_sign : (*f)->file_sign;
-        size_t used = strlen(signs);
         if (sign) {
-            snprintf(signs + used, sizeof signs - used, "%s%s", used ? ", " : "", sign);
+            append(signs, sizeof signs, ", ", sign);
         }
     }
     return fc_fail(err, FC_ECORRUPT,
@@ -64,13 +107,17 @@ static fc_code find_format(const char *path, const fc_format **out, fc_error *er
         }
         probe.head = head;
     }
-    for (const fc_format *const *f = fc_formats(); *f; f++) {
-        if ((*f)->probe(&probe)) {
-            *out = *f;
-            return FC_OK;
-        }
+    *out = recognise(&probe);
+    return *out ? FC_OK : tell_unknown(&probe, err);
+}
+
+/* Without the slashes that completion puts behind the name of a directory: files are shown as PATH/NAME. */
+static const char *clean_path(fc_arena *arena, const char *path) {
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/') {
+        len--;
     }
-    return tell_unknown(&probe, err);
+    return fc_arena_strndup(arena, path, len);
 }
 
 /* FSDP1's flat parameters: taken apart where the model is known, else told about. */
@@ -104,7 +151,7 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     }
     fc_arena *arena = fc_arena_new();
     fc_checkpoint *checkpoint = arena ? fc_arena_calloc(arena, 1, sizeof *checkpoint) : NULL;
-    const char *copy = checkpoint ? fc_arena_strndup(arena, path, strlen(path)) : NULL;
+    const char *copy = checkpoint ? clean_path(arena, path) : NULL;
     if (!copy) {
         fc_arena_free(arena);
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);

@@ -67,17 +67,7 @@ size_t fc_array_bytes(const fc_array *array) {
 }
 
 bool fc_array_is_contiguous(const fc_array *array) {
-    int64_t expected = 1;
-    for (int d = array->ndim - 1; d >= 0; d--) {
-        if (array->sizes[d] == 0) {
-            return true;
-        }
-        if (array->sizes[d] != 1 && array->strides[d] != expected) {
-            return false;
-        }
-        expected *= array->sizes[d];
-    }
-    return true;
+    return fc_is_row_major(array->ndim, array->sizes, array->strides);
 }
 
 fc_code fc_array_narrow(const fc_array *array, int dim, int64_t start, int64_t length, fc_array *out, fc_error *err) {

@@ -60,7 +60,8 @@ static fc_code resolve(fc_commit *commit, const char *target, fc_error *err) {
         return fc_fail(err, FC_EUSAGE, "the target's name is empty");
     }
     if (target[len] == '/' && !commit->is_directory) {
-        return fc_fail(err, FC_EUSAGE, "%s: names a directory: name a file for the target", target);
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: the target is one file, and this is the name of a directory: name a file in it", target);
     }
     commit->target = strndup(target, len);
     if (!commit->target) {
@@ -104,7 +105,8 @@ static fc_code check_existing(const fc_commit *commit, fc_error *err) {
         return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", commit->target);
     }
     if (S_ISDIR(st.st_mode) && !commit->is_directory) {
-        return fc_fail(err, FC_EUSAGE, "%s: is a directory: name a file for the target", commit->target);
+        return fc_fail(err, FC_EUSAGE, "%s: is a directory, and the target is one file: name a file in it",
+                       commit->target);
     }
     if (!S_ISDIR(st.st_mode) && commit->is_directory) {
         return fc_fail(err, FC_EUSAGE, "%s: is not a directory: name a new directory for the target", commit->target);

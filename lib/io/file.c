@@ -74,6 +74,30 @@ fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const cha
     return FC_OK;
 }
 
+fc_code fc_read_whole(const char *path, const char *what, uint64_t most, char **text, size_t *size, fc_error *err) {
+    int fd;
+    uint64_t bytes;
+    *text = NULL;
+    fc_code rc = fc_open_input(path, &fd, &bytes, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (bytes > most || bytes >= SIZE_MAX) {
+        rc = fc_fail(err, FC_EUNSUPPORTED, "%s: %" PRIu64 " bytes: %s of more than %" PRIu64 " is not read", path,
+                     bytes, what, most);
+    } else {
+        *size = (size_t)bytes;
+        *text = malloc(*size + 1);
+        rc = *text ? fc_pread_full(fd, *text, *size, 0, path, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    }
+    close(fd);
+    if (rc != FC_OK) {
+        free(*text);
+        *text = NULL;
+    }
+    return rc;
+}
+
 fc_code fc_pwrite_full(int fd, const void *buf, size_t size, uint64_t offset, const char *path, fc_error *err) {
     const unsigned char *p = buf;
     while (size > 0) {

@@ -63,7 +63,8 @@ typedef struct press {
     const fc_wanted *wanted;
     const fc_part *part;
     fc_writer *writer;
-    fc_progress *progress; /* may be NULL */
+    fc_progress *progress;          /* may be NULL */
+    struct fc_source_crc *recorded; /* see fc_move_options; may be NULL */
     sizes sizes;
     fc_decoded *decoded;
     pthread_mutex_t lock; /* guards what follows, and the writer */
@@ -194,6 +195,7 @@ static fc_code read_chunk(worker *w, fc_chunk_job *job, size_t bytes, unsigned c
     const fc_box box = {wanted->source->ndim, job->offset, job->sizes};
     size_t count = (size_t)volume_of(job), used = count * fc_dtype_size(wanted->dtype);
     *out = w->read;
+    fc_source_watch(w->source, job->of->digest.tensor ? w->press->recorded : NULL);
     fc_code rc = fc_source_fill(w->source, job->of->coverage, wanted->source, &box, w->read, err);
     if (rc == FC_OK && wanted->dtype != wanted->source->dtype) {
         fc_cast(wanted->source->dtype, w->read, wanted->dtype, w->cast, count);
@@ -298,6 +300,7 @@ static fc_code worker_init(worker *w, fc_error *err) {
     if (rc != FC_OK) {
         return rc;
     }
+    fc_source_check_objects(w->source);
     rc = fc_output_open(&w->output, p->part->path, err);
     if (rc != FC_OK) {
         return rc;
@@ -403,6 +406,7 @@ fc_code fc_compress_part(const fc_wanted *wanted, const fc_part *part, fc_writer
                          const fc_move_options *options, uint64_t *stored, fc_error *err) {
     uint64_t memory = options && options->memory ? options->memory : FC_DEFAULT_MEMORY;
     press p = {.wanted = wanted, .part = part, .writer = writer, .progress = options ? options->progress : NULL};
+    p.recorded = options ? options->recorded : NULL;
     *stored = 0;
     survey(wanted, part, &p.sizes);
     if (p.sizes.chunks == 0) {

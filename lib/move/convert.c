@@ -35,6 +35,15 @@ static fc_code check_coverage(const fc_wanted *wanted, fc_error *err) {
     return FC_OK;
 }
 
+/* What the format can tell of damage to the headers that were opened: names and places would be wrong. */
+static fc_code check_headers(const fc_checkpoint *source, fc_error *err) {
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < source->nfiles && source->format->check_file; i++) {
+        rc = source->format->check_file(source, i, err);
+    }
+    return rc;
+}
+
 /* Sums up what the ranks' files store. */
 static fc_code add_loads(const fc_wanted *wanted, const uint64_t *loads, fc_convert_report *report, fc_error *err) {
     int64_t ranks = fc_mesh_ranks(wanted->mesh);
@@ -104,7 +113,6 @@ typedef struct making {
     fc_writer writer;
     fc_move_options move;
     fc_convert_report *report;
-    fc_source_crc *recorded; /* NULL: the source has no CRC-32s, or several ranks share the work */
     bool *unmoved; /* of each tensor: the format stores it in its own way, so that there is no digest of its bytes */
 } making;
 
@@ -133,9 +141,6 @@ static fc_code write_file(making *m, fc_part *part, fc_arena *arena, fc_error *e
     rc = fc_ranks_join_items(m->comm, rc, m->wanted, part, m->move.crc32, err);
     if (rc == FC_OK && m->leads && has_chunks(part)) {
         rc = compress_part(m->wanted, part, &m->writer, &m->move, m->report, err);
-    }
-    if (rc == FC_OK) {
-        fc_source_crc_add(m->recorded, part);
     }
     if (rc == FC_OK && m->leads && format->seal) {
         rc = format->seal(&m->writer, part, err);
@@ -202,7 +207,6 @@ static fc_code finish_digests(const making *m, uint64_t *digests, fc_error *err)
         digests[i] = fc_crc64_finish(digests[i], bytes);
         fc_code rc =
             tensor->dtype == tensor->source->dtype ? check_digest(wanted->source, tensor, digests[i], err) : FC_OK;
-        rc = rc == FC_OK ? fc_source_crc_check(m->recorded, i, err) : rc;
         if (rc != FC_OK) {
             return rc;
         }
@@ -226,10 +230,8 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
     fc_code rc = digests && m.unmoved ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
-    if (rc == FC_OK && !m.comm) {
-        rc = fc_source_crc_new(wanted, &m.recorded, err);
-    }
-    m.move.crc32 = options->format->wants_crc32 || m.recorded;
+    rc = rc == FC_OK ? fc_source_crc_new(wanted->source, &m.move.recorded, err) : rc;
+    m.move.crc32 = options->format->wants_crc32;
     if (rc == FC_OK && m.leads) {
         rc = options->format->create(wanted, staging, &m.writer, err);
     }
@@ -239,6 +241,12 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
     }
     if (rc == FC_OK) {
         rc = fc_ranks_join_sums(m.comm, FC_OK, digests, wanted->ntensors, err);
+    }
+    if (rc == FC_OK) {
+        rc = fc_source_crc_join(m.move.recorded, m.comm, err);
+    }
+    if (rc == FC_OK) { /* which tells the chunk, where the digests tell the tensor */
+        rc = fc_source_crc_check(m.move.recorded, err);
     }
     if (rc == FC_OK) {
         rc = finish_digests(&m, digests, err);
@@ -251,7 +259,7 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
     }
     free(digests);
     free(m.unmoved);
-    fc_source_crc_free(m.recorded);
+    fc_source_crc_free(m.move.recorded);
     return rc;
 }
 
@@ -345,7 +353,8 @@ static fc_code plan(const fc_checkpoint *source, const char *target, const fc_co
         return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", target);
     }
     if (options->selection.compress && !options->format->place) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' has no compression", source->path,
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "--compress: the format '%s' has no compression; leave it out, or say --to h5",
                        options->format->name);
     }
     if (!arena) {
@@ -355,9 +364,8 @@ static fc_code plan(const fc_checkpoint *source, const char *target, const fc_co
     fc_selection selection = options->selection;
     selection.self_contained = options->format->self_contained;
     rc = fc_wanted_new(source, &selection, arena, wanted, &report->selected, err);
-    if (rc == FC_OK) {
-        rc = check_coverage(wanted, err);
-    }
+    rc = rc == FC_OK ? check_headers(source, err) : rc;
+    rc = rc == FC_OK ? check_coverage(wanted, err) : rc;
     if (rc == FC_OK) {
         rc = measure(wanted, options, report, err);
         report->stored_bytes = report->data_bytes;

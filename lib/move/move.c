@@ -31,7 +31,8 @@ typedef struct engine {
     const fc_part *part;
     fc_progress *progress; /* may be NULL */
     budget budget;
-    bool casts; /* some item changes its type, so workers need a second buffer */
+    struct fc_source_crc *recorded; /* see fc_move_options; may be NULL */
+    bool casts;                     /* some item changes its type, so workers need a second buffer */
     fc_queue queue;
     fc_decoded *decoded;
     atomic_bool stop;
@@ -115,6 +116,7 @@ static fc_code read_tile(worker *w, const fc_active *active, const fc_tile *tile
                          fc_tile_digest *digest, fc_error *err) {
     fc_box box = {active->tensor->ndim, tile->offsets, tile->sizes};
     bool cast = active->dtype != active->tensor->dtype;
+    fc_source_watch(w->source, active->digest.tensor ? w->engine->recorded : NULL);
     fc_code rc = fc_source_fill(w->source, active->coverage, active->tensor, &box, cast ? w->cast : to, err);
     if (rc == FC_OK && cast) {
         fc_cast(active->tensor->dtype, w->cast, active->dtype, to, (size_t)tile->count);
@@ -180,6 +182,7 @@ static void *work(void *context) {
     fc_error err;
     fc_code rc = fc_source_new(e->wanted->source, e->decoded, e->budget.scratch, e->budget.files, &w.source, &err);
     if (rc == FC_OK) {
+        fc_source_check_objects(w.source);
         rc = fc_output_open(&w.output, e->part->path, &err);
     }
     if (rc == FC_OK) {
@@ -256,6 +259,7 @@ fc_code fc_move_part(const fc_wanted *wanted, const fc_part *part, const fc_move
         return fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: --memory must be at least 1M", memory);
     }
     engine e = {.wanted = wanted, .part = part, .progress = options ? options->progress : NULL};
+    e.recorded = options ? options->recorded : NULL;
     uint64_t bytes = owned_bytes(wanted, part, &e.casts);
     share_out(memory, wanted_threads(options, bytes), e.casts, &e.budget);
     e.decoded = fc_decoded_new(e.budget.decoded);

@@ -140,6 +140,40 @@ static fc_code check_item(const fc_wanted_tensor *wanted, const fc_box *box, uin
     return FC_OK;
 }
 
+/* How the current item is cut. Where its place in the file is no multiple of a block, as in archives, no tile of whole
+   rows begins at one, and each would have a head and a tail to write through the page cache. Then a batch is a run from
+   block to block, of a few tiles. Tensors that gain from large tiles are left out: theirs are rare, and cutting within
+   rows is not for them. */
+static void cut_item(fc_queue *queue, const fc_box *box, uint64_t first, uint64_t end) {
+    const fc_part_item *item = queue->current->item;
+    const fc_wanted_tensor *wanted = &queue->wanted->tensors[item->tensor];
+    uint32_t element = element_size(wanted), size = fc_dtype_size(wanted->dtype);
+    size_t bytes = queue->tile_bytes;
+    bool large = (uint64_t)fc_box_volume(box) * element > bytes &&
+                 fc_gains_from_large_tiles(queue->wanted->source, wanted->source);
+    bool aligned = item->offset % FC_OUTPUT_BLOCK == 0;
+    int64_t block = aligned && FC_OUTPUT_BLOCK % size == 0 ? FC_OUTPUT_BLOCK / size : 1;
+    fc_tiles_begin(&queue->tiles, box, (int64_t)((large ? queue->large_tile_bytes : bytes) / element), block);
+    fc_tiles_only(&queue->tiles, (int64_t)(first / size), (int64_t)(end / size));
+    queue->item_end = queue->tiles.total;
+    bool runs = !aligned && !large && item->offset % size == 0 && FC_OUTPUT_BLOCK % size == 0;
+    queue->run = runs && queue->tiles.limit >= 2 * FC_OUTPUT_BLOCK / (int64_t)size ? queue->tiles.limit : 0;
+}
+
+/* Where the run that begins with the next tile ends: at a block of the file, or with the item, which keeps what is less
+   than a block. */
+static int64_t end_of_run(const fc_queue *queue) {
+    const fc_active *active = queue->current;
+    uint32_t size = fc_dtype_size(active->dtype);
+    int64_t next = queue->tiles.next, block = FC_OUTPUT_BLOCK / size;
+    if (queue->item_end - next <= queue->run) {
+        return queue->item_end;
+    }
+    int64_t end = next + queue->run;
+    end -= (int64_t)((active->item->offset + (uint64_t)end * size) % FC_OUTPUT_BLOCK / size);
+    return queue->item_end - end < block ? queue->item_end : end;
+}
+
 /* Makes the next item with bytes the current one. queue->current stays NULL at the end. */
 static fc_code open_next(fc_queue *queue, fc_error *err) {
     const fc_part *part = queue->part;
@@ -168,16 +202,7 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
         (fc_active){.tensor = wanted->source, .item = item, .dtype = wanted->dtype, .coverage = coverage, .users = 1};
     fc_item_digest_begin(&active->digest, item, part, queue->digests);
     queue->current = active;
-    uint32_t element = element_size(wanted);
-    size_t bytes = queue->tile_bytes;
-    if ((uint64_t)fc_box_volume(&box) * element > bytes &&
-        fc_gains_from_large_tiles(queue->wanted->source, wanted->source)) {
-        bytes = queue->large_tile_bytes;
-    }
-    uint32_t size = fc_dtype_size(wanted->dtype);
-    int64_t block = item->offset % FC_OUTPUT_BLOCK == 0 && FC_OUTPUT_BLOCK % size == 0 ? FC_OUTPUT_BLOCK / size : 1;
-    fc_tiles_begin(&queue->tiles, &box, (int64_t)(bytes / element), block);
-    fc_tiles_only(&queue->tiles, (int64_t)(first / size), (int64_t)(end / size));
+    cut_item(queue, &box, first, end);
     return FC_OK;
 }
 
@@ -196,9 +221,21 @@ static void add_tile(fc_queue *queue, fc_batch *batch) {
     batch->tiles[batch->count].digest = (fc_tile_digest){0, 0, 0};
     batch->count++;
     active->users++;
-    if (queue->tiles.next >= queue->tiles.total) {
+    if (queue->tiles.next >= queue->item_end) {
         drop(queue, active);
         queue->current = NULL;
+    }
+}
+
+/* Adds tiles of the current item up to the end of a run, or one. */
+static void add_run(fc_queue *queue, fc_batch *batch) {
+    if (queue->run == 0) {
+        add_tile(queue, batch);
+        return;
+    }
+    queue->tiles.total = end_of_run(queue);
+    while (queue->current && queue->tiles.next < queue->tiles.total && batch->count < FC_BATCH_TILES) {
+        add_tile(queue, batch);
     }
 }
 
@@ -223,14 +260,13 @@ static fc_code take(fc_queue *queue, fc_batch *batch, fc_error *err) {
             }
         }
         /* After skipped items the one that was opened may be larger than `room`; it waits for the next batch. */
-        size_t bytes = (size_t)0;
         uint32_t element = element_size(&queue->wanted->tensors[queue->current->item->tensor]);
-        bool whole = queue->tiles.next == 0 && (uint64_t)queue->tiles.total <= room / element;
+        bool whole = queue->tiles.next == 0 && (uint64_t)queue->item_end <= room / element;
         if (!whole && batch->count > 0) {
             return FC_OK;
         }
-        bytes = (size_t)queue->tiles.total * element;
-        add_tile(queue, batch);
+        size_t bytes = (size_t)queue->item_end * element;
+        add_run(queue, batch);
         if (!whole) {
             return FC_OK;
         }

@@ -22,7 +22,7 @@ typedef struct fc_active {
     unsigned users;
 } fc_active;
 
-/** Consecutive tiles: one, or several whole small items. */
+/** Consecutive tiles: one, the few of a run from block to block, or several whole small items. */
 typedef struct fc_batch {
     struct {
         fc_active *active;
@@ -47,6 +47,8 @@ typedef struct fc_queue {
     size_t next;             /**< item */
     fc_active *current;      /**< whose tiles are not all handed out; NULL between items */
     fc_tiles tiles;          /**< of current */
+    int64_t item_end;        /**< elements of current up to the end of what is moved of it */
+    int64_t run;             /**< elements of a batch of current that goes from block to block; 0: a tile each */
 } fc_queue;
 
 void fc_queue_init(fc_queue *queue, const fc_wanted *wanted, const fc_part *part, size_t tile_bytes,

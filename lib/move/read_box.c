@@ -66,6 +66,7 @@ static fc_code read_box(const fc_checkpoint *checkpoint, reading *r, const fc_bo
     }
     rc = fc_source_new(checkpoint, decoded, FC_SCRATCH_BYTES, FC_OPEN_FILES, &r->source, err);
     if (rc == FC_OK) {
+        fc_source_check_objects(r->source);
         rc = read_tiles(r, box, err);
     }
 out:

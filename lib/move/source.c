@@ -44,6 +44,9 @@ struct fc_source {
     open_file files[FC_OPEN_FILES];
     int nfiles; /* of them in use at most */
     uint64_t clock;
+    fc_source_crc *crc;  /* NULL: nothing is compared */
+    fc_crc_walk walk;    /* of the piece that is being read */
+    bool checks_objects; /* before they are read */
 };
 
 size_t fc_source_overhead(void) {
@@ -81,6 +84,14 @@ void fc_source_free(fc_source *source) {
     free(source);
 }
 
+void fc_source_check_objects(fc_source *source) {
+    source->checks_objects = true;
+}
+
+void fc_source_watch(fc_source *source, fc_source_crc *crc) {
+    source->crc = crc;
+}
+
 /* File `index`, from those that are open or in place of the one used longest ago. */
 static fc_code open_cached(fc_source *source, uint32_t index, fc_input **out, fc_error *err) {
     const fc_checkpoint *checkpoint = source->checkpoint;
@@ -112,8 +123,12 @@ static fc_code resolve(fc_source *source, const fc_tensor *tensor, size_t chunk,
     uint64_t h = ((uint64_t)(uintptr_t)tensor >> 4) * 0x9e3779b97f4a7c15u >> 40;
     cached_extent *slot = &source->extents[(h + chunk) % FC_EXTENT_CACHE];
     if (slot->tensor != tensor || slot->chunk != chunk) {
+        const fc_format *format = source->checkpoint->format;
         slot->tensor = NULL;
         fc_code rc = fc_checkpoint_extent(source->checkpoint, tensor, chunk, &slot->extent, err);
+        if (rc == FC_OK && tensor->object && source->checks_objects && format->check_object) {
+            rc = format->check_object(source->checkpoint, tensor, err);
+        }
         if (rc != FC_OK) {
             return rc;
         }
@@ -154,12 +169,38 @@ static window choose_window(const fc_strided *copy, size_t scratch) {
     return w;
 }
 
+/* Adds the source's bytes of a window, `at` bytes behind the start of their chunk, to the walk: in runs as they lie in
+   the source, which may be longer than those of the copy. */
+static void add_window(fc_crc_walk *walk, uint64_t at, const fc_strided *part, const unsigned char *bytes) {
+    int64_t index[FC_MAX_DIMS] = {0}, run = part->unit, src = 0;
+    int n = part->n, i;
+    for (; n > 0 && part->axes[n - 1].src == run; n--) {
+        run *= part->axes[n - 1].size;
+    }
+    do {
+        fc_crc_walk_add(walk, at + (uint64_t)src, bytes + src, (size_t)run);
+        for (i = n - 1; i >= 0; i--) {
+            src += part->axes[i].src;
+            if (++index[i] < part->axes[i].size) {
+                break;
+            }
+            src -= index[i] * part->axes[i].src;
+            index[i] = 0;
+        }
+    } while (i >= 0);
+}
+
 /* Reads one window at `offset` and spreads it. Past the page cache only what is wanted whole: what lies between the
    pieces may be wanted next. */
-static fc_code read_window(fc_source *source, fc_input *input, uint64_t offset, const fc_strided *part,
+static fc_code read_window(fc_source *source, fc_input *input, uint64_t start, uint64_t at, const fc_strided *part,
                            unsigned char *out, fc_error *err) {
+    const uint64_t offset = start + at;
     if (part->n == 0) {
-        return fc_input_read(input, out, (size_t)part->unit, offset, source->scratch, source->scratch_size, err);
+        fc_code rc = fc_input_read(input, out, (size_t)part->unit, offset, source->scratch, source->scratch_size, err);
+        if (rc == FC_OK && source->walk.wanted) {
+            fc_crc_walk_add(&source->walk, at, out, (size_t)part->unit);
+        }
+        return rc;
     }
     size_t span = (size_t)fc_strided_span(part, 0);
     const unsigned char *bytes = source->scratch;
@@ -168,11 +209,14 @@ static fc_code read_window(fc_source *source, fc_input *input, uint64_t offset, 
     if (rc == FC_OK) {
         fc_strided_copy(part, bytes, out);
     }
+    if (rc == FC_OK && source->walk.wanted) {
+        add_window(&source->walk, at, part, bytes);
+    }
     return rc;
 }
 
-/* Reads `copy`, whose first element is at `offset` of the file, window by window in ascending order. */
-static fc_code read_strided(fc_source *source, fc_input *input, uint64_t offset, const fc_strided *copy,
+/* Reads `copy`, whose first element is `at` bytes behind `start` in the file, window by window in ascending order. */
+static fc_code read_strided(fc_source *source, fc_input *input, uint64_t start, uint64_t at, const fc_strided *copy,
                             unsigned char *out, fc_error *err) {
     window w = choose_window(copy, source->scratch_size);
     int64_t index[FC_MAX_DIMS] = {0}, src = 0, dst = 0;
@@ -186,7 +230,7 @@ static fc_code read_strided(fc_source *source, fc_input *input, uint64_t offset,
             int64_t left = copy->axes[first].size - index[first];
             part.axes[0].size = left < w.group ? left : w.group;
         }
-        fc_code rc = read_window(source, input, offset + (uint64_t)src, &part, out + dst, err);
+        fc_code rc = read_window(source, input, start, at + (uint64_t)src, &part, out + dst, err);
         if (rc != FC_OK) {
             return rc;
         }
@@ -332,7 +376,15 @@ static fc_code copy_piece(fc_source *source, const fc_tensor *tensor, size_t chu
     if (extent->codec == FC_CODEC_RAW) {
         fc_input *input = NULL;
         fc_code rc = open_cached(source, extent->file, &input, err);
-        return rc == FC_OK ? read_strided(source, input, extent->offset + start, copy, out, err) : rc;
+        if (rc == FC_OK && source->crc) {
+            fc_crc_walk_begin(&source->walk, tensor, chunk, extent);
+        }
+        rc = rc == FC_OK ? read_strided(source, input, extent->offset, start, copy, out, err) : rc;
+        if (rc == FC_OK && source->walk.wanted) {
+            fc_crc_walk_end(&source->walk, source->crc, tensor, chunk, extent);
+            source->walk.wanted = false;
+        }
+        return rc;
     }
     const unsigned char *bytes = NULL;
     uint64_t extra;

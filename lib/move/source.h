@@ -7,6 +7,7 @@
 
 #include "fsdpckpt/plan.h"
 #include "move/decode.h"
+#include "move/source_crc.h"
 
 typedef struct fc_source fc_source;
 
@@ -21,6 +22,12 @@ void fc_source_free(fc_source *source);
 
 /** Bytes that a source holds beside its window. */
 size_t fc_source_overhead(void);
+
+/** Of what is filled from now on, adds the CRC-32s of the stored bytes to `crc`, see source_crc.h; NULL: of nothing. */
+void fc_source_watch(fc_source *source, fc_source_crc *crc);
+
+/** From now on, has the format check each object before its bytes are read: they will be copied. */
+void fc_source_check_objects(fc_source *source);
 
 /** Reads `size` bytes of file `file` (an index into fc_checkpoint.files) as they are stored. */
 fc_code fc_source_bytes(fc_source *source, uint32_t file, uint64_t offset, unsigned char *out, size_t size,

@@ -1,158 +1,186 @@
 /*
- * See source_crc.h. Sums of bare CRCs (core/crc.h): what was written comes part by part, what is recorded chunk by
- * chunk, in any order.
+ * See source_crc.h. Sums of bare CRCs (core/crc.h): what one worker reads of a chunk comes run by run, as it lies in
+ * the file, and goes to the chunk's sum with the zeros that are behind it.
  */
 #include "move/source_crc.h"
 
-#include "fsdpckpt/format.h"
+#include "plan/box_text.h"
 
-#include "core/crc.h"
-
+#include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
-/* What is known of a tensor of the target. */
-typedef struct sum {
-    uint32_t crc;
-    bool torn; /* some item is no run of the tensor, so that its CRC-32 says nothing about it */
-} sum;
+/* What is known of a chunk. Memory that is never touched where a source records nothing. */
+typedef struct chunk_sum {
+    atomic_uint_least64_t bytes;    /* read so far */
+    atomic_uint_least32_t sum;      /* of them, bare */
+    atomic_uint_least32_t recorded; /* 0: no worker of this process has seen any */
+} chunk_sum;
 
 struct fc_source_crc {
-    const fc_wanted *wanted;
-    sum *sums; /* one for each of wanted->tensors */
+    const fc_checkpoint *checkpoint;
+    size_t *first; /* of each tensor: the number of its first chunk, among those of all tensors; and of the end */
+    chunk_sum *sums;
+    atomic_bool any;
 };
 
-fc_code fc_source_crc_new(const fc_wanted *wanted, fc_source_crc **out, fc_error *err) {
-    const fc_checkpoint *source = wanted->source;
-    fc_digest digest = {.kind = FC_DIGEST_NONE};
-    *out = NULL;
-    for (size_t i = 0; source->format->digest && i < wanted->ntensors; i++) {
-        const fc_tensor *t = wanted->tensors[i].source;
-        if (t->object || t->nchunks == 0) {
-            continue;
-        }
-        /* A source records digests of all or none, so one tells. That it is damaged is for whoever moves it to say. */
-        if (fc_checkpoint_digest(source, t, 0, &digest, NULL) != FC_OK) {
-            digest.kind = FC_DIGEST_NONE;
-        }
-        break;
-    }
-    if (digest.kind != FC_DIGEST_CRC32) {
-        return FC_OK;
-    }
+fc_code fc_source_crc_new(const fc_checkpoint *checkpoint, fc_source_crc **out, fc_error *err) {
+    const size_t n = checkpoint->ntensors;
     fc_source_crc *crc = calloc(1, sizeof *crc);
-    sum *sums = calloc(wanted->ntensors, sizeof *sums);
-    if (!crc || !sums) {
-        free(crc);
-        free(sums);
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+    *out = NULL;
+    if (crc) {
+        crc->checkpoint = checkpoint;
+        crc->first = calloc(n + 1, sizeof *crc->first);
     }
-    *crc = (fc_source_crc){wanted, sums};
+    if (crc && crc->first) {
+        for (size_t i = 0; i < n; i++) { /* they are in memory, so their number does not overflow */
+            crc->first[i + 1] = crc->first[i] + checkpoint->tensors[i].nchunks;
+        }
+        crc->sums = calloc(crc->first[n] + 1, sizeof *crc->sums);
+    }
+    if (!crc || !crc->sums) {
+        fc_source_crc_free(crc);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    }
     *out = crc;
     return FC_OK;
 }
 
 void fc_source_crc_free(fc_source_crc *crc) {
     if (crc) {
+        free(crc->first);
         free(crc->sums);
         free(crc);
     }
 }
 
-/* Whether the elements of a box follow each other in the tensor, and how many are behind them there. */
-static bool is_run(const fc_tensor *t, const int64_t *offsets, const int64_t *sizes, uint64_t *behind) {
-    bool cut = false; /* an axis before this one has more than one index, so this one must be whole */
-    *behind = 0;
-    for (int d = 0; d < t->ndim; d++) {
-        if (cut && sizes[d] != t->shape[d]) {
+/* ---- a worker's walk ---- */
+
+/* Whether the elements of a chunk are all of its stored bytes, each once, in whatever order of the axes. */
+static bool fills_record(const fc_tensor *tensor, size_t chunk, const fc_extent *extent) {
+    const fc_box box = fc_chunk_box(tensor, &tensor->chunks[chunk]);
+    int64_t stride = 1; /* of the axis that comes next, from the innermost outwards */
+    bool seen[FC_MAX_DIMS] = {false};
+    for (int left = box.ndim; left > 0; left--) {
+        int next = -1;
+        for (int d = box.ndim - 1; d >= 0 && next < 0; d--) {
+            next = !seen[d] && (box.sizes[d] == 1 || extent->strides[d] == stride) ? d : -1;
+        }
+        if (next < 0) {
             return false;
         }
-        cut = cut || sizes[d] > 1;
-        *behind = *behind * (uint64_t)t->shape[d] + (uint64_t)(t->shape[d] - offsets[d] - sizes[d]);
+        seen[next] = true;
+        stride *= box.sizes[next];
     }
-    return true;
+    return extent->first == 0 && (uint64_t)stride * fc_dtype_size(tensor->dtype) == extent->length;
 }
 
-void fc_source_crc_add(fc_source_crc *crc, const fc_part *part) {
-    for (size_t i = 0; crc && i < part->nitems; i++) {
-        const fc_part_item *item = &part->items[i];
-        const fc_wanted_tensor *wanted = &crc->wanted->tensors[item->tensor];
-        const fc_tensor *t = wanted->source;
-        uint64_t bytes = fc_part_item_bytes(crc->wanted, item), behind;
-        if (item->owner != part->rank || bytes == 0) {
-            continue;
+void fc_crc_walk_begin(fc_crc_walk *walk, const fc_tensor *tensor, size_t chunk, const fc_extent *extent) {
+    walk->wanted = extent->crc32 != 0 && extent->codec == FC_CODEC_RAW && fills_record(tensor, chunk, extent);
+    walk->at = walk->bytes = 0;
+    walk->sum = 0;
+}
+
+static const fc_crc32_factor *factor_of(fc_crc_walk *walk, uint64_t distance) {
+    size_t slot = (size_t)(distance * 0x9e3779b97f4a7c15u >> 61);
+    if (walk->known[slot].distance != distance) {
+        walk->known[slot].distance = distance;
+        fc_crc32_factor_init(&walk->known[slot].factor, distance);
+    }
+    return &walk->known[slot].factor;
+}
+
+void fc_crc_walk_add(fc_crc_walk *walk, uint64_t at, const unsigned char *bytes, size_t size) {
+    uint32_t crc = fc_crc32_bare(bytes, size);
+    if (walk->sum != 0) {
+        crc ^= fc_crc32_multiply(factor_of(walk, at + size - walk->at), walk->sum);
+    }
+    walk->sum = crc;
+    walk->at = at + size;
+    walk->bytes += size;
+}
+
+static chunk_sum *sum_of(fc_source_crc *crc, const fc_tensor *tensor, size_t chunk) {
+    return &crc->sums[crc->first[tensor - crc->checkpoint->tensors] + chunk];
+}
+
+void fc_crc_walk_end(const fc_crc_walk *walk, fc_source_crc *crc, const fc_tensor *tensor, size_t chunk,
+                     const fc_extent *extent) {
+    chunk_sum *sum = sum_of(crc, tensor, chunk);
+    uint32_t shifted = fc_crc32_shift(walk->sum, extent->length - walk->at);
+    atomic_fetch_xor_explicit(&sum->sum, shifted, memory_order_relaxed);
+    atomic_fetch_add_explicit(&sum->bytes, walk->bytes, memory_order_relaxed);
+    atomic_store_explicit(&sum->recorded, extent->crc32, memory_order_relaxed);
+    atomic_store_explicit(&crc->any, true, memory_order_relaxed);
+}
+
+/* ---- when all is read ---- */
+
+/* Both numbers of `count` chunks, to `numbers` or from there: the sums, then the bytes. */
+static void pack(fc_source_crc *crc, uint64_t *numbers, size_t count, bool back) {
+    for (size_t i = 0; i < count; i++) {
+        chunk_sum *sum = &crc->sums[i];
+        if (back) {
+            atomic_store(&sum->sum, (uint32_t)numbers[i]);
+            atomic_store(&sum->bytes, numbers[count + i]);
+        } else {
+            numbers[i] = atomic_load(&sum->sum);
+            numbers[count + i] = atomic_load(&sum->bytes);
         }
-        sum *s = &crc->sums[item->tensor];
-        if (!item->owned || !is_run(t, item->dims, item->dims + t->ndim, &behind)) {
-            s->torn = true;
-            continue;
-        }
-        uint32_t bare = fc_crc32_finish(item->crc32, bytes); /* which takes off what it puts on */
-        s->crc ^= fc_crc32_shift(bare, behind * fc_dtype_size(wanted->dtype));
     }
 }
 
-/* Whether the CRC-32 of chunk `index` is that of its elements in row-major order, and what it adds to the tensor's. */
-static fc_code chunk_sum(const fc_checkpoint *source, const fc_tensor *t, size_t index, bool *known, uint32_t *out,
-                         fc_error *err) {
-    const fc_box box = fc_chunk_box(t, &t->chunks[index]);
-    const uint32_t element = fc_dtype_size(t->dtype);
-    uint64_t bytes = (uint64_t)fc_box_volume(&box) * element, behind;
-    fc_digest digest;
-    fc_extent extent;
-    *known = false;
-    if (!is_run(t, box.offsets, box.sizes, &behind)) {
+fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
+    if (!comm) {
         return FC_OK;
     }
-    fc_code rc = fc_checkpoint_digest(source, t, index, &digest, err);
-    if (rc != FC_OK || digest.kind != FC_DIGEST_CRC32 || digest.length != bytes) {
+    const size_t count = crc->first[crc->checkpoint->ntensors];
+    uint64_t any = atomic_load(&crc->any);
+    fc_code rc = comm->all_reduce(comm, &any, 1, FC_U64, FC_REDUCE_MAX, NULL, err);
+    if (rc != FC_OK || !any) {
         return rc;
     }
-    rc = fc_checkpoint_extent(source, t, index, &extent, err);
-    if (rc != FC_OK || extent.codec != FC_CODEC_RAW || extent.swap || extent.negate || extent.conjugate ||
-        extent.first != 0 || extent.offset != digest.offset) {
-        return rc;
+    uint64_t *numbers = calloc(count + 1, 2 * sizeof *numbers);
+    rc = fc_comm_agree(comm, numbers ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
+    if (rc == FC_OK) {
+        pack(crc, numbers, count, false);
+        rc = comm->all_reduce(comm, numbers, count, FC_U64, FC_REDUCE_XOR, NULL, err);
+        rc = rc == FC_OK ? comm->all_reduce(comm, numbers + count, count, FC_U64, FC_REDUCE_SUM, NULL, err) : rc;
     }
-    int64_t stride = 1;
-    for (int d = t->ndim - 1; d >= 0; d--) {
-        if (box.sizes[d] > 1 && extent.strides[d] != stride) {
-            return FC_OK;
-        }
-        stride *= box.sizes[d];
+    if (rc == FC_OK) {
+        pack(crc, numbers, count, true);
     }
-    *known = true;
-    *out = fc_crc32_shift(fc_crc32_finish((uint32_t)digest.value, bytes), behind * element);
-    return FC_OK;
+    free(numbers);
+    return rc;
 }
 
-fc_code fc_source_crc_check(const fc_source_crc *crc, size_t index, fc_error *err) {
-    if (!crc || crc->sums[index].torn) {
-        return FC_OK;
-    }
-    const fc_checkpoint *source = crc->wanted->source;
-    const fc_wanted_tensor *wanted = &crc->wanted->tensors[index];
-    const fc_tensor *t = wanted->source;
-    int64_t covered = 0, all = 0;
-    uint32_t recorded = 0;
-    if (t->object || wanted->dtype != t->dtype || !fc_numel(t->ndim, t->shape, &all)) {
-        return FC_OK;
-    }
-    for (size_t i = 0; i < t->nchunks; i++) {
-        const fc_box box = fc_chunk_box(t, &t->chunks[i]);
-        bool known;
-        uint32_t added = 0;
-        fc_code rc = chunk_sum(source, t, i, &known, &added, err);
-        if (rc != FC_OK || !known) {
-            return rc;
-        }
-        recorded ^= added;
-        covered += fc_box_volume(&box);
-    }
-    if (covered != all ||
-        recorded == crc->sums[index].crc) { /* replicas cover more: which was read is not known here */
-        return FC_OK;
-    }
+static fc_code damaged(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t chunk, uint32_t found,
+                       uint32_t recorded, fc_error *err) {
+    const fc_chunk *at = &tensor->chunks[chunk];
+    const fc_box box = fc_chunk_box(tensor, at);
     return fc_fail(err, FC_ECORRUPT,
-                   "%s: tensor %s: its data does not have the CRC-32 that its file records: it is damaged; fsdpckpt "
-                   "verify tells in which file",
-                   source->path, t->name);
+                   "%s: offset %" PRIu64 ": tensor %s, chunk %s: damaged: the CRC-32 of its data is %08" PRIx32
+                   ", the archive says %08" PRIx32 "; fsdpckpt verify lists all that is damaged",
+                   checkpoint->files[at->file].path, at->offset, tensor->name, fc_box_to_text(&box).s, found, recorded);
+}
+
+fc_code fc_source_crc_check(const fc_source_crc *crc, fc_error *err) {
+    const fc_checkpoint *checkpoint = crc->checkpoint;
+    for (size_t i = 0; i < checkpoint->ntensors && atomic_load(&crc->any); i++) {
+        const fc_tensor *tensor = &checkpoint->tensors[i];
+        for (size_t k = 0; k < tensor->nchunks; k++) {
+            chunk_sum *sum = &crc->sums[crc->first[i] + k];
+            const fc_box box = fc_chunk_box(tensor, &tensor->chunks[k]);
+            uint64_t bytes = (uint64_t)fc_box_volume(&box) * fc_dtype_size(tensor->dtype);
+            uint32_t recorded = atomic_load(&sum->recorded);
+            if (recorded == 0 || atomic_load(&sum->bytes) != bytes) {
+                continue;
+            }
+            uint32_t found = fc_crc32_finish(atomic_load(&sum->sum), bytes);
+            if (found != recorded) {
+                return damaged(checkpoint, tensor, k, found, recorded, err);
+            }
+        }
+    }
+    return FC_OK;
 }

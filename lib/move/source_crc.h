@@ -1,23 +1,49 @@
 /*
- * The CRC-32s that a source records for its chunks (the records of torch's zip archives), compared with what was
- * written of its tensors. For want of one sum over the tensor this needs both sides cut into runs of its row-major
- * order: whole, or in rows (Shard(0)), as FSDP cuts. Columns are left to fsdpckpt verify.
+ * The CRC-32s that a source records for its chunks (fc_extent.crc32: the records of torch's zip archives), compared
+ * with what is read of them. CRCs are linear, so a chunk's is put together from those of the pieces that workers and
+ * ranks read of it, in any order and however it is cut. A chunk that is not read whole (the other of two replicas) is
+ * not compared.
  */
 #ifndef FSDPCKPT_MOVE_SOURCE_CRC_H
 #define FSDPCKPT_MOVE_SOURCE_CRC_H
 
-#include "fsdpckpt/wanted.h"
+#include "core/crc.h"
+#include "fsdpckpt/comm.h"
 
+/** The sums of all chunks of a checkpoint. Shared by all workers. */
 typedef struct fc_source_crc fc_source_crc;
 
-/** @param out NULL when the source records no CRC-32; the other functions allow that. */
-fc_code fc_source_crc_new(const fc_wanted *wanted, fc_source_crc **out, fc_error *err);
+fc_code fc_source_crc_new(const fc_checkpoint *checkpoint, fc_source_crc **out, fc_error *err);
 void fc_source_crc_free(fc_source_crc *crc);
 
-/** Adds the items of a part whose data has been moved, with their CRC-32s. */
-void fc_source_crc_add(fc_source_crc *crc, const fc_part *part);
+/** Adds up what the ranks have read. Collective, unless `comm` is NULL. */
+fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err);
 
-/** @return FC_ECORRUPT when tensor `index` of the target is not what the source's CRC-32s say. */
-fc_code fc_source_crc_check(const fc_source_crc *crc, size_t index, fc_error *err);
+/** @return FC_ECORRUPT when a chunk that was read whole, by this rank in part, is not what its CRC-32 says. */
+fc_code fc_source_crc_check(const fc_source_crc *crc, fc_error *err);
+
+enum { FC_CRC_DISTANCES = 8 };
+
+/** A walk over some bytes of one chunk, in ascending order. One worker's, to be used again: all 0 to start with. */
+typedef struct fc_crc_walk {
+    uint64_t at;    /**< bytes, in the stored ones: the end of the last run */
+    uint64_t bytes; /**< so far */
+    uint32_t sum;   /**< bare, with nothing behind `at` */
+    bool wanted;
+    struct {
+        uint64_t distance;
+        fc_crc32_factor factor;
+    } known[FC_CRC_DISTANCES]; /**< few distances occur, again and again */
+} fc_crc_walk;
+
+/** Begins with a piece of a chunk; `wanted` tells whether there is anything to compare it with. */
+void fc_crc_walk_begin(fc_crc_walk *walk, const fc_tensor *tensor, size_t chunk, const fc_extent *extent);
+
+/** Adds `size` bytes, `at` bytes behind the start of the stored ones. */
+void fc_crc_walk_add(fc_crc_walk *walk, uint64_t at, const unsigned char *bytes, size_t size);
+
+/** Adds the piece to the sums. Thread-safe. */
+void fc_crc_walk_end(const fc_crc_walk *walk, fc_source_crc *crc, const fc_tensor *tensor, size_t chunk,
+                     const fc_extent *extent);
 
 #endif

@@ -465,13 +465,13 @@ fc_code fc_rename_apply(fc_rename *rename, const fc_tensor *source, fc_arena *ar
 
 fc_code fc_rename_check_used(const fc_rename *rename, const char *path, const char *example, fc_error *err) {
     if (rename->prefix && !rename->prefix_used) {
-        return fc_fail(err, FC_EUSAGE, "%s: --strip-prefix '%s' matches no name, e.g. '%s'", path, rename->prefix,
-                       example);
+        return fc_fail(err, FC_EUSAGE, "%s: --strip-prefix '%s' matches no name, e.g. '%s'; leave it out", path,
+                       rename->prefix, example);
     }
     for (size_t i = 0; i < rename->nrules; i++) {
         if (!rename->rules[i].used) {
-            return fc_fail(err, FC_EUSAGE, "%s: --rename '%s' matches no name, e.g. '%s'", path, rename->rules[i].text,
-                           example);
+            return fc_fail(err, FC_EUSAGE, "%s: --rename '%s' matches no name, e.g. '%s'; leave this rule out", path,
+                           rename->rules[i].text, example);
         }
     }
     return FC_OK;

@@ -78,3 +78,15 @@ bool fc_row_major_strides(int ndim, const int64_t *sizes, int64_t *strides) {
     }
     return true;
 }
+
+bool fc_is_row_major(int ndim, const int64_t *sizes, const int64_t *strides) {
+    int64_t expected = 1;
+    bool in_order = true;
+    for (int d = ndim - 1; d >= 0; d--) {
+        if (sizes[d] == 0) {
+            return true;
+        }
+        in_order = in_order && (sizes[d] == 1 || strides[d] == expected) && fc_mul_i64(expected, sizes[d], &expected);
+    }
+    return in_order;
+}

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-void fc_finding(fc_findings *findings, const fc_defect *place, const char *fmt, ...) {
+void fc_report_defect(fc_findings *findings, const fc_defect *place, const char *fmt, ...) {
     fc_error line;
     char text[sizeof line.message];
     va_list args;
@@ -45,6 +45,7 @@ typedef struct listing {
     size_t number; /* of the tensor */
     bool *counts;  /* one a chunk of it */
     bool digested; /* everything of it so far */
+    bool unread;   /* some chunk of it has no extent */
 } listing;
 
 static fc_code no_memory(const listing *l, fc_error *err) {
@@ -66,7 +67,7 @@ static fc_code note(listing *l, const fc_chunk *chunk, fc_code rc, const fc_erro
         place.offset = chunk->offset;
         place.has_offset = true;
     }
-    fc_finding(l->findings, &place, "%s", found->message);
+    fc_report_defect(l->findings, &place, "%s", found->message);
     l->out->broken[l->number] = 1;
     return FC_OK;
 }
@@ -149,6 +150,7 @@ static fc_code add_chunk(listing *l, size_t index, size_t *next, fc_error *err) 
     fc_code rc = fc_checkpoint_extent(l->checkpoint, tensor, index, &extent, &found);
     rc = rc == FC_OK ? fc_checkpoint_digest(l->checkpoint, tensor, index, &digest, &found) : rc;
     if (rc != FC_OK) {
+        l->unread = true;
         return note(l, chunk, rc, &found, err);
     }
     switch (digest.kind) {
@@ -206,6 +208,7 @@ static fc_code list_tensor(listing *l, fc_error *err) {
     fc_digest *whole = &l->out->whole[l->number];
     fc_error found;
     l->digested = true;
+    l->unread = false;
     l->counts = calloc(tensor->nchunks + 1, sizeof *l->counts);
     if (!l->counts) {
         return no_memory(l, err);
@@ -216,11 +219,15 @@ static fc_code list_tensor(listing *l, fc_error *err) {
     for (size_t i = 0; rc == FC_OK && i < tensor->nchunks;) {
         rc = add_chunk(l, i, &i, err);
     }
-    rc = rc == FC_OK && tensor->object ? check_object(l, err) : rc;
+    /* Bytes that are not to be had are no object to decode: that is told already. */
+    rc = rc == FC_OK && tensor->object && !l->out->broken[l->number] ? check_object(l, err) : rc;
     free(l->counts);
     /* Objects of DCP and torch.save count as not digested here; the format's own check sees to their records. */
     l->report->tensors += !tensor->object;
     l->report->objects += tensor->object != NULL;
+    if (l->unread) { /* of what was not even found, a digest says nothing, and it was not read either */
+        return rc;
+    }
     l->report->digested += l->digested;
     l->report->undigested += !l->digested;
     for (size_t i = 0; !l->digested && i < tensor->nchunks; i++) {
@@ -290,7 +297,7 @@ static fc_code add_file(fc_regions *out, uint32_t number, fc_sealed_file *sealed
         }
     }
     if (rc != FC_OK) {
-        fc_finding(findings, &place, "%s", found.message);
+        fc_report_defect(findings, &place, "%s", found.message);
         return rc == FC_ENOMEM ? fc_fail(err, rc, "%s", found.message) : FC_OK;
     }
     *r = (fc_region){.kind = FC_REGION_FILE, .file = number, .length = size, .sealed = sealed};

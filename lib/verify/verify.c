@@ -95,7 +95,7 @@ static void note(verifier *v, active *a, fc_code rc, const fc_error *err) {
         if (a->region->tensor) {
             v->regions->broken[a->region->number] = 1;
         }
-        fc_finding(v->findings, &place, "%s", err->message);
+        fc_report_defect(v->findings, &place, "%s", err->message);
     }
     a->failed = true;
 }
@@ -109,10 +109,10 @@ static void compare_box(verifier *v, active *a) {
         const fc_defect place = place_of(v, r);
         const fc_box box = {r->tensor->ndim, r->dims, r->dims + r->tensor->ndim};
         v->regions->broken[r->number] = 1;
-        fc_finding(v->findings, &place,
-                   "%s: offset %" PRIu64 ": tensor %s, box %s: damaged: the CRC-64 of its data is %016" PRIx64
-                   ", recorded is %016" PRIx64,
-                   path_of(v, r), r->offset, r->tensor->name, fc_box_to_text(&box).s, a->item.crc64, r->expected);
+        fc_report_defect(v->findings, &place,
+                         "%s: offset %" PRIu64 ": tensor %s, box %s: damaged: the CRC-64 of its data is %016" PRIx64
+                         ", recorded is %016" PRIx64,
+                         path_of(v, r), r->offset, r->tensor->name, fc_box_to_text(&box).s, a->item.crc64, r->expected);
     }
 }
 
@@ -122,10 +122,10 @@ static void compare_bytes(verifier *v, active *a) {
     if (found != r->expected) {
         const fc_defect place = place_of(v, r);
         v->regions->broken[r->number] = 1;
-        fc_finding(v->findings, &place,
-                   "%s: offset %" PRIu64 ": tensor %s: damaged: the CRC-32 of the %" PRIu64
-                   " bytes of its record is %08" PRIx32 ", the archive says %08" PRIx32,
-                   path_of(v, r), r->offset, r->tensor->name, r->length, found, (uint32_t)r->expected);
+        fc_report_defect(v->findings, &place,
+                         "%s: offset %" PRIu64 ": tensor %s: damaged: the CRC-32 of the %" PRIu64
+                         " bytes of its record is %08" PRIx32 ", the archive says %08" PRIx32,
+                         path_of(v, r), r->offset, r->tensor->name, r->length, found, (uint32_t)r->expected);
     }
 }
 
@@ -136,9 +136,9 @@ static void end_file(verifier *v, active *a) {
         r->sealed->crc64 = found;
     } else if (found != r->expected) {
         const fc_defect place = place_of(v, r);
-        fc_finding(v->findings, &place,
-                   "%s: not what was sealed: its CRC-64 is %016" PRIx64 ", in %s it is %016" PRIx64, path_of(v, r),
-                   found, v->checkpoint->seal->path, r->expected);
+        fc_report_defect(v->findings, &place,
+                         "%s: not what was sealed: its CRC-64 is %016" PRIx64 ", in %s it is %016" PRIx64,
+                         path_of(v, r), found, v->checkpoint->seal->path, r->expected);
     }
 }
 
@@ -350,9 +350,10 @@ static void compare_whole(const verifier *v) {
         uint64_t found = fc_crc64_finish(v->sums[i], bytes);
         if (recorded->kind == FC_DIGEST_CRC64 && !v->regions->broken[i] && found != recorded->value) {
             const fc_defect place = {.tensor = t->name};
-            fc_finding(v->findings, &place,
-                       "%s: tensor %s: damaged: the CRC-64 of its data is %016" PRIx64 ", recorded is %016" PRIx64,
-                       c->path, t->name, found, recorded->value);
+            fc_report_defect(v->findings, &place,
+                             "%s: tensor %s: damaged: the CRC-64 of its data is %016" PRIx64
+                             ", recorded is %016" PRIx64,
+                             c->path, t->name, found, recorded->value);
         }
     }
 }
@@ -417,7 +418,7 @@ static fc_code digest_header(verifier *v, fc_sealed_file *file, fc_error *err) {
         rc = fc_fail(&found, FC_ECORRUPT, "%s: not what was sealed: it was changed, or is damaged", file->path);
     }
     if (rc != FC_OK) {
-        fc_finding(v->findings, &place, "%s", found.message);
+        fc_report_defect(v->findings, &place, "%s", found.message);
     }
     return FC_OK;
 }
@@ -434,8 +435,9 @@ static fc_code verify_files(verifier *v, fc_seal *seal, const fc_move_options *o
     }
     if (rc == FC_OK && !v->sealing && seal->missing > 0) {
         const fc_defect place = {.tensor = seal->missed};
-        fc_finding(v->findings, &place, "%s: %s was sealed and is not there any more, or of another shape or dtype%s",
-                   v->checkpoint->path, seal->missed, seal->missing > 1 ? "; it is not the only one" : "");
+        fc_report_defect(v->findings, &place,
+                         "%s: %s was sealed and is not there any more, or of another shape or dtype%s",
+                         v->checkpoint->path, seal->missed, seal->missing > 1 ? "; it is not the only one" : "");
     }
     v->regions = NULL;
     fc_regions_free(&files);

@@ -16,14 +16,14 @@ class Convert(harness.Case):
 
     def test_consolidate_says_what_it_did(self):
         text = self.ok("consolidate", harness.corpus(MESH), "-o", "m.h5")
-        self.assertRegex(text, r"^m\.h5: 11 tensors, 0 objects, [\d.]+ kB in 1 file, [\d.]+ s, .*/s\n$")
+        self.assertRegex(text, r"^m\.h5: 11 tensors, 0 objects, [\d.]+ kB in 1 h5 file, [\d.]+ s, .*/s\n$")
         self.assertEqual(self.listing(), ["m.h5"])
         self.assertIn("full: no tensor is cut", self.ok("inspect", "m.h5"))
         self.assertEqual(self.names("m.h5"), self.names(harness.corpus(MESH)))
 
     def test_reshard_says_what_tp_cut(self):
         text = self.ok("reshard", harness.corpus(FSDP2), "-o", "out", "--dp", "4", "--tp", "2")
-        self.assertRegex(text, r"^out: \d+ tensors, .* in 9 files, ")
+        self.assertRegex(text, r"^out: \d+ tensors, .* in 9 h5 files, ")
         self.assertRegex(text, r"\nTP cuts [1-9]\d* of \d+ tensors \(plan auto\)\n$")
         self.assertEqual(self.listing(), ["out"])
         files = sorted(os.listdir(self.path("out")))
@@ -50,7 +50,7 @@ class Convert(harness.Case):
     def test_compress_says_the_ratio(self):
         packed = os.path.join(harness.CORPUS, "h5-packed.h5")
         text = self.ok("consolidate", packed, "-o", "m.h5", "--compress", "1")
-        self.assertRegex(text, r"^m\.h5: 3 tensors, .* in 1 file, compressed to [\d.]+ kB \([\d.]+ %\), ")
+        self.assertRegex(text, r"^m\.h5: 3 tensors, .* in 1 h5 file, compressed to [\d.]+ kB \([\d.]+ %\), ")
         got = json.loads(self.ok("reshard", packed, "-o", "out", "--dp", "2", "--compress", "9", "--json"))
         self.assertLess(got["stored_bytes"], got["data_bytes"] / 5)
         self.ok("consolidate", packed, "-o", "plain.h5", "--compress", "0")
@@ -59,9 +59,14 @@ class Convert(harness.Case):
         self.assertIn("before compression", dry)
         self.assertNotIn("n.h5", self.listing())
 
+    def test_compress_needs_a_format_that_can(self):
+        for target in ("m.pt", "m.safetensors"):
+            self.fails(5, "consolidate", harness.corpus(FSDP2), "-o", target, "--compress", "1",
+                       contains=["--compress: the format '", "has no compression; leave it out, or say --to h5"])
+
     def test_dry_run_writes_nothing(self):
         text = self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5", "--dry-run")
-        self.assertIn("m.h5: would hold ", text)
+        self.assertRegex(text, r"^m\.h5 would hold 11 tensors, .* in 1 h5 file\n")
         self.assertIn("memory for buffers", text)
         got = json.loads(self.ok("reshard", harness.corpus(FSDP2), "-o", "out", "--dp", "4", "-n", "--json"))
         self.assertTrue(got["dry_run"])
@@ -69,7 +74,43 @@ class Convert(harness.Case):
         self.assertGreater(got["memory"], 0)
         self.assertGreater(got["header_bytes"], 0)
         self.assertGreaterEqual(got["largest_file"], got["smallest_file"])
+        # Without -o it is still the target that is spoken of, not the source.
+        for command, files in ((["consolidate"], "1 h5 file"), (["convert", "--to", "dcp"], "3 dcp files"),
+                               (["reshard", "--dp", "3"], "4 h5 files")):
+            text = self.ok(*command, harness.corpus("dcp-torch2.15.0-fsdp1-optim"), "--dry-run")
+            self.assertRegex(text, rf"^the target would hold 24 tensors, 12 objects, .* in {files}\n")
+            self.assertNotIn("fsdp1-optim", text)
         self.assertEqual(self.listing(), [])
+
+    def test_the_summary_names_the_format(self):
+        source = harness.corpus(FSDP2)
+        for target, name in (("m.h5", "h5"), ("m.hdf5", "h5"), ("m.pt", "pt"), ("m.pth", "pt"), ("m.bin", "pt"),
+                             ("m.ckpt", "pt"), ("m.safetensors", "safetensors"), ("m", "h5"), ("v1.5", "h5")):
+            with self.subTest(target=target):
+                self.assertIn(f" in 1 {name} file, ", self.ok("consolidate", source, "-o", target))
+                self.assertEqual(json.loads(self.ok("inspect", target, "--json"))["format"], name)
+        got = json.loads(self.ok("convert", source, "-o", "d", "--to", "dcp", "--json"))
+        self.assertEqual(got["format"], "dcp")
+
+    def test_an_extension_of_no_format_is_told(self):
+        source = harness.corpus(FSDP2)
+        p = self.run_tool("consolidate", source, "-o", "out.gguf")
+        self.assertEqual(p.returncode, 0)
+        self.assertEqual(p.stderr, "fsdpckpt: no format has the extension '.gguf': the target is HDF5; --to says another\n")
+        self.assertIn(" in 1 h5 file, ", p.stdout)
+        self.ok("consolidate", source, "-o", "out.foo", "--to", "h5")
+        self.ok("consolidate", source, "-o", "quiet.foo", "-q")
+        self.ok("consolidate", source, "-o", ".hidden")
+        os.mkdir(self.path("dir.foo"))
+        self.ok("consolidate", source, "-o", "dir.foo/m")
+        self.ok("reshard", source, "-o", "run.v2", "--dp", "2")
+
+    def test_an_index_only_where_there_are_several_files(self):
+        source = harness.corpus(FSDP2)
+        self.ok("consolidate", source, "-o", "one", "--to", "safetensors", "--max-shard-size", "1GB")
+        self.assertEqual(os.listdir(self.path("one")), ["model.safetensors"])
+        self.ok("consolidate", source, "-o", "two", "--to", "safetensors", "--max-shard-size", "2KB")
+        self.assertIn("model.safetensors.index.json", os.listdir(self.path("two")))
 
     def test_existing_targets_are_kept(self):
         self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5")
@@ -160,7 +201,11 @@ class Convert(harness.Case):
             json.dump({"layers.*.feed_forward.w1": "colwise"}, f)
         text = self.ok("reshard", harness.corpus(MESH), "-o", "out", "--tp", "2", "--tp-plan", "plan.json")
         self.assertIn("TP cuts 2 of 11 tensors (plan plan.json)", text)
-        self.fails(4, "reshard", harness.corpus(MESH), "-o", "x", "--tp", "2", "--tp-plan", "none.json", contains=["none.json"])
+        for command in (["reshard", "-o", "x"], ["check"], ["average", harness.corpus(MESH), "-o", "x"]):
+            self.fails(2, command[0], harness.corpus(MESH), *command[1:], "--tp", "2", "--tp-plan", "atuo",
+                       contains=["TP plan 'atuo': neither a file nor a known plan; known is 'auto'"])
+        os.mkdir(self.path("plans"))
+        self.fails(4, "check", harness.corpus(MESH), "--tp", "2", "--tp-plan", "plans", contains=["plans: Is a directory"])
 
     def test_target_follows_the_umask(self):
         self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5")

@@ -1,11 +1,15 @@
 """Damaged and wrong inputs: one clear line, the right exit status, no output left behind."""
 
+import contextlib
+import io
 import json
 import os
 import random
 import shutil
+import struct
 import subprocess
 import unittest
+import zipfile
 
 import harness
 
@@ -30,6 +34,24 @@ class Errors(harness.Case):
         os.unlink(gone)
         self.refused(3, ckpt, [os.path.basename(gone)])
 
+    def test_checkpoints_below(self):
+        """A trainer's folder: the checkpoints are one level below."""
+        folder = self.path("checkpoint-500")
+        for name in ("optimizer_0", "pytorch_model_fsdp_0"):
+            shutil.copytree(harness.corpus(FSDP2), os.path.join(folder, name))
+        os.mkdir(os.path.join(folder, "logs"))
+        self.refused(3, folder, ["not a checkpoint", ": optimizer_0, pytorch_model_fsdp_0;"])
+
+    def test_files_beside(self):
+        """What is no part of the checkpoint is not converted, and that is said."""
+        ckpt = self.copy(FSDP2)
+        for name in ("rng_state_1.pt", "rng_state_0.pt", "config.json"):
+            with open(os.path.join(ckpt, name), "wb") as f:
+                f.write(b"x")
+        result = self.run_tool("consolidate", ckpt, "-o", self.path("out.h5"))
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("2 files beside it are no part of it and are not read, rng_state_0.pt", result.stderr)
+
     def test_truncated_shard(self):
         ckpt = self.copy(FSDP2)
         shard = harness.largest_shard(ckpt)
@@ -50,27 +72,93 @@ class Errors(harness.Case):
         with open(os.path.join(ckpt, item["file"]), "r+b") as f:
             f.seek(item["offset"])
             f.write(bytes(item["length"]))
-        for to in ("h5", "pt", "safetensors"):
+        for to in ("h5", "pt", "safetensors", "dcp"):
             with self.subTest(to=to):
                 self.fails(3, "convert", ckpt, "-o", self.path("out-" + to), "--to", to,
                            contains=["object optim.param_groups.0.lr: ", item["file"]])
 
+    def records(self, path, offset=0, length=None):
+        """The place and size of every record with a CRC of the archive at a range of a file."""
+        with open(path, "rb") as f:
+            f.seek(offset)
+            data = f.read() if length is None else f.read(length)
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for info in archive.infolist():
+                name, extra = struct.unpack_from("<HH", data, info.header_offset + 26)
+                if info.CRC and info.file_size:
+                    yield info.filename, offset + info.header_offset + 30 + name + extra, info.file_size
+
+    @contextlib.contextmanager
+    def flipped(self, path, place):
+        """One bit of a file is another until the end of the block."""
+        def turn():
+            with open(path, "r+b") as f:
+                f.seek(place)
+                byte = f.read(1)[0]
+                f.seek(place)
+                f.write(bytes([byte ^ 16]))
+
+        turn()
+        yield
+        turn()
+
+    def test_damaged_records_of_objects(self):
+        """One bit of any record of an object, those of tensors within it, too: none of its bytes is copied."""
+        ckpt = self.copy("dcp-torch2.15.0-objects-torch")
+        with open(os.path.join(ckpt, "expected.json"), encoding="utf-8") as f:
+            objects = json.load(f)["objects"]
+        count = 0
+        for name, item in objects.items():
+            path = os.path.join(ckpt, item["file"])
+            for record, place, size in self.records(path, item["offset"], item["length"]):
+                count += record.startswith("archive/data/")
+                with self.flipped(path, place + size - 1):
+                    for to in ("dcp", "h5", "pt", "safetensors"):
+                        with self.subTest(name=name, record=record, to=to):
+                            self.fails(3, "convert", ckpt, "-o", self.path("out"), "--to", to,
+                                       contains=["object " + name + ": ", item["file"], "CRC"])
+        self.assertGreater(count, 0)
+        self.ok("consolidate", ckpt, "-o", self.path("back.pt"), "-q")
+        for record, place, size in self.records(self.path("back.pt")):
+            if "/data/" in record:
+                with self.flipped(self.path("back.pt"), place + size - 1), self.subTest(record=record):
+                    self.fails(3, "convert", self.path("back.pt"), "-o", self.path("out"), "--to", "dcp",
+                               contains=["back.pt", "CRC-32"])
+
+    def flipped_chunk(self, ckpt, tensor, number):
+        """One bit of its elements."""
+        chunk = json.loads(self.ok("inspect", ckpt, "--tensor", tensor, "--json"))["chunks"][number]
+        files = json.loads(self.ok("inspect", ckpt, "--json"))["files"]
+        return self.flipped(os.path.join(ckpt, files[chunk["file"]]["name"]), chunk["data_offset"] + 5)
+
     def test_damaged_data(self):
         """One bit of a tensor's bytes: the archive's CRC-32 tells, whatever is made of it."""
         ckpt = self.copy(FSDP2)
-        told = json.loads(self.ok("inspect", ckpt, "--tensor", "model.tok_embeddings.weight", "--json"))
-        chunk = told["chunks"][1]
-        with open(os.path.join(ckpt, f"__{chunk['file']}_0.distcp"), "r+b") as f:
-            f.seek(chunk["data_offset"] + 5)
-            byte = f.read(1)[0]
-            f.seek(chunk["data_offset"] + 5)
-            f.write(bytes([byte ^ 4]))
         for args in (("consolidate", "--to", "h5"), ("consolidate", "--to", "pt"), ("reshard", "--dp", "3"),
                      ("consolidate", "--compress", "1"), ("convert", "--to", "dcp")):
-            with self.subTest(args=args):
+            with self.subTest(args=args), self.flipped_chunk(ckpt, "model.tok_embeddings.weight", 1):
                 self.fails(3, args[0], ckpt, "-o", self.path("out"), *args[1:],
                            contains=["model.tok_embeddings.weight", "CRC-32", "verify"])
                 self.assertFalse(os.path.exists(self.path("out")))
+
+    def test_damaged_columns(self):
+        """Chunks that are no rows of their tensor, and what is cast, cut anew or stored transposed: the message tells
+        the chunk."""
+        cases = (("dcp-torch2.15.0-2d-dp2tp2", "model.layers.0.attention.wo.weight", 4),
+                 ("dcp-torch2.15.0-sharded-tensor-2d", "grid", 4), ("dcp-torch2.15.0-shard-shard", "s0s1", 4),
+                 ("dcp-torch2.15.0-strided", "t", 1))
+        for name, chosen, count in cases:
+            ckpt = self.copy(name, name)
+            chunks = json.loads(self.ok("inspect", ckpt, "--tensor", chosen, "--json"))["chunks"]
+            self.assertEqual(len(chunks), count, (name, chosen))
+            for number, args in enumerate((("consolidate",), ("consolidate", "--dtype", "bfloat16"),
+                                           ("reshard", "--dp", "3"), ("consolidate", "--compress", "1"))):
+                chunk = chunks[number % count]
+                with self.subTest(name=name, args=args), self.flipped_chunk(ckpt, chosen, number % count):
+                    self.fails(3, args[0], ckpt, "-o", self.path("out"), *args[1:],
+                               contains=[f"offset {chunk['offset']}: tensor {chosen}, chunk ", "CRC-32"])
+            self.ok("consolidate", ckpt, "-o", self.path("out"), "-q")
+            os.unlink(self.path("out"))
 
     def cut_tensor(self, data):
         return next(n for n, m in data.state_dict_metadata.items() if len(getattr(m, "chunks", [])) > 1)

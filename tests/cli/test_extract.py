@@ -55,7 +55,13 @@ class Extract(harness.Case):
         self.fails(2, "extract", source, "w1.bias", contains=["did you mean 'model.layers.0.w1.bias'"])
         self.fails(2, "extract", source, "betas", "--to", "npy", contains=["is an object, not a tensor", "--to json"])
         self.fails(2, "extract", source, TENSOR, "--to", "json", contains=["is a tensor, not an object"])
-        self.fails(2, "extract", source, TENSOR, "--to", "h5", contains=["there are raw, npy and json"])
+        self.fails(2, "extract", source, TENSOR, "--to", "h5", contains=["there are raw, npy, and json for objects"])
+        for name in ("w.pt", "w.h5", "w.safetensors"):  # not raw bytes under such a name, unless they are asked for
+            self.fails(2, "extract", source, TENSOR, "-o", name,
+                       contains=[f"extract: {name}: its extension is that of", f"--include '{TENSOR}' -o {name}"])
+        self.assertNotIn("w.pt", self.listing())
+        self.ok("extract", source, TENSOR, "-o", "w.pt", "--to", "raw")
+        self.ok("extract", source, TENSOR, "-o", "w.bin")
         self.fails(2, "extract", source, contains=["SRC NAME"])
         raw = self.raw(source, TENSOR)
         self.assertEqual(self.raw(source, "layers.0.w1.bias", "--strip-prefix", "model", "--include", "model.*"), raw)
@@ -113,7 +119,8 @@ class Convert(harness.Case):
         self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/.*/same/", contains=["the same name 'same'"])
         self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/x", contains=["a delimiter is missing"])
         self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/(/x/", contains=["--rename 's/(/x/'"])
-        self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/nothing/x/", contains=["matches no name"])
+        self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/nothing/x/",
+                   contains=["--rename 's/nothing/x/' matches no name, e.g. '", "'; leave this rule out"])
         self.assertNotIn("b.h5", self.listing())
 
 

@@ -19,6 +19,19 @@ def expected(name):
 
 
 class Inspect(harness.Case):
+    def test_slashes_of_completion_are_not_shown(self):
+        self.ok("reshard", harness.corpus("dcp-torch2.15.0-fsdp2"), "-o", "out/", "--dp", "2")
+        for args in (["verify", "out//"], ["check", "out/"], ["diff", "out/", "out///"], ["inspect", "out//"]):
+            self.assertNotIn("out/", self.ok(*args))
+        os.unlink(self.path("out", "shard-00001-of-00002.h5"))
+        for args in (["inspect", "out/"], ["inspect", "out//"], ["consolidate", "out/", "-o", "x.h5"], ["verify", "out/"]):
+            self.fails(3, *args, contains=["fsdpckpt: out/shard-00001-of-00002.h5: the file is missing"])
+
+    def test_page_does_not_replace_the_checkpoint(self):
+        copy = self.copy("dcp-torch2.15.0-fsdp2")
+        for name in (".metadata", "__0_0.distcp"):
+            self.fails(2, "inspect", copy, "--html", os.path.join(copy, name), "--force", contains=["is a file of"])
+
     def test_json_says_what_torch_said(self):
         for name in sorted(os.listdir(harness.CORPUS)):
             if not os.path.isdir(os.path.join(harness.CORPUS, name)) or name.startswith("ds-"):

@@ -45,6 +45,35 @@ class Schema(harness.Case):
                 os.unlink(os.path.join(copy, name))
         self.assertEqual(self.ok("schema", copy), want)
 
+    def test_selects_and_writes_a_file(self):
+        source = harness.corpus(STATE)
+        whole = json.loads(self.ok("schema", source))
+        self.assertEqual(self.ok("schema", source, "-o", "all.json"), "")
+        with open(self.path("all.json")) as f:
+            self.assertEqual(f.read(), self.ok("schema", source, "-o", "-"))
+        self.ok("schema", source, "-o", "model.json", "--include", "model.*", "--exclude", "*.bias", "--strip-prefix", "model.")
+        with open(self.path("model.json")) as f:
+            model = json.load(f)
+        want = [t["name"][6:] for t in whole["tensors"] if t["name"].startswith("model.") and not t["name"].endswith(".bias")]
+        self.assertEqual([t["name"] for t in model["tensors"]], want)
+        self.assertLess(0, len(want))
+        self.assertLess(len(want), len(whole["tensors"]))
+        self.assertEqual(model["objects"], [])
+        self.ok("check", source, "--schema", "model.json", "--include", "model.*", "--exclude", "*.bias",
+                "--strip-prefix", "model.", "-q")
+        self.fails(2, "schema", source, "--include", "nothing.*", contains=["--include 'nothing.*' matches none"])
+
+    def test_file_is_complete_or_not_there(self):
+        self.schema(harness.corpus(STATE))
+        self.fails(2, "schema", harness.corpus(MESH), "-o", "model.json", contains=["model.json: exists: --force"])
+        self.ok("schema", harness.corpus(MESH), "-o", "model.json", "--force")
+        with open(self.path("model.json")) as f:
+            self.assertEqual(f.read(), self.ok("schema", harness.corpus(MESH)))
+        copy = self.copy(MESH)
+        self.fails(2, "schema", copy, "-o", os.path.join(copy, ".metadata"), "-f", contains=["is a file of the checkpoint"])
+        self.ok("inspect", copy)
+        self.assertEqual(self.listing(), ["ckpt", "model.json"])
+
     def test_is_inspected(self):
         self.schema(harness.corpus(STATE))
         text = self.ok("inspect", "model.json")

@@ -81,7 +81,8 @@ class Units(harness.Case):
         self.fails(2, "units", source, "--policy", "class:", contains=["names no class"])
         for wrong in ("size:", "size:0", "size:x", "size:1KB", "size:99999999999999999999"):
             self.fails(2, "units", source, "--policy", wrong, contains=["size:100M"])
-        self.fails(4, "units", source, "--policy", "blokcs", contains=["blokcs"])
+        self.fails(2, "units", source, "--policy", "blokcs",
+                   contains=["--policy 'blokcs': neither a file nor a known policy; known are blocks, size:N and class:"])
         classes = self.write("classes.json", {"$shared": [["embed.weight", "head.weight"]]})
         policy = self.write("policy.json", {"head": True})
         self.fails(2, "units", source, "--policy", policy, "--classes", classes, contains=["shared parameter", "'the root'"])

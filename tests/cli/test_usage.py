@@ -1,6 +1,8 @@
 """Help, version, usage errors, exit statuses."""
 
 import os
+import re
+import subprocess
 
 import harness
 
@@ -23,6 +25,44 @@ class Usage(harness.Case):
         self.assertIn("--tp-plan", self.ok("reshard", "--help"))
         self.assertNotIn("--tp-plan", self.ok("consolidate", "--help"))
 
+    def test_help_says_what_an_option_means_here(self):
+        def meaning(command, option):
+            lines = self.ok(command, "--help").split("\nOptions:\n")[1].split("\n\n")[0]
+            terms = re.split(r"\n(?=  -|      --)", "\n" + lines)
+            return next(" ".join(t.split()) for t in terms if f"--{option}" in t.split("  ")[0] + t.split("\n")[0])
+
+        formats = re.findall(r"^  (\w+) .*\n", self.ok("--help").split("by the extension of -o):\n")[1].split("'fsd")[0], re.M)
+        self.assertEqual(sorted(formats), ["dcp", "h5", "pt", "safetensors"])
+        for command in ("consolidate", "reshard", "convert", "average"):
+            self.assertIn("format of DST: dcp, h5, pt or safetensors", meaning(command, "to"))
+            self.assertNotIn("npy", meaning(command, "to"))
+        self.assertIn("raw (the default), npy, or json", meaning("extract", "to"))
+        for command in ("extract", "schema"):
+            self.assertIn("standard output", meaning(command, "output"))
+            self.assertNotIn("checkpoint", meaning(command, "output"))
+        for command, word in (("inspect", "--html"), ("check", "--junit"), ("verify", "--seal")):
+            self.assertIn(word, meaning(command, "force"))
+        self.assertNotIn("--local", self.ok("average", "--help"))
+        self.assertIn("without an index", meaning("consolidate", "max-shard-size"))
+        self.assertIn("Usage: fsdpckpt reshard SRC -o DST --dp N", self.ok("reshard", "--help"))
+
+    def test_help_lists_extensions(self):
+        text = self.ok("--help")
+        for line in ("h5 HDF5: .h5 .hdf5", "pt PyTorch (torch.save): .pt .pth .bin .ckpt", "safetensors safetensors: .safetensors"):
+            self.assertIn(line, [" ".join(each.split()) for each in text.splitlines()])
+
+    def test_example_has_help(self):
+        program = os.path.join(os.path.dirname(harness.BINARY), "train_mlp")
+        p = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60)
+        self.assertEqual((p.returncode, p.stderr), (0, ""))
+        self.assertTrue(p.stdout.startswith("usage: train_mlp "))
+        for option in re.findall(r"--[\w-]+", p.stdout.split("\n\n")[0]):
+            self.assertIn(f"\n  {option} ", p.stdout)
+        for wrong in ("--frob", "ckpt"):
+            p = subprocess.run([program, wrong], capture_output=True, text=True, timeout=60, cwd=self.dir)
+            self.assertEqual((p.returncode, p.stdout), (2, ""))
+            self.assertIn("usage: train_mlp ", p.stderr)
+
     def test_version(self):
         text = self.ok("--version")
         self.assertRegex(text, r"^fsdpckpt \d+\.\d+\.\d+\n")
@@ -39,8 +79,8 @@ class Usage(harness.Case):
             (("--json",), "goes after a command"),
             (("--frob",), "unknown option '--frob'"),
             (("inspect",), "inspect needs SRC"),
-            (("inspect", "a", "b"), "'b' is one too many"),
-            (("inspect", ""), "SRC is empty"),
+            (("inspect", "a", "b"), "'b' is one too many; of a checkpoint in several files name the directory"),
+            (("inspect", ""), "SRC is empty: an unset variable?"),
             (("consolidate", "a"), "consolidate needs -o"),
             (("consolidate", "a", "-o"), "needs an argument"),
             (("consolidate", "a", "--forse"), "did you mean '--force'?"),
@@ -52,6 +92,9 @@ class Usage(harness.Case):
             (("consolidate", "a", "-o", "b", "--compress", ""), "not a level"),
             (("consolidate", "a", "-o", "b", "--compress", "x"), "not a level"),
             (("consolidate", "a", "-o", "b", "--progress", "often"), "auto, always, never"),
+            (("consolidate", "a", "-o", "b", "--comm", "smoke"), "'smoke' is not one of auto, none, mpi, nccl"),
+            (("convert", "a"), "convert needs -o, --output DST (or --dry-run)"),
+            (("view", "a"), "view needs -o, --output DST; see"),
             (("reshard", "a", "-o", "b"), "--dp"),
             (("reshard", "a", "-o", "b", "--dp", "2", "--tp-plan", "x"), "--tp N"),
             (("inspect", "a", "--tree", "--json"), "choose one"),

@@ -149,7 +149,13 @@ class Verify(harness.Case):
         file, _, _, tensor = self.extents("ckpt")[0]
         chunk = json.loads(self.ok("inspect", "ckpt", "--tensor", tensor, "--json"))["chunks"][0]
         flip(self.path("ckpt", file), chunk["data_offset"], 7)
-        self.fails(3, "consolidate", "ckpt", "-o", "bad.h5", contains=["ckpt: tensor " + tensor])
+        self.fails(3, "consolidate", "ckpt", "-o", "bad.h5", contains=["tensor " + tensor, "the archive says"])
+        self.ok("consolidate", "good.h5", "-o", "plain.safetensors", "-q")  # a format without CRCs
+        self.ok("verify", "plain.safetensors", "--seal")
+        _, offset, _, tensor = self.extents("plain.safetensors")[0]
+        flip(self.path("plain.safetensors"), offset)
+        self.fails(3, "consolidate", "plain.safetensors", "-o", "bad.h5",
+                   contains=["plain.safetensors: tensor " + tensor, "seal.json"])
         self.assertEqual(self.run_tool("verify", "ckpt", "--seal", "--force").returncode, 1)  # damaged is not sealed
         with open(self.path("ckpt.fsdpckpt-seal.json"), "w") as f:
             f.write('{"fsdpckpt": "seal", "version": 1, "files": []}')
@@ -170,6 +176,107 @@ class Verify(harness.Case):
         with open(self.path("model.json"), "w") as f:
             f.write(self.ok("schema", harness.corpus(MESH)))
         self.fails(2, "verify", "model.json", contains=["holds no data to verify"])
+
+    def header(self, path):
+        with open(self.path(path), "rb") as f:
+            size = int.from_bytes(f.read(8), "little")
+            return json.loads(f.read(size)), 8 + size
+
+    def rewrite(self, path, change):
+        """As another program would write it."""
+        header, data = self.header(path)
+        change(header)
+        with open(self.path(path), "rb") as f:
+            rest = f.read()[data:]
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        with open(self.path(path), "wb") as f:
+            f.write(len(text).to_bytes(8, "little") + text + rest)
+
+    def flat(self):
+        """Files with flat names: of another program, and of ours."""
+        self.ok("consolidate", harness.corpus(MESH), "-o", "foreign.safetensors")
+        self.rewrite("foreign.safetensors", lambda h: h.update(__metadata__={"who": "me", "format": "np"}))
+        self.ok("consolidate", "foreign.safetensors", "-o", "model.safetensors", "-q")
+
+    def test_safetensors_headers(self):
+        """A bit of a name: valid JSON, and another tensor."""
+        self.flat()
+        r = self.report("model.safetensors")
+        self.assertEqual((r["defects"], r["without_digest"], r["files_with_header_digest"]), ([], 0, 1))
+        with open(self.path("model.safetensors"), "rb") as f:
+            place = f.read().find(b'"model.') + 3
+        flip(self.path("model.safetensors"), place)
+        r = self.report("model.safetensors", 1)
+        self.assertEqual([d["file"] for d in r["defects"]], ["model.safetensors"])
+        self.assertIn("its header is damaged", r["defects"][0]["message"])
+        for args in (("consolidate", "-o", "x.h5"), ("convert", "--to", "safetensors", "-o", "x.safetensors"),
+                     ("reshard", "--dp", "2", "-o", "x")):
+            self.fails(3, args[0], "model.safetensors", *args[1:], contains=["model.safetensors: its header is damaged"])
+        self.assertIn("its header is damaged", self.run_tool("check", "model.safetensors").stdout)
+        self.ok("inspect", "model.safetensors")  # to look at what it is is no harm
+
+    def test_safetensors_of_another_program(self):
+        """What it wrote stays, ours is there once; what it wrote anew of ours is not taken for damage if it says so."""
+        self.flat()
+        r = self.report("foreign.safetensors")
+        self.assertEqual((r["defects"], r["files_with_header_digest"]), ([], 0))
+        self.ok("consolidate", "model.safetensors", "-o", "b.safetensors", "-q")
+        for name in ("model.safetensors", "b.safetensors"):
+            metadata = self.header(name)[0]["__metadata__"]
+            self.assertEqual((metadata["who"], metadata["format"]), ("me", "np"))
+            self.assertEqual(set(metadata), {"who", "format", "fsdpckpt.version", "fsdpckpt.crc64",
+                                             "fsdpckpt.header_crc64"})
+        self.ok("consolidate", "b.safetensors", "-o", "c.h5", "-q")
+        self.ok("consolidate", "c.h5", "-o", "d.safetensors", "-q")
+        with open(self.path("b.safetensors"), "rb") as f, open(self.path("d.safetensors"), "rb") as g:
+            self.assertEqual(f.read(), g.read())
+        self.rewrite("b.safetensors", lambda h: h["__metadata__"].update(who="you"))
+        self.fails(3, "consolidate", "b.safetensors", "-o", "x.h5", contains=["take that key out"])
+        self.rewrite("b.safetensors", lambda h: h["__metadata__"].pop("fsdpckpt.header_crc64"))
+        self.ok("consolidate", "b.safetensors", "-o", "x.h5", "-q")
+        self.assertIn("has fsdpckpt.version and no", self.report("b.safetensors", 1)["defects"][0]["message"])
+
+    def test_several_files_that_cannot_be_opened(self):
+        """Each is told, on a line of its own."""
+        self.ok("reshard", harness.corpus(MESH), "-o", "h5", "--dp", "8")
+        shutil.copytree(harness.corpus(MESH), self.path("dcp"))
+        for source, names in (("h5", ("shard-00001-of-00008.h5", "shard-00006-of-00008.h5")),
+                              ("dcp", ("__1_0.distcp", "__6_0.distcp"))):
+            os.unlink(self.path(source, names[0]))
+            self.fails(3, "verify", source, contains=[names[0], "missing"])
+            os.truncate(self.path(source, names[1]), 100)
+            for how in ((), ("--json",)):
+                p = self.run_tool("verify", source, *how)
+                self.assertEqual((p.returncode, p.stdout), (3, ""))
+                lines = p.stderr.splitlines()
+                self.assertEqual(len(lines), 2, p.stderr)
+                for line, name, what in zip(lines, names, ("missing", "truncated")):
+                    self.assertTrue(line.startswith(f"fsdpckpt: {source}/{name}: "), line)
+                    self.assertIn(what, line)
+
+    def test_a_view_by_many_threads(self):
+        """Each chunk is read by a process, which must not wait for locks of other threads: under AddressSanitizer one
+        run in three did."""
+        self.ok("view", harness.corpus(MESH), "-o", "v.h5", "-q")
+        for _ in range(8):
+            self.ok("verify", "v.h5", "--follow-external", "-j", "16", "-q", timeout=60)
+
+    def test_a_view_onto_missing_data(self):
+        """One defect a tensor, none of which counts as covered, or as read."""
+        shutil.copytree(harness.corpus(MESH), self.path("ckpt"))
+        self.ok("view", "ckpt", "-o", "v.h5", "-q")
+        before = json.loads(self.ok("verify", "v.h5", "--follow-external", "--json"))
+        for name in os.listdir(self.path("ckpt")):
+            if name.endswith(".distcp"):
+                os.unlink(self.path("ckpt", name))
+        p = self.run_tool("verify", "v.h5", "--follow-external", "--json")
+        self.assertEqual((p.returncode, p.stderr), (1, ""))
+        r = json.loads(p.stdout)
+        told = [d["tensor"] for d in r["defects"]]
+        self.assertEqual(len(set(told)), len(told))
+        self.assertEqual(len(told), before["tensors"])
+        self.assertEqual((r["with_digest"], r["without_digest"]), (0, 0))
 
     def test_a_damaged_source_is_not_converted(self):
         self.ok("consolidate", harness.corpus(MESH), "-o", "full.h5")

@@ -43,9 +43,11 @@ def parse_size(text):
     return int(float(text[:-1]) * units[text[-1].upper()]) if text[-1].upper() in units else int(text)
 
 
-def llama(size):
+def llama(size, dims=None):
     """[(fqn, shape)] of a LLaMA in bf16 of about that many bytes, never above it by more than a layer."""
-    if size >= 4 << 30:
+    if dims:
+        dim, hidden, vocab = dims
+    elif size >= 4 << 30:
         dim, hidden, vocab = 4096, 11008, 32000
     elif size >= 512 << 20:
         dim, hidden, vocab = 2048, 5632, 32000

@@ -3,9 +3,12 @@
 
     make_deepspeed.py CORPUS [CASE...]          a Python with torch and deepspeed
 
+A case called *-universal is what ds_to_universal.py makes of the one before, with the same truth.
+
 The truth is taken from the running engine before it saves (safe_get_full_fp32_param, safe_get_full_optimizer_state);
 what DeepSpeed's own zero_to_fp32 makes of the files must be the same; what it loses or has otherwise is told.
 """
+import argparse
 import hashlib
 import json
 import os
@@ -28,6 +31,9 @@ CASES = {
     "zero3-bf16": (2, 3, "bf16", {}),
     "zero3-subgroups": (4, 3, "fp32", {"sub_group_size": 40}),
 }
+
+
+UNIVERSAL = ("zero1-bf16-universal", "zero3-bf16-universal")
 
 
 class Model(nn.Module):
@@ -127,13 +133,25 @@ def check(out):
                 print("%s: zero_to_fp32 has other values for %s" % (out, name))
 
 
+def make_universal(of, out):
+    from deepspeed.checkpoint import ds_to_universal
+    args = argparse.Namespace(input_folder=os.path.join(of, "global_step2"), strict=True, inject_missing_state=True,
+                              output_folder=os.path.join(out, "global_step2_universal"), num_extract_workers=1,
+                              num_merge_workers=1, keep_temp_folder=False)
+    ds_to_universal.main(args)
+    shutil.copy(os.path.join(of, "expected.json"), out)
+
+
 def main():
     import deepspeed
-    corpus, wanted = sys.argv[1], sys.argv[2:] or list(CASES)
+    corpus, wanted = sys.argv[1], sys.argv[2:] or [*CASES, *UNIVERSAL]
     for case in wanted:
         out = os.path.join(corpus, "deepspeed", "%s-%s" % (deepspeed.__version__, case))
         shutil.rmtree(out, ignore_errors=True)
         os.makedirs(out)
+        if case in UNIVERSAL:
+            make_universal(out[:-len("-universal")], out)
+            continue
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]

@@ -17,7 +17,14 @@ cmake -S "$here" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log
 cmake --build "$work/build" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 a=$("$work/build/by_cmake" "$checkpoint")
 b=$("$work/build/by_pkgconfig" "$checkpoint")
-test "$a" -gt 0 && test "$a" = "$b"
+# As a Makefile does it, without --static and with it.
+# shellcheck disable=SC2046
+cc "$here/consumer.c" -o "$work/by_hand" $(pkg-config --cflags --libs fsdpckpt)
+LD_LIBRARY_PATH=$(pkg-config --variable=libdir fsdpckpt)
+export LD_LIBRARY_PATH
+c=$("$work/by_hand" "$checkpoint")
+pkg-config --static --libs fsdpckpt >/dev/null
+test "$a" -gt 0 && test "$a" = "$b" && test "$a" = "$c"
 "$work/prefix/bin/fsdpckpt" --version >/dev/null
 test -s "$work/prefix/share/man/man1/fsdpckpt.1"
 test -s "$work/prefix/share/bash-completion/completions/fsdpckpt"

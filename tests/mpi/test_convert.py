@@ -7,9 +7,11 @@ import json
 import os
 import random
 import shutil
+import struct
 import subprocess
 import sys
 import unittest
+import zlib
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 import harness  # noqa: E402
@@ -76,6 +78,25 @@ class Convert(harness.Case):
         p = self.job(3, "reshard", source, "--dp", "2", "--dry-run", "--rank", "1")
         self.assertEqual(p.returncode, 0, p.stderr)
         self.assertEqual(p.stdout, self.ok("reshard", source, "--dp", "2", "--dry-run", "--rank", "1"))
+
+    def test_damaged_record(self):
+        """The CRC-32 of a record of which every rank reads a part."""
+        source = self.large()
+        with open(os.path.join(source, "__0_0.distcp"), "r+b") as f:
+            data = f.read()
+            start, entry = data.find(b"archive/data/0") + len("archive/data/0"), data.rfind(b"PK\1\2")
+            crc = struct.pack("<I", zlib.crc32(data[start:start + 4 * ELEMENTS]))
+            for place in (entry + 16, start - len("archive/data/0") - 30 + 14):
+                f.seek(place)
+                f.write(crc)
+            f.flush()
+            self.check_same(source, 3, "consolidate")
+            f.seek(start + 2 * ELEMENTS)
+            f.write(bytes([data[start + 2 * ELEMENTS] ^ 1]))
+        for args in (("consolidate",), ("reshard", "--dp", "2"), ("consolidate", "--compress", "1")):
+            p = self.job(3, args[0], source, "-o", "out", "--to", "h5", *args[1:])
+            self.check_fails(3, p, "tensor w", "CRC-32")
+            self.assertFalse(os.path.exists(self.path("out")))
 
     def check_fails(self, status, p, *contains):
         """One line of the command among what mpirun says; nothing left but the checkpoint."""

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Every single bit flip of a checkpoint of ours is noticed by verify, or changes nothing: bitflip.py FSDPCKPT FLIP_TOOL
 
-Small checkpoints in the layouts full, 2D and compressed. A bit that goes unnoticed must be harmless: h5py then still
+Small checkpoints in the layouts full, 2D and compressed, and in safetensors. A bit that goes unnoticed must be harmless: h5py then still
 reads the same from the file. By default a sample of bits, other ones in each byte; FSDPCKPT_ALL_BITS=1 tries all.
 """
 import os
@@ -77,6 +77,13 @@ def try_file(checkpoint, path):
     return not bad
 
 
+def try_safetensors(checkpoint, path):
+    """Here no bit at all may go unnoticed."""
+    out = run(flip_tool, checkpoint, path, "0", "1" if ALL else "29").split()
+    print(f"{os.path.basename(path)}: {out[-1]} bits, {len(out) - 2} UNNOTICED")
+    return len(out) == 2 and int(out[-1]) > 300
+
+
 def main():
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as d:
@@ -92,6 +99,11 @@ def main():
         run(fsdpckpt, "consolidate", f"{d}/src", "-o", f"{d}/compressed.h5", "--compress", "1", "-q")
         ok = try_file(f"{d}/full.h5", f"{d}/full.h5")
         ok &= try_file(f"{d}/compressed.h5", f"{d}/compressed.h5")
+        run(fsdpckpt, "consolidate", f"{d}/src", "-o", f"{d}/full.safetensors", "--exclude", "model.big", "-q")
+        ok &= try_safetensors(f"{d}/full.safetensors", f"{d}/full.safetensors")
+        run(fsdpckpt, "reshard", f"{d}/src", "-o", f"{d}/st", "--to", "safetensors", "--dp", "2", "--tp", "2",
+            "--tp-plan", plan, "--exclude", "model.big", "-q")
+        ok &= try_safetensors(f"{d}/st", f"{d}/st/shard-00003-model-00001-of-00001.safetensors")
         for name in sorted(os.listdir(f"{d}/2d")):
             if name != "shard-00002-of-00004.h5" or ALL:
                 ok &= try_file(f"{d}/2d", f"{d}/2d/{name}")

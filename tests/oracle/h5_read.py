@@ -16,6 +16,7 @@ import tempfile
 try:
     import h5py
     import numpy as np
+    from checks import check, finish
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -23,13 +24,6 @@ except ImportError as e:
 DUMP = os.path.abspath(sys.argv[1])
 SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 20240
 FILES = int(sys.argv[3]) if len(sys.argv) > 3 else 40
-failures = []
-
-
-def check(ok, what):
-    if not ok:
-        failures.append(what)
-        print("FAILED:", what)
 
 
 def unhex(s):
@@ -379,8 +373,7 @@ def main():
         special_cases(d)
         external_files(d)
         names_and_sizes(d)
-    print(f"{len(failures)} failures")
-    return 1 if failures else 0
+    return finish("h5_read")
 
 
 sys.exit(main())

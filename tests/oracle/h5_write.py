@@ -16,6 +16,7 @@ try:
     import h5py
     import ml_dtypes
     import numpy as np
+    from checks import check, failures
 except ImportError as e:
     print(f"skipped: {e}")
     sys.exit(77)
@@ -30,13 +31,6 @@ NUMPY = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "int64": "<i8", "
          "float8_e8m0fnu": "u1", "float4_e2m1fn_x2": "u1", "object": "V1"}
 # h5py widens the custom floats; exact for these two, whose every value is a float32.
 WIDENED = {"bfloat16": ml_dtypes.bfloat16, "float8_e5m2": ml_dtypes.float8_e5m2}
-failures = []
-
-
-def check(ok, what):
-    if not ok:
-        failures.append(what)
-        print("FAILED:", what)
 
 
 class Value:

@@ -17,6 +17,7 @@ try:
     import h5py
     import numpy
     import reference
+    from checks import check, finish
     import torch
     from safetensors.torch import save_file
 except ImportError as e:
@@ -24,13 +25,6 @@ except ImportError as e:
     sys.exit(77)
 
 TARGETS = ["dcp", "h5", "pt", "safetensors"]
-failures = []
-
-
-def check(ok, what):
-    print("%s: %s" % ("kept" if ok else "FAILED", what))
-    if not ok:
-        failures.append(what)
 
 
 class Losses:
@@ -167,8 +161,7 @@ def main():
         losses.replicated()
         losses.tied()
         losses.foreign_objects()
-    print("%d failures" % len(failures))
-    return 1 if failures else 0
+    return finish("losses")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Megatron checkpoints: torch_dist as megatron-core wrote it (tests/corpus/make_megatron.py), and a file a
-model-parallel rank, which torch writes here as Megatron's save_checkpoint lays it out.
+model-parallel rank: of one, which torch writes here as Megatron's save_checkpoint lays it out, and of several, by
+megatron-core (tests/corpus/make_megatron_ranks.py).
 
-usage: megatron_read.py FSDPCKPT CORPUS       exit 77 without torch or safetensors
+usage: megatron_read.py FSDPCKPT CORPUS RANKS       exit 77 without torch or safetensors
 """
 import argparse
 import hashlib
@@ -100,11 +101,123 @@ def rank_files(program, home):
           (back["rng_state"][0]["np_rng_state"][1] == state["rng_state"][0]["np_rng_state"][1]).all(),
           "mp_rank_00 through .pt")
     shutil.copytree(rank, rank[:-1] + "1")
-    refused(program, case, "two model-parallel ranks", 5, "2 model-parallel ranks", "torch_dist")
+    refused(program, case, "a rank more than args says", 3, "1 tensor-parallel ranks", "files of 2")
+
+
+def several_ranks(program, case, home):
+    """Parameters and the optimizer's state are what dist_checkpointing of megatron-core makes of them."""
+    with open(os.path.join(case, "expected.json")) as f:
+        expected = json.load(f)
+    want = {n: (t["shape"], t["sha256"]) for n, t in expected["tensors"].items()}
+
+    def compare(path, what):
+        found = {n: d for n, d in digests(path).items() if not n.startswith("rng_state") and not n.endswith(".step")}
+        wrong = sorted(n for n in set(found) | set(want) if found.get(n) != want.get(n))
+        check(not wrong, "%s, %s: %s" % (case, what, wrong[:8]))
+
+    out, shards, again = (os.path.join(home, n) for n in ("s.safetensors", "s-shards", "s-again.safetensors"))
+    run(program, "consolidate", case, "-o", out, "-q", "--force")
+    compare(out, "consolidated")
+    for argv in (["convert", "--to", "h5"], ["reshard", "--dp", "2", "--tp", "2", "--to", "dcp"]):
+        run(program, argv[0], case, "-o", shards, "-q", *argv[1:])
+        run(program, "consolidate", shards, "-o", again, "-q", "--force")
+        compare(again, argv[0])
+        run(program, "diff", case, shards, "-q")
+        shutil.rmtree(shards) if os.path.isdir(shards) else os.remove(shards)
+    run(program, "verify", case)
+    run(program, "check", case)
+    listed = json.loads(run(program, "inspect", case, "--json"))
+    names = {t["name"]: t for t in listed["tensors"]}
+    check("note" not in listed or listed["note"] is None, "note: %s" % listed.get("note"))
+    check(len(names) == len({n.lower() for n in names}), "names")
+    if expected["tp"] > 1:
+        check("rng_state.0.torch_rng_state" in names and
+              any(n.startswith("rng_state.0.torch_rng_state.mp_rank_01") for n in names), "a rank's own: %s" % list(names))
+
+
+def edited(case, home, name, change):
+    """A copy whose rank files went through `change`."""
+    copy = os.path.join(home, name)
+    shutil.copytree(case, copy)
+    for folder, _, files in os.walk(copy):
+        for f in files:
+            if f.endswith(".pt"):
+                path = os.path.join(folder, f)
+                state = torch.load(path, weights_only=False)
+                change(os.path.basename(folder), state)
+                torch.save(state, path)
+    return copy
+
+
+FC1, NORM = "decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.input_layernorm.weight"
+
+
+def hostile_ranks(program, case, home):
+    """tp 2, pipeline 2: what does not fit together is refused in a line; what may differ is told."""
+    def cut_short(rank, state):
+        if rank == "mp_rank_01_000":
+            state["model"][FC1] = state["model"][FC1][:, :-1].clone()
+
+    def without(rank, state):
+        if rank == "mp_rank_01_000":
+            del state["model"][FC1]
+
+    def no_args(rank, state):
+        del state["args"]
+
+    def strange(rank, state):
+        state["model"]["adapter.weight"] = torch.full((3,), float(rank[9:10] == "1"))
+
+    def drifted(rank, state):
+        if rank == "mp_rank_01_000":
+            state["model"][NORM] = state["model"][NORM] + 1
+
+    def experts(rank, state):
+        state["args"].expert_model_parallel_size = 2
+
+    def layers(rank, state):
+        state["args"].num_layers = 5
+
+    def gate(rank, state):
+        state["args"].swiglu = False
+
+    def regrouped(rank, state):
+        for group in state["optimizer"]["optimizer"]["param_groups"]:
+            group["params"].reverse()
+
+    def stray(rank, state):
+        state["model"]["x"] = {1.5: torch.zeros(1)}
+
+    for change, status, words in ((cut_short, 3, ("mp_rank_01_000", FC1, "shape")), (without, 3, (FC1, "missing")),
+                                  (strange, 5, ("adapter.weight", "which dimension")), (experts, 5, ("expert",)),
+                                  (layers, 5, ("layers", "5")), (gate, 5, (FC1, "SwiGLU")), (stray, 5, ("model.x",))):
+        refused(program, edited(case, home, change.__name__, change), change.__name__, status, *words)
+    for name, words in (("mp_rank_01_001", ("mp_rank_01_001", "missing")), ("mp_rank_00_000", ("mp_rank_00_000",))):
+        copy = os.path.join(home, "gone-" + name)
+        shutil.copytree(case, copy)
+        shutil.rmtree(os.path.join(copy, "iter_0000010", name))
+        refused(program, copy, "without " + name, 3, *words)
+    copy = os.path.join(home, "no-tp-1")
+    shutil.copytree(case, copy)
+    for name in ("mp_rank_01_000", "mp_rank_01_001"):
+        shutil.rmtree(os.path.join(copy, "iter_0000010", name))
+    refused(program, copy, "without a tensor-parallel rank", 3, "2 tensor-parallel ranks")
+
+    out, same = os.path.join(home, "n.safetensors"), os.path.join(home, "o.safetensors")
+    run(program, "consolidate", case, "-o", same, "-q", "--include", "model.*")
+    for change, word in ((no_args, None), (drifted, NORM), (regrouped, "numbers")):
+        copy = edited(case, home, change.__name__, change)
+        run(program, "consolidate", copy, "-o", out, "-q", "--force", "--include", "model.*")
+        check(digests(out) == digests(same), "%s: model" % change.__name__)
+        note = json.loads(run(program, "inspect", copy, "--json")).get("note")
+        check((word is None and not note) or (note and word and word in note), "%s: note: %s" % (change.__name__, note))
+    kept = {t["name"] for t in json.loads(run(program, "inspect", copy, "--json"))["tensors"]}
+    check("optimizer.optimizer.state.0.exp_avg.mp_rank_01_000" in kept and "optimizer.optimizer.state.0.exp_avg" in kept,
+          "numbered states: %s" % sorted(n for n in kept if "optim" in n)[:4])
 
 
 def main():
-    program, corpus = sys.argv[1:3]
+    program, corpus, ranks = sys.argv[1:4]
     home = tempfile.mkdtemp(prefix="fc-megatron-")
     try:
         cases = sorted(os.listdir(corpus))
@@ -112,6 +225,11 @@ def main():
         for name in cases:
             torch_dist(program, os.path.join(corpus, name), home)
         rank_files(program, home)
+        several = sorted(os.listdir(ranks))
+        check("tp2pp2-llama" in several, "no cases of several ranks")
+        for name in several:
+            several_ranks(program, os.path.join(ranks, name), home)
+        hostile_ranks(program, os.path.join(ranks, "tp2pp2-llama"), home)
     finally:
         shutil.rmtree(home)
     print("megatron: %d failed" % len(failures))

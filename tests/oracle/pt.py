@@ -12,6 +12,7 @@ usage: pt.py FSDPCKPT CORPUS        exit 77 without torch
 import collections
 import glob
 import io
+import json
 import logging
 import os
 import pathlib
@@ -306,6 +307,68 @@ def reads_files_a_rank(program, home, corpus):
             same(value, model[key], "%s %s" % (one, key))
 
 
+def refused(program, path, code, *words):
+    result = run(program, "inspect", path, ok=range(1, 6))
+    check(result.returncode == code and result.stderr.count("\n") == 1, path, result.returncode, result.stderr)
+    for word in words:
+        check(word in result.stderr, path, "does not say", repr(word), "but", result.stderr)
+
+
+def reads_ranks_by_other_names(program, home, corpus):
+    """Names that do not say how many ranks there are."""
+    case = corpus / "pt" / "fsdp2-torch2.15.0"
+    truth = flat(torch.load(case / "full.pt", weights_only=False)["model"])
+    for i, name in enumerate(("rank%d.pth", "model_rank_%d.pt", "ep0-ba10-rank%d.pt", "pytorch_model_fsdp_rank%d.bin")):
+        loose = home / ("loose%d" % i)
+        loose.mkdir()
+        for rank in range(3):
+            (loose / (name % rank)).write_bytes((case / ("model_world_size_3_rank_%d.pt" % rank)).read_bytes())
+        save({"cuda": torch.full((4,), i)}, loose / "rng_rank_0.pt")
+        save({"cuda": torch.full((4,), i + 1)}, loose / "rng_rank_1.pt")
+        run(program, "consolidate", loose, "-o", home / "loose.pt", "-q", "--force")
+        got = flat(load(home / "loose.pt"))
+        got = {k if k[0] == "rng" else k[-1:]: v for k, v in got.items()}
+        check(set(got) - set(truth) == {("rng", "rank_0", "cuda"), ("rng", "rank_1", "cuda")}, name, "has", set(got))
+        for key, value in truth.items():
+            same(value, got[key], "%s %s" % (name, key))
+        refused(program, loose / (name % 1), 5, "name the directory")
+        (loose / (name % 1)).unlink()
+        refused(program, loose, 3, name % 1, "missing")
+    (loose / "pytorch_model_fsdp_rank_1.bin").write_bytes(b"")
+    refused(program, loose, 3, "called alike", "pytorch_model_fsdp_rank_<rank>.bin")
+
+
+def reads_an_index(program, home, corpus):
+    """Hugging Face's folder of a model: pytorch_model-00001-of-00002.bin and their index, or one file."""
+    model = home / "model"
+    model.mkdir()
+    shared = torch.randn(4, 3)
+    parts = [{"a.weight": shared, "b.weight": shared.t()}, {"c": torch.ones(5, dtype=torch.bfloat16), "d": torch.tensor(2)}]
+    names = ["pytorch_model-0000%d-of-00002.bin" % (i + 1) for i in range(2)]
+    for name, part in zip(names, parts):
+        save(part, model / name)
+    index = {"metadata": {"total_size": 114}, "weight_map": {k: n for n, p in zip(names, parts) for k in p}}
+    (model / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    (model / "config.json").write_text("{}")
+    whole = {**parts[0], **parts[1]}
+    for source in (model, model / "pytorch_model.bin.index.json"):
+        run(program, "consolidate", source, "-o", home / "whole.pt", "-q", "--force")
+        same(whole, load(home / "whole.pt"), source)
+    run(program, "verify", model)
+    save({"c": torch.ones(5), "d": torch.tensor(2)} | {"a.weight": torch.ones(1)}, model / names[1])
+    refused(program, model, 3, "a.weight", "in two files")
+    save({"c": torch.ones(5)}, model / names[1])
+    refused(program, model, 3, "tensor d", names[1])
+    (model / names[1]).unlink()
+    refused(program, model, 3, names[1])
+    (model / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "../../etc/passwd"}}')
+    refused(program, model, 3, "hostile")
+    (model / "pytorch_model.bin.index.json").unlink()
+    save(parts[0], model / "pytorch_model.bin")
+    run(program, "consolidate", model, "-o", home / "whole.pt", "-q", "--force")
+    same(parts[0], load(home / "whole.pt"), "pytorch_model.bin")
+
+
 def reads_metadata_of_ranks(program, home, corpus):
     """DCP without a .metadata: put together from the metadata of every rank, or refused where one is missing."""
     source = corpus / "dcp-ranks-torch2.15.0"
@@ -364,54 +427,48 @@ class Holder:
 
 
 def refusals(program, home, corpus):
-    def refused(path, code, *words):
-        result = run(program, "inspect", path, ok=range(1, 6))
-        check(result.returncode == code and result.stderr.count("\n") == 1, path, result.returncode, result.stderr)
-        for word in words:
-            check(word in result.stderr, path, "does not say", repr(word), "but", result.stderr)
-
     module = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    refused(save(module, home / "module.pt"), 5, "torch.nn.modules.container.Sequential", "state_dict()")
-    refused(save(module, home / "module.pt", _use_new_zipfile_serialization=False), 5,
+    refused(program, save(module, home / "module.pt"), 5, "torch.nn.modules.container.Sequential", "state_dict()")
+    refused(program, save(module, home / "module.pt", _use_new_zipfile_serialization=False), 5,
             "torch.nn.modules.container.Sequential", "state_dict()")
-    refused(save({"net": module}, home / "module.pt"), 5, "net: torch.nn.modules.container.Sequential")
-    refused(save(3, home / "three.pt"), 5, "state dict")
-    refused(save({"s": torch.eye(3).to_sparse()}, home / "sparse.pt"), 5, "s", "dense")
-    refused(save({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, home / "twice.pt"), 5, "a.b")
-    refused(save({(1, 2): torch.ones(1)}, home / "keys.pt"), 5, "keys")
+    refused(program, save({"net": module}, home / "module.pt"), 5, "net: torch.nn.modules.container.Sequential")
+    refused(program, save(3, home / "three.pt"), 5, "state dict")
+    refused(program, save({"s": torch.eye(3).to_sparse()}, home / "sparse.pt"), 5, "s", "dense")
+    refused(program, save({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, home / "twice.pt"), 5, "a.b")
+    refused(program, save({(1, 2): torch.ones(1)}, home / "keys.pt"), 5, "keys")
     torch.jit.script(module).save(home / "script.pt")
-    refused(home / "script.pt", 5, "TorchScript")
+    refused(program, home / "script.pt", 5, "TorchScript")
     with zipfile.ZipFile(home / "other.zip", "w") as archive:
         archive.writestr("hello/readme", "hello")
-    refused(home / "other.zip", 3, "data.pkl")
+    refused(program, home / "other.zip", 3, "data.pkl")
     import tarfile
     with tarfile.open(home / "old.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
         for name in ("sys_info", "pickle", "storages"):
             archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    refused(home / "old.tar", 5, "0.1.10")
+    refused(program, home / "old.tar", 5, "0.1.10")
     case = corpus / "pt" / "fsdp2-torch2.15.0"
     broken = home / "broken"
     broken.mkdir()
     for path in case.glob("model_*"):
         (broken / path.name).write_bytes(path.read_bytes())
     (broken / "model_world_size_3_rank_1.pt").unlink()
-    refused(broken, 3, "model_world_size_3_rank_1.pt", "missing")
-    refused(broken / "model_world_size_3_rank_0.pt", 3, "model_world_size_3_rank_1.pt", "missing")
+    refused(program, broken, 3, "model_world_size_3_rank_1.pt", "missing")
+    refused(program, broken / "model_world_size_3_rank_0.pt", 3, "model_world_size_3_rank_1.pt", "missing")
     (broken / "model_world_size_3_rank_1.pt").write_bytes((broken / "model_world_size_3_rank_2.pt").read_bytes())
     result = run(program, "consolidate", broken, "-o", home / "never.pt", ok=(3,))
     check("weight" in result.stderr, result.stderr)
     (broken / "model_world_size_2_rank_0.pt").write_bytes(b"")
-    refused(broken, 3, "two worlds")
+    refused(program, broken, 3, "called alike")
     differ = home / "differ"
     differ.mkdir()
     for rank in range(2):
         save({"w": torch.full((3,), float(rank))}, differ / ("model_world_size_2_rank_%d.pt" % rank))
-    refused(differ, 5, "w", "differs")
+    refused(program, differ, 5, "w", "differs")
     save({"w": torch.zeros(3)}, differ / "model_world_size_2_rank_1.pt")
     run(program, "consolidate", differ, "-o", home / "copies.pt")
     same({"w": torch.zeros(3)}, load(home / "copies.pt"), "copies")
     save({"w": torch.zeros(4)}, differ / "model_world_size_2_rank_1.pt")
-    refused(differ, 5, "w", "shape")
+    refused(program, differ, 5, "w", "shape")
 
 
 def nesting_survives_other_formats(program, home, corpus):
@@ -446,7 +503,7 @@ def objects_that_hold_tensors(program, home, corpus):
 def main():
     program, corpus = sys.argv[1], pathlib.Path(sys.argv[2])
     tests = [reads_what_torch_writes, more_than_4_gib, many, writes_what_torch_converts, reads_files_a_rank,
-             reads_metadata_of_ranks, writes_files_a_rank, refusals,
+             reads_ranks_by_other_names, reads_an_index, reads_metadata_of_ranks, writes_files_a_rank, refusals,
              nesting_survives_other_formats, objects_that_hold_tensors]
     failed = 0
     for test in tests:

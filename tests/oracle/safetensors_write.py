@@ -27,23 +27,10 @@ try:
     from safetensors.torch import load_file, save_file
     from torch.distributed.checkpoint import HuggingFaceStorageReader
     import compare
+    from checks import check, finish, refused, run
 except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
-
-failures = []
-
-
-def check(good, what):
-    if not good:
-        failures.append(what)
-        print("FAILED: " + what)
-
-
-def run(*argv, ok=0):
-    r = subprocess.run(argv, capture_output=True, text=True)
-    check(r.returncode == ok, "%s: exit %d: %s" % (" ".join(argv[1:]), r.returncode, r.stderr.strip()))
-    return r
 
 
 def header(path):
@@ -180,13 +167,6 @@ def sharded(program, case, mesh, home):
     return out
 
 
-def refused(program, out, what, *words, status=3):
-    r = subprocess.run([program, "consolidate", out, "-o", out + ".h5", "-q"], capture_output=True, text=True)
-    check(r.returncode == status and all(w in r.stderr for w in words) and r.stderr.count("\n") == 1,
-          "%s: exit %d: %s" % (what, r.returncode, r.stderr.strip()))
-    check(not os.path.exists(out + ".h5"), what + ": something was written")
-
-
 def damaged(program, home):
     """Where torch's own tools give zeros, or less, and exit 0."""
     out = sharded(program, os.path.join(CORPUS, "dcp-torch2.15.0-fsdp2"), ["--dp", "4"], home)
@@ -278,8 +258,7 @@ def main():
         links_and_metadata(program, home)
     finally:
         shutil.rmtree(home)
-    print("safetensors: %d failed" % len(failures))
-    return 1 if failures else 0
+    return finish("safetensors")
 
 
 if __name__ == "__main__":

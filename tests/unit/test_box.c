@@ -91,10 +91,24 @@ static void strides(void **state) {
     assert_true(fc_row_major_strides(0, NULL, s));
 }
 
+static void row_major(void **state) {
+    (void)state;
+    assert_true(fc_is_row_major(0, NULL, NULL));
+    assert_true(fc_is_row_major(3, (int64_t[]){2, 3, 4}, (int64_t[]){12, 4, 1}));
+    assert_false(fc_is_row_major(3, (int64_t[]){2, 3, 4}, (int64_t[]){24, 8, 2}));
+    assert_false(fc_is_row_major(2, (int64_t[]){2, 3}, (int64_t[]){1, 2}));
+    assert_false(fc_is_row_major(2, (int64_t[]){2, 3}, (int64_t[]){0, 1}));
+    /* torch: torch.empty(1, 3).as_strided((1, 3), (7, 1)).is_contiguous() and torch.empty(2, 0).t() are True. */
+    assert_true(fc_is_row_major(2, (int64_t[]){1, 3}, (int64_t[]){7, 1}));
+    assert_true(fc_is_row_major(2, (int64_t[]){0, 3}, (int64_t[]){9, 9}));
+    assert_false(fc_is_row_major(3, (int64_t[]){4, INT64_C(1) << 31, INT64_C(1) << 31},
+                                 (int64_t[]){INT64_C(1) << 62, INT64_C(1) << 31, 1}));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(numel),     cmocka_unit_test(within),  cmocka_unit_test(equal),
-        cmocka_unit_test(intersect), cmocka_unit_test(strides),
+        cmocka_unit_test(intersect), cmocka_unit_test(strides), cmocka_unit_test(row_major),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -176,7 +176,8 @@ static void refusals_change_nothing(void **state) {
     assert_int_equal(fc_commit_begin("/dev/null", false, true, 10, &commit, &err), FC_EUSAGE);
     assert_int_equal(fc_commit_begin("", false, false, 10, &commit, &err), FC_EUSAGE);
     assert_int_equal(fc_commit_begin("dir/", false, false, 10, &commit, &err), FC_EUSAGE);
-    assert_string_equal(err.message, "dir/: names a directory: name a file for the target");
+    assert_string_equal(err.message,
+                        "dir/: the target is one file, and this is the name of a directory: name a file in it");
     assert_int_equal(fc_commit_begin(".", true, true, 10, &commit, &err), FC_OK);
     fc_commit_abort(commit);
     assert_int_equal(fc_commit_check("model.h5", false, false, 10, &err), FC_OK);
@@ -231,6 +232,27 @@ static void input_must_be_a_complete_regular_file(void **state) {
     close(fd);
 }
 
+static void whole_files(void **state) {
+    (void)state;
+    fc_error err;
+    char *text = (char *)state;
+    size_t bytes;
+    put("three", "abc");
+    assert_int_equal(fc_read_whole("three", "a note", 2, &text, &bytes, &err), FC_EUNSUPPORTED);
+    assert_string_equal(err.message, "three: 3 bytes: a note of more than 2 is not read");
+    assert_null(text);
+    assert_int_equal(fc_read_whole("none", "a note", 2, &text, &bytes, &err), FC_ECORRUPT);
+    assert_null(text);
+    assert_int_equal(fc_read_whole("three", "a note", 3, &text, &bytes, &err), FC_OK);
+    assert_int_equal(bytes, 3);
+    assert_memory_equal(text, "abc", 3);
+    free(text);
+    put("empty", "");
+    assert_int_equal(fc_read_whole("empty", "a note", 0, &text, &bytes, &err), FC_OK);
+    assert_int_equal(bytes, 0);
+    free(text);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(new_file, enter, leave),
@@ -244,6 +266,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(long_name_fits, enter, leave),
         cmocka_unit_test(safe_paths),
         cmocka_unit_test_setup_teardown(input_must_be_a_complete_regular_file, enter, leave),
+        cmocka_unit_test_setup_teardown(whole_files, enter, leave),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -252,6 +252,50 @@ static void batches_fit_a_tile(void **state) {
     fake_free(f);
 }
 
+/* Items that begin within a block are cut where the file's blocks are, also in the middle of rows, and nothing is left
+   out: all but an item's first batch begin at a block. */
+static void runs_go_from_block_to_block(void **state) {
+    (void)state;
+    static const int64_t shapes[][3] = {{60, 70, 9}, {1, 1, 90000}, {7, 1, 5000}, {90000, 1, 1}, {3, 200, 41}};
+    const size_t limit = 10000;
+    fake *f = fake_new();
+    f->only_raw = true;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        fake_add(f, i % 2 ? FC_I16 : FC_F32, 3, shapes[i], 0);
+    }
+    target *t = target_new(f);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        target_add_whole(t, i, 64 + 4 * i);
+    }
+    fc_queue queue;
+    fc_batch batch;
+    fc_error err;
+    fc_queue_init(&queue, &t->wanted, &t->part, limit, limit);
+    for (size_t i = 0; i < t->part.nitems; i++) {
+        const fc_part_item *item = &t->items[i];
+        uint64_t next = item->offset, end = next + fc_part_item_bytes(&t->wanted, item);
+        while (next < end) {
+            size_t size = 0;
+            assert_int_equal(fc_queue_take(&queue, &batch, &err), FC_OK);
+            assert_true(batch.count > 0);
+            assert_true(next == item->offset || next % 4096 == 0);
+            for (int k = 0; k < batch.count; k++) {
+                assert_int_equal(batch.tiles[k].offset, next);
+                next += batch.tiles[k].size;
+                size += batch.tiles[k].size;
+            }
+            assert_in_range(size, 1, limit + 4096);
+            fc_queue_give_back(&queue, &batch);
+        }
+        assert_int_equal(next, end);
+    }
+    assert_int_equal(fc_queue_take(&queue, &batch, &err), FC_OK);
+    assert_int_equal(batch.count, 0);
+    fc_queue_destroy(&queue);
+    target_free(t);
+    fake_free(f);
+}
+
 static void read_box(void **state) {
     (void)state;
     srand(9);
@@ -293,7 +337,8 @@ int main(void) {
         cmocka_unit_test(small_random_jobs),  cmocka_unit_test(larger_random_jobs),
         cmocka_unit_test(tall_and_wide),      cmocka_unit_test(views),
         cmocka_unit_test(many_chunks),        cmocka_unit_test(wide_gaps),
-        cmocka_unit_test(batches_fit_a_tile), cmocka_unit_test(read_box),
+        cmocka_unit_test(batches_fit_a_tile), cmocka_unit_test(runs_go_from_block_to_block),
+        cmocka_unit_test(read_box),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

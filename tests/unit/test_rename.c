@@ -148,7 +148,7 @@ static void wrong_rules_are_refused(void **state) {
     refused("a", "s/a/b/x", "an unknown flag is at its end");
     refused("a", "s/a/\\1/", "names a group that the regex does not have");
     refused("a", "s/(a/b/", "--rename 's/(a/b/': Unmatched");
-    refused("a", "s/x/b/", "ckpt: --rename 's/x/b/' matches no name, e.g. 'a'");
+    refused("a", "s/x/b/", "ckpt: --rename 's/x/b/' matches no name, e.g. 'a'; leave this rule out");
     refused("a", "s/a//", "--rename leaves nothing of the name 'a'");
     refused("a", "s/a/\xff/", "--rename makes a name of 'a' that is not UTF-8");
 }

@@ -103,8 +103,9 @@ static void prefix_is_stripped_from_name_and_path(void **state) {
     assert_string_equal(f->wanted.tensors[2].path.elements[0].key, "step");
 
     assert_int_equal(make(f, (fc_selection){.strip_prefix = "module."}), FC_EUSAGE);
-    assert_string_equal(f->err.message,
-                        "ckpt: --strip-prefix 'module.' matches no name, e.g. 'model.layers.0.q_proj.weight'");
+    assert_string_equal(
+        f->err.message,
+        "ckpt: --strip-prefix 'module.' matches no name, e.g. 'model.layers.0.q_proj.weight'; leave it out");
     assert_int_equal(make(f, (fc_selection){.strip_prefix = "optim.lr"}), FC_EUSAGE);
     assert_string_equal(f->err.message, "--strip-prefix 'optim.lr' leaves nothing of the name 'optim.lr'");
 }

@@ -46,6 +46,12 @@ bool fc_box_intersect(const fc_box *a, const fc_box *b, int64_t *offsets, int64_
 /** Row-major element strides of an array with `sizes`, into `strides`. @return false on overflow. */
 bool fc_row_major_strides(int ndim, const int64_t *sizes, int64_t *strides);
 
+/**
+ * Whether elements with these strides lie one behind the other in row-major order. As in torch, the stride of a
+ * dimension of size 1 does not matter, and an array without elements is always in order.
+ */
+bool fc_is_row_major(int ndim, const int64_t *sizes, const int64_t *strides);
+
 #ifdef __cplusplus
 }
 #endif

@@ -164,6 +164,7 @@ typedef struct fc_extent {
     bool negate;                  /**< the values are the stored ones negated (torch's lazy negative views) */
     bool conjugate;               /**< the values are the stored ones conjugated (lazy conjugate views; complex only) */
     bool swap;                    /**< the other byte order: reverse every fc_dtype_info.swap_size bytes */
+    uint32_t crc32;               /**< RAW only: the CRC-32 that is recorded for the stored bytes; 0: none is */
     int64_t strides[FC_MAX_DIMS]; /**< elements, >= 0; 0 repeats an element */
 } fc_extent;
 

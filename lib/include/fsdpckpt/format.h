@@ -61,6 +61,10 @@ typedef struct fc_format {
     fc_code (*digest)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                       fc_error *err);
 
+    /** Whether the bytes of an object, which are about to be copied as they are, are what they say of themselves. NULL
+     *  where digest, or reading them, tells. Thread-safe. */
+    fc_code (*check_object)(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err);
+
     /** Checks what only the format knows of: headers, records beside the tensors' bytes. Every defect goes to
      *  `findings`; fails only when it cannot go on. NULL when there is nothing. */
     fc_code (*verify)(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
@@ -69,8 +73,8 @@ typedef struct fc_format {
 
     bool wants_crc32; /**< seal needs fc_part_item.crc32 */
     /** Whether the data file `index`, which is there and long enough for the chunks, is what the checkpoint takes it
-     * for: a look at its first bytes, for what was opened with headers_only. NULL when there is nothing more to look
-     * at. */
+     * for: a look at its first bytes, for what was opened with headers_only and before a conversion. NULL when there is
+     * nothing more to look at. */
     fc_code (*check_file)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
 
     bool self_contained; /**< when sharded, every rank's file holds all of its boxes, replicated ones and objects too */

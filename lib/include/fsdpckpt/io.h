@@ -27,6 +27,13 @@ fc_code fc_check_link(const char *path, const char *name, const char *root, fc_e
 /** Reads exactly `size` bytes at `offset`. The end of the file before that is FC_ECORRUPT ("truncated"). */
 fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
 
+/**
+ * Reads a whole file of at most `most` bytes; a larger one is FC_EUNSUPPORTED.
+ * @param what for that message: "a schema".
+ * @param text malloc'ed; NULL after a failure.
+ */
+fc_code fc_read_whole(const char *path, const char *what, uint64_t most, char **text, size_t *size, fc_error *err);
+
 /** Writes exactly `size` bytes at `offset`. */
 fc_code fc_pwrite_full(int fd, const void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
 

@@ -21,6 +21,8 @@ typedef struct fc_progress {
     atomic_bool cancel;         /**< set it to stop: the job returns FC_EINTERRUPTED and leaves nothing behind */
 } fc_progress;
 
+struct fc_source_crc; /* lib/move/source_crc.h */
+
 typedef struct fc_move_options {
     int threads;           /**< 0: what keeps processors and disk busy */
     uint64_t memory;       /**< bytes for all buffers; 0: 56 MiB */
@@ -29,6 +31,7 @@ typedef struct fc_move_options {
     uint64_t *digests; /**< in/out, may be NULL: a sum for each of wanted->tensors, 0 to start. What is stored in files
                             of its owner is added to it; when all parts are done, fc_crc64_finish makes the tensor's
                             CRC-64 of it. Sums of several ranks combine by XOR */
+    struct fc_source_crc *recorded; /**< fc_convert's: compares what is read with the source's CRC-32s. NULL: no */
     uint32_t share, shares; /**< of several processes that write one file together, this one moves part `share` of
                                  `shares`, by bytes. 0 and 0: everything; share = shares > 1: nothing */
 } fc_move_options;

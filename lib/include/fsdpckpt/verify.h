@@ -33,7 +33,7 @@ typedef struct fc_findings {
 } fc_findings;
 
 /** Reports a defect. Thread-safe. `place` holds all but the message. */
-void fc_finding(fc_findings *findings, const fc_defect *place, const char *fmt, ...)
+void fc_report_defect(fc_findings *findings, const fc_defect *place, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
 /** What was looked at, and what of it digests covered. */

@@ -1,0 +1,68 @@
+/*
+ * Whether files of ZeRO-3 were renamed. They do not say their rank, but the devices that their tensors were on when
+ * they were saved. From the number of each rank's device to a rank that stands in the wrong place.
+ *
+ * Whatever starts the ranks, it numbers the devices of a machine in the order of its ranks. So a rank on device 1 has
+ * one on device 0 before it, the second on device 1 a second one, and so on. That is a strong hint and no proof: a
+ * training script may choose its devices as it likes.
+ */
+#include "deepspeed/deepspeed.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int64_t fc_ds_device(const pt_file *f, const fc_torch_tensor *t) {
+    size_t n = 0;
+    const char *text = fc_pv_typeof(t->location) == FC_PV_STR ? fc_pickle_bytes(f->p, t->location, &n) : "";
+    const char *colon = memchr(text, ':', n);
+    int64_t value = 0;
+    if (!colon || colon + 1 == text + n) {
+        return -1;
+    }
+    for (const char *s = colon + 1; s < text + n; s++) {
+        if (*s < '0' || *s > '9' || value > UINT32_MAX) {
+            return -1;
+        }
+        value = value * 10 + (*s - '0');
+    }
+    return value;
+}
+
+static int by_number(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Which of the `count` different numbers it is. */
+static size_t index_of(const int64_t *numbers, size_t count, int64_t number) {
+    const int64_t *found = bsearch(&number, numbers, count, sizeof *numbers, by_number);
+    return found ? (size_t)(found - numbers) : 0;
+}
+
+bool fc_ds_devices_disorder(const int64_t *devices, size_t ranks, size_t *rank) {
+    int64_t *numbers = calloc(ranks + 1, sizeof *numbers);
+    size_t *seen = calloc(ranks + 1, sizeof *seen); /* ranks so far on each device */
+    size_t count = 0;
+    bool known = numbers && seen, found = false;
+    for (size_t i = 0; known && i < ranks; i++) {
+        numbers[i] = devices[i];
+        known = devices[i] >= 0;
+    }
+    if (known) {
+        qsort(numbers, ranks, sizeof *numbers, by_number);
+    }
+    for (size_t i = 0; known && i < ranks; i++) {
+        if (i == 0 || numbers[i] != numbers[count - 1]) {
+            numbers[count++] = numbers[i];
+        }
+    }
+    for (size_t i = 0; known && !found && i < ranks; i++) {
+        size_t at = index_of(numbers, count, devices[i]);
+        found = at > 0 && seen[at] >= seen[at - 1];
+        seen[at]++;
+        *rank = i;
+    }
+    free(numbers);
+    free(seen);
+    return found;
+}

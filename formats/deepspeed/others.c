@@ -1,0 +1,118 @@
+/*
+ * What the optimizer's file of rank 0 holds besides flat tensors: hyperparameters of the groups, and ZeRO's own values.
+ * From its pickle to objects of the manifest.
+ */
+#include "deepspeed/deepspeed.h"
+
+#include <string.h>
+
+/* The file that it comes from. */
+typedef struct rest {
+    ds_building *b;
+    const pt_file *f;
+} rest;
+
+/* The names of a group's parameters instead of the numbers of its flat tensors. */
+static fc_code add_names(const rest *r, size_t group, const fc_path_element *path) {
+    ds_building *b = r->b;
+    fc_torch_pickler w;
+    fc_pickle *p = NULL;
+    fc_torch_pickle_begin(&w, 2);
+    fc_torch_pickle_op(&w, FC_PICKLE_EMPTY_LIST);
+    fc_torch_pickle_op(&w, FC_PICKLE_MARK);
+    for (size_t i = b->group_params[group]; i < b->group_params[group + 1]; i++) {
+        fc_torch_pickle_str(&w, b->params[i].name);
+    }
+    fc_torch_pickle_op(&w, FC_PICKLE_APPENDS);
+    fc_code rc = fc_torch_pickle_end(&w, b->err);
+    fc_pickle_source source = {r->f->path, 0, w.size, -1, w.bytes};
+    rc = rc == FC_OK ? fc_pickle_load(&source, FC_PICKLE_ITEM, &p, b->err) : rc;
+    if (rc == FC_OK) {
+        pt_file view = *r->f;
+        view.p = p;
+        rc = fc_ds_add_value(b, &view, path, 4, p->root);
+    }
+    fc_pickle_free(p);
+    fc_torch_pickle_free(&w);
+    return rc;
+}
+
+static fc_code add_group(const rest *r, size_t group, fc_pv v, bool named) {
+    ds_building *b = r->b;
+    size_t n = 0;
+    const fc_pv *pairs = fc_pv_typeof(v) == FC_PV_DICT ? fc_pickle_items(r->f->p, v, &n) : NULL;
+    const char *index = fc_arena_printf(b->checkpoint->arena, "%zu", group);
+    fc_code rc = index ? FC_OK : fc_ds_no_memory(b);
+    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+        size_t length = 0;
+        const char *key = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f->p, pairs[i], &length) : "";
+        const char *copy = fc_arena_strndup(b->checkpoint->arena, key, strlen(key));
+        if (!copy) {
+            return fc_ds_no_memory(b);
+        }
+        const fc_path_element path[4] = {
+            {.key = "optim"}, {.key = "param_groups"}, {.key = index, .is_index = true}, {.key = copy}};
+        rc = named && strcmp(copy, "params") == 0 ? add_names(r, group, path)
+                                                  : fc_ds_add_value(b, r->f, path, 4, pairs[i + 1]);
+    }
+    return rc;
+}
+
+static fc_code add_groups(const rest *r, fc_pv v) {
+    size_t n;
+    const fc_pv *groups = fc_ds_list(r->f->p, v, &n);
+    fc_code rc = FC_OK;
+    for (size_t g = 0; rc == FC_OK && groups && g < n; g++) {
+        rc = add_group(r, g, groups[g], n == r->b->ngroups);
+    }
+    return rc;
+}
+
+static bool is_among(const char *const *names, const char *name) {
+    while (*names && strcmp(*names, name) != 0) {
+        names++;
+    }
+    return *names != NULL;
+}
+
+/* The members of a dict that are not read otherwise. */
+static fc_code add_rest(const rest *r, fc_pv dict, const char *const *read, const fc_path_element *prefix,
+                        size_t count) {
+    size_t n;
+    const fc_pv *pairs = fc_pickle_items(r->f->p, dict, &n);
+    fc_path_element path[4];
+    fc_code rc = FC_OK;
+    memcpy(path, prefix, count * sizeof *path);
+    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+        size_t length = 0;
+        const char *key = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f->p, pairs[i], &length) : "";
+        const char *copy = fc_arena_strndup(r->b->checkpoint->arena, key, strlen(key));
+        path[count] = (fc_path_element){.key = copy};
+        if (!copy) {
+            return fc_ds_no_memory(r->b);
+        }
+        rc = is_among(read, copy) ? FC_OK : fc_ds_add_values(r->b, r->f, path, count + 1, pairs[i + 1]);
+    }
+    return rc;
+}
+
+fc_code fc_ds_add_others(ds_building *b, const pt_file *f, fc_pv state_dict, fc_pv groups) {
+    static const char *const outer[] = {"optimizer_state_dict", "ds_config", "ds_version", NULL};
+    static const char *const inner[] = {"optimizer_state_dict",
+                                        "base_optimizer_state",
+                                        "single_partition_of_fp32_groups",
+                                        "fp32_flat_groups",
+                                        "zero_stage",
+                                        "partition_count",
+                                        "group_paddings",
+                                        "param_alignment_paddings",
+                                        "param_slice_mappings",
+                                        "param_groups",
+                                        "ds_version",
+                                        NULL};
+    static const fc_path_element prefix[2] = {{.key = "deepspeed"}, {.key = "zero"}};
+    const rest r = {b, f};
+    fc_code rc = add_groups(&r, groups);
+    rc = rc == FC_OK ? add_rest(&r, state_dict, inner, prefix, 2) : rc;
+    return rc == FC_OK && state_dict != f->p->root ? add_rest(&r, f->p->root, outer, prefix, 1) : rc;
+}

@@ -1,0 +1,313 @@
+/*
+ * Universal checkpoints, what ds_to_universal.py makes of a step: a folder zero/ with a folder for each parameter, in
+ * it a file for the master (fp32.pt) and for each value of the optimizer, every one whole; and optimizer_state.pt. The
+ * model's files are copied as they were. From these files to the same names as an ordinary checkpoint has.
+ *
+ * ZeRO-1 and 2: a file holds a dict whose `param` has the parameter's shape, or, for `step`, the value itself; buffers
+ * and what was not trained have an fp32.pt, too. ZeRO-3: a file is a flat tensor, and optimizer_state.pt has the step.
+ */
+#include "deepspeed/deepspeed.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static const char folder[] = "zero";
+static const char state_file[] = "zero/optimizer_state.pt";
+static const char master[] = "fp32";
+
+bool fc_ds_is_universal(const char *directory) {
+    char path[PATH_MAX];
+    struct stat st;
+    return snprintf(path, sizeof path, "%s/%s", directory, folder) < (int)sizeof path && stat(path, &st) == 0 &&
+           S_ISDIR(st.st_mode);
+}
+
+/* ---- finding the files ---- */
+
+typedef struct listing {
+    fc_arena *arena;
+    const ds_files *files;
+    ds_value *items; /* malloc'ed */
+    size_t count, capacity;
+    fc_error *err;
+} listing;
+
+static fc_code no_memory(const listing *l) {
+    return fc_fail(l->err, FC_ENOMEM, "%s: out of memory", l->files->directory);
+}
+
+static fc_code add_file(listing *l, const char *param, const char *name, size_t length) {
+    if (l->count == l->capacity) {
+        size_t capacity = l->capacity ? l->capacity * 2 : 256;
+        ds_value *grown = realloc(l->items, capacity * sizeof *grown);
+        if (!grown) {
+            return no_memory(l);
+        }
+        l->items = grown;
+        l->capacity = capacity;
+    }
+    const char *key = fc_arena_strndup(l->arena, name, length);
+    l->items[l->count++] = (ds_value){param, key, 0};
+    return key ? FC_OK : no_memory(l);
+}
+
+/* The files <key>.pt of one parameter. */
+static fc_code list_param(listing *l, const char *name) {
+    char path[PATH_MAX];
+    bool fits = snprintf(path, sizeof path, "%s/%s/%s", l->files->directory, folder, name) < (int)sizeof path;
+    DIR *dir = fits ? opendir(path) : NULL;
+    if (!dir) {
+        int errnum = fits ? errno : ENAMETOOLONG;
+        return errnum == ENOTDIR
+                   ? FC_OK
+                   : fc_fail_errno(l->err, errnum, "%s/%s/%s: cannot be listed", l->files->directory, folder, name);
+    }
+    const char *param = fc_arena_strndup(l->arena, name, strlen(name));
+    fc_code rc = param ? FC_OK : no_memory(l);
+    for (const struct dirent *e; rc == FC_OK && (e = readdir(dir)) != NULL;) {
+        size_t n = strlen(e->d_name);
+        if (n > 3 && strcmp(e->d_name + n - 3, ".pt") == 0) {
+            rc = add_file(l, param, e->d_name, n - 3);
+        }
+    }
+    closedir(dir);
+    return rc;
+}
+
+static fc_code list_params(listing *l) {
+    char path[PATH_MAX];
+    bool fits = snprintf(path, sizeof path, "%s/%s", l->files->directory, folder) < (int)sizeof path;
+    DIR *dir = fits ? opendir(path) : NULL;
+    if (!dir) {
+        return fc_fail_errno(l->err, fits ? errno : ENAMETOOLONG, "%s/%s: cannot be listed", l->files->directory,
+                             folder);
+    }
+    fc_code rc = FC_OK;
+    for (const struct dirent *e; rc == FC_OK && (e = readdir(dir)) != NULL;) {
+        rc = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ? FC_OK : list_param(l, e->d_name);
+    }
+    closedir(dir);
+    return rc;
+}
+
+/* By parameter; the master first, the others as they are spelled. */
+static int by_param(const void *a, const void *b) {
+    const ds_value *x = a, *y = b;
+    int order = strcmp(x->param, y->param);
+    bool master_x = strcmp(x->key, master) == 0, master_y = strcmp(y->key, master) == 0;
+    return order != 0 ? order : master_x != master_y ? (int)master_y - (int)master_x : strcmp(x->key, y->key);
+}
+
+/* The listed files behind those of the model. */
+static fc_code keep_files(const listing *l, ds_files *files) {
+    size_t first = files->nfiles, count = first + l->count + 1;
+    fc_file *all = count <= UINT32_MAX ? fc_arena_calloc(l->arena, count, sizeof *all) : NULL;
+    ds_value *values = fc_arena_calloc(l->arena, l->count + 1, sizeof *values);
+    if (!all || !values) {
+        return no_memory(l);
+    }
+    memcpy(all, files->files, first * sizeof *all);
+    for (size_t i = 0; i < l->count; i++) {
+        values[i] = l->items[i];
+        values[i].file = (uint32_t)(first + i);
+        const char *name = fc_arena_printf(l->arena, "%s/%s/%s.pt", folder, values[i].param, values[i].key);
+        if (!name || !fc_ds_keep_file(l->arena, files->directory, name, &all[first + i])) {
+            return no_memory(l);
+        }
+    }
+    if (!fc_ds_keep_file(l->arena, files->directory, state_file, &all[count - 1])) {
+        return no_memory(l);
+    }
+    files->optimizer = (uint32_t)(count - 1);
+    files->files = all;
+    files->nfiles = count;
+    files->values = values;
+    files->nvalues = l->count;
+    return FC_OK;
+}
+
+fc_code fc_ds_find_universal(fc_arena *arena, ds_files *files, fc_error *err) {
+    listing l = {.arena = arena, .files = files, .err = err};
+    if (files->noptims > 0) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: there is %s/, of a universal checkpoint, and %s: two checkpoints are mixed here",
+                       files->directory, folder, files->files[files->optims[0]].name);
+    }
+    fc_code rc = list_params(&l);
+    if (rc == FC_OK && l.count > 1) {
+        qsort(l.items, l.count, sizeof *l.items, by_param);
+    }
+    rc = rc == FC_OK ? keep_files(&l, files) : rc;
+    free(l.items);
+    return rc;
+}
+
+/* Index of the first file of a parameter, or `nvalues`. */
+static size_t first_of(const ds_files *files, const char *name) {
+    size_t low = 0, high = files->nvalues;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (strcmp(files->values[middle].param, name) < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < files->nvalues && strcmp(files->values[low].param, name) == 0 ? low : files->nvalues;
+}
+
+bool fc_ds_has_universal(const ds_files *files, const char *name) {
+    return first_of(files, name) < files->nvalues;
+}
+
+/* ---- reading them ---- */
+
+static fc_code open_state(const ds_building *b, pt_file *f) {
+    fc_code rc = fc_pt_file_open(b->files.files[b->files.optimizer].path, b->files.optimizer, f, b->err);
+    if (rc == FC_OK && fc_pv_typeof(f->p->root) != FC_PV_DICT) {
+        rc = fc_fail(b->err, FC_ECORRUPT, "%s: it is no dict", f->path);
+        fc_pt_file_close(f);
+    }
+    return rc;
+}
+
+fc_code fc_ds_read_universal_stage(ds_building *b) {
+    pt_file f;
+    int64_t count = 0;
+    fc_code rc = open_state(b, &f);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    rc = fc_ds_stage_of(b, &f, f.p->root, &b->stage);
+    if (rc == FC_OK && b->stage == 3) {
+        if (!fc_ds_int(f.p, fc_ds_get(f.p, f.p->root, "partition_count"), &count) || count < 1 || count > UINT32_MAX) {
+            rc = fc_fail(b->err, FC_ECORRUPT, "%s: it has no partition_count", f.path);
+        }
+        b->ranks = (size_t)count;
+    }
+    fc_pt_file_close(&f);
+    return rc;
+}
+
+static bool same_shape(const ds_param *param, const fc_torch_tensor *t) {
+    bool same = param->ndim == t->ndim;
+    for (int d = 0; same && d < t->ndim; d++) {
+        same = param->shape[d] == t->sizes[d];
+    }
+    return same;
+}
+
+/* ZeRO-3: a flat tensor that is the whole parameter. */
+static fc_code add_flat(ds_building *b, const pt_file *f, const fc_path_element *path, size_t count,
+                        const ds_param *param, fc_pv v) {
+    fc_torch_tensor flat;
+    pt_piece *piece;
+    fc_code rc = fc_ds_flat(b, f, "its tensor", v, &flat, &piece);
+    if (rc == FC_OK && flat.sizes[0] != param->numel) {
+        rc = fc_fail(b->err, FC_ECORRUPT, "%s: it has %lld elements, parameter %.256s has %lld", f->path,
+                     (long long)flat.sizes[0], param->name, (long long)param->numel);
+    }
+    const char *name = count == 2
+                           ? fc_arena_printf(b->checkpoint->arena, "model.%s", param->name)
+                           : fc_arena_printf(b->checkpoint->arena, "optim.state.%s.%s", param->name, path[3].key);
+    ds_tensor *t = rc == FC_OK && name ? fc_ds_add_tensor(b, name, path, count) : NULL;
+    if (rc != FC_OK || !t) {
+        return rc != FC_OK ? rc : fc_ds_no_memory(b);
+    }
+    t->dtype = flat.dtype;
+    t->ndim = param->ndim;
+    t->shape = param->shape;
+    t->numel = param->numel;
+    return t->numel > 0 ? fc_ds_add_run(b, t, piece, 0, 0, t->numel, FC_NO_RANK) : FC_OK;
+}
+
+/* The value in one file. */
+static fc_code add_value(ds_building *b, const pt_file *f, const ds_value *value, const ds_param *param) {
+    const fc_path_element optim[4] = {{.key = "optim"}, {.key = "state"}, {.key = value->param}, {.key = value->key}};
+    const fc_path_element model[2] = {{.key = "model"}, {.key = value->param}};
+    bool is_master = strcmp(value->key, master) == 0;
+    const fc_path_element *path = is_master ? model : optim;
+    size_t count = is_master ? 2 : 4;
+    fc_pv inner = fc_ds_get(f->p, f->p->root, "param"), v = inner ? inner : f->p->root;
+    fc_torch_tensor t;
+    if (!fc_torch_is_tensor(f->p, v)) {
+        return is_master ? fc_fail(b->err, FC_ECORRUPT, "%s: it holds no tensor", f->path)
+                         : fc_ds_add_value(b, f, path, count, v);
+    }
+    fc_code rc = fc_torch_tensor_decode(f->p, v, &t, b->err);
+    if (rc != FC_OK) {
+        return fc_context(b->err, rc, "%s", f->path);
+    }
+    bool whole = !param || inner || t.ndim != 1; /* with its shape, or a number beside the elements */
+    if (!whole && !same_shape(param, &t)) {
+        return add_flat(b, f, path, count, param, v);
+    }
+    if (param && (inner || is_master) && !same_shape(param, &t)) {
+        return fc_fail(b->err, FC_ECORRUPT, "%s: its shape is not that of parameter %.256s in %s", f->path, param->name,
+                       b->files.files[b->files.models[0]].name);
+    }
+    return fc_ds_add_value(b, f, path, count, v);
+}
+
+fc_code fc_ds_add_universal(ds_building *b, const char *name, const ds_param *param) {
+    const ds_files *files = &b->files;
+    size_t i = first_of(files, name);
+    if (i == files->nvalues || strcmp(files->values[i].key, master) != 0) {
+        return fc_fail(b->err, FC_ECORRUPT, "%s/%s/%.256s/%s.pt is missing: run ds_to_universal.py again",
+                       files->directory, folder, name, master);
+    }
+    fc_code rc = FC_OK;
+    for (; rc == FC_OK && i < files->nvalues && strcmp(files->values[i].param, name) == 0; i++) {
+        pt_file f;
+        rc = fc_pt_file_open(files->files[files->values[i].file].path, files->values[i].file, &f, b->err);
+        if (rc == FC_OK) {
+            rc = add_value(b, &f, &files->values[i], param);
+            fc_pt_file_close(&f);
+        }
+    }
+    return rc;
+}
+
+/* ZeRO-3: what the optimizer keeps for a group and not for each element, for each parameter. */
+static fc_code add_steps(ds_building *b, const pt_file *f) {
+    fc_pv inner = fc_ds_get(f->p, f->p->root, "optimizer_state_dict");
+    fc_pv state = fc_ds_get_number(f->p, fc_ds_get(f->p, inner, "state"), 0);
+    size_t n = 0;
+    const fc_pv *pairs = fc_pv_typeof(state) == FC_PV_DICT ? fc_pickle_items(f->p, state, &n) : NULL;
+    fc_code rc = FC_OK;
+    for (size_t k = 0; rc == FC_OK && k + 1 < n; k += 2) {
+        fc_torch_tensor t = {0};
+        size_t length = 0;
+        const char *key = fc_pv_typeof(pairs[k]) == FC_PV_STR ? fc_pickle_bytes(f->p, pairs[k], &length) : "";
+        const char *copy = fc_arena_strndup(b->checkpoint->arena, key, strlen(key));
+        if (!copy) {
+            return fc_ds_no_memory(b);
+        }
+        if (fc_torch_is_tensor(f->p, pairs[k + 1])) {
+            rc = fc_torch_tensor_decode(f->p, pairs[k + 1], &t, b->err);
+        }
+        for (size_t i = 0; rc == FC_OK && t.ndim != 1 && i < b->nparams; i++) {
+            const fc_path_element path[4] = {
+                {.key = "optim"}, {.key = "state"}, {.key = b->params[i].name}, {.key = copy}};
+            rc = fc_ds_add_value(b, f, path, 4, pairs[k + 1]);
+        }
+    }
+    return rc;
+}
+
+fc_code fc_ds_read_universal_state(ds_building *b) {
+    pt_file f;
+    fc_code rc = open_state(b, &f);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    rc = b->stage == 3 ? add_steps(b, &f) : FC_OK;
+    rc = rc == FC_OK ? fc_ds_add_others(b, &f, f.p->root, fc_ds_get(f.p, f.p->root, "param_groups")) : rc;
+    fc_pt_file_close(&f);
+    return rc;
+}

@@ -1,0 +1,121 @@
+/*
+ * See beside_dcp.h.
+ */
+#include "pt/beside_dcp.h"
+
+#include "dcp/dcp.h"
+#include "pt/pt.h"
+#include "registry.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static bool exists(const char *directory, const char *name) {
+    char path[PATH_MAX];
+    struct stat st;
+    return snprintf(path, sizeof path, "%s/%s", directory, name) < PATH_MAX && stat(path, &st) == 0;
+}
+
+bool fc_pt_is_beside_dcp(const char *directory, const char *name) {
+    return exists(directory, ".metadata") && exists(directory, name);
+}
+
+static fc_code no_memory(const fc_checkpoint *checkpoint, fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static fc_code check_unique(const fc_checkpoint *checkpoint, const char *file, fc_error *err) {
+    const char **names = calloc(checkpoint->ntensors + 1, sizeof *names);
+    fc_code rc = names ? FC_OK : no_memory(checkpoint, err);
+    for (size_t i = 0; names && i < checkpoint->ntensors; i++) {
+        names[i] = checkpoint->tensors[i].name;
+    }
+    if (names) {
+        qsort(names, checkpoint->ntensors, sizeof *names, by_name);
+    }
+    for (size_t i = 1; rc == FC_OK && i < checkpoint->ntensors; i++) {
+        if (strcmp(names[i - 1], names[i]) == 0) {
+            rc = fc_fail(err, FC_EUNSUPPORTED, "%s: %.256s is both in %s and in .metadata", checkpoint->path, names[i],
+                         file);
+        }
+    }
+    free(names);
+    return rc;
+}
+
+/* Puts the values of the file behind those of DCP, and the file behind its files. */
+static fc_code add_file(fc_checkpoint *checkpoint, const char *name, fc_error *err) {
+    fc_arena *arena = checkpoint->arena;
+    size_t nfiles = checkpoint->nfiles, ntensors = checkpoint->ntensors, more = 0;
+    fc_tensor *added = NULL;
+    fc_file *files = fc_arena_calloc(arena, nfiles + 1, sizeof *files);
+    const char *path = fc_arena_printf(arena, "%s/%s", checkpoint->path, name);
+    if (!files || !path) {
+        return no_memory(checkpoint, err);
+    }
+    fc_code rc = fc_pt_read_file(checkpoint, path, (uint32_t)nfiles, &added, &more, err);
+    fc_tensor *all = rc == FC_OK ? fc_arena_calloc(arena, ntensors + more, sizeof *all) : NULL;
+    if (!all) {
+        return rc == FC_OK ? no_memory(checkpoint, err) : rc;
+    }
+    if (nfiles > 0) {
+        memcpy(files, checkpoint->files, nfiles * sizeof *files);
+    }
+    if (ntensors > 0) {
+        memcpy(all, checkpoint->tensors, ntensors * sizeof *all);
+    }
+    if (more > 0) {
+        memcpy(all + ntensors, added, more * sizeof *all);
+    }
+    files[nfiles] = (fc_file){path, name};
+    checkpoint->files = files;
+    checkpoint->nfiles = nfiles + 1;
+    checkpoint->tensors = all;
+    checkpoint->ntensors = ntensors + more;
+    return check_unique(checkpoint, name, err);
+}
+
+fc_code fc_pt_open_beside_dcp(fc_checkpoint *checkpoint, const char *name, const fc_open_options *options,
+                              fc_error *err) {
+    fc_code rc = fc_format_dcp.open(checkpoint, options, err);
+    rc = rc == FC_OK ? add_file(checkpoint, name, err) : rc;
+    return rc == FC_OK ? fc_dcp_note_others(checkpoint, checkpoint->path, err) : rc;
+}
+
+void fc_pt_close_beside_dcp(fc_checkpoint *checkpoint) {
+    fc_format_dcp.close(checkpoint);
+}
+
+/* Whether a value is one of DCP's: only that has a state, and the torch.save file is the last. */
+static bool is_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor) {
+    return checkpoint->state && (tensor->nchunks == 0 || tensor->chunks[0].file + 1 < checkpoint->nfiles);
+}
+
+fc_code fc_pt_extent_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                                fc_error *err) {
+    return is_dcp(checkpoint, tensor) ? fc_format_dcp.extent(checkpoint, tensor, index, out, err)
+                                      : fc_pt_extent(checkpoint, tensor, index, out, err);
+}
+
+fc_code fc_pt_object_json_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
+                                     const char **json, fc_error *err) {
+    return is_dcp(checkpoint, object) ? fc_format_dcp.object_json(checkpoint, object, arena, json, err)
+                                      : fc_pt_object_json(checkpoint, object, arena, json, err);
+}
+
+fc_code fc_pt_digest_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                                fc_error *err) {
+    return is_dcp(checkpoint, tensor) ? fc_format_dcp.digest(checkpoint, tensor, index, out, err)
+                                      : fc_pt_digest(checkpoint, tensor, index, out, err);
+}
+
+fc_code fc_pt_check_object_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
+    return is_dcp(checkpoint, object) ? fc_format_dcp.check_object(checkpoint, object, err) : FC_OK;
+}

@@ -1,0 +1,123 @@
+/*
+ * A model in several torch.save files, as Hugging Face's save_pretrained and accelerate leave it:
+ * pytorch_model-00001-of-00003.bin … and pytorch_model.bin.index.json. The index is that of safetensors
+ * (safetensors/index.c), the files are as any other.
+ */
+#include "pt/pt.h"
+#include "safetensors/files.h"
+
+#include "core/file_name.h"
+#include "core/name_table.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static const char whole_name[] = "pytorch_model.bin", index_end[] = ".bin.index.json";
+
+/* While the files are read. */
+typedef struct opening {
+    fc_checkpoint *checkpoint;
+    st_files files;
+    fc_tensor **tensors; /* of each file, in the arena */
+    size_t *counts;
+    size_t total;
+    fc_error *err;
+} opening;
+
+static fc_code no_memory(const opening *o) {
+    return fc_fail(o->err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+}
+
+bool fc_pt_is_index(const char *path) {
+    return fc_ends_with(path, index_end);
+}
+
+bool fc_pt_find_index(const char *directory, char path[PATH_MAX]) {
+    static const char *const ends[] = {".index.json", ""};
+    struct stat st;
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        if (snprintf(path, PATH_MAX, "%s/%s%s", directory, whole_name, ends[i]) < PATH_MAX && stat(path, &st) == 0 &&
+            S_ISREG(st.st_mode)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static fc_code read_files(opening *o) {
+    const st_files *files = &o->files;
+    fc_code rc = FC_OK;
+    for (size_t f = 0; rc == FC_OK && f < files->nfiles; f++) {
+        rc = fc_pt_read_file(o->checkpoint, files->files[f].path, (uint32_t)f, &o->tensors[f], &o->counts[f], o->err);
+        rc = rc == FC_OK ? rc : fc_context(o->err, rc, "%s", files->index->path);
+        o->total += o->counts[f];
+    }
+    return rc;
+}
+
+/* All of them, in the order of the files; no name may be in two. */
+static fc_code join(opening *o, fc_name_table *names, fc_tensor *all) {
+    size_t n = 0;
+    for (size_t f = 0; f < o->files.nfiles; f++) {
+        for (size_t i = 0; i < o->counts[f]; i++) {
+            const fc_tensor *t = &o->tensors[f][i];
+            if (fc_name_table_put(names, t->name, strlen(t->name), f) != f) {
+                return fc_fail(o->err, FC_ECORRUPT, "%s: %.256s is in two files, %s and another", o->files.index->path,
+                               t->name, o->files.files[f].name);
+            }
+            all[n++] = *t;
+        }
+    }
+    o->checkpoint->tensors = all;
+    o->checkpoint->ntensors = n;
+    return FC_OK;
+}
+
+/* What the index promises must be where it says. */
+static fc_code check_map(const opening *o, const fc_name_table *names) {
+    for (size_t i = 0; i < o->files.nmap; i++) {
+        const st_mapped *m = &o->files.map[i];
+        if (fc_name_table_find(names, m->name, strlen(m->name)) != m->file) {
+            return fc_fail(o->err, FC_ECORRUPT, "%s: tensor %.256s: it is to be in %s, which does not have it",
+                           o->files.index->path, m->name, o->files.files[m->file].name);
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code open_files(opening *o) {
+    fc_arena *arena = o->checkpoint->arena;
+    o->tensors = fc_arena_calloc(arena, o->files.nfiles, sizeof *o->tensors);
+    o->counts = fc_arena_calloc(arena, o->files.nfiles, sizeof *o->counts);
+    if (!o->tensors || !o->counts) {
+        return no_memory(o);
+    }
+    o->checkpoint->files = o->files.files;
+    o->checkpoint->nfiles = o->files.nfiles + 1; /* and the index */
+    o->checkpoint->producer = "torch.save, with an index";
+    fc_code rc = read_files(o);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_name_table *names = fc_name_table_new(arena, o->total + 1);
+    fc_tensor *all = fc_arena_calloc(arena, o->total + 1, sizeof *all);
+    rc = names && all ? join(o, names, all) : no_memory(o);
+    return rc == FC_OK ? check_map(o, names) : rc;
+}
+
+fc_code fc_pt_open_index(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options, fc_error *err) {
+    const char *name = fc_base_name(path);
+    opening o = {.checkpoint = checkpoint, .err = err};
+    o.files.directory = name == path ? "." : fc_arena_strndup(checkpoint->arena, path, (size_t)(name - path));
+    path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
+    if (!o.files.directory || !path) {
+        return no_memory(&o);
+    }
+    fc_code rc = fc_st_index_read(checkpoint->arena, path, &o.files, err);
+    rc = rc == FC_OK && !options->follow_external ? fc_st_check_links(&o.files, err) : rc;
+    rc = rc == FC_OK ? open_files(&o) : rc;
+    fc_st_files_free(&o.files);
+    return rc;
+}
