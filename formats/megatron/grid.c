@@ -186,7 +186,9 @@ fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *optio
     size_t count = 0;
     *out = (mg_grid){0};
     fc_code rc = list(checkpoint->path, &ranks, &count, err);
-    if (rc == FC_OK && count > 0) {
+    if (rc == FC_OK && count == 0) {
+        rc = fc_fail(err, FC_ECORRUPT, "%s: the files of its ranks are gone", checkpoint->path);
+    } else if (rc == FC_OK) {
         qsort(ranks, count, sizeof *ranks, by_place);
         rc = check(checkpoint->path, ranks, count, out, err);
     }

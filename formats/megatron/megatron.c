@@ -96,17 +96,6 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
     return rc;
 }
 
-static fc_code megatron_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
-                               fc_error *err) {
-    bool is_rank = !checkpoint->state;
-    /* Of the record that a chunk lies in; only for the one at its start, so that each record is read once. */
-    if (is_rank && !tensor->object && index != FC_WHOLE_TENSOR &&
-        ((const pt_piece *)(uintptr_t)tensor->chunks[index].detail)->first != 0) {
-        return FC_OK;
-    }
-    return fc_pt_digest_beside_dcp(checkpoint, tensor, index, out, err);
-}
-
 static const char *const extensions[] = {NULL};
 
 const fc_format fc_format_megatron = {
@@ -121,7 +110,7 @@ const fc_format fc_format_megatron = {
     .extent = fc_pt_extent_beside_dcp,
     .read = fc_pt_read,
     .object_json = fc_pt_object_json_beside_dcp,
-    .digest = megatron_digest,
+    .digest = fc_pt_digest_beside_dcp,
     .check_object = fc_pt_check_object_beside_dcp,
     .unverified = ".metadata, objects, and the gaps between the records of archives",
 };

@@ -423,8 +423,8 @@ static fc_code set_note(const mg_reader *r) {
     }
     if (r->differing && (note || !r->unnamed)) {
         note = fc_arena_printf(arena,
-                               "%s%s%zu tensor%s, such as %.128s, should be equal copies and differ: the first rank's "
-                               "are read, as Megatron's own tools do",
+                               "%s%s%zu tensor%s, such as %.128s, should be equal on all ranks and differ, or are too "
+                               "large to compare: the first rank's are read, as Megatron's own tools do",
                                note ? note : "", note ? "; " : "", r->ndiffering, r->ndiffering == 1 ? "" : "s",
                                r->differing);
     }

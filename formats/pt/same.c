@@ -7,7 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { COMPARE_BYTES = 16 << 20 /* of tensors whose CRCs do not say whether they are equal */ };
+enum {
+    MOST = 64 << 20, /* bytes of tensors whose CRCs do not say whether they are equal: opening is for headers */
+    PIECE = 256 << 10
+};
 
 bool fc_pt_same_object(const pt_object *a, const pt_object *b) {
     bool same = a->size == b->size && a->nstorages == b->nstorages && memcmp(a->pickle, b->pickle, a->size) == 0;
@@ -16,20 +19,6 @@ bool fc_pt_same_object(const pt_object *a, const pt_object *b) {
                a->storages[i].crc != 0;
     }
     return same;
-}
-
-/* Reads the bytes of a stored record from `first` on. */
-static fc_code read_bytes(const fc_checkpoint *checkpoint, const pt_record *record, uint64_t first, unsigned char *out,
-                          size_t size, fc_error *err) {
-    const char *path = checkpoint->files[record->file].path;
-    int fd;
-    uint64_t length;
-    fc_code rc = fc_open_input(path, &fd, &length, err);
-    if (rc == FC_OK) {
-        rc = fc_pread_full(fd, out, size, record->offset + first, path, err);
-        close(fd);
-    }
-    return rc;
 }
 
 /* The bytes from the first to the last element, which is all of it or holes, too: both must have the same strides. */
@@ -44,6 +33,34 @@ static uint64_t span_of(const pt_piece *piece, int ndim, const int64_t *sizes, u
     return (last + 1) * element;
 }
 
+/* Compares `span` bytes of two stored records. */
+static fc_code compare_bytes(const fc_checkpoint *checkpoint, const pt_piece *a, const pt_piece *b, uint64_t span,
+                             bool *same, fc_error *err) {
+    const char *path_a = checkpoint->files[a->record.file].path, *path_b = checkpoint->files[b->record.file].path;
+    unsigned char *x = malloc(2 * (size_t)PIECE);
+    int fd_a = -1, fd_b = -1;
+    uint64_t size;
+    fc_code rc = x ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    rc = rc == FC_OK ? fc_open_input(path_a, &fd_a, &size, err) : rc;
+    rc = rc == FC_OK ? fc_open_input(path_b, &fd_b, &size, err) : rc;
+    bool equal = rc == FC_OK;
+    for (uint64_t at = 0; equal && at < span; at += PIECE) {
+        size_t n = span - at < PIECE ? (size_t)(span - at) : PIECE;
+        rc = fc_pread_full(fd_a, x, n, a->record.offset + a->first + at, path_a, err);
+        rc = rc == FC_OK ? fc_pread_full(fd_b, x + PIECE, n, b->record.offset + b->first + at, path_b, err) : rc;
+        equal = rc == FC_OK && memcmp(x, x + PIECE, n) == 0;
+    }
+    if (fd_a >= 0) {
+        close(fd_a);
+    }
+    if (fd_b >= 0) {
+        close(fd_b);
+    }
+    free(x);
+    *same = equal;
+    return rc;
+}
+
 fc_code fc_pt_same_piece(const fc_checkpoint *checkpoint, fc_dtype dtype, int ndim, const int64_t *sizes,
                          const pt_piece *a, const pt_piece *b, bool *same, fc_error *err) {
     bool alike = a->swap == b->swap && a->negate == b->negate && a->conjugate == b->conjugate;
@@ -55,15 +72,8 @@ fc_code fc_pt_same_piece(const fc_checkpoint *checkpoint, fc_dtype dtype, int nd
                                     a->record.size == b->record.size));
     bool whole = span == a->record.size && span == b->record.size && a->record.crc != 0 && b->record.crc != 0;
     if (*same || !alike || whole || a->record.method != FC_ZIP_STORED || b->record.method != FC_ZIP_STORED ||
-        span > COMPARE_BYTES) {
+        span > MOST) {
         return FC_OK;
     }
-    unsigned char *x = malloc((size_t)span), *y = malloc((size_t)span);
-    fc_code rc = x && y ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
-    rc = rc == FC_OK ? read_bytes(checkpoint, &a->record, a->first, x, (size_t)span, err) : rc;
-    rc = rc == FC_OK ? read_bytes(checkpoint, &b->record, b->first, y, (size_t)span, err) : rc;
-    *same = rc == FC_OK && memcmp(x, y, (size_t)span) == 0;
-    free(x);
-    free(y);
-    return rc;
+    return compare_bytes(checkpoint, a, b, span, same, err);
 }

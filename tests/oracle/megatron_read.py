@@ -128,11 +128,86 @@ def several_ranks(program, case, home):
     run(program, "check", case)
     listed = json.loads(run(program, "inspect", case, "--json"))
     names = {t["name"]: t for t in listed["tensors"]}
-    check("note" not in listed or listed["note"] is None, "note: %s" % listed.get("note"))
+    check(not listed.get("note"), "note: %s" % listed.get("note"))
     check(len(names) == len({n.lower() for n in names}), "names")
     if expected["tp"] > 1:
         check("rng_state.0.torch_rng_state" in names and
               any(n.startswith("rng_state.0.torch_rng_state.mp_rank_01") for n in names), "a rank's own: %s" % list(names))
+
+
+LEGACY = {  # of a layer: name, shape, the dimension that is cut
+    "input_layernorm.weight": ((6,), None), "self_attention.query_key_value.weight": ((12, 6), 0),
+    "self_attention.query_key_value.bias": ((12,), 0), "self_attention.dense.weight": ((6, 4), 1),
+    "self_attention.dense.bias": ((6,), None), "mlp.dense_h_to_4h.weight": ((8, 6), 0),
+    "mlp.dense_h_to_4h.bias": ((8,), 0), "mlp.dense_4h_to_h.weight": ((6, 8), 1), "mlp.dense_4h_to_h.bias": ((6,), None)}
+
+
+def legacy_ranks(program, home):
+    """Megatron-LM's older names, nested dicts, tp 2 in 2 stages; a rank's parameters are views of one buffer."""
+    tp, stages, layers = 2, 2, 3
+    case, out = os.path.join(home, "older"), os.path.join(home, "older.safetensors")
+    full, embedding = {}, "language_model.embedding.word_embeddings.weight"
+    full[embedding] = (torch.randn(10, 6).half(), 0)
+    full["language_model.embedding.position_embeddings.weight"] = (torch.randn(4, 6).half(), None)
+    for i in range(layers):
+        for name, (shape, dim) in LEGACY.items():
+            full["language_model.encoder.layers.%d.%s" % (i, name)] = (torch.randn(shape).half(), dim)
+    full["language_model.encoder.final_layernorm.weight"] = (torch.randn(6).half(), None)
+
+    def part(name, t):
+        weight, dim = full[name]
+        return weight if dim is None else weight.chunk(tp, dim)[t].contiguous()
+
+    def moment(half):
+        return half.float() * 2
+
+    for t in range(tp):
+        for s in range(stages):
+            own = [n for n in full if ("embedding" in n and s == 0) or ("final" in n and s == 1) or
+                   ("layers.0." in n or "layers.1." in n) and s == 0 or "layers.2." in n and s == 1]
+            parts = {n: part(n, t) for n in own}
+            if s == 1:
+                parts["word_embeddings_for_head.weight"] = part(embedding, t)
+            buffer, at, model = torch.cat([p.reshape(-1) for p in parts.values()]), 0, {}
+            for name, p in parts.items():
+                view, at = buffer[at:at + p.numel()].view(p.shape), at + p.numel()
+                keys = name.replace("layers.2.", "layers.0.").split(".")
+                depth = 2 if "encoder" in keys else len(keys) - 1
+                d = model
+                for k in keys[:depth]:
+                    d = d.setdefault(k, {})
+                d[".".join(keys[depth:])] = view
+            decay = [p for n, p in parts.items() if p.ndim > 1]
+            plain = [p for n, p in parts.items() if p.ndim == 1]
+            groups, masters, state = [], [], {}
+            for params, rate in ((plain, 0.0), (decay, 0.01)):
+                first = len(state)
+                groups.append({"params": list(range(first, first + len(params))), "weight_decay": rate})
+                masters.append([p.float() for p in params])
+                for p in params:
+                    state[len(state)] = {"exp_avg": moment(p)}
+            args = argparse.Namespace(tensor_model_parallel_size=tp, pipeline_model_parallel_size=stages,
+                                      num_layers=layers, untie_embeddings_and_output_weights=False)
+            rank = os.path.join(case, "mp_rank_%02d_%03d" % (t, s))
+            os.makedirs(rank)
+            torch.save({"args": args, "iteration": 3, "model": model, "optimizer": {
+                "optimizer": {"state": state, "param_groups": groups}, "fp32_from_fp16_params": masters}},
+                       os.path.join(rank, "model_optim_rng.pt"))
+    want = {}
+    for name, (weight, dim) in full.items():
+        for key, value in (("model.%s", weight), ("optim.state.%s.exp_avg", moment(weight)),
+                           ("optim.state.%s.fp32_param", weight.float())):
+            want[key % name] = (list(value.shape), hashlib.sha256(value.numpy().tobytes()).hexdigest())
+    run(program, "consolidate", case, "-o", out, "-q")
+    found = digests(out)
+    wrong = sorted(n for n in set(found) | set(want) if found.get(n) != want.get(n))
+    check(not wrong, "older names: %s" % wrong[:8])
+    check(not json.loads(run(program, "inspect", case, "--json")).get("note"), "older names: a note")
+    run(program, "verify", case)
+    os.rename(os.path.join(case, "mp_rank_01_001"), os.path.join(case, "mp_rank_01_001_001"))
+    refused(program, case, "an expert rank", 5, "mp_rank_01_001_001", "expert")
+    os.rename(os.path.join(case, "mp_rank_01_001_001"), os.path.join(case, "mp_rank_01"))
+    refused(program, case, "names of two checkpoints", 3, "mp_rank_01", "two checkpoints")
 
 
 def edited(case, home, name, change):
@@ -229,6 +304,7 @@ def main():
         check("tp2pp2-llama" in several, "no cases of several ranks")
         for name in several:
             several_ranks(program, os.path.join(ranks, name), home)
+        legacy_ranks(program, home)
         hostile_ranks(program, os.path.join(ranks, "tp2pp2-llama"), home)
     finally:
         shutil.rmtree(home)
