@@ -4,8 +4,8 @@
 Every round runs every command once, ours and the peers', so that all of them meet the same machine; the table gives
 the best and the median of the rounds, and ratios of the medians.  Before each command what earlier ones left to write
 is synced, and its input is read (warm) or dropped from the cache (cold).  What a command does to make its output
-durable is part of its time.  A peer that is not installed is left out, and the table says so.  A new job is one entry in
-JOBS, a new peer one in COMMANDS, a new input one in SOURCES.
+durable is part of its time.  A peer that is not installed, or fails, is left out, and the table says so.  A new job is
+one entry in JOBS, a new peer one in COMMANDS, a new input one in SOURCES.
 """
 import argparse
 import fnmatch
@@ -52,9 +52,9 @@ SOURCES = {
 # What makes an input, or a peer, beyond torch and h5py: a program or a module of Python.
 SOURCE_NEEDS = {"zero3": "deepspeed", "packed": "h5repack"}
 
-# source: which input; synced: whether the output is on the disk in the end; needs: a program or module that may be
-# missing; repeat: runs in a round, for what is too short to time once; rounds: for what is slow, so many at
-# most and none with a cold cache.
+# source: which input; repeat: runs in a round, for what is too short to time once; rounds: for what is slow, so many at
+# most and none with a cold cache; synced: whether the output is on the disk in the end (None: there is none); needs: a
+# program or module that may be missing.
 Command = namedtuple("Command", "title source line repeat rounds synced needs", defaults=(1, None, True, None))
 
 
@@ -73,7 +73,7 @@ def h5repack(options, source):
 # The peers.
 COMMANDS = {
     "cp": Command("`cp -r` and `sync -f`", "fsdp", "sh -c 'cp -r {src} {dst} && sync -f {dst}'"),
-    "cat": Command("`cat` of both", "h5", "sh -c 'cat {fsdp}/*.distcp {src}/*.h5 > /dev/null'"),
+    "cat": Command("`cat` of both", "h5", "sh -c 'cat {fsdp}/*.distcp {src}/*.h5 > /dev/null'", synced=None),
     "torch": library("torch `dcp_to_torch_save`", "fsdp", "dcp_to_torch"),
     "torch-2d": library("torch `dcp_to_torch_save`", "2d", "dcp_to_torch"),
     "cp-hf": Command("`cp -r` and `sync -f`", "hf", "sh -c 'cp -r {src} {dst} && sync -f {dst}'"),
@@ -166,7 +166,7 @@ JOBS = {
 
 class Result:
     def __init__(self):
-        self.seconds, self.peak, self.size, self.written = [], 0, 0, 0
+        self.seconds, self.peak, self.size, self.written, self.failed = [], 0, 0, 0, False
 
     best = property(lambda self: min(self.seconds))
     median = property(lambda self: statistics.median(self.seconds))
@@ -246,7 +246,9 @@ class Bench:
         seconds = time.perf_counter() - started
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:
-            raise SystemExit("bench/run: failed: " + shlex.join(line))
+            print("bench/run: failed: " + shlex.join(line), file=sys.stderr)
+            result.failed = True
+            return
         result.seconds.append(float(told.group(1)) if told else seconds)
         result.peak = max(result.peak, usage.ru_maxrss / 1024)
         result.size = size_of(self.scratch)
@@ -257,10 +259,15 @@ class Bench:
         results = {name: Result() for name in commands}
         for i in range(rounds):
             for name, command in commands.items():
-                if command.rounds is not None and (cold or i >= command.rounds):
+                if results[name].failed or command.rounds is not None and (cold or i >= command.rounds):
                     continue
                 for _ in range(command.repeat):
-                    self.run(command, cold, results[name])
+                    if not results[name].failed:
+                        self.run(command, cold, results[name])
+                if results[name].failed and name not in COMMANDS:
+                    raise SystemExit(1)
+                if results[name].failed:  # a peer: the table says so
+                    continue
                 print("%s %d/%d: %s %.3f s" % ("cold" if cold else "warm", i + 1, rounds, name, results[name].seconds[-1]),
                       file=sys.stderr)
         return results
@@ -273,10 +280,12 @@ def goal_lines(name, job, results):
         p = results.get(peer)
         if peer and peer not in results:
             yield COMMANDS[peer].title, "", "", "", "%s is not installed" % COMMANDS[peer].needs, "", ""
+        elif peer and p.failed:
+            yield COMMANDS[peer].title, "", "", "", "it failed", "", ""
         elif not peer or p.seconds:
             met, ratio, goal = judge(o, p)
             yield (COMMANDS[peer].title if peer else "–", "%.3f" % p.median if peer else "", "%.0f" % p.peak if peer else "",
-                   ("yes" if COMMANDS[peer].synced else "no") if peer else "", ratio, goal, met)
+                   {True: "yes", False: "no", None: ""}[COMMANDS[peer].synced if peer else None], ratio, goal, met)
     yield "memory", "", "", "", "%.0f MiB" % o.peak, "≤ %d MiB" % PEAK_MIB, o.peak <= PEAK_MIB
     if o.size > 1 << 20:
         yield ("bytes written", "", "", "", "%.2f × its output" % (o.written / o.size), "≤ %.2f ×" % WRITTEN,
@@ -369,8 +378,9 @@ def main():
     with tempfile.TemporaryDirectory(prefix="fsdpckpt-bench-", dir=args.dir) as work:
         bench = Bench(args, work)
         bench.make_sources({c.source for c in commands.values()})
-        text = "%s. %s a checkpoint, %s. Our times are those of outputs on the disk; `synced` says which of the others' are.\n" % (machine(os.path.realpath(work)), args.size + "B",
-                                             time.strftime("%Y-%m-%d", time.gmtime()))
+        text = "%s. %sB a checkpoint, %s. " % (machine(os.path.realpath(work)), args.size,
+                                               time.strftime("%Y-%m-%d", time.gmtime()))
+        text += "Our times are those of outputs on the disk; `synced` says which of the others' are.\n"
         text += "\nWarm cache, %d rounds:\n\n%s" % (args.rounds, table(jobs, bench.measure(commands, args.rounds, False)))
         if args.cold_rounds > 0 and drop_caches():
             results = bench.measure(commands, args.cold_rounds, True)

@@ -3,6 +3,23 @@
  */
 #include "job.h"
 
+#include <string.h>
+
+/* Flat parameters are cut over one dimension of ranks, in the files of one format. */
+static fc_code check_policy(const options *o, fc_error *err) {
+    if (o->tp || o->replicas || !o->dp) {
+        return fc_fail(err, FC_EUSAGE,
+                       "reshard: --policy makes flat parameters, which FSDP1 cuts over --dp N ranks alone%s",
+                       o->dp ? ", without --tp and --replicas" : "");
+    }
+    if (!o->to || strcmp(o->to, "pt") != 0) {
+        return fc_fail(err, FC_EUSAGE,
+                       "reshard: --policy makes the flat parameters of FSDP1's LOCAL_STATE_DICT, which "
+                       "are torch.save files: say --to pt");
+    }
+    return o->local ? fc_fail(err, FC_EUSAGE, "reshard: --policy does not go with --local") : FC_OK;
+}
+
 static fc_code run(cli_call *call, fc_error *err) {
     const options *o = call->options;
     fc_layout_spec spec = {.replicas = o->replicas, .dp = o->dp, .tp = o->tp};
@@ -14,7 +31,8 @@ static fc_code run(cli_call *call, fc_error *err) {
     if (option_given(o, OPT_RANK) && !o->dry_run) {
         return fc_fail(err, FC_EUSAGE, "reshard: --rank shows a part of the plan; say --dry-run, too");
     }
-    return job_run(call, &spec, err);
+    fc_code rc = option_given(o, OPT_POLICY) ? check_policy(o, err) : FC_OK;
+    return rc == FC_OK ? job_run(call, &spec, err) : rc;
 }
 
 static const char *const examples[] = {
@@ -24,6 +42,8 @@ static const char *const examples[] = {
     "2D: FSDP over 4 x tensor parallel over 2",
     "fsdpckpt reshard ckpt/ -o out/ --replicas 2 --dp 4 --tp 2 --tp-plan plan.json",
     "HSDP with tensor parallel, cut as plan.json says",
+    "fsdpckpt reshard model.pt -o out/ --dp 8 --to pt --policy blocks",
+    "flat parameters, as FSDP1 loads them with LOCAL_STATE_DICT",
     "fsdpckpt reshard model.json --dp 2048 --tp 8 --dry-run --rank 12345",
     "what one rank of 16,384 would hold of a model known by its schema alone",
     NULL,
@@ -42,12 +62,16 @@ const command command_reshard = {
         "fully_shard and parallelize_module cut it. Replicated data is stored once.\n\n"
         "With --tp, a plan says which tensors tensor parallelism cuts and how; optimizer state follows its parameter. "
         "A plan that cuts no tensor is an error.\n\n"
+        "With --policy and --to pt, the files are those of FSDP1's LOCAL_STATE_DICT: a flat parameter for each unit "
+        "that "
+        "the policy makes (see 'fsdpckpt units'), without the padding of use_orig_params. The order of SRC must be the "
+        "model's; --schema gives it where SRC does not keep it. Optimizer state has no place there: --exclude it.\n\n"
         "With --dry-run nothing is written: -o may be left out, and SRC may be a schema (see 'fsdpckpt schema'), which "
         "has no data. --rank R then shows the part of one rank.",
     .examples = examples,
     .synopsis = "-o DST --dp N [--tp N]",
-    .takes =
-        TAKES_CONVERSION | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_RANK),
+    .takes = TAKES_CONVERSION | TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) |
+             TAKES(OPT_RANK) | TAKES(OPT_POLICY) | TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE),
     .needs = TAKES(OPT_OUTPUT),
     .run = run,
 };

@@ -10,6 +10,10 @@
 #include "ranks.h"
 #include "signals.h"
 #include "source.h"
+#include "unit_plan.h"
+
+#include "fsdpckpt/flatten.h"
+#include "fsdpckpt/unflatten.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -27,6 +31,7 @@ typedef struct job {
     fc_progress progress;
     ranks ranks;
     fc_convert_report report;
+    size_t left_out; /* before the parameters became flat ones */
     double seconds;
 } job;
 
@@ -111,6 +116,7 @@ static fc_code convert(job *j, fc_error *err) {
     fc_code rc = fc_convert(j->source, o->output, &j->how, &j->report, err);
     progress_stop(view);
     j->seconds = now() - start;
+    j->report.selected.left_out += j->left_out;
     if (rc == FC_OK && shows) {
         tell_extension(j);
     }
@@ -215,6 +221,42 @@ static void print_report(const job *j, text_out *out) {
     }
 }
 
+/* --policy: the source's parameters become flat ones, with the names and the selection that they have then. */
+static fc_code flatten(job *j, fc_error *err) {
+    unit_plan plan = {.o = j->o, .source = j->source, .arena = fc_arena_new()};
+    fc_checkpoint *model = NULL, *flat = NULL;
+    const char *why = NULL;
+    fc_code rc = plan.arena ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    if (rc == FC_OK && !fc_was_flat(j->source)) {
+        rc = source_model(j->o, &model, err);
+        if (rc == FC_OK && !model && !fc_knows_model_order(j->source, &why)) {
+            rc = fc_fail(
+                err, FC_EUSAGE,
+                "%s: %s, and flat parameters depend on it: give --schema FILE, a schema or a torch.save file of "
+                "the model",
+                j->source->path, why);
+        }
+    }
+    rc = rc == FC_OK ? unit_plan_make(&plan, model, err) : rc;
+    for (size_t i = 0; rc == FC_OK && i < plan.nwarnings && !j->o->quiet && ranks_speaks(&j->ranks); i++) {
+        fprintf(stderr, "fsdpckpt: warning: %s\n", plan.warnings[i]);
+    }
+    if (rc == FC_OK) {
+        rc = fc_flatten(j->source, &plan.wanted, &plan.tree, &plan.units, j->o->dp, &flat, err);
+    }
+    if (rc == FC_OK) {
+        fc_selection *s = &j->how.selection;
+        j->source = flat;
+        s->include = s->exclude = s->rename = NULL;
+        s->strip_prefix = NULL;
+        s->flat_state = true;
+        j->left_out = plan.selected.left_out;
+    }
+    fc_checkpoint_close(model);
+    fc_arena_free(plan.arena);
+    return rc;
+}
+
 /* How a command opens what it converts. */
 typedef fc_code (*opener)(const options *o, fc_checkpoint **out, fc_error *err);
 
@@ -263,6 +305,7 @@ static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout,
     fc_code rc = prepare(&j, spec, err);
     if (rc == FC_OK && !o->local) {
         rc = open(o, &j.source, err);
+        rc = rc == FC_OK && option_given(o, OPT_POLICY) ? flatten(&j, err) : rc;
     }
     if (!option_given(o, OPT_RANK)) { /* what is only printed may as well end at once */
         signals_cancel(&j.progress);

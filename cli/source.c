@@ -19,7 +19,7 @@ fc_code source_open(const options *o, const char *path, bool headers_only, fc_ch
     fc_code rc = source_model(o, &model, err);
     how.model = model;
     rc = rc == FC_OK ? fc_checkpoint_open(path, &how, out, err) : rc;
-    if (rc == FC_OK && model && !fc_was_flat(*out)) {
+    if (rc == FC_OK && model && !o->policy && !fc_was_flat(*out)) {
         rc = fc_fail(err, FC_EUSAGE, "%s: has no flat parameters of FSDP1, which --schema is for: leave it out", path);
         fc_checkpoint_close(*out);
         *out = NULL;

@@ -106,7 +106,7 @@ static void close_between(int first, int last) {
 }
 
 /* Leaves open: /dev/null as 0, 1 and 2, the descriptors to keep, and the pipe. */
-static bool close_others(const fc_h5_job *job, int out) {
+bool fc_h5_child_close_others(const fc_h5_job *job, int out) {
     int keep[MAX_KEEP + 1];
     int null = open("/dev/null", O_RDWR);
     if (null < 0 || job->nkeep > MAX_KEEP) {
@@ -187,10 +187,14 @@ static bool confine(const fc_h5_job *job, int out) {
 }
 #endif
 
-static void __attribute__((noreturn)) be_the_child(const fc_h5_job *job, int out, fc_h5_shared *shared, pid_t parent) {
+void fc_h5_child_become(const fc_h5_job *job, int out, int memory, pid_t parent) {
     reset_signals();
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent || !close_others(job, out)) {
+    if (parent != 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+    }
+    fc_h5_shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    if ((parent != 0 && getppid() != parent) || !job->run || shared == MAP_FAILED ||
+        !fc_h5_child_close_others(job, out)) {
         _exit(EXIT_NOT_CONFINED);
     }
     if (job->prepare) {
@@ -206,37 +210,69 @@ static void __attribute__((noreturn)) be_the_child(const fc_h5_job *job, int out
 
 /* ---- in the parent ---- */
 
-fc_code fc_h5_child_start(fc_h5_child *child, const fc_h5_job *job, fc_error *err) {
+fc_code fc_h5_child_prepare(fc_h5_child *child, const fc_h5_job *job, int *out, int *shared, fc_error *err) {
+    static const char cannot[] = "the HDF5 reader process cannot be started";
     int ends[2];
-    fc_h5_shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared == MAP_FAILED) {
-        return fc_fail_errno(err, errno, "the HDF5 reader process cannot be started");
-    }
-    if (pipe2(ends, O_CLOEXEC) != 0) {
+    int memory = memfd_create("fsdpckpt-reader", MFD_CLOEXEC);
+    if (memory < 0 || ftruncate(memory, sizeof *child->shared) != 0) {
         int saved = errno;
-        munmap(shared, sizeof *shared);
-        return fc_fail_errno(err, saved, "the HDF5 reader process cannot be started");
+        if (memory >= 0) {
+            close(memory);
+        }
+        return fc_fail_errno(err, saved, cannot);
     }
-    pid_t self = getpid();
+    *child = (fc_h5_child){
+        .fd = -1, .timeout_ms = job->timeout_ms ? job->timeout_ms : 60000, .spin_ms = job->spin_ms, .shared = NULL};
+    void *page = mmap(NULL, sizeof *child->shared, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    if (page == MAP_FAILED || pipe2(ends, O_CLOEXEC) != 0) {
+        int saved = errno;
+        if (page != MAP_FAILED) {
+            munmap(page, sizeof *child->shared);
+        }
+        close(memory);
+        return fc_fail_errno(err, saved, cannot);
+    }
+    child->shared = page;
+    child->fd = ends[0];
+    *out = ends[1];
+    *shared = memory;
+    return FC_OK;
+}
+
+void fc_h5_child_unprepare(fc_h5_child *child) {
+    close(child->fd);
+    munmap(child->shared, sizeof *child->shared);
+}
+
+pid_t fc_h5_child_fork(void) {
     fc_h5_lock();
     pid_t pid = fork();
     if (pid != 0) {
+        int saved = errno;
         fc_h5_unlock();
-    } else {
-        be_the_child(job, ends[1], shared, self);
+        errno = saved;
+    }
+    return pid;
+}
+
+fc_code fc_h5_child_start(fc_h5_child *child, const fc_h5_job *job, fc_error *err) {
+    int out, shared;
+    fc_code rc = fc_h5_child_prepare(child, job, &out, &shared, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    pid_t self = getpid();
+    child->pid = fc_h5_child_fork();
+    if (child->pid == 0) {
+        fc_h5_child_become(job, out, shared, self);
     }
     int saved = errno;
-    close(ends[1]);
-    if (pid < 0) {
-        close(ends[0]);
-        munmap(shared, sizeof *shared);
+    close(out);
+    close(shared);
+    if (child->pid < 0) {
+        fc_h5_child_unprepare(child);
         return fc_fail_errno(err, saved, "the HDF5 reader process cannot be started");
     }
-    *child = (fc_h5_child){.pid = pid,
-                           .fd = ends[0],
-                           .timeout_ms = job->timeout_ms ? job->timeout_ms : 60000,
-                           .spin_ms = job->spin_ms,
-                           .shared = shared};
     return FC_OK;
 }
 

@@ -65,4 +65,22 @@ fc_code fc_h5_child_finish(fc_h5_child *child, const char *path, fc_error *err);
 /** Kills and reaps a child that is not needed any more. */
 void fc_h5_child_abandon(fc_h5_child *child);
 
+/* ---- the parts of starting, also for starter.c ---- */
+
+/** The parent's side: all of `child` but its process. @param out, shared the ends for the process; the caller closes
+ *  them. */
+fc_code fc_h5_child_prepare(fc_h5_child *child, const fc_h5_job *job, int *out, int *shared, fc_error *err);
+void fc_h5_child_unprepare(fc_h5_child *child);
+
+/** fork, while no thread is within libhdf5. */
+pid_t fc_h5_child_fork(void);
+
+/** In the new process: does the job, and ends.
+ * @param parent when this process ends, or the thread of it that forked, so does the new one; 0: it finds out when it
+ *  writes, as another thread may have made what has started it. */
+void fc_h5_child_become(const fc_h5_job *job, int out, int shared, pid_t parent) __attribute__((noreturn));
+
+/** Closes all descriptors but those to keep and `out`; 0, 1 and 2 are /dev/null. */
+bool fc_h5_child_close_others(const fc_h5_job *job, int out);
+
 #endif

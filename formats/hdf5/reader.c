@@ -85,14 +85,8 @@ static const char *directory_of(fc_arena *arena, const char *path) {
     return !slash ? "." : slash == path ? "/" : fc_arena_strndup(arena, path, (size_t)(slash - path));
 }
 
-fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+static fc_code open_any(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     struct stat st;
-    fc_h5_state *state = fc_arena_calloc(checkpoint->arena, 1, sizeof *state);
-    if (!state) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
-    }
-    state->follow_external = options->follow_external;
-    checkpoint->state = state;
     if (stat(checkpoint->path, &st) == 0 && S_ISDIR(st.st_mode)) {
         return fc_h5_open_sharded(checkpoint, checkpoint->path, options, err);
     }
@@ -104,8 +98,34 @@ fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc
     return fc_h5_open_full(checkpoint, err);
 }
 
+static fc_h5_make_job make_box_job;
+
+/* Where something will be read through libhdf5, by threads, what will start the processes for it is started now. */
+static fc_code prepare_reading(fc_checkpoint *checkpoint, fc_error *err) {
+    fc_h5_state *state = checkpoint->state;
+    for (size_t i = 0; i < state->nstored; i++) {
+        if (state->stored[i].dataset->where == FC_H5_BY_LIBRARY) {
+            fc_code rc = fc_h5_starter_start(&state->starter, make_box_job, checkpoint, err);
+            return rc == FC_OK ? rc : fc_context(err, rc, "%s", checkpoint->path);
+        }
+    }
+    return FC_OK;
+}
+
+fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    fc_h5_state *state = fc_arena_calloc(checkpoint->arena, 1, sizeof *state);
+    if (!state) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    }
+    state->follow_external = options->follow_external;
+    checkpoint->state = state;
+    fc_code rc = open_any(checkpoint, options, err);
+    return rc == FC_OK ? prepare_reading(checkpoint, err) : rc;
+}
+
 void fc_h5_close(fc_checkpoint *checkpoint) {
-    (void)checkpoint; /* the state is in the checkpoint's arena */
+    fc_h5_state *state = checkpoint->state; /* in the checkpoint's arena */
+    fc_h5_starter_stop(&state->starter);
 }
 
 /* ---- extents ---- */
@@ -252,59 +272,77 @@ static fc_code receive_box(fc_h5_in *in, const char *path, unsigned char *buf, u
     return FC_OK;
 }
 
-fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err) {
-    const fc_h5_state *state = checkpoint->state;
-    const fc_chunk *chunk = &tensor->chunks[index];
-    const fc_h5_stored *stored = stored_of(checkpoint, chunk);
+/* Everything that reading a box needs, in memory that lasts as long as its process. */
+typedef struct box_job {
+    fc_h5_input input;
+    fc_h5_scan scan;
     int64_t offsets[FC_MAX_DIMS];
-    uint64_t size, file_size;
-    fc_extent extent;
+    int keep;
+} box_job;
+
+/* fc_h5_make_job, in the process that will read: `request` is a chunk, the bytes and the dimensions of its box. */
+static void make_box_job(void *context, const fc_h5_request *request, int input, fc_h5_job *job) {
+    box_job *box = calloc(1, sizeof *box);
+    if (!box) {
+        return; /* without anything to run it ends */
+    }
+    const fc_checkpoint *checkpoint = context;
+    const fc_h5_state *state = checkpoint->state;
+    const fc_chunk *chunk = request->what;
+    const fc_h5_stored *stored = stored_of(checkpoint, chunk);
+    const int ndim = request->number;
+    for (int k = 0; k < ndim; k++) {
+        box->offsets[k] = chunk->dims[k] - (stored->base ? stored->base[k] : 0);
+    }
+    box->keep = input;
+    box->input = (fc_h5_input){.path = checkpoint->files[stored->file].path, .fd = input};
+    box->scan = (fc_h5_scan){.inputs = &box->input,
+                             .ninputs = 1,
+                             .follow_external = state->follow_external,
+                             .dataset = stored->dataset->path,
+                             .ndim = stored->dataset->kind == FC_H5_OBJECT ? -1 : ndim,
+                             .offsets = box->offsets,
+                             .sizes = chunk->dims + ndim,
+                             .bytes = request->bytes};
+    *job = (fc_h5_job){.prepare = fc_h5_scan_prepare,
+                       .run = fc_h5_box_run,
+                       .context = &box->scan,
+                       .keep = &box->keep,
+                       .nkeep = 1,
+                       .memory = request->bytes < UINT64_MAX / 8 ? 4 * request->bytes + (UINT64_C(1) << 30) : 0,
+                       .may_open = state->follow_external};
+}
+
+fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err) {
+    fc_h5_state *state = checkpoint->state;
+    const fc_chunk *chunk = &tensor->chunks[index];
+    const char *path = checkpoint->files[stored_of(checkpoint, chunk)->file].path;
+    const fc_h5_job like = {.timeout_ms = 0};
+    uint64_t file_size;
+    int input = -1;
+    fc_extent extent = {.decoded = 0};
     fc_error death, *reason = err ? err : &death;
-    fc_h5_input input = {.path = checkpoint->files[stored->file].path, .fd = -1};
     fc_code rc = fc_h5_extent(checkpoint, tensor, index, &extent, err);
+    rc = rc == FC_OK ? fc_open_input(path, &input, &file_size, err) : rc;
     if (rc != FC_OK) {
         return rc;
     }
-    size = extent.decoded;
-    for (int k = 0; k < tensor->ndim; k++) {
-        offsets[k] = chunk->dims[k] - (stored->base ? stored->base[k] : 0);
-    }
-    rc = fc_open_input(input.path, &input.fd, &file_size, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    fc_h5_scan scan = {.inputs = &input,
-                       .ninputs = 1,
-                       .follow_external = state->follow_external,
-                       .dataset = stored->dataset->path,
-                       .ndim = stored->dataset->kind == FC_H5_OBJECT ? -1 : tensor->ndim,
-                       .offsets = offsets,
-                       .sizes = chunk->dims + tensor->ndim,
-                       .bytes = size};
-    uint64_t memory = size < UINT64_MAX / 8 ? 4 * size + (UINT64_C(1) << 30) : 0;
-    fc_h5_job job = {.prepare = fc_h5_scan_prepare,
-                     .run = fc_h5_box_run,
-                     .context = &scan,
-                     .keep = &input.fd,
-                     .nkeep = 1,
-                     .memory = memory,
-                     .may_open = state->follow_external};
+    const fc_h5_request request = {chunk, extent.decoded, tensor->ndim};
     fc_h5_child child;
     fc_h5_in in = {.child = &child, .budget = UINT64_MAX};
-    rc = fc_h5_child_start(&child, &job, err);
-    close(input.fd);
+    rc = fc_h5_child_start_by(&state->starter, &child, &request, input, &like, err);
+    close(input);
     if (rc != FC_OK) {
         return rc;
     }
-    rc = receive_box(&in, input.path, buf, size, reason);
+    rc = receive_box(&in, path, buf, extent.decoded, reason);
     bool broken = rc != FC_OK && reason->message[0] == '\0';
     fc_h5_in_free(&in);
     fc_error end;
-    if (fc_h5_child_finish(&child, input.path, &end) != FC_OK && broken) {
+    if (fc_h5_child_finish(&child, path, &end) != FC_OK && broken) {
         return fc_fail(err, end.code, "%s", end.message);
     }
-    return broken ? fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent nonsense)", input.path)
-                  : rc;
+    return broken ? fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent nonsense)", path) : rc;
 }
 
 /* ---- objects ---- */

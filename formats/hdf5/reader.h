@@ -6,6 +6,7 @@
 
 #include "fsdpckpt/format.h"
 #include "records.h"
+#include "starter.h"
 
 /** A dataset that holds chunks of a tensor. fc_chunk.detail is its index here (high half) and the filter mask. */
 typedef struct fc_h5_stored {
@@ -19,6 +20,7 @@ typedef struct fc_h5_state {
     fc_h5_stored *stored;
     size_t nstored, stored_cap;
     bool follow_external;
+    fc_h5_starter starter; /**< where some dataset is read through libhdf5 */
 } fc_h5_state;
 
 /** A chunk list being made. */

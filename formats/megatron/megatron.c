@@ -1,17 +1,15 @@
 /*
  * Megatron checkpoints, read. `torch_dist` is a DCP checkpoint and beside it `common.pt`, a torch.save file of what is
  * not sharded: so this is the readers of both, one behind the other. The older `torch` format is a torch.save file for
- * each model-parallel rank, `mp_rank_00/model_optim_rng.pt`; with one rank it is read as such a file. The path is the
+ * each model-parallel rank, `mp_rank_00/model_optim_rng.pt`: ranks.c puts those of several together. The path is the
  * directory of an iteration, or the one above, whose `latest_checkpointed_iteration.txt` says which.
  */
 #include "fsdpckpt/format.h"
 
+#include "megatron/megatron.h"
 #include "pt/beside_dcp.h"
-#include "pt/pt.h"
 #include "registry.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,42 +27,8 @@ static bool exists(const char *directory, const char *name, char path[PATH_MAX])
     return snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX && stat(path, &st) == 0;
 }
 
-static bool is_rank_name(const char *name) {
-    return strncmp(name, "mp_rank_", 8) == 0 && name[8] >= '0' && name[8] <= '9';
-}
-
-/* The file of a model-parallel rank's directory. */
-static bool rank_file(const char *directory, const char *rank, char path[PATH_MAX]) {
-    static const char *const names[] = {"model_optim_rng.pt", "model_rng.pt"};
-    char name[NAME_MAX + 32];
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if (snprintf(name, sizeof name, "%s/%s", rank, names[i]) < (int)sizeof name && exists(directory, name, path)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* How many model-parallel ranks have files; the name of one of them. */
-static size_t count_ranks(const char *directory, char rank[NAME_MAX + 1]) {
-    char path[PATH_MAX];
-    size_t count = 0;
-    DIR *dir = opendir(directory);
-    for (const struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
-        if (is_rank_name(e->d_name) && rank_file(directory, e->d_name, path)) {
-            snprintf(rank, NAME_MAX + 1, "%s", e->d_name);
-            count++;
-        }
-    }
-    if (dir) {
-        closedir(dir);
-    }
-    return count;
-}
-
 static bool is_iteration(const char *directory) {
-    char rank[NAME_MAX + 1];
-    return fc_pt_is_beside_dcp(directory, common) || count_ranks(directory, rank) > 0;
+    return fc_pt_is_beside_dcp(directory, common) || fc_mg_count_ranks(directory) > 0;
 }
 
 /* What the tracker names: "iter_0000010" for 10, or "release". */
@@ -95,34 +59,27 @@ static bool megatron_probe(const fc_probe *probe) {
            (read_tracker(probe->path, name) && exists(probe->path, name, path) && is_iteration(path));
 }
 
-/* ---- torch_dist ---- */
-
-static fc_code no_memory(const fc_checkpoint *checkpoint, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
-}
-
-/* ---- one file a rank ---- */
-
-static fc_code open_rank(fc_checkpoint *checkpoint, fc_error *err) {
-    char rank[NAME_MAX + 1], path[PATH_MAX], optimizer[PATH_MAX], name[NAME_MAX + 32];
-    size_t count = count_ranks(checkpoint->path, rank);
-    if (count != 1) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: the model is cut over %zu model-parallel ranks, and the files do not say along which "
-                       "dimensions; save it with --ckpt-format torch_dist, or name the file of one rank",
-                       checkpoint->path, count);
+/* One rank has the whole model: its file is read as any other, under the names that are in it, unless another file of
+ * it needs these. */
+static fc_code open_one(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    mg_reader r = {.checkpoint = checkpoint, .err = err};
+    fc_code rc = fc_mg_find_ranks(checkpoint, options, &r.grid, err);
+    const char *path = rc == FC_OK ? checkpoint->files[0].path : NULL;
+    rc = rc == FC_OK ? fc_pt_file_open(path, 0, &r.f, err) : rc;
+    if (rc != FC_OK) {
+        return rc;
     }
-    rank_file(checkpoint->path, rank, path);
-    snprintf(name, sizeof name, "%s/distrib_optim.pt", rank);
-    if (exists(checkpoint->path, name, optimizer)) {
-        checkpoint->note = "the distributed optimizer's state, in distrib_optim.pt, is not read: its buckets do not "
-                           "say which parameter is where";
+    if (r.grid.optimizers > 0) {
+        fc_pt_file_close(&r.f);
+        return fc_mg_open_ranks(checkpoint, options, err);
     }
-    const char *copy = fc_arena_strndup(checkpoint->arena, path, strlen(path));
-    if (!copy) {
-        return no_memory(checkpoint, err);
+    fc_mg_read_args(&r.f, &r.args);
+    fc_pt_file_close(&r.f);
+    rc = fc_mg_check_args(&r);
+    if (rc != FC_OK) {
+        return rc;
     }
-    checkpoint->path = copy;
+    checkpoint->path = path;
     return fc_pt_open_file(checkpoint, err);
 }
 
@@ -135,9 +92,10 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
             return fc_fail(err, FC_ENOMEM, "out of memory");
         }
     }
-    bool distributed = fc_pt_is_beside_dcp(checkpoint->path, common);
-    fc_code rc =
-        distributed ? fc_pt_open_beside_dcp(checkpoint, common, false, options, err) : open_rank(checkpoint, err);
+    fc_code rc = fc_pt_is_beside_dcp(checkpoint->path, common)
+                     ? fc_pt_open_beside_dcp(checkpoint, common, false, options, err)
+                 : fc_mg_count_ranks(checkpoint->path) == 1 ? open_one(checkpoint, options, err)
+                                                            : fc_mg_open_ranks(checkpoint, options, err);
     checkpoint->producer = "Megatron";
     checkpoint->keeps_order = false; /* ranks of a pipeline have parts of it */
     return rc;

@@ -13,12 +13,9 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
-
-enum { COMPARE_BYTES = 16 << 20 /* of plain tensors whose CRCs do not say whether they are equal */ };
 
 static fc_code no_memory(const pt_merger *m) {
     return fc_fail(m->err, FC_ENOMEM, "%s: out of memory", m->checkpoint->path);
@@ -85,15 +82,6 @@ static pt_value *value_of(pt_merger *m, const char *name, const fc_path *path, b
 
 /* ---- objects ---- */
 
-static bool same_object(const pt_object *a, const pt_object *b) {
-    bool same = a->size == b->size && a->nstorages == b->nstorages && memcmp(a->pickle, b->pickle, a->size) == 0;
-    for (size_t i = 0; same && i < a->nstorages; i++) {
-        same = a->storages[i].size == b->storages[i].size && a->storages[i].crc == b->storages[i].crc &&
-               a->storages[i].crc != 0;
-    }
-    return same;
-}
-
 /* The name and path of what another rank has under a name that is taken: "lr.rank_3". */
 static fc_code rank_path(pt_merger *m, const pt_leaf *leaf, const char **name, fc_path *path) {
     fc_arena *arena = m->checkpoint->arena;
@@ -120,7 +108,7 @@ static fc_code add_object(pt_merger *m, const pt_leaf *leaf) {
     if (rc != FC_OK) {
         return rc;
     }
-    if (!made && v->object && same_object(v->object, object)) {
+    if (!made && v->object && fc_pt_same_object(v->object, object)) {
         return FC_OK;
     }
     if (!made) {
@@ -201,7 +189,7 @@ static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_share *share, const
 static fc_code check_local(const pt_merger *m, const pt_share *share, const fc_torch_tensor *t) {
     bool same = t->ndim == share->ndim;
     for (int i = 0; same && i < t->ndim; i++) {
-        same = t->sizes[i] == share->sizes[i];
+        same = t->sizes[i] == share->sizes[i] + (i == 0 ? share->padding : 0);
     }
     return same ? FC_OK
                 : fc_fail(m->err, FC_ECORRUPT, "%s: its local part has another shape than its placements give the rank",
@@ -236,63 +224,6 @@ static fc_code add_share(pt_merger *m, const pt_leaf *leaf, const pt_share *shar
         return fc_fail(m->err, FC_ECORRUPT, "%s: its type or shape is not that of the ranks before", m->f.path);
     }
     return wanted && !is_empty(share) ? add_chunk(m, v, share, piece) : FC_OK;
-}
-
-/* Whether two plain tensors hold the same bytes; their records' CRCs tell without reading, mostly. */
-static fc_code compare_plain(const pt_merger *m, const pt_value *v, const pt_piece *b, bool *same) {
-    const pt_piece *a = (const pt_piece *)(uintptr_t)v->chunks[0].detail;
-    bool dense = a->first == b->first && a->swap == b->swap && a->negate == b->negate && a->conjugate == b->conjugate;
-    *same = false;
-    for (int i = v->ndim - 1; i >= 0; i--) {
-        dense = dense && a->strides[i] == b->strides[i];
-    }
-    *same = dense && a->record.crc == b->record.crc && a->record.crc != 0 && a->record.size == b->record.size;
-    bool readable = dense && a->record.size == b->record.size && a->record.method == FC_ZIP_STORED &&
-                    b->record.method == FC_ZIP_STORED && b->record.size <= COMPARE_BYTES;
-    if (*same || !readable) {
-        return FC_OK;
-    }
-    unsigned char *x = malloc((size_t)a->record.size + 1), *y = malloc((size_t)b->record.size + 1);
-    const char *path = m->checkpoint->files[a->record.file].path;
-    int fd = -1;
-    uint64_t size;
-    fc_code rc = x && y ? fc_open_input(path, &fd, &size, m->err) : no_memory(m);
-    rc = rc == FC_OK ? fc_pread_full(fd, x, (size_t)a->record.size, a->record.offset, path, m->err) : rc;
-    rc = rc == FC_OK ? fc_pread_full(m->f.fd, y, (size_t)b->record.size, b->record.offset, m->f.path, m->err) : rc;
-    *same = rc == FC_OK && memcmp(x, y, (size_t)a->record.size) == 0;
-    if (fd >= 0) {
-        close(fd);
-    }
-    free(x);
-    free(y);
-    return rc;
-}
-
-fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves) {
-    fc_code rc = FC_OK;
-    m->nflat = 0;
-    for (size_t i = 0; i < leaves->count && rc == FC_OK; i++) {
-        const pt_leaf *leaf = &leaves->items[i];
-        pt_share share;
-        fc_torch_tensor t = {0};
-        pt_piece *piece = NULL;
-        size_t module;
-        if (leaf->kind != PT_SHARDED_TENSOR || !fc_is_flat_key(leaf->name, &module)) {
-            continue;
-        }
-        rc = fc_pt_sharded_share(&m->f, leaf->v, 0, &share, m->err);
-        if (rc == FC_OK && share.local) {
-            rc = fc_pt_piece(&m->f, share.local, &t, m->scratch, &piece, m->err);
-        }
-        if (rc == FC_OK && piece) {
-            rc = fc_pickle_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat) ? FC_OK : no_memory(m);
-        }
-        if (rc == FC_OK && piece) {
-            m->flat[m->nflat++] = piece->record.offset;
-        }
-        rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%.256s", leaf->name);
-    }
-    return rc;
 }
 
 /* Whether a plain tensor is a view of one of the file's flat parameters. */
@@ -344,7 +275,8 @@ static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
     if (v->nchunks == 0) {
         return FC_OK;
     }
-    rc = compare_plain(m, v, piece, &same);
+    const pt_piece *first = (const pt_piece *)(uintptr_t)v->chunks[0].detail;
+    rc = fc_pt_same_piece(m->checkpoint, v->dtype, v->ndim, v->shape, first, piece, &same, m->err);
     return rc != FC_OK || same ? rc
                                : fc_fail(m->err, FC_EUNSUPPORTED,
                                          "%s: a plain tensor that differs from that of rank 0: neither a copy, nor "
@@ -376,6 +308,13 @@ fc_code fc_pt_merge_leaf(pt_merger *m, const pt_leaf *leaf) {
         return add_sharded(m, leaf);
     default:
         break;
+    }
+    if (m->numbered) {
+        bool is = false;
+        rc = fc_pt_state_share(m, leaf, &share, &is, m->err);
+        if (rc != FC_OK || is) {
+            return rc == FC_OK ? add_share(m, leaf, &share) : rc;
+        }
     }
     if (m->layout.root) {
         rc = fc_pt_layout_share(&m->layout, &m->f, m->rank, leaf->name, leaf->v, &share, m->err);

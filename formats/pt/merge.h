@@ -24,6 +24,12 @@ typedef struct pt_value {
     fc_placement *placements;
 } pt_value;
 
+/* How a flat parameter is cut: what an optimizer has of it is cut likewise, with padding at the end. */
+typedef struct pt_flat {
+    int64_t numel, shard; /* of all, of each rank with its padding */
+    int64_t *offsets;     /* in the arena: of each rank's shard; -1: it has none */
+} pt_flat;
+
 typedef struct pt_merger {
     fc_checkpoint *checkpoint;
     const char *directory;
@@ -37,6 +43,10 @@ typedef struct pt_merger {
     pt_layout layout;
     uint64_t *flat; /* where the storages of the file's flat parameters lie; malloc'ed */
     size_t nflat, flat_capacity;
+    pt_flat *cuts; /* the flat parameters of the set "model", in its order; malloc'ed */
+    size_t ncuts, cuts_capacity;
+    bool numbered;    /* the current file is not of that set, and optimizer state in it may be of flat parameters */
+    bool numbers_fit; /* … and is numbered as they are */
     fc_error *err;
 } pt_merger;
 
@@ -45,6 +55,14 @@ typedef struct pt_merger {
  * its parameters, as one dimension each, views of the same storage.
  */
 fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves);
+
+/** Of a file of the set "model": notes how its flat parameters are cut. @param ranks of the set */
+fc_code fc_pt_note_cuts(pt_merger *m, const pt_leaves *leaves, int64_t ranks);
+/** Of another file: whether it holds an optimizer's state_dict() of just these flat parameters, in one group. */
+void fc_pt_match_numbers(pt_merger *m, const pt_leaves *leaves);
+/** The piece that a leaf of such a file is; `*is` false: it is not cut so. Its local tensor is longer by the padding.
+ */
+fc_code fc_pt_state_share(const pt_merger *m, const pt_leaf *leaf, pt_share *out, bool *is, fc_error *err);
 
 /** Adds a leaf of the current file. Its name may die with m->scratch. */
 fc_code fc_pt_merge_leaf(pt_merger *m, const pt_leaf *leaf);

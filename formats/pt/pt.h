@@ -106,6 +106,11 @@ typedef struct pt_piece {
 /** The piece that the tensor `v` describes. */
 fc_code fc_pt_piece(const pt_file *f, fc_pv v, fc_torch_tensor *t, fc_arena *arena, pt_piece **out, fc_error *err);
 
+/** Whether two pieces of equal type and sizes hold the same bytes: by the CRCs of their records, else by reading them;
+ *  false also where that is more than a few MiB. */
+fc_code fc_pt_same_piece(const fc_checkpoint *checkpoint, fc_dtype dtype, int ndim, const int64_t *sizes,
+                         const pt_piece *a, const pt_piece *b, bool *same, fc_error *err);
+
 /** What is kept of a value that is no tensor: fc_tensor.detail, in the arena. As fc_tensor data it is the torch.save
  *  archive of that value alone, made when it is asked for. */
 typedef struct pt_object {
@@ -117,6 +122,8 @@ typedef struct pt_object {
 } pt_object;
 
 fc_code fc_pt_object_new(const pt_file *f, fc_pv v, fc_arena *arena, pt_object **out, fc_error *err);
+
+bool fc_pt_same_object(const pt_object *a, const pt_object *b);
 
 /** Sets the fields of a tensor that is an object. */
 fc_code fc_pt_object_tensor(const pt_object *object, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err);

@@ -31,6 +31,11 @@ static fc_code add_file(pt_merger *m, const pt_set *set, int64_t rank, const fc_
         rc = rc == FC_OK ? fc_pt_flatten(&m->f, prefix, &leaves, m->err) : rc;
         rc = rc == FC_OK ? fc_pt_check_names(file->path, &leaves, m->err) : rc;
         rc = rc == FC_OK ? fc_pt_find_flat(m, &leaves) : rc;
+        if (rc == FC_OK && strcmp(set->name, "model") == 0) {
+            rc = fc_pt_note_cuts(m, &leaves, set->ranks);
+        } else if (rc == FC_OK) {
+            fc_pt_match_numbers(m, &leaves);
+        }
         for (size_t i = 0; i < leaves.count && rc == FC_OK; i++) {
             rc = fc_pt_merge_leaf(m, &leaves.items[i]);
             rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s: %.256s", m->directory, leaves.items[i].name);
@@ -225,6 +230,7 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
     }
     free(m.values);
     free(m.flat);
+    free(m.cuts);
     free(m.slots);
     return rc;
 }

@@ -38,8 +38,9 @@ typedef struct pt_share {
     int ndim;
     int64_t shape[FC_MAX_DIMS];
     int64_t offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
-    fc_pv local;  /* the tensor that holds it */
-    fc_mesh mesh; /* ndim 0: not known */
+    fc_pv local;     /* the tensor that holds it */
+    int64_t padding; /* rows at its end that are none of the whole's */
+    fc_mesh mesh;    /* ndim 0: not known */
     fc_placement placements[FC_MAX_MESH_DIMS];
 } pt_share;
 

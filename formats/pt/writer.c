@@ -10,6 +10,7 @@
 
 #include "core/checked.h"
 #include "fsdpckpt/move.h"
+#include "fsdpckpt/unflatten.h"
 #include "torch/item.h"
 #include "torch/object_write.h"
 
@@ -114,7 +115,8 @@ static uint64_t elements_of(const pt_writer *w, size_t item) {
     return fc_part_item_bytes(w->wanted, it) / fc_dtype_size(w->wanted->tensors[it->tensor].dtype);
 }
 
-static void write_tensor(pt_writer *w, fc_torch_pickler *p, uint32_t item) {
+static void write_tensor(void *context, fc_torch_pickler *p, uint32_t item) {
+    const pt_writer *w = context;
     const fc_part_item *it = &w->part->items[item];
     const fc_wanted_tensor *t = &w->wanted->tensors[it->tensor];
     fc_torch_tensor_out out = {.dtype = t->dtype,
@@ -199,7 +201,11 @@ static fc_code write_leaf(void *context, fc_torch_pickler *p, uint32_t item, fc_
     pt_writer *w = context;
     const fc_wanted_tensor *t = &w->wanted->tensors[w->part->items[item].tensor];
     if (!t->source->object) {
-        write_tensor(w, p, item);
+        if (w->wanted->flat_state && fc_is_flat_parameter(t->source)) {
+            fc_pt_write_sharded(w->wanted, w->part, item, write_tensor, w, p);
+        } else {
+            write_tensor(w, p, item);
+        }
         return FC_OK;
     }
     fc_code rc = write_object(w, p, t, err);
@@ -268,7 +274,7 @@ fc_code fc_pt_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
     rc = rc == FC_OK ? fc_pt_find_ties(w->wanted, part, w->scratch, &w->ties, err) : rc;
     rc = rc == FC_OK ? number_items(w, err) : rc;
     rc = rc == FC_OK ? write_pickle(w, err) : rc;
-    if (rc == FC_OK && w->wanted->mesh->ndim > 0) {
+    if (rc == FC_OK && w->wanted->mesh->ndim > 0 && !w->wanted->flat_state) {
         rc = fc_pt_layout_json(w->wanted, part, &w->layout, err);
     }
     rc = rc == FC_OK ? lay_out(w, err) : rc;

@@ -44,6 +44,14 @@ void fc_pt_tree_free(pt_tree *tree);
 typedef fc_code (*pt_leaf_fn)(void *context, fc_torch_pickler *w, uint32_t item, fc_error *err);
 fc_code fc_pt_tree_write(const pt_tree *tree, fc_torch_pickler *w, pt_leaf_fn leaf, void *context, fc_error *err);
 
+/**
+ * Writes a flat parameter as FSDP1's _local_post_state_dict_hook makes it: a ShardedTensor with this rank's shard, or
+ * none. @param local writes the shard's tensor.
+ */
+typedef void (*pt_local_fn)(void *context, fc_torch_pickler *w, uint32_t item);
+void fc_pt_write_sharded(const fc_wanted *wanted, const fc_part *part, uint32_t item, pt_local_fn local, void *context,
+                         fc_torch_pickler *w);
+
 bool fc_pt_is_directory(const fc_wanted *wanted);
 size_t fc_pt_files(const fc_wanted *wanted);
 fc_code fc_pt_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);

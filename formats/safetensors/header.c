@@ -324,14 +324,12 @@ static fc_code parse(reading *r) {
 
 /* Whether the header, `size` bytes from the start of the file, is as it was written. */
 static st_header_state compare_digest(const st_header *h, const char *text, size_t size) {
-    char digits[ST_DIGITS];
     size_t place = fc_st_digest_place(text, size);
     if (place == 0) {
         bool bare = fc_st_header_value(h, ST_VERSION) && !fc_st_header_value(h, ST_HEADER_DIGEST);
         return bare ? ST_HEADER_BARE : ST_HEADER_UNKNOWN;
     }
-    fc_st_digits(fc_st_digest_of(text, size, place), digits);
-    return memcmp(digits, text + place, ST_DIGITS) == 0 ? ST_HEADER_GOOD : ST_HEADER_DAMAGED;
+    return fc_st_digest_compare(text, size, place);
 }
 
 /* The file up to its data. @param text malloc'ed; owned by the caller, also after a failure. */
@@ -387,5 +385,7 @@ fc_code fc_st_header_read(fc_arena *arena, const char *path, bool headers_only, 
     free(text);
     rc = rc == FC_OK ? sort_entries(&r) : rc;
     rc = rc == FC_OK ? check_places(&r, file_size, headers_only) : rc;
-    return rc == FC_OK ? fc_st_header_apply_kept(arena, path, out, err) : rc;
+    rc = rc == FC_OK ? fc_st_header_apply_kept(arena, path, out, err) : rc;
+    out->has_digests = out->has_digests && out->state != ST_HEADER_REWRITTEN; /* they are of what was there before */
+    return rc;
 }

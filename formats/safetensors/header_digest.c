@@ -3,12 +3,14 @@
  */
 #include "safetensors/header_digest.h"
 
-#include "fsdpckpt/digest.h"
 #include "fsdpckpt/verify.h"
-#include "safetensors/header.h"
 #include "safetensors/kept.h"
 
+#include "core/crc.h"
+
 #include <string.h>
+
+static const char hexadecimal[] = "0123456789abcdef";
 
 size_t fc_st_digest_place(const char *text, size_t size) {
     static const char mark[] = "\"" ST_HEADER_DIGEST "\":\""; /* within a text the quotation marks would be escaped */
@@ -17,72 +19,69 @@ size_t fc_st_digest_place(const char *text, size_t size) {
     return size - place > ST_DIGITS ? place : 0;
 }
 
-/* Where the string that begins at `at` ends: behind its quotation mark. */
-static size_t skip_string(const char *text, size_t size, size_t at) {
-    for (at++; at < size && text[at] != '"'; at++) {
-        at += text[at] == '\\';
-    }
-    return at < size ? at + 1 : size;
-}
-
-/* A walk over a header, member by member: those of the outermost object, and those of `__metadata__` in it. */
-typedef struct walk {
-    const char *text;
-    size_t place, start; /* of the digits; of the member, 0: none has begun */
-    int depth;
-    bool within; /* __metadata__ */
-    uint64_t sum;
-} walk;
-
-static void end_member(walk *w, size_t end) {
-    if (w->start && !(w->start <= w->place && w->place < end)) {
-        w->sum += fc_crc64(w->within, w->text + w->start, end - w->start);
-    }
-    w->start = 0;
-}
-
-static void open_level(walk *w, size_t at) {
-    static const char key[] = "\"__metadata__\":";
-    if (w->depth++ == 1 && w->start && at - w->start == sizeof key - 1 &&
-        memcmp(w->text + w->start, key, sizeof key - 1) == 0) {
-        w->within = true;
-        w->start = 0;
-    }
-}
-
-static void close_level(walk *w, size_t at) {
-    if (w->depth == (w->within ? 2 : 1)) {
-        end_member(w, at);
-        w->within = false;
-    }
-    w->depth--;
-}
-
 uint64_t fc_st_digest_of(const char *text, size_t size, size_t place) {
-    walk w = {.text = text, .place = place};
-    for (size_t i = ST_LENGTH_BYTES; i < size;) {
-        const char c = text[i];
-        if (c == '"') {
-            w.start = w.start ? w.start : i;
-            i = skip_string(text, size, i);
-            continue;
-        }
-        if (c == '{' || c == '[') {
-            open_level(&w, i);
-        } else if (c == '}' || c == ']') {
-            close_level(&w, i);
-        } else if (c == ',' && w.depth == (w.within ? 2 : 1)) {
-            end_member(&w, i);
-        }
-        i++;
-    }
-    return w.sum;
+    static const char zeros[] = "0000000000000000";
+    uint64_t crc = fc_crc64(0, text, place);
+    crc = fc_crc64(crc, zeros, ST_DIGITS);
+    return fc_crc64(crc, text + place + ST_DIGITS, size - place - ST_DIGITS);
 }
 
 void fc_st_digits(uint64_t value, char *out) {
     for (int i = ST_DIGITS - 1; i >= 0; i--, value >>= 4) {
-        out[i] = "0123456789abcdef"[value & 15];
+        out[i] = hexadecimal[value & 15];
     }
+}
+
+static bool read_digits(const char *text, uint64_t *out) {
+    *out = 0;
+    for (int i = 0; i < ST_DIGITS; i++) {
+        const char *digit = memchr(hexadecimal, text[i], 16);
+        if (!digit) {
+            return false;
+        }
+        *out = *out << 4 | (uint64_t)(digit - hexadecimal);
+    }
+    return true;
+}
+
+/* Whether CRCs of `size` bytes that differ so are of texts that differ in one bit: CRCs are linear, so that bit alone,
+   with the zeros behind it, must have the difference for its CRC. */
+static bool is_one_bit(uint64_t difference, size_t size) {
+    uint64_t table[256]; /* the step over one zero */
+    for (int i = 0; i < 256; i++) {
+        const unsigned char byte = (unsigned char)i;
+        table[i] = fc_crc64_bare(&byte, 1);
+    }
+    for (int bit = 0; bit < 8; bit++) {
+        uint64_t crc = table[1 << bit];
+        for (size_t behind = 0; behind < size; behind++) {
+            if (crc == difference) {
+                return true;
+            }
+            crc = table[crc & 255] ^ crc >> 8;
+        }
+    }
+    return false;
+}
+
+/* Whether they differ in one hexadecimal digit. */
+static bool is_one_digit(uint64_t difference) {
+    while (difference && !(difference & 15)) {
+        difference >>= 4;
+    }
+    return difference <= 15;
+}
+
+st_header_state fc_st_digest_compare(const char *text, size_t size, size_t place) {
+    uint64_t recorded, digest = fc_st_digest_of(text, size, place);
+    if (!read_digits(text + place, &recorded)) {
+        return ST_HEADER_DAMAGED;
+    }
+    if (recorded == digest) {
+        return ST_HEADER_GOOD;
+    }
+    return is_one_digit(recorded ^ digest) || is_one_bit(recorded ^ digest, size) ? ST_HEADER_DAMAGED
+                                                                                  : ST_HEADER_REWRITTEN;
 }
 
 static st_header_state state_of(const fc_checkpoint *checkpoint, size_t index) {
@@ -94,11 +93,11 @@ fc_code fc_st_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error
     if (state_of(checkpoint, index) != ST_HEADER_DAMAGED) {
         return FC_OK;
     }
-    return fc_fail(err, FC_ECORRUPT,
-                   "%s: its header is damaged: it does not have the CRC-64 that " ST_HEADER_DIGEST
-                   " in its __metadata__ says: a name, a shape or the place of data may be wrong: restore the file; if "
-                   "another program changed it on purpose, take that key out",
-                   checkpoint->files[index].path);
+    return fc_fail(
+        err, FC_ECORRUPT,
+        "%s: its header is damaged: it does not have the CRC-64 that " ST_HEADER_DIGEST
+        " in its __metadata__ says: one bit of a name, a shape or the place of data is wrong: restore the file",
+        checkpoint->files[index].path);
 }
 
 /* Objects lie in the headers; the members of `__metadata__` that others wrote may lie in all of them. */
@@ -124,13 +123,19 @@ fc_code fc_st_verify(const fc_checkpoint *checkpoint, struct fc_findings *findin
         fc_error found;
         if (fc_st_check_file(checkpoint, i, &found) != FC_OK) {
             fc_report_defect(findings, &place, "%s", found.message);
+        } else if (state == ST_HEADER_REWRITTEN) {
+            fc_report_defect(
+                findings, &place,
+                "%s: its header has changed since fsdpckpt wrote it: it does not have the CRC-64 that " ST_HEADER_DIGEST
+                " in its __metadata__ says; it is damaged, or another program wrote it anew",
+                checkpoint->files[i].path);
         } else if (state == ST_HEADER_BARE) {
             fc_report_defect(findings, &place,
                              "%s: its header has " ST_VERSION " and no " ST_HEADER_DIGEST
                              ", which fsdpckpt writes: it is damaged, or was changed by another program",
                              checkpoint->files[i].path);
         }
-        covered += state == ST_HEADER_GOOD || state == ST_HEADER_DAMAGED;
+        covered += state == ST_HEADER_GOOD || state == ST_HEADER_DAMAGED || state == ST_HEADER_REWRITTEN;
     }
     report->headers_digested += covered;
     if (covered == all->count) {

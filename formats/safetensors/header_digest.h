@@ -1,7 +1,6 @@
 /*
- * The digest of a header, which stands in the header itself: the sum of the CRC-64s of the members of its JSON (see
- * docs/SAFETENSORS.md), in whatever order. For other programs load `__metadata__` and write it again with the same
- * tensors: their members come in another order, and the data behind another padding.
+ * The digest of a header, which stands in the header itself: CRC-64 of the file up to its data, with the 16 digits of
+ * the digest as zeros (characters '0').
  */
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_HEADER_DIGEST_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_HEADER_DIGEST_H
@@ -14,8 +13,9 @@ enum { ST_DIGITS = 16 };
 typedef enum st_header_state {
     ST_HEADER_UNKNOWN, /**< no digest, or another program wrote the JSON anew */
     ST_HEADER_GOOD,
-    ST_HEADER_DAMAGED,
-    ST_HEADER_BARE /**< it says that it is ours, and has no digest */
+    ST_HEADER_DAMAGED,   /**< by one flipped bit */
+    ST_HEADER_REWRITTEN, /**< more is different: another program wrote it anew and kept our members of __metadata__ */
+    ST_HEADER_BARE       /**< it says that it is ours, and has no digest */
 } st_header_state;
 
 /** fc_checkpoint.state: of each data file the state of its header. In the arena. */
@@ -29,6 +29,9 @@ size_t fc_st_digest_place(const char *text, size_t size);
 
 /** The digest of a header whose digits are at `place`. */
 uint64_t fc_st_digest_of(const char *text, size_t size, size_t place);
+
+/** What became of a header whose digits are at `place`. */
+st_header_state fc_st_digest_compare(const char *text, size_t size, size_t place);
 
 /** Writes 16 hexadecimal digits to `out`, without a NUL. */
 void fc_st_digits(uint64_t value, char *out);

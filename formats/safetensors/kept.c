@@ -192,9 +192,8 @@ static fc_code apply_digests(applying *a, fc_error *err) {
     h->has_digests = good;
     return good ? FC_OK
                 : fc_fail(err, FC_ECORRUPT,
-                          "%s: __metadata__: %s should have 16 hexadecimal digits for each of %zu tensors: restore the "
-                          "file; if another program added or dropped some, take that key out",
-                          a->path, ST_DIGESTS, h->nentries);
+                          "%s: __metadata__: %s should have 16 hexadecimal digits for each of %zu tensors", a->path,
+                          ST_DIGESTS, h->nentries);
 }
 
 /* From what the header counts to what torch counts. */

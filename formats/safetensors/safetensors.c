@@ -101,22 +101,42 @@ static uint32_t last_rank(const st_files *files) {
     return last;
 }
 
+/* What a person should know of the files; NULL: nothing. `*good` is false when out of memory. */
+static const char *make_note(const st_opening *o, bool *good) {
+    fc_arena *arena = o->checkpoint->arena;
+    const char *note = NULL;
+    *good = true;
+    for (size_t f = 0; f < o->files.nfiles; f++) {
+        if (o->headers[f].state == ST_HEADER_REWRITTEN) {
+            note = fc_arena_printf(arena,
+                                   "the header of %s has changed since fsdpckpt wrote it, so the digests in it are not "
+                                   "used: another program wrote it anew, or it is damaged",
+                                   o->files.files[f].name);
+            *good = note != NULL;
+            return note;
+        }
+    }
+    if (o->files.kind == ST_SHARDS && o->headers[0].mesh.ndim == 0) {
+        note = fc_arena_printf(arena,
+                               "torch's safetensors shards do not say how many there were: make sure that there was "
+                               "none behind number %zu",
+                               (size_t)last_rank(&o->files) + 1);
+        *good = note != NULL;
+    }
+    return note;
+}
+
 static fc_code set_producer(st_opening *o, fc_error *err) {
     const st_header *first = &o->headers[0];
     const char *version = fc_st_header_value(first, ST_VERSION);
+    bool good;
+    o->checkpoint->note = make_note(o, &good);
+    if (!good) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+    }
     if (version && strspn(version, "0123456789.abcdevrpost+-") == strlen(version)) { /* it will be printed */
         o->checkpoint->producer = fc_arena_printf(o->checkpoint->arena, "fsdpckpt %.64s", version);
         return o->checkpoint->producer ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
-    }
-    if (o->files.kind == ST_SHARDS && first->mesh.ndim == 0) {
-        o->checkpoint->note =
-            fc_arena_printf(o->checkpoint->arena,
-                            "torch's safetensors shards do not say how many there were: make sure that "
-                            "there was none behind number %zu",
-                            (size_t)last_rank(&o->files) + 1);
-        if (!o->checkpoint->note) {
-            return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
-        }
     }
     if (first->is_piece) {
         o->checkpoint->producer = "torch.distributed.checkpoint (HuggingFaceStorageWriter)";

@@ -54,12 +54,17 @@ bool fc_same_dict(const fc_tensor *a, const fc_tensor *b) {
     return true;
 }
 
+bool fc_is_flat_parameter(const fc_tensor *t) {
+    size_t module;
+    return !t->object && t->ndim == 1 && fc_is_flat_key(fc_state_key(t), &module);
+}
+
 const fc_tensor *fc_flat_parameter(const fc_checkpoint *checkpoint, size_t *count) {
     const fc_tensor *first = NULL;
-    size_t n = 0, module;
+    size_t n = 0;
     for (size_t i = 0; i < checkpoint->ntensors; i++) {
         const fc_tensor *t = &checkpoint->tensors[i];
-        if (!t->object && t->ndim == 1 && fc_is_flat_key(fc_state_key(t), &module)) {
+        if (fc_is_flat_parameter(t)) {
             first = n++ ? first : t;
         }
     }
@@ -69,10 +74,9 @@ const fc_tensor *fc_flat_parameter(const fc_checkpoint *checkpoint, size_t *coun
     return first;
 }
 
-/* The name of `len` bytes without what wrappers leave in it. */
-static const char *unwrap(const finder *f, const char *name, size_t len) {
+const char *fc_unwrapped(fc_arena *arena, const char *name, size_t len) {
     fc_fqn parts;
-    char *copy = fc_arena_strndup(f->arena, name, len), *out = fc_arena_alloc(f->arena, len + 1), *to = out;
+    char *copy = fc_arena_strndup(arena, name, len), *out = fc_arena_alloc(arena, len + 1), *to = out;
     if (!copy || !out) {
         return NULL;
     }
@@ -100,7 +104,7 @@ static bool is_flat(const finder *f, const fc_tensor *t, size_t *module) {
 static fc_code add_unit(finder *f, size_t index, size_t len) {
     const fc_tensor *t = &f->source->tensors[index];
     fc_flat_unit *u = &f->out->units[f->out->nunits];
-    *u = (fc_flat_unit){.tensor = t, .index = index, .module = unwrap(f, fc_state_key(t), len)};
+    *u = (fc_flat_unit){.tensor = t, .index = index, .module = fc_unwrapped(f->arena, fc_state_key(t), len)};
     if (!u->module) {
         return no_memory(f);
     }
@@ -128,7 +132,7 @@ static fc_code find_units(finder *f) {
         if (is_flat(f, t, &module)) {
             rc = add_unit(f, i, module);
         } else if (!t->object && fc_same_dict(t, f->first)) {
-            const char *key = fc_state_key(t), *fqn = unwrap(f, key, strlen(key));
+            const char *key = fc_state_key(t), *fqn = fc_unwrapped(f->arena, key, strlen(key));
             rc = fqn && fc_name_table_put(f->stored, fqn, strlen(fqn), i) != FC_NO_NAME ? FC_OK : no_memory(f);
         }
     }
@@ -173,7 +177,7 @@ static fc_code add_member(const finder *f, const fc_tensor *t, fc_name_table *na
     const char *key = fc_state_key(t);
     *m = (fc_flat_member){.tensor = t,
                           .key = fc_arena_strndup(f->arena, key, strlen(key)),
-                          .fqn = unwrap(f, key, strlen(key)),
+                          .fqn = fc_unwrapped(f->arena, key, strlen(key)),
                           .same_as = f->out->nmembers};
     if (!m->key || !m->fqn) {
         return no_memory(f);

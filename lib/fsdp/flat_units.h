@@ -44,8 +44,26 @@ bool fc_is_flat_key(const char *key, size_t *module);
 /** The key of a value in the dict it lies in, which is the last of its path. */
 const char *fc_state_key(const fc_tensor *tensor);
 
+/** The name of `len` bytes without what wrappers leave in it, in `arena`; NULL when out of memory. */
+const char *fc_unwrapped(fc_arena *arena, const char *name, size_t len);
+
 /** Whether two values lie in the same dict. */
 bool fc_same_dict(const fc_tensor *a, const fc_tensor *b);
+
+/** Where the path of a value has the number of a parameter, as torch's optimizers number them: "state", 3, "exp_avg".
+ * 0: nowhere. */
+size_t fc_state_number(const fc_tensor *t, size_t *number);
+
+/** Whether the first `count` elements of two paths are equal. */
+bool fc_same_prefix(const fc_tensor *a, const fc_tensor *b, size_t count);
+
+/**
+ * Whether the object param_groups.0.params beside the value `state` (a number `at` its path) is the only one, and lists
+ * as many numbers as there are flat parameters. Then there are no others, and numbers are in the order of the module's
+ * parameters.
+ */
+fc_code fc_groups_fit(const fc_checkpoint *source, const fc_tensor *state, size_t at, size_t nunits, fc_arena *scratch,
+                      bool *fit, fc_error *err);
 
 /** Whether a member is another one that lies in the same flat parameter. */
 bool fc_flat_is_tied(const fc_flat_model *model, size_t member);

@@ -118,6 +118,8 @@ typedef struct builder {
     const fc_checkpoint *source;
     fc_tensor *tensors; /* malloc'ed */
     size_t count, capacity;
+    const fc_tensor *grouped; /* the last state whose param_groups were looked at, and whether they fit */
+    bool groups_fit;
     bool *gone; /* of the source's tensors: in the new ones already, or not to be there */
     fc_error *err;
 } builder;
@@ -195,10 +197,10 @@ static void find_boxes(const fc_tensor *flat, const size_t *order, const fc_flat
     }
 }
 
-/* Where a parameter's tensor lies in the state dict: beside the flat one. */
-static fc_code name_parameter(const builder *b, const fc_tensor *flat, const char *key, fc_tensor *t) {
+/* The name and path of a value beside another one, whose path it has but for the element `at`. */
+static fc_code name_value(const builder *b, const fc_tensor *like, size_t at, const char *key, fc_tensor *t) {
     fc_arena *arena = b->out->arena;
-    size_t n = flat->path.count > 0 ? flat->path.count : 1;
+    size_t n = like->path.count > 0 ? like->path.count : 1;
     fc_path_element *path = fc_arena_calloc(arena, n, sizeof *path);
     char *own = fc_arena_strndup(arena, key, strlen(key));
     const char *name = NULL;
@@ -206,7 +208,7 @@ static fc_code name_parameter(const builder *b, const fc_tensor *flat, const cha
         return no_memory(b);
     }
     for (size_t i = 0; i < n; i++) {
-        path[i] = i + 1 < n ? flat->path.elements[i] : (fc_path_element){.key = own};
+        path[i] = i == at ? (fc_path_element){.key = own} : like->path.elements[i];
         name = name ? fc_arena_printf(arena, "%s.%s", name, path[i].key) : path[i].key;
         if (!name) {
             return no_memory(b);
@@ -215,6 +217,11 @@ static fc_code name_parameter(const builder *b, const fc_tensor *flat, const cha
     t->name = name;
     t->path = (fc_path){path, n};
     return FC_OK;
+}
+
+/* A parameter's tensor lies in the state dict beside the flat one. */
+static fc_code name_parameter(const builder *b, const fc_tensor *flat, const char *key, fc_tensor *t) {
+    return name_value(b, flat, flat->path.count > 0 ? flat->path.count - 1 : 0, key, t);
 }
 
 static fc_code copy_shape(const builder *b, const fc_flat_param *p, fc_tensor *t) {
@@ -227,19 +234,18 @@ static fc_code copy_shape(const builder *b, const fc_flat_param *p, fc_tensor *t
     return shape ? FC_OK : no_memory(b);
 }
 
-/* The tensor of a parameter of the layout, without a name. */
-static fc_code make_parameter(const builder *b, const fc_flat_unit *u, const size_t *order, size_t param,
+/* The tensor of what a flat tensor has of a parameter, without a name. */
+static fc_code make_parameter(const builder *b, const fc_tensor *flat, const size_t *order, const fc_flat_param *p,
                               fc_tensor *t) {
     fc_arena *arena = b->out->arena;
-    const fc_flat_param *p = &u->layout.params[param];
     boxes made = {0};
     origin *o = fc_arena_calloc(arena, 1, sizeof *o);
-    *t = (fc_tensor){.dtype = u->tensor->dtype, .detail = o};
+    *t = (fc_tensor){.dtype = flat->dtype, .detail = o};
     fc_code rc = o ? copy_shape(b, p, t) : no_memory(b);
     if (rc != FC_OK) {
         return rc;
     }
-    find_boxes(u->tensor, order, p, &made);
+    find_boxes(flat, order, p, &made);
     t->nchunks = made.count;
     made = (boxes){.chunks = fc_arena_calloc(arena, t->nchunks + 1, sizeof *made.chunks),
                    .places = fc_arena_calloc(arena, t->nchunks + 1, sizeof *made.places),
@@ -247,8 +253,8 @@ static fc_code make_parameter(const builder *b, const fc_flat_unit *u, const siz
     if (!made.chunks || !made.places || !made.dims) {
         return no_memory(b);
     }
-    find_boxes(u->tensor, order, p, &made);
-    *o = (origin){u->tensor, made.places};
+    find_boxes(flat, order, p, &made);
+    *o = (origin){flat, made.places};
     t->chunks = made.chunks;
     return FC_OK;
 }
@@ -291,7 +297,7 @@ static fc_code make_unit(const builder *b, const fc_flat_model *model, const fc_
         if (fc_flat_is_tied(model, u->members[i])) {
             *t = made[m->same_as]; /* the same chunks: so they are known to be one */
         } else {
-            rc = make_parameter(b, u, order, param++, t);
+            rc = make_parameter(b, u->tensor, order, &u->layout.params[param++], t);
         }
         rc = rc == FC_OK ? name_parameter(b, u->tensor, m->key, t) : rc;
     }
@@ -353,8 +359,8 @@ static bool grow(builder *b, size_t more) {
     if (!fc_add_size(b->count, more, &needed)) {
         return false;
     }
-    if (needed > b->capacity) {
-        size_t capacity = needed + b->capacity;
+    if (needed > b->capacity || !b->tensors) {
+        size_t capacity = needed + b->capacity + 1;
         fc_tensor *grown = reallocarray(b->tensors, capacity, sizeof *grown);
         if (!grown) {
             return false;
@@ -365,48 +371,106 @@ static bool grow(builder *b, size_t more) {
     return true;
 }
 
-/* The first flat parameter in the dict of source tensor `index`; NULL: there is none. */
-static const fc_tensor *flat_beside(const fc_checkpoint *source, const fc_tensor *const *dicts, size_t ndicts,
-                                    size_t index) {
+/* ---- optimizer state ---- */
+
+/* A value of optimizer state of a flat parameter, for each of the parameters in it: cut like these, or the same. */
+static fc_code add_state(builder *b, const fc_flat_model *model, size_t unit, size_t index, size_t at) {
+    const fc_tensor *state = &b->source->tensors[index];
+    const fc_flat_unit *u = &model->units[unit];
+    bool cut = !state->object && state->ndim == 1 && state->shape[0] == u->tensor->shape[0];
+    size_t *order = order_chunks(state), param = 0;
+    fc_code rc = order && grow(b, u->nmembers) ? FC_OK : no_memory(b);
+    for (size_t i = 0; rc == FC_OK && i < u->nmembers; i++) {
+        if (fc_flat_is_tied(model, u->members[i])) {
+            continue;
+        }
+        fc_tensor *t = &b->tensors[b->count];
+        if (cut) {
+            rc = make_parameter(b, state, order, &u->layout.params[param++], t);
+            b->count++;
+        } else {
+            rc = keep(b, index);
+        }
+        rc = rc == FC_OK ? name_value(b, state, at, model->members[u->members[i]].key, t) : rc;
+    }
+    b->gone[index] = true;
+    free(order);
+    return rc;
+}
+
+/* A dict with flat parameters, and what they hold. */
+typedef struct flat_dict {
+    const fc_tensor *first;
+    fc_flat_model model;
+    bool added;
+} flat_dict;
+
+/* Optimizer state by number, where it is known which flat parameter that is. `*added`: it was. */
+static fc_code try_state(builder *b, const flat_dict *dicts, size_t ndicts, size_t index, fc_arena *scratch,
+                         bool *added) {
+    const fc_tensor *t = &b->source->tensors[index];
+    size_t number = 0, ignored, at = fc_state_number(t, &number);
+    bool fit = false;
+    *added = false;
+    if (at == 0 || ndicts != 1 || number >= dicts->model.nunits) {
+        return FC_OK;
+    }
+    fc_code rc = FC_OK;
+    if (b->grouped && fc_state_number(b->grouped, &ignored) == at && fc_same_prefix(b->grouped, t, at)) {
+        fit = b->groups_fit;
+    } else {
+        rc = fc_groups_fit(b->source, t, at, dicts->model.nunits, scratch, &fit, b->err);
+    }
+    b->grouped = t;
+    b->groups_fit = fit;
+    *added = rc == FC_OK && fit;
+    return *added ? add_state(b, &dicts->model, number, index, at) : rc;
+}
+
+/* ---- all of it ---- */
+
+/* The dict of source tensor `index`; NULL: it has no flat parameters. */
+static flat_dict *dict_of(const fc_checkpoint *source, flat_dict *dicts, size_t ndicts, size_t index) {
     for (size_t i = 0; i < ndicts && !source->tensors[index].object; i++) {
-        if (fc_same_dict(dicts[i], &source->tensors[index])) {
-            return dicts[i];
+        if (fc_same_dict(dicts[i].first, &source->tensors[index])) {
+            return &dicts[i];
         }
     }
     return NULL;
 }
 
-/* Takes a flat parameter apart, and with it all that lie in the same dict: once for each dict. */
-static fc_code unflatten_dict(builder *b, const fc_tensor *flat, const fc_checkpoint *model, fc_arena *scratch) {
-    fc_flat_model found;
-    fc_code rc = fc_flat_model_new(b->source, flat, model, scratch, &found, b->err);
-    if (rc != FC_OK) {
-        return rc;
+/* The dicts with flat parameters, and what these hold. */
+static fc_code find_dicts(const builder *b, const fc_checkpoint *model, fc_arena *scratch, flat_dict *dicts,
+                          size_t *ndicts) {
+    const fc_checkpoint *source = b->source;
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
+        if (fc_is_flat_parameter(&source->tensors[i]) && !dict_of(source, dicts, *ndicts, i)) {
+            flat_dict *d = &dicts[(*ndicts)++];
+            d->first = &source->tensors[i];
+            rc = fc_flat_model_new(source, d->first, model, scratch, &d->model, b->err);
+        }
     }
-    return grow(b, found.nmembers) ? add_dict(b, &found) : no_memory(b);
+    return rc;
 }
 
 /* The source's values in their order; a dict with flat parameters whole, where its first value is. */
 static fc_code fill(builder *b, const fc_checkpoint *model, fc_arena *scratch) {
     const fc_checkpoint *source = b->source;
-    size_t ndicts = 0, module;
-    const fc_tensor **dicts = fc_arena_calloc(scratch, source->ntensors, sizeof *dicts);
-    bool *done = fc_arena_calloc(scratch, source->ntensors, sizeof *done);
-    fc_code rc = dicts && done ? FC_OK : no_memory(b);
+    size_t ndicts = 0;
+    flat_dict *dicts = fc_arena_calloc(scratch, source->ntensors, sizeof *dicts);
+    fc_code rc = dicts ? find_dicts(b, model, scratch, dicts, &ndicts) : no_memory(b);
     for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
-        const fc_tensor *t = &source->tensors[i];
-        if (!t->object && t->ndim == 1 && fc_is_flat_key(fc_state_key(t), &module) &&
-            !flat_beside(source, dicts, ndicts, i)) {
-            dicts[ndicts++] = t;
-        }
-    }
-    for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
-        const fc_tensor *flat = flat_beside(source, dicts, ndicts, i);
-        if (flat && !done[flat - source->tensors]) {
-            done[flat - source->tensors] = true;
-            rc = unflatten_dict(b, flat, model, scratch);
+        flat_dict *dict = dict_of(source, dicts, ndicts, i);
+        bool added = false;
+        if (dict && !dict->added) {
+            dict->added = true;
+            rc = grow(b, dict->model.nmembers) ? add_dict(b, &dict->model) : no_memory(b);
         }
         if (rc == FC_OK && !b->gone[i]) {
+            rc = try_state(b, dicts, ndicts, i, scratch, &added);
+        }
+        if (rc == FC_OK && !b->gone[i] && !added) {
             rc = grow(b, 1) ? keep(b, i) : no_memory(b);
         }
     }

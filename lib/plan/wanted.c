@@ -6,6 +6,7 @@
 
 #include "core/checked.h"
 #include "fsdpckpt/cut.h"
+#include "fsdpckpt/unflatten.h"
 #include "plan/globs.h"
 #include "plan/rename.h"
 
@@ -182,7 +183,8 @@ static fc_code plan_placements(const fc_wanted *wanted, const fc_selection *sele
         if (selection->tp_plan && !t->object) {
             tp_dim = fc_tp_plan_dim(selection->tp_plan, wanted->tensors[i].name, t->ndim, &style);
         }
-        if (!t->object) { /* the file of rank 0 holds every object; Replicate along all dimensions says so */
+        if (!t->object && (!selection->flat_state || fc_is_flat_parameter(t))) {
+            /* the file of rank 0 holds every object; Replicate along all dimensions says so */
             fc_layout_placements(wanted->mesh, t->ndim, tp_dim, &placements[i * width]);
         }
         counts->tp_cut += tp_dim >= 0;
@@ -254,6 +256,7 @@ fc_code fc_wanted_new(const fc_checkpoint *source, const fc_selection *selection
     out->ntensors = counts->tensors + counts->objects;
     out->compress = selection->compress;
     out->self_contained = selection->self_contained;
+    out->flat_state = selection->flat_state;
     out->max_file_bytes = selection->max_file_bytes;
     fc_placement *placements = NULL;
     if (selection->keep_layout) {

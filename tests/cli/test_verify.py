@@ -232,9 +232,14 @@ class Verify(harness.Case):
         with open(self.path("b.safetensors"), "rb") as f, open(self.path("d.safetensors"), "rb") as g:
             self.assertEqual(f.read(), g.read())
         self.rewrite("b.safetensors", lambda h: h["__metadata__"].update(who="you"))
-        self.fails(3, "consolidate", "b.safetensors", "-o", "x.h5", contains=["take that key out"])
+        flip(self.path("b.safetensors"), os.path.getsize(self.path("b.safetensors")) - 1)  # new data, our old digests
+        note = self.run_tool("consolidate", "b.safetensors", "-o", "x.h5")
+        self.assertEqual(note.returncode, 0, note.stderr)
+        self.assertIn("the header of b.safetensors has changed since fsdpckpt wrote it", note.stderr)
+        self.assertIn("has changed since fsdpckpt wrote it", self.report("b.safetensors", 1)["defects"][0]["message"])
         self.rewrite("b.safetensors", lambda h: h["__metadata__"].pop("fsdpckpt.header_crc64"))
-        self.ok("consolidate", "b.safetensors", "-o", "x.h5", "-q")
+        flip(self.path("b.safetensors"), os.path.getsize(self.path("b.safetensors")) - 1)
+        self.ok("consolidate", "b.safetensors", "-o", "y.h5", "-q")
         self.assertIn("has fsdpckpt.version and no", self.report("b.safetensors", 1)["defects"][0]["message"])
 
     def test_several_files_that_cannot_be_opened(self):
@@ -254,6 +259,13 @@ class Verify(harness.Case):
                 for line, name, what in zip(lines, names, ("missing", "truncated")):
                     self.assertTrue(line.startswith(f"fsdpckpt: {source}/{name}: "), line)
                     self.assertIn(what, line)
+
+    def test_a_view_by_many_threads(self):
+        """Each chunk is read by a process, which must not wait for locks of other threads: under AddressSanitizer one
+        run in three did."""
+        self.ok("view", harness.corpus(MESH), "-o", "v.h5", "-q")
+        for _ in range(8):
+            self.ok("verify", "v.h5", "--follow-external", "-j", "16", "-q", timeout=60)
 
     def test_a_view_onto_missing_data(self):
         """One defect a tensor, none of which counts as covered, or as read."""

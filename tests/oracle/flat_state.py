@@ -1,5 +1,5 @@
-"""FSDP1's LOCAL_STATE_DICT, in: real FSDP on gloo saves flat parameters with torch.save and dcp.save, fsdpckpt takes
-them apart with --schema, and torch compares every byte with the model's.
+"""FSDP1's LOCAL_STATE_DICT. In: real FSDP on gloo saves flat parameters with torch.save and dcp.save, fsdpckpt takes
+them apart with --schema, and torch compares every byte with the model's. Out: fsdpckpt makes them, and FSDP loads them.
 
 usage: flat_state.py FSDPCKPT
 
@@ -48,10 +48,10 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self):
+    def __init__(self, layers=2):
         super().__init__()
         self.emb = nn.Embedding(7, 5)
-        self.layers = nn.ModuleList([Block() for _ in range(12)])
+        self.layers = nn.ModuleList([Block() for _ in range(layers)])
         self.norm = nn.BatchNorm1d(5)
         self.one = nn.Parameter(torch.randn(()).reshape(1))
         self.head = nn.Linear(5, 7, bias=False)
@@ -61,6 +61,13 @@ class Tied(Model):
     def __init__(self):
         super().__init__()
         self.head.weight = self.emb.weight
+
+
+class Deep(Model):
+    """Blocks whose numbers have one digit or two."""
+
+    def __init__(self):
+        super().__init__(11)
 
 
 class Tiny(nn.Module):
@@ -74,7 +81,7 @@ class Tiny(nn.Module):
 
 # name: (model, ranks, arguments of FSDP)
 CASES = {
-    "blocks": (Model, 3, {"wrap": True}),
+    "blocks": (Deep, 3, {"wrap": True}),
     "root": (Model, 2, {}),
     "tied": (Tied, 2, {"wrap": True}),
     "tiny": (Tiny, 4, {}),
@@ -85,6 +92,9 @@ CASES = {
     "double": (Model, 3, {"double": True, "wrap": True}),
     "compiled": (Model, 2, {"wrap": True, "compile": True}),
 }
+
+
+THOROUGH = ("blocks", "tied", "tiny")  # these in every way; the others in one
 
 
 def check(condition, *text):
@@ -127,6 +137,25 @@ def save(rank, world, home, case):
         state = model.state_dict()
         torch.save(state, out / f"model_world_size_{world}_rank_{rank}.pt")
         dcp.save({"model": state}, checkpoint_id=f"{home}/{case}.dcp")
+    if not CASES[case][2].get("use_orig_params"):
+        save_optimizer(rank, world, pathlib.Path(f"{home}/{case}.opt"), model)
+
+
+def save_optimizer(rank, world, out, model):
+    """Flat parameters and the state_dict() of their optimizer after a step; and the truth."""
+    out.mkdir(exist_ok=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    torch.manual_seed(rank)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p) if type(p).__name__ == "FlatParameter" else torch.ones_like(p)
+    optimizer.step()
+    with FSDP.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+        torch.save(model.state_dict(), out / f"model_world_size_{world}_rank_{rank}.pt")
+    torch.save(optimizer.state_dict(), out / f"optim_world_size_{world}_rank_{rank}.pt")
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        truth = {"model": model.state_dict(), "optim": FSDP.optim_state_dict(model, optimizer)}
+    if rank == 0:
+        torch.save(truth, f"{out}.pt")
 
 
 def equal(path, wanted, prefix=""):
@@ -139,6 +168,15 @@ def equal(path, wanted, prefix=""):
     return got
 
 
+def resharded(home, case, wanted):
+    schema = f"{home}/{case}.json"
+    run("reshard", f"{home}/{case}", "-o", f"{home}/out.dcp", "--to", "dcp", "--dp", 3, "--schema", schema, "--force")
+    whole = {k: torch.zeros_like(v) for k, v in wanted.items()}
+    dcp.load(whole, checkpoint_id=f"{home}/out.dcp", no_dist=True)
+    for name, value in wanted.items():
+        check(torch.equal(whole[name], value), case, name, "resharded")
+
+
 def case_in(home, case):
     world = CASES[case][1]
     gloo.run(world, save, home, case)
@@ -148,17 +186,14 @@ def case_in(home, case):
     with open(schema, "w") as f:
         subprocess.run([PROGRAM, "schema", f"{home}/{case}.whole.pt"], stdout=f, check=True)
     check(json.load(open(schema))["order"] == "model", "the order is not told")
-    for told in (schema, f"{home}/{case}.whole.pt"):
+    for told in (schema, f"{home}/{case}.whole.pt")[: 2 if case in THOROUGH else 1]:
         run("consolidate", f"{home}/{case}", "-o", f"{home}/out.pt", "--schema", told, "--force")
         got = equal(f"{home}/out.pt", wanted)
         if "Tied" in CASES[case][0].__name__:
             check(got["head.weight"].data_ptr() == got["emb.weight"].data_ptr(), case, "no longer tied")
     run("check", f"{home}/{case}", "--schema", schema)
-    run("reshard", f"{home}/{case}", "-o", f"{home}/out.dcp", "--to", "dcp", "--dp", 3, "--schema", schema, "--force")
-    whole = {k: torch.zeros_like(v) for k, v in wanted.items()}
-    dcp.load(whole, checkpoint_id=f"{home}/out.dcp", no_dist=True)
-    for name, value in wanted.items():
-        check(torch.equal(whole[name], value), case, name, "resharded")
+    if case in THOROUGH:
+        resharded(home, case, wanted)
     if CASES[case][2].get("use_orig_params"):
         # Beside flat parameters torch stores some rank's part of each parameter, which may be as large as a buffer.
         done = subprocess.run([PROGRAM, "consolidate", f"{home}/{case}.dcp", "-o", f"{home}/{case}.out.pt", "--schema",
@@ -170,8 +205,85 @@ def case_in(home, case):
     else:
         run("consolidate", f"{home}/{case}.dcp", "-o", f"{home}/out.pt", "--schema", schema, "--force")
         equal(f"{home}/out.pt", wanted, "model")
-        run("consolidate", f"{home}/{case}.dcp", "-o", f"{home}/out.h5", "--schema", schema, "--force")
-        run("diff", f"{home}/{case}.dcp", f"{home}/out.h5", "--schema", schema)
+        if case in THOROUGH:
+            run("consolidate", f"{home}/{case}.dcp", "-o", f"{home}/out.h5", "--schema", schema, "--force")
+            run("diff", f"{home}/{case}.dcp", f"{home}/out.h5", "--schema", schema)
+
+
+def optimizer_in(home, case):
+    schema = f"{home}/{case}.json"
+    if CASES[case][2].get("ignore"):
+        text = run("inspect", f"{home}/{case}.opt", "--schema", schema, ok=5)
+        check("numbered with other parameters" in text, text)
+        return
+    run("consolidate", f"{home}/{case}.opt", "-o", f"{home}/out.pt", "--schema", schema, "--force")
+    truth, got = torch.load(f"{home}/{case}.opt.pt"), torch.load(f"{home}/out.pt")
+    check(set(truth["optim"]["state"]) == set(got["optim"]["state"]), case, set(got["optim"]["state"]))
+    for name, values in truth["optim"]["state"].items():
+        mine = got["optim"]["state"][name]
+        check(set(mine) == set(values) == {"step", "exp_avg", "exp_avg_sq"}, case, name, set(mine))
+        for key, value in values.items():
+            check(mine[key].shape == value.shape and torch.equal(mine[key], value), case, name, key)
+    for name, value in truth["model"].items():
+        check(torch.equal(got["model"][name], value), case, name)
+    # Without a schema it stays flat, and whole.
+    run("consolidate", f"{home}/{case}.opt", "-o", f"{home}/out.pt", "--force")
+    flat = torch.load(f"{home}/out.pt")
+    check(flat["optim"]["state"][0]["exp_avg"].shape == flat["model"]["_flat_param"].shape, case, "flat state")
+
+
+def load(rank, world, home, case, out):
+    """One rank: loads its file into a model of other values. Returns the whole model's."""
+    torch.manual_seed(rank + 100)
+    cls, _, how = CASES[case]
+    fresh = cls().double() if how.get("double") else cls()
+    model = wrap(case, fresh, world)
+    path = f"{out}/model_world_size_{world}_rank_{rank}.pt"
+    with FSDP.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+        model.load_state_dict(torch.load(path, weights_only=False))
+        # What torch saves of it is what was loaded: the same keys, types and shards.
+        again, given = model.state_dict(), torch.load(path, weights_only=False)
+        check(sorted(again) == sorted(given), case, sorted(again), sorted(given))
+        for name, value in again.items():
+            check(type(value) is type(given[name]), case, name, type(given[name]))
+            if name.endswith("_flat_param"):
+                mine, theirs = given[name], value
+                check(mine.metadata().shards_metadata == theirs.metadata().shards_metadata, case, name)
+                check(mine.metadata().size == theirs.metadata().size, case, name, "size")
+                check(mine.metadata().tensor_properties.dtype == theirs.metadata().tensor_properties.dtype, case, name)
+                check([s.metadata for s in mine.local_shards()] == [s.metadata for s in theirs.local_shards()], case)
+                for a, b in zip(mine.local_shards(), theirs.local_shards()):
+                    check(torch.equal(a.tensor, b.tensor), case, name)
+    with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
+        return {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+def case_out(home, case):
+    """Files that fsdpckpt makes of the whole model, loaded by FSDP on every rank."""
+    wanted = make(case).state_dict()
+    world, how = CASES[case][1:]
+    out = f"{home}/{case}.out"
+    with open(f"{home}/classes.json", "w") as f:
+        json.dump({"$buffers": ["scale"]}, f)
+    policy = ["--policy", "blocks" if how.get("wrap") else "size:1T", "--classes", f"{home}/classes.json"]
+    if how.get("ignore"):
+        policy += ["--ignore", "norm.weight", "--ignore", "layers.1.act.bias"]
+    run("consolidate", f"{home}/{case}.whole.pt", "-o", f"{home}/{case}.safetensors", "--force")
+    schema = ["--schema", f"{home}/{case}.json"]
+    sources = [[f"{home}/{case}.whole.pt"], [f"{home}/{case}.dcp", "--strip-prefix", "model.", *schema],
+               [f"{home}/{case}.safetensors", *schema]]
+    if "Tied" in CASES[case][0].__name__:
+        text = run("reshard", *sources[2], "-o", out, "--to", "pt", "--dp", world, *policy, ok=2)
+        check("'emb.weight' and 'head.weight' are one parameter" in text, text)
+        sources[2] += ["--exclude", "emb.weight"]
+    files = []
+    for source in sources if case in THOROUGH else sources[:1]:
+        run("reshard", *source, "-o", out, "--to", "pt", "--dp", world, *policy, "--force")
+        files.append([pathlib.Path(f"{out}/model_world_size_{world}_rank_{r}.pt").read_bytes() for r in range(world)])
+    check(all(f == files[0] for f in files), case, "depends on the source")
+    for rank, got in enumerate(gloo.run(world, load, home, case, out)):
+        for name, value in wanted.items():
+            check(got[name].tobytes() == value.numpy().tobytes(), case, rank, name)
 
 
 def replicas(home):
@@ -224,12 +336,48 @@ def refusals(home):
     refused(f"{home}/told.json", "same_as")
 
 
+def refusals_out(home):
+    def refused(*argv, words=(), code=2):
+        text = run("reshard", *argv, "-o", f"{home}/no", ok=code)
+        check(text.count("\n") == 1 and all(w in text for w in words), argv, text)
+        check(not pathlib.Path(f"{home}/no").exists(), argv, "was written")
+
+    whole, flat = f"{home}/blocks.whole.pt", ["--to", "pt", "--policy", "blocks"]
+    refused(f"{home}/blocks.safetensors", "--dp", 2, *flat, words=("--schema",))
+    refused(f"{home}/sorted.pt", "--dp", 2, *flat, words=("alphabetical",))
+    refused(whole, "--dp", 2, "--tp", 2, *flat, words=("--policy",))
+    refused(whole, "--dp", 2, "--policy", "blocks", words=("--to pt",))
+    state = torch.load(whole)
+    torch.save({"model": state, "optim": {"state": {"emb.weight": {"exp_avg": state["emb.weight"]}}}}, f"{home}/more.pt")
+    refused(f"{home}/more.pt", "--dp", 2, *flat, words=("optimizer state", "--exclude"))
+    torch.save({**state, "layers.0.half": torch.zeros(3, dtype=torch.float16)}, f"{home}/mixed.pt")
+    refused(f"{home}/mixed.pt", "--dp", 2, *flat, words=("uniform dtype",))
+    told = json.loads(pathlib.Path(f"{home}/blocks.json").read_text())
+    told["tensors"] = [t for t in told["tensors"] if t["name"] != "norm.bias"]
+    pathlib.Path(f"{home}/told.json").write_text(json.dumps(told))
+    refused(f"{home}/blocks.safetensors", "--dp", 2, *flat, "--schema", f"{home}/told.json", words=("norm.bias",))
+    # What is nested stays so; objects and integers go along; more ranks than elements.
+    torch.save({"model": state, "step": 7}, f"{home}/more.pt")
+    run("reshard", f"{home}/more.pt", "-o", f"{home}/nested", "--dp", 5, *flat)
+    run("consolidate", f"{home}/nested", "-o", f"{home}/out.pt", "--schema", f"{home}/blocks.json", "--force")
+    check(torch.load(f"{home}/out.pt")["step"] == 7, "the object is lost")
+    equal(f"{home}/out.pt", state, "model")
+
+
 def main():
+    # What an optimizer imports takes seconds, and forked ranks have it from here.
+    p = nn.Parameter(torch.ones(1))
+    p.grad = torch.ones(1)
+    torch.optim.AdamW([p]).step()
     with tempfile.TemporaryDirectory() as home:
         for case in CASES:
             case_in(home, case)
+            if not CASES[case][2].get("use_orig_params"):
+                case_out(home, case)
+                optimizer_in(home, case)
         replicas(home)
         refusals(home)
+        refusals_out(home)
     print(f"{len(CASES)} cases")
     return 0
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Megatron checkpoints: torch_dist as megatron-core wrote it (tests/corpus/make_megatron.py), and a file a
-model-parallel rank, which torch writes here as Megatron's save_checkpoint lays it out.
+model-parallel rank: of one, which torch writes here as Megatron's save_checkpoint lays it out, and of several, by
+megatron-core (tests/corpus/make_megatron_ranks.py).
 
-usage: megatron_read.py FSDPCKPT CORPUS       exit 77 without torch or safetensors
+usage: megatron_read.py FSDPCKPT CORPUS RANKS       exit 77 without torch or safetensors
 """
 import argparse
 import hashlib
@@ -100,11 +101,254 @@ def rank_files(program, home):
           (back["rng_state"][0]["np_rng_state"][1] == state["rng_state"][0]["np_rng_state"][1]).all(),
           "mp_rank_00 through .pt")
     shutil.copytree(rank, rank[:-1] + "1")
-    refused(program, case, "two model-parallel ranks", 5, "2 model-parallel ranks", "torch_dist")
+    refused(program, case, "a rank more than args says", 3, "1 tensor-parallel ranks", "files of 2")
+
+
+def several_ranks(program, case, home):
+    """Parameters and the optimizer's state are what dist_checkpointing of megatron-core makes of them."""
+    with open(os.path.join(case, "expected.json")) as f:
+        expected = json.load(f)
+    want = {n: (t["shape"], t["sha256"]) for n, t in expected["tensors"].items()}
+
+    def compare(path, what):
+        found = {n: d for n, d in digests(path).items() if not n.startswith("rng_state") and not n.endswith(".step")}
+        wrong = sorted(n for n in set(found) | set(want) if found.get(n) != want.get(n))
+        check(not wrong, "%s, %s: %s" % (case, what, wrong[:8]))
+
+    out, shards, again = (os.path.join(home, n) for n in ("s.safetensors", "s-shards", "s-again.safetensors"))
+    run(program, "consolidate", case, "-o", out, "-q", "--force")
+    compare(out, "consolidated")
+    for argv in (["convert", "--to", "h5"], ["reshard", "--dp", "2", "--tp", "2", "--to", "dcp"]):
+        run(program, argv[0], case, "-o", shards, "-q", *argv[1:])
+        run(program, "consolidate", shards, "-o", again, "-q", "--force")
+        compare(again, argv[0])
+        run(program, "diff", case, shards, "-q")
+        shutil.rmtree(shards) if os.path.isdir(shards) else os.remove(shards)
+    run(program, "verify", case)
+    run(program, "check", case)
+    listed = json.loads(run(program, "inspect", case, "--json"))
+    names = {t["name"]: t for t in listed["tensors"]}
+    check(not listed.get("note"), "note: %s" % listed.get("note"))
+    check(len(names) == len({n.lower() for n in names}), "names")
+    if expected["tp"] > 1:
+        check("rng_state.0.torch_rng_state" in names and
+              any(n.startswith("rng_state.0.torch_rng_state.mp_rank_01") for n in names), "a rank's own: %s" % list(names))
+
+
+LEGACY = {  # of a layer: name, shape, the dimension that is cut
+    "input_layernorm.weight": ((6,), None), "self_attention.query_key_value.weight": ((12, 6), 0),
+    "self_attention.query_key_value.bias": ((12,), 0), "self_attention.dense.weight": ((6, 4), 1),
+    "self_attention.dense.bias": ((6,), None), "mlp.dense_h_to_4h.weight": ((8, 6), 0),
+    "mlp.dense_h_to_4h.bias": ((8,), 0), "mlp.dense_4h_to_h.weight": ((6, 8), 1), "mlp.dense_4h_to_h.bias": ((6,), None)}
+
+
+def legacy_ranks(program, home):
+    """Megatron-LM's older names, nested dicts, tp 2 in 2 stages; a rank's parameters are views of one buffer."""
+    tp, stages, layers = 2, 2, 3
+    case, out = os.path.join(home, "older"), os.path.join(home, "older.safetensors")
+    full, embedding = {}, "language_model.embedding.word_embeddings.weight"
+    full[embedding] = (torch.randn(10, 6).half(), 0)
+    full["language_model.embedding.position_embeddings.weight"] = (torch.randn(4, 6).half(), None)
+    for i in range(layers):
+        for name, (shape, dim) in LEGACY.items():
+            full["language_model.encoder.layers.%d.%s" % (i, name)] = (torch.randn(shape).half(), dim)
+    full["language_model.encoder.final_layernorm.weight"] = (torch.randn(6).half(), None)
+
+    def part(name, t):
+        weight, dim = full[name]
+        return weight if dim is None else weight.chunk(tp, dim)[t].contiguous()
+
+    def moment(half):
+        return half.float() * 2
+
+    for t in range(tp):
+        for s in range(stages):
+            own = [n for n in full if ("embedding" in n and s == 0) or ("final" in n and s == 1) or
+                   ("layers.0." in n or "layers.1." in n) and s == 0 or "layers.2." in n and s == 1]
+            parts = {n: part(n, t) for n in own}
+            if s == 1:
+                parts["word_embeddings_for_head.weight"] = part(embedding, t)
+            buffer, at, model = torch.cat([p.reshape(-1) for p in parts.values()]), 0, {}
+            for name, p in parts.items():
+                view, at = buffer[at:at + p.numel()].view(p.shape), at + p.numel()
+                keys = name.replace("layers.2.", "layers.0.").split(".")
+                depth = 2 if "encoder" in keys else len(keys) - 1
+                d = model
+                for k in keys[:depth]:
+                    d = d.setdefault(k, {})
+                d[".".join(keys[depth:])] = view
+            decay = [p for n, p in parts.items() if p.ndim > 1]
+            plain = [p for n, p in parts.items() if p.ndim == 1]
+            groups, masters, state = [], [], {}
+            for params, rate in ((plain, 0.0), (decay, 0.01)):
+                first = len(state)
+                groups.append({"params": list(range(first, first + len(params))), "weight_decay": rate})
+                masters.append([p.float() for p in params])
+                for p in params:
+                    state[len(state)] = {"exp_avg": moment(p)}
+            args = argparse.Namespace(tensor_model_parallel_size=tp, pipeline_model_parallel_size=stages,
+                                      num_layers=layers, untie_embeddings_and_output_weights=False)
+            rank = os.path.join(case, "mp_rank_%02d_%03d" % (t, s))
+            os.makedirs(rank)
+            torch.save({"args": args, "iteration": 3, "model": model, "optimizer": {
+                "optimizer": {"state": state, "param_groups": groups}, "fp32_from_fp16_params": masters}},
+                       os.path.join(rank, "model_optim_rng.pt"))
+    want = {}
+    for name, (weight, dim) in full.items():
+        for key, value in (("model.%s", weight), ("optim.state.%s.exp_avg", moment(weight)),
+                           ("optim.state.%s.fp32_param", weight.float())):
+            want[key % name] = (list(value.shape), hashlib.sha256(value.numpy().tobytes()).hexdigest())
+    run(program, "consolidate", case, "-o", out, "-q")
+    found = digests(out)
+    wrong = sorted(n for n in set(found) | set(want) if found.get(n) != want.get(n))
+    check(not wrong, "older names: %s" % wrong[:8])
+    check(not json.loads(run(program, "inspect", case, "--json")).get("note"), "older names: a note")
+    run(program, "verify", case)
+    os.rename(os.path.join(case, "mp_rank_01_001"), os.path.join(case, "mp_rank_01_001_001"))
+    refused(program, case, "an expert rank", 5, "mp_rank_01_001_001", "expert")
+    os.rename(os.path.join(case, "mp_rank_01_001_001"), os.path.join(case, "mp_rank_01"))
+    refused(program, case, "names of two checkpoints", 3, "mp_rank_01", "two checkpoints")
+
+
+def edited(case, home, name, change):
+    """A copy whose rank files went through `change`."""
+    copy = os.path.join(home, name)
+    shutil.copytree(case, copy)
+    for folder, _, files in os.walk(copy):
+        for f in files:
+            if f.endswith(".pt"):
+                path = os.path.join(folder, f)
+                state = torch.load(path, weights_only=False)
+                change(os.path.basename(folder), state)
+                torch.save(state, path)
+    return copy
+
+
+FC1, NORM = "decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.input_layernorm.weight"
+
+
+def hostile_ranks(program, case, home):
+    """tp 2, pipeline 2: what does not fit together is refused in a line; what may differ is told."""
+    def cut_short(rank, state):
+        if rank == "mp_rank_01_000":
+            state["model"][FC1] = state["model"][FC1][:, :-1].clone()
+
+    def without(rank, state):
+        if rank == "mp_rank_01_000":
+            del state["model"][FC1]
+
+    def no_args(rank, state):
+        del state["args"]
+
+    def strange(rank, state):
+        state["model"]["adapter.weight"] = torch.full((3,), float(rank[9:10] == "1"))
+
+    def drifted(rank, state):
+        if rank == "mp_rank_01_000":
+            state["model"][NORM] = state["model"][NORM] + 1
+
+    def experts(rank, state):
+        state["args"].expert_model_parallel_size = 2
+
+    def layers(rank, state):
+        state["args"].num_layers = 5
+
+    def gate(rank, state):
+        state["args"].swiglu = False
+
+    def regrouped(rank, state):
+        for group in state["optimizer"]["optimizer"]["param_groups"]:
+            group["params"].reverse()
+
+    def stray(rank, state):
+        state["model"]["x"] = {1.5: torch.zeros(1)}
+
+    for change, status, words in ((cut_short, 3, ("mp_rank_01_000", FC1, "shape")), (without, 3, (FC1, "missing")),
+                                  (strange, 5, ("adapter.weight", "which dimension")), (experts, 5, ("expert",)),
+                                  (layers, 5, ("layers", "5")), (gate, 5, (FC1, "SwiGLU")), (stray, 5, ("model.x",))):
+        refused(program, edited(case, home, change.__name__, change), change.__name__, status, *words)
+    for name, words in (("mp_rank_01_001", ("mp_rank_01_001", "missing")), ("mp_rank_00_000", ("mp_rank_00_000",))):
+        copy = os.path.join(home, "gone-" + name)
+        shutil.copytree(case, copy)
+        shutil.rmtree(os.path.join(copy, "iter_0000010", name))
+        refused(program, copy, "without " + name, 3, *words)
+    copy = os.path.join(home, "no-tp-1")
+    shutil.copytree(case, copy)
+    for name in ("mp_rank_01_000", "mp_rank_01_001"):
+        shutil.rmtree(os.path.join(copy, "iter_0000010", name))
+    refused(program, copy, "without a tensor-parallel rank", 3, "2 tensor-parallel ranks")
+
+    out, same = os.path.join(home, "n.safetensors"), os.path.join(home, "o.safetensors")
+    run(program, "consolidate", case, "-o", same, "-q", "--include", "model.*")
+    for change, word in ((no_args, None), (drifted, NORM), (regrouped, "numbers")):
+        copy = edited(case, home, change.__name__, change)
+        run(program, "consolidate", copy, "-o", out, "-q", "--force", "--include", "model.*")
+        check(digests(out) == digests(same), "%s: model" % change.__name__)
+        note = json.loads(run(program, "inspect", copy, "--json")).get("note")
+        check((word is None and not note) or (note and word and word in note), "%s: note: %s" % (change.__name__, note))
+    kept = {t["name"] for t in json.loads(run(program, "inspect", copy, "--json"))["tensors"]}
+    check("optimizer.optimizer.state.0.exp_avg.mp_rank_01_000" in kept and "optimizer.optimizer.state.0.exp_avg" in kept,
+          "numbered states: %s" % sorted(n for n in kept if "optim" in n)[:4])
+
+
+def distributed_optimizer(program, case, home):
+    """What distrib_optim.pt does not say is guessed, proved, and else left out with a note."""
+    def note_of(source):
+        listed = json.loads(run(program, "inspect", source, "--json"))
+        return listed.get("note") or "", {t["name"] for t in listed["tensors"]}
+
+    def change(name, edit):
+        copy = os.path.join(home, name)
+        shutil.copytree(case, copy)
+        path = os.path.join(copy, "iter_0000010", "mp_rank_01", "distrib_optim.pt")
+        state = torch.load(path, weights_only=False)
+        edit(path, state, *state[0].values())
+        return copy
+
+    def shifted(path, state, flat):
+        flat["param"] = flat["param"].roll(1)
+        torch.save(state, path)
+
+    def longer(path, state, flat):
+        for key in ("param", "exp_avg", "exp_avg_sq"):
+            flat[key] = torch.cat([flat[key], torch.zeros(64)])
+        torch.save(state, path)
+
+    def gone(path, state, flat):
+        os.remove(path)
+
+    def other(path, state, flat):
+        torch.save([state], path)
+
+    for edit, words in ((shifted, "which parameter"), (longer, "which parameter"), (gone, "not every rank"),
+                        (other, "which parameter")):
+        note, names = note_of(change("distributed-" + edit.__name__, edit))
+        left = [n for n in names if n.startswith("optim.state")]
+        check("distrib_optim.pt" in note and words in note, "%s: note: %s" % (edit.__name__, note))
+        check("model.output_layer.weight" in names and not left, "%s: %s" % (edit.__name__, left[:4]))
+
+    one = os.path.join(home, "one")
+    os.makedirs(os.path.join(one, "mp_rank_00"))
+    weights = {"a.weight": torch.randn(3, 5), "b.bias": torch.randn(7)}
+    flat = torch.zeros(64 + 15)
+    flat[:7], flat[64:] = weights["b.bias"], weights["a.weight"].reshape(-1)
+    torch.save({"model": {n: w.bfloat16() for n, w in weights.items()}, "iteration": 1},
+               os.path.join(one, "mp_rank_00", "model_optim_rng.pt"))
+    torch.save({"buckets_coalesced": True, 0: {(torch.bfloat16, torch.float32): {
+        "param": flat, "exp_avg": flat * 2, "exp_avg_sq": flat * 3, "numel_unpadded": 79}}},
+               os.path.join(one, "mp_rank_00", "distrib_optim.pt"))
+    out = os.path.join(home, "one.safetensors")
+    run(program, "consolidate", one, "-o", out, "-q")
+    want = {"model." + n: w.bfloat16() for n, w in weights.items()}
+    for key, factor in (("fp32_param", 1), ("exp_avg", 2), ("exp_avg_sq", 3)):
+        want.update({"optim.state.%s.%s" % (n, key): w * factor for n, w in weights.items()})
+    want = {n: (list(t.shape), hashlib.sha256(t.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest())
+            for n, t in want.items()}
+    check(digests(out) == want, "one rank: %s" % sorted(digests(out)))
 
 
 def main():
-    program, corpus = sys.argv[1:3]
+    program, corpus, ranks = sys.argv[1:4]
     home = tempfile.mkdtemp(prefix="fc-megatron-")
     try:
         cases = sorted(os.listdir(corpus))
@@ -112,6 +356,13 @@ def main():
         for name in cases:
             torch_dist(program, os.path.join(corpus, name), home)
         rank_files(program, home)
+        several = sorted(os.listdir(ranks))
+        check("tp2pp2-llama" in several, "no cases of several ranks")
+        for name in several:
+            several_ranks(program, os.path.join(ranks, name), home)
+        legacy_ranks(program, home)
+        distributed_optimizer(program, os.path.join(ranks, "tp2dp2-distributed"), home)
+        hostile_ranks(program, os.path.join(ranks, "tp2pp2-llama"), home)
     finally:
         shutil.rmtree(home)
     print("megatron: %d failed" % len(failures))

@@ -7,10 +7,14 @@
 #define FSDPCKPT_UNFLATTEN_H
 
 #include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/wanted.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/** Whether a tensor is called as FSDP1 calls flat parameters, and has one dimension. */
+bool fc_is_flat_parameter(const fc_tensor *tensor);
 
 /** The first flat parameter of a checkpoint, or NULL. @param count receives how many there are; may be NULL. */
 const fc_tensor *fc_flat_parameter(const fc_checkpoint *checkpoint, size_t *count);
@@ -31,6 +35,13 @@ bool fc_knows_model_order(const fc_checkpoint *checkpoint, const char **why);
  */
 fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensors, size_t count, size_t *same_as,
                      fc_error *err);
+
+/**
+ * Puts the tensors of `wanted` in the order of `model`, where they may have any name of tied ones. What is no parameter
+ * comes behind.
+ * @return FC_EUSAGE where the order of `model` is not known, or one of the two has a tensor that the other has not.
+ */
+fc_code fc_order_like(const fc_checkpoint *model, fc_arena *arena, fc_wanted *wanted, fc_error *err);
 
 /** Whether the checkpoint is one that fc_unflatten made. */
 bool fc_was_flat(const fc_checkpoint *checkpoint);

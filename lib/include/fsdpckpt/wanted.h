@@ -30,6 +30,7 @@ typedef struct fc_wanted {
     size_t ntensors;
     int compress;            /**< deflate level 1 … 9; 0: stored as they are */
     bool self_contained;     /**< every rank stores all of its boxes (fc_format.self_contained) */
+    bool flat_state;         /**< as FSDP1's LOCAL_STATE_DICT: flat parameters are cut, all else is whole everywhere */
     uint64_t max_file_bytes; /**< --max-shard-size: data bytes of a file of a full target at most; 0: one file */
 } fc_wanted;
 
@@ -46,6 +47,7 @@ typedef struct fc_selection {
     fc_dtype dtype;
     int compress;            /**< deflate level 1 … 9; 0: no compression */
     bool self_contained;     /**< as in fc_wanted */
+    bool flat_state;         /**< as in fc_wanted */
     uint64_t max_file_bytes; /**< as in fc_wanted */
 } fc_selection;
 

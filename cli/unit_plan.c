@@ -1,0 +1,166 @@
+/*
+ * Wrap policies as the command line gives them: see unit_plan.h.
+ */
+#include "unit_plan.h"
+
+#include "fsdpckpt/unflatten.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+/* "100M" of elements, powers of 1000 as people count parameters. */
+static bool parse_count(const char *text, int64_t *out) {
+    static const char units[] = "KMBT";
+    int64_t value = 0;
+    const char *s = text;
+    for (; *s >= '0' && *s <= '9'; s++) {
+        if (__builtin_mul_overflow(value, (int64_t)10, &value) ||
+            __builtin_add_overflow(value, (int64_t)(*s - '0'), &value)) {
+            return false;
+        }
+    }
+    char letter = (char)(*s >= 'a' && *s <= 'z' ? *s - 'a' + 'A' : *s);
+    const char *unit = letter ? strchr(units, letter == 'G' ? 'B' : letter) : NULL;
+    for (long i = unit ? unit - units : -1; i >= 0; i--) {
+        if (__builtin_mul_overflow(value, (int64_t)1000, &value)) {
+            return false;
+        }
+    }
+    *out = value;
+    return s != text && value > 0 && (unit ? s[1] == '\0' : *s == '\0');
+}
+
+/* "A,B" → {"A", "B", NULL} */
+static const char *const *split_names(const char *text, fc_arena *arena) {
+    size_t count = 1, n = 0;
+    for (const char *s = text; *s; s++) {
+        count += *s == ',';
+    }
+    const char **names = fc_arena_calloc(arena, count + 1, sizeof *names);
+    while (names && *text) {
+        size_t len = strcspn(text, ",");
+        if (len > 0 && !(names[n++] = fc_arena_strndup(arena, text, len))) {
+            return NULL;
+        }
+        text += len + (text[len] == ',');
+    }
+    return names;
+}
+
+static fc_code check_classes(const unit_plan *c, const char *const *names, fc_error *err) {
+    if (!names || !names[0]) {
+        return names ? fc_fail(err, FC_EUSAGE, "--policy class: names no class; as in class:LlamaDecoderLayer")
+                     : fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    for (; *names; names++) {
+        const char *const one[] = {*names, NULL};
+        bool found = false;
+        for (size_t m = 0; m < c->tree.nmodules && !found; m++) {
+            found = fc_module_is_instance(&c->tree.modules[m], one);
+        }
+        if (!found) {
+            return fc_fail(err, FC_EUSAGE,
+                           "--policy class:%s: no module is of the class %s; names alone do not tell classes: say them "
+                           "with --classes FILE, such as {\"layers.*\": \"%s\"}",
+                           *names, *names, *names);
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code run_policy(unit_plan *c, fc_error *err) {
+    const char *policy = c->o->policy ? c->o->policy : "blocks";
+    if (strcmp(policy, "blocks") == 0) {
+        fc_wrap_blocks(&c->targets);
+        return FC_OK;
+    }
+    if (strncmp(policy, "size:", 5) == 0) {
+        int64_t least;
+        return parse_count(policy + 5, &least)
+                   ? fc_wrap_by_size(&c->targets, least, NULL, NULL, err)
+                   : fc_fail(err, FC_EUSAGE, "--policy %s: not a number of elements such as size:100M", policy);
+    }
+    if (strncmp(policy, "class:", 6) == 0) {
+        const char *const *names = split_names(policy + 6, c->arena);
+        fc_code rc = check_classes(c, names, err);
+        if (rc == FC_OK) {
+            fc_wrap_by_class(&c->targets, names);
+        }
+        return rc;
+    }
+    return fc_wrap_custom(&c->targets, fc_wrap_file_fn, c->file, err);
+}
+
+static bool is_file(const char *policy) {
+    return policy && strcmp(policy, "blocks") != 0 && strncmp(policy, "size:", 5) != 0 &&
+           strncmp(policy, "class:", 6) != 0;
+}
+
+static void keep_warning(void *user, const char *text) {
+    unit_plan *c = user;
+    const char *copy = fc_arena_strndup(c->arena, text, strlen(text));
+    if (copy) {
+        c->warnings[c->nwarnings++] = copy; /* at most one a unit */
+    }
+}
+
+/* The info of --classes with the patterns of --ignore. */
+static fc_code read_info(const unit_plan *c, fc_model_info *info, fc_error *err) {
+    const fc_model_info *read = NULL;
+    size_t n = 0, own = 0;
+    fc_code rc = c->o->classes ? fc_model_info_load(c->o->classes, c->arena, &read, err) : FC_OK;
+    *info = read ? *read : (fc_model_info){0};
+    while (info->ignored && info->ignored[own]) {
+        own++;
+    }
+    const char **ignored = fc_arena_calloc(c->arena, own + c->o->ignore.count + 1, sizeof *ignored);
+    if (rc != FC_OK || !ignored) {
+        return rc != FC_OK ? rc : fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    for (size_t i = 0; i < own; i++) {
+        ignored[n++] = info->ignored[i];
+    }
+    for (size_t i = 0; i < c->o->ignore.count; i++) {
+        ignored[n++] = c->o->ignore.items[i];
+    }
+    info->ignored = ignored;
+    return FC_OK;
+}
+
+/* Targets, then the checks, then the one pass: nothing is applied before all of it is known to be right. */
+fc_code unit_plan_make(unit_plan *c, const fc_checkpoint *model, fc_error *err) {
+    static const fc_unit_options defaults = {
+        .param_dtype = FC_OPAQUE, .reduce_dtype = FC_OPAQUE, .buffer_dtype = FC_OPAQUE};
+    fc_selection selection = {.include = c->o->include.items,
+                              .exclude = c->o->exclude.items,
+                              .strip_prefix = c->o->strip_prefix,
+                              .rename = c->o->rename.items};
+    fc_model_info info;
+    fc_code rc = read_info(c, &info, err);
+    if (rc == FC_OK && is_file(c->o->policy) && access(c->o->policy, F_OK) != 0 && errno == ENOENT) {
+        rc = fc_fail(err, FC_EUSAGE,
+                     "--policy '%s': neither a file nor a known policy; known are blocks, size:N and class:NAME,..., a "
+                     "file is JSON like {\"layers.*\": true}",
+                     c->o->policy);
+    } else if (rc == FC_OK && is_file(c->o->policy)) {
+        rc = fc_wrap_file_load(c->o->policy, c->arena, &c->file, err);
+    }
+    rc = rc == FC_OK ? fc_wanted_new(c->source, &selection, c->arena, &c->wanted, &c->selected, err) : rc;
+    rc = rc == FC_OK && model ? fc_order_like(model, c->arena, &c->wanted, err) : rc;
+    rc = rc == FC_OK ? fc_module_tree_of(&c->wanted, &info, c->arena, &c->tree, err) : rc;
+    const fc_unit_options *root = c->file ? fc_wrap_file_root(c->file) : &defaults;
+    rc = rc == FC_OK ? fc_wrap_targets_new(&c->tree, root, c->arena, &c->targets, err) : rc;
+    rc = rc == FC_OK ? run_policy(c, err) : rc;
+    if (rc == FC_OK && c->file) {
+        rc = fc_wrap_override_mixed_precision(&c->targets, fc_wrap_file_fp32_classes(c->file), c->arena, &c->overridden,
+                                              err);
+    }
+    if (rc == FC_OK) {
+        c->warnings = fc_arena_calloc(c->arena, c->tree.nmodules, sizeof *c->warnings);
+        rc = c->warnings ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    rc = rc == FC_OK ? fc_wrap_check_frozen(&c->targets, keep_warning, c, err) : rc;
+    rc = rc == FC_OK ? fc_wrap_check_shared(&c->targets, err) : rc;
+    return rc == FC_OK ? fc_wrap_units(&c->targets, c->arena, &c->units, err) : rc;
+}

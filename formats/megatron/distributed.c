@@ -1,0 +1,190 @@
+/*
+ * The state of the distributed optimizer, distrib_optim.pt beside a rank's file: of each chunk of the model one flat
+ * fp32 tensor a key, gathered from all data-parallel ranks. Parameters lie in it from the last to the first, each from
+ * a multiple of 64 elements on. Nothing in the file says so, and buckets may be padded otherwise: so the sizes must
+ * agree, and the first element of each master, rounded, must be that of the model's parameter. If not, the file is left
+ * out.
+ */
+#include "megatron/megatron.h"
+
+#include "core/checked.h"
+#include "fsdpckpt/io.h"
+#include "fsdpckpt/move.h"
+#include "torch/pickle_private.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { ALIGN = 64 };
+
+static const char other_layout[] = "its buckets do not lie as one would, and do not say which parameter is where";
+
+typedef struct mg_key {
+    const char *file, *name;
+} mg_key;
+
+static const mg_key keys[] = {{"param", "fp32_param"}, {"exp_avg", "exp_avg"}, {"exp_avg_sq", "exp_avg_sq"}};
+
+enum { KEYS = sizeof keys / sizeof *keys };
+
+/* A chunk's flat tensors. */
+typedef struct mg_flat {
+    const pt_piece *pieces[KEYS];
+    int64_t size;
+} mg_flat;
+
+/* The dict of chunk `chunk`: below its number, below the one pair of data types. */
+static fc_pv find_chunk(const pt_file *f, size_t chunk) {
+    size_t n, m;
+    const fc_pv *pairs = fc_pickle_items(f->p, f->p->root, &n);
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        int64_t number;
+        if (!fc_pickle_int(f->p, pairs[i], &number) || number != (int64_t)chunk ||
+            fc_pv_typeof(pairs[i + 1]) != FC_PV_DICT) {
+            continue;
+        }
+        const fc_pv *types = fc_pickle_items(f->p, pairs[i + 1], &m);
+        return m == 2 && fc_pv_typeof(types[1]) == FC_PV_DICT ? types[1] : 0;
+    }
+    return 0;
+}
+
+/* How many chunks the file has; -1 where it is something else. */
+static int64_t count_chunks(const pt_file *f) {
+    size_t n;
+    int64_t count = 0, number;
+    if (fc_pv_typeof(f->p->root) != FC_PV_DICT ||
+        !fc_pv_is_true(fc_pt_dict_get(f->p, f->p->root, "buckets_coalesced"))) {
+        return -1;
+    }
+    const fc_pv *pairs = fc_pickle_items(f->p, f->p->root, &n);
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        count += fc_pickle_int(f->p, pairs[i], &number);
+    }
+    return count;
+}
+
+/* Reads the flat tensors of a chunk. @return false where it has others. */
+static bool read_flat(const mg_reader *r, const pt_file *f, size_t chunk, mg_flat *out) {
+    fc_pv dict = find_chunk(f, chunk);
+    for (size_t k = 0; k < KEYS; k++) {
+        fc_pv v = dict ? fc_pt_dict_get(f->p, dict, keys[k].file) : 0;
+        fc_torch_tensor t = {0};
+        pt_piece *piece = NULL;
+        if (!v || !fc_torch_is_tensor(f->p, v) || fc_pt_piece(f, v, &t, r->checkpoint->arena, &piece, NULL) != FC_OK ||
+            t.dtype != FC_F32 || t.ndim != 1 || (t.sizes[0] > 1 && t.strides[0] != 1) ||
+            (k > 0 && t.sizes[0] != out->size) || piece->record.method != FC_ZIP_STORED || piece->swap) {
+            return false;
+        }
+        out->pieces[k] = piece;
+        out->size = t.sizes[0];
+    }
+    return true;
+}
+
+/* Reads `size` bytes, `first` bytes behind the start of a piece. */
+static bool read_start(const mg_reader *r, const pt_piece *piece, unsigned char *out, size_t size, uint64_t first) {
+    const char *path = r->checkpoint->files[piece->record.file].path;
+    int fd;
+    uint64_t length;
+    if (fc_open_input(path, &fd, &length, NULL) != FC_OK) {
+        return false;
+    }
+    bool good = fc_pread_full(fd, out, size, piece->record.offset + piece->first + first, path, NULL) == FC_OK;
+    close(fd);
+    return good;
+}
+
+/* Whether the master at `start` begins like the parameter. */
+static bool begins_alike(const mg_reader *r, const mg_value *v, const pt_piece *master, int64_t start) {
+    unsigned char own[8], flat[4], rounded[8];
+    size_t size = fc_dtype_size(v->dtype);
+    if (v->piece->record.method != FC_ZIP_STORED || v->piece->swap ||
+        (v->dtype != FC_BF16 && v->dtype != FC_F16 && v->dtype != FC_F32)) {
+        return false;
+    }
+    if (!read_start(r, v->piece, own, size, 0) || !read_start(r, master, flat, sizeof flat, (uint64_t)start * 4)) {
+        return false;
+    }
+    fc_cast(FC_F32, flat, v->dtype, rounded, 1);
+    return memcmp(own, rounded, size) == 0;
+}
+
+/* Adds the part of each flat tensor that is the parameter. */
+static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *flat, int64_t start) {
+    fc_arena *arena = r->checkpoint->arena;
+    for (size_t k = 0; k < KEYS; k++) {
+        const pt_piece *whole = flat->pieces[k];
+        pt_piece *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)param->ndim * sizeof *piece->strides);
+        if (!piece) {
+            return fc_mg_no_memory(r);
+        }
+        *piece = *whole;
+        piece->first += (uint64_t)start * 4;
+        fc_row_major_strides(param->ndim, param->sizes, piece->strides);
+        mg_value value = *param;
+        value.file = whole->record.file;
+        value.piece = piece;
+        value.dtype = FC_F32;
+        if (!fc_mg_name_state(r, param, keys[k].name, &value.name, &value.path) ||
+            !fc_pickle_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values)) {
+            return fc_mg_no_memory(r);
+        }
+        r->values[r->nvalues++] = value;
+    }
+    return FC_OK;
+}
+
+/* Where the parameters of a chunk lie; `starts` has one for each of values[first] to values[end]. */
+static bool place(const mg_reader *r, size_t chunk, size_t first, size_t end, const mg_flat *flat, int64_t *starts) {
+    int64_t at = 0, numel;
+    for (size_t i = end; i-- > first;) {
+        const mg_value *v = &r->values[i];
+        if (!fc_mg_is_parameter(v) || v->chunk != chunk) {
+            continue;
+        }
+        if (!fc_numel(v->ndim, v->sizes, &numel) || !fc_add_i64(at, ALIGN - 1, &at)) {
+            return false;
+        }
+        at -= at % ALIGN;
+        starts[i - first] = at;
+        if (!fc_add_i64(at, numel, &at) || at > flat->size ||
+            (numel > 0 && !begins_alike(r, v, flat->pieces[0], starts[i - first]))) {
+            return false;
+        }
+    }
+    return at == flat->size;
+}
+
+static fc_code read_chunks(mg_reader *r, const pt_file *f, size_t first, size_t end, bool *known) {
+    mg_flat *flats = calloc(r->chunks, sizeof *flats);
+    int64_t *starts = calloc(end - first + 1, sizeof *starts);
+    fc_code rc = flats && starts ? FC_OK : fc_mg_no_memory(r);
+    *known = rc == FC_OK && count_chunks(f) == (int64_t)r->chunks;
+    for (size_t c = 0; *known && c < r->chunks; c++) {
+        *known = read_flat(r, f, c, &flats[c]) && place(r, c, first, end, &flats[c], starts);
+    }
+    for (size_t i = first; rc == FC_OK && *known && i < end; i++) {
+        const mg_value param = r->values[i]; /* a copy: the list moves as it grows */
+        rc = fc_mg_is_parameter(&param) ? add_states(r, &param, &flats[param.chunk], starts[i - first]) : FC_OK;
+    }
+    free(flats);
+    free(starts);
+    return rc;
+}
+
+fc_code fc_mg_read_distributed(mg_reader *r, size_t first, size_t end) {
+    uint32_t index = r->rank + (uint32_t)(r->grid.tp * r->grid.stages);
+    bool known;
+    pt_file f;
+    fc_code rc = fc_pt_file_open(r->checkpoint->files[index].path, index, &f, r->err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    rc = read_chunks(r, &f, first, end, &known);
+    r->undistributed = known || rc != FC_OK ? r->undistributed : other_layout;
+    fc_pt_file_close(&f);
+    return rc;
+}

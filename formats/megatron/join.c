@@ -1,0 +1,344 @@
+/*
+ * Ranks' values become tensors. Parameters are put together along the dimension that their names tell; copies are
+ * compared, mostly by the CRC-32s of the archives. What is no parameter and differs from rank to rank is kept for each:
+ * "args" is the first rank's, "args.mp_rank_01" that of another.
+ */
+#include "megatron/megatron.h"
+
+#include "core/checked.h"
+#include "core/name_table.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Values of one name, in the order of the files. */
+typedef struct group {
+    mg_value *const *values;
+    size_t count;
+} group;
+
+/* A tensor of the checkpoint, and where its value was found. */
+typedef struct made {
+    fc_tensor tensor;
+    size_t order;
+} made;
+
+typedef struct joiner {
+    mg_reader *r;
+    made *made; /* malloc'ed */
+    size_t nmade;
+} joiner;
+
+static bool same_shape(const mg_value *a, const mg_value *b) {
+    return a->dtype == b->dtype && a->ndim == b->ndim &&
+           memcmp(a->sizes, b->sizes, (size_t)a->ndim * sizeof *a->sizes) == 0;
+}
+
+static fc_code compare(const mg_reader *r, const mg_value *a, const mg_value *b, bool *same) {
+    *same = false;
+    if ((a->object == NULL) != (b->object == NULL)) {
+        return FC_OK;
+    }
+    if (a->object) {
+        *same = fc_pt_same_object(a->object, b->object);
+        return FC_OK;
+    }
+    return same_shape(a, b)
+               ? fc_pt_same_piece(r->checkpoint, a->dtype, a->ndim, a->sizes, a->piece, b->piece, same, r->err)
+               : FC_OK;
+}
+
+/* ---- tensors ---- */
+
+static fc_code set_placements(const mg_reader *r, fc_tensor *t, const mg_cut *cut) {
+    if (r->grid.tp < 2) {
+        return FC_OK;
+    }
+    fc_placement *placement = fc_arena_calloc(r->checkpoint->arena, 1, sizeof *placement);
+    if (!placement) {
+        return fc_mg_no_memory(r);
+    }
+    if (cut->rule == MG_CUT || cut->rule == MG_GATED) {
+        *placement = (fc_placement){FC_SHARD, cut->dim, 0};
+    }
+    t->placements = placement;
+    return FC_OK;
+}
+
+/* Adds a chunk at `offset` along the dimension that is cut: `count` of the value's rows from `from` on. */
+static fc_code add_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunks, const mg_value *v, int64_t from,
+                         int64_t count, int64_t offset) {
+    fc_arena *arena = r->checkpoint->arena;
+    size_t n = (size_t)v->ndim, dim = (size_t)v->cut.dim;
+    int64_t *dims = fc_arena_calloc(arena, 2 * n, sizeof *dims);
+    const pt_piece *piece = v->piece;
+    if (dims && from > 0) {
+        pt_piece *part = fc_arena_alloc(arena, sizeof *part + n * sizeof *part->strides);
+        if (part) {
+            memcpy(part, piece, sizeof *part + n * sizeof *part->strides);
+            part->first += (uint64_t)(from * piece->strides[dim]) * fc_dtype_size(v->dtype);
+        }
+        piece = part;
+    }
+    if (!dims || !piece) {
+        return fc_mg_no_memory(r);
+    }
+    memcpy(dims + n, v->sizes, n * sizeof *dims);
+    if (n > 0) {
+        dims[dim] = offset;
+        dims[n + dim] = count;
+    }
+    chunks[t->nchunks++] = (fc_chunk){.dims = dims,
+                                      .offset = piece->record.offset,
+                                      .length = piece->record.stored,
+                                      .file = piece->record.file,
+                                      .rank = r->grid.tp > 1 ? v->file % (uint32_t)r->grid.tp : FC_NO_RANK,
+                                      .detail = (uint64_t)(uintptr_t)piece};
+    return FC_OK;
+}
+
+static fc_code describe(const mg_reader *r, const mg_value *v, int64_t ranks, fc_tensor *t) {
+    int64_t *shape = fc_arena_calloc(r->checkpoint->arena, (size_t)v->ndim, sizeof *shape);
+    *t = (fc_tensor){.name = v->name, .path = v->path, .dtype = v->dtype, .ndim = v->ndim, .shape = shape};
+    if (!shape) {
+        return fc_mg_no_memory(r);
+    }
+    memcpy(shape, v->sizes, (size_t)v->ndim * sizeof *shape);
+    if (ranks > 1 &&
+        (!fc_mul_i64(shape[v->cut.dim], ranks, &shape[v->cut.dim]) || !fc_pt_shape_fits(v->dtype, v->ndim, shape))) {
+        return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: its size is impossible", fc_mg_file(r, v->file),
+                       v->name);
+    }
+    return FC_OK;
+}
+
+static bool is_empty(const mg_value *v) {
+    for (int i = 0; i < v->ndim; i++) {
+        if (v->sizes[i] == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The tensor that `count` ranks' values are, rank after rank; one value is all of it. */
+static fc_code make_tensor(const mg_reader *r, mg_value *const *values, size_t count, const mg_cut *cut, fc_tensor *t) {
+    const mg_value *v = values[0];
+    int64_t ranks = (int64_t)count, size = v->ndim > 0 ? v->sizes[cut->dim] : 1, half = size / 2;
+    bool gated = cut->rule == MG_GATED && count > 1;
+    fc_chunk *chunks = fc_arena_calloc(r->checkpoint->arena, 2 * count, sizeof *chunks);
+    fc_code rc = describe(r, v, ranks, t);
+    rc = rc == FC_OK && !chunks ? fc_mg_no_memory(r) : rc;
+    t->chunks = chunks;
+    for (int64_t i = 0; rc == FC_OK && i < ranks && !is_empty(v); i++) {
+        if (!gated) {
+            rc = add_chunk(r, t, chunks, values[i], 0, size, i * size);
+            continue;
+        }
+        rc = add_chunk(r, t, chunks, values[i], 0, half, i * half);
+        rc = rc == FC_OK ? add_chunk(r, t, chunks, values[i], half, half, (ranks + i) * half) : rc;
+    }
+    return rc == FC_OK ? set_placements(r, t, cut) : rc;
+}
+
+static made *next_made(joiner *j, const mg_value *v) {
+    made *m = &j->made[j->nmade++];
+    m->order = (size_t)(v - j->r->values);
+    return m;
+}
+
+/* A value as one rank has it. */
+static fc_code keep(joiner *j, const mg_value *v, const char *name, const fc_path *path) {
+    mg_value copy = *v, *one = &copy;
+    made *m = next_made(j, v);
+    const mg_cut whole = {MG_COPY, 0};
+    copy.cut = whole;
+    copy.name = name;
+    copy.path = *path;
+    if (!v->object) {
+        return make_tensor(j->r, &one, 1, &whole, &m->tensor);
+    }
+    m->tensor = (fc_tensor){.name = name, .path = *path};
+    return fc_pt_object_tensor(v->object, v->file, j->r->checkpoint->arena, &m->tensor, j->r->err);
+}
+
+/* ---- values of each rank ---- */
+
+/* A value that another rank has otherwise, under its name and the rank's. */
+static fc_code keep_for_rank(joiner *j, const mg_value *v) {
+    fc_arena *arena = j->r->checkpoint->arena;
+    const char *rank = j->r->grid.names[v->file];
+    fc_path_element *elements = fc_arena_calloc(arena, v->path.count, sizeof *elements);
+    const char *name = fc_arena_printf(arena, "%s.%s", v->name, rank);
+    if (!elements || !name) {
+        return fc_mg_no_memory(j->r);
+    }
+    memcpy(elements, v->path.elements, v->path.count * sizeof *elements);
+    fc_path_element *last = &elements[v->path.count - 1];
+    *last = (fc_path_element){.key = fc_arena_printf(arena, "%s.%s", last->key, rank)};
+    const fc_path path = {elements, v->path.count};
+    return last->key ? keep(j, v, name, &path) : fc_mg_no_memory(j->r);
+}
+
+static fc_code join_loose(joiner *j, const group *g) {
+    fc_code rc = keep(j, g->values[0], g->values[0]->name, &g->values[0]->path);
+    for (size_t i = 1; rc == FC_OK && i < g->count; i++) {
+        bool same = false;
+        rc = compare(j->r, g->values[0], g->values[i], &same);
+        rc = rc == FC_OK && !same ? keep_for_rank(j, g->values[i]) : rc;
+    }
+    return rc;
+}
+
+/* ---- parameters ---- */
+
+/* The values of one stage, which every tensor-parallel rank has once and in one shape. */
+static fc_code check_ranks(const mg_reader *r, mg_value *const *values, size_t count) {
+    size_t tp = (size_t)r->grid.tp;
+    const mg_value *first = values[0];
+    for (size_t i = 0; i < tp; i++) {
+        uint32_t file = (uint32_t)(first->file / tp * tp + i);
+        if (i >= count || values[i]->file != file) {
+            bool twice = i > 0 && i < count && values[i]->file == file - 1;
+            return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s %s", fc_mg_file(r, twice ? file - 1 : file),
+                           first->name,
+                           twice ? "is there twice" : "is missing, which other tensor-parallel ranks have");
+        }
+        if (values[i]->object || !values[i]->shared || !same_shape(first, values[i])) {
+            return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: its type or shape is not that in %s",
+                           fc_mg_file(r, file), first->name, fc_mg_file(r, first->file));
+        }
+    }
+    return FC_OK;
+}
+
+/* One rank's value stands for all: by rule, or because all are equal. */
+static fc_code check_copies(mg_reader *r, mg_value *const *values, bool *differ) {
+    for (size_t i = 1; i < (size_t)r->grid.tp; i++) {
+        bool same;
+        fc_code rc = compare(r, values[0], values[i], &same);
+        if (rc == FC_OK && !same && values[0]->cut.rule == MG_UNKNOWN) {
+            rc = fc_fail(r->err, FC_EUNSUPPORTED,
+                         "%s: tensor %.256s differs from that in %s, and along which dimension Megatron cuts it is not "
+                         "known; name the file of one rank, or save with --ckpt-format torch_dist",
+                         fc_mg_file(r, values[i]->file), values[0]->name, fc_mg_file(r, values[0]->file));
+        }
+        if (rc != FC_OK) {
+            return rc;
+        }
+        *differ = *differ || !same;
+    }
+    return FC_OK;
+}
+
+/* A later stage's values of the same name are copies: the embedding, tied to the output layer. */
+static fc_code check_stage(mg_reader *r, const group *g, size_t at, bool *differ) {
+    size_t tp = (size_t)r->grid.tp;
+    fc_code rc = check_ranks(r, g->values + at, g->count - at);
+    for (size_t i = 0; rc == FC_OK && i < tp; i++) {
+        bool same;
+        rc = compare(r, g->values[i], g->values[at + i], &same);
+        *differ = *differ || !same;
+    }
+    return rc;
+}
+
+static fc_code join_shared(joiner *j, const group *g) {
+    mg_reader *r = j->r;
+    size_t tp = (size_t)r->grid.tp;
+    mg_value *first = g->values[0];
+    mg_cut cut = first->cut;
+    bool differ = false, is_cut = cut.rule == MG_CUT || cut.rule == MG_GATED;
+    fc_code rc = check_ranks(r, g->values, g->count);
+    if (rc == FC_OK && is_cut && cut.dim >= first->ndim) {
+        rc = fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: it has too few dimensions to be cut along number %d",
+                     fc_mg_file(r, first->file), first->name, cut.dim);
+    }
+    rc = rc == FC_OK && !is_cut ? check_copies(r, g->values, &differ) : rc;
+    for (size_t at = tp; rc == FC_OK && at < g->count; at += tp) {
+        rc = check_stage(r, g, at, &differ);
+    }
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (differ) {
+        r->differing = r->differing ? r->differing : first->name;
+        r->ndiffering++;
+    }
+    made *m = next_made(j, first);
+    return make_tensor(r, g->values, is_cut ? tp : 1, &cut, &m->tensor);
+}
+
+/* ---- all ---- */
+
+static int by_name(const void *a, const void *b) {
+    const mg_value *x = *(mg_value *const *)a, *y = *(mg_value *const *)b;
+    int way = strcmp(x->name, y->name);
+    return way != 0 ? way : (x > y) - (x < y);
+}
+
+static int by_order(const void *a, const void *b) {
+    const made *x = a, *y = b;
+    return (x->order > y->order) - (x->order < y->order);
+}
+
+static fc_code join_groups(joiner *j, mg_value **sorted) {
+    size_t n = j->r->nvalues;
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < n;) {
+        size_t end = i + 1;
+        bool shared = sorted[i]->shared;
+        while (end < n && strcmp(sorted[end]->name, sorted[i]->name) == 0) {
+            shared = shared || sorted[end]->shared;
+            end++;
+        }
+        const group g = {sorted + i, end - i};
+        rc = shared ? join_shared(j, &g) : join_loose(j, &g);
+        i = end;
+    }
+    return rc;
+}
+
+static fc_code finish(const joiner *j) {
+    fc_checkpoint *checkpoint = j->r->checkpoint;
+    fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, j->nmade, sizeof *tensors);
+    fc_name_table *names = fc_name_table_new(checkpoint->arena, j->nmade + 1);
+    if (!tensors || !names) {
+        return fc_mg_no_memory(j->r);
+    }
+    for (size_t i = 0; i < j->nmade; i++) {
+        tensors[i] = j->made[i].tensor;
+        if (fc_name_table_put(names, tensors[i].name, strlen(tensors[i].name), i) != i) {
+            return fc_fail(j->r->err, FC_EUNSUPPORTED, "%s: two values are both called %.256s", checkpoint->path,
+                           tensors[i].name);
+        }
+    }
+    checkpoint->tensors = tensors;
+    checkpoint->ntensors = j->nmade;
+    if (j->r->grid.tp > 1) {
+        checkpoint->mesh = (fc_mesh){.ndim = 1, .sizes = {j->r->grid.tp}, .names = {"tp"}};
+    }
+    return FC_OK;
+}
+
+fc_code fc_mg_join(mg_reader *r) {
+    joiner j = {.r = r};
+    mg_value **sorted = malloc((r->nvalues + 1) * sizeof *sorted);
+    j.made = malloc((r->nvalues + 1) * sizeof *j.made);
+    fc_code rc = sorted && j.made ? FC_OK : fc_mg_no_memory(r);
+    if (rc == FC_OK) {
+        for (size_t i = 0; i < r->nvalues; i++) {
+            sorted[i] = &r->values[i];
+        }
+        qsort(sorted, r->nvalues, sizeof *sorted, by_name);
+        rc = join_groups(&j, sorted);
+    }
+    if (rc == FC_OK) {
+        qsort(j.made, j.nmade, sizeof *j.made, by_order);
+        rc = finish(&j);
+    }
+    free(sorted);
+    free(j.made);
+    return rc;
+}

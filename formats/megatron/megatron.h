@@ -1,0 +1,132 @@
+/*
+ * What the parts of the reader of Megatron's older `torch` format share: a torch.save file for each model-parallel
+ * rank.
+ *
+ * grid.c finds the ranks' files; rules.c knows how Megatron cuts a parameter and numbers its layers; ranks.c reads the
+ * values of each file under the names that they have in the whole model; optimizer.c those of the optimizer; join.c
+ * puts the ranks' values together. megatron.c is the format's table.
+ */
+#ifndef FSDPCKPT_FORMATS_MEGATRON_MEGATRON_H
+#define FSDPCKPT_FORMATS_MEGATRON_MEGATRON_H
+
+#include "fsdpckpt/format.h"
+#include "pt/pt.h"
+
+/** The directories of an iteration. File `stage * tp + rank` of checkpoint->files is that of a rank; if there are,
+ * those of the distributed optimizer follow in the same order. */
+typedef struct mg_grid {
+    int64_t tp, stages;
+    const char **names; /**< of the files' directories, "mp_rank_01_000" */
+    size_t optimizers;  /**< how many of them have a distrib_optim.pt; they are files only where all have */
+} mg_grid;
+
+/** How many directories of ranks there are. */
+size_t fc_mg_count_ranks(const char *directory);
+
+/** Finds the files of all ranks; sets checkpoint->files. */
+fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, mg_grid *out, fc_error *err);
+
+/** How tensor parallelism cuts a parameter. */
+typedef enum mg_rule {
+    MG_UNKNOWN, /**< the names say nothing: equal on all ranks, or it cannot be read */
+    MG_COPY,    /**< every rank has all of it */
+    MG_CUT,     /**< rank after rank along `dim` */
+    MG_GATED    /**< likewise, but a rank has its part of the gate and behind it its part of what is gated */
+} mg_rule;
+
+typedef struct mg_cut {
+    mg_rule rule;
+    int dim;
+} mg_cut;
+
+/** The rule for a parameter, by the last parts of its name. Never MG_GATED. */
+mg_cut fc_mg_rule(const char *name);
+
+/** Where the name of a first matrix of an MLP has "linear_fc1" or its like; NULL for any other. `*second` is what the
+ *  second matrix has there. */
+const char *fc_mg_first_of_mlp(const char *name, const char **first, const char **second);
+
+/** Splits "decoder.layers.3.mlp…": the length of "decoder.layers." and the number. False where no layer is numbered. */
+bool fc_mg_layer(const char *key, size_t *prefix, int64_t *number, size_t *end);
+
+/** What `args` says; -1 where it says nothing. */
+typedef struct mg_args {
+    int64_t tp, stages, experts, expert_tp, layers, gated, untied;
+} mg_args;
+
+/** A value of one rank's file, under the name it has in the whole. */
+typedef struct mg_value {
+    const char *name;
+    fc_path path;
+    uint32_t file;
+    bool shared;             /**< a parameter, or a state of one: the ranks' values are one tensor */
+    const pt_object *object; /**< NULL: a tensor */
+    const pt_piece *piece;
+    fc_dtype dtype;
+    int ndim;
+    const int64_t *sizes;
+    mg_cut cut;
+    size_t chunk; /**< of the model, which it is of */
+} mg_value;
+
+/** The layers of one kind, "decoder.layers.", and how many each chunk of the model has. */
+typedef struct mg_layers {
+    const char *prefix;
+    int64_t *counts; /**< one a chunk, in the order of the layers */
+} mg_layers;
+
+typedef struct mg_reader {
+    fc_checkpoint *checkpoint;
+    mg_grid grid;
+    mg_args args;
+    size_t chunks; /**< of the model, a stage: those of virtual pipeline parallelism; 1 without */
+    mg_layers *layers;
+    size_t nlayers, layers_capacity;
+    mg_value *values; /* malloc'ed */
+    size_t nvalues, capacity;
+    pt_file f;                 /* the current one */
+    uint32_t rank;             /* its number among the files */
+    const char *unnamed;       /**< why states of the optimizer are kept under their numbers; NULL: they are not */
+    const char *undistributed; /**< why the distributed optimizer's are left out; NULL: they are not */
+    const char *differing;     /* a copy that is not the same on all ranks */
+    size_t ndiffering;
+    fc_error *err;
+} mg_reader;
+
+static inline fc_code fc_mg_no_memory(const mg_reader *r) {
+    return fc_fail(r->err, FC_ENOMEM, "%s: out of memory", r->checkpoint->path);
+}
+
+/** The file's name for messages. */
+static inline const char *fc_mg_file(const mg_reader *r, uint32_t file) {
+    return r->checkpoint->files[file].path;
+}
+
+/** Adds the value `v`, which dicts and lists below it make several of, under `prefix`. */
+fc_code fc_mg_add(mg_reader *r, const fc_path *prefix, fc_pv v);
+/** Adds one value, whole. @return NULL after a failure. */
+mg_value *fc_mg_add_leaf(mg_reader *r, const char *name, const fc_path *path, fc_pv v);
+
+/** Adds the optimizer of the current file. Its parameters are values[first] to values[end]. */
+fc_code fc_mg_read_optimizer(mg_reader *r, fc_pv optimizer, size_t first, size_t end);
+
+/** Adds the states of the current rank's distributed optimizer, of the parameters values[first] to values[end]. */
+fc_code fc_mg_read_distributed(mg_reader *r, size_t first, size_t end);
+
+/** Whether a value of the model is a parameter, not a buffer. */
+bool fc_mg_is_parameter(const mg_value *v);
+/** "optim.state.<parameter>.<key>". @return false when out of memory. */
+bool fc_mg_name_state(const mg_reader *r, const mg_value *parameter, const char *key, const char **name, fc_path *path);
+
+/** Makes the tensors of the checkpoint of the values of all files. */
+fc_code fc_mg_join(mg_reader *r);
+
+/** Reads the files of several ranks. */
+fc_code fc_mg_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
+
+/** Fails unless what `args` says of the number of ranks is what there is. */
+fc_code fc_mg_check_args(const mg_reader *r);
+/** Reads the namespace `args` of a file; all -1 where it has none. */
+void fc_mg_read_args(const pt_file *f, mg_args *out);
+
+#endif

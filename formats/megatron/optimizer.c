@@ -1,0 +1,376 @@
+/*
+ * The optimizer of one rank, which numbers its parameters. Megatron goes through the parameters of the model's chunks
+ * in order and puts those without weight decay (biases and whatever else has one dimension) into a group of their own;
+ * so numbers become names, which every shape must confirm: optim.state.<parameter>.exp_avg, and .fp32_param for the
+ * fp32 masters of 16-bit parameters. Where they do not, all is kept under its numbers, and a note says why.
+ */
+#include "megatron/megatron.h"
+
+#include "torch/pickle_write.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_GROUPS = 64 };
+
+/* A parameter and its place in the optimizer. */
+typedef struct mg_param {
+    mg_value value;   /* a copy: the reader's list moves as it grows */
+    const char *name; /* without "model." */
+    size_t group;
+    fc_pv state;  /* a dict; FC_PV_ABSENT: it has none */
+    fc_pv master; /* FC_PV_ABSENT: it has none */
+} mg_param;
+
+typedef struct mg_optimizer {
+    mg_reader *r;
+    fc_pv outer, inner, masters;
+    const fc_pv *groups;
+    size_t ngroups;
+    mg_param *params; /* malloc'ed */
+    size_t nparams;
+} mg_optimizer;
+
+static fc_pv get(const mg_reader *r, fc_pv v, const char *key) {
+    return fc_pv_typeof(v) == FC_PV_DICT ? fc_pt_dict_get(r->f.p, v, key) : 0;
+}
+
+static const fc_pv *list_of(const mg_reader *r, fc_pv v, size_t *count) {
+    *count = 0;
+    return fc_pv_typeof(v) == FC_PV_LIST ? fc_pickle_items(r->f.p, v, count) : NULL;
+}
+
+/* ---- numbers become names ---- */
+
+/* What a state dict has besides parameters. */
+static bool is_buffer(const char *name) {
+    static const char *const buffers[] = {"inv_freq", "expert_bias", "local_tokens_per_expert", "_extra_state"};
+    size_t n = strlen(name);
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
+        size_t m = strlen(buffers[i]);
+        if (n >= m && strcmp(name + n - m, buffers[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool fc_mg_is_parameter(const mg_value *v) {
+    return v->shared && !is_buffer(v->name) && strncmp(v->name, "model.", 6) == 0;
+}
+
+bool fc_mg_name_state(const mg_reader *r, const mg_value *parameter, const char *key, const char **name,
+                      fc_path *path) {
+    fc_arena *arena = r->checkpoint->arena;
+    const char *plain = parameter->name + sizeof "model." - 1;
+    fc_path_element *elements = fc_arena_calloc(arena, 4, sizeof *elements);
+    *name = fc_arena_printf(arena, "optim.state.%s.%s", plain, key);
+    if (!elements || !*name) {
+        return false;
+    }
+    elements[0].key = "optim";
+    elements[1].key = "state";
+    elements[2].key = plain;
+    elements[3].key = key;
+    *path = (fc_path){elements, 4};
+    return true;
+}
+
+static fc_code list_params(mg_optimizer *o, size_t first, size_t end) {
+    mg_reader *r = o->r;
+    o->params = calloc(end - first + 1, sizeof *o->params);
+    if (!o->params) {
+        return fc_mg_no_memory(r);
+    }
+    for (size_t i = first; i < end; i++) {
+        const mg_value *v = &r->values[i];
+        if (fc_mg_is_parameter(v)) {
+            o->params[o->nparams++] = (mg_param){.value = *v, .name = v->name + sizeof "model." - 1};
+        }
+    }
+    return FC_OK;
+}
+
+static bool without_decay(const mg_value *v) {
+    size_t n = strlen(v->name);
+    return v->ndim == 1 || (n >= 5 && strcmp(v->name + n - 5, ".bias") == 0);
+}
+
+/* Whether a group is the one without weight decay. */
+static bool is_undecayed(const mg_reader *r, fc_pv group) {
+    int64_t whole;
+    fc_pv v = get(r, group, "wd_mult");
+    v = v ? v : get(r, group, "weight_decay");
+    return (fc_pv_typeof(v) == FC_PV_FLOAT && fc_pickle_float(r->f.p, v) == 0.0) ||
+           (v && fc_pickle_int(r->f.p, v, &whole) && whole == 0);
+}
+
+static bool same_sizes(const mg_reader *r, const mg_value *param, fc_pv v) {
+    fc_torch_tensor t = {0};
+    return fc_torch_is_tensor(r->f.p, v) && fc_torch_tensor_decode(r->f.p, v, &t, NULL) == FC_OK &&
+           t.ndim == param->ndim && memcmp(t.sizes, param->sizes, (size_t)t.ndim * sizeof *t.sizes) == 0;
+}
+
+/* Gives every parameter its group. @return why it cannot be done, or NULL. */
+static const char *assign_groups(mg_optimizer *o, size_t *sizes) {
+    size_t plain = o->ngroups, undecayed = o->ngroups, used = 0, total = 0;
+    for (size_t g = 0; g < o->ngroups; g++) {
+        if (!list_of(o->r, get(o->r, o->groups[g], "params"), &sizes[g])) {
+            return "a group of parameters has no list of them";
+        }
+        if (sizes[g] > 0) {
+            *(is_undecayed(o->r, o->groups[g]) ? &undecayed : &plain) = g;
+            used++;
+            total += sizes[g];
+        }
+    }
+    if (used > 2 || (used == 2 && (plain == o->ngroups || undecayed == o->ngroups))) {
+        return "its groups of parameters are others than those with and without weight decay";
+    }
+    if (total != o->nparams) {
+        return "it has not as many parameters as the model";
+    }
+    for (size_t i = 0; i < o->nparams; i++) {
+        size_t only = plain == o->ngroups ? undecayed : plain;
+        o->params[i].group = used < 2 ? only : without_decay(&o->params[i].value) ? undecayed : plain;
+    }
+    return NULL;
+}
+
+/* The states by number. @return false where a number is impossible. */
+static bool list_states(const mg_optimizer *o, fc_pv *states) {
+    size_t n = 0;
+    fc_pv all = get(o->r, o->inner, "state");
+    const fc_pv *pairs = fc_pv_typeof(all) == FC_PV_DICT ? fc_pickle_items(o->r->f.p, all, &n) : NULL;
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        int64_t number;
+        if (!fc_pickle_int(o->r->f.p, pairs[i], &number) || number < 0 || (uint64_t)number >= o->nparams ||
+            fc_pv_typeof(pairs[i + 1]) != FC_PV_DICT) {
+            return false;
+        }
+        states[number] = pairs[i + 1];
+    }
+    return true;
+}
+
+static bool is_16_bit(fc_dtype dtype) {
+    return dtype == FC_F16 || dtype == FC_BF16;
+}
+
+/* Whether each of the state's tensors has the parameter's shape, or is a single number. */
+static bool state_fits(const mg_optimizer *o, const mg_param *param) {
+    size_t n = 0;
+    const fc_pickle *p = o->r->f.p;
+    const fc_pv *pairs = param->state ? fc_pickle_items(p, param->state, &n) : NULL;
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        fc_torch_tensor t = {0};
+        bool tensor = fc_torch_is_tensor(p, pairs[i + 1]);
+        if (fc_pv_typeof(pairs[i]) != FC_PV_STR ||
+            (tensor && (fc_torch_tensor_decode(p, pairs[i + 1], &t, NULL) != FC_OK ||
+                        (t.ndim > 0 && !same_sizes(o->r, &param->value, pairs[i + 1]))))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Gives every parameter its state and its master. @return why it cannot be done, or NULL. */
+static const char *assign_states(mg_optimizer *o, const size_t *sizes, const fc_pv *states, bool *taken) {
+    size_t at[MOST_GROUPS] = {0}, masters[MOST_GROUPS] = {0}, nlists, n;
+    const fc_pickle *p = o->r->f.p;
+    const fc_pv *lists = list_of(o->r, o->masters, &nlists);
+    for (size_t i = 0; i < o->nparams; i++) {
+        mg_param *param = &o->params[i];
+        int64_t number;
+        const fc_pv *numbers = list_of(o->r, get(o->r, o->groups[param->group], "params"), &n);
+        if (at[param->group] == sizes[param->group] || !fc_pickle_int(p, numbers[at[param->group]++], &number) ||
+            number < 0 || (uint64_t)number >= o->nparams || taken[number]) {
+            return "its groups are of other sizes than the model's parameters with and without weight decay";
+        }
+        taken[number] = true;
+        param->state = states[number];
+        if (lists && is_16_bit(param->value.dtype)) {
+            const fc_pv *list = param->group < nlists ? list_of(o->r, lists[param->group], &n) : NULL;
+            if (!list || masters[param->group] >= n || !same_sizes(o->r, &param->value, list[masters[param->group]])) {
+                return "its fp32 masters are not the model's 16-bit parameters, by number and shape";
+            }
+            param->master = list[masters[param->group]++];
+        }
+        if (!state_fits(o, param)) {
+            return "its states have not the shapes of the model's parameters";
+        }
+    }
+    for (size_t g = 0; g < nlists; g++) {
+        if (g >= o->ngroups || !list_of(o->r, lists[g], &n) || n != masters[g]) {
+            return "its fp32 masters are not the model's 16-bit parameters, by number and shape";
+        }
+    }
+    return NULL;
+}
+
+static fc_code assign(mg_optimizer *o, const char **reason) {
+    size_t sizes[MOST_GROUPS] = {0};
+    fc_pv *states = calloc(o->nparams + 1, sizeof *states);
+    bool *taken = calloc(o->nparams + 1, sizeof *taken);
+    fc_code rc = states && taken ? FC_OK : fc_mg_no_memory(o->r);
+    if (rc == FC_OK) {
+        *reason = o->ngroups > MOST_GROUPS ? "it has too many groups of parameters" : assign_groups(o, sizes);
+        if (!*reason && !list_states(o, states)) {
+            *reason = "its states are not numbered as its parameters are";
+        }
+        *reason = *reason ? *reason : assign_states(o, sizes, states, taken);
+    }
+    free(states);
+    free(taken);
+    return rc;
+}
+
+/* ---- values ---- */
+
+static fc_code add_state(const mg_optimizer *o, const mg_param *param, const char *key, fc_pv v) {
+    mg_reader *r = o->r;
+    const mg_value *of = &param->value;
+    const char *name;
+    fc_path path;
+    if (!fc_mg_name_state(r, of, key, &name, &path)) {
+        return fc_mg_no_memory(r);
+    }
+    mg_value *value = fc_mg_add_leaf(r, name, &path, v);
+    if (value && !value->object && value->ndim == of->ndim &&
+        memcmp(value->sizes, of->sizes, (size_t)of->ndim * sizeof *of->sizes) == 0) {
+        value->shared = true;
+        value->cut = of->cut;
+    }
+    return value ? FC_OK : r->err->code;
+}
+
+static fc_code add_states(const mg_optimizer *o, const mg_param *param) {
+    mg_reader *r = o->r;
+    size_t n = 0;
+    const fc_pv *pairs = param->state ? fc_pickle_items(r->f.p, param->state, &n) : NULL;
+    fc_code rc = param->master ? add_state(o, param, "fp32_param", param->master) : FC_OK;
+    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+        size_t length;
+        const char *key = fc_pickle_bytes(r->f.p, pairs[i], &length);
+        const char *copy = fc_arena_strndup(r->checkpoint->arena, key, strlen(key));
+        rc = copy ? add_state(o, param, copy, pairs[i + 1]) : fc_mg_no_memory(r);
+    }
+    return rc;
+}
+
+/* The names of a group's parameters instead of their numbers. */
+static fc_code add_names(const mg_optimizer *o, size_t group, const fc_path *path, const char *name) {
+    mg_reader *r = o->r;
+    fc_torch_pickler w;
+    fc_pickle *p = NULL;
+    fc_torch_pickle_begin(&w, 2);
+    fc_torch_pickle_op(&w, FC_PICKLE_EMPTY_LIST);
+    fc_torch_pickle_op(&w, FC_PICKLE_MARK);
+    for (size_t i = 0; i < o->nparams; i++) {
+        if (o->params[i].group == group) {
+            fc_torch_pickle_str(&w, o->params[i].name);
+        }
+    }
+    fc_torch_pickle_op(&w, FC_PICKLE_APPENDS);
+    fc_code rc = fc_torch_pickle_end(&w, r->err);
+    fc_pickle_source source = {r->f.path, 0, w.size, -1, w.bytes};
+    rc = rc == FC_OK ? fc_pickle_load(&source, FC_PICKLE_ITEM, &p, r->err) : rc;
+    if (rc == FC_OK) {
+        const fc_pickle *kept = r->f.p;
+        r->f.p = p;
+        rc = fc_mg_add_leaf(r, name, path, p->root) ? FC_OK : r->err->code;
+        r->f.p = kept;
+    }
+    fc_pickle_free(p);
+    fc_torch_pickle_free(&w);
+    return rc;
+}
+
+/* The members of a dict below `prefix`, but for those in `skipped`. */
+static fc_code add_members(const mg_optimizer *o, fc_pv dict, const fc_path *prefix, const char *const *skipped) {
+    mg_reader *r = o->r;
+    fc_arena *arena = r->checkpoint->arena;
+    size_t n;
+    const fc_pv *pairs = fc_pickle_items(r->f.p, dict, &n);
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+        size_t length;
+        const char *key = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f.p, pairs[i], &length) : "";
+        bool skip = false;
+        for (size_t k = 0; skipped[k]; k++) {
+            skip = skip || strcmp(skipped[k], key) == 0;
+        }
+        fc_path_element *path = fc_arena_calloc(arena, prefix->count + 1, sizeof *path);
+        if (!path || !(path[prefix->count].key = fc_arena_strndup(arena, key, strlen(key)))) {
+            return fc_mg_no_memory(r);
+        }
+        memcpy(path, prefix->elements, prefix->count * sizeof *path);
+        const fc_path whole = {path, prefix->count + 1};
+        rc = skip ? FC_OK : fc_mg_add(r, &whole, pairs[i + 1]);
+    }
+    return rc;
+}
+
+static fc_code add_groups(const mg_optimizer *o) {
+    static const char *const skipped[] = {"params", NULL};
+    fc_arena *arena = o->r->checkpoint->arena;
+    fc_code rc = FC_OK;
+    for (size_t g = 0; rc == FC_OK && g < o->ngroups; g++) {
+        fc_path_element *path = fc_arena_calloc(arena, 4, sizeof *path);
+        const char *name = fc_arena_printf(arena, "optim.param_groups.%zu.params", g);
+        const char *number = fc_arena_printf(arena, "%zu", g);
+        if (!path || !name || !number) {
+            return fc_mg_no_memory(o->r);
+        }
+        path[0].key = "optim";
+        path[1].key = "param_groups";
+        path[2] = (fc_path_element){.key = number, .is_index = true};
+        path[3].key = "params";
+        const fc_path prefix = {path, 3}, whole = {path, 4};
+        rc = add_members(o, o->groups[g], &prefix, skipped);
+        rc = rc == FC_OK ? add_names(o, g, &whole, name) : rc;
+    }
+    return rc;
+}
+
+static fc_code add_all(const mg_optimizer *o) {
+    static const char *const inner[] = {"state", "param_groups", NULL};
+    static const char *const outer[] = {"optimizer", "fp32_from_fp16_params", NULL};
+    static const fc_path_element optim = {.key = "optim"};
+    const fc_path prefix = {&optim, 1};
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < o->nparams; i++) {
+        rc = add_states(o, &o->params[i]);
+    }
+    rc = rc == FC_OK ? add_groups(o) : rc;
+    rc = rc == FC_OK ? add_members(o, o->inner, &prefix, inner) : rc;
+    return rc == FC_OK && o->outer != o->inner ? add_members(o, o->outer, &prefix, outer) : rc;
+}
+
+fc_code fc_mg_read_optimizer(mg_reader *r, fc_pv optimizer, size_t first, size_t end) {
+    static const fc_path_element element = {.key = "optimizer"};
+    const fc_path path = {&element, 1};
+    mg_optimizer o = {.r = r, .outer = optimizer, .inner = optimizer};
+    const char *reason = "it is several optimizers";
+    if (get(r, optimizer, "optimizer")) {
+        o.inner = get(r, optimizer, "optimizer");
+        o.masters = get(r, optimizer, "fp32_from_fp16_params");
+    }
+    bool stateless = fc_pv_typeof(o.inner) == FC_PV_DICT && !get(r, o.inner, "state"); /* that of a distributed one */
+    o.groups = list_of(r, get(r, o.inner, "param_groups"), &o.ngroups);
+    if (stateless || !o.groups) {
+        r->unnamed = stateless ? r->unnamed : reason;
+        return fc_mg_add(r, &path, optimizer);
+    }
+    fc_code rc = list_params(&o, first, end);
+    rc = rc == FC_OK ? assign(&o, &reason) : rc;
+    if (rc == FC_OK && reason) {
+        r->unnamed = reason;
+        rc = fc_mg_add(r, &path, optimizer);
+    } else if (rc == FC_OK) {
+        rc = add_all(&o);
+    }
+    free(o.params);
+    return rc;
+}

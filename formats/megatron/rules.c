@@ -1,0 +1,119 @@
+/*
+ * What Megatron's names say: along which dimension tensor parallelism cuts a parameter, and which layer it is of. The
+ * names are those of megatron.core's modules and of Megatron-LM's older ones; their classes cut always in the same way
+ * (ColumnParallelLinear and VocabParallelEmbedding rows, RowParallelLinear columns).
+ */
+#include "megatron/megatron.h"
+
+#include <string.h>
+
+enum { MAX_LAYERS = 1 << 20 };
+
+typedef struct rule {
+    const char *parent; /* what the name of the module above ends in; "" for any */
+    const char *module;
+    mg_rule weight, bias;
+    int dim; /* of the weight; a bias has only one */
+} rule;
+
+static const rule rules[] = {
+    {"", "word_embeddings", MG_CUT, MG_UNKNOWN, 0},
+    {"", "word_embeddings_for_head", MG_CUT, MG_UNKNOWN, 0},
+    {"", "output_layer", MG_CUT, MG_CUT, 0},
+    {"", "linear_qkv", MG_CUT, MG_CUT, 0},
+    {"", "linear_q", MG_CUT, MG_CUT, 0},
+    {"", "linear_kv", MG_CUT, MG_CUT, 0},
+    {"", "linear_q_proj", MG_CUT, MG_CUT, 0},
+    {"", "linear_q_up_proj", MG_CUT, MG_CUT, 0},
+    {"", "linear_kv_up_proj", MG_CUT, MG_CUT, 0},
+    {"", "linear_proj", MG_CUT, MG_COPY, 1},
+    {"", "linear_fc1", MG_CUT, MG_CUT, 0},
+    {"", "linear_fc2", MG_CUT, MG_COPY, 1},
+    {"", "query_key_value", MG_CUT, MG_CUT, 0},
+    {"", "query", MG_CUT, MG_CUT, 0},
+    {"", "key_value", MG_CUT, MG_CUT, 0},
+    {"attention", "dense", MG_CUT, MG_COPY, 1},
+    {"", "dense_h_to_4h", MG_CUT, MG_CUT, 0},
+    {"", "dense_4h_to_h", MG_CUT, MG_COPY, 1},
+    {"", "lm_head", MG_UNKNOWN, MG_CUT, 0},
+    {"", "position_embeddings", MG_COPY, MG_COPY, 0},
+    {"", "tokentype_embeddings", MG_COPY, MG_COPY, 0},
+    {"", "router", MG_COPY, MG_COPY, 0},
+};
+
+static bool ends_in(const char *text, size_t length, const char *end) {
+    size_t n = strlen(end);
+    return length >= n && memcmp(text + length - n, end, n) == 0;
+}
+
+/* Whether the last part of a name is `what`, or that and a number: experts behind each other are "weight0", "weight1".
+ */
+static bool is_part(const char *text, const char *what) {
+    size_t n = strlen(what);
+    return strncmp(text, what, n) == 0 && text[n + strspn(text + n, "0123456789")] == '\0';
+}
+
+/* The length of what comes before the last part of `length` bytes of a name: without the dot. */
+static size_t before_last(const char *name, size_t length) {
+    while (length > 0 && name[length - 1] != '.') {
+        length--;
+    }
+    return length > 0 ? length - 1 : 0;
+}
+
+mg_cut fc_mg_rule(const char *name) {
+    const mg_cut copy = {MG_COPY, 0};
+    size_t module_end = before_last(name, strlen(name)), parent_end = before_last(name, module_end);
+    const char *module = parent_end ? name + parent_end + 1 : name, *part = module_end ? name + module_end + 1 : name;
+    size_t length = (size_t)(name + module_end - module);
+    bool weight = is_part(part, "weight"), bias = is_part(part, "bias");
+    if (is_part(part, "layer_norm_weight") || is_part(part, "layer_norm_bias") ||
+        ((weight || bias) && (ends_in(module, length, "norm") || ends_in(module, length, "layernorm")))) {
+        return copy;
+    }
+    for (size_t i = 0; (weight || bias) && i < sizeof rules / sizeof *rules; i++) {
+        const rule *r = &rules[i];
+        if (strlen(r->module) == length && memcmp(module, r->module, length) == 0 &&
+            ends_in(name, parent_end, r->parent)) {
+            return weight ? (mg_cut){r->weight, r->dim} : (mg_cut){r->bias, 0};
+        }
+    }
+    return (mg_cut){MG_UNKNOWN, 0};
+}
+
+const char *fc_mg_first_of_mlp(const char *name, const char **first, const char **second) {
+    static const char *const pairs[][2] = {{".linear_fc1.", ".linear_fc2."}, {".dense_h_to_4h.", ".dense_4h_to_h."}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        const char *at = strstr(name, pairs[i][0]);
+        if (at) {
+            *first = pairs[i][0];
+            *second = pairs[i][1];
+            return at;
+        }
+    }
+    return NULL;
+}
+
+bool fc_mg_layer(const char *key, size_t *prefix, int64_t *number, size_t *end) {
+    static const char word[] = "layers.", mtp[] = "mtp.";
+    for (const char *at = key; at && *at; at = strchr(at, '.'), at = at ? at + 1 : NULL) {
+        if (strncmp(at, word, sizeof word - 1) != 0) {
+            continue;
+        }
+        const char *digits = at + sizeof word - 1, *p = digits;
+        int64_t value = 0;
+        for (; *p >= '0' && *p <= '9' && value < MAX_LAYERS; p++) {
+            value = value * 10 + (*p - '0');
+        }
+        /* Layers that predict more tokens are all on the last stage, and counted there. */
+        bool predicts = ends_in(key, (size_t)(at - key), mtp);
+        if (p == digits || *p != '.' || value >= MAX_LAYERS || predicts) {
+            return false;
+        }
+        *prefix = (size_t)(digits - key);
+        *number = value;
+        *end = (size_t)(p - key);
+        return true;
+    }
+    return false;
+}

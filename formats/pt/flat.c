@@ -1,0 +1,138 @@
+/*
+ * FSDP1's flat parameters in one-file-a-rank checkpoints: what lies beside them as views, and optimizer state that is
+ * cut as they are. An optimizer's state_dict() numbers parameters, says nothing of shards, and holds the padding.
+ */
+#include "fsdp/flat_units.h"
+#include "pt/merge.h"
+#include "torch/pickle_private.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static fc_code no_memory(const pt_merger *m) {
+    return fc_fail(m->err, FC_ENOMEM, "%s: out of memory", m->checkpoint->path);
+}
+
+static bool is_flat(const pt_leaf *leaf) {
+    size_t module;
+    return leaf->kind == PT_SHARDED_TENSOR && fc_is_flat_key(leaf->name, &module);
+}
+
+fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves) {
+    fc_code rc = FC_OK;
+    m->nflat = 0;
+    for (size_t i = 0; i < leaves->count && rc == FC_OK; i++) {
+        const pt_leaf *leaf = &leaves->items[i];
+        pt_share share;
+        fc_torch_tensor t = {0};
+        pt_piece *piece = NULL;
+        if (!is_flat(leaf)) {
+            continue;
+        }
+        rc = fc_pt_sharded_share(&m->f, leaf->v, 0, &share, m->err);
+        if (rc == FC_OK && share.local) {
+            rc = fc_pt_piece(&m->f, share.local, &t, m->scratch, &piece, m->err);
+        }
+        if (rc == FC_OK && piece) {
+            rc = fc_pickle_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat) ? FC_OK : no_memory(m);
+        }
+        if (rc == FC_OK && piece) {
+            m->flat[m->nflat++] = piece->record.offset;
+        }
+        rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%.256s", leaf->name);
+    }
+    return rc;
+}
+
+static fc_code add_cut(pt_merger *m, int64_t ranks) {
+    if (!fc_pickle_grow(&m->cuts, &m->cuts_capacity, m->ncuts + 1, sizeof *m->cuts)) {
+        return no_memory(m);
+    }
+    pt_flat *cut = &m->cuts[m->ncuts++];
+    *cut = (pt_flat){.offsets = fc_arena_calloc(m->checkpoint->arena, (size_t)ranks, sizeof *cut->offsets)};
+    for (int64_t r = 0; cut->offsets && r < ranks; r++) {
+        cut->offsets[r] = -1;
+    }
+    return cut->offsets ? FC_OK : no_memory(m);
+}
+
+fc_code fc_pt_note_cuts(pt_merger *m, const pt_leaves *leaves, int64_t ranks) {
+    size_t n = 0;
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < leaves->count && rc == FC_OK; i++) {
+        pt_share share;
+        if (!is_flat(&leaves->items[i])) {
+            continue;
+        }
+        rc = fc_pt_sharded_share(&m->f, leaves->items[i].v, 0, &share, m->err);
+        rc = rc == FC_OK && m->rank == 0 ? add_cut(m, ranks) : rc;
+        pt_flat *cut = rc == FC_OK && n < m->ncuts ? &m->cuts[n++] : NULL;
+        if (cut && share.local && share.ndim == 1) {
+            cut->numel = share.shape[0];
+            cut->shard = share.sizes[0] > cut->shard ? share.sizes[0] : cut->shard;
+            cut->offsets[m->rank] = share.offsets[0];
+        }
+    }
+    return rc;
+}
+
+void fc_pt_match_numbers(pt_merger *m, const pt_leaves *leaves) {
+    size_t groups = 0, count = 0;
+    for (size_t i = 0; i < leaves->count; i++) {
+        const fc_path *path = &leaves->items[i].path;
+        if (path->count >= 3 && strcmp(path->elements[path->count - 1].key, "params") == 0 &&
+            strcmp(path->elements[path->count - 3].key, "param_groups") == 0 &&
+            fc_pv_typeof(leaves->items[i].v) == FC_PV_LIST) {
+            fc_pickle_items(m->f.p, leaves->items[i].v, &count);
+            groups++;
+        }
+    }
+    m->numbered = m->ncuts > 0 && !m->checkpoint->flat_views;
+    m->numbers_fit = groups == 1 && count == m->ncuts;
+}
+
+static bool is_some_shard(const pt_merger *m, int64_t size) {
+    for (size_t i = 0; i < m->ncuts; i++) {
+        if (m->cuts[i].shard == size && m->cuts[i].numel != size) {
+            return true;
+        }
+    }
+    return false;
+}
+
+fc_code fc_pt_state_share(const pt_merger *m, const pt_leaf *leaf, pt_share *out, bool *is, fc_error *err) {
+    const fc_path_element *e = leaf->path.count >= 3 ? &leaf->path.elements[leaf->path.count - 3] : NULL;
+    fc_torch_tensor t = {0};
+    *is = false;
+    *out = (pt_share){.local = leaf->v, .ndim = 1};
+    if (!e || strcmp(e[0].key, "state") != 0 || !e[1].is_number || leaf->kind != PT_TENSOR) {
+        return FC_OK;
+    }
+    unsigned long long number = strtoull(e[1].key, NULL, 10);
+    fc_code rc = fc_torch_tensor_decode(m->f.p, leaf->v, &t, err);
+    if (rc != FC_OK || t.ndim != 1) {
+        return rc;
+    }
+    const pt_flat *cut = e[1].key[0] != '-' && number < m->ncuts ? &m->cuts[number] : NULL;
+    if (!m->numbers_fit && is_some_shard(m, t.sizes[0])) {
+        return fc_fail(
+            err, FC_EUNSUPPORTED,
+            "%s: optimizer state of flat parameters, numbered with other parameters or in several groups: "
+            "nothing says which is which; save FSDP.optim_state_dict(model, optimizer), or leave the file out",
+            m->f.path);
+    }
+    if (!m->numbers_fit || !cut || t.sizes[0] != cut->shard) {
+        return FC_OK;
+    }
+    int64_t offset = cut->offsets[m->rank], left = cut->numel - offset;
+    *is = true;
+    out->shape[0] = cut->numel;
+    if (offset < 0) { /* padding alone */
+        out->local = 0;
+        return FC_OK;
+    }
+    out->offsets[0] = offset;
+    out->sizes[0] = left < cut->shard ? left : cut->shard;
+    out->padding = cut->shard - out->sizes[0];
+    return FC_OK;
+}

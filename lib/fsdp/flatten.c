@@ -1,0 +1,345 @@
+/*
+ * Parameters as flat ones, which the engine takes for one more format: a flat parameter is cut into pieces, and a piece
+ * is put together of runs of parameters (sharding/flat_runs.h) when it is read.
+ */
+#include "fsdpckpt/flatten.h"
+
+#include "core/checked.h"
+#include "fsdp/parameters.h"
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/move.h"
+#include "fsdpckpt/plan.h"
+#include "sharding/flat_runs.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes of a piece, of which a worker holds one or two; and pieces of a flat parameter, unless its ranks are more. */
+enum { PIECE = 1 << 20, MOST_PIECES = 1 << 16 };
+
+/* Where a value comes from: fc_tensor.detail. */
+typedef struct origin {
+    const fc_tensor *tensor; /* the source's; NULL: a flat parameter */
+    fc_flat_layout layout;
+    const fc_tensor **params; /* the source's, one for each of the layout's */
+} origin;
+
+/* fc_checkpoint.state: the format is the source's, but for what it does with values. */
+typedef struct flattened {
+    fc_checkpoint *source;
+    fc_format format;
+} flattened;
+
+static const fc_checkpoint *source_of(const fc_checkpoint *checkpoint) {
+    return ((const flattened *)checkpoint->state)->source;
+}
+
+/* ---- computing a piece ---- */
+
+/* What elements [first, last) of the flat parameter have of a parameter. */
+static fc_code read_param(const fc_checkpoint *source, const origin *o, size_t param, int64_t first, int64_t last,
+                          unsigned char *buf, fc_error *err) {
+    const fc_flat_param *p = &o->layout.params[param];
+    const fc_tensor *t = o->params[param];
+    int64_t from = first > p->offset ? first - p->offset : 0;
+    int64_t to = last < p->offset + p->numel ? last - p->offset : p->numel;
+    int64_t dims[2 * FC_MAX_DIMS], start;
+    fc_flat_run run;
+    fc_code rc = FC_OK;
+    if (from >= to || !fc_flat_run_start(&run, p->ndim, p->shape, from, to)) {
+        return rc;
+    }
+    while (rc == FC_OK && fc_flat_run_next(&run, dims, &start)) {
+        const fc_box box = {p->ndim, dims, dims + p->ndim};
+        size_t at = (size_t)(p->offset + start - first) * fc_dtype_size(t->dtype);
+        rc = fc_read_box(source, t, &box, t->dtype, buf + at, err);
+    }
+    return rc;
+}
+
+/* The first parameter that ends behind element `at`. */
+static size_t first_param(const fc_flat_layout *layout, int64_t at) {
+    size_t low = 0, high = layout->nparams;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        if (layout->params[mid].offset + layout->params[mid].numel <= at) {
+            low = mid + 1;
+        } else {
+            high = mid;
+        }
+    }
+    return low;
+}
+
+static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
+                         fc_error *err) {
+    const fc_checkpoint *source = source_of(checkpoint);
+    const origin *o = tensor->detail;
+    fc_code rc = FC_OK;
+    if (o->tensor) {
+        return source->format->read(source, o->tensor, index, buf, err);
+    }
+    int64_t first = tensor->chunks[index].dims[0], last = first + tensor->chunks[index].dims[1];
+    for (size_t i = first_param(&o->layout, first);
+         rc == FC_OK && i < o->layout.nparams && o->layout.params[i].offset < last; i++) {
+        rc = read_param(source, o, i, first, last, buf, err);
+    }
+    return rc;
+}
+
+/* ---- the format ---- */
+
+static fc_code flat_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                           fc_error *err) {
+    const origin *o = tensor->detail;
+    if (o->tensor) {
+        return fc_checkpoint_extent(source_of(checkpoint), o->tensor, index, out, err);
+    }
+    memset(out, 0, sizeof *out);
+    out->codec = FC_CODEC_FORMAT;
+    out->file = tensor->chunks[index].file;
+    out->offset = tensor->chunks[index].offset;
+    out->length = out->decoded = tensor->chunks[index].length;
+    out->strides[0] = 1;
+    return FC_OK;
+}
+
+static fc_code flat_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
+                                const char **json, fc_error *err) {
+    const origin *o = object->detail;
+    return fc_checkpoint_object_json(source_of(checkpoint), o->tensor, arena, json, err);
+}
+
+static void flat_close(fc_checkpoint *checkpoint) {
+    fc_checkpoint_close(((flattened *)checkpoint->state)->source);
+}
+
+static void make_format(flattened *f) {
+    f->format = *f->source->format;
+    f->format.open = NULL;
+    f->format.close = flat_close;
+    f->format.extent = flat_extent;
+    f->format.read = flat_read;
+    f->format.object_json = f->source->format->object_json ? flat_object_json : NULL;
+    f->format.digest = NULL;
+    f->format.verify = NULL;
+    f->format.check_file = NULL;
+}
+
+/* ---- the manifest ---- */
+
+typedef struct builder {
+    fc_checkpoint *out;
+    const fc_checkpoint *source;
+    const fc_wanted *wanted;
+    const fc_module_tree *tree;
+    const fc_units *units;
+    int64_t ranks;
+    uint64_t next; /* where the next piece lies in a file that does not exist: each at a place of its own */
+    fc_tensor *tensors;
+    size_t count;
+    fc_error *err;
+} builder;
+
+static fc_code no_memory(const builder *b) {
+    return fc_fail(b->err, FC_ENOMEM, "%s: out of memory", b->source->path);
+}
+
+static const char *copy(const builder *b, const char *text) {
+    return fc_arena_strndup(b->out->arena, text, strlen(text));
+}
+
+static fc_code copy_name(const builder *b, const fc_wanted_tensor *w, fc_tensor *t) {
+    size_t n = w->path.count;
+    fc_path_element *path = fc_arena_calloc(b->out->arena, n, sizeof *path);
+    t->name = copy(b, w->name);
+    for (size_t i = 0; path && i < n; i++) {
+        path[i] = w->path.elements[i];
+        path[i].key = copy(b, path[i].key);
+        path = path[i].key ? path : NULL;
+    }
+    t->path = (fc_path){path, n};
+    return path && t->name ? FC_OK : no_memory(b);
+}
+
+/* A value as it is. */
+static fc_code keep(builder *b, const fc_wanted_tensor *w) {
+    origin *o = fc_arena_calloc(b->out->arena, 1, sizeof *o);
+    fc_tensor *t = &b->tensors[b->count++];
+    *t = *w->source;
+    t->detail = o;
+    t->placements = NULL;
+    if (!o) {
+        return no_memory(b);
+    }
+    o->tensor = w->source;
+    return copy_name(b, w, t);
+}
+
+/* "model" + "layers.0._flat_param": the key in the dict that the unit's parameters lie in. */
+static fc_code name_flat(const builder *b, const fc_unit *u, const fc_wanted_tensor *first, fc_tensor *t) {
+    fc_arena *arena = b->out->arena;
+    size_t n = first->path.count > 0 ? first->path.count : 1, skip = 0;
+    fc_path_element *path = fc_arena_calloc(arena, n, sizeof *path);
+    const char *fqn = u->fqn;
+    for (size_t i = 0; path && i + 1 < n; i++) {
+        path[i] = first->path.elements[i];
+        path[i].key = copy(b, path[i].key);
+        path = path[i].key ? path : NULL;
+        skip += strlen(first->path.elements[i].key) + 1;
+    }
+    fqn = strlen(fqn) + 1 > skip ? fqn + skip : "";
+    char *key = path ? fc_arena_printf(arena, "%s%s_flat_param", fqn, *fqn ? "." : "") : NULL;
+    t->name = key ? fc_arena_printf(arena, "%s%s_flat_param", u->fqn, *u->fqn ? "." : "") : NULL;
+    if (!t->name) {
+        return no_memory(b);
+    }
+    path[n - 1] = (fc_path_element){.key = key};
+    t->path = (fc_path){path, n};
+    return FC_OK;
+}
+
+/* Pieces of at most PIECE bytes, or more of very large ones; none reaches over the cut between two ranks. */
+static fc_code cut_pieces(builder *b, fc_tensor *t) {
+    int64_t numel = t->shape[0], shard = numel / b->ranks + (numel % b->ranks != 0);
+    int64_t size = fc_dtype_size(t->dtype), piece = PIECE / size;
+    piece = piece > numel / MOST_PIECES ? piece : numel / MOST_PIECES + 1;
+    piece = piece < shard ? piece : shard;
+    int64_t shards = (numel - 1) / shard + 1, per_shard = (shard - 1) / piece + 1;
+    size_t most = (size_t)shards * (size_t)per_shard, n = 0;
+    fc_chunk *chunks = fc_arena_calloc(b->out->arena, most, sizeof *chunks);
+    int64_t *dims = fc_arena_calloc(b->out->arena, most, 2 * sizeof *dims);
+    if (!chunks || !dims) {
+        return no_memory(b);
+    }
+    for (int64_t at = 0, length; at < numel; at += length, dims += 2, n++) {
+        int64_t rest = shard - at % shard;
+        length = piece < rest ? piece : rest;
+        length = length < numel - at ? length : numel - at;
+        dims[0] = at;
+        dims[1] = length;
+        chunks[n] =
+            (fc_chunk){.dims = dims, .offset = b->next, .length = (uint64_t)(length * size), .rank = FC_NO_RANK};
+        b->next += chunks[n].length; /* fits: every one of these bytes is in the source's files */
+    }
+    t->chunks = chunks;
+    t->nchunks = n;
+    return FC_OK;
+}
+
+/* Holes are found now, and not when half of the target is written. */
+static fc_code check_whole(const builder *b, const fc_tensor *t) {
+    fc_coverage *coverage = NULL;
+    fc_code rc = b->source->format->layout_only ? FC_OK : fc_coverage_within(b->source, t, NULL, &coverage, b->err);
+    fc_coverage_free(coverage);
+    return rc == FC_OK ? rc : fc_context(b->err, rc, "%s", b->source->path);
+}
+
+static fc_code add_unit(builder *b, const fc_unit *u, fc_arena *scratch) {
+    fc_arena *arena = b->out->arena;
+    const fc_flat_desc *descs = NULL;
+    origin *o = fc_arena_calloc(arena, 1, sizeof *o);
+    int64_t *shape = fc_arena_calloc(arena, 1, sizeof *shape);
+    fc_tensor *t = &b->tensors[b->count++];
+    fc_code rc = o && shape ? fc_unit_flat_descs(b->tree, u, scratch, &descs, b->err) : no_memory(b);
+    if (rc == FC_OK) {
+        rc = fc_flat_layout_new(descs, u->nnames, b->ranks, false, FC_F32, arena, &o->layout, b->err);
+    }
+    if (rc != FC_OK) {
+        return fc_context(b->err, rc, "%s: unit '%s'", b->source->path, u->fqn);
+    }
+    if (o->layout.nparams != u->nparameters) {
+        return fc_fail(b->err, FC_EUNSUPPORTED, "%s: unit '%s' has parameters that another unit has, too",
+                       b->source->path, u->fqn);
+    }
+    o->params = fc_arena_calloc(arena, u->nparameters, sizeof *o->params);
+    for (size_t i = 0; rc == FC_OK && i < u->nparameters; i++) {
+        uint32_t spec = b->tree->parameters[u->parameters[i]].spec;
+        rc = o->params ? FC_OK : no_memory(b);
+        if (rc == FC_OK) {
+            o->params[i] = b->wanted->tensors[spec].source;
+            rc = check_whole(b, o->params[i]);
+        }
+    }
+    if (rc != FC_OK) {
+        return rc;
+    }
+    *shape = o->layout.numel;
+    *t = (fc_tensor){.dtype = o->layout.dtype, .ndim = 1, .shape = shape, .detail = o};
+    rc = name_flat(b, u, &b->wanted->tensors[b->tree->parameters[u->parameters[0]].spec], t);
+    return rc == FC_OK && !b->source->format->layout_only ? cut_pieces(b, t) : rc;
+}
+
+/* The unit of each wanted tensor, + 1; 0: it is in none. */
+static fc_code find_units(const builder *b, uint32_t *unit) {
+    for (size_t u = 0; u < b->units->count; u++) {
+        const fc_unit *at = &b->units->units[u];
+        for (size_t i = 0; i < at->nnames; i++) {
+            uint32_t spec = b->tree->parameters[at->names[i]].spec;
+            if (spec < b->wanted->ntensors) {
+                unit[spec] = (uint32_t)u + 1;
+            }
+        }
+    }
+    return FC_OK;
+}
+
+/* Values in their order; a flat parameter where its first one is. */
+static fc_code fill(builder *b, fc_arena *scratch) {
+    const fc_wanted *wanted = b->wanted;
+    uint32_t *unit = fc_arena_calloc(scratch, wanted->ntensors, sizeof *unit);
+    bool *done = fc_arena_calloc(scratch, b->units->count, sizeof *done);
+    b->tensors = fc_arena_calloc(b->out->arena, wanted->ntensors + b->units->count, sizeof *b->tensors);
+    fc_code rc = unit && done && b->tensors ? find_units(b, unit) : no_memory(b);
+    for (size_t i = 0; rc == FC_OK && i < wanted->ntensors; i++) {
+        const fc_wanted_tensor *w = &wanted->tensors[i];
+        if (unit[i] && !done[unit[i] - 1]) {
+            done[unit[i] - 1] = true;
+            rc = add_unit(b, &b->units->units[unit[i] - 1], scratch);
+        } else if (!unit[i] && !w->source->object && fc_is_optimizer_state(w->name)) {
+            rc =
+                fc_fail(b->err, FC_EUSAGE,
+                        "%s: '%.256s' is optimizer state, which has no place in FSDP1's LOCAL_STATE_DICT: leave it out "
+                        "with --exclude",
+                        b->source->path, w->name);
+        } else if (!unit[i]) {
+            rc = keep(b, w);
+        }
+    }
+    return rc;
+}
+
+fc_code fc_flatten(fc_checkpoint *source, const fc_wanted *wanted, const fc_module_tree *tree, const fc_units *units,
+                   int64_t ranks, fc_checkpoint **out, fc_error *err) {
+    fc_arena *arena = fc_arena_new(), *scratch = fc_arena_new();
+    fc_checkpoint *made = arena && scratch ? fc_arena_calloc(arena, 1, sizeof *made) : NULL;
+    flattened *f = made ? fc_arena_calloc(arena, 1, sizeof *f) : NULL;
+    *out = NULL;
+    if (!f) {
+        fc_arena_free(arena);
+        fc_arena_free(scratch);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", source->path);
+    }
+    f->source = source;
+    make_format(f);
+    *made = (fc_checkpoint){.format = &f->format,
+                            .path = source->path,
+                            .arena = arena,
+                            .files = source->files,
+                            .nfiles = source->nfiles,
+                            .producer = source->producer,
+                            .note = source->note,
+                            .state = f};
+    builder b = {
+        .out = made, .source = source, .wanted = wanted, .tree = tree, .units = units, .ranks = ranks, .err = err};
+    fc_code rc = fill(&b, scratch);
+    fc_arena_free(scratch);
+    if (rc != FC_OK) {
+        fc_arena_free(arena); /* not fc_checkpoint_close: the source stays the caller's */
+        return rc;
+    }
+    made->tensors = b.tensors;
+    made->ntensors = b.count;
+    *out = made;
+    return FC_OK;
+}

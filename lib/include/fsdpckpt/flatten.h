@@ -1,0 +1,31 @@
+/*
+ * The other way of unflatten.h: a checkpoint of parameters as FSDP1's LOCAL_STATE_DICT has it, with one flat parameter
+ * for each unit that a wrap policy makes.
+ */
+#ifndef FSDPCKPT_FLATTEN_H
+#define FSDPCKPT_FLATTEN_H
+
+#include "fsdpckpt/wrap_policy.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/**
+ * Makes a checkpoint in which a tensor "<module>._flat_param" of one dimension stands for the parameters of each unit,
+ * in the order of the model and without padding (use_orig_params=False). It is computed piece by piece when it is read.
+ * Everything else is as it was, under the wanted names.
+ * @param wanted of `source`, whose tensors are in the order of the model; its mesh and dtypes are not looked at.
+ * @param source belongs to the new checkpoint if there is one, else to the caller. `wanted`, `tree` and `units` need
+ * not outlive the call.
+ * @param ranks  over how many ranks it will be cut: pieces keep to these cuts.
+ * @return FC_EUSAGE for a unit that FSDP cannot flatten (see fc_flat_layout_new), and for optimizer state, which has no
+ *         place in a LOCAL_STATE_DICT.
+ */
+fc_code fc_flatten(fc_checkpoint *source, const fc_wanted *wanted, const fc_module_tree *tree, const fc_units *units,
+                   int64_t ranks, fc_checkpoint **out, fc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""Makes megatron-ranks/<case>: GPTModels of real megatron-core (gloo, CPU), saved as Megatron's `torch` format is: a file
+a model-parallel rank, with the dict that training.checkpointing writes. expected.json is the truth.
+
+    make_megatron_ranks.py CORPUS [CASE...]      a Python with torch and megatron-core
+
+The truth is megatron-core's own: the same model and optimizer are also saved by dist_checkpointing, whose sharded state
+dicts say where each rank's part lies, and torch's DCP reader puts them together.
+"""
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+
+import torch
+import torch.multiprocessing as mp
+
+VOCAB, HIDDEN, HEADS, POSITIONS = 32, 16, 4, 8
+GPT = dict(swiglu=False, bias=True, groups=None, norm="LayerNorm", position="learned_absolute", untied=False)
+LLAMA = dict(swiglu=True, bias=False, groups=2, norm="RMSNorm", position="rope", untied=True)
+CASES = {
+    "tp2-gpt": dict(GPT, tp=2, pp=1, vp=None, layers=2),
+    "tp2-llama-fp32": dict(LLAMA, tp=2, pp=1, vp=None, layers=1, fp32=True),
+    "tp2pp2-llama": dict(LLAMA, tp=2, pp=2, vp=None, layers=2),
+    "tp2dp2-distributed": dict(LLAMA, tp=2, pp=1, vp=None, layers=1, dp=2),
+    "pp2vp2-gpt": dict(GPT, tp=1, pp=2, vp=2, layers=4),
+}
+# The norms of the local layer spec get the names that Transformer Engine's fused layers have.
+FUSED = {"self_attention.linear_qkv.layer_norm_": "input_layernorm.",
+         "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm."}
+
+
+def pretend_gpu():
+    """megatron-core asks for the GPU where the CPU would do."""
+    torch.cuda.synchronize = lambda *a, **k: None
+    torch.cuda.current_device = lambda: "cpu"
+    torch.Tensor.cuda = lambda t, *a, **k: t
+    tensor, kind = torch.tensor, torch.Tensor.type
+    torch.tensor = lambda *a, **k: tensor(*a, **{n: v for n, v in k.items() if n != "device"})
+    torch.Tensor.type = lambda t, *a, **k: (kind(t, *a, **k) if a or k else kind(t).replace("torch.", "torch.cuda."))
+
+
+def build(case):
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+    gated = {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu} if case["swiglu"] else {}
+    dtype = torch.float32 if case.get("fp32") else torch.bfloat16
+    config = TransformerConfig(
+        num_layers=case["layers"], hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=case["groups"],
+        ffn_hidden_size=24, add_bias_linear=case["bias"], normalization=case["norm"], use_cpu_initialization=True,
+        tensor_model_parallel_size=case["tp"], pipeline_model_parallel_size=case["pp"], pipeline_dtype=dtype,
+        virtual_pipeline_model_parallel_size=case["vp"], params_dtype=dtype, bf16=dtype == torch.bfloat16, **gated)
+    chunks = []
+    for i in range(case["vp"] or 1):
+        vp = {"vp_stage": i} if case["vp"] else {}
+        first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, **vp)
+        last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, **vp)
+        chunks.append(GPTModel(
+            config, get_gpt_layer_local_spec(normalization=case["norm"]), VOCAB, POSITIONS, pre_process=first,
+            post_process=last, position_embedding_type=case["position"], parallel_output=True,
+            share_embeddings_and_output_weights=not case["untied"], **vp).to(dtype))
+    return config, chunks
+
+
+def fill(chunks):
+    """Copies of a parameter are equal on all ranks; all else has values of its own."""
+    from megatron.core import parallel_state as ps
+    g = torch.Generator().manual_seed(100 + torch.distributed.get_rank())
+    for c in chunks:
+        for name, p in c.named_parameters():
+            same = torch.Generator().manual_seed(sum(map(ord, name)) + 1000 * ps.get_pipeline_model_parallel_rank())
+            cut = getattr(p, "tensor_model_parallel", False)
+            p.data.copy_(torch.randn(p.shape, generator=g if cut else same))
+            if name == "output_layer.weight" and c.share_embeddings_and_output_weights or "word_embeddings" in name:
+                tied = torch.Generator().manual_seed(7 + ps.get_tensor_model_parallel_rank())
+                p.data.copy_(torch.randn(p.shape, generator=tied))
+
+
+def make_optimizer(case, chunks):
+    """As get_megatron_optimizer makes it without a distributed optimizer, one step taken."""
+    from megatron.core.optimizer import OptimizerConfig, _get_param_groups
+    from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, FP32Optimizer
+    config = OptimizerConfig(optimizer="adam", lr=0.01, weight_decay=0.1, bf16=not case.get("fp32"))
+    groups = _get_param_groups(chunks, config, None)
+    inner = torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
+    init = lambda opt, config=None: None
+    if case.get("fp32"):
+        optimizer = FP32Optimizer(inner, config, init)
+    else:
+        optimizer = Float16OptimizerWithFloat16Params(inner, config, None, init)
+    for group in inner.param_groups:
+        for p in group["params"]:
+            p.grad = p.detach().float().sin().to(p.dtype) # a function of the value: copies stay equal
+    inner.step()
+    if not case.get("fp32"):
+        optimizer._copy_main_params_to_model_params()
+    return optimizer
+
+
+def make_distributed(config, chunks):
+    """The distributed optimizer: its state is cut over the data-parallel ranks and gathered into distrib_optim.pt."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    ddp = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
+    wrapped = [DistributedDataParallel(config, ddp, c) for c in chunks]
+    optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=0.01, weight_decay=0.1, bf16=True,
+                                                       use_distributed_optimizer=True), wrapped)
+    for one in optimizer.chained_optimizers:
+        for group in one.optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = p.detach().sin()
+        one.optimizer.step()
+        one._copy_main_params_to_model_params()
+    for w in wrapped:
+        w.start_param_sync(force_sync=True)
+    return optimizer
+
+
+def rank_state(case, config, chunks, optimizer):
+    """What training.checkpointing.generate_state_dict gives for --ckpt-format torch."""
+    from megatron.core import parallel_state as ps
+    args = argparse.Namespace(
+        num_layers=case["layers"], hidden_size=HIDDEN, num_attention_heads=HEADS, ffn_hidden_size=24,
+        num_query_groups=case["groups"] or 1, group_query_attention=case["groups"] is not None, swiglu=case["swiglu"],
+        tensor_model_parallel_size=case["tp"], pipeline_model_parallel_size=case["pp"], expert_model_parallel_size=1,
+        virtual_pipeline_model_parallel_size=case["vp"], padded_vocab_size=VOCAB, kv_channels=config.kv_channels,
+        untie_embeddings_and_output_weights=case["untied"], rank=torch.distributed.get_rank())
+    state = {"args": args, "checkpoint_version": 3.0, "iteration": 10}
+    if len(chunks) == 1:
+        state["model"] = chunks[0].state_dict_for_save_checkpoint()
+    else:
+        for i, c in enumerate(chunks):
+            state["model%d" % i] = c.state_dict_for_save_checkpoint()
+    state["optimizer"] = optimizer.state_dict()
+    state["opt_param_scheduler"] = {"max_lr": 0.01, "num_steps": 10}
+    state["rng_state"] = [{"torch_rng_state": torch.full((8,), ps.get_tensor_model_parallel_rank(), dtype=torch.uint8)}]
+    return state
+
+
+def save_truth(chunks, optimizer, out):
+    from megatron.core import dist_checkpointing
+    metadata = {"non_homogeneous_layers": True, "singleton_local_shards": False,
+                "distrib_optim_sharding_type": "fully_reshardable", "distrib_optim_fully_reshardable_mem_efficient": False}
+    state = {"chunk%d" % i: c.sharded_state_dict(metadata=metadata) for i, c in enumerate(chunks)}
+    model = {k: v for c in list(state.values()) for k, v in c.items()} if len(chunks) == 1 else dict(state)
+    state["optimizer"] = optimizer.sharded_state_dict(model, metadata=metadata)
+    dist_checkpointing.save(state, out)
+
+
+def run(rank, port, name, out, truth):
+    case = CASES[name]
+    world = case["tp"] * case["pp"] * case.get("dp", 1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo")
+    pretend_gpu()
+    from megatron.core import parallel_state as ps
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+    ps.initialize_model_parallel(case["tp"], case["pp"], virtual_pipeline_model_parallel_size=case["vp"])
+    config, chunks = build(case)
+    fill(chunks)
+    distributed = case.get("dp", 1) > 1
+    optimizer = make_distributed(config, chunks) if distributed else make_optimizer(case, chunks)
+    folder = "mp_rank_%02d" % ps.get_tensor_model_parallel_rank()
+    if case["pp"] > 1:
+        folder += "_%03d" % ps.get_pipeline_model_parallel_rank()
+    first = ps.get_data_parallel_rank() == 0
+    state = rank_state(case, config, chunks, optimizer)
+    if first:
+        os.makedirs(os.path.join(out, folder))
+        torch.save(state, os.path.join(out, folder, "model_optim_rng.pt"))
+    if distributed:
+        optimizer.save_parameter_state(os.path.join(out, folder, "distrib_optim.pt"))
+    save_truth(chunks, optimizer, truth)
+
+
+def read_truth(truth, home):
+    """Megatron's names ("optimizer.state.exp_avg.<parameter>") to ours ("optim.state.<parameter>.exp_avg")."""
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+    dcp_to_torch_save(truth, os.path.join(home, "full.pt"))
+    full = torch.load(os.path.join(home, "full.pt"), weights_only=False)
+    found = {}
+    for name, t in full.items():
+        if not isinstance(t, torch.Tensor):
+            continue
+        for fused, local in FUSED.items():
+            name = name.replace(fused, local)
+        if name.startswith("optimizer.state."):
+            key, parameter = name[len("optimizer.state."):].split(".", 1)
+            name = "optim.state.%s.%s" % (parameter, key if key != "param" else "fp32_param")
+        else:
+            name = "model." + name
+        raw = t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        found[name] = {"dtype": str(t.dtype)[6:], "shape": list(t.shape), "sha256": hashlib.sha256(raw).hexdigest()}
+    return found
+
+
+def make(corpus, name):
+    folder = os.path.join(corpus, "megatron-ranks", name)
+    shutil.rmtree(folder, ignore_errors=True)
+    out = os.path.join(folder, "iter_0000010")
+    os.makedirs(out)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    with tempfile.TemporaryDirectory() as home:
+        truth = os.path.join(home, "truth")
+        os.makedirs(truth)
+        mp.spawn(run, args=(port, name, out, truth), nprocs=CASES[name]["tp"] * CASES[name]["pp"] * CASES[name].get("dp", 1))
+        tensors = read_truth(truth, home)
+    with open(os.path.join(folder, "latest_checkpointed_iteration.txt"), "w") as f:
+        f.write("10")
+    with open(os.path.join(folder, "expected.json"), "w") as f:
+        json.dump({"torch": torch.__version__.split("+")[0], "tp": CASES[name]["tp"], "tensors": tensors}, f, indent=1)
+    print(folder, len(tensors))
+
+
+def main():
+    for name in sys.argv[2:] or CASES:
+        make(sys.argv[1], name)
+
+
+if __name__ == "__main__":
+    main()
