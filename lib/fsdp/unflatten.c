@@ -233,8 +233,8 @@ static fc_code add_state(builder *b, const fc_flat_model *model, size_t unit, si
     const fc_tensor *state = &b->source->tensors[index];
     const fc_flat_unit *u = &model->units[unit];
     bool cut = !state->object && state->ndim == 1 && state->shape[0] == u->tensor->shape[0];
-    size_t *order = fc_flat_order_chunks(state), param = 0;
-    fc_code rc = order && grow(b, u->nmembers) ? FC_OK : no_memory(b);
+    size_t *order = cut ? fc_flat_order_chunks(state) : NULL, param = 0;
+    fc_code rc = (order || !cut) && grow(b, u->nmembers) ? FC_OK : no_memory(b);
     for (size_t i = 0; rc == FC_OK && i < u->nmembers; i++) {
         if (fc_flat_is_tied(model, u->members[i])) {
             continue;
