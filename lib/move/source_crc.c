@@ -142,7 +142,7 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
     }
     uint64_t *numbers = calloc(count + 1, 2 * sizeof *numbers);
     rc = fc_comm_agree(comm, numbers ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
-    if (rc == FC_OK) {
+    if (rc == FC_OK && numbers) {
         pack(crc, numbers, count, false);
         rc = comm->all_reduce(comm, numbers, count, FC_U64, FC_REDUCE_XOR, NULL, err);
         rc = rc == FC_OK ? comm->all_reduce(comm, numbers + count, count, FC_U64, FC_REDUCE_SUM, NULL, err) : rc;
