@@ -1,6 +1,6 @@
 /*
- * The table of values that several ranks' files are put together in: merge.c adds leaves to it, ranks.c goes through
- * the files and makes the manifest of it.
+ * The table of values that several ranks' files are put together in: merge.c adds leaves to it, flat.c knows those of
+ * FSDP1's flat parameters, ranks.c goes through the files and makes the manifest of it.
  */
 #ifndef FSDPCKPT_FORMATS_PT_MERGE_H
 #define FSDPCKPT_FORMATS_PT_MERGE_H
