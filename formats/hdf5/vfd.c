@@ -148,12 +148,19 @@ static bool read_all(vfd_file *file, haddr_t address, size_t size, unsigned char
     return true;
 }
 
-static bool read_through_window(vfd_file *file, haddr_t address, size_t size, unsigned char *out) {
-    bool inside = address >= file->window_at && address - file->window_at <= file->filled &&
-                  size <= file->filled - (size_t)(address - file->window_at);
-    if (!inside) {
+static bool is_in_window(const vfd_file *file, haddr_t address, size_t size) {
+    return address >= file->window_at && address - file->window_at <= file->filled &&
+           size <= file->filled - (size_t)(address - file->window_at);
+}
+
+/* Reads headers through the window; global heaps, which libhdf5 calls raw data, where it has them already. */
+static bool read_some(vfd_file *file, H5FD_mem_t type, haddr_t address, size_t size, unsigned char *out) {
+    if (!is_in_window(file, address, size)) {
         haddr_t left = file->eof - address;
         size_t wanted = left < WINDOW ? (size_t)left : WINDOW;
+        if (type == H5FD_MEM_DRAW || size > WINDOW) {
+            return read_all(file, address, size, out);
+        }
         file->filled = 0;
         if (!read_all(file, address, wanted, file->window)) {
             return false;
@@ -176,9 +183,7 @@ static herr_t vfd_read(H5FD_t *pub, H5FD_mem_t type, hid_t dxpl, haddr_t address
         return 0;
     }
     /* A read past the end is damage, not zeros. */
-    bool good = address <= file->eof && size <= file->eof - address &&
-                (type == H5FD_MEM_DRAW || size > WINDOW ? read_all(file, address, size, buffer)
-                                                        : read_through_window(file, address, size, buffer));
+    bool good = address <= file->eof && size <= file->eof - address && read_some(file, type, address, size, buffer);
     capture->failed |= !good;
     return good ? 0 : -1;
 }
