@@ -51,7 +51,7 @@ static fc_code compare(job *j, fc_error *err) {
     progress_stop(view);
     fc_checkpoint_close(model);
     j->how.open.model = NULL;
-    if (rc == FC_OK && model && !fc_was_flat(j->a) && !fc_was_flat(j->b)) {
+    if (rc == FC_OK && o->schema && !fc_was_flat(j->a) && !fc_was_flat(j->b)) {
         rc = fc_fail(err, FC_EUSAGE, "%s, %s: have no flat parameters of FSDP1, which --schema is for: leave it out",
                      o->operands[0], o->operands[1]);
     }

@@ -27,13 +27,13 @@ enum { HELP_FORMATS_MAX = 256 };
 /** The formats that can be written, "dcp, h5": those of --to. @return buf, of HELP_FORMATS_MAX. */
 const char *help_formats(char *buf);
 
-/** "-o, --output DST" into `buf`. @return its length. */
 /** "HDF5: .h5 .hdf5" */
 void help_format(text_out *out, const fc_format *format);
 
 /** What `c` says about one of its options. */
 const char *help_option(const command *c, option_id id);
 
+/** "-o, --output DST" into `buf`. @return its length. */
 size_t help_option_term(char *buf, size_t size, const option_row *row);
 
 #endif

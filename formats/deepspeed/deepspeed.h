@@ -4,7 +4,8 @@
  *
  * files.c finds the files; model.c reads what the model's file says (shapes, buffers, frozen and shared parameters);
  * optimizer.c the partitions of the ranks, or universal.c what ds_to_universal.py made of them; others.c everything
- * else that the optimizer's files hold; build.c makes tensors of it; deepspeed.c is the format's table.
+ * else that the optimizer's files hold; build.c makes tensors of it; devices.c notices
+ * files that were renamed; deepspeed.c is the format's table.
  */
 #ifndef FSDPCKPT_FORMATS_DEEPSPEED_DEEPSPEED_H
 #define FSDPCKPT_FORMATS_DEEPSPEED_DEEPSPEED_H
@@ -112,7 +113,7 @@ const fc_pv *fc_ds_list(const fc_pickle *p, fc_pv v, size_t *count);
 /** An integer, also one that is wrapped in an enumeration. */
 bool fc_ds_int(const fc_pickle *p, fc_pv v, int64_t *out);
 
-/** A new tensor called "<prefix><name><suffix>" with the path of `count` elements. NULL: out of memory. */
+/** A new tensor called `name` with the path of `count` elements. NULL: out of memory. */
 ds_tensor *fc_ds_add_tensor(ds_building *b, const char *name, const fc_path_element *elements, size_t count);
 /** A new tensor or object from the value `v`, whole. */
 fc_code fc_ds_add_value(ds_building *b, const pt_file *f, const fc_path_element *elements, size_t count, fc_pv v);

@@ -3,6 +3,7 @@
  * From its pickle to objects of the manifest.
  */
 #include "deepspeed/deepspeed.h"
+#include "pt/name_list.h"
 
 #include <string.h>
 
@@ -15,25 +16,14 @@ typedef struct rest {
 /* The names of a group's parameters instead of the numbers of its flat tensors. */
 static fc_code add_names(const rest *r, size_t group, const fc_path_element *path) {
     ds_building *b = r->b;
-    fc_torch_pickler w;
-    fc_pickle *p = NULL;
-    fc_torch_pickle_begin(&w, 2);
-    fc_torch_pickle_op(&w, FC_PICKLE_EMPTY_LIST);
-    fc_torch_pickle_op(&w, FC_PICKLE_MARK);
+    pt_name_list names;
+    fc_pt_name_list_begin(&names);
     for (size_t i = b->group_params[group]; i < b->group_params[group + 1]; i++) {
-        fc_torch_pickle_str(&w, b->params[i].name);
+        fc_pt_name_list_add(&names, b->params[i].name);
     }
-    fc_torch_pickle_op(&w, FC_PICKLE_APPENDS);
-    fc_code rc = fc_torch_pickle_end(&w, b->err);
-    fc_pickle_source source = {r->f->path, 0, w.size, -1, w.bytes};
-    rc = rc == FC_OK ? fc_pickle_load(&source, FC_PICKLE_ITEM, &p, b->err) : rc;
-    if (rc == FC_OK) {
-        pt_file view = *r->f;
-        view.p = p;
-        rc = fc_ds_add_value(b, &view, path, 4, p->root);
-    }
-    fc_pickle_free(p);
-    fc_torch_pickle_free(&w);
+    fc_code rc = fc_pt_name_list_end(&names, r->f, b->err);
+    rc = rc == FC_OK ? fc_ds_add_value(b, &names.f, path, 4, names.f.p->root) : rc;
+    fc_pt_name_list_free(&names);
     return rc;
 }
 

@@ -6,7 +6,7 @@
 #include "megatron/megatron.h"
 
 #include "core/checked.h"
-#include "core/name_table.h"
+#include "core/same_name.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -303,16 +303,18 @@ static fc_code join_groups(joiner *j, mg_value **sorted) {
 static fc_code finish(const joiner *j) {
     fc_checkpoint *checkpoint = j->r->checkpoint;
     fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, j->nmade, sizeof *tensors);
-    fc_name_table *names = fc_name_table_new(checkpoint->arena, j->nmade + 1);
-    if (!tensors || !names) {
+    const char *name;
+    if (!tensors) {
         return fc_mg_no_memory(j->r);
     }
     for (size_t i = 0; i < j->nmade; i++) {
         tensors[i] = j->made[i].tensor;
-        if (fc_name_table_put(names, tensors[i].name, strlen(tensors[i].name), i) != i) {
-            return fc_fail(j->r->err, FC_EUNSUPPORTED, "%s: two values are both called %.256s", checkpoint->path,
-                           tensors[i].name);
-        }
+    }
+    fc_code rc = fc_find_same_name(tensors, j->nmade, &name, j->r->err);
+    if (rc != FC_OK || name) {
+        return rc != FC_OK ? rc
+                           : fc_fail(j->r->err, FC_EUNSUPPORTED, "%s: two values are both called %.256s",
+                                     checkpoint->path, name);
     }
     checkpoint->tensors = tensors;
     checkpoint->ntensors = j->nmade;

@@ -3,8 +3,9 @@
  * rank.
  *
  * grid.c finds the ranks' files; rules.c knows how Megatron cuts a parameter and numbers its layers; ranks.c reads the
- * values of each file under the names that they have in the whole model; optimizer.c those of the optimizer; join.c
- * puts the ranks' values together. megatron.c is the format's table.
+ * values of each file under the names that they have in the whole model; optimizer.c those of the optimizer,
+ * distributed.c those of the distributed one; join.c puts the ranks' values together. megatron.c is the format's
+ * table.
  */
 #ifndef FSDPCKPT_FORMATS_MEGATRON_MEGATRON_H
 #define FSDPCKPT_FORMATS_MEGATRON_MEGATRON_H

@@ -6,7 +6,7 @@
  */
 #include "megatron/megatron.h"
 
-#include "torch/pickle_write.h"
+#include "pt/name_list.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -262,28 +262,21 @@ static fc_code add_states(const mg_optimizer *o, const mg_param *param) {
 /* The names of a group's parameters instead of their numbers. */
 static fc_code add_names(const mg_optimizer *o, size_t group, const fc_path *path, const char *name) {
     mg_reader *r = o->r;
-    fc_torch_pickler w;
-    fc_pickle *p = NULL;
-    fc_torch_pickle_begin(&w, 2);
-    fc_torch_pickle_op(&w, FC_PICKLE_EMPTY_LIST);
-    fc_torch_pickle_op(&w, FC_PICKLE_MARK);
+    pt_name_list names;
+    fc_pt_name_list_begin(&names);
     for (size_t i = 0; i < o->nparams; i++) {
         if (o->params[i].group == group) {
-            fc_torch_pickle_str(&w, o->params[i].name);
+            fc_pt_name_list_add(&names, o->params[i].name);
         }
     }
-    fc_torch_pickle_op(&w, FC_PICKLE_APPENDS);
-    fc_code rc = fc_torch_pickle_end(&w, r->err);
-    fc_pickle_source source = {r->f.path, 0, w.size, -1, w.bytes};
-    rc = rc == FC_OK ? fc_pickle_load(&source, FC_PICKLE_ITEM, &p, r->err) : rc;
+    fc_code rc = fc_pt_name_list_end(&names, &r->f, r->err);
     if (rc == FC_OK) {
-        const fc_pickle *kept = r->f.p;
-        r->f.p = p;
-        rc = fc_mg_add_leaf(r, name, path, p->root) ? FC_OK : r->err->code;
-        r->f.p = kept;
+        const pt_file kept = r->f;
+        r->f = names.f;
+        rc = fc_mg_add_leaf(r, name, path, names.f.p->root) ? FC_OK : r->err->code;
+        r->f = kept;
     }
-    fc_pickle_free(p);
-    fc_torch_pickle_free(&w);
+    fc_pt_name_list_free(&names);
     return rc;
 }
 

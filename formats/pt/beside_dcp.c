@@ -3,13 +3,13 @@
  */
 #include "pt/beside_dcp.h"
 
+#include "core/same_name.h"
 #include "dcp/dcp.h"
 #include "pt/pt.h"
 #include "registry.h"
 
 #include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -27,27 +27,12 @@ static fc_code no_memory(const fc_checkpoint *checkpoint, fc_error *err) {
     return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
 }
 
-static int by_name(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 static fc_code check_unique(const fc_checkpoint *checkpoint, const char *file, fc_error *err) {
-    const char **names = calloc(checkpoint->ntensors + 1, sizeof *names);
-    fc_code rc = names ? FC_OK : no_memory(checkpoint, err);
-    for (size_t i = 0; names && i < checkpoint->ntensors; i++) {
-        names[i] = checkpoint->tensors[i].name;
-    }
-    if (names) {
-        qsort(names, checkpoint->ntensors, sizeof *names, by_name);
-    }
-    for (size_t i = 1; rc == FC_OK && i < checkpoint->ntensors; i++) {
-        if (strcmp(names[i - 1], names[i]) == 0) {
-            rc = fc_fail(err, FC_EUNSUPPORTED, "%s: %.256s is both in %s and in .metadata", checkpoint->path, names[i],
-                         file);
-        }
-    }
-    free(names);
-    return rc;
+    const char *name;
+    fc_code rc = fc_find_same_name(checkpoint->tensors, checkpoint->ntensors, &name, err);
+    return rc != FC_OK || !name ? rc
+                                : fc_fail(err, FC_EUNSUPPORTED, "%s: %.256s is both in %s and in .metadata",
+                                          checkpoint->path, name, file);
 }
 
 /* Puts the file behind those of DCP. */

@@ -6,6 +6,7 @@
 #include "pt/merge.h"
 #include "torch/pickle_private.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,7 +50,8 @@ static fc_code add_cut(pt_merger *m, int64_t ranks) {
         return no_memory(m);
     }
     pt_flat *cut = &m->cuts[m->ncuts++];
-    *cut = (pt_flat){.offsets = fc_arena_calloc(m->checkpoint->arena, (size_t)ranks, sizeof *cut->offsets)};
+    *cut = (pt_flat){.ranks = ranks,
+                     .offsets = fc_arena_calloc(m->checkpoint->arena, (size_t)ranks, sizeof *cut->offsets)};
     for (int64_t r = 0; cut->offsets && r < ranks; r++) {
         cut->offsets[r] = -1;
     }
@@ -123,6 +125,13 @@ fc_code fc_pt_state_share(const pt_merger *m, const pt_leaf *leaf, pt_share *out
     }
     if (!m->numbers_fit || !cut || t.sizes[0] != cut->shard) {
         return FC_OK;
+    }
+    if (m->rank >= cut->ranks) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: optimizer state of flat parameters that %" PRId64
+                       " ranks saved, and this file is of a rank beyond: the files are of two checkpoints; name one of "
+                       "their sets",
+                       m->f.path, cut->ranks);
     }
     int64_t offset = cut->offsets[m->rank], left = cut->numel - offset;
     *is = true;

@@ -1,6 +1,6 @@
 /*
- * The table of values that several ranks' files are put together in: merge.c adds leaves to it, ranks.c goes through
- * the files and makes the manifest of it.
+ * The table of values that several ranks' files are put together in: merge.c adds leaves to it, flat.c knows those of
+ * FSDP1's flat parameters, ranks.c goes through the files and makes the manifest of it.
  */
 #ifndef FSDPCKPT_FORMATS_PT_MERGE_H
 #define FSDPCKPT_FORMATS_PT_MERGE_H
@@ -27,6 +27,7 @@ typedef struct pt_value {
 /* How a flat parameter is cut: what an optimizer has of it is cut likewise, with padding at the end. */
 typedef struct pt_flat {
     int64_t numel, shard; /* of all, of each rank with its padding */
+    int64_t ranks;        /* of the set */
     int64_t *offsets;     /* in the arena: of each rank's shard; -1: it has none */
 } pt_flat;
 

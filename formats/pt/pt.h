@@ -1,8 +1,9 @@
 /*
  * What the parts of the torch.save format share. pt.c is the format's table; file.c opens one file (legacy.c where it
  * is of before torch 1.6), index.c those of an index; flatten.c walks its state dict; object.c keeps what is no tensor;
- * reader.c makes the manifest of one file, ranks.c that of a directory of one file a rank; extent.c finds bytes;
- * writer.c, tree.c, ties.c write.
+ * reader.c makes the manifest of one file, ranks.c that of a directory of one file a rank; extent.c finds bytes, same.c
+ * compares them, verify.c checks them; writer.c, tree.c, ties.c write. For other formats: beside_dcp.c reads a file
+ * beside a DCP checkpoint, name_list.c makes lists of names.
  */
 #ifndef FSDPCKPT_FORMATS_PT_PT_H
 #define FSDPCKPT_FORMATS_PT_PT_H

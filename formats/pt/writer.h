@@ -1,6 +1,7 @@
 /*
  * What the parts of the torch.save writer share. writer.c lays a file out and writes its headers; tree.c nests the
- * values as their paths say and writes the pickle; ties.c finds values that share bytes.
+ * values as their paths say and writes the pickle; ties.c finds values that share bytes; sharded_out.c writes
+ * ShardedTensors, layout.c says how a rank's file is cut.
  */
 #ifndef FSDPCKPT_FORMATS_PT_WRITER_H
 #define FSDPCKPT_FORMATS_PT_WRITER_H

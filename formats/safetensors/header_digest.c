@@ -35,7 +35,7 @@ void fc_st_digits(uint64_t value, char *out) {
 static bool read_digits(const char *text, uint64_t *out) {
     *out = 0;
     for (int i = 0; i < ST_DIGITS; i++) {
-        const char *digit = memchr(hexadecimal, text[i], 16);
+        const char *digit = text[i] ? strchr(hexadecimal, text[i]) : NULL;
         if (!digit) {
             return false;
         }

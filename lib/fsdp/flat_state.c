@@ -4,6 +4,7 @@
  */
 #include "fsdp/flat_units.h"
 
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,7 +31,7 @@ fc_code fc_groups_fit(const fc_checkpoint *source, const fc_tensor *state, size_
                       bool *fit, fc_error *err) {
     const fc_tensor *params = NULL;
     const char *json = NULL;
-    size_t groups = 0, count = 1;
+    size_t groups = 0;
     for (size_t i = 0; i < source->ntensors; i++) {
         const fc_tensor *t = &source->tensors[i];
         const fc_path_element *e = t->path.elements;
@@ -42,9 +43,8 @@ fc_code fc_groups_fit(const fc_checkpoint *source, const fc_tensor *state, size_
     }
     *fit = false;
     fc_code rc = groups == 1 ? fc_checkpoint_object_json(source, params, scratch, &json, err) : FC_OK;
-    for (const char *c = json; rc == FC_OK && c && *c; c++) {
-        count += *c == ',';
-    }
-    *fit = rc == FC_OK && json && count == nunits;
+    json_t *list = rc == FC_OK && json ? json_loads(json, 0, NULL) : NULL;
+    *fit = json_is_array(list) && json_array_size(list) == nunits;
+    json_decref(list);
     return rc;
 }

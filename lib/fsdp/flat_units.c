@@ -43,15 +43,7 @@ const char *fc_state_key(const fc_tensor *tensor) {
 
 bool fc_same_dict(const fc_tensor *a, const fc_tensor *b) {
     size_t n = a->path.count > 0 ? a->path.count - 1 : 0;
-    if ((b->path.count > 0 ? b->path.count - 1 : 0) != n) {
-        return false;
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (strcmp(a->path.elements[i].key, b->path.elements[i].key) != 0) {
-            return false;
-        }
-    }
-    return true;
+    return (b->path.count > 0 ? b->path.count - 1 : 0) == n && fc_same_prefix(a, b, n);
 }
 
 bool fc_is_flat_parameter(const fc_tensor *t) {

@@ -235,6 +235,17 @@ static fc_code check_whole(const builder *b, const fc_tensor *t) {
     return rc == FC_OK ? rc : fc_context(b->err, rc, "%s", b->source->path);
 }
 
+/* The source's tensors that are a unit's parameters. */
+static fc_code find_params(const builder *b, const fc_unit *u, origin *o) {
+    o->params = fc_arena_calloc(b->out->arena, u->nparameters, sizeof *o->params);
+    fc_code rc = o->params ? FC_OK : no_memory(b);
+    for (size_t i = 0; rc == FC_OK && i < u->nparameters; i++) {
+        o->params[i] = b->wanted->tensors[b->tree->parameters[u->parameters[i]].spec].source;
+        rc = check_whole(b, o->params[i]);
+    }
+    return rc;
+}
+
 static fc_code add_unit(builder *b, const fc_unit *u, fc_arena *scratch) {
     fc_arena *arena = b->out->arena;
     const fc_flat_desc *descs = NULL;
@@ -252,15 +263,7 @@ static fc_code add_unit(builder *b, const fc_unit *u, fc_arena *scratch) {
         return fc_fail(b->err, FC_EUNSUPPORTED, "%s: unit '%s' has parameters that another unit has, too",
                        b->source->path, u->fqn);
     }
-    o->params = fc_arena_calloc(arena, u->nparameters, sizeof *o->params);
-    for (size_t i = 0; rc == FC_OK && i < u->nparameters; i++) {
-        uint32_t spec = b->tree->parameters[u->parameters[i]].spec;
-        rc = o->params ? FC_OK : no_memory(b);
-        if (rc == FC_OK) {
-            o->params[i] = b->wanted->tensors[spec].source;
-            rc = check_whole(b, o->params[i]);
-        }
-    }
+    rc = find_params(b, u, o);
     if (rc != FC_OK) {
         return rc;
     }
@@ -271,7 +274,7 @@ static fc_code add_unit(builder *b, const fc_unit *u, fc_arena *scratch) {
 }
 
 /* The unit of each wanted tensor, + 1; 0: it is in none. */
-static fc_code find_units(const builder *b, uint32_t *unit) {
+static void find_units(const builder *b, uint32_t *unit) {
     for (size_t u = 0; u < b->units->count; u++) {
         const fc_unit *at = &b->units->units[u];
         for (size_t i = 0; i < at->nnames; i++) {
@@ -281,7 +284,6 @@ static fc_code find_units(const builder *b, uint32_t *unit) {
             }
         }
     }
-    return FC_OK;
 }
 
 /* Values in their order; a flat parameter where its first one is. */
@@ -290,7 +292,10 @@ static fc_code fill(builder *b, fc_arena *scratch) {
     uint32_t *unit = fc_arena_calloc(scratch, wanted->ntensors, sizeof *unit);
     bool *done = fc_arena_calloc(scratch, b->units->count, sizeof *done);
     b->tensors = fc_arena_calloc(b->out->arena, wanted->ntensors + b->units->count, sizeof *b->tensors);
-    fc_code rc = unit && done && b->tensors ? find_units(b, unit) : no_memory(b);
+    fc_code rc = unit && done && b->tensors ? FC_OK : no_memory(b);
+    if (rc == FC_OK) {
+        find_units(b, unit);
+    }
     for (size_t i = 0; rc == FC_OK && i < wanted->ntensors; i++) {
         const fc_wanted_tensor *w = &wanted->tensors[i];
         if (unit[i] && !done[unit[i] - 1]) {

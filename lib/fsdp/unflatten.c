@@ -1,27 +1,16 @@
 /*
- * Flat parameters as a checkpoint of parameters: each shard of a flat parameter is a run of row-major elements of some
- * parameters, and a run is a few boxes (sharding/flat_runs.h). Nothing is read: a box is a chunk with the extent of its
- * shard, seen from another place and with other strides. So the rest takes it for any sharded checkpoint.
+ * From a checkpoint with flat parameters to one of parameters, whose chunks are boxes of the shards (flat_boxes.c) and
+ * whose format asks the source's for their bytes. So the rest takes it for any sharded checkpoint. What lies where is
+ * flat_units.c's to find.
  */
 #include "core/checked.h"
+#include "core/same_name.h"
+#include "fsdp/flat_boxes.h"
 #include "fsdp/flat_units.h"
 #include "fsdpckpt/format.h"
-#include "sharding/flat_runs.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* Where the first element of a chunk lies: in a chunk of the flat parameter, `at` elements from its start. */
-typedef struct place {
-    size_t chunk;
-    int64_t at;
-} place;
-
-/* What a value was made of: fc_tensor.detail. */
-typedef struct origin {
-    const fc_tensor *tensor; /* the source's */
-    const place *places;     /* one a chunk; NULL: it is the source's as it is */
-} origin;
 
 /* fc_checkpoint.state: the format is the source's, but for what it does with values. */
 typedef struct unflattened {
@@ -37,12 +26,12 @@ static const unflattened *state_of(const fc_checkpoint *checkpoint) {
 
 static fc_code flat_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                            fc_error *err) {
-    const origin *o = tensor->detail;
+    const fc_flat_origin *o = tensor->detail;
     const fc_checkpoint *source = state_of(checkpoint)->source;
     if (!o->places) {
         return fc_checkpoint_extent(source, o->tensor, index, out, err);
     }
-    const place *p = &o->places[index];
+    const fc_flat_place *p = &o->places[index];
     fc_code rc = fc_checkpoint_extent(source, o->tensor, p->chunk, out, err);
     if (rc != FC_OK) {
         return fc_context(err, rc, "tensor %.256s", tensor->name);
@@ -57,27 +46,27 @@ static fc_code flat_extent(const fc_checkpoint *checkpoint, const fc_tensor *ten
     return FC_OK;
 }
 
-static size_t source_index(const origin *o, size_t index) {
+static size_t source_index(const fc_flat_origin *o, size_t index) {
     return o->places && index != FC_WHOLE_TENSOR ? o->places[index].chunk : index;
 }
 
 static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
                          fc_error *err) {
-    const origin *o = tensor->detail;
+    const fc_flat_origin *o = tensor->detail;
     const fc_checkpoint *source = state_of(checkpoint)->source;
     return source->format->read(source, o->tensor, source_index(o, index), buf, err);
 }
 
 static fc_code flat_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                 const char **json, fc_error *err) {
-    const origin *o = object->detail;
+    const fc_flat_origin *o = object->detail;
     return fc_checkpoint_object_json(state_of(checkpoint)->source, o->tensor, arena, json, err);
 }
 
 /* A chunk's digest is of the bytes in the file; one of all elements of a flat parameter is none of its parts'. */
 static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                            fc_error *err) {
-    const origin *o = tensor->detail;
+    const fc_flat_origin *o = tensor->detail;
     if (o->places && index == FC_WHOLE_TENSOR) {
         *out = (fc_digest){.kind = FC_DIGEST_NONE};
         return FC_OK;
@@ -130,7 +119,7 @@ static fc_code no_memory(const builder *b) {
 
 /* A value of the source as it is. */
 static fc_code keep(builder *b, size_t index) {
-    origin *o = fc_arena_calloc(b->out->arena, 1, sizeof *o);
+    fc_flat_origin *o = fc_arena_calloc(b->out->arena, 1, sizeof *o);
     if (!o || !b->tensors) {
         return no_memory(b);
     }
@@ -140,61 +129,6 @@ static fc_code keep(builder *b, size_t index) {
     b->tensors[b->count++].placements = NULL; /* of a mesh that the others do not know */
     b->gone[index] = true;
     return FC_OK;
-}
-
-/* Room for the boxes of a parameter, and what has been put there. */
-typedef struct boxes {
-    fc_chunk *chunks; /* NULL: they are only counted */
-    place *places;
-    int64_t *dims;
-    size_t count;
-} boxes;
-
-/* The boxes of what a chunk of the flat parameter has of a parameter. */
-static void add_run(const fc_tensor *flat, size_t chunk, const fc_flat_param *p, boxes *out) {
-    const fc_chunk *c = &flat->chunks[chunk];
-    int64_t first = c->dims[0] - p->offset, last = first + c->dims[1], start;
-    int64_t dims[2 * FC_MAX_DIMS];
-    fc_flat_run run;
-    first = first > 0 ? first : 0;
-    last = last < p->numel ? last : p->numel;
-    if (first >= last || !fc_flat_run_start(&run, p->ndim, p->shape, first, last)) {
-        return;
-    }
-    for (; fc_flat_run_next(&run, dims, &start); out->count++) {
-        if (!out->chunks) {
-            continue;
-        }
-        int64_t *own = out->dims + 2 * (size_t)p->ndim * out->count;
-        for (int d = 0; d < 2 * p->ndim; d++) {
-            own[d] = dims[d];
-        }
-        out->chunks[out->count] = *c;
-        out->chunks[out->count].dims = own;
-        out->places[out->count] = (place){chunk, p->offset + start - c->dims[0]};
-    }
-}
-
-/* The first of the flat parameter's chunks, in the order of their offsets, that ends behind `at`. */
-static size_t first_chunk(const fc_tensor *flat, const size_t *order, int64_t at) {
-    size_t low = 0, high = flat->nchunks;
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        const int64_t *dims = flat->chunks[order[mid]].dims;
-        if (dims[0] + dims[1] <= at) {
-            low = mid + 1;
-        } else {
-            high = mid;
-        }
-    }
-    return low;
-}
-
-static void find_boxes(const fc_tensor *flat, const size_t *order, const fc_flat_param *p, boxes *out) {
-    for (size_t i = first_chunk(flat, order, p->offset);
-         i < flat->nchunks && flat->chunks[order[i]].dims[0] < p->offset + p->numel; i++) {
-        add_run(flat, order[i], p, out);
-    }
 }
 
 /* The name and path of a value beside another one, whose path it has but for the element `at`. */
@@ -224,72 +158,9 @@ static fc_code name_parameter(const builder *b, const fc_tensor *flat, const cha
     return name_value(b, flat, flat->path.count > 0 ? flat->path.count - 1 : 0, key, t);
 }
 
-static fc_code copy_shape(const builder *b, const fc_flat_param *p, fc_tensor *t) {
-    int64_t *shape = fc_arena_calloc(b->out->arena, (size_t)p->ndim, sizeof *shape);
-    for (int d = 0; shape && d < p->ndim; d++) {
-        shape[d] = p->shape[d];
-    }
-    t->ndim = p->ndim;
-    t->shape = shape;
-    return shape ? FC_OK : no_memory(b);
-}
-
-/* The tensor of what a flat tensor has of a parameter, without a name. */
-static fc_code make_parameter(const builder *b, const fc_tensor *flat, const size_t *order, const fc_flat_param *p,
-                              fc_tensor *t) {
-    fc_arena *arena = b->out->arena;
-    boxes made = {0};
-    origin *o = fc_arena_calloc(arena, 1, sizeof *o);
-    *t = (fc_tensor){.dtype = flat->dtype, .detail = o};
-    fc_code rc = o ? copy_shape(b, p, t) : no_memory(b);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    find_boxes(flat, order, p, &made);
-    t->nchunks = made.count;
-    made = (boxes){.chunks = fc_arena_calloc(arena, t->nchunks + 1, sizeof *made.chunks),
-                   .places = fc_arena_calloc(arena, t->nchunks + 1, sizeof *made.places),
-                   .dims = fc_arena_calloc(arena, t->nchunks + 1, 2 * (size_t)p->ndim * sizeof *made.dims)};
-    if (!made.chunks || !made.places || !made.dims) {
-        return no_memory(b);
-    }
-    find_boxes(flat, order, p, &made);
-    *o = (origin){flat, made.places};
-    t->chunks = made.chunks;
-    return FC_OK;
-}
-
-typedef struct ordered {
-    int64_t start;
-    size_t chunk;
-} ordered;
-
-static int by_start(const void *a, const void *b) {
-    const ordered *x = a, *y = b;
-    return x->start != y->start ? (x->start > y->start) - (x->start < y->start)
-                                : (x->chunk > y->chunk) - (x->chunk < y->chunk);
-}
-
-/* The chunks of a flat parameter by their offsets; malloc'ed. */
-static size_t *order_chunks(const fc_tensor *flat) {
-    ordered *sorted = calloc(flat->nchunks + 1, sizeof *sorted);
-    size_t *order = calloc(flat->nchunks + 1, sizeof *order);
-    for (size_t i = 0; sorted && order && i < flat->nchunks; i++) {
-        sorted[i] = (ordered){flat->chunks[i].dims[0], i};
-    }
-    if (sorted && order) {
-        qsort(sorted, flat->nchunks, sizeof *sorted, by_start);
-    }
-    for (size_t i = 0; sorted && order && i < flat->nchunks; i++) {
-        order[i] = sorted[i].chunk;
-    }
-    free(sorted);
-    return order;
-}
-
 /* The tensors of a unit, one for each of its members, each at the member's place in `made`. */
 static fc_code make_unit(const builder *b, const fc_flat_model *model, const fc_flat_unit *u, fc_tensor *made) {
-    size_t *order = order_chunks(u->tensor), param = 0;
+    size_t *order = fc_flat_order_chunks(u->tensor), param = 0;
     fc_code rc = order ? FC_OK : no_memory(b);
     for (size_t i = 0; rc == FC_OK && i < u->nmembers; i++) {
         const fc_flat_member *m = &model->members[u->members[i]];
@@ -297,7 +168,7 @@ static fc_code make_unit(const builder *b, const fc_flat_model *model, const fc_
         if (fc_flat_is_tied(model, u->members[i])) {
             *t = made[m->same_as]; /* the same chunks: so they are known to be one */
         } else {
-            rc = make_parameter(b, u->tensor, order, &u->layout.params[param++], t);
+            rc = fc_flat_boxes(u->tensor, order, &u->layout.params[param++], b->out->arena, t, b->err);
         }
         rc = rc == FC_OK ? name_parameter(b, u->tensor, m->key, t) : rc;
     }
@@ -330,27 +201,13 @@ static fc_code add_dict(builder *b, const fc_flat_model *model) {
     return rc;
 }
 
-static int by_name(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 static fc_code check_names(const builder *b) {
-    const char **names = calloc(b->count + 1, sizeof *names);
-    fc_code rc = names ? FC_OK : no_memory(b);
-    for (size_t i = 0; names && i < b->count; i++) {
-        names[i] = b->tensors[i].name;
-    }
-    if (names) {
-        qsort(names, b->count, sizeof *names, by_name);
-    }
-    for (size_t i = 1; rc == FC_OK && i < b->count; i++) {
-        if (strcmp(names[i - 1], names[i]) == 0) {
-            rc = fc_fail(b->err, FC_EUSAGE, "%s: '%.256s' is both a parameter of the model and another value",
-                         b->source->path, names[i]);
-        }
-    }
-    free(names);
-    return rc;
+    const char *name = NULL;
+    fc_code rc = fc_find_same_name(b->tensors, b->count, &name, b->err);
+    return rc != FC_OK || !name
+               ? rc
+               : fc_fail(b->err, FC_EUSAGE, "%s: '%.256s' is both a parameter of the model and another value",
+                         b->source->path, name);
 }
 
 /* Room for `more` tensors. */
@@ -378,15 +235,15 @@ static fc_code add_state(builder *b, const fc_flat_model *model, size_t unit, si
     const fc_tensor *state = &b->source->tensors[index];
     const fc_flat_unit *u = &model->units[unit];
     bool cut = !state->object && state->ndim == 1 && state->shape[0] == u->tensor->shape[0];
-    size_t *order = order_chunks(state), param = 0;
-    fc_code rc = order && grow(b, u->nmembers) ? FC_OK : no_memory(b);
+    size_t *order = cut ? fc_flat_order_chunks(state) : NULL, param = 0;
+    fc_code rc = (order || !cut) && grow(b, u->nmembers) ? FC_OK : no_memory(b);
     for (size_t i = 0; rc == FC_OK && i < u->nmembers; i++) {
         if (fc_flat_is_tied(model, u->members[i])) {
             continue;
         }
         fc_tensor *t = &b->tensors[b->count];
         if (cut) {
-            rc = make_parameter(b, state, order, &u->layout.params[param++], t);
+            rc = fc_flat_boxes(state, order, &u->layout.params[param++], b->out->arena, t, b->err);
             b->count++;
         } else {
             rc = keep(b, index);

@@ -230,6 +230,16 @@ def optimizer_in(home, case):
     run("consolidate", f"{home}/{case}.opt", "-o", f"{home}/out.pt", "--force")
     flat = torch.load(f"{home}/out.pt")
     check(flat["optim"]["state"][0]["exp_avg"].shape == flat["model"]["_flat_param"].shape, case, "flat state")
+    # The optimizer's files are of a run of more ranks.
+    mixed = pathlib.Path(f"{home}/{case}.mixed")
+    shutil.copytree(f"{home}/{case}.opt", mixed)
+    own = sorted(mixed.glob("optim_*"))
+    for rank in range(2 * len(own)):
+        shutil.copy(own[rank % len(own)], mixed / f"optim_world_size_{2 * len(own)}_rank_{rank}.pt")
+    for path in own:
+        path.unlink()
+    text = run("inspect", mixed, ok=3)
+    check(f"optim_world_size_{2 * len(own)}_rank_{len(own)}.pt" in text and "two checkpoints" in text, text)
 
 
 def load(rank, world, home, case, out):

@@ -1,10 +1,13 @@
 /*
  * The other way of unflatten.h: a checkpoint of parameters as FSDP1's LOCAL_STATE_DICT has it, with one flat parameter
- * for each unit that a wrap policy makes.
+ * for each unit that a wrap policy makes. Semantics: _local_post_state_dict_hook in
+ * torch/distributed/fsdp/_state_dict_utils.py, FlatParamHandle in _flat_param.py.
  */
 #ifndef FSDPCKPT_FLATTEN_H
 #define FSDPCKPT_FLATTEN_H
 
+#include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/wanted.h"
 #include "fsdpckpt/wrap_policy.h"
 
 #ifdef __cplusplus
@@ -17,10 +20,12 @@ extern "C" {
  * Everything else is as it was, under the wanted names.
  * @param wanted of `source`, whose tensors are in the order of the model; its mesh and dtypes are not looked at.
  * @param source belongs to the new checkpoint if there is one, else to the caller. `wanted`, `tree` and `units` need
- * not outlive the call.
+ *        not outlive the call.
  * @param ranks  over how many ranks it will be cut: pieces keep to these cuts.
+ * @param out    closed by fc_checkpoint_close, which closes `source`; NULL after a failure.
  * @return FC_EUSAGE for a unit that FSDP cannot flatten (see fc_flat_layout_new), and for optimizer state, which has no
- *         place in a LOCAL_STATE_DICT.
+ *         place in a LOCAL_STATE_DICT; FC_EUNSUPPORTED for units that share a parameter; what fc_coverage_new has
+ *         to say of a parameter with holes; FC_ENOMEM.
  */
 fc_code fc_flatten(fc_checkpoint *source, const fc_wanted *wanted, const fc_module_tree *tree, const fc_units *units,
                    int64_t ranks, fc_checkpoint **out, fc_error *err);

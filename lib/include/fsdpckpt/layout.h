@@ -33,7 +33,8 @@ typedef struct fc_tp_plan fc_tp_plan;
  * A pattern matches a module or parameter whose FQN equals it or ends with "." + it; the most specific one decides.
  * The plan lives in `arena`. The built-in plan takes c_attn, c_fc and c_proj for GPT-2's Conv1D, whose weight is
  * [in, out] (colwise cuts dimension 1, rowwise 0); a plan file speaks of nn.Linear.
- * @return FC_EUSAGE for a malformed plan, an unknown style or a name that is no file, FC_EUNSUPPORTED for a style that makes no boxes
+ * @return FC_EUSAGE for a malformed plan, an unknown style or a name that is no file, FC_EUNSUPPORTED for a style that
+ * makes no boxes
  * ("packed_colwise"), each naming file, pattern and style; FC_EIO when the file cannot be read.
  */
 fc_code fc_tp_plan_load(const char *name_or_path, fc_arena *arena, const fc_tp_plan **out, fc_error *err);

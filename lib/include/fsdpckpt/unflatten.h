@@ -1,7 +1,8 @@
 /*
  * FSDP1's LOCAL_STATE_DICT: what torch.distributed.fsdp's FullyShardedDataParallel leaves of its units when it saves
  * its own flat parameters, "layers.0._flat_param": one dimension, cut over the ranks without regard to what lies in it.
- * The files do not say that; the names, shapes and order of the model's parameters do.
+ * The files do not say that; the names, shapes and order of the model's parameters do. Semantics:
+ * _local_post_state_dict_hook in torch/distributed/fsdp/_state_dict_utils.py, FlatParamHandle in _flat_param.py.
  */
 #ifndef FSDPCKPT_UNFLATTEN_H
 #define FSDPCKPT_UNFLATTEN_H
@@ -31,7 +32,9 @@ bool fc_knows_model_order(const fc_checkpoint *checkpoint, const char **why);
 /**
  * Finds tensors that are one (tied weights): files that keep them once (torch.save, HDF5's hard links) list the same
  * bytes under each name, and a schema says it.
- * @param same_as out: for each of `tensors` the first one that it is; itself where it is not tied.
+ * @param tensors of `source`, `count` of them.
+ * @param same_as out, `count` of them: for each of `tensors` the first one that it is; itself where it is not tied.
+ * @return FC_ENOMEM.
  */
 fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensors, size_t count, size_t *same_as,
                      fc_error *err);
@@ -39,6 +42,7 @@ fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensor
 /**
  * Puts the tensors of `wanted` in the order of `model`, where they may have any name of tied ones. What is no parameter
  * comes behind.
+ * @param arena gets the new order, which `wanted` points to.
  * @return FC_EUSAGE where the order of `model` is not known, or one of the two has a tensor that the other has not.
  */
 fc_code fc_order_like(const fc_checkpoint *model, fc_arena *arena, fc_wanted *wanted, fc_error *err);
@@ -52,8 +56,9 @@ bool fc_was_flat(const fc_checkpoint *checkpoint);
  * ignored parameters), with or without the padding of use_orig_params. Parameters get the dtype of their flat one.
  * @param source belongs to the new checkpoint if there is one, else to the caller. Has flat parameters.
  * @param model  need not outlive the call.
+ * @param out    closed by fc_checkpoint_close, which closes `source`; NULL after a failure.
  * @return FC_EUSAGE where the order of `model` is not known, or it does not fit: a unit has another number of elements,
- *         a parameter is nowhere.
+ *         a parameter is nowhere; FC_EUNSUPPORTED where it fits in more than one way; FC_ENOMEM.
  */
 fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_checkpoint **out, fc_error *err);
 
