@@ -125,7 +125,7 @@ def wrap(case, model, world):
     if how.get("ignore"):
         more["ignored_states"] = [model.norm.weight, model.layers[1].act.bias]
     model = FSDP(model, device_id=torch.device("cpu"), **more)
-    return torch.compile(model) if how.get("compile") else model
+    return model
 
 
 def save(rank, world, home, case):
@@ -135,6 +135,8 @@ def save(rank, world, home, case):
     out.mkdir(exist_ok=True)
     with FSDP.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
         state = model.state_dict()
+        if CASES[case][2].get("compile"):  # the name that torch.compile puts before all
+            state = {f"_orig_mod.{key}": value for key, value in state.items()}
         torch.save(state, out / f"model_world_size_{world}_rank_{rank}.pt")
         dcp.save({"model": state}, checkpoint_id=f"{home}/{case}.dcp")
     if not CASES[case][2].get("use_orig_params"):
