@@ -147,7 +147,7 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
         rc = comm->all_reduce(comm, numbers, count, FC_U64, FC_REDUCE_XOR, NULL, err);
         rc = rc == FC_OK ? comm->all_reduce(comm, numbers + count, count, FC_U64, FC_REDUCE_SUM, NULL, err) : rc;
     }
-    if (rc == FC_OK) {
+    if (rc == FC_OK && numbers) {
         pack(crc, numbers, count, true);
     }
     free(numbers);
