@@ -14,7 +14,7 @@ static bool lightning_probe(const fc_probe *probe) {
 }
 
 static fc_code lightning_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    fc_code rc = fc_pt_open_beside_dcp(checkpoint, meta, options, err);
+    fc_code rc = fc_pt_open_beside_dcp(checkpoint, meta, true, options, err);
     checkpoint->producer = "PyTorch Lightning";
     return rc;
 }

@@ -92,9 +92,10 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
             return fc_fail(err, FC_ENOMEM, "out of memory");
         }
     }
-    fc_code rc = fc_pt_is_beside_dcp(checkpoint->path, common) ? fc_pt_open_beside_dcp(checkpoint, common, options, err)
-                 : fc_mg_count_ranks(checkpoint->path) == 1    ? open_one(checkpoint, options, err)
-                                                               : fc_mg_open_ranks(checkpoint, options, err);
+    fc_code rc = fc_pt_is_beside_dcp(checkpoint->path, common)
+                     ? fc_pt_open_beside_dcp(checkpoint, common, false, options, err)
+                 : fc_mg_count_ranks(checkpoint->path) == 1 ? open_one(checkpoint, options, err)
+                                                            : fc_mg_open_ranks(checkpoint, options, err);
     checkpoint->producer = "Megatron";
     checkpoint->keeps_order = false; /* ranks of a pipeline have parts of it */
     return rc;

@@ -35,43 +35,63 @@ static fc_code check_unique(const fc_checkpoint *checkpoint, const char *file, f
                                           checkpoint->path, name, file);
 }
 
-/* Puts the values of the file behind those of DCP, and the file behind its files. */
-static fc_code add_file(fc_checkpoint *checkpoint, const char *name, fc_error *err) {
-    fc_arena *arena = checkpoint->arena;
-    size_t nfiles = checkpoint->nfiles, ntensors = checkpoint->ntensors, more = 0;
-    fc_tensor *added = NULL;
-    fc_file *files = fc_arena_calloc(arena, nfiles + 1, sizeof *files);
-    const char *path = fc_arena_printf(arena, "%s/%s", checkpoint->path, name);
-    if (!files || !path) {
+/* Puts the file behind those of DCP. */
+static fc_code add_file(fc_checkpoint *checkpoint, const char *name, const char **path, fc_error *err) {
+    size_t nfiles = checkpoint->nfiles;
+    fc_file *files = fc_arena_calloc(checkpoint->arena, nfiles + 1, sizeof *files);
+    *path = fc_arena_printf(checkpoint->arena, "%s/%s", checkpoint->path, name);
+    if (!files || !*path) {
         return no_memory(checkpoint, err);
-    }
-    fc_code rc = fc_pt_read_file(checkpoint, path, (uint32_t)nfiles, &added, &more, err);
-    fc_tensor *all = rc == FC_OK ? fc_arena_calloc(arena, ntensors + more, sizeof *all) : NULL;
-    if (!all) {
-        return rc == FC_OK ? no_memory(checkpoint, err) : rc;
     }
     if (nfiles > 0) {
         memcpy(files, checkpoint->files, nfiles * sizeof *files);
     }
+    files[nfiles] = (fc_file){*path, name};
+    checkpoint->files = files;
+    checkpoint->nfiles = nfiles + 1;
+    return FC_OK;
+}
+
+/* Puts the values of the file, the last one, behind those of DCP. After a failure there are those of DCP alone. */
+static fc_code add_values(fc_checkpoint *checkpoint, const char *name, const char *path, fc_error *err) {
+    const fc_tensor *const old = checkpoint->tensors;
+    const size_t ntensors = checkpoint->ntensors;
+    size_t more = 0;
+    fc_tensor *added = NULL;
+    fc_code rc = fc_pt_read_file(checkpoint, path, (uint32_t)(checkpoint->nfiles - 1), &added, &more, err);
+    fc_tensor *all = rc == FC_OK ? fc_arena_calloc(checkpoint->arena, ntensors + more, sizeof *all) : NULL;
+    if (!all) {
+        return rc == FC_OK ? no_memory(checkpoint, err) : rc;
+    }
     if (ntensors > 0) {
-        memcpy(all, checkpoint->tensors, ntensors * sizeof *all);
+        memcpy(all, old, ntensors * sizeof *all);
     }
     if (more > 0) {
         memcpy(all + ntensors, added, more * sizeof *all);
     }
-    files[nfiles] = (fc_file){path, name};
-    checkpoint->files = files;
-    checkpoint->nfiles = nfiles + 1;
     checkpoint->tensors = all;
     checkpoint->ntensors = ntensors + more;
-    return check_unique(checkpoint, name, err);
+    rc = check_unique(checkpoint, name, err);
+    if (rc != FC_OK) {
+        checkpoint->tensors = old;
+        checkpoint->ntensors = ntensors;
+    }
+    return rc;
 }
 
-fc_code fc_pt_open_beside_dcp(fc_checkpoint *checkpoint, const char *name, const fc_open_options *options,
-                              fc_error *err) {
+fc_code fc_pt_open_beside_dcp(fc_checkpoint *checkpoint, const char *name, bool optional,
+                              const fc_open_options *options, fc_error *err) {
+    const char *path = NULL, *why = NULL;
     fc_code rc = fc_format_dcp.open(checkpoint, options, err);
-    rc = rc == FC_OK ? add_file(checkpoint, name, err) : rc;
-    return rc == FC_OK ? fc_dcp_note_others(checkpoint, checkpoint->path, err) : rc;
+    rc = rc == FC_OK ? add_file(checkpoint, name, &path, err) : rc;
+    rc = rc == FC_OK ? add_values(checkpoint, name, path, err) : rc;
+    if (rc == FC_EUNSUPPORTED && path && optional) { /* another program's file, of the same name */
+        why = fc_arena_printf(checkpoint->arena, "%s beside it is not read: %s", name, err->message);
+        rc = why ? FC_OK : no_memory(checkpoint, err);
+    }
+    rc = rc == FC_OK ? fc_dcp_note_others(checkpoint, checkpoint->path, err) : rc;
+    checkpoint->note = why ? why : checkpoint->note;
+    return rc;
 }
 
 void fc_pt_close_beside_dcp(fc_checkpoint *checkpoint) {

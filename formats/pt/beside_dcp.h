@@ -11,9 +11,11 @@
 /** Whether the directory has both `.metadata` and the file `name`. */
 bool fc_pt_is_beside_dcp(const char *directory, const char *name);
 
-/** Opens checkpoint->path as DCP and adds the values of its file `name` (static). A name that both have is an error. */
-fc_code fc_pt_open_beside_dcp(fc_checkpoint *checkpoint, const char *name, const fc_open_options *options,
-                              fc_error *err);
+/** Opens checkpoint->path as DCP and adds the values of its file `name` (static). A name that both have is an error;
+    where the file is `optional`, that or a file that holds something else is a note, and only DCP's values are there.
+ */
+fc_code fc_pt_open_beside_dcp(fc_checkpoint *checkpoint, const char *name, bool optional,
+                              const fc_open_options *options, fc_error *err);
 
 /* Hooks of fc_format, for what was opened so, and for what only fc_pt_open_file opened. */
 void fc_pt_close_beside_dcp(fc_checkpoint *checkpoint);

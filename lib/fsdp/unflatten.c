@@ -120,7 +120,7 @@ static fc_code no_memory(const builder *b) {
 /* A value of the source as it is. */
 static fc_code keep(builder *b, size_t index) {
     fc_flat_origin *o = fc_arena_calloc(b->out->arena, 1, sizeof *o);
-    if (!o) {
+    if (!o || !b->tensors) {
         return no_memory(b);
     }
     o->tensor = &b->source->tensors[index];
@@ -179,15 +179,17 @@ static fc_code make_unit(const builder *b, const fc_flat_model *model, const fc_
 /* All that a state dict holds, in the order of the model. */
 static fc_code add_dict(builder *b, const fc_flat_model *model) {
     fc_tensor *made = calloc(model->nmembers + 1, sizeof *made);
-    fc_code rc = made ? FC_OK : no_memory(b);
+    fc_code rc = made && (b->tensors || model->nmembers == 0) ? FC_OK : no_memory(b);
     for (size_t u = 0; rc == FC_OK && u < model->nunits; u++) {
         rc = make_unit(b, model, &model->units[u], made);
         b->gone[model->units[u].index] = true;
     }
     for (size_t i = 0; rc == FC_OK && i < model->nmembers; i++) {
         const fc_flat_member *m = &model->members[i];
-        if (!m->flat) {
+        if (!m->flat) { /* under the model's name, as its parameters are: wrappers leave traces in the source's */
             rc = keep(b, m->stored);
+            rc =
+                rc == FC_OK ? name_parameter(b, &b->source->tensors[m->stored], m->key, &b->tensors[b->count - 1]) : rc;
             continue;
         }
         b->tensors[b->count++] = made[i];

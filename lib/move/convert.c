@@ -246,7 +246,7 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
         rc = fc_source_crc_join(m.move.recorded, m.comm, err);
     }
     if (rc == FC_OK) { /* which tells the chunk, where the digests tell the tensor */
-        rc = fc_source_crc_check(m.move.recorded, err);
+        rc = fc_source_crc_check(m.move.recorded, m.comm, err);
     }
     if (rc == FC_OK) {
         rc = finish_digests(&m, digests, err);

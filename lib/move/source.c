@@ -380,10 +380,11 @@ static fc_code copy_piece(fc_source *source, const fc_tensor *tensor, size_t chu
             fc_crc_walk_begin(&source->walk, tensor, chunk, extent);
         }
         rc = rc == FC_OK ? read_strided(source, input, extent->offset, start, copy, out, err) : rc;
-        if (rc == FC_OK && source->walk.wanted) {
+        if (rc == FC_OK && source->crc && source->walk.lies != FC_CRC_NONE) {
+            source->walk.bytes = (uint64_t)fc_strided_bytes(copy);
             fc_crc_walk_end(&source->walk, source->crc, tensor, chunk, extent);
-            source->walk.wanted = false;
         }
+        source->walk.wanted = false;
         return rc;
     }
     const unsigned char *bytes = NULL;

@@ -1,9 +1,11 @@
 /*
  * See source_crc.h. Sums of bare CRCs (core/crc.h): what one worker reads of a chunk comes run by run, as it lies in
- * the file, and goes to the chunk's sum with the zeros that are behind it.
+ * the file, and goes to the chunk's sum with the zeros that are behind it in its record.
  */
 #include "move/source_crc.h"
 
+#include "fsdpckpt/format.h"
+#include "move/record_crc.h"
 #include "plan/box_text.h"
 
 #include <inttypes.h>
@@ -15,6 +17,7 @@ typedef struct chunk_sum {
     atomic_uint_least64_t bytes;    /* read so far */
     atomic_uint_least32_t sum;      /* of them, bare */
     atomic_uint_least32_t recorded; /* 0: no worker of this process has seen any */
+    atomic_uint_least32_t lies;     /* fc_crc_lies */
 } chunk_sum;
 
 struct fc_source_crc {
@@ -75,8 +78,21 @@ static bool fills_record(const fc_tensor *tensor, size_t chunk, const fc_extent 
     return extent->first == 0 && (uint64_t)stride * fc_dtype_size(tensor->dtype) == extent->length;
 }
 
+/* How the elements of a chunk lie in their record. */
+static fc_crc_lies how_it_lies(const fc_tensor *tensor, size_t chunk, const fc_extent *extent) {
+    if (extent->crc32 == 0 || extent->codec != FC_CODEC_RAW) {
+        return FC_CRC_NONE;
+    }
+    if (fills_record(tensor, chunk, extent)) {
+        return FC_CRC_WHOLE;
+    }
+    const fc_box box = fc_chunk_box(tensor, &tensor->chunks[chunk]);
+    return fc_is_row_major(box.ndim, box.sizes, extent->strides) ? FC_CRC_RUN : FC_CRC_SCATTERED;
+}
+
 void fc_crc_walk_begin(fc_crc_walk *walk, const fc_tensor *tensor, size_t chunk, const fc_extent *extent) {
-    walk->wanted = extent->crc32 != 0 && extent->codec == FC_CODEC_RAW && fills_record(tensor, chunk, extent);
+    walk->lies = how_it_lies(tensor, chunk, extent);
+    walk->wanted = walk->lies == FC_CRC_WHOLE || walk->lies == FC_CRC_RUN;
     walk->at = walk->bytes = 0;
     walk->sum = 0;
 }
@@ -111,23 +127,37 @@ void fc_crc_walk_end(const fc_crc_walk *walk, fc_source_crc *crc, const fc_tenso
     atomic_fetch_xor_explicit(&sum->sum, shifted, memory_order_relaxed);
     atomic_fetch_add_explicit(&sum->bytes, walk->bytes, memory_order_relaxed);
     atomic_store_explicit(&sum->recorded, extent->crc32, memory_order_relaxed);
+    atomic_store_explicit(&sum->lies, walk->lies, memory_order_relaxed);
     atomic_store_explicit(&crc->any, true, memory_order_relaxed);
 }
 
 /* ---- when all is read ---- */
 
-/* Both numbers of `count` chunks, to `numbers` or from there: the sums, then the bytes. */
+/* The numbers of `count` chunks, to `numbers` or from there: the sums, the bytes, then what is known of the record. */
 static void pack(fc_source_crc *crc, uint64_t *numbers, size_t count, bool back) {
     for (size_t i = 0; i < count; i++) {
         chunk_sum *sum = &crc->sums[i];
+        uint64_t *known = &numbers[2 * count + i];
         if (back) {
             atomic_store(&sum->sum, (uint32_t)numbers[i]);
             atomic_store(&sum->bytes, numbers[count + i]);
+            atomic_store(&sum->recorded, (uint32_t)*known);
+            atomic_store(&sum->lies, (uint32_t)(*known >> 32));
         } else {
             numbers[i] = atomic_load(&sum->sum);
             numbers[count + i] = atomic_load(&sum->bytes);
+            *known = (uint64_t)atomic_load(&sum->lies) << 32 | atomic_load(&sum->recorded);
         }
     }
+}
+
+static fc_code join_numbers(fc_comm *comm, uint64_t *numbers, size_t count, fc_error *err) {
+    static const fc_reduce how[] = {FC_REDUCE_XOR, FC_REDUCE_SUM, FC_REDUCE_MAX};
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < sizeof how / sizeof *how; i++) {
+        rc = comm->all_reduce(comm, numbers + i * count, count, FC_U64, how[i], NULL, err);
+    }
+    return rc;
 }
 
 fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
@@ -140,12 +170,12 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
     if (rc != FC_OK || !any) {
         return rc;
     }
-    uint64_t *numbers = calloc(count + 1, 2 * sizeof *numbers);
+    atomic_store(&crc->any, true);
+    uint64_t *numbers = calloc(count + 1, 3 * sizeof *numbers);
     rc = fc_comm_agree(comm, numbers ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
     if (rc == FC_OK && numbers) {
         pack(crc, numbers, count, false);
-        rc = comm->all_reduce(comm, numbers, count, FC_U64, FC_REDUCE_XOR, NULL, err);
-        rc = rc == FC_OK ? comm->all_reduce(comm, numbers + count, count, FC_U64, FC_REDUCE_SUM, NULL, err) : rc;
+        rc = join_numbers(comm, numbers, count, err);
     }
     if (rc == FC_OK && numbers) {
         pack(crc, numbers, count, true);
@@ -164,23 +194,36 @@ static fc_code damaged(const fc_checkpoint *checkpoint, const fc_tensor *tensor,
                    checkpoint->files[at->file].path, at->offset, tensor->name, fc_box_to_text(&box).s, found, recorded);
 }
 
-fc_code fc_source_crc_check(const fc_source_crc *crc, fc_error *err) {
+/* A chunk that is its record, or something of one that is seen to with the others in it. */
+static fc_code check_chunk(const fc_source_crc *crc, size_t index, size_t chunk, fc_record_crcs *records,
+                           fc_error *err) {
+    const fc_tensor *tensor = &crc->checkpoint->tensors[index];
+    chunk_sum *sum = &crc->sums[crc->first[index] + chunk];
+    const fc_box box = fc_chunk_box(tensor, &tensor->chunks[chunk]);
+    const uint64_t bytes = (uint64_t)fc_box_volume(&box) * fc_dtype_size(tensor->dtype);
+    const uint32_t recorded = atomic_load(&sum->recorded), lies = atomic_load(&sum->lies);
+    if (lies == FC_CRC_NONE) {
+        return FC_OK;
+    }
+    const uint64_t moved = atomic_load(&sum->bytes);
+    const bool all = moved == bytes && lies != FC_CRC_SCATTERED;
+    if (lies != FC_CRC_WHOLE || !all) {
+        return fc_record_crcs_add(records, tensor, chunk, moved, all, atomic_load(&sum->sum), err);
+    }
+    const uint32_t found = fc_crc32_finish(atomic_load(&sum->sum), bytes);
+    return found == recorded ? FC_OK : damaged(crc->checkpoint, tensor, chunk, found, recorded, err);
+}
+
+fc_code fc_source_crc_check(const fc_source_crc *crc, const fc_comm *comm, fc_error *err) {
     const fc_checkpoint *checkpoint = crc->checkpoint;
-    for (size_t i = 0; i < checkpoint->ntensors && atomic_load(&crc->any); i++) {
-        const fc_tensor *tensor = &checkpoint->tensors[i];
-        for (size_t k = 0; k < tensor->nchunks; k++) {
-            chunk_sum *sum = &crc->sums[crc->first[i] + k];
-            const fc_box box = fc_chunk_box(tensor, &tensor->chunks[k]);
-            uint64_t bytes = (uint64_t)fc_box_volume(&box) * fc_dtype_size(tensor->dtype);
-            uint32_t recorded = atomic_load(&sum->recorded);
-            if (recorded == 0 || atomic_load(&sum->bytes) != bytes) {
-                continue;
-            }
-            uint32_t found = fc_crc32_finish(atomic_load(&sum->sum), bytes);
-            if (found != recorded) {
-                return damaged(checkpoint, tensor, k, found, recorded, err);
-            }
+    fc_record_crcs records = {.checkpoint = checkpoint};
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < checkpoint->ntensors && atomic_load(&crc->any); i++) {
+        for (size_t k = 0; rc == FC_OK && k < checkpoint->tensors[i].nchunks; k++) {
+            rc = check_chunk(crc, i, k, &records, err);
         }
     }
-    return FC_OK;
+    rc = rc == FC_OK ? fc_record_crcs_check(&records, comm, err) : rc;
+    fc_record_crcs_free(&records);
+    return rc;
 }

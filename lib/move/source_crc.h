@@ -1,8 +1,8 @@
 /*
  * The CRC-32s that a source records for its chunks (fc_extent.crc32: the records of torch's zip archives), compared
  * with what is read of them. CRCs are linear, so a chunk's is put together from those of the pieces that workers and
- * ranks read of it, in any order and however it is cut. A chunk that is not read whole (the other of two replicas) is
- * not compared.
+ * ranks read of it, in any order and however it is cut. Of a record of which only parts were read, or in which several
+ * chunks lie (flat parameters, DeepSpeed's partitions, views), the rest is read when all is moved (record_crc.h).
  */
 #ifndef FSDPCKPT_MOVE_SOURCE_CRC_H
 #define FSDPCKPT_MOVE_SOURCE_CRC_H
@@ -19,8 +19,17 @@ void fc_source_crc_free(fc_source_crc *crc);
 /** Adds up what the ranks have read. Collective, unless `comm` is NULL. */
 fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err);
 
-/** @return FC_ECORRUPT when a chunk that was read whole, by this rank in part, is not what its CRC-32 says. */
-fc_code fc_source_crc_check(const fc_source_crc *crc, fc_error *err);
+/** @return FC_ECORRUPT when a record, of which something was read, is not what its CRC-32 says. Of those that have to
+   be read for that each rank of `comm` (NULL: there are no others) takes some. */
+fc_code fc_source_crc_check(const fc_source_crc *crc, const fc_comm *comm, fc_error *err);
+
+/** How the elements of a chunk lie in their record. */
+typedef enum fc_crc_lies {
+    FC_CRC_NONE,     /**< it has no CRC-32 that could be compared */
+    FC_CRC_WHOLE,    /**< they are all of it, each once, in whatever order of the axes */
+    FC_CRC_RUN,      /**< they are a part of it, one behind the other */
+    FC_CRC_SCATTERED /**< as strides say: they are not summed up */
+} fc_crc_lies;
 
 enum { FC_CRC_DISTANCES = 8 };
 
@@ -29,14 +38,15 @@ typedef struct fc_crc_walk {
     uint64_t at;    /**< bytes, in the stored ones: the end of the last run */
     uint64_t bytes; /**< so far */
     uint32_t sum;   /**< bare, with nothing behind `at` */
-    bool wanted;
+    fc_crc_lies lies;
+    bool wanted; /**< whether runs are to be added */
     struct {
         uint64_t distance;
         fc_crc32_factor factor;
     } known[FC_CRC_DISTANCES]; /**< few distances occur, again and again */
 } fc_crc_walk;
 
-/** Begins with a piece of a chunk; `wanted` tells whether there is anything to compare it with. */
+/** Begins with a piece of a chunk; `lies` tells whether there is anything to compare it with. */
 void fc_crc_walk_begin(fc_crc_walk *walk, const fc_tensor *tensor, size_t chunk, const fc_extent *extent);
 
 /** Adds `size` bytes, `at` bytes behind the start of the stored ones. */

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import unittest
+import zipfile
 import zlib
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
@@ -96,6 +97,25 @@ class Convert(harness.Case):
         for args in (("consolidate",), ("reshard", "--dp", "2"), ("consolidate", "--compress", "1")):
             p = self.job(3, args[0], source, "-o", "out", "--to", "h5", *args[1:])
             self.check_fails(3, p, "tensor w", "CRC-32")
+            self.assertFalse(os.path.exists(self.path("out")))
+
+    def test_damaged_partition(self):
+        """The CRC-32 of a record that is many tensors."""
+        source = self.path("deepspeed")
+        shutil.copytree(harness.corpus("../deepspeed/0.19.8-zero2-bf16"), source)
+        name = os.path.join(source, "global_step2", "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt")
+        self.check_same(source, 3, "consolidate")
+        with zipfile.ZipFile(name) as archive:
+            largest = max(archive.infolist(), key=lambda record: record.file_size if "/data/" in record.filename else 0)
+        with open(name, "r+b") as f:
+            at = f.read().index(zipfile.ZipFile(name).read(largest)) + largest.file_size // 2
+            f.seek(at)
+            byte = f.read(1)[0]
+            f.seek(at)
+            f.write(bytes([byte ^ 16]))
+        for args in (("consolidate",), ("reshard", "--dp", "2")):
+            p = self.job(3, args[0], source, "-o", "out", "--to", "h5", *args[1:])
+            self.check_fails(3, p, "optim_states.pt", "CRC-32")
             self.assertFalse(os.path.exists(self.path("out")))
 
     def check_fails(self, status, p, *contains):

@@ -90,6 +90,7 @@ CASES = {
     "aligned to bfloat16": (Model, 2, {"wrap": True, "use_orig_params": True, "bf16": True}),
     "ignored": (Model, 2, {"wrap": True, "ignore": True}),
     "double": (Model, 3, {"double": True, "wrap": True}),
+    "compiled": (Model, 2, {"wrap": True, "compile": True}),
 }
 
 
@@ -123,7 +124,8 @@ def wrap(case, model, world):
         more["mixed_precision"] = MixedPrecision(param_dtype=torch.bfloat16)
     if how.get("ignore"):
         more["ignored_states"] = [model.norm.weight, model.layers[1].act.bias]
-    return FSDP(model, device_id=torch.device("cpu"), **more)
+    model = FSDP(model, device_id=torch.device("cpu"), **more)
+    return torch.compile(model) if how.get("compile") else model
 
 
 def save(rank, world, home, case):

@@ -62,6 +62,13 @@ def main():
         assert same(want, found), (want, found)
         assert "PyTorch Lightning" in run(program, "inspect", source).stdout
         assert run(program, "verify", source).returncode == 0
+        # A file of that name that is another program's: the checkpoint is read as before, and a line says so.
+        for other in ({"model": {"layer.weight": 1}}, 5):
+            torch.save(other, os.path.join(source, "meta.pt"))
+            assert run(program, "verify", source).returncode == 0
+            r = run(program, "consolidate", source, "-o", full, "--force")
+            assert r.returncode == 0 and "meta.pt beside it is not read" in r.stderr and r.stderr.count("\n") == 1, r
+            assert torch.equal(torch.load(full)["model"]["layer.weight"], want["model"]["layer.weight"])
         with open(os.path.join(source, "meta.pt"), "r+b") as f:
             f.truncate(100)
         r = run(program, "consolidate", source, "-o", os.path.join(home, "no.h5"), "-q")
