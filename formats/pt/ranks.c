@@ -84,7 +84,7 @@ static fc_code name_files(pt_merger *m, const pt_set *set, fc_file *files) {
     size_t n = strlen(m->directory);
     const char *slash = n > 0 && m->directory[n - 1] == '/' ? "" : "/";
     for (int64_t r = 0; r < set->ranks; r++) {
-        files[r].name = fc_arena_printf(arena, "%s%" PRId64 "%s", set->head, r, set->tail);
+        files[r].name = fc_arena_printf(arena, "%s%0*" PRId64 "%s", set->head, set->width, r, set->tail);
         files[r].path = files[r].name ? fc_arena_printf(arena, "%s%s%s", m->directory, slash, files[r].name) : NULL;
         if (!files[r].path) {
             return no_memory(m);

@@ -12,6 +12,7 @@ typedef struct pt_set {
     const char *name;        /* "model" */
     const char *head, *tail; /* of the files' names, around the rank: "model_world_size_8_rank_" and ".pt" */
     int64_t ranks;
+    int width; /* of ranks that are padded with zeros, rank_00; else 1 */
 } pt_set;
 
 /** The parts of a file's name, in the name itself. */
@@ -20,6 +21,7 @@ typedef struct pt_rank_name {
     const char *tail;
     int64_t ranks; /* 0: the name does not say how many */
     int64_t rank;
+    int width; /* as in pt_set */
 } pt_rank_name;
 
 /** Whether a file is called like one of a set: [<name>][_world_size_<N>]_rank_<r>.pt, or "-rank<r>.bin" and the like.

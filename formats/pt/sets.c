@@ -10,24 +10,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_RANKS = 1 << 20, MAX_NAME = 64, MOST_SETS = 64 };
+enum { MAX_RANKS = 1 << 20, MAX_NAME = 64, MAX_WIDTH = 8, MOST_SETS = 64 };
 
-/* A number without leading zeros: the padded ones of "mp_rank_00" mean something else. */
-static bool parse_number(const char **at, int64_t most, int64_t *out) {
+/* @param width receives that of a number with leading zeros, else 1. */
+static bool parse_number(const char **at, int64_t most, int64_t *out, int *width) {
     int64_t value = 0;
     const char *p = *at;
-    if (*p < '0' || *p > '9' || (*p == '0' && p[1] >= '0' && p[1] <= '9')) {
-        return false;
-    }
     for (; *p >= '0' && *p <= '9'; p++) {
         value = value * 10 + (*p - '0');
-        if (value > most) {
+        if (value > most || p - *at >= MAX_WIDTH) {
             return false;
         }
     }
+    *width = **at == '0' ? (int)(p - *at) : 1;
+    bool any = p != *at;
     *at = p;
     *out = value;
-    return true;
+    return any;
 }
 
 static bool is_one_of(char c, const char *set) {
@@ -51,8 +50,10 @@ static bool take_world_size(const char *file, size_t *size, int64_t *ranks) {
         return true;
     }
     const char *number = at + sizeof between - 1;
+    int width = 1;
     *size = (size_t)(at - file);
-    return parse_number(&number, MAX_RANKS, ranks) && strncmp(number, "_rank_", 6) == 0 && *size > 0;
+    return parse_number(&number, MAX_RANKS, ranks, &width) && width == 1 && strncmp(number, "_rank_", 6) == 0 &&
+           *size > 0;
 }
 
 bool fc_pt_parse_rank_name(const char *file, pt_rank_name *out) {
@@ -67,7 +68,7 @@ bool fc_pt_parse_rank_name(const char *file, pt_rank_name *out) {
     at += is_one_of(*at, "_-");
     out->head = (size_t)(at - file);
     out->name = (size_t)(word - file) - (word > file);
-    if (!parse_number(&at, MAX_RANKS, &out->rank) || !take_world_size(file, &out->name, &out->ranks)) {
+    if (!parse_number(&at, MAX_RANKS, &out->rank, &out->width) || !take_world_size(file, &out->name, &out->ranks)) {
         return false;
     }
     out->tail = at;
@@ -110,6 +111,7 @@ static fc_code join_set(const char *directory, const char *file, const pt_rank_n
     if (name->ranks == 0 && name->rank >= set->ranks) {
         set->ranks = name->rank + 1;
     }
+    set->width = name->width > set->width ? name->width : set->width;
     return FC_OK;
 }
 
@@ -124,7 +126,8 @@ static fc_code add_to_sets(const char *directory, const char *file, const pt_ran
         return fc_fail(err, FC_EUNSUPPORTED, "%s: more than %d kinds of files", directory, MOST_SETS);
     }
     pt_set set = {fc_arena_strndup(arena, file, name->name), fc_arena_strndup(arena, file, name->head),
-                  fc_arena_strndup(arena, name->tail, strlen(name->tail)), name->ranks ? name->ranks : name->rank + 1};
+                  fc_arena_strndup(arena, name->tail, strlen(name->tail)), name->ranks ? name->ranks : name->rank + 1,
+                  name->width};
     if (!set.name || !set.head || !set.tail) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
     }

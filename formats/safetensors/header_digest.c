@@ -32,16 +32,16 @@ void fc_st_digits(uint64_t value, char *out) {
     }
 }
 
-static bool read_digits(const char *text, uint64_t *out) {
+/* @return how many of the digits are none, e.g. by a flipped bit. */
+static int read_digits(const char *text, uint64_t *out) {
+    int wrong = 0;
     *out = 0;
     for (int i = 0; i < ST_DIGITS; i++) {
         const char *digit = text[i] ? strchr(hexadecimal, text[i]) : NULL;
-        if (!digit) {
-            return false;
-        }
-        *out = *out << 4 | (uint64_t)(digit - hexadecimal);
+        *out = *out << 4 | (digit ? (uint64_t)(digit - hexadecimal) : 0);
+        wrong += digit == NULL;
     }
-    return true;
+    return wrong;
 }
 
 /* Whether CRCs of `size` bytes that differ so are of texts that differ in one bit: CRCs are linear, so that bit alone,
@@ -74,10 +74,11 @@ static bool is_one_digit(uint64_t difference) {
 
 st_header_state fc_st_digest_compare(const char *text, size_t size, size_t place) {
     uint64_t recorded, digest = fc_st_digest_of(text, size, place);
-    if (!read_digits(text + place, &recorded)) {
-        return ST_HEADER_DAMAGED;
+    int wrong = read_digits(text + place, &recorded);
+    if (wrong > 1) {
+        return ST_HEADER_REWRITTEN;
     }
-    if (recorded == digest) {
+    if (wrong == 0 && recorded == digest) {
         return ST_HEADER_GOOD;
     }
     return is_one_digit(recorded ^ digest) || is_one_bit(recorded ^ digest, size) ? ST_HEADER_DAMAGED

@@ -318,7 +318,7 @@ def reads_ranks_by_other_names(program, home, corpus):
     """Names that do not say how many ranks there are."""
     case = corpus / "pt" / "fsdp2-torch2.15.0"
     truth = flat(torch.load(case / "full.pt", weights_only=False)["model"])
-    for i, name in enumerate(("rank%d.pth", "model_rank_%d.pt", "ep0-ba10-rank%d.pt", "pytorch_model_fsdp_rank%d.bin")):
+    for i, name in enumerate(("rank%d.pth", "rank_%02d.pt", "model_rank_%d.pt", "ep0-ba10-rank%d.pt", "pytorch_model_fsdp_rank%d.bin")):
         loose = home / ("loose%d" % i)
         loose.mkdir()
         for rank in range(3):
