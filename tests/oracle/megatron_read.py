@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 
@@ -18,28 +17,10 @@ try:
     import numpy
     import safetensors
     import torch
+    from checks import check, finish, refused, run
 except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
-
-failures = []
-
-
-def check(good, what):
-    if not good:
-        failures.append(what)
-        print("FAILED: " + what)
-
-
-def run(*argv):
-    r = subprocess.run(argv, capture_output=True, text=True)
-    check(r.returncode == 0, "%s: exit %d: %s" % (" ".join(argv[1:]), r.returncode, r.stderr.strip()))
-    return r.stdout
-
-
-def refused(program, case, what, status, *words):
-    r = subprocess.run([program, "consolidate", case, "-o", case + ".h5", "-q"], capture_output=True, text=True)
-    check(r.returncode == status and all(w in r.stderr for w in words), "%s: exit %d: %s" % (what, r.returncode, r.stderr))
 
 
 def digests(path):
@@ -60,7 +41,7 @@ def torch_dist(program, case, home):
     run(program, "reshard", case, "-o", shards, "--dp", "3", "-q")
     run(program, "consolidate", shards, "-o", again, "-q")
     check(digests(again) == want, "resharded and back")
-    listed = json.loads(run(program, "inspect", case, "--json"))
+    listed = json.loads(run(program, "inspect", case, "--json").stdout)
     values = {o["name"]: o["value"] for o in listed["objects"]}
     check(all(values.get(n) == v for n, v in expected["values"].items()), "common.pt: %s" % values)
     check(values.get("norm._extra_state/shard_1_2") == [{"rank": 1}], "sharded objects: %s" % values)
@@ -69,7 +50,7 @@ def torch_dist(program, case, home):
     shutil.copytree(step, copy)
     with open(os.path.join(copy, "common.pt"), "r+b") as f:
         f.truncate(100)
-    refused(program, copy, "common.pt cut off", 3, "common.pt")
+    refused(program, copy, "common.pt cut off", "common.pt")
 
 
 def rank_files(program, home):
@@ -101,7 +82,7 @@ def rank_files(program, home):
           (back["rng_state"][0]["np_rng_state"][1] == state["rng_state"][0]["np_rng_state"][1]).all(),
           "mp_rank_00 through .pt")
     shutil.copytree(rank, rank[:-1] + "1")
-    refused(program, case, "a rank more than args says", 3, "1 tensor-parallel ranks", "files of 2")
+    refused(program, case, "a rank more than args says", "1 tensor-parallel ranks", "files of 2")
 
 
 def several_ranks(program, case, home):
@@ -126,7 +107,7 @@ def several_ranks(program, case, home):
         shutil.rmtree(shards) if os.path.isdir(shards) else os.remove(shards)
     run(program, "verify", case)
     run(program, "check", case)
-    listed = json.loads(run(program, "inspect", case, "--json"))
+    listed = json.loads(run(program, "inspect", case, "--json").stdout)
     names = {t["name"]: t for t in listed["tensors"]}
     check(not listed.get("note"), "note: %s" % listed.get("note"))
     check(len(names) == len({n.lower() for n in names}), "names")
@@ -202,12 +183,12 @@ def legacy_ranks(program, home):
     found = digests(out)
     wrong = sorted(n for n in set(found) | set(want) if found.get(n) != want.get(n))
     check(not wrong, "older names: %s" % wrong[:8])
-    check(not json.loads(run(program, "inspect", case, "--json")).get("note"), "older names: a note")
+    check(not json.loads(run(program, "inspect", case, "--json").stdout).get("note"), "older names: a note")
     run(program, "verify", case)
     os.rename(os.path.join(case, "mp_rank_01_001"), os.path.join(case, "mp_rank_01_001_001"))
-    refused(program, case, "an expert rank", 5, "mp_rank_01_001_001", "expert")
+    refused(program, case, "an expert rank", "mp_rank_01_001_001", "expert", status=5)
     os.rename(os.path.join(case, "mp_rank_01_001_001"), os.path.join(case, "mp_rank_01"))
-    refused(program, case, "names of two checkpoints", 3, "mp_rank_01", "two checkpoints")
+    refused(program, case, "names of two checkpoints", "mp_rank_01", "two checkpoints")
 
 
 def edited(case, home, name, change):
@@ -266,17 +247,17 @@ def hostile_ranks(program, case, home):
     for change, status, words in ((cut_short, 3, ("mp_rank_01_000", FC1, "shape")), (without, 3, (FC1, "missing")),
                                   (strange, 5, ("adapter.weight", "which dimension")), (experts, 5, ("expert",)),
                                   (layers, 5, ("layers", "5")), (gate, 5, (FC1, "SwiGLU")), (stray, 5, ("model.x",))):
-        refused(program, edited(case, home, change.__name__, change), change.__name__, status, *words)
+        refused(program, edited(case, home, change.__name__, change), change.__name__, *words, status=status)
     for name, words in (("mp_rank_01_001", ("mp_rank_01_001", "missing")), ("mp_rank_00_000", ("mp_rank_00_000",))):
         copy = os.path.join(home, "gone-" + name)
         shutil.copytree(case, copy)
         shutil.rmtree(os.path.join(copy, "iter_0000010", name))
-        refused(program, copy, "without " + name, 3, *words)
+        refused(program, copy, "without " + name, *words)
     copy = os.path.join(home, "no-tp-1")
     shutil.copytree(case, copy)
     for name in ("mp_rank_01_000", "mp_rank_01_001"):
         shutil.rmtree(os.path.join(copy, "iter_0000010", name))
-    refused(program, copy, "without a tensor-parallel rank", 3, "2 tensor-parallel ranks")
+    refused(program, copy, "without a tensor-parallel rank", "2 tensor-parallel ranks")
 
     out, same = os.path.join(home, "n.safetensors"), os.path.join(home, "o.safetensors")
     run(program, "consolidate", case, "-o", same, "-q", "--include", "model.*")
@@ -284,9 +265,9 @@ def hostile_ranks(program, case, home):
         copy = edited(case, home, change.__name__, change)
         run(program, "consolidate", copy, "-o", out, "-q", "--force", "--include", "model.*")
         check(digests(out) == digests(same), "%s: model" % change.__name__)
-        note = json.loads(run(program, "inspect", copy, "--json")).get("note")
+        note = json.loads(run(program, "inspect", copy, "--json").stdout).get("note")
         check((word is None and not note) or (note and word and word in note), "%s: note: %s" % (change.__name__, note))
-    kept = {t["name"] for t in json.loads(run(program, "inspect", copy, "--json"))["tensors"]}
+    kept = {t["name"] for t in json.loads(run(program, "inspect", copy, "--json").stdout)["tensors"]}
     check("optimizer.optimizer.state.0.exp_avg.mp_rank_01_000" in kept and "optimizer.optimizer.state.0.exp_avg" in kept,
           "numbered states: %s" % sorted(n for n in kept if "optim" in n)[:4])
 
@@ -294,7 +275,7 @@ def hostile_ranks(program, case, home):
 def distributed_optimizer(program, case, home):
     """What distrib_optim.pt does not say is guessed, proved, and else left out with a note."""
     def note_of(source):
-        listed = json.loads(run(program, "inspect", source, "--json"))
+        listed = json.loads(run(program, "inspect", source, "--json").stdout)
         return listed.get("note") or "", {t["name"] for t in listed["tensors"]}
 
     def change(name, edit):
@@ -365,8 +346,7 @@ def main():
         hostile_ranks(program, os.path.join(ranks, "tp2pp2-llama"), home)
     finally:
         shutil.rmtree(home)
-    print("megatron: %d failed" % len(failures))
-    return 1 if failures else 0
+    return finish("megatron")
 
 
 if __name__ == "__main__":
