@@ -32,8 +32,7 @@ void fc_st_digits(uint64_t value, char *out) {
     }
 }
 
-/* @return how many of the digits are none, e.g. by a flipped bit. */
-static int read_digits(const char *text, uint64_t *out) {
+int fc_st_read_digits(const char *text, uint64_t *out) {
     int wrong = 0;
     *out = 0;
     for (int i = 0; i < ST_DIGITS; i++) {
@@ -74,7 +73,7 @@ static bool is_one_digit(uint64_t difference) {
 
 st_header_state fc_st_digest_compare(const char *text, size_t size, size_t place) {
     uint64_t recorded, digest = fc_st_digest_of(text, size, place);
-    int wrong = read_digits(text + place, &recorded);
+    int wrong = fc_st_read_digits(text + place, &recorded);
     if (wrong > 1) {
         return ST_HEADER_REWRITTEN;
     }

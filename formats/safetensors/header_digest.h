@@ -36,6 +36,9 @@ st_header_state fc_st_digest_compare(const char *text, size_t size, size_t place
 /** Writes 16 hexadecimal digits to `out`, without a NUL. */
 void fc_st_digits(uint64_t value, char *out);
 
+/** Reads them. @return how many of the 16 are none, e.g. by a flipped bit. */
+int fc_st_read_digits(const char *text, uint64_t *out);
+
 /** fc_format.check_file: FC_ECORRUPT when the header of the file is damaged. */
 fc_code fc_st_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
 

@@ -173,21 +173,15 @@ static fc_code apply_mesh(applying *a, fc_error *err) {
                 : fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %s should be a mesh and a rank in it", a->path, ST_MESH);
 }
 
-static int digit(char c) {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 static fc_code apply_digests(applying *a, fc_error *err) {
     const char *text = fc_st_header_value(a->header, ST_DIGESTS);
     st_header *h = a->header;
     if (!text) {
         return FC_OK;
     }
-    bool good = strlen(text) == h->nentries * 16;
-    for (size_t i = 0; good && i < h->nentries * 16; i++) {
-        uint64_t *crc = &h->entries[h->by_place[i / 16]].crc64;
-        good = digit(text[i]) >= 0;
-        *crc = good ? *crc << 4 | (uint64_t)digit(text[i]) : 0;
+    bool good = strlen(text) == h->nentries * ST_DIGITS;
+    for (size_t i = 0; good && i < h->nentries; i++) {
+        good = fc_st_read_digits(text + i * ST_DIGITS, &h->entries[h->by_place[i]].crc64) == 0;
     }
     h->has_digests = good;
     /* Where another program wrote the header anew, they are of what was there before. */
