@@ -168,14 +168,13 @@ fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, c
     return rc;
 }
 
-static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    const char *directory = NULL, *metadata = NULL;
-    fc_code rc = locate(checkpoint, &directory, &metadata, err);
+fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, const char **directory, fc_error *err) {
+    const char *metadata = NULL;
+    fc_code rc = locate(checkpoint, directory, &metadata, err);
     if (rc == FC_OK) {
-        rc = metadata ? fc_dcp_load(checkpoint, options, directory, metadata, err)
-                      : fc_dcp_open_ranks(checkpoint, options, directory, err);
+        rc = metadata ? fc_dcp_load(checkpoint, options, *directory, metadata, err)
+                      : fc_dcp_open_ranks(checkpoint, options, *directory, err);
     }
-    rc = rc == FC_OK ? fc_dcp_note_others(checkpoint, directory, err) : rc;
     if (rc == FC_OK) {
         checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
         if (!checkpoint->state) {
@@ -183,6 +182,12 @@ static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *option
         }
     }
     return rc;
+}
+
+static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    const char *directory = NULL;
+    fc_code rc = fc_dcp_open(checkpoint, options, &directory, err);
+    return rc == FC_OK ? fc_dcp_note_others(checkpoint, directory, err) : rc;
 }
 
 static void dcp_close(fc_checkpoint *checkpoint) {

@@ -54,6 +54,9 @@ fc_code fc_dcp_add_item(dcp_builder *b, fc_pv path, size_t tensor, uint64_t offs
 /** Moves the table of files into the checkpoint; unless headers_only, checks that they are there and long enough. */
 fc_code fc_dcp_finish_files(dcp_builder *b);
 
+/** fc_format.open but for the note: more may be put to the files. @param directory out: the checkpoint's folder. */
+fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, const char **directory, fc_error *err);
+
 /** Says in checkpoint->note which data files of `directory` are none of checkpoint->files. */
 fc_code fc_dcp_note_others(fc_checkpoint *checkpoint, const char *directory, fc_error *err);
 

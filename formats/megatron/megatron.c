@@ -10,22 +10,18 @@
 #include "pt/beside_dcp.h"
 #include "registry.h"
 
+#include "core/file_name.h"
+
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 static const char tracker[] = "latest_checkpointed_iteration.txt";
 static const char common[] = "common.pt";
 
 enum { TRACKED = 32 };
-
-static bool exists(const char *directory, const char *name, char path[PATH_MAX]) {
-    struct stat st;
-    return snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX && stat(path, &st) == 0;
-}
 
 static bool is_iteration(const char *directory) {
     return fc_pt_is_beside_dcp(directory, common) || fc_mg_count_ranks(directory) > 0;
@@ -36,7 +32,7 @@ static bool read_tracker(const char *directory, char name[TRACKED]) {
     char path[PATH_MAX], text[TRACKED] = "", *end;
     int fd;
     uint64_t size;
-    if (!exists(directory, tracker, path) || fc_open_input(path, &fd, &size, NULL) != FC_OK) {
+    if (!fc_find_in(directory, tracker, path) || fc_open_input(path, &fd, &size, NULL) != FC_OK) {
         return false;
     }
     bool good = size > 0 && size < TRACKED - 8 && fc_pread_full(fd, text, (size_t)size, 0, path, NULL) == FC_OK;
@@ -56,7 +52,7 @@ static bool megatron_probe(const fc_probe *probe) {
         return false;
     }
     return is_iteration(probe->path) ||
-           (read_tracker(probe->path, name) && exists(probe->path, name, path) && is_iteration(path));
+           (read_tracker(probe->path, name) && fc_find_in(probe->path, name, path) && is_iteration(path));
 }
 
 /* One rank has the whole model: its file is read as any other, under the names that are in it, unless another file of
@@ -86,7 +82,7 @@ static fc_code open_one(fc_checkpoint *checkpoint, const fc_open_options *option
 static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     char name[TRACKED], path[PATH_MAX];
     if (!is_iteration(checkpoint->path) && read_tracker(checkpoint->path, name) &&
-        exists(checkpoint->path, name, path)) {
+        fc_find_in(checkpoint->path, name, path)) {
         checkpoint->path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
         if (!checkpoint->path) {
             return fc_fail(err, FC_ENOMEM, "out of memory");

@@ -3,24 +3,17 @@
  */
 #include "pt/beside_dcp.h"
 
+#include "core/file_name.h"
 #include "core/same_name.h"
 #include "dcp/dcp.h"
 #include "pt/pt.h"
 #include "registry.h"
 
-#include <limits.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-
-static bool exists(const char *directory, const char *name) {
-    char path[PATH_MAX];
-    struct stat st;
-    return snprintf(path, sizeof path, "%s/%s", directory, name) < PATH_MAX && stat(path, &st) == 0;
-}
 
 bool fc_pt_is_beside_dcp(const char *directory, const char *name) {
-    return exists(directory, ".metadata") && exists(directory, name);
+    char path[PATH_MAX];
+    return fc_find_in(directory, ".metadata", path) && fc_find_in(directory, name, path);
 }
 
 static fc_code no_memory(const fc_checkpoint *checkpoint, fc_error *err) {
@@ -81,15 +74,15 @@ static fc_code add_values(fc_checkpoint *checkpoint, const char *name, const cha
 
 fc_code fc_pt_open_beside_dcp(fc_checkpoint *checkpoint, const char *name, bool optional,
                               const fc_open_options *options, fc_error *err) {
-    const char *path = NULL, *why = NULL;
-    fc_code rc = fc_format_dcp.open(checkpoint, options, err);
+    const char *path = NULL, *why = NULL, *directory = NULL;
+    fc_code rc = fc_dcp_open(checkpoint, options, &directory, err);
     rc = rc == FC_OK ? add_file(checkpoint, name, &path, err) : rc;
     rc = rc == FC_OK ? add_values(checkpoint, name, path, err) : rc;
     if (rc == FC_EUNSUPPORTED && path && optional) { /* another program's file, of the same name */
         why = fc_arena_printf(checkpoint->arena, "%s beside it is not read: %s", name, err->message);
         rc = why ? FC_OK : no_memory(checkpoint, err);
     }
-    rc = rc == FC_OK ? fc_dcp_note_others(checkpoint, checkpoint->path, err) : rc;
+    rc = rc == FC_OK ? fc_dcp_note_others(checkpoint, directory, err) : rc;
     checkpoint->note = why ? why : checkpoint->note;
     return rc;
 }

@@ -4,8 +4,11 @@
 #ifndef FSDPCKPT_CORE_FILE_NAME_H
 #define FSDPCKPT_CORE_FILE_NAME_H
 
+#include <limits.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /** What is behind the last slash of `path`; all of it where there is none. */
 static inline const char *fc_base_name(const char *path) {
@@ -16,6 +19,12 @@ static inline const char *fc_base_name(const char *path) {
 static inline bool fc_ends_with(const char *s, const char *end) {
     size_t n = strlen(s), m = strlen(end);
     return n >= m && strcmp(s + n - m, end) == 0;
+}
+
+/** Whether the directory has something called `name`; where, in `path`. */
+static inline bool fc_find_in(const char *directory, const char *name, char path[PATH_MAX]) {
+    struct stat st;
+    return snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX && stat(path, &st) == 0;
 }
 
 #endif
