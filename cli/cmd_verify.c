@@ -12,7 +12,6 @@
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/verify.h"
 
-#include <stdio.h>
 
 /* What is being printed. */
 typedef struct printing {
@@ -161,7 +160,7 @@ static fc_code tell_files(const char *path, const fc_open_options *how, fc_code 
             }
             files += !telling;
             if (telling) {
-                fprintf(stderr, "fsdpckpt: %s\n", f->message);
+                text_tell("%s", f->message);
             }
         }
     }

@@ -149,11 +149,7 @@ int main(int argc, char **argv) {
         rc = fc_fail_errno(&err, errnum, "standard output: cannot be written");
     }
     if (rc != FC_OK && err.message[0]) { /* without a message: it is on stdout, or another rank says it */
-        text_out_init(out, STDERR_FILENO);
-        text_puts(out, "fsdpckpt: ");
-        text_name(out, err.message); /* which may quote a damaged file */
-        text_puts(out, "\n");
-        text_flush(out);
+        text_tell("%s", err.message);
     }
     free(out);
     return fc_exit_status(rc);

@@ -52,6 +52,15 @@ class Errors(harness.Case):
         self.assertEqual(result.returncode, 0)
         self.assertIn("2 files beside it are no part of it and are not read, rng_state_0.pt", result.stderr)
 
+    def test_names_of_files_are_made_safe(self):
+        """What is told beside the result quotes names, too."""
+        ckpt = self.copy(FSDP2)
+        with open(os.path.join(ckpt, "a\x1b[31mb\nc.pt"), "wb") as f:
+            f.write(b"x")
+        result = self.run_tool("consolidate", ckpt, "-o", self.path("out.h5"))
+        self.assertEqual((result.returncode, result.stderr.count("\n")), (0, 1))
+        self.assertIn(": a\\x1b[31mb\\x0ac.pt beside it", result.stderr)
+
     def test_truncated_shard(self):
         ckpt = self.copy(FSDP2)
         shard = harness.largest_shard(ckpt)
