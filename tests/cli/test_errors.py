@@ -61,6 +61,18 @@ class Errors(harness.Case):
         self.assertEqual((result.returncode, result.stderr.count("\n")), (0, 1))
         self.assertIn(": a\\x1b[31mb\\x0ac.pt beside it", result.stderr)
 
+    def test_missing_index(self):
+        self.ok("convert", harness.corpus(FSDP2), "-o", "shards")
+        os.unlink(self.path("shards", "index.h5"))
+        self.refused(3, "shards", ["index.h5: the file is missing", "copy it again"])
+
+    def test_no_file_called_minus(self):
+        """What cannot go to standard output does not become a file of that name."""
+        source = harness.corpus(FSDP2)
+        self.fails(2, "inspect", source, "--html", "-", contains=["./-"])
+        self.fails(2, "check", source, "--junit", "-", contains=["./-"])
+        self.assertEqual(self.listing(), [])
+
     def test_truncated_shard(self):
         ckpt = self.copy(FSDP2)
         shard = harness.largest_shard(ckpt)
