@@ -4,6 +4,7 @@
  */
 #include "deepspeed/deepspeed.h"
 
+#include "core/grow.h"
 #include "hdf5/text.h"
 
 #include <stdlib.h>
@@ -38,14 +39,8 @@ static fc_code failed(const ds_building *b) {
 }
 
 static fc_code remember(model *m, const char *name) {
-    if (m->nknown == m->capacity) {
-        size_t capacity = m->capacity ? m->capacity * 2 : 256;
-        const char **grown = realloc(m->known, capacity * sizeof *grown);
-        if (!grown) {
-            return fc_ds_no_memory(m->b);
-        }
-        m->known = grown;
-        m->capacity = capacity;
+    if (!fc_grow(&m->known, &m->capacity, m->nknown + 1, sizeof *m->known)) {
+        return fc_ds_no_memory(m->b);
     }
     m->known[m->nknown++] = name;
     return FC_OK;

@@ -4,6 +4,7 @@
 #include "records.h"
 
 #include "core/checked.h"
+#include "core/grow.h"
 #include "text.h"
 
 #include <stdlib.h>
@@ -20,15 +21,9 @@ static size_t fill(fc_h5_in *in, size_t size) {
     in->have -= in->at;
     in->at = 0;
     while (in->have < size) {
-        if (in->have == in->cap) {
-            /* Grown as bytes arrive, not as a length claims. */
-            size_t cap = in->cap ? 2 * in->cap : READ_SIZE;
-            unsigned char *buf = realloc(in->buf, cap);
-            if (!buf) {
-                return in->have;
-            }
-            in->buf = buf;
-            in->cap = cap;
+        /* Grown as bytes arrive, not as a length claims. */
+        if (!fc_grow(&in->buf, &in->cap, in->have + 1, 1)) {
+            return in->have;
         }
         size_t n = fc_h5_child_read(in->child, in->buf + in->have, in->cap - in->have);
         if (n == 0) {
@@ -357,15 +352,9 @@ fc_code fc_h5_child_failure(fc_h5_record *r, const char *path, fc_error *err) {
 
 /* Grows in memory of its own: the arena would keep every smaller copy. */
 static fc_h5_dataset *new_dataset(fc_h5_file *file) {
-    if (file->ndatasets == file->datasets_cap) {
-        size_t wider = file->datasets_cap ? 2 * file->datasets_cap : 64;
-        fc_h5_dataset *grown =
-            wider > MAX_TENSORS_PER_FILE ? NULL : realloc(file->datasets, wider * sizeof *file->datasets);
-        if (!grown) {
-            return NULL;
-        }
-        file->datasets = grown;
-        file->datasets_cap = wider;
+    if (file->ndatasets == MAX_TENSORS_PER_FILE ||
+        !fc_grow(&file->datasets, &file->datasets_cap, file->ndatasets + 1, sizeof *file->datasets)) {
+        return NULL;
     }
     fc_h5_dataset *d = &file->datasets[file->ndatasets++];
     *d = (fc_h5_dataset){0};

@@ -4,6 +4,7 @@
 #include "text.h"
 
 #include "core/base64.h"
+#include "core/grow.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -20,18 +21,9 @@ void fc_h5_text_bytes(fc_h5_text *t, const void *s, size_t len) {
         t->failed = true;
         return;
     }
-    if (t->cap - t->size < len) {
-        size_t cap = t->cap ? t->cap : 256;
-        while (cap - t->size < len) {
-            cap *= 2;
-        }
-        char *data = realloc(t->data, cap);
-        if (!data) {
-            t->failed = true;
-            return;
-        }
-        t->data = data;
-        t->cap = cap;
+    if (!fc_grow(&t->data, &t->cap, t->size + len, 1)) {
+        t->failed = true;
+        return;
     }
     memcpy(t->data + t->size, s, len);
     t->size += len;

@@ -7,7 +7,7 @@
  */
 #include "pt/pt.h"
 
-#include "torch/pickle_private.h"
+#include "core/grow.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -85,7 +85,7 @@ static pt_leaf_kind kind_of(const fc_pickle *p, fc_pv v) {
 }
 
 static fc_code push(walker *w, const fc_pv *items, size_t n) {
-    if (!fc_pickle_grow(&w->stack, &w->stack_capacity, w->nstack + n, sizeof *w->stack)) {
+    if (!fc_grow(&w->stack, &w->stack_capacity, w->nstack + n, sizeof *w->stack)) {
         return no_memory(w);
     }
     for (size_t i = 0; i < n; i++) {
@@ -189,7 +189,7 @@ static fc_code add_leaf(walker *w, fc_pv v, pt_leaf_kind kind) {
     }
     fc_path_element *elements = fc_arena_alloc(l->arena, w->depth * sizeof *elements);
     const char *name = fc_arena_strndup(l->arena, w->name, strlen(w->name));
-    if (!elements || !name || !fc_pickle_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
+    if (!elements || !name || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
         return no_memory(w);
     }
     memcpy(elements, w->path, w->depth * sizeof *elements);
