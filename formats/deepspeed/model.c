@@ -5,7 +5,7 @@
 #include "deepspeed/deepspeed.h"
 
 #include "core/grow.h"
-#include "hdf5/text.h"
+#include "core/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@ typedef struct model {
 static const char *text_of(ds_building *b, const pt_file *f, fc_pv v) {
     size_t n = 0;
     const char *text = fc_pv_typeof(v) == FC_PV_STR ? fc_pickle_bytes(f->p, v, &n) : NULL;
-    if (!text || strlen(text) != n || !fc_h5_is_utf8(text, n)) {
+    if (!text || !fc_is_plain_text(text, n)) {
         fc_fail(b->err, FC_ECORRUPT, "%s: a name of a parameter is no text", f->path);
         return NULL;
     }

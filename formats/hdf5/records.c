@@ -5,7 +5,7 @@
 
 #include "core/checked.h"
 #include "core/grow.h"
-#include "text.h"
+#include "core/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -118,8 +118,7 @@ static const char *keep_text(fc_h5_record *r, fc_arena *arena) {
         return NULL;
     }
     fc_h5_bytes bytes = fc_h5_get_bytes(r);
-    if (r->bad || (bytes.size > 0 && memchr(bytes.data, '\0', bytes.size)) ||
-        !fc_h5_is_utf8((const char *)bytes.data, bytes.size)) {
+    if (r->bad || !fc_is_plain_text((const char *)bytes.data, bytes.size)) {
         r->bad = true;
         return NULL;
     }
@@ -344,7 +343,7 @@ fc_code fc_h5_child_failure(fc_h5_record *r, const char *path, fc_error *err) {
     if (get_at_most(r, 1) == 1) {
         text = fc_h5_get_bytes(r);
     }
-    if (r->bad || code == FC_OK || !fc_h5_is_utf8((const char *)text.data, text.size)) {
+    if (r->bad || code == FC_OK || !fc_is_utf8((const char *)text.data, text.size)) {
         return fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file", path);
     }
     return fc_fail(err, code, "%s: %.*s", path, (int)text.size, (const char *)text.data);

@@ -1,11 +1,12 @@
 /*
- * lib/core: errors, the arena, growing lists, the dtype table.
+ * lib/core: errors, the arena, growing lists, names, the dtype table.
  */
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
 
 #include "core/grow.h"
+#include "core/text.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -85,6 +86,16 @@ static void lists_grow(void **state) {
     free(list);
 }
 
+static void names_are_text(void **state) {
+    (void)state;
+    assert_true(fc_is_plain_text("", 0));
+    assert_true(fc_is_plain_text("w\xc3\xa4ight", 7));
+    assert_false(fc_is_plain_text("a\0b", 3));
+    assert_false(fc_is_plain_text("\xed\xa0\x80", 3)); /* a surrogate, as Python has it in names of files */
+    assert_false(fc_is_plain_text("\xc0\x80", 2));
+    assert_false(fc_is_plain_text("w\xc3", 2));
+}
+
 static void dtype_names(void **state) {
     (void)state;
     fc_dtype d;
@@ -106,6 +117,7 @@ int main(void) {
         cmocka_unit_test(long_error_ends_in_dots),
         cmocka_unit_test(arena_keeps_what_it_gave),
         cmocka_unit_test(lists_grow),
+        cmocka_unit_test(names_are_text),
         cmocka_unit_test(dtype_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
