@@ -6,7 +6,6 @@
  *   bare_copy warm|cold SOURCE TARGET [THREADS]     cold: read past the page cache too
  *   bare_copy write SOURCE TARGET [THREADS]         write as many bytes, and read none
  */
-#define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
