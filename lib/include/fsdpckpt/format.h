@@ -14,6 +14,7 @@
 extern "C" {
 #endif
 
+struct fc_comm;     /* comm.h */
 struct fc_findings; /* verify.h */
 struct fc_verify_report;
 
@@ -64,6 +65,11 @@ typedef struct fc_format {
     /** Whether the bytes of an object, which are about to be copied as they are, are what they say of themselves. NULL
      *  where digest, or reading them, tells. Thread-safe. */
     fc_code (*check_object)(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err);
+
+    /** Of a checkpoint that is made of others (an average, flat parameters): when all that is wanted was read, compares
+     *  what was read of those with the digests and CRCs they record. Collective over `comm`, which may be NULL. NULL:
+     *  nothing is below it. */
+    fc_code (*check_below)(const fc_checkpoint *checkpoint, struct fc_comm *comm, fc_error *err);
 
     /** Checks what only the format knows of: headers, records beside the tensors' bytes. Every defect goes to
      *  `findings`; fails only when it cannot go on. NULL when there is nothing. */
