@@ -52,6 +52,9 @@ typedef struct fc_format {
      *  calls `close` if `state` was set, and frees the arena. */
     fc_code (*open)(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
     void (*close)(fc_checkpoint *checkpoint); /**< frees checkpoint->state; may be NULL */
+    /** Reads the headers of file `index` by itself, where `open` has failed with one of several that it had found and
+     *  put into checkpoint->files. NULL when there are never several. */
+    fc_code (*look_at)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
     fc_code (*extent)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                       fc_error *err);
     /** Decodes an FC_CODEC_FORMAT chunk into `buf` (extent.decoded bytes). NULL when the format has none. */
