@@ -5,8 +5,8 @@
  */
 #include "megatron/megatron.h"
 
+#include "core/grow.h"
 #include "core/name_table.h"
-#include "torch/pickle_private.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -67,7 +67,7 @@ fc_code fc_mg_check_args(const mg_reader *r) {
 
 mg_value *fc_mg_add_leaf(mg_reader *r, const char *name, const fc_path *path, fc_pv v) {
     fc_arena *arena = r->checkpoint->arena;
-    if (!fc_pickle_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values)) {
+    if (!fc_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values)) {
         fc_mg_no_memory(r);
         return NULL;
     }
@@ -122,7 +122,7 @@ static fc_code flatten(mg_reader *r, const fc_path *prefix, fc_pv v, pt_leaves *
         return fc_pt_flatten(&view, prefix, leaves, r->err);
     }
     const char *name = spell(r->checkpoint->arena, prefix);
-    if (!name || !fc_pickle_grow(&leaves->items, &leaves->capacity, 1, sizeof *leaves->items)) {
+    if (!name || !fc_grow(&leaves->items, &leaves->capacity, 1, sizeof *leaves->items)) {
         return fc_mg_no_memory(r);
     }
     leaves->items[leaves->count++] = (pt_leaf){name, *prefix, v, PT_OBJECT};
@@ -153,7 +153,7 @@ static mg_layers *layers_of(mg_reader *r, const char *prefix, size_t length, boo
             return &r->layers[i];
         }
     }
-    if (!make || !fc_pickle_grow(&r->layers, &r->layers_capacity, r->nlayers + 1, sizeof *r->layers)) {
+    if (!make || !fc_grow(&r->layers, &r->layers_capacity, r->nlayers + 1, sizeof *r->layers)) {
         return NULL;
     }
     mg_layers *l = &r->layers[r->nlayers];
