@@ -353,7 +353,7 @@ static bool is_transient(const fc_pickle *p, fc_pv state, fc_pv name) {
 static const char *member_name(walker *w, const char *prefix, fc_pv key) {
     size_t n = 0;
     const char *text = fc_pv_typeof(key) == FC_PV_STR ? fc_pickle_bytes(w->p, key, &n) : NULL;
-    return text && is_plain_text(text, n) ? fc_arena_printf(w->leaves->arena, "%s%s", prefix, text) : NULL;
+    return text && fc_is_plain_text(text, n) ? fc_arena_printf(w->leaves->arena, "%s%s", prefix, text) : NULL;
 }
 
 static fc_code bad_module(walker *w) {

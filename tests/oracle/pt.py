@@ -429,7 +429,6 @@ class Holder:
 def refusals(program, home, corpus):
     module = torch.nn.Sequential(torch.nn.Linear(2, 2))
     refused(program, save(3, home / "three.pt"), 5, "state dict")
-    refused(program, save({"s": torch.eye(3).to_sparse()}, home / "sparse.pt"), 5, "s", "dense")
     refused(program, save({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}, home / "twice.pt"), 5, "a.b")
     refused(program, save({(1, 2): torch.ones(1)}, home / "keys.pt"), 5, "keys")
     torch.jit.script(module).save(home / "script.pt")
