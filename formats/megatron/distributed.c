@@ -30,9 +30,10 @@ static const mg_key keys[] = {{"param", "fp32_param"}, {"exp_avg", "exp_avg"}, {
 
 enum { KEYS = sizeof keys / sizeof *keys };
 
-/* A chunk's flat tensors. */
+/* A chunk's flat tensors, of one size: where they begin. */
 typedef struct mg_flat {
-    const pt_piece *pieces[KEYS];
+    pt_record records[KEYS];
+    uint64_t first[KEYS];
     int64_t size;
 } mg_flat;
 
@@ -59,13 +60,12 @@ static bool has_parameters(const mg_reader *r, const mg_part *part, size_t chunk
 }
 
 /* The dict of number `chunk`: below it, below the one pair of data types. */
-static fc_pv find_chunk(const pt_file *f, fc_pv dict, size_t chunk) {
+static fc_pv find_chunk(const pt_file *f, fc_pv dict, int64_t chunk) {
     size_t n, m;
     const fc_pv *pairs = fc_pickle_items(f->p, dict, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
         int64_t number;
-        if (!fc_pickle_int(f->p, pairs[i], &number) || number != (int64_t)chunk ||
-            fc_pv_typeof(pairs[i + 1]) != FC_PV_DICT) {
+        if (!fc_pickle_int(f->p, pairs[i], &number) || number != chunk || fc_pv_typeof(pairs[i + 1]) != FC_PV_DICT) {
             continue;
         }
         const fc_pv *types = fc_pickle_items(f->p, pairs[i + 1], &m);
@@ -96,37 +96,40 @@ static bool read_flat(const mg_reader *r, const pt_file *f, fc_pv dict, mg_flat 
         pt_piece *piece = NULL;
         if (!v || !fc_torch_is_tensor(f->p, v) || fc_pt_piece(f, v, &t, r->checkpoint->arena, &piece, NULL) != FC_OK ||
             t.dtype != FC_F32 || t.ndim != 1 || (t.sizes[0] > 1 && t.strides[0] != 1) ||
-            (k > 0 && t.sizes[0] != out->size) || piece->record.method != FC_ZIP_STORED || piece->swap) {
+            (k > 0 && t.sizes[0] != out->size) || piece->record.method != FC_ZIP_STORED || piece->swap ||
+            piece->negate) {
             return false;
         }
-        out->pieces[k] = piece;
+        out->records[k] = piece->record;
+        out->first[k] = piece->first;
         out->size = t.sizes[0];
     }
     return true;
 }
 
-/* Reads `size` bytes, `first` bytes behind the start of a piece. */
-static bool read_start(const mg_reader *r, const pt_piece *piece, unsigned char *out, size_t size, uint64_t first) {
-    const char *path = r->checkpoint->files[piece->record.file].path;
+/* Reads the first bytes of what begins at byte `first` of a record. */
+static bool read_start(const mg_reader *r, const pt_record *record, uint64_t first, unsigned char *out, size_t size) {
+    const char *path = r->checkpoint->files[record->file].path;
     int fd;
     uint64_t length;
     if (fc_open_input(path, &fd, &length, NULL) != FC_OK) {
         return false;
     }
-    bool good = fc_pread_full(fd, out, size, piece->record.offset + piece->first + first, path, NULL) == FC_OK;
+    bool good = fc_pread_full(fd, out, size, record->offset + first, path, NULL) == FC_OK;
     close(fd);
     return good;
 }
 
 /* Whether the master at `start` begins like the parameter. */
-static bool begins_alike(const mg_reader *r, const mg_value *v, const pt_piece *master, int64_t start) {
+static bool begins_alike(const mg_reader *r, const mg_value *v, const mg_flat *masters, int64_t start) {
     unsigned char own[8], flat[4], rounded[8];
     size_t size = fc_dtype_size(v->dtype);
     if (v->piece->record.method != FC_ZIP_STORED || v->piece->swap ||
         (v->dtype != FC_BF16 && v->dtype != FC_F16 && v->dtype != FC_F32)) {
         return false;
     }
-    if (!read_start(r, v->piece, own, size, 0) || !read_start(r, master, flat, sizeof flat, (uint64_t)start * 4)) {
+    if (!read_start(r, &v->piece->record, v->piece->first, own, size) ||
+        !read_start(r, &masters->records[0], masters->first[0] + (uint64_t)start * 4, flat, sizeof flat)) {
         return false;
     }
     fc_cast(FC_F32, flat, v->dtype, rounded, 1);
@@ -137,16 +140,15 @@ static bool begins_alike(const mg_reader *r, const mg_value *v, const pt_piece *
 static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *flat, int64_t start) {
     fc_arena *arena = r->checkpoint->arena;
     for (size_t k = 0; k < KEYS; k++) {
-        const pt_piece *whole = flat->pieces[k];
         pt_piece *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)param->ndim * sizeof *piece->strides);
         if (!piece) {
             return fc_mg_no_memory(r);
         }
-        *piece = *whole;
-        piece->first += (uint64_t)start * 4;
+        piece->record = flat->records[k];
+        piece->first = flat->first[k] + (uint64_t)start * 4;
         fc_row_major_strides(param->ndim, param->sizes, piece->strides);
         mg_value value = *param;
-        value.file = whole->record.file;
+        value.file = piece->record.file;
         value.piece = piece;
         value.dtype = FC_F32;
         if (!fc_mg_name_state(r, param, keys[k].name, &value.name, &value.path) ||
@@ -172,8 +174,7 @@ static bool place(const mg_reader *r, const mg_part *part, size_t chunk, const m
         }
         at -= at % ALIGN;
         *start = at;
-        if (!fc_add_i64(at, numel, &at) || at > flat->size ||
-            (numel > 0 && !begins_alike(r, v, flat->pieces[0], *start))) {
+        if (!fc_add_i64(at, numel, &at) || at > flat->size || (numel > 0 && !begins_alike(r, v, flat, *start))) {
             return false;
         }
     }
@@ -182,15 +183,16 @@ static bool place(const mg_reader *r, const mg_part *part, size_t chunk, const m
 
 /* Finds the flat tensors of all chunks and what lies where in them. @return false where it is otherwise. */
 static bool find_all(const mg_reader *r, const mg_part *part, mg_flat *flats, int64_t *starts) {
-    size_t number = 0; /* chunks without parameters have none */
-    for (size_t c = 0; c < r->chunks; c++) {
+    const int64_t count = count_chunks(part->f, part->dict);
+    int64_t number = 0; /* chunks without parameters have none */
+    for (size_t c = 0; count >= 0 && c < r->chunks; c++) {
         if (has_parameters(r, part, c) &&
             (!read_flat(r, part->f, find_chunk(part->f, part->dict, number++), &flats[c]) ||
              !place(r, part, c, &flats[c], starts))) {
             return false;
         }
     }
-    return count_chunks(part->f, part->dict) == (int64_t)number;
+    return number == count;
 }
 
 static fc_code read_part(mg_reader *r, const mg_part *part, bool *known) {

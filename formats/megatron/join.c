@@ -214,6 +214,10 @@ static fc_code join_loose(joiner *j, const group *g) {
 /* ---- parameters ---- */
 
 static fc_code not_there(const mg_reader *r, const mg_value *first, uint32_t file, bool twice) {
+    if (r->unnamed && !twice && strncmp(first->name, "model.", 6) != 0) {
+        return fc_fail(r->err, FC_ECORRUPT, "%s: its optimizer's states have no parameters, as those of %s have: %s",
+                       fc_mg_file(r, r->unnamed_file), fc_mg_file(r, first->file), r->unnamed);
+    }
     return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s %s", fc_mg_file(r, file), first->name,
                    twice ? "is there twice" : "is missing, which other ranks of its stage have");
 }
@@ -383,7 +387,8 @@ fc_code fc_mg_join(mg_reader *r) {
     joiner j = {.r = r};
     mg_value **sorted = malloc((r->nvalues + 1) * sizeof *sorted);
     j.made = malloc((r->nvalues + 1) * sizeof *j.made);
-    j.cells = malloc((size_t)(r->grid.tp * r->grid.ep) * sizeof *j.cells);
+    const int64_t dense = r->grid.tp, experts = r->grid.expert_tp * r->grid.ep;
+    j.cells = malloc((size_t)(dense > experts ? dense : experts) * sizeof *j.cells);
     fc_code rc = sorted && j.made && j.cells ? FC_OK : fc_mg_no_memory(r);
     if (rc == FC_OK) {
         for (size_t i = 0; i < r->nvalues; i++) {

@@ -117,6 +117,7 @@ typedef struct mg_reader {
     pt_file f;                 /* the current one */
     uint32_t rank;             /* its number */
     const char *unnamed;       /**< why states of the optimizer are kept under their numbers; NULL: they are not */
+    uint32_t unnamed_file;     /**< of which rank that is so */
     const char *undistributed; /**< why the distributed optimizer's are left out; NULL: they are not */
     const char *differing;     /* a copy that is not the same on all ranks */
     size_t ndiffering;

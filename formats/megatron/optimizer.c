@@ -393,8 +393,11 @@ static fc_code read_all(mg_optimizer *optimizers, const fc_pv *values, size_t me
         stateless += is_stateless(o);
     }
     reason = !reason && stateless > 0 && stateless < members ? "only some of its parts have a state" : reason;
-    r->unnamed = reason && stateless < members ? reason : r->unnamed;
     *named = rc == FC_OK && !reason && stateless == 0;
+    if (reason && stateless < members) {
+        r->unnamed = reason;
+        r->unnamed_file = r->rank;
+    }
     for (size_t i = 0; rc == FC_OK && *named && i < members; i++) {
         rc = add_all(&optimizers[i]);
     }
@@ -411,6 +414,7 @@ fc_code fc_mg_read_optimizer(mg_reader *r, fc_pv optimizer, size_t first, size_t
     fc_code rc = FC_OK;
     if (list && (members == 0 || members > MOST_OPTIMIZERS)) {
         r->unnamed = "it is several optimizers";
+        r->unnamed_file = r->rank;
     } else {
         rc = read_all(optimizers, list ? list : &optimizer, list ? members : 1, first, end, &named);
     }

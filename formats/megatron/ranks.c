@@ -172,10 +172,11 @@ static fc_code read_file(mg_reader *r, uint32_t rank, bool count, int64_t *wrote
     return rc;
 }
 
-/* Counts the layers of each stage, in the file of its first rank. */
+/* Counts the layers of each stage, in the file of its first rank; those of the only chunk have their numbers. */
 static fc_code count_stages(mg_reader *r) {
     fc_code rc = FC_OK;
-    for (uint32_t i = 0; rc == FC_OK && i < r->grid.count; i++) {
+    bool several = r->chunks > 1 || r->grid.stages > 1;
+    for (uint32_t i = 0; rc == FC_OK && several && i < r->grid.count; i++) {
         if (i == 0 || r->grid.places[i].stage != r->grid.places[i - 1].stage) {
             rc = read_file(r, i, true, NULL);
         }
@@ -194,14 +195,13 @@ static fc_code read_files(mg_reader *r) {
     return rc;
 }
 
-/* Layers of several chunks get numbers that the file does not say. */
 static fc_code check_layers(const mg_reader *r) {
     int64_t sum = 0;
     size_t chunks = r->chunks * (size_t)r->grid.stages;
     for (size_t i = 0; r->nlayers == 1 && i < chunks; i++) {
         sum += r->layers[0].counts[i];
     }
-    return r->nlayers != 1 || chunks == 1 || r->args.layers < 0 || r->args.layers == sum
+    return r->nlayers != 1 || r->args.layers < 0 || r->args.layers == sum
                ? FC_OK
                : fc_fail(r->err, FC_EUNSUPPORTED,
                          "%s: the stages hold %" PRId64 " layers and args says %" PRId64

@@ -34,6 +34,7 @@ CASES = {
     "pp2ep2-moe": dict(MOE, pp=2, layers=2, shared=True),
     "tp2ep4-etp1": dict(MOE, tp=2, dp=2, ep=4, etp=1, fp32=True),
     "tp4ep2-etp1": dict(MOE, tp=4, etp=1, fp32=True, swiglu=False),
+    "tp4-etp2": dict(MOE, tp=4, ep=1, etp=2, fp32=True),
     "tp2ep2-distributed": dict(MOE, tp=2, dp=2, distributed=True),
 }
 # The norms of the local layer spec get the names that Transformer Engine's fused layers have.

@@ -248,13 +248,18 @@ def hostile_ranks(program, case, home):
         for group in state["optimizer"]["optimizer"]["param_groups"]:
             group["params"].reverse()
 
+    def other_groups(rank, state):
+        if rank == "mp_rank_01_001":
+            state["optimizer"]["optimizer"]["param_groups"].pop()
+
     def stray(rank, state):
         state["model"]["x"] = {1.5: torch.zeros(1)}
 
     for change, status, words in ((cut_short, 3, ("mp_rank_01_000", FC1, "shape")), (without, 3, (FC1, "missing")),
                                   (strange, 5, ("adapter.weight", "which dimension")),
                                   (experts, 3, ("2 expert-parallel ranks", "files of 1")),
-                                  (layers, 5, ("layers", "5")), (gate, 5, (FC1, "SwiGLU")), (stray, 5, ("model.x",))):
+                                  (layers, 5, ("layers", "5")), (gate, 5, (FC1, "SwiGLU")), (stray, 5, ("model.x",)),
+                                  (other_groups, 3, ("mp_rank_01_001", "optimizer", "not as many"))):
         refused(program, edited(case, home, change.__name__, change), change.__name__, *words, status=status)
     for name, words in (("mp_rank_01_001", ("mp_rank_01_001", "missing")), ("mp_rank_00_000", ("mp_rank_00_000",))):
         copy = os.path.join(home, "gone-" + name)
@@ -408,7 +413,11 @@ def distributed_optimizer(program, case, home):
     def other(path, state, flat):
         torch.save([state], path)
 
-    for edit, words in ((shifted, "which parameter"), (longer, "which parameter"), (gone, "not every rank"),
+    def number(path, state, flat):
+        torch.save(5, path)
+
+    for edit, words in ((number, "which parameter"),
+                        (shifted, "which parameter"), (longer, "which parameter"), (gone, "not every rank"),
                         (other, "which parameter")):
         note, names = note_of(change("distributed-" + edit.__name__, edit))
         left = [n for n in names if n.startswith("optim.state")]
