@@ -140,13 +140,13 @@ fc_code fc_mg_count_experts(mg_reader *r, const pt_leaves *leaves) {
                            "%s: %.256s: which experts it is of is not known; save with --ckpt-format torch_dist",
                            r->f.path, leaf->name);
         }
-        if (kind == MG_ALL_EXPERTS && (all <= 0 || all % r->grid.ep != 0)) {
+        if (kind == MG_ALL_EXPERTS && (all <= 0 || all % r->grid.ep != 0) && r->grid.ep * r->grid.expert_tp > 1) {
             return fc_fail(r->err, FC_EUNSUPPORTED,
                            "%s: %.256s: how many experts it holds cannot be told: the rows of router.weight are "
                            "experts, of which each of %" PRId64 " expert-parallel ranks has as many",
                            r->f.path, leaf->name, r->grid.ep);
         }
-        fc_code rc = kind == MG_ALL_EXPERTS ? set_count(r, all / r->grid.ep, leaf->name) : FC_OK;
+        fc_code rc = kind == MG_ALL_EXPERTS && all > 0 ? set_count(r, all / r->grid.ep, leaf->name) : FC_OK;
         if (rc != FC_OK) {
             return rc;
         }

@@ -305,6 +305,25 @@ def grouped_experts(program, case, home):
     check(digests(out) == want and any(n.endswith("linear_fc1.weight3") for n in want), "grouped: %s" % sorted(want)[:4])
 
 
+def experts_optimizer(program, case, home):
+    """The groups of the experts' optimizer follow those of the other; what it has besides is apart."""
+    def scaled(rank, state):
+        for i, optimizer in enumerate(state["optimizer"]):
+            optimizer["grad_scaler"] = {"scale": torch.full((1,), i + 1.0)}
+
+    out = os.path.join(home, "scaled.pt")
+    run(program, "consolidate", edited(case, home, "scaled", scaled), "-o", out, "-q")
+    optim = torch.load(out, weights_only=False)["optim"]
+    layer = "decoder.layers.0.mlp."
+    groups = [g["params"] for g in optim["param_groups"]]
+    first = groups[2] == [layer + "experts.local_experts.%d.linear_fc%d.weight" % (e, i) for e in (0, 1) for i in (1, 2)]
+    second = optim["param_groups"][2]["params.mp_rank_00_001"]
+    check(len(groups) == 4 and first and layer + "router.weight" in groups[0] and
+          second[0] == layer + "experts.local_experts.2.linear_fc1.weight", "groups: %s %s" % (groups, second))
+    check(optim["grad_scaler"]["scale"].item() == 1 and optim["chained_1"]["grad_scaler"]["scale"].item() == 2,
+          "grad_scaler: %s" % [k for k in optim])
+
+
 EXPERT = "decoder.layers.0.mlp.experts.local_experts.1.linear_fc1.weight"
 
 
@@ -460,6 +479,7 @@ def main():
         legacy_ranks(program, home)
         distributed_optimizer(program, os.path.join(ranks, "tp2dp2-distributed"), home)
         grouped_experts(program, os.path.join(ranks, "ep2-moe"), home)
+        experts_optimizer(program, os.path.join(ranks, "ep2-moe"), home)
         hostile_experts(program, ranks, home)
         hostile_ranks(program, os.path.join(ranks, "tp2pp2-llama"), home)
     finally:
