@@ -16,7 +16,6 @@
 #include "fsdpckpt/unflatten.h"
 
 #include <ctype.h>
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -103,8 +102,8 @@ static void tell_extension(const job *j) {
         named = isalnum((unsigned char)*s);
     }
     if (named && !j->o->to && !j->how.selection.mesh && !job_format_of_extension(target)) {
-        fprintf(stderr, "fsdpckpt: no format has the extension '%s': the target is %s; --to says another\n", dot,
-                j->how.format->description);
+        text_tell("no format has the extension '%s': the target is %s; --to says another", dot,
+                  j->how.format->description);
     }
 }
 
@@ -122,23 +121,21 @@ static fc_code convert(job *j, fc_error *err) {
     }
     if (rc == FC_OK && j->how.format->objects_note && j->report.selected.objects > 0 && shows) {
         size_t n = j->report.selected.objects;
-        fprintf(stderr, "fsdpckpt: %zu %s kept %s\n", n, n == 1 ? "object is" : "objects are",
-                j->how.format->objects_note);
+        text_tell("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", j->how.format->objects_note);
     }
     if (rc == FC_OK && shows && j->report.files > 1 && o->output && job_format_of_extension(o->output)) {
-        fprintf(stderr,
-                "fsdpckpt: %s is a directory of %zu files, in spite of its name: 'consolidate' makes one file\n",
-                o->output, j->report.files);
+        text_tell("%s is a directory of %zu files, in spite of its name: 'consolidate' makes one file", o->output,
+                  j->report.files);
     }
     return rc;
 }
 
 /* What the source left undecided for the person at the terminal, on stderr with -v. */
 static void tell_source(const job *j) {
-    fprintf(stderr, "fsdpckpt: %s: %s, %zu values in %zu files\n", j->source->path, j->source->format->description,
-            j->source->ntensors, j->source->nfiles);
+    text_tell("%s: %s, %zu values in %zu files", j->source->path, j->source->format->description, j->source->ntensors,
+              j->source->nfiles);
     for (int i = 0; i < j->mesh.ndim; i++) {
-        fprintf(stderr, "fsdpckpt: mesh dimension %d: %s %lld\n", i, j->mesh.names[i], (long long)j->mesh.sizes[i]);
+        text_tell("mesh dimension %d: %s %lld", i, j->mesh.names[i], (long long)j->mesh.sizes[i]);
     }
 }
 
@@ -239,7 +236,7 @@ static fc_code flatten(job *j, fc_error *err) {
     }
     rc = rc == FC_OK ? unit_plan_make(&plan, model, err) : rc;
     for (size_t i = 0; rc == FC_OK && i < plan.nwarnings && !j->o->quiet && ranks_speaks(&j->ranks); i++) {
-        fprintf(stderr, "fsdpckpt: warning: %s\n", plan.warnings[i]);
+        text_tell("warning: %s", plan.warnings[i]);
     }
     if (rc == FC_OK) {
         rc = fc_flatten(j->source, &plan.wanted, &plan.tree, &plan.units, j->o->dp, &flat, err);
@@ -277,7 +274,7 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
     fc_code rc = convert(j, err);
     if (rc == FC_OK && speaks) {
         if (j->source->note && !o->quiet) { /* a failure is one line */
-            fprintf(stderr, "fsdpckpt: %s: %s\n", j->source->path, j->source->note);
+            text_tell("%s: %s", j->source->path, j->source->note);
         }
         print_report(j, out);
     }

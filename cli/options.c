@@ -39,9 +39,9 @@ static const char *see(const parser *p) {
     return p->command ? " --help" : "";
 }
 
-static fc_code unknown_option(const parser *p, const char *arg, size_t len) {
-    option_id known = option_find(arg + 2, len - 2);
-    if (len > 2 && arg[1] == '-' && known != OPT_COUNT) {
+/* `known` is the option that other commands have under this name, or OPT_COUNT. */
+static fc_code unknown_option(const parser *p, const char *arg, size_t len, option_id known) {
+    if (known != OPT_COUNT) {
         return p->command ? fc_fail(p->err, FC_EUSAGE, "%s does not take --%s; see 'fsdpckpt %s --help'", p->command,
                                     option_table[known].name, p->command)
                           : fc_fail(p->err, FC_EUSAGE, "--%s goes after a command; see 'fsdpckpt --help'",
@@ -246,7 +246,7 @@ static fc_code parse_long(parser *p, const char *arg) {
     const char *value = arg[len] ? arg + len + 1 : NULL;
     option_id id = option_find(arg + 2, len - 2);
     if (id == OPT_COUNT || !(p->takes & TAKES(id))) {
-        return unknown_option(p, arg, len);
+        return unknown_option(p, arg, len, id);
     }
     if (option_table[id].arg) {
         return take_argument(p, id, value);
@@ -270,7 +270,7 @@ static fc_code parse_letters(parser *p, const char *arg) {
         option_id id = find_letter(*s);
         if (id == OPT_COUNT || !(p->takes & TAKES(id))) {
             char text[3] = {'-', *s, '\0'};
-            return unknown_option(p, text, 2);
+            return unknown_option(p, text, 2, id);
         }
         if (option_table[id].arg) {
             return take_argument(p, id, s[1] ? s + 1 : NULL);

@@ -5,6 +5,7 @@
 #include "dcp/dcp.h"
 
 #include "core/checked.h"
+#include "core/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -33,20 +34,10 @@ bool fc_dcp_read_size(const fc_pickle *p, fc_pv v, int ndim, int64_t *out) {
     return true;
 }
 
-/* Whether Python's text, which may have surrogates, is UTF-8 without NUL. */
-static bool is_plain_text(const char *s, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        if (s[i] == '\0' || ((unsigned char)s[i] == 0xed && i + 1 < n && (unsigned char)s[i + 1] >= 0xa0)) {
-            return false;
-        }
-    }
-    return true;
-}
-
 static fc_code copy_text(const dcp_builder *b, fc_pv v, const char *tensor, const char **out) {
     size_t n;
     const char *s = fc_pickle_bytes(b->p, v, &n);
-    if (!is_plain_text(s, n)) {
+    if (!fc_is_plain_text(s, n)) {
         return fc_dcp_fail(b, FC_EUNSUPPORTED, tensor ? tensor : s,
                            "a name with NUL or lone surrogates is not supported");
     }

@@ -4,7 +4,8 @@
  */
 #include "deepspeed/deepspeed.h"
 
-#include "hdf5/text.h"
+#include "core/grow.h"
+#include "core/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@ typedef struct model {
 static const char *text_of(ds_building *b, const pt_file *f, fc_pv v) {
     size_t n = 0;
     const char *text = fc_pv_typeof(v) == FC_PV_STR ? fc_pickle_bytes(f->p, v, &n) : NULL;
-    if (!text || strlen(text) != n || !fc_h5_is_utf8(text, n)) {
+    if (!text || !fc_is_plain_text(text, n)) {
         fc_fail(b->err, FC_ECORRUPT, "%s: a name of a parameter is no text", f->path);
         return NULL;
     }
@@ -38,14 +39,8 @@ static fc_code failed(const ds_building *b) {
 }
 
 static fc_code remember(model *m, const char *name) {
-    if (m->nknown == m->capacity) {
-        size_t capacity = m->capacity ? m->capacity * 2 : 256;
-        const char **grown = realloc(m->known, capacity * sizeof *grown);
-        if (!grown) {
-            return fc_ds_no_memory(m->b);
-        }
-        m->known = grown;
-        m->capacity = capacity;
+    if (!fc_grow(&m->known, &m->capacity, m->nknown + 1, sizeof *m->known)) {
+        return fc_ds_no_memory(m->b);
     }
     m->known[m->nknown++] = name;
     return FC_OK;

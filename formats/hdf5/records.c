@@ -4,7 +4,8 @@
 #include "records.h"
 
 #include "core/checked.h"
-#include "text.h"
+#include "core/grow.h"
+#include "core/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,15 +21,9 @@ static size_t fill(fc_h5_in *in, size_t size) {
     in->have -= in->at;
     in->at = 0;
     while (in->have < size) {
-        if (in->have == in->cap) {
-            /* Grown as bytes arrive, not as a length claims. */
-            size_t cap = in->cap ? 2 * in->cap : READ_SIZE;
-            unsigned char *buf = realloc(in->buf, cap);
-            if (!buf) {
-                return in->have;
-            }
-            in->buf = buf;
-            in->cap = cap;
+        /* Grown as bytes arrive, not as a length claims. */
+        if (!fc_grow(&in->buf, &in->cap, in->have + 1, 1)) {
+            return in->have;
         }
         size_t n = fc_h5_child_read(in->child, in->buf + in->have, in->cap - in->have);
         if (n == 0) {
@@ -123,8 +118,7 @@ static const char *keep_text(fc_h5_record *r, fc_arena *arena) {
         return NULL;
     }
     fc_h5_bytes bytes = fc_h5_get_bytes(r);
-    if (r->bad || (bytes.size > 0 && memchr(bytes.data, '\0', bytes.size)) ||
-        !fc_h5_is_utf8((const char *)bytes.data, bytes.size)) {
+    if (r->bad || !fc_is_plain_text((const char *)bytes.data, bytes.size)) {
         r->bad = true;
         return NULL;
     }
@@ -349,7 +343,7 @@ fc_code fc_h5_child_failure(fc_h5_record *r, const char *path, fc_error *err) {
     if (get_at_most(r, 1) == 1) {
         text = fc_h5_get_bytes(r);
     }
-    if (r->bad || code == FC_OK || !fc_h5_is_utf8((const char *)text.data, text.size)) {
+    if (r->bad || code == FC_OK || !fc_is_utf8((const char *)text.data, text.size)) {
         return fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file", path);
     }
     return fc_fail(err, code, "%s: %.*s", path, (int)text.size, (const char *)text.data);
@@ -357,15 +351,9 @@ fc_code fc_h5_child_failure(fc_h5_record *r, const char *path, fc_error *err) {
 
 /* Grows in memory of its own: the arena would keep every smaller copy. */
 static fc_h5_dataset *new_dataset(fc_h5_file *file) {
-    if (file->ndatasets == file->datasets_cap) {
-        size_t wider = file->datasets_cap ? 2 * file->datasets_cap : 64;
-        fc_h5_dataset *grown =
-            wider > MAX_TENSORS_PER_FILE ? NULL : realloc(file->datasets, wider * sizeof *file->datasets);
-        if (!grown) {
-            return NULL;
-        }
-        file->datasets = grown;
-        file->datasets_cap = wider;
+    if (file->ndatasets == MAX_TENSORS_PER_FILE ||
+        !fc_grow(&file->datasets, &file->datasets_cap, file->ndatasets + 1, sizeof *file->datasets)) {
+        return NULL;
     }
     fc_h5_dataset *d = &file->datasets[file->ndatasets++];
     *d = (fc_h5_dataset){0};

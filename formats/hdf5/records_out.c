@@ -4,6 +4,7 @@
 #include "records.h"
 
 #include "core/checked.h"
+#include "core/grow.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -19,21 +20,9 @@ static bool reserve_out(fc_h5_sink *out, size_t more) {
     if (out->cap - out->used >= more) {
         return true;
     }
-    size_t cap = out->cap ? out->cap : 2 * FLUSH_SIZE;
-    while (cap - out->used < more) {
-        if (!fc_mul_size(cap, 2, &cap)) {
-            out->failed = true;
-            return false;
-        }
-    }
-    unsigned char *buf = realloc(out->buf, cap);
-    if (!buf) {
-        out->failed = true;
-        return false;
-    }
-    out->buf = buf;
-    out->cap = cap;
-    return true;
+    size_t needed;
+    out->failed = !fc_add_size(out->used, more, &needed) || !fc_grow(&out->buf, &out->cap, needed, 1);
+    return !out->failed;
 }
 
 static void put_raw(fc_h5_sink *out, const void *data, size_t size) {

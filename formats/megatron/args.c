@@ -4,8 +4,6 @@
  */
 #include "megatron/megatron.h"
 
-#include "torch/pickle_private.h"
-
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

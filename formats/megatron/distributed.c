@@ -9,9 +9,9 @@
 #include "megatron/megatron.h"
 
 #include "core/checked.h"
+#include "core/grow.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/move.h"
-#include "torch/pickle_private.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -152,7 +152,7 @@ static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *fl
         value.piece = piece;
         value.dtype = FC_F32;
         if (!fc_mg_name_state(r, param, keys[k].name, &value.name, &value.path) ||
-            !fc_pickle_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values)) {
+            !fc_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values)) {
             return fc_mg_no_memory(r);
         }
         r->values[r->nvalues++] = value;

@@ -7,7 +7,6 @@
 #include "megatron/megatron.h"
 
 #include "core/name_table.h"
-#include "torch/pickle_private.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

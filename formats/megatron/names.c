@@ -5,7 +5,7 @@
  */
 #include "megatron/megatron.h"
 
-#include "torch/pickle_private.h"
+#include "core/grow.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ static mg_layers *layers_of(mg_reader *r, const char *prefix, size_t length, boo
             return &r->layers[i];
         }
     }
-    if (!make || !fc_pickle_grow(&r->layers, &r->layers_capacity, r->nlayers + 1, sizeof *r->layers)) {
+    if (!make || !fc_grow(&r->layers, &r->layers_capacity, r->nlayers + 1, sizeof *r->layers)) {
         return NULL;
     }
     mg_layers *l = &r->layers[r->nlayers];

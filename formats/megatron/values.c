@@ -3,14 +3,14 @@
  */
 #include "megatron/megatron.h"
 
-#include "torch/pickle_private.h"
+#include "core/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 mg_value *fc_mg_add_leaf(mg_reader *r, const char *name, const fc_path *path, fc_pv v) {
     fc_arena *arena = r->checkpoint->arena;
-    if (!fc_pickle_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values)) {
+    if (!fc_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values)) {
         fc_mg_no_memory(r);
         return NULL;
     }
@@ -64,7 +64,7 @@ fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, pt_leaves *l
         return fc_pt_flatten(&view, prefix, leaves, r->err);
     }
     const char *name = fc_mg_spell(r->checkpoint->arena, prefix);
-    if (!name || !fc_pickle_grow(&leaves->items, &leaves->capacity, 1, sizeof *leaves->items)) {
+    if (!name || !fc_grow(&leaves->items, &leaves->capacity, 1, sizeof *leaves->items)) {
         return fc_mg_no_memory(r);
     }
     leaves->items[leaves->count++] = (pt_leaf){name, *prefix, v, PT_OBJECT};

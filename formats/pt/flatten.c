@@ -7,7 +7,8 @@
  */
 #include "pt/pt.h"
 
-#include "torch/pickle_private.h"
+#include "core/grow.h"
+#include "core/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -85,7 +86,7 @@ static pt_leaf_kind kind_of(const fc_pickle *p, fc_pv v) {
 }
 
 static fc_code push(walker *w, const fc_pv *items, size_t n) {
-    if (!fc_pickle_grow(&w->stack, &w->stack_capacity, w->nstack + n, sizeof *w->stack)) {
+    if (!fc_grow(&w->stack, &w->stack_capacity, w->nstack + n, sizeof *w->stack)) {
         return no_memory(w);
     }
     for (size_t i = 0; i < n; i++) {
@@ -189,7 +190,7 @@ static fc_code add_leaf(walker *w, fc_pv v, pt_leaf_kind kind) {
     }
     fc_path_element *elements = fc_arena_alloc(l->arena, w->depth * sizeof *elements);
     const char *name = fc_arena_strndup(l->arena, w->name, strlen(w->name));
-    if (!elements || !name || !fc_pickle_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
+    if (!elements || !name || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
         return no_memory(w);
     }
     memcpy(elements, w->path, w->depth * sizeof *elements);
@@ -221,16 +222,6 @@ static fc_code walk_items(walker *w, const fc_pv *items, size_t n, bool is_tuple
     return rc;
 }
 
-/* Whether Python's text, which may have surrogates, is UTF-8 without NUL. */
-static bool is_plain_text(const char *s, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        if (s[i] == '\0' || ((unsigned char)s[i] == 0xed && i + 1 < n && (unsigned char)s[i + 1] >= 0xa0)) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* A key as a path element. @return false for a key that is neither text nor an integer. */
 static bool key_element(walker *w, fc_pv v, fc_path_element *out) {
     size_t n;
@@ -238,7 +229,7 @@ static bool key_element(walker *w, fc_pv v, fc_path_element *out) {
     *out = (fc_path_element){0};
     if (fc_pv_typeof(v) == FC_PV_STR) {
         const char *text = fc_pickle_bytes(w->p, v, &n);
-        out->key = is_plain_text(text, n) ? fc_arena_strndup(w->leaves->arena, text, n) : NULL;
+        out->key = fc_is_plain_text(text, n) ? fc_arena_strndup(w->leaves->arena, text, n) : NULL;
         return out->key != NULL;
     }
     if (!fc_pickle_int(w->p, v, &number)) {
@@ -260,7 +251,7 @@ static bool has_plain_keys(const fc_pickle *p, const fc_pv *pairs, size_t n) {
             continue;
         }
         const char *text = fc_pickle_bytes(p, pairs[i], &length);
-        if (!is_plain_text(text, length)) {
+        if (!fc_is_plain_text(text, length)) {
             return false;
         }
     }

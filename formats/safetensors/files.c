@@ -3,6 +3,7 @@
  */
 #include "safetensors/files.h"
 
+#include "core/grow.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/header.h"
 
@@ -76,14 +77,8 @@ static int by_name(const void *a, const void *b) {
 }
 
 static bool add_name(listing *l, fc_arena *arena, const char *name) {
-    if (l->count == l->capacity) {
-        size_t capacity = l->capacity ? l->capacity * 2 : 64;
-        const char **names = realloc(l->names, capacity * sizeof *names);
-        if (!names) {
-            return false;
-        }
-        l->names = names;
-        l->capacity = capacity;
+    if (!fc_grow(&l->names, &l->capacity, l->count + 1, sizeof *l->names)) {
+        return false;
     }
     l->names[l->count] = fc_arena_strndup(arena, name, strlen(name));
     return l->names[l->count++] != NULL;

@@ -45,6 +45,7 @@ struct fc_source {
     int nfiles; /* of them in use at most */
     uint64_t clock;
     fc_source_crc *crc;  /* NULL: nothing is compared */
+    bool elements;       /* with `crc`: adds those of the elements, too */
     fc_crc_walk walk;    /* of the piece that is being read */
     bool checks_objects; /* before they are read */
 };
@@ -88,8 +89,9 @@ void fc_source_check_objects(fc_source *source) {
     source->checks_objects = true;
 }
 
-void fc_source_watch(fc_source *source, fc_source_crc *crc) {
+void fc_source_watch(fc_source *source, fc_source_crc *crc, bool elements) {
     source->crc = crc;
+    source->elements = elements;
 }
 
 /* File `index`, from those that are open or in place of the one used longest ago. */
@@ -280,7 +282,7 @@ typedef enum way {
     WAY_NONE,   /* its sizes make no sense */
     WAY_FORMAT, /* the format's own affair */
     WAY_WINDOW, /* in the window */
-    WAY_MEMORY, /* in memory of its own, of `*extra` bytes */
+    WAY_MEMORY, /* in a workspace of `*extra` bytes */
     WAY_LEAN    /* through the window, piece by piece: there is not enough memory for the other way */
 } way;
 
@@ -332,21 +334,9 @@ static fc_code read_lean(fc_source *source, const fc_tensor *tensor, const fc_ex
                                     extent->offset);
 }
 
-static fc_code read_in_memory(fc_source *source, const fc_tensor *tensor, const fc_extent *extent, uint64_t size,
-                              unsigned char *out, fc_error *err) {
-    unsigned char *workspace = fc_decoded_borrow(source->decoded, (size_t)size);
-    if (!workspace) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory for a chunk of %" PRIu64 " stored bytes",
-                       source->checkpoint->path, extent->length);
-    }
-    fc_code rc = read_filtered(source, tensor, extent, workspace, out, err);
-    fc_decoded_give_back(source->decoded, workspace, (size_t)size);
-    return rc;
-}
-
 /* Brings a whole chunk into memory and decodes it; fc_decode_fn. */
 static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
-                            unsigned char *out, fc_error *err) {
+                            unsigned char *workspace, unsigned char *out, fc_error *err) {
     fc_source *source = context;
     const fc_checkpoint *checkpoint = source->checkpoint;
     uint64_t size;
@@ -354,7 +344,7 @@ static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk
     case WAY_WINDOW:
         return read_filtered(source, tensor, extent, source->scratch, out, err);
     case WAY_MEMORY:
-        return read_in_memory(source, tensor, extent, size, out, err);
+        return read_filtered(source, tensor, extent, workspace, out, err);
     case WAY_LEAN:
         return read_lean(source, tensor, extent, out, err);
     case WAY_NONE:
@@ -485,7 +475,11 @@ fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_
         rc = fc_fail(err, FC_ECORRUPT, "tensor %s: chunks hold %" PRId64 " of the %" PRId64 " elements %s",
                      tensor->name, f.filled, volume, fc_box_to_text(box).s);
     }
-    return rc;
+    bool wanted = false;
+    if (rc == FC_OK && source->crc && source->elements) {
+        rc = fc_source_crc_wants(source->crc, tensor, &wanted, err);
+    }
+    return rc == FC_OK && wanted ? fc_source_crc_add(source->crc, tensor, box, out, err) : rc;
 }
 
 fc_code fc_source_bytes(fc_source *source, uint32_t file, uint64_t offset, unsigned char *out, size_t size,
