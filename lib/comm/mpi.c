@@ -30,7 +30,6 @@ fc_code fc_mpi_fail(fc_comm *comm, const char *call, int code, fc_error *err) {
     return fc_fail(err, FC_EIO, "rank %d: %s: %s", comm->rank, call, text);
 }
 
-/* Waits for `count` requests; the array is in use until then. */
 fc_code fc_mpi_wait_all(fc_comm *comm, const char *call, int count, MPI_Request *requests, fc_error *err) {
     struct timespec pause = {0, LEAST_SLEEP};
     for (long spins = 0;; spins++) {
@@ -54,7 +53,6 @@ fc_code fc_mpi_wait_all(fc_comm *comm, const char *call, int count, MPI_Request 
     }
 }
 
-/* A rank that has failed alone must not start anything that the others do not join. */
 fc_code fc_mpi_gave_up(const fc_comm *comm, fc_error *err) {
     return fc_fail(err, FC_EIO, "rank %d: gave up before", comm->rank);
 }
