@@ -154,6 +154,7 @@ const fc_format fc_format_deepspeed = {
     .extensions = extensions,
     .probe = fc_ds_probe,
     .open = ds_open,
+    .look_at = fc_pt_look_at,
     .extent = fc_pt_extent,
     .read = fc_pt_read,
     .object_json = fc_pt_object_json,

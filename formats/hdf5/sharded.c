@@ -6,6 +6,7 @@
  * headers_only the shard files are not looked at and the boxes are computed. Attributes that somebody added are
  * carried from index.h5 only.
  */
+#include "h5.h"
 #include "reader.h"
 
 #include "core/checked.h"
@@ -316,6 +317,16 @@ static fc_code read_shard(void *context, size_t number, const fc_h5_file *file, 
         rc = add_shard_dataset(o, &file->datasets[i], rank, path, err);
     }
     return rc;
+}
+
+static fc_code only_schema(void *context, size_t number, const fc_h5_file *file, fc_error *err) {
+    const char *const *path = context;
+    return check_schema(&file->root, path[number], err);
+}
+
+fc_code fc_h5_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    const char *path = checkpoint->files[index].path;
+    return fc_h5_scan_files(checkpoint->arena, &path, 1, 0, false, only_schema, &path, err);
 }
 
 static fc_code read_shards(opening *o, fc_error *err) {

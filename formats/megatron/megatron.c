@@ -97,6 +97,11 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
     return rc;
 }
 
+/* Of DCP the data files have no headers that are read here. */
+static fc_code megatron_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    return fc_pt_is_beside_dcp(checkpoint->path, common) ? FC_OK : fc_pt_look_at(checkpoint, index, err);
+}
+
 static const char *const extensions[] = {NULL};
 
 const fc_format fc_format_megatron = {
@@ -107,6 +112,7 @@ const fc_format fc_format_megatron = {
     .extensions = extensions,
     .probe = megatron_probe,
     .open = megatron_open,
+    .look_at = megatron_look_at,
     .close = fc_pt_close_beside_dcp,
     .extent = fc_pt_extent_beside_dcp,
     .read = fc_pt_read,

@@ -79,6 +79,13 @@ fc_code fc_pt_file_open(const char *path, uint32_t index, pt_file *f, fc_error *
     return rc;
 }
 
+fc_code fc_pt_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    pt_file f;
+    fc_code rc = fc_pt_file_open(checkpoint->files[index].path, (uint32_t)index, &f, err);
+    fc_pt_file_close(&f);
+    return rc;
+}
+
 void fc_pt_file_close(pt_file *f) {
     fc_torch_item_close(&f->item);
     fc_pickle_free(f->pickle);

@@ -52,6 +52,9 @@ bool fc_pt_is_tar(const unsigned char *head, size_t size);
 
 /** Opens `path` and loads its pickle. On failure nothing is left open. */
 fc_code fc_pt_file_open(const char *path, uint32_t index, pt_file *f, fc_error *err);
+
+/** As fc_format.look_at, of a checkpoint whose files are torch.save's. */
+fc_code fc_pt_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
 void fc_pt_file_close(pt_file *f);
 
 /** Loads the pickles of a legacy file and finds its storages. */

@@ -144,7 +144,16 @@ static fc_code set_producer(st_opening *o, fc_error *err) {
     return FC_OK;
 }
 
+static fc_code st_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    st_header header;
+    fc_code rc = fc_st_header_read(checkpoint->arena, checkpoint->files[index].path, false, &header, err);
+    fc_st_header_free(&header);
+    return rc;
+}
+
 static fc_code read_headers(st_opening *o, fc_error *err) {
+    o->checkpoint->files = o->files.files;
+    o->checkpoint->nfiles = o->files.nfiles; /* without the index, which has been read */
     o->headers = calloc(o->files.nfiles, sizeof *o->headers);
     fc_code rc = o->headers ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
     for (size_t f = 0; rc == FC_OK && f < o->files.nfiles; f++) {
@@ -188,8 +197,7 @@ static fc_code st_open(fc_checkpoint *checkpoint, const fc_open_options *options
     free(o.headers);
     fc_st_files_free(&o.files);
     if (rc == FC_OK) {
-        checkpoint->files = o.files.files;
-        checkpoint->nfiles = o.files.nfiles + (o.files.index != NULL);
+        checkpoint->nfiles += o.files.index != NULL;
         checkpoint->tensors = o.tensors;
         checkpoint->ntensors = o.ntensors;
     }
@@ -261,6 +269,7 @@ const fc_format fc_format_safetensors = {
     .file_names = file_names,
     .probe = fc_st_files_probe,
     .open = st_open,
+    .look_at = st_look_at,
     .extent = st_extent,
     .object_json = st_object_json,
     .digest = st_digest,

@@ -141,6 +141,16 @@ static fc_code unflatten(fc_checkpoint **checkpoint, const fc_checkpoint *model,
     return (*checkpoint)->note ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", (*checkpoint)->path);
 }
 
+/* What is wrong with each file of a checkpoint that could not be opened, as all of them have to be brought back. */
+static void tell_damaged(const fc_checkpoint *checkpoint, const fc_open_options *options) {
+    for (size_t i = 0; i < checkpoint->nfiles; i++) {
+        fc_error why;
+        if (checkpoint->format->look_at(checkpoint, i, &why) == FC_ECORRUPT) {
+            options->damaged(options->context, checkpoint->files[i].path, why.message);
+        }
+    }
+}
+
 fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {
     static const fc_open_options defaults = {0};
     const fc_format *format = NULL;
@@ -163,6 +173,9 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     rc = rc == FC_OK ? fc_seal_load(checkpoint, err) : rc;
     rc = rc == FC_OK ? unflatten(&checkpoint, options ? options->model : NULL, err) : rc;
     if (rc != FC_OK) {
+        if (rc == FC_ECORRUPT && options && options->damaged && format->look_at && checkpoint->nfiles > 1) {
+            tell_damaged(checkpoint, options);
+        }
         fc_checkpoint_close(checkpoint);
         return rc;
     }

@@ -9,6 +9,7 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/plan.h"
+#include "move/read_box.h"
 #include "sharding/flat_runs.h"
 
 #include <stdlib.h>
@@ -22,11 +23,13 @@ typedef struct origin {
     const fc_tensor *tensor; /* the source's; NULL: a flat parameter */
     fc_flat_layout layout;
     const fc_tensor **params; /* the source's, one for each of the layout's */
+    atomic_bool *read;        /* of each piece: it was read, and what was read of the source is in its sums */
 } origin;
 
 /* fc_checkpoint.state: the format is the source's, but for what it does with values. */
 typedef struct flattened {
     fc_checkpoint *source;
+    fc_source_crc *crc; /* what was read of it */
     fc_format format;
 } flattened;
 
@@ -38,7 +41,7 @@ static const fc_checkpoint *source_of(const fc_checkpoint *checkpoint) {
 
 /* What elements [first, last) of the flat parameter have of a parameter. */
 static fc_code read_param(const fc_checkpoint *source, const origin *o, size_t param, int64_t first, int64_t last,
-                          unsigned char *buf, fc_error *err) {
+                          unsigned char *buf, fc_source_crc *crc, fc_error *err) {
     const fc_flat_param *p = &o->layout.params[param];
     const fc_tensor *t = o->params[param];
     int64_t from = first > p->offset ? first - p->offset : 0;
@@ -52,7 +55,7 @@ static fc_code read_param(const fc_checkpoint *source, const origin *o, size_t p
     while (rc == FC_OK && fc_flat_run_next(&run, dims, &start)) {
         const fc_box box = {p->ndim, dims, dims + p->ndim};
         size_t at = (size_t)(p->offset + start - first) * fc_dtype_size(t->dtype);
-        rc = fc_read_box(source, t, &box, t->dtype, buf + at, err);
+        rc = fc_read_piece(source, t, &box, t->dtype, buf + at, crc, err);
     }
     return rc;
 }
@@ -79,10 +82,12 @@ static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tenso
     if (o->tensor) {
         return source->format->read(source, o->tensor, index, buf, err);
     }
+    const bool again = atomic_exchange(&o->read[index], true); /* it may be dropped, and wanted again */
+    fc_source_crc *crc = again ? NULL : ((const flattened *)checkpoint->state)->crc;
     int64_t first = tensor->chunks[index].dims[0], last = first + tensor->chunks[index].dims[1];
     for (size_t i = first_param(&o->layout, first);
          rc == FC_OK && i < o->layout.nparams && o->layout.params[i].offset < last; i++) {
-        rc = read_param(source, o, i, first, last, buf, err);
+        rc = read_param(source, o, i, first, last, buf, crc, err);
     }
     return rc;
 }
@@ -110,8 +115,32 @@ static fc_code flat_object_json(const fc_checkpoint *checkpoint, const fc_tensor
     return fc_checkpoint_object_json(source_of(checkpoint), o->tensor, arena, json, err);
 }
 
+/* Of what is kept as it is the source's digest and checks hold. */
+static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                           fc_error *err) {
+    const origin *o = tensor->detail;
+    return o->tensor ? fc_checkpoint_digest(source_of(checkpoint), o->tensor, index, out, err) : FC_OK;
+}
+
+static fc_code flat_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
+    const origin *o = object->detail;
+    return source_of(checkpoint)->format->check_object(source_of(checkpoint), o->tensor, err);
+}
+
+static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    return source_of(checkpoint)->format->check_file(source_of(checkpoint), index, err);
+}
+
+static fc_code flat_check_below(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
+    const flattened *f = checkpoint->state;
+    fc_code rc = fc_source_crc_join(f->crc, comm, err);
+    return rc == FC_OK ? fc_source_crc_check(f->crc, comm, err) : rc;
+}
+
 static void flat_close(fc_checkpoint *checkpoint) {
-    fc_checkpoint_close(((flattened *)checkpoint->state)->source);
+    flattened *f = checkpoint->state;
+    fc_source_crc_free(f->crc);
+    fc_checkpoint_close(f->source);
 }
 
 static void make_format(flattened *f) {
@@ -121,9 +150,11 @@ static void make_format(flattened *f) {
     f->format.extent = flat_extent;
     f->format.read = flat_read;
     f->format.object_json = f->source->format->object_json ? flat_object_json : NULL;
-    f->format.digest = NULL;
+    f->format.digest = flat_digest;
+    f->format.check_object = f->source->format->check_object ? flat_check_object : NULL;
     f->format.verify = NULL;
-    f->format.check_file = NULL;
+    f->format.check_file = f->source->format->check_file ? flat_check_file : NULL;
+    f->format.check_below = flat_check_below;
 }
 
 /* ---- the manifest ---- */
@@ -200,7 +231,7 @@ static fc_code name_flat(const builder *b, const fc_unit *u, const fc_wanted_ten
 }
 
 /* Pieces of at most PIECE bytes, or more of very large ones; none reaches over the cut between two ranks. */
-static fc_code cut_pieces(builder *b, fc_tensor *t) {
+static fc_code cut_pieces(builder *b, fc_tensor *t, origin *o) {
     int64_t numel = t->shape[0], shard = numel / b->ranks + (numel % b->ranks != 0);
     int64_t size = fc_dtype_size(t->dtype), piece = PIECE / size;
     piece = piece > numel / MOST_PIECES ? piece : numel / MOST_PIECES + 1;
@@ -224,7 +255,8 @@ static fc_code cut_pieces(builder *b, fc_tensor *t) {
     }
     t->chunks = chunks;
     t->nchunks = n;
-    return FC_OK;
+    o->read = fc_arena_calloc(b->out->arena, n, sizeof *o->read);
+    return o->read ? FC_OK : no_memory(b);
 }
 
 /* Holes are found now, and not when half of the target is written. */
@@ -270,7 +302,7 @@ static fc_code add_unit(builder *b, const fc_unit *u, fc_arena *scratch) {
     *shape = o->layout.numel;
     *t = (fc_tensor){.dtype = o->layout.dtype, .ndim = 1, .shape = shape, .detail = o};
     rc = name_flat(b, u, &b->wanted->tensors[b->tree->parameters[u->parameters[0]].spec], t);
-    return rc == FC_OK && !b->source->format->layout_only ? cut_pieces(b, t) : rc;
+    return rc == FC_OK && !b->source->format->layout_only ? cut_pieces(b, t, o) : rc;
 }
 
 /* The unit of each wanted tensor, + 1; 0: it is in none. */
@@ -338,6 +370,7 @@ fc_code fc_flatten(fc_checkpoint *source, const fc_wanted *wanted, const fc_modu
     builder b = {
         .out = made, .source = source, .wanted = wanted, .tree = tree, .units = units, .ranks = ranks, .err = err};
     fc_code rc = fill(&b, scratch);
+    rc = rc == FC_OK ? fc_source_crc_new(source, source->tensors, source->ntensors, &f->crc, err) : rc;
     fc_arena_free(scratch);
     if (rc != FC_OK) {
         fc_arena_free(arena); /* not fc_checkpoint_close: the source stays the caller's */

@@ -263,6 +263,36 @@ class Verify(harness.Case):
                     self.assertTrue(line.startswith(f"fsdpckpt: {source}/{name}: "), line)
                     self.assertIn(what, line)
 
+    def test_several_damaged_headers(self):
+        """Each file is told, on a line of its own; check does that where it reads the files' headers."""
+        self.ok("reshard", harness.corpus(MESH), "-o", "h5", "--dp", "4", "-q")
+        self.ok("reshard", harness.corpus(MESH), "-o", "st", "--to", "safetensors", "--dp", "4", "-q")
+        self.ok("reshard", harness.corpus(MESH), "-o", "pt", "--to", "pt", "--dp", "4", "-q")
+        shutil.copytree(harness.corpus("../deepspeed/0.19.8-zero2-bf16"), self.path("ds"))
+        shutil.copytree(harness.corpus("st-torch2.15.0-index"), self.path("index"))
+        pickles = lambda path: at(path, b"data.pkl") + 20
+        for source, ending, place, checked in (("h5", ".h5", lambda _: 96, False), ("st", ".safetensors", lambda _: 9, True),
+                                               ("pt", ".pt", pickles, True), ("ds", "_states.pt", pickles, True),
+                                               ("index", ".safetensors", lambda _: 9, True)):
+            names = sorted(os.path.join(folder, name) for folder, _, files in os.walk(self.path(source)) for name in files
+                           if name.endswith(ending) and name != "index.h5")[-2:]
+            self.assertEqual(len(names), 2, source)
+            with self.subTest(source=source):
+                for name in names:
+                    flip(name, place(name), 1)
+                names = [os.path.relpath(name, self.path()) for name in names]
+                p = self.run_tool("verify", source)
+                self.assertEqual((p.returncode, p.stdout), (3, ""))
+                self.assertEqual(sorted(line.split(": ")[1] for line in p.stderr.splitlines()), names, p.stderr)
+                if checked:
+                    p = self.run_tool("check", source, "--json")
+                    self.assertEqual((p.returncode, p.stderr), (1, ""))
+                    found = [f["message"].split(":")[0] for f in json.loads(p.stdout)["findings"]]
+                    self.assertEqual(sorted(found), names, p.stdout)
+        os.unlink(self.path("pt", "model_world_size_4_rank_1.pt"))
+        lines = self.run_tool("verify", "pt").stderr.splitlines()
+        self.assertEqual([line.split(": ")[1][-4:] for line in lines], ["1.pt", "2.pt", "3.pt"], lines)
+
     def test_a_view_by_many_threads(self):
         """Each chunk is read by a process, which must not wait for locks of other threads: under AddressSanitizer one
         run in three did."""

@@ -107,6 +107,10 @@ typedef struct fc_open_options {
     /** The model whose parameters are in FSDP1's flat parameters, if there are any (unflatten.h); need not outlive the
      *  call. NULL: they stay as they are. */
     const struct fc_checkpoint *model;
+    /** Where it cannot be opened: called for each of its files that cannot be read by itself, with the line that says
+     *  why. NULL: the error, which is about one of them, is enough. */
+    void (*damaged)(void *context, const char *path, const char *message);
+    void *context; /**< of `damaged` */
 } fc_open_options;
 
 /**
