@@ -87,8 +87,12 @@ fc_code fc_dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
         out->strides[0] = 1;
         return FC_OK;
     }
-    fc_code rc = look_into(checkpoint, tensor, chunk, out, NULL, err);
-    return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", tensor->name);
+    fc_error why;
+    fc_code rc = look_into(checkpoint, tensor, chunk, out, NULL, &why);
+    bool hint = rc == FC_EUNSUPPORTED;
+    return rc == FC_OK ? rc
+                       : fc_fail(err, rc, "tensor %.256s: %s%s%.256s%s", tensor->name, why.message,
+                                 hint ? "; --exclude '" : "", hint ? tensor->name : "", hint ? "' leaves it out" : "");
 }
 
 fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
