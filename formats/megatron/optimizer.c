@@ -302,19 +302,18 @@ static fc_code add_members(const mg_optimizer *o, fc_pv dict, const fc_path *pre
     const fc_pv *pairs = fc_pickle_items(r->f.p, dict, &n);
     fc_code rc = FC_OK;
     for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
-        size_t length;
-        const char *key = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f.p, pairs[i], &length) : "";
-        bool skip = false;
-        for (size_t k = 0; skipped[k]; k++) {
-            skip = skip || strcmp(skipped[k], key) == 0;
-        }
         fc_path_element *path = fc_arena_calloc(arena, prefix->count + 1, sizeof *path);
-        if (!path || !(path[prefix->count].key = fc_arena_strndup(arena, key, strlen(key)))) {
+        if (!path) {
             return fc_mg_no_memory(r);
         }
         memcpy(path, prefix->elements, prefix->count * sizeof *path);
+        rc = fc_pt_key_element(&r->f, pairs[i], arena, &path[prefix->count], r->err);
+        bool skip = false;
+        for (size_t k = 0; rc == FC_OK && skipped[k]; k++) {
+            skip = skip || strcmp(skipped[k], path[prefix->count].key) == 0;
+        }
         const fc_path whole = {path, prefix->count + 1};
-        rc = skip ? FC_OK : fc_mg_add(r, &whole, pairs[i + 1]);
+        rc = rc == FC_OK && !skip ? fc_mg_add(r, &whole, pairs[i + 1]) : rc;
     }
     return rc;
 }

@@ -255,7 +255,17 @@ def hostile_ranks(program, case, home):
     def stray(rank, state):
         state["model"]["x"] = {1.5: torch.zeros(1)}
 
-    for change, status, words in ((cut_short, 3, ("mp_rank_01_000", FC1, "shape")), (without, 3, (FC1, "missing")),
+    def odd_key(rank, state):
+        state["optimizer"]["optimizer"]["param_groups"][0][None] = 1
+
+    def number(rank, state):
+        state["optimizer"]["optimizer"]["param_groups"][0][7] = "seven"
+
+    copy = edited(case, home, "number", number)
+    objects = json.loads(run(program, "inspect", copy, "--json").stdout)["objects"]
+    check([o["value"] for o in objects if o["name"] == "optim.param_groups.0.7"] == ["seven"], "a key that is a number")
+    for change, status, words in ((odd_key, 5, ("model_optim_rng.pt", "a key that is neither a string")),
+                                  (cut_short, 3, ("mp_rank_01_000", FC1, "shape")), (without, 3, (FC1, "missing")),
                                   (strange, 5, ("adapter.weight", "which dimension")),
                                   (experts, 3, ("2 expert-parallel ranks", "files of 1")),
                                   (layers, 5, ("layers", "5")), (gate, 5, (FC1, "SwiGLU")), (stray, 5, ("model.x",)),
