@@ -148,6 +148,7 @@ static const option_help helps[] = {
      "a file that 'fsdpckpt schema' wrote, with the names, shapes and dtypes that are wanted; of flat parameters "
      "(FSDP1) it also says what is in them"},
     {OPT_FORCE, "replace the file of --junit also when it is no XML"},
+    {OPT_QUIET, "print nothing: the exit status is the answer"},
     {.help = NULL},
 };
 

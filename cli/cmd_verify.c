@@ -255,6 +255,7 @@ static fc_code run(cli_call *call, fc_error *err) {
 
 static const option_help helps[] = {
     {OPT_FORCE, "with --seal: replace a seal that is there"},
+    {OPT_QUIET, "print nothing: the exit status is the answer"},
     {.help = NULL},
 };
 

@@ -96,14 +96,28 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
 
 /* A file whose extension is of no format may be a slip, or meant for a format that is not written. "v1.5" has none. */
 static void tell_extension(const job *j) {
-    const char *target = j->o->output, *dot = target ? strrchr(target, '.') : NULL;
+    const char *target = j->o->output, *dot = strrchr(target, '.');
     bool named = dot && dot != target && dot[-1] != '/' && isalpha((unsigned char)dot[1]);
     for (const char *s = dot; named && *++s;) {
         named = isalnum((unsigned char)*s);
     }
-    if (named && !j->o->to && !j->how.selection.mesh && !job_format_of_extension(target)) {
+    if (named && !j->o->to && !j->how.selection.mesh) {
         text_tell("no format has the extension '%s': the target is %s; --to says another", dot,
                   j->how.format->description);
+    }
+}
+
+/* A target that is not what its name says. */
+static void tell_name(const job *j) {
+    const char *target = j->o->output;
+    const fc_format *named = job_format_of_extension(target);
+    if (!named) {
+        tell_extension(j);
+    } else if (j->report.files > 1) {
+        text_tell("%s is a directory of %zu files, in spite of its name: 'consolidate' makes one file", target,
+                  j->report.files);
+    } else if (named != j->how.format) {
+        text_tell("%s is of the format %s, in spite of its name", target, j->how.format->name);
     }
 }
 
@@ -116,16 +130,12 @@ static fc_code convert(job *j, fc_error *err) {
     progress_stop(view);
     j->seconds = now() - start;
     j->report.selected.left_out += j->left_out;
-    if (rc == FC_OK && shows) {
-        tell_extension(j);
+    if (rc == FC_OK && shows && o->output) {
+        tell_name(j);
     }
     if (rc == FC_OK && j->how.format->objects_note && j->report.selected.objects > 0 && shows) {
         size_t n = j->report.selected.objects;
         text_tell("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", j->how.format->objects_note);
-    }
-    if (rc == FC_OK && shows && j->report.files > 1 && o->output && job_format_of_extension(o->output)) {
-        text_tell("%s is a directory of %zu files, in spite of its name: 'consolidate' makes one file", o->output,
-                  j->report.files);
     }
     return rc;
 }

@@ -222,36 +222,39 @@ static fc_code walk_items(walker *w, const fc_pv *items, size_t n, bool is_tuple
     return rc;
 }
 
-/* A key as a path element. @return false for a key that is neither text nor an integer. */
-static bool key_element(walker *w, fc_pv v, fc_path_element *out) {
+/* Whether a path can say the key: text or an integer. */
+static bool is_plain_key(const fc_pickle *p, fc_pv key) {
     size_t n;
     int64_t number;
-    *out = (fc_path_element){0};
-    if (fc_pv_typeof(v) == FC_PV_STR) {
-        const char *text = fc_pickle_bytes(w->p, v, &n);
-        out->key = fc_is_plain_text(text, n) ? fc_arena_strndup(w->leaves->arena, text, n) : NULL;
-        return out->key != NULL;
+    if (fc_pv_typeof(key) != FC_PV_STR) {
+        return fc_pickle_int(p, key, &number);
     }
-    if (!fc_pickle_int(w->p, v, &number)) {
-        return false;
+    const char *text = fc_pickle_bytes(p, key, &n);
+    return fc_is_plain_text(text, n);
+}
+
+fc_code fc_pt_key_element(const pt_file *f, fc_pv key, fc_arena *arena, fc_path_element *out, fc_error *err) {
+    int64_t number = 0;
+    if (!is_plain_key(f->p, key)) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: a dict with a key that is neither a string (without NUL) nor an integer: save it without",
+                       f->path);
     }
-    out->is_number = true;
-    out->key = fc_arena_printf(w->leaves->arena, "%" PRId64, number);
-    return out->key != NULL;
+    *out = (fc_path_element){.is_number = fc_pv_typeof(key) != FC_PV_STR};
+    if (out->is_number) {
+        fc_pickle_int(f->p, key, &number);
+        out->key = fc_arena_printf(arena, "%" PRId64, number);
+    } else {
+        size_t n;
+        const char *text = fc_pickle_bytes(f->p, key, &n);
+        out->key = fc_arena_strndup(arena, text, n);
+    }
+    return out->key ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", f->path);
 }
 
 static bool has_plain_keys(const fc_pickle *p, const fc_pv *pairs, size_t n) {
     for (size_t i = 0; i < n; i += 2) {
-        size_t length;
-        int64_t number;
-        if (fc_pv_typeof(pairs[i]) != FC_PV_STR) {
-            if (!fc_pickle_int(p, pairs[i], &number)) {
-                return false;
-            }
-            continue;
-        }
-        const char *text = fc_pickle_bytes(p, pairs[i], &length);
-        if (!fc_is_plain_text(text, length)) {
+        if (!is_plain_key(p, pairs[i])) {
             return false;
         }
     }
@@ -283,7 +286,8 @@ static fc_code walk_dict(walker *w, fc_pv v) {
     }
     for (size_t i = 0; i + 1 < n && rc == FC_OK; i += 2) {
         fc_path_element element;
-        rc = key_element(w, pairs[i], &element) ? walk_below(w, element, pairs[i + 1]) : no_memory(w);
+        rc = fc_pt_key_element(w->f, pairs[i], w->leaves->arena, &element, w->err);
+        rc = rc == FC_OK ? walk_below(w, element, pairs[i + 1]) : rc;
     }
     return rc;
 }

@@ -95,6 +95,9 @@ typedef struct pt_leaves {
  */
 fc_code fc_pt_flatten(const pt_file *f, const fc_path *prefix, pt_leaves *leaves, fc_error *err);
 
+/** The key of a dict as an element of a path. @return FC_EUNSUPPORTED for what is neither text nor an integer. */
+fc_code fc_pt_key_element(const pt_file *f, fc_pv key, fc_arena *arena, fc_path_element *out, fc_error *err);
+
 /** Fails where two leaves have one name. */
 fc_code fc_pt_check_names(const char *path, const pt_leaves *leaves, fc_error *err);
 
