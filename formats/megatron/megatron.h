@@ -13,11 +13,12 @@
 #include "fsdpckpt/format.h"
 #include "pt/pt.h"
 
-/** What `args` says; -1 where it says nothing. */
+/** What `args` says, and of what iteration the file is; -1 where it says nothing. */
 typedef struct mg_args {
     int64_t tp, stages, context, ep, expert_tp; /**< numbers of ranks */
     int64_t experts, layers, gated, untied;
     int64_t rank; /**< that wrote the file, among all of the run */
+    int64_t iteration;
 } mg_args;
 
 /** A rank's numbers: among the tensor-parallel ones, the stages, the expert-parallel ones. */
@@ -178,6 +179,8 @@ fc_code fc_mg_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *optio
 
 /** Reads the namespace `args` of a file; all -1 where it has none. */
 void fc_mg_read_args(const pt_file *f, mg_args *out);
+/** Fails where the current file's args are those of another checkpoint than the first file's. */
+fc_code fc_mg_check_alike(const mg_reader *r, const mg_args *args);
 /** Fails unless what `args` says of the numbers of ranks is what there is. */
 fc_code fc_mg_check_args(const fc_checkpoint *checkpoint, const mg_args *args, const mg_grid *grid, fc_error *err);
 /** Fails where a file cannot have been written by rank `wrote[i]` of the run, as its args say. */

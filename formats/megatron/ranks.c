@@ -164,8 +164,9 @@ static fc_code read_file(mg_reader *r, uint32_t rank, bool count, int64_t *wrote
         mg_args args;
         fc_mg_read_args(&r->f, &args);
         *wrote = args.rank;
+        rc = fc_mg_check_alike(r, &args);
     }
-    rc = read_members(r, count);
+    rc = rc == FC_OK ? read_members(r, count) : rc;
     fc_pt_file_close(&r->f);
     return rc;
 }
