@@ -132,7 +132,8 @@ fc_code fc_mg_count_experts(mg_reader *r, const pt_leaves *leaves) {
         int64_t number;
         const pt_leaf *leaf = &leaves->items[i];
         mg_expert kind = fc_mg_expert(leaf->name, &start, &end, &number);
-        if (kind == MG_OTHER_EXPERT && r->grid.ep > 1 && fc_torch_is_tensor(r->f.p, leaf->v)) {
+        bool parameter = fc_torch_is_tensor(r->f.p, leaf->v) && !fc_mg_is_extra_state(leaf->name);
+        if (kind == MG_OTHER_EXPERT && r->grid.ep > 1 && parameter) {
             return fc_fail(r->err, FC_EUNSUPPORTED,
                            "%s: %.256s: which experts it is of is not known; save with --ckpt-format torch_dist",
                            r->f.path, leaf->name);

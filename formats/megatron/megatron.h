@@ -63,6 +63,9 @@ typedef struct mg_cut {
 /** The rule for a parameter, by the last parts of its name. Never MG_GATED. */
 mg_cut fc_mg_rule(const char *name);
 
+/** Whether it is what a layer of Transformer Engine keeps for itself, and each rank otherwise. */
+bool fc_mg_is_extra_state(const char *name);
+
 /** Where the name of a first matrix of an MLP has "linear_fc1" or its like; NULL for any other. `*second` is what the
  *  second matrix has there. */
 const char *fc_mg_first_of_mlp(const char *name, const char **first, const char **second);

@@ -170,6 +170,15 @@ static void places(void **state) {
     }
 }
 
+static void extra_states(void **state) {
+    (void)state;
+    assert_true(fc_mg_is_extra_state("model.decoder.layers.0.mlp.experts.linear_fc1._extra_state"));
+    assert_true(fc_mg_is_extra_state("_extra_state3"));
+    assert_false(fc_mg_is_extra_state("model._extra_state.weight"));
+    assert_false(fc_mg_is_extra_state("model.my_extra_state"));
+    assert_false(fc_mg_is_extra_state(""));
+}
+
 static void first_of_mlp(void **state) {
     const char *first = NULL, *second = NULL, *name = "a.mlp.linear_fc1.bias";
     (void)state;
@@ -181,7 +190,7 @@ static void first_of_mlp(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cuts_by_name), cmocka_unit_test(layers_by_name), cmocka_unit_test(experts_by_name),
-        cmocka_unit_test(places),       cmocka_unit_test(first_of_mlp),
+        cmocka_unit_test(places),       cmocka_unit_test(extra_states),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
