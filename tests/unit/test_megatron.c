@@ -190,7 +190,7 @@ static void first_of_mlp(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cuts_by_name), cmocka_unit_test(layers_by_name), cmocka_unit_test(experts_by_name),
-        cmocka_unit_test(places),       cmocka_unit_test(extra_states),
+        cmocka_unit_test(places),       cmocka_unit_test(extra_states),   cmocka_unit_test(first_of_mlp),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
