@@ -132,6 +132,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     if (rc != FC_OK) {
         return rc;
     }
+    source_tell(o, checkpoint);
     inspection in = {.checkpoint = checkpoint, .out = call->out, .headers_only = o->headers_only, .worst = FC_OK};
     rc = show(&in, o, err);
     if (rc == FC_OK && in.worst != FC_OK) {
