@@ -153,6 +153,9 @@ fc_code fc_ds_flat(const ds_building *b, const pt_file *f, const char *what, fc_
         return fc_fail(b->err, FC_ECORRUPT, "%s: %s is no tensor", f->path, what);
     }
     fc_code rc = fc_pt_piece(f, v, t, b->checkpoint->arena, piece, b->err);
+    if (rc != FC_OK) {
+        return fc_context(b->err, rc, "%s", f->path);
+    }
     if (rc == FC_OK && (t->ndim != 1 || (t->sizes[0] > 1 && t->strides[0] != 1))) {
         rc = fc_fail(b->err, FC_ECORRUPT, "%s: %s is not flat", f->path, what);
     }

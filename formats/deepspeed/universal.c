@@ -278,18 +278,13 @@ static fc_code add_steps(ds_building *b, const pt_file *f) {
     fc_code rc = FC_OK;
     for (size_t k = 0; rc == FC_OK && k + 1 < n; k += 2) {
         fc_torch_tensor t = {0};
-        size_t length = 0;
-        const char *key = fc_pv_typeof(pairs[k]) == FC_PV_STR ? fc_pickle_bytes(f->p, pairs[k], &length) : "";
-        const char *copy = fc_arena_strndup(b->checkpoint->arena, key, strlen(key));
-        if (!copy) {
-            return fc_ds_no_memory(b);
-        }
-        if (fc_torch_is_tensor(f->p, pairs[k + 1])) {
+        fc_path_element key;
+        rc = fc_pt_key_element(f, pairs[k], b->checkpoint->arena, &key, b->err);
+        if (rc == FC_OK && fc_torch_is_tensor(f->p, pairs[k + 1])) {
             rc = fc_torch_tensor_decode(f->p, pairs[k + 1], &t, b->err);
         }
         for (size_t i = 0; rc == FC_OK && t.ndim != 1 && i < b->nparams; i++) {
-            const fc_path_element path[4] = {
-                {.key = "optim"}, {.key = "state"}, {.key = b->params[i].name}, {.key = copy}};
+            const fc_path_element path[4] = {{.key = "optim"}, {.key = "state"}, {.key = b->params[i].name}, key};
             rc = fc_ds_add_value(b, f, path, 4, pairs[k + 1]);
         }
     }

@@ -33,6 +33,7 @@ fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves) {
         rc = fc_pt_sharded_share(&m->f, leaf->v, 0, &share, m->err);
         if (rc == FC_OK && share.local) {
             rc = fc_pt_piece(&m->f, share.local, &t, m->scratch, &piece, m->err);
+            rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s", m->f.path);
         }
         if (rc == FC_OK && piece) {
             rc = fc_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat) ? FC_OK : no_memory(m);

@@ -215,7 +215,7 @@ static fc_code add_share(pt_merger *m, const pt_leaf *leaf, const pt_share *shar
     /* Pieces that another rank's file has, too, need no place in the manifest. */
     bool wanted = made || (!v->object && same_shape(v, share) && !is_empty(share) && !has_box(v, share));
     fc_code rc = fc_pt_piece(&m->f, share->local, &t, wanted ? m->checkpoint->arena : m->scratch, &piece, m->err);
-    rc = rc == FC_OK ? check_local(m, share, &t) : rc;
+    rc = rc == FC_OK ? check_local(m, share, &t) : fc_context(m->err, rc, "%s", m->f.path);
     rc = rc == FC_OK && made ? describe(m, v, share, t.dtype) : rc;
     if (rc != FC_OK) {
         return rc;
@@ -248,7 +248,7 @@ static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
     }
     fc_code rc = fc_pt_piece(&m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &piece, m->err);
     if (rc != FC_OK) {
-        return rc;
+        return fc_context(m->err, rc, "%s", m->f.path);
     }
     if (is_flat_view(m, &t, piece) && (made || (v->plain && v->ndim == 1))) {
         v->plain = v->view = m->checkpoint->flat_views = true;

@@ -35,6 +35,8 @@ typedef struct st_files {
     st_mapped *map;       /**< ST_INDEX: malloc'ed, sorted by name; else NULL */
     size_t nmap;
     const char *index_metadata; /**< JSON text of what the index says beyond the sizes; NULL: nothing */
+    bool has_total;             /**< the index says how many bytes the tensors take: */
+    int64_t total;
 } st_files;
 
 /** Whether the input is one of ours. */

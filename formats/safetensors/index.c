@@ -105,6 +105,9 @@ static fc_code sort_map(const reading *r, fc_error *err) {
 
 /* What the sizes of the tensors do not say already is kept. */
 static fc_code keep_metadata(const reading *r, json_t *value, fc_error *err) {
+    const json_t *total = json_object_get(value, "total_size");
+    r->out->has_total = json_is_integer(total);
+    r->out->total = json_integer_value(total);
     json_object_del(value, "total_size");
     json_object_del(value, "total_parameters");
     if (json_object_size(value) == 0) {

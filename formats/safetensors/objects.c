@@ -3,6 +3,7 @@
  * that a conversion takes it along.
  */
 #include "core/base64.h"
+#include "core/same_name.h"
 #include "core/text.h"
 #include "safetensors/json.h"
 #include "safetensors/kept.h"
@@ -244,28 +245,14 @@ static fc_code read_foreign(st_opening *o, fc_error *err) {
     return rc;
 }
 
-static int by_text(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 /* Tensors have been told apart already; an object may bear a tensor's name. */
 static fc_code check_unique(const st_opening *o, fc_error *err) {
-    const char **names = calloc(o->ntensors + 1, sizeof *names);
-    fc_code rc = names ? FC_OK : no_memory(o, err);
-    for (size_t i = 0; names && i < o->ntensors; i++) {
-        names[i] = o->tensors[i].name;
-    }
-    if (names && o->ntensors > 1) {
-        qsort(names, o->ntensors, sizeof *names, by_text);
-    }
-    for (size_t i = 1; rc == FC_OK && i < o->ntensors; i++) {
-        if (strcmp(names[i - 1], names[i]) == 0) {
-            rc = fc_fail(err, FC_ECORRUPT, "%s: the name %.256s is there twice, for a tensor and an object",
-                         o->checkpoint->path, names[i]);
-        }
-    }
-    free(names);
-    return rc;
+    const char *twice;
+    fc_code rc = fc_find_same_name(o->tensors, o->ntensors, &twice, err);
+    return rc == FC_OK && twice
+               ? fc_fail(err, FC_ECORRUPT, "%s: the name %.256s is there twice, for a tensor and an object",
+                         o->checkpoint->path, twice)
+               : rc;
 }
 
 fc_code fc_st_build_objects(st_opening *o, fc_error *err) {

@@ -153,6 +153,7 @@ static void make_format(flattened *f) {
     f->format.digest = flat_digest;
     f->format.check_object = f->source->format->check_object ? flat_check_object : NULL;
     f->format.verify = NULL;
+    f->format.verify_chunk = NULL;
     f->format.check_file = f->source->format->check_file ? flat_check_file : NULL;
     f->format.check_below = flat_check_below;
 }

@@ -104,6 +104,7 @@ static void make_format(unflattened *u) {
     u->format.digest = flat_digest;
     u->format.check_object = of->check_object ? flat_check_object : NULL;
     u->format.verify = NULL; /* what it knows of is the source's */
+    u->format.verify_chunk = NULL;
     u->format.check_file = of->check_file ? flat_check_file : NULL;
 }
 

@@ -78,6 +78,10 @@ typedef struct fc_format {
      *  `findings`; fails only when it cannot go on. NULL when there is nothing. */
     fc_code (*verify)(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                       fc_error *err);
+    /** Extent and digest of a chunk for verify, which looks at it once: what is wrong with other records beside its
+     * bytes goes to `findings`. NULL: extent and digest are asked. */
+    fc_code (*verify_chunk)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *extent,
+                            fc_digest *digest, struct fc_findings *findings, fc_error *err);
     const char *unverified; /**< what no digest of this format covers, for people; NULL: nothing */
 
     bool wants_crc32; /**< seal needs fc_part_item.crc32 */
