@@ -88,6 +88,7 @@ static fc_code run(cli_call *call, fc_error *err) {
 
 static const option_help helps[] = {
     {OPT_VERBOSE, "list what is the same, too"},
+    {OPT_QUIET, "print nothing and stop at the first difference: the exit status is the answer"},
     {.help = NULL},
 };
 
@@ -118,12 +119,8 @@ const command command_diff = {
         "is "
         "the reference, a NaN equals nothing without --equal-nan, and dtypes may differ.\n\n"
         "The exit status is 1 when something differs, 0 when nothing does; 3 when data that was read is not what A or "
-        "B "
-        "records of it (the CRCs of torch's archives, digests of fsdpckpt), which is said behind the list. With "
-        "--quiet nothing is printed, and it "
-        "stops "
-        "at the first difference; with --verbose what is the same is listed, too. --strip-prefix and --rename apply to "
-        "both sides; globs match names before or after that.",
+        "B records of it (the CRCs of torch's archives, digests of fsdpckpt), which is said behind the list. "
+        "--strip-prefix and --rename apply to both sides; globs match names before or after that.",
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN) | TAKES(OPT_DATA) |

@@ -12,7 +12,6 @@
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/verify.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -205,7 +204,7 @@ static bool is_about(const fc_error *err, const char *path) {
 static void tell_files(const bad_files *bad, fc_error *err) {
     bool told = false;
     for (size_t i = 0; bad->count > 1 && i < bad->count; i++) {
-        fprintf(stderr, "fsdpckpt: %s\n", bad->items[i].line);
+        text_tell("%s", bad->items[i].line);
         told |= is_about(err, bad->items[i].path);
     }
     if (told) {
@@ -256,6 +255,7 @@ static fc_code run(cli_call *call, fc_error *err) {
 
 static const option_help helps[] = {
     {OPT_FORCE, "with --seal: replace a seal that is there"},
+    {OPT_QUIET, "print nothing: the exit status is the answer"},
     {.help = NULL},
 };
 

@@ -110,8 +110,12 @@ fc_code fc_dcp_verify_chunk(const fc_checkpoint *checkpoint, const fc_tensor *te
         extent->strides[0] = 1;
         return FC_OK;
     }
-    fc_code rc = look_into(checkpoint, tensor, chunk, &all, err);
-    return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", tensor->name);
+    fc_error why;
+    fc_code rc = look_into(checkpoint, tensor, chunk, &all, &why);
+    bool hint = rc == FC_EUNSUPPORTED;
+    return rc == FC_OK ? rc
+                       : fc_fail(err, rc, "tensor %.256s: %s%s%.256s%s", tensor->name, why.message,
+                                 hint ? "; --exclude '" : "", hint ? tensor->name : "", hint ? "' leaves it out" : "");
 }
 
 fc_code fc_dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,

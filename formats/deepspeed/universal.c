@@ -8,6 +8,8 @@
  */
 #include "deepspeed/deepspeed.h"
 
+#include "core/grow.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
@@ -42,18 +44,12 @@ static fc_code no_memory(const listing *l) {
 }
 
 static fc_code add_file(listing *l, const char *param, const char *name, size_t length) {
-    if (l->count == l->capacity) {
-        size_t capacity = l->capacity ? l->capacity * 2 : 256;
-        ds_value *grown = realloc(l->items, capacity * sizeof *grown);
-        if (!grown) {
-            return no_memory(l);
-        }
-        l->items = grown;
-        l->capacity = capacity;
-    }
     const char *key = fc_arena_strndup(l->arena, name, length);
+    if (!key || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
+        return no_memory(l);
+    }
     l->items[l->count++] = (ds_value){param, key, 0};
-    return key ? FC_OK : no_memory(l);
+    return FC_OK;
 }
 
 /* The files <key>.pt of one parameter. */

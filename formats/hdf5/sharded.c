@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_RANKS = 1 << 20, MAX_COMPUTED_BOXES = 1 << 26 };
 
@@ -423,6 +424,11 @@ fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, con
     checkpoint->files = index;
     checkpoint->nfiles = 1;
     fc_code rc = options->follow_external ? FC_OK : check_links(&o, err);
+    if (rc == FC_OK && access(index->path, F_OK) != 0 && errno == ENOENT) { /* a shard was what was found */
+        rc = fc_fail(err, FC_ECORRUPT,
+                     "%s: the file is missing: it says what the shard files beside it make together: copy it again",
+                     index->path);
+    }
     if (rc == FC_OK) {
         rc = fc_h5_scan_files(checkpoint->arena, &index->path, 1, 0, false, read_index, &o, err);
     }

@@ -118,7 +118,7 @@ fc_code fc_pt_piece(const pt_file *f, fc_pv v, fc_torch_tensor *t, fc_arena *are
         rc = fc_fail(err, FC_ECORRUPT, "the pickled tensor is damaged: its size is impossible");
     }
     if (rc != FC_OK) {
-        return fc_context(err, rc, "%s", f->path);
+        return rc;
     }
     pt_piece *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)t->ndim * sizeof *piece->strides);
     if (!piece) {

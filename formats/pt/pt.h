@@ -83,6 +83,10 @@ typedef struct pt_leaves {
     fc_arena *arena; /* owns the names and paths */
     pt_leaf *items;  /* malloc'ed */
     size_t count, capacity;
+    bool takes_modules;    /* of modules that were pickled whole the state dicts are read; else they are refused */
+    size_t modules;        /* that were */
+    const char *of_module; /* a leaf of the first one, and its class; for a note */
+    const char *module_class;
 } pt_leaves;
 
 /**
@@ -110,7 +114,7 @@ typedef struct pt_piece {
     int64_t strides[];
 } pt_piece;
 
-/** The piece that the tensor `v` describes. */
+/** The piece that the tensor `v` describes. What is wrong with it is said without the path of the file. */
 fc_code fc_pt_piece(const pt_file *f, fc_pv v, fc_torch_tensor *t, fc_arena *arena, pt_piece **out, fc_error *err);
 
 /** Whether two pieces of equal type and sizes hold the same bytes: by the CRCs of their records, else by reading them;
@@ -135,9 +139,12 @@ bool fc_pt_same_object(const pt_object *a, const pt_object *b);
 /** Sets the fields of a tensor that is an object. */
 fc_code fc_pt_object_tensor(const pt_object *object, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err);
 
+/** Sets the fields of a tensor that is there but cannot be had; the reason is copied. */
+fc_code fc_pt_refused_tensor(const char *reason, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err);
+
 /** The tensors and objects of one file, whose number in checkpoint->files is to be `index`; in the arena. */
-fc_code fc_pt_read_file(const fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors,
-                        size_t *count, fc_error *err);
+fc_code fc_pt_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors, size_t *count,
+                        fc_error *err);
 
 /** The manifest of the file that checkpoint->path names. */
 fc_code fc_pt_open_file(fc_checkpoint *checkpoint, fc_error *err);

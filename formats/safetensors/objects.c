@@ -4,7 +4,7 @@
  */
 #include "core/base64.h"
 #include "core/same_name.h"
-#include "hdf5/text.h"
+#include "core/text.h"
 #include "safetensors/json.h"
 #include "safetensors/kept.h"
 #include "safetensors/safetensors.h"
@@ -152,7 +152,7 @@ static fc_code read_object(st_opening *o, const member *m, fc_error *err) {
     st_json json = {.text = text, .size = strlen(text), .path = path, .where = m->pair->key};
     fc_code rc = fc_st_json_members(&json, parse_member, &p, err);
     if (rc == FC_OK &&
-        (!p.encoding || !p.has_data || !p.content.json || !fc_h5_is_json(p.content.json, strlen(p.content.json)))) {
+        (!p.encoding || !p.has_data || !p.content.json || !fc_is_json(p.content.json, strlen(p.content.json)))) {
         rc = fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: it should have an encoding, data and json", path,
                      m->pair->key);
     }

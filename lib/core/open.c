@@ -221,14 +221,23 @@ void fc_checkpoint_close(fc_checkpoint *checkpoint) {
     fc_arena_free(checkpoint->arena);
 }
 
+fc_code fc_check_refusal(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *err) {
+    return !tensor->object || !tensor->object->refusal
+               ? FC_OK
+               : fc_fail(err, FC_EUNSUPPORTED, "%s: %.256s: %s; --exclude '%.256s' leaves it out", checkpoint->path,
+                         tensor->name, tensor->object->refusal, tensor->name);
+}
+
 fc_code fc_checkpoint_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                              fc_error *err) {
-    return checkpoint->format->extent(checkpoint, tensor, index, out, err);
+    fc_code rc = fc_check_refusal(checkpoint, tensor, err);
+    return rc != FC_OK ? rc : checkpoint->format->extent(checkpoint, tensor, index, out, err);
 }
 
 fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                   const char **json, fc_error *err) {
-    return checkpoint->format->object_json(checkpoint, object, arena, json, err);
+    fc_code rc = fc_check_refusal(checkpoint, object, err);
+    return rc != FC_OK ? rc : checkpoint->format->object_json(checkpoint, object, arena, json, err);
 }
 
 /* The format's own digests are of what was written; a seal's are of what was there when it was sealed. */

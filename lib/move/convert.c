@@ -22,6 +22,19 @@ enum {
     MAPPING_BYTES = 160,
 };
 
+/* Before anything is written: no value may be one that cannot be had. */
+static fc_code check_refusals(const fc_wanted *wanted, fc_error *err) {
+    fc_error first;
+    size_t count = 0;
+    for (size_t i = 0; i < wanted->ntensors; i++) {
+        fc_error *why = count == 0 ? &first : NULL;
+        count += fc_check_refusal(wanted->source, wanted->tensors[i].source, why) != FC_OK;
+    }
+    return count == 0   ? FC_OK
+           : count == 1 ? fc_fail(err, first.code, "%s", first.message)
+                        : fc_fail(err, first.code, "%s; it is the first of %zu such values", first.message, count);
+}
+
 /* Fail closed: nothing is created before every wanted element is known to be covered exactly once. */
 static fc_code check_coverage(const fc_wanted *wanted, fc_error *err) {
     for (size_t i = 0; i < wanted->ntensors && !wanted->source->format->layout_only; i++) {
@@ -362,6 +375,7 @@ static fc_code plan(const fc_checkpoint *source, const char *target, const fc_co
     selection.self_contained = options->format->self_contained;
     rc = fc_wanted_new(source, &selection, arena, wanted, &report->selected, err);
     rc = rc == FC_OK ? check_headers(source, err) : rc;
+    rc = rc == FC_OK ? check_refusals(wanted, err) : rc;
     rc = rc == FC_OK ? check_coverage(wanted, err) : rc;
     if (rc == FC_OK) {
         rc = measure(wanted, options, report, err);

@@ -51,6 +51,27 @@ class Errors(harness.Case):
         self.assertEqual(result.returncode, 0)
         self.assertIn("2 files beside it are no part of it and are not read, rng_state_0.pt", result.stderr)
 
+    def test_names_of_files_are_made_safe(self):
+        """What is told beside the result quotes names, too."""
+        ckpt = self.copy(FSDP2)
+        with open(os.path.join(ckpt, "a\x1b[31mb\nc.pt"), "wb") as f:
+            f.write(b"x")
+        result = self.run_tool("consolidate", ckpt, "-o", self.path("out.h5"))
+        self.assertEqual((result.returncode, result.stderr.count("\n")), (0, 1))
+        self.assertIn(": a\\x1b[31mb\\x0ac.pt beside it", result.stderr)
+
+    def test_missing_index(self):
+        self.ok("convert", harness.corpus(FSDP2), "-o", "shards")
+        os.unlink(self.path("shards", "index.h5"))
+        self.refused(3, "shards", ["index.h5: the file is missing", "copy it again"])
+
+    def test_no_file_called_minus(self):
+        """What cannot go to standard output does not become a file of that name."""
+        source = harness.corpus(FSDP2)
+        self.fails(2, "inspect", source, "--html", "-", contains=["./-"])
+        self.fails(2, "check", source, "--junit", "-", contains=["./-"])
+        self.assertEqual(self.listing(), [])
+
     def test_truncated_shard(self):
         ckpt = self.copy(FSDP2)
         shard = harness.largest_shard(ckpt)
