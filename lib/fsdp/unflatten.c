@@ -79,6 +79,12 @@ static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc
     return source->format->check_file(source, index, err);
 }
 
+static fc_code flat_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
+    const fc_flat_origin *o = object->detail;
+    const fc_checkpoint *source = state_of(checkpoint)->source;
+    return source->format->check_object(source, o->tensor, err);
+}
+
 static void flat_close(fc_checkpoint *checkpoint) {
     fc_checkpoint_close(state_of(checkpoint)->source);
 }
@@ -96,6 +102,7 @@ static void make_format(unflattened *u) {
     u->format.read = of->read ? flat_read : NULL;
     u->format.object_json = of->object_json ? flat_object_json : NULL;
     u->format.digest = flat_digest;
+    u->format.check_object = of->check_object ? flat_check_object : NULL;
     u->format.verify = NULL; /* what it knows of is the source's */
     u->format.check_file = of->check_file ? flat_check_file : NULL;
 }
