@@ -29,9 +29,9 @@ uint32_t fc_fletcher32(const unsigned char *bytes, size_t size);
 /** Decoded chunks, shared by the workers. */
 typedef struct fc_decoded fc_decoded;
 
-/** Decodes a chunk into `out`, extent->decoded bytes. */
+/** Decodes a chunk into `out`, extent->decoded bytes. `workspace`: as many bytes as `extra` of fc_decoded_acquire. */
 typedef fc_code (*fc_decode_fn)(void *context, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
-                                unsigned char *out, fc_error *err);
+                                unsigned char *workspace, unsigned char *out, fc_error *err);
 
 /** @param limit bytes of memory for all chunks and their decoding. @return NULL when out of memory. */
 fc_decoded *fc_decoded_new(uint64_t limit);
@@ -41,16 +41,9 @@ void fc_decoded_free(fc_decoded *cache);
 uint64_t fc_decoded_limit(const fc_decoded *cache);
 
 /**
- * A workspace for decoding, while a chunk is being loaded whose `extra` is its size: the one that was given back last,
- * if there is one of that size, as its pages are there already. @return NULL when out of memory.
- */
-unsigned char *fc_decoded_borrow(fc_decoded *cache, size_t size);
-void fc_decoded_give_back(fc_decoded *cache, unsigned char *workspace, size_t size);
-
-/**
  * The decoded bytes of a chunk, from the cache or by `decode`. Waits while the memory is held by other workers, so a
  * worker holds at most one chunk at a time; it gives it back with fc_decoded_release.
- * @param extra bytes that `decode` allocates meanwhile.
+ * @param extra bytes of workspace that `decode` needs; 0 for none.
  * @return FC_EUNSUPPORTED for a chunk that can never fit the limit.
  */
 fc_code fc_decoded_acquire(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,

@@ -31,11 +31,13 @@ typedef struct entry {
     uint64_t left; /* bytes that nobody has taken yet; 0: most likely nobody will ask again */
     unsigned users;
     bool loading;
+    unsigned char *workspace; /* while loading: `extra` bytes, part of `cost`; NULL for none, or not yet allocated */
+    size_t extra;
     struct entry *next_in_bucket;
     struct entry *newer, *older; /* ring of all entries by last use, through fc_decoded.ring */
 } entry;
 
-/* A workspace that nobody uses. */
+/* A workspace that nobody uses: kept for the next chunk, as its pages are there already. */
 typedef struct idle {
     unsigned char *bytes;
     size_t size;
@@ -157,45 +159,44 @@ void fc_decoded_free(fc_decoded *cache) {
     free(cache);
 }
 
-unsigned char *fc_decoded_borrow(fc_decoded *cache, size_t size) {
-    unsigned char *bytes = NULL;
-    pthread_mutex_lock(&cache->lock);
-    for (int i = cache->nidle - 1; i >= 0 && !bytes; i--) {
+/* An idle workspace of that size. @return NULL when there is none. */
+static unsigned char *take_idle(fc_decoded *cache, size_t size) {
+    for (int i = cache->nidle - 1; i >= 0; i--) {
         if (cache->idle[i].size == size) {
-            bytes = cache->idle[i].bytes;
-            cache->used -= size; /* from now on it is the loader's `extra` */
+            unsigned char *bytes = cache->idle[i].bytes;
             cache->idle[i] = cache->idle[--cache->nidle];
+            cache->used -= size;
+            return bytes;
         }
     }
-    pthread_mutex_unlock(&cache->lock);
-    return bytes ? bytes : buffer_new(cache, size);
+    return NULL;
 }
 
-void fc_decoded_give_back(fc_decoded *cache, unsigned char *workspace, size_t size) {
-    pthread_mutex_lock(&cache->lock);
+/* Keeps a workspace; what it takes has just been given up elsewhere, so there is room. */
+static void keep_idle(fc_decoded *cache, unsigned char *bytes, size_t size) {
+    if (!bytes) {
+        return;
+    }
     if (cache->nidle == MOST_IDLE) {
         drop_idle(cache);
     }
-    if (cache->limit - cache->used >= size) {
-        cache->idle[cache->nidle++] = (idle){workspace, size};
-        cache->used += size;
-        workspace = NULL;
-    }
-    pthread_mutex_unlock(&cache->lock);
-    buffer_free(cache, workspace, size);
+    cache->idle[cache->nidle++] = (idle){bytes, size};
+    cache->used += size;
 }
 
-/* Drops unused entries, the oldest first, until `cost` fits. A buffer of `size` bytes among them is kept in `*spare`:
-   chunks of a dataset are of one size, so allocator and page faults stay out of the way. One that has been taken whole
-   (they are the oldest) is reused even where there is room: it is still in the processor's cache.
+/* Drops unused entries until `cost` fits, those that have been taken whole first (they are the oldest), before
+   others the idle workspaces: their pages are sooner back than a chunk is decoded. A buffer of `size` bytes among them
+   is kept in `*spare`: chunks of a dataset are of one size, so allocator and page faults stay out of the way. One that
+   has been taken whole is reused even where there is room: it is still in the processor's cache.
    @return false when the entries in use leave no room. */
 static bool make_room(fc_decoded *cache, uint64_t cost, size_t size, unsigned char **spare) {
     entry *e = cache->ring.newer;
-    while (cache->nidle > 0 && cache->limit - cache->used < cost) {
-        drop_idle(cache); /* its pages are sooner back than a chunk is decoded */
-    }
     while (e != &cache->ring && (cache->limit - cache->used < cost || (!*spare && e->left == 0))) {
         entry *next = e->newer;
+        if (e->left > 0 && cache->nidle > 0) {
+            drop_idle(cache);
+            continue;
+        }
         if (e->users == 0 && !e->loading) {
             if (e->size == size && !*spare) {
                 *spare = e->bytes;
@@ -204,6 +205,9 @@ static bool make_room(fc_decoded *cache, uint64_t cost, size_t size, unsigned ch
             remove_entry(cache, e);
         }
         e = next;
+    }
+    while (cache->nidle > 0 && cache->limit - cache->used < cost) {
+        drop_idle(cache);
     }
     return cache->limit - cache->used >= cost;
 }
@@ -235,14 +239,19 @@ static fc_code load(fc_decoded *cache, entry *e, const fc_extent *extent, fc_dec
     if (!e->bytes) {
         e->bytes = buffer_new(cache, e->size);
     }
-    fc_code rc = e->bytes ? decode(context, e->tensor, e->chunk, extent, e->bytes, err)
-                          : fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes", e->size);
+    if (e->extra > 0 && !e->workspace) {
+        e->workspace = buffer_new(cache, e->extra);
+    }
+    fc_code rc =
+        e->bytes && (e->extra == 0 || e->workspace)
+            ? decode(context, e->tensor, e->chunk, extent, e->workspace, e->bytes, err)
+            : fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes and %zu to decode it", e->size, e->extra);
     pthread_mutex_lock(&cache->lock);
+    cache->used -= e->extra;
+    e->cost -= e->extra;
+    keep_idle(cache, e->workspace, e->extra);
+    e->workspace = NULL;
     if (rc == FC_OK) {
-        /* What decoding needed beside the result is free again. */
-        uint64_t keep = buffer_cost(cache, e->size) + sizeof *e;
-        cache->used -= e->cost - keep;
-        e->cost = keep;
         e->loading = false;
     } else {
         remove_entry(cache, e);
@@ -267,7 +276,8 @@ static fc_code cost_of(const fc_decoded *cache, const fc_extent *extent, uint64_
 
 /* The entry of a chunk, in use by the caller: as it is in the cache, or new and `loading`. Called with the lock held;
    gives it up while it waits. @return NULL when out of memory. */
-static entry *find_or_insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, size_t size, uint64_t cost) {
+static entry *find_or_insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, size_t size, size_t extra,
+                             uint64_t cost) {
     for (;;) {
         entry *e = find(cache, tensor, chunk);
         if (e && !e->loading) {
@@ -276,17 +286,22 @@ static entry *find_or_insert(fc_decoded *cache, const fc_tensor *tensor, size_t 
             link_newest(cache, e);
             return e;
         }
-        unsigned char *spare = NULL;
-        if (!e && make_room(cache, cost, size, &spare)) {
-            e = insert(cache, tensor, chunk, size, cost);
+        if (!e) {
+            unsigned char *spare = NULL, *workspace = take_idle(cache, extra);
+            bool room = make_room(cache, cost, size, &spare);
+            e = room ? insert(cache, tensor, chunk, size, cost) : NULL;
             if (e) {
                 e->bytes = spare;
-            } else {
-                buffer_free(cache, spare, size);
+                e->workspace = workspace;
+                e->extra = extra;
+                return e;
             }
-            return e;
+            buffer_free(cache, spare, size);
+            keep_idle(cache, workspace, extra);
+            if (room) {
+                return NULL;
+            }
         }
-        buffer_free(cache, spare, size);
         pthread_cond_wait(&cache->changed, &cache->lock);
     }
 }
@@ -300,7 +315,7 @@ fc_code fc_decoded_acquire(fc_decoded *cache, const fc_tensor *tensor, size_t ch
         return rc;
     }
     pthread_mutex_lock(&cache->lock);
-    entry *e = find_or_insert(cache, tensor, chunk, (size_t)extent->decoded, cost);
+    entry *e = find_or_insert(cache, tensor, chunk, (size_t)extent->decoded, (size_t)extra, cost);
     if (!e) {
         rc = fc_fail(err, FC_ENOMEM, "out of memory");
     } else if (e->loading) {

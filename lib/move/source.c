@@ -280,7 +280,7 @@ typedef enum way {
     WAY_NONE,   /* its sizes make no sense */
     WAY_FORMAT, /* the format's own affair */
     WAY_WINDOW, /* in the window */
-    WAY_MEMORY, /* in memory of its own, of `*extra` bytes */
+    WAY_MEMORY, /* in a workspace of `*extra` bytes */
     WAY_LEAN    /* through the window, piece by piece: there is not enough memory for the other way */
 } way;
 
@@ -332,21 +332,9 @@ static fc_code read_lean(fc_source *source, const fc_tensor *tensor, const fc_ex
                                     extent->offset);
 }
 
-static fc_code read_in_memory(fc_source *source, const fc_tensor *tensor, const fc_extent *extent, uint64_t size,
-                              unsigned char *out, fc_error *err) {
-    unsigned char *workspace = fc_decoded_borrow(source->decoded, (size_t)size);
-    if (!workspace) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory for a chunk of %" PRIu64 " stored bytes",
-                       source->checkpoint->path, extent->length);
-    }
-    fc_code rc = read_filtered(source, tensor, extent, workspace, out, err);
-    fc_decoded_give_back(source->decoded, workspace, (size_t)size);
-    return rc;
-}
-
 /* Brings a whole chunk into memory and decodes it; fc_decode_fn. */
 static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
-                            unsigned char *out, fc_error *err) {
+                            unsigned char *workspace, unsigned char *out, fc_error *err) {
     fc_source *source = context;
     const fc_checkpoint *checkpoint = source->checkpoint;
     uint64_t size;
@@ -354,7 +342,7 @@ static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk
     case WAY_WINDOW:
         return read_filtered(source, tensor, extent, source->scratch, out, err);
     case WAY_MEMORY:
-        return read_in_memory(source, tensor, extent, size, out, err);
+        return read_filtered(source, tensor, extent, workspace, out, err);
     case WAY_LEAN:
         return read_lean(source, tensor, extent, out, err);
     case WAY_NONE:
