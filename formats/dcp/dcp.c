@@ -8,6 +8,7 @@
 #include "registry.h"
 
 #include "core/file_name.h"
+#include "core/others.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -187,7 +188,7 @@ fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, c
 static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     const char *directory = NULL;
     fc_code rc = fc_dcp_open(checkpoint, options, &directory, err);
-    return rc == FC_OK ? fc_dcp_note_others(checkpoint, directory, err) : rc;
+    return rc == FC_OK ? fc_note_others(checkpoint, directory, err) : rc;
 }
 
 static void dcp_close(fc_checkpoint *checkpoint) {

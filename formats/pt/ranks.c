@@ -2,6 +2,7 @@
  * One file a rank: the files of a directory's sets, one after the other, become one manifest. What each holds is put
  * together in merge.c.
  */
+#include "core/others.h"
 #include "pt/merge.h"
 
 #include <errno.h>
@@ -224,6 +225,9 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
         }
     }
     rc = rc == FC_OK ? finish(&m) : rc;
+    if (rc == FC_OK && !only) { /* who names one set knows of the others */
+        rc = fc_note_others(checkpoint, directory, err);
+    }
     for (size_t i = 0; i < m.count; i++) {
         free(m.values[i].chunks);
     }

@@ -336,6 +336,13 @@ def reads_ranks_by_other_names(program, home, corpus):
         refused(program, loose, 3, name % 1, "missing")
     (loose / "pytorch_model_fsdp_rank_1.bin").write_bytes(b"")
     refused(program, loose, 3, "called alike", "pytorch_model_fsdp_rank_<rank>.bin")
+    (loose / "pytorch_model_fsdp_rank_1.bin").unlink()
+    (loose / (name % 1)).write_bytes((case / "model_world_size_3_rank_1.pt").read_bytes())
+    for other, words in (("notes.pt", "notes.pt beside it is no part of it and is not read"),
+                         ("merged.safetensors", "2 files beside it are no part of it and are not read, merged.safetensors")):
+        (loose / other).write_bytes(b"x")
+        result = run(program, "consolidate", loose, "-o", home / "loose.pt", "--force")
+        check(words in result.stderr and result.stderr.count("\n") == 1, "other files are not mentioned:", result.stderr)
 
 
 def reads_an_index(program, home, corpus):
@@ -458,7 +465,8 @@ def refusals(program, home, corpus):
     result = run(program, "consolidate", broken, "-o", home / "never.pt", ok=(3,))
     check("weight" in result.stderr, result.stderr)
     (broken / "model_world_size_2_rank_0.pt").write_bytes(b"")
-    refused(program, broken, 3, "called alike")
+    # In the order of names, whatever the file system's is.
+    refused(program, broken, 3, "called alike, model_world_size_2_rank_<rank>.pt and model_world_size_3_rank_<rank>.pt:")
     differ = home / "differ"
     differ.mkdir()
     for rank in range(2):

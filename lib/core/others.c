@@ -1,9 +1,9 @@
 /*
- * What else is in the folder of a DCP checkpoint: trainers put files of torch.save beside it, and a save into the
- * folder of an earlier one, of more ranks, leaves its files there. They are no part of the checkpoint, but who converts
- * it should know that they stay behind.
+ * What else is in the folder of a checkpoint: trainers put files of torch.save beside it, and a save into the folder of
+ * an earlier one, of more ranks, leaves its files there. They are no part of the checkpoint, but who converts it should
+ * know that they stay behind.
  */
-#include "dcp/dcp.h"
+#include "core/others.h"
 
 #include "core/file_name.h"
 #include "core/name_table.h"
@@ -23,7 +23,7 @@ static bool holds_data(const char *name) {
     return found && name[0] != '.';
 }
 
-fc_code fc_dcp_note_others(fc_checkpoint *checkpoint, const char *directory, fc_error *err) {
+fc_code fc_note_others(fc_checkpoint *checkpoint, const char *directory, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
     fc_name_table *known = fc_name_table_new(arena, checkpoint->nfiles + 1);
     char first[NAME_MAX + 1] = ""; /* by name, so that the note does not depend on the file system */
