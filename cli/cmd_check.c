@@ -4,13 +4,12 @@
  */
 #include "check_print.h"
 #include "command.h"
+#include "out_file.h"
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/unflatten.h"
 
-#include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -102,40 +101,10 @@ static bool is_xml(const char *path) {
     return xml;
 }
 
-static fc_code write_page(const char *path, const char *name, const checked *c, fc_error *err) {
-    text_out *page = malloc(sizeof *page);
-    int fd = page ? open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
-    fc_code rc = FC_OK;
-    if (!page) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", name);
-    }
-    if (fd < 0) {
-        rc = fc_fail_errno(err, errno, "%s: cannot be created", name);
-    } else {
-        text_out_init(page, fd);
-        check_print_junit(page, c);
-        int errnum = text_flush(page);
-        if (close(fd) != 0 && errnum == 0) {
-            errnum = errno;
-        }
-        rc = errnum ? fc_fail_errno(err, errnum, "%s: cannot be written", name) : FC_OK;
-    }
-    free(page);
-    return rc;
-}
-
-static fc_code write_junit(const options *o, const checked *c, fc_error *err) {
-    fc_commit *commit = NULL;
-    fc_code rc = fc_commit_begin(o->junit, false, o->force || is_xml(o->junit), 0, &commit, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = write_page(fc_commit_path(commit), o->junit, c, err);
-    if (rc != FC_OK) {
-        fc_commit_abort(commit);
-        return rc;
-    }
-    return fc_commit_finish(commit, err);
+static fc_code write_junit(void *context, text_out *out, fc_error *err) {
+    (void)err;
+    check_print_junit(out, context);
+    return FC_OK;
 }
 
 static fc_code show(const job *j, text_out *out, fc_error *err) {
@@ -145,7 +114,8 @@ static fc_code show(const job *j, text_out *out, fc_error *err) {
                  .schema = o->schema,
                  .mesh = j->how.mesh != NULL,
                  .report = &j->report};
-    fc_code rc = o->junit ? write_junit(o, &c, err) : FC_OK;
+    bool replaced = o->force || (o->junit && is_xml(o->junit));
+    fc_code rc = o->junit ? out_file(j->checkpoint, o->junit, replaced, 0, write_junit, &c, err) : FC_OK;
     if (rc == FC_OK && !o->quiet) {
         (o->json ? check_print_json : o->github ? check_print_github : check_print_text)(out, &c);
     }
@@ -174,7 +144,11 @@ static const option_help helps[] = {
     {OPT_DP, "the mesh to fit: N data-parallel (FSDP) ranks"},
     {OPT_TP, "the mesh to fit: N tensor-parallel ranks, cut as the TP plan says"},
     {OPT_REPLICAS, "the mesh to fit: N replicas (HSDP)"},
+    {OPT_SCHEMA,
+     "a file that 'fsdpckpt schema' wrote, with the names, shapes and dtypes that are wanted; of flat parameters "
+     "(FSDP1) it also says what is in them"},
     {OPT_FORCE, "replace the file of --junit also when it is no XML"},
+    {OPT_QUIET, "print nothing: the exit status is the answer"},
     {.help = NULL},
 };
 

@@ -4,7 +4,7 @@
 #include "job.h"
 
 static const char *const examples[] = {
-    "fsdpckpt convert ckpt/ -o out/ --to dcp",
+    "fsdpckpt convert shards/ -o dcp/ --to dcp",
     "HDF5 shards as a PyTorch distributed checkpoint of the same ranks",
     "fsdpckpt convert ckpt/ -o renamed/ --to dcp --rename 's/(_orig_mod|module)\\.//g'",
     "the same shards under other names",

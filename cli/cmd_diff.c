@@ -73,6 +73,10 @@ static fc_code run(cli_call *call, fc_error *err) {
     if (rc == FC_OK && !j.o->quiet) {
         (j.o->json ? diff_print_json : diff_print_text)(call->out, &d);
     }
+    if (rc == FC_OK && j.report.damage != FC_OK) { /* which explains what differs, or makes it worth nothing */
+        *err = j.report.damaged;
+        rc = j.report.damage;
+    }
     if (rc == FC_OK && j.report.different + j.report.only_a + j.report.only_b > 0) {
         rc = FC_EFOUND;
     }
@@ -84,6 +88,7 @@ static fc_code run(cli_call *call, fc_error *err) {
 
 static const option_help helps[] = {
     {OPT_VERBOSE, "list what is the same, too"},
+    {OPT_QUIET, "print nothing and stop at the first difference: the exit status is the answer"},
     {.help = NULL},
 };
 
@@ -113,10 +118,9 @@ const command command_diff = {
         "With --rtol or --atol an element is equal as numpy.isclose(A, B, rtol, atol, equal_nan) says, in float64: B "
         "is "
         "the reference, a NaN equals nothing without --equal-nan, and dtypes may differ.\n\n"
-        "The exit status is 1 when something differs, 0 when nothing does. With --quiet nothing is printed, and it "
-        "stops "
-        "at the first difference; with --verbose what is the same is listed, too. --strip-prefix and --rename apply to "
-        "both sides; globs match names before or after that.",
+        "The exit status is 1 when something differs, 0 when nothing does; 3 when data that was read is not what A or "
+        "B records of it (the CRCs of torch's archives, digests of fsdpckpt), which is said behind the list. "
+        "--strip-prefix and --rename apply to both sides; globs match names before or after that.",
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN) | TAKES(OPT_DATA) |

@@ -198,6 +198,9 @@ const command command_extract = {
         "NumPy has no bfloat16 and no fp8: such elements are of type V2 and V1 there, as numpy.save writes those of "
         "ml_dtypes; numpy.load(f).view(ml_dtypes.bfloat16) is the array, and --dtype f32 makes one without it. "
         "complex32 is V4: .view('f2') shows the real and imaginary parts side by side.\n\n"
+        "What is recorded of the data (CRCs of torch's archives, digests of fsdpckpt) is compared with it: damage is "
+        "exit "
+        "status 3, and no file is made; what went to standard output is gone, so look at the status.\n\n"
         "NAME is looked for after --strip-prefix and --rename.",
     .examples = examples,
     .helps = helps,

@@ -145,6 +145,7 @@ static fc_code run(cli_call *call, fc_error *err) {
 
 static const option_help helps[] = {
     {OPT_FORCE, "replace the file of --html if it exists"},
+    {OPT_QUIET, "print nothing: the exit status says whether SRC opens and all its files are there"},
     {.help = NULL},
 };
 
@@ -166,10 +167,8 @@ const command command_inspect = {
     .summary = "show what is in a checkpoint and how it is cut",
     .description =
         "Shows the format, the layout, the files and every tensor of SRC: its type, its shape and the grid of pieces "
-        "it "
-        "is cut into. Reads headers only, plus the few bytes of the objects (step, lr, ...), which are decoded without "
-        "executing anything.\n\n"
-        "With --quiet it prints nothing: the exit status says whether SRC opens and all its files are there.",
+        "it is cut into. Reads headers only, plus the few bytes of the objects (step, lr, ...), which are decoded "
+        "without executing anything.",
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_TREE) | TAKES(OPT_TENSOR) | TAKES(OPT_HTML) | TAKES(OPT_HEADERS_ONLY) |

@@ -7,7 +7,6 @@
 #include "source.h"
 #include "unit_plan.h"
 
-#include <stdio.h>
 #include <string.h>
 
 typedef struct totals {
@@ -249,7 +248,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     rc = rc == FC_OK ? add_up(&c, &t, err) : rc;
     if (rc == FC_OK) {
         for (size_t i = 0; i < c.nwarnings && !c.o->quiet; i++) {
-            fprintf(stderr, "fsdpckpt: warning: %s\n", c.warnings[i]);
+            text_tell("warning: %s", c.warnings[i]);
         }
         if (c.o->json) {
             print_json(&c, &t);

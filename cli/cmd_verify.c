@@ -12,7 +12,8 @@
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/verify.h"
 
-#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* What is being printed. */
 typedef struct printing {
@@ -140,48 +141,105 @@ static fc_code verify_and_seal(const options *o, const fc_checkpoint *checkpoint
     return rc;
 }
 
-/*
- * A checkpoint of which several files are missing or cut off: each is told on a line of its own, so that all of them
- * can be brought back at once. What is not of that kind stays the error that it was.
- */
-static fc_code tell_files(const char *path, const fc_open_options *how, fc_code rc, fc_error *err) {
-    const fc_check_options what = {.open = *how};
+/* Files that keep a checkpoint from being opened, each with its line. */
+typedef struct bad_files {
+    fc_arena *arena;
+    struct {
+        const char *path, *line;
+    } * items;
+    size_t count, capacity;
+} bad_files;
+
+static void add_bad_file(void *context, const char *path, const char *line) {
+    bad_files *bad = context;
+    for (size_t i = 0; i < bad->count; i++) {
+        if (strcmp(bad->items[i].path, path) == 0) {
+            return;
+        }
+    }
+    if (bad->count == bad->capacity) {
+        size_t capacity = 2 * bad->capacity + 16; /* of what is in memory already: it cannot overflow */
+        void *grown = reallocarray(bad->items, capacity, sizeof *bad->items);
+        if (!grown) {
+            return; /* fewer lines */
+        }
+        bad->items = grown;
+        bad->capacity = capacity;
+    }
+    path = fc_arena_strndup(bad->arena, path, strlen(path));
+    line = fc_arena_strndup(bad->arena, line, strlen(line));
+    if (path && line) {
+        bad->items[bad->count].path = path;
+        bad->items[bad->count++].line = line;
+    }
+}
+
+/* Those that are missing or cut off, which are found without opening any. */
+static void find_absent(const char *path, const fc_open_options *how, bad_files *bad) {
+    const fc_check_options what = {.open = {.follow_external = how->follow_external}};
     fc_checkpoint *checkpoint = NULL;
     fc_report report = {0};
     fc_error ignored;
-    size_t files = 0;
-    fc_arena *arena = rc == FC_ECORRUPT || rc == FC_EIO ? fc_arena_new() : NULL;
-    bool known = arena && fc_check_path(path, &what, arena, &checkpoint, &report, &ignored) == FC_OK;
-    for (int telling = 0; known && telling < 2 && (telling == 0 || files > 1); telling++) {
-        for (size_t i = 0; i < report.count; i++) {
-            const fc_finding *f = &report.findings[i];
-            if (f->kind != FC_FOUND_FILE_MISSING && f->kind != FC_FOUND_FILE_TRUNCATED &&
-                f->kind != FC_FOUND_FILE_DAMAGED) {
-                continue;
-            }
-            files += !telling;
-            if (telling) {
-                fprintf(stderr, "fsdpckpt: %s\n", f->message);
-            }
+    bool known = fc_check_path(path, &what, bad->arena, &checkpoint, &report, &ignored) == FC_OK;
+    for (size_t i = 0; known && i < report.count; i++) {
+        const fc_finding *f = &report.findings[i];
+        if (f->kind == FC_FOUND_FILE_MISSING || f->kind == FC_FOUND_FILE_TRUNCATED ||
+            f->kind == FC_FOUND_FILE_DAMAGED) {
+            add_bad_file(bad, f->name, f->message);
         }
     }
-    if (files > 1) {
+    fc_checkpoint_close(checkpoint);
+}
+
+/* Whether the error is about the file `path`: its line stands for it. */
+static bool is_about(const fc_error *err, const char *path) {
+    const char *at = strstr(err->message, path);
+    return at && at[strlen(path)] == ':';
+}
+
+/*
+ * A checkpoint of which several files are missing, cut off or damaged: each is told on a line of its own, so that all
+ * of them can be brought back at once. What is not of that kind stays the error that it was.
+ */
+static void tell_files(const bad_files *bad, fc_error *err) {
+    bool told = false;
+    for (size_t i = 0; bad->count > 1 && i < bad->count; i++) {
+        text_tell("%s", bad->items[i].line);
+        told |= is_about(err, bad->items[i].path);
+    }
+    if (told) {
         err->message[0] = '\0';
     }
-    fc_checkpoint_close(checkpoint);
-    fc_arena_free(arena);
+}
+
+static fc_code open_source(const options *o, fc_checkpoint **checkpoint, fc_error *err) {
+    bad_files damaged = {.arena = fc_arena_new()}, bad = {.arena = damaged.arena};
+    const fc_open_options how = {.follow_external = o->follow_external, .damaged = add_bad_file, .context = &damaged};
+    if (!bad.arena) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    fc_code rc = fc_checkpoint_open(o->operands[0], &how, checkpoint, err);
+    if (rc == FC_ECORRUPT || rc == FC_EIO) {
+        find_absent(o->operands[0], &how, &bad);
+        for (size_t i = 0; i < damaged.count; i++) { /* of what is absent it is known already what was in it */
+            add_bad_file(&bad, damaged.items[i].path, damaged.items[i].line);
+        }
+        tell_files(&bad, err);
+    }
+    free(damaged.items);
+    free(bad.items);
+    fc_arena_free(bad.arena);
     return rc;
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
     const options *o = call->options;
-    const fc_open_options how = {.follow_external = o->follow_external};
     fc_checkpoint *checkpoint = NULL;
     fc_verify_report report;
     printing p = {.out = call->out, .is_json = o->json, .quiet = o->quiet, .sealing = o->seal};
-    fc_code rc = fc_checkpoint_open(o->operands[0], &how, &checkpoint, err);
+    fc_code rc = open_source(o, &checkpoint, err);
     if (rc != FC_OK) {
-        return tell_files(o->operands[0], &how, rc, err);
+        return rc;
     }
     begin(&p, checkpoint);
     rc = verify_and_seal(o, checkpoint, &p, &report, err);
@@ -197,6 +255,7 @@ static fc_code run(cli_call *call, fc_error *err) {
 
 static const option_help helps[] = {
     {OPT_FORCE, "with --seal: replace a seal that is there"},
+    {OPT_QUIET, "print nothing: the exit status is the answer"},
     {.help = NULL},
 };
 

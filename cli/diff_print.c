@@ -337,6 +337,7 @@ void diff_print_json(text_out *out, const diffed *d) {
     JSON_MEMBER(&j, uint, "only_b", r->only_b);
     JSON_MEMBER(&j, uint, "left_out", r->left_out);
     JSON_MEMBER(&j, uint, "bytes_read", r->bytes);
+    JSON_MEMBER(&j, string, "damage", r->damage != FC_OK ? r->damaged.message : NULL);
     jw_key(&j, "items");
     jw_open(&j, '[');
     for (size_t i = 0; i < r->count; i++) {

@@ -16,7 +16,6 @@
 #include "fsdpckpt/unflatten.h"
 
 #include <ctype.h>
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -97,14 +96,28 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
 
 /* A file whose extension is of no format may be a slip, or meant for a format that is not written. "v1.5" has none. */
 static void tell_extension(const job *j) {
-    const char *target = j->o->output, *dot = target ? strrchr(target, '.') : NULL;
+    const char *target = j->o->output, *dot = strrchr(target, '.');
     bool named = dot && dot != target && dot[-1] != '/' && isalpha((unsigned char)dot[1]);
     for (const char *s = dot; named && *++s;) {
         named = isalnum((unsigned char)*s);
     }
-    if (named && !j->o->to && !j->how.selection.mesh && !job_format_of_extension(target)) {
-        fprintf(stderr, "fsdpckpt: no format has the extension '%s': the target is %s; --to says another\n", dot,
-                j->how.format->description);
+    if (named && !j->o->to && !j->how.selection.mesh) {
+        text_tell("no format has the extension '%s': the target is %s; --to says another", dot,
+                  j->how.format->description);
+    }
+}
+
+/* A target that is not what its name says. */
+static void tell_name(const job *j) {
+    const char *target = j->o->output;
+    const fc_format *named = job_format_of_extension(target);
+    if (!named) {
+        tell_extension(j);
+    } else if (j->report.files > 1) {
+        text_tell("%s is a directory of %zu files, in spite of its name: 'consolidate' makes one file", target,
+                  j->report.files);
+    } else if (named != j->how.format) {
+        text_tell("%s is of the format %s, in spite of its name", target, j->how.format->name);
     }
 }
 
@@ -117,28 +130,22 @@ static fc_code convert(job *j, fc_error *err) {
     progress_stop(view);
     j->seconds = now() - start;
     j->report.selected.left_out += j->left_out;
-    if (rc == FC_OK && shows) {
-        tell_extension(j);
+    if (rc == FC_OK && shows && o->output) {
+        tell_name(j);
     }
     if (rc == FC_OK && j->how.format->objects_note && j->report.selected.objects > 0 && shows) {
         size_t n = j->report.selected.objects;
-        fprintf(stderr, "fsdpckpt: %zu %s kept %s\n", n, n == 1 ? "object is" : "objects are",
-                j->how.format->objects_note);
-    }
-    if (rc == FC_OK && shows && j->report.files > 1 && o->output && job_format_of_extension(o->output)) {
-        fprintf(stderr,
-                "fsdpckpt: %s is a directory of %zu files, in spite of its name: 'consolidate' makes one file\n",
-                o->output, j->report.files);
+        text_tell("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", j->how.format->objects_note);
     }
     return rc;
 }
 
 /* What the source left undecided for the person at the terminal, on stderr with -v. */
 static void tell_source(const job *j) {
-    fprintf(stderr, "fsdpckpt: %s: %s, %zu values in %zu files\n", j->source->path, j->source->format->description,
-            j->source->ntensors, j->source->nfiles);
+    text_tell("%s: %s, %zu values in %zu files", j->source->path, j->source->format->description, j->source->ntensors,
+              j->source->nfiles);
     for (int i = 0; i < j->mesh.ndim; i++) {
-        fprintf(stderr, "fsdpckpt: mesh dimension %d: %s %lld\n", i, j->mesh.names[i], (long long)j->mesh.sizes[i]);
+        text_tell("mesh dimension %d: %s %lld", i, j->mesh.names[i], (long long)j->mesh.sizes[i]);
     }
 }
 
@@ -239,7 +246,7 @@ static fc_code flatten(job *j, fc_error *err) {
     }
     rc = rc == FC_OK ? unit_plan_make(&plan, model, err) : rc;
     for (size_t i = 0; rc == FC_OK && i < plan.nwarnings && !j->o->quiet && ranks_speaks(&j->ranks); i++) {
-        fprintf(stderr, "fsdpckpt: warning: %s\n", plan.warnings[i]);
+        text_tell("warning: %s", plan.warnings[i]);
     }
     if (rc == FC_OK) {
         rc = fc_flatten(j->source, &plan.wanted, &plan.tree, &plan.units, j->o->dp, &flat, err);
@@ -277,7 +284,7 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
     fc_code rc = convert(j, err);
     if (rc == FC_OK && speaks) {
         if (j->source->note && !o->quiet) { /* a failure is one line */
-            fprintf(stderr, "fsdpckpt: %s: %s\n", j->source->path, j->source->note);
+            text_tell("%s: %s", j->source->path, j->source->note);
         }
         print_report(j, out);
     }

@@ -56,6 +56,12 @@ static fc_code check_operands(const command *c, const options *o, fc_error *err)
             return fc_fail(err, FC_EUSAGE, "%s: %s is empty: an unset variable?", c->name, c->operands);
         }
     }
+    if ((c->needs & TAKES(OPT_OUTPUT)) && o->output && strcmp(o->output, "-") == 0) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: -o -: a checkpoint is written in any order, which a pipe cannot take: "
+                       "name a file or directory",
+                       c->name);
+    }
     for (int id = 0; id < OPT_COUNT; id++) {
         if ((c->needs & TAKES(id)) && !(o->given & TAKES(id)) && !o->dry_run) {
             char term[64];
@@ -149,11 +155,7 @@ int main(int argc, char **argv) {
         rc = fc_fail_errno(&err, errnum, "standard output: cannot be written");
     }
     if (rc != FC_OK && err.message[0]) { /* without a message: it is on stdout, or another rank says it */
-        text_out_init(out, STDERR_FILENO);
-        text_puts(out, "fsdpckpt: ");
-        text_name(out, err.message); /* which may quote a damaged file */
-        text_puts(out, "\n");
-        text_flush(out);
+        text_tell("%s", err.message);
     }
     free(out);
     return fc_exit_status(rc);

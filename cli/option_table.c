@@ -187,9 +187,8 @@ const option_row option_table[OPT_COUNT] = {
          .kind = KIND_TEXT,
          .arg = "FILE",
          .offset = FIELD(schema),
-         .help = "a file that 'fsdpckpt schema' wrote: what check compares with; and what names, shapes and order "
-                 "the parameters in FSDP1's flat parameters have, for which it may be any checkpoint of the "
-                 "model"},
+         .help = "names, shapes and order of the parameters in FSDP1's flat parameters: a file that 'fsdpckpt schema' "
+                 "wrote, or any checkpoint of the model"},
     [OPT_ALLOW_MISSING] = {.name = "allow-missing",
                            .kind = KIND_LIST,
                            .arg = "GLOB",

@@ -39,9 +39,9 @@ static const char *see(const parser *p) {
     return p->command ? " --help" : "";
 }
 
-static fc_code unknown_option(const parser *p, const char *arg, size_t len) {
-    option_id known = option_find(arg + 2, len - 2);
-    if (len > 2 && arg[1] == '-' && known != OPT_COUNT) {
+/* `known` is the option that other commands have under this name, or OPT_COUNT. */
+static fc_code unknown_option(const parser *p, const char *arg, size_t len, option_id known) {
+    if (known != OPT_COUNT) {
         return p->command ? fc_fail(p->err, FC_EUSAGE, "%s does not take --%s; see 'fsdpckpt %s --help'", p->command,
                                     option_table[known].name, p->command)
                           : fc_fail(p->err, FC_EUSAGE, "--%s goes after a command; see 'fsdpckpt --help'",
@@ -87,21 +87,24 @@ static fc_code store_number(const parser *p, const option_row *row, const char *
     return FC_OK;
 }
 
+/* "2G" of memory is 2 GiB; of files it is 2·10^9 bytes, as Hugging Face counts, unless it says GiB. */
 static fc_code store_size(const parser *p, const option_row *row, const char *text) {
     static const char units[] = "KMGT";
+    bool files = row->kind == KIND_BYTES;
     const char *end = NULL;
     uint64_t value = 0;
     bool good = parse_digits(text, &end, &value);
-    if (good && *end) {
-        const char *unit = strchr(units, *end >= 'a' ? *end - 'a' + 'A' : *end);
-        good = unit && !__builtin_mul_overflow(value, UINT64_C(1) << (10 * (unit - units + 1)), &value);
-        end += good;
-        if (good && (strcmp(end, "iB") == 0 || strcmp(end, "B") == 0)) {
-            end += strlen(end);
+    const char *unit = good && *end ? strchr(units, *end >= 'a' ? *end - 'a' + 'A' : *end) : NULL;
+    if (unit) {
+        bool binary = strcmp(end + 1, "iB") == 0;
+        end += binary ? 3 : 1 + (end[1] == 'B');
+        for (const char *u = units; good && u <= unit; u++) {
+            good = !__builtin_mul_overflow(value, files && !binary ? UINT64_C(1000) : UINT64_C(1024), &value);
         }
     }
     if (!good || *end || value == 0) {
-        return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a size such as 64M or 2G", row->name, text);
+        return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a size such as %s", row->name, text,
+                       files ? "5GB or 500MiB" : "64M or 2G");
     }
     memcpy((char *)p->out + row->offset, &value, sizeof value);
     return FC_OK;
@@ -114,26 +117,6 @@ static fc_code store_real(const parser *p, const option_row *row, const char *te
     double value = plain ? strtod(text, &end) : -1;
     if (!plain || end == text || *end || !(value >= 0 && value <= DBL_MAX)) {
         return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a number of at least 0 such as 1e-5", row->name, text);
-    }
-    memcpy((char *)p->out + row->offset, &value, sizeof value);
-    return FC_OK;
-}
-
-static fc_code store_bytes(const parser *p, const option_row *row, const char *text) {
-    static const char units[] = "KMGT";
-    const char *end = NULL;
-    uint64_t value = 0;
-    bool good = parse_digits(text, &end, &value);
-    const char *unit = good && *end ? strchr(units, *end >= 'a' ? *end - 'a' + 'A' : *end) : NULL;
-    if (unit) {
-        bool binary = strcmp(end + 1, "iB") == 0;
-        end += binary ? 3 : 1 + (end[1] == 'B');
-        for (const char *u = units; good && u <= unit; u++) {
-            good = !__builtin_mul_overflow(value, binary ? UINT64_C(1024) : UINT64_C(1000), &value);
-        }
-    }
-    if (!good || *end || value == 0) {
-        return fc_fail(p->err, FC_EUSAGE, "--%s: '%s' is not a size such as 5GB or 500MiB", row->name, text);
     }
     memcpy((char *)p->out + row->offset, &value, sizeof value);
     return FC_OK;
@@ -214,7 +197,6 @@ static fc_code store(const parser *p, option_id id, const char *text) {
     case KIND_INDEX:
         return store_number(p, row, text);
     case KIND_BYTES:
-        return store_bytes(p, row, text);
     case KIND_SIZE:
         return store_size(p, row, text);
     case KIND_REAL:
@@ -246,7 +228,7 @@ static fc_code parse_long(parser *p, const char *arg) {
     const char *value = arg[len] ? arg + len + 1 : NULL;
     option_id id = option_find(arg + 2, len - 2);
     if (id == OPT_COUNT || !(p->takes & TAKES(id))) {
-        return unknown_option(p, arg, len);
+        return unknown_option(p, arg, len, id);
     }
     if (option_table[id].arg) {
         return take_argument(p, id, value);
@@ -270,7 +252,7 @@ static fc_code parse_letters(parser *p, const char *arg) {
         option_id id = find_letter(*s);
         if (id == OPT_COUNT || !(p->takes & TAKES(id))) {
             char text[3] = {'-', *s, '\0'};
-            return unknown_option(p, text, 2);
+            return unknown_option(p, text, 2, id);
         }
         if (option_table[id].arg) {
             return take_argument(p, id, s[1] ? s + 1 : NULL);

@@ -26,7 +26,11 @@ static fc_code fill(const char *path, int fd, out_file_write *write_content, voi
 fc_code out_file(const fc_checkpoint *source, const char *path, bool force, uint64_t bytes,
                  out_file_write *write_content, void *context, fc_error *err) {
     fc_commit *commit = NULL;
-    if (fc_checkpoint_needs(source, path)) {
+    if (strcmp(path, "-") == 0) {
+        return fc_fail(err, FC_EUSAGE,
+                       "-: this cannot go to standard output: name a file (./- if it is to be called so)");
+    }
+    if (source && fc_checkpoint_needs(source, path)) {
         return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", path);
     }
     fc_code rc = fc_commit_begin(path, false, force, bytes, &commit, err);

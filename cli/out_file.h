@@ -13,7 +13,8 @@
 typedef fc_code out_file_write(void *context, text_out *out, fc_error *err);
 
 /**
- * Makes `path` with what `write` writes. A file of `source`, which is being read, is refused, also with `force`.
+ * Makes `path` with what `write` writes. A file of `source` (or NULL), which is being read, is refused, also with
+ * `force`.
  * @param bytes about how many, for the check of the free space.
  */
 fc_code out_file(const fc_checkpoint *source, const char *path, bool force, uint64_t bytes, out_file_write *write,

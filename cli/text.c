@@ -235,6 +235,25 @@ size_t text_name_width(const char *name) {
     return walk_name(NULL, name);
 }
 
+void text_tell(const char *fmt, ...) {
+    text_out *out = malloc(sizeof *out);
+    char *line = NULL;
+    va_list args;
+    va_start(args, fmt);
+    if (out && vasprintf(&line, fmt, args) >= 0) {
+        text_out_init(out, STDERR_FILENO);
+        text_puts(out, "fsdpckpt: ");
+        text_name(out, line);
+        text_puts(out, "\n");
+        text_flush(out);
+        free(line);
+    } else {
+        fputs("fsdpckpt: out of memory\n", stderr);
+    }
+    va_end(args);
+    free(out);
+}
+
 bool text_ends_with(const char *s, const char *end) {
     size_t a = strlen(s), b = strlen(end);
     return a >= b && strcmp(s + a - b, end) == 0;

@@ -38,6 +38,9 @@ void text_name_padded(text_out *out, const char *name, size_t width);
 /** Columns that text_name takes. */
 size_t text_name_width(const char *name);
 
+/** Tells the person at the terminal a line on stderr: "fsdpckpt: ", then the text, made safe as by text_name. */
+void text_tell(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
 /**
  * Decodes one UTF-8 sequence of `s` (NUL-terminated). @return its length, or 0 where it is not valid (also for
  * surrogates and overlong forms); `*code` receives the code point.

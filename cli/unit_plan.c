@@ -3,11 +3,10 @@
  */
 #include "unit_plan.h"
 
+#include "fsdpckpt/io.h"
 #include "fsdpckpt/unflatten.h"
 
-#include <errno.h>
 #include <string.h>
-#include <unistd.h>
 
 /* "100M" of elements, powers of 1000 as people count parameters. */
 static bool parse_count(const char *text, int64_t *out) {
@@ -138,13 +137,10 @@ fc_code unit_plan_make(unit_plan *c, const fc_checkpoint *model, fc_error *err) 
                               .rename = c->o->rename.items};
     fc_model_info info;
     fc_code rc = read_info(c, &info, err);
-    if (rc == FC_OK && is_file(c->o->policy) && access(c->o->policy, F_OK) != 0 && errno == ENOENT) {
-        rc = fc_fail(err, FC_EUSAGE,
-                     "--policy '%s': neither a file nor a known policy; known are blocks, size:N and class:NAME,..., a "
-                     "file is JSON like {\"layers.*\": true}",
-                     c->o->policy);
-    } else if (rc == FC_OK && is_file(c->o->policy)) {
-        rc = fc_wrap_file_load(c->o->policy, c->arena, &c->file, err);
+    if (rc == FC_OK && is_file(c->o->policy)) {
+        rc = fc_check_named("--policy", "policy", c->o->policy, "known are blocks, size:N and class:NAME,...",
+                            "{\"layers.*\": true}", err);
+        rc = rc == FC_OK ? fc_wrap_file_load(c->o->policy, c->arena, &c->file, err) : rc;
     }
     rc = rc == FC_OK ? fc_wanted_new(c->source, &selection, c->arena, &c->wanted, &c->selected, err) : rc;
     rc = rc == FC_OK && model ? fc_order_like(model, c->arena, &c->wanted, err) : rc;

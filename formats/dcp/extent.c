@@ -4,6 +4,7 @@
  */
 #include "dcp/dcp.h"
 
+#include "fsdpckpt/verify.h"
 #include "torch/item.h"
 
 #include <inttypes.h>
@@ -46,9 +47,26 @@ static void describe_extent(const fc_torch_item *item, const fc_torch_tensor *t,
     memcpy(out->strides, t->strides, sizeof out->strides);
 }
 
-/* Opens the item of a chunk and finds its tensor: as an extent, or as a digest; the other one is NULL. */
+/* What is to be known of the archive that is a chunk's item; what is not is NULL. */
+typedef struct sought {
+    fc_extent *extent;
+    fc_digest *digest;
+    struct fc_findings *findings; /* of its other records */
+} sought;
+
+static fc_code check_others(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
+                            fc_torch_item *item, struct fc_findings *findings, fc_error *err) {
+    const fc_defect place = {.file = checkpoint->files[chunk->file].name,
+                             .tensor = tensor->name,
+                             .has_offset = true,
+                             .offset = chunk->offset};
+    bool covered;
+    return fc_torch_check_records(item, false, &place, findings, &covered, err);
+}
+
+/* Opens the item of a chunk and finds its tensor. */
 static fc_code look_into(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
-                         fc_extent *extent, fc_digest *digest, fc_error *err) {
+                         const sought *out, fc_error *err) {
     fc_torch_item item;
     fc_torch_tensor t = {0};
     const fc_zip_entry *storage = NULL;
@@ -61,12 +79,13 @@ static fc_code look_into(const fc_checkpoint *checkpoint, const fc_tensor *tenso
     rc = fc_torch_item_open_read(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, bytes, &item,
                                  err);
     if (rc == FC_OK) {
-        rc = find_storage(tensor, chunk, &item, &t, &storage, err);
-        if (rc == FC_OK && extent) {
-            describe_extent(&item, &t, storage, extent);
+        rc = out->findings ? check_others(checkpoint, tensor, chunk, &item, out->findings, err) : FC_OK;
+        rc = rc == FC_OK ? find_storage(tensor, chunk, &item, &t, &storage, err) : rc;
+        if (rc == FC_OK && out->extent) {
+            describe_extent(&item, &t, storage, out->extent);
         }
-        if (rc == FC_OK && digest && storage->crc != 0) {
-            *digest = (fc_digest){
+        if (rc == FC_OK && out->digest && storage->crc != 0) {
+            *out->digest = (fc_digest){
                 .kind = FC_DIGEST_CRC32, .value = storage->crc, .offset = storage->data, .length = storage->stored};
         }
         fc_torch_item_close(&item);
@@ -75,20 +94,33 @@ static fc_code look_into(const fc_checkpoint *checkpoint, const fc_tensor *tenso
     return rc;
 }
 
-fc_code fc_dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
-                      fc_error *err) {
+fc_code fc_dcp_verify_chunk(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *extent,
+                            fc_digest *digest, struct fc_findings *findings, fc_error *err) {
     const fc_chunk *chunk = &tensor->chunks[index];
-    memset(out, 0, sizeof *out);
-    out->codec = FC_CODEC_RAW;
-    out->file = chunk->file;
+    const sought all = {extent, digest, findings};
+    memset(extent, 0, sizeof *extent);
+    extent->codec = FC_CODEC_RAW;
+    extent->file = chunk->file;
+    if (digest) {
+        *digest = (fc_digest){.kind = FC_DIGEST_NONE};
+    }
     if (tensor->object) {
-        out->offset = chunk->offset;
-        out->length = out->decoded = chunk->length;
-        out->strides[0] = 1;
+        extent->offset = chunk->offset;
+        extent->length = extent->decoded = chunk->length;
+        extent->strides[0] = 1;
         return FC_OK;
     }
-    fc_code rc = look_into(checkpoint, tensor, chunk, out, NULL, err);
-    return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", tensor->name);
+    fc_error why;
+    fc_code rc = look_into(checkpoint, tensor, chunk, &all, &why);
+    bool hint = rc == FC_EUNSUPPORTED;
+    return rc == FC_OK ? rc
+                       : fc_fail(err, rc, "tensor %.256s: %s%s%.256s%s", tensor->name, why.message,
+                                 hint ? "; --exclude '" : "", hint ? tensor->name : "", hint ? "' leaves it out" : "");
+}
+
+fc_code fc_dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                      fc_error *err) {
+    return fc_dcp_verify_chunk(checkpoint, tensor, index, out, NULL, NULL, err);
 }
 
 fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
@@ -96,7 +128,8 @@ fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
     if (tensor->object || index == FC_WHOLE_TENSOR) {
         return FC_OK;
     }
-    fc_code rc = look_into(checkpoint, tensor, &tensor->chunks[index], NULL, out, err);
+    const sought only = {.digest = out};
+    fc_code rc = look_into(checkpoint, tensor, &tensor->chunks[index], &only, err);
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", tensor->name);
 }
 

@@ -5,9 +5,9 @@
 #include "dcp/dcp.h"
 
 #include "core/checked.h"
-#include "fsdpckpt/io.h"
-
 #include "core/file_name.h"
+#include "core/grow.h"
+#include "fsdpckpt/io.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -42,17 +42,8 @@ static fc_code add_file(dcp_builder *b, fc_pv path, size_t tensor, uint32_t *fil
         return fc_dcp_fail(b, FC_ECORRUPT, b->tensors[tensor].name,
                            "the file name %.128s leads out of the checkpoint: this file may be hostile", name);
     }
-    if (b->nfiles == b->files_capacity) {
-        size_t capacity = b->files_capacity ? b->files_capacity * 2 : 64;
-        dcp_file *files = realloc(b->files, capacity * sizeof *files);
-        if (!files) {
-            return fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
-        }
-        b->files = files;
-        b->files_capacity = capacity;
-    }
     const char *copy = fc_arena_strndup(b->checkpoint->arena, name, n);
-    if (!copy) {
+    if (!copy || !fc_grow(&b->files, &b->files_capacity, b->nfiles + 1, sizeof *b->files)) {
         return fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
     }
     b->files[b->nfiles] = (dcp_file){copy, 0, 0, tensor, rank_of(copy)};
@@ -237,14 +228,8 @@ static open_file *free_slot(dcp_state *state) {
         }
         return oldest;
     }
-    if (state->nopen == state->capacity) {
-        size_t capacity = state->capacity ? state->capacity * 2 : 16;
-        open_file *grown = realloc(state->open, capacity * sizeof *grown);
-        if (!grown) {
-            return NULL;
-        }
-        state->open = grown;
-        state->capacity = capacity;
+    if (!fc_grow(&state->open, &state->capacity, state->nopen + 1, sizeof *state->open)) {
+        return NULL;
     }
     state->open[state->nopen] = (open_file){.fd = -1};
     return &state->open[state->nopen++];

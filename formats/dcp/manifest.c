@@ -5,12 +5,13 @@
 #include "dcp/dcp.h"
 
 #include "core/checked.h"
+#include "core/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-static const fc_object torch_object = {"torch.save"};
+static const fc_object torch_object = {.encoding = "torch.save"};
 
 static fc_code no_memory(const dcp_builder *b) {
     return fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
@@ -33,25 +34,42 @@ bool fc_dcp_read_size(const fc_pickle *p, fc_pv v, int ndim, int64_t *out) {
     return true;
 }
 
-/* Whether Python's text, which may have surrogates, is UTF-8 without NUL. */
-static bool is_plain_text(const char *s, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        if (s[i] == '\0' || ((unsigned char)s[i] == 0xed && i + 1 < n && (unsigned char)s[i + 1] >= 0xa0)) {
-            return false;
-        }
-    }
-    return true;
-}
-
 static fc_code copy_text(const dcp_builder *b, fc_pv v, const char *tensor, const char **out) {
     size_t n;
     const char *s = fc_pickle_bytes(b->p, v, &n);
-    if (!is_plain_text(s, n)) {
+    if (!fc_is_plain_text(s, n)) {
         return fc_dcp_fail(b, FC_EUNSUPPORTED, tensor ? tensor : s,
                            "a name with NUL or lone surrogates is not supported");
     }
     *out = fc_arena_strndup(b->checkpoint->arena, s, n);
     return *out ? FC_OK : no_memory(b);
+}
+
+/* Lists the value with the reason why its bytes cannot be had, so that the others can. */
+static fc_code refuse(const dcp_builder *b, fc_tensor *t, const char *reason) {
+    fc_object *object = fc_arena_calloc(b->checkpoint->arena, 1, sizeof *object);
+    if (!object || !reason) {
+        return no_memory(b);
+    }
+    *object = (fc_object){.encoding = torch_object.encoding, .refusal = reason};
+    t->object = object;
+    return FC_OK;
+}
+
+static fc_code read_layout(const dcp_builder *b, fc_tensor *t, fc_pv layout) {
+    size_t n = 0, length;
+    if (fc_pv_typeof(layout) != FC_PV_CALL) { /* torch.serialization._get_layout("torch.strided") */
+        return FC_OK;
+    }
+    fc_pv args = fc_pickle_arguments(b->p, layout);
+    const fc_pv *arg = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(b->p, args, &n) : NULL;
+    if (n == 1 && fc_pickle_is_str(b->p, arg[0], "torch.strided")) {
+        return FC_OK;
+    }
+    return refuse(
+        b, t,
+        fc_arena_printf(b->checkpoint->arena, "only dense tensors are supported, this one is %.64s",
+                        n == 1 && fc_pv_typeof(arg[0]) == FC_PV_STR ? fc_pickle_bytes(b->p, arg[0], &length) : "not"));
 }
 
 static fc_code read_dtype(const dcp_builder *b, fc_tensor *t, fc_pv properties) {
@@ -61,25 +79,15 @@ static fc_code read_dtype(const dcp_builder *b, fc_tensor *t, fc_pv properties) 
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "it has no properties");
     }
     fc_pv dtype = fc_pickle_slot(b->p, properties, FC_PROPERTIES_DTYPE);
-    fc_pv layout = fc_pickle_slot(b->p, properties, FC_PROPERTIES_LAYOUT);
     if (fc_pv_typeof(dtype) != FC_PV_GLOBAL || fc_pickle_global(b->p, dtype, &aux) != FC_GLOBAL_DTYPE) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "it has no element type");
     }
+    t->dtype = (fc_dtype)aux;
     if (aux == FC_OPAQUE) {
         fc_pickle_global_name(b->p, dtype, name, sizeof name);
-        return fc_dcp_fail(b, FC_EUNSUPPORTED, t->name, "the element type %s is not supported", name);
+        return refuse(b, t, fc_arena_printf(b->checkpoint->arena, "the element type %s is not supported", name));
     }
-    t->dtype = (fc_dtype)aux;
-    if (fc_pv_typeof(layout) == FC_PV_CALL) { /* torch.serialization._get_layout("torch.strided") */
-        size_t n = 0;
-        fc_pv args = fc_pickle_arguments(b->p, layout);
-        const fc_pv *arg = fc_pv_typeof(args) == FC_PV_TUPLE ? fc_pickle_tuple(b->p, args, &n) : NULL;
-        if (n != 1 || !fc_pickle_is_str(b->p, arg[0], "torch.strided")) {
-            return fc_dcp_fail(b, FC_EUNSUPPORTED, t->name, "only dense tensors are supported, this one is %s",
-                               n == 1 && fc_pv_typeof(arg[0]) == FC_PV_STR ? fc_pickle_bytes(b->p, arg[0], &n) : "not");
-        }
-    }
-    return FC_OK;
+    return read_layout(b, t, fc_pickle_slot(b->p, properties, FC_PROPERTIES_LAYOUT));
 }
 
 /* The bytes of the whole tensor fit 63 bits, so sums and products of its boxes do too. */
@@ -105,8 +113,9 @@ static fc_code read_shape(const dcp_builder *b, fc_tensor *t, fc_pv size) {
     }
     fc_pickle_tuple(b->p, size, &n);
     if (n > FC_MAX_DIMS) {
-        return fc_dcp_fail(b, FC_EUNSUPPORTED, t->name, "it has %zu dimensions; at most %d are supported", n,
-                           FC_MAX_DIMS);
+        return refuse(
+            b, t,
+            fc_arena_printf(b->checkpoint->arena, "it has %zu dimensions; at most %d are supported", n, FC_MAX_DIMS));
     }
     int64_t *shape = fc_arena_calloc(b->checkpoint->arena, n, sizeof *shape);
     if (!shape) {
@@ -161,7 +170,7 @@ static fc_code read_chunks(const dcp_builder *b, fc_tensor *t, fc_pv list) {
     return FC_OK;
 }
 
-/* A value that is no tensor: its length, and so its shape, is known once it is placed. */
+/* A value that is no tensor, or none that can be had: its length, and so its shape, is known once it is placed. */
 static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
     fc_arena *arena = b->checkpoint->arena;
     int64_t *shape = fc_arena_calloc(arena, 1, sizeof *shape);
@@ -176,7 +185,7 @@ static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
     t->shape = shape;
     t->chunks = chunk;
     t->nchunks = 1;
-    t->object = &torch_object;
+    t->object = t->object ? t->object : &torch_object;
     return FC_OK;
 }
 
@@ -188,8 +197,11 @@ static fc_code read_tensor(const dcp_builder *b, fc_tensor *t, fc_pv v) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its metadata is of an unknown kind");
     }
     fc_code rc = read_dtype(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_PROPERTIES));
-    if (rc == FC_OK) {
+    if (rc == FC_OK && !t->object) {
         rc = read_shape(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_SIZE));
+    }
+    if (rc == FC_OK && t->object) {
+        return make_object(b, t);
     }
     return rc == FC_OK ? read_chunks(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_CHUNKS)) : rc;
 }

@@ -145,6 +145,9 @@ static fc_code place(dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info)
     if (rc != FC_OK) {
         return rc;
     }
+    if (chunk->file != DCP_UNPLACED && t->object && t->object->refusal) {
+        return FC_OK; /* a tensor in several pieces, none of which will be read */
+    }
     if (chunk->file != DCP_UNPLACED) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has two places for one of its chunks");
     }

@@ -1,5 +1,6 @@
 /*
- * Verifying what DCP stores beside the tensors' bytes: every other record of every item, by the CRC-32 of its archive.
+ * Verifying what DCP's objects are made of: every record of their items, by the CRC-32 of its archive. (Those of
+ * tensors are looked at where they are opened for their extents: extent.c.)
  */
 #include "dcp/dcp.h"
 
@@ -7,10 +8,10 @@
 #include "torch/item.h"
 
 /* Opens the item of a chunk and checks its records. */
-static fc_code check_item(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
+static fc_code check_item(const fc_checkpoint *checkpoint, const fc_tensor *object, const fc_chunk *chunk,
                           struct fc_findings *findings, bool *covered, fc_error *err) {
     const fc_file *file = &checkpoint->files[chunk->file];
-    const fc_defect place = {.file = file->name, .tensor = tensor->name, .has_offset = true, .offset = chunk->offset};
+    const fc_defect place = {.file = file->name, .tensor = object->name, .has_offset = true, .offset = chunk->offset};
     fc_torch_item archive;
     fc_error found;
     int fd;
@@ -23,10 +24,10 @@ static fc_code check_item(const fc_checkpoint *checkpoint, const fc_tensor *tens
     unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
     rc = fc_torch_item_open_read(fd, file->path, chunk->offset, chunk->length, bytes, &archive, &found);
     if (rc == FC_OK) {
-        rc = fc_torch_check_records(&archive, tensor->object != NULL, &place, findings, covered, err);
+        rc = fc_torch_check_records(&archive, true, &place, findings, covered, err);
         fc_torch_item_close(&archive);
     } else {
-        *covered = false; /* reported already, with the tensor's extent or the object's decoding */
+        *covered = false; /* reported already, with the object's decoding */
         rc = rc == FC_ENOMEM ? fc_fail(err, rc, "%s", found.message) : FC_OK;
     }
     fc_dcp_release(checkpoint, chunk->file);
@@ -59,14 +60,12 @@ fc_code fc_dcp_verify(const fc_checkpoint *checkpoint, struct fc_findings *findi
                       fc_error *err) {
     for (size_t i = 0; i < checkpoint->ntensors; i++) {
         const fc_tensor *tensor = &checkpoint->tensors[i];
-        bool covered = tensor->nchunks > 0;
-        for (size_t k = 0; k < tensor->nchunks; k++) {
-            fc_code rc = check_item(checkpoint, tensor, &tensor->chunks[k], findings, &covered, err);
-            if (rc != FC_OK) {
-                return rc;
-            }
+        bool covered = tensor->object && tensor->nchunks > 0;
+        fc_code rc = covered ? check_item(checkpoint, tensor, &tensor->chunks[0], findings, &covered, err) : FC_OK;
+        if (rc != FC_OK) {
+            return rc;
         }
-        if (tensor->object && covered) { /* counted as only read, as its bytes are no single record */
+        if (covered) { /* counted as only read, as its bytes are no single record */
             report->digested++;
             report->undigested--;
             report->undigested_bytes -= (uint64_t)tensor->shape[0];

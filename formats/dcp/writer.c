@@ -8,6 +8,7 @@
 #include "dcp/writer.h"
 
 #include "core/checked.h"
+#include "core/grow.h"
 #include "torch/object_write.h"
 #include "torch/zip_write.h"
 
@@ -148,14 +149,8 @@ static fc_code place(dcp_writer *w, fc_part_item *item, dcp_item *stored, uint64
 }
 
 static fc_code add_item(dcp_writer *w, fc_part *part, fc_part_item *item, uint64_t *end, fc_error *err) {
-    if (w->nitems == w->capacity) {
-        size_t capacity = w->capacity ? w->capacity * 2 : 256;
-        dcp_item *grown = realloc(w->items, capacity * sizeof *grown);
-        if (!grown) {
-            return no_memory(w, err);
-        }
-        w->items = grown;
-        w->capacity = capacity;
+    if (!fc_grow(&w->items, &w->capacity, w->nitems + 1, sizeof *w->items)) {
+        return no_memory(w, err);
     }
     dcp_item *stored = &w->items[w->nitems++];
     *stored = (dcp_item){.tensor = item->tensor, .rank = part->rank};

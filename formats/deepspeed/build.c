@@ -3,6 +3,7 @@
  */
 #include "deepspeed/deepspeed.h"
 
+#include "core/grow.h"
 #include "sharding/flat_runs.h"
 
 #include <stdlib.h>
@@ -52,14 +53,8 @@ bool fc_ds_int(const fc_pickle *p, fc_pv v, int64_t *out) {
 
 ds_tensor *fc_ds_add_tensor(ds_building *b, const char *name, const fc_path_element *elements, size_t count) {
     fc_arena *arena = b->checkpoint->arena;
-    if (b->ntensors == b->tensors_capacity) {
-        size_t capacity = b->tensors_capacity ? b->tensors_capacity * 2 : 256;
-        ds_tensor *grown = realloc(b->tensors, capacity * sizeof *grown);
-        if (!grown) {
-            return NULL;
-        }
-        b->tensors = grown;
-        b->tensors_capacity = capacity;
+    if (!fc_grow(&b->tensors, &b->tensors_capacity, b->ntensors + 1, sizeof *b->tensors)) {
+        return NULL;
     }
     fc_path_element *path = fc_arena_calloc(arena, count, sizeof *path);
     ds_tensor *t = &b->tensors[b->ntensors];
@@ -80,18 +75,9 @@ static char *spell(fc_arena *arena, const fc_path_element *elements, size_t coun
     return name;
 }
 
-/* Room for one more chunk. */
-static fc_chunk *grow(ds_tensor *t) {
-    if (t->nchunks == t->capacity) {
-        size_t capacity = t->capacity ? t->capacity * 2 : 2;
-        fc_chunk *grown = realloc(t->chunks, capacity * sizeof *grown);
-        if (!grown) {
-            return NULL;
-        }
-        t->chunks = grown;
-        t->capacity = capacity;
-    }
-    return &t->chunks[t->nchunks++];
+/* One more chunk; NULL: out of memory. */
+static fc_chunk *add_chunk(ds_tensor *t) {
+    return fc_grow(&t->chunks, &t->capacity, t->nchunks + 1, sizeof *t->chunks) ? &t->chunks[t->nchunks++] : NULL;
 }
 
 static fc_code set_tensor(const ds_building *b, const fc_torch_tensor *d, const pt_piece *piece, ds_tensor *t) {
@@ -105,7 +91,7 @@ static fc_code set_tensor(const ds_building *b, const fc_torch_tensor *d, const 
     t->dtype = d->dtype;
     t->ndim = d->ndim;
     t->shape = dims + d->ndim;
-    fc_chunk *chunk = t->numel > 0 ? grow(t) : NULL;
+    fc_chunk *chunk = t->numel > 0 ? add_chunk(t) : NULL;
     if (t->numel > 0 && !chunk) {
         return fc_ds_no_memory(b);
     }
@@ -167,6 +153,9 @@ fc_code fc_ds_flat(const ds_building *b, const pt_file *f, const char *what, fc_
         return fc_fail(b->err, FC_ECORRUPT, "%s: %s is no tensor", f->path, what);
     }
     fc_code rc = fc_pt_piece(f, v, t, b->checkpoint->arena, piece, b->err);
+    if (rc != FC_OK) {
+        return fc_context(b->err, rc, "%s", f->path);
+    }
     if (rc == FC_OK && (t->ndim != 1 || (t->sizes[0] > 1 && t->strides[0] != 1))) {
         rc = fc_fail(b->err, FC_ECORRUPT, "%s: %s is not flat", f->path, what);
     }
@@ -197,7 +186,7 @@ fc_code fc_ds_add_run(const ds_building *b, ds_tensor *t, const pt_piece *piece,
         size_t bytes = 2 * (size_t)t->ndim * sizeof *dims;
         int64_t *kept = fc_arena_alloc(arena, bytes);
         pt_piece *part = piece_of(arena, piece, at + (start - first), t->ndim, dims + t->ndim, fc_dtype_size(t->dtype));
-        fc_chunk *chunk = kept && part ? grow(t) : NULL;
+        fc_chunk *chunk = kept && part ? add_chunk(t) : NULL;
         if (!chunk) {
             return fc_ds_no_memory(b);
         }

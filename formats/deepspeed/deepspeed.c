@@ -3,6 +3,7 @@
  */
 #include "deepspeed/deepspeed.h"
 
+#include "core/same_name.h"
 #include "fsdpckpt/io.h"
 #include "registry.h"
 
@@ -31,28 +32,6 @@ static fc_code set_tensor(const ds_building *b, const ds_tensor *from, fc_tensor
     t->chunks = chunks;
     t->nchunks = from->nchunks;
     return FC_OK;
-}
-
-static int by_name(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-static fc_code check_unique(const ds_building *b) {
-    const char **names = malloc((b->ntensors + 1) * sizeof *names);
-    fc_code rc = names ? FC_OK : fc_ds_no_memory(b);
-    for (size_t i = 0; names && i < b->ntensors; i++) {
-        names[i] = b->tensors[i].name;
-    }
-    if (names) {
-        qsort(names, b->ntensors, sizeof *names, by_name);
-    }
-    for (size_t i = 1; rc == FC_OK && i < b->ntensors; i++) {
-        if (strcmp(names[i - 1], names[i]) == 0) {
-            rc = fc_fail(b->err, FC_ECORRUPT, "%s: the name %.256s is there twice", b->checkpoint->path, names[i]);
-        }
-    }
-    free(names);
-    return rc;
 }
 
 /* What is not in the manifest, and why; NULL: out of memory. */
@@ -93,9 +72,14 @@ static fc_code set_note(const ds_building *b) {
 
 static fc_code finish(const ds_building *b) {
     fc_tensor *tensors = fc_arena_calloc(b->checkpoint->arena, b->ntensors, sizeof *tensors);
-    fc_code rc = tensors ? check_unique(b) : fc_ds_no_memory(b);
+    const char *twice = NULL;
+    fc_code rc = tensors ? FC_OK : fc_ds_no_memory(b);
     for (size_t i = 0; rc == FC_OK && i < b->ntensors; i++) {
         rc = set_tensor(b, &b->tensors[i], &tensors[i]);
+    }
+    rc = rc == FC_OK ? fc_find_same_name(tensors, b->ntensors, &twice, b->err) : rc;
+    if (rc == FC_OK && twice) {
+        rc = fc_fail(b->err, FC_ECORRUPT, "%s: the name %.256s is there twice", b->checkpoint->path, twice);
     }
     b->checkpoint->tensors = tensors;
     b->checkpoint->ntensors = rc == FC_OK ? b->ntensors : 0;
@@ -154,6 +138,7 @@ const fc_format fc_format_deepspeed = {
     .extensions = extensions,
     .probe = fc_ds_probe,
     .open = ds_open,
+    .look_at = fc_pt_look_at,
     .extent = fc_pt_extent,
     .read = fc_pt_read,
     .object_json = fc_pt_object_json,

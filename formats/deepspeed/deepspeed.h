@@ -153,7 +153,4 @@ int64_t fc_ds_device(const pt_file *f, const fc_torch_tensor *t);
  */
 bool fc_ds_devices_disorder(const int64_t *devices, size_t ranks, size_t *rank);
 
-/** Parameters under more than one name; after everything else. */
-fc_code fc_ds_share(ds_building *b, const pt_file *f, fc_pv shared);
-
 #endif

@@ -4,6 +4,7 @@
  */
 #include "deepspeed/deepspeed.h"
 
+#include "core/grow.h"
 #include "fsdpckpt/io.h"
 
 #include <dirent.h>
@@ -224,17 +225,11 @@ static fc_code list_files(ds_files *files, found_file **list, size_t *count, fc_
             rc = other_model_rank(files, e->d_name, role, model_rank, err);
             continue;
         }
-        if (*count == capacity) {
-            capacity = capacity ? capacity * 2 : 64;
-            found_file *grown = realloc(*list, capacity * sizeof *grown);
-            *list = grown ? grown : *list;
-            rc = grown ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", files->directory);
-        }
-        if (rc == FC_OK) {
-            char *name = strdup(e->d_name);
-            (*list)[*count] = (found_file){name, role, rank};
-            *count += name != NULL;
-            rc = name ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", files->directory);
+        char *name = fc_grow(list, &capacity, *count + 1, sizeof **list) ? strdup(e->d_name) : NULL;
+        if (name) {
+            (*list)[(*count)++] = (found_file){name, role, rank};
+        } else {
+            rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", files->directory);
         }
     }
     closedir(dir);

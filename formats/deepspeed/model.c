@@ -4,7 +4,8 @@
  */
 #include "deepspeed/deepspeed.h"
 
-#include "hdf5/text.h"
+#include "core/grow.h"
+#include "core/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@ typedef struct model {
 static const char *text_of(ds_building *b, const pt_file *f, fc_pv v) {
     size_t n = 0;
     const char *text = fc_pv_typeof(v) == FC_PV_STR ? fc_pickle_bytes(f->p, v, &n) : NULL;
-    if (!text || strlen(text) != n || !fc_h5_is_utf8(text, n)) {
+    if (!text || !fc_is_plain_text(text, n)) {
         fc_fail(b->err, FC_ECORRUPT, "%s: a name of a parameter is no text", f->path);
         return NULL;
     }
@@ -38,14 +39,8 @@ static fc_code failed(const ds_building *b) {
 }
 
 static fc_code remember(model *m, const char *name) {
-    if (m->nknown == m->capacity) {
-        size_t capacity = m->capacity ? m->capacity * 2 : 256;
-        const char **grown = realloc(m->known, capacity * sizeof *grown);
-        if (!grown) {
-            return fc_ds_no_memory(m->b);
-        }
-        m->known = grown;
-        m->capacity = capacity;
+    if (!fc_grow(&m->known, &m->capacity, m->nknown + 1, sizeof *m->known)) {
+        return fc_ds_no_memory(m->b);
     }
     m->known[m->nknown++] = name;
     return FC_OK;
@@ -364,23 +359,6 @@ static fc_code read_ordinary(model *m) {
     return rc == FC_OK ? fc_ds_read_optimizer(m->b) : rc;
 }
 
-static fc_code read_all(model *m) {
-    const fc_pickle *p = m->f->p;
-    m->module = fc_ds_get(p, p->root, "module");
-    m->shapes = fc_ds_get(p, p->root, "param_shapes");
-    m->buffers = fc_ds_get(p, p->root, "buffer_names");
-    m->frozen = fc_ds_get(p, p->root, "frozen_param_shapes");
-    m->fragments = fc_ds_get(p, p->root, "frozen_param_fragments");
-    m->shared = fc_ds_get(p, p->root, "shared_params");
-    if (fc_pv_typeof(m->module) != FC_PV_DICT && m->b->files.model_parallel == 1) {
-        return fc_fail(m->b->err, FC_ECORRUPT, "%s: it has no 'module': not a file of a DeepSpeed checkpoint",
-                       m->f->path);
-    }
-    fc_code rc = m->b->files.universal ? read_universal(m) : read_ordinary(m);
-    rc = rc == FC_OK && m->b->stage > 0 ? fc_ds_share(m->b, m->f, m->shared) : rc;
-    return rc == FC_OK ? read_others(m) : rc;
-}
-
 /* ---- shared parameters ---- */
 
 static int by_name(const void *a, const void *b, void *tensors) {
@@ -425,7 +403,8 @@ static fc_code add_alias(ds_building *b, const char *name, size_t of) {
     return FC_OK;
 }
 
-fc_code fc_ds_share(ds_building *b, const pt_file *f, fc_pv shared) {
+/* Parameters under more than one name; after everything else. */
+static fc_code share(ds_building *b, const pt_file *f, fc_pv shared) {
     size_t n = 0, count = b->ntensors;
     const fc_pv *pairs = fc_pv_typeof(shared) == FC_PV_DICT ? fc_pickle_items(f->p, shared, &n) : NULL;
     size_t *order = n > 0 ? malloc((count + 1) * sizeof *order) : NULL;
@@ -454,6 +433,25 @@ fc_code fc_ds_share(ds_building *b, const pt_file *f, fc_pv shared) {
     }
     free(order);
     return rc;
+}
+
+/* ---- all of it ---- */
+
+static fc_code read_all(model *m) {
+    const fc_pickle *p = m->f->p;
+    m->module = fc_ds_get(p, p->root, "module");
+    m->shapes = fc_ds_get(p, p->root, "param_shapes");
+    m->buffers = fc_ds_get(p, p->root, "buffer_names");
+    m->frozen = fc_ds_get(p, p->root, "frozen_param_shapes");
+    m->fragments = fc_ds_get(p, p->root, "frozen_param_fragments");
+    m->shared = fc_ds_get(p, p->root, "shared_params");
+    if (fc_pv_typeof(m->module) != FC_PV_DICT && m->b->files.model_parallel == 1) {
+        return fc_fail(m->b->err, FC_ECORRUPT, "%s: it has no 'module': not a file of a DeepSpeed checkpoint",
+                       m->f->path);
+    }
+    fc_code rc = m->b->files.universal ? read_universal(m) : read_ordinary(m);
+    rc = rc == FC_OK && m->b->stage > 0 ? share(m->b, m->f, m->shared) : rc;
+    return rc == FC_OK ? read_others(m) : rc;
 }
 
 fc_code fc_ds_read_model(ds_building *b) {

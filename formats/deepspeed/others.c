@@ -34,16 +34,12 @@ static fc_code add_group(const rest *r, size_t group, fc_pv v, bool named) {
     const char *index = fc_arena_printf(b->checkpoint->arena, "%zu", group);
     fc_code rc = index ? FC_OK : fc_ds_no_memory(b);
     for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
-        size_t length = 0;
-        const char *key = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f->p, pairs[i], &length) : "";
-        const char *copy = fc_arena_strndup(b->checkpoint->arena, key, strlen(key));
-        if (!copy) {
-            return fc_ds_no_memory(b);
+        fc_path_element path[4] = {{.key = "optim"}, {.key = "param_groups"}, {.key = index, .is_index = true}};
+        rc = fc_pt_key_element(r->f, pairs[i], b->checkpoint->arena, &path[3], b->err);
+        if (rc == FC_OK) {
+            rc = named && strcmp(path[3].key, "params") == 0 ? add_names(r, group, path)
+                                                             : fc_ds_add_value(b, r->f, path, 4, pairs[i + 1]);
         }
-        const fc_path_element path[4] = {
-            {.key = "optim"}, {.key = "param_groups"}, {.key = index, .is_index = true}, {.key = copy}};
-        rc = named && strcmp(copy, "params") == 0 ? add_names(r, group, path)
-                                                  : fc_ds_add_value(b, r->f, path, 4, pairs[i + 1]);
     }
     return rc;
 }
@@ -74,14 +70,10 @@ static fc_code add_rest(const rest *r, fc_pv dict, const char *const *read, cons
     fc_code rc = FC_OK;
     memcpy(path, prefix, count * sizeof *path);
     for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
-        size_t length = 0;
-        const char *key = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f->p, pairs[i], &length) : "";
-        const char *copy = fc_arena_strndup(r->b->checkpoint->arena, key, strlen(key));
-        path[count] = (fc_path_element){.key = copy};
-        if (!copy) {
-            return fc_ds_no_memory(r->b);
+        rc = fc_pt_key_element(r->f, pairs[i], r->b->checkpoint->arena, &path[count], r->b->err);
+        if (rc == FC_OK && !is_among(read, path[count].key)) {
+            rc = fc_ds_add_values(r->b, r->f, path, count + 1, pairs[i + 1]);
         }
-        rc = is_among(read, copy) ? FC_OK : fc_ds_add_values(r->b, r->f, path, count + 1, pairs[i + 1]);
     }
     return rc;
 }

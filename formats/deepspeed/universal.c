@@ -8,6 +8,8 @@
  */
 #include "deepspeed/deepspeed.h"
 
+#include "core/grow.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
@@ -42,18 +44,12 @@ static fc_code no_memory(const listing *l) {
 }
 
 static fc_code add_file(listing *l, const char *param, const char *name, size_t length) {
-    if (l->count == l->capacity) {
-        size_t capacity = l->capacity ? l->capacity * 2 : 256;
-        ds_value *grown = realloc(l->items, capacity * sizeof *grown);
-        if (!grown) {
-            return no_memory(l);
-        }
-        l->items = grown;
-        l->capacity = capacity;
-    }
     const char *key = fc_arena_strndup(l->arena, name, length);
+    if (!key || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
+        return no_memory(l);
+    }
     l->items[l->count++] = (ds_value){param, key, 0};
-    return key ? FC_OK : no_memory(l);
+    return FC_OK;
 }
 
 /* The files <key>.pt of one parameter. */
@@ -282,18 +278,13 @@ static fc_code add_steps(ds_building *b, const pt_file *f) {
     fc_code rc = FC_OK;
     for (size_t k = 0; rc == FC_OK && k + 1 < n; k += 2) {
         fc_torch_tensor t = {0};
-        size_t length = 0;
-        const char *key = fc_pv_typeof(pairs[k]) == FC_PV_STR ? fc_pickle_bytes(f->p, pairs[k], &length) : "";
-        const char *copy = fc_arena_strndup(b->checkpoint->arena, key, strlen(key));
-        if (!copy) {
-            return fc_ds_no_memory(b);
-        }
-        if (fc_torch_is_tensor(f->p, pairs[k + 1])) {
+        fc_path_element key;
+        rc = fc_pt_key_element(f, pairs[k], b->checkpoint->arena, &key, b->err);
+        if (rc == FC_OK && fc_torch_is_tensor(f->p, pairs[k + 1])) {
             rc = fc_torch_tensor_decode(f->p, pairs[k + 1], &t, b->err);
         }
         for (size_t i = 0; rc == FC_OK && t.ndim != 1 && i < b->nparams; i++) {
-            const fc_path_element path[4] = {
-                {.key = "optim"}, {.key = "state"}, {.key = b->params[i].name}, {.key = copy}};
+            const fc_path_element path[4] = {{.key = "optim"}, {.key = "state"}, {.key = b->params[i].name}, key};
             rc = fc_ds_add_value(b, f, path, 4, pairs[k + 1]);
         }
     }

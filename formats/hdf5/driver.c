@@ -4,6 +4,8 @@
  */
 #include "driver.h"
 
+#include "core/grow.h"
+
 #if H5_VERSION_GE(1, 13, 0)
 #include <H5FDdevelop.h>
 #endif
@@ -175,16 +177,10 @@ static void note_headers(driver_file *f, haddr_t at, hsize_t size) {
         last->size = at + size > last->at + last->size ? at + size - last->at : last->size;
         return;
     }
-    if (!b->items || b->count == b->capacity) {
-        size_t wider = b->capacity ? 2 * b->capacity : 8;
-        fc_h5_block *grown = realloc(b->items, wider * sizeof *grown);
-        if (!grown) {
-            errno = ENOMEM;
-            record(f, "noting the place of headers", at);
-            return;
-        }
-        b->items = grown;
-        b->capacity = wider;
+    if (!fc_grow(&b->items, &b->capacity, b->count + 1, sizeof *b->items)) {
+        errno = ENOMEM;
+        record(f, "noting the place of headers", at);
+        return;
     }
     b->items[b->count++] = (fc_h5_block){at, size};
 }

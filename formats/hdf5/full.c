@@ -5,9 +5,9 @@
  * "hdf5.attributes" named "@attributes": JSON text {"/path": {"name": value}}; so nothing is lost in silence and a
  * conversion takes them along.
  */
+#include "core/text.h"
 #include "h5.h"
 #include "reader.h"
-#include "text.h"
 
 #include <string.h>
 
@@ -17,30 +17,30 @@ static fc_code no_memory(const char *path, fc_error *err) {
 
 /* All foreign attributes as one JSON object in the arena. */
 static bool join_attributes(fc_arena *arena, const fc_h5_file *file, fc_h5_bytes *out) {
-    fc_h5_text text = {0};
+    fc_text text = {0};
     unsigned char *copy = NULL;
-    fc_h5_text_raw(&text, "{");
+    fc_text_raw(&text, "{");
     for (size_t i = 0; i < file->nattributes; i++) {
         const fc_h5_attributes *a = &file->attributes[i];
         size_t len = strlen(a->path);
         char *key = fc_arena_alloc(arena, len + 2);
-        if (!key || !fc_h5_is_json((const char *)a->json.data, a->json.size)) {
+        if (!key || !fc_is_json((const char *)a->json.data, a->json.size)) {
             text.failed = true;
             break;
         }
         key[0] = '/';
         memcpy(key + 1, a->path, len + 1);
-        fc_h5_text_raw(&text, i ? ", " : "");
-        fc_h5_text_string(&text, key, len + 1);
-        fc_h5_text_raw(&text, ": ");
-        fc_h5_text_bytes(&text, a->json.data, a->json.size);
+        fc_text_raw(&text, i ? ", " : "");
+        fc_text_string(&text, key, len + 1);
+        fc_text_raw(&text, ": ");
+        fc_text_bytes(&text, a->json.data, a->json.size);
     }
-    fc_h5_text_raw(&text, "}");
+    fc_text_raw(&text, "}");
     if (!text.failed && (copy = fc_arena_alloc(arena, text.size))) {
         memcpy(copy, text.data, text.size);
         *out = (fc_h5_bytes){copy, text.size};
     }
-    fc_h5_text_free(&text);
+    fc_text_free(&text);
     return copy != NULL;
 }
 

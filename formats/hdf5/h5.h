@@ -14,6 +14,7 @@
 
 bool fc_h5_probe(const fc_probe *probe);
 fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
+fc_code fc_h5_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
 void fc_h5_close(fc_checkpoint *checkpoint);
 fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                      fc_error *err);

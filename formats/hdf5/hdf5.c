@@ -16,6 +16,7 @@ const fc_format fc_format_hdf5 = {
     .file_names = file_names,
     .probe = fc_h5_probe,
     .open = fc_h5_open,
+    .look_at = fc_h5_look_at,
     .close = fc_h5_close,
     .extent = fc_h5_extent,
     .read = fc_h5_read,

@@ -5,9 +5,9 @@
 #include "reader.h"
 
 #include "core/checked.h"
+#include "core/text.h"
 #include "h5.h"
 #include "scan.h"
-#include "text.h"
 
 #include <dirent.h>
 #include <inttypes.h>
@@ -363,7 +363,7 @@ fc_code fc_h5_object_json(const fc_checkpoint *checkpoint, const fc_tensor *obje
         text = (const char *)d->bytes.data;
         len = d->bytes.size;
     }
-    if (!text || !fc_h5_is_json(text, len)) {
+    if (!text || !fc_is_json(text, len)) {
         return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute json, its decoding, is missing or damaged",
                        path, d->path);
     }

@@ -4,7 +4,8 @@
 #include "records.h"
 
 #include "core/checked.h"
-#include "text.h"
+#include "core/grow.h"
+#include "core/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,15 +21,9 @@ static size_t fill(fc_h5_in *in, size_t size) {
     in->have -= in->at;
     in->at = 0;
     while (in->have < size) {
-        if (in->have == in->cap) {
-            /* Grown as bytes arrive, not as a length claims. */
-            size_t cap = in->cap ? 2 * in->cap : READ_SIZE;
-            unsigned char *buf = realloc(in->buf, cap);
-            if (!buf) {
-                return in->have;
-            }
-            in->buf = buf;
-            in->cap = cap;
+        /* Grown as bytes arrive, not as a length claims. */
+        if (!fc_grow(&in->buf, &in->cap, in->have + 1, 1)) {
+            return in->have;
         }
         size_t n = fc_h5_child_read(in->child, in->buf + in->have, in->cap - in->have);
         if (n == 0) {
@@ -72,7 +67,7 @@ void fc_h5_in_free(fc_h5_in *in) {
     in->buf = NULL;
 }
 
-uint64_t fc_h5_get_u64(fc_h5_record *r) {
+static uint64_t get_u64(fc_h5_record *r) {
     uint64_t value = 0;
     if (r->bad || r->size - r->at < sizeof value) {
         r->bad = true;
@@ -84,7 +79,7 @@ uint64_t fc_h5_get_u64(fc_h5_record *r) {
 }
 
 fc_h5_bytes fc_h5_get_bytes(fc_h5_record *r) {
-    uint64_t size = fc_h5_get_u64(r);
+    uint64_t size = get_u64(r);
     if (r->bad || size > r->size - r->at) {
         r->bad = true;
         return (fc_h5_bytes){NULL, 0};
@@ -95,7 +90,7 @@ fc_h5_bytes fc_h5_get_bytes(fc_h5_record *r) {
 }
 
 static uint64_t get_at_most(fc_h5_record *r, uint64_t max) {
-    uint64_t value = fc_h5_get_u64(r);
+    uint64_t value = get_u64(r);
     if (value > max) {
         r->bad = true;
         return 0;
@@ -123,8 +118,7 @@ static const char *keep_text(fc_h5_record *r, fc_arena *arena) {
         return NULL;
     }
     fc_h5_bytes bytes = fc_h5_get_bytes(r);
-    if (r->bad || (bytes.size > 0 && memchr(bytes.data, '\0', bytes.size)) ||
-        !fc_h5_is_utf8((const char *)bytes.data, bytes.size)) {
+    if (r->bad || !fc_is_plain_text((const char *)bytes.data, bytes.size)) {
         r->bad = true;
         return NULL;
     }
@@ -135,7 +129,7 @@ static const char *keep_text(fc_h5_record *r, fc_arena *arena) {
 
 /* @return the count, or -1 where the child sent none; `out` gets numbers that are all >= 0. */
 static int64_t keep_i64s(fc_h5_record *r, fc_arena *arena, const int64_t **out) {
-    uint64_t count = fc_h5_get_u64(r);
+    uint64_t count = get_u64(r);
     *out = NULL;
     if (r->bad || count == (uint64_t)-1) {
         return -1;
@@ -160,7 +154,7 @@ static int64_t keep_i64s(fc_h5_record *r, fc_arena *arena, const int64_t **out) 
 
 /* A number >= 0, or -1 for one that is not there. */
 static int64_t get_or_none(fc_h5_record *r) {
-    int64_t value = (int64_t)fc_h5_get_u64(r);
+    int64_t value = (int64_t)get_u64(r);
     r->bad |= value < -1;
     return value;
 }
@@ -250,8 +244,8 @@ static bool decode_dataset(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h
     d->swap = get_at_most(r, 1) != 0;
     d->element = (uint32_t)get_at_most(r, UINT32_MAX);
     d->ndim = (int)keep_i64s(r, arena, &d->shape);
-    d->offset = fc_h5_get_u64(r);
-    d->length = fc_h5_get_u64(r);
+    d->offset = get_u64(r);
+    d->length = get_u64(r);
     d->bytes = keep_bytes(r, arena);
     if (keep_i64s(r, arena, &d->chunk) != d->ndim && d->chunk) {
         return false;
@@ -269,7 +263,7 @@ static bool decode_dataset(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h
     d->json = keep_text(r, arena);
     d->fqn = keep_text(r, arena);
     d->has_crc64 = get_at_most(r, 1) != 0;
-    d->crc64 = fc_h5_get_u64(r);
+    d->crc64 = get_u64(r);
     d->owner = get_or_none(r);
     d->nglobal_shape = keep_i64s(r, arena, &d->global_shape);
     d->noffsets = keep_i64s(r, arena, &d->offsets);
@@ -299,8 +293,8 @@ static bool decode_chunks(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h5
     }
     for (uint64_t i = 0; i < count; i++, at += d->ndim) {
         fc_h5_stored_chunk *c = &d->chunks[d->nchunks++];
-        c->offset = fc_h5_get_u64(r);
-        c->size = fc_h5_get_u64(r);
+        c->offset = get_u64(r);
+        c->size = get_u64(r);
         c->mask = (uint32_t)get_at_most(r, UINT32_MAX);
         c->at = at;
         for (int k = 0; k < d->ndim; k++) {
@@ -349,7 +343,7 @@ fc_code fc_h5_child_failure(fc_h5_record *r, const char *path, fc_error *err) {
     if (get_at_most(r, 1) == 1) {
         text = fc_h5_get_bytes(r);
     }
-    if (r->bad || code == FC_OK || !fc_h5_is_utf8((const char *)text.data, text.size)) {
+    if (r->bad || code == FC_OK || !fc_is_utf8((const char *)text.data, text.size)) {
         return fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file", path);
     }
     return fc_fail(err, code, "%s: %.*s", path, (int)text.size, (const char *)text.data);
@@ -357,15 +351,9 @@ fc_code fc_h5_child_failure(fc_h5_record *r, const char *path, fc_error *err) {
 
 /* Grows in memory of its own: the arena would keep every smaller copy. */
 static fc_h5_dataset *new_dataset(fc_h5_file *file) {
-    if (file->ndatasets == file->datasets_cap) {
-        size_t wider = file->datasets_cap ? 2 * file->datasets_cap : 64;
-        fc_h5_dataset *grown =
-            wider > MAX_TENSORS_PER_FILE ? NULL : realloc(file->datasets, wider * sizeof *file->datasets);
-        if (!grown) {
-            return NULL;
-        }
-        file->datasets = grown;
-        file->datasets_cap = wider;
+    if (file->ndatasets == MAX_TENSORS_PER_FILE ||
+        !fc_grow(&file->datasets, &file->datasets_cap, file->ndatasets + 1, sizeof *file->datasets)) {
+        return NULL;
     }
     fc_h5_dataset *d = &file->datasets[file->ndatasets++];
     *d = (fc_h5_dataset){0};

@@ -111,7 +111,6 @@ void fc_h5_begin(fc_h5_sink *out, fc_h5_tag tag);
 void fc_h5_put_u64(fc_h5_sink *out, uint64_t value);
 void fc_h5_put_bytes(fc_h5_sink *out, const void *data, size_t size);
 void fc_h5_put_text(fc_h5_sink *out, const char *text); /**< NULL is kept apart from "" */
-void fc_h5_put_i64s(fc_h5_sink *out, int64_t count, const int64_t *values);
 void fc_h5_end(fc_h5_sink *out);
 void fc_h5_flush(fc_h5_sink *out);
 
@@ -150,7 +149,6 @@ typedef struct fc_h5_file {
 int fc_h5_next(fc_h5_in *in, fc_h5_record *record);
 void fc_h5_in_free(fc_h5_in *in);
 
-uint64_t fc_h5_get_u64(fc_h5_record *record);
 fc_h5_bytes fc_h5_get_bytes(fc_h5_record *record); /**< within the record, not a copy */
 
 /** Turns a FAILURE record into an error about the file `path`. */

@@ -4,6 +4,7 @@
 #include "records.h"
 
 #include "core/checked.h"
+#include "core/grow.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -19,21 +20,9 @@ static bool reserve_out(fc_h5_sink *out, size_t more) {
     if (out->cap - out->used >= more) {
         return true;
     }
-    size_t cap = out->cap ? out->cap : 2 * FLUSH_SIZE;
-    while (cap - out->used < more) {
-        if (!fc_mul_size(cap, 2, &cap)) {
-            out->failed = true;
-            return false;
-        }
-    }
-    unsigned char *buf = realloc(out->buf, cap);
-    if (!buf) {
-        out->failed = true;
-        return false;
-    }
-    out->buf = buf;
-    out->cap = cap;
-    return true;
+    size_t needed;
+    out->failed = !fc_add_size(out->used, more, &needed) || !fc_grow(&out->buf, &out->cap, needed, 1);
+    return !out->failed;
 }
 
 static void put_raw(fc_h5_sink *out, const void *data, size_t size) {
@@ -65,7 +54,7 @@ void fc_h5_put_text(fc_h5_sink *out, const char *text) {
     }
 }
 
-void fc_h5_put_i64s(fc_h5_sink *out, int64_t count, const int64_t *values) {
+static void put_i64s(fc_h5_sink *out, int64_t count, const int64_t *values) {
     fc_h5_put_u64(out, (uint64_t)count);
     if (count > 0) {
         put_raw(out, values, (size_t)count * sizeof *values);
@@ -105,7 +94,7 @@ void fc_h5_put_root(fc_h5_sink *out, const fc_h5_root *root) {
     fc_h5_put_text(out, root->producer);
     fc_h5_put_u64(out, (uint64_t)root->rank);
     fc_h5_put_u64(out, (uint64_t)root->world_size);
-    fc_h5_put_i64s(out, root->nmesh, root->mesh_shape);
+    put_i64s(out, root->nmesh, root->mesh_shape);
     fc_h5_end(out);
 }
 
@@ -120,11 +109,11 @@ void fc_h5_put_dataset(fc_h5_sink *out, const fc_h5_dataset *d) {
     fc_h5_put_u64(out, d->dtype);
     fc_h5_put_u64(out, d->swap);
     fc_h5_put_u64(out, d->element);
-    fc_h5_put_i64s(out, d->ndim, d->shape);
+    put_i64s(out, d->ndim, d->shape);
     fc_h5_put_u64(out, d->offset);
     fc_h5_put_u64(out, d->length);
     fc_h5_put_bytes(out, d->bytes.data, d->bytes.size);
-    fc_h5_put_i64s(out, d->chunk ? d->ndim : -1, d->chunk);
+    put_i64s(out, d->chunk ? d->ndim : -1, d->chunk);
     fc_h5_put_u64(out, d->nfilters);
     for (uint32_t i = 0; i < d->nfilters; i++) {
         fc_h5_put_u64(out, d->filters[i]);
@@ -137,7 +126,7 @@ void fc_h5_put_dataset(fc_h5_sink *out, const fc_h5_dataset *d) {
     fc_h5_put_u64(out, d->has_crc64);
     fc_h5_put_u64(out, d->crc64);
     fc_h5_put_u64(out, (uint64_t)d->owner);
-    fc_h5_put_i64s(out, d->nglobal_shape, d->global_shape);
-    fc_h5_put_i64s(out, d->noffsets, d->offsets);
+    put_i64s(out, d->nglobal_shape, d->global_shape);
+    put_i64s(out, d->noffsets, d->offsets);
     fc_h5_end(out);
 }

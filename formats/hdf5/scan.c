@@ -62,7 +62,7 @@ void fc_h5_scan_failure(fc_h5_walk *walk, fc_code code, const char *fmt, ...) {
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    fc_h5_make_utf8(text);
+    fc_make_utf8(text);
     fc_h5_begin(walk->out, FC_H5_FAILURE);
     fc_h5_put_u64(walk->out, code);
     fc_h5_put_text(walk->out, text);
@@ -104,7 +104,7 @@ static char *read_names(hid_t object, const char *name) {
 }
 
 typedef struct attributes {
-    fc_h5_text text;  /* those that are not ours, as JSON */
+    fc_text text;     /* those that are not ours, as JSON */
     uint32_t present; /* set of fc_h5_ours */
     bool ours;        /* the file has our schema */
 } attributes;
@@ -138,16 +138,16 @@ static herr_t one_attribute(hid_t object, const char *name, const H5A_info_t *in
     if (attribute < 0) {
         return -1;
     }
-    fc_h5_text_raw(&a->text, a->text.size > 0 ? ", " : "{");
-    if (fc_h5_is_utf8(name, strlen(name))) {
-        fc_h5_text_string(&a->text, name, strlen(name));
+    fc_text_raw(&a->text, a->text.size > 0 ? ", " : "{");
+    if (fc_is_utf8(name, strlen(name))) {
+        fc_text_string(&a->text, name, strlen(name));
     } else {
         char key[32]; /* a JSON key cannot be bytes; the number keeps it apart from others */
         snprintf(key, sizeof key, "\"$attribute-%zu\"", a->text.size);
-        fc_h5_text_raw(&a->text, key);
+        fc_text_raw(&a->text, key);
     }
-    fc_h5_text_raw(&a->text, ": ");
-    fc_h5_text_attribute(&a->text, attribute);
+    fc_text_raw(&a->text, ": ");
+    fc_text_attribute(&a->text, attribute);
     H5Aclose(attribute);
     return a->text.failed ? -1 : 0;
 }
@@ -162,7 +162,7 @@ static bool read_attributes(const fc_h5_walk *walk, hid_t object, attributes *a)
 /* Sends those that are not ours, if there are any. */
 static void send_attributes(fc_h5_walk *walk, attributes *a, const char *path) {
     if (a->text.size > 0) {
-        fc_h5_text_raw(&a->text, "}");
+        fc_text_raw(&a->text, "}");
         fc_h5_begin(walk->out, FC_H5_ATTRIBUTES);
         fc_h5_put_text(walk->out, path);
         fc_h5_put_bytes(walk->out, a->text.data, a->text.size);
@@ -238,7 +238,7 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
     if (ok) {
         send_attributes(walk, &a, t->path);
     }
-    fc_h5_text_free(&a.text);
+    fc_text_free(&a.text);
     ok = ok && H5Literate(group, index, H5_ITER_INC, &at, one_link, t) >= 0;
     if (!ok && !walk->failed && !walk->out->failed) {
         char why[256];
@@ -287,7 +287,7 @@ static void visit_object(trail *t, hid_t object) {
             fc_h5_scan_failure(walk, FC_ECORRUPT,
                                "corrupt HDF5 file: the attributes of dataset /%s cannot be read (%s)", t->path, why);
         }
-        fc_h5_text_free(&a.text);
+        fc_text_free(&a.text);
     }
 }
 
@@ -298,7 +298,7 @@ static herr_t one_link(hid_t group, const char *name, const H5L_info_t *info, vo
         fc_h5_scan_failure(t->walk, FC_EUNSUPPORTED, "a name of more than %d bytes", MAX_PATH_BYTES);
         return -1;
     }
-    if (!fc_h5_is_utf8(name, len)) {
+    if (!fc_is_utf8(name, len)) {
         fc_h5_scan_failure(t->walk, FC_EUNSUPPORTED,
                            "group /%s has a member whose name is not UTF-8: rename it (h5py: f.move) and try again",
                            t->path);

@@ -26,7 +26,7 @@ typedef struct description {
     uint64_t total; /* bytes of all elements */
     unsigned char fill[MAX_FILL];
     unsigned char *inline_bytes;
-    fc_h5_text text;
+    fc_text text;
     char *names[5];
 } description;
 
@@ -37,7 +37,7 @@ void fc_h5_scan_unreadable(fc_h5_walk *walk, const char *path, const unsigned ch
     va_start(args, fmt);
     vsnprintf(message, sizeof message, fmt, args);
     va_end(args);
-    fc_h5_make_utf8(message);
+    fc_make_utf8(message);
     fc_h5_dataset d = {.path = path,
                        .lists = {lists, nlists},
                        .kind = FC_H5_UNREADABLE,
@@ -205,7 +205,7 @@ static bool read_inline(description *d) {
 
 /* Text becomes JSON text: it says its own shape, and variable-length strings have no bytes of their own. */
 static void describe_strings(description *d) {
-    if (!fc_h5_text_dataset(&d->text, d->dataset) || d->text.size > MAX_TEXT_OBJECT) {
+    if (!fc_text_dataset(&d->text, d->dataset) || d->text.size > MAX_TEXT_OBJECT) {
         refuse(d, FC_EUNSUPPORTED, "its strings cannot be read, or are more than 16 MiB (%s)");
         return;
     }
@@ -226,8 +226,8 @@ static void append_encoded_type(description *d) {
     size_t size = 0;
     unsigned char *encoded = H5Tencode(d->type, NULL, &size) >= 0 ? malloc(size + 1) : NULL;
     if (encoded && H5Tencode(d->type, encoded, &size) >= 0) {
-        fc_h5_text_raw(&d->text, ", \"H5Tencode\": ");
-        fc_h5_text_base64(&d->text, encoded, size);
+        fc_text_raw(&d->text, ", \"H5Tencode\": ");
+        fc_text_base64(&d->text, encoded, size);
     }
     free(encoded);
 }
@@ -238,17 +238,17 @@ static void become_object(description *d) {
     char type[64], number[32];
     if (!r->encoding) {
         fc_h5_type_text(d->type, type, sizeof type);
-        fc_h5_text_raw(&d->text, "{\"$hdf5\": {\"type\": \"");
-        fc_h5_text_raw(&d->text, type);
-        fc_h5_text_raw(&d->text, "\", \"shape\": [");
+        fc_text_raw(&d->text, "{\"$hdf5\": {\"type\": \"");
+        fc_text_raw(&d->text, type);
+        fc_text_raw(&d->text, "\", \"shape\": [");
         for (int k = 0; k < r->ndim; k++) {
             snprintf(number, sizeof number, "%s%lld", k ? ", " : "", (long long)d->shape[k]);
-            fc_h5_text_raw(&d->text, number);
+            fc_text_raw(&d->text, number);
         }
-        fc_h5_text_raw(&d->text, "]");
+        fc_text_raw(&d->text, "]");
         append_encoded_type(d);
-        fc_h5_text_raw(&d->text, "}}");
-        fc_h5_text_nul(&d->text);
+        fc_text_raw(&d->text, "}}");
+        fc_text_nul(&d->text);
         r->encoding = "hdf5.bytes";
         r->json = d->text.data;
     }
@@ -421,7 +421,7 @@ void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const
     for (size_t i = 0; i < sizeof d->names / sizeof *d->names; i++) {
         free(d->names[i]);
     }
-    fc_h5_text_free(&d->text);
+    fc_text_free(&d->text);
     free(d->inline_bytes);
     free(d);
 }

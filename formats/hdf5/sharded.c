@@ -6,6 +6,7 @@
  * headers_only the shard files are not looked at and the boxes are computed. Attributes that somebody added are
  * carried from index.h5 only.
  */
+#include "h5.h"
 #include "reader.h"
 
 #include "core/checked.h"
@@ -16,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_RANKS = 1 << 20, MAX_COMPUTED_BOXES = 1 << 26 };
 
@@ -317,6 +319,16 @@ static fc_code read_shard(void *context, size_t number, const fc_h5_file *file, 
     return rc;
 }
 
+static fc_code only_schema(void *context, size_t number, const fc_h5_file *file, fc_error *err) {
+    const char *const *path = context;
+    return check_schema(&file->root, path[number], err);
+}
+
+fc_code fc_h5_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    const char *path = checkpoint->files[index].path;
+    return fc_h5_scan_files(checkpoint->arena, &path, 1, 0, false, only_schema, &path, err);
+}
+
 static fc_code read_shards(opening *o, fc_error *err) {
     fc_checkpoint *checkpoint = o->checkpoint;
     size_t n = (size_t)o->ranks;
@@ -412,6 +424,11 @@ fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, con
     checkpoint->files = index;
     checkpoint->nfiles = 1;
     fc_code rc = options->follow_external ? FC_OK : check_links(&o, err);
+    if (rc == FC_OK && access(index->path, F_OK) != 0 && errno == ENOENT) { /* a shard was what was found */
+        rc = fc_fail(err, FC_ECORRUPT,
+                     "%s: the file is missing: it says what the shard files beside it make together: copy it again",
+                     index->path);
+    }
     if (rc == FC_OK) {
         rc = fc_h5_scan_files(checkpoint->arena, &index->path, 1, 0, false, read_index, &o, err);
     }

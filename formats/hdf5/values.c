@@ -14,7 +14,7 @@
 
 enum { MAX_RANK = 32 };
 
-static void append_float(fc_h5_text *t, double value, int digits) {
+static void append_float(fc_text *t, double value, int digits) {
     char buf[48];
     if (isnan(value)) {
         snprintf(buf, sizeof buf, "{\"$float\": \"nan\"}");
@@ -26,7 +26,7 @@ static void append_float(fc_h5_text *t, double value, int digits) {
             strcat(buf, ".0"); /* a float stays one when it is read back */
         }
     }
-    fc_h5_text_raw(t, buf);
+    fc_text_raw(t, buf);
 }
 
 /* How the elements in memory are to be printed. */
@@ -39,16 +39,16 @@ typedef struct elements {
     const unsigned char *at;
 } elements;
 
-static void append_fixed(fc_h5_text *t, const elements *e) {
+static void append_fixed(fc_text *t, const elements *e) {
     const char *s = (const char *)e->at;
     size_t len = e->padding == H5T_STR_NULLTERM ? strnlen(s, e->size) : e->size;
     while (e->padding != H5T_STR_NULLTERM && len > 0 && s[len - 1] == (e->padding == H5T_STR_SPACEPAD ? ' ' : '\0')) {
         len--;
     }
-    fc_h5_text_string(t, s, len);
+    fc_text_string(t, s, len);
 }
 
-static void append_element(fc_h5_text *t, elements *e) {
+static void append_element(fc_text *t, elements *e) {
     char buf[32] = "";
     int64_t i;
     double d;
@@ -76,24 +76,24 @@ static void append_element(fc_h5_text *t, elements *e) {
         break;
     case AS_VARIABLE:
         memcpy(&s, e->at, sizeof s);
-        fc_h5_text_string(t, s ? s : "", s ? strlen(s) : 0);
+        fc_text_string(t, s ? s : "", s ? strlen(s) : 0);
         break;
     }
-    fc_h5_text_raw(t, buf);
+    fc_text_raw(t, buf);
     e->at += e->size;
 }
 
-static void append_nested(fc_h5_text *t, elements *e, int ndim, const hsize_t *dims) {
+static void append_nested(fc_text *t, elements *e, int ndim, const hsize_t *dims) {
     if (ndim == 0) {
         append_element(t, e);
         return;
     }
-    fc_h5_text_raw(t, "[");
+    fc_text_raw(t, "[");
     for (hsize_t i = 0; i < dims[0] && !t->failed; i++) {
-        fc_h5_text_raw(t, i ? ", " : "");
+        fc_text_raw(t, i ? ", " : "");
         append_nested(t, e, ndim - 1, dims + 1);
     }
-    fc_h5_text_raw(t, "]");
+    fc_text_raw(t, "]");
 }
 
 /* The memory type to read as, and how to print it. @return a type to close, or a negative number for none. */
@@ -124,22 +124,22 @@ static hid_t memory_type(hid_t type, elements *e) {
 }
 
 /* What has no JSON form: its type, and its bytes where they mean something. */
-static void append_other(fc_h5_text *t, hid_t type, hid_t attribute, hsize_t count) {
+static void append_other(fc_text *t, hid_t type, hid_t attribute, hsize_t count) {
     char text[64];
     fc_h5_type known = fc_h5_type_read(type, NULL, false);
     fc_h5_type_text(type, text, sizeof text);
-    fc_h5_text_raw(t, "{\"$hdf5\": {\"type\": \"");
-    fc_h5_text_raw(t, text);
-    fc_h5_text_raw(t, "\"");
-    if (known.cls != FC_H5_POINTERS && known.size > 0 && count <= FC_H5_MAX_TEXT / 2 / known.size) {
+    fc_text_raw(t, "{\"$hdf5\": {\"type\": \"");
+    fc_text_raw(t, text);
+    fc_text_raw(t, "\"");
+    if (known.cls != FC_H5_POINTERS && known.size > 0 && count <= FC_MAX_TEXT / 2 / known.size) {
         unsigned char *raw = malloc((size_t)count * known.size + 1);
         if (raw && H5Aread(attribute, type, raw) >= 0) {
-            fc_h5_text_raw(t, ", \"bytes\": ");
-            fc_h5_text_base64(t, raw, (size_t)count * known.size);
+            fc_text_raw(t, ", \"bytes\": ");
+            fc_text_base64(t, raw, (size_t)count * known.size);
         }
         free(raw);
     }
-    fc_h5_text_raw(t, "}}");
+    fc_text_raw(t, "}}");
 }
 
 /* Shape of a space: MAX_RANK dimensions at most. @return elements, or -1. */
@@ -152,7 +152,7 @@ static int64_t shape_of(hid_t space, int *ndim, hsize_t *dims) {
     return n;
 }
 
-static bool read_values(fc_h5_text *t, hid_t object, bool is_attribute, hid_t type, hid_t space) {
+static bool read_values(fc_text *t, hid_t object, bool is_attribute, hid_t type, hid_t space) {
     hsize_t dims[MAX_RANK];
     int ndim;
     elements e = {0};
@@ -160,7 +160,7 @@ static bool read_values(fc_h5_text *t, hid_t object, bool is_attribute, hid_t ty
     hid_t memory = memory_type(type, &e);
     unsigned char *raw = NULL;
     bool ok = false;
-    if (memory < 0 || count < 0 || e.size == 0 || (uint64_t)count > FC_H5_MAX_TEXT / e.size) {
+    if (memory < 0 || count < 0 || e.size == 0 || (uint64_t)count > FC_MAX_TEXT / e.size) {
         goto out;
     }
     raw = calloc((size_t)count + 1, e.size);
@@ -182,11 +182,11 @@ out:
     return ok;
 }
 
-void fc_h5_text_attribute(fc_h5_text *text, hid_t attribute) {
+void fc_text_attribute(fc_text *text, hid_t attribute) {
     hid_t type = H5Aget_type(attribute), space = H5Aget_space(attribute);
     hssize_t count = H5Sget_simple_extent_npoints(space);
     if (type < 0 || space < 0 || H5Sget_simple_extent_type(space) == H5S_NULL) {
-        fc_h5_text_raw(text, "null");
+        fc_text_raw(text, "null");
     } else if (!read_values(text, attribute, true, type, space)) {
         append_other(text, type, attribute, count < 0 ? 0 : (hsize_t)count);
     }
@@ -198,11 +198,11 @@ void fc_h5_text_attribute(fc_h5_text *text, hid_t attribute) {
     }
 }
 
-bool fc_h5_text_dataset(fc_h5_text *text, hid_t dataset) {
+bool fc_text_dataset(fc_text *text, hid_t dataset) {
     hid_t type = H5Dget_type(dataset), space = H5Dget_space(dataset);
     bool ok = true;
     if (H5Sget_simple_extent_type(space) == H5S_NULL) {
-        fc_h5_text_raw(text, "null");
+        fc_text_raw(text, "null");
     } else {
         ok = read_values(text, dataset, false, type, space) && !text->failed;
     }
@@ -230,13 +230,13 @@ char *fc_h5_attribute_text(hid_t object, const char *name) {
         H5Dvlen_reclaim(type, space, H5P_DEFAULT, &value);
     } else {
         size_t size = H5Tget_size(type);
-        out = size <= FC_H5_MAX_TEXT ? calloc(1, size + 1) : NULL;
+        out = size <= FC_MAX_TEXT ? calloc(1, size + 1) : NULL;
         if (out && H5Aread(attribute, type, out) < 0) {
             free(out);
             out = NULL;
         }
     }
-    if (out && !fc_h5_is_utf8(out, strlen(out))) {
+    if (out && !fc_is_utf8(out, strlen(out))) {
         free(out);
         out = NULL;
     }

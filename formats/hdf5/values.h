@@ -8,17 +8,17 @@
 #define H5_USE_110_API
 #include <hdf5.h>
 
-#include "text.h"
+#include "core/text.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /** The value of an attribute. */
-void fc_h5_text_attribute(fc_h5_text *text, hid_t attribute);
+void fc_text_attribute(fc_text *text, hid_t attribute);
 
 /** The strings of a dataset, nested as its shape. @return false when they cannot be read. */
-bool fc_h5_text_dataset(fc_h5_text *text, hid_t dataset);
+bool fc_text_dataset(fc_text *text, hid_t dataset);
 
 /** A scalar string attribute into a fresh buffer (caller frees), or NULL when it is none or has NUL in it. */
 char *fc_h5_attribute_text(hid_t object, const char *name);

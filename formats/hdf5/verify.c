@@ -7,6 +7,7 @@
 
 #include "core/checked.h"
 #include "core/crc.h"
+#include "core/grow.h"
 #include "fsdpckpt/verify.h"
 
 #include <inttypes.h>
@@ -43,14 +44,8 @@ static int by_place(const void *a, const void *b) {
 }
 
 static bool add(extents *all, const fc_extent *e) {
-    if (all->count == all->capacity) {
-        size_t wider = all->capacity ? 2 * all->capacity : 256;
-        extent *grown = realloc(all->items, wider * sizeof *grown);
-        if (!grown) {
-            return false;
-        }
-        all->items = grown;
-        all->capacity = wider;
+    if (!fc_grow(&all->items, &all->capacity, all->count + 1, sizeof *all->items)) {
+        return false;
     }
     all->items[all->count++] = (extent){e->file, e->offset, e->length};
     return true;

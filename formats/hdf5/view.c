@@ -267,42 +267,38 @@ static fc_code write_headers(view *v, const fc_h5_estimate *estimate, fc_error *
 
 /* ---- what is copied ---- */
 
-static fc_code copy_value(const view *v, int fd, const fc_tensor *t, uint64_t offset, unsigned char *buf,
-                          fc_error *err) {
-    const int64_t origin[FC_MAX_DIMS] = {0};
-    const fc_box whole = {t->ndim, origin, t->shape};
-    uint32_t element = fc_dtype_size(t->dtype);
-    fc_tiles tiles;
-    fc_tile tile;
-    fc_code rc = FC_OK;
-    fc_tiles_begin(&tiles, &whole, FC_CHUNK_BYTES / element, 1);
-    while (rc == FC_OK && fc_tiles_next(&tiles, &tile)) {
-        const fc_box part = {t->ndim, tile.offsets, tile.sizes};
-        rc = fc_read_box(v->wanted->source, t, &part, t->dtype, buf, err);
-        if (rc == FC_OK) {
-            rc = fc_pwrite_full(fd, buf, (size_t)tile.count * element, offset + (uint64_t)tile.start * element, v->path,
-                                err);
-        }
-    }
+/* A value on its way into the view. */
+typedef struct copying {
+    const char *path;
+    int fd;
+    uint64_t offset;
+} copying;
+
+static fc_code write_piece(void *context, const void *bytes, size_t size, fc_error *err) {
+    copying *c = context;
+    fc_code rc = fc_pwrite_full(c->fd, bytes, size, c->offset, c->path, err);
+    c->offset += size;
     return rc;
 }
 
+static fc_code copy_value(const view *v, int fd, const fc_tensor *t, uint64_t offset, fc_error *err) {
+    const int64_t origin[FC_MAX_DIMS] = {0};
+    const fc_box whole = {t->ndim, origin, t->shape};
+    copying c = {v->path, fd, offset};
+    return fc_read_stream(v->wanted->source, t, &whole, t->dtype, write_piece, &c, err);
+}
+
 static fc_code copy_values(const view *v, fc_error *err) {
-    unsigned char *buf = malloc(FC_CHUNK_BYTES);
     int fd = open(v->path, O_WRONLY | O_CLOEXEC);
-    fc_code rc = buf ? FC_OK : no_memory(v, err);
-    if (rc == FC_OK && fd < 0) {
-        rc = fc_fail_errno(err, errno, "%s: cannot be opened", v->path);
-    }
+    fc_code rc = fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be opened", v->path) : FC_OK;
     for (size_t i = 0; i < v->wanted->ntensors && rc == FC_OK; i++) {
         if (v->values[i].kind == FC_H5_VIEW_COPIED) {
-            rc = copy_value(v, fd, v->wanted->tensors[i].source, v->values[i].offset, buf, err);
+            rc = copy_value(v, fd, v->wanted->tensors[i].source, v->values[i].offset, err);
         }
     }
     if (fd >= 0 && close(fd) != 0 && rc == FC_OK) {
         rc = fc_fail_errno(err, errno, "%s: cannot be written", v->path);
     }
-    free(buf);
     return rc;
 }
 

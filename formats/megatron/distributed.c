@@ -1,16 +1,17 @@
 /*
  * The state of the distributed optimizer, distrib_optim.pt beside a rank's file: of each chunk of the model one flat
- * fp32 tensor a key, gathered from all data-parallel ranks. Parameters lie in it from the last to the first, each from
- * a multiple of 64 elements on. Nothing in the file says so, and buckets may be padded otherwise: so the sizes must
- * agree, and the first element of each master, rounded, must be that of the model's parameter. If not, the file is left
- * out.
+ * fp32 tensor a key, gathered from all data-parallel ranks. With expert parallelism it is a list: the state of the
+ * experts is apart, and a rank has None for what another one gathered. Parameters lie in it from the last to the first,
+ * each from a multiple of 64 elements on. Nothing in the file says so, and buckets may be padded otherwise: so the
+ * sizes must agree, and the first element of each master, rounded, must be that of the model's parameter. If not, the
+ * file is left out.
  */
 #include "megatron/megatron.h"
 
 #include "core/checked.h"
+#include "core/grow.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/move.h"
-#include "torch/pickle_private.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -29,20 +30,42 @@ static const mg_key keys[] = {{"param", "fp32_param"}, {"exp_avg", "exp_avg"}, {
 
 enum { KEYS = sizeof keys / sizeof *keys };
 
-/* A chunk's flat tensors. */
+/* A chunk's flat tensors, of one size: where they begin. */
 typedef struct mg_flat {
-    const pt_piece *pieces[KEYS];
+    pt_record records[KEYS];
+    uint64_t first[KEYS];
     int64_t size;
 } mg_flat;
 
-/* The dict of chunk `chunk`: below its number, below the one pair of data types. */
-static fc_pv find_chunk(const pt_file *f, size_t chunk) {
+/* The part of the file that one of several optimizers has. */
+typedef struct mg_part {
+    const pt_file *f;
+    fc_pv dict;
+    size_t member, members;
+    size_t first, end; /* of the model's values */
+} mg_part;
+
+static bool has_parameter(const mg_reader *r, const mg_part *part, size_t i, size_t chunk) {
+    const mg_value *v = &r->values[i];
+    return fc_mg_is_parameter(v) && v->chunk == chunk && fc_mg_belongs(r, v, part->member, part->members);
+}
+
+static bool has_parameters(const mg_reader *r, const mg_part *part, size_t chunk) {
+    for (size_t i = part->first; i < part->end; i++) {
+        if (has_parameter(r, part, i, chunk)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The dict of number `chunk`: below it, below the one pair of data types. */
+static fc_pv find_chunk(const pt_file *f, fc_pv dict, int64_t chunk) {
     size_t n, m;
-    const fc_pv *pairs = fc_pickle_items(f->p, f->p->root, &n);
+    const fc_pv *pairs = fc_pickle_items(f->p, dict, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
         int64_t number;
-        if (!fc_pickle_int(f->p, pairs[i], &number) || number != (int64_t)chunk ||
-            fc_pv_typeof(pairs[i + 1]) != FC_PV_DICT) {
+        if (!fc_pickle_int(f->p, pairs[i], &number) || number != chunk || fc_pv_typeof(pairs[i + 1]) != FC_PV_DICT) {
             continue;
         }
         const fc_pv *types = fc_pickle_items(f->p, pairs[i + 1], &m);
@@ -52,14 +75,13 @@ static fc_pv find_chunk(const pt_file *f, size_t chunk) {
 }
 
 /* How many chunks the file has; -1 where it is something else. */
-static int64_t count_chunks(const pt_file *f) {
+static int64_t count_chunks(const pt_file *f, fc_pv dict) {
     size_t n;
     int64_t count = 0, number;
-    if (fc_pv_typeof(f->p->root) != FC_PV_DICT ||
-        !fc_pv_is_true(fc_pt_dict_get(f->p, f->p->root, "buckets_coalesced"))) {
+    if (fc_pv_typeof(dict) != FC_PV_DICT || !fc_pv_is_true(fc_pt_dict_get(f->p, dict, "buckets_coalesced"))) {
         return -1;
     }
-    const fc_pv *pairs = fc_pickle_items(f->p, f->p->root, &n);
+    const fc_pv *pairs = fc_pickle_items(f->p, dict, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
         count += fc_pickle_int(f->p, pairs[i], &number);
     }
@@ -67,45 +89,47 @@ static int64_t count_chunks(const pt_file *f) {
 }
 
 /* Reads the flat tensors of a chunk. @return false where it has others. */
-static bool read_flat(const mg_reader *r, const pt_file *f, size_t chunk, mg_flat *out) {
-    fc_pv dict = find_chunk(f, chunk);
+static bool read_flat(const mg_reader *r, const pt_file *f, fc_pv dict, mg_flat *out) {
     for (size_t k = 0; k < KEYS; k++) {
         fc_pv v = dict ? fc_pt_dict_get(f->p, dict, keys[k].file) : 0;
         fc_torch_tensor t = {0};
         pt_piece *piece = NULL;
         if (!v || !fc_torch_is_tensor(f->p, v) || fc_pt_piece(f, v, &t, r->checkpoint->arena, &piece, NULL) != FC_OK ||
             t.dtype != FC_F32 || t.ndim != 1 || (t.sizes[0] > 1 && t.strides[0] != 1) ||
-            (k > 0 && t.sizes[0] != out->size) || piece->record.method != FC_ZIP_STORED || piece->swap) {
+            (k > 0 && t.sizes[0] != out->size) || piece->record.method != FC_ZIP_STORED || piece->swap ||
+            piece->negate) {
             return false;
         }
-        out->pieces[k] = piece;
+        out->records[k] = piece->record;
+        out->first[k] = piece->first;
         out->size = t.sizes[0];
     }
     return true;
 }
 
-/* Reads `size` bytes, `first` bytes behind the start of a piece. */
-static bool read_start(const mg_reader *r, const pt_piece *piece, unsigned char *out, size_t size, uint64_t first) {
-    const char *path = r->checkpoint->files[piece->record.file].path;
+/* Reads the first bytes of what begins at byte `first` of a record. */
+static bool read_start(const mg_reader *r, const pt_record *record, uint64_t first, unsigned char *out, size_t size) {
+    const char *path = r->checkpoint->files[record->file].path;
     int fd;
     uint64_t length;
     if (fc_open_input(path, &fd, &length, NULL) != FC_OK) {
         return false;
     }
-    bool good = fc_pread_full(fd, out, size, piece->record.offset + piece->first + first, path, NULL) == FC_OK;
+    bool good = fc_pread_full(fd, out, size, record->offset + first, path, NULL) == FC_OK;
     close(fd);
     return good;
 }
 
 /* Whether the master at `start` begins like the parameter. */
-static bool begins_alike(const mg_reader *r, const mg_value *v, const pt_piece *master, int64_t start) {
+static bool begins_alike(const mg_reader *r, const mg_value *v, const mg_flat *masters, int64_t start) {
     unsigned char own[8], flat[4], rounded[8];
     size_t size = fc_dtype_size(v->dtype);
     if (v->piece->record.method != FC_ZIP_STORED || v->piece->swap ||
         (v->dtype != FC_BF16 && v->dtype != FC_F16 && v->dtype != FC_F32)) {
         return false;
     }
-    if (!read_start(r, v->piece, own, size, 0) || !read_start(r, master, flat, sizeof flat, (uint64_t)start * 4)) {
+    if (!read_start(r, &v->piece->record, v->piece->first, own, size) ||
+        !read_start(r, &masters->records[0], masters->first[0] + (uint64_t)start * 4, flat, sizeof flat)) {
         return false;
     }
     fc_cast(FC_F32, flat, v->dtype, rounded, 1);
@@ -116,20 +140,19 @@ static bool begins_alike(const mg_reader *r, const mg_value *v, const pt_piece *
 static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *flat, int64_t start) {
     fc_arena *arena = r->checkpoint->arena;
     for (size_t k = 0; k < KEYS; k++) {
-        const pt_piece *whole = flat->pieces[k];
         pt_piece *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)param->ndim * sizeof *piece->strides);
         if (!piece) {
             return fc_mg_no_memory(r);
         }
-        *piece = *whole;
-        piece->first += (uint64_t)start * 4;
+        piece->record = flat->records[k];
+        piece->first = flat->first[k] + (uint64_t)start * 4;
         fc_row_major_strides(param->ndim, param->sizes, piece->strides);
         mg_value value = *param;
-        value.file = whole->record.file;
+        value.file = piece->record.file;
         value.piece = piece;
         value.dtype = FC_F32;
         if (!fc_mg_name_state(r, param, keys[k].name, &value.name, &value.path) ||
-            !fc_pickle_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values)) {
+            !fc_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values)) {
             return fc_mg_no_memory(r);
         }
         r->values[r->nvalues++] = value;
@@ -137,38 +160,51 @@ static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *fl
     return FC_OK;
 }
 
-/* Where the parameters of a chunk lie; `starts` has one for each of values[first] to values[end]. */
-static bool place(const mg_reader *r, size_t chunk, size_t first, size_t end, const mg_flat *flat, int64_t *starts) {
+/* Where the parameters of a chunk lie; `starts` has one for each of the model's values. */
+static bool place(const mg_reader *r, const mg_part *part, size_t chunk, const mg_flat *flat, int64_t *starts) {
     int64_t at = 0, numel;
-    for (size_t i = end; i-- > first;) {
+    for (size_t i = part->end; i-- > part->first;) {
         const mg_value *v = &r->values[i];
-        if (!fc_mg_is_parameter(v) || v->chunk != chunk) {
+        int64_t *start = &starts[i - part->first];
+        if (!has_parameter(r, part, i, chunk)) {
             continue;
         }
         if (!fc_numel(v->ndim, v->sizes, &numel) || !fc_add_i64(at, ALIGN - 1, &at)) {
             return false;
         }
         at -= at % ALIGN;
-        starts[i - first] = at;
-        if (!fc_add_i64(at, numel, &at) || at > flat->size ||
-            (numel > 0 && !begins_alike(r, v, flat->pieces[0], starts[i - first]))) {
+        *start = at;
+        if (!fc_add_i64(at, numel, &at) || at > flat->size || (numel > 0 && !begins_alike(r, v, flat, *start))) {
             return false;
         }
     }
     return at == flat->size;
 }
 
-static fc_code read_chunks(mg_reader *r, const pt_file *f, size_t first, size_t end, bool *known) {
-    mg_flat *flats = calloc(r->chunks, sizeof *flats);
-    int64_t *starts = calloc(end - first + 1, sizeof *starts);
-    fc_code rc = flats && starts ? FC_OK : fc_mg_no_memory(r);
-    *known = rc == FC_OK && count_chunks(f) == (int64_t)r->chunks;
-    for (size_t c = 0; *known && c < r->chunks; c++) {
-        *known = read_flat(r, f, c, &flats[c]) && place(r, c, first, end, &flats[c], starts);
+/* Finds the flat tensors of all chunks and what lies where in them. @return false where it is otherwise. */
+static bool find_all(const mg_reader *r, const mg_part *part, mg_flat *flats, int64_t *starts) {
+    const int64_t count = count_chunks(part->f, part->dict);
+    int64_t number = 0; /* chunks without parameters have none */
+    for (size_t c = 0; count >= 0 && c < r->chunks; c++) {
+        if (has_parameters(r, part, c) &&
+            (!read_flat(r, part->f, find_chunk(part->f, part->dict, number++), &flats[c]) ||
+             !place(r, part, c, &flats[c], starts))) {
+            return false;
+        }
     }
-    for (size_t i = first; rc == FC_OK && *known && i < end; i++) {
+    return number == count;
+}
+
+static fc_code read_part(mg_reader *r, const mg_part *part, bool *known) {
+    mg_flat *flats = calloc(r->chunks, sizeof *flats);
+    int64_t *starts = calloc(part->end - part->first + 1, sizeof *starts);
+    fc_code rc = flats && starts ? FC_OK : fc_mg_no_memory(r);
+    *known = rc == FC_OK && find_all(r, part, flats, starts);
+    for (size_t i = part->first; rc == FC_OK && *known && i < part->end; i++) {
         const mg_value param = r->values[i]; /* a copy: the list moves as it grows */
-        rc = fc_mg_is_parameter(&param) ? add_states(r, &param, &flats[param.chunk], starts[i - first]) : FC_OK;
+        if (has_parameter(r, part, i, param.chunk)) {
+            rc = add_states(r, &param, &flats[param.chunk], starts[i - part->first]);
+        }
     }
     free(flats);
     free(starts);
@@ -176,14 +212,25 @@ static fc_code read_chunks(mg_reader *r, const pt_file *f, size_t first, size_t 
 }
 
 fc_code fc_mg_read_distributed(mg_reader *r, size_t first, size_t end) {
-    uint32_t index = r->rank + (uint32_t)(r->grid.tp * r->grid.stages);
-    bool known;
+    uint32_t index = r->rank + (uint32_t)r->grid.count;
+    size_t members = 1;
+    bool known = true;
     pt_file f;
     fc_code rc = fc_pt_file_open(r->checkpoint->files[index].path, index, &f, r->err);
     if (rc != FC_OK) {
         return rc;
     }
-    rc = read_chunks(r, &f, first, end, &known);
+    const fc_pv *parts = &f.p->root;
+    if (fc_pv_typeof(f.p->root) == FC_PV_LIST) {
+        parts = fc_pickle_items(f.p, f.p->root, &members);
+        known = members > 1;
+    }
+    for (size_t i = 0; rc == FC_OK && known && i < members; i++) {
+        const mg_part part = {&f, parts[i], i, members, first, end};
+        if (fc_pv_typeof(parts[i]) != FC_PV_NONE) {
+            rc = read_part(r, &part, &known);
+        }
+    }
     r->undistributed = known || rc != FC_OK ? r->undistributed : other_layout;
     fc_pt_file_close(&f);
     return rc;

@@ -1,7 +1,8 @@
 /*
  * From the directory of an iteration to the files of its model-parallel ranks:
- * mp_rank_<tensor>[_<pipeline>[_<expert>]], each with model_optim_rng.pt (or model_rng.pt), as
- * training/checkpointing.py of Megatron-LM names them.
+ * mp_rank_<tensor>[_<pipeline>][_<expert>], each with model_optim_rng.pt (or model_rng.pt), as
+ * training/checkpointing.py of Megatron-LM names them. A second number alone is that of a pipeline stage, or of an
+ * expert-parallel rank where args says that there is no pipeline.
  */
 #include "megatron/megatron.h"
 
@@ -22,7 +23,7 @@ static const char distributed[] = "distrib_optim.pt";
 
 typedef struct found_rank {
     char name[48];
-    int64_t numbers[3]; /* tensor, pipeline, expert */
+    int64_t numbers[3]; /* tensor, and those that follow */
     int parts;
     const char *file;
     bool optimizer;
@@ -107,51 +108,31 @@ static fc_code list(const char *directory, found_rank **out, size_t *count, fc_e
     return rc;
 }
 
-/* By stage, then by tensor-parallel rank. */
+/* The last numbers first, so that places are in order whatever they mean: by stage, by expert, by tensor. */
 static int by_place(const void *a, const void *b) {
+    static const int order[] = {1, 2, 0};
     const found_rank *x = a, *y = b;
-    int64_t way = x->numbers[1] != y->numbers[1] ? x->numbers[1] - y->numbers[1] : x->numbers[0] - y->numbers[0];
-    return way < 0 ? -1 : way > 0;
-}
-
-static fc_code check_rank(const char *directory, const found_rank *first, const found_rank *rank, fc_error *err) {
-    if (rank->numbers[2] > 0) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s/%s: a checkpoint with expert parallelism, whose ranks hold different experts under equal "
-                       "names; save it with --ckpt-format torch_dist, or name the file of one rank",
-                       directory, rank->name);
-    }
-    return rank->parts == first->parts
-               ? FC_OK
-               : fc_fail(err, FC_ECORRUPT, "%s: %s and %s are ranks of two checkpoints: move one of them away",
-                         directory, first->name, rank->name);
-}
-
-/* The ranks, sorted, are all there are of a grid: stages × tensor-parallel ranks. */
-static fc_code check(const char *directory, const found_rank *ranks, size_t count, mg_grid *grid, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
-        grid->tp = ranks[i].numbers[0] >= grid->tp ? ranks[i].numbers[0] + 1 : grid->tp;
-        grid->stages = ranks[i].numbers[1] >= grid->stages ? ranks[i].numbers[1] + 1 : grid->stages;
-        rc = check_rank(directory, &ranks[0], &ranks[i], err);
-    }
-    for (int64_t i = 0; rc == FC_OK && i < grid->tp * grid->stages; i++) {
-        char stage[24] = "";
-        bool there = (size_t)i < count && ranks[i].numbers[0] == i % grid->tp && ranks[i].numbers[1] == i / grid->tp;
-        if (!there && ranks[0].parts > 1) {
-            snprintf(stage, sizeof stage, "_%03" PRId64, i / grid->tp);
+    for (size_t i = 0; i < 3; i++) {
+        int64_t p = x->numbers[order[i]], q = y->numbers[order[i]];
+        if (p != q) {
+            return p < q ? -1 : 1;
         }
-        rc = there ? FC_OK
-                   : fc_fail(err, FC_ECORRUPT,
-                             "%s: mp_rank_%02" PRId64 "%s and its file are missing, or a rank is there twice; the "
-                             "others are of %" PRId64 " tensor-parallel ranks and %" PRId64
-                             " pipeline stages: copy the whole directory",
-                             directory, i % grid->tp, stage, grid->tp, grid->stages);
     }
-    if (rc == FC_OK && count != (size_t)(grid->tp * grid->stages)) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: a rank is there twice, under names of different lengths", directory);
+    return 0;
+}
+
+static fc_code check_names(const char *directory, const found_rank *ranks, size_t count, fc_error *err) {
+    for (size_t i = 1; i < count; i++) {
+        if (ranks[i].parts != ranks[0].parts) {
+            return fc_fail(err, FC_ECORRUPT, "%s: %s and %s are ranks of two checkpoints: move one of them away",
+                           directory, ranks[0].name, ranks[i].name);
+        }
+        if (by_place(&ranks[i - 1], &ranks[i]) == 0) {
+            return fc_fail(err, FC_ECORRUPT, "%s: %s and %s are the same rank: move one of them away", directory,
+                           ranks[i - 1].name, ranks[i].name);
+        }
     }
-    return rc;
+    return FC_OK;
 }
 
 static bool name_file(const fc_checkpoint *checkpoint, const found_rank *rank, const char *name, fc_file *out) {
@@ -163,11 +144,15 @@ static bool name_file(const fc_checkpoint *checkpoint, const found_rank *rank, c
 static fc_code take(fc_checkpoint *checkpoint, const found_rank *ranks, size_t count, mg_grid *grid, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
     fc_file *files = fc_arena_calloc(arena, 2 * count, sizeof *files);
-    grid->names = fc_arena_calloc(arena, 2 * count, sizeof *grid->names);
-    bool good = files && grid->names;
+    grid->names = fc_arena_calloc(arena, count, sizeof *grid->names);
+    grid->places = fc_arena_calloc(arena, count, sizeof *grid->places);
+    grid->count = count;
+    grid->parts = ranks[0].parts;
+    bool good = files && grid->names && grid->places;
     for (size_t i = 0; good && i < count; i++) {
         grid->optimizers += ranks[i].optimizer;
-        grid->names[i] = grid->names[count + i] = fc_arena_strndup(arena, ranks[i].name, strlen(ranks[i].name));
+        grid->places[i] = (mg_place){ranks[i].numbers[0], ranks[i].numbers[1], ranks[i].numbers[2]};
+        grid->names[i] = fc_arena_strndup(arena, ranks[i].name, strlen(ranks[i].name));
         good = grid->names[i] && name_file(checkpoint, &ranks[i], ranks[i].file, &files[i]) &&
                name_file(checkpoint, &ranks[i], distributed, &files[count + i]);
     }
@@ -197,9 +182,72 @@ fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *optio
         rc = fc_fail(err, FC_ECORRUPT, "%s: the files of its ranks are gone", checkpoint->path);
     } else if (rc == FC_OK) {
         qsort(ranks, count, sizeof *ranks, by_place);
-        rc = check(checkpoint->path, ranks, count, out, err);
+        rc = check_names(checkpoint->path, ranks, count, err);
     }
     rc = rc == FC_OK ? take(checkpoint, ranks, count, out, err) : rc;
     free(ranks);
     return rc == FC_OK && !options->follow_external ? check_links(checkpoint, err) : rc;
+}
+
+/* ---- what the numbers mean ---- */
+
+static void measure(mg_grid *grid) {
+    grid->tp = grid->stages = grid->ep = 1;
+    for (size_t i = 0; i < grid->count; i++) {
+        const mg_place *p = &grid->places[i];
+        grid->tp = p->tensor >= grid->tp ? p->tensor + 1 : grid->tp;
+        grid->stages = p->stage >= grid->stages ? p->stage + 1 : grid->stages;
+        grid->ep = p->expert >= grid->ep ? p->expert + 1 : grid->ep;
+    }
+}
+
+static int compare_places(const void *a, const void *b) {
+    const mg_place *x = a, *y = b;
+    int64_t way = x->stage != y->stage     ? x->stage - y->stage
+                  : x->expert != y->expert ? x->expert - y->expert
+                                           : x->tensor - y->tensor;
+    return way < 0 ? -1 : way > 0;
+}
+
+static fc_code missing(const fc_checkpoint *checkpoint, const mg_grid *grid, const mg_place *place, fc_error *err) {
+    char stage[24] = "", expert[24] = "", experts[64] = "";
+    if (grid->parts == 3 || (grid->parts == 2 && grid->ep == 1)) {
+        snprintf(stage, sizeof stage, "_%03" PRId64, place->stage);
+    }
+    if (grid->parts == 3 || (grid->parts == 2 && grid->ep > 1)) {
+        snprintf(expert, sizeof expert, "_%03" PRId64, place->expert);
+        snprintf(experts, sizeof experts, ", %" PRId64 " expert-parallel ranks", grid->ep);
+    }
+    return fc_fail(err, FC_ECORRUPT,
+                   "%s: mp_rank_%02" PRId64 "%s%s and its file are missing; the others are of %" PRId64
+                   " tensor-parallel ranks%s and %" PRId64 " pipeline stages: copy the whole directory",
+                   checkpoint->path, place->tensor, stage, expert, grid->tp, experts, grid->stages);
+}
+
+/*
+ * Within a stage, rank l is number l mod tp for the tensors and l / expert_tp mod ep for the experts: so not every pair
+ * of numbers exists. Ranks that are the first to hold a part of the tensors or of the experts save it.
+ */
+static fc_code check_whole(const fc_checkpoint *checkpoint, const mg_grid *grid, fc_error *err) {
+    int64_t ranks = grid->expert_tp * grid->ep > grid->tp ? grid->expert_tp * grid->ep : grid->tp;
+    for (int64_t stage = 0; stage < grid->stages; stage++) {
+        for (int64_t l = 0; l < ranks; l++) {
+            const mg_place place = {l % grid->tp, stage, l / grid->expert_tp % grid->ep};
+            if (!bsearch(&place, grid->places, grid->count, sizeof place, compare_places)) {
+                return missing(checkpoint, grid, &place, err);
+            }
+        }
+    }
+    return FC_OK;
+}
+
+fc_code fc_mg_arrange(const fc_checkpoint *checkpoint, const mg_args *args, mg_grid *grid, fc_error *err) {
+    for (size_t i = 0; grid->parts == 2 && args->stages <= 1 && args->ep > 1 && i < grid->count; i++) {
+        grid->places[i].expert = grid->places[i].stage;
+        grid->places[i].stage = 0;
+    }
+    measure(grid);
+    grid->expert_tp = args->expert_tp > 0 ? args->expert_tp : grid->tp;
+    fc_code rc = fc_mg_check_args(checkpoint, args, grid, err);
+    return rc == FC_OK ? check_whole(checkpoint, grid, err) : rc;
 }

@@ -28,6 +28,7 @@ typedef struct joiner {
     mg_reader *r;
     made *made; /* malloc'ed */
     size_t nmade;
+    mg_value **cells; /* malloc'ed: of one tensor, a value for each rank that has another part */
 } joiner;
 
 static bool same_shape(const mg_value *a, const mg_value *b) {
@@ -51,7 +52,22 @@ static fc_code compare(const mg_reader *r, const mg_value *a, const mg_value *b,
 
 /* ---- tensors ---- */
 
-static fc_code set_placements(const mg_reader *r, fc_tensor *t, const mg_cut *cut) {
+static const mg_place *place_of(const mg_reader *r, const mg_value *v) {
+    return &r->grid.places[v->file % r->grid.count];
+}
+
+/* How many ranks have a part each, where the value is cut. */
+static int64_t parts_of(const mg_reader *r, const mg_value *v) {
+    return v->expert ? r->grid.expert_tp : r->grid.tp;
+}
+
+/* How many such groups of ranks have each others of the experts that the tensor holds. */
+static int64_t blocks_of(const mg_reader *r, const mg_value *v) {
+    return v->grouped > 0 ? r->grid.ep : 1;
+}
+
+/* Experts that are cut over fewer ranks than the mesh has are not cut as its ranks would cut them. */
+static fc_code set_placements(const mg_reader *r, fc_tensor *t, const mg_value *v, const mg_cut *cut) {
     if (r->grid.tp < 2) {
         return FC_OK;
     }
@@ -59,16 +75,17 @@ static fc_code set_placements(const mg_reader *r, fc_tensor *t, const mg_cut *cu
     if (!placement) {
         return fc_mg_no_memory(r);
     }
-    if (cut->rule == MG_CUT || cut->rule == MG_GATED) {
+    if ((cut->rule == MG_CUT || cut->rule == MG_GATED) && parts_of(r, v) == r->grid.tp) {
         *placement = (fc_placement){FC_SHARD, cut->dim, 0};
     }
     t->placements = placement;
     return FC_OK;
 }
 
-/* Adds a chunk at `offset` along the dimension that is cut: `count` of the value's rows from `from` on. */
-static fc_code add_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunks, const mg_value *v, int64_t from,
-                         int64_t count, int64_t offset) {
+/* Adds a chunk: `count` of the value's rows from `from` on, along the dimension that is cut, to lie at `offset` there,
+ * and behind `blocks` others of experts. */
+static fc_code add_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunks, const mg_value *v, int64_t blocks,
+                         int64_t from, int64_t count, int64_t offset) {
     fc_arena *arena = r->checkpoint->arena;
     size_t n = (size_t)v->ndim, dim = (size_t)v->cut.dim;
     int64_t *dims = fc_arena_calloc(arena, 2 * n, sizeof *dims);
@@ -86,27 +103,28 @@ static fc_code add_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunks, con
     }
     memcpy(dims + n, v->sizes, n * sizeof *dims);
     if (n > 0) {
-        dims[dim] = offset;
+        dims[0] = blocks * v->grouped;
+        dims[dim] += offset;
         dims[n + dim] = count;
     }
     chunks[t->nchunks++] = (fc_chunk){.dims = dims,
                                       .offset = piece->record.offset,
                                       .length = piece->record.stored,
                                       .file = piece->record.file,
-                                      .rank = r->grid.tp > 1 ? v->file % (uint32_t)r->grid.tp : FC_NO_RANK,
+                                      .rank = r->grid.tp > 1 ? (uint32_t)place_of(r, v)->tensor : FC_NO_RANK,
                                       .detail = (uint64_t)(uintptr_t)piece};
     return FC_OK;
 }
 
-static fc_code describe(const mg_reader *r, const mg_value *v, int64_t ranks, fc_tensor *t) {
+static fc_code describe(const mg_reader *r, const mg_value *v, int64_t blocks, int64_t parts, fc_tensor *t) {
     int64_t *shape = fc_arena_calloc(r->checkpoint->arena, (size_t)v->ndim, sizeof *shape);
     *t = (fc_tensor){.name = v->name, .path = v->path, .dtype = v->dtype, .ndim = v->ndim, .shape = shape};
     if (!shape) {
         return fc_mg_no_memory(r);
     }
     memcpy(shape, v->sizes, (size_t)v->ndim * sizeof *shape);
-    if (ranks > 1 &&
-        (!fc_mul_i64(shape[v->cut.dim], ranks, &shape[v->cut.dim]) || !fc_pt_shape_fits(v->dtype, v->ndim, shape))) {
+    if ((parts > 1 && !fc_mul_i64(shape[v->cut.dim], parts, &shape[v->cut.dim])) ||
+        (blocks > 1 && !fc_mul_i64(shape[0], blocks, &shape[0])) || !fc_pt_shape_fits(v->dtype, v->ndim, shape)) {
         return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: its size is impossible", fc_mg_file(r, v->file),
                        v->name);
     }
@@ -122,24 +140,26 @@ static bool is_empty(const mg_value *v) {
     return false;
 }
 
-/* The tensor that `count` ranks' values are, rank after rank; one value is all of it. */
-static fc_code make_tensor(const mg_reader *r, mg_value *const *values, size_t count, const mg_cut *cut, fc_tensor *t) {
+/* The tensor that `parts` values are, one rank's behind the other's, in each of `blocks`; one value is all of it. */
+static fc_code make_tensor(const mg_reader *r, mg_value *const *values, int64_t blocks, int64_t parts,
+                           const mg_cut *cut, fc_tensor *t) {
     const mg_value *v = values[0];
-    int64_t ranks = (int64_t)count, size = v->ndim > 0 ? v->sizes[cut->dim] : 1, half = size / 2;
-    bool gated = cut->rule == MG_GATED && count > 1;
-    fc_chunk *chunks = fc_arena_calloc(r->checkpoint->arena, 2 * count, sizeof *chunks);
-    fc_code rc = describe(r, v, ranks, t);
+    int64_t size = v->ndim > 0 ? v->sizes[cut->dim] : 1, half = size / 2;
+    bool gated = cut->rule == MG_GATED && parts > 1;
+    fc_chunk *chunks = fc_arena_calloc(r->checkpoint->arena, 2 * (size_t)(blocks * parts), sizeof *chunks);
+    fc_code rc = describe(r, v, blocks, parts, t);
     rc = rc == FC_OK && !chunks ? fc_mg_no_memory(r) : rc;
     t->chunks = chunks;
-    for (int64_t i = 0; rc == FC_OK && i < ranks && !is_empty(v); i++) {
+    for (int64_t i = 0; rc == FC_OK && i < blocks * parts && !is_empty(v); i++) {
+        int64_t block = i / parts, part = i % parts;
         if (!gated) {
-            rc = add_chunk(r, t, chunks, values[i], 0, size, i * size);
+            rc = add_chunk(r, t, chunks, values[i], block, 0, size, part * size);
             continue;
         }
-        rc = add_chunk(r, t, chunks, values[i], 0, half, i * half);
-        rc = rc == FC_OK ? add_chunk(r, t, chunks, values[i], half, half, (ranks + i) * half) : rc;
+        rc = add_chunk(r, t, chunks, values[i], block, 0, half, part * half);
+        rc = rc == FC_OK ? add_chunk(r, t, chunks, values[i], block, half, half, (parts + part) * half) : rc;
     }
-    return rc == FC_OK ? set_placements(r, t, cut) : rc;
+    return rc == FC_OK ? set_placements(r, t, v, cut) : rc;
 }
 
 static made *next_made(joiner *j, const mg_value *v) {
@@ -157,7 +177,7 @@ static fc_code keep(joiner *j, const mg_value *v, const char *name, const fc_pat
     copy.name = name;
     copy.path = *path;
     if (!v->object) {
-        return make_tensor(j->r, &one, 1, &whole, &m->tensor);
+        return make_tensor(j->r, &one, 1, 1, &whole, &m->tensor);
     }
     m->tensor = (fc_tensor){.name = name, .path = *path};
     return fc_pt_object_tensor(v->object, v->file, j->r->checkpoint->arena, &m->tensor, j->r->err);
@@ -193,71 +213,110 @@ static fc_code join_loose(joiner *j, const group *g) {
 
 /* ---- parameters ---- */
 
-/* The values of one stage, which every tensor-parallel rank has once and in one shape. */
-static fc_code check_ranks(const mg_reader *r, mg_value *const *values, size_t count) {
-    size_t tp = (size_t)r->grid.tp;
-    const mg_value *first = values[0];
-    for (size_t i = 0; i < tp; i++) {
-        uint32_t file = (uint32_t)(first->file / tp * tp + i);
-        if (i >= count || values[i]->file != file) {
-            bool twice = i > 0 && i < count && values[i]->file == file - 1;
-            return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s %s", fc_mg_file(r, twice ? file - 1 : file),
-                           first->name,
-                           twice ? "is there twice" : "is missing, which other tensor-parallel ranks have");
+static fc_code not_there(const mg_reader *r, const mg_value *first, uint32_t file, bool twice) {
+    if (r->unnamed && !twice && strncmp(first->name, "model.", 6) != 0) {
+        return fc_fail(r->err, FC_ECORRUPT, "%s: its optimizer's states have no parameters, as those of %s have: %s",
+                       fc_mg_file(r, r->unnamed_file), fc_mg_file(r, first->file), r->unnamed);
+    }
+    return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s %s", fc_mg_file(r, file), first->name,
+                   twice ? "is there twice" : "is missing, which other ranks of its stage have");
+}
+
+/* The values of one stage, from values[0] on: of those ranks that hold the tensor each has it once. `*used` is their
+ * number. */
+static fc_code check_stage(const mg_reader *r, mg_value *const *values, size_t count, size_t *used) {
+    const mg_grid *grid = &r->grid;
+    const mg_place *first = place_of(r, values[0]);
+    size_t i = 0;
+    uint32_t file = (uint32_t)(first - grid->places);
+    while (file > 0 && grid->places[file - 1].stage == first->stage) {
+        file--;
+    }
+    for (; file < grid->count && grid->places[file].stage == first->stage; file++) {
+        bool other = values[0]->expert && values[0]->grouped == 0 && grid->places[file].expert != first->expert;
+        if (!other && (i == count || values[i]->file != file)) {
+            bool twice = i > 0 && i < count && values[i]->file < file;
+            return not_there(r, values[0], twice ? values[i]->file : file, twice);
         }
-        if (values[i]->object || !values[i]->shared || !same_shape(first, values[i])) {
+        i += !other;
+    }
+    *used = i;
+    return i < count && place_of(r, values[i])->stage == first->stage ? not_there(r, values[0], values[i]->file, true)
+                                                                      : FC_OK;
+}
+
+static fc_code check_group(const mg_reader *r, const group *g) {
+    const mg_value *first = g->values[0];
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < g->count; i++) {
+        const mg_value *v = g->values[i];
+        if (v->object || !v->shared || !same_shape(first, v) || v->grouped != first->grouped) {
             return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: its type or shape is not that in %s",
-                           fc_mg_file(r, file), first->name, fc_mg_file(r, first->file));
+                           fc_mg_file(r, v->file), first->name, fc_mg_file(r, first->file));
         }
     }
-    return FC_OK;
-}
-
-/* One rank's value stands for all: by rule, or because all are equal. */
-static fc_code check_copies(mg_reader *r, mg_value *const *values, bool *differ) {
-    for (size_t i = 1; i < (size_t)r->grid.tp; i++) {
-        bool same;
-        fc_code rc = compare(r, values[0], values[i], &same);
-        if (rc == FC_OK && !same && values[0]->cut.rule == MG_UNKNOWN) {
-            rc = fc_fail(r->err, FC_EUNSUPPORTED,
-                         "%s: tensor %.256s differs from that in %s, and along which dimension Megatron cuts it is not "
-                         "known; name the file of one rank, or save with --ckpt-format torch_dist",
-                         fc_mg_file(r, values[i]->file), values[0]->name, fc_mg_file(r, values[0]->file));
-        }
-        if (rc != FC_OK) {
-            return rc;
-        }
-        *differ = *differ || !same;
+    /* Not every rank saves the state of a distributed optimizer for those that have the same. */
+    for (size_t i = 0, used = 0; rc == FC_OK && i < g->count && first->file < r->grid.count; i += used) {
+        rc = check_stage(r, g->values + i, g->count - i, &used);
     }
-    return FC_OK;
+    return rc;
 }
 
-/* A later stage's values of the same name are copies: the embedding, tied to the output layer. */
-static fc_code check_stage(mg_reader *r, const group *g, size_t at, bool *differ) {
-    size_t tp = (size_t)r->grid.tp;
-    fc_code rc = check_ranks(r, g->values + at, g->count - at);
-    for (size_t i = 0; rc == FC_OK && i < tp; i++) {
-        bool same;
-        rc = compare(r, g->values[i], g->values[at + i], &same);
-        *differ = *differ || !same;
+/* Two values that should be equal. Where no rule says that they are, they are parts that nobody can put together. */
+static fc_code check_copy(const mg_reader *r, const mg_value *a, const mg_value *b, bool *differ) {
+    bool same;
+    fc_code rc = compare(r, a, b, &same);
+    if (rc == FC_OK && !same && a->cut.rule == MG_UNKNOWN) {
+        rc = fc_fail(r->err, FC_EUNSUPPORTED,
+                     "%s: tensor %.256s differs from that in %s, and along which dimension Megatron cuts it is not "
+                     "known; name the file of one rank, or save with --ckpt-format torch_dist",
+                     fc_mg_file(r, b->file), a->name, fc_mg_file(r, a->file));
+    }
+    *differ = *differ || (rc == FC_OK && !same);
+    return rc;
+}
+
+/* Sorts the values by the part that their ranks have. Values of one part are copies, also those of a later stage of the
+ * same name: the embedding, tied to the output layer. */
+static fc_code fill_cells(joiner *j, const group *g, bool *differ) {
+    const mg_reader *r = j->r;
+    mg_value *first = g->values[0];
+    size_t parts = (size_t)parts_of(r, first), ncells = parts * (size_t)blocks_of(r, first);
+    fc_code rc = FC_OK;
+    memset(j->cells, 0, ncells * sizeof *j->cells);
+    for (size_t i = 0; rc == FC_OK && i < g->count; i++) {
+        const mg_place *p = place_of(r, g->values[i]);
+        size_t block = first->grouped > 0 ? (size_t)p->expert : 0;
+        mg_value **cell = &j->cells[block * parts + (size_t)p->tensor % parts];
+        if (*cell) {
+            rc = check_copy(r, *cell, g->values[i], differ);
+        } else {
+            *cell = g->values[i];
+        }
+    }
+    for (size_t i = 0; rc == FC_OK && i < ncells; i++) {
+        if (!j->cells[i]) {
+            rc = fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: part %zu of %zu is in no rank's file",
+                         r->checkpoint->path, first->name, i % parts + 1, parts);
+        }
     }
     return rc;
 }
 
 static fc_code join_shared(joiner *j, const group *g) {
     mg_reader *r = j->r;
-    size_t tp = (size_t)r->grid.tp;
-    mg_value *first = g->values[0];
+    const mg_value *first = g->values[0];
     mg_cut cut = first->cut;
     bool differ = false, is_cut = cut.rule == MG_CUT || cut.rule == MG_GATED;
-    fc_code rc = check_ranks(r, g->values, g->count);
+    int64_t parts = parts_of(r, first);
+    fc_code rc = check_group(r, g);
     if (rc == FC_OK && is_cut && cut.dim >= first->ndim) {
         rc = fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: it has too few dimensions to be cut along number %d",
                      fc_mg_file(r, first->file), first->name, cut.dim);
     }
-    rc = rc == FC_OK && !is_cut ? check_copies(r, g->values, &differ) : rc;
-    for (size_t at = tp; rc == FC_OK && at < g->count; at += tp) {
-        rc = check_stage(r, g, at, &differ);
+    rc = rc == FC_OK ? fill_cells(j, g, &differ) : rc;
+    for (int64_t i = 1; rc == FC_OK && !is_cut && i < parts; i++) {
+        rc = check_copy(r, j->cells[0], j->cells[i], &differ);
     }
     if (rc != FC_OK) {
         return rc;
@@ -267,7 +326,7 @@ static fc_code join_shared(joiner *j, const group *g) {
         r->ndiffering++;
     }
     made *m = next_made(j, first);
-    return make_tensor(r, g->values, is_cut ? tp : 1, &cut, &m->tensor);
+    return make_tensor(r, j->cells, blocks_of(r, first), is_cut ? parts : 1, &cut, &m->tensor);
 }
 
 /* ---- all ---- */
@@ -328,7 +387,9 @@ fc_code fc_mg_join(mg_reader *r) {
     joiner j = {.r = r};
     mg_value **sorted = malloc((r->nvalues + 1) * sizeof *sorted);
     j.made = malloc((r->nvalues + 1) * sizeof *j.made);
-    fc_code rc = sorted && j.made ? FC_OK : fc_mg_no_memory(r);
+    const int64_t dense = r->grid.tp, experts = r->grid.expert_tp * r->grid.ep;
+    j.cells = malloc((size_t)(dense > experts ? dense : experts) * sizeof *j.cells);
+    fc_code rc = sorted && j.made && j.cells ? FC_OK : fc_mg_no_memory(r);
     if (rc == FC_OK) {
         for (size_t i = 0; i < r->nvalues; i++) {
             sorted[i] = &r->values[i];
@@ -342,5 +403,6 @@ fc_code fc_mg_join(mg_reader *r) {
     }
     free(sorted);
     free(j.made);
+    free(j.cells);
     return rc;
 }

@@ -1,7 +1,7 @@
 /*
  * Megatron checkpoints, read. `torch_dist` is a DCP checkpoint and beside it `common.pt`, a torch.save file of what is
  * not sharded: so this is the readers of both, one behind the other. The older `torch` format is a torch.save file for
- * each model-parallel rank, `mp_rank_00/model_optim_rng.pt`: ranks.c puts those of several together. The path is the
+ * each model-parallel rank, `mp_rank_00/model_optim_rng.pt`: ranks.c puts them together. The path is the
  * directory of an iteration, or the one above, whose `latest_checkpointed_iteration.txt` says which.
  */
 #include "fsdpckpt/format.h"
@@ -55,30 +55,6 @@ static bool megatron_probe(const fc_probe *probe) {
            (read_tracker(probe->path, name) && fc_find_in(probe->path, name, path) && is_iteration(path));
 }
 
-/* One rank has the whole model: its file is read as any other, under the names that are in it, unless another file of
- * it needs these. */
-static fc_code open_one(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    mg_reader r = {.checkpoint = checkpoint, .err = err};
-    fc_code rc = fc_mg_find_ranks(checkpoint, options, &r.grid, err);
-    const char *path = rc == FC_OK ? checkpoint->files[0].path : NULL;
-    rc = rc == FC_OK ? fc_pt_file_open(path, 0, &r.f, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
-    }
-    if (r.grid.optimizers > 0) {
-        fc_pt_file_close(&r.f);
-        return fc_mg_open_ranks(checkpoint, options, err);
-    }
-    fc_mg_read_args(&r.f, &r.args);
-    fc_pt_file_close(&r.f);
-    rc = fc_mg_check_args(&r);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    checkpoint->path = path;
-    return fc_pt_open_file(checkpoint, err);
-}
-
 static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     char name[TRACKED], path[PATH_MAX];
     if (!is_iteration(checkpoint->path) && read_tracker(checkpoint->path, name) &&
@@ -90,11 +66,15 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
     }
     fc_code rc = fc_pt_is_beside_dcp(checkpoint->path, common)
                      ? fc_pt_open_beside_dcp(checkpoint, common, false, options, err)
-                 : fc_mg_count_ranks(checkpoint->path) == 1 ? open_one(checkpoint, options, err)
-                                                            : fc_mg_open_ranks(checkpoint, options, err);
+                     : fc_mg_open_ranks(checkpoint, options, err);
     checkpoint->producer = "Megatron";
     checkpoint->keeps_order = false; /* ranks of a pipeline have parts of it */
     return rc;
+}
+
+/* Of DCP the data files have no headers that are read here. */
+static fc_code megatron_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    return fc_pt_is_beside_dcp(checkpoint->path, common) ? FC_OK : fc_pt_look_at(checkpoint, index, err);
 }
 
 static const char *const extensions[] = {NULL};
@@ -107,6 +87,7 @@ const fc_format fc_format_megatron = {
     .extensions = extensions,
     .probe = megatron_probe,
     .open = megatron_open,
+    .look_at = megatron_look_at,
     .close = fc_pt_close_beside_dcp,
     .extent = fc_pt_extent_beside_dcp,
     .read = fc_pt_read,

@@ -2,10 +2,10 @@
  * What the parts of the reader of Megatron's older `torch` format share: a torch.save file for each model-parallel
  * rank.
  *
- * grid.c finds the ranks' files; rules.c knows how Megatron cuts a parameter and numbers its layers; ranks.c reads the
- * values of each file under the names that they have in the whole model; optimizer.c those of the optimizer,
- * distributed.c those of the distributed one; join.c puts the ranks' values together. megatron.c is the format's
- * table.
+ * grid.c finds the ranks' files, args.c knows of what run they are; rules.c knows how Megatron cuts a parameter and
+ * numbers its layers; ranks.c reads each file (values.c) under the names that its values have in the whole model
+ * (names.c, experts.c), gates.c finds the parameters with a gate; optimizer.c reads the state of the optimizer,
+ * distributed.c that of the distributed one; join.c puts the ranks' values together. megatron.c is the format's table.
  */
 #ifndef FSDPCKPT_FORMATS_MEGATRON_MEGATRON_H
 #define FSDPCKPT_FORMATS_MEGATRON_MEGATRON_H
@@ -13,12 +13,28 @@
 #include "fsdpckpt/format.h"
 #include "pt/pt.h"
 
-/** The directories of an iteration. File `stage * tp + rank` of checkpoint->files is that of a rank; if there are,
+/** What `args` says; -1 where it says nothing. */
+typedef struct mg_args {
+    int64_t tp, stages, context, ep, expert_tp; /**< numbers of ranks */
+    int64_t experts, layers, gated, untied;
+    int64_t rank; /**< that wrote the file, among all of the run */
+} mg_args;
+
+/** A rank's numbers: among the tensor-parallel ones, the stages, the expert-parallel ones. */
+typedef struct mg_place {
+    int64_t tensor, stage, expert;
+} mg_place;
+
+/** The directories of an iteration. Files 0 to count - 1 of checkpoint->files are those of the ranks; if there are,
  * those of the distributed optimizer follow in the same order. */
 typedef struct mg_grid {
-    int64_t tp, stages;
-    const char **names; /**< of the files' directories, "mp_rank_01_000" */
-    size_t optimizers;  /**< how many of them have a distrib_optim.pt; they are files only where all have */
+    size_t count;
+    int parts;              /**< how many numbers the names have */
+    const char **names;     /**< of the directories, "mp_rank_01_000" */
+    mg_place *places;       /**< sorted by stage, expert, tensor */
+    int64_t tp, stages, ep; /**< numbers of ranks, ep of expert-parallel ones */
+    int64_t expert_tp;      /**< of ranks over which experts are cut; it divides tp */
+    size_t optimizers;      /**< how many have a distrib_optim.pt; they are files only where all have */
 } mg_grid;
 
 /** How many directories of ranks there are. */
@@ -26,6 +42,9 @@ size_t fc_mg_count_ranks(const char *directory);
 
 /** Finds the files of all ranks; sets checkpoint->files. */
 fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, mg_grid *out, fc_error *err);
+
+/** Finds out what the numbers in the directories' names mean. Fails unless they are what `args` says and all there. */
+fc_code fc_mg_arrange(const fc_checkpoint *checkpoint, const mg_args *args, mg_grid *grid, fc_error *err);
 
 /** How tensor parallelism cuts a parameter. */
 typedef enum mg_rule {
@@ -50,10 +69,16 @@ const char *fc_mg_first_of_mlp(const char *name, const char **first, const char 
 /** Splits "decoder.layers.3.mlp…": the length of "decoder.layers." and the number. False where no layer is numbered. */
 bool fc_mg_layer(const char *key, size_t *prefix, int64_t *number, size_t *end);
 
-/** What `args` says; -1 where it says nothing. */
-typedef struct mg_args {
-    int64_t tp, stages, experts, expert_tp, layers, gated, untied;
-} mg_args;
+/** What the name of a parameter says of experts. */
+typedef enum mg_expert {
+    MG_NO_EXPERT,
+    MG_ONE_EXPERT,  /**< it is of one, whose number is in the name */
+    MG_ALL_EXPERTS, /**< a matrix of all that the rank has, one behind the other (GroupedMLP) */
+    MG_OTHER_EXPERT /**< it is below them, in a way that is not known */
+} mg_expert;
+
+/** Finds the expert's number in a name, or a part of one: from `*digits` to `*end`. */
+mg_expert fc_mg_expert(const char *name, size_t *digits, size_t *end, int64_t *number);
 
 /** A value of one rank's file, under the name it has in the whole. */
 typedef struct mg_value {
@@ -67,7 +92,9 @@ typedef struct mg_value {
     int ndim;
     const int64_t *sizes;
     mg_cut cut;
-    size_t chunk; /**< of the model, which it is of */
+    size_t chunk;    /**< of the model, which it is of */
+    bool expert;     /**< it is cut over grid.expert_tp ranks, and each expert-parallel rank has others */
+    int64_t grouped; /**< it holds as many experts, one behind the other; 0: it is no MG_ALL_EXPERTS */
 } mg_value;
 
 /** The layers of one kind, "decoder.layers.", and how many each chunk of the model has. */
@@ -83,11 +110,14 @@ typedef struct mg_reader {
     size_t chunks; /**< of the model, a stage: those of virtual pipeline parallelism; 1 without */
     mg_layers *layers;
     size_t nlayers, layers_capacity;
-    mg_value *values; /* malloc'ed */
+    int64_t local_experts; /**< that each rank has, of a layer; 0: not yet known */
+    uint32_t experts_file; /**< which said so */
+    mg_value *values;      /* malloc'ed */
     size_t nvalues, capacity;
     pt_file f;                 /* the current one */
-    uint32_t rank;             /* its number among the files */
+    uint32_t rank;             /* its number */
     const char *unnamed;       /**< why states of the optimizer are kept under their numbers; NULL: they are not */
+    uint32_t unnamed_file;     /**< of which rank that is so */
     const char *undistributed; /**< why the distributed optimizer's are left out; NULL: they are not */
     const char *differing;     /* a copy that is not the same on all ranks */
     size_t ndiffering;
@@ -103,6 +133,24 @@ static inline const char *fc_mg_file(const mg_reader *r, uint32_t file) {
     return r->checkpoint->files[file].path;
 }
 
+/** The leaves of `v`, which is the value at `prefix`. */
+fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, pt_leaves *leaves);
+/** The elements of a path with dots between them; NULL when out of memory. */
+char *fc_mg_spell(fc_arena *arena, const fc_path *path);
+
+/** Notes how many layers the chunk has, as far as this leaf of it tells. */
+fc_code fc_mg_count_layer(mg_reader *r, const pt_leaf *leaf, size_t chunk);
+/** Notes how many experts the rank has; `leaves` are those of a chunk. Fails where it is another number than others'.
+ */
+fc_code fc_mg_count_experts(mg_reader *r, const pt_leaves *leaves);
+/** Gives a leaf of a chunk the name it has in the whole. */
+fc_code fc_mg_rename(mg_reader *r, pt_leaf *leaf, size_t chunk);
+
+/** Sets MG_GATED where the values from `first` on, those of a file, hold gates. */
+fc_code fc_mg_find_gates(mg_reader *r, size_t first);
+/** Matrices of several experts get a first dimension, the experts. */
+fc_code fc_mg_ungroup(mg_reader *r);
+
 /** Adds the value `v`, which dicts and lists below it make several of, under `prefix`. */
 fc_code fc_mg_add(mg_reader *r, const fc_path *prefix, fc_pv v);
 /** Adds one value, whole. @return NULL after a failure. */
@@ -113,6 +161,9 @@ fc_code fc_mg_read_optimizer(mg_reader *r, fc_pv optimizer, size_t first, size_t
 
 /** Adds the states of the current rank's distributed optimizer, of the parameters values[first] to values[end]. */
 fc_code fc_mg_read_distributed(mg_reader *r, size_t first, size_t end);
+
+/** Whether one of `members` optimizers, which a file has instead of one, has a parameter. */
+bool fc_mg_belongs(const mg_reader *r, const mg_value *parameter, size_t member, size_t members);
 
 /** Whether a value of the model is a parameter, not a buffer. */
 bool fc_mg_is_parameter(const mg_value *v);
@@ -125,9 +176,11 @@ fc_code fc_mg_join(mg_reader *r);
 /** Reads the files of several ranks. */
 fc_code fc_mg_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
 
-/** Fails unless what `args` says of the number of ranks is what there is. */
-fc_code fc_mg_check_args(const mg_reader *r);
 /** Reads the namespace `args` of a file; all -1 where it has none. */
 void fc_mg_read_args(const pt_file *f, mg_args *out);
+/** Fails unless what `args` says of the numbers of ranks is what there is. */
+fc_code fc_mg_check_args(const fc_checkpoint *checkpoint, const mg_args *args, const mg_grid *grid, fc_error *err);
+/** Fails where a file cannot have been written by rank `wrote[i]` of the run, as its args say. */
+fc_code fc_mg_check_writers(const mg_reader *r, const int64_t *wrote);
 
 #endif

@@ -2,7 +2,8 @@
  * The optimizer of one rank, which numbers its parameters. Megatron goes through the parameters of the model's chunks
  * in order and puts those without weight decay (biases and whatever else has one dimension) into a group of their own;
  * so numbers become names, which every shape must confirm: optim.state.<parameter>.exp_avg, and .fp32_param for the
- * fp32 masters of 16-bit parameters. Where they do not, all is kept under its numbers, and a note says why.
+ * fp32 masters of 16-bit parameters. Where they do not, all is kept under its numbers, and a note says why. With
+ * expert parallelism there are two optimizers, one of which has the experts.
  */
 #include "megatron/megatron.h"
 
@@ -12,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_GROUPS = 64 };
+enum { MOST_GROUPS = 64, MOST_OPTIMIZERS = 3 };
 
 /* A parameter and its place in the optimizer. */
 typedef struct mg_param {
@@ -25,6 +26,7 @@ typedef struct mg_param {
 
 typedef struct mg_optimizer {
     mg_reader *r;
+    size_t member, first_group; /* its place among several, and that of its groups among theirs */
     fc_pv outer, inner, masters;
     const fc_pv *groups;
     size_t ngroups;
@@ -77,7 +79,17 @@ bool fc_mg_name_state(const mg_reader *r, const mg_value *parameter, const char 
     return true;
 }
 
-static fc_code list_params(mg_optimizer *o, size_t first, size_t end) {
+/* The one for experts is the last. Before it there is one, or one for the model's first chunk and one for the others
+ * (--overlap-param-gather-with-optimizer-step). */
+bool fc_mg_belongs(const mg_reader *r, const mg_value *parameter, size_t member, size_t members) {
+    size_t dense = members - (members > 1 && r->grid.ep > 1);
+    if (member == dense || (parameter->expert && dense < members)) {
+        return parameter->expert && member == dense;
+    }
+    return dense == 1 || (member == 0) == (parameter->chunk == 0);
+}
+
+static fc_code list_params(mg_optimizer *o, size_t members, size_t first, size_t end) {
     mg_reader *r = o->r;
     o->params = calloc(end - first + 1, sizeof *o->params);
     if (!o->params) {
@@ -85,7 +97,7 @@ static fc_code list_params(mg_optimizer *o, size_t first, size_t end) {
     }
     for (size_t i = first; i < end; i++) {
         const mg_value *v = &r->values[i];
-        if (fc_mg_is_parameter(v)) {
+        if (fc_mg_is_parameter(v) && fc_mg_belongs(r, v, o->member, members)) {
             o->params[o->nparams++] = (mg_param){.value = *v, .name = v->name + sizeof "model." - 1};
         }
     }
@@ -241,6 +253,8 @@ static fc_code add_state(const mg_optimizer *o, const mg_param *param, const cha
         memcmp(value->sizes, of->sizes, (size_t)of->ndim * sizeof *of->sizes) == 0) {
         value->shared = true;
         value->cut = of->cut;
+        value->expert = of->expert;
+        value->grouped = of->grouped;
     }
     return value ? FC_OK : r->err->code;
 }
@@ -288,19 +302,18 @@ static fc_code add_members(const mg_optimizer *o, fc_pv dict, const fc_path *pre
     const fc_pv *pairs = fc_pickle_items(r->f.p, dict, &n);
     fc_code rc = FC_OK;
     for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
-        size_t length;
-        const char *key = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f.p, pairs[i], &length) : "";
-        bool skip = false;
-        for (size_t k = 0; skipped[k]; k++) {
-            skip = skip || strcmp(skipped[k], key) == 0;
-        }
         fc_path_element *path = fc_arena_calloc(arena, prefix->count + 1, sizeof *path);
-        if (!path || !(path[prefix->count].key = fc_arena_strndup(arena, key, strlen(key)))) {
+        if (!path) {
             return fc_mg_no_memory(r);
         }
         memcpy(path, prefix->elements, prefix->count * sizeof *path);
+        rc = fc_pt_key_element(&r->f, pairs[i], arena, &path[prefix->count], r->err);
+        bool skip = false;
+        for (size_t k = 0; rc == FC_OK && skipped[k]; k++) {
+            skip = skip || strcmp(skipped[k], path[prefix->count].key) == 0;
+        }
         const fc_path whole = {path, prefix->count + 1};
-        rc = skip ? FC_OK : fc_mg_add(r, &whole, pairs[i + 1]);
+        rc = rc == FC_OK && !skip ? fc_mg_add(r, &whole, pairs[i + 1]) : rc;
     }
     return rc;
 }
@@ -311,8 +324,8 @@ static fc_code add_groups(const mg_optimizer *o) {
     fc_code rc = FC_OK;
     for (size_t g = 0; rc == FC_OK && g < o->ngroups; g++) {
         fc_path_element *path = fc_arena_calloc(arena, 4, sizeof *path);
-        const char *name = fc_arena_printf(arena, "optim.param_groups.%zu.params", g);
-        const char *number = fc_arena_printf(arena, "%zu", g);
+        const char *name = fc_arena_printf(arena, "optim.param_groups.%zu.params", o->first_group + g);
+        const char *number = fc_arena_printf(arena, "%zu", o->first_group + g);
         if (!path || !name || !number) {
             return fc_mg_no_memory(o->r);
         }
@@ -330,9 +343,10 @@ static fc_code add_groups(const mg_optimizer *o) {
 static fc_code add_all(const mg_optimizer *o) {
     static const char *const inner[] = {"state", "param_groups", NULL};
     static const char *const outer[] = {"optimizer", "fp32_from_fp16_params", NULL};
-    static const fc_path_element optim = {.key = "optim"};
-    const fc_path prefix = {&optim, 1};
-    fc_code rc = FC_OK;
+    fc_path_element path[2] = {{.key = "optim"}};
+    const fc_path prefix = {path, o->member > 0 ? 2 : 1};
+    path[1].key = fc_arena_printf(o->r->checkpoint->arena, "chained_%zu", o->member); /* as torch_dist calls it */
+    fc_code rc = path[1].key ? FC_OK : fc_mg_no_memory(o->r);
     for (size_t i = 0; rc == FC_OK && i < o->nparams; i++) {
         rc = add_states(o, &o->params[i]);
     }
@@ -341,29 +355,70 @@ static fc_code add_all(const mg_optimizer *o) {
     return rc == FC_OK && o->outer != o->inner ? add_members(o, o->outer, &prefix, outer) : rc;
 }
 
+/* That of a distributed one, whose state is in another file. */
+static bool is_stateless(const mg_optimizer *o) {
+    return fc_pv_typeof(o->inner) == FC_PV_DICT && !get(o->r, o->inner, "state");
+}
+
+/* Gives the parameters of one of `members` optimizers their states. @return why it cannot be done, in `*reason`. */
+static fc_code prepare(mg_optimizer *o, fc_pv optimizer, size_t members, size_t first, size_t end,
+                       const char **reason) {
+    o->outer = o->inner = optimizer;
+    if (get(o->r, optimizer, "optimizer")) {
+        o->inner = get(o->r, optimizer, "optimizer");
+        o->masters = get(o->r, optimizer, "fp32_from_fp16_params");
+    }
+    o->groups = list_of(o->r, get(o->r, o->inner, "param_groups"), &o->ngroups);
+    *reason = o->groups ? NULL : "it has no groups of parameters";
+    if (is_stateless(o) || *reason) {
+        return FC_OK;
+    }
+    fc_code rc = list_params(o, members, first, end);
+    return rc == FC_OK ? assign(o, reason) : rc;
+}
+
+static fc_code read_all(mg_optimizer *optimizers, const fc_pv *values, size_t members, size_t first, size_t end,
+                        bool *named) {
+    mg_reader *r = optimizers->r;
+    const char *reason = NULL;
+    size_t stateless = 0;
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && !reason && i < members; i++) {
+        mg_optimizer *o = &optimizers[i];
+        o->r = r;
+        o->member = i;
+        o->first_group = i > 0 ? o[-1].first_group + o[-1].ngroups : 0;
+        rc = prepare(o, values[i], members, first, end, &reason);
+        stateless += is_stateless(o);
+    }
+    reason = !reason && stateless > 0 && stateless < members ? "only some of its parts have a state" : reason;
+    *named = rc == FC_OK && !reason && stateless == 0;
+    if (reason && stateless < members) {
+        r->unnamed = reason;
+        r->unnamed_file = r->rank;
+    }
+    for (size_t i = 0; rc == FC_OK && *named && i < members; i++) {
+        rc = add_all(&optimizers[i]);
+    }
+    return rc;
+}
+
 fc_code fc_mg_read_optimizer(mg_reader *r, fc_pv optimizer, size_t first, size_t end) {
     static const fc_path_element element = {.key = "optimizer"};
     const fc_path path = {&element, 1};
-    mg_optimizer o = {.r = r, .outer = optimizer, .inner = optimizer};
-    const char *reason = "it is several optimizers";
-    if (get(r, optimizer, "optimizer")) {
-        o.inner = get(r, optimizer, "optimizer");
-        o.masters = get(r, optimizer, "fp32_from_fp16_params");
+    mg_optimizer optimizers[MOST_OPTIMIZERS] = {{.r = r}};
+    size_t members;
+    bool named = false;
+    const fc_pv *list = list_of(r, optimizer, &members);
+    fc_code rc = FC_OK;
+    if (list && (members == 0 || members > MOST_OPTIMIZERS)) {
+        r->unnamed = "it is several optimizers";
+        r->unnamed_file = r->rank;
+    } else {
+        rc = read_all(optimizers, list ? list : &optimizer, list ? members : 1, first, end, &named);
     }
-    bool stateless = fc_pv_typeof(o.inner) == FC_PV_DICT && !get(r, o.inner, "state"); /* that of a distributed one */
-    o.groups = list_of(r, get(r, o.inner, "param_groups"), &o.ngroups);
-    if (stateless || !o.groups) {
-        r->unnamed = stateless ? r->unnamed : reason;
-        return fc_mg_add(r, &path, optimizer);
+    for (size_t i = 0; i < MOST_OPTIMIZERS; i++) {
+        free(optimizers[i].params);
     }
-    fc_code rc = list_params(&o, first, end);
-    rc = rc == FC_OK ? assign(&o, &reason) : rc;
-    if (rc == FC_OK && reason) {
-        r->unnamed = reason;
-        rc = fc_mg_add(r, &path, optimizer);
-    } else if (rc == FC_OK) {
-        rc = add_all(&o);
-    }
-    free(o.params);
-    return rc;
+    return rc == FC_OK && !named ? fc_mg_add(r, &path, optimizer) : rc;
 }

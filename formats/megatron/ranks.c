@@ -1,212 +1,12 @@
 /*
- * The files of several model-parallel ranks, one after the other: their values under the names that they have in the
- * whole model. A pipeline stage numbers its layers from 0, and so does each of its chunks (`model0`, `model1` … with
- * virtual stages): they get the numbers that follow those of the chunks before.
+ * The files of all model-parallel ranks, one after the other: their values under the names that they have in the whole
+ * model (names.c), with what cuts them (rules.c, gates.c).
  */
 #include "megatron/megatron.h"
-
-#include "core/name_table.h"
-#include "torch/pickle_private.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- args ---- */
-
-static int64_t number_of(const fc_pickle *p, fc_pv state, const char *name) {
-    int64_t value;
-    fc_pv v = fc_pt_dict_get(p, state, name);
-    if (fc_pv_typeof(v) == FC_PV_BOOL) {
-        return fc_pv_is_true(v);
-    }
-    return v && fc_pickle_int(p, v, &value) && value >= 0 ? value : -1;
-}
-
-void fc_mg_read_args(const pt_file *f, mg_args *out) {
-    static const char *const gates[] = {"swiglu", "gated_linear_unit", "geglu", "quick_geglu"};
-    *out = (mg_args){-1, -1, -1, -1, -1, -1, -1};
-    fc_pv root = f->p->root, args = fc_pv_typeof(root) == FC_PV_DICT ? fc_pt_dict_get(f->p, root, "args") : 0;
-    fc_pv state = fc_pv_typeof(args) == FC_PV_CALL ? fc_pickle_state(f->p, args) : args;
-    if (fc_pv_typeof(state) != FC_PV_DICT) {
-        return;
-    }
-    out->tp = number_of(f->p, state, "tensor_model_parallel_size");
-    out->stages = number_of(f->p, state, "pipeline_model_parallel_size");
-    out->experts = number_of(f->p, state, "expert_model_parallel_size");
-    out->expert_tp = number_of(f->p, state, "expert_tensor_parallel_size");
-    out->layers = number_of(f->p, state, "num_layers");
-    out->untied = number_of(f->p, state, "untie_embeddings_and_output_weights");
-    for (size_t i = 0; i < sizeof gates / sizeof *gates; i++) {
-        int64_t gated = number_of(f->p, state, gates[i]);
-        out->gated = gated > out->gated ? gated : out->gated;
-    }
-}
-
-fc_code fc_mg_check_args(const mg_reader *r) {
-    const mg_args *a = &r->args;
-    if (a->experts > 1) {
-        return fc_fail(r->err, FC_EUNSUPPORTED,
-                       "%s: a checkpoint with expert parallelism (%" PRId64
-                       " ranks), whose ranks hold different experts "
-                       "under equal names; save it with --ckpt-format torch_dist, or name the file of one rank",
-                       r->checkpoint->path, a->experts);
-    }
-    if ((a->tp > 0 && a->tp != r->grid.tp) || (a->stages > 0 && a->stages != r->grid.stages)) {
-        return fc_fail(r->err, FC_ECORRUPT,
-                       "%s: saved by %" PRId64 " tensor-parallel ranks in %" PRId64
-                       " pipeline stages, as args says, and "
-                       "there are files of %" PRId64 " in %" PRId64 ": copy the whole directory, or name the file of "
-                       "one rank",
-                       r->checkpoint->path, a->tp, a->stages, r->grid.tp, r->grid.stages);
-    }
-    return FC_OK;
-}
-
-/* ---- values ---- */
-
-mg_value *fc_mg_add_leaf(mg_reader *r, const char *name, const fc_path *path, fc_pv v) {
-    fc_arena *arena = r->checkpoint->arena;
-    if (!fc_pickle_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values)) {
-        fc_mg_no_memory(r);
-        return NULL;
-    }
-    mg_value *value = &r->values[r->nvalues];
-    *value = (mg_value){.name = name, .path = *path, .file = r->rank};
-    fc_code rc;
-    if (fc_torch_is_tensor(r->f.p, v)) {
-        fc_torch_tensor t = {0};
-        pt_piece *piece = NULL;
-        rc = fc_pt_piece(&r->f, v, &t, arena, &piece, r->err);
-        int64_t *sizes = rc == FC_OK ? fc_arena_calloc(arena, (size_t)t.ndim, sizeof *sizes) : NULL;
-        if (rc == FC_OK && !sizes) {
-            rc = fc_mg_no_memory(r);
-        }
-        if (rc == FC_OK) {
-            memcpy(sizes, t.sizes, (size_t)t.ndim * sizeof *sizes);
-        }
-        value->piece = piece;
-        value->dtype = t.dtype;
-        value->ndim = t.ndim;
-        value->sizes = sizes;
-    } else {
-        pt_object *object = NULL;
-        rc = fc_pt_object_new(&r->f, v, arena, &object, r->err);
-        value->object = object;
-    }
-    if (rc != FC_OK) {
-        fc_context(r->err, rc, "%s: %.256s", r->f.path, name);
-        return NULL;
-    }
-    r->nvalues++;
-    return value;
-}
-
-static char *spell(fc_arena *arena, const fc_path *path) {
-    char *name = fc_arena_strndup(arena, path->elements[0].key, strlen(path->elements[0].key));
-    for (size_t i = 1; name && i < path->count; i++) {
-        name = fc_arena_printf(arena, "%s.%s", name, path->elements[i].key);
-    }
-    return name;
-}
-
-/* The leaves of `v`, which is the value at `prefix`. */
-static fc_code flatten(mg_reader *r, const fc_path *prefix, fc_pv v, pt_leaves *leaves) {
-    fc_pv_type type = fc_pv_typeof(v);
-    *leaves = (pt_leaves){.arena = r->checkpoint->arena};
-    if (type == FC_PV_DICT || type == FC_PV_LIST || type == FC_PV_TUPLE) {
-        fc_pickle part = *r->f.p; /* the same values, seen from another one of them */
-        pt_file view = r->f;
-        part.root = v;
-        view.p = &part;
-        return fc_pt_flatten(&view, prefix, leaves, r->err);
-    }
-    const char *name = spell(r->checkpoint->arena, prefix);
-    if (!name || !fc_pickle_grow(&leaves->items, &leaves->capacity, 1, sizeof *leaves->items)) {
-        return fc_mg_no_memory(r);
-    }
-    leaves->items[leaves->count++] = (pt_leaf){name, *prefix, v, PT_OBJECT};
-    return FC_OK;
-}
-
-fc_code fc_mg_add(mg_reader *r, const fc_path *prefix, fc_pv v) {
-    pt_leaves leaves;
-    fc_code rc = flatten(r, prefix, v, &leaves);
-    for (size_t i = 0; rc == FC_OK && i < leaves.count; i++) {
-        rc = fc_mg_add_leaf(r, leaves.items[i].name, &leaves.items[i].path, leaves.items[i].v) ? FC_OK : r->err->code;
-    }
-    free(leaves.items);
-    return rc;
-}
-
-/* ---- layers ---- */
-
-/* The chunks of the model in the order of its layers: all stages' first ones, then their second ones. */
-static size_t chunk_number(const mg_reader *r, size_t chunk) {
-    return chunk * (size_t)r->grid.stages + r->rank / (size_t)r->grid.tp;
-}
-
-static mg_layers *layers_of(mg_reader *r, const char *prefix, size_t length, bool make) {
-    fc_arena *arena = r->checkpoint->arena;
-    for (size_t i = 0; i < r->nlayers; i++) {
-        if (strlen(r->layers[i].prefix) == length && memcmp(r->layers[i].prefix, prefix, length) == 0) {
-            return &r->layers[i];
-        }
-    }
-    if (!make || !fc_pickle_grow(&r->layers, &r->layers_capacity, r->nlayers + 1, sizeof *r->layers)) {
-        return NULL;
-    }
-    mg_layers *l = &r->layers[r->nlayers];
-    l->prefix = fc_arena_strndup(arena, prefix, length);
-    l->counts = fc_arena_calloc(arena, r->chunks * (size_t)r->grid.stages, sizeof *l->counts);
-    r->nlayers += l->prefix && l->counts;
-    return l->prefix && l->counts ? l : NULL;
-}
-
-static fc_code count_layer(mg_reader *r, const pt_leaf *leaf, size_t chunk) {
-    size_t prefix, end;
-    int64_t number;
-    if (!fc_mg_layer(leaf->name, &prefix, &number, &end)) {
-        return FC_OK;
-    }
-    mg_layers *l = layers_of(r, leaf->name, prefix, true);
-    if (!l) {
-        return fc_mg_no_memory(r);
-    }
-    int64_t *count = &l->counts[chunk_number(r, chunk)];
-    *count = number >= *count ? number + 1 : *count;
-    return FC_OK;
-}
-
-/* A copy of the leaf's path with the layer's number in the whole. */
-static fc_code renumber(mg_reader *r, pt_leaf *leaf, size_t chunk) {
-    fc_arena *arena = r->checkpoint->arena;
-    size_t prefix, end;
-    int64_t number;
-    if (!fc_mg_layer(leaf->name, &prefix, &number, &end)) {
-        return FC_OK;
-    }
-    const mg_layers *l = layers_of(r, leaf->name, prefix, false);
-    for (size_t i = 0; l && i < chunk_number(r, chunk); i++) {
-        number += l->counts[i];
-    }
-    fc_path_element *elements = fc_arena_calloc(arena, leaf->path.count, sizeof *elements);
-    if (!elements) {
-        return fc_mg_no_memory(r);
-    }
-    memcpy(elements, leaf->path.elements, leaf->path.count * sizeof *elements);
-    for (size_t i = 0; i < leaf->path.count; i++) {
-        int64_t local;
-        if (fc_mg_layer(elements[i].key, &prefix, &local, &end)) {
-            elements[i].key = fc_arena_printf(arena, "%.*s%" PRId64 "%s", (int)prefix, elements[i].key, number,
-                                              elements[i].key + end);
-            break;
-        }
-    }
-    leaf->path.elements = elements;
-    leaf->name = spell(arena, &leaf->path);
-    return leaf->name ? FC_OK : fc_mg_no_memory(r);
-}
 
 /* ---- the model ---- */
 
@@ -225,96 +25,48 @@ static bool is_model(const char *key, size_t *chunk) {
     return true;
 }
 
-/* Another name of the embedding's weight, which the last stage has where the first one is not also the last. */
-static fc_code name_tied(mg_reader *r, pt_leaf *leaf) {
-    static const fc_path_element core[] = {{.key = "model"}, {.key = "embedding.word_embeddings.weight"}};
-    static const fc_path_element old[] = {{.key = "model"},
-                                          {.key = "language_model"},
-                                          {.key = "embedding"},
-                                          {.key = "word_embeddings"},
-                                          {.key = "weight"}};
-    if (r->args.untied != 0 || r->grid.stages < 2) {
-        return FC_OK;
-    }
-    if (strcmp(leaf->name, "model.output_layer.weight") == 0) {
-        leaf->path = (fc_path){core, sizeof core / sizeof *core};
-    } else if (strcmp(leaf->name, "model.word_embeddings_for_head.weight") == 0) {
-        leaf->path = (fc_path){old, sizeof old / sizeof *old};
-    } else {
-        return FC_OK;
-    }
-    leaf->name = spell(r->checkpoint->arena, &leaf->path);
-    return leaf->name ? FC_OK : fc_mg_no_memory(r);
-}
-
 static bool is_extra_state(const char *name) {
     size_t n = strlen(name);
     return n >= 12 && strcmp(name + n - 12, "_extra_state") == 0;
 }
 
+/* Two numbers in a directory's name, of which args does not say what the second one is. */
+static bool is_vague(const mg_reader *r) {
+    return r->grid.parts == 2 && (r->args.stages < 0 || r->args.ep < 0);
+}
+
 static fc_code add_parameter(mg_reader *r, pt_leaf *leaf, size_t chunk) {
-    fc_code rc = renumber(r, leaf, chunk);
-    rc = rc == FC_OK ? name_tied(r, leaf) : rc;
+    size_t start, end;
+    int64_t number;
+    fc_code rc = fc_mg_rename(r, leaf, chunk);
     mg_value *value = rc == FC_OK ? fc_mg_add_leaf(r, leaf->name, &leaf->path, leaf->v) : NULL;
     if (!value) {
         return r->err->code;
     }
+    mg_expert expert = fc_mg_expert(leaf->name, &start, &end, &number);
     value->chunk = chunk;
     value->shared = !value->object && !is_extra_state(leaf->name);
     value->cut = value->shared ? fc_mg_rule(leaf->name) : (mg_cut){MG_UNKNOWN, 0};
-    if (r->args.expert_tp > 0 && r->args.expert_tp != r->grid.tp && strstr(leaf->name, ".experts.")) {
-        return fc_fail(r->err, FC_EUNSUPPORTED,
-                       "%s: %.256s: experts are cut over another number of ranks (%" PRId64 ") than the model; save it "
-                       "with --ckpt-format torch_dist",
-                       r->f.path, leaf->name, r->args.expert_tp);
-    }
-    return FC_OK;
+    value->expert = value->shared && expert != MG_NO_EXPERT;
+    value->grouped = value->shared && expert == MG_ALL_EXPERTS ? r->local_experts : 0;
+    return !value->expert || !is_vague(r)
+               ? FC_OK
+               : fc_fail(r->err, FC_EUNSUPPORTED,
+                         "%s: %.256s: whether ranks are pipeline stages or hold other experts, only args could say, "
+                         "and it does not; save it with --ckpt-format torch_dist",
+                         r->f.path, leaf->name);
 }
 
 static fc_code read_chunk(mg_reader *r, fc_pv v, size_t chunk, bool count) {
     static const fc_path_element model = {.key = "model"};
     const fc_path prefix = {&model, 1};
     pt_leaves leaves;
-    fc_code rc = flatten(r, &prefix, v, &leaves);
+    fc_code rc = fc_mg_flatten(r, &prefix, v, &leaves);
+    rc = rc == FC_OK && !count ? fc_mg_count_experts(r, &leaves) : rc;
     for (size_t i = 0; rc == FC_OK && i < leaves.count; i++) {
-        rc = count ? count_layer(r, &leaves.items[i], chunk) : add_parameter(r, &leaves.items[i], chunk);
+        rc = count ? fc_mg_count_layer(r, &leaves.items[i], chunk) : add_parameter(r, &leaves.items[i], chunk);
     }
     free(leaves.items);
-    return rc;
-}
-
-/* The first matrix of an MLP has twice the rows that the second has columns where it holds a gate, too. */
-static fc_code find_gates(mg_reader *r, size_t first) {
-    fc_arena *scratch = fc_arena_new();
-    fc_name_table *table = scratch ? fc_name_table_new(scratch, r->nvalues - first + 1) : NULL;
-    fc_code rc = table ? FC_OK : fc_mg_no_memory(r);
-    for (size_t i = first; rc == FC_OK && i < r->nvalues; i++) {
-        fc_name_table_put(table, r->values[i].name, strlen(r->values[i].name), i);
-    }
-    for (size_t i = first; rc == FC_OK && i < r->nvalues; i++) {
-        mg_value *v = &r->values[i];
-        const char *a, *b, *at = fc_mg_first_of_mlp(v->name, &a, &b);
-        if (v->cut.rule != MG_CUT || !at || v->ndim == 0) {
-            continue;
-        }
-        const char *part = at + strlen(a), *number = strncmp(part, "bias", 4) == 0 ? part + 4 : part + 6;
-        const char *other = fc_arena_printf(scratch, "%.*s%sweight%s", (int)(at - v->name), v->name, b, number);
-        size_t found = other ? fc_name_table_find(table, other, strlen(other)) : FC_NO_NAME;
-        const mg_value *second = found != FC_NO_NAME && r->values[found].ndim == 2 ? &r->values[found] : NULL;
-        bool twice = second && v->sizes[0] / 2 == second->sizes[1] && v->sizes[0] % 2 == 0 && v->sizes[0] > 0;
-        bool once = second && v->sizes[0] == second->sizes[1];
-        if (!other) {
-            rc = fc_mg_no_memory(r);
-        } else if ((!twice && !once) || (twice && r->args.gated == 0) || (once && !twice && r->args.gated == 1)) {
-            rc = fc_fail(r->err, FC_EUNSUPPORTED,
-                         "%s: %.256s: whether it holds a gate (SwiGLU) cannot be told: args and the second matrix of "
-                         "the MLP, %.256s, do not agree, or one is missing",
-                         r->f.path, v->name, other);
-        } else if (twice) {
-            v->cut.rule = MG_GATED;
-        }
-    }
-    fc_arena_free(scratch);
     return rc;
 }
 
@@ -354,10 +106,6 @@ static fc_code count_chunks(mg_reader *r) {
                : fc_fail(r->err, FC_ECORRUPT, "%s: it has no 'model': not a file of a Megatron checkpoint", r->f.path);
 }
 
-static size_t ranks_of(const mg_reader *r) {
-    return (size_t)(r->grid.tp * r->grid.stages);
-}
-
 static fc_code read_members(mg_reader *r, bool count) {
     size_t n, first = r->nvalues, end = first;
     fc_pv optimizer = 0;
@@ -376,35 +124,79 @@ static fc_code read_members(mg_reader *r, bool count) {
                 rc = read_member(r, copy, pairs[i + 1], &optimizer, count);
             }
         }
-        rc = rc == FC_OK && pass == 0 && !count && r->grid.tp > 1 ? find_gates(r, first) : rc;
+        rc = rc == FC_OK && pass == 0 && !count && r->grid.tp > 1 ? fc_mg_find_gates(r, first) : rc;
         end = pass == 0 ? r->nvalues : end;
     }
     rc = rc == FC_OK && optimizer ? fc_mg_read_optimizer(r, optimizer, first, end) : rc;
-    return rc == FC_OK && !count && r->grid.optimizers == ranks_of(r) ? fc_mg_read_distributed(r, first, end) : rc;
+    return rc == FC_OK && !count && r->grid.optimizers == r->grid.count ? fc_mg_read_distributed(r, first, end) : rc;
 }
 
-static fc_code read_file(mg_reader *r, uint32_t rank, bool count) {
+/* Opens the file of a rank. On failure nothing is left open. */
+static fc_code open_file(mg_reader *r, uint32_t rank) {
     r->rank = rank;
     fc_code rc = fc_pt_file_open(r->checkpoint->files[rank].path, rank, &r->f, r->err);
+    if (rc == FC_OK && fc_pv_typeof(r->f.p->root) != FC_PV_DICT) {
+        rc = fc_fail(r->err, FC_ECORRUPT, "%s: it holds no dict: not a file of a Megatron checkpoint", r->f.path);
+        fc_pt_file_close(&r->f);
+    }
+    return rc;
+}
+
+/* What the first file says of all. */
+static fc_code read_first(mg_reader *r) {
+    fc_code rc = open_file(r, 0);
     if (rc != FC_OK) {
         return rc;
     }
-    if (fc_pv_typeof(r->f.p->root) != FC_PV_DICT) {
-        rc = fc_fail(r->err, FC_ECORRUPT, "%s: it holds no dict: not a file of a Megatron checkpoint", r->f.path);
-    }
-    if (rc == FC_OK && count && rank == 0) {
-        fc_mg_read_args(&r->f, &r->args);
-        rc = fc_mg_check_args(r);
-        rc = rc == FC_OK ? count_chunks(r) : rc;
-    }
-    rc = rc == FC_OK ? read_members(r, count) : rc;
+    fc_mg_read_args(&r->f, &r->args);
+    rc = count_chunks(r);
+    rc = rc == FC_OK ? fc_mg_arrange(r->checkpoint, &r->args, &r->grid, r->err) : rc;
     fc_pt_file_close(&r->f);
+    return rc;
+}
+
+static fc_code read_file(mg_reader *r, uint32_t rank, bool count, int64_t *wrote) {
+    fc_code rc = open_file(r, rank);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (!count) {
+        mg_args args;
+        fc_mg_read_args(&r->f, &args);
+        *wrote = args.rank;
+    }
+    rc = read_members(r, count);
+    fc_pt_file_close(&r->f);
+    return rc;
+}
+
+/* Counts the layers of each stage, in the file of its first rank; those of the only chunk have their numbers. */
+static fc_code count_stages(mg_reader *r) {
+    fc_code rc = FC_OK;
+    bool several = r->chunks > 1 || r->grid.stages > 1;
+    for (uint32_t i = 0; rc == FC_OK && several && i < r->grid.count; i++) {
+        if (i == 0 || r->grid.places[i].stage != r->grid.places[i - 1].stage) {
+            rc = read_file(r, i, true, NULL);
+        }
+    }
+    return rc;
+}
+
+static fc_code read_files(mg_reader *r) {
+    int64_t *wrote = calloc(r->grid.count, sizeof *wrote);
+    fc_code rc = wrote ? FC_OK : fc_mg_no_memory(r);
+    for (uint32_t i = 0; rc == FC_OK && i < r->grid.count; i++) {
+        rc = read_file(r, i, false, &wrote[i]);
+    }
+    rc = rc == FC_OK ? fc_mg_check_writers(r, wrote) : rc;
+    free(wrote);
     return rc;
 }
 
 static fc_code check_layers(const mg_reader *r) {
     int64_t sum = 0;
-    for (size_t i = 0; r->nlayers == 1 && i < r->chunks * (size_t)r->grid.stages; i++) {
+    size_t chunks = r->chunks * (size_t)r->grid.stages;
+    for (size_t i = 0; r->nlayers == 1 && i < chunks; i++) {
         sum += r->layers[0].counts[i];
     }
     return r->nlayers != 1 || r->args.layers < 0 || r->args.layers == sum
@@ -452,7 +244,7 @@ static fc_code set_note(const mg_reader *r) {
 static void drop_distributed(mg_reader *r) {
     size_t kept = 0;
     for (size_t i = 0; i < r->nvalues; i++) {
-        if (r->values[i].file < ranks_of(r)) {
+        if (r->values[i].file < r->grid.count) {
             r->values[kept++] = r->values[i];
         }
     }
@@ -463,19 +255,17 @@ fc_code fc_mg_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *optio
     fc_error own;
     mg_reader r = {.checkpoint = checkpoint, .f = {.fd = -1}, .err = err ? err : &own};
     fc_code rc = fc_mg_find_ranks(checkpoint, options, &r.grid, r.err);
-    for (int64_t i = 0; rc == FC_OK && i < r.grid.stages; i++) {
-        rc = read_file(&r, (uint32_t)(i * r.grid.tp), true);
-    }
+    rc = rc == FC_OK ? read_first(&r) : rc;
+    rc = rc == FC_OK ? count_stages(&r) : rc;
     rc = rc == FC_OK ? check_layers(&r) : rc;
-    for (uint32_t i = 0; rc == FC_OK && i < ranks_of(&r); i++) {
-        rc = read_file(&r, i, false);
-    }
-    if (r.grid.optimizers > 0 && r.grid.optimizers < ranks_of(&r)) {
+    rc = rc == FC_OK ? read_files(&r) : rc;
+    if (r.grid.optimizers > 0 && r.grid.optimizers < r.grid.count) {
         r.undistributed = "not every rank's directory has one";
     }
     if (rc == FC_OK && r.undistributed) {
         drop_distributed(&r);
     }
+    rc = rc == FC_OK ? fc_mg_ungroup(&r) : rc;
     rc = rc == FC_OK ? fc_mg_join(&r) : rc;
     rc = rc == FC_OK ? set_note(&r) : rc;
     free(r.values);

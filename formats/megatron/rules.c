@@ -71,6 +71,12 @@ mg_cut fc_mg_rule(const char *name) {
         ((weight || bias) && (ends_in(module, length, "norm") || ends_in(module, length, "layernorm")))) {
         return copy;
     }
+    if (ends_in(name, strlen(name), ".experts.weight1")) { /* of all of a rank's experts, each transposed */
+        return (mg_cut){MG_CUT, 1};
+    }
+    if (ends_in(name, strlen(name), ".experts.weight2")) {
+        return (mg_cut){MG_CUT, 0};
+    }
     for (size_t i = 0; (weight || bias) && i < sizeof rules / sizeof *rules; i++) {
         const rule *r = &rules[i];
         if (strlen(r->module) == length && memcmp(module, r->module, length) == 0 &&
@@ -82,7 +88,9 @@ mg_cut fc_mg_rule(const char *name) {
 }
 
 const char *fc_mg_first_of_mlp(const char *name, const char **first, const char **second) {
-    static const char *const pairs[][2] = {{".linear_fc1.", ".linear_fc2."}, {".dense_h_to_4h.", ".dense_4h_to_h."}};
+    static const char *const pairs[][2] = {{".linear_fc1.", ".linear_fc2."},
+                                           {".dense_h_to_4h.", ".dense_4h_to_h."},
+                                           {".experts.weight1", ".experts.weight2"}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         const char *at = strstr(name, pairs[i][0]);
         if (at) {

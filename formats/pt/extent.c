@@ -17,7 +17,7 @@ fc_code fc_pt_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
     out->length = chunk->length;
     if (tensor->object) {
         out->codec = FC_CODEC_FORMAT;
-        out->decoded = chunk->length;
+        out->decoded = (uint64_t)tensor->shape[0];
         out->strides[0] = 1;
         return FC_OK;
     }

@@ -79,6 +79,13 @@ fc_code fc_pt_file_open(const char *path, uint32_t index, pt_file *f, fc_error *
     return rc;
 }
 
+fc_code fc_pt_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    pt_file f;
+    fc_code rc = fc_pt_file_open(checkpoint->files[index].path, (uint32_t)index, &f, err);
+    fc_pt_file_close(&f);
+    return rc;
+}
+
 void fc_pt_file_close(pt_file *f) {
     fc_torch_item_close(&f->item);
     fc_pickle_free(f->pickle);
@@ -111,7 +118,7 @@ fc_code fc_pt_piece(const pt_file *f, fc_pv v, fc_torch_tensor *t, fc_arena *are
         rc = fc_fail(err, FC_ECORRUPT, "the pickled tensor is damaged: its size is impossible");
     }
     if (rc != FC_OK) {
-        return fc_context(err, rc, "%s", f->path);
+        return rc;
     }
     pt_piece *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)t->ndim * sizeof *piece->strides);
     if (!piece) {

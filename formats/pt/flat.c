@@ -2,9 +2,9 @@
  * FSDP1's flat parameters in one-file-a-rank checkpoints: what lies beside them as views, and optimizer state that is
  * cut as they are. An optimizer's state_dict() numbers parameters, says nothing of shards, and holds the padding.
  */
+#include "core/grow.h"
 #include "fsdp/flat_units.h"
 #include "pt/merge.h"
-#include "torch/pickle_private.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -33,9 +33,10 @@ fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves) {
         rc = fc_pt_sharded_share(&m->f, leaf->v, 0, &share, m->err);
         if (rc == FC_OK && share.local) {
             rc = fc_pt_piece(&m->f, share.local, &t, m->scratch, &piece, m->err);
+            rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s", m->f.path);
         }
         if (rc == FC_OK && piece) {
-            rc = fc_pickle_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat) ? FC_OK : no_memory(m);
+            rc = fc_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat) ? FC_OK : no_memory(m);
         }
         if (rc == FC_OK && piece) {
             m->flat[m->nflat++] = piece->record.offset;
@@ -46,7 +47,7 @@ fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves) {
 }
 
 static fc_code add_cut(pt_merger *m, int64_t ranks) {
-    if (!fc_pickle_grow(&m->cuts, &m->cuts_capacity, m->ncuts + 1, sizeof *m->cuts)) {
+    if (!fc_grow(&m->cuts, &m->cuts_capacity, m->ncuts + 1, sizeof *m->cuts)) {
         return no_memory(m);
     }
     pt_flat *cut = &m->cuts[m->ncuts++];

@@ -7,7 +7,8 @@
  */
 #include "pt/pt.h"
 
-#include "torch/pickle_private.h"
+#include "core/grow.h"
+#include "core/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -85,7 +86,7 @@ static pt_leaf_kind kind_of(const fc_pickle *p, fc_pv v) {
 }
 
 static fc_code push(walker *w, const fc_pv *items, size_t n) {
-    if (!fc_pickle_grow(&w->stack, &w->stack_capacity, w->nstack + n, sizeof *w->stack)) {
+    if (!fc_grow(&w->stack, &w->stack_capacity, w->nstack + n, sizeof *w->stack)) {
         return no_memory(w);
     }
     for (size_t i = 0; i < n; i++) {
@@ -189,7 +190,7 @@ static fc_code add_leaf(walker *w, fc_pv v, pt_leaf_kind kind) {
     }
     fc_path_element *elements = fc_arena_alloc(l->arena, w->depth * sizeof *elements);
     const char *name = fc_arena_strndup(l->arena, w->name, strlen(w->name));
-    if (!elements || !name || !fc_pickle_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
+    if (!elements || !name || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
         return no_memory(w);
     }
     memcpy(elements, w->path, w->depth * sizeof *elements);
@@ -221,46 +222,39 @@ static fc_code walk_items(walker *w, const fc_pv *items, size_t n, bool is_tuple
     return rc;
 }
 
-/* Whether Python's text, which may have surrogates, is UTF-8 without NUL. */
-static bool is_plain_text(const char *s, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        if (s[i] == '\0' || ((unsigned char)s[i] == 0xed && i + 1 < n && (unsigned char)s[i + 1] >= 0xa0)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* A key as a path element. @return false for a key that is neither text nor an integer. */
-static bool key_element(walker *w, fc_pv v, fc_path_element *out) {
+/* Whether a path can say the key: text or an integer. */
+static bool is_plain_key(const fc_pickle *p, fc_pv key) {
     size_t n;
     int64_t number;
-    *out = (fc_path_element){0};
-    if (fc_pv_typeof(v) == FC_PV_STR) {
-        const char *text = fc_pickle_bytes(w->p, v, &n);
-        out->key = is_plain_text(text, n) ? fc_arena_strndup(w->leaves->arena, text, n) : NULL;
-        return out->key != NULL;
+    if (fc_pv_typeof(key) != FC_PV_STR) {
+        return fc_pickle_int(p, key, &number);
     }
-    if (!fc_pickle_int(w->p, v, &number)) {
-        return false;
+    const char *text = fc_pickle_bytes(p, key, &n);
+    return fc_is_plain_text(text, n);
+}
+
+fc_code fc_pt_key_element(const pt_file *f, fc_pv key, fc_arena *arena, fc_path_element *out, fc_error *err) {
+    int64_t number = 0;
+    if (!is_plain_key(f->p, key)) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: a dict with a key that is neither a string (without NUL) nor an integer: save it without",
+                       f->path);
     }
-    out->is_number = true;
-    out->key = fc_arena_printf(w->leaves->arena, "%" PRId64, number);
-    return out->key != NULL;
+    *out = (fc_path_element){.is_number = fc_pv_typeof(key) != FC_PV_STR};
+    if (out->is_number) {
+        fc_pickle_int(f->p, key, &number);
+        out->key = fc_arena_printf(arena, "%" PRId64, number);
+    } else {
+        size_t n;
+        const char *text = fc_pickle_bytes(f->p, key, &n);
+        out->key = fc_arena_strndup(arena, text, n);
+    }
+    return out->key ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", f->path);
 }
 
 static bool has_plain_keys(const fc_pickle *p, const fc_pv *pairs, size_t n) {
     for (size_t i = 0; i < n; i += 2) {
-        size_t length;
-        int64_t number;
-        if (fc_pv_typeof(pairs[i]) != FC_PV_STR) {
-            if (!fc_pickle_int(p, pairs[i], &number)) {
-                return false;
-            }
-            continue;
-        }
-        const char *text = fc_pickle_bytes(p, pairs[i], &length);
-        if (!is_plain_text(text, length)) {
+        if (!is_plain_key(p, pairs[i])) {
             return false;
         }
     }
@@ -292,7 +286,8 @@ static fc_code walk_dict(walker *w, fc_pv v) {
     }
     for (size_t i = 0; i + 1 < n && rc == FC_OK; i += 2) {
         fc_path_element element;
-        rc = key_element(w, pairs[i], &element) ? walk_below(w, element, pairs[i + 1]) : no_memory(w);
+        rc = fc_pt_key_element(w->f, pairs[i], w->leaves->arena, &element, w->err);
+        rc = rc == FC_OK ? walk_below(w, element, pairs[i + 1]) : rc;
     }
     return rc;
 }
@@ -313,7 +308,7 @@ static fc_code walk_sequence(walker *w, fc_pv v, bool is_tuple) {
     return apart ? walk_items(w, items, n, is_tuple) : add_leaf(w, v, PT_OBJECT);
 }
 
-/* A module that was pickled whole holds its tensors where only its class knows. */
+/* A module that was pickled whole has its tensors where torch.nn.Module keeps them. */
 static bool is_module(const fc_pickle *p, fc_pv v) {
     fc_pv state = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_state(p, v) : 0;
     return fc_pv_typeof(state) == FC_PV_DICT && fc_pt_dict_get(p, state, "_parameters");
@@ -344,6 +339,89 @@ static fc_code refuse_whole(walker *w, fc_pv v) {
                           : "save a dict of tensors, such as a state_dict()");
 }
 
+/* Whether a buffer is one that state_dict() leaves out. */
+static bool is_transient(const fc_pickle *p, fc_pv state, fc_pv name) {
+    fc_pv set = fc_pt_dict_get(p, state, "_non_persistent_buffers_set");
+    size_t n = 0, length;
+    const fc_pv *items = fc_pv_typeof(set) == FC_PV_SET ? fc_pickle_items(p, set, &n) : NULL;
+    const char *text = fc_pickle_bytes(p, name, &length);
+    for (size_t i = 0; i < n; i++) {
+        if (fc_pickle_is_str(p, items[i], text)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The name of a member of a module, behind those of the modules around it. */
+static const char *member_name(walker *w, const char *prefix, fc_pv key) {
+    size_t n = 0;
+    const char *text = fc_pv_typeof(key) == FC_PV_STR ? fc_pickle_bytes(w->p, key, &n) : NULL;
+    return text && fc_is_plain_text(text, n) ? fc_arena_printf(w->leaves->arena, "%s%s", prefix, text) : NULL;
+}
+
+static fc_code bad_module(walker *w) {
+    return fc_fail(w->err, FC_EUNSUPPORTED, "%s: %.256s: a module that is not as torch.nn.Module pickles itself",
+                   w->f->path, w->depth ? spell(w) : "its value");
+}
+
+/* The values of _parameters or _buffers, named as in state_dict(). */
+static fc_code walk_members(walker *w, fc_pv state, const char *table, const char *prefix) {
+    size_t n = 0;
+    fc_pv dict = fc_pt_dict_get(w->p, state, table);
+    const fc_pv *pairs = fc_pv_typeof(dict) == FC_PV_DICT ? fc_pickle_items(w->p, dict, &n) : NULL;
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i + 1 < n && rc == FC_OK; i += 2) {
+        const char *name = member_name(w, prefix, pairs[i]);
+        if (!name) {
+            return bad_module(w);
+        }
+        bool wanted = fc_pv_typeof(pairs[i + 1]) != FC_PV_NONE && !is_transient(w->p, state, pairs[i]);
+        rc = wanted ? walk_below(w, (fc_path_element){.key = name}, pairs[i + 1]) : FC_OK;
+    }
+    return rc;
+}
+
+/* What state_dict() of a module has: parameters, buffers, then the modules within. */
+static fc_code walk_module(walker *w, fc_pv v, const char *prefix, size_t depth) {
+    size_t n = 0;
+    fc_pv state = fc_pickle_state(w->p, v), dict = fc_pt_dict_get(w->p, state, "_modules");
+    const fc_pv *pairs = fc_pv_typeof(dict) == FC_PV_DICT ? fc_pickle_items(w->p, dict, &n) : NULL;
+    if (depth == MAX_DEPTH || w->visits-- == 0) {
+        return bad_module(w);
+    }
+    fc_code rc = walk_members(w, state, "_parameters", prefix);
+    rc = rc == FC_OK ? walk_members(w, state, "_buffers", prefix) : rc;
+    for (size_t i = 0; i + 1 < n && rc == FC_OK; i += 2) {
+        const char *name = member_name(w, prefix, pairs[i]);
+        const char *below = name ? fc_arena_printf(w->leaves->arena, "%s.", name) : NULL;
+        if (fc_pv_typeof(pairs[i + 1]) != FC_PV_NONE) {
+            rc =
+                below && is_module(w->p, pairs[i + 1]) ? walk_module(w, pairs[i + 1], below, depth + 1) : bad_module(w);
+        }
+    }
+    return rc;
+}
+
+static fc_code take_module(walker *w, fc_pv v) {
+    char name[256] = "a class of another file";
+    pt_leaves *l = w->leaves;
+    size_t before = l->count;
+    fc_code rc = walk_module(w, v, "", 0);
+    if (rc != FC_OK || l->count == before) { /* nothing in it: an activation, a loss */
+        return rc == FC_OK && w->depth > 0 ? add_leaf(w, v, PT_OBJECT) : rc;
+    }
+    fc_pv cls = class_of(w->p, v);
+    if (cls) {
+        fc_pickle_global_name(w->p, cls, name, sizeof name);
+    }
+    if (l->modules++ == 0) {
+        l->of_module = l->items[before].name;
+        l->module_class = fc_arena_strndup(l->arena, name, strlen(name));
+    }
+    return l->modules > 1 || l->module_class ? FC_OK : no_memory(w);
+}
+
 static fc_code walk(walker *w, fc_pv v) {
     pt_leaf_kind kind = kind_of(w->p, v);
     if (w->visits-- == 0) {
@@ -360,7 +438,10 @@ static fc_code walk(walker *w, fc_pv v) {
     case FC_PV_TUPLE:
         return walk_sequence(w, v, true);
     default:
-        return w->depth == 0 || is_module(w->p, v) ? refuse_whole(w, v) : add_leaf(w, v, PT_OBJECT);
+        if (is_module(w->p, v)) {
+            return w->leaves->takes_modules ? take_module(w, v) : refuse_whole(w, v);
+        }
+        return w->depth == 0 ? refuse_whole(w, v) : add_leaf(w, v, PT_OBJECT);
     }
 }
 
@@ -373,7 +454,9 @@ fc_code fc_pt_flatten(const pt_file *f, const fc_path *prefix, pt_leaves *leaves
     }
     fc_code rc = FC_OK;
     fc_pv_type root = fc_pv_typeof(f->p->root);
-    if (root != FC_PV_DICT && root != FC_PV_LIST && root != FC_PV_TUPLE && kind_of(f->p, f->p->root) == PT_OBJECT) {
+    bool module = leaves->takes_modules && is_module(f->p, f->p->root);
+    if (root != FC_PV_DICT && root != FC_PV_LIST && root != FC_PV_TUPLE && !module &&
+        kind_of(f->p, f->p->root) == PT_OBJECT) {
         rc = refuse_whole(&w, f->p->root);
     }
     for (size_t i = 0; prefix && i < prefix->count && i < MAX_DEPTH / 2; i++) {

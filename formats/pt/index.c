@@ -95,7 +95,7 @@ static fc_code open_files(opening *o) {
         return no_memory(o);
     }
     o->checkpoint->files = o->files.files;
-    o->checkpoint->nfiles = o->files.nfiles + 1; /* and the index */
+    o->checkpoint->nfiles = o->files.nfiles;
     o->checkpoint->producer = "torch.save, with an index";
     fc_code rc = read_files(o);
     if (rc != FC_OK) {
@@ -118,6 +118,7 @@ fc_code fc_pt_open_index(fc_checkpoint *checkpoint, const char *path, const fc_o
     fc_code rc = fc_st_index_read(checkpoint->arena, path, &o.files, err);
     rc = rc == FC_OK && !options->follow_external ? fc_st_check_links(&o.files, err) : rc;
     rc = rc == FC_OK ? open_files(&o) : rc;
+    checkpoint->nfiles += rc == FC_OK; /* the index */
     fc_st_files_free(&o.files);
     return rc;
 }

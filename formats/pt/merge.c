@@ -7,8 +7,8 @@
  */
 #include "pt/merge.h"
 
+#include "core/grow.h"
 #include "fsdp/flat_units.h"
-#include "torch/pickle_private.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -68,7 +68,7 @@ static pt_value *value_of(pt_merger *m, const char *name, const fc_path *path, b
     if (*slot) {
         return &m->values[*slot - 1];
     }
-    if (!fc_pickle_grow(&m->values, &m->capacity, m->count + 1, sizeof *m->values)) {
+    if (!fc_grow(&m->values, &m->capacity, m->count + 1, sizeof *m->values)) {
         return NULL;
     }
     pt_value *v = &m->values[m->count];
@@ -172,7 +172,7 @@ static bool has_box(const pt_value *v, const pt_share *share) {
 
 static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_share *share, const pt_piece *piece) {
     int64_t *dims = fc_arena_calloc(m->checkpoint->arena, 2 * (size_t)v->ndim, sizeof *dims);
-    if (!dims || !fc_pickle_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks)) {
+    if (!dims || !fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks)) {
         return no_memory(m);
     }
     memcpy(dims, share->offsets, (size_t)v->ndim * sizeof *dims);
@@ -215,7 +215,7 @@ static fc_code add_share(pt_merger *m, const pt_leaf *leaf, const pt_share *shar
     /* Pieces that another rank's file has, too, need no place in the manifest. */
     bool wanted = made || (!v->object && same_shape(v, share) && !is_empty(share) && !has_box(v, share));
     fc_code rc = fc_pt_piece(&m->f, share->local, &t, wanted ? m->checkpoint->arena : m->scratch, &piece, m->err);
-    rc = rc == FC_OK ? check_local(m, share, &t) : rc;
+    rc = rc == FC_OK ? check_local(m, share, &t) : fc_context(m->err, rc, "%s", m->f.path);
     rc = rc == FC_OK && made ? describe(m, v, share, t.dtype) : rc;
     if (rc != FC_OK) {
         return rc;
@@ -248,7 +248,7 @@ static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
     }
     fc_code rc = fc_pt_piece(&m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &piece, m->err);
     if (rc != FC_OK) {
-        return rc;
+        return fc_context(m->err, rc, "%s", m->f.path);
     }
     if (is_flat_view(m, &t, piece) && (made || (v->plain && v->ndim == 1))) {
         v->plain = v->view = m->checkpoint->flat_views = true;

@@ -16,7 +16,7 @@
 
 enum { MAX_INSIDE = 64 << 20 /* bytes of tensors in one object: its archive is made in memory */ };
 
-static const fc_object torch_object = {"torch.save"};
+static const fc_object torch_object = {.encoding = "torch.save"};
 static const char folder[] = "archive";
 
 /* Lays the archive out; its data records are in the order of object->storages. */
@@ -86,22 +86,37 @@ fc_code fc_pt_object_new(const pt_file *f, fc_pv v, fc_arena *arena, pt_object *
     return rc;
 }
 
-fc_code fc_pt_object_tensor(const pt_object *object, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err) {
+static fc_code make_tensor(const fc_object *object, const void *detail, int64_t length, uint32_t file, fc_arena *arena,
+                           fc_tensor *t, fc_error *err) {
     int64_t *dims = fc_arena_calloc(arena, 3, sizeof *dims);
     fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
     if (!dims || !chunk) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    dims[0] = dims[2] = (int64_t)object->length; /* shape; offset 0, size */
-    *chunk = (fc_chunk){.dims = dims + 1, .length = object->length, .file = file, .rank = FC_NO_RANK};
+    dims[0] = dims[2] = length;                                              /* shape; offset 0, size */
+    *chunk = (fc_chunk){.dims = dims + 1, .file = file, .rank = FC_NO_RANK}; /* no length: made, not stored */
     t->dtype = FC_OPAQUE;
     t->ndim = 1;
     t->shape = dims;
     t->chunks = chunk;
     t->nchunks = 1;
-    t->object = &torch_object;
-    t->detail = object;
+    t->object = object;
+    t->detail = detail;
     return FC_OK;
+}
+
+fc_code fc_pt_object_tensor(const pt_object *object, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err) {
+    return make_tensor(&torch_object, object, (int64_t)object->length, file, arena, t, err);
+}
+
+fc_code fc_pt_refused_tensor(const char *reason, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err) {
+    fc_object *object = fc_arena_calloc(arena, 1, sizeof *object);
+    const char *copy = fc_arena_strndup(arena, reason, strlen(reason));
+    if (!object || !copy) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    *object = (fc_object){.encoding = torch_object.encoding, .refusal = copy};
+    return make_tensor(object, NULL, 1, file, arena, t, err); /* a byte, so that somebody asks for it and is told */
 }
 
 /* The bytes of a record, inflated, into `out`. */

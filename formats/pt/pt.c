@@ -68,6 +68,7 @@ const fc_format fc_format_pt = {
     .file_names = file_names,
     .probe = pt_probe,
     .open = pt_open,
+    .look_at = fc_pt_look_at,
     .extent = fc_pt_extent,
     .read = fc_pt_read,
     .object_json = fc_pt_object_json,

@@ -52,6 +52,9 @@ bool fc_pt_is_tar(const unsigned char *head, size_t size);
 
 /** Opens `path` and loads its pickle. On failure nothing is left open. */
 fc_code fc_pt_file_open(const char *path, uint32_t index, pt_file *f, fc_error *err);
+
+/** As fc_format.look_at, of a checkpoint whose files are torch.save's. */
+fc_code fc_pt_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
 void fc_pt_file_close(pt_file *f);
 
 /** Loads the pickles of a legacy file and finds its storages. */
@@ -80,6 +83,10 @@ typedef struct pt_leaves {
     fc_arena *arena; /* owns the names and paths */
     pt_leaf *items;  /* malloc'ed */
     size_t count, capacity;
+    bool takes_modules;    /* of modules that were pickled whole the state dicts are read; else they are refused */
+    size_t modules;        /* that were */
+    const char *of_module; /* a leaf of the first one, and its class; for a note */
+    const char *module_class;
 } pt_leaves;
 
 /**
@@ -87,6 +94,9 @@ typedef struct pt_leaves {
  * @param prefix path elements before all others; may be NULL.
  */
 fc_code fc_pt_flatten(const pt_file *f, const fc_path *prefix, pt_leaves *leaves, fc_error *err);
+
+/** The key of a dict as an element of a path. @return FC_EUNSUPPORTED for what is neither text nor an integer. */
+fc_code fc_pt_key_element(const pt_file *f, fc_pv key, fc_arena *arena, fc_path_element *out, fc_error *err);
 
 /** Fails where two leaves have one name. */
 fc_code fc_pt_check_names(const char *path, const pt_leaves *leaves, fc_error *err);
@@ -104,7 +114,7 @@ typedef struct pt_piece {
     int64_t strides[];
 } pt_piece;
 
-/** The piece that the tensor `v` describes. */
+/** The piece that the tensor `v` describes. What is wrong with it is said without the path of the file. */
 fc_code fc_pt_piece(const pt_file *f, fc_pv v, fc_torch_tensor *t, fc_arena *arena, pt_piece **out, fc_error *err);
 
 /** Whether two pieces of equal type and sizes hold the same bytes: by the CRCs of their records, else by reading them;
@@ -129,9 +139,12 @@ bool fc_pt_same_object(const pt_object *a, const pt_object *b);
 /** Sets the fields of a tensor that is an object. */
 fc_code fc_pt_object_tensor(const pt_object *object, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err);
 
+/** Sets the fields of a tensor that is there but cannot be had; the reason is copied. */
+fc_code fc_pt_refused_tensor(const char *reason, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err);
+
 /** The tensors and objects of one file, whose number in checkpoint->files is to be `index`; in the arena. */
-fc_code fc_pt_read_file(const fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors,
-                        size_t *count, fc_error *err);
+fc_code fc_pt_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors, size_t *count,
+                        fc_error *err);
 
 /** The manifest of the file that checkpoint->path names. */
 fc_code fc_pt_open_file(fc_checkpoint *checkpoint, fc_error *err);

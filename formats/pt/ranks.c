@@ -18,15 +18,14 @@ static fc_code no_memory(const pt_merger *m) {
 
 /* ---- files ---- */
 
-static fc_code add_file(pt_merger *m, const pt_set *set, int64_t rank, const fc_path *prefix) {
+static fc_code add_file(pt_merger *m, const pt_set *set, size_t first, int64_t rank, const fc_path *prefix) {
     pt_leaves leaves = {.arena = m->checkpoint->arena};
-    uint32_t index = (uint32_t)m->checkpoint->nfiles;
+    uint32_t index = (uint32_t)first + (uint32_t)rank;
     const fc_file *file = &m->checkpoint->files[index];
     m->rank = rank;
     m->scratch = fc_arena_new();
     fc_code rc = m->scratch ? fc_pt_file_open(file->path, index, &m->f, m->err) : no_memory(m);
     if (rc == FC_OK) {
-        m->checkpoint->nfiles++;
         leaves.arena = rank == 0 ? m->checkpoint->arena : m->scratch;
         rc = fc_pt_layout_load(&m->f, rank, set->ranks, &m->layout, m->err);
         rc = rc == FC_OK ? fc_pt_flatten(&m->f, prefix, &leaves, m->err) : rc;
@@ -129,12 +128,13 @@ static fc_code make_prefix(const pt_merger *m, const pt_set *set, bool several, 
 static fc_code add_set(pt_merger *m, const pt_set *set, bool several, const fc_open_options *options, fc_file *files) {
     size_t first = m->checkpoint->nfiles;
     fc_code rc = name_files(m, set, files + first);
+    m->checkpoint->nfiles += rc == FC_OK ? (size_t)set->ranks : 0;
     rc = rc == FC_OK ? check_missing(m, set, first) : rc;
     rc = rc == FC_OK ? check_links(m, options, first, (size_t)set->ranks) : rc;
     for (int64_t r = 0; r < set->ranks && rc == FC_OK; r++) {
         fc_path prefix;
         rc = make_prefix(m, set, several, r, &prefix);
-        rc = rc == FC_OK ? add_file(m, set, r, &prefix) : rc;
+        rc = rc == FC_OK ? add_file(m, set, first, r, &prefix) : rc;
     }
     return rc;
 }

@@ -37,30 +37,37 @@ static fc_code add_chunk(const pt_piece *piece, const fc_torch_tensor *t, fc_are
     return FC_OK;
 }
 
-static fc_code make_tensor(const fc_checkpoint *checkpoint, const pt_file *f, const pt_leaf *leaf, fc_tensor *out,
-                           fc_error *err) {
+static fc_code read_leaf(const fc_checkpoint *checkpoint, const pt_file *f, const pt_leaf *leaf, fc_tensor *out,
+                         fc_error *err) {
     fc_torch_tensor t;
     pt_piece *piece = NULL;
     pt_object *object = NULL;
     fc_code rc;
-    out->name = leaf->name;
-    out->path = leaf->path;
-    switch (leaf->kind) {
-    case PT_OBJECT:
+    if (leaf->kind == PT_OBJECT) {
         rc = fc_pt_object_new(f, leaf->v, checkpoint->arena, &object, err);
         return rc == FC_OK ? fc_pt_object_tensor(object, f->index, checkpoint->arena, out, err) : rc;
-    case PT_TENSOR:
-        rc = fc_pt_piece(f, leaf->v, &t, checkpoint->arena, &piece, err);
-        if (rc == FC_OK && add_chunk(piece, &t, checkpoint->arena, out) != FC_OK) {
-            rc = no_memory(checkpoint, err);
-        }
-        return rc;
-    default:
+    }
+    rc = fc_pt_piece(f, leaf->v, &t, checkpoint->arena, &piece, err);
+    return rc == FC_OK && add_chunk(piece, &t, checkpoint->arena, out) != FC_OK ? no_memory(checkpoint, err) : rc;
+}
+
+/* A value that is not supported does not keep the others from being read: it is there, with the reason. */
+static fc_code make_tensor(const fc_checkpoint *checkpoint, const pt_file *f, const pt_leaf *leaf, fc_tensor *out,
+                           fc_error *err) {
+    fc_error why;
+    out->name = leaf->name;
+    out->path = leaf->path;
+    if (leaf->kind == PT_DTENSOR || leaf->kind == PT_SHARDED_TENSOR) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "it is one rank's piece of a %s: name the directory with the files of all ranks, which must be "
                        "called <name>_rank_<r>.pt or <name>_world_size_<N>_rank_<r>.pt",
                        leaf->kind == PT_DTENSOR ? "DTensor" : "ShardedTensor");
     }
+    fc_code rc = read_leaf(checkpoint, f, leaf, out, &why);
+    if (rc == FC_EUNSUPPORTED) {
+        return fc_pt_refused_tensor(why.message, f->index, checkpoint->arena, out, err);
+    }
+    return rc == FC_OK ? rc : fc_fail(err, rc, "%s", why.message);
 }
 
 static fc_code make_tensors(const fc_checkpoint *checkpoint, const pt_file *f, const pt_leaves *leaves,
@@ -74,16 +81,29 @@ static fc_code make_tensors(const fc_checkpoint *checkpoint, const pt_file *f, c
     return FC_OK;
 }
 
-fc_code fc_pt_read_file(const fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors,
-                        size_t *count, fc_error *err) {
+/* What a module is besides its state dict does not come through. */
+static fc_code note_modules(fc_checkpoint *checkpoint, const pt_leaves *leaves, fc_error *err) {
+    if (leaves->modules == 0 || checkpoint->note) {
+        return FC_OK;
+    }
+    checkpoint->note =
+        fc_arena_printf(checkpoint->arena, "%zu %s pickled whole (%.128s of %s): %s read, other attributes stay behind",
+                        leaves->modules, leaves->modules == 1 ? "module was" : "modules were", leaves->of_module,
+                        leaves->module_class, leaves->modules == 1 ? "its state_dict() is" : "their state dicts are");
+    return checkpoint->note ? FC_OK : no_memory(checkpoint, err);
+}
+
+fc_code fc_pt_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors, size_t *count,
+                        fc_error *err) {
     pt_file f;
-    pt_leaves leaves = {.arena = checkpoint->arena};
+    pt_leaves leaves = {.arena = checkpoint->arena, .takes_modules = true};
     fc_code rc = fc_pt_file_open(path, index, &f, err);
     if (rc != FC_OK) {
         return rc;
     }
     rc = fc_pt_flatten(&f, NULL, &leaves, err);
     rc = rc == FC_OK ? fc_pt_check_names(path, &leaves, err) : rc;
+    rc = rc == FC_OK ? note_modules(checkpoint, &leaves, err) : rc;
     *tensors = rc == FC_OK ? fc_arena_calloc(checkpoint->arena, leaves.count, sizeof **tensors) : NULL;
     *count = *tensors ? leaves.count : 0;
     if (rc == FC_OK) {

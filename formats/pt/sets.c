@@ -4,7 +4,7 @@
  */
 #include "pt/ranks.h"
 
-#include "torch/pickle_private.h"
+#include "core/grow.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -156,7 +156,7 @@ static fc_code list_names(const char *directory, fc_arena *arena, char ***out, s
         if (!fc_pt_parse_rank_name(e->d_name, &name)) {
             continue;
         }
-        if (!fc_pickle_grow(&names, &capacity, *count + 1, sizeof *names) ||
+        if (!fc_grow(&names, &capacity, *count + 1, sizeof *names) ||
             !(names[*count] = fc_arena_strndup(arena, e->d_name, strlen(e->d_name)))) {
             rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
         }

@@ -4,7 +4,7 @@
  */
 #include "pt/writer.h"
 
-#include "torch/pickle_private.h"
+#include "core/grow.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -60,7 +60,7 @@ static uint32_t child_of(pt_tree *tree, uint32_t parent, const fc_path_element *
     if (*slot) {
         return *slot;
     }
-    if (!fc_pickle_grow(&tree->nodes, &tree->capacity, tree->count + 1, sizeof *tree->nodes)) {
+    if (!fc_grow(&tree->nodes, &tree->capacity, tree->count + 1, sizeof *tree->nodes)) {
         return 0;
     }
     uint32_t made = (uint32_t)tree->count++;
@@ -104,7 +104,7 @@ static fc_code add(pt_tree *tree, const fc_wanted_tensor *t, const fc_path_eleme
 fc_code fc_pt_tree_build(const fc_wanted *wanted, const fc_part *part, pt_tree *tree, fc_error *err) {
     *tree = (pt_tree){0};
     tree->flat = calloc(part->nitems + 1, sizeof *tree->flat);
-    if (!tree->flat || !fc_pickle_grow(&tree->nodes, &tree->capacity, part->nitems + 16, sizeof *tree->nodes)) {
+    if (!tree->flat || !fc_grow(&tree->nodes, &tree->capacity, part->nitems + 16, sizeof *tree->nodes)) {
         return no_memory(err);
     }
     tree->nodes[tree->count++] = (pt_node){.item = UINT32_MAX};

@@ -3,6 +3,7 @@
  */
 #include "safetensors/files.h"
 
+#include "core/grow.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/header.h"
 
@@ -42,7 +43,8 @@ static bool take_text(const char **s, const char *text) {
     return true;
 }
 
-bool fc_st_shard_name(const char *name, uint32_t *shard, uint32_t *model, uint32_t *models) {
+/* Whether `name` is that of a rank's shard; its numbers are given where it is. */
+static bool shard_name(const char *name, uint32_t *shard, uint32_t *model, uint32_t *models) {
     const char *s = name;
     return take_text(&s, "shard-") && take_number(&s, shard) && take_text(&s, "-model-") && take_number(&s, model) &&
            take_text(&s, "-of-") && take_number(&s, models) && strcmp(s, ST_EXTENSION) == 0 && *shard > 0 &&
@@ -76,14 +78,8 @@ static int by_name(const void *a, const void *b) {
 }
 
 static bool add_name(listing *l, fc_arena *arena, const char *name) {
-    if (l->count == l->capacity) {
-        size_t capacity = l->capacity ? l->capacity * 2 : 64;
-        const char **names = realloc(l->names, capacity * sizeof *names);
-        if (!names) {
-            return false;
-        }
-        l->names = names;
-        l->capacity = capacity;
+    if (!fc_grow(&l->names, &l->capacity, l->count + 1, sizeof *l->names)) {
+        return false;
     }
     l->names[l->count] = fc_arena_strndup(arena, name, strlen(name));
     return l->names[l->count++] != NULL;
@@ -220,7 +216,7 @@ static fc_code read_shards(fc_arena *arena, const listing *l, st_files *out, fc_
     unsigned char *seen = NULL;
     fc_code rc = out->ranks ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", out->directory);
     for (size_t i = 0; rc == FC_OK && i < l->count; i++) {
-        if (!fc_st_shard_name(l->names[i], &shard, &model, &models)) {
+        if (!shard_name(l->names[i], &shard, &model, &models)) {
             rc = fc_fail(err, FC_EUSAGE,
                          "%s: holds shards of ranks (%s) and other files (%s): name the one that is meant, or move "
                          "the others away",
@@ -271,7 +267,7 @@ static fc_code check_numbers(const listing *l, const st_files *f, fc_error *err)
 static bool has_shards(const listing *l) {
     uint32_t shard, model, models;
     for (size_t i = 0; i < l->count; i++) {
-        if (fc_st_shard_name(l->names[i], &shard, &model, &models)) {
+        if (shard_name(l->names[i], &shard, &model, &models)) {
             return true;
         }
     }
@@ -350,7 +346,7 @@ fc_code fc_st_files_find(fc_arena *arena, const char *path, const fc_open_option
         free(l.names);
         return rc == FC_OK && !options->follow_external ? fc_st_check_links(out, err) : rc;
     }
-    if (fc_st_shard_name(name, &shard, &model, &models)) {
+    if (shard_name(name, &shard, &model, &models)) {
         return fc_fail(err, FC_EUSAGE, "%s: one rank's file of a checkpoint; name the directory that holds it", path);
     }
     out->directory = name == path ? "." : fc_arena_strndup(arena, path, (size_t)(name - path));

@@ -35,6 +35,8 @@ typedef struct st_files {
     st_mapped *map;       /**< ST_INDEX: malloc'ed, sorted by name; else NULL */
     size_t nmap;
     const char *index_metadata; /**< JSON text of what the index says beyond the sizes; NULL: nothing */
+    bool has_total;             /**< the index says how many bytes the tensors take: */
+    int64_t total;
 } st_files;
 
 /** Whether the input is one of ours. */
@@ -50,9 +52,6 @@ fc_code fc_st_index_read(fc_arena *arena, const char *path, st_files *out, fc_er
 
 /** Refuses files that are links out of the directory, other than those of the cache of huggingface_hub. */
 fc_code fc_st_check_links(const st_files *files, fc_error *err);
-
-/** Whether `name` is that of a rank's shard; its numbers are given where it is. */
-bool fc_st_shard_name(const char *name, uint32_t *shard, uint32_t *model, uint32_t *models);
 
 /** `name` in the directory, as an fc_file. */
 bool fc_st_make_file(fc_arena *arena, const char *directory, const char *name, fc_file *out);

@@ -5,6 +5,7 @@
 #include "safetensors/header.h"
 
 #include "core/checked.h"
+#include "core/grow.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/json.h"
 #include "safetensors/kept.h"
@@ -40,21 +41,6 @@ static fc_code no_memory(const char *path, fc_error *err) {
 
 static fc_code entry_fail(const reading *r, const char *name, const char *what) {
     return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: %s", r->path, name, what);
-}
-
-/* Makes room for one more of `size` bytes behind `count`. */
-static bool grow(void **items, size_t *capacity, size_t count, size_t size) {
-    if (count < *capacity) {
-        return true;
-    }
-    size_t wanted = *capacity ? *capacity * 2 : 64, bytes;
-    void *grown = fc_mul_size(wanted, size, &bytes) ? realloc(*items, bytes) : NULL;
-    if (!grown) {
-        return false;
-    }
-    *items = grown;
-    *capacity = wanted;
-    return true;
 }
 
 /* ---- the entry of a tensor ---- */
@@ -141,7 +127,7 @@ static fc_code read_entry(reading *r, const char *name, const json_t *value) {
     e.begin = (uint64_t)begin;
     e.end = (uint64_t)end;
     rc = check_span(r, &e);
-    if (rc == FC_OK && !grow((void **)&r->out->entries, &r->entries_capacity, r->out->nentries, sizeof e)) {
+    if (rc == FC_OK && !fc_grow(&r->out->entries, &r->entries_capacity, r->out->nentries + 1, sizeof e)) {
         rc = no_memory(r->path, r->err);
     }
     if (rc == FC_OK) {
@@ -158,7 +144,7 @@ static fc_code read_pair(reading *r, const char *key, const json_t *value) {
     }
     st_pair pair = {fc_arena_strndup(r->arena, key, strlen(key)),
                     fc_arena_strndup(r->arena, json_string_value(value), json_string_length(value))};
-    if (!pair.key || !pair.value || !grow((void **)&r->out->pairs, &r->pairs_capacity, r->out->npairs, sizeof pair)) {
+    if (!pair.key || !pair.value || !fc_grow(&r->out->pairs, &r->pairs_capacity, r->out->npairs + 1, sizeof pair)) {
         return no_memory(r->path, r->err);
     }
     r->out->pairs[r->out->npairs++] = pair;

@@ -251,9 +251,6 @@ static fc_code make_metadata(const making *m, bool objects) {
     if (rc == FC_OK && m->target->foreign && json_object_update(m->metadata, m->target->foreign) != 0) {
         rc = no_memory(m);
     }
-    if (m->target->indexed) {
-        json_object_del(m->metadata, ST_INDEX_METADATA);
-    }
     rc = rc == FC_OK ? set_text(m, ST_VERSION, json_string(FSDPCKPT_VERSION)) : rc;
     rc = rc == FC_OK ? add_tables(m) : rc;
     rc = rc == FC_OK && m->out->count > 0 ? add_digests(m, ST_DIGESTS, m->out->count) : rc;

@@ -11,7 +11,6 @@
 /** What all files of a target have in common. */
 typedef struct st_target {
     const fc_wanted *wanted;
-    bool indexed;    /**< an index is written, and what the source's index said goes there */
     json_t *foreign; /**< members of `__metadata__` that the source brought along; borrowed */
 } st_target;
 

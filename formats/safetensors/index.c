@@ -1,7 +1,7 @@
 /*
  * The index of Hugging Face's format: a JSON file beside the data files, {"metadata": {…}, "weight_map": {name: file}}.
  */
-#include "core/checked.h"
+#include "core/grow.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/files.h"
 #include "safetensors/header.h"
@@ -15,21 +15,11 @@ typedef struct reading {
     const char *path;
     st_files *out;
     const char **files; /* malloc'ed: of each mapped name, its file's name */
-    size_t count, capacity;
+    size_t count, capacity, files_capacity;
 } reading;
 
 static fc_code no_memory(const reading *r, fc_error *err) {
     return fc_fail(err, FC_ENOMEM, "%s: out of memory", r->path);
-}
-
-static bool grow(reading *r) {
-    size_t capacity = r->capacity ? r->capacity * 2 : 256;
-    st_mapped *map = realloc(r->out->map, capacity * sizeof *map);
-    r->out->map = map ? map : r->out->map;
-    const char **files = map ? realloc(r->files, capacity * sizeof *files) : NULL;
-    r->files = files ? files : r->files;
-    r->capacity = files ? capacity : r->capacity;
-    return files != NULL;
 }
 
 static fc_code add(void *context, const char *name, json_t *value, fc_error *err) {
@@ -43,7 +33,8 @@ static fc_code add(void *context, const char *name, json_t *value, fc_error *err
                        "%s: tensor %.256s: the file name %.128s leads out of the checkpoint: this file may be hostile",
                        r->path, name, file);
     }
-    if (r->count == r->capacity && !grow(r)) {
+    if (!fc_grow(&r->out->map, &r->capacity, r->count + 1, sizeof *r->out->map) ||
+        !fc_grow(&r->files, &r->files_capacity, r->count + 1, sizeof *r->files)) {
         return no_memory(r, err);
     }
     r->out->map[r->count].name = fc_arena_strndup(r->arena, name, strlen(name));
@@ -114,6 +105,9 @@ static fc_code sort_map(const reading *r, fc_error *err) {
 
 /* What the sizes of the tensors do not say already is kept. */
 static fc_code keep_metadata(const reading *r, json_t *value, fc_error *err) {
+    const json_t *total = json_object_get(value, "total_size");
+    r->out->has_total = json_is_integer(total);
+    r->out->total = json_integer_value(total);
     json_object_del(value, "total_size");
     json_object_del(value, "total_parameters");
     if (json_object_size(value) == 0) {

@@ -3,7 +3,8 @@
  * that a conversion takes it along.
  */
 #include "core/base64.h"
-#include "hdf5/text.h"
+#include "core/same_name.h"
+#include "core/text.h"
 #include "safetensors/json.h"
 #include "safetensors/kept.h"
 #include "safetensors/safetensors.h"
@@ -151,7 +152,7 @@ static fc_code read_object(st_opening *o, const member *m, fc_error *err) {
     st_json json = {.text = text, .size = strlen(text), .path = path, .where = m->pair->key};
     fc_code rc = fc_st_json_members(&json, parse_member, &p, err);
     if (rc == FC_OK &&
-        (!p.encoding || !p.has_data || !p.content.json || !fc_h5_is_json(p.content.json, strlen(p.content.json)))) {
+        (!p.encoding || !p.has_data || !p.content.json || !fc_is_json(p.content.json, strlen(p.content.json)))) {
         rc = fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: it should have an encoding, data and json", path,
                      m->pair->key);
     }
@@ -244,28 +245,14 @@ static fc_code read_foreign(st_opening *o, fc_error *err) {
     return rc;
 }
 
-static int by_text(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 /* Tensors have been told apart already; an object may bear a tensor's name. */
 static fc_code check_unique(const st_opening *o, fc_error *err) {
-    const char **names = calloc(o->ntensors + 1, sizeof *names);
-    fc_code rc = names ? FC_OK : no_memory(o, err);
-    for (size_t i = 0; names && i < o->ntensors; i++) {
-        names[i] = o->tensors[i].name;
-    }
-    if (names && o->ntensors > 1) {
-        qsort(names, o->ntensors, sizeof *names, by_text);
-    }
-    for (size_t i = 1; rc == FC_OK && i < o->ntensors; i++) {
-        if (strcmp(names[i - 1], names[i]) == 0) {
-            rc = fc_fail(err, FC_ECORRUPT, "%s: the name %.256s is there twice, for a tensor and an object",
-                         o->checkpoint->path, names[i]);
-        }
-    }
-    free(names);
-    return rc;
+    const char *twice;
+    fc_code rc = fc_find_same_name(o->tensors, o->ntensors, &twice, err);
+    return rc == FC_OK && twice
+               ? fc_fail(err, FC_ECORRUPT, "%s: the name %.256s is there twice, for a tensor and an object",
+                         o->checkpoint->path, twice)
+               : rc;
 }
 
 fc_code fc_st_build_objects(st_opening *o, fc_error *err) {

@@ -136,7 +136,6 @@ fc_code fc_st_create(const fc_wanted *wanted, const char *staging, fc_writer *wr
         w->target = (st_target){.wanted = wanted, .foreign = json_object()};
         w->file_of = calloc(wanted->ntensors + 1, sizeof *w->file_of);
         w->nfiles = full_files(wanted);
-        w->target.indexed = w->nfiles > 1;
     }
     if (!w || !w->staging || !w->target.foreign || !w->file_of) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", staging);

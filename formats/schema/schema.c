@@ -245,7 +245,7 @@ static fc_code read_tensor(const reading *r, const json_t *entry, fc_tensor *t) 
 }
 
 static fc_code read_object(const reading *r, const json_t *entry, fc_tensor *t) {
-    static const fc_object described = {"none"};
+    static const fc_object described = {.encoding = "none"};
     static const int64_t no_bytes[1] = {0};
     t->object = &described;
     t->dtype = FC_OPAQUE;

@@ -154,9 +154,62 @@ static bool tuple_items(const fc_pickle *p, fc_pv v, const fc_pv **items, size_t
     return true;
 }
 
+/* The function that a tensor is rebuilt with and, of one that knows its class, that class; else it is 0. */
+static fc_pv rebuilt_with(const fc_pickle *p, fc_pv v, fc_pv *cls) {
+    fc_pv function = 0;
+    *cls = 0;
+    for (int depth = 0; depth < MAX_WRAPPERS && fc_pv_typeof(v) == FC_PV_CALL; depth++) {
+        const fc_pv *args;
+        uint32_t which;
+        size_t n;
+        function = fc_pickle_callee(p, v);
+        if (!rebuild_of(p, function, &which) || !tuple_items(p, fc_pickle_arguments(p, v), &args, &n)) {
+            break;
+        }
+        if (which == FC_REBUILD_FROM_TYPE && n >= 3) {
+            function = args[0];
+            *cls = args[1];
+            break;
+        }
+        v = which == FC_REBUILD_PARAMETER && n >= 1 ? args[0] : 0;
+    }
+    return function;
+}
+
+/* Says what a tensor is that is no dense one. */
+static fc_code refuse(const fc_pickle *p, fc_pv v, fc_error *err) {
+    static const struct {
+        const char *function, *what;
+    } kinds[] = {
+        {"_rebuild_sparse_tensor", "a sparse tensor"},
+        {"_rebuild_sparse_csr_tensor", "a sparse tensor"},
+        {"_rebuild_qtensor", "a quantized tensor"},
+        {"_rebuild_nested_tensor", "a nested tensor"},
+        {"_rebuild_meta_tensor_no_storage", "a tensor on the device meta, which has no data"},
+    };
+    char name[256] = "?";
+    const char *what = "a tensor of another kind";
+    fc_pv cls, function = rebuilt_with(p, v, &cls);
+    if (fc_pv_typeof(cls) == FC_PV_GLOBAL) {
+        fc_pickle_global_name(p, cls, name, sizeof name);
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "only dense tensors are supported, this one is a %s, which only that class can put together",
+                       name);
+    }
+    if (fc_pv_typeof(function) == FC_PV_GLOBAL) {
+        fc_pickle_global_name(p, function, name, sizeof name);
+    }
+    const char *dot = strrchr(name, '.');
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        what = strcmp(dot ? dot + 1 : name, kinds[i].function) == 0 ? kinds[i].what : what;
+    }
+    return fc_fail(err, FC_EUNSUPPORTED, "only dense tensors are supported, this one is %s", what);
+}
+
 /* Goes through parameters and typed wrappers to the call that rebuilds the plain tensor. */
 static fc_code unwrap(const fc_pickle *p, fc_pv v, uint32_t *which, const fc_pv **args, size_t *n, fc_error *err) {
     fc_pv callee, tuple;
+    const fc_pv whole = v;
     if (fc_pv_typeof(v) != FC_PV_CALL) {
         return malformed("the value is no tensor", err);
     }
@@ -164,7 +217,7 @@ static fc_code unwrap(const fc_pickle *p, fc_pv v, uint32_t *which, const fc_pv 
     tuple = fc_pickle_arguments(p, v);
     for (int depth = 0; depth < MAX_WRAPPERS; depth++) {
         if (!rebuild_of(p, callee, which)) {
-            return malformed("the value is no tensor", err);
+            return depth > 0 ? refuse(p, whole, err) : malformed("the value is no tensor", err);
         }
         if (!tuple_items(p, tuple, args, n)) {
             return malformed("its arguments are no tuple", err);
@@ -283,7 +336,7 @@ fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out
     }
     out->negate = out->conjugate = false;
     if (which != FC_REBUILD_TENSOR_V2 && which != FC_REBUILD_TENSOR_V3) {
-        return fc_fail(err, FC_EUNSUPPORTED, "only dense tensors are supported, not sparse, quantized or nested ones");
+        return refuse(p, v, err);
     }
     bool typed = which == FC_REBUILD_TENSOR_V2;
     if (n < (typed ? 4u : 7u)) {

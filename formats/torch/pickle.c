@@ -4,6 +4,7 @@
  */
 #include "torch/pickle.h"
 
+#include "core/grow.h"
 #include "torch/pickle_private.h"
 
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 
 static fc_code push(fc_pickle_vm *vm, fc_pv v) {
     if (vm->depth == vm->stack_capacity &&
-        !fc_pickle_grow(&vm->stack, &vm->stack_capacity, vm->depth + 1, sizeof *vm->stack)) {
+        !fc_grow(&vm->stack, &vm->stack_capacity, vm->depth + 1, sizeof *vm->stack)) {
         return fc_pickle_nomem(vm);
     }
     vm->stack[vm->depth++] = v;
@@ -26,7 +27,7 @@ static fc_code has(fc_pickle_vm *vm, size_t n) {
 }
 
 static fc_code push_mark(fc_pickle_vm *vm) {
-    if (!fc_pickle_grow(&vm->marks, &vm->marks_capacity, vm->nmarks + 1, sizeof *vm->marks)) {
+    if (!fc_grow(&vm->marks, &vm->marks_capacity, vm->nmarks + 1, sizeof *vm->marks)) {
         return fc_pickle_nomem(vm);
     }
     vm->marks[vm->nmarks++] = vm->depth;
@@ -453,7 +454,7 @@ fc_code fc_pickle_load(const fc_pickle_source *source, fc_pickle_mode mode, fc_p
     fc_code rc = FC_OK;
     /* The stack is never NULL, so that pointers into an empty one are pointers. */
     if (!vm.p || (!source->bytes && !vm.reader.buffer) ||
-        !fc_pickle_grow(&vm.stack, &vm.stack_capacity, 1, sizeof *vm.stack)) {
+        !fc_grow(&vm.stack, &vm.stack_capacity, 1, sizeof *vm.stack)) {
         rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", source->name);
         goto out;
     }

@@ -3,6 +3,7 @@
  */
 #include "torch/pickle_copy.h"
 
+#include "core/grow.h"
 #include "torch/pickle_private.h"
 
 #include <stdio.h>
@@ -212,7 +213,7 @@ static fc_code copy_persid(fc_pickle_copy *c, fc_pv v, fc_error *err) {
         return no_memory(err);
     }
     if (*number == 0) {
-        if (!fc_pickle_grow(&c->storages, &c->storages_capacity, c->nstorages + 1, sizeof *c->storages)) {
+        if (!fc_grow(&c->storages, &c->storages_capacity, c->nstorages + 1, sizeof *c->storages)) {
             return no_memory(err);
         }
         c->storages[c->nstorages++] = v;

@@ -182,9 +182,6 @@ bool fc_pickle_add_global(fc_pickle *p, fc_global_kind kind, uint32_t aux, fc_pv
 bool fc_pickle_add_int(fc_pickle *p, int64_t value, fc_pv *out);
 bool fc_pickle_add_float(fc_pickle *p, double value, fc_pv *out);
 
-/** Grows `*array` of `size`-byte elements so that `needed` fit. */
-bool fc_pickle_grow(void *array, size_t *capacity, size_t needed, size_t size);
-
 /* What opcodes mean: the results replace calls that are never made. */
 fc_code fc_pickle_global_op(fc_pickle_vm *vm, fc_pv module, fc_pv name, fc_pv *out);
 fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out);

@@ -3,7 +3,7 @@
  * first pass that finds which memo entries are ever fetched. Pickles memoize nearly everything and fetch little of
  * it, so the second pass needs a fraction of the memory.
  */
-#include "core/checked.h"
+#include "core/grow.h"
 #include "fsdpckpt/io.h"
 #include "torch/pickle_private.h"
 
@@ -220,7 +220,7 @@ static fc_code mark_used(fc_pickle_reader *r, fc_pickle_memo *memo, uint64_t ind
     size_t words = r->op_position > UINT8_MAX && word < 4 ? 4 : word + 1; /* four: see skip_common */
     if (words > memo->words) {
         size_t old = memo->words;
-        if (!fc_pickle_grow(&memo->used, capacity, words, sizeof *memo->used)) {
+        if (!fc_grow(&memo->used, capacity, words, sizeof *memo->used)) {
             return fc_pickle_fail(r, FC_ENOMEM, "out of memory");
         }
         memset(memo->used + old, 0, (words - old) * sizeof *memo->used);

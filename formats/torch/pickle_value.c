@@ -3,6 +3,7 @@
  * Written by the pickle machine, read by whoever walks the result.
  */
 #include "core/checked.h"
+#include "core/grow.h"
 #include "torch/pickle_private.h"
 
 #include <stdio.h>
@@ -13,32 +14,9 @@
 #define XXH_INLINE_ALL /* the header is all of it: nothing to link */
 #include <xxhash.h>
 
-bool fc_pickle_grow(void *array, size_t *capacity, size_t needed, size_t size) {
-    if (needed <= *capacity) {
-        return true;
-    }
-    size_t want = *capacity + *capacity / 2, bytes;
-    if (want < needed) {
-        want = needed;
-    }
-    if (want < 16) {
-        want = 16;
-    }
-    void *old;
-    memcpy(&old, array, sizeof old);
-    void *grown = fc_mul_size(want, size, &bytes) ? realloc(old, bytes) : NULL;
-    if (!grown) {
-        return false;
-    }
-    memcpy(array, &grown, sizeof grown);
-    *capacity = want;
-    return true;
-}
-
 bool fc_pickle_add_cells(fc_pickle *p, size_t n, uint64_t *index) {
     size_t needed;
-    if (!fc_add_size(p->ncells, n, &needed) ||
-        !fc_pickle_grow(&p->cells, &p->cells_capacity, needed, sizeof *p->cells)) {
+    if (!fc_add_size(p->ncells, n, &needed) || !fc_grow(&p->cells, &p->cells_capacity, needed, sizeof *p->cells)) {
         return false;
     }
     *index = p->ncells;
@@ -65,7 +43,7 @@ bool fc_pickle_add_text(fc_pickle *p, fc_pv_type type, uint64_t n, fc_pv *out, u
         return false;
     }
     size -= size % 8;
-    if (!fc_add_size(p->ntext, size, &needed) || !fc_pickle_grow(&p->text, &p->text_capacity, needed, 1)) {
+    if (!fc_add_size(p->ntext, size, &needed) || !fc_grow(&p->text, &p->text_capacity, needed, 1)) {
         return false;
     }
     fc_pickle_text *record = (fc_pickle_text *)(void *)(p->text + p->ntext);
@@ -153,7 +131,7 @@ bool fc_pickle_add_container(fc_pickle *p, fc_pv_type type, fc_pv *out) {
         p->free_container = p->containers[index].next_free;
     } else {
         if (p->ncontainers >= UINT32_MAX - 1 ||
-            !fc_pickle_grow(&p->containers, &p->containers_capacity, p->ncontainers + 1, sizeof *p->containers)) {
+            !fc_grow(&p->containers, &p->containers_capacity, p->ncontainers + 1, sizeof *p->containers)) {
             return false;
         }
         index = p->ncontainers++;

@@ -3,6 +3,7 @@
  */
 #include "torch/pickle_write.h"
 
+#include "core/grow.h"
 #include "fsdpckpt/box.h"
 #include "fsdpckpt/io.h"
 #include "torch/pickle_private.h"
@@ -54,7 +55,7 @@ static unsigned char *room(fc_torch_pickler *w, size_t n) {
     if (w->failed == FC_OK && n > w->capacity - w->size && w->fd >= 0) {
         flush(w);
     }
-    if (w->failed == FC_OK && n > w->capacity - w->size && !fc_pickle_grow(&w->bytes, &w->capacity, w->size + n, 1)) {
+    if (w->failed == FC_OK && n > w->capacity - w->size && !fc_grow(&w->bytes, &w->capacity, w->size + n, 1)) {
         w->failed = fc_fail(&w->error, FC_ENOMEM, "out of memory");
     }
     if (w->failed != FC_OK) {

@@ -8,6 +8,7 @@
 #include "torch/zip_write.h"
 
 #include "core/checked.h"
+#include "core/grow.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
 
@@ -92,14 +93,8 @@ static fc_code too_large(fc_error *err) {
 /* Lays the next record out behind the others. */
 static fc_code add_record(fc_torch_zip *zip, const fc_torch_zip_record *record, fc_error *err) {
     char name[2 * MAX_NAME];
-    if (zip->nrecords == zip->capacity) {
-        size_t capacity = zip->capacity ? zip->capacity * 2 : 8;
-        fc_torch_zip_record *grown = reallocarray(zip->records, capacity, sizeof *grown);
-        if (!grown) {
-            return fc_fail(err, FC_ENOMEM, "out of memory");
-        }
-        zip->records = grown;
-        zip->capacity = capacity;
+    if (!fc_grow(&zip->records, &zip->capacity, zip->nrecords + 1, sizeof *zip->records)) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
     }
     fc_torch_zip_record *r = &zip->records[zip->nrecords];
     *r = *record;

@@ -161,6 +161,18 @@ fc_code fc_check(const fc_checkpoint *checkpoint, const fc_check_options *option
     return finish(&c, run(&c, out, err), err);
 }
 
+static void add_unreadable(void *context, const char *path, const char *message) {
+    checking *c = context;
+    for (size_t i = 0; i < c->count; i++) {
+        if (c->findings[i].detail && strstr(message, c->findings[i].detail)) {
+            return;
+        }
+    }
+    fc_check_add(c, &(fc_finding){.kind = FC_FOUND_UNREADABLE,
+                                  .name = fc_check_text(c, "%s", path),
+                                  .detail = fc_check_text(c, "%s", message)});
+}
+
 fc_code fc_check_path(const char *path, const fc_check_options *options, fc_arena *arena, fc_checkpoint **checkpoint,
                       fc_report *out, fc_error *err) {
     checking c = {.path = path, .options = options, .arena = arena};
@@ -168,6 +180,8 @@ fc_code fc_check_path(const char *path, const fc_check_options *options, fc_aren
     fc_error why;
     /* What the data files hold is no matter here, and whether they are there is asked for all of them at once. */
     how.headers_only = true;
+    how.damaged = add_unreadable;
+    how.context = &c;
     *out = (fc_report){0};
     fc_code rc = fc_checkpoint_open(path, &how, checkpoint, &why);
     if (rc == FC_OK) {
@@ -178,8 +192,7 @@ fc_code fc_check_path(const char *path, const fc_check_options *options, fc_aren
     if (!misfit && (rc != FC_ECORRUPT || access(path, F_OK) != 0)) {
         return err ? (*err = why, rc) : rc;
     }
-    const char *message = fc_check_text(&c, "%s", why.message);
-    fc_check_add(&c, &(fc_finding){.kind = FC_FOUND_UNREADABLE, .name = path, .detail = message});
+    add_unreadable(&c, path, why.message); /* unless it was, as that of one file */
     sum_up(&c, out);
     return finish(&c, FC_OK, err);
 }

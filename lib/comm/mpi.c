@@ -2,14 +2,12 @@
  * The backend `mpi`: ranks are processes started by mpirun. A module of its own (see module.h): nothing else includes
  * mpi.h. Buffers lie in host memory.
  *
- * MPI moves bytes only; sums are made here, in rank order, so that they are the same bits as those of the other host
- * backend, and of any number of machines. Waiting is done by testing, with sleeps: the processors belong to the
- * threads that move data, and the flag `cancel` is seen. Counts beyond INT_MAX are cut into pieces.
+ * MPI moves bytes only; sums are made by us (mpi_reduce.c), in rank order, so that they are the same bits as those of
+ * the other host backend, and of any number of machines. Waiting is done by testing, with sleeps: the processors belong
+ * to the threads that move data, and the flag `cancel` is seen. Counts beyond INT_MAX are cut into pieces.
  */
-#include "comm/arith.h"
 #include "comm/module.h"
-
-#include <mpi.h>
+#include "comm/mpi_state.h"
 
 #include <limits.h>
 #include <sched.h>
@@ -18,24 +16,13 @@
 #include <time.h>
 
 enum {
-    PIECE_BYTES = 1 << 30,     /* bytes of one call of MPI at most */
-    SMALL_BYTES = 64 << 10,    /* below, all ranks' contributions are gathered everywhere */
-    EXCHANGE_BYTES = 64 << 20, /* for others' contributions to a reduction, of all ranks together */
-    EXCHANGE_LEAST = 64 << 10, /* of one rank */
-    EXCHANGE_MOST = 4 << 20,
-    SPINS = 2000,        /* tests before the first sleep */
-    LEAST_SLEEP = 20000, /* ns */
+    PIECE_BYTES = 1 << 30, /* bytes of one call of MPI at most */
+    SPINS = 2000,          /* tests before the first sleep */
+    LEAST_SLEEP = 20000,   /* ns */
     MOST_SLEEP = 1000000,
-    TAG = 7,
 };
 
-typedef struct state {
-    MPI_Comm mpi;
-    size_t piece; /* bytes of one call at most */
-    bool ends_mpi;
-} state;
-
-static fc_code fail(fc_comm *comm, const char *call, int code, fc_error *err) {
+fc_code fc_mpi_fail(fc_comm *comm, const char *call, int code, fc_error *err) {
     char text[MPI_MAX_ERROR_STRING] = "";
     int length = 0;
     MPI_Error_string(code, text, &length);
@@ -43,13 +30,12 @@ static fc_code fail(fc_comm *comm, const char *call, int code, fc_error *err) {
     return fc_fail(err, FC_EIO, "rank %d: %s: %s", comm->rank, call, text);
 }
 
-/* Waits for `count` requests; the array is in use until then. */
-static fc_code wait_all(fc_comm *comm, const char *call, int count, MPI_Request *requests, fc_error *err) {
+fc_code fc_mpi_wait_all(fc_comm *comm, const char *call, int count, MPI_Request *requests, fc_error *err) {
     struct timespec pause = {0, LEAST_SLEEP};
     for (long spins = 0;; spins++) {
         int done = 0, code = MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE);
         if (code != MPI_SUCCESS) {
-            return fail(comm, call, code, err);
+            return fc_mpi_fail(comm, call, code, err);
         }
         if (done) {
             return FC_OK;
@@ -67,8 +53,7 @@ static fc_code wait_all(fc_comm *comm, const char *call, int count, MPI_Request 
     }
 }
 
-/* A rank that has failed alone must not start anything that the others do not join. */
-static fc_code gave_up(const fc_comm *comm, fc_error *err) {
+fc_code fc_mpi_gave_up(const fc_comm *comm, fc_error *err) {
     return fc_fail(err, FC_EIO, "rank %d: gave up before", comm->rank);
 }
 
@@ -78,22 +63,18 @@ static fc_code gave_up(const fc_comm *comm, fc_error *err) {
         MPI_Request request = MPI_REQUEST_NULL;                                                                        \
         int code_ = call;                                                                                              \
         if (code_ != MPI_SUCCESS) {                                                                                    \
-            return fail(comm, name, code_, err);                                                                       \
+            return fc_mpi_fail(comm, name, code_, err);                                                                \
         }                                                                                                              \
-        fc_code rc_ = wait_all(comm, name, 1, &request, err);                                                          \
+        fc_code rc_ = fc_mpi_wait_all(comm, name, 1, &request, err);                                                   \
         if (rc_ != FC_OK) {                                                                                            \
             return rc_;                                                                                                \
         }                                                                                                              \
     } while (0)
 
-static size_t least(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
 static fc_code mpi_barrier(fc_comm *comm, fc_error *err) {
-    state *s = comm->state;
+    mpi_state *s = comm->state;
     if (comm->broken) {
-        return gave_up(comm, err);
+        return fc_mpi_gave_up(comm, err);
     }
     AND_WAIT(comm, "barrier", MPI_Ibarrier(s->mpi, &request), err);
     return FC_OK;
@@ -101,15 +82,15 @@ static fc_code mpi_barrier(fc_comm *comm, fc_error *err) {
 
 static fc_code mpi_broadcast(fc_comm *comm, void *data, size_t bytes, int root, fc_stream *stream, fc_error *err) {
     (void)stream;
-    state *s = comm->state;
+    mpi_state *s = comm->state;
     if (comm->broken) {
-        return gave_up(comm, err);
+        return fc_mpi_gave_up(comm, err);
     }
     if (root < 0 || root >= comm->size) {
         return fc_fail(err, FC_EUSAGE, "broadcast: there is no rank %d among %d", root, comm->size);
     }
     for (size_t at = 0; at < bytes; at += s->piece) {
-        int some = (int)least(bytes - at, s->piece);
+        int some = (int)fc_mpi_least(bytes - at, s->piece);
         AND_WAIT(comm, "broadcast", MPI_Ibcast((char *)data + at, some, MPI_BYTE, root, s->mpi, &request), err);
     }
     return FC_OK;
@@ -120,22 +101,23 @@ static fc_code mpi_broadcast(fc_comm *comm, void *data, size_t bytes, int root, 
 /* Sends a block to `to` and receives one from `from`, piece by piece. */
 static fc_code pass_on(fc_comm *comm, const char *send, size_t send_bytes, int to, char *recv, size_t recv_bytes,
                        int from, fc_error *err) {
-    state *s = comm->state;
+    mpi_state *s = comm->state;
     size_t most = send_bytes > recv_bytes ? send_bytes : recv_bytes;
     for (size_t at = 0; at < most; at += s->piece) {
         MPI_Request requests[2] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL};
         int code = MPI_SUCCESS;
         if (at < recv_bytes) {
-            code =
-                MPI_Irecv(recv + at, (int)least(recv_bytes - at, s->piece), MPI_BYTE, from, TAG, s->mpi, &requests[0]);
+            code = MPI_Irecv(recv + at, (int)fc_mpi_least(recv_bytes - at, s->piece), MPI_BYTE, from, FC_MPI_TAG,
+                             s->mpi, &requests[0]);
         }
         if (code == MPI_SUCCESS && at < send_bytes) {
-            code = MPI_Isend(send + at, (int)least(send_bytes - at, s->piece), MPI_BYTE, to, TAG, s->mpi, &requests[1]);
+            code = MPI_Isend(send + at, (int)fc_mpi_least(send_bytes - at, s->piece), MPI_BYTE, to, FC_MPI_TAG, s->mpi,
+                             &requests[1]);
         }
         if (code != MPI_SUCCESS) {
-            return fail(comm, "all_gather", code, err);
+            return fc_mpi_fail(comm, "all_gather", code, err);
         }
-        fc_code rc = wait_all(comm, "all_gather", 2, requests, err);
+        fc_code rc = fc_mpi_wait_all(comm, "all_gather", 2, requests, err);
         if (rc != FC_OK) {
             return rc;
         }
@@ -156,7 +138,7 @@ static fc_code gather_around(fc_comm *comm, char *recv, const size_t *counts, co
 
 /* One call of MPI, for what its numbers can tell. */
 static fc_code gather_at_once(fc_comm *comm, char *recv, const size_t *counts, const size_t *displs, fc_error *err) {
-    state *s = comm->state;
+    mpi_state *s = comm->state;
     int *numbers = calloc((size_t)comm->size * 2, sizeof *numbers);
     if (!numbers) {
         comm->broken = true; /* the others are in the call already */
@@ -169,20 +151,20 @@ static fc_code gather_at_once(fc_comm *comm, char *recv, const size_t *counts, c
     MPI_Request request = MPI_REQUEST_NULL;
     int code =
         MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, recv, numbers, numbers + comm->size, MPI_BYTE, s->mpi, &request);
-    fc_code rc =
-        code == MPI_SUCCESS ? wait_all(comm, "all_gather", 1, &request, err) : fail(comm, "all_gather", code, err);
+    fc_code rc = code == MPI_SUCCESS ? fc_mpi_wait_all(comm, "all_gather", 1, &request, err)
+                                     : fc_mpi_fail(comm, "all_gather", code, err);
     free(numbers);
     return rc;
 }
 
-static fc_code mpi_all_gather_v(fc_comm *comm, const void *send, void *recv, const size_t *counts, const size_t *displs,
-                                fc_stream *stream, fc_error *err) {
+fc_code fc_mpi_all_gather_v(fc_comm *comm, const void *send, void *recv, const size_t *counts, const size_t *displs,
+                            fc_stream *stream, fc_error *err) {
     (void)stream;
-    state *s = comm->state;
+    mpi_state *s = comm->state;
     char *own = (char *)recv + displs[comm->rank];
     size_t end = 0;
     if (comm->broken) {
-        return gave_up(comm, err);
+        return fc_mpi_gave_up(comm, err);
     }
     if (counts[comm->rank] > 0 && own != send) {
         memmove(own, send, counts[comm->rank]);
@@ -194,13 +176,12 @@ static fc_code mpi_all_gather_v(fc_comm *comm, const void *send, void *recv, con
                            : gather_around(comm, recv, counts, displs, err);
 }
 
-static fc_code mpi_all_gather(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_stream *stream,
-                              fc_error *err) {
+fc_code fc_mpi_all_gather(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_stream *stream, fc_error *err) {
     (void)stream;
-    state *s = comm->state;
+    mpi_state *s = comm->state;
     char *own = (char *)recv + bytes * (size_t)comm->rank;
     if (comm->broken) {
-        return gave_up(comm, err);
+        return fc_mpi_gave_up(comm, err);
     }
     if (bytes > 0 && own != send) {
         memmove(own, send, bytes);
@@ -224,200 +205,20 @@ static fc_code mpi_all_gather(fc_comm *comm, const void *send, void *recv, size_
     return rc;
 }
 
-/* ---- reductions ---- */
-
-/* Every rank gets the reduction of a segment of all ranks' data: who gets which. */
-typedef struct shares {
-    size_t *first, *count; /* elements, one a rank */
-    size_t most;           /* of count */
-} shares;
-
-static bool shares_new(shares *of, int size) {
-    of->first = calloc((size_t)size * 2, sizeof *of->first);
-    of->count = of->first + size;
-    of->most = 0;
-    return of->first != NULL;
-}
-
-/* Others' contributions to a piece of this rank's segment, and this rank's to theirs. */
-typedef struct exchange {
-    unsigned char *memory; /* size × piece */
-    MPI_Request *requests; /* 2 × size */
-    const void **inputs;   /* size */
-    size_t piece;          /* elements */
-} exchange;
-
-static void exchange_free(exchange *x) {
-    free(x->memory);
-    free(x->requests);
-    free(x->inputs);
-}
-
-static fc_code exchange_new(exchange *x, const fc_comm *comm, size_t most, size_t element, fc_error *err) {
-    const state *s = comm->state;
-    size_t n = (size_t)comm->size, bytes = EXCHANGE_BYTES / n;
-    bytes = bytes < EXCHANGE_LEAST ? EXCHANGE_LEAST : bytes > EXCHANGE_MOST ? EXCHANGE_MOST : bytes;
-    bytes = least(bytes, s->piece);
-    x->piece = bytes / element < 1 ? 1 : bytes / element;
-    x->piece = least(x->piece, most < 1 ? 1 : most);
-    x->memory = malloc(n * x->piece * element);
-    x->requests = malloc(2 * n * sizeof(MPI_Request));
-    x->inputs = calloc(n, sizeof *x->inputs);
-    if (!x->memory || !x->requests || !x->inputs) {
-        exchange_free(x);
-        return fc_fail(err, FC_ENOMEM, "a reduction over %d ranks: out of memory", comm->size);
-    }
-    return FC_OK;
-}
-
-/* Elements of a segment in the piece that starts at its element `at`. */
-static size_t part_of(size_t count, size_t at, size_t piece) {
-    return at < count ? least(count - at, piece) : 0;
-}
-
-static fc_code exchange_piece(fc_comm *comm, exchange *x, const char *send, const shares *of, size_t at, size_t element,
-                              fc_error *err) {
-    state *s = comm->state;
-    size_t own = part_of(of->count[comm->rank], at, x->piece) * element;
-    int code = MPI_SUCCESS, n = comm->size;
-    for (int i = 0; i < 2 * n; i++) {
-        x->requests[i] = MPI_REQUEST_NULL;
-    }
-    for (int r = 0; r < n; r++) {
-        x->inputs[r] = x->memory + (size_t)r * x->piece * element;
-        if (r == comm->rank) {
-            x->inputs[r] = send + (of->first[r] + at) * element;
-        } else if (own > 0 && code == MPI_SUCCESS) {
-            code = MPI_Irecv(x->memory + (size_t)r * x->piece * element, (int)own, MPI_BYTE, r, TAG, s->mpi,
-                             &x->requests[r]);
-        }
-    }
-    for (int r = 0; r < n && code == MPI_SUCCESS; r++) {
-        size_t theirs = part_of(of->count[r], at, x->piece) * element;
-        if (r != comm->rank && theirs > 0) {
-            code = MPI_Isend(send + (of->first[r] + at) * element, (int)theirs, MPI_BYTE, r, TAG, s->mpi,
-                             &x->requests[n + r]);
-        }
-    }
-    return code == MPI_SUCCESS ? wait_all(comm, "a reduction", 2 * n, x->requests, err)
-                               : fail(comm, "a reduction", code, err);
-}
-
-/* This rank's segment, reduced, into `out`. `out` may be the segment itself: others do not read it. */
-static fc_code reduce_shares(fc_comm *comm, const char *send, const shares *of, char *out, fc_dtype dtype, fc_reduce op,
-                             fc_error *err) {
-    size_t element = fc_dtype_size(dtype);
-    exchange x;
-    fc_code rc = exchange_new(&x, comm, of->most, element, err);
-    if (rc != FC_OK) {
-        comm->broken = true; /* the others wait for this rank's contribution */
-        return rc;
-    }
-    for (size_t at = 0; rc == FC_OK && at < of->most; at += x.piece) {
-        rc = exchange_piece(comm, &x, send, of, at, element, err);
-        size_t some = part_of(of->count[comm->rank], at, x.piece);
-        if (rc == FC_OK && some > 0) {
-            fc_arith_reduce(dtype, op, x.inputs, comm->size, out + at * element, some);
-        }
-    }
-    exchange_free(&x); /* also after a failure: MPI only writes there when it is called, and it is not any more */
-    return rc;
-}
-
-static fc_code no_shares(fc_comm *comm, fc_error *err) {
-    comm->broken = true;
-    return fc_fail(err, FC_ENOMEM, "a reduction over %d ranks: out of memory", comm->size);
-}
-
-static fc_code mpi_reduce_scatter(fc_comm *comm, const void *send, void *recv, size_t count, fc_dtype dtype,
-                                  fc_reduce op, fc_stream *stream, fc_error *err) {
-    (void)stream;
-    shares of;
-    fc_code rc = comm->broken ? gave_up(comm, err) : fc_arith_check(dtype, op, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    if (!shares_new(&of, comm->size)) {
-        return no_shares(comm, err);
-    }
-    for (int r = 0; r < comm->size; r++) {
-        of.first[r] = count * (size_t)r;
-        of.count[r] = count;
-    }
-    of.most = count;
-    rc = reduce_shares(comm, send, &of, recv, dtype, op, err);
-    free(of.first);
-    return rc;
-}
-
-/* Little data: everything goes everywhere, and every rank computes the same. */
-static fc_code all_reduce_small(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_error *err) {
-    size_t bytes = count * fc_dtype_size(dtype), n = (size_t)comm->size;
-    char *all = malloc(bytes * n + 1);
-    const void **inputs = calloc(n, sizeof *inputs);
-    if (!all || !inputs) {
-        free(all);
-        free(inputs);
-        return no_shares(comm, err);
-    }
-    fc_code rc = mpi_all_gather(comm, data, all, bytes, NULL, err);
-    for (size_t r = 0; r < n; r++) {
-        inputs[r] = all + r * bytes;
-    }
-    if (rc == FC_OK) {
-        fc_arith_reduce(dtype, op, inputs, comm->size, data, count);
-    }
-    free(all);
-    free(inputs);
-    return rc;
-}
-
-static fc_code mpi_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_stream *stream,
-                              fc_error *err) {
-    shares of;
-    fc_code rc = comm->broken ? gave_up(comm, err) : fc_arith_check(dtype, op, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    size_t n = (size_t)comm->size, element = fc_dtype_size(dtype), share = (count + n - 1) / n;
-    if (count <= SMALL_BYTES / element / n) {
-        return all_reduce_small(comm, data, count, dtype, op, err);
-    }
-    if (!shares_new(&of, comm->size)) {
-        return no_shares(comm, err);
-    }
-    for (size_t r = 0; r < n; r++) {
-        of.first[r] = least(share * r, count);
-        of.count[r] = least(share, count - of.first[r]);
-    }
-    of.most = share;
-    char *own = (char *)data + of.first[comm->rank] * element;
-    rc = reduce_shares(comm, data, &of, own, dtype, op, err);
-    for (size_t r = 0; r < n; r++) { /* now in bytes */
-        of.first[r] *= element;
-        of.count[r] *= element;
-    }
-    if (rc == FC_OK) {
-        rc = mpi_all_gather_v(comm, own, data, of.count, of.first, stream, err);
-    }
-    free(of.first);
-    return rc;
-}
-
 /* ---- communicators ---- */
 
 static const fc_comm functions;
 
 static fc_code comm_new(MPI_Comm mpi, bool ends_mpi, size_t piece, fc_device *device, fc_comm **out, fc_error *err) {
     fc_comm *comm = malloc(sizeof *comm);
-    state *s = malloc(sizeof *s);
+    mpi_state *s = malloc(sizeof *s);
     if (!comm || !s) {
         free(comm);
         free(s);
         return fc_fail(err, FC_ENOMEM, "mpi: out of memory");
     }
     *comm = functions;
-    *s = (state){.mpi = mpi, .ends_mpi = ends_mpi, .piece = piece};
+    *s = (mpi_state){.mpi = mpi, .ends_mpi = ends_mpi, .piece = piece};
     comm->device = device;
     comm->state = s;
     MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN);
@@ -428,7 +229,7 @@ static fc_code comm_new(MPI_Comm mpi, bool ends_mpi, size_t piece, fc_device *de
 }
 
 static void mpi_free(fc_comm *comm) {
-    state *s = comm->state;
+    mpi_state *s = comm->state;
     if (!comm->broken) { /* both wait for all ranks */
         MPI_Comm_free(&s->mpi);
         if (s->ends_mpi) {
@@ -441,14 +242,14 @@ static void mpi_free(fc_comm *comm) {
 
 /* MPI takes no negative colors; the first rank of a color stands for it. */
 static fc_code mpi_split(fc_comm *comm, int color, fc_comm **out, fc_error *err) {
-    state *s = comm->state;
+    mpi_state *s = comm->state;
     int *colors = malloc((size_t)comm->size * sizeof *colors);
     *out = NULL;
     if (!colors) {
         comm->broken = true;
         return fc_fail(err, FC_ENOMEM, "split: out of memory");
     }
-    fc_code rc = mpi_all_gather(comm, &color, colors, sizeof color, NULL, err);
+    fc_code rc = fc_mpi_all_gather(comm, &color, colors, sizeof color, NULL, err);
     int first = 0;
     while (rc == FC_OK && colors[first] != color) {
         first++;
@@ -460,7 +261,7 @@ static fc_code mpi_split(fc_comm *comm, int color, fc_comm **out, fc_error *err)
     MPI_Comm part = MPI_COMM_NULL;
     int code = MPI_Comm_split(s->mpi, first, comm->rank, &part);
     if (code != MPI_SUCCESS) {
-        return fail(comm, "split", code, err);
+        return fc_mpi_fail(comm, "split", code, err);
     }
     rc = comm_new(part, false, s->piece, comm->device, out, err);
     if (rc == FC_OK) {
@@ -471,10 +272,10 @@ static fc_code mpi_split(fc_comm *comm, int color, fc_comm **out, fc_error *err)
 
 static const fc_comm functions = {
     .backend = "mpi",
-    .all_gather = mpi_all_gather,
-    .all_gather_v = mpi_all_gather_v,
-    .reduce_scatter = mpi_reduce_scatter,
-    .all_reduce = mpi_all_reduce,
+    .all_gather = fc_mpi_all_gather,
+    .all_gather_v = fc_mpi_all_gather_v,
+    .reduce_scatter = fc_mpi_reduce_scatter,
+    .all_reduce = fc_mpi_all_reduce,
     .broadcast = mpi_broadcast,
     .barrier = mpi_barrier,
     .split = mpi_split,

@@ -141,6 +141,16 @@ static fc_code unflatten(fc_checkpoint **checkpoint, const fc_checkpoint *model,
     return (*checkpoint)->note ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", (*checkpoint)->path);
 }
 
+/* What is wrong with each file of a checkpoint that could not be opened, as all of them have to be brought back. */
+static void tell_damaged(const fc_checkpoint *checkpoint, const fc_open_options *options) {
+    for (size_t i = 0; i < checkpoint->nfiles; i++) {
+        fc_error why;
+        if (checkpoint->format->look_at(checkpoint, i, &why) == FC_ECORRUPT) {
+            options->damaged(options->context, checkpoint->files[i].path, why.message);
+        }
+    }
+}
+
 fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {
     static const fc_open_options defaults = {0};
     const fc_format *format = NULL;
@@ -163,6 +173,9 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     rc = rc == FC_OK ? fc_seal_load(checkpoint, err) : rc;
     rc = rc == FC_OK ? unflatten(&checkpoint, options ? options->model : NULL, err) : rc;
     if (rc != FC_OK) {
+        if (rc == FC_ECORRUPT && options && options->damaged && format->look_at && checkpoint->nfiles > 1) {
+            tell_damaged(checkpoint, options);
+        }
         fc_checkpoint_close(checkpoint);
         return rc;
     }
@@ -208,14 +221,23 @@ void fc_checkpoint_close(fc_checkpoint *checkpoint) {
     fc_arena_free(checkpoint->arena);
 }
 
+fc_code fc_check_refusal(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *err) {
+    return !tensor->object || !tensor->object->refusal
+               ? FC_OK
+               : fc_fail(err, FC_EUNSUPPORTED, "%s: %.256s: %s; --exclude '%.256s' leaves it out", checkpoint->path,
+                         tensor->name, tensor->object->refusal, tensor->name);
+}
+
 fc_code fc_checkpoint_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                              fc_error *err) {
-    return checkpoint->format->extent(checkpoint, tensor, index, out, err);
+    fc_code rc = fc_check_refusal(checkpoint, tensor, err);
+    return rc != FC_OK ? rc : checkpoint->format->extent(checkpoint, tensor, index, out, err);
 }
 
 fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                   const char **json, fc_error *err) {
-    return checkpoint->format->object_json(checkpoint, object, arena, json, err);
+    fc_code rc = fc_check_refusal(checkpoint, object, err);
+    return rc != FC_OK ? rc : checkpoint->format->object_json(checkpoint, object, arena, json, err);
 }
 
 /* The format's own digests are of what was written; a seal's are of what was there when it was sealed. */

@@ -31,7 +31,7 @@ static void to_directory(const fc_checkpoint *checkpoint, char *path) {
     }
 }
 
-fc_code fc_seal_path(const fc_checkpoint *checkpoint, fc_arena *arena, const char **path, fc_error *err) {
+static fc_code seal_path(const fc_checkpoint *checkpoint, fc_arena *arena, const char **path, fc_error *err) {
     char real[PATH_MAX];
     if (!realpath(checkpoint->path, real)) {
         return fc_fail_errno(err, errno, "%s", checkpoint->path);
@@ -67,7 +67,7 @@ fc_code fc_seal_new(const fc_checkpoint *checkpoint, fc_arena *arena, fc_seal *o
         out->files[i].name = checkpoint->files[i].name;
         out->files[i].path = checkpoint->files[i].path;
     }
-    fc_code rc = fc_seal_path(checkpoint, arena, &out->path, err);
+    fc_code rc = seal_path(checkpoint, arena, &out->path, err);
     return rc == FC_OK && header ? name_header(checkpoint, arena, &out->files[checkpoint->nfiles], err) : rc;
 }
 
@@ -182,7 +182,7 @@ static fc_code parse(fc_checkpoint *checkpoint, fc_seal *seal, FILE *f, fc_error
 fc_code fc_seal_load(fc_checkpoint *checkpoint, fc_error *err) {
     const char *path;
     struct stat st;
-    fc_code rc = fc_seal_path(checkpoint, checkpoint->arena, &path, err);
+    fc_code rc = seal_path(checkpoint, checkpoint->arena, &path, err);
     if (rc != FC_OK || stat(path, &st) != 0 || !S_ISREG(st.st_mode)) {
         return rc;
     }

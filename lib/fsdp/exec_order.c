@@ -4,18 +4,14 @@
  */
 #include "fsdp/state.h"
 
+#include "core/grow.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
 static fc_code append(fc_unit_list *list, fc_fsdp_unit *unit, fc_error *err) {
-    if (list->count == list->room) {
-        int64_t room = list->room ? 2 * list->room : 16;
-        fc_fsdp_unit **units = realloc(list->units, (size_t)room * sizeof *units);
-        if (!units) {
-            return fc_fail(err, FC_ENOMEM, "out of memory for the execution order");
-        }
-        list->units = units;
-        list->room = room;
+    if (!fc_grow(&list->units, &list->capacity, (size_t)list->count + 1, sizeof *list->units)) {
+        return fc_fail(err, FC_ENOMEM, "out of memory for the execution order");
     }
     list->units[list->count++] = unit;
     return FC_OK;

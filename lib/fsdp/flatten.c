@@ -7,6 +7,7 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/plan.h"
+#include "move/read_box.h"
 #include "sharding/flat_runs.h"
 
 #include <stdlib.h>
@@ -18,6 +19,7 @@ enum { PIECE = 1 << 20, MOST_PIECES = 1 << 16 };
 /* fc_checkpoint.state: the format is the source's, but for what it does with values. */
 typedef struct flattened {
     fc_checkpoint *source;
+    fc_source_crc *crc; /* what was read of it */
     fc_format format;
 } flattened;
 
@@ -29,7 +31,7 @@ static const fc_checkpoint *source_of(const fc_checkpoint *checkpoint) {
 
 /* What elements [first, last) of the flat parameter have of a parameter. */
 static fc_code read_param(const fc_checkpoint *source, const fc_flat_value *o, size_t param, int64_t first,
-                          int64_t last, unsigned char *buf, fc_error *err) {
+                          int64_t last, unsigned char *buf, fc_source_crc *crc, fc_error *err) {
     const fc_flat_param *p = &o->layout.params[param];
     const fc_tensor *t = o->params[param];
     int64_t from = first > p->offset ? first - p->offset : 0;
@@ -43,7 +45,7 @@ static fc_code read_param(const fc_checkpoint *source, const fc_flat_value *o, s
     while (t && rc == FC_OK && fc_flat_run_next(&run, dims, &start)) {
         const fc_box box = {p->ndim, dims, dims + p->ndim};
         size_t at = (size_t)(p->offset + start - first) * fc_dtype_size(t->dtype);
-        rc = fc_read_box(source, t, &box, t->dtype, buf + at, err);
+        rc = fc_read_piece(source, t, &box, t->dtype, buf + at, crc, err);
     }
     return rc;
 }
@@ -74,11 +76,13 @@ static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tenso
         memcpy(buf, o->text, strlen(o->text));
         return FC_OK;
     }
+    const bool again = atomic_exchange(&o->read[index], true); /* it may be dropped, and wanted again */
+    fc_source_crc *crc = again ? NULL : ((const flattened *)checkpoint->state)->crc;
     int64_t first = tensor->chunks[index].dims[0], last = first + tensor->chunks[index].dims[1];
     memset(buf, 0, (size_t)tensor->chunks[index].length); /* padding, and state that a parameter does not have */
     for (size_t i = first_param(&o->layout, first);
          rc == FC_OK && i < o->layout.nparams && o->layout.params[i].offset < last; i++) {
-        rc = read_param(source, o, i, first, last, buf, err);
+        rc = read_param(source, o, i, first, last, buf, crc, err);
     }
     return rc;
 }
@@ -113,8 +117,27 @@ static fc_code flat_check_object(const fc_checkpoint *checkpoint, const fc_tenso
     return o->text ? FC_OK : source->format->check_object(source, o->tensor, err);
 }
 
+/* Of what is kept as it is the source's digest and checks hold. */
+static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                           fc_error *err) {
+    const fc_flat_value *o = tensor->detail;
+    return o->tensor ? fc_checkpoint_digest(source_of(checkpoint), o->tensor, index, out, err) : FC_OK;
+}
+
+static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    return source_of(checkpoint)->format->check_file(source_of(checkpoint), index, err);
+}
+
+static fc_code flat_check_below(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
+    const flattened *f = checkpoint->state;
+    fc_code rc = fc_source_crc_join(f->crc, comm, err);
+    return rc == FC_OK ? fc_source_crc_check(f->crc, comm, err) : rc;
+}
+
 static void flat_close(fc_checkpoint *checkpoint) {
-    fc_checkpoint_close(((flattened *)checkpoint->state)->source);
+    flattened *f = checkpoint->state;
+    fc_source_crc_free(f->crc);
+    fc_checkpoint_close(f->source);
 }
 
 bool fc_is_flattened(const fc_checkpoint *checkpoint, const fc_tensor *tensor) {
@@ -129,10 +152,12 @@ static void make_format(flattened *f) {
     f->format.extent = flat_extent;
     f->format.read = flat_read;
     f->format.object_json = f->source->format->object_json ? flat_object_json : NULL;
+    f->format.digest = flat_digest;
     f->format.check_object = f->source->format->check_object ? flat_check_object : NULL;
-    f->format.digest = NULL;
     f->format.verify = NULL;
-    f->format.check_file = NULL;
+    f->format.verify_chunk = NULL;
+    f->format.check_file = f->source->format->check_file ? flat_check_file : NULL;
+    f->format.check_below = flat_check_below;
 }
 
 /* ---- the manifest ---- */
@@ -214,7 +239,7 @@ static fc_code name_flat(const fc_flattener *b, const fc_unit *u, const fc_wante
 }
 
 /* Pieces of at most PIECE bytes, or more of very large ones; none reaches over the cut between two ranks. */
-fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, int64_t numel) {
+fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int64_t numel) {
     int64_t shard = numel / f->ranks + (numel % f->ranks != 0);
     int64_t size = fc_dtype_size(t->dtype), piece = PIECE / size, bytes;
     int64_t *shape = fc_arena_calloc(f->out->arena, 1, sizeof *shape);
@@ -251,7 +276,8 @@ fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, int64_t numel) {
     }
     t->chunks = chunks;
     t->nchunks = n;
-    return FC_OK;
+    value->read = fc_arena_calloc(f->out->arena, n, sizeof *value->read);
+    return value->read ? FC_OK : no_memory(f);
 }
 
 fc_code fc_flatten_check_whole(const fc_flattener *b, const fc_tensor *t) {
@@ -297,7 +323,7 @@ static fc_code add_unit(fc_flattener *b, const fc_unit *u, const fc_flat_layout 
     o->layout = *layout;
     t->dtype = layout->dtype;
     rc = name_flat(b, u, &b->wanted->tensors[b->tree->parameters[u->parameters[0]].spec], t);
-    return rc == FC_OK ? fc_flatten_cut(b, t, layout->numel) : rc;
+    return rc == FC_OK ? fc_flatten_cut(b, t, o, layout->numel) : rc;
 }
 
 static int by_module(const void *a, const void *b) {
@@ -386,6 +412,7 @@ fc_code fc_flatten(fc_checkpoint *source, const fc_wanted *wanted, const fc_modu
     fc_flattener b = {
         .out = made, .source = source, .wanted = wanted, .tree = tree, .units = units, .ranks = ranks, .err = err};
     fc_code rc = fill(&b, scratch);
+    rc = rc == FC_OK ? fc_source_crc_new(source, source->tensors, source->ntensors, &f->crc, err) : rc;
     fc_arena_free(scratch);
     fc_tensor *tensors = rc == FC_OK ? fc_arena_calloc(arena, b.count, sizeof *tensors) : NULL;
     if (tensors && b.count > 0) {
@@ -394,6 +421,7 @@ fc_code fc_flatten(fc_checkpoint *source, const fc_wanted *wanted, const fc_modu
     free(b.tensors);
     if (!tensors) {
         rc = rc == FC_OK ? no_memory(&b) : rc;
+        fc_source_crc_free(f->crc);
         fc_arena_free(arena); /* not fc_checkpoint_close: the source stays the caller's */
         return rc;
     }

@@ -7,12 +7,15 @@
 
 #include "fsdpckpt/flatten.h"
 
+#include <stdatomic.h>
+
 /** Where a value comes from: fc_tensor.detail. */
 typedef struct fc_flat_value {
     const fc_tensor *tensor; /**< the source's, which it is; NULL: a flat one, or `text` */
     const char *text;        /**< of an object that is not the source's: its JSON */
     fc_flat_layout layout;
     const fc_tensor **params; /**< the source's, one for each of the layout's; NULL: zeros */
+    atomic_bool *read;        /**< of each piece: it was read, and what was read of the source is in its sums */
 } fc_flat_value;
 
 /** The checkpoint in progress. */
@@ -37,7 +40,7 @@ fc_tensor *fc_flatten_add(fc_flattener *f, fc_flat_value **value);
 fc_code fc_flatten_keep(fc_flattener *f, const fc_wanted_tensor *w);
 
 /** Gives a flat tensor of `numel` elements its shape and its pieces, none of which reaches over a cut between ranks. */
-fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, int64_t numel);
+fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int64_t numel);
 
 /** Whether the elements of a tensor of the source are all there: holes are found before anything is written. */
 fc_code fc_flatten_check_whole(const fc_flattener *f, const fc_tensor *t);

@@ -153,7 +153,7 @@ static fc_code add_flat(fc_flattener *f, const fc_optim *o, const entry *run, si
     if (rc == FC_OK && !fc_mul_i64(layout->shard_numel, layout->world_size, &padded)) {
         return refuse(f, run, "is too large");
     }
-    return rc == FC_OK ? fc_flatten_cut(f, t, padded) : rc;
+    return rc == FC_OK ? fc_flatten_cut(f, t, value, padded) : rc;
 }
 
 /* The values of one key of a unit, or of a parameter without a unit. @param stateful its parameters that have state */

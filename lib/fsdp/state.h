@@ -54,7 +54,8 @@ struct fc_fsdp_unit {
 /* A growing list of units. */
 typedef struct fc_unit_list {
     fc_fsdp_unit **units;
-    int64_t count, room;
+    int64_t count;
+    size_t capacity;
 } fc_unit_list;
 
 typedef enum fc_order_warning { FC_ORDER_FINE, FC_ORDER_WARNING, FC_ORDER_WARNED } fc_order_warning;

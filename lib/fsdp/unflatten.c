@@ -74,15 +74,15 @@ static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *ten
     return fc_checkpoint_digest(state_of(checkpoint)->source, o->tensor, source_index(o, index), out, err);
 }
 
-static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
-    const fc_checkpoint *source = state_of(checkpoint)->source;
-    return source->format->check_file(source, index, err);
-}
-
 static fc_code flat_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
     const fc_flat_origin *o = object->detail;
     const fc_checkpoint *source = state_of(checkpoint)->source;
     return source->format->check_object(source, o->tensor, err);
+}
+
+static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    const fc_checkpoint *source = state_of(checkpoint)->source;
+    return source->format->check_file(source, index, err);
 }
 
 static void flat_close(fc_checkpoint *checkpoint) {
@@ -104,6 +104,7 @@ static void make_format(unflattened *u) {
     u->format.digest = flat_digest;
     u->format.check_object = of->check_object ? flat_check_object : NULL;
     u->format.verify = NULL; /* what it knows of is the source's */
+    u->format.verify_chunk = NULL;
     u->format.check_file = of->check_file ? flat_check_file : NULL;
 }
 

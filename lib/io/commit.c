@@ -128,6 +128,9 @@ static fc_code check_space(const fc_commit *commit, uint64_t bytes, fc_error *er
                              commit->parent)
                    : fc_fail_errno(err, errno, "%s: cannot be examined", commit->parent);
     }
+    if (bytes == 0 && fs.f_bavail == 0) { /* how much is needed is not known */
+        return fc_fail(err, FC_EIO, "%s: no space: the file system is full", commit->target);
+    }
     if (bytes / fs.f_frsize >= fs.f_bavail) {
         return fc_fail(err, FC_EIO, "%s: no space: %" PRIu64 " bytes are needed, %" PRIu64 " are free", commit->target,
                        bytes, (uint64_t)fs.f_bavail * fs.f_frsize);

@@ -52,6 +52,15 @@ fc_code fc_check_link(const char *path, const char *name, const char *root, fc_e
                    target);
 }
 
+fc_code fc_check_named(const char *as, const char *kind, const char *given, const char *known, const char *example,
+                       fc_error *err) {
+    if (access(given, F_OK) == 0 || errno != ENOENT) { /* whatever else is wrong with it opening it tells */
+        return FC_OK;
+    }
+    return fc_fail(err, FC_EUSAGE, "%s '%s': neither a file nor a known %s; %s, a file is JSON like %s", as, given,
+                   kind, known, example);
+}
+
 fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const char *path, fc_error *err) {
     unsigned char *p = buf;
     while (size > 0) {

@@ -7,6 +7,7 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
 #include "move/average.h"
+#include "move/read_box.h"
 #include "move/tuning.h"
 #include "plan/names.h"
 
@@ -66,27 +67,28 @@ ACCUMULATE(double)
 
 /* Reads one source's values of a piece as numbers to compute with. Real numbers of another type are cast on the way. */
 static fc_code read_values(const fc_checkpoint *source, const fc_tensor *tensor, const fc_box *box, const way *w,
-                           void *x, void *raw, fc_error *err) {
+                           void *x, void *raw, fc_source_crc *crc, fc_error *err) {
     if (w->components == 1) {
-        return fc_read_box(source, tensor, box, w->compute, x, err);
+        return fc_read_piece(source, tensor, box, w->compute, x, crc, err);
     }
     bool casts = w->stored != w->compute;
-    fc_code rc = fc_read_box(source, tensor, box, tensor->dtype, casts ? raw : x, err);
+    fc_code rc = fc_read_piece(source, tensor, box, tensor->dtype, casts ? raw : x, crc, err);
     if (rc == FC_OK && casts) {
         fc_cast(w->stored, raw, w->compute, x, (size_t)fc_box_volume(box) * w->components);
     }
     return rc;
 }
 
-static fc_code average_piece(const fc_average *a, const fc_tensor *tensor, const fc_box *box, void *out,
+/* `first`: it was not read before. */
+static fc_code average_piece(const fc_average *a, const fc_tensor *tensor, const fc_box *box, bool first, void *out,
                              fc_error *err) {
-    const fc_tensor *const *inputs = tensor->detail;
+    const fc_averaged *of = tensor->detail;
     way w = way_of(tensor->dtype);
     size_t count = (size_t)fc_box_volume(box) * w.components, bytes = count * fc_dtype_size(w.compute);
     void *sum = malloc(bytes), *x = malloc(bytes);
     fc_code rc = sum && x ? FC_OK : fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", tensor->name);
     for (size_t i = 0; rc == FC_OK && i < a->count; i++) {
-        rc = read_values(a->sources[i], inputs[i], box, &w, x, out, err);
+        rc = read_values(a->sources[i], of->inputs[i], box, &w, x, out, first ? a->crcs[i] : NULL, err);
         if (rc != FC_OK) {
             rc = fc_context(err, rc, "%s", a->sources[i]->path);
         } else if (w.compute == FC_F64) {
@@ -120,21 +122,42 @@ static fc_code average_extent(const fc_checkpoint *checkpoint, const fc_tensor *
 static fc_code average_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
                             fc_error *err) {
     const fc_average *a = checkpoint->state;
-    const fc_tensor *const *inputs = tensor->detail;
+    const fc_averaged *of = tensor->detail;
     fc_box box = fc_chunk_box(tensor, &tensor->chunks[index]);
-    return fc_is_averaged(tensor) ? average_piece(a, tensor, &box, buf, err)
-                                  : fc_read_box(a->sources[0], inputs[0], &box, tensor->dtype, buf, err);
+    bool first = !atomic_exchange(&of->read[index], true); /* it may be dropped, and wanted again */
+    return fc_is_averaged(tensor)
+               ? average_piece(a, tensor, &box, first, buf, err)
+               : fc_read_piece(a->sources[0], of->inputs[0], &box, tensor->dtype, buf, first ? a->crcs[0] : NULL, err);
 }
 
 static fc_code average_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                    const char **json, fc_error *err) {
     const fc_average *a = checkpoint->state;
-    const fc_tensor *const *inputs = object->detail;
-    return fc_checkpoint_object_json(a->sources[0], inputs[0], arena, json, err);
+    const fc_averaged *of = object->detail;
+    return fc_checkpoint_object_json(a->sources[0], of->inputs[0], arena, json, err);
+}
+
+static fc_code average_check_below(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
+    const fc_average *a = checkpoint->state;
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < a->count; i++) {
+        rc = fc_source_crc_join(a->crcs[i], comm, err);
+    }
+    for (size_t i = 0; rc == FC_OK && i < a->count; i++) {
+        rc = fc_source_crc_check(a->crcs[i], comm, err);
+    }
+    return rc;
+}
+
+static void free_crcs(const fc_average *a) {
+    for (size_t i = 0; a && a->crcs && i < a->count; i++) {
+        fc_source_crc_free(a->crcs[i]);
+    }
 }
 
 static void average_close(fc_checkpoint *checkpoint) {
     fc_average *a = checkpoint->state;
+    free_crcs(a);
     for (size_t i = 0; i < a->count; i++) {
         fc_checkpoint_close(a->sources[i]);
     }
@@ -147,6 +170,7 @@ static const fc_format format = {
     .extent = average_extent,
     .read = average_read,
     .object_json = average_object_json,
+    .check_below = average_check_below,
 };
 
 /* ---- the manifest ---- */
@@ -206,16 +230,20 @@ static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_er
     size_t piece = piece_bytes(&names[0]);
     uint64_t next = 0;
     for (size_t t = 0; rc == FC_OK && t < names[0].count; t++) {
+        fc_averaged *of = fc_arena_calloc(average->arena, 1, sizeof *of);
         const fc_tensor **inputs = fc_arena_calloc(average->arena, a->count, sizeof *inputs);
-        if (!inputs) {
+        if (!of || !inputs) {
             return no_memory(err);
         }
         for (size_t i = 0; i < a->count; i++) {
             inputs[i] = names[i].items[fc_names_find(&names[i], names[0].items[t].name)].tensor;
         }
         tensors[t] = *inputs[0];
-        tensors[t].detail = inputs;
+        tensors[t].detail = of;
         rc = cut_pieces(&tensors[t], piece, &next, average->arena, err);
+        of->inputs = inputs;
+        of->read = rc == FC_OK ? fc_arena_calloc(average->arena, tensors[t].nchunks, sizeof *of->read) : NULL;
+        rc = rc == FC_OK && !of->read ? no_memory(err) : rc;
     }
     average->tensors = tensors;
     average->ntensors = names[0].count;
@@ -278,17 +306,19 @@ static fc_code fill(fc_checkpoint *average, fc_checkpoint *const *sources, size_
         return no_memory(err);
     }
     memcpy(kept, sources, count * sizeof *kept);
-    *a = (fc_average){.sources = kept, .count = count};
+    *a = (fc_average){.sources = kept, .crcs = fc_arena_calloc(arena, count, sizeof *a->crcs), .count = count};
     average->state = a;
     average->format = &format;
     average->path = sources[0]->path;
     average->mesh = sources[0]->mesh;
-    fc_code rc = make_weights(a, options->weights, arena, err);
+    fc_code rc = a->crcs ? make_weights(a, options->weights, arena, err) : no_memory(err);
     for (size_t i = 0; rc == FC_OK && i < count; i++) {
         if (sources[i]->format->layout_only) {
             return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to average", sources[i]->path);
         }
         rc = fc_names_make(sources[i], options->selection, NULL, arena, &names[i], err);
+        rc = rc == FC_OK ? fc_source_crc_new(sources[i], sources[i]->tensors, sources[i]->ntensors, &a->crcs[i], err)
+                         : rc;
     }
     rc = rc == FC_OK ? fc_average_compare(a, names, options->take_first, err) : rc;
     rc = rc == FC_OK ? list_files(average, err) : rc;
@@ -311,6 +341,7 @@ fc_code fc_average_open(fc_checkpoint *const *sources, size_t count, const fc_av
     average->arena = arena;
     fc_code rc = fill(average, sources, count, options ? options : &defaults, err);
     if (rc != FC_OK) {
+        free_crcs(average->state);
         fc_arena_free(arena); /* not fc_checkpoint_close: the sources stay the caller's */
         return rc;
     }

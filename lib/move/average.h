@@ -5,11 +5,21 @@
 #define FSDPCKPT_MOVE_AVERAGE_H
 
 #include "fsdpckpt/checkpoint.h"
+#include "move/source_crc.h"
 #include "plan/names.h"
 
-/** fc_checkpoint.state of an average. A tensor's `detail` is its array of the sources' tensors. */
+#include <stdatomic.h>
+
+/** What a tensor is the average of: its `detail`. */
+typedef struct fc_averaged {
+    const fc_tensor **inputs; /**< one a source */
+    atomic_bool *read;        /**< of each piece: it was read, and what was read of the sources is in their sums */
+} fc_averaged;
+
+/** fc_checkpoint.state of an average. */
 typedef struct fc_average {
     fc_checkpoint **sources;
+    fc_source_crc **crcs; /**< what was read of each source */
     size_t count;
     const double *weights; /**< their sum is 1; NULL: all equal */
 } fc_average;

@@ -40,6 +40,7 @@ typedef struct job {
     size_t count;
     budget budget;
     fc_decoded *decoded_a, *decoded_b;
+    fc_source_crc *crc_a, *crc_b;
     atomic_bool stop;
     pthread_mutex_t lock; /* guards what follows, and the items' deviations */
     size_t next;
@@ -205,6 +206,10 @@ static void *work(void *context) {
         rc = fc_source_new(j->b, j->decoded_b, j->budget.scratch, j->budget.files, &w.b, &err);
     }
     if (rc == FC_OK) {
+        fc_source_check_objects(w.a);
+        fc_source_check_objects(w.b);
+        fc_source_watch(w.a, j->crc_a, true);
+        fc_source_watch(w.b, j->crc_b, true);
         rc = compare_tiles(&w, &err);
     }
     if (rc != FC_OK) {
@@ -254,6 +259,32 @@ static int wanted_threads(const fc_compare_options *options, uint64_t bytes) {
     return (uint64_t)threads > useful ? (int)useful : threads;
 }
 
+/* What was read against what the two record of it. That it differs is a result. */
+static void check_sums(job *j) {
+    fc_compare_report *r = j->report;
+    r->damage = fc_source_crc_check(j->crc_a, NULL, &r->damaged);
+    if (r->damage == FC_OK) {
+        r->damage = fc_source_crc_check(j->crc_b, NULL, &r->damaged);
+    }
+    if (r->damage != FC_OK && r->damage != FC_ECORRUPT) {
+        j->code = r->damage;
+        j->error = r->damaged;
+    }
+}
+
+static void compare_all(job *j) {
+    atomic_init(&j->stop, false);
+    pthread_mutex_init(&j->lock, NULL);
+    fc_threads_run(j->budget.threads, work, j);
+    if (j->current) {
+        drop(j->current);
+    }
+    pthread_mutex_destroy(&j->lock);
+    if (j->code == FC_OK) {
+        check_sums(j);
+    }
+}
+
 fc_code fc_compare_data(const fc_checkpoint *a, const fc_checkpoint *b, const fc_compare_options *options,
                         fc_compare_report *report, const size_t *items, size_t count, bool *stopped, fc_error *err) {
     uint64_t memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
@@ -268,18 +299,15 @@ fc_code fc_compare_data(const fc_checkpoint *a, const fc_checkpoint *b, const fc
     }
     j.decoded_a = fc_decoded_new(j.budget.decoded);
     j.decoded_b = fc_decoded_new(j.budget.decoded);
-    if (j.decoded_a && j.decoded_b) {
-        atomic_init(&j.stop, false);
-        pthread_mutex_init(&j.lock, NULL);
-        fc_threads_run(j.budget.threads, work, &j);
-        if (j.current) {
-            drop(j.current);
-        }
-        pthread_mutex_destroy(&j.lock);
+    j.code = j.decoded_a && j.decoded_b ? FC_OK : fc_fail(&j.error, FC_ENOMEM, "%s: out of memory", a->path);
+    j.code = j.code == FC_OK ? fc_source_crc_new(a, a->tensors, a->ntensors, &j.crc_a, &j.error) : j.code;
+    j.code = j.code == FC_OK ? fc_source_crc_new(b, b->tensors, b->ntensors, &j.crc_b, &j.error) : j.code;
+    if (j.code == FC_OK) {
+        compare_all(&j);
         *stopped = atomic_load(&j.stop);
-    } else {
-        j.code = fc_fail(&j.error, FC_ENOMEM, "%s: out of memory", a->path);
     }
+    fc_source_crc_free(j.crc_a);
+    fc_source_crc_free(j.crc_b);
     fc_decoded_free(j.decoded_a);
     fc_decoded_free(j.decoded_b);
     report->bytes += j.bytes;

@@ -195,9 +195,10 @@ static fc_code read_chunk(worker *w, fc_chunk_job *job, size_t bytes, unsigned c
     const fc_box box = {wanted->source->ndim, job->offset, job->sizes};
     size_t count = (size_t)volume_of(job), used = count * fc_dtype_size(wanted->dtype);
     *out = w->read;
-    fc_source_watch(w->source, job->of->digest.tensor ? w->press->recorded : NULL);
+    const bool cast = wanted->dtype != wanted->source->dtype;
+    fc_source_watch(w->source, job->of->digest.tensor ? w->press->recorded : NULL, cast);
     fc_code rc = fc_source_fill(w->source, job->of->coverage, wanted->source, &box, w->read, err);
-    if (rc == FC_OK && wanted->dtype != wanted->source->dtype) {
+    if (rc == FC_OK && cast) {
         fc_cast(wanted->source->dtype, w->read, wanted->dtype, w->cast, count);
         *out = w->cast;
     }

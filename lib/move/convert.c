@@ -22,6 +22,19 @@ enum {
     MAPPING_BYTES = 160,
 };
 
+/* Before anything is written: no value may be one that cannot be had. */
+static fc_code check_refusals(const fc_wanted *wanted, fc_error *err) {
+    fc_error first;
+    size_t count = 0;
+    for (size_t i = 0; i < wanted->ntensors; i++) {
+        fc_error *why = count == 0 ? &first : NULL;
+        count += fc_check_refusal(wanted->source, wanted->tensors[i].source, why) != FC_OK;
+    }
+    return count == 0   ? FC_OK
+           : count == 1 ? fc_fail(err, first.code, "%s", first.message)
+                        : fc_fail(err, first.code, "%s; it is the first of %zu such values", first.message, count);
+}
+
 /* Fail closed: nothing is created before every wanted element is known to be covered exactly once. */
 static fc_code check_coverage(const fc_wanted *wanted, fc_error *err) {
     for (size_t i = 0; i < wanted->ntensors && !wanted->source->format->layout_only; i++) {
@@ -179,19 +192,16 @@ static fc_code write_part(making *m, uint32_t rank, fc_error *err) {
     return rc;
 }
 
-/* What was written of a tensor against the digest that the source records for it, if any. */
-static fc_code check_digest(const fc_checkpoint *source, const fc_wanted_tensor *tensor, uint64_t found,
-                            fc_error *err) {
-    fc_digest recorded;
-    fc_code rc = fc_checkpoint_digest(source, tensor->source, FC_WHOLE_TENSOR, &recorded, err);
-    if (rc != FC_OK || recorded.kind != FC_DIGEST_CRC64 || recorded.value == found) {
-        return rc;
+/* What was read against what the source, and what may lie below it, records; chunks first, as they tell the place. */
+static fc_code check_source(const making *m, fc_error *err) {
+    const fc_checkpoint *source = m->wanted->source;
+    fc_code rc = fc_source_crc_join(m->move.recorded, m->comm, err);
+    rc = rc == FC_OK ? fc_source_crc_check(m->move.recorded, m->comm, err) : rc;
+    if (source->format->check_below) {
+        rc = fc_ranks_agree(m->comm, rc, err);
+        rc = rc == FC_OK ? source->format->check_below(source, m->comm, err) : rc;
     }
-    return fc_fail(err, FC_ECORRUPT,
-                   "%s: tensor %s: its data has the digest %016" PRIx64 ", in %s it is %016" PRIx64
-                   ": it is damaged; fsdpckpt verify tells in which file",
-                   source->path, tensor->source->name, found, source->seal ? source->seal->path : "its headers",
-                   recorded.value);
+    return rc;
 }
 
 /* Makes the tensors' digests of their sums, and compares them with what the source says they are. */
@@ -205,8 +215,9 @@ static fc_code finish_digests(const making *m, uint64_t *digests, fc_error *err)
         const fc_box whole = {tensor->source->ndim, NULL, tensor->source->shape};
         uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(tensor->dtype);
         digests[i] = fc_crc64_finish(digests[i], bytes);
-        fc_code rc =
-            tensor->dtype == tensor->source->dtype ? check_digest(wanted->source, tensor, digests[i], err) : FC_OK;
+        fc_code rc = tensor->dtype == tensor->source->dtype
+                         ? fc_source_check_digest(wanted->source, tensor->source, digests[i], err)
+                         : FC_OK; /* of what is cast the elements were added when they were read */
         if (rc != FC_OK) {
             return rc;
         }
@@ -230,7 +241,9 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
     fc_code rc = digests && m.unmoved ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
-    rc = rc == FC_OK ? fc_source_crc_new(wanted->source, &m.move.recorded, err) : rc;
+    rc = rc == FC_OK ? fc_source_crc_new(wanted->source, wanted->source->tensors, wanted->source->ntensors,
+                                         &m.move.recorded, err)
+                     : rc;
     m.move.crc32 = options->format->wants_crc32;
     if (rc == FC_OK && m.leads) {
         rc = options->format->create(wanted, staging, &m.writer, err);
@@ -243,10 +256,7 @@ static fc_code write_all(const fc_wanted *wanted, const char *staging, const fc_
         rc = fc_ranks_join_sums(m.comm, FC_OK, digests, wanted->ntensors, err);
     }
     if (rc == FC_OK) {
-        rc = fc_source_crc_join(m.move.recorded, m.comm, err);
-    }
-    if (rc == FC_OK) { /* which tells the chunk, where the digests tell the tensor */
-        rc = fc_source_crc_check(m.move.recorded, m.comm, err);
+        rc = check_source(&m, err);
     }
     if (rc == FC_OK) {
         rc = finish_digests(&m, digests, err);
@@ -365,6 +375,7 @@ static fc_code plan(const fc_checkpoint *source, const char *target, const fc_co
     selection.self_contained = options->format->self_contained;
     rc = fc_wanted_new(source, &selection, arena, wanted, &report->selected, err);
     rc = rc == FC_OK ? check_headers(source, err) : rc;
+    rc = rc == FC_OK ? check_refusals(wanted, err) : rc;
     rc = rc == FC_OK ? check_coverage(wanted, err) : rc;
     if (rc == FC_OK) {
         rc = measure(wanted, options, report, err);

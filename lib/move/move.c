@@ -116,7 +116,7 @@ static fc_code read_tile(worker *w, const fc_active *active, const fc_tile *tile
                          fc_tile_digest *digest, fc_error *err) {
     fc_box box = {active->tensor->ndim, tile->offsets, tile->sizes};
     bool cast = active->dtype != active->tensor->dtype;
-    fc_source_watch(w->source, active->digest.tensor ? w->engine->recorded : NULL);
+    fc_source_watch(w->source, active->digest.tensor ? w->engine->recorded : NULL, cast);
     fc_code rc = fc_source_fill(w->source, active->coverage, active->tensor, &box, cast ? w->cast : to, err);
     if (rc == FC_OK && cast) {
         fc_cast(active->tensor->dtype, w->cast, active->dtype, to, (size_t)tile->count);

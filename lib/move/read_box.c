@@ -1,18 +1,20 @@
 /*
  * Reading one box, without threads: into memory (what inspect and diff use), or piece by piece in row-major order (what
- * extract uses). The same source as the engine's.
+ * extract uses). The same source as the engine's, and what is read whole is compared with what is recorded of it.
  */
-#include "fsdpckpt/move.h"
+#include "move/read_box.h"
 
 #include "move/source.h"
 #include "move/tuning.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* A box being read. `whole` is where all of it goes; else each tile goes through `tile` to `visit`. */
 typedef struct reading {
     fc_source *source;
     fc_coverage *coverage;
+    fc_source_crc *crc; /* to which it is added; NULL: to nothing */
     const fc_tensor *tensor;
     fc_dtype dtype;
     unsigned char *whole;
@@ -67,6 +69,7 @@ static fc_code read_box(const fc_checkpoint *checkpoint, reading *r, const fc_bo
     rc = fc_source_new(checkpoint, decoded, FC_SCRATCH_BYTES, FC_OPEN_FILES, &r->source, err);
     if (rc == FC_OK) {
         fc_source_check_objects(r->source);
+        fc_source_watch(r->source, r->crc, true);
         rc = read_tiles(r, box, err);
     }
 out:
@@ -78,14 +81,33 @@ out:
     return rc;
 }
 
+/* A tensor that is read whole is compared with what is recorded of it. */
+static fc_code read_checked(const fc_checkpoint *checkpoint, reading *r, const fc_box *box, fc_error *err) {
+    const fc_tensor *tensor = r->tensor;
+    if (tensor->ndim > 0 && memcmp(box->sizes, tensor->shape, (size_t)tensor->ndim * sizeof *box->sizes) != 0) {
+        return read_box(checkpoint, r, box, err);
+    }
+    fc_code rc = fc_source_crc_new(checkpoint, tensor, 1, &r->crc, err);
+    rc = rc == FC_OK ? read_box(checkpoint, r, box, err) : rc;
+    rc = rc == FC_OK ? fc_source_crc_check(r->crc, NULL, err) : rc;
+    fc_source_crc_free(r->crc);
+    return rc;
+}
+
 fc_code fc_read_box(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                     void *buf, fc_error *err) {
     reading r = {.tensor = tensor, .dtype = dtype, .whole = buf};
+    return read_checked(checkpoint, &r, box, err);
+}
+
+fc_code fc_read_piece(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
+                      void *buf, fc_source_crc *crc, fc_error *err) {
+    reading r = {.tensor = tensor, .dtype = dtype, .whole = buf, .crc = crc};
     return read_box(checkpoint, &r, box, err);
 }
 
 fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                        fc_read_visit *visit, void *context, fc_error *err) {
     reading r = {.tensor = tensor, .dtype = dtype, .visit = visit, .context = context};
-    return read_box(checkpoint, &r, box, err);
+    return read_checked(checkpoint, &r, box, err);
 }

@@ -45,6 +45,7 @@ struct fc_source {
     int nfiles; /* of them in use at most */
     uint64_t clock;
     fc_source_crc *crc;  /* NULL: nothing is compared */
+    bool elements;       /* with `crc`: adds those of the elements, too */
     fc_crc_walk walk;    /* of the piece that is being read */
     bool checks_objects; /* before they are read */
 };
@@ -88,8 +89,9 @@ void fc_source_check_objects(fc_source *source) {
     source->checks_objects = true;
 }
 
-void fc_source_watch(fc_source *source, fc_source_crc *crc) {
+void fc_source_watch(fc_source *source, fc_source_crc *crc, bool elements) {
     source->crc = crc;
+    source->elements = elements;
 }
 
 /* File `index`, from those that are open or in place of the one used longest ago. */
@@ -473,7 +475,11 @@ fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_
         rc = fc_fail(err, FC_ECORRUPT, "tensor %s: chunks hold %" PRId64 " of the %" PRId64 " elements %s",
                      tensor->name, f.filled, volume, fc_box_to_text(box).s);
     }
-    return rc;
+    bool wanted = false;
+    if (rc == FC_OK && source->crc && source->elements) {
+        rc = fc_source_crc_wants(source->crc, tensor, &wanted, err);
+    }
+    return rc == FC_OK && wanted ? fc_source_crc_add(source->crc, tensor, box, out, err) : rc;
 }
 
 fc_code fc_source_bytes(fc_source *source, uint32_t file, uint64_t offset, unsigned char *out, size_t size,

@@ -23,8 +23,10 @@ void fc_source_free(fc_source *source);
 /** Bytes that a source holds beside its window. */
 size_t fc_source_overhead(void);
 
-/** Of what is filled from now on, adds the CRC-32s of the stored bytes to `crc`, see source_crc.h; NULL: of nothing. */
-void fc_source_watch(fc_source *source, fc_source_crc *crc);
+/** Of what is filled from now on, adds the CRC-32s of the stored bytes to `crc`, see source_crc.h; NULL: of nothing.
+   With `elements` also the CRC-64s of the elements, where the source records those: who has them anyhow needs it not.
+ */
+void fc_source_watch(fc_source *source, fc_source_crc *crc, bool elements);
 
 /** From now on, has the format check each object before its bytes are read: they will be copied. */
 void fc_source_check_objects(fc_source *source);

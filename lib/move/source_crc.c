@@ -5,7 +5,10 @@
 #include "move/source_crc.h"
 
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/move.h"
+#include "fsdpckpt/seal.h"
 #include "move/record_crc.h"
+#include "move/tile_digest.h"
 #include "plan/box_text.h"
 
 #include <inttypes.h>
@@ -20,28 +23,38 @@ typedef struct chunk_sum {
     atomic_uint_least32_t lies;     /* fc_crc_lies */
 } chunk_sum;
 
+/* What is known of a tensor as a whole. */
+typedef struct tensor_sum {
+    atomic_uint_least64_t bytes, sum; /* of its elements, as those of a chunk_sum are of what is stored */
+    atomic_uint_least8_t recorded;    /* 0: nobody has asked yet; 1: no CRC-64; 2: there is one */
+} tensor_sum;
+
 struct fc_source_crc {
     const fc_checkpoint *checkpoint;
+    const fc_tensor *tensors;
+    size_t count;
     size_t *first; /* of each tensor: the number of its first chunk, among those of all tensors; and of the end */
     chunk_sum *sums;
+    tensor_sum *whole;
     atomic_bool any;
 };
 
-fc_code fc_source_crc_new(const fc_checkpoint *checkpoint, fc_source_crc **out, fc_error *err) {
-    const size_t n = checkpoint->ntensors;
+fc_code fc_source_crc_new(const fc_checkpoint *checkpoint, const fc_tensor *tensors, size_t count, fc_source_crc **out,
+                          fc_error *err) {
     fc_source_crc *crc = calloc(1, sizeof *crc);
     *out = NULL;
     if (crc) {
-        crc->checkpoint = checkpoint;
-        crc->first = calloc(n + 1, sizeof *crc->first);
+        *crc = (fc_source_crc){.checkpoint = checkpoint, .tensors = tensors, .count = count};
+        crc->first = calloc(count + 1, sizeof *crc->first);
+        crc->whole = calloc(count + 1, sizeof *crc->whole);
     }
     if (crc && crc->first) {
-        for (size_t i = 0; i < n; i++) { /* they are in memory, so their number does not overflow */
-            crc->first[i + 1] = crc->first[i] + checkpoint->tensors[i].nchunks;
+        for (size_t i = 0; i < count; i++) { /* they are in memory, so their number does not overflow */
+            crc->first[i + 1] = crc->first[i] + tensors[i].nchunks;
         }
-        crc->sums = calloc(crc->first[n] + 1, sizeof *crc->sums);
+        crc->sums = calloc(crc->first[count] + 1, sizeof *crc->sums);
     }
-    if (!crc || !crc->sums) {
+    if (!crc || !crc->sums || !crc->whole) {
         fc_source_crc_free(crc);
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
     }
@@ -53,6 +66,7 @@ void fc_source_crc_free(fc_source_crc *crc) {
     if (crc) {
         free(crc->first);
         free(crc->sums);
+        free(crc->whole);
         free(crc);
     }
 }
@@ -117,7 +131,7 @@ void fc_crc_walk_add(fc_crc_walk *walk, uint64_t at, const unsigned char *bytes,
 }
 
 static chunk_sum *sum_of(fc_source_crc *crc, const fc_tensor *tensor, size_t chunk) {
-    return &crc->sums[crc->first[tensor - crc->checkpoint->tensors] + chunk];
+    return &crc->sums[crc->first[tensor - crc->tensors] + chunk];
 }
 
 void fc_crc_walk_end(const fc_crc_walk *walk, fc_source_crc *crc, const fc_tensor *tensor, size_t chunk,
@@ -131,23 +145,105 @@ void fc_crc_walk_end(const fc_crc_walk *walk, fc_source_crc *crc, const fc_tenso
     atomic_store_explicit(&crc->any, true, memory_order_relaxed);
 }
 
+/* ---- tensors as a whole ---- */
+
+fc_code fc_source_crc_wants(fc_source_crc *crc, const fc_tensor *tensor, bool *wants, fc_error *err) {
+    tensor_sum *sum = &crc->whole[tensor - crc->tensors];
+    fc_code rc = FC_OK;
+    if (atomic_load_explicit(&sum->recorded, memory_order_relaxed) == 0) {
+        fc_digest digest;
+        rc = fc_checkpoint_digest(crc->checkpoint, tensor, FC_WHOLE_TENSOR, &digest, err);
+        if (rc == FC_OK) {
+            atomic_store_explicit(&sum->recorded, digest.kind == FC_DIGEST_CRC64 ? 2 : 1, memory_order_relaxed);
+        }
+    }
+    *wants = rc == FC_OK && atomic_load_explicit(&sum->recorded, memory_order_relaxed) == 2;
+    return rc;
+}
+
+fc_code fc_source_crc_add(fc_source_crc *crc, const fc_tensor *tensor, const fc_box *box, const unsigned char *bytes,
+                          fc_error *err) {
+    tensor_sum *sum = &crc->whole[tensor - crc->tensors];
+    uint64_t found;
+    fc_code rc = fc_box_digest_make(tensor, box, bytes, &found, err);
+    if (rc == FC_OK) {
+        const uint64_t size = (uint64_t)fc_box_volume(box) * fc_dtype_size(tensor->dtype);
+        atomic_fetch_xor_explicit(&sum->sum, found, memory_order_relaxed);
+        atomic_fetch_add_explicit(&sum->bytes, size, memory_order_relaxed);
+        atomic_store_explicit(&crc->any, true, memory_order_relaxed);
+    }
+    return rc;
+}
+
+fc_code fc_source_check_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, uint64_t found,
+                               fc_error *err) {
+    fc_digest recorded;
+    fc_code rc = fc_checkpoint_digest(checkpoint, tensor, FC_WHOLE_TENSOR, &recorded, err);
+    if (rc != FC_OK || recorded.kind != FC_DIGEST_CRC64 || recorded.value == found) {
+        return rc;
+    }
+    return fc_fail(err, FC_ECORRUPT,
+                   "%s: %s %s: its data has the digest %016" PRIx64 ", in %s it is %016" PRIx64
+                   ": it is damaged; fsdpckpt verify tells in which file",
+                   checkpoint->path, tensor->object ? "object" : "tensor", tensor->name, found,
+                   checkpoint->seal ? checkpoint->seal->path : "its headers", recorded.value);
+}
+
+static fc_code pass_over(void *context, const void *bytes, size_t size, fc_error *err) {
+    (void)context, (void)bytes, (void)size, (void)err;
+    return FC_OK;
+}
+
+/* A tensor of which all elements were added. Where ranks have read some of them twice the sum says nothing, so they
+   are read again, by one rank (`mine`), which compares them on the way. */
+static fc_code check_tensor(const fc_source_crc *crc, size_t index, bool mine, fc_error *err) {
+    static const int64_t origin[FC_MAX_DIMS];
+    const fc_tensor *tensor = &crc->tensors[index];
+    const fc_box whole = {tensor->ndim, origin, tensor->shape};
+    const uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(tensor->dtype);
+    const uint64_t added = atomic_load(&crc->whole[index].bytes);
+    if (added == 0 || added < bytes) {
+        return FC_OK;
+    }
+    if (added > bytes) {
+        return mine ? fc_read_stream(crc->checkpoint, tensor, &whole, tensor->dtype, pass_over, NULL, err) : FC_OK;
+    }
+    return fc_source_check_digest(crc->checkpoint, tensor, fc_crc64_finish(atomic_load(&crc->whole[index].sum), bytes),
+                                  err);
+}
+
 /* ---- when all is read ---- */
 
-/* The numbers of `count` chunks, to `numbers` or from there: the sums, the bytes, then what is known of the record. */
-static void pack(fc_source_crc *crc, uint64_t *numbers, size_t count, bool back) {
-    for (size_t i = 0; i < count; i++) {
+/* What is joined: for all chunks, and behind them all tensors, the sums, the bytes, then what is known of a record. */
+typedef struct joined {
+    uint64_t *sums, *bytes, *known;
+    size_t chunks;
+} joined;
+
+static void pack(const fc_source_crc *crc, const joined *to) {
+    for (size_t i = 0; i < to->chunks; i++) {
         chunk_sum *sum = &crc->sums[i];
-        uint64_t *known = &numbers[2 * count + i];
-        if (back) {
-            atomic_store(&sum->sum, (uint32_t)numbers[i]);
-            atomic_store(&sum->bytes, numbers[count + i]);
-            atomic_store(&sum->recorded, (uint32_t)*known);
-            atomic_store(&sum->lies, (uint32_t)(*known >> 32));
-        } else {
-            numbers[i] = atomic_load(&sum->sum);
-            numbers[count + i] = atomic_load(&sum->bytes);
-            *known = (uint64_t)atomic_load(&sum->lies) << 32 | atomic_load(&sum->recorded);
-        }
+        to->sums[i] = atomic_load(&sum->sum);
+        to->bytes[i] = atomic_load(&sum->bytes);
+        to->known[i] = (uint64_t)atomic_load(&sum->lies) << 32 | atomic_load(&sum->recorded);
+    }
+    for (size_t i = 0; i < crc->count; i++) {
+        to->sums[to->chunks + i] = atomic_load(&crc->whole[i].sum);
+        to->bytes[to->chunks + i] = atomic_load(&crc->whole[i].bytes);
+    }
+}
+
+static void unpack(fc_source_crc *crc, const joined *from) {
+    for (size_t i = 0; i < from->chunks; i++) {
+        chunk_sum *sum = &crc->sums[i];
+        atomic_store(&sum->sum, (uint32_t)from->sums[i]);
+        atomic_store(&sum->bytes, from->bytes[i]);
+        atomic_store(&sum->recorded, (uint32_t)from->known[i]);
+        atomic_store(&sum->lies, (uint32_t)(from->known[i] >> 32));
+    }
+    for (size_t i = 0; i < crc->count; i++) {
+        atomic_store(&crc->whole[i].sum, from->sums[from->chunks + i]);
+        atomic_store(&crc->whole[i].bytes, from->bytes[from->chunks + i]);
     }
 }
 
@@ -164,7 +260,7 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
     if (!comm) {
         return FC_OK;
     }
-    const size_t count = crc->first[crc->checkpoint->ntensors];
+    const size_t chunks = crc->first[crc->count], count = chunks + crc->count;
     uint64_t any = atomic_load(&crc->any);
     fc_code rc = comm->all_reduce(comm, &any, 1, FC_U64, FC_REDUCE_MAX, NULL, err);
     if (rc != FC_OK || !any) {
@@ -174,11 +270,12 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
     uint64_t *numbers = calloc(count + 1, 3 * sizeof *numbers);
     rc = fc_comm_agree(comm, numbers ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
     if (rc == FC_OK && numbers) {
-        pack(crc, numbers, count, false);
+        const joined all = {numbers, numbers + count, numbers + 2 * count, chunks};
+        pack(crc, &all);
         rc = join_numbers(comm, numbers, count, err);
-    }
-    if (rc == FC_OK && numbers) {
-        pack(crc, numbers, count, true);
+        if (rc == FC_OK) {
+            unpack(crc, &all);
+        }
     }
     free(numbers);
     return rc;
@@ -197,7 +294,7 @@ static fc_code damaged(const fc_checkpoint *checkpoint, const fc_tensor *tensor,
 /* A chunk that is its record, or something of one that is seen to with the others in it. */
 static fc_code check_chunk(const fc_source_crc *crc, size_t index, size_t chunk, fc_record_crcs *records,
                            fc_error *err) {
-    const fc_tensor *tensor = &crc->checkpoint->tensors[index];
+    const fc_tensor *tensor = &crc->tensors[index];
     chunk_sum *sum = &crc->sums[crc->first[index] + chunk];
     const fc_box box = fc_chunk_box(tensor, &tensor->chunks[chunk]);
     const uint64_t bytes = (uint64_t)fc_box_volume(&box) * fc_dtype_size(tensor->dtype);
@@ -215,15 +312,19 @@ static fc_code check_chunk(const fc_source_crc *crc, size_t index, size_t chunk,
 }
 
 fc_code fc_source_crc_check(const fc_source_crc *crc, const fc_comm *comm, fc_error *err) {
-    const fc_checkpoint *checkpoint = crc->checkpoint;
-    fc_record_crcs records = {.checkpoint = checkpoint};
+    fc_record_crcs records = {.checkpoint = crc->checkpoint};
+    const size_t share = comm ? (size_t)comm->rank : 0, shares = comm ? (size_t)comm->size : 1;
+    const size_t count = atomic_load(&crc->any) ? crc->count : 0;
     fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < checkpoint->ntensors && atomic_load(&crc->any); i++) {
-        for (size_t k = 0; rc == FC_OK && k < checkpoint->tensors[i].nchunks; k++) {
+    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+        for (size_t k = 0; rc == FC_OK && k < crc->tensors[i].nchunks; k++) {
             rc = check_chunk(crc, i, k, &records, err);
         }
     }
     rc = rc == FC_OK ? fc_record_crcs_check(&records, comm, err) : rc;
+    for (size_t i = 0; rc == FC_OK && i < count; i++) { /* after the records, which tell more exactly where it is */
+        rc = check_tensor(crc, i, i % shares == share, err);
+    }
     fc_record_crcs_free(&records);
     return rc;
 }

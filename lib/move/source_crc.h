@@ -1,8 +1,9 @@
 /*
- * The CRC-32s that a source records for its chunks (fc_extent.crc32: the records of torch's zip archives), compared
- * with what is read of them. CRCs are linear, so a chunk's is put together from those of the pieces that workers and
- * ranks read of it, in any order and however it is cut. Of a record of which only parts were read, or in which several
- * chunks lie (flat parameters, DeepSpeed's partitions, views), the rest is read when all is moved (record_crc.h).
+ * What a source records of its data, compared with what is read of it: the CRC-32s of its chunks (fc_extent.crc32: the
+ * records of torch's zip archives), and where asked for the CRC-64s of its tensors (fc_checkpoint_digest). CRCs are
+ * linear, so one is put together from those of the pieces that workers and ranks read of it, in any order and however
+ * it is cut. Of a record of which only parts were read, or in which several chunks lie (flat parameters, DeepSpeed's
+ * partitions, views), the rest is read when all is moved (record_crc.h).
  */
 #ifndef FSDPCKPT_MOVE_SOURCE_CRC_H
 #define FSDPCKPT_MOVE_SOURCE_CRC_H
@@ -10,18 +11,31 @@
 #include "core/crc.h"
 #include "fsdpckpt/comm.h"
 
-/** The sums of all chunks of a checkpoint. Shared by all workers. */
+/** The sums of some of a checkpoint's tensors, and of their chunks. Shared by all workers. */
 typedef struct fc_source_crc fc_source_crc;
 
-fc_code fc_source_crc_new(const fc_checkpoint *checkpoint, fc_source_crc **out, fc_error *err);
+/** @param tensors `count` of checkpoint->tensors, one behind the other: those that will be read. */
+fc_code fc_source_crc_new(const fc_checkpoint *checkpoint, const fc_tensor *tensors, size_t count, fc_source_crc **out,
+                          fc_error *err);
 void fc_source_crc_free(fc_source_crc *crc);
 
 /** Adds up what the ranks have read. Collective, unless `comm` is NULL. */
 fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err);
 
-/** @return FC_ECORRUPT when a record, of which something was read, is not what its CRC-32 says. Of those that have to
-   be read for that each rank of `comm` (NULL: there are no others) takes some. */
+/** @return FC_ECORRUPT when a record, of which something was read, is not what its CRC-32 says, or a tensor, all of
+   which was read, not what its CRC-64 says. Of those that have to be read for that, because only a part was or one more
+   than once, each rank of `comm` (NULL: there are no others) takes some. */
 fc_code fc_source_crc_check(const fc_source_crc *crc, const fc_comm *comm, fc_error *err);
+
+/** @param found the CRC-64 of all of `tensor`. @return FC_ECORRUPT when another one is recorded. */
+fc_code fc_source_check_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, uint64_t found, fc_error *err);
+
+/** Whether a CRC-64 is recorded of the tensor as a whole, so that its elements are to be added. Thread-safe. */
+fc_code fc_source_crc_wants(fc_source_crc *crc, const fc_tensor *tensor, bool *wants, fc_error *err);
+
+/** Adds the elements of a box of the tensor, which lie at `bytes` in row-major order. Thread-safe. */
+fc_code fc_source_crc_add(fc_source_crc *crc, const fc_tensor *tensor, const fc_box *box, const unsigned char *bytes,
+                          fc_error *err);
 
 /** How the elements of a chunk lie in their record. */
 typedef enum fc_crc_lies {

@@ -219,7 +219,7 @@ void fc_strided_copy(const fc_strided *copy, const unsigned char *src, unsigned 
     } while (step(around, n, index, &s, &d));
 }
 
-void fc_swap_run(unsigned char *bytes, size_t size, uint32_t width) {
+static void swap_run(unsigned char *bytes, size_t size, uint32_t width) {
     for (size_t i = 0; i + width <= size; i += width) {
         if (width == 2) {
             uint16_t v;
@@ -259,6 +259,6 @@ void fc_strided_swap(const fc_strided *copy, unsigned char *dst, uint32_t width)
     }
     int64_t index[FC_MAX_DIMS] = {0}, s = 0, d = 0;
     do {
-        fc_swap_run(dst + d, (size_t)copy->unit, width);
+        swap_run(dst + d, (size_t)copy->unit, width);
     } while (step(copy->axes, copy->n, index, &s, &d));
 }

@@ -56,7 +56,4 @@ void fc_strided_flip(const fc_strided *copy, unsigned char *dst, uint32_t width,
 /** Reverses every `width` (2, 4 or 8) bytes of the destination's elements. */
 void fc_strided_swap(const fc_strided *copy, unsigned char *dst, uint32_t width);
 
-/** Reverses every `width` bytes of `size` bytes. */
-void fc_swap_run(unsigned char *bytes, size_t size, uint32_t width);
-
 #endif

@@ -106,3 +106,15 @@ fc_code fc_tile_digest_make(const fc_wanted_tensor *wanted, const fc_part_item *
     }
     return FC_OK;
 }
+
+fc_code fc_box_digest_make(const fc_tensor *tensor, const fc_box *box, const unsigned char *bytes, uint64_t *out,
+                           fc_error *err) {
+    const uint32_t element = fc_dtype_size(tensor->dtype);
+    int64_t strides[FC_MAX_DIMS];
+    fc_tile_digest sums;
+    if (!fc_row_major_strides(tensor->ndim, tensor->shape, strides) || !sum_tile(box, strides, element, bytes, &sums)) {
+        return fc_fail(err, FC_ECORRUPT, "tensor %s: its size overflows", tensor->name);
+    }
+    *out = fc_crc64_shift(sums.tensor, bytes_behind(box, NULL, tensor->shape, element));
+    return FC_OK;
+}

@@ -37,4 +37,8 @@ void fc_item_digest_end(const fc_item_digest *digest, const fc_wanted *wanted, b
 fc_code fc_tile_digest_make(const fc_wanted_tensor *wanted, const fc_part_item *item, const fc_box *tile,
                             const unsigned char *bytes, bool crc32, fc_tile_digest *out, fc_error *err);
 
+/** What a box of `tensor`, whose elements of its own type lie at `bytes` in row-major order, adds to the sum of all. */
+fc_code fc_box_digest_make(const fc_tensor *tensor, const fc_box *box, const unsigned char *bytes, uint64_t *out,
+                           fc_error *err);
+
 #endif

@@ -5,11 +5,10 @@
 #include "fsdpckpt/layout.h"
 
 #include "core/json_file.h"
+#include "fsdpckpt/io.h"
 #include "sharding/tp_plan.h"
 
-#include <errno.h>
 #include <string.h>
-#include <unistd.h>
 
 /*
  * The styles of transformers (ALL_PARALLEL_STYLES, versions 4.48 to 5). Many differ only in how activations travel,
@@ -112,12 +111,11 @@ static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, const f
 static fc_code load_file(const char *path, fc_arena *arena, const fc_tp_plan **out, fc_error *err) {
     json_t *root = NULL;
     static const char example[] = "{\"layers.*.self_attn.q_proj\": \"colwise\"}";
-    if (access(path, F_OK) != 0 && errno == ENOENT) {
-        return fc_fail(err, FC_EUSAGE,
-                       "TP plan '%s': neither a file nor a known plan; known is 'auto', a file is JSON like %s", path,
-                       example);
+    fc_code code = fc_check_named("TP plan", "plan", path, "known is 'auto'", example, err);
+    if (code != FC_OK) {
+        return code;
     }
-    fc_code code = fc_json_load(path, "a TP plan", example, &root, err);
+    code = fc_json_load(path, "a TP plan", example, &root, err);
     if (code != FC_OK) {
         return code == FC_EIO ? fc_context(err, code, "TP plan") : code;
     }

@@ -139,6 +139,16 @@ static fc_code add_bytes(listing *l, const fc_chunk *chunk, const fc_digest *dig
     return FC_OK;
 }
 
+static fc_code look_at_chunk(listing *l, const fc_tensor *tensor, size_t index, fc_extent *extent, fc_digest *digest,
+                             fc_error *err) {
+    const fc_format *format = l->checkpoint->format;
+    if (format->verify_chunk) {
+        return format->verify_chunk(l->checkpoint, tensor, index, extent, digest, l->findings, err);
+    }
+    fc_code rc = fc_checkpoint_extent(l->checkpoint, tensor, index, extent, err);
+    return rc == FC_OK ? fc_checkpoint_digest(l->checkpoint, tensor, index, digest, err) : rc;
+}
+
 /* Lists chunk `index`, and with it those that share its digest. @param next the first chunk behind them. */
 static fc_code add_chunk(listing *l, size_t index, size_t *next, fc_error *err) {
     const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
@@ -147,8 +157,7 @@ static fc_code add_chunk(listing *l, size_t index, size_t *next, fc_error *err) 
     fc_digest digest;
     fc_error found;
     *next = index + 1;
-    fc_code rc = fc_checkpoint_extent(l->checkpoint, tensor, index, &extent, &found);
-    rc = rc == FC_OK ? fc_checkpoint_digest(l->checkpoint, tensor, index, &digest, &found) : rc;
+    fc_code rc = look_at_chunk(l, tensor, index, &extent, &digest, &found);
     if (rc != FC_OK) {
         l->unread = true;
         return note(l, chunk, rc, &found, err);

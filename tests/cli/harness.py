@@ -4,8 +4,10 @@ FSDPCKPT is the binary, FSDPCKPT_CORPUS the folder of good checkpoints.
 """
 
 import collections
+import contextlib
 import copyreg
 import io
+import json
 import os
 import pickle
 import shutil
@@ -65,6 +67,28 @@ class Case(unittest.TestCase):
         target = self.path(to)
         shutil.copytree(corpus(name), target)
         return target
+
+    @contextlib.contextmanager
+    def flipped(self, path, place):
+        """One bit of a file is another until the end of the block."""
+        def turn():
+            with open(path, "r+b") as f:
+                f.seek(place)
+                byte = f.read(1)[0]
+                f.seek(place)
+                f.write(bytes([byte ^ 16]))
+
+        turn()
+        yield
+        turn()
+
+    def flipped_chunk(self, ckpt, tensor, number):
+        """One bit of its elements."""
+        chunk = json.loads(self.ok("inspect", ckpt, "--tensor", tensor, "--json"))["chunks"][number]
+        files = json.loads(self.ok("inspect", ckpt, "--json"))["files"]
+        path = self.path(ckpt)
+        path = os.path.join(path, files[chunk["file"]]["name"]) if os.path.isdir(path) else path
+        return self.flipped(path, chunk["data_offset"] + 5)
 
     def listing(self):
         return sorted(os.listdir(self.dir))

@@ -22,6 +22,19 @@ class Diff(harness.Case):
         self.ok("consolidate", harness.corpus(source), "-o", name, "-q", *options)
         return name
 
+    def plain(self, name):
+        """The same without any digest, as another program writes it."""
+        path = self.path(self.full(name))
+        with open(path, "rb") as f:
+            (size,) = struct.unpack("<Q", f.read(8))
+            header, data = json.loads(f.read(size)), f.read()
+        del header["__metadata__"]
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with open(path, "wb") as f:
+            f.write(struct.pack("<Q", len(text)) + text + data)
+        return name
+
     def patch(self, path, tensor, index, data):
         """Overwrites bytes of an uncompressed tensor, from element `index` on."""
         told = json.loads(self.ok("inspect", path, "--tensor", tensor, "--json"))
@@ -66,7 +79,10 @@ class Diff(harness.Case):
         # A digest says what was written; --data looks at what is there.
         self.patch("a.h5", "model.norm.weight", 0, b"\1\2\3\4")
         self.ok("diff", "a.h5", "s")
-        self.assertIn("model.norm.weight", self.differs("a.h5", "s", "--data"))
+        p = self.run_tool("diff", "a.h5", "s", "--data")
+        self.assertEqual(p.returncode, 3)
+        self.assertIn("model.norm.weight", p.stdout)
+        self.assertIn("a.h5: tensor model.norm.weight: its data has the digest ", p.stderr)
         # NaN differs from itself under a tolerance: only the data tells.
         told = json.loads(self.ok("diff", "s", "s", "--rtol", "0", "--json", "--include", "model.*"))
         self.assertGreater(told["bytes_read"], 0)
@@ -74,7 +90,7 @@ class Diff(harness.Case):
         self.assertEqual(told["bytes_read"], 0)
 
     def test_one_byte(self):
-        a, b = self.full("a.h5"), self.full("b.h5")
+        a, b = self.plain("a.safetensors"), self.plain("b.safetensors")
         self.patch(b, "model.layers.0.feed_forward.w1.weight", 13, struct.pack("<f", 1e10))
         text = self.differs(a, b, "--data")
         self.assertEqual(text.count("\n"), 2)
@@ -139,7 +155,7 @@ class Diff(harness.Case):
         self.fails(2, "diff", source, "model.json", contains=["a schema", "check --schema"])
 
     def test_memory_and_threads_do_not_matter(self):
-        a, b = self.full("a.h5"), self.full("b.h5")
+        a, b = self.plain("a.safetensors"), self.plain("b.safetensors")
         self.patch(b, "model.tok_embeddings.weight", 3, b"\1\2\3\4" * 20)
         want = self.differs(a, b, "--data")
         for options in (["-j", "1"], ["-j", "7", "--memory", "1M"], ["--memory", "1G"]):

@@ -1,6 +1,5 @@
 """Damaged and wrong inputs: one clear line, the right exit status, no output left behind."""
 
-import contextlib
 import io
 import json
 import os
@@ -52,6 +51,27 @@ class Errors(harness.Case):
         self.assertEqual(result.returncode, 0)
         self.assertIn("2 files beside it are no part of it and are not read, rng_state_0.pt", result.stderr)
 
+    def test_names_of_files_are_made_safe(self):
+        """What is told beside the result quotes names, too."""
+        ckpt = self.copy(FSDP2)
+        with open(os.path.join(ckpt, "a\x1b[31mb\nc.pt"), "wb") as f:
+            f.write(b"x")
+        result = self.run_tool("consolidate", ckpt, "-o", self.path("out.h5"))
+        self.assertEqual((result.returncode, result.stderr.count("\n")), (0, 1))
+        self.assertIn(": a\\x1b[31mb\\x0ac.pt beside it", result.stderr)
+
+    def test_missing_index(self):
+        self.ok("convert", harness.corpus(FSDP2), "-o", "shards")
+        os.unlink(self.path("shards", "index.h5"))
+        self.refused(3, "shards", ["index.h5: the file is missing", "copy it again"])
+
+    def test_no_file_called_minus(self):
+        """What cannot go to standard output does not become a file of that name."""
+        source = harness.corpus(FSDP2)
+        self.fails(2, "inspect", source, "--html", "-", contains=["./-"])
+        self.fails(2, "check", source, "--junit", "-", contains=["./-"])
+        self.assertEqual(self.listing(), [])
+
     def test_truncated_shard(self):
         ckpt = self.copy(FSDP2)
         shard = harness.largest_shard(ckpt)
@@ -88,20 +108,6 @@ class Errors(harness.Case):
                 if info.CRC and info.file_size:
                     yield info.filename, offset + info.header_offset + 30 + name + extra, info.file_size
 
-    @contextlib.contextmanager
-    def flipped(self, path, place):
-        """One bit of a file is another until the end of the block."""
-        def turn():
-            with open(path, "r+b") as f:
-                f.seek(place)
-                byte = f.read(1)[0]
-                f.seek(place)
-                f.write(bytes([byte ^ 16]))
-
-        turn()
-        yield
-        turn()
-
     def test_damaged_records_of_objects(self):
         """One bit of any record of an object, those of tensors within it, too: none of its bytes is copied."""
         ckpt = self.copy("dcp-torch2.15.0-objects-torch")
@@ -124,12 +130,6 @@ class Errors(harness.Case):
                 with self.flipped(self.path("back.pt"), place + size - 1), self.subTest(record=record):
                     self.fails(3, "convert", self.path("back.pt"), "-o", self.path("out"), "--to", "dcp",
                                contains=["back.pt", "CRC-32"])
-
-    def flipped_chunk(self, ckpt, tensor, number):
-        """One bit of its elements."""
-        chunk = json.loads(self.ok("inspect", ckpt, "--tensor", tensor, "--json"))["chunks"][number]
-        files = json.loads(self.ok("inspect", ckpt, "--json"))["files"]
-        return self.flipped(os.path.join(ckpt, files[chunk["file"]]["name"]), chunk["data_offset"] + 5)
 
     def test_damaged_data(self):
         """One bit of a tensor's bytes: the archive's CRC-32 tells, whatever is made of it."""

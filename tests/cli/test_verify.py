@@ -263,6 +263,84 @@ class Verify(harness.Case):
                     self.assertTrue(line.startswith(f"fsdpckpt: {source}/{name}: "), line)
                     self.assertIn(what, line)
 
+    def test_what_an_index_says(self):
+        """Of ours the headers tell it, too; of others' only names and places count."""
+        self.ok("consolidate", harness.corpus(MESH), "-o", "hf", "--to", "safetensors", "--max-shard-size", "5000", "-q")
+        path = self.path("hf", "model.safetensors.index.json")
+        with open(path, encoding="utf-8") as f:
+            good = json.load(f)
+        names = sorted(good["weight_map"])
+        files = sorted(set(good["weight_map"].values()))
+        other = {files[0]: files[1], files[1]: files[0]}
+        total = good["metadata"]["total_size"]
+
+        def index(**change):
+            with open(path, "w", encoding="utf-8") as f:
+                json.dump({**good, **change}, f)
+
+        def mapped(*gone, **more):
+            return {**{n: f for n, f in good["weight_map"].items() if n not in gone}, **more}
+
+        for change, told in (
+                ({"weight_map": mapped(**{names[0]: other[good["weight_map"][names[0]]]})}, (names[0], "but the weight_map says")),
+                ({"weight_map": mapped(names[0])}, (names[0], "not in the weight_map")),
+                ({"weight_map": mapped(more=files[0])}, ("more", "which does not have it")),
+                ({"metadata": {"total_size": total + 4}}, (f"total_size is {total + 4}", f"take {total}: it is damaged")),
+                ({"metadata": {"total_sizf": total}}, ("no total_size", "damaged")),
+                ({"metadatb": good["metadata"], "metadata": {}}, ("no total_size", "damaged"))):
+            index(**change)
+            with self.subTest(change=change):
+                for command in ("verify", "inspect", "check"):
+                    p = self.run_tool(command, "hf")
+                    self.assertEqual(p.returncode, 1 if command == "check" else 3, p.stderr)
+                    for text in ("model.safetensors.index.json: ", *told):
+                        self.assertIn(text, p.stdout + p.stderr)
+        index(metadata={**good["metadata"], "note": "by hand"})
+        self.ok("verify", "hf")
+        for name in files:  # another program's files
+            with open(self.path("hf", name), "rb") as f:
+                size = int.from_bytes(f.read(8), "little")
+                header, data = json.loads(f.read(size)), f.read()
+            del header["__metadata__"]
+            text = json.dumps(header).encode()
+            with open(self.path("hf", name), "wb") as f:
+                f.write(len(text).to_bytes(8, "little") + text + data)
+        index()
+        self.assertNotIn("total_size", self.ok("inspect", "hf"))
+        index(metadata={"total_size": total + 4})
+        self.assertIn(f"take {total + 4} bytes (total_size), they take {total}", self.ok("inspect", "hf"))
+        self.ok("verify", "hf")
+
+    def test_several_damaged_headers(self):
+        """Each file is told, on a line of its own; check does that where it reads the files' headers."""
+        self.ok("reshard", harness.corpus(MESH), "-o", "h5", "--dp", "4", "-q")
+        self.ok("reshard", harness.corpus(MESH), "-o", "st", "--to", "safetensors", "--dp", "4", "-q")
+        self.ok("reshard", harness.corpus(MESH), "-o", "pt", "--to", "pt", "--dp", "4", "-q")
+        shutil.copytree(harness.corpus("../deepspeed/0.19.8-zero2-bf16"), self.path("ds"))
+        shutil.copytree(harness.corpus("st-torch2.15.0-index"), self.path("index"))
+        pickles = lambda path: at(path, b"data.pkl") + 20
+        for source, ending, place, checked in (("h5", ".h5", lambda _: 96, False), ("st", ".safetensors", lambda _: 9, True),
+                                               ("pt", ".pt", pickles, True), ("ds", "_states.pt", pickles, True),
+                                               ("index", ".safetensors", lambda _: 9, True)):
+            names = sorted(os.path.join(folder, name) for folder, _, files in os.walk(self.path(source)) for name in files
+                           if name.endswith(ending) and name != "index.h5")[-2:]
+            self.assertEqual(len(names), 2, source)
+            with self.subTest(source=source):
+                for name in names:
+                    flip(name, place(name), 1)
+                names = [os.path.relpath(name, self.path()) for name in names]
+                p = self.run_tool("verify", source)
+                self.assertEqual((p.returncode, p.stdout), (3, ""))
+                self.assertEqual(sorted(line.split(": ")[1] for line in p.stderr.splitlines()), names, p.stderr)
+                if checked:
+                    p = self.run_tool("check", source, "--json")
+                    self.assertEqual((p.returncode, p.stderr), (1, ""))
+                    found = [f["message"].split(":")[0] for f in json.loads(p.stdout)["findings"]]
+                    self.assertEqual(sorted(found), names, p.stdout)
+        os.unlink(self.path("pt", "model_world_size_4_rank_1.pt"))
+        lines = self.run_tool("verify", "pt").stderr.splitlines()
+        self.assertEqual([line.split(": ")[1][-4:] for line in lines], ["1.pt", "2.pt", "3.pt"], lines)
+
     def test_a_view_by_many_threads(self):
         """Each chunk is read by a process, which must not wait for locks of other threads: under AddressSanitizer one
         run in three did."""

@@ -303,22 +303,22 @@ simple(BAD, "item-byteorder", "3 tensor w: {}/__0_0.distcp: offset 247: record a
 
 simple(UNSUPPORTED, "transform", "5 {}/.metadata: tensor w: its data went through the extension stream.zstd when it "
        "was saved; save it without _extensions", transform_descriptors=["stream.zstd"])
-simple(UNSUPPORTED, "sparse", "5 {}/.metadata: tensor w: only dense tensors are supported, this one is "
-       "torch.sparse_coo", layout="torch.sparse_coo")
-simple(UNSUPPORTED, "quantized", "5 {}/.metadata: tensor w: the element type torch.quint8 is not supported",
+simple(UNSUPPORTED, "sparse", "5 {}: w: only dense tensors are supported, this one is "
+       "torch.sparse_coo; --exclude 'w' leaves it out", layout="torch.sparse_coo")
+simple(UNSUPPORTED, "quantized", "5 {}: w: the element type torch.quint8 is not supported; --exclude 'w' leaves it out",
        element="quint8")
-simple(UNSUPPORTED, "33-dims", "5 {}/.metadata: tensor w: it has 33 dimensions; at most 32 are supported",
+simple(UNSUPPORTED, "33-dims", "5 {}: w: it has 33 dimensions; at most 32 are supported; --exclude 'w' leaves it out",
        shape=(1,) * 33, boxes=[((0,) * 33, (1,) * 33)])
 simple(UNSUPPORTED, "surrogate-name", "5 {}/.metadata: tensor a\udc80: a name with NUL or lone surrogates is not "
        "supported", fqn="a\udc80")
 simple(BAD, "item-conjugated-float", "3 tensor w: {}/__0_0.distcp: offset 0: the pickled tensor is damaged: it is a lazy "
        "view of a type that has none", item(tensor(flags={"conj": True})))
 simple(UNSUPPORTED, "compressed", "5 tensor w: {}/__0_0.distcp: offset 297: record archive/data/0 is compressed; "
-       "unpack and save the checkpoint again", item(storage={"deflate": True}))
-simple(UNSUPPORTED, "encrypted", "5 tensor w: {}/__0_0.distcp: offset 446: the archive is encrypted",
-       item(storage={"flags": 1}))
+       "unpack and save the checkpoint again; --exclude 'w' leaves it out", item(storage={"deflate": True}))
+simple(UNSUPPORTED, "encrypted", "5 tensor w: {}/__0_0.distcp: offset 446: the archive is encrypted; "
+       "--exclude 'w' leaves it out", item(storage={"flags": 1}))
 simple(UNSUPPORTED, "legacy-item", "5 tensor w: {}/__0_0.distcp: offset 0: an item in the format of torch.save before "
-       "1.6; load and save it again with a newer PyTorch",
+       "1.6; load and save it again with a newer PyTorch; --exclude 'w' leaves it out",
        b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03." + b"\0" * 100)
 
 

@@ -118,6 +118,23 @@ class Convert(harness.Case):
             self.check_fails(3, p, "optim_states.pt", "CRC-32")
             self.assertFalse(os.path.exists(self.path("out")))
 
+    def test_damaged_average(self):
+        """Ranks read pieces of the average that they share both, so some records and tensors have to be read again."""
+        sources = [self.large(), self.path("other")]
+        shutil.copytree(sources[0], sources[1])
+        for source in sources:
+            self.ok("consolidate", source, "-o", source + ".h5", "-q")
+            self.ok("consolidate", source, "-o", source + ".pt", "-q")
+        for kind, what in ((".pt", "CRC-32"), (".h5", "digest")):
+            pair = [source + kind for source in sources]
+            options = ("-o", "out", "--to", "h5", "--dp", "2", "--quiet")
+            p = self.job(3, "average", *pair, *options)
+            self.assertEqual((p.returncode, p.stderr), (0, ""))
+            shutil.rmtree(self.path("out"))
+            with self.flipped_chunk(pair[1], "w", 0):
+                self.check_fails(3, self.job(3, "average", *pair, *options), "tensor w", what, pair[1])
+            self.assertFalse(os.path.exists(self.path("out")))
+
     def check_fails(self, status, p, *contains):
         """One line of the command among what mpirun says; nothing left but the checkpoint."""
         self.assertEqual(p.returncode, status, (p.stdout, p.stderr))

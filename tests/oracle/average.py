@@ -9,7 +9,6 @@ usage: average.py FSDPCKPT        exit 77 without torch
 """
 import logging
 import os
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -23,19 +22,11 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
+from checks import Failure, must_run
+
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
           "float8_e5m2fnuz"]
 SHAPES = [(), (7,), (0, 3), (300001,), (3, 201, 257)]
-
-
-class Failure(Exception):
-    pass
-
-
-def run(*argv):
-    result = subprocess.run(argv, capture_output=True, text=True)
-    if result.returncode != 0:
-        raise Failure("%s: exit %d: %s" % (" ".join(argv), result.returncode, result.stderr.strip()))
 
 
 def state(seed):
@@ -98,13 +89,13 @@ def main():
             torch.save(s, path("%d.pt" % i))
         dcp.save(states[2], checkpoint_id=path("2"), no_dist=True)
         sources = [path("0.pt"), path("1.pt"), path("2")]
-        run(tool, "average", *sources, "-o", path("mean.pt"), "-q")
+        must_run(tool, "average", *sources, "-o", path("mean.pt"), "-q")
         compare("mean", states, torch.load(path("mean.pt"), weights_only=True), None)
-        run(tool, "average", *sources, "-o", path("weighted.pt"), "-q", "--weights", "3,-1,0.5", "--memory", "1M")
+        must_run(tool, "average", *sources, "-o", path("weighted.pt"), "-q", "--weights", "3,-1,0.5", "--memory", "1M")
         weights = [w / 2.5 for w in (3, -1, 0.5)]
         compare("weighted", states, torch.load(path("weighted.pt"), weights_only=True), weights)
-        run(tool, "average", *sources[:2], "-o", path("sharded"), "-q", "--dp", "3", "--to", "h5", "--compress", "1")
-        run(tool, "consolidate", path("sharded"), "-o", path("again.pt"), "-q")
+        must_run(tool, "average", *sources[:2], "-o", path("sharded"), "-q", "--dp", "3", "--to", "h5", "--compress", "1")
+        must_run(tool, "consolidate", path("sharded"), "-o", path("again.pt"), "-q")
         compare("sharded", states[:2], torch.load(path("again.pt"), weights_only=True), None)
     print("averages of %d values are torch's, bit for bit" % len(states[0]))
     return 0

@@ -4,6 +4,7 @@
 Small checkpoints in the layouts full, 2D and compressed, and in safetensors. A bit that goes unnoticed must be harmless: h5py then still
 reads the same from the file. By default a sample of bits, other ones in each byte; FSDPCKPT_ALL_BITS=1 tries all.
 """
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ try:
     import numpy as np
     import torch
     import torch.distributed.checkpoint as dcp
+    from safetensors.torch import save_file
 except ImportError:
     sys.exit(77)
 
@@ -84,6 +86,47 @@ def try_safetensors(checkpoint, path):
     return len(out) == 2 and int(out[-1]) > 300
 
 
+def try_index(checkpoint):
+    """Hugging Face's index has no digest, but the files' headers say all that it says: every bit is tried. What goes
+    unnoticed must be the same JSON (a hexadecimal digit of an escape in capitals)."""
+    path = f"{checkpoint}/model.safetensors.index.json"
+    before = json.load(open(path))
+    out = run(flip_tool, checkpoint, path, "0", "1").split("\n")
+    missed = [int(x) for x in out if x.isdigit()]
+    bad = []
+    for bit in missed:
+        try:
+            same = json.loads(flipped(path, bit).decode()) == before
+        except ValueError:
+            same = False
+        bad += [] if same else [bit]
+    print(f"{os.path.basename(checkpoint)}: {out[-2]} bits of the index, {len(missed)} unnoticed, {len(bad)} of them NOT THE SAME JSON")
+    return not bad and out[-2] == f"tried {8 * os.path.getsize(path)}" and len(missed) < 10
+
+
+def try_indexes(d):
+    """An index, and one with what another program's index said beyond the sizes."""
+    source = f"{d}/foreign"
+    os.mkdir(source)
+    state = {"layers.0.weight": torch.randn(3, 4), "layers.1\x1f.weight": torch.randn(3, 4), "bias": torch.ones(3).bool()}
+    names = {name: f"model-{i + 1:05}-of-00003.safetensors" for i, name in enumerate(state)}
+    for name, file in names.items():
+        save_file({name: state[name]}, f"{source}/{file}", {"format": "pt"})
+    ok = True
+    for kept in ({}, {"made_by": "a program", "steps": [1, 2.5, None], "deep": {"x": True}}):
+        with open(f"{source}/model.safetensors.index.json", "w") as f:
+            json.dump({"metadata": {"total_size": 123456, **kept}, "weight_map": names}, f)
+        out = f"{d}/index-{len(kept)}"
+        run(fsdpckpt, "consolidate", source, "-o", out, "--to", "safetensors", "--max-shard-size", "60", "-q")
+        with open(f"{out}/model.safetensors.index.json") as f:
+            assert json.load(f)["metadata"] == {"total_size": 99, **kept}
+        ok &= try_index(out)
+    run(fsdpckpt, "consolidate", out, "-o", f"{d}/again", "--to", "safetensors", "--max-shard-size", "60", "-q")
+    for name in os.listdir(out):
+        assert open(f"{out}/{name}", "rb").read() == open(f"{d}/again/{name}", "rb").read(), name
+    return ok
+
+
 def main():
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as d:
@@ -97,7 +140,8 @@ def main():
         run(fsdpckpt, "reshard", f"{d}/src", "-o", f"{d}/2d", "--dp", "2", "--tp", "2", "--tp-plan", plan, "--exclude",
             "model.big", "-q")
         run(fsdpckpt, "consolidate", f"{d}/src", "-o", f"{d}/compressed.h5", "--compress", "1", "-q")
-        ok = try_file(f"{d}/full.h5", f"{d}/full.h5")
+        ok = try_indexes(d)
+        ok &= try_file(f"{d}/full.h5", f"{d}/full.h5")
         ok &= try_file(f"{d}/compressed.h5", f"{d}/compressed.h5")
         run(fsdpckpt, "consolidate", f"{d}/src", "-o", f"{d}/full.safetensors", "--exclude", "model.big", "-q")
         ok &= try_safetensors(f"{d}/full.safetensors", f"{d}/full.safetensors")

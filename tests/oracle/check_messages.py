@@ -487,9 +487,9 @@ DIFFS = [
 
 def lines_of(command):
     p = subprocess.run([PROGRAM, *command.split()], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
-    if p.stderr or p.returncode not in (0, 1):
+    if p.returncode not in (0, 1, 3) or (p.returncode == 3) != (p.stderr.count("\n") == 1):
         raise SystemExit("%s: exit %d: %s" % (command, p.returncode, p.stderr))
-    return p.stdout.splitlines()
+    return (p.stdout + p.stderr).splitlines()
 
 
 def kinds_of(command):

@@ -1,4 +1,5 @@
-"""What tests share that go on after a failure: counting failures, running the command, what it must refuse."""
+"""What tests share. Those that go on after a failure count it (check, run, refused, finish); in others a case ends with
+it (must, must_run)."""
 import os
 import subprocess
 
@@ -24,6 +25,22 @@ def refused(program, source, what, *words, status=3):
     check(r.returncode == status and all(w in r.stderr for w in words) and r.stderr.count("\n") == 1,
           "%s: exit %d: %s" % (what, r.returncode, r.stderr.strip()))
     check(not os.path.exists(out), what + ": something was written")
+
+
+class Failure(Exception):
+    """Ends a case."""
+
+
+def must(good, *text):
+    if not good:
+        raise Failure(" ".join(map(str, text)))
+
+
+def must_run(*argv, ok=(0,)):
+    argv = list(map(str, argv))
+    r = subprocess.run(argv, capture_output=True, text=True)
+    must(r.returncode in ok, "%s: exit %d: %s" % (" ".join(argv), r.returncode, r.stderr.strip()))
+    return r
 
 
 def finish(name):

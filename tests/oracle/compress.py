@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -28,6 +27,7 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
+from checks import Failure, must, must_run
 from convert import MESHES
 
 LEAST = 16 << 10  # bytes from which a tensor is compressed
@@ -35,22 +35,6 @@ DTYPES = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_
           "float8_e5m2fnuz", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool",
           "complex64", "complex128"]
 SHAPES = [(40003,), (301, 257), (3, 1, 20000), (17, 5, 3, 101), (7, 300001), (5,), (), (3, 0, 9)]
-
-
-class Failure(Exception):
-    pass
-
-
-def run(*argv):
-    result = subprocess.run(argv, capture_output=True, text=True)
-    if result.returncode != 0:
-        raise Failure("%s: exit %d: %s" % (" ".join(argv), result.returncode, result.stderr.strip()))
-    return result.stdout
-
-
-def check(condition, text):
-    if not condition:
-        raise Failure(text)
 
 
 def values(shape, dtype, kind):
@@ -106,15 +90,15 @@ def datasets(path):
 
 def must_hold_the_same(path, reference):
     found = datasets(path)
-    check(found.keys() == reference.keys(), "%s: other datasets" % path)
+    must(found.keys() == reference.keys(), "%s: other datasets" % path)
     for name, (shape, data, _) in found.items():
-        check(shape == reference[name][0] and data == reference[name][1], "%s: %s differs" % (path, name))
+        must(shape == reference[name][0] and data == reference[name][1], "%s: %s differs" % (path, name))
     return found
 
 
 def must_be_equal(a, b):
     with open(a, "rb") as x, open(b, "rb") as y:
-        check(x.read() == y.read(), "%s and %s differ" % (a, b))
+        must(x.read() == y.read(), "%s and %s differ" % (a, b))
 
 
 def check_storage(found, level):
@@ -122,40 +106,40 @@ def check_storage(found, level):
     compressed = 0
     for name, (shape, data, how) in found.items():
         if len(data) < LEAST or how["object"] or shape == ():
-            check(how["chunks"] is None, "%s: %d bytes, but chunked" % (name, len(data)))
+            must(how["chunks"] is None, "%s: %d bytes, but chunked" % (name, len(data)))
             continue
         compressed += 1
         chunk = how["chunks"]
-        check(chunk is not None and how["compression"] == "gzip" and how["level"] == level, "%s: not deflated" % name)
-        check(how["shuffle"] == (how["element"] > 1), "%s: shuffle is %s" % (name, how["shuffle"]))
-        check(np.prod(chunk) * how["element"] <= 1 << 20, "%s: a chunk is %s" % (name, chunk))
+        must(chunk is not None and how["compression"] == "gzip" and how["level"] == level, "%s: not deflated" % name)
+        must(how["shuffle"] == (how["element"] > 1), "%s: shuffle is %s" % (name, how["shuffle"]))
+        must(np.prod(chunk) * how["element"] <= 1 << 20, "%s: a chunk is %s" % (name, chunk))
         padded = np.prod([-(-s // c) * c for s, c in zip(shape, chunk)]) * how["element"]
-        check(how["stored"] <= padded, "%s: %d bytes take %d" % (name, len(data), how["stored"]))
+        must(how["stored"] <= padded, "%s: %d bytes take %d" % (name, len(data), how["stored"]))
         if "zeros" in name and "bool" not in name:
-            check(how["stored"] < len(data) / 20, "%s: %d bytes take %d" % (name, len(data), how["stored"]))
+            must(how["stored"] < len(data) / 20, "%s: %d bytes take %d" % (name, len(data), how["stored"]))
         if name.endswith("weights.up"):
-            check(how["stored"] < 0.73 * len(data), "%s: %d bytes take %d" % (name, len(data), how["stored"]))
-    check(compressed > 40, "only %d datasets are compressed" % compressed)
+            must(how["stored"] < 0.73 * len(data), "%s: %d bytes take %d" % (name, len(data), how["stored"]))
+    must(compressed > 40, "only %d datasets are compressed" % compressed)
 
 
 def targets(program, home):
     source, raw = os.path.join(home, "source"), os.path.join(home, "raw.h5")
     make_source(source)
-    run(program, "consolidate", source, "-o", raw, "-q")
+    must_run(program, "consolidate", source, "-o", raw, "-q")
     reference = datasets(raw)
     for level in (1, 6, 9):
         one, four = os.path.join(home, "one.h5"), os.path.join(home, "four.h5")
         option = ["--compress", str(level), "--force"]
-        run(program, "consolidate", source, "-o", one, "-q", "-j1", *option)
-        report = json.loads(run(program, "consolidate", source, "-o", four, "--json", "-j4", *option))
+        must_run(program, "consolidate", source, "-o", one, "-q", "-j1", *option)
+        report = json.loads(must_run(program, "consolidate", source, "-o", four, "--json", "-j4", *option).stdout)
         must_be_equal(one, four)
         check_storage(must_hold_the_same(one, reference), level)
         size = os.path.getsize(one)
-        check(size > report["stored_bytes"] > 0.9 * size, "stored_bytes %d of %d" % (report["stored_bytes"], size))
+        must(size > report["stored_bytes"] > 0.9 * size, "stored_bytes %d of %d" % (report["stored_bytes"], size))
         back, again = os.path.join(home, "back.h5"), os.path.join(home, "again.h5")
-        run(program, "consolidate", one, "-o", back, "-q", "--force")
+        must_run(program, "consolidate", one, "-o", back, "-q", "--force")
         must_be_equal(back, raw)
-        run(program, "consolidate", one, "-o", again, "-q", *option, "--memory", "16M")
+        must_run(program, "consolidate", one, "-o", again, "-q", *option, "--memory", "16M")
         must_be_equal(again, one)
         print("level %d: %d datasets, equal" % (level, len(reference)))
     plan = os.path.join(home, "plan.json")
@@ -164,12 +148,12 @@ def targets(program, home):
     for mesh in MESHES:
         out, other, back = (os.path.join(home, n) for n in ("out", "other", "back.h5"))
         options = [*mesh, "--compress", "1", "-q"] + (["--tp-plan", plan] if "--tp" in mesh else [])
-        run(program, "reshard", source, "-o", out, *options)
+        must_run(program, "reshard", source, "-o", out, *options)
         must_hold_the_same(os.path.join(out, "index.h5"), reference)
-        run(program, "reshard", os.path.join(home, "one.h5"), "-o", other, *options, "-j4")
+        must_run(program, "reshard", os.path.join(home, "one.h5"), "-o", other, *options, "-j4")
         for name in sorted(os.listdir(out)):
             must_be_equal(os.path.join(out, name), os.path.join(other, name))
-        run(program, "consolidate", out, "-o", back, "-q", "--force")
+        must_run(program, "consolidate", out, "-o", back, "-q", "--force")
         must_be_equal(back, raw)
         shutil.rmtree(out)
         shutil.rmtree(other)
@@ -194,14 +178,14 @@ def sources(program, home):
                                  fillvalue=-7)
         holes[1000:1100, 50:150] = 3
     raw, packed = os.path.join(home, "foreign-raw.h5"), os.path.join(home, "foreign-packed.h5")
-    run(program, "consolidate", path, "-o", raw, "-q")
-    run(program, "consolidate", path, "-o", packed, "-q", "--compress", "1", "-j3")
+    must_run(program, "consolidate", path, "-o", raw, "-q")
+    must_run(program, "consolidate", path, "-o", packed, "-q", "--compress", "1", "-j3")
     with h5py.File(path, "r") as f, h5py.File(raw, "r") as a, h5py.File(packed, "r") as b:
         names = []
         f.visititems(lambda name, d: names.append(name) if isinstance(d, h5py.Dataset) else None)
         for name in names:
-            check(np.array_equal(f[name][...], a[name][...]), "%s differs" % name)
-            check(np.array_equal(f[name][...], b[name][...]), "%s differs when compressed" % name)
+            must(np.array_equal(f[name][...], a[name][...]), "%s differs" % name)
+            must(np.array_equal(f[name][...], b[name][...]), "%s differs when compressed" % name)
     print("%d datasets compressed by h5py: equal" % len(names))
 
 

@@ -12,7 +12,6 @@ import glob
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 
@@ -22,6 +21,8 @@ try:
 except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
+
+from checks import Failure, must_run
 
 MESHES = [
     ["--dp", "3"],
@@ -48,17 +49,6 @@ TORCH_MESHES = {
 }
 
 
-class Failure(Exception):
-    pass
-
-
-def run(*argv, ok=(0,)):
-    result = subprocess.run(argv, capture_output=True, text=True)
-    if result.returncode not in ok:
-        raise Failure("%s: exit %d: %s" % (" ".join(argv), result.returncode, result.stderr.strip()))
-    return result
-
-
 def must_equal(target, expected, boxes=False):
     problems, checked = compare.compare(target, expected, boxes=boxes)
     if problems:
@@ -70,7 +60,7 @@ def plan_for(program, source, mesh, home):
     """The built-in plan where it cuts something, else one that cuts every matrix: small odd checkpoints too."""
     if "--tp" not in mesh:
         return []
-    if run(program, "reshard", source, "-o", os.path.join(home, "never"), "--dry-run", "-q", *mesh,
+    if must_run(program, "reshard", source, "-o", os.path.join(home, "never"), "--dry-run", "-q", *mesh,
            ok=(0, 2)).returncode == 0:
         return []
     return ["--tp-plan", os.path.join(home, "any.json")]
@@ -93,7 +83,7 @@ def check_torch_boxes(program, full, case, expected, home):
     out = os.path.join(home, "boxes")
     mesh = TORCH_MESHES[case]
     plan = ["--tp-plan", os.path.join(home, "torch.json")] if "--tp" in mesh else []
-    run(program, "reshard", full, "-o", out, "-q", *mesh, *plan)
+    must_run(program, "reshard", full, "-o", out, "-q", *mesh, *plan)
     ours = boxes_of(out)
     theirs = set()
     for fqn, want in expected["tensors"].items():
@@ -115,22 +105,22 @@ def check_case(program, source, home):
     with open(expected_path, encoding="utf-8") as f:
         expected = json.load(f)
     full = os.path.join(home, "full.h5")
-    run(program, "consolidate", source, "-o", full, "-q")
+    must_run(program, "consolidate", source, "-o", full, "-q")
     checked = must_equal(full, expected_path)
     # HDF5 keeps the members of a group together, torch may not: compare what has been through HDF5 once.
     again = os.path.join(home, "again.h5")
-    run(program, "consolidate", full, "-o", again, "-q")
+    must_run(program, "consolidate", full, "-o", again, "-q")
     for mesh in MESHES:
         out, back = os.path.join(home, "out"), os.path.join(home, "back.h5")
         try:
             plan = plan_for(program, source, mesh, home)
-            made = run(program, "reshard", source, "-o", out, "-q", *mesh, *plan, ok=(0, 2))
+            made = must_run(program, "reshard", source, "-o", out, "-q", *mesh, *plan, ok=(0, 2))
             if "cuts none of the" in made.stderr:
                 continue  # this checkpoint has nothing to cut: scalars and objects
             if made.returncode != 0:
                 raise Failure(made.stderr.strip())
             must_equal(out, expected_path, boxes=True)
-            run(program, "consolidate", out, "-o", back, "-q")
+            must_run(program, "consolidate", out, "-o", back, "-q")
             must_equal(back, expected_path)
             with open(again, "rb") as a, open(back, "rb") as b:
                 if a.read() != b.read():

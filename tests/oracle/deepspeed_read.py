@@ -144,7 +144,8 @@ class Stub:
 
 
 def stub_deepspeed():
-    for module, name in (("runtime.zero.config", "ZeroStageEnum"), ("runtime.fp16.loss_scaler", "LossScaler")):
+    for module, name in (("runtime.zero.config", "ZeroStageEnum"), ("runtime.fp16.loss_scaler", "LossScaler"),
+                         ("utils.tensor_fragment", "fragment_address")):
         full = "deepspeed." + module
         for i in range(full.count(".") + 1):
             part = full.rsplit(".", i)[0]
@@ -186,6 +187,27 @@ def swapped_ranks(program, corpus, home):
         check("renamed or swapped" in said if wrong is not None else "renamed" not in said,
               "ZeRO-3 on devices %s: %s" % (devices, said))
         check(wrong is None or "zero_pp_rank_%d_" % wrong in said, "ZeRO-3 on devices %s: %s" % (devices, said))
+
+
+def odd_keys(program, corpus, home):
+    """Keys of dicts beside the weights: integers are kept, others are refused in a line."""
+    case = os.path.join(home, "keys")
+    stub_deepspeed()
+    for name, file, where in (("zero2-bf16", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+                               lambda s: s["optimizer_state_dict"]["base_optimizer_state"]["param_groups"][0]),
+                              ("zero2-bf16", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", lambda s: s["optimizer_state_dict"])):
+        for key, good in ((7, True), (None, False), ((1, 2), False), ("a\0b", False)):
+            shutil.rmtree(case, True)
+            shutil.copytree(os.path.join(corpus, "0.19.8-" + name), case)
+            path = os.path.join(case, "global_step2", file)
+            state = torch.load(path, weights_only=False)
+            where(state)[key] = "seven"
+            torch.save(state, path)
+            if good:
+                objects = json.loads(run(program, "inspect", case, "--json").stdout)["objects"]
+                check([o["value"] for o in objects if o["name"].split(".")[-1] == "7"] == ["seven"], "%s: a number as a key" % name)
+            else:
+                refused(program, case, "%s: %r as a key" % (name, key), file, "a key that is neither a string", status=5)
 
 
 def universal(program, corpus, home):
@@ -254,6 +276,7 @@ def main():
             good_case(program, os.path.join(corpus, name), home)
         bad_cases(program, corpus, home)
         swapped_ranks(program, corpus, home)
+        odd_keys(program, corpus, home)
         universal(program, corpus, home)
         links(program, corpus, home)
     finally:

@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -24,20 +23,11 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
+from checks import Failure, must_run
 from matrix_table import FORMATS, LAYOUTS
 
 NAMES = [name for name, _, _ in FORMATS]
 EXTENSION = {"dcp": "", "h5": ".h5", "pt": ".pt", "safetensors": ".safetensors"}
-
-
-class Failure(Exception):
-    pass
-
-
-def run(*argv):
-    result = subprocess.run(argv, capture_output=True, text=True)
-    if result.returncode != 0:
-        raise Failure("%s: exit %d: %s" % (" ".join(argv[1:]), result.returncode, result.stderr.strip()))
 
 
 def truth_of(case):
@@ -82,7 +72,7 @@ class Matrix:
 
     def make(self, name, form, command, source, *options, full=None):
         path = self.path(name, form, self.full if full is None else full)
-        run(self.program, command, source, "-o", path, "--to", form, "-q", *options)
+        must_run(self.program, command, source, "-o", path, "--to", form, "-q", *options)
         return path
 
     def check(self, form, path, what):

@@ -77,10 +77,17 @@ def rank_files(program, home):
     pt = os.path.join(home, "m.pt")
     run(program, "consolidate", case, "-o", pt, "-q")
     back = torch.load(pt, weights_only=False)
-    check(back["args"].hidden_size == 3 and back["iteration"] == 10 and
-          torch.equal(back["optimizer"]["fp32_from_fp16_params"][0][0], weight.float()) and
+    own = back["optim"]["state"]["decoder.weight"]
+    check(back["args"].hidden_size == 3 and back["iteration"] == 10 and torch.equal(own["fp32_param"], weight.float()) and
+          torch.equal(own["exp_avg"], weight.float()) and own["step"] == 10 and
+          back["optim"]["param_groups"][0] == {"lr": 0.1, "params": ["decoder.weight"]} and
           (back["rng_state"][0]["np_rng_state"][1] == state["rng_state"][0]["np_rng_state"][1]).all(),
           "mp_rank_00 through .pt")
+    state["optimizer"]["optimizer"]["param_groups"][0]["params"] = [0, 1]
+    torch.save(state, os.path.join(rank, "model_optim_rng.pt"))
+    listed = json.loads(run(program, "inspect", case, "--json").stdout)
+    check("numbers" in (listed.get("note") or "") and
+          "optimizer.optimizer.state.0.exp_avg" in {t["name"] for t in listed["tensors"]}, "mp_rank_00: unnamed")
     shutil.copytree(rank, rank[:-1] + "1")
     refused(program, case, "a rank more than args says", "1 tensor-parallel ranks", "files of 2")
 
@@ -186,7 +193,7 @@ def legacy_ranks(program, home):
     check(not json.loads(run(program, "inspect", case, "--json").stdout).get("note"), "older names: a note")
     run(program, "verify", case)
     os.rename(os.path.join(case, "mp_rank_01_001"), os.path.join(case, "mp_rank_01_001_001"))
-    refused(program, case, "an expert rank", "mp_rank_01_001_001", "expert", status=5)
+    refused(program, case, "a third number", "mp_rank_01_001_001", "two checkpoints")
     os.rename(os.path.join(case, "mp_rank_01_001_001"), os.path.join(case, "mp_rank_01"))
     refused(program, case, "names of two checkpoints", "mp_rank_01", "two checkpoints")
 
@@ -241,12 +248,28 @@ def hostile_ranks(program, case, home):
         for group in state["optimizer"]["optimizer"]["param_groups"]:
             group["params"].reverse()
 
+    def other_groups(rank, state):
+        if rank == "mp_rank_01_001":
+            state["optimizer"]["optimizer"]["param_groups"].pop()
+
     def stray(rank, state):
         state["model"]["x"] = {1.5: torch.zeros(1)}
 
-    for change, status, words in ((cut_short, 3, ("mp_rank_01_000", FC1, "shape")), (without, 3, (FC1, "missing")),
-                                  (strange, 5, ("adapter.weight", "which dimension")), (experts, 5, ("expert",)),
-                                  (layers, 5, ("layers", "5")), (gate, 5, (FC1, "SwiGLU")), (stray, 5, ("model.x",))):
+    def odd_key(rank, state):
+        state["optimizer"]["optimizer"]["param_groups"][0][None] = 1
+
+    def number(rank, state):
+        state["optimizer"]["optimizer"]["param_groups"][0][7] = "seven"
+
+    copy = edited(case, home, "number", number)
+    objects = json.loads(run(program, "inspect", copy, "--json").stdout)["objects"]
+    check([o["value"] for o in objects if o["name"] == "optim.param_groups.0.7"] == ["seven"], "a key that is a number")
+    for change, status, words in ((odd_key, 5, ("model_optim_rng.pt", "a key that is neither a string")),
+                                  (cut_short, 3, ("mp_rank_01_000", FC1, "shape")), (without, 3, (FC1, "missing")),
+                                  (strange, 5, ("adapter.weight", "which dimension")),
+                                  (experts, 3, ("2 expert-parallel ranks", "files of 1")),
+                                  (layers, 5, ("layers", "5")), (gate, 5, (FC1, "SwiGLU")), (stray, 5, ("model.x",)),
+                                  (other_groups, 3, ("mp_rank_01_001", "optimizer", "not as many"))):
         refused(program, edited(case, home, change.__name__, change), change.__name__, *words, status=status)
     for name, words in (("mp_rank_01_001", ("mp_rank_01_001", "missing")), ("mp_rank_00_000", ("mp_rank_00_000",))):
         copy = os.path.join(home, "gone-" + name)
@@ -270,6 +293,124 @@ def hostile_ranks(program, case, home):
     kept = {t["name"] for t in json.loads(run(program, "inspect", copy, "--json").stdout)["tensors"]}
     check("optimizer.optimizer.state.0.exp_avg.mp_rank_01_000" in kept and "optimizer.optimizer.state.0.exp_avg" in kept,
           "numbered states: %s" % sorted(n for n in kept if "optim" in n)[:4])
+
+
+def grouped_experts(program, case, home):
+    """Transformer Engine's grouped linear layers have a parameter an expert, whose number ends its name."""
+    def name(key):
+        parts = key.split(".")
+        if "local_experts" not in parts or parts[-1] == "_extra_state":
+            return key
+        at = parts.index("local_experts")
+        return ".".join(parts[:at] + parts[at + 2:]) + parts[at + 1]
+
+    def regroup(rank, state):
+        state["model"] = {name(k): v for k, v in state["model"].items()}
+
+    out, same = os.path.join(home, "te.safetensors"), os.path.join(home, "local.safetensors")
+    run(program, "consolidate", edited(case, home, "te-" + os.path.basename(case), regroup), "-o", out, "-q", "--force",
+        "--include", "model.*")
+    run(program, "consolidate", case, "-o", same, "-q", "--force", "--include", "model.*")
+    want = {name(n): d for n, d in digests(same).items()}
+    check(digests(out) == want and any(n.endswith("linear_fc1.weight3") for n in want), "grouped: %s" % sorted(want)[:4])
+
+
+def experts_optimizer(program, case, home):
+    """The groups of the experts' optimizer follow those of the other; what it has besides is apart."""
+    def scaled(rank, state):
+        for i, optimizer in enumerate(state["optimizer"]):
+            optimizer["grad_scaler"] = {"scale": torch.full((1,), i + 1.0)}
+
+    out = os.path.join(home, "scaled.pt")
+    run(program, "consolidate", edited(case, home, "scaled", scaled), "-o", out, "-q")
+    optim = torch.load(out, weights_only=False)["optim"]
+    layer = "decoder.layers.0.mlp."
+    groups = [g["params"] for g in optim["param_groups"]]
+    first = groups[2] == [layer + "experts.local_experts.%d.linear_fc%d.weight" % (e, i) for e in (0, 1) for i in (1, 2)]
+    second = optim["param_groups"][2]["params.mp_rank_00_001"]
+    check(len(groups) == 4 and first and layer + "router.weight" in groups[0] and
+          second[0] == layer + "experts.local_experts.2.linear_fc1.weight", "groups: %s %s" % (groups, second))
+    check(optim["grad_scaler"]["scale"].item() == 1 and optim["chained_1"]["grad_scaler"]["scale"].item() == 2,
+          "grad_scaler: %s" % [k for k in optim])
+
+
+EXPERT = "decoder.layers.0.mlp.experts.local_experts.1.linear_fc1.weight"
+
+
+def hostile_experts(program, ranks, home):
+    """Expert-parallel ranks that do not fit together."""
+    def one_less(rank, state):
+        if rank == "mp_rank_00_001":
+            state["model"] = {k: v for k, v in state["model"].items() if ".local_experts.1." not in k}
+
+    def without(rank, state):
+        if rank == "mp_rank_00_001":
+            del state["model"][EXPERT]
+
+    def no_number(rank, state):
+        state["model"]["decoder.layers.0.mlp.experts.linear_fc1.weight"] = state["model"].pop(EXPERT)
+
+    def more(rank, state):
+        state["args"].num_experts = 8
+
+    def four(rank, state):
+        state["args"].expert_model_parallel_size = 4
+
+    def wide(rank, state):
+        state["args"].expert_tensor_parallel_size = 2
+
+    def no_args(rank, state):
+        del state["args"]
+
+    def drifted(rank, state):
+        if rank == "mp_rank_00_001":
+            state["model"]["decoder.layers.0.mlp.router.weight"] += 1
+
+    def bias(rank, state):
+        state["model"]["decoder.layers.0.mlp.router.expert_bias"] += int(rank[-1])
+
+    def huge(rank, state):
+        for key in [k for k in state["model"] if ".local_experts.1." in k]:
+            state["model"][key.replace("experts.1.", "experts.99999999999999999999.")] = state["model"].pop(key)
+
+    def no_router(rank, state):
+        for key in [k for k in state["model"] if "router" in k]:
+            del state["model"][key]
+
+    def odd(rank, state):
+        key = "decoder.layers.0.mlp.experts.weight2"
+        state["model"][key] = state["model"][key][:-1].clone()
+
+    for change, status, words in (
+            (one_less, 3, ("mp_rank_00_001", "for 1 experts", "mp_rank_00_000")), (without, 3, ("mp_rank_00_001", "linear_fc1")),
+            (no_number, 5, ("experts.linear_fc1.weight", "not known")), (more, 3, ("args says 8",)),
+            (four, 3, ("4 expert-parallel ranks", "files of 2")), (wide, 5, ("cut over 2",)),
+            (no_args, 5, ("args",)), (bias, 5, ("expert_bias",)), (huge, 5, ("99999999999999999999",))):
+        refused(program, edited(os.path.join(ranks, "ep2-moe"), home, "e-" + change.__name__, change), change.__name__,
+                *words, status=status)
+    for change, status, words in ((no_router, 5, ("weight1", "how many")), (odd, 5, ("weight1", "weight2"))):
+        refused(program, edited(os.path.join(ranks, "tp2ep2-grouped"), home, "e-" + change.__name__, change),
+                change.__name__, *words, status=status)
+    copy = edited(os.path.join(ranks, "ep2-moe"), home, "e-drifted", drifted)
+    note = json.loads(run(program, "inspect", copy, "--json").stdout).get("note") or ""
+    check("router.weight" in note and "first rank" in note, "drifted: %s" % note)
+
+    def moved(case, name, *moves):
+        copy = os.path.join(home, "%s-%s" % (case, name))
+        shutil.copytree(os.path.join(ranks, case), copy)
+        for a, b in moves:
+            shutil.move(os.path.join(copy, "iter_0000010", a), b if b == home else os.path.join(copy, "iter_0000010", b))
+        return copy
+
+    for case, gone in (("ep2-moe", "mp_rank_00_000"), ("pp2ep2-moe", "mp_rank_00_001_001"),
+                       ("tp2ep4-etp1", "mp_rank_01_001"), ("tp4ep2-etp1", "mp_rank_02_000")):
+        copy = moved(case, "gone-" + gone, (gone, "away"))
+        refused(program, copy, "without " + gone, gone, "missing")
+    refused(program, moved("ep2-moe", "last", ("mp_rank_00_001", "away")), "the last rank", "2 expert-parallel ranks")
+    for case, a, b in (("ep2-moe", "mp_rank_00_000", "mp_rank_00_001"), ("pp2ep2-moe", "mp_rank_00_000_001", "mp_rank_00_001_000"),
+                       ("tp2ep2-grouped", "mp_rank_01_000", "mp_rank_00_001"), ("tp2pp2-llama", "mp_rank_00_000", "mp_rank_01_000")):
+        copy = moved(case, "swapped", (a, "away"), (b, a), ("away", b))
+        refused(program, copy, "swapped", "swapped", "mp_rank_")
 
 
 def distributed_optimizer(program, case, home):
@@ -301,7 +442,11 @@ def distributed_optimizer(program, case, home):
     def other(path, state, flat):
         torch.save([state], path)
 
-    for edit, words in ((shifted, "which parameter"), (longer, "which parameter"), (gone, "not every rank"),
+    def number(path, state, flat):
+        torch.save(5, path)
+
+    for edit, words in ((number, "which parameter"),
+                        (shifted, "which parameter"), (longer, "which parameter"), (gone, "not every rank"),
                         (other, "which parameter")):
         note, names = note_of(change("distributed-" + edit.__name__, edit))
         left = [n for n in names if n.startswith("optim.state")]
@@ -343,6 +488,9 @@ def main():
             several_ranks(program, os.path.join(ranks, name), home)
         legacy_ranks(program, home)
         distributed_optimizer(program, os.path.join(ranks, "tp2dp2-distributed"), home)
+        grouped_experts(program, os.path.join(ranks, "ep2-moe"), home)
+        experts_optimizer(program, os.path.join(ranks, "ep2-moe"), home)
+        hostile_experts(program, ranks, home)
         hostile_ranks(program, os.path.join(ranks, "tp2pp2-llama"), home)
     finally:
         shutil.rmtree(home)

@@ -93,7 +93,7 @@ fc_wanted_tensor *h5_made_add(h5_made *made, const char *path, fc_dtype dtype, i
 }
 
 void h5_made_object(h5_made *made, const char *path, int64_t bytes, const char *json) {
-    static const fc_object encoded = {"torch.save"};
+    static const fc_object encoded = {.encoding = "torch.save"};
     h5_made_add(made, path, FC_OPAQUE, 1, &bytes, -1);
     fc_tensor *source = &made->sources[made->wanted.ntensors - 1];
     source->object = &encoded;

@@ -46,7 +46,7 @@ static fc_code made_digest(const fc_checkpoint *checkpoint, const fc_tensor *ten
 }
 
 static made *make(const char *path, const value *values, size_t count) {
-    static const fc_object object = {"torch.save"};
+    static const fc_object object = {.encoding = "torch.save"};
     made *m = calloc(1, sizeof *m);
     assert_non_null(m);
     assert_true(count <= MOST);

@@ -1,15 +1,19 @@
 /*
- * lib/core: errors, the arena, the dtype table.
+ * lib/core: errors, the arena, growing lists, names, the dtype table.
  */
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
+
+#include "core/grow.h"
+#include "core/text.h"
 
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -61,6 +65,37 @@ static void arena_keeps_what_it_gave(void **state) {
     fc_arena_free(arena);
 }
 
+static void lists_grow(void **state) {
+    (void)state;
+    uint32_t *list = NULL;
+    size_t capacity = 0;
+    for (size_t i = 0; i < 10000; i++) {
+        assert_true(fc_grow(&list, &capacity, i + 1, sizeof *list));
+        assert_true(capacity > i);
+        list[i] = (uint32_t)i;
+    }
+    const uint32_t *before = list;
+    size_t room = capacity;
+    assert_true(fc_grow(&list, &capacity, room, sizeof *list));
+    assert_false(fc_grow(&list, &capacity, SIZE_MAX / 2, sizeof *list)); /* the size overflows */
+    assert_ptr_equal(list, before);
+    assert_int_equal(capacity, room);
+    for (size_t i = 0; i < 10000; i++) {
+        assert_int_equal(list[i], i);
+    }
+    free(list);
+}
+
+static void names_are_text(void **state) {
+    (void)state;
+    assert_true(fc_is_plain_text("", 0));
+    assert_true(fc_is_plain_text("w\xc3\xa4ight", 7));
+    assert_false(fc_is_plain_text("a\0b", 3));
+    assert_false(fc_is_plain_text("\xed\xa0\x80", 3)); /* a surrogate, as Python has it in names of files */
+    assert_false(fc_is_plain_text("\xc0\x80", 2));
+    assert_false(fc_is_plain_text("w\xc3", 2));
+}
+
 static void dtype_names(void **state) {
     (void)state;
     fc_dtype d;
@@ -81,6 +116,8 @@ int main(void) {
         cmocka_unit_test(error_is_one_printable_line),
         cmocka_unit_test(long_error_ends_in_dots),
         cmocka_unit_test(arena_keeps_what_it_gave),
+        cmocka_unit_test(lists_grow),
+        cmocka_unit_test(names_are_text),
         cmocka_unit_test(dtype_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

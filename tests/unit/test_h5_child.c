@@ -1,8 +1,8 @@
 /*
  * The reader process of HDF5: it may die, hang or lie without harm, and can do nothing but read and compute.
  */
+#include "core/text.h"
 #include "hdf5/records.h"
-#include "hdf5/text.h"
 
 #include <fcntl.h>
 #include <setjmp.h>
@@ -286,21 +286,21 @@ static void json_is_checked(void **state) {
                                       "[1 2]", "{1:2}", "\"\\x\"",   "\"\t\"", "\"\xff\"", "[] []", "-"};
     (void)state;
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
-        assert_true(fc_h5_is_json(good[i], strlen(good[i])));
+        assert_true(fc_is_json(good[i], strlen(good[i])));
     }
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        assert_false(fc_h5_is_json(bad[i], strlen(bad[i])));
+        assert_false(fc_is_json(bad[i], strlen(bad[i])));
     }
     char *deep = malloc(100001);
     memset(deep, '[', 100000);
-    assert_false(fc_h5_is_json(deep, 100000));
+    assert_false(fc_is_json(deep, 100000));
     free(deep);
-    fc_h5_text t = {0};
-    fc_h5_text_string(&t, "a\"\\\x01\xc3\xa9", 6);
-    fc_h5_text_string(&t, "\xc0\x80", 2);
-    fc_h5_text_nul(&t);
+    fc_text t = {0};
+    fc_text_string(&t, "a\"\\\x01\xc3\xa9", 6);
+    fc_text_string(&t, "\xc0\x80", 2);
+    fc_text_nul(&t);
     assert_string_equal(t.data, "\"a\\\"\\\\\\u0001\xc3\xa9\"{\"$bytes\": \"wIA=\"}");
-    fc_h5_text_free(&t);
+    fc_text_free(&t);
 }
 
 int main(void) {

@@ -254,7 +254,8 @@ static void damaged_directories_say_what_is_wrong(void **state) {
 
     snprintf(b, sizeof b, "%s/index.h5", path);
     assert_int_equal(unlink(b), 0);
-    snprintf(text, sizeof text, "%s: the file is missing", b);
+    snprintf(text, sizeof text,
+             "%s: the file is missing: it says what the shard files beside it make together: copy it again", b);
     assert_int_equal(fc_checkpoint_open(path, NULL, &c, &err), FC_ECORRUPT);
     assert_string_equal(err.message, text);
 }

@@ -1,6 +1,6 @@
 /*
  * Megatron's rules: how the modules of megatron.core and of Megatron-LM before it cut their parameters, by name, and
- * which numbers in names are those of layers.
+ * which numbers in names are those of layers and of experts; and which ranks there must be.
  */
 #include "megatron/megatron.h"
 
@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -29,6 +30,9 @@ static void cuts_by_name(void **state) {
         {"model.decoder.layers.0.mlp.linear_fc2.weight", MG_CUT, 1},
         {"model.decoder.layers.0.mlp.experts.local_experts.3.linear_fc1.weight", MG_CUT, 0},
         {"model.decoder.layers.0.mlp.experts.linear_fc2.weight12", MG_CUT, 1},
+        {"model.decoder.layers.0.mlp.experts.weight1", MG_CUT, 1},
+        {"model.decoder.layers.0.mlp.experts.weight2", MG_CUT, 0},
+        {"model.decoder.layers.0.mlp.shared_experts.linear_fc2.weight", MG_CUT, 1},
         {"model.decoder.layers.0.mlp.router.weight", MG_COPY, 0},
         {"model.output_layer.weight", MG_CUT, 0},
         {"model.language_model.encoder.layers.0.self_attention.dense.weight", MG_CUT, 1},
@@ -83,6 +87,81 @@ static void layers_by_name(void **state) {
     }
 }
 
+static void experts_by_name(void **state) {
+    static const struct {
+        const char *name;
+        mg_expert kind;
+        int64_t number;
+        const char *rest; /* behind the number */
+    } cases[] = {
+        {"model.decoder.layers.7.mlp.experts.local_experts.12.linear_fc1.weight", MG_ONE_EXPERT, 12,
+         ".linear_fc1.weight"},
+        {"experts.local_experts.0.linear_fc2._extra_state", MG_ONE_EXPERT, 0, ".linear_fc2._extra_state"},
+        {"model.decoder.layers.7.mlp.experts.linear_fc2.weight3", MG_ONE_EXPERT, 3, ""},
+        {"model.decoder.layers.7.mlp.experts.linear_fc1.bias31", MG_ONE_EXPERT, 31, ""},
+        {"model.decoder.layers.7.mlp.experts.weight1", MG_ALL_EXPERTS, 0, NULL},
+        {"model.decoder.layers.7.mlp.experts.weight3", MG_OTHER_EXPERT, 0, NULL},
+        {"model.decoder.layers.7.mlp.experts.linear_fc1.weight", MG_OTHER_EXPERT, 0, NULL},
+        {"model.decoder.layers.7.mlp.experts.linear_fc1.weight3x", MG_OTHER_EXPERT, 0, NULL},
+        {"model.decoder.layers.7.mlp.experts.local_experts.3", MG_OTHER_EXPERT, 0, NULL},
+        {"model.decoder.layers.7.mlp.experts.local_experts.99999999999999999999.w", MG_OTHER_EXPERT, 0, NULL},
+        {"model.decoder.layers.7.mlp.shared_experts.linear_fc1.weight", MG_NO_EXPERT, 0, NULL},
+        {"model.decoder.layers.7.mlp.shared_experts.experts.weight2", MG_ALL_EXPERTS, 0, NULL},
+        {"model.experts", MG_NO_EXPERT, 0, NULL},
+        {"", MG_NO_EXPERT, 0, NULL},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        size_t start = 0, end = 0;
+        int64_t number = -1;
+        mg_expert kind = fc_mg_expert(cases[i].name, &start, &end, &number);
+        if (kind != cases[i].kind) {
+            fail_msg("%s: %d", cases[i].name, (int)kind);
+        }
+        if (kind == MG_ONE_EXPERT) {
+            assert_int_equal(number, cases[i].number);
+            assert_int_equal(strtoll(cases[i].name + start, NULL, 10), number);
+            assert_string_equal(cases[i].name + end, cases[i].rest);
+        }
+    }
+}
+
+/* Which places ranks have of whom args says how many there are, and which are missing then. */
+static void places(void **state) {
+    static const struct {
+        mg_args args;
+        int parts;
+        size_t count;
+        mg_place places[8];
+        fc_code code;
+        const char *words;
+    } cases[] = {
+        /* tp, stages, context, ep, expert_tp */
+        {{2, 1, 1, 2, 2, -1, -1, -1, -1, -1}, 2, 4, {{0, 0, 0}, {1, 0, 0}, {0, 1, 0}, {1, 1, 0}}, FC_OK, ""},
+        {{2, 1, 1, 4, 1, -1, -1, -1, -1, -1}, 2, 4, {{0, 0, 0}, {1, 1, 0}, {0, 2, 0}, {1, 3, 0}}, FC_OK, ""},
+        {{4, 1, 1, 2, 1, -1, -1, -1, -1, -1}, 2, 4, {{0, 0, 0}, {2, 0, 0}, {1, 1, 0}, {3, 1, 0}}, FC_OK, ""},
+        {{4, 1, 1, 2, 1, -1, -1, -1, -1, -1}, 2, 3, {{0, 0, 0}, {1, 1, 0}, {3, 1, 0}}, FC_ECORRUPT, "mp_rank_02_000"},
+        {{1, 2, 1, 2, -1, -1, -1, -1, -1, -1}, 3, 4, {{0, 0, 0}, {0, 0, 1}, {0, 1, 0}, {0, 1, 1}}, FC_OK, ""},
+        {{1, 2, 1, 2, -1, -1, -1, -1, -1, -1}, 3, 3, {{0, 0, 0}, {0, 0, 1}, {0, 1, 0}}, FC_ECORRUPT, "_00_001_001"},
+        {{1, 2, 1, 1, -1, -1, -1, -1, -1, -1}, 2, 2, {{0, 0, 0}, {0, 1, 0}}, FC_OK, ""},
+        {{1, 2, 1, 2, -1, -1, -1, -1, -1, -1}, 2, 2, {{0, 0, 0}, {0, 1, 0}}, FC_ECORRUPT, "2 expert-parallel"},
+        {{1, 1, 1, 2, 2, -1, -1, -1, -1, -1}, 2, 2, {{0, 0, 0}, {0, 1, 0}}, FC_EUNSUPPORTED, "cut over 2"},
+        {{2, 1, 1, 1, INT64_MAX, -1, -1, -1, -1, -1}, 1, 2, {{0, 0, 0}, {1, 0, 0}}, FC_EUNSUPPORTED, "cut over"},
+    };
+    const fc_checkpoint checkpoint = {.path = "here"};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mg_place own[8];
+        mg_grid grid = {.count = cases[i].count, .parts = cases[i].parts, .places = own};
+        fc_error err = {0};
+        memcpy(own, cases[i].places, sizeof own);
+        fc_code rc = fc_mg_arrange(&checkpoint, &cases[i].args, &grid, &err);
+        if (rc != cases[i].code || (rc != FC_OK && !strstr(err.message, cases[i].words))) {
+            fail_msg("case %zu: %d: %s", i, (int)rc, err.message);
+        }
+    }
+}
+
 static void first_of_mlp(void **state) {
     const char *first = NULL, *second = NULL, *name = "a.mlp.linear_fc1.bias";
     (void)state;
@@ -93,9 +172,8 @@ static void first_of_mlp(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cuts_by_name),
-        cmocka_unit_test(layers_by_name),
-        cmocka_unit_test(first_of_mlp),
+        cmocka_unit_test(cuts_by_name), cmocka_unit_test(layers_by_name), cmocka_unit_test(experts_by_name),
+        cmocka_unit_test(places),       cmocka_unit_test(first_of_mlp),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

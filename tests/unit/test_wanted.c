@@ -19,7 +19,7 @@ static const fc_path_element path_norm[] = {{.key = "model"}, {.key = "norm.weig
 static const fc_path_element path_list[] = {{.key = "lists"}, {.key = "1", .is_index = true}, {.key = "step"}};
 static const fc_path_element path_lr[] = {{.key = "optim"}, {.key = "lr"}};
 static const int64_t shape_q[] = {8, 4}, shape_norm[] = {5}, shape_lr[] = {100};
-static const fc_object object_lr = {"torch.save"};
+static const fc_object object_lr = {.encoding = "torch.save"};
 
 static const fc_tensor tensors[] = {
     {.name = "model.layers.0.q_proj.weight", .path = {path_q, 2}, .dtype = FC_F32, .ndim = 2, .shape = shape_q},

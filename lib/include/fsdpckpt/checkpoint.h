@@ -62,6 +62,9 @@ typedef struct fc_chunk {
 /** Marks a value that is not a tensor: its original bytes are the one chunk of an FC_OPAQUE tensor of one dimension. */
 typedef struct fc_object {
     const char *encoding; /**< what the bytes are: "torch.save" (a zip with a pickle), "hdf5" … */
+    /** Why the value cannot be had (a sparse tensor, one of a class that only a program knows …); NULL: it can. It is
+     *  there to be shown and to be left out; whoever asks for its bytes gets FC_EUNSUPPORTED. */
+    const char *refusal;
 } fc_object;
 
 /** A named value. An object (`object` not NULL) has dtype FC_OPAQUE, ndim 1 and shape {bytes}. */
@@ -107,6 +110,10 @@ typedef struct fc_open_options {
     /** The model whose parameters are in FSDP1's flat parameters, if there are any (unflatten.h); need not outlive the
      *  call. NULL: they stay as they are. */
     const struct fc_checkpoint *model;
+    /** Where it cannot be opened: called for each of its files that cannot be read by itself, with the line that says
+     *  why. NULL: the error, which is about one of them, is enough. */
+    void (*damaged)(void *context, const char *path, const char *message);
+    void *context; /**< of `damaged` */
 } fc_open_options;
 
 /**
@@ -173,6 +180,9 @@ typedef struct fc_extent {
  */
 fc_code fc_checkpoint_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                              fc_error *err);
+
+/** FC_EUNSUPPORTED, with the reason and how to leave it out, if the value is one that cannot be had; else FC_OK. */
+fc_code fc_check_refusal(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *err);
 
 /**
  * The safe decoding of an object as JSON text (see docs/HDF5_SCHEMA.md, "Objects"), allocated from `arena`.

@@ -46,7 +46,7 @@ typedef struct fc_compared {
     fc_comparison result;
     bool read;         /**< the data was read, so `deviation` tells */
     bool numbers;      /**< its elements have values: max_abs and max_rel mean something */
-    bool wrong_digest; /**< the recorded digests differ, the data does not: one of them is wrong */
+    bool wrong_digest; /**< the recorded digests differ, the data does not: one of them is wrong, see `damage` */
     uint64_t elements;
     fc_deviation deviation;
     const char *json_a, *json_b; /**< of objects that differ, where they can be decoded */
@@ -76,6 +76,9 @@ typedef struct fc_compare_report {
     size_t unread;   /**< not compared (quick) */
     size_t left_out; /**< by include and exclude, on either side */
     uint64_t bytes;  /**< of data read, both sides together */
+    fc_code damage;  /**< FC_ECORRUPT: data that was read is not what one of them records of it, as `damaged` says;
+                          the items tell how it compares all the same. Else FC_OK */
+    fc_error damaged;
 } fc_compare_report;
 
 /** Whether a result is a difference. */

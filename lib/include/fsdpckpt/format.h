@@ -14,6 +14,7 @@
 extern "C" {
 #endif
 
+struct fc_comm;     /* comm.h */
 struct fc_findings; /* verify.h */
 struct fc_verify_report;
 
@@ -51,6 +52,9 @@ typedef struct fc_format {
      *  calls `close` if `state` was set, and frees the arena. */
     fc_code (*open)(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
     void (*close)(fc_checkpoint *checkpoint); /**< frees checkpoint->state; may be NULL */
+    /** Reads the headers of file `index` by itself, where `open` has failed with one of several that it had found and
+     *  put into checkpoint->files. NULL when there are never several. */
+    fc_code (*look_at)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
     fc_code (*extent)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                       fc_error *err);
     /** Decodes an FC_CODEC_FORMAT chunk into `buf` (extent.decoded bytes). NULL when the format has none. */
@@ -65,10 +69,19 @@ typedef struct fc_format {
      *  where digest, or reading them, tells. Thread-safe. */
     fc_code (*check_object)(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err);
 
+    /** Of a checkpoint that is made of others (an average, flat parameters): when all that is wanted was read, compares
+     *  what was read of those with the digests and CRCs they record. Collective over `comm`, which may be NULL. NULL:
+     *  nothing is below it. */
+    fc_code (*check_below)(const fc_checkpoint *checkpoint, struct fc_comm *comm, fc_error *err);
+
     /** Checks what only the format knows of: headers, records beside the tensors' bytes. Every defect goes to
      *  `findings`; fails only when it cannot go on. NULL when there is nothing. */
     fc_code (*verify)(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                       fc_error *err);
+    /** Extent and digest of a chunk for verify, which looks at it once: what is wrong with other records beside its
+     * bytes goes to `findings`. NULL: extent and digest are asked. */
+    fc_code (*verify_chunk)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *extent,
+                            fc_digest *digest, struct fc_findings *findings, fc_error *err);
     const char *unverified; /**< what no digest of this format covers, for people; NULL: nothing */
 
     bool wants_crc32; /**< seal needs fc_part_item.crc32 */

@@ -24,6 +24,16 @@ fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err);
  */
 fc_code fc_check_link(const char *path, const char *name, const char *root, fc_error *err);
 
+/**
+ * Whether `given`, which is no known name, is a file: else FC_EUSAGE, with what else it could have been.
+ * @param as      for the message, what it was given as: "--policy".
+ * @param kind    of what: "policy".
+ * @param known   "known are …".
+ * @param example of what is in such a file.
+ */
+fc_code fc_check_named(const char *as, const char *kind, const char *given, const char *known, const char *example,
+                       fc_error *err);
+
 /** Reads exactly `size` bytes at `offset`. The end of the file before that is FC_ECORRUPT ("truncated"). */
 fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
 

@@ -52,8 +52,8 @@ fc_code fc_compress_part(const fc_wanted *wanted, const fc_part *part, fc_writer
                          const fc_move_options *options, uint64_t *stored, fc_error *err);
 
 /**
- * Reads the box `box` of `tensor` into `buf` as contiguous row-major native bytes of dtype `dtype`.
- * What inspect and diff use; one thread.
+ * Reads the box `box` of `tensor` into `buf` as contiguous row-major native bytes of dtype `dtype`. One thread.
+ * A tensor that is read whole is compared with the digests and CRCs that are recorded of it: FC_ECORRUPT.
  */
 fc_code fc_read_box(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                     void *buf, fc_error *err);
@@ -61,7 +61,8 @@ fc_code fc_read_box(const fc_checkpoint *checkpoint, const fc_tensor *tensor, co
 /** Takes the next `size` bytes; any code but FC_OK ends the reading and is returned. */
 typedef fc_code fc_read_visit(void *context, const void *bytes, size_t size, fc_error *err);
 
-/** The same bytes piece by piece in row-major order, in constant memory. */
+/** The same bytes piece by piece in row-major order, in constant memory; what is recorded is compared behind the last.
+ */
 fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                        fc_read_visit *visit, void *context, fc_error *err);
 

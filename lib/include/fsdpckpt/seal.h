@@ -32,9 +32,6 @@ typedef struct fc_seal {
     const char *missed; /**< the name of the first of them */
 } fc_seal;
 
-/** Where the seal of a checkpoint is, or would be. */
-fc_code fc_seal_path(const fc_checkpoint *checkpoint, fc_arena *arena, const char **path, fc_error *err);
-
 /** An empty seal for the files and tensors of `checkpoint`, to be filled. */
 fc_code fc_seal_new(const fc_checkpoint *checkpoint, fc_arena *arena, fc_seal *out, fc_error *err);
 

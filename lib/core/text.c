@@ -1,44 +1,36 @@
 /*
  * JSON text and UTF-8. See text.h.
  */
-#include "text.h"
+#include "core/text.h"
 
 #include "core/base64.h"
+#include "core/grow.h"
 
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-void fc_h5_text_free(fc_h5_text *text) {
+void fc_text_free(fc_text *text) {
     free(text->data);
-    *text = (fc_h5_text){0};
+    *text = (fc_text){0};
 }
 
-void fc_h5_text_bytes(fc_h5_text *t, const void *s, size_t len) {
-    if (t->failed || len > FC_H5_MAX_TEXT - t->size) {
+void fc_text_bytes(fc_text *t, const void *s, size_t len) {
+    if (t->failed || len > FC_MAX_TEXT - t->size) {
         t->failed = true;
         return;
     }
-    if (t->cap - t->size < len) {
-        size_t cap = t->cap ? t->cap : 256;
-        while (cap - t->size < len) {
-            cap *= 2;
-        }
-        char *data = realloc(t->data, cap);
-        if (!data) {
-            t->failed = true;
-            return;
-        }
-        t->data = data;
-        t->cap = cap;
+    if (!fc_grow(&t->data, &t->cap, t->size + len, 1)) {
+        t->failed = true;
+        return;
     }
     memcpy(t->data + t->size, s, len);
     t->size += len;
 }
 
-void fc_h5_text_raw(fc_h5_text *text, const char *s) {
-    fc_h5_text_bytes(text, s, strlen(s));
+void fc_text_raw(fc_text *text, const char *s) {
+    fc_text_bytes(text, s, strlen(s));
 }
 
 /* The length of the UTF-8 sequence at `s`, or 0: no overlong forms, no surrogates, nothing above U+10FFFF. */
@@ -60,7 +52,7 @@ static size_t sequence(const unsigned char *s, size_t left) {
     return n;
 }
 
-bool fc_h5_is_utf8(const char *s, size_t len) {
+bool fc_is_utf8(const char *s, size_t len) {
     for (size_t i = 0; i < len;) {
         size_t n = sequence((const unsigned char *)s + i, len - i);
         if (n == 0) {
@@ -71,26 +63,30 @@ bool fc_h5_is_utf8(const char *s, size_t len) {
     return true;
 }
 
-void fc_h5_text_base64(fc_h5_text *t, const unsigned char *p, size_t len) {
+bool fc_is_plain_text(const char *s, size_t len) {
+    return len == 0 || (memchr(s, '\0', len) == NULL && fc_is_utf8(s, len));
+}
+
+void fc_text_base64(fc_text *t, const unsigned char *p, size_t len) {
     enum { AT_ONCE = 48 }; /* a multiple of 3, so that pieces join */
     char text[AT_ONCE / 3 * 4];
-    fc_h5_text_bytes(t, "\"", 1);
+    fc_text_bytes(t, "\"", 1);
     for (size_t i = 0; i < len && !t->failed; i += AT_ONCE) {
         size_t n = len - i < AT_ONCE ? len - i : AT_ONCE;
         fc_base64_encode(p + i, n, text);
-        fc_h5_text_bytes(t, text, fc_base64_length(n));
+        fc_text_bytes(t, text, fc_base64_length(n));
     }
-    fc_h5_text_bytes(t, "\"", 1);
+    fc_text_bytes(t, "\"", 1);
 }
 
-void fc_h5_text_string(fc_h5_text *text, const char *s, size_t len) {
-    if (!fc_h5_is_utf8(s, len)) {
-        fc_h5_text_raw(text, "{\"$bytes\": ");
-        fc_h5_text_base64(text, (const unsigned char *)s, len);
-        fc_h5_text_bytes(text, "}", 1);
+void fc_text_string(fc_text *text, const char *s, size_t len) {
+    if (!fc_is_utf8(s, len)) {
+        fc_text_raw(text, "{\"$bytes\": ");
+        fc_text_base64(text, (const unsigned char *)s, len);
+        fc_text_bytes(text, "}", 1);
         return;
     }
-    fc_h5_text_bytes(text, "\"", 1);
+    fc_text_bytes(text, "\"", 1);
     size_t start = 0;
     for (size_t i = 0; i < len; i++) {
         unsigned char c = (unsigned char)s[i];
@@ -98,21 +94,21 @@ void fc_h5_text_string(fc_h5_text *text, const char *s, size_t len) {
         if (c >= 0x20 && c != '"' && c != '\\' && c != 0x7f) {
             continue;
         }
-        fc_h5_text_bytes(text, s + start, i - start);
+        fc_text_bytes(text, s + start, i - start);
         start = i + 1;
         if (c == '"' || c == '\\') {
             snprintf(escape, sizeof escape, "\\%c", c);
         } else {
             snprintf(escape, sizeof escape, "\\u%04x", c);
         }
-        fc_h5_text_bytes(text, escape, strlen(escape));
+        fc_text_bytes(text, escape, strlen(escape));
     }
-    fc_h5_text_bytes(text, s + start, len - start);
-    fc_h5_text_bytes(text, "\"", 1);
+    fc_text_bytes(text, s + start, len - start);
+    fc_text_bytes(text, "\"", 1);
 }
 
-void fc_h5_text_nul(fc_h5_text *text) {
-    fc_h5_text_bytes(text, "", 1);
+void fc_text_nul(fc_text *text) {
+    fc_text_bytes(text, "", 1);
     if (text->failed) {
         text->size = 0;
     } else {
@@ -120,7 +116,7 @@ void fc_h5_text_nul(fc_h5_text *text) {
     }
 }
 
-void fc_h5_make_utf8(char *s) {
+void fc_make_utf8(char *s) {
     size_t left = strlen(s);
     while (left > 0) {
         size_t n = sequence((const unsigned char *)s, left);
@@ -253,9 +249,9 @@ static bool check_value(json_at *j, int depth) {
     return take(j, closing);
 }
 
-bool fc_h5_is_json(const char *s, size_t len) {
+bool fc_is_json(const char *s, size_t len) {
     json_at j = {s, s + len};
-    if (!fc_h5_is_utf8(s, len)) {
+    if (!fc_is_utf8(s, len)) {
         return false;
     }
     skip_space(&j);

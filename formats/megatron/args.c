@@ -1,0 +1,111 @@
+/*
+ * What Megatron's arguments say of the run that saved a file: `args`, an argparse.Namespace, beside the model. It is
+ * believed only where files agree with it, and files that no rank could have saved where they lie are refused.
+ */
+#include "megatron/megatron.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int64_t number_of(const fc_pickle *p, fc_pv state, const char *name) {
+    int64_t value;
+    fc_pv v = fc_pt_dict_get(p, state, name);
+    if (fc_pv_typeof(v) == FC_PV_BOOL) {
+        return fc_pv_is_true(v);
+    }
+    return v && fc_pickle_int(p, v, &value) && value >= 0 ? value : -1;
+}
+
+void fc_mg_read_args(const pt_file *f, mg_args *out) {
+    static const char *const gates[] = {"swiglu", "gated_linear_unit", "geglu", "quick_geglu"};
+    *out = (mg_args){-1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    fc_pv root = f->p->root, args = fc_pv_typeof(root) == FC_PV_DICT ? fc_pt_dict_get(f->p, root, "args") : 0;
+    fc_pv state = fc_pv_typeof(args) == FC_PV_CALL ? fc_pickle_state(f->p, args) : args;
+    if (fc_pv_typeof(state) != FC_PV_DICT) {
+        return;
+    }
+    out->tp = number_of(f->p, state, "tensor_model_parallel_size");
+    out->stages = number_of(f->p, state, "pipeline_model_parallel_size");
+    out->context = number_of(f->p, state, "context_parallel_size");
+    out->ep = number_of(f->p, state, "expert_model_parallel_size");
+    out->expert_tp = number_of(f->p, state, "expert_tensor_parallel_size");
+    out->experts = number_of(f->p, state, "num_experts");
+    out->layers = number_of(f->p, state, "num_layers");
+    out->untied = number_of(f->p, state, "untie_embeddings_and_output_weights");
+    out->rank = number_of(f->p, state, "rank");
+    for (size_t i = 0; i < sizeof gates / sizeof *gates; i++) {
+        int64_t gated = number_of(f->p, state, gates[i]);
+        out->gated = gated > out->gated ? gated : out->gated;
+    }
+}
+
+fc_code fc_mg_check_args(const fc_checkpoint *checkpoint, const mg_args *args, const mg_grid *grid, fc_error *err) {
+    if ((args->tp > 0 && args->tp != grid->tp) || (args->stages > 0 && args->stages != grid->stages)) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: saved by %" PRId64 " tensor-parallel ranks in %" PRId64
+                       " pipeline stages, as args says, and "
+                       "there are files of %" PRId64 " in %" PRId64 ": copy the whole directory, or name the file of "
+                       "one rank",
+                       checkpoint->path, args->tp, args->stages, grid->tp, grid->stages);
+    }
+    if (args->ep > 0 && args->ep != grid->ep) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: saved by %" PRId64 " expert-parallel ranks, as args says, and there are files of %" PRId64
+                       ": copy the whole directory, or name the file of one rank",
+                       checkpoint->path, args->ep, grid->ep);
+    }
+    if (grid->expert_tp > grid->tp || grid->tp % grid->expert_tp != 0) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: experts are cut over %" PRId64 " ranks, as args says, and the rest over %" PRId64
+                       ": ranks that hold different parts have files of one name; save it with --ckpt-format "
+                       "torch_dist",
+                       checkpoint->path, grid->expert_tp, grid->tp);
+    }
+    return FC_OK;
+}
+
+static int by_value(const void *a, const void *b) {
+    const int64_t *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
+}
+
+/* Whether every file says that another rank wrote it. Tools that convert checkpoints write one number into all. */
+static bool are_distinct(const mg_reader *r, const int64_t *wrote, int64_t *sorted) {
+    size_t n = r->grid.count;
+    memcpy(sorted, wrote, n * sizeof *sorted);
+    qsort(sorted, n, sizeof *sorted, by_value);
+    for (size_t i = 1; i < n; i++) {
+        if (sorted[i] == sorted[i - 1]) {
+            return false;
+        }
+    }
+    return sorted[0] >= 0;
+}
+
+/* Whether the rank that wrote file `i` can have its place: Megatron counts tensor-parallel ranks first and stages last,
+ * or all replicas of a stage after those of the next. */
+static bool fits(const mg_reader *r, const int64_t *wrote, size_t i) {
+    const mg_grid *g = &r->grid;
+    const mg_place *p = &g->places[i];
+    size_t stage = g->count / (size_t)g->stages;
+    bool alike = i >= stage && g->places[i - stage].tensor == p->tensor && g->places[i - stage].expert == p->expert;
+    return wrote[i] % g->tp == p->tensor && (r->args.context > 1 || wrote[i] / g->expert_tp % g->ep == p->expert) &&
+           (!alike || wrote[i] > wrote[i - stage]);
+}
+
+fc_code fc_mg_check_writers(const mg_reader *r, const int64_t *wrote) {
+    int64_t *sorted = malloc(r->grid.count * sizeof *sorted);
+    fc_code rc = sorted ? FC_OK : fc_mg_no_memory(r);
+    bool told = rc == FC_OK && are_distinct(r, wrote, sorted);
+    for (size_t i = 0; told && rc == FC_OK && i < r->grid.count; i++) {
+        if (!fits(r, wrote, i)) {
+            rc = fc_fail(r->err, FC_ECORRUPT,
+                         "%s: rank %" PRId64 " wrote it, as args says, which is not the rank of this directory: "
+                         "directories were renamed or swapped, put the files back where they were saved",
+                         fc_mg_file(r, (uint32_t)i), wrote[i]);
+        }
+    }
+    free(sorted);
+    return rc;
+}

@@ -1,0 +1,57 @@
+/*
+ * Which of a file's matrices hold a gate. The parts of the ranks of one that does are not one behind the other: each
+ * has its part of the gate and its part of the rest.
+ */
+#include "megatron/megatron.h"
+
+#include "core/name_table.h"
+
+#include <string.h>
+
+/* The name of the second matrix of the MLP whose first one `v` is, or its bias. @return false when out of memory. */
+static bool name_second(fc_arena *arena, const mg_value *v, const char **out) {
+    const char *a, *b, *at = fc_mg_first_of_mlp(v->name, &a, &b);
+    *out = NULL;
+    if (v->cut.rule != MG_CUT || v->ndim == 0 || !at) {
+        return true;
+    }
+    const char *part = at + strlen(a), *number = strncmp(part, "bias", 4) == 0 ? part + 4 : part + 6;
+    *out = v->grouped ? fc_arena_printf(arena, "%.*s%s", (int)(at - v->name), v->name, b)
+                      : fc_arena_printf(arena, "%.*s%sweight%s", (int)(at - v->name), v->name, b, number);
+    return *out != NULL;
+}
+
+/* A matrix with a gate gives twice what the second one takes, along the dimensions that ranks cut. */
+static fc_code find_gate(mg_reader *r, mg_value *v, const mg_value *second, const char *name) {
+    int64_t given = v->sizes[v->cut.dim < v->ndim ? v->cut.dim : 0];
+    int64_t taken = second && second->ndim == 2 && second->cut.rule == MG_CUT ? second->sizes[second->cut.dim] : -1;
+    bool twice = given % 2 == 0 && given > 0 && given / 2 == taken, once = given == taken;
+    if ((!twice && !once) || (twice && r->args.gated == 0) || (once && r->args.gated == 1)) {
+        return fc_fail(r->err, FC_EUNSUPPORTED,
+                       "%s: %.256s: whether it holds a gate (SwiGLU) cannot be told: args and the second matrix of "
+                       "the MLP, %.256s, do not agree, or one is missing",
+                       r->f.path, v->name, name);
+    }
+    v->cut.rule = twice ? MG_GATED : v->cut.rule;
+    return FC_OK;
+}
+
+fc_code fc_mg_find_gates(mg_reader *r, size_t first) {
+    fc_arena *scratch = fc_arena_new();
+    fc_name_table *table = scratch ? fc_name_table_new(scratch, r->nvalues - first + 1) : NULL;
+    fc_code rc = table ? FC_OK : fc_mg_no_memory(r);
+    for (size_t i = first; rc == FC_OK && i < r->nvalues; i++) {
+        fc_name_table_put(table, r->values[i].name, strlen(r->values[i].name), i);
+    }
+    for (size_t i = first; rc == FC_OK && i < r->nvalues; i++) {
+        const char *other;
+        if (!name_second(scratch, &r->values[i], &other)) {
+            rc = fc_mg_no_memory(r);
+        } else if (other) {
+            size_t found = fc_name_table_find(table, other, strlen(other));
+            rc = find_gate(r, &r->values[i], found != FC_NO_NAME ? &r->values[found] : NULL, other);
+        }
+    }
+    fc_arena_free(scratch);
+    return rc;
+}

@@ -1,0 +1,82 @@
+/*
+ * Values of a rank's file become values of the reader: tensors that know where their bytes are, and objects.
+ */
+#include "megatron/megatron.h"
+
+#include "core/grow.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+mg_value *fc_mg_add_leaf(mg_reader *r, const char *name, const fc_path *path, fc_pv v) {
+    fc_arena *arena = r->checkpoint->arena;
+    if (!fc_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values)) {
+        fc_mg_no_memory(r);
+        return NULL;
+    }
+    mg_value *value = &r->values[r->nvalues];
+    *value = (mg_value){.name = name, .path = *path, .file = r->rank};
+    fc_code rc;
+    if (fc_torch_is_tensor(r->f.p, v)) {
+        fc_torch_tensor t = {0};
+        pt_piece *piece = NULL;
+        rc = fc_pt_piece(&r->f, v, &t, arena, &piece, r->err);
+        int64_t *sizes = rc == FC_OK ? fc_arena_calloc(arena, (size_t)t.ndim, sizeof *sizes) : NULL;
+        if (rc == FC_OK && !sizes) {
+            rc = fc_mg_no_memory(r);
+        }
+        if (rc == FC_OK) {
+            memcpy(sizes, t.sizes, (size_t)t.ndim * sizeof *sizes);
+        }
+        value->piece = piece;
+        value->dtype = t.dtype;
+        value->ndim = t.ndim;
+        value->sizes = sizes;
+    } else {
+        pt_object *object = NULL;
+        rc = fc_pt_object_new(&r->f, v, arena, &object, r->err);
+        value->object = object;
+    }
+    if (rc != FC_OK) {
+        fc_context(r->err, rc, "%s: %.256s", r->f.path, name);
+        return NULL;
+    }
+    r->nvalues++;
+    return value;
+}
+
+char *fc_mg_spell(fc_arena *arena, const fc_path *path) {
+    char *name = fc_arena_strndup(arena, path->elements[0].key, strlen(path->elements[0].key));
+    for (size_t i = 1; name && i < path->count; i++) {
+        name = fc_arena_printf(arena, "%s.%s", name, path->elements[i].key);
+    }
+    return name;
+}
+
+fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, pt_leaves *leaves) {
+    fc_pv_type type = fc_pv_typeof(v);
+    *leaves = (pt_leaves){.arena = r->checkpoint->arena};
+    if (type == FC_PV_DICT || type == FC_PV_LIST || type == FC_PV_TUPLE) {
+        fc_pickle part = *r->f.p; /* the same values, seen from another one of them */
+        pt_file view = r->f;
+        part.root = v;
+        view.p = &part;
+        return fc_pt_flatten(&view, prefix, leaves, r->err);
+    }
+    const char *name = fc_mg_spell(r->checkpoint->arena, prefix);
+    if (!name || !fc_grow(&leaves->items, &leaves->capacity, 1, sizeof *leaves->items)) {
+        return fc_mg_no_memory(r);
+    }
+    leaves->items[leaves->count++] = (pt_leaf){name, *prefix, v, PT_OBJECT};
+    return FC_OK;
+}
+
+fc_code fc_mg_add(mg_reader *r, const fc_path *prefix, fc_pv v) {
+    pt_leaves leaves;
+    fc_code rc = fc_mg_flatten(r, prefix, v, &leaves);
+    for (size_t i = 0; rc == FC_OK && i < leaves.count; i++) {
+        rc = fc_mg_add_leaf(r, leaves.items[i].name, &leaves.items[i].path, leaves.items[i].v) ? FC_OK : r->err->code;
+    }
+    free(leaves.items);
+    return rc;
+}

@@ -1,0 +1,190 @@
+/*
+ * Where the ranks of the backend `local` meet: every rank shows what it calls and its buffers, and waits for the
+ * others.
+ *
+ * One lock and one condition for all groups of a run, so that a rank that fails or leaves wakes everybody, in whatever
+ * group they wait.
+ */
+#include "comm/local_meet.h"
+
+#include "comm/arith.h"
+#include "comm/rank_error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { WATCH_MS = 50 };
+
+static const char *const kind_names[] = {"all_gather", "all_gather_v", "reduce_scatter", "all_reduce",
+                                         "broadcast",  "barrier",      "split"};
+
+void fc_local_group_free(local_group *g) {
+    if (g) {
+        free(g->members);
+        free(g->slots);
+        free(g);
+    }
+}
+
+local_group *fc_local_group_new(local_world *w, int size) {
+    local_group *g = calloc(1, sizeof *g);
+    if (g) {
+        g->world = w;
+        g->size = g->users = size;
+        g->members = calloc((size_t)size, sizeof *g->members);
+        g->slots = calloc((size_t)size, sizeof *g->slots);
+    }
+    if (g && (!g->members || !g->slots)) {
+        fc_local_group_free(g);
+        return NULL;
+    }
+    return g;
+}
+
+void fc_local_group_drop(local_group *g) {
+    pthread_mutex_lock(&g->world->lock);
+    bool last = --g->users == 0;
+    pthread_mutex_unlock(&g->world->lock);
+    if (last) {
+        fc_local_group_free(g);
+    }
+}
+
+void fc_local_fail(local_world *w, int rank, fc_code code, const char *message) {
+    if (!w->failed) {
+        w->failed = true;
+        if (fc_names_a_rank(message)) {
+            fc_fail(&w->error, code, "%s", message);
+        } else {
+            fc_fail(&w->error, code, "rank %d: %s", rank, message);
+        }
+        pthread_cond_broadcast(&w->wake);
+    }
+}
+
+/* A rank of the group that will never arrive, or -1. */
+static int missing_member(const local_group *g) {
+    for (int i = 0; i < g->size; i++) {
+        if (g->world->gone[g->members[i]]) {
+            return g->members[i];
+        }
+    }
+    return -1;
+}
+
+/* Waits for news; with a flag to watch, not for long. */
+static void wait_for_news(const fc_comm *comm, local_world *w) {
+    struct timespec until;
+    if (!comm->cancel) {
+        pthread_cond_wait(&w->wake, &w->lock);
+        return;
+    }
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += WATCH_MS * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_cond_timedwait(&w->wake, &w->lock, &until);
+}
+
+/* What can keep the ranks of a group from ever meeting, made the failure of all. The caller has the lock. */
+static void notice_failure(fc_comm *comm) {
+    local_group *g = comm->state;
+    int missing = missing_member(g);
+    if (missing >= 0) {
+        char text[64];
+        snprintf(text, sizeof text, "returned while others wait for it in %s", kind_names[g->slots[comm->rank].kind]);
+        fc_local_fail(g->world, missing, FC_EUSAGE, text);
+    } else if (comm->cancel && atomic_load(comm->cancel)) {
+        fc_local_fail(g->world, comm->rank, FC_EINTERRUPTED, "interrupted");
+    }
+}
+
+/*
+ * Waits until all ranks of the group are here. A failure ends the wait, unless `surely`: then all are known to come,
+ * and nobody may go on (and free its buffers) while another still reads them. What the last one finds is the outcome
+ * for all.
+ */
+static fc_code meet(fc_comm *comm, bool surely, fc_error *err) {
+    local_group *g = comm->state;
+    local_world *w = g->world;
+    fc_code rc = FC_OK;
+    pthread_mutex_lock(&w->lock);
+    unsigned generation = g->generation;
+    if ((surely || !w->failed) && ++g->arrived == g->size) {
+        g->arrived = 0;
+        g->generation++;
+        g->broken = w->failed;
+        pthread_cond_broadcast(&w->wake);
+    }
+    while (g->generation == generation && (surely || !w->failed)) {
+        if (!surely) {
+            notice_failure(comm);
+        }
+        if (surely || !w->failed) {
+            wait_for_news(comm, w);
+        }
+    }
+    if (g->generation == generation || g->broken) {
+        rc = fc_fail(err, w->error.code, "%s", w->error.message);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return rc;
+}
+
+/* Every rank compares every other with rank 0, so that all find the same. */
+static fc_code compare_calls(const local_group *g, fc_error *err) {
+    const local_slot *first = &g->slots[0];
+    for (int i = 1; i < g->size; i++) {
+        const local_slot *s = &g->slots[i];
+        if (s->kind != first->kind) {
+            return fc_fail(err, FC_EUSAGE, "rank %d: is in %s, rank 0 in %s", i, kind_names[s->kind],
+                           kind_names[first->kind]);
+        }
+        bool same =
+            s->count == first->count && s->dtype == first->dtype && s->op == first->op && s->root == first->root;
+        for (int r = 0; same && s->counts && r < g->size; r++) {
+            same = s->counts[r] == first->counts[r];
+        }
+        if (!same) {
+            return fc_fail(err, FC_EUSAGE, "rank %d: calls %s with another size, type, operation or root than rank 0",
+                           i, kind_names[s->kind]);
+        }
+    }
+    return FC_OK;
+}
+
+fc_code fc_local_enter(fc_comm *comm, const local_slot *mine, fc_error *err) {
+    local_group *g = comm->state;
+    g->slots[comm->rank] = *mine;
+    fc_code rc = meet(comm, false, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    rc = compare_calls(g, err);
+    if (rc == FC_OK && (mine->kind == LOCAL_REDUCE_SCATTER || mine->kind == LOCAL_ALL_REDUCE)) {
+        rc = fc_arith_check(mine->dtype, mine->op, err);
+    }
+    if (rc == FC_OK && (mine->root < 0 || mine->root >= g->size)) {
+        rc = fc_fail(err, FC_EUSAGE, "%s: there is no rank %d among %d", kind_names[mine->kind], mine->root, g->size);
+    }
+    if (rc != FC_OK) { /* the same on all ranks */
+        fc_code met = meet(comm, true, NULL);
+        rc = met != FC_OK ? met : rc;
+    }
+    return rc;
+}
+
+fc_code fc_local_leave(fc_comm *comm, fc_error *err) {
+    return meet(comm, true, err);
+}
+
+fc_code fc_local_leave_with(fc_comm *comm, fc_code rc, fc_error *err) {
+    local_group *g = comm->state;
+    if (rc != FC_OK) {
+        pthread_mutex_lock(&g->world->lock);
+        fc_local_fail(g->world, g->members[comm->rank], rc, err ? err->message : "failed");
+        pthread_mutex_unlock(&g->world->lock);
+    }
+    return fc_local_leave(comm, err);
+}

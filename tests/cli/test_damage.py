@@ -1,0 +1,118 @@
+"""One flipped bit in data of which the source records a CRC: every command that reads it whole must notice, not only
+verify. (Conversions of torch's archives: test_errors.py; headers: test_verify.py.)"""
+
+import json
+import os
+
+import harness
+
+TRAIN = "dcp-torch2.15.0-train"
+FLAT = "dcp-torch2.15.0-fsdp1-optim"
+TENSOR = "model.tok_embeddings.weight"
+INTEGER = "nested.tensors.0"
+
+
+class Damage(harness.Case):
+    def sources(self):
+        """The same checkpoint in every format, and what tells that a bit of TENSOR is another one."""
+        self.copy(TRAIN, "dcp")
+        self.ok("consolidate", "dcp", "-o", "full.pt", "-q")
+        self.ok("consolidate", "dcp", "-o", "full.h5", "-q")
+        self.ok("reshard", "dcp", "-o", "sharded", "--dp", "3", "-q")
+        self.ok("consolidate", "dcp", "-o", "full.safetensors", "-q")
+        return {"dcp": "CRC-32", "full.pt": "CRC-32", "full.h5": "digest", "sharded": "digest",
+                "full.safetensors": "digest"}
+
+    def says(self, source, tensor, what):
+        return [f"tensor {tensor}", what, "damaged", "fsdpckpt verify", os.path.basename(source)]
+
+    def test_extract(self):
+        for source, what in self.sources().items():
+            clean = self.ok("extract", source, TENSOR, "-o", "clean", "--force", "-q")
+            self.ok("extract", source, TENSOR, "--dtype", "f64", "-o", "clean", "--force", "-q")
+            with self.flipped_chunk(source, TENSOR, 0), self.subTest(source=source):
+                for args in ((), ("--dtype", "f64"), ("--to", "npy")):
+                    self.fails(3, "extract", source, TENSOR, "-o", "x", *args, contains=self.says(source, TENSOR, what))
+                    self.assertNotIn("x", self.listing())
+                with open(self.path("stdout"), "wb") as out:  # what is gone is gone; the exit status tells
+                    self.fails(3, "extract", source, TENSOR, stdout=out, contains=self.says(source, TENSOR, what))
+                self.ok("extract", source, "model.norm.weight", "-o", "other", "--force")
+            self.assertEqual(clean, "")
+
+    def test_average(self):
+        for source, what in self.sources().items():
+            with self.subTest(source=source):
+                others = [harness.corpus(TRAIN), source], [source, harness.corpus(TRAIN)]
+                for pair in others:
+                    for args in ((), ("--dtype", "bf16"), ("--dp", "2"), ("--compress", "1"), ("-j", "3", "--memory", "1M")):
+                        with self.flipped_chunk(source, TENSOR, 0):
+                            self.fails(3, "average", *pair, "-o", "out", "--to", "h5", "--exclude", "optim*", *args,
+                                       contains=self.says(source, TENSOR, what))
+                        self.assertNotIn("out", self.listing())
+                with self.flipped_chunk(source, INTEGER, 0):  # damage, no difference that --take-first would settle
+                    for pair in others:
+                        self.fails(3, "average", *pair, "-o", "out", contains=self.says(source, INTEGER, what))
+                    self.fails(3, "average", source, harness.corpus(TRAIN), "-o", "out", "--take-first",
+                               contains=self.says(source, INTEGER, what))
+                    self.ok("average", harness.corpus(TRAIN), source, "-o", "out.h5", "--take-first", "-q", "--force")
+                self.ok("average", *pair, "-o", "out.h5", "-q", "--force")
+
+    def test_diff(self):
+        for source, what in self.sources().items():
+            with self.subTest(source=source):
+                for pair in ((harness.corpus(TRAIN), source), (source, harness.corpus(TRAIN)), (source, source)):
+                    with self.flipped_chunk(source, TENSOR, 0):
+                        p = self.run_tool("diff", *pair, "--data")
+                        self.assertEqual((p.returncode, p.stderr.count("\n")), (3, 1), p.stderr)
+                        for text in self.says(source, TENSOR, what):
+                            self.assertIn(text, p.stderr)
+                        self.assertEqual(TENSOR + "  float32[11, 6]  1 of 66 differs" in p.stdout, pair[0] != pair[1])
+                        p = self.run_tool("diff", *pair, "--data", "--json")
+                        self.assertIn(json.loads(p.stdout)["damage"], p.stderr)
+                        self.fails(3, "diff", *pair, "--data", "-q", contains=self.says(source, TENSOR, what))
+                        self.ok("diff", *pair, "--data", "--exclude", TENSOR)
+                    self.assertIsNone(json.loads(self.ok("diff", *pair, "--data", "--json"))["damage"])
+
+    def test_casts(self):
+        """What is cast has another digest than its source: that of what was read counts."""
+        for source, what in self.sources().items():
+            with self.flipped_chunk(source, TENSOR, 0), self.subTest(source=source):
+                for args in ((), ("--compress", "1"), ("--to", "pt"), ("-j", "3", "--memory", "1M")):
+                    self.fails(3, "consolidate", source, "-o", "out", "--dtype", "bf16", *args,
+                               contains=self.says(source, TENSOR, what))
+                    self.assertNotIn("out", self.listing())
+            self.ok("consolidate", source, "-o", "out.h5", "--dtype", "bf16", "-q", "--force")
+
+    def test_flat_parameters(self):
+        """Units are put together of what lies below them; objects are kept as they are."""
+        given = ("--to", "pt", "--policy", "blocks", "--schema", "order.pt", "--exclude", "optim*", "--exclude", "nested*",
+                 "--exclude", "list*")
+        sources = self.sources()
+        self.ok("consolidate", "dcp", "-o", "order.pt", "--include", "model.*", "-q")
+        for source, what in sources.items():
+            for args in (("--dp", "2"), ("--dp", "3", "--dtype", "bf16")):
+                with self.subTest(source=source, args=args):
+                    with self.flipped_chunk(source, TENSOR, 0):
+                        self.fails(3, "reshard", source, "-o", "out", *given, *args, contains=self.says(source, TENSOR, what))
+                        self.assertNotIn("out", self.listing())
+                    self.ok("reshard", source, "-o", "flat", *given, *args, "-q", "--force")
+
+    def test_flat_sources(self):
+        """The other way, with objects beside the parameters."""
+        self.copy(TRAIN, "dcp")
+        self.ok("consolidate", "dcp", "-o", "order.pt", "--include", "model.*", "-q")
+        self.ok("reshard", "dcp", "-o", "flat", "--to", "pt", "--dp", "2", "--policy", "blocks", "--schema", "order.pt",
+                "--exclude", "optim*", "--exclude", "nested*", "--exclude", "list*", "-q")
+        self.ok("consolidate", "flat", "-o", "whole", "--to", "dcp", "-q")
+        for source in ("flat", "whole"):
+            with self.subTest(source=source):
+                self.ok("consolidate", source, "-o", "back.h5", "--schema", "order.pt", "-q", "--force")
+                self.ok("extract", source, TENSOR, "--schema", "order.pt", "-o", "x", "--force", "-q")
+                self.ok("diff", "dcp", "back.h5", "--exclude", "optim*", "--exclude", "nested*", "--exclude", "list*",
+                        "--data")
+                with self.flipped_chunk(source, "model.layers.0._flat_param", 0):
+                    self.fails(3, "consolidate", source, "-o", "out", "--schema", "order.pt", contains=["CRC-32", "damaged"])
+
+
+if __name__ == "__main__":
+    harness.main()

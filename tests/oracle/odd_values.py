@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""What training programs put beside plain tensors, saved here by torch: modules pickled whole, which are read as
+torch's own state_dict() of them, and tensors that are none of this program's (sparse, quantized, nested, of classes and
+types of their own), which are told with a reason and must not keep the other values from being converted.
+
+usage: odd_values.py FSDPCKPT       exit 77 without torch
+"""
+import logging
+import pathlib
+import subprocess
+import sys
+import tempfile
+import warnings
+
+warnings.filterwarnings("ignore")
+logging.disable(logging.WARNING)
+try:
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.testing._internal.two_tensor import TwoTensor
+except ImportError as e:
+    print("skipped: %s" % e)
+    sys.exit(77)
+
+nn = torch.nn
+GOOD = {"w": torch.arange(6.0).reshape(2, 3), "step": 7}
+
+
+def run(*argv, ok=(0,)):
+    result = subprocess.run([str(a) for a in argv], capture_output=True, text=True)
+    assert result.returncode in ok, (argv, result)
+    return result
+
+
+def same_state(want, got):
+    assert list(want) == list(got), (list(want), list(got))
+    for name in want:
+        assert want[name].dtype == got[name].dtype and torch.equal(want[name], got[name]), name
+
+
+class Net(nn.Module):
+    """Tied, frozen and missing parameters; both kinds of buffers; modules in lists, dicts and under hooks."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.BatchNorm1d(4)) for _ in range(2)])
+        self.heads = nn.ModuleDict({"a": nn.Linear(4, 5, bias=False), "b": nn.utils.weight_norm(nn.Linear(4, 2))})
+        self.heads["a"].weight = self.embed.weight
+        self.scale = nn.Parameter(torch.tensor(2.0), requires_grad=False)
+        self.extra = nn.ParameterList([nn.Parameter(torch.ones(2)), nn.Parameter(torch.zeros(0, 3))])
+        self.register_parameter("nothing", None)
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("cache", torch.ones(3), persistent=False)
+        self.plain = torch.ones(9)
+        self.dropout = None
+
+
+def modules(program, home):
+    torch.manual_seed(1)
+    net = Net()
+    want = dict(net.state_dict())
+    for number, options in enumerate(({}, {"_use_new_zipfile_serialization": False}, {"pickle_protocol": 4})):
+        source, target = home / ("net%d.pt" % number), home / ("state%d.pt" % number)
+        torch.save(net, source, **options)
+        told = run(program, "consolidate", source, "-o", target).stderr
+        assert "pickled whole" in told and told.count("\n") == 1, told
+        got = torch.load(target, weights_only=True)
+        same_state(want, got)
+        assert got["embed.weight"].data_ptr() == got["heads.a.weight"].data_ptr()
+    # As one value of a run's, beside others.
+    torch.save({"model": net, "ema": nn.DataParallel(net), "loss": nn.ReLU(), "epoch": 3}, home / "run.pt")
+    told = run(program, "reshard", home / "run.pt", "-o", home / "shards", "--dp", "2", "--to", "dcp").stderr
+    assert "2 modules were pickled whole" in told, told
+    run(program, "consolidate", home / "shards", "-o", home / "back.pt", "-q")
+    got = torch.load(home / "back.pt", weights_only=False)
+    same_state(want, got["model"])
+    same_state({"module." + k: v for k, v in want.items()}, got["ema"])
+    assert got["epoch"] == 3 and isinstance(got["loss"], nn.ReLU)
+
+
+def odd_tensors():
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    return {
+        "sparse": (torch.eye(3).to_sparse(), "a sparse tensor"),
+        "csr": (torch.eye(3).to_sparse_csr(), "a sparse tensor"),
+        "quantized": (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "a quantized tensor"),
+        "nested": (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested tensor"),
+        "jagged": (jagged, "NestedTensor"),
+        "meta": (torch.empty(3, device="meta"), "no data"),
+        "bits": (torch.zeros(4, dtype=torch.uint8).view(torch.bits8), "torch.bits8"),
+        "two": (TwoTensor(torch.ones(3), torch.zeros(3)), "TwoTensor"),
+        "deep": ({"inner": [TwoTensor(torch.ones(3), torch.zeros(3))]}, "TwoTensor"),
+    }
+
+
+def refused(program, source, name, reason, home):
+    """One line with name, reason and what to do; nothing is written."""
+    for command in ("consolidate", "convert"):
+        r = run(program, command, source, "-o", home / "never.h5", ok=(5,))
+        assert name in r.stderr and reason in r.stderr and "--exclude '%s'" % name in r.stderr, r.stderr
+        assert r.stderr.count("\n") == 1 and not (home / "never.h5").exists(), r.stderr
+    assert reason in run(program, "extract", source, name, "-o", home / "never.bin", ok=(5,)).stderr
+    assert reason in run(program, "diff", source, source, "--data", ok=(5,)).stderr
+
+
+def the_rest_comes_through(program, source, name, home):
+    full = home / "full.pt"
+    run(program, "consolidate", source, "-o", full, "--exclude", name, "-q", "--force")
+    got = torch.load(full, weights_only=True)
+    assert torch.equal(got["w"], GOOD["w"]) and got["step"] == 7, got
+    run(program, "extract", source, "w", "-o", home / "w.bin", "--force")
+    assert (home / "w.bin").read_bytes() == GOOD["w"].numpy().tobytes()
+    run(program, "reshard", source, "-o", home / "h5", "--dp", "2", "--exclude", name, "-q", "--force")
+    run(program, "check", source)
+    run(program, "schema", source)
+    assert name in run(program, "inspect", source).stdout
+    run(program, "inspect", source, "--json")
+
+
+def odd_tensors_of_torch_save(program, home):
+    for name, (value, reason) in odd_tensors().items():
+        source = home / (name + ".pt")
+        torch.save({**GOOD, name: value}, source)
+        leaf = "deep.inner.0" if name == "deep" else name
+        refused(program, source, leaf, reason, home)
+        the_rest_comes_through(program, source, leaf, home)
+    everything = {name: value for name, (value, _) in odd_tensors().items()}
+    torch.save({**GOOD, **everything}, home / "all.pt")
+    assert "the first of 9" in run(program, "consolidate", home / "all.pt", "-o", home / "never.h5", ok=(5,)).stderr
+
+
+def odd_tensors_of_dcp(program, home):
+    for name in ("quantized", "two"):
+        value, reason = odd_tensors()[name]
+        source = home / ("dcp-" + name)
+        dcp.save({**GOOD, name: value}, checkpoint_id=source)
+        refused(program, source, name, "torch.qint8" if name == "quantized" else reason, home)
+        the_rest_comes_through(program, source, name, home)
+
+
+def small_files(program, home):
+    """A file smaller than what is made of one of its objects is not truncated."""
+    torch.save({"iter": 5}, home / "small.pt")
+    run(program, "check", home / "small.pt")
+    dcp.save({"model": {"w": torch.ones(3)}}, checkpoint_id=home / "lightning")
+    torch.save({"iter": 5, "lr": {"a": 1}}, home / "lightning" / "meta.pt")
+    run(program, "check", home / "lightning")
+
+
+def main():
+    program = sys.argv[1]
+    for test in (modules, odd_tensors_of_torch_save, odd_tensors_of_dcp, small_files):
+        with tempfile.TemporaryDirectory(prefix="fc-odd-") as home:
+            test(program, pathlib.Path(home))
+            print("ok", test.__name__)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
