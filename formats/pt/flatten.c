@@ -278,7 +278,7 @@ static fc_code walk_dict(walker *w, fc_pv v) {
     if (n == 0 && w->depth == 0) {
         return FC_OK;
     }
-    if (n == 0 || !found || (!plain && w->depth > 0)) {
+    if (n == 0 || !found || (!plain && w->depth > 0 && w->leaves->alone)) {
         return add_leaf(w, v, PT_OBJECT); /* with the tensors in it: no name tells them apart */
     }
     if (!plain) {
@@ -446,7 +446,7 @@ static fc_code walk(walker *w, fc_pv v) {
         return walk_sequence(w, v, true);
     default:
         if (is_module(w->p, v)) {
-            return w->leaves->takes_modules ? take_module(w, v) : refuse_whole(w, v);
+            return w->leaves->alone ? take_module(w, v) : refuse_whole(w, v);
         }
         return w->depth == 0 ? refuse_whole(w, v) : add_leaf(w, v, PT_OBJECT);
     }
@@ -461,7 +461,7 @@ fc_code fc_pt_flatten(const pt_file *f, const fc_path *prefix, pt_leaves *leaves
     }
     fc_code rc = FC_OK;
     fc_pv_type root = fc_pv_typeof(f->p->root);
-    bool module = leaves->takes_modules && is_module(f->p, f->p->root);
+    bool module = leaves->alone && is_module(f->p, f->p->root);
     if (root != FC_PV_DICT && root != FC_PV_LIST && root != FC_PV_TUPLE && !module &&
         kind_of(f->p, f->p->root) == PT_OBJECT) {
         rc = refuse_whole(&w, f->p->root);

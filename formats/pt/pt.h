@@ -83,8 +83,10 @@ typedef struct pt_leaves {
     fc_arena *arena; /* owns the names and paths */
     pt_leaf *items;  /* malloc'ed */
     size_t count, capacity;
-    bool takes_modules;    /* of modules that were pickled whole the state dicts are read; else they are refused */
-    size_t modules;        /* that were */
+    /* The file is whole by itself: of modules pickled whole the state dict is read, and dicts of tensors without names
+     * are one value. Else both are refused: nothing says how ranks' parts of them fit together. */
+    bool alone;
+    size_t modules;        /* that were read so */
     const char *of_module; /* a leaf of the first one, and its class; for a note */
     const char *module_class;
 } pt_leaves;

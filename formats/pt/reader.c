@@ -96,7 +96,7 @@ static fc_code note_modules(fc_checkpoint *checkpoint, const pt_leaves *leaves, 
 fc_code fc_pt_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors, size_t *count,
                         fc_error *err) {
     pt_file f;
-    pt_leaves leaves = {.arena = checkpoint->arena, .takes_modules = true};
+    pt_leaves leaves = {.arena = checkpoint->arena, .alone = true};
     fc_code rc = fc_pt_file_open(path, index, &f, err);
     if (rc != FC_OK) {
         return rc;
