@@ -65,7 +65,9 @@ const command command_reshard = {
         "With --policy and --to pt, the files are those of FSDP1's LOCAL_STATE_DICT: a flat parameter for each unit "
         "that "
         "the policy makes (see 'fsdpckpt units'), without the padding of use_orig_params. The order of SRC must be the "
-        "model's; --schema gives it where SRC does not keep it. Optimizer state has no place there: --exclude it.\n\n"
+        "model's; --schema gives it where SRC does not keep it. Optimizer state is numbered and cut as the optimizer "
+        "of "
+        "such a model has it; a unit has one step, and is in one of its groups.\n\n"
         "With --dry-run nothing is written: -o may be left out, and SRC may be a schema (see 'fsdpckpt schema'), which "
         "has no data. --rank R then shows the part of one rank.",
     .examples = examples,

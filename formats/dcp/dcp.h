@@ -57,9 +57,6 @@ fc_code fc_dcp_finish_files(dcp_builder *b);
 /** fc_format.open but for the note: more may be put to the files. @param directory out: the checkpoint's folder. */
 fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, const char **directory, fc_error *err);
 
-/** Says in checkpoint->note which data files of `directory` are none of checkpoint->files. */
-fc_code fc_dcp_note_others(fc_checkpoint *checkpoint, const char *directory, fc_error *err);
-
 /** Reads the metadata file `metadata_path` of the folder `directory`: all of `checkpoint` but its state. */
 fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
                     const char *metadata_path, fc_error *err);

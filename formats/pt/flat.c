@@ -68,6 +68,7 @@ fc_code fc_pt_note_cuts(pt_merger *m, const pt_leaves *leaves, int64_t ranks) {
             continue;
         }
         rc = fc_pt_sharded_share(&m->f, leaves->items[i].v, 0, &share, m->err);
+        m->ncuts = m->rank == 0 && n == 0 ? 0 : m->ncuts; /* of a set before */
         rc = rc == FC_OK && m->rank == 0 ? add_cut(m, ranks) : rc;
         pt_flat *cut = rc == FC_OK && n < m->ncuts ? &m->cuts[n++] : NULL;
         if (cut && share.local && share.ndim == 1) {
@@ -90,7 +91,7 @@ void fc_pt_match_numbers(pt_merger *m, const pt_leaves *leaves) {
             groups++;
         }
     }
-    m->numbered = m->ncuts > 0 && !m->checkpoint->flat_views;
+    m->numbered = m->ncuts > 0;
     m->numbers_fit = groups == 1 && count == m->ncuts;
 }
 
@@ -108,7 +109,8 @@ fc_code fc_pt_state_share(const pt_merger *m, const pt_leaf *leaf, pt_share *out
     fc_torch_tensor t = {0};
     *is = false;
     *out = (pt_share){.local = leaf->v, .ndim = 1};
-    if (!e || strcmp(e[0].key, "state") != 0 || !e[1].is_number || leaf->kind != PT_TENSOR) {
+    if (m->checkpoint->flat_views || !e || strcmp(e[0].key, "state") != 0 || !e[1].is_number ||
+        leaf->kind != PT_TENSOR) {
         return FC_OK;
     }
     unsigned long long number = strtoull(e[1].key, NULL, 10);

@@ -44,9 +44,9 @@ typedef struct pt_merger {
     pt_layout layout;
     uint64_t *flat; /* where the storages of the file's flat parameters lie; malloc'ed */
     size_t nflat, flat_capacity;
-    pt_flat *cuts; /* the flat parameters of the set "model", in its order; malloc'ed */
+    pt_flat *cuts; /* the flat parameters of the last set that has some, in its order; malloc'ed */
     size_t ncuts, cuts_capacity;
-    bool numbered;    /* the current file is not of that set, and optimizer state in it may be of flat parameters */
+    bool numbered;    /* optimizer state in the current file may be of flat parameters */
     bool numbers_fit; /* … and is numbered as they are */
     fc_error *err;
 } pt_merger;
@@ -57,9 +57,9 @@ typedef struct pt_merger {
  */
 fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves);
 
-/** Of a file of the set "model": notes how its flat parameters are cut. @param ranks of the set */
+/** Notes how the flat parameters of a file are cut, if it has some. @param ranks of the set */
 fc_code fc_pt_note_cuts(pt_merger *m, const pt_leaves *leaves, int64_t ranks);
-/** Of another file: whether it holds an optimizer's state_dict() of just these flat parameters, in one group. */
+/** Whether this file holds an optimizer's state_dict() of just these flat parameters, in one group. */
 void fc_pt_match_numbers(pt_merger *m, const pt_leaves *leaves);
 /** The piece that a leaf of such a file is; `*is` false: it is not cut so. Its local tensor is longer by the padding.
  */

@@ -30,9 +30,8 @@ static fc_code add_file(pt_merger *m, const pt_set *set, size_t first, int64_t r
         rc = rc == FC_OK ? fc_pt_flatten(&m->f, prefix, &leaves, m->err) : rc;
         rc = rc == FC_OK ? fc_pt_check_names(file->path, &leaves, m->err) : rc;
         rc = rc == FC_OK ? fc_pt_find_flat(m, &leaves) : rc;
-        if (rc == FC_OK && strcmp(set->name, "model") == 0) {
-            rc = fc_pt_note_cuts(m, &leaves, set->ranks);
-        } else if (rc == FC_OK) {
+        rc = rc == FC_OK ? fc_pt_note_cuts(m, &leaves, set->ranks) : rc;
+        if (rc == FC_OK) {
             fc_pt_match_numbers(m, &leaves);
         }
         for (size_t i = 0; i < leaves.count && rc == FC_OK; i++) {

@@ -4,6 +4,8 @@
  */
 #include "pt/ranks.h"
 
+#include "core/grow.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -135,21 +137,55 @@ static fc_code add_to_sets(const char *directory, const char *file, const pt_ran
     return FC_OK;
 }
 
-fc_code fc_pt_find_sets(const char *directory, fc_arena *arena, pt_set **out, size_t *count, fc_error *err) {
+static int by_text(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* The names of ranks' files in `directory`, sorted, so that what is said of them is the same everywhere. */
+static fc_code list_names(const char *directory, fc_arena *arena, char ***out, size_t *count, fc_error *err) {
     DIR *dir = opendir(directory);
+    char **names = NULL;
+    size_t capacity = 0;
+    *count = 0;
     if (!dir) {
         return fc_fail_errno(err, errno, "%s: cannot be read", directory);
     }
-    *count = 0;
-    *out = fc_arena_calloc(arena, MOST_SETS, sizeof **out);
-    fc_code rc = *out ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+    fc_code rc = FC_OK;
     for (const struct dirent *e; rc == FC_OK && (e = readdir(dir)) != NULL;) {
         pt_rank_name name;
-        if (fc_pt_parse_rank_name(e->d_name, &name)) {
-            rc = add_to_sets(directory, e->d_name, &name, arena, *out, count, err);
+        if (!fc_pt_parse_rank_name(e->d_name, &name)) {
+            continue;
         }
+        if (!fc_grow(&names, &capacity, *count + 1, sizeof *names) ||
+            !(names[*count] = fc_arena_strndup(arena, e->d_name, strlen(e->d_name)))) {
+            rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+        }
+        *count += rc == FC_OK;
     }
     closedir(dir);
+    if (*count > 0) {
+        qsort(names, *count, sizeof *names, by_text);
+    }
+    *out = names;
+    return rc;
+}
+
+fc_code fc_pt_find_sets(const char *directory, fc_arena *arena, pt_set **out, size_t *count, fc_error *err) {
+    char **names = NULL;
+    size_t nnames = 0;
+    fc_code rc = list_names(directory, arena, &names, &nnames, err);
+    *count = 0;
+    *out = rc == FC_OK ? fc_arena_calloc(arena, MOST_SETS, sizeof **out) : NULL;
+    if (rc == FC_OK && !*out) {
+        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+    }
+    for (size_t i = 0; rc == FC_OK && i < nnames; i++) {
+        pt_rank_name name;
+        if (fc_pt_parse_rank_name(names[i], &name)) {
+            rc = add_to_sets(directory, names[i], &name, arena, *out, count, err);
+        }
+    }
+    free(names);
     if (rc == FC_OK) {
         qsort(*out, *count, sizeof **out, by_name);
     }

@@ -3,6 +3,7 @@
  */
 #include "safetensors/safetensors.h"
 
+#include "core/beside.h"
 #include "registry.h"
 #include "safetensors/kept.h"
 
@@ -261,7 +262,9 @@ static fc_code st_open(fc_checkpoint *checkpoint, const fc_open_options *options
         checkpoint->tensors = o.tensors;
         checkpoint->ntensors = o.ntensors;
     }
-    return rc;
+    struct stat st;
+    bool folder = rc == FC_OK && stat(checkpoint->path, &st) == 0 && S_ISDIR(st.st_mode);
+    return folder ? fc_note_beside(checkpoint, checkpoint->path, err) : rc;
 }
 
 static bool is_whole(const fc_tensor *tensor, const fc_chunk *chunk) {

@@ -6,6 +6,7 @@
 #include "torch/object_write.h"
 
 #include "core/checked.h"
+#include "fsdpckpt/flatten.h"
 #include "fsdpckpt/move.h"
 
 #include <jansson.h>
@@ -96,7 +97,9 @@ fc_code fc_torch_write_object(const fc_wanted *wanted, const fc_wanted_tensor *o
     fc_arena *arena = fc_arena_new();
     fc_code rc = arena ? read_bytes(wanted, source, arena, &bytes, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     rc = rc == FC_OK ? fc_checkpoint_object_json(wanted->source, source, arena, &json, err) : rc;
-    if (rc == FC_OK) {
+    if (rc == FC_OK && strcmp(source->object->encoding, FC_OBJECT_VALUE) == 0) {
+        write_decoding(w, json);
+    } else if (rc == FC_OK) {
         fc_torch_pickle_op(w, FC_PICKLE_EMPTY_DICT);
         fc_torch_pickle_str(w, "encoding");
         fc_torch_pickle_str(w, source->object->encoding);

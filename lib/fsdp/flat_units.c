@@ -1,15 +1,13 @@
 /*
  * Which parameters of a model lie in which flat parameter of a checkpoint. The keys of the flat parameters are the
- * units; the model gives names, shapes and order; the number of elements, which is all that can be compared, must fit.
+ * units; the model gives names, shapes and order. How they lie there is flat_fit.c's to find.
  */
 #include "fsdp/flat_units.h"
 
-#include "core/checked.h"
 #include "core/name_table.h"
 #include "fsdp/parameters.h"
 #include "sharding/fqn.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +18,6 @@ typedef struct finder {
     fc_arena *arena;
     fc_flat_model *out;
     fc_name_table *units, *stored;
-    bool views; /* the source has parts of parameters beside the flat ones */
     fc_error *err;
 } finder;
 
@@ -246,162 +243,6 @@ static fc_code find_members(finder *f) {
     return rc == FC_OK ? group_members(f) : rc;
 }
 
-/* ---- layouts ---- */
-
-/* Which of the values that the source has under their own names count as what use_orig_params leaves beside a flat
-   parameter: a rank's part of each of its parameters, in one dimension. */
-typedef enum views {
-    NO_VIEWS,
-    OTHER_SHAPES, /* those that are not of the model's shape */
-    ALL_VIEWS     /* all of one dimension but known buffers: a part may be the whole */
-} views;
-
-static bool is_view(const finder *f, const fc_flat_member *m, views which) {
-    const fc_tensor *t = &f->source->tensors[m->stored];
-    bool same = t->ndim == m->tensor->ndim;
-    for (int d = 0; same && d < t->ndim; d++) {
-        same = t->shape[d] == m->tensor->shape[d];
-    }
-    return which != NO_VIEWS && t->ndim == 1 &&
-           (!same || (which == ALL_VIEWS && !fc_is_buffer(m->fqn, m->tensor->dtype)));
-}
-
-/* Takes the members of a unit. */
-static fc_code choose(const finder *f, size_t unit, views which, int64_t *numel) {
-    fc_flat_unit *u = &f->out->units[unit];
-    int64_t each = 0;
-    u->nmembers = 0;
-    *numel = 0;
-    for (size_t k = 0; k < u->nbelow; k++) {
-        size_t i = u->below[k];
-        fc_flat_member *m = &f->out->members[i];
-        m->flat =
-            fc_dtype_get(m->tensor->dtype)->cls == FC_CLASS_FLOAT && (m->stored == FC_NO_NAME || is_view(f, m, which));
-        if (!m->flat) {
-            continue;
-        }
-        u->members[u->nmembers++] = i;
-        if (!fc_numel(m->tensor->ndim, m->tensor->shape, &each) ||
-            (!fc_flat_is_tied(f->out, i) && !fc_add_i64(*numel, each, numel))) {
-            return fc_fail(f->err, FC_EUSAGE, "%s: tensor '%.256s': its size overflows", f->model->path,
-                           m->tensor->name);
-        }
-    }
-    return FC_OK;
-}
-
-/* Over how many ranks the flat parameter is cut: all shards but the last ones are as large as the first. */
-static int64_t ranks_of(const fc_tensor *flat) {
-    for (size_t i = 0; i < flat->nchunks; i++) {
-        int64_t size = flat->chunks[i].dims[1];
-        if (flat->chunks[i].dims[0] == 0 && size > 0) {
-            return flat->shape[0] / size + (flat->shape[0] % size != 0);
-        }
-    }
-    return 1;
-}
-
-static fc_code make_descs(const finder *f, const fc_flat_unit *u, fc_flat_desc **out) {
-    fc_flat_desc *descs = fc_arena_calloc(f->arena, u->nmembers, sizeof *descs);
-    size_t *place = calloc(f->out->nmembers + 1, sizeof *place); /* of a member among them, + 1 */
-    for (size_t i = 0; descs && place && i < u->nmembers; i++) {
-        const fc_flat_member *m = &f->out->members[u->members[i]];
-        descs[i] = (fc_flat_desc){.fqn = m->fqn,
-                                  .ndim = m->tensor->ndim,
-                                  .shape = m->tensor->shape,
-                                  .dtype = u->tensor->dtype,
-                                  .requires_grad = true,
-                                  .shared_with = (int64_t)place[m->same_as] - 1};
-        place[u->members[i]] = i + 1;
-    }
-    bool made = descs && place;
-    free(place);
-    *out = descs;
-    return made ? FC_OK : no_memory(f);
-}
-
-static bool same_places(const fc_flat_layout *a, const fc_flat_layout *b) {
-    bool same = a->nparams == b->nparams;
-    for (size_t i = 0; same && i < a->nparams; i++) {
-        same = a->params[i].offset == b->params[i].offset || a->params[i].numel == 0;
-    }
-    return same;
-}
-
-static fc_code ambiguous(const finder *f) {
-    return fc_fail(
-        f->err, FC_EUNSUPPORTED,
-        "use_orig_params pads flat parameters in a way that no file tells, and more than one fits: save with "
-        "StateDictType.SHARDED_STATE_DICT");
-}
-
-/* Tries the layouts that FSDP could have made of the members; `*fits` says whether one has as many elements as the flat
-   parameter. With use_orig_params, which views of parameters betray, these are padded for the dtype of the computation;
-   without, padding would only make other models fit. */
-static fc_code try_layouts(const finder *f, fc_flat_unit *u, bool padded, bool *fits) {
-    static const fc_dtype computed[] = {FC_F32, FC_BF16, FC_F64, FC_F8_E4M3FN}; /* of 4, 2, 8 and 1 bytes */
-    const size_t ways = padded ? sizeof computed / sizeof *computed : 1;
-    int64_t ranks = ranks_of(u->tensor);
-    fc_flat_desc *descs;
-    fc_flat_layout layout;
-    fc_code rc = make_descs(f, u, &descs);
-    *fits = false;
-    for (size_t i = 0; rc == FC_OK && i < ways; i++) {
-        rc = fc_flat_layout_new(descs, u->nmembers, ranks, padded, computed[i], f->arena, &layout, f->err);
-        if (rc != FC_OK || layout.numel != u->tensor->shape[0]) {
-            continue;
-        }
-        rc = *fits && !same_places(&layout, &u->layout) ? ambiguous(f) : rc;
-        u->layout = *fits ? u->layout : layout;
-        *fits = true;
-    }
-    return rc;
-}
-
-static fc_code misfit(const finder *f, const fc_flat_unit *u, int64_t numel) {
-    const char *first = u->nmembers > 0 ? f->out->members[u->members[0]].key : "none";
-    const char *last = u->nmembers > 0 ? f->out->members[u->members[u->nmembers - 1]].key : "none";
-    return fc_fail(f->err, FC_EUSAGE,
-                   "has %" PRId64 " elements, but the %zu parameters of %s that belong in it ('%.128s' to '%.128s') "
-                   "have %" PRId64 ": that is another model, or one of tied parameters; in a schema "
-                   "\"same_as\": \"NAME\" says that a parameter is another one",
-                   u->tensor->shape[0], u->nmembers, f->model->path, first, last, numel);
-}
-
-static bool same_members(const fc_flat_unit *a, const fc_flat_unit *b) {
-    return a->nmembers == b->nmembers && memcmp(a->members, b->members, a->nmembers * sizeof *a->members) == 0;
-}
-
-/* All ways are tried: of two that fit nothing says which is right. */
-static fc_code lay_out(const finder *f, size_t unit) {
-    fc_flat_unit *u = &f->out->units[unit], found = {0};
-    views fitting = NO_VIEWS;
-    int64_t numel = 0;
-    size_t *members = fc_arena_calloc(f->arena, u->nbelow + 1, 3 * sizeof *members);
-    fc_code rc = members ? FC_OK : no_memory(f);
-    for (int which = NO_VIEWS; rc == FC_OK && which <= (f->views ? ALL_VIEWS : NO_VIEWS); which++) {
-        bool fits = false;
-        u->members = members + (size_t)which * u->nbelow;
-        rc = choose(f, unit, (views)which, &numel);
-        if (rc == FC_OK && numel > 0 && numel <= u->tensor->shape[0]) {
-            rc = try_layouts(f, u, which != NO_VIEWS || f->source->flat_views, &fits);
-        }
-        if (rc == FC_OK && fits && found.members) {
-            rc = same_members(u, &found) && same_places(&u->layout, &found.layout) ? FC_OK : ambiguous(f);
-        } else if (rc == FC_OK && fits) {
-            found = *u;
-            fitting = (views)which;
-        }
-    }
-    if (rc == FC_OK && found.members) {
-        u->members = found.members;
-        u->layout = found.layout;
-        return choose(f, unit, fitting, &numel); /* marks them */
-    }
-    rc = rc == FC_OK ? misfit(f, u, numel) : rc;
-    return fc_context(f->err, rc, "%s: '%.256s'", f->source->path, u->tensor->name);
-}
-
 /* Every name of the model must be somewhere. */
 static fc_code check_members(const finder *f) {
     for (size_t i = 0; i < f->out->nmembers; i++) {
@@ -422,11 +263,13 @@ fc_code fc_flat_model_new(const fc_checkpoint *source, const fc_tensor *first, c
     *out = (fc_flat_model){0};
     fc_code rc = find_units(&f);
     rc = rc == FC_OK ? find_members(&f) : rc;
-    for (size_t i = 0; rc == FC_OK && i < out->nmembers && !f.views; i++) {
-        f.views = out->members[i].stored != FC_NO_NAME && is_view(&f, &out->members[i], OTHER_SHAPES);
+    fc_flat_fit fit = {.source = source, .model = model, .out = out, .arena = arena, .err = err};
+    for (size_t i = 0; rc == FC_OK && i < out->nmembers && !fit.views; i++) {
+        bool whole, part = fc_flat_is_part(&fit, &out->members[i], &whole);
+        fit.views = part && !whole;
     }
     for (size_t i = 0; rc == FC_OK && i < out->nunits; i++) {
-        rc = lay_out(&f, i);
+        rc = fc_flat_lay_out(&fit, &out->units[i]);
     }
     return rc == FC_OK ? check_members(&f) : rc;
 }

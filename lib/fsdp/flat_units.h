@@ -1,6 +1,6 @@
 /*
- * Between the flat parameters of a checkpoint and the parameters of a model: which are where. flat_units.c finds it,
- * unflatten.c makes a checkpoint of it.
+ * Between the flat parameters of a checkpoint and the parameters of a model: which are where. flat_units.c and
+ * flat_fit.c find it, unflatten.c makes a checkpoint of it.
  */
 #ifndef FSDPCKPT_FSDP_FLAT_UNITS_H
 #define FSDPCKPT_FSDP_FLAT_UNITS_H
@@ -67,6 +67,22 @@ fc_code fc_groups_fit(const fc_checkpoint *source, const fc_tensor *state, size_
 
 /** Whether a member is another one that lies in the same flat parameter. */
 bool fc_flat_is_tied(const fc_flat_model *model, size_t member);
+
+/** What a layout is found from. */
+typedef struct fc_flat_fit {
+    const fc_checkpoint *source, *model;
+    fc_flat_model *out;
+    fc_arena *arena;
+    bool views; /**< the source has parts of parameters beside the flat ones, as use_orig_params leaves them */
+    fc_error *err;
+} fc_flat_fit;
+
+/** Whether what the source has under the name of a member may be a rank's part of it, in one dimension.
+ *  @param whole receives whether it has the member's shape. */
+bool fc_flat_is_part(const fc_flat_fit *fit, const fc_flat_member *member, bool *whole);
+
+/** Finds which members lie in a unit's flat parameter, and where: members, layout, and which of them are flat. */
+fc_code fc_flat_lay_out(const fc_flat_fit *fit, fc_flat_unit *unit);
 
 /**
  * Finds the units in the dict that `first`, a flat parameter of `source`, lies in, and their layouts. All of it in

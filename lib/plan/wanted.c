@@ -6,7 +6,7 @@
 
 #include "core/checked.h"
 #include "fsdpckpt/cut.h"
-#include "fsdpckpt/unflatten.h"
+#include "fsdpckpt/flatten.h"
 #include "plan/globs.h"
 #include "plan/rename.h"
 
@@ -183,7 +183,7 @@ static fc_code plan_placements(const fc_wanted *wanted, const fc_selection *sele
         if (selection->tp_plan && !t->object) {
             tp_dim = fc_tp_plan_dim(selection->tp_plan, wanted->tensors[i].name, t->ndim, &style);
         }
-        if (!t->object && (!selection->flat_state || fc_is_flat_parameter(t))) {
+        if (!t->object && (!selection->flat_state || fc_is_flattened(wanted->source, t))) {
             /* the file of rank 0 holds every object; Replicate along all dimensions says so */
             fc_layout_placements(wanted->mesh, t->ndim, tp_dim, &placements[i * width]);
         }

@@ -17,18 +17,27 @@ extern "C" {
 /**
  * Makes a checkpoint in which a tensor "<module>._flat_param" of one dimension stands for the parameters of each unit,
  * in the order of the model and without padding (use_orig_params=False). It is computed piece by piece when it is read.
+ * The state of optimizers becomes what optimizer.state_dict() of the wrapped model has: numbered in the order of its
+ * parameters, "optim.state.3.exp_avg", in one dimension, with padding at the end so that all ranks have equal parts.
+ * Parameters without state get zeros where others of the unit have it, as FSDP.optim_state_dict_to_load does it.
  * Everything else is as it was, under the wanted names.
  * @param wanted of `source`, whose tensors are in the order of the model; its mesh and dtypes are not looked at.
  * @param source belongs to the new checkpoint if there is one, else to the caller. `wanted`, `tree` and `units` need
  *        not outlive the call.
  * @param ranks  over how many ranks it will be cut: pieces keep to these cuts.
  * @param out    closed by fc_checkpoint_close, which closes `source`; NULL after a failure.
- * @return FC_EUSAGE for a unit that FSDP cannot flatten (see fc_flat_layout_new), and for optimizer state, which has no
- *         place in a LOCAL_STATE_DICT; FC_EUNSUPPORTED for units that share a parameter; what fc_coverage_new has
- *         to say of a parameter with holes; FC_ENOMEM.
+ * @return FC_EUSAGE for a unit that FSDP cannot flatten (see fc_flat_layout_new), and for optimizer state that cannot
+ * be (another shape than its parameter's, steps that differ within a unit, groups that divide a unit); FC_EUNSUPPORTED
+ * for units that share a parameter; what fc_coverage_new has to say of a parameter with holes; FC_ENOMEM.
  */
 fc_code fc_flatten(fc_checkpoint *source, const fc_wanted *wanted, const fc_module_tree *tree, const fc_units *units,
                    int64_t ranks, fc_checkpoint **out, fc_error *err);
+
+/** Whether a tensor is one that fc_flatten made: cut over the ranks, as nothing else in its checkpoint is. */
+bool fc_is_flattened(const fc_checkpoint *checkpoint, const fc_tensor *tensor);
+
+/** fc_object.encoding of a value that is not from a file: its bytes are JSON, and a program gets it as it is. */
+#define FC_OBJECT_VALUE "fsdpckpt.value"
 
 #ifdef __cplusplus
 }
