@@ -18,7 +18,7 @@ static const char *const examples[] = {
     "fsdpckpt consolidate ckpt/ -o model/ --to safetensors --max-shard-size 5GB",
     "a directory that transformers loads: model-00001-of-0000N.safetensors and the index",
     "fsdpckpt consolidate ranks/ -o model.safetensors --tp-plan plan.json",
-    "files of tensor-parallel ranks that hold plain tensors and do not say how they were cut",
+    "files of tensor-parallel ranks that do not say how they were cut",
     NULL,
 };
 

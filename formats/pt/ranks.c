@@ -206,9 +206,12 @@ static fc_code finish(pt_merger *m) {
 /* What was put together by a plan alone. */
 static fc_code note_joined(const pt_merger *m) {
     fc_checkpoint *c = m->checkpoint;
-    const pt_value *v = m->values;
-    while (v->parts == 0) {
-        v++;
+    const pt_value *v = NULL;
+    for (size_t i = m->count; i-- > 0;) {
+        v = m->values[i].parts > 0 ? &m->values[i] : v;
+    }
+    if (!v) {
+        return FC_OK;
     }
     c->note =
         fc_arena_printf(c->arena,
