@@ -400,6 +400,7 @@ fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_check
                             .arena = arena,
                             .files = source->files,
                             .nfiles = source->nfiles,
+                            .tp_joined = source->tp_joined,
                             .keeps_order = true,
                             .producer = source->producer,
                             .note = source->note,
