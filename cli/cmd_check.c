@@ -5,6 +5,7 @@
 #include "check_print.h"
 #include "command.h"
 #include "out_file.h"
+#include "source.h"
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/unflatten.h"
@@ -115,6 +116,9 @@ static fc_code show(const job *j, text_out *out, fc_error *err) {
                  .mesh = j->how.mesh != NULL,
                  .report = &j->report};
     bool replaced = o->force || (o->junit && is_xml(o->junit));
+    if (j->checkpoint) {
+        source_tell(o, j->checkpoint);
+    }
     fc_code rc = o->junit ? out_file(j->checkpoint, o->junit, replaced, 0, write_junit, &c, err) : FC_OK;
     if (rc == FC_OK && !o->quiet) {
         (o->json ? check_print_json : o->github ? check_print_github : check_print_text)(out, &c);

@@ -159,6 +159,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_code rc = choose_form(o, &x.form, err);
     rc = rc == FC_OK ? source_open(o, o->operands[0], false, &checkpoint, err) : rc;
     if (rc == FC_OK) {
+        source_tell(o, checkpoint);
         arena = fc_arena_new();
         x.checkpoint = checkpoint;
         rc = arena ? extract(&x, call, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");

@@ -6,6 +6,7 @@
 #include "command.h"
 #include "json_out.h"
 #include "out_file.h"
+#include "source.h"
 
 #include "fsdpckpt/unflatten.h"
 #include "fsdpckpt/wanted.h"
@@ -107,12 +108,12 @@ static fc_code select_and_write(const cli_call *call, const fc_checkpoint *check
 
 static fc_code run(cli_call *call, fc_error *err) {
     /* The data files may be elsewhere: nothing is asked of them. */
-    fc_open_options how = {.headers_only = true, .follow_external = call->options->follow_external};
     fc_checkpoint *checkpoint = NULL;
-    fc_code rc = fc_checkpoint_open(call->options->operands[0], &how, &checkpoint, err);
+    fc_code rc = source_open(call->options, call->options->operands[0], true, &checkpoint, err);
     if (rc != FC_OK) {
         return rc;
     }
+    source_tell(call->options, checkpoint);
     fc_arena *arena = fc_arena_new();
     rc = arena ? select_and_write(call, checkpoint, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     fc_arena_free(arena);

@@ -243,8 +243,11 @@ static fc_code run(cli_call *call, fc_error *err) {
     totals t;
     fc_code rc =
         c.arena ? source_open(c.o, c.o->operands[0], true, &source, err) : fc_fail(err, FC_ENOMEM, "out of memory");
-    c.source = source;
-    rc = rc == FC_OK ? unit_plan_make(&c, NULL, err) : rc;
+    if (rc == FC_OK) {
+        c.source = source;
+        source_tell(c.o, source);
+        rc = unit_plan_make(&c, NULL, err);
+    }
     rc = rc == FC_OK ? add_up(&c, &t, err) : rc;
     if (rc == FC_OK) {
         for (size_t i = 0; i < c.nwarnings && !c.o->quiet; i++) {

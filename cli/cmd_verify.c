@@ -6,6 +6,7 @@
 #include "progress.h"
 #include "seal_file.h"
 #include "signals.h"
+#include "source.h"
 
 #include "fsdpckpt/check.h"
 #include "fsdpckpt/format.h"
@@ -241,6 +242,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     if (rc != FC_OK) {
         return rc;
     }
+    source_tell(o, checkpoint);
     begin(&p, checkpoint);
     rc = verify_and_seal(o, checkpoint, &p, &report, err);
     if (rc == FC_OK && !p.quiet) {

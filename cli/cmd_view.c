@@ -59,7 +59,10 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_view_report report;
     fc_checkpoint *source = NULL;
     fc_code rc = source_open(o, o->operands[0], false, &source, err);
-    rc = rc == FC_OK ? fc_view(source, o->output, &how, &report, err) : rc;
+    if (rc == FC_OK) {
+        source_tell(o, source);
+        rc = fc_view(source, o->output, &how, &report, err);
+    }
     if (rc == FC_OK && o->json) {
         print_json(&report, o, call->out);
     } else if (rc == FC_OK && !o->quiet) {

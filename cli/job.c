@@ -141,9 +141,7 @@ static fc_code convert(job *j, fc_error *err) {
 }
 
 /* What the source left undecided for the person at the terminal, on stderr with -v. */
-static void tell_source(const job *j) {
-    text_tell("%s: %s, %zu values in %zu files", j->source->path, j->source->format->description, j->source->ntensors,
-              j->source->nfiles);
+static void tell_mesh(const job *j) {
     for (int i = 0; i < j->mesh.ndim; i++) {
         text_tell("mesh dimension %d: %s %lld", i, j->mesh.names[i], (long long)j->mesh.sizes[i]);
     }
@@ -276,7 +274,8 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
     const options *o = j->o;
     bool speaks = ranks_speaks(&j->ranks);
     if (o->verbose && speaks) {
-        tell_source(j);
+        source_tell(o, j->source);
+        tell_mesh(j);
     }
     if (option_given(o, OPT_RANK)) {
         return speaks ? plan_rank(j->source, &j->how.selection, (uint32_t)o->rank, o->json, out, err) : FC_OK;

@@ -3,6 +3,9 @@
  */
 #include "source.h"
 
+#include "text.h"
+
+#include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/unflatten.h"
 
@@ -42,4 +45,11 @@ fc_code source_open(const options *o, const char *path, bool headers_only, fc_ch
     }
     fc_checkpoint_close(model);
     return rc;
+}
+
+void source_tell(const options *o, const fc_checkpoint *source) {
+    if (o->verbose) {
+        text_tell("%s: %s, %zu values in %zu files", source->path, source->format->description, source->ntensors,
+                  source->nfiles);
+    }
 }

@@ -24,4 +24,7 @@ fc_code source_model(const options *o, fc_checkpoint **out, fc_error *err);
  */
 fc_code source_open(const options *o, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err);
 
+/** With --verbose: tells the person at the terminal what was opened. Of several processes one calls this. */
+void source_tell(const options *o, const fc_checkpoint *source);
+
 #endif

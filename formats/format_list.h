@@ -2,6 +2,7 @@
    once, and read by CMake: so there is no guard, and nothing but these lines. */
 X(megatron)
 X(lightning)
+X(accelerate)
 X(dcp)
 X(hdf5)
 X(schema)

@@ -3,12 +3,13 @@
  * `.metadata` pickle and the data files it names; it may be called by the folder or by its `.metadata`.
  */
 #include "dcp/dcp.h"
+
+#include "core/beside.h"
 #include "dcp/writer.h"
 
 #include "registry.h"
 
 #include "core/file_name.h"
-#include "core/others.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -188,7 +189,7 @@ fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, c
 static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     const char *directory = NULL;
     fc_code rc = fc_dcp_open(checkpoint, options, &directory, err);
-    return rc == FC_OK ? fc_note_others(checkpoint, directory, err) : rc;
+    return rc == FC_OK ? fc_note_beside(checkpoint, directory, err) : rc;
 }
 
 static void dcp_close(fc_checkpoint *checkpoint) {

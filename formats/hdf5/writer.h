@@ -1,5 +1,6 @@
 /*
- * What the two halves of the writer share: writer.c makes the full file and the shard files, index.c index.h5.
+ * What the parts of the writer share: writer.c makes the full file and the shard files, index.c index.h5, chunks_out.c
+ * places compressed chunks, and attributes.c says what is written beside the data.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_H

@@ -19,8 +19,9 @@ static int64_t number_of(const fc_pickle *p, fc_pv state, const char *name) {
 
 void fc_mg_read_args(const pt_file *f, mg_args *out) {
     static const char *const gates[] = {"swiglu", "gated_linear_unit", "geglu", "quick_geglu"};
-    *out = (mg_args){-1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    *out = (mg_args){-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
     fc_pv root = f->p->root, args = fc_pv_typeof(root) == FC_PV_DICT ? fc_pt_dict_get(f->p, root, "args") : 0;
+    out->iteration = args ? number_of(f->p, root, "iteration") : -1;
     fc_pv state = fc_pv_typeof(args) == FC_PV_CALL ? fc_pickle_state(f->p, args) : args;
     if (fc_pv_typeof(state) != FC_PV_DICT) {
         return;
@@ -38,6 +39,31 @@ void fc_mg_read_args(const pt_file *f, mg_args *out) {
         int64_t gated = number_of(f->p, state, gates[i]);
         out->gated = gated > out->gated ? gated : out->gated;
     }
+}
+
+fc_code fc_mg_check_alike(const mg_reader *r, const mg_args *b) {
+    const mg_args *a = &r->args;
+    const struct {
+        const char *name;
+        int64_t first, own;
+    } numbers[] = {
+        {"iteration", a->iteration, b->iteration},
+        {"num_layers", a->layers, b->layers},
+        {"num_experts", a->experts, b->experts},
+        {"tensor_model_parallel_size", a->tp, b->tp},
+        {"pipeline_model_parallel_size", a->stages, b->stages},
+        {"expert_model_parallel_size", a->ep, b->ep},
+        {"expert_tensor_parallel_size", a->expert_tp, b->expert_tp},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (numbers[i].first >= 0 && numbers[i].own >= 0 && numbers[i].first != numbers[i].own) {
+            return fc_fail(r->err, FC_ECORRUPT,
+                           "%s: it is a file of another checkpoint than %s: %s is %" PRId64 " here and %" PRId64
+                           " there; copy the whole directory anew",
+                           r->f.path, fc_mg_file(r, 0), numbers[i].name, numbers[i].own, numbers[i].first);
+        }
+    }
+    return FC_OK;
 }
 
 fc_code fc_mg_check_args(const fc_checkpoint *checkpoint, const mg_args *args, const mg_grid *grid, fc_error *err) {

@@ -1,8 +1,8 @@
 /*
  * Experts: each expert-parallel rank has as many of a layer as the others, and numbers them from 0. Megatron has them
- * in three forms: one module an expert (SequentialMLP: `experts.local_experts.1.linear_fc1.weight`), one parameter an
- * expert (TEGroupedMLP: `experts.linear_fc1.weight1`), or a matrix of all (GroupedMLP: `experts.weight1`), which is
- * read as it is used: with a first dimension for the experts.
+ * in three forms: one module an expert (SequentialMLP: `experts.local_experts.1.linear_fc1.weight`; SwitchMLP before
+ * it, without the first `experts`), one parameter an expert (TEGroupedMLP: `experts.linear_fc1.weight1`), or a matrix
+ * of all (GroupedMLP: `experts.weight1`), which is read as it is used: with a first dimension for the experts.
  */
 #include "megatron/megatron.h"
 
@@ -14,12 +14,11 @@
 
 enum { MOST_EXPERTS = 1 << 20 };
 
-/* Behind "experts." in a name: NULL where there is none. */
-static const char *behind_experts(const char *name) {
-    static const char word[] = "experts.";
-    for (const char *at = strstr(name, word); at; at = strstr(at + 1, word)) {
+/* Behind a part of a name, with its dot: NULL where there is none. */
+static const char *behind(const char *name, const char *part) {
+    for (const char *at = strstr(name, part); at; at = strstr(at + 1, part)) {
         if (at == name || at[-1] == '.') {
-            return at + sizeof word - 1;
+            return at + strlen(part);
         }
     }
     return NULL;
@@ -32,15 +31,14 @@ static const char *skip(const char *text, const char *a, const char *b) {
 }
 
 mg_expert fc_mg_expert(const char *name, size_t *digits, size_t *end, int64_t *number) {
-    const char *rest = behind_experts(name);
-    if (!rest) {
+    const char *module = behind(name, "local_experts."), *rest = behind(name, "experts.");
+    if (!module && !rest) {
         return MG_NO_EXPERT;
     }
-    if (strcmp(rest, "weight1") == 0 || strcmp(rest, "weight2") == 0) {
+    if (rest && (strcmp(rest, "weight1") == 0 || strcmp(rest, "weight2") == 0)) {
         return MG_ALL_EXPERTS;
     }
-    const char *module = skip(rest, "local_experts.", "local_experts."),
-               *layer = skip(rest, "linear_fc1.", "linear_fc2.");
+    const char *layer = rest ? skip(rest, "linear_fc1.", "linear_fc2.") : NULL;
     const char *p = module ? module : layer ? skip(layer, "weight", "bias") : NULL, *start = p;
     *number = 0;
     for (; p && *p >= '0' && *p <= '9' && *number < MOST_EXPERTS; p++) {
@@ -134,7 +132,8 @@ fc_code fc_mg_count_experts(mg_reader *r, const pt_leaves *leaves) {
         int64_t number;
         const pt_leaf *leaf = &leaves->items[i];
         mg_expert kind = fc_mg_expert(leaf->name, &start, &end, &number);
-        if (kind == MG_OTHER_EXPERT && r->grid.ep > 1 && fc_torch_is_tensor(r->f.p, leaf->v)) {
+        bool parameter = fc_torch_is_tensor(r->f.p, leaf->v) && !fc_mg_is_extra_state(leaf->name);
+        if (kind == MG_OTHER_EXPERT && r->grid.ep > 1 && parameter) {
             return fc_fail(r->err, FC_EUNSUPPORTED,
                            "%s: %.256s: which experts it is of is not known; save with --ckpt-format torch_dist",
                            r->f.path, leaf->name);

@@ -13,11 +13,12 @@
 #include "fsdpckpt/format.h"
 #include "pt/pt.h"
 
-/** What `args` says; -1 where it says nothing. */
+/** What `args` says, and of what iteration the file is; -1 where it says nothing. */
 typedef struct mg_args {
     int64_t tp, stages, context, ep, expert_tp; /**< numbers of ranks */
     int64_t experts, layers, gated, untied;
     int64_t rank; /**< that wrote the file, among all of the run */
+    int64_t iteration;
 } mg_args;
 
 /** A rank's numbers: among the tensor-parallel ones, the stages, the expert-parallel ones. */
@@ -61,6 +62,9 @@ typedef struct mg_cut {
 
 /** The rule for a parameter, by the last parts of its name. Never MG_GATED. */
 mg_cut fc_mg_rule(const char *name);
+
+/** Whether it is what a layer of Transformer Engine keeps for itself, and each rank otherwise. */
+bool fc_mg_is_extra_state(const char *name);
 
 /** Where the name of a first matrix of an MLP has "linear_fc1" or its like; NULL for any other. `*second` is what the
  *  second matrix has there. */
@@ -178,6 +182,8 @@ fc_code fc_mg_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *optio
 
 /** Reads the namespace `args` of a file; all -1 where it has none. */
 void fc_mg_read_args(const pt_file *f, mg_args *out);
+/** Fails where the current file's args are those of another checkpoint than the first file's. */
+fc_code fc_mg_check_alike(const mg_reader *r, const mg_args *args);
 /** Fails unless what `args` says of the numbers of ranks is what there is. */
 fc_code fc_mg_check_args(const fc_checkpoint *checkpoint, const mg_args *args, const mg_grid *grid, fc_error *err);
 /** Fails where a file cannot have been written by rank `wrote[i]` of the run, as its args say. */

@@ -25,11 +25,6 @@ static bool is_model(const char *key, size_t *chunk) {
     return true;
 }
 
-static bool is_extra_state(const char *name) {
-    size_t n = strlen(name);
-    return n >= 12 && strcmp(name + n - 12, "_extra_state") == 0;
-}
-
 /* Two numbers in a directory's name, of which args does not say what the second one is. */
 static bool is_vague(const mg_reader *r) {
     return r->grid.parts == 2 && (r->args.stages < 0 || r->args.ep < 0);
@@ -45,7 +40,7 @@ static fc_code add_parameter(mg_reader *r, pt_leaf *leaf, size_t chunk) {
     }
     mg_expert expert = fc_mg_expert(leaf->name, &start, &end, &number);
     value->chunk = chunk;
-    value->shared = !value->object && !is_extra_state(leaf->name);
+    value->shared = !value->object && !fc_mg_is_extra_state(leaf->name);
     value->cut = value->shared ? fc_mg_rule(leaf->name) : (mg_cut){MG_UNKNOWN, 0};
     value->expert = value->shared && expert != MG_NO_EXPERT;
     value->grouped = value->shared && expert == MG_ALL_EXPERTS ? r->local_experts : 0;
@@ -164,8 +159,9 @@ static fc_code read_file(mg_reader *r, uint32_t rank, bool count, int64_t *wrote
         mg_args args;
         fc_mg_read_args(&r->f, &args);
         *wrote = args.rank;
+        rc = fc_mg_check_alike(r, &args);
     }
-    rc = read_members(r, count);
+    rc = rc == FC_OK ? read_members(r, count) : rc;
     fc_pt_file_close(&r->f);
     return rc;
 }

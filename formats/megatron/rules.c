@@ -87,6 +87,11 @@ mg_cut fc_mg_rule(const char *name) {
     return (mg_cut){MG_UNKNOWN, 0};
 }
 
+bool fc_mg_is_extra_state(const char *name) {
+    const char *dot = strrchr(name, '.'), *part = dot ? dot + 1 : name;
+    return is_part(part, "_extra_state");
+}
+
 const char *fc_mg_first_of_mlp(const char *name, const char **first, const char **second) {
     static const char *const pairs[][2] = {{".linear_fc1.", ".linear_fc2."},
                                            {".dense_h_to_4h.", ".dense_4h_to_h."},

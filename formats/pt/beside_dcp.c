@@ -3,8 +3,8 @@
  */
 #include "pt/beside_dcp.h"
 
+#include "core/beside.h"
 #include "core/file_name.h"
-#include "core/others.h"
 #include "core/same_name.h"
 #include "dcp/dcp.h"
 #include "pt/pt.h"
@@ -83,7 +83,7 @@ fc_code fc_pt_open_beside_dcp(fc_checkpoint *checkpoint, const char *name, bool 
         why = fc_arena_printf(checkpoint->arena, "%s beside it is not read: %s", name, err->message);
         rc = why ? FC_OK : no_memory(checkpoint, err);
     }
-    rc = rc == FC_OK ? fc_note_others(checkpoint, directory, err) : rc;
+    rc = rc == FC_OK ? fc_note_beside(checkpoint, directory, err) : rc;
     checkpoint->note = why ? why : checkpoint->note;
     return rc;
 }

@@ -2,7 +2,6 @@
  * One file a rank: the files of a directory's sets, one after the other, become one manifest. What each holds is put
  * together in merge.c.
  */
-#include "core/others.h"
 #include "pt/merge.h"
 
 #include <errno.h>
@@ -244,9 +243,6 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
         }
     }
     rc = rc == FC_OK ? finish(&m) : rc;
-    if (rc == FC_OK && !only) { /* who names one set knows of the others */
-        rc = fc_note_others(checkpoint, directory, err);
-    }
     rc = rc == FC_OK && checkpoint->tp_joined > 0 ? note_joined(&m) : rc;
     for (size_t i = 0; i < m.count; i++) {
         free(m.values[i].chunks);

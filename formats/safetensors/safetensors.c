@@ -3,6 +3,7 @@
  */
 #include "safetensors/safetensors.h"
 
+#include "core/beside.h"
 #include "registry.h"
 #include "safetensors/kept.h"
 
@@ -261,7 +262,19 @@ static fc_code st_open(fc_checkpoint *checkpoint, const fc_open_options *options
         checkpoint->tensors = o.tensors;
         checkpoint->ntensors = o.ntensors;
     }
-    return rc;
+    struct stat st;
+    bool folder = rc == FC_OK && stat(checkpoint->path, &st) == 0 && S_ISDIR(st.st_mode);
+    return folder ? fc_note_beside(checkpoint, checkpoint->path, err) : rc;
+}
+
+static bool is_whole(const fc_tensor *tensor, const fc_chunk *chunk) {
+    fc_box box = fc_chunk_box(tensor, chunk);
+    for (int d = 0; d < tensor->ndim; d++) {
+        if (box.offsets[d] != 0 || box.sizes[d] != tensor->shape[d]) {
+            return false;
+        }
+    }
+    return true;
 }
 
 static fc_code st_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
@@ -282,6 +295,8 @@ static fc_code st_extent(const fc_checkpoint *checkpoint, const fc_tensor *tenso
     if (!fc_row_major_strides(tensor->ndim, chunk->dims + tensor->ndim, out->strides)) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: its size overflows", checkpoint->path, tensor->name);
     }
+    out->has_crc64 = tensor->detail && !is_whole(tensor, chunk); /* else st_digest tells that of the tensor */
+    out->crc64 = chunk->detail;
     return FC_OK;
 }
 
@@ -290,16 +305,6 @@ static fc_code st_object_json(const fc_checkpoint *checkpoint, const fc_tensor *
     const st_object *kept = object->detail;
     *json = fc_arena_strndup(arena, kept->json, strlen(kept->json));
     return *json ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
-}
-
-static bool is_whole(const fc_tensor *tensor, const fc_chunk *chunk) {
-    fc_box box = fc_chunk_box(tensor, chunk);
-    for (int d = 0; d < tensor->ndim; d++) {
-        if (box.offsets[d] != 0 || box.sizes[d] != tensor->shape[d]) {
-            return false;
-        }
-    }
-    return true;
 }
 
 static fc_code st_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
@@ -335,7 +340,7 @@ const fc_format fc_format_safetensors = {
     .digest = st_digest,
     .verify = fc_st_verify,
     .check_file = fc_st_check_file,
-    .unverified = "the headers of files that fsdpckpt did not write, and an index",
+    .unverified = "the headers and the index of files that fsdpckpt did not write",
     .self_contained = true,
     .objects_note = "in __metadata__, where only fsdpckpt finds them: safetensors has no objects",
     .is_directory = fc_st_is_directory,

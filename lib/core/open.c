@@ -6,6 +6,8 @@
 #include "fsdpckpt/seal.h"
 #include "fsdpckpt/unflatten.h"
 
+#include "core/beside.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -46,6 +48,25 @@ static void append(char *text, size_t size, const char *separator, const char *m
     snprintf(text + used, size - used, "%s%s", used ? separator : "", more);
 }
 
+/* Whether what is called so is a checkpoint by itself. */
+static bool is_checkpoint(const char *path, const char *name) {
+    unsigned char head[HEAD_SIZE];
+    fc_probe probe = {path, true, NULL, 0};
+    struct stat st;
+    if (stat(path, &st) != 0) {
+        return false;
+    }
+    if (S_ISREG(st.st_mode) && fc_holds_data(name)) {
+        if (read_head(path, head, &probe.head_size, NULL) != FC_OK) {
+            return false;
+        }
+        probe.is_directory = false;
+        probe.head = head;
+        return recognise(&probe) != NULL;
+    }
+    return S_ISDIR(st.st_mode) && recognise(&probe);
+}
+
 /* Names the checkpoints one level below: a trainer's folder has one for the model and one for the optimizer. */
 static void list_below(const char *directory, char *text, size_t size) {
     struct dirent **entries = NULL;
@@ -53,10 +74,8 @@ static void list_below(const char *directory, char *text, size_t size) {
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;
         char *path = NULL;
-        struct stat st;
         if (name[0] != '.' && found < MOST_BELOW && asprintf(&path, "%s/%s", directory, name) >= 0) {
-            fc_probe probe = {path, true, NULL, 0};
-            if (stat(path, &st) == 0 && S_ISDIR(st.st_mode) && recognise(&probe)) {
+            if (is_checkpoint(path, name)) {
                 append(text, size, ", ", ++found == MOST_BELOW ? "..." : name);
             }
             free(path);
@@ -73,8 +92,8 @@ static fc_code tell_unknown(const fc_probe *probe, fc_error *err) {
         list_below(probe->path, below, sizeof below);
     }
     if (below[0]) {
-        return fc_fail(err, FC_ECORRUPT, "%s: not a checkpoint, but these directories in it are: %s; name one of them",
-                       probe->path, below);
+        return fc_fail(err, FC_ECORRUPT, "%s: not a checkpoint, but these in it are: %s; name one of them", probe->path,
+                       below);
     }
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         const char *sign = probe->is_directory ? (*f)->directory_sign : (*f)->file_sign;

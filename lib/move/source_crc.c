@@ -14,12 +14,13 @@
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* What is known of a chunk. Memory that is never touched where a source records nothing. */
 typedef struct chunk_sum {
     atomic_uint_least64_t bytes;    /* read so far */
-    atomic_uint_least32_t sum;      /* of them, bare */
-    atomic_uint_least32_t recorded; /* 0: no worker of this process has seen any */
+    atomic_uint_least64_t sum;      /* of them, bare */
+    atomic_uint_least64_t recorded; /* 0: no worker of this process has seen any */
     atomic_uint_least32_t lies;     /* fc_crc_lies */
 } chunk_sum;
 
@@ -94,8 +95,11 @@ static bool fills_record(const fc_tensor *tensor, size_t chunk, const fc_extent 
 
 /* How the elements of a chunk lie in their record. */
 static fc_crc_lies how_it_lies(const fc_tensor *tensor, size_t chunk, const fc_extent *extent) {
-    if (extent->crc32 == 0 || extent->codec != FC_CODEC_RAW) {
+    if ((extent->crc32 == 0 && !extent->has_crc64) || extent->codec != FC_CODEC_RAW) {
         return FC_CRC_NONE;
+    }
+    if (extent->has_crc64) { /* in another program's words, or flat parameters', the chunk may be a part of it */
+        return fills_record(tensor, chunk, extent) ? FC_CRC_WIDE : FC_CRC_NONE;
     }
     if (fills_record(tensor, chunk, extent)) {
         return FC_CRC_WHOLE;
@@ -105,25 +109,36 @@ static fc_crc_lies how_it_lies(const fc_tensor *tensor, size_t chunk, const fc_e
 }
 
 void fc_crc_walk_begin(fc_crc_walk *walk, const fc_tensor *tensor, size_t chunk, const fc_extent *extent) {
-    walk->lies = how_it_lies(tensor, chunk, extent);
-    walk->wanted = walk->lies == FC_CRC_WHOLE || walk->lies == FC_CRC_RUN;
+    const fc_crc_lies lies = how_it_lies(tensor, chunk, extent);
+    if ((lies == FC_CRC_WIDE) != (walk->lies == FC_CRC_WIDE)) {
+        memset(walk->known, 0, sizeof walk->known); /* factors of the other kind */
+    }
+    walk->lies = lies;
+    walk->wanted = lies == FC_CRC_WHOLE || lies == FC_CRC_RUN || lies == FC_CRC_WIDE;
     walk->at = walk->bytes = 0;
     walk->sum = 0;
 }
 
-static const fc_crc32_factor *factor_of(fc_crc_walk *walk, uint64_t distance) {
+/* The sum with `distance` bytes behind it. */
+static uint64_t shifted(fc_crc_walk *walk, uint64_t distance) {
+    const bool wide = walk->lies == FC_CRC_WIDE;
     size_t slot = (size_t)(distance * 0x9e3779b97f4a7c15u >> 61);
     if (walk->known[slot].distance != distance) {
         walk->known[slot].distance = distance;
-        fc_crc32_factor_init(&walk->known[slot].factor, distance);
+        if (wide) {
+            fc_crc64_factor_init(&walk->known[slot].factor.of64, distance);
+        } else {
+            fc_crc32_factor_init(&walk->known[slot].factor.of32, distance);
+        }
     }
-    return &walk->known[slot].factor;
+    return wide ? fc_crc64_multiply(&walk->known[slot].factor.of64, walk->sum)
+                : fc_crc32_multiply(&walk->known[slot].factor.of32, (uint32_t)walk->sum);
 }
 
 void fc_crc_walk_add(fc_crc_walk *walk, uint64_t at, const unsigned char *bytes, size_t size) {
-    uint32_t crc = fc_crc32_bare(bytes, size);
+    uint64_t crc = walk->lies == FC_CRC_WIDE ? fc_crc64_bare(bytes, size) : fc_crc32_bare(bytes, size);
     if (walk->sum != 0) {
-        crc ^= fc_crc32_multiply(factor_of(walk, at + size - walk->at), walk->sum);
+        crc ^= shifted(walk, at + size - walk->at);
     }
     walk->sum = crc;
     walk->at = at + size;
@@ -137,10 +152,12 @@ static chunk_sum *sum_of(fc_source_crc *crc, const fc_tensor *tensor, size_t chu
 void fc_crc_walk_end(const fc_crc_walk *walk, fc_source_crc *crc, const fc_tensor *tensor, size_t chunk,
                      const fc_extent *extent) {
     chunk_sum *sum = sum_of(crc, tensor, chunk);
-    uint32_t shifted = fc_crc32_shift(walk->sum, extent->length - walk->at);
-    atomic_fetch_xor_explicit(&sum->sum, shifted, memory_order_relaxed);
+    const bool wide = walk->lies == FC_CRC_WIDE;
+    const uint64_t behind = extent->length - walk->at;
+    const uint64_t in_place = wide ? fc_crc64_shift(walk->sum, behind) : fc_crc32_shift((uint32_t)walk->sum, behind);
+    atomic_fetch_xor_explicit(&sum->sum, in_place, memory_order_relaxed);
     atomic_fetch_add_explicit(&sum->bytes, walk->bytes, memory_order_relaxed);
-    atomic_store_explicit(&sum->recorded, extent->crc32, memory_order_relaxed);
+    atomic_store_explicit(&sum->recorded, wide ? extent->crc64 : extent->crc32, memory_order_relaxed);
     atomic_store_explicit(&sum->lies, walk->lies, memory_order_relaxed);
     atomic_store_explicit(&crc->any, true, memory_order_relaxed);
 }
@@ -214,9 +231,9 @@ static fc_code check_tensor(const fc_source_crc *crc, size_t index, bool mine, f
 
 /* ---- when all is read ---- */
 
-/* What is joined: for all chunks, and behind them all tensors, the sums, the bytes, then what is known of a record. */
+/* What is joined: of all chunks, and behind them all tensors, the sums and the bytes, then what is known of records. */
 typedef struct joined {
-    uint64_t *sums, *bytes, *known;
+    uint64_t *sums, *bytes, *recorded, *lies;
     size_t chunks;
 } joined;
 
@@ -225,7 +242,8 @@ static void pack(const fc_source_crc *crc, const joined *to) {
         chunk_sum *sum = &crc->sums[i];
         to->sums[i] = atomic_load(&sum->sum);
         to->bytes[i] = atomic_load(&sum->bytes);
-        to->known[i] = (uint64_t)atomic_load(&sum->lies) << 32 | atomic_load(&sum->recorded);
+        to->recorded[i] = atomic_load(&sum->recorded);
+        to->lies[i] = atomic_load(&sum->lies);
     }
     for (size_t i = 0; i < crc->count; i++) {
         to->sums[to->chunks + i] = atomic_load(&crc->whole[i].sum);
@@ -236,10 +254,10 @@ static void pack(const fc_source_crc *crc, const joined *to) {
 static void unpack(fc_source_crc *crc, const joined *from) {
     for (size_t i = 0; i < from->chunks; i++) {
         chunk_sum *sum = &crc->sums[i];
-        atomic_store(&sum->sum, (uint32_t)from->sums[i]);
+        atomic_store(&sum->sum, from->sums[i]);
         atomic_store(&sum->bytes, from->bytes[i]);
-        atomic_store(&sum->recorded, (uint32_t)from->known[i]);
-        atomic_store(&sum->lies, (uint32_t)(from->known[i] >> 32));
+        atomic_store(&sum->recorded, from->recorded[i]);
+        atomic_store(&sum->lies, (uint32_t)from->lies[i]);
     }
     for (size_t i = 0; i < crc->count; i++) {
         atomic_store(&crc->whole[i].sum, from->sums[from->chunks + i]);
@@ -248,7 +266,7 @@ static void unpack(fc_source_crc *crc, const joined *from) {
 }
 
 static fc_code join_numbers(fc_comm *comm, uint64_t *numbers, size_t count, fc_error *err) {
-    static const fc_reduce how[] = {FC_REDUCE_XOR, FC_REDUCE_SUM, FC_REDUCE_MAX};
+    static const fc_reduce how[] = {FC_REDUCE_XOR, FC_REDUCE_SUM, FC_REDUCE_MAX, FC_REDUCE_MAX};
     fc_code rc = FC_OK;
     for (size_t i = 0; rc == FC_OK && i < sizeof how / sizeof *how; i++) {
         rc = comm->all_reduce(comm, numbers + i * count, count, FC_U64, how[i], NULL, err);
@@ -267,10 +285,10 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
         return rc;
     }
     atomic_store(&crc->any, true);
-    uint64_t *numbers = calloc(count + 1, 3 * sizeof *numbers);
+    uint64_t *numbers = calloc(count + 1, 4 * sizeof *numbers);
     rc = fc_comm_agree(comm, numbers ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
     if (rc == FC_OK && numbers) {
-        const joined all = {numbers, numbers + count, numbers + 2 * count, chunks};
+        const joined all = {numbers, numbers + count, numbers + 2 * count, numbers + 3 * count, chunks};
         pack(crc, &all);
         rc = join_numbers(comm, numbers, count, err);
         if (rc == FC_OK) {
@@ -281,34 +299,56 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
     return rc;
 }
 
-static fc_code damaged(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t chunk, uint32_t found,
-                       uint32_t recorded, fc_error *err) {
+static fc_code damaged(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t chunk, bool wide,
+                       uint64_t found, uint64_t recorded, fc_error *err) {
     const fc_chunk *at = &tensor->chunks[chunk];
     const fc_box box = fc_chunk_box(tensor, at);
+    const int digits = wide ? 16 : 8;
     return fc_fail(err, FC_ECORRUPT,
-                   "%s: offset %" PRIu64 ": tensor %s, chunk %s: damaged: the CRC-32 of its data is %08" PRIx32
-                   ", the archive says %08" PRIx32 "; fsdpckpt verify lists all that is damaged",
-                   checkpoint->files[at->file].path, at->offset, tensor->name, fc_box_to_text(&box).s, found, recorded);
+                   "%s: offset %" PRIu64 ": tensor %s, chunk %s: damaged: the CRC-%d of its data is %0*" PRIx64
+                   ", the %s says %0*" PRIx64 "; fsdpckpt verify lists all that is damaged",
+                   checkpoint->files[at->file].path, at->offset, tensor->name, fc_box_to_text(&box).s, 4 * digits,
+                   digits, found, wide ? "header" : "archive", digits, recorded);
+}
+
+static fc_code add_bytes(void *context, const void *bytes, size_t size, fc_error *err) {
+    uint64_t *digest = context;
+    (void)err;
+    *digest = fc_crc64(*digest, bytes, size);
+    return FC_OK;
+}
+
+/* A piece of which ranks have read something twice, so that its sum says nothing. */
+static fc_code check_again(const fc_source_crc *crc, const fc_tensor *tensor, size_t chunk, uint64_t recorded,
+                           fc_error *err) {
+    const fc_box box = fc_chunk_box(tensor, &tensor->chunks[chunk]);
+    uint64_t found = 0;
+    fc_code rc = fc_read_stream(crc->checkpoint, tensor, &box, tensor->dtype, add_bytes, &found, err);
+    return rc != FC_OK || found == recorded ? rc : damaged(crc->checkpoint, tensor, chunk, true, found, recorded, err);
 }
 
 /* A chunk that is its record, or something of one that is seen to with the others in it. */
-static fc_code check_chunk(const fc_source_crc *crc, size_t index, size_t chunk, fc_record_crcs *records,
+static fc_code check_chunk(const fc_source_crc *crc, size_t index, size_t chunk, bool mine, fc_record_crcs *records,
                            fc_error *err) {
     const fc_tensor *tensor = &crc->tensors[index];
     chunk_sum *sum = &crc->sums[crc->first[index] + chunk];
     const fc_box box = fc_chunk_box(tensor, &tensor->chunks[chunk]);
     const uint64_t bytes = (uint64_t)fc_box_volume(&box) * fc_dtype_size(tensor->dtype);
-    const uint32_t recorded = atomic_load(&sum->recorded), lies = atomic_load(&sum->lies);
-    if (lies == FC_CRC_NONE) {
+    const uint64_t recorded = atomic_load(&sum->recorded), moved = atomic_load(&sum->bytes);
+    const uint32_t lies = atomic_load(&sum->lies);
+    const bool wide = lies == FC_CRC_WIDE, all = moved == bytes && lies != FC_CRC_SCATTERED;
+    if (lies == FC_CRC_NONE || (wide && moved < bytes)) {
         return FC_OK;
     }
-    const uint64_t moved = atomic_load(&sum->bytes);
-    const bool all = moved == bytes && lies != FC_CRC_SCATTERED;
-    if (lies != FC_CRC_WHOLE || !all) {
-        return fc_record_crcs_add(records, tensor, chunk, moved, all, atomic_load(&sum->sum), err);
+    if (wide && !all) {
+        return mine ? check_again(crc, tensor, chunk, recorded, err) : FC_OK;
     }
-    const uint32_t found = fc_crc32_finish(atomic_load(&sum->sum), bytes);
-    return found == recorded ? FC_OK : damaged(crc->checkpoint, tensor, chunk, found, recorded, err);
+    if ((!wide && lies != FC_CRC_WHOLE) || !all) {
+        return fc_record_crcs_add(records, tensor, chunk, moved, all, (uint32_t)atomic_load(&sum->sum), err);
+    }
+    const uint64_t found = wide ? fc_crc64_finish(atomic_load(&sum->sum), bytes)
+                                : fc_crc32_finish((uint32_t)atomic_load(&sum->sum), bytes);
+    return found == recorded ? FC_OK : damaged(crc->checkpoint, tensor, chunk, wide, found, recorded, err);
 }
 
 fc_code fc_source_crc_check(const fc_source_crc *crc, const fc_comm *comm, fc_error *err) {
@@ -318,7 +358,7 @@ fc_code fc_source_crc_check(const fc_source_crc *crc, const fc_comm *comm, fc_er
     fc_code rc = FC_OK;
     for (size_t i = 0; rc == FC_OK && i < count; i++) {
         for (size_t k = 0; rc == FC_OK && k < crc->tensors[i].nchunks; k++) {
-            rc = check_chunk(crc, i, k, &records, err);
+            rc = check_chunk(crc, i, k, i % shares == share, &records, err);
         }
     }
     rc = rc == FC_OK ? fc_record_crcs_check(&records, comm, err) : rc;

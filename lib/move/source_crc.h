@@ -1,9 +1,10 @@
 /*
  * What a source records of its data, compared with what is read of it: the CRC-32s of its chunks (fc_extent.crc32: the
- * records of torch's zip archives), and where asked for the CRC-64s of its tensors (fc_checkpoint_digest). CRCs are
- * linear, so one is put together from those of the pieces that workers and ranks read of it, in any order and however
- * it is cut. Of a record of which only parts were read, or in which several chunks lie (flat parameters, DeepSpeed's
- * partitions, views), the rest is read when all is moved (record_crc.h).
+ * records of torch's zip archives; or a CRC-64, which safetensors of ours have for each piece), and where asked for the
+ * CRC-64s of its tensors (fc_checkpoint_digest). CRCs are linear, so one is put together from those of the pieces that
+ * workers and ranks read of it, in any order and however it is cut. Of a record of which only parts were read, or in
+ * which several chunks lie (flat parameters, DeepSpeed's partitions, views), the rest is read when all is moved
+ * (record_crc.h).
  */
 #ifndef FSDPCKPT_MOVE_SOURCE_CRC_H
 #define FSDPCKPT_MOVE_SOURCE_CRC_H
@@ -39,10 +40,11 @@ fc_code fc_source_crc_add(fc_source_crc *crc, const fc_tensor *tensor, const fc_
 
 /** How the elements of a chunk lie in their record. */
 typedef enum fc_crc_lies {
-    FC_CRC_NONE,     /**< it has no CRC-32 that could be compared */
-    FC_CRC_WHOLE,    /**< they are all of it, each once, in whatever order of the axes */
-    FC_CRC_RUN,      /**< they are a part of it, one behind the other */
-    FC_CRC_SCATTERED /**< as strides say: they are not summed up */
+    FC_CRC_NONE,      /**< it has no CRC-32 that could be compared */
+    FC_CRC_WHOLE,     /**< they are all of it, each once, in whatever order of the axes */
+    FC_CRC_RUN,       /**< they are a part of it, one behind the other */
+    FC_CRC_SCATTERED, /**< as strides say: they are not summed up */
+    FC_CRC_WIDE       /**< as FC_CRC_WHOLE, and it is a CRC-64 */
 } fc_crc_lies;
 
 enum { FC_CRC_DISTANCES = 8 };
@@ -51,12 +53,15 @@ enum { FC_CRC_DISTANCES = 8 };
 typedef struct fc_crc_walk {
     uint64_t at;    /**< bytes, in the stored ones: the end of the last run */
     uint64_t bytes; /**< so far */
-    uint32_t sum;   /**< bare, with nothing behind `at` */
+    uint64_t sum;   /**< bare, with nothing behind `at` */
     fc_crc_lies lies;
     bool wanted; /**< whether runs are to be added */
     struct {
         uint64_t distance;
-        fc_crc32_factor factor;
+        union {
+            fc_crc32_factor of32;
+            fc_crc64_factor of64; /**< FC_CRC_WIDE */
+        } factor;
     } known[FC_CRC_DISTANCES]; /**< few distances occur, again and again */
 } fc_crc_walk;
 

@@ -46,6 +46,13 @@ class Convert(harness.Case):
         p = self.run_tool("reshard", harness.corpus(FSDP2), "-o", "out", "--dp", "2", "-v")
         self.assertEqual(p.returncode, 0)
         self.assertIn("fsdpckpt: mesh dimension 0: dp 2\n", p.stderr)
+        source = harness.corpus(FSDP2)
+        for command in (("inspect",), ("check",), ("verify",), ("schema",), ("units",), ("view", "-o", "v.h5"),
+                        ("extract", "model.tok_embeddings.weight")):
+            with self.subTest(command=command):
+                p = self.run_tool(command[0], source, *command[1:], "-v")
+                told = f"fsdpckpt: {source}: PyTorch distributed checkpoint (DCP), "
+                self.assertEqual((p.returncode, p.stderr[:len(told)], p.stderr.count("\n")), (0, told, 1))
 
     def test_compress_says_the_ratio(self):
         packed = os.path.join(harness.CORPUS, "h5-packed.h5")

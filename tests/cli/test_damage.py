@@ -20,8 +20,9 @@ class Damage(harness.Case):
         self.ok("consolidate", "dcp", "-o", "full.h5", "-q")
         self.ok("reshard", "dcp", "-o", "sharded", "--dp", "3", "-q")
         self.ok("consolidate", "dcp", "-o", "full.safetensors", "-q")
+        self.ok("reshard", "dcp", "-o", "pieces", "--to", "safetensors", "--dp", "3", "-q")
         return {"dcp": "CRC-32", "full.pt": "CRC-32", "full.h5": "digest", "sharded": "digest",
-                "full.safetensors": "digest"}
+                "full.safetensors": "digest", "pieces": "CRC-64"}
 
     def says(self, source, tensor, what):
         return [f"tensor {tensor}", what, "damaged", "fsdpckpt verify", os.path.basename(source)]
@@ -44,7 +45,7 @@ class Damage(harness.Case):
             with self.subTest(source=source):
                 others = [harness.corpus(TRAIN), source], [source, harness.corpus(TRAIN)]
                 for pair in others:
-                    for args in ((), ("--dtype", "bf16"), ("--dp", "2"), ("--compress", "1"), ("-j", "3", "--memory", "1M")):
+                    for args in (("--dtype", "bf16", "--dp", "2"), ("--compress", "1", "-j", "3", "--memory", "1M")):
                         with self.flipped_chunk(source, TENSOR, 0):
                             self.fails(3, "average", *pair, "-o", "out", "--to", "h5", "--exclude", "optim*", *args,
                                        contains=self.says(source, TENSOR, what))
@@ -74,12 +75,13 @@ class Damage(harness.Case):
                     self.assertIsNone(json.loads(self.ok("diff", *pair, "--data", "--json"))["damage"])
 
     def test_casts(self):
-        """What is cast has another digest than its source: that of what was read counts."""
+        """What is cast has another digest than its source: that of what was read counts. So does that of a piece."""
         for source, what in self.sources().items():
             with self.flipped_chunk(source, TENSOR, 0), self.subTest(source=source):
-                for args in ((), ("--compress", "1"), ("--to", "pt"), ("-j", "3", "--memory", "1M")):
-                    self.fails(3, "consolidate", source, "-o", "out", "--dtype", "bf16", *args,
-                               contains=self.says(source, TENSOR, what))
+                for args in (("--to", "pt"), ("--compress", "1", "-j", "3", "--memory", "1M")):
+                    for cast in (("--dtype", "bf16"), ()):
+                        self.fails(3, "consolidate", source, "-o", "out", *cast, *args,
+                                   contains=self.says(source, TENSOR, what))
                     self.assertNotIn("out", self.listing())
             self.ok("consolidate", source, "-o", "out.h5", "--dtype", "bf16", "-q", "--force")
 

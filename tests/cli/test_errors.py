@@ -35,11 +35,11 @@ class Errors(harness.Case):
 
     def test_checkpoints_below(self):
         """A trainer's folder: the checkpoints are one level below."""
-        folder = self.path("checkpoint-500")
-        for name in ("optimizer_0", "pytorch_model_fsdp_0"):
+        folder = self.path("run")
+        for name in ("step-100", "step-200"):
             shutil.copytree(harness.corpus(FSDP2), os.path.join(folder, name))
         os.mkdir(os.path.join(folder, "logs"))
-        self.refused(3, folder, ["not a checkpoint", ": optimizer_0, pytorch_model_fsdp_0;"])
+        self.refused(3, folder, ["not a checkpoint", ": step-100, step-200;"])
 
     def test_files_beside(self):
         """What is no part of the checkpoint is not converted, and that is said."""

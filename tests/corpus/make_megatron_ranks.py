@@ -29,6 +29,7 @@ CASES = {
     "tp2pp2-llama": dict(LLAMA, tp=2, pp=2, vp=None, layers=2),
     "tp2dp2-distributed": dict(LLAMA, tp=2, pp=1, vp=None, layers=1, dp=2, distributed=True),
     "pp2vp2-gpt": dict(GPT, tp=1, pp=2, vp=2, layers=4),
+    "one-grouped": dict(MOE, ep=1, grouped=True),
     "ep2-moe": dict(MOE, expert_bias=True, bias=True),
     "tp2ep2-grouped": dict(MOE, tp=2, dp=2, grouped=True),
     "pp2ep2-moe": dict(MOE, pp=2, layers=2, shared=True),

@@ -125,7 +125,8 @@ class Convert(harness.Case):
         for source in sources:
             self.ok("consolidate", source, "-o", source + ".h5", "-q")
             self.ok("consolidate", source, "-o", source + ".pt", "-q")
-        for kind, what in ((".pt", "CRC-32"), (".h5", "digest")):
+            self.ok("reshard", source, "-o", source + ".st", "--to", "safetensors", "--dp", "2", "-q")
+        for kind, what in ((".pt", "CRC-32"), (".h5", "digest"), (".st", "CRC-64")):
             pair = [source + kind for source in sources]
             options = ("-o", "out", "--to", "h5", "--dp", "2", "--quiet")
             p = self.job(3, "average", *pair, *options)

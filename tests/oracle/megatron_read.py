@@ -295,24 +295,36 @@ def hostile_ranks(program, case, home):
           "numbered states: %s" % sorted(n for n in kept if "optim" in n)[:4])
 
 
-def grouped_experts(program, case, home):
-    """Transformer Engine's grouped linear layers have a parameter an expert, whose number ends its name."""
-    def name(key):
+EXTRA = "decoder.layers.0.mlp.experts.linear_fc1._extra_state"
+
+
+def other_names(program, case, home):
+    """Transformer Engine's grouped linear layers have a parameter an expert, whose number ends its name; SwitchMLP was
+    the first class with experts."""
+    def te(key):
         parts = key.split(".")
         if "local_experts" not in parts or parts[-1] == "_extra_state":
             return key
         at = parts.index("local_experts")
         return ".".join(parts[:at] + parts[at + 2:]) + parts[at + 1]
 
-    def regroup(rank, state):
-        state["model"] = {name(k): v for k, v in state["model"].items()}
+    def switch(key):
+        return key.replace(".experts.local_experts.", ".local_experts.")
 
-    out, same = os.path.join(home, "te.safetensors"), os.path.join(home, "local.safetensors")
-    run(program, "consolidate", edited(case, home, "te-" + os.path.basename(case), regroup), "-o", out, "-q", "--force",
-        "--include", "model.*")
+    out, same = os.path.join(home, "renamed.safetensors"), os.path.join(home, "local.safetensors")
     run(program, "consolidate", case, "-o", same, "-q", "--force", "--include", "model.*")
-    want = {name(n): d for n, d in digests(same).items()}
-    check(digests(out) == want and any(n.endswith("linear_fc1.weight3") for n in want), "grouped: %s" % sorted(want)[:4])
+    for name, last in ((te, "experts.linear_fc1.weight3"), (switch, "mlp.local_experts.3.linear_fc1.weight")):
+        def rename(rank, state):
+            state["model"] = {name(k): v for k, v in state["model"].items()}
+            if name is te:
+                state["model"][EXTRA] = torch.full((3,), int(rank[-1]), dtype=torch.uint8)
+        copy = edited(case, home, name.__name__, rename)
+        run(program, "consolidate", copy, "-o", out, "-q", "--force", "--include", "model.*")
+        want = {name(n): d for n, d in digests(same).items()}
+        found = {n: d for n, d in digests(out).items() if not n.startswith("model." + EXTRA)}
+        kept = [n for n in digests(out) if n not in found]
+        check(len(kept) == (2 if name is te else 0), "a rank's own: %s" % kept)
+        check(found == want and any(n.endswith(last) for n in want), "%s: %s" % (last, sorted(digests(out))[:4]))
 
 
 def experts_optimizer(program, case, home):
@@ -356,6 +368,12 @@ def hostile_experts(program, ranks, home):
     def four(rank, state):
         state["args"].expert_model_parallel_size = 4
 
+    def older(rank, state):
+        state["iteration"] -= int(rank[-1])
+
+    def other_run(rank, state):
+        state["args"].num_experts = 4 + 4 * int(rank[-1])
+
     def wide(rank, state):
         state["args"].expert_tensor_parallel_size = 2
 
@@ -385,7 +403,8 @@ def hostile_experts(program, ranks, home):
             (one_less, 3, ("mp_rank_00_001", "for 1 experts", "mp_rank_00_000")), (without, 3, ("mp_rank_00_001", "linear_fc1")),
             (no_number, 5, ("experts.linear_fc1.weight", "not known")), (more, 3, ("args says 8",)),
             (four, 3, ("4 expert-parallel ranks", "files of 2")), (wide, 5, ("cut over 2",)),
-            (no_args, 5, ("args",)), (bias, 5, ("expert_bias",)), (huge, 5, ("99999999999999999999",))):
+            (older, 3, ("mp_rank_00_001", "iteration is 9 here and 10 there")),
+            (other_run, 3, ("num_experts is 8 here and 4 there",)), (no_args, 5, ("args",)), (bias, 5, ("expert_bias",)), (huge, 5, ("99999999999999999999",))):
         refused(program, edited(os.path.join(ranks, "ep2-moe"), home, "e-" + change.__name__, change), change.__name__,
                 *words, status=status)
     for change, status, words in ((no_router, 5, ("weight1", "how many")), (odd, 5, ("weight1", "weight2"))):
@@ -488,7 +507,7 @@ def main():
             several_ranks(program, os.path.join(ranks, name), home)
         legacy_ranks(program, home)
         distributed_optimizer(program, os.path.join(ranks, "tp2dp2-distributed"), home)
-        grouped_experts(program, os.path.join(ranks, "ep2-moe"), home)
+        other_names(program, os.path.join(ranks, "ep2-moe"), home)
         experts_optimizer(program, os.path.join(ranks, "ep2-moe"), home)
         hostile_experts(program, ranks, home)
         hostile_ranks(program, os.path.join(ranks, "tp2pp2-llama"), home)

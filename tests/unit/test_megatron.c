@@ -99,6 +99,9 @@ static void experts_by_name(void **state) {
         {"experts.local_experts.0.linear_fc2._extra_state", MG_ONE_EXPERT, 0, ".linear_fc2._extra_state"},
         {"model.decoder.layers.7.mlp.experts.linear_fc2.weight3", MG_ONE_EXPERT, 3, ""},
         {"model.decoder.layers.7.mlp.experts.linear_fc1.bias31", MG_ONE_EXPERT, 31, ""},
+        {"model.language_model.encoder.layers.7.mlp.local_experts.3.dense_h_to_4h.bias", MG_ONE_EXPERT, 3,
+         ".dense_h_to_4h.bias"},
+        {"model.decoder.layers.7.mlp.nonlocal_experts.3.weight", MG_NO_EXPERT, 0, NULL},
         {"model.decoder.layers.7.mlp.experts.weight1", MG_ALL_EXPERTS, 0, NULL},
         {"model.decoder.layers.7.mlp.experts.weight3", MG_OTHER_EXPERT, 0, NULL},
         {"model.decoder.layers.7.mlp.experts.linear_fc1.weight", MG_OTHER_EXPERT, 0, NULL},
@@ -137,16 +140,21 @@ static void places(void **state) {
         const char *words;
     } cases[] = {
         /* tp, stages, context, ep, expert_tp */
-        {{2, 1, 1, 2, 2, -1, -1, -1, -1, -1}, 2, 4, {{0, 0, 0}, {1, 0, 0}, {0, 1, 0}, {1, 1, 0}}, FC_OK, ""},
-        {{2, 1, 1, 4, 1, -1, -1, -1, -1, -1}, 2, 4, {{0, 0, 0}, {1, 1, 0}, {0, 2, 0}, {1, 3, 0}}, FC_OK, ""},
-        {{4, 1, 1, 2, 1, -1, -1, -1, -1, -1}, 2, 4, {{0, 0, 0}, {2, 0, 0}, {1, 1, 0}, {3, 1, 0}}, FC_OK, ""},
-        {{4, 1, 1, 2, 1, -1, -1, -1, -1, -1}, 2, 3, {{0, 0, 0}, {1, 1, 0}, {3, 1, 0}}, FC_ECORRUPT, "mp_rank_02_000"},
-        {{1, 2, 1, 2, -1, -1, -1, -1, -1, -1}, 3, 4, {{0, 0, 0}, {0, 0, 1}, {0, 1, 0}, {0, 1, 1}}, FC_OK, ""},
-        {{1, 2, 1, 2, -1, -1, -1, -1, -1, -1}, 3, 3, {{0, 0, 0}, {0, 0, 1}, {0, 1, 0}}, FC_ECORRUPT, "_00_001_001"},
-        {{1, 2, 1, 1, -1, -1, -1, -1, -1, -1}, 2, 2, {{0, 0, 0}, {0, 1, 0}}, FC_OK, ""},
-        {{1, 2, 1, 2, -1, -1, -1, -1, -1, -1}, 2, 2, {{0, 0, 0}, {0, 1, 0}}, FC_ECORRUPT, "2 expert-parallel"},
-        {{1, 1, 1, 2, 2, -1, -1, -1, -1, -1}, 2, 2, {{0, 0, 0}, {0, 1, 0}}, FC_EUNSUPPORTED, "cut over 2"},
-        {{2, 1, 1, 1, INT64_MAX, -1, -1, -1, -1, -1}, 1, 2, {{0, 0, 0}, {1, 0, 0}}, FC_EUNSUPPORTED, "cut over"},
+        {{2, 1, 1, 2, 2, -1, -1, -1, -1, -1, -1}, 2, 4, {{0, 0, 0}, {1, 0, 0}, {0, 1, 0}, {1, 1, 0}}, FC_OK, ""},
+        {{2, 1, 1, 4, 1, -1, -1, -1, -1, -1, -1}, 2, 4, {{0, 0, 0}, {1, 1, 0}, {0, 2, 0}, {1, 3, 0}}, FC_OK, ""},
+        {{4, 1, 1, 2, 1, -1, -1, -1, -1, -1, -1}, 2, 4, {{0, 0, 0}, {2, 0, 0}, {1, 1, 0}, {3, 1, 0}}, FC_OK, ""},
+        {{4, 1, 1, 2, 1, -1, -1, -1, -1, -1, -1},
+         2,
+         3,
+         {{0, 0, 0}, {1, 1, 0}, {3, 1, 0}},
+         FC_ECORRUPT,
+         "mp_rank_02_000"},
+        {{1, 2, 1, 2, -1, -1, -1, -1, -1, -1, -1}, 3, 4, {{0, 0, 0}, {0, 0, 1}, {0, 1, 0}, {0, 1, 1}}, FC_OK, ""},
+        {{1, 2, 1, 2, -1, -1, -1, -1, -1, -1, -1}, 3, 3, {{0, 0, 0}, {0, 0, 1}, {0, 1, 0}}, FC_ECORRUPT, "_00_001_001"},
+        {{1, 2, 1, 1, -1, -1, -1, -1, -1, -1, -1}, 2, 2, {{0, 0, 0}, {0, 1, 0}}, FC_OK, ""},
+        {{1, 2, 1, 2, -1, -1, -1, -1, -1, -1, -1}, 2, 2, {{0, 0, 0}, {0, 1, 0}}, FC_ECORRUPT, "2 expert-parallel"},
+        {{1, 1, 1, 2, 2, -1, -1, -1, -1, -1, -1}, 2, 2, {{0, 0, 0}, {0, 1, 0}}, FC_EUNSUPPORTED, "cut over 2"},
+        {{2, 1, 1, 1, INT64_MAX, -1, -1, -1, -1, -1, -1}, 1, 2, {{0, 0, 0}, {1, 0, 0}}, FC_EUNSUPPORTED, "cut over"},
     };
     const fc_checkpoint checkpoint = {.path = "here"};
     (void)state;
@@ -162,6 +170,15 @@ static void places(void **state) {
     }
 }
 
+static void extra_states(void **state) {
+    (void)state;
+    assert_true(fc_mg_is_extra_state("model.decoder.layers.0.mlp.experts.linear_fc1._extra_state"));
+    assert_true(fc_mg_is_extra_state("_extra_state3"));
+    assert_false(fc_mg_is_extra_state("model._extra_state.weight"));
+    assert_false(fc_mg_is_extra_state("model.my_extra_state"));
+    assert_false(fc_mg_is_extra_state(""));
+}
+
 static void first_of_mlp(void **state) {
     const char *first = NULL, *second = NULL, *name = "a.mlp.linear_fc1.bias";
     (void)state;
@@ -173,7 +190,7 @@ static void first_of_mlp(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cuts_by_name), cmocka_unit_test(layers_by_name), cmocka_unit_test(experts_by_name),
-        cmocka_unit_test(places),       cmocka_unit_test(first_of_mlp),
+        cmocka_unit_test(places),       cmocka_unit_test(extra_states),   cmocka_unit_test(first_of_mlp),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

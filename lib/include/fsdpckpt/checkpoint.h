@@ -166,16 +166,18 @@ typedef struct fc_filters {
 typedef struct fc_extent {
     fc_codec codec;
     uint32_t file;
-    uint64_t offset;              /**< bytes, in the file */
-    uint64_t length;              /**< bytes stored from there; every access stays within */
-    uint64_t first;               /**< bytes, within the decoded bytes */
-    uint64_t decoded;             /**< bytes after decoding (= length for RAW and INLINE) */
-    const unsigned char *bytes;   /**< INLINE only; lives as long as the checkpoint */
-    fc_filters filters;           /**< FILTERED only */
-    bool negate;                  /**< the values are the stored ones negated (torch's lazy negative views) */
-    bool conjugate;               /**< the values are the stored ones conjugated (lazy conjugate views; complex only) */
-    bool swap;                    /**< the other byte order: reverse every fc_dtype_info.swap_size bytes */
-    uint32_t crc32;               /**< RAW only: the CRC-32 that is recorded for the stored bytes; 0: none is */
+    uint64_t offset;            /**< bytes, in the file */
+    uint64_t length;            /**< bytes stored from there; every access stays within */
+    uint64_t first;             /**< bytes, within the decoded bytes */
+    uint64_t decoded;           /**< bytes after decoding (= length for RAW and INLINE) */
+    const unsigned char *bytes; /**< INLINE only; lives as long as the checkpoint */
+    fc_filters filters;         /**< FILTERED only */
+    bool negate;                /**< the values are the stored ones negated (torch's lazy negative views) */
+    bool conjugate;             /**< the values are the stored ones conjugated (lazy conjugate views; complex only) */
+    bool swap;                  /**< the other byte order: reverse every fc_dtype_info.swap_size bytes */
+    uint32_t crc32;             /**< RAW only: the CRC-32 that is recorded for the stored bytes; 0: none is */
+    bool has_crc64;             /**< RAW only: a CRC-64 is recorded for the stored bytes, which are this chunk: */
+    uint64_t crc64;
     int64_t strides[FC_MAX_DIMS]; /**< elements, >= 0; 0 repeats an element */
 } fc_extent;
 

@@ -3,7 +3,7 @@
  * an earlier one, of more ranks, leaves its files there. They are no part of the checkpoint, but who converts it should
  * know that they stay behind.
  */
-#include "core/others.h"
+#include "core/beside.h"
 
 #include "core/file_name.h"
 #include "core/name_table.h"
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static bool holds_data(const char *name) {
+bool fc_holds_data(const char *name) {
     static const char *const ends[] = {".distcp", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors"};
     bool found = false;
     for (size_t i = 0; i < sizeof ends / sizeof *ends && !found; i++) {
@@ -23,7 +23,7 @@ static bool holds_data(const char *name) {
     return found && name[0] != '.';
 }
 
-fc_code fc_note_others(fc_checkpoint *checkpoint, const char *directory, fc_error *err) {
+fc_code fc_note_beside(fc_checkpoint *checkpoint, const char *directory, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
     fc_name_table *known = fc_name_table_new(arena, checkpoint->nfiles + 1);
     char first[NAME_MAX + 1] = ""; /* by name, so that the note does not depend on the file system */
@@ -38,7 +38,7 @@ fc_code fc_note_others(fc_checkpoint *checkpoint, const char *directory, fc_erro
     for (const struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
         const char *name = e->d_name;
         struct stat st;
-        if (!holds_data(name) || fc_name_table_find(known, name, strlen(name)) != FC_NO_NAME ||
+        if (!fc_holds_data(name) || fc_name_table_find(known, name, strlen(name)) != FC_NO_NAME ||
             fstatat(dirfd(dir), name, &st, 0) != 0 || st.st_size == 0) { /* a rank that had nothing to write */
             continue;
         }
@@ -49,12 +49,14 @@ fc_code fc_note_others(fc_checkpoint *checkpoint, const char *directory, fc_erro
     if (dir) {
         closedir(dir);
     }
-    checkpoint->note = NULL;
-    if (count == 1) {
-        checkpoint->note = fc_arena_printf(arena, "%s beside it is no part of it and is not read", first);
-    } else if (count > 1) {
-        checkpoint->note = fc_arena_printf(
-            arena, "%zu files beside it are no part of it and are not read, %s the first of them", count, first);
+    if (count == 0) {
+        return FC_OK;
     }
-    return count == 0 || checkpoint->note ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+    const char *before = checkpoint->note ? checkpoint->note : "", *and = checkpoint->note ? "; " : "";
+    checkpoint->note =
+        count == 1
+            ? fc_arena_printf(arena, "%s%s%s beside it is no part of it and is not read", before, and, first)
+            : fc_arena_printf(arena, "%s%s%zu files beside it are no part of it and are not read, %s the first of them",
+                              before, and, count, first);
+    return checkpoint->note ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
 }

@@ -1,0 +1,177 @@
+/*
+ * What Hugging Face's accelerate, and the Trainer over it, save of an FSDP run with SHARDED_STATE_DICT, read: a folder
+ * with one DCP checkpoint for the model (model.*) and one for the optimizer (optimizer.*). The two become one manifest
+ * over the files of both, which the readers of DCP take for one of theirs.
+ */
+#include "fsdpckpt/format.h"
+
+#include "core/beside.h"
+#include "core/file_name.h"
+#include "core/same_name.h"
+#include "dcp/dcp.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The model's folder has had two names; the number is that of the model, or of the optimizer, that was prepared. */
+static const char *const models[] = {"pytorch_model_fsdp", "pytorch_model"};
+static const char optimizer[] = "optimizer";
+
+enum { MODELS = sizeof models / sizeof *models, PARTS = 2 };
+
+static fc_code no_memory(const fc_checkpoint *checkpoint, fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+}
+
+/* Whether the folder has a DCP checkpoint called `head`_`number`. */
+static bool has_part(const char *directory, const char *head, int number) {
+    char name[64], path[PATH_MAX];
+    snprintf(name, sizeof name, "%s_%d/.metadata", head, number);
+    return fc_find_in(directory, name, path);
+}
+
+static const char *model_of(const char *directory) {
+    for (size_t i = 0; i < MODELS; i++) {
+        if (has_part(directory, models[i], 0)) {
+            return models[i];
+        }
+    }
+    return NULL;
+}
+
+static bool accelerate_probe(const fc_probe *probe) {
+    return probe->is_directory && model_of(probe->path);
+}
+
+/* Their names would be the same. */
+static fc_code check_single(const fc_checkpoint *checkpoint, const char *head, fc_error *err) {
+    return !has_part(checkpoint->path, head, 1)
+               ? FC_OK
+               : fc_fail(err, FC_EUNSUPPORTED, "%s: %s_0 is not the only one: name the folder of each by itself",
+                         checkpoint->path, head);
+}
+
+/* A folder is a link like a file: it must not lead out. */
+static fc_code check_folder(const fc_checkpoint *checkpoint, const char *path, const char *name,
+                            const fc_open_options *options, fc_error *err) {
+    char root[PATH_MAX];
+    if (options->follow_external) {
+        return FC_OK;
+    }
+    return realpath(checkpoint->path, root) ? fc_check_link(path, name, root, err)
+                                            : fc_fail_errno(err, errno, "%s: cannot be examined", checkpoint->path);
+}
+
+/* Reads the DCP checkpoint `head`_0 into `part`, its files named as seen from the folder. */
+static fc_code read_part(const fc_checkpoint *checkpoint, const char *head, const fc_open_options *options,
+                         fc_checkpoint *part, fc_error *err) {
+    fc_arena *arena = checkpoint->arena;
+    const char *name = fc_arena_printf(arena, "%s_0", head);
+    const char *path = fc_arena_printf(arena, "%s/%s", checkpoint->path, name ? name : "");
+    const char *metadata = fc_arena_printf(arena, "%s/.metadata", path ? path : "");
+    if (!name || !path || !metadata) {
+        return no_memory(checkpoint, err);
+    }
+    *part = (fc_checkpoint){.format = checkpoint->format, .path = path, .arena = arena};
+    fc_code rc = check_folder(checkpoint, path, name, options, err);
+    rc = rc == FC_OK ? fc_dcp_load(part, options, path, metadata, err) : rc;
+    rc = rc == FC_OK ? fc_note_beside(part, path, err) : rc; /* while they are named as seen from their own */
+    fc_file *files = (fc_file *)(uintptr_t)part->files;      /* ours, as long as the manifest is being built */
+    for (size_t i = 0; rc == FC_OK && i < part->nfiles; i++) {
+        files[i].name = fc_arena_printf(arena, "%s/%s", name, files[i].name);
+        rc = files[i].name ? FC_OK : no_memory(checkpoint, err);
+    }
+    return rc;
+}
+
+/* Puts the values of a part behind those that are there, its files behind the `base` files of the parts before. */
+static void add_tensors(fc_tensor *all, size_t *count, const fc_checkpoint *part, uint32_t base) {
+    for (size_t i = 0; i < part->ntensors; i++) {
+        const fc_tensor *t = &part->tensors[i];
+        fc_chunk *chunks = (fc_chunk *)(uintptr_t)t->chunks;
+        for (size_t k = 0; k < t->nchunks; k++) {
+            chunks[k].file += base;
+        }
+        all[(*count)++] = *t;
+    }
+}
+
+static fc_code join(fc_checkpoint *checkpoint, const fc_checkpoint *parts, size_t nparts, fc_error *err) {
+    size_t nfiles = 0, ntensors = 0, count = 0;
+    const char *twice;
+    for (size_t i = 0; i < nparts; i++) {
+        nfiles += parts[i].nfiles;
+        ntensors += parts[i].ntensors;
+    }
+    fc_file *files = fc_arena_calloc(checkpoint->arena, nfiles + 1, sizeof *files);
+    fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, ntensors + 1, sizeof *tensors);
+    if (!files || !tensors) {
+        return no_memory(checkpoint, err);
+    }
+    if (nfiles >= UINT32_MAX) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: more than 2^32 files", checkpoint->path);
+    }
+    nfiles = 0;
+    for (size_t i = 0; i < nparts; i++) {
+        add_tensors(tensors, &count, &parts[i], (uint32_t)nfiles);
+        for (size_t f = 0; f < parts[i].nfiles; f++) {
+            files[nfiles++] = parts[i].files[f];
+        }
+        checkpoint->note = checkpoint->note ? checkpoint->note : parts[i].note;
+    }
+    checkpoint->files = files;
+    checkpoint->nfiles = nfiles;
+    checkpoint->tensors = tensors;
+    checkpoint->ntensors = ntensors;
+    fc_code rc = fc_find_same_name(tensors, ntensors, &twice, err);
+    return rc != FC_OK || !twice ? rc
+                                 : fc_fail(err, FC_EUNSUPPORTED,
+                                           "%s: %.256s is in the folders of both the model and the optimizer: name "
+                                           "each by itself",
+                                           checkpoint->path, twice);
+}
+
+static fc_code accelerate_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    fc_checkpoint parts[PARTS] = {0};
+    size_t n = 0;
+    const char *model = model_of(checkpoint->path);
+    fc_code rc = check_single(checkpoint, model, err);
+    rc = rc == FC_OK ? check_single(checkpoint, optimizer, err) : rc;
+    rc = rc == FC_OK ? read_part(checkpoint, model, options, &parts[n++], err) : rc;
+    if (rc == FC_OK && has_part(checkpoint->path, optimizer, 0)) {
+        rc = read_part(checkpoint, optimizer, options, &parts[n++], err);
+    }
+    rc = rc == FC_OK ? join(checkpoint, parts, n, err) : rc;
+    if (rc != FC_OK) {
+        return rc;
+    }
+    checkpoint->producer = "accelerate";
+    checkpoint->keeps_order = true;
+    checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
+    return checkpoint->state ? fc_note_beside(checkpoint, checkpoint->path, err) : no_memory(checkpoint, err);
+}
+
+static void accelerate_close(fc_checkpoint *checkpoint) {
+    fc_dcp_state_free(checkpoint->state);
+    checkpoint->state = NULL;
+}
+
+static const char *const extensions[] = {NULL};
+
+const fc_format fc_format_accelerate = {
+    .name = "accelerate",
+    .description = "Hugging Face accelerate FSDP checkpoint",
+    .directory_sign = "pytorch_model_fsdp_0/.metadata (Hugging Face accelerate)",
+    .extensions = extensions,
+    .probe = accelerate_probe,
+    .open = accelerate_open,
+    .close = accelerate_close,
+    .extent = fc_dcp_extent,
+    .object_json = fc_dcp_object_json,
+    .digest = fc_dcp_digest,
+    .check_object = fc_dcp_check_object,
+    .verify = fc_dcp_verify,
+    .unverified = ".metadata, and the gaps between the records of the data files",
+};

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""The folders that Hugging Face accelerate and its Trainer leave of FSDP runs: two DCP checkpoints, written here by torch
+as accelerate's save_fsdp_model and save_fsdp_optimizer do, read as one, and read back by torch from what they become.
+
+usage: accelerate_read.py FSDPCKPT      exit 77 without torch
+"""
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+logging.disable(logging.WARNING)
+try:
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+except ImportError as e:
+    print("skipped: %s" % e)
+    sys.exit(77)
+
+
+def save(folder):
+    """What get_state_dict gives, in the two folders, and a scheduler beside them."""
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3, bias=False))
+    adam = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 5)).sum().backward()
+    adam.step()
+    truth = dict(zip(("model", "optimizer"), get_state_dict(model, adam)))
+    for name, key in (("pytorch_model_fsdp_0", "model"), ("optimizer_0", "optimizer")):
+        dcp.save({key: truth[key]}, checkpoint_id=os.path.join(folder, name))
+    torch.save({"last_epoch": 1}, os.path.join(folder, "scheduler.pt"))
+    return truth
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def run(*argv, ok=(0,)):
+    r = subprocess.run(argv, capture_output=True, text=True)
+    assert r.returncode in ok, (argv, r)
+    return r
+
+
+def main():
+    program = sys.argv[1]
+    with tempfile.TemporaryDirectory(prefix="fc-accelerate-") as home:
+        source, full, shards = (os.path.join(home, n) for n in ("checkpoint-1", "full.pt", "shards"))
+        truth = save(source)
+        for argv in (("reshard", source, "-o", shards, "--dp", "3"), ("consolidate", shards, "-o", full)):
+            run(program, *argv)
+        assert same(truth, torch.load(full)), torch.load(full)
+        r = run(program, "consolidate", source, "-o", full, "--force")
+        assert same(truth, torch.load(full)), torch.load(full)
+        assert "scheduler.pt beside it is no part of it" in r.stderr and r.stderr.count("\n") == 1, r
+        run(program, "diff", source, shards, "--data")
+        run(program, "check", source)
+        run(program, "convert", source, "-o", os.path.join(home, "again"), "--to", "dcp")
+        run(program, "diff", source, os.path.join(home, "again"), "--data")
+        # Damage in either part is found.
+        data = os.path.join(source, "optimizer_0", "__0_0.distcp")
+        assert "covered by digests" in run(program, "verify", source).stdout
+        with open(data, "r+b") as f:
+            at = f.read().index(truth["optimizer"]["state"]["0.weight"]["exp_avg"].numpy().tobytes())
+            f.seek(at)
+            f.write(b"\xff")
+        r = run(program, "verify", source, ok=(1,))
+        assert "optimizer_0/__0_0.distcp" in r.stdout + r.stderr, r
+        r = run(program, "consolidate", source, "-o", os.path.join(home, "no.pt"), ok=(3,))
+        assert "optimizer_0/__0_0.distcp" in r.stderr and r.stderr.count("\n") == 1, r
+        # The optimizer is optional, and the names of two of them would be the same.
+        shutil.copytree(os.path.join(source, "optimizer_0"), os.path.join(source, "optimizer_1"))
+        r = run(program, "inspect", source, ok=(5,))
+        assert "optimizer_0 is not the only one" in r.stderr, r
+        for name in ("optimizer_0", "optimizer_1"):
+            shutil.rmtree(os.path.join(source, name))
+        run(program, "consolidate", source, "-o", full, "--force")
+        assert same({"model": truth["model"]}, torch.load(full))
+        # A folder that is a link out of the checkpoint.
+        os.rename(os.path.join(source, "pytorch_model_fsdp_0"), os.path.join(home, "elsewhere"))
+        os.symlink("../elsewhere", os.path.join(source, "pytorch_model_fsdp_0"))
+        r = run(program, "inspect", source, ok=(3,))
+        assert "--follow-external" in r.stderr, r
+        run(program, "inspect", source, "--follow-external")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
