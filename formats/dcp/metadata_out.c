@@ -155,7 +155,8 @@ static void write_path(metadata_out *m, const fc_path *path, uint32_t name) {
         const fc_path_element *e = &path->elements[i];
         char *end = NULL;
         errno = 0;
-        long long index = e->is_index ? strtoll(e->key, &end, 10) : 0;
+        /* torch's loader puts everything into a dict, whatever the first key is. */
+        long long index = e->is_index && i > 0 ? strtoll(e->key, &end, 10) : 0;
         if (end && end != e->key && *end == '\0' && errno == 0) {
             fc_torch_pickle_int(&m->w, index);
         } else {

@@ -261,7 +261,7 @@ static bool has_plain_keys(const fc_pickle *p, const fc_pv *pairs, size_t n) {
     return true;
 }
 
-/* A dict whose keys or class a path cannot say is kept whole, unless there are tensors in it. */
+/* A dict whose keys a path cannot say is kept whole, and one of another class unless there are tensors in it. */
 static fc_code walk_dict(walker *w, fc_pv v) {
     size_t n;
     bool found = true;
@@ -276,8 +276,8 @@ static fc_code walk_dict(walker *w, fc_pv v) {
     if (n == 0 && w->depth == 0) {
         return FC_OK;
     }
-    if (n == 0 || !found) {
-        return add_leaf(w, v, PT_OBJECT);
+    if (n == 0 || !found || (!plain && w->depth > 0)) {
+        return add_leaf(w, v, PT_OBJECT); /* with the tensors in it: no name tells them apart */
     }
     if (!plain) {
         return fc_fail(w->err, FC_EUNSUPPORTED,

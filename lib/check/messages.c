@@ -18,6 +18,7 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
                                  "copy it again, or save again"},
     [FC_FOUND_FILE_DAMAGED] = {"file-damaged", FC_SEVERITY_ERROR, "{detail}", NULL},
     [FC_FOUND_COVERAGE] = {"coverage", FC_SEVERITY_ERROR, "{detail}", NULL},
+    [FC_FOUND_UNSUPPORTED] = {"unsupported", FC_SEVERITY_WARNING, "{name}: {detail}", "leave it out with {option}"},
     [FC_FOUND_NOTE] = {"note", FC_SEVERITY_WARNING, "{src}: {detail}", NULL},
     [FC_FOUND_EMPTY] = {"empty", FC_SEVERITY_WARNING, "{src}: holds no tensor and no object", NULL},
     [FC_FOUND_WRAPPED_PREFIX] = {"wrapped-prefix", FC_SEVERITY_WARNING,

@@ -121,6 +121,12 @@ void fc_check_coverage(checking *c) {
         fc_coverage *coverage = NULL;
         fc_error why;
         const fc_tensor *tensor = c->names.items[i].tensor;
+        if (tensor->object && tensor->object->refusal) {
+            fc_check_add(c, &(fc_finding){.kind = FC_FOUND_UNSUPPORTED,
+                                          .name = tensor->name,
+                                          .detail = tensor->object->refusal,
+                                          .option = fc_check_text(c, "--exclude %s", fc_check_quote(c, tensor->name))});
+        }
         if (fc_coverage_within(c->checkpoint, tensor, NULL, &coverage, &why) != FC_OK) {
             fc_check_add(c, &(fc_finding){.kind = FC_FOUND_COVERAGE,
                                           .name = tensor->name,

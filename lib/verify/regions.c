@@ -216,6 +216,12 @@ static fc_code list_tensor(listing *l, fc_error *err) {
     const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
     fc_digest *whole = &l->out->whole[l->number];
     fc_error found;
+    if (tensor->object && tensor->object->refusal) { /* sound, as far as the format's own check can tell */
+        l->report->objects++;
+        l->report->undigested++;
+        l->report->undigested_bytes += (uint64_t)tensor->shape[0];
+        return FC_OK;
+    }
     l->digested = true;
     l->unread = false;
     l->counts = calloc(tensor->nchunks + 1, sizeof *l->counts);

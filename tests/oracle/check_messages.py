@@ -189,6 +189,10 @@ def flat_parameters():
     save({"_flat_param": torch.zeros(1000), "layers.0._fsdp_wrapped_module._flat_param": torch.zeros(2000)})
 
 
+def odd_tensor():
+    torch.save({**model(), "mask": torch.eye(3).to_sparse()}, "model.pt")
+
+
 def orphan():
     state = training(model(), groups=False)
     del state["model"]["layers.1.mlp.up_proj.weight"]
@@ -355,6 +359,7 @@ CHECKS = [
     ("Saved from DistributedDataParallel", "check ckpt", distributed_data_parallel),
     ("One layer was compiled", "check ckpt", compiled_layers),
     ("FSDP1, saved as LOCAL_STATE_DICT", "check ckpt", flat_parameters),
+    ("A sparse tensor is among the others", "check model.pt", odd_tensor),
     ("A parameter is lost, its optimizer state is there", "check ckpt", orphan),
     ("The same with a flattened optimizer", "check ckpt", orphan_flattened),
     ("Optimizer state of a smaller vocabulary", "check ckpt", wrong_state_shape),

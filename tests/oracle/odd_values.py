@@ -7,7 +7,6 @@ usage: odd_values.py FSDPCKPT       exit 77 without torch
 """
 import logging
 import pathlib
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -17,19 +16,16 @@ logging.disable(logging.WARNING)
 try:
     import torch
     import torch.distributed.checkpoint as dcp
+    import torch.distributed.checkpoint.format_utils
     from torch.testing._internal.two_tensor import TwoTensor
 except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
+from checks import must_run as run
+
 nn = torch.nn
 GOOD = {"w": torch.arange(6.0).reshape(2, 3), "step": 7}
-
-
-def run(*argv, ok=(0,)):
-    result = subprocess.run([str(a) for a in argv], capture_output=True, text=True)
-    assert result.returncode in ok, (argv, result)
-    return result
 
 
 def same_state(want, got):
@@ -114,6 +110,9 @@ def the_rest_comes_through(program, source, name, home):
     run(program, "reshard", source, "-o", home / "h5", "--dp", "2", "--exclude", name, "-q", "--force")
     run(program, "check", source)
     run(program, "schema", source)
+    if (home / source).is_file() or name == "quantized":  # of DCP's others, only the item tells what they are
+        told = run(program, "verify", source).stdout
+        assert "of 3 of 3" in told or name.startswith("deep"), told
     assert name in run(program, "inspect", source).stdout
     run(program, "inspect", source, "--json")
 
@@ -139,6 +138,22 @@ def odd_tensors_of_dcp(program, home):
         the_rest_comes_through(program, source, name, home)
 
 
+def odd_containers(program, home):
+    """Dicts with keys that are no names are one value; a list of tensors is a DCP checkpoint that torch can load."""
+    by = {(0, 1): torch.ones(2), (1, 2): torch.zeros(2), None: [torch.ones(1)]}
+    torch.save({**GOOD, "by": by}, home / "keys.pt")
+    run(program, "reshard", home / "keys.pt", "-o", home / "keys", "--dp", "2", "-q")
+    run(program, "consolidate", home / "keys", "-o", home / "keys2.pt", "-q")
+    got = torch.load(home / "keys2.pt", weights_only=False)
+    assert list(got["by"]) == list(by) and all(torch.equal(got["by"][k], by[k]) for k in list(by)[:2]), got
+    parameters = [torch.arange(3.0), torch.ones(2, 2)]
+    torch.save(parameters, home / "list.pt")
+    run(program, "convert", home / "list.pt", "-o", home / "list", "--to", "dcp", "-q")
+    torch.distributed.checkpoint.format_utils.dcp_to_torch_save(home / "list", home / "back.pt")
+    got = torch.load(home / "back.pt")
+    assert all(torch.equal(parameters[i], got[str(i)]) for i in range(2)), got
+
+
 def small_files(program, home):
     """A file smaller than what is made of one of its objects is not truncated."""
     torch.save({"iter": 5}, home / "small.pt")
@@ -150,7 +165,7 @@ def small_files(program, home):
 
 def main():
     program = sys.argv[1]
-    for test in (modules, odd_tensors_of_torch_save, odd_tensors_of_dcp, small_files):
+    for test in (modules, odd_tensors_of_torch_save, odd_tensors_of_dcp, odd_containers, small_files):
         with tempfile.TemporaryDirectory(prefix="fc-odd-") as home:
             test(program, pathlib.Path(home))
             print("ok", test.__name__)
