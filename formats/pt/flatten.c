@@ -18,7 +18,9 @@
 enum {
     MAX_DEPTH = 128,
     SPARE_VISITS = 1 << 16, /* besides one for each byte of the pickle: shared dicts are few */
-    MAX_NAME = 1 << 16
+    MAX_NAME = 1 << 16,
+    MAX_MEMBER = 1 << 12,     /* bytes in the name of a module's member: one is made at every visit */
+    MAX_COMPARISONS = 1 << 24 /* of a module's buffers with the names of those that are not persistent */
 };
 
 /* The way down to the current value. */
@@ -339,14 +341,12 @@ static fc_code refuse_whole(walker *w, fc_pv v) {
                           : "save a dict of tensors, such as a state_dict()");
 }
 
-/* Whether a buffer is one that state_dict() leaves out. */
-static bool is_transient(const fc_pickle *p, fc_pv state, fc_pv name) {
-    fc_pv set = fc_pt_dict_get(p, state, "_non_persistent_buffers_set");
-    size_t n = 0, length;
-    const fc_pv *items = fc_pv_typeof(set) == FC_PV_SET ? fc_pickle_items(p, set, &n) : NULL;
+/* Whether a buffer is one that state_dict() leaves out: one of the `n` names. */
+static bool is_transient(const fc_pickle *p, const fc_pv *names, size_t n, fc_pv name) {
+    size_t length;
     const char *text = fc_pickle_bytes(p, name, &length);
     for (size_t i = 0; i < n; i++) {
-        if (fc_pickle_is_str(p, items[i], text)) {
+        if (fc_pickle_is_str(p, names[i], text)) {
             return true;
         }
     }
@@ -357,7 +357,8 @@ static bool is_transient(const fc_pickle *p, fc_pv state, fc_pv name) {
 static const char *member_name(walker *w, const char *prefix, fc_pv key) {
     size_t n = 0;
     const char *text = fc_pv_typeof(key) == FC_PV_STR ? fc_pickle_bytes(w->p, key, &n) : NULL;
-    return text && fc_is_plain_text(text, n) ? fc_arena_printf(w->leaves->arena, "%s%s", prefix, text) : NULL;
+    bool good = text && fc_is_plain_text(text, n) && strlen(prefix) + n < MAX_MEMBER;
+    return good ? fc_arena_printf(w->leaves->arena, "%s%s", prefix, text) : NULL;
 }
 
 static fc_code bad_module(walker *w) {
@@ -367,16 +368,20 @@ static fc_code bad_module(walker *w) {
 
 /* The values of _parameters or _buffers, named as in state_dict(). */
 static fc_code walk_members(walker *w, fc_pv state, const char *table, const char *prefix) {
-    size_t n = 0;
-    fc_pv dict = fc_pt_dict_get(w->p, state, table);
+    size_t n = 0, ntransient = 0;
+    fc_pv dict = fc_pt_dict_get(w->p, state, table), set = fc_pt_dict_get(w->p, state, "_non_persistent_buffers_set");
     const fc_pv *pairs = fc_pv_typeof(dict) == FC_PV_DICT ? fc_pickle_items(w->p, dict, &n) : NULL;
+    const fc_pv *transient = fc_pv_typeof(set) == FC_PV_SET ? fc_pickle_items(w->p, set, &ntransient) : NULL;
     fc_code rc = FC_OK;
+    if (ntransient > 0 && n > MAX_COMPARISONS / ntransient) {
+        return bad_module(w);
+    }
     for (size_t i = 0; i + 1 < n && rc == FC_OK; i += 2) {
         const char *name = member_name(w, prefix, pairs[i]);
         if (!name) {
             return bad_module(w);
         }
-        bool wanted = fc_pv_typeof(pairs[i + 1]) != FC_PV_NONE && !is_transient(w->p, state, pairs[i]);
+        bool wanted = fc_pv_typeof(pairs[i + 1]) != FC_PV_NONE && !is_transient(w->p, transient, ntransient, pairs[i]);
         rc = wanted ? walk_below(w, (fc_path_element){.key = name}, pairs[i + 1]) : FC_OK;
     }
     return rc;
@@ -387,9 +392,11 @@ static fc_code walk_module(walker *w, fc_pv v, const char *prefix, size_t depth)
     size_t n = 0;
     fc_pv state = fc_pickle_state(w->p, v), dict = fc_pt_dict_get(w->p, state, "_modules");
     const fc_pv *pairs = fc_pv_typeof(dict) == FC_PV_DICT ? fc_pickle_items(w->p, dict, &n) : NULL;
-    if (depth == MAX_DEPTH || w->visits-- == 0) {
+    uint64_t cost = 1 + strlen(prefix) / 32; /* names are made anew wherever a shared module is */
+    if (depth == MAX_DEPTH || w->visits < cost) {
         return bad_module(w);
     }
+    w->visits -= cost;
     fc_code rc = walk_members(w, state, "_parameters", prefix);
     rc = rc == FC_OK ? walk_members(w, state, "_buffers", prefix) : rc;
     for (size_t i = 0; i + 1 < n && rc == FC_OK; i += 2) {

@@ -35,13 +35,13 @@ class Errors(harness.Case):
 
     def test_checkpoints_below(self):
         """A trainer's folder: the checkpoints are one level below."""
-        folder = self.path("checkpoint-500")
-        for name in ("optim", "weights"):
+        folder = self.path("run")
+        for name in ("step-100", "step-200"):
             shutil.copytree(harness.corpus(FSDP2), os.path.join(folder, name))
         os.mkdir(os.path.join(folder, "logs"))
         shutil.copy(os.path.join(harness.CORPUS, os.pardir, "pt", "legacy.pt"), os.path.join(folder, "rng.pt"))
         shutil.copy(os.path.join(harness.CORPUS, os.pardir, "README.md"), os.path.join(folder, "other.pt"))
-        self.refused(3, folder, ["not a checkpoint", ": optim, rng.pt, weights;"])
+        self.refused(3, folder, ["not a checkpoint", ": rng.pt, step-100, step-200;"])
 
     def test_files_beside(self):
         """What is no part of the checkpoint is not converted, and that is said."""
