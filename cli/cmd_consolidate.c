@@ -2,6 +2,7 @@
  * consolidate: any layout into one full file.
  */
 #include "job.h"
+#include "source.h"
 
 static fc_code run(cli_call *call, fc_error *err) {
     return job_run(call, NULL, err);
@@ -16,7 +17,14 @@ static const char *const examples[] = {
     "what a conversion to bfloat16 would write",
     "fsdpckpt consolidate ckpt/ -o model/ --to safetensors --max-shard-size 5GB",
     "a directory that transformers loads: model-00001-of-0000N.safetensors and the index",
+    "fsdpckpt consolidate ranks/ -o model.safetensors --tp-plan plan.json",
+    "files of tensor-parallel ranks that do not say how they were cut",
     NULL,
+};
+
+static const option_help helps[] = {
+    {OPT_TP_PLAN, SOURCE_TP_PLAN_HELP},
+    {.help = NULL},
 };
 
 const command command_consolidate = {
@@ -29,9 +37,10 @@ const command command_consolidate = {
         "Gathers the shards of SRC into one file DST. Every element is copied once, bit for bit (unless --dtype "
         "asks for another type); a hole, an overlap or a damaged file is an error, and then nothing is "
         "written. DST appears under its name only when it is complete and on disk.",
+    .helps = helps,
     .examples = examples,
     .synopsis = "-o DST",
-    .takes = TAKES_CONVERSION | TAKES(OPT_MAX_SHARD_SIZE),
+    .takes = TAKES_CONVERSION | TAKES(OPT_MAX_SHARD_SIZE) | TAKES(OPT_TP_PLAN),
     .needs = TAKES(OPT_OUTPUT),
     .run = run,
 };

@@ -2,6 +2,7 @@
  * convert: another format, the same layout.
  */
 #include "job.h"
+#include "source.h"
 
 static const char *const examples[] = {
     "fsdpckpt convert shards/ -o dcp/ --to dcp",
@@ -9,6 +10,11 @@ static const char *const examples[] = {
     "fsdpckpt convert ckpt/ -o renamed/ --to dcp --rename 's/(_orig_mod|module)\\.//g'",
     "the same shards under other names",
     NULL,
+};
+
+static const option_help helps[] = {
+    {OPT_TP_PLAN, SOURCE_TP_PLAN_HELP},
+    {.help = NULL},
 };
 
 const command command_convert = {
@@ -26,7 +32,8 @@ const command command_convert = {
         "them, in this order. Two values of one name are an error.",
     .examples = examples,
     .synopsis = "-o DST --to FORMAT",
-    .takes = TAKES_CONVERSION,
+    .helps = helps,
+    .takes = TAKES_CONVERSION | TAKES(OPT_TP_PLAN),
     .needs = TAKES(OPT_OUTPUT),
     .run = job_keep_layout,
 };

@@ -170,6 +170,7 @@ static fc_code run(cli_call *call, fc_error *err) {
 }
 
 static const option_help helps[] = {
+    {OPT_TP_PLAN, SOURCE_TP_PLAN_HELP},
     {OPT_OUTPUT, "write to the file DST, which must not exist (but see --force); -: standard output, the default"},
     {OPT_TO, "raw (the default), npy, or json, which is for objects; without --to the extension of DST decides"},
     {OPT_QUIET, "errors only"},
@@ -207,6 +208,6 @@ const command command_extract = {
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |
              TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_FORCE) |
-             TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA),
+             TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_TP_PLAN),
     .run = run,
 };

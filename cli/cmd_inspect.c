@@ -68,6 +68,7 @@ static fc_code run(cli_call *call, fc_error *err) {
 }
 
 static const option_help helps[] = {
+    {OPT_TP_PLAN, SOURCE_TP_PLAN_HELP},
     {OPT_FORCE, "replace the file of --html if it exists"},
     {OPT_QUIET, "print nothing: the exit status says whether SRC opens and all its files are there"},
     {.help = NULL},
@@ -96,6 +97,6 @@ const command command_inspect = {
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_TREE) | TAKES(OPT_TENSOR) | TAKES(OPT_HTML) | TAKES(OPT_HEADERS_ONLY) |
-             TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) | TAKES(OPT_FORCE),
+             TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_TP_PLAN) | TAKES(OPT_JSON) | TAKES(OPT_FORCE),
     .run = run,
 };

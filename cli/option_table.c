@@ -47,8 +47,9 @@ const option_row option_table[OPT_COUNT] = {
                      .kind = KIND_TEXT,
                      .arg = "FILE|NAME",
                      .offset = FIELD(tp_plan),
-                     .help = "JSON file in the spelling of Hugging Face's base_model_tp_plan, or 'auto' (the default), "
-                             "which knows the names of Llama, Qwen, Mistral, GPT-2 and GPT-NeoX"},
+                     .help =
+                         "how --tp cuts tensors: JSON file in the spelling of Hugging Face's base_model_tp_plan, or "
+                         "'auto' (the default), which knows the names of Llama, Qwen, Mistral, GPT-2 and GPT-NeoX"},
     [OPT_INCLUDE] = {.name = "include",
                      .kind = KIND_LIST,
                      .arg = "GLOB",

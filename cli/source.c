@@ -6,6 +6,7 @@
 #include "text.h"
 
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/layout.h"
 #include "fsdpckpt/unflatten.h"
 
 fc_code source_model(const options *o, fc_checkpoint **out, fc_error *err) {
@@ -19,9 +20,24 @@ fc_code source_open(const options *o, const char *path, bool headers_only, fc_ch
     fc_open_options how = {.headers_only = headers_only, .follow_external = o->follow_external};
     fc_checkpoint *model = NULL;
     *out = NULL;
+    fc_arena *arena = NULL;
     fc_code rc = source_model(o, &model, err);
     how.model = model;
+    if (rc == FC_OK && o->tp_plan && !o->tp) { /* with --tp it says how the target is cut */
+        arena = fc_arena_new();
+        rc = arena ? fc_tp_plan_load(o->tp_plan, arena, &how.tp_plan, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    }
     rc = rc == FC_OK ? fc_checkpoint_open(path, &how, out, err) : rc;
+    if (rc == FC_OK && how.tp_plan && (*out)->tp_joined == 0) {
+        rc =
+            fc_fail(err, FC_EUSAGE,
+                    "%s: has no plain tensors in files of ranks that the plan '%s' cuts, which --tp-plan is for: leave "
+                    "it out",
+                    path, o->tp_plan);
+        fc_checkpoint_close(*out);
+        *out = NULL;
+    }
+    fc_arena_free(arena);
     if (rc == FC_OK && model && !o->policy && !fc_was_flat(*out)) {
         rc = fc_fail(err, FC_EUSAGE, "%s: has no flat parameters of FSDP1, which --schema is for: leave it out", path);
         fc_checkpoint_close(*out);

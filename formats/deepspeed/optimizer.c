@@ -9,6 +9,7 @@
 #include "deepspeed/deepspeed.h"
 
 #include "core/checked.h"
+#include "core/grow.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -126,14 +127,8 @@ static const fc_pv *masters_of(const rank_file *r, size_t *count) {
 }
 
 static fc_code add_key(ds_building *b, size_t group, const char *name, bool flat) {
-    if (b->nkeys == b->keys_capacity) {
-        size_t capacity = b->keys_capacity ? b->keys_capacity * 2 : 16;
-        ds_key *grown = realloc(b->keys, capacity * sizeof *grown);
-        if (!grown) {
-            return fc_ds_no_memory(b);
-        }
-        b->keys = grown;
-        b->keys_capacity = capacity;
+    if (!fc_grow(&b->keys, &b->keys_capacity, b->nkeys + 1, sizeof *b->keys)) {
+        return fc_ds_no_memory(b);
     }
     b->keys[b->nkeys++] = (ds_key){.group = group, .name = name, .flat = flat};
     return FC_OK;

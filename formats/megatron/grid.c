@@ -6,6 +6,7 @@
  */
 #include "megatron/megatron.h"
 
+#include "core/grow.h"
 #include "fsdpckpt/io.h"
 
 #include <dirent.h>
@@ -89,20 +90,16 @@ static fc_code list(const char *directory, found_rank **out, size_t *count, fc_e
     if (!dir) {
         return fc_fail_errno(err, errno, "%s: cannot be listed", directory);
     }
-    for (const struct dirent *e; rc == FC_OK && (e = readdir(dir)) != NULL;) {
+    for (const struct dirent *e; (e = readdir(dir)) != NULL;) {
         found_rank rank;
         if (!parse(directory, e->d_name, &rank)) {
             continue;
         }
-        if (*count == capacity) {
-            capacity = capacity ? capacity * 2 : 16;
-            found_rank *grown = realloc(*out, capacity * sizeof *grown);
-            *out = grown ? grown : *out;
-            rc = grown ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+        if (!fc_grow(out, &capacity, *count + 1, sizeof **out)) {
+            rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+            break;
         }
-        if (rc == FC_OK) {
-            (*out)[(*count)++] = rank;
-        }
+        (*out)[(*count)++] = rank;
     }
     closedir(dir);
     return rc;

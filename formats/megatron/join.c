@@ -38,7 +38,7 @@ static bool same_shape(const mg_value *a, const mg_value *b) {
 
 static fc_code compare(const mg_reader *r, const mg_value *a, const mg_value *b, bool *same) {
     *same = false;
-    if ((a->object == NULL) != (b->object == NULL)) {
+    if (a->refusal || b->refusal || (a->object == NULL) != (b->object == NULL)) {
         return FC_OK;
     }
     if (a->object) {
@@ -176,11 +176,12 @@ static fc_code keep(joiner *j, const mg_value *v, const char *name, const fc_pat
     copy.cut = whole;
     copy.name = name;
     copy.path = *path;
-    if (!v->object) {
+    if (v->piece) {
         return make_tensor(j->r, &one, 1, 1, &whole, &m->tensor);
     }
     m->tensor = (fc_tensor){.name = name, .path = *path};
-    return fc_pt_object_tensor(v->object, v->file, j->r->checkpoint->arena, &m->tensor, j->r->err);
+    return v->refusal ? fc_pt_refused_tensor(v->refusal, v->file, j->r->checkpoint->arena, &m->tensor, j->r->err)
+                      : fc_pt_object_tensor(v->object, v->file, j->r->checkpoint->arena, &m->tensor, j->r->err);
 }
 
 /* ---- values of each rank ---- */
@@ -250,7 +251,7 @@ static fc_code check_group(const mg_reader *r, const group *g) {
     fc_code rc = FC_OK;
     for (size_t i = 0; i < g->count; i++) {
         const mg_value *v = g->values[i];
-        if (v->object || !v->shared || !same_shape(first, v) || v->grouped != first->grouped) {
+        if (!v->piece || !v->shared || !same_shape(first, v) || v->grouped != first->grouped) {
             return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: its type or shape is not that in %s",
                            fc_mg_file(r, v->file), first->name, fc_mg_file(r, first->file));
         }

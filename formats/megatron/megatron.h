@@ -90,8 +90,9 @@ typedef struct mg_value {
     fc_path path;
     uint32_t file;
     bool shared;             /**< a parameter, or a state of one: the ranks' values are one tensor */
-    const pt_object *object; /**< NULL: a tensor */
-    const pt_piece *piece;
+    const char *refusal;     /**< why it cannot be had; NULL: it can */
+    const pt_object *object; /**< of what is no tensor */
+    const pt_piece *piece;   /**< of a tensor */
     fc_dtype dtype;
     int ndim;
     const int64_t *sizes;

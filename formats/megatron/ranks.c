@@ -40,7 +40,7 @@ static fc_code add_parameter(mg_reader *r, pt_leaf *leaf, size_t chunk) {
     }
     mg_expert expert = fc_mg_expert(leaf->name, &start, &end, &number);
     value->chunk = chunk;
-    value->shared = !value->object && !fc_mg_is_extra_state(leaf->name);
+    value->shared = value->piece && !fc_mg_is_extra_state(leaf->name);
     value->cut = value->shared ? fc_mg_rule(leaf->name) : (mg_cut){MG_UNKNOWN, 0};
     value->expert = value->shared && expert != MG_NO_EXPERT;
     value->grouped = value->shared && expert == MG_ALL_EXPERTS ? r->local_experts : 0;

@@ -8,37 +8,46 @@
 #include <stdlib.h>
 #include <string.h>
 
-mg_value *fc_mg_add_leaf(mg_reader *r, const char *name, const fc_path *path, fc_pv v) {
+static fc_code read_tensor(const mg_reader *r, fc_pv v, mg_value *value, fc_error *err) {
     fc_arena *arena = r->checkpoint->arena;
+    fc_torch_tensor t = {0};
+    pt_piece *piece = NULL;
+    fc_code rc = fc_pt_piece(&r->f, v, &t, arena, &piece, err);
+    int64_t *sizes = rc == FC_OK ? fc_arena_calloc(arena, (size_t)t.ndim, sizeof *sizes) : NULL;
+    if (!sizes) {
+        return rc == FC_OK ? fc_fail(err, FC_ENOMEM, "out of memory") : rc;
+    }
+    memcpy(sizes, t.sizes, (size_t)t.ndim * sizeof *sizes);
+    value->piece = piece;
+    value->dtype = t.dtype;
+    value->ndim = t.ndim;
+    value->sizes = sizes;
+    return FC_OK;
+}
+
+static fc_code read_object(const mg_reader *r, fc_pv v, mg_value *value, fc_error *err) {
+    pt_object *object = NULL;
+    fc_code rc = fc_pt_object_new(&r->f, v, r->checkpoint->arena, &object, err);
+    value->object = object;
+    return rc;
+}
+
+mg_value *fc_mg_add_leaf(mg_reader *r, const char *name, const fc_path *path, fc_pv v) {
+    fc_error why;
     if (!fc_grow(&r->values, &r->capacity, r->nvalues + 1, sizeof *r->values)) {
         fc_mg_no_memory(r);
         return NULL;
     }
     mg_value *value = &r->values[r->nvalues];
     *value = (mg_value){.name = name, .path = *path, .file = r->rank};
-    fc_code rc;
-    if (fc_torch_is_tensor(r->f.p, v)) {
-        fc_torch_tensor t = {0};
-        pt_piece *piece = NULL;
-        rc = fc_pt_piece(&r->f, v, &t, arena, &piece, r->err);
-        int64_t *sizes = rc == FC_OK ? fc_arena_calloc(arena, (size_t)t.ndim, sizeof *sizes) : NULL;
-        if (rc == FC_OK && !sizes) {
-            rc = fc_mg_no_memory(r);
-        }
-        if (rc == FC_OK) {
-            memcpy(sizes, t.sizes, (size_t)t.ndim * sizeof *sizes);
-        }
-        value->piece = piece;
-        value->dtype = t.dtype;
-        value->ndim = t.ndim;
-        value->sizes = sizes;
-    } else {
-        pt_object *object = NULL;
-        rc = fc_pt_object_new(&r->f, v, arena, &object, r->err);
-        value->object = object;
+    fc_code rc = fc_torch_is_tensor(r->f.p, v) ? read_tensor(r, v, value, &why) : read_object(r, v, value, &why);
+    if (rc == FC_EUNSUPPORTED) { /* that does not keep the others from being read */
+        value->object = NULL;
+        value->refusal = fc_arena_strndup(r->checkpoint->arena, why.message, strlen(why.message));
+        rc = value->refusal ? FC_OK : fc_fail(&why, FC_ENOMEM, "out of memory");
     }
     if (rc != FC_OK) {
-        fc_context(r->err, rc, "%s: %.256s", r->f.path, name);
+        fc_fail(r->err, rc, "%s: %.256s: %s", r->f.path, name, why.message);
         return NULL;
     }
     r->nvalues++;

@@ -7,8 +7,10 @@
  */
 #include "pt/merge.h"
 
+#include "core/checked.h"
 #include "core/grow.h"
 #include "fsdp/flat_units.h"
+#include "fsdpckpt/layout.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -236,6 +238,72 @@ static bool is_flat_view(const pt_merger *m, const fc_torch_tensor *t, const pt_
     return false;
 }
 
+/* Whether every rank had a part, and whether they are cut as torch.chunk does it. */
+static fc_code end_parts(const pt_merger *m, pt_value *v, int64_t ranks) {
+    const int dim = v->placements[0].dim;
+    bool regular = true;
+    if (v->parts != ranks) {
+        return fc_fail(m->err, FC_ECORRUPT,
+                       "%s: %.256s: %" PRId64 " of %" PRId64 " ranks' files have it, and tensor parallelism cut it, as "
+                       "the plan says",
+                       m->directory, v->name, v->parts, ranks);
+    }
+    v->mesh.sizes[0] = ranks;
+    for (size_t i = 0; i < v->nchunks && regular; i++) {
+        int64_t coordinate = v->chunks[i].rank, offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
+        regular =
+            fc_local_box(v->ndim, v->shape, &v->mesh, v->placements, &coordinate, offsets, sizes, NULL) == FC_OK &&
+            v->chunks[i].dims[dim] == offsets[dim] && v->chunks[i].dims[v->ndim + dim] == sizes[dim];
+    }
+    v->mesh.ndim = regular ? v->mesh.ndim : 0;
+    return FC_OK;
+}
+
+fc_code fc_pt_check_parts(pt_merger *m, size_t first, int64_t ranks) {
+    fc_code rc = FC_OK;
+    for (size_t i = first; rc == FC_OK && i < m->count; i++) {
+        rc = m->values[i].parts > 0 ? end_parts(m, &m->values[i], ranks) : rc;
+    }
+    return rc;
+}
+
+/* A plain tensor that the plan says is cut along `dim`: ranks' parts lie behind each other. */
+static fc_code add_part(pt_merger *m, const pt_leaf *leaf, int dim) {
+    fc_torch_tensor t = {0};
+    pt_piece *piece = NULL;
+    bool made;
+    pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
+    if (!v) {
+        return no_memory(m);
+    }
+    fc_code rc = fc_pt_piece(&m->f, leaf->v, &t, m->checkpoint->arena, &piece, m->err);
+    if (rc != FC_OK) {
+        return fc_context(m->err, rc, "%s", m->f.path);
+    }
+    pt_share share = {.ndim = t.ndim,
+                      .mesh = {.ndim = 1, .sizes = {1}, .names = {"tp"}},
+                      .placements = {{.kind = FC_SHARD, .dim = dim}}};
+    memcpy(share.shape, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
+    memcpy(share.sizes, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
+    if (made) {
+        rc = describe(m, v, &share, t.dtype);
+        m->checkpoint->tp_joined++;
+    } else {
+        share.offsets[dim] = v->parts > 0 && v->ndim == t.ndim ? v->shape[dim] : 0;
+        share.shape[dim] = share.offsets[dim];
+        bool fits = v->parts == m->rank && v->dtype == t.dtype && same_shape(v, &share);
+        if (!fits || !fc_add_i64(v->shape[dim], t.sizes[dim], &v->shape[dim]) ||
+            !fc_pt_shape_fits(v->dtype, v->ndim, v->shape)) {
+            return fc_fail(m->err, FC_ECORRUPT,
+                           "%s: its part does not fit those of the ranks before, with which it would be cut along "
+                           "dimension %d, as the plan says",
+                           m->f.path, dim);
+        }
+    }
+    v->parts = m->rank + 1;
+    return rc == FC_OK && !is_empty(&share) ? add_chunk(m, v, &share, piece) : rc;
+}
+
 /* A plain tensor without a word about how it lies: the same on every rank, or it cannot be put together. */
 static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
     fc_torch_tensor t = {0};
@@ -269,7 +337,7 @@ static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
     if (v->object || !v->plain || v->dtype != t.dtype || !same_shape(v, &share)) {
         return fc_fail(m->err, FC_EUNSUPPORTED,
                        "%s: a plain tensor whose type or shape is another on another rank: nothing says how the "
-                       "ranks' parts fit together",
+                       "ranks' parts fit together; if tensor parallelism cut it, consolidate with --tp-plan",
                        m->f.path);
     }
     if (v->nchunks == 0) {
@@ -280,7 +348,8 @@ static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
     return rc != FC_OK || same ? rc
                                : fc_fail(m->err, FC_EUNSUPPORTED,
                                          "%s: a plain tensor that differs from that of rank 0: neither a copy, nor "
-                                         "does anything say how the ranks' parts fit together",
+                                         "does anything say how the ranks' parts fit together; if tensor "
+                                         "parallelism cut it, consolidate with --tp-plan",
                                          m->f.path);
 }
 
@@ -293,6 +362,15 @@ static fc_code add_sharded(pt_merger *m, const pt_leaf *leaf) {
         rc = rc == FC_OK ? add_share(m, leaf, &share) : rc;
     }
     return rc;
+}
+
+/* The dimension that the plan says tensor parallelism cut, or -1. */
+static fc_code find_cut(const pt_merger *m, const pt_leaf *leaf, int *dim) {
+    fc_torch_tensor t = {0};
+    fc_tp_style style;
+    fc_code rc = fc_torch_tensor_decode(m->f.p, leaf->v, &t, m->err);
+    *dim = rc == FC_OK ? fc_tp_plan_dim(m->tp_plan, leaf->name, t.ndim, &style) : -1;
+    return rc == FC_OK ? rc : fc_context(m->err, rc, "%s", m->f.path);
 }
 
 fc_code fc_pt_merge_leaf(pt_merger *m, const pt_leaf *leaf) {
@@ -322,5 +400,7 @@ fc_code fc_pt_merge_leaf(pt_merger *m, const pt_leaf *leaf) {
             return rc == FC_OK ? add_share(m, leaf, &share) : rc;
         }
     }
-    return add_plain(m, leaf);
+    int dim = -1;
+    rc = m->tp_plan ? find_cut(m, leaf, &dim) : FC_OK;
+    return rc != FC_OK ? rc : dim >= 0 ? add_part(m, leaf, dim) : add_plain(m, leaf);
 }

@@ -16,12 +16,13 @@ typedef struct pt_value {
     bool view;               /* of a flat parameter, which has its bytes: no value of its own */
     fc_dtype dtype;
     int ndim;
-    const int64_t *shape;
+    int64_t *shape;
     fc_chunk *chunks; /* malloc'ed; each a box of its own */
     size_t nchunks, capacity;
     uint32_t file; /* of an object */
     fc_mesh mesh;
     fc_placement *placements;
+    int64_t parts; /* of ranks, which lie behind each other as the TP plan says; 0: it says nothing of it */
 } pt_value;
 
 /* How a flat parameter is cut: what an optimizer has of it is cut likewise, with padding at the end. */
@@ -46,8 +47,9 @@ typedef struct pt_merger {
     size_t nflat, flat_capacity;
     pt_flat *cuts; /* the flat parameters of the last set that has some, in its order; malloc'ed */
     size_t ncuts, cuts_capacity;
-    bool numbered;    /* optimizer state in the current file may be of flat parameters */
-    bool numbers_fit; /* … and is numbered as they are */
+    const struct fc_tp_plan *tp_plan; /* of plain tensors; or NULL */
+    bool numbered;                    /* optimizer state in the current file may be of flat parameters */
+    bool numbers_fit;                 /* … and is numbered as they are */
     fc_error *err;
 } pt_merger;
 
@@ -64,6 +66,10 @@ void fc_pt_match_numbers(pt_merger *m, const pt_leaves *leaves);
 /** The piece that a leaf of such a file is; `*is` false: it is not cut so. Its local tensor is longer by the padding.
  */
 fc_code fc_pt_state_share(const pt_merger *m, const pt_leaf *leaf, pt_share *out, bool *is, fc_error *err);
+
+/** After the last file of a set of `ranks`, whose values are those from `first` on: every rank must have had a part of
+ *  what the plan says is cut. */
+fc_code fc_pt_check_parts(pt_merger *m, size_t first, int64_t ranks);
 
 /** Adds a leaf of the current file. Its name may die with m->scratch. */
 fc_code fc_pt_merge_leaf(pt_merger *m, const pt_leaf *leaf);

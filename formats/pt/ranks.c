@@ -125,8 +125,9 @@ static fc_code make_prefix(const pt_merger *m, const pt_set *set, bool several, 
 }
 
 static fc_code add_set(pt_merger *m, const pt_set *set, bool several, const fc_open_options *options, fc_file *files) {
-    size_t first = m->checkpoint->nfiles;
+    size_t first = m->checkpoint->nfiles, first_value = m->count;
     fc_code rc = name_files(m, set, files + first);
+    m->tp_plan = is_merged(set) ? options->tp_plan : NULL;
     m->checkpoint->nfiles += rc == FC_OK ? (size_t)set->ranks : 0;
     rc = rc == FC_OK ? check_missing(m, set, first) : rc;
     rc = rc == FC_OK ? check_links(m, options, first, (size_t)set->ranks) : rc;
@@ -135,7 +136,7 @@ static fc_code add_set(pt_merger *m, const pt_set *set, bool several, const fc_o
         rc = make_prefix(m, set, several, r, &prefix);
         rc = rc == FC_OK ? add_file(m, set, first, r, &prefix) : rc;
     }
-    return rc;
+    return rc == FC_OK ? fc_pt_check_parts(m, first_value, set->ranks) : rc;
 }
 
 /* ---- the manifest ---- */
@@ -201,6 +202,24 @@ static fc_code finish(pt_merger *m) {
     return rc;
 }
 
+/* What was put together by a plan alone. */
+static fc_code note_joined(const pt_merger *m) {
+    fc_checkpoint *c = m->checkpoint;
+    const pt_value *v = NULL;
+    for (size_t i = m->count; i-- > 0;) {
+        v = m->values[i].parts > 0 ? &m->values[i] : v;
+    }
+    if (!v) {
+        return FC_OK;
+    }
+    c->note =
+        fc_arena_printf(c->arena,
+                        "%s%s%zu tensors were put together as the plan says, which nothing in the files confirms: "
+                        "look at their shapes; %.256s along dimension %d",
+                        c->note ? c->note : "", c->note ? "; " : "", c->tp_joined, v->name, v->placements[0].dim);
+    return c->note ? FC_OK : no_memory(m);
+}
+
 fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const char *only,
                          const fc_open_options *options, fc_error *err) {
     pt_merger m = {.checkpoint = checkpoint, .directory = directory, .f = {.fd = -1}, .err = err};
@@ -224,6 +243,7 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
         }
     }
     rc = rc == FC_OK ? finish(&m) : rc;
+    rc = rc == FC_OK && checkpoint->tp_joined > 0 ? note_joined(&m) : rc;
     for (size_t i = 0; i < m.count; i++) {
         free(m.values[i].chunks);
     }

@@ -1,6 +1,7 @@
 /*
  * The names of one-file-a-rank checkpoints: <set>_world_size_<N>_rank_<r>.pt, as verl and others write them, and what
- * scripts choose: <set>_rank_<r>.pt, <set>-rank<r>.pt, pytorch_model_fsdp_rank<r>.bin (accelerate).
+ * scripts choose: <set>_rank_<r>.pt, <set>-rank<r>.pt, pytorch_model_fsdp_rank<r>.bin (accelerate),
+ * consolidated.<r>.pth (Llama).
  */
 #include "pt/ranks.h"
 
@@ -58,10 +59,26 @@ static bool take_world_size(const char *file, size_t *size, int64_t *ranks) {
            *size > 0;
 }
 
+/* "consolidated.03.pth", as Llama's own model-parallel files are called. */
+static bool parse_consolidated(const char *file, pt_rank_name *out) {
+    static const char before[] = "consolidated.";
+    const char *at = file + sizeof before - 1;
+    if (strncmp(file, before, sizeof before - 1) != 0) {
+        return false;
+    }
+    *out = (pt_rank_name){.name = sizeof before - 2, .head = sizeof before - 1};
+    bool is = parse_number(&at, MAX_RANKS, &out->rank, &out->width) && strcmp(at, ".pth") == 0;
+    out->tail = at;
+    return is;
+}
+
 bool fc_pt_parse_rank_name(const char *file, pt_rank_name *out) {
     static const char *const tails[] = {".pt", ".pth", ".bin", ".ckpt"};
     const char *word = last_rank(file), *at = word;
     bool known = false;
+    if (parse_consolidated(file, out)) {
+        return true;
+    }
     *out = (pt_rank_name){.ranks = 0};
     if (!word || (word > file && !is_one_of(word[-1], "_-."))) {
         return false;

@@ -8,7 +8,7 @@
  */
 #include "pt/writer.h"
 
-#include "core/checked.h"
+#include "core/grow.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/unflatten.h"
 #include "torch/item.h"
@@ -138,14 +138,8 @@ static fc_code keep_inners(pt_writer *w, fc_torch_item *item, const fc_pickle_co
         fc_torch_tensor t = {0};
         const fc_zip_entry *entry = NULL;
         inner in = {0};
-        if (w->ninners == w->inners_capacity) {
-            size_t capacity = w->inners_capacity ? w->inners_capacity * 2 : 16;
-            inner *grown = reallocarray(w->inners, capacity, sizeof *grown);
-            if (!grown) {
-                return no_memory(w, err);
-            }
-            w->inners = grown;
-            w->inners_capacity = capacity;
+        if (!fc_grow(&w->inners, &w->inners_capacity, w->ninners + 1, sizeof *w->inners)) {
+            return no_memory(w, err);
         }
         fc_code rc = fc_torch_storage_decode(item->pickle, copy->storages[i], &t, err);
         rc = rc == FC_OK ? fc_torch_item_record(item, &t, &entry, err) : rc;

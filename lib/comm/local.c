@@ -162,10 +162,10 @@ static fc_code local_split(fc_comm *comm, int color, fc_comm **out, fc_error *er
         rc = g->slots[comm->rank].made ? FC_OK : fc_fail(err, FC_ENOMEM, "split: out of memory");
     }
     rc = fc_local_leave_with(comm, rc, err);
-    if (rc != FC_OK) {
+    local_group *made = rc == FC_OK ? g->slots[lowest].made : NULL;
+    if (!made) { /* only after a failure */
         return rc;
     }
-    local_group *made = g->slots[lowest].made;
     *out = comm_new(comm, made, rank);
     rc = *out ? FC_OK : fc_fail(err, FC_ENOMEM, "split: out of memory");
     rc = fc_local_leave_with(comm, rc, err);

@@ -3,6 +3,7 @@
  * is put together of runs of parameters (sharding/flat_runs.h) when it is read.
  */
 #include "core/checked.h"
+#include "core/grow.h"
 #include "fsdp/flatten_parts.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
@@ -188,14 +189,8 @@ fc_tensor *fc_flatten_add(fc_flattener *f, fc_flat_value **value) {
     if (!*value) {
         return NULL;
     }
-    if (f->count == f->capacity) {
-        size_t capacity = f->capacity * 2 + 64;
-        fc_tensor *grown = reallocarray(f->tensors, capacity, sizeof *grown);
-        if (!grown) {
-            return NULL;
-        }
-        f->tensors = grown;
-        f->capacity = capacity;
+    if (!fc_grow(&f->tensors, &f->capacity, f->count + 1, sizeof *f->tensors)) {
+        return NULL;
     }
     fc_tensor *t = &f->tensors[f->count++];
     *t = (fc_tensor){.detail = *value};

@@ -261,7 +261,7 @@ static fc_code add_state(fc_flattener *f, const fc_optim *o) {
 
 /* An object whose value is `json`. */
 static fc_code add_value(fc_flattener *f, const fc_optim *o, const fc_path_element last[3], const char *json) {
-    static const fc_object object = {FC_OBJECT_VALUE};
+    static const fc_object object = {.encoding = FC_OBJECT_VALUE};
     fc_arena *arena = f->out->arena;
     fc_flat_value *value;
     fc_tensor *t = fc_flatten_add(f, &value);

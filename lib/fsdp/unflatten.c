@@ -4,6 +4,7 @@
  * flat_units.c's to find.
  */
 #include "core/checked.h"
+#include "core/grow.h"
 #include "core/same_name.h"
 #include "fsdp/flat_boxes.h"
 #include "fsdp/flat_units.h"
@@ -221,19 +222,7 @@ static fc_code check_names(const builder *b) {
 /* Room for `more` tensors. */
 static bool grow(builder *b, size_t more) {
     size_t needed;
-    if (!fc_add_size(b->count, more, &needed)) {
-        return false;
-    }
-    if (needed > b->capacity || !b->tensors) {
-        size_t capacity = needed + b->capacity + 1;
-        fc_tensor *grown = reallocarray(b->tensors, capacity, sizeof *grown);
-        if (!grown) {
-            return false;
-        }
-        b->tensors = grown;
-        b->capacity = capacity;
-    }
-    return true;
+    return fc_add_size(b->count, more, &needed) && fc_grow(&b->tensors, &b->capacity, needed, sizeof *b->tensors);
 }
 
 /* ---- optimizer state ---- */
@@ -400,6 +389,7 @@ fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_check
                             .arena = arena,
                             .files = source->files,
                             .nfiles = source->nfiles,
+                            .tp_joined = source->tp_joined,
                             .keeps_order = true,
                             .producer = source->producer,
                             .note = source->note,

@@ -51,7 +51,8 @@ fc_deflater *fc_deflater_new(int level) {
         return NULL;
     }
     d->level = level;
-    /* Beside ISA-L zlib only stores: blocks without a header around them, and it needs hardly any memory for that. */
+    /* Beside ISA-L zlib only stores (its level 0): blocks without a header around them, and it needs hardly any memory
+       for that. */
     int rc = by_isal(level) ? deflateInit2(&d->zlib, 0, Z_DEFLATED, -15, 1, Z_DEFAULT_STRATEGY)
                             : deflateInit(&d->zlib, level);
     if (rc != Z_OK) {
@@ -72,7 +73,9 @@ size_t fc_deflater_size(void) {
     return sizeof(fc_deflater) + (300 << 10); /* zlib's state, as zconf.h counts it, with some slack */
 }
 
-static size_t deflate_all(fc_deflater *d, const unsigned char *in, size_t size, unsigned char *out, size_t room) {
+/* zlib's stream, to its end if `last`, else to the end of a byte, so that other blocks may follow. */
+static size_t zlib_blocks(fc_deflater *d, const unsigned char *in, size_t size, bool last, unsigned char *out,
+                          size_t room) {
     z_stream *z = &d->zlib;
     if (deflateReset(z) != Z_OK) {
         return 0;
@@ -81,7 +84,9 @@ static size_t deflate_all(fc_deflater *d, const unsigned char *in, size_t size, 
     z->avail_in = (uInt)size;
     z->next_out = out;
     z->avail_out = (uInt)room;
-    return deflate(z, Z_FINISH) == Z_STREAM_END ? room - z->avail_out : 0;
+    int rc = deflate(z, last ? Z_FINISH : Z_FULL_FLUSH);
+    bool complete = last ? rc == Z_STREAM_END : rc == Z_OK && z->avail_in == 0 && z->avail_out > 0;
+    return complete ? room - z->avail_out : 0;
 }
 
 #ifdef FSDPCKPT_HAVE_ISAL
@@ -112,22 +117,6 @@ static size_t deflate_blocks(fc_deflater *d, const unsigned char *in, size_t siz
     z->next_out = out;
     z->avail_out = (uint32_t)room;
     return isal_deflate_stateless(z) == COMP_OK && z->avail_in == 0 ? room - z->avail_out : 0;
-}
-
-/* The same without compression, by zlib's level 0. */
-static size_t store_blocks(fc_deflater *d, const unsigned char *in, size_t size, bool last, unsigned char *out,
-                           size_t room) {
-    z_stream *z = &d->zlib;
-    if (deflateReset(z) != Z_OK) {
-        return 0;
-    }
-    z->next_in = (Bytef *)in;
-    z->avail_in = (uInt)size;
-    z->next_out = out;
-    z->avail_out = (uInt)room;
-    int rc = deflate(z, last ? Z_FINISH : Z_FULL_FLUSH);
-    bool complete = last ? rc == Z_STREAM_END : rc == Z_OK && z->avail_in == 0 && z->avail_out > 0;
-    return complete ? room - z->avail_out : 0;
 }
 
 /* Whether no code makes the bytes shorter: all values are about equally frequent. A quarter of the bytes tells, taken
@@ -175,7 +164,7 @@ static size_t deflate_isal(fc_deflater *d, const unsigned char *in, size_t size,
         bool last = at + n == size;
         size_t left = room - used - TRAILER;
         bool noise = is_noise(d, in + at, n, out + used, left);
-        size_t made = noise ? store_blocks(d, in + at, n, last, out + used, left)
+        size_t made = noise ? zlib_blocks(d, in + at, n, last, out + used, left)
                             : deflate_blocks(d, in + at, n, last, out + used, left);
         if (made == 0) {
             return 0;
@@ -208,7 +197,7 @@ size_t fc_deflate(fc_deflater *d, const unsigned char *in, size_t size, size_t p
     if (size > MOST_AT_ONCE || room == 0) {
         return 0;
     }
-    return by_isal(d->level) ? deflate_isal(d, in, size, plane, out, room) : deflate_all(d, in, size, out, room);
+    return by_isal(d->level) ? deflate_isal(d, in, size, plane, out, room) : zlib_blocks(d, in, size, true, out, room);
 }
 
 static fc_code damaged(size_t produced, size_t out_size, fc_error *err) {

@@ -5,6 +5,7 @@
 #include "move/record_crc.h"
 
 #include "core/crc.h"
+#include "core/grow.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 #include "io/input.h"
@@ -37,14 +38,8 @@ fc_code fc_record_crcs_add(fc_record_crcs *records, const fc_tensor *tensor, siz
     if (rc != FC_OK) {
         return rc;
     }
-    if (records->count == records->capacity) {
-        size_t capacity = 2 * records->capacity + 64; /* of what is in memory already: it cannot overflow */
-        run *grown = reallocarray(records->runs, capacity, sizeof *grown);
-        if (!grown) {
-            return fc_fail(err, FC_ENOMEM, "%s: out of memory", records->checkpoint->path);
-        }
-        records->runs = grown;
-        records->capacity = capacity;
+    if (!fc_grow(&records->runs, &records->capacity, records->count + 1, sizeof *records->runs)) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", records->checkpoint->path);
     }
     records->runs[records->count++] = (run){.offset = e.offset,
                                             .length = e.length,

@@ -4,6 +4,7 @@
  */
 #include "verify/regions.h"
 
+#include "core/grow.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
 
@@ -74,15 +75,9 @@ static fc_code note(listing *l, const fc_chunk *chunk, fc_code rc, const fc_erro
 
 static fc_region *add(listing *l, fc_error *err) {
     fc_regions *r = l->out;
-    if (r->count == r->capacity) {
-        size_t wider = r->capacity ? 2 * r->capacity : 256;
-        fc_region *grown = realloc(r->items, wider * sizeof *grown);
-        if (!grown) {
-            no_memory(l, err);
-            return NULL;
-        }
-        r->items = grown;
-        r->capacity = wider;
+    if (!fc_grow(&r->items, &r->capacity, r->count + 1, sizeof *r->items)) {
+        no_memory(l, err);
+        return NULL;
     }
     fc_region *region = &r->items[r->count++];
     memset(region, 0, sizeof *region);

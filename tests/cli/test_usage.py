@@ -23,7 +23,7 @@ class Usage(harness.Case):
             self.assertNotIn(f"\n  {absent}", text)
         self.assertIn("--strip-prefix model.\n", self.ok("consolidate", "--help"))  # the longest example is whole
         self.assertIn("--tp-plan", self.ok("reshard", "--help"))
-        self.assertNotIn("--tp-plan", self.ok("consolidate", "--help"))
+        self.assertNotIn("--replicas", self.ok("consolidate", "--help"))
 
     def test_help_says_what_an_option_means_here(self):
         def meaning(command, option):

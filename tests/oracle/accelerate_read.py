@@ -7,7 +7,6 @@ usage: accelerate_read.py FSDPCKPT      exit 77 without torch
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 
@@ -19,6 +18,8 @@ try:
 except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
+
+from checks import must_run as run
 
 
 def save(folder):
@@ -43,12 +44,6 @@ def same(a, b):
     if isinstance(a, (list, tuple)):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     return a == b
-
-
-def run(*argv, ok=(0,)):
-    r = subprocess.run(argv, capture_output=True, text=True)
-    assert r.returncode in ok, (argv, r)
-    return r
 
 
 def main():

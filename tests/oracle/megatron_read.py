@@ -252,6 +252,10 @@ def hostile_ranks(program, case, home):
         if rank == "mp_rank_01_001":
             state["optimizer"]["optimizer"]["param_groups"].pop()
 
+    def sparse(rank, state):
+        state["odd"] = torch.eye(3).to_sparse()
+        state["model"]["bent.weight"] = torch.eye(3).to_sparse()
+
     def stray(rank, state):
         state["model"]["x"] = {1.5: torch.zeros(1)}
 
@@ -269,6 +273,7 @@ def hostile_ranks(program, case, home):
                                   (strange, 5, ("adapter.weight", "which dimension")),
                                   (experts, 3, ("2 expert-parallel ranks", "files of 1")),
                                   (layers, 5, ("layers", "5")), (gate, 5, (FC1, "SwiGLU")), (stray, 5, ("model.x",)),
+                                  (sparse, 5, ("bent.weight", "sparse", "--exclude")),
                                   (other_groups, 3, ("mp_rank_01_001", "optimizer", "not as many"))):
         refused(program, edited(case, home, change.__name__, change), change.__name__, *words, status=status)
     for name, words in (("mp_rank_01_001", ("mp_rank_01_001", "missing")), ("mp_rank_00_000", ("mp_rank_00_000",))):
@@ -284,6 +289,9 @@ def hostile_ranks(program, case, home):
 
     out, same = os.path.join(home, "n.safetensors"), os.path.join(home, "o.safetensors")
     run(program, "consolidate", case, "-o", same, "-q", "--include", "model.*")
+    run(program, "consolidate", os.path.join(home, "sparse"), "-o", out, "-q", "--include", "model.*", "--exclude",
+        "model.bent*")
+    check(digests(out) == digests(same), "without what cannot be had")
     for change, word in ((no_args, None), (drifted, NORM), (regrouped, "numbers")):
         copy = edited(case, home, change.__name__, change)
         run(program, "consolidate", copy, "-o", out, "-q", "--force", "--include", "model.*")

@@ -7,7 +7,6 @@ usage: odd_values.py FSDPCKPT       exit 77 without torch
 """
 import logging
 import pathlib
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -23,14 +22,10 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
+from checks import must_run as run
+
 nn = torch.nn
 GOOD = {"w": torch.arange(6.0).reshape(2, 3), "step": 7}
-
-
-def run(*argv, ok=(0,)):
-    result = subprocess.run([str(a) for a in argv], capture_output=True, text=True)
-    assert result.returncode in ok, (argv, result)
-    return result
 
 
 def same_state(want, got):

@@ -330,6 +330,76 @@ def reads_ranks_by_other_names(program, home, corpus):
         must(words in result.stderr and result.stderr.count("\n") == 1, "other files are not mentioned:", result.stderr)
 
 
+def reads_tensor_parallel_ranks(program, home, corpus):
+    """Plain parts of ranks, which a plan puts together: uneven, empty, and equal on all ranks."""
+    attention = "model.layers.0.self_attn."
+    whole = {attention + "q_proj.weight": torch.randn(10, 6), attention + "q_proj.bias": torch.zeros(10),
+             attention + "k_proj.weight": torch.randn(2, 6).to(torch.bfloat16),
+             attention + "o_proj.weight": torch.randn(6, 10), attention + "o_proj.bias": torch.randn(6),
+             "model.norm.weight": torch.ones(6)}
+    dims = {attention + "q_proj.weight": 0, attention + "q_proj.bias": 0, attention + "k_proj.weight": 0,
+            attention + "o_proj.weight": 1}
+    plan = home / "plan.json"
+    plan.write_text(json.dumps({"q_proj": "colwise", "k_proj": "colwise", "o_proj": "rowwise"}))
+
+    def part(name, rank):
+        tensor = whole[name]
+        if name not in dims:
+            return tensor
+        rows = -(-tensor.shape[dims[name]] // 3)
+        start = min(rows * rank, tensor.shape[dims[name]])
+        return tensor.narrow(dims[name], start, min(rows, tensor.shape[dims[name]] - start)).clone()
+
+    def parts(name, **changed):
+        directory = home / name
+        directory.mkdir()
+        for rank in range(3):
+            state = {name: part(name, rank) for name in whole}
+            if rank == 2:
+                state.update(changed)
+            save({"model": {name: value for name, value in state.items() if value is not None}, "step": 7},
+                 directory / ("tp_rank_%d.pt" % rank))
+        return directory
+
+    ranks = parts("tp")
+    refused(program, ranks, 5, "--tp-plan")
+    for told in (plan, "auto"):
+        must_run(program, "consolidate", ranks, "-o", home / "whole.pt", "--tp-plan", told, "-q", "--force")
+        got = load(home / "whole.pt")
+        same(whole, got["model"], told)
+        must(got["step"] == 7, "the step is", got["step"])
+    must_run(program, "convert", ranks, "-o", home / "again", "--to", "pt", "--tp-plan", plan, "-q")
+    for rank in range(3):
+        got = load(home / "again" / ("model_world_size_3_rank_%d.pt" % rank))["model"]
+        same({name: part(name, rank) for name in whole}, got, "rank %d" % rank)
+    must_run(program, "extract", ranks, "model." + attention + "o_proj.weight", "-o", home / "o.npy", "--tp-plan", plan)
+    shown = json.loads(must_run(program, "inspect", ranks, "--tp-plan", plan, "--json").stdout)
+    cut = {t["name"]: t["placements"] for t in shown["tensors"]}
+    must(cut["model." + attention + "o_proj.weight"] == "[Shard(1)]", "the cut is", cut)
+
+    llama = home / "llama"
+    llama.mkdir()
+    for rank in range(3):
+        save({name: part(name, rank) for name in whole}, llama / ("consolidated.%02d.pth" % rank))
+    (llama / "params.json").write_text("{}")
+    told = must_run(program, "consolidate", llama, "-o", home / "whole.pt", "--tp-plan", plan, "--force").stderr
+    same(whole, load(home / "whole.pt"), "consolidated.*.pth")
+    must("4 tensors were put together as the plan says" in told and told.count("\n") == 1, told)
+
+    def refuses(path, code, *words, told=plan):
+        result = must_run(program, "consolidate", path, "-o", home / "no.pt", "--tp-plan", told, ok=(code,))
+        must(result.stderr.count("\n") == 1 and all(w in result.stderr for w in words), words, result.stderr)
+        must(not (home / "no.pt").exists(), words, "was written")
+
+    refuses(home / "whole.pt", 2, "leave it out")
+    refuses(parts("misfit", **{attention + "o_proj.weight": torch.ones(5, 2)}), 3, "tp_rank_2.pt", "o_proj", "dimension 1")
+    refuses(parts("type", **{attention + "q_proj.bias": torch.ones(2).half()}), 3, "tp_rank_2.pt", "q_proj.bias")
+    refuses(parts("gone", **{attention + "q_proj.bias": None}), 3, "q_proj.bias", "2 of 3 ranks' files")
+    refuses(parts("norm", **{"model.norm.weight": torch.zeros(6)}), 5, "model.norm.weight", "differs")
+    (home / "other.json").write_text('{"v_proj": "colwise"}')
+    refuses(ranks, 5, "--tp-plan", told=home / "other.json")
+
+
 def reads_an_index(program, home, corpus):
     """Hugging Face's folder of a model: pytorch_model-00001-of-00002.bin and their index, or one file."""
     model = home / "model"
@@ -525,7 +595,8 @@ def objects_that_hold_tensors(program, home, corpus):
 def main():
     program, corpus = sys.argv[1], pathlib.Path(sys.argv[2])
     tests = [reads_what_torch_writes, more_than_4_gib, many, writes_what_torch_converts, reads_files_a_rank,
-             reads_ranks_by_other_names, reads_an_index, reads_metadata_of_ranks, writes_files_a_rank, refusals,
+             reads_ranks_by_other_names, reads_tensor_parallel_ranks, reads_an_index, reads_metadata_of_ranks,
+             writes_files_a_rank, refusals,
              damage_in_shared_records, nesting_survives_other_formats, objects_that_hold_tensors]
     failed = 0
     for test in tests:

@@ -93,6 +93,7 @@ typedef struct fc_checkpoint {
     size_t nfiles;
     const fc_tensor *tensors; /**< in the order of the source */
     size_t ntensors;
+    size_t tp_joined;     /**< tensors whose parts were put together by fc_open_options.tp_plan */
     bool flat_views;      /**< flat parameters of FSDP1 had views of their parameters beside them, which are left out */
     bool keeps_order;     /**< the format keeps the order of the state dict it was given; see fc_knows_model_order */
     fc_mesh mesh;         /**< ndim 0 where the format records none */
@@ -114,6 +115,9 @@ typedef struct fc_open_options {
      *  why. NULL: the error, which is about one of them, is enough. */
     void (*damaged)(void *context, const char *path, const char *message);
     void *context; /**< of `damaged` */
+    /** How tensor parallelism cut the plain tensors of torch.save files of ranks, which do not say it themselves. NULL:
+     *  such tensors are copies, or they are refused. Need not outlive the call. */
+    const struct fc_tp_plan *tp_plan;
 } fc_open_options;
 
 /**
