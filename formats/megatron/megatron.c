@@ -94,5 +94,6 @@ const fc_format fc_format_megatron = {
     .object_json = fc_pt_object_json_beside_dcp,
     .digest = fc_pt_digest_beside_dcp,
     .check_object = fc_pt_check_object_beside_dcp,
+    .verify_chunk = fc_pt_verify_chunk_beside_dcp,
     .unverified = ".metadata, objects, and the gaps between the records of archives",
 };

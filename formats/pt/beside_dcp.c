@@ -115,6 +115,16 @@ fc_code fc_pt_digest_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor
                                       : fc_pt_digest(checkpoint, tensor, index, out, err);
 }
 
+fc_code fc_pt_verify_chunk_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index,
+                                      fc_extent *extent, fc_digest *digest, struct fc_findings *findings,
+                                      fc_error *err) {
+    if (is_dcp(checkpoint, tensor)) {
+        return fc_format_dcp.verify_chunk(checkpoint, tensor, index, extent, digest, findings, err);
+    }
+    fc_code rc = fc_checkpoint_extent(checkpoint, tensor, index, extent, err);
+    return rc == FC_OK ? fc_checkpoint_digest(checkpoint, tensor, index, digest, err) : rc;
+}
+
 fc_code fc_pt_check_object_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
     return is_dcp(checkpoint, object) ? fc_format_dcp.check_object(checkpoint, object, err) : FC_OK;
 }

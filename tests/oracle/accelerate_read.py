@@ -20,6 +20,7 @@ except ImportError as e:
     sys.exit(77)
 
 from checks import must_run as run
+from checks import record_damage_is_found
 
 
 def save(folder):
@@ -64,6 +65,7 @@ def main():
         # Damage in either part is found.
         data = os.path.join(source, "optimizer_0", "__0_0.distcp")
         assert "covered by digests" in run(program, "verify", source).stdout
+        record_damage_is_found(program, source, "pytorch_model_fsdp_0/__0_0.distcp")
         with open(data, "r+b") as f:
             at = f.read().index(truth["optimizer"]["state"]["0.weight"]["exp_avg"].numpy().tobytes())
             f.seek(at)

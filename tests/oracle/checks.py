@@ -1,6 +1,7 @@
 """What tests share. Those that go on after a failure count it (check, run, refused, finish); in others a case ends with
 it (must, must_run)."""
 import os
+import re
 import subprocess
 
 failures = []
@@ -41,6 +42,22 @@ def must_run(*argv, ok=(0,)):
     r = subprocess.run(argv, capture_output=True, text=True)
     must(r.returncode in ok, "%s: exit %d: %s" % (" ".join(argv), r.returncode, r.stderr.strip()))
     return r
+
+
+def record_damage_is_found(program, checkpoint, file):
+    """verify notices a record of a DCP file that holds no tensor."""
+    path = os.path.join(checkpoint, file)
+    with open(path, "r+b") as f:
+        at = re.search(rb"serialization_id.*?([0-9]{30})", f.read(), re.S).start(1)
+        f.seek(at)
+        was = f.read(1)
+        f.seek(at)
+        f.write(b"x")
+    r = must_run(program, "verify", checkpoint, ok=(1,))
+    must(file in r.stdout and "serialization_id" in r.stdout, r)
+    with open(path, "r+b") as f:
+        f.seek(at)
+        f.write(was)
 
 
 def finish(name):

@@ -16,6 +16,8 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
+from checks import record_damage_is_found
+
 
 class Hyper:
     """A class that only the training program knows."""
@@ -62,6 +64,7 @@ def main():
         assert same(want, found), (want, found)
         assert "PyTorch Lightning" in run(program, "inspect", source).stdout
         assert run(program, "verify", source).returncode == 0
+        record_damage_is_found(program, source, "__0_0.distcp")
         # A file of that name that is another program's: the checkpoint is read as before, and a line says so.
         for other in ({"model": {"layer.weight": 1}}, 5):
             torch.save(other, os.path.join(source, "meta.pt"))
