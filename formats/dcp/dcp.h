@@ -90,6 +90,9 @@ fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
 /** As fc_format.verify_chunk: the archive is opened once. */
 fc_code fc_dcp_verify_chunk(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *extent,
                             fc_digest *digest, struct fc_findings *findings, fc_error *err);
+/** Every record of an object's archive; and of all objects, as fc_format.verify. */
+fc_code fc_dcp_verify_object(const fc_checkpoint *checkpoint, const fc_tensor *object, struct fc_findings *findings,
+                             struct fc_verify_report *report, fc_error *err);
 fc_code fc_dcp_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                       fc_error *err);
 fc_code fc_dcp_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err);

@@ -56,20 +56,24 @@ fc_code fc_dcp_check_object(const fc_checkpoint *checkpoint, const fc_tensor *ob
     return rc == FC_OK ? rc : fc_context(err, rc, "object %.256s", object->name);
 }
 
+fc_code fc_dcp_verify_object(const fc_checkpoint *checkpoint, const fc_tensor *object, struct fc_findings *findings,
+                             struct fc_verify_report *report, fc_error *err) {
+    bool covered = object->nchunks > 0;
+    fc_code rc = covered ? check_item(checkpoint, object, &object->chunks[0], findings, &covered, err) : FC_OK;
+    if (rc == FC_OK && covered) { /* counted as only read, as its bytes are no single record */
+        report->digested++;
+        report->undigested--;
+        report->undigested_bytes -= (uint64_t)object->shape[0];
+    }
+    return rc;
+}
+
 fc_code fc_dcp_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                       fc_error *err) {
-    for (size_t i = 0; i < checkpoint->ntensors; i++) {
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < checkpoint->ntensors && rc == FC_OK; i++) {
         const fc_tensor *tensor = &checkpoint->tensors[i];
-        bool covered = tensor->object && tensor->nchunks > 0;
-        fc_code rc = covered ? check_item(checkpoint, tensor, &tensor->chunks[0], findings, &covered, err) : FC_OK;
-        if (rc != FC_OK) {
-            return rc;
-        }
-        if (covered) { /* counted as only read, as its bytes are no single record */
-            report->digested++;
-            report->undigested--;
-            report->undigested_bytes -= (uint64_t)tensor->shape[0];
-        }
+        rc = tensor->object ? fc_dcp_verify_object(checkpoint, tensor, findings, report, err) : FC_OK;
     }
-    return FC_OK;
+    return rc;
 }

@@ -34,6 +34,7 @@ const fc_format fc_format_lightning = {
     .object_json = fc_pt_object_json_beside_dcp,
     .digest = fc_pt_digest_beside_dcp,
     .check_object = fc_pt_check_object_beside_dcp,
+    .verify = fc_pt_verify_beside_dcp,
     .verify_chunk = fc_pt_verify_chunk_beside_dcp,
-    .unverified = ".metadata, objects, and the gaps between the records of archives",
+    .unverified = ".metadata, objects in torch.save files, and the gaps between the records of archives",
 };

@@ -115,6 +115,16 @@ fc_code fc_pt_digest_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor
                                       : fc_pt_digest(checkpoint, tensor, index, out, err);
 }
 
+fc_code fc_pt_verify_beside_dcp(const fc_checkpoint *checkpoint, struct fc_findings *findings,
+                                struct fc_verify_report *report, fc_error *err) {
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < checkpoint->ntensors && rc == FC_OK; i++) {
+        const fc_tensor *t = &checkpoint->tensors[i];
+        rc = t->object && is_dcp(checkpoint, t) ? fc_dcp_verify_object(checkpoint, t, findings, report, err) : FC_OK;
+    }
+    return rc;
+}
+
 fc_code fc_pt_verify_chunk_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index,
                                       fc_extent *extent, fc_digest *digest, struct fc_findings *findings,
                                       fc_error *err) {

@@ -25,6 +25,8 @@ fc_code fc_pt_object_json_beside_dcp(const fc_checkpoint *checkpoint, const fc_t
                                      const char **json, fc_error *err);
 fc_code fc_pt_digest_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                                 fc_error *err);
+fc_code fc_pt_verify_beside_dcp(const fc_checkpoint *checkpoint, struct fc_findings *findings,
+                                struct fc_verify_report *report, fc_error *err);
 fc_code fc_pt_verify_chunk_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index,
                                       fc_extent *extent, fc_digest *digest, struct fc_findings *findings,
                                       fc_error *err);
