@@ -86,6 +86,15 @@ bool fc_optim_has(const fc_optim *o, const fc_wanted_tensor *w, const fc_optim_n
                                             b->count ? b->elements[n->levels].key : w->name, n->extra) == 0);
 }
 
+bool fc_optim_in_group(const fc_optim *o, const fc_wanted_tensor *w, fc_optim_name *n) {
+    *n = fc_optim_name_of(w);
+    return n->kind == FC_OPTIM_GROUP && fc_optim_has(o, w, n);
+}
+
+bool fc_optim_is_list(const fc_optim_name *n) {
+    return n->kind == FC_OPTIM_GROUP && n->is_number && n->key && strcmp(n->key, "params") == 0;
+}
+
 /* ---- the wrapped model's parameters ---- */
 
 static bool is_own(const fc_module_tree *tree, uint32_t p) {
@@ -244,7 +253,7 @@ static size_t look(const fc_flattener *f, fc_optim *o) {
         if (fc_optim_has(o, w, &n)) {
             o->numbered = o->numbered || (n.kind == FC_OPTIM_STATE && n.is_number);
             o->flattened = o->flattened || (n.kind == FC_OPTIM_GROUP && !n.is_number);
-            groups += n.kind == FC_OPTIM_GROUP && n.is_number && n.key && strcmp(n.key, "params") == 0;
+            groups += fc_optim_is_list(&n);
         }
     }
     return groups;
@@ -259,13 +268,13 @@ static fc_code read_groups(const fc_flattener *f, fc_optim *o, size_t groups) {
     }
     for (size_t i = 0; rc == FC_OK && i < f->wanted->ntensors; i++) {
         const fc_wanted_tensor *w = &f->wanted->tensors[i];
-        fc_optim_name n = fc_optim_name_of(w);
-        if (n.kind != FC_OPTIM_GROUP || !fc_optim_has(o, w, &n)) {
+        fc_optim_name n;
+        if (!fc_optim_in_group(o, w, &n)) {
             continue;
         }
         if (!n.is_number) {
             rc = enter(f, o, n.text, n.len, 0);
-        } else if (n.key && strcmp(n.key, "params") == 0) {
+        } else if (fc_optim_is_list(&n)) {
             rc = read_list(f, o, w, group++, groups);
         }
     }

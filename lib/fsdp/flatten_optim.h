@@ -53,6 +53,12 @@ typedef struct fc_optim {
 /** Whether a value is of this optimizer. */
 bool fc_optim_has(const fc_optim *o, const fc_wanted_tensor *w, const fc_optim_name *n);
 
+/** Takes the path of a wanted value apart. @return whether it is of a group of this optimizer. */
+bool fc_optim_in_group(const fc_optim *o, const fc_wanted_tensor *w, fc_optim_name *n);
+
+/** Whether a value of a group is the list of its parameters. */
+bool fc_optim_is_list(const fc_optim_name *n);
+
 /** Reads the groups of the optimizer and numbers its slots, group by group. */
 fc_code fc_optim_number(const fc_flattener *f, fc_optim *o);
 

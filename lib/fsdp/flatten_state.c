@@ -339,13 +339,13 @@ static fc_code add_groups(fc_flattener *f, const fc_optim *o) {
     fc_code rc = seen ? FC_OK : no_memory(f);
     for (size_t i = 0; rc == FC_OK && i < f->wanted->ntensors; i++) {
         const fc_wanted_tensor *w = &f->wanted->tensors[i];
-        fc_optim_name n = fc_optim_name_of(w);
-        if (n.kind != FC_OPTIM_GROUP || !fc_optim_has(o, w, &n)) {
+        fc_optim_name n;
+        if (!fc_optim_in_group(o, w, &n)) {
             continue;
         }
         if (!n.is_number) {
             rc = add_flattened(f, o, w, n.key, seen);
-        } else if (n.key && strcmp(n.key, "params") == 0 && group < o->ngroups) {
+        } else if (fc_optim_is_list(&n) && group < o->ngroups) {
             rc = add_list(f, o, group++);
         } else {
             rc = fc_flatten_keep(f, w);
