@@ -98,6 +98,12 @@ bool fc_decode_workspace(const fc_extent *extent, uint64_t *bytes) {
     return total <= SIZE_MAX;
 }
 
+bool fc_decode_gives_planes(const fc_extent *extent, uint32_t element) {
+    const fc_filters *f = &extent->filters;
+    return extent->codec == FC_CODEC_FILTERED && element > 1 && extent->first % element == 0 && f->count == 2 &&
+           f->mask == 0 && f->ids[0] == SHUFFLE && f->ids[1] == DEFLATE;
+}
+
 /* Bytes on their way through the pipeline, and where in the workspace the next step may write. */
 typedef struct stage {
     unsigned char *bytes;

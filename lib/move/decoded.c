@@ -2,6 +2,9 @@
  * The cache of decoded chunks. Tiles are cut for the target, so one compressed chunk serves many tiles and many chunks
  * serve one; each is decoded once while it fits. Shared by the workers, and the one place that bounds the memory for
  * decoding: who finds no room waits until others give theirs back.
+ *
+ * A worker claims the chunks of its tile before it takes the first. What is claimed stays once it is decoded, so that
+ * workers on neighbouring tiles can decode a chunk each, and take each other's.
  */
 #include "move/decode.h"
 
@@ -22,19 +25,23 @@ enum {
     MOST_IDLE = 16
 };
 
+typedef enum entry_state {
+    ENTRY_ABSENT, /* claimed, but not in memory */
+    ENTRY_LOADING,
+    ENTRY_READY
+} entry_state;
+
 typedef struct entry {
     const fc_tensor *tensor;
     size_t chunk;
+    entry_state state;
+    unsigned claims; /* while there are any, the entry stays, and its bytes with it */
     unsigned char *bytes;
     size_t size;
     uint64_t cost;
     uint64_t left; /* bytes that nobody has taken yet; 0: most likely nobody will ask again */
-    unsigned users;
-    bool loading;
-    unsigned char *workspace; /* while loading: `extra` bytes, part of `cost`; NULL for none, or not yet allocated */
-    size_t extra;
     struct entry *next_in_bucket;
-    struct entry *newer, *older; /* ring of all entries by last use, through fc_decoded.ring */
+    struct entry *newer, *older; /* ring of those that are ready by last use, through fc_decoded.ring */
 } entry;
 
 /* A workspace that nobody uses: kept for the next chunk, as its pages are there already. */
@@ -46,6 +53,7 @@ typedef struct idle {
 struct fc_decoded {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* room was made, or a chunk finished loading */
+    uint64_t changes;       /* how often */
     uint64_t limit, used;
     uint64_t paged; /* from this size on, chunks have pages of their own */
     idle idle[MOST_IDLE];
@@ -53,6 +61,12 @@ struct fc_decoded {
     entry *buckets[BUCKETS];
     entry ring; /* ring.older: the newest; ring.newer: the oldest */
 };
+
+/* Tells everyone who waits. Called with the lock held. */
+static void tell(fc_decoded *cache) {
+    cache->changes++;
+    pthread_cond_broadcast(&cache->changed);
+}
 
 fc_decoded *fc_decoded_new(uint64_t limit) {
     fc_decoded *cache = calloc(1, sizeof *cache);
@@ -132,13 +146,28 @@ static entry *find(fc_decoded *cache, const fc_tensor *tensor, size_t chunk) {
     return e;
 }
 
+static entry *insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk) {
+    entry *e = calloc(1, sizeof *e);
+    if (e) {
+        e->tensor = tensor;
+        e->chunk = chunk;
+        entry **bucket = bucket_of(cache, tensor, chunk);
+        e->next_in_bucket = *bucket;
+        *bucket = e;
+    }
+    return e;
+}
+
+/* Frees an entry that nobody claims. */
 static void remove_entry(fc_decoded *cache, entry *e) {
     entry **at = bucket_of(cache, e->tensor, e->chunk);
     while (*at != e) {
         at = &(*at)->next_in_bucket;
     }
     *at = e->next_in_bucket;
-    unlink_ring(e);
+    if (e->state == ENTRY_READY) {
+        unlink_ring(e);
+    }
     cache->used -= e->cost;
     buffer_free(cache, e->bytes, e->size);
     free(e);
@@ -184,11 +213,11 @@ static void keep_idle(fc_decoded *cache, unsigned char *bytes, size_t size) {
     cache->used += size;
 }
 
-/* Drops unused entries until `cost` fits, those that have been taken whole first (they are the oldest), before
-   others the idle workspaces: their pages are sooner back than a chunk is decoded. A buffer of `size` bytes among them
-   is kept in `*spare`: chunks of a dataset are of one size, so allocator and page faults stay out of the way. One that
-   has been taken whole is reused even where there is room: it is still in the processor's cache.
-   @return false when the entries in use leave no room. */
+/* Drops entries that nobody claims until `cost` fits, those that have been taken whole first (they are the oldest),
+   before others the idle workspaces: their pages are sooner back than a chunk is decoded. A buffer of `size` bytes
+   among them is kept in `*spare`: chunks of a dataset are of one size, so allocator and page faults stay out of the
+   way. One that has been taken whole is reused even where there is room: it is still in the processor's cache.
+   @return false when the entries that are claimed leave no room. */
 static bool make_room(fc_decoded *cache, uint64_t cost, size_t size, unsigned char **spare) {
     entry *e = cache->ring.newer;
     while (e != &cache->ring && (cache->limit - cache->used < cost || (!*spare && e->left == 0))) {
@@ -197,7 +226,7 @@ static bool make_room(fc_decoded *cache, uint64_t cost, size_t size, unsigned ch
             drop_idle(cache);
             continue;
         }
-        if (e->users == 0 && !e->loading) {
+        if (e->claims == 0) {
             if (e->size == size && !*spare) {
                 *spare = e->bytes;
                 e->bytes = NULL;
@@ -210,54 +239,6 @@ static bool make_room(fc_decoded *cache, uint64_t cost, size_t size, unsigned ch
         drop_idle(cache);
     }
     return cache->limit - cache->used >= cost;
-}
-
-static entry *insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, size_t size, uint64_t cost) {
-    entry *e = calloc(1, sizeof *e);
-    if (!e) {
-        return NULL;
-    }
-    e->tensor = tensor;
-    e->chunk = chunk;
-    e->size = size;
-    e->cost = cost;
-    e->left = size;
-    e->users = 1;
-    e->loading = true;
-    entry **bucket = bucket_of(cache, tensor, chunk);
-    e->next_in_bucket = *bucket;
-    *bucket = e;
-    link_newest(cache, e);
-    cache->used += cost;
-    return e;
-}
-
-/* Decodes into a new entry; called and returns with the lock held. */
-static fc_code load(fc_decoded *cache, entry *e, const fc_extent *extent, fc_decode_fn decode, void *context,
-                    fc_error *err) {
-    pthread_mutex_unlock(&cache->lock);
-    if (!e->bytes) {
-        e->bytes = buffer_new(cache, e->size);
-    }
-    if (e->extra > 0 && !e->workspace) {
-        e->workspace = buffer_new(cache, e->extra);
-    }
-    fc_code rc =
-        e->bytes && (e->extra == 0 || e->workspace)
-            ? decode(context, e->tensor, e->chunk, extent, e->workspace, e->bytes, err)
-            : fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes and %zu to decode it", e->size, e->extra);
-    pthread_mutex_lock(&cache->lock);
-    cache->used -= e->extra;
-    e->cost -= e->extra;
-    keep_idle(cache, e->workspace, e->extra);
-    e->workspace = NULL;
-    if (rc == FC_OK) {
-        e->loading = false;
-    } else {
-        remove_entry(cache, e);
-    }
-    pthread_cond_broadcast(&cache->changed);
-    return rc;
 }
 
 static fc_code cost_of(const fc_decoded *cache, const fc_extent *extent, uint64_t extra, uint64_t *cost,
@@ -274,72 +255,124 @@ static fc_code cost_of(const fc_decoded *cache, const fc_extent *extent, uint64_
     return FC_OK;
 }
 
-/* The entry of a chunk, in use by the caller: as it is in the cache, or new and `loading`. Called with the lock held;
-   gives it up while it waits. @return NULL when out of memory. */
-static entry *find_or_insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, size_t size, size_t extra,
-                             uint64_t cost) {
-    for (;;) {
-        entry *e = find(cache, tensor, chunk);
-        if (e && !e->loading) {
-            e->users++;
-            unlink_ring(e);
-            link_newest(cache, e);
-            return e;
-        }
-        if (!e) {
-            unsigned char *spare = NULL, *workspace = take_idle(cache, extra);
-            bool room = make_room(cache, cost, size, &spare);
-            e = room ? insert(cache, tensor, chunk, size, cost) : NULL;
-            if (e) {
-                e->bytes = spare;
-                e->workspace = workspace;
-                e->extra = extra;
-                return e;
-            }
-            buffer_free(cache, spare, size);
-            keep_idle(cache, workspace, extra);
-            if (room) {
-                return NULL;
-            }
-        }
-        pthread_cond_wait(&cache->changed, &cache->lock);
+fc_code fc_decoded_claim(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, fc_error *err) {
+    pthread_mutex_lock(&cache->lock);
+    entry *e = find(cache, tensor, chunk);
+    e = e ? e : insert(cache, tensor, chunk);
+    if (e) {
+        e->claims++;
     }
+    pthread_mutex_unlock(&cache->lock);
+    return e ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
 }
 
-fc_code fc_decoded_acquire(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
-                           uint64_t extra, fc_decode_fn decode, void *context, const unsigned char **bytes,
-                           fc_error *err) {
-    uint64_t cost = 0;
-    fc_code rc = cost_of(cache, extent, extra, &cost, err);
+/* Takes back a claim. Called with the lock held. */
+static void give_back(fc_decoded *cache, entry *e, uint64_t taken) {
+    e->left -= taken < e->left ? taken : e->left;
+    if (--e->claims > 0) {
+        return;
+    }
+    if (e->state == ENTRY_ABSENT) {
+        remove_entry(cache, e);
+        return;
+    }
+    unlink_ring(e);
+    if (e->left == 0) {
+        link_oldest(cache, e);
+    } else {
+        link_newest(cache, e);
+    }
+    tell(cache);
+}
+
+/* What it takes to decode a chunk. */
+typedef struct need {
+    size_t size, extra;               /* of the result, and of the workspace */
+    uint64_t cost;                    /* of both */
+    unsigned char *bytes, *workspace; /* buffers for them that are at hand, or NULL */
+} need;
+
+/* Takes room for decoding a chunk, if there is some. */
+static bool take_room(fc_decoded *cache, need *n) {
+    n->workspace = take_idle(cache, n->extra);
+    n->bytes = NULL;
+    if (!make_room(cache, n->cost, n->size, &n->bytes)) {
+        buffer_free(cache, n->bytes, n->size);
+        keep_idle(cache, n->workspace, n->extra);
+        return false;
+    }
+    return true;
+}
+
+/* Decodes into an entry for which there is room; called and returns with the lock held. */
+static fc_code load(fc_decoded *cache, entry *e, const need *n, const fc_extent *extent, fc_decode_fn decode,
+                    void *context, fc_error *err) {
+    unsigned char *workspace = n->workspace;
+    e->state = ENTRY_LOADING;
+    e->cost = n->cost;
+    e->size = n->size;
+    cache->used += n->cost;
+    pthread_mutex_unlock(&cache->lock);
+    e->bytes = n->bytes ? n->bytes : buffer_new(cache, n->size);
+    workspace = workspace || n->extra == 0 ? workspace : buffer_new(cache, n->extra);
+    fc_code rc =
+        e->bytes && (n->extra == 0 || workspace)
+            ? decode(context, e->tensor, e->chunk, extent, workspace, e->bytes, err)
+            : fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes and %zu to decode it", n->size, n->extra);
+    pthread_mutex_lock(&cache->lock);
+    cache->used -= n->extra;
+    e->cost -= n->extra;
+    keep_idle(cache, workspace, n->extra);
+    if (rc == FC_OK) {
+        e->state = ENTRY_READY;
+        e->left = n->size;
+        link_newest(cache, e);
+    } else {
+        cache->used -= e->cost;
+        buffer_free(cache, e->bytes, n->size);
+        e->bytes = NULL;
+        e->cost = 0;
+        e->state = ENTRY_ABSENT;
+    }
+    tell(cache);
+    return rc;
+}
+
+fc_code fc_decoded_try(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
+                       uint64_t extra, fc_decode_fn decode, void *context, const unsigned char **bytes, fc_error *err) {
+    need n = {(size_t)extent->decoded, (size_t)extra, 0, NULL, NULL};
+    *bytes = NULL;
+    fc_code rc = cost_of(cache, extent, extra, &n.cost, err);
     if (rc != FC_OK) {
         return rc;
     }
     pthread_mutex_lock(&cache->lock);
-    entry *e = find_or_insert(cache, tensor, chunk, (size_t)extent->decoded, (size_t)extra, cost);
-    if (!e) {
-        rc = fc_fail(err, FC_ENOMEM, "out of memory");
-    } else if (e->loading) {
-        rc = load(cache, e, extent, decode, context, err);
+    entry *e = find(cache, tensor, chunk);
+    if (e->state == ENTRY_ABSENT && take_room(cache, &n)) {
+        rc = load(cache, e, &n, extent, decode, context, err);
     }
-    if (rc == FC_OK) {
-        *bytes = e->bytes;
-    }
+    *bytes = e->state == ENTRY_READY ? e->bytes : NULL;
     pthread_mutex_unlock(&cache->lock);
     return rc;
 }
 
+uint64_t fc_decoded_changes(fc_decoded *cache) {
+    pthread_mutex_lock(&cache->lock);
+    uint64_t changes = cache->changes;
+    pthread_mutex_unlock(&cache->lock);
+    return changes;
+}
+
+void fc_decoded_wait(fc_decoded *cache, uint64_t seen) {
+    pthread_mutex_lock(&cache->lock);
+    while (cache->changes == seen) {
+        pthread_cond_wait(&cache->changed, &cache->lock);
+    }
+    pthread_mutex_unlock(&cache->lock);
+}
+
 void fc_decoded_release(fc_decoded *cache, const fc_tensor *tensor, size_t chunk, uint64_t taken) {
     pthread_mutex_lock(&cache->lock);
-    entry *e = find(cache, tensor, chunk);
-    if (e) {
-        e->left -= taken < e->left ? taken : e->left;
-    }
-    if (e && --e->users == 0) {
-        if (e->left == 0) {
-            unlink_ring(e);
-            link_oldest(cache, e);
-        }
-        pthread_cond_broadcast(&cache->changed);
-    }
+    give_back(cache, find(cache, tensor, chunk), taken);
     pthread_mutex_unlock(&cache->lock);
 }

@@ -32,11 +32,12 @@ static void shuffle_bytes(const unsigned char *in, unsigned char *out, size_t fr
     }
 }
 
-static void unshuffle_bytes(const unsigned char *in, unsigned char *out, size_t from, size_t count, size_t element) {
+static void unshuffle_bytes(const unsigned char *in, size_t plane, unsigned char *out, size_t from, size_t count,
+                            size_t element) {
     for (size_t byte = 0; byte < element; byte++) {
-        const unsigned char *plane = in + byte * count;
+        const unsigned char *bytes = in + byte * plane;
         for (size_t i = from; i < count; i++) {
-            out[i * element + byte] = plane[i];
+            out[i * element + byte] = bytes[i];
         }
     }
 }
@@ -111,12 +112,13 @@ ALWAYS_INLINE size_t shuffle_lanes(const unsigned char *in, unsigned char *out, 
     return i;
 }
 
-ALWAYS_INLINE size_t unshuffle_lanes(const unsigned char *in, unsigned char *out, size_t count, size_t element) {
+ALWAYS_INLINE size_t unshuffle_lanes(const unsigned char *in, size_t plane, unsigned char *out, size_t count,
+                                     size_t element) {
     size_t i = 0;
     for (; i + LANES <= count; i += LANES) {
         __m128i a[16], b[16];
         for (size_t k = 0; k < element; k++) {
-            a[k] = LOAD(in + reversed(k, element) * count + i);
+            a[k] = LOAD(in + reversed(k, element) * plane + i);
         }
         join_once(a, b, 2, element);
         if (element > 2) {
@@ -140,8 +142,8 @@ ALWAYS_INLINE size_t unshuffle_lanes(const unsigned char *in, unsigned char *out
     UNROLLED static size_t shuffle_##n(const unsigned char *in, unsigned char *out, size_t count) {                    \
         return shuffle_lanes(in, out, count, n);                                                                       \
     }                                                                                                                  \
-    UNROLLED static size_t unshuffle_##n(const unsigned char *in, unsigned char *out, size_t count) {                  \
-        return unshuffle_lanes(in, out, count, n);                                                                     \
+    UNROLLED static size_t unshuffle_##n(const unsigned char *in, size_t plane, unsigned char *out, size_t count) {    \
+        return unshuffle_lanes(in, plane, out, count, n);                                                              \
     }
 
 FOR_ELEMENT(2)
@@ -149,16 +151,16 @@ FOR_ELEMENT(4)
 FOR_ELEMENT(8)
 FOR_ELEMENT(16)
 
-#define BY_ELEMENT(function, in, out, count, element)                                                                  \
-    ((element) == 2    ? function##_2(in, out, count)                                                                  \
-     : (element) == 4  ? function##_4(in, out, count)                                                                  \
-     : (element) == 8  ? function##_8(in, out, count)                                                                  \
-     : (element) == 16 ? function##_16(in, out, count)                                                                 \
+#define BY_ELEMENT(element, function, ...)                                                                             \
+    ((element) == 2    ? function##_2(__VA_ARGS__)                                                                     \
+     : (element) == 4  ? function##_4(__VA_ARGS__)                                                                     \
+     : (element) == 8  ? function##_8(__VA_ARGS__)                                                                     \
+     : (element) == 16 ? function##_16(__VA_ARGS__)                                                                    \
                        : 0)
 
 #else
 
-#define BY_ELEMENT(function, in, out, count, element) ((size_t)0)
+#define BY_ELEMENT(element, function, ...) ((size_t)0)
 
 #endif
 
@@ -168,8 +170,13 @@ void fc_shuffle(const unsigned char *in, unsigned char *out, size_t size, size_t
         return;
     }
     size_t count = size / element;
-    shuffle_bytes(in, out, BY_ELEMENT(shuffle, in, out, count, element), count, element);
+    shuffle_bytes(in, out, BY_ELEMENT(element, shuffle, in, out, count), count, element);
     memcpy(out + count * element, in + count * element, size - count * element);
+}
+
+void fc_unshuffle_run(const unsigned char *in, size_t plane, unsigned char *out, size_t count, size_t element) {
+    size_t done = BY_ELEMENT(element, unshuffle, in, plane, out, count);
+    unshuffle_bytes(in, plane, out, done, count, element);
 }
 
 void fc_unshuffle(const unsigned char *in, unsigned char *out, size_t size, size_t element) {
@@ -178,6 +185,6 @@ void fc_unshuffle(const unsigned char *in, unsigned char *out, size_t size, size
         return;
     }
     size_t count = size / element;
-    unshuffle_bytes(in, out, BY_ELEMENT(unshuffle, in, out, count, element), count, element);
+    fc_unshuffle_run(in, count, out, count, element);
     memcpy(out + count * element, in + count * element, size - count * element);
 }

@@ -13,7 +13,13 @@
  */
 void fc_shuffle(const unsigned char *in, unsigned char *out, size_t size, size_t element);
 
-/** The inverse. */
+/**
+ * `count` elements from planes that lie `plane` bytes apart, all of them or some.
+ * @param in the first byte of the first of them.
+ */
+void fc_unshuffle_run(const unsigned char *in, size_t plane, unsigned char *out, size_t count, size_t element);
+
+/** The inverse of fc_shuffle. */
 void fc_unshuffle(const unsigned char *in, unsigned char *out, size_t size, size_t element);
 
 #endif

@@ -10,7 +10,7 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 #include "io/input.h"
-#include "move/decode_lean.h"
+#include "move/stored_chunk.h"
 #include "move/strided.h"
 #include "move/tuning.h"
 #include "plan/box_text.h"
@@ -21,7 +21,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { WORKSPACE_STEP = 256 << 10 };
+enum { MOST_CLAIMED = 64 };
 
 typedef struct cached_extent {
     const fc_tensor *tensor; /* NULL: free */
@@ -141,6 +141,11 @@ static fc_code resolve(fc_source *source, const fc_tensor *tensor, size_t chunk,
     return FC_OK;
 }
 
+/* Whether the bytes of an extent are the elements, with nothing to decode. */
+static bool is_plain(const fc_extent *extent) {
+    return extent->codec == FC_CODEC_RAW || extent->codec == FC_CODEC_INLINE;
+}
+
 /* How much of a strided copy one read covers: the axes from `whole` on entirely, and `group` steps of the one before.
  */
 typedef struct window {
@@ -255,83 +260,9 @@ static fc_code read_strided(fc_source *source, fc_input *input, uint64_t start, 
     }
 }
 
-/* Reads a filtered chunk into `workspace` and decodes it. */
-static fc_code read_filtered(fc_source *source, const fc_tensor *tensor, const fc_extent *extent,
-                             unsigned char *workspace, unsigned char *out, fc_error *err) {
-    fc_input *input = NULL;
-    fc_code rc = open_cached(source, extent->file, &input, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    const char *path = source->checkpoint->files[extent->file].path;
-    rc = workspace == source->scratch
-             ? fc_pread_full(input->fd, workspace, (size_t)extent->length, extent->offset, path, err)
-             : fc_input_read(input, workspace, (size_t)extent->length, extent->offset, source->scratch,
-                             source->scratch_size, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = fc_decode_filters(extent, workspace, fc_dtype_size(tensor->dtype), out, err);
-    return rc == FC_OK
-               ? rc
-               : fc_context(err, rc, "%s: %" PRIu64 " bytes at offset %" PRIu64, path, extent->length, extent->offset);
-}
-
-/* Memory that decoding takes beside the result, and how it is done. */
-typedef enum way {
-    WAY_NONE,   /* its sizes make no sense */
-    WAY_FORMAT, /* the format's own affair */
-    WAY_WINDOW, /* in the window */
-    WAY_MEMORY, /* in a workspace of `*extra` bytes */
-    WAY_LEAN    /* through the window, piece by piece: there is not enough memory for the other way */
-} way;
-
-static way choose_way(const fc_source *source, const fc_extent *extent, uint64_t *extra) {
-    uint64_t size = 0, whole;
-    *extra = 0;
-    if (extent->codec == FC_CODEC_FORMAT) {
-        return WAY_FORMAT;
-    }
-    if (!fc_decode_workspace(extent, &size)) {
-        return WAY_NONE;
-    }
-    if (size <= source->scratch_size) {
-        return WAY_WINDOW;
-    }
-    /* Rounded up, as chunks compress to various sizes and shall use each other's. */
-    bool fits = fc_add_u64(size, WORKSPACE_STEP - 1, &size) && fc_add_u64(size, extent->decoded, &whole) &&
-                whole <= fc_decoded_limit(source->decoded) / 8 * 7;
-    if (!fits && fc_decode_lean_can(extent)) {
-        return WAY_LEAN;
-    }
-    *extra = size / WORKSPACE_STEP * WORKSPACE_STEP;
-    return WAY_MEMORY;
-}
-
-/* Stored bytes of a chunk that is decoded piece by piece. */
-typedef struct stored {
-    const fc_input *input;
-    uint64_t offset;
-} stored;
-
-static fc_code read_stored(void *context, uint64_t at, unsigned char *bytes, size_t size, fc_error *err) {
-    const stored *s = context;
-    return fc_pread_full(s->input->fd, bytes, size, s->offset + at, s->input->path, err);
-}
-
-static fc_code read_lean(fc_source *source, const fc_tensor *tensor, const fc_extent *extent, unsigned char *out,
-                         fc_error *err) {
-    fc_input *input;
-    fc_code rc = open_cached(source, extent->file, &input, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    stored s = {input, extent->offset};
-    rc = fc_decode_lean(extent, read_stored, &s, source->scratch, source->scratch_size, fc_dtype_size(tensor->dtype),
-                        out, err);
-    return rc == FC_OK ? rc
-                       : fc_context(err, rc, "%s: %" PRIu64 " bytes at offset %" PRIu64, input->path, extent->length,
-                                    extent->offset);
+static fc_decoding decoding_of(const fc_source *source, const fc_tensor *tensor, const fc_extent *extent) {
+    return fc_decoding_choose(extent, fc_dtype_size(tensor->dtype), source->scratch_size,
+                              fc_decoded_limit(source->decoded));
 }
 
 /* Brings a whole chunk into memory and decodes it; fc_decode_fn. */
@@ -339,26 +270,26 @@ static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk
                             unsigned char *workspace, unsigned char *out, fc_error *err) {
     fc_source *source = context;
     const fc_checkpoint *checkpoint = source->checkpoint;
-    uint64_t size;
-    switch (choose_way(source, extent, &size)) {
-    case WAY_WINDOW:
-        return read_filtered(source, tensor, extent, source->scratch, out, err);
-    case WAY_MEMORY:
-        return read_filtered(source, tensor, extent, workspace, out, err);
-    case WAY_LEAN:
-        return read_lean(source, tensor, extent, out, err);
-    case WAY_NONE:
+    const fc_decoding decoding = decoding_of(source, tensor, extent);
+    if (decoding.way == FC_WAY_NONE) {
         return fc_fail(err, FC_ECORRUPT, "offset %" PRIu64 ": the chunk's sizes make no sense", extent->offset);
-    default:
+    }
+    if (decoding.way == FC_WAY_FORMAT) {
         return checkpoint->format->read
                    ? checkpoint->format->read(checkpoint, tensor, chunk, out, err)
                    : fc_fail(err, FC_EUNSUPPORTED, "%s: the chunk cannot be decoded", checkpoint->path);
     }
+    fc_input *input = NULL;
+    fc_code rc = open_cached(source, extent->file, &input, err);
+    const fc_lent lent = {input, source->scratch, source->scratch_size, workspace};
+    return rc == FC_OK ? fc_decoding_read(&decoding, extent, fc_dtype_size(tensor->dtype), &lent, out, err) : rc;
 }
 
-/* The piece being placed: from `start` bytes into the decoded bytes to `out`. */
+/* The piece being placed: from `start` bytes into the decoded bytes to `out`. Not `*placed` when its chunk must be
+   decoded and is not to be had now. */
 static fc_code copy_piece(fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
-                          uint64_t start, const fc_strided *copy, unsigned char *out, fc_error *err) {
+                          uint64_t start, const fc_strided *copy, unsigned char *out, bool *placed, fc_error *err) {
+    *placed = true;
     if (extent->codec == FC_CODEC_INLINE) {
         fc_strided_copy(copy, extent->bytes + start, out);
         return FC_OK;
@@ -378,11 +309,17 @@ static fc_code copy_piece(fc_source *source, const fc_tensor *tensor, size_t chu
         return rc;
     }
     const unsigned char *bytes = NULL;
-    uint64_t extra;
-    choose_way(source, extent, &extra);
-    fc_code rc = fc_decoded_acquire(source->decoded, tensor, chunk, extent, extra, decode_chunk, source, &bytes, err);
-    if (rc == FC_OK) {
-        fc_strided_copy(copy, bytes + start, out);
+    const fc_decoding decoding = decoding_of(source, tensor, extent);
+    fc_code rc =
+        fc_decoded_try(source->decoded, tensor, chunk, extent, decoding.extra, decode_chunk, source, &bytes, err);
+    *placed = rc == FC_OK && bytes;
+    if (*placed) {
+        if (decoding.planes) {
+            const uint32_t element = fc_dtype_size(tensor->dtype);
+            fc_strided_unshuffle(copy, bytes, (size_t)extent->decoded / element, element, start, out);
+        } else {
+            fc_strided_copy(copy, bytes + start, out);
+        }
         fc_decoded_release(source->decoded, tensor, chunk, fc_strided_bytes(copy));
     }
     return rc;
@@ -410,9 +347,11 @@ typedef struct fill {
     int64_t strides[FC_MAX_DIMS]; /* of the destination, in elements */
     unsigned char *out;
     int64_t filled;
+    size_t claimed[MOST_CLAIMED]; /* chunks that must be decoded and are not placed yet */
+    int nclaimed;
 } fill;
 
-static fc_code place_piece(fill *f, const fc_piece *piece, const fc_extent *extent, fc_error *err) {
+static fc_code place_piece(fill *f, const fc_piece *piece, const fc_extent *extent, bool *placed, fc_error *err) {
     const fc_tensor *tensor = f->tensor;
     const fc_dtype_info *type = fc_dtype_get(tensor->dtype);
     fc_strided copy;
@@ -421,8 +360,7 @@ static fc_code place_piece(fill *f, const fc_piece *piece, const fc_extent *exte
         return fc_fail(err, FC_EUNSUPPORTED, "offset %" PRIu64 ": %d HDF5 filters", extent->offset,
                        extent->filters.count);
     }
-    bool stored_plain = extent->codec == FC_CODEC_RAW || extent->codec == FC_CODEC_INLINE;
-    uint64_t available = stored_plain ? extent->length : extent->decoded;
+    uint64_t available = is_plain(extent) ? extent->length : extent->decoded;
     if (!first_byte(extent, tensor->chunks[piece->chunk].dims, piece, tensor->ndim, type->size, &start) ||
         !fc_strided_make(&copy, tensor->ndim, piece->sizes, extent->strides, f->strides, type->size) ||
         !fc_range_within(start, (uint64_t)fc_strided_span(&copy, 0), available)) {
@@ -436,18 +374,66 @@ static fc_code place_piece(fill *f, const fc_piece *piece, const fc_extent *exte
         volume *= piece->sizes[d];
     }
     unsigned char *out = f->out + at * type->size;
-    fc_code rc = copy_piece(f->source, tensor, piece->chunk, extent, start, &copy, out, err);
-    if (rc == FC_OK && extent->swap) {
+    fc_code rc = copy_piece(f->source, tensor, piece->chunk, extent, start, &copy, out, placed, err);
+    if (rc != FC_OK || !*placed) {
+        return rc;
+    }
+    if (extent->swap) {
         fc_strided_swap(&copy, out, type->swap_size);
     }
-    if (rc == FC_OK && (extent->negate || extent->conjugate)) {
+    if (extent->negate || extent->conjugate) {
         bool complex = type->cls == FC_CLASS_COMPLEX;
         fc_strided_flip(&copy, out, type->swap_size, extent->negate, extent->negate != (complex && extent->conjugate));
     }
     f->filled += volume;
+    return FC_OK;
+}
+
+static fc_code try_piece(fill *f, const fc_piece *piece, const fc_extent *extent, bool *placed, fc_error *err) {
+    fc_code rc = place_piece(f, piece, extent, placed, err);
+    if (rc == FC_OK) {
+        return rc;
+    }
+    fc_box box = fc_chunk_box(f->tensor, &f->tensor->chunks[piece->chunk]);
+    return fc_context(err, rc, "tensor %s, chunk %s", f->tensor->name, fc_box_to_text(&box).s);
+}
+
+/* Tries what is claimed and not placed yet, in the order of the pieces; what is placed leaves the list. */
+static fc_code try_claimed(fill *f, fc_error *err) {
+    int before = f->nclaimed;
+    f->nclaimed = 0;
+    fc_code rc = FC_OK;
+    for (int i = 0; i < before; i++) {
+        fc_piece piece = {.chunk = f->claimed[i]};
+        fc_box box = fc_chunk_box(f->tensor, &f->tensor->chunks[piece.chunk]);
+        fc_box_intersect(&box, f->box, piece.offsets, piece.sizes);
+        const fc_extent *extent;
+        bool placed = false;
+        rc = rc == FC_OK ? resolve(f->source, f->tensor, piece.chunk, &extent, err) : rc;
+        rc = rc == FC_OK ? try_piece(f, &piece, extent, &placed, err) : rc;
+        if (!placed) {
+            f->claimed[f->nclaimed++] = piece.chunk;
+        }
+    }
     return rc;
 }
 
+/* Places everything that is claimed. While another worker decodes a chunk, this one decodes the next; it waits only
+   when none is to be had. */
+static fc_code place_claimed(fill *f, fc_error *err) {
+    fc_code rc = FC_OK;
+    while (rc == FC_OK && f->nclaimed > 0) {
+        uint64_t seen = fc_decoded_changes(f->source->decoded);
+        int before = f->nclaimed;
+        rc = try_claimed(f, err);
+        if (rc == FC_OK && f->nclaimed == before) {
+            fc_decoded_wait(f->source->decoded, seen);
+        }
+    }
+    return rc;
+}
+
+/* Places a piece whose bytes can be read as they are; claims the chunk of one that must be decoded. */
 static fc_code visit_piece(void *context, const fc_piece *piece, fc_error *err) {
     fill *f = context;
     const fc_extent *extent = NULL;
@@ -455,12 +441,16 @@ static fc_code visit_piece(void *context, const fc_piece *piece, fc_error *err) 
     if (rc != FC_OK) {
         return rc; /* formats name the tensor, or the dataset, themselves */
     }
-    rc = place_piece(f, piece, extent, err);
-    if (rc == FC_OK) {
-        return rc;
+    if (is_plain(extent)) {
+        bool placed;
+        return try_piece(f, piece, extent, &placed, err);
     }
-    fc_box box = fc_chunk_box(f->tensor, &f->tensor->chunks[piece->chunk]);
-    return fc_context(err, rc, "tensor %s, chunk %s", f->tensor->name, fc_box_to_text(&box).s);
+    rc = f->nclaimed == MOST_CLAIMED ? place_claimed(f, err) : FC_OK;
+    rc = rc == FC_OK ? fc_decoded_claim(f->source->decoded, f->tensor, piece->chunk, err) : rc;
+    if (rc == FC_OK) {
+        f->claimed[f->nclaimed++] = piece->chunk;
+    }
+    return rc;
 }
 
 fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
@@ -471,6 +461,10 @@ fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_
         return fc_fail(err, FC_ECORRUPT, "tensor %s: the box %s is too large", tensor->name, fc_box_to_text(box).s);
     }
     fc_code rc = fc_coverage_visit(coverage, box, visit_piece, &f, err);
+    rc = rc == FC_OK ? place_claimed(&f, err) : rc;
+    for (int i = 0; i < f.nclaimed; i++) { /* after an error */
+        fc_decoded_release(source->decoded, tensor, f.claimed[i], 0);
+    }
     if (rc == FC_OK && f.filled != volume) {
         rc = fc_fail(err, FC_ECORRUPT, "tensor %s: chunks hold %" PRId64 " of the %" PRId64 " elements %s",
                      tensor->name, f.filled, volume, fc_box_to_text(box).s);

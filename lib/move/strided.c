@@ -8,6 +8,7 @@
 #include "move/strided.h"
 
 #include "core/checked.h"
+#include "move/shuffle.h"
 
 #include <string.h>
 
@@ -217,6 +218,14 @@ void fc_strided_copy(const fc_strided *copy, const unsigned char *src, unsigned 
             copy_plane(copy->unit, &outer, &inner, src + s, dst + d);
         }
     } while (step(around, n, index, &s, &d));
+}
+
+void fc_strided_unshuffle(const fc_strided *copy, const unsigned char *planes, size_t count, uint32_t element,
+                          uint64_t start, unsigned char *dst) {
+    int64_t index[FC_MAX_DIMS] = {0}, s = (int64_t)start, d = 0;
+    do {
+        fc_unshuffle_run(planes + s / element, count, dst + d, (size_t)copy->unit / element, element);
+    } while (step(copy->axes, copy->n, index, &s, &d));
 }
 
 static void swap_run(unsigned char *bytes, size_t size, uint32_t width) {

@@ -48,6 +48,13 @@ int64_t fc_strided_bytes(const fc_strided *copy);
 void fc_strided_copy(const fc_strided *copy, const unsigned char *src, unsigned char *dst);
 
 /**
+ * The same from elements of `element` bytes that are shuffled (see shuffle.h), in planes of `count` bytes at `planes`.
+ * @param start bytes from the first to the first one wanted, were they not shuffled: a multiple of `element`.
+ */
+void fc_strided_unshuffle(const fc_strided *copy, const unsigned char *planes, size_t count, uint32_t element,
+                          uint64_t start, unsigned char *dst);
+
+/**
  * Flips the sign bit of the little-endian numbers of `width` bytes at `dst` that `copy` has placed: of the first, third
  * … of each run if `even`, of the others if `odd`.
  */

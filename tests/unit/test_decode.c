@@ -242,13 +242,21 @@ typedef struct counting {
     pthread_mutex_t lock;
     int calls, inside, most_inside;
     bool fails;
-    int fresh; /* workspaces with pages of their own that nobody had written to */
+    int fresh;         /* workspaces with pages of their own that nobody had written to */
+    fc_decoded *again; /* while decoding, the same chunk is asked for here */
+    int refused;       /* how often it was not to be had */
 } counting;
 
 static fc_code count_decode(void *context, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
                             unsigned char *workspace, unsigned char *out, fc_error *err) {
-    (void)tensor;
     counting *c = context;
+    if (c->again) {
+        const unsigned char *bytes = NULL;
+        assert_int_equal(fc_decoded_claim(c->again, tensor, chunk, err), FC_OK);
+        assert_int_equal(fc_decoded_try(c->again, tensor, chunk, extent, 0, count_decode, c, &bytes, err), FC_OK);
+        fc_decoded_release(c->again, tensor, chunk, 0);
+        c->refused += !bytes;
+    }
     pthread_mutex_lock(&c->lock);
     c->calls++;
     c->fresh += extent->length >= 4096 && workspace[0] == 0;
@@ -267,12 +275,28 @@ static fc_code count_decode(void *context, const fc_tensor *tensor, size_t chunk
 
 static const fc_tensor some_tensor = {.name = "w"};
 
+/* Claims a chunk and takes it as soon as it is to be had. @param extra bytes of workspace. */
+static fc_code take(fc_decoded *cache, size_t chunk, const fc_extent *extent, uint64_t extra, counting *c,
+                    const unsigned char **bytes, fc_error *err) {
+    assert_int_equal(fc_decoded_claim(cache, &some_tensor, chunk, err), FC_OK);
+    for (;;) {
+        uint64_t seen = fc_decoded_changes(cache);
+        fc_code rc = fc_decoded_try(cache, &some_tensor, chunk, extent, extra, count_decode, c, bytes, err);
+        if (rc != FC_OK) {
+            fc_decoded_release(cache, &some_tensor, chunk, 0);
+        }
+        if (rc != FC_OK || *bytes) {
+            return rc;
+        }
+        fc_decoded_wait(cache, seen);
+    }
+}
+
 /* extent->length: bytes of workspace. */
 static void use(fc_decoded *cache, size_t chunk, const fc_extent *extent, counting *c) {
     const unsigned char *bytes = NULL;
     fc_error err;
-    assert_int_equal(
-        fc_decoded_acquire(cache, &some_tensor, chunk, extent, extent->length, count_decode, c, &bytes, &err), FC_OK);
+    assert_int_equal(take(cache, chunk, extent, extent->length, c, &bytes, &err), FC_OK);
     assert_int_equal(bytes[0], (unsigned char)chunk);
     assert_int_equal(bytes[extent->decoded - 1], (unsigned char)chunk);
     fc_decoded_release(cache, &some_tensor, chunk, 0);
@@ -306,7 +330,7 @@ static void chunk_in_use_stays(void **state) {
     small.decoded = 700;
     const unsigned char *held = NULL;
     fc_error err;
-    assert_int_equal(fc_decoded_acquire(cache, &some_tensor, 1, &extent, 0, count_decode, &c, &held, &err), FC_OK);
+    assert_int_equal(take(cache, 1, &extent, 0, &c, &held, &err), FC_OK);
     for (size_t i = 2; i < 9; i++) {
         use(cache, i, i % 2 ? &small : &extent, &c);
     }
@@ -319,6 +343,57 @@ static void chunk_in_use_stays(void **state) {
     fc_decoded_free(cache);
 }
 
+/* Room for two chunks. Who has claimed one finds it, whatever others decode meanwhile. */
+static void claimed_chunk_stays(void **state) {
+    (void)state;
+    counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    fc_decoded *cache = fc_decoded_new(2 * 2000);
+    fc_extent extent = {.codec = FC_CODEC_FORMAT, .decoded = 1800};
+    fc_error err;
+    assert_int_equal(fc_decoded_claim(cache, &some_tensor, 1, &err), FC_OK);
+    for (size_t i = 1; i < 9; i++) {
+        use(cache, i, &extent, &c);
+    }
+    assert_int_equal(c.calls, 8);
+    use(cache, 1, &extent, &c);
+    assert_int_equal(c.calls, 8);
+    fc_decoded_release(cache, &some_tensor, 1, 0);
+    for (size_t i = 2; i < 9; i++) {
+        use(cache, i, &extent, &c);
+    }
+    int calls = c.calls;
+    use(cache, 1, &extent, &c);
+    assert_int_equal(c.calls, calls + 1);
+    fc_decoded_free(cache);
+}
+
+/* A chunk for which there is no room, or that is being decoded, is not to be had; the caller learns when to ask again.
+ */
+static void trying_does_not_wait(void **state) {
+    (void)state;
+    counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    fc_decoded *cache = fc_decoded_new(2000);
+    fc_extent extent = {.codec = FC_CODEC_FORMAT, .decoded = 1800};
+    const unsigned char *first = NULL, *second = NULL;
+    fc_error err;
+    assert_int_equal(take(cache, 1, &extent, 0, &c, &first, &err), FC_OK);
+    assert_int_equal(fc_decoded_claim(cache, &some_tensor, 2, &err), FC_OK);
+    uint64_t seen = fc_decoded_changes(cache);
+    assert_int_equal(fc_decoded_try(cache, &some_tensor, 2, &extent, 0, count_decode, &c, &second, &err), FC_OK);
+    assert_null(second);
+    assert_int_equal(c.calls, 1);
+    assert_int_equal(fc_decoded_changes(cache), seen);
+    fc_decoded_release(cache, &some_tensor, 1, 0);
+    fc_decoded_wait(cache, seen); /* not for ever */
+    c.again = cache;
+    assert_int_equal(fc_decoded_try(cache, &some_tensor, 2, &extent, 0, count_decode, &c, &second, &err), FC_OK);
+    assert_non_null(second);
+    assert_int_equal(c.refused, 1);
+    assert_int_equal(c.calls, 2);
+    fc_decoded_release(cache, &some_tensor, 2, 0);
+    fc_decoded_free(cache);
+}
+
 /* A chunk whose bytes were all taken goes first, and its buffer is used again though there is room. */
 static void used_up_chunk_goes_first(void **state) {
     (void)state;
@@ -328,13 +403,13 @@ static void used_up_chunk_goes_first(void **state) {
     const unsigned char *first = NULL, *second = NULL;
     fc_error err;
     use(cache, 1, &extent, &c);
-    assert_int_equal(fc_decoded_acquire(cache, &some_tensor, 2, &extent, 0, count_decode, &c, &first, &err), FC_OK);
+    assert_int_equal(take(cache, 2, &extent, 0, &c, &first, &err), FC_OK);
     fc_decoded_release(cache, &some_tensor, 2, 1000);
-    assert_int_equal(fc_decoded_acquire(cache, &some_tensor, 2, &extent, 0, count_decode, &c, &second, &err), FC_OK);
+    assert_int_equal(take(cache, 2, &extent, 0, &c, &second, &err), FC_OK);
     assert_ptr_equal(first, second);
     assert_int_equal(c.calls, 2);
     fc_decoded_release(cache, &some_tensor, 2, 800);
-    assert_int_equal(fc_decoded_acquire(cache, &some_tensor, 3, &extent, 0, count_decode, &c, &second, &err), FC_OK);
+    assert_int_equal(take(cache, 3, &extent, 0, &c, &second, &err), FC_OK);
     assert_ptr_equal(first, second);
     fc_decoded_release(cache, &some_tensor, 3, 0);
     use(cache, 1, &extent, &c);
@@ -355,8 +430,7 @@ static void workspace_is_kept(void **state) {
     for (size_t i = 0; i < 8; i++) {
         const unsigned char *bytes = NULL;
         fc_error err;
-        assert_int_equal(fc_decoded_acquire(cache, &some_tensor, i, &extent, 5000, count_decode, &c, &bytes, &err),
-                         FC_OK);
+        assert_int_equal(take(cache, i, &extent, 5000, &c, &bytes, &err), FC_OK);
         fc_decoded_release(cache, &some_tensor, i, 1800);
     }
     assert_int_equal(c.fresh, 1);
@@ -379,15 +453,13 @@ static void chunk_above_the_limit(void **state) {
     fc_extent extent = {.codec = FC_CODEC_FORMAT, .decoded = (uint64_t)1 << 62};
     const unsigned char *bytes;
     fc_error err;
-    assert_int_equal(fc_decoded_acquire(cache, &some_tensor, 0, &extent, 0, count_decode, &c, &bytes, &err),
-                     FC_EUNSUPPORTED);
+    assert_int_equal(take(cache, 0, &extent, 0, &c, &bytes, &err), FC_EUNSUPPORTED);
     assert_non_null(strstr(err.message, "decoding the chunk of 4611686018427387904 bytes takes"));
     assert_non_null(strstr(err.message, "--memory"));
     assert_int_equal(c.calls, 0);
     extent.decoded = 5000;
     c.fails = true;
-    assert_int_equal(fc_decoded_acquire(cache, &some_tensor, 0, &extent, 0, count_decode, &c, &bytes, &err),
-                     FC_ECORRUPT);
+    assert_int_equal(take(cache, 0, &extent, 0, &c, &bytes, &err), FC_ECORRUPT);
     c.fails = false; /* a failure leaves nothing behind */
     extent.decoded = 9000;
     use(cache, 0, &extent, &c);
@@ -440,6 +512,8 @@ int main(void) {
         cmocka_unit_test(workspace_is_kept),
         cmocka_unit_test(cache_keeps_what_fits),
         cmocka_unit_test(chunk_in_use_stays),
+        cmocka_unit_test(claimed_chunk_stays),
+        cmocka_unit_test(trying_does_not_wait),
         cmocka_unit_test(chunk_above_the_limit),
         cmocka_unit_test(used_up_chunk_goes_first),
         cmocka_unit_test(lean_decoding_equals_the_other),

@@ -1,6 +1,7 @@
 /*
  * lib/move/strided.c: the normal form of strided copies, and the kernels against brute force.
  */
+#include "move/shuffle.h"
 #include "move/strided.h"
 
 #include <setjmp.h>
@@ -57,7 +58,8 @@ static int64_t random_strides(int ndim, const int64_t *sizes, bool gaps, int64_t
 static void random_copies(void **state) {
     (void)state;
     unsigned char *src = malloc(SOURCE_BYTES), *dst = malloc(TARGET_BYTES), *expected = malloc(TARGET_BYTES);
-    assert_true(src && dst && expected);
+    unsigned char *planes = malloc(SOURCE_BYTES);
+    assert_true(src && dst && expected && planes);
     srand(3);
     for (int i = 0; i < SOURCE_BYTES; i++) {
         src[i] = (unsigned char)rand();
@@ -88,10 +90,23 @@ static void random_copies(void **state) {
         assert_true(fc_strided_make(&copy, ndim, sizes, src_strides, dst_strides, element));
         assert_true(fc_strided_span(&copy, 0) <= from * element);
         fc_strided_copy(&copy, src, dst);
-        assert_memory_equal(dst, expected, TARGET_BYTES < to * element + 64 ? TARGET_BYTES : to * element + 64);
+        size_t seen = TARGET_BYTES < to * element + 64 ? TARGET_BYTES : (size_t)(to * element + 64);
+        assert_memory_equal(dst, expected, seen);
+        /* The same from planes, of a chunk that begins before the first element. */
+        size_t before = (size_t)(rand() % 5), count = (size_t)from + before;
+        if ((count + 3) * (size_t)element <= SOURCE_BYTES) {
+            fc_shuffle(src, planes, count * (size_t)element, (size_t)element);
+            memset(dst, 0xaa, TARGET_BYTES);
+            memset(expected, 0xaa, TARGET_BYTES);
+            size_t start = before * (size_t)element;
+            by_the_book(ndim, sizes, src_strides, dst_strides, element, src + start, expected);
+            fc_strided_unshuffle(&copy, planes, count, (uint32_t)element, start, dst);
+            assert_memory_equal(dst, expected, seen);
+        }
         done++;
     }
     assert_true(done > 15000);
+    free(planes);
     free(src);
     free(dst);
     free(expected);
