@@ -152,7 +152,11 @@ static fc_code build(dcp_builder *b) {
     b->checkpoint->tensors = b->tensors;
     b->checkpoint->ntensors = b->ntensors;
     rc = fc_dcp_finish_files(b);
-    return rc == FC_OK ? fc_dcp_place_in_safetensors(b) : rc;
+    rc = rc == FC_OK ? fc_dcp_place_in_safetensors(b) : rc;
+    if (rc == FC_OK && !is_rank_metadata(fc_base_name(b->metadata_path))) { /* ranks must list a value as the same */
+        rc = fc_dcp_refuse_classes(b);
+    }
+    return rc;
 }
 
 fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,

@@ -1,8 +1,8 @@
 /*
  * What the parts of the DCP reader share. dcp.c finds the checkpoint and is the format's table; manifest.c turns the
  * loaded `.metadata` into tensors and chunks; ranks.c puts those of ranks together; storage.c gives each chunk its
- * place; files.c knows the data files; safetensors.c finds the chunks that are in no torch.save archive; extent.c opens
- * the archive of one chunk.
+ * place; files.c knows the data files; safetensors.c finds the chunks that are in no torch.save archive, classes.c
+ * tensors that are in one and cannot be had; extent.c opens the archive of one chunk.
  */
 #ifndef FSDPCKPT_FORMATS_DCP_DCP_H
 #define FSDPCKPT_FORMATS_DCP_DCP_H
@@ -64,7 +64,10 @@ bool fc_dcp_in_safetensors(const fc_tensor *tensor, const fc_chunk *chunk);
 /** Gives such chunks the places of their data; after fc_dcp_finish_files. */
 fc_code fc_dcp_place_in_safetensors(dcp_builder *b);
 
-/** The place and strides of such a chunk. Thread-safe. */
+/** Lists quantized tensors and the like as values that cannot be had; after that. */
+fc_code fc_dcp_refuse_classes(dcp_builder *b);
+
+/** The place and strides of a chunk in safetensors. Thread-safe. */
 fc_code fc_dcp_safetensors_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
                                   fc_extent *out, fc_error *err);
 
