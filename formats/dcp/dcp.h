@@ -33,6 +33,21 @@ typedef struct dcp_builder {
     fc_error *err;
 } dcp_builder;
 
+/** fc_chunk.detail: what the item is. */
+enum {
+    DCP_ARCHIVE,  /* of torch.save; in safetensors where fc_dcp_in_safetensors says so: not placed, its file is missing
+                   */
+    DCP_IN_PLACE, /* the chunk's offset and length are those of its data, which is in safetensors */
+    DCP_LOST      /* of a refused tensor: not there */
+};
+
+/** fc_tensor.detail of a refused tensor: all of its archives, of which the object's chunk is the first. */
+typedef struct dcp_pieces {
+    const fc_chunk *chunks; /* their `file` counts from first_file as the object's from its own, wherever that is put */
+    size_t count;
+    uint32_t first_file;
+} dcp_pieces;
+
 /** Marks a chunk that storage_data has not placed yet. */
 #define DCP_UNPLACED UINT32_MAX
 

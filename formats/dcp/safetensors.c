@@ -17,8 +17,6 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { DCP_IN_PLACE = 1 }; /* fc_chunk.detail: the chunk's offset is that of its data */
-
 typedef struct placing {
     dcp_builder *b;
     fc_arena *arena;    /* of the headers */
@@ -130,6 +128,7 @@ static fc_code place(placing *p, fc_tensor *tensor, fc_chunk *chunk) {
     /* torch gathers the tensors of a file by their names, so of several pieces of one tensor it writes the last. */
     if (e && e->offsets && e->ndim == tensor->ndim && !same_numbers(e->offsets, chunk->dims, e->ndim)) {
         const char *name = p->b->checkpoint->files[chunk->file].name;
+        chunk->detail = DCP_LOST;
         return fc_dcp_refuse_tensor(p->b, tensor, chunk,
                                     fc_arena_printf(p->b->checkpoint->arena,
                                                     "a piece of it was lost when it was saved: torch kept one of "

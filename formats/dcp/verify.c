@@ -27,7 +27,10 @@ static fc_code check_item(const fc_checkpoint *checkpoint, const fc_tensor *obje
         rc = fc_torch_check_records(&archive, true, &place, findings, covered, err);
         fc_torch_item_close(&archive);
     } else {
-        *covered = false; /* reported already, with the object's decoding */
+        *covered = false; /* reported already, with the object's decoding, unless nobody decodes it */
+        if (object->object->refusal && rc == FC_ECORRUPT) {
+            fc_report_defect(findings, &place, "tensor %.256s: %s", object->name, found.message);
+        }
         rc = rc == FC_ENOMEM ? fc_fail(err, rc, "%s", found.message) : FC_OK;
     }
     fc_dcp_release(checkpoint, chunk->file);
@@ -56,10 +59,26 @@ fc_code fc_dcp_check_object(const fc_checkpoint *checkpoint, const fc_tensor *ob
     return rc == FC_OK ? rc : fc_context(err, rc, "object %.256s", object->name);
 }
 
+/* The other pieces of a tensor that is refused. */
+static fc_code check_pieces(const fc_checkpoint *checkpoint, const fc_tensor *object, struct fc_findings *findings,
+                            bool *covered, fc_error *err) {
+    const dcp_pieces *pieces = object->detail;
+    fc_code rc = FC_OK;
+    for (size_t i = 1; i < pieces->count && rc == FC_OK; i++) {
+        fc_chunk chunk = pieces->chunks[i];
+        bool good = true;
+        chunk.file += object->chunks[0].file - pieces->first_file;
+        rc = check_item(checkpoint, object, &chunk, findings, &good, err);
+        *covered = *covered && good;
+    }
+    return rc;
+}
+
 fc_code fc_dcp_verify_object(const fc_checkpoint *checkpoint, const fc_tensor *object, struct fc_findings *findings,
                              struct fc_verify_report *report, fc_error *err) {
-    bool covered = object->nchunks > 0;
+    bool covered = object->nchunks > 0 && object->chunks[0].detail == DCP_ARCHIVE;
     fc_code rc = covered ? check_item(checkpoint, object, &object->chunks[0], findings, &covered, err) : FC_OK;
+    rc = rc == FC_OK && object->detail ? check_pieces(checkpoint, object, findings, &covered, err) : rc;
     if (rc == FC_OK && covered) { /* counted as only read, as its bytes are no single record */
         report->digested++;
         report->undigested--;

@@ -8,6 +8,7 @@ usage: odd_values.py FSDPCKPT       exit 77 without torch
 import logging
 import json
 import pathlib
+import pickle
 import sys
 import tempfile
 import warnings
@@ -18,12 +19,16 @@ try:
     import torch
     import torch.distributed.checkpoint as dcp
     import torch.distributed.checkpoint.format_utils
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
     from torch.testing._internal.two_tensor import TwoTensor
 except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
+import gloo
 from checks import must_run as run
+from checks import record_damage_is_found
 
 nn = torch.nn
 GOOD = {"w": torch.arange(6.0).reshape(2, 3), "step": 7}
@@ -143,8 +148,33 @@ class Int8(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.is_pinned.default:
             return False
+        if func is torch.ops.aten.view.default:
+            return cls(args[0].codes, args[0].scale)
         assert func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default), func
         return cls(func(args[0].codes), func(args[0].scale))
+
+
+def save_quantized(_rank, world, path):
+    mesh = init_device_mesh("cpu", (world,))
+    part = Int8(torch.ones(64, 64, dtype=torch.int8), torch.ones(64, 1))
+    dcp.save({"q": DTensor.from_local(part, mesh, [Shard(0)], run_check=False), "w": torch.ones(4)}, checkpoint_id=path)
+
+
+def quantized_shards(program, home):
+    source = home / "shards"
+    gloo.run(2, save_quantized, source)
+    assert "q: only dense tensors" in run(program, "check", source).stdout
+    assert "covered by digests: the data of 2 of 2" in run(program, "verify", source).stdout
+    record_damage_is_found(program, source, "__1_0.distcp")
+    assert "no defects" in run(program, "verify", source).stdout
+    with open(source / ".metadata", "rb") as f:
+        items = pickle.load(f).storage_data.items()
+    end = next(i.offset + i.length for k, i in items if k.fqn == "q" and i.relative_path == "__1_0.distcp")
+    with open(source / "__1_0.distcp", "r+b") as f:
+        f.seek(end - 10)
+        f.write(b"x" * 10)
+    told = run(program, "verify", source, ok=(1,)).stdout
+    assert "tensor q: " in told and "__1_0.distcp" in told and "1 defect" in told, told
 
 
 def quantized_in_dcp(program, home):
@@ -202,7 +232,7 @@ def small_files(program, home):
 
 def main():
     program = sys.argv[1]
-    for test in (modules, odd_tensors_of_torch_save, odd_tensors_of_dcp, quantized_in_dcp, odd_containers, small_files):
+    for test in (quantized_shards, modules, odd_tensors_of_torch_save, odd_tensors_of_dcp, quantized_in_dcp, odd_containers, small_files):
         with tempfile.TemporaryDirectory(prefix="fc-odd-") as home:
             test(program, pathlib.Path(home))
             print("ok", test.__name__)
