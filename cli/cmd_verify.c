@@ -20,12 +20,12 @@
 typedef struct printing {
     text_out *out;
     json_out json;
-    bool is_json, quiet, sealing;
+    bool is_json, silent, sealing;
 } printing;
 
 static void print_defect(void *context, const fc_defect *d) {
     printing *p = context;
-    if (p->quiet) {
+    if (p->silent) {
         return;
     }
     if (!p->is_json) {
@@ -47,7 +47,7 @@ static void print_defect(void *context, const fc_defect *d) {
 }
 
 static void begin(printing *p, const fc_checkpoint *checkpoint) {
-    if (!p->is_json || p->quiet) {
+    if (!p->is_json) {
         return;
     }
     jw_begin(&p->json, p->out, 2);
@@ -237,7 +237,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     const options *o = call->options;
     fc_checkpoint *checkpoint = NULL;
     fc_verify_report report;
-    printing p = {.out = call->out, .is_json = o->json, .quiet = o->quiet, .sealing = o->seal};
+    printing p = {.out = call->out, .is_json = o->json, .silent = options_silent(o), .sealing = o->seal};
     fc_code rc = open_source(o, &checkpoint, err);
     if (rc != FC_OK) {
         return rc;
@@ -245,7 +245,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     source_tell(o, checkpoint);
     begin(&p, checkpoint);
     rc = verify_and_seal(o, checkpoint, &p, &report, err);
-    if (rc == FC_OK && !p.quiet) {
+    if (rc == FC_OK && !p.silent) {
         (p.is_json ? end_json : end_text)(&p, checkpoint, &report);
     }
     if (rc == FC_OK && report.defects > 0) {
@@ -257,7 +257,7 @@ static fc_code run(cli_call *call, fc_error *err) {
 
 static const option_help helps[] = {
     {OPT_FORCE, "with --seal: replace a seal that is there"},
-    {OPT_QUIET, "print nothing: the exit status is the answer"},
+    {OPT_QUIET, "print nothing but what --json asks for: the exit status is the answer"},
     {.help = NULL},
 };
 
