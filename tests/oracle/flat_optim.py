@@ -75,8 +75,8 @@ def train(rank, world, home, case):
 
 
 def resume(rank, world, home, case, out, ordered):
-    """Another model takes the rank's file and goes on. Of what FSDP.optim_state_dict gives, torch has sorted a parameter's
-    state, and safetensors has only sorted names: the order of keys is the optimizer's own where the source has it."""
+    """Another model takes the rank's file and goes on. FSDP.optim_state_dict sorts a parameter's state, and safetensors
+    has only sorted names: the order of keys is the optimizer's own where the source has it."""
     torch.manual_seed(rank + 50)
     fresh = make(case)
     with torch.no_grad():

@@ -8,7 +8,6 @@ Exit status 77 when torch is missing.
 
 import json
 import logging
-import os
 import pathlib
 import shutil
 import subprocess
@@ -20,7 +19,6 @@ warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
 try:
     import torch
-    import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch import nn
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP

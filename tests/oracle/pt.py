@@ -12,7 +12,6 @@ usage: pt.py FSDPCKPT CORPUS        exit 77 without torch
 import collections
 import glob
 import io
-import json
 import logging
 import os
 import pathlib

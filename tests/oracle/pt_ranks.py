@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""torch.save files a rank, in and out: those of the corpus against the tensors that torch gathered, names of every kind,
-plain parts of tensor-parallel ranks, Hugging Face's index, DCP's metadata of each rank; those we write against torch's own
-cuts; and what must be refused.
+"""torch.save files a rank, in and out: those of the corpus against the tensors that torch gathered, names of every
+kind, plain parts of tensor-parallel ranks, Hugging Face's index, DCP's metadata of each rank; those we write against
+torch's own cuts; and what must be refused.
 
 usage: pt_ranks.py FSDPCKPT CORPUS        exit 77 without torch
 """

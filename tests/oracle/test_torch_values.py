@@ -8,6 +8,7 @@ import sys
 import unittest
 
 try:
+    import numpy
     import torch
 except ImportError as e:
     print("skipped: %s" % e)
@@ -50,8 +51,10 @@ DIFFERENT = [
     (torch.ones(2), torch.ones(2).double()), (torch.ones(2), torch.ones(2, 1)), (torch.zeros(0, 2), torch.zeros(0, 3)),
     (torch.ones(2), [1.0, 1.0]), (torch.ones(2), torch.nn.Parameter(torch.ones(2))), (torch.tensor(1), 1),
     (torch.zeros(1), -torch.zeros(1)), (NAN, OTHER_NAN), (torch.tensor([1, 2]), torch.tensor([1, 3])),
-    (torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j])), (torch.arange(4).reshape(2, 2), torch.arange(4).reshape(2, 2).t()),
-    (Hyper(3), Hyper(4)), (Hyper(3), Hyper(3.0)), (Hyper(torch.ones(1)), Hyper(torch.zeros(1))), (Hyper(3), vars(Hyper(3))),
+    (torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j])), (torch.eye(2)[:1].t(), torch.ones(2, 1)),
+    (Hyper(3), Hyper(4)), (Hyper(3), Hyper(3.0)), (Hyper(torch.ones(1)), Hyper(torch.zeros(1))),
+    (Hyper(3), vars(Hyper(3))),
+    (numpy.ones(2), numpy.zeros(2)), (numpy.ones(2), numpy.ones(2, "f4")), (numpy.ones(2), numpy.ones((1, 2))),
     (named("x"), named("y")), (ordered(), ordered(_metadata=1)), (object(), object()),
     (collections.defaultdict(list), collections.defaultdict(dict)),
 ]
@@ -60,6 +63,7 @@ ALIKE = [
     lambda: NAN.clone(), lambda: torch.tensor([1 + 2j]).conj(), lambda: torch.arange(6).reshape(2, 3).t(),
     lambda: Hyper(torch.ones(2)), lambda: named("x"), lambda: ordered(_metadata={"": 1}), lambda: torch.Size([1, 2]),
     lambda: collections.Counter("abca"), lambda: collections.defaultdict(list, a=[1]), lambda: torch.zeros(0, 3),
+    lambda: (numpy.arange(3), numpy.array([float("nan")])),
 ]
 
 

@@ -8,6 +8,7 @@ import collections
 import struct
 import types
 
+import numpy
 import torch
 
 from checks import check, must
@@ -37,6 +38,9 @@ def differences(want, got, path=""):
             yield "%s: %s %s became %s %s" % (path, want.dtype, tuple(want.shape), got.dtype, tuple(got.shape))
         elif bits(want) != bits(got):
             yield "%s: other bytes, %s became %s" % (path, short(want), short(got))
+    elif isinstance(want, numpy.ndarray):
+        if (want.dtype, want.shape, want.tobytes()) != (got.dtype, got.shape, got.tobytes()):
+            yield "%s: %s became %s" % (path, short(want), short(got))
     elif isinstance(want, dict):
         if typed(want) != typed(got):
             yield "%s: keys %s became %s" % (path, short(list(want)), short(list(got)))
@@ -97,8 +101,8 @@ def by_name(value):
 
 
 def kept(value):
-    """What is left of types in files that we write: an OrderedDict is a dict (an empty one has nothing to be taken apart for
-    and stays), and a Parameter its tensor."""
+    """What is left of types in files that we write: an OrderedDict is a dict, but an empty one, which is not taken apart,
+    and a Parameter is its tensor."""
     if type(value) is dict or type(value) is collections.OrderedDict and value:
         return {key: kept(of) for key, of in value.items()}
     if type(value) in (list, tuple):
