@@ -151,7 +151,12 @@ static fc_code build(dcp_builder *b) {
     }
     b->checkpoint->tensors = b->tensors;
     b->checkpoint->ntensors = b->ntensors;
-    return fc_dcp_finish_files(b);
+    rc = fc_dcp_finish_files(b);
+    rc = rc == FC_OK ? fc_dcp_place_in_safetensors(b) : rc;
+    if (rc == FC_OK && !is_rank_metadata(fc_base_name(b->metadata_path))) { /* ranks must list a value as the same */
+        rc = fc_dcp_refuse_classes(b);
+    }
+    return rc;
 }
 
 fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
@@ -224,5 +229,5 @@ const fc_format fc_format_dcp = {
     .check_object = fc_dcp_check_object,
     .verify = fc_dcp_verify,
     .verify_chunk = fc_dcp_verify_chunk,
-    .unverified = ".metadata, and the gaps between the records of the data files",
+    .unverified = ".metadata, and the gaps between the records of the data files, or their safetensors headers",
 };

@@ -1,6 +1,7 @@
 /*
  * From a chunk to its bytes: opens the torch.save archive that is the chunk's item, and checks that the tensor in it
- * is the one that `.metadata` promises. Objects are not opened for their bytes: these are the item itself.
+ * is the one that `.metadata` promises. (Chunks in safetensors were looked at when their places were found.) Objects
+ * are not opened for their bytes: these are the item itself.
  */
 #include "dcp/dcp.h"
 
@@ -64,9 +65,9 @@ static fc_code check_others(const fc_checkpoint *checkpoint, const fc_tensor *te
     return fc_torch_check_records(item, false, &place, findings, &covered, err);
 }
 
-/* Opens the item of a chunk and finds its tensor. */
-static fc_code look_into(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
-                         const sought *out, fc_error *err) {
+/* Opens the item of a chunk, an archive, and finds its tensor. */
+static fc_code look_into_archive(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
+                                 const sought *out, fc_error *err) {
     fc_torch_item item;
     fc_torch_tensor t = {0};
     const fc_zip_entry *storage = NULL;
@@ -92,6 +93,15 @@ static fc_code look_into(const fc_checkpoint *checkpoint, const fc_tensor *tenso
     }
     fc_dcp_release(checkpoint, chunk->file);
     return rc;
+}
+
+/* Finds the tensor of a chunk. Of one in safetensors no digest is recorded. */
+static fc_code look_into(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
+                         const sought *out, fc_error *err) {
+    if (!fc_dcp_in_safetensors(tensor, chunk)) {
+        return look_into_archive(checkpoint, tensor, chunk, out, err);
+    }
+    return out->extent ? fc_dcp_safetensors_extent(checkpoint, tensor, chunk, out->extent, err) : FC_OK;
 }
 
 fc_code fc_dcp_verify_chunk(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *extent,

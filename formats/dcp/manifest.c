@@ -189,6 +189,19 @@ static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
     return FC_OK;
 }
 
+fc_code fc_dcp_refuse_tensor(const dcp_builder *b, fc_tensor *tensor, const fc_chunk *chunk, const char *reason) {
+    fc_code rc = refuse(b, tensor, reason);
+    rc = rc == FC_OK ? make_object(b, tensor) : rc;
+    if (rc == FC_OK) {
+        fc_chunk *one = (fc_chunk *)(uintptr_t)tensor->chunks;
+        const int64_t *dims = one->dims;
+        *one = *chunk;
+        one->dims = dims;
+        *(int64_t *)(uintptr_t)tensor->shape = ((int64_t *)(uintptr_t)dims)[1] = (int64_t)chunk->length;
+    }
+    return rc;
+}
+
 static fc_code read_tensor(const dcp_builder *b, fc_tensor *t, fc_pv v) {
     if (fc_pickle_is_object(b->p, v, FC_CLASS_BYTES_STORAGE)) {
         return make_object(b, t);

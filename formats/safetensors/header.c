@@ -10,9 +10,11 @@
 #include "safetensors/json.h"
 #include "safetensors/kept.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* A complex number of two halves has a dimension more in the file than in torch. */
@@ -21,6 +23,8 @@ enum { MAX_RAW_DIMS = FC_MAX_DIMS + 1 };
 typedef struct reading {
     fc_arena *arena;
     const char *path;
+    int fd;
+    uint64_t file_size; /* what is read starts at out->start, and ends there */
     st_header *out;
     st_json json;
     size_t entries_capacity, pairs_capacity;
@@ -252,7 +256,7 @@ static fc_code sort_entries(reading *r) {
 }
 
 /* The data starts at 0, has no holes and no overlaps, and ends with the file. */
-static fc_code check_places(const reading *r, uint64_t file_size, bool headers_only) {
+static fc_code check_places(const reading *r, bool headers_only) {
     const st_header *h = r->out;
     uint64_t end = 0;
     const char *last = NULL;
@@ -267,7 +271,7 @@ static fc_code check_places(const reading *r, uint64_t file_size, bool headers_o
         end = e->end;
         last = e->name;
     }
-    uint64_t size = file_size - h->data;
+    uint64_t size = r->file_size - h->data;
     if (headers_only && size < end) {
         return FC_OK;
     }
@@ -275,7 +279,7 @@ static fc_code check_places(const reading *r, uint64_t file_size, bool headers_o
         return fc_fail(r->err, FC_ECORRUPT,
                        "%s: truncated: it has %" PRIu64 " bytes, the header places data up to byte %" PRIu64
                        ", the last of it of tensor %.256s",
-                       r->path, file_size, h->data + end, last);
+                       r->path, r->file_size, h->data + end, last);
     }
     return size == end ? FC_OK
                        : fc_fail(r->err, FC_ECORRUPT,
@@ -318,10 +322,11 @@ static st_header_state compare_digest(const st_header *h, const char *text, size
     return fc_st_digest_compare(text, size, place);
 }
 
-/* The file up to its data. @param text malloc'ed; owned by the caller, also after a failure. */
-static fc_code read_text(int fd, const char *path, uint64_t file_size, char **text, uint64_t *size, fc_error *err) {
+/* What is before the data. @param text malloc'ed; owned by the caller, also after a failure. */
+static fc_code read_text(const reading *r, char **text, uint64_t *size) {
     unsigned char length[ST_LENGTH_BYTES];
-    fc_code rc = fc_pread_full(fd, length, sizeof length, 0, path, err);
+    const uint64_t left = r->file_size - r->out->start;
+    fc_code rc = fc_pread_full(r->fd, length, sizeof length, r->out->start, r->path, r->err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -330,48 +335,70 @@ static fc_code read_text(int fd, const char *path, uint64_t file_size, char **te
         *size = *size << 8 | length[i];
     }
     if (*size > ST_MAX_HEADER) {
-        return fc_fail(err, FC_ECORRUPT,
-                       "%s: offset 0: a header of %" PRIu64 " bytes, more than the %d that the format allows: not a "
-                       "safetensors file, or damaged",
-                       path, *size, ST_MAX_HEADER);
+        return fc_fail(r->err, FC_ECORRUPT,
+                       "%s: offset %" PRIu64 ": a header of %" PRIu64 " bytes, more than the %d that the format "
+                       "allows: not a safetensors file, or damaged",
+                       r->path, r->out->start, *size, ST_MAX_HEADER);
     }
-    if (*size > file_size - ST_LENGTH_BYTES) {
-        return fc_fail(err, FC_ECORRUPT, "%s: truncated: it has %" PRIu64 " bytes, the header alone takes %" PRIu64,
-                       path, file_size, *size + ST_LENGTH_BYTES);
+    if (*size > left - ST_LENGTH_BYTES) {
+        return fc_fail(r->err, FC_ECORRUPT, "%s: truncated: it has %" PRIu64 " bytes, the header alone takes %" PRIu64,
+                       r->path, r->file_size, r->out->start + *size + ST_LENGTH_BYTES);
     }
     *size += ST_LENGTH_BYTES;
     *text = malloc((size_t)*size + 1);
-    return *text ? fc_pread_full(fd, *text, (size_t)*size, 0, path, err) : no_memory(path, err);
+    return *text ? fc_pread_full(r->fd, *text, (size_t)*size, r->out->start, r->path, r->err)
+                 : no_memory(r->path, r->err);
 }
 
-fc_code fc_st_header_read(fc_arena *arena, const char *path, bool headers_only, st_header *out, fc_error *err) {
-    reading r = {.arena = arena, .path = path, .out = out, .err = err};
-    uint64_t file_size, size = 0;
+static fc_code read_header(reading *r, bool headers_only) {
+    st_header *out = r->out;
+    uint64_t size = 0;
     char *text = NULL;
-    int fd;
-    *out = (st_header){.rank = -1};
-    fc_code rc = fc_open_input(path, &fd, &file_size, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = read_text(fd, path, file_size, &text, &size, err);
-    close(fd);
+    fc_code rc = read_text(r, &text, &size);
     if (rc == FC_OK) {
-        r.json = (st_json){.text = text + ST_LENGTH_BYTES,
-                           .size = (size_t)size - ST_LENGTH_BYTES,
-                           .path = path,
-                           .offset = ST_LENGTH_BYTES};
-        out->data = size;
-        rc = parse(&r);
+        r->json = (st_json){.text = text + ST_LENGTH_BYTES,
+                            .size = (size_t)size - ST_LENGTH_BYTES,
+                            .path = r->path,
+                            .offset = r->out->start + ST_LENGTH_BYTES};
+        out->data = r->out->start + size;
+        rc = parse(r);
     }
-    rc = rc == FC_OK ? sort_pairs(&r) : rc;
+    rc = rc == FC_OK ? sort_pairs(r) : rc;
     if (rc == FC_OK) {
         out->state = compare_digest(out, text, (size_t)size);
     }
     free(text);
-    rc = rc == FC_OK ? sort_entries(&r) : rc;
-    rc = rc == FC_OK ? check_places(&r, file_size, headers_only) : rc;
-    rc = rc == FC_OK ? fc_st_header_apply_kept(arena, path, out, err) : rc;
+    rc = rc == FC_OK ? sort_entries(r) : rc;
+    rc = rc == FC_OK ? check_places(r, headers_only) : rc;
+    rc = rc == FC_OK ? fc_st_header_apply_kept(r->arena, r->path, out, r->err) : rc;
     out->has_digests = out->has_digests && out->state != ST_HEADER_REWRITTEN; /* they are of what was there before */
     return rc;
+}
+
+fc_code fc_st_header_read(fc_arena *arena, const char *path, bool headers_only, st_header *out, fc_error *err) {
+    reading r = {.arena = arena, .path = path, .out = out, .err = err};
+    *out = (st_header){.rank = -1};
+    fc_code rc = fc_open_input(path, &r.fd, &r.file_size, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    rc = read_header(&r, headers_only);
+    close(r.fd);
+    return rc;
+}
+
+fc_code fc_st_header_read_at(fc_arena *arena, int fd, const char *path, uint64_t start, bool headers_only,
+                             st_header *out, fc_error *err) {
+    reading r = {.arena = arena, .path = path, .fd = fd, .out = out, .err = err};
+    struct stat st;
+    *out = (st_header){.rank = -1, .start = start};
+    if (fstat(fd, &st) != 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be examined", path);
+    }
+    r.file_size = (uint64_t)st.st_size;
+    if (start > r.file_size) {
+        return fc_fail(err, FC_ECORRUPT, "%s: truncated: it has %" PRIu64 " bytes, a header starts at %" PRIu64, path,
+                       r.file_size, start);
+    }
+    return read_header(&r, headers_only);
 }

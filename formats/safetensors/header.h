@@ -45,6 +45,7 @@ typedef struct st_header {
     uint32_t *by_place; /**< malloc'ed: indexes of entries, in the order of their data */
     st_pair *pairs;     /**< malloc'ed, sorted by key */
     size_t npairs;
+    uint64_t start;   /**< of the header in the file: 0 where that is a safetensors file */
     uint64_t data;    /**< offset of the data in the file */
     bool has_digests; /**< the entries' crc64 are set */
     st_header_state state;
@@ -59,6 +60,9 @@ typedef struct st_header {
  * @param out to be given to fc_st_header_free, also on failure.
  */
 fc_code fc_st_header_read(fc_arena *arena, const char *path, bool headers_only, st_header *out, fc_error *err);
+/** The same for what stands from `start` to the end of an open file, as a safetensors file would. */
+fc_code fc_st_header_read_at(fc_arena *arena, int fd, const char *path, uint64_t start, bool headers_only,
+                             st_header *out, fc_error *err);
 void fc_st_header_free(st_header *header);
 
 /** Finds an entry by name. @return NULL when there is none. */

@@ -6,6 +6,7 @@ types of their own), which are told with a reason and must not keep the other va
 usage: odd_values.py FSDPCKPT       exit 77 without torch
 """
 import logging
+import json
 import pathlib
 import sys
 import tempfile
@@ -124,6 +125,42 @@ def odd_tensors_of_torch_save(program, home):
     assert "the first of 9" in run(program, "consolidate", home / "all.pt", "-o", home / "never.h5", ok=(5,)).stderr
 
 
+class Int8(torch.Tensor):
+    """A quantized weight as torchao makes them: a dense float tensor to everybody, of which bytes and a scale are kept."""
+    @staticmethod
+    def __new__(cls, codes, _scale):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+
+    def __init__(self, codes, scale):
+        self.codes, self.scale = codes, scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.is_pinned.default:
+            return False
+        assert func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default), func
+        return cls(func(args[0].codes), func(args[0].scale))
+
+
+def quantized_in_dcp(program, home):
+    """.metadata does not tell them from others; their archives are too short."""
+    source, out = home / "int8", home / "int8.pt"
+    large, small = (Int8(torch.ones(n, n, dtype=torch.int8), torch.ones(n, 1)) for n in (64, 2))
+    dcp.save({**GOOD, "large": large, "small": small}, checkpoint_id=source)
+    listed = json.loads(run(program, "inspect", source, "--json").stdout)
+    assert "w" in {t["name"] for t in listed["tensors"]} and {"large", "small"} <= {o["name"] for o in listed["objects"]}
+    told = run(program, "check", source).stdout
+    assert "large" in told and "small" in told and "Int8" in told and "2 warnings" in told, told
+    told = run(program, "verify", source).stdout
+    assert "no defects" in told, told
+    told = run(program, "consolidate", source, "-o", out, ok=(5,)).stderr
+    assert "large" in told and "Int8" in told and "--exclude 'large'" in told and "first of 2" in told, told
+    run(program, "consolidate", source, "-o", out, "-q", "--exclude", "large", "--exclude", "small")
+    assert torch.equal(torch.load(out, weights_only=True)["w"], GOOD["w"])
+    dcp.save({**GOOD, "small": small}, checkpoint_id=home / "alone")  # not short: found when its bytes are asked for
+    refused(program, home / "alone", "small", "Int8", home)
+
+
 def odd_tensors_of_dcp(program, home):
     for name in ("quantized", "two"):
         value, reason = odd_tensors()[name]
@@ -159,7 +196,7 @@ def small_files(program, home):
 
 def main():
     program = sys.argv[1]
-    for test in (modules, odd_tensors_of_torch_save, odd_tensors_of_dcp, odd_containers, small_files):
+    for test in (modules, odd_tensors_of_torch_save, odd_tensors_of_dcp, quantized_in_dcp, odd_containers, small_files):
         with tempfile.TemporaryDirectory(prefix="fc-odd-") as home:
             test(program, pathlib.Path(home))
             print("ok", test.__name__)

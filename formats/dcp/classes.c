@@ -1,0 +1,91 @@
+/*
+ * Tensors of classes of their own (torchao's quantized weights): `.metadata` lists them as dense tensors of the type
+ * that they stand for, and only their archives tell. A quantized one is shorter than the elements it stands for, so
+ * that an archive that is too short for a plain tensor is looked into when the checkpoint is opened. Where one turns
+ * out to be of such a class, there may be small ones too, and the archive of each tensor's first piece is looked into.
+ * What is found is listed as a value that cannot be had. Without a short archive nothing is read, and one that is
+ * refused only when its bytes are asked for is refused with the same reason.
+ */
+#include "dcp/dcp.h"
+
+#include "core/checked.h"
+#include "fsdpckpt/box.h"
+#include "torch/item.h"
+
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    LEAST_ARCHIVE = 1024, /* about what an archive of a plain tensor takes beside its elements */
+    ENOUGH_PLAIN = 16     /* short ones that are plain after all (deflated, strides of 0): no more are looked into */
+};
+
+static bool is_short(const fc_tensor *tensor) {
+    const fc_chunk *chunk = &tensor->chunks[0];
+    int64_t elements;
+    uint64_t bytes, least;
+    return fc_numel(tensor->ndim, chunk->dims + tensor->ndim, &elements) &&
+           fc_mul_u64((uint64_t)elements, fc_dtype_size(tensor->dtype), &bytes) &&
+           fc_add_u64(bytes, LEAST_ARCHIVE, &least) && chunk->length < least;
+}
+
+static bool is_in_archive(const fc_tensor *tensor) {
+    return !tensor->object && tensor->nchunks > 0 && !fc_dcp_in_safetensors(tensor, &tensor->chunks[0]);
+}
+
+/* Looks into the archive; where it is damaged or missing, whoever reads it says so. @return whether it was refused. */
+static bool is_of_a_class(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *why) {
+    const fc_chunk *chunk = &tensor->chunks[0];
+    const char *path = checkpoint->files[chunk->file].path;
+    fc_torch_item item;
+    fc_torch_tensor ignored;
+    uint64_t size;
+    int fd;
+    if (fc_open_input(path, &fd, &size, NULL) != FC_OK) {
+        return false;
+    }
+    fc_code rc = fc_torch_item_open(fd, path, chunk->offset, chunk->length, &item, NULL);
+    if (rc == FC_OK) {
+        rc = fc_torch_tensor_decode(item.pickle, item.pickle->root, &ignored, why);
+        fc_torch_item_close(&item);
+    } else {
+        rc = FC_OK;
+    }
+    close(fd);
+    return rc == FC_EUNSUPPORTED;
+}
+
+static fc_code refuse(const dcp_builder *b, fc_tensor *tensor, const fc_error *why) {
+    fc_arena *arena = b->checkpoint->arena;
+    return fc_dcp_refuse_tensor(b, tensor, &tensor->chunks[0],
+                                fc_arena_strndup(arena, why->message, strlen(why->message)));
+}
+
+/* Whether some short archive holds such a tensor. */
+static bool has_one(const dcp_builder *b) {
+    fc_error why;
+    int plain = 0;
+    for (size_t i = 0; i < b->ntensors && plain < ENOUGH_PLAIN; i++) {
+        const fc_tensor *t = &b->tensors[i];
+        if (is_in_archive(t) && is_short(t)) {
+            if (is_of_a_class(b->checkpoint, t, &why)) {
+                return true;
+            }
+            plain++;
+        }
+    }
+    return false;
+}
+
+fc_code fc_dcp_refuse_classes(dcp_builder *b) {
+    fc_error why;
+    fc_code rc = FC_OK;
+    bool any = has_one(b);
+    for (size_t i = 0; any && rc == FC_OK && i < b->ntensors; i++) {
+        fc_tensor *t = &b->tensors[i];
+        if (is_in_archive(t) && is_of_a_class(b->checkpoint, t, &why)) {
+            rc = refuse(b, t, &why);
+        }
+    }
+    return rc;
+}

@@ -1,0 +1,177 @@
+/*
+ * Data files of FileSystemWriter(serialization_format=SerializationFormat.SAFETENSORS): behind the objects' archives
+ * comes one safetensors file, up to the end, with all tensors of the data file under their names. `.metadata` gives
+ * each of them the offset at which that starts and the length of its own data. (torch 2.15 itself reads no tensor of
+ * such a checkpoint back.) Here the headers are read, and the chunks get the places of their bytes; so chunks with one
+ * place are the same bytes, as everywhere else.
+ */
+#include "dcp/dcp.h"
+
+#include "core/checked.h"
+#include "fsdpckpt/box.h"
+#include "safetensors/header.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { DCP_IN_PLACE = 1 }; /* fc_chunk.detail: the chunk's offset is that of its data */
+
+typedef struct placing {
+    dcp_builder *b;
+    fc_arena *arena;    /* of the headers */
+    st_header *headers; /* one a data file */
+    bool *missing;      /* data files that are not there, which headers_only allows */
+} placing;
+
+/* Only in a safetensors file a tensor is exactly as long as its elements: an archive has records around them. */
+bool fc_dcp_in_safetensors(const fc_tensor *tensor, const fc_chunk *chunk) {
+    int64_t elements;
+    uint64_t bytes;
+    return !tensor->object && fc_numel(tensor->ndim, chunk->dims + tensor->ndim, &elements) &&
+           fc_mul_u64((uint64_t)elements, fc_dtype_size(tensor->dtype), &bytes) && bytes == chunk->length;
+}
+
+fc_code fc_dcp_safetensors_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
+                                  fc_extent *out, fc_error *err) {
+    const char *path = checkpoint->files[chunk->file].path;
+    if (chunk->detail != DCP_IN_PLACE) {
+        return fc_fail(err, FC_ECORRUPT, "%s: the file was missing when the checkpoint was opened", path);
+    }
+    out->offset = chunk->offset;
+    out->length = out->decoded = chunk->length;
+    return fc_row_major_strides(tensor->ndim, chunk->dims + tensor->ndim, out->strides)
+               ? FC_OK
+               : fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": its size overflows", path, chunk->offset);
+}
+
+static fc_code no_memory(const placing *p) {
+    return fc_dcp_fail(p->b, FC_ENOMEM, NULL, "out of memory");
+}
+
+static fc_code read_header(placing *p, const fc_tensor *tensor, const fc_chunk *chunk) {
+    const char *path = p->b->checkpoint->files[chunk->file].path;
+    const bool headers_only = p->b->options->headers_only;
+    uint64_t size;
+    int fd;
+    if (headers_only && access(path, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
+        p->missing[chunk->file] = true;
+        return FC_OK;
+    }
+    fc_code rc = fc_open_input(path, &fd, &size, p->b->err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    rc = fc_st_header_read_at(p->arena, fd, path, chunk->offset, headers_only, &p->headers[chunk->file], p->b->err);
+    close(fd);
+    return rc == FC_OK
+               ? rc
+               : fc_context(p->b->err, rc, "the safetensors part that tensor %.256s is in, from offset %" PRIu64 " on",
+                            tensor->name, chunk->offset);
+}
+
+/* The header that starts where .metadata says of the chunk; NULL where the file is missing. */
+static fc_code find_header(placing *p, const fc_tensor *tensor, const fc_chunk *chunk, const st_header **out) {
+    const st_header *h = &p->headers[chunk->file];
+    *out = NULL;
+    if (h->data == 0 && !p->missing[chunk->file]) {
+        fc_code rc = read_header(p, tensor, chunk);
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    if (p->missing[chunk->file]) {
+        return FC_OK;
+    }
+    if (h->start != chunk->offset) {
+        return fc_dcp_fail(p->b, FC_ECORRUPT, tensor->name,
+                           "storage_data has it in the safetensors part of %s from byte %" PRIu64 " on, and another "
+                           "tensor in one from byte %" PRIu64 " on: there can be one of them",
+                           p->b->checkpoint->files[chunk->file].name, chunk->offset, h->start);
+    }
+    *out = h;
+    return FC_OK;
+}
+
+static bool same_numbers(const int64_t *a, const int64_t *b, int n) {
+    return n == 0 || memcmp(a, b, (size_t)n * sizeof *a) == 0;
+}
+
+/* Whether the entry is the chunk that `.metadata` promises. */
+static fc_code check_entry(const placing *p, const fc_tensor *tensor, const fc_chunk *chunk, const st_entry *e) {
+    const char *path = p->b->checkpoint->files[chunk->file].path, *what = NULL;
+    if (!e) {
+        what = "has no tensor of that name";
+    } else if (e->dtype != tensor->dtype) {
+        return fc_fail(p->b->err, FC_ECORRUPT,
+                       "tensor %.256s: %s: offset %" PRIu64 ": the safetensors header there says %s, .metadata says %s",
+                       tensor->name, path, chunk->offset, fc_dtype_get(e->dtype)->torch_name,
+                       fc_dtype_get(tensor->dtype)->torch_name);
+    } else if (e->ndim != tensor->ndim || !same_numbers(e->shape, chunk->dims + tensor->ndim, e->ndim)) {
+        what = "gives it other sizes than .metadata";
+    } else if (!e->offsets) {
+        what = "does not say in DCP_SHARDING_INFO where the piece lies in the whole";
+    }
+    return !what ? FC_OK
+                 : fc_fail(p->b->err, FC_ECORRUPT,
+                           "tensor %.256s: %s: offset %" PRIu64 ": the safetensors header there %s", tensor->name, path,
+                           chunk->offset, what);
+}
+
+static fc_code place(placing *p, fc_tensor *tensor, fc_chunk *chunk) {
+    const st_header *header;
+    fc_code rc = find_header(p, tensor, chunk, &header);
+    if (rc != FC_OK || !header) {
+        return rc;
+    }
+    const st_entry *e = fc_st_header_find(header, tensor->name);
+    /* torch gathers the tensors of a file by their names, so of several pieces of one tensor it writes the last. */
+    if (e && e->offsets && e->ndim == tensor->ndim && !same_numbers(e->offsets, chunk->dims, e->ndim)) {
+        const char *name = p->b->checkpoint->files[chunk->file].name;
+        return fc_dcp_refuse_tensor(p->b, tensor, chunk,
+                                    fc_arena_printf(p->b->checkpoint->arena,
+                                                    "a piece of it was lost when it was saved: torch kept one of "
+                                                    "several that a rank had, in %.128s; save it again without "
+                                                    "SerializationFormat.SAFETENSORS",
+                                                    name));
+    }
+    rc = check_entry(p, tensor, chunk, e);
+    if (rc == FC_OK) {
+        chunk->offset = header->data + e->begin;
+        chunk->detail = DCP_IN_PLACE;
+    }
+    return rc;
+}
+
+static fc_code place_all(placing *p) {
+    for (size_t i = 0; i < p->b->ntensors; i++) {
+        fc_tensor *t = &p->b->tensors[i];
+        for (size_t c = 0; c < t->nchunks && !t->object; c++) {
+            fc_chunk *chunk = (fc_chunk *)(uintptr_t)&t->chunks[c]; /* ours while the manifest is being built */
+            fc_code rc = fc_dcp_in_safetensors(t, chunk) ? place(p, t, chunk) : FC_OK;
+            if (rc != FC_OK) {
+                return rc;
+            }
+        }
+    }
+    return FC_OK;
+}
+
+fc_code fc_dcp_place_in_safetensors(dcp_builder *b) {
+    const size_t n = b->checkpoint->nfiles;
+    placing p = {.b = b, .arena = fc_arena_new()};
+    p.headers = calloc(n + 1, sizeof *p.headers);
+    p.missing = calloc(n + 1, sizeof *p.missing);
+    fc_code rc = p.arena && p.headers && p.missing ? place_all(&p) : no_memory(&p);
+    for (size_t i = 0; p.headers && i < n; i++) { /* those of archives stay untouched */
+        if (p.headers[i].data != 0) {
+            fc_st_header_free(&p.headers[i]);
+        }
+    }
+    free(p.headers);
+    free(p.missing);
+    fc_arena_free(p.arena);
+    return rc;
+}
