@@ -49,8 +49,8 @@ typedef struct fc_verify_report {
 } fc_verify_report;
 
 /**
- * Counts an object of which the format itself has compared every byte with a CRC: what fc_verify reads counts it as only
- * read, unless the checkpoint records a digest of it (a seal does).
+ * Counts an object of which the format itself has compared every byte with a CRC: what fc_verify reads counts it as
+ * only read, unless the checkpoint records a digest of it (a seal does).
  */
 void fc_verify_covered(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_verify_report *report);
 
