@@ -177,6 +177,8 @@ JOBS = {
                            [faster("h5repack-chunks", 10), same_size("h5repack-chunks", 0.02)]),
     "decompress": Job(Command("consolidate what h5repack compressed", "packed",
                               "{ours} consolidate {src} -o {dst}.h5 -q"), [faster("h5repack-none", 8)]),
+    "reshard-packed": Job(Command("reshard what h5repack compressed to tp 2 × dp 4", "packed",
+                                  "{ours} reshard {src} -o {dst} --tp 2 --dp 4 -q"), []),
     "decompress-ours": Job(Command("consolidate what `--compress 1` compressed", "packed-by-us",
                                    "{ours} consolidate {src} -o {dst}.h5 -q"), [faster("h5repack-none-ours", 8)]),
 }

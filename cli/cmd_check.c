@@ -120,7 +120,7 @@ static fc_code show(const job *j, text_out *out, fc_error *err) {
         source_tell(o, j->checkpoint);
     }
     fc_code rc = o->junit ? out_file(j->checkpoint, o->junit, replaced, 0, write_junit, &c, err) : FC_OK;
-    if (rc == FC_OK && !o->quiet) {
+    if (rc == FC_OK && !options_silent(o)) {
         (o->json ? check_print_json : o->github ? check_print_github : check_print_text)(out, &c);
     }
     return rc;
@@ -152,7 +152,7 @@ static const option_help helps[] = {
      "a file that 'fsdpckpt schema' wrote, with the names, shapes and dtypes that are wanted; of flat parameters "
      "(FSDP1) it also says what is in them"},
     {OPT_FORCE, "replace the file of --junit also when it is no XML"},
-    {OPT_QUIET, "print nothing: the exit status is the answer"},
+    {OPT_QUIET, "print nothing but what --json asks for: the exit status is the answer"},
     {.help = NULL},
 };
 

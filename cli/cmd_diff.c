@@ -32,7 +32,7 @@ static void prepare(job *j) {
                                   .atol = o->atol,
                                   .equal_nan = o->equal_nan,
                                   .data = o->data,
-                                  .quick = o->quiet,
+                                  .quick = options_silent(o),
                                   .move = {.threads = (int)o->jobs, .memory = o->memory, .progress = &j->progress},
                                   .open = {.follow_external = o->follow_external}};
 }
@@ -70,7 +70,7 @@ static fc_code run(cli_call *call, fc_error *err) {
                 .options = &j.how,
                 .verbose = j.o->verbose > 0,
                 .report = &j.report};
-    if (rc == FC_OK && !j.o->quiet) {
+    if (rc == FC_OK && !options_silent(j.o)) {
         (j.o->json ? diff_print_json : diff_print_text)(call->out, &d);
     }
     if (rc == FC_OK && j.report.damage != FC_OK) { /* which explains what differs, or makes it worth nothing */
@@ -88,7 +88,7 @@ static fc_code run(cli_call *call, fc_error *err) {
 
 static const option_help helps[] = {
     {OPT_VERBOSE, "list what is the same, too"},
-    {OPT_QUIET, "print nothing and stop at the first difference: the exit status is the answer"},
+    {OPT_QUIET, "print nothing and, without --json, stop at the first difference: the exit status is the answer"},
     {.help = NULL},
 };
 

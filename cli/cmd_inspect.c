@@ -34,7 +34,7 @@ static fc_code show(inspection *in, const options *o, fc_error *err) {
     if (o->html) {
         return out_file(in->checkpoint, o->html, o->force, 0, write_page, in, err);
     }
-    if (o->quiet) {
+    if (options_silent(o)) {
         return FC_OK; /* opening it was the question */
     }
     if (o->tensor) {
@@ -70,7 +70,8 @@ static fc_code run(cli_call *call, fc_error *err) {
 static const option_help helps[] = {
     {OPT_TP_PLAN, SOURCE_TP_PLAN_HELP},
     {OPT_FORCE, "replace the file of --html if it exists"},
-    {OPT_QUIET, "print nothing: the exit status says whether SRC opens and all its files are there"},
+    {OPT_QUIET,
+     "print nothing but what --json asks for: the exit status says whether SRC opens and all its files are there"},
     {.help = NULL},
 };
 

@@ -20,12 +20,13 @@
 typedef struct printing {
     text_out *out;
     json_out json;
-    bool is_json, quiet, sealing;
+    bool is_json, silent;
+    const char *seal; /* the file that is written; NULL: none */
 } printing;
 
 static void print_defect(void *context, const fc_defect *d) {
     printing *p = context;
-    if (p->quiet) {
+    if (p->silent) {
         return;
     }
     if (!p->is_json) {
@@ -47,7 +48,7 @@ static void print_defect(void *context, const fc_defect *d) {
 }
 
 static void begin(printing *p, const fc_checkpoint *checkpoint) {
-    if (!p->is_json || p->quiet) {
+    if (!p->is_json) {
         return;
     }
     jw_begin(&p->json, p->out, 2);
@@ -86,8 +87,13 @@ static void end_text(printing *p, const fc_checkpoint *checkpoint, const fc_veri
                 r->tensors == 1 ? "tensor" : "tensors", r->objects, r->objects == 1 ? "object" : "objects", r->files,
                 r->files == 1 ? "file" : "files", text_bytes(bytes, r->bytes));
     if (r->sealed) {
-        text_puts(p->out, p->sealing && r->defects == 0 ? "sealed: every byte of every file\n"
-                                                        : "covered: every byte of every file, by the seal\n");
+        if (p->seal && r->defects == 0) {
+            text_puts(p->out, "sealed: every byte of every file, in ");
+            text_name(p->out, p->seal);
+            text_puts(p->out, "\n");
+        } else {
+            text_puts(p->out, "covered: every byte of every file, by the seal\n");
+        }
     } else {
         text_printf(p->out, "covered by digests: the data of %zu of %zu, the headers of %zu of %zu files\n",
                     r->digested, values, r->headers_digested, r->files);
@@ -123,22 +129,21 @@ static fc_code verify(const options *o, const fc_checkpoint *checkpoint, fc_seal
 }
 
 /* Verifies, and seals what has no defects. */
-static fc_code verify_and_seal(const options *o, const fc_checkpoint *checkpoint, printing *p, fc_verify_report *report,
-                               fc_error *err) {
+static fc_code verify_and_seal(const options *o, const fc_checkpoint *checkpoint, fc_arena *arena, printing *p,
+                               fc_verify_report *report, fc_error *err) {
     if (!o->seal) {
         return verify(o, checkpoint, NULL, p, report, err);
     }
     fc_seal seal;
-    fc_arena *arena = fc_arena_new();
     fc_code rc = arena ? fc_seal_new(checkpoint, arena, &seal, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     if (rc == FC_OK) {
+        p->seal = seal.path;
         rc = fc_commit_check(seal.path, false, o->force, 0, err);
     }
     rc = rc == FC_OK ? verify(o, checkpoint, &seal, p, report, err) : rc;
     if (rc == FC_OK && report->defects == 0) {
         rc = seal_write(checkpoint, &seal, o->force, err);
     }
-    fc_arena_free(arena);
     return rc;
 }
 
@@ -237,27 +242,29 @@ static fc_code run(cli_call *call, fc_error *err) {
     const options *o = call->options;
     fc_checkpoint *checkpoint = NULL;
     fc_verify_report report;
-    printing p = {.out = call->out, .is_json = o->json, .quiet = o->quiet, .sealing = o->seal};
+    printing p = {.out = call->out, .is_json = o->json, .silent = options_silent(o)};
     fc_code rc = open_source(o, &checkpoint, err);
     if (rc != FC_OK) {
         return rc;
     }
     source_tell(o, checkpoint);
     begin(&p, checkpoint);
-    rc = verify_and_seal(o, checkpoint, &p, &report, err);
-    if (rc == FC_OK && !p.quiet) {
+    fc_arena *arena = fc_arena_new();
+    rc = verify_and_seal(o, checkpoint, arena, &p, &report, err);
+    if (rc == FC_OK && !p.silent) {
         (p.is_json ? end_json : end_text)(&p, checkpoint, &report);
     }
     if (rc == FC_OK && report.defects > 0) {
         rc = FC_EFOUND;
     }
+    fc_arena_free(arena);
     fc_checkpoint_close(checkpoint);
     return rc;
 }
 
 static const option_help helps[] = {
     {OPT_FORCE, "with --seal: replace a seal that is there"},
-    {OPT_QUIET, "print nothing: the exit status is the answer"},
+    {OPT_QUIET, "print nothing but what --json asks for: the exit status is the answer"},
     {.help = NULL},
 };
 

@@ -255,7 +255,7 @@ const option_row option_table[OPT_COUNT] = {
                    .letter = 'q',
                    .kind = KIND_FLAG,
                    .offset = FIELD(quiet),
-                   .help = "no summary and no progress, errors only"},
+                   .help = "no summary and no progress, errors only; what --json prints stays"},
     [OPT_VERBOSE] = {.name = "verbose",
                      .letter = 'v',
                      .kind = KIND_COUNT,

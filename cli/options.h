@@ -144,6 +144,11 @@ typedef struct options {
     size_t noperands;
 } options;
 
+/* Whether the exit status is the only answer: -q leaves what --json asks for. */
+static inline bool options_silent(const options *o) {
+    return o->quiet && !o->json;
+}
+
 static inline bool option_given(const options *o, option_id id) {
     return (o->given & TAKES(id)) != 0;
 }

@@ -79,10 +79,8 @@ fc_code fc_dcp_verify_object(const fc_checkpoint *checkpoint, const fc_tensor *o
     bool covered = object->nchunks > 0 && object->chunks[0].detail == DCP_ARCHIVE;
     fc_code rc = covered ? check_item(checkpoint, object, &object->chunks[0], findings, &covered, err) : FC_OK;
     rc = rc == FC_OK && object->detail ? check_pieces(checkpoint, object, findings, &covered, err) : rc;
-    if (rc == FC_OK && covered) { /* counted as only read, as its bytes are no single record */
-        report->digested++;
-        report->undigested--;
-        report->undigested_bytes -= (uint64_t)object->shape[0];
+    if (rc == FC_OK && covered) {
+        fc_verify_covered(checkpoint, object, report);
     }
     return rc;
 }

@@ -10,9 +10,7 @@ static void count_objects(const fc_checkpoint *checkpoint, uint32_t file, struct
     for (size_t i = 0; i < checkpoint->ntensors; i++) {
         const fc_tensor *t = &checkpoint->tensors[i];
         if (t->object && t->nchunks > 0 && t->chunks[0].file == file) {
-            report->digested++;
-            report->undigested--;
-            report->undigested_bytes -= (uint64_t)t->shape[0];
+            fc_verify_covered(checkpoint, t, report);
         }
     }
 }

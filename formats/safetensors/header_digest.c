@@ -105,9 +105,7 @@ static void count_objects(const fc_checkpoint *checkpoint, struct fc_verify_repo
     for (size_t i = 0; i < checkpoint->ntensors; i++) {
         const fc_tensor *t = &checkpoint->tensors[i];
         if (t->object && t->nchunks > 0) {
-            report->digested++;
-            report->undigested--;
-            report->undigested_bytes -= (uint64_t)t->shape[0];
+            fc_verify_covered(checkpoint, t, report);
         }
     }
 }

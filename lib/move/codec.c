@@ -8,7 +8,8 @@
  * eight bits, no shorter than it was and slow to inflate; stored, it costs a copy both ways, and the codes of the
  * planes of exponents are made for exponents alone. Those are few values in no order: what matches ISA-L finds among
  * them are so short that codes without them are a fifth smaller, and faster both ways. Only runs of one byte are
- * matched then; where a sample shows other repetitions, all are.
+ * matched then; where a sample shows other repetitions, all are. Equal rows of a wide embedding lie so far apart that a
+ * short sample shows one of them alone: so a glance as far back as deflate can look tells where to take it.
  */
 #include "move/codec.h"
 
@@ -106,7 +107,13 @@ enum {
     SAMPLE = 16 << 10, /* for choosing how to search */
     NOISE_SAMPLE = 4 << 10,
     STRIPE = 64,
-    LEAST_PLANE = 16 << 10 /* below, codes of its own do not pay */
+    LEAST_PLANE = 16 << 10, /* below, codes of its own do not pay */
+    WINDOW = 32 << 10,      /* as far back as deflate can look */
+    ANCHOR = 64,            /* bytes from one that is remembered to the next */
+    ANCHOR_BITS = 10,
+    GLANCE = 2 * ANCHOR,
+    EQUAL = 16,
+    GLANCES = 5 /* not even: rows have even lengths, and the first of two equal ones tells nothing */
 };
 
 /* Deflate blocks that end at a byte, so that others may follow. */
@@ -152,20 +159,58 @@ static bool is_flat(const unsigned char *in, size_t size) {
     return squares * 226 < total * total;
 }
 
+static size_t anchor_slot(const unsigned char *bytes) {
+    uint64_t v;
+    memcpy(&v, bytes, sizeof v);
+    return (size_t)(v * 0x9e3779b97f4a7c15u >> (64 - ANCHOR_BITS));
+}
+
+/* Whether some of the GLANCE bytes at `at` stand in the window before them, too; runs do not count, as every search
+   finds them. */
+static bool comes_again(const unsigned char *in, size_t at) {
+    uint16_t anchors[1 << ANCHOR_BITS] = {0}; /* which one, from 1; 0: none */
+    const unsigned char *from = in + (at > WINDOW - GLANCE ? at - (WINDOW - GLANCE) : 0);
+    for (size_t i = 0; from + i * ANCHOR + EQUAL <= in + at; i++) {
+        anchors[anchor_slot(from + i * ANCHOR)] = (uint16_t)(i + 1);
+    }
+    for (const unsigned char *p = in + at; p < in + at + GLANCE; p++) {
+        uint16_t anchor = anchors[anchor_slot(p)];
+        if (anchor > 0 && memcmp(from + (anchor - 1) * ANCHOR, p, EQUAL) == 0 && memcmp(p, p + 1, EQUAL - 1) != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A place at which bytes come again. @return 0 when there is none, as far as some glances tell. */
+static size_t find_repetition(const unsigned char *in, size_t size) {
+    for (size_t i = 0; i < GLANCES && size >= LEAST_PLANE; i++) {
+        size_t at = size / (2 * GLANCES) * (2 * i + 1);
+        if (comes_again(in, at)) {
+            return at;
+        }
+    }
+    return 0;
+}
+
 /* Noise: flat, and without repetitions either, as far as a sample tells. (Counters are flat and all repetition.) */
 static bool is_noise(fc_deflater *d, const unsigned char *in, size_t size, unsigned char *out, size_t room) {
-    if (size < LEAST_PLANE || !is_flat(in, size)) {
+    if (size < LEAST_PLANE || !is_flat(in, size) || find_repetition(in, size) > 0) {
         return false;
     }
     size_t most = room < NOISE_SAMPLE - NOISE_SAMPLE / 16 ? room : NOISE_SAMPLE - NOISE_SAMPLE / 16;
     return deflate_blocks(d, MATCHES, in + size / 2, NOISE_SAMPLE, true, out, most) == 0;
 }
 
-/* The search that makes a sample the shortest. */
+/* The search that makes a sample the shortest: from the middle, or around what comes again, with the window before. */
 static search choose_search(fc_deflater *d, const unsigned char *in, size_t size, unsigned char *out, size_t room) {
-    size_t n = size < SAMPLE ? size : SAMPLE;
-    size_t with_runs = deflate_blocks(d, RUNS, in + (size - n) / 2, n, true, out, room);
-    size_t with_matches = deflate_blocks(d, MATCHES, in + (size - n) / 2, n, true, out, room);
+    size_t n = size < SAMPLE ? size : SAMPLE, again = find_repetition(in, size), from = (size - n) / 2;
+    if (again > 0) {
+        from = again > WINDOW ? again - WINDOW : 0;
+        n = size - again < SAMPLE ? size - from : again + SAMPLE - from;
+    }
+    size_t with_runs = deflate_blocks(d, RUNS, in + from, n, true, out, room);
+    size_t with_matches = deflate_blocks(d, MATCHES, in + from, n, true, out, room);
     return with_runs > 0 && with_runs <= with_matches ? RUNS : MATCHES;
 }
 

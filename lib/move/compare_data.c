@@ -6,6 +6,7 @@
 #include "move/compare_data.h"
 
 #include "core/checked.h"
+#include "core/pages.h"
 #include "fsdpckpt/plan.h"
 #include "move/queue.h"
 #include "move/source.h"
@@ -190,11 +191,10 @@ static void *work(void *context) {
     job *j = context;
     worker w = {.job = j};
     fc_error err;
-    void *buffers = NULL;
     size_t size = j->budget.large_tile;
+    unsigned char *buffers = fc_pages_new(2 * size);
     fc_code rc = FC_OK;
-    if (posix_memalign(&buffers, 4096, 2 * size) != 0) {
-        buffers = NULL;
+    if (!buffers) {
         rc = fc_fail(&err, FC_ENOMEM, "out of memory for two buffers of %zu bytes", size);
     }
     w.buffer_a = buffers;
@@ -217,7 +217,7 @@ static void *work(void *context) {
     }
     fc_source_free(w.a);
     fc_source_free(w.b);
-    free(buffers);
+    fc_pages_free(buffers, 2 * size);
     return NULL;
 }
 

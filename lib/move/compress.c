@@ -9,6 +9,7 @@
  */
 #include "fsdpckpt/move.h"
 
+#include "core/pages.h"
 #include "io/output.h"
 #include "move/chunks.h"
 #include "move/codec.h"
@@ -213,10 +214,7 @@ static fc_code compress_chunk(worker *w, fc_chunk_job *job, slot *s, fc_error *e
     const uint32_t element = fc_dtype_size(job->of->wanted->dtype);
     const size_t bytes = fc_chunk_bytes(w->press->wanted, job->of->item, element);
     unsigned char *elements = NULL;
-    void *pages;
-    if (!s->bytes && posix_memalign(&pages, FC_OUTPUT_BLOCK, w->press->sizes.chunk) == 0) {
-        s->bytes = pages;
-    }
+    s->bytes = s->bytes ? s->bytes : fc_pages_new(w->press->sizes.chunk);
     if (!s->bytes) {
         return fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes", bytes);
     }
@@ -293,6 +291,11 @@ static fc_code do_jobs(worker *w, fc_error *err) {
     }
 }
 
+/* A chunk before and, without a cast, after it. */
+static size_t read_size(const sizes *s) {
+    return s->source > s->chunk ? s->source : s->chunk;
+}
+
 static fc_code worker_init(worker *w, fc_error *err) {
     const press *p = w->press;
     const sizes *s = &p->sizes;
@@ -307,9 +310,9 @@ static fc_code worker_init(worker *w, fc_error *err) {
         return rc;
     }
     w->deflater = fc_deflater_new(p->wanted->compress);
-    w->read = malloc(s->source > s->chunk ? s->source : s->chunk);
-    w->cast = s->casts ? malloc(s->chunk) : NULL;
-    w->shuffled = malloc(s->chunk);
+    w->read = fc_pages_new(read_size(s));
+    w->cast = s->casts ? fc_pages_new(s->chunk) : NULL;
+    w->shuffled = fc_pages_new(s->chunk);
     if (!w->deflater || !w->read || (s->casts && !w->cast) || !w->shuffled) {
         return fc_fail(err, FC_ENOMEM, "out of memory for chunks of %zu bytes", s->chunk);
     }
@@ -334,9 +337,9 @@ static void *work(void *context) {
     }
     fc_source_free(w.source);
     fc_deflater_free(w.deflater);
-    free(w.read);
-    free(w.cast);
-    free(w.shuffled);
+    fc_pages_free(w.read, read_size(&p->sizes));
+    fc_pages_free(w.cast, p->sizes.chunk);
+    fc_pages_free(w.shuffled, p->sizes.chunk);
     return NULL;
 }
 
@@ -364,8 +367,8 @@ static void survey(const fc_wanted *wanted, const fc_part *part, sizes *s) {
 
 /* Shares `memory` out: the workers' buffers, the slots, and at least a quarter of it for decoded chunks. */
 static fc_code share_out(uint64_t memory, int threads, sizes *s, fc_error *err) {
-    const uint64_t each = fc_source_overhead() + FC_SCRATCH_BYTES + fc_deflater_size() +
-                          (s->source > s->chunk ? s->source : s->chunk) + (s->casts ? s->chunk : 0) + s->chunk;
+    const uint64_t each = fc_source_overhead() + FC_SCRATCH_BYTES + fc_deflater_size() + read_size(s) +
+                          (s->casts ? s->chunk : 0) + s->chunk;
     const uint64_t mine = s->decodes ? memory / 5 * 2 : memory / 4 * 3;
     const uint64_t least = each + 2 * s->chunk;
     if (least > mine) {
@@ -396,7 +399,7 @@ static void press_free(press *p) {
         if (p->slots[i].state != SLOT_FREE) {
             fc_chunks_give_back(&p->slots[i].job);
         }
-        free(p->slots[i].bytes);
+        fc_pages_free(p->slots[i].bytes, p->sizes.chunk);
     }
     free(p->slots);
     fc_chunks_destroy(&p->chunks);

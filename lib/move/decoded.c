@@ -9,17 +9,17 @@
 #include "move/decode.h"
 
 #include "core/checked.h"
+#include "core/pages.h"
 
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 enum {
     BUCKETS = 1024,
-    /* Chunks have pages of their own: freed in one thread and allocated in another, they would grow each thread's heap
-       to the size of the whole cache. Only so many at most, because the system limits the number of mappings. */
+    /* Chunks have pages of their own (core/pages.h). Only so many at most, because the system limits the number of
+       mappings. */
     PAGE = 4096,
     MOST_MAPPINGS = 1 << 14,
     MOST_IDLE = 16
@@ -89,13 +89,12 @@ static unsigned char *buffer_new(const fc_decoded *cache, size_t size) {
     if (size < cache->paged) {
         return malloc(size ? size : 1);
     }
-    void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return pages == MAP_FAILED ? NULL : pages;
+    return fc_pages_new(size);
 }
 
 static void buffer_free(const fc_decoded *cache, unsigned char *bytes, size_t size) {
     if (bytes && size >= cache->paged) {
-        munmap(bytes, size);
+        fc_pages_free(bytes, size);
     } else {
         free(bytes);
     }

@@ -4,6 +4,7 @@
  */
 #include "fsdpckpt/move.h"
 
+#include "core/pages.h"
 #include "io/output.h"
 #include "move/queue.h"
 #include "move/source.h"
@@ -63,10 +64,9 @@ typedef struct worker {
 
 static fc_code grow(unsigned char **buffer, size_t *size, size_t wanted, fc_error *err) {
     if (*size < wanted) {
-        free(*buffer);
+        fc_pages_free(*buffer, *size);
         *size = 0;
-        void *p;
-        *buffer = posix_memalign(&p, FC_OUTPUT_BLOCK, wanted) == 0 ? p : NULL;
+        *buffer = fc_pages_new(wanted);
         if (!*buffer) {
             return fc_fail(err, FC_ENOMEM, "out of memory for a buffer of %zu bytes", wanted);
         }
@@ -194,8 +194,8 @@ static void *work(void *context) {
         fail(e, rc, &err);
     }
     fc_source_free(w.source);
-    free(w.buffer);
-    free(w.cast);
+    fc_pages_free(w.buffer, w.buffer_size);
+    fc_pages_free(w.cast, w.cast_size);
     return NULL;
 }
 

@@ -7,6 +7,7 @@
 #include "move/source.h"
 
 #include "core/checked.h"
+#include "core/pages.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 #include "io/input.h"
@@ -57,8 +58,8 @@ size_t fc_source_overhead(void) {
 fc_code fc_source_new(const fc_checkpoint *checkpoint, fc_decoded *decoded, size_t scratch, int files, fc_source **out,
                       fc_error *err) {
     fc_source *source = calloc(1, sizeof *source);
-    void *window = NULL;
-    if (!source || posix_memalign(&window, FC_INPUT_BLOCK, FC_INPUT_ROOM(scratch)) != 0) {
+    void *window = source ? fc_pages_new(FC_INPUT_ROOM(scratch)) : NULL;
+    if (!window) {
         free(source);
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
     }
@@ -81,7 +82,7 @@ void fc_source_free(fc_source *source) {
     for (int i = 0; i < FC_OPEN_FILES; i++) {
         fc_input_close(&source->files[i].input);
     }
-    free(source->scratch);
+    fc_pages_free(source->scratch, FC_INPUT_ROOM(source->scratch_size));
     free(source);
 }
 

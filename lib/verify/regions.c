@@ -247,6 +247,18 @@ static fc_code list_tensor(listing *l, fc_error *err) {
     return rc;
 }
 
+void fc_verify_covered(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_verify_report *report) {
+    fc_digest digest;
+    bool counted = !object->object->refusal &&
+                   fc_checkpoint_digest(checkpoint, object, FC_WHOLE_TENSOR, &digest, NULL) == FC_OK &&
+                   digest.kind == FC_DIGEST_CRC64;
+    if (!counted) {
+        report->digested++;
+        report->undigested--;
+        report->undigested_bytes -= (uint64_t)object->shape[0];
+    }
+}
+
 static int by_place(const void *a, const void *b) {
     const fc_region *x = a, *y = b;
     int order = (x->kind == FC_REGION_BYTES) - (y->kind == FC_REGION_BYTES);

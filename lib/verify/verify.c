@@ -5,6 +5,7 @@
 #include "verify/regions.h"
 
 #include "core/crc.h"
+#include "core/pages.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
 #include "io/input.h"
@@ -288,13 +289,12 @@ static void *work(void *context) {
     worker w = {.v = v};
     fc_error err;
     tile t;
-    void *pages = NULL;
     fc_code rc =
         fc_source_new(v->checkpoint, v->decoded, FC_SCRATCH_BYTES, fc_files_per_worker(v->threads), &w.source, &err);
-    if (rc == FC_OK && posix_memalign(&pages, FC_INPUT_BLOCK, v->tile_bytes) != 0) {
+    w.buffer = rc == FC_OK ? fc_pages_new(v->tile_bytes) : NULL;
+    if (rc == FC_OK && !w.buffer) {
         rc = fc_fail(&err, FC_ENOMEM, "out of memory for a buffer of %zu bytes", v->tile_bytes);
     }
-    w.buffer = pages;
     pthread_mutex_lock(&v->lock);
     if (rc != FC_OK) {
         stop(v, rc, &err);
@@ -307,7 +307,7 @@ static void *work(void *context) {
     }
     pthread_mutex_unlock(&v->lock);
     fc_source_free(w.source);
-    free(pages);
+    fc_pages_free(w.buffer, v->tile_bytes);
     return NULL;
 }
 

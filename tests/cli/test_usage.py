@@ -1,5 +1,6 @@
 """Help, version, usage errors, exit statuses."""
 
+import json
 import os
 import re
 import subprocess
@@ -125,6 +126,19 @@ class Usage(harness.Case):
                      ("inspect", harness.corpus("dcp-torch2.15.0-fsdp2"), "--json")):
             with open("/dev/full", "w") as full:
                 self.fails(4, *args, stdout=full, contains=["standard output", "No space left"])
+
+    def test_quiet_leaves_json(self):
+        source, target = harness.corpus("dcp-torch2.15.0-2d-dp4tp2"), self.path("full.h5")
+        self.ok("consolidate", source, "-o", target, "-q")
+        for args in (("inspect", source), ("check", source), ("verify", target), ("diff", source, target),
+                     ("units", source), ("consolidate", source, "-o", "other.h5", "--dry-run")):
+            self.assertEqual(self.ok(*args, "-q"), "", args)
+            self.assertEqual(self.ok(*args, "-q", "--json"), self.ok(*args, "--json"), args)
+            json.loads(self.ok(*args, "-q", "--json"))
+        # All differences, not the first alone.
+        other = harness.corpus("dcp-torch2.15.0-train")
+        p = self.run_tool("diff", source, other, "-q", "--json")
+        self.assertEqual((p.returncode, p.stdout), (1, self.run_tool("diff", source, other, "--json").stdout))
 
     def test_closed_pipe_is_quiet(self):
         read, write = os.pipe()

@@ -119,7 +119,11 @@ class Verify(harness.Case):
         """Beside the checkpoint, which stays as it is; every byte is then covered, and conversions are checked."""
         shutil.copytree(harness.corpus(STATE), self.path("ckpt"))
         before = sorted((n, os.stat(self.path("ckpt", n)).st_mtime_ns) for n in os.listdir(self.path("ckpt")))
-        self.ok("verify", "ckpt/", "--seal")
+        counted = self.report("ckpt")
+        self.assertIn("ckpt.fsdpckpt-seal.json\n", self.ok("verify", "ckpt/", "--seal"))
+        after = self.report("ckpt")
+        for count in ("tensors", "objects", "with_digest", "without_digest", "bytes_without_digest"):
+            self.assertEqual(after[count], counted[count], count)
         self.assertEqual(sorted(os.listdir(self.dir)), ["ckpt", "ckpt.fsdpckpt-seal.json"])
         self.assertEqual(
             sorted((n, os.stat(self.path("ckpt", n)).st_mtime_ns) for n in os.listdir(self.path("ckpt"))), before)

@@ -21,6 +21,7 @@ except ImportError as e:
 
 from checks import must_run as run
 from checks import record_damage_is_found
+from torch_values import kept, must_equal
 
 
 def save(folder):
@@ -37,26 +38,16 @@ def save(folder):
     return truth
 
 
-def same(a, b):
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    return a == b
-
-
 def main():
     program = sys.argv[1]
     with tempfile.TemporaryDirectory(prefix="fc-accelerate-") as home:
         source, full, shards = (os.path.join(home, n) for n in ("checkpoint-1", "full.pt", "shards"))
-        truth = save(source)
+        truth = kept(save(source))
         for argv in (("reshard", source, "-o", shards, "--dp", "3"), ("consolidate", shards, "-o", full)):
             run(program, *argv)
-        assert same(truth, torch.load(full)), torch.load(full)
+        must_equal(truth, torch.load(full))
         r = run(program, "consolidate", source, "-o", full, "--force")
-        assert same(truth, torch.load(full)), torch.load(full)
+        must_equal(truth, torch.load(full))
         assert "scheduler.pt beside it is no part of it" in r.stderr and r.stderr.count("\n") == 1, r
         run(program, "diff", source, shards, "--data")
         run(program, "check", source)
@@ -81,7 +72,7 @@ def main():
         for name in ("optimizer_0", "optimizer_1"):
             shutil.rmtree(os.path.join(source, name))
         run(program, "consolidate", source, "-o", full, "--force")
-        assert same({"model": truth["model"]}, torch.load(full))
+        must_equal({"model": truth["model"]}, torch.load(full))
         # A folder that is a link out of the checkpoint.
         os.rename(os.path.join(source, "pytorch_model_fsdp_0"), os.path.join(home, "elsewhere"))
         os.symlink("../elsewhere", os.path.join(source, "pytorch_model_fsdp_0"))

@@ -23,6 +23,7 @@ except ImportError as e:
     sys.exit(77)
 
 from checks import Failure, must_run
+from torch_values import must_equal
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
           "float8_e5m2fnuz"]
@@ -58,26 +59,12 @@ def mean(tensors, weights):
     return torch.view_as_complex(total) if tensors[0].is_complex() else total.to(tensors[0].dtype)
 
 
-def bits(t):
-    return t.contiguous().reshape(-1).view(torch.uint8) if t.numel() else t.reshape(-1)
-
-
-def compare(what, states, got, weights):
-    if set(got) != set(states[0]):
-        raise Failure("%s: names %s" % (what, sorted(set(got) ^ set(states[0]))))
-    for name, first in states[0].items():
-        if not torch.is_tensor(first):
-            if got[name] != first:
-                raise Failure("%s: %s is %r" % (what, name, got[name]))
-            continue
-        averaged = first.is_floating_point() or first.is_complex()
-        wanted = mean([s[name] for s in states], weights) if averaged else first
-        found = got[name]
-        if found.dtype != wanted.dtype or found.shape != wanted.shape:
-            raise Failure("%s: %s is %s %s" % (what, name, found.dtype, tuple(found.shape)))
-        same = bits(found) == bits(wanted)
-        if not bool(same.all()):
-            raise Failure("%s: %s: byte %d differs" % (what, name, int((~same).nonzero()[0])))
+def average(states, weights):
+    """Of what has a mean; the first one's value of what has none."""
+    def numbers(value):
+        return torch.is_tensor(value) and (value.is_floating_point() or value.is_complex())
+    return {name: mean([s[name] for s in states], weights) if numbers(first) else first
+            for name, first in states[0].items()}
 
 
 def main():
@@ -90,13 +77,13 @@ def main():
         dcp.save(states[2], checkpoint_id=path("2"), no_dist=True)
         sources = [path("0.pt"), path("1.pt"), path("2")]
         must_run(tool, "average", *sources, "-o", path("mean.pt"), "-q")
-        compare("mean", states, torch.load(path("mean.pt"), weights_only=True), None)
+        must_equal(average(states, None), torch.load(path("mean.pt"), weights_only=True), "mean")
         must_run(tool, "average", *sources, "-o", path("weighted.pt"), "-q", "--weights", "3,-1,0.5", "--memory", "1M")
         weights = [w / 2.5 for w in (3, -1, 0.5)]
-        compare("weighted", states, torch.load(path("weighted.pt"), weights_only=True), weights)
+        must_equal(average(states, weights), torch.load(path("weighted.pt"), weights_only=True), "weighted")
         must_run(tool, "average", *sources[:2], "-o", path("sharded"), "-q", "--dp", "3", "--to", "h5", "--compress", "1")
         must_run(tool, "consolidate", path("sharded"), "-o", path("again.pt"), "-q")
-        compare("sharded", states[:2], torch.load(path("again.pt"), weights_only=True), None)
+        must_equal(average(states[:2], None), torch.load(path("again.pt"), weights_only=True), "sharded")
     print("averages of %d values are torch's, bit for bit" % len(states[0]))
     return 0
 

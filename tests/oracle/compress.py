@@ -127,9 +127,13 @@ def targets(program, home):
     make_source(source)
     must_run(program, "consolidate", source, "-o", raw, "-q")
     reference = datasets(raw)
-    for level in (1, 6, 9):
+    for level in (9, 6, 1):
         one, four = os.path.join(home, "one.h5"), os.path.join(home, "four.h5")
         option = ["--compress", str(level), "--force"]
+        if level == 9:  # ten times as slow as 6, by the same code: once
+            must_run(program, "consolidate", source, "-o", one, "-q", *option)
+            check_storage(must_hold_the_same(one, reference), level)
+            continue
         must_run(program, "consolidate", source, "-o", one, "-q", "-j1", *option)
         report = json.loads(must_run(program, "consolidate", source, "-o", four, "--json", "-j4", *option).stdout)
         must_be_equal(one, four)
@@ -163,14 +167,14 @@ def targets(program, home):
 def sources(program, home):
     path = os.path.join(home, "foreign.h5")
     rng = np.random.default_rng(3)
-    wide = (rng.standard_normal((700, 900)) * 0.02).astype("f4")
+    wide = (rng.standard_normal((500, 600)) * 0.02).astype("f4")
     with h5py.File(path, "w") as f:
-        pipelines = {"gzip": dict(compression="gzip", compression_opts=9),
+        pipelines = {"gzip": dict(compression="gzip", compression_opts=2),
                      "shuffle": dict(compression="gzip", compression_opts=1, shuffle=True),
                      "sums": dict(compression="gzip", shuffle=True, fletcher32=True),
                      "only_shuffled": dict(shuffle=True), "only_sums": dict(fletcher32=True), "plain": {}}
         for name, pipeline in pipelines.items():
-            for chunks in ((700, 900), (64, 64), (1, 900), (700, 7), (33, 500), True):
+            for chunks in ((500, 600), (64, 64), (1, 600), (500, 7), (33, 400), True):
                 for data in (wide, wide.astype("f8"), (wide * 1e4).astype(">i2"), wide > 0):
                     f.create_dataset("%s/%s/%s" % (name, str(chunks).replace(", ", "x"), data.dtype.str[1:]), data=data,
                                      chunks=chunks, **pipeline)

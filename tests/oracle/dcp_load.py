@@ -26,6 +26,8 @@ except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
 
+from torch_values import differences, kept
+
 RANKS = 4
 LAYOUTS = {
     "full": ["consolidate"],
@@ -79,42 +81,31 @@ def cut(kind):
     return model, optimizer
 
 
-def differences(found, truth, where=""):
-    if isinstance(truth, dict):
-        if found.keys() != truth.keys():
-            yield "%s has %s, not %s" % (where, list(found), list(truth))
-            return
-        for key in truth:
-            yield from differences(found[key], truth[key], "%s.%s" % (where, key))
-    elif isinstance(truth, (list, tuple)):
-        if len(found) != len(truth):
-            yield "%s has %d members" % (where, len(found))
-        for i, (a, b) in enumerate(zip(found, truth)):
-            yield from differences(a, b, "%s.%d" % (where, i))
-    elif isinstance(truth, torch.Tensor):
-        whole = found.full_tensor() if isinstance(found, DTensor) else found
-        if whole.dtype != truth.dtype or not torch.equal(whole, truth):
-            yield "%s differs" % where
-    elif found != truth:
-        yield "%s is %r, not %r" % (where, found, truth)
+def whole(value):
+    """With each tensor gathered, which all ranks do in the same order."""
+    if isinstance(value, dict):
+        return {key: whole(of) for key, of in value.items()}
+    if isinstance(value, list):
+        return list(map(whole, value))
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def load(rank, home, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(RANKS))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    truth = torch.load(os.path.join(home, "truth.pt"), weights_only=True)
+    truth = kept(torch.load(os.path.join(home, "truth.pt"), weights_only=True))
     problems = []
     for kind in TARGETS:
         for layout in LAYOUTS:
             model, optimizer = cut(kind)
             weights, states = get_state_dict(model, optimizer)
             state = {"model": weights, "optim": states, "epoch": 0}
-            before = list(differences(state, truth)) # all of them: a load that does nothing must not pass
+            before = list(differences(truth, whole(state))) # all of them: a load that does nothing must not pass
             dcp.load(state, checkpoint_id=os.path.join(home, layout))
             set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
             weights, states = get_state_dict(model, optimizer)
-            after = list(differences({"model": weights, "optim": states, "epoch": state["epoch"]}, truth))
+            after = list(differences(truth, whole({"model": weights, "optim": states, "epoch": state["epoch"]})))
             if after or len(before) < len(truth["model"]):
                 problems.append("%s into %s: %s" % (layout, kind, (after or ["nothing to load"])[:3]))
     dist.barrier()

@@ -15,6 +15,7 @@ try:
     import numpy as np
     import torch
     import torch.distributed.checkpoint as dcp
+    from torch_values import bits
 except ImportError:
     sys.exit(77)
 
@@ -38,10 +39,6 @@ def run(*args, status=0):
     p = subprocess.run([fsdpckpt, *args, "-q"], capture_output=True, text=True)
     assert p.returncode == status, (args, p.returncode, p.stderr)
     return p.stderr
-
-
-def native(t):
-    return t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
 
 
 STATE = {
@@ -93,7 +90,7 @@ def check_whole(path, dtype=None):
             if dtype and t.dtype.is_floating_point:
                 t = t.to(dtype)
             assert ds.attrs["crc64"].dtype == np.uint64, name
-            assert int(ds.attrs["crc64"]) == crc64(native(t)), (path, name)
+            assert int(ds.attrs["crc64"]) == crc64(bits(t)), (path, name)
 
 
 def check_shards(folder):
@@ -105,7 +102,7 @@ def check_shards(folder):
                     assert "crc64" not in ds.attrs, (path, name)
                     continue
                 box = tuple(slice(o, o + n) for o, n in zip(ds.attrs["offsets"], ds.shape))
-                assert int(ds.attrs["crc64"]) == crc64(native(STATE[name][box])), (path, name)
+                assert int(ds.attrs["crc64"]) == crc64(bits(STATE[name][box])), (path, name)
                 covered += ds.size
     assert covered == sum(t.numel() for t in STATE.values()), covered
 

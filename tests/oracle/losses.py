@@ -18,6 +18,7 @@ try:
     import numpy
     import reference
     from checks import check, finish
+    from torch_values import check_equal
     import torch
     from safetensors.torch import save_file
 except ImportError as e:
@@ -142,9 +143,7 @@ class Losses:
         for form in TARGETS:
             made = self.converted(source, form)
             state = torch.load(self.converted(made, "pt"), weights_only=True)
-            check(list(state) == ["embed", "head", "row"] and torch.equal(state["embed"], weight) and
-                  torch.equal(state["head"], weight) and torch.equal(state["row"], weight[2]),
-                  "tied weights through %s" % form)
+            check_equal({"embed": weight, "head": weight, "row": weight[2]}, state, "tied weights through %s" % form)
         state = torch.load(self.converted(source, "pt"), weights_only=True)
         check(state["embed"].data_ptr() == state["head"].data_ptr() and
               os.path.getsize(source) * 2 > os.path.getsize(self.converted(source, "pt")),

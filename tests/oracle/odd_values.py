@@ -29,15 +29,10 @@ except ImportError as e:
 import gloo
 from checks import must_run as run
 from checks import record_damage_is_found
+from torch_values import must_equal
 
 nn = torch.nn
 GOOD = {"w": torch.arange(6.0).reshape(2, 3), "step": 7}
-
-
-def same_state(want, got):
-    assert list(want) == list(got), (list(want), list(got))
-    for name in want:
-        assert want[name].dtype == got[name].dtype and torch.equal(want[name], got[name]), name
 
 
 class Net(nn.Module):
@@ -68,7 +63,7 @@ def modules(program, home):
         told = run(program, "consolidate", source, "-o", target).stderr
         assert "pickled whole" in told and told.count("\n") == 1, told
         got = torch.load(target, weights_only=True)
-        same_state(want, got)
+        must_equal(want, got)
         assert got["embed.weight"].data_ptr() == got["heads.a.weight"].data_ptr()
     # As one value of a run's, beside others.
     torch.save({"model": net, "ema": nn.DataParallel(net), "loss": nn.ReLU(), "epoch": 3}, home / "run.pt")
@@ -76,8 +71,8 @@ def modules(program, home):
     assert "2 modules were pickled whole" in told, told
     run(program, "consolidate", home / "shards", "-o", home / "back.pt", "-q")
     got = torch.load(home / "back.pt", weights_only=False)
-    same_state(want, got["model"])
-    same_state({"module." + k: v for k, v in want.items()}, got["ema"])
+    must_equal(want, got["model"])
+    must_equal({"module." + k: v for k, v in want.items()}, got["ema"])
     assert got["epoch"] == 3 and isinstance(got["loss"], nn.ReLU)
 
 
@@ -110,7 +105,7 @@ def the_rest_comes_through(program, source, name, home):
     full = home / "full.pt"
     run(program, "consolidate", source, "-o", full, "--exclude", name, "-q", "--force")
     got = torch.load(full, weights_only=True)
-    assert torch.equal(got["w"], GOOD["w"]) and got["step"] == 7, got
+    must_equal(GOOD, got)
     run(program, "extract", source, "w", "-o", home / "w.bin", "--force")
     assert (home / "w.bin").read_bytes() == GOOD["w"].numpy().tobytes()
     run(program, "reshard", source, "-o", home / "h5", "--dp", "2", "--exclude", name, "-q", "--force")
@@ -212,13 +207,12 @@ def odd_containers(program, home):
     run(program, "reshard", home / "keys.pt", "-o", home / "keys", "--dp", "2", "-q")
     run(program, "consolidate", home / "keys", "-o", home / "keys2.pt", "-q")
     got = torch.load(home / "keys2.pt", weights_only=False)
-    assert list(got["by"]) == list(by) and all(torch.equal(got["by"][k], by[k]) for k in list(by)[:2]), got
+    must_equal({**GOOD, "by": by}, got)
     parameters = [torch.arange(3.0), torch.ones(2, 2)]
     torch.save(parameters, home / "list.pt")
     run(program, "convert", home / "list.pt", "-o", home / "list", "--to", "dcp", "-q")
     torch.distributed.checkpoint.format_utils.dcp_to_torch_save(home / "list", home / "back.pt")
-    got = torch.load(home / "back.pt")
-    assert all(torch.equal(parameters[i], got[str(i)]) for i in range(2)), got
+    must_equal({str(i): of for i, of in enumerate(parameters)}, torch.load(home / "back.pt"))
 
 
 def small_files(program, home):

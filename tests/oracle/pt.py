@@ -5,14 +5,13 @@ In: files that torch writes in every way it can (zip and legacy, nested, tied, s
 those that other tools make of them (deflated, another byte order, protocol 4, 4 GiB and more). Out: what torch.load
 gives back with weights_only=True and with mmap=True must be what was saved, to the bit, to the identity of storages and
 to the type of each key; CRCs right, data at multiples of 64. Then each DCP checkpoint of the corpus against torch's own
-dcp_to_torch_save, files a rank against the tensors that torch gathered, and what must be refused.
+dcp_to_torch_save, and what must be refused. Files a rank are in pt_ranks.py.
 
 usage: pt.py FSDPCKPT CORPUS        exit 77 without torch
 """
 import collections
 import glob
 import io
-import json
 import logging
 import os
 import pathlib
@@ -33,34 +32,12 @@ except ImportError as e:
     sys.exit(77)
 
 from checks import must, must_run
+from torch_values import kept, must_equal
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
           "float8_e5m2fnuz", "float8_e8m0fnu", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8",
           "bool", "complex32", "complex64", "complex128"]
 UNTYPED = ("float8", "uint64", "uint32", "uint16", "complex32")  # torch cannot load its own legacy files of these
-
-
-def bits(tensor):
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return bytes(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
-
-
-def same(a, b, path="", types=True):
-    """That two values are equal, to the bit and to the type."""
-    if isinstance(a, torch.Tensor):
-        must(isinstance(b, torch.Tensor), path, "is no tensor:", b)
-        must(a.dtype == b.dtype and a.shape == b.shape, path, a.dtype, a.shape, "became", b.dtype, b.shape)
-        must(bits(a) == bits(b), path, "has other bytes")
-    elif isinstance(a, dict):
-        must(isinstance(b, dict) and list(a) == list(b), path, "has keys", list(a)[:9], "and not", b)
-        for key in a:
-            same(a[key], b[key], "%s[%r]" % (path, key), types)
-    elif isinstance(a, (list, tuple)):
-        must((type(a) is type(b) or not types) and len(a) == len(b), path, type(a), len(a), "became", b)
-        for i, (x, y) in enumerate(zip(a, b)):
-            same(x, y, "%s[%d]" % (path, i), types)
-    else:
-        must(type(a) is type(b) and (a == b or a != a), path, repr(a), "became", repr(b))
 
 
 def well_formed(path):
@@ -78,7 +55,7 @@ def well_formed(path):
 
 def load(path, **more):
     plain = torch.load(path, weights_only=more.get("weights_only", True))
-    same(plain, torch.load(path, mmap=True, weights_only=more.get("weights_only", True)), "mmap")
+    must_equal(plain, torch.load(path, mmap=True, weights_only=more.get("weights_only", True)), "mmap")
     return plain
 
 
@@ -136,7 +113,7 @@ def round_trip(program, home, name, source, value, **more):
     target = home / ("out-%s.pt" % name)
     must_run(program, "consolidate", source, "-o", target, "-q", "--force")
     well_formed(target)
-    same(value, load(target, **more), name)
+    must_equal(kept(value), load(target, **more), name)
     return target
 
 
@@ -226,7 +203,7 @@ def more_than_4_gib(program, home, corpus):
     listed = must_run(program, "inspect", path).stdout
     must("4400000000" in listed.replace(",", ""), listed)
     must_run(program, "consolidate", path, "-o", home / "small.pt", "--exclude", "a", "-q", "--force")
-    same({"b": torch.arange(4.0), "c": torch.zeros(0)}, load(home / "small.pt"), "zip64")
+    must_equal({"b": torch.arange(4.0), "c": torch.zeros(0)}, load(home / "small.pt"), "zip64")
     path.unlink()
 
 
@@ -250,46 +227,11 @@ def writes_what_torch_converts(program, home, corpus):
             torch.load(target, weights_only=False)
             continue
         theirs = torch.load(reference, weights_only=False)
-        same(theirs, torch.load(target, weights_only=False), name)
+        must_equal(theirs, torch.load(target, weights_only=False), name)
         compared += 1
         if "foreign" not in name:
             load(target)
     must(compared >= 30, "only", compared, "checkpoints were compared")
-
-
-def flat(value, path=()):
-    """{path: leaf} of dicts, and of lists of dicts."""
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list) and any(isinstance(v, (dict, torch.Tensor)) for v in value):
-        items = enumerate(value)
-    else:
-        return {path: value}
-    return {k: v for key, below in items for k, v in flat(below, path + (str(key),)).items()}
-
-
-def reads_files_a_rank(program, home, corpus):
-    cases = [c for c in sorted(glob.glob(str(corpus / "pt" / "*-torch*"))) if "-hybrid-" not in c]  # flat_state.py's
-    must(len(cases) >= 7, "there are", len(cases), "cases")
-    for case in cases:
-        truth = torch.load(os.path.join(case, "full.pt"), weights_only=False)
-        several = len(truth) > 1
-        must_run(program, "consolidate", case, "-o", home / "ranks.pt", "-q", "--force")
-        got = flat(load(home / "ranks.pt"))
-        extra = {k for k in got if k[0] == "extra_state"}
-        must(bool(extra) == several, case, "has", len(extra), "values of each rank alone")
-        want = flat(truth if several else truth["model"])
-        must(set(want) == set(got) - extra, case, "differs in", set(want) ^ (set(got) - extra))
-        for key, value in want.items():
-            same(value, got[key], "%s %s" % (case, key))
-        ranks = len(glob.glob(os.path.join(case, "model_world_size_*")))
-        if extra:
-            same([got[("extra_state", "rank_%d" % r, "rng", "random")] for r in range(ranks)], list(range(ranks)), case)
-        one = sorted(glob.glob(os.path.join(case, "model_world_size_*_rank_1.pt")))[0]
-        must_run(program, "consolidate", one, "-o", home / "one.pt", "-q", "--force")
-        model = flat(load(home / "one.pt"))
-        for key, value in flat(truth["model"]).items():
-            same(value, model[key], "%s %s" % (one, key))
 
 
 def refused(program, path, code, *words):
@@ -297,190 +239,6 @@ def refused(program, path, code, *words):
     must(result.returncode == code and result.stderr.count("\n") == 1, path, result.returncode, result.stderr)
     for word in words:
         must(word in result.stderr, path, "does not say", repr(word), "but", result.stderr)
-
-
-def reads_ranks_by_other_names(program, home, corpus):
-    """Names that do not say how many ranks there are."""
-    case = corpus / "pt" / "fsdp2-torch2.15.0"
-    truth = flat(torch.load(case / "full.pt", weights_only=False)["model"])
-    for i, name in enumerate(("rank%d.pth", "rank_%02d.pt", "model_rank_%d.pt", "ep0-ba10-rank%d.pt", "pytorch_model_fsdp_rank%d.bin")):
-        loose = home / ("loose%d" % i)
-        loose.mkdir()
-        for rank in range(3):
-            (loose / (name % rank)).write_bytes((case / ("model_world_size_3_rank_%d.pt" % rank)).read_bytes())
-        save({"cuda": torch.full((4,), i)}, loose / "rng_rank_0.pt")
-        save({"cuda": torch.full((4,), i + 1)}, loose / "rng_rank_1.pt")
-        must_run(program, "consolidate", loose, "-o", home / "loose.pt", "-q", "--force")
-        got = flat(load(home / "loose.pt"))
-        got = {k if k[0] == "rng" else k[-1:]: v for k, v in got.items()}
-        must(set(got) - set(truth) == {("rng", "rank_0", "cuda"), ("rng", "rank_1", "cuda")}, name, "has", set(got))
-        for key, value in truth.items():
-            same(value, got[key], "%s %s" % (name, key))
-        refused(program, loose / (name % 1), 5, "name the directory")
-        (loose / (name % 1)).unlink()
-        refused(program, loose, 3, name % 1, "missing")
-    (loose / "pytorch_model_fsdp_rank_1.bin").write_bytes(b"")
-    refused(program, loose, 3, "called alike", "pytorch_model_fsdp_rank_<rank>.bin")
-    (loose / "pytorch_model_fsdp_rank_1.bin").unlink()
-    (loose / (name % 1)).write_bytes((case / "model_world_size_3_rank_1.pt").read_bytes())
-    for other, words in (("notes.pt", "notes.pt beside it is no part of it and is not read"),
-                         ("args.pkl", "2 files beside it are no part of it and are not read, args.pkl")):
-        (loose / other).write_bytes(b"x")
-        result = must_run(program, "consolidate", loose, "-o", home / "loose.pt", "--force")
-        must(words in result.stderr and result.stderr.count("\n") == 1, "other files are not mentioned:", result.stderr)
-
-
-def reads_tensor_parallel_ranks(program, home, corpus):
-    """Plain parts of ranks, which a plan puts together: uneven, empty, and equal on all ranks."""
-    attention = "model.layers.0.self_attn."
-    whole = {attention + "q_proj.weight": torch.randn(10, 6), attention + "q_proj.bias": torch.zeros(10),
-             attention + "k_proj.weight": torch.randn(2, 6).to(torch.bfloat16),
-             attention + "o_proj.weight": torch.randn(6, 10), attention + "o_proj.bias": torch.randn(6),
-             "model.norm.weight": torch.ones(6)}
-    dims = {attention + "q_proj.weight": 0, attention + "q_proj.bias": 0, attention + "k_proj.weight": 0,
-            attention + "o_proj.weight": 1}
-    plan = home / "plan.json"
-    plan.write_text(json.dumps({"q_proj": "colwise", "k_proj": "colwise", "o_proj": "rowwise"}))
-
-    def part(name, rank):
-        tensor = whole[name]
-        if name not in dims:
-            return tensor
-        rows = -(-tensor.shape[dims[name]] // 3)
-        start = min(rows * rank, tensor.shape[dims[name]])
-        return tensor.narrow(dims[name], start, min(rows, tensor.shape[dims[name]] - start)).clone()
-
-    def parts(name, **changed):
-        directory = home / name
-        directory.mkdir()
-        for rank in range(3):
-            state = {name: part(name, rank) for name in whole}
-            if rank == 2:
-                state.update(changed)
-            save({"model": {name: value for name, value in state.items() if value is not None}, "step": 7},
-                 directory / ("tp_rank_%d.pt" % rank))
-        return directory
-
-    ranks = parts("tp")
-    refused(program, ranks, 5, "--tp-plan")
-    for told in (plan, "auto"):
-        must_run(program, "consolidate", ranks, "-o", home / "whole.pt", "--tp-plan", told, "-q", "--force")
-        got = load(home / "whole.pt")
-        same(whole, got["model"], told)
-        must(got["step"] == 7, "the step is", got["step"])
-    must_run(program, "convert", ranks, "-o", home / "again", "--to", "pt", "--tp-plan", plan, "-q")
-    for rank in range(3):
-        got = load(home / "again" / ("model_world_size_3_rank_%d.pt" % rank))["model"]
-        same({name: part(name, rank) for name in whole}, got, "rank %d" % rank)
-    must_run(program, "extract", ranks, "model." + attention + "o_proj.weight", "-o", home / "o.npy", "--tp-plan", plan)
-    shown = json.loads(must_run(program, "inspect", ranks, "--tp-plan", plan, "--json").stdout)
-    cut = {t["name"]: t["placements"] for t in shown["tensors"]}
-    must(cut["model." + attention + "o_proj.weight"] == "[Shard(1)]", "the cut is", cut)
-
-    llama = home / "llama"
-    llama.mkdir()
-    for rank in range(3):
-        save({name: part(name, rank) for name in whole}, llama / ("consolidated.%02d.pth" % rank))
-    (llama / "params.json").write_text("{}")
-    told = must_run(program, "consolidate", llama, "-o", home / "whole.pt", "--tp-plan", plan, "--force").stderr
-    same(whole, load(home / "whole.pt"), "consolidated.*.pth")
-    must("4 tensors were put together as the plan says" in told and told.count("\n") == 1, told)
-
-    def refuses(path, code, *words, told=plan):
-        result = must_run(program, "consolidate", path, "-o", home / "no.pt", "--tp-plan", told, ok=(code,))
-        must(result.stderr.count("\n") == 1 and all(w in result.stderr for w in words), words, result.stderr)
-        must(not (home / "no.pt").exists(), words, "was written")
-
-    refuses(home / "whole.pt", 2, "leave it out")
-    refuses(parts("misfit", **{attention + "o_proj.weight": torch.ones(5, 2)}), 3, "tp_rank_2.pt", "o_proj", "dimension 1")
-    refuses(parts("type", **{attention + "q_proj.bias": torch.ones(2).half()}), 3, "tp_rank_2.pt", "q_proj.bias")
-    refuses(parts("gone", **{attention + "q_proj.bias": None}), 3, "q_proj.bias", "2 of 3 ranks' files")
-    refuses(parts("norm", **{"model.norm.weight": torch.zeros(6)}), 5, "model.norm.weight", "differs")
-    (home / "other.json").write_text('{"v_proj": "colwise"}')
-    refuses(ranks, 5, "--tp-plan", told=home / "other.json")
-
-
-def reads_an_index(program, home, corpus):
-    """Hugging Face's folder of a model: pytorch_model-00001-of-00002.bin and their index, or one file."""
-    model = home / "model"
-    model.mkdir()
-    shared = torch.randn(4, 3)
-    parts = [{"a.weight": shared, "b.weight": shared.t()}, {"c": torch.ones(5, dtype=torch.bfloat16), "d": torch.tensor(2)}]
-    names = ["pytorch_model-0000%d-of-00002.bin" % (i + 1) for i in range(2)]
-    for name, part in zip(names, parts):
-        save(part, model / name)
-    index = {"metadata": {"total_size": 114}, "weight_map": {k: n for n, p in zip(names, parts) for k in p}}
-    (model / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    (model / "config.json").write_text("{}")
-    whole = {**parts[0], **parts[1]}
-    for source in (model, model / "pytorch_model.bin.index.json"):
-        must_run(program, "consolidate", source, "-o", home / "whole.pt", "-q", "--force")
-        same(whole, load(home / "whole.pt"), source)
-    must_run(program, "verify", model)
-    save({"c": torch.ones(5), "d": torch.tensor(2)} | {"a.weight": torch.ones(1)}, model / names[1])
-    refused(program, model, 3, "a.weight", "in two files")
-    save({"c": torch.ones(5)}, model / names[1])
-    refused(program, model, 3, "tensor d", names[1])
-    (model / names[1]).unlink()
-    refused(program, model, 3, names[1])
-    (model / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "../../etc/passwd"}}')
-    refused(program, model, 3, "hostile")
-    (model / "pytorch_model.bin.index.json").unlink()
-    save(parts[0], model / "pytorch_model.bin")
-    must_run(program, "consolidate", model, "-o", home / "whole.pt", "-q", "--force")
-    same(parts[0], load(home / "whole.pt"), "pytorch_model.bin")
-
-
-def reads_metadata_of_ranks(program, home, corpus):
-    """DCP without a .metadata: put together from the metadata of every rank, or refused where one is missing."""
-    source = corpus / "dcp-ranks-torch2.15.0"
-    must_run(program, "consolidate", source, "-o", home / "dcp.pt", "-q")
-    want, got = flat(torch.load(source / "full.pt")), flat(load(home / "dcp.pt"))
-    must(set(want) == set(got), set(want) ^ set(got))
-    for key, value in want.items():
-        same(value, got[key], str(key))
-    broken = home / "broken"
-    broken.mkdir()
-    for path in source.glob("__*"):
-        (broken / path.name).write_bytes(path.read_bytes())
-    (broken / "__1.metadata").unlink()
-    result = must_run(program, "inspect", broken, ok=(3,))
-    must("__1.metadata" in result.stderr and "missing" in result.stderr, result.stderr)
-    (broken / "__2.metadata").unlink()  # that there was a third rank is written nowhere, but that rows are missing is
-    result = must_run(program, "consolidate", broken, "-o", home / "never.pt", ok=(3,))
-    must("model." in result.stderr, result.stderr)
-
-
-def writes_files_a_rank(program, home, corpus):
-    value = {"layers.0.self_attn.q_proj.weight": torch.randn(10, 6), "layers.0.self_attn.o_proj.weight": torch.randn(6, 10),
-             "norm.weight": torch.randn(7), "scalar": torch.tensor(2.5), "few": torch.arange(2), "none": torch.zeros(0, 2),
-             "b": torch.tensor([True, False, True]), "step": 3, "nest": {"state": {0: torch.randn(5, 2)}}}
-    source = save(value, home / "value.pt")
-    for mesh in (["--dp", "3"], ["--tp", "2", "--dp", "2"], ["--replicas", "2", "--dp", "2"], ["--dp", "8"]):
-        target = home / "ranks"
-        must_run(program, "reshard", source, "-o", target, "--to", "pt", "-q", "--force", *mesh)
-        files = sorted(target.iterdir())
-        ranks = len(files)
-        for rank in range(ranks):
-            path = target / ("model_world_size_%d_rank_%d.pt" % (ranks, rank))
-            well_formed(path)
-            local = load(path)
-            must(local["step"] == 3 and local["scalar"] == 2.5 and list(local["nest"]["state"]) == [0], mesh)
-            must(list(local) == list(value), mesh, list(local))
-            if mesh == ["--dp", "3"]:
-                rows = lambda t: list(t.chunk(3)) + [t[:0]] * 3
-                same(rows(value["norm.weight"])[rank], local["norm.weight"], "rank %d" % rank)
-                same(rows(value["few"])[rank], local["few"], "rank %d" % rank)
-            if mesh[0] == "--tp":
-                q = value["layers.0.self_attn.q_proj.weight"].chunk(2)[rank % 2].chunk(2)[rank // 2]
-                o = value["layers.0.self_attn.o_proj.weight"].chunk(2, 1)[rank % 2].chunk(2)[rank // 2]
-                same(q, local["layers.0.self_attn.q_proj.weight"], "q of rank %d" % rank)
-                same(o, local["layers.0.self_attn.o_proj.weight"], "o of rank %d" % rank)
-        must_run(program, "consolidate", target, "-o", home / "back.pt", "-q", "--force")
-        same(value, load(home / "back.pt"), "from " + " ".join(mesh))
-        must_run(program, "reshard", target, "-o", home / "other", "--to", "pt", "--dp", "5", "-q", "--force")
-        must_run(program, "consolidate", home / "other", "-o", home / "back.pt", "-q", "--force")
-        same(value, load(home / "back.pt"), "from dp 5 from " + " ".join(mesh))
 
 
 class Holder:
@@ -503,30 +261,6 @@ def refusals(program, home, corpus):
         for name in ("sys_info", "pickle", "storages"):
             archive.addfile(tarfile.TarInfo(name), io.BytesIO())
     refused(program, home / "old.tar", 5, "0.1.10")
-    case = corpus / "pt" / "fsdp2-torch2.15.0"
-    broken = home / "broken"
-    broken.mkdir()
-    for path in case.glob("model_*"):
-        (broken / path.name).write_bytes(path.read_bytes())
-    (broken / "model_world_size_3_rank_1.pt").unlink()
-    refused(program, broken, 3, "model_world_size_3_rank_1.pt", "missing")
-    refused(program, broken / "model_world_size_3_rank_0.pt", 3, "model_world_size_3_rank_1.pt", "missing")
-    (broken / "model_world_size_3_rank_1.pt").write_bytes((broken / "model_world_size_3_rank_2.pt").read_bytes())
-    result = must_run(program, "consolidate", broken, "-o", home / "never.pt", ok=(3,))
-    must("weight" in result.stderr, result.stderr)
-    (broken / "model_world_size_2_rank_0.pt").write_bytes(b"")
-    # In the order of names, whatever the file system's is.
-    refused(program, broken, 3, "called alike, model_world_size_2_rank_<rank>.pt and model_world_size_3_rank_<rank>.pt:")
-    differ = home / "differ"
-    differ.mkdir()
-    for rank in range(2):
-        save({"w": torch.full((3,), float(rank))}, differ / ("model_world_size_2_rank_%d.pt" % rank))
-    refused(program, differ, 5, "w", "differs")
-    save({"w": torch.zeros(3)}, differ / "model_world_size_2_rank_1.pt")
-    must_run(program, "consolidate", differ, "-o", home / "copies.pt")
-    same({"w": torch.zeros(3)}, load(home / "copies.pt"), "copies")
-    save({"w": torch.zeros(4)}, differ / "model_world_size_2_rank_1.pt")
-    refused(program, differ, 5, "w", "shape")
 
 
 def damage_in_shared_records(program, home, corpus):
@@ -570,15 +304,15 @@ def nesting_survives_other_formats(program, home, corpus):
     source = save(value, home / "nested.pt")
     must_run(program, "consolidate", source, "-o", home / "x.h5", "-q")
     must_run(program, "consolidate", home / "x.h5", "-o", home / "h5.pt", "-q")
-    same(value, load(home / "h5.pt"), "through h5")
+    must_equal(kept(value), load(home / "h5.pt"), "through h5")
     must_run(program, "reshard", source, "-o", home / "x", "--dp", "2", "-q")
     must_run(program, "consolidate", home / "x", "-o", home / "shards.pt", "-q")
-    same(value, load(home / "shards.pt"), "through shards of h5")
+    must_equal(kept(value), load(home / "shards.pt"), "through shards of h5")
     must_run(program, "consolidate", source, "-o", home / "dcp", "--to", "dcp", "-q")
     must_run(program, "consolidate", home / "dcp", "-o", home / "dcp.pt", "-q")
     must(list(load(home / "dcp.pt")["optim"]["state"]) == ["0", "1", "2", "3", "4", "5"], "DCP's keys are text")
     format_utils.dcp_to_torch_save(home / "dcp", home / "torch.pt")
-    same(torch.load(home / "torch.pt", weights_only=False), load(home / "dcp.pt"), "torch's own way back")
+    must_equal(torch.load(home / "torch.pt", weights_only=False), load(home / "dcp.pt"), "torch's own way back")
 
 
 def objects_that_hold_tensors(program, home, corpus):
@@ -587,17 +321,12 @@ def objects_that_hold_tensors(program, home, corpus):
     must_run(program, "consolidate", save(value, home / "holder.pt"), "-o", home / "holder.h5", "-q")
     must_run(program, "consolidate", home / "holder.h5", "-o", target, "-q")
     well_formed(target)
-    back = torch.load(target, weights_only=False)
-    same(value["h"].weight, back["h"].weight, "an object's tensor")
-    must(back["s"] == {"t": {1, 2}}, back["s"])
+    must_equal(value, torch.load(target, weights_only=False), "an object and its tensor")
 
 
-def main():
+def run_tests(tests):
+    """Each in a folder of its own, whatever became of the others. Returns the exit status."""
     program, corpus = sys.argv[1], pathlib.Path(sys.argv[2])
-    tests = [reads_what_torch_writes, more_than_4_gib, many, writes_what_torch_converts, reads_files_a_rank,
-             reads_ranks_by_other_names, reads_tensor_parallel_ranks, reads_an_index, reads_metadata_of_ranks,
-             writes_files_a_rank, refusals,
-             damage_in_shared_records, nesting_survives_other_formats, objects_that_hold_tensors]
     failed = 0
     for test in tests:
         with tempfile.TemporaryDirectory() as home:
@@ -607,8 +336,9 @@ def main():
             except Exception as e:  # noqa: BLE001: torch.load raises anything
                 failed += 1
                 print("FAILED", test.__name__, type(e).__name__, str(e)[:2000])
-    sys.exit(1 if failed else 0)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tests([reads_what_torch_writes, more_than_4_gib, many, writes_what_torch_converts, refusals,
+                        damage_in_shared_records, nesting_survives_other_formats, objects_that_hold_tensors]))

@@ -17,15 +17,11 @@ from safetensors import safe_open
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 import compare
+from torch_values import bits
 
 
 class Wrong(Exception):
     pass
-
-
-def bits(tensor):
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
 def leaf(value):

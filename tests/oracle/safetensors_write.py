@@ -28,6 +28,7 @@ try:
     from torch.distributed.checkpoint import HuggingFaceStorageReader
     import compare
     from checks import check, finish, refused, run
+    from torch_values import bits, by_name, check_equal
 except ImportError as e:
     print("skipped: %s" % e)
     sys.exit(77)
@@ -39,10 +40,6 @@ def header(path):
     n, = struct.unpack("<Q", raw[:8])
     check((n + 8) % 8 == 0, path + ": the data is not aligned to 8")
     return json.loads(raw[8:8 + n]), raw[8 + n:]
-
-
-def raw_bytes(t):
-    return t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
 
 
 def corpus_case(program, case, home):
@@ -102,7 +99,7 @@ def against_save_file(program, home):
     check(a == b and list(a) == list(b), "header entries are not those of save_file")
     check(data_a == data_b, "the data is not laid out as by save_file")
     loaded = load_file(ours)
-    check(all(raw_bytes(loaded[n]) == raw_bytes(t) and loaded[n].dtype == t.dtype and loaded[n].shape == t.shape
+    check(all(bits(loaded[n]) == bits(t) and loaded[n].dtype == t.dtype and loaded[n].shape == t.shape
               for n, t in tensors.items()), "load_file: not equal")
     os.remove(theirs), os.remove(ours)
 
@@ -126,11 +123,11 @@ def split(program, home):
         check(size <= 2000 or len(loaded) == 1, name + ": larger than asked for")
         check(all(index["weight_map"][n] == name for n in loaded), name + ": weight_map")
         seen.update(loaded)
-    check(set(seen) == set(tensors) and all(torch.equal(seen[n], tensors[n]) for n in tensors), "split: not equal")
+    check_equal(by_name(tensors), by_name(seen), "split")
     back = os.path.join(home, "b.safetensors")
     for path in (out, os.path.join(out, "model.safetensors.index.json")):
         run(program, "consolidate", path, "-o", back, "-q", "--force")
-        check(all(torch.equal(load_file(back)[n], t) for n, t in tensors.items()), "the index read back: not equal")
+        check_equal(by_name(tensors), by_name(load_file(back)), "the index read back")
         check(header(back)[0]["__metadata__"]["who"] == "me", "metadata is lost")
     run(program, "consolidate", source, "-o", out, "--to", "safetensors", "--max-shard-size", "1GB", "-q", "--force")
     check(os.listdir(out) == ["model.safetensors"], "one file that fits has no index")
@@ -150,7 +147,7 @@ def sharded(program, case, mesh, home):
         state[name] = torch.empty(want["shape"], dtype=getattr(torch, want["dtype"]))
     dcp.load(state, storage_reader=HuggingFaceStorageReader(out), no_dist=True)
     for name, want in expected["tensors"].items():
-        got = hashlib.sha256(raw_bytes(state[name])).hexdigest()
+        got = hashlib.sha256(bits(state[name])).hexdigest()
         check(got == want["sha256"], "%s %s: dcp.load: %s" % (case, mesh, name))
     for file in sorted(os.listdir(out)):
         info = json.loads(header(os.path.join(out, file))[0]["__metadata__"]["DCP_SHARDING_INFO"])
@@ -158,7 +155,7 @@ def sharded(program, case, mesh, home):
         check(set(local) == set(expected["tensors"]) == set(info), file + ": a rank's file holds every tensor")
         for name, t in local.items():
             where = tuple(slice(o, o + n) for o, n in zip(info[name]["saved_offsets"], t.shape))
-            check(raw_bytes(state[name][where]) == raw_bytes(t), "%s: %s: local tensor" % (file, name))
+            check(bits(state[name][where]) == bits(t), "%s: %s: local tensor" % (file, name))
     h5 = os.path.join(home, "whole.h5")
     run(program, "consolidate", out, "-o", h5, "-q")
     problems, _ = compare.compare(h5, os.path.join(case, "expected.json"))

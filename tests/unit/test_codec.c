@@ -189,6 +189,38 @@ static void exponents_come_near_their_entropy(void **state) {
     free(out);
 }
 
+/* Level 1: equal rows that lie further apart than a short sample reaches, in a plane of exponents as in one of
+   mantissas, which is noise but for them. */
+static void equal_rows_far_apart(void **state) {
+    (void)state;
+    enum { ROW = 16 << 10, ROWS = 32, SIZE = ROW * ROWS };
+    unsigned char *plain = malloc(SIZE), *out = malloc(SIZE);
+    fc_deflater *d = fc_deflater_new(1);
+    assert_true(plain && out && d);
+    srand(9);
+    for (int kind = 0; kind < 2; kind++) {
+        fill(kind ? NOISE : SKEWED, plain, SIZE);
+        size_t apart = fc_deflate(d, plain, SIZE, 0, out, SIZE);
+        apart = apart ? apart : SIZE;             /* noise does not fit */
+        for (int row = 1; row < ROWS; row += 2) { /* each row twice */
+            memcpy(plain + (size_t)row * ROW, plain + (size_t)(row - 1) * ROW, ROW);
+        }
+        size_t length = fc_deflate(d, plain, SIZE, 0, out, SIZE);
+        assert_in_range(length, 1, apart * 7 / 10);
+        expect_inflates_to(out, length, plain, SIZE);
+        for (int row = ROWS / 2 + 1; row < ROWS; row++) { /* the second half is one row */
+            memcpy(plain + (size_t)row * ROW, plain + (size_t)ROWS / 2 * ROW, ROW);
+        }
+        fill(kind ? NOISE : SKEWED, plain, (size_t)ROWS / 2 * ROW);
+        length = fc_deflate(d, plain, SIZE, 0, out, SIZE);
+        assert_in_range(length, 1, apart * 7 / 10);
+        expect_inflates_to(out, length, plain, SIZE);
+    }
+    fc_deflater_free(d);
+    free(plain);
+    free(out);
+}
+
 /* What was deflated before leaves no trace: which worker has which chunk must not show in the file. */
 static void no_memory_of_what_was_before(void **state) {
     (void)state;
@@ -296,6 +328,7 @@ int main(void) {
         cmocka_unit_test(damaged_streams),
         cmocka_unit_test(noise_beside_exponents),
         cmocka_unit_test(exponents_come_near_their_entropy),
+        cmocka_unit_test(equal_rows_far_apart),
         cmocka_unit_test(no_memory_of_what_was_before),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

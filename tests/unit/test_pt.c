@@ -1,6 +1,7 @@
 /*
  * formats/pt: what torch.save would never write, and files that were damaged. What it does write is compared with
- * PyTorch itself in tests/oracle/pt.py. The files are made here, byte by byte, by the writers of formats/torch.
+ * PyTorch itself in tests/oracle/pt.py and pt_ranks.py. The files are made here, byte by byte, by the writers of
+ * formats/torch.
  */
 #include "fsdpckpt/move.h"
 #include "torch/pickle_write.h"

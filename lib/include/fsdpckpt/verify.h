@@ -48,6 +48,12 @@ typedef struct fc_verify_report {
     uint64_t defects;
 } fc_verify_report;
 
+/**
+ * Counts an object of which the format itself has compared every byte with a CRC: what fc_verify reads counts it as
+ * only read, unless the checkpoint records a digest of it (a seal does).
+ */
+void fc_verify_covered(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_verify_report *report);
+
 typedef struct fc_verify_options {
     fc_move_options move; /**< threads, memory, progress */
     fc_seal *seal;        /**< from fc_seal_new: receives the digests of what is there; NULL: none are wanted */

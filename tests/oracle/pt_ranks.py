@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""torch.save files a rank, in and out: those of the corpus against the tensors that torch gathered, names of every
+kind, plain parts of tensor-parallel ranks, Hugging Face's index, DCP's metadata of each rank; those we write against
+torch's own cuts; and what must be refused.
+
+usage: pt_ranks.py FSDPCKPT CORPUS        exit 77 without torch
+"""
+import glob
+import json
+import os
+import sys
+
+from pt import load, refused, run_tests, save, well_formed  # exits with 77 where torch is missing
+
+import torch
+
+from checks import must, must_run
+from torch_values import must_equal
+
+
+def flat(value, path=()):
+    """{path: leaf} of dicts, and of lists of dicts."""
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list) and any(isinstance(v, (dict, torch.Tensor)) for v in value):
+        items = enumerate(value)
+    else:
+        return {path: value}
+    return {k: v for key, below in items for k, v in flat(below, path + (str(key),)).items()}
+
+
+def reads_files_a_rank(program, home, corpus):
+    cases = [c for c in sorted(glob.glob(str(corpus / "pt" / "*-torch*"))) if "-hybrid-" not in c]  # flat_state.py's
+    must(len(cases) >= 7, "there are", len(cases), "cases")
+    for case in cases:
+        truth = torch.load(os.path.join(case, "full.pt"), weights_only=False)
+        several = len(truth) > 1
+        must_run(program, "consolidate", case, "-o", home / "ranks.pt", "-q", "--force")
+        got = flat(load(home / "ranks.pt"))
+        extra = {k for k in got if k[0] == "extra_state"}
+        must(bool(extra) == several, case, "has", len(extra), "values of each rank alone")
+        want = flat(truth if several else truth["model"])
+        must(set(want) == set(got) - extra, case, "differs in", set(want) ^ (set(got) - extra))
+        for key, value in want.items():
+            must_equal(value, got[key], "%s %s" % (case, key))
+        ranks = len(glob.glob(os.path.join(case, "model_world_size_*")))
+        if extra:
+            must_equal([got[("extra_state", "rank_%d" % r, "rng", "random")] for r in range(ranks)], list(range(ranks)), case)
+        one = sorted(glob.glob(os.path.join(case, "model_world_size_*_rank_1.pt")))[0]
+        must_run(program, "consolidate", one, "-o", home / "one.pt", "-q", "--force")
+        model = flat(load(home / "one.pt"))
+        for key, value in flat(truth["model"]).items():
+            must_equal(value, model[key], "%s %s" % (one, key))
+
+
+def reads_ranks_by_other_names(program, home, corpus):
+    """Names that do not say how many ranks there are."""
+    case = corpus / "pt" / "fsdp2-torch2.15.0"
+    truth = flat(torch.load(case / "full.pt", weights_only=False)["model"])
+    for i, name in enumerate(("rank%d.pth", "rank_%02d.pt", "model_rank_%d.pt", "ep0-ba10-rank%d.pt", "pytorch_model_fsdp_rank%d.bin")):
+        loose = home / ("loose%d" % i)
+        loose.mkdir()
+        for rank in range(3):
+            (loose / (name % rank)).write_bytes((case / ("model_world_size_3_rank_%d.pt" % rank)).read_bytes())
+        save({"cuda": torch.full((4,), i)}, loose / "rng_rank_0.pt")
+        save({"cuda": torch.full((4,), i + 1)}, loose / "rng_rank_1.pt")
+        must_run(program, "consolidate", loose, "-o", home / "loose.pt", "-q", "--force")
+        got = flat(load(home / "loose.pt"))
+        got = {k if k[0] == "rng" else k[-1:]: v for k, v in got.items()}
+        must(set(got) - set(truth) == {("rng", "rank_0", "cuda"), ("rng", "rank_1", "cuda")}, name, "has", set(got))
+        for key, value in truth.items():
+            must_equal(value, got[key], "%s %s" % (name, key))
+        refused(program, loose / (name % 1), 5, "name the directory")
+        (loose / (name % 1)).unlink()
+        refused(program, loose, 3, name % 1, "missing")
+    (loose / "pytorch_model_fsdp_rank_1.bin").write_bytes(b"")
+    refused(program, loose, 3, "called alike", "pytorch_model_fsdp_rank_<rank>.bin")
+    (loose / "pytorch_model_fsdp_rank_1.bin").unlink()
+    (loose / (name % 1)).write_bytes((case / "model_world_size_3_rank_1.pt").read_bytes())
+    for other, words in (("notes.pt", "notes.pt beside it is no part of it and is not read"),
+                         ("args.pkl", "2 files beside it are no part of it and are not read, args.pkl")):
+        (loose / other).write_bytes(b"x")
+        result = must_run(program, "consolidate", loose, "-o", home / "loose.pt", "--force")
+        must(words in result.stderr and result.stderr.count("\n") == 1, "other files are not mentioned:", result.stderr)
+
+
+def reads_tensor_parallel_ranks(program, home, corpus):
+    """Plain parts of ranks, which a plan puts together: uneven, empty, and equal on all ranks."""
+    attention = "model.layers.0.self_attn."
+    whole = {attention + "q_proj.weight": torch.randn(10, 6), attention + "q_proj.bias": torch.zeros(10),
+             attention + "k_proj.weight": torch.randn(2, 6).to(torch.bfloat16),
+             attention + "o_proj.weight": torch.randn(6, 10), attention + "o_proj.bias": torch.randn(6),
+             "model.norm.weight": torch.ones(6)}
+    dims = {attention + "q_proj.weight": 0, attention + "q_proj.bias": 0, attention + "k_proj.weight": 0,
+            attention + "o_proj.weight": 1}
+    plan = home / "plan.json"
+    plan.write_text(json.dumps({"q_proj": "colwise", "k_proj": "colwise", "o_proj": "rowwise"}))
+
+    def part(name, rank):
+        tensor = whole[name]
+        if name not in dims:
+            return tensor
+        rows = -(-tensor.shape[dims[name]] // 3)
+        start = min(rows * rank, tensor.shape[dims[name]])
+        return tensor.narrow(dims[name], start, min(rows, tensor.shape[dims[name]] - start)).clone()
+
+    def parts(name, **changed):
+        directory = home / name
+        directory.mkdir()
+        for rank in range(3):
+            state = {name: part(name, rank) for name in whole}
+            if rank == 2:
+                state.update(changed)
+            save({"model": {name: value for name, value in state.items() if value is not None}, "step": 7},
+                 directory / ("tp_rank_%d.pt" % rank))
+        return directory
+
+    ranks = parts("tp")
+    refused(program, ranks, 5, "--tp-plan")
+    for told in (plan, "auto"):
+        must_run(program, "consolidate", ranks, "-o", home / "whole.pt", "--tp-plan", told, "-q", "--force")
+        got = load(home / "whole.pt")
+        must_equal(whole, got["model"], told)
+        must(got["step"] == 7, "the step is", got["step"])
+    must_run(program, "convert", ranks, "-o", home / "again", "--to", "pt", "--tp-plan", plan, "-q")
+    for rank in range(3):
+        got = load(home / "again" / ("model_world_size_3_rank_%d.pt" % rank))["model"]
+        must_equal({name: part(name, rank) for name in whole}, got, "rank %d" % rank)
+    must_run(program, "extract", ranks, "model." + attention + "o_proj.weight", "-o", home / "o.npy", "--tp-plan", plan)
+    shown = json.loads(must_run(program, "inspect", ranks, "--tp-plan", plan, "--json").stdout)
+    cut = {t["name"]: t["placements"] for t in shown["tensors"]}
+    must(cut["model." + attention + "o_proj.weight"] == "[Shard(1)]", "the cut is", cut)
+
+    llama = home / "llama"
+    llama.mkdir()
+    for rank in range(3):
+        save({name: part(name, rank) for name in whole}, llama / ("consolidated.%02d.pth" % rank))
+    (llama / "params.json").write_text("{}")
+    told = must_run(program, "consolidate", llama, "-o", home / "whole.pt", "--tp-plan", plan, "--force").stderr
+    must_equal(whole, load(home / "whole.pt"), "consolidated.*.pth")
+    must("4 tensors were put together as the plan says" in told and told.count("\n") == 1, told)
+
+    def refuses(path, code, *words, told=plan):
+        result = must_run(program, "consolidate", path, "-o", home / "no.pt", "--tp-plan", told, ok=(code,))
+        must(result.stderr.count("\n") == 1 and all(w in result.stderr for w in words), words, result.stderr)
+        must(not (home / "no.pt").exists(), words, "was written")
+
+    refuses(home / "whole.pt", 2, "leave it out")
+    refuses(parts("misfit", **{attention + "o_proj.weight": torch.ones(5, 2)}), 3, "tp_rank_2.pt", "o_proj", "dimension 1")
+    refuses(parts("type", **{attention + "q_proj.bias": torch.ones(2).half()}), 3, "tp_rank_2.pt", "q_proj.bias")
+    refuses(parts("gone", **{attention + "q_proj.bias": None}), 3, "q_proj.bias", "2 of 3 ranks' files")
+    refuses(parts("norm", **{"model.norm.weight": torch.zeros(6)}), 5, "model.norm.weight", "differs")
+    (home / "other.json").write_text('{"v_proj": "colwise"}')
+    refuses(ranks, 5, "--tp-plan", told=home / "other.json")
+
+
+def reads_an_index(program, home, corpus):
+    """Hugging Face's folder of a model: pytorch_model-00001-of-00002.bin and their index, or one file."""
+    model = home / "model"
+    model.mkdir()
+    shared = torch.randn(4, 3)
+    parts = [{"a.weight": shared, "b.weight": shared.t()}, {"c": torch.ones(5, dtype=torch.bfloat16), "d": torch.tensor(2)}]
+    names = ["pytorch_model-0000%d-of-00002.bin" % (i + 1) for i in range(2)]
+    for name, part in zip(names, parts):
+        save(part, model / name)
+    index = {"metadata": {"total_size": 114}, "weight_map": {k: n for n, p in zip(names, parts) for k in p}}
+    (model / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    (model / "config.json").write_text("{}")
+    whole = {**parts[0], **parts[1]}
+    for source in (model, model / "pytorch_model.bin.index.json"):
+        must_run(program, "consolidate", source, "-o", home / "whole.pt", "-q", "--force")
+        must_equal(whole, load(home / "whole.pt"), source)
+    must_run(program, "verify", model)
+    save({"c": torch.ones(5), "d": torch.tensor(2)} | {"a.weight": torch.ones(1)}, model / names[1])
+    refused(program, model, 3, "a.weight", "in two files")
+    save({"c": torch.ones(5)}, model / names[1])
+    refused(program, model, 3, "tensor d", names[1])
+    (model / names[1]).unlink()
+    refused(program, model, 3, names[1])
+    (model / "pytorch_model.bin.index.json").write_text('{"weight_map": {"a": "../../etc/passwd"}}')
+    refused(program, model, 3, "hostile")
+    (model / "pytorch_model.bin.index.json").unlink()
+    save(parts[0], model / "pytorch_model.bin")
+    must_run(program, "consolidate", model, "-o", home / "whole.pt", "-q", "--force")
+    must_equal(parts[0], load(home / "whole.pt"), "pytorch_model.bin")
+
+
+def reads_metadata_of_ranks(program, home, corpus):
+    """DCP without a .metadata: put together from the metadata of every rank, or refused where one is missing."""
+    source = corpus / "dcp-ranks-torch2.15.0"
+    must_run(program, "consolidate", source, "-o", home / "dcp.pt", "-q")
+    want, got = flat(torch.load(source / "full.pt")), flat(load(home / "dcp.pt"))
+    must(set(want) == set(got), set(want) ^ set(got))
+    for key, value in want.items():
+        must_equal(value, got[key], str(key))
+    broken = home / "broken"
+    broken.mkdir()
+    for path in source.glob("__*"):
+        (broken / path.name).write_bytes(path.read_bytes())
+    (broken / "__1.metadata").unlink()
+    result = must_run(program, "inspect", broken, ok=(3,))
+    must("__1.metadata" in result.stderr and "missing" in result.stderr, result.stderr)
+    (broken / "__2.metadata").unlink()  # that there was a third rank is written nowhere, but that rows are missing is
+    result = must_run(program, "consolidate", broken, "-o", home / "never.pt", ok=(3,))
+    must("model." in result.stderr, result.stderr)
+
+
+def writes_files_a_rank(program, home, corpus):
+    value = {"layers.0.self_attn.q_proj.weight": torch.randn(10, 6), "layers.0.self_attn.o_proj.weight": torch.randn(6, 10),
+             "norm.weight": torch.randn(7), "scalar": torch.tensor(2.5), "few": torch.arange(2), "none": torch.zeros(0, 2),
+             "b": torch.tensor([True, False, True]), "step": 3, "nest": {"state": {0: torch.randn(5, 2)}}}
+    source = save(value, home / "value.pt")
+    for mesh in (["--dp", "3"], ["--tp", "2", "--dp", "2"], ["--replicas", "2", "--dp", "2"], ["--dp", "8"]):
+        target = home / "ranks"
+        must_run(program, "reshard", source, "-o", target, "--to", "pt", "-q", "--force", *mesh)
+        files = sorted(target.iterdir())
+        ranks = len(files)
+        for rank in range(ranks):
+            path = target / ("model_world_size_%d_rank_%d.pt" % (ranks, rank))
+            well_formed(path)
+            local = load(path)
+            must(local["step"] == 3 and local["scalar"] == 2.5 and list(local["nest"]["state"]) == [0], mesh)
+            must(list(local) == list(value), mesh, list(local))
+            if mesh == ["--dp", "3"]:
+                rows = lambda t: list(t.chunk(3)) + [t[:0]] * 3
+                must_equal(rows(value["norm.weight"])[rank], local["norm.weight"], "rank %d" % rank)
+                must_equal(rows(value["few"])[rank], local["few"], "rank %d" % rank)
+            if mesh[0] == "--tp":
+                q = value["layers.0.self_attn.q_proj.weight"].chunk(2)[rank % 2].chunk(2)[rank // 2]
+                o = value["layers.0.self_attn.o_proj.weight"].chunk(2, 1)[rank % 2].chunk(2)[rank // 2]
+                must_equal(q, local["layers.0.self_attn.q_proj.weight"], "q of rank %d" % rank)
+                must_equal(o, local["layers.0.self_attn.o_proj.weight"], "o of rank %d" % rank)
+        must_run(program, "consolidate", target, "-o", home / "back.pt", "-q", "--force")
+        must_equal(value, load(home / "back.pt"), "from " + " ".join(mesh))
+        must_run(program, "reshard", target, "-o", home / "other", "--to", "pt", "--dp", "5", "-q", "--force")
+        must_run(program, "consolidate", home / "other", "-o", home / "back.pt", "-q", "--force")
+        must_equal(value, load(home / "back.pt"), "from dp 5 from " + " ".join(mesh))
+
+
+def refuses_files_a_rank(program, home, corpus):
+    case = corpus / "pt" / "fsdp2-torch2.15.0"
+    broken = home / "broken"
+    broken.mkdir()
+    for path in case.glob("model_*"):
+        (broken / path.name).write_bytes(path.read_bytes())
+    (broken / "model_world_size_3_rank_1.pt").unlink()
+    refused(program, broken, 3, "model_world_size_3_rank_1.pt", "missing")
+    refused(program, broken / "model_world_size_3_rank_0.pt", 3, "model_world_size_3_rank_1.pt", "missing")
+    (broken / "model_world_size_3_rank_1.pt").write_bytes((broken / "model_world_size_3_rank_2.pt").read_bytes())
+    result = must_run(program, "consolidate", broken, "-o", home / "never.pt", ok=(3,))
+    must("weight" in result.stderr, result.stderr)
+    (broken / "model_world_size_2_rank_0.pt").write_bytes(b"")
+    # In the order of names, whatever the file system's is.
+    refused(program, broken, 3, "called alike, model_world_size_2_rank_<rank>.pt and model_world_size_3_rank_<rank>.pt:")
+    differ = home / "differ"
+    differ.mkdir()
+    for rank in range(2):
+        save({"w": torch.full((3,), float(rank))}, differ / ("model_world_size_2_rank_%d.pt" % rank))
+    refused(program, differ, 5, "w", "differs")
+    save({"w": torch.zeros(3)}, differ / "model_world_size_2_rank_1.pt")
+    must_run(program, "consolidate", differ, "-o", home / "copies.pt")
+    must_equal({"w": torch.zeros(3)}, load(home / "copies.pt"), "copies")
+    save({"w": torch.zeros(4)}, differ / "model_world_size_2_rank_1.pt")
+    refused(program, differ, 5, "w", "shape")
+
+
+if __name__ == "__main__":
+    sys.exit(run_tests([reads_files_a_rank, reads_ranks_by_other_names, reads_tensor_parallel_ranks, reads_an_index,
+                        reads_metadata_of_ranks, writes_files_a_rank, refuses_files_a_rank]))
