@@ -161,6 +161,23 @@ void *calloc(size_t count, size_t size) {
     return called_by_us(__builtin_return_address(0)) && fails(true, "calloc") ? NULL : real(count, size);
 }
 
+/* Memory only: a file that is mapped is input. */
+static bool mapping_fails(int flags, const void *from) {
+    return flags & MAP_ANONYMOUS && called_by_us(from) && fails(true, "mmap");
+}
+
+void *mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset) {
+    REAL(void *(*)(void *, size_t, int, int, int, off_t), "mmap");
+    return mapping_fails(flags, __builtin_return_address(0)) ? MAP_FAILED
+                                                             : real(at, size, protection, flags, fd, offset);
+}
+
+void *mmap64(void *at, size_t size, int protection, int flags, int fd, off64_t offset) {
+    REAL(void *(*)(void *, size_t, int, int, int, off64_t), "mmap64");
+    return mapping_fails(flags, __builtin_return_address(0)) ? MAP_FAILED
+                                                             : real(at, size, protection, flags, fd, offset);
+}
+
 static mode_t mode_of(int flags, va_list args) {
     return flags & (O_CREAT | O_TMPFILE) ? va_arg(args, mode_t) : 0;
 }
