@@ -127,12 +127,6 @@ int posix_memalign(void **out, size_t align, size_t size) {
     return called_by_us(__builtin_return_address(0)) && fails(true, "posix_memalign") ? ENOMEM : real(out, align, size);
 }
 
-void *mmap(void *at, size_t size, int access, int flags, int fd, off_t offset) {
-    REAL(void *(*)(void *, size_t, int, int, int, off_t), "mmap");
-    return called_by_us(__builtin_return_address(0)) && fails(true, "mmap") ? MAP_FAILED
-                                                                            : real(at, size, access, flags, fd, offset);
-}
-
 void *malloc(size_t size) {
     REAL(void *(*)(size_t), "malloc");
     return called_by_us(__builtin_return_address(0)) && fails(true, "malloc") ? NULL : real(size);
