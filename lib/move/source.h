@@ -13,7 +13,8 @@ typedef struct fc_source fc_source;
 
 /**
  * @param decoded shared by all workers of a job; outlives the source.
- * @param scratch bytes of the window for strided reads, at least FC_LEAST_TILE_BYTES.
+ * @param scratch bytes of the window for strided reads, at least FC_LEAST_TILE_BYTES; the same for all sources that
+ * share `decoded`, as it decides in which form chunks are kept there.
  * @param files   descriptors to keep open at most, at least 1.
  */
 fc_code fc_source_new(const fc_checkpoint *checkpoint, fc_decoded *decoded, size_t scratch, int files, fc_source **out,
