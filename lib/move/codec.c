@@ -193,9 +193,11 @@ static size_t find_repetition(const unsigned char *in, size_t size) {
     return 0;
 }
 
-/* Noise: flat, and without repetitions either, as far as a sample tells. (Counters are flat and all repetition.) */
-static bool is_noise(fc_deflater *d, const unsigned char *in, size_t size, unsigned char *out, size_t room) {
-    if (size < LEAST_PLANE || !is_flat(in, size) || find_repetition(in, size) > 0) {
+/* Noise: flat, and without repetitions either, as far as a sample tells. (Counters are flat and all repetition.)
+   @param again of find_repetition, as below. */
+static bool is_noise(fc_deflater *d, const unsigned char *in, size_t size, size_t again, unsigned char *out,
+                     size_t room) {
+    if (size < LEAST_PLANE || again > 0 || !is_flat(in, size)) {
         return false;
     }
     size_t most = room < NOISE_SAMPLE - NOISE_SAMPLE / 16 ? room : NOISE_SAMPLE - NOISE_SAMPLE / 16;
@@ -203,8 +205,9 @@ static bool is_noise(fc_deflater *d, const unsigned char *in, size_t size, unsig
 }
 
 /* The search that makes a sample the shortest: from the middle, or around what comes again, with the window before. */
-static search choose_search(fc_deflater *d, const unsigned char *in, size_t size, unsigned char *out, size_t room) {
-    size_t n = size < SAMPLE ? size : SAMPLE, again = find_repetition(in, size), from = (size - n) / 2;
+static search choose_search(fc_deflater *d, const unsigned char *in, size_t size, size_t again, unsigned char *out,
+                            size_t room) {
+    size_t n = size < SAMPLE ? size : SAMPLE, from = (size - n) / 2;
     if (again > 0) {
         from = again > WINDOW ? again - WINDOW : 0;
         n = size - again < SAMPLE ? size - from : again + SAMPLE - from;
@@ -212,6 +215,17 @@ static search choose_search(fc_deflater *d, const unsigned char *in, size_t size
     size_t with_runs = deflate_blocks(d, RUNS, in + from, n, true, out, room);
     size_t with_matches = deflate_blocks(d, MATCHES, in + from, n, true, out, room);
     return with_runs > 0 && with_runs <= with_matches ? RUNS : MATCHES;
+}
+
+/* One plane as deflate blocks, in the way that suits it. */
+static size_t deflate_plane(fc_deflater *d, const unsigned char *in, size_t size, bool last, unsigned char *out,
+                            size_t room) {
+    size_t again = find_repetition(in, size);
+    if (is_noise(d, in, size, again, out, room)) {
+        return zlib_blocks(d, in, size, last, out, room);
+    }
+    search how = choose_search(d, in, size, again, out, room);
+    return deflate_blocks(d, how, in, size, last, out, room);
 }
 
 static size_t deflate_isal(fc_deflater *d, const unsigned char *in, size_t size, size_t plane, unsigned char *out,
@@ -226,11 +240,7 @@ static size_t deflate_isal(fc_deflater *d, const unsigned char *in, size_t size,
     for (size_t at = 0; at < size || at == 0;) {
         size_t n = plane == 0 || size - at < 2 * plane ? size - at : plane; /* the last takes what is left over */
         bool last = at + n == size;
-        size_t left = room - used - TRAILER;
-        bool noise = is_noise(d, in + at, n, out + used, left);
-        size_t made = noise ? zlib_blocks(d, in + at, n, last, out + used, left)
-                            : deflate_blocks(d, choose_search(d, in + at, n, out + used, left), in + at, n, last,
-                                             out + used, left);
+        size_t made = deflate_plane(d, in + at, n, last, out + used, room - used - TRAILER);
         if (made == 0) {
             return 0;
         }
