@@ -174,5 +174,5 @@ const fc_format fc_format_accelerate = {
     .check_object = fc_dcp_check_object,
     .verify = fc_dcp_verify,
     .verify_chunk = fc_dcp_verify_chunk,
-    .unverified = ".metadata, and the gaps between the records of the data files",
+    .unverified = DCP_UNVERIFIED,
 };

@@ -229,5 +229,5 @@ const fc_format fc_format_dcp = {
     .check_object = fc_dcp_check_object,
     .verify = fc_dcp_verify,
     .verify_chunk = fc_dcp_verify_chunk,
-    .unverified = ".metadata, and the gaps between the records of the data files, or their safetensors headers",
+    .unverified = DCP_UNVERIFIED,
 };

@@ -48,6 +48,9 @@ typedef struct dcp_pieces {
     uint32_t first_file;
 } dcp_pieces;
 
+/** fc_format.unverified of the formats that read DCP alone. */
+#define DCP_UNVERIFIED ".metadata, and the gaps between the records of the data files, or their safetensors headers"
+
 /** Marks a chunk that storage_data has not placed yet. */
 #define DCP_UNPLACED UINT32_MAX
 

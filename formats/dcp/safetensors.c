@@ -52,18 +52,11 @@ static fc_code no_memory(const placing *p) {
 static fc_code read_header(placing *p, const fc_tensor *tensor, const fc_chunk *chunk) {
     const char *path = p->b->checkpoint->files[chunk->file].path;
     const bool headers_only = p->b->options->headers_only;
-    uint64_t size;
-    int fd;
     if (headers_only && access(path, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
         p->missing[chunk->file] = true;
         return FC_OK;
     }
-    fc_code rc = fc_open_input(path, &fd, &size, p->b->err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = fc_st_header_read_at(p->arena, fd, path, chunk->offset, headers_only, &p->headers[chunk->file], p->b->err);
-    close(fd);
+    fc_code rc = fc_st_header_read_at(p->arena, path, chunk->offset, headers_only, &p->headers[chunk->file], p->b->err);
     return rc == FC_OK
                ? rc
                : fc_context(p->b->err, rc, "the safetensors part that tensor %.256s is in, from offset %" PRIu64 " on",

@@ -10,11 +10,9 @@
 #include "safetensors/json.h"
 #include "safetensors/kept.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* A complex number of two halves has a dimension more in the file than in torch. */
@@ -375,30 +373,22 @@ static fc_code read_header(reading *r, bool headers_only) {
     return rc;
 }
 
-fc_code fc_st_header_read(fc_arena *arena, const char *path, bool headers_only, st_header *out, fc_error *err) {
+fc_code fc_st_header_read_at(fc_arena *arena, const char *path, uint64_t start, bool headers_only, st_header *out,
+                             fc_error *err) {
     reading r = {.arena = arena, .path = path, .out = out, .err = err};
-    *out = (st_header){.rank = -1};
+    *out = (st_header){.rank = -1, .start = start};
     fc_code rc = fc_open_input(path, &r.fd, &r.file_size, err);
     if (rc != FC_OK) {
         return rc;
     }
-    rc = read_header(&r, headers_only);
+    rc = start <= r.file_size
+             ? read_header(&r, headers_only)
+             : fc_fail(err, FC_ECORRUPT, "%s: truncated: it has %" PRIu64 " bytes, a header starts at %" PRIu64, path,
+                       r.file_size, start);
     close(r.fd);
     return rc;
 }
 
-fc_code fc_st_header_read_at(fc_arena *arena, int fd, const char *path, uint64_t start, bool headers_only,
-                             st_header *out, fc_error *err) {
-    reading r = {.arena = arena, .path = path, .fd = fd, .out = out, .err = err};
-    struct stat st;
-    *out = (st_header){.rank = -1, .start = start};
-    if (fstat(fd, &st) != 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be examined", path);
-    }
-    r.file_size = (uint64_t)st.st_size;
-    if (start > r.file_size) {
-        return fc_fail(err, FC_ECORRUPT, "%s: truncated: it has %" PRIu64 " bytes, a header starts at %" PRIu64, path,
-                       r.file_size, start);
-    }
-    return read_header(&r, headers_only);
+fc_code fc_st_header_read(fc_arena *arena, const char *path, bool headers_only, st_header *out, fc_error *err) {
+    return fc_st_header_read_at(arena, path, 0, headers_only, out, err);
 }

@@ -60,9 +60,9 @@ typedef struct st_header {
  * @param out to be given to fc_st_header_free, also on failure.
  */
 fc_code fc_st_header_read(fc_arena *arena, const char *path, bool headers_only, st_header *out, fc_error *err);
-/** The same for what stands from `start` to the end of an open file, as a safetensors file would. */
-fc_code fc_st_header_read_at(fc_arena *arena, int fd, const char *path, uint64_t start, bool headers_only,
-                             st_header *out, fc_error *err);
+/** The same for what stands from `start` to the end of the file, as a safetensors file would. */
+fc_code fc_st_header_read_at(fc_arena *arena, const char *path, uint64_t start, bool headers_only, st_header *out,
+                             fc_error *err);
 void fc_st_header_free(st_header *header);
 
 /** Finds an entry by name. @return NULL when there is none. */
