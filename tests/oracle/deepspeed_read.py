@@ -128,7 +128,7 @@ def swap(a, b):
     os.rename(a + ".x", b)
 
 
-class Stub:
+class StandIn:
     """Stands for DeepSpeed's classes, whose objects are loaded and saved again as they were."""
 
     def __new__(cls, *arguments):
@@ -143,14 +143,14 @@ class Stub:
         return type(self), self.arguments, self.__dict__
 
 
-def stub_deepspeed():
+def stand_in_for_deepspeed():
     for module, name in (("runtime.zero.config", "ZeroStageEnum"), ("runtime.fp16.loss_scaler", "LossScaler"),
                          ("utils.tensor_fragment", "fragment_address")):
         full = "deepspeed." + module
         for i in range(full.count(".") + 1):
             part = full.rsplit(".", i)[0]
             sys.modules.setdefault(part, types.ModuleType(part))
-        setattr(sys.modules[full], name, type(name, (Stub,), {"__module__": full}))
+        setattr(sys.modules[full], name, type(name, (StandIn,), {"__module__": full}))
 
 
 def from_device(path, device):
@@ -177,7 +177,7 @@ def swapped_ranks(program, corpus, home):
     files = fresh("zero2-bf16", "bf16_")
     swap(files[1], files[2])
     refused(program, case, "ZeRO-2: two other ranks swapped", "rank_1_", "swapped")
-    stub_deepspeed()
+    stand_in_for_deepspeed()
     out = os.path.join(home, "out.h5")
     for devices, wrong in (([0, 1, 2, 3], None), ([0, 1, 0, 1], None), ([0, 0, 0, 0], None), ([0, 0, 1, 1], None),
                            ([4, 6, 4, 6], None), ([1, 0, 2, 3], 0), ([0, 2, 1, 3], 1), ([0, 1, 1, 0], 2)):
@@ -192,7 +192,7 @@ def swapped_ranks(program, corpus, home):
 def odd_keys(program, corpus, home):
     """Keys of dicts beside the weights: integers are kept, others are refused in a line."""
     case = os.path.join(home, "keys")
-    stub_deepspeed()
+    stand_in_for_deepspeed()
     for name, file, where in (("zero2-bf16", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
                                lambda s: s["optimizer_state_dict"]["base_optimizer_state"]["param_groups"][0]),
                               ("zero2-bf16", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", lambda s: s["optimizer_state_dict"])):

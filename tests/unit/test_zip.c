@@ -185,7 +185,7 @@ static void large_archive_reads_its_edges(void **state) {
     fclose(file);
 }
 
-/* Bytes before the archive, as a self-extracting stub: the directory's offsets count from the archive's start. */
+/* Bytes before the archive, as in a self-extracting program: the directory's offsets count from the archive's start. */
 static void prefix_bytes_are_skipped(void **state) {
     (void)state;
     static builder b, with;
