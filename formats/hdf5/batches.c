@@ -4,7 +4,7 @@
  */
 #include "reader.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 #include "scan.h"
 
 #include <fcntl.h>

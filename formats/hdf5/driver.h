@@ -9,6 +9,10 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_DRIVER_H
 #define FSDPCKPT_FORMATS_HDF5_DRIVER_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include <hdf5.h>
 #include <stdbool.h>
 #include <stdint.h>

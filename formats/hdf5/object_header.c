@@ -4,7 +4,7 @@
  * checked.
  */
 #include "object_header.h"
-#include "core/checked.h"
+#include "base/checked.h"
 
 #include <string.h>
 

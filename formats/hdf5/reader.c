@@ -4,8 +4,8 @@
  */
 #include "reader.h"
 
-#include "core/checked.h"
-#include "core/text.h"
+#include "base/checked.h"
+#include "base/text.h"
 #include "h5.h"
 #include "scan.h"
 

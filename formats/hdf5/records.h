@@ -11,6 +11,10 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_RECORDS_H
 #define FSDPCKPT_FORMATS_HDF5_RECORDS_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "child.h"
 #include "fsdpckpt/checkpoint.h"
 

@@ -5,6 +5,10 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_SCAN_H
 #define FSDPCKPT_FORMATS_HDF5_SCAN_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "records.h"
 #include "vfd.h"
 

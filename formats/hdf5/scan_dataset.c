@@ -2,7 +2,7 @@
  * One dataset, in the reader process: its type, shape, and where its bytes are, as a DATASET record.
  * Its chunks are listed by scan_chunks.c.
  */
-#include "core/checked.h"
+#include "base/checked.h"
 #include "scan.h"
 #include "types_read.h"
 #include "values.h"

@@ -7,6 +7,10 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_STARTER_H
 #define FSDPCKPT_FORMATS_HDF5_STARTER_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "child.h"
 
 #include <pthread.h>

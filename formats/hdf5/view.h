@@ -4,6 +4,10 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_VIEW_H
 #define FSDPCKPT_FORMATS_HDF5_VIEW_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "out.h"
 
 #include "fsdpckpt/view.h"
@@ -45,6 +49,6 @@ typedef struct fc_h5_viewed {
  * Decides how each of wanted->tensors is seen. Everything lives in `arena`.
  * @return FC_EUNSUPPORTED naming those that cannot be viewed.
  */
-fc_code fc_h5_view_plan(const fc_wanted *wanted, fc_arena *arena, fc_h5_viewed *out, fc_error *err);
+fc_code fc_h5_view_plan(const fc_target *target, fc_arena *arena, fc_h5_viewed *out, fc_error *err);
 
 #endif
