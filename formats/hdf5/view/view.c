@@ -2,15 +2,15 @@
  * Writing a view: the plan of view_plan.c becomes an HDF5 file of external and virtual datasets over the files of the
  * source. Only objects and small tensors that cannot be viewed are copied into it.
  */
-#include "view.h"
+#include "hdf5/view/view.h"
 
 #include "core/checked.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/plan.h"
-#include "h5.h"
-#include "writer.h"
+#include "hdf5/h5.h"
+#include "hdf5/writer/writer.h"
 
 #include <errno.h>
 #include <fcntl.h>

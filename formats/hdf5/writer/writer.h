@@ -5,7 +5,7 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_H
 
-#include "out.h"
+#include "hdf5/writer/out.h"
 
 typedef struct fc_h5_writer {
     const fc_wanted *wanted;

@@ -3,9 +3,9 @@
  * Its chunks are listed by scan_chunks.c.
  */
 #include "core/checked.h"
-#include "scan.h"
-#include "types_read.h"
-#include "values.h"
+#include "hdf5/reader_process/scan.h"
+#include "hdf5/reader_process/types_read.h"
+#include "hdf5/reader_process/values.h"
 
 #include <stdarg.h>
 #include <stdio.h>

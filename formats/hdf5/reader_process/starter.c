@@ -2,7 +2,7 @@
  * From requests over a socket to processes: see starter.h. The processes are made as children of the one that asks
  * (CLONE_PARENT), so that it waits for them, and kills them, as for those that it has forked itself.
  */
-#include "starter.h"
+#include "hdf5/reader_process/starter.h"
 
 #include <errno.h>
 #include <linux/sched.h>

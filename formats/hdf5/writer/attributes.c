@@ -2,7 +2,7 @@
  * What all files of a target say of it and of its values: names of files, attributes, and about how many bytes these
  * take. docs/HDF5_SCHEMA.md lists them.
  */
-#include "writer.h"
+#include "hdf5/writer/writer.h"
 
 #include "fsdpckpt/format.h"
 

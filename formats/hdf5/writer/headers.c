@@ -6,12 +6,12 @@
  * Why not through libhdf5: the digest of the headers cannot be known before they are complete, and opening every
  * dataset once more would take as long as making it.
  */
-#include "headers.h"
+#include "hdf5/writer/headers.h"
 
 #include "core/checked.h"
 #include "core/crc.h"
 #include "fsdpckpt/io.h"
-#include "object_header.h"
+#include "hdf5/object_header.h"
 
 #include <errno.h>
 #include <fcntl.h>

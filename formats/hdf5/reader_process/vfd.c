@@ -1,7 +1,7 @@
 /*
  * The file driver of the reader process. See vfd.h.
  */
-#include "vfd.h"
+#include "hdf5/reader_process/vfd.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -11,8 +11,8 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_RECORDS_H
 #define FSDPCKPT_FORMATS_HDF5_RECORDS_H
 
-#include "child.h"
 #include "fsdpckpt/checkpoint.h"
+#include "hdf5/reader_process/child.h"
 
 enum { FC_H5_CHUNKS_PER_RECORD = 4096, FC_H5_MAX_FILTERS = 4, FC_H5_MAX_RECORD = 256 << 20 };
 

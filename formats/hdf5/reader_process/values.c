@@ -1,9 +1,9 @@
 /*
  * HDF5 values → JSON text. See values.h.
  */
-#include "values.h"
+#include "hdf5/reader_process/values.h"
 
-#include "types_read.h"
+#include "hdf5/reader_process/types_read.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -4,8 +4,8 @@
  *
  * The index is HDF5 1.8's (a B-tree of version 1), so that any stock HDF5 reads it.
  */
-#include "h5.h"
-#include "writer.h"
+#include "hdf5/h5.h"
+#include "hdf5/writer/writer.h"
 
 #include <pthread.h>
 

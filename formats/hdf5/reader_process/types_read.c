@@ -1,9 +1,9 @@
 /*
  * HDF5 datatype → fc_dtype, by exact bit fields: a type that is nearly a known one is not that one.
  */
-#include "types_read.h"
+#include "hdf5/reader_process/types_read.h"
 
-#include "types_write.h"
+#include "hdf5/writer/types_write.h"
 
 #include <stdio.h>
 #include <stdlib.h>

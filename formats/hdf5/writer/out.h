@@ -5,9 +5,9 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_OUT_H
 #define FSDPCKPT_FORMATS_HDF5_OUT_H
 
-#include "driver.h"
-#include "headers.h"
-#include "tree.h"
+#include "hdf5/writer/driver.h"
+#include "hdf5/writer/headers.h"
+#include "hdf5/writer/tree.h"
 
 #include <hdf5.h>
 

@@ -2,10 +2,10 @@
  * Running the reader processes over the files of a checkpoint. libhdf5 needs some 50 µs a dataset, so several processes
  * read ahead while the records of the first are taken, always in the order of the files.
  */
-#include "reader.h"
+#include "hdf5/reader.h"
 
 #include "core/checked.h"
-#include "scan.h"
+#include "hdf5/reader_process/scan.h"
 
 #include <fcntl.h>
 #include <unistd.h>

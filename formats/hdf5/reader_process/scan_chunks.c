@@ -5,7 +5,7 @@
  * grid position it finds a chunk at once but tells only its size. So the size is asked for by position, and the place
  * is seen in the driver when the chunk's bytes are asked for (see fc_h5_capture).
  */
-#include "scan.h"
+#include "hdf5/reader_process/scan.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
  * other files, making sure that these exist: libhdf5 reads what is missing as fill values, in silence.
  */
 #include "core/checked.h"
-#include "scan.h"
+#include "hdf5/reader_process/scan.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,8 +5,8 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_SCAN_H
 #define FSDPCKPT_FORMATS_HDF5_SCAN_H
 
-#include "records.h"
-#include "vfd.h"
+#include "hdf5/reader_process/records.h"
+#include "hdf5/reader_process/vfd.h"
 
 /** One input file, opened by the parent. */
 typedef struct fc_h5_input {

@@ -1,7 +1,7 @@
 /*
  * Decoding the reader process's records in the parent, which trusts nothing in them. See records.h.
  */
-#include "records.h"
+#include "hdf5/reader_process/records.h"
 
 #include "core/checked.h"
 #include "core/grow.h"

@@ -4,7 +4,7 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_VIEW_H
 #define FSDPCKPT_FORMATS_HDF5_VIEW_H
 
-#include "out.h"
+#include "hdf5/writer/out.h"
 
 #include "fsdpckpt/view.h"
 

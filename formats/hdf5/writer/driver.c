@@ -2,7 +2,7 @@
  * A virtual file driver of HDF5 that only creates files. libhdf5 writes headers through it; tensor data goes into the
  * same file later, from the engine, at the places that `allocate` gave out.
  */
-#include "driver.h"
+#include "hdf5/writer/driver.h"
 
 #include "core/grow.h"
 

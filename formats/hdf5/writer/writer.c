@@ -3,9 +3,9 @@
  * for each stored tensor. The engine fills the extents afterwards; nothing here touches tensor data.
  * The schema is docs/HDF5_SCHEMA.md.
  */
-#include "writer.h"
+#include "hdf5/writer/writer.h"
 
-#include "h5.h"
+#include "hdf5/h5.h"
 
 #include <stdio.h>
 #include <stdlib.h>

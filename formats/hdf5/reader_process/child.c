@@ -1,9 +1,9 @@
 /*
  * Forking, limiting and confining the reader process; telling how it died. See child.h.
  */
-#include "child.h"
+#include "hdf5/reader_process/child.h"
 
-#include "h5.h"
+#include "hdf5/h5.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /*
  * Encoding records, in the reader process. See records.h.
  */
-#include "records.h"
+#include "hdf5/reader_process/records.h"
 
 #include "core/checked.h"
 #include "core/grow.h"

@@ -1,10 +1,10 @@
 /*
  * Paths of the wanted tensors → a tree of groups and datasets, with one hash table for (parent, link name).
  */
-#include "tree.h"
+#include "hdf5/writer/tree.h"
 
 #include "core/checked.h"
-#include "names.h"
+#include "hdf5/names.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  * Builds the HDF5 datatype that holds the bits of an element type. Values are never converted by HDF5; these types
  * exist so that other programs read meaning, and they equal HDF5 2.0's predefined ones bit for bit.
  */
-#include "types_write.h"
+#include "hdf5/writer/types_write.h"
 
 #include <stddef.h>
 

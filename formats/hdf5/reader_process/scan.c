@@ -4,10 +4,10 @@
  * Hard links and soft links within the file are followed; a dataset under two names is reported under both (tied
  * tensors). A group that contains itself is entered once on every way. Committed datatypes are no data.
  */
-#include "scan.h"
+#include "hdf5/reader_process/scan.h"
 
-#include "tree.h"
-#include "values.h"
+#include "hdf5/reader_process/values.h"
+#include "hdf5/writer/tree.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

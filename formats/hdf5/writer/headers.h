@@ -5,8 +5,8 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_HEADERS_H
 #define FSDPCKPT_FORMATS_HDF5_HEADERS_H
 
-#include "driver.h"
 #include "fsdpckpt/error.h"
+#include "hdf5/writer/driver.h"
 
 /** A dataset's digest, and where its object header is. */
 typedef struct fc_h5_patch {

@@ -7,7 +7,7 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_STARTER_H
 #define FSDPCKPT_FORMATS_HDF5_STARTER_H
 
-#include "child.h"
+#include "hdf5/reader_process/child.h"
 
 #include <pthread.h>
 

@@ -6,7 +6,7 @@
  * tensor (a full checkpoint, Shard(0)) it is that dataset. Else (Shard(1), 2D) it is virtual over several. A chunk
  * that is strided in its storage is elements of a dataset of one dimension over that storage.
  */
-#include "view.h"
+#include "hdf5/view/view.h"
 
 #include "core/checked.h"
 #include "fsdpckpt/plan.h"

@@ -2,10 +2,10 @@
  * Writes one HDF5 file: opens it through our driver, keeps the groups that lead to the current dataset open, and turns
  * libhdf5's error stacks into one line. What goes into the file is decided by writer.c and index.c.
  */
-#include "out.h"
+#include "hdf5/writer/out.h"
 
 #include "core/checked.h"
-#include "types_write.h"
+#include "hdf5/writer/types_write.h"
 
 #include <stdio.h>
 #include <stdlib.h>
