@@ -110,10 +110,25 @@ typedef struct attributes {
 } attributes;
 
 const char *fc_h5_ours_name(fc_h5_ours attribute) {
-    static const char *const names[FC_H5_A_COUNT] = {
-        "fsdpckpt_schema", "producer",    "layout",     "mesh_shape",   "mesh_names", "world_size", "rank",     "kind",
-        "dtype",           "fqn",         "placements", "global_shape", "offsets",    "owner",      "encoding", "json",
-        "crc64",           "header_crc64"};
+    static const char *const names[FC_H5_A_COUNT] = {"fsdpckpt_schema",
+                                                     "producer",
+                                                     "layout",
+                                                     "mesh_shape",
+                                                     "mesh_names",
+                                                     "world_size",
+                                                     "rank",
+                                                     "kind",
+                                                     "dtype",
+                                                     "fqn",
+                                                     "placements",
+                                                     "global_shape",
+                                                     "offsets",
+                                                     "owner",
+                                                     "encoding",
+                                                     "json",
+                                                     "crc64",
+                                                     "header_crc64",
+                                                     "missing_shards_read_as"};
     return names[attribute];
 }
 

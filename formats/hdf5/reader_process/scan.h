@@ -69,6 +69,7 @@ typedef enum fc_h5_ours {
     FC_H5_A_JSON,
     FC_H5_A_CRC64,
     FC_H5_A_HEADER_CRC64,
+    FC_H5_A_MISSING_SHARDS,
     FC_H5_A_COUNT
 } fc_h5_ours;
 

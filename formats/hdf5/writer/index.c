@@ -6,6 +6,11 @@
 
 #include <string.h>
 
+/* An attribute of the root, for whoever looks into the file with h5dump. */
+static const char absent_values[] =
+    "floating-point and complex: NaN; signed integers: the smallest; unsigned integers, float4_e2m1fn_x2 and objects: "
+    "all bits set; bool: -1";
+
 /* Walks the distinct boxes of a tensor: the mesh dimensions that cut it, the others at 0. */
 typedef struct boxes {
     const fc_mesh *mesh;
@@ -123,6 +128,7 @@ fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *er
         return rc;
     }
     rc = fc_h5_root_attributes(w, &out, -1, err);
+    rc = rc == FC_OK ? fc_h5_out_text(&out, out.file, "missing_shards_read_as", absent_values, err) : rc;
     for (uint32_t i = 0; rc == FC_OK && i < w->wanted->ntensors; i++) {
         rc = add_value(w, &out, w->tree.order[i], digests[w->tree.order[i]], err);
     }

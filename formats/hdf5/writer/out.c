@@ -417,6 +417,13 @@ fc_code fc_h5_out_map(fc_h5_out *out, hid_t list, int ndim, const int64_t *shape
 
 fc_code fc_h5_out_virtual(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim, const int64_t *shape, hid_t list,
                           hid_t *id, fc_error *err) {
+    unsigned char absent[FC_H5_ELEMENT_MAX];
+    hid_t type = type_of(out, dtype);
+    *id = H5I_INVALID_HID;
+    fc_h5_absent_value(dtype, absent);
+    if (type < 0 || H5Pset_fill_value(list, type, absent) < 0) {
+        return fail(out, err, "preparing a virtual dataset");
+    }
     return make_dataset(out, node, dtype, ndim, shape, list, id, err);
 }
 

@@ -111,7 +111,7 @@ fc_code fc_h5_out_mappings(fc_h5_out *out, hid_t *list, fc_error *err);
 fc_code fc_h5_out_map(fc_h5_out *out, hid_t list, int ndim, const int64_t *shape, const fc_h5_mapping *mapping,
                       const char *source, fc_error *err);
 
-/** Makes the virtual dataset. Does not close `list`. */
+/** Makes the virtual dataset, with fc_h5_absent_value as its fill value. Does not close `list`. */
 fc_code fc_h5_out_virtual(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim, const int64_t *shape, hid_t list,
                           hid_t *id, fc_error *err);
 

@@ -5,6 +5,7 @@
 #include "hdf5/writer/types_write.h"
 
 #include <stddef.h>
+#include <string.h>
 
 /* A little-endian float with an implied leading bit, as its fields lie in the bits. */
 typedef struct float_layout {
@@ -120,4 +121,16 @@ hid_t fc_h5_type_new(fc_dtype dtype) {
         break;
     }
     return H5I_INVALID_HID;
+}
+
+/* All bits set is NaN in every float but the two below, the largest unsigned number, and no value of bool. */
+void fc_h5_absent_value(fc_dtype dtype, unsigned char value[FC_H5_ELEMENT_MAX]) {
+    size_t size = fc_dtype_size(dtype);
+    memset(value, 0xff, FC_H5_ELEMENT_MAX);
+    if (dtype == FC_F8_E4M3FNUZ || dtype == FC_F8_E5M2FNUZ) {
+        value[0] = 0x80; /* their only NaN */
+    } else if (fc_dtype_get(dtype)->cls == FC_CLASS_SIGNED) {
+        memset(value, 0, size);
+        value[size - 1] = 0x80;
+    }
 }

@@ -11,4 +11,9 @@
 /** @return a new datatype, to be closed with H5Tclose, or a negative number with the reason in HDF5's error stack. */
 hid_t fc_h5_type_new(fc_dtype dtype);
 
+enum { FC_H5_ELEMENT_MAX = 16 /**< bytes of the largest element */ };
+
+/** The little-endian element that a program reads where a shard file is missing: NaN, or an integer's extreme. */
+void fc_h5_absent_value(fc_dtype dtype, unsigned char value[FC_H5_ELEMENT_MAX]);
+
 #endif
