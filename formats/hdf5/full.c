@@ -6,8 +6,8 @@
  * conversion takes them along.
  */
 #include "core/text.h"
-#include "h5.h"
-#include "reader.h"
+#include "hdf5/h5.h"
+#include "hdf5/reader.h"
 
 #include <string.h>
 

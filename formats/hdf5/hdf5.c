@@ -1,7 +1,7 @@
 /*
  * HDF5: the format's table.
  */
-#include "h5.h"
+#include "hdf5/h5.h"
 #include "registry.h"
 
 static const char *const extensions[] = {".h5", ".hdf5", NULL};

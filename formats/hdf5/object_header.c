@@ -3,7 +3,7 @@
  * place of its value. Whoever calls it has a file that libhdf5 wrote, or that somebody damaged: every number is
  * checked.
  */
-#include "object_header.h"
+#include "hdf5/object_header.h"
 #include "core/checked.h"
 
 #include <string.h>

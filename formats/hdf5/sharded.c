@@ -6,8 +6,8 @@
  * headers_only the shard files are not looked at and the boxes are computed. Attributes that somebody added are
  * carried from index.h5 only.
  */
-#include "h5.h"
-#include "reader.h"
+#include "hdf5/h5.h"
+#include "hdf5/reader.h"
 
 #include "core/checked.h"
 

@@ -2,8 +2,8 @@
  * Verifying the headers of our own files: everything in a file that is no tensor data against the root attribute
  * `header_crc64`. From the manifest's extents and the bytes between them to findings.
  */
-#include "h5.h"
-#include "object_header.h"
+#include "hdf5/h5.h"
+#include "hdf5/object_header.h"
 
 #include "core/checked.h"
 #include "core/crc.h"

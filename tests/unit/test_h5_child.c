@@ -2,7 +2,7 @@
  * The reader process of HDF5: it may die, hang or lie without harm, and can do nothing but read and compute.
  */
 #include "core/text.h"
-#include "hdf5/records.h"
+#include "hdf5/reader_process/records.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

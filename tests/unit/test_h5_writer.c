@@ -3,7 +3,7 @@
  * tests/oracle/h5_write.py.
  */
 #include "h5_make.h"
-#include "hdf5/tree.h"
+#include "hdf5/writer/tree.h"
 
 #include <dirent.h>
 #include <errno.h>
