@@ -187,13 +187,22 @@ static void random_source(fake *f, int64_t side, int tensors) {
     }
 }
 
+static void count_kinds(const counter *c, size_t *raw, size_t *small, size_t *second) {
+    for (size_t i = 0; i < c->count; i++) {
+        *raw += c->chunks[i].raw;
+        *small += !c->chunks[i].raw;
+        *second += i > 0 && c->chunks[i].item == c->chunks[i - 1].item;
+    }
+}
+
 static void any_threads_and_memory(void **state) {
+    size_t raw = 0, small = 0, second = 0;
     (void)state;
     srand(11);
     for (int round = 0; round < 12; round++) {
         fake *f = fake_new();
         f->only_raw = round % 3 == 0;
-        random_source(f, 1500, 6);
+        random_source(f, 1200, 4);
         fake_target *t = target_new(f);
         int64_t chunks[MOST_ITEMS][FAKE_DIMS];
         for (size_t i = 0; i < f->checkpoint.ntensors; i++) {
@@ -224,11 +233,13 @@ static void any_threads_and_memory(void **state) {
             assert_true(first->chunks[i].size == other->chunks[i].size &&
                         first->chunks[i].item == other->chunks[i].item);
         }
+        count_kinds(first, &raw, &small, &second);
         free(first);
         free(other);
         target_free(t);
         fake_free(f);
     }
+    assert_true(raw > 40 && small > 15 && second > 30); /* every kind of chunk occurs */
 }
 
 static fake_target *one_tensor(fake *f, int64_t chunks[][FAKE_DIMS]) {
