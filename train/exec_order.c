@@ -56,7 +56,7 @@ static fc_code compare_ranks(fc_fsdp_unit *unit, int64_t *all, fc_error *err) {
 
 static fc_code check_across_ranks(fc_fsdp_unit *unit, fc_error *err) {
     int64_t *all = calloc((size_t)unit->fsdp->shard->size, sizeof *all);
-    fc_code rc = all ? compare_ranks(unit, all, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = all ? compare_ranks(unit, all, err) : fc_no_memory(err, NULL);
     free(all);
     return rc;
 }

@@ -116,7 +116,7 @@ fc_code fc_fsdp_new(fc_comm *shard, fc_comm *replicate, fc_stream *compute, cons
     if (!fsdp || !arena) {
         free(fsdp);
         fc_arena_free(arena);
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fsdp->shard = shard;
     fsdp->replicate = replicate;

@@ -75,7 +75,7 @@ static fc_code describe(fc_fsdp_handle *h, const fc_fsdp_param_init *params, siz
         fc_pre_flatten_transform(p->tensor, &local, &extension);
         const char *fqn = fc_arena_strndup(fsdp->arena, p->fqn, strlen(p->fqn));
         if (!fqn) {
-            return fc_fail(err, FC_ENOMEM, "%s: out of memory", p->fqn);
+            return fc_no_memory(err, p->fqn);
         }
         descs[i] = (fc_flat_desc){fqn,         local.ndim,       p->tensor->local.sizes, p->tensor->local.strides,
                                   local.dtype, p->requires_grad, p->shared_with};

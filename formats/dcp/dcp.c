@@ -100,10 +100,10 @@ static fc_code locate(const fc_checkpoint *checkpoint, const char **directory, c
     }
     if (is_directory && has_metadata(path)) {
         *metadata = fc_arena_printf(arena, "%s%s%s", path, fc_ends_with(path, "/") ? "" : "/", metadata_name);
-        return *metadata ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        return *metadata ? FC_OK : fc_no_memory(err, path);
     }
     if (!*directory) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        return fc_no_memory(err, path);
     }
     bool known = is_directory ? fc_dcp_count_ranks(path) > 0 : strcmp(base, metadata_name) == 0 || !*metadata;
     return known ? FC_OK : refuse(path, is_directory, err);
@@ -185,7 +185,7 @@ fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, c
     if (rc == FC_OK) {
         checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
         if (!checkpoint->state) {
-            rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+            rc = fc_no_memory(err, checkpoint->path);
         }
     }
     return rc;

@@ -162,7 +162,7 @@ fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *obj
             fc_torch_item_close(&item);
         } else if (rc == FC_EUNSUPPORTED && item.pickle_size > FC_TORCH_MAX_PICKLE) {
             *json = fc_arena_strndup(arena, omitted, strlen(omitted));
-            rc = *json ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+            rc = *json ? FC_OK : fc_no_memory(err, NULL);
         }
         fc_dcp_release(checkpoint, chunk->file);
     }

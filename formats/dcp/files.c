@@ -244,7 +244,7 @@ fc_code fc_dcp_acquire(const fc_checkpoint *checkpoint, uint32_t file, int *fd, 
     if (!o) {
         uint64_t size;
         o = free_slot(state);
-        rc = o ? fc_open_input(path, &o->fd, &size, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        rc = o ? fc_open_input(path, &o->fd, &size, err) : fc_no_memory(err, path);
         if (rc == FC_OK) {
             o->file = file;
             o->users = 0;

@@ -272,8 +272,7 @@ fc_code fc_dcp_write_metadata(const fc_target *target, const char *directory, co
     m.paths = calloc((size_t)fc_mesh_ranks(target->mesh) + 1, sizeof *m.paths);
     fc_arena *arena = fc_arena_new();
     const char *path = arena ? fc_arena_printf(arena, "%s/.metadata", directory) : NULL;
-    fc_code rc = m.names && m.paths && path ? write_file(&m, path, err)
-                                            : fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+    fc_code rc = m.names && m.paths && path ? write_file(&m, path, err) : fc_no_memory(err, directory);
     fc_arena_free(arena);
     free(m.names);
     free(m.paths);

@@ -39,10 +39,6 @@ typedef struct merger {
     fc_error *err;
 } merger;
 
-static fc_code no_memory(const merger *m) {
-    return fc_fail(m->err, FC_ENOMEM, "%s: out of memory", m->directory);
-}
-
 /* The rank in "__<rank>.metadata". */
 static bool parse_name(const char *name, size_t *rank) {
     char *end;
@@ -77,7 +73,7 @@ static fc_code open_part(merger *m, size_t rank) {
     *part = (fc_checkpoint){.format = m->checkpoint->format, .path = m->directory, .arena = arena};
     const char *path = fc_arena_printf(arena, "%s%s__%zu.metadata", m->directory, slash, rank);
     if (!path) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->directory);
     }
     if (access(path, F_OK) != 0) {
         return fc_fail(m->err, FC_ECORRUPT,
@@ -95,7 +91,7 @@ static fc_code gather_files(merger *m) {
     }
     fc_file *files = fc_arena_calloc(m->checkpoint->arena, total, sizeof *files);
     if (!files || total >= UINT32_MAX) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->directory);
     }
     for (size_t r = 0; r < m->ranks; r++) {
         for (size_t i = 0; i < m->parts[r].nfiles; i++) {
@@ -121,7 +117,7 @@ static fc_code gather_values(merger *m) {
     m->orders = malloc((m->count + 1) * sizeof *m->orders);
     m->tensors = malloc((m->count + 1) * sizeof *m->tensors); /* objects may be kept for every rank */
     if (!m->all || !m->orders || !m->tensors) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->directory);
     }
     size_t at = 0;
     for (size_t r = 0; r < m->ranks; r++) {
@@ -168,7 +164,7 @@ static fc_code merge_tensor(merger *m, const listed *same, size_t n) {
     }
     fc_chunk *chunks = fc_arena_calloc(m->checkpoint->arena, total, sizeof *chunks);
     if (!chunks) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->directory);
     }
     for (size_t i = 0; i < n; i++) {
         const fc_tensor *t = same[i].tensor;
@@ -222,7 +218,7 @@ static fc_code add_object(merger *m, const listed *l, bool rename) {
     fc_tensor t = *l->tensor;
     fc_chunk *chunks = fc_arena_calloc(arena, t.nchunks, sizeof *chunks);
     if (!chunks) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->directory);
     }
     for (size_t c = 0; c < t.nchunks; c++) {
         chunks[c] = t.chunks[c];
@@ -232,7 +228,7 @@ static fc_code add_object(merger *m, const listed *l, bool rename) {
     if (rename) {
         fc_path_element *elements = fc_arena_calloc(arena, t.path.count, sizeof *elements);
         if (!elements) {
-            return no_memory(m);
+            return fc_no_memory(m->err, m->directory);
         }
         memcpy(elements, t.path.elements, t.path.count * sizeof *elements);
         fc_path_element *last = &elements[t.path.count - 1];
@@ -240,7 +236,7 @@ static fc_code add_object(merger *m, const listed *l, bool rename) {
         t.name = fc_arena_printf(arena, "%s.rank_%zu", t.name, l->rank);
         t.path.elements = elements;
         if (!last->key || !t.name) {
-            return no_memory(m);
+            return fc_no_memory(m->err, m->directory);
         }
     }
     add(m, &t, l->order);
@@ -303,7 +299,7 @@ static fc_code finish(merger *m) {
     fc_tensor *tensors = fc_arena_calloc(m->checkpoint->arena, m->ntensors, sizeof *tensors);
     if (!sorted || !tensors) {
         free(sorted);
-        return no_memory(m);
+        return fc_no_memory(m->err, m->directory);
     }
     for (size_t i = 0; i < m->ntensors; i++) {
         sorted[i] = i;
@@ -326,7 +322,7 @@ fc_code fc_dcp_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *opti
     m.ranks = fc_dcp_count_ranks(directory);
     m.parts = calloc(m.ranks + 1, sizeof *m.parts);
     m.first_file = calloc(m.ranks + 1, sizeof *m.first_file);
-    fc_code rc = m.parts && m.first_file ? FC_OK : no_memory(&m);
+    fc_code rc = m.parts && m.first_file ? FC_OK : fc_no_memory(m.err, m.directory);
     for (size_t r = 0; r < m.ranks && rc == FC_OK; r++) {
         rc = open_part(&m, r);
     }

@@ -17,10 +17,6 @@ bool fc_pt_is_beside_dcp(const char *directory, const char *name) {
     return fc_find_in(directory, ".metadata", path) && fc_find_in(directory, name, path);
 }
 
-static fc_code no_memory(const fc_checkpoint *checkpoint, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
-}
-
 static fc_code check_unique(const fc_checkpoint *checkpoint, const char *file, fc_error *err) {
     const char *name;
     fc_code rc = fc_find_same_name(checkpoint->tensors, checkpoint->ntensors, &name, err);
@@ -35,7 +31,7 @@ static fc_code add_file(fc_checkpoint *checkpoint, const char *name, const char 
     fc_file *files = fc_arena_calloc(checkpoint->arena, nfiles + 1, sizeof *files);
     *path = fc_arena_printf(checkpoint->arena, "%s/%s", checkpoint->path, name);
     if (!files || !*path) {
-        return no_memory(checkpoint, err);
+        return fc_no_memory(err, checkpoint->path);
     }
     if (nfiles > 0) {
         memcpy(files, checkpoint->files, nfiles * sizeof *files);
@@ -55,7 +51,7 @@ static fc_code add_values(fc_checkpoint *checkpoint, const char *name, const cha
     fc_code rc = fc_pt_read_file(checkpoint, path, (uint32_t)(checkpoint->nfiles - 1), &added, &more, err);
     fc_tensor *all = rc == FC_OK ? fc_arena_calloc(checkpoint->arena, ntensors + more, sizeof *all) : NULL;
     if (!all) {
-        return rc == FC_OK ? no_memory(checkpoint, err) : rc;
+        return rc == FC_OK ? fc_no_memory(err, checkpoint->path) : rc;
     }
     if (ntensors > 0) {
         memcpy(all, old, ntensors * sizeof *all);
@@ -81,7 +77,7 @@ fc_code fc_pt_open_beside_dcp(fc_checkpoint *checkpoint, const char *name, bool 
     rc = rc == FC_OK ? add_values(checkpoint, name, path, err) : rc;
     if (rc == FC_EUNSUPPORTED && path && optional) { /* another program's file, of the same name */
         why = fc_arena_printf(checkpoint->arena, "%s beside it is not read: %s", name, err->message);
-        rc = why ? FC_OK : no_memory(checkpoint, err);
+        rc = why ? FC_OK : fc_no_memory(err, checkpoint->path);
     }
     rc = rc == FC_OK ? fc_note_beside(checkpoint, directory, err) : rc;
     checkpoint->note = why ? why : checkpoint->note;

@@ -39,14 +39,10 @@ typedef struct listing {
     fc_error *err;
 } listing;
 
-static fc_code no_memory(const listing *l) {
-    return fc_fail(l->err, FC_ENOMEM, "%s: out of memory", l->files->directory);
-}
-
 static fc_code add_file(listing *l, const char *param, const char *name, size_t length) {
     const char *key = fc_arena_strndup(l->arena, name, length);
     if (!key || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
-        return no_memory(l);
+        return fc_no_memory(l->err, l->files->directory);
     }
     l->items[l->count++] = (ds_value){param, key, 0};
     return FC_OK;
@@ -64,7 +60,7 @@ static fc_code list_param(listing *l, const char *name) {
                    : fc_fail_errno(l->err, errnum, "%s/%s/%s: cannot be listed", l->files->directory, folder, name);
     }
     const char *param = fc_arena_strndup(l->arena, name, strlen(name));
-    fc_code rc = param ? FC_OK : no_memory(l);
+    fc_code rc = param ? FC_OK : fc_no_memory(l->err, l->files->directory);
     for (const struct dirent *e; rc == FC_OK && (e = readdir(dir)) != NULL;) {
         size_t n = strlen(e->d_name);
         if (n > 3 && strcmp(e->d_name + n - 3, ".pt") == 0) {
@@ -105,7 +101,7 @@ static fc_code keep_files(const listing *l, ds_files *files) {
     fc_file *all = count <= UINT32_MAX ? fc_arena_calloc(l->arena, count, sizeof *all) : NULL;
     ds_value *values = fc_arena_calloc(l->arena, l->count + 1, sizeof *values);
     if (!all || !values) {
-        return no_memory(l);
+        return fc_no_memory(l->err, l->files->directory);
     }
     memcpy(all, files->files, first * sizeof *all);
     for (size_t i = 0; i < l->count; i++) {
@@ -113,11 +109,11 @@ static fc_code keep_files(const listing *l, ds_files *files) {
         values[i].file = (uint32_t)(first + i);
         const char *name = fc_arena_printf(l->arena, "%s/%s/%s.pt", folder, values[i].param, values[i].key);
         if (!name || !fc_ds_keep_file(l->arena, files->directory, name, &all[first + i])) {
-            return no_memory(l);
+            return fc_no_memory(l->err, l->files->directory);
         }
     }
     if (!fc_ds_keep_file(l->arena, files->directory, state_file, &all[count - 1])) {
-        return no_memory(l);
+        return fc_no_memory(l->err, l->files->directory);
     }
     files->optimizer = (uint32_t)(count - 1);
     files->files = all;

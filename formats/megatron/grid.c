@@ -96,7 +96,7 @@ static fc_code list(const char *directory, found_rank **out, size_t *count, fc_e
             continue;
         }
         if (!fc_grow(out, &capacity, *count + 1, sizeof **out)) {
-            rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+            rc = fc_no_memory(err, directory);
             break;
         }
         (*out)[(*count)++] = rank;
@@ -155,7 +155,7 @@ static fc_code take(fc_checkpoint *checkpoint, const found_rank *ranks, size_t c
     }
     checkpoint->files = files;
     checkpoint->nfiles = !good ? 0 : grid->optimizers == count ? 2 * count : count;
-    return good ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    return good ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
 
 static fc_code check_links(const fc_checkpoint *checkpoint, fc_error *err) {

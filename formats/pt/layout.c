@@ -54,7 +54,7 @@ fc_code fc_pt_layout_json(const fc_target *target, const fc_target_file *file, c
                              "mesh_names", names, "mesh_shape", numbers(mesh->ndim, mesh->sizes), "tensors", tensors);
     *out = root && rc == FC_OK ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
-    return rc == FC_OK && !*out ? fc_fail(err, FC_ENOMEM, "out of memory") : rc;
+    return rc == FC_OK && !*out ? fc_no_memory(err, NULL) : rc;
 }
 
 static fc_code damaged(const pt_file *f, const char *what, fc_error *err) {

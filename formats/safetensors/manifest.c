@@ -22,10 +22,6 @@ typedef struct group {
     size_t count;
 } group;
 
-static fc_code no_memory(const st_opening *o, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
-}
-
 static const char *path_of(const st_opening *o, const occurrence *at) {
     return o->files.files[at->file].path;
 }
@@ -111,7 +107,7 @@ static fc_code add_chunks(const st_opening *o, const group *g, int64_t *shape, f
     int64_t *dims = fc_arena_calloc(o->checkpoint->arena, g->count, (2 * ndim + 1) * sizeof *dims);
     bool digests = true;
     if (!chunks || !dims) {
-        return no_memory(o, err);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     for (size_t i = 0; i < g->count; i++) {
         const occurrence *at = &g->items[i];
@@ -142,7 +138,7 @@ static fc_code set_path(const st_opening *o, const st_entry *e, fc_tensor *t, fc
     if (flat) {
         *flat = (fc_path_element){e->name, false};
     } else if (!e->path) {
-        return no_memory(o, err);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     t->path = e->path ? (fc_path){e->path, e->path_count} : (fc_path){flat, 1};
     return FC_OK;
@@ -155,7 +151,7 @@ static fc_code set_placements(const st_opening *o, const st_entry *e, fc_tensor 
     }
     fc_placement *placements = fc_arena_calloc(o->checkpoint->arena, (size_t)count, sizeof *placements);
     if (!placements) {
-        return no_memory(o, err);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     if (!fc_placements_parse(e->placements, count, placements)) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: the placements %.128s do not fit the mesh",
@@ -175,7 +171,7 @@ static fc_code build_tensor(const st_opening *o, const group *g, fc_tensor *t, f
     }
     int64_t *shape = fc_arena_calloc(o->checkpoint->arena, (size_t)first->ndim, sizeof *shape);
     if (!shape) {
-        return no_memory(o, err);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     *t = (fc_tensor){.name = first->name, .dtype = first->dtype, .ndim = first->ndim, .shape = shape};
     if (first->global && o->files.kind == ST_SHARDS) {
@@ -208,7 +204,7 @@ static fc_code build_groups(st_opening *o, const occurrence *all, size_t n, grou
         qsort(groups, count, sizeof *groups, by_order);
     }
     o->tensors = fc_arena_calloc(o->checkpoint->arena, count + extra, sizeof *o->tensors);
-    fc_code rc = o->tensors ? FC_OK : no_memory(o, err);
+    fc_code rc = o->tensors ? FC_OK : fc_no_memory(err, o->checkpoint->path);
     for (size_t i = 0; rc == FC_OK && i < count; i++) {
         rc = build_tensor(o, &groups[i], &o->tensors[o->ntensors++], err);
     }
@@ -222,7 +218,7 @@ fc_code fc_st_build_tensors(st_opening *o, size_t extra, fc_error *err) {
     }
     occurrence *all = calloc(total + 1, sizeof *all);
     group *groups = calloc(total + 1, sizeof *groups);
-    fc_code rc = all && groups ? FC_OK : no_memory(o, err);
+    fc_code rc = all && groups ? FC_OK : fc_no_memory(err, o->checkpoint->path);
     for (size_t f = 0; rc == FC_OK && f < o->files.nfiles; f++) {
         for (size_t i = 0; i < o->headers[f].nentries; i++, n++) {
             all[n] = (occurrence){&o->headers[f].entries[i], (uint32_t)f, n};

@@ -33,10 +33,6 @@ static bool is_foreign(const st_pair *pair) {
            !(strcmp(pair->key, ST_FRAMEWORK) == 0 && strcmp(pair->value, "pt") == 0);
 }
 
-static fc_code no_memory(const st_opening *o, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
-}
-
 static int by_key(const void *a, const void *b) {
     const member *x = a, *y = b;
     int order = strcmp(x->pair->key, y->pair->key);
@@ -84,7 +80,7 @@ static fc_code add_object(st_opening *o, const char *name, const char *encoding,
     int64_t *dims = fc_arena_calloc(arena, 2, sizeof *dims);
     fc_path_element *flat = fc_arena_calloc(arena, 1, sizeof *flat);
     if (!object || !kept || !chunk || !dims || !flat) {
-        return no_memory(o, err);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     *kept = *content;
     *flat = (fc_path_element){name, false};
@@ -163,7 +159,7 @@ static fc_code read_object(st_opening *o, const member *m, fc_error *err) {
 static fc_code read_objects(st_opening *o, fc_error *err) {
     member *members;
     size_t n;
-    fc_code rc = gather(o, is_object, &members, &n) ? FC_OK : no_memory(o, err);
+    fc_code rc = gather(o, is_object, &members, &n) ? FC_OK : fc_no_memory(err, o->checkpoint->path);
     for (size_t i = 0; rc == FC_OK && i < n; i++) {
         if (i == 0 || strcmp(members[i].pair->key, members[i - 1].pair->key) != 0) {
             rc = read_object(o, &members[i], err);
@@ -228,7 +224,7 @@ static fc_code read_foreign(st_opening *o, fc_error *err) {
     char *text = NULL;
     const fc_path flat = {NULL, 0};
     if (!gather(o, is_foreign, &members, &n)) {
-        return no_memory(o, err);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     fc_code rc = FC_OK;
     if (n > 0 || o->files.index_metadata) {
@@ -238,7 +234,7 @@ static fc_code read_foreign(st_opening *o, fc_error *err) {
         const char *copy = text ? fc_arena_strndup(o->checkpoint->arena, text, strlen(text)) : NULL;
         st_object content = {(const unsigned char *)copy, copy ? strlen(copy) : 0, copy};
         rc = copy ? add_object(o, ST_METADATA_NAME, ST_METADATA_ENCODING, &content, n ? members[0].file : 0, &flat, err)
-                  : no_memory(o, err);
+                  : fc_no_memory(err, o->checkpoint->path);
     }
     free(text);
     free(members);

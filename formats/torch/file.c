@@ -123,7 +123,7 @@ fc_code fc_pt_find_extent(const pt_file *f, fc_pv v, fc_torch_tensor *t, fc_aren
     }
     pt_extent *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)t->ndim * sizeof *piece->strides);
     if (!piece) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", f->path);
+        return fc_no_memory(err, f->path);
     }
     piece->first = t->first;
     piece->negate = t->negate;

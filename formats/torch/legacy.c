@@ -68,7 +68,7 @@ static fc_code collect(pt_file *f, uint64_t start, fc_error *err) {
     const fc_pv *ids = f->p->persids ? fc_pickle_items(f->p, f->p->persids, &n) : NULL;
     f->storages = calloc(n + 1, sizeof *f->storages);
     if (!f->storages) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", f->path);
+        return fc_no_memory(err, f->path);
     }
     for (size_t i = 0; i < n; i++) {
         fc_pv id = fc_pickle_persid(f->p, ids[i]);

@@ -455,7 +455,7 @@ fc_code fc_pickle_load(const fc_pickle_source *source, fc_pickle_mode mode, fc_p
     /* The stack is never NULL, so that pointers into an empty one are pointers. */
     if (!vm.p || (!source->bytes && !vm.reader.buffer) ||
         !fc_grow(&vm.stack, &vm.stack_capacity, 1, sizeof *vm.stack)) {
-        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", source->name);
+        rc = fc_no_memory(err, source->name);
         goto out;
     }
     fc_pickle_rewind(&vm.reader);

@@ -212,7 +212,7 @@ static fc_code read_central(fc_zip *zip, const directory *dir, fc_error *err) {
     zip->sorted = calloc((size_t)dir->count, sizeof *zip->sorted);
     zip->names = malloc((size_t)dir->size + 1);
     if (!zip->entries || !zip->sorted || !zip->names) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", zip->path);
+        return fc_no_memory(err, zip->path);
     }
     char *name = zip->names;
     uint64_t at = 0;

@@ -94,7 +94,7 @@ static fc_code too_large(fc_error *err) {
 static fc_code add_record(fc_torch_zip *zip, const fc_torch_zip_record *record, fc_error *err) {
     char name[2 * MAX_NAME];
     if (!fc_grow(&zip->records, &zip->capacity, zip->nrecords + 1, sizeof *zip->records)) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fc_torch_zip_record *r = &zip->records[zip->nrecords];
     *r = *record;
@@ -347,7 +347,7 @@ static fc_code write_all(fc_torch_zip *zip, output *out, fc_error *err) {
     fc_torch_zip_record *last = &zip->records[zip->nrecords - 1]; /* the id, which is made now */
     out->buffer = malloc(BUFFER);
     if (!out->buffer) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", out->path);
+        return fc_no_memory(err, out->path);
     }
     make_id(zip, id);
     last->bytes = id;

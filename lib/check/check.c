@@ -151,7 +151,7 @@ static fc_code run(checking *c, fc_report *out, fc_error *err) {
 }
 
 static fc_code finish(const checking *c, fc_code rc, fc_error *err) {
-    return rc == FC_OK && c->no_memory ? fc_fail(err, FC_ENOMEM, "%s: out of memory", c->path) : rc;
+    return rc == FC_OK && c->no_memory ? fc_no_memory(err, c->path) : rc;
 }
 
 fc_code fc_check(const fc_checkpoint *checkpoint, const fc_check_options *options, fc_arena *arena, fc_report *out,

@@ -157,7 +157,7 @@ static fc_code unflatten(fc_checkpoint **checkpoint, const fc_checkpoint *model,
         (*checkpoint)->note ? (*checkpoint)->note : "", (*checkpoint)->note ? "; " : "", count,
         count == 1 ? "tensor is a flat parameter" : "tensors are flat parameters", flat->name,
         count == 1 ? "it" : "them");
-    return (*checkpoint)->note ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", (*checkpoint)->path);
+    return (*checkpoint)->note ? FC_OK : fc_no_memory(err, (*checkpoint)->path);
 }
 
 /* What is wrong with each file of a checkpoint that could not be opened, as all of them have to be brought back. */
@@ -183,7 +183,7 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     const char *copy = checkpoint ? clean_path(arena, path) : NULL;
     if (!copy) {
         fc_arena_free(arena);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        return fc_no_memory(err, path);
     }
     checkpoint->format = format;
     checkpoint->path = copy;

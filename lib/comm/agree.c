@@ -63,7 +63,7 @@ fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err) {
     }
     outcome *all = calloc((size_t)comm->size, sizeof *all);
     if (!all) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fc_code rc = gather_from_host(comm, &own, all, sizeof own, err);
     bool alike = rc == FC_OK && all_alike(all, comm->size);

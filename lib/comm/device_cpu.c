@@ -39,7 +39,7 @@ static void cpu_release(fc_device *device, void *memory) {
 
 static fc_code cpu_stream_new(fc_device *device, fc_stream **out, fc_error *err) {
     *out = calloc(1, sizeof **out);
-    return *out ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", device->name);
+    return *out ? FC_OK : fc_no_memory(err, device->name);
 }
 
 static void cpu_stream_free(fc_device *device, fc_stream *stream) {
@@ -56,7 +56,7 @@ static fc_code cpu_synchronize(fc_device *device, fc_stream *stream, fc_error *e
 
 static fc_code cpu_event_new(fc_device *device, fc_event **out, fc_error *err) {
     *out = calloc(1, sizeof **out);
-    return *out ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", device->name);
+    return *out ? FC_OK : fc_no_memory(err, device->name);
 }
 
 static void cpu_event_free(fc_device *device, fc_event *event) {

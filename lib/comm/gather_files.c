@@ -173,7 +173,7 @@ fc_code fc_gather_files(fc_comm *control, fc_comm *data, const char *source, con
     unsigned char *buf = malloc(PIECE_BYTES);
     fc_sent_file *files = NULL;
     size_t count = 0;
-    fc_code rc = arena && buf ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = arena && buf ? FC_OK : fc_no_memory(err, NULL);
     rc = fc_comm_agree(control, rc, err);
     rc = rc == FC_OK && arena ? fc_list_files(control, source, arena, &files, &count, err) : rc;
     for (int rank = 0; rc == FC_OK && rank < control->size; rank++) {

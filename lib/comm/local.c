@@ -54,7 +54,7 @@ static fc_code reduce_slots(const local_group *g, fc_dtype dtype, fc_reduce op, 
                             fc_error *err) {
     const void **inputs = calloc((size_t)g->size, sizeof *inputs);
     if (!inputs) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     for (int r = 0; r < g->size; r++) {
         inputs[r] = (const char *)g->slots[r].send + first * fc_dtype_size(dtype);

@@ -103,7 +103,7 @@ static fc_code not_found(const char *name, bool built, const places *p, fc_error
 static fc_code load(const char *name, bool built, const fc_module **out, fc_error *err) {
     places *p = malloc(sizeof *p);
     if (!p) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", name);
+        return fc_no_memory(err, name);
     }
     find_places(p);
     for (int i = 0; i < p->count; i++) {

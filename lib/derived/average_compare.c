@@ -86,7 +86,7 @@ static fc_code compare_bytes(const fc_checkpoint *a, const fc_tensor *x, const f
     fc_tiles tiles;
     fc_tile tile;
     fc_source_crc *sum_x = NULL, *sum_y = NULL;
-    fc_code rc = buf ? fc_source_crc_new(a, x, 1, &sum_x, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = buf ? fc_source_crc_new(a, x, 1, &sum_x, err) : fc_no_memory(err, NULL);
     rc = rc == FC_OK ? fc_source_crc_new(b, y, 1, &sum_y, err) : rc;
     fc_tiles_begin(&tiles, &whole, (int64_t)(PIECE_BYTES / element), 1);
     *equal = true;

@@ -140,7 +140,7 @@ static fc_code join(comparison *c, fc_error *err) {
     r->items = fc_arena_calloc(c->arena, a.count + b.count + 1, sizeof *r->items);
     c->to_read = fc_arena_calloc(c->arena, a.count + 1, sizeof *c->to_read);
     if (!taken || !r->items || !c->to_read) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", c->a->path);
+        return fc_no_memory(err, c->a->path);
     }
     r->left_out = a.left_out + b.left_out;
     for (size_t i = 0; i < a.count && rc == FC_OK; i++) {

@@ -299,7 +299,7 @@ fc_code fc_compare_data(const fc_checkpoint *a, const fc_checkpoint *b, const fc
     }
     j.decoded_a = fc_decoded_new(j.budget.decoded);
     j.decoded_b = fc_decoded_new(j.budget.decoded);
-    j.code = j.decoded_a && j.decoded_b ? FC_OK : fc_fail(&j.error, FC_ENOMEM, "%s: out of memory", a->path);
+    j.code = j.decoded_a && j.decoded_b ? FC_OK : fc_no_memory(&j.error, a->path);
     j.code = j.code == FC_OK ? fc_source_crc_new(a, a->tensors, a->ntensors, &j.crc_a, &j.error) : j.code;
     j.code = j.code == FC_OK ? fc_source_crc_new(b, b->tensors, b->ntensors, &j.crc_b, &j.error) : j.code;
     if (j.code == FC_OK) {

@@ -22,7 +22,7 @@ fc_code fc_chunks_init(fc_chunks *chunks, const fc_target *target, const fc_targ
     chunks->longest_run = longest_run < 1 ? 1 : longest_run > FC_RUN_CHUNKS ? FC_RUN_CHUNKS : longest_run;
     chunks->items = calloc(file->nitems + 1, sizeof *chunks->items);
     if (!chunks->items) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", file->path);
+        return fc_no_memory(err, file->path);
     }
     for (size_t i = 0; i < file->nitems; i++) {
         if (file->items[i].chunk) {

@@ -428,7 +428,7 @@ fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc
     p.slots = calloc((size_t)p.sizes.slots, sizeof *p.slots);
     if (!p.decoded || !p.slots) {
         press_free(&p);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", file->path);
+        return fc_no_memory(err, file->path);
     }
     p.ahead = open(file->path, O_WRONLY | O_CLOEXEC);
     pthread_mutex_init(&p.lock, NULL);

@@ -78,7 +78,7 @@ static fc_code measure(const fc_target *target, const fc_convert_options *option
     size_t ranks = (size_t)fc_mesh_ranks(target->mesh);
     uint64_t *loads = calloc(ranks, sizeof *loads);
     if (!loads) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
+        return fc_no_memory(err, target->source->path);
     }
     report->files = options->format->files ? options->format->files(target) : ranks + sharded;
     fc_code rc = fc_target_loads(target, loads, err);
@@ -182,7 +182,7 @@ static fc_code write_part(making *m, uint32_t rank, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     fc_target_file file;
     fc_code rc = is_cancelled(&m->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
-                 : !arena               ? fc_fail(err, FC_ENOMEM, "out of memory")
+                 : !arena               ? fc_no_memory(err, NULL)
                                         : fc_target_file_of(m->target, rank, arena, &file, err);
     rc = fc_ranks_agree(m->comm, rc, err);
     if (rc == FC_OK) {
@@ -240,7 +240,7 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     m.move.digests = digests;
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
-    fc_code rc = digests && m.unmoved ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = digests && m.unmoved ? FC_OK : fc_no_memory(err, NULL);
     rc = rc == FC_OK ? fc_source_crc_new(target->source, target->source->tensors, target->source->ntensors,
                                          &m.move.recorded, err)
                      : rc;
@@ -278,7 +278,7 @@ static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc
                             fc_convert_report *report, fc_code rc, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     const char *staging = commit ? fc_commit_path(commit) : NULL;
-    rc = rc != FC_OK || arena ? rc : fc_fail(err, FC_ENOMEM, "out of memory");
+    rc = rc != FC_OK || arena ? rc : fc_no_memory(err, NULL);
     rc = fc_ranks_share_path(options->comm, rc, &staging, arena, err);
     if (rc == FC_OK) {
         rc = write_all(target, staging, options, report, err);
@@ -368,7 +368,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
                        options->format->name);
     }
     if (!arena) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
     fc_selection selection = options->selection;

@@ -47,7 +47,7 @@ static fc_code share_bytes(fc_comm *comm, const void *bytes, size_t size, void *
         return rc;
     }
     void *memory = fc_arena_alloc(arena, (size_t)length);
-    rc = fc_ranks_agree(comm, memory ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
+    rc = fc_ranks_agree(comm, memory ? FC_OK : fc_no_memory(err, NULL), err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -88,7 +88,7 @@ fc_code fc_ranks_share_part(fc_comm *comm, fc_code mine, fc_target_file *file, f
         return rc;
     }
     place *places = fc_arena_calloc(arena, file->nitems, sizeof *places);
-    rc = fc_ranks_agree(comm, places ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
+    rc = fc_ranks_agree(comm, places ? FC_OK : fc_no_memory(err, NULL), err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -128,7 +128,7 @@ fc_code fc_ranks_join_items(fc_comm *comm, fc_code mine, const fc_target *target
     }
     fc_arena *arena = fc_arena_new();
     uint64_t *sums = arena ? fc_arena_calloc(arena, file->nitems + 1, 2 * sizeof *sums) : NULL;
-    fc_code rc = mine != FC_OK || sums ? mine : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = mine != FC_OK || sums ? mine : fc_no_memory(err, NULL);
     if (rc == FC_OK) {
         rc = fc_output_sync(file->path, err); /* another machine's page cache is nothing that rank 0 could sync */
     }

@@ -63,7 +63,7 @@ static fc_code read_box(const fc_checkpoint *checkpoint, reading *r, const fc_bo
     r->tile = r->whole ? NULL : malloc((size_t)FC_TILE_BYTES / fc_dtype_size(tensor->dtype) * fc_dtype_size(r->dtype));
     decoded = fc_decoded_new(FC_DEFAULT_MEMORY);
     if (!decoded || (cast && !r->raw) || (!r->whole && !r->tile)) {
-        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+        rc = fc_no_memory(err, checkpoint->path);
         goto out;
     }
     rc = fc_source_new(checkpoint, decoded, FC_SCRATCH_BYTES, FC_OPEN_FILES, &r->source, err);

@@ -39,7 +39,7 @@ fc_code fc_record_crcs_add(fc_record_crcs *records, const fc_tensor *tensor, siz
         return rc;
     }
     if (!fc_grow(&records->runs, &records->capacity, records->count + 1, sizeof *records->runs)) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", records->checkpoint->path);
+        return fc_no_memory(err, records->checkpoint->path);
     }
     records->runs[records->count++] = (run){.offset = e.offset,
                                             .length = e.length,
@@ -154,7 +154,7 @@ fc_code fc_record_crcs_check(fc_record_crcs *records, const fc_comm *comm, fc_er
     const size_t share = comm ? (size_t)comm->rank : 0, shares = comm ? (size_t)comm->size : 1;
     const run *runs = records->runs;
     unsigned char *buffer = malloc(GAP_READ);
-    fc_code rc = buffer ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", records->checkpoint->path);
+    fc_code rc = buffer ? FC_OK : fc_no_memory(err, records->checkpoint->path);
     qsort(records->runs, records->count, sizeof *records->runs, by_place);
     for (size_t i = 0, next, number = 0; rc == FC_OK && i < records->count; i = next, number++) {
         for (next = i + 1;

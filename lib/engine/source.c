@@ -61,7 +61,7 @@ fc_code fc_source_new(const fc_checkpoint *checkpoint, fc_decoded *decoded, size
     void *window = source ? fc_pages_new(FC_INPUT_ROOM(scratch)) : NULL;
     if (!window) {
         free(source);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+        return fc_no_memory(err, checkpoint->path);
     }
     source->checkpoint = checkpoint;
     source->decoded = decoded;

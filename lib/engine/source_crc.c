@@ -57,7 +57,7 @@ fc_code fc_source_crc_new(const fc_checkpoint *checkpoint, const fc_tensor *tens
     }
     if (!crc || !crc->sums || !crc->whole) {
         fc_source_crc_free(crc);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+        return fc_no_memory(err, checkpoint->path);
     }
     *out = crc;
     return FC_OK;
@@ -286,7 +286,7 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
     }
     atomic_store(&crc->any, true);
     uint64_t *numbers = calloc(count + 1, 4 * sizeof *numbers);
-    rc = fc_comm_agree(comm, numbers ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
+    rc = fc_comm_agree(comm, numbers ? FC_OK : fc_no_memory(err, NULL), err);
     if (rc == FC_OK && numbers) {
         const joined all = {numbers, numbers + count, numbers + 2 * count, numbers + 3 * count, chunks};
         pack(crc, &all);

@@ -168,7 +168,7 @@ static fc_code open_next(verifier *v, fc_error *err) {
     const fc_region *r = &v->regions->items[v->next++];
     active *a = calloc(1, sizeof *a);
     if (!a) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", v->checkpoint->path);
+        return fc_no_memory(err, v->checkpoint->path);
     }
     a->region = r;
     a->users = 1;
@@ -325,7 +325,7 @@ static fc_code read_all(verifier *v, const fc_move_options *options, fc_error *e
     v->decoded = fc_decoded_new(memory / 2);
     v->sums = calloc(v->checkpoint->ntensors + 1, sizeof *v->sums);
     if (!v->decoded || !v->sums) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", v->checkpoint->path);
+        return fc_no_memory(err, v->checkpoint->path);
     }
     pthread_mutex_init(&v->lock, NULL);
     fc_threads_run(v->threads, work, v);
@@ -399,7 +399,7 @@ static fc_code digest_header(verifier *v, fc_sealed_file *file, fc_error *err) {
     int fd = -1;
     unsigned char *piece = malloc(PIECE);
     if (!piece) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", file->path);
+        return fc_no_memory(err, file->path);
     }
     fc_code rc = fc_open_input(file->path, &fd, &size, &found);
     for (uint64_t at = 0; rc == FC_OK && at < size; at += PIECE) {

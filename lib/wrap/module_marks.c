@@ -8,10 +8,6 @@
 
 #include <string.h>
 
-static fc_code no_memory(fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "out of memory");
-}
-
 static size_t list_length(const char *const *list) {
     size_t n = 0;
     while (list && list[n]) {
@@ -57,13 +53,13 @@ fc_code fc_tree_read_shared(fc_tree_builder *b, fc_error *err) {
     }
     b->twins = fc_arena_calloc(b->arena, groups, sizeof *b->twins);
     if (!b->twins) {
-        return no_memory(err);
+        return fc_no_memory(err, NULL);
     }
     for (b->ntwins = 0; b->ntwins < groups; b->ntwins++) {
         const char *const *group = b->info->shared[b->ntwins];
         uint32_t *nodes = fc_arena_calloc(b->arena, list_length(group) + 1, sizeof *nodes);
         if (!nodes) {
-            return no_memory(err);
+            return fc_no_memory(err, NULL);
         }
         fc_code rc = read_group(b, group, nodes, err);
         if (rc != FC_OK) {
@@ -158,7 +154,7 @@ static fc_code tie_group(fc_tree_builder *b, const uint32_t *group, fc_error *er
         }
         nodes = fc_arena_calloc(b->arena, b->tree->nmodules, sizeof *nodes);
         if (!nodes) {
-            return no_memory(err);
+            return fc_no_memory(err, NULL);
         }
     }
     fc_code rc = FC_OK;
@@ -230,7 +226,7 @@ static fc_code give_classes(fc_tree_builder *b, fc_error *err) {
     size_t rules = b->info ? b->info->nclasses : 0;
     bool *used = fc_arena_calloc(b->arena, rules, sizeof *used);
     if (!used) {
-        return no_memory(err);
+        return fc_no_memory(err, NULL);
     }
     for (uint32_t m = 1; m < b->tree->nmodules && rules > 0; m++) {
         fc_pattern_fit best = {0, 0};
@@ -313,7 +309,7 @@ static void set_mark(fc_parameter *p, mark_kind kind) {
 static fc_code mark(fc_tree_builder *b, const char *const *patterns, mark_kind kind, fc_error *err) {
     bool *below = fc_arena_alloc(b->arena, b->tree->nmodules * sizeof *below);
     if (!below) {
-        return no_memory(err);
+        return fc_no_memory(err, NULL);
     }
     for (; patterns && *patterns; patterns++) {
         bool used = false;

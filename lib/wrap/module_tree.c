@@ -14,10 +14,6 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-static fc_code no_memory(fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "out of memory");
-}
-
 static bool same_name(fc_name a, fc_name b) {
     return a.len == b.len && memcmp(a.text, b.text, a.len) == 0;
 }
@@ -88,7 +84,7 @@ fc_code fc_tree_add(fc_tree_builder *b, const char *fqn, uint32_t spec, uint32_t
     fc_fqn_split(fqn, FC_FQN_PARTS, &n);
     const char *text = clean(fqn, &n, dots, b->arena);
     if (!text) {
-        return no_memory(err);
+        return fc_no_memory(err, NULL);
     }
     if (n.count <= b->skip) {
         return fc_fail(err, FC_EUSAGE, "'%.256s' is not the name of a parameter of a module", fqn);
@@ -146,7 +142,7 @@ static fc_code prepare(fc_tree_builder *b, fc_error *err) {
     b->nodes = calloc(nodes, sizeof *b->nodes);
     b->slots = calloc(slots, sizeof *b->slots);
     b->count = 1;
-    return b->nodes && b->slots ? FC_OK : no_memory(err);
+    return b->nodes && b->slots ? FC_OK : fc_no_memory(err, NULL);
 }
 
 static fc_code add_specs(fc_tree_builder *b, fc_error *err) {
@@ -269,7 +265,7 @@ static fc_code put_in_order(fc_tree_builder *b, fc_error *err) {
     b->parameters = fc_arena_calloc(b->arena, b->count, sizeof *b->parameters);
     b->tree->modules = b->modules;
     b->tree->parameters = b->parameters;
-    fc_code rc = scratch && b->modules && b->parameters ? FC_OK : no_memory(err);
+    fc_code rc = scratch && b->modules && b->parameters ? FC_OK : fc_no_memory(err, NULL);
     for (uint32_t at = 0; rc == FC_OK;) {
         rc = order_children(b, at, scratch);
         rc = rc == FC_OK ? put_module(b, at, err) : rc;

@@ -159,7 +159,7 @@ static fc_code read_rule(reading *r, const json_t *value, fc_arena *arena, fc_wr
     rule *one = &file->rules[file->count];
     one->key = fc_arena_strndup(arena, r->key, strlen(r->key));
     if (!one->key) {
-        return fc_fail(r->err, FC_ENOMEM, "%s: out of memory", r->path);
+        return fc_no_memory(r->err, r->path);
     }
     if (strncmp(one->key, "class:", 6) == 0) {
         one->classes[0] = one->key + 6;
@@ -184,7 +184,7 @@ static fc_code read_member(reading *r, const json_t *value, fc_arena *arena, fc_
             return FC_OK;
         }
         return malformed ? fc_fail(r->err, FC_EUSAGE, "%s: \"$fp32_classes\" should be an array of classes", r->path)
-                         : fc_fail(r->err, FC_ENOMEM, "%s: out of memory", r->path);
+                         : fc_no_memory(r->err, r->path);
     }
     return fc_fail(r->err, FC_EUSAGE, "%s: unknown member \"%.64s\"; there are $root and $fp32_classes", r->path,
                    r->key);
@@ -200,7 +200,7 @@ fc_code fc_wrap_file_load(const char *path, fc_arena *arena, fc_wrap_file **out,
     fc_wrap_file *file = fc_arena_calloc(arena, 1, sizeof *file);
     rule *rules = fc_arena_calloc(arena, json_object_size(root) + 1, sizeof *rules);
     if (!file || !rules) {
-        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        rc = fc_no_memory(err, path);
     } else {
         *file = (fc_wrap_file){.path = path, .rules = rules};
         json_object_foreach(root, r.key, value) {
