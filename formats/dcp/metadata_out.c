@@ -7,6 +7,7 @@
  * and set storage_meta themselves when they read. Where the checkpoint was made is not recorded: it would be a lie as
  * soon as it is moved.
  */
+#include "base/try.h"
 #include "dcp/writer.h"
 
 #include <errno.h>
@@ -180,10 +181,7 @@ static void write_paths(metadata_out *m) {
 static fc_code write_index(metadata_out *m, const dcp_item *item, size_t number, fc_error *err) {
     const fc_tensor *t = m->target->tensors[item->tensor].source;
     int64_t dims[2 * FC_MAX_DIMS];
-    fc_code rc = t->object ? FC_OK : fc_dcp_item_box(m->target, item, dims, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(t->object ? FC_OK : fc_dcp_item_box(m->target, item, dims, err));
     metadata_class(m, "MetadataIndex");
     begin_instance(m);
     fc_torch_pickle_often(&m->w, "fqn");

@@ -6,6 +6,7 @@
  *
  * From the data files alone nothing can be put together: their items do not hold their names.
  */
+#include "base/try.h"
 #include "dcp/dcp.h"
 
 #include <dirent.h>
@@ -244,17 +245,19 @@ static fc_code add_object(merger *m, const listed *l, bool rename) {
 }
 
 static fc_code merge_objects(merger *m, const listed *same, size_t n) {
-    fc_code rc = add_object(m, &same[0], false);
-    for (size_t i = 1; i < n && rc == FC_OK; i++) {
+    FC_TRY(add_object(m, &same[0], false));
+    for (size_t i = 1; i < n; i++) {
         bool equal = false;
         if (!same[i].tensor->object) {
             return fc_fail(m->err, FC_ECORRUPT, "%s: %.256s is a tensor in __%zu.metadata and none in __%zu.metadata",
                            m->directory, same[0].tensor->name, same[i].rank, same[0].rank);
         }
-        rc = compare_objects(m, &same[0], &same[i], &equal);
-        rc = rc == FC_OK && !equal ? add_object(m, &same[i], true) : rc;
+        FC_TRY(compare_objects(m, &same[0], &same[i], &equal));
+        if (!equal) {
+            FC_TRY(add_object(m, &same[i], true));
+        }
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code merge(merger *m) {
@@ -322,14 +325,16 @@ fc_code fc_dcp_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *opti
     m.ranks = fc_dcp_count_ranks(directory);
     m.parts = calloc(m.ranks + 1, sizeof *m.parts);
     m.first_file = calloc(m.ranks + 1, sizeof *m.first_file);
-    fc_code rc = m.parts && m.first_file ? FC_OK : fc_no_memory(m.err, m.directory);
-    for (size_t r = 0; r < m.ranks && rc == FC_OK; r++) {
-        rc = open_part(&m, r);
+    fc_code rc;
+    FC_TRY_GOTO(m.parts && m.first_file ? FC_OK : fc_no_memory(m.err, m.directory), rc, out);
+    for (size_t r = 0; r < m.ranks; r++) {
+        FC_TRY_GOTO(open_part(&m, r), rc, out);
     }
-    rc = rc == FC_OK ? gather_files(&m) : rc;
-    rc = rc == FC_OK ? gather_values(&m) : rc;
-    rc = rc == FC_OK ? merge(&m) : rc;
-    rc = rc == FC_OK ? finish(&m) : rc;
+    FC_TRY_GOTO(gather_files(&m), rc, out);
+    FC_TRY_GOTO(gather_values(&m), rc, out);
+    FC_TRY_GOTO(merge(&m), rc, out);
+    rc = finish(&m);
+out:
     free(m.parts);
     free(m.first_file);
     free(m.all);

@@ -4,6 +4,7 @@
 #include "dcp/with_torch_file.h"
 
 #include "base/file_name.h"
+#include "base/try.h"
 #include "checkpoint/same_name.h"
 #include "dcp/dcp.h"
 #include "io/other_files.h"
@@ -113,12 +114,11 @@ fc_code fc_pt_digest_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor
 
 fc_code fc_pt_verify_beside_dcp(const fc_checkpoint *checkpoint, struct fc_findings *findings,
                                 struct fc_verify_report *report, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < checkpoint->ntensors && rc == FC_OK; i++) {
+    for (size_t i = 0; i < checkpoint->ntensors; i++) {
         const fc_tensor *t = &checkpoint->tensors[i];
-        rc = t->object && is_dcp(checkpoint, t) ? fc_dcp_verify_object(checkpoint, t, findings, report, err) : FC_OK;
+        FC_TRY(t->object && is_dcp(checkpoint, t) ? fc_dcp_verify_object(checkpoint, t, findings, report, err) : FC_OK);
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_pt_verify_chunk_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index,
@@ -127,8 +127,8 @@ fc_code fc_pt_verify_chunk_beside_dcp(const fc_checkpoint *checkpoint, const fc_
     if (is_dcp(checkpoint, tensor)) {
         return fc_format_dcp.verify_chunk(checkpoint, tensor, index, extent, digest, findings, err);
     }
-    fc_code rc = fc_checkpoint_extent(checkpoint, tensor, index, extent, err);
-    return rc == FC_OK ? fc_checkpoint_digest(checkpoint, tensor, index, digest, err) : rc;
+    FC_TRY(fc_checkpoint_extent(checkpoint, tensor, index, extent, err));
+    return fc_checkpoint_digest(checkpoint, tensor, index, digest, err);
 }
 
 fc_code fc_pt_check_object_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {

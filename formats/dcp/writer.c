@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "torch/object_write.h"
 #include "torch/zip_write.h"
 
@@ -125,10 +126,7 @@ static fc_code place(dcp_writer *w, fc_target_item *item, dcp_item *stored, uint
     const fc_target_tensor *t = &w->target->tensors[item->tensor];
     bool archive = is_archive(t);
     uint64_t data = 0, bytes = fc_target_item_bytes(w->target, item);
-    fc_code rc = archive ? FC_OK : lay_out(w, stored, &data, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(archive ? FC_OK : lay_out(w, stored, &data, err));
     stored->length = archive ? bytes : w->zip.length;
     stored->offset = *end;
     bool ok = true;

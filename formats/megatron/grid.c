@@ -7,6 +7,7 @@
 #include "megatron/megatron.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 
 #include <dirent.h>
@@ -245,6 +246,6 @@ fc_code fc_mg_arrange(const fc_checkpoint *checkpoint, const mg_args *args, mg_g
     }
     measure(grid);
     grid->expert_tp = args->expert_tp > 0 ? args->expert_tp : grid->tp;
-    fc_code rc = fc_mg_check_args(checkpoint, args, grid, err);
-    return rc == FC_OK ? check_whole(checkpoint, grid, err) : rc;
+    FC_TRY(fc_mg_check_args(checkpoint, args, grid, err));
+    return check_whole(checkpoint, grid, err);
 }

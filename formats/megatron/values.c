@@ -4,6 +4,7 @@
 #include "megatron/megatron.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -82,10 +83,14 @@ fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, pt_leaves *l
 
 fc_code fc_mg_add(mg_reader *r, const fc_path *prefix, fc_pv v) {
     pt_leaves leaves;
-    fc_code rc = fc_mg_flatten(r, prefix, v, &leaves);
-    for (size_t i = 0; rc == FC_OK && i < leaves.count; i++) {
-        rc = fc_mg_add_leaf(r, leaves.items[i].name, &leaves.items[i].path, leaves.items[i].v) ? FC_OK : r->err->code;
+    fc_code rc;
+    FC_TRY_GOTO(fc_mg_flatten(r, prefix, v, &leaves), rc, out);
+    for (size_t i = 0; i < leaves.count; i++) {
+        FC_TRY_GOTO(fc_mg_add_leaf(r, leaves.items[i].name, &leaves.items[i].path, leaves.items[i].v) ? FC_OK
+                                                                                                      : r->err->code,
+                    rc, out);
     }
+out:
     free(leaves.items);
     return rc;
 }

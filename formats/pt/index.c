@@ -8,6 +8,7 @@
 
 #include "base/file_name.h"
 #include "base/name_table.h"
+#include "base/try.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,13 +94,10 @@ static fc_code open_files(opening *o) {
     o->checkpoint->files = o->files.files;
     o->checkpoint->nfiles = o->files.nfiles;
     o->checkpoint->producer = "torch.save, with an index";
-    fc_code rc = read_files(o);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(read_files(o));
     fc_name_table *names = fc_name_table_new(arena, o->total + 1);
     fc_tensor *all = fc_arena_calloc(arena, o->total + 1, sizeof *all);
-    rc = names && all ? join(o, names, all) : fc_no_memory(o->err, o->checkpoint->path);
+    fc_code rc = names && all ? join(o, names, all) : fc_no_memory(o->err, o->checkpoint->path);
     return rc == FC_OK ? check_map(o, names) : rc;
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "derived/flat_units.h"
 #include "fsdpckpt/layout.h"
 
@@ -352,12 +353,11 @@ static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
 static fc_code add_sharded(pt_merger *m, const pt_leaf *leaf) {
     pt_shard share;
     size_t n = fc_pt_sharded_count(&m->f, leaf->v);
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < n && rc == FC_OK; i++) {
-        rc = fc_pt_sharded_shard(&m->f, leaf->v, i, &share, m->err);
-        rc = rc == FC_OK ? add_share(m, leaf, &share) : rc;
+    for (size_t i = 0; i < n; i++) {
+        FC_TRY(fc_pt_sharded_shard(&m->f, leaf->v, i, &share, m->err));
+        FC_TRY(add_share(m, leaf, &share));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* The dimension that the plan says tensor parallelism cut, or -1. */

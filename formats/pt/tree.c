@@ -5,6 +5,7 @@
 #include "pt/writer.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -104,13 +105,12 @@ fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, pt
         return fc_no_memory(err, NULL);
     }
     tree->nodes[tree->count++] = (pt_node){.item = UINT32_MAX};
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < file->nitems && rc == FC_OK; i++) {
+    for (size_t i = 0; i < file->nitems; i++) {
         const fc_target_tensor *t = &target->tensors[file->items[i].tensor];
         tree->flat[i].key = t->name;
-        rc = add(tree, t, &tree->flat[i], (uint32_t)i, err);
+        FC_TRY(add(tree, t, &tree->flat[i], (uint32_t)i, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 void fc_pt_tree_free(pt_tree *tree) {

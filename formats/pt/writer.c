@@ -9,6 +9,7 @@
 #include "pt/writer.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/unflatten.h"
 #include "torch/item.h"
@@ -155,12 +156,9 @@ static fc_code splice_value(pt_writer *w, fc_torch_pickler *p, const fc_tensor *
     fc_torch_item item = {0};
     const fc_checkpoint *source = w->target->source;
     const char *path = object->nchunks ? source->files[object->chunks[0].file].path : source->path; /* for messages */
-    fc_code rc = fc_torch_memory_open(bytes, (uint64_t)object->shape[0], path, &item, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_torch_memory_open(bytes, (uint64_t)object->shape[0], path, &item, err));
     fc_pickle_copy copy = {.p = item.pickle, .w = p, .first_storage = w->nstored + w->ninners};
-    rc = fc_pickle_copy_value(&copy, item.pickle->root, err);
+    fc_code rc = fc_pickle_copy_value(&copy, item.pickle->root, err);
     rc = rc == FC_OK ? keep_inners(w, &item, &copy, err) : rc;
     fc_pickle_copy_free(&copy);
     fc_torch_item_close(&item);
@@ -260,15 +258,15 @@ fc_code fc_pt_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
                                   w->ranks, file->rank);
     }
     file->path = w->path;
-    fc_code rc = w->scratch && w->path ? FC_OK : fc_no_memory(err, w->staging);
-    rc = rc == FC_OK ? fc_pt_find_ties(w->target, file, w->scratch, &w->ties, err) : rc;
-    rc = rc == FC_OK ? number_items(w, err) : rc;
-    rc = rc == FC_OK ? write_pickle(w, err) : rc;
-    if (rc == FC_OK && w->target->mesh->ndim > 0 && !w->target->flat_state) {
-        rc = fc_pt_layout_json(w->target, file, &w->layout, err);
+    FC_TRY(w->scratch && w->path ? FC_OK : fc_no_memory(err, w->staging));
+    FC_TRY(fc_pt_find_ties(w->target, file, w->scratch, &w->ties, err));
+    FC_TRY(number_items(w, err));
+    FC_TRY(write_pickle(w, err));
+    if (w->target->mesh->ndim > 0 && !w->target->flat_state) {
+        FC_TRY(fc_pt_layout_json(w->target, file, &w->layout, err));
     }
-    rc = rc == FC_OK ? lay_out(w, err) : rc;
-    return rc == FC_OK ? make_file(w, err) : rc;
+    FC_TRY(lay_out(w, err));
+    return make_file(w, err);
 }
 
 fc_code fc_pt_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {

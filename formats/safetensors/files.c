@@ -8,6 +8,7 @@
 #include "safetensors/header.h"
 
 #include "base/file_name.h"
+#include "base/try.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -289,11 +290,8 @@ static fc_code find_in_directory(fc_arena *arena, const listing *l, st_files *ou
     }
     bool shards = has_shards(l);
     out->kind = shards ? ST_SHARDS : l->count == 1 ? ST_ONE : ST_MANY;
-    fc_code rc = take_names(arena, l, out, err);
-    if (rc == FC_OK) {
-        rc = shards ? read_shards(arena, l, out, err) : check_numbers(l, out, err);
-    }
-    return rc;
+    FC_TRY(take_names(arena, l, out, err));
+    return shards ? read_shards(arena, l, out, err) : check_numbers(l, out, err);
 }
 
 /* ---- links ---- */

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/json.h"
 #include "safetensors/kept.h"
@@ -320,10 +321,7 @@ static st_header_state compare_digest(const st_header *h, const char *text, size
 static fc_code read_text(const reading *r, char **text, uint64_t *size) {
     unsigned char length[ST_LENGTH_BYTES];
     const uint64_t left = r->file_size - r->out->start;
-    fc_code rc = fc_pread_full(r->fd, length, sizeof length, r->out->start, r->path, r->err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_pread_full(r->fd, length, sizeof length, r->out->start, r->path, r->err));
     *size = 0;
     for (int i = ST_LENGTH_BYTES - 1; i >= 0; i--) {
         *size = *size << 8 | length[i];
@@ -373,14 +371,11 @@ fc_code fc_st_header_read_at(fc_arena *arena, const char *path, uint64_t start, 
                              fc_error *err) {
     reading r = {.arena = arena, .path = path, .out = out, .err = err};
     *out = (st_header){.rank = -1, .start = start};
-    fc_code rc = fc_open_input(path, &r.fd, &r.file_size, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = start <= r.file_size
-             ? read_header(&r, headers_only)
-             : fc_fail(err, FC_ECORRUPT, "%s: truncated: it has %" PRIu64 " bytes, a header starts at %" PRIu64, path,
-                       r.file_size, start);
+    FC_TRY(fc_open_input(path, &r.fd, &r.file_size, err));
+    fc_code rc = start <= r.file_size
+                     ? read_header(&r, headers_only)
+                     : fc_fail(err, FC_ECORRUPT, "%s: truncated: it has %" PRIu64 " bytes, a header starts at %" PRIu64,
+                               path, r.file_size, start);
     close(r.fd);
     return rc;
 }

@@ -6,6 +6,7 @@
 
 #include "base/base64.h"
 #include "base/checked.h"
+#include "base/try.h"
 #include "fsdpckpt/move.h"
 #include "safetensors/dtypes.h"
 #include "safetensors/header.h"
@@ -160,10 +161,10 @@ static fc_code add_mesh(const making *m) {
     for (int i = 0; i < mesh->ndim; i++) {
         append(&names, json_string(mesh->names[i]));
     }
-    fc_code rc = set_json(m, ST_MESH,
-                          json_pack("{s:I, s:o, s:o}", "rank", (json_int_t)m->file->rank, "shape",
-                                    integers(mesh->sizes, mesh->ndim, NULL, 0), "names", names));
-    return rc == FC_OK ? set_text(m, ST_DCP_VERSION, json_string("1.0")) : rc;
+    FC_TRY(set_json(m, ST_MESH,
+                    json_pack("{s:I, s:o, s:o}", "rank", (json_int_t)m->file->rank, "shape",
+                              integers(mesh->sizes, mesh->ndim, NULL, 0), "names", names)));
+    return set_text(m, ST_DCP_VERSION, json_string("1.0"));
 }
 
 /* ---- objects ---- */
@@ -245,16 +246,20 @@ static fc_code add_objects(const making *m, bool keep) {
 }
 
 static fc_code make_metadata(const making *m, bool objects) {
-    fc_code rc = set_text(m, ST_FRAMEWORK, json_string("pt"));
-    if (rc == FC_OK && m->common->foreign && json_object_update(m->metadata, m->common->foreign) != 0) {
-        rc = fc_no_memory(m->err, m->target->source->path);
+    FC_TRY(set_text(m, ST_FRAMEWORK, json_string("pt")));
+    if (m->common->foreign && json_object_update(m->metadata, m->common->foreign) != 0) {
+        return fc_no_memory(m->err, m->target->source->path);
     }
-    rc = rc == FC_OK ? set_text(m, ST_VERSION, json_string(FSDPCKPT_VERSION)) : rc;
-    rc = rc == FC_OK ? add_tables(m) : rc;
-    rc = rc == FC_OK && m->out->count > 0 ? add_digests(m, ST_DIGESTS, m->out->count) : rc;
-    rc = rc == FC_OK ? add_digests(m, ST_HEADER_DIGEST, 1) : rc;
-    rc = rc == FC_OK && m->target->mesh->ndim > 0 ? add_mesh(m) : rc;
-    return rc == FC_OK ? add_objects(m, objects) : rc;
+    FC_TRY(set_text(m, ST_VERSION, json_string(FSDPCKPT_VERSION)));
+    FC_TRY(add_tables(m));
+    if (m->out->count > 0) {
+        FC_TRY(add_digests(m, ST_DIGESTS, m->out->count));
+    }
+    FC_TRY(add_digests(m, ST_HEADER_DIGEST, 1));
+    if (m->target->mesh->ndim > 0) {
+        FC_TRY(add_mesh(m));
+    }
+    return add_objects(m, objects);
 }
 
 /* ---- tensors ---- */
@@ -315,19 +320,18 @@ static fc_code write_member(const making *m, const char *name, json_t *value, si
 }
 
 static fc_code write_tensors(const making *m) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < m->out->count; i++) {
+    for (size_t i = 0; i < m->out->count; i++) {
         const fc_target_item *item = &m->file->items[m->out->order[i]];
         const fc_target_tensor *t = tensor_of(m, item);
         st_stored stored = fc_st_stored_as(t->dtype, t->source->ndim);
         json_int_t begin = (json_int_t)item->offset, bytes = (json_int_t)fc_target_item_bytes(m->target, item);
-        rc = write_member(m, t->name,
-                          json_pack("{s:s, s:o, s:[I, I]}", "dtype", stored.as->name, "shape",
-                                    integers(item->dims + t->source->ndim, t->source->ndim, &stored, stored.append),
-                                    "data_offsets", begin, begin + bytes),
-                          0, false);
+        FC_TRY(write_member(m, t->name,
+                            json_pack("{s:s, s:o, s:[I, I]}", "dtype", stored.as->name, "shape",
+                                      integers(item->dims + t->source->ndim, t->source->ndim, &stored, stored.append),
+                                      "data_offsets", begin, begin + bytes),
+                            0, false));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* The JSON, padded with blanks so that the data is aligned. */

@@ -3,6 +3,7 @@
  * an entry in many files and is as large as its pieces reach; everywhere else it has one entry, which is the whole.
  */
 #include "base/checked.h"
+#include "base/try.h"
 #include "safetensors/safetensors.h"
 
 #include <inttypes.h>
@@ -177,15 +178,14 @@ static fc_code build_tensor(const st_opening *o, const group *g, fc_tensor *t, f
     if (first->global && o->files.kind == ST_SHARDS) {
         memcpy(shape, first->global, (size_t)first->ndim * sizeof *shape);
     }
-    fc_code rc = add_chunks(o, g, shape, t, err);
+    FC_TRY(add_chunks(o, g, shape, t, err));
     uint64_t bytes;
-    if (rc == FC_OK &&
-        (!fc_numel(t->ndim, shape, &elements) || !fc_mul_u64((uint64_t)elements, fc_dtype_size(FC_C128), &bytes))) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: the product of its sizes overflows", path_of(o, g->items),
-                     t->name);
+    if ((!fc_numel(t->ndim, shape, &elements) || !fc_mul_u64((uint64_t)elements, fc_dtype_size(FC_C128), &bytes))) {
+        return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: the product of its sizes overflows", path_of(o, g->items),
+                       t->name);
     }
-    rc = rc == FC_OK ? set_path(o, first, t, err) : rc;
-    return rc == FC_OK ? set_placements(o, first, t, err) : rc;
+    FC_TRY(set_path(o, first, t, err));
+    return set_placements(o, first, t, err);
 }
 
 /* ---- all of them ---- */
@@ -204,11 +204,11 @@ static fc_code build_groups(st_opening *o, const occurrence *all, size_t n, grou
         qsort(groups, count, sizeof *groups, by_order);
     }
     o->tensors = fc_arena_calloc(o->checkpoint->arena, count + extra, sizeof *o->tensors);
-    fc_code rc = o->tensors ? FC_OK : fc_no_memory(err, o->checkpoint->path);
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
-        rc = build_tensor(o, &groups[i], &o->tensors[o->ntensors++], err);
+    FC_TRY(o->tensors ? FC_OK : fc_no_memory(err, o->checkpoint->path));
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY(build_tensor(o, &groups[i], &o->tensors[o->ntensors++], err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_st_build_tensors(st_opening *o, size_t extra, fc_error *err) {

@@ -4,6 +4,7 @@
  */
 #include "base/base64.h"
 #include "base/text.h"
+#include "base/try.h"
 #include "checkpoint/same_name.h"
 #include "safetensors/json.h"
 #include "safetensors/kept.h"
@@ -146,14 +147,12 @@ static fc_code read_object(st_opening *o, const member *m, fc_error *err) {
     const char *path = o->files.files[m->file].path, *text = m->pair->value;
     parsing p = {.arena = o->checkpoint->arena, .file = path, .key = m->pair->key};
     st_json json = {.text = text, .size = strlen(text), .path = path, .where = m->pair->key};
-    fc_code rc = fc_st_json_members(&json, parse_member, &p, err);
-    if (rc == FC_OK &&
-        (!p.encoding || !p.has_data || !p.content.json || !fc_is_json(p.content.json, strlen(p.content.json)))) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: it should have an encoding, data and json", path,
-                     m->pair->key);
+    FC_TRY(fc_st_json_members(&json, parse_member, &p, err));
+    if ((!p.encoding || !p.has_data || !p.content.json || !fc_is_json(p.content.json, strlen(p.content.json)))) {
+        return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: it should have an encoding, data and json", path,
+                       m->pair->key);
     }
-    return rc == FC_OK ? add_object(o, m->pair->key + strlen(ST_OBJECT), p.encoding, &p.content, m->file, &p.path, err)
-                       : rc;
+    return add_object(o, m->pair->key + strlen(ST_OBJECT), p.encoding, &p.content, m->file, &p.path, err);
 }
 
 static fc_code read_objects(st_opening *o, fc_error *err) {

@@ -3,6 +3,7 @@
  * that torch's HuggingFaceStorageReader puts together again. Headers only: the engine writes the data.
  */
 #include "base/checked.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/header_digest.h"
 #include "safetensors/header_out.h"
@@ -212,12 +213,9 @@ fc_code fc_st_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     for (size_t i = 0; i < file->nitems; i++) {
         w->file_of[file->items[i].tensor] = w->file;
     }
-    fc_code rc = set_path(w, file, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(set_path(w, file, err));
     file->path = w->path;
-    rc = fc_st_header_make(&w->common, file, file->rank == 0, &header, err);
+    fc_code rc = fc_st_header_make(&w->common, file, file->rank == 0, &header, err);
     rc = rc == FC_OK ? write_header(w->path, &header, err) : rc;
     free(w->order);
     w->order = header.order;

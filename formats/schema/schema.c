@@ -7,6 +7,7 @@
 #include "fsdpckpt/format.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "registry.h"
 
 #include <inttypes.h>
@@ -190,10 +191,7 @@ static fc_code read_path(const reading *r, const json_t *value, fc_tensor *t) {
     }
     elements[0] = (fc_path_element){.key = t->name};
     for (size_t i = 0; value && i < n; i++) {
-        fc_code rc = read_element(r, value, i, t, &elements[i]);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(read_element(r, value, i, t, &elements[i]));
     }
     t->path = (fc_path){elements, n};
     return FC_OK;
@@ -230,14 +228,14 @@ static fc_code read_name(const reading *r, const json_t *entry, fc_tensor *t) {
 /* Members are only ever added: what a later version says of an entry is none of ours. */
 static fc_code read_tensor(const reading *r, const json_t *entry, fc_tensor *t) {
     const json_t *dtype = json_object_get(entry, "dtype"), *shape = json_object_get(entry, "shape");
-    fc_code rc = read_name(r, entry, t);
-    if (rc == FC_OK && !(dtype && shape)) {
-        rc = entry_fail(r, t->name, FC_ECORRUPT, " has no \"%s\"", dtype ? "shape" : "dtype");
+    FC_TRY(read_name(r, entry, t));
+    if (!(dtype && shape)) {
+        return entry_fail(r, t->name, FC_ECORRUPT, " has no \"%s\"", dtype ? "shape" : "dtype");
     }
-    rc = rc == FC_OK ? read_dtype(r, dtype, t) : rc;
-    rc = rc == FC_OK ? read_shape(r, shape, t) : rc;
-    rc = rc == FC_OK ? read_tie(r, json_object_get(entry, "same_as"), t) : rc;
-    return rc == FC_OK ? read_path(r, json_object_get(entry, "path"), t) : rc;
+    FC_TRY(read_dtype(r, dtype, t));
+    FC_TRY(read_shape(r, shape, t));
+    FC_TRY(read_tie(r, json_object_get(entry, "same_as"), t));
+    return read_path(r, json_object_get(entry, "path"), t);
 }
 
 static fc_code read_object(const reading *r, const json_t *entry, fc_tensor *t) {
@@ -247,8 +245,8 @@ static fc_code read_object(const reading *r, const json_t *entry, fc_tensor *t) 
     t->dtype = FC_OPAQUE;
     t->ndim = 1;
     t->shape = no_bytes;
-    fc_code rc = read_name(r, entry, t);
-    return rc == FC_OK ? read_path(r, json_object_get(entry, "path"), t) : rc;
+    FC_TRY(read_name(r, entry, t));
+    return read_path(r, json_object_get(entry, "path"), t);
 }
 
 static fc_code read_entries(reading *r, const char *list, const json_t *entries) {
@@ -257,10 +255,7 @@ static fc_code read_entries(reading *r, const char *list, const json_t *entries)
     for (r->at = 0; r->at < json_array_size(entries); r->at++) {
         fc_tensor t = {0};
         const json_t *entry = json_array_get(entries, r->at);
-        fc_code rc = objects ? read_object(r, entry, &t) : read_tensor(r, entry, &t);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(objects ? read_object(r, entry, &t) : read_tensor(r, entry, &t));
         r->tensors[r->count++] = t;
     }
     return FC_OK;

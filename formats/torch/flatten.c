@@ -9,6 +9,7 @@
 
 #include "base/grow.h"
 #include "base/text.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -211,13 +212,12 @@ static fc_code walk_below(walker *w, fc_path_element element, fc_pv v) {
 }
 
 static fc_code walk_items(walker *w, const fc_pv *items, size_t n, bool is_tuple) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < n && rc == FC_OK; i++) {
+    for (size_t i = 0; i < n; i++) {
         char *key = fc_arena_printf(w->leaves->arena, "%zu", i);
-        rc = key ? walk_below(w, (fc_path_element){.key = key, .is_index = true, .is_tuple = is_tuple}, items[i])
-                 : fc_no_memory(w->err, w->f->path);
+        FC_TRY(key ? walk_below(w, (fc_path_element){.key = key, .is_index = true, .is_tuple = is_tuple}, items[i])
+                   : fc_no_memory(w->err, w->f->path));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Whether a path can say the key: text or an integer. */
@@ -299,10 +299,7 @@ static fc_code walk_sequence(walker *w, fc_pv v, bool is_tuple) {
     for (size_t i = 0; i < n && !is_tuple && !apart; i++) {
         apart = fc_pv_typeof(items[i]) == FC_PV_DICT;
     }
-    fc_code rc = apart ? FC_OK : holds_tensor(w, v, &apart);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(apart ? FC_OK : holds_tensor(w, v, &apart));
     return apart ? walk_items(w, items, n, is_tuple) : add_leaf(w, v, PT_OBJECT);
 }
 

@@ -7,6 +7,7 @@
 #include "pt/pt.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "torch/zip_write.h"
 
 #include <inttypes.h>
@@ -22,11 +23,11 @@ static const char folder[] = "archive";
 /* Lays the archive out; its data records are in the order of object->storages. */
 static fc_code lay_out(const pt_object *object, fc_torch_zip *zip, fc_error *err) {
     uint64_t offset;
-    fc_code rc = fc_torch_zip_begin(zip, folder, object->pickle, object->size, err);
-    for (size_t i = 0; i < object->nstorages && rc == FC_OK; i++) {
-        rc = fc_torch_zip_add_data(zip, object->storages[i].size, &offset, err);
+    FC_TRY(fc_torch_zip_begin(zip, folder, object->pickle, object->size, err));
+    for (size_t i = 0; i < object->nstorages; i++) {
+        FC_TRY(fc_torch_zip_add_data(zip, object->storages[i].size, &offset, err));
     }
-    return rc == FC_OK ? fc_torch_zip_end(zip, err) : rc;
+    return fc_torch_zip_end(zip, err);
 }
 
 static fc_code find_storages(const pt_file *f, const fc_pickle_copy *copy, fc_arena *arena, pt_object *object,

@@ -4,6 +4,7 @@
 #include "torch/pickle_copy.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 #include "torch/pickle_private.h"
 
 #include <stdio.h>
@@ -71,11 +72,10 @@ static fc_code put(fc_pickle_copy *c, fc_pv v, fc_error *err) {
 }
 
 static fc_code copy_all(fc_pickle_copy *c, const fc_pv *items, size_t n, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < n && rc == FC_OK; i++) {
-        rc = fc_pickle_copy_value(c, items[i], err);
+    for (size_t i = 0; i < n; i++) {
+        FC_TRY(fc_pickle_copy_value(c, items[i], err));
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code copy_tuple(fc_pickle_copy *c, fc_pv v, fc_error *err) {
@@ -143,8 +143,8 @@ static fc_code copy_dict(fc_pickle_copy *c, fc_pv v, fc_error *err) {
 
 static fc_code copy_list(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     fc_torch_pickle_op(c->w, FC_PICKLE_EMPTY_LIST);
-    fc_code rc = put(c, v, err);
-    return rc == FC_OK ? copy_items(c, v, FC_PICKLE_APPENDS, err) : rc;
+    FC_TRY(put(c, v, err));
+    return copy_items(c, v, FC_PICKLE_APPENDS, err);
 }
 
 /* set([…]), frozenset([…]): protocol 2 has no opcodes for them. */

@@ -4,6 +4,7 @@
 #include "pt/pt.h"
 
 #include "base/file_name.h"
+#include "base/try.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -94,11 +95,8 @@ fc_code fc_pt_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t in
                         fc_error *err) {
     pt_file f;
     pt_leaves leaves = {.arena = checkpoint->arena, .alone = true};
-    fc_code rc = fc_pt_file_open(path, index, &f, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = fc_pt_flatten(&f, NULL, &leaves, err);
+    FC_TRY(fc_pt_file_open(path, index, &f, err));
+    fc_code rc = fc_pt_flatten(&f, NULL, &leaves, err);
     rc = rc == FC_OK ? fc_pt_check_names(path, &leaves, err) : rc;
     rc = rc == FC_OK ? note_modules(checkpoint, &leaves, err) : rc;
     *tensors = rc == FC_OK ? fc_arena_calloc(checkpoint->arena, leaves.count, sizeof **tensors) : NULL;

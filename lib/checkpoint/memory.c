@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/name_table.h"
+#include "base/try.h"
 #include "fsdpckpt/format.h"
 
 #include <string.h>
@@ -128,10 +129,7 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor 
     size_t count = 0;
     for (size_t i = 0; i < t->nchunks; i++) {
         bool kept = false;
-        fc_code rc = add_chunk(t, i, &own[i], arena, &chunks[count], &kept, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(add_chunk(t, i, &own[i], arena, &chunks[count], &kept, err));
         count += kept;
     }
     *out = (fc_tensor){.name = name,

@@ -4,6 +4,7 @@
 #include "comm/file_list.h"
 
 #include "base/name_table.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 
 #include <errno.h>
@@ -97,12 +98,11 @@ static fc_code add_file(list *l, int rank, char *line, fc_error *err) {
 }
 
 static fc_code add_files(list *l, int rank, char *text, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (char *end; rc == FC_OK && (end = strchr(text, '\n')); text = end + 1) {
+    for (char *end; (end = strchr(text, '\n')); text = end + 1) {
         *end = '\0';
-        rc = add_file(l, rank, text, err);
+        FC_TRY(add_file(l, rank, text, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Everybody's lists, each ended by a NUL, at displs. */

@@ -4,6 +4,7 @@
  */
 #include "derived/average.h"
 
+#include "base/try.h"
 #include "engine/read_box.h"
 #include "plan/box_text.h"
 
@@ -148,9 +149,8 @@ static fc_code compare_source(const fc_average *a, const fc_names *names, size_t
 }
 
 fc_code fc_average_compare(const fc_average *a, const fc_names *names, bool take_first, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (size_t i = 1; rc == FC_OK && i < a->count; i++) {
-        rc = compare_source(a, names, i, take_first, err);
+    for (size_t i = 1; i < a->count; i++) {
+        FC_TRY(compare_source(a, names, i, take_first, err));
     }
-    return rc;
+    return FC_OK;
 }

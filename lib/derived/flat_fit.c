@@ -7,6 +7,7 @@
  * of the parts, then those of the padding, which is FC_FLAT_PADDING_VALUE and which no optimizer touches.
  */
 #include "base/checked.h"
+#include "base/try.h"
 #include "checkpoint/parameters.h"
 #include "derived/flat_units.h"
 #include "fsdpckpt/move.h"
@@ -206,8 +207,12 @@ static fc_code take(search *s, size_t i, bool *fits) {
         return FC_OK;
     }
     p[1] = (place){.at = tied ? p->at : p->offset + c->numel};
-    fc_code rc = same_bytes(s, c, p->offset, fits);
-    rc = rc == FC_OK && !tied ? is_padding(s, p->at, p->offset, fits) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(same_bytes(s, c, p->offset, fits), rc, out);
+    if (!tied) {
+        FC_TRY_GOTO(is_padding(s, p->at, p->offset, fits), rc, out);
+    }
+out:
     p->taken = *fits;
     return rc;
 }

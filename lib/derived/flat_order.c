@@ -3,6 +3,7 @@
  * may have written parts of it, and a program may have sorted it.
  */
 #include "base/name_table.h"
+#include "base/try.h"
 #include "checkpoint/parameters.h"
 #include "derived/flat_units.h"
 #include "fsdpckpt/format.h"
@@ -107,17 +108,17 @@ static fc_code list_model(ordering *o) {
     o->tensors = fc_arena_calloc(o->arena, n, sizeof *o->tensors);
     o->same_as = fc_arena_calloc(o->arena, n, sizeof *o->same_as);
     o->found = fc_arena_calloc(o->arena, n, sizeof *o->found);
-    fc_code rc = o->names && o->tensors && o->same_as && o->found ? FC_OK : fc_no_memory(o->err, o->model->path);
-    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+    FC_TRY(o->names && o->tensors && o->same_as && o->found ? FC_OK : fc_no_memory(o->err, o->model->path));
+    for (size_t i = 0; i < n; i++) {
         const fc_tensor *t = &o->model->tensors[i];
         const char *key = fc_state_key(t), *name = fc_unwrapped(o->arena, key, strlen(key));
         o->tensors[i] = t;
         if (name && is_ordered(t, t->name)) {
             fc_name_table_put(o->names, name, strlen(name), i);
         }
-        rc = name ? FC_OK : fc_no_memory(o->err, o->model->path);
+        FC_TRY(name ? FC_OK : fc_no_memory(o->err, o->model->path));
     }
-    return rc == FC_OK ? fc_find_ties(o->model, o->tensors, n, o->same_as, o->err) : rc;
+    return fc_find_ties(o->model, o->tensors, n, o->same_as, o->err);
 }
 
 typedef struct placed {

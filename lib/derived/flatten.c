@@ -4,6 +4,7 @@
  */
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "derived/flatten_parts.h"
 #include "engine/read_box.h"
 #include "fsdpckpt/format.h"
@@ -131,8 +132,8 @@ static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc
 
 static fc_code flat_check_below(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
     const flattened *f = checkpoint->state;
-    fc_code rc = fc_source_crc_join(f->crc, comm, err);
-    return rc == FC_OK ? fc_source_crc_check(f->crc, comm, err) : rc;
+    FC_TRY(fc_source_crc_join(f->crc, comm, err));
+    return fc_source_crc_check(f->crc, comm, err);
 }
 
 static void flat_close(fc_checkpoint *checkpoint) {
@@ -281,12 +282,12 @@ fc_code fc_flatten_check_whole(const fc_flattener *b, const fc_tensor *t) {
 /* The source's tensors that are a unit's parameters. */
 static fc_code find_params(const fc_flattener *b, const fc_unit *u, fc_flat_value *o) {
     o->params = fc_arena_calloc(b->out->arena, u->nparameters, sizeof *o->params);
-    fc_code rc = o->params ? FC_OK : fc_no_memory(b->err, b->source->path);
-    for (size_t i = 0; rc == FC_OK && i < u->nparameters; i++) {
+    FC_TRY(o->params ? FC_OK : fc_no_memory(b->err, b->source->path));
+    for (size_t i = 0; i < u->nparameters; i++) {
         o->params[i] = b->target->tensors[b->tree->parameters[u->parameters[i]].spec].source;
-        rc = fc_flatten_check_whole(b, o->params[i]);
+        FC_TRY(fc_flatten_check_whole(b, o->params[i]));
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code lay_out(const fc_flattener *b, const fc_unit *u, fc_arena *scratch, fc_flat_layout *layout) {
@@ -307,13 +308,10 @@ static fc_code lay_out(const fc_flattener *b, const fc_unit *u, fc_arena *scratc
 static fc_code add_unit(fc_flattener *b, const fc_unit *u, const fc_flat_layout *layout) {
     fc_flat_value *o = NULL;
     fc_tensor *t = fc_flatten_add(b, &o);
-    fc_code rc = t ? find_params(b, u, o) : fc_no_memory(b->err, b->source->path);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(t ? find_params(b, u, o) : fc_no_memory(b->err, b->source->path));
     o->layout = *layout;
     t->dtype = layout->dtype;
-    rc = name_flat(b, u, &b->target->tensors[b->tree->parameters[u->parameters[0]].spec], t);
+    fc_code rc = name_flat(b, u, &b->target->tensors[b->tree->parameters[u->parameters[0]].spec], t);
     return rc == FC_OK ? fc_flatten_cut(b, t, o, layout->numel) : rc;
 }
 

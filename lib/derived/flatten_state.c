@@ -5,6 +5,7 @@
  * _flatten_optim_state in _optim_utils.py) is refused here.
  */
 #include "base/checked.h"
+#include "base/try.h"
 #include "derived/flatten_optim.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
@@ -211,18 +212,18 @@ static size_t count_stateful(const entry *entries, size_t count, size_t *seen, s
 static fc_code add_entries(fc_flattener *f, const fc_optim *o, const entry *entries, size_t count,
                            const char *const *keys) {
     size_t *seen = fc_arena_calloc(o->scratch, f->tree->nparameters, sizeof *seen);
-    fc_code rc = seen ? FC_OK : fc_no_memory(f->err, f->source->path);
-    for (size_t i = 0, last, end; rc == FC_OK && i < count; i = last) {
+    FC_TRY(seen ? FC_OK : fc_no_memory(f->err, f->source->path));
+    for (size_t i = 0, last, end; i < count; i = last) {
         for (last = i + 1; last < count && entries[last].number == entries[i].number; last++) {
         }
         size_t stateful = count_stateful(entries + i, last - i, seen, i + 1);
-        for (size_t k = i; rc == FC_OK && k < last; k = end) {
+        for (size_t k = i; k < last; k = end) {
             for (end = k + 1; end < last && entries[end].key == entries[k].key; end++) {
             }
-            rc = add_run(f, o, entries + k, end - k, stateful, keys[entries[k].key]);
+            FC_TRY(add_run(f, o, entries + k, end - k, stateful, keys[entries[k].key]));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code add_state(fc_flattener *f, const fc_optim *o) {

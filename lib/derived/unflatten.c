@@ -5,6 +5,7 @@
  */
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "checkpoint/same_name.h"
 #include "derived/flat_units.h"
 #include "flat/flat_boxes.h"
@@ -367,10 +368,7 @@ static fc_code check_model(const fc_checkpoint *source, const fc_checkpoint *mod
 
 fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_checkpoint **out, fc_error *err) {
     *out = NULL;
-    fc_code rc = check_model(source, model, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(check_model(source, model, err));
     fc_arena *arena = fc_arena_new();
     fc_checkpoint *made = arena ? fc_arena_calloc(arena, 1, sizeof *made) : NULL;
     unflattened *u = made ? fc_arena_calloc(arena, 1, sizeof *u) : NULL;
@@ -391,7 +389,7 @@ fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_check
                             .note = source->note,
                             .state = u};
     builder b = {.out = made, .source = source, .err = err};
-    rc = build(&b, model);
+    fc_code rc = build(&b, model);
     if (rc != FC_OK) {
         fc_arena_free(arena); /* not fc_checkpoint_close: the source stays the caller's */
         return rc;

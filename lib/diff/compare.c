@@ -4,6 +4,7 @@
  */
 #include "fsdpckpt/compare.h"
 
+#include "base/try.h"
 #include "diff/compare_data.h"
 #include "engine/values.h"
 #include "fsdpckpt/digest.h"
@@ -276,8 +277,8 @@ static fc_code finish(comparison *c, fc_error *err) {
 fc_code fc_compare(const fc_checkpoint *a, const fc_checkpoint *b, const fc_compare_options *options, fc_arena *arena,
                    fc_compare_report *report, fc_error *err) {
     comparison c = {.a = a, .b = b, .options = options, .arena = arena, .report = report};
-    fc_code rc = begin(&c, err);
-    return rc == FC_OK ? finish(&c, err) : rc;
+    FC_TRY(begin(&c, err));
+    return finish(&c, err);
 }
 
 /* Objects whose digests differ are decoded, for which their data must be there. */

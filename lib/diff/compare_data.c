@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/pages.h"
 #include "base/threads.h"
+#include "base/try.h"
 #include "engine/queue.h"
 #include "engine/source.h"
 #include "engine/tuning.h"
@@ -126,10 +127,7 @@ static fc_code take_tile(job *j, pair **out, fc_tile *tile, fc_error *err) {
         if (j->next == j->count) {
             return FC_OK;
         }
-        fc_code rc = open_pair(j, &j->report->items[j->items[j->next++]], err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(open_pair(j, &j->report->items[j->items[j->next++]], err));
     }
 }
 

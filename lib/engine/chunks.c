@@ -3,6 +3,7 @@
  */
 #include "engine/chunks.h"
 
+#include "base/try.h"
 #include "engine/queue.h"
 #include "plan/box_text.h"
 
@@ -64,10 +65,7 @@ static fc_code open_next(fc_chunks *chunks, fc_error *err) {
                        fc_box_to_text(&box).s);
     }
     fc_coverage *coverage;
-    fc_code rc = fc_coverage_within(chunks->target->source, tensor, &box, &coverage, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_coverage_within(chunks->target->source, tensor, &box, &coverage, err));
     fc_chunked *of = malloc(sizeof *of);
     if (!of) {
         fc_coverage_free(coverage);

@@ -5,6 +5,7 @@
 #include "fsdpckpt/move.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "engine/ranks.h"
 #include "engine/source_crc.h"
 #include "engine/tuning.h"
@@ -50,11 +51,10 @@ static fc_code check_coverage(const fc_target *target, fc_error *err) {
 
 /* What the format can tell of damage to the headers that were opened: names and places would be wrong. */
 static fc_code check_headers(const fc_checkpoint *source, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < source->nfiles && source->format->check_file; i++) {
-        rc = source->format->check_file(source, i, err);
+    for (size_t i = 0; i < source->nfiles && source->format->check_file; i++) {
+        FC_TRY(source->format->check_file(source, i, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Sums up what the ranks' files store. */
@@ -81,8 +81,10 @@ static fc_code measure(const fc_target *target, const fc_convert_options *option
         return fc_no_memory(err, target->source->path);
     }
     report->files = options->format->files ? options->format->files(target) : ranks + sharded;
-    fc_code rc = fc_target_loads(target, loads, err);
-    rc = rc == FC_OK ? add_loads(target, loads, report, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_target_loads(target, loads, err), rc, out);
+    rc = add_loads(target, loads, report, err);
+out:
     free(loads);
     uint64_t mappings;
     report->header_bytes = report->files * (HEADER_BYTES_FILE + target->ntensors * (uint64_t)HEADER_BYTES_ITEM);
@@ -355,10 +357,7 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
 /* Everything before the target is touched, by each rank for itself. */
 static fc_code plan(const fc_checkpoint *source, const char *path, const fc_convert_options *options, fc_arena *arena,
                     fc_target *target, fc_convert_report *report, fc_error *err) {
-    fc_code rc = check_request(source, path, options, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(check_request(source, path, options, err));
     if (path && fc_checkpoint_needs(source, path)) {
         return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", path);
     }
@@ -373,7 +372,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
     fc_selection selection = options->selection;
     selection.self_contained = options->format->self_contained;
-    rc = fc_target_new(source, &selection, arena, target, &report->selected, err);
+    fc_code rc = fc_target_new(source, &selection, arena, target, &report->selected, err);
     rc = rc == FC_OK ? check_headers(source, err) : rc;
     rc = rc == FC_OK ? check_refusals(target, err) : rc;
     rc = rc == FC_OK ? check_coverage(target, err) : rc;

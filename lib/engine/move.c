@@ -6,6 +6,7 @@
 
 #include "base/pages.h"
 #include "base/threads.h"
+#include "base/try.h"
 #include "engine/queue.h"
 #include "engine/source.h"
 #include "engine/tuning.h"
@@ -107,8 +108,8 @@ static fc_code make_room(worker *w, const fc_batch *batch, fc_error *err) {
             largest_cast = size > largest_cast ? size : largest_cast;
         }
     }
-    fc_code rc = grow(&w->buffer, &w->buffer_size, total, err);
-    return rc == FC_OK ? grow(&w->cast, &w->cast_size, largest_cast, err) : rc;
+    FC_TRY(grow(&w->buffer, &w->buffer_size, total, err));
+    return grow(&w->cast, &w->cast_size, largest_cast, err);
 }
 
 /* Brings a tile into memory as it will be in the target, and digests it while it is in the cache. */

@@ -6,6 +6,7 @@
 
 #include "base/crc.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 #include "io/input.h"
@@ -34,10 +35,7 @@ void fc_record_crcs_free(fc_record_crcs *records) {
 fc_code fc_record_crcs_add(fc_record_crcs *records, const fc_tensor *tensor, size_t chunk, uint64_t moved, bool known,
                            uint32_t sum, fc_error *err) {
     fc_extent e;
-    fc_code rc = fc_checkpoint_extent(records->checkpoint, tensor, chunk, &e, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_checkpoint_extent(records->checkpoint, tensor, chunk, &e, err));
     if (!fc_grow(&records->runs, &records->capacity, records->count + 1, sizeof *records->runs)) {
         return fc_no_memory(err, records->checkpoint->path);
     }
@@ -130,11 +128,8 @@ static fc_code check_record(const fc_record_crcs *records, const run *runs, size
     if (!is_affordable(runs, count, missing)) {
         return FC_OK;
     }
-    fc_code rc = fc_input_open(&input, path, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = sum_record(&input, runs, runs, used, buffer, &sum, err);
+    FC_TRY(fc_input_open(&input, path, err));
+    fc_code rc = sum_record(&input, runs, runs, used, buffer, &sum, err);
     fc_input_close(&input);
     if (rc != FC_OK || fc_crc32_finish(sum, runs->length) == runs->recorded) {
         return rc;

@@ -4,6 +4,7 @@
  */
 #include "engine/source_crc.h"
 
+#include "base/try.h"
 #include "engine/record_crc.h"
 #include "engine/tile_digest.h"
 #include "fsdpckpt/format.h"
@@ -267,11 +268,10 @@ static void unpack(fc_source_crc *crc, const joined *from) {
 
 static fc_code join_numbers(fc_comm *comm, uint64_t *numbers, size_t count, fc_error *err) {
     static const fc_reduce how[] = {FC_REDUCE_XOR, FC_REDUCE_SUM, FC_REDUCE_MAX, FC_REDUCE_MAX};
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < sizeof how / sizeof *how; i++) {
-        rc = comm->all_reduce(comm, numbers + i * count, count, FC_U64, how[i], NULL, err);
+    for (size_t i = 0; i < sizeof how / sizeof *how; i++) {
+        FC_TRY(comm->all_reduce(comm, numbers + i * count, count, FC_U64, how[i], NULL, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {

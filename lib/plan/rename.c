@@ -9,6 +9,7 @@
 #include "plan/rename.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <locale.h>
 #include <regex.h>
@@ -118,10 +119,7 @@ static fc_code parse_rule(const char *text, rule *r, fc_error *err) {
         return bad_rule(text, "a delimiter is missing", err);
     }
     int how = REG_EXTENDED;
-    fc_code rc = parse_flags(r, r->end + 1, &how, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(parse_flags(r, r->end + 1, &how, err));
     char *pattern = copy_pattern(text + 2, middle, r->delimiter);
     int bad = pattern ? regcomp(&r->regex, pattern, how) : REG_ESPACE;
     free(pattern);

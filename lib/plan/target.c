@@ -5,6 +5,7 @@
 #include "fsdpckpt/target.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "fsdpckpt/cut.h"
 #include "fsdpckpt/flatten.h"
 #include "plan/globs.h"
@@ -80,10 +81,7 @@ static fc_code select_each(const fc_checkpoint *source, const fc_selection *sele
         if (selection->cast && fc_dtype_get(t->dtype)->cls == FC_CLASS_FLOAT) {
             w->dtype = selection->dtype;
         }
-        fc_code rc = fc_rename_apply(rename, t, arena, &w->name, &w->path, &renamed, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_rename_apply(rename, t, arena, &w->name, &w->path, &renamed, err));
         *(t->object ? &counts->objects : &counts->tensors) += 1;
     }
     if (n == 0) {
@@ -102,10 +100,10 @@ static fc_code select_tensors(const fc_checkpoint *source, const fc_selection *s
                        source->path);
     }
     *out = fc_arena_calloc(arena, source->ntensors, sizeof **out);
-    fc_code rc = *out ? fc_rename_new(selection, &rename, err) : fc_no_memory(err, source->path);
-    if (rc == FC_OK) {
-        rc = select_each(source, selection, rename, arena, *out, counts, err);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(*out ? fc_rename_new(selection, &rename, err) : fc_no_memory(err, source->path), rc, out);
+    rc = select_each(source, selection, rename, arena, *out, counts, err);
+out:
     fc_rename_free(rename);
     return rc;
 }
@@ -189,8 +187,8 @@ static fc_code plan_placements(const fc_target *target, const fc_selection *sele
         counts->tp_cut += tp_dim >= 0;
     }
     *out = placements;
-    fc_code rc = check_tp(target, selection->tp_plan, counts, err);
-    return rc == FC_OK ? find_idle_rules(target, selection->tp_plan, counts, err) : rc;
+    FC_TRY(check_tp(target, selection->tp_plan, counts, err));
+    return find_idle_rules(target, selection->tp_plan, counts, err);
 }
 
 /* Gives each value its placements, and those that are replicated the rank that stores them. */
@@ -333,10 +331,7 @@ fc_code fc_target_file_of(const fc_target *target, uint32_t rank, fc_arena *aren
             continue;
         }
         fc_target_item *item = &out->items[out->nitems++];
-        fc_code rc = fc_target_item_of(target, (uint32_t)i, rank, dims, item, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_target_item_of(target, (uint32_t)i, rank, dims, item, err));
         const int64_t *sizes = dims + t->ndim;
         dims += 2 * (size_t)t->ndim;
         if (target->compress && item->owned && !t->object) {

@@ -5,6 +5,7 @@
 #include "verify/regions.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
 
@@ -136,8 +137,8 @@ static fc_code look_at_chunk(listing *l, const fc_tensor *tensor, size_t index, 
     if (format->verify_chunk) {
         return format->verify_chunk(l->checkpoint, tensor, index, extent, digest, l->findings, err);
     }
-    fc_code rc = fc_checkpoint_extent(l->checkpoint, tensor, index, extent, err);
-    return rc == FC_OK ? fc_checkpoint_digest(l->checkpoint, tensor, index, digest, err) : rc;
+    FC_TRY(fc_checkpoint_extent(l->checkpoint, tensor, index, extent, err));
+    return fc_checkpoint_digest(l->checkpoint, tensor, index, digest, err);
 }
 
 /* Lists chunk `index`, and with it those that share its digest. @param next the first chunk behind them. */
@@ -291,10 +292,12 @@ fc_code fc_regions_new(const fc_checkpoint *checkpoint, bool all, fc_findings *f
     out->arena = fc_arena_new();
     out->broken = calloc(checkpoint->ntensors + 1, 1);
     out->whole = calloc(checkpoint->ntensors + 1, sizeof *out->whole);
-    fc_code rc = out->arena && out->broken && out->whole ? FC_OK : fc_no_memory(err, l.checkpoint->path);
-    for (; rc == FC_OK && l.number < checkpoint->ntensors; l.number++) {
-        rc = list_tensor(&l, err);
+    fc_code rc;
+    FC_TRY_GOTO(out->arena && out->broken && out->whole ? FC_OK : fc_no_memory(err, l.checkpoint->path), rc, out);
+    for (; l.number < checkpoint->ntensors; l.number++) {
+        FC_TRY_GOTO(list_tensor(&l, err), rc, out);
     }
+out:
     sort_regions(out);
     return rc;
 }
@@ -332,11 +335,10 @@ fc_code fc_regions_of_files(const fc_checkpoint *checkpoint, fc_seal *seal, bool
     if (!out->items) {
         return fc_no_memory(err, checkpoint->path);
     }
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < checkpoint->nfiles; i++) {
-        rc = add_file(out, (uint32_t)i, &seal->files[i], compare, findings, err);
+    for (size_t i = 0; i < checkpoint->nfiles; i++) {
+        FC_TRY(add_file(out, (uint32_t)i, &seal->files[i], compare, findings, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 void fc_regions_free(fc_regions *regions) {

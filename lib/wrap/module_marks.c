@@ -4,6 +4,7 @@
  */
 #include "wrap/module_tree.h"
 
+#include "base/try.h"
 #include "sharding/fqn.h"
 
 #include <string.h>
@@ -32,10 +33,7 @@ static fc_code read_group(fc_tree_builder *b, const char *const *group, uint32_t
     }
     for (size_t i = 0; i < count; i++) {
         uint32_t node = fc_tree_find_fqn(b, group[i], modules < count || found == count);
-        fc_code rc = node ? FC_OK : fc_tree_add(b, group[i], UINT32_MAX, &node, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(node ? FC_OK : fc_tree_add(b, group[i], UINT32_MAX, &node, err));
         nodes[n++] = node;
         if (b->nodes[nodes[0]].spec == UINT32_MAX) { /* what the checkpoint has comes first: the others take after it */
             nodes[n - 1] = nodes[0];
@@ -61,10 +59,7 @@ fc_code fc_tree_read_shared(fc_tree_builder *b, fc_error *err) {
         if (!nodes) {
             return fc_no_memory(err, NULL);
         }
-        fc_code rc = read_group(b, group, nodes, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(read_group(b, group, nodes, err));
         b->twins[b->ntwins] = nodes;
     }
     return FC_OK;
@@ -119,10 +114,7 @@ static fc_code tie_own_parameters(fc_tree_builder *b, uint32_t x, uint32_t y, fc
             return fc_fail(err, FC_EUSAGE, "$shared: '%.256s' has no twin in '%.*s'", p->fqn, (int)b->nodes[x].fqn.len,
                            b->nodes[x].fqn.text);
         }
-        fc_code rc = tie_parameters(b, b->nodes[twin].number, m->first_parameter + i, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(tie_parameters(b, b->nodes[twin].number, m->first_parameter + i, err));
     }
     return FC_OK;
 }
@@ -136,10 +128,7 @@ static fc_code tie_modules(fc_tree_builder *b, uint32_t x_node, uint32_t y, uint
                            b->modules[m].fqn.text, (int)b->nodes[x_node].fqn.len, b->nodes[x_node].fqn.text);
         }
         nodes[m] = twin;
-        fc_code rc = tie_own_parameters(b, twin, m, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(tie_own_parameters(b, twin, m, err));
         uint32_t i = first_module(b, b->nodes[twin].number), j = first_module(b, m);
         b->modules[i < j ? j : i].same_as = i < j ? i : j;
     }

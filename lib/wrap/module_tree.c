@@ -5,6 +5,7 @@
 #include "wrap/module_tree.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "fsdpckpt/box.h"
 #include "sharding/fqn.h"
 
@@ -149,10 +150,7 @@ static fc_code add_specs(fc_tree_builder *b, fc_error *err) {
     for (uint32_t i = 0; i < b->nspecs; i++) {
         uint32_t node;
         size_t before = b->count;
-        fc_code rc = fc_tree_add(b, b->specs[i].fqn, i, &node, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_tree_add(b, b->specs[i].fqn, i, &node, err));
         if (b->count == before) {
             return fc_fail(err, FC_EUSAGE, "the parameter '%.256s' is there twice; leave one out (--exclude)",
                            b->specs[i].fqn);
@@ -291,12 +289,15 @@ fc_code fc_module_tree_build(const fc_parameter_spec *specs, size_t count, int s
                              fc_arena *arena, fc_module_tree *out, fc_error *err) {
     fc_tree_builder b = {.specs = specs, .nspecs = count, .skip = skip, .info = info, .arena = arena, .tree = out};
     memset(out, 0, sizeof *out);
-    fc_code rc =
-        count < UINT32_MAX / 4 ? prepare(&b, err) : fc_fail(err, FC_EUNSUPPORTED, "%zu parameters are too many", count);
-    rc = rc == FC_OK ? add_specs(&b, err) : rc;
-    rc = rc == FC_OK ? fc_tree_read_shared(&b, err) : rc;
-    rc = rc == FC_OK ? put_in_order(&b, err) : rc;
-    rc = rc == FC_OK ? fc_tree_mark(&b, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(count < UINT32_MAX / 4 ? prepare(&b, err)
+                                       : fc_fail(err, FC_EUNSUPPORTED, "%zu parameters are too many", count),
+                rc, out);
+    FC_TRY_GOTO(add_specs(&b, err), rc, out);
+    FC_TRY_GOTO(fc_tree_read_shared(&b, err), rc, out);
+    FC_TRY_GOTO(put_in_order(&b, err), rc, out);
+    rc = fc_tree_mark(&b, err);
+out:
     free(b.nodes);
     free(b.slots);
     return rc;

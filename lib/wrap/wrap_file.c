@@ -3,6 +3,7 @@
  */
 #include "fsdpckpt/wrap_policy.h"
 
+#include "base/try.h"
 #include "io/json_file.h"
 #include "wrap/module_tree.h"
 
@@ -89,10 +90,7 @@ static fc_code read_mixed_precision(reading *r, const json_t *value, fc_unit_opt
             return wrong(r, "an object of param_dtype, reduce_dtype and buffer_dtype");
         }
         r->option = key;
-        fc_code rc = read_dtype(r, dtype, fields[i]);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(read_dtype(r, dtype, fields[i]));
     }
     /* As FullyShardedDataParallel does: gradients are reduced in the type that they were computed in. */
     out->reduce_dtype = out->reduce_dtype == FC_OPAQUE ? out->param_dtype : out->reduce_dtype;
@@ -147,10 +145,7 @@ static fc_code read_choice(reading *r, const json_t *value, fc_wrap_choice *choi
     choice->wrap = json_is_true(value) || json_object_size(value) > 0;
     json_object_foreach((json_t *)value, key, member) {
         r->option = key;
-        fc_code rc = read_option(r, member, choice);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(read_option(r, member, choice));
     }
     return FC_OK;
 }

@@ -5,6 +5,7 @@
 #include "fsdpckpt/wrap_policy.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "wrap/module_tree.h"
 
 #include <stdlib.h>
@@ -71,10 +72,7 @@ static void override(fc_unit_options *options, unsigned set, const fc_unit_optio
 fc_code fc_wrap_custom(fc_wrap_targets *targets, fc_wrap_fn fn, void *user, fc_error *err) {
     for (uint32_t m = 0; m < targets->tree->nmodules; m++) {
         fc_wrap_choice choice = {0};
-        fc_code rc = is_considered(targets->tree, m) ? fn(targets->tree, m, user, &choice, err) : FC_OK;
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(is_considered(targets->tree, m) ? fn(targets->tree, m, user, &choice, err) : FC_OK);
         if (choice.wrap) {
             choose(targets, m);
             override(&targets->options[m], choice.set, &choice.options);
