@@ -62,7 +62,7 @@ const char *inspect_placements(const inspection *in, const fc_tensor *tensor, co
 
 const char *inspect_object(inspection *in, const fc_tensor *object, fc_arena *arena, fc_error *err) {
     const char *json = NULL;
-    if (in->headers_only || !in->checkpoint->format->object_json) {
+    if (in->headers_only || !in->checkpoint->format->reader.object_json) {
         err->message[0] = '\0';
         return NULL;
     }
