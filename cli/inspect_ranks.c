@@ -176,7 +176,7 @@ void inspect_group_ranks(const rank_load *loads, size_t ranks, rank_groups *out)
             kinds[out->count++] = &loads[i];
         }
     }
-    for (size_t k = 0; k < out->count; k++) {
+    for (size_t k = 0; k < out->count && kinds[k]; k++) {
         write_group(loads, ranks, kinds[k], out->text[k], sizeof out->text[k]);
     }
 }
