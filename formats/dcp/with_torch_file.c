@@ -4,6 +4,7 @@
 #include "dcp/with_torch_file.h"
 
 #include "base/file_name.h"
+#include "base/try.h"
 #include "checkpoint/same_name.h"
 #include "dcp/dcp.h"
 #include "io/other_files.h"
@@ -15,10 +16,6 @@
 bool fc_pt_is_beside_dcp(const char *directory, const char *name) {
     char path[PATH_MAX];
     return fc_find_in(directory, ".metadata", path) && fc_find_in(directory, name, path);
-}
-
-static fc_code no_memory(const fc_checkpoint *checkpoint, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
 }
 
 static fc_code check_unique(const fc_checkpoint *checkpoint, const char *file, fc_error *err) {
@@ -35,7 +32,7 @@ static fc_code add_file(fc_checkpoint *checkpoint, const char *name, const char 
     fc_file *files = fc_arena_calloc(checkpoint->arena, nfiles + 1, sizeof *files);
     *path = fc_arena_printf(checkpoint->arena, "%s/%s", checkpoint->path, name);
     if (!files || !*path) {
-        return no_memory(checkpoint, err);
+        return fc_no_memory(err, checkpoint->path);
     }
     if (nfiles > 0) {
         memcpy(files, checkpoint->files, nfiles * sizeof *files);
@@ -55,7 +52,7 @@ static fc_code add_values(fc_checkpoint *checkpoint, const char *name, const cha
     fc_code rc = fc_pt_read_file(checkpoint, path, (uint32_t)(checkpoint->nfiles - 1), &added, &more, err);
     fc_tensor *all = rc == FC_OK ? fc_arena_calloc(checkpoint->arena, ntensors + more, sizeof *all) : NULL;
     if (!all) {
-        return rc == FC_OK ? no_memory(checkpoint, err) : rc;
+        return rc == FC_OK ? fc_no_memory(err, checkpoint->path) : rc;
     }
     if (ntensors > 0) {
         memcpy(all, old, ntensors * sizeof *all);
@@ -81,7 +78,7 @@ fc_code fc_pt_open_beside_dcp(fc_checkpoint *checkpoint, const char *name, bool 
     rc = rc == FC_OK ? add_values(checkpoint, name, path, err) : rc;
     if (rc == FC_EUNSUPPORTED && path && optional) { /* another program's file, of the same name */
         why = fc_arena_printf(checkpoint->arena, "%s beside it is not read: %s", name, err->message);
-        rc = why ? FC_OK : no_memory(checkpoint, err);
+        rc = why ? FC_OK : fc_no_memory(err, checkpoint->path);
     }
     rc = rc == FC_OK ? fc_note_beside(checkpoint, directory, err) : rc;
     checkpoint->note = why ? why : checkpoint->note;
@@ -117,12 +114,11 @@ fc_code fc_pt_digest_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor
 
 fc_code fc_pt_verify_beside_dcp(const fc_checkpoint *checkpoint, struct fc_findings *findings,
                                 struct fc_verify_report *report, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < checkpoint->ntensors && rc == FC_OK; i++) {
+    for (size_t i = 0; i < checkpoint->ntensors; i++) {
         const fc_tensor *t = &checkpoint->tensors[i];
-        rc = t->object && is_dcp(checkpoint, t) ? fc_dcp_verify_object(checkpoint, t, findings, report, err) : FC_OK;
+        FC_TRY(t->object && is_dcp(checkpoint, t) ? fc_dcp_verify_object(checkpoint, t, findings, report, err) : FC_OK);
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_pt_verify_chunk_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index,
@@ -131,8 +127,8 @@ fc_code fc_pt_verify_chunk_beside_dcp(const fc_checkpoint *checkpoint, const fc_
     if (is_dcp(checkpoint, tensor)) {
         return fc_format_dcp.verify_chunk(checkpoint, tensor, index, extent, digest, findings, err);
     }
-    fc_code rc = fc_checkpoint_extent(checkpoint, tensor, index, extent, err);
-    return rc == FC_OK ? fc_checkpoint_digest(checkpoint, tensor, index, digest, err) : rc;
+    FC_TRY(fc_checkpoint_extent(checkpoint, tensor, index, extent, err));
+    return fc_checkpoint_digest(checkpoint, tensor, index, digest, err);
 }
 
 fc_code fc_pt_check_object_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {

@@ -4,6 +4,7 @@
 #include "deepspeed/deepspeed.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 #include "sharding/flat_runs.h"
 
 #include <stdlib.h>
@@ -137,10 +138,13 @@ fc_code fc_ds_add_values(ds_building *b, const pt_file *f, const fc_path_element
     pt_leaves leaves = {.arena = b->checkpoint->arena};
     part.root = v;
     view.p = &part;
-    fc_code rc = fc_pt_flatten(&view, &prefix, &leaves, b->err);
-    for (size_t i = 0; rc == FC_OK && i < leaves.count; i++) {
-        rc = fc_ds_add_value(b, f, leaves.items[i].path.elements, leaves.items[i].path.count, leaves.items[i].v);
+    fc_code rc;
+    FC_TRY_GOTO(fc_pt_flatten(&view, &prefix, &leaves, b->err), rc, out);
+    for (size_t i = 0; i < leaves.count; i++) {
+        FC_TRY_GOTO(fc_ds_add_value(b, f, leaves.items[i].path.elements, leaves.items[i].path.count, leaves.items[i].v),
+                    rc, out);
     }
+out:
     free(leaves.items);
     return rc;
 }

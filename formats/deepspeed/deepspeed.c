@@ -3,6 +3,7 @@
  */
 #include "deepspeed/deepspeed.h"
 
+#include "base/try.h"
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/io.h"
 #include "registry.h"
@@ -100,16 +101,18 @@ static fc_code check_links(const ds_building *b) {
 
 static fc_code ds_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     ds_building b = {.checkpoint = checkpoint, .err = err};
-    fc_code rc = fc_ds_find_files(checkpoint->arena, checkpoint->path, &b.files, err);
-    rc = rc == FC_OK && !options->follow_external ? check_links(&b) : rc;
-    if (rc == FC_OK) {
-        checkpoint->files = b.files.files;
-        checkpoint->nfiles = b.files.nfiles;
-        checkpoint->producer = "DeepSpeed";
-        rc = fc_ds_read_stage(&b);
+    fc_code rc;
+    FC_TRY_GOTO(fc_ds_find_files(checkpoint->arena, checkpoint->path, &b.files, err), rc, out);
+    if (!options->follow_external) {
+        FC_TRY_GOTO(check_links(&b), rc, out);
     }
-    rc = rc == FC_OK ? fc_ds_read_model(&b) : rc;
-    rc = rc == FC_OK ? finish(&b) : rc;
+    checkpoint->files = b.files.files;
+    checkpoint->nfiles = b.files.nfiles;
+    checkpoint->producer = "DeepSpeed";
+    FC_TRY_GOTO(fc_ds_read_stage(&b), rc, out);
+    FC_TRY_GOTO(fc_ds_read_model(&b), rc, out);
+    rc = finish(&b);
+out:
     for (size_t i = 0; i < b.ntensors; i++) {
         free(b.tensors[i].chunks);
     }

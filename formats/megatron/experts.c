@@ -7,6 +7,7 @@
 #include "megatron/megatron.h"
 
 #include "base/name_table.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -144,10 +145,7 @@ fc_code fc_mg_count_experts(mg_reader *r, const pt_leaves *leaves) {
                            "experts, of which each of %" PRId64 " expert-parallel ranks has as many",
                            r->f.path, leaf->name, r->grid.ep);
         }
-        fc_code rc = kind == MG_ALL_EXPERTS && all > 0 ? set_count(r, all / r->grid.ep, leaf->name) : FC_OK;
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(kind == MG_ALL_EXPERTS && all > 0 ? set_count(r, all / r->grid.ep, leaf->name) : FC_OK);
     }
     return count_numbered(r, leaves);
 }
@@ -184,9 +182,8 @@ static fc_code ungroup(mg_reader *r, mg_value *v) {
 }
 
 fc_code fc_mg_ungroup(mg_reader *r) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < r->nvalues; i++) {
-        rc = r->values[i].grouped > 0 ? ungroup(r, &r->values[i]) : FC_OK;
+    for (size_t i = 0; i < r->nvalues; i++) {
+        FC_TRY(r->values[i].grouped > 0 ? ungroup(r, &r->values[i]) : FC_OK);
     }
-    return rc;
+    return FC_OK;
 }

@@ -61,7 +61,7 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
         fc_find_in(checkpoint->path, name, path)) {
         checkpoint->path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
         if (!checkpoint->path) {
-            return fc_fail(err, FC_ENOMEM, "out of memory");
+            return fc_no_memory(err, NULL);
         }
     }
     fc_code rc = fc_pt_is_beside_dcp(checkpoint->path, common)

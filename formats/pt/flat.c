@@ -10,10 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static fc_code no_memory(const pt_merger *m) {
-    return fc_fail(m->err, FC_ENOMEM, "%s: out of memory", m->checkpoint->path);
-}
-
 static bool is_flat(const pt_leaf *leaf) {
     size_t module;
     return leaf->kind == PT_SHARDED_TENSOR && fc_is_flat_key(leaf->name, &module);
@@ -36,7 +32,9 @@ fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves) {
             rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s", m->f.path);
         }
         if (rc == FC_OK && piece) {
-            rc = fc_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat) ? FC_OK : no_memory(m);
+            rc = fc_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat)
+                     ? FC_OK
+                     : fc_no_memory(m->err, m->checkpoint->path);
         }
         if (rc == FC_OK && piece) {
             m->flat[m->nflat++] = piece->record.offset;
@@ -48,7 +46,7 @@ fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves) {
 
 static fc_code add_cut(pt_merger *m, int64_t ranks) {
     if (!fc_grow(&m->cuts, &m->cuts_capacity, m->ncuts + 1, sizeof *m->cuts)) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     pt_flat *cut = &m->cuts[m->ncuts++];
     *cut = (pt_flat){.ranks = ranks,
@@ -56,7 +54,7 @@ static fc_code add_cut(pt_merger *m, int64_t ranks) {
     for (int64_t r = 0; cut->offsets && r < ranks; r++) {
         cut->offsets[r] = -1;
     }
-    return cut->offsets ? FC_OK : no_memory(m);
+    return cut->offsets ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
 fc_code fc_pt_note_cuts(pt_merger *m, const pt_leaves *leaves, int64_t ranks) {

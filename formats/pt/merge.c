@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "derived/flat_units.h"
 #include "fsdpckpt/layout.h"
 
@@ -18,10 +19,6 @@
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
-
-static fc_code no_memory(const pt_merger *m) {
-    return fc_fail(m->err, FC_ENOMEM, "%s: out of memory", m->checkpoint->path);
-}
 
 static uint32_t *find_slot(const pt_merger *m, uint32_t *slots, size_t nslots, const char *name) {
     size_t i = (size_t)XXH3_64bits(name, strlen(name)) & (nslots - 1);
@@ -90,13 +87,13 @@ static fc_code rank_path(pt_merger *m, const pt_leaf *leaf, const char **name, f
     fc_path_element *elements = fc_arena_calloc(arena, leaf->path.count, sizeof *elements);
     *name = fc_arena_printf(arena, "%s.rank_%" PRId64, leaf->name, m->rank);
     if (!elements || !*name) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     memcpy(elements, leaf->path.elements, leaf->path.count * sizeof *elements);
     fc_path_element *last = &elements[leaf->path.count - 1];
     *last = (fc_path_element){.key = fc_arena_printf(arena, "%s.rank_%" PRId64, last->key, m->rank)};
     *path = (fc_path){elements, leaf->path.count};
-    return last->key ? FC_OK : no_memory(m);
+    return last->key ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
 static fc_code add_object(pt_merger *m, const pt_leaf *leaf) {
@@ -104,7 +101,7 @@ static fc_code add_object(pt_merger *m, const pt_leaf *leaf) {
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     fc_code rc = fc_pt_object_new(&m->f, leaf->v, made ? m->checkpoint->arena : m->scratch, &object, m->err);
     if (rc != FC_OK) {
@@ -121,7 +118,7 @@ static fc_code add_object(pt_merger *m, const pt_leaf *leaf) {
         if (!v || !made) {
             return rc != FC_OK ? rc
                    : v ? fc_fail(m->err, FC_EUNSUPPORTED, "the ranks' values differ, and %.256s is another", name)
-                       : no_memory(m);
+                       : fc_no_memory(m->err, m->checkpoint->path);
         }
         rc = fc_pt_object_new(&m->f, leaf->v, m->checkpoint->arena, &object, m->err);
     }
@@ -141,7 +138,7 @@ static fc_code describe(pt_merger *m, pt_value *v, const pt_shard *share, fc_dty
     int64_t *shape = fc_arena_alloc(m->checkpoint->arena, bytes);
     v->placements = fc_arena_calloc(m->checkpoint->arena, (size_t)share->mesh.ndim, sizeof *v->placements);
     if (!shape || !v->placements) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     memcpy(shape, share->shape, bytes);
     memcpy(v->placements, share->placements, (size_t)share->mesh.ndim * sizeof *v->placements);
@@ -175,7 +172,7 @@ static bool has_box(const pt_value *v, const pt_shard *share) {
 static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_shard *share, const pt_extent *piece) {
     int64_t *dims = fc_arena_calloc(m->checkpoint->arena, 2 * (size_t)v->ndim, sizeof *dims);
     if (!dims || !fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks)) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     memcpy(dims, share->offsets, (size_t)v->ndim * sizeof *dims);
     memcpy(dims + v->ndim, share->sizes, (size_t)v->ndim * sizeof *dims);
@@ -205,7 +202,7 @@ static fc_code add_share(pt_merger *m, const pt_leaf *leaf, const pt_shard *shar
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     if (!share->local) { /* the rank holds none of it; another will say more */
         m->count -= made;
@@ -274,7 +271,7 @@ static fc_code add_part(pt_merger *m, const pt_leaf *leaf, int dim) {
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     fc_code rc = fc_pt_find_extent(&m->f, leaf->v, &t, m->checkpoint->arena, &piece, m->err);
     if (rc != FC_OK) {
@@ -312,7 +309,7 @@ static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
     bool made, same = false;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     fc_code rc = fc_pt_find_extent(&m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &piece, m->err);
     if (rc != FC_OK) {
@@ -356,12 +353,11 @@ static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
 static fc_code add_sharded(pt_merger *m, const pt_leaf *leaf) {
     pt_shard share;
     size_t n = fc_pt_sharded_count(&m->f, leaf->v);
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < n && rc == FC_OK; i++) {
-        rc = fc_pt_sharded_shard(&m->f, leaf->v, i, &share, m->err);
-        rc = rc == FC_OK ? add_share(m, leaf, &share) : rc;
+    for (size_t i = 0; i < n; i++) {
+        FC_TRY(fc_pt_sharded_shard(&m->f, leaf->v, i, &share, m->err));
+        FC_TRY(add_share(m, leaf, &share));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* The dimension that the plan says tensor parallelism cut, or -1. */

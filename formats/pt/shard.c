@@ -6,6 +6,7 @@
 #include "pt/ranks.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -184,11 +185,10 @@ static fc_code read_placements(const pt_file *f, fc_pv v, const fc_mesh *mesh, f
     if (!sequence(f->p, v, &items, &n) || n != (size_t)mesh->ndim) {
         return damaged(f, "it has not one placement for each dimension of its mesh", err);
     }
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < n && rc == FC_OK; i++) {
-        rc = read_placement(f, items[i], &out[i], err);
+    for (size_t i = 0; i < n; i++) {
+        FC_TRY(read_placement(f, items[i], &out[i], err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_pt_dtensor_shard(const pt_file *f, fc_pv v, pt_shard *out, fc_error *err) {

@@ -5,6 +5,7 @@
 #include "pt/pt.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -32,10 +33,7 @@ bool fc_pt_is_tar(const unsigned char *head, size_t size) {
 
 /* A zip file may be anything; what it lacks is said in terms of what it probably is. */
 static fc_code open_zip(pt_file *f, fc_error *err) {
-    fc_code rc = fc_torch_file_open(f->fd, f->path, f->size, &f->item, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_torch_file_open(f->fd, f->path, f->size, &f->item, err));
     for (size_t i = 0; i < f->item.zip.nentries; i++) {
         const char *slash = strchr(f->item.zip.entries[i].name, '/');
         if (slash && strcmp(slash, "/constants.pkl") == 0) {
@@ -123,7 +121,7 @@ fc_code fc_pt_find_extent(const pt_file *f, fc_pv v, fc_torch_tensor *t, fc_aren
     }
     pt_extent *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)t->ndim * sizeof *piece->strides);
     if (!piece) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", f->path);
+        return fc_no_memory(err, f->path);
     }
     piece->first = t->first;
     piece->negate = t->negate;

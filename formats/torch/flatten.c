@@ -9,6 +9,7 @@
 
 #include "base/grow.h"
 #include "base/text.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -38,10 +39,6 @@ typedef struct walker {
     char *name; /* MAX_NAME bytes */
     fc_error *err;
 } walker;
-
-static fc_code no_memory(walker *w) {
-    return fc_fail(w->err, FC_ENOMEM, "%s: out of memory", w->f->path);
-}
 
 bool fc_pt_is_global(const fc_pickle *p, fc_pv v, const char *module, const char *name) {
     if (fc_pv_typeof(v) != FC_PV_GLOBAL) {
@@ -89,7 +86,7 @@ static pt_leaf_kind kind_of(const fc_pickle *p, fc_pv v) {
 
 static fc_code push(walker *w, const fc_pv *items, size_t n) {
     if (!fc_grow(&w->stack, &w->stack_capacity, w->nstack + n, sizeof *w->stack)) {
-        return no_memory(w);
+        return fc_no_memory(w->err, w->f->path);
     }
     for (size_t i = 0; i < n; i++) {
         if (items[i]) { /* a call without a state has none */
@@ -133,7 +130,7 @@ static fc_code end_search(walker *w, bool clean) {
         fc_pv key = fc_pv_map_key(&w->marked, i);
         uint32_t *at = key ? fc_pv_map_at(&w->clean, key) : NULL;
         if (key && !at) {
-            return no_memory(w);
+            return fc_no_memory(w->err, w->f->path);
         }
         if (at) {
             *at = 1;
@@ -154,7 +151,7 @@ static fc_code holds_tensor(walker *w, fc_pv v, bool *found) {
         }
         uint32_t *clean = fc_pv_map_at(&w->clean, next), *marked = fc_pv_map_at(&w->marked, next);
         if (!clean || !marked) {
-            rc = no_memory(w);
+            rc = fc_no_memory(w->err, w->f->path);
         } else if (kind_of(w->p, next) != PT_OBJECT) {
             *found = true;
         } else if (!*clean && !*marked) {
@@ -193,7 +190,7 @@ static fc_code add_leaf(walker *w, fc_pv v, pt_leaf_kind kind) {
     fc_path_element *elements = fc_arena_alloc(l->arena, w->depth * sizeof *elements);
     const char *name = fc_arena_strndup(l->arena, w->name, strlen(w->name));
     if (!elements || !name || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
-        return no_memory(w);
+        return fc_no_memory(w->err, w->f->path);
     }
     memcpy(elements, w->path, w->depth * sizeof *elements);
     l->items[l->count++] = (pt_leaf){name, {elements, w->depth}, v, kind};
@@ -215,13 +212,12 @@ static fc_code walk_below(walker *w, fc_path_element element, fc_pv v) {
 }
 
 static fc_code walk_items(walker *w, const fc_pv *items, size_t n, bool is_tuple) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < n && rc == FC_OK; i++) {
+    for (size_t i = 0; i < n; i++) {
         char *key = fc_arena_printf(w->leaves->arena, "%zu", i);
-        rc = key ? walk_below(w, (fc_path_element){.key = key, .is_index = true, .is_tuple = is_tuple}, items[i])
-                 : no_memory(w);
+        FC_TRY(key ? walk_below(w, (fc_path_element){.key = key, .is_index = true, .is_tuple = is_tuple}, items[i])
+                   : fc_no_memory(w->err, w->f->path));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Whether a path can say the key: text or an integer. */
@@ -251,7 +247,7 @@ fc_code fc_pt_key_element(const pt_file *f, fc_pv key, fc_arena *arena, fc_path_
         const char *text = fc_pickle_bytes(f->p, key, &n);
         out->key = fc_arena_strndup(arena, text, n);
     }
-    return out->key ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", f->path);
+    return out->key ? FC_OK : fc_no_memory(err, f->path);
 }
 
 static bool has_plain_keys(const fc_pickle *p, const fc_pv *pairs, size_t n) {
@@ -303,10 +299,7 @@ static fc_code walk_sequence(walker *w, fc_pv v, bool is_tuple) {
     for (size_t i = 0; i < n && !is_tuple && !apart; i++) {
         apart = fc_pv_typeof(items[i]) == FC_PV_DICT;
     }
-    fc_code rc = apart ? FC_OK : holds_tensor(w, v, &apart);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(apart ? FC_OK : holds_tensor(w, v, &apart));
     return apart ? walk_items(w, items, n, is_tuple) : add_leaf(w, v, PT_OBJECT);
 }
 
@@ -426,7 +419,7 @@ static fc_code take_module(walker *w, fc_pv v) {
         l->of_module = l->items[before].name;
         l->module_class = fc_arena_strndup(l->arena, name, strlen(name));
     }
-    return l->modules > 1 || l->module_class ? FC_OK : no_memory(w);
+    return l->modules > 1 || l->module_class ? FC_OK : fc_no_memory(w->err, w->f->path);
 }
 
 static fc_code walk(walker *w, fc_pv v) {
@@ -457,7 +450,7 @@ fc_code fc_pt_flatten(const pt_file *f, const fc_path *prefix, pt_leaves *leaves
     w.visits = SPARE_VISITS + f->p->size;
     w.name = malloc(MAX_NAME);
     if (!w.name) {
-        return no_memory(&w);
+        return fc_no_memory(w.err, w.f->path);
     }
     fc_code rc = FC_OK;
     fc_pv_type root = fc_pv_typeof(f->p->root);
@@ -485,7 +478,7 @@ static int by_name(const void *a, const void *b) {
 fc_code fc_pt_check_names(const char *path, const pt_leaves *leaves, fc_error *err) {
     const pt_leaf **sorted = malloc((leaves->count + 1) * sizeof *sorted);
     if (!sorted) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        return fc_no_memory(err, path);
     }
     for (size_t i = 0; i < leaves->count; i++) {
         sorted[i] = &leaves->items[i];

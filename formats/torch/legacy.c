@@ -7,6 +7,7 @@
 #include "pt/pt.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "torch/pickle_private.h"
 
 #include <inttypes.h>
@@ -68,7 +69,7 @@ static fc_code collect(pt_file *f, uint64_t start, fc_error *err) {
     const fc_pv *ids = f->p->persids ? fc_pickle_items(f->p, f->p->persids, &n) : NULL;
     f->storages = calloc(n + 1, sizeof *f->storages);
     if (!f->storages) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", f->path);
+        return fc_no_memory(err, f->path);
     }
     for (size_t i = 0; i < n; i++) {
         fc_pv id = fc_pickle_persid(f->p, ids[i]);
@@ -133,10 +134,7 @@ static fc_code place(pt_file *f, const fc_pickle *keys, uint64_t at, fc_error *e
         if (!s || s->offset != 0) {
             return damaged(f, at, "its list of storages does not fit its pickle", err);
         }
-        fc_code rc = fc_pread_full(f->fd, count, sizeof count, at, f->path, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_pread_full(f->fd, count, sizeof count, at, f->path, err));
         memcpy(&stated, count, sizeof stated);
         stated = le64toh(stated);
         if (stated != s->elements || !fc_mul_u64(s->elements, s->element_size, &bytes) ||

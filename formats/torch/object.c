@@ -7,6 +7,7 @@
 #include "pt/pt.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "torch/zip_write.h"
 
 #include <inttypes.h>
@@ -22,11 +23,11 @@ static const char folder[] = "archive";
 /* Lays the archive out; its data records are in the order of object->storages. */
 static fc_code lay_out(const pt_object *object, fc_torch_zip *zip, fc_error *err) {
     uint64_t offset;
-    fc_code rc = fc_torch_zip_begin(zip, folder, object->pickle, object->size, err);
-    for (size_t i = 0; i < object->nstorages && rc == FC_OK; i++) {
-        rc = fc_torch_zip_add_data(zip, object->storages[i].size, &offset, err);
+    FC_TRY(fc_torch_zip_begin(zip, folder, object->pickle, object->size, err));
+    for (size_t i = 0; i < object->nstorages; i++) {
+        FC_TRY(fc_torch_zip_add_data(zip, object->storages[i].size, &offset, err));
     }
-    return rc == FC_OK ? fc_torch_zip_end(zip, err) : rc;
+    return fc_torch_zip_end(zip, err);
 }
 
 static fc_code find_storages(const pt_file *f, const fc_pickle_copy *copy, fc_arena *arena, pt_object *object,
@@ -35,7 +36,7 @@ static fc_code find_storages(const pt_file *f, const fc_pickle_copy *copy, fc_ar
     object->nstorages = copy->nstorages;
     object->storages = fc_arena_calloc(arena, copy->nstorages, sizeof *object->storages);
     if (!object->storages) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     if (f->swap && copy->nstorages > 0) {
         return fc_fail(err, FC_EUNSUPPORTED, "it holds a tensor, and the file is of a big-endian machine");
@@ -62,7 +63,7 @@ fc_code fc_pt_object_new(const pt_file *f, fc_pv v, fc_arena *arena, pt_object *
     fc_pickle_copy copy = {.p = f->p, .w = &w};
     pt_object *object = fc_arena_calloc(arena, 1, sizeof *object);
     if (!object) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fc_torch_pickle_begin(&w, 2);
     fc_code rc = fc_pickle_copy_value(&copy, v, err);
@@ -70,7 +71,7 @@ fc_code fc_pt_object_new(const pt_file *f, fc_pv v, fc_arena *arena, pt_object *
     rc = rc == FC_OK ? find_storages(f, &copy, arena, object, err) : rc;
     unsigned char *pickle = rc == FC_OK ? fc_arena_alloc(arena, w.size) : NULL;
     if (rc == FC_OK && !pickle) {
-        rc = fc_fail(err, FC_ENOMEM, "out of memory");
+        rc = fc_no_memory(err, NULL);
     }
     if (rc == FC_OK) {
         memcpy(pickle, w.bytes, w.size);
@@ -91,7 +92,7 @@ static fc_code make_tensor(const fc_object *object, const void *detail, int64_t 
     int64_t *dims = fc_arena_calloc(arena, 3, sizeof *dims);
     fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
     if (!dims || !chunk) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     dims[0] = dims[2] = length;                                              /* shape; offset 0, size */
     *chunk = (fc_chunk){.dims = dims + 1, .file = file, .rank = FC_NO_RANK}; /* no length: made, not stored */
@@ -113,7 +114,7 @@ fc_code fc_pt_refused_tensor(const char *reason, uint32_t file, fc_arena *arena,
     fc_object *object = fc_arena_calloc(arena, 1, sizeof *object);
     const char *copy = fc_arena_strndup(arena, reason, strlen(reason));
     if (!object || !copy) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     *object = (fc_object){.encoding = torch_object.encoding, .refusal = copy};
     return make_tensor(object, NULL, 1, file, arena, t, err); /* a byte, so that somebody asks for it and is told */

@@ -4,13 +4,10 @@
 #include "pt/pt.h"
 
 #include "base/file_name.h"
+#include "base/try.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-static fc_code no_memory(const fc_checkpoint *checkpoint, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
-}
 
 /* A tensor without elements has no chunks: nothing of it is stored that matters. */
 static fc_code add_chunk(const pt_extent *piece, const fc_torch_tensor *t, fc_arena *arena, fc_tensor *out) {
@@ -48,7 +45,8 @@ static fc_code read_leaf(const fc_checkpoint *checkpoint, const pt_file *f, cons
         return rc == FC_OK ? fc_pt_object_tensor(object, f->index, checkpoint->arena, out, err) : rc;
     }
     rc = fc_pt_find_extent(f, leaf->v, &t, checkpoint->arena, &piece, err);
-    return rc == FC_OK && add_chunk(piece, &t, checkpoint->arena, out) != FC_OK ? no_memory(checkpoint, err) : rc;
+    return rc == FC_OK && add_chunk(piece, &t, checkpoint->arena, out) != FC_OK ? fc_no_memory(err, checkpoint->path)
+                                                                                : rc;
 }
 
 /* A value that is not supported does not keep the others from being read: it is there, with the reason. */
@@ -90,24 +88,21 @@ static fc_code note_modules(fc_checkpoint *checkpoint, const pt_leaves *leaves, 
         fc_arena_printf(checkpoint->arena, "%zu %s pickled whole (%.128s of %s): %s read, other attributes stay behind",
                         leaves->modules, leaves->modules == 1 ? "module was" : "modules were", leaves->of_module,
                         leaves->module_class, leaves->modules == 1 ? "its state_dict() is" : "their state dicts are");
-    return checkpoint->note ? FC_OK : no_memory(checkpoint, err);
+    return checkpoint->note ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
 
 fc_code fc_pt_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors, size_t *count,
                         fc_error *err) {
     pt_file f;
     pt_leaves leaves = {.arena = checkpoint->arena, .alone = true};
-    fc_code rc = fc_pt_file_open(path, index, &f, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = fc_pt_flatten(&f, NULL, &leaves, err);
+    FC_TRY(fc_pt_file_open(path, index, &f, err));
+    fc_code rc = fc_pt_flatten(&f, NULL, &leaves, err);
     rc = rc == FC_OK ? fc_pt_check_names(path, &leaves, err) : rc;
     rc = rc == FC_OK ? note_modules(checkpoint, &leaves, err) : rc;
     *tensors = rc == FC_OK ? fc_arena_calloc(checkpoint->arena, leaves.count, sizeof **tensors) : NULL;
     *count = *tensors ? leaves.count : 0;
     if (rc == FC_OK) {
-        rc = *tensors ? make_tensors(checkpoint, &f, &leaves, *tensors, err) : no_memory(checkpoint, err);
+        rc = *tensors ? make_tensors(checkpoint, &f, &leaves, *tensors, err) : fc_no_memory(err, checkpoint->path);
     }
     fc_pt_file_close(&f);
     free(leaves.items);
@@ -118,7 +113,7 @@ fc_code fc_pt_open_file(fc_checkpoint *checkpoint, fc_error *err) {
     fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
     fc_tensor *tensors = NULL;
     if (!file) {
-        return no_memory(checkpoint, err);
+        return fc_no_memory(err, checkpoint->path);
     }
     *file = (fc_file){checkpoint->path, fc_base_name(checkpoint->path)};
     checkpoint->files = file;

@@ -40,7 +40,7 @@ static fc_code compare_bytes(const fc_checkpoint *checkpoint, const pt_extent *a
     unsigned char *x = malloc(2 * (size_t)PIECE);
     int fd_a = -1, fd_b = -1;
     uint64_t size;
-    fc_code rc = x ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    fc_code rc = x ? FC_OK : fc_no_memory(err, checkpoint->path);
     rc = rc == FC_OK ? fc_open_input(path_a, &fd_a, &size, err) : rc;
     rc = rc == FC_OK ? fc_open_input(path_b, &fd_b, &size, err) : rc;
     bool equal = rc == FC_OK;

@@ -5,6 +5,7 @@
 #include "fsdpckpt/move.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "engine/ranks.h"
 #include "engine/source_crc.h"
 #include "engine/tuning.h"
@@ -50,11 +51,10 @@ static fc_code check_coverage(const fc_target *target, fc_error *err) {
 
 /* What the format can tell of damage to the headers that were opened: names and places would be wrong. */
 static fc_code check_headers(const fc_checkpoint *source, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < source->nfiles && source->format->check_file; i++) {
-        rc = source->format->check_file(source, i, err);
+    for (size_t i = 0; i < source->nfiles && source->format->check_file; i++) {
+        FC_TRY(source->format->check_file(source, i, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Sums up what the ranks' files store. */
@@ -78,11 +78,13 @@ static fc_code measure(const fc_target *target, const fc_convert_options *option
     size_t ranks = (size_t)fc_mesh_ranks(target->mesh);
     uint64_t *loads = calloc(ranks, sizeof *loads);
     if (!loads) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
+        return fc_no_memory(err, target->source->path);
     }
     report->files = options->format->files ? options->format->files(target) : ranks + sharded;
-    fc_code rc = fc_target_loads(target, loads, err);
-    rc = rc == FC_OK ? add_loads(target, loads, report, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_target_loads(target, loads, err), rc, out);
+    rc = add_loads(target, loads, report, err);
+out:
     free(loads);
     uint64_t mappings;
     report->header_bytes = report->files * (HEADER_BYTES_FILE + target->ntensors * (uint64_t)HEADER_BYTES_ITEM);
@@ -182,7 +184,7 @@ static fc_code write_part(making *m, uint32_t rank, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     fc_target_file file;
     fc_code rc = is_cancelled(&m->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
-                 : !arena               ? fc_fail(err, FC_ENOMEM, "out of memory")
+                 : !arena               ? fc_no_memory(err, NULL)
                                         : fc_target_file_of(m->target, rank, arena, &file, err);
     rc = fc_ranks_agree(m->comm, rc, err);
     if (rc == FC_OK) {
@@ -240,7 +242,7 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     m.move.digests = digests;
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
-    fc_code rc = digests && m.unmoved ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = digests && m.unmoved ? FC_OK : fc_no_memory(err, NULL);
     rc = rc == FC_OK ? fc_source_crc_new(target->source, target->source->tensors, target->source->ntensors,
                                          &m.move.recorded, err)
                      : rc;
@@ -278,7 +280,7 @@ static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc
                             fc_convert_report *report, fc_code rc, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     const char *staging = commit ? fc_commit_path(commit) : NULL;
-    rc = rc != FC_OK || arena ? rc : fc_fail(err, FC_ENOMEM, "out of memory");
+    rc = rc != FC_OK || arena ? rc : fc_no_memory(err, NULL);
     rc = fc_ranks_share_path(options->comm, rc, &staging, arena, err);
     if (rc == FC_OK) {
         rc = write_all(target, staging, options, report, err);
@@ -355,10 +357,7 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
 /* Everything before the target is touched, by each rank for itself. */
 static fc_code plan(const fc_checkpoint *source, const char *path, const fc_convert_options *options, fc_arena *arena,
                     fc_target *target, fc_convert_report *report, fc_error *err) {
-    fc_code rc = check_request(source, path, options, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(check_request(source, path, options, err));
     if (path && fc_checkpoint_needs(source, path)) {
         return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", path);
     }
@@ -368,12 +367,12 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
                        options->format->name);
     }
     if (!arena) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
     fc_selection selection = options->selection;
     selection.self_contained = options->format->self_contained;
-    rc = fc_target_new(source, &selection, arena, target, &report->selected, err);
+    fc_code rc = fc_target_new(source, &selection, arena, target, &report->selected, err);
     rc = rc == FC_OK ? check_headers(source, err) : rc;
     rc = rc == FC_OK ? check_refusals(target, err) : rc;
     rc = rc == FC_OK ? check_coverage(target, err) : rc;
