@@ -46,7 +46,12 @@ bool fc_dcp_is_directory(const fc_wanted *wanted) {
 }
 
 size_t fc_dcp_files(const fc_wanted *wanted) {
-    return (size_t)fc_mesh_ranks(wanted->mesh) + 1;
+    return (size_t)fc_mesh_ranks(wanted->mesh);
+}
+
+const char *fc_dcp_index(const fc_wanted *wanted) {
+    (void)wanted;
+    return ".metadata";
 }
 
 static fc_code no_memory(const dcp_writer *w, fc_error *err) {

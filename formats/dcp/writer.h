@@ -36,6 +36,7 @@ fc_code fc_dcp_write_metadata(const fc_wanted *wanted, const char *directory, co
 
 bool fc_dcp_is_directory(const fc_wanted *wanted);
 size_t fc_dcp_files(const fc_wanted *wanted);
+const char *fc_dcp_index(const fc_wanted *wanted);
 fc_code fc_dcp_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
 fc_code fc_dcp_reserve(fc_writer *writer, fc_part *part, fc_error *err);
 fc_code fc_dcp_seal(fc_writer *writer, const fc_part *part, fc_error *err);

@@ -32,6 +32,7 @@ fc_code fc_h5_reserve(fc_writer *writer, fc_part *part, fc_error *err);
 fc_code fc_h5_place(fc_writer *writer, const fc_part_item *item, const int64_t *start, bool raw, uint64_t size,
                     uint64_t *offset, fc_error *err);
 fc_code fc_h5_seal(fc_writer *writer, const fc_part *part, fc_error *err);
+const char *fc_h5_index(const fc_wanted *wanted);
 fc_code fc_h5_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_h5_destroy(fc_writer *writer);
 

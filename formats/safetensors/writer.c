@@ -76,8 +76,11 @@ bool fc_st_is_directory(const fc_wanted *wanted) {
 }
 
 size_t fc_st_count_files(const fc_wanted *wanted) {
-    uint32_t n = full_files(wanted);
-    return wanted->mesh->ndim > 0 ? (size_t)fc_mesh_ranks(wanted->mesh) : n + (n > 1);
+    return wanted->mesh->ndim > 0 ? (size_t)fc_mesh_ranks(wanted->mesh) : full_files(wanted);
+}
+
+const char *fc_st_index(const fc_wanted *wanted) {
+    return wanted->mesh->ndim == 0 && full_files(wanted) > 1 ? ST_INDEX_NAME : NULL;
 }
 
 size_t fc_st_split(fc_writer *writer, const fc_part *part, size_t first) {

@@ -80,7 +80,8 @@ static fc_code measure(const fc_wanted *wanted, const fc_convert_options *option
     if (!loads) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
     }
-    report->files = options->format->files ? options->format->files(wanted) : ranks + sharded;
+    report->index = options->format->index ? options->format->index(wanted) : NULL;
+    report->files = (options->format->files ? options->format->files(wanted) : ranks) + (report->index != NULL);
     fc_code rc = fc_wanted_loads(wanted, loads, err);
     rc = rc == FC_OK ? add_loads(wanted, loads, report, err) : rc;
     free(loads);

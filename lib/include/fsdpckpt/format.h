@@ -97,10 +97,12 @@ typedef struct fc_format {
     /** Globs of the files of a directory that it writes, NULL-terminated: --force replaces what holds nothing else.
      *  NULL: it writes no directories. */
     const char *const *file_names;
-    /** Whether the target is a directory, and of how many files. NULL: a file without a mesh, else a directory of a
-     *  file a rank and an index. */
+    /** Whether the target is a directory, and of how many files with data. NULL: one file without a mesh, else a
+     *  directory of one file per rank. */
     bool (*is_directory)(const fc_wanted *wanted);
     size_t (*files)(const fc_wanted *wanted);
+    /** The name of the file that `finish` writes over the others, or NULL. The function may be NULL: it writes none. */
+    const char *(*index)(const fc_wanted *wanted);
 
     /** Starts a target below `staging` (a file path, or an existing empty directory, see is_directory): nothing outside
      *  of it is touched. */
