@@ -1,5 +1,5 @@
 /*
- * Writing a seal: the JSON file beside a checkpoint that lib/core/seal.c reads.
+ * Writing a seal: the JSON file beside a checkpoint that lib/checkpoint/seal.c reads.
  */
 #ifndef FSDPCKPT_CLI_SEAL_FILE_H
 #define FSDPCKPT_CLI_SEAL_FILE_H

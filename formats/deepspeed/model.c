@@ -4,8 +4,9 @@
  */
 #include "deepspeed/deepspeed.h"
 
-#include "core/grow.h"
-#include "core/text.h"
+#include "base/grow.h"
+#include "base/text.h"
+#include "base/try.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -201,7 +202,7 @@ static fc_code read_fragments(ds_building *b, size_t rank, size_t first, size_t 
         int64_t part = t->numel / (int64_t)b->ranks + (t->numel % (int64_t)b->ranks != 0);
         int64_t start = part * (int64_t)rank, count = t->numel - start;
         fc_torch_tensor flat;
-        pt_piece *piece;
+        pt_extent *piece;
         count = count < 0 ? 0 : count > part ? part : count;
         rc = fc_ds_flat(b, &f, name, fc_ds_get(f.p, fragments, name), &flat, &piece);
         if (rc == FC_OK && (flat.sizes[0] < count || flat.dtype != t->dtype)) {
@@ -217,12 +218,11 @@ static fc_code read_fragments(ds_building *b, size_t rank, size_t first, size_t 
 static fc_code remember_shared(model *m) {
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(m->shared) == FC_PV_DICT ? fc_pickle_items(m->f->p, m->shared, &n) : NULL;
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+    for (size_t i = 0; i + 1 < n; i += 2) {
         const char *name = text_of(m->b, m->f, pairs[i]);
-        rc = name ? remember(m, name) : failed(m->b);
+        FC_TRY(name ? remember(m, name) : failed(m->b));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* ---- the rest ---- */
@@ -355,8 +355,8 @@ static fc_code read_universal(model *m) {
 }
 
 static fc_code read_ordinary(model *m) {
-    fc_code rc = m->b->stage > 0 ? read_zero(m) : read_rest(m);
-    return rc == FC_OK ? fc_ds_read_optimizer(m->b) : rc;
+    FC_TRY(m->b->stage > 0 ? read_zero(m) : read_rest(m));
+    return fc_ds_read_optimizer(m->b);
 }
 
 /* ---- shared parameters ---- */
@@ -449,20 +449,19 @@ static fc_code read_all(model *m) {
         return fc_fail(m->b->err, FC_ECORRUPT, "%s: it has no 'module': not a file of a DeepSpeed checkpoint",
                        m->f->path);
     }
-    fc_code rc = m->b->files.universal ? read_universal(m) : read_ordinary(m);
-    rc = rc == FC_OK && m->b->stage > 0 ? share(m->b, m->f, m->shared) : rc;
-    return rc == FC_OK ? read_others(m) : rc;
+    FC_TRY(m->b->files.universal ? read_universal(m) : read_ordinary(m));
+    if (m->b->stage > 0) {
+        FC_TRY(share(m->b, m->f, m->shared));
+    }
+    return read_others(m);
 }
 
 fc_code fc_ds_read_model(ds_building *b) {
     uint32_t file = b->files.models[0];
     pt_file f;
     model m = {.b = b, .f = &f};
-    fc_code rc = fc_pt_file_open(b->files.files[file].path, file, &f, b->err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = read_all(&m);
+    FC_TRY(fc_pt_file_open(b->files.files[file].path, file, &f, b->err));
+    fc_code rc = read_all(&m);
     fc_pt_file_close(&f);
     free(m.known);
     return rc;

@@ -2,8 +2,9 @@
  * What the optimizer's file of rank 0 holds besides flat tensors: hyperparameters of the groups, and ZeRO's own values.
  * From its pickle to objects of the manifest.
  */
+#include "base/try.h"
 #include "deepspeed/deepspeed.h"
-#include "pt/name_list.h"
+#include "torch/name_list.h"
 
 #include <string.h>
 
@@ -21,8 +22,10 @@ static fc_code add_names(const rest *r, size_t group, const fc_path_element *pat
     for (size_t i = b->group_params[group]; i < b->group_params[group + 1]; i++) {
         fc_pt_name_list_add(&names, b->params[i].name);
     }
-    fc_code rc = fc_pt_name_list_end(&names, r->f, b->err);
-    rc = rc == FC_OK ? fc_ds_add_value(b, &names.f, path, 4, names.f.p->root) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_pt_name_list_end(&names, r->f, b->err), rc, out);
+    rc = fc_ds_add_value(b, &names.f, path, 4, names.f.p->root);
+out:
     fc_pt_name_list_free(&names);
     return rc;
 }
@@ -47,11 +50,10 @@ static fc_code add_group(const rest *r, size_t group, fc_pv v, bool named) {
 static fc_code add_groups(const rest *r, fc_pv v) {
     size_t n;
     const fc_pv *groups = fc_ds_list(r->f->p, v, &n);
-    fc_code rc = FC_OK;
-    for (size_t g = 0; rc == FC_OK && groups && g < n; g++) {
-        rc = add_group(r, g, groups[g], n == r->b->ngroups);
+    for (size_t g = 0; groups && g < n; g++) {
+        FC_TRY(add_group(r, g, groups[g], n == r->b->ngroups));
     }
-    return rc;
+    return FC_OK;
 }
 
 static bool is_among(const char *const *names, const char *name) {

@@ -4,7 +4,7 @@
  * checked.
  */
 #include "hdf5/object_header.h"
-#include "core/checked.h"
+#include "base/checked.h"
 
 #include <string.h>
 

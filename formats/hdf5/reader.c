@@ -4,8 +4,8 @@
  */
 #include "hdf5/reader.h"
 
-#include "core/checked.h"
-#include "core/text.h"
+#include "base/checked.h"
+#include "base/text.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader_process/scan.h"
 

@@ -5,9 +5,9 @@
 #include "hdf5/h5.h"
 #include "hdf5/object_header.h"
 
-#include "core/checked.h"
-#include "core/crc.h"
-#include "core/grow.h"
+#include "base/checked.h"
+#include "base/crc.h"
+#include "base/grow.h"
 #include "fsdpckpt/verify.h"
 
 #include <inttypes.h>

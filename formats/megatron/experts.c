@@ -6,7 +6,8 @@
  */
 #include "megatron/megatron.h"
 
-#include "core/name_table.h"
+#include "base/name_table.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -144,10 +145,7 @@ fc_code fc_mg_count_experts(mg_reader *r, const pt_leaves *leaves) {
                            "experts, of which each of %" PRId64 " expert-parallel ranks has as many",
                            r->f.path, leaf->name, r->grid.ep);
         }
-        fc_code rc = kind == MG_ALL_EXPERTS && all > 0 ? set_count(r, all / r->grid.ep, leaf->name) : FC_OK;
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(kind == MG_ALL_EXPERTS && all > 0 ? set_count(r, all / r->grid.ep, leaf->name) : FC_OK);
     }
     return count_numbered(r, leaves);
 }
@@ -167,7 +165,7 @@ static fc_code ungroup(mg_reader *r, mg_value *v) {
                        fc_mg_file(r, v->file), v->name, n);
     }
     int64_t *sizes = fc_arena_calloc(arena, 3, sizeof *sizes);
-    pt_piece *piece = fc_arena_calloc(arena, 1, sizeof *piece + 3 * sizeof *piece->strides);
+    pt_extent *piece = fc_arena_calloc(arena, 1, sizeof *piece + 3 * sizeof *piece->strides);
     if (!sizes || !piece) {
         return fc_mg_no_memory(r);
     }
@@ -184,9 +182,8 @@ static fc_code ungroup(mg_reader *r, mg_value *v) {
 }
 
 fc_code fc_mg_ungroup(mg_reader *r) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < r->nvalues; i++) {
-        rc = r->values[i].grouped > 0 ? ungroup(r, &r->values[i]) : FC_OK;
+    for (size_t i = 0; i < r->nvalues; i++) {
+        FC_TRY(r->values[i].grouped > 0 ? ungroup(r, &r->values[i]) : FC_OK);
     }
-    return rc;
+    return FC_OK;
 }

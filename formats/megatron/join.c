@@ -5,8 +5,9 @@
  */
 #include "megatron/megatron.h"
 
-#include "core/checked.h"
-#include "core/same_name.h"
+#include "base/checked.h"
+#include "base/try.h"
+#include "checkpoint/same_name.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -46,7 +47,7 @@ static fc_code compare(const mg_reader *r, const mg_value *a, const mg_value *b,
         return FC_OK;
     }
     return same_shape(a, b)
-               ? fc_pt_same_piece(r->checkpoint, a->dtype, a->ndim, a->sizes, a->piece, b->piece, same, r->err)
+               ? fc_pt_same_extent(r->checkpoint, a->dtype, a->ndim, a->sizes, a->piece, b->piece, same, r->err)
                : FC_OK;
 }
 
@@ -89,9 +90,9 @@ static fc_code add_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunks, con
     fc_arena *arena = r->checkpoint->arena;
     size_t n = (size_t)v->ndim, dim = (size_t)v->cut.dim;
     int64_t *dims = fc_arena_calloc(arena, 2 * n, sizeof *dims);
-    const pt_piece *piece = v->piece;
+    const pt_extent *piece = v->piece;
     if (dims && from > 0) {
-        pt_piece *part = fc_arena_alloc(arena, sizeof *part + n * sizeof *part->strides);
+        pt_extent *part = fc_arena_alloc(arena, sizeof *part + n * sizeof *part->strides);
         if (part) {
             memcpy(part, piece, sizeof *part + n * sizeof *part->strides);
             part->first += (uint64_t)(from * piece->strides[dim]) * fc_dtype_size(v->dtype);
@@ -203,13 +204,15 @@ static fc_code keep_for_rank(joiner *j, const mg_value *v) {
 }
 
 static fc_code join_loose(joiner *j, const group *g) {
-    fc_code rc = keep(j, g->values[0], g->values[0]->name, &g->values[0]->path);
-    for (size_t i = 1; rc == FC_OK && i < g->count; i++) {
+    FC_TRY(keep(j, g->values[0], g->values[0]->name, &g->values[0]->path));
+    for (size_t i = 1; i < g->count; i++) {
         bool same = false;
-        rc = compare(j->r, g->values[0], g->values[i], &same);
-        rc = rc == FC_OK && !same ? keep_for_rank(j, g->values[i]) : rc;
+        FC_TRY(compare(j->r, g->values[0], g->values[i], &same));
+        if (!same) {
+            FC_TRY(keep_for_rank(j, g->values[i]));
+        }
     }
-    return rc;
+    return FC_OK;
 }
 
 /* ---- parameters ---- */
@@ -390,18 +393,16 @@ fc_code fc_mg_join(mg_reader *r) {
     j.made = malloc((r->nvalues + 1) * sizeof *j.made);
     const int64_t dense = r->grid.tp, experts = r->grid.expert_tp * r->grid.ep;
     j.cells = malloc((size_t)(dense > experts ? dense : experts) * sizeof *j.cells);
-    fc_code rc = sorted && j.made && j.cells ? FC_OK : fc_mg_no_memory(r);
-    if (rc == FC_OK) {
-        for (size_t i = 0; i < r->nvalues; i++) {
-            sorted[i] = &r->values[i];
-        }
-        qsort(sorted, r->nvalues, sizeof *sorted, by_name);
-        rc = join_groups(&j, sorted);
+    fc_code rc;
+    FC_TRY_GOTO(sorted && j.made && j.cells ? FC_OK : fc_mg_no_memory(r), rc, out);
+    for (size_t i = 0; i < r->nvalues; i++) {
+        sorted[i] = &r->values[i];
     }
-    if (rc == FC_OK) {
-        qsort(j.made, j.nmade, sizeof *j.made, by_order);
-        rc = finish(&j);
-    }
+    qsort(sorted, r->nvalues, sizeof *sorted, by_name);
+    FC_TRY_GOTO(join_groups(&j, sorted), rc, out);
+    qsort(j.made, j.nmade, sizeof *j.made, by_order);
+    rc = finish(&j);
+out:
     free(sorted);
     free(j.made);
     free(j.cells);

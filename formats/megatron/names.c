@@ -5,7 +5,8 @@
  */
 #include "megatron/megatron.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -121,6 +122,6 @@ static fc_code name_tied(mg_reader *r, pt_leaf *leaf) {
 }
 
 fc_code fc_mg_rename(mg_reader *r, pt_leaf *leaf, size_t chunk) {
-    fc_code rc = renumber(r, leaf, chunk);
-    return rc == FC_OK ? name_tied(r, leaf) : rc;
+    FC_TRY(renumber(r, leaf, chunk));
+    return name_tied(r, leaf);
 }

@@ -3,7 +3,8 @@
  */
 #include "megatron/megatron.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
+#include "base/try.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,11 +12,11 @@
 static fc_code read_tensor(const mg_reader *r, fc_pv v, mg_value *value, fc_error *err) {
     fc_arena *arena = r->checkpoint->arena;
     fc_torch_tensor t = {0};
-    pt_piece *piece = NULL;
-    fc_code rc = fc_pt_piece(&r->f, v, &t, arena, &piece, err);
+    pt_extent *piece = NULL;
+    fc_code rc = fc_pt_find_extent(&r->f, v, &t, arena, &piece, err);
     int64_t *sizes = rc == FC_OK ? fc_arena_calloc(arena, (size_t)t.ndim, sizeof *sizes) : NULL;
     if (!sizes) {
-        return rc == FC_OK ? fc_fail(err, FC_ENOMEM, "out of memory") : rc;
+        return rc == FC_OK ? fc_no_memory(err, NULL) : rc;
     }
     memcpy(sizes, t.sizes, (size_t)t.ndim * sizeof *sizes);
     value->piece = piece;
@@ -44,7 +45,7 @@ mg_value *fc_mg_add_leaf(mg_reader *r, const char *name, const fc_path *path, fc
     if (rc == FC_EUNSUPPORTED) { /* that does not keep the others from being read */
         value->object = NULL;
         value->refusal = fc_arena_strndup(r->checkpoint->arena, why.message, strlen(why.message));
-        rc = value->refusal ? FC_OK : fc_fail(&why, FC_ENOMEM, "out of memory");
+        rc = value->refusal ? FC_OK : fc_no_memory(&why, NULL);
     }
     if (rc != FC_OK) {
         fc_fail(r->err, rc, "%s: %.256s: %s", r->f.path, name, why.message);
@@ -82,10 +83,14 @@ fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, pt_leaves *l
 
 fc_code fc_mg_add(mg_reader *r, const fc_path *prefix, fc_pv v) {
     pt_leaves leaves;
-    fc_code rc = fc_mg_flatten(r, prefix, v, &leaves);
-    for (size_t i = 0; rc == FC_OK && i < leaves.count; i++) {
-        rc = fc_mg_add_leaf(r, leaves.items[i].name, &leaves.items[i].path, leaves.items[i].v) ? FC_OK : r->err->code;
+    fc_code rc;
+    FC_TRY_GOTO(fc_mg_flatten(r, prefix, v, &leaves), rc, out);
+    for (size_t i = 0; i < leaves.count; i++) {
+        FC_TRY_GOTO(fc_mg_add_leaf(r, leaves.items[i].name, &leaves.items[i].path, leaves.items[i].v) ? FC_OK
+                                                                                                      : r->err->code,
+                    rc, out);
     }
+out:
     free(leaves.items);
     return rc;
 }

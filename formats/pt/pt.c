@@ -7,8 +7,8 @@
 
 #include "registry.h"
 
-#include "core/beside.h"
-#include "core/file_name.h"
+#include "base/file_name.h"
+#include "io/other_files.h"
 
 #include <string.h>
 #include <sys/stat.h>
@@ -30,7 +30,7 @@ static fc_code open_set_of(fc_checkpoint *checkpoint, const fc_open_options *opt
     const char *directory = n == 0 ? "." : fc_arena_strndup(arena, checkpoint->path, n == 1 ? 1 : n - 1);
     const char *only = fc_arena_strndup(arena, base, name);
     return directory && only ? fc_pt_open_ranks(checkpoint, directory, only, options, err)
-                             : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+                             : fc_no_memory(err, checkpoint->path);
 }
 
 /* Hugging Face's folder of a model: an index, or the one file. */
@@ -39,7 +39,7 @@ static fc_code open_model(fc_checkpoint *checkpoint, const char *path, const fc_
         return fc_pt_open_index(checkpoint, path, options, err);
     }
     checkpoint->path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
-    return checkpoint->path ? fc_pt_open_file(checkpoint, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    return checkpoint->path ? fc_pt_open_file(checkpoint, err) : fc_no_memory(err, path);
 }
 
 static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
@@ -70,7 +70,7 @@ const fc_format fc_format_pt = {
     .file_names = file_names,
     .probe = pt_probe,
     .open = pt_open,
-    .look_at = fc_pt_look_at,
+    .check_header = fc_pt_check_header,
     .extent = fc_pt_extent,
     .read = fc_pt_read,
     .object_json = fc_pt_object_json,
@@ -83,7 +83,7 @@ const fc_format fc_format_pt = {
     .files = fc_pt_files,
     .create = fc_pt_create,
     .reserve = fc_pt_reserve,
-    .seal = fc_pt_seal,
+    .finish_file = fc_pt_finish_file,
     .finish = fc_pt_finish,
     .destroy = fc_pt_destroy,
 };

@@ -4,7 +4,8 @@
  */
 #include "pt/writer.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
+#include "base/try.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -18,10 +19,6 @@ enum {
     MAX_DEPTH = 500,    /* each level is a call of unpicklers, too */
     MAX_HOLES = 1 << 16 /* of a list from which values were left out */
 };
-
-static fc_code no_memory(fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "out of memory");
-}
 
 static uint32_t *find_slot(const pt_tree *tree, uint32_t *slots, size_t nslots, uint32_t parent,
                            const fc_path_element *e) {
@@ -77,7 +74,7 @@ static uint32_t child_of(pt_tree *tree, uint32_t parent, const fc_path_element *
     return made;
 }
 
-static fc_code add(pt_tree *tree, const fc_wanted_tensor *t, const fc_path_element *flat, uint32_t item,
+static fc_code add(pt_tree *tree, const fc_target_tensor *t, const fc_path_element *flat, uint32_t item,
                    fc_error *err) {
     const fc_path_element *elements = t->path.count ? t->path.elements : flat;
     size_t count = t->path.count ? t->path.count : 1;
@@ -88,7 +85,7 @@ static fc_code add(pt_tree *tree, const fc_wanted_tensor *t, const fc_path_eleme
     for (size_t i = 0; i < count; i++) {
         at = tree->nodes[at].item == UINT32_MAX ? child_of(tree, at, &elements[i]) : UINT32_MAX;
         if (at == 0) {
-            return no_memory(err);
+            return fc_no_memory(err, NULL);
         }
         if (at == UINT32_MAX) {
             break;
@@ -101,20 +98,19 @@ static fc_code add(pt_tree *tree, const fc_wanted_tensor *t, const fc_path_eleme
     return FC_OK;
 }
 
-fc_code fc_pt_tree_build(const fc_wanted *wanted, const fc_part *part, pt_tree *tree, fc_error *err) {
+fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, pt_tree *tree, fc_error *err) {
     *tree = (pt_tree){0};
-    tree->flat = calloc(part->nitems + 1, sizeof *tree->flat);
-    if (!tree->flat || !fc_grow(&tree->nodes, &tree->capacity, part->nitems + 16, sizeof *tree->nodes)) {
-        return no_memory(err);
+    tree->flat = calloc(file->nitems + 1, sizeof *tree->flat);
+    if (!tree->flat || !fc_grow(&tree->nodes, &tree->capacity, file->nitems + 16, sizeof *tree->nodes)) {
+        return fc_no_memory(err, NULL);
     }
     tree->nodes[tree->count++] = (pt_node){.item = UINT32_MAX};
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < part->nitems && rc == FC_OK; i++) {
-        const fc_wanted_tensor *t = &wanted->tensors[part->items[i].tensor];
+    for (size_t i = 0; i < file->nitems; i++) {
+        const fc_target_tensor *t = &target->tensors[file->items[i].tensor];
         tree->flat[i].key = t->name;
-        rc = add(tree, t, &tree->flat[i], (uint32_t)i, err);
+        FC_TRY(add(tree, t, &tree->flat[i], (uint32_t)i, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 void fc_pt_tree_free(pt_tree *tree) {
@@ -167,7 +163,7 @@ static fc_code emit_sequence(emitter *e, const pt_node *n) {
     }
     uint32_t *items = calloc(length, sizeof *items);
     if (!items) {
-        return no_memory(e->err);
+        return fc_no_memory(e->err, NULL);
     }
     for (uint32_t c = n->first; c; c = e->tree->nodes[c].next) {
         index_of(&e->tree->nodes[c], &index);

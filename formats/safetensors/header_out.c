@@ -4,8 +4,9 @@
  */
 #include "safetensors/header_out.h"
 
-#include "core/base64.h"
-#include "core/checked.h"
+#include "base/base64.h"
+#include "base/checked.h"
+#include "base/try.h"
 #include "fsdpckpt/move.h"
 #include "safetensors/dtypes.h"
 #include "safetensors/header.h"
@@ -23,9 +24,9 @@ enum { ALIGNMENT = 8, PAGE = 4096, MUCH = 1 << 20 };
 
 /* The header while it is made. */
 typedef struct making {
-    const st_target *target;
-    const fc_wanted *wanted;
-    fc_part *part;
+    const st_common *common;
+    const fc_target *target;
+    fc_target_file *file;
     st_header_out *out;
     json_t *metadata;
     FILE *stream; /* of out->text */
@@ -38,19 +39,16 @@ void fc_st_header_out_free(st_header_out *header) {
     *header = (st_header_out){0};
 }
 
-static fc_code no_memory(const making *m) {
-    return fc_fail(m->err, FC_ENOMEM, "%s: out of memory", m->wanted->source->path);
-}
-
-static const fc_wanted_tensor *tensor_of(const making *m, const fc_part_item *item) {
-    return &m->wanted->tensors[item->tensor];
+static const fc_target_tensor *tensor_of(const making *m, const fc_target_item *item) {
+    return &m->target->tensors[item->tensor];
 }
 
 /* ---- __metadata__ ---- */
 
 /* Sets a member of `__metadata__`; takes `value`. */
 static fc_code set_text(const making *m, const char *key, json_t *value) {
-    return value && json_object_set_new(m->metadata, key, value) == 0 ? FC_OK : no_memory(m);
+    return value && json_object_set_new(m->metadata, key, value) == 0 ? FC_OK
+                                                                      : fc_no_memory(m->err, m->target->source->path);
 }
 
 /* Likewise to the text of a JSON value, which it takes. */
@@ -97,21 +95,21 @@ static json_t *path_json(const fc_path *path) {
     return list;
 }
 
-static bool is_flat(const fc_wanted_tensor *t) {
+static bool is_flat(const fc_target_tensor *t) {
     return t->path.count == 0 || (t->path.count == 1 && !t->path.elements[0].is_index &&
                                   !t->path.elements[0].is_number && strcmp(t->path.elements[0].key, t->name) == 0);
 }
 
-static json_t *layout_json(const making *m, const fc_wanted_tensor *t) {
+static json_t *layout_json(const making *m, const fc_target_tensor *t) {
     char text[FC_MAX_MESH_DIMS * 64];
-    fc_placements_format(m->wanted->mesh->ndim, t->placements, text, (int)sizeof text);
+    fc_placements_format(m->target->mesh->ndim, t->placements, text, (int)sizeof text);
     return json_pack("{s:o, s:s}", "shape", integers(t->source->shape, t->source->ndim, NULL, 0), "placements", text);
 }
 
 /* Adds what is to be known of one tensor to the tables of names. */
-static bool describe(const making *m, const fc_part_item *item, json_t *paths, json_t *dtypes, json_t *offsets,
+static bool describe(const making *m, const fc_target_item *item, json_t *paths, json_t *dtypes, json_t *offsets,
                      json_t *layouts) {
-    const fc_wanted_tensor *t = tensor_of(m, item);
+    const fc_target_tensor *t = tensor_of(m, item);
     st_stored stored = fc_st_stored_as(t->dtype, t->source->ndim);
     bool good = true;
     if (!is_flat(t)) {
@@ -120,7 +118,7 @@ static bool describe(const making *m, const fc_part_item *item, json_t *paths, j
     if (good && stored.remembered) {
         good = json_object_set_new(dtypes, t->name, json_string(fc_dtype_get(t->dtype)->torch_name)) == 0;
     }
-    if (good && m->wanted->mesh->ndim > 0) {
+    if (good && m->target->mesh->ndim > 0) {
         json_t *saved = json_pack("{s:o}", "saved_offsets", integers(item->dims, t->source->ndim, &stored, 0));
         good = json_object_set_new(offsets, t->name, saved) == 0 &&
                json_object_set_new(layouts, t->name, layout_json(m, t)) == 0;
@@ -133,12 +131,12 @@ static fc_code add_tables(const making *m) {
     static const char *const keys[4] = {ST_PATHS, ST_DTYPES, ST_SHARDING, ST_LAYOUT};
     bool good = tables[0] && tables[1] && tables[2] && tables[3];
     for (size_t i = 0; good && i < m->out->count; i++) {
-        good = describe(m, &m->part->items[m->out->order[i]], tables[0], tables[1], tables[2], tables[3]);
+        good = describe(m, &m->file->items[m->out->order[i]], tables[0], tables[1], tables[2], tables[3]);
     }
-    fc_code rc = good ? FC_OK : no_memory(m);
+    fc_code rc = good ? FC_OK : fc_no_memory(m->err, m->target->source->path);
     for (int i = 0; i < 4; i++) {
-        bool wanted = json_object_size(tables[i]) > 0 || (i >= 2 && m->wanted->mesh->ndim > 0);
-        rc = rc == FC_OK && wanted ? set_json(m, keys[i], json_incref(tables[i])) : rc;
+        bool target = json_object_size(tables[i]) > 0 || (i >= 2 && m->target->mesh->ndim > 0);
+        rc = rc == FC_OK && target ? set_json(m, keys[i], json_incref(tables[i])) : rc;
         json_decref(tables[i]);
     }
     return rc;
@@ -149,7 +147,7 @@ static fc_code add_digests(const making *m, const char *key, size_t count) {
     size_t length = count * ST_DIGITS;
     char *zeros = malloc(length + 1);
     if (!zeros) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->target->source->path);
     }
     memset(zeros, '0', length);
     fc_code rc = set_text(m, key, json_stringn_nocheck(zeros, length));
@@ -158,20 +156,20 @@ static fc_code add_digests(const making *m, const char *key, size_t count) {
 }
 
 static fc_code add_mesh(const making *m) {
-    const fc_mesh *mesh = m->wanted->mesh;
+    const fc_mesh *mesh = m->target->mesh;
     json_t *names = json_array();
     for (int i = 0; i < mesh->ndim; i++) {
         append(&names, json_string(mesh->names[i]));
     }
-    fc_code rc = set_json(m, ST_MESH,
-                          json_pack("{s:I, s:o, s:o}", "rank", (json_int_t)m->part->rank, "shape",
-                                    integers(mesh->sizes, mesh->ndim, NULL, 0), "names", names));
-    return rc == FC_OK ? set_text(m, ST_DCP_VERSION, json_string("1.0")) : rc;
+    FC_TRY(set_json(m, ST_MESH,
+                    json_pack("{s:I, s:o, s:o}", "rank", (json_int_t)m->file->rank, "shape",
+                              integers(mesh->sizes, mesh->ndim, NULL, 0), "names", names)));
+    return set_text(m, ST_DCP_VERSION, json_string("1.0"));
 }
 
 /* ---- objects ---- */
 
-fc_code fc_st_read_object(const fc_wanted *wanted, const fc_wanted_tensor *object, unsigned char **bytes, size_t *size,
+fc_code fc_st_read_object(const fc_target *target, const fc_target_tensor *object, unsigned char **bytes, size_t *size,
                           fc_error *err) {
     const int64_t start = 0;
     const fc_box box = {1, &start, object->source->shape};
@@ -181,11 +179,11 @@ fc_code fc_st_read_object(const fc_wanted *wanted, const fc_wanted_tensor *objec
         return fc_fail(err, FC_EUNSUPPORTED,
                        "%s: object %.256s has %" PRId64 " bytes, more than the %d that a safetensors header can hold: "
                        "leave it out with --exclude, or write another format",
-                       wanted->source->path, object->name, object->source->shape[0], ST_MAX_HEADER);
+                       target->source->path, object->name, object->source->shape[0], ST_MAX_HEADER);
     }
     *bytes = malloc(*size + 1);
-    fc_code rc = *bytes ? fc_read_box(wanted->source, object->source, &box, FC_OPAQUE, *bytes, err)
-                        : fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
+    fc_code rc = *bytes ? fc_read_box(target->source, object->source, &box, FC_OPAQUE, *bytes, err)
+                        : fc_no_memory(err, target->source->path);
     if (rc != FC_OK) {
         free(*bytes);
         *bytes = NULL;
@@ -206,23 +204,24 @@ static json_t *base64_json(const unsigned char *bytes, size_t size) {
     return value;
 }
 
-static fc_code add_object(const making *m, const fc_wanted_tensor *t) {
+static fc_code add_object(const making *m, const fc_target_tensor *t) {
     fc_arena *arena = fc_arena_new();
     char *key = NULL;
     const char *json = NULL;
     unsigned char *bytes = NULL;
     size_t size;
-    fc_code rc = arena ? fc_st_read_object(m->wanted, t, &bytes, &size, m->err) : no_memory(m);
-    rc = rc == FC_OK ? fc_checkpoint_object_json(m->wanted->source, t->source, arena, &json, m->err) : rc;
+    fc_code rc =
+        arena ? fc_st_read_object(m->target, t, &bytes, &size, m->err) : fc_no_memory(m->err, m->target->source->path);
+    rc = rc == FC_OK ? fc_checkpoint_object_json(m->target->source, t->source, arena, &json, m->err) : rc;
     if (rc == FC_OK && asprintf(&key, "%s%s", ST_OBJECT, t->name) < 0) {
         key = NULL;
-        rc = no_memory(m);
+        rc = fc_no_memory(m->err, m->target->source->path);
     }
     if (rc == FC_OK) {
         json_t *value = json_pack("{s:s, s:s, s:o}", "encoding", t->source->object->encoding, "json", json, "data",
                                   base64_json(bytes, size));
         bool good = value && (is_flat(t) || json_object_set_new(value, "path", path_json(&t->path)) == 0);
-        rc = good ? set_json(m, key, json_incref(value)) : no_memory(m);
+        rc = good ? set_json(m, key, json_incref(value)) : fc_no_memory(m->err, m->target->source->path);
         json_decref(value);
     }
     free(key);
@@ -233,9 +232,9 @@ static fc_code add_object(const making *m, const fc_wanted_tensor *t) {
 
 static fc_code add_objects(const making *m, bool keep) {
     fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < m->part->nitems; i++) {
-        fc_part_item *item = &m->part->items[i];
-        const fc_wanted_tensor *t = tensor_of(m, item);
+    for (size_t i = 0; rc == FC_OK && i < m->file->nitems; i++) {
+        fc_target_item *item = &m->file->items[i];
+        const fc_target_tensor *t = tensor_of(m, item);
         if (t->source->object) {
             item->owned = false; /* see fc_format.objects_note */
             if (keep && strcmp(t->source->object->encoding, ST_METADATA_ENCODING) != 0) {
@@ -247,24 +246,28 @@ static fc_code add_objects(const making *m, bool keep) {
 }
 
 static fc_code make_metadata(const making *m, bool objects) {
-    fc_code rc = set_text(m, ST_FRAMEWORK, json_string("pt"));
-    if (rc == FC_OK && m->target->foreign && json_object_update(m->metadata, m->target->foreign) != 0) {
-        rc = no_memory(m);
+    FC_TRY(set_text(m, ST_FRAMEWORK, json_string("pt")));
+    if (m->common->foreign && json_object_update(m->metadata, m->common->foreign) != 0) {
+        return fc_no_memory(m->err, m->target->source->path);
     }
-    rc = rc == FC_OK ? set_text(m, ST_VERSION, json_string(FSDPCKPT_VERSION)) : rc;
-    rc = rc == FC_OK ? add_tables(m) : rc;
-    rc = rc == FC_OK && m->out->count > 0 ? add_digests(m, ST_DIGESTS, m->out->count) : rc;
-    rc = rc == FC_OK ? add_digests(m, ST_HEADER_DIGEST, 1) : rc;
-    rc = rc == FC_OK && m->wanted->mesh->ndim > 0 ? add_mesh(m) : rc;
-    return rc == FC_OK ? add_objects(m, objects) : rc;
+    FC_TRY(set_text(m, ST_VERSION, json_string(FSDPCKPT_VERSION)));
+    FC_TRY(add_tables(m));
+    if (m->out->count > 0) {
+        FC_TRY(add_digests(m, ST_DIGESTS, m->out->count));
+    }
+    FC_TRY(add_digests(m, ST_HEADER_DIGEST, 1));
+    if (m->target->mesh->ndim > 0) {
+        FC_TRY(add_mesh(m));
+    }
+    return add_objects(m, objects);
 }
 
 /* ---- tensors ---- */
 
 static int by_place(const void *a, const void *b, void *context) {
     const making *m = context;
-    const fc_wanted_tensor *x = tensor_of(m, &m->part->items[*(const uint32_t *)a]);
-    const fc_wanted_tensor *y = tensor_of(m, &m->part->items[*(const uint32_t *)b]);
+    const fc_target_tensor *x = tensor_of(m, &m->file->items[*(const uint32_t *)a]);
+    const fc_target_tensor *y = tensor_of(m, &m->file->items[*(const uint32_t *)b]);
     int left = fc_st_dtype_order(fc_st_stored_as(x->dtype, x->source->ndim).as);
     int right = fc_st_dtype_order(fc_st_stored_as(y->dtype, y->source->ndim).as);
     return left != right ? right - left : strcmp(x->name, y->name);
@@ -272,12 +275,12 @@ static int by_place(const void *a, const void *b, void *context) {
 
 static fc_code put_in_order(making *m) {
     st_header_out *out = m->out;
-    out->order = calloc(m->part->nitems + 1, sizeof *out->order);
+    out->order = calloc(m->file->nitems + 1, sizeof *out->order);
     if (!out->order) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->target->source->path);
     }
-    for (size_t i = 0; i < m->part->nitems; i++) {
-        const fc_wanted_tensor *t = tensor_of(m, &m->part->items[i]);
+    for (size_t i = 0; i < m->file->nitems; i++) {
+        const fc_target_tensor *t = tensor_of(m, &m->file->items[i]);
         if (t->source->object) {
             continue;
         }
@@ -285,7 +288,7 @@ static fc_code put_in_order(making *m) {
             return fc_fail(m->err, FC_EUNSUPPORTED,
                            "%s: a tensor called __metadata__ cannot be in a safetensors file, which gives that name a "
                            "meaning: leave it out with --exclude, or write another format",
-                           m->wanted->source->path);
+                           m->target->source->path);
         }
         out->order[out->count++] = (uint32_t)i;
     }
@@ -296,10 +299,10 @@ static fc_code put_in_order(making *m) {
 /* Gives the items their places, counted from the start of the data. */
 static fc_code place(making *m) {
     for (size_t i = 0; i < m->out->count; i++) {
-        fc_part_item *item = &m->part->items[m->out->order[i]];
+        fc_target_item *item = &m->file->items[m->out->order[i]];
         item->offset = m->out->data;
-        if (!fc_add_u64(m->out->data, fc_part_item_bytes(m->wanted, item), &m->out->data)) {
-            return fc_fail(m->err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", m->wanted->source->path);
+        if (!fc_add_u64(m->out->data, fc_target_item_bytes(m->target, item), &m->out->data)) {
+            return fc_fail(m->err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", m->target->source->path);
         }
     }
     return FC_OK;
@@ -313,37 +316,37 @@ static fc_code write_member(const making *m, const char *name, json_t *value, si
                 json_dumpf(value, m->stream, JSON_COMPACT | flags) == 0;
     json_decref(key);
     json_decref(value);
-    return good ? FC_OK : no_memory(m);
+    return good ? FC_OK : fc_no_memory(m->err, m->target->source->path);
 }
 
 static fc_code write_tensors(const making *m) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < m->out->count; i++) {
-        const fc_part_item *item = &m->part->items[m->out->order[i]];
-        const fc_wanted_tensor *t = tensor_of(m, item);
+    for (size_t i = 0; i < m->out->count; i++) {
+        const fc_target_item *item = &m->file->items[m->out->order[i]];
+        const fc_target_tensor *t = tensor_of(m, item);
         st_stored stored = fc_st_stored_as(t->dtype, t->source->ndim);
-        json_int_t begin = (json_int_t)item->offset, bytes = (json_int_t)fc_part_item_bytes(m->wanted, item);
-        rc = write_member(m, t->name,
-                          json_pack("{s:s, s:o, s:[I, I]}", "dtype", stored.as->name, "shape",
-                                    integers(item->dims + t->source->ndim, t->source->ndim, &stored, stored.append),
-                                    "data_offsets", begin, begin + bytes),
-                          0, false);
+        json_int_t begin = (json_int_t)item->offset, bytes = (json_int_t)fc_target_item_bytes(m->target, item);
+        FC_TRY(write_member(m, t->name,
+                            json_pack("{s:s, s:o, s:[I, I]}", "dtype", stored.as->name, "shape",
+                                      integers(item->dims + t->source->ndim, t->source->ndim, &stored, stored.append),
+                                      "data_offsets", begin, begin + bytes),
+                            0, false));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* The JSON, padded with blanks so that the data is aligned. */
 static fc_code write_text(making *m) {
     static const char no_length[ST_LENGTH_BYTES];
     bool good = fwrite(no_length, 1, sizeof no_length, m->stream) == sizeof no_length && fputc('{', m->stream) != EOF;
-    fc_code rc = good ? write_member(m, "__metadata__", json_incref(m->metadata), JSON_SORT_KEYS, true) : no_memory(m);
+    fc_code rc = good ? write_member(m, "__metadata__", json_incref(m->metadata), JSON_SORT_KEYS, true)
+                      : fc_no_memory(m->err, m->target->source->path);
     rc = rc == FC_OK ? write_tensors(m) : rc;
     long end = rc == FC_OK && fputc('}', m->stream) != EOF ? ftell(m->stream) : -1;
     long alignment = m->out->data >= MUCH ? PAGE : ALIGNMENT;
     for (; end >= 0 && end % alignment != 0; end++) {
         fputc(' ', m->stream);
     }
-    return rc == FC_OK && (end < 0 || ferror(m->stream)) ? no_memory(m) : rc;
+    return rc == FC_OK && (end < 0 || ferror(m->stream)) ? fc_no_memory(m->err, m->target->source->path) : rc;
 }
 
 /* Puts the length before the JSON, and finds the place of the digests. */
@@ -355,7 +358,7 @@ static fc_code finish(const making *m) {
         return fc_fail(m->err, FC_EUNSUPPORTED,
                        "%s: the header would have %" PRIu64 " bytes, more than the %d that the format allows: leave "
                        "objects out with --exclude, or write another format",
-                       m->wanted->source->path, length, ST_MAX_HEADER);
+                       m->target->source->path, length, ST_MAX_HEADER);
     }
     for (int i = 0; i < ST_LENGTH_BYTES; i++) {
         out->text[i] = (char)(length >> (8 * i) & 255);
@@ -364,23 +367,24 @@ static fc_code finish(const making *m) {
     out->digests = found ? (uint64_t)(found - out->text) + sizeof mark - 1 : 0;
     out->digest = fc_st_digest_place(out->text, out->size);
     for (size_t i = 0; i < out->count; i++) {
-        m->part->items[out->order[i]].offset += out->size;
+        m->file->items[out->order[i]].offset += out->size;
     }
     return FC_OK;
 }
 
-fc_code fc_st_header_make(const st_target *target, fc_part *part, bool objects, st_header_out *out, fc_error *err) {
-    making m = {.target = target, .wanted = target->wanted, .part = part, .out = out, .err = err};
+fc_code fc_st_header_make(const st_common *common, fc_target_file *file, bool objects, st_header_out *out,
+                          fc_error *err) {
+    making m = {.common = common, .target = common->target, .file = file, .out = out, .err = err};
     *out = (st_header_out){0};
     m.metadata = json_object();
-    fc_code rc = m.metadata ? put_in_order(&m) : no_memory(&m);
+    fc_code rc = m.metadata ? put_in_order(&m) : fc_no_memory(m.err, m.target->source->path);
     rc = rc == FC_OK ? place(&m) : rc;
     rc = rc == FC_OK ? make_metadata(&m, objects) : rc;
     if (rc == FC_OK) {
         m.stream = open_memstream(&out->text, &out->size);
-        rc = m.stream ? write_text(&m) : no_memory(&m);
+        rc = m.stream ? write_text(&m) : fc_no_memory(m.err, m.target->source->path);
         if (m.stream && fclose(m.stream) != 0 && rc == FC_OK) {
-            rc = no_memory(&m);
+            rc = fc_no_memory(m.err, m.target->source->path);
         }
     }
     rc = rc == FC_OK ? finish(&m) : rc;

@@ -25,8 +25,8 @@
  */
 #include "torch/item.h"
 
-#include "core/base64.h"
-#include "core/checked.h"
+#include "base/base64.h"
+#include "base/checked.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -421,7 +421,7 @@ fc_code fc_torch_json(const fc_pickle *p, fc_pv v, uint64_t budget, fc_arena *ar
     free(text);
     json_decref(value);
     if (!copy) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     *json = copy;
     return FC_OK;

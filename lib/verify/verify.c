@@ -4,15 +4,16 @@
  */
 #include "verify/regions.h"
 
-#include "core/crc.h"
-#include "core/pages.h"
+#include "base/crc.h"
+#include "base/pages.h"
+#include "base/threads.h"
+#include "base/try.h"
+#include "engine/source.h"
+#include "engine/tile_digest.h"
+#include "engine/tuning.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
 #include "io/input.h"
-#include "move/source.h"
-#include "move/threads.h"
-#include "move/tile_digest.h"
-#include "move/tuning.h"
 #include "plan/box_text.h"
 
 #include <inttypes.h>
@@ -24,8 +25,8 @@
 typedef struct active {
     const fc_region *region;
     fc_coverage *coverage;
-    fc_part_item item; /* as the engine digests it: the region's box */
-    uint64_t sum;      /* FC_REGION_BYTES: of CRC-32s; FC_REGION_FILE: of CRC-64s */
+    fc_target_item item; /* as the engine digests it: the region's box */
+    uint64_t sum;        /* FC_REGION_BYTES: of CRC-32s; FC_REGION_FILE: of CRC-64s */
     fc_item_digest digest;
     bool failed; /* reported already */
     unsigned users;
@@ -103,8 +104,8 @@ static void note(verifier *v, active *a, fc_code rc, const fc_error *err) {
 
 static void compare_box(verifier *v, active *a) {
     const fc_region *r = a->region;
-    const fc_wanted_tensor wanted = {.source = r->tensor, .dtype = r->tensor->dtype};
-    const fc_wanted all = {.tensors = &wanted, .ntensors = 1};
+    const fc_target_tensor target = {.source = r->tensor, .dtype = r->tensor->dtype};
+    const fc_target all = {.tensors = &target, .ntensors = 1};
     fc_item_digest_end(&a->digest, &all, false);
     if (r->kind == FC_REGION_CRC64 && a->item.crc64 != r->expected) {
         const fc_defect place = place_of(v, r);
@@ -168,7 +169,7 @@ static fc_code open_next(verifier *v, fc_error *err) {
     const fc_region *r = &v->regions->items[v->next++];
     active *a = calloc(1, sizeof *a);
     if (!a) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", v->checkpoint->path);
+        return fc_no_memory(err, v->checkpoint->path);
     }
     a->region = r;
     a->users = 1;
@@ -180,7 +181,7 @@ static fc_code open_next(verifier *v, fc_error *err) {
     const int ndim = r->tensor->ndim;
     const fc_box box = {ndim, r->dims, r->dims + ndim};
     fc_error found;
-    a->item = (fc_part_item){.tensor = 0, .owned = true, .dims = r->dims};
+    a->item = (fc_target_item){.tensor = 0, .owned = true, .dims = r->dims};
     a->digest = (fc_item_digest){&a->item, r->counts ? &v->sums[r->number] : NULL, 0, 0};
     fc_code rc = fc_coverage_within(v->checkpoint, &r->own, &box, &a->coverage, &found);
     if (rc != FC_OK) {
@@ -261,9 +262,9 @@ static fc_code read_tile(worker *w, tile *t, fc_error *err) {
         return read_bytes(w, t, err);
     }
     const fc_box box = {r->tensor->ndim, t->tile.offsets, t->tile.sizes};
-    const fc_wanted_tensor wanted = {.source = r->tensor, .name = r->tensor->name, .dtype = r->tensor->dtype};
-    fc_code rc = fc_source_fill(w->source, a->coverage, &r->own, &box, w->buffer, err);
-    return rc == FC_OK ? fc_tile_digest_make(&wanted, &a->item, &box, w->buffer, false, &t->sums, err) : rc;
+    const fc_target_tensor target = {.source = r->tensor, .name = r->tensor->name, .dtype = r->tensor->dtype};
+    FC_TRY(fc_source_fill(w->source, a->coverage, &r->own, &box, w->buffer, err));
+    return fc_tile_digest_make(&target, &a->item, &box, w->buffer, false, &t->sums, err);
 }
 
 /* Called with the lock held. */
@@ -325,7 +326,7 @@ static fc_code read_all(verifier *v, const fc_move_options *options, fc_error *e
     v->decoded = fc_decoded_new(memory / 2);
     v->sums = calloc(v->checkpoint->ntensors + 1, sizeof *v->sums);
     if (!v->decoded || !v->sums) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", v->checkpoint->path);
+        return fc_no_memory(err, v->checkpoint->path);
     }
     pthread_mutex_init(&v->lock, NULL);
     fc_threads_run(v->threads, work, v);
@@ -399,7 +400,7 @@ static fc_code digest_header(verifier *v, fc_sealed_file *file, fc_error *err) {
     int fd = -1;
     unsigned char *piece = malloc(PIECE);
     if (!piece) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", file->path);
+        return fc_no_memory(err, file->path);
     }
     fc_code rc = fc_open_input(file->path, &fd, &size, &found);
     for (uint64_t at = 0; rc == FC_OK && at < size; at += PIECE) {
@@ -481,10 +482,12 @@ fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_verify_options *opti
     }
     pthread_mutex_init(&findings.lock, NULL);
     out->files = checkpoint->nfiles;
-    fc_code rc = verify_all(checkpoint, options ? options : &defaults, &findings, out, err);
-    if (rc == FC_OK && checkpoint->format->verify) {
-        rc = checkpoint->format->verify(checkpoint, &findings, out, err);
+    fc_code rc;
+    FC_TRY_GOTO(verify_all(checkpoint, options ? options : &defaults, &findings, out, err), rc, out);
+    if (checkpoint->format->verify) {
+        FC_TRY_GOTO(checkpoint->format->verify(checkpoint, &findings, out, err), rc, out);
     }
+out:
     out->defects = findings.count;
     pthread_mutex_destroy(&findings.lock);
     return rc;

@@ -4,7 +4,7 @@
  */
 #include "hdf5/reader.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 #include "hdf5/reader_process/scan.h"
 
 #include <fcntl.h>

@@ -4,8 +4,12 @@
  * libhdf5 is not designed for malicious files. The parent opens the files, the child inherits their descriptors and
  * can do nothing but read them, compute, and write to one pipe. Knows nothing about HDF5 itself.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_CHILD_H
-#define FSDPCKPT_FORMATS_HDF5_CHILD_H
+#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_CHILD_H
+#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_CHILD_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
 
 #include "fsdpckpt/error.h"
 

@@ -3,9 +3,9 @@
  */
 #include "hdf5/reader_process/records.h"
 
-#include "core/checked.h"
-#include "core/grow.h"
-#include "core/text.h"
+#include "base/checked.h"
+#include "base/grow.h"
+#include "base/text.h"
 
 #include <stdlib.h>
 #include <string.h>

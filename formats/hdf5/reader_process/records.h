@@ -8,8 +8,12 @@
  * A file is: ROOT, then for each dataset DATASET followed by any number of CHUNKS, any number of ATTRIBUTES, then END.
  * FAILURE may come at any place and ends everything.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_RECORDS_H
-#define FSDPCKPT_FORMATS_HDF5_RECORDS_H
+#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_RECORDS_H
+#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_RECORDS_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
 
 #include "fsdpckpt/checkpoint.h"
 #include "hdf5/reader_process/child.h"

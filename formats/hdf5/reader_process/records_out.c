@@ -3,8 +3,8 @@
  */
 #include "hdf5/reader_process/records.h"
 
-#include "core/checked.h"
-#include "core/grow.h"
+#include "base/checked.h"
+#include "base/grow.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,8 +2,12 @@
  * What runs in the reader process: walks HDF5 files with libhdf5 and sends records; reads boxes that only libhdf5 can
  * decode. Nothing here is trusted by the parent.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_SCAN_H
-#define FSDPCKPT_FORMATS_HDF5_SCAN_H
+#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_SCAN_H
+#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_SCAN_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
 
 #include "hdf5/reader_process/records.h"
 #include "hdf5/reader_process/vfd.h"

@@ -2,7 +2,7 @@
  * In the reader process: reading the boxes of datasets that only libhdf5 can decode, and, for those whose bytes are in
  * other files, making sure that these exist: libhdf5 reads what is missing as fill values, in silence.
  */
-#include "core/checked.h"
+#include "base/checked.h"
 #include "hdf5/reader_process/scan.h"
 
 #include <stdio.h>

@@ -2,7 +2,7 @@
  * One dataset, in the reader process: its type, shape, and where its bytes are, as a DATASET record.
  * Its chunks are listed by scan_chunks.c.
  */
-#include "core/checked.h"
+#include "base/checked.h"
 #include "hdf5/reader_process/scan.h"
 #include "hdf5/reader_process/types_read.h"
 #include "hdf5/reader_process/values.h"

@@ -4,8 +4,12 @@
  * will want to read through libhdf5 is started by a copy of this process from before there were any: it knows the
  * checkpoint as it was opened, waits for requests, and does nothing else.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_STARTER_H
-#define FSDPCKPT_FORMATS_HDF5_STARTER_H
+#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_STARTER_H
+#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_STARTER_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
 
 #include "hdf5/reader_process/child.h"
 

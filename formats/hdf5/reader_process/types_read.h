@@ -1,8 +1,12 @@
 /*
  * What an HDF5 datatype is to us. Runs in the reader process.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_TYPES_READ_H
-#define FSDPCKPT_FORMATS_HDF5_TYPES_READ_H
+#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_TYPES_READ_H
+#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_TYPES_READ_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
 
 #define H5_USE_110_API
 #include <hdf5.h>

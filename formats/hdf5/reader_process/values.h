@@ -2,13 +2,17 @@
  * HDF5 values as JSON text: attributes and string datasets. Runs in the reader process.
  * The mapping is that of docs/HDF5_SCHEMA.md, "Objects"; what has no value outside its file is named by its type.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_VALUES_H
-#define FSDPCKPT_FORMATS_HDF5_VALUES_H
+#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_VALUES_H
+#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_VALUES_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
 
 #define H5_USE_110_API
 #include <hdf5.h>
 
-#include "core/text.h"
+#include "base/text.h"
 
 #include <stdbool.h>
 #include <stddef.h>

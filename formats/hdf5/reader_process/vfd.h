@@ -2,8 +2,12 @@
  * An HDF5 file driver that reads a descriptor opened beforehand: in the confined reader process no path can be opened.
  * Runs in the child only.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_VFD_H
-#define FSDPCKPT_FORMATS_HDF5_VFD_H
+#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_VFD_H
+#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_VFD_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
 
 #define H5_USE_110_API
 #include <hdf5.h>

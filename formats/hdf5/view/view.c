@@ -4,7 +4,7 @@
  */
 #include "hdf5/view/view.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/move.h"
@@ -21,7 +21,7 @@
 
 /* One view being written. The datasets that virtual ones are made of lie in a group that no key can be called. */
 typedef struct view {
-    const fc_wanted *wanted;
+    const fc_target *target;
     fc_h5_writer *w;
     fc_arena *arena;
     fc_h5_viewed *values; /* one a tensor */
@@ -32,7 +32,7 @@ typedef struct view {
 } view;
 
 static fc_code no_memory(const view *v, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", v->wanted->source->path);
+    return fc_fail(err, FC_ENOMEM, "%s: out of memory", v->target->source->path);
 }
 
 /* ---- names relative to the view ---- */
@@ -82,7 +82,7 @@ static char *directory_of(const char *staged) {
 }
 
 static fc_code name_files(view *v, fc_error *err) {
-    const fc_checkpoint *source = v->wanted->source;
+    const fc_checkpoint *source = v->target->source;
     char *directory = directory_of(v->path);
     v->names = fc_arena_calloc(v->arena, source->nfiles, sizeof *v->names);
     fc_code rc = directory && v->names ? FC_OK : no_memory(v, err);
@@ -105,7 +105,7 @@ static fc_code name_segments(const view *v, const fc_h5_viewed *value, fc_error 
         for (size_t s = 0; s < base->nsegments; s++) {
             base->segments[s].file = v->names[base->files[s]];
             if (!base->segments[s].file) {
-                return fc_fail(err, FC_EIO, "%s: cannot be found", v->wanted->source->files[base->files[s]].path);
+                return fc_fail(err, FC_EIO, "%s: cannot be found", v->target->source->files[base->files[s]].path);
             }
         }
     }
@@ -122,7 +122,7 @@ static fc_code add_piece_nodes(view *v, size_t pieces, fc_error *err) {
     }
     if (!fc_add_size(tree->count, pieces + 1, &total) || total >= UINT32_MAX / 4) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: a view of %zu pieces is more than one HDF5 file takes",
-                       v->wanted->source->path, pieces);
+                       v->target->source->path, pieces);
     }
     fc_h5_node *nodes = fc_arena_calloc(v->arena, total, sizeof *nodes);
     if (!nodes) {
@@ -147,9 +147,9 @@ static fc_code add_piece_nodes(view *v, size_t pieces, fc_error *err) {
 
 static fc_code count_up(view *v, fc_h5_estimate *estimate, fc_error *err) {
     fc_view_report *r = v->report;
-    for (uint32_t i = 0; i < v->wanted->ntensors; i++) {
+    for (uint32_t i = 0; i < v->target->ntensors; i++) {
         const fc_h5_viewed *value = &v->values[i];
-        const fc_tensor *t = v->wanted->tensors[i].source;
+        const fc_tensor *t = v->target->tensors[i].source;
         const fc_box whole = {t->ndim, t->shape, t->shape};
         uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype);
         bool copied = value->kind == FC_H5_VIEW_COPIED;
@@ -164,7 +164,7 @@ static fc_code count_up(view *v, fc_h5_estimate *estimate, fc_error *err) {
         r->copied += copied && !t->object;
         if (!fc_add_u64(*(copied ? &r->copied_bytes : &r->viewed_bytes), bytes,
                         copied ? &r->copied_bytes : &r->viewed_bytes)) {
-            return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", v->wanted->source->path);
+            return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", v->target->source->path);
         }
     }
     return FC_OK;
@@ -173,7 +173,7 @@ static fc_code count_up(view *v, fc_h5_estimate *estimate, fc_error *err) {
 /* ---- datasets ---- */
 
 static fc_code add_assembled(view *v, fc_h5_out *out, uint32_t index, uint32_t first, hid_t *id, fc_error *err) {
-    const fc_tensor *t = v->wanted->tensors[index].source;
+    const fc_tensor *t = v->target->tensors[index].source;
     const fc_h5_viewed *value = &v->values[index];
     hid_t list = H5I_INVALID_HID;
     fc_arena *scratch = fc_arena_new();
@@ -196,12 +196,12 @@ static fc_code add_assembled(view *v, fc_h5_out *out, uint32_t index, uint32_t f
 /* The digest that the source has on record; none is computed, as no data is read. */
 static fc_code add_digest(const view *v, fc_h5_out *out, hid_t id, const fc_tensor *t, fc_error *err) {
     fc_digest digest;
-    fc_code rc = fc_checkpoint_digest(v->wanted->source, t, FC_WHOLE_TENSOR, &digest, err);
+    fc_code rc = fc_checkpoint_digest(v->target->source, t, FC_WHOLE_TENSOR, &digest, err);
     return rc == FC_OK && digest.kind == FC_DIGEST_CRC64 ? fc_h5_out_crc(out, id, "crc64", digest.value, err) : rc;
 }
 
 static fc_code add_value(view *v, fc_h5_out *out, uint32_t index, fc_error *err) {
-    const fc_wanted_tensor *tensor = &v->wanted->tensors[index];
+    const fc_target_tensor *tensor = &v->target->tensors[index];
     const fc_tensor *t = tensor->source;
     fc_h5_viewed *value = &v->values[index];
     uint32_t node = v->w->tree.leaves[index];
@@ -228,7 +228,7 @@ static fc_code add_value(view *v, fc_h5_out *out, uint32_t index, fc_error *err)
 }
 
 static fc_code add_pieces(view *v, fc_h5_out *out, uint32_t index, fc_error *err) {
-    const fc_tensor *t = v->wanted->tensors[index].source;
+    const fc_tensor *t = v->target->tensors[index].source;
     const fc_h5_viewed *value = &v->values[index];
     fc_code rc = FC_OK;
     for (size_t b = 0; value->kind == FC_H5_VIEW_ASSEMBLED && b < value->nbases && rc == FC_OK; b++) {
@@ -240,7 +240,7 @@ static fc_code add_pieces(view *v, fc_h5_out *out, uint32_t index, fc_error *err
             H5Dclose(id);
         }
     }
-    return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", v->wanted->tensors[index].name);
+    return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", v->target->tensors[index].name);
 }
 
 static fc_code write_headers(view *v, const fc_h5_estimate *estimate, fc_error *err) {
@@ -253,16 +253,16 @@ static fc_code write_headers(view *v, const fc_h5_estimate *estimate, fc_error *
     }
     v->w->layout = FC_H5_VIEW_LAYOUT;
     rc = fc_h5_root_attributes(v->w, out, -1, err);
-    for (size_t i = 0; i < v->wanted->ntensors && rc == FC_OK; i++) {
+    for (size_t i = 0; i < v->target->ntensors && rc == FC_OK; i++) {
         rc = name_segments(v, &v->values[order[i]], err);
         rc = rc == FC_OK ? add_value(v, out, order[i], err) : rc;
     }
     v->next_piece = first;
-    for (size_t i = 0; i < v->wanted->ntensors && rc == FC_OK; i++) {
+    for (size_t i = 0; i < v->target->ntensors && rc == FC_OK; i++) {
         rc = add_pieces(v, out, order[i], err);
     }
     rc = fc_h5_out_close(out, rc, err);
-    return rc == FC_OK ? fc_h5_out_seal(out, NULL, 0, err) : rc;
+    return rc == FC_OK ? fc_h5_out_finish_file(out, NULL, 0, err) : rc;
 }
 
 /* ---- what is copied ---- */
@@ -285,15 +285,15 @@ static fc_code copy_value(const view *v, int fd, const fc_tensor *t, uint64_t of
     const int64_t origin[FC_MAX_DIMS] = {0};
     const fc_box whole = {t->ndim, origin, t->shape};
     copying c = {v->path, fd, offset};
-    return fc_read_stream(v->wanted->source, t, &whole, t->dtype, write_piece, &c, err);
+    return fc_read_stream(v->target->source, t, &whole, t->dtype, write_piece, &c, err);
 }
 
 static fc_code copy_values(const view *v, fc_error *err) {
     int fd = open(v->path, O_WRONLY | O_CLOEXEC);
     fc_code rc = fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be opened", v->path) : FC_OK;
-    for (size_t i = 0; i < v->wanted->ntensors && rc == FC_OK; i++) {
+    for (size_t i = 0; i < v->target->ntensors && rc == FC_OK; i++) {
         if (v->values[i].kind == FC_H5_VIEW_COPIED) {
-            rc = copy_value(v, fd, v->wanted->tensors[i].source, v->values[i].offset, err);
+            rc = copy_value(v, fd, v->target->tensors[i].source, v->values[i].offset, err);
         }
     }
     if (fd >= 0 && close(fd) != 0 && rc == FC_OK) {
@@ -305,7 +305,7 @@ static fc_code copy_values(const view *v, fc_error *err) {
 static fc_code write_view(view *v, fc_error *err) {
     fc_writer writer;
     fc_h5_estimate estimate = {0};
-    fc_code rc = fc_h5_create(v->wanted, v->path, &writer, err);
+    fc_code rc = fc_h5_create(v->target, v->path, &writer, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -319,9 +319,9 @@ static fc_code write_view(view *v, fc_error *err) {
     return rc;
 }
 
-static fc_code commit_view(view *v, const char *target, bool force, fc_error *err) {
+static fc_code commit_view(view *v, const char *path, bool force, fc_error *err) {
     fc_commit *commit = NULL;
-    fc_code rc = fc_commit_begin(target, false, force, 0, &commit, err);
+    fc_code rc = fc_commit_begin(path, false, force, 0, &commit, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -335,44 +335,43 @@ static fc_code commit_view(view *v, const char *target, bool force, fc_error *er
 }
 
 /* A view that replaced what it is a view of would be of nothing. */
-static fc_code check_target(const fc_checkpoint *source, const char *target, fc_error *err) {
+static fc_code check_target(const fc_checkpoint *source, const char *path, fc_error *err) {
     struct stat there, file;
-    bool exists = stat(target, &there) == 0;
+    bool exists = stat(path, &there) == 0;
     for (size_t i = 0; i < source->nfiles && exists; i++) {
         if (stat(source->files[i].path, &file) == 0 && file.st_dev == there.st_dev && file.st_ino == there.st_ino) {
-            return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is viewed: name another target",
-                           target);
+            return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is viewed: name another target", path);
         }
     }
-    return exists && fc_checkpoint_needs(source, target)
-               ? fc_fail(err, FC_EUSAGE, "%s: belongs to the checkpoint that is viewed: name another target", target)
+    return exists && fc_checkpoint_needs(source, path)
+               ? fc_fail(err, FC_EUSAGE, "%s: belongs to the checkpoint that is viewed: name another target", path)
                : FC_OK;
 }
 
-fc_code fc_view(const fc_checkpoint *source, const char *target, const fc_view_options *options, fc_view_report *report,
+fc_code fc_view(const fc_checkpoint *source, const char *path, const fc_view_options *options, fc_view_report *report,
                 fc_error *err) {
     static const fc_mesh whole;
     fc_selection selection = {.mesh = &whole,
                               .include = options->selection.include,
                               .exclude = options->selection.exclude,
                               .strip_prefix = options->selection.strip_prefix};
-    fc_wanted wanted;
+    fc_target target;
     memset(report, 0, sizeof *report);
     if (source->format->layout_only) {
         return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to be viewed", source->path);
     }
-    fc_code rc = check_target(source, target, err);
+    fc_code rc = check_target(source, path, err);
     if (rc != FC_OK) {
         return rc;
     }
-    view v = {.wanted = &wanted, .arena = fc_arena_new(), .report = report};
-    rc = v.arena ? fc_wanted_new(source, &selection, v.arena, &wanted, &report->selected, err)
+    view v = {.target = &target, .arena = fc_arena_new(), .report = report};
+    rc = v.arena ? fc_target_new(source, &selection, v.arena, &target, &report->selected, err)
                  : fc_fail(err, FC_ENOMEM, "out of memory");
     if (rc == FC_OK) {
-        v.values = fc_arena_calloc(v.arena, wanted.ntensors, sizeof *v.values);
-        rc = v.values ? fc_h5_view_plan(&wanted, v.arena, v.values, err) : no_memory(&v, err);
+        v.values = fc_arena_calloc(v.arena, target.ntensors, sizeof *v.values);
+        rc = v.values ? fc_h5_view_plan(&target, v.arena, v.values, err) : no_memory(&v, err);
     }
-    rc = rc == FC_OK ? commit_view(&v, target, options->force, err) : rc;
+    rc = rc == FC_OK ? commit_view(&v, path, options->force, err) : rc;
     fc_arena_free(v.arena);
     return rc;
 }

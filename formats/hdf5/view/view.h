@@ -1,8 +1,12 @@
 /*
  * What the two halves of a view share: view_plan.c decides which datasets there are, view.c writes them.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_VIEW_H
-#define FSDPCKPT_FORMATS_HDF5_VIEW_H
+#ifndef FSDPCKPT_FORMATS_HDF5_VIEW_VIEW_H
+#define FSDPCKPT_FORMATS_HDF5_VIEW_VIEW_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
 
 #include "hdf5/writer/out.h"
 
@@ -45,6 +49,6 @@ typedef struct fc_h5_viewed {
  * Decides how each of wanted->tensors is seen. Everything lives in `arena`.
  * @return FC_EUNSUPPORTED naming those that cannot be viewed.
  */
-fc_code fc_h5_view_plan(const fc_wanted *wanted, fc_arena *arena, fc_h5_viewed *out, fc_error *err);
+fc_code fc_h5_view_plan(const fc_target *target, fc_arena *arena, fc_h5_viewed *out, fc_error *err);
 
 #endif

@@ -8,7 +8,7 @@
  */
 #include "hdf5/view/view.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 #include "fsdpckpt/plan.h"
 
 #include <stdio.h>
@@ -60,7 +60,7 @@ static const char *reason(const fc_extent *e, fc_dtype dtype) {
     return e->negate ? "lazily negated" : e->conjugate ? "lazily conjugated" : NULL;
 }
 
-static fc_code locate(void *context, const fc_piece *piece, fc_error *err) {
+static fc_code locate(void *context, const fc_overlap *piece, fc_error *err) {
     plan *p = context;
     located *l = &p->chunks[p->nchunks];
     l->dims = p->tensor->chunks[piece->chunk].dims;
@@ -376,10 +376,10 @@ static bool is_whole(const plan *p) {
 }
 
 /* @param why receives the reason when it cannot be viewed, else NULL. */
-static fc_code plan_tensor(const fc_wanted *wanted, const fc_tensor *t, fc_arena *arena, fc_h5_viewed *out,
+static fc_code plan_tensor(const fc_target *target, const fc_tensor *t, fc_arena *arena, fc_h5_viewed *out,
                            const char **why, fc_error *err) {
     const fc_box whole = {t->ndim, t->shape, t->shape};
-    plan p = {.source = wanted->source, .tensor = t, .arena = arena, .element = fc_dtype_size(t->dtype)};
+    plan p = {.source = target->source, .tensor = t, .arena = arena, .element = fc_dtype_size(t->dtype)};
     *why = NULL;
     *out = (fc_h5_viewed){.kind = FC_H5_VIEW_EMPTY};
     if (fc_box_volume(&whole) == 0) {
@@ -423,17 +423,17 @@ static void refuse(refusals *r, const char *name, const char *why) {
     r->count++;
 }
 
-fc_code fc_h5_view_plan(const fc_wanted *wanted, fc_arena *arena, fc_h5_viewed *out, fc_error *err) {
+fc_code fc_h5_view_plan(const fc_target *target, fc_arena *arena, fc_h5_viewed *out, fc_error *err) {
     refusals refused = {0};
     fc_code rc = FC_OK;
-    for (size_t i = 0; i < wanted->ntensors && rc == FC_OK; i++) {
+    for (size_t i = 0; i < target->ntensors && rc == FC_OK; i++) {
         const char *why;
-        rc = plan_tensor(wanted, wanted->tensors[i].source, arena, &out[i], &why, err);
+        rc = plan_tensor(target, target->tensors[i].source, arena, &out[i], &why, err);
         if (rc != FC_OK) {
-            return fc_context(err, rc, "%s", wanted->source->path);
+            return fc_context(err, rc, "%s", target->source->path);
         }
         if (why) {
-            refuse(&refused, wanted->tensors[i].name, why);
+            refuse(&refused, target->tensors[i].name, why);
         }
     }
     if (refused.count == 0) {
@@ -445,5 +445,5 @@ fc_code fc_h5_view_plan(const fc_wanted *wanted, fc_arena *arena, fc_h5_viewed *
     }
     return fc_fail(err, FC_EUNSUPPORTED,
                    "%s: cannot be viewed: %s%s; consolidate the checkpoint instead, or leave them out (--exclude)",
-                   wanted->source->path, refused.text, more);
+                   target->source->path, refused.text, more);
 }

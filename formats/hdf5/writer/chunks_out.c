@@ -19,9 +19,9 @@ void fc_h5_unlock(void) {
     pthread_mutex_unlock(&library);
 }
 
-void fc_h5_estimate_chunks(const fc_h5_writer *w, fc_h5_estimate *estimate, const fc_part_item *item) {
+void fc_h5_estimate_chunks(const fc_h5_writer *w, fc_h5_estimate *estimate, const fc_target_item *item) {
     enum { CHILDREN = 64, LEAST_FILLED = 32, NODE = 24, ADDRESS = 8, KEY = 8 };
-    const int ndim = w->wanted->tensors[item->tensor].source->ndim;
+    const int ndim = w->target->tensors[item->tensor].source->ndim;
     const int64_t *sizes = item->dims + ndim;
     uint64_t chunks = 1;
     for (int d = 0; d < ndim; d++) {
@@ -38,9 +38,9 @@ static void close_dataset(fc_h5_writer *w) {
     }
 }
 
-static fc_code place(fc_h5_writer *w, const fc_part_item *item, const int64_t *start, bool raw, uint64_t size,
+static fc_code place(fc_h5_writer *w, const fc_target_item *item, const int64_t *start, bool raw, uint64_t size,
                      uint64_t *offset, fc_error *err) {
-    const fc_wanted_tensor *tensor = &w->wanted->tensors[item->tensor];
+    const fc_target_tensor *tensor = &w->target->tensors[item->tensor];
     if (w->dataset < 0 || w->placing != item->tensor) {
         close_dataset(w);
         fc_code rc = fc_h5_out_reopen(&w->out, w->tree.leaves[item->tensor], &w->dataset, err);
@@ -53,7 +53,7 @@ static fc_code place(fc_h5_writer *w, const fc_part_item *item, const int64_t *s
     return fc_h5_out_place(&w->out, w->dataset, tensor->source->ndim, start, raw ? all : 0, size, offset, err);
 }
 
-fc_code fc_h5_place(fc_writer *writer, const fc_part_item *item, const int64_t *start, bool raw, uint64_t size,
+fc_code fc_h5_place(fc_writer *writer, const fc_target_item *item, const int64_t *start, bool raw, uint64_t size,
                     uint64_t *offset, fc_error *err) {
     fc_h5_lock();
     fc_code rc = place(writer->state, item, start, raw, size, offset, err);

@@ -4,7 +4,7 @@
  */
 #include "hdf5/writer/driver.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 
 #if H5_VERSION_GE(1, 13, 0)
 #include <H5FDdevelop.h>

@@ -6,8 +6,12 @@
  * driver remembers the first error, lets the library believe that all is well, and the caller asks afterwards.
  * It also decides where things lie: headers together, data aligned.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_DRIVER_H
-#define FSDPCKPT_FORMATS_HDF5_DRIVER_H
+#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_DRIVER_H
+#define FSDPCKPT_FORMATS_HDF5_WRITER_DRIVER_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
 
 #include <hdf5.h>
 #include <stdbool.h>

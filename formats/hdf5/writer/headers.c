@@ -8,8 +8,8 @@
  */
 #include "hdf5/writer/headers.h"
 
-#include "core/checked.h"
-#include "core/crc.h"
+#include "base/checked.h"
+#include "base/crc.h"
 #include "fsdpckpt/io.h"
 #include "hdf5/object_header.h"
 
@@ -128,8 +128,8 @@ static fc_code write_back(headers *h, fc_error *err) {
     return rc;
 }
 
-fc_code fc_h5_headers_seal(const char *path, const fc_h5_blocks *blocks, const fc_h5_patch *patches, size_t count,
-                           fc_error *err) {
+fc_code fc_h5_headers_finish(const char *path, const fc_h5_blocks *blocks, const fc_h5_patch *patches, size_t count,
+                             fc_error *err) {
     headers h = {path, open(path, O_RDWR | O_CLOEXEC), blocks, NULL};
     uint64_t file_size = 0;
     if (h.fd < 0) {

@@ -2,8 +2,12 @@
  * Sealing a file of ours: putting digests into its attributes after libhdf5 has closed it, and the digest of the
  * headers themselves. See docs/HDF5_SCHEMA.md, "Digests".
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_HEADERS_H
-#define FSDPCKPT_FORMATS_HDF5_HEADERS_H
+#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_HEADERS_H
+#define FSDPCKPT_FORMATS_HDF5_WRITER_HEADERS_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
 
 #include "fsdpckpt/error.h"
 #include "hdf5/writer/driver.h"
@@ -18,7 +22,7 @@ typedef struct fc_h5_patch {
  * Sets the attribute `crc64` of the objects, then the root's `header_crc64`.
  * @param blocks where the headers of the file are; everything else is data, or was never written.
  */
-fc_code fc_h5_headers_seal(const char *path, const fc_h5_blocks *blocks, const fc_h5_patch *patches, size_t count,
-                           fc_error *err);
+fc_code fc_h5_headers_finish(const char *path, const fc_h5_blocks *blocks, const fc_h5_patch *patches, size_t count,
+                             fc_error *err);
 
 #endif

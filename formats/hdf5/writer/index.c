@@ -31,7 +31,7 @@ static bool next_box(boxes *b) {
     return false;
 }
 
-static uint64_t count_boxes(const fc_mesh *mesh, const fc_wanted_tensor *tensor) {
+static uint64_t count_boxes(const fc_mesh *mesh, const fc_target_tensor *tensor) {
     uint64_t count = 1;
     for (int i = 0; !tensor->source->object && i < mesh->ndim; i++) {
         count *= tensor->placements[i].kind == FC_REPLICATE ? 1 : (uint64_t)mesh->sizes[i];
@@ -40,10 +40,10 @@ static uint64_t count_boxes(const fc_mesh *mesh, const fc_wanted_tensor *tensor)
 }
 
 /* One mapping for each distinct box that holds anything, onto the file that stores it. */
-static fc_code map_boxes(const fc_h5_writer *w, fc_h5_out *out, hid_t list, const fc_wanted_tensor *tensor,
+static fc_code map_boxes(const fc_h5_writer *w, fc_h5_out *out, hid_t list, const fc_target_tensor *tensor,
                          const char *source, fc_error *err) {
     const fc_tensor *t = tensor->source;
-    boxes walk = {.mesh = w->wanted->mesh, .placements = tensor->placements};
+    boxes walk = {.mesh = w->target->mesh, .placements = tensor->placements};
     int64_t offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS], covered = 0;
     const fc_box whole = {t->ndim, t->shape, t->shape}, box = {t->ndim, offsets, sizes};
     do {
@@ -80,7 +80,7 @@ static fc_code map_object(const fc_h5_writer *w, fc_h5_out *out, hid_t list, con
 }
 
 static fc_code add_virtual(fc_h5_writer *w, fc_h5_out *out, uint32_t index, hid_t *id, fc_error *err) {
-    const fc_wanted_tensor *tensor = &w->wanted->tensors[index];
+    const fc_target_tensor *tensor = &w->target->tensors[index];
     const fc_tensor *t = tensor->source;
     uint32_t node = w->tree.leaves[index];
     hid_t list = H5I_INVALID_HID;
@@ -99,7 +99,7 @@ static fc_code add_virtual(fc_h5_writer *w, fc_h5_out *out, uint32_t index, hid_
 }
 
 static fc_code add_value(fc_h5_writer *w, fc_h5_out *out, uint32_t index, uint64_t crc64, fc_error *err) {
-    const fc_wanted_tensor *tensor = &w->wanted->tensors[index];
+    const fc_target_tensor *tensor = &w->target->tensors[index];
     const fc_tensor *t = tensor->source;
     const fc_box whole = {t->ndim, t->shape, t->shape};
     hid_t id = H5I_INVALID_HID;
@@ -120,8 +120,8 @@ fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *er
     fc_h5_out out;
     const char *path = NULL;
     fc_code rc = fc_h5_staged_path(w, "index.h5", &path, err);
-    for (uint32_t i = 0; i < w->wanted->ntensors; i++) {
-        fc_h5_estimate_value(w, &estimate, i, count_boxes(w->wanted->mesh, &w->wanted->tensors[i]));
+    for (uint32_t i = 0; i < w->target->ntensors; i++) {
+        fc_h5_estimate_value(w, &estimate, i, count_boxes(w->target->mesh, &w->target->tensors[i]));
     }
     rc = rc == FC_OK ? fc_h5_out_open(&out, &w->tree, path, &estimate, err) : rc;
     if (rc != FC_OK) {
@@ -129,9 +129,9 @@ fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *er
     }
     rc = fc_h5_root_attributes(w, &out, -1, err);
     rc = rc == FC_OK ? fc_h5_out_text(&out, out.file, "missing_shards_read_as", absent_values, err) : rc;
-    for (uint32_t i = 0; rc == FC_OK && i < w->wanted->ntensors; i++) {
+    for (uint32_t i = 0; rc == FC_OK && i < w->target->ntensors; i++) {
         rc = add_value(w, &out, w->tree.order[i], digests[w->tree.order[i]], err);
     }
     rc = fc_h5_out_close(&out, rc, err);
-    return rc == FC_OK ? fc_h5_out_seal(&out, NULL, 0, err) : rc;
+    return rc == FC_OK ? fc_h5_out_finish_file(&out, NULL, 0, err) : rc;
 }

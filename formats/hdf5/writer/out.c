@@ -4,7 +4,7 @@
  */
 #include "hdf5/writer/out.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 #include "hdf5/writer/types_write.h"
 
 #include <stdio.h>
@@ -163,8 +163,8 @@ void fc_h5_out_release(fc_h5_out *out) {
     out->channel.blocks = (fc_h5_blocks){NULL, 0, 0};
 }
 
-fc_code fc_h5_out_seal(fc_h5_out *out, const fc_h5_patch *patches, size_t count, fc_error *err) {
-    fc_code rc = fc_h5_headers_seal(out->path, &out->channel.blocks, patches, count, err);
+fc_code fc_h5_out_finish_file(fc_h5_out *out, const fc_h5_patch *patches, size_t count, fc_error *err) {
+    fc_code rc = fc_h5_headers_finish(out->path, &out->channel.blocks, patches, count, err);
     fc_h5_out_release(out);
     return rc;
 }

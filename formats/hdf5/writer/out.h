@@ -2,8 +2,12 @@
  * One HDF5 file being written: its groups, datasets and attributes, with libhdf5's ways kept inside.
  * Every function sets `err` to one line that names the file; after a failure only fc_h5_out_close may be called.
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_OUT_H
-#define FSDPCKPT_FORMATS_HDF5_OUT_H
+#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_OUT_H
+#define FSDPCKPT_FORMATS_HDF5_WRITER_OUT_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
 
 #include "hdf5/writer/driver.h"
 #include "hdf5/writer/headers.h"
@@ -48,11 +52,11 @@ fc_code fc_h5_out_open(fc_h5_out *out, const fc_h5_tree *tree, const char *path,
                        fc_error *err);
 
 /** Closes everything, whatever happened. @return `rc`, or the failure to close when `rc` is FC_OK. On success
- *  fc_h5_out_seal must follow. */
+ *  fc_h5_out_finish_file must follow. */
 fc_code fc_h5_out_close(fc_h5_out *out, fc_code rc, fc_error *err);
 
 /** Puts the digests into the closed file: those of datasets, and that of the headers. Releases what `out` holds. */
-fc_code fc_h5_out_seal(fc_h5_out *out, const fc_h5_patch *patches, size_t count, fc_error *err);
+fc_code fc_h5_out_finish_file(fc_h5_out *out, const fc_h5_patch *patches, size_t count, fc_error *err);
 
 /** Releases what a closed `out` holds, without sealing; it may be zeroed, or released already. */
 void fc_h5_out_release(fc_h5_out *out);

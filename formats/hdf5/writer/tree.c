@@ -1,9 +1,9 @@
 /*
- * Paths of the wanted tensors → a tree of groups and datasets, with one hash table for (parent, link name).
+ * Paths of the target tensors → a tree of groups and datasets, with one hash table for (parent, link name).
  */
 #include "hdf5/writer/tree.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 #include "hdf5/names.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #define NONE UINT32_MAX
 
 typedef struct builder {
-    const fc_wanted *wanted;
+    const fc_target *target;
     fc_arena *arena;
     fc_h5_tree *tree;
     size_t capacity; /* of tree->nodes */
@@ -39,8 +39,8 @@ static size_t find_slot(const builder *b, uint32_t parent, const char *link) {
 /* The number of nodes is known beforehand: one an element at most. */
 static fc_code prepare(builder *b, fc_error *err) {
     size_t elements = 1, slots = 64;
-    for (size_t i = 0; i < b->wanted->ntensors; i++) {
-        size_t count = b->wanted->tensors[i].path.count;
+    for (size_t i = 0; i < b->target->ntensors; i++) {
+        size_t count = b->target->tensors[i].path.count;
         if (!fc_add_size(elements, count ? count : 1, &elements)) {
             return fc_fail(err, FC_ENOMEM, "out of memory");
         }
@@ -55,7 +55,7 @@ static fc_code prepare(builder *b, fc_error *err) {
     b->nslots = slots;
     b->slots = calloc(slots, sizeof *b->slots);
     b->tree->nodes = fc_arena_calloc(b->arena, elements, sizeof *b->tree->nodes);
-    b->tree->leaves = fc_arena_calloc(b->arena, b->wanted->ntensors, sizeof *b->tree->leaves);
+    b->tree->leaves = fc_arena_calloc(b->arena, b->target->ntensors, sizeof *b->tree->leaves);
     if (!b->slots || !b->tree->nodes || !b->tree->leaves) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
@@ -66,7 +66,7 @@ static fc_code prepare(builder *b, fc_error *err) {
 
 /* Finds or makes the child `link` of `parent`, the `last` element of the path of `tensor` or one before it. */
 static fc_code step(builder *b, uint32_t *at, const char *link, uint32_t tensor, bool last, fc_error *err) {
-    const fc_wanted_tensor *tensors = b->wanted->tensors;
+    const fc_target_tensor *tensors = b->target->tensors;
     size_t slot = find_slot(b, *at, link);
     if (b->slots[slot] == 0) {
         fc_h5_node *node = &b->tree->nodes[b->tree->count];
@@ -133,7 +133,7 @@ static fc_code mark_kind(builder *b, uint32_t group, fc_h5_group_kind kind, uint
     } else if (node->kind != kind) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "tensors \"%s\" and \"%s\" disagree on whether what they are in is a list or a dict",
-                       b->wanted->tensors[node->tensor].name, b->wanted->tensors[tensor].name);
+                       b->target->tensors[node->tensor].name, b->target->tensors[tensor].name);
     }
     return FC_OK;
 }
@@ -145,7 +145,7 @@ static const char *link_of(builder *b, const char *key) {
 }
 
 static fc_code add(builder *b, uint32_t tensor, fc_error *err) {
-    const fc_wanted_tensor *t = &b->wanted->tensors[tensor];
+    const fc_target_tensor *t = &b->target->tensors[tensor];
     const fc_path_element flat = {.key = t->name};
     const fc_path_element *elements = t->path.count ? t->path.elements : &flat;
     size_t count = t->path.count ? t->path.count : 1;
@@ -177,7 +177,7 @@ static fc_code add(builder *b, uint32_t tensor, fc_error *err) {
 static fc_code order_depth_first(builder *b, fc_error *err) {
     fc_h5_tree *tree = b->tree;
     uint32_t *first = calloc(tree->count, sizeof *first), *next = calloc(tree->count, sizeof *next);
-    tree->order = fc_arena_calloc(b->arena, b->wanted->ntensors, sizeof *tree->order);
+    tree->order = fc_arena_calloc(b->arena, b->target->ntensors, sizeof *tree->order);
     fc_code rc = FC_OK;
     if (!first || !next || !tree->order) {
         rc = fc_fail(err, FC_ENOMEM, "out of memory");
@@ -207,11 +207,11 @@ out:
     return rc;
 }
 
-fc_code fc_h5_tree_build(const fc_wanted *wanted, fc_arena *arena, fc_h5_tree *tree, fc_error *err) {
-    builder b = {.wanted = wanted, .arena = arena, .tree = tree};
+fc_code fc_h5_tree_build(const fc_target *target, fc_arena *arena, fc_h5_tree *tree, fc_error *err) {
+    builder b = {.target = target, .arena = arena, .tree = tree};
     memset(tree, 0, sizeof *tree);
-    fc_code rc = wanted->ntensors < NONE ? prepare(&b, err) : fc_fail(err, FC_EUNSUPPORTED, "too many tensors");
-    for (size_t i = 0; rc == FC_OK && i < wanted->ntensors; i++) {
+    fc_code rc = target->ntensors < NONE ? prepare(&b, err) : fc_fail(err, FC_EUNSUPPORTED, "too many tensors");
+    for (size_t i = 0; rc == FC_OK && i < target->ntensors; i++) {
         rc = add(&b, (uint32_t)i, err);
     }
     rc = rc == FC_OK ? order_depth_first(&b, err) : rc;

@@ -1,8 +1,12 @@
 /*
  * The HDF5 datatype of each element type; the table is in docs/HDF5_SCHEMA.md, "Tensors".
  */
-#ifndef FSDPCKPT_FORMATS_HDF5_TYPES_WRITE_H
-#define FSDPCKPT_FORMATS_HDF5_TYPES_WRITE_H
+#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_TYPES_WRITE_H
+#define FSDPCKPT_FORMATS_HDF5_WRITER_TYPES_WRITE_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
 
 #include "fsdpckpt/dtype.h"
 

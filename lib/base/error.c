@@ -1,0 +1,94 @@
+/*
+ * Building error values: one printable line and a code. Every other file calls this; it calls nothing.
+ * The names are in parentheses because error.h gives the analyzer macros of the same names.
+ */
+#include "fsdpckpt/error.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Names in messages come from hostile files: a newline or an escape sequence must not reach the terminal. */
+static void make_printable(char *s) {
+    for (; *s; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c < 0x20 || c == 0x7f) {
+            *s = '?';
+        }
+    }
+}
+
+/* Marks a cut message, without cutting a UTF-8 sequence in two. */
+static void mark_truncated(char *buf, size_t size) {
+    size_t end = size - 4;
+    while (end > 0 && ((unsigned char)buf[end] & 0xc0) == 0x80) {
+        end--;
+    }
+    memcpy(buf + end, "...", 4);
+}
+
+static void format_message(fc_error *err, const char *fmt, va_list args) {
+    int n = vsnprintf(err->message, sizeof err->message, fmt, args);
+    if (n < 0) {
+        err->message[0] = '\0';
+    } else if ((size_t)n >= sizeof err->message) {
+        mark_truncated(err->message, sizeof err->message);
+    }
+    make_printable(err->message);
+}
+
+fc_code(fc_fail)(fc_error *err, fc_code code, const char *fmt, ...) {
+    if (err) {
+        va_list args;
+        va_start(args, fmt);
+        format_message(err, fmt, args);
+        va_end(args);
+        err->code = code;
+    }
+    return code;
+}
+
+fc_code(fc_no_memory)(fc_error *err, const char *path) {
+    return path ? fc_fail(err, FC_ENOMEM, "%s: out of memory", path) : fc_fail(err, FC_ENOMEM, "out of memory");
+}
+
+static void append(fc_error *err, const char *text) {
+    size_t used = strlen(err->message);
+    int n = snprintf(err->message + used, sizeof err->message - used, ": %s", text);
+    if (n >= 0 && (size_t)n >= sizeof err->message - used) {
+        mark_truncated(err->message, sizeof err->message);
+    }
+}
+
+fc_code(fc_fail_errno)(fc_error *err, int errnum, const char *fmt, ...) {
+    fc_code code = errnum == ENOMEM ? FC_ENOMEM : FC_EIO;
+    if (err) {
+        char text[128];
+        va_list args;
+        va_start(args, fmt);
+        format_message(err, fmt, args);
+        va_end(args);
+        err->code = code;
+        /* The GNU strerror_r may return a static string instead of filling the buffer. */
+        append(err, strerror_r(errnum, text, sizeof text));
+    }
+    return code;
+}
+
+fc_code(fc_context)(fc_error *err, fc_code code, const char *fmt, ...) {
+    if (err) {
+        fc_error inner = *err;
+        va_list args;
+        va_start(args, fmt);
+        format_message(err, fmt, args);
+        va_end(args);
+        append(err, inner.message);
+        err->code = code;
+    }
+    return code;
+}
+
+int fc_exit_status(fc_code code) {
+    return code == FC_ENOMEM ? FC_EIO : (int)code;
+}

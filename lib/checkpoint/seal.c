@@ -1,0 +1,208 @@
+/*
+ * Reading a seal: from the JSON file beside a checkpoint to digests of its files and tensors. The file may be hostile,
+ * as the checkpoint may be: what it says is compared with things, and never decides where anything is read.
+ */
+#include "fsdpckpt/seal.h"
+
+#include "fsdpckpt/format.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MOST_BYTES = 256 << 20, CRC_DIGITS = 16 };
+
+/* Cuts off the name of a file that stands for its directory ("ckpt/.metadata", "ckpt/index.h5"). */
+static void to_directory(const fc_checkpoint *checkpoint, char *path) {
+    char *slash = strrchr(path, '/');
+    const char *header = checkpoint->format->header_name;
+    if (slash && slash != path && (strcmp(slash + 1, "index.h5") == 0 || (header && strcmp(slash + 1, header) == 0))) {
+        *slash = '\0';
+    }
+}
+
+static fc_code seal_path(const fc_checkpoint *checkpoint, fc_arena *arena, const char **path, fc_error *err) {
+    char real[PATH_MAX];
+    if (!realpath(checkpoint->path, real)) {
+        return fc_fail_errno(err, errno, "%s", checkpoint->path);
+    }
+    to_directory(checkpoint, real);
+    *path = fc_arena_printf(arena, "%s" FC_SEAL_SUFFIX, real);
+    return *path ? FC_OK : fc_no_memory(err, checkpoint->path);
+}
+
+/* The file of headers that is not among the others; its place is the checkpoint's directory. */
+static fc_code name_header(const fc_checkpoint *checkpoint, fc_arena *arena, fc_sealed_file *file, fc_error *err) {
+    char real[PATH_MAX];
+    if (!realpath(checkpoint->path, real)) {
+        return fc_fail_errno(err, errno, "%s", checkpoint->path);
+    }
+    to_directory(checkpoint, real);
+    file->name = checkpoint->format->header_name;
+    file->path = fc_arena_printf(arena, "%s/%s", real, file->name);
+    return file->path ? FC_OK : fc_no_memory(err, checkpoint->path);
+}
+
+fc_code fc_seal_new(const fc_checkpoint *checkpoint, fc_arena *arena, fc_seal *out, fc_error *err) {
+    const size_t header = checkpoint->format->header_name != NULL;
+    memset(out, 0, sizeof *out);
+    out->nfiles = checkpoint->nfiles + header;
+    out->files = fc_arena_calloc(arena, out->nfiles + 1, sizeof *out->files);
+    out->crc64 = fc_arena_calloc(arena, checkpoint->ntensors + 1, sizeof *out->crc64);
+    out->has = fc_arena_calloc(arena, checkpoint->ntensors + 1, sizeof *out->has);
+    if (!out->files || !out->crc64 || !out->has) {
+        return fc_no_memory(err, checkpoint->path);
+    }
+    for (size_t i = 0; i < checkpoint->nfiles; i++) {
+        out->files[i].name = checkpoint->files[i].name;
+        out->files[i].path = checkpoint->files[i].path;
+    }
+    fc_code rc = seal_path(checkpoint, arena, &out->path, err);
+    return rc == FC_OK && header ? name_header(checkpoint, arena, &out->files[checkpoint->nfiles], err) : rc;
+}
+
+/* ---- reading ---- */
+
+static bool read_crc(const json_t *entry, uint64_t *crc) {
+    const char *text = json_string_value(json_object_get(entry, "crc64"));
+    char *end;
+    if (!text || strlen(text) != CRC_DIGITS || strspn(text, "0123456789abcdef") != CRC_DIGITS) {
+        return false;
+    }
+    *crc = strtoull(text, &end, 16);
+    return true;
+}
+
+static bool read_files(const json_t *list, fc_seal *seal) {
+    size_t found = 0;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *entry = json_array_get(list, i);
+        const char *name = json_string_value(json_object_get(entry, "name"));
+        const json_t *bytes = json_object_get(entry, "bytes");
+        for (size_t k = 0; name && k < seal->nfiles; k++) {
+            fc_sealed_file *file = &seal->files[(i + k) % seal->nfiles]; /* the order is the same */
+            if (strcmp(file->name, name) == 0) {
+                file->bytes = (uint64_t)json_integer_value(bytes);
+                found += read_crc(entry, &file->crc64);
+                break;
+            }
+        }
+    }
+    return found == seal->nfiles && json_array_size(list) == found;
+}
+
+/* Tensors in the order of their names. */
+typedef struct by_name {
+    const fc_tensor *tensor;
+} by_name;
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp(((const by_name *)a)->tensor->name, ((const by_name *)b)->tensor->name);
+}
+
+static bool same_shape(const json_t *shape, const fc_tensor *t) {
+    bool same = json_is_array(shape) && json_array_size(shape) == (size_t)t->ndim;
+    for (int d = 0; same && d < t->ndim; d++) {
+        same = json_integer_value(json_array_get(shape, (size_t)d)) == t->shape[d];
+    }
+    return same;
+}
+
+static bool read_tensor(const fc_checkpoint *checkpoint, const json_t *entry, const by_name *names, fc_seal *seal,
+                        fc_arena *arena) {
+    const char *name = json_string_value(json_object_get(entry, "name"));
+    const char *dtype = json_string_value(json_object_get(entry, "dtype"));
+    uint64_t crc;
+    if (!name || !dtype || !read_crc(entry, &crc)) {
+        return false;
+    }
+    const fc_tensor wanted = {.name = name};
+    const by_name key = {&wanted};
+    const by_name *found = bsearch(&key, names, checkpoint->ntensors, sizeof key, compare_names);
+    if (!found || strcmp(fc_dtype_get(found->tensor->dtype)->torch_name, dtype) != 0 ||
+        !same_shape(json_object_get(entry, "shape"), found->tensor)) {
+        if (seal->missing++ == 0) {
+            seal->missed = fc_arena_strndup(arena, name, strlen(name));
+        }
+        return true;
+    }
+    seal->crc64[found->tensor - checkpoint->tensors] = crc;
+    seal->has[found->tensor - checkpoint->tensors] = true;
+    return true;
+}
+
+static bool read_tensors(const fc_checkpoint *checkpoint, const json_t *list, fc_seal *seal) {
+    by_name *names = calloc(checkpoint->ntensors + 1, sizeof *names);
+    bool ok = names != NULL && json_is_array(list);
+    for (size_t i = 0; ok && i < checkpoint->ntensors; i++) {
+        names[i].tensor = &checkpoint->tensors[i];
+    }
+    if (ok) {
+        qsort(names, checkpoint->ntensors, sizeof *names, compare_names);
+    }
+    for (size_t i = 0; ok && i < json_array_size(list); i++) {
+        ok = read_tensor(checkpoint, json_array_get(list, i), names, seal, checkpoint->arena);
+    }
+    free(names);
+    return ok;
+}
+
+static fc_code parse(fc_checkpoint *checkpoint, fc_seal *seal, FILE *f, fc_error *err) {
+    json_error_t mistake;
+    json_t *root = json_loadf(f, JSON_REJECT_DUPLICATES, &mistake);
+    const char *kind = json_string_value(json_object_get(root, "fsdpckpt"));
+    fc_code rc = FC_OK;
+    if (!root) {
+        rc = fc_fail(err, FC_ECORRUPT, "%s: damaged: line %d: %s; remove it, or seal the checkpoint again", seal->path,
+                     mistake.line, mistake.text);
+    } else if (!kind || strcmp(kind, "seal") != 0 || json_integer_value(json_object_get(root, "version")) != 1) {
+        rc = fc_fail(err, FC_ECORRUPT, "%s: not a seal of version 1; remove it, or seal the checkpoint again",
+                     seal->path);
+    } else if (!read_files(json_object_get(root, "files"), seal) ||
+               !read_tensors(checkpoint, json_object_get(root, "tensors"), seal)) {
+        rc = fc_fail(err, FC_ECORRUPT,
+                     "%s: it is damaged, or of another checkpoint: its files are not those of %s; remove it, or seal "
+                     "the checkpoint again",
+                     seal->path, checkpoint->path);
+    }
+    json_decref(root);
+    return rc;
+}
+
+fc_code fc_seal_load(fc_checkpoint *checkpoint, fc_error *err) {
+    const char *path;
+    struct stat st;
+    fc_code rc = seal_path(checkpoint, checkpoint->arena, &path, err);
+    if (rc != FC_OK || stat(path, &st) != 0 || !S_ISREG(st.st_mode)) {
+        return rc;
+    }
+    if (st.st_size > MOST_BYTES) {
+        return fc_fail(err, FC_ECORRUPT, "%s: larger than any seal is: remove it", path);
+    }
+    fc_seal *seal = fc_arena_calloc(checkpoint->arena, 1, sizeof *seal);
+    rc = seal ? fc_seal_new(checkpoint, checkpoint->arena, seal, err) : fc_no_memory(err, checkpoint->path);
+    FILE *f = rc == FC_OK ? fopen(path, "rbe") : NULL;
+    if (rc == FC_OK && !f) {
+        return fc_fail_errno(err, errno, "%s", path);
+    }
+    if (f) {
+        rc = parse(checkpoint, seal, f, err);
+        fclose(f);
+    }
+    checkpoint->seal = rc == FC_OK ? seal : NULL;
+    return rc;
+}
+
+void fc_seal_forget(const char *path) {
+    char real[PATH_MAX + sizeof FC_SEAL_SUFFIX];
+    if (realpath(path, real)) {
+        strcat(real, FC_SEAL_SUFFIX);
+        (void)unlink(real);
+    }
+}
