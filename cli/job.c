@@ -46,7 +46,7 @@ static const uint64_t hub_file_bytes = UINT64_C(5000000000);
    takes one. */
 static fc_code choose_split(job *j, bool sharded, fc_error *err) {
     const options *o = j->o;
-    bool can_split = j->how.format->split != NULL;
+    bool can_split = j->how.format->writer.split != NULL;
     if (o->max_shard_size && !can_split) {
         return fc_fail(err, FC_EUSAGE, "--max-shard-size: the format '%s' is not split by size; say --to safetensors",
                        j->how.format->name);
@@ -111,9 +111,9 @@ static fc_code convert(job *j, fc_error *err) {
     if (rc == FC_OK && shows && o->output) {
         tell_name(j);
     }
-    if (rc == FC_OK && j->how.format->objects_note && j->report.selected.objects > 0 && shows) {
+    if (rc == FC_OK && j->how.format->writer.objects_note && j->report.selected.objects > 0 && shows) {
         size_t n = j->report.selected.objects;
-        text_tell("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", j->how.format->objects_note);
+        text_tell("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", j->how.format->writer.objects_note);
     }
     return rc;
 }

@@ -74,7 +74,7 @@ static bool is_among(const char *extension, const char *const *list) {
 
 static const fc_format *format_of(const char *extension) {
     for (const fc_format *const *f = fc_formats(); *f; f++) {
-        if ((*f)->create && is_among(extension, (*f)->extensions)) {
+        if (fc_format_writes(*f) && is_among(extension, (*f)->extensions)) {
             return *f;
         }
     }
@@ -98,7 +98,7 @@ static const char *meant_of_formats(const char *extension) {
     const char *best = NULL;
     size_t score = SUGGEST_NONE;
     for (const fc_format *const *f = fc_formats(); *f; f++) {
-        best = (*f)->create ? meant(extension, (*f)->extensions, best, &score) : best;
+        best = fc_format_writes(*f) ? meant(extension, (*f)->extensions, best, &score) : best;
     }
     return best;
 }
@@ -136,7 +136,7 @@ static fc_code unknown_format(const char *word, fc_error *err) {
     const char *best = NULL;
     size_t score = SUGGEST_NONE;
     for (const fc_format *const *f = fc_formats(); *f; f++) {
-        if ((*f)->create) {
+        if (fc_format_writes(*f)) {
             suggest_consider(word, strlen(word), (*f)->name, &best, &score);
         }
     }
@@ -160,7 +160,7 @@ static fc_code ask_for_format(const char *target, const char *extension, fc_erro
                        "-o %s: unknown extension '%s'; did you mean '%s'? (to keep the name say --to: %s)", target,
                        extension, best, names);
     }
-    if (called && called->create) {
+    if (called && fc_format_writes(called)) {
         return fc_fail(err, FC_EUSAGE, "-o %s: '%s' is not an extension; did you mean --to %s?", target, extension,
                        called->name);
     }
@@ -185,7 +185,7 @@ fc_code target_format(const options *o, bool sharded, const fc_format **out, fc_
     *out = NULL;
     if (o->to) {
         *out = format_called(o->to);
-        if (*out && !(*out)->create) {
+        if (*out && !fc_format_writes(*out)) {
             char names[HELP_FORMATS_MAX];
             return fc_fail(err, FC_EUNSUPPORTED, "--to %s: is read only; formats that can be written: %s", o->to,
                            help_formats(names));
