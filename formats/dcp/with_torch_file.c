@@ -87,7 +87,7 @@ fc_code fc_dcp_open_with_file(fc_checkpoint *checkpoint, const char *name, bool 
 }
 
 void fc_dcp_close_with_file(fc_checkpoint *checkpoint) {
-    fc_format_dcp.close(checkpoint);
+    fc_format_dcp.reader.close(checkpoint);
 }
 
 /* Whether a value is one of DCP's: only DCP sets a state, and the torch.save file is the last. */
@@ -97,19 +97,19 @@ static bool is_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor) {
 
 fc_code fc_dcp_extent_with_file(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                                 fc_error *err) {
-    return is_dcp(checkpoint, tensor) ? fc_format_dcp.extent(checkpoint, tensor, index, out, err)
+    return is_dcp(checkpoint, tensor) ? fc_format_dcp.reader.extent(checkpoint, tensor, index, out, err)
                                       : fc_torch_extent(checkpoint, tensor, index, out, err);
 }
 
 fc_code fc_dcp_object_json_with_file(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                      const char **json, fc_error *err) {
-    return is_dcp(checkpoint, object) ? fc_format_dcp.object_json(checkpoint, object, arena, json, err)
+    return is_dcp(checkpoint, object) ? fc_format_dcp.reader.object_json(checkpoint, object, arena, json, err)
                                       : fc_torch_object_json(checkpoint, object, arena, json, err);
 }
 
 fc_code fc_dcp_digest_with_file(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                                 fc_error *err) {
-    return is_dcp(checkpoint, tensor) ? fc_format_dcp.digest(checkpoint, tensor, index, out, err)
+    return is_dcp(checkpoint, tensor) ? fc_format_dcp.reader.digest(checkpoint, tensor, index, out, err)
                                       : fc_torch_digest(checkpoint, tensor, index, out, err);
 }
 
@@ -128,12 +128,12 @@ fc_code fc_dcp_verify_chunk_with_file(const fc_checkpoint *checkpoint, const fc_
                                       fc_extent *extent, fc_digest *digest, struct fc_findings *findings,
                                       fc_error *err) {
     if (is_dcp(checkpoint, tensor)) {
-        return fc_format_dcp.verify_chunk(checkpoint, tensor, index, extent, digest, findings, err);
+        return fc_format_dcp.verifier.verify_chunk(checkpoint, tensor, index, extent, digest, findings, err);
     }
     FC_TRY(fc_checkpoint_extent(checkpoint, tensor, index, extent, err));
     return fc_checkpoint_digest(checkpoint, tensor, index, digest, err);
 }
 
 fc_code fc_dcp_check_object_with_file(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
-    return is_dcp(checkpoint, object) ? fc_format_dcp.check_object(checkpoint, object, err) : FC_OK;
+    return is_dcp(checkpoint, object) ? fc_format_dcp.reader.check_object(checkpoint, object, err) : FC_OK;
 }

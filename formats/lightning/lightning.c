@@ -26,15 +26,21 @@ const fc_format fc_format_lightning = {
     .description = "PyTorch Lightning checkpoint",
     .header_name = ".metadata",
     .extensions = extensions,
-    .probe = lightning_probe,
-    .open = lightning_open,
-    .close = fc_dcp_close_with_file,
-    .extent = fc_dcp_extent_with_file,
-    .read = fc_torch_read,
-    .object_json = fc_dcp_object_json_with_file,
-    .digest = fc_dcp_digest_with_file,
-    .check_object = fc_dcp_check_object_with_file,
-    .verify = fc_dcp_verify_with_file,
-    .verify_chunk = fc_dcp_verify_chunk_with_file,
-    .unverified = ".metadata, objects in torch.save files, and the gaps between the records of archives",
+    .reader =
+        {
+            .probe = lightning_probe,
+            .open = lightning_open,
+            .close = fc_dcp_close_with_file,
+            .extent = fc_dcp_extent_with_file,
+            .read = fc_torch_read,
+            .object_json = fc_dcp_object_json_with_file,
+            .digest = fc_dcp_digest_with_file,
+            .check_object = fc_dcp_check_object_with_file,
+        },
+    .verifier =
+        {
+            .verify = fc_dcp_verify_with_file,
+            .verify_chunk = fc_dcp_verify_chunk_with_file,
+            .unverified = ".metadata, objects in torch.save files, and the gaps between the records of archives",
+        },
 };
