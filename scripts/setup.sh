@@ -62,7 +62,7 @@ setup_packages() {
     if ! may_install; then
         echo "Debian packages are missing, and this user may not install them. An administrator types:" >&2
         echo "    $apt ${missing[*]}" >&2
-        echo "Then start ${0##*/} again; it needs no other rights." >&2
+        echo "Then start $0 again; it needs no other rights." >&2
         exit 1
     fi
     say "installing ${missing[*]} (a minute or two)"
