@@ -57,7 +57,7 @@ setup_python() {
         say "installing PyTorch and h5py into .venv (once; 5 GB, some minutes)"
         say "  FSDPCKPT_PYTHON=FILE uses a Python that has them, FSDPCKPT_NO_TORCH=1 does without"
         if quietly python3 -m venv .venv && quietly .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-            torch numpy h5py safetensors ml_dtypes && has_modules .venv/bin/python; then
+            torch numpy h5py safetensors ml_dtypes jsonschema && has_modules .venv/bin/python; then
             PYTHON=$PWD/.venv/bin/python
         else
             say "pip could not install them: going on without PyTorch"
