@@ -183,7 +183,7 @@ static void wrong_files_are_told_with_their_place(void **state) {
         {"{\"fsdpckpt\": \"schema\", \"schema\": 2, \"version\": 1, \"tensors\": []}", FC_EUNSUPPORTED,
          ": version 2; this fsdpckpt reads version 1: use a newer one"},
         {"{\"fsdpckpt\": \"schema\", \"schema\": [], \"tensors\": []}", FC_ECORRUPT,
-         ": \"schema\" should be a number, not"},
+         ": \"schema\" should be a number, not an array"},
         {"{\"kind\": \"fsdpckpt\", \"version\": 1, \"tensors\": []}", FC_ECORRUPT,
          ": the member \"fsdpckpt\" is missing"},
         {"{\"fsdpckpt\": \"schema\",\n\n \"version\": 2, \"tensors\": []}", FC_EUNSUPPORTED,
