@@ -86,7 +86,7 @@ fc_code fc_pt_open_beside_dcp(fc_checkpoint *checkpoint, const char *name, bool 
 }
 
 void fc_pt_close_beside_dcp(fc_checkpoint *checkpoint) {
-    fc_format_dcp.close(checkpoint);
+    fc_format_dcp.reader.close(checkpoint);
 }
 
 /* Whether a value is one of DCP's: only that has a state, and the torch.save file is the last. */
@@ -96,19 +96,19 @@ static bool is_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor) {
 
 fc_code fc_pt_extent_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                                 fc_error *err) {
-    return is_dcp(checkpoint, tensor) ? fc_format_dcp.extent(checkpoint, tensor, index, out, err)
+    return is_dcp(checkpoint, tensor) ? fc_format_dcp.reader.extent(checkpoint, tensor, index, out, err)
                                       : fc_pt_extent(checkpoint, tensor, index, out, err);
 }
 
 fc_code fc_pt_object_json_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                      const char **json, fc_error *err) {
-    return is_dcp(checkpoint, object) ? fc_format_dcp.object_json(checkpoint, object, arena, json, err)
+    return is_dcp(checkpoint, object) ? fc_format_dcp.reader.object_json(checkpoint, object, arena, json, err)
                                       : fc_pt_object_json(checkpoint, object, arena, json, err);
 }
 
 fc_code fc_pt_digest_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                                 fc_error *err) {
-    return is_dcp(checkpoint, tensor) ? fc_format_dcp.digest(checkpoint, tensor, index, out, err)
+    return is_dcp(checkpoint, tensor) ? fc_format_dcp.reader.digest(checkpoint, tensor, index, out, err)
                                       : fc_pt_digest(checkpoint, tensor, index, out, err);
 }
 
@@ -125,12 +125,12 @@ fc_code fc_pt_verify_chunk_beside_dcp(const fc_checkpoint *checkpoint, const fc_
                                       fc_extent *extent, fc_digest *digest, struct fc_findings *findings,
                                       fc_error *err) {
     if (is_dcp(checkpoint, tensor)) {
-        return fc_format_dcp.verify_chunk(checkpoint, tensor, index, extent, digest, findings, err);
+        return fc_format_dcp.verifier.verify_chunk(checkpoint, tensor, index, extent, digest, findings, err);
     }
     FC_TRY(fc_checkpoint_extent(checkpoint, tensor, index, extent, err));
     return fc_checkpoint_digest(checkpoint, tensor, index, digest, err);
 }
 
 fc_code fc_pt_check_object_beside_dcp(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
-    return is_dcp(checkpoint, object) ? fc_format_dcp.check_object(checkpoint, object, err) : FC_OK;
+    return is_dcp(checkpoint, object) ? fc_format_dcp.reader.check_object(checkpoint, object, err) : FC_OK;
 }

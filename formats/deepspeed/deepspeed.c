@@ -139,12 +139,15 @@ const fc_format fc_format_deepspeed = {
     .description = "DeepSpeed checkpoint",
     .directory_sign = "*_model_states.pt (DeepSpeed)",
     .extensions = extensions,
-    .probe = fc_ds_probe,
-    .open = ds_open,
-    .check_header = fc_pt_check_header,
-    .extent = fc_pt_extent,
-    .read = fc_pt_read,
-    .object_json = fc_pt_object_json,
-    .digest = ds_digest,
-    .unverified = "the gaps between the records of zip files, and pickles",
+    .reader =
+        {
+            .probe = fc_ds_probe,
+            .open = ds_open,
+            .check_header = fc_pt_check_header,
+            .extent = fc_pt_extent,
+            .read = fc_pt_read,
+            .object_json = fc_pt_object_json,
+            .digest = ds_digest,
+        },
+    .verifier = {.unverified = "the gaps between the records of zip files, and pickles"},
 };

@@ -26,15 +26,21 @@ const fc_format fc_format_lightning = {
     .description = "PyTorch Lightning checkpoint",
     .header_name = ".metadata",
     .extensions = extensions,
-    .probe = lightning_probe,
-    .open = lightning_open,
-    .close = fc_pt_close_beside_dcp,
-    .extent = fc_pt_extent_beside_dcp,
-    .read = fc_pt_read,
-    .object_json = fc_pt_object_json_beside_dcp,
-    .digest = fc_pt_digest_beside_dcp,
-    .check_object = fc_pt_check_object_beside_dcp,
-    .verify = fc_pt_verify_beside_dcp,
-    .verify_chunk = fc_pt_verify_chunk_beside_dcp,
-    .unverified = ".metadata, objects in torch.save files, and the gaps between the records of archives",
+    .reader =
+        {
+            .probe = lightning_probe,
+            .open = lightning_open,
+            .close = fc_pt_close_beside_dcp,
+            .extent = fc_pt_extent_beside_dcp,
+            .read = fc_pt_read,
+            .object_json = fc_pt_object_json_beside_dcp,
+            .digest = fc_pt_digest_beside_dcp,
+            .check_object = fc_pt_check_object_beside_dcp,
+        },
+    .verifier =
+        {
+            .verify = fc_pt_verify_beside_dcp,
+            .verify_chunk = fc_pt_verify_chunk_beside_dcp,
+            .unverified = ".metadata, objects in torch.save files, and the gaps between the records of archives",
+        },
 };

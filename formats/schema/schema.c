@@ -388,7 +388,10 @@ const fc_format fc_format_schema = {
     .file_sign = "a schema (JSON)",
     .extensions = extensions,
     .layout_only = true,
-    .probe = schema_probe,
-    .open = schema_open,
-    .extent = schema_extent,
+    .reader =
+        {
+            .probe = schema_probe,
+            .open = schema_open,
+            .extent = schema_extent,
+        },
 };

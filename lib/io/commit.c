@@ -31,7 +31,7 @@ struct fc_commit {
 /* Whether `name` is what this program gives to files in a directory it writes. --force deletes nothing else. */
 static bool is_own_name(const char *name) {
     for (const fc_format *const *format = fc_formats(); *format; format++) {
-        for (const char *const *glob = (*format)->file_names; glob && *glob; glob++) {
+        for (const char *const *glob = (*format)->writer.file_names; glob && *glob; glob++) {
             if (fnmatch(*glob, name, 0) == 0) {
                 return true;
             }
