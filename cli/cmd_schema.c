@@ -8,7 +8,7 @@
 #include "out_file.h"
 #include "source.h"
 
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <stdlib.h>
