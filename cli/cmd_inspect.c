@@ -76,7 +76,7 @@ static fc_code run(cli_call *call, fc_error *err) {
         return fc_fail(err, FC_EUSAGE, "inspect: --depth is for the list and for --tree");
     }
     fc_checkpoint *checkpoint = NULL;
-    fc_code rc = source_open(o, o->operands[0], o->headers_only, &checkpoint, err);
+    fc_code rc = source_open(call, o->operands[0], o->headers_only, &checkpoint, err);
     if (rc != FC_OK) {
         return rc;
     }

@@ -109,7 +109,7 @@ static fc_code select_and_write(const cli_call *call, const fc_checkpoint *check
 static fc_code run(cli_call *call, fc_error *err) {
     /* The data files may be elsewhere: nothing is asked of them. */
     fc_checkpoint *checkpoint = NULL;
-    fc_code rc = source_open(call->options, call->options->operands[0], true, &checkpoint, err);
+    fc_code rc = source_open(call, call->options->operands[0], true, &checkpoint, err);
     if (rc != FC_OK) {
         return rc;
     }

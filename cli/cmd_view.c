@@ -58,7 +58,7 @@ static fc_code run(cli_call *call, fc_error *err) {
         .force = o->force};
     fc_view_report report;
     fc_checkpoint *source = NULL;
-    fc_code rc = source_open(o, o->operands[0], false, &source, err);
+    fc_code rc = source_open(call, o->operands[0], false, &source, err);
     if (rc == FC_OK) {
         source_tell(o, source);
         rc = fc_view(source, o->output, &how, &report, err);
