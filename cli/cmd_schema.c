@@ -7,6 +7,7 @@
 #include "json_out.h"
 #include "out_file.h"
 #include "source.h"
+#include "target.h"
 
 #include "fsdpckpt/target.h"
 #include "fsdpckpt/unflatten.h"
@@ -109,11 +110,13 @@ static fc_code select_and_write(const cli_call *call, const fc_checkpoint *check
 static fc_code run(cli_call *call, fc_error *err) {
     /* The data files may be elsewhere: nothing is asked of them. */
     fc_checkpoint *checkpoint = NULL;
-    fc_code rc = source_open(call, call->options->operands[0], true, &checkpoint, err);
+    const options *o = call->options;
+    fc_code rc = o->output ? target_check(o->output, &target_json, err) : FC_OK;
+    rc = rc == FC_OK ? source_open(call, o->operands[0], true, &checkpoint, err) : rc;
     if (rc != FC_OK) {
         return rc;
     }
-    source_tell(call->options, checkpoint);
+    source_tell(o, checkpoint);
     fc_arena *arena = fc_arena_new();
     rc = arena ? select_and_write(call, checkpoint, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     fc_arena_free(arena);

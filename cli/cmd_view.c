@@ -4,6 +4,7 @@
 #include "command.h"
 #include "json_out.h"
 #include "source.h"
+#include "target.h"
 
 #include "fsdpckpt/view.h"
 
@@ -58,7 +59,8 @@ static fc_code run(cli_call *call, fc_error *err) {
         .force = o->force};
     fc_view_report report;
     fc_checkpoint *source = NULL;
-    fc_code rc = source_open(call, o->operands[0], false, &source, err);
+    fc_code rc = target_check(o->output, &target_view, err);
+    rc = rc == FC_OK ? source_open(call, o->operands[0], false, &source, err) : rc;
     if (rc == FC_OK) {
         source_tell(o, source);
         rc = fc_view(source, o->output, &how, &report, err);

@@ -178,12 +178,12 @@ class Screen(harness.Case):
 
     def test_other_lines_do_not_share_the_line(self):
         self.copy("dcp-torch2.15.0-fsdp2")
-        t = self.on_terminal("consolidate", "ckpt", "-o", "m.xyz", "-v", "--progress", "always", columns=200)
+        t = self.on_terminal("consolidate", "ckpt", "-o", "m.h5", "-v", "--progress", "always", columns=200)
         self.assertEqual(t.finish(), 0)
         lines = t.screen()
         self.assertGreaterEqual(len(lines), 2)
         for line in lines:
-            self.assertTrue(line.startswith(("fsdpckpt: ", "m.xyz: ")), lines)
+            self.assertTrue(line.startswith(("fsdpckpt: ", "m.h5: ")), lines)
 
     def test_output_ends_the_line(self):
         self.copy("dcp-torch2.15.0-fsdp2")
