@@ -159,8 +159,7 @@ static void print_text(const job *j, text_out *out) {
 static void print_json(const job *j, text_out *out) {
     const fc_convert_report *r = &j->report;
     json_out json;
-    jw_begin(&json, out, 1);
-    jw_open(&json, '{');
+    jw_document(&json, out, 1, "conversion");
     JSON_MEMBER(&json, string, "target", j->o->output);
     JSON_MEMBER(&json, string, "format", j->how.format->name);
     JSON_MEMBER(&json, bool, "dry_run", j->o->dry_run);
@@ -184,8 +183,7 @@ static void print_json(const job *j, text_out *out) {
     } else {
         JSON_MEMBER(&json, number, "seconds", j->seconds);
     }
-    jw_close(&json, '}');
-    text_puts(out, "\n");
+    jw_end_document(&json);
 }
 
 static void print_report(const job *j, text_out *out) {
