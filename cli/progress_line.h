@@ -40,7 +40,7 @@ size_t progress_line_terminal(const progress_meter *meter, const progress_style 
 /** The same for a log, with all there is and a newline. */
 size_t progress_line_log(const progress_meter *meter, char *line);
 
-/** The same as a JSON object on one line, docs/PROGRESS_JSON.md. */
+/** The same as a JSON object on one line, docs/schemas/progress.json. */
 size_t progress_line_json(const progress_meter *meter, char *line);
 
 /** What becomes of the lines. */
