@@ -202,12 +202,13 @@ size_t progress_line_json(const progress_meter *meter, char *text) {
     if (s->total > 0) {
         snprintf(total, sizeof total, "%" PRIu64, s->total);
     }
-    int n = snprintf(text, PROGRESS_LINE_MAX,
-                     "{\"fsdpckpt\": \"progress\", \"schema\": %d, \"phase\": \"%s\", \"unit\": \"%s\", \"done\": %" PRIu64
-                     ", \"total\": %s, \"rate\": %s, \"seconds\": %s, \"seconds_left\": %s}\n",
-                     PROGRESS_JSON_SCHEMA, fc_phase_name(s->phase), fc_counted_name(s->unit), s->done,
-                     total, number_or_null(rate, meter->rate > 0, meter->rate),
-                     number_or_null(seconds, true, meter->now), number_or_null(left, remaining >= 0, remaining));
+    int n =
+        snprintf(text, PROGRESS_LINE_MAX,
+                 "{\"fsdpckpt\": \"progress\", \"schema\": %d, \"phase\": \"%s\", \"unit\": \"%s\", \"done\": %" PRIu64
+                 ", \"total\": %s, \"rate\": %s, \"seconds\": %s, \"seconds_left\": %s}\n",
+                 PROGRESS_JSON_SCHEMA, fc_phase_name(s->phase), fc_counted_name(s->unit), s->done, total,
+                 number_or_null(rate, meter->rate > 0, meter->rate), number_or_null(seconds, true, meter->now),
+                 number_or_null(left, remaining >= 0, remaining));
     return n > 0 ? (size_t)n : 0;
 }
 
