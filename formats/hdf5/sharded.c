@@ -8,6 +8,7 @@
  */
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
+#include "hdf5/schema.h"
 
 #include "base/checked.h"
 
@@ -63,14 +64,14 @@ static fc_code read_mesh(const fc_h5_root *root, const char *path, fc_mesh *mesh
 }
 
 static fc_code check_schema(const fc_h5_root *root, const char *path, fc_error *err) {
-    if (root->schema == 1) {
+    if (root->schema >= 1 && root->schema <= FC_H5_SCHEMA) {
         return FC_OK;
     }
     return root->schema == 0
                ? fc_fail(err, FC_ECORRUPT, "%s: not written by fsdpckpt (no attribute fsdpckpt_schema)", path)
                : fc_fail(err, FC_EUNSUPPORTED,
-                         "%s: written with schema %lld; this fsdpckpt reads schema 1: use a newer one", path,
-                         (long long)root->schema);
+                         "%s: written with schema %lld; this fsdpckpt reads schemas 1 to %d: use a newer one", path,
+                         (long long)root->schema, FC_H5_SCHEMA);
 }
 
 /* ---- files ---- */

@@ -4,6 +4,7 @@
  */
 #include "hdf5/h5.h"
 #include "hdf5/object_header.h"
+#include "hdf5/schema.h"
 
 #include "base/checked.h"
 #include "base/crc.h"
@@ -129,7 +130,8 @@ static fc_code check_file(const fc_checkpoint *checkpoint, uint32_t number, file
     fc_h5_field field;
     uint64_t root, found, recorded;
     const unsigned char *p = NULL;
-    bool has = fc_h5_find_root(&view, &root) && fc_h5_find_field(&view, root, "header_crc64", &field) &&
+    bool has = fc_h5_find_root(&view, &root) &&
+               fc_h5_find_field(&view, root, fc_h5_attribute_get(FC_H5_A_HEADER_CRC64)->name, &field) &&
                (p = view_bytes(f, field.value, 8)) != NULL;
     if (!has) {
         return FC_OK; /* of another program, or of an older fsdpckpt: not covered */

@@ -364,7 +364,7 @@ def names_and_sizes(d):
         f["x"] = 1
         f.attrs["fsdpckpt_schema"] = 2
     rc, err, v = dump(path)
-    check(rc == 5 and err == f"{path}: written with schema 2; this fsdpckpt reads schema 1: use a newer one", err)
+    check(rc == 5 and err == f"{path}: written with schema 3; this fsdpckpt reads schemas 1 to 2: use a newer one", err)
 
 
 def main():

@@ -107,8 +107,9 @@ static fc_code add_value(fc_h5_writer *w, fc_h5_out *out, uint32_t index, uint64
     fc_code rc = fc_box_volume(&whole) > 0
                      ? add_virtual(w, out, index, &id, err)
                      : fc_h5_out_stored(out, w->tree.leaves[index], tensor->dtype, t->ndim, t->shape, &id, &none, err);
-    rc = rc == FC_OK ? fc_h5_value_attributes(w, out, id, tensor, err) : rc;
-    rc = rc == FC_OK ? fc_h5_out_crc(out, id, "crc64", crc64, err) : rc;
+    fc_h5_holder holder = fc_h5_held(out, id);
+    rc = rc == FC_OK ? fc_h5_value_attributes(w, &holder, tensor, err) : rc;
+    rc = rc == FC_OK ? fc_h5_set_number(&holder, FC_H5_A_CRC64, crc64, err) : rc;
     if (id >= 0) {
         H5Dclose(id);
     }
@@ -127,8 +128,9 @@ fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *er
     if (rc != FC_OK) {
         return rc;
     }
-    rc = fc_h5_root_attributes(w, &out, -1, err);
-    rc = rc == FC_OK ? fc_h5_out_text(&out, out.file, "missing_shards_read_as", absent_values, err) : rc;
+    fc_h5_holder root = fc_h5_held(&out, out.file);
+    rc = fc_h5_root_attributes(w, &root, -1, err);
+    rc = rc == FC_OK ? fc_h5_set_text(&root, FC_H5_A_MISSING, absent_values, err) : rc;
     for (uint32_t i = 0; rc == FC_OK && i < w->target->ntensors; i++) {
         rc = add_value(w, &out, w->tree.order[i], digests[w->tree.order[i]], err);
     }
