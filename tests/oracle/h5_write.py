@@ -117,7 +117,7 @@ def check_groups(f, values):
 
 def check_full(path, values):
     with h5py.File(path) as f:
-        check(f.attrs["fsdpckpt_schema"] == 1 and f.attrs["layout"] == "full", "root attributes of a full file")
+        check(f.attrs["fsdpckpt_schema"] == 2 and f.attrs["layout"] == "full", "root attributes of a full file")
         check(f.attrs["producer"].startswith("fsdpckpt "), "producer")
         check("mesh_shape" not in f.attrs and "rank" not in f.attrs, "a full file has no mesh")
         check_groups(f, values)

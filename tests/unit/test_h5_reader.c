@@ -405,7 +405,7 @@ static void unsupported_parts_are_listed_with_their_reason(void **state) {
 
 static void bad_files_give_one_line(void **state) {
     (void)state;
-    expect_failure(FSDPCKPT_CORPUS "/unsupported/h5-schema-2.h5", FC_EUNSUPPORTED,
+    expect_failure(FSDPCKPT_CORPUS "/unsupported/h5-schema-3.h5", FC_EUNSUPPORTED,
                    ": written with schema 3; this fsdpckpt reads schemas 1 to 2: use a newer one");
     expect_failure(FSDPCKPT_CORPUS "/bad/h5-dtype-lies.h5", FC_ECORRUPT,
                    ": dataset /w: the attribute dtype says int32, the HDF5 type is float32");

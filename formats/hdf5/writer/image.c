@@ -396,7 +396,7 @@ fc_code fc_h5_image_write(fc_h5_image *image, uint64_t *header_crc64, fc_error *
     if (header_crc64) {
         *header_crc64 = digest;
     }
-    fc_code rc = open_file(image, 0, err);
+    fc_code rc = open_file(image, O_CREAT, err);
     rc = rc == FC_OK ? fc_pwrite_full(image->fd, image->heap.data, image->heap.size, image->heap_at, image->path, err)
                      : rc;
     rc = rc == FC_OK

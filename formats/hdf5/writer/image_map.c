@@ -11,10 +11,10 @@
 
 enum { SELECT_HYPERSLAB = 2, SELECT_ALL = 3 };
 
-void fc_h5_list_begin(fc_h5_list *list, uint64_t mappings) {
+void fc_h5_list_begin(fc_h5_list *list) {
     list->bytes.size = 0;
-    fc_h5_add_number(&list->bytes, 0, 1); /* version */
-    fc_h5_add_number(&list->bytes, mappings, 8);
+    list->count = 0;
+    fc_h5_add_zeros(&list->bytes, 1 + 8); /* version, and how many there are */
 }
 
 static void add_all(fc_h5_buffer *to) {
@@ -80,6 +80,7 @@ static void add_path(fc_h5_buffer *to, const char *path) {
 
 void fc_h5_list_add(fc_h5_list *list, const char *file, const char *source, int ndim, const int64_t *offsets,
                     const int64_t *sizes) {
+    list->count++;
     fc_h5_add_bytes(&list->bytes, file, strlen(file) + 1);
     add_path(&list->bytes, source);
     add_all(&list->bytes);
@@ -92,7 +93,10 @@ void fc_h5_list_add(fc_h5_list *list, const char *file, const char *source, int 
 
 fc_h5_heap_id fc_h5_list_end(fc_h5_list *list, fc_h5_image *image) {
     fc_h5_buffer *b = &list->bytes;
-    fc_h5_add_number(b, b->failed ? 0 : fc_h5_checksum(b->data, b->size), 4);
+    if (!b->failed) {
+        fc_h5_store(b->data + 1, list->count, 8);
+        fc_h5_add_number(b, fc_h5_checksum(b->data, b->size), 4);
+    }
     if (b->failed) {
         image->heap.failed = true;
         return (fc_h5_heap_id){0, 0, 0};
@@ -102,5 +106,5 @@ fc_h5_heap_id fc_h5_list_end(fc_h5_list *list, fc_h5_image *image) {
 
 void fc_h5_list_free(fc_h5_list *list) {
     free(list->bytes.data);
-    list->bytes = (fc_h5_buffer){NULL, 0, 0, false};
+    *list = (fc_h5_list){0};
 }

@@ -13,9 +13,10 @@
 /** A list being made; zeroed at first, and used for one dataset after the other. */
 typedef struct fc_h5_list {
     fc_h5_buffer bytes;
+    uint64_t count;
 } fc_h5_list;
 
-void fc_h5_list_begin(fc_h5_list *list, uint64_t mappings);
+void fc_h5_list_begin(fc_h5_list *list);
 
 /** Maps the box onto all of the dataset `source` (a path) of `file`. Both are copied. */
 void fc_h5_list_add(fc_h5_list *list, const char *file, const char *source, int ndim, const int64_t *offsets,

@@ -31,7 +31,7 @@ static fc_code add_copy(making *m, const fc_target_item *item, fc_error *err) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", m->image->path);
     }
     fc_h5_shard_name(m->w, item->owner, owner);
-    fc_h5_list_begin(&m->list, 1);
+    fc_h5_list_begin(&m->list);
     fc_h5_list_add(&m->list, owner, path, ndim, origin, item->dims + ndim);
     const fc_h5_heap_id list = fc_h5_list_end(&m->list, m->image);
     fc_h5_image_virtual(m->image, tensor->dtype, &list);
@@ -119,13 +119,15 @@ fc_code fc_h5_shard_reserve(fc_h5_writer *w, fc_target_file *file, fc_error *err
     return rc;
 }
 
-fc_code fc_h5_shard_finish(fc_h5_writer *w, const fc_target_file *file, uint64_t *header_crc64, fc_error *err) {
+fc_code fc_h5_shard_finish(fc_h5_writer *w, const fc_target_file *file, fc_error *err) {
     for (size_t i = 0; i < file->nitems; i++) {
         if (w->crc64_at[i] != SIZE_MAX) {
             fc_h5_store(w->image.objects.data + w->crc64_at[i], file->items[i].crc64, 8);
         }
     }
-    fc_code rc = fc_h5_image_write(&w->image, header_crc64, err);
+    fc_h5_file_row row = {.size = w->image.file_size, .header_crc64_at = w->image.objects_at + w->image.header_crc64};
+    fc_code rc = fc_h5_image_write(&w->image, &row.header_crc64, err);
+    rc = rc == FC_OK ? fc_h5_note_file(&w->written, w->target, file, &row, err) : rc;
     fc_h5_image_free(&w->image);
     return rc;
 }

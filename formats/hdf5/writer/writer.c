@@ -169,6 +169,7 @@ fc_code fc_h5_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
         chunked |= file->items[i].chunk != NULL;
     }
     w->imaged = sharded && !chunked;
+    w->written.compressed |= chunked;
     if (rc != FC_OK) {
         return rc;
     }
@@ -192,7 +193,7 @@ static fc_code finish_by_library(fc_h5_writer *w, const fc_target_file *file, fc
 
 fc_code fc_h5_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
     fc_h5_writer *w = writer->state;
-    return w->imaged ? fc_h5_shard_finish(w, file, NULL, err) : finish_by_library(w, file, err);
+    return w->imaged ? fc_h5_shard_finish(w, file, err) : finish_by_library(w, file, err);
 }
 
 fc_code fc_h5_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) {
@@ -208,6 +209,7 @@ void fc_h5_destroy(fc_writer *writer) {
         free(w->patches);
         fc_h5_image_free(&w->image);
         free(w->crc64_at);
+        fc_h5_written_free(&w->written);
         fc_arena_free(w->arena);
         writer->state = NULL;
     }

@@ -11,6 +11,7 @@
 
 #include "hdf5/writer/out.h"
 #include "hdf5/writer/set.h"
+#include "hdf5/writer/tables_out.h"
 
 typedef struct fc_h5_writer {
     const fc_target *target;
@@ -21,7 +22,8 @@ typedef struct fc_h5_writer {
     fc_h5_tree tree;
     fc_h5_out out; /* the file whose chunks are being placed, when `open` */
     bool open;
-    bool imaged; /* the file made last is `image` */
+    fc_h5_written written; /* what the shard files hold, for the tables of index.h5 */
+    bool imaged;           /* the file made last is `image` */
     fc_h5_image image;
     size_t *crc64_at;     /* of its items: where their digests go in image.objects; SIZE_MAX: they are copies */
     fc_h5_patch *patches; /* of the file made last: one an item, those that are not stored there have no object */
@@ -63,7 +65,7 @@ fc_code fc_h5_placements_text(const fc_h5_writer *w, const fc_target_tensor *ten
 
 /** Makes the file without libhdf5, where no item is compressed; and sets the digests of its data. */
 fc_code fc_h5_shard_reserve(fc_h5_writer *w, fc_target_file *file, fc_error *err);
-fc_code fc_h5_shard_finish(fc_h5_writer *w, const fc_target_file *file, uint64_t *header_crc64, fc_error *err);
+fc_code fc_h5_shard_finish(fc_h5_writer *w, const fc_target_file *file, fc_error *err);
 
 /** Adds what a value takes in the headers of a file. @param mappings of its virtual dataset; 0 for a stored one. */
 void fc_h5_estimate_value(const fc_h5_writer *w, fc_h5_estimate *estimate, uint32_t tensor, uint64_t mappings);
