@@ -9,6 +9,7 @@
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
 #include "hdf5/schema.h"
+#include "hdf5/tables.h"
 
 #include "base/checked.h"
 
@@ -18,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MAX_RANKS = 1 << 20, MAX_COMPUTED_BOXES = 1 << 26 };
@@ -411,10 +413,51 @@ static fc_code compute_all_boxes(opening *o, fc_error *err) {
 
 /* ---- opening ---- */
 
-fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, const fc_open_options *options,
-                           fc_error *err) {
+/* From the tables: the files must be there, and of the sizes that index.h5 says. */
+static fc_code compare_sizes(const opening *o, fc_error *err) {
+    const fc_h5_state *state = o->checkpoint->state;
+    for (int64_t rank = 0; rank < o->ranks; rank++) {
+        const char *path = o->checkpoint->files[rank + 1].path;
+        struct stat st;
+        if (stat(path, &st) != 0) {
+            return errno == ENOENT || errno == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: the file is missing", path)
+                                                       : fc_fail_errno(err, errno, "%s: cannot be examined", path);
+        }
+        if (!S_ISREG(st.st_mode)) {
+            return fc_fail(err, FC_ECORRUPT, "%s: not a regular file", path);
+        }
+        if ((uint64_t)st.st_size != state->files[rank].size) {
+            return fc_h5_other_size(path, (uint64_t)st.st_size, state->files[rank].size, err);
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code finish_listed(opening *o, const fc_open_options *options, fc_error *err) {
+    o->ranks = fc_mesh_ranks(&o->checkpoint->mesh);
+    fc_code rc = name_files(o, err);
+    rc = rc == FC_OK && !options->follow_external ? check_links(o, err) : rc;
+    rc = rc == FC_OK && !options->headers_only ? check_directory(o, err) : rc;
+    return rc == FC_OK && !options->headers_only ? compare_sizes(o, err) : rc;
+}
+
+static fc_code finish_walked(opening *o, const char *path, const fc_open_options *options, fc_error *err) {
+    fc_code rc = fc_h5_scan_files(o->checkpoint->arena, &path, 1, 0, false, read_index, o, err);
+    rc = rc == FC_OK ? name_files(o, err) : rc;
+    rc = rc == FC_OK && !options->follow_external ? check_links(o, err) : rc;
+    if (rc != FC_OK || options->headers_only) {
+        return rc == FC_OK ? compute_all_boxes(o, err) : rc;
+    }
+    rc = check_directory(o, err);
+    return rc == FC_OK ? read_shards(o, err) : rc;
+}
+
+/* @param walk do not use the tables. */
+static fc_code open_sharded(fc_checkpoint *checkpoint, const char *directory, const fc_open_options *options, bool walk,
+                            fc_error *err) {
     opening o = {.checkpoint = checkpoint, .directory = directory};
     fc_file *index = fc_arena_calloc(checkpoint->arena, 1, sizeof *index);
+    bool listed = false;
     if (index) {
         index->name = "index.h5";
         index->path = fc_arena_printf(checkpoint->arena, "%s/index.h5", directory);
@@ -430,18 +473,21 @@ fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, con
                      "%s: the file is missing: it says what the shard files beside it make together: copy it again",
                      index->path);
     }
-    if (rc == FC_OK) {
-        rc = fc_h5_scan_files(checkpoint->arena, &index->path, 1, 0, false, read_index, &o, err);
+    if (rc == FC_OK && !walk) {
+        rc = fc_h5_open_tables(checkpoint, index->path, &listed, err);
     }
-    if (rc == FC_OK) {
-        rc = name_files(&o, err);
+    if (rc != FC_OK) {
+        return rc;
     }
-    if (rc == FC_OK && !options->follow_external) {
-        rc = check_links(&o, err);
-    }
-    if (rc != FC_OK || options->headers_only) {
-        return rc == FC_OK ? compute_all_boxes(&o, err) : rc;
-    }
-    rc = check_directory(&o, err);
-    return rc == FC_OK ? read_shards(&o, err) : rc;
+    return listed ? finish_listed(&o, options, err) : finish_walked(&o, index->path, options, err);
+}
+
+fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, const fc_open_options *options,
+                           fc_error *err) {
+    return open_sharded(checkpoint, directory, options, false, err);
+}
+
+fc_code fc_h5_walk_sharded(fc_checkpoint *checkpoint, const char *directory, fc_error *err) {
+    const fc_open_options options = {.follow_external = true}; /* links were checked when it was opened */
+    return open_sharded(checkpoint, directory, &options, true, err);
 }

@@ -2,6 +2,7 @@
  * Verifying the headers of our own files: everything in a file that is no tensor data against the root attribute
  * `header_crc64`. From the manifest's extents and the bytes between them to findings.
  */
+#include "hdf5/verify.h"
 #include "hdf5/h5.h"
 #include "hdf5/object_header.h"
 #include "hdf5/schema.h"
@@ -155,6 +156,7 @@ fc_code fc_h5_verify(const fc_checkpoint *checkpoint, struct fc_findings *findin
     fc_code rc = f.piece && f.viewed ? list_extents(checkpoint, &all, err)
                                      : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
     size_t next = 0;
+    rc = rc == FC_OK ? fc_h5_verify_tables(checkpoint, findings, err) : rc;
     for (uint32_t i = 0; rc == FC_OK && i < checkpoint->nfiles; i++) {
         fc_error found;
         size_t first = next;
