@@ -197,11 +197,9 @@ static fc_code read_placements(tables *t, fc_error *err) {
 }
 
 static fc_dtype find_dtype(const char name[16]) {
-    int i = 0;
-    while (i < FC_DTYPE_COUNT && strncmp(fc_dtype_get((fc_dtype)i)->torch_name, name, 16) != 0) {
-        i++;
-    }
-    return (fc_dtype)i;
+    fc_dtype found = FC_OPAQUE;
+    const bool object = strncmp(name, fc_dtype_get(FC_OPAQUE)->torch_name, 16) == 0;
+    return object || fc_dtype_find(name, strnlen(name, 16), &found) ? found : FC_DTYPE_COUNT;
 }
 
 /* The texts of a row: a length of 0 is none, except for kinds, which are bytes. */
