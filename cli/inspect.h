@@ -116,7 +116,7 @@ typedef struct inspect_loads {
 /** Adds up what each rank has of the listed tensors, in in->arena. */
 fc_code inspect_ranks(inspection *in, inspect_loads *out, fc_error *err);
 
-enum { RANK_GROUPS = 6, RANK_GROUP_TEXT = 160 };
+enum { RANK_GROUPS = 6, RANK_GROUP_TEXT = 192 };
 
 /** "ranks 0-7: 1.21 GB, 291 tensors each", or a span where they differ in many ways: one text for each group. */
 typedef struct rank_groups {

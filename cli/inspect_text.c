@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { NAME_COLUMNS = 64, VALUE_COLUMNS = 100 };
+enum { NAME_COLUMNS = 80, VALUE_COLUMNS = 100 };
 
 static void print_dtypes(const inspection *in) {
     const totals *sum = &in->sum;
