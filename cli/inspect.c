@@ -76,7 +76,7 @@ int inspect_compare_names(const char *a, const char *b) {
 
 const char *inspect_object(inspection *in, const fc_tensor *object, fc_arena *arena, fc_error *err) {
     const char *json = NULL;
-    if (in->headers_only || !in->checkpoint->format->object_json) {
+    if (in->headers_only || !in->checkpoint->format->reader.object_json) {
         err->message[0] = '\0';
         return NULL;
     }

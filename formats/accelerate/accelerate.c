@@ -161,14 +161,20 @@ const fc_format fc_format_accelerate = {
     .description = "Hugging Face accelerate FSDP checkpoint",
     .directory_sign = "pytorch_model_fsdp_0/.metadata (Hugging Face accelerate)",
     .extensions = extensions,
-    .probe = accelerate_probe,
-    .open = accelerate_open,
-    .close = accelerate_close,
-    .extent = fc_dcp_extent,
-    .object_json = fc_dcp_object_json,
-    .digest = fc_dcp_digest,
-    .check_object = fc_dcp_check_object,
-    .verify = fc_dcp_verify,
-    .verify_chunk = fc_dcp_verify_chunk,
-    .unverified = DCP_UNVERIFIED,
+    .reader =
+        {
+            .probe = accelerate_probe,
+            .open = accelerate_open,
+            .close = accelerate_close,
+            .extent = fc_dcp_extent,
+            .object_json = fc_dcp_object_json,
+            .digest = fc_dcp_digest,
+            .check_object = fc_dcp_check_object,
+        },
+    .verifier =
+        {
+            .verify = fc_dcp_verify,
+            .verify_chunk = fc_dcp_verify_chunk,
+            .unverified = DCP_UNVERIFIED,
+        },
 };

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const fc_object torch_object = {.encoding = "torch.save"};
+static const fc_object torch_save_object = {.encoding = "torch.save"};
 
 static fc_code no_memory(const dcp_builder *b) {
     return fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
@@ -52,7 +52,7 @@ static fc_code refuse(const dcp_builder *b, fc_tensor *t, const char *reason) {
     if (!object || !reason) {
         return no_memory(b);
     }
-    *object = (fc_object){.encoding = torch_object.encoding, .refusal = reason};
+    *object = (fc_object){.encoding = torch_save_object.encoding, .refusal = reason};
     t->object = object;
     return FC_OK;
 }
@@ -183,7 +183,7 @@ static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
     t->shape = shape;
     t->chunks = chunk;
     t->nchunks = 1;
-    t->object = t->object ? t->object : &torch_object;
+    t->object = t->object ? t->object : &torch_save_object;
     return FC_OK;
 }
 

@@ -18,7 +18,7 @@ static fc_code set_tensor(const ds_building *b, const ds_tensor *from, fc_tensor
     fc_arena *arena = b->checkpoint->arena;
     *t = (fc_tensor){.name = from->name, .path = from->path};
     if (from->object) {
-        return fc_pt_object_tensor(from->object, from->object_file, arena, t, b->err);
+        return fc_torch_object_tensor(from->object, from->object_file, arena, t, b->err);
     }
     fc_chunk *chunks = fc_arena_calloc(arena, from->nchunks, sizeof *chunks);
     if (!chunks) {
@@ -126,10 +126,10 @@ out:
 static fc_code ds_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                          fc_error *err) {
     if (tensor->object || index == FC_WHOLE_TENSOR ||
-        ((const pt_extent *)(uintptr_t)tensor->chunks[index].detail)->first != 0) {
+        ((const torch_extent *)(uintptr_t)tensor->chunks[index].detail)->first != 0) {
         return FC_OK;
     }
-    return fc_pt_digest(checkpoint, tensor, index, out, err);
+    return fc_torch_digest(checkpoint, tensor, index, out, err);
 }
 
 static const char *const extensions[] = {NULL};
@@ -139,12 +139,15 @@ const fc_format fc_format_deepspeed = {
     .description = "DeepSpeed checkpoint",
     .directory_sign = "*_model_states.pt (DeepSpeed)",
     .extensions = extensions,
-    .probe = fc_ds_probe,
-    .open = ds_open,
-    .check_header = fc_pt_check_header,
-    .extent = fc_pt_extent,
-    .read = fc_pt_read,
-    .object_json = fc_pt_object_json,
-    .digest = ds_digest,
-    .unverified = "the gaps between the records of zip files, and pickles",
+    .reader =
+        {
+            .probe = fc_ds_probe,
+            .open = ds_open,
+            .check_header = fc_torch_check_header,
+            .extent = fc_torch_extent,
+            .read = fc_torch_read,
+            .object_json = fc_torch_object_json,
+            .digest = ds_digest,
+        },
+    .verifier = {.unverified = "the gaps between the records of zip files, and pickles"},
 };

@@ -14,14 +14,14 @@
 /* What the file of rank 0 says. */
 typedef struct model {
     ds_building *b;
-    const pt_file *f;
+    const torch_file *f;
     fc_pv module, shapes, buffers, frozen, fragments, shared;
     const char **known; /* malloc'ed, sorted: names whose values are found elsewhere than in `module` */
     size_t nknown, capacity;
 } model;
 
 /* A key as text. NULL, with a message, for what is no plain text. */
-static const char *text_of(ds_building *b, const pt_file *f, fc_pv v) {
+static const char *text_of(ds_building *b, const torch_file *f, fc_pv v) {
     size_t n = 0;
     const char *text = fc_pv_typeof(v) == FC_PV_STR ? fc_pickle_bytes(f->p, v, &n) : NULL;
     if (!text || !fc_is_plain_text(text, n)) {
@@ -65,7 +65,7 @@ static fc_code read_shape(const model *m, const char *name, fc_pv v, int *ndim, 
     for (size_t i = 0; good && items && i < n; i++) {
         good = fc_pickle_int(m->f->p, items[i], &sizes[i]) && sizes[i] >= 0;
     }
-    if (!good || !fc_numel((int)n, sizes, numel) || !fc_pt_shape_fits(FC_F64, (int)n, sizes)) {
+    if (!good || !fc_numel((int)n, sizes, numel) || !fc_torch_shape_fits(FC_F64, (int)n, sizes)) {
         return fc_fail(m->b->err, FC_ECORRUPT, "%s: parameter %.256s: its shape makes no sense", m->f->path, name);
     }
     *ndim = (int)n;
@@ -190,8 +190,8 @@ static fc_code read_frozen(model *m, size_t *first) {
 /* The pieces of frozen parameters [first, end) that one rank has. */
 static fc_code read_fragments(ds_building *b, size_t rank, size_t first, size_t end) {
     uint32_t file = b->files.models[rank];
-    pt_file f;
-    fc_code rc = fc_pt_file_open(b->files.files[file].path, file, &f, b->err);
+    torch_file f;
+    fc_code rc = fc_torch_file_open(b->files.files[file].path, file, &f, b->err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -202,7 +202,7 @@ static fc_code read_fragments(ds_building *b, size_t rank, size_t first, size_t 
         int64_t part = t->numel / (int64_t)b->ranks + (t->numel % (int64_t)b->ranks != 0);
         int64_t start = part * (int64_t)rank, count = t->numel - start;
         fc_torch_tensor flat;
-        pt_extent *piece;
+        torch_extent *piece;
         count = count < 0 ? 0 : count > part ? part : count;
         rc = fc_ds_flat(b, &f, name, fc_ds_get(f.p, fragments, name), &flat, &piece);
         if (rc == FC_OK && (flat.sizes[0] < count || flat.dtype != t->dtype)) {
@@ -211,7 +211,7 @@ static fc_code read_fragments(ds_building *b, size_t rank, size_t first, size_t 
         }
         rc = rc == FC_OK && count > 0 ? fc_ds_add_run(b, t, piece, 0, start, count, (uint32_t)rank) : rc;
     }
-    fc_pt_file_close(&f);
+    fc_torch_file_close(&f);
     return rc;
 }
 
@@ -404,7 +404,7 @@ static fc_code add_alias(ds_building *b, const char *name, size_t of) {
 }
 
 /* Parameters under more than one name; after everything else. */
-static fc_code share(ds_building *b, const pt_file *f, fc_pv shared) {
+static fc_code share(ds_building *b, const torch_file *f, fc_pv shared) {
     size_t n = 0, count = b->ntensors;
     const fc_pv *pairs = fc_pv_typeof(shared) == FC_PV_DICT ? fc_pickle_items(f->p, shared, &n) : NULL;
     size_t *order = n > 0 ? malloc((count + 1) * sizeof *order) : NULL;
@@ -458,11 +458,11 @@ static fc_code read_all(model *m) {
 
 fc_code fc_ds_read_model(ds_building *b) {
     uint32_t file = b->files.models[0];
-    pt_file f;
+    torch_file f;
     model m = {.b = b, .f = &f};
-    FC_TRY(fc_pt_file_open(b->files.files[file].path, file, &f, b->err));
+    FC_TRY(fc_torch_file_open(b->files.files[file].path, file, &f, b->err));
     fc_code rc = read_all(&m);
-    fc_pt_file_close(&f);
+    fc_torch_file_close(&f);
     free(m.known);
     return rc;
 }

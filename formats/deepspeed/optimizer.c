@@ -20,7 +20,7 @@
 typedef struct rank_file {
     ds_building *b;
     size_t rank;
-    pt_file f;
+    torch_file f;
     fc_pv state_dict; /* optimizer_state_dict */
     fc_pv base;       /* that of the optimizer that ZeRO wraps, absent where it was removed */
 } rank_file;
@@ -51,7 +51,7 @@ static bool partition_count(const rank_file *r, int64_t *out, bool *same) {
     return n > 0;
 }
 
-fc_code fc_ds_stage_of(const ds_building *b, const pt_file *f, fc_pv state_dict, int *stage) {
+fc_code fc_ds_stage_of(const ds_building *b, const torch_file *f, fc_pv state_dict, int *stage) {
     int64_t value = 1;
     fc_pv v = fc_ds_get(f->p, state_dict, "zero_stage");
     if (v && (!fc_ds_int(f->p, v, &value) || value < 1 || value > 3)) {
@@ -87,7 +87,7 @@ static fc_code open_rank(ds_building *b, size_t rank, rank_file *r) {
     uint32_t file = b->files.optims[rank];
     int stage = 0;
     *r = (rank_file){.b = b, .rank = rank};
-    fc_code rc = fc_pt_file_open(b->files.files[file].path, file, &r->f, b->err);
+    fc_code rc = fc_torch_file_open(b->files.files[file].path, file, &r->f, b->err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -104,7 +104,7 @@ static fc_code open_rank(ds_building *b, size_t rank, rank_file *r) {
     rc = rc == FC_OK ? check_partitions(r) : rc;
     r->base = fc_ds_get(r->f.p, r->state_dict, stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
     if (rc != FC_OK) {
-        fc_pt_file_close(&r->f);
+        fc_torch_file_close(&r->f);
     }
     return rc;
 }
@@ -262,7 +262,7 @@ typedef struct partition {
     const rank_file *r;
     const ds_key *key;
     size_t target; /* number of the key in its group */
-    const pt_extent *piece;
+    const torch_extent *piece;
     fc_dtype dtype;
     int64_t start, count; /* elements, in terms of ds_param.start */
 } partition;
@@ -306,7 +306,7 @@ static fc_code read_flat(const rank_file *r, size_t k, size_t target, fc_pv v, i
     const ds_key *key = &r->b->keys[k];
     const char *what = key->name[0] ? key->name : "a partition of the fp32 masters";
     fc_torch_tensor t;
-    pt_extent *piece;
+    torch_extent *piece;
     FC_TRY(fc_ds_flat(r->b, &r->f, what, v, &t, &piece));
     partition p = {r, key, target, piece, t.dtype, *at, t.sizes[0]};
     if (target == 0) {
@@ -459,7 +459,7 @@ fc_code fc_ds_read_optimizer(ds_building *b) {
         rc = open_rank(b, i, &r);
         if (rc == FC_OK) {
             rc = read_rank(&r);
-            fc_pt_file_close(&r.f);
+            fc_torch_file_close(&r.f);
         }
     }
     return rc == FC_OK ? check_groups(b) : rc;
@@ -476,7 +476,7 @@ fc_code fc_ds_read_stage(ds_building *b) {
     }
     fc_code rc = open_rank(b, 0, &r);
     if (rc == FC_OK) {
-        fc_pt_file_close(&r.f);
+        fc_torch_file_close(&r.f);
     }
     return rc;
 }

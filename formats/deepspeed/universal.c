@@ -160,17 +160,17 @@ bool fc_ds_has_universal(const ds_files *files, const char *name) {
 
 /* ---- reading them ---- */
 
-static fc_code open_state(const ds_building *b, pt_file *f) {
-    fc_code rc = fc_pt_file_open(b->files.files[b->files.optimizer].path, b->files.optimizer, f, b->err);
+static fc_code open_state(const ds_building *b, torch_file *f) {
+    fc_code rc = fc_torch_file_open(b->files.files[b->files.optimizer].path, b->files.optimizer, f, b->err);
     if (rc == FC_OK && fc_pv_typeof(f->p->root) != FC_PV_DICT) {
         rc = fc_fail(b->err, FC_ECORRUPT, "%s: it is no dict", f->path);
-        fc_pt_file_close(f);
+        fc_torch_file_close(f);
     }
     return rc;
 }
 
 fc_code fc_ds_read_universal_stage(ds_building *b) {
-    pt_file f;
+    torch_file f;
     int64_t count = 0;
     FC_TRY(open_state(b, &f));
     fc_code rc = fc_ds_stage_of(b, &f, f.p->root, &b->stage);
@@ -180,7 +180,7 @@ fc_code fc_ds_read_universal_stage(ds_building *b) {
         }
         b->ranks = (size_t)count;
     }
-    fc_pt_file_close(&f);
+    fc_torch_file_close(&f);
     return rc;
 }
 
@@ -193,10 +193,10 @@ static bool same_shape(const ds_param *param, const fc_torch_tensor *t) {
 }
 
 /* ZeRO-3: a flat tensor that is the whole parameter. */
-static fc_code add_flat(ds_building *b, const pt_file *f, const fc_path_element *path, size_t count,
+static fc_code add_flat(ds_building *b, const torch_file *f, const fc_path_element *path, size_t count,
                         const ds_param *param, fc_pv v) {
     fc_torch_tensor flat;
-    pt_extent *piece;
+    torch_extent *piece;
     fc_code rc = fc_ds_flat(b, f, "its tensor", v, &flat, &piece);
     if (rc == FC_OK && flat.sizes[0] != param->numel) {
         rc = fc_fail(b->err, FC_ECORRUPT, "%s: it has %lld elements, parameter %.256s has %lld", f->path,
@@ -217,7 +217,7 @@ static fc_code add_flat(ds_building *b, const pt_file *f, const fc_path_element 
 }
 
 /* The value in one file. */
-static fc_code add_value(ds_building *b, const pt_file *f, const ds_value *value, const ds_param *param) {
+static fc_code add_value(ds_building *b, const torch_file *f, const ds_value *value, const ds_param *param) {
     const fc_path_element optim[4] = {{.key = "optim"}, {.key = "state"}, {.key = value->param}, {.key = value->key}};
     const fc_path_element model[2] = {{.key = "model"}, {.key = value->param}};
     bool is_master = strcmp(value->key, master) == 0;
@@ -253,18 +253,18 @@ fc_code fc_ds_add_universal(ds_building *b, const char *name, const ds_param *pa
     }
     fc_code rc = FC_OK;
     for (; rc == FC_OK && i < files->nvalues && strcmp(files->values[i].param, name) == 0; i++) {
-        pt_file f;
-        rc = fc_pt_file_open(files->files[files->values[i].file].path, files->values[i].file, &f, b->err);
+        torch_file f;
+        rc = fc_torch_file_open(files->files[files->values[i].file].path, files->values[i].file, &f, b->err);
         if (rc == FC_OK) {
             rc = add_value(b, &f, &files->values[i], param);
-            fc_pt_file_close(&f);
+            fc_torch_file_close(&f);
         }
     }
     return rc;
 }
 
 /* ZeRO-3: what the optimizer keeps for a group and not for each element, for each parameter. */
-static fc_code add_steps(ds_building *b, const pt_file *f) {
+static fc_code add_steps(ds_building *b, const torch_file *f) {
     fc_pv inner = fc_ds_get(f->p, f->p->root, "optimizer_state_dict");
     fc_pv state = fc_ds_get_number(f->p, fc_ds_get(f->p, inner, "state"), 0);
     size_t n = 0;
@@ -272,7 +272,7 @@ static fc_code add_steps(ds_building *b, const pt_file *f) {
     for (size_t k = 0; k + 1 < n; k += 2) {
         fc_torch_tensor t = {0};
         fc_path_element key;
-        FC_TRY(fc_pt_key_element(f, pairs[k], b->checkpoint->arena, &key, b->err));
+        FC_TRY(fc_torch_key_element(f, pairs[k], b->checkpoint->arena, &key, b->err));
         if (fc_torch_is_tensor(f->p, pairs[k + 1])) {
             FC_TRY(fc_torch_tensor_decode(f->p, pairs[k + 1], &t, b->err));
         }
@@ -285,10 +285,10 @@ static fc_code add_steps(ds_building *b, const pt_file *f) {
 }
 
 fc_code fc_ds_read_universal_state(ds_building *b) {
-    pt_file f;
+    torch_file f;
     FC_TRY(open_state(b, &f));
     fc_code rc = b->stage == 3 ? add_steps(b, &f) : FC_OK;
     rc = rc == FC_OK ? fc_ds_add_others(b, &f, f.p->root, fc_ds_get(f.p, f.p->root, "param_groups")) : rc;
-    fc_pt_file_close(&f);
+    fc_torch_file_close(&f);
     return rc;
 }

@@ -36,7 +36,7 @@ typedef struct mg_optimizer {
 } mg_optimizer;
 
 static fc_pv get(const mg_reader *r, fc_pv v, const char *key) {
-    return fc_pv_typeof(v) == FC_PV_DICT ? fc_pt_dict_get(r->f.p, v, key) : 0;
+    return fc_pv_typeof(v) == FC_PV_DICT ? fc_torch_dict_get(r->f.p, v, key) : 0;
 }
 
 static const fc_pv *list_of(const mg_reader *r, fc_pv v, size_t *count) {
@@ -277,21 +277,21 @@ static fc_code add_states(const mg_optimizer *o, const mg_param *param) {
 /* The names of a group's parameters instead of their numbers. */
 static fc_code add_names(const mg_optimizer *o, size_t group, const fc_path *path, const char *name) {
     mg_reader *r = o->r;
-    pt_name_list names;
-    fc_pt_name_list_begin(&names);
+    torch_name_list names;
+    fc_torch_name_list_begin(&names);
     for (size_t i = 0; i < o->nparams; i++) {
         if (o->params[i].group == group) {
-            fc_pt_name_list_add(&names, o->params[i].name);
+            fc_torch_name_list_add(&names, o->params[i].name);
         }
     }
-    fc_code rc = fc_pt_name_list_end(&names, &r->f, r->err);
+    fc_code rc = fc_torch_name_list_end(&names, &r->f, r->err);
     if (rc == FC_OK) {
-        const pt_file kept = r->f;
+        const torch_file kept = r->f;
         r->f = names.f;
         rc = fc_mg_add_leaf(r, name, path, names.f.p->root) ? FC_OK : r->err->code;
         r->f = kept;
     }
-    fc_pt_name_list_free(&names);
+    fc_torch_name_list_free(&names);
     return rc;
 }
 
@@ -308,7 +308,7 @@ static fc_code add_members(const mg_optimizer *o, fc_pv dict, const fc_path *pre
             return fc_mg_no_memory(r);
         }
         memcpy(path, prefix->elements, prefix->count * sizeof *path);
-        rc = fc_pt_key_element(&r->f, pairs[i], arena, &path[prefix->count], r->err);
+        rc = fc_torch_key_element(&r->f, pairs[i], arena, &path[prefix->count], r->err);
         bool skip = false;
         for (size_t k = 0; rc == FC_OK && skipped[k]; k++) {
             skip = skip || strcmp(skipped[k], path[prefix->count].key) == 0;

@@ -31,7 +31,7 @@ static bool is_vague(const mg_reader *r) {
     return r->grid.parts == 2 && (r->args.stages < 0 || r->args.ep < 0);
 }
 
-static fc_code add_parameter(mg_reader *r, pt_leaf *leaf, size_t chunk) {
+static fc_code add_parameter(mg_reader *r, torch_leaf *leaf, size_t chunk) {
     size_t start, end;
     int64_t number;
     fc_code rc = fc_mg_rename(r, leaf, chunk);
@@ -56,7 +56,7 @@ static fc_code add_parameter(mg_reader *r, pt_leaf *leaf, size_t chunk) {
 static fc_code read_chunk(mg_reader *r, fc_pv v, size_t chunk, bool count) {
     static const fc_path_element model = {.key = "model"};
     const fc_path prefix = {&model, 1};
-    pt_leaves leaves;
+    torch_leaves leaves;
     fc_code rc;
     FC_TRY_GOTO(fc_mg_flatten(r, &prefix, v, &leaves), rc, out);
     if (!count) {
@@ -135,10 +135,10 @@ static fc_code read_members(mg_reader *r, bool count) {
 /* Opens the file of a rank. On failure nothing is left open. */
 static fc_code open_file(mg_reader *r, uint32_t rank) {
     r->rank = rank;
-    fc_code rc = fc_pt_file_open(r->checkpoint->files[rank].path, rank, &r->f, r->err);
+    fc_code rc = fc_torch_file_open(r->checkpoint->files[rank].path, rank, &r->f, r->err);
     if (rc == FC_OK && fc_pv_typeof(r->f.p->root) != FC_PV_DICT) {
         rc = fc_fail(r->err, FC_ECORRUPT, "%s: it holds no dict: not a file of a Megatron checkpoint", r->f.path);
-        fc_pt_file_close(&r->f);
+        fc_torch_file_close(&r->f);
     }
     return rc;
 }
@@ -149,7 +149,7 @@ static fc_code read_first(mg_reader *r) {
     fc_mg_read_args(&r->f, &r->args);
     fc_code rc = count_chunks(r);
     rc = rc == FC_OK ? fc_mg_arrange(r->checkpoint, &r->args, &r->grid, r->err) : rc;
-    fc_pt_file_close(&r->f);
+    fc_torch_file_close(&r->f);
     return rc;
 }
 
@@ -165,7 +165,7 @@ static fc_code read_file(mg_reader *r, uint32_t rank, bool count, int64_t *wrote
         rc = fc_mg_check_alike(r, &args);
     }
     rc = rc == FC_OK ? read_members(r, count) : rc;
-    fc_pt_file_close(&r->f);
+    fc_torch_file_close(&r->f);
     return rc;
 }
 

@@ -5,6 +5,7 @@
  */
 #include "pt/pt.h"
 #include "safetensors/files.h"
+#include "torch/torch_file.h"
 
 #include "base/file_name.h"
 #include "base/name_table.h"
@@ -47,7 +48,8 @@ static fc_code read_files(opening *o) {
     const st_files *files = &o->files;
     fc_code rc = FC_OK;
     for (size_t f = 0; rc == FC_OK && f < files->nfiles; f++) {
-        rc = fc_pt_read_file(o->checkpoint, files->files[f].path, (uint32_t)f, &o->tensors[f], &o->counts[f], o->err);
+        rc =
+            fc_torch_read_file(o->checkpoint, files->files[f].path, (uint32_t)f, &o->tensors[f], &o->counts[f], o->err);
         rc = rc == FC_OK ? rc : fc_context(o->err, rc, "%s", files->index->path);
         o->total += o->counts[f];
     }

@@ -14,18 +14,18 @@
 /* ---- files ---- */
 
 static fc_code add_file(pt_merger *m, const pt_set *set, size_t first, int64_t rank, const fc_path *prefix) {
-    pt_leaves leaves = {.arena = m->checkpoint->arena};
+    torch_leaves leaves = {.arena = m->checkpoint->arena};
     uint32_t index = (uint32_t)first + (uint32_t)rank;
     const fc_file *file = &m->checkpoint->files[index];
     m->rank = rank;
     m->scratch = fc_arena_new();
     fc_code rc =
-        m->scratch ? fc_pt_file_open(file->path, index, &m->f, m->err) : fc_no_memory(m->err, m->checkpoint->path);
+        m->scratch ? fc_torch_file_open(file->path, index, &m->f, m->err) : fc_no_memory(m->err, m->checkpoint->path);
     if (rc == FC_OK) {
         leaves.arena = rank == 0 ? m->checkpoint->arena : m->scratch;
         rc = fc_pt_layout_load(&m->f, rank, set->ranks, &m->layout, m->err);
-        rc = rc == FC_OK ? fc_pt_flatten(&m->f, prefix, &leaves, m->err) : rc;
-        rc = rc == FC_OK ? fc_pt_check_names(file->path, &leaves, m->err) : rc;
+        rc = rc == FC_OK ? fc_torch_flatten(&m->f, prefix, &leaves, m->err) : rc;
+        rc = rc == FC_OK ? fc_torch_check_names(file->path, &leaves, m->err) : rc;
         rc = rc == FC_OK ? fc_pt_find_flat(m, &leaves) : rc;
         rc = rc == FC_OK ? fc_pt_note_cuts(m, &leaves, set->ranks) : rc;
         if (rc == FC_OK) {
@@ -36,7 +36,7 @@ static fc_code add_file(pt_merger *m, const pt_set *set, size_t first, int64_t r
             rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s: %.256s", m->directory, leaves.items[i].name);
         }
         fc_pt_layout_free(&m->layout);
-        fc_pt_file_close(&m->f);
+        fc_torch_file_close(&m->f);
     }
     free(leaves.items);
     fc_arena_free(m->scratch);
@@ -143,7 +143,7 @@ static fc_code finish_value(const pt_merger *m, const pt_value *v, fc_tensor *t)
     t->name = v->name;
     t->path = v->path;
     if (v->object) {
-        return fc_pt_object_tensor(v->object, v->file, arena, t, m->err);
+        return fc_torch_object_tensor(v->object, v->file, arena, t, m->err);
     }
     fc_chunk *chunks = fc_arena_alloc(arena, v->nchunks * sizeof *chunks);
     if (!chunks) {

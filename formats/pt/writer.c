@@ -156,7 +156,7 @@ static fc_code splice_value(pt_writer *w, fc_torch_pickler *p, const fc_tensor *
     fc_torch_item item = {0};
     const fc_checkpoint *source = w->target->source;
     const char *path = object->nchunks ? source->files[object->chunks[0].file].path : source->path; /* for messages */
-    FC_TRY(fc_torch_memory_open(bytes, (uint64_t)object->shape[0], path, &item, err));
+    FC_TRY(fc_torch_item_open_memory(bytes, (uint64_t)object->shape[0], path, &item, err));
     fc_pickle_copy copy = {.p = item.pickle, .w = p, .first_storage = w->nstored + w->ninners};
     fc_code rc = fc_pickle_copy_value(&copy, item.pickle->root, err);
     rc = rc == FC_OK ? keep_inners(w, &item, &copy, err) : rc;

@@ -105,14 +105,14 @@ fc_code fc_torch_item_open_read(int fd, const char *path, uint64_t offset, uint6
     return rc == FC_OK ? read_item(item, err) : rc;
 }
 
-fc_code fc_torch_memory_open(unsigned char *bytes, uint64_t length, const char *path, fc_torch_item *item,
-                             fc_error *err) {
+fc_code fc_torch_item_open_memory(unsigned char *bytes, uint64_t length, const char *path, fc_torch_item *item,
+                                  fc_error *err) {
     *item = (fc_torch_item){.max_pickle = FC_TORCH_MAX_FILE_PICKLE};
     FC_TRY(fc_zip_open_read(-1, path, 0, length, bytes, &item->zip, err));
     return read_item(item, err);
 }
 
-fc_code fc_torch_file_open(int fd, const char *path, uint64_t length, fc_torch_item *item, fc_error *err) {
+fc_code fc_torch_item_open_file(int fd, const char *path, uint64_t length, fc_torch_item *item, fc_error *err) {
     *item = (fc_torch_item){.max_pickle = FC_TORCH_MAX_FILE_PICKLE};
     FC_TRY(fc_zip_open(fd, path, 0, length, &item->zip, err));
     return read_item(item, err);

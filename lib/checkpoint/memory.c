@@ -34,8 +34,11 @@ static bool no_probe(const fc_probe *probe) {
 static const fc_format memory = {
     .name = "memory",
     .description = "arrays in memory",
-    .probe = no_probe,
-    .extent = memory_extent,
+    .reader =
+        {
+            .probe = no_probe,
+            .extent = memory_extent,
+        },
 };
 
 static void *copy(fc_arena *arena, const void *from, size_t count, size_t size) {

@@ -33,7 +33,7 @@ static fc_code read_head(const char *path, unsigned char *head, size_t *size, fc
 /* The format that recognises it, or NULL. */
 static const fc_format *recognise(const fc_probe *probe) {
     for (const fc_format *const *f = fc_formats(); *f; f++) {
-        if ((*f)->probe(probe)) {
+        if ((*f)->reader.probe(probe)) {
             return *f;
         }
     }
@@ -159,7 +159,7 @@ static fc_code unflatten(fc_checkpoint **checkpoint, const fc_checkpoint *model,
 static void tell_damaged(const fc_checkpoint *checkpoint, const fc_open_options *options) {
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
         fc_error why;
-        if (checkpoint->format->check_header(checkpoint, i, &why) == FC_ECORRUPT) {
+        if (checkpoint->format->reader.check_header(checkpoint, i, &why) == FC_ECORRUPT) {
             options->damaged(options->context, checkpoint->files[i].path, why.message);
         }
     }
@@ -183,11 +183,11 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     checkpoint->format = format;
     checkpoint->path = copy;
     checkpoint->arena = arena;
-    rc = format->open(checkpoint, options ? options : &defaults, err);
+    rc = format->reader.open(checkpoint, options ? options : &defaults, err);
     rc = rc == FC_OK ? fc_seal_load(checkpoint, err) : rc;
     rc = rc == FC_OK ? unflatten(&checkpoint, options ? options->model : NULL, err) : rc;
     if (rc != FC_OK) {
-        if (rc == FC_ECORRUPT && options && options->damaged && format->check_header && checkpoint->nfiles > 1) {
+        if (rc == FC_ECORRUPT && options && options->damaged && format->reader.check_header && checkpoint->nfiles > 1) {
             tell_damaged(checkpoint, options);
         }
         fc_checkpoint_close(checkpoint);
@@ -229,8 +229,8 @@ void fc_checkpoint_close(fc_checkpoint *checkpoint) {
     if (!checkpoint) {
         return;
     }
-    if (checkpoint->state && checkpoint->format->close) {
-        checkpoint->format->close(checkpoint);
+    if (checkpoint->state && checkpoint->format->reader.close) {
+        checkpoint->format->reader.close(checkpoint);
     }
     fc_arena_free(checkpoint->arena);
 }
@@ -245,20 +245,22 @@ fc_code fc_check_readable(const fc_checkpoint *checkpoint, const fc_tensor *tens
 fc_code fc_checkpoint_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                              fc_error *err) {
     FC_TRY(fc_check_readable(checkpoint, tensor, err));
-    return checkpoint->format->extent(checkpoint, tensor, index, out, err);
+    return checkpoint->format->reader.extent(checkpoint, tensor, index, out, err);
 }
 
 fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                   const char **json, fc_error *err) {
     FC_TRY(fc_check_readable(checkpoint, object, err));
-    return checkpoint->format->object_json(checkpoint, object, arena, json, err);
+    return checkpoint->format->reader.object_json(checkpoint, object, arena, json, err);
 }
 
 /* The format's own digests are of what was written; a seal's are of what was there when it was sealed. */
 fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                              fc_error *err) {
     *out = (fc_digest){.kind = FC_DIGEST_NONE};
-    fc_code rc = checkpoint->format->digest ? checkpoint->format->digest(checkpoint, tensor, index, out, err) : FC_OK;
+    fc_code rc = checkpoint->format->reader.digest
+                     ? checkpoint->format->reader.digest(checkpoint, tensor, index, out, err)
+                     : FC_OK;
     const fc_seal *seal = checkpoint->seal;
     if (rc == FC_OK && out->kind == FC_DIGEST_NONE && index == FC_WHOLE_TENSOR && seal &&
         seal->has[tensor - checkpoint->tensors]) {

@@ -166,11 +166,14 @@ static void average_close(fc_checkpoint *checkpoint) {
 static const fc_format format = {
     .name = "average",
     .description = "average",
-    .close = average_close,
-    .extent = average_extent,
-    .read = average_read,
-    .object_json = average_object_json,
-    .check_inputs = average_check_below,
+    .reader =
+        {
+            .close = average_close,
+            .extent = average_extent,
+            .read = average_read,
+            .object_json = average_object_json,
+            .check_inputs = average_check_below,
+        },
 };
 
 /* ---- the manifest ---- */

@@ -72,7 +72,7 @@ static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tenso
     const fc_flat_value *o = tensor->detail;
     fc_code rc = FC_OK;
     if (o->tensor) {
-        return source->format->read(source, o->tensor, index, buf, err);
+        return source->format->reader.read(source, o->tensor, index, buf, err);
     }
     if (o->text) {
         memcpy(buf, o->text, strlen(o->text));
@@ -116,7 +116,7 @@ static fc_code flat_object_json(const fc_checkpoint *checkpoint, const fc_tensor
 static fc_code flat_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
     const fc_flat_value *o = object->detail;
     const fc_checkpoint *source = source_of(checkpoint);
-    return o->text ? FC_OK : source->format->check_object(source, o->tensor, err);
+    return o->text ? FC_OK : source->format->reader.check_object(source, o->tensor, err);
 }
 
 /* Of what is kept as it is the source's digest and checks hold. */
@@ -127,7 +127,7 @@ static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *ten
 }
 
 static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
-    return source_of(checkpoint)->format->check_file(source_of(checkpoint), index, err);
+    return source_of(checkpoint)->format->reader.check_file(source_of(checkpoint), index, err);
 }
 
 static fc_code flat_check_below(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
@@ -143,23 +143,23 @@ static void flat_close(fc_checkpoint *checkpoint) {
 }
 
 bool fc_is_flattened(const fc_checkpoint *checkpoint, const fc_tensor *tensor) {
-    const fc_flat_value *o = checkpoint->format->close == flat_close ? tensor->detail : NULL;
+    const fc_flat_value *o = checkpoint->format->reader.close == flat_close ? tensor->detail : NULL;
     return o && !o->tensor && !o->text;
 }
 
 static void make_format(flattened *f) {
     f->format = *f->source->format;
-    f->format.open = NULL;
-    f->format.close = flat_close;
-    f->format.extent = flat_extent;
-    f->format.read = flat_read;
-    f->format.object_json = f->source->format->object_json ? flat_object_json : NULL;
-    f->format.digest = flat_digest;
-    f->format.check_object = f->source->format->check_object ? flat_check_object : NULL;
-    f->format.verify = NULL;
-    f->format.verify_chunk = NULL;
-    f->format.check_file = f->source->format->check_file ? flat_check_file : NULL;
-    f->format.check_inputs = flat_check_below;
+    f->format.reader.open = NULL;
+    f->format.reader.close = flat_close;
+    f->format.reader.extent = flat_extent;
+    f->format.reader.read = flat_read;
+    f->format.reader.object_json = f->source->format->reader.object_json ? flat_object_json : NULL;
+    f->format.reader.digest = flat_digest;
+    f->format.reader.check_object = f->source->format->reader.check_object ? flat_check_object : NULL;
+    f->format.verifier.verify = NULL;
+    f->format.verifier.verify_chunk = NULL;
+    f->format.reader.check_file = f->source->format->reader.check_file ? flat_check_file : NULL;
+    f->format.reader.check_inputs = flat_check_below;
 }
 
 /* ---- the manifest ---- */

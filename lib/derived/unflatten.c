@@ -56,7 +56,7 @@ static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tenso
                          fc_error *err) {
     const fc_flat_origin *o = tensor->detail;
     const fc_checkpoint *source = state_of(checkpoint)->source;
-    return source->format->read(source, o->tensor, source_index(o, index), buf, err);
+    return source->format->reader.read(source, o->tensor, source_index(o, index), buf, err);
 }
 
 static fc_code flat_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
@@ -79,12 +79,12 @@ static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *ten
 static fc_code flat_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
     const fc_flat_origin *o = object->detail;
     const fc_checkpoint *source = state_of(checkpoint)->source;
-    return source->format->check_object(source, o->tensor, err);
+    return source->format->reader.check_object(source, o->tensor, err);
 }
 
 static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
     const fc_checkpoint *source = state_of(checkpoint)->source;
-    return source->format->check_file(source, index, err);
+    return source->format->reader.check_file(source, index, err);
 }
 
 static void flat_close(fc_checkpoint *checkpoint) {
@@ -92,22 +92,22 @@ static void flat_close(fc_checkpoint *checkpoint) {
 }
 
 bool fc_was_flat(const fc_checkpoint *checkpoint) {
-    return checkpoint->format->close == flat_close;
+    return checkpoint->format->reader.close == flat_close;
 }
 
 static void make_format(unflattened *u) {
     const fc_format *of = u->source->format;
     u->format = *of;
-    u->format.open = NULL;
-    u->format.close = flat_close;
-    u->format.extent = flat_extent;
-    u->format.read = of->read ? flat_read : NULL;
-    u->format.object_json = of->object_json ? flat_object_json : NULL;
-    u->format.digest = flat_digest;
-    u->format.check_object = of->check_object ? flat_check_object : NULL;
-    u->format.verify = NULL; /* what it knows of is the source's */
-    u->format.verify_chunk = NULL;
-    u->format.check_file = of->check_file ? flat_check_file : NULL;
+    u->format.reader.open = NULL;
+    u->format.reader.close = flat_close;
+    u->format.reader.extent = flat_extent;
+    u->format.reader.read = of->reader.read ? flat_read : NULL;
+    u->format.reader.object_json = of->reader.object_json ? flat_object_json : NULL;
+    u->format.reader.digest = flat_digest;
+    u->format.reader.check_object = of->reader.check_object ? flat_check_object : NULL;
+    u->format.verifier.verify = NULL; /* what it knows of is the source's */
+    u->format.verifier.verify_chunk = NULL;
+    u->format.reader.check_file = of->reader.check_file ? flat_check_file : NULL;
 }
 
 /* ---- the manifest ---- */

@@ -185,7 +185,7 @@ static void judge(const comparison *c, fc_compared *item) {
 /* What an object decodes to, or NULL: then its bytes alone speak. */
 static const char *decode(const comparison *c, const fc_checkpoint *checkpoint, const fc_tensor *object) {
     const char *json = NULL;
-    return checkpoint->format->object_json &&
+    return checkpoint->format->reader.object_json &&
                    fc_checkpoint_object_json(checkpoint, object, c->arena, &json, NULL) == FC_OK
                ? json
                : NULL;

@@ -126,7 +126,7 @@ static fc_code give_places(press *p, fc_error *err) {
             return FC_OK;
         }
         fc_code rc =
-            p->writer->format->place(p->writer, s->job.of->item, s->job.start, s->raw, s->size, &s->offset, err);
+            p->writer->format->writer.place(p->writer, s->job.of->item, s->job.start, s->raw, s->size, &s->offset, err);
         if (rc != FC_OK) {
             return fc_context(err, rc, "tensor %s", s->job.of->target->name);
         }

@@ -51,8 +51,8 @@ static fc_code check_coverage(const fc_target *target, fc_error *err) {
 
 /* What the format can tell of damage to the headers that were opened: names and places would be wrong. */
 static fc_code check_headers(const fc_checkpoint *source, fc_error *err) {
-    for (size_t i = 0; i < source->nfiles && source->format->check_file; i++) {
-        FC_TRY(source->format->check_file(source, i, err));
+    for (size_t i = 0; i < source->nfiles && source->format->reader.check_file; i++) {
+        FC_TRY(source->format->reader.check_file(source, i, err));
     }
     return FC_OK;
 }
@@ -80,7 +80,9 @@ static fc_code measure(const fc_target *target, const fc_convert_options *option
     if (!loads) {
         return fc_no_memory(err, target->source->path);
     }
-    report->files = options->format->files ? options->format->files(target) : ranks + sharded;
+    report->index = options->format->writer.index ? options->format->writer.index(target) : NULL;
+    report->files =
+        (options->format->writer.files ? options->format->writer.files(target) : ranks) + (report->index != NULL);
     fc_code rc;
     FC_TRY_GOTO(fc_target_loads(target, loads, err), rc, out);
     rc = add_loads(target, loads, report, err);
@@ -142,7 +144,7 @@ static void choose_share(making *m, const fc_target_file *file) {
 /* One file of the target: the headers by rank 0, the data by all; what is compressed by rank 0, as it goes in order. */
 static fc_code write_file(making *m, fc_target_file *file, fc_arena *arena, fc_error *err) {
     const fc_format *format = m->writer.format;
-    fc_code rc = m->leads ? format->reserve(&m->writer, file, err) : FC_OK;
+    fc_code rc = m->leads ? format->writer.reserve(&m->writer, file, err) : FC_OK;
     rc = fc_ranks_share_part(m->comm, rc, file, arena, err);
     if (rc != FC_OK) {
         return rc;
@@ -157,8 +159,8 @@ static fc_code write_file(making *m, fc_target_file *file, fc_arena *arena, fc_e
     if (rc == FC_OK && m->leads && has_chunks(file)) {
         rc = compress_part(m->target, file, &m->writer, &m->move, m->report, err);
     }
-    if (rc == FC_OK && m->leads && format->finish_file) {
-        rc = format->finish_file(&m->writer, file, err);
+    if (rc == FC_OK && m->leads && format->writer.finish_file) {
+        rc = format->writer.finish_file(&m->writer, file, err);
     }
     return fc_ranks_agree(m->comm, rc, err);
 }
@@ -169,8 +171,8 @@ static fc_code write_files(making *m, fc_target_file *shard, fc_arena *arena, fc
     size_t first = 0;
     while (rc == FC_OK && (first < shard->nitems || first == 0)) { /* a rank that holds nothing has a file, too */
         size_t count = shard->nitems;
-        if (format->split) {
-            count = m->leads ? format->split(&m->writer, shard, first) : 0;
+        if (format->writer.split) {
+            count = m->leads ? format->writer.split(&m->writer, shard, first) : 0;
             rc = fc_ranks_share_number(m->comm, FC_OK, &count, err);
         }
         fc_target_file file = {.rank = shard->rank, .items = shard->items + first, .nitems = count};
@@ -199,9 +201,9 @@ static fc_code check_source(const making *m, fc_error *err) {
     const fc_checkpoint *source = m->target->source;
     fc_code rc = fc_source_crc_join(m->move.recorded, m->comm, err);
     rc = rc == FC_OK ? fc_source_crc_check(m->move.recorded, m->comm, err) : rc;
-    if (source->format->check_inputs) {
+    if (source->format->reader.check_inputs) {
         rc = fc_ranks_agree(m->comm, rc, err);
-        rc = rc == FC_OK ? source->format->check_inputs(source, m->comm, err) : rc;
+        rc = rc == FC_OK ? source->format->reader.check_inputs(source, m->comm, err) : rc;
     }
     return rc;
 }
@@ -246,9 +248,9 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     rc = rc == FC_OK ? fc_source_crc_new(target->source, target->source->tensors, target->source->ntensors,
                                          &m.move.recorded, err)
                      : rc;
-    m.move.crc32 = options->format->wants_crc32;
+    m.move.crc32 = options->format->writer.wants_crc32;
     if (rc == FC_OK && m.leads) {
-        rc = options->format->create(target, staging, &m.writer, err);
+        rc = options->format->writer.create(target, staging, &m.writer, err);
     }
     rc = fc_ranks_agree(m.comm, rc, err);
     for (int64_t rank = 0; rank < ranks && rc == FC_OK; rank++) {
@@ -264,10 +266,10 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
         rc = finish_digests(&m, digests, err);
     }
     if (rc == FC_OK && m.leads) {
-        rc = options->format->finish(&m.writer, digests, err);
+        rc = options->format->writer.finish(&m.writer, digests, err);
     }
     if (m.leads) {
-        options->format->destroy(&m.writer);
+        options->format->writer.destroy(&m.writer);
     }
     free(digests);
     free(m.unmoved);
@@ -307,7 +309,7 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
         bytes = report->header_bytes; /* what is compressed may fit where the data would not: only writing tells */
     }
     const fc_format *format = options->format;
-    bool is_directory = format->is_directory ? format->is_directory(target) : target->mesh->ndim > 0;
+    bool is_directory = format->writer.is_directory ? format->writer.is_directory(target) : target->mesh->ndim > 0;
     fc_code rc =
         fits ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
     if (options->dry_run) {
@@ -330,7 +332,7 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
 /* What can be said before anything is looked at. */
 static fc_code check_request(const fc_checkpoint *source, const char *path, const fc_convert_options *options,
                              fc_error *err) {
-    if (!options->format->create) {
+    if (!fc_format_writes(options->format)) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' is only read, not written",
                        path ? path : source->path, options->format->name);
     }
@@ -361,7 +363,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     if (path && fc_checkpoint_needs(source, path)) {
         return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", path);
     }
-    if (options->selection.compress && !options->format->place) {
+    if (options->selection.compress && !options->format->writer.place) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "--compress: the format '%s' has no compression; leave it out, or say --to h5",
                        options->format->name);
@@ -371,7 +373,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     }
     report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
     fc_selection selection = options->selection;
-    selection.self_contained = options->format->self_contained;
+    selection.self_contained = options->format->writer.self_contained;
     fc_code rc = fc_target_new(source, &selection, arena, target, &report->selected, err);
     rc = rc == FC_OK ? check_headers(source, err) : rc;
     rc = rc == FC_OK ? check_refusals(target, err) : rc;

@@ -130,8 +130,8 @@ static fc_code resolve(fc_source *source, const fc_tensor *tensor, size_t chunk,
         const fc_format *format = source->checkpoint->format;
         slot->tensor = NULL;
         fc_code rc = fc_checkpoint_extent(source->checkpoint, tensor, chunk, &slot->extent, err);
-        if (rc == FC_OK && tensor->object && source->checks_objects && format->check_object) {
-            rc = format->check_object(source->checkpoint, tensor, err);
+        if (rc == FC_OK && tensor->object && source->checks_objects && format->reader.check_object) {
+            rc = format->reader.check_object(source->checkpoint, tensor, err);
         }
         if (rc != FC_OK) {
             return rc;
@@ -274,8 +274,8 @@ static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk
         return fc_fail(err, FC_ECORRUPT, "offset %" PRIu64 ": the chunk's sizes make no sense", extent->offset);
     }
     if (decoding.way == FC_WAY_FORMAT) {
-        return checkpoint->format->read
-                   ? checkpoint->format->read(checkpoint, tensor, chunk, out, err)
+        return checkpoint->format->reader.read
+                   ? checkpoint->format->reader.read(checkpoint, tensor, chunk, out, err)
                    : fc_fail(err, FC_EUNSUPPORTED, "%s: the chunk cannot be decoded", checkpoint->path);
     }
     fc_input *input = NULL;

@@ -134,8 +134,8 @@ static fc_code add_bytes(listing *l, const fc_chunk *chunk, const fc_digest *dig
 static fc_code look_at_chunk(listing *l, const fc_tensor *tensor, size_t index, fc_extent *extent, fc_digest *digest,
                              fc_error *err) {
     const fc_format *format = l->checkpoint->format;
-    if (format->verify_chunk) {
-        return format->verify_chunk(l->checkpoint, tensor, index, extent, digest, l->findings, err);
+    if (format->verifier.verify_chunk) {
+        return format->verifier.verify_chunk(l->checkpoint, tensor, index, extent, digest, l->findings, err);
     }
     FC_TRY(fc_checkpoint_extent(l->checkpoint, tensor, index, extent, err));
     return fc_checkpoint_digest(l->checkpoint, tensor, index, digest, err);

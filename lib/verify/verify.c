@@ -484,8 +484,8 @@ fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_verify_options *opti
     out->files = checkpoint->nfiles;
     fc_code rc;
     FC_TRY_GOTO(verify_all(checkpoint, options ? options : &defaults, &findings, out, err), rc, out);
-    if (checkpoint->format->verify) {
-        FC_TRY_GOTO(checkpoint->format->verify(checkpoint, &findings, out, err), rc, out);
+    if (checkpoint->format->verifier.verify) {
+        FC_TRY_GOTO(checkpoint->format->verifier.verify(checkpoint, &findings, out, err), rc, out);
     }
 out:
     out->defects = findings.count;
