@@ -102,10 +102,10 @@ static void write_dtypes(inspection *in) {
     text_puts(out, "</ul>\n");
 }
 
-static void write_layout(inspection *in) {
+static void write_layout(inspection *in, size_t ranks) {
     text_out *out = in->out;
     char layout[256], count[TEXT_SIZE_MAX];
-    text_puts(out, "<h2>Layout</h2>\n<p>");
+    text_puts(out, "<section><h2>Layout</h2>\n<p>");
     text_html(out, inspect_layout(in, layout, sizeof layout));
     text_puts(out, "</p>\n<ul id=\"dims\" hidden>");
     for (int d = 0; d < in->mesh.ndim; d++) {
@@ -124,6 +124,14 @@ static void write_layout(inspection *in) {
         text_printf(out, "<li>other ways: %s tensors</li>", text_count(count, in->cuts.other));
     }
     text_puts(out, "</ul>\n");
+    if (ranks > 1) {
+        text_puts(out,
+                  "<div class=\"live\" hidden><p><label>Highlight rank <input id=\"rank\" type=\"number\" min=\"0\" "
+                  "inputmode=\"numeric\"></label> <span id=\"rank-says\" role=\"status\"></span></p>\n"
+                  "<div id=\"mesh\" class=\"meshes\" role=\"region\" tabindex=\"0\" aria-label=\"The mesh of "
+                  "ranks\"></div></div>\n");
+    }
+    text_puts(out, "</section>\n");
 }
 
 static void write_groups(inspection *in, const char *title, const rank_load *loads, size_t ranks) {
@@ -144,13 +152,10 @@ static void write_ranks(inspection *in, const inspect_loads *loads) {
     if (loads->ranks < 2) {
         return;
     }
-    text_puts(out, "<h2>Ranks</h2>\n");
+    text_puts(out, "<section><h2>Ranks</h2>\n");
     write_groups(in, "Stored by each rank:", loads->stored, loads->ranks);
     write_groups(in, "Held by each rank, with replicas that another rank stores:", loads->held, loads->ranks);
-    text_puts(out, "<div class=\"live\" hidden><div id=\"bars\" class=\"scroll\"></div>\n"
-                   "<p><label>Highlight rank <input id=\"rank\" type=\"number\" min=\"0\" inputmode=\"numeric\">"
-                   "</label> <span id=\"rank-says\" role=\"status\"></span></p>\n"
-                   "<div id=\"mesh\" class=\"scroll meshes\"></div></div>\n");
+    text_puts(out, "<div id=\"bars\" class=\"live scroll\" hidden></div></section>\n");
 }
 
 static fc_code write_tensors(inspection *in, fc_error *err) {
@@ -275,8 +280,10 @@ fc_code inspect_html(inspection *in, fc_error *err) {
     write_facts(in);
     text_puts(out, "<main>\n");
     write_dtypes(in);
-    write_layout(in);
+    text_puts(out, "<div class=\"cols\">");
+    write_layout(in, loads.ranks);
     write_ranks(in, &loads);
+    text_puts(out, "</div>\n");
     rc = write_tensors(in, err);
     rc = rc == FC_OK ? write_objects(in, err) : rc;
     if (rc == FC_OK) {

@@ -20,7 +20,7 @@ typedef struct page_tree {
 
 static void write_label(text_out *out, const tree_node *node) {
     char *label = strndup(node->label, node->length);
-    text_html(out, node->itself ? "(itself)" : label ? label : "?");
+    text_html(out, node->itself ? "(itself)" : !label ? "?" : label[0] ? label : "(empty name)");
     free(label);
 }
 
@@ -67,7 +67,7 @@ static void write_detail(inspection *in, const inspect_line *line) {
     text_puts(out, "</dd>");
     write_term(out, "Cut", line->kind->cut);
     write_term(out, "Placements", line->kind->placements);
-    write_term(out, "Is", line->kind->same_as);
+    write_term(out, "Same as", line->kind->same_as);
     text_printf(out, "<dt>Size</dt><dd>%s elements, %s", text_params(elements, inspect_elements(line->first)),
                 text_bytes(each, inspect_bytes(line->first)));
     if (line->folded > 1) {

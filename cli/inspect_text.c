@@ -179,7 +179,7 @@ static void print_tensors(inspection *in, const widths *w) {
                 text_puts(out, kind->placements);
             }
             if (kind->same_as) {
-                text_puts(out, "  is ");
+                text_puts(out, "  the same as ");
                 text_name(out, kind->same_as);
             }
         } else if (line->objects > 0) {

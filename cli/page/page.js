@@ -142,7 +142,7 @@
     place.textContent = "";
     if (mesh.length === 1 && ranks > 64) return;
     const n = mesh.length, columns = mesh[n - 1], rows = n > 1 ? mesh[n - 2] : 1, panel = rows * columns;
-    const limit = Math.min(ranks, 256);
+    const limit = Math.min(ranks, 1024);
     for (let first = 0; first < limit; first += panel) {
       const table = make("table", { class: "mesh" }), at = coordinate(first);
       const outer = at.slice(0, Math.max(n - 2, 0)).map((i, d) => meshNames[d] + " " + i).join(", ");
@@ -187,7 +187,7 @@
   const showBars = () => {
     const place = $("bars"), most = Math.max(...stored, ...held, 1);
     if (!place || stored.length < 2) return;
-    const n = stored.length, step = Math.max(Math.min(640 / n, 28), .5), high = 90, left = 64;
+    const n = stored.length, step = Math.max(Math.min(420 / n, 28), .4), high = 90, left = 64;
     const svg = document.createElementNS(SVG, "svg");
     svg.setAttribute("width", left + step * n + 10);
     svg.setAttribute("height", high + 34);
@@ -208,7 +208,7 @@
       if (i % every === 0) draw(svg, "text", { x: left + (i + .5) * step, y: high + 26, "text-anchor": "middle" }, i);
     }
     place.append(svg);
-    if (held.length) place.append(make("p", { class: "note" }, "Dark: stored by the rank. Light: held in its memory, with replicas that another rank stores."));
+    if (held.length) place.append(make("p", { class: "note" }, "Strong colour: what the rank stores. Pale: what it holds in memory, with replicas that another rank stores."));
   };
 
   // Search: each word must be in the name, the type or the shape. {0..31} stands for its names.
