@@ -234,7 +234,7 @@ fc_code inspect_html_data(inspection *in, const inspect_loads *loads, fc_error *
     write_runs(out, "stored", loads->stored, loads->ranks);
     write_runs(out, "held", loads->held, loads->ranks);
     text_puts(out, ",\"kinds\":[");
-    for (size_t i = 0; i < in->nitems && in->kinds[i].example && rc == FC_OK && out->error == 0; i++) {
+    for (size_t i = 0; i < in->nkinds && rc == FC_OK && out->error == 0; i++) {
         text_puts(out, i ? ",\n" : "");
         if (in->kinds[i].example->object) {
             text_puts(out, "0");

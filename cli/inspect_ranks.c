@@ -83,9 +83,9 @@ fc_code inspect_ranks(inspection *in, inspect_loads *out, fc_error *err) {
     add_stored(in, out->stored, seen);
     free(seen);
     bool known = in->mesh.ndim > 0 && (size_t)fc_mesh_ranks(&in->mesh) == out->ranks;
-    for (size_t i = 0; i < in->nlines && known; i++) {
-        const inspect_line *line = &in->lines[i];
-        known = line->kind && (line->objects > 0 || add_held(in, line->first, line->tensors, held, out->ranks));
+    for (size_t i = 0; i < in->nkinds && known; i++) {
+        const fc_tensor *t = in->kinds[i].example;
+        known = t->object || add_held(in, t, in->kinds[i].count, held, out->ranks);
     }
     out->held = known ? held : NULL;
     return FC_OK;

@@ -187,7 +187,8 @@
   const showBars = () => {
     const place = $("bars"), most = Math.max(...stored, ...held, 1);
     if (!place || stored.length < 2) return;
-    const n = stored.length, step = Math.max(Math.min(420 / n, 28), .4), high = 90, left = 64;
+    const n = stored.length, high = 90, left = 64, room = Math.max(place.clientWidth - left - 12, 200);
+    const step = Math.max(Math.min(room / n, 28), .2);
     const svg = document.createElementNS(SVG, "svg");
     svg.setAttribute("width", left + step * n + 10);
     svg.setAttribute("height", high + 34);

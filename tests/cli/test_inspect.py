@@ -129,6 +129,8 @@ class Inspect(harness.Case):
         self.assertRegex(self.ok("inspect", "model.json", "--depth", "1"), r"\nlayers +36 +493 kB\n")
         self.assertIn("layers  (36 tensors, 493 kB)\n", self.ok("inspect", "model.json", "--depth", "1", "--tree"))
         self.fails(2, "inspect", "model.json", "--depth", "2", "--json", contains=["--depth"])
+        hsdp = harness.corpus("dcp-torch2.15.0-hsdp")  # the summary is that of all tensors
+        self.assertEqual(*(self.ok("inspect", hsdp, *depth).split("\nCheckpoint ")[1] for depth in ((), ("--depth", "1"))))
 
     def test_a_line_of_the_list_names_a_tensor(self):
         self.layers(4)
