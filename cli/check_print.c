@@ -42,7 +42,9 @@ static void print_summary(text_out *out, const checked *c) {
 void check_print_text(text_out *out, const checked *c) {
     for (size_t i = 0; i < c->report->count; i++) {
         const fc_finding *f = &c->report->findings[i];
-        text_printf(out, "%s: ", severity_of(f));
+        bool error = fc_finding_info_get(f->kind)->severity == FC_SEVERITY_ERROR;
+        text_printf(out, "%s%s:%s ", text_color(out->fd, error ? TEXT_ERROR : TEXT_WARNING), severity_of(f),
+                    text_color(out->fd, TEXT_PLAIN));
         text_name(out, f->message);
         text_puts(out, "\n");
     }
@@ -114,9 +116,7 @@ static void write_finding(json_out *j, const fc_finding *f) {
 void check_print_json(text_out *out, const checked *c) {
     const fc_report *r = c->report;
     json_out j;
-    jw_begin(&j, out, 2);
-    jw_open(&j, '{');
-    JSON_MEMBER(&j, uint, "schema", 1);
+    jw_document(&j, out, 2, "check");
     JSON_MEMBER(&j, string, "checkpoint", c->path);
     JSON_MEMBER(&j, string, "reference", c->reference);
     JSON_MEMBER(&j, bool, "ok", r->errors == 0);
@@ -131,6 +131,5 @@ void check_print_json(text_out *out, const checked *c) {
         write_finding(&j, &r->findings[i]);
     }
     jw_close(&j, ']');
-    jw_close(&j, '}');
-    text_puts(out, "\n");
+    jw_end_document(&j);
 }

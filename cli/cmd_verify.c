@@ -3,7 +3,6 @@
  */
 #include "command.h"
 #include "json_out.h"
-#include "progress.h"
 #include "seal_file.h"
 #include "signals.h"
 #include "source.h"
@@ -11,6 +10,7 @@
 #include "fsdpckpt/check.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/unflatten.h"
 #include "fsdpckpt/verify.h"
 
 #include <stdlib.h>
@@ -51,10 +51,7 @@ static void begin(printing *p, const fc_checkpoint *checkpoint) {
     if (!p->is_json) {
         return;
     }
-    jw_begin(&p->json, p->out, 2);
-    jw_open(&p->json, '{');
-    JSON_MEMBER(&p->json, string, "fsdpckpt", "verify");
-    JSON_MEMBER(&p->json, uint, "version", 1);
+    jw_document(&p->json, p->out, 2, "verify");
     JSON_MEMBER(&p->json, string, "source", checkpoint->path);
     JSON_MEMBER(&p->json, string, "format", checkpoint->format->name);
     jw_key(&p->json, "defects");
@@ -73,9 +70,8 @@ static void end_json(printing *p, const fc_checkpoint *checkpoint, const fc_veri
     JSON_MEMBER(j, uint, "bytes_without_digest", r->undigested_bytes);
     JSON_MEMBER(j, uint, "files_with_header_digest", r->headers_digested);
     JSON_MEMBER(j, bool, "sealed", r->sealed);
-    JSON_MEMBER(j, string, "unverified", r->sealed ? NULL : checkpoint->format->unverified);
-    jw_close(j, '}');
-    text_puts(p->out, "\n");
+    JSON_MEMBER(j, string, "unverified", r->sealed ? NULL : checkpoint->format->verifier.unverified);
+    jw_end_document(j);
 }
 
 /* What the digests cover, and what they do not: nobody shall think that more was checked than was. */
@@ -105,8 +101,8 @@ static void end_text(printing *p, const fc_checkpoint *checkpoint, const fc_veri
             "digests for the next time\n",
             r->undigested, text_bytes(bytes, r->undigested_bytes));
     }
-    if (!r->sealed && checkpoint->format->unverified) {
-        text_printf(p->out, "not covered: %s\n", checkpoint->format->unverified);
+    if (!r->sealed && checkpoint->format->verifier.unverified) {
+        text_printf(p->out, "not covered: %s\n", checkpoint->format->verifier.unverified);
     }
     text_printf(p->out,
                 r->defects == 0   ? "no defects\n"
@@ -115,24 +111,23 @@ static void end_text(printing *p, const fc_checkpoint *checkpoint, const fc_veri
                 (unsigned long long)r->defects);
 }
 
-static fc_code verify(const options *o, const fc_checkpoint *checkpoint, fc_seal *seal, printing *p,
+static fc_code verify(const cli_call *call, const fc_checkpoint *checkpoint, fc_seal *seal, printing *p,
                       fc_verify_report *report, fc_error *err) {
-    fc_progress progress = {0};
-    const fc_verify_options how = {.move = {.threads = (int)o->jobs, .memory = o->memory, .progress = &progress},
+    const options *o = call->options;
+    const fc_verify_options how = {.move = {.threads = (int)o->jobs, .memory = o->memory, .progress = call->progress},
                                    .seal = seal};
-    progress_view *view = o->quiet ? NULL : progress_start(&progress, (progress_mode)o->progress);
-    signals_cancel(&progress);
+    signals_cancel(call->progress);
     fc_code rc = fc_verify(checkpoint, &how, print_defect, p, report, err);
     signals_cancel(NULL);
-    progress_stop(view);
     return rc;
 }
 
 /* Verifies, and seals what has no defects. */
-static fc_code verify_and_seal(const options *o, const fc_checkpoint *checkpoint, fc_arena *arena, printing *p,
+static fc_code verify_and_seal(const cli_call *call, const fc_checkpoint *checkpoint, fc_arena *arena, printing *p,
                                fc_verify_report *report, fc_error *err) {
+    const options *o = call->options;
     if (!o->seal) {
-        return verify(o, checkpoint, NULL, p, report, err);
+        return verify(call, checkpoint, NULL, p, report, err);
     }
     fc_seal seal;
     fc_code rc = arena ? fc_seal_new(checkpoint, arena, &seal, err) : fc_fail(err, FC_ENOMEM, "out of memory");
@@ -140,7 +135,7 @@ static fc_code verify_and_seal(const options *o, const fc_checkpoint *checkpoint
         p->seal = seal.path;
         rc = fc_commit_check(seal.path, false, o->force, 0, err);
     }
-    rc = rc == FC_OK ? verify(o, checkpoint, &seal, p, report, err) : rc;
+    rc = rc == FC_OK ? verify(call, checkpoint, &seal, p, report, err) : rc;
     if (rc == FC_OK && report->defects == 0) {
         rc = seal_write(checkpoint, &seal, o->force, err);
     }
@@ -218,13 +213,17 @@ static void tell_files(const bad_files *bad, fc_error *err) {
     }
 }
 
-static fc_code open_source(const options *o, fc_checkpoint **checkpoint, fc_error *err) {
+static fc_code open_source(const cli_call *call, fc_checkpoint **checkpoint, fc_error *err) {
     bad_files damaged = {.arena = fc_arena_new()}, bad = {.arena = damaged.arena};
-    const fc_open_options how = {.follow_external = o->follow_external, .damaged = add_bad_file, .context = &damaged};
+    const options *o = call->options;
+    const fc_open_options how = {.follow_external = o->follow_external,
+                                 .damaged = add_bad_file,
+                                 .context = &damaged,
+                                 .progress = call->progress};
     if (!bad.arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    fc_code rc = fc_checkpoint_open(o->operands[0], &how, checkpoint, err);
+    fc_code rc = fc_checkpoint_open_model(o->operands[0], &how, NULL, checkpoint, err);
     if (rc == FC_ECORRUPT || rc == FC_EIO) {
         find_absent(o->operands[0], &how, &bad);
         for (size_t i = 0; i < damaged.count; i++) { /* of what is absent it is known already what was in it */
@@ -243,14 +242,14 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_checkpoint *checkpoint = NULL;
     fc_verify_report report;
     printing p = {.out = call->out, .is_json = o->json, .silent = options_silent(o)};
-    fc_code rc = open_source(o, &checkpoint, err);
+    fc_code rc = open_source(call, &checkpoint, err);
     if (rc != FC_OK) {
         return rc;
     }
     source_tell(o, checkpoint);
     begin(&p, checkpoint);
     fc_arena *arena = fc_arena_new();
-    rc = verify_and_seal(o, checkpoint, arena, &p, &report, err);
+    rc = verify_and_seal(call, checkpoint, arena, &p, &report, err);
     if (rc == FC_OK && !p.silent) {
         (p.is_json ? end_json : end_text)(&p, checkpoint, &report);
     }
@@ -295,7 +294,7 @@ const command command_verify = {
         "Exit status: 0 no defect, 1 defects, 3 SRC cannot be opened at all.",
     .examples = examples,
     .helps = helps,
-    .takes = TAKES_COMMON | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) |
-             TAKES(OPT_SEAL) | TAKES(OPT_FORCE) | TAKES(OPT_JSON),
+    .takes = TAKES_COMMON | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SEAL) |
+             TAKES(OPT_FORCE) | TAKES(OPT_JSON),
     .run = run,
 };

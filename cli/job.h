@@ -7,11 +7,6 @@
 
 #include "command.h"
 
-#include "fsdpckpt/format.h"
-
-/** The format that the extension of a target asks for, or NULL. */
-const fc_format *job_format_of_extension(const char *target);
-
 /**
  * Converts the one operand into --output.
  * @param spec the wanted cut; NULL: one full file.
@@ -20,7 +15,7 @@ fc_code job_run(cli_call *call, const fc_layout_spec *spec, fc_error *err);
 
 /** The same for a source that `open` opens from the operands. */
 fc_code job_run_opened(cli_call *call, const fc_layout_spec *spec,
-                       fc_code (*open)(const options *o, fc_checkpoint **out, fc_error *err), fc_error *err);
+                       fc_code (*open)(const cli_call *call, fc_checkpoint **out, fc_error *err), fc_error *err);
 
 /** The same, with the layout of the source. */
 fc_code job_keep_layout(cli_call *call, fc_error *err);

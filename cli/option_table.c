@@ -7,7 +7,9 @@
 
 #include <stddef.h>
 
-static const char *const progress_choices[] = {"auto", "always", "never", NULL};
+static const char *const progress_choices[] = {"auto", "always", "never", "json", NULL};
+static const char *const color_choices[] = {"auto", "always", "never", NULL};
+static const char *const sort_choices[] = {"source", "name", "size", NULL};
 static const char *const comm_choices[] = {"auto", "none", "mpi", "nccl", NULL};
 
 #define FIELD(name) offsetof(options, name)
@@ -24,7 +26,7 @@ const option_row option_table[OPT_COUNT] = {
                 .arg = "FORMAT",
                 .offset = FIELD(to),
                 .help = "format of DST: dcp, h5, pt or safetensors (default: what its extension says, "
-                        "see 'fsdpckpt --help', else h5)"},
+                        "see 'fsdpckpt --help'; h5 for a directory of one file per rank whose name has none)"},
     [OPT_DP] = {.name = "dp",
                 .kind = KIND_NUMBER,
                 .arg = "N",
@@ -90,7 +92,8 @@ const option_row option_table[OPT_COUNT] = {
                             .offset = FIELD(max_shard_size),
                             .help = "with --to safetensors: DST is a directory of files of at most SIZE (such as 5GB; "
                                     "but a tensor is never cut) and Hugging Face's index; where one file is enough it "
-                                    "is model.safetensors without an index, as huggingface_hub writes it"},
+                                    "is model.safetensors without an index, as huggingface_hub writes it. If DST ends "
+                                    "with / or is a directory, this is the default, with 5GB"},
     [OPT_FORCE] = {.name = "force",
                    .letter = 'f',
                    .kind = KIND_FLAG,
@@ -125,7 +128,14 @@ const option_row option_table[OPT_COUNT] = {
                       .arg = "WHEN",
                       .offset = FIELD(progress),
                       .choices = progress_choices,
-                      .help = "show progress: auto (the default: on a terminal, after a second), always or never"},
+                      .help = "show progress on stderr: auto (the default: a line on a terminal, after a second; "
+                              "in a log a line now and then, after a minute), always, never, or json: JSON lines"},
+    [OPT_COLOR] = {.name = "color",
+                   .kind = KIND_CHOICE,
+                   .arg = "WHEN",
+                   .offset = FIELD(color),
+                   .choices = color_choices,
+                   .help = "use colors: auto (the default: on a terminal, unless NO_COLOR is set), always or never"},
     [OPT_COMM] = {.name = "comm",
                   .kind = KIND_CHOICE,
                   .arg = "HOW",
@@ -154,6 +164,22 @@ const option_row option_table[OPT_COUNT] = {
                   .kind = KIND_FLAG,
                   .offset = FIELD(tree),
                   .help = "show the nesting of the state dict"},
+    [OPT_ALL] = {.name = "all",
+                 .kind = KIND_FLAG,
+                 .offset = FIELD(all),
+                 .help = "a line for each tensor and object: do not fold layers that are alike into one line"},
+    [OPT_SORT] = {.name = "sort",
+                  .kind = KIND_CHOICE,
+                  .arg = "ORDER",
+                  .offset = FIELD(sort),
+                  .choices = sort_choices,
+                  .help = "list by source (the default: as SRC has them), by name, or by size, the largest first"},
+    [OPT_DEPTH] = {.name = "depth",
+                   .kind = KIND_NUMBER,
+                   .arg = "N",
+                   .offset = FIELD(depth),
+                   .max = 1000,
+                   .help = "show N levels of modules and sum up what is below: model.layers is two levels"},
     [OPT_TENSOR] = {.name = "tensor",
                     .letter = 't',
                     .kind = KIND_TEXT,
@@ -255,7 +281,7 @@ const option_row option_table[OPT_COUNT] = {
                    .letter = 'q',
                    .kind = KIND_FLAG,
                    .offset = FIELD(quiet),
-                   .help = "no summary and no progress, errors only; what --json prints stays"},
+                   .help = "no summary and no progress, errors only; what --json and --progress json print stays"},
     [OPT_VERBOSE] = {.name = "verbose",
                      .letter = 'v',
                      .kind = KIND_COUNT,

@@ -4,6 +4,8 @@
  */
 #include "check/check.h"
 
+#include "base/try.h"
+#include "fsdpckpt/progress.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <inttypes.h>
@@ -113,24 +115,23 @@ static fc_code list_names(checking *c, fc_names *reference, fc_error *err) {
     const fc_check_options *o = c->options;
     static const fc_selection everything;
     fc_rename *rename = NULL;
-    fc_code rc = fc_rename_new(o->selection ? o->selection : &everything, &rename, err);
-    rc = rc == FC_OK ? fc_names_make(c->checkpoint, o->selection, rename, c->arena, &c->names, err) : rc;
-    if (rc == FC_OK) {
-        rc = fc_rename_check_used(rename, c->path, c->checkpoint->ntensors ? c->checkpoint->tensors[0].name : "", err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_rename_new(o->selection ? o->selection : &everything, &rename, err), rc, out);
+    FC_TRY_GOTO(fc_names_make(c->checkpoint, o->selection, rename, c->arena, &c->names, err), rc, out);
+    FC_TRY_GOTO(
+        fc_rename_check_used(rename, c->path, c->checkpoint->ntensors ? c->checkpoint->tensors[0].name : "", err), rc,
+        out);
+    if (o->reference) {
+        FC_TRY_GOTO(fc_names_make(o->reference, o->selection, NULL, c->arena, reference, err), rc, out);
     }
-    if (rc == FC_OK && o->reference) {
-        rc = fc_names_make(o->reference, o->selection, NULL, c->arena, reference, err);
-    }
+out:
     fc_rename_free(rename);
     return rc;
 }
 
 static fc_code run(checking *c, fc_report *out, fc_error *err) {
     fc_names reference = {0};
-    fc_code rc = list_names(c, &reference, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(list_names(c, &reference, err));
     bool flat = !c->options->reference && fc_flat_parameter(c->checkpoint, NULL); /* a finding of its own */
     if (c->checkpoint->note && !flat) {
         fc_check_add(c, &(fc_finding){.kind = FC_FOUND_NOTE, .name = c->path, .detail = c->checkpoint->note});
@@ -151,7 +152,7 @@ static fc_code run(checking *c, fc_report *out, fc_error *err) {
 }
 
 static fc_code finish(const checking *c, fc_code rc, fc_error *err) {
-    return rc == FC_OK && c->no_memory ? fc_fail(err, FC_ENOMEM, "%s: out of memory", c->path) : rc;
+    return rc == FC_OK && c->no_memory ? fc_no_memory(err, c->path) : rc;
 }
 
 fc_code fc_check(const fc_checkpoint *checkpoint, const fc_check_options *options, fc_arena *arena, fc_report *out,
@@ -183,12 +184,13 @@ fc_code fc_check_path(const char *path, const fc_check_options *options, fc_aren
     how.damaged = add_unreadable;
     how.context = &c;
     *out = (fc_report){0};
-    fc_code rc = fc_checkpoint_open(path, &how, checkpoint, &why);
+    fc_code rc = fc_checkpoint_open_model(path, &how, options->model, checkpoint, &why);
     if (rc == FC_OK) {
         c.checkpoint = *checkpoint;
+        fc_progress_begin(how.progress, FC_PHASE_CHECKING, FC_COUNTED_TENSORS, 0);
         return finish(&c, run(&c, out, err), err);
     }
-    bool misfit = rc == FC_EUSAGE && how.model; /* flat parameters of another model */
+    bool misfit = rc == FC_EUSAGE && options->model; /* flat parameters of another model */
     if (!misfit && (rc != FC_ECORRUPT || access(path, F_OK) != 0)) {
         return err ? (*err = why, rc) : rc;
     }

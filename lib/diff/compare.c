@@ -4,10 +4,12 @@
  */
 #include "fsdpckpt/compare.h"
 
+#include "base/try.h"
 #include "diff/compare_data.h"
-#include "engine/values.h"
+#include "diff/values.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/unflatten.h"
 #include "plan/names.h"
 
 #include <jansson.h>
@@ -140,7 +142,7 @@ static fc_code join(comparison *c, fc_error *err) {
     r->items = fc_arena_calloc(c->arena, a.count + b.count + 1, sizeof *r->items);
     c->to_read = fc_arena_calloc(c->arena, a.count + 1, sizeof *c->to_read);
     if (!taken || !r->items || !c->to_read) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", c->a->path);
+        return fc_no_memory(err, c->a->path);
     }
     r->left_out = a.left_out + b.left_out;
     for (size_t i = 0; i < a.count && rc == FC_OK; i++) {
@@ -184,7 +186,7 @@ static void judge(const comparison *c, fc_compared *item) {
 /* What an object decodes to, or NULL: then its bytes alone speak. */
 static const char *decode(const comparison *c, const fc_checkpoint *checkpoint, const fc_tensor *object) {
     const char *json = NULL;
-    return checkpoint->format->object_json &&
+    return checkpoint->format->reader.object_json &&
                    fc_checkpoint_object_json(checkpoint, object, c->arena, &json, NULL) == FC_OK
                ? json
                : NULL;
@@ -276,8 +278,8 @@ static fc_code finish(comparison *c, fc_error *err) {
 fc_code fc_compare(const fc_checkpoint *a, const fc_checkpoint *b, const fc_compare_options *options, fc_arena *arena,
                    fc_compare_report *report, fc_error *err) {
     comparison c = {.a = a, .b = b, .options = options, .arena = arena, .report = report};
-    fc_code rc = begin(&c, err);
-    return rc == FC_OK ? finish(&c, err) : rc;
+    FC_TRY(begin(&c, err));
+    return finish(&c, err);
 }
 
 /* Objects whose digests differ are decoded, for which their data must be there. */
@@ -302,10 +304,11 @@ static bool has_digests(const fc_checkpoint *checkpoint) {
     return true;
 }
 
-static fc_code reopen(const char *path, const fc_open_options *how, fc_checkpoint **checkpoint, fc_error *err) {
+static fc_code reopen(const char *path, const fc_open_options *how, const fc_checkpoint *model,
+                      fc_checkpoint **checkpoint, fc_error *err) {
     fc_checkpoint_close(*checkpoint);
     *checkpoint = NULL;
-    return fc_checkpoint_open(path, how, checkpoint, err);
+    return fc_checkpoint_open_model(path, how, model, checkpoint, err);
 }
 
 /* By the headers alone. `*answered` unless data must be read; then both may be open that way, or none. */
@@ -314,11 +317,11 @@ static fc_code compare_headers(const char *path_a, const char *path_b, compariso
     fc_open_options how = c->options->open;
     how.headers_only = true;
     *answered = false;
-    fc_code rc = reopen(path_a, &how, a, err);
+    fc_code rc = reopen(path_a, &how, c->options->model, a, err);
     if (rc != FC_OK || !has_digests(*a)) {
         return rc;
     }
-    rc = reopen(path_b, &how, b, err);
+    rc = reopen(path_b, &how, c->options->model, b, err);
     if (rc != FC_OK || !has_digests(*b)) {
         return rc;
     }
@@ -342,7 +345,7 @@ fc_code fc_compare_paths(const char *path_a, const char *path_b, const fc_compar
     if (rc != FC_OK || answered) {
         return rc;
     }
-    rc = reopen(path_a, &options->open, a, err);
-    rc = rc == FC_OK ? reopen(path_b, &options->open, b, err) : rc;
+    rc = reopen(path_a, &options->open, options->model, a, err);
+    rc = rc == FC_OK ? reopen(path_b, &options->open, options->model, b, err) : rc;
     return rc == FC_OK ? fc_compare(*a, *b, options, arena, report, err) : rc;
 }

@@ -3,6 +3,7 @@
  * reader finds under the target's name is the old one or the complete new one, never something between.
  */
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/progress.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -20,10 +21,11 @@
 #include <unistd.h>
 
 struct fc_commit {
-    char *target;  /* resolved: no trailing slash, no symbolic link */
-    char *parent;  /* directory of the target */
-    char *staging; /* beside the target */
-    char *path;    /* staging + "/" + name of the target */
+    char *target;          /* resolved: no trailing slash, no symbolic link */
+    char *parent;          /* directory of the target */
+    char *staging;         /* beside the target */
+    char *path;            /* staging + "/" + name of the target */
+    fc_progress *progress; /* may be NULL */
     bool is_directory;
     bool force;
 };
@@ -31,7 +33,7 @@ struct fc_commit {
 /* Whether `name` is what this program gives to files in a directory it writes. --force deletes nothing else. */
 static bool is_own_name(const char *name) {
     for (const fc_format *const *format = fc_formats(); *format; format++) {
-        for (const char *const *glob = (*format)->file_names; glob && *glob; glob++) {
+        for (const char *const *glob = (*format)->writer.file_names; glob && *glob; glob++) {
             if (fnmatch(*glob, name, 0) == 0) {
                 return true;
             }
@@ -99,6 +101,18 @@ static fc_code check_directory_content(const char *path, fc_error *err) {
     return rc;
 }
 
+static bool is_empty_directory(const char *path) {
+    DIR *dir = opendir(path);
+    size_t entries = 0;
+    while (dir && entries < 3 && readdir(dir)) {
+        entries++; /* "." and ".." are the first two */
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return dir && entries < 3;
+}
+
 static fc_code check_existing(const fc_commit *commit, fc_error *err) {
     struct stat st;
     if (lstat(commit->target, &st) != 0) {
@@ -113,6 +127,9 @@ static fc_code check_existing(const fc_commit *commit, fc_error *err) {
     }
     if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode)) {
         return fc_fail(err, FC_EUSAGE, "%s: is not a regular file", commit->target);
+    }
+    if (commit->is_directory && is_empty_directory(commit->target)) {
+        return FC_OK; /* made for this: the target takes its place */
     }
     if (!commit->force) {
         return fc_fail(err, FC_EUSAGE, "%s: exists: --force replaces it", commit->target);
@@ -259,9 +276,23 @@ static fc_code sync_path(int parent, const char *name, const char *shown, fc_err
 typedef struct sync_job {
     pthread_mutex_t lock; /* guards what follows */
     DIR *dir;
+    fc_progress *progress; /* may be NULL */
     fc_code code;
     fc_error error;
 } sync_job;
+
+/* How many there will be; for people, so errors are left to those who sync. */
+static uint64_t count_files(const char *path) {
+    uint64_t count = 0;
+    DIR *dir = opendir(path);
+    for (struct dirent *e; dir && (e = readdir(dir));) {
+        count += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return count;
+}
 
 /* The next file's name. @return false when there is none, or after an error. */
 static bool next_file(sync_job *job, char name[NAME_MAX + 1]) {
@@ -283,6 +314,7 @@ static void *sync_files(void *context) {
     while (next_file(job, name)) {
         fc_error err;
         fc_code rc = sync_path(dirfd(job->dir), name, name, &err);
+        rc = rc == FC_OK ? fc_progress_count(job->progress, 1, &err) : rc;
         pthread_mutex_lock(&job->lock);
         if (rc != FC_OK && job->code == FC_OK) {
             job->code = rc;
@@ -295,11 +327,11 @@ static void *sync_files(void *context) {
 
 /* A target directory is flat: files, no directories below it. Several are synced at once, since a file system's journal
    takes as long for one as for all that wait for it. */
-static fc_code sync_directory(const char *path, fc_error *err) {
+static fc_code sync_directory(const char *path, fc_progress *progress, fc_error *err) {
     enum { THREADS = 8 };
     pthread_t threads[THREADS - 1];
     int started = 0;
-    sync_job job = {.dir = opendir(path)};
+    sync_job job = {.dir = opendir(path), .progress = progress};
     if (!job.dir) {
         return fc_fail_errno(err, errno, "%s: cannot be listed", path);
     }
@@ -332,7 +364,11 @@ static fc_code publish_new(const fc_commit *commit, fc_error *err) {
     if (renameat2(AT_FDCWD, commit->path, AT_FDCWD, commit->target, RENAME_NOREPLACE) == 0) {
         return FC_OK;
     }
-    if (errno == EEXIST) {
+    /* rename() puts a directory in the place of an empty one, and of nothing else. */
+    if ((errno == EEXIST || flag_unknown(errno)) && commit->is_directory && rename(commit->path, commit->target) == 0) {
+        return FC_OK;
+    }
+    if (errno == EEXIST || errno == ENOTEMPTY || errno == ENOTDIR) {
         return fc_fail(err, FC_EUSAGE, "%s: appeared while it was being made: --force replaces it", commit->target);
     }
     if (flag_unknown(errno) && access(commit->target, F_OK) != 0 && rename(commit->path, commit->target) == 0) {
@@ -384,9 +420,20 @@ static fc_code publish(const fc_commit *commit, fc_error *err) {
                : fc_fail_errno(err, errno, "%s: rename into place", commit->target);
 }
 
+void fc_commit_count(fc_commit *commit, fc_progress *progress) {
+    commit->progress = progress;
+}
+
 fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
-    fc_code rc =
-        commit->is_directory ? sync_directory(commit->path, err) : sync_path(AT_FDCWD, commit->path, commit->path, err);
+    fc_code rc;
+    if (commit->is_directory) {
+        fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, count_files(commit->path));
+        rc = sync_directory(commit->path, commit->progress, err);
+    } else {
+        fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, 1);
+        rc = sync_path(AT_FDCWD, commit->path, commit->path, err);
+        rc = rc == FC_OK ? fc_progress_count(commit->progress, 1, err) : rc;
+    }
     if (rc == FC_OK) {
         rc = publish(commit, err);
     }

@@ -55,6 +55,21 @@ static void hostile_names_are_escaped(void **state) {
     check_name("", "", 0);
 }
 
+static void check_html(const char *name, const char *expected) {
+    start();
+    text_html(&out, name);
+    assert_string_equal(finish(), expected);
+}
+
+static void hostile_names_are_text_in_html(void **state) {
+    (void)state;
+    check_html("layers.0.wq", "layers.0.wq");
+    check_html("</script><b a='\"'>&", "&#60;/script&#62;&#60;b a=&#39;&#34;&#39;&#62;&#38;");
+    check_html("\xe2\x80\xaegpj\x01 日本", "\\u202egpj\\x01 日本");
+    check_html("\xff<", "\\xff&#60;");
+    check_html("", "");
+}
+
 static void widths_of_scripts(void **state) {
     (void)state;
     check_name("ünï", "ünï", 3);
@@ -142,8 +157,7 @@ static void json_is_json(void **state) {
     const int64_t ints[] = {0, INT64_MIN, INT64_MAX};
     json_out j;
     start();
-    jw_begin(&j, &out, 1);
-    jw_open(&j, '{');
+    jw_document(&j, &out, 1, "test");
     JSON_MEMBER(&j, string, "a\"b\\\n\x7f\xc2\x9b", "x\xffy日");
     JSON_MEMBER(&j, string, "none", NULL);
     jw_key(&j, "list");
@@ -155,8 +169,10 @@ static void json_is_json(void **state) {
     JSON_MEMBER(&j, bool, "yes", true);
     JSON_MEMBER(&j, raw, "raw", "{\"k\": 1}");
     JSON_MEMBER(&j, number, "s", 0.25);
-    jw_close(&j, '}');
+    jw_end_document(&j);
     assert_string_equal(finish(), "{\n"
+                                  "  \"fsdpckpt\": \"test\",\n"
+                                  "  \"schema\": 1,\n"
                                   "  \"a\\\"b\\\\\\u000a\\u007f\\u009b\": \"x\xef\xbf\xbdy日\",\n"
                                   "  \"none\": null,\n"
                                   "  \"list\": [0, -9223372036854775808, 9223372036854775807],\n"
@@ -165,14 +181,18 @@ static void json_is_json(void **state) {
                                   "  \"yes\": true,\n"
                                   "  \"raw\": {\"k\": 1},\n"
                                   "  \"s\": 0.25\n"
-                                  "}");
+                                  "}\n");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(hostile_names_are_escaped), cmocka_unit_test(widths_of_scripts),
-        cmocka_unit_test(sizes_for_people),          cmocka_unit_test(output_larger_than_the_buffer),
-        cmocka_unit_test(the_first_error_stays),     cmocka_unit_test(json_is_json),
+        cmocka_unit_test(hostile_names_are_escaped),
+        cmocka_unit_test(hostile_names_are_text_in_html),
+        cmocka_unit_test(widths_of_scripts),
+        cmocka_unit_test(sizes_for_people),
+        cmocka_unit_test(output_larger_than_the_buffer),
+        cmocka_unit_test(the_first_error_stays),
+        cmocka_unit_test(json_is_json),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

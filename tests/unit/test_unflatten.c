@@ -65,8 +65,7 @@ static fc_code open_as(const char *source, const char *order, const char *model,
     write_schema(paths[0], "", source);
     write_schema(paths[1], order, model);
     fc_code rc = fc_checkpoint_open(paths[1], NULL, &told, err);
-    const fc_open_options how = {.model = told};
-    rc = rc == FC_OK ? fc_checkpoint_open(paths[0], &how, out, err) : rc;
+    rc = rc == FC_OK ? fc_checkpoint_open_model(paths[0], NULL, told, out, err) : rc;
     fc_checkpoint_close(told); /* what was made of it stays */
     return rc;
 }
@@ -153,7 +152,9 @@ static void the_order_must_be_known(void **state) {
 /* What a model.pt of a program that sorts names has, and what no program sorts. */
 static void alphabetical_order_is_suspected(void **state) {
     (void)state;
-    static const fc_format keeps = {.name = "test"};
+    static const fc_format keeps = {
+        .name = "test",
+    };
     static const struct {
         const char *names[4];
         bool known;
@@ -182,7 +183,9 @@ static void alphabetical_order_is_suspected(void **state) {
 /* Rank 1's own tensors come behind those of rank 0. */
 static void ranks_have_orders_of_their_own(void **state) {
     (void)state;
-    static const fc_format keeps = {.name = "test"};
+    static const fc_format keeps = {
+        .name = "test",
+    };
     fc_chunk chunks[] = {{.rank = 0}, {.rank = 1}};
     fc_tensor tensors[] = {{.name = "b", .nchunks = 2, .chunks = chunks},
                            {.name = "a", .nchunks = 1, .chunks = chunks}};

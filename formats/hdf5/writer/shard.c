@@ -3,6 +3,7 @@
  * fc_format.finish_file, when the digests are known. A checkpoint of a thousand ranks has a million datasets, so what
  * one costs is what the whole costs.
  */
+#include "fsdpckpt/select.h"
 #include "hdf5/writer/writer.h"
 
 #include "hdf5/writer/groups.h"

@@ -3,6 +3,7 @@
  * each table and a group that holds these. Nothing leads to the group but the root attribute `tables`, so that the
  * model in index.h5 is what it would be without.
  */
+#include "fsdpckpt/select.h"
 #include "hdf5/writer/writer.h"
 
 #include "base/checked.h"

@@ -7,19 +7,12 @@
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
-
-#include <stdatomic.h>
+#include "fsdpckpt/progress.h"
+#include "fsdpckpt/select.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/** Shared by the caller, its signal handler and the workers. */
-typedef struct fc_progress {
-    atomic_uint_fast64_t done;  /**< bytes written */
-    atomic_uint_fast64_t total; /**< bytes to write; 0: not known yet */
-    atomic_bool cancel;         /**< set it to stop: the job returns FC_EINTERRUPTED and leaves nothing behind */
-} fc_progress;
 
 struct fc_source_crc; /* lib/engine/source_crc.h */
 
@@ -67,12 +60,6 @@ typedef fc_code fc_read_visit(void *context, const void *bytes, size_t size, fc_
 fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                        fc_read_visit *visit, void *context, fc_error *err);
 
-/**
- * Converts `count` elements as torch's Tensor.to(dtype) does (round to nearest even, NaN kept; through float32
- * where torch goes through it). Only between FC_CLASS_FLOAT types; `src` and `dst` do not overlap.
- */
-void fc_cast(fc_dtype from, const void *src, fc_dtype to, void *dst, size_t count);
-
 /** The whole way from an open checkpoint to a committed target. */
 typedef struct fc_convert_options {
     const fc_format *format; /**< of the target */
@@ -89,7 +76,8 @@ typedef struct fc_convert_options {
 /** What a conversion did, or with dry_run would do. */
 typedef struct fc_convert_report {
     fc_selected selected;
-    size_t files;                         /**< of the target */
+    size_t files;                         /**< of the target, with its index */
+    const char *index;                    /**< the name of the file that spans the others; NULL: there is none */
     uint64_t data_bytes;                  /**< tensor and object bytes in the target, each stored once */
     uint64_t stored_bytes;                /**< what data_bytes take in the files, compressed; with dry_run at most */
     uint64_t header_bytes;                /**< estimated, on the safe side */
