@@ -162,14 +162,17 @@ static inline bool option_given(const options *o, option_id id) {
  * Parses the arguments after the command's name as getopt_long would: options and operands in any order, `--opt=x`,
  * `--opt x`, `-j4`, `-qv`, `--` ends the options. Option names cannot be abbreviated, so that scripts keep their
  * meaning when options are added.
- * @param command named in messages; NULL before there is one.
+ * @param of    the command, named in messages; NULL before there is one.
  * @param takes   set of the options that are allowed.
  * @param out     to be given to options_free, also on failure.
  */
-fc_code options_parse(int argc, char *const *argv, const char *command, uint64_t takes, options *out, fc_error *err);
+fc_code options_parse(int argc, char *const *argv, const char *of, uint64_t takes, options *out, fc_error *err);
 void options_free(options *o);
 
 /** The row named `name` (len bytes), or OPT_COUNT. */
 option_id option_find(const char *name, size_t len);
+
+/** The row with that letter, or OPT_COUNT. */
+option_id option_find_letter(char letter);
 
 #endif

@@ -3,11 +3,15 @@
  */
 #include "source.h"
 
+#include "suggest.h"
 #include "text.h"
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/unflatten.h"
+
+#include <errno.h>
+#include <unistd.h>
 
 fc_code source_model(const options *o, fc_checkpoint **out, fc_error *err) {
     /* Names and shapes are all that is wanted of it: the data files may be elsewhere. */
@@ -28,6 +32,9 @@ fc_code source_open(const options *o, const char *path, bool headers_only, fc_ch
         rc = arena ? fc_tp_plan_load(o->tp_plan, arena, &how.tp_plan, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     }
     rc = rc == FC_OK ? fc_checkpoint_open(path, &how, out, err) : rc;
+    if (rc != FC_OK && access(path, F_OK) != 0 && errno == ENOENT) {
+        suggest_path(path, err);
+    }
     if (rc == FC_OK && how.tp_plan && (*out)->tp_joined == 0) {
         rc =
             fc_fail(err, FC_EUSAGE,
