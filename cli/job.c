@@ -12,6 +12,7 @@
 #include "target.h"
 #include "unit_plan.h"
 
+#include "fsdpckpt/check.h"
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/unflatten.h"
 
@@ -242,6 +243,22 @@ static fc_code flatten(job *j, fc_error *err) {
     return rc;
 }
 
+/* What check says of a dimension that the tp ranks cannot share evenly. */
+static fc_code warn_uneven(const job *j, fc_error *err) {
+    fc_check_options how = {.selection = &j->how.selection, .mesh = &j->mesh, .tp_plan = j->plan, .only_mesh = true};
+    fc_report report;
+    fc_arena *arena = fc_arena_new();
+    fc_code rc = arena ? fc_check(j->source, &how, arena, &report, err) : fc_no_memory(err, NULL);
+    for (size_t i = 0; rc == FC_OK && i < report.count; i++) {
+        fc_finding_kind kind = report.findings[i].kind;
+        if (kind == FC_FOUND_TP_UNEVEN || kind == FC_FOUND_TP_EMPTY_SHARDS) {
+            text_tell("warning: %s", report.findings[i].message);
+        }
+    }
+    fc_arena_free(arena);
+    return rc;
+}
+
 /* How a command opens what it converts. */
 typedef fc_code (*opener)(const options *o, fc_checkpoint **out, fc_error *err);
 
@@ -261,6 +278,9 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
         return speaks ? plan_rank(j->source, &j->how.selection, (uint32_t)o->rank, o->json, out, err) : FC_OK;
     }
     fc_code rc = convert(j, err);
+    if (rc == FC_OK && speaks && j->plan && !o->quiet) {
+        rc = warn_uneven(j, err);
+    }
     if (rc == FC_OK && speaks) {
         if (j->source->note && !o->quiet) { /* a failure is one line */
             text_tell("%s: %s", j->source->path, j->source->note);

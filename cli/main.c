@@ -139,6 +139,19 @@ static fc_code run_help(int argc, char **argv, text_out *out, fc_error *err) {
     return FC_OK;
 }
 
+/* For shells that complete the name of a tensor. */
+static fc_code print_names(const char *path, text_out *out, fc_error *err) {
+    const fc_open_options how = {.headers_only = true};
+    fc_checkpoint *checkpoint = NULL;
+    fc_code rc = fc_checkpoint_open(path, &how, &checkpoint, err);
+    for (size_t i = 0; rc == FC_OK && i < checkpoint->ntensors; i++) {
+        text_name(out, checkpoint->tensors[i].name);
+        text_puts(out, "\n");
+    }
+    fc_checkpoint_close(checkpoint);
+    return rc;
+}
+
 /* Whether the word after the option `arg` is its argument. */
 static bool takes_next(const char *arg) {
     option_id id = OPT_COUNT;
@@ -180,6 +193,9 @@ static fc_code dispatch(int argc, char **argv, text_out *out, fc_error *err) {
     if (strcmp(argv[1], "version") == 0) {
         help_version(out);
         return FC_OK;
+    }
+    if (strcmp(argv[1], "__names") == 0 && argc == 3) {
+        return print_names(argv[2], out, err);
     }
     const command *c = command_find(argv[1]);
     if (!c) {

@@ -107,6 +107,19 @@ typedef struct option_row {
 /** Indexed by option_id. */
 extern const option_row option_table[OPT_COUNT];
 
+/** Options that --help and the man pages show together. */
+typedef struct option_group {
+    const char *title;
+    uint64_t members; /**< TAKES bits */
+} option_group;
+
+enum { OPTION_GROUPS = 6 };
+/** In the order of --help. What is in none of them belongs to the last one. */
+extern const option_group option_groups[OPTION_GROUPS];
+
+/** The options of group `i` that are in the set `takes`. */
+uint64_t option_group_of(int i, uint64_t takes);
+
 typedef struct option_list {
     const char **items; /**< NULL-terminated; NULL when the option was not given */
     size_t count;

@@ -28,8 +28,8 @@ class Usage(harness.Case):
 
     def test_help_says_what_an_option_means_here(self):
         def meaning(command, option):
-            lines = self.ok(command, "--help").split("\nOptions:\n")[1].split("\n\n")[0]
-            terms = re.split(r"\n(?=  -|      --)", "\n" + lines)
+            lines = self.ok(command, "--help").split("\nExamples:\n")[0]
+            terms = re.split(r"\n(?=  -|      --)", "\n" + lines)[1:]
             return next(" ".join(t.split()) for t in terms if f"--{option}" in t.split("  ")[0] + t.split("\n")[0])
 
         formats = re.findall(r"^  (\w+) .*\n", self.ok("--help").split("by the extension of -o):\n")[1].split("'fsd")[0], re.M)
