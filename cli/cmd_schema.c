@@ -9,13 +9,11 @@
 #include "source.h"
 #include "target.h"
 
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-enum { SCHEMA_VERSION = 1 };
 
 /* What is written. */
 typedef struct schema {
@@ -63,17 +61,13 @@ static fc_code write_schema(void *context, text_out *out, fc_error *err) {
     const schema *s = context;
     json_out j;
     (void)err;
-    jw_begin(&j, out, 2);
-    jw_open(&j, '{');
-    JSON_MEMBER(&j, string, "fsdpckpt", "schema");
-    JSON_MEMBER(&j, uint, "version", SCHEMA_VERSION);
+    jw_document(&j, out, 2, "schema");
     if (fc_knows_model_order(s->source, NULL)) {
         JSON_MEMBER(&j, string, "order", "model");
     }
     write_entries(&j, s, "tensors", false);
     write_entries(&j, s, "objects", true);
-    jw_close(&j, '}');
-    text_puts(out, "\n");
+    jw_end_document(&j);
     return FC_OK;
 }
 

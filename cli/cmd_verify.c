@@ -11,6 +11,7 @@
 #include "fsdpckpt/check.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/unflatten.h"
 #include "fsdpckpt/verify.h"
 
 #include <stdlib.h>
@@ -51,10 +52,7 @@ static void begin(printing *p, const fc_checkpoint *checkpoint) {
     if (!p->is_json) {
         return;
     }
-    jw_begin(&p->json, p->out, 2);
-    jw_open(&p->json, '{');
-    JSON_MEMBER(&p->json, string, "fsdpckpt", "verify");
-    JSON_MEMBER(&p->json, uint, "version", 1);
+    jw_document(&p->json, p->out, 2, "verify");
     JSON_MEMBER(&p->json, string, "source", checkpoint->path);
     JSON_MEMBER(&p->json, string, "format", checkpoint->format->name);
     jw_key(&p->json, "defects");
@@ -74,8 +72,7 @@ static void end_json(printing *p, const fc_checkpoint *checkpoint, const fc_veri
     JSON_MEMBER(j, uint, "files_with_header_digest", r->headers_digested);
     JSON_MEMBER(j, bool, "sealed", r->sealed);
     JSON_MEMBER(j, string, "unverified", r->sealed ? NULL : checkpoint->format->verifier.unverified);
-    jw_close(j, '}');
-    text_puts(p->out, "\n");
+    jw_end_document(j);
 }
 
 /* What the digests cover, and what they do not: nobody shall think that more was checked than was. */
@@ -224,7 +221,7 @@ static fc_code open_source(const options *o, fc_checkpoint **checkpoint, fc_erro
     if (!bad.arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    fc_code rc = fc_checkpoint_open(o->operands[0], &how, checkpoint, err);
+    fc_code rc = fc_checkpoint_open_model(o->operands[0], &how, NULL, checkpoint, err);
     if (rc == FC_ECORRUPT || rc == FC_EIO) {
         find_absent(o->operands[0], &how, &bad);
         for (size_t i = 0; i < damaged.count; i++) { /* of what is absent it is known already what was in it */

@@ -12,8 +12,7 @@
 
 static void print_json(const fc_view_report *r, const options *o, text_out *out) {
     json_out j;
-    jw_begin(&j, out, 1);
-    jw_open(&j, '{');
+    jw_document(&j, out, 1, "view");
     JSON_MEMBER(&j, string, "target", o->output);
     JSON_MEMBER(&j, uint, "tensors", r->selected.tensors);
     JSON_MEMBER(&j, uint, "objects", r->selected.objects);
@@ -28,8 +27,7 @@ static void print_json(const fc_view_report *r, const options *o, text_out *out)
     jw_open(&j, '{');
     JSON_MEMBER(&j, string, "HDF5_EXTFILE_PREFIX", "${ORIGIN}");
     jw_close(&j, '}');
-    jw_close(&j, '}');
-    text_puts(out, "\n");
+    jw_end_document(&j);
 }
 
 static void print_text(const fc_view_report *r, const options *o, const fc_checkpoint *source, text_out *out) {

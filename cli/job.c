@@ -170,8 +170,7 @@ static void print_text(const job *j, text_out *out) {
 static void print_json(const job *j, text_out *out) {
     const fc_convert_report *r = &j->report;
     json_out json;
-    jw_begin(&json, out, 1);
-    jw_open(&json, '{');
+    jw_document(&json, out, 1, "conversion");
     JSON_MEMBER(&json, string, "target", j->o->output);
     JSON_MEMBER(&json, string, "format", j->how.format->name);
     JSON_MEMBER(&json, bool, "dry_run", j->o->dry_run);
@@ -195,8 +194,7 @@ static void print_json(const job *j, text_out *out) {
     } else {
         JSON_MEMBER(&json, number, "seconds", j->seconds);
     }
-    jw_close(&json, '}');
-    text_puts(out, "\n");
+    jw_end_document(&json);
 }
 
 static void print_report(const job *j, text_out *out) {
@@ -236,6 +234,7 @@ static fc_code flatten(job *j, fc_error *err) {
         s->include = s->exclude = s->rename = NULL;
         s->strip_prefix = NULL;
         s->flat_state = true;
+        s->is_cut = fc_is_flattened;
         j->left_out = plan.selected.left_out;
     }
     fc_checkpoint_close(model);
