@@ -119,6 +119,19 @@ static fc_code convert(job *j, fc_error *err) {
     return rc;
 }
 
+/* The folder of an accelerate run holds the optimizer as well, which nobody loads from a file for transformers. */
+static void hint_model(const job *j) {
+    const options *o = j->o;
+    const char *producer = j->source->producer;
+    if (producer && strcmp(producer, "accelerate") == 0 && !j->how.selection.mesh && !o->include.count &&
+        !o->exclude.count) {
+        text_tell(
+            "%s: model.* and optimizer.* were both converted; --include 'model.*' --strip-prefix model. takes the "
+            "model alone",
+            j->source->path);
+    }
+}
+
 /* What the source left undecided for the person at the terminal, on stderr with -v. */
 static void tell_mesh(const job *j) {
     for (int i = 0; i < j->mesh.ndim; i++) {
@@ -285,6 +298,9 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
             text_tell("%s: %s", j->source->path, j->source->note);
         }
         print_report(j, out);
+        if (!o->quiet && !j->how.selection.keep_layout) {
+            hint_model(j);
+        }
     }
     return rc;
 }
