@@ -7,7 +7,8 @@
 
 #include <stddef.h>
 
-static const char *const progress_choices[] = {"auto", "always", "never", NULL};
+static const char *const progress_choices[] = {"auto", "always", "never", "json", NULL};
+static const char *const color_choices[] = {"auto", "always", "never", NULL};
 static const char *const sort_choices[] = {"source", "name", "size", NULL};
 static const char *const comm_choices[] = {"auto", "none", "mpi", "nccl", NULL};
 
@@ -127,7 +128,14 @@ const option_row option_table[OPT_COUNT] = {
                       .arg = "WHEN",
                       .offset = FIELD(progress),
                       .choices = progress_choices,
-                      .help = "show progress: auto (the default: on a terminal, after a second), always or never"},
+                      .help = "show progress on stderr: auto (the default: a line on a terminal, after a second; "
+                              "in a log a line now and then, after a minute), always, never, or json: JSON lines"},
+    [OPT_COLOR] = {.name = "color",
+                   .kind = KIND_CHOICE,
+                   .arg = "WHEN",
+                   .offset = FIELD(color),
+                   .choices = color_choices,
+                   .help = "use colors: auto (the default: on a terminal, unless NO_COLOR is set), always or never"},
     [OPT_COMM] = {.name = "comm",
                   .kind = KIND_CHOICE,
                   .arg = "HOW",
@@ -273,7 +281,7 @@ const option_row option_table[OPT_COUNT] = {
                    .letter = 'q',
                    .kind = KIND_FLAG,
                    .offset = FIELD(quiet),
-                   .help = "no summary and no progress, errors only; what --json prints stays"},
+                   .help = "no summary and no progress, errors only; what --json and --progress json print stays"},
     [OPT_VERBOSE] = {.name = "verbose",
                      .letter = 'v',
                      .kind = KIND_COUNT,
@@ -298,7 +306,8 @@ const option_group option_groups[OPTION_GROUPS] = {
                                  TAKES(OPT_DATA) | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN)},
     {"Resources", TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) | TAKES(OPT_LOCAL)},
     {"Output", TAKES(OPT_TREE) | TAKES(OPT_ALL) | TAKES(OPT_SORT) | TAKES(OPT_DEPTH) | TAKES(OPT_HTML) |
-                   TAKES(OPT_JUNIT) | TAKES(OPT_GITHUB) | TAKES(OPT_PROGRESS) | TAKES(OPT_JSON) | TAKES_COMMON},
+                   TAKES(OPT_JUNIT) | TAKES(OPT_GITHUB) | TAKES(OPT_PROGRESS) | TAKES(OPT_COLOR) | TAKES(OPT_JSON) |
+                   TAKES_COMMON},
 };
 
 uint64_t option_group_of(int i, uint64_t takes) {
