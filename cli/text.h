@@ -41,6 +41,14 @@ size_t text_name_width(const char *name);
 /** Tells the person at the terminal a line on stderr: "fsdpckpt: ", then the text, made safe as by text_name. */
 void text_tell(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+typedef enum text_color_name { TEXT_PLAIN, TEXT_ERROR, TEXT_WARNING } text_color_name;
+
+/** What starts a colour on stdout or stderr (a descriptor), TEXT_PLAIN ends it; "" where there are no colours. */
+const char *text_color(int fd, text_color_name color);
+
+/** Tells the error that ends the command. */
+void text_tell_error(const char *message);
+
 /**
  * Decodes one UTF-8 sequence of `s` (NUL-terminated). @return its length, or 0 where it is not valid (also for
  * surrogates and overlong forms); `*code` receives the code point.
