@@ -231,6 +231,30 @@ void text_name(text_out *out, const char *name) {
     walk_name(out, name);
 }
 
+void text_html(text_out *out, const char *s) {
+    char escape[16];
+    while (*s) {
+        size_t plain = 0, width;
+        while (s[plain] >= 0x20 && s[plain] < 0x7f && !strchr("<>&\"'", s[plain])) {
+            plain++;
+        }
+        text_write(out, s, plain);
+        s += plain;
+        if (!*s) {
+            return;
+        }
+        size_t len = name_step(s, escape, &width);
+        if (strchr("<>&\"'", *s)) {
+            text_printf(out, "&#%d;", *s);
+        } else if (escape[0]) {
+            text_puts(out, escape);
+        } else {
+            text_write(out, s, len);
+        }
+        s += len;
+    }
+}
+
 void text_name_padded(text_out *out, const char *name, size_t width) {
     size_t used = walk_name(out, name);
     text_repeat(out, " ", used < width ? width - used : 0);

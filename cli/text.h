@@ -33,6 +33,8 @@ int text_flush(text_out *out);
  * appear as escapes, so that a hostile name cannot move the cursor or hide.
  */
 void text_name(text_out *out, const char *name);
+/** Writes a name or a value as HTML, also into an attribute: what text_name escapes appears as the same escapes. */
+void text_html(text_out *out, const char *s);
 /** text_name, then spaces up to `width` columns. */
 void text_name_padded(text_out *out, const char *name, size_t width);
 /** Columns that text_name takes. */
