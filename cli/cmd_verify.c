@@ -138,11 +138,12 @@ static fc_code verify_and_seal(const options *o, const fc_checkpoint *checkpoint
     fc_code rc = arena ? fc_seal_new(checkpoint, arena, &seal, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     if (rc == FC_OK) {
         p->seal = seal.path;
-        rc = fc_commit_check(seal.path, false, o->force, 0, err);
+        const fc_target target = {.path = seal.path, .force = o->force, .any_content = true};
+        rc = fc_commit_check(&target, err);
     }
     rc = rc == FC_OK ? verify(o, checkpoint, &seal, p, report, err) : rc;
     if (rc == FC_OK && report->defects == 0) {
-        rc = seal_write(checkpoint, &seal, o->force, err);
+        rc = seal_write(o, checkpoint, &seal, err);
     }
     return rc;
 }
@@ -220,7 +221,8 @@ static void tell_files(const bad_files *bad, fc_error *err) {
 
 static fc_code open_source(const options *o, fc_checkpoint **checkpoint, fc_error *err) {
     bad_files damaged = {.arena = fc_arena_new()}, bad = {.arena = damaged.arena};
-    const fc_open_options how = {.follow_external = o->follow_external, .damaged = add_bad_file, .context = &damaged};
+    const fc_open_options how = {
+        .follow_external = o->follow_external, .damaged = add_bad_file, .context = &damaged, .teller = {source_note}};
     if (!bad.arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }

@@ -16,6 +16,7 @@
 #include "fsdpckpt/unflatten.h"
 
 #include <ctype.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -126,7 +127,12 @@ static fc_code convert(job *j, fc_error *err) {
     double start = now();
     bool shows = !o->quiet && ranks_speaks(&j->ranks);
     progress_view *view = shows ? progress_start(&j->progress, (progress_mode)o->progress) : NULL;
-    fc_code rc = fc_convert(j->source, o->output, &j->how, &j->report, err);
+    j->how.partial = j->left_out > 0 || o->local || o->noperands > 1;
+    j->how.teller.tell = source_note;
+    j->how.inputs = source_inputs(o, j->how.partial);
+    fc_code rc = j->how.inputs ? fc_convert(j->source, o->output, &j->how, &j->report, err)
+                               : fc_fail(err, FC_ENOMEM, "out of memory");
+    free((void *)j->how.inputs);
     progress_stop(view);
     j->seconds = now() - start;
     j->report.selected.left_out += j->left_out;
@@ -292,16 +298,16 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
 
 /* --local: rank 0 converts what was brought together, by itself; the others wait for the outcome. */
 static fc_code do_local(job *j, text_out *out, fc_error *err) {
-    char *gathered = NULL;
+    fc_commit *gathered = NULL;
     fc_code rc = ranks_gather(&j->ranks, j->o, j->o->operands[0], j->o->output, &gathered, err);
     if (rc == FC_OK) {
-        rc = gathered ? source_open(j->o, gathered, false, &j->source, err) : FC_OK;
+        rc = gathered ? source_open(j->o, fc_commit_path(gathered), false, &j->source, err) : FC_OK;
         if (rc == FC_OK && j->source) {
             rc = do_job(j, out, err);
         }
         rc = fc_comm_agree(j->ranks.comm, rc, err);
     }
-    ranks_remove(gathered);
+    fc_commit_abort(gathered);
     return rc;
 }
 

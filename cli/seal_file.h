@@ -7,6 +7,6 @@
 #include "fsdpckpt/seal.h"
 
 /** Writes `seal` to its place, completely or not at all. An older one is replaced with `force` only. */
-fc_code seal_write(const fc_checkpoint *checkpoint, const fc_seal *seal, bool force, fc_error *err);
+fc_code seal_write(const options *o, const fc_checkpoint *checkpoint, const fc_seal *seal, fc_error *err);
 
 #endif

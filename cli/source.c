@@ -9,15 +9,46 @@
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/unflatten.h"
 
+#include <stdlib.h>
+
+void source_note(void *unused, const char *line) {
+    (void)unused;
+    text_tell("%s", line);
+}
+
+const char **source_inputs(const options *o, bool operands) {
+    const char *const named[] = {o->against, o->schema, o->tp_plan, o->policy, o->classes};
+    const size_t most = sizeof named / sizeof *named;
+    const char **inputs = calloc(o->noperands + most + 1, sizeof *inputs);
+    size_t count = 0;
+    for (size_t i = 0; inputs && i < most; i++) {
+        if (named[i]) { /* what is no file, such as the plan "auto", is no target, either */
+            inputs[count++] = named[i];
+        }
+    }
+    for (size_t i = 0; inputs && operands && i < o->noperands; i++) {
+        inputs[count++] = o->operands[i];
+    }
+    return inputs;
+}
+
+fc_code source_spare(const options *o, const char *target, fc_error *err) {
+    const char **inputs = source_inputs(o, true);
+    fc_code rc = inputs ? fc_check_inputs(target, inputs, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    free(inputs);
+    return rc;
+}
+
 fc_code source_model(const options *o, fc_checkpoint **out, fc_error *err) {
     /* Names and shapes are all that is wanted of it: the data files may be elsewhere. */
-    const fc_open_options how = {.headers_only = true, .follow_external = o->follow_external};
+    const fc_open_options how = {.headers_only = true, .follow_external = o->follow_external, .teller = {source_note}};
     *out = NULL;
     return o->schema ? fc_checkpoint_open(o->schema, &how, out, err) : FC_OK;
 }
 
 fc_code source_open(const options *o, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err) {
-    fc_open_options how = {.headers_only = headers_only, .follow_external = o->follow_external};
+    fc_open_options how = {
+        .headers_only = headers_only, .follow_external = o->follow_external, .teller = {source_note}};
     fc_checkpoint *model = NULL;
     *out = NULL;
     fc_arena *arena = NULL;

@@ -203,7 +203,7 @@ static void dcp_close(fc_checkpoint *checkpoint) {
 }
 
 static const char *const extensions[] = {NULL};
-static const char *const file_names[] = {".metadata", "__*_*.distcp", NULL};
+static const fc_own_file own_files[] = {{".metadata", FC_CONTENT_PICKLE}, {"__*_*.distcp", FC_CONTENT_ZIP}, {NULL}};
 
 const fc_format fc_format_dcp = {
     .name = "dcp",
@@ -216,7 +216,7 @@ const fc_format fc_format_dcp = {
     .close = dcp_close,
     .extent = fc_dcp_extent,
     .object_json = fc_dcp_object_json,
-    .file_names = file_names,
+    .own_files = own_files,
     .wants_crc32 = true,
     .is_directory = fc_dcp_is_directory,
     .files = fc_dcp_files,

@@ -5,7 +5,8 @@
 #include "registry.h"
 
 static const char *const extensions[] = {".h5", ".hdf5", NULL};
-static const char *const file_names[] = {"index.h5", "shard-*-of-*.h5", NULL};
+static const fc_own_file own_files[] = {
+    {"index.h5", FC_CONTENT_OUR_HDF5}, {"shard-*-of-*.h5", FC_CONTENT_OUR_HDF5}, {NULL}};
 
 const fc_format fc_format_hdf5 = {
     .name = "h5",
@@ -13,7 +14,7 @@ const fc_format fc_format_hdf5 = {
     .file_sign = "HDF5",
     .directory_sign = "index.h5 or shard-*.h5 (HDF5)",
     .extensions = extensions,
-    .file_names = file_names,
+    .own_files = own_files,
     .probe = fc_h5_probe,
     .open = fc_h5_open,
     .look_at = fc_h5_look_at,

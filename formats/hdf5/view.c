@@ -63,10 +63,10 @@ static const char *relative_to(const char *directory, const char *path, fc_arena
     return out;
 }
 
-/* The directory that the target will be in: the one that has the staging directory. */
+/* The directory that the target will be in, which has the staging directory: it is staged in STAGING/new/. */
 static char *directory_of(const char *staged) {
     char *copy = strdup(staged), *real = NULL;
-    for (int level = 0; copy && level < 2; level++) {
+    for (int level = 0; copy && level < 3; level++) {
         char *slash = strrchr(copy, '/');
         if (slash) {
             slash[slash == copy] = '\0';
@@ -319,9 +319,10 @@ static fc_code write_view(view *v, fc_error *err) {
     return rc;
 }
 
-static fc_code commit_view(view *v, const char *target, bool force, fc_error *err) {
+static fc_code commit_view(view *v, const char *target, const fc_view_options *options, fc_error *err) {
+    const fc_target how = {.path = target, .force = options->force, .teller = options->teller};
     fc_commit *commit = NULL;
-    fc_code rc = fc_commit_begin(target, false, force, 0, &commit, err);
+    fc_code rc = fc_commit_begin(&how, &commit, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -332,21 +333,6 @@ static fc_code commit_view(view *v, const char *target, bool force, fc_error *er
         return rc;
     }
     return fc_commit_finish(commit, err);
-}
-
-/* A view that replaced what it is a view of would be of nothing. */
-static fc_code check_target(const fc_checkpoint *source, const char *target, fc_error *err) {
-    struct stat there, file;
-    bool exists = stat(target, &there) == 0;
-    for (size_t i = 0; i < source->nfiles && exists; i++) {
-        if (stat(source->files[i].path, &file) == 0 && file.st_dev == there.st_dev && file.st_ino == there.st_ino) {
-            return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is viewed: name another target",
-                           target);
-        }
-    }
-    return exists && fc_checkpoint_needs(source, target)
-               ? fc_fail(err, FC_EUSAGE, "%s: belongs to the checkpoint that is viewed: name another target", target)
-               : FC_OK;
 }
 
 fc_code fc_view(const fc_checkpoint *source, const char *target, const fc_view_options *options, fc_view_report *report,
@@ -361,7 +347,8 @@ fc_code fc_view(const fc_checkpoint *source, const char *target, const fc_view_o
     if (source->format->layout_only) {
         return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to be viewed", source->path);
     }
-    fc_code rc = check_target(source, target, err);
+    /* A view that replaced what it is a view of would be of nothing. */
+    fc_code rc = fc_checkpoint_spare(source, target, false, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -372,7 +359,7 @@ fc_code fc_view(const fc_checkpoint *source, const char *target, const fc_view_o
         v.values = fc_arena_calloc(v.arena, wanted.ntensors, sizeof *v.values);
         rc = v.values ? fc_h5_view_plan(&wanted, v.arena, v.values, err) : no_memory(&v, err);
     }
-    rc = rc == FC_OK ? commit_view(&v, target, options->force, err) : rc;
+    rc = rc == FC_OK ? commit_view(&v, target, options, err) : rc;
     fc_arena_free(v.arena);
     return rc;
 }

@@ -59,7 +59,7 @@ static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options
 }
 
 static const char *const extensions[] = {".pt", ".pth", ".bin", ".ckpt", NULL};
-static const char *const file_names[] = {"model_world_size_*_rank_*.pt", NULL};
+static const fc_own_file own_files[] = {{"model_world_size_*_rank_*.pt", FC_CONTENT_ZIP}, {NULL}};
 
 const fc_format fc_format_pt = {
     .name = "pt",
@@ -67,7 +67,7 @@ const fc_format fc_format_pt = {
     .file_sign = "torch.save",
     .directory_sign = "*_rank_*.pt, pytorch_model.bin or its .index.json (torch.save)",
     .extensions = extensions,
-    .file_names = file_names,
+    .own_files = own_files,
     .probe = pt_probe,
     .open = pt_open,
     .look_at = fc_pt_look_at,

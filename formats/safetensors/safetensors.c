@@ -322,8 +322,11 @@ static fc_code st_digest(const fc_checkpoint *checkpoint, const fc_tensor *tenso
 }
 
 static const char *const extensions[] = {ST_EXTENSION, NULL};
-static const char *const file_names[] = {"model.safetensors.index.json", "model.safetensors",
-                                         "model-*-of-*.safetensors", "shard-*-model-*-of-*.safetensors", NULL};
+static const fc_own_file own_files[] = {{"model.safetensors.index.json", FC_CONTENT_JSON},
+                                        {"model.safetensors", FC_CONTENT_SAFETENSORS},
+                                        {"model-*-of-*.safetensors", FC_CONTENT_SAFETENSORS},
+                                        {"shard-*-model-*-of-*.safetensors", FC_CONTENT_SAFETENSORS},
+                                        {NULL}};
 
 const fc_format fc_format_safetensors = {
     .name = "safetensors",
@@ -331,7 +334,7 @@ const fc_format fc_format_safetensors = {
     .file_sign = "safetensors",
     .directory_sign = "*.safetensors",
     .extensions = extensions,
-    .file_names = file_names,
+    .own_files = own_files,
     .probe = fc_st_files_probe,
     .open = st_open,
     .look_at = st_look_at,

@@ -174,7 +174,8 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     static const fc_open_options defaults = {0};
     const fc_format *format = NULL;
     *out = NULL;
-    fc_code rc = find_format(path, &format, err);
+    fc_code rc = fc_commit_recover(path, options ? &options->teller : NULL, err);
+    rc = rc == FC_OK ? find_format(path, &format, err) : rc;
     if (rc != FC_OK || !format) {
         return rc;
     }
@@ -207,27 +208,34 @@ static bool is_same_file(const struct stat *a, const char *path) {
     return stat(path, &b) == 0 && a->st_dev == b.st_dev && a->st_ino == b.st_ino;
 }
 
-bool fc_checkpoint_needs(const fc_checkpoint *checkpoint, const char *path) {
+/* Whether the target may take the place of the whole checkpoint: one file of several must stay with the others. */
+static bool replaces_whole(const fc_checkpoint *checkpoint, const struct stat *target) {
+    return is_same_file(target, checkpoint->path) &&
+           (S_ISDIR(target->st_mode) || (!checkpoint->format->header_name && checkpoint->nfiles <= 1));
+}
+
+fc_code fc_checkpoint_spare(const fc_checkpoint *checkpoint, const char *target, bool holds_all, fc_error *err) {
     const char *header = checkpoint->format->header_name;
+    char *header_path = NULL;
     struct stat st;
-    if (stat(path, &st) != 0) {
-        return false;
+    if (stat(target, &st) != 0 || (holds_all && replaces_whole(checkpoint, &st))) {
+        return FC_OK;
     }
-    if (is_same_file(&st, checkpoint->path)) {
-        return S_ISREG(st.st_mode) && (header || checkpoint->nfiles > 1);
+    const char **inputs = calloc(checkpoint->nfiles + 3, sizeof *inputs);
+    if (!inputs || (header && asprintf(&header_path, "%s/%s", checkpoint->path, header) < 0)) {
+        free(inputs);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target);
     }
+    size_t count = 0;
+    inputs[count++] = checkpoint->path;
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
-        if (is_same_file(&st, checkpoint->files[i].path)) {
-            return true;
-        }
+        inputs[count++] = checkpoint->files[i].path;
     }
-    char *name = NULL;
-    if (!header || asprintf(&name, "%s/%s", checkpoint->path, header) < 0) {
-        return false;
-    }
-    bool same = is_same_file(&st, name);
-    free(name);
-    return same;
+    inputs[count] = header_path;
+    fc_code rc = fc_check_inputs(target, inputs, err);
+    free(header_path);
+    free(inputs);
+    return rc;
 }
 
 void fc_checkpoint_close(fc_checkpoint *checkpoint) {

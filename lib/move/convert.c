@@ -305,18 +305,22 @@ static fc_code write_target(const fc_wanted *wanted, const char *target, const f
         bytes = report->header_bytes; /* what is compressed may fit where the data would not: only writing tells */
     }
     const fc_format *format = options->format;
-    bool is_directory = format->is_directory ? format->is_directory(wanted) : wanted->mesh->ndim > 0;
+    const fc_target how = {.path = target,
+                           .is_directory = format->is_directory ? format->is_directory(wanted) : wanted->mesh->ndim > 0,
+                           .force = options->force,
+                           .bytes = bytes,
+                           .teller = options->teller};
     fc_code rc =
         fits ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", wanted->source->path);
     if (options->dry_run) {
-        rc = rc == FC_OK && target ? fc_commit_check(target, is_directory, options->force, bytes, err) : rc;
+        rc = rc == FC_OK && target ? fc_commit_check(&how, err) : rc;
         return fc_ranks_agree(options->comm, rc, err);
     }
     if (options->move.progress) {
         options->move.progress->total = report->data_bytes / (options->comm ? (uint64_t)options->comm->size : 1);
     }
     if (rc == FC_OK && fc_ranks_leads(options->comm)) {
-        rc = fc_commit_begin(target, is_directory, options->force, bytes, &commit, err);
+        rc = fc_commit_begin(&how, &commit, err);
     }
     rc = write_staged(wanted, commit, options, report, rc, err);
     if (rc == FC_OK && commit) {
@@ -352,15 +356,23 @@ static fc_code check_request(const fc_checkpoint *source, const char *target, co
     return FC_OK;
 }
 
+/* The target must not replace what it is made of, unless it holds all of that. */
+static fc_code check_target(const fc_wanted *wanted, const char *target, const fc_convert_options *options,
+                            const fc_convert_report *report, fc_error *err) {
+    bool holds_all = !options->partial && report->selected.left_out == 0;
+    for (size_t i = 0; i < wanted->ntensors && holds_all; i++) {
+        holds_all = wanted->tensors[i].dtype == wanted->tensors[i].source->dtype;
+    }
+    fc_code rc = fc_checkpoint_spare(wanted->source, target, holds_all, err);
+    return rc == FC_OK && options->inputs ? fc_check_inputs(target, options->inputs, err) : rc;
+}
+
 /* Everything before the target is touched, by each rank for itself. */
 static fc_code plan(const fc_checkpoint *source, const char *target, const fc_convert_options *options, fc_arena *arena,
                     fc_wanted *wanted, fc_convert_report *report, fc_error *err) {
     fc_code rc = check_request(source, target, options, err);
     if (rc != FC_OK) {
         return rc;
-    }
-    if (target && fc_checkpoint_needs(source, target)) {
-        return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", target);
     }
     if (options->selection.compress && !options->format->place) {
         return fc_fail(err, FC_EUNSUPPORTED,
@@ -374,6 +386,7 @@ static fc_code plan(const fc_checkpoint *source, const char *target, const fc_co
     fc_selection selection = options->selection;
     selection.self_contained = options->format->self_contained;
     rc = fc_wanted_new(source, &selection, arena, wanted, &report->selected, err);
+    rc = rc == FC_OK && target ? check_target(wanted, target, options, report, err) : rc;
     rc = rc == FC_OK ? check_headers(source, err) : rc;
     rc = rc == FC_OK ? check_refusals(wanted, err) : rc;
     rc = rc == FC_OK ? check_coverage(wanted, err) : rc;

@@ -26,6 +26,22 @@ typedef struct fc_probe {
     size_t head_size;          /**< up to 4096 */
 } fc_probe;
 
+/** What the first bytes of a file say that it is. */
+typedef enum fc_content {
+    FC_CONTENT_HDF5,
+    FC_CONTENT_OUR_HDF5, /**< with the mark that every file of this program has */
+    FC_CONTENT_ZIP,
+    FC_CONTENT_PICKLE,
+    FC_CONTENT_SAFETENSORS,
+    FC_CONTENT_JSON
+} fc_content;
+
+/** Files of one kind in a target directory. */
+typedef struct fc_own_file {
+    const char *glob;
+    fc_content content;
+} fc_own_file;
+
 /** A writer in progress. Made by fc_format.create, freed by `destroy`. */
 typedef struct fc_writer {
     const struct fc_format *format;
@@ -94,9 +110,9 @@ typedef struct fc_format {
     /** The format has no objects: `reserve` puts them where this says, for people, and the engine has none to write.
      *  NULL: objects are stored like tensors. */
     const char *objects_note;
-    /** Globs of the files of a directory that it writes, NULL-terminated: --force replaces what holds nothing else.
+    /** The files of a directory that it writes, ended by one without a glob: --force replaces what holds nothing else.
      *  NULL: it writes no directories. */
-    const char *const *file_names;
+    const fc_own_file *own_files;
     /** Whether the target is a directory, and of how many files. NULL: a file without a mesh, else a directory of a
      *  file a rank and an index. */
     bool (*is_directory)(const fc_wanted *wanted);

@@ -47,36 +47,67 @@ fc_code fc_read_whole(const char *path, const char *what, uint64_t most, char **
 /** Writes exactly `size` bytes at `offset`. */
 fc_code fc_pwrite_full(int fd, const void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
 
+/** Receives lines for a person about files that an earlier run left. NULL members: nobody wants to know. */
+typedef struct fc_teller {
+    void (*tell)(void *context, const char *line);
+    void *context;
+} fc_teller;
+
+/** What is to be made, and what may be replaced by it. */
+typedef struct fc_target {
+    const char *path;
+    bool is_directory;
+    bool force;       /**< replaces a checkpoint file, or a directory with nothing but files that this program writes */
+    bool any_content; /**< of one file: `force` replaces it whatever it holds */
+    uint64_t bytes;   /**< how much will be written; 0: not known */
+    fc_teller teller;
+} fc_target;
+
 /**
  * Whether a target could be started, changing nothing.
  * Refuses an existing target without `force` (FC_EUSAGE) and one whose parent directory is missing; with `force`, a
- * target of another kind, and a directory that holds anything but files that this program writes.
- * @param bytes how much will be written; FC_EIO when the file system has less free.
+ * target of another kind, a mount point, and what `force` must not replace. FC_EIO: the file system has less space.
  */
-fc_code fc_commit_check(const char *target, bool is_directory, bool force, uint64_t bytes, fc_error *err);
+fc_code fc_commit_check(const fc_target *target, fc_error *err);
 
 /**
- * A target being made: a temporary file or directory in a staging directory beside the target,
+ * A target being made: a temporary file or directory in a staging directory next to the target,
  * ".<name>.fsdpckpt-XXXXXX". A symbolic link as the target is followed: what it points to is replaced.
  */
 typedef struct fc_commit fc_commit;
 
-/** Checks as fc_commit_check does and makes the staging directory. */
-fc_code fc_commit_begin(const char *target, bool is_directory, bool force, uint64_t bytes, fc_commit **out,
-                        fc_error *err);
+/**
+ * Checks as fc_commit_check does and makes the staging directory. First finishes or undoes what runs that died left
+ * next to the target, and removes it; what live runs have there is left alone.
+ */
+fc_code fc_commit_begin(const fc_target *target, fc_commit **out, fc_error *err);
+
+/** Only a staging directory for `target`, with an empty directory in it, whatever there is: for files that are needed
+ *  next to a target as long as it is made. To be ended by fc_commit_abort. */
+fc_code fc_commit_scratch(const char *target, fc_commit **out, fc_error *err);
 
 /** The temporary path to write to: a file that does not exist yet, or an existing empty directory. */
 const char *fc_commit_path(const fc_commit *commit);
 
 /**
- * fsync of everything below the temporary path, rename onto the target, fsync of the parent; frees `commit`, also
- * when it fails. Until the rename has succeeded the old target is untouched. A target that appeared meanwhile is
- * refused without `force`.
+ * Gives a replacement the permissions and owner of what it replaces, fsync of everything below the temporary path,
+ * rename onto the target, fsync of the parent; frees `commit`, also when it fails. Until the rename has succeeded the
+ * old target is untouched. A target that appeared meanwhile is refused without `force`.
  */
 fc_code fc_commit_finish(fc_commit *commit, fc_error *err);
 
 /** Removes everything temporary and frees `commit`. NULL is allowed. */
 void fc_commit_abort(fc_commit *commit);
+
+/**
+ * Whether `path` is missing only because a run died between the two renames that replace it where the file system
+ * cannot exchange two names: then the replacement is put in place. Waits for a live run that is just there.
+ */
+fc_code fc_commit_recover(const char *path, const fc_teller *teller, fc_error *err);
+
+/** Refuses (FC_EUSAGE) a target that exists and is, or contains, one of the files and directories `inputs`, ended by
+ *  NULL: known by device and inode, under whatever name. */
+fc_code fc_check_inputs(const char *target, const char *const *inputs, fc_error *err);
 
 /** Whether `name` is a plain relative path without "..", empty components, NUL or a leading "/". */
 bool fc_path_is_safe(const char *name);
