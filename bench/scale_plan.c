@@ -21,7 +21,7 @@
 /* One layout of the model. */
 typedef struct side {
     fc_mesh mesh;
-    fc_wanted wanted;
+    fc_target target;
     uint64_t *loads; /* bytes that each rank stores */
     uint64_t largest, smallest;
 } side;
@@ -65,13 +65,13 @@ static fc_code make_side(const fc_checkpoint *model, const char *text, fc_arena 
     fc_code rc = fc_layout_mesh(&spec, &out->mesh, err);
     rc = rc == FC_OK ? fc_tp_plan_load(NULL, arena, &plan, err) : rc;
     const fc_selection selection = {.mesh = &out->mesh, .tp_plan = spec.tp ? plan : NULL};
-    rc = rc == FC_OK ? fc_wanted_new(model, &selection, arena, &out->wanted, &counts, err) : rc;
+    rc = rc == FC_OK ? fc_target_new(model, &selection, arena, &out->target, &counts, err) : rc;
     if (rc != FC_OK) {
         return rc;
     }
     int64_t ranks = fc_mesh_ranks(&out->mesh);
     out->loads = allocate((size_t)ranks, sizeof *out->loads);
-    rc = fc_wanted_loads(&out->wanted, out->loads, err);
+    rc = fc_target_loads(&out->target, out->loads, err);
     out->smallest = UINT64_MAX;
     for (int64_t r = 0; r < ranks; r++) {
         out->largest = out->loads[r] > out->largest ? out->loads[r] : out->largest;
@@ -83,7 +83,7 @@ static fc_code make_side(const fc_checkpoint *model, const char *text, fc_arena 
 /* ---- alike tensors ---- */
 
 static int compare_side(const side *s, uint32_t a, uint32_t b) {
-    const fc_wanted_tensor *x = &s->wanted.tensors[a], *y = &s->wanted.tensors[b];
+    const fc_target_tensor *x = &s->target.tensors[a], *y = &s->target.tensors[b];
     for (int m = 0; m < s->mesh.ndim; m++) {
         const fc_placement *p = &x->placements[m], *q = &y->placements[m];
         int64_t order[] = {(int64_t)p->kind - (int64_t)q->kind, p->dim - q->dim, p->split_factor - q->split_factor};
@@ -99,7 +99,7 @@ static int compare_side(const side *s, uint32_t a, uint32_t b) {
 static int compare_alike(const void *pa, const void *pb, void *context) {
     const side *sides = context;
     uint32_t a = *(const uint32_t *)pa, b = *(const uint32_t *)pb;
-    const fc_tensor *x = sides[0].wanted.tensors[a].source, *y = sides[0].wanted.tensors[b].source;
+    const fc_tensor *x = sides[0].target.tensors[a].source, *y = sides[0].target.tensors[b].source;
     if (x->ndim != y->ndim || x->dtype != y->dtype) {
         return x->ndim != y->ndim ? (x->ndim < y->ndim ? -1 : 1) : x->dtype < y->dtype ? -1 : 1;
     }
@@ -132,7 +132,7 @@ static bool next_box(const fc_mesh *mesh, const fc_placement *placements, int64_
 }
 
 static fc_code list_boxes(const side *s, uint32_t index, boxes *out, fc_error *err) {
-    const fc_wanted_tensor *t = &s->wanted.tensors[index];
+    const fc_target_tensor *t = &s->target.tensors[index];
     int ndim = t->source->ndim;
     int64_t coordinate[FC_MAX_MESH_DIMS] = {0};
     fc_code rc = FC_OK;
@@ -159,7 +159,7 @@ typedef struct lookup {
     int64_t source_ranks;
 } lookup;
 
-static fc_code count_piece(void *context, const fc_piece *piece, fc_error *err) {
+static fc_code count_piece(void *context, const fc_overlap *piece, fc_error *err) {
     lookup *l = context;
     moves *m = l->m;
     uint32_t source = l->from->ranks[piece->chunk];
@@ -185,7 +185,7 @@ static fc_code count_piece(void *context, const fc_piece *piece, fc_error *err) 
 
 static fc_code plan_class(const side *sides, uint32_t index, uint64_t times, boxes *from, boxes *to, fc_chunk *chunks,
                           moves *m, fc_error *err) {
-    const fc_tensor *t = sides[0].wanted.tensors[index].source;
+    const fc_tensor *t = sides[0].target.tensors[index].source;
     fc_coverage *coverage = NULL;
     fc_code rc = list_boxes(&sides[0], index, from, err);
     rc = rc == FC_OK ? list_boxes(&sides[1], index, to, err) : rc;
@@ -225,7 +225,7 @@ static void sum_up(moves *m, int64_t from, int64_t to) {
 
 static fc_code plan_moves(const side *sides, moves *m, fc_error *err) {
     size_t from = (size_t)fc_mesh_ranks(&sides[0].mesh), to = (size_t)fc_mesh_ranks(&sides[1].mesh);
-    size_t count = sides[0].wanted.ntensors, most = from > to ? from : to;
+    size_t count = sides[0].target.ntensors, most = from > to ? from : to;
     uint32_t *order = allocate(count, sizeof *order);
     boxes a = {allocate(most * 2 * FC_MAX_DIMS, sizeof *a.dims), allocate(most, sizeof *a.ranks), 0};
     boxes b = {allocate(most * 2 * FC_MAX_DIMS, sizeof *b.dims), allocate(most, sizeof *b.ranks), 0};
@@ -243,7 +243,7 @@ static fc_code plan_moves(const side *sides, moves *m, fc_error *err) {
         for (end = i + 1; end < count && compare_alike(&order[i], &order[end], (void *)(uintptr_t)sides) == 0; end++) {
         }
         m->classes++;
-        if (!sides[0].wanted.tensors[order[i]].source->object) {
+        if (!sides[0].target.tensors[order[i]].source->object) {
             rc = plan_class(sides, order[i], end - i, &a, &b, chunks, m, err);
         }
     }
@@ -272,7 +272,7 @@ static fc_code plan_step(const side *s, fc_arena *arena, step *out, fc_error *er
     fc_wrap_targets targets;
     fc_units units;
     uint64_t before = 0;
-    fc_code rc = fc_module_tree_of(&s->wanted, NULL, arena, &tree, err);
+    fc_code rc = fc_module_tree_of(&s->target, NULL, arena, &tree, err);
     rc = rc == FC_OK ? fc_wrap_targets_new(&tree, &options, arena, &targets, err) : rc;
     if (rc == FC_OK) {
         fc_wrap_blocks(&targets);
@@ -320,13 +320,13 @@ static fc_code run(char **argv, fc_error *err) {
         printf("{");
         print_number("from_ranks", (uint64_t)fc_mesh_ranks(&sides[0].mesh));
         print_number("to_ranks", (uint64_t)fc_mesh_ranks(&sides[1].mesh));
-        print_number("tensors", sides[0].wanted.ntensors);
+        print_number("tensors", sides[0].target.ntensors);
         print_number("classes", m.classes);
         print_number("from_largest", sides[0].largest);
         print_number("from_smallest", sides[0].smallest);
         print_number("to_largest", sides[1].largest);
         print_number("to_smallest", sides[1].smallest);
-        print_number("boxes", fc_wanted_boxes(&sides[1].wanted));
+        print_number("boxes", fc_target_boxes(&sides[1].target));
         print_number("messages", m.messages);
         print_number("most_messages", m.most_messages);
         print_number("pairs", m.npairs);

@@ -21,7 +21,7 @@ static const char *const form_names[FORM_COUNT] = {"raw", "npy", "json"};
 /* One value on its way out. */
 typedef struct extraction {
     const fc_checkpoint *checkpoint;
-    const fc_wanted_tensor *value;
+    const fc_target_tensor *value;
     form form;
     text_out *out;
     fc_progress progress; /* for its flag `cancel` */
@@ -106,7 +106,7 @@ static fc_code check_form(const extraction *x, fc_error *err) {
     return FC_OK;
 }
 
-static uint64_t size_of(const fc_wanted_tensor *value) {
+static uint64_t size_of(const fc_target_tensor *value) {
     int64_t n;
     uint64_t bytes;
     bool known = fc_numel(value->source->ndim, value->source->shape, &n) &&
@@ -137,14 +137,14 @@ static fc_code extract(extraction *x, const cli_call *call, fc_arena *arena, fc_
         .cast = option_given(o, OPT_DTYPE),
         .dtype = o->dtype,
     };
-    fc_wanted wanted;
+    fc_target target;
     fc_selected counts;
-    fc_code rc = fc_wanted_new(x->checkpoint, &selection, arena, &wanted, &counts, err);
-    for (size_t i = 0; rc == FC_OK && i < wanted.ntensors && !x->value; i++) {
-        x->value = strcmp(wanted.tensors[i].name, name) == 0 ? &wanted.tensors[i] : NULL;
+    fc_code rc = fc_target_new(x->checkpoint, &selection, arena, &target, &counts, err);
+    for (size_t i = 0; rc == FC_OK && i < target.ntensors && !x->value; i++) {
+        x->value = strcmp(target.tensors[i].name, name) == 0 ? &target.tensors[i] : NULL;
     }
     if (rc == FC_OK && !x->value) {
-        return suggest_name(x->checkpoint->path, &wanted.tensors[0].name, sizeof wanted.tensors[0], wanted.ntensors,
+        return suggest_name(x->checkpoint->path, &target.tensors[0].name, sizeof target.tensors[0], target.ntensors,
                             name, err);
     }
     rc = rc == FC_OK ? check_form(x, err) : rc;

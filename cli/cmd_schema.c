@@ -8,8 +8,8 @@
 #include "out_file.h"
 #include "source.h"
 
+#include "fsdpckpt/target.h"
 #include "fsdpckpt/unflatten.h"
-#include "fsdpckpt/wanted.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,12 +19,12 @@ enum { SCHEMA_VERSION = 1 };
 /* What is written. */
 typedef struct schema {
     const fc_checkpoint *source;
-    fc_wanted wanted;
+    fc_target target;
     size_t *same_as; /* malloc'ed: of each tensor the first one that it is */
 } schema;
 
 /* The path is told only where the name does not say it. */
-static void write_name(json_out *j, const fc_wanted_tensor *t) {
+static void write_name(json_out *j, const fc_target_tensor *t) {
     JSON_MEMBER(j, string, "name", t->name);
     if (t->path.count != 1 || t->path.elements[0].is_index || strcmp(t->path.elements[0].key, t->name) != 0) {
         jw_key(j, "path");
@@ -32,7 +32,7 @@ static void write_name(json_out *j, const fc_wanted_tensor *t) {
     }
 }
 
-static void write_entry(json_out *j, const fc_wanted_tensor *t, const fc_wanted_tensor *same_as) {
+static void write_entry(json_out *j, const fc_target_tensor *t, const fc_target_tensor *same_as) {
     jw_open(j, '{');
     write_name(j, t);
     if (!t->source->object) {
@@ -47,10 +47,10 @@ static void write_entry(json_out *j, const fc_wanted_tensor *t, const fc_wanted_
 }
 
 static void write_entries(json_out *j, const schema *s, const char *key, bool objects) {
-    const fc_wanted_tensor *tensors = s->wanted.tensors;
+    const fc_target_tensor *tensors = s->target.tensors;
     jw_key(j, key);
     jw_open(j, '[');
-    for (size_t i = 0; i < s->wanted.ntensors && j->out->error == 0; i++) {
+    for (size_t i = 0; i < s->target.ntensors && j->out->error == 0; i++) {
         if ((tensors[i].source->object != NULL) == objects) {
             write_entry(j, &tensors[i], &tensors[s->same_as[i]]);
         }
@@ -78,11 +78,11 @@ static fc_code write_schema(void *context, text_out *out, fc_error *err) {
 
 /* Which tensors are one. */
 static fc_code find_ties(schema *s, fc_error *err) {
-    size_t n = s->wanted.ntensors;
+    size_t n = s->target.ntensors;
     const fc_tensor **tensors = calloc(n + 1, sizeof *tensors);
     s->same_as = calloc(n + 1, sizeof *s->same_as);
     for (size_t i = 0; tensors && i < n; i++) {
-        tensors[i] = s->wanted.tensors[i].source;
+        tensors[i] = s->target.tensors[i].source;
     }
     fc_code rc = tensors && s->same_as ? fc_find_ties(s->source, tensors, n, s->same_as, err)
                                        : fc_fail(err, FC_ENOMEM, "out of memory");
@@ -99,7 +99,7 @@ static fc_code select_and_write(const cli_call *call, const fc_checkpoint *check
     schema s = {.source = checkpoint};
     fc_selected counts;
     bool empty = checkpoint->ntensors == 0; /* that is no mistake here: its schema is empty */
-    fc_code rc = empty ? FC_OK : fc_wanted_new(checkpoint, &selection, arena, &s.wanted, &counts, err);
+    fc_code rc = empty ? FC_OK : fc_target_new(checkpoint, &selection, arena, &s.target, &counts, err);
     rc = rc == FC_OK ? find_ties(&s, err) : rc;
     rc = rc == FC_OK ? out_result(call, checkpoint, 0, write_schema, &s, err) : rc;
     free(s.same_as);

@@ -138,8 +138,8 @@ static fc_code verify_and_seal(const options *o, const fc_checkpoint *checkpoint
     fc_code rc = arena ? fc_seal_new(checkpoint, arena, &seal, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     if (rc == FC_OK) {
         p->seal = seal.path;
-        const fc_target target = {.path = seal.path, .force = o->force, .any_content = true};
-        rc = fc_commit_check(&target, err);
+        const fc_commit_options how = {.path = seal.path, .force = o->force, .any_content = true};
+        rc = fc_commit_check(&how, err);
     }
     rc = rc == FC_OK ? verify(o, checkpoint, &seal, p, report, err) : rc;
     if (rc == FC_OK && report->defects == 0) {

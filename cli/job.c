@@ -253,7 +253,7 @@ static fc_code flatten(job *j, fc_error *err) {
         text_tell("warning: %s", plan.warnings[i]);
     }
     if (rc == FC_OK) {
-        rc = fc_flatten(j->source, &plan.wanted, &plan.tree, &plan.units, j->o->dp, &flat, err);
+        rc = fc_flatten(j->source, &plan.target, &plan.tree, &plan.units, j->o->dp, &flat, err);
     }
     if (rc == FC_OK) {
         fc_selection *s = &j->how.selection;

@@ -32,11 +32,11 @@ fc_code out_file(const options *o, const fc_checkpoint *source, const char *path
         return fc_fail(err, FC_EUSAGE,
                        "-: this cannot go to standard output: name a file (./- if it is to be called so)");
     }
-    const fc_target target = {
+    const fc_commit_options how = {
         .path = path, .force = force, .any_content = true, .bytes = bytes, .teller = {source_note}};
     fc_code rc = source ? fc_checkpoint_spare(source, path, false, err) : FC_OK;
     rc = rc == FC_OK ? source_spare(o, path, err) : rc;
-    rc = rc == FC_OK ? fc_commit_begin(&target, &commit, err) : rc;
+    rc = rc == FC_OK ? fc_commit_begin(&how, &commit, err) : rc;
     if (rc != FC_OK) {
         return rc;
     }

@@ -1,5 +1,5 @@
 /*
- * The plan of one rank: see plan_rank.h. From the wanted target, value by value, to lines of text or JSON; nothing of
+ * The plan of one rank: see plan_rank.h. From the target, value by value, to lines of text or JSON; nothing of
  * the plan is kept.
  */
 #include "plan_rank.h"
@@ -19,7 +19,7 @@ typedef struct sums {
 } sums;
 
 typedef struct rank_view {
-    fc_wanted wanted;
+    fc_target target;
     uint32_t rank;
     int64_t coordinate[FC_MAX_MESH_DIMS];
     text_out *out;
@@ -42,7 +42,7 @@ static void print_box(text_out *out, int ndim, const int64_t *offsets, const int
 
 static void show_read(rank_view *v, const fc_chunk *chunk, int ndim, const int64_t *offsets, const int64_t *sizes) {
     const fc_box box = {ndim, offsets, sizes};
-    const char *file = v->wanted.source->files[chunk->file].name;
+    const char *file = v->target.source->files[chunk->file].name;
     uint64_t bytes = (uint64_t)fc_box_volume(&box) * fc_dtype_size(v->tensor->dtype);
     char text[TEXT_SIZE_MAX];
     v->sum.reads++;
@@ -65,7 +65,7 @@ static void show_read(rank_view *v, const fc_chunk *chunk, int ndim, const int64
     text_puts(v->out, "\n");
 }
 
-static fc_code visit_piece(void *context, const fc_piece *piece, fc_error *err) {
+static fc_code visit_piece(void *context, const fc_overlap *piece, fc_error *err) {
     rank_view *v = context;
     (void)err;
     show_read(v, &v->tensor->chunks[piece->chunk], v->tensor->ndim, piece->offsets, piece->sizes);
@@ -73,8 +73,8 @@ static fc_code visit_piece(void *context, const fc_piece *piece, fc_error *err) 
 }
 
 /* The source chunks that the box of an item comes from. */
-static fc_code show_reads(rank_view *v, const fc_part_item *item, uint64_t bytes, fc_error *err) {
-    const fc_checkpoint *source = v->wanted.source;
+static fc_code show_reads(rank_view *v, const fc_target_item *item, uint64_t bytes, fc_error *err) {
+    const fc_checkpoint *source = v->target.source;
     const fc_box box = {v->tensor->ndim, item->dims, item->dims + v->tensor->ndim};
     fc_coverage *coverage = NULL;
     if (!item->owned || bytes == 0 || source->format->layout_only) {
@@ -88,7 +88,7 @@ static fc_code show_reads(rank_view *v, const fc_part_item *item, uint64_t bytes
     return rc == FC_OK ? rc : fc_context(err, rc, "%s", source->path);
 }
 
-static void item_text(rank_view *v, const fc_wanted_tensor *t, const fc_part_item *item, uint64_t bytes) {
+static void item_text(rank_view *v, const fc_target_tensor *t, const fc_target_item *item, uint64_t bytes) {
     char size[TEXT_SIZE_MAX];
     int ndim = t->source->ndim;
     /* Without printf: a line for each of 100,000 tensors. */
@@ -108,7 +108,7 @@ static void item_text(rank_view *v, const fc_wanted_tensor *t, const fc_part_ite
     text_puts(v->out, "\n");
 }
 
-static void item_json(rank_view *v, const fc_wanted_tensor *t, const fc_part_item *item, uint64_t bytes) {
+static void item_json(rank_view *v, const fc_target_tensor *t, const fc_target_item *item, uint64_t bytes) {
     int ndim = t->source->ndim;
     JSON_MEMBER(v->json, string, "name", t->name);
     JSON_MEMBER(v->json, string, "dtype", fc_dtype_get(t->dtype)->torch_name);
@@ -123,17 +123,17 @@ static void item_json(rank_view *v, const fc_wanted_tensor *t, const fc_part_ite
 }
 
 static fc_code show_value(rank_view *v, uint32_t index, fc_error *err) {
-    const fc_wanted_tensor *t = &v->wanted.tensors[index];
+    const fc_target_tensor *t = &v->target.tensors[index];
     int64_t dims[2 * FC_MAX_DIMS];
-    fc_part_item item;
+    fc_target_item item;
     if (t->source->object && v->rank != 0) {
         return FC_OK;
     }
-    fc_code rc = fc_wanted_item(&v->wanted, index, v->rank, dims, &item, err);
+    fc_code rc = fc_target_item_of(&v->target, index, v->rank, dims, &item, err);
     if (rc != FC_OK) {
         return rc;
     }
-    uint64_t bytes = fc_part_item_bytes(&v->wanted, &item);
+    uint64_t bytes = fc_target_item_bytes(&v->target, &item);
     v->tensor = t->source;
     *(t->source->object ? &v->sum.objects : &v->sum.tensors) += 1;
     v->sum.held += bytes;
@@ -152,7 +152,7 @@ static fc_code show_value(rank_view *v, uint32_t index, fc_error *err) {
 }
 
 static void begin(rank_view *v) {
-    const fc_mesh *mesh = v->wanted.mesh;
+    const fc_mesh *mesh = v->target.mesh;
     char ranks[TEXT_SIZE_MAX];
     if (!v->json) {
         text_printf(v->out, "rank %u of %s:", v->rank, text_count(ranks, (uint64_t)fc_mesh_ranks(mesh)));
@@ -210,12 +210,12 @@ fc_code plan_rank(const fc_checkpoint *source, const fc_selection *selection, ui
     if (!arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    fc_code rc = fc_wanted_new(source, selection, arena, &v.wanted, &counts, err);
+    fc_code rc = fc_target_new(source, selection, arena, &v.target, &counts, err);
     if (rc == FC_OK) {
-        fc_mesh_coordinate(v.wanted.mesh, rank, v.coordinate);
+        fc_mesh_coordinate(v.target.mesh, rank, v.coordinate);
         jw_begin(&writer, out, 2);
         begin(&v);
-        for (uint32_t i = 0; i < v.wanted.ntensors && rc == FC_OK && out->error == 0; i++) {
+        for (uint32_t i = 0; i < v.target.ntensors && rc == FC_OK && out->error == 0; i++) {
             rc = show_value(&v, i, err);
         }
         if (rc == FC_OK) {

@@ -142,9 +142,9 @@ fc_code unit_plan_make(unit_plan *c, const fc_checkpoint *model, fc_error *err) 
                             "{\"layers.*\": true}", err);
         rc = rc == FC_OK ? fc_wrap_file_load(c->o->policy, c->arena, &c->file, err) : rc;
     }
-    rc = rc == FC_OK ? fc_wanted_new(c->source, &selection, c->arena, &c->wanted, &c->selected, err) : rc;
-    rc = rc == FC_OK && model ? fc_order_like(model, c->arena, &c->wanted, err) : rc;
-    rc = rc == FC_OK ? fc_module_tree_of(&c->wanted, &info, c->arena, &c->tree, err) : rc;
+    rc = rc == FC_OK ? fc_target_new(c->source, &selection, c->arena, &c->target, &c->selected, err) : rc;
+    rc = rc == FC_OK && model ? fc_order_like(model, c->arena, &c->target, err) : rc;
+    rc = rc == FC_OK ? fc_module_tree_of(&c->target, &info, c->arena, &c->tree, err) : rc;
     const fc_unit_options *root = c->file ? fc_wrap_file_root(c->file) : &defaults;
     rc = rc == FC_OK ? fc_wrap_targets_new(&c->tree, root, c->arena, &c->targets, err) : rc;
     rc = rc == FC_OK ? run_policy(c, err) : rc;

@@ -15,7 +15,7 @@ typedef struct unit_plan {
     text_out *out; /* of a command that prints them */
     fc_arena *arena;
     const fc_checkpoint *source;
-    fc_wanted wanted;
+    fc_target target;
     fc_selected selected;
     fc_module_tree tree;
     fc_wrap_file *file; /* NULL: another policy */

@@ -1,11 +1,11 @@
 # Installation: the library with its headers, find_package(fsdpckpt) and pkg-config. The command installs itself (cli/).
 include(CMakePackageConfigHelpers)
 
-set_target_properties(fsdpckpt PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
-install(TARGETS fsdpckpt EXPORT fsdpckpt
+set_target_properties(fsdpckpt fsdpckpt-train PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+install(TARGETS fsdpckpt fsdpckpt-train EXPORT fsdpckpt
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(DIRECTORY lib/include/fsdpckpt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY lib/include/fsdpckpt train/include/fsdpckpt DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 
 # The pkg-config modules that the library was built with. Who links the static library needs them all, with or without
 # pkg-config --static: only a shared one brings them along by itself.
@@ -39,4 +39,5 @@ install(FILES ${PROJECT_BINARY_DIR}/fsdpckptConfig.cmake ${PROJECT_BINARY_DIR}/f
   DESTINATION ${package})
 
 configure_file(cmake/fsdpckpt.pc.in ${PROJECT_BINARY_DIR}/fsdpckpt.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/fsdpckpt.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+configure_file(cmake/fsdpckpt-train.pc.in ${PROJECT_BINARY_DIR}/fsdpckpt-train.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/fsdpckpt.pc ${PROJECT_BINARY_DIR}/fsdpckpt-train.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

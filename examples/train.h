@@ -5,7 +5,7 @@
 #define EXAMPLES_TRAIN_H
 
 #include "fsdpckpt/checkpoint.h"
-#include "fsdpckpt/fsdp.h"
+#include "fsdpckpt/train/fsdp.h"
 #include "mlp.h"
 
 #include <stdio.h>

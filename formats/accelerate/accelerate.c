@@ -5,10 +5,10 @@
  */
 #include "fsdpckpt/format.h"
 
-#include "core/beside.h"
-#include "core/file_name.h"
-#include "core/same_name.h"
+#include "base/file_name.h"
+#include "checkpoint/same_name.h"
 #include "dcp/dcp.h"
+#include "io/other_files.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -8,7 +8,7 @@
  */
 #include "dcp/dcp.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 #include "fsdpckpt/box.h"
 #include "torch/item.h"
 

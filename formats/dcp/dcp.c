@@ -4,12 +4,12 @@
  */
 #include "dcp/dcp.h"
 
-#include "core/beside.h"
 #include "dcp/writer.h"
+#include "io/other_files.h"
 
 #include "registry.h"
 
-#include "core/file_name.h"
+#include "base/file_name.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -222,7 +222,7 @@ const fc_format fc_format_dcp = {
     .files = fc_dcp_files,
     .create = fc_dcp_create,
     .reserve = fc_dcp_reserve,
-    .seal = fc_dcp_seal,
+    .finish_file = fc_dcp_finish_file,
     .finish = fc_dcp_finish,
     .destroy = fc_dcp_destroy,
     .digest = fc_dcp_digest,

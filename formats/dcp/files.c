@@ -4,9 +4,9 @@
  */
 #include "dcp/dcp.h"
 
-#include "core/checked.h"
-#include "core/file_name.h"
-#include "core/grow.h"
+#include "base/checked.h"
+#include "base/file_name.h"
+#include "base/grow.h"
 #include "fsdpckpt/io.h"
 
 #include <errno.h>

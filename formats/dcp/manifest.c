@@ -4,8 +4,8 @@
  */
 #include "dcp/dcp.h"
 
-#include "core/checked.h"
-#include "core/text.h"
+#include "base/checked.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>

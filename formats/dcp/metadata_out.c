@@ -18,7 +18,7 @@
 enum { BATCH = 1000 }; /* what is on the reader's stack at once, as in Python's pickler */
 
 typedef struct metadata_out {
-    const fc_wanted *wanted;
+    const fc_target *target;
     const dcp_item *items;
     size_t nitems;
     fc_torch_pickler w;
@@ -88,8 +88,8 @@ static void write_properties(metadata_out *m, fc_dtype dtype) {
 
 static fc_code write_chunk(metadata_out *m, const dcp_item *item, fc_error *err) {
     int64_t dims[2 * FC_MAX_DIMS];
-    int ndim = m->wanted->tensors[item->tensor].source->ndim;
-    fc_code rc = fc_dcp_item_box(m->wanted, item, dims, err);
+    int ndim = m->target->tensors[item->tensor].source->ndim;
+    fc_code rc = fc_dcp_item_box(m->target, item, dims, err);
     if (rc == FC_OK) {
         metadata_class(m, "ChunkStorageMetadata");
         begin_instance(m);
@@ -104,7 +104,7 @@ static fc_code write_chunk(metadata_out *m, const dcp_item *item, fc_error *err)
 
 /* What state_dict_metadata says of a tensor; `*next` is its first item and becomes that of the next one. */
 static fc_code write_tensor(metadata_out *m, uint32_t tensor, size_t *next, fc_error *err) {
-    const fc_wanted_tensor *t = &m->wanted->tensors[tensor];
+    const fc_target_tensor *t = &m->target->tensors[tensor];
     size_t outer = m->batched;
     fc_code rc = FC_OK;
     if (t->source->object) {
@@ -136,8 +136,8 @@ static fc_code write_tensors(metadata_out *m, fc_error *err) {
     size_t next = 0;
     fc_code rc = FC_OK;
     begin_batches(m, FC_PICKLE_EMPTY_DICT);
-    for (size_t i = 0; rc == FC_OK && i < m->wanted->ntensors; i++) {
-        fc_torch_pickle_str(&m->w, m->wanted->tensors[i].name);
+    for (size_t i = 0; rc == FC_OK && i < m->target->ntensors; i++) {
+        fc_torch_pickle_str(&m->w, m->target->tensors[i].name);
         m->names[i] = fc_torch_pickle_put(&m->w);
         rc = write_tensor(m, (uint32_t)i, &next, err);
         next_in_batch(m, FC_PICKLE_SETITEMS);
@@ -169,18 +169,18 @@ static void write_path(metadata_out *m, const fc_path *path, uint32_t name) {
 /* Where each value belongs in the nested state dict. */
 static void write_paths(metadata_out *m) {
     begin_batches(m, FC_PICKLE_EMPTY_DICT);
-    for (size_t i = 0; i < m->wanted->ntensors; i++) {
+    for (size_t i = 0; i < m->target->ntensors; i++) {
         fc_torch_pickle_get(&m->w, m->names[i]);
-        write_path(m, &m->wanted->tensors[i].path, m->names[i]);
+        write_path(m, &m->target->tensors[i].path, m->names[i]);
         next_in_batch(m, FC_PICKLE_SETITEMS);
     }
     fc_torch_pickle_op(&m->w, FC_PICKLE_SETITEMS);
 }
 
 static fc_code write_index(metadata_out *m, const dcp_item *item, size_t number, fc_error *err) {
-    const fc_tensor *t = m->wanted->tensors[item->tensor].source;
+    const fc_tensor *t = m->target->tensors[item->tensor].source;
     int64_t dims[2 * FC_MAX_DIMS];
-    fc_code rc = t->object ? FC_OK : fc_dcp_item_box(m->wanted, item, dims, err);
+    fc_code rc = t->object ? FC_OK : fc_dcp_item_box(m->target, item, dims, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -265,11 +265,11 @@ static fc_code write_file(metadata_out *m, const char *path, fc_error *err) {
     return rc;
 }
 
-fc_code fc_dcp_write_metadata(const fc_wanted *wanted, const char *directory, const dcp_item *items, size_t nitems,
+fc_code fc_dcp_write_metadata(const fc_target *target, const char *directory, const dcp_item *items, size_t nitems,
                               fc_error *err) {
-    metadata_out m = {.wanted = wanted, .items = items, .nitems = nitems};
-    m.names = calloc(wanted->ntensors + 1, sizeof *m.names);
-    m.paths = calloc((size_t)fc_mesh_ranks(wanted->mesh) + 1, sizeof *m.paths);
+    metadata_out m = {.target = target, .items = items, .nitems = nitems};
+    m.names = calloc(target->ntensors + 1, sizeof *m.names);
+    m.paths = calloc((size_t)fc_mesh_ranks(target->mesh) + 1, sizeof *m.paths);
     fc_arena *arena = fc_arena_new();
     const char *path = arena ? fc_arena_printf(arena, "%s/.metadata", directory) : NULL;
     fc_code rc = m.names && m.paths && path ? write_file(&m, path, err)

@@ -7,7 +7,7 @@
  */
 #include "dcp/dcp.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -7,8 +7,8 @@
  */
 #include "dcp/writer.h"
 
-#include "core/checked.h"
-#include "core/grow.h"
+#include "base/checked.h"
+#include "base/grow.h"
 #include "torch/object_write.h"
 #include "torch/zip_write.h"
 
@@ -26,7 +26,7 @@ enum {
 };
 
 typedef struct dcp_writer {
-    const fc_wanted *wanted;
+    const fc_target *target;
     char *staging;
     dcp_item *items; /* of all parts so far */
     size_t nitems, capacity;
@@ -40,30 +40,30 @@ void fc_dcp_file_name(uint32_t rank, char name[FC_DCP_FILE_NAME]) {
     snprintf(name, FC_DCP_FILE_NAME, "__%" PRIu32 "_0.distcp", rank);
 }
 
-bool fc_dcp_is_directory(const fc_wanted *wanted) {
-    (void)wanted;
+bool fc_dcp_is_directory(const fc_target *target) {
+    (void)target;
     return true;
 }
 
-size_t fc_dcp_files(const fc_wanted *wanted) {
-    return (size_t)fc_mesh_ranks(wanted->mesh) + 1;
+size_t fc_dcp_files(const fc_target *target) {
+    return (size_t)fc_mesh_ranks(target->mesh) + 1;
 }
 
 static fc_code no_memory(const dcp_writer *w, fc_error *err) {
     return fc_fail(err, FC_ENOMEM, "%s: out of memory", w->staging);
 }
 
-fc_code fc_dcp_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err) {
+fc_code fc_dcp_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err) {
     dcp_writer *w = calloc(1, sizeof *w);
     writer->state = w;
     if (!w || !(w->staging = strdup(staging))) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", staging);
     }
-    w->wanted = wanted;
+    w->target = target;
     return FC_OK;
 }
 
-static bool is_archive(const fc_wanted_tensor *t) {
+static bool is_archive(const fc_target_tensor *t) {
     return t->source->object && strcmp(t->source->object->encoding, "torch.save") == 0;
 }
 
@@ -73,20 +73,20 @@ static bool has_elements(const fc_tensor *t) {
 }
 
 /* What has no elements is stored once, as torch does with such a tensor of one rank; empty shards of others are not. */
-static bool is_stored(const fc_wanted *wanted, const fc_part *part, const fc_part_item *item) {
-    const fc_tensor *t = wanted->tensors[item->tensor].source;
+static bool is_stored(const fc_target *target, const fc_target_file *file, const fc_target_item *item) {
+    const fc_tensor *t = target->tensors[item->tensor].source;
     if (!has_elements(t)) {
-        return part->rank == 0;
+        return file->rank == 0;
     }
     const fc_box box = {t->ndim, item->dims, item->dims + t->ndim};
     return item->owned && fc_box_volume(&box) > 0;
 }
 
-fc_code fc_dcp_item_box(const fc_wanted *wanted, const dcp_item *item, int64_t *dims, fc_error *err) {
-    const fc_tensor *t = wanted->tensors[item->tensor].source;
-    fc_part_item box;
+fc_code fc_dcp_item_box(const fc_target *target, const dcp_item *item, int64_t *dims, fc_error *err) {
+    const fc_tensor *t = target->tensors[item->tensor].source;
+    fc_target_item box;
     if (has_elements(t)) {
-        return fc_wanted_item(wanted, item->tensor, item->rank, dims, &box, err);
+        return fc_target_item_of(target, item->tensor, item->rank, dims, &box, err);
     }
     for (int d = 0; d < t->ndim; d++) {
         dims[d] = 0;
@@ -97,7 +97,7 @@ fc_code fc_dcp_item_box(const fc_wanted *wanted, const dcp_item *item, int64_t *
 
 /* Lays out the archive of an item in w->zip, its pickle in w->pickler. @return the bytes of its data, if any. */
 static fc_code lay_out(dcp_writer *w, const dcp_item *item, uint64_t *data, fc_error *err) {
-    const fc_wanted_tensor *t = &w->wanted->tensors[item->tensor];
+    const fc_target_tensor *t = &w->target->tensors[item->tensor];
     int64_t dims[2 * FC_MAX_DIMS];
     uint64_t bytes = 0;
     *data = 0;
@@ -105,9 +105,9 @@ static fc_code lay_out(dcp_writer *w, const dcp_item *item, uint64_t *data, fc_e
     fc_torch_pickle_begin(&w->pickler, 2);
     fc_code rc = FC_OK;
     if (t->source->object) {
-        rc = fc_torch_write_object(w->wanted, t, &w->pickler, err);
+        rc = fc_torch_write_object(w->target, t, &w->pickler, err);
     } else {
-        rc = fc_dcp_item_box(w->wanted, item, dims, err);
+        rc = fc_dcp_item_box(w->target, item, dims, err);
         const fc_box box = {t->source->ndim, dims, dims + t->source->ndim};
         fc_torch_tensor_out out = {.dtype = t->dtype, .ndim = box.ndim, .sizes = box.sizes};
         out.numel = rc == FC_OK ? (uint64_t)fc_box_volume(&box) : 0;
@@ -125,10 +125,10 @@ static bool align(uint64_t *at, uint64_t to) {
 }
 
 /* Places the item behind what ends at `*end`. */
-static fc_code place(dcp_writer *w, fc_part_item *item, dcp_item *stored, uint64_t *end, fc_error *err) {
-    const fc_wanted_tensor *t = &w->wanted->tensors[item->tensor];
+static fc_code place(dcp_writer *w, fc_target_item *item, dcp_item *stored, uint64_t *end, fc_error *err) {
+    const fc_target_tensor *t = &w->target->tensors[item->tensor];
     bool archive = is_archive(t);
-    uint64_t data = 0, bytes = fc_part_item_bytes(w->wanted, item);
+    uint64_t data = 0, bytes = fc_target_item_bytes(w->target, item);
     fc_code rc = archive ? FC_OK : lay_out(w, stored, &data, err);
     if (rc != FC_OK) {
         return rc;
@@ -148,14 +148,14 @@ static fc_code place(dcp_writer *w, fc_part_item *item, dcp_item *stored, uint64
     return ok ? FC_OK : fc_fail(err, FC_EUNSUPPORTED, "the file of rank %u would be too long", (unsigned)stored->rank);
 }
 
-static fc_code add_item(dcp_writer *w, fc_part *part, fc_part_item *item, uint64_t *end, fc_error *err) {
+static fc_code add_item(dcp_writer *w, fc_target_file *file, fc_target_item *item, uint64_t *end, fc_error *err) {
     if (!fc_grow(&w->items, &w->capacity, w->nitems + 1, sizeof *w->items)) {
         return no_memory(w, err);
     }
     dcp_item *stored = &w->items[w->nitems++];
-    *stored = (dcp_item){.tensor = item->tensor, .rank = part->rank};
+    *stored = (dcp_item){.tensor = item->tensor, .rank = file->rank};
     fc_code rc = place(w, item, stored, end, err);
-    return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", w->wanted->tensors[item->tensor].name);
+    return rc == FC_OK ? rc : fc_context(err, rc, "tensor %.256s", w->target->tensors[item->tensor].name);
 }
 
 static fc_code make_file(const char *path, uint64_t size, fc_error *err) {
@@ -173,29 +173,29 @@ static fc_code make_file(const char *path, uint64_t size, fc_error *err) {
     return rc;
 }
 
-fc_code fc_dcp_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
+fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     dcp_writer *w = writer->state;
     char name[FC_DCP_FILE_NAME];
     uint64_t end = 0;
     fc_arena_free(w->scratch);
     w->scratch = fc_arena_new();
-    fc_dcp_file_name(part->rank, name);
-    part->path = w->scratch ? fc_arena_printf(w->scratch, "%s/%s", w->staging, name) : NULL;
-    fc_code rc = part->path ? FC_OK : no_memory(w, err);
+    fc_dcp_file_name(file->rank, name);
+    file->path = w->scratch ? fc_arena_printf(w->scratch, "%s/%s", w->staging, name) : NULL;
+    fc_code rc = file->path ? FC_OK : no_memory(w, err);
     w->part_first = w->nitems;
-    for (size_t i = 0; rc == FC_OK && i < part->nitems; i++) {
-        part->items[i].offset = 0;
-        if (is_stored(w->wanted, part, &part->items[i])) {
-            rc = add_item(w, part, &part->items[i], &end, err);
+    for (size_t i = 0; rc == FC_OK && i < file->nitems; i++) {
+        file->items[i].offset = 0;
+        if (is_stored(w->target, file, &file->items[i])) {
+            rc = add_item(w, file, &file->items[i], &end, err);
         }
     }
-    return rc == FC_OK ? make_file(part->path, end, err) : rc;
+    return rc == FC_OK ? make_file(file->path, end, err) : rc;
 }
 
 /* What is around the data, now that its CRC is known. */
 static fc_code seal_item(dcp_writer *w, const dcp_item *stored, uint32_t crc32, int fd, const char *path,
                          fc_error *err) {
-    const fc_wanted_tensor *t = &w->wanted->tensors[stored->tensor];
+    const fc_target_tensor *t = &w->target->tensors[stored->tensor];
     uint64_t data;
     if (is_archive(t)) {
         return FC_OK;
@@ -207,21 +207,21 @@ static fc_code seal_item(dcp_writer *w, const dcp_item *stored, uint32_t crc32, 
     return rc == FC_OK ? fc_torch_zip_write(&w->zip, fd, path, stored->offset, err) : rc;
 }
 
-fc_code fc_dcp_seal(fc_writer *writer, const fc_part *part, fc_error *err) {
+fc_code fc_dcp_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
     dcp_writer *w = writer->state;
     const dcp_item *stored = w->items + w->part_first, *last = w->items + w->nitems;
-    int fd = open(part->path, O_WRONLY | O_CLOEXEC);
+    int fd = open(file->path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be opened again", part->path);
+        return fc_fail_errno(err, errno, "%s: cannot be opened again", file->path);
     }
     fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < part->nitems && stored < last; i++) {
-        if (part->items[i].tensor == stored->tensor) {
-            rc = seal_item(w, stored++, part->items[i].crc32, fd, part->path, err);
+    for (size_t i = 0; rc == FC_OK && i < file->nitems && stored < last; i++) {
+        if (file->items[i].tensor == stored->tensor) {
+            rc = seal_item(w, stored++, file->items[i].crc32, fd, file->path, err);
         }
     }
     if (close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: closing failed", part->path);
+        rc = fc_fail_errno(err, errno, "%s: closing failed", file->path);
     }
     return rc;
 }
@@ -235,7 +235,7 @@ fc_code fc_dcp_finish(fc_writer *writer, const uint64_t *digests, fc_error *err)
     dcp_writer *w = writer->state;
     (void)digests;
     qsort(w->items, w->nitems, sizeof *w->items, by_tensor);
-    return fc_dcp_write_metadata(w->wanted, w->staging, w->items, w->nitems, err);
+    return fc_dcp_write_metadata(w->target, w->staging, w->items, w->nitems, err);
 }
 
 void fc_dcp_destroy(fc_writer *writer) {

@@ -5,6 +5,10 @@
 #ifndef FSDPCKPT_FORMATS_DCP_WRITER_H
 #define FSDPCKPT_FORMATS_DCP_WRITER_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/format.h"
 #include "torch/pickle_write.h"
 
@@ -25,20 +29,20 @@ void fc_dcp_file_name(uint32_t rank, char name[FC_DCP_FILE_NAME]);
  * The box of an item: what the rank holds, or the whole of a tensor without elements.
  * @param dims receives 2 × ndim numbers.
  */
-fc_code fc_dcp_item_box(const fc_wanted *wanted, const dcp_item *item, int64_t *dims, fc_error *err);
+fc_code fc_dcp_item_box(const fc_target *target, const dcp_item *item, int64_t *dims, fc_error *err);
 
 /**
  * Writes `.metadata` into `directory`.
  * @param items sorted by tensor, then rank.
  */
-fc_code fc_dcp_write_metadata(const fc_wanted *wanted, const char *directory, const dcp_item *items, size_t nitems,
+fc_code fc_dcp_write_metadata(const fc_target *target, const char *directory, const dcp_item *items, size_t nitems,
                               fc_error *err);
 
-bool fc_dcp_is_directory(const fc_wanted *wanted);
-size_t fc_dcp_files(const fc_wanted *wanted);
-fc_code fc_dcp_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
-fc_code fc_dcp_reserve(fc_writer *writer, fc_part *part, fc_error *err);
-fc_code fc_dcp_seal(fc_writer *writer, const fc_part *part, fc_error *err);
+bool fc_dcp_is_directory(const fc_target *target);
+size_t fc_dcp_files(const fc_target *target);
+fc_code fc_dcp_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err);
+fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err);
+fc_code fc_dcp_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err);
 fc_code fc_dcp_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_dcp_destroy(fc_writer *writer);
 

@@ -3,7 +3,7 @@
  */
 #include "deepspeed/deepspeed.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 #include "sharding/flat_runs.h"
 
 #include <stdlib.h>
@@ -80,7 +80,7 @@ static fc_chunk *add_chunk(ds_tensor *t) {
     return fc_grow(&t->chunks, &t->capacity, t->nchunks + 1, sizeof *t->chunks) ? &t->chunks[t->nchunks++] : NULL;
 }
 
-static fc_code set_tensor(const ds_building *b, const fc_torch_tensor *d, const pt_piece *piece, ds_tensor *t) {
+static fc_code set_tensor(const ds_building *b, const fc_torch_tensor *d, const pt_extent *piece, ds_tensor *t) {
     int64_t *dims = fc_arena_calloc(b->checkpoint->arena, 2 * (size_t)d->ndim, sizeof *dims);
     if (!dims || !fc_numel(d->ndim, d->sizes, &t->numel)) {
         return fc_ds_no_memory(b);
@@ -110,14 +110,14 @@ fc_code fc_ds_add_value(ds_building *b, const pt_file *f, const fc_path_element 
     const char *name = spell(b->checkpoint->arena, elements, count);
     ds_tensor *t = name ? fc_ds_add_tensor(b, name, elements, count) : NULL;
     fc_torch_tensor decoded;
-    pt_piece *piece = NULL;
+    pt_extent *piece = NULL;
     pt_object *object = NULL;
     if (!t) {
         return fc_ds_no_memory(b);
     }
     fc_code rc;
     if (fc_torch_is_tensor(f->p, v)) {
-        rc = fc_pt_piece(f, v, &decoded, b->checkpoint->arena, &piece, b->err);
+        rc = fc_pt_find_extent(f, v, &decoded, b->checkpoint->arena, &piece, b->err);
         return rc == FC_OK ? set_tensor(b, &decoded, piece, t) : fc_context(b->err, rc, "%s: %.256s", f->path, name);
     }
     rc = fc_pt_object_new(f, v, b->checkpoint->arena, &object, b->err);
@@ -148,11 +148,11 @@ fc_code fc_ds_add_values(ds_building *b, const pt_file *f, const fc_path_element
 /* ---- flat partitions ---- */
 
 fc_code fc_ds_flat(const ds_building *b, const pt_file *f, const char *what, fc_pv v, fc_torch_tensor *t,
-                   pt_piece **piece) {
+                   pt_extent **piece) {
     if (!fc_torch_is_tensor(f->p, v)) {
         return fc_fail(b->err, FC_ECORRUPT, "%s: %s is no tensor", f->path, what);
     }
-    fc_code rc = fc_pt_piece(f, v, t, b->checkpoint->arena, piece, b->err);
+    fc_code rc = fc_pt_find_extent(f, v, t, b->checkpoint->arena, piece, b->err);
     if (rc != FC_OK) {
         return fc_context(b->err, rc, "%s", f->path);
     }
@@ -163,9 +163,9 @@ fc_code fc_ds_flat(const ds_building *b, const pt_file *f, const char *what, fc_
 }
 
 /* The part of a flat tensor that a box of `sizes` is, `at` elements behind its start. */
-static pt_piece *piece_of(fc_arena *arena, const pt_piece *flat, int64_t at, int ndim, const int64_t *sizes,
-                          uint32_t element) {
-    pt_piece *piece = fc_arena_alloc(arena, sizeof *piece + (size_t)ndim * sizeof *piece->strides);
+static pt_extent *piece_of(fc_arena *arena, const pt_extent *flat, int64_t at, int ndim, const int64_t *sizes,
+                           uint32_t element) {
+    pt_extent *piece = fc_arena_alloc(arena, sizeof *piece + (size_t)ndim * sizeof *piece->strides);
     if (piece) {
         *piece = *flat;
         piece->first = flat->first + (uint64_t)at * element;
@@ -174,7 +174,7 @@ static pt_piece *piece_of(fc_arena *arena, const pt_piece *flat, int64_t at, int
     return piece;
 }
 
-fc_code fc_ds_add_run(const ds_building *b, ds_tensor *t, const pt_piece *piece, int64_t at, int64_t first,
+fc_code fc_ds_add_run(const ds_building *b, ds_tensor *t, const pt_extent *piece, int64_t at, int64_t first,
                       int64_t count, uint32_t rank) {
     fc_arena *arena = b->checkpoint->arena;
     fc_flat_run run;
@@ -185,7 +185,8 @@ fc_code fc_ds_add_run(const ds_building *b, ds_tensor *t, const pt_piece *piece,
     while (fc_flat_run_next(&run, dims, &start)) {
         size_t bytes = 2 * (size_t)t->ndim * sizeof *dims;
         int64_t *kept = fc_arena_alloc(arena, bytes);
-        pt_piece *part = piece_of(arena, piece, at + (start - first), t->ndim, dims + t->ndim, fc_dtype_size(t->dtype));
+        pt_extent *part =
+            piece_of(arena, piece, at + (start - first), t->ndim, dims + t->ndim, fc_dtype_size(t->dtype));
         fc_chunk *chunk = kept && part ? add_chunk(t) : NULL;
         if (!chunk) {
             return fc_ds_no_memory(b);

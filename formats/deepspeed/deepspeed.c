@@ -3,7 +3,7 @@
  */
 #include "deepspeed/deepspeed.h"
 
-#include "core/same_name.h"
+#include "checkpoint/same_name.h"
 #include "fsdpckpt/io.h"
 #include "registry.h"
 
@@ -123,7 +123,7 @@ static fc_code ds_open(fc_checkpoint *checkpoint, const fc_open_options *options
 static fc_code ds_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                          fc_error *err) {
     if (tensor->object || index == FC_WHOLE_TENSOR ||
-        ((const pt_piece *)(uintptr_t)tensor->chunks[index].detail)->first != 0) {
+        ((const pt_extent *)(uintptr_t)tensor->chunks[index].detail)->first != 0) {
         return FC_OK;
     }
     return fc_pt_digest(checkpoint, tensor, index, out, err);
@@ -138,7 +138,7 @@ const fc_format fc_format_deepspeed = {
     .extensions = extensions,
     .probe = fc_ds_probe,
     .open = ds_open,
-    .look_at = fc_pt_look_at,
+    .check_header = fc_pt_check_header,
     .extent = fc_pt_extent,
     .read = fc_pt_read,
     .object_json = fc_pt_object_json,

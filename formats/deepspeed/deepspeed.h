@@ -10,6 +10,10 @@
 #ifndef FSDPCKPT_FORMATS_DEEPSPEED_DEEPSPEED_H
 #define FSDPCKPT_FORMATS_DEEPSPEED_DEEPSPEED_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/format.h"
 #include "pt/pt.h"
 
@@ -120,11 +124,11 @@ fc_code fc_ds_add_value(ds_building *b, const pt_file *f, const fc_path_element 
 /** Likewise all that is in `v`, a dict or list taken apart. */
 fc_code fc_ds_add_values(ds_building *b, const pt_file *f, const fc_path_element *elements, size_t count, fc_pv v);
 /** Elements [first, first + count) of the parameter, which are those of the flat tensor `piece` from `at` on. */
-fc_code fc_ds_add_run(const ds_building *b, ds_tensor *t, const pt_piece *piece, int64_t at, int64_t first,
+fc_code fc_ds_add_run(const ds_building *b, ds_tensor *t, const pt_extent *piece, int64_t at, int64_t first,
                       int64_t count, uint32_t rank);
 /** Decodes a flat tensor. */
 fc_code fc_ds_flat(const ds_building *b, const pt_file *f, const char *what, fc_pv v, fc_torch_tensor *t,
-                   pt_piece **piece);
+                   pt_extent **piece);
 
 /** How many ranks there are and how they cut: from the optimizer's first file. */
 fc_code fc_ds_read_stage(ds_building *b);

@@ -4,7 +4,7 @@
  */
 #include "deepspeed/deepspeed.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 #include "fsdpckpt/io.h"
 
 #include <dirent.h>

@@ -4,8 +4,8 @@
  */
 #include "deepspeed/deepspeed.h"
 
-#include "core/grow.h"
-#include "core/text.h"
+#include "base/grow.h"
+#include "base/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -201,7 +201,7 @@ static fc_code read_fragments(ds_building *b, size_t rank, size_t first, size_t 
         int64_t part = t->numel / (int64_t)b->ranks + (t->numel % (int64_t)b->ranks != 0);
         int64_t start = part * (int64_t)rank, count = t->numel - start;
         fc_torch_tensor flat;
-        pt_piece *piece;
+        pt_extent *piece;
         count = count < 0 ? 0 : count > part ? part : count;
         rc = fc_ds_flat(b, &f, name, fc_ds_get(f.p, fragments, name), &flat, &piece);
         if (rc == FC_OK && (flat.sizes[0] < count || flat.dtype != t->dtype)) {

@@ -8,8 +8,8 @@
  */
 #include "deepspeed/deepspeed.h"
 
-#include "core/checked.h"
-#include "core/grow.h"
+#include "base/checked.h"
+#include "base/grow.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -261,7 +261,7 @@ typedef struct partition {
     const rank_file *r;
     const ds_key *key;
     size_t target; /* number of the key in its group */
-    const pt_piece *piece;
+    const pt_extent *piece;
     fc_dtype dtype;
     int64_t start, count; /* elements, in terms of ds_param.start */
 } partition;
@@ -306,7 +306,7 @@ static fc_code read_flat(const rank_file *r, size_t k, size_t target, fc_pv v, i
     const ds_key *key = &r->b->keys[k];
     const char *what = key->name[0] ? key->name : "a partition of the fp32 masters";
     fc_torch_tensor t;
-    pt_piece *piece;
+    pt_extent *piece;
     fc_code rc = fc_ds_flat(r->b, &r->f, what, v, &t, &piece);
     if (rc != FC_OK) {
         return rc;

@@ -3,7 +3,7 @@
  * From its pickle to objects of the manifest.
  */
 #include "deepspeed/deepspeed.h"
-#include "pt/name_list.h"
+#include "torch/name_list.h"
 
 #include <string.h>
 

@@ -8,7 +8,7 @@
  */
 #include "deepspeed/deepspeed.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -202,7 +202,7 @@ static bool same_shape(const ds_param *param, const fc_torch_tensor *t) {
 static fc_code add_flat(ds_building *b, const pt_file *f, const fc_path_element *path, size_t count,
                         const ds_param *param, fc_pv v) {
     fc_torch_tensor flat;
-    pt_piece *piece;
+    pt_extent *piece;
     fc_code rc = fc_ds_flat(b, f, "its tensor", v, &flat, &piece);
     if (rc == FC_OK && flat.sizes[0] != param->numel) {
         rc = fc_fail(b->err, FC_ECORRUPT, "%s: it has %lld elements, parameter %.256s has %lld", f->path,

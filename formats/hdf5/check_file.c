@@ -2,7 +2,7 @@
  * A look at the start of a data file, without libhdf5: is it an HDF5 file, and as long as its superblock says? For a
  * checkpoint of which only index.h5 was read. From the file's first bytes to an error.
  */
-#include "h5.h"
+#include "hdf5/h5.h"
 
 #include "fsdpckpt/io.h"
 

@@ -5,9 +5,9 @@
  * "hdf5.attributes" named "@attributes": JSON text {"/path": {"name": value}}; so nothing is lost in silence and a
  * conversion takes them along.
  */
-#include "core/text.h"
-#include "h5.h"
-#include "reader.h"
+#include "base/text.h"
+#include "hdf5/h5.h"
+#include "hdf5/reader.h"
 
 #include <string.h>
 

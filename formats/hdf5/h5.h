@@ -5,6 +5,10 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_H5_H
 #define FSDPCKPT_FORMATS_HDF5_H5_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/format.h"
 
 /** The attribute `layout` of a view, and the group of the pieces that its virtual datasets are made of: no key of a
@@ -14,7 +18,7 @@
 
 bool fc_h5_probe(const fc_probe *probe);
 fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
-fc_code fc_h5_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
+fc_code fc_h5_check_header(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
 void fc_h5_close(fc_checkpoint *checkpoint);
 fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                      fc_error *err);
@@ -27,11 +31,11 @@ fc_code fc_h5_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
 fc_code fc_h5_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                      fc_error *err);
 
-fc_code fc_h5_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
-fc_code fc_h5_reserve(fc_writer *writer, fc_part *part, fc_error *err);
-fc_code fc_h5_place(fc_writer *writer, const fc_part_item *item, const int64_t *start, bool raw, uint64_t size,
+fc_code fc_h5_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err);
+fc_code fc_h5_reserve(fc_writer *writer, fc_target_file *file, fc_error *err);
+fc_code fc_h5_place(fc_writer *writer, const fc_target_item *item, const int64_t *start, bool raw, uint64_t size,
                     uint64_t *offset, fc_error *err);
-fc_code fc_h5_seal(fc_writer *writer, const fc_part *part, fc_error *err);
+fc_code fc_h5_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err);
 fc_code fc_h5_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_h5_destroy(fc_writer *writer);
 

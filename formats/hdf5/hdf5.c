@@ -1,7 +1,7 @@
 /*
  * HDF5: the format's table.
  */
-#include "h5.h"
+#include "hdf5/h5.h"
 #include "registry.h"
 
 static const char *const extensions[] = {".h5", ".hdf5", NULL};
@@ -17,7 +17,7 @@ const fc_format fc_format_hdf5 = {
     .own_files = own_files,
     .probe = fc_h5_probe,
     .open = fc_h5_open,
-    .look_at = fc_h5_look_at,
+    .check_header = fc_h5_check_header,
     .close = fc_h5_close,
     .extent = fc_h5_extent,
     .read = fc_h5_read,
@@ -28,7 +28,7 @@ const fc_format fc_format_hdf5 = {
     .create = fc_h5_create,
     .reserve = fc_h5_reserve,
     .place = fc_h5_place,
-    .seal = fc_h5_seal,
+    .finish_file = fc_h5_finish_file,
     .finish = fc_h5_finish,
     .destroy = fc_h5_destroy,
 };

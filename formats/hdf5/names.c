@@ -2,7 +2,7 @@
  * One element of a value's path ↔ one HDF5 link name. HDF5 gives "/" and a lone "." a meaning and has no empty names;
  * everything else passes unchanged, so that names look the same in h5py as in torch.
  */
-#include "names.h"
+#include "hdf5/names.h"
 
 #include <stdint.h>
 #include <string.h>

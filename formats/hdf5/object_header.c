@@ -3,8 +3,8 @@
  * place of its value. Whoever calls it has a file that libhdf5 wrote, or that somebody damaged: every number is
  * checked.
  */
-#include "object_header.h"
-#include "core/checked.h"
+#include "hdf5/object_header.h"
+#include "base/checked.h"
 
 #include <string.h>
 

@@ -2,12 +2,12 @@
  * Reading HDF5: recognising it, opening it, and turning chunks into extents.
  * batches.c runs the reader processes, tensors.c makes the manifest of one file, sharded.c that of a directory.
  */
-#include "reader.h"
+#include "hdf5/reader.h"
 
-#include "core/checked.h"
-#include "core/text.h"
-#include "h5.h"
-#include "scan.h"
+#include "base/checked.h"
+#include "base/text.h"
+#include "hdf5/h5.h"
+#include "hdf5/reader_process/scan.h"
 
 #include <dirent.h>
 #include <inttypes.h>

@@ -4,9 +4,13 @@
 #ifndef FSDPCKPT_FORMATS_HDF5_READER_H
 #define FSDPCKPT_FORMATS_HDF5_READER_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/format.h"
-#include "records.h"
-#include "starter.h"
+#include "hdf5/reader_process/records.h"
+#include "hdf5/reader_process/starter.h"
 
 /** A dataset that holds chunks of a tensor. fc_chunk.detail is its index here (high half) and the filter mask. */
 typedef struct fc_h5_stored {

@@ -6,10 +6,10 @@
  * headers_only the shard files are not looked at and the boxes are computed. Attributes that somebody added are
  * carried from index.h5 only.
  */
-#include "h5.h"
-#include "reader.h"
+#include "hdf5/h5.h"
+#include "hdf5/reader.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -324,7 +324,7 @@ static fc_code only_schema(void *context, size_t number, const fc_h5_file *file,
     return check_schema(&file->root, path[number], err);
 }
 
-fc_code fc_h5_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+fc_code fc_h5_check_header(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
     const char *path = checkpoint->files[index].path;
     return fc_h5_scan_files(checkpoint->arena, &path, 1, 0, false, only_schema, &path, err);
 }

@@ -2,10 +2,10 @@
  * From the records of datasets to tensors and chunks: names, boxes, and what a chunk list leaves out.
  * Everything in a fc_h5_dataset has been checked against its file by records.c.
  */
-#include "core/checked.h"
-#include "names.h"
-#include "reader.h"
-#include "tree.h"
+#include "base/checked.h"
+#include "hdf5/names.h"
+#include "hdf5/reader.h"
+#include "hdf5/writer/tree.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,12 +2,12 @@
  * Verifying the headers of our own files: everything in a file that is no tensor data against the root attribute
  * `header_crc64`. From the manifest's extents and the bytes between them to findings.
  */
-#include "h5.h"
-#include "object_header.h"
+#include "hdf5/h5.h"
+#include "hdf5/object_header.h"
 
-#include "core/checked.h"
-#include "core/crc.h"
-#include "core/grow.h"
+#include "base/checked.h"
+#include "base/crc.h"
+#include "base/grow.h"
 #include "fsdpckpt/verify.h"
 
 #include <inttypes.h>

@@ -4,7 +4,7 @@
  */
 #include "fsdpckpt/format.h"
 
-#include "pt/beside_dcp.h"
+#include "dcp/with_torch_file.h"
 #include "pt/pt.h"
 
 static const char meta[] = "meta.pt";

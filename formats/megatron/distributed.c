@@ -8,8 +8,8 @@
  */
 #include "megatron/megatron.h"
 
-#include "core/checked.h"
-#include "core/grow.h"
+#include "base/checked.h"
+#include "base/grow.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/move.h"
 
@@ -93,11 +93,11 @@ static bool read_flat(const mg_reader *r, const pt_file *f, fc_pv dict, mg_flat 
     for (size_t k = 0; k < KEYS; k++) {
         fc_pv v = dict ? fc_pt_dict_get(f->p, dict, keys[k].file) : 0;
         fc_torch_tensor t = {0};
-        pt_piece *piece = NULL;
-        if (!v || !fc_torch_is_tensor(f->p, v) || fc_pt_piece(f, v, &t, r->checkpoint->arena, &piece, NULL) != FC_OK ||
-            t.dtype != FC_F32 || t.ndim != 1 || (t.sizes[0] > 1 && t.strides[0] != 1) ||
-            (k > 0 && t.sizes[0] != out->size) || piece->record.method != FC_ZIP_STORED || piece->swap ||
-            piece->negate) {
+        pt_extent *piece = NULL;
+        if (!v || !fc_torch_is_tensor(f->p, v) ||
+            fc_pt_find_extent(f, v, &t, r->checkpoint->arena, &piece, NULL) != FC_OK || t.dtype != FC_F32 ||
+            t.ndim != 1 || (t.sizes[0] > 1 && t.strides[0] != 1) || (k > 0 && t.sizes[0] != out->size) ||
+            piece->record.method != FC_ZIP_STORED || piece->swap || piece->negate) {
             return false;
         }
         out->records[k] = piece->record;
@@ -140,7 +140,7 @@ static bool begins_alike(const mg_reader *r, const mg_value *v, const mg_flat *m
 static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *flat, int64_t start) {
     fc_arena *arena = r->checkpoint->arena;
     for (size_t k = 0; k < KEYS; k++) {
-        pt_piece *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)param->ndim * sizeof *piece->strides);
+        pt_extent *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)param->ndim * sizeof *piece->strides);
         if (!piece) {
             return fc_mg_no_memory(r);
         }

@@ -6,7 +6,7 @@
  */
 #include "megatron/megatron.h"
 
-#include "core/name_table.h"
+#include "base/name_table.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -167,7 +167,7 @@ static fc_code ungroup(mg_reader *r, mg_value *v) {
                        fc_mg_file(r, v->file), v->name, n);
     }
     int64_t *sizes = fc_arena_calloc(arena, 3, sizeof *sizes);
-    pt_piece *piece = fc_arena_calloc(arena, 1, sizeof *piece + 3 * sizeof *piece->strides);
+    pt_extent *piece = fc_arena_calloc(arena, 1, sizeof *piece + 3 * sizeof *piece->strides);
     if (!sizes || !piece) {
         return fc_mg_no_memory(r);
     }

@@ -4,7 +4,7 @@
  */
 #include "megatron/megatron.h"
 
-#include "core/name_table.h"
+#include "base/name_table.h"
 
 #include <string.h>
 

@@ -6,7 +6,7 @@
  */
 #include "megatron/megatron.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 #include "fsdpckpt/io.h"
 
 #include <dirent.h>

@@ -5,8 +5,8 @@
  */
 #include "megatron/megatron.h"
 
-#include "core/checked.h"
-#include "core/same_name.h"
+#include "base/checked.h"
+#include "checkpoint/same_name.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -46,7 +46,7 @@ static fc_code compare(const mg_reader *r, const mg_value *a, const mg_value *b,
         return FC_OK;
     }
     return same_shape(a, b)
-               ? fc_pt_same_piece(r->checkpoint, a->dtype, a->ndim, a->sizes, a->piece, b->piece, same, r->err)
+               ? fc_pt_same_extent(r->checkpoint, a->dtype, a->ndim, a->sizes, a->piece, b->piece, same, r->err)
                : FC_OK;
 }
 
@@ -89,9 +89,9 @@ static fc_code add_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunks, con
     fc_arena *arena = r->checkpoint->arena;
     size_t n = (size_t)v->ndim, dim = (size_t)v->cut.dim;
     int64_t *dims = fc_arena_calloc(arena, 2 * n, sizeof *dims);
-    const pt_piece *piece = v->piece;
+    const pt_extent *piece = v->piece;
     if (dims && from > 0) {
-        pt_piece *part = fc_arena_alloc(arena, sizeof *part + n * sizeof *part->strides);
+        pt_extent *part = fc_arena_alloc(arena, sizeof *part + n * sizeof *part->strides);
         if (part) {
             memcpy(part, piece, sizeof *part + n * sizeof *part->strides);
             part->first += (uint64_t)(from * piece->strides[dim]) * fc_dtype_size(v->dtype);

@@ -6,11 +6,11 @@
  */
 #include "fsdpckpt/format.h"
 
+#include "dcp/with_torch_file.h"
 #include "megatron/megatron.h"
-#include "pt/beside_dcp.h"
 #include "registry.h"
 
-#include "core/file_name.h"
+#include "base/file_name.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -74,7 +74,7 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
 
 /* Of DCP the data files have no headers that are read here. */
 static fc_code megatron_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
-    return fc_pt_is_beside_dcp(checkpoint->path, common) ? FC_OK : fc_pt_look_at(checkpoint, index, err);
+    return fc_pt_is_beside_dcp(checkpoint->path, common) ? FC_OK : fc_pt_check_header(checkpoint, index, err);
 }
 
 static const char *const extensions[] = {NULL};
@@ -87,7 +87,7 @@ const fc_format fc_format_megatron = {
     .extensions = extensions,
     .probe = megatron_probe,
     .open = megatron_open,
-    .look_at = megatron_look_at,
+    .check_header = megatron_look_at,
     .close = fc_pt_close_beside_dcp,
     .extent = fc_pt_extent_beside_dcp,
     .read = fc_pt_read,

@@ -10,6 +10,10 @@
 #ifndef FSDPCKPT_FORMATS_MEGATRON_MEGATRON_H
 #define FSDPCKPT_FORMATS_MEGATRON_MEGATRON_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/format.h"
 #include "pt/pt.h"
 
@@ -92,7 +96,7 @@ typedef struct mg_value {
     bool shared;             /**< a parameter, or a state of one: the ranks' values are one tensor */
     const char *refusal;     /**< why it cannot be had; NULL: it can */
     const pt_object *object; /**< of what is no tensor */
-    const pt_piece *piece;   /**< of a tensor */
+    const pt_extent *piece;  /**< of a tensor */
     fc_dtype dtype;
     int ndim;
     const int64_t *sizes;

@@ -5,7 +5,7 @@
  */
 #include "megatron/megatron.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

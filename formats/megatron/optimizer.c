@@ -7,7 +7,7 @@
  */
 #include "megatron/megatron.h"
 
-#include "pt/name_list.h"
+#include "torch/name_list.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  */
 #include "megatron/megatron.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +11,8 @@
 static fc_code read_tensor(const mg_reader *r, fc_pv v, mg_value *value, fc_error *err) {
     fc_arena *arena = r->checkpoint->arena;
     fc_torch_tensor t = {0};
-    pt_piece *piece = NULL;
-    fc_code rc = fc_pt_piece(&r->f, v, &t, arena, &piece, err);
+    pt_extent *piece = NULL;
+    fc_code rc = fc_pt_find_extent(&r->f, v, &t, arena, &piece, err);
     int64_t *sizes = rc == FC_OK ? fc_arena_calloc(arena, (size_t)t.ndim, sizeof *sizes) : NULL;
     if (!sizes) {
         return rc == FC_OK ? fc_fail(err, FC_ENOMEM, "out of memory") : rc;

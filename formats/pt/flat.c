@@ -2,8 +2,8 @@
  * FSDP1's flat parameters in one-file-a-rank checkpoints: what lies beside them as views, and optimizer state that is
  * cut as they are. An optimizer's state_dict() numbers parameters, says nothing of shards, and holds the padding.
  */
-#include "core/grow.h"
-#include "fsdp/flat_units.h"
+#include "base/grow.h"
+#include "derived/flat_units.h"
 #include "pt/merge.h"
 
 #include <inttypes.h>
@@ -24,15 +24,15 @@ fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves) {
     m->nflat = 0;
     for (size_t i = 0; i < leaves->count && rc == FC_OK; i++) {
         const pt_leaf *leaf = &leaves->items[i];
-        pt_share share;
+        pt_shard share;
         fc_torch_tensor t = {0};
-        pt_piece *piece = NULL;
+        pt_extent *piece = NULL;
         if (!is_flat(leaf)) {
             continue;
         }
-        rc = fc_pt_sharded_share(&m->f, leaf->v, 0, &share, m->err);
+        rc = fc_pt_sharded_shard(&m->f, leaf->v, 0, &share, m->err);
         if (rc == FC_OK && share.local) {
-            rc = fc_pt_piece(&m->f, share.local, &t, m->scratch, &piece, m->err);
+            rc = fc_pt_find_extent(&m->f, share.local, &t, m->scratch, &piece, m->err);
             rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s", m->f.path);
         }
         if (rc == FC_OK && piece) {
@@ -63,11 +63,11 @@ fc_code fc_pt_note_cuts(pt_merger *m, const pt_leaves *leaves, int64_t ranks) {
     size_t n = 0;
     fc_code rc = FC_OK;
     for (size_t i = 0; i < leaves->count && rc == FC_OK; i++) {
-        pt_share share;
+        pt_shard share;
         if (!is_flat(&leaves->items[i])) {
             continue;
         }
-        rc = fc_pt_sharded_share(&m->f, leaves->items[i].v, 0, &share, m->err);
+        rc = fc_pt_sharded_shard(&m->f, leaves->items[i].v, 0, &share, m->err);
         m->ncuts = m->rank == 0 && n == 0 ? 0 : m->ncuts; /* of a set before */
         rc = rc == FC_OK && m->rank == 0 ? add_cut(m, ranks) : rc;
         pt_flat *cut = rc == FC_OK && n < m->ncuts ? &m->cuts[n++] : NULL;
@@ -104,11 +104,11 @@ static bool is_some_shard(const pt_merger *m, int64_t size) {
     return false;
 }
 
-fc_code fc_pt_state_share(const pt_merger *m, const pt_leaf *leaf, pt_share *out, bool *is, fc_error *err) {
+fc_code fc_pt_state_shard(const pt_merger *m, const pt_leaf *leaf, pt_shard *out, bool *is, fc_error *err) {
     const fc_path_element *e = leaf->path.count >= 3 ? &leaf->path.elements[leaf->path.count - 3] : NULL;
     fc_torch_tensor t = {0};
     *is = false;
-    *out = (pt_share){.local = leaf->v, .ndim = 1};
+    *out = (pt_shard){.local = leaf->v, .ndim = 1};
     if (m->checkpoint->flat_views || !e || strcmp(e[0].key, "state") != 0 || !e[1].is_number ||
         leaf->kind != PT_TENSOR) {
         return FC_OK;

@@ -6,8 +6,8 @@
 #include "pt/pt.h"
 #include "safetensors/files.h"
 
-#include "core/file_name.h"
-#include "core/name_table.h"
+#include "base/file_name.h"
+#include "base/name_table.h"
 
 #include <stdio.h>
 #include <stdlib.h>

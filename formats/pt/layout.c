@@ -5,7 +5,7 @@
  *   {"fsdpckpt_layout": 1, "rank": 0, "mesh_names": ["dp", "tp"], "mesh_shape": [4, 2],
  *    "tensors": {"layers.0.weight": {"shape": [64, 8], "offsets": [0, 0], "placements": "…"}, …}}
  */
-#include "core/checked.h"
+#include "base/checked.h"
 #include "pt/ranks.h"
 #include "pt/writer.h"
 
@@ -23,11 +23,11 @@ static json_t *numbers(int n, const int64_t *values) {
     return array;
 }
 
-static fc_code add_tensor(const fc_wanted *wanted, const fc_part_item *item, json_t *tensors, fc_error *err) {
-    const fc_wanted_tensor *t = &wanted->tensors[item->tensor];
+static fc_code add_tensor(const fc_target *target, const fc_target_item *item, json_t *tensors, fc_error *err) {
+    const fc_target_tensor *t = &target->tensors[item->tensor];
     char placements[FC_MAX_MESH_DIMS * 64];
     int ndim = t->source->ndim;
-    int needed = fc_placements_format(wanted->mesh->ndim, t->placements, placements, (int)sizeof placements);
+    int needed = fc_placements_format(target->mesh->ndim, t->placements, placements, (int)sizeof placements);
     if (needed < 0 || needed >= (int)sizeof placements) {
         return fc_fail(err, FC_EUNSUPPORTED, "tensor %.256s: its placements are too long", t->name);
     }
@@ -38,19 +38,19 @@ static fc_code add_tensor(const fc_wanted *wanted, const fc_part_item *item, jso
                : fc_fail(err, FC_ENOMEM, "tensor %.256s: out of memory, or its name is not UTF-8", t->name);
 }
 
-fc_code fc_pt_layout_json(const fc_wanted *wanted, const fc_part *part, char **out, fc_error *err) {
-    const fc_mesh *mesh = wanted->mesh;
+fc_code fc_pt_layout_json(const fc_target *target, const fc_target_file *file, char **out, fc_error *err) {
+    const fc_mesh *mesh = target->mesh;
     json_t *tensors = json_object(), *names = json_array();
     fc_code rc = FC_OK;
     for (int i = 0; i < mesh->ndim; i++) {
         json_array_append_new(names, json_string(mesh->names[i]));
     }
-    for (size_t i = 0; i < part->nitems && rc == FC_OK; i++) {
-        if (!wanted->tensors[part->items[i].tensor].source->object) {
-            rc = add_tensor(wanted, &part->items[i], tensors, err);
+    for (size_t i = 0; i < file->nitems && rc == FC_OK; i++) {
+        if (!target->tensors[file->items[i].tensor].source->object) {
+            rc = add_tensor(target, &file->items[i], tensors, err);
         }
     }
-    json_t *root = json_pack("{s:i, s:I, s:o, s:o, s:o}", "fsdpckpt_layout", 1, "rank", (json_int_t)part->rank,
+    json_t *root = json_pack("{s:i, s:I, s:o, s:o, s:o}", "fsdpckpt_layout", 1, "rank", (json_int_t)file->rank,
                              "mesh_names", names, "mesh_shape", numbers(mesh->ndim, mesh->sizes), "tensors", tensors);
     *out = root && rc == FC_OK ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
@@ -139,11 +139,11 @@ void fc_pt_layout_free(pt_layout *layout) {
     layout->root = NULL;
 }
 
-fc_code fc_pt_layout_share(const pt_layout *layout, const pt_file *f, int64_t rank, const char *name, fc_pv v,
-                           pt_share *out, fc_error *err) {
+fc_code fc_pt_layout_shard(const pt_layout *layout, const pt_file *f, int64_t rank, const char *name, fc_pv v,
+                           pt_shard *out, fc_error *err) {
     const json_t *entry = json_object_get(json_object_get(layout->root, "tensors"), name);
     int64_t coordinate[FC_MAX_MESH_DIMS], stated[FC_MAX_DIMS] = {0};
-    *out = (pt_share){.ndim = -1, .local = v, .mesh = layout->mesh};
+    *out = (pt_shard){.ndim = -1, .local = v, .mesh = layout->mesh};
     if (!entry) {
         return FC_OK;
     }
@@ -154,7 +154,7 @@ fc_code fc_pt_layout_share(const pt_layout *layout, const pt_file *f, int64_t ra
         return damaged(f, "it does not say how a tensor is cut", err);
     }
     out->ndim = ndim;
-    if (!fc_pt_share_sane(out)) {
+    if (!fc_pt_shard_sane(out)) {
         return damaged(f, "a tensor's shape or placements are impossible", err);
     }
     fc_mesh_coordinate(&layout->mesh, rank, coordinate);

@@ -7,9 +7,9 @@
  */
 #include "pt/merge.h"
 
-#include "core/checked.h"
-#include "core/grow.h"
-#include "fsdp/flat_units.h"
+#include "base/checked.h"
+#include "base/grow.h"
+#include "derived/flat_units.h"
 #include "fsdpckpt/layout.h"
 
 #include <inttypes.h>
@@ -132,11 +132,11 @@ static fc_code add_object(pt_merger *m, const pt_leaf *leaf) {
 
 /* ---- tensors ---- */
 
-static bool same_shape(const pt_value *v, const pt_share *share) {
+static bool same_shape(const pt_value *v, const pt_shard *share) {
     return v->ndim == share->ndim && memcmp(v->shape, share->shape, (size_t)v->ndim * sizeof *v->shape) == 0;
 }
 
-static fc_code describe(pt_merger *m, pt_value *v, const pt_share *share, fc_dtype dtype) {
+static fc_code describe(pt_merger *m, pt_value *v, const pt_shard *share, fc_dtype dtype) {
     size_t bytes = (size_t)share->ndim * sizeof *v->shape;
     int64_t *shape = fc_arena_alloc(m->checkpoint->arena, bytes);
     v->placements = fc_arena_calloc(m->checkpoint->arena, (size_t)share->mesh.ndim, sizeof *v->placements);
@@ -152,7 +152,7 @@ static fc_code describe(pt_merger *m, pt_value *v, const pt_share *share, fc_dty
     return FC_OK;
 }
 
-static bool is_empty(const pt_share *share) {
+static bool is_empty(const pt_shard *share) {
     for (int i = 0; i < share->ndim; i++) {
         if (share->sizes[i] == 0) {
             return true;
@@ -161,7 +161,7 @@ static bool is_empty(const pt_share *share) {
     return false;
 }
 
-static bool has_box(const pt_value *v, const pt_share *share) {
+static bool has_box(const pt_value *v, const pt_shard *share) {
     size_t bytes = (size_t)v->ndim * sizeof(int64_t);
     for (size_t i = 0; i < v->nchunks; i++) {
         const int64_t *dims = v->chunks[i].dims;
@@ -172,7 +172,7 @@ static bool has_box(const pt_value *v, const pt_share *share) {
     return false;
 }
 
-static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_share *share, const pt_piece *piece) {
+static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_shard *share, const pt_extent *piece) {
     int64_t *dims = fc_arena_calloc(m->checkpoint->arena, 2 * (size_t)v->ndim, sizeof *dims);
     if (!dims || !fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks)) {
         return no_memory(m);
@@ -188,7 +188,7 @@ static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_share *share, const
     return FC_OK;
 }
 
-static fc_code check_local(const pt_merger *m, const pt_share *share, const fc_torch_tensor *t) {
+static fc_code check_local(const pt_merger *m, const pt_shard *share, const fc_torch_tensor *t) {
     bool same = t->ndim == share->ndim;
     for (int i = 0; same && i < t->ndim; i++) {
         same = t->sizes[i] == share->sizes[i] + (i == 0 ? share->padding : 0);
@@ -199,9 +199,9 @@ static fc_code check_local(const pt_merger *m, const pt_share *share, const fc_t
 }
 
 /* A rank's piece of the value called leaf->name. */
-static fc_code add_share(pt_merger *m, const pt_leaf *leaf, const pt_share *share) {
+static fc_code add_share(pt_merger *m, const pt_leaf *leaf, const pt_shard *share) {
     fc_torch_tensor t = {0};
-    pt_piece *piece = NULL;
+    pt_extent *piece = NULL;
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
@@ -216,7 +216,7 @@ static fc_code add_share(pt_merger *m, const pt_leaf *leaf, const pt_share *shar
     }
     /* Pieces that another rank's file has, too, need no place in the manifest. */
     bool wanted = made || (!v->object && same_shape(v, share) && !is_empty(share) && !has_box(v, share));
-    fc_code rc = fc_pt_piece(&m->f, share->local, &t, wanted ? m->checkpoint->arena : m->scratch, &piece, m->err);
+    fc_code rc = fc_pt_find_extent(&m->f, share->local, &t, wanted ? m->checkpoint->arena : m->scratch, &piece, m->err);
     rc = rc == FC_OK ? check_local(m, share, &t) : fc_context(m->err, rc, "%s", m->f.path);
     rc = rc == FC_OK && made ? describe(m, v, share, t.dtype) : rc;
     if (rc != FC_OK) {
@@ -229,7 +229,7 @@ static fc_code add_share(pt_merger *m, const pt_leaf *leaf, const pt_share *shar
 }
 
 /* Whether a plain tensor is a view of one of the file's flat parameters. */
-static bool is_flat_view(const pt_merger *m, const fc_torch_tensor *t, const pt_piece *piece) {
+static bool is_flat_view(const pt_merger *m, const fc_torch_tensor *t, const pt_extent *piece) {
     for (size_t i = 0; i < m->nflat && t->ndim == 1; i++) {
         if (m->flat[i] == piece->record.offset) {
             return true;
@@ -270,17 +270,17 @@ fc_code fc_pt_check_parts(pt_merger *m, size_t first, int64_t ranks) {
 /* A plain tensor that the plan says is cut along `dim`: ranks' parts lie behind each other. */
 static fc_code add_part(pt_merger *m, const pt_leaf *leaf, int dim) {
     fc_torch_tensor t = {0};
-    pt_piece *piece = NULL;
+    pt_extent *piece = NULL;
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
         return no_memory(m);
     }
-    fc_code rc = fc_pt_piece(&m->f, leaf->v, &t, m->checkpoint->arena, &piece, m->err);
+    fc_code rc = fc_pt_find_extent(&m->f, leaf->v, &t, m->checkpoint->arena, &piece, m->err);
     if (rc != FC_OK) {
         return fc_context(m->err, rc, "%s", m->f.path);
     }
-    pt_share share = {.ndim = t.ndim,
+    pt_shard share = {.ndim = t.ndim,
                       .mesh = {.ndim = 1, .sizes = {1}, .names = {"tp"}},
                       .placements = {{.kind = FC_SHARD, .dim = dim}}};
     memcpy(share.shape, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
@@ -307,14 +307,14 @@ static fc_code add_part(pt_merger *m, const pt_leaf *leaf, int dim) {
 /* A plain tensor without a word about how it lies: the same on every rank, or it cannot be put together. */
 static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
     fc_torch_tensor t = {0};
-    pt_piece *piece = NULL;
-    pt_share share = {0};
+    pt_extent *piece = NULL;
+    pt_shard share = {0};
     bool made, same = false;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
         return no_memory(m);
     }
-    fc_code rc = fc_pt_piece(&m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &piece, m->err);
+    fc_code rc = fc_pt_find_extent(&m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &piece, m->err);
     if (rc != FC_OK) {
         return fc_context(m->err, rc, "%s", m->f.path);
     }
@@ -343,8 +343,8 @@ static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
     if (v->nchunks == 0) {
         return FC_OK;
     }
-    const pt_piece *first = (const pt_piece *)(uintptr_t)v->chunks[0].detail;
-    rc = fc_pt_same_piece(m->checkpoint, v->dtype, v->ndim, v->shape, first, piece, &same, m->err);
+    const pt_extent *first = (const pt_extent *)(uintptr_t)v->chunks[0].detail;
+    rc = fc_pt_same_extent(m->checkpoint, v->dtype, v->ndim, v->shape, first, piece, &same, m->err);
     return rc != FC_OK || same ? rc
                                : fc_fail(m->err, FC_EUNSUPPORTED,
                                          "%s: a plain tensor that differs from that of rank 0: neither a copy, nor "
@@ -354,11 +354,11 @@ static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
 }
 
 static fc_code add_sharded(pt_merger *m, const pt_leaf *leaf) {
-    pt_share share;
+    pt_shard share;
     size_t n = fc_pt_sharded_count(&m->f, leaf->v);
     fc_code rc = FC_OK;
     for (size_t i = 0; i < n && rc == FC_OK; i++) {
-        rc = fc_pt_sharded_share(&m->f, leaf->v, i, &share, m->err);
+        rc = fc_pt_sharded_shard(&m->f, leaf->v, i, &share, m->err);
         rc = rc == FC_OK ? add_share(m, leaf, &share) : rc;
     }
     return rc;
@@ -374,13 +374,13 @@ static fc_code find_cut(const pt_merger *m, const pt_leaf *leaf, int *dim) {
 }
 
 fc_code fc_pt_merge_leaf(pt_merger *m, const pt_leaf *leaf) {
-    pt_share share;
+    pt_shard share;
     fc_code rc;
     switch (leaf->kind) {
     case PT_OBJECT:
         return add_object(m, leaf);
     case PT_DTENSOR:
-        rc = fc_pt_dtensor_share(&m->f, leaf->v, &share, m->err);
+        rc = fc_pt_dtensor_shard(&m->f, leaf->v, &share, m->err);
         return rc == FC_OK ? add_share(m, leaf, &share) : rc;
     case PT_SHARDED_TENSOR:
         return add_sharded(m, leaf);
@@ -389,13 +389,13 @@ fc_code fc_pt_merge_leaf(pt_merger *m, const pt_leaf *leaf) {
     }
     if (m->numbered) {
         bool is = false;
-        rc = fc_pt_state_share(m, leaf, &share, &is, m->err);
+        rc = fc_pt_state_shard(m, leaf, &share, &is, m->err);
         if (rc != FC_OK || is) {
             return rc == FC_OK ? add_share(m, leaf, &share) : rc;
         }
     }
     if (m->layout.root) {
-        rc = fc_pt_layout_share(&m->layout, &m->f, m->rank, leaf->name, leaf->v, &share, m->err);
+        rc = fc_pt_layout_shard(&m->layout, &m->f, m->rank, leaf->name, leaf->v, &share, m->err);
         if (rc != FC_OK || share.ndim >= 0) {
             return rc == FC_OK ? add_share(m, leaf, &share) : rc;
         }

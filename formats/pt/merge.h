@@ -5,6 +5,10 @@
 #ifndef FSDPCKPT_FORMATS_PT_MERGE_H
 #define FSDPCKPT_FORMATS_PT_MERGE_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "pt/ranks.h"
 
 /* A value of the whole. */
@@ -65,7 +69,7 @@ fc_code fc_pt_note_cuts(pt_merger *m, const pt_leaves *leaves, int64_t ranks);
 void fc_pt_match_numbers(pt_merger *m, const pt_leaves *leaves);
 /** The piece that a leaf of such a file is; `*is` false: it is not cut so. Its local tensor is longer by the padding.
  */
-fc_code fc_pt_state_share(const pt_merger *m, const pt_leaf *leaf, pt_share *out, bool *is, fc_error *err);
+fc_code fc_pt_state_shard(const pt_merger *m, const pt_leaf *leaf, pt_shard *out, bool *is, fc_error *err);
 
 /** After the last file of a set of `ranks`, whose values are those from `first` on: every rank must have had a part of
  *  what the plan says is cut. */

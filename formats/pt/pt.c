@@ -7,8 +7,8 @@
 
 #include "registry.h"
 
-#include "core/beside.h"
-#include "core/file_name.h"
+#include "base/file_name.h"
+#include "io/other_files.h"
 
 #include <string.h>
 #include <sys/stat.h>
@@ -70,7 +70,7 @@ const fc_format fc_format_pt = {
     .own_files = own_files,
     .probe = pt_probe,
     .open = pt_open,
-    .look_at = fc_pt_look_at,
+    .check_header = fc_pt_check_header,
     .extent = fc_pt_extent,
     .read = fc_pt_read,
     .object_json = fc_pt_object_json,
@@ -83,7 +83,7 @@ const fc_format fc_format_pt = {
     .files = fc_pt_files,
     .create = fc_pt_create,
     .reserve = fc_pt_reserve,
-    .seal = fc_pt_seal,
+    .finish_file = fc_pt_finish_file,
     .finish = fc_pt_finish,
     .destroy = fc_pt_destroy,
 };

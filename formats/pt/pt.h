@@ -8,6 +8,10 @@
 #ifndef FSDPCKPT_FORMATS_PT_PT_H
 #define FSDPCKPT_FORMATS_PT_PT_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/format.h"
 #include "torch/item.h"
 #include "torch/pickle_copy.h"
@@ -53,8 +57,8 @@ bool fc_pt_is_tar(const unsigned char *head, size_t size);
 /** Opens `path` and loads its pickle. On failure nothing is left open. */
 fc_code fc_pt_file_open(const char *path, uint32_t index, pt_file *f, fc_error *err);
 
-/** As fc_format.look_at, of a checkpoint whose files are torch.save's. */
-fc_code fc_pt_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
+/** As fc_format.check_header, of a checkpoint whose files are torch.save's. */
+fc_code fc_pt_check_header(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
 void fc_pt_file_close(pt_file *f);
 
 /** Loads the pickles of a legacy file and finds its storages. */
@@ -109,20 +113,21 @@ bool fc_pt_is_global(const fc_pickle *p, fc_pv v, const char *module, const char
 fc_pv fc_pt_dict_get(const fc_pickle *p, fc_pv dict, const char *key);
 
 /** Where the elements of a chunk of a tensor are: fc_chunk.detail, in the arena. */
-typedef struct pt_piece {
+typedef struct pt_extent {
     pt_record record;
     uint64_t first;
     bool negate, conjugate, swap;
     int64_t strides[];
-} pt_piece;
+} pt_extent;
 
 /** The piece that the tensor `v` describes. What is wrong with it is said without the path of the file. */
-fc_code fc_pt_piece(const pt_file *f, fc_pv v, fc_torch_tensor *t, fc_arena *arena, pt_piece **out, fc_error *err);
+fc_code fc_pt_find_extent(const pt_file *f, fc_pv v, fc_torch_tensor *t, fc_arena *arena, pt_extent **out,
+                          fc_error *err);
 
 /** Whether two pieces of equal type and sizes hold the same bytes: by the CRCs of their records, else by reading them;
  *  false also where that is more than a few MiB. */
-fc_code fc_pt_same_piece(const fc_checkpoint *checkpoint, fc_dtype dtype, int ndim, const int64_t *sizes,
-                         const pt_piece *a, const pt_piece *b, bool *same, fc_error *err);
+fc_code fc_pt_same_extent(const fc_checkpoint *checkpoint, fc_dtype dtype, int ndim, const int64_t *sizes,
+                          const pt_extent *a, const pt_extent *b, bool *same, fc_error *err);
 
 /** What is kept of a value that is no tensor: fc_tensor.detail, in the arena. As fc_tensor data it is the torch.save
  *  archive of that value alone, made when it is asked for. */

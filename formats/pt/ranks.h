@@ -5,6 +5,10 @@
 #ifndef FSDPCKPT_FORMATS_PT_RANKS_H
 #define FSDPCKPT_FORMATS_PT_RANKS_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "pt/pt.h"
 
 /** A set of files, one a rank: "model_world_size_8_rank_0.pt" and those of the other ranks. */
@@ -36,7 +40,7 @@ bool fc_pt_has_sets(const char *directory);
 fc_code fc_pt_find_sets(const char *directory, fc_arena *arena, pt_set **out, size_t *count, fc_error *err);
 
 /** A piece of the whole that a rank holds. */
-typedef struct pt_share {
+typedef struct pt_shard {
     int ndim;
     int64_t shape[FC_MAX_DIMS];
     int64_t offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
@@ -44,17 +48,17 @@ typedef struct pt_share {
     int64_t padding; /* rows at its end that are none of the whole's */
     fc_mesh mesh;    /* ndim 0: not known */
     fc_placement placements[FC_MAX_MESH_DIMS];
-} pt_share;
+} pt_shard;
 
 /** What the DTensor `v` says of this rank's piece. `out->local` is FC_PV_ABSENT where the rank holds none. */
-fc_code fc_pt_dtensor_share(const pt_file *f, fc_pv v, pt_share *out, fc_error *err);
+fc_code fc_pt_dtensor_shard(const pt_file *f, fc_pv v, pt_shard *out, fc_error *err);
 
 /** Whether its shape and placements are possible: what fc_local_box expects. */
-bool fc_pt_share_sane(const pt_share *share);
+bool fc_pt_shard_sane(const pt_shard *share);
 
 /** The number of pieces that the ShardedTensor `v` has on this rank, and one of them. */
 size_t fc_pt_sharded_count(const pt_file *f, fc_pv v);
-fc_code fc_pt_sharded_share(const pt_file *f, fc_pv v, size_t index, pt_share *out, fc_error *err);
+fc_code fc_pt_sharded_shard(const pt_file *f, fc_pv v, size_t index, pt_shard *out, fc_error *err);
 
 /** The layout record of a rank's file that this program wrote. */
 typedef struct pt_layout {
@@ -65,8 +69,8 @@ typedef struct pt_layout {
 fc_code fc_pt_layout_load(pt_file *f, int64_t rank, int64_t ranks, pt_layout *out, fc_error *err);
 void fc_pt_layout_free(pt_layout *layout);
 /** The piece that the plain tensor called `name` is. FC_OK with ndim -1 where the record does not name it. */
-fc_code fc_pt_layout_share(const pt_layout *layout, const pt_file *f, int64_t rank, const char *name, fc_pv v,
-                           pt_share *out, fc_error *err);
+fc_code fc_pt_layout_shard(const pt_layout *layout, const pt_file *f, int64_t rank, const char *name, fc_pv v,
+                           pt_shard *out, fc_error *err);
 
 /** The manifest of the sets in `directory`; with `only`, of the set of that name alone, without a prefix. */
 fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const char *only,

@@ -5,7 +5,7 @@
  */
 #include "pt/ranks.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 
 #include <dirent.h>
 #include <errno.h>

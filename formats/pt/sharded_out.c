@@ -168,12 +168,12 @@ static void write_arguments(const sharded_out *s, fc_dtype dtype) {
     fc_torch_pickle_op(s->w, FC_PICKLE_TUPLE);
 }
 
-void fc_pt_write_sharded(const fc_wanted *wanted, const fc_part *part, uint32_t item, pt_local_fn local, void *context,
-                         fc_torch_pickler *w) {
-    const fc_part_item *it = &part->items[item];
-    const fc_wanted_tensor *t = &wanted->tensors[it->tensor];
+void fc_pt_write_sharded(const fc_target *target, const fc_target_file *file, uint32_t item, pt_local_fn local,
+                         void *context, fc_torch_pickler *w) {
+    const fc_target_item *it = &file->items[item];
+    const fc_target_tensor *t = &target->tensors[it->tensor];
     sharded_out s = {
-        .w = w, .numel = t->source->shape[0], .ranks = fc_mesh_ranks(wanted->mesh), .rank = (int64_t)part->rank};
+        .w = w, .numel = t->source->shape[0], .ranks = fc_mesh_ranks(target->mesh), .rank = (int64_t)file->rank};
     s.shard = s.numel / s.ranks + (s.numel % s.ranks != 0);
     fc_torch_pickle_global(w, "torch._tensor", "_rebuild_from_type_v2");
     fc_torch_pickle_op(w, FC_PICKLE_MARK);

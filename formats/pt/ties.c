@@ -4,7 +4,7 @@
  */
 #include "pt/writer.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +49,7 @@ static int by_span(const void *a, const void *b) {
     return x->dense != y->dense ? (x->dense ? -1 : 1) : x->item < y->item ? -1 : 1;
 }
 
-static bool takes_all(const fc_part_item *item, const fc_tensor *tensor) {
+static bool takes_all(const fc_target_item *item, const fc_tensor *tensor) {
     for (int i = 0; i < tensor->ndim; i++) {
         if (item->dims[i] != 0 || item->dims[tensor->ndim + i] != tensor->shape[i]) {
             return false;
@@ -59,15 +59,15 @@ static bool takes_all(const fc_part_item *item, const fc_tensor *tensor) {
 }
 
 /* Looks the candidate's extent up. @return false when it has none that could be shared. */
-static bool measure(const fc_wanted *wanted, const fc_part *part, candidate *c) {
+static bool measure(const fc_target *target, const fc_target_file *file, candidate *c) {
     const fc_tensor *t = c->tensor;
-    if (fc_checkpoint_extent(wanted->source, t, 0, c->extent, NULL) != FC_OK) {
+    if (fc_checkpoint_extent(target->source, t, 0, c->extent, NULL) != FC_OK) {
         return false; /* who reads it says why */
     }
     const fc_extent *e = c->extent;
     uint64_t element = fc_dtype_size(t->dtype), step;
     c->whole = e->codec != FC_CODEC_INLINE && t->nchunks == 1 && e->first % element == 0 &&
-               takes_all(&part->items[c->item], t);
+               takes_all(&file->items[c->item], t);
     c->first = c->end = e->first / element;
     c->dense = !e->negate && !e->conjugate;
     int64_t expected = 1;
@@ -97,11 +97,11 @@ static bool same_boxes(const fc_tensor *a, const fc_tensor *b) {
     return true;
 }
 
-static bool same_extents(const fc_wanted *wanted, const fc_tensor *a, const fc_tensor *b) {
+static bool same_extents(const fc_target *target, const fc_tensor *a, const fc_tensor *b) {
     for (size_t i = 0; i < a->nchunks; i++) {
         fc_extent x, y;
-        if (fc_checkpoint_extent(wanted->source, a, i, &x, NULL) != FC_OK ||
-            fc_checkpoint_extent(wanted->source, b, i, &y, NULL) != FC_OK || x.first != y.first ||
+        if (fc_checkpoint_extent(target->source, a, i, &x, NULL) != FC_OK ||
+            fc_checkpoint_extent(target->source, b, i, &y, NULL) != FC_OK || x.first != y.first ||
             x.negate != y.negate || x.conjugate != y.conjugate || x.codec != y.codec ||
             memcmp(x.strides, y.strides, (size_t)a->ndim * sizeof *x.strides) != 0) {
             return false;
@@ -111,19 +111,19 @@ static bool same_extents(const fc_wanted *wanted, const fc_tensor *a, const fc_t
 }
 
 /* Whether the two are the same elements in the same order. */
-static bool is_twin(const fc_wanted *wanted, const fc_part *part, const candidate *a, const candidate *b) {
+static bool is_twin(const fc_target *target, const fc_target_file *file, const candidate *a, const candidate *b) {
     const fc_tensor *x = a->tensor, *y = b->tensor;
-    const fc_part_item *p = &part->items[a->item], *q = &part->items[b->item];
+    const fc_target_item *p = &file->items[a->item], *q = &file->items[b->item];
     bool same = x->ndim == y->ndim;
     for (int i = 0; same && i < x->ndim; i++) {
         same = x->shape[i] == y->shape[i] && p->dims[i] == q->dims[i] && p->dims[x->ndim + i] == q->dims[x->ndim + i];
     }
-    return same && same_boxes(x, y) && same_extents(wanted, x, y);
+    return same && same_boxes(x, y) && same_extents(target, x, y);
 }
 
-static bool same_types(const fc_wanted *wanted, const fc_part *part, const candidate *a, const candidate *b) {
-    const fc_wanted_tensor *x = &wanted->tensors[part->items[a->item].tensor];
-    const fc_wanted_tensor *y = &wanted->tensors[part->items[b->item].tensor];
+static bool same_types(const fc_target *target, const fc_target_file *file, const candidate *a, const candidate *b) {
+    const fc_target_tensor *x = &target->tensors[file->items[a->item].tensor];
+    const fc_target_tensor *y = &target->tensors[file->items[b->item].tensor];
     return x->dtype == y->dtype && x->source->dtype == y->source->dtype;
 }
 
@@ -149,8 +149,8 @@ static fc_code tie(const candidate *root, const candidate *c, bool twin, fc_aren
 
 /* Candidates at one place, sorted by what they span: each is compared with the one before it that reaches farthest, and
  * with the last that was its own. */
-static fc_code tie_group(const fc_wanted *wanted, const fc_part *part, candidate *group, size_t n, fc_arena *arena,
-                         pt_tie *ties, fc_error *err) {
+static fc_code tie_group(const fc_target *target, const fc_target_file *file, candidate *group, size_t n,
+                         fc_arena *arena, pt_tie *ties, fc_error *err) {
     const candidate *farthest = NULL, *last = NULL;
     fc_code rc = FC_OK;
     for (size_t i = 0; i < n && rc == FC_OK; i++) {
@@ -158,8 +158,8 @@ static fc_code tie_group(const fc_wanted *wanted, const fc_part *part, candidate
         bool tied = false;
         for (size_t r = 0; r < 2 && !tied && rc == FC_OK; r++) {
             const candidate *root = roots[r];
-            bool twin = root && same_types(wanted, part, root, c) && is_twin(wanted, part, root, c);
-            tied = twin || (root && same_types(wanted, part, root, c) && is_view(root, c));
+            bool twin = root && same_types(target, file, root, c) && is_twin(target, file, root, c);
+            tied = twin || (root && same_types(target, file, root, c) && is_view(root, c));
             rc = tied ? tie(root, c, twin, arena, ties, err) : FC_OK;
         }
         if (!tied) {
@@ -171,7 +171,7 @@ static fc_code tie_group(const fc_wanted *wanted, const fc_part *part, candidate
 }
 
 /* Measures the candidates at one place and ties those that share. */
-static fc_code tie_place(const fc_wanted *wanted, const fc_part *part, candidate *all, size_t n, fc_arena *arena,
+static fc_code tie_place(const fc_target *target, const fc_target_file *file, candidate *all, size_t n, fc_arena *arena,
                          pt_tie *ties, fc_error *err) {
     fc_extent *extents = calloc(n, sizeof *extents);
     size_t kept = 0;
@@ -180,21 +180,21 @@ static fc_code tie_place(const fc_wanted *wanted, const fc_part *part, candidate
     }
     for (size_t i = 0; i < n; i++) {
         all[i].extent = &extents[i];
-        if (measure(wanted, part, &all[i])) {
+        if (measure(target, file, &all[i])) {
             all[kept++] = all[i];
         }
     }
     qsort(all, kept, sizeof *all, by_span);
-    fc_code rc = tie_group(wanted, part, all, kept, arena, ties, err);
+    fc_code rc = tie_group(target, file, all, kept, arena, ties, err);
     free(extents);
     return rc;
 }
 
-static size_t collect(const fc_wanted *wanted, const fc_part *part, candidate *all) {
+static size_t collect(const fc_target *target, const fc_target_file *file, candidate *all) {
     size_t n = 0;
-    for (size_t i = 0; i < part->nitems; i++) {
-        const fc_tensor *t = wanted->tensors[part->items[i].tensor].source;
-        const fc_box box = {t->ndim, part->items[i].dims, part->items[i].dims + t->ndim};
+    for (size_t i = 0; i < file->nitems; i++) {
+        const fc_tensor *t = target->tensors[file->items[i].tensor].source;
+        const fc_box box = {t->ndim, file->items[i].dims, file->items[i].dims + t->ndim};
         if (!t->object && t->nchunks > 0 && fc_box_volume(&box) > 0) {
             all[n++] = (candidate){.item = (uint32_t)i, .tensor = t, .chunk = &t->chunks[0]};
         }
@@ -202,17 +202,18 @@ static size_t collect(const fc_wanted *wanted, const fc_part *part, candidate *a
     return n;
 }
 
-fc_code fc_pt_find_ties(const fc_wanted *wanted, const fc_part *part, fc_arena *arena, pt_tie **ties, fc_error *err) {
-    candidate *all = malloc((part->nitems + 1) * sizeof *all);
-    pt_tie *made = fc_arena_calloc(arena, part->nitems, sizeof *made);
+fc_code fc_pt_find_ties(const fc_target *target, const fc_target_file *file, fc_arena *arena, pt_tie **ties,
+                        fc_error *err) {
+    candidate *all = malloc((file->nitems + 1) * sizeof *all);
+    pt_tie *made = fc_arena_calloc(arena, file->nitems, sizeof *made);
     if (!all || !made) {
         free(all);
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    for (size_t i = 0; i < part->nitems; i++) {
+    for (size_t i = 0; i < file->nitems; i++) {
         made[i].root = (uint32_t)i;
     }
-    size_t n = collect(wanted, part, all);
+    size_t n = collect(target, file, all);
     qsort(all, n, sizeof *all, by_place);
     fc_code rc = FC_OK;
     for (size_t i = 0; i < n && rc == FC_OK;) {
@@ -221,7 +222,7 @@ fc_code fc_pt_find_ties(const fc_wanted *wanted, const fc_part *part, fc_arena *
             end++;
         }
         if (end - i > 1) { /* most are alone at their place: nothing is looked up */
-            rc = tie_place(wanted, part, all + i, end - i, arena, made, err);
+            rc = tie_place(target, file, all + i, end - i, arena, made, err);
         }
         i = end;
     }

@@ -4,7 +4,7 @@
  */
 #include "pt/writer.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -77,7 +77,7 @@ static uint32_t child_of(pt_tree *tree, uint32_t parent, const fc_path_element *
     return made;
 }
 
-static fc_code add(pt_tree *tree, const fc_wanted_tensor *t, const fc_path_element *flat, uint32_t item,
+static fc_code add(pt_tree *tree, const fc_target_tensor *t, const fc_path_element *flat, uint32_t item,
                    fc_error *err) {
     const fc_path_element *elements = t->path.count ? t->path.elements : flat;
     size_t count = t->path.count ? t->path.count : 1;
@@ -101,16 +101,16 @@ static fc_code add(pt_tree *tree, const fc_wanted_tensor *t, const fc_path_eleme
     return FC_OK;
 }
 
-fc_code fc_pt_tree_build(const fc_wanted *wanted, const fc_part *part, pt_tree *tree, fc_error *err) {
+fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, pt_tree *tree, fc_error *err) {
     *tree = (pt_tree){0};
-    tree->flat = calloc(part->nitems + 1, sizeof *tree->flat);
-    if (!tree->flat || !fc_grow(&tree->nodes, &tree->capacity, part->nitems + 16, sizeof *tree->nodes)) {
+    tree->flat = calloc(file->nitems + 1, sizeof *tree->flat);
+    if (!tree->flat || !fc_grow(&tree->nodes, &tree->capacity, file->nitems + 16, sizeof *tree->nodes)) {
         return no_memory(err);
     }
     tree->nodes[tree->count++] = (pt_node){.item = UINT32_MAX};
     fc_code rc = FC_OK;
-    for (size_t i = 0; i < part->nitems && rc == FC_OK; i++) {
-        const fc_wanted_tensor *t = &wanted->tensors[part->items[i].tensor];
+    for (size_t i = 0; i < file->nitems && rc == FC_OK; i++) {
+        const fc_target_tensor *t = &target->tensors[file->items[i].tensor];
         tree->flat[i].key = t->name;
         rc = add(tree, t, &tree->flat[i], (uint32_t)i, err);
     }

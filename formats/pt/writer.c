@@ -8,7 +8,7 @@
  */
 #include "pt/writer.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/unflatten.h"
 #include "torch/item.h"
@@ -28,13 +28,13 @@ typedef struct inner {
 } inner;
 
 typedef struct pt_writer {
-    const fc_wanted *wanted;
+    const fc_target *target;
     fc_arena *arena; /* of the whole writer */
     const char *staging;
     int64_t ranks;
     /* The file in progress: from reserve to seal. */
     fc_arena *scratch;
-    fc_part *part;
+    fc_target_file *file;
     const char *path;
     pt_tie *ties;
     uint64_t *numbers; /* of the data records, one an item; that of the root where it is a view */
@@ -46,12 +46,12 @@ typedef struct pt_writer {
     size_t ninners, inners_capacity;
 } pt_writer;
 
-bool fc_pt_is_directory(const fc_wanted *wanted) {
-    return wanted->mesh->ndim > 0;
+bool fc_pt_is_directory(const fc_target *target) {
+    return target->mesh->ndim > 0;
 }
 
-size_t fc_pt_files(const fc_wanted *wanted) {
-    return (size_t)fc_mesh_ranks(wanted->mesh);
+size_t fc_pt_files(const fc_target *target) {
+    return (size_t)fc_mesh_ranks(target->mesh);
 }
 
 static fc_code no_memory(const pt_writer *w, fc_error *err) {
@@ -74,13 +74,13 @@ static void end_file(pt_writer *w) {
     w->path = NULL;
 }
 
-fc_code fc_pt_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err) {
+fc_code fc_pt_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     pt_writer *w = arena ? fc_arena_calloc(arena, 1, sizeof *w) : NULL;
     if (w) {
-        w->wanted = wanted;
+        w->target = target;
         w->arena = arena;
-        w->ranks = fc_mesh_ranks(wanted->mesh);
+        w->ranks = fc_mesh_ranks(target->mesh);
         w->staging = fc_arena_strndup(arena, staging, strlen(staging));
     }
     if (!w || !w->staging) {
@@ -93,32 +93,32 @@ fc_code fc_pt_create(const fc_wanted *wanted, const char *staging, fc_writer *wr
 
 /* Gives every stored item its number, in the order of the items; views have their root's. */
 static fc_code number_items(pt_writer *w, fc_error *err) {
-    const fc_part *part = w->part;
-    w->numbers = fc_arena_calloc(w->scratch, part->nitems, sizeof *w->numbers);
+    const fc_target_file *file = w->file;
+    w->numbers = fc_arena_calloc(w->scratch, file->nitems, sizeof *w->numbers);
     if (!w->numbers) {
         return no_memory(w, err);
     }
     w->nstored = 0;
-    for (size_t i = 0; i < part->nitems; i++) {
-        if (!w->wanted->tensors[part->items[i].tensor].source->object && w->ties[i].root == i) {
+    for (size_t i = 0; i < file->nitems; i++) {
+        if (!w->target->tensors[file->items[i].tensor].source->object && w->ties[i].root == i) {
             w->numbers[i] = w->nstored++;
         }
     }
-    for (size_t i = 0; i < part->nitems; i++) {
+    for (size_t i = 0; i < file->nitems; i++) {
         w->numbers[i] = w->numbers[w->ties[i].root];
     }
     return FC_OK;
 }
 
 static uint64_t elements_of(const pt_writer *w, size_t item) {
-    const fc_part_item *it = &w->part->items[item];
-    return fc_part_item_bytes(w->wanted, it) / fc_dtype_size(w->wanted->tensors[it->tensor].dtype);
+    const fc_target_item *it = &w->file->items[item];
+    return fc_target_item_bytes(w->target, it) / fc_dtype_size(w->target->tensors[it->tensor].dtype);
 }
 
 static void write_tensor(void *context, fc_torch_pickler *p, uint32_t item) {
     const pt_writer *w = context;
-    const fc_part_item *it = &w->part->items[item];
-    const fc_wanted_tensor *t = &w->wanted->tensors[it->tensor];
+    const fc_target_item *it = &w->file->items[item];
+    const fc_target_tensor *t = &w->target->tensors[it->tensor];
     fc_torch_tensor_out out = {.dtype = t->dtype,
                                .key = w->numbers[item],
                                .numel = elements_of(w, w->ties[item].root),
@@ -157,7 +157,7 @@ static fc_code keep_inners(pt_writer *w, fc_torch_item *item, const fc_pickle_co
 static fc_code splice_value(pt_writer *w, fc_torch_pickler *p, const fc_tensor *object, unsigned char *bytes,
                             fc_error *err) {
     fc_torch_item item = {0};
-    const fc_checkpoint *source = w->wanted->source;
+    const fc_checkpoint *source = w->target->source;
     const char *path = object->nchunks ? source->files[object->chunks[0].file].path : source->path; /* for messages */
     fc_code rc = fc_torch_memory_open(bytes, (uint64_t)object->shape[0], path, &item, err);
     if (rc != FC_OK) {
@@ -171,19 +171,19 @@ static fc_code splice_value(pt_writer *w, fc_torch_pickler *p, const fc_tensor *
     return rc;
 }
 
-static fc_code write_object(pt_writer *w, fc_torch_pickler *p, const fc_wanted_tensor *t, fc_error *err) {
+static fc_code write_object(pt_writer *w, fc_torch_pickler *p, const fc_target_tensor *t, fc_error *err) {
     const fc_tensor *source = t->source;
     const int64_t start = 0;
     const fc_box box = {1, &start, source->shape};
     uint64_t size = (uint64_t)source->shape[0];
     if (strcmp(source->object->encoding, "torch.save") != 0) {
-        return fc_torch_write_object(w->wanted, t, p, err);
+        return fc_torch_write_object(w->target, t, p, err);
     }
     unsigned char *bytes = size < SIZE_MAX ? malloc((size_t)size + 1) : NULL;
     if (!bytes) {
         return no_memory(w, err);
     }
-    fc_code rc = fc_read_box(w->wanted->source, source, &box, FC_OPAQUE, bytes, err);
+    fc_code rc = fc_read_box(w->target->source, source, &box, FC_OPAQUE, bytes, err);
     if (rc != FC_OK) {
         free(bytes);
         return rc;
@@ -193,10 +193,10 @@ static fc_code write_object(pt_writer *w, fc_torch_pickler *p, const fc_wanted_t
 
 static fc_code write_leaf(void *context, fc_torch_pickler *p, uint32_t item, fc_error *err) {
     pt_writer *w = context;
-    const fc_wanted_tensor *t = &w->wanted->tensors[w->part->items[item].tensor];
+    const fc_target_tensor *t = &w->target->tensors[w->file->items[item].tensor];
     if (!t->source->object) {
-        if (w->wanted->flat_state && fc_is_flat_parameter(t->source)) {
-            fc_pt_write_sharded(w->wanted, w->part, item, write_tensor, w, p);
+        if (w->target->flat_state && fc_is_flat_parameter(t->source)) {
+            fc_pt_write_sharded(w->target, w->file, item, write_tensor, w, p);
         } else {
             write_tensor(w, p, item);
         }
@@ -209,7 +209,7 @@ static fc_code write_leaf(void *context, fc_torch_pickler *p, uint32_t item, fc_
 static fc_code write_pickle(pt_writer *w, fc_error *err) {
     pt_tree tree;
     fc_torch_pickle_begin(&w->pickler, 2);
-    fc_code rc = fc_pt_tree_build(w->wanted, w->part, &tree, err);
+    fc_code rc = fc_pt_tree_build(w->target, w->file, &tree, err);
     rc = rc == FC_OK ? fc_pt_tree_write(&tree, &w->pickler, write_leaf, w, err) : rc;
     fc_pt_tree_free(&tree);
     return rc == FC_OK ? fc_torch_pickle_end(&w->pickler, err) : rc;
@@ -217,13 +217,13 @@ static fc_code write_pickle(pt_writer *w, fc_error *err) {
 
 /* Lays the archive out and tells the engine where the data goes. */
 static fc_code lay_out(pt_writer *w, fc_error *err) {
-    fc_part *part = w->part;
+    fc_target_file *file = w->file;
     fc_code rc = fc_torch_zip_begin(&w->zip, "archive", w->pickler.bytes, w->pickler.size, err);
-    for (size_t i = 0; i < part->nitems && rc == FC_OK; i++) {
-        fc_part_item *item = &part->items[i];
-        bool object = w->wanted->tensors[item->tensor].source->object;
+    for (size_t i = 0; i < file->nitems && rc == FC_OK; i++) {
+        fc_target_item *item = &file->items[i];
+        bool object = w->target->tensors[item->tensor].source->object;
         if (!object && w->ties[i].root == i) {
-            rc = fc_torch_zip_add_data(&w->zip, fc_part_item_bytes(w->wanted, item), &item->offset, err);
+            rc = fc_torch_zip_add_data(&w->zip, fc_target_item_bytes(w->target, item), &item->offset, err);
         } else {
             item->owned = false; /* it is in the pickle, or in another's record */
             item->offset = 0;
@@ -253,34 +253,34 @@ static fc_code make_file(const pt_writer *w, fc_error *err) {
     return rc;
 }
 
-fc_code fc_pt_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
+fc_code fc_pt_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     pt_writer *w = writer->state;
     end_file(w);
     w->scratch = fc_arena_new();
-    w->part = part;
+    w->file = file;
     w->path = w->staging;
-    if (w->scratch && w->wanted->mesh->ndim > 0) {
+    if (w->scratch && w->target->mesh->ndim > 0) {
         w->path = fc_arena_printf(w->scratch, "%s/model_world_size_%" PRId64 "_rank_%" PRIu32 ".pt", w->staging,
-                                  w->ranks, part->rank);
+                                  w->ranks, file->rank);
     }
-    part->path = w->path;
+    file->path = w->path;
     fc_code rc = w->scratch && w->path ? FC_OK : no_memory(w, err);
-    rc = rc == FC_OK ? fc_pt_find_ties(w->wanted, part, w->scratch, &w->ties, err) : rc;
+    rc = rc == FC_OK ? fc_pt_find_ties(w->target, file, w->scratch, &w->ties, err) : rc;
     rc = rc == FC_OK ? number_items(w, err) : rc;
     rc = rc == FC_OK ? write_pickle(w, err) : rc;
-    if (rc == FC_OK && w->wanted->mesh->ndim > 0 && !w->wanted->flat_state) {
-        rc = fc_pt_layout_json(w->wanted, part, &w->layout, err);
+    if (rc == FC_OK && w->target->mesh->ndim > 0 && !w->target->flat_state) {
+        rc = fc_pt_layout_json(w->target, file, &w->layout, err);
     }
     rc = rc == FC_OK ? lay_out(w, err) : rc;
     return rc == FC_OK ? make_file(w, err) : rc;
 }
 
-fc_code fc_pt_seal(fc_writer *writer, const fc_part *part, fc_error *err) {
+fc_code fc_pt_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
     pt_writer *w = writer->state;
-    for (size_t i = 0; i < part->nitems; i++) {
-        bool object = w->wanted->tensors[part->items[i].tensor].source->object;
+    for (size_t i = 0; i < file->nitems; i++) {
+        bool object = w->target->tensors[file->items[i].tensor].source->object;
         if (!object && w->ties[i].root == i) {
-            fc_torch_zip_set_crc32(&w->zip, w->numbers[i], part->items[i].crc32);
+            fc_torch_zip_set_crc32(&w->zip, w->numbers[i], file->items[i].crc32);
         }
     }
     int fd = open(w->path, O_WRONLY | O_CLOEXEC);

@@ -6,6 +6,10 @@
 #ifndef FSDPCKPT_FORMATS_PT_WRITER_H
 #define FSDPCKPT_FORMATS_PT_WRITER_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/format.h"
 #include "torch/pickle_copy.h"
 #include "torch/zip_write.h"
@@ -18,7 +22,8 @@ typedef struct pt_tie {
 } pt_tie;
 
 /** Finds which items of `part` are views of others. @param ties one an item, at first each its own; in `arena`. */
-fc_code fc_pt_find_ties(const fc_wanted *wanted, const fc_part *part, fc_arena *arena, pt_tie **ties, fc_error *err);
+fc_code fc_pt_find_ties(const fc_target *target, const fc_target_file *file, fc_arena *arena, pt_tie **ties,
+                        fc_error *err);
 
 /** A level of the nesting. Children are in the order in which they were met. */
 typedef struct pt_node {
@@ -38,7 +43,7 @@ typedef struct pt_tree {
 } pt_tree;
 
 /** Nests the items of `part`. */
-fc_code fc_pt_tree_build(const fc_wanted *wanted, const fc_part *part, pt_tree *tree, fc_error *err);
+fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, pt_tree *tree, fc_error *err);
 void fc_pt_tree_free(pt_tree *tree);
 
 /** Writes the nest into `w`; `leaf` writes an item. */
@@ -50,19 +55,19 @@ fc_code fc_pt_tree_write(const pt_tree *tree, fc_torch_pickler *w, pt_leaf_fn le
  * none. @param local writes the shard's tensor.
  */
 typedef void (*pt_local_fn)(void *context, fc_torch_pickler *w, uint32_t item);
-void fc_pt_write_sharded(const fc_wanted *wanted, const fc_part *part, uint32_t item, pt_local_fn local, void *context,
-                         fc_torch_pickler *w);
+void fc_pt_write_sharded(const fc_target *target, const fc_target_file *file, uint32_t item, pt_local_fn local,
+                         void *context, fc_torch_pickler *w);
 
-bool fc_pt_is_directory(const fc_wanted *wanted);
-size_t fc_pt_files(const fc_wanted *wanted);
-fc_code fc_pt_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
-fc_code fc_pt_reserve(fc_writer *writer, fc_part *part, fc_error *err);
-fc_code fc_pt_seal(fc_writer *writer, const fc_part *part, fc_error *err);
+bool fc_pt_is_directory(const fc_target *target);
+size_t fc_pt_files(const fc_target *target);
+fc_code fc_pt_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err);
+fc_code fc_pt_reserve(fc_writer *writer, fc_target_file *file, fc_error *err);
+fc_code fc_pt_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err);
 fc_code fc_pt_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_pt_destroy(fc_writer *writer);
 
 /** The layout of one rank's file as JSON, for the record FC_PT_LAYOUT; malloc'ed. */
 #define FC_PT_LAYOUT ".data/fsdpckpt_layout.json"
-fc_code fc_pt_layout_json(const fc_wanted *wanted, const fc_part *part, char **out, fc_error *err);
+fc_code fc_pt_layout_json(const fc_target *target, const fc_target_file *file, char **out, fc_error *err);
 
 #endif

@@ -3,11 +3,11 @@
  */
 #include "safetensors/files.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/header.h"
 
-#include "core/file_name.h"
+#include "base/file_name.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -4,8 +4,8 @@
  */
 #include "safetensors/header.h"
 
-#include "core/checked.h"
-#include "core/grow.h"
+#include "base/checked.h"
+#include "base/grow.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/json.h"
 #include "safetensors/kept.h"

@@ -6,7 +6,7 @@
 #include "fsdpckpt/verify.h"
 #include "safetensors/kept.h"
 
-#include "core/crc.h"
+#include "base/crc.h"
 
 #include <string.h>
 

@@ -4,8 +4,8 @@
  */
 #include "safetensors/header_out.h"
 
-#include "core/base64.h"
-#include "core/checked.h"
+#include "base/base64.h"
+#include "base/checked.h"
 #include "fsdpckpt/move.h"
 #include "safetensors/dtypes.h"
 #include "safetensors/header.h"
@@ -23,9 +23,9 @@ enum { ALIGNMENT = 8, PAGE = 4096, MUCH = 1 << 20 };
 
 /* The header while it is made. */
 typedef struct making {
-    const st_target *target;
-    const fc_wanted *wanted;
-    fc_part *part;
+    const st_common *common;
+    const fc_target *target;
+    fc_target_file *file;
     st_header_out *out;
     json_t *metadata;
     FILE *stream; /* of out->text */
@@ -39,11 +39,11 @@ void fc_st_header_out_free(st_header_out *header) {
 }
 
 static fc_code no_memory(const making *m) {
-    return fc_fail(m->err, FC_ENOMEM, "%s: out of memory", m->wanted->source->path);
+    return fc_fail(m->err, FC_ENOMEM, "%s: out of memory", m->target->source->path);
 }
 
-static const fc_wanted_tensor *tensor_of(const making *m, const fc_part_item *item) {
-    return &m->wanted->tensors[item->tensor];
+static const fc_target_tensor *tensor_of(const making *m, const fc_target_item *item) {
+    return &m->target->tensors[item->tensor];
 }
 
 /* ---- __metadata__ ---- */
@@ -97,21 +97,21 @@ static json_t *path_json(const fc_path *path) {
     return list;
 }
 
-static bool is_flat(const fc_wanted_tensor *t) {
+static bool is_flat(const fc_target_tensor *t) {
     return t->path.count == 0 || (t->path.count == 1 && !t->path.elements[0].is_index &&
                                   !t->path.elements[0].is_number && strcmp(t->path.elements[0].key, t->name) == 0);
 }
 
-static json_t *layout_json(const making *m, const fc_wanted_tensor *t) {
+static json_t *layout_json(const making *m, const fc_target_tensor *t) {
     char text[FC_MAX_MESH_DIMS * 64];
-    fc_placements_format(m->wanted->mesh->ndim, t->placements, text, (int)sizeof text);
+    fc_placements_format(m->target->mesh->ndim, t->placements, text, (int)sizeof text);
     return json_pack("{s:o, s:s}", "shape", integers(t->source->shape, t->source->ndim, NULL, 0), "placements", text);
 }
 
 /* Adds what is to be known of one tensor to the tables of names. */
-static bool describe(const making *m, const fc_part_item *item, json_t *paths, json_t *dtypes, json_t *offsets,
+static bool describe(const making *m, const fc_target_item *item, json_t *paths, json_t *dtypes, json_t *offsets,
                      json_t *layouts) {
-    const fc_wanted_tensor *t = tensor_of(m, item);
+    const fc_target_tensor *t = tensor_of(m, item);
     st_stored stored = fc_st_stored_as(t->dtype, t->source->ndim);
     bool good = true;
     if (!is_flat(t)) {
@@ -120,7 +120,7 @@ static bool describe(const making *m, const fc_part_item *item, json_t *paths, j
     if (good && stored.remembered) {
         good = json_object_set_new(dtypes, t->name, json_string(fc_dtype_get(t->dtype)->torch_name)) == 0;
     }
-    if (good && m->wanted->mesh->ndim > 0) {
+    if (good && m->target->mesh->ndim > 0) {
         json_t *saved = json_pack("{s:o}", "saved_offsets", integers(item->dims, t->source->ndim, &stored, 0));
         good = json_object_set_new(offsets, t->name, saved) == 0 &&
                json_object_set_new(layouts, t->name, layout_json(m, t)) == 0;
@@ -133,12 +133,12 @@ static fc_code add_tables(const making *m) {
     static const char *const keys[4] = {ST_PATHS, ST_DTYPES, ST_SHARDING, ST_LAYOUT};
     bool good = tables[0] && tables[1] && tables[2] && tables[3];
     for (size_t i = 0; good && i < m->out->count; i++) {
-        good = describe(m, &m->part->items[m->out->order[i]], tables[0], tables[1], tables[2], tables[3]);
+        good = describe(m, &m->file->items[m->out->order[i]], tables[0], tables[1], tables[2], tables[3]);
     }
     fc_code rc = good ? FC_OK : no_memory(m);
     for (int i = 0; i < 4; i++) {
-        bool wanted = json_object_size(tables[i]) > 0 || (i >= 2 && m->wanted->mesh->ndim > 0);
-        rc = rc == FC_OK && wanted ? set_json(m, keys[i], json_incref(tables[i])) : rc;
+        bool target = json_object_size(tables[i]) > 0 || (i >= 2 && m->target->mesh->ndim > 0);
+        rc = rc == FC_OK && target ? set_json(m, keys[i], json_incref(tables[i])) : rc;
         json_decref(tables[i]);
     }
     return rc;
@@ -158,20 +158,20 @@ static fc_code add_digests(const making *m, const char *key, size_t count) {
 }
 
 static fc_code add_mesh(const making *m) {
-    const fc_mesh *mesh = m->wanted->mesh;
+    const fc_mesh *mesh = m->target->mesh;
     json_t *names = json_array();
     for (int i = 0; i < mesh->ndim; i++) {
         append(&names, json_string(mesh->names[i]));
     }
     fc_code rc = set_json(m, ST_MESH,
-                          json_pack("{s:I, s:o, s:o}", "rank", (json_int_t)m->part->rank, "shape",
+                          json_pack("{s:I, s:o, s:o}", "rank", (json_int_t)m->file->rank, "shape",
                                     integers(mesh->sizes, mesh->ndim, NULL, 0), "names", names));
     return rc == FC_OK ? set_text(m, ST_DCP_VERSION, json_string("1.0")) : rc;
 }
 
 /* ---- objects ---- */
 
-fc_code fc_st_read_object(const fc_wanted *wanted, const fc_wanted_tensor *object, unsigned char **bytes, size_t *size,
+fc_code fc_st_read_object(const fc_target *target, const fc_target_tensor *object, unsigned char **bytes, size_t *size,
                           fc_error *err) {
     const int64_t start = 0;
     const fc_box box = {1, &start, object->source->shape};
@@ -181,11 +181,11 @@ fc_code fc_st_read_object(const fc_wanted *wanted, const fc_wanted_tensor *objec
         return fc_fail(err, FC_EUNSUPPORTED,
                        "%s: object %.256s has %" PRId64 " bytes, more than the %d that a safetensors header can hold: "
                        "leave it out with --exclude, or write another format",
-                       wanted->source->path, object->name, object->source->shape[0], ST_MAX_HEADER);
+                       target->source->path, object->name, object->source->shape[0], ST_MAX_HEADER);
     }
     *bytes = malloc(*size + 1);
-    fc_code rc = *bytes ? fc_read_box(wanted->source, object->source, &box, FC_OPAQUE, *bytes, err)
-                        : fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
+    fc_code rc = *bytes ? fc_read_box(target->source, object->source, &box, FC_OPAQUE, *bytes, err)
+                        : fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
     if (rc != FC_OK) {
         free(*bytes);
         *bytes = NULL;
@@ -206,14 +206,14 @@ static json_t *base64_json(const unsigned char *bytes, size_t size) {
     return value;
 }
 
-static fc_code add_object(const making *m, const fc_wanted_tensor *t) {
+static fc_code add_object(const making *m, const fc_target_tensor *t) {
     fc_arena *arena = fc_arena_new();
     char *key = NULL;
     const char *json = NULL;
     unsigned char *bytes = NULL;
     size_t size;
-    fc_code rc = arena ? fc_st_read_object(m->wanted, t, &bytes, &size, m->err) : no_memory(m);
-    rc = rc == FC_OK ? fc_checkpoint_object_json(m->wanted->source, t->source, arena, &json, m->err) : rc;
+    fc_code rc = arena ? fc_st_read_object(m->target, t, &bytes, &size, m->err) : no_memory(m);
+    rc = rc == FC_OK ? fc_checkpoint_object_json(m->target->source, t->source, arena, &json, m->err) : rc;
     if (rc == FC_OK && asprintf(&key, "%s%s", ST_OBJECT, t->name) < 0) {
         key = NULL;
         rc = no_memory(m);
@@ -233,9 +233,9 @@ static fc_code add_object(const making *m, const fc_wanted_tensor *t) {
 
 static fc_code add_objects(const making *m, bool keep) {
     fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < m->part->nitems; i++) {
-        fc_part_item *item = &m->part->items[i];
-        const fc_wanted_tensor *t = tensor_of(m, item);
+    for (size_t i = 0; rc == FC_OK && i < m->file->nitems; i++) {
+        fc_target_item *item = &m->file->items[i];
+        const fc_target_tensor *t = tensor_of(m, item);
         if (t->source->object) {
             item->owned = false; /* see fc_format.objects_note */
             if (keep && strcmp(t->source->object->encoding, ST_METADATA_ENCODING) != 0) {
@@ -248,14 +248,14 @@ static fc_code add_objects(const making *m, bool keep) {
 
 static fc_code make_metadata(const making *m, bool objects) {
     fc_code rc = set_text(m, ST_FRAMEWORK, json_string("pt"));
-    if (rc == FC_OK && m->target->foreign && json_object_update(m->metadata, m->target->foreign) != 0) {
+    if (rc == FC_OK && m->common->foreign && json_object_update(m->metadata, m->common->foreign) != 0) {
         rc = no_memory(m);
     }
     rc = rc == FC_OK ? set_text(m, ST_VERSION, json_string(FSDPCKPT_VERSION)) : rc;
     rc = rc == FC_OK ? add_tables(m) : rc;
     rc = rc == FC_OK && m->out->count > 0 ? add_digests(m, ST_DIGESTS, m->out->count) : rc;
     rc = rc == FC_OK ? add_digests(m, ST_HEADER_DIGEST, 1) : rc;
-    rc = rc == FC_OK && m->wanted->mesh->ndim > 0 ? add_mesh(m) : rc;
+    rc = rc == FC_OK && m->target->mesh->ndim > 0 ? add_mesh(m) : rc;
     return rc == FC_OK ? add_objects(m, objects) : rc;
 }
 
@@ -263,8 +263,8 @@ static fc_code make_metadata(const making *m, bool objects) {
 
 static int by_place(const void *a, const void *b, void *context) {
     const making *m = context;
-    const fc_wanted_tensor *x = tensor_of(m, &m->part->items[*(const uint32_t *)a]);
-    const fc_wanted_tensor *y = tensor_of(m, &m->part->items[*(const uint32_t *)b]);
+    const fc_target_tensor *x = tensor_of(m, &m->file->items[*(const uint32_t *)a]);
+    const fc_target_tensor *y = tensor_of(m, &m->file->items[*(const uint32_t *)b]);
     int left = fc_st_dtype_order(fc_st_stored_as(x->dtype, x->source->ndim).as);
     int right = fc_st_dtype_order(fc_st_stored_as(y->dtype, y->source->ndim).as);
     return left != right ? right - left : strcmp(x->name, y->name);
@@ -272,12 +272,12 @@ static int by_place(const void *a, const void *b, void *context) {
 
 static fc_code put_in_order(making *m) {
     st_header_out *out = m->out;
-    out->order = calloc(m->part->nitems + 1, sizeof *out->order);
+    out->order = calloc(m->file->nitems + 1, sizeof *out->order);
     if (!out->order) {
         return no_memory(m);
     }
-    for (size_t i = 0; i < m->part->nitems; i++) {
-        const fc_wanted_tensor *t = tensor_of(m, &m->part->items[i]);
+    for (size_t i = 0; i < m->file->nitems; i++) {
+        const fc_target_tensor *t = tensor_of(m, &m->file->items[i]);
         if (t->source->object) {
             continue;
         }
@@ -285,7 +285,7 @@ static fc_code put_in_order(making *m) {
             return fc_fail(m->err, FC_EUNSUPPORTED,
                            "%s: a tensor called __metadata__ cannot be in a safetensors file, which gives that name a "
                            "meaning: leave it out with --exclude, or write another format",
-                           m->wanted->source->path);
+                           m->target->source->path);
         }
         out->order[out->count++] = (uint32_t)i;
     }
@@ -296,10 +296,10 @@ static fc_code put_in_order(making *m) {
 /* Gives the items their places, counted from the start of the data. */
 static fc_code place(making *m) {
     for (size_t i = 0; i < m->out->count; i++) {
-        fc_part_item *item = &m->part->items[m->out->order[i]];
+        fc_target_item *item = &m->file->items[m->out->order[i]];
         item->offset = m->out->data;
-        if (!fc_add_u64(m->out->data, fc_part_item_bytes(m->wanted, item), &m->out->data)) {
-            return fc_fail(m->err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", m->wanted->source->path);
+        if (!fc_add_u64(m->out->data, fc_target_item_bytes(m->target, item), &m->out->data)) {
+            return fc_fail(m->err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", m->target->source->path);
         }
     }
     return FC_OK;
@@ -319,10 +319,10 @@ static fc_code write_member(const making *m, const char *name, json_t *value, si
 static fc_code write_tensors(const making *m) {
     fc_code rc = FC_OK;
     for (size_t i = 0; rc == FC_OK && i < m->out->count; i++) {
-        const fc_part_item *item = &m->part->items[m->out->order[i]];
-        const fc_wanted_tensor *t = tensor_of(m, item);
+        const fc_target_item *item = &m->file->items[m->out->order[i]];
+        const fc_target_tensor *t = tensor_of(m, item);
         st_stored stored = fc_st_stored_as(t->dtype, t->source->ndim);
-        json_int_t begin = (json_int_t)item->offset, bytes = (json_int_t)fc_part_item_bytes(m->wanted, item);
+        json_int_t begin = (json_int_t)item->offset, bytes = (json_int_t)fc_target_item_bytes(m->target, item);
         rc = write_member(m, t->name,
                           json_pack("{s:s, s:o, s:[I, I]}", "dtype", stored.as->name, "shape",
                                     integers(item->dims + t->source->ndim, t->source->ndim, &stored, stored.append),
@@ -355,7 +355,7 @@ static fc_code finish(const making *m) {
         return fc_fail(m->err, FC_EUNSUPPORTED,
                        "%s: the header would have %" PRIu64 " bytes, more than the %d that the format allows: leave "
                        "objects out with --exclude, or write another format",
-                       m->wanted->source->path, length, ST_MAX_HEADER);
+                       m->target->source->path, length, ST_MAX_HEADER);
     }
     for (int i = 0; i < ST_LENGTH_BYTES; i++) {
         out->text[i] = (char)(length >> (8 * i) & 255);
@@ -364,13 +364,14 @@ static fc_code finish(const making *m) {
     out->digests = found ? (uint64_t)(found - out->text) + sizeof mark - 1 : 0;
     out->digest = fc_st_digest_place(out->text, out->size);
     for (size_t i = 0; i < out->count; i++) {
-        m->part->items[out->order[i]].offset += out->size;
+        m->file->items[out->order[i]].offset += out->size;
     }
     return FC_OK;
 }
 
-fc_code fc_st_header_make(const st_target *target, fc_part *part, bool objects, st_header_out *out, fc_error *err) {
-    making m = {.target = target, .wanted = target->wanted, .part = part, .out = out, .err = err};
+fc_code fc_st_header_make(const st_common *common, fc_target_file *file, bool objects, st_header_out *out,
+                          fc_error *err) {
+    making m = {.common = common, .target = common->target, .file = file, .out = out, .err = err};
     *out = (st_header_out){0};
     m.metadata = json_object();
     fc_code rc = m.metadata ? put_in_order(&m) : no_memory(&m);

@@ -4,15 +4,19 @@
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_HEADER_OUT_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_HEADER_OUT_H
 
-#include "fsdpckpt/wanted.h"
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/target.h"
 
 #include <jansson.h>
 
 /** What all files of a target have in common. */
-typedef struct st_target {
-    const fc_wanted *wanted;
+typedef struct st_common {
+    const fc_target *target;
     json_t *foreign; /**< members of `__metadata__` that the source brought along; borrowed */
-} st_target;
+} st_common;
 
 /** A header. */
 typedef struct st_header_out {
@@ -30,11 +34,12 @@ typedef struct st_header_out {
  * stored in the data. @param objects this file is the one that keeps the objects.
  * @param out to be given to fc_st_header_out_free, also on failure.
  */
-fc_code fc_st_header_make(const st_target *target, fc_part *part, bool objects, st_header_out *out, fc_error *err);
+fc_code fc_st_header_make(const st_common *common, fc_target_file *file, bool objects, st_header_out *out,
+                          fc_error *err);
 void fc_st_header_out_free(st_header_out *header);
 
 /** Reads the bytes of an object of the source. @param bytes malloc'ed; NULL on failure. */
-fc_code fc_st_read_object(const fc_wanted *wanted, const fc_wanted_tensor *object, unsigned char **bytes, size_t *size,
+fc_code fc_st_read_object(const fc_target *target, const fc_target_tensor *object, unsigned char **bytes, size_t *size,
                           fc_error *err);
 
 #endif

@@ -1,7 +1,7 @@
 /*
  * The index of Hugging Face's format: a JSON file beside the data files, {"metadata": {…}, "weight_map": {name: file}}.
  */
-#include "core/grow.h"
+#include "base/grow.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/files.h"
 #include "safetensors/header.h"

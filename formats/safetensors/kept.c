@@ -4,7 +4,7 @@
  */
 #include "safetensors/kept.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 #include "safetensors/header.h"
 #include "safetensors/json.h"
 

@@ -5,6 +5,10 @@
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_KEPT_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_KEPT_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 /** All of ours start so. */
 #define ST_OURS "fsdpckpt."
 /** The version of this program that wrote the file. */

@@ -2,7 +2,7 @@
  * From the headers of all files to tensors and chunks. In the shards of torch's HuggingFaceStorageWriter a tensor has
  * an entry in many files and is as large as its pieces reach; everywhere else it has one entry, which is the whole.
  */
-#include "core/checked.h"
+#include "base/checked.h"
 #include "safetensors/safetensors.h"
 
 #include <inttypes.h>

@@ -2,9 +2,9 @@
  * From `__metadata__` to objects: those that this program put there, and one that carries what anybody else did, so
  * that a conversion takes it along.
  */
-#include "core/base64.h"
-#include "core/same_name.h"
-#include "core/text.h"
+#include "base/base64.h"
+#include "base/text.h"
+#include "checkpoint/same_name.h"
 #include "safetensors/json.h"
 #include "safetensors/kept.h"
 #include "safetensors/safetensors.h"

@@ -3,7 +3,7 @@
  */
 #include "safetensors/safetensors.h"
 
-#include "core/beside.h"
+#include "io/other_files.h"
 #include "registry.h"
 #include "safetensors/kept.h"
 
@@ -337,7 +337,7 @@ const fc_format fc_format_safetensors = {
     .own_files = own_files,
     .probe = fc_st_files_probe,
     .open = st_open,
-    .look_at = st_look_at,
+    .check_header = st_look_at,
     .extent = st_extent,
     .object_json = st_object_json,
     .digest = st_digest,
@@ -351,7 +351,7 @@ const fc_format fc_format_safetensors = {
     .create = fc_st_create,
     .split = fc_st_split,
     .reserve = fc_st_reserve,
-    .seal = fc_st_seal,
+    .finish_file = fc_st_finish_file,
     .finish = fc_st_finish,
     .destroy = fc_st_destroy,
 };

@@ -6,6 +6,10 @@
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_SAFETENSORS_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_SAFETENSORS_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/format.h"
 #include "safetensors/files.h"
 #include "safetensors/header.h"
@@ -36,13 +40,13 @@ size_t fc_st_count_objects(const st_opening *o);
 /** `__metadata__` of all files → objects, behind the tensors. (objects.c) */
 fc_code fc_st_build_objects(st_opening *o, fc_error *err);
 
-fc_code fc_st_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
-size_t fc_st_split(fc_writer *writer, const fc_part *part, size_t first);
-fc_code fc_st_reserve(fc_writer *writer, fc_part *part, fc_error *err);
-fc_code fc_st_seal(fc_writer *writer, const fc_part *part, fc_error *err);
+fc_code fc_st_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err);
+size_t fc_st_split(fc_writer *writer, const fc_target_file *file, size_t first);
+fc_code fc_st_reserve(fc_writer *writer, fc_target_file *file, fc_error *err);
+fc_code fc_st_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err);
 fc_code fc_st_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_st_destroy(fc_writer *writer);
-bool fc_st_is_directory(const fc_wanted *wanted);
-size_t fc_st_count_files(const fc_wanted *wanted);
+bool fc_st_is_directory(const fc_target *target);
+size_t fc_st_count_files(const fc_target *target);
 
 #endif

@@ -2,7 +2,7 @@
  * Writing safetensors: one file; with --max-shard-size files of limited size and Hugging Face's index; or a file a rank
  * that torch's HuggingFaceStorageReader puts together again. Headers only: the engine writes the data.
  */
-#include "core/checked.h"
+#include "base/checked.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/header_digest.h"
 #include "safetensors/header_out.h"
@@ -17,11 +17,11 @@
 #include <unistd.h>
 
 typedef struct writer_state {
-    st_target target;
-    const fc_wanted *wanted;
+    st_common common;
+    const fc_target *target;
     char *staging;
     char *path;        /* of the file that was reserved last */
-    uint32_t *file_of; /* of each wanted tensor: the number of its file, from 1 */
+    uint32_t *file_of; /* of each target tensor: the number of its file, from 1 */
     uint32_t nfiles;   /* of a full target */
     uint32_t file;     /* the number of the file that was reserved last */
     uint64_t digests;  /* where the digests of its tensors go; 0: nowhere */
@@ -36,11 +36,11 @@ typedef struct writer_state {
 
 /* How many tensors from `first` on go into one file: as many as fit, in their order, at least one. Objects, which lie
    in the header, do not count. */
-static size_t fill(const fc_wanted *wanted, size_t first) {
+static size_t fill(const fc_target *target, size_t first) {
     uint64_t bytes = 0;
     size_t tensors = 0, i = first;
-    for (; i < wanted->ntensors; i++) {
-        const fc_wanted_tensor *t = &wanted->tensors[i];
+    for (; i < target->ntensors; i++) {
+        const fc_target_tensor *t = &target->tensors[i];
         int64_t elements = 0;
         uint64_t more = 0;
         if (t->source->object) {
@@ -48,7 +48,7 @@ static size_t fill(const fc_wanted *wanted, size_t first) {
         }
         bool known = fc_numel(t->source->ndim, t->source->shape, &elements) &&
                      fc_mul_u64((uint64_t)elements, fc_dtype_size(t->dtype), &more) && fc_add_u64(bytes, more, &bytes);
-        if (tensors > 0 && (!known || bytes > wanted->max_file_bytes)) {
+        if (tensors > 0 && (!known || bytes > target->max_file_bytes)) {
             break;
         }
         tensors++;
@@ -56,45 +56,45 @@ static size_t fill(const fc_wanted *wanted, size_t first) {
     return i - first;
 }
 
-static bool is_split(const fc_wanted *wanted) {
-    return wanted->mesh->ndim == 0 && wanted->max_file_bytes > 0;
+static bool is_split(const fc_target *target) {
+    return target->mesh->ndim == 0 && target->max_file_bytes > 0;
 }
 
-static uint32_t full_files(const fc_wanted *wanted) {
+static uint32_t full_files(const fc_target *target) {
     uint32_t n = 0;
-    if (!is_split(wanted)) {
+    if (!is_split(target)) {
         return 1;
     }
-    for (size_t first = 0; first < wanted->ntensors; first += fill(wanted, first)) {
+    for (size_t first = 0; first < target->ntensors; first += fill(target, first)) {
         n++;
     }
     return n ? n : 1;
 }
 
-bool fc_st_is_directory(const fc_wanted *wanted) {
-    return wanted->mesh->ndim > 0 || is_split(wanted);
+bool fc_st_is_directory(const fc_target *target) {
+    return target->mesh->ndim > 0 || is_split(target);
 }
 
-size_t fc_st_count_files(const fc_wanted *wanted) {
-    uint32_t n = full_files(wanted);
-    return wanted->mesh->ndim > 0 ? (size_t)fc_mesh_ranks(wanted->mesh) : n + (n > 1);
+size_t fc_st_count_files(const fc_target *target) {
+    uint32_t n = full_files(target);
+    return target->mesh->ndim > 0 ? (size_t)fc_mesh_ranks(target->mesh) : n + (n > 1);
 }
 
-size_t fc_st_split(fc_writer *writer, const fc_part *part, size_t first) {
+size_t fc_st_split(fc_writer *writer, const fc_target_file *file, size_t first) {
     const writer_state *w = writer->state;
-    return is_split(w->wanted) ? fill(w->wanted, part->items[first].tensor) : part->nitems;
+    return is_split(w->target) ? fill(w->target, file->items[first].tensor) : file->nitems;
 }
 
 /* ---- create ---- */
 
 /* The members of `__metadata__` that the source brought along, as one JSON object of texts. */
-static fc_code add_foreign(writer_state *w, const fc_wanted_tensor *t, fc_error *err) {
+static fc_code add_foreign(writer_state *w, const fc_target_tensor *t, fc_error *err) {
     unsigned char *bytes;
     size_t size;
     json_error_t at;
     const char *key;
     json_t *value;
-    fc_code rc = fc_st_read_object(w->wanted, t, &bytes, &size, err);
+    fc_code rc = fc_st_read_object(w->target, t, &bytes, &size, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -103,14 +103,14 @@ static fc_code add_foreign(writer_state *w, const fc_wanted_tensor *t, fc_error 
     if (!json_is_object(root)) {
         json_decref(root);
         return fc_fail(err, FC_ECORRUPT, "%s: object %.256s: it should be a JSON object, as its encoding %s says",
-                       w->wanted->source->path, t->name, ST_METADATA_ENCODING);
+                       w->target->source->path, t->name, ST_METADATA_ENCODING);
     }
     json_object_foreach(root, key, value) {
         char *text = json_is_string(value) ? NULL : json_dumps(value, JSON_COMPACT | JSON_SORT_KEYS | JSON_ENCODE_ANY);
         json_t *member = json_is_string(value) ? json_incref(value) : text ? json_string(text) : NULL;
-        bool good = json_object_set_new(w->target.foreign, key, member) == 0;
+        bool good = json_object_set_new(w->common.foreign, key, member) == 0;
         free(text);
-        rc = good ? rc : fc_fail(err, FC_ENOMEM, "%s: out of memory", w->wanted->source->path);
+        rc = good ? rc : fc_fail(err, FC_ENOMEM, "%s: out of memory", w->target->source->path);
     }
     json_decref(root);
     return rc;
@@ -118,8 +118,8 @@ static fc_code add_foreign(writer_state *w, const fc_wanted_tensor *t, fc_error 
 
 static fc_code gather_foreign(writer_state *w, fc_error *err) {
     fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < w->wanted->ntensors; i++) {
-        const fc_wanted_tensor *t = &w->wanted->tensors[i];
+    for (size_t i = 0; rc == FC_OK && i < w->target->ntensors; i++) {
+        const fc_target_tensor *t = &w->target->tensors[i];
         if (t->source->object && strcmp(t->source->object->encoding, ST_METADATA_ENCODING) == 0) {
             rc = add_foreign(w, t, err);
         }
@@ -127,17 +127,17 @@ static fc_code gather_foreign(writer_state *w, fc_error *err) {
     return rc;
 }
 
-fc_code fc_st_create(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err) {
+fc_code fc_st_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err) {
     writer_state *w = calloc(1, sizeof *w);
     writer->state = w;
     if (w) {
-        w->wanted = wanted;
+        w->target = target;
         w->staging = strdup(staging);
-        w->target = (st_target){.wanted = wanted, .foreign = json_object()};
-        w->file_of = calloc(wanted->ntensors + 1, sizeof *w->file_of);
-        w->nfiles = full_files(wanted);
+        w->common = (st_common){.target = target, .foreign = json_object()};
+        w->file_of = calloc(target->ntensors + 1, sizeof *w->file_of);
+        w->nfiles = full_files(target);
     }
-    if (!w || !w->staging || !w->target.foreign || !w->file_of) {
+    if (!w || !w->staging || !w->common.foreign || !w->file_of) {
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", staging);
     }
     return gather_foreign(w, err);
@@ -146,7 +146,7 @@ fc_code fc_st_create(const fc_wanted *wanted, const char *staging, fc_writer *wr
 void fc_st_destroy(fc_writer *writer) {
     writer_state *w = writer->state;
     if (w) {
-        json_decref(w->target.foreign);
+        json_decref(w->common.foreign);
         free(w->staging);
         free(w->path);
         free(w->header);
@@ -168,14 +168,14 @@ static void full_name(const writer_state *w, uint32_t number, char *name, size_t
     }
 }
 
-static fc_code set_path(writer_state *w, const fc_part *part, fc_error *err) {
+static fc_code set_path(writer_state *w, const fc_target_file *file, fc_error *err) {
     char name[80];
     free(w->path);
-    if (!fc_st_is_directory(w->wanted)) {
+    if (!fc_st_is_directory(w->target)) {
         w->path = strdup(w->staging);
     } else {
-        if (w->wanted->mesh->ndim > 0) { /* torch counts ranks from 1; it has one file a rank, so part 1 of 1 */
-            snprintf(name, sizeof name, "shard-%05u-model-00001-of-00001%s", part->rank + 1, ST_EXTENSION);
+        if (w->target->mesh->ndim > 0) { /* torch counts ranks from 1; it has one file a rank, so part 1 of 1 */
+            snprintf(name, sizeof name, "shard-%05u-model-00001-of-00001%s", file->rank + 1, ST_EXTENSION);
         } else {
             full_name(w, w->file, name, sizeof name);
         }
@@ -205,19 +205,19 @@ static fc_code write_header(const char *path, const st_header_out *header, fc_er
     return rc;
 }
 
-fc_code fc_st_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
+fc_code fc_st_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     writer_state *w = writer->state;
     st_header_out header;
     w->file++;
-    for (size_t i = 0; i < part->nitems; i++) {
-        w->file_of[part->items[i].tensor] = w->file;
+    for (size_t i = 0; i < file->nitems; i++) {
+        w->file_of[file->items[i].tensor] = w->file;
     }
-    fc_code rc = set_path(w, part, err);
+    fc_code rc = set_path(w, file, err);
     if (rc != FC_OK) {
         return rc;
     }
-    part->path = w->path;
-    rc = fc_st_header_make(&w->target, part, part->rank == 0, &header, err);
+    file->path = w->path;
+    rc = fc_st_header_make(&w->common, file, file->rank == 0, &header, err);
     rc = rc == FC_OK ? write_header(w->path, &header, err) : rc;
     free(w->order);
     w->order = header.order;
@@ -234,24 +234,24 @@ fc_code fc_st_reserve(fc_writer *writer, fc_part *part, fc_error *err) {
 }
 
 /* Puts the digests of the data into the header, and then that of the header, and writes both. */
-fc_code fc_st_seal(fc_writer *writer, const fc_part *part, fc_error *err) {
+fc_code fc_st_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
     const writer_state *w = writer->state;
-    int fd = open(part->path, O_WRONLY | O_CLOEXEC);
+    int fd = open(file->path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be opened again", part->path);
+        return fc_fail_errno(err, errno, "%s: cannot be opened again", file->path);
     }
     char *digests = w->header + w->digests;
     for (size_t i = 0; w->digests && i < w->count; i++) {
-        fc_st_digits(part->items[w->order[i]].crc64, digests + i * ST_DIGITS);
+        fc_st_digits(file->items[w->order[i]].crc64, digests + i * ST_DIGITS);
     }
     fc_st_digits(fc_st_digest_of(w->header, w->header_size, w->digest), w->header + w->digest);
     fc_code rc = FC_OK;
     if (w->digests) {
-        rc = fc_pwrite_full(fd, digests, w->count * ST_DIGITS, w->digests, part->path, err);
+        rc = fc_pwrite_full(fd, digests, w->count * ST_DIGITS, w->digests, file->path, err);
     }
-    rc = rc == FC_OK ? fc_pwrite_full(fd, w->header + w->digest, ST_DIGITS, w->digest, part->path, err) : rc;
+    rc = rc == FC_OK ? fc_pwrite_full(fd, w->header + w->digest, ST_DIGITS, w->digest, file->path, err) : rc;
     if (close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: cannot be closed", part->path);
+        rc = fc_fail_errno(err, errno, "%s: cannot be closed", file->path);
     }
     return rc;
 }
@@ -261,7 +261,7 @@ fc_code fc_st_seal(fc_writer *writer, const fc_part *part, fc_error *err) {
 /* The index as huggingface_hub writes it. @return NULL when out of memory. */
 static char *index_text(const writer_state *w) {
     json_t *map = json_object(), *metadata = json_object();
-    const json_t *kept = json_object_get(w->target.foreign, ST_INDEX_METADATA);
+    const json_t *kept = json_object_get(w->common.foreign, ST_INDEX_METADATA);
     json_error_t at;
     uint64_t total = 0;
     bool good = map && metadata;
@@ -270,8 +270,8 @@ static char *index_text(const writer_state *w) {
         good = json_object_update(metadata, more) == 0;
     }
     json_decref(more);
-    for (size_t i = 0; good && i < w->wanted->ntensors; i++) {
-        const fc_wanted_tensor *t = &w->wanted->tensors[i];
+    for (size_t i = 0; good && i < w->target->ntensors; i++) {
+        const fc_target_tensor *t = &w->target->tensors[i];
         int64_t elements = 0;
         char name[80];
         if (!t->source->object) {
@@ -295,7 +295,7 @@ fc_code fc_st_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) 
     st_header_out index = {0};
     char *path = NULL;
     (void)digests;
-    if (!is_split(w->wanted) || w->nfiles == 1) {
+    if (!is_split(w->target) || w->nfiles == 1) {
         return FC_OK;
     }
     char *text = index_text(w);

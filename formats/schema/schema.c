@@ -6,7 +6,7 @@
  */
 #include "fsdpckpt/format.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 #include "registry.h"
 
 #include <inttypes.h>

@@ -4,7 +4,7 @@
  */
 #include "torch/item.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 #include "fsdpckpt/io.h"
 
 #include <inttypes.h>

@@ -25,8 +25,8 @@
  */
 #include "torch/item.h"
 
-#include "core/base64.h"
-#include "core/checked.h"
+#include "base/base64.h"
+#include "base/checked.h"
 
 #include <jansson.h>
 #include <math.h>

@@ -5,7 +5,7 @@
  */
 #include "torch/object_write.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/move.h"
 
@@ -74,7 +74,7 @@ static void write_decoding(fc_torch_pickler *w, const char *text) {
     }
 }
 
-static fc_code read_bytes(const fc_wanted *wanted, const fc_tensor *object, fc_arena *arena, unsigned char **bytes,
+static fc_code read_bytes(const fc_target *target, const fc_tensor *object, fc_arena *arena, unsigned char **bytes,
                           fc_error *err) {
     static const int64_t origin[1] = {0};
     const fc_box box = {1, origin, object->shape};
@@ -85,18 +85,18 @@ static fc_code read_bytes(const fc_wanted *wanted, const fc_tensor *object, fc_a
                        (long long)object->shape[0], object->object->encoding);
     }
     *bytes = fc_arena_alloc(arena, (size_t)object->shape[0] + 1);
-    return *bytes ? fc_read_box(wanted->source, object, &box, FC_OPAQUE, *bytes, err)
+    return *bytes ? fc_read_box(target->source, object, &box, FC_OPAQUE, *bytes, err)
                   : fc_fail(err, FC_ENOMEM, "out of memory");
 }
 
-fc_code fc_torch_write_object(const fc_wanted *wanted, const fc_wanted_tensor *object, fc_torch_pickler *w,
+fc_code fc_torch_write_object(const fc_target *target, const fc_target_tensor *object, fc_torch_pickler *w,
                               fc_error *err) {
     const fc_tensor *source = object->source;
     unsigned char *bytes = NULL;
     const char *json = NULL;
     fc_arena *arena = fc_arena_new();
-    fc_code rc = arena ? read_bytes(wanted, source, arena, &bytes, err) : fc_fail(err, FC_ENOMEM, "out of memory");
-    rc = rc == FC_OK ? fc_checkpoint_object_json(wanted->source, source, arena, &json, err) : rc;
+    fc_code rc = arena ? read_bytes(target, source, arena, &bytes, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    rc = rc == FC_OK ? fc_checkpoint_object_json(target->source, source, arena, &json, err) : rc;
     if (rc == FC_OK && strcmp(source->object->encoding, FC_OBJECT_VALUE) == 0) {
         write_decoding(w, json);
     } else if (rc == FC_OK) {

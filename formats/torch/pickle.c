@@ -4,7 +4,7 @@
  */
 #include "torch/pickle.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 #include "torch/pickle_private.h"
 
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  */
 #include "torch/pickle_copy.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 #include "torch/pickle_private.h"
 
 #include <stdio.h>

@@ -3,7 +3,7 @@
  * first pass that finds which memo entries are ever fetched. Pickles memoize nearly everything and fetch little of
  * it, so the second pass needs a fraction of the memory.
  */
-#include "core/grow.h"
+#include "base/grow.h"
 #include "fsdpckpt/io.h"
 #include "torch/pickle_private.h"
 

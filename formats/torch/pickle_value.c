@@ -2,8 +2,8 @@
  * The values of a pickle: where tuples, instances, strings and containers are stored, and how they are read back.
  * Written by the pickle machine, read by whoever walks the result.
  */
-#include "core/checked.h"
-#include "core/grow.h"
+#include "base/checked.h"
+#include "base/grow.h"
 #include "torch/pickle_private.h"
 
 #include <stdio.h>

@@ -3,7 +3,7 @@
  */
 #include "torch/pickle_write.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 #include "fsdpckpt/box.h"
 #include "fsdpckpt/io.h"
 #include "torch/pickle_private.h"

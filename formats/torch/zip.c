@@ -4,7 +4,7 @@
  */
 #include "torch/zip.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 #include "torch/zip_private.h"
 
 #include <inttypes.h>

@@ -2,7 +2,7 @@
  * Reading bytes of a torch.save archive: the windows that keep the number of preads small, and whole records,
  * inflated and checked.
  */
-#include "core/checked.h"
+#include "base/checked.h"
 #include "fsdpckpt/io.h"
 #include "torch/zip_private.h"
 

@@ -7,8 +7,8 @@
  */
 #include "torch/zip_write.h"
 
-#include "core/checked.h"
-#include "core/grow.h"
+#include "base/checked.h"
+#include "base/grow.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
 

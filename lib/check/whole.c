@@ -4,7 +4,7 @@
  */
 #include "check/check.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
 

@@ -3,7 +3,7 @@
  * it out again.
  */
 #include "check/check.h"
-#include "fsdp/flat_units.h"
+#include "derived/flat_units.h"
 
 #include <string.h>
 

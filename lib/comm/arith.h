@@ -5,6 +5,10 @@
 #ifndef FSDPCKPT_COMM_ARITH_H
 #define FSDPCKPT_COMM_ARITH_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/comm.h"
 
 /** Whether elements of `dtype` can be reduced by `op`: else FC_EUNSUPPORTED, and FC_EUSAGE for an op that is none. */

@@ -3,7 +3,7 @@
  */
 #include "comm/boxes.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 
 /* The bytes up to the end of the box's last element, by which every offset within it is bounded. */
 static bool span_fits(const fc_strided_box *box, uint32_t element) {

@@ -1,12 +1,12 @@
 /*
- * The processor as a device: memory is malloc's, a stream does its work at once. What lib/fsdp and the host backends
+ * The processor as a device: memory is malloc's, a stream does its work at once. What train and the host backends
  * run on, and what GPU kernels are compared with.
  */
 #include "comm/arith.h"
 #include "comm/boxes.h"
 
+#include "codec/strided.h"
 #include "fsdpckpt/move.h"
-#include "move/strided.h"
 
 #include <stdlib.h>
 #include <string.h>

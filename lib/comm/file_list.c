@@ -3,7 +3,7 @@
  */
 #include "comm/file_list.h"
 
-#include "core/name_table.h"
+#include "base/name_table.h"
 #include "fsdpckpt/io.h"
 
 #include <errno.h>

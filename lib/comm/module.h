@@ -6,6 +6,10 @@
 #ifndef FSDPCKPT_COMM_MODULE_H
 #define FSDPCKPT_COMM_MODULE_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/comm.h"
 
 /** What the library and its modules must have in common; changed with every change of fc_comm, fc_device or this. */

@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 struct fc_commit {
-    fc_target how;
+    fc_commit_options how;
     char *target; /* resolved: no trailing slash, no symbolic link */
     char *parent; /* directory of the target */
     fc_staging staging;
@@ -98,26 +98,26 @@ static const char *name_of(const fc_commit *commit) {
     return slash ? slash + 1 : commit->target;
 }
 
-static fc_code new_commit(const fc_target *target, fc_commit **out, fc_error *err) {
+static fc_code new_commit(const fc_commit_options *how, fc_commit **out, fc_error *err) {
     fc_commit *commit = calloc(1, sizeof *commit);
     *out = commit;
     if (!commit) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    commit->how = *target;
+    commit->how = *how;
     commit->staging.lock = -1;
     return resolve(commit, err);
 }
 
 /* @param clear whether to settle what dead runs left first. */
-static fc_code prepare(const fc_target *target, bool clear, fc_commit **out, fc_error *err) {
+static fc_code prepare(const fc_commit_options *how, bool clear, fc_commit **out, fc_error *err) {
     fc_commit *commit = NULL;
-    fc_code rc = new_commit(target, &commit, err);
+    fc_code rc = new_commit(how, &commit, err);
     if (rc == FC_OK && clear && access(commit->parent, W_OK | X_OK) == 0) {
         rc = fc_staging_clear(commit->parent, name_of(commit), &commit->how.teller, NULL, err);
     }
     rc = rc == FC_OK ? fc_check_replaced(&commit->how, commit->target, err) : rc;
-    rc = rc == FC_OK ? check_space(commit, target->bytes, err) : rc;
+    rc = rc == FC_OK ? check_space(commit, how->bytes, err) : rc;
     if (rc != FC_OK) {
         commit_free(commit);
         commit = NULL;
@@ -126,9 +126,9 @@ static fc_code prepare(const fc_target *target, bool clear, fc_commit **out, fc_
     return rc;
 }
 
-fc_code fc_commit_check(const fc_target *target, fc_error *err) {
+fc_code fc_commit_check(const fc_commit_options *how, fc_error *err) {
     fc_commit *commit = NULL;
-    fc_code rc = prepare(target, false, &commit, err);
+    fc_code rc = prepare(how, false, &commit, err);
     commit_free(commit);
     return rc;
 }
@@ -147,9 +147,9 @@ static fc_code stage(fc_commit *commit, bool is_directory, fc_error *err) {
     return rc;
 }
 
-fc_code fc_commit_begin(const fc_target *target, fc_commit **out, fc_error *err) {
-    fc_code rc = prepare(target, true, out, err);
-    rc = rc == FC_OK ? stage(*out, target->is_directory, err) : rc;
+fc_code fc_commit_begin(const fc_commit_options *how, fc_commit **out, fc_error *err) {
+    fc_code rc = prepare(how, true, out, err);
+    rc = rc == FC_OK ? stage(*out, how->is_directory, err) : rc;
     if (rc != FC_OK) {
         commit_free(*out);
         *out = NULL;
@@ -158,8 +158,8 @@ fc_code fc_commit_begin(const fc_target *target, fc_commit **out, fc_error *err)
 }
 
 fc_code fc_commit_scratch(const char *target, fc_commit **out, fc_error *err) {
-    const fc_target how = {.path = target, .is_directory = true};
-    fc_code rc = new_commit(&how, out, err);
+    const fc_commit_options scratch = {.path = target, .is_directory = true};
+    fc_code rc = new_commit(&scratch, out, err);
     rc = rc == FC_OK ? stage(*out, true, err) : rc;
     if (rc != FC_OK) {
         commit_free(*out);

@@ -141,27 +141,27 @@ static fc_code check_mount(const char *path, fc_error *err) {
     return FC_OK;
 }
 
-fc_code fc_check_replaced(const fc_target *target, const char *path, fc_error *err) {
+fc_code fc_check_replaced(const fc_commit_options *how, const char *path, fc_error *err) {
     struct stat st;
     if (lstat(path, &st) != 0) {
         return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", path);
     }
-    if (S_ISDIR(st.st_mode) && !target->is_directory) {
+    if (S_ISDIR(st.st_mode) && !how->is_directory) {
         return fc_fail(err, FC_EUSAGE, "%s: is a directory, and the target is one file: name a file in it", path);
     }
-    if (!S_ISDIR(st.st_mode) && target->is_directory) {
+    if (!S_ISDIR(st.st_mode) && how->is_directory) {
         return fc_fail(err, FC_EUSAGE, "%s: is not a directory: name a new directory for the target", path);
     }
     if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode)) {
         return fc_fail(err, FC_EUSAGE, "%s: is not a regular file", path);
     }
-    if (!target->force) {
+    if (!how->force) {
         return fc_fail(err, FC_EUSAGE, "%s: exists: --force replaces it", path);
     }
     fc_code rc = check_mount(path, err);
-    if (rc == FC_OK && target->is_directory) {
+    if (rc == FC_OK && how->is_directory) {
         rc = check_directory(path, err);
-    } else if (rc == FC_OK && !target->any_content) {
+    } else if (rc == FC_OK && !how->any_content) {
         rc = check_file(path, err);
     }
     return rc;

@@ -7,10 +7,10 @@
 #include "fsdpckpt/io.h"
 
 /**
- * Whether `path`, if it exists, may be replaced as `target` asks: FC_EUSAGE where it may not.
+ * Whether `path`, if it exists, may be replaced as `how` asks: FC_EUSAGE where it may not.
  * @param path the target, resolved.
  */
-fc_code fc_check_replaced(const fc_target *target, const char *path, fc_error *err);
+fc_code fc_check_replaced(const fc_commit_options *how, const char *path, fc_error *err);
 
 /** Gives `made` the permissions and the owner of `old`, which it is about to replace: files, or directories of files.
  *  Nobody can read it afterwards who could not read the old one. */

@@ -4,6 +4,10 @@
 #ifndef FSDPCKPT_PLAN_BOX_TEXT_H
 #define FSDPCKPT_PLAN_BOX_TEXT_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/box.h"
 
 /** Room enough for the boxes that occur; longer ones end in "...]". */

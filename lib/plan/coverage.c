@@ -12,7 +12,7 @@
  */
 #include "fsdpckpt/plan.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 #include "plan/box_text.h"
 
 #include <inttypes.h>
@@ -400,7 +400,7 @@ static size_t search(const fc_coverage *c, int64_t low, bool starts) {
 }
 
 fc_code fc_coverage_visit(const fc_coverage *coverage, const fc_box *box,
-                          fc_code (*visit)(void *context, const fc_piece *piece, fc_error *err), void *context,
+                          fc_code (*visit)(void *context, const fc_overlap *piece, fc_error *err), void *context,
                           fc_error *err) {
     size_t begin = 0, end = coverage->count;
     if (coverage->key < coverage->tensor->ndim) {
@@ -409,7 +409,7 @@ fc_code fc_coverage_visit(const fc_coverage *coverage, const fc_box *box,
         end = search(coverage, box->offsets[coverage->key] + box->sizes[coverage->key], true);
     }
     for (size_t i = begin; i < end; i++) {
-        fc_piece piece;
+        fc_overlap piece;
         piece.chunk = coverage->chunks[i];
         fc_box chunk = fc_chunk_box(coverage->tensor, &coverage->tensor->chunks[piece.chunk]);
         if (!fc_box_intersect(&chunk, box, piece.offsets, piece.sizes)) {

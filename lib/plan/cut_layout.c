@@ -6,7 +6,7 @@
  */
 #include "fsdpckpt/cut.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,6 +4,10 @@
 #ifndef FSDPCKPT_PLAN_GLOBS_H
 #define FSDPCKPT_PLAN_GLOBS_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include <fnmatch.h>
 #include <stdbool.h>
 #include <stddef.h>

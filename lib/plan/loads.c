@@ -1,11 +1,11 @@
 /*
- * How many bytes each rank's file stores. From the wanted target to the report of a dry run, for meshes on which making
+ * How many bytes each rank's file stores. From the target to the report of a dry run, for meshes on which making
  * every rank's part would take minutes: a model has thousands of tensors but few shapes, and of tensors that are alike
  * in shape, type, placements and owner each rank stores the same.
  */
-#include "fsdpckpt/wanted.h"
+#include "fsdpckpt/target.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,8 +26,8 @@ static int compare_placements(const fc_placement *a, const fc_placement *b, int 
 
 /* 0 for tensors of which each rank stores the same number of bytes. */
 static int compare_alike(const void *pa, const void *pb, void *context) {
-    const fc_wanted *wanted = context;
-    const fc_wanted_tensor *a = &wanted->tensors[*(const uint32_t *)pa], *b = &wanted->tensors[*(const uint32_t *)pb];
+    const fc_target *target = context;
+    const fc_target_tensor *a = &target->tensors[*(const uint32_t *)pa], *b = &target->tensors[*(const uint32_t *)pb];
     int ndim = a->source->ndim;
     int order = compare_u64((uint64_t)ndim, (uint64_t)b->source->ndim);
     for (int d = 0; d < ndim && !order; d++) {
@@ -35,19 +35,19 @@ static int compare_alike(const void *pa, const void *pb, void *context) {
     }
     order = order ? order : compare_u64(fc_dtype_size(a->dtype), fc_dtype_size(b->dtype));
     order = order ? order : compare_u64(a->owner_offset, b->owner_offset);
-    return order ? order : compare_placements(a->placements, b->placements, wanted->mesh->ndim);
+    return order ? order : compare_placements(a->placements, b->placements, target->mesh->ndim);
 }
 
-static fc_code too_large(const fc_wanted *wanted, fc_error *err) {
-    return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", wanted->source->path);
+static fc_code too_large(const fc_target *target, fc_error *err) {
+    return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
 }
 
 /* The next of the stored boxes: along the mesh dimensions that cut, where the owner's coordinate stays along the
    others; along all of them when every rank stores its own. */
-static bool next_box(const fc_wanted *wanted, const fc_placement *placements, int64_t *coordinate) {
-    const fc_mesh *mesh = wanted->mesh;
+static bool next_box(const fc_target *target, const fc_placement *placements, int64_t *coordinate) {
+    const fc_mesh *mesh = target->mesh;
     for (int m = mesh->ndim - 1; m >= 0; m--) {
-        if (placements[m].kind == FC_REPLICATE && !wanted->self_contained) {
+        if (placements[m].kind == FC_REPLICATE && !target->self_contained) {
             continue;
         }
         if (++coordinate[m] < mesh->sizes[m]) {
@@ -59,13 +59,13 @@ static bool next_box(const fc_wanted *wanted, const fc_placement *placements, in
 }
 
 /* Adds `times` the boxes of `t` to the ranks that store them. */
-static fc_code add_boxes(const fc_wanted *wanted, const fc_wanted_tensor *t, uint64_t times, uint64_t *loads,
+static fc_code add_boxes(const fc_target *target, const fc_target_tensor *t, uint64_t times, uint64_t *loads,
                          fc_error *err) {
-    const fc_mesh *mesh = wanted->mesh;
+    const fc_mesh *mesh = target->mesh;
     int64_t coordinate[FC_MAX_MESH_DIMS] = {0}, offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
     const fc_tensor *source = t->source;
     const fc_box box = {source->ndim, offsets, sizes};
-    if (!wanted->self_contained) {
+    if (!target->self_contained) {
         fc_mesh_coordinate(mesh, fc_layout_owner(mesh, t->placements, coordinate, t->owner_offset), coordinate);
     }
     do {
@@ -76,62 +76,62 @@ static fc_code add_boxes(const fc_wanted *wanted, const fc_wanted_tensor *t, uin
         uint64_t bytes, *load = &loads[fc_mesh_rank(mesh, coordinate)];
         if (!fc_mul_u64((uint64_t)fc_box_volume(&box), fc_dtype_size(t->dtype), &bytes) ||
             !fc_mul_u64(bytes, times, &bytes) || !fc_add_u64(*load, bytes, load)) {
-            return too_large(wanted, err);
+            return too_large(target, err);
         }
-    } while (next_box(wanted, t->placements, coordinate));
+    } while (next_box(target, t->placements, coordinate));
     return FC_OK;
 }
 
 /* What is not cut at all: objects, and everything where there is no mesh. */
-static fc_code add_whole(const fc_wanted *wanted, const fc_wanted_tensor *t, uint64_t *loads, fc_error *err) {
+static fc_code add_whole(const fc_target *target, const fc_target_tensor *t, uint64_t *loads, fc_error *err) {
     const fc_box whole = {t->source->ndim, t->source->shape, t->source->shape};
-    int64_t holders = wanted->self_contained ? fc_mesh_ranks(wanted->mesh) : 1;
+    int64_t holders = target->self_contained ? fc_mesh_ranks(target->mesh) : 1;
     uint64_t bytes;
     if (!fc_mul_u64((uint64_t)fc_box_volume(&whole), fc_dtype_size(t->dtype), &bytes)) {
-        return too_large(wanted, err);
+        return too_large(target, err);
     }
     for (int64_t rank = 0; rank < holders; rank++) {
         if (!fc_add_u64(loads[rank], bytes, &loads[rank])) {
-            return too_large(wanted, err);
+            return too_large(target, err);
         }
     }
     return FC_OK;
 }
 
-fc_code fc_wanted_loads(const fc_wanted *wanted, uint64_t *loads, fc_error *err) {
+fc_code fc_target_loads(const fc_target *target, uint64_t *loads, fc_error *err) {
     size_t count = 0;
     fc_code rc = FC_OK;
-    uint32_t *order = malloc((wanted->ntensors ? wanted->ntensors : 1) * sizeof *order);
+    uint32_t *order = malloc((target->ntensors ? target->ntensors : 1) * sizeof *order);
     if (!order) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", wanted->source->path);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
     }
-    memset(loads, 0, (size_t)fc_mesh_ranks(wanted->mesh) * sizeof *loads);
-    for (size_t i = 0; i < wanted->ntensors && rc == FC_OK; i++) {
-        const fc_wanted_tensor *t = &wanted->tensors[i];
-        if (wanted->mesh->ndim == 0 || t->source->object) {
-            rc = add_whole(wanted, t, loads, err);
+    memset(loads, 0, (size_t)fc_mesh_ranks(target->mesh) * sizeof *loads);
+    for (size_t i = 0; i < target->ntensors && rc == FC_OK; i++) {
+        const fc_target_tensor *t = &target->tensors[i];
+        if (target->mesh->ndim == 0 || t->source->object) {
+            rc = add_whole(target, t, loads, err);
         } else {
             order[count++] = (uint32_t)i;
         }
     }
-    qsort_r(order, count, sizeof *order, compare_alike, (void *)(uintptr_t)wanted);
+    qsort_r(order, count, sizeof *order, compare_alike, (void *)(uintptr_t)target);
     for (size_t i = 0, end; i < count && rc == FC_OK; i = end) {
-        for (end = i + 1; end < count && compare_alike(&order[i], &order[end], (void *)(uintptr_t)wanted) == 0; end++) {
+        for (end = i + 1; end < count && compare_alike(&order[i], &order[end], (void *)(uintptr_t)target) == 0; end++) {
         }
-        rc = add_boxes(wanted, &wanted->tensors[order[i]], end - i, loads, err);
+        rc = add_boxes(target, &target->tensors[order[i]], end - i, loads, err);
     }
     free(order);
     return rc;
 }
 
-uint64_t fc_wanted_boxes(const fc_wanted *wanted) {
+uint64_t fc_target_boxes(const fc_target *target) {
     uint64_t total = 0;
-    for (size_t i = 0; i < wanted->ntensors; i++) {
-        const fc_wanted_tensor *t = &wanted->tensors[i];
+    for (size_t i = 0; i < target->ntensors; i++) {
+        const fc_target_tensor *t = &target->tensors[i];
         uint64_t boxes = 1;
-        for (int m = 0; !t->source->object && m < wanted->mesh->ndim; m++) {
+        for (int m = 0; !t->source->object && m < target->mesh->ndim; m++) {
             /* At most 2^20 ranks, so this does not overflow. */
-            boxes *= t->placements[m].kind == FC_REPLICATE ? 1 : (uint64_t)wanted->mesh->sizes[m];
+            boxes *= t->placements[m].kind == FC_REPLICATE ? 1 : (uint64_t)target->mesh->sizes[m];
         }
         total = fc_add_u64(total, boxes, &total) ? total : UINT64_MAX;
     }

@@ -1,11 +1,15 @@
 /*
  * The names of a checkpoint as they are compared with another's: selected by globs, changed by --strip-prefix and
- * --rename. From a manifest to a list that check and diff join. (A conversion's names are fc_wanted's.)
+ * --rename. From a manifest to a list that check and diff join. (A conversion's names are fc_target's.)
  */
 #ifndef FSDPCKPT_PLAN_NAMES_H
 #define FSDPCKPT_PLAN_NAMES_H
 
-#include "core/name_table.h"
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "base/name_table.h"
 #include "plan/rename.h"
 
 typedef struct fc_named {

@@ -8,7 +8,7 @@
  */
 #include "plan/rename.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 
 #include <locale.h>
 #include <regex.h>

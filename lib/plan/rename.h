@@ -4,7 +4,11 @@
 #ifndef FSDPCKPT_PLAN_RENAME_H
 #define FSDPCKPT_PLAN_RENAME_H
 
-#include "fsdpckpt/wanted.h"
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/target.h"
 
 /** The rules of a selection, compiled. */
 typedef struct fc_rename fc_rename;

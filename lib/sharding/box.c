@@ -4,7 +4,7 @@
  */
 #include "fsdpckpt/box.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 
 #include <string.h>
 

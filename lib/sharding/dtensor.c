@@ -5,7 +5,7 @@
  */
 #include "fsdpckpt/dtensor.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 
 #include <string.h>
 

@@ -5,6 +5,10 @@
 #ifndef FSDPCKPT_SHARDING_FLAT_RUNS_H
 #define FSDPCKPT_SHARDING_FLAT_RUNS_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/box.h"
 
 /** A walk over the boxes of a run. Private to fc_flat_run_*. */

@@ -4,7 +4,7 @@
  */
 #include "fsdpckpt/layout.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
 #include "fsdpckpt/mesh.h"
 #include "fsdpckpt/box.h"
 
-#include "core/checked.h"
+#include "base/checked.h"
 
 #include <string.h>
 

@@ -4,8 +4,8 @@
  */
 #include "fsdpckpt/layout.h"
 
-#include "core/json_file.h"
 #include "fsdpckpt/io.h"
+#include "io/json_file.h"
 #include "sharding/tp_plan.h"
 
 #include <string.h>

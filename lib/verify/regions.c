@@ -4,7 +4,7 @@
  */
 #include "verify/regions.h"
 
-#include "core/grow.h"
+#include "base/grow.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
 
@@ -174,7 +174,7 @@ static fc_code add_chunk(listing *l, size_t index, size_t *next, fc_error *err) 
     return rc == FC_OK && needed ? add_box(l, index, 1, chunk->dims, NULL, err) : rc;
 }
 
-static fc_code mark(void *context, const fc_piece *piece, fc_error *err) {
+static fc_code mark(void *context, const fc_overlap *piece, fc_error *err) {
     bool *counts = context;
     (void)err;
     counts[piece->chunk] = true;

@@ -4,6 +4,10 @@
 #ifndef FSDPCKPT_VERIFY_REGIONS_H
 #define FSDPCKPT_VERIFY_REGIONS_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/verify.h"
 
 /** What is read of a region, and what it is compared with. */

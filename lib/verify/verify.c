@@ -4,15 +4,15 @@
  */
 #include "verify/regions.h"
 
-#include "core/crc.h"
-#include "core/pages.h"
+#include "base/crc.h"
+#include "base/pages.h"
+#include "base/threads.h"
+#include "engine/source.h"
+#include "engine/tile_digest.h"
+#include "engine/tuning.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
 #include "io/input.h"
-#include "move/source.h"
-#include "move/threads.h"
-#include "move/tile_digest.h"
-#include "move/tuning.h"
 #include "plan/box_text.h"
 
 #include <inttypes.h>
@@ -24,8 +24,8 @@
 typedef struct active {
     const fc_region *region;
     fc_coverage *coverage;
-    fc_part_item item; /* as the engine digests it: the region's box */
-    uint64_t sum;      /* FC_REGION_BYTES: of CRC-32s; FC_REGION_FILE: of CRC-64s */
+    fc_target_item item; /* as the engine digests it: the region's box */
+    uint64_t sum;        /* FC_REGION_BYTES: of CRC-32s; FC_REGION_FILE: of CRC-64s */
     fc_item_digest digest;
     bool failed; /* reported already */
     unsigned users;
@@ -103,8 +103,8 @@ static void note(verifier *v, active *a, fc_code rc, const fc_error *err) {
 
 static void compare_box(verifier *v, active *a) {
     const fc_region *r = a->region;
-    const fc_wanted_tensor wanted = {.source = r->tensor, .dtype = r->tensor->dtype};
-    const fc_wanted all = {.tensors = &wanted, .ntensors = 1};
+    const fc_target_tensor target = {.source = r->tensor, .dtype = r->tensor->dtype};
+    const fc_target all = {.tensors = &target, .ntensors = 1};
     fc_item_digest_end(&a->digest, &all, false);
     if (r->kind == FC_REGION_CRC64 && a->item.crc64 != r->expected) {
         const fc_defect place = place_of(v, r);
@@ -180,7 +180,7 @@ static fc_code open_next(verifier *v, fc_error *err) {
     const int ndim = r->tensor->ndim;
     const fc_box box = {ndim, r->dims, r->dims + ndim};
     fc_error found;
-    a->item = (fc_part_item){.tensor = 0, .owned = true, .dims = r->dims};
+    a->item = (fc_target_item){.tensor = 0, .owned = true, .dims = r->dims};
     a->digest = (fc_item_digest){&a->item, r->counts ? &v->sums[r->number] : NULL, 0, 0};
     fc_code rc = fc_coverage_within(v->checkpoint, &r->own, &box, &a->coverage, &found);
     if (rc != FC_OK) {
@@ -261,9 +261,9 @@ static fc_code read_tile(worker *w, tile *t, fc_error *err) {
         return read_bytes(w, t, err);
     }
     const fc_box box = {r->tensor->ndim, t->tile.offsets, t->tile.sizes};
-    const fc_wanted_tensor wanted = {.source = r->tensor, .name = r->tensor->name, .dtype = r->tensor->dtype};
+    const fc_target_tensor target = {.source = r->tensor, .name = r->tensor->name, .dtype = r->tensor->dtype};
     fc_code rc = fc_source_fill(w->source, a->coverage, &r->own, &box, w->buffer, err);
-    return rc == FC_OK ? fc_tile_digest_make(&wanted, &a->item, &box, w->buffer, false, &t->sums, err) : rc;
+    return rc == FC_OK ? fc_tile_digest_make(&target, &a->item, &box, w->buffer, false, &t->sums, err) : rc;
 }
 
 /* Called with the lock held. */

@@ -20,6 +20,7 @@ import unittest
 
 BINARY = os.environ["FSDPCKPT"]
 CORPUS = os.environ["FSDPCKPT_CORPUS"]
+HANG = 600  # seconds: a net against hangs, far beyond what a busy machine needs
 
 
 def corpus(name):
@@ -38,7 +39,7 @@ class Case(unittest.TestCase):
     def path(self, *names):
         return os.path.join(self.dir, *names)
 
-    def run_tool(self, *args, stdout=subprocess.PIPE, env=None, timeout=120):
+    def run_tool(self, *args, stdout=subprocess.PIPE, env=None, timeout=HANG):
         full = {**os.environ, "LC_ALL": "C.UTF-8", **(env or {})}
         return subprocess.run([BINARY, *map(str, args)], stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
                               cwd=self.dir, env=full, timeout=timeout, text=True, errors="replace")

@@ -169,7 +169,7 @@ class Diff(harness.Case):
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         os.read(p.stderr.fileno(), 1)  # progress: it is at work
         p.send_signal(signal.SIGINT)
-        out, err = p.communicate(timeout=60)
+        out, err = p.communicate(timeout=harness.HANG)
         self.assertEqual((p.returncode, out), (130, ""))
         self.assertTrue(err.endswith("fsdpckpt: interrupted\n"), err)
 

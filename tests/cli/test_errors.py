@@ -309,7 +309,7 @@ class Errors(harness.Case):
             for source in ("shards", harness.corpus(FSDP2)):
                 with self.subTest(case=i, source=source):
                     p = subprocess.run([harness.BINARY, "consolidate", source, "-o", "x.h5", "-q", "--force"], cwd=self.dir,
-                                       preexec_fn=closing, timeout=60)
+                                       preexec_fn=closing, timeout=harness.HANG)
                     self.assertEqual(p.returncode, 0)
                     with open(self.path("x.h5"), "rb") as f, open(self.path("good.h5"), "rb") as g:
                         self.assertEqual(f.read(), g.read())

@@ -17,7 +17,7 @@ class Interrupt(harness.Case):
 
     def wait_for_staging(self, p, names):
         """Until something beside the source appears: the job is writing."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + harness.HANG
         while p.poll() is None and time.monotonic() < end:
             if self.listing() != names:
                 return True
@@ -31,7 +31,7 @@ class Interrupt(harness.Case):
                     p = self.start(*args)
                     self.assertTrue(self.wait_for_staging(p, ["big"]), "finished before the signal")
                     p.send_signal(number)
-                    out, err = p.communicate(timeout=60)
+                    out, err = p.communicate(timeout=harness.HANG)
                     self.assertEqual(p.returncode, 130, err)
                     self.assertEqual(err, "fsdpckpt: interrupted\n")
                     self.assertEqual(out, "")
@@ -43,14 +43,14 @@ class Interrupt(harness.Case):
                              preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
         self.wait_for_staging(p, ["big"])
         p.send_signal(signal.SIGHUP)
-        self.assertEqual(p.wait(timeout=60), 0)
+        self.assertEqual(p.wait(timeout=harness.HANG), 0)
         self.assertEqual(self.listing(), ["big", "m.h5"])
 
     def test_file_size_limit_is_an_error(self):
         harness.make_large(self.path("big"), 1 << 22)
         limit = (1 << 20, 1 << 20)
         p = subprocess.run([harness.BINARY, "consolidate", "big", "-o", "m.h5"], cwd=self.dir, stderr=subprocess.PIPE,
-                           text=True, timeout=60, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+                           text=True, timeout=harness.HANG, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
         self.assertEqual(p.returncode, 4, p.stderr)
         self.assertEqual(p.stderr.count("\n"), 1, p.stderr)
         self.assertIn("File too large", p.stderr)
@@ -64,7 +64,7 @@ class Interrupt(harness.Case):
         p = self.start("consolidate", "big", "-o", "m.h5", "--force", "-j1")
         self.assertTrue(self.wait_for_staging(p, ["big", "m.h5"]))
         p.send_signal(signal.SIGINT)
-        p.communicate(timeout=60)
+        p.communicate(timeout=harness.HANG)
         self.assertEqual(p.returncode, 130)
         with open(self.path("m.h5"), "rb") as f:
             self.assertEqual(f.read(), before)
@@ -76,7 +76,7 @@ class Interrupt(harness.Case):
         p = subprocess.Popen([harness.BINARY, "consolidate", "small", "-o", "m.h5"], cwd=self.dir, stdout=subprocess.PIPE,
                              stderr=slave)
         os.close(slave)
-        p.communicate(timeout=60)
+        p.communicate(timeout=harness.HANG)
         try:
             shown = os.read(master, 4096)
         except OSError:

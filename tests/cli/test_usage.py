@@ -54,13 +54,13 @@ class Usage(harness.Case):
 
     def test_example_has_help(self):
         program = os.path.join(os.path.dirname(harness.BINARY), "train_mlp")
-        p = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60)
+        p = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=harness.HANG)
         self.assertEqual((p.returncode, p.stderr), (0, ""))
         self.assertTrue(p.stdout.startswith("usage: train_mlp "))
         for option in re.findall(r"--[\w-]+", p.stdout.split("\n\n")[0]):
             self.assertIn(f"\n  {option} ", p.stdout)
         for wrong in ("--frob", "ckpt"):
-            p = subprocess.run([program, wrong], capture_output=True, text=True, timeout=60, cwd=self.dir)
+            p = subprocess.run([program, wrong], capture_output=True, text=True, timeout=harness.HANG, cwd=self.dir)
             self.assertEqual((p.returncode, p.stdout), (2, ""))
             self.assertIn("usage: train_mlp ", p.stderr)
 

@@ -350,7 +350,7 @@ class Verify(harness.Case):
         run in three did."""
         self.ok("view", harness.corpus(MESH), "-o", "v.h5", "-q")
         for _ in range(8):
-            self.ok("verify", "v.h5", "--follow-external", "-j", "16", "-q", timeout=60)
+            self.ok("verify", "v.h5", "--follow-external", "-j", "16", "-q")
 
     def test_a_view_onto_missing_data(self):
         """One defect a tensor, none of which counts as covered, or as read."""

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 
+HANG = 600  # seconds: a net against hangs, far beyond what a busy machine needs
+
 
 def snapshot(path):
     """Every file below path with its content."""
@@ -25,7 +27,7 @@ def snapshot(path):
 
 
 def run(argv, env=None):
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=HANG)
 
 
 def main():

@@ -41,17 +41,17 @@ static void check_tensors(const fc_checkpoint *checkpoint, uint64_t file_size) {
 static void look_into_shares(const char *path) {
     pt_file f;
     fc_error err;
-    pt_share share;
+    pt_shard share;
     pt_leaves leaves = {.arena = fc_arena_new()};
     if (leaves.arena && fc_pt_file_open(path, 0, &f, &err) == FC_OK) {
         fc_pt_flatten(&f, NULL, &leaves, &err);
         for (size_t i = 0; i < leaves.count; i++) {
             if (leaves.items[i].kind == PT_DTENSOR) {
-                fc_pt_dtensor_share(&f, leaves.items[i].v, &share, &err);
+                fc_pt_dtensor_shard(&f, leaves.items[i].v, &share, &err);
             } else if (leaves.items[i].kind == PT_SHARDED_TENSOR) {
                 size_t n = fc_pt_sharded_count(&f, leaves.items[i].v);
                 for (size_t k = 0; k <= n && k < 16; k++) {
-                    fc_pt_sharded_share(&f, leaves.items[i].v, k, &share, &err);
+                    fc_pt_sharded_shard(&f, leaves.items[i].v, k, &share, &err);
                 }
             }
         }

@@ -12,7 +12,7 @@ cmake --install "$build" --prefix "$work/prefix" >"$work/log" || { cat "$work/lo
 # The .pc file names the prefix of configure time: what --prefix changed is told to pkg-config.
 PKG_CONFIG_PATH=$(dirname "$(find "$work/prefix" -name fsdpckpt.pc)")
 export PKG_CONFIG_PATH
-sed -i "s|^prefix=.*|prefix=$work/prefix|" "$PKG_CONFIG_PATH/fsdpckpt.pc"
+sed -i "s|^prefix=.*|prefix=$work/prefix|" "$PKG_CONFIG_PATH/fsdpckpt.pc" "$PKG_CONFIG_PATH/fsdpckpt-train.pc"
 cmake -S "$here" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 cmake --build "$work/build" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 a=$("$work/build/by_cmake" "$checkpoint")
@@ -25,6 +25,8 @@ export LD_LIBRARY_PATH
 c=$("$work/by_hand" "$checkpoint")
 pkg-config --static --libs fsdpckpt >/dev/null
 test "$a" -gt 0 && test "$a" = "$b" && test "$a" = "$c"
+"$work/build/train_by_cmake" >/dev/null
+"$work/build/train_by_pkgconfig" >/dev/null
 "$work/prefix/bin/fsdpckpt" --version >/dev/null
 test -s "$work/prefix/share/man/man1/fsdpckpt.1"
 test -s "$work/prefix/share/bash-completion/completions/fsdpckpt"

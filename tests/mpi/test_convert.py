@@ -40,7 +40,7 @@ class Convert(harness.Case):
         return path
 
     def job(self, ranks, *args, env=None):
-        return subprocess.run([LAUNCH, str(ranks), harness.BINARY, *map(str, args)], cwd=self.dir, text=True, timeout=100,
+        return subprocess.run([LAUNCH, str(ranks), harness.BINARY, *map(str, args)], cwd=self.dir, text=True, timeout=harness.HANG,
                               capture_output=True, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})})
 
     def check_same(self, source, ranks, *args):
@@ -191,7 +191,7 @@ class Convert(harness.Case):
         """Every rank in a directory of its own; DST is above them."""
         line = 'cd "disk$OMPI_COMM_WORLD_RANK" && exec "$0" "$@"'
         return subprocess.run([LAUNCH, str(ranks), "sh", "-c", line, harness.BINARY, *map(str, args)], cwd=self.dir,
-                              text=True, timeout=100, capture_output=True, stdin=subprocess.DEVNULL,
+                              text=True, timeout=harness.HANG, capture_output=True, stdin=subprocess.DEVNULL,
                               env={**os.environ, **(env or {})})
 
     def test_local(self):

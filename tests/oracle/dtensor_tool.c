@@ -5,7 +5,7 @@
  * With "placements" the tensor lies so on the whole mesh and is all-gathered only. The answer has for each rank:
  * "chunked" and its "placements", "gathered", "chunk_tensor" (null: no shard) and "loaded" (number of shards).
  */
-#include "fsdpckpt/dtensor_data.h"
+#include "fsdpckpt/train/dtensor_data.h"
 
 #include <jansson.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@
  * their bytes in hexadecimal. The forward runs the units in the order of each
  * step, the root around them, the backward as its calls say.
  */
-#include "fsdpckpt/fsdp.h"
+#include "fsdpckpt/train/fsdp.h"
 
 #include <jansson.h>
 #include <stdio.h>

@@ -24,7 +24,7 @@ DUMP = os.path.abspath(sys.argv[1])
 MAKE = os.path.abspath(sys.argv[2])
 SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 1
 ROUNDS = int(sys.argv[4]) if len(sys.argv) > 4 else 250
-SECONDS = 100  # libhdf5 hangs on some; our limit is 60 s without progress
+SECONDS = 600  # a net against hangs; libhdf5 hangs on some files, and is stopped after 60 s without progress
 MEMORY = 400 << 10  # KiB of the parent; sanitizers and a few inline objects included
 
 

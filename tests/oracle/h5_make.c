@@ -14,8 +14,8 @@ static void list(void) {
     h5_made made;
     h5_made_begin(&made, 0, NULL, NULL);
     h5_made_zoo(&made);
-    for (size_t i = 0; i < made.wanted.ntensors; i++) {
-        const fc_wanted_tensor *t = &made.tensors[i];
+    for (size_t i = 0; i < made.target.ntensors; i++) {
+        const fc_target_tensor *t = &made.tensors[i];
         printf("%s\x1f%s\x1f", t->name, fc_dtype_get(t->dtype)->torch_name);
         for (int d = 0; d < t->source->ndim; d++) {
             printf("%s%lld", d ? "," : "", (long long)t->source->shape[d]);

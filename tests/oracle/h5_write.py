@@ -243,6 +243,57 @@ def check_sharded(directory, values, mesh):
     check_index(directory, values, mesh)
 
 
+def absent(dtype):
+    """The bits that say that a shard file is missing: never those of a weight."""
+    fixed = {"bool": b"\xff", "object": b"\xff", "float4_e2m1fn_x2": b"\xff", "float8_e4m3fnuz": b"\x80",
+             "float8_e5m2fnuz": b"\x80"}
+    if dtype in fixed:
+        return fixed[dtype]
+    if dtype.startswith(("int", "uint")):
+        limits = np.iinfo(dtype)
+        return np.array(limits.min if dtype.startswith("int") else limits.max, dtype).tobytes()
+    return b"\xff" * WIDTH.get(dtype, 1)
+
+
+def is_nan(bits, dtype):
+    if dtype.startswith("complex"):
+        part = {"complex32": "f2", "complex64": "f4", "complex128": "f8"}[dtype]
+        return np.isnan(np.ascontiguousarray(bits).view(part)).all()
+    known = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    return np.isnan(np.ascontiguousarray(bits).view(known).astype("f4")).all()
+
+
+def check_missing_shard(directory, values, mesh):
+    """What a program that knows only HDF5 reads where a shard file was lost."""
+    world = math.prod(s for _, s in mesh)
+    seen = set()
+    os.remove(os.path.join(directory, f"shard-00000-of-{world:05d}.h5"))
+    with h5py.File(os.path.join(directory, "index.h5")) as f:
+        check("NaN" in f.attrs["missing_shards_read_as"], f"{mesh}: the index says what is read of a lost shard")
+        for v in values:
+            if v.bits.size == 0:
+                continue
+            got, want, lost = bits(f[v.path]).reshape(-1), v.bits.reshape(-1), absent(v.dtype)
+            wrong = np.flatnonzero(got != want)
+            check(all(got[i].tobytes() == lost for i in wrong), f"{mesh}: {v.path}: what is lost reads as {got[wrong]}")
+            if len(wrong):
+                seen.add(v.dtype)
+                if v.dtype.startswith(("float", "bfloat", "complex")) and v.dtype != "float4_e2m1fn_x2":
+                    check(is_nan(got[wrong], v.dtype), f"{mesh}: {v.path}: what is lost is NaN")
+    check(seen >= {v.dtype for v in values}, f"{mesh}: nothing is lost of {({v.dtype for v in values} - seen)}")
+
+
+def check_part_missing(directory, v):
+    """Only the rows of the lost rank are lost."""
+    os.remove(os.path.join(directory, "shard-00001-of-00003.h5"))
+    with h5py.File(os.path.join(directory, "index.h5")) as f:
+        got, want = bits(f[v.path]), v.bits
+        rows = [i for i in range(len(want)) if (got[i] != want[i]).any()]
+        each = -(-len(want) // 3)
+        check(rows == list(range(each, min(2 * each, len(want)))), f"{v.path}: rows {rows[:1]}…{rows[-1:]} are lost")
+        check(np.isnan(f[v.path][each:2 * each]).all(), f"{v.path}: h5py reads NaN")
+
+
 def check_strided(directory):
     """dp 4 × tp 2, dimension 0 cut by both: the order that PyTorch 2.15 was seen to record, on 16 rows."""
     got = []
@@ -298,6 +349,10 @@ def main():
             check_h5dump(os.path.join(moved, "index.h5"), large)
             if mesh == [("dp", 4), ("tp", 2)]:
                 check_strided(moved)
+            if mesh == [("dp", 1)]:
+                check_missing_shard(moved, values, mesh)
+            elif mesh == [("dp", 3)]:
+                check_part_missing(moved, large)
             shutil.rmtree(moved)
             shutil.rmtree(made[1])
     print(f"{len(values)} values on {len(meshes)} meshes and in a full file: {len(failures)} failures")

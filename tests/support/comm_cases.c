@@ -103,8 +103,11 @@ fc_code case_all_gather_v(fc_comm *comm, void *context, fc_error *err) {
 
 /* ---- reductions of small numbers, which every type but bool and e8m0 holds exactly ---- */
 
+enum { PERIOD = 4, LARGEST_ELEMENT = 16 };
+
+/* Repeats every PERIOD places. */
 static int number_of(int rank, size_t i) {
-    return (int)((i + (size_t)rank * 3) % 4);
+    return (int)((i + (size_t)rank * 3) % PERIOD);
 }
 
 /* Elements from numbers, rounded or as integers; complex numbers are x + 2x i. */
@@ -146,6 +149,33 @@ static double expected(fc_reduce op, int size, size_t i) {
     return op == FC_REDUCE_SUM ? sum : op == FC_REDUCE_AVG ? sum / size : op == FC_REDUCE_MIN ? least : most;
 }
 
+/* Writes `count` elements at `to`: a pattern of PERIOD elements, repeated. Casting each element anew would take most of
+   the test's time. */
+static void repeat(const unsigned char *pattern, size_t element, size_t count, unsigned char *to) {
+    for (size_t done = 0; done < count; done += PERIOD) {
+        size_t some = count - done < PERIOD ? count - done : PERIOD;
+        memcpy(to + done * element, pattern, some * element);
+    }
+}
+
+/* What `rank` sends. */
+static void put_numbers(fc_dtype dtype, int rank, size_t count, unsigned char *to) {
+    unsigned char pattern[PERIOD * LARGEST_ELEMENT] = {0};
+    for (size_t i = 0; i < PERIOD; i++) {
+        put(dtype, pattern, i, number_of(rank, i));
+    }
+    repeat(pattern, fc_dtype_size(dtype), count, to);
+}
+
+/* The answer for the places from `first` on. */
+static void put_expected(fc_dtype dtype, fc_reduce op, int size, size_t first, size_t count, unsigned char *to) {
+    unsigned char pattern[PERIOD * LARGEST_ELEMENT] = {0};
+    for (size_t i = 0; i < PERIOD; i++) {
+        put(dtype, pattern, i, expected(op, size, first + i));
+    }
+    repeat(pattern, fc_dtype_size(dtype), count, to);
+}
+
 /* Whether the library promises an answer, and this test knows it: powers of two alone have no sums. */
 static bool has_answer(fc_dtype dtype, fc_reduce op) {
     fc_dtype_class cls = fc_dtype_get(dtype)->cls;
@@ -177,12 +207,8 @@ static fc_code reduce_scatter_of(fc_comm *comm, fc_dtype dtype, fc_reduce op, si
                                  fc_error *err) {
     size_t size = fc_dtype_size(dtype), all = count * (size_t)comm->size, first = count * (size_t)comm->rank;
     unsigned char *send = calloc(all + 1, size), *own = calloc(count + 1, size), *wanted = calloc(count + 1, size);
-    for (size_t i = 0; i < all; i++) {
-        put(dtype, send, i, number_of(comm->rank, i));
-    }
-    for (size_t i = 0; i < count; i++) {
-        put(dtype, wanted, i, expected(op, comm->size, first + i));
-    }
+    put_numbers(dtype, comm->rank, all, send);
+    put_expected(dtype, op, comm->size, first, count, wanted);
     unsigned char *recv = in_place ? send + first * size : own;
     fc_code rc = comm->reduce_scatter(comm, send, recv, count, dtype, op, NULL, err);
     rc = rc == FC_OK ? compare("reduce_scatter", dtype, op, recv, wanted, count * size, err) : rc;
@@ -195,10 +221,8 @@ static fc_code reduce_scatter_of(fc_comm *comm, fc_dtype dtype, fc_reduce op, si
 static fc_code all_reduce_of(fc_comm *comm, fc_dtype dtype, fc_reduce op, size_t count, fc_error *err) {
     size_t size = fc_dtype_size(dtype);
     unsigned char *data = calloc(count + 1, size), *wanted = calloc(count + 1, size);
-    for (size_t i = 0; i < count; i++) {
-        put(dtype, data, i, number_of(comm->rank, i));
-        put(dtype, wanted, i, expected(op, comm->size, i));
-    }
+    put_numbers(dtype, comm->rank, count, data);
+    put_expected(dtype, op, comm->size, 0, count, wanted);
     fc_code rc = comm->all_reduce(comm, data, count, dtype, op, NULL, err);
     rc = rc == FC_OK ? compare("all_reduce", dtype, op, data, wanted, count * size, err) : rc;
     free(data);

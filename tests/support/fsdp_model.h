@@ -6,7 +6,7 @@
 #ifndef TESTS_FSDP_MODEL_H
 #define TESTS_FSDP_MODEL_H
 
-#include "fsdpckpt/fsdp.h"
+#include "fsdpckpt/train/fsdp.h"
 
 enum { MODEL_UNITS = 4, MODEL_NUMEL = 37 };
 

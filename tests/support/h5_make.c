@@ -31,7 +31,7 @@ void h5_made_begin(h5_made *made, int ndim, const char *const *names, const int6
     made->capacity = 20000;
     made->sources = fc_arena_calloc(made->arena, made->capacity, sizeof *made->sources);
     made->tensors = fc_arena_calloc(made->arena, made->capacity, sizeof *made->tensors);
-    made->wanted = (fc_wanted){.source = &made->source, .mesh = &made->mesh, .tensors = made->tensors};
+    made->target = (fc_target){.source = &made->source, .mesh = &made->mesh, .tensors = made->tensors};
 }
 
 void h5_made_end(h5_made *made) {
@@ -62,14 +62,14 @@ static char *join(fc_arena *arena, const fc_path *path) {
     return name;
 }
 
-fc_wanted_tensor *h5_made_add(h5_made *made, const char *path, fc_dtype dtype, int ndim, const int64_t *shape,
+fc_target_tensor *h5_made_add(h5_made *made, const char *path, fc_dtype dtype, int ndim, const int64_t *shape,
                               int tp_dim) {
-    size_t at = made->wanted.ntensors++;
+    size_t at = made->target.ntensors++;
     if (at >= made->capacity) {
         abort();
     }
     fc_tensor *source = &made->sources[at];
-    fc_wanted_tensor *tensor = &made->tensors[at];
+    fc_target_tensor *tensor = &made->tensors[at];
     int64_t *dims = fc_arena_calloc(made->arena, FC_MAX_DIMS, sizeof *dims);
     fc_placement *placements = fc_arena_calloc(made->arena, FC_MAX_MESH_DIMS, sizeof *placements);
     for (int d = 0; d < ndim; d++) {
@@ -95,7 +95,7 @@ fc_wanted_tensor *h5_made_add(h5_made *made, const char *path, fc_dtype dtype, i
 void h5_made_object(h5_made *made, const char *path, int64_t bytes, const char *json) {
     static const fc_object encoded = {.encoding = "torch.save"};
     h5_made_add(made, path, FC_OPAQUE, 1, &bytes, -1);
-    fc_tensor *source = &made->sources[made->wanted.ntensors - 1];
+    fc_tensor *source = &made->sources[made->target.ntensors - 1];
     source->object = &encoded;
     source->detail = fc_arena_strndup(made->arena, json, strlen(json));
 }
@@ -140,12 +140,12 @@ void h5_made_zoo(h5_made *made) {
     free(big);
 }
 
-fc_part h5_made_part(h5_made *made, int64_t rank) {
-    fc_part part;
-    if (fc_wanted_part(&made->wanted, (uint32_t)rank, made->arena, &part, NULL) != FC_OK) {
+fc_target_file h5_made_part(h5_made *made, int64_t rank) {
+    fc_target_file file;
+    if (fc_target_file_of(&made->target, (uint32_t)rank, made->arena, &file, NULL) != FC_OK) {
         abort();
     }
-    return part;
+    return file;
 }
 
 static unsigned char byte_at(uint64_t i, uint32_t tensor, fc_dtype dtype) {
@@ -174,21 +174,21 @@ static unsigned char *box_bytes(const fc_tensor *t, uint32_t index, const int64_
     return bytes;
 }
 
-fc_code h5_made_fill(const h5_made *made, const fc_part *part, fc_error *err) {
-    int fd = open(part->path, O_WRONLY | O_CLOEXEC);
+fc_code h5_made_fill(const h5_made *made, const fc_target_file *file, fc_error *err) {
+    int fd = open(file->path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) {
-        return fc_fail(err, FC_EIO, "%s: cannot be opened", part->path);
+        return fc_fail(err, FC_EIO, "%s: cannot be opened", file->path);
     }
     fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < part->nitems; i++) {
-        const fc_part_item *item = &part->items[i];
+    for (size_t i = 0; rc == FC_OK && i < file->nitems; i++) {
+        const fc_target_item *item = &file->items[i];
         if (!item->owned) {
             continue;
         }
         size_t size;
         unsigned char *bytes = box_bytes(made->tensors[item->tensor].source, item->tensor, item->dims, &size);
-        rc = fc_pwrite_full(fd, bytes, size, item->offset, part->path, err);
-        part->items[i].crc64 = fc_crc64(0, bytes, size);
+        rc = fc_pwrite_full(fd, bytes, size, item->offset, file->path, err);
+        file->items[i].crc64 = fc_crc64(0, bytes, size);
         free(bytes);
     }
     close(fd);
@@ -197,8 +197,8 @@ fc_code h5_made_fill(const h5_made *made, const fc_part *part, fc_error *err) {
 
 /* The digests of all values as wholes; the caller frees them. */
 static uint64_t *whole_digests(const h5_made *made) {
-    uint64_t *digests = calloc(made->wanted.ntensors + 1, sizeof *digests);
-    for (size_t i = 0; digests && i < made->wanted.ntensors; i++) {
+    uint64_t *digests = calloc(made->target.ntensors + 1, sizeof *digests);
+    for (size_t i = 0; digests && i < made->target.ntensors; i++) {
         const fc_tensor *t = made->tensors[i].source;
         int64_t dims[2 * FC_MAX_DIMS] = {0};
         size_t size;
@@ -216,15 +216,15 @@ fc_code h5_made_write(h5_made *made, const char *staging, fc_error *err) {
     const fc_format *format = fc_format_find("h5");
     fc_writer writer = {format, NULL};
     int64_t ranks = made->mesh.ndim ? fc_mesh_ranks(&made->mesh) : 1;
-    fc_code rc = format->create(&made->wanted, staging, &writer, err);
+    fc_code rc = format->create(&made->target, staging, &writer, err);
     if (rc != FC_OK) {
         return rc;
     }
     for (int64_t rank = 0; rc == FC_OK && rank < ranks; rank++) {
-        fc_part part = h5_made_part(made, rank);
-        rc = format->reserve(&writer, &part, err);
-        rc = rc == FC_OK ? h5_made_fill(made, &part, err) : rc;
-        rc = rc == FC_OK ? format->seal(&writer, &part, err) : rc;
+        fc_target_file file = h5_made_part(made, rank);
+        rc = format->reserve(&writer, &file, err);
+        rc = rc == FC_OK ? h5_made_fill(made, &file, err) : rc;
+        rc = rc == FC_OK ? format->finish_file(&writer, &file, err) : rc;
     }
     uint64_t *digests = whole_digests(made);
     rc = rc == FC_OK ? format->finish(&writer, digests, err) : rc;

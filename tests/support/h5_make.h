@@ -12,9 +12,9 @@ typedef struct h5_made {
     fc_arena *arena;
     fc_checkpoint source;
     fc_mesh mesh;
-    fc_wanted wanted;
-    fc_tensor *sources; /* of the wanted tensors */
-    fc_wanted_tensor *tensors;
+    fc_target target;
+    fc_tensor *sources; /* of the target tensors */
+    fc_target_tensor *tensors;
     size_t capacity;
 } h5_made;
 
@@ -26,7 +26,7 @@ void h5_made_end(h5_made *made);
  * Adds a tensor. `path` has elements separated by "|"; one that starts with "#" is a list index, "~" an empty key.
  * @param tp_dim the dimension that TP cuts, or -1.
  */
-fc_wanted_tensor *h5_made_add(h5_made *made, const char *path, fc_dtype dtype, int ndim, const int64_t *shape,
+fc_target_tensor *h5_made_add(h5_made *made, const char *path, fc_dtype dtype, int ndim, const int64_t *shape,
                               int tp_dim);
 
 /** Adds an object of `bytes` bytes whose JSON text is `json`. */
@@ -36,10 +36,10 @@ void h5_made_object(h5_made *made, const char *path, int64_t bytes, const char *
 void h5_made_zoo(h5_made *made);
 
 /** The part of `rank`, allocated from made->arena. */
-fc_part h5_made_part(h5_made *made, int64_t rank);
+fc_target_file h5_made_part(h5_made *made, int64_t rank);
 
 /** Writes the bytes of the owned items of `part` where reserve said. */
-fc_code h5_made_fill(const h5_made *made, const fc_part *part, fc_error *err);
+fc_code h5_made_fill(const h5_made *made, const fc_target_file *file, fc_error *err);
 
 /** create, reserve and fill each part, finish, destroy. */
 fc_code h5_made_write(h5_made *made, const char *staging, fc_error *err);

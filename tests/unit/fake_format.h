@@ -5,8 +5,8 @@
 #ifndef FAKE_FORMAT_H
 #define FAKE_FORMAT_H
 
+#include "codec/strided.h"
 #include "fsdpckpt/format.h"
-#include "move/strided.h"
 
 #include <fcntl.h>
 #include <setjmp.h>

@@ -5,7 +5,7 @@
 #ifndef FAKE_TARGET_H
 #define FAKE_TARGET_H
 
-#include "core/crc.h"
+#include "base/crc.h"
 #include "fsdpckpt/move.h"
 
 #include "fake_format.h"
@@ -13,39 +13,40 @@
 enum { MOST_ITEMS = 256, FILL = 0x55 };
 
 /* A target of random boxes, each at its place in one file. */
-typedef struct target {
-    fc_wanted_tensor tensors[FAKE_TENSORS];
+typedef struct fake_target {
+    fc_target_tensor tensors[FAKE_TENSORS];
     fc_mesh mesh;
-    fc_wanted wanted;
-    fc_part_item items[MOST_ITEMS];
+    fc_target target;
+    fc_target_item items[MOST_ITEMS];
     int64_t dims[MOST_ITEMS][2 * FAKE_DIMS];
-    fc_part part;
+    fc_target_file file;
     uint64_t digests[FAKE_TENSORS];
     char path[96];
     uint64_t size;
-} target;
+} fake_target;
 
-static inline target *target_new(fake *f) {
-    target *t = calloc(1, sizeof *t);
+static inline fake_target *target_new(fake *f) {
+    fake_target *t = calloc(1, sizeof *t);
     assert_non_null(t);
     for (size_t i = 0; i < f->checkpoint.ntensors; i++) {
         t->tensors[i] =
-            (fc_wanted_tensor){.source = &f->tensors[i], .name = f->tensors[i].name, .dtype = f->tensors[i].dtype};
+            (fc_target_tensor){.source = &f->tensors[i], .name = f->tensors[i].name, .dtype = f->tensors[i].dtype};
     }
-    t->wanted = (fc_wanted){
+    t->target = (fc_target){
         .source = &f->checkpoint, .mesh = &t->mesh, .tensors = t->tensors, .ntensors = f->checkpoint.ntensors};
     snprintf(t->path, sizeof t->path, "%s/target", f->directory);
-    t->part = (fc_part){0, t->items, 0, t->path};
+    t->file = (fc_target_file){0, t->items, 0, t->path};
     return t;
 }
 
-static inline void target_free(target *t) {
+static inline void target_free(fake_target *t) {
     unlink(t->path);
     free(t);
 }
 
-static inline void target_add(target *t, size_t tensor, const int64_t *offsets, const int64_t *sizes, uint64_t gap) {
-    size_t i = t->part.nitems++;
+static inline void target_add(fake_target *t, size_t tensor, const int64_t *offsets, const int64_t *sizes,
+                              uint64_t gap) {
+    size_t i = t->file.nitems++;
     assert_true(i < MOST_ITEMS);
     int ndim = t->tensors[tensor].source->ndim;
     int64_t volume = 1;
@@ -55,17 +56,17 @@ static inline void target_add(target *t, size_t tensor, const int64_t *offsets, 
         volume *= sizes[d];
     }
     t->items[i] =
-        (fc_part_item){.tensor = (uint32_t)tensor, .owned = true, .dims = t->dims[i], .offset = t->size + gap};
+        (fc_target_item){.tensor = (uint32_t)tensor, .owned = true, .dims = t->dims[i], .offset = t->size + gap};
     t->size += gap + (uint64_t)volume * fc_dtype_size(t->tensors[tensor].dtype);
 }
 
-static inline void target_add_whole(target *t, size_t tensor, uint64_t gap) {
+static inline void target_add_whole(fake_target *t, size_t tensor, uint64_t gap) {
     static const int64_t origin[FAKE_DIMS];
     target_add(t, tensor, origin, t->tensors[tensor].source->shape, gap);
 }
 
 /* Makes the file with its final length, as a writer does, filled so that a stray write shows. */
-static inline void target_reserve(const target *t) {
+static inline void target_reserve(const fake_target *t) {
     unsigned char *bytes = malloc(t->size + 1);
     assert_non_null(bytes);
     memset(bytes, FILL, t->size);
@@ -76,11 +77,12 @@ static inline void target_reserve(const target *t) {
     free(bytes);
 }
 
-static inline void expect_item(const fake *f, const target *t, const fc_part_item *item, unsigned char *expected) {
-    const fc_wanted_tensor *wanted = &t->tensors[item->tensor];
+static inline void expect_item(const fake *f, const fake_target *t, const fc_target_item *item,
+                               unsigned char *expected) {
+    const fc_target_tensor *target = &t->tensors[item->tensor];
     const fake_tensor *truth = &f->details[item->tensor];
-    int ndim = wanted->source->ndim;
-    uint32_t size = fc_dtype_size(wanted->source->dtype);
+    int ndim = target->source->ndim;
+    uint32_t size = fc_dtype_size(target->source->dtype);
     int64_t from[FAKE_DIMS], to[FAKE_DIMS], at = 0, volume = 1;
     fc_row_major_strides(ndim, truth->shape, from);
     fc_row_major_strides(ndim, item->dims + ndim, to);
@@ -93,23 +95,23 @@ static inline void expect_item(const fake *f, const target *t, const fc_part_ite
         return;
     }
     assert_true(fc_strided_make(&copy, ndim, item->dims + ndim, from, to, size));
-    if (wanted->dtype == wanted->source->dtype) {
+    if (target->dtype == target->source->dtype) {
         fc_strided_copy(&copy, truth->truth + at * size, expected + item->offset);
         return;
     }
     unsigned char *plain = malloc((size_t)volume * size);
     assert_non_null(plain);
     fc_strided_copy(&copy, truth->truth + at * size, plain);
-    fc_cast(wanted->source->dtype, plain, wanted->dtype, expected + item->offset, (size_t)volume);
+    fc_cast(target->source->dtype, plain, target->dtype, expected + item->offset, (size_t)volume);
     free(plain);
 }
 
 /* The whole file: every item's bytes, and nothing written anywhere else. */
-static inline void target_check(const fake *f, const target *t) {
+static inline void target_check(const fake *f, const fake_target *t) {
     unsigned char *expected = malloc(t->size + 1), *found = malloc(t->size + 1);
     assert_true(expected && found);
     memset(expected, FILL, t->size);
-    for (size_t i = 0; i < t->part.nitems; i++) {
+    for (size_t i = 0; i < t->file.nitems; i++) {
         expect_item(f, t, &t->items[i], expected);
     }
     int fd = open(t->path, O_RDONLY);
@@ -121,7 +123,7 @@ static inline void target_check(const fake *f, const target *t) {
 }
 
 /* `bytes` of the item's box at their places in the whole tensor, which is otherwise 0. */
-static inline unsigned char *in_tensor(const target *t, const fc_part_item *item, const unsigned char *bytes,
+static inline unsigned char *in_tensor(const fake_target *t, const fc_target_item *item, const unsigned char *bytes,
                                        size_t *size) {
     const fc_tensor *tensor = t->tensors[item->tensor].source;
     const uint32_t element = fc_dtype_size(t->tensors[item->tensor].dtype);
@@ -145,23 +147,23 @@ static inline unsigned char *in_tensor(const target *t, const fc_part_item *item
 }
 
 /* The digests of all items with chunks, or of all without, and of the tensors as far as these items are counted. */
-static inline void target_check_digests(const fake *f, const target *t, bool chunked) {
+static inline void target_check_digests(const fake *f, const fake_target *t, bool chunked) {
     uint64_t sums[FAKE_TENSORS] = {0};
-    for (size_t i = 0; i < t->part.nitems; i++) {
-        const fc_part_item *item = &t->items[i];
+    for (size_t i = 0; i < t->file.nitems; i++) {
+        const fc_target_item *item = &t->items[i];
         if (!item->owned || chunked != (item->chunk != NULL)) {
             continue;
         }
-        fc_part_item at_0 = *item;
+        fc_target_item at_0 = *item;
         at_0.offset = 0;
-        size_t size = (size_t)fc_part_item_bytes(&t->wanted, item), whole_size;
+        size_t size = (size_t)fc_target_item_bytes(&t->target, item), whole_size;
         unsigned char *bytes = calloc(size + 1, 1);
         assert_non_null(bytes);
         expect_item(f, t, &at_0, bytes);
         assert_true(item->crc64 == fc_crc64(0, bytes, size));
         assert_true(item->crc32 == fc_crc32(0, bytes, size));
         unsigned char *whole = in_tensor(t, item, bytes, &whole_size);
-        sums[item->tensor] ^= item->owner == t->part.rank ? fc_crc64_bare(whole, whole_size) : 0;
+        sums[item->tensor] ^= item->owner == t->file.rank ? fc_crc64_bare(whole, whole_size) : 0;
         free(whole);
         free(bytes);
     }

@@ -4,7 +4,7 @@
  */
 #include "deferred_device.h"
 
-#include "fsdpckpt/dtensor_data.h"
+#include "fsdpckpt/train/dtensor_data.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -2,7 +2,7 @@
  * _chunk_dtensor: the placements and local box of a plain tensor and of a TP DTensor on (dp, tp) and (replicate, dp,
  * tp). The local sizes are those torch gives for the same calls.
  */
-#include "fsdpckpt/dtensor_data.h"
+#include "fsdpckpt/train/dtensor_data.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -2,7 +2,7 @@
  * The boxes and metadata of a DTensor on one mesh dimension, and _chunk_tensor of its three inputs.
  * Expected texts are what torch prints for the same calls.
  */
-#include "fsdpckpt/dtensor_data.h"
+#include "fsdpckpt/train/dtensor_data.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

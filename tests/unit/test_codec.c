@@ -1,9 +1,9 @@
 /*
- * lib/move/shuffle.c and codec.c: byte planes against the plain loop, streams through zlib and back, too
+ * lib/codec/shuffle.c and codec.c: byte planes against the plain loop, streams through zlib and back, too
  * little room, damaged and hostile streams.
  */
-#include "move/codec.h"
-#include "move/shuffle.h"
+#include "codec/codec.h"
+#include "codec/shuffle.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /*
- * lib/fsdp: the reduction of gradients: the factors of the division, replaceable hooks, HSDP, and what is checked
+ * train: the reduction of gradients: the factors of the division, replaceable hooks, HSDP, and what is checked
  * before gradients are added up.
  */
 #include "fsdp_model.h"

@@ -1,22 +1,22 @@
 /*
- * lib/move/compress.c and chunks.c with a writer that only counts: every chunk against the truth, in the same order for
- * any number of threads and any memory; raw chunks, casts, boxes, errors and interruption.
+ * lib/engine/compress.c and chunks.c with a writer that only counts: every chunk against the truth, in the same order
+ * for any number of threads and any memory; raw chunks, casts, boxes, errors and interruption.
  */
+#include "codec/codec.h"
+#include "codec/shuffle.h"
 #include "fake_target.h"
-#include "move/codec.h"
-#include "move/shuffle.h"
 
 enum { MOST_CHUNKS = 4096 };
 
 typedef struct placed {
-    const fc_part_item *item;
+    const fc_target_item *item;
     int64_t start[FAKE_DIMS];
     bool raw;
     uint64_t size, offset;
 } placed;
 
 typedef struct counter {
-    const target *target;
+    const fake_target *target;
     placed chunks[MOST_CHUNKS];
     size_t count;
     uint64_t end;
@@ -24,7 +24,7 @@ typedef struct counter {
     fc_progress *cancel_at_first;
 } counter;
 
-static fc_code place(fc_writer *writer, const fc_part_item *item, const int64_t *start, bool raw, uint64_t size,
+static fc_code place(fc_writer *writer, const fc_target_item *item, const int64_t *start, bool raw, uint64_t size,
                      uint64_t *offset, fc_error *err) {
     counter *c = writer->state;
     if (c->count == c->fail_at) {
@@ -43,23 +43,23 @@ static fc_code place(fc_writer *writer, const fc_part_item *item, const int64_t 
 }
 
 /* Makes the items chunked whose boxes are large enough, in an order of its own. */
-static void make_chunked(target *t, int64_t (*chunks)[FAKE_DIMS]) {
-    t->wanted.compress = 1;
-    for (size_t i = 0; i < t->part.nitems; i++) {
-        const fc_wanted_tensor *wanted = &t->tensors[t->items[i].tensor];
-        int ndim = wanted->source->ndim;
-        bool chunked = fc_wanted_chunk(ndim, t->dims[i] + ndim, fc_dtype_size(wanted->dtype), chunks[i]);
+static void make_chunked(fake_target *t, int64_t (*chunks)[FAKE_DIMS]) {
+    t->target.compress = 1;
+    for (size_t i = 0; i < t->file.nitems; i++) {
+        const fc_target_tensor *target = &t->tensors[t->items[i].tensor];
+        int ndim = target->source->ndim;
+        bool chunked = fc_target_chunk(ndim, t->dims[i] + ndim, fc_dtype_size(target->dtype), chunks[i]);
         t->items[i].chunk = chunked ? chunks[i] : NULL;
-        t->items[i].offset = (i * 7 + 3) % t->part.nitems;
+        t->items[i].offset = (i * 7 + 3) % t->file.nitems;
     }
 }
 
 /* The elements of a chunk as they must be stored before they are shuffled. */
-static unsigned char *truth_of(const fake *f, const target *t, const placed *p, size_t *bytes) {
-    const fc_wanted_tensor *wanted = &t->tensors[p->item->tensor];
+static unsigned char *truth_of(const fake *f, const fake_target *t, const placed *p, size_t *bytes) {
+    const fc_target_tensor *target = &t->tensors[p->item->tensor];
     const fake_tensor *details = &f->details[p->item->tensor];
-    int ndim = wanted->source->ndim;
-    const uint32_t from_size = fc_dtype_size(wanted->source->dtype), size = fc_dtype_size(wanted->dtype);
+    int ndim = target->source->ndim;
+    const uint32_t from_size = fc_dtype_size(target->source->dtype), size = fc_dtype_size(target->dtype);
     int64_t from[FAKE_DIMS], to[FAKE_DIMS], sizes[FAKE_DIMS], at = 0, whole = 1, volume = 1;
     fc_row_major_strides(ndim, details->shape, from);
     for (int d = 0; d < ndim; d++) {
@@ -76,16 +76,16 @@ static unsigned char *truth_of(const fake *f, const target *t, const placed *p, 
     fc_strided copy;
     assert_true(fc_strided_make(&copy, ndim, sizes, from, to, from_size));
     fc_strided_copy(&copy, details->truth + at * from_size, plain);
-    if (wanted->dtype == wanted->source->dtype) {
+    if (target->dtype == target->source->dtype) {
         memcpy(out, plain, *bytes);
     } else {
-        fc_cast(wanted->source->dtype, plain, wanted->dtype, out, (size_t)volume);
+        fc_cast(target->source->dtype, plain, target->dtype, out, (size_t)volume);
     }
     free(plain);
     return out;
 }
 
-static void check_chunk(const fake *f, const target *t, const placed *p, int fd) {
+static void check_chunk(const fake *f, const fake_target *t, const placed *p, int fd) {
     const uint32_t element = fc_dtype_size(t->tensors[p->item->tensor].dtype);
     size_t bytes;
     unsigned char *truth = truth_of(f, t, p, &bytes), *stored = malloc(p->size), *plain = malloc(bytes);
@@ -109,8 +109,8 @@ static void check_chunk(const fake *f, const target *t, const placed *p, int fd)
 }
 
 /* Every chunk of every item once: items by offset, chunks row-major. */
-static void check_order(const target *t, const counter *c) {
-    uint64_t volume = 0, wanted = 0;
+static void check_order(const fake_target *t, const counter *c) {
+    uint64_t volume = 0, target = 0;
     for (size_t i = 0; i < c->count; i++) {
         const placed *p = &c->chunks[i];
         const int ndim = t->tensors[p->item->tensor].source->ndim;
@@ -132,15 +132,15 @@ static void check_order(const target *t, const counter *c) {
             assert_true(before->item != p->item || before->start[d] < p->start[d]);
         }
     }
-    for (size_t i = 0; i < t->part.nitems; i++) {
+    for (size_t i = 0; i < t->file.nitems; i++) {
         const fc_tensor *tensor = t->tensors[t->items[i].tensor].source;
         fc_box box = {tensor->ndim, t->dims[i], t->dims[i] + tensor->ndim};
-        wanted += t->items[i].chunk ? (uint64_t)fc_box_volume(&box) : 0;
+        target += t->items[i].chunk ? (uint64_t)fc_box_volume(&box) : 0;
     }
-    assert_int_equal(volume, wanted);
+    assert_int_equal(volume, target);
 }
 
-static fc_code press(const fake *f, target *t, counter *c, int threads, uint64_t memory, fc_error *err) {
+static fc_code press(const fake *f, fake_target *t, counter *c, int threads, uint64_t memory, fc_error *err) {
     fc_format format = f->format;
     format.place = place;
     fc_writer writer = {&format, c};
@@ -155,7 +155,7 @@ static fc_code press(const fake *f, target *t, counter *c, int threads, uint64_t
     if (c->cancel_at_first) {
         c->cancel_at_first = &progress;
     }
-    fc_code rc = fc_compress_part(&t->wanted, &t->part, &writer, &options, &stored, err);
+    fc_code rc = fc_compress_file(&t->target, &t->file, &writer, &options, &stored, err);
     if (rc == FC_OK) {
         assert_int_equal(stored, c->end);
         check_order(t, c);
@@ -187,14 +187,23 @@ static void random_source(fake *f, int64_t side, int tensors) {
     }
 }
 
+static void count_kinds(const counter *c, size_t *raw, size_t *small, size_t *second) {
+    for (size_t i = 0; i < c->count; i++) {
+        *raw += c->chunks[i].raw;
+        *small += !c->chunks[i].raw;
+        *second += i > 0 && c->chunks[i].item == c->chunks[i - 1].item;
+    }
+}
+
 static void any_threads_and_memory(void **state) {
+    size_t raw = 0, small = 0, second = 0;
     (void)state;
     srand(11);
     for (int round = 0; round < 12; round++) {
         fake *f = fake_new();
         f->only_raw = round % 3 == 0;
-        random_source(f, 1500, 6);
-        target *t = target_new(f);
+        random_source(f, 1200, 4);
+        fake_target *t = target_new(f);
         int64_t chunks[MOST_ITEMS][FAKE_DIMS];
         for (size_t i = 0; i < f->checkpoint.ntensors; i++) {
             const fc_tensor *tensor = &f->tensors[i];
@@ -224,17 +233,19 @@ static void any_threads_and_memory(void **state) {
             assert_true(first->chunks[i].size == other->chunks[i].size &&
                         first->chunks[i].item == other->chunks[i].item);
         }
+        count_kinds(first, &raw, &small, &second);
         free(first);
         free(other);
         target_free(t);
         fake_free(f);
     }
+    assert_true(raw > 40 && small > 15 && second > 30); /* every kind of chunk occurs */
 }
 
-static target *one_tensor(fake *f, int64_t chunks[][FAKE_DIMS]) {
+static fake_target *one_tensor(fake *f, int64_t chunks[][FAKE_DIMS]) {
     const int64_t shape[] = {4000, 600};
     fake_add(f, FC_F32, 2, shape, 3);
-    target *t = target_new(f);
+    fake_target *t = target_new(f);
     target_add_whole(t, 0, 0);
     make_chunked(t, chunks);
     return t;
@@ -244,7 +255,7 @@ static void errors_stop_all(void **state) {
     (void)state;
     int64_t chunks[1][FAKE_DIMS];
     fake *f = fake_new();
-    target *t = one_tensor(f, chunks);
+    fake_target *t = one_tensor(f, chunks);
     counter *c = counter_new();
     fc_error err;
     for (int threads = 1; threads <= 4; threads += 3) {
@@ -271,7 +282,7 @@ static void damage_in_the_source(void **state) {
     int64_t chunks[1][FAKE_DIMS];
     fake *f = fake_new();
     f->only_raw = true;
-    target *t = one_tensor(f, chunks);
+    fake_target *t = one_tensor(f, chunks);
     counter *c = counter_new();
     fc_error err;
     for (int i = 0; i < FAKE_FILES; i++) {
@@ -288,18 +299,18 @@ static void damage_in_the_source(void **state) {
 static void chunk_sizes(void **state) {
     (void)state;
     int64_t chunk[FAKE_DIMS];
-    assert_true(fc_wanted_chunk(2, (int64_t[]){8192, 1024}, 2, chunk));
+    assert_true(fc_target_chunk(2, (int64_t[]){8192, 1024}, 2, chunk));
     assert_true(chunk[0] == 512 && chunk[1] == 1024);
-    assert_true(fc_wanted_chunk(3, (int64_t[]){3, 1, 20000}, 4, chunk));
+    assert_true(fc_target_chunk(3, (int64_t[]){3, 1, 20000}, 4, chunk));
     assert_true(chunk[0] == 3 && chunk[1] == 1 && chunk[2] == 20000);
-    assert_true(fc_wanted_chunk(2, (int64_t[]){7, 300001}, 8, chunk));
+    assert_true(fc_target_chunk(2, (int64_t[]){7, 300001}, 8, chunk));
     assert_true(chunk[0] == 1 && chunk[1] == 100001);
-    assert_true(fc_wanted_chunk(1, (int64_t[]){FC_CHUNK_LEAST}, 1, chunk));
-    assert_false(fc_wanted_chunk(1, (int64_t[]){FC_CHUNK_LEAST - 1}, 1, chunk));
-    assert_true(fc_wanted_chunk(1, (int64_t[]){FC_CHUNK_LEAST / 16}, 16, chunk));
-    assert_false(fc_wanted_chunk(1, (int64_t[]){FC_CHUNK_LEAST / 16 - 1}, 16, chunk));
-    assert_false(fc_wanted_chunk(0, NULL, 16, chunk));
-    assert_false(fc_wanted_chunk(2, (int64_t[]){1 << 20, 0}, 8, chunk));
+    assert_true(fc_target_chunk(1, (int64_t[]){FC_CHUNK_LEAST}, 1, chunk));
+    assert_false(fc_target_chunk(1, (int64_t[]){FC_CHUNK_LEAST - 1}, 1, chunk));
+    assert_true(fc_target_chunk(1, (int64_t[]){FC_CHUNK_LEAST / 16}, 16, chunk));
+    assert_false(fc_target_chunk(1, (int64_t[]){FC_CHUNK_LEAST / 16 - 1}, 16, chunk));
+    assert_false(fc_target_chunk(0, NULL, 16, chunk));
+    assert_false(fc_target_chunk(2, (int64_t[]){1 << 20, 0}, 8, chunk));
     srand(12);
     for (int round = 0; round < 20000; round++) {
         int ndim = 1 + rand() % FAKE_DIMS, d = 0;
@@ -311,7 +322,7 @@ static void chunk_sizes(void **state) {
             volume *= sizes[i];
             bits = bits > some ? bits - some : 1;
         }
-        if (!fc_wanted_chunk(ndim, sizes, element, chunk)) {
+        if (!fc_target_chunk(ndim, sizes, element, chunk)) {
             assert_true(volume * element < FC_CHUNK_LEAST);
             continue;
         }

@@ -1,5 +1,5 @@
 /*
- * lib/move/convert.c with several ranks, as threads: the target is byte for byte that of one process, a failing rank
+ * lib/engine/convert.c with several ranks, as threads: the target is byte for byte that of one process, a failing rank
  * leaves none and every rank returns its error.
  */
 #include "fsdpckpt/move.h"

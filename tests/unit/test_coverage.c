@@ -117,7 +117,7 @@ static void chunk_outside_the_tensor(void **state) {
     assert_int_equal(fc_coverage_new(&f.tensor, &coverage, NULL), FC_ECORRUPT);
 }
 
-static fc_code collect(void *context, const fc_piece *piece, fc_error *err) {
+static fc_code collect(void *context, const fc_overlap *piece, fc_error *err) {
     (void)err;
     size_t *list = context;
     list[++list[0]] = piece->chunk;
@@ -162,7 +162,7 @@ static void scalars_and_empty_tensors(void **state) {
     fc_coverage_free(coverage);
 }
 
-static fc_code stop_at_once(void *context, const fc_piece *piece, fc_error *err) {
+static fc_code stop_at_once(void *context, const fc_overlap *piece, fc_error *err) {
     (void)context, (void)piece;
     return fc_fail(err, FC_EINTERRUPTED, "stop");
 }
@@ -272,7 +272,7 @@ typedef struct tally {
     int times[ELEMENTS];
 } tally;
 
-static fc_code count_piece(void *context, const fc_piece *piece, fc_error *err) {
+static fc_code count_piece(void *context, const fc_overlap *piece, fc_error *err) {
     (void)err;
     tally *t = context;
     int ndim = t->f->tensor.ndim;

@@ -1,9 +1,9 @@
 /*
- * lib/move/decode.c and decoded.c: HDF5 filter pipelines, bytes that h5py 3.16 wrote, damaged and hostile input, and
+ * lib/engine/decode.c and decoded.c: HDF5 filter pipelines, bytes that h5py 3.16 wrote, damaged and hostile input, and
  * the cache that bounds the memory of decoding.
  */
-#include "move/decode.h"
-#include "move/decode_lean.h"
+#include "engine/decode.h"
+#include "engine/decode_lean.h"
 
 #include <pthread.h>
 #include <setjmp.h>

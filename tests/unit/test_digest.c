@@ -2,7 +2,7 @@
  * CRC-64 and CRC-32: known values, against a bit by bit CRC, and put together from random pieces. Built twice: with
  * ISA-L where there is one, and without.
  */
-#include "core/crc.h"
+#include "base/crc.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

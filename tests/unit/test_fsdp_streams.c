@@ -1,5 +1,5 @@
 /*
- * lib/fsdp: the order of work on streams. Steps on a device that runs streams in every order that events allow give
+ * train: the order of work on streams. Steps on a device that runs streams in every order that events allow give
  * the same shards as steps done at once; without the events they do not.
  */
 #include "deferred_device.h"

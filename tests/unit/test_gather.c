@@ -1,8 +1,8 @@
 /*
- * lib/move/strided.c: the normal form of strided copies, and the kernels against brute force.
+ * lib/codec/strided.c: the normal form of strided copies, and the kernels against brute force.
  */
-#include "move/shuffle.h"
-#include "move/strided.h"
+#include "codec/shuffle.h"
+#include "codec/strided.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
 /*
  * The reader process of HDF5: it may die, hang or lie without harm, and can do nothing but read and compute.
  */
-#include "core/text.h"
-#include "hdf5/records.h"
+#include "base/text.h"
+#include "hdf5/reader_process/records.h"
 
 #include <fcntl.h>
 #include <setjmp.h>
@@ -12,10 +12,11 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
+
+enum { NO_LIMIT_MS = 24 * 3600 * 1000 };
 
 static int crash(void *context, int out, fc_h5_shared *shared) {
     (void)context, (void)out;
@@ -75,7 +76,10 @@ static int try_everything(void *context, int out, fc_h5_shared *shared) {
 static fc_code run_child(int (*run)(void *, int, fc_h5_shared *), void *context, bool read_it, fc_error *err) {
     fc_h5_child child;
     char buf[64];
-    fc_h5_job job = {.run = run, .context = context, .timeout_ms = 300, .not_confined = run == hang || run == crash};
+    fc_h5_job job = {.run = run,
+                     .context = context,
+                     .timeout_ms = run == hang ? 300 : NO_LIMIT_MS,
+                     .not_confined = run == hang || run == crash};
     assert_int_equal(fc_h5_child_start(&child, &job, err), FC_OK);
     while (read_it && fc_h5_child_read(&child, buf, sizeof buf) > 0) {
     }
@@ -99,23 +103,20 @@ static void reader_process_may_die(void **state) {
     assert_non_null(strstr(err.message, "failed with status 3"));
 }
 
-/* Computing without end is found out long before the time limit, which is for slow file systems. */
+/* Computing without end is found by its processor time. The time limit, which is for slow file systems, does not help:
+   here it is so long that the test would hang. */
 static void spinning_reader_is_stopped(void **state) {
     fc_h5_child child;
     char buf[64];
     fc_error err = {0};
-    struct timespec from, to;
-    fc_h5_job job = {.run = spin, .timeout_ms = 60000, .spin_ms = 50, .not_confined = true};
+    fc_h5_job job = {.run = spin, .timeout_ms = NO_LIMIT_MS, .spin_ms = 50, .not_confined = true};
     (void)state;
-    clock_gettime(CLOCK_MONOTONIC, &from);
     assert_int_equal(fc_h5_child_start(&child, &job, &err), FC_OK);
     assert_int_equal(fc_h5_child_read(&child, buf, sizeof buf), 0);
     assert_int_equal(fc_h5_child_finish(&child, "x.h5", &err), FC_ECORRUPT);
-    clock_gettime(CLOCK_MONOTONIC, &to);
     assert_string_equal(
         err.message,
         "x.h5: corrupt HDF5 file (the reader process was stopped: no progress while reading the superblock)");
-    assert_true(to.tv_sec - from.tv_sec < 30);
 }
 
 static void reader_process_is_confined(void **state) {

@@ -92,10 +92,10 @@ static unsigned char *read_all(const fc_checkpoint *c, const fc_tensor *t, size_
 /* ---- what the writer wrote ---- */
 
 static void expect_zoo(const fc_checkpoint *c, const h5_made *made) {
-    assert_int_equal(c->ntensors, made->wanted.ntensors);
+    assert_int_equal(c->ntensors, made->target.ntensors);
     assert_string_equal(c->producer, "fsdpckpt 0.1.0");
     for (size_t i = 0; i < c->ntensors; i++) {
-        const fc_wanted_tensor *want = &made->tensors[i];
+        const fc_target_tensor *want = &made->tensors[i];
         const fc_tensor *t = find(c, want->name);
         size_t size;
         assert_int_equal(t->dtype, want->dtype);

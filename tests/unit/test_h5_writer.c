@@ -3,7 +3,7 @@
  * tests/oracle/h5_write.py.
  */
 #include "h5_make.h"
-#include "hdf5/tree.h"
+#include "hdf5/writer/tree.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -94,19 +94,19 @@ static int open_descriptors(void) {
 }
 
 static int by_offset(const void *a, const void *b) {
-    const fc_part_item *x = a, *y = b;
+    const fc_target_item *x = a, *y = b;
     return (x->offset > y->offset) - (x->offset < y->offset);
 }
 
 /* Extents are aligned, do not overlap, and lie behind the headers and within the file. */
-static void check_extents(const h5_made *made, const fc_part *part) {
+static void check_extents(const h5_made *made, const fc_target_file *file) {
     struct stat st;
-    assert_int_equal(stat(part->path, &st), 0);
-    fc_part_item *sorted = calloc(part->nitems + 1, sizeof *sorted);
-    memcpy(sorted, part->items, part->nitems * sizeof *sorted);
-    qsort(sorted, part->nitems, sizeof *sorted, by_offset);
+    assert_int_equal(stat(file->path, &st), 0);
+    fc_target_item *sorted = calloc(file->nitems + 1, sizeof *sorted);
+    memcpy(sorted, file->items, file->nitems * sizeof *sorted);
+    qsort(sorted, file->nitems, sizeof *sorted, by_offset);
     uint64_t end = 96;
-    for (size_t i = 0; i < part->nitems; i++) {
+    for (size_t i = 0; i < file->nitems; i++) {
         const fc_tensor *t = made->tensors[sorted[i].tensor].source;
         fc_box box = {t->ndim, sorted[i].dims, sorted[i].dims + t->ndim};
         uint64_t bytes = (uint64_t)fc_box_volume(&box) * fc_dtype_size(t->dtype);
@@ -132,17 +132,17 @@ static void extents_are_apart_and_files_closed(void **state) {
     fc_writer writer = {format, NULL};
     fc_error err = {0};
     int before = open_descriptors();
-    assert_int_equal(format->create(&made.wanted, dir, &writer, &err), FC_OK);
+    assert_int_equal(format->create(&made.target, dir, &writer, &err), FC_OK);
     for (int64_t rank = 0; rank < 8; rank++) {
-        fc_part part = h5_made_part(&made, rank);
-        assert_int_equal(format->reserve(&writer, &part, &err), FC_OK);
+        fc_target_file file = h5_made_part(&made, rank);
+        assert_int_equal(format->reserve(&writer, &file, &err), FC_OK);
         char name[64];
         snprintf(name, sizeof name, "shard-%05d-of-00008.h5", (int)rank);
-        assert_string_equal(part.path, in_dir(name));
-        check_extents(&made, &part);
+        assert_string_equal(file.path, in_dir(name));
+        check_extents(&made, &file);
         assert_int_equal(open_descriptors(), before);
-        assert_int_equal(h5_made_fill(&made, &part, &err), FC_OK);
-        assert_int_equal(format->seal(&writer, &part, &err), FC_OK);
+        assert_int_equal(h5_made_fill(&made, &file, &err), FC_OK);
+        assert_int_equal(format->finish_file(&writer, &file, &err), FC_OK);
         assert_int_equal(open_descriptors(), before);
     }
     assert_int_equal(access(in_dir("index.h5"), F_OK), -1);
@@ -215,8 +215,8 @@ static void names_and_paths_of_the_tree(void **state) {
     fc_error err = {0};
     fc_h5_tree tree;
     h5_made_begin(&made, 0, NULL, NULL);
-    fc_wanted_tensor *t = h5_made_add(&made, "model|a/b|.|w", FC_F32, 0, NULL, -1);
-    assert_int_equal(fc_h5_tree_build(&made.wanted, made.arena, &tree, &err), FC_OK);
+    fc_target_tensor *t = h5_made_add(&made, "model|a/b|.|w", FC_F32, 0, NULL, -1);
+    assert_int_equal(fc_h5_tree_build(&made.target, made.arena, &tree, &err), FC_OK);
     assert_int_equal(tree.count, 5);
     assert_int_equal(tree.depth, 4);
     assert_string_equal(fc_h5_tree_path(&tree, tree.leaves[0], made.arena), "/model/a%2Fb/%2E/w");
@@ -242,16 +242,16 @@ static void interleaved_groups_are_written_depth_first(void **state) {
     for (size_t i = 0; i < 7; i++) {
         h5_made_add(&made, paths[i], FC_F32, 0, NULL, -1);
     }
-    assert_int_equal(fc_h5_tree_build(&made.wanted, made.arena, &tree, &err), FC_OK);
+    assert_int_equal(fc_h5_tree_build(&made.target, made.arena, &tree, &err), FC_OK);
     assert_memory_equal(tree.order, expected, sizeof expected);
     const fc_format *format = fc_format_find("h5");
     fc_writer writer = {format, NULL};
-    assert_int_equal(format->create(&made.wanted, in_dir("order.h5"), &writer, &err), FC_OK);
-    fc_part part = h5_made_part(&made, 0);
-    assert_int_equal(format->reserve(&writer, &part, &err), FC_OK);
+    assert_int_equal(format->create(&made.target, in_dir("order.h5"), &writer, &err), FC_OK);
+    fc_target_file file = h5_made_part(&made, 0);
+    assert_int_equal(format->reserve(&writer, &file, &err), FC_OK);
     for (size_t i = 0; i < 7; i++) {
-        assert_int_equal(part.items[i].tensor, i);
-        assert_int_equal(part.items[expected[i]].offset, part.items[0].offset + 64 * i);
+        assert_int_equal(file.items[i].tensor, i);
+        assert_int_equal(file.items[expected[i]].offset, file.items[0].offset + 64 * i);
     }
     format->destroy(&writer);
     h5_made_end(&made);
@@ -332,10 +332,10 @@ static void a_file_that_cannot_grow_is_not_reserved(void **state) {
     for (rlim_t bytes = 999999; bytes < 1100000; bytes += 100000) {
         fc_writer writer = {format, NULL};
         struct rlimit limit = {bytes, old.rlim_max};
-        fc_part part = h5_made_part(&made, 0);
-        assert_int_equal(format->create(&made.wanted, in_dir("grow.h5"), &writer, &err), FC_OK);
+        fc_target_file file = h5_made_part(&made, 0);
+        assert_int_equal(format->create(&made.target, in_dir("grow.h5"), &writer, &err), FC_OK);
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
-        fc_code rc = format->reserve(&writer, &part, &err);
+        fc_code rc = format->reserve(&writer, &file, &err);
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
         struct stat st;
         assert_int_equal(stat(in_dir("grow.h5"), &st), 0);
@@ -344,7 +344,7 @@ static void a_file_that_cannot_grow_is_not_reserved(void **state) {
             assert_non_null(strstr(err.message, strerror(EFBIG)));
         } else {
             assert_int_equal(rc, FC_OK);
-            assert_int_equal(st.st_size, part.items[0].offset + 1000000);
+            assert_int_equal(st.st_size, file.items[0].offset + 1000000);
         }
         unlink(in_dir("grow.h5"));
         format->destroy(&writer);
@@ -386,15 +386,15 @@ static void ten_thousand_tensors(void **state) {
     }
     const fc_format *format = fc_format_find("h5");
     fc_writer writer = {format, NULL};
-    assert_int_equal(format->create(&made.wanted, in_dir("many.h5"), &writer, &err), FC_OK);
-    fc_part part = h5_made_part(&made, 0);
-    assert_int_equal(format->reserve(&writer, &part, &err), FC_OK);
-    check_extents(&made, &part);
+    assert_int_equal(format->create(&made.target, in_dir("many.h5"), &writer, &err), FC_OK);
+    fc_target_file file = h5_made_part(&made, 0);
+    assert_int_equal(format->reserve(&writer, &file, &err), FC_OK);
+    check_extents(&made, &file);
     struct stat st;
-    assert_int_equal(stat(part.path, &st), 0);
+    assert_int_equal(stat(file.path, &st), 0);
     const int64_t data = 10000 * 1024;
     assert_true(st.st_size < data + 10000 * 512);
-    assert_true(part.items[9999].offset == part.items[0].offset + 9999 * 1024);
+    assert_true(file.items[9999].offset == file.items[0].offset + 9999 * 1024);
     format->destroy(&writer);
     h5_made_end(&made);
 }
@@ -413,7 +413,7 @@ static void index_of_many_ranks(void **state) {
     }
     const fc_format *format = fc_format_find("h5");
     fc_writer writer = {format, NULL};
-    assert_int_equal(format->create(&made.wanted, dir, &writer, &err), FC_OK);
+    assert_int_equal(format->create(&made.target, dir, &writer, &err), FC_OK);
     assert_int_equal(format->finish(&writer, no_digests, &err), FC_OK);
     struct stat st;
     assert_int_equal(stat(in_dir("index.h5"), &st), 0);
@@ -433,13 +433,13 @@ static void tensors_of_terabytes_cost_nothing(void **state) {
     h5_made_add(&made, "after", FC_F32, 1, shape, -1);
     const fc_format *format = fc_format_find("h5");
     fc_writer writer = {format, NULL};
-    assert_int_equal(format->create(&made.wanted, dir, &writer, &err), FC_OK);
-    fc_part part = h5_made_part(&made, 3);
-    assert_int_equal(format->reserve(&writer, &part, &err), FC_OK);
-    check_extents(&made, &part);
-    assert_true(part.items[1].offset >= (uint64_t)1 << 39);
+    assert_int_equal(format->create(&made.target, dir, &writer, &err), FC_OK);
+    fc_target_file file = h5_made_part(&made, 3);
+    assert_int_equal(format->reserve(&writer, &file, &err), FC_OK);
+    check_extents(&made, &file);
+    assert_true(file.items[1].offset >= (uint64_t)1 << 39);
     struct stat st;
-    assert_int_equal(stat(part.path, &st), 0);
+    assert_int_equal(stat(file.path, &st), 0);
     assert_true(st.st_size > (off_t)1 << 39);
     assert_true(st.st_blocks < 256);
     assert_int_equal(format->finish(&writer, no_digests, &err), FC_OK);

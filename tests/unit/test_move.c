@@ -1,8 +1,8 @@
 /*
- * lib/move: the engine and fc_read_box on random checkpoints against the truth.
+ * lib/engine: the engine and fc_read_box on random checkpoints against the truth.
  */
+#include "engine/queue.h"
 #include "fake_target.h"
-#include "move/queue.h"
 
 static void random_part_of(const int64_t *shape, int ndim, int64_t *offsets, int64_t *sizes) {
     for (int d = 0; d < ndim; d++) {
@@ -16,22 +16,22 @@ static fc_dtype random_dtype(void) {
 }
 
 /* The part by several processes, one after the other: their sums make the digests. */
-static void move_in_shares(target *t, fc_move_options *options, uint32_t shares) {
+static void move_in_shares(fake_target *t, fc_move_options *options, uint32_t shares) {
     uint64_t sums[MOST_ITEMS] = {0};
     uint32_t sums32[MOST_ITEMS] = {0};
     for (options->share = 0, options->shares = shares; options->share < shares; options->share++) {
         fc_error err = {FC_OK, ""};
-        fc_code rc = fc_move_part(&t->wanted, &t->part, options, &err);
+        fc_code rc = fc_move_file(&t->target, &t->file, options, &err);
         assert_string_equal(err.message, "");
         assert_int_equal(rc, FC_OK);
-        for (size_t i = 0; i < t->part.nitems; i++) {
-            uint64_t bytes = fc_part_item_bytes(&t->wanted, &t->items[i]);
+        for (size_t i = 0; i < t->file.nitems; i++) {
+            uint64_t bytes = fc_target_item_bytes(&t->target, &t->items[i]);
             sums[i] ^= fc_crc64_finish(t->items[i].crc64, bytes);
             sums32[i] ^= fc_crc32_finish(t->items[i].crc32, bytes);
         }
     }
-    for (size_t i = 0; i < t->part.nitems; i++) {
-        uint64_t bytes = fc_part_item_bytes(&t->wanted, &t->items[i]);
+    for (size_t i = 0; i < t->file.nitems; i++) {
+        uint64_t bytes = fc_target_item_bytes(&t->target, &t->items[i]);
         t->items[i].crc64 = fc_crc64_finish(sums[i], bytes);
         t->items[i].crc32 = fc_crc32_finish(sums32[i], bytes);
     }
@@ -48,7 +48,7 @@ static void one_random_job(int side, int threads, uint64_t memory, uint32_t shar
         }
         fake_add(f, random_dtype(), ndim, shape, rand() % 5);
     }
-    target *t = target_new(f);
+    fake_target *t = target_new(f);
     for (size_t i = 0; i < f->checkpoint.ntensors; i++) {
         if (fc_dtype_get(t->tensors[i].dtype)->cls == FC_CLASS_FLOAT && rand() % 4 == 0) {
             t->tensors[i].dtype = rand() % 2 ? FC_BF16 : FC_F32;
@@ -57,8 +57,8 @@ static void one_random_job(int side, int threads, uint64_t memory, uint32_t shar
             int64_t offsets[FAKE_DIMS], sizes[FAKE_DIMS];
             random_part_of(f->tensors[i].shape, f->tensors[i].ndim, offsets, sizes);
             target_add(t, i, offsets, sizes, rand() % 2 ? 0 : (uint64_t)rand() % 100);
-            t->items[t->part.nitems - 1].owned = rand() % 8 != 0;
-            t->items[t->part.nitems - 1].owner = rand() % 3 == 0;
+            t->items[t->file.nitems - 1].owned = rand() % 8 != 0;
+            t->items[t->file.nitems - 1].owner = rand() % 3 == 0;
         }
     }
     target_reserve(t);
@@ -67,7 +67,7 @@ static void one_random_job(int side, int threads, uint64_t memory, uint32_t shar
         .threads = threads, .memory = memory, .progress = &progress, .crc32 = true, .digests = t->digests};
     if (shares == 0) {
         fc_error err = {FC_OK, ""};
-        fc_code rc = fc_move_part(&t->wanted, &t->part, &options, &err);
+        fc_code rc = fc_move_file(&t->target, &t->file, &options, &err);
         assert_string_equal(err.message, "");
         assert_int_equal(rc, FC_OK);
     } else {
@@ -76,7 +76,7 @@ static void one_random_job(int side, int threads, uint64_t memory, uint32_t shar
     target_check(f, t);
     target_check_digests(f, t, false);
     uint64_t bytes = 0;
-    for (size_t i = 0; i < t->part.nitems; i++) {
+    for (size_t i = 0; i < t->file.nitems; i++) {
         const fc_tensor *tensor = t->tensors[t->items[i].tensor].source;
         fc_box box = {tensor->ndim, t->items[i].dims, t->items[i].dims + tensor->ndim};
         bytes +=
@@ -114,12 +114,12 @@ static void tall_and_wide(void **state) {
         f->only_raw = true;
         size_t a = fake_add(f, FC_BF16, 2, shapes[s], 3);
         f->only_raw = false;
-        target *t = target_new(f);
+        fake_target *t = target_new(f);
         target_add_whole(t, a, 64);
         target_reserve(t);
         fc_move_options options = {.threads = 3, .memory = 1 << 20, .crc32 = true, .digests = t->digests};
         fc_error err = {FC_OK, ""};
-        assert_int_equal(fc_move_part(&t->wanted, &t->part, &options, &err), FC_OK);
+        assert_int_equal(fc_move_file(&t->target, &t->file, &options, &err), FC_OK);
         target_check(f, t);
         target_check_digests(f, t, false);
         target_free(t);
@@ -153,13 +153,13 @@ static void views(void **state) {
     for (int r = 1; r < 500; r++) {
         memcpy(f->details[b].truth + r * 2400, f->details[b].truth, 2400);
     }
-    target *t = target_new(f);
+    fake_target *t = target_new(f);
     target_add_whole(t, a, 0);
     target_add_whole(t, b, 0);
     target_reserve(t);
     fc_move_options options = {.threads = 2, .crc32 = true, .digests = t->digests};
     fc_error err;
-    assert_int_equal(fc_move_part(&t->wanted, &t->part, &options, &err), FC_OK);
+    assert_int_equal(fc_move_file(&t->target, &t->file, &options, &err), FC_OK);
     target_check(f, t);
     target_check_digests(f, t, false);
     target_free(t);
@@ -174,12 +174,12 @@ static void many_chunks(void **state) {
     f->only_raw = true;
     size_t a = fake_add(f, FC_F32, 2, (int64_t[]){1000, 900}, 7);
     assert_true(f->tensors[a].nchunks > 100);
-    target *t = target_new(f);
+    fake_target *t = target_new(f);
     target_add_whole(t, a, 0);
     target_reserve(t);
     fc_move_options options = {.threads = 2, .memory = 1 << 20, .crc32 = true, .digests = t->digests};
     fc_error err;
-    assert_int_equal(fc_move_part(&t->wanted, &t->part, &options, &err), FC_OK);
+    assert_int_equal(fc_move_file(&t->target, &t->file, &options, &err), FC_OK);
     target_check(f, t);
     target_check_digests(f, t, false);
     target_free(t);
@@ -201,11 +201,11 @@ static void wide_gaps(void **state) {
         ssize_t written = pwrite(f->fds[extent->file], f->details[a].truth + i * 24, 24, (off_t)extent->offset + at);
         assert_int_equal(written, 24);
     }
-    target *t = target_new(f);
+    fake_target *t = target_new(f);
     target_add_whole(t, a, 0);
     target_reserve(t);
     fc_error err;
-    assert_int_equal(fc_move_part(&t->wanted, &t->part, &(fc_move_options){.crc32 = true, .digests = t->digests}, &err),
+    assert_int_equal(fc_move_file(&t->target, &t->file, &(fc_move_options){.crc32 = true, .digests = t->digests}, &err),
                      FC_OK);
     target_check(f, t);
     target_check_digests(f, t, false);
@@ -222,14 +222,14 @@ static void batches_fit_a_tile(void **state) {
     for (int i = 0; i < 60; i++) {
         fake_add(f, FC_I16, 1, (int64_t[]){i % 13 == 0 ? 0 : 1 + rand() % 900}, 0);
     }
-    target *t = target_new(f);
+    fake_target *t = target_new(f);
     for (size_t i = 0; i < 60; i++) {
         target_add_whole(t, i, 0);
     }
     fc_queue queue;
     fc_batch batch;
     fc_error err;
-    fc_queue_init(&queue, &t->wanted, &t->part, 1000, 1000);
+    fc_queue_init(&queue, &t->target, &t->file, 1000, 1000);
     uint64_t next = 0;
     int most = 0;
     do {
@@ -263,17 +263,17 @@ static void runs_go_from_block_to_block(void **state) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         fake_add(f, i % 2 ? FC_I16 : FC_F32, 3, shapes[i], 0);
     }
-    target *t = target_new(f);
+    fake_target *t = target_new(f);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         target_add_whole(t, i, 64 + 4 * i);
     }
     fc_queue queue;
     fc_batch batch;
     fc_error err;
-    fc_queue_init(&queue, &t->wanted, &t->part, limit, limit);
-    for (size_t i = 0; i < t->part.nitems; i++) {
-        const fc_part_item *item = &t->items[i];
-        uint64_t next = item->offset, end = next + fc_part_item_bytes(&t->wanted, item);
+    fc_queue_init(&queue, &t->target, &t->file, limit, limit);
+    for (size_t i = 0; i < t->file.nitems; i++) {
+        const fc_target_item *item = &t->items[i];
+        uint64_t next = item->offset, end = next + fc_target_item_bytes(&t->target, item);
         while (next < end) {
             size_t size = 0;
             assert_int_equal(fc_queue_take(&queue, &batch, &err), FC_OK);

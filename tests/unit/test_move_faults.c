@@ -1,5 +1,5 @@
 /*
- * lib/move: what goes wrong. Each fault ends in one line that leads to its place, and in no wrong byte.
+ * lib/engine: what goes wrong. Each fault ends in one line that leads to its place, and in no wrong byte.
  */
 #include "fake_target.h"
 
@@ -9,7 +9,7 @@
 /* A job of one tensor of 200 × 300 bytes, raw in two chunks, on which the faults below are tried. */
 typedef struct job {
     fake *f;
-    target *t;
+    fake_target *t;
     fc_progress progress;
     fc_move_options options;
     fc_error err;
@@ -28,7 +28,7 @@ static void job_start(job *j) {
 }
 
 static fc_code job_run(job *j) {
-    return fc_move_part(&j->t->wanted, &j->t->part, &j->options, &j->err);
+    return fc_move_file(&j->t->target, &j->t->file, &j->options, &j->err);
 }
 
 static void job_end(job *j) {

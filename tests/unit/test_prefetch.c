@@ -1,5 +1,5 @@
 /*
- * lib/fsdp: which unit's parameters are gathered ahead, and when. The order of gathers and frees is written out;
+ * train: which unit's parameters are gathered ahead, and when. The order of gathers and frees is written out;
  * torch's own is compared in tests/oracle/fsdp_step.py.
  */
 #include "fsdp_model.h"

@@ -2,7 +2,7 @@
  * safetensors: which headers are refused, and with what message. What is read right is compared with the library's own
  * answers by tests/oracle/safetensors_*.py; all that the library (0.8) refuses is refused here.
  */
-#include "core/base64.h"
+#include "base/base64.h"
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/format.h"
 

@@ -1,5 +1,5 @@
 /*
- * lib/fsdp: the states of units and flat parameters, what is refused in which, post-backward registered once, the check
+ * train: the states of units and flat parameters, what is refused in which, post-backward registered once, the check
  * of the execution order, memory and inputs.
  */
 #include "fsdp_model.h"

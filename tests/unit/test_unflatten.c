@@ -1,9 +1,9 @@
 /*
- * lib/fsdp/unflatten, flat_units, flat_order: which parameters are in which flat one, and every way in which that
+ * lib/derived/unflatten, flat_units, flat_order: which parameters are in which flat one, and every way in which that
  * cannot be said. Sources and models are schemas: what is looked at are names and shapes. Their bytes:
  * tests/oracle/flat_state.
  */
-#include "fsdp/flat_units.h"
+#include "derived/flat_units.h"
 #include "fsdpckpt/format.h"
 
 #include <setjmp.h>

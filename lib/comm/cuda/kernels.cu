@@ -7,7 +7,7 @@
  */
 #include "comm/cuda/kernels.h"
 
-#include "move/cast_bits.h"
+#include "codec/cast_bits.h"
 
 #include <stdint.h>
 

@@ -6,6 +6,10 @@
 #ifndef FSDPCKPT_COMM_CUDA_KERNELS_H
 #define FSDPCKPT_COMM_CUDA_KERNELS_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/dtype.h"
 
 #include <cuda_runtime_api.h>
@@ -14,7 +18,7 @@
 extern "C" {
 #endif
 
-#include "move/strided.h"
+#include "codec/strided.h"
 
 /** Executes `copy`; `src` and `dst` point at the first element and do not overlap. */
 cudaError_t fc_cuda_copy(const fc_strided *copy, const void *src, void *dst, cudaStream_t stream);

@@ -1,5 +1,5 @@
 /*
- * Arrays: a tensor's elements on one device, as lib/fsdp meets them. A plain value over memory that it owns or borrows.
+ * Arrays: a tensor's elements on one device, as train meets them. A plain value over memory that it owns or borrows.
  */
 #ifndef FSDPCKPT_ARRAY_H
 #define FSDPCKPT_ARRAY_H

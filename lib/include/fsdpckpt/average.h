@@ -4,7 +4,7 @@
 #ifndef FSDPCKPT_AVERAGE_H
 #define FSDPCKPT_AVERAGE_H
 
-#include "fsdpckpt/wanted.h"
+#include "fsdpckpt/target.h"
 
 #ifdef __cplusplus
 extern "C" {

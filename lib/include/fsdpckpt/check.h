@@ -7,7 +7,7 @@
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/layout.h"
-#include "fsdpckpt/wanted.h"
+#include "fsdpckpt/target.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -192,7 +192,7 @@ fc_code fc_checkpoint_extent(const fc_checkpoint *checkpoint, const fc_tensor *t
                              fc_error *err);
 
 /** FC_EUNSUPPORTED, with the reason and how to leave it out, if the value is one that cannot be had; else FC_OK. */
-fc_code fc_check_refusal(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *err);
+fc_code fc_check_readable(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *err);
 
 /**
  * The safe decoding of an object as JSON text (see docs/HDF5_SCHEMA.md, "Objects"), allocated from `arena`.

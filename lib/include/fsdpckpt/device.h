@@ -1,5 +1,5 @@
 /*
- * Where the data of a running job lies: host memory or a GPU. One struct of function pointers, so that lib/fsdp and
+ * Where the data of a running job lies: host memory or a GPU. One struct of function pointers, so that train and
  * the sharding of tensors are written once. Work given to a stream is done in order; on the host it is done at once.
  */
 #ifndef FSDPCKPT_DEVICE_H

@@ -7,7 +7,7 @@
 #define FSDPCKPT_FLATTEN_H
 
 #include "fsdpckpt/checkpoint.h"
-#include "fsdpckpt/wanted.h"
+#include "fsdpckpt/target.h"
 #include "fsdpckpt/wrap_policy.h"
 
 #ifdef __cplusplus
@@ -30,7 +30,7 @@ extern "C" {
  * be (another shape than its parameter's, steps that differ within a unit, groups that divide a unit); FC_EUNSUPPORTED
  * for units that share a parameter; what fc_coverage_new has to say of a parameter with holes; FC_ENOMEM.
  */
-fc_code fc_flatten(fc_checkpoint *source, const fc_wanted *wanted, const fc_module_tree *tree, const fc_units *units,
+fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_module_tree *tree, const fc_units *units,
                    int64_t ranks, fc_checkpoint **out, fc_error *err);
 
 /** Whether a tensor is one that fc_flatten made: cut over the ranks, as nothing else in its checkpoint is. */

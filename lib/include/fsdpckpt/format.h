@@ -1,6 +1,6 @@
 /*
- * What a format gives: a reader that turns headers into a manifest, a writer that turns a wanted manifest into
- * headers with reserved extents. A format never moves tensor data; lib/move does that for all of them.
+ * What a format gives: a reader that turns headers into a manifest, a writer that turns a target into
+ * headers with reserved extents. A format never moves tensor data; lib/engine does that for all of them.
  */
 #ifndef FSDPCKPT_FORMAT_H
 #define FSDPCKPT_FORMAT_H
@@ -8,7 +8,7 @@
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
-#include "fsdpckpt/wanted.h"
+#include "fsdpckpt/target.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -70,7 +70,7 @@ typedef struct fc_format {
     void (*close)(fc_checkpoint *checkpoint); /**< frees checkpoint->state; may be NULL */
     /** Reads the headers of file `index` by itself, where `open` has failed with one of several that it had found and
      *  put into checkpoint->files. NULL when there are never several. */
-    fc_code (*look_at)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
+    fc_code (*check_header)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
     fc_code (*extent)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                       fc_error *err);
     /** Decodes an FC_CODEC_FORMAT chunk into `buf` (extent.decoded bytes). NULL when the format has none. */
@@ -88,7 +88,7 @@ typedef struct fc_format {
     /** Of a checkpoint that is made of others (an average, flat parameters): when all that is wanted was read, compares
      *  what was read of those with the digests and CRCs they record. Collective over `comm`, which may be NULL. NULL:
      *  nothing is below it. */
-    fc_code (*check_below)(const fc_checkpoint *checkpoint, struct fc_comm *comm, fc_error *err);
+    fc_code (*check_inputs)(const fc_checkpoint *checkpoint, struct fc_comm *comm, fc_error *err);
 
     /** Checks what only the format knows of: headers, records beside the tensors' bytes. Every defect goes to
      *  `findings`; fails only when it cannot go on. NULL when there is nothing. */
@@ -100,7 +100,7 @@ typedef struct fc_format {
                             fc_digest *digest, struct fc_findings *findings, fc_error *err);
     const char *unverified; /**< what no digest of this format covers, for people; NULL: nothing */
 
-    bool wants_crc32; /**< seal needs fc_part_item.crc32 */
+    bool wants_crc32; /**< seal needs fc_target_item.crc32 */
     /** Whether the data file `index`, which is there and long enough for the chunks, is what the checkpoint takes it
      * for: a look at its first bytes, for what was opened with headers_only and before a conversion. NULL when there is
      * nothing more to look at. */
@@ -115,27 +115,27 @@ typedef struct fc_format {
     const fc_own_file *own_files;
     /** Whether the target is a directory, and of how many files. NULL: a file without a mesh, else a directory of a
      *  file a rank and an index. */
-    bool (*is_directory)(const fc_wanted *wanted);
-    size_t (*files)(const fc_wanted *wanted);
+    bool (*is_directory)(const fc_target *target);
+    size_t (*files)(const fc_target *target);
 
     /** Starts a target below `staging` (a file path, or an existing empty directory, see is_directory): nothing outside
      *  of it is touched. */
-    fc_code (*create)(const fc_wanted *wanted, const char *staging, fc_writer *writer, fc_error *err);
+    fc_code (*create)(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err);
     /** How many of the part's items, from `first` on, go into the next file: reserve, the data and seal are then done
      *  for these alone. At least 1. NULL: all of them. */
-    size_t (*split)(fc_writer *writer, const fc_part *part, size_t first);
+    size_t (*split)(fc_writer *writer, const fc_target_file *file, size_t first);
     /** Writes the headers of one part (parts come in rank order) and sets part->path and the items' offsets.
      *  When it returns, the file has its final length and no descriptor of the writer is open on it; but see seal. */
-    fc_code (*reserve)(fc_writer *writer, fc_part *part, fc_error *err);
+    fc_code (*reserve)(fc_writer *writer, fc_target_file *file, fc_error *err);
     /** Gives a compressed chunk of the part that was reserved last its place in the file. `start`: where the chunk
      *  starts within the item; `raw`: the bytes are the elements as they are, else shuffled (unless an element is one
      *  byte) and deflated; `*offset`: where the engine writes `size` bytes. Not re-entrant. Items come in ascending
      *  order of their `offset`. NULL when the format has no compression. */
-    fc_code (*place)(fc_writer *writer, const fc_part_item *item, const int64_t *start, bool raw, uint64_t size,
+    fc_code (*place)(fc_writer *writer, const fc_target_item *item, const int64_t *start, bool raw, uint64_t size,
                      uint64_t *offset, fc_error *err);
     /** After the data of a part: the owned items' digests are set and go where `reserve` left room for them; the file
      *  of a part with chunked items stays open until then. NULL when there is nothing to do. */
-    fc_code (*seal)(fc_writer *writer, const fc_part *part, fc_error *err);
+    fc_code (*finish_file)(fc_writer *writer, const fc_target_file *file, fc_error *err);
     /** After all parts: what spans them, e.g. index.h5.
      *  @param digests CRC-64 of each of wanted->tensors as a whole. */
     fc_code (*finish)(fc_writer *writer, const uint64_t *digests, fc_error *err);

@@ -54,21 +54,21 @@ typedef struct fc_teller {
 } fc_teller;
 
 /** What is to be made, and what may be replaced by it. */
-typedef struct fc_target {
+typedef struct fc_commit_options {
     const char *path;
     bool is_directory;
     bool force;       /**< replaces a checkpoint file, or a directory with nothing but files that this program writes */
     bool any_content; /**< of one file: `force` replaces it whatever it holds */
     uint64_t bytes;   /**< how much will be written; 0: not known */
     fc_teller teller;
-} fc_target;
+} fc_commit_options;
 
 /**
  * Whether a target could be started, changing nothing.
  * Refuses an existing target without `force` (FC_EUSAGE) and one whose parent directory is missing; with `force`, a
  * target of another kind, a mount point, and what `force` must not replace. FC_EIO: the file system has less space.
  */
-fc_code fc_commit_check(const fc_target *target, fc_error *err);
+fc_code fc_commit_check(const fc_commit_options *how, fc_error *err);
 
 /**
  * A target being made: a temporary file or directory in a staging directory next to the target,
@@ -80,7 +80,7 @@ typedef struct fc_commit fc_commit;
  * Checks as fc_commit_check does and makes the staging directory. First finishes or undoes what runs that died left
  * next to the target, and removes it; what live runs have there is left alone.
  */
-fc_code fc_commit_begin(const fc_target *target, fc_commit **out, fc_error *err);
+fc_code fc_commit_begin(const fc_commit_options *how, fc_commit **out, fc_error *err);
 
 /** Only a staging directory for `target`, with an empty directory in it, whatever there is: for files that are needed
  *  next to a target as long as it is made. To be ended by fc_commit_abort. */

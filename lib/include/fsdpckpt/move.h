@@ -21,7 +21,7 @@ typedef struct fc_progress {
     atomic_bool cancel;         /**< set it to stop: the job returns FC_EINTERRUPTED and leaves nothing behind */
 } fc_progress;
 
-struct fc_source_crc; /* lib/move/source_crc.h */
+struct fc_source_crc; /* lib/engine/source_crc.h */
 
 typedef struct fc_move_options {
     int threads;           /**< 0: what keeps processors and disk busy */
@@ -41,14 +41,15 @@ typedef struct fc_move_options {
  * exactly once; a hole or overlap in the source is FC_ECORRUPT before anything of that tensor is written.
  * With several shares, the CRCs are those of the items with zeros in the place of what the others move.
  */
-fc_code fc_move_part(const fc_wanted *wanted, const fc_part *part, const fc_move_options *options, fc_error *err);
+fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const fc_move_options *options,
+                     fc_error *err);
 
 /**
  * Compresses the chunked items of `part` into part->path and sets their CRCs, at the places that the writer gives:
  * always in the same order, so that what is written does not depend on the number of threads.
  * @param stored receives the bytes written.
  */
-fc_code fc_compress_part(const fc_wanted *wanted, const fc_part *part, fc_writer *writer,
+fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc_writer *writer,
                          const fc_move_options *options, uint64_t *stored, fc_error *err);
 
 /**
@@ -101,12 +102,12 @@ typedef struct fc_convert_report {
 } fc_convert_report;
 
 /**
- * Converts `source` into `target`. Every wanted element is covered exactly once or nothing is written.
+ * Converts `source` into `target`. Every target element is covered exactly once or nothing is written.
  * With options->comm, rank 0 writes the headers and commits, all ranks move data, and all return the same.
  * @param target may be NULL with dry_run: then neither the place nor the free space is checked.
  * @param report may be NULL.
  */
-fc_code fc_convert(const fc_checkpoint *source, const char *target, const fc_convert_options *options,
+fc_code fc_convert(const fc_checkpoint *source, const char *path, const fc_convert_options *options,
                    fc_convert_report *report, fc_error *err);
 
 #ifdef __cplusplus

@@ -31,18 +31,18 @@ fc_code fc_coverage_within(const fc_checkpoint *checkpoint, const fc_tensor *ten
 void fc_coverage_free(fc_coverage *coverage);
 
 /** A source chunk that meets a wanted box. */
-typedef struct fc_piece {
+typedef struct fc_overlap {
     size_t chunk;                 /**< index into the tensor's chunks */
     int64_t offsets[FC_MAX_DIMS]; /**< of the intersection, in the global tensor */
     int64_t sizes[FC_MAX_DIMS];
-} fc_piece;
+} fc_overlap;
 
 /**
  * Calls `visit` for each chunk that meets `box`, in ascending order of offsets; stops at the first code other than
  * FC_OK and returns it.
  */
 fc_code fc_coverage_visit(const fc_coverage *coverage, const fc_box *box,
-                          fc_code (*visit)(void *context, const fc_piece *piece, fc_error *err), void *context,
+                          fc_code (*visit)(void *context, const fc_overlap *piece, fc_error *err), void *context,
                           fc_error *err);
 
 /** Walks the row-major tiles of a box: each a box whose elements are contiguous in the row-major order of `box`. */

@@ -8,7 +8,7 @@
 #define FSDPCKPT_UNFLATTEN_H
 
 #include "fsdpckpt/checkpoint.h"
-#include "fsdpckpt/wanted.h"
+#include "fsdpckpt/target.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -45,7 +45,7 @@ fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensor
  * @param arena gets the new order, which `wanted` points to.
  * @return FC_EUSAGE where the order of `model` is not known, or one of the two has a tensor that the other has not.
  */
-fc_code fc_order_like(const fc_checkpoint *model, fc_arena *arena, fc_wanted *wanted, fc_error *err);
+fc_code fc_order_like(const fc_checkpoint *model, fc_arena *arena, fc_target *target, fc_error *err);
 
 /** Whether the checkpoint is one that fc_unflatten made. */
 bool fc_was_flat(const fc_checkpoint *checkpoint);

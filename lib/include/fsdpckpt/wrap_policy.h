@@ -14,7 +14,7 @@
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
 #include "fsdpckpt/flat_param.h"
-#include "fsdpckpt/wanted.h"
+#include "fsdpckpt/target.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -127,11 +127,11 @@ fc_code fc_module_tree_new(const fc_parameter_spec *specs, size_t count, const f
                            fc_module_tree *out, fc_error *err);
 
 /**
- * The tree of the tensors of a selection (fc_wanted_new). Optimizer state and objects are no parameters (`left_out`);
+ * The tree of the tensors of a selection (fc_target_new). Optimizer state and objects are no parameters (`left_out`);
  * buffers are integers of more than 8 bits, bools, and floats with the names that torch's own modules give to buffers.
  * Tensors with the very same bytes in the files are tied. fc_parameter.spec is the index into wanted->tensors.
  */
-fc_code fc_module_tree_of(const fc_wanted *wanted, const fc_model_info *info, fc_arena *arena, fc_module_tree *out,
+fc_code fc_module_tree_of(const fc_target *target, const fc_model_info *info, fc_arena *arena, fc_module_tree *out,
                           fc_error *err);
 
 /** Modules with all children before them, children in order: that in which units are made. @param order nmodules. */

@@ -1,0 +1,128 @@
+/*
+ * Running the reader processes over the files of a checkpoint. libhdf5 needs some 50 µs a dataset, so several processes
+ * read ahead while the records of the first are taken, always in the order of the files.
+ */
+#include "hdf5/reader.h"
+
+#include "base/checked.h"
+#include "hdf5/reader_process/scan.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+enum { FILES_PER_CHILD = 64, CHILDREN = 8, RECORDS_ALLOWED = 16 << 20, PIPE_SIZE = 1 << 20 };
+
+/* A reader process and its files. */
+typedef struct batch {
+    fc_h5_child child;
+    fc_h5_scan scan;
+    fc_h5_input inputs[FILES_PER_CHILD];
+    uint64_t sizes[FILES_PER_CHILD];
+    size_t first, count;
+} batch;
+
+static fc_code start_batch(batch *b, const char *const *paths, size_t first, size_t count, bool follow, fc_error *err) {
+    int keep[FILES_PER_CHILD];
+    fc_code rc = FC_OK;
+    b->first = first;
+    for (b->count = 0; rc == FC_OK && b->count < count; b->count += rc == FC_OK) {
+        fc_h5_input *input = &b->inputs[b->count];
+        input->path = paths[first + b->count];
+        rc = fc_open_input(input->path, &input->fd, &b->sizes[b->count], err);
+        keep[b->count] = input->fd;
+    }
+    if (rc == FC_OK) {
+        b->scan = (fc_h5_scan){.inputs = b->inputs, .ninputs = b->count, .follow_external = follow};
+        fc_h5_job job = {.prepare = fc_h5_scan_prepare,
+                         .run = fc_h5_scan_run,
+                         .context = &b->scan,
+                         .keep = keep,
+                         .nkeep = b->count,
+                         .spin_ms = 5000,
+                         .may_open = follow};
+        rc = fc_h5_child_start(&b->child, &job, err);
+    }
+    if (rc == FC_OK) {
+        fcntl(b->child.fd, F_SETPIPE_SZ, PIPE_SIZE); /* how far it reads ahead; refused, it is 64 KiB */
+    }
+    for (size_t i = 0; i < b->count; i++) {
+        close(b->inputs[i].fd);
+    }
+    return rc;
+}
+
+/* Takes what a batch's process says, and ends it. */
+static fc_code take_batch(batch *b, fc_arena *arena, fc_h5_visit visit, void *context, fc_error *err) {
+    fc_h5_in in = {.child = &b->child};
+    fc_error death, local;
+    fc_error *reason = err ? err : &local;
+    fc_code rc = FC_OK;
+    bool broken = false;
+    size_t i = 0;
+    for (; rc == FC_OK && i < b->count; i++) {
+        fc_h5_file file;
+        /* What a file has to say is bounded by its size, unless its links multiply: memory is bounded with it. */
+        if (!fc_mul_u64(b->sizes[i], 64, &in.budget) || !fc_add_u64(in.budget, RECORDS_ALLOWED, &in.budget)) {
+            in.budget = UINT64_MAX;
+        }
+        rc = fc_h5_read_file(&in, arena, b->inputs[i].path, b->sizes[i], &file, reason);
+        broken = rc != FC_OK && reason->message[0] == '\0';
+        if (rc == FC_OK) {
+            rc = visit(context, b->first + i, &file, reason);
+        }
+    }
+    fc_h5_in_free(&in);
+    const char *path = b->inputs[i > 0 ? i - 1 : 0].path;
+    fc_code end = fc_h5_child_finish(&b->child, path, &death);
+    if (broken && in.over_budget) {
+        rc = fc_fail(err, FC_ECORRUPT,
+                     "%s: corrupt HDF5 file: it lists more than a file of its size can hold (links that multiply?)",
+                     path);
+    } else if (broken) {
+        rc = end != FC_OK ? fc_fail(err, death.code, "%s", death.message)
+                          : fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent nonsense)", path);
+    }
+    return rc;
+}
+
+static size_t processors(void) {
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n < 1 ? 1 : n > CHILDREN ? CHILDREN : (size_t)n;
+}
+
+/*
+ * An even share of the files, but no process for less than 200 datasets, some 10 ms: starting it takes 2. And none for
+ * more than 2000, whose records would not fit into its pipe.
+ */
+static size_t files_per_child(size_t count, size_t datasets, size_t processes) {
+    size_t share = (count + processes - 1) / processes, least = 200 / (datasets + 1) + 1;
+    size_t most = 2000 / (datasets + 1) + 1;
+    most = most < FILES_PER_CHILD ? most : FILES_PER_CHILD;
+    share = share > least ? share : least;
+    return share < most ? share : most;
+}
+
+fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count, size_t datasets, bool follow_external,
+                         fc_h5_visit visit, void *context, fc_error *err) {
+    size_t ahead = processors(), per_child = files_per_child(count, datasets, ahead), started = 0, next = 0, taken = 0;
+    fc_code rc = FC_OK;
+    batch *ring = fc_arena_calloc(arena, ahead, sizeof *ring);
+    if (!ring) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", paths[0]);
+    }
+    while (rc == FC_OK && (taken < started || next < count)) {
+        while (rc == FC_OK && next < count && started - taken < ahead) {
+            size_t n = count - next < per_child ? count - next : per_child;
+            rc = start_batch(&ring[started % ahead], paths, next, n, follow_external, err);
+            started += rc == FC_OK;
+            next += n;
+        }
+        if (rc == FC_OK) {
+            rc = take_batch(&ring[taken++ % ahead], arena, visit, context, err);
+        }
+    }
+    for (; taken < started; taken++) { /* after a failure */
+        fc_h5_child_abandon(&ring[taken % ahead].child);
+    }
+    return rc;
+}

@@ -1,0 +1,412 @@
+/*
+ * Forking, limiting and confining the reader process; telling how it died. See child.h.
+ */
+#include "hdf5/reader_process/child.h"
+
+#include "hdf5/h5.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifdef FSDPCKPT_HAVE_SECCOMP
+#include <seccomp.h>
+#endif
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED 0
+#endif
+
+enum { CPU_SECONDS = 600, EXTERNAL_FILES = 256, EXIT_NOT_CONFINED = 97, MAX_KEEP = 4096 };
+
+static const uint64_t default_memory = UINT64_C(1) << 30;
+
+/* ---- in the child ---- */
+
+static void limit(int what, rlim_t value) {
+    struct rlimit old, wanted = {value, value};
+    if (getrlimit(what, &old) == 0 && old.rlim_max != RLIM_INFINITY && value > old.rlim_max) {
+        wanted.rlim_cur = wanted.rlim_max = old.rlim_max;
+    }
+    setrlimit(what, &wanted);
+}
+
+/* The address space in use now: a limit must be above it, or nothing at all could be allocated. */
+static uint64_t address_space(void) {
+    unsigned long long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (f) {
+        if (fscanf(f, "%llu", &pages) != 1) {
+            pages = 0;
+        }
+        fclose(f);
+    }
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static void set_limits(const fc_h5_job *job) {
+    limit(RLIMIT_CORE, 0);
+    limit(RLIMIT_FSIZE, 0);
+    limit(RLIMIT_CPU, CPU_SECONDS);
+    uint64_t used = SANITIZED ? 0 : address_space(); /* a sanitizer's shadow is terabytes of address space */
+    if (used > 0) {
+        limit(RLIMIT_AS, (rlim_t)(used + (job->memory ? job->memory : default_memory)));
+    }
+    limit(RLIMIT_NOFILE, job->may_open ? MAX_KEEP + EXTERNAL_FILES : 0);
+}
+
+/* The parent's handlers make no sense here; a crash must show as the signal it is, and ^C is the parent's affair. */
+static void reset_signals(void) {
+    static const int fatal[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGSYS, SIGXCPU, SIGXFSZ, SIGTRAP, SIGALRM};
+    static const int ignored[] = {SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGPIPE, SIGUSR1, SIGUSR2};
+    for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++) {
+        signal(fatal[i], SIG_DFL);
+    }
+    for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++) {
+        signal(ignored[i], SIG_IGN);
+    }
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+static int by_number(const void *a, const void *b) {
+    int x = *(const int *)a, y = *(const int *)b;
+    return (x > y) - (x < y);
+}
+
+static void close_between(int first, int last) {
+    if (first > last) {
+        return;
+    }
+    if (close_range((unsigned)first, (unsigned)last, 0) == 0) {
+        return;
+    }
+    long max = sysconf(_SC_OPEN_MAX); /* kernels before 5.9 */
+    for (int fd = first; fd <= last && fd < (max > 0 ? max : 65536); fd++) {
+        close(fd);
+    }
+}
+
+/* Leaves open: /dev/null as 0, 1 and 2, the descriptors to keep, and the pipe. */
+bool fc_h5_child_close_others(const fc_h5_job *job, int out) {
+    int keep[MAX_KEEP + 1];
+    int null = open("/dev/null", O_RDWR);
+    if (null < 0 || job->nkeep > MAX_KEEP) {
+        return false;
+    }
+    for (int fd = 0; fd <= 2; fd++) {
+        if (dup2(null, fd) < 0) {
+            return false;
+        }
+    }
+    for (size_t i = 0; i < job->nkeep; i++) {
+        keep[i] = job->keep[i];
+    }
+    keep[job->nkeep] = out;
+    qsort(keep, job->nkeep + 1, sizeof *keep, by_number);
+    int next = 3;
+    for (size_t i = 0; i <= job->nkeep; i++) {
+        close_between(next, keep[i] - 1);
+        next = keep[i] + 1;
+    }
+    close_between(next, INT32_MAX);
+    return true;
+}
+
+#ifdef FSDPCKPT_HAVE_SECCOMP
+static int allow_if(scmp_filter_ctx filter, int call, struct scmp_arg_cmp condition) {
+    return seccomp_rule_add_array(filter, SCMP_ACT_ALLOW, call, 1, &condition);
+}
+
+/* Everything not named fails with EPERM: harmless, and a new libc that tries something else first still works. */
+static bool confine(const fc_h5_job *job, int out) {
+    static const int always[] = {
+        SCMP_SYS(read),         SCMP_SYS(pread64),       SCMP_SYS(lseek),        SCMP_SYS(brk),
+        SCMP_SYS(munmap),       SCMP_SYS(mremap),        SCMP_SYS(madvise),      SCMP_SYS(futex),
+        SCMP_SYS(exit_group),   SCMP_SYS(exit),          SCMP_SYS(rt_sigreturn), SCMP_SYS(rt_sigprocmask),
+        SCMP_SYS(gettimeofday), SCMP_SYS(clock_gettime), SCMP_SYS(getpid),       SCMP_SYS(gettid),
+        SCMP_SYS(close),        SCMP_SYS(getrandom),
+    };
+    static const int opening[] = {SCMP_SYS(fstat),  SCMP_SYS(stat),   SCMP_SYS(newfstatat),
+                                  SCMP_SYS(lstat),  SCMP_SYS(access), SCMP_SYS(readlink),
+                                  SCMP_SYS(getcwd), SCMP_SYS(statx),  SCMP_SYS(chdir)};
+    scmp_filter_ctx filter = seccomp_init(SCMP_ACT_ERRNO(EPERM));
+    if (!filter) {
+        return false;
+    }
+    int rc = 0;
+    for (size_t i = 0; i < sizeof always / sizeof *always; i++) {
+        rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, always[i], 0);
+    }
+    rc |= allow_if(filter, SCMP_SYS(write), (struct scmp_arg_cmp){0, SCMP_CMP_EQ, (scmp_datum_t)out, 0});
+    rc |= allow_if(filter, SCMP_SYS(mmap), (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, PROT_EXEC, 0});
+    rc |= allow_if(filter, SCMP_SYS(mprotect), (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, PROT_EXEC, 0});
+    /* abort() raises its signal by tgkill; to nobody else. */
+    rc |= allow_if(filter, SCMP_SYS(tgkill), (struct scmp_arg_cmp){0, SCMP_CMP_EQ, (scmp_datum_t)getpid(), 0});
+    if (SANITIZED) { /* their runtime asks for it before _exit */
+        rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(sigaltstack), 0);
+    }
+    if (job->may_open) {
+        const scmp_datum_t writing = O_ACCMODE | O_CREAT | O_TRUNC;
+        for (size_t i = 0; i < sizeof opening / sizeof *opening; i++) {
+            rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, opening[i], 0);
+        }
+        rc |= allow_if(filter, SCMP_SYS(openat), (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, writing, O_RDONLY});
+        rc |= allow_if(filter, SCMP_SYS(open), (struct scmp_arg_cmp){1, SCMP_CMP_MASKED_EQ, writing, O_RDONLY});
+    }
+    if (rc == 0) {
+        /* A kernel or a container without seccomp refuses to load it: then the process, its limits and the parent's
+         * checks remain, as in a build without libseccomp. */
+        (void)seccomp_load(filter);
+    }
+    seccomp_release(filter);
+    return rc == 0;
+}
+#else
+static bool confine(const fc_h5_job *job, int out) {
+    (void)job, (void)out;
+    return true;
+}
+#endif
+
+void fc_h5_child_become(const fc_h5_job *job, int out, int memory, pid_t parent) {
+    reset_signals();
+    if (parent != 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+    }
+    fc_h5_shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    if ((parent != 0 && getppid() != parent) || !job->run || shared == MAP_FAILED ||
+        !fc_h5_child_close_others(job, out)) {
+        _exit(EXIT_NOT_CONFINED);
+    }
+    if (job->prepare) {
+        job->prepare(job->context);
+    }
+    set_limits(job);
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || (!job->not_confined && !confine(job, out))) {
+        _exit(EXIT_NOT_CONFINED);
+    }
+    /* _exit: the parent's buffered output and exit handlers must not run twice. */
+    _exit(job->run(job->context, out, shared));
+}
+
+/* ---- in the parent ---- */
+
+fc_code fc_h5_child_prepare(fc_h5_child *child, const fc_h5_job *job, int *out, int *shared, fc_error *err) {
+    static const char cannot[] = "the HDF5 reader process cannot be started";
+    int ends[2];
+    int memory = memfd_create("fsdpckpt-reader", MFD_CLOEXEC);
+    if (memory < 0 || ftruncate(memory, sizeof *child->shared) != 0) {
+        int saved = errno;
+        if (memory >= 0) {
+            close(memory);
+        }
+        return fc_fail_errno(err, saved, cannot);
+    }
+    *child = (fc_h5_child){
+        .fd = -1, .timeout_ms = job->timeout_ms ? job->timeout_ms : 60000, .spin_ms = job->spin_ms, .shared = NULL};
+    void *page = mmap(NULL, sizeof *child->shared, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    if (page == MAP_FAILED || pipe2(ends, O_CLOEXEC) != 0) {
+        int saved = errno;
+        if (page != MAP_FAILED) {
+            munmap(page, sizeof *child->shared);
+        }
+        close(memory);
+        return fc_fail_errno(err, saved, cannot);
+    }
+    child->shared = page;
+    child->fd = ends[0];
+    *out = ends[1];
+    *shared = memory;
+    return FC_OK;
+}
+
+void fc_h5_child_unprepare(fc_h5_child *child) {
+    close(child->fd);
+    munmap(child->shared, sizeof *child->shared);
+}
+
+pid_t fc_h5_child_fork(void) {
+    fc_h5_lock();
+    pid_t pid = fork();
+    if (pid != 0) {
+        int saved = errno;
+        fc_h5_unlock();
+        errno = saved;
+    }
+    return pid;
+}
+
+fc_code fc_h5_child_start(fc_h5_child *child, const fc_h5_job *job, fc_error *err) {
+    int out, shared;
+    fc_code rc = fc_h5_child_prepare(child, job, &out, &shared, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    pid_t self = getpid();
+    child->pid = fc_h5_child_fork();
+    if (child->pid == 0) {
+        fc_h5_child_become(job, out, shared, self);
+    }
+    int saved = errno;
+    close(out);
+    close(shared);
+    if (child->pid < 0) {
+        fc_h5_child_unprepare(child);
+        return fc_fail_errno(err, saved, "the HDF5 reader process cannot be started");
+    }
+    return FC_OK;
+}
+
+/* The processor time that the child has used; 0 where the system does not tell. */
+static int64_t processor_ms(const fc_h5_child *child) {
+    clockid_t clock;
+    struct timespec t;
+    if (clock_getcpuclockid(child->pid, &clock) != 0 || clock_gettime(clock, &t) != 0) {
+        return 0;
+    }
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/*
+ * Waits for bytes or the end. @return false when nothing has moved for the whole time limit. A child that computes is
+ * given up sooner than one that waits for a slow file system: libhdf5 needs no seconds for one step of sane headers.
+ */
+static bool wait_for_bytes(fc_h5_child *child) {
+    int step = child->timeout_ms < 1000 ? child->timeout_ms : 1000, still = 0;
+    child->worked_ms = processor_ms(child);
+    while (still < child->timeout_ms) {
+        struct pollfd p = {child->fd, POLLIN, 0};
+        int n = poll(&p, 1, step);
+        if (n > 0 || (n < 0 && errno != EINTR)) {
+            return true;
+        }
+        int64_t worked = processor_ms(child);
+        uint64_t beats = atomic_load(&child->shared->beats);
+        if (beats != child->beats) {
+            still = 0;
+            child->worked_ms = worked;
+        } else if (child->spin_ms > 0 && worked - child->worked_ms >= child->spin_ms) {
+            return false;
+        } else {
+            still = n == 0 ? still + step : still;
+        }
+        child->beats = beats;
+    }
+    return false;
+}
+
+size_t fc_h5_child_read(fc_h5_child *child, void *buf, size_t size) {
+    for (;;) {
+        if (!wait_for_bytes(child)) {
+            child->hung = true;
+            return 0;
+        }
+        ssize_t n = read(child->fd, buf, size);
+        if (n >= 0) {
+            return (size_t)n;
+        }
+        if (errno != EINTR) {
+            return 0;
+        }
+    }
+}
+
+static void copy_where(const fc_h5_shared *shared, char *out, size_t size) {
+    size_t n = sizeof shared->where < size ? sizeof shared->where : size;
+    memcpy(out, shared->where, n);
+    out[n - 1] = '\0';
+}
+
+static const char *signal_name(int number) {
+    switch (number) {
+    case SIGSEGV:
+        return "SIGSEGV";
+    case SIGBUS:
+        return "SIGBUS";
+    case SIGABRT:
+        return "SIGABRT";
+    case SIGFPE:
+        return "SIGFPE";
+    case SIGILL:
+        return "SIGILL";
+    case SIGXCPU:
+        return "SIGXCPU";
+    case SIGKILL:
+        return "SIGKILL";
+    default:
+        return "a signal";
+    }
+}
+
+static fc_code tell(const fc_h5_child *child, int status, const char *where, const char *path, fc_error *err) {
+    if (child->hung) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: corrupt HDF5 file (the reader process was stopped: no progress while reading %s)", path,
+                       where);
+    }
+    if (WIFSIGNALED(status)) {
+        return fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process was killed by %s while reading %s)",
+                       path, signal_name(WTERMSIG(status)), where);
+    }
+    if (WEXITSTATUS(status) == EXIT_NOT_CONFINED) {
+        return fc_fail(err, FC_EIO, "%s: nothing was read: the HDF5 reader process cannot give up its privileges here",
+                       path);
+    }
+    return fc_fail(err, FC_ECORRUPT,
+                   "%s: corrupt HDF5 file (the reader process failed with status %d while reading %s)", path,
+                   WEXITSTATUS(status), where);
+}
+
+fc_code fc_h5_child_finish(fc_h5_child *child, const char *path, fc_error *err) {
+    char where[512];
+    int status = 0;
+    close(child->fd);
+    /* After its last byte a sane child exits at once; closing the pipe ends one that still writes. A hung or
+     * rebellious one is killed: it is ours and not yet reaped, so the id is certain. */
+    if (child->hung) {
+        kill(child->pid, SIGKILL);
+    }
+    pid_t got;
+    int patience = child->timeout_ms / 10 + 1;
+    while ((got = waitpid(child->pid, &status, WNOHANG)) == 0 || (got < 0 && errno == EINTR)) {
+        if (patience-- <= 0) {
+            child->hung = true;
+            kill(child->pid, SIGKILL);
+        }
+        struct timespec nap = {0, patience > child->timeout_ms / 10 - 20 ? 200000 : 10000000};
+        nanosleep(&nap, NULL);
+    }
+    copy_where(child->shared, where, sizeof where);
+    munmap(child->shared, sizeof *child->shared);
+    if (got < 0) {
+        return FC_OK; /* SIGCHLD is ignored in this program: its status is lost; the records tell whether they end */
+    }
+    if (!child->hung && WIFEXITED(status) && WEXITSTATUS(status) == 0) {
+        return FC_OK;
+    }
+    return tell(child, status, where[0] ? where : "the file's first bytes", path, err);
+}
+
+void fc_h5_child_abandon(fc_h5_child *child) {
+    child->hung = true;
+    fc_h5_child_finish(child, "", NULL);
+}

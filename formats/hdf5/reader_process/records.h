@@ -1,0 +1,170 @@
+/*
+ * The records that the reader process sends about HDF5 files, and the plain structs they become.
+ *
+ * One record is u32 tag, u32 length, then `length` bytes of fields: integers as 8 bytes, strings and byte runs as
+ * their length and their bytes, all in the machine's own order (both ends are one program). The child encodes. The
+ * parent decodes and trusts nothing: lengths, counts, ranges and text are checked before they become structs.
+ *
+ * A file is: ROOT, then for each dataset DATASET followed by any number of CHUNKS, any number of ATTRIBUTES, then END.
+ * FAILURE may come at any place and ends everything.
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_RECORDS_H
+#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_RECORDS_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/checkpoint.h"
+#include "hdf5/reader_process/child.h"
+
+enum { FC_H5_CHUNKS_PER_RECORD = 4096, FC_H5_MAX_FILTERS = 4, FC_H5_MAX_RECORD = 256 << 20 };
+
+typedef enum fc_h5_tag {
+    FC_H5_ROOT = 1,
+    FC_H5_DATASET,
+    FC_H5_CHUNKS,
+    FC_H5_ATTRIBUTES,
+    FC_H5_END,
+    FC_H5_FAILURE,
+    FC_H5_DATA
+} fc_h5_tag;
+
+/** What a dataset is to us. */
+typedef enum fc_h5_kind {
+    FC_H5_TENSOR,
+    FC_H5_OBJECT,    /**< `encoding` says what its bytes are */
+    FC_H5_UNREADABLE /**< listed, so that nothing is lost in silence; `message` says why its bytes are not to be had */
+} fc_h5_kind;
+
+/** Where a dataset's bytes are. */
+typedef enum fc_h5_where {
+    FC_H5_AT_OFFSET,  /**< contiguous: `offset`, `length` */
+    FC_H5_IN_RECORD,  /**< compact or decoded by the child: `bytes` */
+    FC_H5_IN_CHUNKS,  /**< allocated chunks follow; what they leave out is the fill value in `bytes` */
+    FC_H5_NOWHERE,    /**< never written: the fill value in `bytes` */
+    FC_H5_BY_LIBRARY, /**< only libhdf5 can decode it: read through a child, box by box */
+    FC_H5_ELSEWHERE   /**< sharded layout: a virtual dataset onto the owner's file */
+} fc_h5_where;
+
+typedef struct fc_h5_bytes {
+    const unsigned char *data;
+    size_t size;
+} fc_h5_bytes;
+
+typedef struct fc_h5_stored_chunk {
+    uint64_t offset, size;
+    uint32_t mask;
+    const int64_t *at; /**< ndim element offsets in the dataset */
+} fc_h5_stored_chunk;
+
+/** One dataset as read from the file. All pointers live in the decoder's arena. */
+typedef struct fc_h5_dataset {
+    const char *path;  /**< HDF5 path without the leading "/" */
+    fc_h5_bytes lists; /**< one byte a path element: the fc_h5_group_kind of the group that holds it */
+    fc_h5_kind kind;
+    fc_h5_where where;
+    fc_code code; /**< UNREADABLE */
+    const char *message;
+    fc_dtype dtype;
+    bool swap;
+    uint32_t element; /**< bytes */
+    int ndim;
+    const int64_t *shape;
+    uint64_t offset, length;
+    fc_h5_bytes bytes;
+    const int64_t *chunk; /**< ndim entries for IN_CHUNKS, and for BY_LIBRARY the unit that is decoded as one */
+    uint8_t nfilters;     /**< IN_CHUNKS: those that the engine decodes */
+    uint8_t filters[FC_H5_MAX_FILTERS];
+    fc_h5_stored_chunk *chunks; /**< IN_CHUNKS, in the order of the file */
+    size_t nchunks, chunks_cap;
+    /* Our own attributes (docs/HDF5_SCHEMA.md); NULL or count -1 where the dataset has none. */
+    const char *dtype_name, *placements, *encoding, *json, *fqn;
+    bool has_crc64;
+    uint64_t crc64; /**< of the bytes of the whole dataset, row-major */
+    int64_t owner;  /**< -1: none */
+    int64_t nglobal_shape, noffsets;
+    const int64_t *global_shape, *offsets;
+} fc_h5_dataset;
+
+/** The attributes of a group or dataset that are not ours, as a JSON object. */
+typedef struct fc_h5_attributes {
+    const char *path;
+    fc_h5_bytes json;
+} fc_h5_attributes;
+
+/** What a file says about itself. `schema` is 0 for a file that is not ours. */
+typedef struct fc_h5_root {
+    int64_t schema;
+    const char *layout, *producer;
+    const char *mesh_names;          /**< joined with newlines */
+    int64_t nmesh, rank, world_size; /**< -1: none */
+    const int64_t *mesh_shape;
+} fc_h5_root;
+
+/* ---- encoding, in the child ---- */
+
+typedef struct fc_h5_sink {
+    int fd;
+    unsigned char *buf;
+    size_t used, cap, start;
+    bool failed; /**< out of memory, or the parent has gone */
+} fc_h5_sink;
+
+void fc_h5_begin(fc_h5_sink *out, fc_h5_tag tag);
+void fc_h5_put_u64(fc_h5_sink *out, uint64_t value);
+void fc_h5_put_bytes(fc_h5_sink *out, const void *data, size_t size);
+void fc_h5_put_text(fc_h5_sink *out, const char *text); /**< NULL is kept apart from "" */
+void fc_h5_end(fc_h5_sink *out);
+void fc_h5_flush(fc_h5_sink *out);
+
+/** Encodes everything but the chunks, which follow in records of their own. */
+void fc_h5_put_dataset(fc_h5_sink *out, const fc_h5_dataset *dataset);
+void fc_h5_put_root(fc_h5_sink *out, const fc_h5_root *root);
+
+/* ---- decoding, in the parent ---- */
+
+typedef struct fc_h5_in {
+    fc_h5_child *child;
+    uint64_t budget; /**< bytes of records still allowed: what a file of this size can have to say */
+    unsigned char *buf;
+    size_t cap, have, at;
+    bool over_budget;
+} fc_h5_in;
+
+/** One record's payload, being read; `bad` once anything did not fit. */
+typedef struct fc_h5_record {
+    fc_h5_tag tag;
+    const unsigned char *data;
+    size_t size, at;
+    bool bad;
+} fc_h5_record;
+
+/** Everything the child said about one file. */
+typedef struct fc_h5_file {
+    fc_h5_root root;
+    fc_h5_dataset *datasets;
+    size_t ndatasets, datasets_cap;
+    fc_h5_attributes *attributes;
+    size_t nattributes, attributes_cap;
+} fc_h5_file;
+
+/** @return 1 and the next record (valid until the next call), 0 at the end of the stream, -1 for nonsense. */
+int fc_h5_next(fc_h5_in *in, fc_h5_record *record);
+void fc_h5_in_free(fc_h5_in *in);
+
+fc_h5_bytes fc_h5_get_bytes(fc_h5_record *record); /**< within the record, not a copy */
+
+/** Turns a FAILURE record into an error about the file `path`. */
+fc_code fc_h5_child_failure(fc_h5_record *record, const char *path, fc_error *err);
+
+/**
+ * Reads the records of one file up to END.
+ * @param size the file's size: offsets and budgets are checked against it.
+ * @return FC_OK; the child's own FAILURE; or FC_ECORRUPT with `err->message` empty when the stream broke off or made
+ * no sense: then fc_h5_child_finish knows more.
+ */
+fc_code fc_h5_read_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_t size, fc_h5_file *file,
+                        fc_error *err);
+
+#endif

@@ -1,0 +1,434 @@
+/*
+ * Walking a file in the reader process: groups, links, attributes. What a dataset holds is scan_dataset.c's affair.
+ *
+ * Hard links and soft links within the file are followed; a dataset under two names is reported under both (tied
+ * tensors). A group that contains itself is entered once on every way. Committed datatypes are no data.
+ */
+#include "hdf5/reader_process/scan.h"
+
+#include "hdf5/reader_process/values.h"
+#include "hdf5/writer/tree.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_DEPTH = 256, MAX_PATH_BYTES = 256 << 10, MAX_GROUPS = 1000000 };
+
+/* A way from the root to where the walk is. */
+typedef struct trail {
+    fc_h5_walk *walk;
+    char *path;
+    size_t length;
+    unsigned char lists[MAX_DEPTH + 1];
+    size_t depth;
+    struct {
+        unsigned long fileno;
+        haddr_t address;
+    } groups[MAX_DEPTH + 1];
+    unsigned char kind; /* of the group being walked: fc_h5_group_kind */
+    size_t nvisited;    /* groups, each as often as it has names: links can make that exponential */
+} trail;
+
+static herr_t innermost(unsigned n, const H5E_error2_t *e, void *data) {
+    (void)n;
+    if (e->desc && *e->desc) {
+        *(const char **)data = e->desc;
+    }
+    return 1; /* only the first: walking starts at the innermost */
+}
+
+void fc_h5_library_error(char *buf, size_t size) {
+    const char *text = NULL;
+    hid_t stack = H5Eget_current_stack();
+    H5Ewalk2(stack, H5E_WALK_UPWARD, innermost, &text);
+    snprintf(buf, size, "%s", text ? text : "no reason given");
+    H5Eclose_stack(stack);
+}
+
+static void set_where(fc_h5_shared *shared, const char *kind, const char *path) {
+    snprintf(shared->where, sizeof shared->where, "%s /%s", kind, path);
+    atomic_fetch_add(&shared->beats, 1);
+}
+
+void fc_h5_scan_failure(fc_h5_walk *walk, fc_code code, const char *fmt, ...) {
+    char text[1024];
+    va_list args;
+    if (walk->failed) {
+        return;
+    }
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    fc_make_utf8(text);
+    fc_h5_begin(walk->out, FC_H5_FAILURE);
+    fc_h5_put_u64(walk->out, code);
+    fc_h5_put_text(walk->out, text);
+    fc_h5_end(walk->out);
+    walk->failed = true;
+}
+
+/* ---- attributes ---- */
+
+/* A list of strings joined with newlines; the caller frees it. */
+static char *read_names(hid_t object, const char *name) {
+    char *joined = NULL, **values = NULL;
+    if (H5Aexists(object, name) <= 0) {
+        return NULL;
+    }
+    hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
+    hid_t space = H5Aget_space(attribute), type = H5Aget_type(attribute);
+    hssize_t n = H5Sget_simple_extent_npoints(space);
+    if (H5Tis_variable_str(type) > 0 && n > 0 && n <= FC_MAX_MESH_DIMS) {
+        values = calloc((size_t)n, sizeof *values);
+        if (values && H5Aread(attribute, type, values) >= 0) {
+            size_t size = 1;
+            for (hssize_t i = 0; i < n; i++) {
+                size += (values[i] ? strlen(values[i]) : 0) + 1;
+            }
+            joined = calloc(1, size);
+            for (hssize_t i = 0; joined && i < n; i++) {
+                strcat(joined, i ? "\n" : "");
+                strcat(joined, values[i] ? values[i] : "");
+            }
+            H5Dvlen_reclaim(type, space, H5P_DEFAULT, values);
+        }
+    }
+    free(values);
+    H5Tclose(type);
+    H5Sclose(space);
+    H5Aclose(attribute);
+    return joined;
+}
+
+typedef struct attributes {
+    fc_text text;     /* those that are not ours, as JSON */
+    uint32_t present; /* set of fc_h5_ours */
+    bool ours;        /* the file has our schema */
+} attributes;
+
+const char *fc_h5_ours_name(fc_h5_ours attribute) {
+    static const char *const names[FC_H5_A_COUNT] = {"fsdpckpt_schema",
+                                                     "producer",
+                                                     "layout",
+                                                     "mesh_shape",
+                                                     "mesh_names",
+                                                     "world_size",
+                                                     "rank",
+                                                     "kind",
+                                                     "dtype",
+                                                     "fqn",
+                                                     "placements",
+                                                     "global_shape",
+                                                     "offsets",
+                                                     "owner",
+                                                     "encoding",
+                                                     "json",
+                                                     "crc64",
+                                                     "header_crc64",
+                                                     "missing_shards_read_as"};
+    return names[attribute];
+}
+
+static int ours_number(const char *name) {
+    for (int i = 0; i < FC_H5_A_COUNT; i++) {
+        if (strcmp(name, fc_h5_ours_name((fc_h5_ours)i)) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static herr_t one_attribute(hid_t object, const char *name, const H5A_info_t *info, void *context) {
+    attributes *a = context;
+    int number = ours_number(name);
+    (void)info;
+    a->present |= number >= 0 ? UINT32_C(1) << number : 0;
+    if (a->ours && number >= 0) {
+        return 0;
+    }
+    hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
+    if (attribute < 0) {
+        return -1;
+    }
+    fc_text_raw(&a->text, a->text.size > 0 ? ", " : "{");
+    if (fc_is_utf8(name, strlen(name))) {
+        fc_text_string(&a->text, name, strlen(name));
+    } else {
+        char key[32]; /* a JSON key cannot be bytes; the number keeps it apart from others */
+        snprintf(key, sizeof key, "\"$attribute-%zu\"", a->text.size);
+        fc_text_raw(&a->text, key);
+    }
+    fc_text_raw(&a->text, ": ");
+    fc_text_attribute(&a->text, attribute);
+    H5Aclose(attribute);
+    return a->text.failed ? -1 : 0;
+}
+
+/* One pass over an object's attributes. @return false when they cannot be read. */
+static bool read_attributes(const fc_h5_walk *walk, hid_t object, attributes *a) {
+    hsize_t at = 0;
+    *a = (attributes){.ours = walk->ours};
+    return H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_INC, &at, one_attribute, a) >= 0 && !a->text.failed;
+}
+
+/* Sends those that are not ours, if there are any. */
+static void send_attributes(fc_h5_walk *walk, attributes *a, const char *path) {
+    if (a->text.size > 0) {
+        fc_text_raw(&a->text, "}");
+        fc_h5_begin(walk->out, FC_H5_ATTRIBUTES);
+        fc_h5_put_text(walk->out, path);
+        fc_h5_put_bytes(walk->out, a->text.data, a->text.size);
+        fc_h5_end(walk->out);
+    }
+}
+
+static bool send_root(fc_h5_walk *walk) {
+    int64_t schema = 0, mesh[FC_MAX_MESH_DIMS], rank = -1, world = -1;
+    fc_h5_root root = {0};
+    root.schema = fc_h5_read_i64s(walk->file, "fsdpckpt_schema", &schema, 1) == 1 ? schema : 0;
+    walk->ours = root.schema != 0;
+    root.rank = root.world_size = root.nmesh = -1;
+    char *layout = NULL, *producer = NULL, *names = NULL;
+    if (walk->ours) {
+        layout = fc_h5_attribute_text(walk->file, "layout");
+        producer = fc_h5_attribute_text(walk->file, "producer");
+        names = read_names(walk->file, "mesh_names");
+        root.rank = fc_h5_read_i64s(walk->file, "rank", &rank, 1) == 1 ? rank : -1;
+        root.world_size = fc_h5_read_i64s(walk->file, "world_size", &world, 1) == 1 ? world : -1;
+        walk->copies = root.world_size >= 0;
+        root.nmesh = fc_h5_read_i64s(walk->file, "mesh_shape", mesh, FC_MAX_MESH_DIMS);
+        root.mesh_shape = mesh;
+        root.layout = layout;
+        root.producer = producer;
+        root.mesh_names = names;
+        walk->index = root.rank < 0 && root.world_size > 0;
+    }
+    fc_h5_put_root(walk->out, &root);
+    free(layout);
+    free(producer);
+    free(names);
+    return true;
+}
+
+/* ---- groups and links ---- */
+
+static herr_t one_link(hid_t group, const char *name, const H5L_info_t *info, void *context);
+
+static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t address) {
+    fc_h5_walk *walk = t->walk;
+    for (size_t i = 0; i < t->depth; i++) {
+        if (t->groups[i].fileno == fileno && t->groups[i].address == address) {
+            return true; /* a cycle: everything in it has a shorter name */
+        }
+    }
+    if (t->depth >= MAX_DEPTH) {
+        fc_h5_scan_failure(walk, FC_EUNSUPPORTED, "groups are nested more than %d deep at /%.200s", MAX_DEPTH, t->path);
+        return false;
+    }
+    if (++t->nvisited > MAX_GROUPS) {
+        fc_h5_scan_failure(walk, FC_EUNSUPPORTED, "more than %d groups, counting each under all its names", MAX_GROUPS);
+        return false;
+    }
+    set_where(walk->shared, "group", t->path);
+    unsigned order = 0;
+    hid_t gcpl = H5Gget_create_plist(group);
+    if (gcpl >= 0) {
+        H5Pget_link_creation_order(gcpl, &order);
+        H5Pclose(gcpl);
+    }
+    attributes a;
+    bool ok = read_attributes(walk, group, &a);
+    char *kind = walk->ours && (a.present >> FC_H5_A_KIND & 1) ? fc_h5_attribute_text(group, "kind") : NULL;
+    unsigned char outer = t->kind;
+    t->kind = fc_h5_group_kind_parse(kind);
+    free(kind);
+    t->groups[t->depth].fileno = fileno;
+    t->groups[t->depth].address = address;
+    t->depth++;
+    H5_index_t index = order & H5P_CRT_ORDER_TRACKED ? H5_INDEX_CRT_ORDER : H5_INDEX_NAME;
+    hsize_t at = 0;
+    if (ok) {
+        send_attributes(walk, &a, t->path);
+    }
+    fc_text_free(&a.text);
+    ok = ok && H5Literate(group, index, H5_ITER_INC, &at, one_link, t) >= 0;
+    if (!ok && !walk->failed && !walk->out->failed) {
+        char why[256];
+        fc_h5_library_error(why, sizeof why);
+        fc_h5_scan_failure(walk, FC_ECORRUPT, "corrupt HDF5 file: group /%s cannot be read (%s)", t->path, why);
+    }
+    t->depth--;
+    t->kind = outer;
+    return ok;
+}
+
+/* Soft links resolve through libhdf5; what leads out of the file is refused unless asked for. */
+static bool may_follow(trail *t, const H5L_info_t *info) {
+    fc_h5_walk *walk = t->walk;
+    if (info->type == H5L_TYPE_HARD || info->type == H5L_TYPE_SOFT ||
+        (info->type == H5L_TYPE_EXTERNAL && walk->scan->follow_external)) {
+        return true;
+    }
+    fc_h5_scan_unreadable(walk, t->path, t->lists, t->depth, FC_EUNSUPPORTED,
+                          info->type == H5L_TYPE_EXTERNAL
+                              ? "a link into another file, which is not followed (--follow-external does)"
+                              : "a user-defined link, whose meaning is known only to the program that made it");
+    return false;
+}
+
+static void visit_object(trail *t, hid_t object) {
+    fc_h5_walk *walk = t->walk;
+    H5O_info_t info;
+    if (H5Oget_info2(object, &info, H5O_INFO_BASIC) < 0) {
+        char why[256];
+        fc_h5_library_error(why, sizeof why);
+        fc_h5_scan_unreadable(walk, t->path, t->lists, t->depth, FC_ECORRUPT, "its header is corrupt (%s)", why);
+        return;
+    }
+    if (info.type == H5O_TYPE_GROUP) {
+        walk_group(t, object, info.fileno, info.addr);
+    } else if (info.type == H5O_TYPE_DATASET) {
+        set_where(walk->shared, "dataset", t->path);
+        attributes a;
+        if (read_attributes(walk, object, &a)) {
+            fc_h5_scan_dataset(walk, object, t->path, t->lists, t->depth, info.fileno != walk->fileno, a.present);
+            send_attributes(walk, &a, t->path);
+        } else {
+            char why[256];
+            fc_h5_library_error(why, sizeof why);
+            fc_h5_scan_failure(walk, FC_ECORRUPT,
+                               "corrupt HDF5 file: the attributes of dataset /%s cannot be read (%s)", t->path, why);
+        }
+        fc_text_free(&a.text);
+    }
+}
+
+static herr_t one_link(hid_t group, const char *name, const H5L_info_t *info, void *context) {
+    trail *t = context;
+    size_t before = t->length, len = strlen(name);
+    if (before + len + 2 > MAX_PATH_BYTES) {
+        fc_h5_scan_failure(t->walk, FC_EUNSUPPORTED, "a name of more than %d bytes", MAX_PATH_BYTES);
+        return -1;
+    }
+    if (!fc_is_utf8(name, len)) {
+        fc_h5_scan_failure(t->walk, FC_EUNSUPPORTED,
+                           "group /%s has a member whose name is not UTF-8: rename it (h5py: f.move) and try again",
+                           t->path);
+        return -1;
+    }
+    if (before > 0) {
+        t->path[t->length++] = '/';
+    }
+    memcpy(t->path + t->length, name, len + 1);
+    t->length += len;
+    t->lists[t->depth - 1] = t->kind;
+    set_where(t->walk->shared, "object", t->path);
+    if (may_follow(t, info)) {
+        /* By its address: looking up the name again takes a twentieth of the time. */
+        hid_t object =
+            info->type == H5L_TYPE_HARD ? H5Oopen_by_addr(group, info->u.address) : H5Oopen(group, name, H5P_DEFAULT);
+        if (object >= 0) {
+            visit_object(t, object);
+            H5Oclose(object);
+        } else {
+            char why[256];
+            fc_h5_library_error(why, sizeof why);
+            fc_h5_scan_unreadable(t->walk, t->path, t->lists, t->depth, FC_ECORRUPT,
+                                  info->type == H5L_TYPE_HARD ? "it cannot be opened by this libhdf5 (%s)"
+                                                              : "a link that leads nowhere (%s)",
+                                  why);
+        }
+        H5Eclear2(H5E_DEFAULT);
+    }
+    t->length = before;
+    t->path[before] = '\0';
+    return t->walk->failed || t->walk->out->failed ? -1 : 0;
+}
+
+/* ---- files ---- */
+
+void fc_h5_scan_prepare(void *context) {
+    fc_h5_scan *scan = context;
+    H5open();
+    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+    H5PLset_loading_state(0);
+    if (!scan->follow_external) {
+        H5Lunregister(H5L_TYPE_EXTERNAL);
+    }
+    scan->driver = fc_h5_vfd_register();
+    for (size_t i = 0; i < scan->ninputs; i++) {
+        if (fstat(scan->inputs[i].fd, &scan->inputs[i].st) != 0) {
+            scan->inputs[i].st = (struct stat){0};
+        }
+    }
+}
+
+static bool scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sink *out, fc_h5_shared *shared) {
+    fc_h5_capture capture = {0};
+    fc_h5_source source = {input->path, input->fd, &input->st, scan->follow_external, &capture};
+    fc_h5_walk walk = {.scan = scan, .out = out, .shared = shared, .capture = &capture, .file_path = input->path};
+    walk.file = H5I_INVALID_HID;
+    H5O_info_t info;
+    bool ok = false;
+    hid_t root = H5I_INVALID_HID;
+    hid_t fapl = fc_h5_vfd_fapl(scan->driver, &source);
+    trail *t = calloc(1, sizeof *t);
+    char *path = calloc(1, MAX_PATH_BYTES);
+    if (!t || !path) {
+        fc_h5_scan_failure(&walk, FC_ENOMEM, "out of memory");
+        goto out;
+    }
+    snprintf(shared->where, sizeof shared->where, "the superblock");
+    walk.file = fapl < 0 ? H5I_INVALID_HID : H5Fopen(input->path, H5F_ACC_RDONLY, fapl);
+    if (walk.file < 0 || H5Oget_info2(walk.file, &info, H5O_INFO_BASIC) < 0) {
+        char why[256];
+        fc_h5_library_error(why, sizeof why);
+        fc_h5_scan_failure(&walk, FC_ECORRUPT, "not a readable HDF5 file (%s)", why);
+        goto out;
+    }
+    *t = (trail){.walk = &walk, .path = path};
+    walk.fileno = info.fileno;
+    send_root(&walk);
+    root = H5Gopen2(walk.file, "/", H5P_DEFAULT);
+    if (root < 0) {
+        fc_h5_scan_failure(&walk, FC_ECORRUPT, "corrupt HDF5 file: the root group cannot be opened");
+        goto out;
+    }
+    ok = walk_group(t, root, info.fileno, info.addr) && !walk.failed;
+    if (ok && capture.errnum != 0) {
+        fc_h5_scan_failure(&walk, FC_EIO, "reading failed: %s", strerror(capture.errnum));
+        ok = false;
+    }
+    if (ok) {
+        fc_h5_begin(out, FC_H5_END);
+        fc_h5_end(out);
+    }
+out:
+    free(path);
+    free(t);
+    if (root >= 0) {
+        H5Gclose(root);
+    }
+    if (walk.file >= 0) {
+        H5Fclose(walk.file);
+    }
+    if (fapl >= 0) {
+        H5Pclose(fapl);
+    }
+    return ok;
+}
+
+int fc_h5_scan_run(void *context, int fd, fc_h5_shared *shared) {
+    const fc_h5_scan *scan = context;
+    fc_h5_sink out = {.fd = fd};
+    for (size_t i = 0; i < scan->ninputs; i++) {
+        if (!scan_file(scan, &scan->inputs[i], &out, shared)) {
+            break; /* the FAILURE record says why */
+        }
+    }
+    fc_h5_flush(&out);
+    return out.failed;
+}

@@ -1,0 +1,131 @@
+/*
+ * What runs in the reader process: walks HDF5 files with libhdf5 and sends records; reads boxes that only libhdf5 can
+ * decode. Nothing here is trusted by the parent.
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_SCAN_H
+#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_SCAN_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "hdf5/reader_process/records.h"
+#include "hdf5/reader_process/vfd.h"
+
+/** One input file, opened by the parent. */
+typedef struct fc_h5_input {
+    const char *path;
+    int fd;
+    struct stat st; /**< set by fc_h5_scan_prepare */
+} fc_h5_input;
+
+/** A job for fc_h5_child_start: context of fc_h5_scan_run and fc_h5_box_run. */
+typedef struct fc_h5_scan {
+    fc_h5_input *inputs;
+    size_t ninputs;
+    bool follow_external;
+    /* fc_h5_box_run only: the box of one dataset, or all of it when ndim is -1. */
+    const char *dataset;
+    int ndim;
+    const int64_t *offsets, *sizes;
+    uint64_t bytes; /* how many the box has */
+    hid_t driver;   /* set by fc_h5_scan_prepare */
+} fc_h5_scan;
+
+void fc_h5_scan_prepare(void *context);
+int fc_h5_scan_run(void *context, int out, fc_h5_shared *shared);
+int fc_h5_box_run(void *context, int out, fc_h5_shared *shared);
+
+/* ---- shared between the files of the reader process ---- */
+
+/** One file being walked. */
+typedef struct fc_h5_walk {
+    const fc_h5_scan *scan;
+    fc_h5_sink *out;
+    fc_h5_shared *shared;
+    fc_h5_capture *capture;
+    const char *file_path;
+    hid_t file;
+    unsigned long fileno;
+    bool ours;
+    bool copies; /**< its virtual datasets are copies of what other ranks' files store: a shard, an index */
+    bool index;  /**< ours, the index.h5 of a sharded checkpoint: it holds mappings only */
+    bool failed; /**< a FAILURE has been sent: stop */
+} fc_h5_walk;
+
+/** The attributes of the schema; a set of them has bit 1 << number. */
+typedef enum fc_h5_ours {
+    FC_H5_A_SCHEMA,
+    FC_H5_A_PRODUCER,
+    FC_H5_A_LAYOUT,
+    FC_H5_A_MESH_SHAPE,
+    FC_H5_A_MESH_NAMES,
+    FC_H5_A_WORLD_SIZE,
+    FC_H5_A_RANK,
+    FC_H5_A_KIND,
+    FC_H5_A_DTYPE,
+    FC_H5_A_FQN,
+    FC_H5_A_PLACEMENTS,
+    FC_H5_A_GLOBAL_SHAPE,
+    FC_H5_A_OFFSETS,
+    FC_H5_A_OWNER,
+    FC_H5_A_ENCODING,
+    FC_H5_A_JSON,
+    FC_H5_A_CRC64,
+    FC_H5_A_HEADER_CRC64,
+    FC_H5_A_MISSING_SHARDS,
+    FC_H5_A_COUNT
+} fc_h5_ours;
+
+/** The name of one of them. */
+const char *fc_h5_ours_name(fc_h5_ours attribute);
+
+/** Describes the open dataset at `path` in records. `present` is the set of the attributes it has, by name. */
+void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const unsigned char *lists, size_t nlists,
+                        bool in_other_file, uint32_t present);
+
+/** Records a dataset whose bytes are not to be had, with the reason. */
+void fc_h5_scan_unreadable(fc_h5_walk *walk, const char *path, const unsigned char *lists, size_t nlists, fc_code code,
+                           const char *fmt, ...) __attribute__((format(printf, 6, 7)));
+
+/** Ends everything with a reason. */
+void fc_h5_scan_failure(fc_h5_walk *walk, fc_code code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+/** The innermost message of libhdf5's error stack, into `buf`. */
+void fc_h5_library_error(char *buf, size_t size);
+
+/** Whether the dataset takes its bytes from other places: 0 no, 1 virtual, 2 external storage. */
+int fc_h5_indirect(hid_t dcpl);
+
+/**
+ * Whether the files that a dataset takes its bytes from may be followed and exist.
+ * @param directory receives the prefix for external files: that of `file_path`, or "" for none.
+ * @return false with the reason in `why`.
+ */
+bool fc_h5_sources_exist(hid_t file, const char *file_path, hid_t dcpl, bool follow, char *directory, size_t size,
+                         char *why, size_t why_size);
+
+/** A chunked dataset with elements. */
+typedef struct fc_h5_chunked {
+    fc_h5_walk *walk;
+    hid_t dataset, space;
+    int ndim;
+    const hsize_t *dims, *chunk;
+} fc_h5_chunked;
+
+/** How to list its chunks. */
+typedef enum fc_h5_way {
+    FC_H5_NO_CHUNKS, /**< none is stored */
+    FC_H5_BY_GRID,
+    FC_H5_BY_NUMBER,
+    FC_H5_TOO_SPARSE, /**< no way is quick enough */
+    FC_H5_DAMAGED
+} fc_h5_way;
+
+/** Decides, before the dataset is announced; also the number of stored chunks. */
+fc_h5_way fc_h5_choose_way(const fc_h5_chunked *chunked, hsize_t *stored);
+
+/** Sends the stored chunks. @return false when the index is damaged. */
+bool fc_h5_send_chunks(const fc_h5_chunked *chunked, fc_h5_way way, hsize_t stored);
+
+#endif

@@ -1,0 +1,135 @@
+/*
+ * In the reader process: listing the stored chunks of a dataset with their places, in CHUNKS records.
+ *
+ * libhdf5 1.10 has two ways to ask. By number it walks the whole index for each chunk, and forgets the user block; by
+ * grid position it finds a chunk at once but tells only its size. So the size is asked for by position, and the place
+ * is seen in the driver when the chunk's bytes are asked for (see fc_h5_capture).
+ */
+#include "hdf5/reader_process/scan.h"
+
+#include <string.h>
+
+typedef struct chunk_list {
+    const fc_h5_chunked *d;
+    uint64_t count; /* in the open record */
+    size_t count_at;
+    hsize_t found; /* in all records */
+} chunk_list;
+
+static void begin_chunks(chunk_list *list) {
+    fc_h5_begin(list->d->walk->out, FC_H5_CHUNKS);
+    list->count_at = list->d->walk->out->used;
+    list->count = 0;
+    fc_h5_put_u64(list->d->walk->out, 0);
+}
+
+static void end_chunks(chunk_list *list) {
+    fc_h5_sink *out = list->d->walk->out;
+    if (!out->failed) {
+        memcpy(out->buf + list->count_at, &list->count, sizeof list->count);
+    }
+    fc_h5_end(out);
+}
+
+/* Finds the chunk at `at`, if it is stored, and adds it. @return false when the index is damaged. */
+static bool add_chunk(chunk_list *list, const hsize_t *at) {
+    const fc_h5_chunked *d = list->d;
+    fc_h5_capture *capture = d->walk->capture;
+    hsize_t size = 0;
+    uint32_t mask = 0;
+    char nothing;
+    if (H5Dget_chunk_storage_size(d->dataset, at, &size) < 0) {
+        H5Eclear2(H5E_DEFAULT);
+        return true; /* libhdf5's way of saying that it is not stored; or that its index is damaged, see the total */
+    }
+    if (size == 0) {
+        return true;
+    }
+    capture->armed = true;
+    capture->hit = false;
+    /* Nothing is read into the buffer: the driver only notes the address. */
+    herr_t rc = H5Dread_chunk(d->dataset, H5P_DEFAULT, at, &mask, &nothing);
+    capture->armed = false;
+    if (rc < 0 || !capture->hit || capture->size != size) {
+        return false;
+    }
+    fc_h5_sink *out = d->walk->out;
+    fc_h5_put_u64(out, capture->address);
+    fc_h5_put_u64(out, size);
+    fc_h5_put_u64(out, mask);
+    for (int k = 0; k < d->ndim; k++) {
+        fc_h5_put_u64(out, at[k]);
+    }
+    list->found++;
+    if (++list->count == FC_H5_CHUNKS_PER_RECORD) {
+        end_chunks(list);
+        atomic_fetch_add(&d->walk->shared->beats, 1);
+        begin_chunks(list);
+    }
+    return !out->failed;
+}
+
+/* Asks for every chunk of the grid: each is found at once. */
+static bool list_by_grid(chunk_list *list) {
+    const fc_h5_chunked *d = list->d;
+    hsize_t at[H5S_MAX_RANK] = {0};
+    int k = d->ndim;
+    while (k >= 0) {
+        if (!add_chunk(list, at)) {
+            return false;
+        }
+        for (k = d->ndim - 1; k >= 0; k--) {
+            at[k] += d->chunk[k];
+            if (at[k] < d->dims[k]) {
+                break;
+            }
+            at[k] = 0;
+        }
+    }
+    return true;
+}
+
+/* Asks for the stored chunks by number: each costs a walk over the index. For grids that are nearly empty. */
+static bool list_by_number(chunk_list *list, hsize_t stored) {
+    const fc_h5_chunked *d = list->d;
+    for (hsize_t i = 0; i < stored; i++) {
+        hsize_t at[H5S_MAX_RANK] = {0};
+        unsigned mask;
+        haddr_t address;
+        hsize_t size;
+        if (H5Dget_chunk_info(d->dataset, d->space, i, at, &mask, &address, &size) < 0 || !add_chunk(list, at)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+fc_h5_way fc_h5_choose_way(const fc_h5_chunked *d, hsize_t *stored) {
+    const double by_grid_cost = 0.5e-6, by_number_cost = 50e-9, patience = 120; /* seconds, measured on 1.10.8 */
+    double grid = 1;
+    *stored = 0;
+    for (int k = 0; k < d->ndim; k++) {
+        grid *= (double)((d->dims[k] - 1) / d->chunk[k] + 1);
+    }
+    d->walk->capture->failed = false;
+    if (H5Dget_num_chunks(d->dataset, d->space, stored) < 0 || d->walk->capture->failed) {
+        return FC_H5_DAMAGED;
+    }
+    if (*stored == 0) {
+        return FC_H5_NO_CHUNKS;
+    }
+    double by_grid = grid * by_grid_cost, by_number = (double)*stored * (double)*stored * by_number_cost;
+    if (by_grid > patience && by_number > patience) {
+        return FC_H5_TOO_SPARSE;
+    }
+    return by_grid <= by_number ? FC_H5_BY_GRID : FC_H5_BY_NUMBER;
+}
+
+bool fc_h5_send_chunks(const fc_h5_chunked *d, fc_h5_way way, hsize_t stored) {
+    chunk_list list = {.d = d};
+    begin_chunks(&list);
+    bool ok = way == FC_H5_BY_GRID ? list_by_grid(&list) : list_by_number(&list, stored);
+    end_chunks(&list);
+    /* "Not stored" is also what libhdf5 says when it cannot read the index. What is missing would become fill value. */
+    return ok && list.found == stored && !d->walk->capture->failed;
+}

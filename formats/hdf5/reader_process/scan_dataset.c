@@ -1,0 +1,427 @@
+/*
+ * One dataset, in the reader process: its type, shape, and where its bytes are, as a DATASET record.
+ * Its chunks are listed by scan_chunks.c.
+ */
+#include "base/checked.h"
+#include "hdf5/reader_process/scan.h"
+#include "hdf5/reader_process/types_read.h"
+#include "hdf5/reader_process/values.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_TEXT_OBJECT = 16 << 20, MAX_FILL = 64 };
+
+/* Everything about the dataset being described; buffers that the record borrows. */
+typedef struct description {
+    fc_h5_walk *walk;
+    hid_t dataset, type, space;
+    hid_t dcpl;  /* none when `mapped` */
+    bool mapped; /* a dataset of index.h5 with elements */
+    fc_h5_dataset record;
+    hsize_t dims[H5S_MAX_RANK], chunk[H5S_MAX_RANK + 1];
+    int64_t shape[FC_MAX_DIMS], chunk64[FC_MAX_DIMS], global_shape[FC_MAX_DIMS], offsets[FC_MAX_DIMS];
+    uint64_t total; /* bytes of all elements */
+    unsigned char fill[MAX_FILL];
+    unsigned char *inline_bytes;
+    fc_text text;
+    char *names[5];
+} description;
+
+void fc_h5_scan_unreadable(fc_h5_walk *walk, const char *path, const unsigned char *lists, size_t nlists, fc_code code,
+                           const char *fmt, ...) {
+    char message[700];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(message, sizeof message, fmt, args);
+    va_end(args);
+    fc_make_utf8(message);
+    fc_h5_dataset d = {.path = path,
+                       .lists = {lists, nlists},
+                       .kind = FC_H5_UNREADABLE,
+                       .where = FC_H5_NOWHERE,
+                       .code = code,
+                       .message = message,
+                       .owner = -1,
+                       .nglobal_shape = -1,
+                       .noffsets = -1};
+    fc_h5_put_dataset(walk->out, &d);
+}
+
+/* ---- filters ---- */
+
+static bool engine_decodes(uint32_t filter) {
+    return filter == H5Z_FILTER_DEFLATE || filter == H5Z_FILTER_SHUFFLE || filter == H5Z_FILTER_FLETCHER32;
+}
+
+/* Known by number in the registry of The HDF Group, for filters whose files do not say their name. */
+static const char *filter_name(uint32_t id) {
+    switch (id) {
+    case 32000:
+        return "lzf";
+    case 32001:
+        return "blosc";
+    case 32004:
+        return "lz4";
+    case 32008:
+        return "bitshuffle";
+    case 32013:
+        return "zfp";
+    case 32015:
+        return "zstd";
+    case 32026:
+        return "blosc2";
+    case H5Z_FILTER_SZIP:
+        return "szip";
+    default:
+        return "a filter";
+    }
+}
+
+/* Reads the pipeline into the record. @return false, having reported it, when it cannot be decoded. */
+static bool read_filters(description *d, bool *library) {
+    int n = H5Pget_nfilters(d->dcpl), deflates = 0;
+    *library = n > FC_H5_MAX_FILTERS;
+    for (int i = 0; i < n; i++) {
+        char name[128] = "";
+        unsigned flags, config = 0;
+        size_t nvalues = 0;
+        H5Z_filter_t id = H5Pget_filter2(d->dcpl, (unsigned)i, &flags, &nvalues, NULL, sizeof name, name, &config);
+        if (id >= 0 && engine_decodes((uint32_t)id)) {
+            deflates += id == H5Z_FILTER_DEFLATE;
+            *library |= deflates > 1; /* nested: the engine's bound on what a chunk can swell to would not hold */
+            if (i < FC_H5_MAX_FILTERS) {
+                d->record.filters[d->record.nfilters++] = (uint8_t)id;
+            }
+            continue;
+        }
+        *library = true;
+        if (id < 0 || H5Zfilter_avail(id) <= 0) {
+            name[sizeof name - 1] = '\0';
+            fc_h5_scan_unreadable(d->walk, d->record.path, d->record.lists.data, d->record.lists.size, FC_EUNSUPPORTED,
+                                  "compressed with %s (HDF5 filter %d), which this libhdf5 cannot decode: rewrite it "
+                                  "with gzip or uncompressed",
+                                  id >= 32000 || !name[0] ? filter_name((uint32_t)id) : name, (int)id);
+            return false;
+        }
+    }
+    return n >= 0;
+}
+
+/* ---- the record ---- */
+
+static void refuse(description *d, fc_code code, const char *text) {
+    char why[256];
+    fc_h5_library_error(why, sizeof why);
+    fc_h5_scan_unreadable(d->walk, d->record.path, d->record.lists.data, d->record.lists.size, code, text, why);
+}
+
+/* Like refuse, for a reason that libhdf5 has no part in. */
+static void refuse_plainly(description *d, fc_code code, const char *text) {
+    fc_h5_scan_unreadable(d->walk, d->record.path, d->record.lists.data, d->record.lists.size, code, "%s", text);
+}
+
+static bool read_shape(description *d) {
+    H5S_class_t cls = H5Sget_simple_extent_type(d->space);
+    if (cls == H5S_NULL) { /* h5py.Empty: a type and no elements */
+        d->record.ndim = 1;
+        d->shape[0] = 0;
+        d->total = 0;
+        return true;
+    }
+    d->record.ndim = cls == H5S_NO_CLASS ? -1 : H5Sget_simple_extent_ndims(d->space);
+    if (d->record.ndim < 0 || H5Sget_simple_extent_dims(d->space, d->dims, NULL) < 0) {
+        return false;
+    }
+    d->total = d->record.element;
+    for (int k = 0; k < d->record.ndim; k++) {
+        if (d->dims[k] > INT64_MAX) {
+            return false;
+        }
+        d->shape[k] = (int64_t)d->dims[k];
+    }
+    for (int k = 0; k < d->record.ndim; k++) {
+        if (d->dims[k] == 0) {
+            d->total = 0;
+        }
+    }
+    for (int k = 0; k < d->record.ndim; k++) {
+        if (!fc_mul_u64(d->total, d->dims[k], &d->total)) {
+            return false;
+        }
+    }
+    return d->total <= INT64_MAX;
+}
+
+static char *text_if(const description *d, uint32_t present, fc_h5_ours attribute) {
+    return present >> attribute & 1 ? fc_h5_attribute_text(d->dataset, fc_h5_ours_name(attribute)) : NULL;
+}
+
+static int64_t i64s_if(const description *d, uint32_t present, fc_h5_ours attribute, int64_t *values, size_t max) {
+    return present >> attribute & 1 ? fc_h5_read_i64s(d->dataset, fc_h5_ours_name(attribute), values, max) : -1;
+}
+
+static void read_our_attributes(description *d, uint32_t present) {
+    int64_t owner;
+    d->names[0] = text_if(d, present, FC_H5_A_DTYPE);
+    if (!d->walk->ours) {
+        return; /* dtype alone says something about files of others */
+    }
+    d->record.dtype_name = d->names[0];
+    d->record.placements = d->names[1] = text_if(d, present, FC_H5_A_PLACEMENTS);
+    d->record.encoding = d->names[2] = text_if(d, present, FC_H5_A_ENCODING);
+    d->record.json = d->names[3] = text_if(d, present, FC_H5_A_JSON);
+    d->record.fqn = d->names[4] = text_if(d, present, FC_H5_A_FQN);
+    d->record.owner = i64s_if(d, present, FC_H5_A_OWNER, &owner, 1) == 1 ? owner : -1;
+    d->record.nglobal_shape = i64s_if(d, present, FC_H5_A_GLOBAL_SHAPE, d->global_shape, FC_MAX_DIMS);
+    d->record.noffsets = i64s_if(d, present, FC_H5_A_OFFSETS, d->offsets, FC_MAX_DIMS);
+    d->record.has_crc64 =
+        present >> FC_H5_A_CRC64 & 1 && fc_h5_read_u64(d->dataset, fc_h5_ours_name(FC_H5_A_CRC64), &d->record.crc64);
+    d->record.global_shape = d->global_shape;
+    d->record.offsets = d->offsets;
+}
+
+static void read_fill(description *d) {
+    H5D_fill_value_t defined = H5D_FILL_VALUE_UNDEFINED;
+    H5Pfill_value_defined(d->dcpl, &defined);
+    if (d->record.element <= MAX_FILL && defined == H5D_FILL_VALUE_USER_DEFINED) {
+        H5Pget_fill_value(d->dcpl, d->type, d->fill);
+    }
+    d->record.bytes = (fc_h5_bytes){d->fill, d->record.element};
+}
+
+/* All bytes through libhdf5, in the file's own type: nothing is converted. */
+static bool read_inline(description *d) {
+    d->inline_bytes = malloc((size_t)d->total + 1);
+    if (!d->inline_bytes || H5Dread(d->dataset, d->type, H5S_ALL, H5S_ALL, H5P_DEFAULT, d->inline_bytes) < 0) {
+        return false;
+    }
+    d->record.where = FC_H5_IN_RECORD;
+    d->record.bytes = (fc_h5_bytes){d->inline_bytes, (size_t)d->total};
+    return true;
+}
+
+/* Text becomes JSON text: it says its own shape, and variable-length strings have no bytes of their own. */
+static void describe_strings(description *d) {
+    if (!fc_text_dataset(&d->text, d->dataset) || d->text.size > MAX_TEXT_OBJECT) {
+        refuse(d, FC_EUNSUPPORTED, "its strings cannot be read, or are more than 16 MiB (%s)");
+        return;
+    }
+    fc_h5_dataset *r = &d->record;
+    r->kind = FC_H5_OBJECT;
+    r->encoding = "hdf5.string";
+    r->where = FC_H5_IN_RECORD;
+    r->bytes = (fc_h5_bytes){(const unsigned char *)d->text.data, d->text.size};
+    r->ndim = 1;
+    d->shape[0] = (int64_t)d->text.size;
+    r->dtype = FC_OPAQUE;
+    r->element = 1;
+    fc_h5_put_dataset(d->walk->out, r);
+}
+
+/* The whole datatype as H5Tencode gives it: with it the bytes can be understood even outside of this file. */
+static void append_encoded_type(description *d) {
+    size_t size = 0;
+    unsigned char *encoded = H5Tencode(d->type, NULL, &size) >= 0 ? malloc(size + 1) : NULL;
+    if (encoded && H5Tencode(d->type, encoded, &size) >= 0) {
+        fc_text_raw(&d->text, ", \"H5Tencode\": ");
+        fc_text_base64(&d->text, encoded, size);
+    }
+    free(encoded);
+}
+
+/* An object's bytes have one dimension, whatever the dataset's shape; a foreign one's is told in `json`. */
+static void become_object(description *d) {
+    fc_h5_dataset *r = &d->record;
+    char type[64], number[32];
+    if (!r->encoding) {
+        fc_h5_type_text(d->type, type, sizeof type);
+        fc_text_raw(&d->text, "{\"$hdf5\": {\"type\": \"");
+        fc_text_raw(&d->text, type);
+        fc_text_raw(&d->text, "\", \"shape\": [");
+        for (int k = 0; k < r->ndim; k++) {
+            snprintf(number, sizeof number, "%s%lld", k ? ", " : "", (long long)d->shape[k]);
+            fc_text_raw(&d->text, number);
+        }
+        fc_text_raw(&d->text, "]");
+        append_encoded_type(d);
+        fc_text_raw(&d->text, "}}");
+        fc_text_nul(&d->text);
+        r->encoding = "hdf5.bytes";
+        r->json = d->text.data;
+    }
+    r->kind = FC_H5_OBJECT;
+    r->ndim = 1;
+    r->element = 1;
+    d->shape[0] = (int64_t)d->total;
+}
+
+/* Where the bytes are. @return false when a record has been sent already or is to be refused with `text`. */
+static bool locate(description *d, bool in_other_file, const char **text) {
+    fc_h5_dataset *r = &d->record;
+    bool library = false, object = r->dtype == FC_OPAQUE;
+    H5D_layout_t layout = d->mapped ? H5D_VIRTUAL : H5Pget_layout(d->dcpl);
+    for (int k = 0; k < r->ndim; k++) {
+        d->chunk64[k] = 1;
+    }
+    r->where = FC_H5_NOWHERE;
+    if (d->total == 0) {
+        return true;
+    }
+    if (layout == H5D_VIRTUAL && d->walk->copies) {
+        r->where = FC_H5_ELSEWHERE;
+        return true;
+    }
+    if (layout == H5D_CHUNKED) {
+        if (H5Pget_chunk(d->dcpl, H5S_MAX_RANK, d->chunk) != r->ndim) {
+            *text = "its chunk shape is damaged (%s)";
+            return false;
+        }
+        for (int k = 0; k < r->ndim; k++) {
+            d->chunk64[k] = (int64_t)d->chunk[k];
+        }
+        if (!read_filters(d, &library)) {
+            return false;
+        }
+    }
+    int indirect = fc_h5_indirect(d->dcpl);
+    d->walk->capture->failed = false;
+    const hsize_t stored = H5Dget_storage_size(d->dataset); /* 0 also when the index cannot be read */
+    if (d->walk->capture->failed) {
+        *text = "its chunk index cannot be read (%s)";
+        return false;
+    }
+    if (layout != H5D_COMPACT && indirect == 0 && stored == 0 && !object) {
+        return true; /* never written: fill values */
+    }
+    if (layout == H5D_COMPACT) {
+        *text = "its bytes cannot be read (%s)";
+        return read_inline(d);
+    }
+    if (in_other_file || indirect != 0 || library || (object && layout == H5D_CHUNKED)) {
+        r->where = FC_H5_BY_LIBRARY;
+        return true;
+    }
+    if (layout == H5D_CHUNKED) {
+        r->where = FC_H5_IN_CHUNKS;
+        return true;
+    }
+    haddr_t address = H5Dget_offset(d->dataset);
+    if (address == HADDR_UNDEF) {
+        r->where = object ? FC_H5_BY_LIBRARY : FC_H5_NOWHERE;
+        return true;
+    }
+    r->where = FC_H5_AT_OFFSET;
+    r->offset = address;
+    r->length = d->total;
+    *text = "its storage is shorter than its shape (%s)";
+    return H5Dget_storage_size(d->dataset) == d->total;
+}
+
+static void describe(description *d, bool in_other_file) {
+    fc_h5_dataset *r = &d->record;
+    const char *text = NULL;
+    fc_h5_type type = fc_h5_type_read(d->type, d->names[0], d->walk->ours);
+    r->dtype = type.dtype;
+    r->swap = type.swap;
+    r->element = (uint32_t)type.size;
+    if (type.size == 0 || type.size > UINT32_MAX || !read_shape(d)) {
+        refuse(d, FC_ECORRUPT, "its shape or type is damaged (%s)");
+        return;
+    }
+    char why[600];
+    int indirect = d->mapped ? 1 : fc_h5_indirect(d->dcpl);
+    char directory[4096];
+    if (indirect != 0 && d->total > 0 && !(indirect == 1 && d->walk->copies) &&
+        !fc_h5_sources_exist(d->walk->file, d->walk->file_path, d->dcpl, d->walk->scan->follow_external, directory,
+                             sizeof directory, why, sizeof why)) {
+        refuse_plainly(d, d->walk->scan->follow_external ? FC_ECORRUPT : FC_EUNSUPPORTED, why);
+        return;
+    }
+    if (type.cls == FC_H5_STRINGS && indirect == 2) {
+        /* It is open without the prefix that finds its files: libhdf5 would read nothing, in silence. */
+        refuse_plainly(d, FC_EUNSUPPORTED, "text in external files cannot be read");
+        return;
+    }
+    if (type.cls == FC_H5_STRINGS) {
+        describe_strings(d);
+        return;
+    }
+    if (type.cls == FC_H5_POINTERS) {
+        fc_h5_type_text(d->type, why, sizeof why);
+        fc_h5_scan_unreadable(d->walk, r->path, r->lists.data, r->lists.size, FC_EUNSUPPORTED,
+                              "%s: references and variable-length data have no meaning outside this file", why);
+        return;
+    }
+    if (!locate(d, in_other_file, &text)) {
+        if (text) {
+            refuse(d, FC_ECORRUPT, text);
+        }
+        return;
+    }
+    if (r->dtype == FC_OPAQUE) {
+        become_object(d);
+    } else if (r->where == FC_H5_NOWHERE || r->where == FC_H5_IN_CHUNKS) {
+        read_fill(d);
+    }
+    bool has_unit = r->where == FC_H5_IN_CHUNKS || (r->where == FC_H5_BY_LIBRARY && r->kind == FC_H5_TENSOR);
+    r->chunk = has_unit ? d->chunk64 : NULL;
+    hsize_t stored = 0;
+    fc_h5_chunked chunked = {d->walk, d->dataset, d->space, r->ndim, d->dims, d->chunk};
+    fc_h5_way way = r->where == FC_H5_IN_CHUNKS ? fc_h5_choose_way(&chunked, &stored) : FC_H5_NO_CHUNKS;
+    if (way == FC_H5_TOO_SPARSE) {
+        refuse_plainly(d, FC_EUNSUPPORTED, "its chunks are too many and too scattered to be listed");
+        return;
+    }
+    if (way == FC_H5_DAMAGED) {
+        refuse(d, FC_ECORRUPT, "its chunk index cannot be read (%s)");
+        return;
+    }
+    fc_h5_put_dataset(d->walk->out, r);
+    if (way != FC_H5_NO_CHUNKS && !fc_h5_send_chunks(&chunked, way, stored)) {
+        /* Too late to call only this dataset unreadable, and damage is no reason to go on. */
+        fc_h5_library_error(why, sizeof why);
+        fc_h5_scan_failure(d->walk, FC_ECORRUPT,
+                           "corrupt HDF5 file: the chunk index of dataset /%s cannot be read (%s)", r->path, why);
+    }
+}
+
+void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const unsigned char *lists, size_t nlists,
+                        bool in_other_file, uint32_t present) {
+    description *d = calloc(1, sizeof *d);
+    if (!d) {
+        fc_h5_scan_failure(walk, FC_ENOMEM, "out of memory");
+        return;
+    }
+    d->walk = walk;
+    d->dataset = dataset;
+    d->record.path = path;
+    d->record.lists = (fc_h5_bytes){lists, nlists};
+    d->record.shape = d->shape;
+    d->record.owner = d->record.nglobal_shape = d->record.noffsets = -1;
+    d->type = H5Dget_type(dataset);
+    d->space = H5Dget_space(dataset);
+    /* What index.h5 holds without an address is mapped; the list would be a copy of all mappings, half of the time that
+       opening the index takes, and nobody asks it anything: the shard files say what is where. */
+    d->mapped = walk->index && H5Sget_simple_extent_npoints(d->space) > 0 && H5Dget_offset(dataset) == HADDR_UNDEF;
+    d->dcpl = d->mapped ? H5I_INVALID_HID : H5Dget_create_plist(dataset);
+    if (d->type < 0 || d->space < 0 || (d->dcpl < 0 && !d->mapped)) {
+        refuse(d, FC_ECORRUPT, "its header is corrupt (%s)");
+    } else {
+        read_our_attributes(d, present);
+        describe(d, in_other_file);
+    }
+    if (d->dcpl >= 0) {
+        H5Pclose(d->dcpl);
+    }
+    H5Sclose(d->space);
+    H5Tclose(d->type);
+    for (size_t i = 0; i < sizeof d->names / sizeof *d->names; i++) {
+        free(d->names[i]);
+    }
+    fc_text_free(&d->text);
+    free(d->inline_bytes);
+    free(d);
+}

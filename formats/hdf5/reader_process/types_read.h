@@ -1,0 +1,39 @@
+/*
+ * What an HDF5 datatype is to us. Runs in the reader process.
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_READER_PROCESS_TYPES_READ_H
+#define FSDPCKPT_FORMATS_HDF5_READER_PROCESS_TYPES_READ_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#define H5_USE_110_API
+#include <hdf5.h>
+
+#include "fsdpckpt/dtype.h"
+
+typedef enum fc_h5_class {
+    FC_H5_NUMBERS,     /**< an fc_dtype */
+    FC_H5_STRINGS,     /**< fixed or variable-length text */
+    FC_H5_FIXED_BYTES, /**< no fc_dtype, but plain bytes of fixed size that mean the same elsewhere */
+    FC_H5_POINTERS     /**< references and variable-length data: the stored bytes mean nothing outside the file */
+} fc_h5_class;
+
+typedef struct fc_h5_type {
+    fc_h5_class cls;
+    fc_dtype dtype; /**< NUMBERS */
+    bool swap;      /**< NUMBERS: stored big-endian */
+    size_t size;    /**< bytes an element */
+} fc_h5_type;
+
+/**
+ * Classifies `type`. `name` is the dataset's attribute `dtype` or NULL: it decides what opaque bytes mean and, in files
+ * of ours (`trusted_name`), everything that the writer stores as this HDF5 type.
+ */
+fc_h5_type fc_h5_type_read(hid_t type, const char *name, bool trusted_name);
+
+/** A short text for people, such as "compound of 24 bytes", into `buf`. */
+void fc_h5_type_text(hid_t type, char *buf, size_t size);
+
+#endif

@@ -1,0 +1,365 @@
+/*
+ * Writing a view: the plan of view_plan.c becomes an HDF5 file of external and virtual datasets over the files of the
+ * source. Only objects and small tensors that cannot be viewed are copied into it.
+ */
+#include "hdf5/view/view.h"
+
+#include "base/checked.h"
+#include "fsdpckpt/digest.h"
+#include "fsdpckpt/io.h"
+#include "fsdpckpt/move.h"
+#include "fsdpckpt/plan.h"
+#include "hdf5/h5.h"
+#include "hdf5/writer/writer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* One view being written. The datasets that virtual ones are made of lie in a group that no key can be called. */
+typedef struct view {
+    const fc_target *target;
+    fc_h5_writer *w;
+    fc_arena *arena;
+    fc_h5_viewed *values; /* one a tensor */
+    const char **names;   /* one a file of the source: relative to the view's directory */
+    uint32_t next_piece;  /* node of the next piece */
+    fc_view_report *report;
+    const char *path; /* where it is written */
+} view;
+
+static fc_code no_memory(const view *v, fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "%s: out of memory", v->target->source->path);
+}
+
+/* ---- names relative to the view ---- */
+
+/* `path` as seen from `directory`; both are absolute and without links. */
+static const char *relative_to(const char *directory, const char *path, fc_arena *arena) {
+    size_t common = 0, ups = 0;
+    for (size_t i = 0;; i++) {
+        bool ends_d = directory[i] == '\0' || directory[i] == '/', ends_p = path[i] == '/';
+        if (ends_d && ends_p) {
+            common = i;
+        }
+        if (directory[i] == '\0' || directory[i] != path[i]) {
+            break;
+        }
+    }
+    for (const char *s = directory + common; *s; s++) {
+        ups += *s == '/' && s[1] != '\0';
+    }
+    const char *rest = path + common + (path[common] == '/');
+    char *out = fc_arena_alloc(arena, 3 * ups + strlen(rest) + 1);
+    for (size_t i = 0; out && i < ups; i++) {
+        strcpy(out + 3 * i, "../");
+    }
+    if (out) {
+        strcpy(out + 3 * ups, rest);
+    }
+    return out;
+}
+
+/* The directory that the target will be in, which has the staging directory: it is staged in STAGING/new/. */
+static char *directory_of(const char *staged) {
+    char *copy = strdup(staged), *real = NULL;
+    for (int level = 0; copy && level < 3; level++) {
+        char *slash = strrchr(copy, '/');
+        if (slash) {
+            slash[slash == copy] = '\0';
+        } else {
+            strcpy(copy, "."); /* fits: a name has at least one character */
+        }
+    }
+    if (copy) {
+        real = realpath(copy, NULL);
+    }
+    free(copy);
+    return real;
+}
+
+static fc_code name_files(view *v, fc_error *err) {
+    const fc_checkpoint *source = v->target->source;
+    char *directory = directory_of(v->path);
+    v->names = fc_arena_calloc(v->arena, source->nfiles, sizeof *v->names);
+    fc_code rc = directory && v->names ? FC_OK : no_memory(v, err);
+    for (size_t i = 0; i < source->nfiles && rc == FC_OK; i++) {
+        char *path = realpath(source->files[i].path, NULL);
+        if (!path) {
+            continue; /* a file that no tensor lies in need not be there; what uses it is refused below */
+        }
+        v->names[i] = relative_to(directory, path, v->arena);
+        rc = v->names[i] ? FC_OK : no_memory(v, err);
+        free(path);
+    }
+    free(directory);
+    return rc;
+}
+
+static fc_code name_segments(const view *v, const fc_h5_viewed *value, fc_error *err) {
+    for (size_t b = 0; b < value->nbases; b++) {
+        const fc_h5_base *base = &value->bases[b];
+        for (size_t s = 0; s < base->nsegments; s++) {
+            base->segments[s].file = v->names[base->files[s]];
+            if (!base->segments[s].file) {
+                return fc_fail(err, FC_EIO, "%s: cannot be found", v->target->source->files[base->files[s]].path);
+            }
+        }
+    }
+    return FC_OK;
+}
+
+/* ---- the tree, with the pieces ---- */
+
+static fc_code add_piece_nodes(view *v, size_t pieces, fc_error *err) {
+    fc_h5_tree *tree = &v->w->tree;
+    size_t total;
+    if (pieces == 0) {
+        return FC_OK;
+    }
+    if (!fc_add_size(tree->count, pieces + 1, &total) || total >= UINT32_MAX / 4) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: a view of %zu pieces is more than one HDF5 file takes",
+                       v->target->source->path, pieces);
+    }
+    fc_h5_node *nodes = fc_arena_calloc(v->arena, total, sizeof *nodes);
+    if (!nodes) {
+        return no_memory(v, err);
+    }
+    memcpy(nodes, tree->nodes, tree->count * sizeof *nodes);
+    uint32_t group = (uint32_t)tree->count;
+    nodes[group] = (fc_h5_node){.link = FC_H5_VIEW_PIECES, .depth = 1};
+    for (uint32_t i = 0; i < pieces; i++) {
+        const char *link = fc_arena_printf(v->arena, "%u", i);
+        nodes[group + 1 + i] = (fc_h5_node){.link = link, .parent = group, .depth = 2, .is_value = true};
+        if (!link) {
+            return no_memory(v, err);
+        }
+    }
+    tree->nodes = nodes;
+    tree->count = total;
+    tree->depth = tree->depth > 2 ? tree->depth : 2;
+    v->next_piece = group + 1;
+    return FC_OK;
+}
+
+static fc_code count_up(view *v, fc_h5_estimate *estimate, fc_error *err) {
+    fc_view_report *r = v->report;
+    for (uint32_t i = 0; i < v->target->ntensors; i++) {
+        const fc_h5_viewed *value = &v->values[i];
+        const fc_tensor *t = v->target->tensors[i].source;
+        const fc_box whole = {t->ndim, t->shape, t->shape};
+        uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype);
+        bool copied = value->kind == FC_H5_VIEW_COPIED;
+        fc_h5_estimate_value(v->w, estimate, i, value->kind == FC_H5_VIEW_ASSEMBLED ? value->npatches : 0);
+        for (size_t b = 0; b < value->nbases; b++) {
+            estimate->segments += value->bases[b].nsegments;
+            estimate->datasets += value->kind == FC_H5_VIEW_ASSEMBLED;
+        }
+        r->external += value->kind == FC_H5_VIEW_EXTERNAL;
+        r->assembled += value->kind == FC_H5_VIEW_ASSEMBLED;
+        r->pieces += value->kind == FC_H5_VIEW_ASSEMBLED ? value->nbases : 0;
+        r->copied += copied && !t->object;
+        if (!fc_add_u64(*(copied ? &r->copied_bytes : &r->viewed_bytes), bytes,
+                        copied ? &r->copied_bytes : &r->viewed_bytes)) {
+            return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", v->target->source->path);
+        }
+    }
+    return FC_OK;
+}
+
+/* ---- datasets ---- */
+
+static fc_code add_assembled(view *v, fc_h5_out *out, uint32_t index, uint32_t first, hid_t *id, fc_error *err) {
+    const fc_tensor *t = v->target->tensors[index].source;
+    const fc_h5_viewed *value = &v->values[index];
+    hid_t list = H5I_INVALID_HID;
+    fc_arena *scratch = fc_arena_new();
+    fc_code rc = scratch ? fc_h5_out_mappings(out, &list, err) : no_memory(v, err);
+    for (size_t i = 0; i < value->npatches && rc == FC_OK; i++) {
+        const fc_h5_view_box *patch = &value->patches[i];
+        fc_h5_mapping mapping = {".", patch->offsets, patch->sizes, patch->whole ? NULL : &patch->run};
+        const char *source = fc_h5_tree_path(&v->w->tree, first + (uint32_t)patch->base, scratch);
+        rc = source ? fc_h5_out_map(out, list, t->ndim, t->shape, &mapping, source, err) : no_memory(v, err);
+    }
+    rc =
+        rc == FC_OK ? fc_h5_out_virtual(out, v->w->tree.leaves[index], t->dtype, t->ndim, t->shape, list, id, err) : rc;
+    if (list >= 0) {
+        H5Pclose(list);
+    }
+    fc_arena_free(scratch);
+    return rc;
+}
+
+/* The digest that the source has on record; none is computed, as no data is read. */
+static fc_code add_digest(const view *v, fc_h5_out *out, hid_t id, const fc_tensor *t, fc_error *err) {
+    fc_digest digest;
+    fc_code rc = fc_checkpoint_digest(v->target->source, t, FC_WHOLE_TENSOR, &digest, err);
+    return rc == FC_OK && digest.kind == FC_DIGEST_CRC64 ? fc_h5_out_crc(out, id, "crc64", digest.value, err) : rc;
+}
+
+static fc_code add_value(view *v, fc_h5_out *out, uint32_t index, fc_error *err) {
+    const fc_target_tensor *tensor = &v->target->tensors[index];
+    const fc_tensor *t = tensor->source;
+    fc_h5_viewed *value = &v->values[index];
+    uint32_t node = v->w->tree.leaves[index];
+    hid_t id = H5I_INVALID_HID;
+    fc_code rc;
+    switch (value->kind) {
+    case FC_H5_VIEW_EXTERNAL:
+        rc = fc_h5_out_external(out, node, t->dtype, t->ndim, t->shape, value->bases->segments, value->bases->nsegments,
+                                &id, err);
+        break;
+    case FC_H5_VIEW_ASSEMBLED:
+        rc = add_assembled(v, out, index, v->next_piece, &id, err);
+        v->next_piece += (uint32_t)value->nbases;
+        break;
+    default:
+        rc = fc_h5_out_stored(out, node, t->dtype, t->ndim, t->shape, &id, &value->offset, err);
+    }
+    rc = rc == FC_OK ? fc_h5_value_attributes(v->w, out, id, tensor, err) : rc;
+    rc = rc == FC_OK ? add_digest(v, out, id, t, err) : rc;
+    if (id >= 0) {
+        H5Dclose(id);
+    }
+    return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
+}
+
+static fc_code add_pieces(view *v, fc_h5_out *out, uint32_t index, fc_error *err) {
+    const fc_tensor *t = v->target->tensors[index].source;
+    const fc_h5_viewed *value = &v->values[index];
+    fc_code rc = FC_OK;
+    for (size_t b = 0; value->kind == FC_H5_VIEW_ASSEMBLED && b < value->nbases && rc == FC_OK; b++) {
+        const fc_h5_base *base = &value->bases[b];
+        hid_t id = H5I_INVALID_HID;
+        rc = fc_h5_out_external(out, v->next_piece++, t->dtype, base->ndim, base->shape, base->segments,
+                                base->nsegments, &id, err);
+        if (id >= 0) {
+            H5Dclose(id);
+        }
+    }
+    return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", v->target->tensors[index].name);
+}
+
+static fc_code write_headers(view *v, const fc_h5_estimate *estimate, fc_error *err) {
+    fc_h5_out *out = &v->w->out;
+    const uint32_t *order = v->w->tree.order;
+    uint32_t first = v->next_piece;
+    fc_code rc = fc_h5_out_open(out, &v->w->tree, v->path, estimate, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    v->w->layout = FC_H5_VIEW_LAYOUT;
+    rc = fc_h5_root_attributes(v->w, out, -1, err);
+    for (size_t i = 0; i < v->target->ntensors && rc == FC_OK; i++) {
+        rc = name_segments(v, &v->values[order[i]], err);
+        rc = rc == FC_OK ? add_value(v, out, order[i], err) : rc;
+    }
+    v->next_piece = first;
+    for (size_t i = 0; i < v->target->ntensors && rc == FC_OK; i++) {
+        rc = add_pieces(v, out, order[i], err);
+    }
+    rc = fc_h5_out_close(out, rc, err);
+    return rc == FC_OK ? fc_h5_out_finish_file(out, NULL, 0, err) : rc;
+}
+
+/* ---- what is copied ---- */
+
+/* A value on its way into the view. */
+typedef struct copying {
+    const char *path;
+    int fd;
+    uint64_t offset;
+} copying;
+
+static fc_code write_piece(void *context, const void *bytes, size_t size, fc_error *err) {
+    copying *c = context;
+    fc_code rc = fc_pwrite_full(c->fd, bytes, size, c->offset, c->path, err);
+    c->offset += size;
+    return rc;
+}
+
+static fc_code copy_value(const view *v, int fd, const fc_tensor *t, uint64_t offset, fc_error *err) {
+    const int64_t origin[FC_MAX_DIMS] = {0};
+    const fc_box whole = {t->ndim, origin, t->shape};
+    copying c = {v->path, fd, offset};
+    return fc_read_stream(v->target->source, t, &whole, t->dtype, write_piece, &c, err);
+}
+
+static fc_code copy_values(const view *v, fc_error *err) {
+    int fd = open(v->path, O_WRONLY | O_CLOEXEC);
+    fc_code rc = fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be opened", v->path) : FC_OK;
+    for (size_t i = 0; i < v->target->ntensors && rc == FC_OK; i++) {
+        if (v->values[i].kind == FC_H5_VIEW_COPIED) {
+            rc = copy_value(v, fd, v->target->tensors[i].source, v->values[i].offset, err);
+        }
+    }
+    if (fd >= 0 && close(fd) != 0 && rc == FC_OK) {
+        rc = fc_fail_errno(err, errno, "%s: cannot be written", v->path);
+    }
+    return rc;
+}
+
+static fc_code write_view(view *v, fc_error *err) {
+    fc_writer writer;
+    fc_h5_estimate estimate = {0};
+    fc_code rc = fc_h5_create(v->target, v->path, &writer, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    v->w = writer.state;
+    rc = count_up(v, &estimate, err);
+    rc = rc == FC_OK ? add_piece_nodes(v, v->report->pieces, err) : rc;
+    rc = rc == FC_OK ? name_files(v, err) : rc;
+    rc = rc == FC_OK ? write_headers(v, &estimate, err) : rc;
+    rc = rc == FC_OK ? copy_values(v, err) : rc;
+    fc_h5_destroy(&writer);
+    return rc;
+}
+
+static fc_code commit_view(view *v, const char *path, const fc_view_options *options, fc_error *err) {
+    const fc_commit_options how = {.path = path, .force = options->force, .teller = options->teller};
+    fc_commit *commit = NULL;
+    fc_code rc = fc_commit_begin(&how, &commit, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    v->path = fc_commit_path(commit);
+    rc = write_view(v, err);
+    if (rc != FC_OK) {
+        fc_commit_abort(commit);
+        return rc;
+    }
+    return fc_commit_finish(commit, err);
+}
+
+fc_code fc_view(const fc_checkpoint *source, const char *path, const fc_view_options *options, fc_view_report *report,
+                fc_error *err) {
+    static const fc_mesh whole;
+    fc_selection selection = {.mesh = &whole,
+                              .include = options->selection.include,
+                              .exclude = options->selection.exclude,
+                              .strip_prefix = options->selection.strip_prefix};
+    fc_target target;
+    memset(report, 0, sizeof *report);
+    if (source->format->layout_only) {
+        return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to be viewed", source->path);
+    }
+    /* A view that replaced what it is a view of would be of nothing. */
+    fc_code rc = fc_checkpoint_spare(source, path, false, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    view v = {.target = &target, .arena = fc_arena_new(), .report = report};
+    rc = v.arena ? fc_target_new(source, &selection, v.arena, &target, &report->selected, err)
+                 : fc_fail(err, FC_ENOMEM, "out of memory");
+    if (rc == FC_OK) {
+        v.values = fc_arena_calloc(v.arena, target.ntensors, sizeof *v.values);
+        rc = v.values ? fc_h5_view_plan(&target, v.arena, v.values, err) : no_memory(&v, err);
+    }
+    rc = rc == FC_OK ? commit_view(&v, path, options, err) : rc;
+    fc_arena_free(v.arena);
+    return rc;
+}

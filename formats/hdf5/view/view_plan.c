@@ -1,0 +1,449 @@
+/*
+ * How each tensor of a checkpoint is seen without copying it: chunks and their extents → external datasets, and the
+ * boxes that these fill. Asks the source for every chunk's extent; writes nothing.
+ *
+ * Chunks that lie on each other along dimension 0 are one external dataset, a segment each. Where that makes the whole
+ * tensor (a full checkpoint, Shard(0)) it is that dataset. Else (Shard(1), 2D) it is virtual over several. A chunk
+ * that is strided in its storage is elements of a dataset of one dimension over that storage.
+ */
+#include "hdf5/view/view.h"
+
+#include "base/checked.h"
+#include "fsdpckpt/plan.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Tensors up to COPY_BYTES may be copied. More than MAX_PATCHES of one chunk would take libhdf5 seconds to open. */
+enum { COPY_BYTES = 64 << 10, MAX_PATCHES = 4096, MAX_CUT = 12 };
+
+/* A chunk and where it lies. */
+typedef struct located {
+    const int64_t *dims; /* 2 × ndim */
+    fc_extent extent;
+    bool contiguous;
+} located;
+
+/* The plan of one tensor. */
+typedef struct plan {
+    const fc_checkpoint *source;
+    const fc_tensor *tensor;
+    fc_arena *arena;
+    uint32_t element;
+    located *chunks;
+    size_t nchunks;
+    fc_h5_base *bases;
+    size_t nbases;
+    fc_h5_view_box *patches;
+    size_t npatches, patch_room;
+    const char *why; /* it cannot be viewed; else NULL */
+} plan;
+
+static fc_code no_memory(fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "out of memory");
+}
+
+static const char *reason(const fc_extent *e, fc_dtype dtype) {
+    if (e->codec == FC_CODEC_FILTERED) {
+        return "compressed";
+    }
+    if (e->codec == FC_CODEC_INLINE) {
+        return "stored in a header";
+    }
+    if (e->codec != FC_CODEC_RAW) {
+        return "encoded";
+    }
+    if (e->swap && fc_dtype_get(dtype)->swap_size > 1) {
+        return "of the other byte order";
+    }
+    return e->negate ? "lazily negated" : e->conjugate ? "lazily conjugated" : NULL;
+}
+
+static fc_code locate(void *context, const fc_overlap *piece, fc_error *err) {
+    plan *p = context;
+    located *l = &p->chunks[p->nchunks];
+    l->dims = p->tensor->chunks[piece->chunk].dims;
+    fc_code rc = fc_checkpoint_extent(p->source, p->tensor, piece->chunk, &l->extent, err);
+    if (rc == FC_OK) {
+        p->why = p->why ? p->why : reason(&l->extent, p->tensor->dtype);
+        l->contiguous = fc_is_row_major(p->tensor->ndim, l->dims + p->tensor->ndim, l->extent.strides);
+        p->nchunks++;
+    }
+    return rc;
+}
+
+/* Columns together, in each the chunks from top to bottom; strided ones after the others. */
+static int by_column(const void *pa, const void *pb, void *context) {
+    const located *a = pa, *b = pb;
+    int ndim = *(const int *)context;
+    if (a->contiguous != b->contiguous) {
+        return a->contiguous ? -1 : 1;
+    }
+    for (int d = 1; d < 2 * ndim; d++) {
+        if (d != ndim && a->dims[d] != b->dims[d]) {
+            return a->dims[d] < b->dims[d] ? -1 : 1;
+        }
+    }
+    return ndim == 0 ? 0 : (a->dims[0] > b->dims[0]) - (a->dims[0] < b->dims[0]);
+}
+
+static bool same_column(int ndim, const located *a, const located *b) {
+    for (int d = 1; d < 2 * ndim; d++) {
+        if (d != ndim && a->dims[d] != b->dims[d]) {
+            return false;
+        }
+    }
+    return a->dims[0] + a->dims[ndim] == b->dims[0];
+}
+
+static size_t segments_of(uint64_t bytes) {
+    return (size_t)((bytes + FC_H5_SEGMENT - 1) / FC_H5_SEGMENT);
+}
+
+static uint64_t bytes_of(const plan *p, const located *l) {
+    const fc_box box = {p->tensor->ndim, l->dims, l->dims + p->tensor->ndim};
+    return (uint64_t)fc_box_volume(&box) * p->element;
+}
+
+/* Appends bytes of a file, to the last segment where they go on from it. */
+static void add_bytes(fc_h5_base *base, uint32_t file, uint64_t offset, uint64_t length) {
+    while (length > 0) {
+        size_t n = base->nsegments;
+        fc_h5_segment *last = n > 0 ? &base->segments[n - 1] : NULL;
+        if (!last || base->files[n - 1] != file || last->offset + last->length != offset ||
+            last->length == FC_H5_SEGMENT) {
+            base->files[n] = file;
+            last = &base->segments[base->nsegments++];
+            *last = (fc_h5_segment){NULL, offset, 0};
+        }
+        uint64_t more = FC_H5_SEGMENT - last->length < length ? FC_H5_SEGMENT - last->length : length;
+        last->length += more;
+        offset += more;
+        length -= more;
+    }
+}
+
+static fc_code new_base(plan *p, int ndim, const int64_t *shape, size_t segments, fc_h5_base **out, fc_error *err) {
+    fc_h5_base *base = &p->bases[p->nbases++];
+    int64_t *copy = fc_arena_calloc(p->arena, (size_t)ndim + 1, sizeof *copy);
+    *base = (fc_h5_base){.ndim = ndim,
+                         .shape = copy,
+                         .segments = fc_arena_calloc(p->arena, segments, sizeof *base->segments),
+                         .files = fc_arena_calloc(p->arena, segments, sizeof *base->files)};
+    if (!copy || !base->segments || !base->files) {
+        return no_memory(err);
+    }
+    for (int d = 0; d < ndim; d++) {
+        copy[d] = shape[d];
+    }
+    *out = base;
+    return FC_OK;
+}
+
+static fc_code new_patch(plan *p, const fc_h5_view_box *patch, fc_error *err) {
+    if (p->npatches == p->patch_room) {
+        size_t room = p->patch_room ? 2 * p->patch_room : 4;
+        fc_h5_view_box *grown = fc_arena_calloc(p->arena, room, sizeof *grown);
+        if (!grown) {
+            return no_memory(err);
+        }
+        if (p->npatches > 0) {
+            memcpy(grown, p->patches, p->npatches * sizeof *grown);
+        }
+        p->patches = grown;
+        p->patch_room = room;
+    }
+    p->patches[p->npatches++] = *patch;
+    return FC_OK;
+}
+
+/* The chunks [first, first + count) are one dataset. */
+static fc_code add_stack(plan *p, size_t first, size_t count, size_t segments, fc_error *err) {
+    int ndim = p->tensor->ndim;
+    int64_t shape[FC_MAX_DIMS];
+    const located *top = &p->chunks[first];
+    fc_h5_base *base = NULL;
+    for (int d = 0; d < ndim; d++) {
+        shape[d] = top->dims[ndim + d];
+    }
+    for (size_t i = 1; i < count; i++) {
+        shape[0] += p->chunks[first + i].dims[ndim];
+    }
+    fc_code rc = new_base(p, ndim, shape, segments, &base, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    for (size_t i = first; i < first + count; i++) {
+        const fc_extent *e = &p->chunks[i].extent;
+        add_bytes(base, e->file, e->offset + e->first, bytes_of(p, &p->chunks[i]));
+    }
+    fc_h5_view_box patch = {.base = p->nbases - 1, .offsets = top->dims, .sizes = base->shape, .whole = true};
+    return new_patch(p, &patch, err);
+}
+
+/* @param next receives the first chunk that is in no stack: those from it on are strided. */
+static fc_code add_stacks(plan *p, size_t *next, fc_error *err) {
+    int ndim = p->tensor->ndim;
+    size_t i = 0;
+    fc_code rc = FC_OK;
+    while (i < p->nchunks && p->chunks[i].contiguous && rc == FC_OK) {
+        size_t count = 1, segments = segments_of(bytes_of(p, &p->chunks[i]));
+        if (segments > FC_H5_SEGMENTS) {
+            p->why = "larger than one dataset can be"; /* a chunk of 2.7 TB */
+            return FC_OK;
+        }
+        while (i + count < p->nchunks && p->chunks[i + count].contiguous && ndim > 0 &&
+               same_column(ndim, &p->chunks[i + count - 1], &p->chunks[i + count])) {
+            size_t more = segments_of(bytes_of(p, &p->chunks[i + count])) + 1;
+            if (segments + more > FC_H5_SEGMENTS) {
+                break;
+            }
+            segments += more;
+            count++;
+        }
+        rc = add_stack(p, i, count, segments + 1, err);
+        i += count;
+    }
+    *next = i;
+    return rc;
+}
+
+/* ---- strided chunks ---- */
+
+/* The dimensions of a chunk that have more than one index. */
+typedef struct cut {
+    int count;
+    int dim[MAX_CUT];
+    int64_t sizes[MAX_CUT], strides[MAX_CUT];
+} cut;
+
+/*
+ * Whether the dimensions that are not in `mask`, walked in order, are blocks at equal distances; then `run` says so.
+ * Neighbours of which one goes on where the other ends are one.
+ */
+static bool is_run(const cut *c, unsigned mask, fc_h5_run *run) {
+    int64_t sizes[MAX_CUT], strides[MAX_CUT];
+    int n = 0; /* levels, the innermost first */
+    for (int i = c->count - 1; i >= 0; i--) {
+        if (mask >> i & 1) {
+            continue;
+        }
+        if (n > 0 && sizes[n - 1] <= INT64_MAX / (strides[n - 1] ? strides[n - 1] : 1) &&
+            c->strides[i] == sizes[n - 1] * strides[n - 1]) {
+            sizes[n - 1] *= c->sizes[i];
+        } else {
+            sizes[n] = c->sizes[i];
+            strides[n++] = c->strides[i];
+        }
+    }
+    run->stride = run->count = run->block = 1;
+    if (n > 0 && strides[0] == 1) {
+        run->block = run->stride = sizes[0];
+        n--;
+        memmove(sizes, sizes + 1, (size_t)n * sizeof *sizes);
+        memmove(strides, strides + 1, (size_t)n * sizeof *strides);
+    }
+    if (n == 1) {
+        run->count = sizes[0];
+        run->stride = strides[0];
+    }
+    return n == 0 || (n == 1 && run->stride >= run->block && run->stride > 0);
+}
+
+/* The dimensions to be walked one index at a time, so that the others are runs: the fewest runs. */
+static bool choose_walk(const cut *c, unsigned *mask, int64_t *runs) {
+    bool found = false;
+    for (unsigned m = 0; m < 1u << c->count; m++) {
+        int64_t n = 1;
+        fc_h5_run run;
+        bool fits = true;
+        for (int i = 0; i < c->count && fits; i++) {
+            fits = !(m >> i & 1) || (fc_mul_i64(n, c->sizes[i], &n) && n <= MAX_PATCHES);
+        }
+        if (fits && (!found || n < *runs) && is_run(c, m, &run)) {
+            *mask = m;
+            *runs = n;
+            found = true;
+        }
+    }
+    return found;
+}
+
+static bool list_cut(int ndim, const int64_t *sizes, const int64_t *strides, cut *c) {
+    c->count = 0;
+    for (int d = 0; d < ndim; d++) {
+        if (sizes[d] > 1) {
+            if (c->count == MAX_CUT) {
+                return false;
+            }
+            c->dim[c->count] = d;
+            c->sizes[c->count] = sizes[d];
+            c->strides[c->count++] = strides[d];
+        }
+    }
+    return true;
+}
+
+/* Patch number `n` of a chunk: an index of each walked dimension, all of the others. */
+static fc_code add_run(plan *p, const located *l, const cut *c, unsigned mask, int64_t n, fc_h5_run run,
+                       fc_error *err) {
+    int ndim = p->tensor->ndim;
+    int64_t *dims = fc_arena_alloc(p->arena, 2 * (size_t)ndim * sizeof *dims);
+    if (!dims) {
+        return no_memory(err);
+    }
+    memcpy(dims, l->dims, 2 * (size_t)ndim * sizeof *dims);
+    for (int i = c->count - 1; i >= 0; i--) {
+        if (mask >> i & 1) {
+            int64_t index = n % c->sizes[i];
+            n /= c->sizes[i];
+            dims[c->dim[i]] += index;
+            dims[ndim + c->dim[i]] = 1;
+            run.start += index * c->strides[i];
+        }
+    }
+    fc_h5_view_box patch = {.base = p->nbases - 1, .offsets = dims, .sizes = dims + ndim, .run = run};
+    return new_patch(p, &patch, err);
+}
+
+static fc_code add_strided(plan *p, const located *l, fc_error *err) {
+    const fc_extent *e = &l->extent;
+    const int64_t *sizes = l->dims + p->tensor->ndim;
+    cut c;
+    unsigned mask = 0;
+    int64_t runs = 0, span = 1; /* elements from the first to the last; within the extent, so they fit */
+    if (!list_cut(p->tensor->ndim, sizes, e->strides, &c) || !choose_walk(&c, &mask, &runs)) {
+        p->why = "strided in its storage in a way that takes too many pieces";
+        return FC_OK;
+    }
+    for (int i = 0; i < c.count; i++) {
+        span += (c.sizes[i] - 1) * c.strides[i];
+    }
+    uint64_t bytes = (uint64_t)span * p->element;
+    if (segments_of(bytes) > FC_H5_SEGMENTS) {
+        p->why = "larger than one dataset can be";
+        return FC_OK;
+    }
+    fc_h5_base *base = NULL;
+    fc_code rc = new_base(p, 1, &span, segments_of(bytes) + 1, &base, err);
+    if (rc == FC_OK) {
+        add_bytes(base, e->file, e->offset + e->first, bytes);
+    }
+    fc_h5_run run = {.extent = span};
+    (void)is_run(&c, mask, &run);
+    for (int64_t n = 0; n < runs && rc == FC_OK; n++) {
+        rc = add_run(p, l, &c, mask, n, run, err);
+    }
+    return rc;
+}
+
+/* ---- one tensor ---- */
+
+static fc_code find_chunks(plan *p, fc_error *err) {
+    const int64_t origin[FC_MAX_DIMS] = {0};
+    const fc_box whole = {p->tensor->ndim, origin, p->tensor->shape};
+    fc_coverage *coverage = NULL;
+    p->chunks = calloc(p->tensor->nchunks + 1, sizeof *p->chunks);
+    if (!p->chunks) {
+        return no_memory(err);
+    }
+    fc_code rc = fc_coverage_within(p->source, p->tensor, NULL, &coverage, err);
+    rc = rc == FC_OK ? fc_coverage_visit(coverage, &whole, locate, p, err) : rc;
+    fc_coverage_free(coverage);
+    return rc;
+}
+
+static fc_code plan_pieces(plan *p, fc_error *err) {
+    size_t i = 0;
+    p->bases = fc_arena_calloc(p->arena, p->nchunks, sizeof *p->bases);
+    if (!p->bases) {
+        return no_memory(err);
+    }
+    int ndim = p->tensor->ndim;
+    qsort_r(p->chunks, p->nchunks, sizeof *p->chunks, by_column, &ndim);
+    fc_code rc = add_stacks(p, &i, err);
+    for (; i < p->nchunks && rc == FC_OK && !p->why; i++) {
+        rc = add_strided(p, &p->chunks[i], err);
+    }
+    return rc;
+}
+
+static bool is_whole(const plan *p) {
+    const int64_t *shape = p->tensor->shape;
+    return p->npatches == 1 && p->patches[0].whole &&
+           (p->tensor->ndim == 0 || memcmp(p->bases[0].shape, shape, (size_t)p->tensor->ndim * sizeof *shape) == 0);
+}
+
+/* @param why receives the reason when it cannot be viewed, else NULL. */
+static fc_code plan_tensor(const fc_target *target, const fc_tensor *t, fc_arena *arena, fc_h5_viewed *out,
+                           const char **why, fc_error *err) {
+    const fc_box whole = {t->ndim, t->shape, t->shape};
+    plan p = {.source = target->source, .tensor = t, .arena = arena, .element = fc_dtype_size(t->dtype)};
+    *why = NULL;
+    *out = (fc_h5_viewed){.kind = FC_H5_VIEW_EMPTY};
+    if (fc_box_volume(&whole) == 0) {
+        return FC_OK;
+    }
+    out->kind = FC_H5_VIEW_COPIED;
+    if (t->object) {
+        return FC_OK;
+    }
+    fc_code rc = find_chunks(&p, err);
+    rc = rc == FC_OK && !p.why ? plan_pieces(&p, err) : rc;
+    free(p.chunks);
+    if (rc == FC_OK && !p.why) {
+        *out = (fc_h5_viewed){.kind = is_whole(&p) ? FC_H5_VIEW_EXTERNAL : FC_H5_VIEW_ASSEMBLED,
+                              .bases = p.bases,
+                              .nbases = p.nbases,
+                              .patches = p.patches,
+                              .npatches = p.npatches};
+    }
+    if (rc == FC_OK && (uint64_t)fc_box_volume(&whole) * p.element > COPY_BYTES) {
+        *why = p.why;
+    }
+    return rc;
+}
+
+/* As many of those that cannot be viewed as the line takes. */
+typedef struct refusals {
+    size_t count, named;
+    char text[640];
+} refusals;
+
+static void refuse(refusals *r, const char *name, const char *why) {
+    size_t used = strlen(r->text), left = sizeof r->text - used;
+    int n = r->named < r->count ? (int)left
+                                : snprintf(r->text + used, left, "%s'%.200s' (%s)", used ? ", " : "", name, why);
+    if (n >= 0 && (size_t)n < left) {
+        r->named++;
+    } else {
+        r->text[used] = '\0';
+    }
+    r->count++;
+}
+
+fc_code fc_h5_view_plan(const fc_target *target, fc_arena *arena, fc_h5_viewed *out, fc_error *err) {
+    refusals refused = {0};
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < target->ntensors && rc == FC_OK; i++) {
+        const char *why;
+        rc = plan_tensor(target, target->tensors[i].source, arena, &out[i], &why, err);
+        if (rc != FC_OK) {
+            return fc_context(err, rc, "%s", target->source->path);
+        }
+        if (why) {
+            refuse(&refused, target->tensors[i].name, why);
+        }
+    }
+    if (refused.count == 0) {
+        return FC_OK;
+    }
+    char more[64] = "";
+    if (refused.named < refused.count) {
+        snprintf(more, sizeof more, " and %zu more", refused.count - refused.named);
+    }
+    return fc_fail(err, FC_EUNSUPPORTED,
+                   "%s: cannot be viewed: %s%s; consolidate the checkpoint instead, or leave them out (--exclude)",
+                   target->source->path, refused.text, more);
+}

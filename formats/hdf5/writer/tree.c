@@ -1,0 +1,242 @@
+/*
+ * Paths of the target tensors → a tree of groups and datasets, with one hash table for (parent, link name).
+ */
+#include "hdf5/writer/tree.h"
+
+#include "base/checked.h"
+#include "hdf5/names.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#define NONE UINT32_MAX
+
+typedef struct builder {
+    const fc_target *target;
+    fc_arena *arena;
+    fc_h5_tree *tree;
+    size_t capacity; /* of tree->nodes */
+    uint32_t *slots; /* open addressing; node + 1, or 0 */
+    size_t nslots;   /* a power of two, more than twice the nodes */
+} builder;
+
+static size_t find_slot(const builder *b, uint32_t parent, const char *link) {
+    for (size_t i = (size_t)XXH3_64bits_withSeed(link, strlen(link), parent);; i++) {
+        size_t slot = i & (b->nslots - 1);
+        if (b->slots[slot] == 0) {
+            return slot;
+        }
+        const fc_h5_node *node = &b->tree->nodes[b->slots[slot] - 1];
+        if (node->parent == parent && strcmp(node->link, link) == 0) {
+            return slot;
+        }
+    }
+}
+
+/* The number of nodes is known beforehand: one an element at most. */
+static fc_code prepare(builder *b, fc_error *err) {
+    size_t elements = 1, slots = 64;
+    for (size_t i = 0; i < b->target->ntensors; i++) {
+        size_t count = b->target->tensors[i].path.count;
+        if (!fc_add_size(elements, count ? count : 1, &elements)) {
+            return fc_fail(err, FC_ENOMEM, "out of memory");
+        }
+    }
+    if (elements >= NONE / 4) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%zu levels of names are more than one HDF5 file takes", elements);
+    }
+    while (slots < 2 * elements) {
+        slots *= 2;
+    }
+    b->capacity = elements;
+    b->nslots = slots;
+    b->slots = calloc(slots, sizeof *b->slots);
+    b->tree->nodes = fc_arena_calloc(b->arena, elements, sizeof *b->tree->nodes);
+    b->tree->leaves = fc_arena_calloc(b->arena, b->target->ntensors, sizeof *b->tree->leaves);
+    if (!b->slots || !b->tree->nodes || !b->tree->leaves) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    b->tree->nodes[0].link = "";
+    b->tree->count = 1;
+    return FC_OK;
+}
+
+/* Finds or makes the child `link` of `parent`, the `last` element of the path of `tensor` or one before it. */
+static fc_code step(builder *b, uint32_t *at, const char *link, uint32_t tensor, bool last, fc_error *err) {
+    const fc_target_tensor *tensors = b->target->tensors;
+    size_t slot = find_slot(b, *at, link);
+    if (b->slots[slot] == 0) {
+        fc_h5_node *node = &b->tree->nodes[b->tree->count];
+        node->link = link;
+        node->parent = *at;
+        node->depth = b->tree->nodes[*at].depth + 1;
+        node->tensor = tensor;
+        node->is_value = last;
+        if (node->depth > b->tree->depth) {
+            b->tree->depth = node->depth;
+        }
+        b->slots[slot] = (uint32_t)++b->tree->count;
+    } else {
+        const fc_h5_node *node = &b->tree->nodes[b->slots[slot] - 1];
+        if (node->is_value && last) {
+            return fc_fail(err, FC_EUNSUPPORTED,
+                           "tensors \"%s\" and \"%s\" have the same place in an HDF5 file; leave one out (--exclude)",
+                           tensors[node->tensor].name, tensors[tensor].name);
+        }
+        if (node->is_value || last) {
+            uint32_t value = last ? tensor : node->tensor, inner = last ? node->tensor : tensor;
+            return fc_fail(err, FC_EUNSUPPORTED,
+                           "tensor \"%s\" has the name of the group that tensor \"%s\" is in, and an HDF5 file cannot "
+                           "have both; leave one out (--exclude)",
+                           tensors[value].name, tensors[inner].name);
+        }
+    }
+    *at = b->slots[slot] - 1;
+    return FC_OK;
+}
+
+static const char *const kind_texts[] = {NULL, "list", "tuple", "numbers"};
+
+const char *fc_h5_group_kind_text(unsigned char kind) {
+    return kind < sizeof kind_texts / sizeof *kind_texts ? kind_texts[kind] : NULL;
+}
+
+unsigned char fc_h5_group_kind_parse(const char *text) {
+    for (unsigned char i = FC_H5_LIST; text && i <= FC_H5_NUMBERS; i++) {
+        if (strcmp(text, kind_texts[i]) == 0) {
+            return i;
+        }
+    }
+    return FC_H5_DICT;
+}
+
+static fc_h5_group_kind kind_of(const fc_path_element *e) {
+    return e->is_index ? (e->is_tuple ? FC_H5_TUPLE : FC_H5_LIST) : e->is_number ? FC_H5_NUMBERS : FC_H5_DICT;
+}
+
+static bool is_sequence(unsigned char kind) {
+    return kind == FC_H5_LIST || kind == FC_H5_TUPLE;
+}
+
+/* A group is a list or a dict for all its members; a dict with keys of both types has text keys here. */
+static fc_code mark_kind(builder *b, uint32_t group, fc_h5_group_kind kind, uint32_t tensor, bool first,
+                         fc_error *err) {
+    fc_h5_node *node = &b->tree->nodes[group];
+    if (first) {
+        node->kind = (unsigned char)kind;
+        node->tensor = tensor;
+    } else if (node->kind != kind && is_sequence(node->kind) == is_sequence((unsigned char)kind)) {
+        node->kind = is_sequence(node->kind) ? FC_H5_LIST : FC_H5_DICT;
+    } else if (node->kind != kind) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "tensors \"%s\" and \"%s\" disagree on whether what they are in is a list or a dict",
+                       b->target->tensors[node->tensor].name, b->target->tensors[tensor].name);
+    }
+    return FC_OK;
+}
+
+/* Most keys are link names as they are; those are borrowed, which matters for a million of them. */
+static const char *link_of(builder *b, const char *key) {
+    bool plain = *key != '\0' && strcmp(key, ".") != 0 && !strpbrk(key, "/%");
+    return plain ? key : fc_h5_name_encode(b->arena, key, strlen(key));
+}
+
+static fc_code add(builder *b, uint32_t tensor, fc_error *err) {
+    const fc_target_tensor *t = &b->target->tensors[tensor];
+    const fc_path_element flat = {.key = t->name};
+    const fc_path_element *elements = t->path.count ? t->path.elements : &flat;
+    size_t count = t->path.count ? t->path.count : 1;
+    uint32_t at = 0;
+    bool new_group = b->tree->count == 1;
+    for (size_t i = 0; i < count; i++) {
+        const char *link = link_of(b, elements[i].key);
+        if (!link) {
+            return fc_fail(err, FC_ENOMEM, "out of memory");
+        }
+        fc_code rc = mark_kind(b, at, kind_of(&elements[i]), tensor, new_group, err);
+        size_t before = b->tree->count;
+        if (rc == FC_OK) {
+            rc = step(b, &at, link, tensor, i + 1 == count, err);
+        }
+        if (rc != FC_OK) {
+            return rc;
+        }
+        new_group = b->tree->count > before;
+    }
+    b->tree->leaves[tensor] = at;
+    return FC_OK;
+}
+
+/*
+ * Files are written depth first, siblings as first seen. A source may interleave groups; a file cannot remember that,
+ * and would otherwise differ from the one made when it is read and written again.
+ */
+static fc_code order_depth_first(builder *b, fc_error *err) {
+    fc_h5_tree *tree = b->tree;
+    uint32_t *first = calloc(tree->count, sizeof *first), *next = calloc(tree->count, sizeof *next);
+    tree->order = fc_arena_calloc(b->arena, b->target->ntensors, sizeof *tree->order);
+    fc_code rc = FC_OK;
+    if (!first || !next || !tree->order) {
+        rc = fc_fail(err, FC_ENOMEM, "out of memory");
+        goto out;
+    }
+    for (uint32_t n = (uint32_t)tree->count; n-- > 1;) {
+        next[n] = first[tree->nodes[n].parent];
+        first[tree->nodes[n].parent] = n;
+    }
+    size_t done = 0;
+    for (uint32_t at = first[0]; at != 0;) {
+        if (tree->nodes[at].is_value) {
+            tree->order[done++] = tree->nodes[at].tensor;
+        }
+        if (first[at] != 0) {
+            at = first[at];
+            continue;
+        }
+        while (at != 0 && next[at] == 0) {
+            at = tree->nodes[at].parent;
+        }
+        at = next[at];
+    }
+out:
+    free(first);
+    free(next);
+    return rc;
+}
+
+fc_code fc_h5_tree_build(const fc_target *target, fc_arena *arena, fc_h5_tree *tree, fc_error *err) {
+    builder b = {.target = target, .arena = arena, .tree = tree};
+    memset(tree, 0, sizeof *tree);
+    fc_code rc = target->ntensors < NONE ? prepare(&b, err) : fc_fail(err, FC_EUNSUPPORTED, "too many tensors");
+    for (size_t i = 0; rc == FC_OK && i < target->ntensors; i++) {
+        rc = add(&b, (uint32_t)i, err);
+    }
+    rc = rc == FC_OK ? order_depth_first(&b, err) : rc;
+    free(b.slots);
+    return rc;
+}
+
+char *fc_h5_tree_path(const fc_h5_tree *tree, uint32_t node, fc_arena *arena) {
+    size_t len = 0;
+    for (uint32_t n = node; n != 0; n = tree->nodes[n].parent) {
+        len += 1 + strlen(tree->nodes[n].link);
+    }
+    char *path = fc_arena_alloc(arena, len + 2);
+    if (!path) {
+        return NULL;
+    }
+    memcpy(path, "/", 2);
+    if (len > 0) {
+        path[len] = '\0';
+    }
+    for (uint32_t n = node; n != 0; n = tree->nodes[n].parent) {
+        size_t part = strlen(tree->nodes[n].link);
+        len -= part;
+        memcpy(path + len, tree->nodes[n].link, part);
+        path[--len] = '/';
+    }
+    return path;
+}

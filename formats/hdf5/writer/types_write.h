@@ -1,0 +1,23 @@
+/*
+ * The HDF5 datatype of each element type; the table is in docs/HDF5_SCHEMA.md, "Tensors".
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_TYPES_WRITE_H
+#define FSDPCKPT_FORMATS_HDF5_WRITER_TYPES_WRITE_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/dtype.h"
+
+#include <hdf5.h>
+
+/** @return a new datatype, to be closed with H5Tclose, or a negative number with the reason in HDF5's error stack. */
+hid_t fc_h5_type_new(fc_dtype dtype);
+
+enum { FC_H5_ELEMENT_MAX = 16 /**< bytes of the largest element */ };
+
+/** The little-endian element that a program reads where a shard file is missing: NaN, or an integer's extreme. */
+void fc_h5_absent_value(fc_dtype dtype, unsigned char value[FC_H5_ELEMENT_MAX]);
+
+#endif

@@ -1,0 +1,57 @@
+/*
+ * What the parts of the writer share: writer.c makes the full file and the shard files, index.c index.h5, chunks_out.c
+ * places compressed chunks, and attributes.c says what is written beside the data.
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_WRITER_H
+#define FSDPCKPT_FORMATS_HDF5_WRITER_WRITER_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "hdf5/writer/out.h"
+
+typedef struct fc_h5_writer {
+    const fc_target *target;
+    fc_arena *arena;     /* owns this struct and everything in it */
+    const char *staging; /* the file, or the directory of the shards */
+    const char *layout;  /* the attribute of the root */
+    int64_t ranks;
+    fc_h5_tree tree;
+    fc_h5_out out; /* the file whose chunks are being placed, when `open` */
+    bool open;
+    fc_h5_patch *patches; /* of the file made last: one an item, those that are not stored there have no object */
+    uint64_t ordinal;     /* of the next compressed item */
+    uint32_t placing;     /* tensor whose dataset is open in `dataset` */
+    hid_t dataset;        /* or H5I_INVALID_HID */
+} fc_h5_writer;
+
+/* The longest name of a shard file, with its NUL: two numbers of up to 20 digits. */
+enum { FC_H5_SHARD_NAME = 64 };
+
+/** The name of the file of `rank`, without a directory. */
+void fc_h5_shard_name(const fc_h5_writer *w, int64_t rank, char name[FC_H5_SHARD_NAME]);
+
+/** `name` in the directory of the target, from the writer's arena. */
+fc_code fc_h5_staged_path(fc_h5_writer *w, const char *name, const char **path, fc_error *err);
+
+/** The attributes of the root group. @param rank the rank of a shard file, -1 for any other. */
+fc_code fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_out *out, int64_t rank, fc_error *err);
+
+/** The attributes that a value has in every file: dtype, fqn, placements, encoding, json. */
+fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_out *out, hid_t id, const fc_target_tensor *tensor,
+                               fc_error *err);
+
+/** Adds what a value takes in the headers of a file. @param mappings of its virtual dataset; 0 for a stored one. */
+void fc_h5_estimate_value(const fc_h5_writer *w, fc_h5_estimate *estimate, uint32_t tensor, uint64_t mappings);
+
+/** Adds what the index of a compressed item's chunks takes. */
+void fc_h5_estimate_chunks(const fc_h5_writer *w, fc_h5_estimate *estimate, const fc_target_item *item);
+
+/** Closes the file that is open for chunks, if any. @return `rc`, or the failure to close when `rc` is FC_OK. */
+fc_code fc_h5_end_chunks(fc_h5_writer *w, fc_code rc, fc_error *err);
+
+/** Writes index.h5, in which every value is whole. @param digests of wanted->tensors. */
+fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *err);
+
+#endif

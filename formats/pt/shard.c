@@ -1,0 +1,273 @@
+/*
+ * DTensors and ShardedTensors as data: which part of the whole a rank's pickle holds. Input: the inert values that the
+ * pickle machine made of them. Output: shapes, offsets, mesh and placements. The fields are those of torch 2.2 to 2.15
+ * for DTensors (DeviceMesh has changed its own several times) and of 1.13 to 2.15 for ShardedTensors.
+ */
+#include "pt/ranks.h"
+
+#include "base/checked.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static fc_code damaged(const pt_file *f, const char *what, fc_error *err) {
+    return fc_fail(err, FC_ECORRUPT, "%s: the pickled tensor is damaged: %s", f->path, what);
+}
+
+static bool sequence(const fc_pickle *p, fc_pv v, const fc_pv **items, size_t *n) {
+    fc_pv_type type = fc_pv_typeof(v);
+    if (type == FC_PV_TUPLE || type == FC_PV_SIZE) {
+        *items = fc_pickle_tuple(p, v, n);
+        return true;
+    }
+    if (type == FC_PV_LIST) {
+        *items = fc_pickle_items(p, v, n);
+        return true;
+    }
+    return false;
+}
+
+/* Numbers >= 0, at most `most` of them. @return how many, -1 for anything else. */
+static int numbers(const fc_pickle *p, fc_pv v, int most, int64_t *out) {
+    const fc_pv *items;
+    size_t n;
+    if (!sequence(p, v, &items, &n) || n > (size_t)most) {
+        return -1;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (!fc_pickle_int(p, items[i], &out[i]) || out[i] < 0) {
+            return -1;
+        }
+    }
+    return (int)n;
+}
+
+/* A field of an instance: in its __dict__, or in the second half of (__dict__, slots). */
+static fc_pv field(const fc_pickle *p, fc_pv v, const char *name) {
+    const fc_pv *halves;
+    size_t n;
+    fc_pv found = 0;
+    if (fc_pv_typeof(v) != FC_PV_CALL) {
+        return 0;
+    }
+    fc_pv state = fc_pickle_state(p, v);
+    if (fc_pv_typeof(state) == FC_PV_DICT) {
+        return fc_pt_dict_get(p, state, name);
+    }
+    if (fc_pv_typeof(state) != FC_PV_TUPLE) {
+        return 0;
+    }
+    halves = fc_pickle_tuple(p, state, &n);
+    for (size_t i = 0; i < n && !found; i++) {
+        found = fc_pv_typeof(halves[i]) == FC_PV_DICT ? fc_pt_dict_get(p, halves[i], name) : 0;
+    }
+    return found;
+}
+
+/* The arguments of _rebuild_from_type_v2(function, type, arguments, state): a field of its state. */
+static fc_pv wrapped_field(const fc_pickle *p, fc_pv state, const char *name) {
+    const fc_pv *halves;
+    size_t n;
+    fc_pv found = 0;
+    if (fc_pv_typeof(state) == FC_PV_DICT) {
+        return fc_pt_dict_get(p, state, name);
+    }
+    if (!sequence(p, state, &halves, &n)) {
+        return 0;
+    }
+    for (size_t i = 0; i < n && !found; i++) {
+        found = fc_pv_typeof(halves[i]) == FC_PV_DICT ? fc_pt_dict_get(p, halves[i], name) : 0;
+    }
+    return found;
+}
+
+/* The sizes of the mesh: of the tensor of its ranks (up to 2.8), of its layout (since). */
+static int mesh_sizes(const fc_pickle *p, fc_pv mesh, int64_t *sizes) {
+    fc_pv tensor = field(p, mesh, "mesh"), layout = field(p, mesh, "_layout");
+    tensor = tensor ? tensor : field(p, mesh, "_mesh");
+    fc_torch_tensor t;
+    if (tensor && fc_torch_is_tensor(p, tensor) && fc_torch_tensor_decode(p, tensor, &t, NULL) == FC_OK) {
+        for (int i = 0; i < t.ndim && i < FC_MAX_MESH_DIMS; i++) {
+            sizes[i] = t.sizes[i];
+        }
+        return t.ndim <= FC_MAX_MESH_DIMS ? t.ndim : -1;
+    }
+    fc_pv axes = layout ? field(p, layout, "axes") : 0, shape = layout ? field(p, layout, "shape") : 0;
+    const fc_pv *axis;
+    size_t n;
+    if (axes && sequence(p, axes, &axis, &n) && n <= FC_MAX_MESH_DIMS) {
+        for (size_t i = 0; i < n; i++) { /* of an axis that was flattened from several: their product */
+            int64_t parts[FC_MAX_MESH_DIMS];
+            int count = numbers(p, field(p, axis[i], "shape"), FC_MAX_MESH_DIMS, parts);
+            sizes[i] = 1;
+            for (int k = 0; k < count; k++) {
+                if (!fc_mul_i64(sizes[i], parts[k], &sizes[i])) {
+                    return -1;
+                }
+            }
+            if (count < 0) {
+                return -1;
+            }
+        }
+        return (int)n;
+    }
+    if (shape && fc_pickle_int(p, shape, &sizes[0])) {
+        return 1;
+    }
+    return shape ? numbers(p, shape, FC_MAX_MESH_DIMS, sizes) : -1;
+}
+
+/* @return false where the rank does not take part in the mesh. */
+static fc_code read_mesh(const pt_file *f, fc_pv v, fc_mesh *mesh, int64_t *coordinate, bool *takes_part,
+                         fc_error *err) {
+    const fc_pickle *p = f->p;
+    fc_pv names = field(p, v, "mesh_dim_names"), at = field(p, v, "_coordinate_on_dim");
+    const fc_pv *name;
+    size_t n = 0;
+    names = names ? names : field(p, v, "_mesh_dim_names");
+    *mesh = (fc_mesh){0};
+    mesh->ndim = mesh_sizes(p, v, mesh->sizes);
+    if (mesh->ndim <= 0) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: its device mesh is written in a way that is not known here: of a newer PyTorch?", f->path);
+    }
+    *takes_part = fc_pv_typeof(at) != FC_PV_NONE;
+    if (*takes_part && numbers(p, at, FC_MAX_MESH_DIMS, coordinate) != mesh->ndim) {
+        return damaged(f, "it does not say where in its device mesh the rank is", err);
+    }
+    bool named = names && sequence(p, names, &name, &n) && n == (size_t)mesh->ndim;
+    for (int i = 0; i < mesh->ndim; i++) {
+        size_t length;
+        snprintf(mesh->names[i], sizeof mesh->names[i], "dim%d", i);
+        if (named && fc_pv_typeof(name[i]) == FC_PV_STR) {
+            snprintf(mesh->names[i], sizeof mesh->names[i], "%s", fc_pickle_bytes(p, name[i], &length));
+        }
+        if (mesh->sizes[i] < 1 || (*takes_part && coordinate[i] >= mesh->sizes[i])) {
+            return damaged(f, "its device mesh is impossible", err);
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code read_placement(const pt_file *f, fc_pv v, fc_placement *out, fc_error *err) {
+    const fc_pickle *p = f->p;
+    fc_pv cls = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_callee(p, v) : 0;
+    char name[128] = "?";
+    int64_t dim, factor;
+    *out = (fc_placement){0};
+    if (fc_pt_is_global(p, cls, NULL, "Replicate")) {
+        out->kind = FC_REPLICATE;
+        return FC_OK;
+    }
+    bool strided = fc_pt_is_global(p, cls, NULL, "_StridedShard");
+    if (!strided && !fc_pt_is_global(p, cls, NULL, "Shard")) {
+        if (fc_pv_typeof(cls) == FC_PV_GLOBAL) {
+            fc_pickle_global_name(p, cls, name, sizeof name);
+        }
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: its placement is %s: the ranks hold parts of a sum, or something that is not known here",
+                       f->path, name);
+    }
+    out->kind = strided ? FC_STRIDED_SHARD : FC_SHARD;
+    if (!fc_pickle_int(p, field(p, v, "dim"), &dim) || dim < 0 || dim >= FC_MAX_DIMS ||
+        (strided && (!fc_pickle_int(p, field(p, v, "split_factor"), &factor) || factor < 1))) {
+        return damaged(f, "its placement has no dimension", err);
+    }
+    out->dim = (int)dim;
+    out->split_factor = strided ? factor : 0;
+    return FC_OK;
+}
+
+static fc_code read_placements(const pt_file *f, fc_pv v, const fc_mesh *mesh, fc_placement *out, fc_error *err) {
+    const fc_pv *items;
+    size_t n;
+    if (!sequence(f->p, v, &items, &n) || n != (size_t)mesh->ndim) {
+        return damaged(f, "it has not one placement for each dimension of its mesh", err);
+    }
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < n && rc == FC_OK; i++) {
+        rc = read_placement(f, items[i], &out[i], err);
+    }
+    return rc;
+}
+
+fc_code fc_pt_dtensor_shard(const pt_file *f, fc_pv v, pt_shard *out, fc_error *err) {
+    const fc_pickle *p = f->p;
+    const fc_pv *outer, *inner;
+    size_t n, m;
+    int64_t coordinate[FC_MAX_MESH_DIMS] = {0};
+    bool takes_part = false;
+    *out = (pt_shard){0};
+    /* _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, (DTensor, dtype, size, strides, …), state) */
+    if (!sequence(p, fc_pickle_arguments(p, v), &outer, &n) || n < 4 || !sequence(p, outer[2], &inner, &m) || m < 3) {
+        return damaged(f, "it is no DTensor as torch.save writes it", err);
+    }
+    out->ndim = numbers(p, inner[2], FC_MAX_DIMS, out->shape);
+    fc_pv spec = wrapped_field(p, outer[3], "_spec"), local = wrapped_field(p, outer[3], "_local_tensor");
+    if (out->ndim < 0 || fc_pv_typeof(spec) != FC_PV_CALL || !local) {
+        return damaged(f, "it is no DTensor as torch.save writes it", err);
+    }
+    fc_code rc = read_mesh(f, field(p, spec, "mesh"), &out->mesh, coordinate, &takes_part, err);
+    rc = rc == FC_OK ? read_placements(f, field(p, spec, "placements"), &out->mesh, out->placements, err) : rc;
+    rc = rc == FC_OK && !fc_pt_shard_sane(out) ? damaged(f, "its size or its placements are impossible", err) : rc;
+    if (rc != FC_OK || !takes_part) {
+        return rc;
+    }
+    out->local = local;
+    return fc_local_box(out->ndim, out->shape, &out->mesh, out->placements, coordinate, out->offsets, out->sizes, err);
+}
+
+bool fc_pt_shard_sane(const pt_shard *share) {
+    bool sane = fc_pt_shape_fits(FC_C128, share->ndim, share->shape);
+    for (int i = 0; i < share->mesh.ndim; i++) {
+        sane = sane && (share->placements[i].kind == FC_REPLICATE || share->placements[i].dim < share->ndim);
+    }
+    return sane;
+}
+
+/* (local shards, metadata, process group, sharding spec, …): the state of an instance (torch 1.13), or that which
+ * _rebuild_from_type_v2(function, type, arguments, state) takes. */
+static const fc_pv *sharded_state(const pt_file *f, fc_pv v) {
+    const fc_pv *parts;
+    size_t n;
+    fc_pv state = fc_pickle_state(f->p, v);
+    if (!state && sequence(f->p, fc_pickle_arguments(f->p, v), &parts, &n) && n >= 4) {
+        state = parts[3];
+    }
+    return sequence(f->p, state, &parts, &n) && n >= 2 ? parts : NULL;
+}
+
+size_t fc_pt_sharded_count(const pt_file *f, fc_pv v) {
+    const fc_pv *parts = sharded_state(f, v), *shards;
+    size_t n = 0;
+    return parts && sequence(f->p, parts[0], &shards, &n) ? n : 0;
+}
+
+fc_code fc_pt_sharded_shard(const pt_file *f, fc_pv v, size_t index, pt_shard *out, fc_error *err) {
+    const fc_pickle *p = f->p;
+    const fc_pv *parts = sharded_state(f, v), *shards = NULL;
+    size_t n = 0;
+    *out = (pt_shard){0};
+    out->ndim = parts ? numbers(p, field(p, parts[1], "size"), FC_MAX_DIMS, out->shape) : -1;
+    if (out->ndim < 0 || !sequence(p, parts[0], &shards, &n)) {
+        return damaged(f, "it is no ShardedTensor as torch.save writes it", err);
+    }
+    if (!fc_pt_shard_sane(out)) {
+        return damaged(f, "its size is impossible", err);
+    }
+    if (index >= n) {
+        return FC_OK;
+    }
+    fc_pv metadata = field(p, shards[index], "metadata");
+    out->local = field(p, shards[index], "tensor");
+    if (!out->local || numbers(p, field(p, metadata, "shard_offsets"), FC_MAX_DIMS, out->offsets) != out->ndim ||
+        numbers(p, field(p, metadata, "shard_sizes"), FC_MAX_DIMS, out->sizes) != out->ndim) {
+        return damaged(f, "one of its shards does not say where it belongs", err);
+    }
+    for (int i = 0; i < out->ndim; i++) {
+        if (!fc_range_within((uint64_t)out->offsets[i], (uint64_t)out->sizes[i], (uint64_t)out->shape[i])) {
+            return damaged(f, "one of its shards lies outside of the whole", err);
+        }
+    }
+    return FC_OK;
+}

@@ -1,0 +1,52 @@
+/*
+ * Where the elements of a chunk lie. All of it was found and checked when the file was opened.
+ */
+#include "pt/pt.h"
+
+#include <string.h>
+
+fc_code fc_pt_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                     fc_error *err) {
+    const fc_chunk *chunk = &tensor->chunks[index];
+    const pt_extent *piece = (const pt_extent *)(uintptr_t)chunk->detail;
+    (void)checkpoint;
+    (void)err;
+    memset(out, 0, sizeof *out);
+    out->file = chunk->file;
+    out->offset = chunk->offset;
+    out->length = chunk->length;
+    if (tensor->object) {
+        out->codec = FC_CODEC_FORMAT;
+        out->decoded = (uint64_t)tensor->shape[0];
+        out->strides[0] = 1;
+        return FC_OK;
+    }
+    out->codec = piece->record.method == FC_ZIP_STORED ? FC_CODEC_RAW : FC_CODEC_FORMAT;
+    out->decoded = piece->record.size;
+    out->crc32 = piece->record.method == FC_ZIP_STORED ? piece->record.crc : 0; /* else reading compares it */
+    out->first = piece->first;
+    out->negate = piece->negate;
+    out->conjugate = piece->conjugate;
+    out->swap = piece->swap;
+    for (int i = 0; i < tensor->ndim; i++) {
+        out->strides[i] = piece->strides[i];
+    }
+    return FC_OK;
+}
+
+fc_code fc_pt_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                     fc_error *err) {
+    (void)checkpoint;
+    (void)err;
+    if (tensor->object || index == FC_WHOLE_TENSOR) {
+        return FC_OK;
+    }
+    const pt_extent *piece = (const pt_extent *)(uintptr_t)tensor->chunks[index].detail;
+    if (piece->record.crc != 0 && piece->record.method == FC_ZIP_STORED) {
+        *out = (fc_digest){.kind = FC_DIGEST_CRC32,
+                           .value = piece->record.crc,
+                           .offset = piece->record.offset,
+                           .length = piece->record.stored};
+    }
+    return FC_OK;
+}

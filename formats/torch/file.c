@@ -1,0 +1,147 @@
+/*
+ * One torch.save file: opened, told apart, its pickle loaded, its storages found. Input: a path. Output: pt_file, which
+ * lives while headers are read.
+ */
+#include "pt/pt.h"
+
+#include "base/checked.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+bool fc_pt_is_zip(const unsigned char *head, size_t size) {
+    return size >= 4 && memcmp(head, "PK\x03\x04", 4) == 0;
+}
+
+bool fc_pt_is_legacy(const unsigned char *head, size_t size) {
+    /* PROTO, then LONG1 with the ten bytes of the magic number. */
+    static const unsigned char magic[] = {0x8a, 0x0a, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19};
+    return size >= 2 + sizeof magic && head[0] == 0x80 && memcmp(head + 2, magic, sizeof magic) == 0;
+}
+
+bool fc_pt_is_tar(const unsigned char *head, size_t size) {
+    static const char *const first[] = {"sys_info", "pickle", "storages", "tensors", "./sys_info", "./storages"};
+    bool known = false;
+    for (size_t i = 0; i < sizeof first / sizeof *first && size >= 512; i++) {
+        known = known || strncmp((const char *)head, first[i], strlen(first[i])) == 0;
+    }
+    return known && memcmp(head + 257, "ustar", 5) == 0;
+}
+
+/* A zip file may be anything; what it lacks is said in terms of what it probably is. */
+static fc_code open_zip(pt_file *f, fc_error *err) {
+    fc_code rc = fc_torch_file_open(f->fd, f->path, f->size, &f->item, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    for (size_t i = 0; i < f->item.zip.nentries; i++) {
+        const char *slash = strchr(f->item.zip.entries[i].name, '/');
+        if (slash && strcmp(slash, "/constants.pkl") == 0) {
+            return fc_fail(err, FC_EUNSUPPORTED,
+                           "%s: a TorchScript archive (torch.jit.save), which holds a program; save the module's "
+                           "state_dict() with torch.save",
+                           f->path);
+        }
+    }
+    f->p = f->item.pickle;
+    f->swap = f->item.big_endian;
+    return FC_OK;
+}
+
+fc_code fc_pt_file_open(const char *path, uint32_t index, pt_file *f, fc_error *err) {
+    unsigned char head[512];
+    *f = (pt_file){.path = path, .index = index, .fd = -1};
+    fc_code rc = fc_open_input(path, &f->fd, &f->size, err);
+    if (rc != FC_OK) {
+        f->fd = -1;
+        return rc;
+    }
+    size_t n = f->size < sizeof head ? (size_t)f->size : sizeof head;
+    rc = fc_pread_full(f->fd, head, n, 0, path, err);
+    if (rc == FC_OK && fc_pt_is_zip(head, n)) {
+        rc = open_zip(f, err);
+    } else if (rc == FC_OK && fc_pt_is_legacy(head, n)) {
+        rc = fc_pt_legacy_open(f, err);
+    } else if (rc == FC_OK && fc_pt_is_tar(head, n)) {
+        rc = fc_fail(err, FC_EUNSUPPORTED,
+                     "%s: a tar file of torch before 0.1.10 (2017), whose storages need that program; load it and save "
+                     "it again with any PyTorch since",
+                     path);
+    } else if (rc == FC_OK) {
+        rc = fc_fail(err, FC_ECORRUPT, "%s: not a file of torch.save: it begins like neither a zip file nor a pickle",
+                     path);
+    }
+    if (rc != FC_OK) {
+        fc_pt_file_close(f);
+    }
+    return rc;
+}
+
+fc_code fc_pt_check_header(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    pt_file f;
+    fc_code rc = fc_pt_file_open(checkpoint->files[index].path, (uint32_t)index, &f, err);
+    fc_pt_file_close(&f);
+    return rc;
+}
+
+void fc_pt_file_close(pt_file *f) {
+    fc_torch_item_close(&f->item);
+    fc_pickle_free(f->pickle);
+    free(f->storages);
+    if (f->fd >= 0) {
+        close(f->fd);
+    }
+    *f = (pt_file){.fd = -1};
+}
+
+fc_code fc_pt_storage(const pt_file *f, const fc_torch_tensor *tensor, pt_record *out, fc_error *err) {
+    const fc_zip_entry *entry;
+    if (f->pickle) {
+        return fc_pt_legacy_storage(f, tensor, out, err);
+    }
+    fc_code rc = fc_torch_item_record(&f->item, tensor, &entry, err);
+    if (rc == FC_OK && entry->method != FC_ZIP_STORED && entry->size / FC_ZIP_MAX_RATIO > entry->stored) {
+        rc = fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": record %s: no %" PRIu64 " bytes deflate to %" PRIu64,
+                     f->path, entry->data, entry->name, entry->size, entry->stored);
+    }
+    if (rc == FC_OK) {
+        *out = (pt_record){entry->data, entry->stored, entry->size, entry->crc, entry->method, f->index};
+    }
+    return rc;
+}
+
+fc_code fc_pt_find_extent(const pt_file *f, fc_pv v, fc_torch_tensor *t, fc_arena *arena, pt_extent **out,
+                          fc_error *err) {
+    fc_code rc = fc_torch_tensor_decode(f->p, v, t, err);
+    if (rc == FC_OK && !fc_pt_shape_fits(t->dtype, t->ndim, t->sizes)) {
+        rc = fc_fail(err, FC_ECORRUPT, "the pickled tensor is damaged: its size is impossible");
+    }
+    if (rc != FC_OK) {
+        return rc;
+    }
+    pt_extent *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)t->ndim * sizeof *piece->strides);
+    if (!piece) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", f->path);
+    }
+    piece->first = t->first;
+    piece->negate = t->negate;
+    piece->conjugate = t->conjugate;
+    piece->swap = f->swap && fc_dtype_get(t->dtype)->swap_size > 1;
+    for (int i = 0; i < t->ndim; i++) {
+        piece->strides[i] = t->strides[i];
+    }
+    *out = piece;
+    return fc_pt_storage(f, t, &piece->record, err);
+}
+
+bool fc_pt_shape_fits(fc_dtype dtype, int ndim, const int64_t *shape) {
+    int64_t bytes = fc_dtype_size(dtype);
+    for (int i = 0; i < ndim; i++) { /* an empty tensor's other sizes must not overflow either */
+        if (shape[i] != 0 && !fc_mul_i64(bytes, shape[i], &bytes)) {
+            return false;
+        }
+    }
+    return true;
+}

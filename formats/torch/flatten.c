@@ -1,0 +1,504 @@
+/*
+ * From the pickled state dict to named leaves, as DCP's flatten_state_dict makes them: dicts always, lists and tuples
+ * where they hold tensors (lists: or dicts) are taken apart; names are the keys joined by dots. Nothing is left out:
+ * what torch's flattening loses (empty dicts) is a leaf here.
+ *
+ * Input: values of a pickle. They may be shared and contain themselves, so depth and number are bounded.
+ */
+#include "pt/pt.h"
+
+#include "base/grow.h"
+#include "base/text.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    MAX_DEPTH = 128,
+    SPARE_VISITS = 1 << 16, /* besides one for each byte of the pickle: shared dicts are few */
+    MAX_NAME = 1 << 16,
+    MAX_MEMBER = 1 << 12,     /* bytes in the name of a module's member: one is made at every visit */
+    MAX_COMPARISONS = 1 << 24 /* of a module's buffers with the names of those that are not persistent */
+};
+
+/* The way down to the current value. */
+typedef struct walker {
+    const pt_file *f;
+    const fc_pickle *p;
+    pt_leaves *leaves;
+    fc_path_element path[MAX_DEPTH];
+    size_t depth;
+    uint64_t visits;  /* that may still be made */
+    fc_pv_map clean;  /* values that hold no tensor */
+    fc_pv_map marked; /* values of one search */
+    fc_pv *stack;
+    size_t nstack, stack_capacity;
+    char *name; /* MAX_NAME bytes */
+    fc_error *err;
+} walker;
+
+static fc_code no_memory(walker *w) {
+    return fc_fail(w->err, FC_ENOMEM, "%s: out of memory", w->f->path);
+}
+
+bool fc_pt_is_global(const fc_pickle *p, fc_pv v, const char *module, const char *name) {
+    if (fc_pv_typeof(v) != FC_PV_GLOBAL) {
+        return false;
+    }
+    const uint64_t *cell = p->cells + fc_pv_payload(v);
+    return (!module || fc_pickle_is_str(p, cell[1], module)) && fc_pickle_is_str(p, cell[2], name);
+}
+
+fc_pv fc_pt_dict_get(const fc_pickle *p, fc_pv dict, const char *key) {
+    size_t n;
+    const fc_pv *pairs = fc_pickle_items(p, dict, &n);
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        if (fc_pickle_is_str(p, pairs[i], key)) {
+            return pairs[i + 1];
+        }
+    }
+    return 0;
+}
+
+/* The class of a wrapper subclass: _rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, …). */
+static bool is_wrapped(const fc_pickle *p, fc_pv v, const char *cls) {
+    size_t n;
+    fc_pv args = fc_pickle_arguments(p, v);
+    if (!fc_pt_is_global(p, fc_pickle_callee(p, v), NULL, "_rebuild_from_type_v2") ||
+        fc_pv_typeof(args) != FC_PV_TUPLE) {
+        return false;
+    }
+    const fc_pv *arg = fc_pickle_tuple(p, args, &n);
+    return n >= 4 && fc_pt_is_global(p, arg[1], NULL, cls);
+}
+
+/* What a leaf would be; PT_OBJECT for all that is no tensor of some kind. */
+static pt_leaf_kind kind_of(const fc_pickle *p, fc_pv v) {
+    if (fc_pv_typeof(v) != FC_PV_CALL) {
+        return PT_OBJECT;
+    }
+    if (fc_torch_is_tensor(p, v)) {
+        return is_wrapped(p, v, "DTensor")         ? PT_DTENSOR
+               : is_wrapped(p, v, "ShardedTensor") ? PT_SHARDED_TENSOR
+                                                   : PT_TENSOR;
+    }
+    return fc_pt_is_global(p, fc_pickle_callee(p, v), NULL, "ShardedTensor") ? PT_SHARDED_TENSOR : PT_OBJECT;
+}
+
+static fc_code push(walker *w, const fc_pv *items, size_t n) {
+    if (!fc_grow(&w->stack, &w->stack_capacity, w->nstack + n, sizeof *w->stack)) {
+        return no_memory(w);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (items[i]) { /* a call without a state has none */
+            w->stack[w->nstack++] = items[i];
+        }
+    }
+    return FC_OK;
+}
+
+/* Puts what `v` holds onto the stack. */
+static fc_code push_parts(walker *w, fc_pv v) {
+    const fc_pv *items;
+    size_t n;
+    switch (fc_pv_typeof(v)) {
+    case FC_PV_TUPLE:
+        items = fc_pickle_tuple(w->p, v, &n);
+        return push(w, items, n);
+    case FC_PV_LIST:
+    case FC_PV_SET:
+    case FC_PV_FROZENSET:
+    case FC_PV_DICT:
+        items = fc_pickle_items(w->p, v, &n);
+        return push(w, items, n);
+    case FC_PV_CALL:
+        return push(w, w->p->cells + fc_pv_payload(v) + 1, 4); /* arguments, state, items */
+    default:
+        return FC_OK;
+    }
+}
+
+static bool is_container(fc_pv v) {
+    fc_pv_type type = fc_pv_typeof(v);
+    return type == FC_PV_TUPLE || type == FC_PV_LIST || type == FC_PV_SET || type == FC_PV_FROZENSET ||
+           type == FC_PV_DICT || type == FC_PV_CALL;
+}
+
+/* Empties the stack; with `clean`, what was searched through is known to hold no tensor from now on. */
+static fc_code end_search(walker *w, bool clean) {
+    w->nstack = 0;
+    for (size_t i = 0; clean && i < w->marked.nslots; i++) {
+        fc_pv key = fc_pv_map_key(&w->marked, i);
+        uint32_t *at = key ? fc_pv_map_at(&w->clean, key) : NULL;
+        if (key && !at) {
+            return no_memory(w);
+        }
+        if (at) {
+            *at = 1;
+        }
+    }
+    fc_pv_map_free(&w->marked);
+    return FC_OK;
+}
+
+/* Whether a tensor is anywhere in `v`. Each value is searched once, as long as none is found in it. */
+static fc_code holds_tensor(walker *w, fc_pv v, bool *found) {
+    *found = false;
+    fc_code rc = push(w, &v, 1);
+    while (rc == FC_OK && w->nstack > 0 && !*found) {
+        fc_pv next = w->stack[--w->nstack];
+        if (!is_container(next)) {
+            continue;
+        }
+        uint32_t *clean = fc_pv_map_at(&w->clean, next), *marked = fc_pv_map_at(&w->marked, next);
+        if (!clean || !marked) {
+            rc = no_memory(w);
+        } else if (kind_of(w->p, next) != PT_OBJECT) {
+            *found = true;
+        } else if (!*clean && !*marked) {
+            *marked = 1;
+            rc = w->visits-- > 0
+                     ? push_parts(w, next)
+                     : fc_fail(w->err, FC_EUNSUPPORTED, "%s: its pickle has too many shared values", w->f->path);
+        }
+    }
+    fc_code ended = end_search(w, rc == FC_OK && !*found);
+    return rc == FC_OK ? ended : rc;
+}
+
+/* The keys on the way to the current value, joined by dots. */
+static const char *spell(walker *w) {
+    size_t used = 0;
+    w->name[0] = '\0';
+    for (size_t i = 0; i < w->depth && used < MAX_NAME; i++) {
+        int n = snprintf(w->name + used, MAX_NAME - used, "%s%s", i ? "." : "", w->path[i].key);
+        used += n > 0 ? (size_t)n : 0;
+    }
+    return w->name;
+}
+
+static fc_code add_leaf(walker *w, fc_pv v, pt_leaf_kind kind) {
+    pt_leaves *l = w->leaves;
+    bool root = w->depth == 0; /* the file is a single value */
+    if (root) {
+        w->path[w->depth++] = (fc_path_element){.key = kind == PT_OBJECT ? "value" : "tensor"};
+    }
+    spell(w);
+    if (strlen(w->name) >= MAX_NAME - 1) {
+        return fc_fail(w->err, FC_EUNSUPPORTED, "%s: a name of more than %d bytes: %.64s...", w->f->path, MAX_NAME - 2,
+                       w->name);
+    }
+    fc_path_element *elements = fc_arena_alloc(l->arena, w->depth * sizeof *elements);
+    const char *name = fc_arena_strndup(l->arena, w->name, strlen(w->name));
+    if (!elements || !name || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
+        return no_memory(w);
+    }
+    memcpy(elements, w->path, w->depth * sizeof *elements);
+    l->items[l->count++] = (pt_leaf){name, {elements, w->depth}, v, kind};
+    w->depth -= root;
+    return FC_OK;
+}
+
+static fc_code walk(walker *w, fc_pv v);
+
+static fc_code walk_below(walker *w, fc_path_element element, fc_pv v) {
+    if (w->depth == MAX_DEPTH) {
+        return fc_fail(w->err, FC_EUNSUPPORTED, "%s: %.64s...: nested more than %d levels deep", w->f->path, spell(w),
+                       MAX_DEPTH);
+    }
+    w->path[w->depth++] = element;
+    fc_code rc = walk(w, v);
+    w->depth--;
+    return rc;
+}
+
+static fc_code walk_items(walker *w, const fc_pv *items, size_t n, bool is_tuple) {
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < n && rc == FC_OK; i++) {
+        char *key = fc_arena_printf(w->leaves->arena, "%zu", i);
+        rc = key ? walk_below(w, (fc_path_element){.key = key, .is_index = true, .is_tuple = is_tuple}, items[i])
+                 : no_memory(w);
+    }
+    return rc;
+}
+
+/* Whether a path can say the key: text or an integer. */
+static bool is_plain_key(const fc_pickle *p, fc_pv key) {
+    size_t n;
+    int64_t number;
+    if (fc_pv_typeof(key) != FC_PV_STR) {
+        return fc_pickle_int(p, key, &number);
+    }
+    const char *text = fc_pickle_bytes(p, key, &n);
+    return fc_is_plain_text(text, n);
+}
+
+fc_code fc_pt_key_element(const pt_file *f, fc_pv key, fc_arena *arena, fc_path_element *out, fc_error *err) {
+    int64_t number = 0;
+    if (!is_plain_key(f->p, key)) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: a dict with a key that is neither a string (without NUL) nor an integer: save it without",
+                       f->path);
+    }
+    *out = (fc_path_element){.is_number = fc_pv_typeof(key) != FC_PV_STR};
+    if (out->is_number) {
+        fc_pickle_int(f->p, key, &number);
+        out->key = fc_arena_printf(arena, "%" PRId64, number);
+    } else {
+        size_t n;
+        const char *text = fc_pickle_bytes(f->p, key, &n);
+        out->key = fc_arena_strndup(arena, text, n);
+    }
+    return out->key ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", f->path);
+}
+
+static bool has_plain_keys(const fc_pickle *p, const fc_pv *pairs, size_t n) {
+    for (size_t i = 0; i < n; i += 2) {
+        if (!is_plain_key(p, pairs[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* A dict whose keys a path cannot say is kept whole, and one of another class unless there are tensors in it. */
+static fc_code walk_dict(walker *w, fc_pv v) {
+    size_t n;
+    bool found = true;
+    const fc_pv *pairs = fc_pickle_items(w->p, v, &n);
+    bool plain = has_plain_keys(w->p, pairs, n);
+    fc_pv cls = fc_pickle_container_of(w->p, v)->cls;
+    bool ordinary = !cls || fc_pt_is_global(w->p, cls, "collections", "OrderedDict");
+    fc_code rc = n > 0 && (!plain || !ordinary) ? holds_tensor(w, v, &found) : FC_OK;
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (n == 0 && w->depth == 0) {
+        return FC_OK;
+    }
+    if (n == 0 || !found || (!plain && w->depth > 0 && w->leaves->alone)) {
+        return add_leaf(w, v, PT_OBJECT); /* with the tensors in it: no name tells them apart */
+    }
+    if (!plain) {
+        return fc_fail(w->err, FC_EUNSUPPORTED,
+                       "%s: %.256s: a dict of tensors with keys that are neither strings (without NUL) nor integers",
+                       w->f->path, w->depth ? spell(w) : "the state dict");
+    }
+    for (size_t i = 0; i + 1 < n && rc == FC_OK; i += 2) {
+        fc_path_element element;
+        rc = fc_pt_key_element(w->f, pairs[i], w->leaves->arena, &element, w->err);
+        rc = rc == FC_OK ? walk_below(w, element, pairs[i + 1]) : rc;
+    }
+    return rc;
+}
+
+/* A list is taken apart where it holds a dict, or a tensor anywhere: a little more than DCP does, which looks into
+ * lists only; a tuple, where it holds a tensor. */
+static fc_code walk_sequence(walker *w, fc_pv v, bool is_tuple) {
+    size_t n;
+    bool apart = false;
+    const fc_pv *items = is_tuple ? fc_pickle_tuple(w->p, v, &n) : fc_pickle_items(w->p, v, &n);
+    for (size_t i = 0; i < n && !is_tuple && !apart; i++) {
+        apart = fc_pv_typeof(items[i]) == FC_PV_DICT;
+    }
+    fc_code rc = apart ? FC_OK : holds_tensor(w, v, &apart);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    return apart ? walk_items(w, items, n, is_tuple) : add_leaf(w, v, PT_OBJECT);
+}
+
+/* A module that was pickled whole has its tensors where torch.nn.Module keeps them. */
+static bool is_module(const fc_pickle *p, fc_pv v) {
+    fc_pv state = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_state(p, v) : 0;
+    return fc_pv_typeof(state) == FC_PV_DICT && fc_pt_dict_get(p, state, "_parameters");
+}
+
+/* The class of an instance; legacy files wrap that of a module: ('module', class, source file, source). */
+static fc_pv class_of(const fc_pickle *p, fc_pv v) {
+    size_t n;
+    fc_pv cls = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_callee(p, v) : 0;
+    fc_pv id = fc_pv_typeof(cls) == FC_PV_PERSID ? fc_pickle_persid(p, cls) : 0;
+    if (fc_pv_typeof(id) == FC_PV_TUPLE) {
+        const fc_pv *parts = fc_pickle_tuple(p, id, &n);
+        cls = n >= 2 ? parts[1] : 0;
+    }
+    return fc_pv_typeof(cls) == FC_PV_GLOBAL ? cls : 0;
+}
+
+static fc_code refuse_whole(walker *w, fc_pv v) {
+    char name[256] = "its value";
+    fc_pv cls = class_of(w->p, v);
+    if (cls) {
+        fc_pickle_global_name(w->p, cls, name, sizeof name);
+    }
+    bool module = is_module(w->p, v);
+    return fc_fail(w->err, FC_EUNSUPPORTED, "%s: %.256s%s%s is pickled whole, not a state dict: %s", w->f->path,
+                   w->depth ? spell(w) : "", w->depth ? ": " : "", name,
+                   module ? "load it where its class is and save its state_dict()"
+                          : "save a dict of tensors, such as a state_dict()");
+}
+
+/* Whether a buffer is one that state_dict() leaves out: one of the `n` names. */
+static bool is_transient(const fc_pickle *p, const fc_pv *names, size_t n, fc_pv name) {
+    size_t length;
+    const char *text = fc_pickle_bytes(p, name, &length);
+    for (size_t i = 0; i < n; i++) {
+        if (fc_pickle_is_str(p, names[i], text)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The name of a member of a module, behind those of the modules around it. */
+static const char *member_name(walker *w, const char *prefix, fc_pv key) {
+    size_t n = 0;
+    const char *text = fc_pv_typeof(key) == FC_PV_STR ? fc_pickle_bytes(w->p, key, &n) : NULL;
+    bool good = text && fc_is_plain_text(text, n) && strlen(prefix) + n < MAX_MEMBER;
+    return good ? fc_arena_printf(w->leaves->arena, "%s%s", prefix, text) : NULL;
+}
+
+static fc_code bad_module(walker *w) {
+    return fc_fail(w->err, FC_EUNSUPPORTED, "%s: %.256s: a module that is not as torch.nn.Module pickles itself",
+                   w->f->path, w->depth ? spell(w) : "its value");
+}
+
+/* The values of _parameters or _buffers, named as in state_dict(). */
+static fc_code walk_members(walker *w, fc_pv state, const char *table, const char *prefix) {
+    size_t n = 0, ntransient = 0;
+    fc_pv dict = fc_pt_dict_get(w->p, state, table), set = fc_pt_dict_get(w->p, state, "_non_persistent_buffers_set");
+    const fc_pv *pairs = fc_pv_typeof(dict) == FC_PV_DICT ? fc_pickle_items(w->p, dict, &n) : NULL;
+    const fc_pv *transient = fc_pv_typeof(set) == FC_PV_SET ? fc_pickle_items(w->p, set, &ntransient) : NULL;
+    fc_code rc = FC_OK;
+    if (ntransient > 0 && n > MAX_COMPARISONS / ntransient) {
+        return bad_module(w);
+    }
+    for (size_t i = 0; i + 1 < n && rc == FC_OK; i += 2) {
+        const char *name = member_name(w, prefix, pairs[i]);
+        if (!name) {
+            return bad_module(w);
+        }
+        bool wanted = fc_pv_typeof(pairs[i + 1]) != FC_PV_NONE && !is_transient(w->p, transient, ntransient, pairs[i]);
+        rc = wanted ? walk_below(w, (fc_path_element){.key = name}, pairs[i + 1]) : FC_OK;
+    }
+    return rc;
+}
+
+/* What state_dict() of a module has: parameters, buffers, then the modules within. */
+static fc_code walk_module(walker *w, fc_pv v, const char *prefix, size_t depth) {
+    size_t n = 0;
+    fc_pv state = fc_pickle_state(w->p, v), dict = fc_pt_dict_get(w->p, state, "_modules");
+    const fc_pv *pairs = fc_pv_typeof(dict) == FC_PV_DICT ? fc_pickle_items(w->p, dict, &n) : NULL;
+    uint64_t cost = 1 + strlen(prefix) / 32; /* names are made anew wherever a shared module is */
+    if (depth == MAX_DEPTH || w->visits < cost) {
+        return bad_module(w);
+    }
+    w->visits -= cost;
+    fc_code rc = walk_members(w, state, "_parameters", prefix);
+    rc = rc == FC_OK ? walk_members(w, state, "_buffers", prefix) : rc;
+    for (size_t i = 0; i + 1 < n && rc == FC_OK; i += 2) {
+        const char *name = member_name(w, prefix, pairs[i]);
+        const char *below = name ? fc_arena_printf(w->leaves->arena, "%s.", name) : NULL;
+        if (fc_pv_typeof(pairs[i + 1]) != FC_PV_NONE) {
+            rc =
+                below && is_module(w->p, pairs[i + 1]) ? walk_module(w, pairs[i + 1], below, depth + 1) : bad_module(w);
+        }
+    }
+    return rc;
+}
+
+static fc_code take_module(walker *w, fc_pv v) {
+    char name[256] = "a class of another file";
+    pt_leaves *l = w->leaves;
+    size_t before = l->count;
+    fc_code rc = walk_module(w, v, "", 0);
+    if (rc != FC_OK || l->count == before) { /* nothing in it: an activation, a loss */
+        return rc == FC_OK && w->depth > 0 ? add_leaf(w, v, PT_OBJECT) : rc;
+    }
+    fc_pv cls = class_of(w->p, v);
+    if (cls) {
+        fc_pickle_global_name(w->p, cls, name, sizeof name);
+    }
+    if (l->modules++ == 0) {
+        l->of_module = l->items[before].name;
+        l->module_class = fc_arena_strndup(l->arena, name, strlen(name));
+    }
+    return l->modules > 1 || l->module_class ? FC_OK : no_memory(w);
+}
+
+static fc_code walk(walker *w, fc_pv v) {
+    pt_leaf_kind kind = kind_of(w->p, v);
+    if (w->visits-- == 0) {
+        return fc_fail(w->err, FC_EUNSUPPORTED, "%s: its pickle has too many shared values", w->f->path);
+    }
+    if (kind != PT_OBJECT) {
+        return add_leaf(w, v, kind);
+    }
+    switch (fc_pv_typeof(v)) {
+    case FC_PV_DICT:
+        return walk_dict(w, v);
+    case FC_PV_LIST:
+        return walk_sequence(w, v, false);
+    case FC_PV_TUPLE:
+        return walk_sequence(w, v, true);
+    default:
+        if (is_module(w->p, v)) {
+            return w->leaves->alone ? take_module(w, v) : refuse_whole(w, v);
+        }
+        return w->depth == 0 ? refuse_whole(w, v) : add_leaf(w, v, PT_OBJECT);
+    }
+}
+
+fc_code fc_pt_flatten(const pt_file *f, const fc_path *prefix, pt_leaves *leaves, fc_error *err) {
+    walker w = {.f = f, .p = f->p, .leaves = leaves, .err = err};
+    w.visits = SPARE_VISITS + f->p->size;
+    w.name = malloc(MAX_NAME);
+    if (!w.name) {
+        return no_memory(&w);
+    }
+    fc_code rc = FC_OK;
+    fc_pv_type root = fc_pv_typeof(f->p->root);
+    bool module = leaves->alone && is_module(f->p, f->p->root);
+    if (root != FC_PV_DICT && root != FC_PV_LIST && root != FC_PV_TUPLE && !module &&
+        kind_of(f->p, f->p->root) == PT_OBJECT) {
+        rc = refuse_whole(&w, f->p->root);
+    }
+    for (size_t i = 0; prefix && i < prefix->count && i < MAX_DEPTH / 2; i++) {
+        w.path[w.depth++] = prefix->elements[i];
+    }
+    rc = rc == FC_OK ? walk(&w, f->p->root) : rc;
+    fc_pv_map_free(&w.clean);
+    fc_pv_map_free(&w.marked);
+    free(w.stack);
+    free(w.name);
+    return rc;
+}
+
+static int by_name(const void *a, const void *b) {
+    const pt_leaf *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+fc_code fc_pt_check_names(const char *path, const pt_leaves *leaves, fc_error *err) {
+    const pt_leaf **sorted = malloc((leaves->count + 1) * sizeof *sorted);
+    if (!sorted) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    }
+    for (size_t i = 0; i < leaves->count; i++) {
+        sorted[i] = &leaves->items[i];
+    }
+    qsort(sorted, leaves->count, sizeof *sorted, by_name);
+    fc_code rc = FC_OK;
+    for (size_t i = 1; i < leaves->count && rc == FC_OK; i++) {
+        if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0) {
+            rc = fc_fail(err, FC_EUNSUPPORTED,
+                         "%s: two values are both called %.256s once the keys on the way to them are joined by dots",
+                         path, sorted[i]->name);
+        }
+    }
+    free(sorted);
+    return rc;
+}

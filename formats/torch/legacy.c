@@ -1,0 +1,180 @@
+/*
+ * The files of torch.save before 1.6, and of _use_new_zipfile_serialization=False since: five pickles one after
+ * another (magic number, protocol, system, the value, the keys of its storages), then for each key the number of its
+ * elements (8 bytes) and the elements, little-endian on every system. How long an element is, only the value's pickle
+ * says.
+ */
+#include "pt/pt.h"
+
+#include "base/checked.h"
+#include "torch/pickle_private.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PROTOCOL = 1001, MAX_SMALL = 1 << 20 };
+
+static fc_code damaged(const pt_file *f, uint64_t at, const char *what, fc_error *err) {
+    return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the torch.save file is damaged: %s", f->path, at, what);
+}
+
+/* Loads the pickle at `*at` and moves on to what follows it. */
+static fc_code next_pickle(const pt_file *f, uint64_t *at, uint64_t most, fc_pickle **out, fc_error *err) {
+    uint64_t left = f->size - *at;
+    fc_pickle_source source = {f->path, *at, left < most ? left : most, f->fd, NULL};
+    fc_code rc = fc_pickle_load(&source, FC_PICKLE_ITEM, out, err);
+    if (rc == FC_OK) {
+        *at += (*out)->size;
+    }
+    return rc;
+}
+
+/* The three small pickles before the value. */
+static fc_code read_head(pt_file *f, uint64_t *at, fc_error *err) {
+    for (int i = 0; i < 3; i++) {
+        fc_pickle *p;
+        int64_t number;
+        uint64_t start = *at;
+        fc_code rc = next_pickle(f, at, MAX_SMALL, &p, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        if (i == 1 && (!fc_pickle_int(p, p->root, &number) || number != PROTOCOL)) {
+            rc = fc_fail(err, FC_EUNSUPPORTED, "%s: offset %" PRIu64 ": a protocol of torch.save that is not %d",
+                         f->path, start, PROTOCOL);
+        }
+        fc_pickle_free(p);
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    return FC_OK;
+}
+
+static const char *key_of(const fc_pickle *p, fc_pv v) {
+    size_t n;
+    return fc_pickle_bytes(p, v, &n);
+}
+
+static int by_key(const void *a, const void *b, void *pickle) {
+    const pt_legacy_storage *x = a, *y = b;
+    return strcmp(key_of(pickle, x->key), key_of(pickle, y->key));
+}
+
+/* What the persistent ids of the value say of its storages: ('storage', class, key, location, elements, view). */
+static fc_code collect(pt_file *f, uint64_t start, fc_error *err) {
+    size_t n = 0, kept = 0;
+    const fc_pv *ids = f->p->persids ? fc_pickle_items(f->p, f->p->persids, &n) : NULL;
+    f->storages = calloc(n + 1, sizeof *f->storages);
+    if (!f->storages) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", f->path);
+    }
+    for (size_t i = 0; i < n; i++) {
+        fc_pv id = fc_pickle_persid(f->p, ids[i]);
+        size_t parts = 0;
+        const fc_pv *part = fc_pv_typeof(id) == FC_PV_TUPLE ? fc_pickle_tuple(f->p, id, &parts) : NULL;
+        int64_t elements;
+        uint32_t dtype;
+        if (parts > 0 && fc_pickle_is_str(f->p, part[0], "module")) {
+            continue; /* the source text of a pickled module's class */
+        }
+        if (parts < 5 || fc_pv_typeof(part[2]) != FC_PV_STR || fc_pv_typeof(part[1]) != FC_PV_GLOBAL ||
+            fc_pickle_global(f->p, part[1], &dtype) != FC_GLOBAL_STORAGE || !fc_pickle_int(f->p, part[4], &elements) ||
+            elements < 0) {
+            return damaged(f, start, "its pickle refers to something that is no storage", err);
+        }
+        if (parts > 5 && fc_pv_typeof(part[5]) != FC_PV_NONE) {
+            return fc_fail(err, FC_EUNSUPPORTED, "%s: a file of torch before 0.4, with views of storages", f->path);
+        }
+        uint64_t size = dtype < FC_DTYPE_COUNT ? fc_dtype_size((fc_dtype)dtype) : 0;
+        f->storages[kept++] = (pt_legacy_storage){part[2], (uint64_t)elements, size, 0};
+    }
+    qsort_r(f->storages, kept, sizeof *f->storages, by_key, f->pickle);
+    for (size_t i = 0; i < kept; i++) { /* each once */
+        pt_legacy_storage *last = f->nstorages ? &f->storages[f->nstorages - 1] : NULL;
+        if (!last || last->key != f->storages[i].key) {
+            f->storages[f->nstorages++] = f->storages[i];
+        } else if (last->elements != f->storages[i].elements || last->element_size != f->storages[i].element_size) {
+            return damaged(f, start, "its pickle gives one storage two sizes", err);
+        }
+    }
+    return FC_OK;
+}
+
+static pt_legacy_storage *find(const pt_file *f, const char *key) {
+    size_t low = 0, high = f->nstorages;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(key_of(f->p, f->storages[middle].key), key);
+        if (order == 0) {
+            return &f->storages[middle];
+        }
+        if (order < 0) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return NULL;
+}
+
+/* Walks over the storages' bytes in the order of the list of keys. */
+static fc_code place(pt_file *f, const fc_pickle *keys, uint64_t at, fc_error *err) {
+    size_t n;
+    if (fc_pv_typeof(keys->root) != FC_PV_LIST) {
+        return damaged(f, at, "it has no list of storages", err);
+    }
+    const fc_pv *items = fc_pickle_items(keys, keys->root, &n);
+    for (size_t i = 0; i < n; i++) {
+        unsigned char count[8];
+        uint64_t stated, bytes;
+        pt_legacy_storage *s = fc_pv_typeof(items[i]) == FC_PV_STR ? find(f, key_of(keys, items[i])) : NULL;
+        if (!s || s->offset != 0) {
+            return damaged(f, at, "its list of storages does not fit its pickle", err);
+        }
+        fc_code rc = fc_pread_full(f->fd, count, sizeof count, at, f->path, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        memcpy(&stated, count, sizeof stated);
+        stated = le64toh(stated);
+        if (stated != s->elements || !fc_mul_u64(s->elements, s->element_size, &bytes) ||
+            !fc_range_within(at + sizeof count, bytes, f->size)) {
+            return damaged(f, at, "a storage has another size than its pickle says, or ends behind the file", err);
+        }
+        s->offset = at + sizeof count;
+        at = s->offset + bytes;
+    }
+    return FC_OK;
+}
+
+fc_code fc_pt_legacy_open(pt_file *f, fc_error *err) {
+    uint64_t at = 0;
+    fc_pickle *keys = NULL;
+    fc_code rc = read_head(f, &at, err);
+    uint64_t start = at;
+    if (rc == FC_OK) {
+        rc = next_pickle(f, &at, FC_TORCH_MAX_FILE_PICKLE, &f->pickle, err);
+        f->p = f->pickle;
+    }
+    rc = rc == FC_OK ? collect(f, start, err) : rc;
+    rc = rc == FC_OK ? next_pickle(f, &at, FC_TORCH_MAX_FILE_PICKLE, &keys, err) : rc;
+    rc = rc == FC_OK ? place(f, keys, at, err) : rc;
+    fc_pickle_free(keys);
+    return rc;
+}
+
+fc_code fc_pt_legacy_storage(const pt_file *f, const fc_torch_tensor *tensor, pt_record *out, fc_error *err) {
+    const pt_legacy_storage *s = find(f, key_of(f->p, tensor->storage_key));
+    if (!s || s->offset == 0) {
+        return fc_fail(err, FC_ECORRUPT, "%s: the torch.save file is damaged: it has no storage %s", f->path,
+                       key_of(f->p, tensor->storage_key));
+    }
+    uint64_t bytes = s->elements * s->element_size; /* place() has checked it */
+    if (bytes != tensor->storage_bytes) {
+        return damaged(f, s->offset, "its pickle gives one storage two sizes", err);
+    }
+    *out = (pt_record){s->offset, bytes, bytes, 0, FC_ZIP_STORED, f->index};
+    return FC_OK;
+}

@@ -1,0 +1,29 @@
+/*
+ * A list of strings that no file holds, as a value of one: trainers whose optimizers number parameters get their names
+ * in param_groups.
+ */
+#ifndef FSDPCKPT_FORMATS_TORCH_NAME_LIST_H
+#define FSDPCKPT_FORMATS_TORCH_NAME_LIST_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "pt/pt.h"
+#include "torch/pickle_write.h"
+
+/** Freed by the caller after fc_pt_name_list_begin, whatever fails. */
+typedef struct pt_name_list {
+    fc_torch_pickler w;
+    fc_pickle *pickle;
+    pt_file
+        f; /**< the file that the list stands in, seen as if the list, f.p->root, were all of it; not to be closed */
+} pt_name_list;
+
+void fc_pt_name_list_begin(pt_name_list *list);
+void fc_pt_name_list_add(pt_name_list *list, const char *name);
+/** Makes `list->f`. */
+fc_code fc_pt_name_list_end(pt_name_list *list, const pt_file *f, fc_error *err);
+void fc_pt_name_list_free(pt_name_list *list);
+
+#endif

@@ -1,0 +1,65 @@
+/*
+ * Bare CRCs: without the inversions before and after, so that they are linear. The bare CRC of some bytes is the XOR of
+ * those of its pieces, each shifted by the bytes behind it, in any order: what threads and ranks need.
+ * fc_crc64_finish (digest.h) makes a CRC-64 of the sum.
+ */
+#ifndef FSDPCKPT_BASE_CRC_H
+#define FSDPCKPT_BASE_CRC_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/digest.h"
+
+static inline uint64_t fc_crc64_bare(const void *bytes, size_t size) {
+    return ~fc_crc64(~(uint64_t)0, bytes, size);
+}
+
+static inline uint32_t fc_crc32_bare(const void *bytes, size_t size) {
+    return ~fc_crc32(~(uint32_t)0, bytes, size);
+}
+
+/** The bare CRC of a piece with `bytes` zeros behind it. */
+uint64_t fc_crc64_shift(uint64_t crc, uint64_t bytes);
+
+static inline uint32_t fc_crc32_shift(uint32_t crc, uint64_t bytes) {
+    return fc_crc32_combine(crc, 0, bytes);
+}
+
+/** The CRC-32 of `size` bytes from their bare CRC. */
+static inline uint32_t fc_crc32_finish(uint32_t sum, uint64_t size) {
+    return sum ^ ~fc_crc32_shift(~(uint32_t)0, size);
+}
+
+/** A shift by a fixed number of bytes, prepared: one multiplication is 16 look-ups in 2 KiB. */
+typedef struct fc_crc64_factor {
+    uint64_t of[16][16]; /**< the product of nibble i of value v */
+} fc_crc64_factor;
+
+void fc_crc64_factor_init(fc_crc64_factor *factor, uint64_t bytes);
+
+static inline uint64_t fc_crc64_multiply(const fc_crc64_factor *factor, uint64_t crc) {
+    uint64_t product = 0;
+    for (int i = 0; i < 16; i++) {
+        product ^= factor->of[i][crc >> 4 * i & 15];
+    }
+    return product;
+}
+
+/** The same for a CRC-32: 8 look-ups in half a KiB. */
+typedef struct fc_crc32_factor {
+    uint32_t of[8][16];
+} fc_crc32_factor;
+
+void fc_crc32_factor_init(fc_crc32_factor *factor, uint64_t bytes);
+
+static inline uint32_t fc_crc32_multiply(const fc_crc32_factor *factor, uint32_t crc) {
+    uint32_t product = 0;
+    for (int i = 0; i < 8; i++) {
+        product ^= factor->of[i][crc >> 4 * i & 15];
+    }
+    return product;
+}
+
+#endif

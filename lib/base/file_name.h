@@ -1,0 +1,34 @@
+/*
+ * Parts of file names.
+ */
+#ifndef FSDPCKPT_BASE_FILE_NAME_H
+#define FSDPCKPT_BASE_FILE_NAME_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/** What is behind the last slash of `path`; all of it where there is none. */
+static inline const char *fc_base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+static inline bool fc_ends_with(const char *s, const char *end) {
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && strcmp(s + n - m, end) == 0;
+}
+
+/** Whether the directory has something called `name`; where, in `path`. */
+static inline bool fc_find_in(const char *directory, const char *name, char path[PATH_MAX]) {
+    struct stat st;
+    return snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX && stat(path, &st) == 0;
+}
+
+#endif

@@ -1,0 +1,29 @@
+/*
+ * Growing a list by half, so that a long one is copied a few times only: see grow.h.
+ */
+#include "base/grow.h"
+
+#include "base/checked.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { LEAST = 16 };
+
+bool fc_grow(void *list, size_t *capacity, size_t needed, size_t size) {
+    if (needed <= *capacity) {
+        return true;
+    }
+    size_t want = *capacity + *capacity / 2, bytes;
+    want = want < needed ? needed : want;
+    want = want < LEAST ? LEAST : want;
+    void *old;
+    memcpy(&old, list, sizeof old); /* a pointer of any type: it cannot be read as a void pointer */
+    void *grown = fc_mul_size(want, size, &bytes) ? realloc(old, bytes) : NULL;
+    if (!grown) {
+        return false;
+    }
+    memcpy(list, &grown, sizeof grown);
+    *capacity = want;
+    return true;
+}

@@ -1,0 +1,188 @@
+/*
+ * Checkpoints in memory: a manifest of arrays that a program holds. The "format" behind it only says where elements
+ * lie; it is not in the table of formats, as nothing can be opened as one.
+ */
+#include "fsdpckpt/memory.h"
+
+#include "base/checked.h"
+#include "base/name_table.h"
+#include "fsdpckpt/format.h"
+
+#include <string.h>
+
+/* fc_chunk.detail is the index of the chunk that the caller gave, fc_tensor.detail its tensor's. */
+static fc_code memory_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                             fc_error *err) {
+    const fc_chunk *chunk = &tensor->chunks[index];
+    const fc_memory_chunk *from = &((const fc_memory_chunk *)tensor->detail)[chunk->detail];
+    if (!from->data) {
+        return fc_fail(err, FC_EUSAGE, "%s: tensor %s: its part at chunk %zu is in the memory of another rank",
+                       checkpoint->path, tensor->name, index);
+    }
+    *out =
+        (fc_extent){.codec = FC_CODEC_INLINE, .length = chunk->length, .decoded = chunk->length, .bytes = from->data};
+    memcpy(out->strides, from->strides, (size_t)tensor->ndim * sizeof *out->strides);
+    return FC_OK;
+}
+
+static bool no_probe(const fc_probe *probe) {
+    (void)probe;
+    return false;
+}
+
+static const fc_format memory = {
+    .name = "memory",
+    .description = "arrays in memory",
+    .probe = no_probe,
+    .extent = memory_extent,
+};
+
+static void *copy(fc_arena *arena, const void *from, size_t count, size_t size) {
+    void *made = fc_arena_calloc(arena, count, size);
+    if (made && count > 0) {
+        memcpy(made, from, count * size);
+    }
+    return made;
+}
+
+static fc_code no_memory(const char *name, fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", name);
+}
+
+/* The bytes from the first element to the end of the last. */
+static bool span(const fc_memory_chunk *chunk, int ndim, uint32_t element, uint64_t *out) {
+    int64_t last = 0, step;
+    for (int d = 0; d < ndim; d++) {
+        if (chunk->strides[d] < 0 || !fc_mul_i64(chunk->sizes[d] - 1, chunk->strides[d], &step) ||
+            !fc_add_i64(last, step, &last)) {
+            return false;
+        }
+    }
+    return fc_add_i64(last, 1, &last) && fc_mul_u64((uint64_t)last, element, out);
+}
+
+/* Copies the description of a chunk; *kept says whether it has elements and is a chunk of the manifest. */
+static fc_code add_chunk(const fc_memory_tensor *t, size_t index, fc_memory_chunk *own, fc_arena *arena, fc_chunk *out,
+                         bool *kept, fc_error *err) {
+    size_t n = (size_t)t->ndim;
+    int64_t *dims = fc_arena_calloc(arena, 2 * n, sizeof *dims);
+    int64_t *strides = fc_arena_calloc(arena, n, sizeof *strides);
+    const fc_memory_chunk *given = &t->chunks[index];
+    if (!dims || !strides) {
+        return no_memory(t->name, err);
+    }
+    if (n > 0) {
+        memcpy(dims, given->offsets, n * sizeof *dims);
+        memcpy(dims + n, given->sizes, n * sizeof *dims);
+    }
+    *own = (fc_memory_chunk){dims, dims + n, strides, given->data};
+    fc_box box = {t->ndim, dims, dims + n};
+    if (!fc_box_within(&box, t->shape)) {
+        return fc_fail(err, FC_EUSAGE, "tensor %s: chunk %zu lies outside of its shape", t->name, index);
+    }
+    *kept = fc_box_volume(&box) > 0;
+    if (!*kept) {
+        return FC_OK;
+    }
+    bool fits = given->strides || fc_row_major_strides(t->ndim, own->sizes, strides);
+    if (given->strides) {
+        memcpy(strides, given->strides, n * sizeof *strides);
+    }
+    *out = (fc_chunk){.dims = dims, .rank = FC_NO_RANK, .detail = index};
+    if (!fits || !span(own, t->ndim, fc_dtype_size(t->dtype), &out->length)) {
+        return fc_fail(err, FC_EUSAGE, "tensor %s: the strides of chunk %zu make no sense", t->name, index);
+    }
+    return FC_OK;
+}
+
+static fc_code copy_path(const fc_memory_tensor *t, const char *name, fc_arena *arena, fc_path *out, fc_error *err) {
+    size_t count = t->path.count ? t->path.count : 1;
+    fc_path_element *elements = fc_arena_calloc(arena, count, sizeof *elements);
+    if (!elements) {
+        return no_memory(name, err);
+    }
+    elements[0].key = name;
+    for (size_t i = 0; i < t->path.count; i++) {
+        elements[i] = t->path.elements[i];
+        elements[i].key = fc_arena_strndup(arena, elements[i].key, strlen(elements[i].key));
+        if (!elements[i].key) {
+            return no_memory(name, err);
+        }
+    }
+    *out = (fc_path){elements, count};
+    return FC_OK;
+}
+
+static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor *out, fc_error *err) {
+    int64_t elements;
+    if (t->ndim < 0 || t->ndim > FC_MAX_DIMS || !fc_numel(t->ndim, t->shape, &elements)) {
+        return fc_fail(err, FC_EUSAGE, "tensor %s: its shape makes no sense", t->name);
+    }
+    const char *name = fc_arena_strndup(arena, t->name, strlen(t->name));
+    int64_t *shape = copy(arena, t->shape, (size_t)t->ndim, sizeof *shape);
+    fc_chunk *chunks = fc_arena_calloc(arena, t->nchunks, sizeof *chunks);
+    fc_memory_chunk *own = fc_arena_calloc(arena, t->nchunks, sizeof *own);
+    if (!name || !shape || !chunks || !own) {
+        return no_memory(t->name, err);
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < t->nchunks; i++) {
+        bool kept = false;
+        fc_code rc = add_chunk(t, i, &own[i], arena, &chunks[count], &kept, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        count += kept;
+    }
+    *out = (fc_tensor){.name = name,
+                       .dtype = t->dtype,
+                       .ndim = t->ndim,
+                       .shape = shape,
+                       .chunks = chunks,
+                       .nchunks = count,
+                       .detail = own};
+    return copy_path(t, name, arena, &out->path, err);
+}
+
+static fc_code add_tensors(fc_checkpoint *checkpoint, const fc_memory_tensor *tensors, size_t count, fc_error *err) {
+    fc_arena *arena = checkpoint->arena;
+    fc_tensor *made = fc_arena_calloc(arena, count, sizeof *made);
+    fc_name_table *names = fc_name_table_new(arena, count);
+    if (!made || !names) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    }
+    for (size_t i = 0; i < count; i++) {
+        fc_code rc = add_tensor(&tensors[i], arena, &made[i], err);
+        if (rc == FC_OK && fc_name_table_put(names, made[i].name, strlen(made[i].name), i) != i) {
+            rc = fc_fail(err, FC_EUSAGE, "tensor %s: there are two of this name", made[i].name);
+        }
+        if (rc != FC_OK) {
+            return fc_context(err, rc, "%s", checkpoint->path);
+        }
+    }
+    checkpoint->tensors = made;
+    checkpoint->ntensors = count;
+    return FC_OK;
+}
+
+fc_code fc_checkpoint_in_memory(const char *label, const fc_memory_tensor *tensors, size_t count, fc_checkpoint **out,
+                                fc_error *err) {
+    *out = NULL;
+    fc_arena *arena = fc_arena_new();
+    fc_checkpoint *checkpoint = arena ? fc_arena_calloc(arena, 1, sizeof *checkpoint) : NULL;
+    const char *path = checkpoint ? fc_arena_strndup(arena, label, strlen(label)) : NULL;
+    if (!path) {
+        fc_arena_free(arena);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", label);
+    }
+    checkpoint->format = &memory;
+    checkpoint->path = path;
+    checkpoint->arena = arena;
+    fc_code rc = add_tensors(checkpoint, tensors, count, err);
+    if (rc != FC_OK) {
+        fc_checkpoint_close(checkpoint);
+        return rc;
+    }
+    *out = checkpoint;
+    return FC_OK;
+}

@@ -1,0 +1,281 @@
+/*
+ * Opening a checkpoint: probe each format, let the one that recognises the input read its headers.
+ * Also the thin calls that pass through the format's table.
+ */
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/seal.h"
+#include "fsdpckpt/unflatten.h"
+
+#include "io/other_files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { HEAD_SIZE = 4096, MOST_BELOW = 9 };
+
+static fc_code read_head(const char *path, unsigned char *head, size_t *size, fc_error *err) {
+    int fd;
+    uint64_t total;
+    fc_code rc = fc_open_input(path, &fd, &total, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    *size = total < HEAD_SIZE ? (size_t)total : HEAD_SIZE;
+    rc = fc_pread_full(fd, head, *size, 0, path, err);
+    close(fd);
+    return rc;
+}
+
+/* The format that recognises it, or NULL. */
+static const fc_format *recognise(const fc_probe *probe) {
+    for (const fc_format *const *f = fc_formats(); *f; f++) {
+        if ((*f)->probe(probe)) {
+            return *f;
+        }
+    }
+    return NULL;
+}
+
+/* Appends to a text in `size` bytes, as far as it fits. */
+static void append(char *text, size_t size, const char *separator, const char *more) {
+    size_t used = strlen(text);
+    snprintf(text + used, size - used, "%s%s", used ? separator : "", more);
+}
+
+/* Whether what is called so is a checkpoint by itself. */
+static bool is_checkpoint(const char *path, const char *name) {
+    unsigned char head[HEAD_SIZE];
+    fc_probe probe = {path, true, NULL, 0};
+    struct stat st;
+    if (stat(path, &st) != 0) {
+        return false;
+    }
+    if (S_ISREG(st.st_mode) && fc_holds_data(name)) {
+        if (read_head(path, head, &probe.head_size, NULL) != FC_OK) {
+            return false;
+        }
+        probe.is_directory = false;
+        probe.head = head;
+        return recognise(&probe) != NULL;
+    }
+    return S_ISDIR(st.st_mode) && recognise(&probe);
+}
+
+/* Names the checkpoints one level below: a trainer's folder has one for the model and one for the optimizer. */
+static void list_below(const char *directory, char *text, size_t size) {
+    struct dirent **entries = NULL;
+    int n = scandir(directory, &entries, NULL, alphasort), found = 0;
+    for (int i = 0; i < n; i++) {
+        const char *name = entries[i]->d_name;
+        char *path = NULL;
+        if (name[0] != '.' && found < MOST_BELOW && asprintf(&path, "%s/%s", directory, name) >= 0) {
+            if (is_checkpoint(path, name)) {
+                append(text, size, ", ", ++found == MOST_BELOW ? "..." : name);
+            }
+            free(path);
+        }
+        free(entries[i]);
+    }
+    free(entries);
+}
+
+/* Says what is looked for, from the table of formats, or where to look. */
+static fc_code tell_unknown(const fc_probe *probe, fc_error *err) {
+    char signs[512] = "", below[512] = "";
+    if (probe->is_directory) {
+        list_below(probe->path, below, sizeof below);
+    }
+    if (below[0]) {
+        return fc_fail(err, FC_ECORRUPT, "%s: not a checkpoint, but these in it are: %s; name one of them", probe->path,
+                       below);
+    }
+    for (const fc_format *const *f = fc_formats(); *f; f++) {
+        const char *sign = probe->is_directory ? (*f)->directory_sign : (*f)->file_sign;
+        if (sign) {
+            append(signs, sizeof signs, ", ", sign);
+        }
+    }
+    return fc_fail(err, FC_ECORRUPT,
+                   probe->is_directory ? "%s: not a checkpoint: the directory has none of: %s"
+                                       : "%s: not a checkpoint: the file is none of: %s; for DCP name its directory",
+                   probe->path, signs);
+}
+
+static fc_code find_format(const char *path, const fc_format **out, fc_error *err) {
+    unsigned char head[HEAD_SIZE];
+    fc_probe probe = {path, false, NULL, 0};
+    struct stat st;
+    if (stat(path, &st) != 0) {
+        return errno == ENOENT || errno == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: no such file or directory", path)
+                                                   : fc_fail_errno(err, errno, "%s: cannot be opened", path);
+    }
+    probe.is_directory = S_ISDIR(st.st_mode);
+    if (probe.is_directory && access(path, X_OK) != 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be entered", path);
+    }
+    if (!probe.is_directory) {
+        fc_code rc = read_head(path, head, &probe.head_size, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        probe.head = head;
+    }
+    *out = recognise(&probe);
+    return *out ? FC_OK : tell_unknown(&probe, err);
+}
+
+/* Without the slashes that completion puts behind the name of a directory: files are shown as PATH/NAME. */
+static const char *clean_path(fc_arena *arena, const char *path) {
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/') {
+        len--;
+    }
+    return fc_arena_strndup(arena, path, len);
+}
+
+/* FSDP1's flat parameters: taken apart where the model is known, else told about. */
+static fc_code unflatten(fc_checkpoint **checkpoint, const fc_checkpoint *model, fc_error *err) {
+    size_t count;
+    const fc_tensor *flat = fc_flat_parameter(*checkpoint, &count);
+    fc_checkpoint *made = NULL;
+    if (!flat) {
+        return FC_OK;
+    }
+    if (model) {
+        fc_code rc = fc_unflatten(*checkpoint, model, &made, err);
+        *checkpoint = made ? made : *checkpoint;
+        return rc;
+    }
+    (*checkpoint)->note = fc_arena_printf(
+        (*checkpoint)->arena, "%s%s%zu %s of FSDP1, e.g. %.256s: --schema FILE, of the model, takes %s apart",
+        (*checkpoint)->note ? (*checkpoint)->note : "", (*checkpoint)->note ? "; " : "", count,
+        count == 1 ? "tensor is a flat parameter" : "tensors are flat parameters", flat->name,
+        count == 1 ? "it" : "them");
+    return (*checkpoint)->note ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", (*checkpoint)->path);
+}
+
+/* What is wrong with each file of a checkpoint that could not be opened, as all of them have to be brought back. */
+static void tell_damaged(const fc_checkpoint *checkpoint, const fc_open_options *options) {
+    for (size_t i = 0; i < checkpoint->nfiles; i++) {
+        fc_error why;
+        if (checkpoint->format->check_header(checkpoint, i, &why) == FC_ECORRUPT) {
+            options->damaged(options->context, checkpoint->files[i].path, why.message);
+        }
+    }
+}
+
+fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {
+    static const fc_open_options defaults = {0};
+    const fc_format *format = NULL;
+    *out = NULL;
+    fc_code rc = fc_commit_recover(path, options ? &options->teller : NULL, err);
+    rc = rc == FC_OK ? find_format(path, &format, err) : rc;
+    if (rc != FC_OK || !format) {
+        return rc;
+    }
+    fc_arena *arena = fc_arena_new();
+    fc_checkpoint *checkpoint = arena ? fc_arena_calloc(arena, 1, sizeof *checkpoint) : NULL;
+    const char *copy = checkpoint ? clean_path(arena, path) : NULL;
+    if (!copy) {
+        fc_arena_free(arena);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    }
+    checkpoint->format = format;
+    checkpoint->path = copy;
+    checkpoint->arena = arena;
+    rc = format->open(checkpoint, options ? options : &defaults, err);
+    rc = rc == FC_OK ? fc_seal_load(checkpoint, err) : rc;
+    rc = rc == FC_OK ? unflatten(&checkpoint, options ? options->model : NULL, err) : rc;
+    if (rc != FC_OK) {
+        if (rc == FC_ECORRUPT && options && options->damaged && format->check_header && checkpoint->nfiles > 1) {
+            tell_damaged(checkpoint, options);
+        }
+        fc_checkpoint_close(checkpoint);
+        return rc;
+    }
+    *out = checkpoint;
+    return FC_OK;
+}
+
+static bool is_same_file(const struct stat *a, const char *path) {
+    struct stat b;
+    return stat(path, &b) == 0 && a->st_dev == b.st_dev && a->st_ino == b.st_ino;
+}
+
+/* Whether the target may take the place of the whole checkpoint: one file of several must stay with the others. */
+static bool replaces_whole(const fc_checkpoint *checkpoint, const struct stat *target) {
+    return is_same_file(target, checkpoint->path) &&
+           (S_ISDIR(target->st_mode) || (!checkpoint->format->header_name && checkpoint->nfiles <= 1));
+}
+
+fc_code fc_checkpoint_spare(const fc_checkpoint *checkpoint, const char *target, bool holds_all, fc_error *err) {
+    const char *header = checkpoint->format->header_name;
+    char *header_path = NULL;
+    struct stat st;
+    if (stat(target, &st) != 0 || (holds_all && replaces_whole(checkpoint, &st))) {
+        return FC_OK;
+    }
+    const char **inputs = calloc(checkpoint->nfiles + 3, sizeof *inputs);
+    if (!inputs || (header && asprintf(&header_path, "%s/%s", checkpoint->path, header) < 0)) {
+        free(inputs);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target);
+    }
+    size_t count = 0;
+    inputs[count++] = checkpoint->path;
+    for (size_t i = 0; i < checkpoint->nfiles; i++) {
+        inputs[count++] = checkpoint->files[i].path;
+    }
+    inputs[count] = header_path;
+    fc_code rc = fc_check_inputs(target, inputs, err);
+    free(header_path);
+    free(inputs);
+    return rc;
+}
+
+void fc_checkpoint_close(fc_checkpoint *checkpoint) {
+    if (!checkpoint) {
+        return;
+    }
+    if (checkpoint->state && checkpoint->format->close) {
+        checkpoint->format->close(checkpoint);
+    }
+    fc_arena_free(checkpoint->arena);
+}
+
+fc_code fc_check_readable(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *err) {
+    return !tensor->object || !tensor->object->refusal
+               ? FC_OK
+               : fc_fail(err, FC_EUNSUPPORTED, "%s: %.256s: %s; --exclude '%.256s' leaves it out", checkpoint->path,
+                         tensor->name, tensor->object->refusal, tensor->name);
+}
+
+fc_code fc_checkpoint_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                             fc_error *err) {
+    fc_code rc = fc_check_readable(checkpoint, tensor, err);
+    return rc != FC_OK ? rc : checkpoint->format->extent(checkpoint, tensor, index, out, err);
+}
+
+fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
+                                  const char **json, fc_error *err) {
+    fc_code rc = fc_check_readable(checkpoint, object, err);
+    return rc != FC_OK ? rc : checkpoint->format->object_json(checkpoint, object, arena, json, err);
+}
+
+/* The format's own digests are of what was written; a seal's are of what was there when it was sealed. */
+fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                             fc_error *err) {
+    *out = (fc_digest){.kind = FC_DIGEST_NONE};
+    fc_code rc = checkpoint->format->digest ? checkpoint->format->digest(checkpoint, tensor, index, out, err) : FC_OK;
+    const fc_seal *seal = checkpoint->seal;
+    if (rc == FC_OK && out->kind == FC_DIGEST_NONE && index == FC_WHOLE_TENSOR && seal &&
+        seal->has[tensor - checkpoint->tensors]) {
+        *out = (fc_digest){.kind = FC_DIGEST_CRC64, .value = seal->crc64[tensor - checkpoint->tensors]};
+    }
+    return rc;
+}

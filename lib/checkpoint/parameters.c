@@ -1,0 +1,169 @@
+/*
+ * Which values of a checkpoint are parameters, told by names and types, and which of them are one (tied weights), told
+ * by where their bytes lie. For the module tree of wrap policies and for flat parameters. Reads the manifest only.
+ */
+#include "checkpoint/parameters.h"
+
+#include "fsdpckpt/unflatten.h"
+#include "sharding/fqn.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+bool fc_is_optimizer_state(const char *name) {
+    fc_fqn n;
+    if (!strstr(name, "optim") && !strstr(name, "state")) {
+        return false;
+    }
+    fc_fqn_split(name, FC_FQN_PARTS, &n);
+    return fc_fqn_cut_state_key(&n).len > 0;
+}
+
+/*
+ * Buffers by the names that nn.BatchNorm, rotary embeddings and causal masks give them, and by types that no optimizer
+ * trains. Bytes may be quantized weights, and those are parameters.
+ */
+bool fc_is_buffer(const char *name, fc_dtype dtype) {
+    static const char *const names[] = {"running_mean", "running_var", "num_batches_tracked", "inv_freq",   "freqs_cis",
+                                        "cos_cached",   "sin_cached",  "masked_bias",         "causal_mask"};
+    const char *dot = strrchr(name, '.');
+    fc_fqn_part last = {dot ? dot + 1 : name, strlen(dot ? dot + 1 : name)};
+    fc_dtype_class cls = fc_dtype_get(dtype)->cls;
+    bool whole = cls == FC_CLASS_SIGNED || cls == FC_CLASS_UNSIGNED;
+    return cls == FC_CLASS_BOOL || (whole && fc_dtype_size(dtype) > 1) ||
+           fc_fqn_is_one_of(last, names, sizeof names / sizeof *names);
+}
+
+/* A tensor's place among the bytes. `key` tells apart what lies in the same record of a file. */
+typedef struct place {
+    const fc_tensor *tensor;
+    size_t index; /* among the tensors that were given */
+    uint64_t key;
+} place;
+
+static int by_chunks(const void *a, const void *b) {
+    const fc_tensor *x = ((const place *)a)->tensor, *y = ((const place *)b)->tensor;
+    if (x->nchunks != y->nchunks) {
+        return x->nchunks < y->nchunks ? -1 : 1;
+    }
+    for (size_t i = 0; i < x->nchunks; i++) {
+        const fc_chunk *c = &x->chunks[i], *d = &y->chunks[i];
+        uint64_t mine[] = {c->file, c->offset, c->length}, other[] = {d->file, d->offset, d->length};
+        for (size_t k = 0; k < sizeof mine / sizeof *mine; k++) {
+            if (mine[k] != other[k]) {
+                return mine[k] < other[k] ? -1 : 1;
+            }
+        }
+    }
+    return 0;
+}
+
+static int by_place(const void *a, const void *b) {
+    int order = by_chunks(a, b);
+    size_t x = ((const place *)a)->index, y = ((const place *)b)->index;
+    return order != 0 ? order : (x > y) - (x < y);
+}
+
+static int by_key(const void *a, const void *b) {
+    const place *x = a, *y = b;
+    return x->key != y->key ? (x->key < y->key ? -1 : 1) : (x->index > y->index) - (x->index < y->index);
+}
+
+/* Many views may share one storage, so they are sorted by what they show of it. */
+static uint64_t key_of(const fc_checkpoint *source, const fc_tensor *t) {
+    fc_extent e;
+    if (fc_checkpoint_extent(source, t, 0, &e, NULL) != FC_OK) {
+        return 0;
+    }
+    uint64_t key = XXH3_64bits_withSeed(t->shape, (size_t)t->ndim * sizeof *t->shape, e.offset + e.first);
+    return XXH3_64bits_withSeed(e.strides, (size_t)t->ndim * sizeof *e.strides, key + t->dtype);
+}
+
+static bool same_boxes(const fc_tensor *x, const fc_tensor *y) {
+    size_t dims = (size_t)x->ndim;
+    bool same = x->dtype == y->dtype && x->ndim == y->ndim &&
+                (dims == 0 || memcmp(x->shape, y->shape, dims * sizeof *x->shape) == 0);
+    for (size_t i = 0; i < x->nchunks && same && dims > 0; i++) {
+        same = memcmp(x->chunks[i].dims, y->chunks[i].dims, 2 * dims * sizeof *x->shape) == 0;
+    }
+    return same;
+}
+
+/* Whether the elements of each chunk lie at the same places. What cannot be said without the data is not tied. */
+static bool same_elements(const fc_checkpoint *source, const fc_tensor *x, const fc_tensor *y) {
+    bool same = same_boxes(x, y);
+    for (size_t i = 0; i < x->nchunks && same; i++) {
+        fc_extent a, b;
+        same = fc_checkpoint_extent(source, x, i, &a, NULL) == FC_OK &&
+               fc_checkpoint_extent(source, y, i, &b, NULL) == FC_OK && a.codec == b.codec &&
+               a.codec != FC_CODEC_FORMAT && a.offset == b.offset && a.first == b.first && a.bytes == b.bytes &&
+               a.negate == b.negate && a.conjugate == b.conjugate &&
+               (x->ndim == 0 || memcmp(a.strides, b.strides, (size_t)x->ndim * sizeof *a.strides) == 0);
+    }
+    return same;
+}
+
+/* Tensors whose chunks are the same records. */
+static void tie_run(const fc_checkpoint *source, place *run, size_t count, size_t *same_as) {
+    for (size_t i = 0; i < count && count > 1; i++) {
+        run[i].key = key_of(source, run[i].tensor);
+    }
+    qsort(run, count, sizeof *run, by_key);
+    for (size_t i = 1; i < count; i++) {
+        if (run[i].key == run[i - 1].key && same_elements(source, run[i - 1].tensor, run[i].tensor)) {
+            same_as[run[i].index] = same_as[run[i - 1].index];
+        }
+    }
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const place *)a)->tensor->name, ((const place *)b)->tensor->name);
+}
+
+/* What a schema says: the earlier tensor of that name, if it is among those given. `places` has room for all. */
+static void tie_named(const fc_tensor *const *tensors, size_t count, place *places, size_t *same_as) {
+    bool any = false;
+    for (size_t i = 0; i < count; i++) {
+        any = any || tensors[i]->tied_to;
+        places[i] = (place){.tensor = tensors[i], .index = i};
+    }
+    if (!any) {
+        return;
+    }
+    qsort(places, count, sizeof *places, by_name);
+    for (size_t i = 0; i < count; i++) {
+        const fc_tensor wanted = {.name = tensors[i]->tied_to};
+        const place key = {.tensor = &wanted};
+        const place *found = wanted.name ? bsearch(&key, places, count, sizeof *places, by_name) : NULL;
+        same_as[i] = found && found->index < i ? same_as[found->index] : i;
+    }
+}
+
+fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensors, size_t count, size_t *same_as,
+                     fc_error *err) {
+    place *places = calloc(count + 1, sizeof *places);
+    size_t n = 0;
+    if (!places) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    for (size_t i = 0; i < count; i++) {
+        same_as[i] = i;
+    }
+    tie_named(tensors, count, places, same_as);
+    for (size_t i = 0; i < count; i++) {
+        if (tensors[i]->nchunks > 0) {
+            places[n++] = (place){.tensor = tensors[i], .index = i};
+        }
+    }
+    qsort(places, n, sizeof *places, by_place);
+    for (size_t first = 0, end; first < n; first = end) {
+        for (end = first + 1; end < n && by_chunks(&places[first], &places[end]) == 0; end++) {
+        }
+        tie_run(source, places + first, end - first, same_as);
+    }
+    free(places);
+    return FC_OK;
+}

@@ -1,0 +1,21 @@
+/*
+ * Names of tensors that are put together from several places: see same_name.h.
+ */
+#include "checkpoint/same_name.h"
+
+#include "base/name_table.h"
+
+#include <string.h>
+
+fc_code fc_find_same_name(const fc_tensor *tensors, size_t count, const char **name, fc_error *err) {
+    fc_arena *scratch = fc_arena_new();
+    fc_name_table *names = scratch ? fc_name_table_new(scratch, count) : NULL;
+    *name = NULL;
+    for (size_t i = 0; names && i < count && !*name; i++) {
+        if (fc_name_table_put(names, tensors[i].name, strlen(tensors[i].name), i) != i) {
+            *name = tensors[i].name;
+        }
+    }
+    fc_arena_free(scratch);
+    return names ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+}

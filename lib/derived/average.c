@@ -1,0 +1,350 @@
+/*
+ * Averages as a checkpoint: the manifest of the first source, cut into pieces that are computed when they are read.
+ * From the pieces of all sources (read_box.c) to the engine, which takes this for one more format.
+ */
+#include "fsdpckpt/average.h"
+
+#include "derived/average.h"
+#include "engine/read_box.h"
+#include "engine/tuning.h"
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/move.h"
+#include "plan/names.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes of a piece as it is computed, of which a worker holds two: so few that --memory 1M can hold one, unless that
+   would make a long list of a very large model. */
+enum { LEAST_PIECE = 256 << 10, MOST_PIECE = 4 << 20, MOST_PIECES = 1 << 20 };
+
+/* How elements of a type are computed with: complex numbers as twice as many real ones. */
+typedef struct way {
+    fc_dtype stored;  /* of a component */
+    fc_dtype compute; /* FC_F32 or FC_F64 */
+    size_t components;
+} way;
+
+static way way_of(fc_dtype dtype) {
+    switch (dtype) {
+    case FC_F64:
+        return (way){FC_F64, FC_F64, 1};
+    case FC_C128:
+        return (way){FC_F64, FC_F64, 2};
+    case FC_C64:
+        return (way){FC_F32, FC_F32, 2};
+    case FC_C32:
+        return (way){FC_F16, FC_F32, 2};
+    default:
+        return (way){dtype, FC_F32, 1};
+    }
+}
+
+bool fc_is_averaged(const fc_tensor *tensor) {
+    fc_dtype_class cls = fc_dtype_get(tensor->dtype)->cls;
+    return cls == FC_CLASS_FLOAT || cls == FC_CLASS_COMPLEX;
+}
+
+/* ---- computing a piece ---- */
+
+/* Adds source `i`'s values to the sum; the first starts it. Each product and each sum is rounded. */
+/* NOLINTBEGIN(bugprone-macro-parentheses): the argument is a type */
+#define ACCUMULATE(type)                                                                                               \
+    static void accumulate_##type(const fc_average *a, size_t i, type *sum, const type *x, size_t count) {             \
+        const type w = a->weights ? (type)a->weights[i] : 1;                                                           \
+        for (size_t k = 0; k < count; k++) {                                                                           \
+            type value = a->weights ? w * x[k] : x[k];                                                                 \
+            sum[k] = i == 0 ? value : sum[k] + value;                                                                  \
+        }                                                                                                              \
+        for (size_t k = 0; !a->weights && i + 1 == a->count && k < count; k++) {                                       \
+            sum[k] /= (type)a->count;                                                                                  \
+        }                                                                                                              \
+    }
+ACCUMULATE(float)
+ACCUMULATE(double)
+/* NOLINTEND(bugprone-macro-parentheses) */
+
+/* Reads one source's values of a piece as numbers to compute with. Real numbers of another type are cast on the way. */
+static fc_code read_values(const fc_checkpoint *source, const fc_tensor *tensor, const fc_box *box, const way *w,
+                           void *x, void *raw, fc_source_crc *crc, fc_error *err) {
+    if (w->components == 1) {
+        return fc_read_piece(source, tensor, box, w->compute, x, crc, err);
+    }
+    bool casts = w->stored != w->compute;
+    fc_code rc = fc_read_piece(source, tensor, box, tensor->dtype, casts ? raw : x, crc, err);
+    if (rc == FC_OK && casts) {
+        fc_cast(w->stored, raw, w->compute, x, (size_t)fc_box_volume(box) * w->components);
+    }
+    return rc;
+}
+
+/* `first`: it was not read before. */
+static fc_code average_piece(const fc_average *a, const fc_tensor *tensor, const fc_box *box, bool first, void *out,
+                             fc_error *err) {
+    const fc_averaged *of = tensor->detail;
+    way w = way_of(tensor->dtype);
+    size_t count = (size_t)fc_box_volume(box) * w.components, bytes = count * fc_dtype_size(w.compute);
+    void *sum = malloc(bytes), *x = malloc(bytes);
+    fc_code rc = sum && x ? FC_OK : fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", tensor->name);
+    for (size_t i = 0; rc == FC_OK && i < a->count; i++) {
+        rc = read_values(a->sources[i], of->inputs[i], box, &w, x, out, first ? a->crcs[i] : NULL, err);
+        if (rc != FC_OK) {
+            rc = fc_context(err, rc, "%s", a->sources[i]->path);
+        } else if (w.compute == FC_F64) {
+            accumulate_double(a, i, sum, x, count);
+        } else {
+            accumulate_float(a, i, sum, x, count);
+        }
+    }
+    if (rc == FC_OK) {
+        fc_cast(w.compute, sum, w.stored, out, count);
+    }
+    free(sum);
+    free(x);
+    return rc;
+}
+
+/* ---- the format ---- */
+
+static fc_code average_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                              fc_error *err) {
+    (void)checkpoint;
+    (void)err;
+    memset(out, 0, sizeof *out);
+    out->codec = FC_CODEC_FORMAT;
+    out->offset = tensor->chunks[index].offset;
+    out->length = out->decoded = tensor->chunks[index].length;
+    fc_row_major_strides(tensor->ndim, tensor->chunks[index].dims + tensor->ndim, out->strides);
+    return FC_OK;
+}
+
+static fc_code average_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
+                            fc_error *err) {
+    const fc_average *a = checkpoint->state;
+    const fc_averaged *of = tensor->detail;
+    fc_box box = fc_chunk_box(tensor, &tensor->chunks[index]);
+    bool first = !atomic_exchange(&of->read[index], true); /* it may be dropped, and wanted again */
+    return fc_is_averaged(tensor)
+               ? average_piece(a, tensor, &box, first, buf, err)
+               : fc_read_piece(a->sources[0], of->inputs[0], &box, tensor->dtype, buf, first ? a->crcs[0] : NULL, err);
+}
+
+static fc_code average_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
+                                   const char **json, fc_error *err) {
+    const fc_average *a = checkpoint->state;
+    const fc_averaged *of = object->detail;
+    return fc_checkpoint_object_json(a->sources[0], of->inputs[0], arena, json, err);
+}
+
+static fc_code average_check_below(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
+    const fc_average *a = checkpoint->state;
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < a->count; i++) {
+        rc = fc_source_crc_join(a->crcs[i], comm, err);
+    }
+    for (size_t i = 0; rc == FC_OK && i < a->count; i++) {
+        rc = fc_source_crc_check(a->crcs[i], comm, err);
+    }
+    return rc;
+}
+
+static void free_crcs(const fc_average *a) {
+    for (size_t i = 0; a && a->crcs && i < a->count; i++) {
+        fc_source_crc_free(a->crcs[i]);
+    }
+}
+
+static void average_close(fc_checkpoint *checkpoint) {
+    fc_average *a = checkpoint->state;
+    free_crcs(a);
+    for (size_t i = 0; i < a->count; i++) {
+        fc_checkpoint_close(a->sources[i]);
+    }
+}
+
+static const fc_format format = {
+    .name = "average",
+    .description = "average",
+    .close = average_close,
+    .extent = average_extent,
+    .read = average_read,
+    .object_json = average_object_json,
+    .check_inputs = average_check_below,
+};
+
+/* ---- the manifest ---- */
+
+static fc_code no_memory(fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "out of memory for the list of what is averaged");
+}
+
+/* Cuts a tensor into pieces that are contiguous in it. `*next` is where they lie in a file that does not exist: each at
+   a place of its own, or they would be taken for shared storage. */
+static fc_code cut_pieces(fc_tensor *tensor, size_t piece, uint64_t *next, fc_arena *arena, fc_error *err) {
+    static const int64_t origin[FC_MAX_DIMS];
+    way w = way_of(tensor->dtype);
+    const fc_box whole = {tensor->ndim, origin, tensor->shape};
+    size_t element = fc_is_averaged(tensor) ? w.components * fc_dtype_size(w.compute) : fc_dtype_size(tensor->dtype);
+    fc_tiles tiles;
+    fc_tile tile;
+    size_t n = 0;
+    fc_tiles_begin(&tiles, &whole, (int64_t)(piece / element), 1);
+    while (fc_tiles_next(&tiles, &tile)) {
+        n++;
+    }
+    fc_chunk *chunks = fc_arena_calloc(arena, n, sizeof *chunks);
+    int64_t *dims = fc_arena_calloc(arena, n, 2 * (size_t)tensor->ndim * sizeof *dims);
+    if (!chunks || !dims) {
+        return no_memory(err);
+    }
+    fc_tiles_begin(&tiles, &whole, (int64_t)(piece / element), 1);
+    for (size_t i = 0; i < n && fc_tiles_next(&tiles, &tile); i++, dims += 2 * tensor->ndim) {
+        memcpy(dims, tile.offsets, (size_t)tensor->ndim * sizeof *dims);
+        memcpy(dims + tensor->ndim, tile.sizes, (size_t)tensor->ndim * sizeof *dims);
+        uint64_t length = (uint64_t)tile.count * fc_dtype_size(tensor->dtype);
+        chunks[i] = (fc_chunk){.dims = dims, .offset = *next, .length = length, .rank = FC_NO_RANK};
+        *next += length; /* the sum fits: each source has all of it in its files, or is refused when it is read */
+    }
+    tensor->chunks = chunks;
+    tensor->nchunks = n;
+    return FC_OK;
+}
+
+/* Bytes of a computed piece. */
+static size_t piece_bytes(const fc_names *names) {
+    uint64_t total = 0;
+    for (size_t i = 0; i < names->count; i++) {
+        const fc_tensor *t = names->items[i].tensor;
+        const fc_box whole = {t->ndim, NULL, t->shape};
+        total += (uint64_t)fc_box_volume(&whole) * 4; /* a wrong sum of a hostile file gives a piece of another size */
+    }
+    uint64_t piece = total / MOST_PIECES;
+    return piece < LEAST_PIECE ? LEAST_PIECE : piece > MOST_PIECE ? MOST_PIECE : (size_t)piece;
+}
+
+static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_error *err) {
+    const fc_average *a = average->state;
+    fc_tensor *tensors = fc_arena_calloc(average->arena, names[0].count, sizeof *tensors);
+    fc_code rc = tensors ? FC_OK : no_memory(err);
+    size_t piece = piece_bytes(&names[0]);
+    uint64_t next = 0;
+    for (size_t t = 0; rc == FC_OK && t < names[0].count; t++) {
+        fc_averaged *of = fc_arena_calloc(average->arena, 1, sizeof *of);
+        const fc_tensor **inputs = fc_arena_calloc(average->arena, a->count, sizeof *inputs);
+        if (!of || !inputs) {
+            return no_memory(err);
+        }
+        for (size_t i = 0; i < a->count; i++) {
+            inputs[i] = names[i].items[fc_names_find(&names[i], names[0].items[t].name)].tensor;
+        }
+        tensors[t] = *inputs[0];
+        tensors[t].detail = of;
+        rc = cut_pieces(&tensors[t], piece, &next, average->arena, err);
+        of->inputs = inputs;
+        of->read = rc == FC_OK ? fc_arena_calloc(average->arena, tensors[t].nchunks, sizeof *of->read) : NULL;
+        rc = rc == FC_OK && !of->read ? no_memory(err) : rc;
+    }
+    average->tensors = tensors;
+    average->ntensors = names[0].count;
+    return rc;
+}
+
+/* The files of all sources: none of them may be the target. */
+static fc_code list_files(fc_checkpoint *average, fc_error *err) {
+    const fc_average *a = average->state;
+    size_t n = 0;
+    for (size_t i = 0; i < a->count; i++) {
+        n += a->sources[i]->nfiles;
+    }
+    fc_file *files = fc_arena_calloc(average->arena, n + 1, sizeof *files);
+    if (!files) {
+        return no_memory(err);
+    }
+    files[0] = (fc_file){average->path, average->path}; /* what messages about a piece name */
+    n = 1;
+    for (size_t i = 0; i < a->count; i++) {
+        for (size_t f = 0; f < a->sources[i]->nfiles; f++) {
+            files[n++] = a->sources[i]->files[f];
+        }
+    }
+    average->files = files;
+    average->nfiles = n;
+    return FC_OK;
+}
+
+/* Copies the weights, divided by their sum. */
+static fc_code make_weights(fc_average *a, const double *weights, fc_arena *arena, fc_error *err) {
+    double sum = 0;
+    if (!weights) {
+        return FC_OK;
+    }
+    double *own = fc_arena_calloc(arena, a->count, sizeof *own);
+    if (!own) {
+        return no_memory(err);
+    }
+    for (size_t i = 0; i < a->count; i++) {
+        sum += weights[i];
+    }
+    if (!isfinite(sum) || sum == 0) {
+        return fc_fail(err, FC_EUSAGE, "the sum of the weights is %g: they cannot be divided by it", sum);
+    }
+    for (size_t i = 0; i < a->count; i++) {
+        own[i] = weights[i] / sum;
+    }
+    a->weights = own;
+    return FC_OK;
+}
+
+static fc_code fill(fc_checkpoint *average, fc_checkpoint *const *sources, size_t count,
+                    const fc_average_options *options, fc_error *err) {
+    fc_arena *arena = average->arena;
+    fc_average *a = fc_arena_calloc(arena, 1, sizeof *a);
+    fc_names *names = fc_arena_calloc(arena, count, sizeof *names);
+    fc_checkpoint **kept = fc_arena_calloc(arena, count, sizeof *kept);
+    if (!a || !names || !kept) {
+        return no_memory(err);
+    }
+    memcpy(kept, sources, count * sizeof *kept);
+    *a = (fc_average){.sources = kept, .crcs = fc_arena_calloc(arena, count, sizeof *a->crcs), .count = count};
+    average->state = a;
+    average->format = &format;
+    average->path = sources[0]->path;
+    average->mesh = sources[0]->mesh;
+    fc_code rc = a->crcs ? make_weights(a, options->weights, arena, err) : no_memory(err);
+    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+        if (sources[i]->format->layout_only) {
+            return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to average", sources[i]->path);
+        }
+        rc = fc_names_make(sources[i], options->selection, NULL, arena, &names[i], err);
+        rc = rc == FC_OK ? fc_source_crc_new(sources[i], sources[i]->tensors, sources[i]->ntensors, &a->crcs[i], err)
+                         : rc;
+    }
+    rc = rc == FC_OK ? fc_average_compare(a, names, options->take_first, err) : rc;
+    rc = rc == FC_OK ? list_files(average, err) : rc;
+    return rc == FC_OK ? make_tensors(average, names, err) : rc;
+}
+
+fc_code fc_average_open(fc_checkpoint *const *sources, size_t count, const fc_average_options *options,
+                        fc_checkpoint **out, fc_error *err) {
+    static const fc_average_options defaults = {0};
+    *out = NULL;
+    if (count == 0) {
+        return fc_fail(err, FC_EUSAGE, "there is nothing to average");
+    }
+    fc_arena *arena = fc_arena_new();
+    fc_checkpoint *average = arena ? fc_arena_calloc(arena, 1, sizeof *average) : NULL;
+    if (!average) {
+        fc_arena_free(arena);
+        return no_memory(err);
+    }
+    average->arena = arena;
+    fc_code rc = fill(average, sources, count, options ? options : &defaults, err);
+    if (rc != FC_OK) {
+        free_crcs(average->state);
+        fc_arena_free(arena); /* not fc_checkpoint_close: the sources stay the caller's */
+        return rc;
+    }
+    *out = average;
+    return FC_OK;
+}

@@ -1,0 +1,439 @@
+/*
+ * How the members of a flat parameter lie in it: a search for the ways that fit what is known, of which there must be
+ * one. Without use_orig_params there is nothing to search for: all that is not stored beside it lies there without
+ * gaps. With it, each member is padded for a dtype that nothing tells; and what DCP stores beside the flat parameter is
+ * some rank's part of each of its members, in one dimension, which may as well be a buffer. Known are the number of
+ * elements, how many of a member the rank that stored a part has, and, where that leaves several ways, the bytes: those
+ * of the parts, then those of the padding, which is FC_FLAT_PADDING_VALUE and which no optimizer touches.
+ */
+#include "base/checked.h"
+#include "checkpoint/parameters.h"
+#include "derived/flat_units.h"
+#include "fsdpckpt/move.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+enum { MOST_STEPS = 1 << 20, COMPARED = 4096 };
+
+/* What is known of a member. */
+typedef struct candidate {
+    size_t member;
+    bool may;              /* or it is a buffer, which lies beside */
+    const fc_tensor *part; /* stored: what some rank has of it; NULL: nothing is */
+    int64_t numel;         /* of all of it */
+    int64_t first, last;   /* of that rank's shard; first -1: not known */
+    size_t primary;        /* the candidate that it is; itself where it is not tied */
+    unsigned char *bytes;  /* of the part's first elements, once they were read */
+} candidate;
+
+/* A place of the search: what was tried of the candidate, and where it would lie. */
+typedef struct place {
+    int64_t at;     /* end of what lies before */
+    int64_t offset; /* of it, if it is taken */
+    int tried;
+    bool taken;
+} place;
+
+/* What decides, each on top of those before. */
+typedef enum evidence { BY_NUMBERS, BY_PARTS, BY_PADDING } evidence;
+
+typedef struct search {
+    const fc_flat_fit *f;
+    const fc_flat_unit *unit;
+    fc_arena *arena;
+    candidate *all;
+    size_t count;
+    place *places;
+    int64_t *rest;     /* elements of all candidates from each on, padded */
+    int64_t alignment; /* 0: no padding */
+    int64_t ranks, shard;
+    evidence by;
+    size_t steps;
+    /* What was found. */
+    size_t found;      /* ways that differ, counted up to 2 */
+    place *way;        /* the first of them */
+    fc_dtype computed; /* its dtype */
+} search;
+
+static fc_code no_memory(const fc_flat_fit *f) {
+    return fc_fail(f->err, FC_ENOMEM, "%s: out of memory", f->source->path);
+}
+
+/* ---- what is known ---- */
+
+bool fc_flat_is_part(const fc_flat_fit *f, const fc_flat_member *m, bool *whole) {
+    const fc_tensor *t = m->stored != SIZE_MAX ? &f->source->tensors[m->stored] : NULL;
+    *whole = t && t->ndim == m->tensor->ndim;
+    for (int d = 0; *whole && d < t->ndim; d++) {
+        *whole = t->shape[d] == m->tensor->shape[d];
+    }
+    return t && t->ndim == 1 && fc_dtype_get(m->tensor->dtype)->cls == FC_CLASS_FLOAT;
+}
+
+/* The shard of the rank that stored a part. Where ranks are replicated another may have stored the shard. */
+static void find_shard(const search *s, candidate *c) {
+    uint32_t rank = c->part && c->part->nchunks == 1 ? c->part->chunks[0].rank : FC_NO_RANK;
+    c->first = -1;
+    for (size_t i = 0; i < s->unit->tensor->nchunks && rank != FC_NO_RANK; i++) {
+        const fc_chunk *chunk = &s->unit->tensor->chunks[i];
+        if (chunk->rank == rank) {
+            c->first = chunk->dims[0];
+            c->last = chunk->dims[0] + chunk->dims[1];
+        }
+    }
+}
+
+/* A member that may lie in the flat parameter; others lie beside it. */
+static bool is_candidate(const search *s, const fc_flat_member *m, candidate *c) {
+    bool whole, part = fc_flat_is_part(s->f, m, &whole);
+    if (fc_dtype_get(m->tensor->dtype)->cls != FC_CLASS_FLOAT || (m->stored != SIZE_MAX && (!part || !s->f->views)) ||
+        (whole && fc_is_buffer(m->fqn, m->tensor->dtype))) {
+        return false;
+    }
+    c->part = part ? &s->f->source->tensors[m->stored] : NULL;
+    c->may = whole;
+    return !part || c->part->dtype == s->unit->tensor->dtype;
+}
+
+static fc_code list_candidates(search *s) {
+    const fc_flat_model *model = s->f->out;
+    size_t *of = fc_arena_calloc(s->arena, model->nmembers + 1, sizeof *of); /* of a member, + 1 */
+    if (!of) {
+        return no_memory(s->f);
+    }
+    for (size_t k = 0; k < s->unit->nbelow; k++) {
+        const fc_flat_member *m = &model->members[s->unit->below[k]];
+        candidate *c = &s->all[s->count];
+        *c = (candidate){.member = s->unit->below[k], .primary = s->count};
+        if (!is_candidate(s, m, c)) {
+            continue;
+        }
+        if (!fc_numel(m->tensor->ndim, m->tensor->shape, &c->numel)) {
+            return fc_fail(s->f->err, FC_EUSAGE, "%s: tensor '%.256s': its size overflows", s->f->model->path,
+                           m->tensor->name);
+        }
+        c->primary = of[m->same_as] ? of[m->same_as] - 1 : s->count;
+        of[c->member] = ++s->count;
+        find_shard(s, c);
+    }
+    return FC_OK;
+}
+
+/* ---- whether a place fits ---- */
+
+static int64_t common(int64_t a, int64_t b, int64_t c, int64_t d) {
+    int64_t first = a > c ? a : c, last = b < d ? b : d;
+    return first < last ? last - first : 0;
+}
+
+/* Whether a rank that has what was stored would have as much of a member at `offset`. */
+static bool fits_shard(const search *s, const candidate *c, int64_t offset) {
+    int64_t has = c->part ? c->part->shape[0] : 0, end = offset + c->numel;
+    if (!c->part || has == 0) {
+        return true;
+    }
+    if (c->first >= 0) {
+        return common(offset, end, c->first, c->last) == has;
+    }
+    int64_t before = offset % s->shard, after = end % s->shard; /* elements of other members in the first and last */
+    int64_t first = s->shard - before < c->numel ? s->shard - before : c->numel;
+    return has == first || (end / s->shard > offset / s->shard && has == after) ||
+           (c->numel - first > s->shard && has == s->shard);
+}
+
+static fc_code read_run(const search *s, const fc_tensor *t, int64_t first, int64_t count, void *out) {
+    const int64_t dims[2] = {first, count};
+    const fc_box box = {1, dims, dims + 1};
+    return fc_read_box(s->f->source, t, &box, t->dtype, out, s->f->err);
+}
+
+/* Whether what was stored of a member is what lies at its place; as far as is quick to see. */
+static fc_code same_bytes(search *s, candidate *c, int64_t offset, bool *same) {
+    unsigned char there[COMPARED];
+    size_t element = fc_dtype_size(s->unit->tensor->dtype);
+    int64_t has = c->part ? c->part->shape[0] : 0, most = COMPARED / (int64_t)element;
+    int64_t count = has < most ? has : most, first = offset > c->first ? offset : c->first;
+    *same = true;
+    if (s->by < BY_PARTS || has == 0 || c->first < 0) {
+        return FC_OK;
+    }
+    fc_code rc = FC_OK;
+    if (!c->bytes) {
+        c->bytes = fc_arena_alloc(s->arena, (size_t)count * element);
+        rc = c->bytes ? read_run(s, c->part, 0, count, c->bytes) : no_memory(s->f);
+    }
+    rc = rc == FC_OK ? read_run(s, s->unit->tensor, first, count, there) : rc;
+    *same = rc == FC_OK && memcmp(there, c->bytes, (size_t)count * element) == 0;
+    return rc;
+}
+
+/* Whether elements that no member would have are what FSDP pads with. */
+static fc_code is_padding(search *s, int64_t first, int64_t last, bool *is) {
+    unsigned char there[COMPARED], padding[16];
+    const float value = FC_FLAT_PADDING_VALUE;
+    const fc_tensor *flat = s->unit->tensor;
+    size_t element = fc_dtype_size(flat->dtype);
+    int64_t most = COMPARED / (int64_t)element;
+    fc_code rc = FC_OK;
+    fc_cast(FC_F32, &value, flat->dtype, padding, 1);
+    for (int64_t at = first, n; rc == FC_OK && *is && s->by == BY_PADDING && at < last; at += n) {
+        n = last - at < most ? last - at : most;
+        rc = read_run(s, flat, at, n, there);
+        for (int64_t i = 0; rc == FC_OK && i < n; i++) {
+            *is = *is && memcmp(there + (size_t)i * element, padding, element) == 0;
+        }
+    }
+    return rc;
+}
+
+/* ---- the search ---- */
+
+static int64_t up(int64_t n, int64_t unit) {
+    int64_t sum = n;
+    return unit > 1 && n % unit && !fc_add_i64(n - n % unit, unit, &sum) ? INT64_MAX : sum;
+}
+
+static bool is_tied(const search *s, size_t i) {
+    return s->all[i].primary != i && s->places[s->all[i].primary].taken;
+}
+
+/* Takes candidate `i` if it fits where it would lie. */
+static fc_code take(search *s, size_t i, bool *fits) {
+    candidate *c = &s->all[i];
+    place *p = &s->places[i];
+    int64_t numel = s->unit->tensor->shape[0];
+    bool tied = is_tied(s, i);
+    p->offset = tied ? s->places[c->primary].offset : up(p->at, s->alignment);
+    p->taken = *fits = c->numel <= numel && p->offset <= numel - c->numel && fits_shard(s, c, p->offset);
+    if (!*fits) {
+        return FC_OK;
+    }
+    p[1] = (place){.at = tied ? p->at : p->offset + c->numel};
+    fc_code rc = same_bytes(s, c, p->offset, fits);
+    rc = rc == FC_OK && !tied ? is_padding(s, p->at, p->offset, fits) : rc;
+    p->taken = *fits;
+    return rc;
+}
+
+static bool same_way(const search *s, const place *a, const place *b) {
+    bool same = true;
+    for (size_t i = 0; i < s->count && same; i++) {
+        same = a[i].taken == b[i].taken && (!a[i].taken || s->all[i].numel == 0 || a[i].offset == b[i].offset);
+    }
+    return same;
+}
+
+/* All candidates are decided. */
+static fc_code note_way(search *s, fc_dtype computed) {
+    int64_t end = s->places[s->count].at, numel = s->unit->tensor->shape[0];
+    bool fits = end > 0 && up(end, s->alignment ? s->ranks : 1) == numel;
+    fc_code rc = fits ? is_padding(s, end, numel, &fits) : FC_OK;
+    if (rc != FC_OK || !fits) {
+        return rc;
+    }
+    if (s->found == 0) {
+        memcpy(s->way, s->places, s->count * sizeof *s->way);
+        s->computed = computed;
+        s->found = 1;
+    } else if (!same_way(s, s->way, s->places)) {
+        s->found = 2;
+    }
+    return rc;
+}
+
+/* Whether what is left can still fill the flat parameter. */
+static bool is_enough(const search *s, size_t i) {
+    int64_t numel = s->unit->tensor->shape[0];
+    return s->rest[i] >= numel - s->places[i].at - s->alignment - s->ranks;
+}
+
+/* The next that can be tried of candidate `i`: it lies there, or it does not. @param goes_on whether it may be so */
+static fc_code try_next(search *s, size_t i, bool *goes_on) {
+    place *p = &s->places[i];
+    *goes_on = false;
+    if (!is_enough(s, i)) {
+        p->tried = 2;
+        return FC_OK;
+    }
+    if (p->tried++ == 0) {
+        return take(s, i, goes_on);
+    }
+    p->taken = false;
+    p[1] = (place){.at = p->at};
+    *goes_on = s->all[i].may;
+    return FC_OK;
+}
+
+static fc_code try_all(search *s, fc_dtype computed) {
+    size_t i = 0;
+    fc_code rc = FC_OK;
+    s->places[0] = (place){0};
+    while (rc == FC_OK && s->found < 2 && s->steps++ < MOST_STEPS) {
+        bool goes_on = false;
+        rc = i == s->count ? note_way(s, computed) : try_next(s, i, &goes_on);
+        if (goes_on) {
+            i++;
+            continue;
+        }
+        while (i == s->count || s->places[i].tried == 2) { /* back to where there is something left to try */
+            if (i-- == 0) {
+                return rc;
+            }
+        }
+    }
+    return rc;
+}
+
+/* Elements from each candidate on, none less than it can need; saturates. */
+static void sum_rest(search *s) {
+    s->rest[s->count] = 0;
+    for (size_t i = s->count; i-- > 0;) {
+        int64_t sum = s->rest[i + 1];
+        if (!fc_add_i64(sum, s->all[i].numel, &sum) || !fc_add_i64(sum, s->alignment, &sum)) {
+            sum = INT64_MAX;
+        }
+        s->rest[i] = sum;
+    }
+}
+
+/* All dtypes that a flat parameter may be computed in, if it is padded. */
+static fc_code try_dtypes(search *s, bool padded, evidence by) {
+    static const fc_dtype computed[] = {FC_F32, FC_BF16, FC_F64, FC_F8_E4M3FN}; /* of 4, 2, 8 and 1 bytes */
+    fc_code rc = FC_OK;
+    s->found = s->steps = 0;
+    s->by = by;
+    for (size_t i = 0; rc == FC_OK && i < (padded ? sizeof computed / sizeof *computed : 1); i++) {
+        s->alignment = padded ? 16 / (int64_t)fc_dtype_size(computed[i]) : 0;
+        sum_rest(s);
+        rc = try_all(s, computed[i]);
+    }
+    return rc;
+}
+
+/* ---- the outcome ---- */
+
+static fc_code ambiguous(const search *s) {
+    return fc_fail(
+        s->f->err, FC_EUNSUPPORTED,
+        "its parameters are padded (use_orig_params) in a way that no file tells, and more than one fits, by "
+        "their bytes, too: save with StateDictType.SHARDED_STATE_DICT");
+}
+
+static fc_code misfit(const search *s, bool padded) {
+    const fc_flat_member *members = s->f->out->members;
+    int64_t numel = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        if (s->all[i].primary == i && !fc_add_i64(numel, s->all[i].numel, &numel)) {
+            return fc_fail(s->f->err, FC_EUSAGE, "the size of the %zu parameters of %s that belong in it overflows",
+                           s->count, s->f->model->path);
+        }
+    }
+    return fc_fail(s->f->err, FC_EUSAGE,
+                   "has %" PRId64 " elements, but the %zu parameters of %s that belong in it ('%.128s' to '%.128s') "
+                   "have %" PRId64 "%s: that is another model, or one of tied parameters; in a schema "
+                   "\"same_as\": \"NAME\" says that a parameter is another one",
+                   s->unit->tensor->shape[0], s->count, s->f->model->path,
+                   s->count > 0 ? members[s->all[0].member].key : "none",
+                   s->count > 0 ? members[s->all[s->count - 1].member].key : "none", numel,
+                   padded ? " before they are padded, and fit in no way" : "");
+}
+
+static fc_code make_layout(const search *s, fc_flat_unit *u, bool padded) {
+    const fc_flat_fit *f = s->f;
+    fc_flat_desc *descs = fc_arena_calloc(f->arena, s->count, sizeof *descs);
+    size_t *place_of = fc_arena_calloc(s->arena, s->count, sizeof *place_of);
+    u->members = fc_arena_calloc(f->arena, s->count, sizeof *u->members);
+    u->nmembers = 0;
+    if (!descs || !place_of || !u->members) {
+        return no_memory(f);
+    }
+    for (size_t i = 0; i < s->count; i++) {
+        const candidate *c = &s->all[i];
+        fc_flat_member *m = &f->out->members[c->member];
+        m->flat = s->way[i].taken;
+        if (!m->flat) {
+            continue;
+        }
+        bool tied = c->primary != i && s->way[c->primary].taken;
+        descs[u->nmembers] = (fc_flat_desc){.fqn = m->fqn,
+                                            .ndim = m->tensor->ndim,
+                                            .shape = m->tensor->shape,
+                                            .dtype = u->tensor->dtype,
+                                            .requires_grad = true,
+                                            .shared_with = tied ? (int64_t)place_of[c->primary] : -1};
+        place_of[i] = u->nmembers;
+        u->members[u->nmembers++] = c->member;
+    }
+    return fc_flat_layout_new(descs, u->nmembers, s->ranks, padded, s->computed, f->arena, &u->layout, f->err);
+}
+
+/* Over how many ranks the flat parameter is cut: all shards but the last ones are as large as the first. */
+static void find_ranks(search *s) {
+    const fc_tensor *flat = s->unit->tensor;
+    s->ranks = 1;
+    s->shard = flat->shape[0] > 0 ? flat->shape[0] : 1;
+    for (size_t i = 0; i < flat->nchunks; i++) {
+        int64_t size = flat->chunks[i].dims[1];
+        if (flat->chunks[i].dims[0] == 0 && size > 0) {
+            s->shard = size;
+            s->ranks = flat->shape[0] / size + (flat->shape[0] % size != 0);
+            return;
+        }
+    }
+}
+
+static bool is_open(const search *s) {
+    return s->found > 1 || s->steps >= MOST_STEPS;
+}
+
+/* Without padding, its value says nothing for the way that was found. */
+static bool has_padding(const search *s) {
+    int64_t end = 0;
+    for (size_t i = 0; i < s->count && s->found == 1; i++) {
+        const candidate *c = &s->all[i];
+        if (!s->way[i].taken || s->way[i].offset < end) { /* or tied */
+            continue;
+        }
+        if (s->way[i].offset > end) {
+            return true;
+        }
+        end = s->way[i].offset + c->numel;
+    }
+    return s->found == 1 && end < s->unit->tensor->shape[0];
+}
+
+static fc_code fit(search *s, fc_flat_unit *u) {
+    bool padded = s->f->views || s->f->source->flat_views;
+    s->all = fc_arena_calloc(s->arena, u->nbelow, sizeof *s->all);
+    s->places = fc_arena_calloc(s->arena, u->nbelow + 1, sizeof *s->places);
+    s->way = fc_arena_calloc(s->arena, u->nbelow + 1, sizeof *s->way);
+    s->rest = fc_arena_calloc(s->arena, u->nbelow + 1, sizeof *s->rest);
+    if (!s->all || !s->places || !s->way || !s->rest) {
+        return no_memory(s->f);
+    }
+    if (fc_dtype_get(u->tensor->dtype)->cls != FC_CLASS_FLOAT) {
+        return fc_fail(s->f->err, FC_EUSAGE, "is of type %s, which no flat parameter is of",
+                       fc_dtype_get(u->tensor->dtype)->torch_name);
+    }
+    find_ranks(s);
+    fc_code rc = list_candidates(s);
+    rc = rc == FC_OK ? try_dtypes(s, padded, BY_NUMBERS) : rc;
+    for (int by = BY_PARTS; rc == FC_OK && by <= BY_PADDING && padded && is_open(s); by++) {
+        rc = try_dtypes(s, padded, (evidence)by);
+    }
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (is_open(s) || (s->by == BY_PADDING && !has_padding(s))) {
+        return ambiguous(s);
+    }
+    return s->found == 1 ? make_layout(s, u, padded) : misfit(s, padded);
+}
+
+fc_code fc_flat_lay_out(const fc_flat_fit *f, fc_flat_unit *unit) {
+    search s = {.f = f, .unit = unit, .arena = fc_arena_new()};
+    fc_code rc = s.arena ? fit(&s, unit) : no_memory(f);
+    fc_arena_free(s.arena);
+    return rc == FC_OK ? rc : fc_context(f->err, rc, "%s: '%.256s'", f->source->path, unit->tensor->name);
+}

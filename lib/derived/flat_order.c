@@ -1,0 +1,211 @@
+/*
+ * Whether the order of a checkpoint's tensors is that of its model. Formats that keep a dict in order say so; but ranks
+ * may have written parts of it, and a program may have sorted it.
+ */
+#include "base/name_table.h"
+#include "checkpoint/parameters.h"
+#include "derived/flat_units.h"
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/unflatten.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A checkpoint of several ranks lists what rank 0 had first, in its order, then what others had. */
+static const fc_tensor *first_of_others(const fc_checkpoint *c) {
+    for (size_t i = 0; i < c->ntensors; i++) {
+        const fc_tensor *t = &c->tensors[i];
+        bool found = t->object || t->nchunks == 0;
+        for (size_t k = 0; k < t->nchunks && !found; k++) {
+            found = t->chunks[k].rank == 0 || t->chunks[k].rank == FC_NO_RANK;
+        }
+        if (!found) {
+            return t;
+        }
+    }
+    return NULL;
+}
+
+static bool is_digit(char c) {
+    return c >= '0' && c <= '9';
+}
+
+/*
+ * How `b` follows `a`: -1 where it comes before it in alphabetical order, 1 where it comes behind and a letter decides
+ * that, 0 where a number does, or the end of a name: that is how lists come in any order.
+ */
+static int follows(const char *a, const char *b) {
+    size_t i = 0;
+    while (a[i] && a[i] == b[i]) {
+        i++;
+    }
+    bool within = i > 0 && is_digit(a[i - 1]) && (is_digit(a[i]) || is_digit(b[i]));
+    if (!a[i] || within || (is_digit(a[i]) && is_digit(b[i]))) {
+        return 0;
+    }
+    return (unsigned char)b[i] < (unsigned char)a[i] ? -1 : 1;
+}
+
+/* Whether all names of a dtype are in alphabetical order, as programs sort them that keep none. It is by chance only in
+ * a model of very few names. */
+static bool is_sorted(const fc_checkpoint *c) {
+    const char *last[FC_DTYPE_COUNT] = {NULL};
+    size_t decided = 0;
+    for (size_t i = 0; i < c->ntensors; i++) {
+        const fc_tensor *t = &c->tensors[i];
+        if (t->object || fc_is_optimizer_state(t->name)) {
+            continue;
+        }
+        int order = last[t->dtype] ? follows(last[t->dtype], t->name) : 0;
+        if (order < 0) {
+            return false;
+        }
+        decided += order > 0;
+        last[t->dtype] = t->name;
+    }
+    return decided > 0;
+}
+
+bool fc_knows_model_order(const fc_checkpoint *checkpoint, const char **why) {
+    const char *reason = NULL;
+    if (fc_was_flat(checkpoint)) {
+        reason = NULL; /* in that of the model it was taken apart with */
+    } else if (checkpoint->format->layout_only) {
+        reason = checkpoint->keeps_order ? NULL : "the schema does not say that its order is that of the model";
+    } else if (!checkpoint->keeps_order) {
+        reason = "the order of the model's parameters is not kept by this format";
+    } else if (first_of_others(checkpoint)) {
+        reason = "its tensors are in the order in which several ranks had them, which is not that of the model";
+    } else if (is_sorted(checkpoint)) {
+        reason = "its tensors are in alphabetical order, which is hardly that of the model";
+    }
+    if (why) {
+        *why = reason;
+    }
+    return !reason;
+}
+
+/* ---- the order of another ---- */
+
+typedef struct ordering {
+    const fc_checkpoint *model;
+    fc_arena *arena;
+    fc_name_table *names; /* of the model's tensors, to their indexes */
+    const fc_tensor **tensors;
+    size_t *same_as;
+    bool *found;
+    fc_error *err;
+} ordering;
+
+static fc_code no_memory(const ordering *o) {
+    return fc_fail(o->err, FC_ENOMEM, "%s: out of memory", o->model->path);
+}
+
+static bool is_ordered(const fc_tensor *t, const char *name) {
+    return !t->object && !fc_is_optimizer_state(name);
+}
+
+static fc_code list_model(ordering *o) {
+    size_t n = o->model->ntensors;
+    o->names = fc_name_table_new(o->arena, n);
+    o->tensors = fc_arena_calloc(o->arena, n, sizeof *o->tensors);
+    o->same_as = fc_arena_calloc(o->arena, n, sizeof *o->same_as);
+    o->found = fc_arena_calloc(o->arena, n, sizeof *o->found);
+    fc_code rc = o->names && o->tensors && o->same_as && o->found ? FC_OK : no_memory(o);
+    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+        const fc_tensor *t = &o->model->tensors[i];
+        const char *key = fc_state_key(t), *name = fc_unwrapped(o->arena, key, strlen(key));
+        o->tensors[i] = t;
+        if (name && is_ordered(t, t->name)) {
+            fc_name_table_put(o->names, name, strlen(name), i);
+        }
+        rc = name ? FC_OK : no_memory(o);
+    }
+    return rc == FC_OK ? fc_find_ties(o->model, o->tensors, n, o->same_as, o->err) : rc;
+}
+
+typedef struct placed {
+    size_t order, index; /* of the model; of the source */
+    fc_target_tensor tensor;
+} placed;
+
+static int by_order(const void *a, const void *b) {
+    const placed *x = a, *y = b;
+    return x->order != y->order ? (x->order > y->order) - (x->order < y->order)
+                                : (x->index > y->index) - (x->index < y->index);
+}
+
+static fc_code place(const ordering *o, const fc_target *target, size_t i, placed *out) {
+    const fc_target_tensor *w = &target->tensors[i];
+    const char *key = w->path.count > 0 ? w->path.elements[w->path.count - 1].key : w->name;
+    const char *name = fc_unwrapped(o->arena, key, strlen(key));
+    size_t at = name ? fc_name_table_find(o->names, name, strlen(name)) : FC_NO_NAME;
+    *out = (placed){.order = SIZE_MAX, .index = i, .tensor = *w};
+    if (!is_ordered(w->source, w->name)) {
+        return FC_OK;
+    }
+    if (at == FC_NO_NAME) {
+        return name
+                   ? fc_fail(o->err, FC_EUSAGE, "%s: '%.256s' is not in %s, which should tell its place: another model",
+                             target->source->path, w->name, o->model->path)
+                   : no_memory(o);
+    }
+    out->order = o->same_as[at];
+    o->found[o->same_as[at]] = true;
+    return FC_OK;
+}
+
+/* Tensors that are one for the model, but not in the source: whether they are equal would have to be read. */
+static fc_code check_ties(const ordering *o, const fc_checkpoint *source, const placed *all, size_t count) {
+    const fc_tensor **tensors = calloc(count + 1, sizeof *tensors);
+    size_t *same_as = calloc(count + 1, sizeof *same_as);
+    fc_code rc = tensors && same_as ? FC_OK : no_memory(o);
+    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+        tensors[i] = all[i].tensor.source;
+    }
+    rc = rc == FC_OK ? fc_find_ties(source, tensors, count, same_as, o->err) : rc;
+    for (size_t i = 1; rc == FC_OK && i < count; i++) {
+        if (all[i].order != SIZE_MAX && all[i].order == all[i - 1].order && same_as[i] != same_as[i - 1]) {
+            rc = fc_fail(
+                o->err, FC_EUSAGE,
+                "%s: '%.256s' and '%.256s' are one parameter of %s, and two tensors here: leave one of them out "
+                "with --exclude",
+                source->path, all[i - 1].tensor.name, all[i].tensor.name, o->model->path);
+        }
+    }
+    free(tensors);
+    free(same_as);
+    return rc;
+}
+
+fc_code fc_order_like(const fc_checkpoint *model, fc_arena *arena, fc_target *target, fc_error *err) {
+    ordering o = {.model = model, .arena = arena, .err = err};
+    const char *why;
+    if (!fc_knows_model_order(model, &why)) {
+        return fc_fail(err, FC_EUSAGE, "%s: %s", model->path, why);
+    }
+    placed *all = calloc(target->ntensors + 1, sizeof *all);
+    fc_target_tensor *sorted = fc_arena_calloc(arena, target->ntensors, sizeof *sorted);
+    fc_code rc = all && sorted ? list_model(&o) : no_memory(&o);
+    for (size_t i = 0; rc == FC_OK && i < target->ntensors; i++) {
+        rc = place(&o, target, i, &all[i]);
+    }
+    for (size_t i = 0; rc == FC_OK && i < model->ntensors; i++) {
+        if (is_ordered(o.tensors[i], o.tensors[i]->name) && !o.found[o.same_as[i]]) {
+            rc = fc_fail(err, FC_EUSAGE, "%s: has no '%.256s', which is in %s: another model", target->source->path,
+                         o.tensors[i]->name, model->path);
+        }
+    }
+    if (rc == FC_OK) {
+        qsort(all, target->ntensors, sizeof *all, by_order);
+        rc = check_ties(&o, target->source, all, target->ntensors);
+    }
+    if (rc == FC_OK) {
+        for (size_t i = 0; i < target->ntensors; i++) {
+            sorted[i] = all[i].tensor;
+        }
+        target->tensors = sorted;
+    }
+    free(all);
+    return rc;
+}

@@ -1,0 +1,275 @@
+/*
+ * Which parameters of a model lie in which flat parameter of a checkpoint. The keys of the flat parameters are the
+ * units; the model gives names, shapes and order. How they lie there is flat_fit.c's to find.
+ */
+#include "derived/flat_units.h"
+
+#include "base/name_table.h"
+#include "checkpoint/parameters.h"
+#include "sharding/fqn.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What is found, and what it is found from. */
+typedef struct finder {
+    const fc_checkpoint *source, *model;
+    const fc_tensor *first; /* the first flat parameter: it says which dict this is about */
+    fc_arena *arena;
+    fc_flat_model *out;
+    fc_name_table *units, *stored;
+    fc_error *err;
+} finder;
+
+static fc_code no_memory(const finder *f) {
+    return fc_fail(f->err, FC_ENOMEM, "%s: out of memory", f->source->path);
+}
+
+/* ---- names ---- */
+
+bool fc_is_flat_key(const char *key, size_t *module) {
+    const char *dot = strrchr(key, '.'), *leaf = dot ? dot + 1 : key;
+    leaf += leaf[0] == '_';
+    *module = dot ? (size_t)(dot - key) : 0;
+    return strcmp(leaf, "flat_param") == 0 || strncmp(leaf, "flat_param_", 11) == 0;
+}
+
+const char *fc_state_key(const fc_tensor *tensor) {
+    return tensor->path.count > 0 ? tensor->path.elements[tensor->path.count - 1].key : tensor->name;
+}
+
+bool fc_same_dict(const fc_tensor *a, const fc_tensor *b) {
+    size_t n = a->path.count > 0 ? a->path.count - 1 : 0;
+    return (b->path.count > 0 ? b->path.count - 1 : 0) == n && fc_same_prefix(a, b, n);
+}
+
+bool fc_is_flat_parameter(const fc_tensor *t) {
+    size_t module;
+    return !t->object && t->ndim == 1 && fc_is_flat_key(fc_state_key(t), &module);
+}
+
+const fc_tensor *fc_flat_parameter(const fc_checkpoint *checkpoint, size_t *count) {
+    const fc_tensor *first = NULL;
+    size_t n = 0;
+    for (size_t i = 0; i < checkpoint->ntensors; i++) {
+        const fc_tensor *t = &checkpoint->tensors[i];
+        if (fc_is_flat_parameter(t)) {
+            first = n++ ? first : t;
+        }
+    }
+    if (count) {
+        *count = n;
+    }
+    return first;
+}
+
+const char *fc_unwrapped(fc_arena *arena, const char *name, size_t len) {
+    fc_fqn parts;
+    char *copy = fc_arena_strndup(arena, name, len), *out = fc_arena_alloc(arena, len + 1), *to = out;
+    if (!copy || !out) {
+        return NULL;
+    }
+    fc_fqn_split(copy, FC_FQN_PARTS, &parts);
+    for (int i = 0; i < parts.count && len > 0; i++) {
+        to += i > 0 ? (*to = '.', 1) : 0;
+        memcpy(to, parts.parts[i].text, parts.parts[i].len);
+        to += parts.parts[i].len;
+    }
+    *to = '\0';
+    return out;
+}
+
+bool fc_flat_is_tied(const fc_flat_model *model, size_t member) {
+    const fc_flat_member *m = &model->members[member], *first = &model->members[m->same_as];
+    return first != m && first->unit == m->unit && first->flat;
+}
+
+/* ---- what there is ---- */
+
+static bool is_flat(const finder *f, const fc_tensor *t, size_t *module) {
+    return !t->object && t->ndim == 1 && fc_same_dict(t, f->first) && fc_is_flat_key(fc_state_key(t), module);
+}
+
+static fc_code add_unit(finder *f, size_t index, size_t len) {
+    const fc_tensor *t = &f->source->tensors[index];
+    fc_flat_unit *u = &f->out->units[f->out->nunits];
+    *u = (fc_flat_unit){.tensor = t, .index = index, .module = fc_unwrapped(f->arena, fc_state_key(t), len)};
+    if (!u->module) {
+        return no_memory(f);
+    }
+    size_t there = fc_name_table_put(f->units, u->module, strlen(u->module), f->out->nunits);
+    if (there != f->out->nunits) {
+        return fc_fail(f->err, FC_EUNSUPPORTED,
+                       "%s: '%.256s' and '%.256s' are flat parameters of one module: nothing says which of its "
+                       "parameters are in which",
+                       f->source->path, f->out->units[there].tensor->name, t->name);
+    }
+    f->out->nunits++;
+    return FC_OK;
+}
+
+/* The flat parameters, and what the source has under its own name beside them. */
+static fc_code find_units(finder *f) {
+    const fc_checkpoint *source = f->source;
+    size_t module = 0;
+    f->out->units = fc_arena_calloc(f->arena, source->ntensors, sizeof *f->out->units);
+    f->units = fc_name_table_new(f->arena, source->ntensors);
+    f->stored = fc_name_table_new(f->arena, source->ntensors);
+    fc_code rc = f->out->units && f->units && f->stored ? FC_OK : no_memory(f);
+    for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
+        const fc_tensor *t = &source->tensors[i];
+        if (is_flat(f, t, &module)) {
+            rc = add_unit(f, i, module);
+        } else if (!t->object && fc_same_dict(t, f->first)) {
+            const char *key = fc_state_key(t), *fqn = fc_unwrapped(f->arena, key, strlen(key));
+            rc = fqn && fc_name_table_put(f->stored, fqn, strlen(fqn), i) != FC_NO_NAME ? FC_OK : no_memory(f);
+        }
+    }
+    return rc;
+}
+
+/* Which of the model's values are candidates: those of one state dict. */
+static bool is_candidate(const fc_tensor *t) {
+    return !t->object && !fc_is_optimizer_state(t->name);
+}
+
+static const fc_tensor *dict_of_model(const finder *f) {
+    const fc_tensor *first = NULL;
+    for (size_t i = 0; i < f->model->ntensors; i++) {
+        const fc_tensor *t = &f->model->tensors[i];
+        if (is_candidate(t) && fc_same_dict(t, f->first)) {
+            return t;
+        }
+        first = !first && is_candidate(t) ? t : first;
+    }
+    return first;
+}
+
+/* The unit of the nearest module upwards. */
+static size_t unit_of(const finder *f, const char *fqn) {
+    size_t len = strlen(fqn);
+    while (len > 0) {
+        while (len > 0 && fqn[len - 1] != '.') {
+            len--;
+        }
+        len -= len > 0;
+        size_t unit = fc_name_table_find(f->units, fqn, len);
+        if (unit != FC_NO_NAME) {
+            return unit;
+        }
+    }
+    return SIZE_MAX;
+}
+
+static fc_code add_member(const finder *f, const fc_tensor *t, fc_name_table *names) {
+    fc_flat_member *m = &f->out->members[f->out->nmembers];
+    const char *key = fc_state_key(t);
+    *m = (fc_flat_member){.tensor = t,
+                          .key = fc_arena_strndup(f->arena, key, strlen(key)),
+                          .fqn = fc_unwrapped(f->arena, key, strlen(key)),
+                          .same_as = f->out->nmembers};
+    if (!m->key || !m->fqn) {
+        return no_memory(f);
+    }
+    if (fc_name_table_put(names, m->fqn, strlen(m->fqn), f->out->nmembers) != f->out->nmembers) {
+        return fc_fail(f->err, FC_EUSAGE, "%s: two of its names are '%.256s' once what wrappers leave is taken out",
+                       f->model->path, m->fqn);
+    }
+    m->unit = unit_of(f, m->fqn);
+    m->stored = fc_name_table_find(f->stored, m->fqn, strlen(m->fqn));
+    f->out->nmembers++;
+    return FC_OK;
+}
+
+static fc_code tie_members(const finder *f) {
+    size_t n = f->out->nmembers;
+    const fc_tensor **tensors = calloc(n + 1, sizeof *tensors);
+    size_t *same_as = calloc(n + 1, sizeof *same_as);
+    fc_code rc = tensors && same_as ? FC_OK : no_memory(f);
+    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+        tensors[i] = f->out->members[i].tensor;
+    }
+    rc = rc == FC_OK ? fc_find_ties(f->model, tensors, n, same_as, f->err) : rc;
+    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+        f->out->members[i].same_as = same_as[i];
+    }
+    free(tensors);
+    free(same_as);
+    return rc;
+}
+
+/* The members below each unit, in their order. */
+static fc_code group_members(const finder *f) {
+    fc_flat_model *out = f->out;
+    size_t *room = fc_arena_calloc(f->arena, out->nmembers + 1, sizeof *room), used = 0;
+    for (size_t i = 0; room && i < out->nmembers; i++) {
+        if (out->members[i].unit != SIZE_MAX) {
+            out->units[out->members[i].unit].nbelow++;
+        }
+    }
+    for (size_t u = 0; room && u < out->nunits; u++) {
+        out->units[u].below = room + used;
+        used += out->units[u].nbelow;
+        out->units[u].nbelow = 0;
+    }
+    for (size_t i = 0; room && i < out->nmembers; i++) {
+        if (out->members[i].unit != SIZE_MAX) {
+            fc_flat_unit *u = &out->units[out->members[i].unit];
+            u->below[u->nbelow++] = i;
+        }
+    }
+    return room ? FC_OK : no_memory(f);
+}
+
+static fc_code find_members(finder *f) {
+    const fc_checkpoint *model = f->model;
+    const fc_tensor *dict = dict_of_model(f);
+    fc_name_table *names = fc_name_table_new(f->arena, model->ntensors + 1);
+    f->out->members = fc_arena_calloc(f->arena, model->ntensors + 1, sizeof *f->out->members);
+    fc_code rc = names && f->out->members ? FC_OK : no_memory(f);
+    for (size_t i = 0; rc == FC_OK && i < model->ntensors; i++) {
+        const fc_tensor *t = &model->tensors[i];
+        if (!is_candidate(t)) {
+            continue;
+        }
+        rc =
+            fc_same_dict(t, dict)
+                ? add_member(f, t, names)
+                : fc_fail(f->err, FC_EUSAGE,
+                          "%s: holds more than one state dict, of '%.256s' and of '%.256s': make a schema of the model",
+                          model->path, dict->name, t->name);
+    }
+    rc = rc == FC_OK ? tie_members(f) : rc;
+    return rc == FC_OK ? group_members(f) : rc;
+}
+
+/* Every name of the model must be somewhere. */
+static fc_code check_members(const finder *f) {
+    for (size_t i = 0; i < f->out->nmembers; i++) {
+        const fc_flat_member *m = &f->out->members[i];
+        if (!m->flat && m->stored == FC_NO_NAME) {
+            return fc_fail(f->err, FC_EUSAGE,
+                           "%s: '%.256s' of %s is in none of its flat parameters and not beside them: that is another "
+                           "model",
+                           f->source->path, m->tensor->name, f->model->path);
+        }
+    }
+    return FC_OK;
+}
+
+fc_code fc_flat_model_new(const fc_checkpoint *source, const fc_tensor *first, const fc_checkpoint *model,
+                          fc_arena *arena, fc_flat_model *out, fc_error *err) {
+    finder f = {.source = source, .model = model, .first = first, .arena = arena, .out = out, .err = err};
+    *out = (fc_flat_model){0};
+    fc_code rc = find_units(&f);
+    rc = rc == FC_OK ? find_members(&f) : rc;
+    fc_flat_fit fit = {.source = source, .model = model, .out = out, .arena = arena, .err = err};
+    for (size_t i = 0; rc == FC_OK && i < out->nmembers && !fit.views; i++) {
+        bool whole, part = fc_flat_is_part(&fit, &out->members[i], &whole);
+        fit.views = part && !whole;
+    }
+    for (size_t i = 0; rc == FC_OK && i < out->nunits; i++) {
+        rc = fc_flat_lay_out(&fit, &out->units[i]);
+    }
+    return rc == FC_OK ? check_members(&f) : rc;
+}

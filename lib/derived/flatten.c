@@ -1,0 +1,427 @@
+/*
+ * Parameters as flat ones, which the engine takes for one more format: a flat parameter is cut into pieces, and a piece
+ * is put together of runs of parameters (sharding/flat_runs.h) when it is read.
+ */
+#include "base/checked.h"
+#include "base/grow.h"
+#include "derived/flatten_parts.h"
+#include "engine/read_box.h"
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/move.h"
+#include "fsdpckpt/plan.h"
+#include "sharding/flat_runs.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes of a piece, of which a worker holds one or two; and pieces of a flat parameter, unless its ranks are more. */
+enum { PIECE = 1 << 20, MOST_PIECES = 1 << 16 };
+
+/* fc_checkpoint.state: the format is the source's, but for what it does with values. */
+typedef struct flattened {
+    fc_checkpoint *source;
+    fc_source_crc *crc; /* what was read of it */
+    fc_format format;
+} flattened;
+
+static const fc_checkpoint *source_of(const fc_checkpoint *checkpoint) {
+    return ((const flattened *)checkpoint->state)->source;
+}
+
+/* ---- computing a piece ---- */
+
+/* What elements [first, last) of the flat parameter have of a parameter. */
+static fc_code read_param(const fc_checkpoint *source, const fc_flat_value *o, size_t param, int64_t first,
+                          int64_t last, unsigned char *buf, fc_source_crc *crc, fc_error *err) {
+    const fc_flat_param *p = &o->layout.params[param];
+    const fc_tensor *t = o->params[param];
+    int64_t from = first > p->offset ? first - p->offset : 0;
+    int64_t to = last < p->offset + p->numel ? last - p->offset : p->numel;
+    int64_t dims[2 * FC_MAX_DIMS], start;
+    fc_flat_run run;
+    fc_code rc = FC_OK;
+    if (from >= to || !fc_flat_run_start(&run, p->ndim, p->shape, from, to)) {
+        return rc;
+    }
+    while (t && rc == FC_OK && fc_flat_run_next(&run, dims, &start)) {
+        const fc_box box = {p->ndim, dims, dims + p->ndim};
+        size_t at = (size_t)(p->offset + start - first) * fc_dtype_size(t->dtype);
+        rc = fc_read_piece(source, t, &box, t->dtype, buf + at, crc, err);
+    }
+    return rc;
+}
+
+/* The first parameter that ends behind element `at`. */
+static size_t first_param(const fc_flat_layout *layout, int64_t at) {
+    size_t low = 0, high = layout->nparams;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        if (layout->params[mid].offset + layout->params[mid].numel <= at) {
+            low = mid + 1;
+        } else {
+            high = mid;
+        }
+    }
+    return low;
+}
+
+static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
+                         fc_error *err) {
+    const fc_checkpoint *source = source_of(checkpoint);
+    const fc_flat_value *o = tensor->detail;
+    fc_code rc = FC_OK;
+    if (o->tensor) {
+        return source->format->read(source, o->tensor, index, buf, err);
+    }
+    if (o->text) {
+        memcpy(buf, o->text, strlen(o->text));
+        return FC_OK;
+    }
+    const bool again = atomic_exchange(&o->read[index], true); /* it may be dropped, and wanted again */
+    fc_source_crc *crc = again ? NULL : ((const flattened *)checkpoint->state)->crc;
+    int64_t first = tensor->chunks[index].dims[0], last = first + tensor->chunks[index].dims[1];
+    memset(buf, 0, (size_t)tensor->chunks[index].length); /* padding, and state that a parameter does not have */
+    for (size_t i = first_param(&o->layout, first);
+         rc == FC_OK && i < o->layout.nparams && o->layout.params[i].offset < last; i++) {
+        rc = read_param(source, o, i, first, last, buf, crc, err);
+    }
+    return rc;
+}
+
+/* ---- the format ---- */
+
+static fc_code flat_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                           fc_error *err) {
+    const fc_flat_value *o = tensor->detail;
+    if (o->tensor) {
+        return fc_checkpoint_extent(source_of(checkpoint), o->tensor, index, out, err);
+    }
+    memset(out, 0, sizeof *out);
+    out->codec = FC_CODEC_FORMAT;
+    out->file = tensor->chunks[index].file;
+    out->offset = tensor->chunks[index].offset;
+    out->length = out->decoded = tensor->chunks[index].length;
+    out->strides[0] = 1;
+    return FC_OK;
+}
+
+static fc_code flat_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
+                                const char **json, fc_error *err) {
+    const fc_flat_value *o = object->detail;
+    *json = o->text;
+    return o->text ? FC_OK : fc_checkpoint_object_json(source_of(checkpoint), o->tensor, arena, json, err);
+}
+
+static fc_code flat_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
+    const fc_flat_value *o = object->detail;
+    const fc_checkpoint *source = source_of(checkpoint);
+    return o->text ? FC_OK : source->format->check_object(source, o->tensor, err);
+}
+
+/* Of what is kept as it is the source's digest and checks hold. */
+static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                           fc_error *err) {
+    const fc_flat_value *o = tensor->detail;
+    return o->tensor ? fc_checkpoint_digest(source_of(checkpoint), o->tensor, index, out, err) : FC_OK;
+}
+
+static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    return source_of(checkpoint)->format->check_file(source_of(checkpoint), index, err);
+}
+
+static fc_code flat_check_below(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
+    const flattened *f = checkpoint->state;
+    fc_code rc = fc_source_crc_join(f->crc, comm, err);
+    return rc == FC_OK ? fc_source_crc_check(f->crc, comm, err) : rc;
+}
+
+static void flat_close(fc_checkpoint *checkpoint) {
+    flattened *f = checkpoint->state;
+    fc_source_crc_free(f->crc);
+    fc_checkpoint_close(f->source);
+}
+
+bool fc_is_flattened(const fc_checkpoint *checkpoint, const fc_tensor *tensor) {
+    const fc_flat_value *o = checkpoint->format->close == flat_close ? tensor->detail : NULL;
+    return o && !o->tensor && !o->text;
+}
+
+static void make_format(flattened *f) {
+    f->format = *f->source->format;
+    f->format.open = NULL;
+    f->format.close = flat_close;
+    f->format.extent = flat_extent;
+    f->format.read = flat_read;
+    f->format.object_json = f->source->format->object_json ? flat_object_json : NULL;
+    f->format.digest = flat_digest;
+    f->format.check_object = f->source->format->check_object ? flat_check_object : NULL;
+    f->format.verify = NULL;
+    f->format.verify_chunk = NULL;
+    f->format.check_file = f->source->format->check_file ? flat_check_file : NULL;
+    f->format.check_inputs = flat_check_below;
+}
+
+/* ---- the manifest ---- */
+
+static fc_code no_memory(const fc_flattener *b) {
+    return fc_fail(b->err, FC_ENOMEM, "%s: out of memory", b->source->path);
+}
+
+static const char *copy(const fc_flattener *b, const char *text) {
+    return fc_arena_strndup(b->out->arena, text, strlen(text));
+}
+
+static fc_code copy_name(const fc_flattener *b, const fc_target_tensor *w, fc_tensor *t) {
+    size_t n = w->path.count;
+    fc_path_element *path = fc_arena_calloc(b->out->arena, n, sizeof *path);
+    t->name = copy(b, w->name);
+    for (size_t i = 0; path && i < n; i++) {
+        path[i] = w->path.elements[i];
+        path[i].key = copy(b, path[i].key);
+        path = path[i].key ? path : NULL;
+    }
+    t->path = (fc_path){path, n};
+    return path && t->name ? FC_OK : no_memory(b);
+}
+
+fc_tensor *fc_flatten_add(fc_flattener *f, fc_flat_value **value) {
+    *value = fc_arena_calloc(f->out->arena, 1, sizeof **value);
+    if (!*value) {
+        return NULL;
+    }
+    if (!fc_grow(&f->tensors, &f->capacity, f->count + 1, sizeof *f->tensors)) {
+        return NULL;
+    }
+    fc_tensor *t = &f->tensors[f->count++];
+    *t = (fc_tensor){.detail = *value};
+    return t;
+}
+
+fc_code fc_flatten_keep(fc_flattener *f, const fc_target_tensor *w) {
+    fc_flat_value *value;
+    fc_tensor *t = fc_flatten_add(f, &value);
+    if (!t) {
+        return no_memory(f);
+    }
+    *t = *w->source;
+    t->detail = value;
+    t->placements = NULL; /* of a mesh that the others do not know */
+    value->tensor = w->source;
+    return copy_name(f, w, t);
+}
+
+/* "model" + "layers.0._flat_param": the key in the dict that the unit's parameters lie in. */
+static fc_code name_flat(const fc_flattener *b, const fc_unit *u, const fc_target_tensor *first, fc_tensor *t) {
+    fc_arena *arena = b->out->arena;
+    size_t n = first->path.count > 0 ? first->path.count : 1, skip = 0;
+    fc_path_element *path = fc_arena_calloc(arena, n, sizeof *path);
+    const char *fqn = u->fqn;
+    for (size_t i = 0; path && i + 1 < n; i++) {
+        path[i] = first->path.elements[i];
+        path[i].key = copy(b, path[i].key);
+        path = path[i].key ? path : NULL;
+        skip += strlen(first->path.elements[i].key) + 1;
+    }
+    fqn = strlen(fqn) + 1 > skip ? fqn + skip : "";
+    char *key = path ? fc_arena_printf(arena, "%s%s_flat_param", fqn, *fqn ? "." : "") : NULL;
+    t->name = key ? fc_arena_printf(arena, "%s%s_flat_param", u->fqn, *u->fqn ? "." : "") : NULL;
+    if (!t->name) {
+        return no_memory(b);
+    }
+    path[n - 1] = (fc_path_element){.key = key};
+    t->path = (fc_path){path, n};
+    return FC_OK;
+}
+
+/* Pieces of at most PIECE bytes, or more of very large ones; none reaches over the cut between two ranks. */
+fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int64_t numel) {
+    int64_t shard = numel / f->ranks + (numel % f->ranks != 0);
+    int64_t size = fc_dtype_size(t->dtype), piece = PIECE / size, bytes;
+    int64_t *shape = fc_arena_calloc(f->out->arena, 1, sizeof *shape);
+    if (!shape) {
+        return no_memory(f);
+    }
+    *shape = numel;
+    t->ndim = 1;
+    t->shape = shape;
+    if (f->source->format->layout_only) {
+        return FC_OK;
+    }
+    if (!fc_mul_i64(numel, size, &bytes) || bytes > INT64_MAX - (int64_t)f->next) {
+        return fc_fail(f->err, FC_EUSAGE, "%s: '%.256s': its size overflows", f->source->path, t->name);
+    }
+    piece = piece > numel / MOST_PIECES ? piece : numel / MOST_PIECES + 1;
+    piece = piece < shard ? piece : shard;
+    int64_t shards = (numel - 1) / shard + 1, per_shard = (shard - 1) / piece + 1;
+    size_t most = (size_t)shards * (size_t)per_shard, n = 0;
+    fc_chunk *chunks = fc_arena_calloc(f->out->arena, most, sizeof *chunks);
+    int64_t *dims = fc_arena_calloc(f->out->arena, most, 2 * sizeof *dims);
+    if (!chunks || !dims) {
+        return no_memory(f);
+    }
+    for (int64_t at = 0, length; at < numel; at += length, dims += 2, n++) {
+        int64_t rest = shard - at % shard;
+        length = piece < rest ? piece : rest;
+        length = length < numel - at ? length : numel - at;
+        dims[0] = at;
+        dims[1] = length;
+        chunks[n] =
+            (fc_chunk){.dims = dims, .offset = f->next, .length = (uint64_t)(length * size), .rank = FC_NO_RANK};
+        f->next += chunks[n].length;
+    }
+    t->chunks = chunks;
+    t->nchunks = n;
+    value->read = fc_arena_calloc(f->out->arena, n, sizeof *value->read);
+    return value->read ? FC_OK : no_memory(f);
+}
+
+fc_code fc_flatten_check_whole(const fc_flattener *b, const fc_tensor *t) {
+    fc_coverage *coverage = NULL;
+    fc_code rc = b->source->format->layout_only ? FC_OK : fc_coverage_within(b->source, t, NULL, &coverage, b->err);
+    fc_coverage_free(coverage);
+    return rc == FC_OK ? rc : fc_context(b->err, rc, "%s", b->source->path);
+}
+
+/* The source's tensors that are a unit's parameters. */
+static fc_code find_params(const fc_flattener *b, const fc_unit *u, fc_flat_value *o) {
+    o->params = fc_arena_calloc(b->out->arena, u->nparameters, sizeof *o->params);
+    fc_code rc = o->params ? FC_OK : no_memory(b);
+    for (size_t i = 0; rc == FC_OK && i < u->nparameters; i++) {
+        o->params[i] = b->target->tensors[b->tree->parameters[u->parameters[i]].spec].source;
+        rc = fc_flatten_check_whole(b, o->params[i]);
+    }
+    return rc;
+}
+
+static fc_code lay_out(const fc_flattener *b, const fc_unit *u, fc_arena *scratch, fc_flat_layout *layout) {
+    const fc_flat_desc *descs = NULL;
+    fc_code rc = fc_unit_flat_descs(b->tree, u, scratch, &descs, b->err);
+    if (rc == FC_OK) {
+        rc = fc_flat_layout_new(descs, u->nnames, b->ranks, false, FC_F32, b->out->arena, layout, b->err);
+    }
+    if (rc != FC_OK) {
+        return fc_context(b->err, rc, "%s: unit '%s'", b->source->path, u->fqn);
+    }
+    return layout->nparams == u->nparameters
+               ? FC_OK
+               : fc_fail(b->err, FC_EUNSUPPORTED, "%s: unit '%s' has parameters that another unit has, too",
+                         b->source->path, u->fqn);
+}
+
+static fc_code add_unit(fc_flattener *b, const fc_unit *u, const fc_flat_layout *layout) {
+    fc_flat_value *o = NULL;
+    fc_tensor *t = fc_flatten_add(b, &o);
+    fc_code rc = t ? find_params(b, u, o) : no_memory(b);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    o->layout = *layout;
+    t->dtype = layout->dtype;
+    rc = name_flat(b, u, &b->target->tensors[b->tree->parameters[u->parameters[0]].spec], t);
+    return rc == FC_OK ? fc_flatten_cut(b, t, o, layout->numel) : rc;
+}
+
+static int by_module(const void *a, const void *b) {
+    const fc_unit *const *x = a, *const *y = b;
+    return ((*x)->module > (*y)->module) - ((*x)->module < (*y)->module);
+}
+
+/* The units in the order of their modules: that of the wrapped model's parameters and of its state_dict(), and so the
+   one in which an optimizer numbers them. */
+static fc_code add_units(fc_flattener *b, fc_arena *scratch) {
+    size_t count = b->units->count;
+    const fc_unit **sorted = fc_arena_calloc(scratch, count, sizeof *sorted);
+    fc_flat_layout *layouts = fc_arena_calloc(scratch, count, sizeof *layouts);
+    fc_code rc = sorted && layouts ? FC_OK : no_memory(b);
+    for (size_t u = 0; rc == FC_OK && u < count; u++) {
+        sorted[u] = &b->units->units[u];
+    }
+    if (rc == FC_OK) {
+        qsort(sorted, count, sizeof *sorted, by_module);
+    }
+    for (size_t u = 0; rc == FC_OK && u < count; u++) {
+        fc_flat_layout *layout = &layouts[sorted[u] - b->units->units];
+        if (sorted[u]->nparameters > 0) {
+            rc = lay_out(b, sorted[u], scratch, layout);
+            rc = rc == FC_OK ? add_unit(b, sorted[u], layout) : rc;
+        }
+    }
+    b->layouts = layouts;
+    return rc;
+}
+
+/* Which target tensors lie in units. */
+static void find_units(const fc_flattener *b, bool *taken) {
+    for (size_t u = 0; u < b->units->count; u++) {
+        const fc_unit *at = &b->units->units[u];
+        for (size_t i = 0; i < at->nnames; i++) {
+            uint32_t spec = b->tree->parameters[at->names[i]].spec;
+            if (spec < b->target->ntensors) {
+                taken[spec] = true;
+            }
+        }
+    }
+}
+
+/* Flat parameters where the first value of one is, then other values in their order, then state of optimizers. */
+static fc_code fill(fc_flattener *b, fc_arena *scratch) {
+    const fc_target *target = b->target;
+    bool *flat = fc_arena_calloc(scratch, target->ntensors, sizeof *flat);
+    bool *state = fc_arena_calloc(scratch, target->ntensors, sizeof *state);
+    fc_code rc = flat && state ? FC_OK : no_memory(b);
+    if (rc == FC_OK) {
+        find_units(b, flat);
+        fc_flatten_find_state(b, state);
+    }
+    for (size_t i = 0; rc == FC_OK && i < target->ntensors; i++) {
+        if (flat[i] && !b->layouts) {
+            rc = add_units(b, scratch);
+        } else if (!flat[i] && !state[i]) {
+            rc = fc_flatten_keep(b, &target->tensors[i]);
+        }
+    }
+    return rc == FC_OK ? fc_flatten_state(b, scratch) : rc;
+}
+
+fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_module_tree *tree, const fc_units *units,
+                   int64_t ranks, fc_checkpoint **out, fc_error *err) {
+    fc_arena *arena = fc_arena_new(), *scratch = fc_arena_new();
+    fc_checkpoint *made = arena && scratch ? fc_arena_calloc(arena, 1, sizeof *made) : NULL;
+    flattened *f = made ? fc_arena_calloc(arena, 1, sizeof *f) : NULL;
+    *out = NULL;
+    if (!f) {
+        fc_arena_free(arena);
+        fc_arena_free(scratch);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", source->path);
+    }
+    f->source = source;
+    make_format(f);
+    *made = (fc_checkpoint){.format = &f->format,
+                            .path = source->path,
+                            .arena = arena,
+                            .files = source->files,
+                            .nfiles = source->nfiles,
+                            .producer = source->producer,
+                            .note = source->note,
+                            .state = f};
+    fc_flattener b = {
+        .out = made, .source = source, .target = target, .tree = tree, .units = units, .ranks = ranks, .err = err};
+    fc_code rc = fill(&b, scratch);
+    rc = rc == FC_OK ? fc_source_crc_new(source, source->tensors, source->ntensors, &f->crc, err) : rc;
+    fc_arena_free(scratch);
+    fc_tensor *tensors = rc == FC_OK ? fc_arena_calloc(arena, b.count, sizeof *tensors) : NULL;
+    if (tensors && b.count > 0) {
+        memcpy(tensors, b.tensors, b.count * sizeof *tensors);
+    }
+    free(b.tensors);
+    if (!tensors) {
+        rc = rc == FC_OK ? no_memory(&b) : rc;
+        fc_source_crc_free(f->crc);
+        fc_arena_free(arena); /* not fc_checkpoint_close: the source stays the caller's */
+        return rc;
+    }
+    made->tensors = tensors;
+    made->ntensors = b.count;
+    *out = made;
+    return FC_OK;
+}

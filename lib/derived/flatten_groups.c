@@ -1,0 +1,309 @@
+/*
+ * The numbers that an optimizer gives to flat parameters: those of the wrapped model's parameters(), group by group. A
+ * module's own parameters that no unit manages come first, then its flat one, then its children's. Which groups there
+ * are and what is in them is told by param_groups of the source: by names, or by numbers of the plain model.
+ */
+#include "checkpoint/parameters.h"
+#include "derived/flat_units.h"
+#include "derived/flatten_optim.h"
+#include "fsdpckpt/format.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+static fc_code no_memory(const fc_flattener *f) {
+    return fc_fail(f->err, FC_ENOMEM, "%s: out of memory", f->source->path);
+}
+
+/* ---- names ---- */
+
+static bool all_digits(const char *text, size_t len) {
+    size_t i = 0;
+    while (i < len && text[i] >= '0' && text[i] <= '9') {
+        i++;
+    }
+    return i == len && len > 0;
+}
+
+static fc_optim_kind section(const char *text, size_t len) {
+    return len == 5 && memcmp(text, "state", len) == 0           ? FC_OPTIM_STATE
+           : len == 12 && memcmp(text, "param_groups", len) == 0 ? FC_OPTIM_GROUP
+                                                                 : FC_OPTIM_NONE;
+}
+
+/* "optim.state.layers.0.weight.exp_avg", all or the end of it in one element. */
+static fc_optim_name name_of_text(const char *text, size_t levels) {
+    fc_optim_name n = {.levels = levels};
+    for (const char *at = text; n.kind == FC_OPTIM_NONE && *at;) {
+        size_t len = strcspn(at, ".");
+        const char *rest = at + len + 1, *dot = at[len] ? strrchr(rest, '.') : NULL;
+        if (dot && dot > rest && section(at, len) != FC_OPTIM_NONE) {
+            n.kind = section(at, len);
+            n.extra = at > text ? (size_t)(at - text) - 1 : 0;
+            n.text = rest;
+            n.len = (size_t)(dot - rest);
+            n.key = dot + 1;
+            n.is_number = all_digits(n.text, n.len);
+        }
+        at += len + (at[len] == '.');
+    }
+    return n;
+}
+
+fc_optim_name fc_optim_name_of(const fc_target_tensor *w) {
+    const fc_path_element *e = w->path.elements;
+    fc_optim_name n = {0};
+    for (size_t i = w->path.count; i-- > 0 && n.kind == FC_OPTIM_NONE;) {
+        fc_optim_kind kind = section(e[i].key, strlen(e[i].key));
+        bool number = i + 2 < w->path.count && (e[i + 1].is_number || e[i + 1].is_index);
+        if (i + 2 < w->path.count && (kind == FC_OPTIM_STATE || (kind == FC_OPTIM_GROUP && number))) {
+            n = (fc_optim_name){.kind = kind,
+                                .levels = i,
+                                .text = e[i + 1].key,
+                                .len = strlen(e[i + 1].key),
+                                .is_number = number,
+                                .key = i + 3 == w->path.count ? e[i + 2].key : NULL};
+        }
+    }
+    if (n.kind == FC_OPTIM_NONE) {
+        n = w->path.count > 0 ? name_of_text(e[w->path.count - 1].key, w->path.count - 1) : name_of_text(w->name, 0);
+    }
+    if ((n.kind == FC_OPTIM_STATE && !fc_is_optimizer_state(w->name)) ||
+        (n.kind == FC_OPTIM_GROUP && !w->source->object)) {
+        n.kind = FC_OPTIM_NONE;
+    }
+    return n;
+}
+
+bool fc_optim_has(const fc_optim *o, const fc_target_tensor *w, const fc_optim_name *n) {
+    const fc_path *a = &o->first->path, *b = &w->path;
+    bool same = n->kind != FC_OPTIM_NONE && n->levels == o->prefix.levels && n->extra == o->prefix.extra;
+    for (size_t i = 0; same && i < n->levels; i++) {
+        same = strcmp(a->elements[i].key, b->elements[i].key) == 0;
+    }
+    return same && (n->extra == 0 || memcmp(a->count ? a->elements[n->levels].key : o->first->name,
+                                            b->count ? b->elements[n->levels].key : w->name, n->extra) == 0);
+}
+
+bool fc_optim_in_group(const fc_optim *o, const fc_target_tensor *w, fc_optim_name *n) {
+    *n = fc_optim_name_of(w);
+    return n->kind == FC_OPTIM_GROUP && fc_optim_has(o, w, n);
+}
+
+bool fc_optim_is_list(const fc_optim_name *n) {
+    return n->kind == FC_OPTIM_GROUP && n->is_number && n->key && strcmp(n->key, "params") == 0;
+}
+
+/* ---- the wrapped model's parameters ---- */
+
+static bool is_own(const fc_module_tree *tree, uint32_t p) {
+    return !tree->parameters[p].buffer && tree->parameters[p].same_as == p;
+}
+
+static fc_code make_slots(const fc_flattener *f, fc_optim *o) {
+    const fc_module_tree *tree = f->tree;
+    size_t *unit_at = fc_arena_calloc(o->scratch, tree->nmodules, sizeof *unit_at);
+    o->slots = fc_arena_calloc(o->scratch, f->units->count + tree->nparameters, sizeof *o->slots);
+    o->slot_of = fc_arena_calloc(o->scratch, tree->nparameters, sizeof *o->slot_of);
+    if (!unit_at || !o->slots || !o->slot_of) {
+        return no_memory(f);
+    }
+    memset(o->slot_of, 0xff, tree->nparameters * sizeof *o->slot_of);
+    for (size_t u = 0; u < f->units->count; u++) {
+        const fc_unit *unit = &f->units->units[u];
+        unit_at[unit->module] = unit->nparameters > 0 ? u + 1 : 0;
+        for (size_t i = 0; i < unit->nparameters; i++) {
+            o->slot_of[unit->parameters[i]] = 0; /* has one */
+        }
+    }
+    for (size_t m = 0; m < tree->nmodules; m++) {
+        const fc_module *module = &tree->modules[m];
+        for (uint32_t p = module->first_parameter; p < module->first_parameter + module->nparameters; p++) {
+            if (is_own(tree, p) && o->slot_of[p] == FC_NO_NAME) {
+                o->slot_of[p] = o->nslots;
+                o->slots[o->nslots++] = (fc_optim_slot){.parameter = p, .group = FC_NO_NAME};
+            }
+        }
+        const fc_unit *unit = unit_at[m] ? &f->units->units[unit_at[m] - 1] : NULL;
+        for (size_t i = 0; unit && i < unit->nparameters; i++) {
+            o->slot_of[unit->parameters[i]] = o->nslots;
+        }
+        if (unit) {
+            o->slots[o->nslots++] = (fc_optim_slot){.unit = unit, .group = FC_NO_NAME};
+        }
+    }
+    for (size_t p = 0; p < tree->nparameters; p++) {
+        o->slot_of[p] = o->slot_of[tree->parameters[p].same_as];
+    }
+    return FC_OK;
+}
+
+/* Parameters under their names, with and without what all of them begin with. */
+static fc_code list_names(const fc_flattener *f, fc_optim *o) {
+    const fc_module_tree *tree = f->tree;
+    size_t skip = tree->nmodules > 0 && tree->modules[0].fqn.len > 0 ? tree->modules[0].fqn.len + 1 : 0;
+    o->names = fc_name_table_new(o->scratch, 2 * tree->nparameters + 1);
+    for (size_t p = 0; o->names && p < tree->nparameters; p++) {
+        const char *fqn = tree->parameters[p].fqn;
+        const char *shorter = strlen(fqn) > skip ? fqn + skip : fqn;
+        fc_name_table_put(o->names, shorter, strlen(shorter), p);
+        fc_name_table_put(o->names, fqn, strlen(fqn), p);
+    }
+    return o->names ? FC_OK : no_memory(f);
+}
+
+size_t fc_optim_parameter(const fc_flattener *f, const fc_optim *o, const fc_optim_name *n) {
+    const char *name =
+        n->is_number ? fc_arena_strndup(o->scratch, n->text, n->len) : fc_unwrapped(o->scratch, n->text, n->len);
+    size_t p = name ? fc_name_table_find(o->names, name, strlen(name)) : FC_NO_NAME;
+    return p == FC_NO_NAME ? p : f->tree->parameters[p].same_as;
+}
+
+/* ---- groups ---- */
+
+static fc_code enter(const fc_flattener *f, const fc_optim *o, const char *name, size_t len, size_t group) {
+    const fc_optim_name n = {.text = name, .len = len};
+    size_t p = fc_optim_parameter(f, o, &n), at = p == FC_NO_NAME ? FC_NO_NAME : o->slot_of[p];
+    if (at == FC_NO_NAME) {
+        return fc_fail(f->err, FC_EUSAGE,
+                       "%s: '%.256s': the optimizer has '%.*s', which is no parameter here: leave the optimizer out "
+                       "with --exclude",
+                       f->source->path, o->first->name, (int)(len < 256 ? len : 256), name);
+    }
+    fc_optim_slot *slot = &o->slots[at];
+    if (slot->group != FC_NO_NAME && slot->group != group) {
+        return fc_fail(f->err, FC_EUSAGE,
+                       "%s: unit '%s' holds '%.*s' and parameters of another group of the optimizer: FSDP1's optimizer "
+                       "has a flat parameter in one group; take another --policy, or leave the optimizer out with "
+                       "--exclude",
+                       f->source->path, slot->unit ? slot->unit->fqn : "", (int)(len < 256 ? len : 256), name);
+    }
+    slot->group = group;
+    return FC_OK;
+}
+
+/* Without names all parameters are in the one group. */
+static fc_code enter_all(const fc_flattener *f, const fc_optim *o, size_t groups) {
+    for (size_t i = 0; i < o->nslots; i++) {
+        o->slots[i].group = 0;
+    }
+    return groups == 1 ? FC_OK
+                       : fc_fail(f->err, FC_EUSAGE,
+                                 "%s: '%.256s': the optimizer numbers its parameters, in several groups: nothing says "
+                                 "which is which; leave it out with --exclude",
+                                 f->source->path, o->first->name);
+}
+
+/* The numbers of a plain model's optimizer, one for each parameter in their order. */
+static fc_code enter_numbers(const fc_flattener *f, fc_optim *o, const json_t *list) {
+    const fc_module_tree *tree = f->tree;
+    size_t n = 0, size = json_array_size(list);
+    o->names = fc_name_table_new(o->scratch, size + tree->nparameters + 1);
+    for (uint32_t p = 0; o->names && p < tree->nparameters; p++) {
+        if (!is_own(tree, p)) {
+            continue;
+        }
+        json_int_t number = list ? json_integer_value(json_array_get(list, n)) : (json_int_t)n;
+        const char *text = fc_arena_printf(o->scratch, "%lld", (long long)number);
+        if (!text) {
+            return no_memory(f);
+        }
+        fc_name_table_put(o->names, text, strlen(text), p);
+        n++;
+    }
+    if (!o->names) {
+        return no_memory(f);
+    }
+    return !list || n == size
+               ? FC_OK
+               : fc_fail(f->err, FC_EUSAGE,
+                         "%s: '%.256s': the optimizer numbers %zu parameters, and there are %zu here: nothing says "
+                         "which is which; say buffers with --classes FILE, or leave it out with --exclude",
+                         f->source->path, o->first->name, size, n);
+}
+
+/* One group's list of parameters. */
+static fc_code read_list(const fc_flattener *f, fc_optim *o, const fc_target_tensor *w, size_t group, size_t groups) {
+    const char *json = NULL;
+    fc_code rc = fc_checkpoint_object_json(f->source, w->source, o->scratch, &json, f->err);
+    json_t *list = rc == FC_OK ? json_loads(json, 0, NULL) : NULL;
+    if (rc == FC_OK && !json_is_array(list)) {
+        rc = fc_fail(f->err, FC_EUSAGE, "%s: '%.256s' is no list of parameters", f->source->path, w->name);
+    }
+    bool names = rc == FC_OK && json_is_string(json_array_get(list, 0));
+    for (size_t i = 0; rc == FC_OK && names && i < json_array_size(list); i++) {
+        const char *name = json_string_value(json_array_get(list, i));
+        rc = enter(f, o, name ? name : "", name ? strlen(name) : 0, group);
+    }
+    if (rc == FC_OK && !names && json_array_size(list) > 0) {
+        rc = enter_all(f, o, groups);
+        rc = rc == FC_OK && o->numbered ? enter_numbers(f, o, list) : rc;
+    }
+    json_decref(list);
+    return rc;
+}
+
+/* What the values of the optimizer are called: state by names or numbers, groups one by one or flattened. */
+static size_t look(const fc_flattener *f, fc_optim *o) {
+    size_t groups = 0;
+    for (size_t i = 0; i < f->target->ntensors; i++) {
+        const fc_target_tensor *w = &f->target->tensors[i];
+        fc_optim_name n = fc_optim_name_of(w);
+        if (fc_optim_has(o, w, &n)) {
+            o->numbered = o->numbered || (n.kind == FC_OPTIM_STATE && n.is_number);
+            o->flattened = o->flattened || (n.kind == FC_OPTIM_GROUP && !n.is_number);
+            groups += fc_optim_is_list(&n);
+        }
+    }
+    return groups;
+}
+
+static fc_code read_groups(const fc_flattener *f, fc_optim *o, size_t groups) {
+    size_t group = 0;
+    fc_code rc = FC_OK;
+    if (f->source->format->layout_only) {
+        rc = enter_all(f, o, 1); /* a plan: there are no values to look at */
+        return rc == FC_OK && o->numbered ? enter_numbers(f, o, NULL) : rc;
+    }
+    for (size_t i = 0; rc == FC_OK && i < f->target->ntensors; i++) {
+        const fc_target_tensor *w = &f->target->tensors[i];
+        fc_optim_name n;
+        if (!fc_optim_in_group(o, w, &n)) {
+            continue;
+        }
+        if (!n.is_number) {
+            rc = enter(f, o, n.text, n.len, 0);
+        } else if (fc_optim_is_list(&n)) {
+            rc = read_list(f, o, w, group++, groups);
+        }
+    }
+    return rc;
+}
+
+fc_code fc_optim_number(const fc_flattener *f, fc_optim *o) {
+    size_t groups = look(f, o), number = 0;
+    fc_code rc = make_slots(f, o);
+    rc = rc == FC_OK ? list_names(f, o) : rc;
+    if (rc == FC_OK && groups == 0 && !o->flattened && !f->source->format->layout_only) {
+        return fc_fail(f->err, FC_EUSAGE,
+                       "%s: '%.256s' has no param_groups beside it, without which no optimizer loads it: include "
+                       "them, or leave the optimizer out with --exclude",
+                       f->source->path, o->first->name);
+    }
+    rc = rc == FC_OK ? read_groups(f, o, groups) : rc;
+    o->ngroups = groups > 0 ? groups : 1;
+    o->members = fc_arena_calloc(o->scratch, o->ngroups, sizeof *o->members);
+    if (rc == FC_OK && !o->members) {
+        rc = no_memory(f);
+    }
+    for (size_t g = 0; rc == FC_OK && g < o->ngroups; g++) {
+        for (size_t i = 0; i < o->nslots; i++) {
+            if (o->slots[i].group == g) {
+                o->slots[i].number = number++;
+                o->members[g]++;
+            }
+        }
+    }
+    return rc;
+}

@@ -1,0 +1,378 @@
+/*
+ * Optimizer state of parameters as that of flat ones: what optimizer.state_dict() of an FSDP1 model has on each rank.
+ * State with the shape of its parameter is laid out as the parameters are, and padded so that ranks have equal parts;
+ * a value that all parameters of a unit share (step) is there once. What torch refuses (FSDP.optim_state_dict_to_load,
+ * _flatten_optim_state in _optim_utils.py) is refused here.
+ */
+#include "base/checked.h"
+#include "derived/flatten_optim.h"
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/move.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A value of state, with the place it gets. */
+typedef struct entry {
+    size_t slot, number, key; /* the key as a number, in the order of first sight */
+    uint32_t parameter;
+    const fc_target_tensor *target;
+} entry;
+
+static fc_code no_memory(const fc_flattener *f) {
+    return fc_fail(f->err, FC_ENOMEM, "%s: out of memory", f->source->path);
+}
+
+void fc_flatten_find_state(const fc_flattener *f, bool *is) {
+    for (size_t i = 0; i < f->target->ntensors; i++) {
+        is[i] = fc_optim_name_of(&f->target->tensors[i]).kind != FC_OPTIM_NONE;
+    }
+}
+
+/* ---- names ---- */
+
+/* The path of a value of the optimizer: what its values begin with, then three elements. */
+static fc_code name_value(const fc_flattener *f, const fc_optim *o, const fc_path_element last[3], fc_tensor *t) {
+    fc_arena *arena = f->out->arena;
+    const fc_path *like = &o->first->path;
+    size_t levels = o->prefix.levels, count = levels + (o->prefix.extra > 0) + 3, n = 0;
+    fc_path_element *path = fc_arena_calloc(arena, count, sizeof *path);
+    const char *name = NULL;
+    for (; path && n < levels; n++) {
+        path[n] = like->elements[n];
+    }
+    if (path && o->prefix.extra > 0) {
+        const char *text = like->count ? like->elements[levels].key : o->first->name;
+        path[n++].key = fc_arena_strndup(arena, text, o->prefix.extra);
+    }
+    for (size_t i = 0; path && i < 3; i++) {
+        path[n++] = last[i];
+    }
+    for (size_t i = 0; path && i < n; i++) {
+        path[i].key = path[i].key ? fc_arena_strndup(arena, path[i].key, strlen(path[i].key)) : NULL;
+        name = !path[i].key ? NULL : name ? fc_arena_printf(arena, "%s.%s", name, path[i].key) : path[i].key;
+        path = name ? path : NULL;
+    }
+    if (!path) {
+        return no_memory(f);
+    }
+    t->name = name;
+    t->path = (fc_path){path, count};
+    return FC_OK;
+}
+
+static fc_code name_state(const fc_flattener *f, const fc_optim *o, const entry *e, const char *key, fc_tensor *t) {
+    char number[24];
+    snprintf(number, sizeof number, "%zu", e->number);
+    const fc_path_element last[3] = {{.key = "state"}, {.key = number, .is_number = true}, {.key = key}};
+    return name_value(f, o, last, t);
+}
+
+/* ---- state ---- */
+
+static fc_code refuse(const fc_flattener *f, const entry *e, const char *why) {
+    return fc_fail(f->err, FC_EUSAGE, "%s: '%.256s' %s: leave the optimizer out with --exclude", f->source->path,
+                   e->target->name, why);
+}
+
+static bool has_shape_of(const fc_tensor *t, const fc_parameter *p) {
+    return !t->object && t->ndim == p->ndim && t->ndim > 0 &&
+           memcmp(t->shape, p->shape, (size_t)t->ndim * sizeof *t->shape) == 0;
+}
+
+/* The bytes of a value that is no larger than a number or so. */
+static fc_code read_small(const fc_flattener *f, const fc_optim *o, const fc_tensor *t, const char **out) {
+    unsigned char value[32] = {0};
+    const fc_box box = {0, t->shape, t->shape};
+    char text[2 * sizeof value + 1] = "";
+    if (t->object) {
+        return fc_checkpoint_object_json(f->source, t, o->scratch, out, f->err);
+    }
+    fc_code rc = fc_read_box(f->source, t, &box, t->dtype, value, f->err);
+    for (size_t i = 0; i < sizeof value; i++) {
+        snprintf(text + 2 * i, 3, "%02x", value[i]);
+    }
+    *out = fc_arena_strndup(o->scratch, text, strlen(text));
+    return rc != FC_OK || *out ? rc : no_memory(f);
+}
+
+/* A value that all parameters of a unit share: a scalar, or none of torch's. */
+static fc_code add_common(fc_flattener *f, const fc_optim *o, const entry *run, size_t count, size_t of,
+                          const char *key) {
+    const fc_tensor *first = run->target->source;
+    const char *value = NULL, *other = NULL;
+    fc_code rc = count == of ? FC_OK : refuse(f, run, "is not there for each parameter of its unit");
+    if (rc == FC_OK && !f->source->format->layout_only) {
+        rc = read_small(f, o, first, &value);
+    }
+    for (size_t i = 1; rc == FC_OK && i < count; i++) {
+        const fc_tensor *t = run[i].target->source;
+        if (!t->object != !first->object || t->dtype != first->dtype || t->ndim != first->ndim) {
+            rc = refuse(f, &run[i], "is of another type than that of other parameters of its unit");
+        } else if (value) {
+            rc = read_small(f, o, t, &other);
+            rc = rc == FC_OK && strcmp(value, other) != 0
+                     ? refuse(f, &run[i], "differs from that of other parameters of its unit, which has but one")
+                     : rc;
+        }
+    }
+    rc = rc == FC_OK ? fc_flatten_keep(f, run->target) : rc;
+    return rc == FC_OK ? name_state(f, o, run, key, &f->tensors[f->count - 1]) : rc;
+}
+
+/* State with an element for each of the parameters'. */
+static fc_code add_flat(fc_flattener *f, const fc_optim *o, const entry *run, size_t count, const char *key) {
+    const fc_unit *unit = o->slots[run->slot].unit;
+    const fc_flat_layout *layout = &f->layouts[unit - f->units->units];
+    fc_flat_value *value;
+    fc_tensor *t = fc_flatten_add(f, &value);
+    int64_t padded;
+    if (!t) {
+        return no_memory(f);
+    }
+    value->layout = *layout;
+    value->params = fc_arena_calloc(f->out->arena, unit->nparameters, sizeof *value->params);
+    t->dtype = run->target->source->dtype;
+    fc_code rc = value->params ? name_state(f, o, run, key, t) : no_memory(f);
+    for (size_t i = 0, at = 0; rc == FC_OK && i < count; i++) {
+        const fc_tensor *s = run[i].target->source;
+        while (unit->parameters[at] != run[i].parameter) {
+            at++; /* both are in the order of the tree */
+        }
+        if (!has_shape_of(s, &f->tree->parameters[run[i].parameter])) {
+            return refuse(f, &run[i], "has another shape than its parameter, so it cannot be flattened");
+        }
+        if (s->dtype != t->dtype) {
+            return refuse(f, &run[i], "is of another type than that of other parameters of its unit");
+        }
+        value->params[at] = s;
+        rc = fc_flatten_check_whole(f, s);
+    }
+    if (rc == FC_OK && !fc_mul_i64(layout->shard_numel, layout->world_size, &padded)) {
+        return refuse(f, run, "is too large");
+    }
+    return rc == FC_OK ? fc_flatten_cut(f, t, value, padded) : rc;
+}
+
+/* The values of one key of a unit, or of a parameter without a unit. @param stateful its parameters that have state */
+static fc_code add_run(fc_flattener *f, const fc_optim *o, const entry *run, size_t count, size_t stateful,
+                       const char *key) {
+    const fc_unit *unit = o->slots[run->slot].unit;
+    const fc_tensor *first = run->target->source;
+    for (size_t i = 1; i < count; i++) {
+        if (run[i].parameter == run[i - 1].parameter) {
+            return refuse(f, &run[i], "is state of a parameter that has it under another of its names, too");
+        }
+    }
+    if (unit && (first->object || first->ndim == 0)) {
+        return add_common(f, o, run, count, unit->nparameters, key);
+    }
+    if (!unit) {
+        fc_code rc = fc_flatten_keep(f, run->target);
+        return rc == FC_OK ? name_state(f, o, run, key, &f->tensors[f->count - 1]) : rc;
+    }
+    return count == stateful ? add_flat(f, o, run, count, key)
+                             : refuse(f, run, "is not there for other parameters of its unit, which have state");
+}
+
+static fc_code find_entry(const fc_flattener *f, const fc_optim *o, const fc_target_tensor *w, const fc_optim_name *n,
+                          entry *out) {
+    size_t p = fc_optim_parameter(f, o, n), slot = p == FC_NO_NAME ? FC_NO_NAME : o->slot_of[p];
+    *out = (entry){.target = w, .slot = slot};
+    if (!n->key) {
+        return refuse(f, out, "is nested deeper than torch's optimizers have it");
+    }
+    if (slot == FC_NO_NAME) {
+        return refuse(f, out, "is optimizer state of what is no parameter here");
+    }
+    if (o->slots[slot].group == FC_NO_NAME) {
+        return refuse(f, out, "is optimizer state of a parameter that is in no group of the optimizer");
+    }
+    out->parameter = (uint32_t)p;
+    out->number = o->slots[slot].number;
+    return FC_OK;
+}
+
+static int by_place(const void *a, const void *b) {
+    const entry *x = a, *y = b;
+    return x->number != y->number ? (x->number > y->number) - (x->number < y->number)
+           : x->key != y->key     ? (x->key > y->key) - (x->key < y->key)
+                                  : (x->parameter > y->parameter) - (x->parameter < y->parameter);
+}
+
+/* How many parameters have state among entries of one number. @param seen one a parameter, marked with `mark` */
+static size_t count_stateful(const entry *entries, size_t count, size_t *seen, size_t mark) {
+    size_t n = 0;
+    for (size_t i = 0; i < count; i++) {
+        n += seen[entries[i].parameter] != mark;
+        seen[entries[i].parameter] = mark;
+    }
+    return n;
+}
+
+static fc_code add_entries(fc_flattener *f, const fc_optim *o, const entry *entries, size_t count,
+                           const char *const *keys) {
+    size_t *seen = fc_arena_calloc(o->scratch, f->tree->nparameters, sizeof *seen);
+    fc_code rc = seen ? FC_OK : no_memory(f);
+    for (size_t i = 0, last, end; rc == FC_OK && i < count; i = last) {
+        for (last = i + 1; last < count && entries[last].number == entries[i].number; last++) {
+        }
+        size_t stateful = count_stateful(entries + i, last - i, seen, i + 1);
+        for (size_t k = i; rc == FC_OK && k < last; k = end) {
+            for (end = k + 1; end < last && entries[end].key == entries[k].key; end++) {
+            }
+            rc = add_run(f, o, entries + k, end - k, stateful, keys[entries[k].key]);
+        }
+    }
+    return rc;
+}
+
+static fc_code add_state(fc_flattener *f, const fc_optim *o) {
+    size_t n = f->target->ntensors, count = 0, nkeys = 0;
+    entry *entries = calloc(n + 1, sizeof *entries);
+    const char **keys = fc_arena_calloc(o->scratch, n, sizeof *keys);
+    fc_name_table *table = fc_name_table_new(o->scratch, n + 1);
+    fc_code rc = entries && keys && table ? FC_OK : no_memory(f);
+    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+        const fc_target_tensor *w = &f->target->tensors[i];
+        fc_optim_name name = fc_optim_name_of(w);
+        if (name.kind != FC_OPTIM_STATE || !fc_optim_has(o, w, &name)) {
+            continue;
+        }
+        rc = find_entry(f, o, w, &name, &entries[count]);
+        if (rc == FC_OK) {
+            size_t key = fc_name_table_put(table, name.key, strlen(name.key), nkeys);
+            keys[key] = name.key;
+            nkeys += key == nkeys;
+            entries[count++].key = key;
+        }
+    }
+    if (rc == FC_OK) {
+        qsort(entries, count, sizeof *entries, by_place);
+        rc = add_entries(f, o, entries, count, keys);
+    }
+    free(entries);
+    return rc;
+}
+
+/* ---- groups ---- */
+
+/* An object whose value is `json`. */
+static fc_code add_value(fc_flattener *f, const fc_optim *o, const fc_path_element last[3], const char *json) {
+    static const fc_object object = {.encoding = FC_OBJECT_VALUE};
+    fc_arena *arena = f->out->arena;
+    fc_flat_value *value;
+    fc_tensor *t = fc_flatten_add(f, &value);
+    int64_t *dims = fc_arena_calloc(arena, 2, sizeof *dims);
+    fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
+    if (!t || !dims || !chunk) {
+        return no_memory(f);
+    }
+    value->text = json;
+    dims[1] = (int64_t)strlen(json);
+    *chunk = (fc_chunk){.dims = dims, .offset = f->next, .length = (uint64_t)dims[1], .rank = FC_NO_RANK};
+    f->next += chunk->length;
+    *t = (fc_tensor){.dtype = FC_OPAQUE,
+                     .ndim = 1,
+                     .shape = dims + 1,
+                     .chunks = chunk,
+                     .nchunks = f->source->format->layout_only ? 0 : 1,
+                     .object = &object,
+                     .detail = value};
+    return name_value(f, o, last, t);
+}
+
+/* "params" of a group: the numbers of its slots, which follow those of the groups before. */
+static fc_code add_list(fc_flattener *f, const fc_optim *o, size_t group) {
+    size_t first = 0, used = 1, room;
+    char number[24];
+    for (size_t g = 0; g < group; g++) {
+        first += o->members[g];
+    }
+    room = (sizeof number + 2) * o->members[group] + 3;
+    char *json = fc_arena_alloc(f->out->arena, room);
+    if (!json) {
+        return no_memory(f);
+    }
+    json[0] = '[';
+    for (size_t i = 0; i < o->members[group]; i++) {
+        used += (size_t)snprintf(json + used, room - used, "%s%zu", i > 0 ? ", " : "", first + i);
+    }
+    memcpy(json + used, "]", 2);
+    snprintf(number, sizeof number, "%zu", group);
+    const fc_path_element last[3] = {{.key = "param_groups"}, {.key = number, .is_index = true}, {.key = "params"}};
+    return add_value(f, o, last, json);
+}
+
+/* A key of flattened groups, which have it for each parameter: one group is made of them if all have the same. */
+static fc_code add_flattened(fc_flattener *f, const fc_optim *o, const fc_target_tensor *w, const char *key,
+                             fc_name_table *seen) {
+    const fc_path_element last[3] = {{.key = "param_groups"}, {.key = "0", .is_index = true}, {.key = key}};
+    const char *json = NULL;
+    size_t at = fc_name_table_put(seen, key, strlen(key), f->count);
+    fc_code rc = at == FC_NO_NAME ? no_memory(f) : FC_OK;
+    rc = rc == FC_OK ? fc_checkpoint_object_json(f->source, w->source, o->scratch, &json, f->err) : rc;
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (at == f->count) {
+        rc = fc_flatten_keep(f, w);
+        return rc == FC_OK ? name_value(f, o, last, &f->tensors[at]) : rc;
+    }
+    const fc_flat_value *before = f->tensors[at].detail;
+    const char *other = NULL;
+    rc = fc_checkpoint_object_json(f->source, before->tensor, o->scratch, &other, f->err);
+    return rc != FC_OK || strcmp(json, other) == 0
+               ? rc
+               : fc_fail(f->err, FC_EUSAGE,
+                         "%s: '%.256s' differs from that of other parameters, and flattened groups do not say which "
+                         "group it is: leave the optimizer out with --exclude",
+                         f->source->path, w->name);
+}
+
+/* Groups as they are, but for the lists of their parameters. */
+static fc_code add_groups(fc_flattener *f, const fc_optim *o) {
+    fc_name_table *seen = fc_name_table_new(o->scratch, f->target->ntensors + 1);
+    size_t group = 0;
+    fc_code rc = seen ? FC_OK : no_memory(f);
+    for (size_t i = 0; rc == FC_OK && i < f->target->ntensors; i++) {
+        const fc_target_tensor *w = &f->target->tensors[i];
+        fc_optim_name n;
+        if (!fc_optim_in_group(o, w, &n)) {
+            continue;
+        }
+        if (!n.is_number) {
+            rc = add_flattened(f, o, w, n.key, seen);
+        } else if (fc_optim_is_list(&n) && group < o->ngroups) {
+            rc = add_list(f, o, group++);
+        } else {
+            rc = fc_flatten_keep(f, w);
+        }
+    }
+    return rc == FC_OK && o->flattened && group == 0 ? add_list(f, o, 0) : rc;
+}
+
+/* ---- all of it ---- */
+
+fc_code fc_flatten_state(fc_flattener *f, fc_arena *scratch) {
+    size_t n = f->target->ntensors;
+    bool *done = fc_arena_calloc(scratch, n, sizeof *done);
+    fc_code rc = done ? FC_OK : no_memory(f);
+    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+        fc_optim o = {.first = &f->target->tensors[i], .scratch = scratch};
+        o.prefix = fc_optim_name_of(o.first);
+        if (done[i] || o.prefix.kind == FC_OPTIM_NONE) {
+            continue;
+        }
+        for (size_t k = i; k < n; k++) {
+            fc_optim_name name = fc_optim_name_of(&f->target->tensors[k]);
+            done[k] = done[k] || fc_optim_has(&o, &f->target->tensors[k], &name);
+        }
+        rc = fc_optim_number(f, &o);
+        rc = rc == FC_OK ? add_state(f, &o) : rc;
+        rc = rc == FC_OK ? add_groups(f, &o) : rc;
+    }
+    return rc;
+}

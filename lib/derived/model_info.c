@@ -1,0 +1,110 @@
+/*
+ * What a person says of a model beside its names: the classes of its modules, what is frozen, ignored, shared. A JSON
+ * file → fc_model_info, for the module tree.
+ */
+#include "fsdpckpt/wrap_policy.h"
+
+#include "io/json_file.h"
+
+#include <string.h>
+
+/* Where the reading is. */
+typedef struct reading {
+    const char *path;
+    fc_arena *arena;
+    fc_model_info *info;
+    fc_class_rule *classes;
+    fc_error *err;
+} reading;
+
+static fc_code read_list(const reading *r, const char *key, const json_t *value, const char *const **out) {
+    bool malformed;
+    *out = fc_json_strings(value, r->arena, &malformed);
+    if (malformed) {
+        return fc_fail(r->err, FC_EUSAGE, "%s: \"%s\" should be a string or an array of strings", r->path, key);
+    }
+    return *out ? FC_OK : fc_fail(r->err, FC_ENOMEM, "%s: out of memory", r->path);
+}
+
+static fc_code read_shared(const reading *r, const json_t *value) {
+    size_t count = json_array_size(value);
+    const char *const **groups = fc_arena_calloc(r->arena, count + 1, sizeof *groups);
+    if (!groups) {
+        return fc_fail(r->err, FC_ENOMEM, "%s: out of memory", r->path);
+    }
+    bool good = json_is_array(value);
+    for (size_t i = 0; i < count && good; i++) {
+        const json_t *group = json_array_get(value, i);
+        good = json_is_array(group) && json_array_size(group) > 1;
+        if (good) {
+            fc_code rc = read_list(r, "$shared", group, &groups[i]);
+            if (rc != FC_OK) {
+                return rc;
+            }
+        }
+    }
+    if (!good) {
+        return fc_fail(r->err, FC_EUSAGE,
+                       "%s: \"$shared\" should be groups of names, as in [[\"lm_head.weight\", "
+                       "\"model.embed_tokens.weight\"]]",
+                       r->path);
+    }
+    r->info->shared = groups;
+    return FC_OK;
+}
+
+static fc_code read_class(const reading *r, const char *key, const json_t *value) {
+    fc_class_rule *rule = &r->classes[r->info->nclasses];
+    fc_code rc = read_list(r, key, value, &rule->classes);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    while (rule->classes[rule->nclasses]) {
+        rule->nclasses++;
+    }
+    rule->pattern = fc_arena_strndup(r->arena, key, strlen(key));
+    r->info->nclasses++;
+    return rule->pattern ? FC_OK : fc_fail(r->err, FC_ENOMEM, "%s: out of memory", r->path);
+}
+
+static fc_code read_member(const reading *r, const char *key, const json_t *value) {
+    if (key[0] != '$') {
+        return read_class(r, key, value);
+    }
+    if (strcmp(key, "$frozen") == 0) {
+        return read_list(r, key, value, &r->info->frozen);
+    }
+    if (strcmp(key, "$ignored") == 0) {
+        return read_list(r, key, value, &r->info->ignored);
+    }
+    if (strcmp(key, "$buffers") == 0) {
+        return read_list(r, key, value, &r->info->buffers);
+    }
+    if (strcmp(key, "$shared") == 0) {
+        return read_shared(r, value);
+    }
+    return fc_fail(r->err, FC_EUSAGE, "%s: unknown member \"%s\"; there are $frozen, $ignored, $buffers and $shared",
+                   r->path, key);
+}
+
+fc_code fc_model_info_load(const char *path, fc_arena *arena, const fc_model_info **out, fc_error *err) {
+    json_t *root = NULL, *value;
+    const char *key;
+    fc_code rc = fc_json_load(path, "a description of modules", "{\"layers.*\": \"LlamaDecoderLayer\"}", &root, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    reading r = {.path = path, .arena = arena, .err = err};
+    r.info = fc_arena_calloc(arena, 1, sizeof *r.info);
+    r.classes = fc_arena_calloc(arena, json_object_size(root) + 1, sizeof *r.classes);
+    rc = r.info && r.classes ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    json_object_foreach(root, key, value) {
+        rc = rc == FC_OK ? read_member(&r, key, value) : rc;
+    }
+    if (rc == FC_OK) {
+        r.info->classes = r.classes;
+        *out = r.info;
+    }
+    json_decref(root);
+    return rc;
+}

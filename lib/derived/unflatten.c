@@ -1,0 +1,405 @@
+/*
+ * From a checkpoint with flat parameters to one of parameters, whose chunks are boxes of the shards (flat_boxes.c) and
+ * whose format asks the source's for their bytes. So the rest takes it for any sharded checkpoint. What lies where is
+ * flat_units.c's to find.
+ */
+#include "base/checked.h"
+#include "base/grow.h"
+#include "checkpoint/same_name.h"
+#include "derived/flat_units.h"
+#include "flat/flat_boxes.h"
+#include "fsdpckpt/format.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* fc_checkpoint.state: the format is the source's, but for what it does with values. */
+typedef struct unflattened {
+    fc_checkpoint *source;
+    fc_format format;
+} unflattened;
+
+/* ---- the format ---- */
+
+static const unflattened *state_of(const fc_checkpoint *checkpoint) {
+    return checkpoint->state;
+}
+
+static fc_code flat_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                           fc_error *err) {
+    const fc_flat_origin *o = tensor->detail;
+    const fc_checkpoint *source = state_of(checkpoint)->source;
+    if (!o->places) {
+        return fc_checkpoint_extent(source, o->tensor, index, out, err);
+    }
+    const fc_flat_place *p = &o->places[index];
+    fc_code rc = fc_checkpoint_extent(source, o->tensor, p->chunk, out, err);
+    if (rc != FC_OK) {
+        return fc_context(err, rc, "tensor %.256s", tensor->name);
+    }
+    /* The shard's elements have places within its bytes, and these are some of them: nothing can overflow. */
+    int64_t stride = out->strides[0];
+    out->first += (uint64_t)(p->at * stride) * fc_dtype_size(tensor->dtype);
+    fc_row_major_strides(tensor->ndim, tensor->chunks[index].dims + tensor->ndim, out->strides);
+    for (int d = 0; d < tensor->ndim; d++) {
+        out->strides[d] *= tensor->chunks[index].dims[tensor->ndim + d] > 1 ? stride : 1;
+    }
+    return FC_OK;
+}
+
+static size_t source_index(const fc_flat_origin *o, size_t index) {
+    return o->places && index != FC_WHOLE_TENSOR ? o->places[index].chunk : index;
+}
+
+static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
+                         fc_error *err) {
+    const fc_flat_origin *o = tensor->detail;
+    const fc_checkpoint *source = state_of(checkpoint)->source;
+    return source->format->read(source, o->tensor, source_index(o, index), buf, err);
+}
+
+static fc_code flat_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
+                                const char **json, fc_error *err) {
+    const fc_flat_origin *o = object->detail;
+    return fc_checkpoint_object_json(state_of(checkpoint)->source, o->tensor, arena, json, err);
+}
+
+/* A chunk's digest is of the bytes in the file; one of all elements of a flat parameter is none of its parts'. */
+static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                           fc_error *err) {
+    const fc_flat_origin *o = tensor->detail;
+    if (o->places && index == FC_WHOLE_TENSOR) {
+        *out = (fc_digest){.kind = FC_DIGEST_NONE};
+        return FC_OK;
+    }
+    return fc_checkpoint_digest(state_of(checkpoint)->source, o->tensor, source_index(o, index), out, err);
+}
+
+static fc_code flat_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
+    const fc_flat_origin *o = object->detail;
+    const fc_checkpoint *source = state_of(checkpoint)->source;
+    return source->format->check_object(source, o->tensor, err);
+}
+
+static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    const fc_checkpoint *source = state_of(checkpoint)->source;
+    return source->format->check_file(source, index, err);
+}
+
+static void flat_close(fc_checkpoint *checkpoint) {
+    fc_checkpoint_close(state_of(checkpoint)->source);
+}
+
+bool fc_was_flat(const fc_checkpoint *checkpoint) {
+    return checkpoint->format->close == flat_close;
+}
+
+static void make_format(unflattened *u) {
+    const fc_format *of = u->source->format;
+    u->format = *of;
+    u->format.open = NULL;
+    u->format.close = flat_close;
+    u->format.extent = flat_extent;
+    u->format.read = of->read ? flat_read : NULL;
+    u->format.object_json = of->object_json ? flat_object_json : NULL;
+    u->format.digest = flat_digest;
+    u->format.check_object = of->check_object ? flat_check_object : NULL;
+    u->format.verify = NULL; /* what it knows of is the source's */
+    u->format.verify_chunk = NULL;
+    u->format.check_file = of->check_file ? flat_check_file : NULL;
+}
+
+/* ---- the manifest ---- */
+
+typedef struct builder {
+    fc_checkpoint *out;
+    const fc_checkpoint *source;
+    fc_tensor *tensors; /* malloc'ed */
+    size_t count, capacity;
+    const fc_tensor *grouped; /* the last state whose param_groups were looked at, and whether they fit */
+    bool groups_fit;
+    bool *gone; /* of the source's tensors: in the new ones already, or not to be there */
+    fc_error *err;
+} builder;
+
+static fc_code no_memory(const builder *b) {
+    return fc_fail(b->err, FC_ENOMEM, "%s: out of memory", b->source->path);
+}
+
+/* A value of the source as it is. */
+static fc_code keep(builder *b, size_t index) {
+    fc_flat_origin *o = fc_arena_calloc(b->out->arena, 1, sizeof *o);
+    if (!o || !b->tensors) {
+        return no_memory(b);
+    }
+    o->tensor = &b->source->tensors[index];
+    b->tensors[b->count] = *o->tensor;
+    b->tensors[b->count].detail = o;
+    b->tensors[b->count++].placements = NULL; /* of a mesh that the others do not know */
+    b->gone[index] = true;
+    return FC_OK;
+}
+
+/* The name and path of a value beside another one, whose path it has but for the element `at`. */
+static fc_code name_value(const builder *b, const fc_tensor *like, size_t at, const char *key, fc_tensor *t) {
+    fc_arena *arena = b->out->arena;
+    size_t n = like->path.count > 0 ? like->path.count : 1;
+    fc_path_element *path = fc_arena_calloc(arena, n, sizeof *path);
+    char *own = fc_arena_strndup(arena, key, strlen(key));
+    const char *name = NULL;
+    if (!path || !own) {
+        return no_memory(b);
+    }
+    for (size_t i = 0; i < n; i++) {
+        path[i] = i == at ? (fc_path_element){.key = own} : like->path.elements[i];
+        name = name ? fc_arena_printf(arena, "%s.%s", name, path[i].key) : path[i].key;
+        if (!name) {
+            return no_memory(b);
+        }
+    }
+    t->name = name;
+    t->path = (fc_path){path, n};
+    return FC_OK;
+}
+
+/* A parameter's tensor lies in the state dict beside the flat one. */
+static fc_code name_parameter(const builder *b, const fc_tensor *flat, const char *key, fc_tensor *t) {
+    return name_value(b, flat, flat->path.count > 0 ? flat->path.count - 1 : 0, key, t);
+}
+
+/* The tensors of a unit, one for each of its members, each at the member's place in `made`. */
+static fc_code make_unit(const builder *b, const fc_flat_model *model, const fc_flat_unit *u, fc_tensor *made) {
+    size_t *order = fc_flat_order_chunks(u->tensor), param = 0;
+    fc_code rc = order ? FC_OK : no_memory(b);
+    for (size_t i = 0; rc == FC_OK && i < u->nmembers; i++) {
+        const fc_flat_member *m = &model->members[u->members[i]];
+        fc_tensor *t = &made[u->members[i]];
+        if (fc_flat_is_tied(model, u->members[i])) {
+            *t = made[m->same_as]; /* the same chunks: so they are known to be one */
+        } else {
+            rc = fc_flat_boxes(u->tensor, order, &u->layout.params[param++], b->out->arena, t, b->err);
+        }
+        rc = rc == FC_OK ? name_parameter(b, u->tensor, m->key, t) : rc;
+    }
+    free(order);
+    return rc;
+}
+
+/* All that a state dict holds, in the order of the model. */
+static fc_code add_dict(builder *b, const fc_flat_model *model) {
+    fc_tensor *made = calloc(model->nmembers + 1, sizeof *made);
+    fc_code rc = made && (b->tensors || model->nmembers == 0) ? FC_OK : no_memory(b);
+    for (size_t u = 0; rc == FC_OK && u < model->nunits; u++) {
+        rc = make_unit(b, model, &model->units[u], made);
+        b->gone[model->units[u].index] = true;
+    }
+    for (size_t i = 0; rc == FC_OK && i < model->nmembers; i++) {
+        const fc_flat_member *m = &model->members[i];
+        if (!m->flat) { /* under the model's name, as its parameters are: wrappers leave traces in the source's */
+            rc = keep(b, m->stored);
+            rc =
+                rc == FC_OK ? name_parameter(b, &b->source->tensors[m->stored], m->key, &b->tensors[b->count - 1]) : rc;
+            continue;
+        }
+        b->tensors[b->count++] = made[i];
+        if (m->stored != SIZE_MAX) {
+            b->gone[m->stored] = true; /* a view of the flat parameter */
+        }
+    }
+    free(made);
+    return rc;
+}
+
+static fc_code check_names(const builder *b) {
+    const char *name = NULL;
+    fc_code rc = fc_find_same_name(b->tensors, b->count, &name, b->err);
+    return rc != FC_OK || !name
+               ? rc
+               : fc_fail(b->err, FC_EUSAGE, "%s: '%.256s' is both a parameter of the model and another value",
+                         b->source->path, name);
+}
+
+/* Room for `more` tensors. */
+static bool grow(builder *b, size_t more) {
+    size_t needed;
+    return fc_add_size(b->count, more, &needed) && fc_grow(&b->tensors, &b->capacity, needed, sizeof *b->tensors);
+}
+
+/* ---- optimizer state ---- */
+
+/* A value of optimizer state of a flat parameter, for each of the parameters in it: cut like these, or the same. */
+static fc_code add_state(builder *b, const fc_flat_model *model, size_t unit, size_t index, size_t at) {
+    const fc_tensor *state = &b->source->tensors[index];
+    const fc_flat_unit *u = &model->units[unit];
+    bool cut = !state->object && state->ndim == 1 && state->shape[0] == u->tensor->shape[0];
+    size_t *order = cut ? fc_flat_order_chunks(state) : NULL, param = 0;
+    fc_code rc = (order || !cut) && grow(b, u->nmembers) ? FC_OK : no_memory(b);
+    for (size_t i = 0; rc == FC_OK && i < u->nmembers; i++) {
+        if (fc_flat_is_tied(model, u->members[i])) {
+            continue;
+        }
+        fc_tensor *t = &b->tensors[b->count];
+        if (cut) {
+            rc = fc_flat_boxes(state, order, &u->layout.params[param++], b->out->arena, t, b->err);
+            b->count++;
+        } else {
+            rc = keep(b, index);
+        }
+        rc = rc == FC_OK ? name_value(b, state, at, model->members[u->members[i]].key, t) : rc;
+    }
+    b->gone[index] = true;
+    free(order);
+    return rc;
+}
+
+/* A dict with flat parameters, and what they hold. */
+typedef struct flat_dict {
+    const fc_tensor *first;
+    fc_flat_model model;
+    bool added;
+} flat_dict;
+
+/* Optimizer state by number, where it is known which flat parameter that is. `*added`: it was. */
+static fc_code try_state(builder *b, const flat_dict *dicts, size_t ndicts, size_t index, fc_arena *scratch,
+                         bool *added) {
+    const fc_tensor *t = &b->source->tensors[index];
+    size_t number = 0, ignored, at = fc_state_number(t, &number);
+    bool fit = false;
+    *added = false;
+    if (at == 0 || ndicts != 1 || number >= dicts->model.nunits) {
+        return FC_OK;
+    }
+    fc_code rc = FC_OK;
+    if (b->grouped && fc_state_number(b->grouped, &ignored) == at && fc_same_prefix(b->grouped, t, at)) {
+        fit = b->groups_fit;
+    } else {
+        rc = fc_groups_fit(b->source, t, at, dicts->model.nunits, scratch, &fit, b->err);
+    }
+    b->grouped = t;
+    b->groups_fit = fit;
+    *added = rc == FC_OK && fit;
+    return *added ? add_state(b, &dicts->model, number, index, at) : rc;
+}
+
+/* ---- all of it ---- */
+
+/* The dict of source tensor `index`; NULL: it has no flat parameters. */
+static flat_dict *dict_of(const fc_checkpoint *source, flat_dict *dicts, size_t ndicts, size_t index) {
+    for (size_t i = 0; i < ndicts && !source->tensors[index].object; i++) {
+        if (fc_same_dict(dicts[i].first, &source->tensors[index])) {
+            return &dicts[i];
+        }
+    }
+    return NULL;
+}
+
+/* The dicts with flat parameters, and what these hold. */
+static fc_code find_dicts(const builder *b, const fc_checkpoint *model, fc_arena *scratch, flat_dict *dicts,
+                          size_t *ndicts) {
+    const fc_checkpoint *source = b->source;
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
+        if (fc_is_flat_parameter(&source->tensors[i]) && !dict_of(source, dicts, *ndicts, i)) {
+            flat_dict *d = &dicts[(*ndicts)++];
+            d->first = &source->tensors[i];
+            rc = fc_flat_model_new(source, d->first, model, scratch, &d->model, b->err);
+        }
+    }
+    return rc;
+}
+
+/* The source's values in their order; a dict with flat parameters whole, where its first value is. */
+static fc_code fill(builder *b, const fc_checkpoint *model, fc_arena *scratch) {
+    const fc_checkpoint *source = b->source;
+    size_t ndicts = 0;
+    flat_dict *dicts = fc_arena_calloc(scratch, source->ntensors, sizeof *dicts);
+    fc_code rc = dicts ? find_dicts(b, model, scratch, dicts, &ndicts) : no_memory(b);
+    for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
+        flat_dict *dict = dict_of(source, dicts, ndicts, i);
+        bool added = false;
+        if (dict && !dict->added) {
+            dict->added = true;
+            rc = grow(b, dict->model.nmembers) ? add_dict(b, &dict->model) : no_memory(b);
+        }
+        if (rc == FC_OK && !b->gone[i]) {
+            rc = try_state(b, dicts, ndicts, i, scratch, &added);
+        }
+        if (rc == FC_OK && !b->gone[i] && !added) {
+            rc = grow(b, 1) ? keep(b, i) : no_memory(b);
+        }
+    }
+    return rc == FC_OK ? check_names(b) : rc;
+}
+
+static fc_code build(builder *b, const fc_checkpoint *model) {
+    fc_checkpoint *out = b->out;
+    const fc_checkpoint *source = b->source;
+    fc_arena *scratch = fc_arena_new();
+    b->gone = scratch ? fc_arena_calloc(scratch, source->ntensors, sizeof *b->gone) : NULL;
+    fc_code rc = b->gone ? fill(b, model, scratch) : no_memory(b);
+    fc_tensor *kept = rc == FC_OK ? fc_arena_calloc(out->arena, b->count, sizeof *kept) : NULL;
+    if (rc == FC_OK && !kept) {
+        rc = no_memory(b);
+    }
+    if (rc == FC_OK && b->count > 0) {
+        memcpy(kept, b->tensors, b->count * sizeof *kept);
+    }
+    free(b->tensors);
+    fc_arena_free(scratch);
+    out->tensors = kept;
+    out->ntensors = kept ? b->count : 0;
+    return rc;
+}
+
+static fc_code check_model(const fc_checkpoint *source, const fc_checkpoint *model, fc_error *err) {
+    const char *why;
+    const fc_tensor *flat = fc_flat_parameter(model, NULL);
+    if (flat) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: has flat parameters itself ('%.256s'): the parameters of %s are told by a model that was "
+                       "saved whole",
+                       model->path, flat->name, source->path);
+    }
+    return fc_knows_model_order(model, &why)
+               ? FC_OK
+               : fc_fail(err, FC_EUSAGE,
+                         "%s: %s; what lies where in flat parameters depends on it: make the schema of a file that "
+                         "torch.save wrote of model.state_dict(), or add \"order\": \"model\" to it where its tensors "
+                         "are in that order",
+                         model->path, why);
+}
+
+fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_checkpoint **out, fc_error *err) {
+    *out = NULL;
+    fc_code rc = check_model(source, model, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_arena *arena = fc_arena_new();
+    fc_checkpoint *made = arena ? fc_arena_calloc(arena, 1, sizeof *made) : NULL;
+    unflattened *u = made ? fc_arena_calloc(arena, 1, sizeof *u) : NULL;
+    if (!u) {
+        fc_arena_free(arena);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", source->path);
+    }
+    u->source = source;
+    make_format(u);
+    *made = (fc_checkpoint){.format = &u->format,
+                            .path = source->path,
+                            .arena = arena,
+                            .files = source->files,
+                            .nfiles = source->nfiles,
+                            .tp_joined = source->tp_joined,
+                            .keeps_order = true,
+                            .producer = source->producer,
+                            .note = source->note,
+                            .state = u};
+    builder b = {.out = made, .source = source, .err = err};
+    rc = build(&b, model);
+    if (rc != FC_OK) {
+        fc_arena_free(arena); /* not fc_checkpoint_close: the source stays the caller's */
+        return rc;
+    }
+    *out = made;
+    return FC_OK;
+}

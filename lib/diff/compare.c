@@ -1,0 +1,348 @@
+/*
+ * diff as a whole: joins the names of two checkpoints, decides by shapes, dtypes and recorded digests what must be
+ * read, has that compared, and judges. The best place to start reading.
+ */
+#include "fsdpckpt/compare.h"
+
+#include "diff/compare_data.h"
+#include "engine/values.h"
+#include "fsdpckpt/digest.h"
+#include "fsdpckpt/format.h"
+#include "plan/names.h"
+
+#include <jansson.h>
+#include <string.h>
+
+typedef struct comparison {
+    const fc_checkpoint *a, *b;
+    const fc_compare_options *options;
+    fc_arena *arena;
+    fc_compare_report *report;
+    size_t *to_read; /* indexes into report->items */
+    size_t nto_read;
+    bool stopped; /* at a difference: not all was read */
+} comparison;
+
+static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
+    return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
+}
+
+/* ---- digests ---- */
+
+/* @return 1: the same digest on both sides, -1: another one, 0: they do not tell. */
+static int compare_digests(const comparison *c, const fc_compared *item, fc_error *err, fc_code *rc) {
+    fc_digest a, b;
+    *rc = fc_checkpoint_digest(c->a, item->a, FC_WHOLE_TENSOR, &a, err);
+    if (*rc == FC_OK) {
+        *rc = fc_checkpoint_digest(c->b, item->b, FC_WHOLE_TENSOR, &b, err);
+    }
+    if (*rc != FC_OK || a.kind != FC_DIGEST_CRC64 || b.kind != FC_DIGEST_CRC64 || item->a->dtype != item->b->dtype) {
+        return 0;
+    }
+    return a.value == b.value ? 1 : -1;
+}
+
+/* NaN differs from itself under a tolerance, so there the same bits need not be equal. */
+static bool same_bits_are_equal(const comparison *c, const fc_compared *item) {
+    fc_dtype_class cls = fc_dtype_get(item->a->dtype)->cls;
+    return !c->options->tolerant || c->options->equal_nan || (cls != FC_CLASS_FLOAT && cls != FC_CLASS_COMPLEX);
+}
+
+/* Other bits may be equal: -0, NaN, or what is within the tolerance. */
+static bool other_bits_differ(const comparison *c) {
+    return !c->options->tolerant && !c->options->equal_nan;
+}
+
+static fc_code try_digests(comparison *c, fc_compared *item, bool *decided, fc_error *err) {
+    fc_code rc;
+    int verdict = compare_digests(c, item, err, &rc);
+    *decided = false;
+    if (rc != FC_OK) {
+        return rc;
+    }
+    item->wrong_digest = verdict < 0; /* until the data says that they do differ */
+    if (verdict > 0 && same_bits_are_equal(c, item) && !c->options->data) {
+        item->result = FC_COMPARE_SAME_DIGEST;
+        *decided = true;
+    } else if (verdict < 0 && other_bits_differ(c) && c->options->quick && !c->options->data) {
+        item->result = FC_COMPARE_DIFFERENT_DIGEST;
+        item->wrong_digest = false;
+        *decided = true;
+    }
+    return FC_OK;
+}
+
+/* ---- what must be read ---- */
+
+static bool values_can_be_compared(const comparison *c, const fc_compared *item) {
+    return item->a->dtype == item->b->dtype || (c->options->tolerant && item->numbers);
+}
+
+static fc_code classify(comparison *c, size_t index, fc_error *err) {
+    fc_compared *item = &c->report->items[index];
+    const fc_tensor *a = item->a, *b = item->b;
+    int64_t elements;
+    bool decided = true;
+    fc_code rc = FC_OK;
+    item->numbers = fc_values_are_numbers(a->dtype, b->dtype);
+    if (!fc_numel(a->ndim, a->shape, &elements)) {
+        return fc_fail(err, FC_ECORRUPT, "%s: tensor %s: the shape has more than 2^63 elements", c->a->path,
+                       item->name);
+    }
+    item->elements = (uint64_t)elements;
+    if (!a->object != !b->object) {
+        item->result = FC_COMPARE_KIND;
+    } else if (!same_shape(a, b)) {
+        item->result = FC_COMPARE_SHAPE; /* of objects: another number of bytes; see compare_objects */
+    } else if (!values_can_be_compared(c, item)) {
+        item->result = FC_COMPARE_DTYPE;
+    } else if (elements == 0) {
+        item->result = FC_COMPARE_SAME;
+    } else {
+        rc = try_digests(c, item, &decided, err);
+    }
+    if (rc == FC_OK && !decided) {
+        c->to_read[c->nto_read++] = index;
+    }
+    return rc;
+}
+
+/* What --strip-prefix and --rename change is changed on both sides, and must be there on one. */
+static fc_code list_names(comparison *c, fc_names *a, fc_names *b, fc_error *err) {
+    static const fc_selection everything;
+    const fc_selection *s = c->options->selection ? c->options->selection : &everything;
+    fc_rename *rename = NULL;
+    fc_code rc = fc_rename_new(s, &rename, err);
+    rc = rc == FC_OK ? fc_names_make(c->a, s, rename, c->arena, a, err) : rc;
+    rc = rc == FC_OK ? fc_names_make(c->b, s, rename, c->arena, b, err) : rc;
+    if (rc == FC_OK) {
+        const char *example = c->a->ntensors ? c->a->tensors[0].name : c->b->ntensors ? c->b->tensors[0].name : "";
+        const char *both = fc_arena_printf(c->arena, "%s and %s", c->a->path, c->b->path);
+        rc = fc_rename_check_used(rename, both ? both : c->a->path, example, err);
+    }
+    fc_rename_free(rename);
+    if (rc == FC_OK && a->count == 0 && b->count == 0 && a->left_out + b->left_out > 0) {
+        rc = fc_fail(err, FC_EUSAGE, "nothing is left to compare: all %zu names are excluded",
+                     a->left_out + b->left_out);
+    }
+    return rc;
+}
+
+/* Makes the items: A's names with their partners, then what only B has. */
+static fc_code join(comparison *c, fc_error *err) {
+    fc_names a, b;
+    fc_compare_report *r = c->report;
+    fc_code rc = list_names(c, &a, &b, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    bool *taken = fc_arena_calloc(c->arena, b.count + 1, sizeof *taken);
+    r->items = fc_arena_calloc(c->arena, a.count + b.count + 1, sizeof *r->items);
+    c->to_read = fc_arena_calloc(c->arena, a.count + 1, sizeof *c->to_read);
+    if (!taken || !r->items || !c->to_read) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", c->a->path);
+    }
+    r->left_out = a.left_out + b.left_out;
+    for (size_t i = 0; i < a.count && rc == FC_OK; i++) {
+        size_t at = fc_names_find(&b, a.items[i].name);
+        fc_compared *item = &r->items[r->count++];
+        *item = (fc_compared){.name = a.items[i].name, .a = a.items[i].tensor, .result = FC_COMPARE_ONLY_A};
+        if (at != FC_NO_NAME) {
+            taken[at] = true;
+            item->result = FC_COMPARE_UNREAD;
+            item->b = b.items[at].tensor;
+            rc = classify(c, r->count - 1, err);
+        }
+    }
+    for (size_t i = 0; i < b.count && rc == FC_OK; i++) {
+        if (!taken[i]) {
+            r->items[r->count++] =
+                (fc_compared){.name = b.items[i].name, .b = b.items[i].tensor, .result = FC_COMPARE_ONLY_B};
+        }
+    }
+    return rc;
+}
+
+/* ---- judging ---- */
+
+static void judge(const comparison *c, fc_compared *item) {
+    if (!item->read) {
+        return;
+    }
+    bool same = item->deviation.different == 0;
+    if (same && c->stopped) {
+        return; /* in the middle of it, perhaps */
+    }
+    item->wrong_digest = item->wrong_digest && same && other_bits_differ(c);
+    if (!same) {
+        item->result = FC_COMPARE_DIFFERENT;
+    } else {
+        item->result = item->deviation.max_abs > 0 ? FC_COMPARE_CLOSE : FC_COMPARE_SAME;
+    }
+}
+
+/* What an object decodes to, or NULL: then its bytes alone speak. */
+static const char *decode(const comparison *c, const fc_checkpoint *checkpoint, const fc_tensor *object) {
+    const char *json = NULL;
+    return checkpoint->format->object_json &&
+                   fc_checkpoint_object_json(checkpoint, object, c->arena, &json, NULL) == FC_OK
+               ? json
+               : NULL;
+}
+
+static bool same_json(const char *a, const char *b) {
+    if (strcmp(a, b) == 0) {
+        return true;
+    }
+    json_t *x = json_loads(a, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+    json_t *y = json_loads(b, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+    bool same = x && y && json_equal(x, y);
+    json_decref(x);
+    json_decref(y);
+    return same;
+}
+
+/* Other bytes may be the same value: every torch.save has an id of its own. */
+static void compare_objects(const comparison *c, fc_compared *item) {
+    bool bytes_differ = item->result == FC_COMPARE_DIFFERENT || item->result == FC_COMPARE_SHAPE ||
+                        item->result == FC_COMPARE_DIFFERENT_DIGEST;
+    if (!item->a || !item->b || !item->a->object || !item->b->object || !bytes_differ) {
+        return;
+    }
+    item->json_a = decode(c, c->a, item->a);
+    item->json_b = decode(c, c->b, item->b);
+    bool same = item->json_a && item->json_b && same_json(item->json_a, item->json_b);
+    item->result = same ? FC_COMPARE_SAME_VALUE : FC_COMPARE_DIFFERENT;
+}
+
+static void count(fc_compare_report *r, const fc_compared *item) {
+    switch (item->result) {
+    case FC_COMPARE_ONLY_A:
+        r->only_a++;
+        break;
+    case FC_COMPARE_ONLY_B:
+        r->only_b++;
+        break;
+    case FC_COMPARE_CLOSE:
+        r->close++;
+        break;
+    case FC_COMPARE_UNREAD:
+        r->unread++;
+        break;
+    default:
+        r->different += fc_compare_is_difference(item->result);
+        r->same += !fc_compare_is_difference(item->result);
+        r->by_digest += item->result == FC_COMPARE_SAME_DIGEST;
+    }
+}
+
+static bool differs_already(const comparison *c) {
+    for (size_t i = 0; i < c->report->count; i++) {
+        const fc_compared *item = &c->report->items[i];
+        bool object = item->a && item->b && item->a->object;
+        if (fc_compare_is_difference(item->result) && !object) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static fc_code begin(comparison *c, fc_error *err) {
+    const fc_checkpoint *sides[] = {c->a, c->b};
+    for (int i = 0; i < 2; i++) {
+        if (sides[i]->format->layout_only) {
+            return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to compare: use check --schema",
+                           sides[i]->path);
+        }
+    }
+    *c->report = (fc_compare_report){0};
+    return join(c, err);
+}
+
+static fc_code finish(comparison *c, fc_error *err) {
+    fc_compare_report *r = c->report;
+    fc_code rc = FC_OK;
+    if (c->nto_read > 0 && !(c->options->quick && differs_already(c))) {
+        rc = fc_compare_data(c->a, c->b, c->options, r, c->to_read, c->nto_read, &c->stopped, err);
+    }
+    for (size_t i = 0; i < r->count && rc == FC_OK; i++) {
+        judge(c, &r->items[i]);
+        compare_objects(c, &r->items[i]);
+        count(r, &r->items[i]);
+    }
+    return rc;
+}
+
+fc_code fc_compare(const fc_checkpoint *a, const fc_checkpoint *b, const fc_compare_options *options, fc_arena *arena,
+                   fc_compare_report *report, fc_error *err) {
+    comparison c = {.a = a, .b = b, .options = options, .arena = arena, .report = report};
+    fc_code rc = begin(&c, err);
+    return rc == FC_OK ? finish(&c, err) : rc;
+}
+
+/* Objects whose digests differ are decoded, for which their data must be there. */
+static bool needs_data(const comparison *c) {
+    bool needs = c->nto_read > 0 && !(c->options->quick && differs_already(c));
+    for (size_t i = 0; i < c->report->count && !needs; i++) {
+        const fc_compared *item = &c->report->items[i];
+        needs = item->a && item->b && item->a->object && fc_compare_is_difference(item->result);
+    }
+    return needs;
+}
+
+/* Whether it is worth asking its headers first: digests that answer are recorded for all tensors or none. */
+static bool has_digests(const fc_checkpoint *checkpoint) {
+    for (size_t i = 0; i < checkpoint->ntensors; i++) {
+        fc_digest digest;
+        if (!checkpoint->tensors[i].object) {
+            return fc_checkpoint_digest(checkpoint, &checkpoint->tensors[i], FC_WHOLE_TENSOR, &digest, NULL) == FC_OK &&
+                   digest.kind == FC_DIGEST_CRC64;
+        }
+    }
+    return true;
+}
+
+static fc_code reopen(const char *path, const fc_open_options *how, fc_checkpoint **checkpoint, fc_error *err) {
+    fc_checkpoint_close(*checkpoint);
+    *checkpoint = NULL;
+    return fc_checkpoint_open(path, how, checkpoint, err);
+}
+
+/* By the headers alone. `*answered` unless data must be read; then both may be open that way, or none. */
+static fc_code compare_headers(const char *path_a, const char *path_b, comparison *c, fc_checkpoint **a,
+                               fc_checkpoint **b, bool *answered, fc_error *err) {
+    fc_open_options how = c->options->open;
+    how.headers_only = true;
+    *answered = false;
+    fc_code rc = reopen(path_a, &how, a, err);
+    if (rc != FC_OK || !has_digests(*a)) {
+        return rc;
+    }
+    rc = reopen(path_b, &how, b, err);
+    if (rc != FC_OK || !has_digests(*b)) {
+        return rc;
+    }
+    c->a = *a;
+    c->b = *b;
+    rc = begin(c, err);
+    *answered = rc == FC_OK && !needs_data(c);
+    return *answered ? finish(c, err) : rc;
+}
+
+fc_code fc_compare_paths(const char *path_a, const char *path_b, const fc_compare_options *options, fc_arena *arena,
+                         fc_checkpoint **a, fc_checkpoint **b, fc_compare_report *report, fc_error *err) {
+    comparison c = {.options = options, .arena = arena, .report = report};
+    bool answered = false;
+    fc_code rc = FC_OK;
+    *a = *b = NULL;
+    *report = (fc_compare_report){0};
+    if (!options->data) {
+        rc = compare_headers(path_a, path_b, &c, a, b, &answered, err);
+    }
+    if (rc != FC_OK || answered) {
+        return rc;
+    }
+    rc = reopen(path_a, &options->open, a, err);
+    rc = rc == FC_OK ? reopen(path_b, &options->open, b, err) : rc;
+    return rc == FC_OK ? fc_compare(*a, *b, options, arena, report, err) : rc;
+}

@@ -1,0 +1,318 @@
+/*
+ * Reading two checkpoints side by side: see compare_data.h. Workers take tiles of the row-major order of a tensor, fill
+ * a buffer from each side, whatever chunks, files and codecs they lie in, and compare the buffers. Memory does not
+ * depend on the checkpoints.
+ */
+#include "diff/compare_data.h"
+
+#include "base/checked.h"
+#include "base/pages.h"
+#include "base/threads.h"
+#include "engine/queue.h"
+#include "engine/source.h"
+#include "engine/tuning.h"
+#include "engine/values.h"
+#include "fsdpckpt/plan.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A pair whose tiles are being compared. Freed when the last of them is done. */
+typedef struct pair {
+    fc_compared *item;
+    fc_coverage *a, *b;
+    unsigned users;
+} pair;
+
+/* How the memory is shared out. */
+typedef struct budget {
+    int threads, files;
+    size_t tile, large_tile, scratch;
+    uint64_t decoded; /* for each side */
+} budget;
+
+typedef struct job {
+    const fc_checkpoint *a, *b;
+    const fc_compare_options *options;
+    fc_compare_report *report;
+    const size_t *items;
+    size_t count;
+    budget budget;
+    fc_decoded *decoded_a, *decoded_b;
+    fc_source_crc *crc_a, *crc_b;
+    atomic_bool stop;
+    pthread_mutex_t lock; /* guards what follows, and the items' deviations */
+    size_t next;
+    pair *current;
+    fc_tiles tiles;
+    uint64_t bytes;
+    fc_code code;
+    fc_error error;
+} job;
+
+typedef struct worker {
+    job *job;
+    fc_source *a, *b;
+    unsigned char *buffer_a, *buffer_b;
+} worker;
+
+static void fail(job *j, fc_code code, const fc_error *err) {
+    pthread_mutex_lock(&j->lock);
+    if (j->code == FC_OK) {
+        j->code = code;
+        j->error = *err;
+    }
+    pthread_mutex_unlock(&j->lock);
+    atomic_store(&j->stop, true);
+}
+
+/* The lock is held. */
+static void drop(pair *p) {
+    if (--p->users == 0) {
+        fc_coverage_free(p->a);
+        fc_coverage_free(p->b);
+        free(p);
+    }
+}
+
+static uint32_t larger_element(const fc_compared *item) {
+    uint32_t a = fc_dtype_size(item->a->dtype), b = fc_dtype_size(item->b->dtype);
+    return a > b ? a : b;
+}
+
+/* Both sides must cover the tensor exactly once before any of it is compared. The lock is held. */
+static fc_code open_pair(job *j, fc_compared *item, fc_error *err) {
+    pair *p = calloc(1, sizeof *p);
+    if (!p) {
+        return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", item->name);
+    }
+    fc_code rc = fc_coverage_within(j->a, item->a, NULL, &p->a, err);
+    if (rc != FC_OK) {
+        rc = fc_context(err, rc, "%s", j->a->path);
+    } else if ((rc = fc_coverage_within(j->b, item->b, NULL, &p->b, err)) != FC_OK) {
+        rc = fc_context(err, rc, "%s", j->b->path);
+    }
+    p->item = item;
+    p->users = 1;
+    if (rc != FC_OK) {
+        drop(p);
+        return rc;
+    }
+    static const int64_t origin[FC_MAX_DIMS];
+    fc_box whole = {item->a->ndim, origin, item->a->shape};
+    bool large = fc_gains_from_large_tiles(j->a, item->a) || fc_gains_from_large_tiles(j->b, item->b);
+    size_t bytes = large ? j->budget.large_tile : j->budget.tile;
+    fc_tiles_begin(&j->tiles, &whole, (int64_t)(bytes / larger_element(item)), 1);
+    item->read = true;
+    j->current = p;
+    return FC_OK;
+}
+
+/* The next tile, or *out NULL when there is none. The lock is held. */
+static fc_code take_tile(job *j, pair **out, fc_tile *tile, fc_error *err) {
+    *out = NULL;
+    for (;;) {
+        if (j->current && fc_tiles_next(&j->tiles, tile)) {
+            j->current->users++;
+            *out = j->current;
+            return FC_OK;
+        }
+        if (j->current) {
+            drop(j->current);
+            j->current = NULL;
+        }
+        if (j->next == j->count) {
+            return FC_OK;
+        }
+        fc_code rc = open_pair(j, &j->report->items[j->items[j->next++]], err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+}
+
+static fc_code compare_tile(worker *w, const pair *p, const fc_tile *tile, fc_deviation *found, fc_error *err) {
+    const fc_compare_options *o = w->job->options;
+    fc_box box = {p->item->a->ndim, tile->offsets, tile->sizes};
+    fc_value_rule rule = {.a = p->item->a->dtype,
+                          .b = p->item->b->dtype,
+                          .tolerant = o->tolerant,
+                          .equal_nan = o->equal_nan,
+                          .rtol = o->rtol,
+                          .atol = o->atol};
+    fc_code rc = fc_source_fill(w->a, p->a, p->item->a, &box, w->buffer_a, err);
+    rc = rc == FC_OK ? fc_source_fill(w->b, p->b, p->item->b, &box, w->buffer_b, err) : rc;
+    if (rc == FC_OK) {
+        fc_values_compare(&rule, w->buffer_a, w->buffer_b, (size_t)tile->count, (uint64_t)tile->start, found);
+    }
+    return rc;
+}
+
+static fc_code compare_tiles(worker *w, fc_error *err) {
+    job *j = w->job;
+    fc_progress *progress = j->options->move.progress;
+    while (!atomic_load_explicit(&j->stop, memory_order_relaxed)) {
+        pair *p;
+        fc_tile tile;
+        fc_deviation found = {0};
+        if (progress && atomic_load_explicit(&progress->cancel, memory_order_relaxed)) {
+            return fc_fail(err, FC_EINTERRUPTED, "interrupted");
+        }
+        pthread_mutex_lock(&j->lock);
+        fc_code rc = take_tile(j, &p, &tile, err);
+        pthread_mutex_unlock(&j->lock);
+        if (rc != FC_OK || !p) {
+            return rc;
+        }
+        uint64_t bytes = (uint64_t)tile.count * (fc_dtype_size(p->item->a->dtype) + fc_dtype_size(p->item->b->dtype));
+        rc = compare_tile(w, p, &tile, &found, err);
+        pthread_mutex_lock(&j->lock);
+        fc_deviation_add(&p->item->deviation, &found);
+        j->bytes += bytes;
+        bool object = p->item->a->object != NULL;
+        drop(p);
+        pthread_mutex_unlock(&j->lock);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        if (found.different > 0 && j->options->quick && !object) { /* objects may still mean the same */
+            atomic_store(&j->stop, true);
+        }
+        if (progress) {
+            atomic_fetch_add_explicit(&progress->done, bytes, memory_order_relaxed);
+        }
+    }
+    return FC_OK;
+}
+
+static void *work(void *context) {
+    job *j = context;
+    worker w = {.job = j};
+    fc_error err;
+    size_t size = j->budget.large_tile;
+    unsigned char *buffers = fc_pages_new(2 * size);
+    fc_code rc = FC_OK;
+    if (!buffers) {
+        rc = fc_fail(&err, FC_ENOMEM, "out of memory for two buffers of %zu bytes", size);
+    }
+    w.buffer_a = buffers;
+    w.buffer_b = w.buffer_a ? w.buffer_a + size : NULL;
+    if (rc == FC_OK) {
+        rc = fc_source_new(j->a, j->decoded_a, j->budget.scratch, j->budget.files, &w.a, &err);
+    }
+    if (rc == FC_OK) {
+        rc = fc_source_new(j->b, j->decoded_b, j->budget.scratch, j->budget.files, &w.b, &err);
+    }
+    if (rc == FC_OK) {
+        fc_source_check_objects(w.a);
+        fc_source_check_objects(w.b);
+        fc_source_watch(w.a, j->crc_a, true);
+        fc_source_watch(w.b, j->crc_b, true);
+        rc = compare_tiles(&w, &err);
+    }
+    if (rc != FC_OK) {
+        fail(j, rc, &err);
+    }
+    fc_source_free(w.a);
+    fc_source_free(w.b);
+    fc_pages_free(buffers, 2 * size);
+    return NULL;
+}
+
+static size_t clamp(uint64_t value, uint64_t low, uint64_t high) {
+    return (size_t)(value < low ? low : value > high ? high : value);
+}
+
+/* Half of `memory`, or what is least, for the workers' buffers and windows, a quarter each for decoded chunks. */
+static void share_out(uint64_t memory, int threads, budget *b) {
+    uint64_t overhead = 2 * fc_source_overhead();
+    uint64_t fit = memory / 2 / (overhead + 4 * (uint64_t)FC_LEAST_TILE_BYTES);
+    b->threads = (uint64_t)threads > fit ? (fit < 1 ? 1 : (int)fit) : threads;
+    uint64_t each = (memory / 2 / (uint64_t)b->threads - overhead) / 4;
+    b->tile = clamp(each, FC_LEAST_TILE_BYTES, FC_TILE_BYTES);
+    b->scratch = clamp(each, FC_LEAST_TILE_BYTES, FC_SCRATCH_BYTES);
+    b->large_tile = clamp(each, b->tile, FC_LARGE_TILE_BYTES);
+    uint64_t whole = overhead + 2 * (b->scratch + b->large_tile);
+    b->decoded = (memory - (uint64_t)b->threads * whole) / 2;
+    b->files = fc_files_per_worker(2 * b->threads);
+}
+
+/* Bytes to read of both sides. */
+static uint64_t total_bytes(const fc_compare_report *report, const size_t *items, size_t count) {
+    uint64_t total = 0;
+    for (size_t i = 0; i < count; i++) {
+        const fc_compared *item = &report->items[items[i]];
+        uint64_t bytes, element = fc_dtype_size(item->a->dtype) + fc_dtype_size(item->b->dtype);
+        if (!fc_mul_u64(item->elements, element, &bytes) || !fc_add_u64(total, bytes, &total)) {
+            return UINT64_MAX;
+        }
+    }
+    return total;
+}
+
+static int wanted_threads(const fc_compare_options *options, uint64_t bytes) {
+    int threads = options->move.threads > 0 ? options->move.threads : fc_default_threads();
+    threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
+    uint64_t useful = bytes / (FC_TILE_BYTES / 2) + 1;
+    return (uint64_t)threads > useful ? (int)useful : threads;
+}
+
+/* What was read against what the two record of it. That it differs is a result. */
+static void check_sums(job *j) {
+    fc_compare_report *r = j->report;
+    r->damage = fc_source_crc_check(j->crc_a, NULL, &r->damaged);
+    if (r->damage == FC_OK) {
+        r->damage = fc_source_crc_check(j->crc_b, NULL, &r->damaged);
+    }
+    if (r->damage != FC_OK && r->damage != FC_ECORRUPT) {
+        j->code = r->damage;
+        j->error = r->damaged;
+    }
+}
+
+static void compare_all(job *j) {
+    atomic_init(&j->stop, false);
+    pthread_mutex_init(&j->lock, NULL);
+    fc_threads_run(j->budget.threads, work, j);
+    if (j->current) {
+        drop(j->current);
+    }
+    pthread_mutex_destroy(&j->lock);
+    if (j->code == FC_OK) {
+        check_sums(j);
+    }
+}
+
+fc_code fc_compare_data(const fc_checkpoint *a, const fc_checkpoint *b, const fc_compare_options *options,
+                        fc_compare_report *report, const size_t *items, size_t count, bool *stopped, fc_error *err) {
+    uint64_t memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
+    uint64_t total = total_bytes(report, items, count);
+    job j = {.a = a, .b = b, .options = options, .report = report, .items = items, .count = count};
+    if (memory < FC_LEAST_MEMORY) {
+        return fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: --memory must be at least 1M", memory);
+    }
+    share_out(memory, wanted_threads(options, total), &j.budget);
+    if (options->move.progress) {
+        options->move.progress->total = total;
+    }
+    j.decoded_a = fc_decoded_new(j.budget.decoded);
+    j.decoded_b = fc_decoded_new(j.budget.decoded);
+    j.code = j.decoded_a && j.decoded_b ? FC_OK : fc_fail(&j.error, FC_ENOMEM, "%s: out of memory", a->path);
+    j.code = j.code == FC_OK ? fc_source_crc_new(a, a->tensors, a->ntensors, &j.crc_a, &j.error) : j.code;
+    j.code = j.code == FC_OK ? fc_source_crc_new(b, b->tensors, b->ntensors, &j.crc_b, &j.error) : j.code;
+    if (j.code == FC_OK) {
+        compare_all(&j);
+        *stopped = atomic_load(&j.stop);
+    }
+    fc_source_crc_free(j.crc_a);
+    fc_source_crc_free(j.crc_b);
+    fc_decoded_free(j.decoded_a);
+    fc_decoded_free(j.decoded_b);
+    report->bytes += j.bytes;
+    if (j.code != FC_OK && err) {
+        *err = j.error;
+    }
+    return j.code;
+}

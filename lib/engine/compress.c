@@ -1,0 +1,448 @@
+/*
+ * Compressing a part: from chunks of the source to chunks of the target file, by workers that read, cast, shuffle and
+ * deflate in parallel.
+ *
+ * What is written must not depend on the number of threads, and a chunk's place follows from the sizes of those before
+ * it. So a compressed chunk goes into the slot of its number; whoever fills the slot that is next in turn gives places
+ * to it and to all that follow it and are ready, which takes microseconds; and whoever comes by writes those that have
+ * their places. A worker waits only when all slots are taken by chunks that are behind one still being compressed.
+ */
+#include "fsdpckpt/move.h"
+
+#include "base/pages.h"
+#include "base/threads.h"
+#include "codec/codec.h"
+#include "codec/shuffle.h"
+#include "engine/chunks.h"
+#include "engine/queue.h"
+#include "engine/source.h"
+#include "engine/tuning.h"
+#include "io/output.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    MOST_SURVEYED = 64,
+    RESERVE_BYTES = 64 << 20,
+};
+
+typedef enum slot_state {
+    SLOT_FREE,   /* or being filled by the worker that has the job of its number */
+    SLOT_READY,  /* compressed */
+    SLOT_PLACED, /* has its place in the file */
+    SLOT_WRITING
+} slot_state;
+
+typedef struct slot {
+    slot_state state;
+    bool raw;
+    fc_chunk_job job;
+    unsigned char *bytes; /* sizes.chunk, made when first used */
+    size_t size;
+    uint64_t offset;
+} slot;
+
+/* The largest chunk, and how the memory is shared out. */
+typedef struct sizes {
+    size_t chunk;    /* bytes, in the target's type */
+    size_t source;   /* bytes, in the source's type */
+    bool casts;      /* some item changes its type */
+    bool decodes;    /* some item's source is compressed itself */
+    uint64_t chunks; /* how many, at least */
+    int threads;
+    int slots;
+    int run;          /* chunks that a worker takes at once, at most */
+    uint64_t decoded; /* bytes for decoded chunks of the source */
+} sizes;
+
+typedef struct press {
+    const fc_target *target;
+    const fc_target_file *file;
+    fc_writer *writer;
+    fc_progress *progress;          /* may be NULL */
+    struct fc_source_crc *recorded; /* see fc_move_options; may be NULL */
+    sizes sizes;
+    fc_decoded *decoded;
+    pthread_mutex_t lock; /* guards what follows, and the writer */
+    pthread_cond_t freed; /* a slot became free, or all stop */
+    fc_chunks chunks;
+    slot *slots;
+    uint64_t turn;  /* number of the next chunk to be given a place */
+    uint64_t first; /* every chunk below is written */
+    uint64_t stored;
+    int ahead;         /* descriptor for setting space aside, or -1 */
+    uint64_t reserved; /* so far */
+    bool stop;
+    fc_code code;
+    fc_error error;
+} press;
+
+/* A worker's own things. */
+typedef struct worker {
+    press *press;
+    fc_source *source;
+    fc_deflater *deflater;
+    fc_output output;
+    unsigned char *read, *cast, *shuffled;
+} worker;
+
+/* Records the first error and stops everyone. Called with the lock held. */
+static void fail(press *p, fc_code code, const fc_error *err) {
+    if (p->code == FC_OK) {
+        p->code = code;
+        p->error = *err;
+    }
+    p->stop = true;
+    pthread_cond_broadcast(&p->freed);
+}
+
+static slot *slot_of(press *p, uint64_t number) {
+    return &p->slots[number % (uint64_t)p->sizes.slots];
+}
+
+/* Has the file system set space aside before it is written: writes that extend a file take turns there. It only helps;
+   where it fails, for want of space too, the write will tell. What is too much, the writer cuts off at the end. */
+static void reserve_ahead(press *p, uint64_t end) {
+    if (p->ahead >= 0 && end > p->reserved && end < INT64_MAX - RESERVE_BYTES) {
+        uint64_t from = p->reserved ? p->reserved : end;
+        p->reserved = end + RESERVE_BYTES;
+        if (fallocate(p->ahead, 0, (off_t)from, (off_t)(p->reserved - from)) != 0) {
+            p->reserved = INT64_MAX;
+        }
+    }
+}
+
+/* Gives places to the chunks that are ready, in their order. Called with the lock held. */
+static fc_code give_places(press *p, fc_error *err) {
+    for (;;) {
+        slot *s = slot_of(p, p->turn);
+        if (s->state != SLOT_READY || s->job.number != p->turn) {
+            return FC_OK;
+        }
+        fc_code rc =
+            p->writer->format->place(p->writer, s->job.of->item, s->job.start, s->raw, s->size, &s->offset, err);
+        if (rc != FC_OK) {
+            return fc_context(err, rc, "tensor %s", s->job.of->target->name);
+        }
+        s->state = SLOT_PLACED;
+        p->turn++;
+        reserve_ahead(p, s->offset + s->size);
+    }
+}
+
+static int64_t volume_of(const fc_chunk_job *job) {
+    const fc_box box = {job->of->target->source->ndim, job->offset, job->sizes};
+    return fc_box_volume(&box);
+}
+
+static void count_progress(press *p, const fc_chunk_job *job) {
+    if (p->progress) {
+        uint64_t bytes = (uint64_t)volume_of(job) * fc_dtype_size(job->of->target->dtype);
+        atomic_fetch_add_explicit(&p->progress->done, bytes, memory_order_relaxed);
+    }
+}
+
+/* Writes one chunk that has its place, if there is one. Called with the lock held, which it gives up meanwhile. */
+static bool write_one(worker *w, fc_code *rc, fc_error *err) {
+    press *p = w->press;
+    slot *s = NULL;
+    for (uint64_t n = p->first; n < p->turn && !s; n++) {
+        s = slot_of(p, n)->state == SLOT_PLACED ? slot_of(p, n) : NULL;
+    }
+    if (!s) {
+        return false;
+    }
+    s->state = SLOT_WRITING;
+    pthread_mutex_unlock(&p->lock);
+    *rc = fc_output_write(&w->output, s->bytes, s->size, s->offset, err);
+    pthread_mutex_lock(&p->lock);
+    p->stored += s->size;
+    count_progress(p, &s->job);
+    fc_chunks_give_back(&s->job);
+    s->state = SLOT_FREE;
+    while (p->first < p->turn && slot_of(p, p->first)->state == SLOT_FREE) {
+        p->first++;
+    }
+    pthread_cond_broadcast(&p->freed);
+    return true;
+}
+
+/* The slot of a job, as soon as what was in it before is written; until then this worker helps to write.
+   @return NULL when all stop, also for an error of its own. */
+static slot *take_slot(worker *w, uint64_t number, fc_error *err) {
+    press *p = w->press;
+    fc_code rc = FC_OK;
+    pthread_mutex_lock(&p->lock);
+    while (!p->stop && number >= p->first + (uint64_t)p->sizes.slots) {
+        if (!write_one(w, &rc, err)) {
+            pthread_cond_wait(&p->freed, &p->lock);
+        } else if (rc != FC_OK) {
+            fail(p, rc, err);
+        }
+    }
+    slot *s = p->stop ? NULL : slot_of(p, number);
+    pthread_mutex_unlock(&p->lock);
+    return s;
+}
+
+/* Reads the elements of a chunk in the target's type, zeros behind those that a chunk at the edge lacks. */
+static fc_code read_chunk(worker *w, fc_chunk_job *job, size_t bytes, unsigned char **out, fc_error *err) {
+    const fc_target_tensor *target = job->of->target;
+    const fc_box box = {target->source->ndim, job->offset, job->sizes};
+    size_t count = (size_t)volume_of(job), used = count * fc_dtype_size(target->dtype);
+    *out = w->read;
+    const bool cast = target->dtype != target->source->dtype;
+    fc_source_watch(w->source, job->of->digest.tensor ? w->press->recorded : NULL, cast);
+    fc_code rc = fc_source_fill(w->source, job->of->coverage, target->source, &box, w->read, err);
+    if (rc == FC_OK && cast) {
+        fc_cast(target->source->dtype, w->read, target->dtype, w->cast, count);
+        *out = w->cast;
+    }
+    memset(*out + used, 0, bytes - used);
+    if (rc == FC_OK) {
+        rc = fc_tile_digest_make(target, job->of->item, &box, *out, w->press->chunks.crc32, &job->digest, err);
+    }
+    return rc;
+}
+
+static fc_code compress_chunk(worker *w, fc_chunk_job *job, slot *s, fc_error *err) {
+    const uint32_t element = fc_dtype_size(job->of->target->dtype);
+    const size_t bytes = fc_chunk_bytes(w->press->target, job->of->item, element);
+    unsigned char *elements = NULL;
+    s->bytes = s->bytes ? s->bytes : fc_pages_new(w->press->sizes.chunk);
+    if (!s->bytes) {
+        return fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes", bytes);
+    }
+    fc_code rc = read_chunk(w, job, bytes, &elements, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    const unsigned char *in = elements;
+    if (element > 1) {
+        fc_shuffle(elements, w->shuffled, bytes, element);
+        in = w->shuffled;
+    }
+    s->size = fc_deflate(w->deflater, in, bytes, element > 1 ? bytes / element : 0, s->bytes, bytes - 1);
+    s->raw = s->size == 0;
+    if (s->raw) {
+        memcpy(s->bytes, elements, bytes);
+        s->size = bytes;
+    }
+    return FC_OK;
+}
+
+/* Hands a compressed chunk over and writes what has a place by then. */
+static fc_code hand_over(worker *w, fc_chunk_job *job, slot *s, fc_error *err) {
+    press *p = w->press;
+    pthread_mutex_lock(&p->lock);
+    s->job = *job;
+    s->state = SLOT_READY;
+    job->of = NULL;
+    fc_code rc = give_places(p, err);
+    while (rc == FC_OK && !p->stop && write_one(w, &rc, err)) {
+    }
+    pthread_mutex_unlock(&p->lock);
+    return rc;
+}
+
+static bool cancelled(const press *p) {
+    return p->progress && atomic_load_explicit(&p->progress->cancel, memory_order_relaxed);
+}
+
+/* One job, unless all stop. */
+static fc_code do_job(worker *w, fc_chunk_job *job, bool *stopped, fc_error *err) {
+    if (cancelled(w->press)) {
+        return fc_fail(err, FC_EINTERRUPTED, "interrupted");
+    }
+    slot *s = take_slot(w, job->number, err);
+    *stopped = !s;
+    if (!s) {
+        return FC_OK;
+    }
+    fc_code rc = compress_chunk(w, job, s, err);
+    return rc == FC_OK ? hand_over(w, job, s, err) : rc;
+}
+
+/* Takes runs of jobs until there are none. */
+static fc_code do_jobs(worker *w, fc_error *err) {
+    press *p = w->press;
+    fc_chunk_job jobs[FC_RUN_CHUNKS];
+    for (bool stopped = false;;) {
+        int count = 0;
+        pthread_mutex_lock(&p->lock);
+        fc_code rc = p->stop ? FC_OK : fc_chunks_take(&p->chunks, jobs, &count, err);
+        pthread_mutex_unlock(&p->lock);
+        for (int i = 0; i < count && rc == FC_OK && !stopped; i++) {
+            rc = do_job(w, &jobs[i], &stopped, err);
+        }
+        pthread_mutex_lock(&p->lock);
+        for (int i = 0; i < count; i++) {
+            fc_chunks_give_back(&jobs[i]);
+        }
+        pthread_mutex_unlock(&p->lock);
+        if (rc != FC_OK || count == 0 || stopped) {
+            return rc;
+        }
+    }
+}
+
+/* A chunk before and, without a cast, after it. */
+static size_t read_size(const sizes *s) {
+    return s->source > s->chunk ? s->source : s->chunk;
+}
+
+static fc_code worker_init(worker *w, fc_error *err) {
+    const press *p = w->press;
+    const sizes *s = &p->sizes;
+    fc_code rc = fc_source_new(p->target->source, p->decoded, FC_SCRATCH_BYTES, fc_files_per_worker(s->threads),
+                               &w->source, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_source_check_objects(w->source);
+    rc = fc_output_open(&w->output, p->file->path, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    w->deflater = fc_deflater_new(p->target->compress);
+    w->read = fc_pages_new(read_size(s));
+    w->cast = s->casts ? fc_pages_new(s->chunk) : NULL;
+    w->shuffled = fc_pages_new(s->chunk);
+    if (!w->deflater || !w->read || (s->casts && !w->cast) || !w->shuffled) {
+        return fc_fail(err, FC_ENOMEM, "out of memory for chunks of %zu bytes", s->chunk);
+    }
+    return FC_OK;
+}
+
+/* A thread's life. An error goes to the press. */
+static void *work(void *context) {
+    press *p = context;
+    worker w = {.press = p, .output = {.fd = -1, .direct = -1}};
+    fc_error err;
+    fc_code rc = worker_init(&w, &err);
+    if (rc == FC_OK) {
+        rc = do_jobs(&w, &err);
+    }
+    fc_code closed = fc_output_close(&w.output, rc == FC_OK ? &err : NULL);
+    rc = rc == FC_OK ? closed : rc;
+    if (rc != FC_OK) {
+        pthread_mutex_lock(&p->lock);
+        fail(p, rc, &err);
+        pthread_mutex_unlock(&p->lock);
+    }
+    fc_source_free(w.source);
+    fc_deflater_free(w.deflater);
+    fc_pages_free(w.read, read_size(&p->sizes));
+    fc_pages_free(w.cast, p->sizes.chunk);
+    fc_pages_free(w.shuffled, p->sizes.chunk);
+    return NULL;
+}
+
+/* The largest chunk of the part, and whether anything must be cast or decoded. */
+static void survey(const fc_target *target, const fc_target_file *file, sizes *s) {
+    int looked_at = 0;
+    for (size_t i = 0; i < file->nitems; i++) {
+        const fc_target_item *item = &file->items[i];
+        if (!item->chunk) {
+            continue;
+        }
+        const fc_target_tensor *tensor = &target->tensors[item->tensor];
+        size_t chunk = fc_chunk_bytes(target, item, fc_dtype_size(tensor->dtype));
+        size_t source = fc_chunk_bytes(target, item, fc_dtype_size(tensor->source->dtype));
+        s->chunk = chunk > s->chunk ? chunk : s->chunk;
+        s->source = source > s->source ? source : s->source;
+        s->casts |= tensor->dtype != tensor->source->dtype;
+        s->chunks += fc_target_item_bytes(target, item) / chunk + 1;
+        /* The tensors of a checkpoint are stored alike; a few tell, and asking may read from the disk. */
+        if (!s->decodes && looked_at++ < MOST_SURVEYED) {
+            s->decodes = fc_gains_from_large_tiles(target->source, tensor->source);
+        }
+    }
+}
+
+/* Shares `memory` out: the workers' buffers, the slots, and at least a quarter of it for decoded chunks. */
+static fc_code share_out(uint64_t memory, int threads, sizes *s, fc_error *err) {
+    const uint64_t each = fc_source_overhead() + FC_SCRATCH_BYTES + fc_deflater_size() + read_size(s) +
+                          (s->casts ? s->chunk : 0) + s->chunk;
+    const uint64_t mine = s->decodes ? memory / 5 * 2 : memory / 4 * 3;
+    const uint64_t least = each + 2 * s->chunk;
+    if (least > mine) {
+        return fc_fail(err, FC_EUSAGE,
+                       "compressing takes %" PRIu64 " bytes of memory, %" PRIu64 " are allowed: raise --memory",
+                       least * (s->decodes ? 5 : 4) / (s->decodes ? 2 : 3) + 1, memory);
+    }
+    uint64_t fit = (mine - s->chunk) / (each + s->chunk);
+    s->threads = (uint64_t)threads < fit ? threads : (int)fit;
+    if ((uint64_t)s->threads > s->chunks) {
+        s->threads = (int)s->chunks;
+    }
+    uint64_t slots = (mine - (uint64_t)s->threads * each) / s->chunk;
+    uint64_t most = FC_RUN_CHUNKS * ((uint64_t)s->threads + 1);
+    s->slots = (int)(slots < most ? slots : most);
+    s->run = s->slots / (s->threads + 1);
+    s->decoded = memory - (uint64_t)s->threads * each - (uint64_t)s->slots * s->chunk;
+    return FC_OK;
+}
+
+/* Decoding keeps processors busy rather than disks, and each worker more would take memory from the decoded chunks. */
+static int sensible_threads(const sizes *s) {
+    return s->decodes ? fc_processors() + 1 : fc_default_threads();
+}
+
+static void press_free(press *p) {
+    for (int i = 0; p->slots && i < p->sizes.slots; i++) {
+        if (p->slots[i].state != SLOT_FREE) {
+            fc_chunks_give_back(&p->slots[i].job);
+        }
+        fc_pages_free(p->slots[i].bytes, p->sizes.chunk);
+    }
+    free(p->slots);
+    fc_chunks_destroy(&p->chunks);
+    fc_decoded_free(p->decoded);
+}
+
+fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc_writer *writer,
+                         const fc_move_options *options, uint64_t *stored, fc_error *err) {
+    uint64_t memory = options && options->memory ? options->memory : FC_DEFAULT_MEMORY;
+    press p = {.target = target, .file = file, .writer = writer, .progress = options ? options->progress : NULL};
+    p.recorded = options ? options->recorded : NULL;
+    *stored = 0;
+    survey(target, file, &p.sizes);
+    if (p.sizes.chunks == 0) {
+        return FC_OK;
+    }
+    int threads = options && options->threads > 0 ? options->threads : sensible_threads(&p.sizes);
+    fc_code rc = share_out(memory, threads < FC_MOST_THREADS ? threads : FC_MOST_THREADS, &p.sizes, err);
+    rc = rc == FC_OK ? fc_chunks_init(&p.chunks, target, file, p.sizes.run, err) : rc;
+    if (rc != FC_OK) {
+        return rc;
+    }
+    p.chunks.crc32 = options && options->crc32;
+    p.chunks.digests = options ? options->digests : NULL;
+    p.decoded = fc_decoded_new(p.sizes.decoded);
+    p.slots = calloc((size_t)p.sizes.slots, sizeof *p.slots);
+    if (!p.decoded || !p.slots) {
+        press_free(&p);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", file->path);
+    }
+    p.ahead = open(file->path, O_WRONLY | O_CLOEXEC);
+    pthread_mutex_init(&p.lock, NULL);
+    pthread_cond_init(&p.freed, NULL);
+    fc_threads_run(p.sizes.threads, work, &p);
+    pthread_cond_destroy(&p.freed);
+    pthread_mutex_destroy(&p.lock);
+    if (p.ahead >= 0) {
+        close(p.ahead);
+    }
+    press_free(&p);
+    *stored = p.stored;
+    if (p.code != FC_OK && err) {
+        *err = p.error;
+    }
+    return p.code;
+}

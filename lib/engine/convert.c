@@ -1,0 +1,416 @@
+/*
+ * The whole way of the data: select, prove coverage, reserve, move, commit. The only caller of a format's writer.
+ * Rank by rank: memory does not grow with the number of ranks.
+ */
+#include "fsdpckpt/move.h"
+
+#include "base/checked.h"
+#include "engine/ranks.h"
+#include "engine/source_crc.h"
+#include "engine/tuning.h"
+#include "fsdpckpt/seal.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    /* What a file and one of its tensors cost in headers, estimated high: the free space is checked against it. */
+    HEADER_BYTES_FILE = 16 << 10,
+    HEADER_BYTES_ITEM = 2 << 10,
+    /* And what index.h5 needs for each box of a tensor. */
+    MAPPING_BYTES = 160,
+};
+
+/* Before anything is written: no value may be one that cannot be had. */
+static fc_code check_refusals(const fc_target *target, fc_error *err) {
+    fc_error first;
+    size_t count = 0;
+    for (size_t i = 0; i < target->ntensors; i++) {
+        fc_error *why = count == 0 ? &first : NULL;
+        count += fc_check_readable(target->source, target->tensors[i].source, why) != FC_OK;
+    }
+    return count == 0   ? FC_OK
+           : count == 1 ? fc_fail(err, first.code, "%s", first.message)
+                        : fc_fail(err, first.code, "%s; it is the first of %zu such values", first.message, count);
+}
+
+/* Fail closed: nothing is created before every target element is known to be covered exactly once. */
+static fc_code check_coverage(const fc_target *target, fc_error *err) {
+    for (size_t i = 0; i < target->ntensors && !target->source->format->layout_only; i++) {
+        fc_coverage *coverage = NULL;
+        fc_code rc = fc_coverage_within(target->source, target->tensors[i].source, NULL, &coverage, err);
+        if (rc != FC_OK) {
+            return fc_context(err, rc, "%s", target->source->path);
+        }
+        fc_coverage_free(coverage);
+    }
+    return FC_OK;
+}
+
+/* What the format can tell of damage to the headers that were opened: names and places would be wrong. */
+static fc_code check_headers(const fc_checkpoint *source, fc_error *err) {
+    fc_code rc = FC_OK;
+    for (size_t i = 0; rc == FC_OK && i < source->nfiles && source->format->check_file; i++) {
+        rc = source->format->check_file(source, i, err);
+    }
+    return rc;
+}
+
+/* Sums up what the ranks' files store. */
+static fc_code add_loads(const fc_target *target, const uint64_t *loads, fc_convert_report *report, fc_error *err) {
+    int64_t ranks = fc_mesh_ranks(target->mesh);
+    report->smallest_part = UINT64_MAX;
+    for (int64_t rank = 0; rank < ranks; rank++) {
+        uint64_t bytes = loads[rank];
+        if (!fc_add_u64(report->data_bytes, bytes, &report->data_bytes)) {
+            return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
+        }
+        report->largest_part = bytes > report->largest_part ? bytes : report->largest_part;
+        report->smallest_part = bytes < report->smallest_part ? bytes : report->smallest_part;
+    }
+    return FC_OK;
+}
+
+static fc_code measure(const fc_target *target, const fc_convert_options *options, fc_convert_report *report,
+                       fc_error *err) {
+    bool sharded = target->mesh->ndim > 0;
+    size_t ranks = (size_t)fc_mesh_ranks(target->mesh);
+    uint64_t *loads = calloc(ranks, sizeof *loads);
+    if (!loads) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
+    }
+    report->files = options->format->files ? options->format->files(target) : ranks + sharded;
+    fc_code rc = fc_target_loads(target, loads, err);
+    rc = rc == FC_OK ? add_loads(target, loads, report, err) : rc;
+    free(loads);
+    uint64_t mappings;
+    report->header_bytes = report->files * (HEADER_BYTES_FILE + target->ntensors * (uint64_t)HEADER_BYTES_ITEM);
+    if (sharded && (!fc_mul_u64(fc_target_boxes(target), MAPPING_BYTES, &mappings) ||
+                    !fc_add_u64(report->header_bytes, mappings, &report->header_bytes))) {
+        report->header_bytes = UINT64_MAX;
+    }
+    return rc;
+}
+
+static bool is_cancelled(const fc_move_options *options) {
+    return options->progress && atomic_load(&options->progress->cancel);
+}
+
+static bool has_chunks(const fc_target_file *file) {
+    for (size_t i = 0; i < file->nitems; i++) {
+        if (file->items[i].chunk) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static fc_code compress_part(const fc_target *target, const fc_target_file *file, fc_writer *writer,
+                             const fc_move_options *options, fc_convert_report *report, fc_error *err) {
+    uint64_t stored = 0, raw = 0;
+    fc_code rc = fc_compress_file(target, file, writer, options, &stored, err);
+    for (size_t i = 0; i < file->nitems; i++) {
+        raw += file->items[i].chunk ? fc_target_item_bytes(target, &file->items[i]) : 0;
+    }
+    report->stored_bytes = report->stored_bytes - raw + stored;
+    return rc;
+}
+
+/* A target being written. Rank 0 leads; `writer` is its alone. */
+typedef struct making {
+    const fc_target *target;
+    fc_comm *comm;
+    bool leads;
+    bool own_parts;
+    fc_writer writer;
+    fc_move_options move;
+    fc_convert_report *report;
+    bool *unmoved; /* of each tensor: the format stores it in its own way, so that there is no digest of its bytes */
+} making;
+
+/* Of a part that lies in the memory of one rank, this is everything or nothing (share = shares). */
+static void choose_share(making *m, const fc_target_file *file) {
+    if (m->own_parts && m->comm) {
+        bool mine = file->rank == (uint32_t)m->comm->rank;
+        m->move.share = m->move.shares = mine ? 0 : 2;
+    }
+}
+
+/* One file of the target: the headers by rank 0, the data by all; what is compressed by rank 0, as it goes in order. */
+static fc_code write_file(making *m, fc_target_file *file, fc_arena *arena, fc_error *err) {
+    const fc_format *format = m->writer.format;
+    fc_code rc = m->leads ? format->reserve(&m->writer, file, err) : FC_OK;
+    rc = fc_ranks_share_part(m->comm, rc, file, arena, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    for (size_t i = 0; i < file->nitems; i++) {
+        const fc_target_item *item = &file->items[i];
+        m->unmoved[item->tensor] |= item->owner == file->rank && !item->owned; /* the writer has cleared it */
+    }
+    choose_share(m, file);
+    rc = fc_move_file(m->target, file, &m->move, err);
+    rc = fc_ranks_join_items(m->comm, rc, m->target, file, m->move.crc32, err);
+    if (rc == FC_OK && m->leads && has_chunks(file)) {
+        rc = compress_part(m->target, file, &m->writer, &m->move, m->report, err);
+    }
+    if (rc == FC_OK && m->leads && format->finish_file) {
+        rc = format->finish_file(&m->writer, file, err);
+    }
+    return fc_ranks_agree(m->comm, rc, err);
+}
+
+static fc_code write_files(making *m, fc_target_file *shard, fc_arena *arena, fc_error *err) {
+    const fc_format *format = m->writer.format;
+    fc_code rc = FC_OK;
+    size_t first = 0;
+    while (rc == FC_OK && (first < shard->nitems || first == 0)) { /* a rank that holds nothing has a file, too */
+        size_t count = shard->nitems;
+        if (format->split) {
+            count = m->leads ? format->split(&m->writer, shard, first) : 0;
+            rc = fc_ranks_share_number(m->comm, FC_OK, &count, err);
+        }
+        fc_target_file file = {.rank = shard->rank, .items = shard->items + first, .nitems = count};
+        rc = rc == FC_OK ? write_file(m, &file, arena, err) : rc;
+        first += count ? count : 1;
+    }
+    return rc;
+}
+
+static fc_code write_part(making *m, uint32_t rank, fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    fc_target_file file;
+    fc_code rc = is_cancelled(&m->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
+                 : !arena               ? fc_fail(err, FC_ENOMEM, "out of memory")
+                                        : fc_target_file_of(m->target, rank, arena, &file, err);
+    rc = fc_ranks_agree(m->comm, rc, err);
+    if (rc == FC_OK) {
+        rc = write_files(m, &file, arena, err);
+    }
+    fc_arena_free(arena);
+    return rc;
+}
+
+/* What was read against what the source, and what may lie below it, records; chunks first, as they tell the place. */
+static fc_code check_source(const making *m, fc_error *err) {
+    const fc_checkpoint *source = m->target->source;
+    fc_code rc = fc_source_crc_join(m->move.recorded, m->comm, err);
+    rc = rc == FC_OK ? fc_source_crc_check(m->move.recorded, m->comm, err) : rc;
+    if (source->format->check_inputs) {
+        rc = fc_ranks_agree(m->comm, rc, err);
+        rc = rc == FC_OK ? source->format->check_inputs(source, m->comm, err) : rc;
+    }
+    return rc;
+}
+
+/* Makes the tensors' digests of their sums, and compares them with what the source says they are. */
+static fc_code finish_digests(const making *m, uint64_t *digests, fc_error *err) {
+    const fc_target *target = m->target;
+    for (size_t i = 0; i < target->ntensors; i++) {
+        const fc_target_tensor *tensor = &target->tensors[i];
+        if (m->unmoved[i]) {
+            continue;
+        }
+        const fc_box whole = {tensor->source->ndim, NULL, tensor->source->shape};
+        uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(tensor->dtype);
+        digests[i] = fc_crc64_finish(digests[i], bytes);
+        fc_code rc = tensor->dtype == tensor->source->dtype
+                         ? fc_source_check_digest(target->source, tensor->source, digests[i], err)
+                         : FC_OK; /* of what is cast the elements were added when they were read */
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code write_all(const fc_target *target, const char *staging, const fc_convert_options *options,
+                         fc_convert_report *report, fc_error *err) {
+    making m = {.target = target,
+                .comm = options->comm,
+                .leads = fc_ranks_leads(options->comm),
+                .own_parts = options->own_parts,
+                .writer = {options->format, NULL},
+                .move = options->move,
+                .report = report};
+    int64_t ranks = fc_mesh_ranks(target->mesh);
+    uint64_t *digests = calloc(target->ntensors + 1, sizeof *digests);
+    m.unmoved = calloc(target->ntensors + 1, sizeof *m.unmoved);
+    m.move.digests = digests;
+    m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
+    m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
+    fc_code rc = digests && m.unmoved ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    rc = rc == FC_OK ? fc_source_crc_new(target->source, target->source->tensors, target->source->ntensors,
+                                         &m.move.recorded, err)
+                     : rc;
+    m.move.crc32 = options->format->wants_crc32;
+    if (rc == FC_OK && m.leads) {
+        rc = options->format->create(target, staging, &m.writer, err);
+    }
+    rc = fc_ranks_agree(m.comm, rc, err);
+    for (int64_t rank = 0; rank < ranks && rc == FC_OK; rank++) {
+        rc = write_part(&m, (uint32_t)rank, err);
+    }
+    if (rc == FC_OK) {
+        rc = fc_ranks_join_sums(m.comm, FC_OK, digests, target->ntensors, err);
+    }
+    if (rc == FC_OK) {
+        rc = check_source(&m, err);
+    }
+    if (rc == FC_OK) {
+        rc = finish_digests(&m, digests, err);
+    }
+    if (rc == FC_OK && m.leads) {
+        rc = options->format->finish(&m.writer, digests, err);
+    }
+    if (m.leads) {
+        options->format->destroy(&m.writer);
+    }
+    free(digests);
+    free(m.unmoved);
+    fc_source_crc_free(m.move.recorded);
+    return rc;
+}
+
+/* Writes below a staging path that rank 0 has made, and has it take the target's place if all ranks have succeeded. */
+static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc_convert_options *options,
+                            fc_convert_report *report, fc_code rc, fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    const char *staging = commit ? fc_commit_path(commit) : NULL;
+    rc = rc != FC_OK || arena ? rc : fc_fail(err, FC_ENOMEM, "out of memory");
+    rc = fc_ranks_share_path(options->comm, rc, &staging, arena, err);
+    if (rc == FC_OK) {
+        rc = write_all(target, staging, options, report, err);
+    }
+    if (rc == FC_OK && is_cancelled(&options->move)) {
+        rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
+    }
+    rc = fc_ranks_agree(options->comm, rc, err);
+    if (rc == FC_OK && commit) {
+        rc = fc_commit_finish(commit, err);
+    } else {
+        fc_commit_abort(commit);
+    }
+    fc_arena_free(arena);
+    return rc;
+}
+
+static fc_code write_target(const fc_target *target, const char *path, const fc_convert_options *options,
+                            fc_convert_report *report, fc_error *err) {
+    fc_commit *commit = NULL;
+    uint64_t bytes = 0;
+    bool fits = fc_add_u64(report->data_bytes, report->header_bytes, &bytes);
+    if (target->compress) {
+        bytes = report->header_bytes; /* what is compressed may fit where the data would not: only writing tells */
+    }
+    const fc_format *format = options->format;
+    const fc_commit_options how = {.path = path,
+                                   .is_directory =
+                                       format->is_directory ? format->is_directory(target) : target->mesh->ndim > 0,
+                                   .force = options->force,
+                                   .bytes = bytes,
+                                   .teller = options->teller};
+    fc_code rc =
+        fits ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
+    if (options->dry_run) {
+        rc = rc == FC_OK && path ? fc_commit_check(&how, err) : rc;
+        return fc_ranks_agree(options->comm, rc, err);
+    }
+    if (options->move.progress) {
+        options->move.progress->total = report->data_bytes / (options->comm ? (uint64_t)options->comm->size : 1);
+    }
+    if (rc == FC_OK && fc_ranks_leads(options->comm)) {
+        rc = fc_commit_begin(&how, &commit, err);
+    }
+    rc = write_staged(target, commit, options, report, rc, err);
+    if (rc == FC_OK && commit) {
+        fc_seal_forget(path);
+    }
+    return fc_ranks_agree(options->comm, rc, err);
+}
+
+/* What can be said before anything is looked at. */
+static fc_code check_request(const fc_checkpoint *source, const char *path, const fc_convert_options *options,
+                             fc_error *err) {
+    if (!options->format->create) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' is only read, not written",
+                       path ? path : source->path, options->format->name);
+    }
+    if (source->format->layout_only && !options->dry_run) {
+        return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to convert: it can be planned with --dry-run",
+                       source->path);
+    }
+    if (options->move.memory && options->move.memory < FC_LEAST_MEMORY) {
+        return fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: --memory must be at least 1M",
+                       options->move.memory);
+    }
+    if (!path && !options->dry_run) {
+        return fc_fail(err, FC_EUSAGE, "%s: no target is named", source->path);
+    }
+    if (options->own_parts && options->comm &&
+        (options->selection.compress || !options->selection.mesh ||
+         fc_mesh_ranks(options->selection.mesh) != options->comm->size)) {
+        return fc_fail(err, FC_EUSAGE, "%s: parts in the memory of %d ranks are written uncompressed, as many files",
+                       source->path, options->comm->size);
+    }
+    return FC_OK;
+}
+
+/* The target must not replace what it is made of, unless it holds all of that. */
+static fc_code check_target(const fc_target *target, const char *path, const fc_convert_options *options,
+                            const fc_convert_report *report, fc_error *err) {
+    bool holds_all = !options->partial && report->selected.left_out == 0;
+    for (size_t i = 0; i < target->ntensors && holds_all; i++) {
+        holds_all = target->tensors[i].dtype == target->tensors[i].source->dtype;
+    }
+    fc_code rc = fc_checkpoint_spare(target->source, path, holds_all, err);
+    return rc == FC_OK && options->inputs ? fc_check_inputs(path, options->inputs, err) : rc;
+}
+
+/* Everything before the target is touched, by each rank for itself. */
+static fc_code plan(const fc_checkpoint *source, const char *path, const fc_convert_options *options, fc_arena *arena,
+                    fc_target *target, fc_convert_report *report, fc_error *err) {
+    fc_code rc = check_request(source, path, options, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (options->selection.compress && !options->format->place) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "--compress: the format '%s' has no compression; leave it out, or say --to h5",
+                       options->format->name);
+    }
+    if (!arena) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
+    fc_selection selection = options->selection;
+    selection.self_contained = options->format->self_contained;
+    rc = rc == FC_OK && path ? check_target(target, path, options, report, err) : rc;
+    rc = rc == FC_OK ? check_headers(source, err) : rc;
+    rc = rc == FC_OK ? check_refusals(target, err) : rc;
+    rc = rc == FC_OK ? check_coverage(target, err) : rc;
+    if (rc == FC_OK) {
+        rc = measure(target, options, report, err);
+        report->stored_bytes = report->data_bytes;
+    }
+    return rc;
+}
+
+fc_code fc_convert(const fc_checkpoint *source, const char *path, const fc_convert_options *options,
+                   fc_convert_report *report, fc_error *err) {
+    fc_convert_report local;
+    fc_target target = {0};
+    if (!report) {
+        report = &local;
+    }
+    memset(report, 0, sizeof *report);
+    fc_arena *arena = fc_arena_new();
+    fc_code mine = plan(source, path, options, arena, &target, report, err);
+    fc_code rc = fc_ranks_compare(options->comm, mine, &target, err);
+    if (mine == FC_OK && rc == FC_OK) {
+        rc = write_target(&target, path, options, report, err);
+    }
+    fc_arena_free(arena);
+    return rc;
+}

@@ -1,0 +1,166 @@
+/*
+ * HDF5 filter pipelines undone in memory: deflate, shuffle, fletcher32. From stored bytes to elements; every number
+ * here may come from a hostile file.
+ *
+ * A pipeline is listed in the order in which it was applied when writing, so decoding goes from its end to its
+ * beginning. What inflating must give follows from the decoded size: fletcher32 adds 4 bytes, shuffle none. A second
+ * deflate in one pipeline, which nobody writes, is therefore found damaged.
+ */
+#include "engine/decode.h"
+
+#include "base/checked.h"
+#include "codec/codec.h"
+#include "codec/shuffle.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+enum { DEFLATE = 1, SHUFFLE = 2, FLETCHER32 = 3, CHECKSUM_SIZE = 4 };
+
+uint32_t fc_fletcher32(const unsigned char *bytes, size_t size) {
+    uint32_t a = 0, b = 0;
+    size_t words = size / 2;
+    while (words > 0) {
+        size_t block = words < 360 ? words : 360; /* so many additions cannot overflow 32 bits */
+        words -= block;
+        for (; block > 0; block--, bytes += 2) {
+            a += (uint32_t)bytes[0] << 8 | bytes[1];
+            b += a;
+        }
+        a = (a & 0xffff) + (a >> 16);
+        b = (b & 0xffff) + (b >> 16);
+    }
+    if (size % 2) {
+        a += (uint32_t)bytes[0] << 8;
+        b += a;
+        a = (a & 0xffff) + (a >> 16);
+        b = (b & 0xffff) + (b >> 16);
+    }
+    a = (a & 0xffff) + (a >> 16);
+    b = (b & 0xffff) + (b >> 16);
+    return b << 16 | a;
+}
+
+/* The stored checksum is little-endian; HDF5 before 1.6.3 swapped the bytes of each half on some machines. */
+static fc_code check_fletcher(const unsigned char *bytes, size_t size, fc_error *err) {
+    const unsigned char *p = bytes + size;
+    uint32_t stored = p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+    uint32_t swapped = p[1] | (uint32_t)p[0] << 8 | (uint32_t)p[3] << 16 | (uint32_t)p[2] << 24;
+    uint32_t sum = fc_fletcher32(bytes, size);
+    if (sum != stored && sum != swapped) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "the checksum (fletcher32) is %08" PRIx32 ", stored is %08" PRIx32 ": the data is damaged", sum,
+                       stored);
+    }
+    return FC_OK;
+}
+
+static bool applied(const fc_filters *filters, int i) {
+    return !(filters->mask >> i & 1);
+}
+
+/* The size that inflating must give when deflate is filter `i`: the elements and what earlier filters added. */
+static bool inflated_size(const fc_extent *extent, int i, uint64_t *size) {
+    *size = extent->decoded;
+    for (int j = 0; j < i; j++) {
+        if (applied(&extent->filters, j) && extent->filters.ids[j] == FLETCHER32 &&
+            !fc_add_u64(*size, CHECKSUM_SIZE, size)) {
+            return false;
+        }
+    }
+    return *size <= SIZE_MAX;
+}
+
+/* The size after undoing filter `i` of `size` bytes. @return false when it makes no sense. */
+static bool undone_size(const fc_extent *extent, int i, uint64_t size, uint64_t *out) {
+    *out = size;
+    switch (extent->filters.ids[i]) {
+    case DEFLATE:
+        return inflated_size(extent, i, out);
+    case FLETCHER32:
+        *out = size - CHECKSUM_SIZE;
+        return size >= CHECKSUM_SIZE;
+    default:
+        return true;
+    }
+}
+
+bool fc_decode_workspace(const fc_extent *extent, uint64_t *bytes) {
+    uint64_t total = extent->length, size = extent->length;
+    for (int i = extent->filters.count - 1; i > 0; i--) {
+        if (applied(&extent->filters, i) &&
+            (!undone_size(extent, i, size, &size) ||
+             (extent->filters.ids[i] != FLETCHER32 && !fc_add_u64(total, size, &total)))) {
+            return false;
+        }
+    }
+    *bytes = total;
+    return total <= SIZE_MAX;
+}
+
+bool fc_decode_gives_planes(const fc_extent *extent, uint32_t element) {
+    const fc_filters *f = &extent->filters;
+    return extent->codec == FC_CODEC_FILTERED && element > 1 && extent->first % element == 0 && f->count == 2 &&
+           f->mask == 0 && f->ids[0] == SHUFFLE && f->ids[1] == DEFLATE;
+}
+
+/* Bytes on their way through the pipeline, and where in the workspace the next step may write. */
+typedef struct stage {
+    unsigned char *bytes;
+    size_t size;
+    unsigned char *next;
+} stage;
+
+/* Undoes filter `i` into `out`, or in place when it only takes off a checksum. */
+static fc_code undo(const fc_extent *extent, int i, uint32_t element, stage *s, unsigned char *out, fc_error *err) {
+    uint64_t size;
+    if (!undone_size(extent, i, s->size, &size)) {
+        return fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, too few for its checksum", s->size);
+    }
+    fc_code rc = FC_OK;
+    switch (extent->filters.ids[i]) {
+    case FLETCHER32:
+        rc = check_fletcher(s->bytes, (size_t)size, err);
+        out = s->bytes;
+        break;
+    case SHUFFLE:
+        fc_unshuffle(s->bytes, out, (size_t)size, element);
+        break;
+    case DEFLATE:
+        rc = fc_inflate(s->bytes, s->size, out, (size_t)size, err);
+        break;
+    default:
+        return fc_fail(err, FC_EUNSUPPORTED, "HDF5 filter %d is not supported", extent->filters.ids[i]);
+    }
+    if (out == s->next) {
+        s->next += size;
+    }
+    s->bytes = out;
+    s->size = (size_t)size;
+    return rc;
+}
+
+fc_code fc_decode_filters(const fc_extent *extent, unsigned char *workspace, uint32_t element, unsigned char *out,
+                          fc_error *err) {
+    stage s = {workspace, (size_t)extent->length, workspace + extent->length};
+    for (int i = extent->filters.count - 1; i >= 0; i--) {
+        if (!applied(&extent->filters, i)) {
+            continue;
+        }
+        if (i == 0 && extent->filters.ids[0] == SHUFFLE && s.size != extent->decoded) {
+            break; /* it would not fit where the elements belong */
+        }
+        /* What filter 0 was given is the elements, so undoing it writes straight to their place. */
+        fc_code rc = undo(extent, i, element, &s, i == 0 ? out : s.next, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+    }
+    if (s.size != extent->decoded) {
+        return fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, it must have %" PRIu64, s.size, extent->decoded);
+    }
+    if (s.bytes != out) {
+        memcpy(out, s.bytes, s.size);
+    }
+    return FC_OK;
+}

@@ -1,0 +1,297 @@
+/*
+ * The queue of tiles. One mutex: a tile is half a megabyte of copying, so taking one costs nothing beside it.
+ */
+#include "engine/queue.h"
+
+#include "base/checked.h"
+#include "io/output.h"
+#include "plan/box_text.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void fc_queue_init(fc_queue *queue, const fc_target *target, const fc_target_file *file, size_t tile_bytes,
+                   size_t large_tile_bytes) {
+    memset(queue, 0, sizeof *queue);
+    pthread_mutex_init(&queue->lock, NULL);
+    queue->target = target;
+    queue->file = file;
+    queue->tile_bytes = tile_bytes;
+    queue->large_tile_bytes = large_tile_bytes;
+    queue->end = UINT64_MAX;
+}
+
+static void drop(const fc_queue *queue, fc_active *active) {
+    if (active && --active->users == 0) {
+        fc_item_digest_end(&active->digest, queue->target, queue->crc32);
+        fc_coverage_free(active->coverage);
+        free(active);
+    }
+}
+
+void fc_queue_destroy(fc_queue *queue) {
+    drop(queue, queue->current);
+    pthread_mutex_destroy(&queue->lock);
+}
+
+static fc_box item_box(const fc_target_item *item, const fc_tensor *tensor) {
+    fc_box box = {tensor->ndim, item->dims, item->dims + tensor->ndim};
+    return box;
+}
+
+/* Bytes an element in the larger of the source's and the target's type: both must fit a tile's buffer. */
+static uint32_t element_size(const fc_target_tensor *target) {
+    uint32_t a = fc_dtype_size(target->source->dtype), b = fc_dtype_size(target->dtype);
+    return a > b ? a : b;
+}
+
+/* All chunks of a tensor are stored alike, so the first tells; an error with it is left to the worker that reads it, if
+   any. */
+bool fc_gains_from_large_tiles(const fc_checkpoint *source, const fc_tensor *tensor) {
+    fc_extent extent;
+    if (tensor->nchunks == 0 || fc_checkpoint_extent(source, tensor, 0, &extent, NULL) != FC_OK) {
+        return false;
+    }
+    int last = tensor->ndim - 1;
+    return extent.codec == FC_CODEC_FILTERED || extent.codec == FC_CODEC_FORMAT ||
+           (last >= 0 && tensor->chunks[0].dims[tensor->ndim + last] > 1 && extent.strides[last] != 1);
+}
+
+/* Whether an item is stored contiguously in this part's file and has elements. */
+static bool has_bytes(const fc_queue *queue, const fc_target_item *item) {
+    if (!item->owned || item->chunk) {
+        return false;
+    }
+    fc_box box = item_box(item, queue->target->tensors[item->tensor].source);
+    return fc_box_volume(&box) > 0;
+}
+
+/* Data bytes of an item; what overflows is as much as there can be, and refused when its turn comes (check_item). */
+static uint64_t item_bytes(const fc_queue *queue, const fc_target_item *item) {
+    const fc_target_tensor *target = &queue->target->tensors[item->tensor];
+    fc_box box = item_box(item, target->source);
+    int64_t bytes;
+    return fc_mul_i64(fc_box_volume(&box), fc_dtype_size(target->dtype), &bytes) ? (uint64_t)bytes : INT64_MAX;
+}
+
+/* Where in an item of `bytes` at the queue's position the share's bound `at` lies: at a multiple, so that small items
+   stay whole and tiles begin where the disk's blocks do. */
+static uint64_t bound_within(const fc_queue *queue, uint64_t at, uint64_t bytes) {
+    if (at <= queue->position) {
+        return 0;
+    }
+    uint64_t inside = at - queue->position;
+    return inside >= bytes ? bytes : inside / FC_SHARE_BYTES * FC_SHARE_BYTES;
+}
+
+void fc_queue_share(fc_queue *queue, uint32_t share, uint32_t shares) {
+    uint64_t total = 0;
+    for (size_t i = 0; i < queue->file->nitems; i++) {
+        fc_target_item *item = &queue->file->items[i];
+        if (has_bytes(queue, item)) {
+            fc_item_digest none = {.item = item};
+            fc_item_digest_end(&none, queue->target, queue->crc32);
+            uint64_t bytes = item_bytes(queue, item);
+            total = total + bytes < total ? UINT64_MAX : total + bytes;
+        }
+    }
+    /* As wide as a product of two numbers: a part may be petabytes. */
+    queue->first = (uint64_t)((unsigned __int128)total * share / shares);
+    queue->end = share + 1 == shares ? UINT64_MAX : (uint64_t)((unsigned __int128)total * (share + 1) / shares);
+}
+
+/* Goes to the next item of which this process moves something: bytes [*first, *end) of it. @return false at the end. */
+static bool find_next(fc_queue *queue, uint64_t *first, uint64_t *end) {
+    const fc_target_file *file = queue->file;
+    for (; queue->next < file->nitems && queue->position < queue->end; queue->next++) {
+        const fc_target_item *item = &file->items[queue->next];
+        if (!has_bytes(queue, item)) {
+            continue;
+        }
+        uint64_t bytes = item_bytes(queue, item);
+        *first = bound_within(queue, queue->first, bytes);
+        *end = bound_within(queue, queue->end, bytes);
+        queue->position += bytes;
+        if (*first < *end) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static fc_code check_item(const fc_target_tensor *target, const fc_box *box, uint64_t offset, fc_error *err) {
+    const fc_tensor *tensor = target->source;
+    if (!fc_box_within(box, tensor->shape)) {
+        return fc_fail(err, FC_EUSAGE, "tensor %s: the box %s lies outside the tensor", target->name,
+                       fc_box_to_text(box).s);
+    }
+    if (target->dtype != tensor->dtype &&
+        (fc_dtype_get(target->dtype)->cls != FC_CLASS_FLOAT || fc_dtype_get(tensor->dtype)->cls != FC_CLASS_FLOAT)) {
+        return fc_fail(err, FC_EUSAGE, "tensor %s: %s cannot become %s", target->name,
+                       fc_dtype_get(tensor->dtype)->torch_name, fc_dtype_get(target->dtype)->torch_name);
+    }
+    int64_t bytes;
+    uint64_t end;
+    if (!fc_mul_i64(fc_box_volume(box), element_size(target), &bytes) || !fc_add_u64(offset, (uint64_t)bytes, &end) ||
+        end > INT64_MAX) {
+        return fc_fail(err, FC_ECORRUPT, "tensor %s: %s elements of %s are too many for a file", target->name,
+                       fc_box_to_text(box).s, fc_dtype_get(target->dtype)->torch_name);
+    }
+    return FC_OK;
+}
+
+/* How the current item is cut. Where its place in the file is no multiple of a block, as in archives, no tile of whole
+   rows begins at one, and each would have a head and a tail to write through the page cache. Then a batch is a run from
+   block to block, of a few tiles. Tensors that gain from large tiles are left out: theirs are rare, and cutting within
+   rows is not for them. */
+static void cut_item(fc_queue *queue, const fc_box *box, uint64_t first, uint64_t end) {
+    const fc_target_item *item = queue->current->item;
+    const fc_target_tensor *target = &queue->target->tensors[item->tensor];
+    uint32_t element = element_size(target), size = fc_dtype_size(target->dtype);
+    size_t bytes = queue->tile_bytes;
+    bool large = (uint64_t)fc_box_volume(box) * element > bytes &&
+                 fc_gains_from_large_tiles(queue->target->source, target->source);
+    bool aligned = item->offset % FC_OUTPUT_BLOCK == 0;
+    int64_t block = aligned && FC_OUTPUT_BLOCK % size == 0 ? FC_OUTPUT_BLOCK / size : 1;
+    fc_tiles_begin(&queue->tiles, box, (int64_t)((large ? queue->large_tile_bytes : bytes) / element), block);
+    fc_tiles_only(&queue->tiles, (int64_t)(first / size), (int64_t)(end / size));
+    queue->item_end = queue->tiles.total;
+    bool runs = !aligned && !large && item->offset % size == 0 && FC_OUTPUT_BLOCK % size == 0;
+    queue->run = runs && queue->tiles.limit >= 2 * FC_OUTPUT_BLOCK / (int64_t)size ? queue->tiles.limit : 0;
+}
+
+/* Where the run that begins with the next tile ends: at a block of the file, or with the item, which keeps what is less
+   than a block. */
+static int64_t end_of_run(const fc_queue *queue) {
+    const fc_active *active = queue->current;
+    uint32_t size = fc_dtype_size(active->dtype);
+    int64_t next = queue->tiles.next, block = FC_OUTPUT_BLOCK / size;
+    if (queue->item_end - next <= queue->run) {
+        return queue->item_end;
+    }
+    int64_t end = next + queue->run;
+    end -= (int64_t)((active->item->offset + (uint64_t)end * size) % FC_OUTPUT_BLOCK / size);
+    return queue->item_end - end < block ? queue->item_end : end;
+}
+
+/* Makes the next item with bytes the current one. queue->current stays NULL at the end. */
+static fc_code open_next(fc_queue *queue, fc_error *err) {
+    const fc_target_file *file = queue->file;
+    uint64_t first, end;
+    if (!find_next(queue, &first, &end)) {
+        return FC_OK;
+    }
+    fc_target_item *item = &file->items[queue->next++];
+    const fc_target_tensor *target = &queue->target->tensors[item->tensor];
+    fc_box box = item_box(item, target->source);
+    fc_code rc = check_item(target, &box, item->offset, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_coverage *coverage;
+    rc = fc_coverage_within(queue->target->source, target->source, &box, &coverage, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_active *active = malloc(sizeof *active);
+    if (!active) {
+        fc_coverage_free(coverage);
+        return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", target->name);
+    }
+    *active =
+        (fc_active){.tensor = target->source, .item = item, .dtype = target->dtype, .coverage = coverage, .users = 1};
+    fc_item_digest_begin(&active->digest, item, file, queue->digests);
+    queue->current = active;
+    cut_item(queue, &box, first, end);
+    return FC_OK;
+}
+
+/* Adds the current item's next tile to the batch, and closes the item when it was the last. */
+static void add_tile(fc_queue *queue, fc_batch *batch) {
+    fc_active *active = queue->current;
+    fc_tile tile;
+    if (!fc_tiles_next(&queue->tiles, &tile)) {
+        return;
+    }
+    uint32_t size = fc_dtype_size(active->dtype);
+    batch->tiles[batch->count].active = active;
+    batch->tiles[batch->count].tile = tile;
+    batch->tiles[batch->count].offset = active->item->offset + (uint64_t)tile.start * size;
+    batch->tiles[batch->count].size = (size_t)tile.count * size;
+    batch->tiles[batch->count].digest = (fc_tile_digest){0, 0, 0};
+    batch->count++;
+    active->users++;
+    if (queue->tiles.next >= queue->item_end) {
+        drop(queue, active);
+        queue->current = NULL;
+    }
+}
+
+/* Adds tiles of the current item up to the end of a run, or one. */
+static void add_run(fc_queue *queue, fc_batch *batch) {
+    if (queue->run == 0) {
+        add_tile(queue, batch);
+        return;
+    }
+    queue->tiles.total = end_of_run(queue);
+    while (queue->current && queue->tiles.next < queue->tiles.total && batch->count < FC_BATCH_TILES) {
+        add_tile(queue, batch);
+    }
+}
+
+/* Whether the next item is so small that it fits the `room` left in a batch whole. */
+static bool next_fits(const fc_queue *queue, size_t room) {
+    if (queue->next >= queue->file->nitems) {
+        return false;
+    }
+    const fc_target_item *item = &queue->file->items[queue->next];
+    const fc_target_tensor *target = &queue->target->tensors[item->tensor];
+    fc_box box = item_box(item, target->source);
+    return (uint64_t)fc_box_volume(&box) <= room / element_size(target);
+}
+
+static fc_code take(fc_queue *queue, fc_batch *batch, fc_error *err) {
+    size_t room = queue->tile_bytes;
+    while (batch->count < FC_BATCH_TILES) {
+        if (!queue->current) {
+            fc_code rc = batch->count == 0 || next_fits(queue, room) ? open_next(queue, err) : FC_OK;
+            if (rc != FC_OK || !queue->current) {
+                return rc;
+            }
+        }
+        /* After skipped items the one that was opened may be larger than `room`; it waits for the next batch. */
+        uint32_t element = element_size(&queue->target->tensors[queue->current->item->tensor]);
+        bool whole = queue->tiles.next == 0 && (uint64_t)queue->item_end <= room / element;
+        if (!whole && batch->count > 0) {
+            return FC_OK;
+        }
+        size_t bytes = (size_t)queue->item_end * element;
+        add_run(queue, batch);
+        if (!whole) {
+            return FC_OK;
+        }
+        room -= bytes;
+    }
+    return FC_OK;
+}
+
+fc_code fc_queue_take(fc_queue *queue, fc_batch *batch, fc_error *err) {
+    batch->count = 0;
+    pthread_mutex_lock(&queue->lock);
+    fc_code rc = take(queue, batch, err);
+    pthread_mutex_unlock(&queue->lock);
+    if (rc != FC_OK) {
+        fc_queue_give_back(queue, batch);
+    }
+    return rc;
+}
+
+void fc_queue_give_back(fc_queue *queue, fc_batch *batch) {
+    pthread_mutex_lock(&queue->lock);
+    for (int i = 0; i < batch->count; i++) {
+        fc_item_digest_add(&batch->tiles[i].active->digest, &batch->tiles[i].digest);
+        drop(queue, batch->tiles[i].active);
+    }
+    pthread_mutex_unlock(&queue->lock);
+    batch->count = 0;
+}

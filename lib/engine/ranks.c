@@ -1,0 +1,150 @@
+/*
+ * What the ranks of a conversion tell each other: see ranks.h. Each function agrees first, so that a rank which fails
+ * keeps nobody waiting; what can fail on one rank after that is brought to the next agreement.
+ */
+#include "engine/ranks.h"
+
+#include "base/crc.h"
+#include "io/output.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <string.h>
+
+/* Names, types and shapes, and how many pieces: what tells one checkpoint from another. */
+static uint64_t fingerprint(const fc_target *target) {
+    uint64_t print = target->ntensors;
+    for (size_t i = 0; i < target->ntensors; i++) {
+        const fc_tensor *t = target->tensors[i].source;
+        uint64_t numbers[] = {(uint64_t)t->dtype, t->nchunks};
+        print = XXH3_64bits_withSeed(t->name, strlen(t->name), print);
+        print = XXH3_64bits_withSeed(t->shape, (size_t)t->ndim * sizeof *t->shape, print);
+        print = XXH3_64bits_withSeed(numbers, sizeof numbers, print);
+    }
+    return print;
+}
+
+fc_code fc_ranks_compare(fc_comm *comm, fc_code mine, const fc_target *target, fc_error *err) {
+    fc_code rc = fc_ranks_agree(comm, mine, err);
+    if (rc != FC_OK || !comm) {
+        return rc;
+    }
+    uint64_t own = fingerprint(target), leader = own;
+    rc = comm->broadcast(comm, &leader, sizeof leader, 0, NULL, err);
+    if (rc == FC_OK && own != leader) {
+        rc = fc_fail(err, FC_EUSAGE, "%s: holds other tensors than rank 0 sees there: is it on a shared file system?",
+                     target->source->path);
+    }
+    return fc_ranks_agree(comm, rc, err);
+}
+
+/* Rank 0's bytes for all; the others get a copy from `arena`. */
+static fc_code share_bytes(fc_comm *comm, const void *bytes, size_t size, void **copy, fc_arena *arena, fc_error *err) {
+    uint64_t length = size;
+    fc_code rc = comm->broadcast(comm, &length, sizeof length, 0, NULL, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    void *memory = fc_arena_alloc(arena, (size_t)length);
+    rc = fc_ranks_agree(comm, memory ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (comm->rank == 0) {
+        memcpy(memory, bytes, size);
+    }
+    *copy = memory;
+    return comm->broadcast(comm, memory, (size_t)length, 0, NULL, err);
+}
+
+fc_code fc_ranks_share_path(fc_comm *comm, fc_code mine, const char **path, fc_arena *arena, fc_error *err) {
+    fc_code rc = fc_ranks_agree(comm, mine, err);
+    if (rc != FC_OK || !comm) {
+        return rc;
+    }
+    void *copy;
+    bool leads = comm->rank == 0;
+    rc = share_bytes(comm, *path, leads ? strlen(*path) + 1 : 0, &copy, arena, err);
+    if (rc == FC_OK && !leads) {
+        *path = copy;
+    }
+    return rc;
+}
+
+fc_code fc_ranks_share_number(fc_comm *comm, fc_code mine, size_t *number, fc_error *err) {
+    fc_code rc = fc_ranks_agree(comm, mine, err);
+    return rc == FC_OK && comm ? comm->broadcast(comm, number, sizeof *number, 0, NULL, err) : rc;
+}
+
+/* What reserving decides of an item: where it is, and whether it is the engine's to write. */
+typedef struct place {
+    uint64_t offset, owned;
+} place;
+
+fc_code fc_ranks_share_part(fc_comm *comm, fc_code mine, fc_target_file *file, fc_arena *arena, fc_error *err) {
+    fc_code rc = fc_ranks_share_path(comm, mine, &file->path, arena, err);
+    if (rc != FC_OK || !comm) {
+        return rc;
+    }
+    place *places = fc_arena_calloc(arena, file->nitems, sizeof *places);
+    rc = fc_ranks_agree(comm, places ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    for (size_t i = 0; i < file->nitems; i++) {
+        places[i] = (place){file->items[i].offset, file->items[i].owned};
+    }
+    rc = comm->broadcast(comm, places, file->nitems * sizeof *places, 0, NULL, err);
+    for (size_t i = 0; rc == FC_OK && i < file->nitems; i++) {
+        file->items[i].offset = places[i].offset;
+        file->items[i].owned = places[i].owned != 0;
+    }
+    return rc;
+}
+
+/* The digests of an item stored contiguously here as sums that combine by XOR, into two numbers; or back. */
+static void convert_digests(const fc_target *target, fc_target_file *file, bool crc32, uint64_t *sums, bool back) {
+    for (size_t i = 0; i < file->nitems; i++) {
+        fc_target_item *item = &file->items[i];
+        if (!item->owned || item->chunk) {
+            continue;
+        }
+        uint64_t bytes = fc_target_item_bytes(target, item);
+        if (back) {
+            item->crc64 = fc_crc64_finish(sums[2 * i], bytes);
+            item->crc32 = crc32 ? fc_crc32_finish((uint32_t)sums[2 * i + 1], bytes) : 0;
+        } else { /* finishing is an XOR with a constant: doing it twice undoes it */
+            sums[2 * i] = fc_crc64_finish(item->crc64, bytes);
+            sums[2 * i + 1] = crc32 ? fc_crc32_finish(item->crc32, bytes) : 0;
+        }
+    }
+}
+
+fc_code fc_ranks_join_items(fc_comm *comm, fc_code mine, const fc_target *target, fc_target_file *file, bool crc32,
+                            fc_error *err) {
+    if (!comm) {
+        return mine;
+    }
+    fc_arena *arena = fc_arena_new();
+    uint64_t *sums = arena ? fc_arena_calloc(arena, file->nitems + 1, 2 * sizeof *sums) : NULL;
+    fc_code rc = mine != FC_OK || sums ? mine : fc_fail(err, FC_ENOMEM, "out of memory");
+    if (rc == FC_OK) {
+        rc = fc_output_sync(file->path, err); /* another machine's page cache is nothing that rank 0 could sync */
+    }
+    rc = fc_ranks_agree(comm, rc, err);
+    if (rc == FC_OK) {
+        convert_digests(target, file, crc32, sums, false);
+        rc = comm->all_reduce(comm, sums, 2 * file->nitems, FC_U64, FC_REDUCE_XOR, NULL, err);
+    }
+    if (rc == FC_OK) {
+        convert_digests(target, file, crc32, sums, true);
+    }
+    fc_arena_free(arena);
+    return rc;
+}
+
+fc_code fc_ranks_join_sums(fc_comm *comm, fc_code mine, uint64_t *sums, size_t count, fc_error *err) {
+    fc_code rc = fc_ranks_agree(comm, mine, err);
+    return rc == FC_OK && comm ? comm->all_reduce(comm, sums, count, FC_U64, FC_REDUCE_XOR, NULL, err) : rc;
+}

@@ -1,0 +1,168 @@
+/*
+ * See record_crc.h. The runs of a record are sorted; gaps between them are read from the file and added. Where two
+ * overlap their sums cannot be taken apart, so all of the record is read.
+ */
+#include "engine/record_crc.h"
+
+#include "base/crc.h"
+#include "base/grow.h"
+#include "fsdpckpt/format.h"
+#include "fsdpckpt/io.h"
+#include "io/input.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+enum {
+    GAP_READ = 256 << 10,
+    GAP_FREE = 1 << 20 /* read in any case; more than that only if as much was moved */
+};
+
+/* Bytes of a record that were summed up. */
+typedef struct fc_record_run {
+    uint64_t offset, length; /* of the record, in its file */
+    uint64_t first, bytes;   /* of the run, from the start of the record */
+    uint64_t moved;          /* of the chunk, in whatever way */
+    const fc_tensor *tensor;
+    uint32_t file, recorded, sum;
+} run;
+
+void fc_record_crcs_free(fc_record_crcs *records) {
+    free(records->runs);
+}
+
+fc_code fc_record_crcs_add(fc_record_crcs *records, const fc_tensor *tensor, size_t chunk, uint64_t moved, bool known,
+                           uint32_t sum, fc_error *err) {
+    fc_extent e;
+    fc_code rc = fc_checkpoint_extent(records->checkpoint, tensor, chunk, &e, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    if (!fc_grow(&records->runs, &records->capacity, records->count + 1, sizeof *records->runs)) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", records->checkpoint->path);
+    }
+    records->runs[records->count++] = (run){.offset = e.offset,
+                                            .length = e.length,
+                                            .first = known ? e.first : 0,
+                                            .bytes = known ? moved : 0,
+                                            .moved = moved,
+                                            .tensor = tensor,
+                                            .file = e.file,
+                                            .recorded = e.crc32,
+                                            .sum = known ? sum : 0};
+    return FC_OK;
+}
+
+static int in_order(uint64_t a, uint64_t b) {
+    return (a > b) - (a < b);
+}
+
+/* By their records, then by their places; of those at one place the empty ones first. */
+static int by_place(const void *a, const void *b) {
+    const run *x = a, *y = b;
+    int order = in_order(x->file, y->file);
+    order = order ? order : in_order(x->offset, y->offset);
+    order = order ? order : in_order(x->first, y->first);
+    return order ? order : in_order(x->bytes, y->bytes);
+}
+
+/* Adds what lies from `from` to `to` in the record of `r`. */
+static fc_code add_gap(const fc_input *input, const run *r, uint64_t from, uint64_t to, unsigned char *buffer,
+                       uint32_t *sum, fc_error *err) {
+    fc_code rc = FC_OK;
+    while (rc == FC_OK && from < to) {
+        size_t size = to - from < GAP_READ ? (size_t)(to - from) : GAP_READ;
+        rc = fc_pread_full(input->fd, buffer, size, r->offset + from, input->path, err);
+        if (rc == FC_OK) {
+            from += size;
+            *sum ^= fc_crc32_shift(fc_crc32_bare(buffer, size), r->length - from);
+        }
+    }
+    return rc;
+}
+
+/* How many of the first of `count` runs of a record are used: all, or none where some overlap. `*missing` is how many
+   bytes are to be read then. */
+static size_t usable(const run *runs, size_t count, uint64_t *missing) {
+    uint64_t at = 0, known = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (runs[i].first < at) {
+            *missing = runs->length;
+            return 0;
+        }
+        at = runs[i].first + runs[i].bytes;
+        known += runs[i].bytes;
+    }
+    *missing = runs->length - known;
+    return count;
+}
+
+/* Whether it is worth it: who converts a layer of a flat partition does not want to wait for all of it. */
+static bool is_affordable(const run *runs, size_t count, uint64_t missing) {
+    uint64_t budget = GAP_FREE;
+    for (size_t i = 0; i < count && budget < missing; i++) {
+        budget += runs[i].moved;
+    }
+    return missing <= budget;
+}
+
+/* The bare CRC of a record of which `count` runs are known; `of` is any of them. */
+static fc_code sum_record(const fc_input *input, const run *of, const run *runs, size_t count, unsigned char *buffer,
+                          uint32_t *sum, fc_error *err) {
+    uint64_t at = 0;
+    fc_code rc = FC_OK;
+    *sum = 0;
+    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+        rc = add_gap(input, of, at, runs[i].first, buffer, sum, err);
+        *sum ^= runs[i].sum;
+        at = runs[i].first + runs[i].bytes;
+    }
+    return rc == FC_OK ? add_gap(input, of, at, of->length, buffer, sum, err) : rc;
+}
+
+static fc_code check_record(const fc_record_crcs *records, const run *runs, size_t count, unsigned char *buffer,
+                            fc_error *err) {
+    fc_input input;
+    uint32_t sum;
+    uint64_t missing;
+    const char *path = records->checkpoint->files[runs->file].path;
+    const size_t used = usable(runs, count, &missing);
+    if (!is_affordable(runs, count, missing)) {
+        return FC_OK;
+    }
+    fc_code rc = fc_input_open(&input, path, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    rc = sum_record(&input, runs, runs, used, buffer, &sum, err);
+    fc_input_close(&input);
+    if (rc != FC_OK || fc_crc32_finish(sum, runs->length) == runs->recorded) {
+        return rc;
+    }
+    return fc_fail(err, FC_ECORRUPT,
+                   "%s: offset %" PRIu64 ": damaged: the CRC-32 of the %" PRIu64
+                   " bytes of which tensor %s is a part is %08" PRIx32 ", the archive says %08" PRIx32
+                   "; fsdpckpt verify lists all that is damaged",
+                   path, runs->offset, runs->length, runs->tensor->name, fc_crc32_finish(sum, runs->length),
+                   runs->recorded);
+}
+
+fc_code fc_record_crcs_check(fc_record_crcs *records, const fc_comm *comm, fc_error *err) {
+    if (records->count == 0) {
+        return FC_OK;
+    }
+    const size_t share = comm ? (size_t)comm->rank : 0, shares = comm ? (size_t)comm->size : 1;
+    const run *runs = records->runs;
+    unsigned char *buffer = malloc(GAP_READ);
+    fc_code rc = buffer ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", records->checkpoint->path);
+    qsort(records->runs, records->count, sizeof *records->runs, by_place);
+    for (size_t i = 0, next, number = 0; rc == FC_OK && i < records->count; i = next, number++) {
+        for (next = i + 1;
+             next < records->count && runs[next].file == runs[i].file && runs[next].offset == runs[i].offset;) {
+            next++;
+        }
+        rc = number % shares == share ? check_record(records, runs + i, next - i, buffer, err) : FC_OK;
+    }
+    free(buffer);
+    return rc;
+}

@@ -1,0 +1,81 @@
+/*
+ * Reading chunks that are stored with filters. See stored_chunk.h.
+ */
+#include "engine/stored_chunk.h"
+
+#include "base/checked.h"
+#include "codec/codec.h"
+#include "engine/decode_lean.h"
+#include "fsdpckpt/io.h"
+
+#include <inttypes.h>
+
+enum { WORKSPACE_STEP = 256 << 10 };
+
+fc_decoding fc_decoding_choose(const fc_extent *extent, uint32_t element, size_t window, uint64_t limit) {
+    fc_decoding d = {FC_WAY_FORMAT, 0, false};
+    uint64_t size = extent->length, whole;
+    if (extent->codec == FC_CODEC_FORMAT) {
+        return d;
+    }
+    d.way = FC_WAY_NONE;
+    d.planes = fc_decode_gives_planes(extent, element);
+    if (!d.planes && !fc_decode_workspace(extent, &size)) {
+        return d;
+    }
+    d.way = FC_WAY_WINDOW;
+    if (size <= window) {
+        return d;
+    }
+    /* Rounded up, as chunks compress to various sizes and shall use each other's. */
+    bool fits = fc_add_u64(size, WORKSPACE_STEP - 1, &size) && fc_add_u64(size, extent->decoded, &whole) &&
+                whole <= limit / 8 * 7;
+    if (!fits && fc_decode_lean_can(extent)) {
+        d.way = FC_WAY_LEAN;
+        d.planes = false;
+        return d;
+    }
+    d.way = FC_WAY_MEMORY;
+    d.extra = size / WORKSPACE_STEP * WORKSPACE_STEP;
+    return d;
+}
+
+/* Stored bytes of a chunk that is decoded piece by piece. */
+typedef struct stored {
+    const fc_input *input;
+    uint64_t offset;
+} stored;
+
+static fc_code read_stored(void *context, uint64_t at, unsigned char *bytes, size_t size, fc_error *err) {
+    const stored *s = context;
+    return fc_pread_full(s->input->fd, bytes, size, s->offset + at, s->input->path, err);
+}
+
+static fc_code decode_lean(const fc_extent *extent, uint32_t element, const fc_lent *lent, unsigned char *out,
+                           fc_error *err) {
+    stored s = {lent->input, extent->offset};
+    return fc_decode_lean(extent, read_stored, &s, lent->window, lent->window_size, element, out, err);
+}
+
+fc_code fc_decoding_read(const fc_decoding *decoding, const fc_extent *extent, uint32_t element, const fc_lent *lent,
+                         unsigned char *out, fc_error *err) {
+    fc_input *input = lent->input;
+    fc_code rc = FC_OK;
+    if (decoding->way == FC_WAY_LEAN) {
+        rc = decode_lean(extent, element, lent, out, err);
+    } else {
+        bool in_window = decoding->way == FC_WAY_WINDOW;
+        unsigned char *workspace = in_window ? lent->window : lent->workspace;
+        rc = in_window ? fc_pread_full(input->fd, workspace, (size_t)extent->length, extent->offset, input->path, err)
+                       : fc_input_read(input, workspace, (size_t)extent->length, extent->offset, lent->window,
+                                       lent->window_size, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        rc = decoding->planes ? fc_inflate(workspace, (size_t)extent->length, out, (size_t)extent->decoded, err)
+                              : fc_decode_filters(extent, workspace, element, out, err);
+    }
+    return rc == FC_OK ? rc
+                       : fc_context(err, rc, "%s: %" PRIu64 " bytes at offset %" PRIu64, input->path, extent->length,
+                                    extent->offset);
+}

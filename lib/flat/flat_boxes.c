@@ -1,0 +1,128 @@
+/*
+ * From a flat parameter to the boxes of a parameter in it. Each shard is a run of row-major elements of some
+ * parameters, and a run is a few boxes (sharding/flat_runs.h). Nothing is read: a box is a chunk with the extent of its
+ * shard, seen from another place and with other strides.
+ */
+#include "flat/flat_boxes.h"
+
+#include "sharding/flat_runs.h"
+
+#include <stdlib.h>
+
+static fc_code no_memory(const fc_tensor *flat, fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "tensor %.256s: out of memory", flat->name);
+}
+
+/* Room for the boxes of a parameter, and what has been put there. */
+typedef struct boxes {
+    fc_chunk *chunks; /* NULL: they are only counted */
+    fc_flat_place *places;
+    int64_t *dims;
+    size_t count;
+} boxes;
+
+/* The boxes of what a chunk of the flat parameter has of a parameter. */
+static void add_run(const fc_tensor *flat, size_t chunk, const fc_flat_param *p, boxes *out) {
+    const fc_chunk *c = &flat->chunks[chunk];
+    int64_t first = c->dims[0] - p->offset, last = first + c->dims[1], start;
+    int64_t dims[2 * FC_MAX_DIMS];
+    fc_flat_run run;
+    first = first > 0 ? first : 0;
+    last = last < p->numel ? last : p->numel;
+    if (first >= last || !fc_flat_run_start(&run, p->ndim, p->shape, first, last)) {
+        return;
+    }
+    for (; fc_flat_run_next(&run, dims, &start); out->count++) {
+        if (!out->chunks) {
+            continue;
+        }
+        int64_t *own = out->dims + 2 * (size_t)p->ndim * out->count;
+        for (int d = 0; d < 2 * p->ndim; d++) {
+            own[d] = dims[d];
+        }
+        out->chunks[out->count] = *c;
+        out->chunks[out->count].dims = own;
+        out->places[out->count] = (fc_flat_place){chunk, p->offset + start - c->dims[0]};
+    }
+}
+
+/* The first of the flat parameter's chunks, in the order of their offsets, that ends behind `at`. */
+static size_t first_chunk(const fc_tensor *flat, const size_t *order, int64_t at) {
+    size_t low = 0, high = flat->nchunks;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        const int64_t *dims = flat->chunks[order[mid]].dims;
+        if (dims[0] + dims[1] <= at) {
+            low = mid + 1;
+        } else {
+            high = mid;
+        }
+    }
+    return low;
+}
+
+static void find_boxes(const fc_tensor *flat, const size_t *order, const fc_flat_param *p, boxes *out) {
+    for (size_t i = first_chunk(flat, order, p->offset);
+         i < flat->nchunks && flat->chunks[order[i]].dims[0] < p->offset + p->numel; i++) {
+        add_run(flat, order[i], p, out);
+    }
+}
+
+static bool copy_shape(const fc_flat_param *p, fc_arena *arena, fc_tensor *t) {
+    int64_t *shape = fc_arena_calloc(arena, (size_t)p->ndim, sizeof *shape);
+    for (int d = 0; shape && d < p->ndim; d++) {
+        shape[d] = p->shape[d];
+    }
+    t->ndim = p->ndim;
+    t->shape = shape;
+    return shape != NULL;
+}
+
+fc_code fc_flat_boxes(const fc_tensor *flat, const size_t *order, const fc_flat_param *p, fc_arena *arena,
+                      fc_tensor *out, fc_error *err) {
+    boxes made = {0};
+    fc_flat_origin *o = fc_arena_calloc(arena, 1, sizeof *o);
+    *out = (fc_tensor){.dtype = flat->dtype, .detail = o};
+    if (!o || !copy_shape(p, arena, out)) {
+        return no_memory(flat, err);
+    }
+    find_boxes(flat, order, p, &made);
+    out->nchunks = made.count;
+    made = (boxes){.chunks = fc_arena_calloc(arena, out->nchunks + 1, sizeof *made.chunks),
+                   .places = fc_arena_calloc(arena, out->nchunks + 1, sizeof *made.places),
+                   .dims = fc_arena_calloc(arena, out->nchunks + 1, 2 * (size_t)p->ndim * sizeof *made.dims)};
+    if (!made.chunks || !made.places || !made.dims) {
+        return no_memory(flat, err);
+    }
+    find_boxes(flat, order, p, &made);
+    *o = (fc_flat_origin){flat, made.places};
+    out->chunks = made.chunks;
+    return FC_OK;
+}
+
+typedef struct ordered {
+    int64_t start;
+    size_t chunk;
+} ordered;
+
+static int by_start(const void *a, const void *b) {
+    const ordered *x = a, *y = b;
+    return x->start != y->start ? (x->start > y->start) - (x->start < y->start)
+                                : (x->chunk > y->chunk) - (x->chunk < y->chunk);
+}
+
+size_t *fc_flat_order_chunks(const fc_tensor *flat) {
+    ordered *sorted = calloc(flat->nchunks + 1, sizeof *sorted);
+    size_t *order = calloc(flat->nchunks + 1, sizeof *order);
+    for (size_t i = 0; sorted && order && i < flat->nchunks; i++) {
+        sorted[i] = (ordered){flat->chunks[i].dims[0], i};
+    }
+    if (sorted && order) {
+        qsort(sorted, flat->nchunks, sizeof *sorted, by_start);
+    }
+    for (size_t i = 0; sorted && order && i < flat->nchunks; i++) {
+        order[i] = sorted[i].chunk;
+    }
+    free(sorted);
+    return order;
+}

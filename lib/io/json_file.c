@@ -1,0 +1,82 @@
+/*
+ * JSON files by a person: see json_file.h.
+ */
+#include "io/json_file.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Far above any plan or policy, far below what would hurt. */
+enum { MAX_BYTES = 1 << 20 };
+
+/*
+ * Not fc_read_whole: what a person names on the command line may be a pipe, such as <(jq .plan config.json).
+ * @param out receives the text, to be freed by the caller; NULL on failure.
+ */
+static fc_code read_text(const char *path, const char *what, char **out, size_t *len, fc_error *err) {
+    fc_code code = FC_OK;
+    *out = NULL;
+    FILE *f = fopen(path, "rb");
+    if (!f) {
+        return fc_fail_errno(err, errno, "%s", path);
+    }
+    char *text = malloc(MAX_BYTES + 1);
+    if (!text) {
+        code = fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        goto out;
+    }
+    *len = fread(text, 1, MAX_BYTES + 1, f);
+    if (ferror(f)) {
+        code = fc_fail_errno(err, errno, "%s", path);
+    } else if (*len > MAX_BYTES) {
+        code = fc_fail(err, FC_EUSAGE, "%s: larger than 1 MiB: not %s", path, what);
+    } else {
+        *out = text;
+        text = NULL;
+    }
+out:
+    free(text);
+    fclose(f);
+    return code;
+}
+
+fc_code fc_json_load(const char *path, const char *what, const char *example, json_t **out, fc_error *err) {
+    char *text = NULL;
+    size_t len = 0;
+    json_error_t wrong;
+    *out = NULL;
+    fc_code code = read_text(path, what, &text, &len, err);
+    if (code != FC_OK) {
+        return code;
+    }
+    json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &wrong);
+    free(text);
+    if (!root) {
+        return fc_fail(err, FC_EUSAGE, "%s:%d:%d: not %s: %s", path, wrong.line, wrong.column, what, wrong.text);
+    }
+    if (!json_is_object(root)) {
+        json_decref(root);
+        return fc_fail(err, FC_EUSAGE, "%s: %s is an object like %s", path, what, example);
+    }
+    *out = root;
+    return FC_OK;
+}
+
+const char *const *fc_json_strings(const json_t *value, fc_arena *arena, bool *malformed) {
+    size_t count = json_is_array(value) ? json_array_size(value) : 1;
+    const char **out = fc_arena_calloc(arena, count + 1, sizeof *out);
+    *malformed = false;
+    for (size_t i = 0; out && i < count; i++) {
+        const json_t *one = json_is_array(value) ? json_array_get(value, i) : value;
+        if (!json_is_string(one)) {
+            *malformed = true;
+            return NULL;
+        }
+        out[i] = fc_arena_strndup(arena, json_string_value(one), json_string_length(one));
+        if (!out[i]) {
+            return NULL;
+        }
+    }
+    return out;
+}

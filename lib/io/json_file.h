@@ -1,0 +1,30 @@
+/*
+ * A JSON file by a person (a TP plan, a wrap policy): read whole, refused when it is larger than such files are, with
+ * the place of a mistake.
+ */
+#ifndef FSDPCKPT_IO_JSON_FILE_H
+#define FSDPCKPT_IO_JSON_FILE_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/arena.h"
+#include "fsdpckpt/error.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+
+/**
+ * @param what    for messages: "a TP plan".
+ * @param example of one, likewise.
+ * @param out     receives the object, to be given to json_decref; NULL on failure.
+ * @return FC_EUSAGE when it is not a JSON object, FC_EIO when it cannot be read.
+ */
+fc_code fc_json_load(const char *path, const char *what, const char *example, json_t **out, fc_error *err);
+
+/** Copies the strings of a JSON string or array of strings into a NULL-terminated array.
+ *  @return NULL when out of memory, or when `value` is anything else (`*malformed` is then true). */
+const char *const *fc_json_strings(const json_t *value, fc_arena *arena, bool *malformed);
+
+#endif

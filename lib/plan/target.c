@@ -1,0 +1,356 @@
+/*
+ * From a source's manifest to the target: selection by glob, new names, dtype, placements; and the part of it
+ * that one rank's file holds. Called by lib/engine/convert.c; no I/O.
+ */
+#include "fsdpckpt/target.h"
+
+#include "base/checked.h"
+#include "fsdpckpt/cut.h"
+#include "fsdpckpt/flatten.h"
+#include "plan/globs.h"
+#include "plan/rename.h"
+
+#include <fnmatch.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool is_selected(const fc_selection *selection, const char *name) {
+    bool target = !selection->include || fc_globs_match(selection->include, name, NULL);
+    return target && !fc_globs_match(selection->exclude, name, NULL);
+}
+
+/* A glob that matches nothing is nearly always a typing error, and its result a checkpoint with holes. */
+static fc_code check_includes(const fc_checkpoint *source, const fc_selection *selection, fc_error *err) {
+    for (const char *const *glob = selection->include; glob && *glob; glob++) {
+        bool found = false;
+        for (size_t i = 0; i < source->ntensors && !found; i++) {
+            found = fnmatch(*glob, source->tensors[i].name, 0) == 0;
+        }
+        if (!found) {
+            return fc_fail(err, FC_EUSAGE, "%s: --include '%s' matches none of its %zu names, e.g. '%s'", source->path,
+                           *glob, source->ntensors, source->ntensors ? source->tensors[0].name : "");
+        }
+    }
+    return FC_OK;
+}
+
+static int compare_names(const void *a, const void *b) {
+    const fc_target_tensor *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+/* Only renaming can make two names equal: a source's names are unique. */
+static fc_code check_unique(const fc_selection *selection, const fc_target_tensor *tensors, size_t count,
+                            fc_error *err) {
+    const char *how = !selection->rename        ? "--strip-prefix gives"
+                      : selection->strip_prefix ? "--strip-prefix and --rename give"
+                                                : "--rename gives";
+    const fc_target_tensor **sorted = malloc((count ? count : 1) * sizeof *sorted);
+    if (!sorted) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    for (size_t i = 0; i < count; i++) {
+        sorted[i] = &tensors[i];
+    }
+    qsort(sorted, count, sizeof *sorted, compare_names);
+    fc_code rc = FC_OK;
+    for (size_t i = 1; i < count && rc == FC_OK; i++) {
+        if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0) {
+            rc = fc_fail(err, FC_EUSAGE, "%s '%s' and '%s' the same name '%s'", how, sorted[i - 1]->source->name,
+                         sorted[i]->source->name, sorted[i]->name);
+        }
+    }
+    free(sorted);
+    return rc;
+}
+
+static fc_code select_each(const fc_checkpoint *source, const fc_selection *selection, fc_rename *rename,
+                           fc_arena *arena, fc_target_tensor *tensors, fc_selected *counts, fc_error *err) {
+    size_t n = 0;
+    bool renamed = false;
+    for (size_t i = 0; i < source->ntensors; i++) {
+        const fc_tensor *t = &source->tensors[i];
+        if (!is_selected(selection, t->name)) {
+            counts->left_out++;
+            continue;
+        }
+        fc_target_tensor *w = &tensors[n++];
+        w->source = t;
+        w->dtype = t->dtype;
+        if (selection->cast && fc_dtype_get(t->dtype)->cls == FC_CLASS_FLOAT) {
+            w->dtype = selection->dtype;
+        }
+        fc_code rc = fc_rename_apply(rename, t, arena, &w->name, &w->path, &renamed, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        *(t->object ? &counts->objects : &counts->tensors) += 1;
+    }
+    if (n == 0) {
+        return fc_fail(err, FC_EUSAGE, "%s: nothing is left to write: all %zu names are excluded", source->path,
+                       source->ntensors);
+    }
+    fc_code rc = fc_rename_check_used(rename, source->path, tensors[0].name, err);
+    return rc == FC_OK && renamed ? check_unique(selection, tensors, n, err) : rc;
+}
+
+static fc_code select_tensors(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena,
+                              fc_target_tensor **out, fc_selected *counts, fc_error *err) {
+    fc_rename *rename = NULL;
+    if (source->ntensors == 0) {
+        return fc_fail(err, FC_EUSAGE, "%s: nothing to write: the checkpoint is empty, without a tensor or an object",
+                       source->path);
+    }
+    *out = fc_arena_calloc(arena, source->ntensors, sizeof **out);
+    fc_code rc =
+        *out ? fc_rename_new(selection, &rename, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", source->path);
+    if (rc == FC_OK) {
+        rc = select_each(source, selection, rename, arena, *out, counts, err);
+    }
+    fc_rename_free(rename);
+    return rc;
+}
+
+static int mesh_dim_size(const fc_mesh *mesh, const char *name, int64_t *size) {
+    for (int i = 0; i < mesh->ndim; i++) {
+        if (strcmp(mesh->names[i], name) == 0) {
+            *size = mesh->sizes[i];
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* With tp > 1 a plan that cuts nothing is a wrong plan. */
+static fc_code check_tp(const fc_target *target, const fc_tp_plan *plan, const fc_selected *counts, fc_error *err) {
+    int64_t tp = 1;
+    const char *like[2] = {"", ""};
+    int found = 0;
+    if (mesh_dim_size(target->mesh, "tp", &tp) < 0 || tp == 1 || counts->tp_cut > 0) {
+        return FC_OK;
+    }
+    for (size_t i = 0; i < target->ntensors && found < 2; i++) {
+        if (!target->tensors[i].source->object && target->tensors[i].source->ndim > 0) {
+            like[found++] = target->tensors[i].name;
+        }
+    }
+    return fc_fail(err, FC_EUSAGE,
+                   "%s: --tp %lld: the TP plan '%s' cuts none of the %zu tensors%s%s%s%s%s: give a --tp-plan that "
+                   "names their modules",
+                   target->source->path, (long long)tp, plan ? fc_tp_plan_name(plan) : "none", counts->tensors,
+                   found > 0 ? ", with names like '" : "", like[0], found > 1 ? "' and '" : "", like[1],
+                   found > 0 ? "'" : "");
+}
+
+/* Of a plan from a file every rule should decide something; the built-in one is for many models at once. */
+static fc_code find_idle_rules(const fc_target *target, const fc_tp_plan *plan, fc_selected *counts, fc_error *err) {
+    if (!plan || strcmp(fc_tp_plan_name(plan), "auto") == 0) {
+        return FC_OK;
+    }
+    size_t rules = fc_tp_plan_rules(plan);
+    bool *decides = calloc(rules ? rules : 1, sizeof *decides);
+    if (!decides) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
+    }
+    for (size_t i = 0; i < target->ntensors; i++) {
+        int64_t rule = target->tensors[i].source->object ? -1 : fc_tp_plan_rule_of(plan, target->tensors[i].name);
+        if (rule >= 0) {
+            decides[rule] = true;
+        }
+    }
+    for (size_t rule = rules; rule-- > 0;) {
+        if (!decides[rule]) {
+            counts->idle_rules++;
+            counts->idle_rule = fc_tp_plan_pattern(plan, rule);
+        }
+    }
+    free(decides);
+    return FC_OK;
+}
+
+/* The cut that the mesh and the TP plan ask for. */
+static fc_code plan_placements(const fc_target *target, const fc_selection *selection, fc_arena *arena,
+                               fc_selected *counts, fc_placement **out, fc_error *err) {
+    size_t n = target->ntensors, width = (size_t)target->mesh->ndim;
+    fc_placement *placements = fc_arena_calloc(arena, n * width, sizeof *placements);
+    if (!placements) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
+    }
+    for (size_t i = 0; i < n; i++) {
+        const fc_tensor *t = target->tensors[i].source;
+        fc_tp_style style = FC_TP_NONE;
+        int tp_dim = -1;
+        if (selection->tp_plan && !t->object) {
+            tp_dim = fc_tp_plan_dim(selection->tp_plan, target->tensors[i].name, t->ndim, &style);
+        }
+        if (!t->object && (!selection->flat_state || fc_is_flattened(target->source, t))) {
+            /* the file of rank 0 holds every object; Replicate along all dimensions says so */
+            fc_layout_placements(target->mesh, t->ndim, tp_dim, &placements[i * width]);
+        }
+        counts->tp_cut += tp_dim >= 0;
+    }
+    *out = placements;
+    fc_code rc = check_tp(target, selection->tp_plan, counts, err);
+    return rc == FC_OK ? find_idle_rules(target, selection->tp_plan, counts, err) : rc;
+}
+
+/* Gives each value its placements, and those that are replicated the rank that stores them. */
+static fc_code place(const fc_target *target, fc_placement *placements, fc_target_tensor *tensors, fc_error *err) {
+    size_t n = target->ntensors, width = (size_t)target->mesh->ndim;
+    uint64_t *bytes = calloc(n, sizeof *bytes);
+    uint32_t *owners = calloc(n, sizeof *owners);
+    fc_code rc = FC_OK;
+    if (!bytes || !owners) {
+        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
+        goto out;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const fc_tensor *t = tensors[i].source;
+        int64_t numel = 0;
+        if (!fc_numel(t->ndim, t->shape, &numel) ||
+            !fc_mul_u64((uint64_t)numel, fc_dtype_size(tensors[i].dtype), &bytes[i])) {
+            rc = fc_fail(err, FC_ECORRUPT, "%s: tensor '%s': its size overflows", target->source->path, t->name);
+            goto out;
+        }
+        tensors[i].placements = &placements[i * width];
+    }
+    rc = fc_layout_spread(target->mesh, n, bytes, placements, owners, err);
+    for (size_t i = 0; i < n && rc == FC_OK; i++) {
+        tensors[i].owner_offset = tensors[i].source->object ? 0 : owners[i];
+    }
+out:
+    free(bytes);
+    free(owners);
+    return rc;
+}
+
+/* The source's own mesh and placements. */
+static fc_code keep_layout(fc_target *target, fc_arena *arena, fc_placement **placements, fc_error *err) {
+    const fc_tensor **sources = fc_arena_calloc(arena, target->ntensors, sizeof *sources);
+    fc_mesh *mesh = fc_arena_calloc(arena, 1, sizeof *mesh);
+    if (!sources || !mesh) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
+    }
+    for (size_t i = 0; i < target->ntensors; i++) {
+        sources[i] = target->tensors[i].source;
+    }
+    target->mesh = mesh;
+    return fc_cut_layout(target->source, target->ntensors, sources, arena, mesh, placements, err);
+}
+
+fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena, fc_target *out,
+                      fc_selected *counts, fc_error *err) {
+    static const fc_mesh no_mesh = {0};
+    fc_target_tensor *tensors = NULL;
+    memset(counts, 0, sizeof *counts);
+    fc_code rc = check_includes(source, selection, err);
+    if (rc == FC_OK) {
+        rc = select_tensors(source, selection, arena, &tensors, counts, err);
+    }
+    if (rc != FC_OK) {
+        return rc;
+    }
+    out->source = source;
+    out->mesh = selection->mesh ? selection->mesh : &no_mesh;
+    out->tensors = tensors;
+    out->ntensors = counts->tensors + counts->objects;
+    out->compress = selection->compress;
+    out->self_contained = selection->self_contained;
+    out->flat_state = selection->flat_state;
+    out->max_file_bytes = selection->max_file_bytes;
+    fc_placement *placements = NULL;
+    if (selection->keep_layout) {
+        rc = keep_layout(out, arena, &placements, err);
+    } else if (out->mesh->ndim > 0) {
+        rc = plan_placements(out, selection, arena, counts, &placements, err);
+    }
+    return rc == FC_OK && placements ? place(out, placements, tensors, err) : rc;
+}
+
+static bool is_empty(int ndim, const int64_t *sizes) {
+    for (int d = 0; d < ndim; d++) {
+        if (sizes[d] == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+fc_code fc_target_item_of(const fc_target *target, uint32_t tensor, uint32_t rank, int64_t *dims, fc_target_item *item,
+                          fc_error *err) {
+    const fc_target_tensor *t = &target->tensors[tensor];
+    int64_t coordinate[FC_MAX_MESH_DIMS];
+    int ndim = t->source->ndim;
+    *item = (fc_target_item){.tensor = tensor, .owner = rank, .owned = true, .dims = dims};
+    if (target->mesh->ndim == 0 || t->source->object) {
+        item->owner = 0;
+        for (int d = 0; d < ndim; d++) { /* not memcpy: the shape of a scalar may be NULL */
+            dims[d] = 0;
+            dims[ndim + d] = t->source->shape[d];
+        }
+        return FC_OK;
+    }
+    fc_mesh_coordinate(target->mesh, rank, coordinate);
+    fc_code rc = fc_local_box(ndim, t->source->shape, target->mesh, t->placements, coordinate, dims, dims + ndim, err);
+    if (rc != FC_OK) {
+        return fc_context(err, rc, "tensor '%s'", t->name);
+    }
+    if (!is_empty(ndim, dims + ndim)) {
+        item->owner = (uint32_t)fc_layout_owner(target->mesh, t->placements, coordinate, t->owner_offset);
+        item->owned = item->owner == rank || target->self_contained;
+    }
+    return FC_OK;
+}
+
+bool fc_target_chunk(int ndim, const int64_t *sizes, uint32_t element, int64_t *chunk) {
+    int64_t room = FC_CHUNK_BYTES / element, volume;
+    if (ndim == 0 || !fc_numel(ndim, sizes, &volume) || volume < (FC_CHUNK_LEAST + element - 1) / element) {
+        return false;
+    }
+    for (int d = ndim - 1; d >= 0; d--) {
+        int64_t most = room < 1 ? 1 : room;
+        int64_t pieces = (sizes[d] - 1) / most + 1;
+        chunk[d] = (sizes[d] - 1) / pieces + 1; /* evenly: little padding in the last one */
+        room = pieces > 1 ? 1 : room / sizes[d];
+    }
+    return true;
+}
+
+fc_code fc_target_file_of(const fc_target *target, uint32_t rank, fc_arena *arena, fc_target_file *out, fc_error *err) {
+    size_t ndims = 0;
+    for (size_t i = 0; i < target->ntensors; i++) {
+        ndims += (target->compress ? 3 : 2) * (size_t)target->tensors[i].source->ndim;
+    }
+    memset(out, 0, sizeof *out);
+    out->rank = rank;
+    out->items = fc_arena_calloc(arena, target->ntensors, sizeof *out->items);
+    int64_t *dims = fc_arena_calloc(arena, ndims, sizeof *dims);
+    if (!out->items || !dims) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
+    }
+    for (size_t i = 0; i < target->ntensors; i++) {
+        const fc_tensor *t = target->tensors[i].source;
+        if (t->object && rank != 0 && !target->self_contained) {
+            continue;
+        }
+        fc_target_item *item = &out->items[out->nitems++];
+        fc_code rc = fc_target_item_of(target, (uint32_t)i, rank, dims, item, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        const int64_t *sizes = dims + t->ndim;
+        dims += 2 * (size_t)t->ndim;
+        if (target->compress && item->owned && !t->object) {
+            bool chunked = fc_target_chunk(t->ndim, sizes, fc_dtype_size(target->tensors[i].dtype), dims);
+            item->chunk = chunked ? dims : NULL;
+            dims += t->ndim;
+        }
+    }
+    return FC_OK;
+}
+
+uint64_t fc_target_item_bytes(const fc_target *target, const fc_target_item *item) {
+    const fc_target_tensor *t = &target->tensors[item->tensor];
+    fc_box box = {t->source->ndim, item->dims, item->dims + t->source->ndim};
+    return (uint64_t)fc_box_volume(&box) * fc_dtype_size(t->dtype);
+}

@@ -1,0 +1,90 @@
+/*
+ * Which of a checkpoint's tensors are parameters, and of what root: from a selection to the module tree. Reads the
+ * manifest only.
+ */
+#include "wrap/module_tree.h"
+
+#include "checkpoint/parameters.h"
+#include "fsdpckpt/unflatten.h"
+#include "sharding/fqn.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The keys of the nested state dict that all parameters have in common are no modules: {"model": {"layers.0.w": …}}. */
+static int common_levels(const fc_target *target, const uint32_t *chosen, size_t count) {
+    const fc_path *first = count ? &target->tensors[chosen[0]].path : NULL;
+    size_t common = first && first->count ? first->count - 1 : 0;
+    for (size_t i = 0; i < count; i++) {
+        const fc_path *path = &target->tensors[chosen[i]].path;
+        size_t same = 0;
+        while (same < common && same + 1 < path->count &&
+               strcmp(path->elements[same].key, first->elements[same].key) == 0) {
+            same++;
+        }
+        common = fc_path_spells(path, target->tensors[chosen[i]].name) ? same : 0;
+    }
+    int levels = 0;
+    for (size_t i = 0; i < common; i++) {
+        fc_fqn n;
+        fc_fqn_split(first->elements[i].key, FC_FQN_PARTS, &n);
+        levels += n.count;
+    }
+    return levels;
+}
+
+static fc_code tie(const fc_target *target, const uint32_t *chosen, size_t count, fc_parameter_spec *specs,
+                   fc_error *err) {
+    const fc_tensor **tensors = calloc(count, sizeof *tensors);
+    size_t *same_as = calloc(count, sizeof *same_as);
+    fc_code rc = tensors && same_as ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+        tensors[i] = target->tensors[chosen[i]].source;
+    }
+    rc = rc == FC_OK ? fc_find_ties(target->source, tensors, count, same_as, err) : rc;
+    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+        specs[i].tied_to = same_as[i] != i ? specs[same_as[i]].fqn : NULL;
+    }
+    free(tensors);
+    free(same_as);
+    return rc;
+}
+
+fc_code fc_module_tree_of(const fc_target *target, const fc_model_info *info, fc_arena *arena, fc_module_tree *out,
+                          fc_error *err) {
+    size_t count = 0;
+    fc_parameter_spec *specs = fc_arena_calloc(arena, target->ntensors, sizeof *specs);
+    uint32_t *chosen = fc_arena_calloc(arena, target->ntensors, sizeof *chosen);
+    if (!specs || !chosen) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    for (uint32_t i = 0; i < target->ntensors; i++) {
+        const fc_target_tensor *w = &target->tensors[i];
+        if (w->source->object || fc_is_optimizer_state(w->name)) {
+            continue;
+        }
+        specs[count] = (fc_parameter_spec){.fqn = w->name,
+                                           .dtype = w->dtype,
+                                           .ndim = w->source->ndim,
+                                           .shape = w->source->shape,
+                                           .buffer = fc_is_buffer(w->name, w->dtype)};
+        chosen[count++] = i;
+    }
+    if (count == 0) {
+        return fc_fail(err, FC_EUSAGE, "%s: has no parameters: all of its %zu values are objects or optimizer state",
+                       target->source->path, target->ntensors);
+    }
+    fc_code rc = tie(target, chosen, count, specs, err);
+    if (rc == FC_OK) {
+        rc = fc_module_tree_build(specs, count, common_levels(target, chosen, count), info, arena, out, err);
+    }
+    for (size_t i = 0; rc == FC_OK && i < out->nparameters; i++) {
+        fc_parameter *p = (fc_parameter *)&out->parameters[i]; /* made just now, by the builder */
+        p->spec = p->spec < count ? chosen[p->spec] : p->spec;
+    }
+    if (rc == FC_OK) {
+        out->left_out = target->ntensors - count;
+        return FC_OK;
+    }
+    return fc_context(err, rc, "%s", target->source->path);
+}

@@ -1,0 +1,100 @@
+/*
+ * Device meshes with communicators, and DTensors made from local parts. What redistribute.c and extensions.c work on.
+ */
+#include "fsdpckpt/train/dtensor_data.h"
+
+#include "base/checked.h"
+
+#include <string.h>
+
+fc_code fc_device_mesh_new(fc_comm *comm, const fc_mesh *mesh, fc_device_mesh *out, fc_error *err) {
+    *out = (fc_device_mesh){.mesh = *mesh, .owns_groups = true, .root = out};
+    if (mesh->ndim < 1 || mesh->ndim > FC_MAX_MESH_DIMS || fc_mesh_ranks(mesh) != comm->size) {
+        return fc_fail(err, FC_EUSAGE, "a mesh of %d dimensions and %lld places for %d ranks", mesh->ndim,
+                       (long long)fc_mesh_ranks(mesh), comm->size);
+    }
+    fc_mesh_coordinate(mesh, comm->rank, out->coordinate);
+    for (int d = 0; d < mesh->ndim; d++) {
+        fc_code rc = fc_comm_split_mesh(comm, mesh, d, &out->groups[d], err);
+        if (rc != FC_OK) {
+            fc_device_mesh_free(out);
+            return rc;
+        }
+    }
+    return FC_OK;
+}
+
+void fc_device_mesh_free(fc_device_mesh *mesh) {
+    for (int d = mesh->mesh.ndim; mesh->owns_groups && d-- > 0;) {
+        if (mesh->groups[d]) {
+            mesh->groups[d]->free(mesh->groups[d]);
+        }
+    }
+    memset(mesh, 0, sizeof *mesh);
+}
+
+fc_code fc_device_mesh_slice(const fc_device_mesh *mesh, int dim, fc_device_mesh *out, fc_error *err) {
+    if (dim < 0 || dim >= mesh->mesh.ndim) {
+        return fc_fail(err, FC_EUSAGE, "a mesh of %d dimensions has no dimension %d", mesh->mesh.ndim, dim);
+    }
+    *out = (fc_device_mesh){.mesh = {.ndim = 1, .sizes = {mesh->mesh.sizes[dim]}}, .root = mesh->root};
+    memcpy(out->mesh.names[0], mesh->mesh.names[dim], sizeof out->mesh.names[0]);
+    out->coordinate[0] = mesh->coordinate[dim];
+    out->groups[0] = mesh->groups[dim];
+    return FC_OK;
+}
+
+/* The global shape as DTensor.from_local infers it: the local one, times the ranks where a mesh dimension cuts it. */
+static fc_code infer_shape(const fc_array *local, const fc_mesh *mesh, const fc_placement *placements, int64_t *shape,
+                           fc_error *err) {
+    for (int d = 0; d < local->ndim; d++) {
+        shape[d] = local->sizes[d];
+    }
+    for (int m = 0; m < mesh->ndim; m++) {
+        const fc_placement *p = &placements[m];
+        if (p->kind != FC_SHARD && p->kind != FC_STRIDED_SHARD) {
+            continue;
+        }
+        if (p->dim < 0 || p->dim >= local->ndim) {
+            return fc_fail(err, FC_EUSAGE, "Shard(%d) of a tensor of %d dimensions", p->dim, local->ndim);
+        }
+        if (!fc_mul_i64(shape[p->dim], mesh->sizes[m], &shape[p->dim])) {
+            return fc_fail(err, FC_EUNSUPPORTED, "dimension %d over %lld ranks does not fit 64 bits", p->dim,
+                           (long long)mesh->sizes[m]);
+        }
+    }
+    return FC_OK;
+}
+
+static fc_torch_device device_name(const fc_device *device) {
+    fc_torch_device name = {"cpu", -1};
+    fc_torch_device_parse(device->name, strlen(device->name), &name);
+    return name;
+}
+
+fc_code fc_dtensor_from_local(const fc_array *local, const fc_device_mesh *mesh, const fc_placement *placements,
+                              int ndim, const int64_t *shape, fc_fsdp_tensor *out, fc_error *err) {
+    int64_t inferred[FC_MAX_DIMS];
+    fc_code rc = shape ? FC_OK : infer_shape(local, &mesh->mesh, placements, inferred, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_fsdp_tensor made = {.local = *local, .is_dtensor = true, .mesh = mesh};
+    made.local.memory = NULL;
+    rc = fc_dtensor_init(&made.spec, shape ? ndim : local->ndim, shape ? shape : inferred, &mesh->mesh, placements,
+                         mesh->coordinate, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    for (int d = 0; d < made.spec.ndim; d++) {
+        if (made.spec.ndim != local->ndim || made.spec.local_sizes[d] != local->sizes[d]) {
+            return fc_fail(err, FC_EUSAGE, "the local part of a DTensor has %lld elements in dimension %d, not %lld",
+                           (long long)local->sizes[d], d, (long long)made.spec.local_sizes[d]);
+        }
+    }
+    made.spec.dtype = local->dtype;
+    made.spec.requires_grad = local->requires_grad;
+    made.spec.device = device_name(local->device);
+    *out = made;
+    return FC_OK;
+}

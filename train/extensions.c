@@ -1,0 +1,197 @@
+/*
+ * DTensorExtensions: how FSDP flattens, cuts and gathers the tensors of tensor parallelism. Metadata comes from
+ * lib/sharding/dtensor.c, data from the caller's arrays; the communication is in redistribute.c.
+ */
+#include "fsdpckpt/train/dtensor_data.h"
+
+#include <string.h>
+
+void fc_pre_flatten_transform(const fc_fsdp_tensor *tensor, fc_array *out, fc_param_extension *extension) {
+    memset(extension, 0, sizeof *extension);
+    *out = tensor->local;
+    out->memory = NULL;
+    if (tensor->is_dtensor) {
+        out->requires_grad = true; /* the leaf that autograd sees is the local tensor */
+        extension->is_dtensor = true;
+        extension->spec = tensor->spec;
+        extension->mesh = tensor->mesh;
+    }
+}
+
+fc_code fc_post_unflatten_transform(const fc_dtensor_extensions *extensions, const fc_array *view,
+                                    const fc_param_extension *extension, fc_event *produced, fc_fsdp_tensor *out,
+                                    fc_error *err) {
+    fc_fsdp_tensor made = {.local = *view};
+    made.local.memory = NULL;
+    fc_code rc = FC_OK;
+    if (extension->is_dtensor) {
+        const fc_dtensor *spec = &extension->spec;
+        rc = fc_dtensor_from_local(view, extension->mesh, spec->placements, spec->ndim, spec->shape, &made, err);
+    }
+    if (rc == FC_OK && produced) {
+        fc_stream *stream = extensions->has_compute_stream ? extensions->compute_stream : extensions->current_stream;
+        rc = view->device->wait(view->device, stream, produced, err);
+    }
+    if (rc == FC_OK) {
+        made.fsdp_flattened = true;
+        *out = made;
+    }
+    return rc;
+}
+
+/* The array that is cut, and what the metadata side has to know about it. */
+static fc_code describe(const fc_chunk_input *input, const fc_process_group *group, fc_process_group *tp_group,
+                        fc_chunk_source *source, fc_dtensor *spec, const fc_array **data, fc_error *err) {
+    if (input->sharded) {
+        const fc_sharded_tensor *t = input->sharded;
+        if (t->nshards != 1 || t->shards[0].inner) {
+            return fc_fail(err, FC_EUSAGE, "a ShardedTensor with %zu local shards: exactly one can be chunked again",
+                           t->nshards);
+        }
+        *data = &t->shards[0].tensor;
+        *source = (fc_chunk_source){.kind = FC_CHUNK_SHARDED,
+                                    .sharded = &t->metadata,
+                                    .local_shards = &t->shards[0].metadata,
+                                    .nlocal_shards = t->nshards};
+    } else {
+        const fc_fsdp_tensor *t = input->tensor;
+        *data = &t->local;
+        *source = (fc_chunk_source){.kind = t->is_dtensor ? FC_CHUNK_DTENSOR : FC_CHUNK_PLAIN};
+        if (t->is_dtensor) {
+            *spec = t->spec;
+            spec->device = input->torch_device;
+            *tp_group = *group;
+            tp_group->rank = t->mesh->groups[0]->rank;
+            tp_group->size = t->mesh->groups[0]->size;
+            source->dtensor = spec;
+            source->dtensor_group = tp_group;
+        }
+    }
+    source->ndim = (*data)->ndim;
+    source->shape = (*data)->sizes;
+    source->dtype = (*data)->dtype;
+    source->device = input->torch_device;
+    return FC_OK;
+}
+
+static fc_sharded_tensor *new_tensor(const fc_chunked *from, fc_arena *arena, fc_error *err) {
+    fc_sharded_tensor *t = fc_arena_calloc(arena, 1, sizeof *t);
+    fc_local_shard *shard = t ? fc_arena_calloc(arena, 1, sizeof *shard) : NULL;
+    if (!shard) {
+        fc_fail(err, FC_ENOMEM, "out of memory for a ShardedTensor");
+        return NULL;
+    }
+    t->metadata = from->metadata;
+    t->shards = shard;
+    t->nshards = from->has_local;
+    shard->metadata = from->local;
+    return t;
+}
+
+/* Copies rows [offset, offset + size) of `data` into the shard. */
+static fc_code fill(fc_local_shard *shard, const fc_array *data, fc_stream *stream, fc_error *err) {
+    fc_array rows;
+    const fc_box *box = &shard->metadata.box;
+    fc_code rc = fc_array_narrow(data, 0, box->sizes[0] > 0 ? box->offsets[0] : 0, box->sizes[0], &rows, err);
+    return rc == FC_OK ? fc_array_clone(&rows, stream, &shard->tensor, err) : rc;
+}
+
+fc_code fc_chunk_tensor_data(const fc_chunk_input *input, int64_t rank, int64_t world_size, int64_t devices_per_node,
+                             int64_t accelerator_devices, const fc_process_group *group, fc_stream *stream,
+                             fc_arena *arena, fc_sharded_tensor **out, fc_error *err) {
+    fc_chunk_source source;
+    fc_chunk_result result;
+    fc_process_group tp_group;
+    fc_dtensor spec;
+    const fc_array *data = NULL;
+    fc_code rc = describe(input, group, &tp_group, &source, &spec, &data, err);
+    if (rc == FC_OK) {
+        rc = fc_chunk_tensor(&source, rank, world_size, devices_per_node, accelerator_devices, group, arena, &result,
+                             err);
+    }
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_sharded_tensor *inner = new_tensor(&result.inner, arena, err), *outer = inner;
+    if (inner && result.has_outer) {
+        outer = new_tensor(&result.outer, arena, err);
+    }
+    if (!inner || !outer) {
+        return FC_ENOMEM;
+    }
+    if (outer != inner) {
+        outer->shards[0].inner = inner;
+    }
+    if (inner->nshards > 0) {
+        rc = fill(&inner->shards[0], data, stream, err);
+    }
+    if (rc == FC_OK) {
+        *out = outer;
+    }
+    return rc;
+}
+
+void fc_sharded_tensor_free(fc_sharded_tensor *tensor) {
+    for (size_t i = 0; tensor && i < tensor->nshards; i++) {
+        fc_local_shard *shard = &tensor->shards[i];
+        fc_array_free(&shard->tensor);
+        for (size_t k = 0; shard->inner && k < shard->inner->nshards; k++) {
+            fc_array_free(&shard->inner->shards[k].tensor);
+        }
+    }
+}
+
+void fc_pre_load_state_dict_transform(const fc_sharded_tensor *tensor, const fc_sharded_tensor **out,
+                                      const fc_local_shard **shards, size_t *count) {
+    if (tensor->nshards == 1 && tensor->shards[0].inner) {
+        tensor = tensor->shards[0].inner;
+    }
+    *out = tensor;
+    *shards = tensor->shards;
+    *count = tensor->nshards;
+}
+
+/* Checks the mesh and finds the placements, through the metadata side, so that the rules exist once. */
+static fc_code plan_chunk(const fc_fsdp_tensor *tensor, const fc_device_mesh *root, fc_dtensor *wanted, fc_error *err) {
+    int64_t offsets[FC_MAX_DIMS];
+    static const int64_t nowhere[FC_MAX_MESH_DIMS];
+    return fc_chunk_dtensor(tensor->local.ndim, tensor->local.sizes, tensor->is_dtensor ? &tensor->spec : NULL,
+                            root ? &root->mesh : NULL, root ? root->coordinate : nowhere, wanted, offsets, err);
+}
+
+fc_code fc_chunk_dtensor_data(const fc_fsdp_tensor *tensor, const fc_device_mesh *mesh, fc_stream *stream,
+                              fc_fsdp_tensor *out, fc_error *err) {
+    const fc_device_mesh *root = mesh ? mesh->root : NULL;
+    fc_dtensor wanted;
+    fc_fsdp_tensor whole;
+    fc_code rc = plan_chunk(tensor, root, &wanted, err);
+    if (rc != FC_OK || !root) { /* without a mesh the plan has failed */
+        return rc;
+    }
+    fc_placement replicate[FC_MAX_MESH_DIMS] = {{FC_REPLICATE, 0, 0}};
+    if (tensor->is_dtensor) {
+        replicate[root->mesh.ndim - 1] = tensor->spec.placements[0];
+    }
+    fc_array detached = tensor->local;
+    detached.requires_grad = false;
+    rc = fc_dtensor_from_local(&detached, root, replicate, 0, NULL, &whole, err);
+    return rc == FC_OK ? fc_redistribute(&whole, wanted.placements, stream, out, err) : rc;
+}
+
+fc_code fc_all_gather_dtensor(const fc_fsdp_tensor *tensor, const fc_device_mesh *parent_mesh, fc_stream *stream,
+                              fc_array *out, fc_error *err) {
+    if (!tensor->is_dtensor || parent_mesh != tensor->mesh) {
+        return fc_fail(err, FC_EUSAGE, "the parent mesh is not the mesh of the DTensor");
+    }
+    fc_placement placements[FC_MAX_MESH_DIMS];
+    memcpy(placements, tensor->spec.placements, sizeof placements);
+    for (int m = 0; m < parent_mesh->mesh.ndim - 1; m++) {
+        placements[m] = (fc_placement){FC_REPLICATE, 0, 0};
+    }
+    fc_fsdp_tensor gathered;
+    fc_code rc = fc_redistribute(tensor, placements, stream, &gathered, err);
+    if (rc == FC_OK) {
+        *out = gathered.local;
+    }
+    return rc;
+}

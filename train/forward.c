@@ -1,0 +1,127 @@
+/*
+ * The forward half of a step: pre- and post-forward of the root and of each unit.
+ */
+#include "train/state.h"
+
+static fc_code cast_input(const fc_fsdp *fsdp, fc_array *input, fc_dtype dtype, fc_error *err) {
+    fc_stream *compute = fsdp->streams[FC_STREAM_COMPUTE];
+    fc_array cast = {0}, dense = {0};
+    if (fc_dtype_get(input->dtype)->cls != FC_CLASS_FLOAT || input->dtype == dtype) {
+        return FC_OK;
+    }
+    fc_device *device = input->device;
+    bool contiguous = fc_array_is_contiguous(input);
+    fc_code rc = fc_array_new(device, dtype, input->ndim, input->sizes, &cast, err);
+    if (rc == FC_OK && !contiguous) {
+        rc = fc_array_clone(input, compute, &dense, err);
+    }
+    if (rc == FC_OK) {
+        const void *from = contiguous ? input->data : dense.data;
+        rc = device->cast(device, input->dtype, from, dtype, cast.data, (size_t)fc_array_numel(input), compute, err);
+    }
+    if (rc == FC_OK && !contiguous) {
+        rc = device->synchronize(device, compute, err);
+    }
+    fc_array_free(&dense);
+    if (rc != FC_OK) {
+        fc_array_free(&cast);
+        return rc;
+    }
+    cast.requires_grad = input->requires_grad;
+    *input = cast;
+    return FC_OK;
+}
+
+static fc_code cast_inputs(const fc_fsdp_unit *unit, fc_array *inputs, size_t count, fc_error *err) {
+    fc_code rc = FC_OK;
+    for (size_t i = 0; unit->options.has_param_dtype && rc == FC_OK && i < count; i++) {
+        rc = cast_input(unit->fsdp, &inputs[i], unit->options.param_dtype, err);
+    }
+    return rc;
+}
+
+fc_code fc_fsdp_root_pre_forward(fc_fsdp *fsdp, fc_array *inputs, size_t ninputs, fc_error *err) {
+    if (!fsdp->units) {
+        return fc_fail(err, FC_EUSAGE, "there is no unit yet: the first one is the root");
+    }
+    for (fc_fsdp_unit *u = fsdp->units; u && fsdp->options.forward_prefetch; u = u->next) {
+        u->needs_pre_forward_unshard = true;
+        u->prefetched = false;
+    }
+    fc_code rc = fc_fsdp_wait(fsdp, FC_STREAM_UNSHARD, FC_STREAM_COMPUTE, err);
+    rc = rc == FC_OK ? fc_fsdp_wait(fsdp, FC_STREAM_PRE_UNSHARD, FC_STREAM_COMPUTE, err) : rc;
+    if (rc == FC_OK && !fsdp->units->options.no_cast_root_forward_inputs) {
+        rc = cast_inputs(fsdp->units, inputs, ninputs, err);
+    }
+    return rc;
+}
+
+/* Only in the first forward of several: the gradient of all of them is reduced once. */
+static void register_post_backward(fc_fsdp_unit *unit) {
+    for (fc_fsdp_handle *h = unit->handles; h && unit->fsdp->grad_enabled; h = h->next) {
+        if (!h->registered) {
+            h->registered = true;
+            fc_fsdp_tell(h, FC_ACTION_REGISTER_POST_BACKWARD, FC_STREAM_COMPUTE);
+        }
+    }
+}
+
+static fc_code pre_forward_unshard(fc_fsdp_unit *unit, fc_error *err) {
+    fc_code rc = unit->prefetched ? FC_OK : fc_fsdp_unshard(unit, err);
+    unit->needs_pre_forward_unshard = false;
+    rc = rc == FC_OK ? fc_fsdp_wait_unsharded(unit, err) : rc;
+    return rc == FC_OK ? fc_fsdp_prefetch(unit, err) : rc;
+}
+
+/* In the backward: a forward that activation checkpointing runs again. The parameters are there, all is set up. */
+static bool is_recomputed(const fc_fsdp_unit *unit) {
+    return unit->handles && unit->handles->state == FC_HANDLE_BACKWARD_PRE;
+}
+
+fc_code fc_fsdp_pre_forward(fc_fsdp_unit *unit, bool training, fc_array *inputs, size_t ninputs, fc_error *err) {
+    if (is_recomputed(unit)) {
+        return FC_OK;
+    }
+    unit->state = FC_STATE_FORWARD_BACKWARD;
+    fc_code rc = fc_order_pre_forward(unit, training, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    for (fc_fsdp_handle *h = unit->handles; h; h = h->next) {
+        h->state = FC_HANDLE_FORWARD;
+    }
+    rc = pre_forward_unshard(unit, err);
+    if (rc == FC_OK) {
+        register_post_backward(unit);
+    }
+    if (rc == FC_OK && unit->options.cast_forward_inputs) {
+        rc = cast_inputs(unit, inputs, ninputs, err);
+    }
+    return rc;
+}
+
+fc_code fc_fsdp_post_forward(fc_fsdp_unit *unit, fc_error *err) {
+    fc_fsdp *fsdp = unit->fsdp;
+    fc_code rc = FC_OK;
+    if (is_recomputed(unit)) {
+        return FC_OK;
+    }
+    if (unit->state != FC_STATE_FORWARD_BACKWARD || (unit->handles && unit->handles->state != FC_HANDLE_FORWARD)) {
+        return fc_fail(err, FC_EUSAGE, "unit '%s': post-forward without pre-forward", unit->name);
+    }
+    /* The root's parameters are the first that the backward needs. */
+    bool free_unsharded = !unit->options.is_root && fc_fsdp_reshards_after_forward(unit);
+    if (fsdp->grad_enabled) {
+        rc = fc_order_post_forward(unit, err);
+    }
+    for (fc_fsdp_handle *h = unit->handles; h && rc == FC_OK; h = h->next) {
+        rc = fc_fsdp_reshard(h, free_unsharded, err);
+        h->state = FC_HANDLE_IDLE;
+    }
+    if (fsdp->grad_enabled) {
+        unit->ran_pre_backward = false;
+        unit->needs_pre_backward_unshard = unit->handles != NULL;
+    }
+    unit->state = FC_STATE_IDLE;
+    return rc;
+}

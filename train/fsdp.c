@@ -1,0 +1,217 @@
+/*
+ * The root of the FSDP step: streams, options, units, and the small questions that every file asks. Units and flat
+ * parameters are made in unit.c; the step itself is in forward.c, backward.c and what they call.
+ */
+#include "train/state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *fc_fsdp_stream_name(fc_fsdp_stream stream) {
+    static const char *const names[] = {"COMPUTE", "UNSHARD", "PRE_UNSHARD", "POST_BACKWARD", "ALL_REDUCE"};
+    return names[stream];
+}
+
+const char *fc_fsdp_action_name(fc_fsdp_action action) {
+    static const char *const names[] = {
+        "WAIT",       "PRE_UNSHARD",           "ALL_GATHER", "PREFETCH",    "FREE",      "CAST_GRAD",
+        "PRE_DIVIDE", "REDUCE_SCATTER",        "ALL_REDUCE", "POST_DIVIDE", "COMM_HOOK", "ACCUMULATE",
+        "OFFLOAD",    "REGISTER_POST_BACKWARD"};
+    return names[action];
+}
+
+const char *fc_handle_state_name(fc_handle_state state) {
+    static const char *const names[] = {"IDLE", "FORWARD", "BACKWARD_PRE", "BACKWARD_POST", "SUMMON_FULL_PARAMS"};
+    return names[state];
+}
+
+static const char *unit_state_name(fc_training_state state) {
+    static const char *const names[] = {"IDLE", "FORWARD_BACKWARD", "SUMMON_FULL_PARAMS"};
+    return names[state];
+}
+
+/* As torch halves it, so that neither the sum nor the parts of it leave the range of half precision. */
+double fc_gradient_predivide_factor(int64_t world_size) {
+    int64_t factor = 1;
+    while (world_size % factor == 0 && world_size / factor > factor) {
+        factor *= 2;
+    }
+    return (double)factor;
+}
+
+void fc_fsdp_tell(const fc_fsdp_handle *handle, fc_fsdp_action action, fc_fsdp_stream stream) {
+    const fc_fsdp_options *o = &handle->unit->fsdp->options;
+    if (o->trace) {
+        fc_fsdp_event event = {action, handle, stream, stream};
+        o->trace(o->context, &event);
+    }
+}
+
+fc_code fc_fsdp_wait(fc_fsdp *fsdp, fc_fsdp_stream stream, fc_fsdp_stream other, fc_error *err) {
+    fc_device *device = fsdp->device;
+    fc_code rc = device->record(device, fsdp->marks[other], fsdp->streams[other], err);
+    if (rc == FC_OK) {
+        rc = device->wait(device, fsdp->streams[stream], fsdp->marks[other], err);
+    }
+    if (rc == FC_OK && fsdp->options.trace) {
+        fc_fsdp_event event = {FC_ACTION_WAIT, NULL, stream, other};
+        fsdp->options.trace(fsdp->options.context, &event);
+    }
+    return rc;
+}
+
+fc_code fc_fsdp_expect_state(const fc_fsdp_unit *unit, fc_training_state wanted, fc_error *err) {
+    return unit->state == wanted
+               ? FC_OK
+               : fc_fail(err, FC_EUSAGE, "unit '%s': expected to be in states [%s] but current state is %s", unit->name,
+                         unit_state_name(wanted), unit_state_name(unit->state));
+}
+
+fc_array fc_fsdp_over(const fc_fsdp *fsdp, const fc_block *block, fc_dtype dtype, int64_t count) {
+    fc_array array = {.device = fsdp->device, .dtype = dtype, .ndim = 1, .sizes = {count}, .strides = {1}};
+    array.data = block->memory;
+    return array;
+}
+
+static fc_code new_streams(fc_fsdp *fsdp, fc_stream *compute, fc_error *err) {
+    fc_device *device = fsdp->device;
+    for (int s = 0; s < FC_STREAM_COUNT; s++) {
+        fc_code rc = device->event_new(device, &fsdp->marks[s], err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        if (s == FC_STREAM_COMPUTE || (s == FC_STREAM_ALL_REDUCE && !fsdp->replicate)) {
+            fsdp->streams[s] = compute;
+            continue;
+        }
+        rc = device->stream_new(device, &fsdp->streams[s], err);
+        if (rc != FC_OK) {
+            return rc;
+        }
+        fsdp->owns_stream[s] = true;
+    }
+    return FC_OK;
+}
+
+static fc_code find_host(fc_fsdp *fsdp, fc_error *err) {
+    fsdp->host = fsdp->device;
+    if (fsdp->device->is_host) {
+        return FC_OK;
+    }
+    fsdp->owns_host = true;
+    return fc_device_cpu(&fsdp->host, err);
+}
+
+fc_code fc_fsdp_new(fc_comm *shard, fc_comm *replicate, fc_stream *compute, const fc_fsdp_options *options,
+                    fc_fsdp **out, fc_error *err) {
+    *out = NULL;
+    if (options->check_order && !options->warn) {
+        return fc_fail(err, FC_EUSAGE, "check_order needs a function to warn with");
+    }
+    if (options->backward_prefetch_limit < 0 || options->forward_prefetch_limit < 0) {
+        return fc_fail(err, FC_EUSAGE, "a negative limit for prefetching");
+    }
+    fc_fsdp *fsdp = calloc(1, sizeof *fsdp);
+    fc_arena *arena = fc_arena_new();
+    if (!fsdp || !arena) {
+        free(fsdp);
+        fc_arena_free(arena);
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    fsdp->shard = shard;
+    fsdp->replicate = replicate;
+    fsdp->device = fsdp->pool.device = shard->device;
+    fsdp->options = *options;
+    fsdp->arena = arena;
+    fsdp->last_unit = &fsdp->units;
+    fsdp->sync_gradients = fsdp->grad_enabled = true;
+    int64_t ranks = (int64_t)shard->size * (replicate ? replicate->size : 1);
+    fsdp->predivide = fc_gradient_predivide_factor(ranks);
+    fsdp->postdivide = (double)ranks / fsdp->predivide;
+    fc_code rc = find_host(fsdp, err);
+    rc = rc == FC_OK ? new_streams(fsdp, compute, err) : rc;
+    if (rc != FC_OK) {
+        fc_fsdp_free(fsdp);
+        return rc;
+    }
+    *out = fsdp;
+    return FC_OK;
+}
+
+static void free_handle(fc_fsdp_handle *h) {
+    fc_fsdp *fsdp = h->unit->fsdp;
+    fc_array_free(&h->local_shard);
+    fc_array_free(&h->grad_shard);
+    fc_array_free(&h->host_grad);
+    fc_array_free(&h->low_grad);
+    for (size_t i = 0; i < sizeof h->staging / sizeof *h->staging; i++) {
+        if (h->staging[i]) {
+            fsdp->device->release_staging(fsdp->device, h->staging[i]);
+        }
+    }
+    if (h->unsharded) {
+        fsdp->device->event_free(fsdp->device, h->unsharded);
+    }
+}
+
+void fc_fsdp_free(fc_fsdp *fsdp) {
+    if (!fsdp) {
+        return;
+    }
+    fc_device *device = fsdp->device;
+    for (int s = 0; s < FC_STREAM_COUNT; s++) {
+        device->synchronize(device, fsdp->streams[s], NULL);
+    }
+    for (fc_fsdp_unit *u = fsdp->units; u; u = u->next) {
+        for (fc_fsdp_handle *h = u->handles; h; h = h->next) {
+            free_handle(h);
+        }
+    }
+    fc_pool_clear(&fsdp->pool);
+    for (int s = 0; s < FC_STREAM_COUNT; s++) {
+        if (fsdp->marks[s]) {
+            device->event_free(device, fsdp->marks[s]);
+        }
+        if (fsdp->owns_stream[s]) {
+            device->stream_free(device, fsdp->streams[s]);
+        }
+    }
+    if (fsdp->owns_host && fsdp->host) {
+        fsdp->host->destroy(fsdp->host);
+    }
+    fc_order_free(fsdp);
+    fc_arena_free(fsdp->arena);
+    free(fsdp);
+}
+
+fc_code fc_fsdp_register_comm_hook(fc_fsdp *fsdp, const fc_comm_hook *hook, fc_error *err) {
+    if (!hook || !hook->run) {
+        return fc_fail(err, FC_EUSAGE, "the communication hook should not be NULL");
+    }
+    for (fc_fsdp_unit *u = fsdp->units; u; u = u->next) {
+        if (fc_fsdp_is_hybrid(u)) {
+            return fc_fail(err, FC_EUSAGE, "unit '%s': a communication hook is not supported for hybrid strategies",
+                           u->name);
+        }
+    }
+    fsdp->hook = *hook;
+    fsdp->hook.predivide = fsdp->predivide;
+    fsdp->hook.postdivide = fsdp->postdivide;
+    fsdp->has_hook = true;
+    return FC_OK;
+}
+
+void fc_fsdp_set_sync_gradients(fc_fsdp *fsdp, bool sync) {
+    fsdp->sync_gradients = sync;
+}
+
+void fc_fsdp_set_grad_enabled(fc_fsdp *fsdp, bool enabled) {
+    fsdp->grad_enabled = enabled;
+}
+
+size_t fc_fsdp_memory(const fc_fsdp *fsdp, size_t *peak) {
+    if (peak) {
+        *peak = fsdp->pool.peak;
+    }
+    return fsdp->pool.now;
+}

@@ -1,0 +1,138 @@
+/*
+ * DTensors with their data: the rest of torch/distributed/tensor/parallel/fsdp.py, whose pure part is dtensor.h. What
+ * FSDP1 does with the parameters of tensor parallelism, on host memory or on a GPU: flatten and unflatten them, cut
+ * them for a sharded state dict, gather them when one is loaded. Names follow that file.
+ */
+#ifndef FSDPCKPT_TRAIN_DTENSOR_DATA_H
+#define FSDPCKPT_TRAIN_DTENSOR_DATA_H
+
+#include "fsdpckpt/array.h"
+#include "fsdpckpt/comm.h"
+#include "fsdpckpt/dtensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** A DeviceMesh with its process groups, on one rank. Made and freed by all ranks together. */
+typedef struct fc_device_mesh {
+    fc_mesh mesh;
+    int64_t coordinate[FC_MAX_MESH_DIMS];
+    fc_comm *groups[FC_MAX_MESH_DIMS]; /**< get_group(dim): the ranks that differ along `dim` only */
+    bool owns_groups;
+    const struct fc_device_mesh *root; /**< get_root_mesh: itself, or what it is a slice of */
+} fc_device_mesh;
+
+/** init_device_mesh: `comm` has one rank for each place of `mesh`. It must outlive the mesh, which may not be moved. */
+fc_code fc_device_mesh_new(fc_comm *comm, const fc_mesh *mesh, fc_device_mesh *out, fc_error *err);
+void fc_device_mesh_free(fc_device_mesh *mesh);
+
+/** mesh[name]: the one-dimensional mesh of this rank along `dim`. It borrows from `mesh`. */
+fc_code fc_device_mesh_slice(const fc_device_mesh *mesh, int dim, fc_device_mesh *out, fc_error *err);
+
+/** A tensor as FSDP meets it: plain, or a DTensor, whose data is `_local_tensor`. */
+typedef struct fc_fsdp_tensor {
+    fc_array local;
+    bool is_dtensor;
+    fc_dtensor spec;            /**< DTensor only */
+    const fc_device_mesh *mesh; /**< DTensor only; borrowed */
+    bool fsdp_flattened;        /**< it is a view into a flat parameter: another unit must not flatten it again */
+} fc_fsdp_tensor;
+
+/**
+ * A DTensor of `shape` (NULL: as DTensor.from_local infers it from the local sizes) from this rank's part. `local` is
+ * borrowed. @return FC_EUSAGE when the local sizes are not those of fc_local_box.
+ */
+fc_code fc_dtensor_from_local(const fc_array *local, const fc_device_mesh *mesh, const fc_placement *placements,
+                              int ndim, const int64_t *shape, fc_fsdp_tensor *out, fc_error *err);
+
+/**
+ * DTensor.redistribute: the same tensor under other placements, as new memory in `out->local`. All ranks of the mesh
+ * call it. Mesh dimensions that change are gathered from the last to the first, with those inside of them that cut the
+ * same tensor dimension, then cut from the first to the last. Pieces may be uneven or empty.
+ * @return FC_EUNSUPPORTED for Partial; FC_ECORRUPT when the ranks disagree about the tensor's shape.
+ */
+fc_code fc_redistribute(const fc_fsdp_tensor *tensor, const fc_placement *placements, fc_stream *stream,
+                        fc_fsdp_tensor *out, fc_error *err);
+
+/** DTensorExtensions: what the transforms need to know. */
+typedef struct fc_dtensor_extensions {
+    fc_stream *compute_stream; /**< the default stream of FSDP; set when its root unit is */
+    bool has_compute_stream;   /**< false before that: the transforms then use `current_stream` */
+    fc_stream *current_stream;
+} fc_dtensor_extensions;
+
+/** What pre_flatten_transform leaves behind for post_unflatten_transform. */
+typedef struct fc_param_extension {
+    bool is_dtensor; /**< false: None, the tensor was plain */
+    fc_dtensor spec;
+    const fc_device_mesh *mesh;
+} fc_param_extension;
+
+/** pre_flatten_transform: a view of the local tensor, which then requires gradients if it is a DTensor's. */
+void fc_pre_flatten_transform(const fc_fsdp_tensor *tensor, fc_array *out, fc_param_extension *extension);
+
+/**
+ * post_unflatten_transform: the DTensor over `view`, a piece of an unsharded flat parameter, marked as flattened.
+ * Nothing is copied. Work on it belongs to the compute stream, which is made to wait for `produced` (NULL: not).
+ */
+fc_code fc_post_unflatten_transform(const fc_dtensor_extensions *extensions, const fc_array *view,
+                                    const fc_param_extension *extension, fc_event *produced, fc_fsdp_tensor *out,
+                                    fc_error *err);
+
+typedef struct fc_sharded_tensor fc_sharded_tensor;
+
+/** A shard of a ShardedTensor on this rank: an array, or a ShardedTensor again when FSDP cut what TP had cut. */
+typedef struct fc_local_shard {
+    fc_shard_metadata metadata;
+    fc_array tensor;
+    fc_sharded_tensor *inner; /**< NULL: `tensor` is the data */
+} fc_local_shard;
+
+struct fc_sharded_tensor {
+    fc_sharded_tensor_metadata metadata;
+    fc_local_shard *shards;
+    size_t nshards; /**< local ones */
+};
+
+/** What chunk_tensor takes: a plain tensor or DTensor, or a ShardedTensor. One of them is NULL. */
+typedef struct fc_chunk_input {
+    const fc_fsdp_tensor *tensor;
+    const fc_sharded_tensor *sharded;
+    fc_torch_device torch_device; /**< the torch.device that its metadata names */
+} fc_chunk_input;
+
+/**
+ * chunk_tensor: as fc_chunk_tensor, with the data of this rank's chunk, copied. The result lives in `arena` but for
+ * its memory: fc_sharded_tensor_free. For a ShardedTensor or DTensor it is a ShardedTensor within a ShardedTensor.
+ */
+fc_code fc_chunk_tensor_data(const fc_chunk_input *input, int64_t rank, int64_t world_size, int64_t devices_per_node,
+                             int64_t accelerator_devices, const fc_process_group *group, fc_stream *stream,
+                             fc_arena *arena, fc_sharded_tensor **out, fc_error *err);
+void fc_sharded_tensor_free(fc_sharded_tensor *tensor);
+
+/**
+ * pre_load_state_dict_transform: the ShardedTensor whose shards are data, and those shards (`count` may be 0). Where
+ * the one local shard is a ShardedTensor, that one; else `tensor` itself.
+ */
+void fc_pre_load_state_dict_transform(const fc_sharded_tensor *tensor, const fc_sharded_tensor **out,
+                                      const fc_local_shard **shards, size_t *count);
+
+/**
+ * chunk_dtensor: the DTensor on the root of `mesh` into which FSDP cuts its parameter, see fc_chunk_dtensor, with a
+ * copy of this rank's part. Collective over the root mesh when TP cuts dimension 0.
+ */
+fc_code fc_chunk_dtensor_data(const fc_fsdp_tensor *tensor, const fc_device_mesh *mesh, fc_stream *stream,
+                              fc_fsdp_tensor *out, fc_error *err);
+
+/**
+ * all_gather_dtensor: gathers over all mesh dimensions but the last, TP's; the local tensor, as new memory.
+ * @return FC_EUSAGE unless `parent_mesh` is the tensor's mesh.
+ */
+fc_code fc_all_gather_dtensor(const fc_fsdp_tensor *tensor, const fc_device_mesh *parent_mesh, fc_stream *stream,
+                              fc_array *out, fc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,267 @@
+/*
+ * The FSDP step as a state machine: what torch/distributed/fsdp/_runtime_utils.py does around the forward and backward
+ * of each unit, for programs without autograd. The program computes; this library gathers parameters before they are
+ * needed, frees them after, reduces gradients and keeps the order of work on streams.
+ *
+ * A step, with root the unit that contains all others:
+ *
+ *   fc_fsdp_root_pre_forward
+ *     for each unit in forward order:   fc_fsdp_pre_forward, compute with fc_fsdp_param, fc_fsdp_post_forward
+ *   for each unit in backward order:    fc_fsdp_pre_backward, write fc_fsdp_grad, fc_fsdp_post_backward
+ *   fc_fsdp_post_backward_final
+ *   optimizer on fc_fsdp_local_shard and fc_fsdp_sharded_grad; fc_fsdp_zero_grad
+ *
+ * The root's pre-forward comes first and its post-forward last; its pre-backward comes before the end of the backward.
+ * All ranks make the same calls. An object belongs to one thread. After an error the step cannot go on.
+ */
+#ifndef FSDPCKPT_TRAIN_FSDP_H
+#define FSDPCKPT_TRAIN_FSDP_H
+
+#include "fsdpckpt/comm.h"
+#include "fsdpckpt/flat_param.h"
+#include "fsdpckpt/train/dtensor_data.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct fc_fsdp fc_fsdp;               /**< the root state: streams, order, all units */
+typedef struct fc_fsdp_unit fc_fsdp_unit;     /**< a module that FSDP wraps */
+typedef struct fc_fsdp_handle fc_fsdp_handle; /**< a flat parameter of a unit (FlatParamHandle) */
+
+typedef enum fc_sharding_strategy {
+    FC_FULL_SHARD,    /**< unsharded parameters are freed after forward and after backward */
+    FC_SHARD_GRAD_OP, /**< they are kept from forward to backward */
+    FC_NO_SHARD,      /**< parameters and gradients are whole on each rank, gradients are all-reduced */
+    FC_HYBRID_SHARD,  /**< FULL_SHARD within a group, replicated over groups */
+    FC_HYBRID_SHARD_ZERO2
+} fc_sharding_strategy;
+
+/** TrainingState: of a unit. */
+typedef enum fc_training_state {
+    FC_STATE_IDLE,
+    FC_STATE_FORWARD_BACKWARD,
+    FC_STATE_SUMMON_FULL_PARAMS
+} fc_training_state;
+
+/** HandleTrainingState: of a flat parameter. */
+typedef enum fc_handle_state {
+    FC_HANDLE_IDLE,
+    FC_HANDLE_FORWARD,
+    FC_HANDLE_BACKWARD_PRE,
+    FC_HANDLE_BACKWARD_POST,
+    FC_HANDLE_SUMMON_FULL_PARAMS
+} fc_handle_state;
+
+/** When the next unit's parameters are gathered in the backward. */
+typedef enum fc_backward_prefetch {
+    FC_BACKWARD_PREFETCH_NONE,
+    FC_BACKWARD_PREFETCH_PRE, /**< before this unit's gradients are computed: most overlap */
+    FC_BACKWARD_PREFETCH_POST /**< after this unit's parameters are freed: less memory */
+} fc_backward_prefetch;
+
+/** The streams of FSDP. Work on COMPUTE is the caller's. */
+typedef enum fc_fsdp_stream {
+    FC_STREAM_COMPUTE,
+    FC_STREAM_UNSHARD,       /**< all-gathers */
+    FC_STREAM_PRE_UNSHARD,   /**< copies from the host and casts before them */
+    FC_STREAM_POST_BACKWARD, /**< reduce-scatters */
+    FC_STREAM_ALL_REDUCE,    /**< over replicas (HSDP) */
+    FC_STREAM_COUNT
+} fc_fsdp_stream;
+
+/** What was given to a stream, or decided; for tests and profiles. */
+typedef enum fc_fsdp_action {
+    FC_ACTION_WAIT,        /**< `stream` waits for what `other` has been given so far */
+    FC_ACTION_PRE_UNSHARD, /**< copy from the host, or cast to the parameter dtype */
+    FC_ACTION_ALL_GATHER,
+    FC_ACTION_PREFETCH, /**< the unshard before this was a prefetch */
+    FC_ACTION_FREE,     /**< of an unsharded parameter */
+    FC_ACTION_CAST_GRAD,
+    FC_ACTION_PRE_DIVIDE,
+    FC_ACTION_REDUCE_SCATTER,
+    FC_ACTION_ALL_REDUCE,
+    FC_ACTION_POST_DIVIDE,
+    FC_ACTION_COMM_HOOK,
+    FC_ACTION_ACCUMULATE,
+    FC_ACTION_OFFLOAD,
+    FC_ACTION_REGISTER_POST_BACKWARD
+} fc_fsdp_action;
+
+typedef struct fc_fsdp_event {
+    fc_fsdp_action action;
+    const fc_fsdp_handle *handle; /**< NULL for waits */
+    fc_fsdp_stream stream, other;
+} fc_fsdp_event;
+
+/** The name of an action or stream, for messages: "ALL_GATHER", "UNSHARD". */
+const char *fc_fsdp_action_name(fc_fsdp_action action);
+const char *fc_fsdp_stream_name(fc_fsdp_stream stream);
+
+/**
+ * A communication hook: reduces `grad`, the padded unsharded gradient (world size × chunk elements, which the hook may
+ * change), into `shard` (a chunk); without `shard` (NO_SHARD) in place. It divides, too: `predivide` before and
+ * `postdivide` after make an average. All work goes to `stream`.
+ */
+typedef struct fc_comm_hook {
+    fc_code (*run)(const struct fc_comm_hook *hook, fc_comm *comm, fc_array *grad, fc_array *shard, fc_stream *stream,
+                   fc_error *err);
+    double predivide, postdivide; /**< set when the hook is registered */
+    /** LOW_PRECISION_HOOKS: the hook gets gradients in `dtype`, straight from the dtype they were computed in. False:
+     *  in the reduce dtype. */
+    bool low_precision;
+    fc_dtype dtype;
+    void *state; /**< the caller's */
+} fc_comm_hook;
+
+/** allreduce_hook and reduce_scatter_hook: what is done without a hook, as a hook. */
+fc_comm_hook fc_reduce_scatter_hook(void);
+/** fp16_compress_hook, bf16_compress_hook. */
+fc_comm_hook fc_compress_hook(fc_dtype dtype);
+
+typedef struct fc_fsdp_options {
+    bool use_orig_params; /**< aligns parameters in the flat ones, see fc_flat_layout_new */
+    fc_backward_prefetch backward_prefetch;
+    bool forward_prefetch;
+    int backward_prefetch_limit, forward_prefetch_limit; /**< units ahead; 0: 1 */
+    /** torch.distributed's debug level DETAIL: in the first iteration, ranks that run units in different orders are an
+     *  error; later, an order other than that of the first iteration is told to `warn` once. */
+    bool check_order;
+    void (*warn)(void *context, const char *message); /**< needed with check_order */
+    void (*trace)(void *context, const fc_fsdp_event *event);
+    void *context; /**< of warn and trace */
+} fc_fsdp_options;
+
+/** How one unit is run. All zero: FULL_SHARD in the parameters' own precision. */
+typedef struct fc_fsdp_unit_options {
+    bool is_root; /**< exactly one unit, the first */
+    fc_sharding_strategy strategy;
+    bool has_param_dtype, has_reduce_dtype; /**< mixed precision; without a reduce dtype the param dtype is it */
+    fc_dtype param_dtype, reduce_dtype;
+    bool keep_low_precision_grads;
+    bool cast_forward_inputs;         /**< of this unit */
+    bool no_cast_root_forward_inputs; /**< the root's inputs are cast unless this is set */
+    bool offload_params;              /**< shards and their gradients lie in host memory between uses */
+} fc_fsdp_unit_options;
+
+/** gradient_predivide_factor: the power of two that splits a division by `world_size` in two halves. */
+double fc_gradient_predivide_factor(int64_t world_size);
+
+/**
+ * Starts an FSDP instance.
+ * @param shard      the ranks that a parameter is cut over; its device is where all is computed.
+ * @param replicate  the ranks with the same shard (HSDP); NULL without.
+ * @param compute    the stream of the caller's computation.
+ */
+fc_code fc_fsdp_new(fc_comm *shard, fc_comm *replicate, fc_stream *compute, const fc_fsdp_options *options,
+                    fc_fsdp **out, fc_error *err);
+void fc_fsdp_free(fc_fsdp *fsdp);
+
+/** Adds a unit; the root first. `name` is copied. It owns no parameters yet. */
+fc_code fc_fsdp_add_unit(fc_fsdp *fsdp, const char *name, const fc_fsdp_unit_options *options, fc_fsdp_unit **out,
+                         fc_error *err);
+
+/** A parameter given to a unit. */
+typedef struct fc_fsdp_param_init {
+    const char *fqn;
+    const fc_fsdp_tensor *tensor; /**< on the compute device; all ranks have the same values. Copied */
+    bool requires_grad;
+    int64_t shared_with; /**< index of an earlier parameter of this list that it is, or -1 */
+} fc_fsdp_param_init;
+
+/**
+ * Flattens parameters into one flat parameter of `unit` and keeps this rank's shard. A unit has one of them as a rule,
+ * more where dtype or requires_grad differ.
+ */
+fc_code fc_fsdp_add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params, size_t count, fc_fsdp_handle **out,
+                           fc_error *err);
+
+/** Replaces the communication. @return FC_EUSAGE for a hook without `run`, or with a hybrid strategy. */
+fc_code fc_fsdp_register_comm_hook(fc_fsdp *fsdp, const fc_comm_hook *hook, fc_error *err);
+
+/** no_sync: while false, gradients are added up unsharded on each rank and not communicated. Starts as true. */
+void fc_fsdp_set_sync_gradients(fc_fsdp *fsdp, bool sync);
+
+/** torch.set_grad_enabled: while false, forward makes no preparations for a backward. Starts as true. */
+void fc_fsdp_set_grad_enabled(fc_fsdp *fsdp, bool enabled);
+
+/**
+ * The root's pre-forward: side streams wait for the compute stream (the optimizer's step), every unit becomes one that
+ * forward prefetch may gather, and floating-point inputs are cast to the root's param dtype.
+ * @param inputs replaced where they were cast: the new ones own their memory, for fc_array_free.
+ */
+fc_code fc_fsdp_root_pre_forward(fc_fsdp *fsdp, fc_array *inputs, size_t ninputs, fc_error *err);
+
+/**
+ * Pre-forward of a unit: its parameters are unsharded when it returns (for work on the compute stream), the next unit's
+ * gather is under way with forward prefetch, post-backward is registered once, inputs are cast if asked.
+ * @param training a forward in eval mode is left out of the checks of the order.
+ */
+fc_code fc_fsdp_pre_forward(fc_fsdp_unit *unit, bool training, fc_array *inputs, size_t ninputs, fc_error *err);
+
+/** Post-forward: frees the parameters unless the strategy or the root's role keeps them. */
+fc_code fc_fsdp_post_forward(fc_fsdp_unit *unit, fc_error *err);
+
+/** Pre-backward: unshards, prefetches, and puts the existing gradient aside. Does nothing the second time in a step. */
+fc_code fc_fsdp_pre_backward(fc_fsdp_unit *unit, fc_error *err);
+
+/**
+ * Post-backward of a flat parameter, when its gradient is complete: frees the parameters, prefetches, and unless
+ * gradients are not synchronised reduces the gradient: cast to the reduce dtype, padded to world size × chunk,
+ * pre-divided, reduce-scattered, (HSDP: all-reduced,) post-divided, cast back, added to the shard so far, offloaded.
+ * A flat parameter that needs no gradient is only freed.
+ */
+fc_code fc_fsdp_post_backward(fc_fsdp_handle *handle, fc_error *err);
+
+/** The end of a backward: waits for the reductions and makes the gradients ready for the optimizer. */
+fc_code fc_fsdp_post_backward_final(fc_fsdp *fsdp, fc_error *err);
+
+/** Drops the gradients, as optimizer.zero_grad(set_to_none=True); those of no_sync, too. */
+fc_code fc_fsdp_zero_grad(fc_fsdp *fsdp, fc_error *err);
+
+/** The unsharded parameter `param` of the layout, between pre- and post-forward or pre- and post-backward. */
+fc_code fc_fsdp_param(fc_fsdp_handle *handle, size_t param, fc_fsdp_tensor *out, fc_error *err);
+
+/**
+ * Where the backward writes the gradient of parameter `param`, in the dtype of the unsharded parameters. Zero when it
+ * is asked for the first time in a backward; add to it. It is this backward's alone: accumulation is FSDP's.
+ */
+fc_code fc_fsdp_grad(fc_fsdp_handle *handle, size_t param, fc_array *out, fc_error *err);
+
+/** This rank's shard in full precision (layout->shard_numel elements), to be changed by the optimizer. */
+fc_array *fc_fsdp_local_shard(fc_fsdp_handle *handle);
+
+/** Its gradient after fc_fsdp_post_backward_final, or NULL when there is none. */
+fc_array *fc_fsdp_sharded_grad(fc_fsdp_handle *handle);
+
+/** What this rank's shard holds of parameter `param`, as a 1-D view: what use_orig_params shows as the parameter. */
+fc_code fc_fsdp_param_shard(fc_fsdp_handle *handle, size_t param, fc_array *out, fc_error *err);
+
+/** Its gradient, as a 1-D view of fc_fsdp_sharded_grad. `*has` is false where torch's .grad is None: outside of the
+ *  shard, frozen, set to none, or no gradient at all. */
+fc_code fc_fsdp_param_grad(fc_fsdp_handle *handle, size_t param, fc_array *out, bool *has, fc_error *err);
+
+/** param.grad = None for one parameter: zeros in the flat gradient, none for fc_fsdp_param_grad until the next one is
+ *  computed. */
+fc_code fc_fsdp_set_grad_none(fc_fsdp_handle *handle, size_t param, fc_error *err);
+
+/**
+ * summon_full_params: the unsharded flat parameter in full precision, as new memory. Between steps only.
+ */
+fc_code fc_fsdp_summon_full_params(fc_fsdp_handle *handle, fc_array *out, fc_error *err);
+
+/** What a handle is made of. */
+const fc_flat_layout *fc_fsdp_layout(const fc_fsdp_handle *handle);
+const char *fc_fsdp_unit_name(const fc_fsdp_handle *handle);
+
+/** The state of a unit, and the one that its flat parameters share. @return FC_EUSAGE when they differ. */
+fc_training_state fc_fsdp_unit_state(const fc_fsdp_unit *unit);
+fc_code fc_fsdp_handles_state(const fc_fsdp_unit *unit, fc_handle_state *out, fc_error *err);
+
+/** Bytes of device memory that unsharded parameters and temporary gradients use now, and at most so far. */
+size_t fc_fsdp_memory(const fc_fsdp *fsdp, size_t *peak);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,139 @@
+/*
+ * What the files of the FSDP step share: the state behind the public types, and the steps that several of them take.
+ */
+#ifndef FSDPCKPT_TRAIN_STATE_H
+#define FSDPCKPT_TRAIN_STATE_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/train/fsdp.h"
+#include "train/pool.h"
+
+enum { NOT_IN_ORDER = -1 };
+
+struct fc_fsdp_handle {
+    fc_fsdp_unit *unit;
+    fc_fsdp_handle *next; /* of the unit */
+    fc_flat_layout layout;
+    fc_param_extension *extensions; /* one a parameter */
+    fc_handle_state state;
+    fc_dtype compute_dtype; /* of unsharded parameters and their gradients (_fwd_bwd_param_dtype) */
+    fc_dtype reduce_dtype;
+    fc_dtype low_dtype;    /* of gradients between steps */
+    fc_array local_shard;  /* full precision; on the host when parameters are offloaded */
+    fc_block *ready_shard; /* what is gathered, when that is not local_shard: cast, or copied from the host */
+    fc_block *full;        /* the padded unsharded parameter; NULL when freed */
+    fc_event *unsharded;   /* when `full` is complete */
+    bool use_unsharded;    /* flat_param.data is the unsharded parameter */
+    bool registered;       /* post-backward */
+    bool post_backward_called;
+    fc_block *fresh;     /* the gradient that this backward computes */
+    fc_block *grad;      /* the unsharded one, of all backwards since gradients were last reduced */
+    fc_dtype grad_dtype; /* of `grad` */
+    fc_array grad_shard; /* memory of the reduced gradient, in full precision */
+    fc_array host_grad;  /* offloaded */
+    fc_array low_grad;   /* keep_low_precision_grads */
+    bool has_saved;      /* _saved_grad_shard: to be added to */
+    fc_array saved;
+    bool has_sharded_grad; /* .grad between steps */
+    fc_array sharded_grad;
+    bool *is_grad_none; /* one a parameter: set by fc_fsdp_set_grad_none */
+    void *staging[3];   /* page-locked host memory of local_shard, host_grad and low_grad */
+};
+
+struct fc_fsdp_unit {
+    fc_fsdp *fsdp;
+    fc_fsdp_unit *next; /* in the order of fc_fsdp_add_unit, the same on all ranks */
+    char *name;
+    fc_fsdp_unit_options options;
+    fc_fsdp_handle *handles, **last_handle;
+    int64_t index;
+    fc_training_state state;
+    bool prefetched, needs_pre_forward_unshard, needs_pre_backward_unshard, ran_pre_backward;
+    int64_t pre_forward_index, post_forward_index; /* or NOT_IN_ORDER */
+};
+
+/* A growing list of units. */
+typedef struct fc_unit_list {
+    fc_fsdp_unit **units;
+    int64_t count;
+    size_t capacity;
+} fc_unit_list;
+
+typedef enum fc_order_warning { FC_ORDER_FINE, FC_ORDER_WARNING, FC_ORDER_WARNED } fc_order_warning;
+
+struct fc_fsdp {
+    fc_comm *shard, *replicate;
+    fc_device *device, *host; /* where it is computed, and host memory: the same on the processor */
+    bool owns_host;
+    fc_fsdp_options options;
+    fc_arena *arena;
+    fc_pool pool;
+    fc_stream *streams[FC_STREAM_COUNT];
+    fc_event *marks[FC_STREAM_COUNT];
+    bool owns_stream[FC_STREAM_COUNT];
+    fc_fsdp_unit *units, **last_unit;
+    int64_t nunits;
+    bool sync_gradients, grad_enabled;
+    bool callback_queued; /* the root's pre-backward ran, the end of the backward did not */
+    bool has_hook;
+    fc_comm_hook hook;
+    double predivide, postdivide;
+    /* exec_order.c */
+    int64_t iteration, current_index;
+    fc_unit_list pre_forward_order, post_forward_order;
+    fc_order_warning warning;
+};
+
+static inline bool fc_fsdp_is_sharded(const fc_fsdp_unit *unit) {
+    return unit->options.strategy != FC_NO_SHARD;
+}
+static inline bool fc_fsdp_is_hybrid(const fc_fsdp_unit *unit) {
+    return unit->options.strategy == FC_HYBRID_SHARD || unit->options.strategy == FC_HYBRID_SHARD_ZERO2;
+}
+static inline bool fc_fsdp_reshards_after_forward(const fc_fsdp_unit *unit) {
+    return unit->options.strategy == FC_FULL_SHARD || unit->options.strategy == FC_HYBRID_SHARD;
+}
+/* Padded elements of the unsharded flat parameter. */
+static inline int64_t fc_fsdp_padded(const fc_fsdp_handle *h) {
+    return h->layout.shard_numel * h->layout.world_size;
+}
+
+/* fsdp.c */
+void fc_fsdp_tell(const fc_fsdp_handle *handle, fc_fsdp_action action, fc_fsdp_stream stream);
+/* `stream` waits for what `other` has been given so far (wait_stream). */
+fc_code fc_fsdp_wait(fc_fsdp *fsdp, fc_fsdp_stream stream, fc_fsdp_stream other, fc_error *err);
+fc_code fc_fsdp_expect_state(const fc_fsdp_unit *unit, fc_training_state wanted, fc_error *err);
+const char *fc_handle_state_name(fc_handle_state state);
+/* A 1-D array over a block of the pool. */
+fc_array fc_fsdp_over(const fc_fsdp *fsdp, const fc_block *block, fc_dtype dtype, int64_t count);
+
+/* unshard.c */
+fc_code fc_fsdp_unshard(fc_fsdp_unit *unit, fc_error *err);
+fc_code fc_fsdp_reshard(fc_fsdp_handle *handle, bool free_unsharded, fc_error *err);
+/* _should_free_in_backward */
+bool fc_fsdp_should_free_in_backward(const fc_fsdp_handle *handle);
+/* The compute stream waits for the unit's parameters. */
+fc_code fc_fsdp_wait_unsharded(fc_fsdp_unit *unit, fc_error *err);
+
+/* exec_order.c */
+fc_code fc_order_pre_forward(fc_fsdp_unit *unit, bool training, fc_error *err);
+fc_code fc_order_post_forward(fc_fsdp_unit *unit, fc_error *err);
+void fc_order_next_iteration(fc_fsdp *fsdp);
+void fc_order_free(fc_fsdp *fsdp);
+
+/* prefetch.c: gathers the parameters of the next units, as the training state of `unit` and the options say. */
+fc_code fc_fsdp_prefetch(fc_fsdp_unit *unit, fc_error *err);
+
+/* reduce.c: the unsharded gradient of `handle` becomes a part of its reduced one. */
+fc_code fc_fsdp_reduce_grad(fc_fsdp_handle *handle, fc_error *err);
+
+/* grad.c */
+fc_code fc_fsdp_add_fresh(fc_fsdp_handle *handle, fc_error *err);
+fc_code fc_fsdp_prepare_for_backward(fc_fsdp_handle *handle, fc_error *err);
+fc_code fc_fsdp_prepare_for_optim(fc_fsdp_handle *handle, fc_error *err);
+fc_code fc_fsdp_accumulate(fc_fsdp_handle *handle, const fc_array *reduced, fc_fsdp_stream stream, fc_error *err);
+
+#endif

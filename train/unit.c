@@ -1,0 +1,243 @@
+/*
+ * Units and their flat parameters: made once, before training. Takes the parameters of a module, keeps this rank's
+ * shard of them.
+ */
+#include "train/state.h"
+
+#include <string.h>
+
+static fc_code check_unit(const fc_fsdp *fsdp, const char *name, const fc_fsdp_unit_options *o, fc_error *err) {
+    if (o->is_root != (fsdp->units == NULL)) {
+        return fc_fail(err, FC_EUSAGE, "unit '%s': the first unit, and no other, is the root", name);
+    }
+    bool hybrid = o->strategy == FC_HYBRID_SHARD || o->strategy == FC_HYBRID_SHARD_ZERO2;
+    if (hybrid != (fsdp->replicate != NULL)) {
+        return fc_fail(err, FC_EUSAGE,
+                       hybrid ? "unit '%s': a hybrid strategy needs the communicator over replicas"
+                              : "unit '%s': with a communicator over replicas the strategy must be a hybrid one",
+                       name);
+    }
+    if (hybrid && fsdp->has_hook) {
+        return fc_fail(err, FC_EUSAGE, "unit '%s': a communication hook is not supported for hybrid strategies", name);
+    }
+    if ((o->has_param_dtype && fc_dtype_get(o->param_dtype)->cls != FC_CLASS_FLOAT) ||
+        (o->has_reduce_dtype && fc_dtype_get(o->reduce_dtype)->cls != FC_CLASS_FLOAT)) {
+        return fc_fail(err, FC_EUSAGE, "unit '%s': mixed precision is between floating-point types", name);
+    }
+    return FC_OK;
+}
+
+fc_code fc_fsdp_add_unit(fc_fsdp *fsdp, const char *name, const fc_fsdp_unit_options *options, fc_fsdp_unit **out,
+                         fc_error *err) {
+    fc_code rc = check_unit(fsdp, name, options, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_fsdp_unit *unit = fc_arena_calloc(fsdp->arena, 1, sizeof *unit);
+    char *copy = fc_arena_strndup(fsdp->arena, name, strlen(name));
+    if (!unit || !copy) {
+        return fc_fail(err, FC_ENOMEM, "unit '%s': out of memory", name);
+    }
+    unit->fsdp = fsdp;
+    unit->name = copy;
+    unit->options = *options;
+    unit->last_handle = &unit->handles;
+    unit->index = fsdp->nunits++;
+    unit->pre_forward_index = unit->post_forward_index = NOT_IN_ORDER;
+    *fsdp->last_unit = unit;
+    fsdp->last_unit = &unit->next;
+    *out = unit;
+    return FC_OK;
+}
+
+/* _init_param_reduce_dtypes: gradients are reduced in the dtype of the parameters unless another one is given. */
+static void choose_dtypes(fc_fsdp_handle *h, fc_dtype own) {
+    const fc_fsdp_unit_options *o = &h->unit->options;
+    h->compute_dtype = o->has_param_dtype ? o->param_dtype : own;
+    h->reduce_dtype = o->has_reduce_dtype ? o->reduce_dtype : h->compute_dtype;
+    h->low_dtype = !o->keep_low_precision_grads  ? own
+                   : fc_fsdp_is_sharded(h->unit) ? h->compute_dtype
+                                                 : h->reduce_dtype;
+}
+
+/* The local tensors that are flattened, and their descriptions with names of our own. */
+static fc_code describe(fc_fsdp_handle *h, const fc_fsdp_param_init *params, size_t count, fc_flat_desc *descs,
+                        fc_array *locals, fc_error *err) {
+    fc_fsdp *fsdp = h->unit->fsdp;
+    size_t n = 0;
+    for (size_t i = 0; i < count; i++) {
+        const fc_fsdp_param_init *p = &params[i];
+        fc_param_extension extension;
+        fc_array local;
+        if (p->tensor->fsdp_flattened) {
+            return fc_fail(err, FC_EUSAGE, "%s: cannot flatten a view into a flat parameter again", p->fqn);
+        }
+        fc_pre_flatten_transform(p->tensor, &local, &extension);
+        const char *fqn = fc_arena_strndup(fsdp->arena, p->fqn, strlen(p->fqn));
+        if (!fqn) {
+            return fc_fail(err, FC_ENOMEM, "%s: out of memory", p->fqn);
+        }
+        descs[i] = (fc_flat_desc){fqn,         local.ndim,       p->tensor->local.sizes, p->tensor->local.strides,
+                                  local.dtype, p->requires_grad, p->shared_with};
+        if (p->shared_with < 0) {
+            h->extensions[n] = extension;
+            locals[n++] = local;
+        }
+    }
+    return FC_OK;
+}
+
+/* Where shards lie between uses: in memory that is copied from fast where that is not the device's own. */
+static fc_code new_shard(fc_fsdp_handle *h, fc_dtype dtype, int staging, fc_array *out, fc_error *err) {
+    fc_fsdp *fsdp = h->unit->fsdp;
+    fc_device *device = fsdp->device;
+    if (!h->unit->options.offload_params || fsdp->host == device) {
+        return fc_array_new(device, dtype, 1, &h->layout.shard_numel, out, err);
+    }
+    size_t bytes = (size_t)h->layout.shard_numel * fc_dtype_size(dtype);
+    fc_code rc = device->alloc_staging(device, bytes, &h->staging[staging], err);
+    return rc == FC_OK ? fc_array_over(fsdp->host, dtype, 1, &h->layout.shard_numel, h->staging[staging], out, err)
+                       : rc;
+}
+
+/* Flattens on the device, keeps this rank's chunk. */
+static fc_code cut_shard(fc_fsdp_handle *h, const fc_array *locals, fc_error *err) {
+    fc_fsdp *fsdp = h->unit->fsdp;
+    fc_stream *compute = fsdp->streams[FC_STREAM_COMPUTE];
+    int64_t rank = fc_fsdp_is_sharded(h->unit) ? fsdp->shard->rank : 0;
+    fc_array flat = {0}, shard = {0};
+    fc_code rc = fc_array_new(fsdp->device, h->layout.dtype, 1, &h->layout.numel, &flat, err);
+    rc = rc == FC_OK ? fc_array_new(fsdp->device, h->layout.dtype, 1, &h->layout.shard_numel, &shard, err) : rc;
+    rc = rc == FC_OK ? new_shard(h, h->layout.dtype, 0, &h->local_shard, err) : rc;
+    rc = rc == FC_OK ? fc_flat_flatten(&h->layout, locals, &flat, compute, err) : rc;
+    rc = rc == FC_OK ? fc_flat_shard(&h->layout, &flat, rank, &shard, compute, err) : rc;
+    rc = rc == FC_OK ? fc_array_copy(&h->local_shard, &shard, compute, err) : rc;
+    rc = rc == FC_OK ? fsdp->device->synchronize(fsdp->device, compute, err) : rc;
+    fc_array_free(&flat);
+    fc_array_free(&shard);
+    return rc;
+}
+
+static fc_code new_gradients(fc_fsdp_handle *h, fc_error *err) {
+    fc_fsdp *fsdp = h->unit->fsdp;
+    const fc_flat_layout *l = &h->layout;
+    const fc_fsdp_unit_options *o = &h->unit->options;
+    fc_code rc = fsdp->device->event_new(fsdp->device, &h->unsharded, err);
+    if (rc == FC_OK && l->requires_grad) {
+        rc = fc_array_new(fsdp->device, l->dtype, 1, &l->shard_numel, &h->grad_shard, err);
+    }
+    if (rc == FC_OK && l->requires_grad && o->offload_params) {
+        rc = new_shard(h, l->dtype, 1, &h->host_grad, err);
+    }
+    if (rc == FC_OK && l->requires_grad && h->low_dtype != l->dtype) {
+        rc = new_shard(h, h->low_dtype, 2, &h->low_grad, err);
+    }
+    return rc;
+}
+
+fc_code fc_fsdp_add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params, size_t count, fc_fsdp_handle **out,
+                           fc_error *err) {
+    fc_fsdp *fsdp = unit->fsdp;
+    fc_arena *arena = fsdp->arena;
+    fc_fsdp_handle *h = fc_arena_calloc(arena, 1, sizeof *h);
+    fc_flat_desc *descs = fc_arena_calloc(arena, count, sizeof *descs);
+    fc_array *locals = fc_arena_calloc(arena, count, sizeof *locals);
+    if (h) {
+        h->unit = unit;
+        h->extensions = fc_arena_calloc(arena, count, sizeof *h->extensions);
+        h->is_grad_none = fc_arena_calloc(arena, count, sizeof *h->is_grad_none);
+    }
+    if (!h || !descs || !locals || !h->extensions || !h->is_grad_none) {
+        return fc_fail(err, FC_ENOMEM, "unit '%s': out of memory", unit->name);
+    }
+    fc_code rc = describe(h, params, count, descs, locals, err);
+    if (rc == FC_OK && count > 0) {
+        choose_dtypes(h, descs[0].dtype);
+    }
+    if (rc == FC_OK) {
+        rc = fc_flat_layout_new(descs, count, fsdp->shard->size, fsdp->options.use_orig_params, h->compute_dtype, arena,
+                                &h->layout, err);
+    }
+    if (rc != FC_OK) {
+        return fc_context(err, rc, "unit '%s'", unit->name);
+    }
+    if (!fc_fsdp_is_sharded(unit)) {
+        h->layout.world_size = 1;
+        h->layout.shard_numel = h->layout.numel;
+    }
+    *unit->last_handle = h; /* from here on it is freed with the rest */
+    unit->last_handle = &h->next;
+    rc = cut_shard(h, locals, err);
+    rc = rc == FC_OK ? new_gradients(h, err) : rc;
+    if (rc == FC_OK) {
+        *out = h;
+    }
+    return rc;
+}
+
+const fc_flat_layout *fc_fsdp_layout(const fc_fsdp_handle *handle) {
+    return &handle->layout;
+}
+
+const char *fc_fsdp_unit_name(const fc_fsdp_handle *handle) {
+    return handle->unit->name;
+}
+
+fc_array *fc_fsdp_local_shard(fc_fsdp_handle *handle) {
+    return &handle->local_shard;
+}
+
+static int64_t shard_rank(const fc_fsdp_handle *h) {
+    return h->layout.world_size > 1 ? h->unit->fsdp->shard->rank : 0;
+}
+
+fc_code fc_fsdp_param_shard(fc_fsdp_handle *h, size_t param, fc_array *out, fc_error *err) {
+    if (param >= h->layout.nparams) {
+        return fc_fail(err, FC_EUSAGE, "unit '%s': has no parameter %zu", h->unit->name, param);
+    }
+    return fc_flat_shard_view(&h->layout, &h->local_shard, shard_rank(h), param, out, err);
+}
+
+fc_code fc_fsdp_param_grad(fc_fsdp_handle *h, size_t param, fc_array *out, bool *has, fc_error *err) {
+    *has = false;
+    if (param >= h->layout.nparams) {
+        return fc_fail(err, FC_EUSAGE, "unit '%s': has no parameter %zu", h->unit->name, param);
+    }
+    if (!h->has_sharded_grad || !h->layout.params[param].requires_grad || h->is_grad_none[param] ||
+        !fc_flat_shard_of(&h->layout, param, shard_rank(h)).in_shard) {
+        return FC_OK;
+    }
+    *has = true;
+    return fc_flat_shard_view(&h->layout, &h->sharded_grad, shard_rank(h), param, out, err);
+}
+
+fc_code fc_fsdp_set_grad_none(fc_fsdp_handle *h, size_t param, fc_error *err) {
+    fc_array view;
+    bool has;
+    fc_code rc = fc_fsdp_param_grad(h, param, &view, &has, err);
+    if (rc != FC_OK || !has) {
+        return rc;
+    }
+    h->is_grad_none[param] = true;
+    return view.device->zero(view.device, view.data, fc_array_bytes(&view),
+                             view.device == h->unit->fsdp->device ? h->unit->fsdp->streams[FC_STREAM_COMPUTE] : NULL,
+                             err);
+}
+
+fc_training_state fc_fsdp_unit_state(const fc_fsdp_unit *unit) {
+    return unit->state;
+}
+
+fc_code fc_fsdp_handles_state(const fc_fsdp_unit *unit, fc_handle_state *out, fc_error *err) {
+    if (!unit->handles) {
+        return fc_fail(err, FC_EUSAGE, "unit '%s': expects a non-empty handles key", unit->name);
+    }
+    *out = unit->handles->state;
+    for (const fc_fsdp_handle *h = unit->handles; h; h = h->next) {
+        if (h->state != *out) {
+            return fc_fail(err, FC_EUSAGE, "unit '%s': expects uniform training state but got {%s, %s}", unit->name,
+                           fc_handle_state_name(*out), fc_handle_state_name(h->state));
+        }
+    }
+    return FC_OK;
+}
