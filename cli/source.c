@@ -34,7 +34,7 @@ const char **source_inputs(const options *o, bool operands) {
 
 fc_code source_spare(const options *o, const char *target, fc_error *err) {
     const char **inputs = source_inputs(o, true);
-    fc_code rc = inputs ? fc_check_inputs(target, inputs, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = inputs ? fc_check_inputs(target, inputs, "a file", err) : fc_fail(err, FC_ENOMEM, "out of memory");
     free(inputs);
     return rc;
 }

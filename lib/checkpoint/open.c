@@ -232,7 +232,7 @@ fc_code fc_checkpoint_spare(const fc_checkpoint *checkpoint, const char *target,
         inputs[count++] = checkpoint->files[i].path;
     }
     inputs[count] = header_path;
-    fc_code rc = fc_check_inputs(target, inputs, err);
+    fc_code rc = fc_check_inputs(target, inputs, "a file of the checkpoint", err);
     free(header_path);
     free(inputs);
     return rc;

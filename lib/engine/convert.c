@@ -365,7 +365,7 @@ static fc_code check_target(const fc_target *target, const char *path, const fc_
         holds_all = target->tensors[i].dtype == target->tensors[i].source->dtype;
     }
     fc_code rc = fc_checkpoint_spare(target->source, path, holds_all, err);
-    return rc == FC_OK && options->inputs ? fc_check_inputs(path, options->inputs, err) : rc;
+    return rc == FC_OK && options->inputs ? fc_check_inputs(path, options->inputs, "a file", err) : rc;
 }
 
 /* Everything before the target is touched, by each rank for itself. */
@@ -386,6 +386,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
     fc_selection selection = options->selection;
     selection.self_contained = options->format->self_contained;
+    rc = fc_target_new(source, &selection, arena, target, &report->selected, err);
     rc = rc == FC_OK && path ? check_target(target, path, options, report, err) : rc;
     rc = rc == FC_OK ? check_headers(source, err) : rc;
     rc = rc == FC_OK ? check_refusals(target, err) : rc;

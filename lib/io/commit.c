@@ -105,7 +105,7 @@ static fc_code new_commit(const fc_commit_options *how, fc_commit **out, fc_erro
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
     commit->how = *how;
-    commit->staging.lock = -1;
+    commit->staging = FC_NO_STAGING;
     return resolve(commit, err);
 }
 

@@ -8,6 +8,7 @@
 #include "fsdpckpt/error.h"
 
 #include <dirent.h>
+#include <stdbool.h>
 
 /**
  * A walk in progress:

@@ -88,7 +88,7 @@ static bool holds(const place *p, const char *path) {
            (p->count > 0 && bsearch(&id, p->entries, p->count, sizeof *p->entries, compare)) || is_above(p, path);
 }
 
-fc_code fc_check_inputs(const char *target, const char *const *inputs, fc_error *err) {
+fc_code fc_check_inputs(const char *target, const char *const *inputs, const char *what, fc_error *err) {
     struct stat st;
     if (stat(target, &st) != 0) {
         return FC_OK; /* nothing is replaced; what else is wrong the commit says */
@@ -97,8 +97,10 @@ fc_code fc_check_inputs(const char *target, const char *const *inputs, fc_error 
     fc_code rc = S_ISDIR(st.st_mode) ? list(&p, target, err) : FC_OK;
     for (const char *const *input = inputs; rc == FC_OK && *input; input++) {
         if (holds(&p, *input)) {
-            rc = fc_fail(err, FC_EUSAGE, "%s: %s %s, which is read: name another target", target,
-                         S_ISDIR(st.st_mode) ? "is or contains" : "is", *input);
+            rc = S_ISDIR(st.st_mode)
+                     ? fc_fail(err, FC_EUSAGE, "%s: is or contains %s, which is read: name another target", target,
+                               *input)
+                     : fc_fail(err, FC_EUSAGE, "%s: is %s that is read: name another target", target, what);
         }
     }
     free(p.entries);

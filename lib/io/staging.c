@@ -22,52 +22,78 @@ static const char suffix[] = ".fsdpckpt-";
 
 /* ---- making one ---- */
 
-typedef enum lock_state { LOCK_HELD, LOCK_BUSY, LOCK_GONE, LOCK_UNKNOWN } lock_state;
+/* Whether the lock of a staging directory could be taken. LOCK_GONE: another run removes the directory, or has.
+   LOCK_UNKNOWN: the file system has no locks. LOCK_FAILED: errno says why. */
+typedef enum lock_state { LOCK_HELD, LOCK_BUSY, LOCK_GONE, LOCK_UNKNOWN, LOCK_FAILED } lock_state;
 
-/*
- * Takes the lock of a staging directory. LOCK_GONE: the directory was removed while we looked. LOCK_UNKNOWN: the file
- * system has no locks, so nobody can say whether the owner lives.
- * @param fd the descriptor that holds the lock, or -1.
- */
-static lock_state take_lock(int directory, int *fd) {
+static lock_state why_not_locked(int errnum) {
+    return errnum == EWOULDBLOCK                                                              ? LOCK_BUSY
+           : errnum == ENOSYS || errnum == EOPNOTSUPP || errnum == ENOLCK || errnum == EINVAL ? LOCK_UNKNOWN
+                                                                                              : LOCK_FAILED;
+}
+
+/* @param flags O_CREAT or 0. @param fd the descriptor that holds the lock, or -1. */
+static lock_state take_lock(int directory, int flags, int *fd) {
     struct stat st;
-    *fd = openat(directory, "lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    *fd = openat(directory, "lock", O_RDWR | flags | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (*fd < 0) {
-        return errno == ENOENT ? LOCK_GONE : LOCK_UNKNOWN;
+        return errno == ENOENT ? LOCK_GONE : LOCK_FAILED;
     }
-    lock_state state = flock(*fd, LOCK_EX | LOCK_NB) == 0 ? LOCK_HELD : errno == EWOULDBLOCK ? LOCK_BUSY : LOCK_UNKNOWN;
+    lock_state state = flock(*fd, LOCK_EX | LOCK_NB) == 0 ? LOCK_HELD : why_not_locked(errno);
     if (state == LOCK_HELD && (fstat(*fd, &st) != 0 || st.st_nlink == 0)) {
         state = LOCK_GONE; /* its last owner unlinked it before we had it */
     }
     if (state != LOCK_HELD) {
+        int saved = errno;
         close(*fd);
+        errno = saved;
         *fd = -1;
     }
     return state;
 }
 
+/* Makes the directory and opens it. */
+static fc_code make_directory(const char *parent, const char *name, fc_staging *s, fc_error *err) {
+    char *path = NULL;
+    if (asprintf(&path, "%s/.%.*s%sXXXXXX", parent, MOST_NAME, name, suffix) < 0) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    if (!mkdtemp(path)) {
+        fc_code rc = fc_fail_errno(err, errno, "%s: cannot make a temporary directory", parent);
+        free(path);
+        return rc;
+    }
+    s->path = path;
+    s->fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (s->fd < 0 && errno != ENOENT) {
+        fc_code rc = fc_fail_errno(err, errno, "%s: cannot be opened", path);
+        rmdir(path);
+        return rc;
+    }
+    return FC_OK;
+}
+
+/* Without a lock the next run must not take it for that of a dead one: there is no file to lock, either. */
+static lock_state lock_new(fc_staging *s) {
+    lock_state state = s->fd < 0 ? LOCK_GONE : take_lock(s->fd, O_CREAT, &s->lock);
+    if (state == LOCK_UNKNOWN && unlinkat(s->fd, "lock", 0) != 0) {
+        state = LOCK_FAILED;
+    }
+    return state == LOCK_UNKNOWN ? LOCK_HELD : state;
+}
+
 /* Makes a directory and takes its lock. Another run may remove it before it is locked: then there is a next one. */
 static fc_code make_locked(const char *parent, const char *name, fc_staging *s, fc_error *err) {
     for (int i = 0; i < TRIES; i++) {
-        free(s->path);
-        if (asprintf(&s->path, "%s/.%.*s%sXXXXXX", parent, MOST_NAME, name, suffix) < 0) {
-            s->path = NULL;
-            return fc_fail(err, FC_ENOMEM, "out of memory");
-        }
-        if (!mkdtemp(s->path)) {
-            fc_code rc = fc_fail_errno(err, errno, "%s: cannot make a temporary directory", parent);
-            free(s->path);
-            s->path = NULL;
+        fc_code rc = make_directory(parent, name, s, err);
+        lock_state state = rc == FC_OK ? lock_new(s) : LOCK_FAILED;
+        if (rc != FC_OK || state == LOCK_HELD) {
             return rc;
         }
-        int fd = open(s->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        lock_state state = fd < 0 ? (errno == ENOENT ? LOCK_GONE : LOCK_UNKNOWN) : take_lock(fd, &s->lock);
-        if (fd >= 0) {
-            close(fd);
+        if (state == LOCK_FAILED) {
+            return fc_fail_errno(err, errno, "%s: cannot be locked", s->path);
         }
-        if (state == LOCK_HELD || state == LOCK_UNKNOWN) {
-            return FC_OK;
-        }
+        fc_staging_leave(s);
     }
     return fc_fail(err, FC_EIO, "%s: other runs keep removing what this one makes", parent);
 }
@@ -88,7 +114,7 @@ static fc_code make_new(const char *name, fc_staging *s, fc_error *err) {
 }
 
 fc_code fc_staging_make(const char *parent, const char *name, fc_staging *out, fc_error *err) {
-    *out = (fc_staging){.lock = -1};
+    *out = FC_NO_STAGING;
     fc_code rc = make_locked(parent, name, out, err);
     rc = rc == FC_OK ? make_new(name, out, err) : rc;
     if (rc != FC_OK) {
@@ -98,25 +124,22 @@ fc_code fc_staging_make(const char *parent, const char *name, fc_staging *out, f
 }
 
 fc_code fc_staging_promise(const fc_staging *s, fc_error *err) {
-    fc_code rc = FC_OK;
-    int fd = open(s->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || fsync(fd) != 0 || mkdirat(fd, "old", 0700) != 0 || fsync(fd) != 0) {
-        rc = fc_fail_errno(err, errno, "%s: cannot be prepared for the old target", s->path);
-    }
-    if (fd >= 0) {
-        close(fd);
-    }
-    return rc;
+    return fsync(s->fd) == 0 && mkdirat(s->fd, "old", 0700) == 0 && fsync(s->fd) == 0
+               ? FC_OK
+               : fc_fail_errno(err, errno, "%s: cannot be prepared for the old target", s->path);
 }
 
 void fc_staging_leave(fc_staging *s) {
-    if (s->path && s->lock >= 0) {
+    if (s->lock >= 0) {
         close(s->lock);
+    }
+    if (s->fd >= 0) {
+        close(s->fd);
     }
     free(s->path);
     free(s->new_path);
     free(s->old_path);
-    *s = (fc_staging){.lock = -1};
+    *s = FC_NO_STAGING;
 }
 
 /* The lock comes last: a run that finds none finds nothing else, either. */
@@ -127,10 +150,8 @@ static void remove_content(int directory) {
 }
 
 void fc_staging_remove(fc_staging *s) {
-    int fd = s->path ? open(s->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
-    if (fd >= 0) {
-        remove_content(fd);
-        close(fd);
+    if (s->fd >= 0) {
+        remove_content(s->fd);
         (void)rmdir(s->path);
     }
     fc_staging_leave(s);
@@ -255,10 +276,12 @@ static fc_code clear_one(const leftover *l, fc_error *err) {
     if (rc != FC_OK || !ours) {
         return rc;
     }
-    lock_state state = take_lock(l->fd, &lock);
-    if (state == LOCK_UNKNOWN) {
-        tell(l,
-             "another run left %s or is at work in it, and this file system cannot say which: remove it if no run is",
+    lock_state state = take_lock(l->fd, 0, &lock);
+    if (state == LOCK_GONE) { /* killed before it had one, if it is empty: then this can remove it */
+        state = unlinkat(l->parent, l->entry, AT_REMOVEDIR) == 0 || errno == ENOENT ? LOCK_GONE : LOCK_UNKNOWN;
+    }
+    if (state == LOCK_UNKNOWN || state == LOCK_FAILED) {
+        tell(l, "another run left %s or is at work in it, and it cannot be told which: remove it if no run is",
              l->entry);
     }
     if (state != LOCK_HELD) {

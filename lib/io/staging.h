@@ -16,8 +16,12 @@ typedef struct fc_staging {
     char *path;     /* of the directory; NULL: there is none */
     char *new_path; /* new/NAME, which does not exist yet */
     char *old_path; /* old/NAME */
-    int lock;       /* descriptor; -1: none */
+    int fd;         /* of the directory */
+    int lock;       /* descriptor; -1: the file system has no locks */
 } fc_staging;
+
+/** What has not been made yet. */
+#define FC_NO_STAGING ((fc_staging){.fd = -1, .lock = -1})
 
 /** Makes a staging directory for the target `name` in `parent` and locks it. */
 fc_code fc_staging_make(const char *parent, const char *name, fc_staging *out, fc_error *err);
@@ -25,7 +29,7 @@ fc_code fc_staging_make(const char *parent, const char *name, fc_staging *out, f
 /** Makes the directory old, durably: from now on a dead run is finished by the next one instead of undone. */
 fc_code fc_staging_promise(const fc_staging *staging, fc_error *err);
 
-/** Removes it with all that it holds, and frees it. A zeroed one is allowed. */
+/** Removes it with all that it holds, and frees it. FC_NO_STAGING is allowed. */
 void fc_staging_remove(fc_staging *staging);
 
 /** Frees it and leaves the directory to the next run, which finds no lock. */

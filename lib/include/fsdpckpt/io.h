@@ -106,8 +106,9 @@ void fc_commit_abort(fc_commit *commit);
 fc_code fc_commit_recover(const char *path, const fc_teller *teller, fc_error *err);
 
 /** Refuses (FC_EUSAGE) a target that exists and is, or contains, one of the files and directories `inputs`, ended by
- *  NULL: known by device and inode, under whatever name. */
-fc_code fc_check_inputs(const char *target, const char *const *inputs, fc_error *err);
+ *  NULL: known by device and inode, under whatever name.
+ *  @param what they are, for the message: "a file of the checkpoint". */
+fc_code fc_check_inputs(const char *target, const char *const *inputs, const char *what, fc_error *err);
 
 /** Whether `name` is a plain relative path without "..", empty components, NUL or a leading "/". */
 bool fc_path_is_safe(const char *name);
