@@ -16,6 +16,12 @@ static fc_code show_one(inspection *in, const options *o, fc_error *err) {
             return o->json ? inspect_tensor_json(in, t, err) : inspect_tensor(in, t, err);
         }
     }
+    for (size_t i = 0; i < in->nlines; i++) { /* a line of the list, copied: the first that it stands for */
+        const fc_tensor *t = in->lines[i].first;
+        if (strcmp(in->lines[i].name, o->tensor) == 0) {
+            return o->json ? inspect_tensor_json(in, t, err) : inspect_tensor(in, t, err);
+        }
+    }
     const fc_checkpoint *c = in->checkpoint;
     return suggest_name(c->path, c->ntensors ? &c->tensors[0].name : NULL, sizeof *c->tensors, c->ntensors, o->tensor,
                         err);
@@ -34,13 +40,29 @@ static fc_code show(inspection *in, const options *o, fc_error *err) {
     if (o->html) {
         return out_file(o, in->checkpoint, o->html, o->force, 0, write_page, in, err);
     }
-    if (options_silent(o)) {
-        return FC_OK; /* opening it was the question */
-    }
     if (o->tensor) {
         return show_one(in, o, err);
     }
     return o->json ? inspect_json(in, err) : o->tree ? inspect_tree(in, err) : inspect_text(in, err);
+}
+
+static fc_code show_checkpoint(cli_call *call, const fc_checkpoint *checkpoint, fc_error *err) {
+    const options *o = call->options;
+    const inspect_options how = {.include = o->include.items,
+                                 .exclude = o->exclude.items,
+                                 .sort = (inspect_sort)o->sort,
+                                 .depth = o->depth,
+                                 .all = o->all,
+                                 .headers_only = o->headers_only};
+    inspection in;
+    fc_code rc = inspect_begin(&in, checkpoint, &how, call->out, err);
+    rc = rc == FC_OK ? show(&in, o, err) : rc;
+    if (rc == FC_OK && in.worst != FC_OK) {
+        rc = in.worst;
+        *err = in.first;
+    }
+    inspect_end(&in);
+    return rc;
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
@@ -50,19 +72,18 @@ static fc_code run(cli_call *call, fc_error *err) {
                        "inspect: choose one of --tree, --json, --tensor and --html (--tensor NAME --json is "
                        "the only pair)");
     }
+    if (o->depth && (o->json || o->tensor || o->html)) {
+        return fc_fail(err, FC_EUSAGE, "inspect: --depth is for the list and for --tree");
+    }
     fc_checkpoint *checkpoint = NULL;
     fc_code rc = source_open(o, o->operands[0], o->headers_only, &checkpoint, err);
     if (rc != FC_OK) {
         return rc;
     }
     source_tell(o, checkpoint);
-    inspection in = {.checkpoint = checkpoint, .out = call->out, .headers_only = o->headers_only, .worst = FC_OK};
-    rc = show(&in, o, err);
-    if (rc == FC_OK && in.worst != FC_OK) {
-        rc = in.worst;
-        *err = in.first;
+    if (o->html || !options_silent(o)) { /* else opening it was the question */
+        rc = show_checkpoint(call, checkpoint, err);
     }
-    fc_cut_scratch_free(&in.scratch);
     fc_checkpoint_close(checkpoint);
     return rc;
 }
@@ -97,7 +118,8 @@ const command command_inspect = {
         "without executing anything.",
     .examples = examples,
     .helps = helps,
-    .takes = TAKES_COMMON | TAKES(OPT_TREE) | TAKES(OPT_TENSOR) | TAKES(OPT_HTML) | TAKES(OPT_HEADERS_ONLY) |
+    .takes = TAKES_COMMON | TAKES(OPT_TREE) | TAKES(OPT_ALL) | TAKES(OPT_SORT) | TAKES(OPT_DEPTH) | TAKES(OPT_INCLUDE) |
+             TAKES(OPT_EXCLUDE) | TAKES(OPT_TENSOR) | TAKES(OPT_HTML) | TAKES(OPT_HEADERS_ONLY) |
              TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_TP_PLAN) | TAKES(OPT_JSON) | TAKES(OPT_FORCE),
     .run = run,
 };

@@ -73,7 +73,7 @@ static void end_json(printing *p, const fc_checkpoint *checkpoint, const fc_veri
     JSON_MEMBER(j, uint, "bytes_without_digest", r->undigested_bytes);
     JSON_MEMBER(j, uint, "files_with_header_digest", r->headers_digested);
     JSON_MEMBER(j, bool, "sealed", r->sealed);
-    JSON_MEMBER(j, string, "unverified", r->sealed ? NULL : checkpoint->format->unverified);
+    JSON_MEMBER(j, string, "unverified", r->sealed ? NULL : checkpoint->format->verifier.unverified);
     jw_close(j, '}');
     text_puts(p->out, "\n");
 }
@@ -105,8 +105,8 @@ static void end_text(printing *p, const fc_checkpoint *checkpoint, const fc_veri
             "digests for the next time\n",
             r->undigested, text_bytes(bytes, r->undigested_bytes));
     }
-    if (!r->sealed && checkpoint->format->unverified) {
-        text_printf(p->out, "not covered: %s\n", checkpoint->format->unverified);
+    if (!r->sealed && checkpoint->format->verifier.unverified) {
+        text_printf(p->out, "not covered: %s\n", checkpoint->format->verifier.unverified);
     }
     text_printf(p->out,
                 r->defects == 0   ? "no defects\n"

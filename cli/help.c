@@ -95,7 +95,7 @@ const char *help_formats(char *buf) {
     size_t used = 0;
     buf[0] = '\0';
     for (const fc_format *const *f = fc_formats(); *f && used < HELP_FORMATS_MAX; f++) {
-        if ((*f)->create) {
+        if (fc_format_writes(*f)) {
             used += (size_t)snprintf(buf + used, HELP_FORMATS_MAX - used, "%s%s", used ? ", " : "", (*f)->name);
         }
     }
@@ -119,7 +119,7 @@ void help_program(text_out *out) {
     text_puts(out, "\nSRC is a directory or a file; its format is found by its content.\n"
                    "Formats that can be written (--to, or by the extension of -o):\n");
     for (const fc_format *const *f = fc_formats(); *f; f++) {
-        if ((*f)->create) {
+        if (fc_format_writes(*f)) {
             text_printf(out, "  %-13s ", (*f)->name);
             help_format(out, *f);
             text_puts(out, "\n");

@@ -1,14 +1,19 @@
 /*
- * What the ways to show a checkpoint share: see inspect.h.
+ * What the ways to show a checkpoint share: see inspect.h. Which values are listed, and in which order.
  */
 #include "inspect.h"
 
+#include "fold.h"
+
 #include "fsdpckpt/format.h"
 
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-static uint64_t add_saturated(uint64_t a, uint64_t b) {
+uint64_t inspect_add(uint64_t a, uint64_t b) {
     uint64_t sum;
     return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
 }
@@ -24,45 +29,54 @@ uint64_t inspect_bytes(const fc_tensor *tensor) {
                                                                                                             : bytes;
 }
 
-void inspect_totals(const inspection *in, totals *out) {
-    const fc_checkpoint *c = in->checkpoint;
-    memset(out, 0, sizeof *out);
-    for (size_t i = 0; i < c->ntensors; i++) {
-        const fc_tensor *t = &c->tensors[i];
-        if (t->object) {
-            out->objects++;
-            continue;
+/* ---- names, objects ---- */
+
+/* Compares two components: digits by value, then byte by byte, so that equal means identical. */
+static int compare_components(const char *a, size_t alen, const char *b, size_t blen) {
+    size_t i = 0, k = 0;
+    while (i < alen && k < blen) {
+        size_t na = strspn(a + i, "0123456789"), nb = strspn(b + k, "0123456789");
+        if (na > 0 && nb > 0) {
+            size_t za = strspn(a + i, "0"), zb = strspn(b + k, "0");
+            size_t la = na - (za < na ? za : na), lb = nb - (zb < nb ? zb : nb);
+            int order = la != lb ? (la > lb) - (la < lb) : memcmp(a + i + na - la, b + k + nb - lb, la);
+            if (order != 0) {
+                return order;
+            }
+            i += na;
+            k += nb;
+        } else if (a[i] != b[k]) {
+            return (unsigned char)a[i] < (unsigned char)b[k] ? -1 : 1;
+        } else {
+            i++;
+            k++;
         }
-        out->tensors++;
-        out->chunks += t->nchunks;
-        out->elements = add_saturated(out->elements, inspect_elements(t));
-        out->bytes = add_saturated(out->bytes, inspect_bytes(t));
-        out->by_dtype[t->dtype]++;
-        out->elements_by_dtype[t->dtype] = add_saturated(out->elements_by_dtype[t->dtype], inspect_elements(t));
     }
-    for (size_t i = 0; i < c->nfiles && !in->headers_only; i++) {
-        struct stat st;
-        if (stat(c->files[i].path, &st) == 0) {
-            out->file_bytes = add_saturated(out->file_bytes, (uint64_t)st.st_size);
-        }
+    if (i < alen || k < blen) {
+        return i < alen ? 1 : -1;
     }
+    int order = memcmp(a, b, alen < blen ? alen : blen); /* "01" and "1" are different names */
+    return order != 0 ? order : (alen > blen) - (alen < blen);
 }
 
-const char *inspect_placements(const inspection *in, const fc_tensor *tensor, const fc_cut *c, char *buf, size_t size) {
-    const fc_mesh *mesh = &in->checkpoint->mesh;
-    if (tensor->placements && mesh->ndim > 0) {
-        fc_placements_format(mesh->ndim, tensor->placements, buf, (int)size);
-    } else if (c->placed) {
-        fc_placements_format(c->mesh_ndim, c->placements, buf, (int)size);
-    } else {
-        buf[0] = '\0';
+int inspect_compare_names(const char *a, const char *b) {
+    for (;;) {
+        size_t alen = fold_component(a), blen = fold_component(b);
+        int order = compare_components(a, alen, b, blen);
+        if (order != 0) {
+            return order;
+        }
+        if (!a[alen] || !b[blen]) {
+            return (a[alen] != 0) - (b[blen] != 0);
+        }
+        a += alen + 1;
+        b += blen + 1;
     }
-    return buf;
 }
 
 const char *inspect_object(inspection *in, const fc_tensor *object, fc_arena *arena, fc_error *err) {
     const char *json = NULL;
-    if (in->headers_only || !in->checkpoint->format->object_json) {
+    if (in->headers_only || !in->checkpoint->format->reader.object_json) {
         err->message[0] = '\0';
         return NULL;
     }
@@ -78,6 +92,155 @@ const char *inspect_object(inspection *in, const fc_tensor *object, fc_arena *ar
     return NULL;
 }
 
-fc_code inspect_no_memory(const inspection *in, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", in->checkpoint->path);
+/* ---- the layout ---- */
+
+const fc_placement *inspect_placed(const inspection *in, const fc_tensor *tensor) {
+    if (!in->recognised) {
+        return in->mesh.ndim > 0 ? tensor->placements : NULL;
+    }
+    return in->placements + (size_t)(tensor - in->checkpoint->tensors) * (size_t)in->mesh.ndim;
+}
+
+const char *inspect_placements(const inspection *in, const fc_tensor *tensor, const fc_cut *c, char *buf, size_t size) {
+    const fc_placement *placed = inspect_placed(in, tensor);
+    if (placed) {
+        fc_placements_format(in->mesh.ndim, placed, buf, (int)size);
+    } else if (c->placed) {
+        fc_placements_format(c->mesh_ndim, c->placements, buf, (int)size);
+    } else {
+        buf[0] = '\0';
+    }
+    return buf;
+}
+
+const char *inspect_layout(const inspection *in, char *buf, size_t size) {
+    if (in->checkpoint->format->layout_only) {
+        snprintf(buf, size, "none: there is no data to be cut");
+        return buf;
+    }
+    cut_summary_layout(&in->cuts, &in->mesh, buf, size);
+    size_t used = strlen(buf);
+    if (in->recognised) {
+        snprintf(buf + used, size - used, ", recognised from the pieces");
+    }
+    return buf;
+}
+
+/* The mesh that the checkpoint records, or else one of two and more dimensions that explains its chunks. */
+static fc_code find_layout(inspection *in, fc_error *err) {
+    const fc_checkpoint *c = in->checkpoint;
+    bool ranks = false;
+    in->mesh = c->mesh;
+    for (size_t i = 0; i < c->ntensors; i++) {
+        const fc_tensor *t = &c->tensors[i];
+        ranks = ranks || (!t->object && t->nchunks > 1 && t->chunks[0].rank != FC_NO_RANK);
+    }
+    if (c->mesh.ndim > 0 || !ranks) {
+        return FC_OK;
+    }
+    const fc_tensor **tensors = fc_arena_calloc(in->arena, c->ntensors, sizeof *tensors);
+    if (!tensors) {
+        return inspect_no_memory(in, err);
+    }
+    for (size_t i = 0; i < c->ntensors; i++) {
+        tensors[i] = &c->tensors[i];
+    }
+    fc_mesh mesh = {0};
+    fc_error none;
+    fc_code rc = fc_cut_layout(c, c->ntensors, tensors, in->arena, &mesh, &in->placements, &none);
+    if (rc == FC_OK && mesh.ndim > 1) {
+        in->mesh = mesh;
+        in->recognised = true;
+    }
+    return rc == FC_ENOMEM ? inspect_no_memory(in, err) : FC_OK;
+}
+
+/* ---- what is listed ---- */
+
+static bool matches(const char *const *globs, const char *name) {
+    for (; globs && *globs; globs++) {
+        if (fnmatch(*globs, name, 0) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int by_place(const void *x, const void *y) {
+    const fc_tensor *a = *(const fc_tensor *const *)x, *b = *(const fc_tensor *const *)y;
+    return (a > b) - (a < b);
+}
+
+static int by_name(const void *x, const void *y) {
+    int order = inspect_compare_names((*(const fc_tensor *const *)x)->name, (*(const fc_tensor *const *)y)->name);
+    return order ? order : by_place(x, y);
+}
+
+static int by_size(const void *x, const void *y) {
+    uint64_t a = inspect_bytes(*(const fc_tensor *const *)x), b = inspect_bytes(*(const fc_tensor *const *)y);
+    return a != b ? (a < b) - (a > b) : by_place(x, y);
+}
+
+static fc_code select_items(inspection *in, fc_error *err) {
+    const fc_checkpoint *c = in->checkpoint;
+    in->items = fc_arena_calloc(in->arena, c->ntensors, sizeof *in->items);
+    if (!in->items) {
+        return inspect_no_memory(in, err);
+    }
+    for (size_t i = 0; i < c->ntensors; i++) {
+        const char *name = c->tensors[i].name;
+        if ((!in->how.include || matches(in->how.include, name)) && !matches(in->how.exclude, name)) {
+            in->items[in->nitems++] = &c->tensors[i];
+        }
+    }
+    if (in->nitems == 0 && c->ntensors > 0) {
+        return fc_fail(err, FC_EUSAGE, "%s: --include and --exclude leave none of its %zu values", c->path,
+                       c->ntensors);
+    }
+    if (in->how.sort != INSPECT_BY_SOURCE) {
+        qsort(in->items, in->nitems, sizeof *in->items, in->how.sort == INSPECT_BY_NAME ? by_name : by_size);
+    }
+    return FC_OK;
+}
+
+static void add_up(inspection *in) {
+    totals *sum = &in->sum;
+    const fc_checkpoint *c = in->checkpoint;
+    for (size_t i = 0; i < in->nitems; i++) {
+        const fc_tensor *t = in->items[i];
+        if (t->object) {
+            sum->objects++;
+            continue;
+        }
+        sum->tensors++;
+        sum->chunks += t->nchunks;
+        sum->elements = inspect_add(sum->elements, inspect_elements(t));
+        sum->bytes = inspect_add(sum->bytes, inspect_bytes(t));
+        sum->by_dtype[t->dtype]++;
+        sum->elements_by_dtype[t->dtype] = inspect_add(sum->elements_by_dtype[t->dtype], inspect_elements(t));
+    }
+    for (size_t i = 0; i < c->nfiles && !in->headers_only; i++) {
+        struct stat st;
+        if (stat(c->files[i].path, &st) == 0) {
+            sum->file_bytes = inspect_add(sum->file_bytes, (uint64_t)st.st_size);
+        }
+    }
+}
+
+fc_code inspect_begin(inspection *in, const fc_checkpoint *checkpoint, const inspect_options *how, text_out *out,
+                      fc_error *err) {
+    *in = (inspection){.checkpoint = checkpoint, .out = out, .how = *how, .headers_only = how->headers_only};
+    in->arena = fc_arena_new();
+    fc_code rc = in->arena ? find_layout(in, err) : inspect_no_memory(in, err);
+    rc = rc == FC_OK ? select_items(in, err) : rc;
+    if (rc == FC_OK) {
+        add_up(in);
+        rc = inspect_list(in, err);
+    }
+    return rc;
+}
+
+void inspect_end(inspection *in) {
+    fc_cut_scratch_free(&in->scratch);
+    fc_arena_free(in->arena);
 }

@@ -24,8 +24,22 @@ static fc_code write_extent(json_out *j, inspection *in, const fc_tensor *t, siz
     return rc;
 }
 
+static void write_holders(json_out *j, const rank_span *span) {
+    jw_key(j, "held_by");
+    jw_open(j, '[');
+    for (size_t i = 0; i < span->count; i++) {
+        jw_uint(j, span->ranks[i]);
+    }
+    jw_close(j, ']');
+}
+
+/* @param extents also where the elements are, and which ranks hold them. */
 static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, bool extents, fc_error *err) {
-    fc_code rc = FC_OK;
+    inspect_holders holders = {0};
+    fc_arena *arena = extents ? fc_arena_new() : NULL;
+    fc_code rc = !extents ? FC_OK
+                 : arena  ? inspect_find_holders(in, t, arena, &holders, err)
+                          : inspect_no_memory(in, err);
     jw_key(j, "chunks");
     jw_open(j, '[');
     for (size_t i = 0; i < t->nchunks && rc == FC_OK && j->out->error == 0; i++) {
@@ -44,9 +58,13 @@ static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, boo
         if (extents && !in->headers_only) {
             rc = write_extent(j, in, t, i, err);
         }
+        if (extents && holders.spans[i].count > 0) {
+            write_holders(j, &holders.spans[i]);
+        }
         jw_close(j, '}');
     }
     jw_close(j, ']');
+    fc_arena_free(arena);
     return rc;
 }
 
@@ -100,8 +118,8 @@ static fc_code write_object(json_out *j, inspection *in, const fc_tensor *t, fc_
     return FC_OK;
 }
 
-static void write_mesh(json_out *j, const fc_mesh *mesh) {
-    jw_key(j, "mesh");
+static void write_mesh(json_out *j, const char *key, const fc_mesh *mesh) {
+    jw_key(j, key);
     if (mesh->ndim == 0) {
         jw_string(j, NULL);
         return;
@@ -116,6 +134,30 @@ static void write_mesh(json_out *j, const fc_mesh *mesh) {
     jw_key(j, "sizes");
     jw_ints(j, mesh->ndim, mesh->sizes);
     jw_close(j, '}');
+}
+
+/* What each rank stores, and what it holds where its placements are known. */
+static fc_code write_ranks(json_out *j, inspection *in, fc_error *err) {
+    inspect_loads loads;
+    fc_code rc = inspect_ranks(in, &loads, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
+    jw_key(j, "ranks");
+    jw_open(j, '[');
+    for (size_t i = 0; i < loads.ranks && j->out->error == 0; i++) {
+        jw_open(j, '{');
+        JSON_MEMBER(j, uint, "rank", i);
+        JSON_MEMBER(j, uint, "stored_tensors", loads.stored[i].tensors);
+        JSON_MEMBER(j, uint, "stored_bytes", loads.stored[i].bytes);
+        if (loads.held) {
+            JSON_MEMBER(j, uint, "held_tensors", loads.held[i].tensors);
+            JSON_MEMBER(j, uint, "held_bytes", loads.held[i].bytes);
+        }
+        jw_close(j, '}');
+    }
+    jw_close(j, ']');
+    return FC_OK;
 }
 
 static void write_files(json_out *j, const inspection *in) {
@@ -135,15 +177,14 @@ static void write_files(json_out *j, const inspection *in) {
 }
 
 static void write_totals(json_out *j, const inspection *in) {
-    totals sum;
-    inspect_totals(in, &sum);
+    const totals *of = &in->sum;
     jw_key(j, "totals");
     jw_open(j, '{');
-    JSON_MEMBER(j, uint, "tensors", sum.tensors);
-    JSON_MEMBER(j, uint, "objects", sum.objects);
-    JSON_MEMBER(j, uint, "chunks", sum.chunks);
-    JSON_MEMBER(j, uint, "elements", sum.elements);
-    JSON_MEMBER(j, uint, "bytes", sum.bytes);
+    JSON_MEMBER(j, uint, "tensors", of->tensors);
+    JSON_MEMBER(j, uint, "objects", of->objects);
+    JSON_MEMBER(j, uint, "chunks", of->chunks);
+    JSON_MEMBER(j, uint, "elements", of->elements);
+    JSON_MEMBER(j, uint, "bytes", of->bytes);
     jw_close(j, '}');
 }
 
@@ -152,8 +193,8 @@ static fc_code write_values(json_out *j, inspection *in, const char *key, bool o
     fc_code rc = FC_OK;
     jw_key(j, key);
     jw_open(j, '[');
-    for (size_t i = 0; i < in->checkpoint->ntensors && rc == FC_OK && in->out->error == 0; i++) {
-        const fc_tensor *t = &in->checkpoint->tensors[i];
+    for (size_t i = 0; i < in->nitems && rc == FC_OK && in->out->error == 0; i++) {
+        const fc_tensor *t = in->items[i];
         if ((t->object != NULL) == objects) {
             rc = objects ? write_object(j, in, t, err) : write_tensor(j, in, t, false, err);
         }
@@ -172,13 +213,15 @@ fc_code inspect_json(inspection *in, fc_error *err) {
     JSON_MEMBER(&j, string, "format", c->format->name);
     JSON_MEMBER(&j, string, "producer", c->producer);
     JSON_MEMBER(&j, string, "note", c->note);
-    write_mesh(&j, &c->mesh);
+    write_mesh(&j, "mesh", &c->mesh);
+    write_mesh(&j, "layout", &in->mesh);
     write_totals(&j, in);
     write_files(&j, in);
     fc_code rc = write_values(&j, in, "tensors", false, err);
     if (rc == FC_OK) {
         rc = write_values(&j, in, "objects", true, err);
     }
+    rc = rc == FC_OK ? write_ranks(&j, in, err) : rc;
     jw_close(&j, '}');
     text_puts(in->out, "\n");
     return rc;

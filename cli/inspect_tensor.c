@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ROWS = 16, MAX_COLUMNS = 8, LABEL_MAX = 48, BOX_MAX = FC_MAX_DIMS * 2 * LABEL_MAX };
+enum { MAX_ROWS = 16, MAX_COLUMNS = 8, LABEL_MAX = 48, CELL_MAX = 32, BOX_MAX = FC_MAX_DIMS * 2 * LABEL_MAX };
 
 /* The characters of a drawing: lines, corners, tees. */
 typedef struct lines {
@@ -27,6 +27,7 @@ typedef struct picture {
     size_t row_step, column_step; /* cells between neighbours, in scratch.cells */
     size_t width;                 /* columns of the terminal a cell takes */
     size_t label;                 /* and the labels of the rows */
+    inspect_holders holders;
 } picture;
 
 static const fc_chunk *cell_chunk(const picture *p, size_t row, size_t column) {
@@ -34,10 +35,12 @@ static const fc_chunk *cell_chunk(const picture *p, size_t row, size_t column) {
 }
 
 static void cell_text(const picture *p, const fc_chunk *chunk, char *buf) {
-    if (chunk->rank != FC_NO_RANK) {
-        snprintf(buf, LABEL_MAX, "rank %u", (unsigned)chunk->rank);
+    const size_t index = (size_t)(chunk - p->tensor->chunks);
+    const rank_span *span = &p->holders.spans[index];
+    if (span->count > 0) {
+        inspect_rank_list(span->ranks, span->count, buf, CELL_MAX);
     } else {
-        snprintf(buf, LABEL_MAX, "piece %zu", (size_t)(chunk - p->tensor->chunks));
+        snprintf(buf, CELL_MAX, "piece %zu", index);
     }
 }
 
@@ -50,7 +53,7 @@ static void range_text(const fc_tensor *t, const fc_chunk *chunk, int dim, char 
 }
 
 static size_t longest(size_t a, const char *text) {
-    size_t len = strlen(text);
+    size_t len = text_name_width(text);
     return len > a ? len : a;
 }
 
@@ -75,7 +78,7 @@ static void measure(picture *p) {
 }
 
 static void centre(text_out *out, const char *text, size_t width) {
-    size_t len = strlen(text), left = (width - len) / 2;
+    size_t len = text_name_width(text), left = (width - len) / 2;
     text_repeat(out, " ", left);
     text_puts(out, text);
     text_repeat(out, " ", width - len - left);
@@ -140,11 +143,11 @@ static size_t cell_step(const fc_tensor *t, const fc_cut *c, int dim) {
     return step;
 }
 
-static void draw(inspection *in, const fc_tensor *t, const fc_cut *c) {
+static void draw(inspection *in, const fc_tensor *t, const fc_cut *c, const inspect_holders *holders) {
     if (!c->grid || c->ncut < 1 || c->ncut > 2) {
         return;
     }
-    picture p = {.in = in, .tensor = t, .row_dim = -1, .column_dim = -1, .rows = 1, .columns = 1};
+    picture p = {.in = in, .tensor = t, .row_dim = -1, .column_dim = -1, .rows = 1, .columns = 1, .holders = *holders};
     p.lines = text_is_utf8() ? &unicode_lines : &ascii_lines;
     if (c->ncut == 2 || c->dims[0] == 0) {
         p.row_dim = c->dims[0];
@@ -189,7 +192,15 @@ static void print_place(text_out *out, const fc_chunk *chunk, const fc_extent *e
                 how[extent->codec]);
 }
 
-static fc_code print_pieces(inspection *in, const fc_tensor *t, fc_error *err) {
+/* Who holds a chunk, if that is not its writer alone. */
+static void print_holders(text_out *out, const rank_span *span, char *buf, size_t size) {
+    if (span->count > 1) {
+        text_printf(out, ", held by %s", inspect_rank_list(span->ranks, span->count, buf, size));
+    }
+}
+
+/* @param holders NULL: not to be shown. */
+static fc_code print_pieces(inspection *in, const fc_tensor *t, const inspect_holders *holders, fc_error *err) {
     text_out *out = in->out;
     char box[BOX_MAX];
     size_t width = box_width(t);
@@ -216,6 +227,9 @@ static fc_code print_pieces(inspection *in, const fc_tensor *t, fc_error *err) {
             }
             print_place(out, chunk, &extent);
         }
+        if (holders) {
+            print_holders(out, &holders->spans[i], box, sizeof box);
+        }
         text_puts(out, "\n");
     }
     return FC_OK;
@@ -237,7 +251,7 @@ static fc_code print_object(inspection *in, const fc_tensor *t, fc_error *err) {
         text_puts(out, "\n");
     }
     fc_arena_free(arena);
-    return print_pieces(in, t, err);
+    return print_pieces(in, t, NULL, err);
 }
 
 fc_code inspect_tensor(inspection *in, const fc_tensor *t, fc_error *err) {
@@ -259,6 +273,13 @@ fc_code inspect_tensor(inspection *in, const fc_tensor *t, fc_error *err) {
     if (inspect_placements(in, t, &c, text, sizeof text)[0]) {
         text_printf(out, "  placements  %s\n", text);
     }
-    draw(in, t, &c);
-    return print_pieces(in, t, err);
+    fc_arena *arena = fc_arena_new();
+    inspect_holders holders = {0};
+    fc_code rc = arena ? inspect_find_holders(in, t, arena, &holders, err) : inspect_no_memory(in, err);
+    if (rc == FC_OK) {
+        draw(in, t, &c, &holders);
+        rc = print_pieces(in, t, &holders, err);
+    }
+    fc_arena_free(arena);
+    return rc;
 }

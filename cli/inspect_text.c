@@ -1,5 +1,5 @@
 /*
- * inspect for people: the summary and the table of tensors.
+ * inspect for people: the tables of tensors and objects, a line for each pattern, and the summary below them.
  */
 #include "inspect.h"
 
@@ -9,7 +9,8 @@
 
 enum { NAME_COLUMNS = 64, VALUE_COLUMNS = 100 };
 
-static void print_dtypes(const inspection *in, const totals *sum) {
+static void print_dtypes(const inspection *in) {
+    const totals *sum = &in->sum;
     char a[TEXT_SIZE_MAX], b[TEXT_SIZE_MAX];
     const char *label = "Types";
     for (int d = 0; d < FC_DTYPE_COUNT; d++) {
@@ -25,7 +26,8 @@ static void print_dtypes(const inspection *in, const totals *sum) {
     }
 }
 
-static void print_styles(const inspection *in, const cut_summary *summary) {
+static void print_styles(const inspection *in) {
+    const cut_summary *summary = &in->cuts;
     const char *label = "Cuts";
     for (size_t i = 0; i < summary->nstyles; i++) {
         text_printf(in->out, "%-12s%s: %zu %s\n", label, summary->styles[i].text, summary->styles[i].tensors,
@@ -37,9 +39,29 @@ static void print_styles(const inspection *in, const cut_summary *summary) {
     }
 }
 
-static void print_summary(const inspection *in, const totals *sum, const cut_summary *cuts) {
+/* What each rank stores, and what it holds where that is more: replicas are stored once. */
+static fc_code print_ranks(inspection *in, fc_error *err) {
+    inspect_loads loads;
+    fc_code rc = inspect_ranks(in, &loads, err);
+    for (int held = 0; held < 2 && rc == FC_OK && loads.ranks > 1; held++) {
+        rank_groups groups;
+        const rank_load *of = held ? loads.held : loads.stored;
+        const char *label = held ? "Held" : "Stored";
+        if (!of || (held && memcmp(loads.held, loads.stored, loads.ranks * sizeof *of) == 0)) {
+            continue;
+        }
+        inspect_group_ranks(of, loads.ranks, &groups);
+        for (size_t i = 0; i < groups.count; i++) {
+            text_printf(in->out, "%-12s%s\n", i == 0 ? label : "", groups.text[i]);
+        }
+    }
+    return rc;
+}
+
+static fc_code print_summary(inspection *in, fc_error *err) {
     const fc_checkpoint *c = in->checkpoint;
-    char a[TEXT_SIZE_MAX], b[TEXT_SIZE_MAX], layout[192];
+    const totals *sum = &in->sum;
+    char a[TEXT_SIZE_MAX], b[TEXT_SIZE_MAX], layout[256];
     text_puts(in->out, "Checkpoint  ");
     text_name(in->out, c->path);
     text_printf(in->out, "\nFormat      %s", c->format->description);
@@ -52,8 +74,7 @@ static void print_summary(const inspection *in, const totals *sum, const cut_sum
         text_name(in->out, c->note);
     }
     text_puts(in->out, "\nLayout      ");
-    text_name(in->out, c->format->layout_only ? "none: there is no data to be cut"
-                                              : cut_summary_layout(cuts, &c->mesh, layout, sizeof layout));
+    text_name(in->out, inspect_layout(in, layout, sizeof layout));
     text_printf(in->out, "\nFiles       %zu", c->nfiles);
     if (!in->headers_only) {
         text_printf(in->out, ", %s", text_bytes(a, sum->file_bytes));
@@ -61,82 +82,112 @@ static void print_summary(const inspection *in, const totals *sum, const cut_sum
     text_printf(in->out, "\nTensors     %s in %s pieces, ", text_count(a, sum->tensors), text_count(b, sum->chunks));
     text_printf(in->out, "%s elements, %s\n", text_params(a, sum->elements), text_bytes(b, sum->bytes));
     text_printf(in->out, "Objects     %zu\n", sum->objects);
-    print_dtypes(in, sum);
-    print_styles(in, cuts);
+    if (in->nitems < c->ntensors) {
+        text_printf(in->out, "Left out    %zu by --include and --exclude\n", c->ntensors - in->nitems);
+    }
+    print_dtypes(in);
+    print_styles(in);
+    return print_ranks(in, err);
 }
 
 typedef struct widths {
-    size_t name, shape, cut, dtype;
-    bool placements;
+    size_t name, shape, cut, dtype, size, tensors;
+    bool placements, folded, values; /* whether there are such columns */
 } widths;
 
 static size_t wider(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-/* One pass over everything: the column widths and what the tensors have in common. */
-static fc_code measure(inspection *in, widths *w, cut_summary *cuts, fc_error *err) {
+static void measure(const inspection *in, widths *w) {
     char text[128];
-    memset(cuts, 0, sizeof *cuts);
-    *w = (widths){.name = sizeof "OBJECT" - 1, .shape = 5, .cut = 3, .dtype = 5};
-    for (size_t i = 0; i < in->checkpoint->ntensors; i++) {
-        const fc_tensor *t = &in->checkpoint->tensors[i];
-        size_t name = text_name_width(t->name);
+    *w = (widths){.name = sizeof "OBJECT" - 1, .shape = 5, .cut = 3, .dtype = 5, .size = 4, .tensors = 7};
+    for (size_t i = 0; i < in->nlines; i++) {
+        const inspect_line *line = &in->lines[i];
+        const inspect_kind *kind = line->kind;
+        size_t name = text_name_width(line->name);
         w->name = wider(w->name, name < NAME_COLUMNS ? name : NAME_COLUMNS);
-        if (t->object) {
+        if (kind && line->objects > 0) {
             continue;
         }
-        fc_cut c;
-        if (!fc_cut_recognise(t, &in->scratch, &c)) {
-            return inspect_no_memory(in, err);
+        w->folded = w->folded || line->tensors > 1 || !kind;
+        w->size = wider(w->size, strlen(text_bytes(text, line->bytes)));
+        w->tensors = wider(w->tensors, strlen(text_count(text, line->tensors)));
+        if (!kind) {
+            continue;
         }
-        cut_summary_add(cuts, &in->checkpoint->mesh, t, &c);
-        w->shape = wider(w->shape, text_name_width(text_shape(text, sizeof text, t->ndim, t->shape)));
-        w->cut = wider(w->cut, text_name_width(cut_describe(t, &c, text, sizeof text)));
-        w->dtype = wider(w->dtype, strlen(fc_dtype_get(t->dtype)->torch_name));
-        w->placements = w->placements || inspect_placements(in, t, &c, text, sizeof text)[0];
+        w->values = true;
+        w->shape =
+            wider(w->shape, text_name_width(text_shape(text, sizeof text, line->first->ndim, line->first->shape)));
+        w->cut = wider(w->cut, text_name_width(kind->cut));
+        w->dtype = wider(w->dtype, strlen(fc_dtype_get(line->first->dtype)->torch_name));
+        w->placements = w->placements || kind->placements[0];
     }
-    return FC_OK;
 }
 
-static fc_code print_tensors(inspection *in, const widths *w, fc_error *err) {
-    text_out *out = in->out;
-    char text[128];
-    text_puts(out, "\n");
-    text_name_padded(out, "NAME", w->name + 2);
-    text_name_padded(out, "DTYPE", w->dtype + 2);
-    text_name_padded(out, "SHAPE", w->shape + 2);
-    text_puts(out, "CUT");
+static void right(text_out *out, const char *text, size_t width) {
+    text_repeat(out, " ", width - strlen(text));
+    text_puts(out, text);
+}
+
+static void print_heading(text_out *out, const widths *w) {
+    text_puts(out, "NAME");
+    text_repeat(out, " ", w->name - 4);
+    if (w->folded) {
+        text_puts(out, "  ");
+        right(out, "TENSORS", w->tensors);
+    }
+    text_puts(out, "  ");
+    right(out, "SIZE", w->size);
+    if (w->values) {
+        text_puts(out, "  ");
+        text_name_padded(out, "DTYPE", w->dtype + 2);
+        text_name_padded(out, "SHAPE", w->shape + 2);
+        text_puts(out, "CUT");
+    }
     if (w->placements) {
         text_repeat(out, " ", w->cut - 1);
         text_puts(out, "PLACEMENTS");
     }
     text_puts(out, "\n");
-    for (size_t i = 0; i < in->checkpoint->ntensors && out->error == 0; i++) {
-        const fc_tensor *t = &in->checkpoint->tensors[i];
-        fc_cut c;
-        if (t->object) {
+}
+
+static void print_tensors(inspection *in, const widths *w) {
+    text_out *out = in->out;
+    char text[128];
+    print_heading(out, w);
+    for (size_t i = 0; i < in->nlines && out->error == 0; i++) {
+        const inspect_line *line = &in->lines[i];
+        const inspect_kind *kind = line->kind;
+        if (kind && line->objects > 0) {
             continue;
         }
-        if (!fc_cut_recognise(t, &in->scratch, &c)) {
-            return inspect_no_memory(in, err);
+        text_name_padded(out, line->name, w->name);
+        if (w->folded) {
+            text_puts(out, "  ");
+            right(out, text_count(text, line->tensors), w->tensors);
         }
-        text_name_padded(out, t->name, w->name);
         text_puts(out, "  ");
-        text_name_padded(out, fc_dtype_get(t->dtype)->torch_name, w->dtype + 2);
-        text_name_padded(out, text_shape(text, sizeof text, t->ndim, t->shape), w->shape);
-        text_puts(out, "  ");
-        cut_describe(t, &c, text, sizeof text);
-        const size_t used = text_name_width(text);
-        text_puts(out, text);
-        inspect_placements(in, t, &c, text, sizeof text);
-        if (text[0]) {
-            text_repeat(out, " ", w->cut + 2 - used);
-            text_puts(out, text);
+        right(out, text_bytes(text, line->bytes), w->size);
+        if (kind) {
+            text_puts(out, "  ");
+            text_name_padded(out, fc_dtype_get(line->first->dtype)->torch_name, w->dtype + 2);
+            text_name_padded(out, text_shape(text, sizeof text, line->first->ndim, line->first->shape), w->shape + 2);
+            text_puts(out, kind->cut);
+            if (kind->placements[0]) {
+                text_repeat(out, " ", w->cut + 2 - text_name_width(kind->cut));
+                text_puts(out, kind->placements);
+            }
+            if (kind->same_as) {
+                text_puts(out, "  is ");
+                text_name(out, kind->same_as);
+            }
+        } else if (line->objects > 0) {
+            text_printf(out, "  and %zu %s", line->objects, line->objects == 1 ? "object" : "objects");
         }
         text_puts(out, "\n");
     }
-    return FC_OK;
+    text_puts(out, "\n");
 }
 
 /* A value on one line: cut after VALUE_COLUMNS characters, never within one. */
@@ -159,54 +210,66 @@ static void print_value(text_out *out, const char *json) {
     text_puts(out, "…");
 }
 
-static fc_code print_objects(inspection *in, const widths *w, fc_error *err) {
+static fc_code print_object(inspection *in, const inspect_line *line, fc_error *err) {
     text_out *out = in->out;
-    text_puts(out, "\n");
-    text_name_padded(out, "OBJECT", w->name + 2);
-    text_puts(out, in->headers_only ? "BYTES\n" : "VALUE\n");
-    for (size_t i = 0; i < in->checkpoint->ntensors && out->error == 0; i++) {
-        const fc_tensor *t = &in->checkpoint->tensors[i];
-        char size[TEXT_SIZE_MAX];
+    const inspect_kind *kind = line->kind;
+    char size[TEXT_SIZE_MAX];
+    if (kind->value) {
+        print_value(out, kind->value);
+    } else if (kind->why) {
+        text_puts(out, "cannot be decoded: ");
+        text_name(out, kind->why);
+    } else if (in->headers_only) {
+        text_puts(out, text_bytes(size, line->bytes / line->folded));
+    } else {
         fc_error why = {FC_OK, ""};
-        if (!t->object) {
-            continue;
-        }
         fc_arena *arena = fc_arena_new();
         if (!arena) {
             return inspect_no_memory(in, err);
         }
-        const char *json = inspect_object(in, t, arena, &why);
-        text_name_padded(out, t->name, w->name);
-        text_puts(out, "  ");
-        if (json) {
-            print_value(out, json);
-        } else if (why.message[0]) {
-            text_puts(out, "cannot be decoded: ");
-            text_name(out, why.message);
-        } else {
-            text_puts(out, text_bytes(size, inspect_bytes(t)));
-        }
-        text_puts(out, "\n");
+        const char *json = inspect_object(in, line->first, arena, &why);
+        print_value(out, json ? json : text_bytes(size, line->bytes));
         fc_arena_free(arena);
     }
+    if (line->folded > 1) {
+        text_printf(out, "  (each of %zu)", line->folded);
+    }
+    text_puts(out, "\n");
     return FC_OK;
+}
+
+static fc_code print_objects(inspection *in, const widths *w, fc_error *err) {
+    text_out *out = in->out;
+    fc_code rc = FC_OK;
+    text_name_padded(out, "OBJECT", w->name + 2);
+    text_puts(out, in->headers_only ? "BYTES\n" : "VALUE\n");
+    for (size_t i = 0; i < in->nlines && out->error == 0 && rc == FC_OK; i++) {
+        const inspect_line *line = &in->lines[i];
+        if (line->kind && line->objects > 0) {
+            text_name_padded(out, line->name, w->name);
+            text_puts(out, "  ");
+            rc = print_object(in, line, err);
+        }
+    }
+    text_puts(out, "\n");
+    return rc;
 }
 
 fc_code inspect_text(inspection *in, fc_error *err) {
     widths w;
-    cut_summary cuts;
-    totals sum;
-    fc_code rc = measure(in, &w, &cuts, err);
-    if (rc != FC_OK) {
-        return rc;
+    bool tensors = false, objects = false;
+    fc_code rc = FC_OK;
+    measure(in, &w);
+    for (size_t i = 0; i < in->nlines; i++) {
+        const bool object = in->lines[i].kind && in->lines[i].objects > 0;
+        tensors = tensors || !object;
+        objects = objects || object;
     }
-    inspect_totals(in, &sum);
-    print_summary(in, &sum, &cuts);
-    if (sum.tensors > 0) {
-        rc = print_tensors(in, &w, err);
+    if (tensors) {
+        print_tensors(in, &w);
     }
-    if (rc == FC_OK && sum.objects > 0) {
+    if (objects) {
         rc = print_objects(in, &w, err);
     }
-    return rc;
+    return rc == FC_OK ? print_summary(in, err) : rc;
 }

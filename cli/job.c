@@ -44,7 +44,7 @@ static double now(void) {
 const fc_format *job_format_of_extension(const char *target) {
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         for (const char *const *e = (*f)->extensions; e && *e; e++) {
-            if ((*f)->create && text_ends_with(target, *e)) {
+            if (fc_format_writes(*f) && text_ends_with(target, *e)) {
                 return *f;
             }
         }
@@ -55,7 +55,7 @@ const fc_format *job_format_of_extension(const char *target) {
 static fc_code choose_format(const options *o, const fc_format **out, fc_error *err) {
     *out = o->to ? fc_format_find(o->to) : o->output ? job_format_of_extension(o->output) : NULL;
     *out = *out || o->to ? *out : fc_format_find("h5");
-    if (*out && (*out)->create) {
+    if (*out && fc_format_writes(*out)) {
         return FC_OK;
     }
     char names[HELP_FORMATS_MAX];
@@ -79,7 +79,7 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.move.memory = o->memory;
     j->how.move.progress = &j->progress;
     fc_code rc = choose_format(o, &j->how.format, err);
-    if (rc == FC_OK && o->max_shard_size && !j->how.format->split) {
+    if (rc == FC_OK && o->max_shard_size && !j->how.format->writer.split) {
         rc = fc_fail(err, FC_EUSAGE, "--max-shard-size: the format '%s' is not split by size; say --to safetensors",
                      j->how.format->name);
     }
@@ -139,9 +139,9 @@ static fc_code convert(job *j, fc_error *err) {
     if (rc == FC_OK && shows && o->output) {
         tell_name(j);
     }
-    if (rc == FC_OK && j->how.format->objects_note && j->report.selected.objects > 0 && shows) {
+    if (rc == FC_OK && j->how.format->writer.objects_note && j->report.selected.objects > 0 && shows) {
         size_t n = j->report.selected.objects;
-        text_tell("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", j->how.format->objects_note);
+        text_tell("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", j->how.format->writer.objects_note);
     }
     return rc;
 }

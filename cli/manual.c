@@ -73,7 +73,7 @@ static void write_man(text_out *out) {
     text_puts(out, "\n.PP\n\\fISRC\\fR is a directory or a file; its format is found by its content.\n.SH FORMATS\n"
                    "Those of \\fB\\-\\-to\\fR, and the extensions of DST that say them without it.\n");
     for (const fc_format *const *f = fc_formats(); *f; f++) {
-        if ((*f)->create) {
+        if (fc_format_writes(*f)) {
             text_printf(out, ".TP\n.B %s\n", (*f)->name);
             help_format(out, *f);
             text_puts(out, "\n");

@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 static const char *const progress_choices[] = {"auto", "always", "never", NULL};
+static const char *const sort_choices[] = {"source", "name", "size", NULL};
 static const char *const comm_choices[] = {"auto", "none", "mpi", "nccl", NULL};
 
 #define FIELD(name) offsetof(options, name)
@@ -154,6 +155,22 @@ const option_row option_table[OPT_COUNT] = {
                   .kind = KIND_FLAG,
                   .offset = FIELD(tree),
                   .help = "show the nesting of the state dict"},
+    [OPT_ALL] = {.name = "all",
+                 .kind = KIND_FLAG,
+                 .offset = FIELD(all),
+                 .help = "a line for each tensor and object: do not fold layers that are alike into one line"},
+    [OPT_SORT] = {.name = "sort",
+                  .kind = KIND_CHOICE,
+                  .arg = "ORDER",
+                  .offset = FIELD(sort),
+                  .choices = sort_choices,
+                  .help = "list by source (the default: as SRC has them), by name, or by size, the largest first"},
+    [OPT_DEPTH] = {.name = "depth",
+                   .kind = KIND_NUMBER,
+                   .arg = "N",
+                   .offset = FIELD(depth),
+                   .max = 1000,
+                   .help = "show N levels of modules and sum up what is below: model.layers is two levels"},
     [OPT_TENSOR] = {.name = "tensor",
                     .letter = 't',
                     .kind = KIND_TEXT,

@@ -37,6 +37,9 @@ typedef enum option_id {
     OPT_WEIGHTS,
     OPT_TAKE_FIRST,
     OPT_TREE,
+    OPT_ALL,
+    OPT_SORT,
+    OPT_DEPTH,
     OPT_TENSOR,
     OPT_HTML,
     OPT_HEADERS_ONLY,
@@ -128,7 +131,9 @@ typedef struct options {
     int comm;       /**< comm_mode */
     const char *weights;
     bool local, take_first;
-    bool force, dry_run, tree, headers_only, follow_external;
+    bool force, dry_run, tree, all, headers_only, follow_external;
+    int sort;      /**< inspect_sort */
+    int64_t depth; /**< 0: not given */
     /* check and diff */
     const char *against, *schema, *junit;
     option_list allow_missing, allow_unexpected;

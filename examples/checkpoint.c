@@ -98,7 +98,7 @@ static fc_code describe(snapshot *s, const char *name, const fc_sharded_tensor_m
     fc_memory_chunk *chunks = fc_arena_calloc(s->arena, m->nshards, sizeof *chunks);
     const char *copy = fc_arena_strndup(s->arena, name, strlen(name));
     if (!chunks || !copy) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     for (size_t i = 0; i < m->nshards; i++) {
         const fc_box *box = &m->shards[i].box;
@@ -132,7 +132,7 @@ static fc_code keep_rows(snapshot *s, const char *name, const fc_array *whole, f
     float *data = NULL;
     if (count > 0) {
         data = fc_arena_calloc(s->arena, (size_t)fc_array_numel(&shards[0].tensor) + 1, sizeof *data);
-        rc = data ? train_fetch(&shards[0].tensor, data, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+        rc = data ? train_fetch(&shards[0].tensor, data, err) : fc_no_memory(err, NULL);
     }
     rc = rc == FC_OK ? describe(s, name, &made->metadata, count > 0 ? shards : NULL, data, err) : rc;
     fc_sharded_tensor_free(cut);
@@ -174,7 +174,7 @@ static fc_code nest(snapshot *s, fc_error *err) {
         fc_path_element *e = fc_arena_calloc(s->arena, 4, sizeof *e);
         char *name = fc_arena_strndup(s->arena, tensor->name, strlen(tensor->name));
         if (!e || !name) {
-            return fc_fail(err, FC_ENOMEM, "out of memory");
+            return fc_no_memory(err, NULL);
         }
         if (strncmp(name, "model.", 6) == 0) {
             e[0].key = "model";
@@ -196,7 +196,7 @@ static fc_code nest(snapshot *s, fc_error *err) {
 fc_code train_save(trainer *t, const char *path, fc_error *err) {
     snapshot s = {.t = t, .arena = fc_arena_new(), .step = (float)t->step};
     fc_checkpoint *source = NULL;
-    fc_code rc = s.arena ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = s.arena ? FC_OK : fc_no_memory(err, NULL);
     for (int i = 0; rc == FC_OK && i < MLP_LAYERS; i++) {
         train_layer *l = &t->layers[i];
         rc = add_state(&s, i, 0, fc_fsdp_local_shard(l->handle), err);

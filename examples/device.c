@@ -12,7 +12,7 @@ fc_code train_fetch(const fc_array *array, float *out, fc_error *err) {
     fc_device *device = array->device;
     void *bytes = malloc(fc_array_bytes(array) + 1);
     if (!bytes) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fc_code rc = device->copy(device, bytes, array->data, fc_array_bytes(array), NULL, err);
     rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
@@ -27,7 +27,7 @@ fc_code train_store(const fc_array *array, const float *values, fc_error *err) {
     fc_device *device = array->device;
     void *bytes = malloc(fc_array_bytes(array) + 1);
     if (!bytes) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fc_cast(FC_F32, values, array->dtype, bytes, (size_t)fc_array_numel(array));
     fc_code rc = device->copy(device, array->data, bytes, fc_array_bytes(array), NULL, err);

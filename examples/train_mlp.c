@@ -262,7 +262,7 @@ static fc_code update_layer(trainer *t, int i, fc_error *err) {
     const fc_array *arrays[] = {shard, grad, &l->exp_avg, &l->exp_avg_sq};
     size_t n = (size_t)shard->sizes[0];
     float *values = calloc(4 * n, sizeof *values);
-    fc_code rc = values ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = values ? FC_OK : fc_no_memory(err, NULL);
     for (size_t k = 0; rc == FC_OK && k < 4; k++) {
         rc = train_fetch(arrays[k], values + k * n, err);
     }
@@ -324,7 +324,7 @@ static fc_code train_step(trainer *t, fc_error *err) {
 static fc_code train(const train_options *o, fc_comm *world, fc_comm *host, fc_error *err) {
     trainer *t = calloc(1, sizeof *t);
     if (!t) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     t->options = o;
     t->world = world;

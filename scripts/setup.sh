@@ -1,16 +1,48 @@
-# Sourced by scripts/demo and scripts/test: what they need, installed where it is missing, quietly where it is not.
-# Leaves the repository's root as the working directory and sets PYTHON to a Python with torch and h5py, or to "".
+# Sourced by scripts/demo and scripts/test: installs what they need where it is missing.
+# Leaves the repository's root as the working directory. PYTHON becomes a Python with torch and h5py, or "", and
+# NO_PYTHON then says why.
 # shellcheck shell=bash disable=SC2034
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PYTHONDONTWRITEBYTECODE=1
 
+BUILD_PACKAGES="build-essential cmake git libhdf5-dev libisal-dev libjansson-dev libseccomp-dev libxxhash-dev ninja-build
+    pkg-config python3 zlib1g-dev libcmocka-dev hdf5-tools libopenmpi-dev openmpi-bin"
+TEST_PACKAGES="clang clang-format clang-tidy libclang-rt-14-dev"
+VENV_GIB=7 # of disk space: .venv has 5.5 GB, pip needs room for the largest package
+
 say() {
     printf '== %s\n' "$*"
 }
 
-# Debian packages; a person without root is told the line to type.
+# Runs a command quietly; its output appears only when it fails.
+quietly() {
+    local log
+    log=$(mktemp)
+    if ! "$@" >"$log" 2>&1; then
+        cat "$log" >&2
+        rm -f "$log"
+        echo "failed: $*" >&2
+        return 1
+    fi
+    rm -f "$log"
+}
+
+# Whether this user may install packages. Sets ROOT to what goes before the command. sudo may ask for a password where
+# somebody can type it.
+may_install() {
+    ROOT=()
+    if [ "$(id -u)" -eq 0 ]; then
+        return 0
+    fi
+    ROOT=(sudo)
+    command -v sudo >/dev/null || return 1
+    sudo -n true 2>/dev/null && return 0
+    [ -t 0 ] && [ -t 2 ] && id -nG | grep -qwE 'sudo|wheel|admin' && sudo -v
+}
+
+# Installs Debian packages. A person who may not is shown the line that an administrator types.
 setup_packages() {
     local missing=() package
     if ! command -v dpkg-query >/dev/null; then
@@ -26,58 +58,79 @@ setup_packages() {
     if [ ${#missing[@]} -eq 0 ]; then
         return
     fi
-    local root=()
-    if [ "$(id -u)" -ne 0 ]; then
-        root=(sudo)
-        if ! sudo -n true 2>/dev/null; then
-            echo "These packages are missing, and this is neither root nor a user of sudo without a password. Run:" >&2
-            echo "    sudo apt-get install ${missing[*]}" >&2
-            exit 1
-        fi
+    local apt="apt-get install --no-install-recommends"
+    if ! may_install; then
+        echo "Debian packages are missing, and this user may not install them. An administrator types:" >&2
+        echo "    $apt ${missing[*]}" >&2
+        echo "Then start ${0##*/} again; it needs no other rights." >&2
+        exit 1
     fi
     say "installing ${missing[*]} (a minute or two)"
-    quietly "${root[@]}" apt-get update -qq
-    quietly "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+    apt="env DEBIAN_FRONTEND=noninteractive $apt -y -qq -o DPkg::Lock::Timeout=300"
+    quietly "${ROOT[@]}" apt-get update -qq -o DPkg::Lock::Timeout=300 || say "trying without new package lists"
+    # shellcheck disable=SC2086
+    if ! quietly "${ROOT[@]}" $apt "${missing[@]}"; then
+        echo "The packages could not be installed: is there a network, and space on the disk?" >&2
+        exit 1
+    fi
+}
+
+# The package that .venv needs, where .venv is to be made and python3 is Debian's.
+venv_package() {
+    if [ -z "${FSDPCKPT_PYTHON:-}${FSDPCKPT_NO_TORCH:-}" ] && ! [ -x .venv/bin/python ] &&
+        ! python3 -c 'import ensurepip' 2>/dev/null; then
+        echo python3-venv
+    fi
 }
 
 has_modules() {
     "$1" -c 'import torch, numpy, h5py, safetensors, ml_dtypes' >/dev/null 2>&1
 }
 
-# Real PyTorch and h5py, from $FSDPCKPT_PYTHON, else from .venv, which is made once. FSDPCKPT_NO_TORCH=1 does without.
-# pip goes its usual ways: PIP_EXTRA_INDEX_URL and the like work.
-setup_python() {
-    PYTHON=
-    if [ -n "${FSDPCKPT_PYTHON:-}" ]; then
-        has_modules "$FSDPCKPT_PYTHON" || { echo "FSDPCKPT_PYTHON=$FSDPCKPT_PYTHON lacks torch, numpy, h5py, safetensors or ml_dtypes" >&2; exit 1; }
-        PYTHON=$FSDPCKPT_PYTHON
-    elif [ -x .venv/bin/python ] && has_modules .venv/bin/python; then
-        PYTHON=$PWD/.venv/bin/python
-    elif [ -z "${FSDPCKPT_NO_TORCH:-}" ]; then
-        say "installing PyTorch and h5py into .venv (once; 5 GB, some minutes)"
-        say "  FSDPCKPT_PYTHON=FILE uses a Python that has them, FSDPCKPT_NO_TORCH=1 does without"
-        if quietly python3 -m venv .venv && quietly .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-            torch numpy h5py safetensors ml_dtypes && has_modules .venv/bin/python; then
-            PYTHON=$PWD/.venv/bin/python
-        else
-            say "pip could not install them: going on without PyTorch"
-        fi
+# Makes .venv. Prints why not.
+make_venv() {
+    local free
+    free=$(df --output=avail -k . | tail -n 1)
+    if [ "$free" -lt $((VENV_GIB << 20)) ]; then
+        echo "PyTorch needs $VENV_GIB GiB of disk space, $((free >> 20)) are free"
+        return 1
+    fi
+    if ! quietly python3 -m venv .venv ||
+        ! quietly .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+            torch numpy h5py safetensors ml_dtypes; then
+        echo "pip could not install PyTorch"
+        return 1
+    fi
+    if ! has_modules .venv/bin/python; then
+        echo "the PyTorch in .venv cannot be imported"
+        return 1
     fi
 }
 
-BUILD_PACKAGES="build-essential cmake git libhdf5-dev libisal-dev libjansson-dev libseccomp-dev libxxhash-dev ninja-build
-    pkg-config python3 python3-venv zlib1g-dev libcmocka-dev hdf5-tools libopenmpi-dev openmpi-bin"
-TEST_PACKAGES="clang clang-format clang-tidy libclang-rt-14-dev"
-
-# Runs a command quietly; its output appears only when it fails.
-quietly() {
-    local log
-    log=$(mktemp)
-    if ! "$@" >"$log" 2>&1; then
-        cat "$log" >&2
-        rm -f "$log"
-        echo "failed: $*" >&2
-        return 1
+# Real PyTorch and h5py, from $FSDPCKPT_PYTHON, else from .venv, which is made once, unless $1 is "existing".
+# FSDPCKPT_NO_TORCH=1 does without. pip goes its usual ways: PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL and the like work.
+setup_python() {
+    PYTHON=
+    NO_PYTHON=
+    if [ -n "${FSDPCKPT_PYTHON:-}" ]; then
+        has_modules "$FSDPCKPT_PYTHON" || {
+            echo "FSDPCKPT_PYTHON=$FSDPCKPT_PYTHON lacks torch, numpy, h5py, safetensors or ml_dtypes" >&2
+            exit 1
+        }
+        PYTHON=$FSDPCKPT_PYTHON
+    elif [ -n "${FSDPCKPT_NO_TORCH:-}" ]; then
+        NO_PYTHON="FSDPCKPT_NO_TORCH is set"
+    elif [ -x .venv/bin/python ] && has_modules .venv/bin/python; then
+        PYTHON=$PWD/.venv/bin/python
+    elif [ "${1:-}" = existing ]; then
+        NO_PYTHON="there is no PyTorch in .venv yet"
+    else
+        say "installing PyTorch and h5py into .venv (once; 5 GB, some minutes)"
+        say "  FSDPCKPT_PYTHON=FILE uses a Python that has them, FSDPCKPT_NO_TORCH=1 does without"
+        if NO_PYTHON=$(make_venv); then
+            PYTHON=$PWD/.venv/bin/python
+        else
+            say "going on without PyTorch: $NO_PYTHON"
+        fi
     fi
-    rm -f "$log"
 }

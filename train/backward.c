@@ -1,6 +1,7 @@
 /*
  * The backward half of a step: pre-backward of units, post-backward of flat parameters, and the end.
  */
+#include "base/try.h"
 #include "train/state.h"
 
 static fc_code enter_backward(fc_fsdp_unit *unit, fc_error *err) {
@@ -49,40 +50,37 @@ fc_code fc_fsdp_pre_backward(fc_fsdp_unit *unit, fc_error *err) {
 }
 
 static fc_code check_post_backward(const fc_fsdp_handle *h, fc_error *err) {
-    fc_code rc = fc_fsdp_expect_state(h->unit, FC_STATE_FORWARD_BACKWARD, err);
-    if (rc == FC_OK && h->state != FC_HANDLE_BACKWARD_PRE && h->state != FC_HANDLE_BACKWARD_POST) {
-        rc = fc_fail(err, FC_EUSAGE, "unit '%s': expects BACKWARD_PRE or BACKWARD_POST state but got %s", h->unit->name,
-                     fc_handle_state_name(h->state));
+    FC_TRY(fc_fsdp_expect_state(h->unit, FC_STATE_FORWARD_BACKWARD, err));
+    if (h->state != FC_HANDLE_BACKWARD_PRE && h->state != FC_HANDLE_BACKWARD_POST) {
+        return fc_fail(err, FC_EUSAGE, "unit '%s': expects BACKWARD_PRE or BACKWARD_POST state but got %s",
+                       h->unit->name, fc_handle_state_name(h->state));
     }
-    if (rc == FC_OK && !h->registered) {
-        rc = fc_fail(err, FC_EUSAGE, "unit '%s': its forward ran without gradients: there is no backward for it",
-                     h->unit->name);
+    if (!h->registered) {
+        return fc_fail(err, FC_EUSAGE, "unit '%s': its forward ran without gradients: there is no backward for it",
+                       h->unit->name);
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Prefetching goes unit by unit: with several flat parameters, when the last of them is done. */
 static fc_code reshard_in_backward(fc_fsdp_handle *h, fc_error *err) {
     fc_handle_state state;
-    fc_code rc = fc_fsdp_reshard(h, fc_fsdp_should_free_in_backward(h), err);
-    if (rc == FC_OK && fc_fsdp_handles_state(h->unit, &state, NULL) == FC_OK) {
-        rc = fc_fsdp_prefetch(h->unit, err);
+    FC_TRY(fc_fsdp_reshard(h, fc_fsdp_should_free_in_backward(h), err));
+    if (fc_fsdp_handles_state(h->unit, &state, NULL) == FC_OK) {
+        FC_TRY(fc_fsdp_prefetch(h->unit, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_fsdp_post_backward(fc_fsdp_handle *h, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
-    fc_code rc = check_post_backward(h, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(check_post_backward(h, err));
     h->state = FC_HANDLE_BACKWARD_POST;
     if (!h->layout.requires_grad) {
         return reshard_in_backward(h, err);
     }
     h->post_backward_called = true;
-    rc = fc_fsdp_add_fresh(h, err);
+    fc_code rc = fc_fsdp_add_fresh(h, err);
     if (rc != FC_OK || !h->grad) {
         return rc;
     }

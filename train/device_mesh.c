@@ -4,6 +4,7 @@
 #include "fsdpckpt/train/dtensor_data.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <string.h>
 
@@ -75,17 +76,11 @@ static fc_torch_device device_name(const fc_device *device) {
 fc_code fc_dtensor_from_local(const fc_array *local, const fc_device_mesh *mesh, const fc_placement *placements,
                               int ndim, const int64_t *shape, fc_fsdp_tensor *out, fc_error *err) {
     int64_t inferred[FC_MAX_DIMS];
-    fc_code rc = shape ? FC_OK : infer_shape(local, &mesh->mesh, placements, inferred, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(shape ? FC_OK : infer_shape(local, &mesh->mesh, placements, inferred, err));
     fc_fsdp_tensor made = {.local = *local, .is_dtensor = true, .mesh = mesh};
     made.local.memory = NULL;
-    rc = fc_dtensor_init(&made.spec, shape ? ndim : local->ndim, shape ? shape : inferred, &mesh->mesh, placements,
-                         mesh->coordinate, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_dtensor_init(&made.spec, shape ? ndim : local->ndim, shape ? shape : inferred, &mesh->mesh, placements,
+                           mesh->coordinate, err));
     for (int d = 0; d < made.spec.ndim; d++) {
         if (made.spec.ndim != local->ndim || made.spec.local_sizes[d] != local->sizes[d]) {
             return fc_fail(err, FC_EUSAGE, "the local part of a DTensor has %lld elements in dimension %d, not %lld",

@@ -5,6 +5,7 @@
 #include "train/state.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,12 +34,9 @@ static fc_code compare_ranks(fc_fsdp_unit *unit, int64_t *all, fc_error *err) {
     fc_stream *stream = fsdp->streams[FC_STREAM_COMPUTE];
     size_t one = sizeof(int64_t), bytes = one * (size_t)fsdp->shard->size;
     fc_block *block = NULL;
-    fc_code rc = fc_pool_take(&fsdp->pool, bytes, stream, &block, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_pool_take(&fsdp->pool, bytes, stream, &block, err));
     char *mine = (char *)block->memory + one * (size_t)fsdp->shard->rank;
-    rc = device->copy(device, mine, &unit->index, one, stream, err);
+    fc_code rc = device->copy(device, mine, &unit->index, one, stream, err);
     rc = rc == FC_OK ? fsdp->shard->all_gather(fsdp->shard, mine, block->memory, one, stream, err) : rc;
     rc = rc == FC_OK ? device->copy(device, all, block->memory, bytes, stream, err) : rc;
     rc = rc == FC_OK ? device->synchronize(device, stream, err) : rc;
@@ -56,7 +54,7 @@ static fc_code compare_ranks(fc_fsdp_unit *unit, int64_t *all, fc_error *err) {
 
 static fc_code check_across_ranks(fc_fsdp_unit *unit, fc_error *err) {
     int64_t *all = calloc((size_t)unit->fsdp->shard->size, sizeof *all);
-    fc_code rc = all ? compare_ranks(unit, all, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = all ? compare_ranks(unit, all, err) : fc_no_memory(err, NULL);
     free(all);
     return rc;
 }

@@ -2,6 +2,7 @@
  * DTensorExtensions: how FSDP flattens, cuts and gathers the tensors of tensor parallelism. Metadata comes from
  * lib/sharding/dtensor.c, data from the caller's arrays; the communication is in redistribute.c.
  */
+#include "base/try.h"
 #include "fsdpckpt/train/dtensor_data.h"
 
 #include <string.h>
@@ -92,8 +93,8 @@ static fc_sharded_tensor *new_tensor(const fc_chunked *from, fc_arena *arena, fc
 static fc_code fill(fc_local_shard *shard, const fc_array *data, fc_stream *stream, fc_error *err) {
     fc_array rows;
     const fc_box *box = &shard->metadata.box;
-    fc_code rc = fc_array_narrow(data, 0, box->sizes[0] > 0 ? box->offsets[0] : 0, box->sizes[0], &rows, err);
-    return rc == FC_OK ? fc_array_clone(&rows, stream, &shard->tensor, err) : rc;
+    FC_TRY(fc_array_narrow(data, 0, box->sizes[0] > 0 ? box->offsets[0] : 0, box->sizes[0], &rows, err));
+    return fc_array_clone(&rows, stream, &shard->tensor, err);
 }
 
 fc_code fc_chunk_tensor_data(const fc_chunk_input *input, int64_t rank, int64_t world_size, int64_t devices_per_node,

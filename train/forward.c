@@ -1,6 +1,7 @@
 /*
  * The forward half of a step: pre- and post-forward of the root and of each unit.
  */
+#include "base/try.h"
 #include "train/state.h"
 
 static fc_code cast_input(const fc_fsdp *fsdp, fc_array *input, fc_dtype dtype, fc_error *err) {
@@ -33,11 +34,10 @@ static fc_code cast_input(const fc_fsdp *fsdp, fc_array *input, fc_dtype dtype, 
 }
 
 static fc_code cast_inputs(const fc_fsdp_unit *unit, fc_array *inputs, size_t count, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; unit->options.has_param_dtype && rc == FC_OK && i < count; i++) {
-        rc = cast_input(unit->fsdp, &inputs[i], unit->options.param_dtype, err);
+    for (size_t i = 0; unit->options.has_param_dtype && i < count; i++) {
+        FC_TRY(cast_input(unit->fsdp, &inputs[i], unit->options.param_dtype, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_fsdp_root_pre_forward(fc_fsdp *fsdp, fc_array *inputs, size_t ninputs, fc_error *err) {
@@ -48,12 +48,12 @@ fc_code fc_fsdp_root_pre_forward(fc_fsdp *fsdp, fc_array *inputs, size_t ninputs
         u->needs_pre_forward_unshard = true;
         u->prefetched = false;
     }
-    fc_code rc = fc_fsdp_wait(fsdp, FC_STREAM_UNSHARD, FC_STREAM_COMPUTE, err);
-    rc = rc == FC_OK ? fc_fsdp_wait(fsdp, FC_STREAM_PRE_UNSHARD, FC_STREAM_COMPUTE, err) : rc;
-    if (rc == FC_OK && !fsdp->units->options.no_cast_root_forward_inputs) {
-        rc = cast_inputs(fsdp->units, inputs, ninputs, err);
+    FC_TRY(fc_fsdp_wait(fsdp, FC_STREAM_UNSHARD, FC_STREAM_COMPUTE, err));
+    FC_TRY(fc_fsdp_wait(fsdp, FC_STREAM_PRE_UNSHARD, FC_STREAM_COMPUTE, err));
+    if (!fsdp->units->options.no_cast_root_forward_inputs) {
+        FC_TRY(cast_inputs(fsdp->units, inputs, ninputs, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Only in the first forward of several: the gradient of all of them is reduced once. */
@@ -83,14 +83,11 @@ fc_code fc_fsdp_pre_forward(fc_fsdp_unit *unit, bool training, fc_array *inputs,
         return FC_OK;
     }
     unit->state = FC_STATE_FORWARD_BACKWARD;
-    fc_code rc = fc_order_pre_forward(unit, training, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_order_pre_forward(unit, training, err));
     for (fc_fsdp_handle *h = unit->handles; h; h = h->next) {
         h->state = FC_HANDLE_FORWARD;
     }
-    rc = pre_forward_unshard(unit, err);
+    fc_code rc = pre_forward_unshard(unit, err);
     if (rc == FC_OK) {
         register_post_backward(unit);
     }

@@ -2,6 +2,7 @@
  * The root of the FSDP step: streams, options, units, and the small questions that every file asks. Units and flat
  * parameters are made in unit.c; the step itself is in forward.c, backward.c and what they call.
  */
+#include "base/try.h"
 #include "train/state.h"
 
 #include <stdlib.h>
@@ -76,18 +77,12 @@ fc_array fc_fsdp_over(const fc_fsdp *fsdp, const fc_block *block, fc_dtype dtype
 static fc_code new_streams(fc_fsdp *fsdp, fc_stream *compute, fc_error *err) {
     fc_device *device = fsdp->device;
     for (int s = 0; s < FC_STREAM_COUNT; s++) {
-        fc_code rc = device->event_new(device, &fsdp->marks[s], err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(device->event_new(device, &fsdp->marks[s], err));
         if (s == FC_STREAM_COMPUTE || (s == FC_STREAM_ALL_REDUCE && !fsdp->replicate)) {
             fsdp->streams[s] = compute;
             continue;
         }
-        rc = device->stream_new(device, &fsdp->streams[s], err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(device->stream_new(device, &fsdp->streams[s], err));
         fsdp->owns_stream[s] = true;
     }
     return FC_OK;
@@ -116,7 +111,7 @@ fc_code fc_fsdp_new(fc_comm *shard, fc_comm *replicate, fc_stream *compute, cons
     if (!fsdp || !arena) {
         free(fsdp);
         fc_arena_free(arena);
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fsdp->shard = shard;
     fsdp->replicate = replicate;

@@ -2,6 +2,7 @@
  * The life of a gradient outside of its reduction: computed unsharded, added up without synchronisation, put aside
  * before the next backward, added to, handed to the optimizer.
  */
+#include "base/try.h"
 #include "train/state.h"
 
 #include <string.h>
@@ -21,8 +22,8 @@ static fc_code take_fresh(fc_fsdp_handle *h, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_stream *compute = fsdp->streams[FC_STREAM_COMPUTE];
     size_t bytes = (size_t)fc_fsdp_padded(h) * fc_dtype_size(h->compute_dtype);
-    fc_code rc = fc_pool_take(&fsdp->pool, bytes, compute, &h->fresh, err);
-    return rc == FC_OK ? fsdp->device->zero(fsdp->device, h->fresh->memory, bytes, compute, err) : rc;
+    FC_TRY(fc_pool_take(&fsdp->pool, bytes, compute, &h->fresh, err));
+    return fsdp->device->zero(fsdp->device, h->fresh->memory, bytes, compute, err);
 }
 
 fc_code fc_fsdp_grad(fc_fsdp_handle *h, size_t param, fc_array *out, fc_error *err) {
@@ -34,10 +35,7 @@ fc_code fc_fsdp_grad(fc_fsdp_handle *h, size_t param, fc_array *out, fc_error *e
         return fc_fail(err, FC_EUSAGE, "unit '%s': has no parameter %zu that requires a gradient", h->unit->name,
                        param);
     }
-    fc_code rc = h->fresh ? FC_OK : take_fresh(h, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(h->fresh ? FC_OK : take_fresh(h, err));
     fc_array flat = fc_fsdp_over(h->unit->fsdp, h->fresh, h->compute_dtype, h->layout.numel);
     return fc_flat_view(&h->layout, &flat, param, out, err);
 }
@@ -95,11 +93,11 @@ static fc_code start_from_reduced(fc_fsdp_handle *h, fc_error *err) {
     const fc_array *reduced = &h->sharded_grad;
     fc_array fresh = fc_fsdp_over(fsdp, h->fresh, reduced->dtype, h->layout.numel);
     size_t bytes = fc_array_bytes(&fresh);
-    fc_code rc = check_to_accumulate(&fresh, reduced, err);
-    rc = rc == FC_OK ? fc_pool_take(&fsdp->pool, bytes, compute, &h->grad, err) : rc;
-    if (rc == FC_OK) {
-        rc = fsdp->device->copy(fsdp->device, h->grad->memory, reduced->data, bytes, compute, err);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(check_to_accumulate(&fresh, reduced, err), rc, out);
+    FC_TRY_GOTO(fc_pool_take(&fsdp->pool, bytes, compute, &h->grad, err), rc, out);
+    rc = fsdp->device->copy(fsdp->device, h->grad->memory, reduced->data, bytes, compute, err);
+out:
     h->grad_dtype = reduced->dtype;
     h->has_sharded_grad = false;
     return rc;
@@ -225,12 +223,11 @@ fc_array *fc_fsdp_sharded_grad(fc_fsdp_handle *handle) {
 }
 
 fc_code fc_fsdp_zero_grad(fc_fsdp *fsdp, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (fc_fsdp_unit *u = fsdp->units; u && rc == FC_OK; u = u->next) {
-        for (fc_fsdp_handle *h = u->handles; h && rc == FC_OK; h = h->next) {
+    for (fc_fsdp_unit *u = fsdp->units; u; u = u->next) {
+        for (fc_fsdp_handle *h = u->handles; h; h = h->next) {
             h->has_sharded_grad = h->has_saved = false;
-            rc = fc_pool_give(&fsdp->pool, &h->grad, fsdp->streams[FC_STREAM_COMPUTE], err);
+            FC_TRY(fc_pool_give(&fsdp->pool, &h->grad, fsdp->streams[FC_STREAM_COMPUTE], err));
         }
     }
-    return rc;
+    return FC_OK;
 }

@@ -23,7 +23,7 @@ static fc_block *best_fit(const fc_pool *pool, size_t bytes) {
 static fc_code new_block(fc_pool *pool, size_t bytes, fc_block **out, fc_error *err) {
     fc_block *b = calloc(1, sizeof *b);
     if (!b) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fc_code rc = pool->device->event_new(pool->device, &b->done, err);
     if (rc == FC_OK) {

@@ -3,6 +3,7 @@
  * the recorded order; whether now is the time, the training state. Mistaken guesses are harmless: only a unit that
  * still needs its parameters, and was not prefetched yet, is gathered.
  */
+#include "base/try.h"
 #include "train/state.h"
 
 static fc_code gather_ahead(fc_fsdp_unit *target, bool needed, fc_error *err) {
@@ -54,10 +55,7 @@ fc_code fc_fsdp_prefetch(fc_fsdp_unit *unit, fc_error *err) {
     if (!unit->handles) {
         return FC_OK;
     }
-    fc_code rc = fc_fsdp_handles_state(unit, &state, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_fsdp_handles_state(unit, &state, err));
     switch (state) {
     case FC_HANDLE_FORWARD:
         return o->forward_prefetch ? forward(unit, err) : FC_OK;

@@ -6,6 +6,7 @@
 #include "fsdpckpt/train/dtensor_data.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -72,11 +73,8 @@ static fc_code measure_piece(const work *w, int m, int64_t place, gather *g, fc_
     int64_t coordinate[FC_MAX_MESH_DIMS];
     memcpy(coordinate, w->mesh->coordinate, sizeof coordinate);
     coordinate[m] = place;
-    fc_code rc = fc_local_box(w->ndim, w->shape, &w->mesh->mesh, w->placements, coordinate, g->offsets[place],
-                              g->pieces[place], err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_local_box(w->ndim, w->shape, &w->mesh->mesh, w->placements, coordinate, g->offsets[place],
+                        g->pieces[place], err));
     int64_t elements;
     bool fits = fc_numel(w->ndim, g->pieces[place], &elements);
     g->counts[place] = fits ? (size_t)elements * fc_dtype_size(w->local.dtype) : 0;
@@ -288,16 +286,13 @@ static fc_code cut_all(work *w, const fc_placement *to, fc_placement_kind kind, 
 
 fc_code fc_redistribute(const fc_fsdp_tensor *tensor, const fc_placement *placements, fc_stream *stream,
                         fc_fsdp_tensor *out, fc_error *err) {
-    fc_code rc = check(tensor, placements, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(check(tensor, placements, err));
     const fc_placement *from = tensor->spec.placements;
     work w = {tensor->mesh, tensor->spec.ndim, tensor->spec.shape, {{0}}, tensor->local, stream};
     fc_array copy = {0};
     memcpy(w.placements, from, sizeof w.placements);
     w.local.memory = NULL;
-    rc = gather_all(&w, from, placements, FC_STRIDED_SHARD, err);
+    fc_code rc = gather_all(&w, from, placements, FC_STRIDED_SHARD, err);
     rc = rc == FC_OK ? gather_all(&w, from, placements, FC_SHARD, err) : rc;
     rc = rc == FC_OK ? cut_all(&w, placements, FC_SHARD, err) : rc;
     rc = rc == FC_OK ? cut_all(&w, placements, FC_STRIDED_SHARD, err) : rc;

@@ -2,6 +2,7 @@
  * Units and their flat parameters: made once, before training. Takes the parameters of a module, keeps this rank's
  * shard of them.
  */
+#include "base/try.h"
 #include "train/state.h"
 
 #include <string.h>
@@ -29,10 +30,7 @@ static fc_code check_unit(const fc_fsdp *fsdp, const char *name, const fc_fsdp_u
 
 fc_code fc_fsdp_add_unit(fc_fsdp *fsdp, const char *name, const fc_fsdp_unit_options *options, fc_fsdp_unit **out,
                          fc_error *err) {
-    fc_code rc = check_unit(fsdp, name, options, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(check_unit(fsdp, name, options, err));
     fc_fsdp_unit *unit = fc_arena_calloc(fsdp->arena, 1, sizeof *unit);
     char *copy = fc_arena_strndup(fsdp->arena, name, strlen(name));
     if (!unit || !copy) {
@@ -75,7 +73,7 @@ static fc_code describe(fc_fsdp_handle *h, const fc_fsdp_param_init *params, siz
         fc_pre_flatten_transform(p->tensor, &local, &extension);
         const char *fqn = fc_arena_strndup(fsdp->arena, p->fqn, strlen(p->fqn));
         if (!fqn) {
-            return fc_fail(err, FC_ENOMEM, "%s: out of memory", p->fqn);
+            return fc_no_memory(err, p->fqn);
         }
         descs[i] = (fc_flat_desc){fqn,         local.ndim,       p->tensor->local.sizes, p->tensor->local.strides,
                                   local.dtype, p->requires_grad, p->shared_with};
@@ -95,9 +93,8 @@ static fc_code new_shard(fc_fsdp_handle *h, fc_dtype dtype, int staging, fc_arra
         return fc_array_new(device, dtype, 1, &h->layout.shard_numel, out, err);
     }
     size_t bytes = (size_t)h->layout.shard_numel * fc_dtype_size(dtype);
-    fc_code rc = device->alloc_staging(device, bytes, &h->staging[staging], err);
-    return rc == FC_OK ? fc_array_over(fsdp->host, dtype, 1, &h->layout.shard_numel, h->staging[staging], out, err)
-                       : rc;
+    FC_TRY(device->alloc_staging(device, bytes, &h->staging[staging], err));
+    return fc_array_over(fsdp->host, dtype, 1, &h->layout.shard_numel, h->staging[staging], out, err);
 }
 
 /* Flattens on the device, keeps this rank's chunk. */
@@ -106,13 +103,15 @@ static fc_code cut_shard(fc_fsdp_handle *h, const fc_array *locals, fc_error *er
     fc_stream *compute = fsdp->streams[FC_STREAM_COMPUTE];
     int64_t rank = fc_fsdp_is_sharded(h->unit) ? fsdp->shard->rank : 0;
     fc_array flat = {0}, shard = {0};
-    fc_code rc = fc_array_new(fsdp->device, h->layout.dtype, 1, &h->layout.numel, &flat, err);
-    rc = rc == FC_OK ? fc_array_new(fsdp->device, h->layout.dtype, 1, &h->layout.shard_numel, &shard, err) : rc;
-    rc = rc == FC_OK ? new_shard(h, h->layout.dtype, 0, &h->local_shard, err) : rc;
-    rc = rc == FC_OK ? fc_flat_flatten(&h->layout, locals, &flat, compute, err) : rc;
-    rc = rc == FC_OK ? fc_flat_shard(&h->layout, &flat, rank, &shard, compute, err) : rc;
-    rc = rc == FC_OK ? fc_array_copy(&h->local_shard, &shard, compute, err) : rc;
-    rc = rc == FC_OK ? fsdp->device->synchronize(fsdp->device, compute, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_array_new(fsdp->device, h->layout.dtype, 1, &h->layout.numel, &flat, err), rc, out);
+    FC_TRY_GOTO(fc_array_new(fsdp->device, h->layout.dtype, 1, &h->layout.shard_numel, &shard, err), rc, out);
+    FC_TRY_GOTO(new_shard(h, h->layout.dtype, 0, &h->local_shard, err), rc, out);
+    FC_TRY_GOTO(fc_flat_flatten(&h->layout, locals, &flat, compute, err), rc, out);
+    FC_TRY_GOTO(fc_flat_shard(&h->layout, &flat, rank, &shard, compute, err), rc, out);
+    FC_TRY_GOTO(fc_array_copy(&h->local_shard, &shard, compute, err), rc, out);
+    rc = fsdp->device->synchronize(fsdp->device, compute, err);
+out:
     fc_array_free(&flat);
     fc_array_free(&shard);
     return rc;
@@ -122,17 +121,17 @@ static fc_code new_gradients(fc_fsdp_handle *h, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     const fc_flat_layout *l = &h->layout;
     const fc_fsdp_unit_options *o = &h->unit->options;
-    fc_code rc = fsdp->device->event_new(fsdp->device, &h->unsharded, err);
-    if (rc == FC_OK && l->requires_grad) {
-        rc = fc_array_new(fsdp->device, l->dtype, 1, &l->shard_numel, &h->grad_shard, err);
+    FC_TRY(fsdp->device->event_new(fsdp->device, &h->unsharded, err));
+    if (l->requires_grad) {
+        FC_TRY(fc_array_new(fsdp->device, l->dtype, 1, &l->shard_numel, &h->grad_shard, err));
     }
-    if (rc == FC_OK && l->requires_grad && o->offload_params) {
-        rc = new_shard(h, l->dtype, 1, &h->host_grad, err);
+    if (l->requires_grad && o->offload_params) {
+        FC_TRY(new_shard(h, l->dtype, 1, &h->host_grad, err));
     }
-    if (rc == FC_OK && l->requires_grad && h->low_dtype != l->dtype) {
-        rc = new_shard(h, h->low_dtype, 2, &h->low_grad, err);
+    if (l->requires_grad && h->low_dtype != l->dtype) {
+        FC_TRY(new_shard(h, h->low_dtype, 2, &h->low_grad, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_fsdp_add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params, size_t count, fc_fsdp_handle **out,

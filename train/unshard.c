@@ -2,6 +2,7 @@
  * Unshard and reshard: from a rank's shard to the whole flat parameter and back. The all-gather runs on a stream of its
  * own, the cast or copy before it on another; events say when the next may start.
  */
+#include "base/try.h"
 #include "train/state.h"
 
 static size_t bytes_of(fc_dtype dtype, int64_t count) {
@@ -13,8 +14,8 @@ static fc_code fetch(fc_fsdp_handle *h, fc_block **out, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_stream *stream = fsdp->streams[FC_STREAM_PRE_UNSHARD];
     size_t bytes = fc_array_bytes(&h->local_shard);
-    fc_code rc = fc_pool_take(&fsdp->pool, bytes, stream, out, err);
-    return rc == FC_OK ? fsdp->device->copy(fsdp->device, (*out)->memory, h->local_shard.data, bytes, stream, err) : rc;
+    FC_TRY(fc_pool_take(&fsdp->pool, bytes, stream, out, err));
+    return fsdp->device->copy(fsdp->device, (*out)->memory, h->local_shard.data, bytes, stream, err);
 }
 
 /* pre_unshard: what is gathered must be on the device and in the dtype of the computation. */
@@ -51,15 +52,10 @@ static fc_code gather(fc_fsdp_handle *h, fc_error *err) {
     fc_stream *stream = fsdp->streams[FC_STREAM_UNSHARD];
     size_t bytes = bytes_of(h->compute_dtype, h->layout.shard_numel);
     const void *send = h->ready_shard ? h->ready_shard->memory : h->local_shard.data;
-    fc_code rc = fc_pool_take(&fsdp->pool, bytes * (size_t)h->layout.world_size, stream, &h->full, err);
-    if (rc == FC_OK) {
-        rc = fsdp->shard->all_gather(fsdp->shard, send, h->full->memory, bytes, stream, err);
-    }
-    if (rc == FC_OK) {
-        fc_fsdp_tell(h, FC_ACTION_ALL_GATHER, FC_STREAM_UNSHARD);
-        rc = fc_pool_give(&fsdp->pool, &h->ready_shard, stream, err);
-    }
-    return rc;
+    FC_TRY(fc_pool_take(&fsdp->pool, bytes * (size_t)h->layout.world_size, stream, &h->full, err));
+    FC_TRY(fsdp->shard->all_gather(fsdp->shard, send, h->full->memory, bytes, stream, err));
+    fc_fsdp_tell(h, FC_ACTION_ALL_GATHER, FC_STREAM_UNSHARD);
+    return fc_pool_give(&fsdp->pool, &h->ready_shard, stream, err);
 }
 
 static fc_code unshard(fc_fsdp_handle *h, fc_error *err) {
@@ -69,17 +65,14 @@ static fc_code unshard(fc_fsdp_handle *h, fc_error *err) {
     if (sharded && h->full) {
         return FC_OK;
     }
-    fc_code rc = prepare_shard(h, &ran, err);
-    if (rc == FC_OK && ran) {
-        rc = fc_fsdp_wait(fsdp, FC_STREAM_UNSHARD, FC_STREAM_PRE_UNSHARD, err);
+    FC_TRY(prepare_shard(h, &ran, err));
+    if (ran) {
+        FC_TRY(fc_fsdp_wait(fsdp, FC_STREAM_UNSHARD, FC_STREAM_PRE_UNSHARD, err));
     }
-    if (rc == FC_OK && sharded) {
-        rc = gather(h, err);
+    if (sharded) {
+        FC_TRY(gather(h, err));
     }
-    if (rc == FC_OK) {
-        rc = fsdp->device->record(fsdp->device, h->unsharded, fsdp->streams[FC_STREAM_UNSHARD], err);
-    }
-    return rc;
+    return fsdp->device->record(fsdp->device, h->unsharded, fsdp->streams[FC_STREAM_UNSHARD], err);
 }
 
 fc_code fc_fsdp_unshard(fc_fsdp_unit *unit, fc_error *err) {
@@ -157,10 +150,9 @@ fc_code fc_fsdp_param(fc_fsdp_handle *h, size_t param, fc_fsdp_tensor *out, fc_e
     if (param >= h->layout.nparams) {
         return fc_fail(err, FC_EUSAGE, "unit '%s': has no parameter %zu", h->unit->name, param);
     }
-    fc_code rc = unsharded_array(h, &flat, err);
-    rc = rc == FC_OK ? fc_flat_view(&h->layout, &flat, param, &view, err) : rc;
-    return rc == FC_OK ? fc_post_unflatten_transform(&extensions, &view, &h->extensions[param], h->unsharded, out, err)
-                       : rc;
+    FC_TRY(unsharded_array(h, &flat, err));
+    FC_TRY(fc_flat_view(&h->layout, &flat, param, &view, err));
+    return fc_post_unflatten_transform(&extensions, &view, &h->extensions[param], h->unsharded, out, err);
 }
 
 fc_code fc_fsdp_summon_full_params(fc_fsdp_handle *h, fc_array *out, fc_error *err) {
@@ -168,13 +160,10 @@ fc_code fc_fsdp_summon_full_params(fc_fsdp_handle *h, fc_array *out, fc_error *e
     fc_stream *stream = fsdp->streams[FC_STREAM_COMPUTE];
     fc_array full = {0}, shard = {0};
     int64_t padded = fc_fsdp_padded(h);
-    fc_code rc = fc_fsdp_expect_state(h->unit, FC_STATE_IDLE, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_fsdp_expect_state(h->unit, FC_STATE_IDLE, err));
     h->unit->state = FC_STATE_SUMMON_FULL_PARAMS;
     h->state = FC_HANDLE_SUMMON_FULL_PARAMS;
-    rc = fc_array_new(fsdp->device, h->layout.dtype, 1, &padded, &full, err);
+    fc_code rc = fc_array_new(fsdp->device, h->layout.dtype, 1, &padded, &full, err);
     rc = rc == FC_OK ? fc_array_new(fsdp->device, h->layout.dtype, 1, &h->layout.shard_numel, &shard, err) : rc;
     rc = rc == FC_OK ? fc_array_copy(&shard, &h->local_shard, stream, err) : rc;
     if (rc == FC_OK && fc_fsdp_is_sharded(h->unit)) {

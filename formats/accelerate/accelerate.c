@@ -21,10 +21,6 @@ static const char optimizer[] = "optimizer";
 
 enum { MODELS = sizeof models / sizeof *models, PARTS = 2 };
 
-static fc_code no_memory(const fc_checkpoint *checkpoint, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
-}
-
 /* Whether the folder has a DCP checkpoint called `head`_`number`. */
 static bool has_part(const char *directory, const char *head, int number) {
     char name[64], path[PATH_MAX];
@@ -72,7 +68,7 @@ static fc_code read_part(const fc_checkpoint *checkpoint, const char *head, cons
     const char *path = fc_arena_printf(arena, "%s/%s", checkpoint->path, name ? name : "");
     const char *metadata = fc_arena_printf(arena, "%s/.metadata", path ? path : "");
     if (!name || !path || !metadata) {
-        return no_memory(checkpoint, err);
+        return fc_no_memory(err, checkpoint->path);
     }
     *part = (fc_checkpoint){.format = checkpoint->format, .path = path, .arena = arena};
     fc_code rc = check_folder(checkpoint, path, name, options, err);
@@ -81,7 +77,7 @@ static fc_code read_part(const fc_checkpoint *checkpoint, const char *head, cons
     fc_file *files = (fc_file *)(uintptr_t)part->files;      /* ours, as long as the manifest is being built */
     for (size_t i = 0; rc == FC_OK && i < part->nfiles; i++) {
         files[i].name = fc_arena_printf(arena, "%s/%s", name, files[i].name);
-        rc = files[i].name ? FC_OK : no_memory(checkpoint, err);
+        rc = files[i].name ? FC_OK : fc_no_memory(err, checkpoint->path);
     }
     return rc;
 }
@@ -108,7 +104,7 @@ static fc_code join(fc_checkpoint *checkpoint, const fc_checkpoint *parts, size_
     fc_file *files = fc_arena_calloc(checkpoint->arena, nfiles + 1, sizeof *files);
     fc_tensor *tensors = fc_arena_calloc(checkpoint->arena, ntensors + 1, sizeof *tensors);
     if (!files || !tensors) {
-        return no_memory(checkpoint, err);
+        return fc_no_memory(err, checkpoint->path);
     }
     if (nfiles >= UINT32_MAX) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: more than 2^32 files", checkpoint->path);
@@ -150,7 +146,7 @@ static fc_code accelerate_open(fc_checkpoint *checkpoint, const fc_open_options 
     checkpoint->producer = "accelerate";
     checkpoint->keeps_order = true;
     checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
-    return checkpoint->state ? fc_note_beside(checkpoint, checkpoint->path, err) : no_memory(checkpoint, err);
+    return checkpoint->state ? fc_note_beside(checkpoint, checkpoint->path, err) : fc_no_memory(err, checkpoint->path);
 }
 
 static void accelerate_close(fc_checkpoint *checkpoint) {
@@ -165,14 +161,20 @@ const fc_format fc_format_accelerate = {
     .description = "Hugging Face accelerate FSDP checkpoint",
     .directory_sign = "pytorch_model_fsdp_0/.metadata (Hugging Face accelerate)",
     .extensions = extensions,
-    .probe = accelerate_probe,
-    .open = accelerate_open,
-    .close = accelerate_close,
-    .extent = fc_dcp_extent,
-    .object_json = fc_dcp_object_json,
-    .digest = fc_dcp_digest,
-    .check_object = fc_dcp_check_object,
-    .verify = fc_dcp_verify,
-    .verify_chunk = fc_dcp_verify_chunk,
-    .unverified = DCP_UNVERIFIED,
+    .reader =
+        {
+            .probe = accelerate_probe,
+            .open = accelerate_open,
+            .close = accelerate_close,
+            .extent = fc_dcp_extent,
+            .object_json = fc_dcp_object_json,
+            .digest = fc_dcp_digest,
+            .check_object = fc_dcp_check_object,
+        },
+    .verifier =
+        {
+            .verify = fc_dcp_verify,
+            .verify_chunk = fc_dcp_verify_chunk,
+            .unverified = DCP_UNVERIFIED,
+        },
 };

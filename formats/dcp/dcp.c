@@ -10,6 +10,7 @@
 #include "registry.h"
 
 #include "base/file_name.h"
+#include "base/try.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -100,10 +101,10 @@ static fc_code locate(const fc_checkpoint *checkpoint, const char **directory, c
     }
     if (is_directory && has_metadata(path)) {
         *metadata = fc_arena_printf(arena, "%s%s%s", path, fc_ends_with(path, "/") ? "" : "/", metadata_name);
-        return *metadata ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        return *metadata ? FC_OK : fc_no_memory(err, path);
     }
     if (!*directory) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        return fc_no_memory(err, path);
     }
     bool known = is_directory ? fc_dcp_count_ranks(path) > 0 : strcmp(base, metadata_name) == 0 || !*metadata;
     return known ? FC_OK : refuse(path, is_directory, err);
@@ -112,12 +113,9 @@ static fc_code locate(const fc_checkpoint *checkpoint, const char **directory, c
 static fc_code load_metadata(const char *path, fc_pickle **out, fc_error *err) {
     int fd;
     uint64_t size;
-    fc_code rc = fc_open_input(path, &fd, &size, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_open_input(path, &fd, &size, err));
     fc_pickle_source source = {path, 0, size, fd, NULL};
-    rc = fc_pickle_load(&source, FC_PICKLE_STRICT, out, err);
+    fc_code rc = fc_pickle_load(&source, FC_PICKLE_STRICT, out, err);
     close(fd);
     return rc;
 }
@@ -165,11 +163,11 @@ fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, c
     dcp_builder b = {.checkpoint = checkpoint, .options = options, .err = err};
     b.directory = directory;
     b.metadata_path = metadata_path;
-    fc_code rc = load_metadata(metadata_path, &pickle, err);
-    if (rc == FC_OK) {
-        b.p = pickle;
-        rc = build(&b);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(load_metadata(metadata_path, &pickle, err), rc, out);
+    b.p = pickle;
+    rc = build(&b);
+out:
     fc_pickle_free(pickle);
     free(b.files);
     return rc;
@@ -185,7 +183,7 @@ fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, c
     if (rc == FC_OK) {
         checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
         if (!checkpoint->state) {
-            rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+            rc = fc_no_memory(err, checkpoint->path);
         }
     }
     return rc;
@@ -193,8 +191,8 @@ fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, c
 
 static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     const char *directory = NULL;
-    fc_code rc = fc_dcp_open(checkpoint, options, &directory, err);
-    return rc == FC_OK ? fc_note_beside(checkpoint, directory, err) : rc;
+    FC_TRY(fc_dcp_open(checkpoint, options, &directory, err));
+    return fc_note_beside(checkpoint, directory, err);
 }
 
 static void dcp_close(fc_checkpoint *checkpoint) {
@@ -211,23 +209,32 @@ const fc_format fc_format_dcp = {
     .directory_sign = ".metadata (PyTorch DCP)",
     .extensions = extensions,
     .header_name = ".metadata",
-    .probe = dcp_probe,
-    .open = dcp_open,
-    .close = dcp_close,
-    .extent = fc_dcp_extent,
-    .object_json = fc_dcp_object_json,
-    .own_files = own_files,
-    .wants_crc32 = true,
-    .is_directory = fc_dcp_is_directory,
-    .files = fc_dcp_files,
-    .create = fc_dcp_create,
-    .reserve = fc_dcp_reserve,
-    .finish_file = fc_dcp_finish_file,
-    .finish = fc_dcp_finish,
-    .destroy = fc_dcp_destroy,
-    .digest = fc_dcp_digest,
-    .check_object = fc_dcp_check_object,
-    .verify = fc_dcp_verify,
-    .verify_chunk = fc_dcp_verify_chunk,
-    .unverified = DCP_UNVERIFIED,
+    .reader =
+        {
+            .probe = dcp_probe,
+            .open = dcp_open,
+            .close = dcp_close,
+            .extent = fc_dcp_extent,
+            .object_json = fc_dcp_object_json,
+            .digest = fc_dcp_digest,
+            .check_object = fc_dcp_check_object,
+        },
+    .verifier =
+        {
+            .verify = fc_dcp_verify,
+            .verify_chunk = fc_dcp_verify_chunk,
+            .unverified = DCP_UNVERIFIED,
+        },
+    .writer =
+        {
+            .own_files = own_files,
+            .wants_crc32 = true,
+            .is_directory = fc_dcp_is_directory,
+            .files = fc_dcp_files,
+            .create = fc_dcp_create,
+            .reserve = fc_dcp_reserve,
+            .finish_file = fc_dcp_finish_file,
+            .finish = fc_dcp_finish,
+            .destroy = fc_dcp_destroy,
+        },
 };

@@ -5,6 +5,7 @@
  */
 #include "dcp/dcp.h"
 
+#include "base/try.h"
 #include "fsdpckpt/verify.h"
 #include "torch/item.h"
 
@@ -72,13 +73,10 @@ static fc_code look_into_archive(const fc_checkpoint *checkpoint, const fc_tenso
     fc_torch_tensor t = {0};
     const fc_zip_entry *storage = NULL;
     int fd;
-    fc_code rc = fc_dcp_acquire(checkpoint, chunk->file, &fd, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_dcp_acquire(checkpoint, chunk->file, &fd, err));
     unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
-    rc = fc_torch_item_open_read(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, bytes, &item,
-                                 err);
+    fc_code rc = fc_torch_item_open_read(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, bytes,
+                                         &item, err);
     if (rc == FC_OK) {
         rc = out->findings ? check_others(checkpoint, tensor, chunk, &item, out->findings, err) : FC_OK;
         rc = rc == FC_OK ? find_storage(tensor, chunk, &item, &t, &storage, err) : rc;
@@ -162,7 +160,7 @@ fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *obj
             fc_torch_item_close(&item);
         } else if (rc == FC_EUNSUPPORTED && item.pickle_size > FC_TORCH_MAX_PICKLE) {
             *json = fc_arena_strndup(arena, omitted, strlen(omitted));
-            rc = *json ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+            rc = *json ? FC_OK : fc_no_memory(err, NULL);
         }
         fc_dcp_release(checkpoint, chunk->file);
     }

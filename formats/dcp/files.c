@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/file_name.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 
 #include <errno.h>
@@ -57,10 +58,7 @@ fc_code fc_dcp_add_item(dcp_builder *b, fc_pv path, size_t tensor, uint64_t offs
     }
     uint32_t *tag = &fc_pickle_record(b->p, path)->tag[1];
     if (*tag == 0) {
-        fc_code rc = add_file(b, path, tensor, file);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(add_file(b, path, tensor, file));
         *tag = *file + 1;
     }
     *file = *tag - 1;
@@ -96,10 +94,7 @@ static fc_code check_files(const dcp_builder *b) {
         struct stat st;
         const fc_file *file = &b->checkpoint->files[i];
         const dcp_file *f = &b->files[i];
-        fc_code rc = b->options->follow_external ? FC_OK : fc_check_link(file->path, file->name, root, b->err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(b->options->follow_external ? FC_OK : fc_check_link(file->path, file->name, root, b->err));
         if (b->options->headers_only) {
             continue;
         }
@@ -244,7 +239,7 @@ fc_code fc_dcp_acquire(const fc_checkpoint *checkpoint, uint32_t file, int *fd, 
     if (!o) {
         uint64_t size;
         o = free_slot(state);
-        rc = o ? fc_open_input(path, &o->fd, &size, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        rc = o ? fc_open_input(path, &o->fd, &size, err) : fc_no_memory(err, path);
         if (rc == FC_OK) {
             o->file = file;
             o->users = 0;

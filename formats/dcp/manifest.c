@@ -6,12 +6,13 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-static const fc_object torch_object = {.encoding = "torch.save"};
+static const fc_object torch_save_object = {.encoding = "torch.save"};
 
 static fc_code no_memory(const dcp_builder *b) {
     return fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
@@ -51,7 +52,7 @@ static fc_code refuse(const dcp_builder *b, fc_tensor *t, const char *reason) {
     if (!object || !reason) {
         return no_memory(b);
     }
-    *object = (fc_object){.encoding = torch_object.encoding, .refusal = reason};
+    *object = (fc_object){.encoding = torch_save_object.encoding, .refusal = reason};
     t->object = object;
     return FC_OK;
 }
@@ -159,10 +160,7 @@ static fc_code read_chunks(const dcp_builder *b, fc_tensor *t, fc_pv list) {
         return no_memory(b);
     }
     for (size_t i = 0; i < n; i++) {
-        fc_code rc = read_chunk(b, t, items[i], dims + i * width);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(read_chunk(b, t, items[i], dims + i * width));
         chunks[i] = (fc_chunk){dims + i * width, 0, 0, DCP_UNPLACED, FC_NO_RANK, 0};
     }
     t->chunks = chunks;
@@ -185,7 +183,7 @@ static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
     t->shape = shape;
     t->chunks = chunk;
     t->nchunks = 1;
-    t->object = t->object ? t->object : &torch_object;
+    t->object = t->object ? t->object : &torch_save_object;
     return FC_OK;
 }
 
@@ -269,16 +267,10 @@ static fc_code read_paths(dcp_builder *b, fc_pv planner) {
         if (tensor == 0 || b->tensors[tensor - 1].path.count > 0) {
             continue;
         }
-        fc_code rc = nested_path(b, &b->tensors[tensor - 1], pairs[i + 1]);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(nested_path(b, &b->tensors[tensor - 1], pairs[i + 1]));
     }
     for (size_t i = 0; i < b->ntensors; i++) {
-        fc_code rc = b->tensors[i].path.count ? FC_OK : flat_path(b, &b->tensors[i]);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(b->tensors[i].path.count ? FC_OK : flat_path(b, &b->tensors[i]));
     }
     return FC_OK;
 }
@@ -302,19 +294,13 @@ fc_code fc_dcp_build_tensors(dcp_builder *b, fc_pv metadata) {
         if (fc_pv_typeof(pairs[i]) != FC_PV_STR) {
             return fc_dcp_fail(b, FC_ECORRUPT, NULL, "a tensor's name is no string");
         }
-        fc_code rc = copy_text(b, pairs[i], NULL, &t->name);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(copy_text(b, pairs[i], NULL, &t->name));
         uint32_t *tag = fc_pickle_record(b->p, pairs[i])->tag;
         if (tag[0] != 0) {
             return fc_dcp_fail(b, FC_ECORRUPT, t->name, "it is there twice");
         }
         tag[0] = (uint32_t)b->ntensors;
-        rc = read_tensor(b, t, pairs[i + 1]);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(read_tensor(b, t, pairs[i + 1]));
     }
     return read_paths(b, fc_pickle_slot(b->p, metadata, FC_METADATA_PLANNER));
 }

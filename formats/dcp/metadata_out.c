@@ -7,6 +7,7 @@
  * and set storage_meta themselves when they read. Where the checkpoint was made is not recorded: it would be a lie as
  * soon as it is moved.
  */
+#include "base/try.h"
 #include "dcp/writer.h"
 
 #include <errno.h>
@@ -180,10 +181,7 @@ static void write_paths(metadata_out *m) {
 static fc_code write_index(metadata_out *m, const dcp_item *item, size_t number, fc_error *err) {
     const fc_tensor *t = m->target->tensors[item->tensor].source;
     int64_t dims[2 * FC_MAX_DIMS];
-    fc_code rc = t->object ? FC_OK : fc_dcp_item_box(m->target, item, dims, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(t->object ? FC_OK : fc_dcp_item_box(m->target, item, dims, err));
     metadata_class(m, "MetadataIndex");
     begin_instance(m);
     fc_torch_pickle_often(&m->w, "fqn");
@@ -272,8 +270,7 @@ fc_code fc_dcp_write_metadata(const fc_target *target, const char *directory, co
     m.paths = calloc((size_t)fc_mesh_ranks(target->mesh) + 1, sizeof *m.paths);
     fc_arena *arena = fc_arena_new();
     const char *path = arena ? fc_arena_printf(arena, "%s/.metadata", directory) : NULL;
-    fc_code rc = m.names && m.paths && path ? write_file(&m, path, err)
-                                            : fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+    fc_code rc = m.names && m.paths && path ? write_file(&m, path, err) : fc_no_memory(err, directory);
     fc_arena_free(arena);
     free(m.names);
     free(m.paths);

@@ -6,6 +6,7 @@
  *
  * From the data files alone nothing can be put together: their items do not hold their names.
  */
+#include "base/try.h"
 #include "dcp/dcp.h"
 
 #include <dirent.h>
@@ -38,10 +39,6 @@ typedef struct merger {
     size_t ntensors;
     fc_error *err;
 } merger;
-
-static fc_code no_memory(const merger *m) {
-    return fc_fail(m->err, FC_ENOMEM, "%s: out of memory", m->directory);
-}
 
 /* The rank in "__<rank>.metadata". */
 static bool parse_name(const char *name, size_t *rank) {
@@ -77,7 +74,7 @@ static fc_code open_part(merger *m, size_t rank) {
     *part = (fc_checkpoint){.format = m->checkpoint->format, .path = m->directory, .arena = arena};
     const char *path = fc_arena_printf(arena, "%s%s__%zu.metadata", m->directory, slash, rank);
     if (!path) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->directory);
     }
     if (access(path, F_OK) != 0) {
         return fc_fail(m->err, FC_ECORRUPT,
@@ -95,7 +92,7 @@ static fc_code gather_files(merger *m) {
     }
     fc_file *files = fc_arena_calloc(m->checkpoint->arena, total, sizeof *files);
     if (!files || total >= UINT32_MAX) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->directory);
     }
     for (size_t r = 0; r < m->ranks; r++) {
         for (size_t i = 0; i < m->parts[r].nfiles; i++) {
@@ -121,7 +118,7 @@ static fc_code gather_values(merger *m) {
     m->orders = malloc((m->count + 1) * sizeof *m->orders);
     m->tensors = malloc((m->count + 1) * sizeof *m->tensors); /* objects may be kept for every rank */
     if (!m->all || !m->orders || !m->tensors) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->directory);
     }
     size_t at = 0;
     for (size_t r = 0; r < m->ranks; r++) {
@@ -168,7 +165,7 @@ static fc_code merge_tensor(merger *m, const listed *same, size_t n) {
     }
     fc_chunk *chunks = fc_arena_calloc(m->checkpoint->arena, total, sizeof *chunks);
     if (!chunks) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->directory);
     }
     for (size_t i = 0; i < n; i++) {
         const fc_tensor *t = same[i].tensor;
@@ -222,7 +219,7 @@ static fc_code add_object(merger *m, const listed *l, bool rename) {
     fc_tensor t = *l->tensor;
     fc_chunk *chunks = fc_arena_calloc(arena, t.nchunks, sizeof *chunks);
     if (!chunks) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->directory);
     }
     for (size_t c = 0; c < t.nchunks; c++) {
         chunks[c] = t.chunks[c];
@@ -232,7 +229,7 @@ static fc_code add_object(merger *m, const listed *l, bool rename) {
     if (rename) {
         fc_path_element *elements = fc_arena_calloc(arena, t.path.count, sizeof *elements);
         if (!elements) {
-            return no_memory(m);
+            return fc_no_memory(m->err, m->directory);
         }
         memcpy(elements, t.path.elements, t.path.count * sizeof *elements);
         fc_path_element *last = &elements[t.path.count - 1];
@@ -240,7 +237,7 @@ static fc_code add_object(merger *m, const listed *l, bool rename) {
         t.name = fc_arena_printf(arena, "%s.rank_%zu", t.name, l->rank);
         t.path.elements = elements;
         if (!last->key || !t.name) {
-            return no_memory(m);
+            return fc_no_memory(m->err, m->directory);
         }
     }
     add(m, &t, l->order);
@@ -248,17 +245,19 @@ static fc_code add_object(merger *m, const listed *l, bool rename) {
 }
 
 static fc_code merge_objects(merger *m, const listed *same, size_t n) {
-    fc_code rc = add_object(m, &same[0], false);
-    for (size_t i = 1; i < n && rc == FC_OK; i++) {
+    FC_TRY(add_object(m, &same[0], false));
+    for (size_t i = 1; i < n; i++) {
         bool equal = false;
         if (!same[i].tensor->object) {
             return fc_fail(m->err, FC_ECORRUPT, "%s: %.256s is a tensor in __%zu.metadata and none in __%zu.metadata",
                            m->directory, same[0].tensor->name, same[i].rank, same[0].rank);
         }
-        rc = compare_objects(m, &same[0], &same[i], &equal);
-        rc = rc == FC_OK && !equal ? add_object(m, &same[i], true) : rc;
+        FC_TRY(compare_objects(m, &same[0], &same[i], &equal));
+        if (!equal) {
+            FC_TRY(add_object(m, &same[i], true));
+        }
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code merge(merger *m) {
@@ -303,7 +302,7 @@ static fc_code finish(merger *m) {
     fc_tensor *tensors = fc_arena_calloc(m->checkpoint->arena, m->ntensors, sizeof *tensors);
     if (!sorted || !tensors) {
         free(sorted);
-        return no_memory(m);
+        return fc_no_memory(m->err, m->directory);
     }
     for (size_t i = 0; i < m->ntensors; i++) {
         sorted[i] = i;
@@ -326,14 +325,16 @@ fc_code fc_dcp_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *opti
     m.ranks = fc_dcp_count_ranks(directory);
     m.parts = calloc(m.ranks + 1, sizeof *m.parts);
     m.first_file = calloc(m.ranks + 1, sizeof *m.first_file);
-    fc_code rc = m.parts && m.first_file ? FC_OK : no_memory(&m);
-    for (size_t r = 0; r < m.ranks && rc == FC_OK; r++) {
-        rc = open_part(&m, r);
+    fc_code rc;
+    FC_TRY_GOTO(m.parts && m.first_file ? FC_OK : fc_no_memory(m.err, m.directory), rc, out);
+    for (size_t r = 0; r < m.ranks; r++) {
+        FC_TRY_GOTO(open_part(&m, r), rc, out);
     }
-    rc = rc == FC_OK ? gather_files(&m) : rc;
-    rc = rc == FC_OK ? gather_values(&m) : rc;
-    rc = rc == FC_OK ? merge(&m) : rc;
-    rc = rc == FC_OK ? finish(&m) : rc;
+    FC_TRY_GOTO(gather_files(&m), rc, out);
+    FC_TRY_GOTO(gather_values(&m), rc, out);
+    FC_TRY_GOTO(merge(&m), rc, out);
+    rc = finish(&m);
+out:
     free(m.parts);
     free(m.first_file);
     free(m.all);

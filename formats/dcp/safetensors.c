@@ -8,6 +8,7 @@
 #include "dcp/dcp.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "fsdpckpt/box.h"
 #include "safetensors/header.h"
 
@@ -68,10 +69,7 @@ static fc_code find_header(placing *p, const fc_tensor *tensor, const fc_chunk *
     const st_header *h = &p->headers[chunk->file];
     *out = NULL;
     if (h->data == 0 && !p->missing[chunk->file]) {
-        fc_code rc = read_header(p, tensor, chunk);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(read_header(p, tensor, chunk));
     }
     if (p->missing[chunk->file]) {
         return FC_OK;
@@ -142,10 +140,7 @@ static fc_code place_all(placing *p) {
         fc_tensor *t = &p->b->tensors[i];
         for (size_t c = 0; c < t->nchunks && !t->object; c++) {
             fc_chunk *chunk = (fc_chunk *)(uintptr_t)&t->chunks[c]; /* ours while the manifest is being built */
-            fc_code rc = fc_dcp_in_safetensors(t, chunk) ? place(p, t, chunk) : FC_OK;
-            if (rc != FC_OK) {
-                return rc;
-            }
+            FC_TRY(fc_dcp_in_safetensors(t, chunk) ? place(p, t, chunk) : FC_OK);
         }
     }
     return FC_OK;

@@ -8,6 +8,7 @@
 #include "dcp/dcp.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -141,10 +142,7 @@ static fc_code place(dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info)
         !fc_add_i64(offset, length, &end)) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has no valid place for it");
     }
-    fc_code rc = check_transforms(b, t, fc_pickle_slot(b->p, info, FC_INFO_TRANSFORMS));
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(check_transforms(b, t, fc_pickle_slot(b->p, info, FC_INFO_TRANSFORMS)));
     if (chunk->file != DCP_UNPLACED && t->object && t->object->refusal) {
         return FC_OK; /* a tensor in several pieces, none of which will be read */
     }
@@ -153,8 +151,8 @@ static fc_code place(dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info)
     }
     chunk->offset = (uint64_t)offset;
     chunk->length = (uint64_t)length;
-    rc = fc_dcp_add_item(b, fc_pickle_slot(b->p, info, FC_INFO_PATH), tensor, chunk->offset, chunk->length,
-                         &chunk->file);
+    fc_code rc = fc_dcp_add_item(b, fc_pickle_slot(b->p, info, FC_INFO_PATH), tensor, chunk->offset, chunk->length,
+                                 &chunk->file);
     if (rc == FC_OK) {
         chunk->rank = b->files[chunk->file].rank;
     }
@@ -204,10 +202,7 @@ static fc_code complete(const dcp_builder *b, fc_tensor *t, order *o) {
     size_t kept = 0;
     for (size_t i = 0; i < t->nchunks && !t->object; i++) {
         if (chunks[i].file == DCP_UNPLACED && !is_empty(t, &chunks[i])) {
-            fc_code rc = share_place(b, t, &chunks[i], o);
-            if (rc != FC_OK) {
-                return rc;
-            }
+            FC_TRY(share_place(b, t, &chunks[i], o));
         }
     }
     for (size_t i = 0; i < t->nchunks; i++) {
@@ -252,10 +247,7 @@ static fc_code place_all(dcp_builder *b, const fc_pv *pairs, size_t n, order *or
         }
     }
     for (size_t i = 0; i < b->ntensors; i++) {
-        fc_code rc = complete(b, &b->tensors[i], &orders[i]);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(complete(b, &b->tensors[i], &orders[i]));
     }
     return FC_OK;
 }

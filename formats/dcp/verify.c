@@ -4,6 +4,7 @@
  */
 #include "dcp/dcp.h"
 
+#include "base/try.h"
 #include "fsdpckpt/verify.h"
 #include "torch/item.h"
 
@@ -41,13 +42,10 @@ fc_code fc_dcp_check_object(const fc_checkpoint *checkpoint, const fc_tensor *ob
     const fc_chunk *chunk = &object->chunks[0];
     fc_torch_item archive;
     int fd;
-    fc_code rc = fc_dcp_acquire(checkpoint, chunk->file, &fd, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_dcp_acquire(checkpoint, chunk->file, &fd, err));
     unsigned char *bytes = fc_dcp_read_ahead(checkpoint, chunk->file, chunk->offset, chunk->length);
-    rc = fc_torch_item_open_read(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, bytes, &archive,
-                                 err);
+    fc_code rc = fc_torch_item_open_read(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, bytes,
+                                         &archive, err);
     if (rc == FC_OK) {
         rc = fc_torch_check_archive(&archive, err);
         fc_torch_item_close(&archive);
@@ -87,10 +85,9 @@ fc_code fc_dcp_verify_object(const fc_checkpoint *checkpoint, const fc_tensor *o
 
 fc_code fc_dcp_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                       fc_error *err) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < checkpoint->ntensors && rc == FC_OK; i++) {
+    for (size_t i = 0; i < checkpoint->ntensors; i++) {
         const fc_tensor *tensor = &checkpoint->tensors[i];
-        rc = tensor->object ? fc_dcp_verify_object(checkpoint, tensor, findings, report, err) : FC_OK;
+        FC_TRY(tensor->object ? fc_dcp_verify_object(checkpoint, tensor, findings, report, err) : FC_OK);
     }
-    return rc;
+    return FC_OK;
 }

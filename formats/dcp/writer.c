@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "torch/object_write.h"
 #include "torch/zip_write.h"
 
@@ -49,15 +50,11 @@ size_t fc_dcp_files(const fc_target *target) {
     return (size_t)fc_mesh_ranks(target->mesh) + 1;
 }
 
-static fc_code no_memory(const dcp_writer *w, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", w->staging);
-}
-
 fc_code fc_dcp_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err) {
     dcp_writer *w = calloc(1, sizeof *w);
     writer->state = w;
     if (!w || !(w->staging = strdup(staging))) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", staging);
+        return fc_no_memory(err, staging);
     }
     w->target = target;
     return FC_OK;
@@ -129,10 +126,7 @@ static fc_code place(dcp_writer *w, fc_target_item *item, dcp_item *stored, uint
     const fc_target_tensor *t = &w->target->tensors[item->tensor];
     bool archive = is_archive(t);
     uint64_t data = 0, bytes = fc_target_item_bytes(w->target, item);
-    fc_code rc = archive ? FC_OK : lay_out(w, stored, &data, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(archive ? FC_OK : lay_out(w, stored, &data, err));
     stored->length = archive ? bytes : w->zip.length;
     stored->offset = *end;
     bool ok = true;
@@ -150,7 +144,7 @@ static fc_code place(dcp_writer *w, fc_target_item *item, dcp_item *stored, uint
 
 static fc_code add_item(dcp_writer *w, fc_target_file *file, fc_target_item *item, uint64_t *end, fc_error *err) {
     if (!fc_grow(&w->items, &w->capacity, w->nitems + 1, sizeof *w->items)) {
-        return no_memory(w, err);
+        return fc_no_memory(err, w->staging);
     }
     dcp_item *stored = &w->items[w->nitems++];
     *stored = (dcp_item){.tensor = item->tensor, .rank = file->rank};
@@ -181,7 +175,7 @@ fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     w->scratch = fc_arena_new();
     fc_dcp_file_name(file->rank, name);
     file->path = w->scratch ? fc_arena_printf(w->scratch, "%s/%s", w->staging, name) : NULL;
-    fc_code rc = file->path ? FC_OK : no_memory(w, err);
+    fc_code rc = file->path ? FC_OK : fc_no_memory(err, w->staging);
     w->part_first = w->nitems;
     for (size_t i = 0; rc == FC_OK && i < file->nitems; i++) {
         file->items[i].offset = 0;

@@ -4,6 +4,7 @@
 #include "deepspeed/deepspeed.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 #include "sharding/flat_runs.h"
 
 #include <stdlib.h>
@@ -12,7 +13,7 @@
 /* ---- values of pickles ---- */
 
 fc_pv fc_ds_get(const fc_pickle *p, fc_pv v, const char *key) {
-    return fc_pv_typeof(v) == FC_PV_DICT ? fc_pt_dict_get(p, v, key) : 0;
+    return fc_pv_typeof(v) == FC_PV_DICT ? fc_torch_dict_get(p, v, key) : 0;
 }
 
 fc_pv fc_ds_get_number(const fc_pickle *p, fc_pv v, int64_t key) {
@@ -80,7 +81,7 @@ static fc_chunk *add_chunk(ds_tensor *t) {
     return fc_grow(&t->chunks, &t->capacity, t->nchunks + 1, sizeof *t->chunks) ? &t->chunks[t->nchunks++] : NULL;
 }
 
-static fc_code set_tensor(const ds_building *b, const fc_torch_tensor *d, const pt_extent *piece, ds_tensor *t) {
+static fc_code set_tensor(const ds_building *b, const fc_torch_tensor *d, const torch_extent *piece, ds_tensor *t) {
     int64_t *dims = fc_arena_calloc(b->checkpoint->arena, 2 * (size_t)d->ndim, sizeof *dims);
     if (!dims || !fc_numel(d->ndim, d->sizes, &t->numel)) {
         return fc_ds_no_memory(b);
@@ -106,53 +107,56 @@ static fc_code set_tensor(const ds_building *b, const fc_torch_tensor *d, const 
     return FC_OK;
 }
 
-fc_code fc_ds_add_value(ds_building *b, const pt_file *f, const fc_path_element *elements, size_t count, fc_pv v) {
+fc_code fc_ds_add_value(ds_building *b, const torch_file *f, const fc_path_element *elements, size_t count, fc_pv v) {
     const char *name = spell(b->checkpoint->arena, elements, count);
     ds_tensor *t = name ? fc_ds_add_tensor(b, name, elements, count) : NULL;
     fc_torch_tensor decoded;
-    pt_extent *piece = NULL;
-    pt_object *object = NULL;
+    torch_extent *piece = NULL;
+    torch_object *object = NULL;
     if (!t) {
         return fc_ds_no_memory(b);
     }
     fc_code rc;
     if (fc_torch_is_tensor(f->p, v)) {
-        rc = fc_pt_find_extent(f, v, &decoded, b->checkpoint->arena, &piece, b->err);
+        rc = fc_torch_find_extent(f, v, &decoded, b->checkpoint->arena, &piece, b->err);
         return rc == FC_OK ? set_tensor(b, &decoded, piece, t) : fc_context(b->err, rc, "%s: %.256s", f->path, name);
     }
-    rc = fc_pt_object_new(f, v, b->checkpoint->arena, &object, b->err);
+    rc = fc_torch_object_new(f, v, b->checkpoint->arena, &object, b->err);
     t->object = object;
     t->object_file = f->index;
     return rc == FC_OK ? rc : fc_context(b->err, rc, "%s: %.256s", f->path, name);
 }
 
-fc_code fc_ds_add_values(ds_building *b, const pt_file *f, const fc_path_element *elements, size_t count, fc_pv v) {
+fc_code fc_ds_add_values(ds_building *b, const torch_file *f, const fc_path_element *elements, size_t count, fc_pv v) {
     fc_pv_type type = fc_pv_typeof(v);
     if (type != FC_PV_DICT && type != FC_PV_LIST && type != FC_PV_TUPLE) {
         return fc_ds_add_value(b, f, elements, count, v);
     }
     fc_pickle part = *f->p; /* the same values, seen from another one of them */
-    pt_file view = *f;
+    torch_file view = *f;
     fc_path prefix = {elements, count};
-    pt_leaves leaves = {.arena = b->checkpoint->arena};
+    torch_leaves leaves = {.arena = b->checkpoint->arena};
     part.root = v;
     view.p = &part;
-    fc_code rc = fc_pt_flatten(&view, &prefix, &leaves, b->err);
-    for (size_t i = 0; rc == FC_OK && i < leaves.count; i++) {
-        rc = fc_ds_add_value(b, f, leaves.items[i].path.elements, leaves.items[i].path.count, leaves.items[i].v);
+    fc_code rc;
+    FC_TRY_GOTO(fc_torch_flatten(&view, &prefix, &leaves, b->err), rc, out);
+    for (size_t i = 0; i < leaves.count; i++) {
+        FC_TRY_GOTO(fc_ds_add_value(b, f, leaves.items[i].path.elements, leaves.items[i].path.count, leaves.items[i].v),
+                    rc, out);
     }
+out:
     free(leaves.items);
     return rc;
 }
 
 /* ---- flat partitions ---- */
 
-fc_code fc_ds_flat(const ds_building *b, const pt_file *f, const char *what, fc_pv v, fc_torch_tensor *t,
-                   pt_extent **piece) {
+fc_code fc_ds_flat(const ds_building *b, const torch_file *f, const char *what, fc_pv v, fc_torch_tensor *t,
+                   torch_extent **piece) {
     if (!fc_torch_is_tensor(f->p, v)) {
         return fc_fail(b->err, FC_ECORRUPT, "%s: %s is no tensor", f->path, what);
     }
-    fc_code rc = fc_pt_find_extent(f, v, t, b->checkpoint->arena, piece, b->err);
+    fc_code rc = fc_torch_find_extent(f, v, t, b->checkpoint->arena, piece, b->err);
     if (rc != FC_OK) {
         return fc_context(b->err, rc, "%s", f->path);
     }
@@ -163,9 +167,9 @@ fc_code fc_ds_flat(const ds_building *b, const pt_file *f, const char *what, fc_
 }
 
 /* The part of a flat tensor that a box of `sizes` is, `at` elements behind its start. */
-static pt_extent *piece_of(fc_arena *arena, const pt_extent *flat, int64_t at, int ndim, const int64_t *sizes,
-                           uint32_t element) {
-    pt_extent *piece = fc_arena_alloc(arena, sizeof *piece + (size_t)ndim * sizeof *piece->strides);
+static torch_extent *piece_of(fc_arena *arena, const torch_extent *flat, int64_t at, int ndim, const int64_t *sizes,
+                              uint32_t element) {
+    torch_extent *piece = fc_arena_alloc(arena, sizeof *piece + (size_t)ndim * sizeof *piece->strides);
     if (piece) {
         *piece = *flat;
         piece->first = flat->first + (uint64_t)at * element;
@@ -174,7 +178,7 @@ static pt_extent *piece_of(fc_arena *arena, const pt_extent *flat, int64_t at, i
     return piece;
 }
 
-fc_code fc_ds_add_run(const ds_building *b, ds_tensor *t, const pt_extent *piece, int64_t at, int64_t first,
+fc_code fc_ds_add_run(const ds_building *b, ds_tensor *t, const torch_extent *piece, int64_t at, int64_t first,
                       int64_t count, uint32_t rank) {
     fc_arena *arena = b->checkpoint->arena;
     fc_flat_run run;
@@ -185,7 +189,7 @@ fc_code fc_ds_add_run(const ds_building *b, ds_tensor *t, const pt_extent *piece
     while (fc_flat_run_next(&run, dims, &start)) {
         size_t bytes = 2 * (size_t)t->ndim * sizeof *dims;
         int64_t *kept = fc_arena_alloc(arena, bytes);
-        pt_extent *part =
+        torch_extent *part =
             piece_of(arena, piece, at + (start - first), t->ndim, dims + t->ndim, fc_dtype_size(t->dtype));
         fc_chunk *chunk = kept && part ? add_chunk(t) : NULL;
         if (!chunk) {

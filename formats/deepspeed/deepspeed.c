@@ -3,6 +3,7 @@
  */
 #include "deepspeed/deepspeed.h"
 
+#include "base/try.h"
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/io.h"
 #include "registry.h"
@@ -17,7 +18,7 @@ static fc_code set_tensor(const ds_building *b, const ds_tensor *from, fc_tensor
     fc_arena *arena = b->checkpoint->arena;
     *t = (fc_tensor){.name = from->name, .path = from->path};
     if (from->object) {
-        return fc_pt_object_tensor(from->object, from->object_file, arena, t, b->err);
+        return fc_torch_object_tensor(from->object, from->object_file, arena, t, b->err);
     }
     fc_chunk *chunks = fc_arena_calloc(arena, from->nchunks, sizeof *chunks);
     if (!chunks) {
@@ -100,16 +101,18 @@ static fc_code check_links(const ds_building *b) {
 
 static fc_code ds_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     ds_building b = {.checkpoint = checkpoint, .err = err};
-    fc_code rc = fc_ds_find_files(checkpoint->arena, checkpoint->path, &b.files, err);
-    rc = rc == FC_OK && !options->follow_external ? check_links(&b) : rc;
-    if (rc == FC_OK) {
-        checkpoint->files = b.files.files;
-        checkpoint->nfiles = b.files.nfiles;
-        checkpoint->producer = "DeepSpeed";
-        rc = fc_ds_read_stage(&b);
+    fc_code rc;
+    FC_TRY_GOTO(fc_ds_find_files(checkpoint->arena, checkpoint->path, &b.files, err), rc, out);
+    if (!options->follow_external) {
+        FC_TRY_GOTO(check_links(&b), rc, out);
     }
-    rc = rc == FC_OK ? fc_ds_read_model(&b) : rc;
-    rc = rc == FC_OK ? finish(&b) : rc;
+    checkpoint->files = b.files.files;
+    checkpoint->nfiles = b.files.nfiles;
+    checkpoint->producer = "DeepSpeed";
+    FC_TRY_GOTO(fc_ds_read_stage(&b), rc, out);
+    FC_TRY_GOTO(fc_ds_read_model(&b), rc, out);
+    rc = finish(&b);
+out:
     for (size_t i = 0; i < b.ntensors; i++) {
         free(b.tensors[i].chunks);
     }
@@ -123,10 +126,10 @@ static fc_code ds_open(fc_checkpoint *checkpoint, const fc_open_options *options
 static fc_code ds_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                          fc_error *err) {
     if (tensor->object || index == FC_WHOLE_TENSOR ||
-        ((const pt_extent *)(uintptr_t)tensor->chunks[index].detail)->first != 0) {
+        ((const torch_extent *)(uintptr_t)tensor->chunks[index].detail)->first != 0) {
         return FC_OK;
     }
-    return fc_pt_digest(checkpoint, tensor, index, out, err);
+    return fc_torch_digest(checkpoint, tensor, index, out, err);
 }
 
 static const char *const extensions[] = {NULL};
@@ -136,12 +139,15 @@ const fc_format fc_format_deepspeed = {
     .description = "DeepSpeed checkpoint",
     .directory_sign = "*_model_states.pt (DeepSpeed)",
     .extensions = extensions,
-    .probe = fc_ds_probe,
-    .open = ds_open,
-    .check_header = fc_pt_check_header,
-    .extent = fc_pt_extent,
-    .read = fc_pt_read,
-    .object_json = fc_pt_object_json,
-    .digest = ds_digest,
-    .unverified = "the gaps between the records of zip files, and pickles",
+    .reader =
+        {
+            .probe = fc_ds_probe,
+            .open = ds_open,
+            .check_header = fc_torch_check_header,
+            .extent = fc_torch_extent,
+            .read = fc_torch_read,
+            .object_json = fc_torch_object_json,
+            .digest = ds_digest,
+        },
+    .verifier = {.unverified = "the gaps between the records of zip files, and pickles"},
 };

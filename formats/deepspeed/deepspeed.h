@@ -15,7 +15,7 @@
 #endif
 
 #include "fsdpckpt/format.h"
-#include "pt/pt.h"
+#include "torch/torch_file.h"
 
 /** A file of a universal checkpoint: one value of one parameter. */
 typedef struct ds_value {
@@ -61,7 +61,7 @@ typedef struct ds_tensor {
     int64_t numel;
     fc_chunk *chunks; /* malloc'ed */
     size_t nchunks, capacity;
-    const pt_object *object; /* NULL: a tensor */
+    const torch_object *object; /* NULL: a tensor */
     uint32_t object_file;
 } ds_tensor;
 
@@ -120,15 +120,15 @@ bool fc_ds_int(const fc_pickle *p, fc_pv v, int64_t *out);
 /** A new tensor called `name` with the path of `count` elements. NULL: out of memory. */
 ds_tensor *fc_ds_add_tensor(ds_building *b, const char *name, const fc_path_element *elements, size_t count);
 /** A new tensor or object from the value `v`, whole. */
-fc_code fc_ds_add_value(ds_building *b, const pt_file *f, const fc_path_element *elements, size_t count, fc_pv v);
+fc_code fc_ds_add_value(ds_building *b, const torch_file *f, const fc_path_element *elements, size_t count, fc_pv v);
 /** Likewise all that is in `v`, a dict or list taken apart. */
-fc_code fc_ds_add_values(ds_building *b, const pt_file *f, const fc_path_element *elements, size_t count, fc_pv v);
+fc_code fc_ds_add_values(ds_building *b, const torch_file *f, const fc_path_element *elements, size_t count, fc_pv v);
 /** Elements [first, first + count) of the parameter, which are those of the flat tensor `piece` from `at` on. */
-fc_code fc_ds_add_run(const ds_building *b, ds_tensor *t, const pt_extent *piece, int64_t at, int64_t first,
+fc_code fc_ds_add_run(const ds_building *b, ds_tensor *t, const torch_extent *piece, int64_t at, int64_t first,
                       int64_t count, uint32_t rank);
 /** Decodes a flat tensor. */
-fc_code fc_ds_flat(const ds_building *b, const pt_file *f, const char *what, fc_pv v, fc_torch_tensor *t,
-                   pt_extent **piece);
+fc_code fc_ds_flat(const ds_building *b, const torch_file *f, const char *what, fc_pv v, fc_torch_tensor *t,
+                   torch_extent **piece);
 
 /** How many ranks there are and how they cut: from the optimizer's first file. */
 fc_code fc_ds_read_stage(ds_building *b);
@@ -137,9 +137,9 @@ fc_code fc_ds_read_model(ds_building *b);
 /** The optimizer's files of all ranks. */
 fc_code fc_ds_read_optimizer(ds_building *b);
 /** Hyperparameters of the groups, and the rest of `state_dict` and of the file that holds it. */
-fc_code fc_ds_add_others(ds_building *b, const pt_file *f, fc_pv state_dict, fc_pv groups);
+fc_code fc_ds_add_others(ds_building *b, const torch_file *f, fc_pv state_dict, fc_pv groups);
 /** The stage of a file's state dict; BF16_Optimizer, which cuts like ZeRO-1, does not name one. */
-fc_code fc_ds_stage_of(const ds_building *b, const pt_file *f, fc_pv state_dict, int *stage);
+fc_code fc_ds_stage_of(const ds_building *b, const torch_file *f, fc_pv state_dict, int *stage);
 
 /** Universal: the stage, and how many ranks there were. */
 fc_code fc_ds_read_universal_stage(ds_building *b);
@@ -151,7 +151,7 @@ bool fc_ds_has_universal(const ds_files *files, const char *name);
 fc_code fc_ds_read_universal_state(ds_building *b);
 
 /** The number in "cuda:3", or -1. */
-int64_t fc_ds_device(const pt_file *f, const fc_torch_tensor *t);
+int64_t fc_ds_device(const torch_file *f, const fc_torch_tensor *t);
 /** The first rank whose device shows that files of ranks were renamed. @return false: there is none, or it is not
  * known.
  */

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-int64_t fc_ds_device(const pt_file *f, const fc_torch_tensor *t) {
+int64_t fc_ds_device(const torch_file *f, const fc_torch_tensor *t) {
     size_t n = 0;
     const char *text = fc_pv_typeof(t->location) == FC_PV_STR ? fc_pickle_bytes(f->p, t->location, &n) : "";
     const char *colon = memchr(text, ':', n);

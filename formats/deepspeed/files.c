@@ -159,7 +159,7 @@ static fc_code find_step(fc_arena *arena, const char *path, ds_files *out, fc_er
                        path, count);
     }
     out->directory = fc_arena_strndup(arena, found, strlen(found));
-    return out->directory ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    return out->directory ? FC_OK : fc_no_memory(err, path);
 }
 
 /* ---- its files ---- */
@@ -229,7 +229,7 @@ static fc_code list_files(ds_files *files, found_file **list, size_t *count, fc_
         if (name) {
             (*list)[(*count)++] = (found_file){name, role, rank};
         } else {
-            rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", files->directory);
+            rc = fc_no_memory(err, files->directory);
         }
     }
     closedir(dir);
@@ -275,7 +275,7 @@ static fc_code take_files(fc_arena *arena, const found_file *list, size_t count,
     }
     out->nfiles = count;
     if (!good) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", out->directory);
+        return fc_no_memory(err, out->directory);
     }
     if (out->nmodels == 0) {
         return fc_fail(err, FC_ECORRUPT, "%s: the file *_model_states.pt is missing", out->directory);

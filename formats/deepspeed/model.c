@@ -6,6 +6,7 @@
 
 #include "base/grow.h"
 #include "base/text.h"
+#include "base/try.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,14 +14,14 @@
 /* What the file of rank 0 says. */
 typedef struct model {
     ds_building *b;
-    const pt_file *f;
+    const torch_file *f;
     fc_pv module, shapes, buffers, frozen, fragments, shared;
     const char **known; /* malloc'ed, sorted: names whose values are found elsewhere than in `module` */
     size_t nknown, capacity;
 } model;
 
 /* A key as text. NULL, with a message, for what is no plain text. */
-static const char *text_of(ds_building *b, const pt_file *f, fc_pv v) {
+static const char *text_of(ds_building *b, const torch_file *f, fc_pv v) {
     size_t n = 0;
     const char *text = fc_pv_typeof(v) == FC_PV_STR ? fc_pickle_bytes(f->p, v, &n) : NULL;
     if (!text || !fc_is_plain_text(text, n)) {
@@ -64,7 +65,7 @@ static fc_code read_shape(const model *m, const char *name, fc_pv v, int *ndim, 
     for (size_t i = 0; good && items && i < n; i++) {
         good = fc_pickle_int(m->f->p, items[i], &sizes[i]) && sizes[i] >= 0;
     }
-    if (!good || !fc_numel((int)n, sizes, numel) || !fc_pt_shape_fits(FC_F64, (int)n, sizes)) {
+    if (!good || !fc_numel((int)n, sizes, numel) || !fc_torch_shape_fits(FC_F64, (int)n, sizes)) {
         return fc_fail(m->b->err, FC_ECORRUPT, "%s: parameter %.256s: its shape makes no sense", m->f->path, name);
     }
     *ndim = (int)n;
@@ -189,8 +190,8 @@ static fc_code read_frozen(model *m, size_t *first) {
 /* The pieces of frozen parameters [first, end) that one rank has. */
 static fc_code read_fragments(ds_building *b, size_t rank, size_t first, size_t end) {
     uint32_t file = b->files.models[rank];
-    pt_file f;
-    fc_code rc = fc_pt_file_open(b->files.files[file].path, file, &f, b->err);
+    torch_file f;
+    fc_code rc = fc_torch_file_open(b->files.files[file].path, file, &f, b->err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -201,7 +202,7 @@ static fc_code read_fragments(ds_building *b, size_t rank, size_t first, size_t 
         int64_t part = t->numel / (int64_t)b->ranks + (t->numel % (int64_t)b->ranks != 0);
         int64_t start = part * (int64_t)rank, count = t->numel - start;
         fc_torch_tensor flat;
-        pt_extent *piece;
+        torch_extent *piece;
         count = count < 0 ? 0 : count > part ? part : count;
         rc = fc_ds_flat(b, &f, name, fc_ds_get(f.p, fragments, name), &flat, &piece);
         if (rc == FC_OK && (flat.sizes[0] < count || flat.dtype != t->dtype)) {
@@ -210,19 +211,18 @@ static fc_code read_fragments(ds_building *b, size_t rank, size_t first, size_t 
         }
         rc = rc == FC_OK && count > 0 ? fc_ds_add_run(b, t, piece, 0, start, count, (uint32_t)rank) : rc;
     }
-    fc_pt_file_close(&f);
+    fc_torch_file_close(&f);
     return rc;
 }
 
 static fc_code remember_shared(model *m) {
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(m->shared) == FC_PV_DICT ? fc_pickle_items(m->f->p, m->shared, &n) : NULL;
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+    for (size_t i = 0; i + 1 < n; i += 2) {
         const char *name = text_of(m->b, m->f, pairs[i]);
-        rc = name ? remember(m, name) : failed(m->b);
+        FC_TRY(name ? remember(m, name) : failed(m->b));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* ---- the rest ---- */
@@ -355,8 +355,8 @@ static fc_code read_universal(model *m) {
 }
 
 static fc_code read_ordinary(model *m) {
-    fc_code rc = m->b->stage > 0 ? read_zero(m) : read_rest(m);
-    return rc == FC_OK ? fc_ds_read_optimizer(m->b) : rc;
+    FC_TRY(m->b->stage > 0 ? read_zero(m) : read_rest(m));
+    return fc_ds_read_optimizer(m->b);
 }
 
 /* ---- shared parameters ---- */
@@ -404,7 +404,7 @@ static fc_code add_alias(ds_building *b, const char *name, size_t of) {
 }
 
 /* Parameters under more than one name; after everything else. */
-static fc_code share(ds_building *b, const pt_file *f, fc_pv shared) {
+static fc_code share(ds_building *b, const torch_file *f, fc_pv shared) {
     size_t n = 0, count = b->ntensors;
     const fc_pv *pairs = fc_pv_typeof(shared) == FC_PV_DICT ? fc_pickle_items(f->p, shared, &n) : NULL;
     size_t *order = n > 0 ? malloc((count + 1) * sizeof *order) : NULL;
@@ -449,21 +449,20 @@ static fc_code read_all(model *m) {
         return fc_fail(m->b->err, FC_ECORRUPT, "%s: it has no 'module': not a file of a DeepSpeed checkpoint",
                        m->f->path);
     }
-    fc_code rc = m->b->files.universal ? read_universal(m) : read_ordinary(m);
-    rc = rc == FC_OK && m->b->stage > 0 ? share(m->b, m->f, m->shared) : rc;
-    return rc == FC_OK ? read_others(m) : rc;
+    FC_TRY(m->b->files.universal ? read_universal(m) : read_ordinary(m));
+    if (m->b->stage > 0) {
+        FC_TRY(share(m->b, m->f, m->shared));
+    }
+    return read_others(m);
 }
 
 fc_code fc_ds_read_model(ds_building *b) {
     uint32_t file = b->files.models[0];
-    pt_file f;
+    torch_file f;
     model m = {.b = b, .f = &f};
-    fc_code rc = fc_pt_file_open(b->files.files[file].path, file, &f, b->err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = read_all(&m);
-    fc_pt_file_close(&f);
+    FC_TRY(fc_torch_file_open(b->files.files[file].path, file, &f, b->err));
+    fc_code rc = read_all(&m);
+    fc_torch_file_close(&f);
     free(m.known);
     return rc;
 }

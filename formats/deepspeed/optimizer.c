@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -19,7 +20,7 @@
 typedef struct rank_file {
     ds_building *b;
     size_t rank;
-    pt_file f;
+    torch_file f;
     fc_pv state_dict; /* optimizer_state_dict */
     fc_pv base;       /* that of the optimizer that ZeRO wraps, absent where it was removed */
 } rank_file;
@@ -50,7 +51,7 @@ static bool partition_count(const rank_file *r, int64_t *out, bool *same) {
     return n > 0;
 }
 
-fc_code fc_ds_stage_of(const ds_building *b, const pt_file *f, fc_pv state_dict, int *stage) {
+fc_code fc_ds_stage_of(const ds_building *b, const torch_file *f, fc_pv state_dict, int *stage) {
     int64_t value = 1;
     fc_pv v = fc_ds_get(f->p, state_dict, "zero_stage");
     if (v && (!fc_ds_int(f->p, v, &value) || value < 1 || value > 3)) {
@@ -86,7 +87,7 @@ static fc_code open_rank(ds_building *b, size_t rank, rank_file *r) {
     uint32_t file = b->files.optims[rank];
     int stage = 0;
     *r = (rank_file){.b = b, .rank = rank};
-    fc_code rc = fc_pt_file_open(b->files.files[file].path, file, &r->f, b->err);
+    fc_code rc = fc_torch_file_open(b->files.files[file].path, file, &r->f, b->err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -103,7 +104,7 @@ static fc_code open_rank(ds_building *b, size_t rank, rank_file *r) {
     rc = rc == FC_OK ? check_partitions(r) : rc;
     r->base = fc_ds_get(r->f.p, r->state_dict, stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
     if (rc != FC_OK) {
-        fc_pt_file_close(&r->f);
+        fc_torch_file_close(&r->f);
     }
     return rc;
 }
@@ -261,7 +262,7 @@ typedef struct partition {
     const rank_file *r;
     const ds_key *key;
     size_t target; /* number of the key in its group */
-    const pt_extent *piece;
+    const torch_extent *piece;
     fc_dtype dtype;
     int64_t start, count; /* elements, in terms of ds_param.start */
 } partition;
@@ -294,11 +295,10 @@ static fc_code add_partition(const partition *p) {
     const ds_building *b = p->r->b;
     size_t first = b->stage == 3 ? 0 : b->group_params[p->key->group];
     size_t end = b->stage == 3 ? b->nparams : b->group_params[p->key->group + 1];
-    fc_code rc = FC_OK;
-    for (size_t i = first; rc == FC_OK && i < end && b->params[i].start < p->start + p->count; i++) {
-        rc = add_piece(p, &b->params[i]);
+    for (size_t i = first; i < end && b->params[i].start < p->start + p->count; i++) {
+        FC_TRY(add_piece(p, &b->params[i]));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* One flat tensor of key number `k`; `*at` moves behind it. */
@@ -306,11 +306,8 @@ static fc_code read_flat(const rank_file *r, size_t k, size_t target, fc_pv v, i
     const ds_key *key = &r->b->keys[k];
     const char *what = key->name[0] ? key->name : "a partition of the fp32 masters";
     fc_torch_tensor t;
-    pt_extent *piece;
-    fc_code rc = fc_ds_flat(r->b, &r->f, what, v, &t, &piece);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    torch_extent *piece;
+    FC_TRY(fc_ds_flat(r->b, &r->f, what, v, &t, &piece));
     partition p = {r, key, target, piece, t.dtype, *at, t.sizes[0]};
     if (target == 0) {
         r->b->devices[r->rank] = fc_ds_device(&r->f, &t);
@@ -400,20 +397,19 @@ static fc_code read_all_groups(const rank_file *r) {
     if (!masters) {
         return fail_file(r, "it has no fp32_flat_groups");
     }
-    fc_code rc = FC_OK;
-    for (size_t k = 0; rc == FC_OK && k < b->nkeys; k++) {
+    for (size_t k = 0; k < b->nkeys; k++) {
         int64_t at = 0;
-        for (size_t i = 0; rc == FC_OK && b->keys[k].flat && i < count; i++) {
+        for (size_t i = 0; b->keys[k].flat && i < count; i++) {
             fc_pv v = k == 0 ? masters[i] : fc_ds_get(r->f.p, state_of(r, i), b->keys[k].name);
-            rc = read_flat(r, k, k, v, &at);
+            FC_TRY(read_flat(r, k, k, v, &at));
         }
-        if (rc == FC_OK && b->keys[k].flat && at != end_of_group(b, 0)) {
-            rc = fc_fail(b->err, FC_ECORRUPT,
-                         "%s: its partitions have %" PRId64 " elements, the parameters' pieces %" PRId64, r->f.path, at,
-                         end_of_group(b, 0));
+        if (b->keys[k].flat && at != end_of_group(b, 0)) {
+            return fc_fail(b->err, FC_ECORRUPT,
+                           "%s: its partitions have %" PRId64 " elements, the parameters' pieces %" PRId64, r->f.path,
+                           at, end_of_group(b, 0));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 /* As zero_to_fp32 checks it: but for the alignment the masters of a group are its parameters. */
@@ -463,7 +459,7 @@ fc_code fc_ds_read_optimizer(ds_building *b) {
         rc = open_rank(b, i, &r);
         if (rc == FC_OK) {
             rc = read_rank(&r);
-            fc_pt_file_close(&r.f);
+            fc_torch_file_close(&r.f);
         }
     }
     return rc == FC_OK ? check_groups(b) : rc;
@@ -480,7 +476,7 @@ fc_code fc_ds_read_stage(ds_building *b) {
     }
     fc_code rc = open_rank(b, 0, &r);
     if (rc == FC_OK) {
-        fc_pt_file_close(&r.f);
+        fc_torch_file_close(&r.f);
     }
     return rc;
 }

@@ -2,6 +2,7 @@
  * What the optimizer's file of rank 0 holds besides flat tensors: hyperparameters of the groups, and ZeRO's own values.
  * From its pickle to objects of the manifest.
  */
+#include "base/try.h"
 #include "deepspeed/deepspeed.h"
 #include "torch/name_list.h"
 
@@ -10,20 +11,22 @@
 /* The file that it comes from. */
 typedef struct rest {
     ds_building *b;
-    const pt_file *f;
+    const torch_file *f;
 } rest;
 
 /* The names of a group's parameters instead of the numbers of its flat tensors. */
 static fc_code add_names(const rest *r, size_t group, const fc_path_element *path) {
     ds_building *b = r->b;
-    pt_name_list names;
-    fc_pt_name_list_begin(&names);
+    torch_name_list names;
+    fc_torch_name_list_begin(&names);
     for (size_t i = b->group_params[group]; i < b->group_params[group + 1]; i++) {
-        fc_pt_name_list_add(&names, b->params[i].name);
+        fc_torch_name_list_add(&names, b->params[i].name);
     }
-    fc_code rc = fc_pt_name_list_end(&names, r->f, b->err);
-    rc = rc == FC_OK ? fc_ds_add_value(b, &names.f, path, 4, names.f.p->root) : rc;
-    fc_pt_name_list_free(&names);
+    fc_code rc;
+    FC_TRY_GOTO(fc_torch_name_list_end(&names, r->f, b->err), rc, out);
+    rc = fc_ds_add_value(b, &names.f, path, 4, names.f.p->root);
+out:
+    fc_torch_name_list_free(&names);
     return rc;
 }
 
@@ -35,7 +38,7 @@ static fc_code add_group(const rest *r, size_t group, fc_pv v, bool named) {
     fc_code rc = index ? FC_OK : fc_ds_no_memory(b);
     for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
         fc_path_element path[4] = {{.key = "optim"}, {.key = "param_groups"}, {.key = index, .is_index = true}};
-        rc = fc_pt_key_element(r->f, pairs[i], b->checkpoint->arena, &path[3], b->err);
+        rc = fc_torch_key_element(r->f, pairs[i], b->checkpoint->arena, &path[3], b->err);
         if (rc == FC_OK) {
             rc = named && strcmp(path[3].key, "params") == 0 ? add_names(r, group, path)
                                                              : fc_ds_add_value(b, r->f, path, 4, pairs[i + 1]);
@@ -47,11 +50,10 @@ static fc_code add_group(const rest *r, size_t group, fc_pv v, bool named) {
 static fc_code add_groups(const rest *r, fc_pv v) {
     size_t n;
     const fc_pv *groups = fc_ds_list(r->f->p, v, &n);
-    fc_code rc = FC_OK;
-    for (size_t g = 0; rc == FC_OK && groups && g < n; g++) {
-        rc = add_group(r, g, groups[g], n == r->b->ngroups);
+    for (size_t g = 0; groups && g < n; g++) {
+        FC_TRY(add_group(r, g, groups[g], n == r->b->ngroups));
     }
-    return rc;
+    return FC_OK;
 }
 
 static bool is_among(const char *const *names, const char *name) {
@@ -70,7 +72,7 @@ static fc_code add_rest(const rest *r, fc_pv dict, const char *const *read, cons
     fc_code rc = FC_OK;
     memcpy(path, prefix, count * sizeof *path);
     for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
-        rc = fc_pt_key_element(r->f, pairs[i], r->b->checkpoint->arena, &path[count], r->b->err);
+        rc = fc_torch_key_element(r->f, pairs[i], r->b->checkpoint->arena, &path[count], r->b->err);
         if (rc == FC_OK && !is_among(read, path[count].key)) {
             rc = fc_ds_add_values(r->b, r->f, path, count + 1, pairs[i + 1]);
         }
@@ -78,7 +80,7 @@ static fc_code add_rest(const rest *r, fc_pv dict, const char *const *read, cons
     return rc;
 }
 
-fc_code fc_ds_add_others(ds_building *b, const pt_file *f, fc_pv state_dict, fc_pv groups) {
+fc_code fc_ds_add_others(ds_building *b, const torch_file *f, fc_pv state_dict, fc_pv groups) {
     static const char *const outer[] = {"optimizer_state_dict", "ds_config", "ds_version", NULL};
     static const char *const inner[] = {"optimizer_state_dict",
                                         "base_optimizer_state",

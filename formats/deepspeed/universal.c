@@ -9,6 +9,7 @@
 #include "deepspeed/deepspeed.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -39,14 +40,10 @@ typedef struct listing {
     fc_error *err;
 } listing;
 
-static fc_code no_memory(const listing *l) {
-    return fc_fail(l->err, FC_ENOMEM, "%s: out of memory", l->files->directory);
-}
-
 static fc_code add_file(listing *l, const char *param, const char *name, size_t length) {
     const char *key = fc_arena_strndup(l->arena, name, length);
     if (!key || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
-        return no_memory(l);
+        return fc_no_memory(l->err, l->files->directory);
     }
     l->items[l->count++] = (ds_value){param, key, 0};
     return FC_OK;
@@ -64,7 +61,7 @@ static fc_code list_param(listing *l, const char *name) {
                    : fc_fail_errno(l->err, errnum, "%s/%s/%s: cannot be listed", l->files->directory, folder, name);
     }
     const char *param = fc_arena_strndup(l->arena, name, strlen(name));
-    fc_code rc = param ? FC_OK : no_memory(l);
+    fc_code rc = param ? FC_OK : fc_no_memory(l->err, l->files->directory);
     for (const struct dirent *e; rc == FC_OK && (e = readdir(dir)) != NULL;) {
         size_t n = strlen(e->d_name);
         if (n > 3 && strcmp(e->d_name + n - 3, ".pt") == 0) {
@@ -105,7 +102,7 @@ static fc_code keep_files(const listing *l, ds_files *files) {
     fc_file *all = count <= UINT32_MAX ? fc_arena_calloc(l->arena, count, sizeof *all) : NULL;
     ds_value *values = fc_arena_calloc(l->arena, l->count + 1, sizeof *values);
     if (!all || !values) {
-        return no_memory(l);
+        return fc_no_memory(l->err, l->files->directory);
     }
     memcpy(all, files->files, first * sizeof *all);
     for (size_t i = 0; i < l->count; i++) {
@@ -113,11 +110,11 @@ static fc_code keep_files(const listing *l, ds_files *files) {
         values[i].file = (uint32_t)(first + i);
         const char *name = fc_arena_printf(l->arena, "%s/%s/%s.pt", folder, values[i].param, values[i].key);
         if (!name || !fc_ds_keep_file(l->arena, files->directory, name, &all[first + i])) {
-            return no_memory(l);
+            return fc_no_memory(l->err, l->files->directory);
         }
     }
     if (!fc_ds_keep_file(l->arena, files->directory, state_file, &all[count - 1])) {
-        return no_memory(l);
+        return fc_no_memory(l->err, l->files->directory);
     }
     files->optimizer = (uint32_t)(count - 1);
     files->files = all;
@@ -163,30 +160,27 @@ bool fc_ds_has_universal(const ds_files *files, const char *name) {
 
 /* ---- reading them ---- */
 
-static fc_code open_state(const ds_building *b, pt_file *f) {
-    fc_code rc = fc_pt_file_open(b->files.files[b->files.optimizer].path, b->files.optimizer, f, b->err);
+static fc_code open_state(const ds_building *b, torch_file *f) {
+    fc_code rc = fc_torch_file_open(b->files.files[b->files.optimizer].path, b->files.optimizer, f, b->err);
     if (rc == FC_OK && fc_pv_typeof(f->p->root) != FC_PV_DICT) {
         rc = fc_fail(b->err, FC_ECORRUPT, "%s: it is no dict", f->path);
-        fc_pt_file_close(f);
+        fc_torch_file_close(f);
     }
     return rc;
 }
 
 fc_code fc_ds_read_universal_stage(ds_building *b) {
-    pt_file f;
+    torch_file f;
     int64_t count = 0;
-    fc_code rc = open_state(b, &f);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = fc_ds_stage_of(b, &f, f.p->root, &b->stage);
+    FC_TRY(open_state(b, &f));
+    fc_code rc = fc_ds_stage_of(b, &f, f.p->root, &b->stage);
     if (rc == FC_OK && b->stage == 3) {
         if (!fc_ds_int(f.p, fc_ds_get(f.p, f.p->root, "partition_count"), &count) || count < 1 || count > UINT32_MAX) {
             rc = fc_fail(b->err, FC_ECORRUPT, "%s: it has no partition_count", f.path);
         }
         b->ranks = (size_t)count;
     }
-    fc_pt_file_close(&f);
+    fc_torch_file_close(&f);
     return rc;
 }
 
@@ -199,10 +193,10 @@ static bool same_shape(const ds_param *param, const fc_torch_tensor *t) {
 }
 
 /* ZeRO-3: a flat tensor that is the whole parameter. */
-static fc_code add_flat(ds_building *b, const pt_file *f, const fc_path_element *path, size_t count,
+static fc_code add_flat(ds_building *b, const torch_file *f, const fc_path_element *path, size_t count,
                         const ds_param *param, fc_pv v) {
     fc_torch_tensor flat;
-    pt_extent *piece;
+    torch_extent *piece;
     fc_code rc = fc_ds_flat(b, f, "its tensor", v, &flat, &piece);
     if (rc == FC_OK && flat.sizes[0] != param->numel) {
         rc = fc_fail(b->err, FC_ECORRUPT, "%s: it has %lld elements, parameter %.256s has %lld", f->path,
@@ -223,7 +217,7 @@ static fc_code add_flat(ds_building *b, const pt_file *f, const fc_path_element 
 }
 
 /* The value in one file. */
-static fc_code add_value(ds_building *b, const pt_file *f, const ds_value *value, const ds_param *param) {
+static fc_code add_value(ds_building *b, const torch_file *f, const ds_value *value, const ds_param *param) {
     const fc_path_element optim[4] = {{.key = "optim"}, {.key = "state"}, {.key = value->param}, {.key = value->key}};
     const fc_path_element model[2] = {{.key = "model"}, {.key = value->param}};
     bool is_master = strcmp(value->key, master) == 0;
@@ -259,46 +253,42 @@ fc_code fc_ds_add_universal(ds_building *b, const char *name, const ds_param *pa
     }
     fc_code rc = FC_OK;
     for (; rc == FC_OK && i < files->nvalues && strcmp(files->values[i].param, name) == 0; i++) {
-        pt_file f;
-        rc = fc_pt_file_open(files->files[files->values[i].file].path, files->values[i].file, &f, b->err);
+        torch_file f;
+        rc = fc_torch_file_open(files->files[files->values[i].file].path, files->values[i].file, &f, b->err);
         if (rc == FC_OK) {
             rc = add_value(b, &f, &files->values[i], param);
-            fc_pt_file_close(&f);
+            fc_torch_file_close(&f);
         }
     }
     return rc;
 }
 
 /* ZeRO-3: what the optimizer keeps for a group and not for each element, for each parameter. */
-static fc_code add_steps(ds_building *b, const pt_file *f) {
+static fc_code add_steps(ds_building *b, const torch_file *f) {
     fc_pv inner = fc_ds_get(f->p, f->p->root, "optimizer_state_dict");
     fc_pv state = fc_ds_get_number(f->p, fc_ds_get(f->p, inner, "state"), 0);
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(state) == FC_PV_DICT ? fc_pickle_items(f->p, state, &n) : NULL;
-    fc_code rc = FC_OK;
-    for (size_t k = 0; rc == FC_OK && k + 1 < n; k += 2) {
+    for (size_t k = 0; k + 1 < n; k += 2) {
         fc_torch_tensor t = {0};
         fc_path_element key;
-        rc = fc_pt_key_element(f, pairs[k], b->checkpoint->arena, &key, b->err);
-        if (rc == FC_OK && fc_torch_is_tensor(f->p, pairs[k + 1])) {
-            rc = fc_torch_tensor_decode(f->p, pairs[k + 1], &t, b->err);
+        FC_TRY(fc_torch_key_element(f, pairs[k], b->checkpoint->arena, &key, b->err));
+        if (fc_torch_is_tensor(f->p, pairs[k + 1])) {
+            FC_TRY(fc_torch_tensor_decode(f->p, pairs[k + 1], &t, b->err));
         }
-        for (size_t i = 0; rc == FC_OK && t.ndim != 1 && i < b->nparams; i++) {
+        for (size_t i = 0; t.ndim != 1 && i < b->nparams; i++) {
             const fc_path_element path[4] = {{.key = "optim"}, {.key = "state"}, {.key = b->params[i].name}, key};
-            rc = fc_ds_add_value(b, f, path, 4, pairs[k + 1]);
+            FC_TRY(fc_ds_add_value(b, f, path, 4, pairs[k + 1]));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_ds_read_universal_state(ds_building *b) {
-    pt_file f;
-    fc_code rc = open_state(b, &f);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = b->stage == 3 ? add_steps(b, &f) : FC_OK;
+    torch_file f;
+    FC_TRY(open_state(b, &f));
+    fc_code rc = b->stage == 3 ? add_steps(b, &f) : FC_OK;
     rc = rc == FC_OK ? fc_ds_add_others(b, &f, f.p->root, fc_ds_get(f.p, f.p->root, "param_groups")) : rc;
-    fc_pt_file_close(&f);
+    fc_torch_file_close(&f);
     return rc;
 }

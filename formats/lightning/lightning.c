@@ -5,16 +5,16 @@
 #include "fsdpckpt/format.h"
 
 #include "dcp/with_torch_file.h"
-#include "pt/pt.h"
+#include "torch/torch_file.h"
 
 static const char meta[] = "meta.pt";
 
 static bool lightning_probe(const fc_probe *probe) {
-    return probe->is_directory && fc_pt_is_beside_dcp(probe->path, meta);
+    return probe->is_directory && fc_dcp_has_file(probe->path, meta);
 }
 
 static fc_code lightning_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    fc_code rc = fc_pt_open_beside_dcp(checkpoint, meta, true, options, err);
+    fc_code rc = fc_dcp_open_with_file(checkpoint, meta, true, options, err);
     checkpoint->producer = "PyTorch Lightning";
     return rc;
 }
@@ -26,15 +26,21 @@ const fc_format fc_format_lightning = {
     .description = "PyTorch Lightning checkpoint",
     .header_name = ".metadata",
     .extensions = extensions,
-    .probe = lightning_probe,
-    .open = lightning_open,
-    .close = fc_pt_close_beside_dcp,
-    .extent = fc_pt_extent_beside_dcp,
-    .read = fc_pt_read,
-    .object_json = fc_pt_object_json_beside_dcp,
-    .digest = fc_pt_digest_beside_dcp,
-    .check_object = fc_pt_check_object_beside_dcp,
-    .verify = fc_pt_verify_beside_dcp,
-    .verify_chunk = fc_pt_verify_chunk_beside_dcp,
-    .unverified = ".metadata, objects in torch.save files, and the gaps between the records of archives",
+    .reader =
+        {
+            .probe = lightning_probe,
+            .open = lightning_open,
+            .close = fc_dcp_close_with_file,
+            .extent = fc_dcp_extent_with_file,
+            .read = fc_torch_read,
+            .object_json = fc_dcp_object_json_with_file,
+            .digest = fc_dcp_digest_with_file,
+            .check_object = fc_dcp_check_object_with_file,
+        },
+    .verifier =
+        {
+            .verify = fc_dcp_verify_with_file,
+            .verify_chunk = fc_dcp_verify_chunk_with_file,
+            .unverified = ".metadata, objects in torch.save files, and the gaps between the records of archives",
+        },
 };

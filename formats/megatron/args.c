@@ -10,17 +10,17 @@
 
 static int64_t number_of(const fc_pickle *p, fc_pv state, const char *name) {
     int64_t value;
-    fc_pv v = fc_pt_dict_get(p, state, name);
+    fc_pv v = fc_torch_dict_get(p, state, name);
     if (fc_pv_typeof(v) == FC_PV_BOOL) {
         return fc_pv_is_true(v);
     }
     return v && fc_pickle_int(p, v, &value) && value >= 0 ? value : -1;
 }
 
-void fc_mg_read_args(const pt_file *f, mg_args *out) {
+void fc_mg_read_args(const torch_file *f, mg_args *out) {
     static const char *const gates[] = {"swiglu", "gated_linear_unit", "geglu", "quick_geglu"};
     *out = (mg_args){-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
-    fc_pv root = f->p->root, args = fc_pv_typeof(root) == FC_PV_DICT ? fc_pt_dict_get(f->p, root, "args") : 0;
+    fc_pv root = f->p->root, args = fc_pv_typeof(root) == FC_PV_DICT ? fc_torch_dict_get(f->p, root, "args") : 0;
     out->iteration = args ? number_of(f->p, root, "iteration") : -1;
     fc_pv state = fc_pv_typeof(args) == FC_PV_CALL ? fc_pickle_state(f->p, args) : args;
     if (fc_pv_typeof(state) != FC_PV_DICT) {

@@ -32,14 +32,14 @@ enum { KEYS = sizeof keys / sizeof *keys };
 
 /* A chunk's flat tensors, of one size: where they begin. */
 typedef struct mg_flat {
-    pt_record records[KEYS];
+    torch_record records[KEYS];
     uint64_t first[KEYS];
     int64_t size;
 } mg_flat;
 
 /* The part of the file that one of several optimizers has. */
 typedef struct mg_part {
-    const pt_file *f;
+    const torch_file *f;
     fc_pv dict;
     size_t member, members;
     size_t first, end; /* of the model's values */
@@ -60,7 +60,7 @@ static bool has_parameters(const mg_reader *r, const mg_part *part, size_t chunk
 }
 
 /* The dict of number `chunk`: below it, below the one pair of data types. */
-static fc_pv find_chunk(const pt_file *f, fc_pv dict, int64_t chunk) {
+static fc_pv find_chunk(const torch_file *f, fc_pv dict, int64_t chunk) {
     size_t n, m;
     const fc_pv *pairs = fc_pickle_items(f->p, dict, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
@@ -75,10 +75,10 @@ static fc_pv find_chunk(const pt_file *f, fc_pv dict, int64_t chunk) {
 }
 
 /* How many chunks the file has; -1 where it is something else. */
-static int64_t count_chunks(const pt_file *f, fc_pv dict) {
+static int64_t count_chunks(const torch_file *f, fc_pv dict) {
     size_t n;
     int64_t count = 0, number;
-    if (fc_pv_typeof(dict) != FC_PV_DICT || !fc_pv_is_true(fc_pt_dict_get(f->p, dict, "buckets_coalesced"))) {
+    if (fc_pv_typeof(dict) != FC_PV_DICT || !fc_pv_is_true(fc_torch_dict_get(f->p, dict, "buckets_coalesced"))) {
         return -1;
     }
     const fc_pv *pairs = fc_pickle_items(f->p, dict, &n);
@@ -89,13 +89,13 @@ static int64_t count_chunks(const pt_file *f, fc_pv dict) {
 }
 
 /* Reads the flat tensors of a chunk. @return false where it has others. */
-static bool read_flat(const mg_reader *r, const pt_file *f, fc_pv dict, mg_flat *out) {
+static bool read_flat(const mg_reader *r, const torch_file *f, fc_pv dict, mg_flat *out) {
     for (size_t k = 0; k < KEYS; k++) {
-        fc_pv v = dict ? fc_pt_dict_get(f->p, dict, keys[k].file) : 0;
+        fc_pv v = dict ? fc_torch_dict_get(f->p, dict, keys[k].file) : 0;
         fc_torch_tensor t = {0};
-        pt_extent *piece = NULL;
+        torch_extent *piece = NULL;
         if (!v || !fc_torch_is_tensor(f->p, v) ||
-            fc_pt_find_extent(f, v, &t, r->checkpoint->arena, &piece, NULL) != FC_OK || t.dtype != FC_F32 ||
+            fc_torch_find_extent(f, v, &t, r->checkpoint->arena, &piece, NULL) != FC_OK || t.dtype != FC_F32 ||
             t.ndim != 1 || (t.sizes[0] > 1 && t.strides[0] != 1) || (k > 0 && t.sizes[0] != out->size) ||
             piece->record.method != FC_ZIP_STORED || piece->swap || piece->negate) {
             return false;
@@ -108,7 +108,8 @@ static bool read_flat(const mg_reader *r, const pt_file *f, fc_pv dict, mg_flat 
 }
 
 /* Reads the first bytes of what begins at byte `first` of a record. */
-static bool read_start(const mg_reader *r, const pt_record *record, uint64_t first, unsigned char *out, size_t size) {
+static bool read_start(const mg_reader *r, const torch_record *record, uint64_t first, unsigned char *out,
+                       size_t size) {
     const char *path = r->checkpoint->files[record->file].path;
     int fd;
     uint64_t length;
@@ -140,7 +141,7 @@ static bool begins_alike(const mg_reader *r, const mg_value *v, const mg_flat *m
 static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *flat, int64_t start) {
     fc_arena *arena = r->checkpoint->arena;
     for (size_t k = 0; k < KEYS; k++) {
-        pt_extent *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)param->ndim * sizeof *piece->strides);
+        torch_extent *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)param->ndim * sizeof *piece->strides);
         if (!piece) {
             return fc_mg_no_memory(r);
         }
@@ -215,8 +216,8 @@ fc_code fc_mg_read_distributed(mg_reader *r, size_t first, size_t end) {
     uint32_t index = r->rank + (uint32_t)r->grid.count;
     size_t members = 1;
     bool known = true;
-    pt_file f;
-    fc_code rc = fc_pt_file_open(r->checkpoint->files[index].path, index, &f, r->err);
+    torch_file f;
+    fc_code rc = fc_torch_file_open(r->checkpoint->files[index].path, index, &f, r->err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -232,6 +233,6 @@ fc_code fc_mg_read_distributed(mg_reader *r, size_t first, size_t end) {
         }
     }
     r->undistributed = known || rc != FC_OK ? r->undistributed : other_layout;
-    fc_pt_file_close(&f);
+    fc_torch_file_close(&f);
     return rc;
 }

@@ -7,6 +7,7 @@
 #include "megatron/megatron.h"
 
 #include "base/name_table.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -55,7 +56,7 @@ mg_expert fc_mg_expert(const char *name, size_t *digits, size_t *end, int64_t *n
 /* ---- how many there are ---- */
 
 /* The rows of a router's matrix: one for each expert of the layer. @return -1 where the leaf is something else. */
-static int64_t routed(const mg_reader *r, const pt_leaf *leaf) {
+static int64_t routed(const mg_reader *r, const torch_leaf *leaf) {
     static const char router[] = ".router.weight";
     size_t n = strlen(leaf->name);
     fc_torch_tensor t = {0};
@@ -96,7 +97,7 @@ static const char *without_number(fc_arena *arena, const char *name, int64_t *nu
 }
 
 /* What one expert has, the others have: counts each, by its name without the number. */
-static fc_code count_numbered(mg_reader *r, const pt_leaves *leaves) {
+static fc_code count_numbered(mg_reader *r, const torch_leaves *leaves) {
     fc_arena *scratch = fc_arena_new();
     fc_name_table *table = scratch ? fc_name_table_new(scratch, leaves->count + 1) : NULL;
     int64_t *counts = table ? fc_arena_calloc(scratch, leaves->count + 1, sizeof *counts) : NULL, number;
@@ -122,7 +123,7 @@ static fc_code count_numbered(mg_reader *r, const pt_leaves *leaves) {
     return rc;
 }
 
-fc_code fc_mg_count_experts(mg_reader *r, const pt_leaves *leaves) {
+fc_code fc_mg_count_experts(mg_reader *r, const torch_leaves *leaves) {
     int64_t all = -1;
     for (size_t i = 0; all < 0 && i < leaves->count; i++) {
         all = routed(r, &leaves->items[i]);
@@ -130,7 +131,7 @@ fc_code fc_mg_count_experts(mg_reader *r, const pt_leaves *leaves) {
     for (size_t i = 0; i < leaves->count; i++) {
         size_t start, end;
         int64_t number;
-        const pt_leaf *leaf = &leaves->items[i];
+        const torch_leaf *leaf = &leaves->items[i];
         mg_expert kind = fc_mg_expert(leaf->name, &start, &end, &number);
         bool parameter = fc_torch_is_tensor(r->f.p, leaf->v) && !fc_mg_is_extra_state(leaf->name);
         if (kind == MG_OTHER_EXPERT && r->grid.ep > 1 && parameter) {
@@ -144,10 +145,7 @@ fc_code fc_mg_count_experts(mg_reader *r, const pt_leaves *leaves) {
                            "experts, of which each of %" PRId64 " expert-parallel ranks has as many",
                            r->f.path, leaf->name, r->grid.ep);
         }
-        fc_code rc = kind == MG_ALL_EXPERTS && all > 0 ? set_count(r, all / r->grid.ep, leaf->name) : FC_OK;
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(kind == MG_ALL_EXPERTS && all > 0 ? set_count(r, all / r->grid.ep, leaf->name) : FC_OK);
     }
     return count_numbered(r, leaves);
 }
@@ -167,7 +165,7 @@ static fc_code ungroup(mg_reader *r, mg_value *v) {
                        fc_mg_file(r, v->file), v->name, n);
     }
     int64_t *sizes = fc_arena_calloc(arena, 3, sizeof *sizes);
-    pt_extent *piece = fc_arena_calloc(arena, 1, sizeof *piece + 3 * sizeof *piece->strides);
+    torch_extent *piece = fc_arena_calloc(arena, 1, sizeof *piece + 3 * sizeof *piece->strides);
     if (!sizes || !piece) {
         return fc_mg_no_memory(r);
     }
@@ -184,9 +182,8 @@ static fc_code ungroup(mg_reader *r, mg_value *v) {
 }
 
 fc_code fc_mg_ungroup(mg_reader *r) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < r->nvalues; i++) {
-        rc = r->values[i].grouped > 0 ? ungroup(r, &r->values[i]) : FC_OK;
+    for (size_t i = 0; i < r->nvalues; i++) {
+        FC_TRY(r->values[i].grouped > 0 ? ungroup(r, &r->values[i]) : FC_OK);
     }
-    return rc;
+    return FC_OK;
 }

@@ -7,6 +7,7 @@
 #include "megatron/megatron.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 
 #include <dirent.h>
@@ -96,7 +97,7 @@ static fc_code list(const char *directory, found_rank **out, size_t *count, fc_e
             continue;
         }
         if (!fc_grow(out, &capacity, *count + 1, sizeof **out)) {
-            rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+            rc = fc_no_memory(err, directory);
             break;
         }
         (*out)[(*count)++] = rank;
@@ -155,7 +156,7 @@ static fc_code take(fc_checkpoint *checkpoint, const found_rank *ranks, size_t c
     }
     checkpoint->files = files;
     checkpoint->nfiles = !good ? 0 : grid->optimizers == count ? 2 * count : count;
-    return good ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    return good ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
 
 static fc_code check_links(const fc_checkpoint *checkpoint, fc_error *err) {
@@ -245,6 +246,6 @@ fc_code fc_mg_arrange(const fc_checkpoint *checkpoint, const mg_args *args, mg_g
     }
     measure(grid);
     grid->expert_tp = args->expert_tp > 0 ? args->expert_tp : grid->tp;
-    fc_code rc = fc_mg_check_args(checkpoint, args, grid, err);
-    return rc == FC_OK ? check_whole(checkpoint, grid, err) : rc;
+    FC_TRY(fc_mg_check_args(checkpoint, args, grid, err));
+    return check_whole(checkpoint, grid, err);
 }

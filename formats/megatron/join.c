@@ -6,6 +6,7 @@
 #include "megatron/megatron.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "checkpoint/same_name.h"
 
 #include <inttypes.h>
@@ -42,11 +43,11 @@ static fc_code compare(const mg_reader *r, const mg_value *a, const mg_value *b,
         return FC_OK;
     }
     if (a->object) {
-        *same = fc_pt_same_object(a->object, b->object);
+        *same = fc_torch_same_object(a->object, b->object);
         return FC_OK;
     }
     return same_shape(a, b)
-               ? fc_pt_same_extent(r->checkpoint, a->dtype, a->ndim, a->sizes, a->piece, b->piece, same, r->err)
+               ? fc_torch_same_extent(r->checkpoint, a->dtype, a->ndim, a->sizes, a->piece, b->piece, same, r->err)
                : FC_OK;
 }
 
@@ -89,9 +90,9 @@ static fc_code add_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunks, con
     fc_arena *arena = r->checkpoint->arena;
     size_t n = (size_t)v->ndim, dim = (size_t)v->cut.dim;
     int64_t *dims = fc_arena_calloc(arena, 2 * n, sizeof *dims);
-    const pt_extent *piece = v->piece;
+    const torch_extent *piece = v->piece;
     if (dims && from > 0) {
-        pt_extent *part = fc_arena_alloc(arena, sizeof *part + n * sizeof *part->strides);
+        torch_extent *part = fc_arena_alloc(arena, sizeof *part + n * sizeof *part->strides);
         if (part) {
             memcpy(part, piece, sizeof *part + n * sizeof *part->strides);
             part->first += (uint64_t)(from * piece->strides[dim]) * fc_dtype_size(v->dtype);
@@ -124,7 +125,7 @@ static fc_code describe(const mg_reader *r, const mg_value *v, int64_t blocks, i
     }
     memcpy(shape, v->sizes, (size_t)v->ndim * sizeof *shape);
     if ((parts > 1 && !fc_mul_i64(shape[v->cut.dim], parts, &shape[v->cut.dim])) ||
-        (blocks > 1 && !fc_mul_i64(shape[0], blocks, &shape[0])) || !fc_pt_shape_fits(v->dtype, v->ndim, shape)) {
+        (blocks > 1 && !fc_mul_i64(shape[0], blocks, &shape[0])) || !fc_torch_shape_fits(v->dtype, v->ndim, shape)) {
         return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: its size is impossible", fc_mg_file(r, v->file),
                        v->name);
     }
@@ -180,8 +181,8 @@ static fc_code keep(joiner *j, const mg_value *v, const char *name, const fc_pat
         return make_tensor(j->r, &one, 1, 1, &whole, &m->tensor);
     }
     m->tensor = (fc_tensor){.name = name, .path = *path};
-    return v->refusal ? fc_pt_refused_tensor(v->refusal, v->file, j->r->checkpoint->arena, &m->tensor, j->r->err)
-                      : fc_pt_object_tensor(v->object, v->file, j->r->checkpoint->arena, &m->tensor, j->r->err);
+    return v->refusal ? fc_torch_refused_tensor(v->refusal, v->file, j->r->checkpoint->arena, &m->tensor, j->r->err)
+                      : fc_torch_object_tensor(v->object, v->file, j->r->checkpoint->arena, &m->tensor, j->r->err);
 }
 
 /* ---- values of each rank ---- */
@@ -203,13 +204,15 @@ static fc_code keep_for_rank(joiner *j, const mg_value *v) {
 }
 
 static fc_code join_loose(joiner *j, const group *g) {
-    fc_code rc = keep(j, g->values[0], g->values[0]->name, &g->values[0]->path);
-    for (size_t i = 1; rc == FC_OK && i < g->count; i++) {
+    FC_TRY(keep(j, g->values[0], g->values[0]->name, &g->values[0]->path));
+    for (size_t i = 1; i < g->count; i++) {
         bool same = false;
-        rc = compare(j->r, g->values[0], g->values[i], &same);
-        rc = rc == FC_OK && !same ? keep_for_rank(j, g->values[i]) : rc;
+        FC_TRY(compare(j->r, g->values[0], g->values[i], &same));
+        if (!same) {
+            FC_TRY(keep_for_rank(j, g->values[i]));
+        }
     }
-    return rc;
+    return FC_OK;
 }
 
 /* ---- parameters ---- */
@@ -390,18 +393,16 @@ fc_code fc_mg_join(mg_reader *r) {
     j.made = malloc((r->nvalues + 1) * sizeof *j.made);
     const int64_t dense = r->grid.tp, experts = r->grid.expert_tp * r->grid.ep;
     j.cells = malloc((size_t)(dense > experts ? dense : experts) * sizeof *j.cells);
-    fc_code rc = sorted && j.made && j.cells ? FC_OK : fc_mg_no_memory(r);
-    if (rc == FC_OK) {
-        for (size_t i = 0; i < r->nvalues; i++) {
-            sorted[i] = &r->values[i];
-        }
-        qsort(sorted, r->nvalues, sizeof *sorted, by_name);
-        rc = join_groups(&j, sorted);
+    fc_code rc;
+    FC_TRY_GOTO(sorted && j.made && j.cells ? FC_OK : fc_mg_no_memory(r), rc, out);
+    for (size_t i = 0; i < r->nvalues; i++) {
+        sorted[i] = &r->values[i];
     }
-    if (rc == FC_OK) {
-        qsort(j.made, j.nmade, sizeof *j.made, by_order);
-        rc = finish(&j);
-    }
+    qsort(sorted, r->nvalues, sizeof *sorted, by_name);
+    FC_TRY_GOTO(join_groups(&j, sorted), rc, out);
+    qsort(j.made, j.nmade, sizeof *j.made, by_order);
+    rc = finish(&j);
+out:
     free(sorted);
     free(j.made);
     free(j.cells);

@@ -24,7 +24,7 @@ static const char common[] = "common.pt";
 enum { TRACKED = 32 };
 
 static bool is_iteration(const char *directory) {
-    return fc_pt_is_beside_dcp(directory, common) || fc_mg_count_ranks(directory) > 0;
+    return fc_dcp_has_file(directory, common) || fc_mg_count_ranks(directory) > 0;
 }
 
 /* What the tracker names: "iter_0000010" for 10, or "release". */
@@ -61,11 +61,11 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
         fc_find_in(checkpoint->path, name, path)) {
         checkpoint->path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
         if (!checkpoint->path) {
-            return fc_fail(err, FC_ENOMEM, "out of memory");
+            return fc_no_memory(err, NULL);
         }
     }
-    fc_code rc = fc_pt_is_beside_dcp(checkpoint->path, common)
-                     ? fc_pt_open_beside_dcp(checkpoint, common, false, options, err)
+    fc_code rc = fc_dcp_has_file(checkpoint->path, common)
+                     ? fc_dcp_open_with_file(checkpoint, common, false, options, err)
                      : fc_mg_open_ranks(checkpoint, options, err);
     checkpoint->producer = "Megatron";
     checkpoint->keeps_order = false; /* ranks of a pipeline have parts of it */
@@ -74,7 +74,7 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
 
 /* Of DCP the data files have no headers that are read here. */
 static fc_code megatron_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
-    return fc_pt_is_beside_dcp(checkpoint->path, common) ? FC_OK : fc_pt_check_header(checkpoint, index, err);
+    return fc_dcp_has_file(checkpoint->path, common) ? FC_OK : fc_torch_check_header(checkpoint, index, err);
 }
 
 static const char *const extensions[] = {NULL};
@@ -85,16 +85,22 @@ const fc_format fc_format_megatron = {
     .directory_sign = "mp_rank_*/model_optim_rng.pt (Megatron)",
     .header_name = ".metadata",
     .extensions = extensions,
-    .probe = megatron_probe,
-    .open = megatron_open,
-    .check_header = megatron_look_at,
-    .close = fc_pt_close_beside_dcp,
-    .extent = fc_pt_extent_beside_dcp,
-    .read = fc_pt_read,
-    .object_json = fc_pt_object_json_beside_dcp,
-    .digest = fc_pt_digest_beside_dcp,
-    .check_object = fc_pt_check_object_beside_dcp,
-    .verify = fc_pt_verify_beside_dcp,
-    .verify_chunk = fc_pt_verify_chunk_beside_dcp,
-    .unverified = ".metadata, objects in torch.save files, and the gaps between the records of archives",
+    .reader =
+        {
+            .probe = megatron_probe,
+            .open = megatron_open,
+            .check_header = megatron_look_at,
+            .close = fc_dcp_close_with_file,
+            .extent = fc_dcp_extent_with_file,
+            .read = fc_torch_read,
+            .object_json = fc_dcp_object_json_with_file,
+            .digest = fc_dcp_digest_with_file,
+            .check_object = fc_dcp_check_object_with_file,
+        },
+    .verifier =
+        {
+            .verify = fc_dcp_verify_with_file,
+            .verify_chunk = fc_dcp_verify_chunk_with_file,
+            .unverified = ".metadata, objects in torch.save files, and the gaps between the records of archives",
+        },
 };

@@ -15,7 +15,7 @@
 #endif
 
 #include "fsdpckpt/format.h"
-#include "pt/pt.h"
+#include "torch/torch_file.h"
 
 /** What `args` says, and of what iteration the file is; -1 where it says nothing. */
 typedef struct mg_args {
@@ -93,10 +93,10 @@ typedef struct mg_value {
     const char *name;
     fc_path path;
     uint32_t file;
-    bool shared;             /**< a parameter, or a state of one: the ranks' values are one tensor */
-    const char *refusal;     /**< why it cannot be had; NULL: it can */
-    const pt_object *object; /**< of what is no tensor */
-    const pt_extent *piece;  /**< of a tensor */
+    bool shared;                /**< a parameter, or a state of one: the ranks' values are one tensor */
+    const char *refusal;        /**< why it cannot be had; NULL: it can */
+    const torch_object *object; /**< of what is no tensor */
+    const torch_extent *piece;  /**< of a tensor */
     fc_dtype dtype;
     int ndim;
     const int64_t *sizes;
@@ -123,7 +123,7 @@ typedef struct mg_reader {
     uint32_t experts_file; /**< which said so */
     mg_value *values;      /* malloc'ed */
     size_t nvalues, capacity;
-    pt_file f;                 /* the current one */
+    torch_file f;              /* the current one */
     uint32_t rank;             /* its number */
     const char *unnamed;       /**< why states of the optimizer are kept under their numbers; NULL: they are not */
     uint32_t unnamed_file;     /**< of which rank that is so */
@@ -143,17 +143,17 @@ static inline const char *fc_mg_file(const mg_reader *r, uint32_t file) {
 }
 
 /** The leaves of `v`, which is the value at `prefix`. */
-fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, pt_leaves *leaves);
+fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, torch_leaves *leaves);
 /** The elements of a path with dots between them; NULL when out of memory. */
 char *fc_mg_spell(fc_arena *arena, const fc_path *path);
 
 /** Notes how many layers the chunk has, as far as this leaf of it tells. */
-fc_code fc_mg_count_layer(mg_reader *r, const pt_leaf *leaf, size_t chunk);
+fc_code fc_mg_count_layer(mg_reader *r, const torch_leaf *leaf, size_t chunk);
 /** Notes how many experts the rank has; `leaves` are those of a chunk. Fails where it is another number than others'.
  */
-fc_code fc_mg_count_experts(mg_reader *r, const pt_leaves *leaves);
+fc_code fc_mg_count_experts(mg_reader *r, const torch_leaves *leaves);
 /** Gives a leaf of a chunk the name it has in the whole. */
-fc_code fc_mg_rename(mg_reader *r, pt_leaf *leaf, size_t chunk);
+fc_code fc_mg_rename(mg_reader *r, torch_leaf *leaf, size_t chunk);
 
 /** Sets MG_GATED where the values from `first` on, those of a file, hold gates. */
 fc_code fc_mg_find_gates(mg_reader *r, size_t first);
@@ -186,7 +186,7 @@ fc_code fc_mg_join(mg_reader *r);
 fc_code fc_mg_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
 
 /** Reads the namespace `args` of a file; all -1 where it has none. */
-void fc_mg_read_args(const pt_file *f, mg_args *out);
+void fc_mg_read_args(const torch_file *f, mg_args *out);
 /** Fails where the current file's args are those of another checkpoint than the first file's. */
 fc_code fc_mg_check_alike(const mg_reader *r, const mg_args *args);
 /** Fails unless what `args` says of the numbers of ranks is what there is. */

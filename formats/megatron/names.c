@@ -6,6 +6,7 @@
 #include "megatron/megatron.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -33,7 +34,7 @@ static mg_layers *layers_of(mg_reader *r, const char *prefix, size_t length, boo
     return l->prefix && l->counts ? l : NULL;
 }
 
-fc_code fc_mg_count_layer(mg_reader *r, const pt_leaf *leaf, size_t chunk) {
+fc_code fc_mg_count_layer(mg_reader *r, const torch_leaf *leaf, size_t chunk) {
     size_t prefix, end;
     int64_t number;
     if (!fc_mg_layer(leaf->name, &prefix, &number, &end)) {
@@ -64,7 +65,7 @@ static int64_t layers_before(mg_reader *r, const char *name, size_t prefix, size
 }
 
 /* Gives the leaf a path of its own, with the numbers of the layer and of the expert in the whole. */
-static fc_code renumber(mg_reader *r, pt_leaf *leaf, size_t chunk) {
+static fc_code renumber(mg_reader *r, torch_leaf *leaf, size_t chunk) {
     fc_arena *arena = r->checkpoint->arena;
     size_t start, end;
     int64_t number, layers = 0, experts = r->grid.places[r->rank].expert * r->local_experts;
@@ -99,7 +100,7 @@ static fc_code renumber(mg_reader *r, pt_leaf *leaf, size_t chunk) {
 }
 
 /* Another name of the embedding's weight, which the last stage has where the first one is not also the last. */
-static fc_code name_tied(mg_reader *r, pt_leaf *leaf) {
+static fc_code name_tied(mg_reader *r, torch_leaf *leaf) {
     static const fc_path_element core[] = {{.key = "model"}, {.key = "embedding.word_embeddings.weight"}};
     static const fc_path_element old[] = {{.key = "model"},
                                           {.key = "language_model"},
@@ -120,7 +121,7 @@ static fc_code name_tied(mg_reader *r, pt_leaf *leaf) {
     return leaf->name ? FC_OK : fc_mg_no_memory(r);
 }
 
-fc_code fc_mg_rename(mg_reader *r, pt_leaf *leaf, size_t chunk) {
-    fc_code rc = renumber(r, leaf, chunk);
-    return rc == FC_OK ? name_tied(r, leaf) : rc;
+fc_code fc_mg_rename(mg_reader *r, torch_leaf *leaf, size_t chunk) {
+    FC_TRY(renumber(r, leaf, chunk));
+    return name_tied(r, leaf);
 }

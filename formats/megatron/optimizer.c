@@ -7,6 +7,7 @@
  */
 #include "megatron/megatron.h"
 
+#include "base/try.h"
 #include "torch/name_list.h"
 
 #include <inttypes.h>
@@ -35,7 +36,7 @@ typedef struct mg_optimizer {
 } mg_optimizer;
 
 static fc_pv get(const mg_reader *r, fc_pv v, const char *key) {
-    return fc_pv_typeof(v) == FC_PV_DICT ? fc_pt_dict_get(r->f.p, v, key) : 0;
+    return fc_pv_typeof(v) == FC_PV_DICT ? fc_torch_dict_get(r->f.p, v, key) : 0;
 }
 
 static const fc_pv *list_of(const mg_reader *r, fc_pv v, size_t *count) {
@@ -263,34 +264,34 @@ static fc_code add_states(const mg_optimizer *o, const mg_param *param) {
     mg_reader *r = o->r;
     size_t n = 0;
     const fc_pv *pairs = param->state ? fc_pickle_items(r->f.p, param->state, &n) : NULL;
-    fc_code rc = param->master ? add_state(o, param, "fp32_param", param->master) : FC_OK;
-    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+    FC_TRY(param->master ? add_state(o, param, "fp32_param", param->master) : FC_OK);
+    for (size_t i = 0; i + 1 < n; i += 2) {
         size_t length;
         const char *key = fc_pickle_bytes(r->f.p, pairs[i], &length);
         const char *copy = fc_arena_strndup(r->checkpoint->arena, key, strlen(key));
-        rc = copy ? add_state(o, param, copy, pairs[i + 1]) : fc_mg_no_memory(r);
+        FC_TRY(copy ? add_state(o, param, copy, pairs[i + 1]) : fc_mg_no_memory(r));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* The names of a group's parameters instead of their numbers. */
 static fc_code add_names(const mg_optimizer *o, size_t group, const fc_path *path, const char *name) {
     mg_reader *r = o->r;
-    pt_name_list names;
-    fc_pt_name_list_begin(&names);
+    torch_name_list names;
+    fc_torch_name_list_begin(&names);
     for (size_t i = 0; i < o->nparams; i++) {
         if (o->params[i].group == group) {
-            fc_pt_name_list_add(&names, o->params[i].name);
+            fc_torch_name_list_add(&names, o->params[i].name);
         }
     }
-    fc_code rc = fc_pt_name_list_end(&names, &r->f, r->err);
+    fc_code rc = fc_torch_name_list_end(&names, &r->f, r->err);
     if (rc == FC_OK) {
-        const pt_file kept = r->f;
+        const torch_file kept = r->f;
         r->f = names.f;
         rc = fc_mg_add_leaf(r, name, path, names.f.p->root) ? FC_OK : r->err->code;
         r->f = kept;
     }
-    fc_pt_name_list_free(&names);
+    fc_torch_name_list_free(&names);
     return rc;
 }
 
@@ -307,7 +308,7 @@ static fc_code add_members(const mg_optimizer *o, fc_pv dict, const fc_path *pre
             return fc_mg_no_memory(r);
         }
         memcpy(path, prefix->elements, prefix->count * sizeof *path);
-        rc = fc_pt_key_element(&r->f, pairs[i], arena, &path[prefix->count], r->err);
+        rc = fc_torch_key_element(&r->f, pairs[i], arena, &path[prefix->count], r->err);
         bool skip = false;
         for (size_t k = 0; rc == FC_OK && skipped[k]; k++) {
             skip = skip || strcmp(skipped[k], path[prefix->count].key) == 0;
@@ -321,8 +322,7 @@ static fc_code add_members(const mg_optimizer *o, fc_pv dict, const fc_path *pre
 static fc_code add_groups(const mg_optimizer *o) {
     static const char *const skipped[] = {"params", NULL};
     fc_arena *arena = o->r->checkpoint->arena;
-    fc_code rc = FC_OK;
-    for (size_t g = 0; rc == FC_OK && g < o->ngroups; g++) {
+    for (size_t g = 0; g < o->ngroups; g++) {
         fc_path_element *path = fc_arena_calloc(arena, 4, sizeof *path);
         const char *name = fc_arena_printf(arena, "optim.param_groups.%zu.params", o->first_group + g);
         const char *number = fc_arena_printf(arena, "%zu", o->first_group + g);
@@ -334,10 +334,10 @@ static fc_code add_groups(const mg_optimizer *o) {
         path[2] = (fc_path_element){.key = number, .is_index = true};
         path[3].key = "params";
         const fc_path prefix = {path, 3}, whole = {path, 4};
-        rc = add_members(o, o->groups[g], &prefix, skipped);
-        rc = rc == FC_OK ? add_names(o, g, &whole, name) : rc;
+        FC_TRY(add_members(o, o->groups[g], &prefix, skipped));
+        FC_TRY(add_names(o, g, &whole, name));
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code add_all(const mg_optimizer *o) {
@@ -373,8 +373,8 @@ static fc_code prepare(mg_optimizer *o, fc_pv optimizer, size_t members, size_t 
     if (is_stateless(o) || *reason) {
         return FC_OK;
     }
-    fc_code rc = list_params(o, members, first, end);
-    return rc == FC_OK ? assign(o, reason) : rc;
+    FC_TRY(list_params(o, members, first, end));
+    return assign(o, reason);
 }
 
 static fc_code read_all(mg_optimizer *optimizers, const fc_pv *values, size_t members, size_t first, size_t end,

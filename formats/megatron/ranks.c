@@ -2,6 +2,7 @@
  * The files of all model-parallel ranks, one after the other: their values under the names that they have in the whole
  * model (names.c), with what cuts them (rules.c, gates.c).
  */
+#include "base/try.h"
 #include "megatron/megatron.h"
 
 #include <inttypes.h>
@@ -30,7 +31,7 @@ static bool is_vague(const mg_reader *r) {
     return r->grid.parts == 2 && (r->args.stages < 0 || r->args.ep < 0);
 }
 
-static fc_code add_parameter(mg_reader *r, pt_leaf *leaf, size_t chunk) {
+static fc_code add_parameter(mg_reader *r, torch_leaf *leaf, size_t chunk) {
     size_t start, end;
     int64_t number;
     fc_code rc = fc_mg_rename(r, leaf, chunk);
@@ -55,12 +56,17 @@ static fc_code add_parameter(mg_reader *r, pt_leaf *leaf, size_t chunk) {
 static fc_code read_chunk(mg_reader *r, fc_pv v, size_t chunk, bool count) {
     static const fc_path_element model = {.key = "model"};
     const fc_path prefix = {&model, 1};
-    pt_leaves leaves;
-    fc_code rc = fc_mg_flatten(r, &prefix, v, &leaves);
-    rc = rc == FC_OK && !count ? fc_mg_count_experts(r, &leaves) : rc;
-    for (size_t i = 0; rc == FC_OK && i < leaves.count; i++) {
-        rc = count ? fc_mg_count_layer(r, &leaves.items[i], chunk) : add_parameter(r, &leaves.items[i], chunk);
+    torch_leaves leaves;
+    fc_code rc;
+    FC_TRY_GOTO(fc_mg_flatten(r, &prefix, v, &leaves), rc, out);
+    if (!count) {
+        FC_TRY_GOTO(fc_mg_count_experts(r, &leaves), rc, out);
     }
+    for (size_t i = 0; i < leaves.count; i++) {
+        FC_TRY_GOTO(count ? fc_mg_count_layer(r, &leaves.items[i], chunk) : add_parameter(r, &leaves.items[i], chunk),
+                    rc, out);
+    }
+out:
     free(leaves.items);
     return rc;
 }
@@ -129,24 +135,21 @@ static fc_code read_members(mg_reader *r, bool count) {
 /* Opens the file of a rank. On failure nothing is left open. */
 static fc_code open_file(mg_reader *r, uint32_t rank) {
     r->rank = rank;
-    fc_code rc = fc_pt_file_open(r->checkpoint->files[rank].path, rank, &r->f, r->err);
+    fc_code rc = fc_torch_file_open(r->checkpoint->files[rank].path, rank, &r->f, r->err);
     if (rc == FC_OK && fc_pv_typeof(r->f.p->root) != FC_PV_DICT) {
         rc = fc_fail(r->err, FC_ECORRUPT, "%s: it holds no dict: not a file of a Megatron checkpoint", r->f.path);
-        fc_pt_file_close(&r->f);
+        fc_torch_file_close(&r->f);
     }
     return rc;
 }
 
 /* What the first file says of all. */
 static fc_code read_first(mg_reader *r) {
-    fc_code rc = open_file(r, 0);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(open_file(r, 0));
     fc_mg_read_args(&r->f, &r->args);
-    rc = count_chunks(r);
+    fc_code rc = count_chunks(r);
     rc = rc == FC_OK ? fc_mg_arrange(r->checkpoint, &r->args, &r->grid, r->err) : rc;
-    fc_pt_file_close(&r->f);
+    fc_torch_file_close(&r->f);
     return rc;
 }
 
@@ -162,7 +165,7 @@ static fc_code read_file(mg_reader *r, uint32_t rank, bool count, int64_t *wrote
         rc = fc_mg_check_alike(r, &args);
     }
     rc = rc == FC_OK ? read_members(r, count) : rc;
-    fc_pt_file_close(&r->f);
+    fc_torch_file_close(&r->f);
     return rc;
 }
 
@@ -180,11 +183,13 @@ static fc_code count_stages(mg_reader *r) {
 
 static fc_code read_files(mg_reader *r) {
     int64_t *wrote = calloc(r->grid.count, sizeof *wrote);
-    fc_code rc = wrote ? FC_OK : fc_mg_no_memory(r);
-    for (uint32_t i = 0; rc == FC_OK && i < r->grid.count; i++) {
-        rc = read_file(r, i, false, &wrote[i]);
+    fc_code rc;
+    FC_TRY_GOTO(wrote ? FC_OK : fc_mg_no_memory(r), rc, out);
+    for (uint32_t i = 0; i < r->grid.count; i++) {
+        FC_TRY_GOTO(read_file(r, i, false, &wrote[i]), rc, out);
     }
-    rc = rc == FC_OK ? fc_mg_check_writers(r, wrote) : rc;
+    rc = fc_mg_check_writers(r, wrote);
+out:
     free(wrote);
     return rc;
 }

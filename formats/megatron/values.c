@@ -4,6 +4,7 @@
 #include "megatron/megatron.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,11 +12,11 @@
 static fc_code read_tensor(const mg_reader *r, fc_pv v, mg_value *value, fc_error *err) {
     fc_arena *arena = r->checkpoint->arena;
     fc_torch_tensor t = {0};
-    pt_extent *piece = NULL;
-    fc_code rc = fc_pt_find_extent(&r->f, v, &t, arena, &piece, err);
+    torch_extent *piece = NULL;
+    fc_code rc = fc_torch_find_extent(&r->f, v, &t, arena, &piece, err);
     int64_t *sizes = rc == FC_OK ? fc_arena_calloc(arena, (size_t)t.ndim, sizeof *sizes) : NULL;
     if (!sizes) {
-        return rc == FC_OK ? fc_fail(err, FC_ENOMEM, "out of memory") : rc;
+        return rc == FC_OK ? fc_no_memory(err, NULL) : rc;
     }
     memcpy(sizes, t.sizes, (size_t)t.ndim * sizeof *sizes);
     value->piece = piece;
@@ -26,8 +27,8 @@ static fc_code read_tensor(const mg_reader *r, fc_pv v, mg_value *value, fc_erro
 }
 
 static fc_code read_object(const mg_reader *r, fc_pv v, mg_value *value, fc_error *err) {
-    pt_object *object = NULL;
-    fc_code rc = fc_pt_object_new(&r->f, v, r->checkpoint->arena, &object, err);
+    torch_object *object = NULL;
+    fc_code rc = fc_torch_object_new(&r->f, v, r->checkpoint->arena, &object, err);
     value->object = object;
     return rc;
 }
@@ -44,7 +45,7 @@ mg_value *fc_mg_add_leaf(mg_reader *r, const char *name, const fc_path *path, fc
     if (rc == FC_EUNSUPPORTED) { /* that does not keep the others from being read */
         value->object = NULL;
         value->refusal = fc_arena_strndup(r->checkpoint->arena, why.message, strlen(why.message));
-        rc = value->refusal ? FC_OK : fc_fail(&why, FC_ENOMEM, "out of memory");
+        rc = value->refusal ? FC_OK : fc_no_memory(&why, NULL);
     }
     if (rc != FC_OK) {
         fc_fail(r->err, rc, "%s: %.256s: %s", r->f.path, name, why.message);
@@ -62,30 +63,34 @@ char *fc_mg_spell(fc_arena *arena, const fc_path *path) {
     return name;
 }
 
-fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, pt_leaves *leaves) {
+fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, torch_leaves *leaves) {
     fc_pv_type type = fc_pv_typeof(v);
-    *leaves = (pt_leaves){.arena = r->checkpoint->arena};
+    *leaves = (torch_leaves){.arena = r->checkpoint->arena};
     if (type == FC_PV_DICT || type == FC_PV_LIST || type == FC_PV_TUPLE) {
         fc_pickle part = *r->f.p; /* the same values, seen from another one of them */
-        pt_file view = r->f;
+        torch_file view = r->f;
         part.root = v;
         view.p = &part;
-        return fc_pt_flatten(&view, prefix, leaves, r->err);
+        return fc_torch_flatten(&view, prefix, leaves, r->err);
     }
     const char *name = fc_mg_spell(r->checkpoint->arena, prefix);
     if (!name || !fc_grow(&leaves->items, &leaves->capacity, 1, sizeof *leaves->items)) {
         return fc_mg_no_memory(r);
     }
-    leaves->items[leaves->count++] = (pt_leaf){name, *prefix, v, PT_OBJECT};
+    leaves->items[leaves->count++] = (torch_leaf){name, *prefix, v, TORCH_OBJECT};
     return FC_OK;
 }
 
 fc_code fc_mg_add(mg_reader *r, const fc_path *prefix, fc_pv v) {
-    pt_leaves leaves;
-    fc_code rc = fc_mg_flatten(r, prefix, v, &leaves);
-    for (size_t i = 0; rc == FC_OK && i < leaves.count; i++) {
-        rc = fc_mg_add_leaf(r, leaves.items[i].name, &leaves.items[i].path, leaves.items[i].v) ? FC_OK : r->err->code;
+    torch_leaves leaves;
+    fc_code rc;
+    FC_TRY_GOTO(fc_mg_flatten(r, prefix, v, &leaves), rc, out);
+    for (size_t i = 0; i < leaves.count; i++) {
+        FC_TRY_GOTO(fc_mg_add_leaf(r, leaves.items[i].name, &leaves.items[i].path, leaves.items[i].v) ? FC_OK
+                                                                                                      : r->err->code,
+                    rc, out);
     }
+out:
     free(leaves.items);
     return rc;
 }

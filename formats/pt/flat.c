@@ -10,33 +10,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-static fc_code no_memory(const pt_merger *m) {
-    return fc_fail(m->err, FC_ENOMEM, "%s: out of memory", m->checkpoint->path);
-}
-
-static bool is_flat(const pt_leaf *leaf) {
+static bool is_flat(const torch_leaf *leaf) {
     size_t module;
-    return leaf->kind == PT_SHARDED_TENSOR && fc_is_flat_key(leaf->name, &module);
+    return leaf->kind == TORCH_SHARDED_TENSOR && fc_is_flat_key(leaf->name, &module);
 }
 
-fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves) {
+fc_code fc_pt_find_flat(pt_merger *m, const torch_leaves *leaves) {
     fc_code rc = FC_OK;
     m->nflat = 0;
     for (size_t i = 0; i < leaves->count && rc == FC_OK; i++) {
-        const pt_leaf *leaf = &leaves->items[i];
+        const torch_leaf *leaf = &leaves->items[i];
         pt_shard share;
         fc_torch_tensor t = {0};
-        pt_extent *piece = NULL;
+        torch_extent *piece = NULL;
         if (!is_flat(leaf)) {
             continue;
         }
         rc = fc_pt_sharded_shard(&m->f, leaf->v, 0, &share, m->err);
         if (rc == FC_OK && share.local) {
-            rc = fc_pt_find_extent(&m->f, share.local, &t, m->scratch, &piece, m->err);
+            rc = fc_torch_find_extent(&m->f, share.local, &t, m->scratch, &piece, m->err);
             rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s", m->f.path);
         }
         if (rc == FC_OK && piece) {
-            rc = fc_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat) ? FC_OK : no_memory(m);
+            rc = fc_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat)
+                     ? FC_OK
+                     : fc_no_memory(m->err, m->checkpoint->path);
         }
         if (rc == FC_OK && piece) {
             m->flat[m->nflat++] = piece->record.offset;
@@ -48,7 +46,7 @@ fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves) {
 
 static fc_code add_cut(pt_merger *m, int64_t ranks) {
     if (!fc_grow(&m->cuts, &m->cuts_capacity, m->ncuts + 1, sizeof *m->cuts)) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     pt_flat *cut = &m->cuts[m->ncuts++];
     *cut = (pt_flat){.ranks = ranks,
@@ -56,10 +54,10 @@ static fc_code add_cut(pt_merger *m, int64_t ranks) {
     for (int64_t r = 0; cut->offsets && r < ranks; r++) {
         cut->offsets[r] = -1;
     }
-    return cut->offsets ? FC_OK : no_memory(m);
+    return cut->offsets ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
-fc_code fc_pt_note_cuts(pt_merger *m, const pt_leaves *leaves, int64_t ranks) {
+fc_code fc_pt_note_cuts(pt_merger *m, const torch_leaves *leaves, int64_t ranks) {
     size_t n = 0;
     fc_code rc = FC_OK;
     for (size_t i = 0; i < leaves->count && rc == FC_OK; i++) {
@@ -80,7 +78,7 @@ fc_code fc_pt_note_cuts(pt_merger *m, const pt_leaves *leaves, int64_t ranks) {
     return rc;
 }
 
-void fc_pt_match_numbers(pt_merger *m, const pt_leaves *leaves) {
+void fc_pt_match_numbers(pt_merger *m, const torch_leaves *leaves) {
     size_t groups = 0, count = 0;
     for (size_t i = 0; i < leaves->count; i++) {
         const fc_path *path = &leaves->items[i].path;
@@ -104,13 +102,13 @@ static bool is_some_shard(const pt_merger *m, int64_t size) {
     return false;
 }
 
-fc_code fc_pt_state_shard(const pt_merger *m, const pt_leaf *leaf, pt_shard *out, bool *is, fc_error *err) {
+fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *out, bool *is, fc_error *err) {
     const fc_path_element *e = leaf->path.count >= 3 ? &leaf->path.elements[leaf->path.count - 3] : NULL;
     fc_torch_tensor t = {0};
     *is = false;
     *out = (pt_shard){.local = leaf->v, .ndim = 1};
     if (m->checkpoint->flat_views || !e || strcmp(e[0].key, "state") != 0 || !e[1].is_number ||
-        leaf->kind != PT_TENSOR) {
+        leaf->kind != TORCH_TENSOR) {
         return FC_OK;
     }
     unsigned long long number = strtoull(e[1].key, NULL, 10);

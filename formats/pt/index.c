@@ -5,9 +5,11 @@
  */
 #include "pt/pt.h"
 #include "safetensors/files.h"
+#include "torch/torch_file.h"
 
 #include "base/file_name.h"
 #include "base/name_table.h"
+#include "base/try.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,10 +27,6 @@ typedef struct opening {
     size_t total;
     fc_error *err;
 } opening;
-
-static fc_code no_memory(const opening *o) {
-    return fc_fail(o->err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
-}
 
 bool fc_pt_is_index(const char *path) {
     return fc_ends_with(path, index_end);
@@ -50,7 +48,8 @@ static fc_code read_files(opening *o) {
     const st_files *files = &o->files;
     fc_code rc = FC_OK;
     for (size_t f = 0; rc == FC_OK && f < files->nfiles; f++) {
-        rc = fc_pt_read_file(o->checkpoint, files->files[f].path, (uint32_t)f, &o->tensors[f], &o->counts[f], o->err);
+        rc =
+            fc_torch_read_file(o->checkpoint, files->files[f].path, (uint32_t)f, &o->tensors[f], &o->counts[f], o->err);
         rc = rc == FC_OK ? rc : fc_context(o->err, rc, "%s", files->index->path);
         o->total += o->counts[f];
     }
@@ -92,18 +91,15 @@ static fc_code open_files(opening *o) {
     o->tensors = fc_arena_calloc(arena, o->files.nfiles, sizeof *o->tensors);
     o->counts = fc_arena_calloc(arena, o->files.nfiles, sizeof *o->counts);
     if (!o->tensors || !o->counts) {
-        return no_memory(o);
+        return fc_no_memory(o->err, o->checkpoint->path);
     }
     o->checkpoint->files = o->files.files;
     o->checkpoint->nfiles = o->files.nfiles;
     o->checkpoint->producer = "torch.save, with an index";
-    fc_code rc = read_files(o);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(read_files(o));
     fc_name_table *names = fc_name_table_new(arena, o->total + 1);
     fc_tensor *all = fc_arena_calloc(arena, o->total + 1, sizeof *all);
-    rc = names && all ? join(o, names, all) : no_memory(o);
+    fc_code rc = names && all ? join(o, names, all) : fc_no_memory(o->err, o->checkpoint->path);
     return rc == FC_OK ? check_map(o, names) : rc;
 }
 
@@ -113,7 +109,7 @@ fc_code fc_pt_open_index(fc_checkpoint *checkpoint, const char *path, const fc_o
     o.files.directory = name == path ? "." : fc_arena_strndup(checkpoint->arena, path, (size_t)(name - path));
     path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
     if (!o.files.directory || !path) {
-        return no_memory(&o);
+        return fc_no_memory(o.err, o.checkpoint->path);
     }
     fc_code rc = fc_st_index_read(checkpoint->arena, path, &o.files, err);
     rc = rc == FC_OK && !options->follow_external ? fc_st_check_links(&o.files, err) : rc;

@@ -6,6 +6,7 @@
  *    "tensors": {"layers.0.weight": {"shape": [64, 8], "offsets": [0, 0], "placements": "…"}, …}}
  */
 #include "base/checked.h"
+#include "base/try.h"
 #include "pt/ranks.h"
 #include "pt/writer.h"
 
@@ -54,10 +55,10 @@ fc_code fc_pt_layout_json(const fc_target *target, const fc_target_file *file, c
                              "mesh_names", names, "mesh_shape", numbers(mesh->ndim, mesh->sizes), "tensors", tensors);
     *out = root && rc == FC_OK ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
-    return rc == FC_OK && !*out ? fc_fail(err, FC_ENOMEM, "out of memory") : rc;
+    return rc == FC_OK && !*out ? fc_no_memory(err, NULL) : rc;
 }
 
-static fc_code damaged(const pt_file *f, const char *what, fc_error *err) {
+static fc_code damaged(const torch_file *f, const char *what, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "%s: its record %s is damaged: %s", f->path, FC_PT_LAYOUT, what);
 }
 
@@ -76,7 +77,7 @@ static int read_numbers(const json_t *array, int most, int64_t *out) {
     return (int)json_array_size(array);
 }
 
-static fc_code read_mesh(const pt_file *f, const json_t *root, int64_t rank, int64_t ranks, fc_mesh *mesh,
+static fc_code read_mesh(const torch_file *f, const json_t *root, int64_t rank, int64_t ranks, fc_mesh *mesh,
                          fc_error *err) {
     const json_t *names = json_object_get(root, "mesh_names");
     int64_t product = 1;
@@ -99,7 +100,7 @@ static fc_code read_mesh(const pt_file *f, const json_t *root, int64_t rank, int
     return FC_OK;
 }
 
-fc_code fc_pt_layout_load(pt_file *f, int64_t rank, int64_t ranks, pt_layout *out, fc_error *err) {
+fc_code fc_pt_layout_load(torch_file *f, int64_t rank, int64_t ranks, pt_layout *out, fc_error *err) {
     char name[512];
     unsigned char *bytes = NULL;
     *out = (pt_layout){0};
@@ -111,10 +112,7 @@ fc_code fc_pt_layout_load(pt_file *f, int64_t rank, int64_t ranks, pt_layout *ou
     if (!entry) {
         return FC_OK;
     }
-    fc_code rc = fc_zip_read(&f->item.zip, entry, &bytes, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_zip_read(&f->item.zip, entry, &bytes, err));
     json_t *root = json_loadb((const char *)bytes, (size_t)entry->size, JSON_REJECT_DUPLICATES, NULL);
     free(bytes);
     if (!root) {
@@ -125,7 +123,7 @@ fc_code fc_pt_layout_load(pt_file *f, int64_t rank, int64_t ranks, pt_layout *ou
         return fc_fail(err, FC_EUNSUPPORTED, "%s: its record %s is not of version 1: use a newer fsdpckpt", f->path,
                        FC_PT_LAYOUT);
     }
-    rc = read_mesh(f, root, rank, ranks, &out->mesh, err);
+    fc_code rc = read_mesh(f, root, rank, ranks, &out->mesh, err);
     if (rc != FC_OK) {
         json_decref(root);
         return rc;
@@ -139,7 +137,7 @@ void fc_pt_layout_free(pt_layout *layout) {
     layout->root = NULL;
 }
 
-fc_code fc_pt_layout_shard(const pt_layout *layout, const pt_file *f, int64_t rank, const char *name, fc_pv v,
+fc_code fc_pt_layout_shard(const pt_layout *layout, const torch_file *f, int64_t rank, const char *name, fc_pv v,
                            pt_shard *out, fc_error *err) {
     const json_t *entry = json_object_get(json_object_get(layout->root, "tensors"), name);
     int64_t coordinate[FC_MAX_MESH_DIMS], stated[FC_MAX_DIMS] = {0};

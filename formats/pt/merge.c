@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "derived/flat_units.h"
 #include "fsdpckpt/layout.h"
 
@@ -18,10 +19,6 @@
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
-
-static fc_code no_memory(const pt_merger *m) {
-    return fc_fail(m->err, FC_ENOMEM, "%s: out of memory", m->checkpoint->path);
-}
 
 static uint32_t *find_slot(const pt_merger *m, uint32_t *slots, size_t nslots, const char *name) {
     size_t i = (size_t)XXH3_64bits(name, strlen(name)) & (nslots - 1);
@@ -85,32 +82,32 @@ static pt_value *value_of(pt_merger *m, const char *name, const fc_path *path, b
 /* ---- objects ---- */
 
 /* The name and path of what another rank has under a name that is taken: "lr.rank_3". */
-static fc_code rank_path(pt_merger *m, const pt_leaf *leaf, const char **name, fc_path *path) {
+static fc_code rank_path(pt_merger *m, const torch_leaf *leaf, const char **name, fc_path *path) {
     fc_arena *arena = m->checkpoint->arena;
     fc_path_element *elements = fc_arena_calloc(arena, leaf->path.count, sizeof *elements);
     *name = fc_arena_printf(arena, "%s.rank_%" PRId64, leaf->name, m->rank);
     if (!elements || !*name) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     memcpy(elements, leaf->path.elements, leaf->path.count * sizeof *elements);
     fc_path_element *last = &elements[leaf->path.count - 1];
     *last = (fc_path_element){.key = fc_arena_printf(arena, "%s.rank_%" PRId64, last->key, m->rank)};
     *path = (fc_path){elements, leaf->path.count};
-    return last->key ? FC_OK : no_memory(m);
+    return last->key ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
-static fc_code add_object(pt_merger *m, const pt_leaf *leaf) {
-    pt_object *object = NULL;
+static fc_code add_object(pt_merger *m, const torch_leaf *leaf) {
+    torch_object *object = NULL;
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
-    fc_code rc = fc_pt_object_new(&m->f, leaf->v, made ? m->checkpoint->arena : m->scratch, &object, m->err);
+    fc_code rc = fc_torch_object_new(&m->f, leaf->v, made ? m->checkpoint->arena : m->scratch, &object, m->err);
     if (rc != FC_OK) {
         return rc;
     }
-    if (!made && v->object && fc_pt_same_object(v->object, object)) {
+    if (!made && v->object && fc_torch_same_object(v->object, object)) {
         return FC_OK;
     }
     if (!made) {
@@ -121,9 +118,9 @@ static fc_code add_object(pt_merger *m, const pt_leaf *leaf) {
         if (!v || !made) {
             return rc != FC_OK ? rc
                    : v ? fc_fail(m->err, FC_EUNSUPPORTED, "the ranks' values differ, and %.256s is another", name)
-                       : no_memory(m);
+                       : fc_no_memory(m->err, m->checkpoint->path);
         }
-        rc = fc_pt_object_new(&m->f, leaf->v, m->checkpoint->arena, &object, m->err);
+        rc = fc_torch_object_new(&m->f, leaf->v, m->checkpoint->arena, &object, m->err);
     }
     v->object = object;
     v->file = m->f.index;
@@ -141,7 +138,7 @@ static fc_code describe(pt_merger *m, pt_value *v, const pt_shard *share, fc_dty
     int64_t *shape = fc_arena_alloc(m->checkpoint->arena, bytes);
     v->placements = fc_arena_calloc(m->checkpoint->arena, (size_t)share->mesh.ndim, sizeof *v->placements);
     if (!shape || !v->placements) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     memcpy(shape, share->shape, bytes);
     memcpy(v->placements, share->placements, (size_t)share->mesh.ndim * sizeof *v->placements);
@@ -172,10 +169,10 @@ static bool has_box(const pt_value *v, const pt_shard *share) {
     return false;
 }
 
-static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_shard *share, const pt_extent *piece) {
+static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_shard *share, const torch_extent *piece) {
     int64_t *dims = fc_arena_calloc(m->checkpoint->arena, 2 * (size_t)v->ndim, sizeof *dims);
     if (!dims || !fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks)) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     memcpy(dims, share->offsets, (size_t)v->ndim * sizeof *dims);
     memcpy(dims + v->ndim, share->sizes, (size_t)v->ndim * sizeof *dims);
@@ -199,13 +196,13 @@ static fc_code check_local(const pt_merger *m, const pt_shard *share, const fc_t
 }
 
 /* A rank's piece of the value called leaf->name. */
-static fc_code add_share(pt_merger *m, const pt_leaf *leaf, const pt_shard *share) {
+static fc_code add_share(pt_merger *m, const torch_leaf *leaf, const pt_shard *share) {
     fc_torch_tensor t = {0};
-    pt_extent *piece = NULL;
+    torch_extent *piece = NULL;
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     if (!share->local) { /* the rank holds none of it; another will say more */
         m->count -= made;
@@ -216,7 +213,8 @@ static fc_code add_share(pt_merger *m, const pt_leaf *leaf, const pt_shard *shar
     }
     /* Pieces that another rank's file has, too, need no place in the manifest. */
     bool wanted = made || (!v->object && same_shape(v, share) && !is_empty(share) && !has_box(v, share));
-    fc_code rc = fc_pt_find_extent(&m->f, share->local, &t, wanted ? m->checkpoint->arena : m->scratch, &piece, m->err);
+    fc_code rc =
+        fc_torch_find_extent(&m->f, share->local, &t, wanted ? m->checkpoint->arena : m->scratch, &piece, m->err);
     rc = rc == FC_OK ? check_local(m, share, &t) : fc_context(m->err, rc, "%s", m->f.path);
     rc = rc == FC_OK && made ? describe(m, v, share, t.dtype) : rc;
     if (rc != FC_OK) {
@@ -229,7 +227,7 @@ static fc_code add_share(pt_merger *m, const pt_leaf *leaf, const pt_shard *shar
 }
 
 /* Whether a plain tensor is a view of one of the file's flat parameters. */
-static bool is_flat_view(const pt_merger *m, const fc_torch_tensor *t, const pt_extent *piece) {
+static bool is_flat_view(const pt_merger *m, const fc_torch_tensor *t, const torch_extent *piece) {
     for (size_t i = 0; i < m->nflat && t->ndim == 1; i++) {
         if (m->flat[i] == piece->record.offset) {
             return true;
@@ -268,15 +266,15 @@ fc_code fc_pt_check_parts(pt_merger *m, size_t first, int64_t ranks) {
 }
 
 /* A plain tensor that the plan says is cut along `dim`: ranks' parts lie behind each other. */
-static fc_code add_part(pt_merger *m, const pt_leaf *leaf, int dim) {
+static fc_code add_part(pt_merger *m, const torch_leaf *leaf, int dim) {
     fc_torch_tensor t = {0};
-    pt_extent *piece = NULL;
+    torch_extent *piece = NULL;
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
-    fc_code rc = fc_pt_find_extent(&m->f, leaf->v, &t, m->checkpoint->arena, &piece, m->err);
+    fc_code rc = fc_torch_find_extent(&m->f, leaf->v, &t, m->checkpoint->arena, &piece, m->err);
     if (rc != FC_OK) {
         return fc_context(m->err, rc, "%s", m->f.path);
     }
@@ -293,7 +291,7 @@ static fc_code add_part(pt_merger *m, const pt_leaf *leaf, int dim) {
         share.shape[dim] = share.offsets[dim];
         bool fits = v->parts == m->rank && v->dtype == t.dtype && same_shape(v, &share);
         if (!fits || !fc_add_i64(v->shape[dim], t.sizes[dim], &v->shape[dim]) ||
-            !fc_pt_shape_fits(v->dtype, v->ndim, v->shape)) {
+            !fc_torch_shape_fits(v->dtype, v->ndim, v->shape)) {
             return fc_fail(m->err, FC_ECORRUPT,
                            "%s: its part does not fit those of the ranks before, with which it would be cut along "
                            "dimension %d, as the plan says",
@@ -305,16 +303,16 @@ static fc_code add_part(pt_merger *m, const pt_leaf *leaf, int dim) {
 }
 
 /* A plain tensor without a word about how it lies: the same on every rank, or it cannot be put together. */
-static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
+static fc_code add_plain(pt_merger *m, const torch_leaf *leaf) {
     fc_torch_tensor t = {0};
-    pt_extent *piece = NULL;
+    torch_extent *piece = NULL;
     pt_shard share = {0};
     bool made, same = false;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
-    fc_code rc = fc_pt_find_extent(&m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &piece, m->err);
+    fc_code rc = fc_torch_find_extent(&m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &piece, m->err);
     if (rc != FC_OK) {
         return fc_context(m->err, rc, "%s", m->f.path);
     }
@@ -343,8 +341,8 @@ static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
     if (v->nchunks == 0) {
         return FC_OK;
     }
-    const pt_extent *first = (const pt_extent *)(uintptr_t)v->chunks[0].detail;
-    rc = fc_pt_same_extent(m->checkpoint, v->dtype, v->ndim, v->shape, first, piece, &same, m->err);
+    const torch_extent *first = (const torch_extent *)(uintptr_t)v->chunks[0].detail;
+    rc = fc_torch_same_extent(m->checkpoint, v->dtype, v->ndim, v->shape, first, piece, &same, m->err);
     return rc != FC_OK || same ? rc
                                : fc_fail(m->err, FC_EUNSUPPORTED,
                                          "%s: a plain tensor that differs from that of rank 0: neither a copy, nor "
@@ -353,19 +351,18 @@ static fc_code add_plain(pt_merger *m, const pt_leaf *leaf) {
                                          m->f.path);
 }
 
-static fc_code add_sharded(pt_merger *m, const pt_leaf *leaf) {
+static fc_code add_sharded(pt_merger *m, const torch_leaf *leaf) {
     pt_shard share;
     size_t n = fc_pt_sharded_count(&m->f, leaf->v);
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < n && rc == FC_OK; i++) {
-        rc = fc_pt_sharded_shard(&m->f, leaf->v, i, &share, m->err);
-        rc = rc == FC_OK ? add_share(m, leaf, &share) : rc;
+    for (size_t i = 0; i < n; i++) {
+        FC_TRY(fc_pt_sharded_shard(&m->f, leaf->v, i, &share, m->err));
+        FC_TRY(add_share(m, leaf, &share));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* The dimension that the plan says tensor parallelism cut, or -1. */
-static fc_code find_cut(const pt_merger *m, const pt_leaf *leaf, int *dim) {
+static fc_code find_cut(const pt_merger *m, const torch_leaf *leaf, int *dim) {
     fc_torch_tensor t = {0};
     fc_tp_style style;
     fc_code rc = fc_torch_tensor_decode(m->f.p, leaf->v, &t, m->err);
@@ -373,16 +370,16 @@ static fc_code find_cut(const pt_merger *m, const pt_leaf *leaf, int *dim) {
     return rc == FC_OK ? rc : fc_context(m->err, rc, "%s", m->f.path);
 }
 
-fc_code fc_pt_merge_leaf(pt_merger *m, const pt_leaf *leaf) {
+fc_code fc_pt_merge_leaf(pt_merger *m, const torch_leaf *leaf) {
     pt_shard share;
     fc_code rc;
     switch (leaf->kind) {
-    case PT_OBJECT:
+    case TORCH_OBJECT:
         return add_object(m, leaf);
-    case PT_DTENSOR:
+    case TORCH_DTENSOR:
         rc = fc_pt_dtensor_shard(&m->f, leaf->v, &share, m->err);
         return rc == FC_OK ? add_share(m, leaf, &share) : rc;
-    case PT_SHARDED_TENSOR:
+    case TORCH_SHARDED_TENSOR:
         return add_sharded(m, leaf);
     default:
         break;

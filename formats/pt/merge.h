@@ -15,9 +15,9 @@
 typedef struct pt_value {
     const char *name;
     fc_path path;
-    const pt_object *object; /* NULL: a tensor */
-    bool plain;              /* every rank has all of it */
-    bool view;               /* of a flat parameter, which has its bytes: no value of its own */
+    const torch_object *object; /* NULL: a tensor */
+    bool plain;                 /* every rank has all of it */
+    bool view;                  /* of a flat parameter, which has its bytes: no value of its own */
     fc_dtype dtype;
     int ndim;
     int64_t *shape;
@@ -44,7 +44,7 @@ typedef struct pt_merger {
     size_t count, capacity;
     uint32_t *slots; /* hash table: name → index + 1 */
     size_t nslots;
-    pt_file f; /* the current one */
+    torch_file f; /* the current one */
     int64_t rank;
     pt_layout layout;
     uint64_t *flat; /* where the storages of the file's flat parameters lie; malloc'ed */
@@ -61,21 +61,21 @@ typedef struct pt_merger {
  * Finds the flat parameters of the current file: FSDP1 with use_orig_params leaves beside each what this rank has of
  * its parameters, as one dimension each, views of the same storage.
  */
-fc_code fc_pt_find_flat(pt_merger *m, const pt_leaves *leaves);
+fc_code fc_pt_find_flat(pt_merger *m, const torch_leaves *leaves);
 
 /** Notes how the flat parameters of a file are cut, if it has some. @param ranks of the set */
-fc_code fc_pt_note_cuts(pt_merger *m, const pt_leaves *leaves, int64_t ranks);
+fc_code fc_pt_note_cuts(pt_merger *m, const torch_leaves *leaves, int64_t ranks);
 /** Whether this file holds an optimizer's state_dict() of just these flat parameters, in one group. */
-void fc_pt_match_numbers(pt_merger *m, const pt_leaves *leaves);
+void fc_pt_match_numbers(pt_merger *m, const torch_leaves *leaves);
 /** The piece that a leaf of such a file is; `*is` false: it is not cut so. Its local tensor is longer by the padding.
  */
-fc_code fc_pt_state_shard(const pt_merger *m, const pt_leaf *leaf, pt_shard *out, bool *is, fc_error *err);
+fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *out, bool *is, fc_error *err);
 
 /** After the last file of a set of `ranks`, whose values are those from `first` on: every rank must have had a part of
  *  what the plan says is cut. */
 fc_code fc_pt_check_parts(pt_merger *m, size_t first, int64_t ranks);
 
 /** Adds a leaf of the current file. Its name may die with m->scratch. */
-fc_code fc_pt_merge_leaf(pt_merger *m, const pt_leaf *leaf);
+fc_code fc_pt_merge_leaf(pt_merger *m, const torch_leaf *leaf);
 
 #endif

@@ -18,8 +18,8 @@ static bool pt_probe(const fc_probe *probe) {
     if (probe->is_directory) {
         return fc_pt_has_sets(probe->path) || fc_pt_find_index(probe->path, path);
     }
-    return fc_pt_is_index(probe->path) || fc_pt_is_zip(probe->head, probe->head_size) ||
-           fc_pt_is_legacy(probe->head, probe->head_size) || fc_pt_is_tar(probe->head, probe->head_size);
+    return fc_pt_is_index(probe->path) || fc_torch_is_zip(probe->head, probe->head_size) ||
+           fc_torch_is_legacy(probe->head, probe->head_size) || fc_torch_is_tar(probe->head, probe->head_size);
 }
 
 /* A rank's file that says of how many it is stands for its set: what it holds alone is no checkpoint. */
@@ -30,7 +30,7 @@ static fc_code open_set_of(fc_checkpoint *checkpoint, const fc_open_options *opt
     const char *directory = n == 0 ? "." : fc_arena_strndup(arena, checkpoint->path, n == 1 ? 1 : n - 1);
     const char *only = fc_arena_strndup(arena, base, name);
     return directory && only ? fc_pt_open_ranks(checkpoint, directory, only, options, err)
-                             : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+                             : fc_no_memory(err, checkpoint->path);
 }
 
 /* Hugging Face's folder of a model: an index, or the one file. */
@@ -39,7 +39,7 @@ static fc_code open_model(fc_checkpoint *checkpoint, const char *path, const fc_
         return fc_pt_open_index(checkpoint, path, options, err);
     }
     checkpoint->path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
-    return checkpoint->path ? fc_pt_open_file(checkpoint, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    return checkpoint->path ? fc_torch_open_file(checkpoint, err) : fc_no_memory(err, path);
 }
 
 static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
@@ -67,23 +67,32 @@ const fc_format fc_format_pt = {
     .file_sign = "torch.save",
     .directory_sign = "*_rank_*.pt, pytorch_model.bin or its .index.json (torch.save)",
     .extensions = extensions,
-    .own_files = own_files,
-    .probe = pt_probe,
-    .open = pt_open,
-    .check_header = fc_pt_check_header,
-    .extent = fc_pt_extent,
-    .read = fc_pt_read,
-    .object_json = fc_pt_object_json,
-    .digest = fc_pt_digest,
-    .verify = fc_pt_verify,
-    .unverified = "the gaps between the records of zip files, and all of files from before torch 1.6",
-    .self_contained = true,
-    .wants_crc32 = true,
-    .is_directory = fc_pt_is_directory,
-    .files = fc_pt_files,
-    .create = fc_pt_create,
-    .reserve = fc_pt_reserve,
-    .finish_file = fc_pt_finish_file,
-    .finish = fc_pt_finish,
-    .destroy = fc_pt_destroy,
+    .reader =
+        {
+            .probe = pt_probe,
+            .open = pt_open,
+            .check_header = fc_torch_check_header,
+            .extent = fc_torch_extent,
+            .read = fc_torch_read,
+            .object_json = fc_torch_object_json,
+            .digest = fc_torch_digest,
+        },
+    .verifier =
+        {
+            .verify = fc_pt_verify,
+            .unverified = "the gaps between the records of zip files, and all of files from before torch 1.6",
+        },
+    .writer =
+        {
+            .own_files = own_files,
+            .self_contained = true,
+            .wants_crc32 = true,
+            .is_directory = fc_pt_is_directory,
+            .files = fc_pt_files,
+            .create = fc_pt_create,
+            .reserve = fc_pt_reserve,
+            .finish_file = fc_pt_finish_file,
+            .finish = fc_pt_finish,
+            .destroy = fc_pt_destroy,
+        },
 };

@@ -11,24 +11,21 @@
 #include <string.h>
 #include <unistd.h>
 
-static fc_code no_memory(const pt_merger *m) {
-    return fc_fail(m->err, FC_ENOMEM, "%s: out of memory", m->checkpoint->path);
-}
-
 /* ---- files ---- */
 
 static fc_code add_file(pt_merger *m, const pt_set *set, size_t first, int64_t rank, const fc_path *prefix) {
-    pt_leaves leaves = {.arena = m->checkpoint->arena};
+    torch_leaves leaves = {.arena = m->checkpoint->arena};
     uint32_t index = (uint32_t)first + (uint32_t)rank;
     const fc_file *file = &m->checkpoint->files[index];
     m->rank = rank;
     m->scratch = fc_arena_new();
-    fc_code rc = m->scratch ? fc_pt_file_open(file->path, index, &m->f, m->err) : no_memory(m);
+    fc_code rc =
+        m->scratch ? fc_torch_file_open(file->path, index, &m->f, m->err) : fc_no_memory(m->err, m->checkpoint->path);
     if (rc == FC_OK) {
         leaves.arena = rank == 0 ? m->checkpoint->arena : m->scratch;
         rc = fc_pt_layout_load(&m->f, rank, set->ranks, &m->layout, m->err);
-        rc = rc == FC_OK ? fc_pt_flatten(&m->f, prefix, &leaves, m->err) : rc;
-        rc = rc == FC_OK ? fc_pt_check_names(file->path, &leaves, m->err) : rc;
+        rc = rc == FC_OK ? fc_torch_flatten(&m->f, prefix, &leaves, m->err) : rc;
+        rc = rc == FC_OK ? fc_torch_check_names(file->path, &leaves, m->err) : rc;
         rc = rc == FC_OK ? fc_pt_find_flat(m, &leaves) : rc;
         rc = rc == FC_OK ? fc_pt_note_cuts(m, &leaves, set->ranks) : rc;
         if (rc == FC_OK) {
@@ -39,7 +36,7 @@ static fc_code add_file(pt_merger *m, const pt_set *set, size_t first, int64_t r
             rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s: %.256s", m->directory, leaves.items[i].name);
         }
         fc_pt_layout_free(&m->layout);
-        fc_pt_file_close(&m->f);
+        fc_torch_file_close(&m->f);
     }
     free(leaves.items);
     fc_arena_free(m->scratch);
@@ -85,7 +82,7 @@ static fc_code name_files(pt_merger *m, const pt_set *set, fc_file *files) {
         files[r].name = fc_arena_printf(arena, "%s%0*" PRId64 "%s", set->head, set->width, r, set->tail);
         files[r].path = files[r].name ? fc_arena_printf(arena, "%s%s%s", m->directory, slash, files[r].name) : NULL;
         if (!files[r].path) {
-            return no_memory(m);
+            return fc_no_memory(m->err, m->checkpoint->path);
         }
     }
     return FC_OK;
@@ -109,7 +106,7 @@ static fc_code make_prefix(const pt_merger *m, const pt_set *set, bool several, 
     fc_path_element *elements = fc_arena_calloc(arena, 2, sizeof *elements);
     size_t n = 0;
     if (!elements) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     if (several && set->name[0]) {
         elements[n++].key = set->name;
@@ -117,7 +114,7 @@ static fc_code make_prefix(const pt_merger *m, const pt_set *set, bool several, 
     if (!is_merged(set)) {
         elements[n].key = fc_arena_printf(arena, "rank_%" PRId64, rank);
         if (!elements[n++].key) {
-            return no_memory(m);
+            return fc_no_memory(m->err, m->checkpoint->path);
         }
     }
     *out = (fc_path){elements, n};
@@ -146,11 +143,11 @@ static fc_code finish_value(const pt_merger *m, const pt_value *v, fc_tensor *t)
     t->name = v->name;
     t->path = v->path;
     if (v->object) {
-        return fc_pt_object_tensor(v->object, v->file, arena, t, m->err);
+        return fc_torch_object_tensor(v->object, v->file, arena, t, m->err);
     }
     fc_chunk *chunks = fc_arena_alloc(arena, v->nchunks * sizeof *chunks);
     if (!chunks) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     if (v->nchunks > 0) {
         memcpy(chunks, v->chunks, v->nchunks * sizeof *chunks);
@@ -174,13 +171,13 @@ static fc_code place_plain(const pt_merger *m, const pt_value *v, fc_tensor *t) 
     fc_placement *placements =
         fc_arena_calloc(m->checkpoint->arena, (size_t)m->checkpoint->mesh.ndim, sizeof *placements);
     t->placements = placements;
-    return placements ? FC_OK : no_memory(m);
+    return placements ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
 static fc_code finish(pt_merger *m) {
     fc_tensor *tensors = fc_arena_calloc(m->checkpoint->arena, m->count, sizeof *tensors);
     if (!tensors) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->checkpoint->path);
     }
     for (size_t i = 0; i < m->count; i++) { /* the mesh with the most dimensions: others are parts of it */
         if (m->values[i].mesh.ndim > m->checkpoint->mesh.ndim) {
@@ -217,7 +214,7 @@ static fc_code note_joined(const pt_merger *m) {
                         "%s%s%zu tensors were put together as the plan says, which nothing in the files confirms: "
                         "look at their shapes; %.256s along dimension %d",
                         c->note ? c->note : "", c->note ? "; " : "", c->tp_joined, v->name, v->placements[0].dim);
-    return c->note ? FC_OK : no_memory(m);
+    return c->note ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
 fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const char *only,
@@ -234,7 +231,7 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
     }
     fc_file *files = fc_arena_calloc(checkpoint->arena, total, sizeof *files);
     if (!files) {
-        return no_memory(&m);
+        return fc_no_memory(m.err, m.checkpoint->path);
     }
     checkpoint->files = files;
     for (size_t i = 0; i < nsets && rc == FC_OK; i++) {

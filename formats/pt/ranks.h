@@ -9,7 +9,7 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
-#include "pt/pt.h"
+#include "torch/torch_file.h"
 
 /** A set of files, one a rank: "model_world_size_8_rank_0.pt" and those of the other ranks. */
 typedef struct pt_set {
@@ -51,14 +51,14 @@ typedef struct pt_shard {
 } pt_shard;
 
 /** What the DTensor `v` says of this rank's piece. `out->local` is FC_PV_ABSENT where the rank holds none. */
-fc_code fc_pt_dtensor_shard(const pt_file *f, fc_pv v, pt_shard *out, fc_error *err);
+fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, pt_shard *out, fc_error *err);
 
 /** Whether its shape and placements are possible: what fc_local_box expects. */
 bool fc_pt_shard_sane(const pt_shard *share);
 
 /** The number of pieces that the ShardedTensor `v` has on this rank, and one of them. */
-size_t fc_pt_sharded_count(const pt_file *f, fc_pv v);
-fc_code fc_pt_sharded_shard(const pt_file *f, fc_pv v, size_t index, pt_shard *out, fc_error *err);
+size_t fc_pt_sharded_count(const torch_file *f, fc_pv v);
+fc_code fc_pt_sharded_shard(const torch_file *f, fc_pv v, size_t index, pt_shard *out, fc_error *err);
 
 /** The layout record of a rank's file that this program wrote. */
 typedef struct pt_layout {
@@ -66,10 +66,10 @@ typedef struct pt_layout {
     fc_mesh mesh;
 } pt_layout;
 
-fc_code fc_pt_layout_load(pt_file *f, int64_t rank, int64_t ranks, pt_layout *out, fc_error *err);
+fc_code fc_pt_layout_load(torch_file *f, int64_t rank, int64_t ranks, pt_layout *out, fc_error *err);
 void fc_pt_layout_free(pt_layout *layout);
 /** The piece that the plain tensor called `name` is. FC_OK with ndim -1 where the record does not name it. */
-fc_code fc_pt_layout_shard(const pt_layout *layout, const pt_file *f, int64_t rank, const char *name, fc_pv v,
+fc_code fc_pt_layout_shard(const pt_layout *layout, const torch_file *f, int64_t rank, const char *name, fc_pv v,
                            pt_shard *out, fc_error *err);
 
 /** The manifest of the sets in `directory`; with `only`, of the set of that name alone, without a prefix. */

@@ -148,7 +148,7 @@ static fc_code add_to_sets(const char *directory, const char *file, const pt_ran
                   fc_arena_strndup(arena, name->tail, strlen(name->tail)), name->ranks ? name->ranks : name->rank + 1,
                   name->width};
     if (!set.name || !set.head || !set.tail) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+        return fc_no_memory(err, directory);
     }
     sets[(*count)++] = set;
     return FC_OK;
@@ -175,7 +175,7 @@ static fc_code list_names(const char *directory, fc_arena *arena, char ***out, s
         }
         if (!fc_grow(&names, &capacity, *count + 1, sizeof *names) ||
             !(names[*count] = fc_arena_strndup(arena, e->d_name, strlen(e->d_name)))) {
-            rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+            rc = fc_no_memory(err, directory);
         }
         *count += rc == FC_OK;
     }
@@ -194,7 +194,7 @@ fc_code fc_pt_find_sets(const char *directory, fc_arena *arena, pt_set **out, si
     *count = 0;
     *out = rc == FC_OK ? fc_arena_calloc(arena, MOST_SETS, sizeof **out) : NULL;
     if (rc == FC_OK && !*out) {
-        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+        rc = fc_no_memory(err, directory);
     }
     for (size_t i = 0; rc == FC_OK && i < nnames; i++) {
         pt_rank_name name;

@@ -6,11 +6,12 @@
 #include "pt/ranks.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <stdio.h>
 #include <string.h>
 
-static fc_code damaged(const pt_file *f, const char *what, fc_error *err) {
+static fc_code damaged(const torch_file *f, const char *what, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "%s: the pickled tensor is damaged: %s", f->path, what);
 }
 
@@ -52,14 +53,14 @@ static fc_pv field(const fc_pickle *p, fc_pv v, const char *name) {
     }
     fc_pv state = fc_pickle_state(p, v);
     if (fc_pv_typeof(state) == FC_PV_DICT) {
-        return fc_pt_dict_get(p, state, name);
+        return fc_torch_dict_get(p, state, name);
     }
     if (fc_pv_typeof(state) != FC_PV_TUPLE) {
         return 0;
     }
     halves = fc_pickle_tuple(p, state, &n);
     for (size_t i = 0; i < n && !found; i++) {
-        found = fc_pv_typeof(halves[i]) == FC_PV_DICT ? fc_pt_dict_get(p, halves[i], name) : 0;
+        found = fc_pv_typeof(halves[i]) == FC_PV_DICT ? fc_torch_dict_get(p, halves[i], name) : 0;
     }
     return found;
 }
@@ -70,13 +71,13 @@ static fc_pv wrapped_field(const fc_pickle *p, fc_pv state, const char *name) {
     size_t n;
     fc_pv found = 0;
     if (fc_pv_typeof(state) == FC_PV_DICT) {
-        return fc_pt_dict_get(p, state, name);
+        return fc_torch_dict_get(p, state, name);
     }
     if (!sequence(p, state, &halves, &n)) {
         return 0;
     }
     for (size_t i = 0; i < n && !found; i++) {
-        found = fc_pv_typeof(halves[i]) == FC_PV_DICT ? fc_pt_dict_get(p, halves[i], name) : 0;
+        found = fc_pv_typeof(halves[i]) == FC_PV_DICT ? fc_torch_dict_get(p, halves[i], name) : 0;
     }
     return found;
 }
@@ -118,7 +119,7 @@ static int mesh_sizes(const fc_pickle *p, fc_pv mesh, int64_t *sizes) {
 }
 
 /* @return false where the rank does not take part in the mesh. */
-static fc_code read_mesh(const pt_file *f, fc_pv v, fc_mesh *mesh, int64_t *coordinate, bool *takes_part,
+static fc_code read_mesh(const torch_file *f, fc_pv v, fc_mesh *mesh, int64_t *coordinate, bool *takes_part,
                          fc_error *err) {
     const fc_pickle *p = f->p;
     fc_pv names = field(p, v, "mesh_dim_names"), at = field(p, v, "_coordinate_on_dim");
@@ -149,18 +150,18 @@ static fc_code read_mesh(const pt_file *f, fc_pv v, fc_mesh *mesh, int64_t *coor
     return FC_OK;
 }
 
-static fc_code read_placement(const pt_file *f, fc_pv v, fc_placement *out, fc_error *err) {
+static fc_code read_placement(const torch_file *f, fc_pv v, fc_placement *out, fc_error *err) {
     const fc_pickle *p = f->p;
     fc_pv cls = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_callee(p, v) : 0;
     char name[128] = "?";
     int64_t dim, factor;
     *out = (fc_placement){0};
-    if (fc_pt_is_global(p, cls, NULL, "Replicate")) {
+    if (fc_torch_is_global(p, cls, NULL, "Replicate")) {
         out->kind = FC_REPLICATE;
         return FC_OK;
     }
-    bool strided = fc_pt_is_global(p, cls, NULL, "_StridedShard");
-    if (!strided && !fc_pt_is_global(p, cls, NULL, "Shard")) {
+    bool strided = fc_torch_is_global(p, cls, NULL, "_StridedShard");
+    if (!strided && !fc_torch_is_global(p, cls, NULL, "Shard")) {
         if (fc_pv_typeof(cls) == FC_PV_GLOBAL) {
             fc_pickle_global_name(p, cls, name, sizeof name);
         }
@@ -178,20 +179,19 @@ static fc_code read_placement(const pt_file *f, fc_pv v, fc_placement *out, fc_e
     return FC_OK;
 }
 
-static fc_code read_placements(const pt_file *f, fc_pv v, const fc_mesh *mesh, fc_placement *out, fc_error *err) {
+static fc_code read_placements(const torch_file *f, fc_pv v, const fc_mesh *mesh, fc_placement *out, fc_error *err) {
     const fc_pv *items;
     size_t n;
     if (!sequence(f->p, v, &items, &n) || n != (size_t)mesh->ndim) {
         return damaged(f, "it has not one placement for each dimension of its mesh", err);
     }
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < n && rc == FC_OK; i++) {
-        rc = read_placement(f, items[i], &out[i], err);
+    for (size_t i = 0; i < n; i++) {
+        FC_TRY(read_placement(f, items[i], &out[i], err));
     }
-    return rc;
+    return FC_OK;
 }
 
-fc_code fc_pt_dtensor_shard(const pt_file *f, fc_pv v, pt_shard *out, fc_error *err) {
+fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, pt_shard *out, fc_error *err) {
     const fc_pickle *p = f->p;
     const fc_pv *outer, *inner;
     size_t n, m;
@@ -218,7 +218,7 @@ fc_code fc_pt_dtensor_shard(const pt_file *f, fc_pv v, pt_shard *out, fc_error *
 }
 
 bool fc_pt_shard_sane(const pt_shard *share) {
-    bool sane = fc_pt_shape_fits(FC_C128, share->ndim, share->shape);
+    bool sane = fc_torch_shape_fits(FC_C128, share->ndim, share->shape);
     for (int i = 0; i < share->mesh.ndim; i++) {
         sane = sane && (share->placements[i].kind == FC_REPLICATE || share->placements[i].dim < share->ndim);
     }
@@ -227,7 +227,7 @@ bool fc_pt_shard_sane(const pt_shard *share) {
 
 /* (local shards, metadata, process group, sharding spec, …): the state of an instance (torch 1.13), or that which
  * _rebuild_from_type_v2(function, type, arguments, state) takes. */
-static const fc_pv *sharded_state(const pt_file *f, fc_pv v) {
+static const fc_pv *sharded_state(const torch_file *f, fc_pv v) {
     const fc_pv *parts;
     size_t n;
     fc_pv state = fc_pickle_state(f->p, v);
@@ -237,13 +237,13 @@ static const fc_pv *sharded_state(const pt_file *f, fc_pv v) {
     return sequence(f->p, state, &parts, &n) && n >= 2 ? parts : NULL;
 }
 
-size_t fc_pt_sharded_count(const pt_file *f, fc_pv v) {
+size_t fc_pt_sharded_count(const torch_file *f, fc_pv v) {
     const fc_pv *parts = sharded_state(f, v), *shards;
     size_t n = 0;
     return parts && sequence(f->p, parts[0], &shards, &n) ? n : 0;
 }
 
-fc_code fc_pt_sharded_shard(const pt_file *f, fc_pv v, size_t index, pt_shard *out, fc_error *err) {
+fc_code fc_pt_sharded_shard(const torch_file *f, fc_pv v, size_t index, pt_shard *out, fc_error *err) {
     const fc_pickle *p = f->p;
     const fc_pv *parts = sharded_state(f, v), *shards = NULL;
     size_t n = 0;

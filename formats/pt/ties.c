@@ -137,7 +137,7 @@ static fc_code tie(const candidate *root, const candidate *c, bool twin, fc_aren
     if (!twin) {
         strides = fc_arena_calloc(arena, (size_t)c->tensor->ndim, sizeof *strides);
         if (!strides) {
-            return fc_fail(err, FC_ENOMEM, "out of memory");
+            return fc_no_memory(err, NULL);
         }
         for (int i = 0; i < c->tensor->ndim; i++) {
             strides[i] = c->extent->strides[i];
@@ -176,7 +176,7 @@ static fc_code tie_place(const fc_target *target, const fc_target_file *file, ca
     fc_extent *extents = calloc(n, sizeof *extents);
     size_t kept = 0;
     if (!extents) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     for (size_t i = 0; i < n; i++) {
         all[i].extent = &extents[i];
@@ -208,7 +208,7 @@ fc_code fc_pt_find_ties(const fc_target *target, const fc_target_file *file, fc_
     pt_tie *made = fc_arena_calloc(arena, file->nitems, sizeof *made);
     if (!all || !made) {
         free(all);
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     for (size_t i = 0; i < file->nitems; i++) {
         made[i].root = (uint32_t)i;

@@ -5,6 +5,7 @@
 #include "pt/writer.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -18,10 +19,6 @@ enum {
     MAX_DEPTH = 500,    /* each level is a call of unpicklers, too */
     MAX_HOLES = 1 << 16 /* of a list from which values were left out */
 };
-
-static fc_code no_memory(fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "out of memory");
-}
 
 static uint32_t *find_slot(const pt_tree *tree, uint32_t *slots, size_t nslots, uint32_t parent,
                            const fc_path_element *e) {
@@ -88,7 +85,7 @@ static fc_code add(pt_tree *tree, const fc_target_tensor *t, const fc_path_eleme
     for (size_t i = 0; i < count; i++) {
         at = tree->nodes[at].item == UINT32_MAX ? child_of(tree, at, &elements[i]) : UINT32_MAX;
         if (at == 0) {
-            return no_memory(err);
+            return fc_no_memory(err, NULL);
         }
         if (at == UINT32_MAX) {
             break;
@@ -105,16 +102,15 @@ fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, pt
     *tree = (pt_tree){0};
     tree->flat = calloc(file->nitems + 1, sizeof *tree->flat);
     if (!tree->flat || !fc_grow(&tree->nodes, &tree->capacity, file->nitems + 16, sizeof *tree->nodes)) {
-        return no_memory(err);
+        return fc_no_memory(err, NULL);
     }
     tree->nodes[tree->count++] = (pt_node){.item = UINT32_MAX};
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < file->nitems && rc == FC_OK; i++) {
+    for (size_t i = 0; i < file->nitems; i++) {
         const fc_target_tensor *t = &target->tensors[file->items[i].tensor];
         tree->flat[i].key = t->name;
-        rc = add(tree, t, &tree->flat[i], (uint32_t)i, err);
+        FC_TRY(add(tree, t, &tree->flat[i], (uint32_t)i, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 void fc_pt_tree_free(pt_tree *tree) {
@@ -167,7 +163,7 @@ static fc_code emit_sequence(emitter *e, const pt_node *n) {
     }
     uint32_t *items = calloc(length, sizeof *items);
     if (!items) {
-        return no_memory(e->err);
+        return fc_no_memory(e->err, NULL);
     }
     for (uint32_t c = n->first; c; c = e->tree->nodes[c].next) {
         index_of(&e->tree->nodes[c], &index);

@@ -2,6 +2,7 @@
  * Verifying what a torch.save file holds beside the tensors' bytes: every other record, by the CRC-32 of the archive.
  */
 #include "pt/pt.h"
+#include "torch/torch_file.h"
 
 #include "fsdpckpt/verify.h"
 
@@ -22,16 +23,16 @@ fc_code fc_pt_verify(const fc_checkpoint *checkpoint, struct fc_findings *findin
             continue; /* its text was compared with what the files hold when it was read */
         }
         const fc_defect place = {.file = checkpoint->files[i].name};
-        pt_file f;
+        torch_file f;
         fc_error found;
-        fc_code rc = fc_pt_file_open(checkpoint->files[i].path, i, &f, &found);
+        fc_code rc = fc_torch_file_open(checkpoint->files[i].path, i, &f, &found);
         if (rc != FC_OK) {
             fc_report_defect(findings, &place, "%s", found.message);
             continue;
         }
         bool covered = f.pickle == NULL; /* a legacy file has no CRCs */
         rc = covered ? fc_torch_check_records(&f.item, false, &place, findings, &covered, err) : FC_OK;
-        fc_pt_file_close(&f);
+        fc_torch_file_close(&f);
         if (rc != FC_OK) {
             return rc;
         }

@@ -9,6 +9,7 @@
 #include "pt/writer.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/move.h"
 #include "fsdpckpt/unflatten.h"
 #include "torch/item.h"
@@ -54,10 +55,6 @@ size_t fc_pt_files(const fc_target *target) {
     return (size_t)fc_mesh_ranks(target->mesh);
 }
 
-static fc_code no_memory(const pt_writer *w, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", w->staging);
-}
-
 static void end_file(pt_writer *w) {
     for (size_t i = 0; i < w->ninners; i++) {
         free(w->inners[i].bytes);
@@ -85,7 +82,7 @@ fc_code fc_pt_create(const fc_target *target, const char *staging, fc_writer *wr
     }
     if (!w || !w->staging) {
         fc_arena_free(arena);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", staging);
+        return fc_no_memory(err, staging);
     }
     writer->state = w;
     return FC_OK;
@@ -96,7 +93,7 @@ static fc_code number_items(pt_writer *w, fc_error *err) {
     const fc_target_file *file = w->file;
     w->numbers = fc_arena_calloc(w->scratch, file->nitems, sizeof *w->numbers);
     if (!w->numbers) {
-        return no_memory(w, err);
+        return fc_no_memory(err, w->staging);
     }
     w->nstored = 0;
     for (size_t i = 0; i < file->nitems; i++) {
@@ -139,7 +136,7 @@ static fc_code keep_inners(pt_writer *w, fc_torch_item *item, const fc_pickle_co
         const fc_zip_entry *entry = NULL;
         inner in = {0};
         if (!fc_grow(&w->inners, &w->inners_capacity, w->ninners + 1, sizeof *w->inners)) {
-            return no_memory(w, err);
+            return fc_no_memory(err, w->staging);
         }
         fc_code rc = fc_torch_storage_decode(item->pickle, copy->storages[i], &t, err);
         rc = rc == FC_OK ? fc_torch_item_record(item, &t, &entry, err) : rc;
@@ -159,12 +156,9 @@ static fc_code splice_value(pt_writer *w, fc_torch_pickler *p, const fc_tensor *
     fc_torch_item item = {0};
     const fc_checkpoint *source = w->target->source;
     const char *path = object->nchunks ? source->files[object->chunks[0].file].path : source->path; /* for messages */
-    fc_code rc = fc_torch_memory_open(bytes, (uint64_t)object->shape[0], path, &item, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_torch_item_open_memory(bytes, (uint64_t)object->shape[0], path, &item, err));
     fc_pickle_copy copy = {.p = item.pickle, .w = p, .first_storage = w->nstored + w->ninners};
-    rc = fc_pickle_copy_value(&copy, item.pickle->root, err);
+    fc_code rc = fc_pickle_copy_value(&copy, item.pickle->root, err);
     rc = rc == FC_OK ? keep_inners(w, &item, &copy, err) : rc;
     fc_pickle_copy_free(&copy);
     fc_torch_item_close(&item);
@@ -181,7 +175,7 @@ static fc_code write_object(pt_writer *w, fc_torch_pickler *p, const fc_target_t
     }
     unsigned char *bytes = size < SIZE_MAX ? malloc((size_t)size + 1) : NULL;
     if (!bytes) {
-        return no_memory(w, err);
+        return fc_no_memory(err, w->staging);
     }
     fc_code rc = fc_read_box(w->target->source, source, &box, FC_OPAQUE, bytes, err);
     if (rc != FC_OK) {
@@ -264,15 +258,15 @@ fc_code fc_pt_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
                                   w->ranks, file->rank);
     }
     file->path = w->path;
-    fc_code rc = w->scratch && w->path ? FC_OK : no_memory(w, err);
-    rc = rc == FC_OK ? fc_pt_find_ties(w->target, file, w->scratch, &w->ties, err) : rc;
-    rc = rc == FC_OK ? number_items(w, err) : rc;
-    rc = rc == FC_OK ? write_pickle(w, err) : rc;
-    if (rc == FC_OK && w->target->mesh->ndim > 0 && !w->target->flat_state) {
-        rc = fc_pt_layout_json(w->target, file, &w->layout, err);
+    FC_TRY(w->scratch && w->path ? FC_OK : fc_no_memory(err, w->staging));
+    FC_TRY(fc_pt_find_ties(w->target, file, w->scratch, &w->ties, err));
+    FC_TRY(number_items(w, err));
+    FC_TRY(write_pickle(w, err));
+    if (w->target->mesh->ndim > 0 && !w->target->flat_state) {
+        FC_TRY(fc_pt_layout_json(w->target, file, &w->layout, err));
     }
-    rc = rc == FC_OK ? lay_out(w, err) : rc;
-    return rc == FC_OK ? make_file(w, err) : rc;
+    FC_TRY(lay_out(w, err));
+    return make_file(w, err);
 }
 
 fc_code fc_pt_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {

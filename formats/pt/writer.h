@@ -12,6 +12,7 @@
 
 #include "fsdpckpt/format.h"
 #include "torch/pickle_copy.h"
+#include "torch/torch_file.h"
 #include "torch/zip_write.h"
 
 /** How an item of a part is stored: as a view of the item `root`, which may be itself. */

@@ -8,6 +8,7 @@
 #include "safetensors/header.h"
 
 #include "base/file_name.h"
+#include "base/try.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -106,7 +107,7 @@ static fc_code list(fc_arena *arena, const char *directory, listing *out, fc_err
     }
     closedir(dir);
     if (!enough) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+        return fc_no_memory(err, directory);
     }
     if (out->count > 1) {
         qsort(out->names, out->count, sizeof *out->names, by_name);
@@ -167,7 +168,7 @@ static fc_code take_names(fc_arena *arena, const listing *l, st_files *out, fc_e
     }
     out->files = files;
     out->nfiles = l->count;
-    return files ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", out->directory);
+    return files ? FC_OK : fc_no_memory(err, out->directory);
 }
 
 /* ---- shards ---- */
@@ -194,7 +195,7 @@ static fc_code check_shards(fc_arena *arena, const st_files *f, const unsigned c
     }
     uint32_t *sorted = fc_arena_alloc(arena, f->nfiles * sizeof *sorted), next = 0;
     if (!sorted) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", f->directory);
+        return fc_no_memory(err, f->directory);
     }
     memcpy(sorted, f->ranks, f->nfiles * sizeof *sorted);
     qsort(sorted, f->nfiles, sizeof *sorted, by_number);
@@ -214,7 +215,7 @@ static fc_code read_shards(fc_arena *arena, const listing *l, st_files *out, fc_
     uint32_t shard = 0, model = 0, models = 0, count = 0;
     out->ranks = fc_arena_calloc(arena, l->count, sizeof *out->ranks);
     unsigned char *seen = NULL;
-    fc_code rc = out->ranks ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", out->directory);
+    fc_code rc = out->ranks ? FC_OK : fc_no_memory(err, out->directory);
     for (size_t i = 0; rc == FC_OK && i < l->count; i++) {
         if (!shard_name(l->names[i], &shard, &model, &models)) {
             rc = fc_fail(err, FC_EUSAGE,
@@ -225,7 +226,7 @@ static fc_code read_shards(fc_arena *arena, const listing *l, st_files *out, fc_
             rc = fc_fail(err, FC_ECORRUPT, "%s: files of two checkpoints are mixed here: %s and %s", out->directory,
                          l->names[0], l->names[i]);
         } else if (!seen && !(seen = calloc((size_t)models + 1, 1))) {
-            rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", out->directory);
+            rc = fc_no_memory(err, out->directory);
         } else {
             count = models;
             seen[model] = 1;
@@ -281,20 +282,16 @@ static fc_code find_in_directory(fc_arena *arena, const listing *l, st_files *ou
             return fc_fail(err, FC_EUSAGE, "%s: there are %zu index files, none of them called %s: name one of them",
                            out->directory, l->indexes, ST_INDEX_NAME);
         }
-        return fc_st_make_file(arena, out->directory, l->index, &index)
-                   ? fc_st_index_read(arena, index.path, out, err)
-                   : fc_fail(err, FC_ENOMEM, "%s: out of memory", out->directory);
+        return fc_st_make_file(arena, out->directory, l->index, &index) ? fc_st_index_read(arena, index.path, out, err)
+                                                                        : fc_no_memory(err, out->directory);
     }
     if (l->count == 0) {
         return fc_fail(err, FC_ECORRUPT, "%s: the directory holds no safetensors file", out->directory);
     }
     bool shards = has_shards(l);
     out->kind = shards ? ST_SHARDS : l->count == 1 ? ST_ONE : ST_MANY;
-    fc_code rc = take_names(arena, l, out, err);
-    if (rc == FC_OK) {
-        rc = shards ? read_shards(arena, l, out, err) : check_numbers(l, out, err);
-    }
-    return rc;
+    FC_TRY(take_names(arena, l, out, err));
+    return shards ? read_shards(arena, l, out, err) : check_numbers(l, out, err);
 }
 
 /* ---- links ---- */
@@ -351,7 +348,7 @@ fc_code fc_st_files_find(fc_arena *arena, const char *path, const fc_open_option
     }
     out->directory = name == path ? "." : fc_arena_strndup(arena, path, (size_t)(name - path));
     if (!out->directory) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        return fc_no_memory(err, path);
     }
     if (fc_ends_with(name, ST_INDEX_EXTENSION)) {
         rc = fc_st_index_read(arena, path, out, err);
@@ -359,7 +356,7 @@ fc_code fc_st_files_find(fc_arena *arena, const char *path, const fc_open_option
     }
     fc_file *file = fc_arena_calloc(arena, 1, sizeof *file);
     if (!file) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        return fc_no_memory(err, path);
     }
     *file = (fc_file){path, name};
     out->files = file;

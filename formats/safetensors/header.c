@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/json.h"
 #include "safetensors/kept.h"
@@ -35,10 +36,6 @@ void fc_st_header_free(st_header *header) {
     free(header->by_place);
     free(header->pairs);
     *header = (st_header){0};
-}
-
-static fc_code no_memory(const char *path, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
 }
 
 static fc_code entry_fail(const reading *r, const char *name, const char *what) {
@@ -77,7 +74,7 @@ static fc_code read_shape(const reading *r, const json_t *value, st_entry *e) {
     }
     e->shape = fc_arena_alloc(r->arena, (n + 1) * sizeof *e->shape);
     if (!e->shape) {
-        return no_memory(r->path, r->err);
+        return fc_no_memory(r->err, r->path);
     }
     for (size_t i = 0; i < n; i++) {
         if (!read_number(json_array_get(value, i), &e->shape[i])) {
@@ -111,7 +108,7 @@ static fc_code read_entry(reading *r, const char *name, const json_t *value) {
     st_entry e = {.name = fc_arena_strndup(r->arena, name, strlen(name))};
     int64_t begin, end;
     if (!e.name) {
-        return no_memory(r->path, r->err);
+        return fc_no_memory(r->err, r->path);
     }
     if (!json_is_object(value)) {
         return entry_fail(r, name, "its entry in the header is no JSON object");
@@ -130,7 +127,7 @@ static fc_code read_entry(reading *r, const char *name, const json_t *value) {
     e.end = (uint64_t)end;
     rc = check_span(r, &e);
     if (rc == FC_OK && !fc_grow(&r->out->entries, &r->entries_capacity, r->out->nentries + 1, sizeof e)) {
-        rc = no_memory(r->path, r->err);
+        rc = fc_no_memory(r->err, r->path);
     }
     if (rc == FC_OK) {
         r->out->entries[r->out->nentries++] = e;
@@ -147,7 +144,7 @@ static fc_code read_pair(reading *r, const char *key, const json_t *value) {
     st_pair pair = {fc_arena_strndup(r->arena, key, strlen(key)),
                     fc_arena_strndup(r->arena, json_string_value(value), json_string_length(value))};
     if (!pair.key || !pair.value || !fc_grow(&r->out->pairs, &r->pairs_capacity, r->out->npairs + 1, sizeof pair)) {
-        return no_memory(r->path, r->err);
+        return fc_no_memory(r->err, r->path);
     }
     r->out->pairs[r->out->npairs++] = pair;
     return FC_OK;
@@ -237,7 +234,7 @@ static fc_code sort_entries(reading *r) {
     h->by_name = calloc(h->nentries + 1, sizeof *h->by_name);
     h->by_place = calloc(h->nentries + 1, sizeof *h->by_place);
     if (!h->by_name || !h->by_place || h->nentries > UINT32_MAX) {
-        return no_memory(r->path, r->err);
+        return fc_no_memory(r->err, r->path);
     }
     for (size_t i = 0; i < h->nentries; i++) {
         h->by_name[i] = h->by_place[i] = (uint32_t)i;
@@ -324,10 +321,7 @@ static st_header_state compare_digest(const st_header *h, const char *text, size
 static fc_code read_text(const reading *r, char **text, uint64_t *size) {
     unsigned char length[ST_LENGTH_BYTES];
     const uint64_t left = r->file_size - r->out->start;
-    fc_code rc = fc_pread_full(r->fd, length, sizeof length, r->out->start, r->path, r->err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_pread_full(r->fd, length, sizeof length, r->out->start, r->path, r->err));
     *size = 0;
     for (int i = ST_LENGTH_BYTES - 1; i >= 0; i--) {
         *size = *size << 8 | length[i];
@@ -345,7 +339,7 @@ static fc_code read_text(const reading *r, char **text, uint64_t *size) {
     *size += ST_LENGTH_BYTES;
     *text = malloc((size_t)*size + 1);
     return *text ? fc_pread_full(r->fd, *text, (size_t)*size, r->out->start, r->path, r->err)
-                 : no_memory(r->path, r->err);
+                 : fc_no_memory(r->err, r->path);
 }
 
 static fc_code read_header(reading *r, bool headers_only) {
@@ -377,14 +371,11 @@ fc_code fc_st_header_read_at(fc_arena *arena, const char *path, uint64_t start, 
                              fc_error *err) {
     reading r = {.arena = arena, .path = path, .out = out, .err = err};
     *out = (st_header){.rank = -1, .start = start};
-    fc_code rc = fc_open_input(path, &r.fd, &r.file_size, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = start <= r.file_size
-             ? read_header(&r, headers_only)
-             : fc_fail(err, FC_ECORRUPT, "%s: truncated: it has %" PRIu64 " bytes, a header starts at %" PRIu64, path,
-                       r.file_size, start);
+    FC_TRY(fc_open_input(path, &r.fd, &r.file_size, err));
+    fc_code rc = start <= r.file_size
+                     ? read_header(&r, headers_only)
+                     : fc_fail(err, FC_ECORRUPT, "%s: truncated: it has %" PRIu64 " bytes, a header starts at %" PRIu64,
+                               path, r.file_size, start);
     close(r.fd);
     return rc;
 }

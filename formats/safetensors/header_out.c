@@ -6,6 +6,7 @@
 
 #include "base/base64.h"
 #include "base/checked.h"
+#include "base/try.h"
 #include "fsdpckpt/move.h"
 #include "safetensors/dtypes.h"
 #include "safetensors/header.h"
@@ -38,10 +39,6 @@ void fc_st_header_out_free(st_header_out *header) {
     *header = (st_header_out){0};
 }
 
-static fc_code no_memory(const making *m) {
-    return fc_fail(m->err, FC_ENOMEM, "%s: out of memory", m->target->source->path);
-}
-
 static const fc_target_tensor *tensor_of(const making *m, const fc_target_item *item) {
     return &m->target->tensors[item->tensor];
 }
@@ -50,7 +47,8 @@ static const fc_target_tensor *tensor_of(const making *m, const fc_target_item *
 
 /* Sets a member of `__metadata__`; takes `value`. */
 static fc_code set_text(const making *m, const char *key, json_t *value) {
-    return value && json_object_set_new(m->metadata, key, value) == 0 ? FC_OK : no_memory(m);
+    return value && json_object_set_new(m->metadata, key, value) == 0 ? FC_OK
+                                                                      : fc_no_memory(m->err, m->target->source->path);
 }
 
 /* Likewise to the text of a JSON value, which it takes. */
@@ -135,7 +133,7 @@ static fc_code add_tables(const making *m) {
     for (size_t i = 0; good && i < m->out->count; i++) {
         good = describe(m, &m->file->items[m->out->order[i]], tables[0], tables[1], tables[2], tables[3]);
     }
-    fc_code rc = good ? FC_OK : no_memory(m);
+    fc_code rc = good ? FC_OK : fc_no_memory(m->err, m->target->source->path);
     for (int i = 0; i < 4; i++) {
         bool target = json_object_size(tables[i]) > 0 || (i >= 2 && m->target->mesh->ndim > 0);
         rc = rc == FC_OK && target ? set_json(m, keys[i], json_incref(tables[i])) : rc;
@@ -149,7 +147,7 @@ static fc_code add_digests(const making *m, const char *key, size_t count) {
     size_t length = count * ST_DIGITS;
     char *zeros = malloc(length + 1);
     if (!zeros) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->target->source->path);
     }
     memset(zeros, '0', length);
     fc_code rc = set_text(m, key, json_stringn_nocheck(zeros, length));
@@ -163,10 +161,10 @@ static fc_code add_mesh(const making *m) {
     for (int i = 0; i < mesh->ndim; i++) {
         append(&names, json_string(mesh->names[i]));
     }
-    fc_code rc = set_json(m, ST_MESH,
-                          json_pack("{s:I, s:o, s:o}", "rank", (json_int_t)m->file->rank, "shape",
-                                    integers(mesh->sizes, mesh->ndim, NULL, 0), "names", names));
-    return rc == FC_OK ? set_text(m, ST_DCP_VERSION, json_string("1.0")) : rc;
+    FC_TRY(set_json(m, ST_MESH,
+                    json_pack("{s:I, s:o, s:o}", "rank", (json_int_t)m->file->rank, "shape",
+                              integers(mesh->sizes, mesh->ndim, NULL, 0), "names", names)));
+    return set_text(m, ST_DCP_VERSION, json_string("1.0"));
 }
 
 /* ---- objects ---- */
@@ -185,7 +183,7 @@ fc_code fc_st_read_object(const fc_target *target, const fc_target_tensor *objec
     }
     *bytes = malloc(*size + 1);
     fc_code rc = *bytes ? fc_read_box(target->source, object->source, &box, FC_OPAQUE, *bytes, err)
-                        : fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
+                        : fc_no_memory(err, target->source->path);
     if (rc != FC_OK) {
         free(*bytes);
         *bytes = NULL;
@@ -212,17 +210,18 @@ static fc_code add_object(const making *m, const fc_target_tensor *t) {
     const char *json = NULL;
     unsigned char *bytes = NULL;
     size_t size;
-    fc_code rc = arena ? fc_st_read_object(m->target, t, &bytes, &size, m->err) : no_memory(m);
+    fc_code rc =
+        arena ? fc_st_read_object(m->target, t, &bytes, &size, m->err) : fc_no_memory(m->err, m->target->source->path);
     rc = rc == FC_OK ? fc_checkpoint_object_json(m->target->source, t->source, arena, &json, m->err) : rc;
     if (rc == FC_OK && asprintf(&key, "%s%s", ST_OBJECT, t->name) < 0) {
         key = NULL;
-        rc = no_memory(m);
+        rc = fc_no_memory(m->err, m->target->source->path);
     }
     if (rc == FC_OK) {
         json_t *value = json_pack("{s:s, s:s, s:o}", "encoding", t->source->object->encoding, "json", json, "data",
                                   base64_json(bytes, size));
         bool good = value && (is_flat(t) || json_object_set_new(value, "path", path_json(&t->path)) == 0);
-        rc = good ? set_json(m, key, json_incref(value)) : no_memory(m);
+        rc = good ? set_json(m, key, json_incref(value)) : fc_no_memory(m->err, m->target->source->path);
         json_decref(value);
     }
     free(key);
@@ -247,16 +246,20 @@ static fc_code add_objects(const making *m, bool keep) {
 }
 
 static fc_code make_metadata(const making *m, bool objects) {
-    fc_code rc = set_text(m, ST_FRAMEWORK, json_string("pt"));
-    if (rc == FC_OK && m->common->foreign && json_object_update(m->metadata, m->common->foreign) != 0) {
-        rc = no_memory(m);
+    FC_TRY(set_text(m, ST_FRAMEWORK, json_string("pt")));
+    if (m->common->foreign && json_object_update(m->metadata, m->common->foreign) != 0) {
+        return fc_no_memory(m->err, m->target->source->path);
     }
-    rc = rc == FC_OK ? set_text(m, ST_VERSION, json_string(FSDPCKPT_VERSION)) : rc;
-    rc = rc == FC_OK ? add_tables(m) : rc;
-    rc = rc == FC_OK && m->out->count > 0 ? add_digests(m, ST_DIGESTS, m->out->count) : rc;
-    rc = rc == FC_OK ? add_digests(m, ST_HEADER_DIGEST, 1) : rc;
-    rc = rc == FC_OK && m->target->mesh->ndim > 0 ? add_mesh(m) : rc;
-    return rc == FC_OK ? add_objects(m, objects) : rc;
+    FC_TRY(set_text(m, ST_VERSION, json_string(FSDPCKPT_VERSION)));
+    FC_TRY(add_tables(m));
+    if (m->out->count > 0) {
+        FC_TRY(add_digests(m, ST_DIGESTS, m->out->count));
+    }
+    FC_TRY(add_digests(m, ST_HEADER_DIGEST, 1));
+    if (m->target->mesh->ndim > 0) {
+        FC_TRY(add_mesh(m));
+    }
+    return add_objects(m, objects);
 }
 
 /* ---- tensors ---- */
@@ -274,7 +277,7 @@ static fc_code put_in_order(making *m) {
     st_header_out *out = m->out;
     out->order = calloc(m->file->nitems + 1, sizeof *out->order);
     if (!out->order) {
-        return no_memory(m);
+        return fc_no_memory(m->err, m->target->source->path);
     }
     for (size_t i = 0; i < m->file->nitems; i++) {
         const fc_target_tensor *t = tensor_of(m, &m->file->items[i]);
@@ -313,37 +316,37 @@ static fc_code write_member(const making *m, const char *name, json_t *value, si
                 json_dumpf(value, m->stream, JSON_COMPACT | flags) == 0;
     json_decref(key);
     json_decref(value);
-    return good ? FC_OK : no_memory(m);
+    return good ? FC_OK : fc_no_memory(m->err, m->target->source->path);
 }
 
 static fc_code write_tensors(const making *m) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < m->out->count; i++) {
+    for (size_t i = 0; i < m->out->count; i++) {
         const fc_target_item *item = &m->file->items[m->out->order[i]];
         const fc_target_tensor *t = tensor_of(m, item);
         st_stored stored = fc_st_stored_as(t->dtype, t->source->ndim);
         json_int_t begin = (json_int_t)item->offset, bytes = (json_int_t)fc_target_item_bytes(m->target, item);
-        rc = write_member(m, t->name,
-                          json_pack("{s:s, s:o, s:[I, I]}", "dtype", stored.as->name, "shape",
-                                    integers(item->dims + t->source->ndim, t->source->ndim, &stored, stored.append),
-                                    "data_offsets", begin, begin + bytes),
-                          0, false);
+        FC_TRY(write_member(m, t->name,
+                            json_pack("{s:s, s:o, s:[I, I]}", "dtype", stored.as->name, "shape",
+                                      integers(item->dims + t->source->ndim, t->source->ndim, &stored, stored.append),
+                                      "data_offsets", begin, begin + bytes),
+                            0, false));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* The JSON, padded with blanks so that the data is aligned. */
 static fc_code write_text(making *m) {
     static const char no_length[ST_LENGTH_BYTES];
     bool good = fwrite(no_length, 1, sizeof no_length, m->stream) == sizeof no_length && fputc('{', m->stream) != EOF;
-    fc_code rc = good ? write_member(m, "__metadata__", json_incref(m->metadata), JSON_SORT_KEYS, true) : no_memory(m);
+    fc_code rc = good ? write_member(m, "__metadata__", json_incref(m->metadata), JSON_SORT_KEYS, true)
+                      : fc_no_memory(m->err, m->target->source->path);
     rc = rc == FC_OK ? write_tensors(m) : rc;
     long end = rc == FC_OK && fputc('}', m->stream) != EOF ? ftell(m->stream) : -1;
     long alignment = m->out->data >= MUCH ? PAGE : ALIGNMENT;
     for (; end >= 0 && end % alignment != 0; end++) {
         fputc(' ', m->stream);
     }
-    return rc == FC_OK && (end < 0 || ferror(m->stream)) ? no_memory(m) : rc;
+    return rc == FC_OK && (end < 0 || ferror(m->stream)) ? fc_no_memory(m->err, m->target->source->path) : rc;
 }
 
 /* Puts the length before the JSON, and finds the place of the digests. */
@@ -374,14 +377,14 @@ fc_code fc_st_header_make(const st_common *common, fc_target_file *file, bool ob
     making m = {.common = common, .target = common->target, .file = file, .out = out, .err = err};
     *out = (st_header_out){0};
     m.metadata = json_object();
-    fc_code rc = m.metadata ? put_in_order(&m) : no_memory(&m);
+    fc_code rc = m.metadata ? put_in_order(&m) : fc_no_memory(m.err, m.target->source->path);
     rc = rc == FC_OK ? place(&m) : rc;
     rc = rc == FC_OK ? make_metadata(&m, objects) : rc;
     if (rc == FC_OK) {
         m.stream = open_memstream(&out->text, &out->size);
-        rc = m.stream ? write_text(&m) : no_memory(&m);
+        rc = m.stream ? write_text(&m) : fc_no_memory(m.err, m.target->source->path);
         if (m.stream && fclose(m.stream) != 0 && rc == FC_OK) {
-            rc = no_memory(&m);
+            rc = fc_no_memory(m.err, m.target->source->path);
         }
     }
     rc = rc == FC_OK ? finish(&m) : rc;

@@ -18,10 +18,6 @@ typedef struct reading {
     size_t count, capacity, files_capacity;
 } reading;
 
-static fc_code no_memory(const reading *r, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", r->path);
-}
-
 static fc_code add(void *context, const char *name, json_t *value, fc_error *err) {
     reading *r = context;
     const char *file = json_string_value(value);
@@ -35,7 +31,7 @@ static fc_code add(void *context, const char *name, json_t *value, fc_error *err
     }
     if (!fc_grow(&r->out->map, &r->capacity, r->count + 1, sizeof *r->out->map) ||
         !fc_grow(&r->files, &r->files_capacity, r->count + 1, sizeof *r->files)) {
-        return no_memory(r, err);
+        return fc_no_memory(err, r->path);
     }
     r->out->map[r->count].name = fc_arena_strndup(r->arena, name, strlen(name));
     /* Most names are in the file of the one before. */
@@ -43,7 +39,7 @@ static fc_code add(void *context, const char *name, json_t *value, fc_error *err
     r->files[r->count] = same ? r->files[r->count - 1] : fc_arena_strndup(r->arena, file, strlen(file));
     bool good = r->out->map[r->count].name && r->files[r->count];
     r->count++;
-    return good ? FC_OK : no_memory(r, err);
+    return good ? FC_OK : fc_no_memory(err, r->path);
 }
 
 static int by_text(const void *a, const void *b) {
@@ -60,7 +56,7 @@ static fc_code list_files(reading *r, fc_error *err) {
     const char **names = calloc(r->count + 1, sizeof *names);
     size_t n = 0;
     if (!names) {
-        return no_memory(r, err);
+        return fc_no_memory(err, r->path);
     }
     memcpy(names, r->files, r->count * sizeof *names);
     qsort(names, r->count, sizeof *names, by_text);
@@ -80,7 +76,7 @@ static fc_code list_files(reading *r, fc_error *err) {
     }
     free(names);
     if (!good) {
-        return no_memory(r, err);
+        return fc_no_memory(err, r->path);
     }
     const char *slash = strrchr(r->path, '/');
     files[n] = (fc_file){r->path, slash ? slash + 1 : r->path};
@@ -116,7 +112,7 @@ static fc_code keep_metadata(const reading *r, json_t *value, fc_error *err) {
     char *text = json_dumps(value, JSON_COMPACT | JSON_SORT_KEYS);
     r->out->index_metadata = text ? fc_arena_strndup(r->arena, text, strlen(text)) : NULL;
     free(text);
-    return r->out->index_metadata ? FC_OK : no_memory(r, err);
+    return r->out->index_metadata ? FC_OK : fc_no_memory(err, r->path);
 }
 
 static fc_code read_map(reading *r, st_json *json, fc_error *err) {

@@ -52,7 +52,7 @@ fc_code fc_st_json_value(st_json *json, json_t **value, fc_error *err) {
         return FC_OK;
     }
     if (wrong.text[0] == '\0') { /* jansson says nothing when an allocation failed */
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", json->path);
+        return fc_no_memory(err, json->path);
     }
     enum json_error_code what = json_error_code(&wrong);
     if (what == json_error_null_character || what == json_error_null_byte_in_key) {

@@ -3,6 +3,7 @@
  * an entry in many files and is as large as its pieces reach; everywhere else it has one entry, which is the whole.
  */
 #include "base/checked.h"
+#include "base/try.h"
 #include "safetensors/safetensors.h"
 
 #include <inttypes.h>
@@ -21,10 +22,6 @@ typedef struct group {
     const occurrence *items;
     size_t count;
 } group;
-
-static fc_code no_memory(const st_opening *o, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
-}
 
 static const char *path_of(const st_opening *o, const occurrence *at) {
     return o->files.files[at->file].path;
@@ -111,7 +108,7 @@ static fc_code add_chunks(const st_opening *o, const group *g, int64_t *shape, f
     int64_t *dims = fc_arena_calloc(o->checkpoint->arena, g->count, (2 * ndim + 1) * sizeof *dims);
     bool digests = true;
     if (!chunks || !dims) {
-        return no_memory(o, err);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     for (size_t i = 0; i < g->count; i++) {
         const occurrence *at = &g->items[i];
@@ -142,7 +139,7 @@ static fc_code set_path(const st_opening *o, const st_entry *e, fc_tensor *t, fc
     if (flat) {
         *flat = (fc_path_element){e->name, false};
     } else if (!e->path) {
-        return no_memory(o, err);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     t->path = e->path ? (fc_path){e->path, e->path_count} : (fc_path){flat, 1};
     return FC_OK;
@@ -155,7 +152,7 @@ static fc_code set_placements(const st_opening *o, const st_entry *e, fc_tensor 
     }
     fc_placement *placements = fc_arena_calloc(o->checkpoint->arena, (size_t)count, sizeof *placements);
     if (!placements) {
-        return no_memory(o, err);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     if (!fc_placements_parse(e->placements, count, placements)) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: the placements %.128s do not fit the mesh",
@@ -175,21 +172,20 @@ static fc_code build_tensor(const st_opening *o, const group *g, fc_tensor *t, f
     }
     int64_t *shape = fc_arena_calloc(o->checkpoint->arena, (size_t)first->ndim, sizeof *shape);
     if (!shape) {
-        return no_memory(o, err);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     *t = (fc_tensor){.name = first->name, .dtype = first->dtype, .ndim = first->ndim, .shape = shape};
     if (first->global && o->files.kind == ST_SHARDS) {
         memcpy(shape, first->global, (size_t)first->ndim * sizeof *shape);
     }
-    fc_code rc = add_chunks(o, g, shape, t, err);
+    FC_TRY(add_chunks(o, g, shape, t, err));
     uint64_t bytes;
-    if (rc == FC_OK &&
-        (!fc_numel(t->ndim, shape, &elements) || !fc_mul_u64((uint64_t)elements, fc_dtype_size(FC_C128), &bytes))) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: the product of its sizes overflows", path_of(o, g->items),
-                     t->name);
+    if ((!fc_numel(t->ndim, shape, &elements) || !fc_mul_u64((uint64_t)elements, fc_dtype_size(FC_C128), &bytes))) {
+        return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: the product of its sizes overflows", path_of(o, g->items),
+                       t->name);
     }
-    rc = rc == FC_OK ? set_path(o, first, t, err) : rc;
-    return rc == FC_OK ? set_placements(o, first, t, err) : rc;
+    FC_TRY(set_path(o, first, t, err));
+    return set_placements(o, first, t, err);
 }
 
 /* ---- all of them ---- */
@@ -208,11 +204,11 @@ static fc_code build_groups(st_opening *o, const occurrence *all, size_t n, grou
         qsort(groups, count, sizeof *groups, by_order);
     }
     o->tensors = fc_arena_calloc(o->checkpoint->arena, count + extra, sizeof *o->tensors);
-    fc_code rc = o->tensors ? FC_OK : no_memory(o, err);
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
-        rc = build_tensor(o, &groups[i], &o->tensors[o->ntensors++], err);
+    FC_TRY(o->tensors ? FC_OK : fc_no_memory(err, o->checkpoint->path));
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY(build_tensor(o, &groups[i], &o->tensors[o->ntensors++], err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_st_build_tensors(st_opening *o, size_t extra, fc_error *err) {
@@ -222,7 +218,7 @@ fc_code fc_st_build_tensors(st_opening *o, size_t extra, fc_error *err) {
     }
     occurrence *all = calloc(total + 1, sizeof *all);
     group *groups = calloc(total + 1, sizeof *groups);
-    fc_code rc = all && groups ? FC_OK : no_memory(o, err);
+    fc_code rc = all && groups ? FC_OK : fc_no_memory(err, o->checkpoint->path);
     for (size_t f = 0; rc == FC_OK && f < o->files.nfiles; f++) {
         for (size_t i = 0; i < o->headers[f].nentries; i++, n++) {
             all[n] = (occurrence){&o->headers[f].entries[i], (uint32_t)f, n};

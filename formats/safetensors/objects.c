@@ -4,6 +4,7 @@
  */
 #include "base/base64.h"
 #include "base/text.h"
+#include "base/try.h"
 #include "checkpoint/same_name.h"
 #include "safetensors/json.h"
 #include "safetensors/kept.h"
@@ -31,10 +32,6 @@ static bool is_foreign(const st_pair *pair) {
     return !starts_with(pair->key, ST_OURS) && strcmp(pair->key, ST_SHARDING) != 0 &&
            strcmp(pair->key, ST_DCP_VERSION) != 0 &&
            !(strcmp(pair->key, ST_FRAMEWORK) == 0 && strcmp(pair->value, "pt") == 0);
-}
-
-static fc_code no_memory(const st_opening *o, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
 }
 
 static int by_key(const void *a, const void *b) {
@@ -84,7 +81,7 @@ static fc_code add_object(st_opening *o, const char *name, const char *encoding,
     int64_t *dims = fc_arena_calloc(arena, 2, sizeof *dims);
     fc_path_element *flat = fc_arena_calloc(arena, 1, sizeof *flat);
     if (!object || !kept || !chunk || !dims || !flat) {
-        return no_memory(o, err);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     *kept = *content;
     *flat = (fc_path_element){name, false};
@@ -150,20 +147,18 @@ static fc_code read_object(st_opening *o, const member *m, fc_error *err) {
     const char *path = o->files.files[m->file].path, *text = m->pair->value;
     parsing p = {.arena = o->checkpoint->arena, .file = path, .key = m->pair->key};
     st_json json = {.text = text, .size = strlen(text), .path = path, .where = m->pair->key};
-    fc_code rc = fc_st_json_members(&json, parse_member, &p, err);
-    if (rc == FC_OK &&
-        (!p.encoding || !p.has_data || !p.content.json || !fc_is_json(p.content.json, strlen(p.content.json)))) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: it should have an encoding, data and json", path,
-                     m->pair->key);
+    FC_TRY(fc_st_json_members(&json, parse_member, &p, err));
+    if ((!p.encoding || !p.has_data || !p.content.json || !fc_is_json(p.content.json, strlen(p.content.json)))) {
+        return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: it should have an encoding, data and json", path,
+                       m->pair->key);
     }
-    return rc == FC_OK ? add_object(o, m->pair->key + strlen(ST_OBJECT), p.encoding, &p.content, m->file, &p.path, err)
-                       : rc;
+    return add_object(o, m->pair->key + strlen(ST_OBJECT), p.encoding, &p.content, m->file, &p.path, err);
 }
 
 static fc_code read_objects(st_opening *o, fc_error *err) {
     member *members;
     size_t n;
-    fc_code rc = gather(o, is_object, &members, &n) ? FC_OK : no_memory(o, err);
+    fc_code rc = gather(o, is_object, &members, &n) ? FC_OK : fc_no_memory(err, o->checkpoint->path);
     for (size_t i = 0; rc == FC_OK && i < n; i++) {
         if (i == 0 || strcmp(members[i].pair->key, members[i - 1].pair->key) != 0) {
             rc = read_object(o, &members[i], err);
@@ -228,7 +223,7 @@ static fc_code read_foreign(st_opening *o, fc_error *err) {
     char *text = NULL;
     const fc_path flat = {NULL, 0};
     if (!gather(o, is_foreign, &members, &n)) {
-        return no_memory(o, err);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     fc_code rc = FC_OK;
     if (n > 0 || o->files.index_metadata) {
@@ -238,7 +233,7 @@ static fc_code read_foreign(st_opening *o, fc_error *err) {
         const char *copy = text ? fc_arena_strndup(o->checkpoint->arena, text, strlen(text)) : NULL;
         st_object content = {(const unsigned char *)copy, copy ? strlen(copy) : 0, copy};
         rc = copy ? add_object(o, ST_METADATA_NAME, ST_METADATA_ENCODING, &content, n ? members[0].file : 0, &flat, err)
-                  : no_memory(o, err);
+                  : fc_no_memory(err, o->checkpoint->path);
     }
     free(text);
     free(members);

@@ -192,11 +192,11 @@ static fc_code set_producer(st_opening *o, fc_error *err) {
     bool good;
     o->checkpoint->note = make_note(o, &good);
     if (!good) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     if (version && strspn(version, "0123456789.abcdevrpost+-") == strlen(version)) { /* it will be printed */
         o->checkpoint->producer = fc_arena_printf(o->checkpoint->arena, "fsdpckpt %.64s", version);
-        return o->checkpoint->producer ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+        return o->checkpoint->producer ? FC_OK : fc_no_memory(err, o->checkpoint->path);
     }
     if (first->is_piece) {
         o->checkpoint->producer = "torch.distributed.checkpoint (HuggingFaceStorageWriter)";
@@ -215,7 +215,7 @@ static fc_code read_headers(st_opening *o, fc_error *err) {
     o->checkpoint->files = o->files.files;
     o->checkpoint->nfiles = o->files.nfiles; /* without the index, which has been read */
     o->headers = calloc(o->files.nfiles, sizeof *o->headers);
-    fc_code rc = o->headers ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+    fc_code rc = o->headers ? FC_OK : fc_no_memory(err, o->checkpoint->path);
     for (size_t f = 0; rc == FC_OK && f < o->files.nfiles; f++) {
         const char *path = o->files.files[f].path;
         struct stat st;
@@ -233,7 +233,7 @@ static fc_code keep_states(const st_opening *o, fc_error *err) {
     st_state *state = fc_arena_alloc(o->checkpoint->arena, sizeof *state);
     unsigned char *states = fc_arena_alloc(o->checkpoint->arena, o->files.nfiles + 1);
     if (!state || !states) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+        return fc_no_memory(err, o->checkpoint->path);
     }
     for (size_t f = 0; f < o->files.nfiles; f++) {
         states[f] = (unsigned char)o->headers[f].state;
@@ -304,7 +304,7 @@ static fc_code st_object_json(const fc_checkpoint *checkpoint, const fc_tensor *
                               const char **json, fc_error *err) {
     const st_object *kept = object->detail;
     *json = fc_arena_strndup(arena, kept->json, strlen(kept->json));
-    return *json ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    return *json ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
 
 static fc_code st_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
@@ -334,24 +334,33 @@ const fc_format fc_format_safetensors = {
     .file_sign = "safetensors",
     .directory_sign = "*.safetensors",
     .extensions = extensions,
-    .own_files = own_files,
-    .probe = fc_st_files_probe,
-    .open = st_open,
-    .check_header = st_look_at,
-    .extent = st_extent,
-    .object_json = st_object_json,
-    .digest = st_digest,
-    .verify = fc_st_verify,
-    .check_file = fc_st_check_file,
-    .unverified = "the headers and the index of files that fsdpckpt did not write",
-    .self_contained = true,
-    .objects_note = "in __metadata__, where only fsdpckpt finds them: safetensors has no objects",
-    .is_directory = fc_st_is_directory,
-    .files = fc_st_count_files,
-    .create = fc_st_create,
-    .split = fc_st_split,
-    .reserve = fc_st_reserve,
-    .finish_file = fc_st_finish_file,
-    .finish = fc_st_finish,
-    .destroy = fc_st_destroy,
+    .reader =
+        {
+            .probe = fc_st_files_probe,
+            .open = st_open,
+            .check_header = st_look_at,
+            .extent = st_extent,
+            .object_json = st_object_json,
+            .digest = st_digest,
+            .check_file = fc_st_check_file,
+        },
+    .verifier =
+        {
+            .verify = fc_st_verify,
+            .unverified = "the headers and the index of files that fsdpckpt did not write",
+        },
+    .writer =
+        {
+            .own_files = own_files,
+            .self_contained = true,
+            .objects_note = "in __metadata__, where only fsdpckpt finds them: safetensors has no objects",
+            .is_directory = fc_st_is_directory,
+            .files = fc_st_count_files,
+            .create = fc_st_create,
+            .split = fc_st_split,
+            .reserve = fc_st_reserve,
+            .finish_file = fc_st_finish_file,
+            .finish = fc_st_finish,
+            .destroy = fc_st_destroy,
+        },
 };

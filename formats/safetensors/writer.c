@@ -3,6 +3,7 @@
  * that torch's HuggingFaceStorageReader puts together again. Headers only: the engine writes the data.
  */
 #include "base/checked.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/header_digest.h"
 #include "safetensors/header_out.h"
@@ -110,7 +111,7 @@ static fc_code add_foreign(writer_state *w, const fc_target_tensor *t, fc_error 
         json_t *member = json_is_string(value) ? json_incref(value) : text ? json_string(text) : NULL;
         bool good = json_object_set_new(w->common.foreign, key, member) == 0;
         free(text);
-        rc = good ? rc : fc_fail(err, FC_ENOMEM, "%s: out of memory", w->target->source->path);
+        rc = good ? rc : fc_no_memory(err, w->target->source->path);
     }
     json_decref(root);
     return rc;
@@ -138,7 +139,7 @@ fc_code fc_st_create(const fc_target *target, const char *staging, fc_writer *wr
         w->nfiles = full_files(target);
     }
     if (!w || !w->staging || !w->common.foreign || !w->file_of) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", staging);
+        return fc_no_memory(err, staging);
     }
     return gather_foreign(w, err);
 }
@@ -183,7 +184,7 @@ static fc_code set_path(writer_state *w, const fc_target_file *file, fc_error *e
             w->path = NULL;
         }
     }
-    return w->path ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", w->staging);
+    return w->path ? FC_OK : fc_no_memory(err, w->staging);
 }
 
 static fc_code write_header(const char *path, const st_header_out *header, fc_error *err) {
@@ -212,12 +213,9 @@ fc_code fc_st_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     for (size_t i = 0; i < file->nitems; i++) {
         w->file_of[file->items[i].tensor] = w->file;
     }
-    fc_code rc = set_path(w, file, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(set_path(w, file, err));
     file->path = w->path;
-    rc = fc_st_header_make(&w->common, file, file->rank == 0, &header, err);
+    fc_code rc = fc_st_header_make(&w->common, file, file->rank == 0, &header, err);
     rc = rc == FC_OK ? write_header(w->path, &header, err) : rc;
     free(w->order);
     w->order = header.order;
@@ -301,7 +299,7 @@ fc_code fc_st_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) 
     char *text = index_text(w);
     if (!text || asprintf(&index.text, "%s\n", text) < 0 || asprintf(&path, "%s/%s", w->staging, ST_INDEX_NAME) < 0) {
         free(text);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", w->staging);
+        return fc_no_memory(err, w->staging);
     }
     index.size = strlen(index.text);
     fc_code rc = write_header(path, &index, err);

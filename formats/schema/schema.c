@@ -7,6 +7,7 @@
 #include "fsdpckpt/format.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "registry.h"
 
 #include <inttypes.h>
@@ -47,7 +48,7 @@ static bool schema_probe(const fc_probe *probe) {
 static fc_code syntax_fail(const char *path, const json_error_t *wrong, fc_error *err) {
     enum json_error_code what = json_error_code(wrong);
     if (wrong->text[0] == '\0') { /* jansson says nothing when an allocation failed */
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        return fc_no_memory(err, path);
     }
     return fc_fail(err, what == json_error_stack_overflow ? FC_EUNSUPPORTED : FC_ECORRUPT, "%s:%d:%d: %s", path,
                    wrong->line, wrong->column,
@@ -68,10 +69,6 @@ static fc_code parse(const char *path, json_t **root, fc_error *err) {
     }
     free(text);
     return rc;
-}
-
-static fc_code no_memory(const reading *r) {
-    return fc_fail(r->err, FC_ENOMEM, "%s: out of memory", r->checkpoint->path);
 }
 
 /* What is wrong with the entry, behind its name or, without one, its number. */
@@ -143,7 +140,7 @@ static fc_code read_shape(const reading *r, const json_t *value, fc_tensor *t) {
     }
     int64_t *shape = fc_arena_alloc(r->checkpoint->arena, n * sizeof *shape);
     if (!shape) {
-        return no_memory(r);
+        return fc_no_memory(r->err, r->checkpoint->path);
     }
     for (size_t i = 0; i < n; i++) {
         if (!read_count(json_array_get(value, i), &shape[i])) {
@@ -172,7 +169,7 @@ static fc_code read_element(const reading *r, const json_t *path, size_t i, cons
                           ": path[%zu] should be a key (a string) or an index (an integer of at least 0), not %s", i,
                           show(value).text);
     }
-    return out->key ? FC_OK : no_memory(r);
+    return out->key ? FC_OK : fc_no_memory(r->err, r->checkpoint->path);
 }
 
 /* Without a path the value lies at the top, under its name. */
@@ -190,14 +187,11 @@ static fc_code read_path(const reading *r, const json_t *value, fc_tensor *t) {
     }
     fc_path_element *elements = fc_arena_alloc(r->checkpoint->arena, n * sizeof *elements);
     if (!elements) {
-        return no_memory(r);
+        return fc_no_memory(r->err, r->checkpoint->path);
     }
     elements[0] = (fc_path_element){.key = t->name};
     for (size_t i = 0; value && i < n; i++) {
-        fc_code rc = read_element(r, value, i, t, &elements[i]);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(read_element(r, value, i, t, &elements[i]));
     }
     t->path = (fc_path){elements, n};
     return FC_OK;
@@ -209,7 +203,7 @@ static fc_code read_tie(const reading *r, const json_t *value, fc_tensor *t) {
                           show(value).text);
     }
     t->tied_to = value ? keep_string(r, value) : NULL;
-    return t->tied_to || !value ? FC_OK : no_memory(r);
+    return t->tied_to || !value ? FC_OK : fc_no_memory(r->err, r->checkpoint->path);
 }
 
 static fc_code read_name(const reading *r, const json_t *entry, fc_tensor *t) {
@@ -228,20 +222,20 @@ static fc_code read_name(const reading *r, const json_t *entry, fc_tensor *t) {
         return entry_fail(r, NULL, FC_ECORRUPT, ": the name is empty");
     }
     t->name = keep_string(r, name);
-    return t->name ? FC_OK : no_memory(r);
+    return t->name ? FC_OK : fc_no_memory(r->err, r->checkpoint->path);
 }
 
 /* Members are only ever added: what a later version says of an entry is none of ours. */
 static fc_code read_tensor(const reading *r, const json_t *entry, fc_tensor *t) {
     const json_t *dtype = json_object_get(entry, "dtype"), *shape = json_object_get(entry, "shape");
-    fc_code rc = read_name(r, entry, t);
-    if (rc == FC_OK && !(dtype && shape)) {
-        rc = entry_fail(r, t->name, FC_ECORRUPT, " has no \"%s\"", dtype ? "shape" : "dtype");
+    FC_TRY(read_name(r, entry, t));
+    if (!(dtype && shape)) {
+        return entry_fail(r, t->name, FC_ECORRUPT, " has no \"%s\"", dtype ? "shape" : "dtype");
     }
-    rc = rc == FC_OK ? read_dtype(r, dtype, t) : rc;
-    rc = rc == FC_OK ? read_shape(r, shape, t) : rc;
-    rc = rc == FC_OK ? read_tie(r, json_object_get(entry, "same_as"), t) : rc;
-    return rc == FC_OK ? read_path(r, json_object_get(entry, "path"), t) : rc;
+    FC_TRY(read_dtype(r, dtype, t));
+    FC_TRY(read_shape(r, shape, t));
+    FC_TRY(read_tie(r, json_object_get(entry, "same_as"), t));
+    return read_path(r, json_object_get(entry, "path"), t);
 }
 
 static fc_code read_object(const reading *r, const json_t *entry, fc_tensor *t) {
@@ -251,8 +245,8 @@ static fc_code read_object(const reading *r, const json_t *entry, fc_tensor *t) 
     t->dtype = FC_OPAQUE;
     t->ndim = 1;
     t->shape = no_bytes;
-    fc_code rc = read_name(r, entry, t);
-    return rc == FC_OK ? read_path(r, json_object_get(entry, "path"), t) : rc;
+    FC_TRY(read_name(r, entry, t));
+    return read_path(r, json_object_get(entry, "path"), t);
 }
 
 static fc_code read_entries(reading *r, const char *list, const json_t *entries) {
@@ -261,10 +255,7 @@ static fc_code read_entries(reading *r, const char *list, const json_t *entries)
     for (r->at = 0; r->at < json_array_size(entries); r->at++) {
         fc_tensor t = {0};
         const json_t *entry = json_array_get(entries, r->at);
-        fc_code rc = objects ? read_object(r, entry, &t) : read_tensor(r, entry, &t);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(objects ? read_object(r, entry, &t) : read_tensor(r, entry, &t));
         r->tensors[r->count++] = t;
     }
     return FC_OK;
@@ -323,7 +314,7 @@ static fc_code read_root(reading *r, json_t *root) {
         json_array_size(json_object_get(root, "tensors")) + json_array_size(json_object_get(root, "objects"));
     r->tensors = fc_arena_calloc(r->checkpoint->arena, capacity ? capacity : 1, sizeof *r->tensors);
     if (!r->tensors) {
-        return no_memory(r);
+        return fc_no_memory(r->err, r->checkpoint->path);
     }
     json_object_foreach(root, key, value) {
         if (rc == FC_OK && (strcmp(key, "tensors") == 0 || strcmp(key, "objects") == 0)) {
@@ -341,7 +332,7 @@ static int by_name(const void *a, const void *b) {
 static fc_code check_unique(const reading *r) {
     const char **names = malloc((r->count ? r->count : 1) * sizeof *names);
     if (!names) {
-        return no_memory(r);
+        return fc_no_memory(r->err, r->checkpoint->path);
     }
     for (size_t i = 0; i < r->count; i++) {
         names[i] = r->tensors[i].name;
@@ -363,7 +354,7 @@ static fc_code schema_open(fc_checkpoint *checkpoint, const fc_open_options *opt
     (void)options;
     fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
     if (!file) {
-        return no_memory(&r);
+        return fc_no_memory(r.err, r.checkpoint->path);
     }
     const char *slash = strrchr(checkpoint->path, '/');
     *file = (fc_file){checkpoint->path, slash ? slash + 1 : checkpoint->path};
@@ -393,7 +384,10 @@ const fc_format fc_format_schema = {
     .file_sign = "a schema (JSON)",
     .extensions = extensions,
     .layout_only = true,
-    .probe = schema_probe,
-    .open = schema_open,
-    .extent = schema_extent,
+    .reader =
+        {
+            .probe = schema_probe,
+            .open = schema_open,
+            .extent = schema_extent,
+        },
 };

@@ -4,6 +4,7 @@
  */
 #include "torch/item.h"
 
+#include "base/try.h"
 #include "fsdpckpt/verify.h"
 
 #include <stdlib.h>
@@ -28,12 +29,11 @@ static fc_code check_record(fc_torch_item *archive, const fc_zip_entry *entry, b
 }
 
 fc_code fc_torch_check_archive(fc_torch_item *archive, fc_error *err) {
-    fc_code rc = FC_OK;
     bool covered;
-    for (size_t i = 0; rc == FC_OK && i < archive->zip.nentries; i++) {
-        rc = check_record(archive, &archive->zip.entries[i], &covered, err);
+    for (size_t i = 0; i < archive->zip.nentries; i++) {
+        FC_TRY(check_record(archive, &archive->zip.entries[i], &covered, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_torch_check_records(fc_torch_item *archive, bool read_data, const fc_defect *item,

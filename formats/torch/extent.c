@@ -1,14 +1,14 @@
 /*
  * Where the elements of a chunk lie. All of it was found and checked when the file was opened.
  */
-#include "pt/pt.h"
+#include "torch/torch_file.h"
 
 #include <string.h>
 
-fc_code fc_pt_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
-                     fc_error *err) {
+fc_code fc_torch_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                        fc_error *err) {
     const fc_chunk *chunk = &tensor->chunks[index];
-    const pt_extent *piece = (const pt_extent *)(uintptr_t)chunk->detail;
+    const torch_extent *piece = (const torch_extent *)(uintptr_t)chunk->detail;
     (void)checkpoint;
     (void)err;
     memset(out, 0, sizeof *out);
@@ -34,14 +34,14 @@ fc_code fc_pt_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
     return FC_OK;
 }
 
-fc_code fc_pt_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
-                     fc_error *err) {
+fc_code fc_torch_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                        fc_error *err) {
     (void)checkpoint;
     (void)err;
     if (tensor->object || index == FC_WHOLE_TENSOR) {
         return FC_OK;
     }
-    const pt_extent *piece = (const pt_extent *)(uintptr_t)tensor->chunks[index].detail;
+    const torch_extent *piece = (const torch_extent *)(uintptr_t)tensor->chunks[index].detail;
     if (piece->record.crc != 0 && piece->record.method == FC_ZIP_STORED) {
         *out = (fc_digest){.kind = FC_DIGEST_CRC32,
                            .value = piece->record.crc,

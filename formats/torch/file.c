@@ -1,27 +1,28 @@
 /*
- * One torch.save file: opened, told apart, its pickle loaded, its storages found. Input: a path. Output: pt_file, which
- * lives while headers are read.
+ * One torch.save file: opened, told apart, its pickle loaded, its storages found. Input: a path. Output: torch_file,
+ * which lives while headers are read.
  */
-#include "pt/pt.h"
+#include "torch/torch_file.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-bool fc_pt_is_zip(const unsigned char *head, size_t size) {
+bool fc_torch_is_zip(const unsigned char *head, size_t size) {
     return size >= 4 && memcmp(head, "PK\x03\x04", 4) == 0;
 }
 
-bool fc_pt_is_legacy(const unsigned char *head, size_t size) {
+bool fc_torch_is_legacy(const unsigned char *head, size_t size) {
     /* PROTO, then LONG1 with the ten bytes of the magic number. */
     static const unsigned char magic[] = {0x8a, 0x0a, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19};
     return size >= 2 + sizeof magic && head[0] == 0x80 && memcmp(head + 2, magic, sizeof magic) == 0;
 }
 
-bool fc_pt_is_tar(const unsigned char *head, size_t size) {
+bool fc_torch_is_tar(const unsigned char *head, size_t size) {
     static const char *const first[] = {"sys_info", "pickle", "storages", "tensors", "./sys_info", "./storages"};
     bool known = false;
     for (size_t i = 0; i < sizeof first / sizeof *first && size >= 512; i++) {
@@ -31,11 +32,8 @@ bool fc_pt_is_tar(const unsigned char *head, size_t size) {
 }
 
 /* A zip file may be anything; what it lacks is said in terms of what it probably is. */
-static fc_code open_zip(pt_file *f, fc_error *err) {
-    fc_code rc = fc_torch_file_open(f->fd, f->path, f->size, &f->item, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+static fc_code open_zip(torch_file *f, fc_error *err) {
+    FC_TRY(fc_torch_item_open_file(f->fd, f->path, f->size, &f->item, err));
     for (size_t i = 0; i < f->item.zip.nentries; i++) {
         const char *slash = strchr(f->item.zip.entries[i].name, '/');
         if (slash && strcmp(slash, "/constants.pkl") == 0) {
@@ -50,9 +48,9 @@ static fc_code open_zip(pt_file *f, fc_error *err) {
     return FC_OK;
 }
 
-fc_code fc_pt_file_open(const char *path, uint32_t index, pt_file *f, fc_error *err) {
+fc_code fc_torch_file_open(const char *path, uint32_t index, torch_file *f, fc_error *err) {
     unsigned char head[512];
-    *f = (pt_file){.path = path, .index = index, .fd = -1};
+    *f = (torch_file){.path = path, .index = index, .fd = -1};
     fc_code rc = fc_open_input(path, &f->fd, &f->size, err);
     if (rc != FC_OK) {
         f->fd = -1;
@@ -60,11 +58,11 @@ fc_code fc_pt_file_open(const char *path, uint32_t index, pt_file *f, fc_error *
     }
     size_t n = f->size < sizeof head ? (size_t)f->size : sizeof head;
     rc = fc_pread_full(f->fd, head, n, 0, path, err);
-    if (rc == FC_OK && fc_pt_is_zip(head, n)) {
+    if (rc == FC_OK && fc_torch_is_zip(head, n)) {
         rc = open_zip(f, err);
-    } else if (rc == FC_OK && fc_pt_is_legacy(head, n)) {
-        rc = fc_pt_legacy_open(f, err);
-    } else if (rc == FC_OK && fc_pt_is_tar(head, n)) {
+    } else if (rc == FC_OK && fc_torch_is_legacy(head, n)) {
+        rc = fc_torch_legacy_open(f, err);
+    } else if (rc == FC_OK && fc_torch_is_tar(head, n)) {
         rc = fc_fail(err, FC_EUNSUPPORTED,
                      "%s: a tar file of torch before 0.1.10 (2017), whose storages need that program; load it and save "
                      "it again with any PyTorch since",
@@ -74,32 +72,32 @@ fc_code fc_pt_file_open(const char *path, uint32_t index, pt_file *f, fc_error *
                      path);
     }
     if (rc != FC_OK) {
-        fc_pt_file_close(f);
+        fc_torch_file_close(f);
     }
     return rc;
 }
 
-fc_code fc_pt_check_header(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
-    pt_file f;
-    fc_code rc = fc_pt_file_open(checkpoint->files[index].path, (uint32_t)index, &f, err);
-    fc_pt_file_close(&f);
+fc_code fc_torch_check_header(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+    torch_file f;
+    fc_code rc = fc_torch_file_open(checkpoint->files[index].path, (uint32_t)index, &f, err);
+    fc_torch_file_close(&f);
     return rc;
 }
 
-void fc_pt_file_close(pt_file *f) {
+void fc_torch_file_close(torch_file *f) {
     fc_torch_item_close(&f->item);
     fc_pickle_free(f->pickle);
     free(f->storages);
     if (f->fd >= 0) {
         close(f->fd);
     }
-    *f = (pt_file){.fd = -1};
+    *f = (torch_file){.fd = -1};
 }
 
-fc_code fc_pt_storage(const pt_file *f, const fc_torch_tensor *tensor, pt_record *out, fc_error *err) {
+fc_code fc_torch_file_storage(const torch_file *f, const fc_torch_tensor *tensor, torch_record *out, fc_error *err) {
     const fc_zip_entry *entry;
     if (f->pickle) {
-        return fc_pt_legacy_storage(f, tensor, out, err);
+        return fc_torch_legacy_storage(f, tensor, out, err);
     }
     fc_code rc = fc_torch_item_record(&f->item, tensor, &entry, err);
     if (rc == FC_OK && entry->method != FC_ZIP_STORED && entry->size / FC_ZIP_MAX_RATIO > entry->stored) {
@@ -107,23 +105,23 @@ fc_code fc_pt_storage(const pt_file *f, const fc_torch_tensor *tensor, pt_record
                      f->path, entry->data, entry->name, entry->size, entry->stored);
     }
     if (rc == FC_OK) {
-        *out = (pt_record){entry->data, entry->stored, entry->size, entry->crc, entry->method, f->index};
+        *out = (torch_record){entry->data, entry->stored, entry->size, entry->crc, entry->method, f->index};
     }
     return rc;
 }
 
-fc_code fc_pt_find_extent(const pt_file *f, fc_pv v, fc_torch_tensor *t, fc_arena *arena, pt_extent **out,
-                          fc_error *err) {
+fc_code fc_torch_find_extent(const torch_file *f, fc_pv v, fc_torch_tensor *t, fc_arena *arena, torch_extent **out,
+                             fc_error *err) {
     fc_code rc = fc_torch_tensor_decode(f->p, v, t, err);
-    if (rc == FC_OK && !fc_pt_shape_fits(t->dtype, t->ndim, t->sizes)) {
+    if (rc == FC_OK && !fc_torch_shape_fits(t->dtype, t->ndim, t->sizes)) {
         rc = fc_fail(err, FC_ECORRUPT, "the pickled tensor is damaged: its size is impossible");
     }
     if (rc != FC_OK) {
         return rc;
     }
-    pt_extent *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)t->ndim * sizeof *piece->strides);
+    torch_extent *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)t->ndim * sizeof *piece->strides);
     if (!piece) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", f->path);
+        return fc_no_memory(err, f->path);
     }
     piece->first = t->first;
     piece->negate = t->negate;
@@ -133,10 +131,10 @@ fc_code fc_pt_find_extent(const pt_file *f, fc_pv v, fc_torch_tensor *t, fc_aren
         piece->strides[i] = t->strides[i];
     }
     *out = piece;
-    return fc_pt_storage(f, t, &piece->record, err);
+    return fc_torch_file_storage(f, t, &piece->record, err);
 }
 
-bool fc_pt_shape_fits(fc_dtype dtype, int ndim, const int64_t *shape) {
+bool fc_torch_shape_fits(fc_dtype dtype, int ndim, const int64_t *shape) {
     int64_t bytes = fc_dtype_size(dtype);
     for (int i = 0; i < ndim; i++) { /* an empty tensor's other sizes must not overflow either */
         if (shape[i] != 0 && !fc_mul_i64(bytes, shape[i], &bytes)) {

@@ -5,10 +5,12 @@
  *
  * Input: values of a pickle. They may be shared and contain themselves, so depth and number are bounded.
  */
-#include "pt/pt.h"
+#include "torch/pickle_copy.h"
+#include "torch/torch_file.h"
 
 #include "base/grow.h"
 #include "base/text.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -25,9 +27,9 @@ enum {
 
 /* The way down to the current value. */
 typedef struct walker {
-    const pt_file *f;
+    const torch_file *f;
     const fc_pickle *p;
-    pt_leaves *leaves;
+    torch_leaves *leaves;
     fc_path_element path[MAX_DEPTH];
     size_t depth;
     uint64_t visits;  /* that may still be made */
@@ -39,11 +41,7 @@ typedef struct walker {
     fc_error *err;
 } walker;
 
-static fc_code no_memory(walker *w) {
-    return fc_fail(w->err, FC_ENOMEM, "%s: out of memory", w->f->path);
-}
-
-bool fc_pt_is_global(const fc_pickle *p, fc_pv v, const char *module, const char *name) {
+bool fc_torch_is_global(const fc_pickle *p, fc_pv v, const char *module, const char *name) {
     if (fc_pv_typeof(v) != FC_PV_GLOBAL) {
         return false;
     }
@@ -51,7 +49,7 @@ bool fc_pt_is_global(const fc_pickle *p, fc_pv v, const char *module, const char
     return (!module || fc_pickle_is_str(p, cell[1], module)) && fc_pickle_is_str(p, cell[2], name);
 }
 
-fc_pv fc_pt_dict_get(const fc_pickle *p, fc_pv dict, const char *key) {
+fc_pv fc_torch_dict_get(const fc_pickle *p, fc_pv dict, const char *key) {
     size_t n;
     const fc_pv *pairs = fc_pickle_items(p, dict, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
@@ -66,30 +64,30 @@ fc_pv fc_pt_dict_get(const fc_pickle *p, fc_pv dict, const char *key) {
 static bool is_wrapped(const fc_pickle *p, fc_pv v, const char *cls) {
     size_t n;
     fc_pv args = fc_pickle_arguments(p, v);
-    if (!fc_pt_is_global(p, fc_pickle_callee(p, v), NULL, "_rebuild_from_type_v2") ||
+    if (!fc_torch_is_global(p, fc_pickle_callee(p, v), NULL, "_rebuild_from_type_v2") ||
         fc_pv_typeof(args) != FC_PV_TUPLE) {
         return false;
     }
     const fc_pv *arg = fc_pickle_tuple(p, args, &n);
-    return n >= 4 && fc_pt_is_global(p, arg[1], NULL, cls);
+    return n >= 4 && fc_torch_is_global(p, arg[1], NULL, cls);
 }
 
-/* What a leaf would be; PT_OBJECT for all that is no tensor of some kind. */
-static pt_leaf_kind kind_of(const fc_pickle *p, fc_pv v) {
+/* What a leaf would be; TORCH_OBJECT for all that is no tensor of some kind. */
+static torch_leaf_kind kind_of(const fc_pickle *p, fc_pv v) {
     if (fc_pv_typeof(v) != FC_PV_CALL) {
-        return PT_OBJECT;
+        return TORCH_OBJECT;
     }
     if (fc_torch_is_tensor(p, v)) {
-        return is_wrapped(p, v, "DTensor")         ? PT_DTENSOR
-               : is_wrapped(p, v, "ShardedTensor") ? PT_SHARDED_TENSOR
-                                                   : PT_TENSOR;
+        return is_wrapped(p, v, "DTensor")         ? TORCH_DTENSOR
+               : is_wrapped(p, v, "ShardedTensor") ? TORCH_SHARDED_TENSOR
+                                                   : TORCH_TENSOR;
     }
-    return fc_pt_is_global(p, fc_pickle_callee(p, v), NULL, "ShardedTensor") ? PT_SHARDED_TENSOR : PT_OBJECT;
+    return fc_torch_is_global(p, fc_pickle_callee(p, v), NULL, "ShardedTensor") ? TORCH_SHARDED_TENSOR : TORCH_OBJECT;
 }
 
 static fc_code push(walker *w, const fc_pv *items, size_t n) {
     if (!fc_grow(&w->stack, &w->stack_capacity, w->nstack + n, sizeof *w->stack)) {
-        return no_memory(w);
+        return fc_no_memory(w->err, w->f->path);
     }
     for (size_t i = 0; i < n; i++) {
         if (items[i]) { /* a call without a state has none */
@@ -133,7 +131,7 @@ static fc_code end_search(walker *w, bool clean) {
         fc_pv key = fc_pv_map_key(&w->marked, i);
         uint32_t *at = key ? fc_pv_map_at(&w->clean, key) : NULL;
         if (key && !at) {
-            return no_memory(w);
+            return fc_no_memory(w->err, w->f->path);
         }
         if (at) {
             *at = 1;
@@ -154,8 +152,8 @@ static fc_code holds_tensor(walker *w, fc_pv v, bool *found) {
         }
         uint32_t *clean = fc_pv_map_at(&w->clean, next), *marked = fc_pv_map_at(&w->marked, next);
         if (!clean || !marked) {
-            rc = no_memory(w);
-        } else if (kind_of(w->p, next) != PT_OBJECT) {
+            rc = fc_no_memory(w->err, w->f->path);
+        } else if (kind_of(w->p, next) != TORCH_OBJECT) {
             *found = true;
         } else if (!*clean && !*marked) {
             *marked = 1;
@@ -179,11 +177,11 @@ static const char *spell(walker *w) {
     return w->name;
 }
 
-static fc_code add_leaf(walker *w, fc_pv v, pt_leaf_kind kind) {
-    pt_leaves *l = w->leaves;
+static fc_code add_leaf(walker *w, fc_pv v, torch_leaf_kind kind) {
+    torch_leaves *l = w->leaves;
     bool root = w->depth == 0; /* the file is a single value */
     if (root) {
-        w->path[w->depth++] = (fc_path_element){.key = kind == PT_OBJECT ? "value" : "tensor"};
+        w->path[w->depth++] = (fc_path_element){.key = kind == TORCH_OBJECT ? "value" : "tensor"};
     }
     spell(w);
     if (strlen(w->name) >= MAX_NAME - 1) {
@@ -193,10 +191,10 @@ static fc_code add_leaf(walker *w, fc_pv v, pt_leaf_kind kind) {
     fc_path_element *elements = fc_arena_alloc(l->arena, w->depth * sizeof *elements);
     const char *name = fc_arena_strndup(l->arena, w->name, strlen(w->name));
     if (!elements || !name || !fc_grow(&l->items, &l->capacity, l->count + 1, sizeof *l->items)) {
-        return no_memory(w);
+        return fc_no_memory(w->err, w->f->path);
     }
     memcpy(elements, w->path, w->depth * sizeof *elements);
-    l->items[l->count++] = (pt_leaf){name, {elements, w->depth}, v, kind};
+    l->items[l->count++] = (torch_leaf){name, {elements, w->depth}, v, kind};
     w->depth -= root;
     return FC_OK;
 }
@@ -215,13 +213,12 @@ static fc_code walk_below(walker *w, fc_path_element element, fc_pv v) {
 }
 
 static fc_code walk_items(walker *w, const fc_pv *items, size_t n, bool is_tuple) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < n && rc == FC_OK; i++) {
+    for (size_t i = 0; i < n; i++) {
         char *key = fc_arena_printf(w->leaves->arena, "%zu", i);
-        rc = key ? walk_below(w, (fc_path_element){.key = key, .is_index = true, .is_tuple = is_tuple}, items[i])
-                 : no_memory(w);
+        FC_TRY(key ? walk_below(w, (fc_path_element){.key = key, .is_index = true, .is_tuple = is_tuple}, items[i])
+                   : fc_no_memory(w->err, w->f->path));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Whether a path can say the key: text or an integer. */
@@ -235,7 +232,7 @@ static bool is_plain_key(const fc_pickle *p, fc_pv key) {
     return fc_is_plain_text(text, n);
 }
 
-fc_code fc_pt_key_element(const pt_file *f, fc_pv key, fc_arena *arena, fc_path_element *out, fc_error *err) {
+fc_code fc_torch_key_element(const torch_file *f, fc_pv key, fc_arena *arena, fc_path_element *out, fc_error *err) {
     int64_t number = 0;
     if (!is_plain_key(f->p, key)) {
         return fc_fail(err, FC_EUNSUPPORTED,
@@ -251,7 +248,7 @@ fc_code fc_pt_key_element(const pt_file *f, fc_pv key, fc_arena *arena, fc_path_
         const char *text = fc_pickle_bytes(f->p, key, &n);
         out->key = fc_arena_strndup(arena, text, n);
     }
-    return out->key ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", f->path);
+    return out->key ? FC_OK : fc_no_memory(err, f->path);
 }
 
 static bool has_plain_keys(const fc_pickle *p, const fc_pv *pairs, size_t n) {
@@ -270,7 +267,7 @@ static fc_code walk_dict(walker *w, fc_pv v) {
     const fc_pv *pairs = fc_pickle_items(w->p, v, &n);
     bool plain = has_plain_keys(w->p, pairs, n);
     fc_pv cls = fc_pickle_container_of(w->p, v)->cls;
-    bool ordinary = !cls || fc_pt_is_global(w->p, cls, "collections", "OrderedDict");
+    bool ordinary = !cls || fc_torch_is_global(w->p, cls, "collections", "OrderedDict");
     fc_code rc = n > 0 && (!plain || !ordinary) ? holds_tensor(w, v, &found) : FC_OK;
     if (rc != FC_OK) {
         return rc;
@@ -279,7 +276,7 @@ static fc_code walk_dict(walker *w, fc_pv v) {
         return FC_OK;
     }
     if (n == 0 || !found || (!plain && w->depth > 0 && w->leaves->alone)) {
-        return add_leaf(w, v, PT_OBJECT); /* with the tensors in it: no name tells them apart */
+        return add_leaf(w, v, TORCH_OBJECT); /* with the tensors in it: no name tells them apart */
     }
     if (!plain) {
         return fc_fail(w->err, FC_EUNSUPPORTED,
@@ -288,7 +285,7 @@ static fc_code walk_dict(walker *w, fc_pv v) {
     }
     for (size_t i = 0; i + 1 < n && rc == FC_OK; i += 2) {
         fc_path_element element;
-        rc = fc_pt_key_element(w->f, pairs[i], w->leaves->arena, &element, w->err);
+        rc = fc_torch_key_element(w->f, pairs[i], w->leaves->arena, &element, w->err);
         rc = rc == FC_OK ? walk_below(w, element, pairs[i + 1]) : rc;
     }
     return rc;
@@ -303,17 +300,14 @@ static fc_code walk_sequence(walker *w, fc_pv v, bool is_tuple) {
     for (size_t i = 0; i < n && !is_tuple && !apart; i++) {
         apart = fc_pv_typeof(items[i]) == FC_PV_DICT;
     }
-    fc_code rc = apart ? FC_OK : holds_tensor(w, v, &apart);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    return apart ? walk_items(w, items, n, is_tuple) : add_leaf(w, v, PT_OBJECT);
+    FC_TRY(apart ? FC_OK : holds_tensor(w, v, &apart));
+    return apart ? walk_items(w, items, n, is_tuple) : add_leaf(w, v, TORCH_OBJECT);
 }
 
 /* A module that was pickled whole has its tensors where torch.nn.Module keeps them. */
 static bool is_module(const fc_pickle *p, fc_pv v) {
     fc_pv state = fc_pv_typeof(v) == FC_PV_CALL ? fc_pickle_state(p, v) : 0;
-    return fc_pv_typeof(state) == FC_PV_DICT && fc_pt_dict_get(p, state, "_parameters");
+    return fc_pv_typeof(state) == FC_PV_DICT && fc_torch_dict_get(p, state, "_parameters");
 }
 
 /* The class of an instance; legacy files wrap that of a module: ('module', class, source file, source). */
@@ -369,7 +363,8 @@ static fc_code bad_module(walker *w) {
 /* The values of _parameters or _buffers, named as in state_dict(). */
 static fc_code walk_members(walker *w, fc_pv state, const char *table, const char *prefix) {
     size_t n = 0, ntransient = 0;
-    fc_pv dict = fc_pt_dict_get(w->p, state, table), set = fc_pt_dict_get(w->p, state, "_non_persistent_buffers_set");
+    fc_pv dict = fc_torch_dict_get(w->p, state, table),
+          set = fc_torch_dict_get(w->p, state, "_non_persistent_buffers_set");
     const fc_pv *pairs = fc_pv_typeof(dict) == FC_PV_DICT ? fc_pickle_items(w->p, dict, &n) : NULL;
     const fc_pv *transient = fc_pv_typeof(set) == FC_PV_SET ? fc_pickle_items(w->p, set, &ntransient) : NULL;
     fc_code rc = FC_OK;
@@ -390,7 +385,7 @@ static fc_code walk_members(walker *w, fc_pv state, const char *table, const cha
 /* What state_dict() of a module has: parameters, buffers, then the modules within. */
 static fc_code walk_module(walker *w, fc_pv v, const char *prefix, size_t depth) {
     size_t n = 0;
-    fc_pv state = fc_pickle_state(w->p, v), dict = fc_pt_dict_get(w->p, state, "_modules");
+    fc_pv state = fc_pickle_state(w->p, v), dict = fc_torch_dict_get(w->p, state, "_modules");
     const fc_pv *pairs = fc_pv_typeof(dict) == FC_PV_DICT ? fc_pickle_items(w->p, dict, &n) : NULL;
     uint64_t cost = 1 + strlen(prefix) / 32; /* names are made anew wherever a shared module is */
     if (depth == MAX_DEPTH || w->visits < cost) {
@@ -412,11 +407,11 @@ static fc_code walk_module(walker *w, fc_pv v, const char *prefix, size_t depth)
 
 static fc_code take_module(walker *w, fc_pv v) {
     char name[256] = "a class of another file";
-    pt_leaves *l = w->leaves;
+    torch_leaves *l = w->leaves;
     size_t before = l->count;
     fc_code rc = walk_module(w, v, "", 0);
     if (rc != FC_OK || l->count == before) { /* nothing in it: an activation, a loss */
-        return rc == FC_OK && w->depth > 0 ? add_leaf(w, v, PT_OBJECT) : rc;
+        return rc == FC_OK && w->depth > 0 ? add_leaf(w, v, TORCH_OBJECT) : rc;
     }
     fc_pv cls = class_of(w->p, v);
     if (cls) {
@@ -426,15 +421,15 @@ static fc_code take_module(walker *w, fc_pv v) {
         l->of_module = l->items[before].name;
         l->module_class = fc_arena_strndup(l->arena, name, strlen(name));
     }
-    return l->modules > 1 || l->module_class ? FC_OK : no_memory(w);
+    return l->modules > 1 || l->module_class ? FC_OK : fc_no_memory(w->err, w->f->path);
 }
 
 static fc_code walk(walker *w, fc_pv v) {
-    pt_leaf_kind kind = kind_of(w->p, v);
+    torch_leaf_kind kind = kind_of(w->p, v);
     if (w->visits-- == 0) {
         return fc_fail(w->err, FC_EUNSUPPORTED, "%s: its pickle has too many shared values", w->f->path);
     }
-    if (kind != PT_OBJECT) {
+    if (kind != TORCH_OBJECT) {
         return add_leaf(w, v, kind);
     }
     switch (fc_pv_typeof(v)) {
@@ -448,22 +443,22 @@ static fc_code walk(walker *w, fc_pv v) {
         if (is_module(w->p, v)) {
             return w->leaves->alone ? take_module(w, v) : refuse_whole(w, v);
         }
-        return w->depth == 0 ? refuse_whole(w, v) : add_leaf(w, v, PT_OBJECT);
+        return w->depth == 0 ? refuse_whole(w, v) : add_leaf(w, v, TORCH_OBJECT);
     }
 }
 
-fc_code fc_pt_flatten(const pt_file *f, const fc_path *prefix, pt_leaves *leaves, fc_error *err) {
+fc_code fc_torch_flatten(const torch_file *f, const fc_path *prefix, torch_leaves *leaves, fc_error *err) {
     walker w = {.f = f, .p = f->p, .leaves = leaves, .err = err};
     w.visits = SPARE_VISITS + f->p->size;
     w.name = malloc(MAX_NAME);
     if (!w.name) {
-        return no_memory(&w);
+        return fc_no_memory(w.err, w.f->path);
     }
     fc_code rc = FC_OK;
     fc_pv_type root = fc_pv_typeof(f->p->root);
     bool module = leaves->alone && is_module(f->p, f->p->root);
     if (root != FC_PV_DICT && root != FC_PV_LIST && root != FC_PV_TUPLE && !module &&
-        kind_of(f->p, f->p->root) == PT_OBJECT) {
+        kind_of(f->p, f->p->root) == TORCH_OBJECT) {
         rc = refuse_whole(&w, f->p->root);
     }
     for (size_t i = 0; prefix && i < prefix->count && i < MAX_DEPTH / 2; i++) {
@@ -478,14 +473,14 @@ fc_code fc_pt_flatten(const pt_file *f, const fc_path *prefix, pt_leaves *leaves
 }
 
 static int by_name(const void *a, const void *b) {
-    const pt_leaf *const *x = a, *const *y = b;
+    const torch_leaf *const *x = a, *const *y = b;
     return strcmp((*x)->name, (*y)->name);
 }
 
-fc_code fc_pt_check_names(const char *path, const pt_leaves *leaves, fc_error *err) {
-    const pt_leaf **sorted = malloc((leaves->count + 1) * sizeof *sorted);
+fc_code fc_torch_check_names(const char *path, const torch_leaves *leaves, fc_error *err) {
+    const torch_leaf **sorted = malloc((leaves->count + 1) * sizeof *sorted);
     if (!sorted) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        return fc_no_memory(err, path);
     }
     for (size_t i = 0; i < leaves->count; i++) {
         sorted[i] = &leaves->items[i];

@@ -5,6 +5,7 @@
 #include "torch/item.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 
 #include <inttypes.h>
@@ -38,10 +39,7 @@ static fc_code read_byteorder(fc_torch_item *item, fc_error *err) {
     if (find_record(item, "byteorder", &entry, NULL) != FC_OK) {
         return FC_OK; /* torch before 2.1 wrote none, on little-endian machines */
     }
-    fc_code rc = entry->size <= 6 ? fc_zip_read(&item->zip, entry, &bytes, err) : FC_OK;
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(entry->size <= 6 ? fc_zip_read(&item->zip, entry, &bytes, err) : FC_OK);
     item->big_endian = entry->size == 3 && memcmp(bytes, "big", 3) == 0;
     bool known = item->big_endian || (entry->size == 6 && memcmp(bytes, "little", 6) == 0);
     free(bytes);
@@ -53,10 +51,7 @@ static fc_code read_byteorder(fc_torch_item *item, fc_error *err) {
 static fc_code read_pickle(fc_torch_item *item, fc_error *err) {
     const fc_zip_entry *entry;
     unsigned char *bytes;
-    fc_code rc = find_record(item, "data.pkl", &entry, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(find_record(item, "data.pkl", &entry, err));
     item->pickle_size = entry->size;
     bool possible = entry->method == FC_ZIP_STORED || entry->size / FC_ZIP_MAX_RATIO <= entry->stored;
     uint64_t most = entry->method == FC_ZIP_STORED ? item->max_pickle : FC_TORCH_MAX_PICKLE;
@@ -65,12 +60,9 @@ static fc_code read_pickle(fc_torch_item *item, fc_error *err) {
                        "%s: offset %" PRIu64 ": record %s has %" PRIu64 " bytes; at most %" PRIu64 " are read",
                        item->zip.path, entry->data, entry->name, entry->size, most);
     }
-    rc = fc_zip_read(&item->zip, entry, &bytes, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_zip_read(&item->zip, entry, &bytes, err));
     fc_pickle_source source = {item->zip.path, entry->data, entry->size, -1, bytes};
-    rc = fc_pickle_load(&source, FC_PICKLE_ITEM, &item->pickle, err);
+    fc_code rc = fc_pickle_load(&source, FC_PICKLE_ITEM, &item->pickle, err);
     free(bytes);
     return rc;
 }
@@ -113,17 +105,17 @@ fc_code fc_torch_item_open_read(int fd, const char *path, uint64_t offset, uint6
     return rc == FC_OK ? read_item(item, err) : rc;
 }
 
-fc_code fc_torch_memory_open(unsigned char *bytes, uint64_t length, const char *path, fc_torch_item *item,
-                             fc_error *err) {
+fc_code fc_torch_item_open_memory(unsigned char *bytes, uint64_t length, const char *path, fc_torch_item *item,
+                                  fc_error *err) {
     *item = (fc_torch_item){.max_pickle = FC_TORCH_MAX_FILE_PICKLE};
-    fc_code rc = fc_zip_open_read(-1, path, 0, length, bytes, &item->zip, err);
-    return rc == FC_OK ? read_item(item, err) : rc;
+    FC_TRY(fc_zip_open_read(-1, path, 0, length, bytes, &item->zip, err));
+    return read_item(item, err);
 }
 
-fc_code fc_torch_file_open(int fd, const char *path, uint64_t length, fc_torch_item *item, fc_error *err) {
+fc_code fc_torch_item_open_file(int fd, const char *path, uint64_t length, fc_torch_item *item, fc_error *err) {
     *item = (fc_torch_item){.max_pickle = FC_TORCH_MAX_FILE_PICKLE};
-    fc_code rc = fc_zip_open(fd, path, 0, length, &item->zip, err);
-    return rc == FC_OK ? read_item(item, err) : rc;
+    FC_TRY(fc_zip_open(fd, path, 0, length, &item->zip, err));
+    return read_item(item, err);
 }
 
 void fc_torch_item_close(fc_torch_item *item) {
@@ -330,10 +322,7 @@ fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out
     size_t n = 0;
     uint32_t which = FC_REBUILD_OTHER, dtype;
     int64_t offset = 0;
-    fc_code rc = unwrap(p, v, &which, &args, &n, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(unwrap(p, v, &which, &args, &n, err));
     out->negate = out->conjugate = false;
     if (which != FC_REBUILD_TENSOR_V2 && which != FC_REBUILD_TENSOR_V3) {
         return refuse(p, v, err);
@@ -353,7 +342,7 @@ fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out
         }
         out->dtype = (fc_dtype)dtype;
     }
-    rc = decode_storage(p, args[0], typed, out, err);
+    fc_code rc = decode_storage(p, args[0], typed, out, err);
     if (rc == FC_OK) {
         rc = fc_pickle_int(p, args[1], &offset) ? FC_OK : malformed("its offset is no number", err);
     }
@@ -376,10 +365,7 @@ fc_code fc_torch_item_record(const fc_torch_item *item, const fc_torch_tensor *t
     char name[MAX_NAME];
     size_t n;
     snprintf(name, sizeof name, "data/%s", fc_pickle_bytes(item->pickle, tensor->storage_key, &n));
-    fc_code rc = find_record(item, name, out, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(find_record(item, name, out, err));
     if ((*out)->size != tensor->storage_bytes) {
         return fc_fail(err, FC_ECORRUPT,
                        "%s: offset %" PRIu64 ": record %s has %" PRIu64 " bytes, the pickle says %" PRIu64,

@@ -55,11 +55,11 @@ fc_code fc_torch_item_open_read(int fd, const char *path, uint64_t offset, uint6
                                 fc_torch_item *item, fc_error *err);
 
 /** Likewise an archive that is in memory: `bytes` are malloc'ed and freed as in fc_zip_open_read. */
-fc_code fc_torch_memory_open(unsigned char *bytes, uint64_t length, const char *path, fc_torch_item *item,
-                             fc_error *err);
+fc_code fc_torch_item_open_memory(unsigned char *bytes, uint64_t length, const char *path, fc_torch_item *item,
+                                  fc_error *err);
 
 /** Likewise a whole `.pt` file, whose data.pkl may be as large as a state dict of a million tensors. */
-fc_code fc_torch_file_open(int fd, const char *path, uint64_t length, fc_torch_item *item, fc_error *err);
+fc_code fc_torch_item_open_file(int fd, const char *path, uint64_t length, fc_torch_item *item, fc_error *err);
 
 /** Frees what `item` holds; a zeroed one is allowed. */
 void fc_torch_item_close(fc_torch_item *item);

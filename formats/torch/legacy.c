@@ -4,9 +4,10 @@
  * elements (8 bytes) and the elements, little-endian on every system. How long an element is, only the value's pickle
  * says.
  */
-#include "pt/pt.h"
+#include "torch/torch_file.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "torch/pickle_private.h"
 
 #include <inttypes.h>
@@ -15,12 +16,12 @@
 
 enum { PROTOCOL = 1001, MAX_SMALL = 1 << 20 };
 
-static fc_code damaged(const pt_file *f, uint64_t at, const char *what, fc_error *err) {
+static fc_code damaged(const torch_file *f, uint64_t at, const char *what, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": the torch.save file is damaged: %s", f->path, at, what);
 }
 
 /* Loads the pickle at `*at` and moves on to what follows it. */
-static fc_code next_pickle(const pt_file *f, uint64_t *at, uint64_t most, fc_pickle **out, fc_error *err) {
+static fc_code next_pickle(const torch_file *f, uint64_t *at, uint64_t most, fc_pickle **out, fc_error *err) {
     uint64_t left = f->size - *at;
     fc_pickle_source source = {f->path, *at, left < most ? left : most, f->fd, NULL};
     fc_code rc = fc_pickle_load(&source, FC_PICKLE_ITEM, out, err);
@@ -31,7 +32,7 @@ static fc_code next_pickle(const pt_file *f, uint64_t *at, uint64_t most, fc_pic
 }
 
 /* The three small pickles before the value. */
-static fc_code read_head(pt_file *f, uint64_t *at, fc_error *err) {
+static fc_code read_head(torch_file *f, uint64_t *at, fc_error *err) {
     for (int i = 0; i < 3; i++) {
         fc_pickle *p;
         int64_t number;
@@ -58,17 +59,17 @@ static const char *key_of(const fc_pickle *p, fc_pv v) {
 }
 
 static int by_key(const void *a, const void *b, void *pickle) {
-    const pt_legacy_storage *x = a, *y = b;
+    const torch_legacy_storage *x = a, *y = b;
     return strcmp(key_of(pickle, x->key), key_of(pickle, y->key));
 }
 
 /* What the persistent ids of the value say of its storages: ('storage', class, key, location, elements, view). */
-static fc_code collect(pt_file *f, uint64_t start, fc_error *err) {
+static fc_code collect(torch_file *f, uint64_t start, fc_error *err) {
     size_t n = 0, kept = 0;
     const fc_pv *ids = f->p->persids ? fc_pickle_items(f->p, f->p->persids, &n) : NULL;
     f->storages = calloc(n + 1, sizeof *f->storages);
     if (!f->storages) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", f->path);
+        return fc_no_memory(err, f->path);
     }
     for (size_t i = 0; i < n; i++) {
         fc_pv id = fc_pickle_persid(f->p, ids[i]);
@@ -88,11 +89,11 @@ static fc_code collect(pt_file *f, uint64_t start, fc_error *err) {
             return fc_fail(err, FC_EUNSUPPORTED, "%s: a file of torch before 0.4, with views of storages", f->path);
         }
         uint64_t size = dtype < FC_DTYPE_COUNT ? fc_dtype_size((fc_dtype)dtype) : 0;
-        f->storages[kept++] = (pt_legacy_storage){part[2], (uint64_t)elements, size, 0};
+        f->storages[kept++] = (torch_legacy_storage){part[2], (uint64_t)elements, size, 0};
     }
     qsort_r(f->storages, kept, sizeof *f->storages, by_key, f->pickle);
     for (size_t i = 0; i < kept; i++) { /* each once */
-        pt_legacy_storage *last = f->nstorages ? &f->storages[f->nstorages - 1] : NULL;
+        torch_legacy_storage *last = f->nstorages ? &f->storages[f->nstorages - 1] : NULL;
         if (!last || last->key != f->storages[i].key) {
             f->storages[f->nstorages++] = f->storages[i];
         } else if (last->elements != f->storages[i].elements || last->element_size != f->storages[i].element_size) {
@@ -102,7 +103,7 @@ static fc_code collect(pt_file *f, uint64_t start, fc_error *err) {
     return FC_OK;
 }
 
-static pt_legacy_storage *find(const pt_file *f, const char *key) {
+static torch_legacy_storage *find(const torch_file *f, const char *key) {
     size_t low = 0, high = f->nstorages;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -120,7 +121,7 @@ static pt_legacy_storage *find(const pt_file *f, const char *key) {
 }
 
 /* Walks over the storages' bytes in the order of the list of keys. */
-static fc_code place(pt_file *f, const fc_pickle *keys, uint64_t at, fc_error *err) {
+static fc_code place(torch_file *f, const fc_pickle *keys, uint64_t at, fc_error *err) {
     size_t n;
     if (fc_pv_typeof(keys->root) != FC_PV_LIST) {
         return damaged(f, at, "it has no list of storages", err);
@@ -129,14 +130,11 @@ static fc_code place(pt_file *f, const fc_pickle *keys, uint64_t at, fc_error *e
     for (size_t i = 0; i < n; i++) {
         unsigned char count[8];
         uint64_t stated, bytes;
-        pt_legacy_storage *s = fc_pv_typeof(items[i]) == FC_PV_STR ? find(f, key_of(keys, items[i])) : NULL;
+        torch_legacy_storage *s = fc_pv_typeof(items[i]) == FC_PV_STR ? find(f, key_of(keys, items[i])) : NULL;
         if (!s || s->offset != 0) {
             return damaged(f, at, "its list of storages does not fit its pickle", err);
         }
-        fc_code rc = fc_pread_full(f->fd, count, sizeof count, at, f->path, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_pread_full(f->fd, count, sizeof count, at, f->path, err));
         memcpy(&stated, count, sizeof stated);
         stated = le64toh(stated);
         if (stated != s->elements || !fc_mul_u64(s->elements, s->element_size, &bytes) ||
@@ -149,7 +147,7 @@ static fc_code place(pt_file *f, const fc_pickle *keys, uint64_t at, fc_error *e
     return FC_OK;
 }
 
-fc_code fc_pt_legacy_open(pt_file *f, fc_error *err) {
+fc_code fc_torch_legacy_open(torch_file *f, fc_error *err) {
     uint64_t at = 0;
     fc_pickle *keys = NULL;
     fc_code rc = read_head(f, &at, err);
@@ -165,8 +163,8 @@ fc_code fc_pt_legacy_open(pt_file *f, fc_error *err) {
     return rc;
 }
 
-fc_code fc_pt_legacy_storage(const pt_file *f, const fc_torch_tensor *tensor, pt_record *out, fc_error *err) {
-    const pt_legacy_storage *s = find(f, key_of(f->p, tensor->storage_key));
+fc_code fc_torch_legacy_storage(const torch_file *f, const fc_torch_tensor *tensor, torch_record *out, fc_error *err) {
+    const torch_legacy_storage *s = find(f, key_of(f->p, tensor->storage_key));
     if (!s || s->offset == 0) {
         return fc_fail(err, FC_ECORRUPT, "%s: the torch.save file is damaged: it has no storage %s", f->path,
                        key_of(f->p, tensor->storage_key));
@@ -175,6 +173,6 @@ fc_code fc_pt_legacy_storage(const pt_file *f, const fc_torch_tensor *tensor, pt
     if (bytes != tensor->storage_bytes) {
         return damaged(f, s->offset, "its pickle gives one storage two sizes", err);
     }
-    *out = (pt_record){s->offset, bytes, bytes, 0, FC_ZIP_STORED, f->index};
+    *out = (torch_record){s->offset, bytes, bytes, 0, FC_ZIP_STORED, f->index};
     return FC_OK;
 }

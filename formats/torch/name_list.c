@@ -2,8 +2,9 @@
  * What groups of an optimizer list as numbers becomes a list of names: see name_list.h.
  */
 #include "torch/name_list.h"
+#include "base/try.h"
 
-void fc_pt_name_list_begin(pt_name_list *list) {
+void fc_torch_name_list_begin(torch_name_list *list) {
     list->f.p = NULL;
     list->pickle = NULL;
     fc_torch_pickle_begin(&list->w, 2);
@@ -11,21 +12,23 @@ void fc_pt_name_list_begin(pt_name_list *list) {
     fc_torch_pickle_op(&list->w, FC_PICKLE_MARK);
 }
 
-void fc_pt_name_list_add(pt_name_list *list, const char *name) {
+void fc_torch_name_list_add(torch_name_list *list, const char *name) {
     fc_torch_pickle_str(&list->w, name);
 }
 
-fc_code fc_pt_name_list_end(pt_name_list *list, const pt_file *f, fc_error *err) {
+fc_code fc_torch_name_list_end(torch_name_list *list, const torch_file *f, fc_error *err) {
     fc_torch_pickle_op(&list->w, FC_PICKLE_APPENDS);
-    fc_code rc = fc_torch_pickle_end(&list->w, err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_torch_pickle_end(&list->w, err), rc, out);
     const fc_pickle_source source = {f->path, 0, list->w.size, -1, list->w.bytes};
-    rc = rc == FC_OK ? fc_pickle_load(&source, FC_PICKLE_ITEM, &list->pickle, err) : rc;
+    rc = fc_pickle_load(&source, FC_PICKLE_ITEM, &list->pickle, err);
+out:
     list->f = *f;
     list->f.p = list->pickle;
     return rc;
 }
 
-void fc_pt_name_list_free(pt_name_list *list) {
+void fc_torch_name_list_free(torch_name_list *list) {
     fc_pickle_free(list->pickle);
     fc_torch_pickle_free(&list->w);
 }

@@ -9,21 +9,21 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
-#include "pt/pt.h"
 #include "torch/pickle_write.h"
+#include "torch/torch_file.h"
 
-/** Freed by the caller after fc_pt_name_list_begin, whatever fails. */
-typedef struct pt_name_list {
+/** Freed by the caller after fc_torch_name_list_begin, whatever fails. */
+typedef struct torch_name_list {
     fc_torch_pickler w;
     fc_pickle *pickle;
-    pt_file
+    torch_file
         f; /**< the file that the list stands in, seen as if the list, f.p->root, were all of it; not to be closed */
-} pt_name_list;
+} torch_name_list;
 
-void fc_pt_name_list_begin(pt_name_list *list);
-void fc_pt_name_list_add(pt_name_list *list, const char *name);
+void fc_torch_name_list_begin(torch_name_list *list);
+void fc_torch_name_list_add(torch_name_list *list, const char *name);
 /** Makes `list->f`. */
-fc_code fc_pt_name_list_end(pt_name_list *list, const pt_file *f, fc_error *err);
-void fc_pt_name_list_free(pt_name_list *list);
+fc_code fc_torch_name_list_end(torch_name_list *list, const torch_file *f, fc_error *err);
+void fc_torch_name_list_free(torch_name_list *list);
 
 #endif

@@ -4,9 +4,11 @@
  * the rest when its bytes are asked for. Tensors within it (in a set, or in an object of a class that is not known)
  * are copied into the archive.
  */
-#include "pt/pt.h"
+#include "torch/pickle_copy.h"
+#include "torch/torch_file.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "torch/zip_write.h"
 
 #include <inttypes.h>
@@ -16,26 +18,26 @@
 
 enum { MAX_INSIDE = 64 << 20 /* bytes of tensors in one object: its archive is made in memory */ };
 
-static const fc_object torch_object = {.encoding = "torch.save"};
+static const fc_object torch_save_object = {.encoding = "torch.save"};
 static const char folder[] = "archive";
 
 /* Lays the archive out; its data records are in the order of object->storages. */
-static fc_code lay_out(const pt_object *object, fc_torch_zip *zip, fc_error *err) {
+static fc_code lay_out(const torch_object *object, fc_torch_zip *zip, fc_error *err) {
     uint64_t offset;
-    fc_code rc = fc_torch_zip_begin(zip, folder, object->pickle, object->size, err);
-    for (size_t i = 0; i < object->nstorages && rc == FC_OK; i++) {
-        rc = fc_torch_zip_add_data(zip, object->storages[i].size, &offset, err);
+    FC_TRY(fc_torch_zip_begin(zip, folder, object->pickle, object->size, err));
+    for (size_t i = 0; i < object->nstorages; i++) {
+        FC_TRY(fc_torch_zip_add_data(zip, object->storages[i].size, &offset, err));
     }
-    return rc == FC_OK ? fc_torch_zip_end(zip, err) : rc;
+    return fc_torch_zip_end(zip, err);
 }
 
-static fc_code find_storages(const pt_file *f, const fc_pickle_copy *copy, fc_arena *arena, pt_object *object,
+static fc_code find_storages(const torch_file *f, const fc_pickle_copy *copy, fc_arena *arena, torch_object *object,
                              fc_error *err) {
     uint64_t total = 0;
     object->nstorages = copy->nstorages;
     object->storages = fc_arena_calloc(arena, copy->nstorages, sizeof *object->storages);
     if (!object->storages) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     if (f->swap && copy->nstorages > 0) {
         return fc_fail(err, FC_EUNSUPPORTED, "it holds a tensor, and the file is of a big-endian machine");
@@ -43,7 +45,7 @@ static fc_code find_storages(const pt_file *f, const fc_pickle_copy *copy, fc_ar
     for (size_t i = 0; i < copy->nstorages; i++) {
         fc_torch_tensor t = {0};
         fc_code rc = fc_torch_storage_decode(f->p, copy->storages[i], &t, err);
-        rc = rc == FC_OK ? fc_pt_storage(f, &t, &object->storages[i], err) : rc;
+        rc = rc == FC_OK ? fc_torch_file_storage(f, &t, &object->storages[i], err) : rc;
         if (rc != FC_OK) {
             return rc;
         }
@@ -56,13 +58,13 @@ static fc_code find_storages(const pt_file *f, const fc_pickle_copy *copy, fc_ar
     return FC_OK;
 }
 
-fc_code fc_pt_object_new(const pt_file *f, fc_pv v, fc_arena *arena, pt_object **out, fc_error *err) {
+fc_code fc_torch_object_new(const torch_file *f, fc_pv v, fc_arena *arena, torch_object **out, fc_error *err) {
     fc_torch_pickler w;
     fc_torch_zip zip = {0};
     fc_pickle_copy copy = {.p = f->p, .w = &w};
-    pt_object *object = fc_arena_calloc(arena, 1, sizeof *object);
+    torch_object *object = fc_arena_calloc(arena, 1, sizeof *object);
     if (!object) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fc_torch_pickle_begin(&w, 2);
     fc_code rc = fc_pickle_copy_value(&copy, v, err);
@@ -70,7 +72,7 @@ fc_code fc_pt_object_new(const pt_file *f, fc_pv v, fc_arena *arena, pt_object *
     rc = rc == FC_OK ? find_storages(f, &copy, arena, object, err) : rc;
     unsigned char *pickle = rc == FC_OK ? fc_arena_alloc(arena, w.size) : NULL;
     if (rc == FC_OK && !pickle) {
-        rc = fc_fail(err, FC_ENOMEM, "out of memory");
+        rc = fc_no_memory(err, NULL);
     }
     if (rc == FC_OK) {
         memcpy(pickle, w.bytes, w.size);
@@ -91,7 +93,7 @@ static fc_code make_tensor(const fc_object *object, const void *detail, int64_t 
     int64_t *dims = fc_arena_calloc(arena, 3, sizeof *dims);
     fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
     if (!dims || !chunk) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     dims[0] = dims[2] = length;                                              /* shape; offset 0, size */
     *chunk = (fc_chunk){.dims = dims + 1, .file = file, .rank = FC_NO_RANK}; /* no length: made, not stored */
@@ -105,22 +107,23 @@ static fc_code make_tensor(const fc_object *object, const void *detail, int64_t 
     return FC_OK;
 }
 
-fc_code fc_pt_object_tensor(const pt_object *object, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err) {
-    return make_tensor(&torch_object, object, (int64_t)object->length, file, arena, t, err);
+fc_code fc_torch_object_tensor(const torch_object *object, uint32_t file, fc_arena *arena, fc_tensor *t,
+                               fc_error *err) {
+    return make_tensor(&torch_save_object, object, (int64_t)object->length, file, arena, t, err);
 }
 
-fc_code fc_pt_refused_tensor(const char *reason, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err) {
+fc_code fc_torch_refused_tensor(const char *reason, uint32_t file, fc_arena *arena, fc_tensor *t, fc_error *err) {
     fc_object *object = fc_arena_calloc(arena, 1, sizeof *object);
     const char *copy = fc_arena_strndup(arena, reason, strlen(reason));
     if (!object || !copy) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
-    *object = (fc_object){.encoding = torch_object.encoding, .refusal = copy};
+    *object = (fc_object){.encoding = torch_save_object.encoding, .refusal = copy};
     return make_tensor(object, NULL, 1, file, arena, t, err); /* a byte, so that somebody asks for it and is told */
 }
 
 /* The bytes of a record, inflated, into `out`. */
-static fc_code read_record(const fc_checkpoint *checkpoint, const pt_record *record, unsigned char *out,
+static fc_code read_record(const fc_checkpoint *checkpoint, const torch_record *record, unsigned char *out,
                            fc_error *err) {
     const char *path = checkpoint->files[record->file].path;
     int fd;
@@ -155,12 +158,12 @@ static fc_code read_record(const fc_checkpoint *checkpoint, const pt_record *rec
     return rc;
 }
 
-static fc_code read_object(const fc_checkpoint *checkpoint, const pt_object *object, unsigned char *out,
+static fc_code read_object(const fc_checkpoint *checkpoint, const torch_object *object, unsigned char *out,
                            fc_error *err) {
     fc_torch_zip zip = {0};
     fc_code rc = lay_out(object, &zip, err);
     for (size_t i = 0; i < object->nstorages && rc == FC_OK; i++) {
-        const pt_record *record = &object->storages[i];
+        const torch_record *record = &object->storages[i];
         unsigned char *at = out + zip.records[zip.first_data + i].data;
         rc = read_record(checkpoint, record, at, err);
         if (rc == FC_OK) {
@@ -172,17 +175,18 @@ static fc_code read_object(const fc_checkpoint *checkpoint, const pt_object *obj
     return rc;
 }
 
-fc_code fc_pt_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err) {
-    const pt_extent *piece = (const pt_extent *)(uintptr_t)tensor->chunks[index].detail;
+fc_code fc_torch_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
+                      fc_error *err) {
+    const torch_extent *piece = (const torch_extent *)(uintptr_t)tensor->chunks[index].detail;
     fc_code rc = tensor->object ? read_object(checkpoint, tensor->detail, buf, err)
                                 : read_record(checkpoint, &piece->record, buf, err);
     return rc == FC_OK ? rc : fc_context(err, rc, "%s %.256s", tensor->object ? "object" : "tensor", tensor->name);
 }
 
-fc_code fc_pt_object_json(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_arena *arena, const char **json,
-                          fc_error *err) {
+fc_code fc_torch_object_json(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_arena *arena,
+                             const char **json, fc_error *err) {
     enum { SMALL = 64 << 10, RATIO = 16, LARGE = 4 << 20 }; /* as for DCP */
-    const pt_object *object = tensor->detail;
+    const torch_object *object = tensor->detail;
     fc_pickle *p = NULL;
     fc_pickle_source source = {checkpoint->path, 0, object->size, -1, object->pickle};
     fc_code rc = fc_pickle_load(&source, FC_PICKLE_ITEM, &p, err);

@@ -421,7 +421,7 @@ fc_code fc_torch_json(const fc_pickle *p, fc_pv v, uint64_t budget, fc_arena *ar
     free(text);
     json_decref(value);
     if (!copy) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     *json = copy;
     return FC_OK;

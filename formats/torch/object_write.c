@@ -85,8 +85,7 @@ static fc_code read_bytes(const fc_target *target, const fc_tensor *object, fc_a
                        (long long)object->shape[0], object->object->encoding);
     }
     *bytes = fc_arena_alloc(arena, (size_t)object->shape[0] + 1);
-    return *bytes ? fc_read_box(target->source, object, &box, FC_OPAQUE, *bytes, err)
-                  : fc_fail(err, FC_ENOMEM, "out of memory");
+    return *bytes ? fc_read_box(target->source, object, &box, FC_OPAQUE, *bytes, err) : fc_no_memory(err, NULL);
 }
 
 fc_code fc_torch_write_object(const fc_target *target, const fc_target_tensor *object, fc_torch_pickler *w,
@@ -95,7 +94,7 @@ fc_code fc_torch_write_object(const fc_target *target, const fc_target_tensor *o
     unsigned char *bytes = NULL;
     const char *json = NULL;
     fc_arena *arena = fc_arena_new();
-    fc_code rc = arena ? read_bytes(target, source, arena, &bytes, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = arena ? read_bytes(target, source, arena, &bytes, err) : fc_no_memory(err, NULL);
     rc = rc == FC_OK ? fc_checkpoint_object_json(target->source, source, arena, &json, err) : rc;
     if (rc == FC_OK && strcmp(source->object->encoding, FC_OBJECT_VALUE) == 0) {
         write_decoding(w, json);

@@ -5,6 +5,7 @@
 #include "torch/pickle.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 #include "torch/pickle_private.h"
 
 #include <stdlib.h>
@@ -49,10 +50,7 @@ static fc_code pop_mark(fc_pickle_vm *vm, const fc_pv **items, size_t *n) {
 }
 
 static fc_code memo_put(fc_pickle_vm *vm, uint64_t index) {
-    fc_code rc = has(vm, 1);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(has(vm, 1));
     fc_pv *slot = fc_pickle_memo_slot(&vm->memo, index);
     if (!slot) {
         return FC_OK;
@@ -115,10 +113,7 @@ static fc_code push_text(fc_pickle_vm *vm, fc_pv_type type, uint64_t n) {
     if (!fc_pickle_add_text(vm->p, type, n, &v, &bytes)) {
         return fc_pickle_nomem(vm);
     }
-    fc_code rc = fc_pickle_payload(&vm->reader, bytes, n);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_pickle_payload(&vm->reader, bytes, n));
     if (type == FC_PV_STR) {
         if (!is_utf8(bytes, (size_t)n)) {
             return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: a string is not UTF-8");
@@ -132,10 +127,7 @@ static fc_code push_text(fc_pickle_vm *vm, fc_pv_type type, uint64_t n) {
 
 /* Python 2's str is text or bytes; what is not UTF-8 is bytes. */
 static fc_code push_string(fc_pickle_vm *vm, uint64_t n) {
-    fc_code rc = push_text(vm, FC_PV_BYTES, n);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(push_text(vm, FC_PV_BYTES, n));
     fc_pv *v = &vm->stack[vm->depth - 1];
     size_t length;
     const char *bytes = fc_pickle_bytes(vm->p, *v, &length);
@@ -185,10 +177,7 @@ static fc_code push_tuple(fc_pickle_vm *vm, const fc_pv *items, size_t n) {
 }
 
 static fc_code small_tuple(fc_pickle_vm *vm, size_t n) {
-    fc_code rc = has(vm, n);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(has(vm, n));
     vm->depth -= n;
     return push_tuple(vm, vm->stack + vm->depth, n);
 }
@@ -197,25 +186,20 @@ static fc_code global_lines(fc_pickle_vm *vm) {
     const char *lines[2];
     size_t lengths[2];
     fc_pv names[2], v;
-    fc_code rc = fc_pickle_lines(&vm->reader, lines, lengths);
-    for (int i = 0; i < 2 && rc == FC_OK; i++) {
+    FC_TRY(fc_pickle_lines(&vm->reader, lines, lengths));
+    for (int i = 0; i < 2; i++) {
         if (!is_utf8((const unsigned char *)lines[i], lengths[i])) {
             return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: a string is not UTF-8");
         }
-        rc = fc_pickle_add_string(vm->p, lines[i], lengths[i], &names[i]) ? FC_OK : fc_pickle_nomem(vm);
+        FC_TRY(fc_pickle_add_string(vm->p, lines[i], lengths[i], &names[i]) ? FC_OK : fc_pickle_nomem(vm));
     }
-    if (rc == FC_OK) {
-        rc = fc_pickle_global_op(vm, names[0], names[1], &v);
-    }
-    return rc == FC_OK ? push(vm, v) : rc;
+    FC_TRY(fc_pickle_global_op(vm, names[0], names[1], &v));
+    return push(vm, v);
 }
 
 static fc_code persistent_id(fc_pickle_vm *vm) {
     uint64_t at;
-    fc_code rc = has(vm, 1);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(has(vm, 1));
     if (vm->mode == FC_PICKLE_STRICT) {
         return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle has a persistent id, which has no meaning here");
     }
@@ -300,19 +284,13 @@ static fc_code marked(fc_pickle_vm *vm, int op) {
     if (op == OP_FROZENSET) {
         return push_container(vm, FC_PV_FROZENSET, items, n);
     }
-    rc = has(vm, 1);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(has(vm, 1));
     fc_pv_type wanted = op == OP_SETITEMS ? FC_PV_DICT : op == OP_APPENDS ? FC_PV_LIST : FC_PV_SET;
     return fc_pickle_extend(vm, vm->stack[vm->depth - 1], items, n, wanted);
 }
 
 static fc_code setitem(fc_pickle_vm *vm) {
-    fc_code rc = has(vm, 3);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(has(vm, 3));
     vm->depth -= 2;
     return fc_pickle_extend(vm, vm->stack[vm->depth - 1], vm->stack + vm->depth, 2, FC_PV_DICT);
 }
@@ -455,7 +433,7 @@ fc_code fc_pickle_load(const fc_pickle_source *source, fc_pickle_mode mode, fc_p
     /* The stack is never NULL, so that pointers into an empty one are pointers. */
     if (!vm.p || (!source->bytes && !vm.reader.buffer) ||
         !fc_grow(&vm.stack, &vm.stack_capacity, 1, sizeof *vm.stack)) {
-        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", source->name);
+        rc = fc_no_memory(err, source->name);
         goto out;
     }
     fc_pickle_rewind(&vm.reader);

@@ -4,6 +4,7 @@
 #include "torch/pickle_copy.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 #include "torch/pickle_private.h"
 
 #include <stdio.h>
@@ -60,26 +61,21 @@ void fc_pv_map_free(fc_pv_map *map) {
     *map = (fc_pv_map){0};
 }
 
-static fc_code no_memory(fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "out of memory");
-}
-
 /* Remembers the value that was just written as `v`: from now on it is fetched. */
 static fc_code put(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     uint32_t *memo = fc_pv_map_at(&c->memo, v);
     if (!memo) {
-        return no_memory(err);
+        return fc_no_memory(err, NULL);
     }
     *memo = fc_torch_pickle_put(c->w) + 1;
     return FC_OK;
 }
 
 static fc_code copy_all(fc_pickle_copy *c, const fc_pv *items, size_t n, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < n && rc == FC_OK; i++) {
-        rc = fc_pickle_copy_value(c, items[i], err);
+    for (size_t i = 0; i < n; i++) {
+        FC_TRY(fc_pickle_copy_value(c, items[i], err));
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code copy_tuple(fc_pickle_copy *c, fc_pv v, fc_error *err) {
@@ -147,8 +143,8 @@ static fc_code copy_dict(fc_pickle_copy *c, fc_pv v, fc_error *err) {
 
 static fc_code copy_list(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     fc_torch_pickle_op(c->w, FC_PICKLE_EMPTY_LIST);
-    fc_code rc = put(c, v, err);
-    return rc == FC_OK ? copy_items(c, v, FC_PICKLE_APPENDS, err) : rc;
+    FC_TRY(put(c, v, err));
+    return copy_items(c, v, FC_PICKLE_APPENDS, err);
 }
 
 /* set([…]), frozenset([…]): protocol 2 has no opcodes for them. */
@@ -210,11 +206,11 @@ static fc_code copy_persid(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     }
     uint32_t *number = fc_pv_map_at(&c->keys, items[2]);
     if (!number) {
-        return no_memory(err);
+        return fc_no_memory(err, NULL);
     }
     if (*number == 0) {
         if (!fc_grow(&c->storages, &c->storages_capacity, c->nstorages + 1, sizeof *c->storages)) {
-            return no_memory(err);
+            return fc_no_memory(err, NULL);
         }
         c->storages[c->nstorages++] = v;
         *number = (uint32_t)c->nstorages;
@@ -302,7 +298,7 @@ fc_code fc_pickle_copy_value(fc_pickle_copy *copy, fc_pv v, fc_error *err) {
     }
     const uint32_t *memo = fc_pv_map_at(&copy->memo, v);
     if (!memo) {
-        return no_memory(err);
+        return fc_no_memory(err, NULL);
     }
     if (*memo) {
         fc_torch_pickle_get(copy->w, *memo - 1);

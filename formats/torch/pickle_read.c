@@ -4,6 +4,7 @@
  * it, so the second pass needs a fraction of the memory.
  */
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 #include "torch/pickle_private.h"
 
@@ -135,10 +136,7 @@ static fc_code unknown_opcode(fc_pickle_reader *r) {
 
 fc_code fc_pickle_next_slow(fc_pickle_reader *r, uint64_t *argument) {
     r->op_position = fc_pickle_position(r);
-    fc_code rc = fc_pickle_need(r, 1);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_pickle_need(r, 1));
     r->op = *r->at++;
     unsigned shape = fc_pickle_shapes[r->op];
     int n = (int)(shape & FC_PICKLE_ARG_SIZE) - 1;
@@ -148,10 +146,7 @@ fc_code fc_pickle_next_slow(fc_pickle_reader *r, uint64_t *argument) {
     if (n < 0) {
         return unknown_opcode(r);
     }
-    rc = fc_pickle_need(r, (size_t)n);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_pickle_need(r, (size_t)n));
     *argument = n == 1 ? *r->at : little_endian(r->at, n);
     if (shape & A_SIGNED) {
         *argument = (uint64_t)(int64_t)(int32_t)(uint32_t)*argument;
@@ -179,11 +174,8 @@ fc_code fc_pickle_payload(fc_pickle_reader *r, void *dst, uint64_t n) {
         return truncated(r, n);
     }
     if (dst) {
-        fc_code rc = fc_pread_full(r->source->fd, (unsigned char *)dst + now, (size_t)n,
-                                   r->source->offset + r->end_position, r->source->name, r->err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_pread_full(r->source->fd, (unsigned char *)dst + now, (size_t)n, r->source->offset + r->end_position,
+                             r->source->name, r->err));
     }
     r->end_position += n;
     return FC_OK;
@@ -192,10 +184,7 @@ fc_code fc_pickle_payload(fc_pickle_reader *r, void *dst, uint64_t n) {
 fc_code fc_pickle_lines(fc_pickle_reader *r, const char *lines[2], size_t lengths[2]) {
     uint64_t left = r->source->size - fc_pickle_position(r);
     size_t n = left < 2 * FC_PICKLE_LINE ? (size_t)left : 2 * FC_PICKLE_LINE;
-    fc_code rc = fc_pickle_need(r, n);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_pickle_need(r, n));
     for (int i = 0; i < 2; i++) {
         size_t here = (size_t)(r->end - r->at);
         const unsigned char *nl = memchr(r->at, '\n', here < FC_PICKLE_LINE ? here : FC_PICKLE_LINE);

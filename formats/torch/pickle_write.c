@@ -25,7 +25,7 @@ static void begin(fc_torch_pickler *w, int protocol, int fd, const char *path) {
     unsigned char head[2] = {OP_PROTO, (unsigned char)protocol};
     unsigned char *p = malloc(FLUSH);
     if (!p) {
-        w->failed = fc_fail(&w->error, FC_ENOMEM, "out of memory");
+        w->failed = fc_no_memory(&w->error, NULL);
         return;
     }
     memcpy(p, head, sizeof head);
@@ -56,7 +56,7 @@ static unsigned char *room(fc_torch_pickler *w, size_t n) {
         flush(w);
     }
     if (w->failed == FC_OK && n > w->capacity - w->size && !fc_grow(&w->bytes, &w->capacity, w->size + n, 1)) {
-        w->failed = fc_fail(&w->error, FC_ENOMEM, "out of memory");
+        w->failed = fc_no_memory(&w->error, NULL);
     }
     if (w->failed != FC_OK) {
         return NULL;
@@ -260,7 +260,7 @@ static void enter(fc_torch_pickler *w, const char *module, const char *name) {
     char *copy = malloc(first + second);
     if (!w->named || !copy) {
         free(copy);
-        w->failed = fc_fail(&w->error, FC_ENOMEM, "out of memory");
+        w->failed = fc_no_memory(&w->error, NULL);
         return;
     }
     memcpy(copy, module, first);

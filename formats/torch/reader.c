@@ -1,19 +1,16 @@
 /*
  * The manifest of one torch.save file: its leaves as tensors of one chunk each, and as objects.
  */
-#include "pt/pt.h"
+#include "torch/torch_file.h"
 
 #include "base/file_name.h"
+#include "base/try.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static fc_code no_memory(const fc_checkpoint *checkpoint, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
-}
-
 /* A tensor without elements has no chunks: nothing of it is stored that matters. */
-static fc_code add_chunk(const pt_extent *piece, const fc_torch_tensor *t, fc_arena *arena, fc_tensor *out) {
+static fc_code add_chunk(const torch_extent *piece, const fc_torch_tensor *t, fc_arena *arena, fc_tensor *out) {
     int64_t *dims = fc_arena_calloc(arena, 2 * (size_t)t->ndim, sizeof *dims);
     fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
     if (!dims || !chunk) {
@@ -37,40 +34,41 @@ static fc_code add_chunk(const pt_extent *piece, const fc_torch_tensor *t, fc_ar
     return FC_OK;
 }
 
-static fc_code read_leaf(const fc_checkpoint *checkpoint, const pt_file *f, const pt_leaf *leaf, fc_tensor *out,
+static fc_code read_leaf(const fc_checkpoint *checkpoint, const torch_file *f, const torch_leaf *leaf, fc_tensor *out,
                          fc_error *err) {
     fc_torch_tensor t;
-    pt_extent *piece = NULL;
-    pt_object *object = NULL;
+    torch_extent *piece = NULL;
+    torch_object *object = NULL;
     fc_code rc;
-    if (leaf->kind == PT_OBJECT) {
-        rc = fc_pt_object_new(f, leaf->v, checkpoint->arena, &object, err);
-        return rc == FC_OK ? fc_pt_object_tensor(object, f->index, checkpoint->arena, out, err) : rc;
+    if (leaf->kind == TORCH_OBJECT) {
+        rc = fc_torch_object_new(f, leaf->v, checkpoint->arena, &object, err);
+        return rc == FC_OK ? fc_torch_object_tensor(object, f->index, checkpoint->arena, out, err) : rc;
     }
-    rc = fc_pt_find_extent(f, leaf->v, &t, checkpoint->arena, &piece, err);
-    return rc == FC_OK && add_chunk(piece, &t, checkpoint->arena, out) != FC_OK ? no_memory(checkpoint, err) : rc;
+    rc = fc_torch_find_extent(f, leaf->v, &t, checkpoint->arena, &piece, err);
+    return rc == FC_OK && add_chunk(piece, &t, checkpoint->arena, out) != FC_OK ? fc_no_memory(err, checkpoint->path)
+                                                                                : rc;
 }
 
 /* A value that is not supported does not keep the others from being read: it is there, with the reason. */
-static fc_code make_tensor(const fc_checkpoint *checkpoint, const pt_file *f, const pt_leaf *leaf, fc_tensor *out,
+static fc_code make_tensor(const fc_checkpoint *checkpoint, const torch_file *f, const torch_leaf *leaf, fc_tensor *out,
                            fc_error *err) {
     fc_error why;
     out->name = leaf->name;
     out->path = leaf->path;
-    if (leaf->kind == PT_DTENSOR || leaf->kind == PT_SHARDED_TENSOR) {
+    if (leaf->kind == TORCH_DTENSOR || leaf->kind == TORCH_SHARDED_TENSOR) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "it is one rank's piece of a %s: name the directory with the files of all ranks, which must be "
                        "called <name>_rank_<r>.pt or <name>_world_size_<N>_rank_<r>.pt",
-                       leaf->kind == PT_DTENSOR ? "DTensor" : "ShardedTensor");
+                       leaf->kind == TORCH_DTENSOR ? "DTensor" : "ShardedTensor");
     }
     fc_code rc = read_leaf(checkpoint, f, leaf, out, &why);
     if (rc == FC_EUNSUPPORTED) {
-        return fc_pt_refused_tensor(why.message, f->index, checkpoint->arena, out, err);
+        return fc_torch_refused_tensor(why.message, f->index, checkpoint->arena, out, err);
     }
     return rc == FC_OK ? rc : fc_fail(err, rc, "%s", why.message);
 }
 
-static fc_code make_tensors(const fc_checkpoint *checkpoint, const pt_file *f, const pt_leaves *leaves,
+static fc_code make_tensors(const fc_checkpoint *checkpoint, const torch_file *f, const torch_leaves *leaves,
                             fc_tensor *tensors, fc_error *err) {
     for (size_t i = 0; i < leaves->count; i++) {
         fc_code rc = make_tensor(checkpoint, f, &leaves->items[i], &tensors[i], err);
@@ -82,7 +80,7 @@ static fc_code make_tensors(const fc_checkpoint *checkpoint, const pt_file *f, c
 }
 
 /* What a module is besides its state dict does not come through. */
-static fc_code note_modules(fc_checkpoint *checkpoint, const pt_leaves *leaves, fc_error *err) {
+static fc_code note_modules(fc_checkpoint *checkpoint, const torch_leaves *leaves, fc_error *err) {
     if (leaves->modules == 0 || checkpoint->note) {
         return FC_OK;
     }
@@ -90,42 +88,39 @@ static fc_code note_modules(fc_checkpoint *checkpoint, const pt_leaves *leaves, 
         fc_arena_printf(checkpoint->arena, "%zu %s pickled whole (%.128s of %s): %s read, other attributes stay behind",
                         leaves->modules, leaves->modules == 1 ? "module was" : "modules were", leaves->of_module,
                         leaves->module_class, leaves->modules == 1 ? "its state_dict() is" : "their state dicts are");
-    return checkpoint->note ? FC_OK : no_memory(checkpoint, err);
+    return checkpoint->note ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
 
-fc_code fc_pt_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors, size_t *count,
-                        fc_error *err) {
-    pt_file f;
-    pt_leaves leaves = {.arena = checkpoint->arena, .alone = true};
-    fc_code rc = fc_pt_file_open(path, index, &f, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = fc_pt_flatten(&f, NULL, &leaves, err);
-    rc = rc == FC_OK ? fc_pt_check_names(path, &leaves, err) : rc;
+fc_code fc_torch_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors,
+                           size_t *count, fc_error *err) {
+    torch_file f;
+    torch_leaves leaves = {.arena = checkpoint->arena, .alone = true};
+    FC_TRY(fc_torch_file_open(path, index, &f, err));
+    fc_code rc = fc_torch_flatten(&f, NULL, &leaves, err);
+    rc = rc == FC_OK ? fc_torch_check_names(path, &leaves, err) : rc;
     rc = rc == FC_OK ? note_modules(checkpoint, &leaves, err) : rc;
     *tensors = rc == FC_OK ? fc_arena_calloc(checkpoint->arena, leaves.count, sizeof **tensors) : NULL;
     *count = *tensors ? leaves.count : 0;
     if (rc == FC_OK) {
-        rc = *tensors ? make_tensors(checkpoint, &f, &leaves, *tensors, err) : no_memory(checkpoint, err);
+        rc = *tensors ? make_tensors(checkpoint, &f, &leaves, *tensors, err) : fc_no_memory(err, checkpoint->path);
     }
-    fc_pt_file_close(&f);
+    fc_torch_file_close(&f);
     free(leaves.items);
     return rc;
 }
 
-fc_code fc_pt_open_file(fc_checkpoint *checkpoint, fc_error *err) {
+fc_code fc_torch_open_file(fc_checkpoint *checkpoint, fc_error *err) {
     fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
     fc_tensor *tensors = NULL;
     if (!file) {
-        return no_memory(checkpoint, err);
+        return fc_no_memory(err, checkpoint->path);
     }
     *file = (fc_file){checkpoint->path, fc_base_name(checkpoint->path)};
     checkpoint->files = file;
     checkpoint->nfiles = 1;
     checkpoint->producer = "torch.save";
     checkpoint->keeps_order = true;
-    fc_code rc = fc_pt_read_file(checkpoint, checkpoint->path, 0, &tensors, &checkpoint->ntensors, err);
+    fc_code rc = fc_torch_read_file(checkpoint, checkpoint->path, 0, &tensors, &checkpoint->ntensors, err);
     checkpoint->tensors = tensors;
     return rc;
 }

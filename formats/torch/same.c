@@ -1,7 +1,7 @@
 /*
  * Whether what two ranks' files hold is the same, without reading it where the CRC-32s of the archives tell.
  */
-#include "pt/pt.h"
+#include "torch/torch_file.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@ enum {
     PIECE = 256 << 10
 };
 
-bool fc_pt_same_object(const pt_object *a, const pt_object *b) {
+bool fc_torch_same_object(const torch_object *a, const torch_object *b) {
     bool same = a->size == b->size && a->nstorages == b->nstorages && memcmp(a->pickle, b->pickle, a->size) == 0;
     for (size_t i = 0; same && i < a->nstorages; i++) {
         same = a->storages[i].size == b->storages[i].size && a->storages[i].crc == b->storages[i].crc &&
@@ -22,7 +22,7 @@ bool fc_pt_same_object(const pt_object *a, const pt_object *b) {
 }
 
 /* The bytes from the first to the last element, which is all of it or holes, too: both must have the same strides. */
-static uint64_t span_of(const pt_extent *piece, int ndim, const int64_t *sizes, uint32_t element) {
+static uint64_t span_of(const torch_extent *piece, int ndim, const int64_t *sizes, uint32_t element) {
     uint64_t last = 0;
     for (int i = 0; i < ndim; i++) {
         if (sizes[i] == 0) {
@@ -34,13 +34,13 @@ static uint64_t span_of(const pt_extent *piece, int ndim, const int64_t *sizes, 
 }
 
 /* Compares `span` bytes of two stored records. */
-static fc_code compare_bytes(const fc_checkpoint *checkpoint, const pt_extent *a, const pt_extent *b, uint64_t span,
-                             bool *same, fc_error *err) {
+static fc_code compare_bytes(const fc_checkpoint *checkpoint, const torch_extent *a, const torch_extent *b,
+                             uint64_t span, bool *same, fc_error *err) {
     const char *path_a = checkpoint->files[a->record.file].path, *path_b = checkpoint->files[b->record.file].path;
     unsigned char *x = malloc(2 * (size_t)PIECE);
     int fd_a = -1, fd_b = -1;
     uint64_t size;
-    fc_code rc = x ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    fc_code rc = x ? FC_OK : fc_no_memory(err, checkpoint->path);
     rc = rc == FC_OK ? fc_open_input(path_a, &fd_a, &size, err) : rc;
     rc = rc == FC_OK ? fc_open_input(path_b, &fd_b, &size, err) : rc;
     bool equal = rc == FC_OK;
@@ -61,8 +61,8 @@ static fc_code compare_bytes(const fc_checkpoint *checkpoint, const pt_extent *a
     return rc;
 }
 
-fc_code fc_pt_same_extent(const fc_checkpoint *checkpoint, fc_dtype dtype, int ndim, const int64_t *sizes,
-                          const pt_extent *a, const pt_extent *b, bool *same, fc_error *err) {
+fc_code fc_torch_same_extent(const fc_checkpoint *checkpoint, fc_dtype dtype, int ndim, const int64_t *sizes,
+                             const torch_extent *a, const torch_extent *b, bool *same, fc_error *err) {
     bool alike = a->swap == b->swap && a->negate == b->negate && a->conjugate == b->conjugate;
     for (int i = 0; alike && i < ndim; i++) {
         alike = a->strides[i] == b->strides[i];

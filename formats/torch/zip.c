@@ -5,6 +5,7 @@
 #include "torch/zip.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "torch/zip_private.h"
 
 #include <inttypes.h>
@@ -55,10 +56,7 @@ static fc_code find_end(fc_zip *zip, uint64_t *position, fc_error *err) {
     uint64_t span = zip->length < EDGE ? zip->length : EDGE;
     for (;;) {
         const unsigned char *bytes;
-        fc_code rc = fc_zip_view(zip, zip->length - span, span, &bytes, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_zip_view(zip, zip->length - span, span, &bytes, err));
         for (uint64_t i = span - END_SIZE + 1; span >= END_SIZE && i-- > 0;) {
             if (get32(bytes + i) == end_signature && i + END_SIZE + get16(bytes + i + 20) == span) {
                 *position = zip->length - span + i;
@@ -86,10 +84,7 @@ static fc_code read_end64(fc_zip *zip, uint64_t locator, const unsigned char *en
     uint64_t at = locator - END64_SIZE;
     unsigned char saved[END_SIZE];
     memcpy(saved, end, sizeof saved); /* the next view may move the window it lies in */
-    fc_code rc = fc_zip_view(zip, at, END64_SIZE, &p, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_zip_view(zip, at, END64_SIZE, &p, err));
     if (get32(p) != end64_signature || get64(p + 4) != END64_SIZE - 12) {
         return damaged(zip, at, "the zip64 end record is not where it belongs", err);
     }
@@ -108,15 +103,9 @@ static fc_code read_end64(fc_zip *zip, uint64_t locator, const unsigned char *en
 static fc_code read_end(fc_zip *zip, directory *dir, fc_error *err) {
     const unsigned char *p;
     uint64_t at = 0;
-    fc_code rc = find_end(zip, &at, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(find_end(zip, &at, err));
     uint64_t before = at < LOCATOR_SIZE ? 0 : LOCATOR_SIZE;
-    rc = fc_zip_view(zip, at - before, before + END_SIZE, &p, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_zip_view(zip, at - before, before + END_SIZE, &p, err));
     const unsigned char *end = p + before;
     if (before && get32(p) == locator_signature) {
         return read_end64(zip, at - LOCATOR_SIZE, end, dir, err);
@@ -203,16 +192,13 @@ static fc_code read_central(fc_zip *zip, const directory *dir, fc_error *err) {
     }
     uint64_t start = dir->end - dir->size;
     uint64_t prefix = start - dir->offset; /* bytes before the archive, as some tools put there */
-    fc_code rc = fc_zip_view(zip, start, dir->size, &p, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_zip_view(zip, start, dir->size, &p, err));
     zip->records_end = zip->offset + start;
     zip->entries = calloc((size_t)dir->count, sizeof *zip->entries);
     zip->sorted = calloc((size_t)dir->count, sizeof *zip->sorted);
     zip->names = malloc((size_t)dir->size + 1);
     if (!zip->entries || !zip->sorted || !zip->names) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", zip->path);
+        return fc_no_memory(err, zip->path);
     }
     char *name = zip->names;
     uint64_t at = 0;
@@ -225,10 +211,7 @@ static fc_code read_central(fc_zip *zip, const directory *dir, fc_error *err) {
         if (size > dir->size - at || get32(record) != central_signature) {
             return damaged(zip, start + at, "the central directory does not hold together", err);
         }
-        rc = parse_central(zip, record, start + at, prefix, &zip->entries[i], err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(parse_central(zip, record, start + at, prefix, &zip->entries[i], err));
         size_t len = get16(record + 28);
         memcpy(name, record + CENTRAL_SIZE, len);
         name[len] = '\0';
@@ -250,10 +233,7 @@ static fc_code check_local(fc_zip *zip, fc_zip_entry *entry, fc_error *err) {
     if (!fc_range_within(at, LOCAL_SIZE + len, limit)) {
         return damaged(zip, at, "a record runs into the directory", err);
     }
-    fc_code rc = fc_zip_view(zip, at, LOCAL_SIZE + len, &p, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_zip_view(zip, at, LOCAL_SIZE + len, &p, err));
     bool descriptor = entry->flags & FLAG_DESCRIPTOR;
     uint32_t stored = get32(p + 18), size = get32(p + 22);
     if (get32(p) != local_signature || get16(p + 8) != entry->method || get16(p + 26) != len ||
@@ -286,10 +266,7 @@ static int by_header(const void *a, const void *b) {
 
 static fc_code check_records(fc_zip *zip, fc_error *err) {
     for (size_t i = 0; i < zip->nentries; i++) {
-        fc_code rc = check_local(zip, &zip->entries[i], err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(check_local(zip, &zip->entries[i], err));
     }
     qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, by_header);
     for (size_t i = 1; i < zip->nentries; i++) {

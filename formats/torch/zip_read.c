@@ -18,7 +18,7 @@ fc_code fc_zip_load(fc_zip *zip, fc_zip_window *window, uint64_t at, uint64_t si
     }
     unsigned char *bytes = malloc((size_t)size + 1);
     if (!bytes) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", zip->path);
+        return fc_no_memory(err, zip->path);
     }
     fc_code rc = fc_pread_full(zip->fd, bytes, (size_t)size, zip->offset + at, zip->path, err);
     if (rc != FC_OK) {
@@ -78,7 +78,7 @@ static fc_code inflate_record(const fc_zip *zip, const fc_zip_entry *entry, cons
                               unsigned char *out, fc_error *err) {
     z_stream z = {0};
     if (inflateInit2(&z, -MAX_WBITS) != Z_OK) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", zip->path);
+        return fc_no_memory(err, zip->path);
     }
     uint64_t in_left = entry->stored, out_left = entry->size;
     unsigned char extra;
@@ -133,7 +133,7 @@ fc_code fc_zip_read(fc_zip *zip, const fc_zip_entry *entry, unsigned char **byte
     }
     unsigned char *out = malloc((size_t)entry->size + 1);
     if (!out) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", zip->path);
+        return fc_no_memory(err, zip->path);
     }
     fc_code rc;
     if (entry->method == FC_ZIP_STORED) {

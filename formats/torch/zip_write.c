@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
 
@@ -94,7 +95,7 @@ static fc_code too_large(fc_error *err) {
 static fc_code add_record(fc_torch_zip *zip, const fc_torch_zip_record *record, fc_error *err) {
     char name[2 * MAX_NAME];
     if (!fc_grow(&zip->records, &zip->capacity, zip->nrecords + 1, sizeof *zip->records)) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fc_torch_zip_record *r = &zip->records[zip->nrecords];
     *r = *record;
@@ -148,17 +149,21 @@ fc_code fc_torch_zip_begin(fc_torch_zip *zip, const char *folder, const void *pi
     }
     fc_torch_zip_record *records = zip->records;
     *zip = (fc_torch_zip){.folder = folder, .records = records, .capacity = zip->capacity};
-    fc_code rc = fc_torch_zip_add(zip, "data.pkl", pickle, size, err);
-    rc = rc == FC_OK ? fc_torch_zip_add(zip, ".format_version", "1", 1, err) : rc;
-    rc = rc == FC_OK ? fc_torch_zip_add(zip, ".storage_alignment", "64", 2, err) : rc;
-    rc = rc == FC_OK ? fc_torch_zip_add(zip, "byteorder", "little", 6, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_torch_zip_add(zip, "data.pkl", pickle, size, err), rc, out);
+    FC_TRY_GOTO(fc_torch_zip_add(zip, ".format_version", "1", 1, err), rc, out);
+    FC_TRY_GOTO(fc_torch_zip_add(zip, ".storage_alignment", "64", 2, err), rc, out);
+    rc = fc_torch_zip_add(zip, "byteorder", "little", 6, err);
+out:
     zip->first_data = zip->nrecords;
     return rc;
 }
 
 fc_code fc_torch_zip_end(fc_torch_zip *zip, fc_error *err) {
-    fc_code rc = fc_torch_zip_add(zip, "version", "3\n", 2, err);
-    rc = rc == FC_OK ? fc_torch_zip_add(zip, id_name, no_id, ID_SIZE, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_torch_zip_add(zip, "version", "3\n", 2, err), rc, out);
+    rc = fc_torch_zip_add(zip, id_name, no_id, ID_SIZE, err);
+out:
     zip->length = zip->end + zip->directory_size + END64_SIZE + LOCATOR_SIZE + END_SIZE;
     return rc;
 }
@@ -259,8 +264,8 @@ static fc_code write_bytes(const void *bytes, uint64_t size, output *out, fc_err
         memcpy(p, bytes, (size_t)size);
         return FC_OK;
     }
-    fc_code rc = flush(out, err);
-    return rc == FC_OK ? put_out(out, bytes, (size_t)size, err) : rc;
+    FC_TRY(flush(out, err));
+    return put_out(out, bytes, (size_t)size, err);
 }
 
 static fc_code write_descriptor(const fc_torch_zip_record *r, output *out, fc_error *err) {
@@ -347,20 +352,21 @@ static fc_code write_all(fc_torch_zip *zip, output *out, fc_error *err) {
     fc_torch_zip_record *last = &zip->records[zip->nrecords - 1]; /* the id, which is made now */
     out->buffer = malloc(BUFFER);
     if (!out->buffer) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", out->path);
+        return fc_no_memory(err, out->path);
     }
     make_id(zip, id);
     last->bytes = id;
     last->crc32 = fc_crc32(0, id, ID_SIZE);
     fc_code rc = FC_OK;
-    for (size_t i = 0; i < zip->nrecords && rc == FC_OK; i++) {
-        rc = write_record(zip, &zip->records[i], out, err);
+    for (size_t i = 0; i < zip->nrecords; i++) {
+        FC_TRY_GOTO(write_record(zip, &zip->records[i], out, err), rc, out);
     }
-    for (size_t i = 0; i < zip->nrecords && rc == FC_OK; i++) {
-        rc = write_central(zip, &zip->records[i], out, err);
+    for (size_t i = 0; i < zip->nrecords; i++) {
+        FC_TRY_GOTO(write_central(zip, &zip->records[i], out, err), rc, out);
     }
-    rc = rc == FC_OK ? write_end(zip, out, err) : rc;
-    rc = rc == FC_OK ? flush(out, err) : rc;
+    FC_TRY_GOTO(write_end(zip, out, err), rc, out);
+    rc = flush(out, err);
+out:
     last->bytes = no_id;
     free(out->buffer);
     return rc;

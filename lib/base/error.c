@@ -49,6 +49,10 @@ fc_code(fc_fail)(fc_error *err, fc_code code, const char *fmt, ...) {
     return code;
 }
 
+fc_code(fc_no_memory)(fc_error *err, const char *path) {
+    return path ? fc_fail(err, FC_ENOMEM, "%s: out of memory", path) : fc_fail(err, FC_ENOMEM, "out of memory");
+}
+
 static void append(fc_error *err, const char *text) {
     size_t used = strlen(err->message);
     int n = snprintf(err->message + used, sizeof err->message - used, ": %s", text);

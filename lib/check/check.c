@@ -4,6 +4,7 @@
  */
 #include "check/check.h"
 
+#include "base/try.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <inttypes.h>
@@ -113,24 +114,23 @@ static fc_code list_names(checking *c, fc_names *reference, fc_error *err) {
     const fc_check_options *o = c->options;
     static const fc_selection everything;
     fc_rename *rename = NULL;
-    fc_code rc = fc_rename_new(o->selection ? o->selection : &everything, &rename, err);
-    rc = rc == FC_OK ? fc_names_make(c->checkpoint, o->selection, rename, c->arena, &c->names, err) : rc;
-    if (rc == FC_OK) {
-        rc = fc_rename_check_used(rename, c->path, c->checkpoint->ntensors ? c->checkpoint->tensors[0].name : "", err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_rename_new(o->selection ? o->selection : &everything, &rename, err), rc, out);
+    FC_TRY_GOTO(fc_names_make(c->checkpoint, o->selection, rename, c->arena, &c->names, err), rc, out);
+    FC_TRY_GOTO(
+        fc_rename_check_used(rename, c->path, c->checkpoint->ntensors ? c->checkpoint->tensors[0].name : "", err), rc,
+        out);
+    if (o->reference) {
+        FC_TRY_GOTO(fc_names_make(o->reference, o->selection, NULL, c->arena, reference, err), rc, out);
     }
-    if (rc == FC_OK && o->reference) {
-        rc = fc_names_make(o->reference, o->selection, NULL, c->arena, reference, err);
-    }
+out:
     fc_rename_free(rename);
     return rc;
 }
 
 static fc_code run(checking *c, fc_report *out, fc_error *err) {
     fc_names reference = {0};
-    fc_code rc = list_names(c, &reference, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(list_names(c, &reference, err));
     bool flat = !c->options->reference && fc_flat_parameter(c->checkpoint, NULL); /* a finding of its own */
     if (c->checkpoint->note && !flat) {
         fc_check_add(c, &(fc_finding){.kind = FC_FOUND_NOTE, .name = c->path, .detail = c->checkpoint->note});
@@ -151,7 +151,7 @@ static fc_code run(checking *c, fc_report *out, fc_error *err) {
 }
 
 static fc_code finish(const checking *c, fc_code rc, fc_error *err) {
-    return rc == FC_OK && c->no_memory ? fc_fail(err, FC_ENOMEM, "%s: out of memory", c->path) : rc;
+    return rc == FC_OK && c->no_memory ? fc_no_memory(err, c->path) : rc;
 }
 
 fc_code fc_check(const fc_checkpoint *checkpoint, const fc_check_options *options, fc_arena *arena, fc_report *out,

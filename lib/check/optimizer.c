@@ -271,7 +271,7 @@ static void check_members(optimizer *o, const json_t *list, const char *object, 
 static void check_groups(optimizer *o, const fc_named *object, bool *named) {
     const char *text = NULL;
     const fc_format *format = o->c->checkpoint->format;
-    if (!format->object_json ||
+    if (!format->reader.object_json ||
         fc_checkpoint_object_json(o->c->checkpoint, object->tensor, o->c->arena, &text, NULL) != FC_OK) {
         return;
     }

@@ -96,7 +96,7 @@ static void check_file(checking *c, size_t index, const contents *has) {
                                       .other = has->furthest->name,
                                       .found = fc_check_text(c, "%" PRIu64, (uint64_t)st.st_size),
                                       .expected = fc_check_text(c, "%" PRIu64, has->needed)});
-    } else if (format->check_file && format->check_file(c->checkpoint, index, &why) != FC_OK) {
+    } else if (format->reader.check_file && format->reader.check_file(c->checkpoint, index, &why) != FC_OK) {
         fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_DAMAGED,
                                       .name = file->path,
                                       .detail = fc_check_text(c, "%s", why.message)});

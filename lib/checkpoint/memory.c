@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/name_table.h"
+#include "base/try.h"
 #include "fsdpckpt/format.h"
 
 #include <string.h>
@@ -33,8 +34,11 @@ static bool no_probe(const fc_probe *probe) {
 static const fc_format memory = {
     .name = "memory",
     .description = "arrays in memory",
-    .probe = no_probe,
-    .extent = memory_extent,
+    .reader =
+        {
+            .probe = no_probe,
+            .extent = memory_extent,
+        },
 };
 
 static void *copy(fc_arena *arena, const void *from, size_t count, size_t size) {
@@ -128,10 +132,7 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor 
     size_t count = 0;
     for (size_t i = 0; i < t->nchunks; i++) {
         bool kept = false;
-        fc_code rc = add_chunk(t, i, &own[i], arena, &chunks[count], &kept, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(add_chunk(t, i, &own[i], arena, &chunks[count], &kept, err));
         count += kept;
     }
     *out = (fc_tensor){.name = name,
@@ -149,7 +150,7 @@ static fc_code add_tensors(fc_checkpoint *checkpoint, const fc_memory_tensor *te
     fc_tensor *made = fc_arena_calloc(arena, count, sizeof *made);
     fc_name_table *names = fc_name_table_new(arena, count);
     if (!made || !names) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+        return fc_no_memory(err, checkpoint->path);
     }
     for (size_t i = 0; i < count; i++) {
         fc_code rc = add_tensor(&tensors[i], arena, &made[i], err);
@@ -173,7 +174,7 @@ fc_code fc_checkpoint_in_memory(const char *label, const fc_memory_tensor *tenso
     const char *path = checkpoint ? fc_arena_strndup(arena, label, strlen(label)) : NULL;
     if (!path) {
         fc_arena_free(arena);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", label);
+        return fc_no_memory(err, label);
     }
     checkpoint->format = &memory;
     checkpoint->path = path;

@@ -6,6 +6,7 @@
 #include "fsdpckpt/seal.h"
 #include "fsdpckpt/unflatten.h"
 
+#include "base/try.h"
 #include "io/other_files.h"
 
 #include <dirent.h>
@@ -22,12 +23,9 @@ enum { HEAD_SIZE = 4096, MOST_BELOW = 9 };
 static fc_code read_head(const char *path, unsigned char *head, size_t *size, fc_error *err) {
     int fd;
     uint64_t total;
-    fc_code rc = fc_open_input(path, &fd, &total, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_open_input(path, &fd, &total, err));
     *size = total < HEAD_SIZE ? (size_t)total : HEAD_SIZE;
-    rc = fc_pread_full(fd, head, *size, 0, path, err);
+    fc_code rc = fc_pread_full(fd, head, *size, 0, path, err);
     close(fd);
     return rc;
 }
@@ -35,7 +33,7 @@ static fc_code read_head(const char *path, unsigned char *head, size_t *size, fc
 /* The format that recognises it, or NULL. */
 static const fc_format *recognise(const fc_probe *probe) {
     for (const fc_format *const *f = fc_formats(); *f; f++) {
-        if ((*f)->probe(probe)) {
+        if ((*f)->reader.probe(probe)) {
             return *f;
         }
     }
@@ -120,10 +118,7 @@ static fc_code find_format(const char *path, const fc_format **out, fc_error *er
         return fc_fail_errno(err, errno, "%s: cannot be entered", path);
     }
     if (!probe.is_directory) {
-        fc_code rc = read_head(path, head, &probe.head_size, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(read_head(path, head, &probe.head_size, err));
         probe.head = head;
     }
     *out = recognise(&probe);
@@ -157,14 +152,14 @@ static fc_code unflatten(fc_checkpoint **checkpoint, const fc_checkpoint *model,
         (*checkpoint)->note ? (*checkpoint)->note : "", (*checkpoint)->note ? "; " : "", count,
         count == 1 ? "tensor is a flat parameter" : "tensors are flat parameters", flat->name,
         count == 1 ? "it" : "them");
-    return (*checkpoint)->note ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", (*checkpoint)->path);
+    return (*checkpoint)->note ? FC_OK : fc_no_memory(err, (*checkpoint)->path);
 }
 
 /* What is wrong with each file of a checkpoint that could not be opened, as all of them have to be brought back. */
 static void tell_damaged(const fc_checkpoint *checkpoint, const fc_open_options *options) {
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
         fc_error why;
-        if (checkpoint->format->check_header(checkpoint, i, &why) == FC_ECORRUPT) {
+        if (checkpoint->format->reader.check_header(checkpoint, i, &why) == FC_ECORRUPT) {
             options->damaged(options->context, checkpoint->files[i].path, why.message);
         }
     }
@@ -184,16 +179,16 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     const char *copy = checkpoint ? clean_path(arena, path) : NULL;
     if (!copy) {
         fc_arena_free(arena);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        return fc_no_memory(err, path);
     }
     checkpoint->format = format;
     checkpoint->path = copy;
     checkpoint->arena = arena;
-    rc = format->open(checkpoint, options ? options : &defaults, err);
+    rc = format->reader.open(checkpoint, options ? options : &defaults, err);
     rc = rc == FC_OK ? fc_seal_load(checkpoint, err) : rc;
     rc = rc == FC_OK ? unflatten(&checkpoint, options ? options->model : NULL, err) : rc;
     if (rc != FC_OK) {
-        if (rc == FC_ECORRUPT && options && options->damaged && format->check_header && checkpoint->nfiles > 1) {
+        if (rc == FC_ECORRUPT && options && options->damaged && format->reader.check_header && checkpoint->nfiles > 1) {
             tell_damaged(checkpoint, options);
         }
         fc_checkpoint_close(checkpoint);
@@ -242,8 +237,8 @@ void fc_checkpoint_close(fc_checkpoint *checkpoint) {
     if (!checkpoint) {
         return;
     }
-    if (checkpoint->state && checkpoint->format->close) {
-        checkpoint->format->close(checkpoint);
+    if (checkpoint->state && checkpoint->format->reader.close) {
+        checkpoint->format->reader.close(checkpoint);
     }
     fc_arena_free(checkpoint->arena);
 }
@@ -257,21 +252,23 @@ fc_code fc_check_readable(const fc_checkpoint *checkpoint, const fc_tensor *tens
 
 fc_code fc_checkpoint_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                              fc_error *err) {
-    fc_code rc = fc_check_readable(checkpoint, tensor, err);
-    return rc != FC_OK ? rc : checkpoint->format->extent(checkpoint, tensor, index, out, err);
+    FC_TRY(fc_check_readable(checkpoint, tensor, err));
+    return checkpoint->format->reader.extent(checkpoint, tensor, index, out, err);
 }
 
 fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                   const char **json, fc_error *err) {
-    fc_code rc = fc_check_readable(checkpoint, object, err);
-    return rc != FC_OK ? rc : checkpoint->format->object_json(checkpoint, object, arena, json, err);
+    FC_TRY(fc_check_readable(checkpoint, object, err));
+    return checkpoint->format->reader.object_json(checkpoint, object, arena, json, err);
 }
 
 /* The format's own digests are of what was written; a seal's are of what was there when it was sealed. */
 fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                              fc_error *err) {
     *out = (fc_digest){.kind = FC_DIGEST_NONE};
-    fc_code rc = checkpoint->format->digest ? checkpoint->format->digest(checkpoint, tensor, index, out, err) : FC_OK;
+    fc_code rc = checkpoint->format->reader.digest
+                     ? checkpoint->format->reader.digest(checkpoint, tensor, index, out, err)
+                     : FC_OK;
     const fc_seal *seal = checkpoint->seal;
     if (rc == FC_OK && out->kind == FC_DIGEST_NONE && index == FC_WHOLE_TENSOR && seal &&
         seal->has[tensor - checkpoint->tensors]) {

@@ -147,7 +147,7 @@ fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensor
     place *places = calloc(count + 1, sizeof *places);
     size_t n = 0;
     if (!places) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     for (size_t i = 0; i < count; i++) {
         same_as[i] = i;

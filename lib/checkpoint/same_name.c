@@ -17,5 +17,5 @@ fc_code fc_find_same_name(const fc_tensor *tensors, size_t count, const char **n
         }
     }
     fc_arena_free(scratch);
-    return names ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    return names ? FC_OK : fc_no_memory(err, NULL);
 }

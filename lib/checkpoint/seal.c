@@ -18,10 +18,6 @@
 
 enum { MOST_BYTES = 256 << 20, CRC_DIGITS = 16 };
 
-static fc_code no_memory(const fc_checkpoint *checkpoint, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
-}
-
 /* Cuts off the name of a file that stands for its directory ("ckpt/.metadata", "ckpt/index.h5"). */
 static void to_directory(const fc_checkpoint *checkpoint, char *path) {
     char *slash = strrchr(path, '/');
@@ -38,7 +34,7 @@ static fc_code seal_path(const fc_checkpoint *checkpoint, fc_arena *arena, const
     }
     to_directory(checkpoint, real);
     *path = fc_arena_printf(arena, "%s" FC_SEAL_SUFFIX, real);
-    return *path ? FC_OK : no_memory(checkpoint, err);
+    return *path ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
 
 /* The file of headers that is not among the others; its place is the checkpoint's directory. */
@@ -50,7 +46,7 @@ static fc_code name_header(const fc_checkpoint *checkpoint, fc_arena *arena, fc_
     to_directory(checkpoint, real);
     file->name = checkpoint->format->header_name;
     file->path = fc_arena_printf(arena, "%s/%s", real, file->name);
-    return file->path ? FC_OK : no_memory(checkpoint, err);
+    return file->path ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
 
 fc_code fc_seal_new(const fc_checkpoint *checkpoint, fc_arena *arena, fc_seal *out, fc_error *err) {
@@ -61,7 +57,7 @@ fc_code fc_seal_new(const fc_checkpoint *checkpoint, fc_arena *arena, fc_seal *o
     out->crc64 = fc_arena_calloc(arena, checkpoint->ntensors + 1, sizeof *out->crc64);
     out->has = fc_arena_calloc(arena, checkpoint->ntensors + 1, sizeof *out->has);
     if (!out->files || !out->crc64 || !out->has) {
-        return no_memory(checkpoint, err);
+        return fc_no_memory(err, checkpoint->path);
     }
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
         out->files[i].name = checkpoint->files[i].name;
@@ -190,7 +186,7 @@ fc_code fc_seal_load(fc_checkpoint *checkpoint, fc_error *err) {
         return fc_fail(err, FC_ECORRUPT, "%s: larger than any seal is: remove it", path);
     }
     fc_seal *seal = fc_arena_calloc(checkpoint->arena, 1, sizeof *seal);
-    rc = seal ? fc_seal_new(checkpoint, checkpoint->arena, seal, err) : no_memory(checkpoint, err);
+    rc = seal ? fc_seal_new(checkpoint, checkpoint->arena, seal, err) : fc_no_memory(err, checkpoint->path);
     FILE *f = rc == FC_OK ? fopen(path, "rbe") : NULL;
     if (rc == FC_OK && !f) {
         return fc_fail_errno(err, errno, "%s", path);

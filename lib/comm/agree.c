@@ -3,6 +3,7 @@
  */
 #include "fsdpckpt/comm.h"
 
+#include "base/try.h"
 #include "comm/rank_error.h"
 
 #include <stdlib.h>
@@ -22,12 +23,9 @@ static fc_code gather_from_host(fc_comm *comm, const void *send, void *recv, siz
     }
     void *memory;
     size_t all = bytes * (size_t)comm->size;
-    fc_code rc = device->alloc(device, all, &memory, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(device->alloc(device, all, &memory, err));
     char *mine = (char *)memory + bytes * (size_t)comm->rank;
-    rc = device->copy(device, mine, send, bytes, NULL, err);
+    fc_code rc = device->copy(device, mine, send, bytes, NULL, err);
     rc = rc == FC_OK ? comm->all_gather(comm, mine, memory, bytes, NULL, err) : rc;
     rc = rc == FC_OK ? device->copy(device, recv, memory, all, NULL, err) : rc;
     rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
@@ -63,7 +61,7 @@ fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err) {
     }
     outcome *all = calloc((size_t)comm->size, sizeof *all);
     if (!all) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fc_code rc = gather_from_host(comm, &own, all, sizeof own, err);
     bool alike = rc == FC_OK && all_alike(all, comm->size);

@@ -5,6 +5,7 @@
 #include "fsdpckpt/array.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <string.h>
 
@@ -21,10 +22,7 @@ static fc_code byte_count(fc_dtype dtype, int ndim, const int64_t *sizes, size_t
 fc_code fc_array_over(fc_device *device, fc_dtype dtype, int ndim, const int64_t *sizes, void *data, fc_array *out,
                       fc_error *err) {
     size_t bytes = 0;
-    fc_code rc = byte_count(dtype, ndim, sizes, &bytes, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(byte_count(dtype, ndim, sizes, &bytes, err));
     *out = (fc_array){.device = device, .dtype = dtype, .ndim = ndim, .data = data};
     for (int d = 0; d < ndim; d++) {
         out->sizes[d] = sizes[d];

@@ -5,6 +5,7 @@
 #include "comm/arith.h"
 #include "comm/boxes.h"
 
+#include "base/try.h"
 #include "codec/strided.h"
 #include "fsdpckpt/move.h"
 
@@ -39,7 +40,7 @@ static void cpu_release(fc_device *device, void *memory) {
 
 static fc_code cpu_stream_new(fc_device *device, fc_stream **out, fc_error *err) {
     *out = calloc(1, sizeof **out);
-    return *out ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", device->name);
+    return *out ? FC_OK : fc_no_memory(err, device->name);
 }
 
 static void cpu_stream_free(fc_device *device, fc_stream *stream) {
@@ -56,7 +57,7 @@ static fc_code cpu_synchronize(fc_device *device, fc_stream *stream, fc_error *e
 
 static fc_code cpu_event_new(fc_device *device, fc_event **out, fc_error *err) {
     *out = calloc(1, sizeof **out);
-    return *out ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", device->name);
+    return *out ? FC_OK : fc_no_memory(err, device->name);
 }
 
 static void cpu_event_free(fc_device *device, fc_event *event) {
@@ -117,20 +118,14 @@ static fc_code cpu_cast(fc_device *device, fc_dtype from, const void *src, fc_dt
 static fc_code cpu_add(fc_device *device, fc_dtype dtype, void *dst, const void *src, size_t count, fc_stream *stream,
                        fc_error *err) {
     const void *inputs[] = {dst, src};
-    fc_code rc = fc_arith_check(dtype, FC_REDUCE_SUM, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_arith_check(dtype, FC_REDUCE_SUM, err));
     fc_arith_reduce(dtype, FC_REDUCE_SUM, inputs, 2, dst, count);
     return cpu_synchronize(device, stream, err);
 }
 
 static fc_code cpu_divide(fc_device *device, fc_dtype dtype, void *data, double divisor, size_t count,
                           fc_stream *stream, fc_error *err) {
-    fc_code rc = fc_arith_check(dtype, FC_REDUCE_AVG, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_arith_check(dtype, FC_REDUCE_AVG, err));
     fc_arith_divide(dtype, divisor, data, count);
     return cpu_synchronize(device, stream, err);
 }

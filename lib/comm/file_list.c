@@ -4,6 +4,7 @@
 #include "comm/file_list.h"
 
 #include "base/name_table.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 
 #include <errno.h>
@@ -61,10 +62,10 @@ static fc_code list_own(const char *source, char **text, size_t *size, fc_error 
     while (plain && length > 1 && plain[length - 1] == '/') {
         plain[--length] = '\0';
     }
-    fc_code rc = lines && plain ? walk(plain, lines, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = lines && plain ? walk(plain, lines, err) : fc_no_memory(err, NULL);
     free(plain);
     if (lines && fclose(lines) != 0 && rc == FC_OK) {
-        rc = fc_fail(err, FC_ENOMEM, "out of memory");
+        rc = fc_no_memory(err, NULL);
     }
     return rc;
 }
@@ -97,12 +98,11 @@ static fc_code add_file(list *l, int rank, char *line, fc_error *err) {
 }
 
 static fc_code add_files(list *l, int rank, char *text, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (char *end; rc == FC_OK && (end = strchr(text, '\n')); text = end + 1) {
+    for (char *end; (end = strchr(text, '\n')); text = end + 1) {
         *end = '\0';
-        rc = add_file(l, rank, text, err);
+        FC_TRY(add_file(l, rank, text, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Everybody's lists, each ended by a NUL, at displs. */
@@ -110,7 +110,7 @@ static fc_code gather_lists(fc_comm *comm, const char *own, size_t size, fc_aren
                             fc_error *err) {
     size_t n = (size_t)comm->size, mine = size + 1, total = 0;
     size_t *counts = fc_arena_calloc(arena, 2 * n, sizeof *counts);
-    fc_code rc = fc_comm_agree(comm, counts ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
+    fc_code rc = fc_comm_agree(comm, counts ? FC_OK : fc_no_memory(err, NULL), err);
     if (rc != FC_OK || !counts) {
         return rc;
     }
@@ -121,7 +121,7 @@ static fc_code gather_lists(fc_comm *comm, const char *own, size_t size, fc_aren
         total += counts[r];
     }
     *all = rc == FC_OK ? fc_arena_alloc(arena, total) : NULL;
-    rc = rc == FC_OK ? fc_comm_agree(comm, *all ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err) : rc;
+    rc = rc == FC_OK ? fc_comm_agree(comm, *all ? FC_OK : fc_no_memory(err, NULL), err) : rc;
     return rc == FC_OK ? comm->all_gather_v(comm, own, *all, counts, *displs, NULL, err) : rc;
 }
 
@@ -151,7 +151,7 @@ fc_code fc_list_files(fc_comm *comm, const char *source, fc_arena *arena, fc_sen
     }
     l.files = fc_arena_calloc(arena, l.capacity + 1, sizeof *l.files);
     l.table = fc_name_table_new(arena, l.capacity + 1);
-    rc = l.files && l.table ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    rc = l.files && l.table ? FC_OK : fc_no_memory(err, NULL);
     for (int r = 0; rc == FC_OK && r < comm->size; r++) {
         rc = add_files(&l, r, all + displs[r], err);
     }

@@ -4,6 +4,7 @@
  */
 #include "fsdpckpt/gather_files.h"
 
+#include "base/try.h"
 #include "comm/file_list.h"
 #include "fsdpckpt/io.h"
 
@@ -37,13 +38,10 @@ static fc_code make_parents(const char *into, const char *name, fc_error *err) {
 }
 
 static fc_code create(const char *into, const char *name, char *path, int *fd, fc_error *err) {
-    fc_code rc = join(path, into, name, err);
-    rc = rc == FC_OK ? make_parents(into, name, err) : rc;
-    if (rc == FC_OK) {
-        *fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        rc = *fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be made", path) : FC_OK;
-    }
-    return rc;
+    FC_TRY(join(path, into, name, err));
+    FC_TRY(make_parents(into, name, err));
+    *fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return *fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be made", path) : FC_OK;
 }
 
 /* Rank 0's own: a link, or a copy where links do not reach. */
@@ -173,7 +171,7 @@ fc_code fc_gather_files(fc_comm *control, fc_comm *data, const char *source, con
     unsigned char *buf = malloc(PIECE_BYTES);
     fc_sent_file *files = NULL;
     size_t count = 0;
-    fc_code rc = arena && buf ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = arena && buf ? FC_OK : fc_no_memory(err, NULL);
     rc = fc_comm_agree(control, rc, err);
     rc = rc == FC_OK && arena ? fc_list_files(control, source, arena, &files, &count, err) : rc;
     for (int rank = 0; rc == FC_OK && rank < control->size; rank++) {

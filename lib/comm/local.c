@@ -3,6 +3,7 @@
  * others (local_meet.c), reads what it needs straight from theirs, and waits again before anyone may touch them. The
  * copying itself is done outside of the lock.
  */
+#include "base/try.h"
 #include "comm/arith.h"
 #include "comm/local_meet.h"
 
@@ -24,10 +25,7 @@ static fc_code local_all_gather(fc_comm *comm, const void *send, void *recv, siz
     (void)stream;
     local_group *g = comm->state;
     local_slot mine = {.kind = LOCAL_ALL_GATHER, .send = send, .count = bytes};
-    fc_code rc = fc_local_enter(comm, &mine, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_local_enter(comm, &mine, err));
     for (int r = 0; r < g->size; r++) {
         copy_apart((char *)recv + bytes * (size_t)r, g->slots[r].send, bytes);
     }
@@ -39,10 +37,7 @@ static fc_code local_all_gather_v(fc_comm *comm, const void *send, void *recv, c
     (void)stream;
     local_group *g = comm->state;
     local_slot mine = {.kind = LOCAL_ALL_GATHER_V, .send = send, .counts = counts};
-    fc_code rc = fc_local_enter(comm, &mine, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_local_enter(comm, &mine, err));
     for (int r = 0; r < g->size; r++) {
         copy_apart((char *)recv + displs[r], g->slots[r].send, counts[r]);
     }
@@ -54,7 +49,7 @@ static fc_code reduce_slots(const local_group *g, fc_dtype dtype, fc_reduce op, 
                             fc_error *err) {
     const void **inputs = calloc((size_t)g->size, sizeof *inputs);
     if (!inputs) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     for (int r = 0; r < g->size; r++) {
         inputs[r] = (const char *)g->slots[r].send + first * fc_dtype_size(dtype);
@@ -68,11 +63,8 @@ static fc_code local_reduce_scatter(fc_comm *comm, const void *send, void *recv,
                                     fc_reduce op, fc_stream *stream, fc_error *err) {
     (void)stream;
     local_slot mine = {.kind = LOCAL_REDUCE_SCATTER, .send = send, .count = count, .dtype = dtype, .op = op};
-    fc_code rc = fc_local_enter(comm, &mine, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = reduce_slots(comm->state, dtype, op, count * (size_t)comm->rank, count, recv, err);
+    FC_TRY(fc_local_enter(comm, &mine, err));
+    fc_code rc = reduce_slots(comm->state, dtype, op, count * (size_t)comm->rank, count, recv, err);
     return fc_local_leave_with(comm, rc, err);
 }
 
@@ -82,14 +74,11 @@ static fc_code local_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtyp
     (void)stream;
     local_group *g = comm->state;
     local_slot mine = {.kind = LOCAL_ALL_REDUCE, .send = data, .count = count, .dtype = dtype, .op = op};
-    fc_code rc = fc_local_enter(comm, &mine, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_local_enter(comm, &mine, err));
     size_t size = fc_dtype_size(dtype), share = count / (size_t)g->size + 1;
     size_t first = share * (size_t)comm->rank < count ? share * (size_t)comm->rank : count;
     size_t some = count - first < share ? count - first : share;
-    rc = reduce_slots(g, dtype, op, first, some, (char *)data + first * size, err);
+    fc_code rc = reduce_slots(g, dtype, op, first, some, (char *)data + first * size, err);
     rc = fc_local_leave_with(comm, rc, err);
     if (rc != FC_OK) {
         return rc;
@@ -106,18 +95,15 @@ static fc_code local_broadcast(fc_comm *comm, void *data, size_t bytes, int root
     (void)stream;
     local_group *g = comm->state;
     local_slot mine = {.kind = LOCAL_BROADCAST, .send = data, .count = bytes, .root = root};
-    fc_code rc = fc_local_enter(comm, &mine, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_local_enter(comm, &mine, err));
     copy_apart(data, g->slots[root].send, bytes);
     return fc_local_leave(comm, err);
 }
 
 static fc_code local_barrier(fc_comm *comm, fc_error *err) {
     local_slot mine = {.kind = LOCAL_BARRIER};
-    fc_code rc = fc_local_enter(comm, &mine, err);
-    return rc == FC_OK ? fc_local_leave(comm, err) : rc;
+    FC_TRY(fc_local_enter(comm, &mine, err));
+    return fc_local_leave(comm, err);
 }
 
 static fc_comm *comm_new(const fc_comm *like, local_group *g, int rank);

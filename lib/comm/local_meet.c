@@ -7,6 +7,7 @@
  */
 #include "comm/local_meet.h"
 
+#include "base/try.h"
 #include "comm/arith.h"
 #include "comm/rank_error.h"
 
@@ -157,11 +158,8 @@ static fc_code compare_calls(const local_group *g, fc_error *err) {
 fc_code fc_local_enter(fc_comm *comm, const local_slot *mine, fc_error *err) {
     local_group *g = comm->state;
     g->slots[comm->rank] = *mine;
-    fc_code rc = meet(comm, false, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = compare_calls(g, err);
+    FC_TRY(meet(comm, false, err));
+    fc_code rc = compare_calls(g, err);
     if (rc == FC_OK && (mine->kind == LOCAL_REDUCE_SCATTER || mine->kind == LOCAL_ALL_REDUCE)) {
         rc = fc_arith_check(mine->dtype, mine->op, err);
     }

@@ -6,6 +6,7 @@
  * where it put them. A module is never closed: MPI and CUDA cannot be started twice in a process.
  */
 #include "comm/module.h"
+#include "base/try.h"
 #include "module_places.h"
 
 #include <dlfcn.h>
@@ -103,7 +104,7 @@ static fc_code not_found(const char *name, bool built, const places *p, fc_error
 static fc_code load(const char *name, bool built, const fc_module **out, fc_error *err) {
     places *p = malloc(sizeof *p);
     if (!p) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", name);
+        return fc_no_memory(err, name);
     }
     find_places(p);
     for (int i = 0; i < p->count; i++) {
@@ -127,30 +128,21 @@ static fc_code lacks(const char *name, fc_error *err) {
 fc_code fc_comm_mpi(fc_device *device, fc_comm **out, fc_error *err) {
     const fc_module *module = NULL;
     *out = NULL;
-    fc_code rc = load("mpi", FSDPCKPT_HAVE_MPI, &module, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(load("mpi", FSDPCKPT_HAVE_MPI, &module, err));
     return module && module->mpi ? module->mpi(device, out, err) : lacks("mpi", err);
 }
 
 fc_code fc_device_cuda(int index, fc_device **out, fc_error *err) {
     const fc_module *module = NULL;
     *out = NULL;
-    fc_code rc = load("cuda", FSDPCKPT_HAVE_CUDA, &module, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(load("cuda", FSDPCKPT_HAVE_CUDA, &module, err));
     return module && module->cuda ? module->cuda(index, out, err) : lacks("cuda", err);
 }
 
 fc_code fc_comm_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc_error *err) {
     const fc_module *module = NULL;
     *out = NULL;
-    fc_code rc = load("nccl", FSDPCKPT_HAVE_NCCL, &module, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(load("nccl", FSDPCKPT_HAVE_NCCL, &module, err));
     return module && module->nccl ? module->nccl(bootstrap, device, out, err) : lacks("nccl", err);
 }
 
@@ -158,10 +150,7 @@ fc_code fc_comm_nccl_file(const char *path, int rank, int size, int seconds, fc_
                           fc_error *err) {
     const fc_module *module = NULL;
     *out = NULL;
-    fc_code rc = load("nccl", FSDPCKPT_HAVE_NCCL, &module, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(load("nccl", FSDPCKPT_HAVE_NCCL, &module, err));
     return module && module->nccl_file ? module->nccl_file(path, rank, size, seconds, device, out, err)
                                        : lacks("nccl", err);
 }

@@ -4,6 +4,7 @@
  */
 #include "fsdpckpt/average.h"
 
+#include "base/try.h"
 #include "derived/average.h"
 #include "engine/read_box.h"
 #include "engine/tuning.h"
@@ -139,14 +140,13 @@ static fc_code average_object_json(const fc_checkpoint *checkpoint, const fc_ten
 
 static fc_code average_check_below(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
     const fc_average *a = checkpoint->state;
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < a->count; i++) {
-        rc = fc_source_crc_join(a->crcs[i], comm, err);
+    for (size_t i = 0; i < a->count; i++) {
+        FC_TRY(fc_source_crc_join(a->crcs[i], comm, err));
     }
-    for (size_t i = 0; rc == FC_OK && i < a->count; i++) {
-        rc = fc_source_crc_check(a->crcs[i], comm, err);
+    for (size_t i = 0; i < a->count; i++) {
+        FC_TRY(fc_source_crc_check(a->crcs[i], comm, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 static void free_crcs(const fc_average *a) {
@@ -166,11 +166,14 @@ static void average_close(fc_checkpoint *checkpoint) {
 static const fc_format format = {
     .name = "average",
     .description = "average",
-    .close = average_close,
-    .extent = average_extent,
-    .read = average_read,
-    .object_json = average_object_json,
-    .check_inputs = average_check_below,
+    .reader =
+        {
+            .close = average_close,
+            .extent = average_extent,
+            .read = average_read,
+            .object_json = average_object_json,
+            .check_inputs = average_check_below,
+        },
 };
 
 /* ---- the manifest ---- */
@@ -311,18 +314,17 @@ static fc_code fill(fc_checkpoint *average, fc_checkpoint *const *sources, size_
     average->format = &format;
     average->path = sources[0]->path;
     average->mesh = sources[0]->mesh;
-    fc_code rc = a->crcs ? make_weights(a, options->weights, arena, err) : no_memory(err);
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+    FC_TRY(a->crcs ? make_weights(a, options->weights, arena, err) : no_memory(err));
+    for (size_t i = 0; i < count; i++) {
         if (sources[i]->format->layout_only) {
             return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to average", sources[i]->path);
         }
-        rc = fc_names_make(sources[i], options->selection, NULL, arena, &names[i], err);
-        rc = rc == FC_OK ? fc_source_crc_new(sources[i], sources[i]->tensors, sources[i]->ntensors, &a->crcs[i], err)
-                         : rc;
+        FC_TRY(fc_names_make(sources[i], options->selection, NULL, arena, &names[i], err));
+        FC_TRY(fc_source_crc_new(sources[i], sources[i]->tensors, sources[i]->ntensors, &a->crcs[i], err));
     }
-    rc = rc == FC_OK ? fc_average_compare(a, names, options->take_first, err) : rc;
-    rc = rc == FC_OK ? list_files(average, err) : rc;
-    return rc == FC_OK ? make_tensors(average, names, err) : rc;
+    FC_TRY(fc_average_compare(a, names, options->take_first, err));
+    FC_TRY(list_files(average, err));
+    return make_tensors(average, names, err);
 }
 
 fc_code fc_average_open(fc_checkpoint *const *sources, size_t count, const fc_average_options *options,

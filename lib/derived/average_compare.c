@@ -4,6 +4,7 @@
  */
 #include "derived/average.h"
 
+#include "base/try.h"
 #include "engine/read_box.h"
 #include "plan/box_text.h"
 
@@ -86,7 +87,7 @@ static fc_code compare_bytes(const fc_checkpoint *a, const fc_tensor *x, const f
     fc_tiles tiles;
     fc_tile tile;
     fc_source_crc *sum_x = NULL, *sum_y = NULL;
-    fc_code rc = buf ? fc_source_crc_new(a, x, 1, &sum_x, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = buf ? fc_source_crc_new(a, x, 1, &sum_x, err) : fc_no_memory(err, NULL);
     rc = rc == FC_OK ? fc_source_crc_new(b, y, 1, &sum_y, err) : rc;
     fc_tiles_begin(&tiles, &whole, (int64_t)(PIECE_BYTES / element), 1);
     *equal = true;
@@ -148,9 +149,8 @@ static fc_code compare_source(const fc_average *a, const fc_names *names, size_t
 }
 
 fc_code fc_average_compare(const fc_average *a, const fc_names *names, bool take_first, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (size_t i = 1; rc == FC_OK && i < a->count; i++) {
-        rc = compare_source(a, names, i, take_first, err);
+    for (size_t i = 1; i < a->count; i++) {
+        FC_TRY(compare_source(a, names, i, take_first, err));
     }
-    return rc;
+    return FC_OK;
 }

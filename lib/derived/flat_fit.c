@@ -7,6 +7,7 @@
  * of the parts, then those of the padding, which is FC_FLAT_PADDING_VALUE and which no optimizer touches.
  */
 #include "base/checked.h"
+#include "base/try.h"
 #include "checkpoint/parameters.h"
 #include "derived/flat_units.h"
 #include "fsdpckpt/move.h"
@@ -56,10 +57,6 @@ typedef struct search {
     fc_dtype computed; /* its dtype */
 } search;
 
-static fc_code no_memory(const fc_flat_fit *f) {
-    return fc_fail(f->err, FC_ENOMEM, "%s: out of memory", f->source->path);
-}
-
 /* ---- what is known ---- */
 
 bool fc_flat_is_part(const fc_flat_fit *f, const fc_flat_member *m, bool *whole) {
@@ -100,7 +97,7 @@ static fc_code list_candidates(search *s) {
     const fc_flat_model *model = s->f->out;
     size_t *of = fc_arena_calloc(s->arena, model->nmembers + 1, sizeof *of); /* of a member, + 1 */
     if (!of) {
-        return no_memory(s->f);
+        return fc_no_memory(s->f->err, s->f->source->path);
     }
     for (size_t k = 0; k < s->unit->nbelow; k++) {
         const fc_flat_member *m = &model->members[s->unit->below[k]];
@@ -161,7 +158,7 @@ static fc_code same_bytes(search *s, candidate *c, int64_t offset, bool *same) {
     fc_code rc = FC_OK;
     if (!c->bytes) {
         c->bytes = fc_arena_alloc(s->arena, (size_t)count * element);
-        rc = c->bytes ? read_run(s, c->part, 0, count, c->bytes) : no_memory(s->f);
+        rc = c->bytes ? read_run(s, c->part, 0, count, c->bytes) : fc_no_memory(s->f->err, s->f->source->path);
     }
     rc = rc == FC_OK ? read_run(s, s->unit->tensor, first, count, there) : rc;
     *same = rc == FC_OK && memcmp(there, c->bytes, (size_t)count * element) == 0;
@@ -210,8 +207,12 @@ static fc_code take(search *s, size_t i, bool *fits) {
         return FC_OK;
     }
     p[1] = (place){.at = tied ? p->at : p->offset + c->numel};
-    fc_code rc = same_bytes(s, c, p->offset, fits);
-    rc = rc == FC_OK && !tied ? is_padding(s, p->at, p->offset, fits) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(same_bytes(s, c, p->offset, fits), rc, out);
+    if (!tied) {
+        FC_TRY_GOTO(is_padding(s, p->at, p->offset, fits), rc, out);
+    }
+out:
     p->taken = *fits;
     return rc;
 }
@@ -346,7 +347,7 @@ static fc_code make_layout(const search *s, fc_flat_unit *u, bool padded) {
     u->members = fc_arena_calloc(f->arena, s->count, sizeof *u->members);
     u->nmembers = 0;
     if (!descs || !place_of || !u->members) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->source->path);
     }
     for (size_t i = 0; i < s->count; i++) {
         const candidate *c = &s->all[i];
@@ -410,7 +411,7 @@ static fc_code fit(search *s, fc_flat_unit *u) {
     s->way = fc_arena_calloc(s->arena, u->nbelow + 1, sizeof *s->way);
     s->rest = fc_arena_calloc(s->arena, u->nbelow + 1, sizeof *s->rest);
     if (!s->all || !s->places || !s->way || !s->rest) {
-        return no_memory(s->f);
+        return fc_no_memory(s->f->err, s->f->source->path);
     }
     if (fc_dtype_get(u->tensor->dtype)->cls != FC_CLASS_FLOAT) {
         return fc_fail(s->f->err, FC_EUSAGE, "is of type %s, which no flat parameter is of",
@@ -433,7 +434,7 @@ static fc_code fit(search *s, fc_flat_unit *u) {
 
 fc_code fc_flat_lay_out(const fc_flat_fit *f, fc_flat_unit *unit) {
     search s = {.f = f, .unit = unit, .arena = fc_arena_new()};
-    fc_code rc = s.arena ? fit(&s, unit) : no_memory(f);
+    fc_code rc = s.arena ? fit(&s, unit) : fc_no_memory(f->err, f->source->path);
     fc_arena_free(s.arena);
     return rc == FC_OK ? rc : fc_context(f->err, rc, "%s: '%.256s'", f->source->path, unit->tensor->name);
 }

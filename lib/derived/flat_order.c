@@ -3,6 +3,7 @@
  * may have written parts of it, and a program may have sorted it.
  */
 #include "base/name_table.h"
+#include "base/try.h"
 #include "checkpoint/parameters.h"
 #include "derived/flat_units.h"
 #include "fsdpckpt/format.h"
@@ -97,10 +98,6 @@ typedef struct ordering {
     fc_error *err;
 } ordering;
 
-static fc_code no_memory(const ordering *o) {
-    return fc_fail(o->err, FC_ENOMEM, "%s: out of memory", o->model->path);
-}
-
 static bool is_ordered(const fc_tensor *t, const char *name) {
     return !t->object && !fc_is_optimizer_state(name);
 }
@@ -111,17 +108,17 @@ static fc_code list_model(ordering *o) {
     o->tensors = fc_arena_calloc(o->arena, n, sizeof *o->tensors);
     o->same_as = fc_arena_calloc(o->arena, n, sizeof *o->same_as);
     o->found = fc_arena_calloc(o->arena, n, sizeof *o->found);
-    fc_code rc = o->names && o->tensors && o->same_as && o->found ? FC_OK : no_memory(o);
-    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+    FC_TRY(o->names && o->tensors && o->same_as && o->found ? FC_OK : fc_no_memory(o->err, o->model->path));
+    for (size_t i = 0; i < n; i++) {
         const fc_tensor *t = &o->model->tensors[i];
         const char *key = fc_state_key(t), *name = fc_unwrapped(o->arena, key, strlen(key));
         o->tensors[i] = t;
         if (name && is_ordered(t, t->name)) {
             fc_name_table_put(o->names, name, strlen(name), i);
         }
-        rc = name ? FC_OK : no_memory(o);
+        FC_TRY(name ? FC_OK : fc_no_memory(o->err, o->model->path));
     }
-    return rc == FC_OK ? fc_find_ties(o->model, o->tensors, n, o->same_as, o->err) : rc;
+    return fc_find_ties(o->model, o->tensors, n, o->same_as, o->err);
 }
 
 typedef struct placed {
@@ -148,7 +145,7 @@ static fc_code place(const ordering *o, const fc_target *target, size_t i, place
         return name
                    ? fc_fail(o->err, FC_EUSAGE, "%s: '%.256s' is not in %s, which should tell its place: another model",
                              target->source->path, w->name, o->model->path)
-                   : no_memory(o);
+                   : fc_no_memory(o->err, o->model->path);
     }
     out->order = o->same_as[at];
     o->found[o->same_as[at]] = true;
@@ -159,7 +156,7 @@ static fc_code place(const ordering *o, const fc_target *target, size_t i, place
 static fc_code check_ties(const ordering *o, const fc_checkpoint *source, const placed *all, size_t count) {
     const fc_tensor **tensors = calloc(count + 1, sizeof *tensors);
     size_t *same_as = calloc(count + 1, sizeof *same_as);
-    fc_code rc = tensors && same_as ? FC_OK : no_memory(o);
+    fc_code rc = tensors && same_as ? FC_OK : fc_no_memory(o->err, o->model->path);
     for (size_t i = 0; rc == FC_OK && i < count; i++) {
         tensors[i] = all[i].tensor.source;
     }
@@ -186,7 +183,7 @@ fc_code fc_order_like(const fc_checkpoint *model, fc_arena *arena, fc_target *ta
     }
     placed *all = calloc(target->ntensors + 1, sizeof *all);
     fc_target_tensor *sorted = fc_arena_calloc(arena, target->ntensors, sizeof *sorted);
-    fc_code rc = all && sorted ? list_model(&o) : no_memory(&o);
+    fc_code rc = all && sorted ? list_model(&o) : fc_no_memory(o.err, o.model->path);
     for (size_t i = 0; rc == FC_OK && i < target->ntensors; i++) {
         rc = place(&o, target, i, &all[i]);
     }

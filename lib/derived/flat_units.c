@@ -21,10 +21,6 @@ typedef struct finder {
     fc_error *err;
 } finder;
 
-static fc_code no_memory(const finder *f) {
-    return fc_fail(f->err, FC_ENOMEM, "%s: out of memory", f->source->path);
-}
-
 /* ---- names ---- */
 
 bool fc_is_flat_key(const char *key, size_t *module) {
@@ -95,7 +91,7 @@ static fc_code add_unit(finder *f, size_t index, size_t len) {
     fc_flat_unit *u = &f->out->units[f->out->nunits];
     *u = (fc_flat_unit){.tensor = t, .index = index, .module = fc_unwrapped(f->arena, fc_state_key(t), len)};
     if (!u->module) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->source->path);
     }
     size_t there = fc_name_table_put(f->units, u->module, strlen(u->module), f->out->nunits);
     if (there != f->out->nunits) {
@@ -115,14 +111,16 @@ static fc_code find_units(finder *f) {
     f->out->units = fc_arena_calloc(f->arena, source->ntensors, sizeof *f->out->units);
     f->units = fc_name_table_new(f->arena, source->ntensors);
     f->stored = fc_name_table_new(f->arena, source->ntensors);
-    fc_code rc = f->out->units && f->units && f->stored ? FC_OK : no_memory(f);
+    fc_code rc = f->out->units && f->units && f->stored ? FC_OK : fc_no_memory(f->err, f->source->path);
     for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
         const fc_tensor *t = &source->tensors[i];
         if (is_flat(f, t, &module)) {
             rc = add_unit(f, i, module);
         } else if (!t->object && fc_same_dict(t, f->first)) {
             const char *key = fc_state_key(t), *fqn = fc_unwrapped(f->arena, key, strlen(key));
-            rc = fqn && fc_name_table_put(f->stored, fqn, strlen(fqn), i) != FC_NO_NAME ? FC_OK : no_memory(f);
+            rc = fqn && fc_name_table_put(f->stored, fqn, strlen(fqn), i) != FC_NO_NAME
+                     ? FC_OK
+                     : fc_no_memory(f->err, f->source->path);
         }
     }
     return rc;
@@ -169,7 +167,7 @@ static fc_code add_member(const finder *f, const fc_tensor *t, fc_name_table *na
                           .fqn = fc_unwrapped(f->arena, key, strlen(key)),
                           .same_as = f->out->nmembers};
     if (!m->key || !m->fqn) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->source->path);
     }
     if (fc_name_table_put(names, m->fqn, strlen(m->fqn), f->out->nmembers) != f->out->nmembers) {
         return fc_fail(f->err, FC_EUSAGE, "%s: two of its names are '%.256s' once what wrappers leave is taken out",
@@ -185,7 +183,7 @@ static fc_code tie_members(const finder *f) {
     size_t n = f->out->nmembers;
     const fc_tensor **tensors = calloc(n + 1, sizeof *tensors);
     size_t *same_as = calloc(n + 1, sizeof *same_as);
-    fc_code rc = tensors && same_as ? FC_OK : no_memory(f);
+    fc_code rc = tensors && same_as ? FC_OK : fc_no_memory(f->err, f->source->path);
     for (size_t i = 0; rc == FC_OK && i < n; i++) {
         tensors[i] = f->out->members[i].tensor;
     }
@@ -218,7 +216,7 @@ static fc_code group_members(const finder *f) {
             u->below[u->nbelow++] = i;
         }
     }
-    return room ? FC_OK : no_memory(f);
+    return room ? FC_OK : fc_no_memory(f->err, f->source->path);
 }
 
 static fc_code find_members(finder *f) {
@@ -226,7 +224,7 @@ static fc_code find_members(finder *f) {
     const fc_tensor *dict = dict_of_model(f);
     fc_name_table *names = fc_name_table_new(f->arena, model->ntensors + 1);
     f->out->members = fc_arena_calloc(f->arena, model->ntensors + 1, sizeof *f->out->members);
-    fc_code rc = names && f->out->members ? FC_OK : no_memory(f);
+    fc_code rc = names && f->out->members ? FC_OK : fc_no_memory(f->err, f->source->path);
     for (size_t i = 0; rc == FC_OK && i < model->ntensors; i++) {
         const fc_tensor *t = &model->tensors[i];
         if (!is_candidate(t)) {

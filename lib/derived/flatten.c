@@ -4,6 +4,7 @@
  */
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "derived/flatten_parts.h"
 #include "engine/read_box.h"
 #include "fsdpckpt/format.h"
@@ -71,7 +72,7 @@ static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tenso
     const fc_flat_value *o = tensor->detail;
     fc_code rc = FC_OK;
     if (o->tensor) {
-        return source->format->read(source, o->tensor, index, buf, err);
+        return source->format->reader.read(source, o->tensor, index, buf, err);
     }
     if (o->text) {
         memcpy(buf, o->text, strlen(o->text));
@@ -115,7 +116,7 @@ static fc_code flat_object_json(const fc_checkpoint *checkpoint, const fc_tensor
 static fc_code flat_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
     const fc_flat_value *o = object->detail;
     const fc_checkpoint *source = source_of(checkpoint);
-    return o->text ? FC_OK : source->format->check_object(source, o->tensor, err);
+    return o->text ? FC_OK : source->format->reader.check_object(source, o->tensor, err);
 }
 
 /* Of what is kept as it is the source's digest and checks hold. */
@@ -126,13 +127,13 @@ static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *ten
 }
 
 static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
-    return source_of(checkpoint)->format->check_file(source_of(checkpoint), index, err);
+    return source_of(checkpoint)->format->reader.check_file(source_of(checkpoint), index, err);
 }
 
 static fc_code flat_check_below(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
     const flattened *f = checkpoint->state;
-    fc_code rc = fc_source_crc_join(f->crc, comm, err);
-    return rc == FC_OK ? fc_source_crc_check(f->crc, comm, err) : rc;
+    FC_TRY(fc_source_crc_join(f->crc, comm, err));
+    return fc_source_crc_check(f->crc, comm, err);
 }
 
 static void flat_close(fc_checkpoint *checkpoint) {
@@ -142,30 +143,26 @@ static void flat_close(fc_checkpoint *checkpoint) {
 }
 
 bool fc_is_flattened(const fc_checkpoint *checkpoint, const fc_tensor *tensor) {
-    const fc_flat_value *o = checkpoint->format->close == flat_close ? tensor->detail : NULL;
+    const fc_flat_value *o = checkpoint->format->reader.close == flat_close ? tensor->detail : NULL;
     return o && !o->tensor && !o->text;
 }
 
 static void make_format(flattened *f) {
     f->format = *f->source->format;
-    f->format.open = NULL;
-    f->format.close = flat_close;
-    f->format.extent = flat_extent;
-    f->format.read = flat_read;
-    f->format.object_json = f->source->format->object_json ? flat_object_json : NULL;
-    f->format.digest = flat_digest;
-    f->format.check_object = f->source->format->check_object ? flat_check_object : NULL;
-    f->format.verify = NULL;
-    f->format.verify_chunk = NULL;
-    f->format.check_file = f->source->format->check_file ? flat_check_file : NULL;
-    f->format.check_inputs = flat_check_below;
+    f->format.reader.open = NULL;
+    f->format.reader.close = flat_close;
+    f->format.reader.extent = flat_extent;
+    f->format.reader.read = flat_read;
+    f->format.reader.object_json = f->source->format->reader.object_json ? flat_object_json : NULL;
+    f->format.reader.digest = flat_digest;
+    f->format.reader.check_object = f->source->format->reader.check_object ? flat_check_object : NULL;
+    f->format.verifier.verify = NULL;
+    f->format.verifier.verify_chunk = NULL;
+    f->format.reader.check_file = f->source->format->reader.check_file ? flat_check_file : NULL;
+    f->format.reader.check_inputs = flat_check_below;
 }
 
 /* ---- the manifest ---- */
-
-static fc_code no_memory(const fc_flattener *b) {
-    return fc_fail(b->err, FC_ENOMEM, "%s: out of memory", b->source->path);
-}
 
 static const char *copy(const fc_flattener *b, const char *text) {
     return fc_arena_strndup(b->out->arena, text, strlen(text));
@@ -181,7 +178,7 @@ static fc_code copy_name(const fc_flattener *b, const fc_target_tensor *w, fc_te
         path = path[i].key ? path : NULL;
     }
     t->path = (fc_path){path, n};
-    return path && t->name ? FC_OK : no_memory(b);
+    return path && t->name ? FC_OK : fc_no_memory(b->err, b->source->path);
 }
 
 fc_tensor *fc_flatten_add(fc_flattener *f, fc_flat_value **value) {
@@ -201,7 +198,7 @@ fc_code fc_flatten_keep(fc_flattener *f, const fc_target_tensor *w) {
     fc_flat_value *value;
     fc_tensor *t = fc_flatten_add(f, &value);
     if (!t) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->source->path);
     }
     *t = *w->source;
     t->detail = value;
@@ -226,7 +223,7 @@ static fc_code name_flat(const fc_flattener *b, const fc_unit *u, const fc_targe
     char *key = path ? fc_arena_printf(arena, "%s%s_flat_param", fqn, *fqn ? "." : "") : NULL;
     t->name = key ? fc_arena_printf(arena, "%s%s_flat_param", u->fqn, *u->fqn ? "." : "") : NULL;
     if (!t->name) {
-        return no_memory(b);
+        return fc_no_memory(b->err, b->source->path);
     }
     path[n - 1] = (fc_path_element){.key = key};
     t->path = (fc_path){path, n};
@@ -239,7 +236,7 @@ fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int6
     int64_t size = fc_dtype_size(t->dtype), piece = PIECE / size, bytes;
     int64_t *shape = fc_arena_calloc(f->out->arena, 1, sizeof *shape);
     if (!shape) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->source->path);
     }
     *shape = numel;
     t->ndim = 1;
@@ -257,7 +254,7 @@ fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int6
     fc_chunk *chunks = fc_arena_calloc(f->out->arena, most, sizeof *chunks);
     int64_t *dims = fc_arena_calloc(f->out->arena, most, 2 * sizeof *dims);
     if (!chunks || !dims) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->source->path);
     }
     for (int64_t at = 0, length; at < numel; at += length, dims += 2, n++) {
         int64_t rest = shard - at % shard;
@@ -272,7 +269,7 @@ fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int6
     t->chunks = chunks;
     t->nchunks = n;
     value->read = fc_arena_calloc(f->out->arena, n, sizeof *value->read);
-    return value->read ? FC_OK : no_memory(f);
+    return value->read ? FC_OK : fc_no_memory(f->err, f->source->path);
 }
 
 fc_code fc_flatten_check_whole(const fc_flattener *b, const fc_tensor *t) {
@@ -285,12 +282,12 @@ fc_code fc_flatten_check_whole(const fc_flattener *b, const fc_tensor *t) {
 /* The source's tensors that are a unit's parameters. */
 static fc_code find_params(const fc_flattener *b, const fc_unit *u, fc_flat_value *o) {
     o->params = fc_arena_calloc(b->out->arena, u->nparameters, sizeof *o->params);
-    fc_code rc = o->params ? FC_OK : no_memory(b);
-    for (size_t i = 0; rc == FC_OK && i < u->nparameters; i++) {
+    FC_TRY(o->params ? FC_OK : fc_no_memory(b->err, b->source->path));
+    for (size_t i = 0; i < u->nparameters; i++) {
         o->params[i] = b->target->tensors[b->tree->parameters[u->parameters[i]].spec].source;
-        rc = fc_flatten_check_whole(b, o->params[i]);
+        FC_TRY(fc_flatten_check_whole(b, o->params[i]));
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code lay_out(const fc_flattener *b, const fc_unit *u, fc_arena *scratch, fc_flat_layout *layout) {
@@ -311,13 +308,10 @@ static fc_code lay_out(const fc_flattener *b, const fc_unit *u, fc_arena *scratc
 static fc_code add_unit(fc_flattener *b, const fc_unit *u, const fc_flat_layout *layout) {
     fc_flat_value *o = NULL;
     fc_tensor *t = fc_flatten_add(b, &o);
-    fc_code rc = t ? find_params(b, u, o) : no_memory(b);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(t ? find_params(b, u, o) : fc_no_memory(b->err, b->source->path));
     o->layout = *layout;
     t->dtype = layout->dtype;
-    rc = name_flat(b, u, &b->target->tensors[b->tree->parameters[u->parameters[0]].spec], t);
+    fc_code rc = name_flat(b, u, &b->target->tensors[b->tree->parameters[u->parameters[0]].spec], t);
     return rc == FC_OK ? fc_flatten_cut(b, t, o, layout->numel) : rc;
 }
 
@@ -332,7 +326,7 @@ static fc_code add_units(fc_flattener *b, fc_arena *scratch) {
     size_t count = b->units->count;
     const fc_unit **sorted = fc_arena_calloc(scratch, count, sizeof *sorted);
     fc_flat_layout *layouts = fc_arena_calloc(scratch, count, sizeof *layouts);
-    fc_code rc = sorted && layouts ? FC_OK : no_memory(b);
+    fc_code rc = sorted && layouts ? FC_OK : fc_no_memory(b->err, b->source->path);
     for (size_t u = 0; rc == FC_OK && u < count; u++) {
         sorted[u] = &b->units->units[u];
     }
@@ -368,7 +362,7 @@ static fc_code fill(fc_flattener *b, fc_arena *scratch) {
     const fc_target *target = b->target;
     bool *flat = fc_arena_calloc(scratch, target->ntensors, sizeof *flat);
     bool *state = fc_arena_calloc(scratch, target->ntensors, sizeof *state);
-    fc_code rc = flat && state ? FC_OK : no_memory(b);
+    fc_code rc = flat && state ? FC_OK : fc_no_memory(b->err, b->source->path);
     if (rc == FC_OK) {
         find_units(b, flat);
         fc_flatten_find_state(b, state);
@@ -392,7 +386,7 @@ fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_modu
     if (!f) {
         fc_arena_free(arena);
         fc_arena_free(scratch);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", source->path);
+        return fc_no_memory(err, source->path);
     }
     f->source = source;
     make_format(f);
@@ -415,7 +409,7 @@ fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_modu
     }
     free(b.tensors);
     if (!tensors) {
-        rc = rc == FC_OK ? no_memory(&b) : rc;
+        rc = rc == FC_OK ? fc_no_memory(b.err, b.source->path) : rc;
         fc_source_crc_free(f->crc);
         fc_arena_free(arena); /* not fc_checkpoint_close: the source stays the caller's */
         return rc;

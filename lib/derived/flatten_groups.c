@@ -12,10 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static fc_code no_memory(const fc_flattener *f) {
-    return fc_fail(f->err, FC_ENOMEM, "%s: out of memory", f->source->path);
-}
-
 /* ---- names ---- */
 
 static bool all_digits(const char *text, size_t len) {
@@ -107,7 +103,7 @@ static fc_code make_slots(const fc_flattener *f, fc_optim *o) {
     o->slots = fc_arena_calloc(o->scratch, f->units->count + tree->nparameters, sizeof *o->slots);
     o->slot_of = fc_arena_calloc(o->scratch, tree->nparameters, sizeof *o->slot_of);
     if (!unit_at || !o->slots || !o->slot_of) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->source->path);
     }
     memset(o->slot_of, 0xff, tree->nparameters * sizeof *o->slot_of);
     for (size_t u = 0; u < f->units->count; u++) {
@@ -150,7 +146,7 @@ static fc_code list_names(const fc_flattener *f, fc_optim *o) {
         fc_name_table_put(o->names, shorter, strlen(shorter), p);
         fc_name_table_put(o->names, fqn, strlen(fqn), p);
     }
-    return o->names ? FC_OK : no_memory(f);
+    return o->names ? FC_OK : fc_no_memory(f->err, f->source->path);
 }
 
 size_t fc_optim_parameter(const fc_flattener *f, const fc_optim *o, const fc_optim_name *n) {
@@ -207,13 +203,13 @@ static fc_code enter_numbers(const fc_flattener *f, fc_optim *o, const json_t *l
         json_int_t number = list ? json_integer_value(json_array_get(list, n)) : (json_int_t)n;
         const char *text = fc_arena_printf(o->scratch, "%lld", (long long)number);
         if (!text) {
-            return no_memory(f);
+            return fc_no_memory(f->err, f->source->path);
         }
         fc_name_table_put(o->names, text, strlen(text), p);
         n++;
     }
     if (!o->names) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->source->path);
     }
     return !list || n == size
                ? FC_OK
@@ -295,7 +291,7 @@ fc_code fc_optim_number(const fc_flattener *f, fc_optim *o) {
     o->ngroups = groups > 0 ? groups : 1;
     o->members = fc_arena_calloc(o->scratch, o->ngroups, sizeof *o->members);
     if (rc == FC_OK && !o->members) {
-        rc = no_memory(f);
+        rc = fc_no_memory(f->err, f->source->path);
     }
     for (size_t g = 0; rc == FC_OK && g < o->ngroups; g++) {
         for (size_t i = 0; i < o->nslots; i++) {

@@ -5,6 +5,7 @@
  * _flatten_optim_state in _optim_utils.py) is refused here.
  */
 #include "base/checked.h"
+#include "base/try.h"
 #include "derived/flatten_optim.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
@@ -20,10 +21,6 @@ typedef struct entry {
     uint32_t parameter;
     const fc_target_tensor *target;
 } entry;
-
-static fc_code no_memory(const fc_flattener *f) {
-    return fc_fail(f->err, FC_ENOMEM, "%s: out of memory", f->source->path);
-}
 
 void fc_flatten_find_state(const fc_flattener *f, bool *is) {
     for (size_t i = 0; i < f->target->ntensors; i++) {
@@ -56,7 +53,7 @@ static fc_code name_value(const fc_flattener *f, const fc_optim *o, const fc_pat
         path = name ? path : NULL;
     }
     if (!path) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->source->path);
     }
     t->name = name;
     t->path = (fc_path){path, count};
@@ -95,7 +92,7 @@ static fc_code read_small(const fc_flattener *f, const fc_optim *o, const fc_ten
         snprintf(text + 2 * i, 3, "%02x", value[i]);
     }
     *out = fc_arena_strndup(o->scratch, text, strlen(text));
-    return rc != FC_OK || *out ? rc : no_memory(f);
+    return rc != FC_OK || *out ? rc : fc_no_memory(f->err, f->source->path);
 }
 
 /* A value that all parameters of a unit share: a scalar, or none of torch's. */
@@ -130,12 +127,12 @@ static fc_code add_flat(fc_flattener *f, const fc_optim *o, const entry *run, si
     fc_tensor *t = fc_flatten_add(f, &value);
     int64_t padded;
     if (!t) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->source->path);
     }
     value->layout = *layout;
     value->params = fc_arena_calloc(f->out->arena, unit->nparameters, sizeof *value->params);
     t->dtype = run->target->source->dtype;
-    fc_code rc = value->params ? name_state(f, o, run, key, t) : no_memory(f);
+    fc_code rc = value->params ? name_state(f, o, run, key, t) : fc_no_memory(f->err, f->source->path);
     for (size_t i = 0, at = 0; rc == FC_OK && i < count; i++) {
         const fc_tensor *s = run[i].target->source;
         while (unit->parameters[at] != run[i].parameter) {
@@ -215,18 +212,18 @@ static size_t count_stateful(const entry *entries, size_t count, size_t *seen, s
 static fc_code add_entries(fc_flattener *f, const fc_optim *o, const entry *entries, size_t count,
                            const char *const *keys) {
     size_t *seen = fc_arena_calloc(o->scratch, f->tree->nparameters, sizeof *seen);
-    fc_code rc = seen ? FC_OK : no_memory(f);
-    for (size_t i = 0, last, end; rc == FC_OK && i < count; i = last) {
+    FC_TRY(seen ? FC_OK : fc_no_memory(f->err, f->source->path));
+    for (size_t i = 0, last, end; i < count; i = last) {
         for (last = i + 1; last < count && entries[last].number == entries[i].number; last++) {
         }
         size_t stateful = count_stateful(entries + i, last - i, seen, i + 1);
-        for (size_t k = i; rc == FC_OK && k < last; k = end) {
+        for (size_t k = i; k < last; k = end) {
             for (end = k + 1; end < last && entries[end].key == entries[k].key; end++) {
             }
-            rc = add_run(f, o, entries + k, end - k, stateful, keys[entries[k].key]);
+            FC_TRY(add_run(f, o, entries + k, end - k, stateful, keys[entries[k].key]));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code add_state(fc_flattener *f, const fc_optim *o) {
@@ -234,7 +231,7 @@ static fc_code add_state(fc_flattener *f, const fc_optim *o) {
     entry *entries = calloc(n + 1, sizeof *entries);
     const char **keys = fc_arena_calloc(o->scratch, n, sizeof *keys);
     fc_name_table *table = fc_name_table_new(o->scratch, n + 1);
-    fc_code rc = entries && keys && table ? FC_OK : no_memory(f);
+    fc_code rc = entries && keys && table ? FC_OK : fc_no_memory(f->err, f->source->path);
     for (size_t i = 0; rc == FC_OK && i < n; i++) {
         const fc_target_tensor *w = &f->target->tensors[i];
         fc_optim_name name = fc_optim_name_of(w);
@@ -268,7 +265,7 @@ static fc_code add_value(fc_flattener *f, const fc_optim *o, const fc_path_eleme
     int64_t *dims = fc_arena_calloc(arena, 2, sizeof *dims);
     fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
     if (!t || !dims || !chunk) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->source->path);
     }
     value->text = json;
     dims[1] = (int64_t)strlen(json);
@@ -294,7 +291,7 @@ static fc_code add_list(fc_flattener *f, const fc_optim *o, size_t group) {
     room = (sizeof number + 2) * o->members[group] + 3;
     char *json = fc_arena_alloc(f->out->arena, room);
     if (!json) {
-        return no_memory(f);
+        return fc_no_memory(f->err, f->source->path);
     }
     json[0] = '[';
     for (size_t i = 0; i < o->members[group]; i++) {
@@ -312,7 +309,7 @@ static fc_code add_flattened(fc_flattener *f, const fc_optim *o, const fc_target
     const fc_path_element last[3] = {{.key = "param_groups"}, {.key = "0", .is_index = true}, {.key = key}};
     const char *json = NULL;
     size_t at = fc_name_table_put(seen, key, strlen(key), f->count);
-    fc_code rc = at == FC_NO_NAME ? no_memory(f) : FC_OK;
+    fc_code rc = at == FC_NO_NAME ? fc_no_memory(f->err, f->source->path) : FC_OK;
     rc = rc == FC_OK ? fc_checkpoint_object_json(f->source, w->source, o->scratch, &json, f->err) : rc;
     if (rc != FC_OK) {
         return rc;
@@ -336,7 +333,7 @@ static fc_code add_flattened(fc_flattener *f, const fc_optim *o, const fc_target
 static fc_code add_groups(fc_flattener *f, const fc_optim *o) {
     fc_name_table *seen = fc_name_table_new(o->scratch, f->target->ntensors + 1);
     size_t group = 0;
-    fc_code rc = seen ? FC_OK : no_memory(f);
+    fc_code rc = seen ? FC_OK : fc_no_memory(f->err, f->source->path);
     for (size_t i = 0; rc == FC_OK && i < f->target->ntensors; i++) {
         const fc_target_tensor *w = &f->target->tensors[i];
         fc_optim_name n;
@@ -359,7 +356,7 @@ static fc_code add_groups(fc_flattener *f, const fc_optim *o) {
 fc_code fc_flatten_state(fc_flattener *f, fc_arena *scratch) {
     size_t n = f->target->ntensors;
     bool *done = fc_arena_calloc(scratch, n, sizeof *done);
-    fc_code rc = done ? FC_OK : no_memory(f);
+    fc_code rc = done ? FC_OK : fc_no_memory(f->err, f->source->path);
     for (size_t i = 0; rc == FC_OK && i < n; i++) {
         fc_optim o = {.first = &f->target->tensors[i], .scratch = scratch};
         o.prefix = fc_optim_name_of(o.first);

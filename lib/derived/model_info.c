@@ -4,6 +4,7 @@
  */
 #include "fsdpckpt/wrap_policy.h"
 
+#include "base/try.h"
 #include "io/json_file.h"
 
 #include <string.h>
@@ -23,24 +24,21 @@ static fc_code read_list(const reading *r, const char *key, const json_t *value,
     if (malformed) {
         return fc_fail(r->err, FC_EUSAGE, "%s: \"%s\" should be a string or an array of strings", r->path, key);
     }
-    return *out ? FC_OK : fc_fail(r->err, FC_ENOMEM, "%s: out of memory", r->path);
+    return *out ? FC_OK : fc_no_memory(r->err, r->path);
 }
 
 static fc_code read_shared(const reading *r, const json_t *value) {
     size_t count = json_array_size(value);
     const char *const **groups = fc_arena_calloc(r->arena, count + 1, sizeof *groups);
     if (!groups) {
-        return fc_fail(r->err, FC_ENOMEM, "%s: out of memory", r->path);
+        return fc_no_memory(r->err, r->path);
     }
     bool good = json_is_array(value);
     for (size_t i = 0; i < count && good; i++) {
         const json_t *group = json_array_get(value, i);
         good = json_is_array(group) && json_array_size(group) > 1;
         if (good) {
-            fc_code rc = read_list(r, "$shared", group, &groups[i]);
-            if (rc != FC_OK) {
-                return rc;
-            }
+            FC_TRY(read_list(r, "$shared", group, &groups[i]));
         }
     }
     if (!good) {
@@ -55,16 +53,13 @@ static fc_code read_shared(const reading *r, const json_t *value) {
 
 static fc_code read_class(const reading *r, const char *key, const json_t *value) {
     fc_class_rule *rule = &r->classes[r->info->nclasses];
-    fc_code rc = read_list(r, key, value, &rule->classes);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(read_list(r, key, value, &rule->classes));
     while (rule->classes[rule->nclasses]) {
         rule->nclasses++;
     }
     rule->pattern = fc_arena_strndup(r->arena, key, strlen(key));
     r->info->nclasses++;
-    return rule->pattern ? FC_OK : fc_fail(r->err, FC_ENOMEM, "%s: out of memory", r->path);
+    return rule->pattern ? FC_OK : fc_no_memory(r->err, r->path);
 }
 
 static fc_code read_member(const reading *r, const char *key, const json_t *value) {
@@ -90,14 +85,11 @@ static fc_code read_member(const reading *r, const char *key, const json_t *valu
 fc_code fc_model_info_load(const char *path, fc_arena *arena, const fc_model_info **out, fc_error *err) {
     json_t *root = NULL, *value;
     const char *key;
-    fc_code rc = fc_json_load(path, "a description of modules", "{\"layers.*\": \"LlamaDecoderLayer\"}", &root, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_json_load(path, "a description of modules", "{\"layers.*\": \"LlamaDecoderLayer\"}", &root, err));
     reading r = {.path = path, .arena = arena, .err = err};
     r.info = fc_arena_calloc(arena, 1, sizeof *r.info);
     r.classes = fc_arena_calloc(arena, json_object_size(root) + 1, sizeof *r.classes);
-    rc = r.info && r.classes ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    fc_code rc = r.info && r.classes ? FC_OK : fc_no_memory(err, path);
     json_object_foreach(root, key, value) {
         rc = rc == FC_OK ? read_member(&r, key, value) : rc;
     }

@@ -5,6 +5,7 @@
  */
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "checkpoint/same_name.h"
 #include "derived/flat_units.h"
 #include "flat/flat_boxes.h"
@@ -55,7 +56,7 @@ static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tenso
                          fc_error *err) {
     const fc_flat_origin *o = tensor->detail;
     const fc_checkpoint *source = state_of(checkpoint)->source;
-    return source->format->read(source, o->tensor, source_index(o, index), buf, err);
+    return source->format->reader.read(source, o->tensor, source_index(o, index), buf, err);
 }
 
 static fc_code flat_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
@@ -78,12 +79,12 @@ static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *ten
 static fc_code flat_check_object(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err) {
     const fc_flat_origin *o = object->detail;
     const fc_checkpoint *source = state_of(checkpoint)->source;
-    return source->format->check_object(source, o->tensor, err);
+    return source->format->reader.check_object(source, o->tensor, err);
 }
 
 static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
     const fc_checkpoint *source = state_of(checkpoint)->source;
-    return source->format->check_file(source, index, err);
+    return source->format->reader.check_file(source, index, err);
 }
 
 static void flat_close(fc_checkpoint *checkpoint) {
@@ -91,22 +92,22 @@ static void flat_close(fc_checkpoint *checkpoint) {
 }
 
 bool fc_was_flat(const fc_checkpoint *checkpoint) {
-    return checkpoint->format->close == flat_close;
+    return checkpoint->format->reader.close == flat_close;
 }
 
 static void make_format(unflattened *u) {
     const fc_format *of = u->source->format;
     u->format = *of;
-    u->format.open = NULL;
-    u->format.close = flat_close;
-    u->format.extent = flat_extent;
-    u->format.read = of->read ? flat_read : NULL;
-    u->format.object_json = of->object_json ? flat_object_json : NULL;
-    u->format.digest = flat_digest;
-    u->format.check_object = of->check_object ? flat_check_object : NULL;
-    u->format.verify = NULL; /* what it knows of is the source's */
-    u->format.verify_chunk = NULL;
-    u->format.check_file = of->check_file ? flat_check_file : NULL;
+    u->format.reader.open = NULL;
+    u->format.reader.close = flat_close;
+    u->format.reader.extent = flat_extent;
+    u->format.reader.read = of->reader.read ? flat_read : NULL;
+    u->format.reader.object_json = of->reader.object_json ? flat_object_json : NULL;
+    u->format.reader.digest = flat_digest;
+    u->format.reader.check_object = of->reader.check_object ? flat_check_object : NULL;
+    u->format.verifier.verify = NULL; /* what it knows of is the source's */
+    u->format.verifier.verify_chunk = NULL;
+    u->format.reader.check_file = of->reader.check_file ? flat_check_file : NULL;
 }
 
 /* ---- the manifest ---- */
@@ -122,15 +123,11 @@ typedef struct builder {
     fc_error *err;
 } builder;
 
-static fc_code no_memory(const builder *b) {
-    return fc_fail(b->err, FC_ENOMEM, "%s: out of memory", b->source->path);
-}
-
 /* A value of the source as it is. */
 static fc_code keep(builder *b, size_t index) {
     fc_flat_origin *o = fc_arena_calloc(b->out->arena, 1, sizeof *o);
     if (!o || !b->tensors) {
-        return no_memory(b);
+        return fc_no_memory(b->err, b->source->path);
     }
     o->tensor = &b->source->tensors[index];
     b->tensors[b->count] = *o->tensor;
@@ -148,13 +145,13 @@ static fc_code name_value(const builder *b, const fc_tensor *like, size_t at, co
     char *own = fc_arena_strndup(arena, key, strlen(key));
     const char *name = NULL;
     if (!path || !own) {
-        return no_memory(b);
+        return fc_no_memory(b->err, b->source->path);
     }
     for (size_t i = 0; i < n; i++) {
         path[i] = i == at ? (fc_path_element){.key = own} : like->path.elements[i];
         name = name ? fc_arena_printf(arena, "%s.%s", name, path[i].key) : path[i].key;
         if (!name) {
-            return no_memory(b);
+            return fc_no_memory(b->err, b->source->path);
         }
     }
     t->name = name;
@@ -170,7 +167,7 @@ static fc_code name_parameter(const builder *b, const fc_tensor *flat, const cha
 /* The tensors of a unit, one for each of its members, each at the member's place in `made`. */
 static fc_code make_unit(const builder *b, const fc_flat_model *model, const fc_flat_unit *u, fc_tensor *made) {
     size_t *order = fc_flat_order_chunks(u->tensor), param = 0;
-    fc_code rc = order ? FC_OK : no_memory(b);
+    fc_code rc = order ? FC_OK : fc_no_memory(b->err, b->source->path);
     for (size_t i = 0; rc == FC_OK && i < u->nmembers; i++) {
         const fc_flat_member *m = &model->members[u->members[i]];
         fc_tensor *t = &made[u->members[i]];
@@ -188,7 +185,7 @@ static fc_code make_unit(const builder *b, const fc_flat_model *model, const fc_
 /* All that a state dict holds, in the order of the model. */
 static fc_code add_dict(builder *b, const fc_flat_model *model) {
     fc_tensor *made = calloc(model->nmembers + 1, sizeof *made);
-    fc_code rc = made && (b->tensors || model->nmembers == 0) ? FC_OK : no_memory(b);
+    fc_code rc = made && (b->tensors || model->nmembers == 0) ? FC_OK : fc_no_memory(b->err, b->source->path);
     for (size_t u = 0; rc == FC_OK && u < model->nunits; u++) {
         rc = make_unit(b, model, &model->units[u], made);
         b->gone[model->units[u].index] = true;
@@ -233,7 +230,7 @@ static fc_code add_state(builder *b, const fc_flat_model *model, size_t unit, si
     const fc_flat_unit *u = &model->units[unit];
     bool cut = !state->object && state->ndim == 1 && state->shape[0] == u->tensor->shape[0];
     size_t *order = cut ? fc_flat_order_chunks(state) : NULL, param = 0;
-    fc_code rc = (order || !cut) && grow(b, u->nmembers) ? FC_OK : no_memory(b);
+    fc_code rc = (order || !cut) && grow(b, u->nmembers) ? FC_OK : fc_no_memory(b->err, b->source->path);
     for (size_t i = 0; rc == FC_OK && i < u->nmembers; i++) {
         if (fc_flat_is_tied(model, u->members[i])) {
             continue;
@@ -313,19 +310,19 @@ static fc_code fill(builder *b, const fc_checkpoint *model, fc_arena *scratch) {
     const fc_checkpoint *source = b->source;
     size_t ndicts = 0;
     flat_dict *dicts = fc_arena_calloc(scratch, source->ntensors, sizeof *dicts);
-    fc_code rc = dicts ? find_dicts(b, model, scratch, dicts, &ndicts) : no_memory(b);
+    fc_code rc = dicts ? find_dicts(b, model, scratch, dicts, &ndicts) : fc_no_memory(b->err, b->source->path);
     for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
         flat_dict *dict = dict_of(source, dicts, ndicts, i);
         bool added = false;
         if (dict && !dict->added) {
             dict->added = true;
-            rc = grow(b, dict->model.nmembers) ? add_dict(b, &dict->model) : no_memory(b);
+            rc = grow(b, dict->model.nmembers) ? add_dict(b, &dict->model) : fc_no_memory(b->err, b->source->path);
         }
         if (rc == FC_OK && !b->gone[i]) {
             rc = try_state(b, dicts, ndicts, i, scratch, &added);
         }
         if (rc == FC_OK && !b->gone[i] && !added) {
-            rc = grow(b, 1) ? keep(b, i) : no_memory(b);
+            rc = grow(b, 1) ? keep(b, i) : fc_no_memory(b->err, b->source->path);
         }
     }
     return rc == FC_OK ? check_names(b) : rc;
@@ -336,10 +333,10 @@ static fc_code build(builder *b, const fc_checkpoint *model) {
     const fc_checkpoint *source = b->source;
     fc_arena *scratch = fc_arena_new();
     b->gone = scratch ? fc_arena_calloc(scratch, source->ntensors, sizeof *b->gone) : NULL;
-    fc_code rc = b->gone ? fill(b, model, scratch) : no_memory(b);
+    fc_code rc = b->gone ? fill(b, model, scratch) : fc_no_memory(b->err, b->source->path);
     fc_tensor *kept = rc == FC_OK ? fc_arena_calloc(out->arena, b->count, sizeof *kept) : NULL;
     if (rc == FC_OK && !kept) {
-        rc = no_memory(b);
+        rc = fc_no_memory(b->err, b->source->path);
     }
     if (rc == FC_OK && b->count > 0) {
         memcpy(kept, b->tensors, b->count * sizeof *kept);
@@ -371,16 +368,13 @@ static fc_code check_model(const fc_checkpoint *source, const fc_checkpoint *mod
 
 fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_checkpoint **out, fc_error *err) {
     *out = NULL;
-    fc_code rc = check_model(source, model, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(check_model(source, model, err));
     fc_arena *arena = fc_arena_new();
     fc_checkpoint *made = arena ? fc_arena_calloc(arena, 1, sizeof *made) : NULL;
     unflattened *u = made ? fc_arena_calloc(arena, 1, sizeof *u) : NULL;
     if (!u) {
         fc_arena_free(arena);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", source->path);
+        return fc_no_memory(err, source->path);
     }
     u->source = source;
     make_format(u);
@@ -395,7 +389,7 @@ fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_check
                             .note = source->note,
                             .state = u};
     builder b = {.out = made, .source = source, .err = err};
-    rc = build(&b, model);
+    fc_code rc = build(&b, model);
     if (rc != FC_OK) {
         fc_arena_free(arena); /* not fc_checkpoint_close: the source stays the caller's */
         return rc;

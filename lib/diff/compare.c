@@ -4,6 +4,7 @@
  */
 #include "fsdpckpt/compare.h"
 
+#include "base/try.h"
 #include "diff/compare_data.h"
 #include "engine/values.h"
 #include "fsdpckpt/digest.h"
@@ -140,7 +141,7 @@ static fc_code join(comparison *c, fc_error *err) {
     r->items = fc_arena_calloc(c->arena, a.count + b.count + 1, sizeof *r->items);
     c->to_read = fc_arena_calloc(c->arena, a.count + 1, sizeof *c->to_read);
     if (!taken || !r->items || !c->to_read) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", c->a->path);
+        return fc_no_memory(err, c->a->path);
     }
     r->left_out = a.left_out + b.left_out;
     for (size_t i = 0; i < a.count && rc == FC_OK; i++) {
@@ -184,7 +185,7 @@ static void judge(const comparison *c, fc_compared *item) {
 /* What an object decodes to, or NULL: then its bytes alone speak. */
 static const char *decode(const comparison *c, const fc_checkpoint *checkpoint, const fc_tensor *object) {
     const char *json = NULL;
-    return checkpoint->format->object_json &&
+    return checkpoint->format->reader.object_json &&
                    fc_checkpoint_object_json(checkpoint, object, c->arena, &json, NULL) == FC_OK
                ? json
                : NULL;
@@ -276,8 +277,8 @@ static fc_code finish(comparison *c, fc_error *err) {
 fc_code fc_compare(const fc_checkpoint *a, const fc_checkpoint *b, const fc_compare_options *options, fc_arena *arena,
                    fc_compare_report *report, fc_error *err) {
     comparison c = {.a = a, .b = b, .options = options, .arena = arena, .report = report};
-    fc_code rc = begin(&c, err);
-    return rc == FC_OK ? finish(&c, err) : rc;
+    FC_TRY(begin(&c, err));
+    return finish(&c, err);
 }
 
 /* Objects whose digests differ are decoded, for which their data must be there. */

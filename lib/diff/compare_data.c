@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/pages.h"
 #include "base/threads.h"
+#include "base/try.h"
 #include "engine/queue.h"
 #include "engine/source.h"
 #include "engine/tuning.h"
@@ -126,10 +127,7 @@ static fc_code take_tile(job *j, pair **out, fc_tile *tile, fc_error *err) {
         if (j->next == j->count) {
             return FC_OK;
         }
-        fc_code rc = open_pair(j, &j->report->items[j->items[j->next++]], err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(open_pair(j, &j->report->items[j->items[j->next++]], err));
     }
 }
 
@@ -299,7 +297,7 @@ fc_code fc_compare_data(const fc_checkpoint *a, const fc_checkpoint *b, const fc
     }
     j.decoded_a = fc_decoded_new(j.budget.decoded);
     j.decoded_b = fc_decoded_new(j.budget.decoded);
-    j.code = j.decoded_a && j.decoded_b ? FC_OK : fc_fail(&j.error, FC_ENOMEM, "%s: out of memory", a->path);
+    j.code = j.decoded_a && j.decoded_b ? FC_OK : fc_no_memory(&j.error, a->path);
     j.code = j.code == FC_OK ? fc_source_crc_new(a, a->tensors, a->ntensors, &j.crc_a, &j.error) : j.code;
     j.code = j.code == FC_OK ? fc_source_crc_new(b, b->tensors, b->ntensors, &j.crc_b, &j.error) : j.code;
     if (j.code == FC_OK) {

@@ -3,6 +3,7 @@
  */
 #include "engine/chunks.h"
 
+#include "base/try.h"
 #include "engine/queue.h"
 #include "plan/box_text.h"
 
@@ -22,7 +23,7 @@ fc_code fc_chunks_init(fc_chunks *chunks, const fc_target *target, const fc_targ
     chunks->longest_run = longest_run < 1 ? 1 : longest_run > FC_RUN_CHUNKS ? FC_RUN_CHUNKS : longest_run;
     chunks->items = calloc(file->nitems + 1, sizeof *chunks->items);
     if (!chunks->items) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", file->path);
+        return fc_no_memory(err, file->path);
     }
     for (size_t i = 0; i < file->nitems; i++) {
         if (file->items[i].chunk) {
@@ -64,10 +65,7 @@ static fc_code open_next(fc_chunks *chunks, fc_error *err) {
                        fc_box_to_text(&box).s);
     }
     fc_coverage *coverage;
-    fc_code rc = fc_coverage_within(chunks->target->source, tensor, &box, &coverage, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_coverage_within(chunks->target->source, tensor, &box, &coverage, err));
     fc_chunked *of = malloc(sizeof *of);
     if (!of) {
         fc_coverage_free(coverage);

@@ -11,6 +11,7 @@
 
 #include "base/pages.h"
 #include "base/threads.h"
+#include "base/try.h"
 #include "codec/codec.h"
 #include "codec/shuffle.h"
 #include "engine/chunks.h"
@@ -125,7 +126,7 @@ static fc_code give_places(press *p, fc_error *err) {
             return FC_OK;
         }
         fc_code rc =
-            p->writer->format->place(p->writer, s->job.of->item, s->job.start, s->raw, s->size, &s->offset, err);
+            p->writer->format->writer.place(p->writer, s->job.of->item, s->job.start, s->raw, s->size, &s->offset, err);
         if (rc != FC_OK) {
             return fc_context(err, rc, "tensor %s", s->job.of->target->name);
         }
@@ -218,10 +219,7 @@ static fc_code compress_chunk(worker *w, fc_chunk_job *job, slot *s, fc_error *e
     if (!s->bytes) {
         return fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes", bytes);
     }
-    fc_code rc = read_chunk(w, job, bytes, &elements, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(read_chunk(w, job, bytes, &elements, err));
     const unsigned char *in = elements;
     if (element > 1) {
         fc_shuffle(elements, w->shuffled, bytes, element);
@@ -264,8 +262,8 @@ static fc_code do_job(worker *w, fc_chunk_job *job, bool *stopped, fc_error *err
     if (!s) {
         return FC_OK;
     }
-    fc_code rc = compress_chunk(w, job, s, err);
-    return rc == FC_OK ? hand_over(w, job, s, err) : rc;
+    FC_TRY(compress_chunk(w, job, s, err));
+    return hand_over(w, job, s, err);
 }
 
 /* Takes runs of jobs until there are none. */
@@ -299,16 +297,10 @@ static size_t read_size(const sizes *s) {
 static fc_code worker_init(worker *w, fc_error *err) {
     const press *p = w->press;
     const sizes *s = &p->sizes;
-    fc_code rc = fc_source_new(p->target->source, p->decoded, FC_SCRATCH_BYTES, fc_files_per_worker(s->threads),
-                               &w->source, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_source_new(p->target->source, p->decoded, FC_SCRATCH_BYTES, fc_files_per_worker(s->threads), &w->source,
+                         err));
     fc_source_check_objects(w->source);
-    rc = fc_output_open(&w->output, p->file->path, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_output_open(&w->output, p->file->path, err));
     w->deflater = fc_deflater_new(p->target->compress);
     w->read = fc_pages_new(read_size(s));
     w->cast = s->casts ? fc_pages_new(s->chunk) : NULL;
@@ -428,7 +420,7 @@ fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc
     p.slots = calloc((size_t)p.sizes.slots, sizeof *p.slots);
     if (!p.decoded || !p.slots) {
         press_free(&p);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", file->path);
+        return fc_no_memory(err, file->path);
     }
     p.ahead = open(file->path, O_WRONLY | O_CLOEXEC);
     pthread_mutex_init(&p.lock, NULL);

@@ -5,6 +5,7 @@
 #include "fsdpckpt/move.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "engine/ranks.h"
 #include "engine/source_crc.h"
 #include "engine/tuning.h"
@@ -50,11 +51,10 @@ static fc_code check_coverage(const fc_target *target, fc_error *err) {
 
 /* What the format can tell of damage to the headers that were opened: names and places would be wrong. */
 static fc_code check_headers(const fc_checkpoint *source, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < source->nfiles && source->format->check_file; i++) {
-        rc = source->format->check_file(source, i, err);
+    for (size_t i = 0; i < source->nfiles && source->format->reader.check_file; i++) {
+        FC_TRY(source->format->reader.check_file(source, i, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Sums up what the ranks' files store. */
@@ -78,11 +78,13 @@ static fc_code measure(const fc_target *target, const fc_convert_options *option
     size_t ranks = (size_t)fc_mesh_ranks(target->mesh);
     uint64_t *loads = calloc(ranks, sizeof *loads);
     if (!loads) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
+        return fc_no_memory(err, target->source->path);
     }
-    report->files = options->format->files ? options->format->files(target) : ranks + sharded;
-    fc_code rc = fc_target_loads(target, loads, err);
-    rc = rc == FC_OK ? add_loads(target, loads, report, err) : rc;
+    report->files = options->format->writer.files ? options->format->writer.files(target) : ranks + sharded;
+    fc_code rc;
+    FC_TRY_GOTO(fc_target_loads(target, loads, err), rc, out);
+    rc = add_loads(target, loads, report, err);
+out:
     free(loads);
     uint64_t mappings;
     report->header_bytes = report->files * (HEADER_BYTES_FILE + target->ntensors * (uint64_t)HEADER_BYTES_ITEM);
@@ -140,7 +142,7 @@ static void choose_share(making *m, const fc_target_file *file) {
 /* One file of the target: the headers by rank 0, the data by all; what is compressed by rank 0, as it goes in order. */
 static fc_code write_file(making *m, fc_target_file *file, fc_arena *arena, fc_error *err) {
     const fc_format *format = m->writer.format;
-    fc_code rc = m->leads ? format->reserve(&m->writer, file, err) : FC_OK;
+    fc_code rc = m->leads ? format->writer.reserve(&m->writer, file, err) : FC_OK;
     rc = fc_ranks_share_part(m->comm, rc, file, arena, err);
     if (rc != FC_OK) {
         return rc;
@@ -155,8 +157,8 @@ static fc_code write_file(making *m, fc_target_file *file, fc_arena *arena, fc_e
     if (rc == FC_OK && m->leads && has_chunks(file)) {
         rc = compress_part(m->target, file, &m->writer, &m->move, m->report, err);
     }
-    if (rc == FC_OK && m->leads && format->finish_file) {
-        rc = format->finish_file(&m->writer, file, err);
+    if (rc == FC_OK && m->leads && format->writer.finish_file) {
+        rc = format->writer.finish_file(&m->writer, file, err);
     }
     return fc_ranks_agree(m->comm, rc, err);
 }
@@ -167,8 +169,8 @@ static fc_code write_files(making *m, fc_target_file *shard, fc_arena *arena, fc
     size_t first = 0;
     while (rc == FC_OK && (first < shard->nitems || first == 0)) { /* a rank that holds nothing has a file, too */
         size_t count = shard->nitems;
-        if (format->split) {
-            count = m->leads ? format->split(&m->writer, shard, first) : 0;
+        if (format->writer.split) {
+            count = m->leads ? format->writer.split(&m->writer, shard, first) : 0;
             rc = fc_ranks_share_number(m->comm, FC_OK, &count, err);
         }
         fc_target_file file = {.rank = shard->rank, .items = shard->items + first, .nitems = count};
@@ -182,7 +184,7 @@ static fc_code write_part(making *m, uint32_t rank, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     fc_target_file file;
     fc_code rc = is_cancelled(&m->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
-                 : !arena               ? fc_fail(err, FC_ENOMEM, "out of memory")
+                 : !arena               ? fc_no_memory(err, NULL)
                                         : fc_target_file_of(m->target, rank, arena, &file, err);
     rc = fc_ranks_agree(m->comm, rc, err);
     if (rc == FC_OK) {
@@ -197,9 +199,9 @@ static fc_code check_source(const making *m, fc_error *err) {
     const fc_checkpoint *source = m->target->source;
     fc_code rc = fc_source_crc_join(m->move.recorded, m->comm, err);
     rc = rc == FC_OK ? fc_source_crc_check(m->move.recorded, m->comm, err) : rc;
-    if (source->format->check_inputs) {
+    if (source->format->reader.check_inputs) {
         rc = fc_ranks_agree(m->comm, rc, err);
-        rc = rc == FC_OK ? source->format->check_inputs(source, m->comm, err) : rc;
+        rc = rc == FC_OK ? source->format->reader.check_inputs(source, m->comm, err) : rc;
     }
     return rc;
 }
@@ -240,13 +242,13 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     m.move.digests = digests;
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
-    fc_code rc = digests && m.unmoved ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = digests && m.unmoved ? FC_OK : fc_no_memory(err, NULL);
     rc = rc == FC_OK ? fc_source_crc_new(target->source, target->source->tensors, target->source->ntensors,
                                          &m.move.recorded, err)
                      : rc;
-    m.move.crc32 = options->format->wants_crc32;
+    m.move.crc32 = options->format->writer.wants_crc32;
     if (rc == FC_OK && m.leads) {
-        rc = options->format->create(target, staging, &m.writer, err);
+        rc = options->format->writer.create(target, staging, &m.writer, err);
     }
     rc = fc_ranks_agree(m.comm, rc, err);
     for (int64_t rank = 0; rank < ranks && rc == FC_OK; rank++) {
@@ -262,10 +264,10 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
         rc = finish_digests(&m, digests, err);
     }
     if (rc == FC_OK && m.leads) {
-        rc = options->format->finish(&m.writer, digests, err);
+        rc = options->format->writer.finish(&m.writer, digests, err);
     }
     if (m.leads) {
-        options->format->destroy(&m.writer);
+        options->format->writer.destroy(&m.writer);
     }
     free(digests);
     free(m.unmoved);
@@ -278,7 +280,7 @@ static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc
                             fc_convert_report *report, fc_code rc, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     const char *staging = commit ? fc_commit_path(commit) : NULL;
-    rc = rc != FC_OK || arena ? rc : fc_fail(err, FC_ENOMEM, "out of memory");
+    rc = rc != FC_OK || arena ? rc : fc_no_memory(err, NULL);
     rc = fc_ranks_share_path(options->comm, rc, &staging, arena, err);
     if (rc == FC_OK) {
         rc = write_all(target, staging, options, report, err);
@@ -306,8 +308,8 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
     }
     const fc_format *format = options->format;
     const fc_commit_options how = {.path = path,
-                                   .is_directory =
-                                       format->is_directory ? format->is_directory(target) : target->mesh->ndim > 0,
+                                   .is_directory = format->writer.is_directory ? format->writer.is_directory(target)
+                                                                               : target->mesh->ndim > 0,
                                    .force = options->force,
                                    .bytes = bytes,
                                    .teller = options->teller};
@@ -333,7 +335,7 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
 /* What can be said before anything is looked at. */
 static fc_code check_request(const fc_checkpoint *source, const char *path, const fc_convert_options *options,
                              fc_error *err) {
-    if (!options->format->create) {
+    if (!fc_format_writes(options->format)) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' is only read, not written",
                        path ? path : source->path, options->format->name);
     }
@@ -371,22 +373,19 @@ static fc_code check_target(const fc_target *target, const char *path, const fc_
 /* Everything before the target is touched, by each rank for itself. */
 static fc_code plan(const fc_checkpoint *source, const char *path, const fc_convert_options *options, fc_arena *arena,
                     fc_target *target, fc_convert_report *report, fc_error *err) {
-    fc_code rc = check_request(source, path, options, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    if (options->selection.compress && !options->format->place) {
+    FC_TRY(check_request(source, path, options, err));
+    if (options->selection.compress && !options->format->writer.place) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "--compress: the format '%s' has no compression; leave it out, or say --to h5",
                        options->format->name);
     }
     if (!arena) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
     fc_selection selection = options->selection;
-    selection.self_contained = options->format->self_contained;
-    rc = fc_target_new(source, &selection, arena, target, &report->selected, err);
+    selection.self_contained = options->format->writer.self_contained;
+    fc_code rc = fc_target_new(source, &selection, arena, target, &report->selected, err);
     rc = rc == FC_OK && path ? check_target(target, path, options, report, err) : rc;
     rc = rc == FC_OK ? check_headers(source, err) : rc;
     rc = rc == FC_OK ? check_refusals(target, err) : rc;

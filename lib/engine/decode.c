@@ -9,6 +9,7 @@
 #include "engine/decode.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "codec/codec.h"
 #include "codec/shuffle.h"
 
@@ -151,10 +152,7 @@ fc_code fc_decode_filters(const fc_extent *extent, unsigned char *workspace, uin
             break; /* it would not fit where the elements belong */
         }
         /* What filter 0 was given is the elements, so undoing it writes straight to their place. */
-        fc_code rc = undo(extent, i, element, &s, i == 0 ? out : s.next, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(undo(extent, i, element, &s, i == 0 ? out : s.next, err));
     }
     if (s.size != extent->decoded) {
         return fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, it must have %" PRIu64, s.size, extent->decoded);

@@ -262,7 +262,7 @@ fc_code fc_decoded_claim(fc_decoded *cache, const fc_tensor *tensor, size_t chun
         e->claims++;
     }
     pthread_mutex_unlock(&cache->lock);
-    return e ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    return e ? FC_OK : fc_no_memory(err, NULL);
 }
 
 /* Takes back a claim. Called with the lock held. */

@@ -6,6 +6,7 @@
 
 #include "base/pages.h"
 #include "base/threads.h"
+#include "base/try.h"
 #include "engine/queue.h"
 #include "engine/source.h"
 #include "engine/tuning.h"
@@ -107,8 +108,8 @@ static fc_code make_room(worker *w, const fc_batch *batch, fc_error *err) {
             largest_cast = size > largest_cast ? size : largest_cast;
         }
     }
-    fc_code rc = grow(&w->buffer, &w->buffer_size, total, err);
-    return rc == FC_OK ? grow(&w->cast, &w->cast_size, largest_cast, err) : rc;
+    FC_TRY(grow(&w->buffer, &w->buffer_size, total, err));
+    return grow(&w->cast, &w->cast_size, largest_cast, err);
 }
 
 /* Brings a tile into memory as it will be in the target, and digests it while it is in the cache. */
@@ -156,7 +157,7 @@ static fc_code move_batches(worker *w, fc_error *err) {
     engine *e = w->engine;
     fc_batch *batch = malloc(sizeof *batch);
     if (!batch) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", e->file->path);
+        return fc_no_memory(err, e->file->path);
     }
     fc_code rc = FC_OK;
     while (rc == FC_OK && !atomic_load_explicit(&e->stop, memory_order_relaxed)) {
@@ -265,7 +266,7 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
     share_out(memory, wanted_threads(options, bytes), e.casts, &e.budget);
     e.decoded = fc_decoded_new(e.budget.decoded);
     if (!e.decoded) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", file->path);
+        return fc_no_memory(err, file->path);
     }
     bool first = !options || options->share == 0; /* of those that write this file together */
     fc_code rc = first ? fc_output_allocate(file->path, err) : FC_OK;

@@ -4,6 +4,7 @@
 #include "engine/queue.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "io/output.h"
 #include "plan/box_text.h"
 
@@ -184,15 +185,9 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
     fc_target_item *item = &file->items[queue->next++];
     const fc_target_tensor *target = &queue->target->tensors[item->tensor];
     fc_box box = item_box(item, target->source);
-    fc_code rc = check_item(target, &box, item->offset, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(check_item(target, &box, item->offset, err));
     fc_coverage *coverage;
-    rc = fc_coverage_within(queue->target->source, target->source, &box, &coverage, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_coverage_within(queue->target->source, target->source, &box, &coverage, err));
     fc_active *active = malloc(sizeof *active);
     if (!active) {
         fc_coverage_free(coverage);

@@ -5,6 +5,7 @@
 #include "engine/ranks.h"
 
 #include "base/crc.h"
+#include "base/try.h"
 #include "io/output.h"
 
 #define XXH_INLINE_ALL
@@ -42,15 +43,9 @@ fc_code fc_ranks_compare(fc_comm *comm, fc_code mine, const fc_target *target, f
 /* Rank 0's bytes for all; the others get a copy from `arena`. */
 static fc_code share_bytes(fc_comm *comm, const void *bytes, size_t size, void **copy, fc_arena *arena, fc_error *err) {
     uint64_t length = size;
-    fc_code rc = comm->broadcast(comm, &length, sizeof length, 0, NULL, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(comm->broadcast(comm, &length, sizeof length, 0, NULL, err));
     void *memory = fc_arena_alloc(arena, (size_t)length);
-    rc = fc_ranks_agree(comm, memory ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_ranks_agree(comm, memory ? FC_OK : fc_no_memory(err, NULL), err));
     if (comm->rank == 0) {
         memcpy(memory, bytes, size);
     }
@@ -88,10 +83,7 @@ fc_code fc_ranks_share_part(fc_comm *comm, fc_code mine, fc_target_file *file, f
         return rc;
     }
     place *places = fc_arena_calloc(arena, file->nitems, sizeof *places);
-    rc = fc_ranks_agree(comm, places ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_ranks_agree(comm, places ? FC_OK : fc_no_memory(err, NULL), err));
     for (size_t i = 0; i < file->nitems; i++) {
         places[i] = (place){file->items[i].offset, file->items[i].owned};
     }
@@ -128,7 +120,7 @@ fc_code fc_ranks_join_items(fc_comm *comm, fc_code mine, const fc_target *target
     }
     fc_arena *arena = fc_arena_new();
     uint64_t *sums = arena ? fc_arena_calloc(arena, file->nitems + 1, 2 * sizeof *sums) : NULL;
-    fc_code rc = mine != FC_OK || sums ? mine : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = mine != FC_OK || sums ? mine : fc_no_memory(err, NULL);
     if (rc == FC_OK) {
         rc = fc_output_sync(file->path, err); /* another machine's page cache is nothing that rank 0 could sync */
     }

@@ -4,6 +4,7 @@
  */
 #include "engine/read_box.h"
 
+#include "base/try.h"
 #include "engine/source.h"
 #include "engine/tuning.h"
 
@@ -39,11 +40,10 @@ static fc_code read_tiles(const reading *r, const fc_box *box, fc_error *err) {
     fc_tiles tiles;
     fc_tile tile;
     fc_tiles_begin(&tiles, box, FC_TILE_BYTES / fc_dtype_size(r->tensor->dtype), 1);
-    fc_code rc = FC_OK;
-    while (rc == FC_OK && fc_tiles_next(&tiles, &tile)) {
-        rc = read_tile(r, &tile, err);
+    while (fc_tiles_next(&tiles, &tile)) {
+        FC_TRY(read_tile(r, &tile, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Fills the rest of `r`, reads, and frees what it filled. */
@@ -63,7 +63,7 @@ static fc_code read_box(const fc_checkpoint *checkpoint, reading *r, const fc_bo
     r->tile = r->whole ? NULL : malloc((size_t)FC_TILE_BYTES / fc_dtype_size(tensor->dtype) * fc_dtype_size(r->dtype));
     decoded = fc_decoded_new(FC_DEFAULT_MEMORY);
     if (!decoded || (cast && !r->raw) || (!r->whole && !r->tile)) {
-        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+        rc = fc_no_memory(err, checkpoint->path);
         goto out;
     }
     rc = fc_source_new(checkpoint, decoded, FC_SCRATCH_BYTES, FC_OPEN_FILES, &r->source, err);
@@ -87,9 +87,11 @@ static fc_code read_checked(const fc_checkpoint *checkpoint, reading *r, const f
     if (tensor->ndim > 0 && memcmp(box->sizes, tensor->shape, (size_t)tensor->ndim * sizeof *box->sizes) != 0) {
         return read_box(checkpoint, r, box, err);
     }
-    fc_code rc = fc_source_crc_new(checkpoint, tensor, 1, &r->crc, err);
-    rc = rc == FC_OK ? read_box(checkpoint, r, box, err) : rc;
-    rc = rc == FC_OK ? fc_source_crc_check(r->crc, NULL, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_source_crc_new(checkpoint, tensor, 1, &r->crc, err), rc, out);
+    FC_TRY_GOTO(read_box(checkpoint, r, box, err), rc, out);
+    rc = fc_source_crc_check(r->crc, NULL, err);
+out:
     fc_source_crc_free(r->crc);
     return rc;
 }

@@ -6,6 +6,7 @@
 
 #include "base/crc.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 #include "io/input.h"
@@ -34,12 +35,9 @@ void fc_record_crcs_free(fc_record_crcs *records) {
 fc_code fc_record_crcs_add(fc_record_crcs *records, const fc_tensor *tensor, size_t chunk, uint64_t moved, bool known,
                            uint32_t sum, fc_error *err) {
     fc_extent e;
-    fc_code rc = fc_checkpoint_extent(records->checkpoint, tensor, chunk, &e, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_checkpoint_extent(records->checkpoint, tensor, chunk, &e, err));
     if (!fc_grow(&records->runs, &records->capacity, records->count + 1, sizeof *records->runs)) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", records->checkpoint->path);
+        return fc_no_memory(err, records->checkpoint->path);
     }
     records->runs[records->count++] = (run){.offset = e.offset,
                                             .length = e.length,
@@ -130,11 +128,8 @@ static fc_code check_record(const fc_record_crcs *records, const run *runs, size
     if (!is_affordable(runs, count, missing)) {
         return FC_OK;
     }
-    fc_code rc = fc_input_open(&input, path, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = sum_record(&input, runs, runs, used, buffer, &sum, err);
+    FC_TRY(fc_input_open(&input, path, err));
+    fc_code rc = sum_record(&input, runs, runs, used, buffer, &sum, err);
     fc_input_close(&input);
     if (rc != FC_OK || fc_crc32_finish(sum, runs->length) == runs->recorded) {
         return rc;
@@ -154,7 +149,7 @@ fc_code fc_record_crcs_check(fc_record_crcs *records, const fc_comm *comm, fc_er
     const size_t share = comm ? (size_t)comm->rank : 0, shares = comm ? (size_t)comm->size : 1;
     const run *runs = records->runs;
     unsigned char *buffer = malloc(GAP_READ);
-    fc_code rc = buffer ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", records->checkpoint->path);
+    fc_code rc = buffer ? FC_OK : fc_no_memory(err, records->checkpoint->path);
     qsort(records->runs, records->count, sizeof *records->runs, by_place);
     for (size_t i = 0, next, number = 0; rc == FC_OK && i < records->count; i = next, number++) {
         for (next = i + 1;

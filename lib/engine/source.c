@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "base/pages.h"
+#include "base/try.h"
 #include "codec/strided.h"
 #include "engine/stored_chunk.h"
 #include "engine/tuning.h"
@@ -61,7 +62,7 @@ fc_code fc_source_new(const fc_checkpoint *checkpoint, fc_decoded *decoded, size
     void *window = source ? fc_pages_new(FC_INPUT_ROOM(scratch)) : NULL;
     if (!window) {
         free(source);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+        return fc_no_memory(err, checkpoint->path);
     }
     source->checkpoint = checkpoint;
     source->decoded = decoded;
@@ -129,8 +130,8 @@ static fc_code resolve(fc_source *source, const fc_tensor *tensor, size_t chunk,
         const fc_format *format = source->checkpoint->format;
         slot->tensor = NULL;
         fc_code rc = fc_checkpoint_extent(source->checkpoint, tensor, chunk, &slot->extent, err);
-        if (rc == FC_OK && tensor->object && source->checks_objects && format->check_object) {
-            rc = format->check_object(source->checkpoint, tensor, err);
+        if (rc == FC_OK && tensor->object && source->checks_objects && format->reader.check_object) {
+            rc = format->reader.check_object(source->checkpoint, tensor, err);
         }
         if (rc != FC_OK) {
             return rc;
@@ -238,10 +239,7 @@ static fc_code read_strided(fc_source *source, fc_input *input, uint64_t start, 
             int64_t left = copy->axes[first].size - index[first];
             part.axes[0].size = left < w.group ? left : w.group;
         }
-        fc_code rc = read_window(source, input, start, at + (uint64_t)src, &part, out + dst, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(read_window(source, input, start, at + (uint64_t)src, &part, out + dst, err));
         int i = w.whole - 1;
         for (; i >= 0; i--) {
             int64_t by = grouped && i == first ? part.axes[0].size : 1;
@@ -276,14 +274,14 @@ static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk
         return fc_fail(err, FC_ECORRUPT, "offset %" PRIu64 ": the chunk's sizes make no sense", extent->offset);
     }
     if (decoding.way == FC_WAY_FORMAT) {
-        return checkpoint->format->read
-                   ? checkpoint->format->read(checkpoint, tensor, chunk, out, err)
+        return checkpoint->format->reader.read
+                   ? checkpoint->format->reader.read(checkpoint, tensor, chunk, out, err)
                    : fc_fail(err, FC_EUNSUPPORTED, "%s: the chunk cannot be decoded", checkpoint->path);
     }
     fc_input *input = NULL;
-    fc_code rc = open_cached(source, extent->file, &input, err);
+    FC_TRY(open_cached(source, extent->file, &input, err));
     const fc_lent lent = {input, source->scratch, source->scratch_size, workspace};
-    return rc == FC_OK ? fc_decoding_read(&decoding, extent, fc_dtype_size(tensor->dtype), &lent, out, err) : rc;
+    return fc_decoding_read(&decoding, extent, fc_dtype_size(tensor->dtype), &lent, out, err);
 }
 
 /* The piece being placed: from `start` bytes into the decoded bytes to `out`. Not `*placed` when its chunk must be
@@ -480,6 +478,6 @@ fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_
 fc_code fc_source_bytes(fc_source *source, uint32_t file, uint64_t offset, unsigned char *out, size_t size,
                         fc_error *err) {
     fc_input *input = NULL;
-    fc_code rc = open_cached(source, file, &input, err);
-    return rc == FC_OK ? fc_input_read(input, out, size, offset, source->scratch, source->scratch_size, err) : rc;
+    FC_TRY(open_cached(source, file, &input, err));
+    return fc_input_read(input, out, size, offset, source->scratch, source->scratch_size, err);
 }

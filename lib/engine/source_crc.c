@@ -4,6 +4,7 @@
  */
 #include "engine/source_crc.h"
 
+#include "base/try.h"
 #include "engine/record_crc.h"
 #include "engine/tile_digest.h"
 #include "fsdpckpt/format.h"
@@ -57,7 +58,7 @@ fc_code fc_source_crc_new(const fc_checkpoint *checkpoint, const fc_tensor *tens
     }
     if (!crc || !crc->sums || !crc->whole) {
         fc_source_crc_free(crc);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+        return fc_no_memory(err, checkpoint->path);
     }
     *out = crc;
     return FC_OK;
@@ -267,11 +268,10 @@ static void unpack(fc_source_crc *crc, const joined *from) {
 
 static fc_code join_numbers(fc_comm *comm, uint64_t *numbers, size_t count, fc_error *err) {
     static const fc_reduce how[] = {FC_REDUCE_XOR, FC_REDUCE_SUM, FC_REDUCE_MAX, FC_REDUCE_MAX};
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < sizeof how / sizeof *how; i++) {
-        rc = comm->all_reduce(comm, numbers + i * count, count, FC_U64, how[i], NULL, err);
+    for (size_t i = 0; i < sizeof how / sizeof *how; i++) {
+        FC_TRY(comm->all_reduce(comm, numbers + i * count, count, FC_U64, how[i], NULL, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
@@ -286,7 +286,7 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
     }
     atomic_store(&crc->any, true);
     uint64_t *numbers = calloc(count + 1, 4 * sizeof *numbers);
-    rc = fc_comm_agree(comm, numbers ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory"), err);
+    rc = fc_comm_agree(comm, numbers ? FC_OK : fc_no_memory(err, NULL), err);
     if (rc == FC_OK && numbers) {
         const joined all = {numbers, numbers + count, numbers + 2 * count, numbers + 3 * count, chunks};
         pack(crc, &all);

@@ -4,6 +4,7 @@
 #include "engine/stored_chunk.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "codec/codec.h"
 #include "engine/decode_lean.h"
 #include "fsdpckpt/io.h"
@@ -66,12 +67,9 @@ fc_code fc_decoding_read(const fc_decoding *decoding, const fc_extent *extent, u
     } else {
         bool in_window = decoding->way == FC_WAY_WINDOW;
         unsigned char *workspace = in_window ? lent->window : lent->workspace;
-        rc = in_window ? fc_pread_full(input->fd, workspace, (size_t)extent->length, extent->offset, input->path, err)
-                       : fc_input_read(input, workspace, (size_t)extent->length, extent->offset, lent->window,
-                                       lent->window_size, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(in_window ? fc_pread_full(input->fd, workspace, (size_t)extent->length, extent->offset, input->path, err)
+                         : fc_input_read(input, workspace, (size_t)extent->length, extent->offset, lent->window,
+                                         lent->window_size, err));
         rc = decoding->planes ? fc_inflate(workspace, (size_t)extent->length, out, (size_t)extent->decoded, err)
                               : fc_decode_filters(extent, workspace, element, out, err);
     }

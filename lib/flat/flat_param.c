@@ -2,6 +2,7 @@
  * The data of flat parameters: flatten, view, cut and pad. The layout says where, fc_device moves.
  */
 #include "fsdpckpt/flat_param.h"
+#include "base/try.h"
 #include "fsdpckpt/move.h"
 
 #include <string.h>
@@ -91,18 +92,14 @@ fc_code fc_flat_shard(const fc_flat_layout *layout, const fc_array *flat, int64_
                       fc_stream *stream, fc_error *err) {
     int64_t padding = fc_flat_shard_padding(layout, rank), count = layout->shard_numel - padding;
     fc_array from, to, rest;
-    fc_code rc = piece(flat, rank * layout->shard_numel, count, &from, err);
-    if (rc == FC_OK) {
-        rc = piece(shard, 0, count, &to, err);
+    FC_TRY(piece(flat, rank * layout->shard_numel, count, &from, err));
+    FC_TRY(piece(shard, 0, count, &to, err));
+    FC_TRY(fc_array_copy(&to, &from, stream, err));
+    if (padding > 0) {
+        FC_TRY(piece(shard, count, padding, &rest, err));
+        FC_TRY(shard->device->zero(shard->device, rest.data, fc_array_bytes(&rest), stream, err));
     }
-    if (rc == FC_OK) {
-        rc = fc_array_copy(&to, &from, stream, err);
-    }
-    if (rc == FC_OK && padding > 0) {
-        rc = piece(shard, count, padding, &rest, err);
-        rc = rc == FC_OK ? shard->device->zero(shard->device, rest.data, fc_array_bytes(&rest), stream, err) : rc;
-    }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_flat_shard_view(const fc_flat_layout *layout, const fc_array *shard, int64_t rank, size_t param,

@@ -84,7 +84,7 @@ static bool is_checkpoint_file(const unsigned char *head, size_t size) {
 static bool is_own_file(const char *name, const unsigned char *head, size_t size) {
     bool own = false;
     for (const fc_format *const *format = fc_formats(); *format && !own; format++) {
-        for (const fc_own_file *file = (*format)->own_files; file && file->glob && !own; file++) {
+        for (const fc_own_file *file = (*format)->writer.own_files; file && file->glob && !own; file++) {
             own = fnmatch(file->glob, name, 0) == 0 && (size == 0 || is_content(file->content, head, size));
         }
     }

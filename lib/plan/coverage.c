@@ -13,6 +13,7 @@
 #include "fsdpckpt/plan.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "plan/box_text.h"
 
 #include <inttypes.h>
@@ -415,10 +416,7 @@ fc_code fc_coverage_visit(const fc_coverage *coverage, const fc_box *box,
         if (!fc_box_intersect(&chunk, box, piece.offsets, piece.sizes)) {
             continue;
         }
-        fc_code rc = visit(context, &piece, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(visit(context, &piece, err));
     }
     return FC_OK;
 }

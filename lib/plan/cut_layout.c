@@ -42,10 +42,6 @@ typedef struct search {
     size_t boxes_capacity;
 } search;
 
-static fc_code no_memory(const search *s, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", s->source->path);
-}
-
 static fc_code refuse(const search *s, const fc_tensor *t, fc_error *err) {
     return fc_fail(
         err, FC_EUNSUPPORTED,
@@ -237,7 +233,7 @@ static fc_code find_cuts(search *s, fc_error *err) {
             continue;
         }
         if (!fc_cut_recognise(t, &scratch, &cut)) {
-            rc = no_memory(s, err);
+            rc = fc_no_memory(err, s->source->path);
         } else if (!cut.grid || cut.ncut > 2) {
             rc = refuse(s, t, err);
         } else if (cut.ncut > 0) {
@@ -265,7 +261,7 @@ static fc_code fill(const search *s, fc_arena *arena, fc_placement **out, fc_err
     size_t width = (size_t)s->mesh.ndim;
     fc_placement *placements = fc_arena_calloc(arena, s->count * width, sizeof *placements);
     if (!placements) {
-        return no_memory(s, err);
+        return fc_no_memory(err, s->source->path);
     }
     for (size_t i = 0; i < s->count; i++) {
         const fc_tensor *t = s->tensors[i];
@@ -288,7 +284,7 @@ static fc_code infer(search *s, fc_arena *arena, fc_mesh *mesh, fc_placement **p
     }
     s->cuts = calloc(s->count + 1, sizeof *s->cuts);
     s->found = calloc(s->count + 1, sizeof *s->found);
-    rc = s->cuts && s->found ? find_cuts(s, err) : no_memory(s, err);
+    rc = s->cuts && s->found ? find_cuts(s, err) : fc_no_memory(err, s->source->path);
     if (rc == FC_OK && s->ncuts > 0) {
         rc = fit(s) ? FC_OK : refuse(s, s->tensors[s->cuts[s->farthest].index], err);
         if (rc == FC_OK) {
@@ -308,7 +304,7 @@ static fc_code recorded(const fc_checkpoint *source, size_t count, const fc_tens
     size_t width = (size_t)source->mesh.ndim;
     *placements = fc_arena_calloc(arena, count * width, sizeof **placements);
     if (!*placements) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", source->path);
+        return fc_no_memory(err, source->path);
     }
     for (size_t i = 0; i < count; i++) {
         if (tensors[i]->placements) {

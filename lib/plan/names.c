@@ -82,7 +82,7 @@ fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selec
     *out = (fc_names){.items = fc_arena_calloc(arena, n ? n : 1, sizeof *out->items),
                       .table = fc_name_table_new(arena, n)};
     if (!out->items || !out->table || !prepare(&s, selection, checkpoint, arena)) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+        return fc_no_memory(err, checkpoint->path);
     }
     fc_code rc = FC_OK;
     for (size_t i = 0; i < n && rc == FC_OK; i++) {

@@ -9,6 +9,7 @@
 #include "plan/rename.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <locale.h>
 #include <regex.h>
@@ -118,17 +119,14 @@ static fc_code parse_rule(const char *text, rule *r, fc_error *err) {
         return bad_rule(text, "a delimiter is missing", err);
     }
     int how = REG_EXTENDED;
-    fc_code rc = parse_flags(r, r->end + 1, &how, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(parse_flags(r, r->end + 1, &how, err));
     char *pattern = copy_pattern(text + 2, middle, r->delimiter);
     int bad = pattern ? regcomp(&r->regex, pattern, how) : REG_ESPACE;
     free(pattern);
     if (bad != 0) {
         char why[128];
         regerror(bad, &r->regex, why, sizeof why);
-        return bad == REG_ESPACE ? fc_fail(err, FC_ENOMEM, "out of memory") : bad_rule(text, why, err);
+        return bad == REG_ESPACE ? fc_no_memory(err, NULL) : bad_rule(text, why, err);
     }
     r->compiled = true;
     return check_groups(r, err);
@@ -146,7 +144,7 @@ fc_code fc_rename_new(const fc_selection *selection, fc_rename **out, fc_error *
     }
     if (!rename || !rename->rules) {
         free(rename);
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     rename->prefix = selection->strip_prefix;
     rename->locale = count > 0 ? newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0) : (locale_t)0;
@@ -434,7 +432,7 @@ static fc_code apply_rules(fc_rename *rename, const fc_tensor *source, fc_error 
     bool text = !ok || rename->nrules == 0 || mbstowcs(NULL, rename->now.chars, 0) != (size_t)-1;
     uselocale(before);
     if (!ok) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     return text ? FC_OK : fc_fail(err, FC_EUSAGE, "--rename makes a name of '%s' that is not UTF-8", source->name);
 }
@@ -444,7 +442,7 @@ fc_code fc_rename_apply(fc_rename *rename, const fc_tensor *source, fc_arena *ar
     *name = source->name;
     *path = source->path;
     if (!begin(&rename->now, source)) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     if (strip(rename) > 0 && rename->now.size == 0) {
         return fc_fail(err, FC_EUSAGE, "--strip-prefix '%s' leaves nothing of the name '%s'", rename->prefix,
@@ -460,7 +458,7 @@ fc_code fc_rename_apply(fc_rename *rename, const fc_tensor *source, fc_arena *ar
     *changed = true;
     *name = fc_arena_strndup(arena, rename->now.chars, rename->now.size);
     bool ok = *name && make_path(&rename->now, source, arena, path);
-    return ok ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    return ok ? FC_OK : fc_no_memory(err, NULL);
 }
 
 fc_code fc_rename_check_used(const fc_rename *rename, const char *path, const char *example, fc_error *err) {

@@ -5,6 +5,7 @@
 #include "fsdpckpt/target.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "fsdpckpt/cut.h"
 #include "fsdpckpt/flatten.h"
 #include "plan/globs.h"
@@ -47,7 +48,7 @@ static fc_code check_unique(const fc_selection *selection, const fc_target_tenso
                                                 : "--rename gives";
     const fc_target_tensor **sorted = malloc((count ? count : 1) * sizeof *sorted);
     if (!sorted) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     for (size_t i = 0; i < count; i++) {
         sorted[i] = &tensors[i];
@@ -80,10 +81,7 @@ static fc_code select_each(const fc_checkpoint *source, const fc_selection *sele
         if (selection->cast && fc_dtype_get(t->dtype)->cls == FC_CLASS_FLOAT) {
             w->dtype = selection->dtype;
         }
-        fc_code rc = fc_rename_apply(rename, t, arena, &w->name, &w->path, &renamed, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_rename_apply(rename, t, arena, &w->name, &w->path, &renamed, err));
         *(t->object ? &counts->objects : &counts->tensors) += 1;
     }
     if (n == 0) {
@@ -102,11 +100,10 @@ static fc_code select_tensors(const fc_checkpoint *source, const fc_selection *s
                        source->path);
     }
     *out = fc_arena_calloc(arena, source->ntensors, sizeof **out);
-    fc_code rc =
-        *out ? fc_rename_new(selection, &rename, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", source->path);
-    if (rc == FC_OK) {
-        rc = select_each(source, selection, rename, arena, *out, counts, err);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(*out ? fc_rename_new(selection, &rename, err) : fc_no_memory(err, source->path), rc, out);
+    rc = select_each(source, selection, rename, arena, *out, counts, err);
+out:
     fc_rename_free(rename);
     return rc;
 }
@@ -150,7 +147,7 @@ static fc_code find_idle_rules(const fc_target *target, const fc_tp_plan *plan, 
     size_t rules = fc_tp_plan_rules(plan);
     bool *decides = calloc(rules ? rules : 1, sizeof *decides);
     if (!decides) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
+        return fc_no_memory(err, target->source->path);
     }
     for (size_t i = 0; i < target->ntensors; i++) {
         int64_t rule = target->tensors[i].source->object ? -1 : fc_tp_plan_rule_of(plan, target->tensors[i].name);
@@ -174,7 +171,7 @@ static fc_code plan_placements(const fc_target *target, const fc_selection *sele
     size_t n = target->ntensors, width = (size_t)target->mesh->ndim;
     fc_placement *placements = fc_arena_calloc(arena, n * width, sizeof *placements);
     if (!placements) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
+        return fc_no_memory(err, target->source->path);
     }
     for (size_t i = 0; i < n; i++) {
         const fc_tensor *t = target->tensors[i].source;
@@ -190,8 +187,8 @@ static fc_code plan_placements(const fc_target *target, const fc_selection *sele
         counts->tp_cut += tp_dim >= 0;
     }
     *out = placements;
-    fc_code rc = check_tp(target, selection->tp_plan, counts, err);
-    return rc == FC_OK ? find_idle_rules(target, selection->tp_plan, counts, err) : rc;
+    FC_TRY(check_tp(target, selection->tp_plan, counts, err));
+    return find_idle_rules(target, selection->tp_plan, counts, err);
 }
 
 /* Gives each value its placements, and those that are replicated the rank that stores them. */
@@ -201,7 +198,7 @@ static fc_code place(const fc_target *target, fc_placement *placements, fc_targe
     uint32_t *owners = calloc(n, sizeof *owners);
     fc_code rc = FC_OK;
     if (!bytes || !owners) {
-        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
+        rc = fc_no_memory(err, target->source->path);
         goto out;
     }
     for (size_t i = 0; i < n; i++) {
@@ -229,7 +226,7 @@ static fc_code keep_layout(fc_target *target, fc_arena *arena, fc_placement **pl
     const fc_tensor **sources = fc_arena_calloc(arena, target->ntensors, sizeof *sources);
     fc_mesh *mesh = fc_arena_calloc(arena, 1, sizeof *mesh);
     if (!sources || !mesh) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
+        return fc_no_memory(err, target->source->path);
     }
     for (size_t i = 0; i < target->ntensors; i++) {
         sources[i] = target->tensors[i].source;
@@ -326,7 +323,7 @@ fc_code fc_target_file_of(const fc_target *target, uint32_t rank, fc_arena *aren
     out->items = fc_arena_calloc(arena, target->ntensors, sizeof *out->items);
     int64_t *dims = fc_arena_calloc(arena, ndims, sizeof *dims);
     if (!out->items || !dims) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target->source->path);
+        return fc_no_memory(err, target->source->path);
     }
     for (size_t i = 0; i < target->ntensors; i++) {
         const fc_tensor *t = target->tensors[i].source;
@@ -334,10 +331,7 @@ fc_code fc_target_file_of(const fc_target *target, uint32_t rank, fc_arena *aren
             continue;
         }
         fc_target_item *item = &out->items[out->nitems++];
-        fc_code rc = fc_target_item_of(target, (uint32_t)i, rank, dims, item, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_target_item_of(target, (uint32_t)i, rank, dims, item, err));
         const int64_t *sizes = dims + t->ndim;
         dims += 2 * (size_t)t->ndim;
         if (target->compress && item->owned && !t->object) {

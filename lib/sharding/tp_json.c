@@ -84,7 +84,7 @@ static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, const f
     size_t count = json_object_size(root), i = 0;
     fc_tp_rule *rules = fc_arena_calloc(arena, count, sizeof *rules);
     if (!rules) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        return fc_no_memory(err, path);
     }
     json_object_foreach(root, key, value) {
         fc_code code = check_pattern(path, key, err);
@@ -101,11 +101,11 @@ static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, const f
         }
         rules[i].pattern = fc_arena_strndup(arena, key, strlen(key));
         if (!rules[i++].pattern) {
-            return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+            return fc_no_memory(err, path);
         }
     }
     *plan = fc_tp_plan_make(path, rules, count, arena);
-    return *plan ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    return *plan ? FC_OK : fc_no_memory(err, path);
 }
 
 static fc_code load_file(const char *path, fc_arena *arena, const fc_tp_plan **out, fc_error *err) {
@@ -132,7 +132,7 @@ fc_code fc_tp_plan_load(const char *name_or_path, fc_arena *arena, const fc_tp_p
     *out = NULL;
     if (!name_or_path || strcmp(name_or_path, "auto") == 0) {
         *out = fc_tp_plan_make("auto", fc_tp_auto_rules, fc_tp_auto_count, arena);
-        return *out ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+        return *out ? FC_OK : fc_no_memory(err, NULL);
     }
     fc_code code = load_file(name_or_path, arena, out, err);
     if (code != FC_OK) {

@@ -5,6 +5,7 @@
 #include "verify/regions.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
 
@@ -49,10 +50,6 @@ typedef struct listing {
     bool unread;   /* some chunk of it has no extent */
 } listing;
 
-static fc_code no_memory(const listing *l, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", l->checkpoint->path);
-}
-
 /* Reports `found`, which is about a chunk (or the whole tensor where `chunk` is NULL), and passes over it. */
 static fc_code note(listing *l, const fc_chunk *chunk, fc_code rc, const fc_error *found, fc_error *err) {
     const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
@@ -76,7 +73,7 @@ static fc_code note(listing *l, const fc_chunk *chunk, fc_code rc, const fc_erro
 static fc_region *add(listing *l, fc_error *err) {
     fc_regions *r = l->out;
     if (!fc_grow(&r->items, &r->capacity, r->count + 1, sizeof *r->items)) {
-        no_memory(l, err);
+        fc_no_memory(err, l->checkpoint->path);
         return NULL;
     }
     fc_region *region = &r->items[r->count++];
@@ -112,7 +109,7 @@ static fc_code add_group(listing *l, const fc_digest *digest, fc_error *err) {
     const size_t n = (size_t)tensor->ndim;
     int64_t *dims = fc_arena_calloc(l->out->arena, 2 * n + 1, sizeof *dims);
     if (!dims) {
-        return no_memory(l, err);
+        return fc_no_memory(err, l->checkpoint->path);
     }
     for (size_t d = 0; d < n; d++) {
         dims[d] = digest->offsets ? digest->offsets[d] : 0;
@@ -137,11 +134,11 @@ static fc_code add_bytes(listing *l, const fc_chunk *chunk, const fc_digest *dig
 static fc_code look_at_chunk(listing *l, const fc_tensor *tensor, size_t index, fc_extent *extent, fc_digest *digest,
                              fc_error *err) {
     const fc_format *format = l->checkpoint->format;
-    if (format->verify_chunk) {
-        return format->verify_chunk(l->checkpoint, tensor, index, extent, digest, l->findings, err);
+    if (format->verifier.verify_chunk) {
+        return format->verifier.verify_chunk(l->checkpoint, tensor, index, extent, digest, l->findings, err);
     }
-    fc_code rc = fc_checkpoint_extent(l->checkpoint, tensor, index, extent, err);
-    return rc == FC_OK ? fc_checkpoint_digest(l->checkpoint, tensor, index, digest, err) : rc;
+    FC_TRY(fc_checkpoint_extent(l->checkpoint, tensor, index, extent, err));
+    return fc_checkpoint_digest(l->checkpoint, tensor, index, digest, err);
 }
 
 /* Lists chunk `index`, and with it those that share its digest. @param next the first chunk behind them. */
@@ -200,7 +197,7 @@ static fc_code check_object(listing *l, fc_error *err) {
     fc_error found;
     fc_arena *scratch = fc_arena_new();
     if (!scratch) {
-        return no_memory(l, err);
+        return fc_no_memory(err, l->checkpoint->path);
     }
     fc_code rc = fc_checkpoint_object_json(l->checkpoint, object, scratch, &json, &found);
     fc_arena_free(scratch);
@@ -221,7 +218,7 @@ static fc_code list_tensor(listing *l, fc_error *err) {
     l->unread = false;
     l->counts = calloc(tensor->nchunks + 1, sizeof *l->counts);
     if (!l->counts) {
-        return no_memory(l, err);
+        return fc_no_memory(err, l->checkpoint->path);
     }
     fc_code rc = fc_checkpoint_digest(l->checkpoint, tensor, FC_WHOLE_TENSOR, whole, &found);
     rc = rc == FC_OK ? rc : note(l, NULL, rc, &found, err);
@@ -295,10 +292,12 @@ fc_code fc_regions_new(const fc_checkpoint *checkpoint, bool all, fc_findings *f
     out->arena = fc_arena_new();
     out->broken = calloc(checkpoint->ntensors + 1, 1);
     out->whole = calloc(checkpoint->ntensors + 1, sizeof *out->whole);
-    fc_code rc = out->arena && out->broken && out->whole ? FC_OK : no_memory(&l, err);
-    for (; rc == FC_OK && l.number < checkpoint->ntensors; l.number++) {
-        rc = list_tensor(&l, err);
+    fc_code rc;
+    FC_TRY_GOTO(out->arena && out->broken && out->whole ? FC_OK : fc_no_memory(err, l.checkpoint->path), rc, out);
+    for (; l.number < checkpoint->ntensors; l.number++) {
+        FC_TRY_GOTO(list_tensor(&l, err), rc, out);
     }
+out:
     sort_regions(out);
     return rc;
 }
@@ -334,13 +333,12 @@ fc_code fc_regions_of_files(const fc_checkpoint *checkpoint, fc_seal *seal, bool
     memset(out, 0, sizeof *out);
     out->items = calloc(checkpoint->nfiles + 1, sizeof *out->items);
     if (!out->items) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+        return fc_no_memory(err, checkpoint->path);
     }
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < checkpoint->nfiles; i++) {
-        rc = add_file(out, (uint32_t)i, &seal->files[i], compare, findings, err);
+    for (size_t i = 0; i < checkpoint->nfiles; i++) {
+        FC_TRY(add_file(out, (uint32_t)i, &seal->files[i], compare, findings, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 void fc_regions_free(fc_regions *regions) {

@@ -7,6 +7,7 @@
 #include "base/crc.h"
 #include "base/pages.h"
 #include "base/threads.h"
+#include "base/try.h"
 #include "engine/source.h"
 #include "engine/tile_digest.h"
 #include "engine/tuning.h"
@@ -168,7 +169,7 @@ static fc_code open_next(verifier *v, fc_error *err) {
     const fc_region *r = &v->regions->items[v->next++];
     active *a = calloc(1, sizeof *a);
     if (!a) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", v->checkpoint->path);
+        return fc_no_memory(err, v->checkpoint->path);
     }
     a->region = r;
     a->users = 1;
@@ -262,8 +263,8 @@ static fc_code read_tile(worker *w, tile *t, fc_error *err) {
     }
     const fc_box box = {r->tensor->ndim, t->tile.offsets, t->tile.sizes};
     const fc_target_tensor target = {.source = r->tensor, .name = r->tensor->name, .dtype = r->tensor->dtype};
-    fc_code rc = fc_source_fill(w->source, a->coverage, &r->own, &box, w->buffer, err);
-    return rc == FC_OK ? fc_tile_digest_make(&target, &a->item, &box, w->buffer, false, &t->sums, err) : rc;
+    FC_TRY(fc_source_fill(w->source, a->coverage, &r->own, &box, w->buffer, err));
+    return fc_tile_digest_make(&target, &a->item, &box, w->buffer, false, &t->sums, err);
 }
 
 /* Called with the lock held. */
@@ -325,7 +326,7 @@ static fc_code read_all(verifier *v, const fc_move_options *options, fc_error *e
     v->decoded = fc_decoded_new(memory / 2);
     v->sums = calloc(v->checkpoint->ntensors + 1, sizeof *v->sums);
     if (!v->decoded || !v->sums) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", v->checkpoint->path);
+        return fc_no_memory(err, v->checkpoint->path);
     }
     pthread_mutex_init(&v->lock, NULL);
     fc_threads_run(v->threads, work, v);
@@ -399,7 +400,7 @@ static fc_code digest_header(verifier *v, fc_sealed_file *file, fc_error *err) {
     int fd = -1;
     unsigned char *piece = malloc(PIECE);
     if (!piece) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", file->path);
+        return fc_no_memory(err, file->path);
     }
     fc_code rc = fc_open_input(file->path, &fd, &size, &found);
     for (uint64_t at = 0; rc == FC_OK && at < size; at += PIECE) {
@@ -481,10 +482,12 @@ fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_verify_options *opti
     }
     pthread_mutex_init(&findings.lock, NULL);
     out->files = checkpoint->nfiles;
-    fc_code rc = verify_all(checkpoint, options ? options : &defaults, &findings, out, err);
-    if (rc == FC_OK && checkpoint->format->verify) {
-        rc = checkpoint->format->verify(checkpoint, &findings, out, err);
+    fc_code rc;
+    FC_TRY_GOTO(verify_all(checkpoint, options ? options : &defaults, &findings, out, err), rc, out);
+    if (checkpoint->format->verifier.verify) {
+        FC_TRY_GOTO(checkpoint->format->verifier.verify(checkpoint, &findings, out, err), rc, out);
     }
+out:
     out->defects = findings.count;
     pthread_mutex_destroy(&findings.lock);
     return rc;

@@ -4,13 +4,10 @@
  */
 #include "wrap/module_tree.h"
 
+#include "base/try.h"
 #include "sharding/fqn.h"
 
 #include <string.h>
-
-static fc_code no_memory(fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "out of memory");
-}
 
 static size_t list_length(const char *const *list) {
     size_t n = 0;
@@ -36,10 +33,7 @@ static fc_code read_group(fc_tree_builder *b, const char *const *group, uint32_t
     }
     for (size_t i = 0; i < count; i++) {
         uint32_t node = fc_tree_find_fqn(b, group[i], modules < count || found == count);
-        fc_code rc = node ? FC_OK : fc_tree_add(b, group[i], UINT32_MAX, &node, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(node ? FC_OK : fc_tree_add(b, group[i], UINT32_MAX, &node, err));
         nodes[n++] = node;
         if (b->nodes[nodes[0]].spec == UINT32_MAX) { /* what the checkpoint has comes first: the others take after it */
             nodes[n - 1] = nodes[0];
@@ -57,18 +51,15 @@ fc_code fc_tree_read_shared(fc_tree_builder *b, fc_error *err) {
     }
     b->twins = fc_arena_calloc(b->arena, groups, sizeof *b->twins);
     if (!b->twins) {
-        return no_memory(err);
+        return fc_no_memory(err, NULL);
     }
     for (b->ntwins = 0; b->ntwins < groups; b->ntwins++) {
         const char *const *group = b->info->shared[b->ntwins];
         uint32_t *nodes = fc_arena_calloc(b->arena, list_length(group) + 1, sizeof *nodes);
         if (!nodes) {
-            return no_memory(err);
+            return fc_no_memory(err, NULL);
         }
-        fc_code rc = read_group(b, group, nodes, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(read_group(b, group, nodes, err));
         b->twins[b->ntwins] = nodes;
     }
     return FC_OK;
@@ -123,10 +114,7 @@ static fc_code tie_own_parameters(fc_tree_builder *b, uint32_t x, uint32_t y, fc
             return fc_fail(err, FC_EUSAGE, "$shared: '%.256s' has no twin in '%.*s'", p->fqn, (int)b->nodes[x].fqn.len,
                            b->nodes[x].fqn.text);
         }
-        fc_code rc = tie_parameters(b, b->nodes[twin].number, m->first_parameter + i, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(tie_parameters(b, b->nodes[twin].number, m->first_parameter + i, err));
     }
     return FC_OK;
 }
@@ -140,10 +128,7 @@ static fc_code tie_modules(fc_tree_builder *b, uint32_t x_node, uint32_t y, uint
                            b->modules[m].fqn.text, (int)b->nodes[x_node].fqn.len, b->nodes[x_node].fqn.text);
         }
         nodes[m] = twin;
-        fc_code rc = tie_own_parameters(b, twin, m, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(tie_own_parameters(b, twin, m, err));
         uint32_t i = first_module(b, b->nodes[twin].number), j = first_module(b, m);
         b->modules[i < j ? j : i].same_as = i < j ? i : j;
     }
@@ -158,7 +143,7 @@ static fc_code tie_group(fc_tree_builder *b, const uint32_t *group, fc_error *er
         }
         nodes = fc_arena_calloc(b->arena, b->tree->nmodules, sizeof *nodes);
         if (!nodes) {
-            return no_memory(err);
+            return fc_no_memory(err, NULL);
         }
     }
     fc_code rc = FC_OK;
@@ -230,7 +215,7 @@ static fc_code give_classes(fc_tree_builder *b, fc_error *err) {
     size_t rules = b->info ? b->info->nclasses : 0;
     bool *used = fc_arena_calloc(b->arena, rules, sizeof *used);
     if (!used) {
-        return no_memory(err);
+        return fc_no_memory(err, NULL);
     }
     for (uint32_t m = 1; m < b->tree->nmodules && rules > 0; m++) {
         fc_pattern_fit best = {0, 0};
@@ -313,7 +298,7 @@ static void set_mark(fc_parameter *p, mark_kind kind) {
 static fc_code mark(fc_tree_builder *b, const char *const *patterns, mark_kind kind, fc_error *err) {
     bool *below = fc_arena_alloc(b->arena, b->tree->nmodules * sizeof *below);
     if (!below) {
-        return no_memory(err);
+        return fc_no_memory(err, NULL);
     }
     for (; patterns && *patterns; patterns++) {
         bool used = false;

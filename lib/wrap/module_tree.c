@@ -5,6 +5,7 @@
 #include "wrap/module_tree.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "fsdpckpt/box.h"
 #include "sharding/fqn.h"
 
@@ -13,10 +14,6 @@
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
-
-static fc_code no_memory(fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "out of memory");
-}
 
 static bool same_name(fc_name a, fc_name b) {
     return a.len == b.len && memcmp(a.text, b.text, a.len) == 0;
@@ -88,7 +85,7 @@ fc_code fc_tree_add(fc_tree_builder *b, const char *fqn, uint32_t spec, uint32_t
     fc_fqn_split(fqn, FC_FQN_PARTS, &n);
     const char *text = clean(fqn, &n, dots, b->arena);
     if (!text) {
-        return no_memory(err);
+        return fc_no_memory(err, NULL);
     }
     if (n.count <= b->skip) {
         return fc_fail(err, FC_EUSAGE, "'%.256s' is not the name of a parameter of a module", fqn);
@@ -146,17 +143,14 @@ static fc_code prepare(fc_tree_builder *b, fc_error *err) {
     b->nodes = calloc(nodes, sizeof *b->nodes);
     b->slots = calloc(slots, sizeof *b->slots);
     b->count = 1;
-    return b->nodes && b->slots ? FC_OK : no_memory(err);
+    return b->nodes && b->slots ? FC_OK : fc_no_memory(err, NULL);
 }
 
 static fc_code add_specs(fc_tree_builder *b, fc_error *err) {
     for (uint32_t i = 0; i < b->nspecs; i++) {
         uint32_t node;
         size_t before = b->count;
-        fc_code rc = fc_tree_add(b, b->specs[i].fqn, i, &node, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_tree_add(b, b->specs[i].fqn, i, &node, err));
         if (b->count == before) {
             return fc_fail(err, FC_EUSAGE, "the parameter '%.256s' is there twice; leave one out (--exclude)",
                            b->specs[i].fqn);
@@ -269,7 +263,7 @@ static fc_code put_in_order(fc_tree_builder *b, fc_error *err) {
     b->parameters = fc_arena_calloc(b->arena, b->count, sizeof *b->parameters);
     b->tree->modules = b->modules;
     b->tree->parameters = b->parameters;
-    fc_code rc = scratch && b->modules && b->parameters ? FC_OK : no_memory(err);
+    fc_code rc = scratch && b->modules && b->parameters ? FC_OK : fc_no_memory(err, NULL);
     for (uint32_t at = 0; rc == FC_OK;) {
         rc = order_children(b, at, scratch);
         rc = rc == FC_OK ? put_module(b, at, err) : rc;
@@ -295,12 +289,15 @@ fc_code fc_module_tree_build(const fc_parameter_spec *specs, size_t count, int s
                              fc_arena *arena, fc_module_tree *out, fc_error *err) {
     fc_tree_builder b = {.specs = specs, .nspecs = count, .skip = skip, .info = info, .arena = arena, .tree = out};
     memset(out, 0, sizeof *out);
-    fc_code rc =
-        count < UINT32_MAX / 4 ? prepare(&b, err) : fc_fail(err, FC_EUNSUPPORTED, "%zu parameters are too many", count);
-    rc = rc == FC_OK ? add_specs(&b, err) : rc;
-    rc = rc == FC_OK ? fc_tree_read_shared(&b, err) : rc;
-    rc = rc == FC_OK ? put_in_order(&b, err) : rc;
-    rc = rc == FC_OK ? fc_tree_mark(&b, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(count < UINT32_MAX / 4 ? prepare(&b, err)
+                                       : fc_fail(err, FC_EUNSUPPORTED, "%zu parameters are too many", count),
+                rc, out);
+    FC_TRY_GOTO(add_specs(&b, err), rc, out);
+    FC_TRY_GOTO(fc_tree_read_shared(&b, err), rc, out);
+    FC_TRY_GOTO(put_in_order(&b, err), rc, out);
+    rc = fc_tree_mark(&b, err);
+out:
     free(b.nodes);
     free(b.slots);
     return rc;

@@ -37,7 +37,7 @@ static fc_code tie(const fc_target *target, const uint32_t *chosen, size_t count
                    fc_error *err) {
     const fc_tensor **tensors = calloc(count, sizeof *tensors);
     size_t *same_as = calloc(count, sizeof *same_as);
-    fc_code rc = tensors && same_as ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = tensors && same_as ? FC_OK : fc_no_memory(err, NULL);
     for (size_t i = 0; rc == FC_OK && i < count; i++) {
         tensors[i] = target->tensors[chosen[i]].source;
     }
@@ -56,7 +56,7 @@ fc_code fc_module_tree_of(const fc_target *target, const fc_model_info *info, fc
     fc_parameter_spec *specs = fc_arena_calloc(arena, target->ntensors, sizeof *specs);
     uint32_t *chosen = fc_arena_calloc(arena, target->ntensors, sizeof *chosen);
     if (!specs || !chosen) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     for (uint32_t i = 0; i < target->ntensors; i++) {
         const fc_target_tensor *w = &target->tensors[i];

@@ -12,7 +12,7 @@ fc_code fc_wrap_apply(const fc_wrap_targets *targets, fc_wrap_apply_fn fn, void 
     const fc_module_tree *tree = targets->tree;
     uint32_t *order = calloc(tree->nmodules, sizeof *order);
     if (!order) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fc_module_post_order(tree, order);
     fc_code rc = FC_OK;
@@ -44,7 +44,7 @@ static fc_code add_unit(const fc_module_tree *tree, uint32_t m, const fc_unit_op
     *u = (fc_unit){
         .module = m, .options = *options, .fqn = fc_arena_strndup(c->arena, fqn.text ? fqn.text : "", fqn.len)};
     c->place[m] = (uint32_t)c->count++;
-    return u->fqn ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    return u->fqn ? FC_OK : fc_no_memory(err, NULL);
 }
 
 static bool is_managed(const fc_parameter *p) {
@@ -107,7 +107,7 @@ fc_code fc_wrap_units(const fc_wrap_targets *targets, fc_arena *arena, fc_units 
                    .units = fc_arena_calloc(arena, most, sizeof *c.units),
                    .place = calloc(tree->nmodules, sizeof *c.place)};
     fc_code rc = unit && parameters && names && c.units && c.place ? fc_wrap_apply(targets, add_unit, &c, err)
-                                                                   : fc_fail(err, FC_ENOMEM, "out of memory");
+                                                                   : fc_no_memory(err, NULL);
     if (rc == FC_OK) {
         fc_wrap_unit_of(targets, unit);
         rc = count(tree, unit, &c, err);
@@ -125,7 +125,7 @@ fc_code fc_unit_flat_descs(const fc_module_tree *tree, const fc_unit *unit, fc_a
                            fc_error *err) {
     fc_flat_desc *descs = fc_arena_calloc(arena, unit->nnames, sizeof *descs);
     if (!descs) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     for (size_t i = 0; i < unit->nnames; i++) {
         const fc_parameter *p = &tree->parameters[unit->names[i]];

@@ -76,12 +76,12 @@ static fc_code report_split(const fc_wrap_targets *targets, const uint32_t *unit
     bool use_orig_params = m ? targets->options[m].use_orig_params : targets->root.use_orig_params;
     FILE *out = open_memstream(&text, &size);
     if (!out) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     write_split(out, targets, unit, m, s, use_orig_params);
     fc_code rc = FC_OK;
     if (fclose(out) != 0) {
-        rc = fc_fail(err, FC_ENOMEM, "out of memory");
+        rc = fc_no_memory(err, NULL);
     } else if (!use_orig_params) {
         rc = fc_fail(err, FC_EUSAGE, "%s", text);
     } else if (warn) {
@@ -95,7 +95,7 @@ fc_code fc_wrap_check_frozen(const fc_wrap_targets *targets, fc_wrap_warn warn, 
     const fc_module_tree *tree = targets->tree;
     uint32_t *unit = calloc(tree->nmodules, sizeof *unit), *order = calloc(tree->nmodules, sizeof *order);
     split *splits = calloc(tree->nmodules, sizeof *splits);
-    fc_code rc = unit && order && splits ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = unit && order && splits ? FC_OK : fc_no_memory(err, NULL);
     if (rc == FC_OK) {
         fc_wrap_unit_of(targets, unit);
         fc_module_post_order(tree, order);
@@ -131,7 +131,7 @@ fc_code fc_wrap_check_shared(const fc_wrap_targets *targets, fc_error *err) {
     const fc_module_tree *tree = targets->tree;
     uint32_t *unit = calloc(tree->nmodules, sizeof *unit);
     if (!unit) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fc_wrap_unit_of(targets, unit);
     fc_code rc = FC_OK;

@@ -3,6 +3,7 @@
  */
 #include "fsdpckpt/wrap_policy.h"
 
+#include "base/try.h"
 #include "io/json_file.h"
 #include "wrap/module_tree.h"
 
@@ -89,10 +90,7 @@ static fc_code read_mixed_precision(reading *r, const json_t *value, fc_unit_opt
             return wrong(r, "an object of param_dtype, reduce_dtype and buffer_dtype");
         }
         r->option = key;
-        fc_code rc = read_dtype(r, dtype, fields[i]);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(read_dtype(r, dtype, fields[i]));
     }
     /* As FullyShardedDataParallel does: gradients are reduced in the type that they were computed in. */
     out->reduce_dtype = out->reduce_dtype == FC_OPAQUE ? out->param_dtype : out->reduce_dtype;
@@ -147,10 +145,7 @@ static fc_code read_choice(reading *r, const json_t *value, fc_wrap_choice *choi
     choice->wrap = json_is_true(value) || json_object_size(value) > 0;
     json_object_foreach((json_t *)value, key, member) {
         r->option = key;
-        fc_code rc = read_option(r, member, choice);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(read_option(r, member, choice));
     }
     return FC_OK;
 }
@@ -159,7 +154,7 @@ static fc_code read_rule(reading *r, const json_t *value, fc_arena *arena, fc_wr
     rule *one = &file->rules[file->count];
     one->key = fc_arena_strndup(arena, r->key, strlen(r->key));
     if (!one->key) {
-        return fc_fail(r->err, FC_ENOMEM, "%s: out of memory", r->path);
+        return fc_no_memory(r->err, r->path);
     }
     if (strncmp(one->key, "class:", 6) == 0) {
         one->classes[0] = one->key + 6;
@@ -184,7 +179,7 @@ static fc_code read_member(reading *r, const json_t *value, fc_arena *arena, fc_
             return FC_OK;
         }
         return malformed ? fc_fail(r->err, FC_EUSAGE, "%s: \"$fp32_classes\" should be an array of classes", r->path)
-                         : fc_fail(r->err, FC_ENOMEM, "%s: out of memory", r->path);
+                         : fc_no_memory(r->err, r->path);
     }
     return fc_fail(r->err, FC_EUSAGE, "%s: unknown member \"%.64s\"; there are $root and $fp32_classes", r->path,
                    r->key);
@@ -200,7 +195,7 @@ fc_code fc_wrap_file_load(const char *path, fc_arena *arena, fc_wrap_file **out,
     fc_wrap_file *file = fc_arena_calloc(arena, 1, sizeof *file);
     rule *rules = fc_arena_calloc(arena, json_object_size(root) + 1, sizeof *rules);
     if (!file || !rules) {
-        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        rc = fc_no_memory(err, path);
     } else {
         *file = (fc_wrap_file){.path = path, .rules = rules};
         json_object_foreach(root, r.key, value) {

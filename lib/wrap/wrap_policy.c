@@ -5,6 +5,7 @@
 #include "fsdpckpt/wrap_policy.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "wrap/module_tree.h"
 
 #include <stdlib.h>
@@ -33,7 +34,7 @@ fc_code fc_wrap_targets_new(const fc_module_tree *tree, const fc_unit_options *r
     *out = (fc_wrap_targets){.tree = tree, .root = *root};
     out->chosen = fc_arena_calloc(arena, tree->nmodules, sizeof *out->chosen);
     out->options = fc_arena_calloc(arena, tree->nmodules, sizeof *out->options);
-    return out->chosen && out->options ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    return out->chosen && out->options ? FC_OK : fc_no_memory(err, NULL);
 }
 
 /* A module that is the same as an earlier one was considered there. */
@@ -71,10 +72,7 @@ static void override(fc_unit_options *options, unsigned set, const fc_unit_optio
 fc_code fc_wrap_custom(fc_wrap_targets *targets, fc_wrap_fn fn, void *user, fc_error *err) {
     for (uint32_t m = 0; m < targets->tree->nmodules; m++) {
         fc_wrap_choice choice = {0};
-        fc_code rc = is_considered(targets->tree, m) ? fn(targets->tree, m, user, &choice, err) : FC_OK;
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(is_considered(targets->tree, m) ? fn(targets->tree, m, user, &choice, err) : FC_OK);
         if (choice.wrap) {
             choose(targets, m);
             override(&targets->options[m], choice.set, &choice.options);
@@ -155,7 +153,7 @@ fc_code fc_wrap_by_size(fc_wrap_targets *targets, int64_t least, const char *con
                calloc(tree->nmodules, sizeof *s.order)};
     fc_code rc = s.numel && s.wrapped && s.recursed && s.latest && s.order
                      ? count_elements(tree, s.numel, s.latest, err)
-                     : fc_fail(err, FC_ENOMEM, "out of memory");
+                     : fc_no_memory(err, NULL);
     if (rc == FC_OK) {
         fc_module_post_order(tree, s.order);
         size_decisions(targets, least, force_leaf ? force_leaf : leaves, exclude ? exclude : excluded, &s);
@@ -188,7 +186,7 @@ fc_code fc_wrap_override_mixed_precision(fc_wrap_targets *targets, const char *c
     const char **names = fc_arena_calloc(arena, tree->nmodules + 1, sizeof *names);
     size_t count = 0;
     if (!names) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     for (uint32_t m = 0; m < tree->nmodules; m++) {
         const fc_module *module = &tree->modules[m];

@@ -84,7 +84,7 @@ class Convert(harness.Case):
         self.ok("convert", "out", "-o", "back", "--to", "dcp")
         self.assertEqual(sorted(os.listdir(self.path("back"))),
                          [".metadata"] + ["__%d_0.distcp" % r for r in range(8)])
-        self.assertIn("8 ranks, 4 × 2 mesh (FSDP × TP)\n", self.ok("inspect", "back"))
+        self.assertIn("8 ranks, mesh dp 4 × tp 2, ", self.ok("inspect", "back"))
         self.ok("consolidate", "out", "-o", "full.h5")
         self.ok("convert", "full.h5", "-o", "full", "--to", "dcp")
         self.assertEqual(sorted(os.listdir(self.path("full"))), [".metadata", "__0_0.distcp"])

@@ -1,5 +1,6 @@
 """--force: what it must not replace, by content and by identity; and what a run that was killed leaves."""
 
+import json
 import os
 import signal
 import stat
@@ -58,7 +59,8 @@ class Force(harness.Case):
         self.ok("check", "a.h5", "--schema", "model.json", "--junit", "report.xml", "-q")
         self.refused("check", "a.h5", "--schema", "model.json", "--junit", "model.json", contains=["that is read"])
         os.link(self.path("a.h5"), self.path("hard.bin"))
-        self.refused("extract", "a.h5", "model.lm_head.weight", "-o", "hard.bin", contains=["that is read"])
+        tensor = json.loads(self.ok("inspect", "a.h5", "--json"))["tensors"][0]["name"]
+        self.refused("extract", "a.h5", tensor, "-o", "hard.bin", contains=["that is read"])
         self.refused("check", "a.h5", "--against", "hard.bin", "--junit", "hard.bin", contains=["that is read"])
 
     def test_foreign_files_stay(self):

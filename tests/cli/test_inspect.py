@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 import xml.dom.minidom
 import zipfile
@@ -58,10 +60,117 @@ class Inspect(harness.Case):
 
     def test_layout_is_recognised(self):
         text = self.ok("inspect", harness.corpus(MESH))
-        self.assertIn("8 ranks, 4 × 2 mesh (FSDP × TP)", text)
-        self.assertRegex(text, r"attention\.wq\.weight +float32 +8×8 +8×1 +\[_StridedShard\(0, 2\), Shard\(0\)\]\n")
-        self.assertRegex(text, r"attention\.wo\.weight +float32 +8×8 +4×2 +\[Shard\(0\), Shard\(1\)\]\n")
+        self.assertIn("8 ranks, mesh dp 4 × tp 2, recognised from the pieces", text)
+        self.assertRegex(text, r"attention\.wq\.weight +256 bytes +float32 +8×8 +8×1 +\[_StridedShard\(0, 2\), Shard\(0\)\]\n")
+        self.assertRegex(text, r"attention\.wo\.weight +256 bytes +float32 +8×8 +4×2 +\[Shard\(0\), Shard\(1\)\]\n")
         self.assertRegex(self.ok("inspect", harness.corpus(FSDP2)), r"Layout +\d ranks, Shard\(0\)\n")
+
+    def schema(self, tensors, name="model.json"):
+        """A model without data: names, each with a shape."""
+        with open(self.path(name), "w") as f:
+            json.dump({"fsdpckpt": "schema", "version": 1, "tensors": [
+                {"name": n, "dtype": "bf16", "shape": shape} for n, shape in tensors]}, f)
+        return name
+
+    def layers(self, count=32):
+        one = [("attn.wq.weight", [64, 64]), ("mlp.w1.weight", [256, 64]), ("norm.weight", [64])]
+        return self.schema([("embed.weight", [1000, 64])] +
+                           [(f"layers.{i}.{n}", shape) for i in range(count) for n, shape in one] +
+                           [("norm.weight", [64])])
+
+    def test_layers_are_folded(self):
+        text = self.ok("inspect", self.layers())
+        self.assertRegex(text, r"\nlayers\.\{0\.\.31\}\.mlp\.w1\.weight +32 +1\.05 MB +bfloat16 +256×64 ")
+        self.assertEqual(len(re.findall(r"^\S*(?:layers|norm|embed)\S* ", text, re.M)), 5)
+        every = self.ok("inspect", "model.json", "--all")
+        self.assertEqual(len(re.findall(r"^layers\.\d+\.\S+ ", every, re.M)), 96)
+        tree = self.ok("inspect", "model.json", "--tree")
+        self.assertIn("layers.{0..31}  (96 tensors, 1.31 MB)", tree)
+        self.assertIn("(32 tensors, 1.05 MB)", tree)
+
+    def test_what_differs_is_not_folded(self):
+        shapes = [[8, 8]] * 8
+        shapes[3] = [8, 16]
+        text = self.ok("inspect", self.schema([(f"h.{i}.w", s) for i, s in enumerate(shapes)]))
+        self.assertRegex(text, r"h\.\{0\.\.2,4\.\.7\}\.w +7 .* 8×8 ")
+        self.assertRegex(text, r"h\.3\.w +1 .* 8×16 ")
+
+    def test_summary_is_last(self):
+        lines = self.ok("inspect", self.layers()).splitlines()
+        self.assertGreater(next(i for i, line in enumerate(lines) if line.startswith("Checkpoint ")),
+                           next(i for i, line in enumerate(lines) if line.startswith("norm.weight")))
+
+    def test_names_are_selected_and_sorted(self):
+        def names(*args):
+            return [t["name"] for t in json.loads(self.ok("inspect", "model.json", "--json", *args))["tensors"]]
+
+        self.layers(12)
+        every = names()
+        self.assertEqual(names("--include", "*.norm.weight"), [f"layers.{i}.norm.weight" for i in range(12)])
+        self.assertEqual(names("--exclude", "layers.*"), ["embed.weight", "norm.weight"])
+        self.assertEqual(names("--sort", "source"), every)
+        self.assertEqual(names("--sort", "name")[:5], ["embed.weight", "layers.0.attn.wq.weight", "layers.0.mlp.w1.weight",
+                                                       "layers.0.norm.weight", "layers.1.attn.wq.weight"])
+        self.assertEqual(names("--sort", "name")[-2:], ["layers.11.norm.weight", "norm.weight"])
+        self.assertEqual(names("--sort", "size")[:2], ["embed.weight", "layers.0.mlp.w1.weight"])
+        listed = re.findall(r"^(\S+) +\d+ +[\d.]+ \w+ +bf", self.ok("inspect", "model.json", "--sort", "size"), re.M)
+        self.assertEqual(listed, ["layers.{0..11}.mlp.w1.weight", "embed.weight", "layers.{0..11}.attn.wq.weight",
+                                  "layers.{0..11}.norm.weight", "norm.weight"])
+        part = json.loads(self.ok("inspect", "model.json", "--json", "--include", "*.norm.weight"))
+        self.assertEqual((part["totals"]["tensors"], part["totals"]["bytes"]), (12, 12 * 64 * 2))
+        self.assertIn("Left out    26 by", self.ok("inspect", "model.json", "--include", "*.norm.weight"))
+        self.fails(2, "inspect", "model.json", "--include", "nothing*", contains=["none of its 38 values"])
+        self.fails(2, "inspect", "model.json", "--sort", "color", contains=["--sort"])
+
+    def test_depth_sums_up(self):
+        self.layers(12)
+        text = self.ok("inspect", "model.json", "--depth", "2")
+        self.assertRegex(text, r"\nlayers\.\{0\.\.11\} +36 +493 kB\n")
+        self.assertRegex(self.ok("inspect", "model.json", "--depth", "1"), r"\nlayers +36 +493 kB\n")
+        self.assertIn("layers  (36 tensors, 493 kB)\n", self.ok("inspect", "model.json", "--depth", "1", "--tree"))
+        self.fails(2, "inspect", "model.json", "--depth", "2", "--json", contains=["--depth"])
+
+    def test_a_line_of_the_list_names_a_tensor(self):
+        self.layers(4)
+        text = self.ok("inspect", "model.json", "--tensor", "layers.{0..3}.norm.weight")
+        self.assertTrue(text.startswith("layers.0.norm.weight\n"), text)
+
+    def test_replicas_are_named(self):
+        """HSDP 2 × 2 stores each box once; torch's ranks are row-major, so rank r + 2 holds what rank r holds."""
+        for source in (harness.corpus("dcp-torch2.15.0-hsdp"),
+                       os.path.join(harness.CORPUS, "..", "pt", "hsdp-torch2.15.0")):
+            everything = json.loads(self.ok("inspect", source, "--json"))
+            self.assertEqual(everything["layout"]["sizes"], [2, 2])
+            cut = next(t for t in everything["tensors"] if len(t["shape"]) == 2 and t["grid"] == [2, 1])
+            one = json.loads(self.ok("inspect", source, "--json", "--tensor", cut["name"]))
+            boxes = {tuple(c["offsets"]): c["held_by"] for c in one["chunks"]}
+            self.assertEqual([boxes[at] for at in sorted(boxes)], [[0, 2], [1, 3]])
+            text = self.ok("inspect", source, "--tensor", cut["name"])
+            self.assertIn("│ ranks 0, 2 │", text)
+            self.assertIn("│ ranks 1, 3 │", text)
+
+    def test_ranks_are_added_up(self):
+        for name, ranks in ((FSDP2, 4), (MESH, 8), ("dcp-torch2.15.0-hsdp-tp", 8), ("dcp-torch2.15.0-uneven", None)):
+            got = json.loads(self.ok("inspect", harness.corpus(name), "--json"))
+            stored = {}
+            for t in got["tensors"]:
+                elements = max(1, math.prod(t["shape"]))
+                for c in t["chunks"]:
+                    at = stored.setdefault(c["rank"], [set(), 0])
+                    at[0].add(t["name"])
+                    at[1] += math.prod(c["sizes"]) * t["bytes"] // elements
+            if ranks:
+                self.assertEqual(len(got["ranks"]), ranks)
+            for r in got["ranks"]:
+                names, size = stored.get(r["rank"], (set(), 0))
+                self.assertEqual((r["stored_tensors"], r["stored_bytes"]), (len(names), size), name)
+            self.assertEqual(sum(r["stored_bytes"] for r in got["ranks"]), got["totals"]["bytes"])
+        # What HSDP ranks hold: replicas hold the same, and the two ranks of one replica hold all of the model.
+        got = json.loads(self.ok("inspect", harness.corpus("dcp-torch2.15.0-hsdp"), "--json"))
+        held = [r["held_bytes"] for r in got["ranks"]]
+        freqs = 32  # a buffer of 8 float32 that is not cut: each rank has it
+        self.assertEqual(held[:2], held[2:])
+        self.assertEqual(held[0] + held[1] - freqs, got["totals"]["bytes"])
 
     def test_one_tensor_is_drawn(self):
         text = self.ok("inspect", harness.corpus(MESH), "--tensor", "model.layers.0.attention.wo.weight")

@@ -214,6 +214,7 @@ int openat(int dir, const char *path, int flags, ...) {
     return fails(false, "openat") ? -1 : real(dir, path, flags, mode);
 }
 
+/* NOLINTBEGIN(bugprone-macro-parentheses): the arguments are types and lists */
 #define FAULTY(ret, name, params, call)                                                                                \
     ret name params;                                                                                                   \
     ret name params {                                                                                                  \
@@ -280,3 +281,4 @@ char *mkdtemp(char *template) {
 
 FAULTY(int, pipe2, (int fds[2], int flags), (fds, flags))
 FAULTY(pid_t, fork, (void), ())
+/* NOLINTEND(bugprone-macro-parentheses) */

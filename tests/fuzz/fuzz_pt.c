@@ -32,30 +32,30 @@ static void check_tensors(const fc_checkpoint *checkpoint, uint64_t file_size) {
             if (!bytes) {
                 abort();
             }
-            fc_pt_read(checkpoint, t, 0, bytes, &err);
+            fc_torch_read(checkpoint, t, 0, bytes, &err);
             free(bytes);
         }
     }
 }
 
 static void look_into_shares(const char *path) {
-    pt_file f;
+    torch_file f;
     fc_error err;
     pt_shard share;
-    pt_leaves leaves = {.arena = fc_arena_new()};
-    if (leaves.arena && fc_pt_file_open(path, 0, &f, &err) == FC_OK) {
-        fc_pt_flatten(&f, NULL, &leaves, &err);
+    torch_leaves leaves = {.arena = fc_arena_new()};
+    if (leaves.arena && fc_torch_file_open(path, 0, &f, &err) == FC_OK) {
+        fc_torch_flatten(&f, NULL, &leaves, &err);
         for (size_t i = 0; i < leaves.count; i++) {
-            if (leaves.items[i].kind == PT_DTENSOR) {
+            if (leaves.items[i].kind == TORCH_DTENSOR) {
                 fc_pt_dtensor_shard(&f, leaves.items[i].v, &share, &err);
-            } else if (leaves.items[i].kind == PT_SHARDED_TENSOR) {
+            } else if (leaves.items[i].kind == TORCH_SHARDED_TENSOR) {
                 size_t n = fc_pt_sharded_count(&f, leaves.items[i].v);
                 for (size_t k = 0; k <= n && k < 16; k++) {
                     fc_pt_sharded_shard(&f, leaves.items[i].v, k, &share, &err);
                 }
             }
         }
-        fc_pt_file_close(&f);
+        fc_torch_file_close(&f);
     }
     free(leaves.items);
     fc_arena_free(leaves.arena);
@@ -86,7 +86,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (fd < 0) {
         fd = memfd_create("fuzz", MFD_CLOEXEC);
     }
-    bool pickle = size >= 2 && data[0] == 0x80 && !fc_pt_is_legacy(data, size);
+    bool pickle = size >= 2 && data[0] == 0x80 && !fc_torch_is_legacy(data, size);
     if (ftruncate(fd, 0) != 0 ||
         (pickle ? !wrap(fd, data, size, &length) : pwrite(fd, data, size, 0) != (ssize_t)size)) {
         return 0;

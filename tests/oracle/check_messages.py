@@ -105,7 +105,9 @@ def edit_metadata(edit, path="ckpt"):
 # ---- check: the checkpoint alone ----
 
 def cut_metadata():
-    save(model())
+    """The offset in the message depends on each byte before it, and these on the Python that pickled them: the corpus has
+    the same bytes everywhere."""
+    corpus("dcp-torch2.15.0-fsdp2")
     os.truncate("ckpt/.metadata", 900)
 
 

@@ -60,7 +60,7 @@ def main():
             torch.save(other, os.path.join(source, "meta.pt"))
             assert run(program, "verify", source).returncode == 0
             r = run(program, "consolidate", source, "-o", full, "--force")
-            assert r.returncode == 0 and "meta.pt beside it is not read" in r.stderr and r.stderr.count("\n") == 1, r
+            assert r.returncode == 0 and "the file meta.pt is not read" in r.stderr and r.stderr.count("\n") == 1, r
             must_equal({name: want[name] for name in ("model", "optimizer_0")}, torch.load(full))
         with open(os.path.join(source, "meta.pt"), "r+b") as f:
             f.truncate(100)

@@ -16,7 +16,10 @@ static fc_code object_json(const fc_checkpoint *checkpoint, const fc_tensor *obj
     return *json ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
 }
 
-static const fc_format made_format = {.name = "made", .object_json = object_json};
+static const fc_format made_format = {
+    .name = "made",
+    .reader = {.object_json = object_json},
+};
 
 void h5_made_begin(h5_made *made, int ndim, const char *const *names, const int64_t *sizes) {
     memset(made, 0, sizeof *made);
@@ -216,19 +219,19 @@ fc_code h5_made_write(h5_made *made, const char *staging, fc_error *err) {
     const fc_format *format = fc_format_find("h5");
     fc_writer writer = {format, NULL};
     int64_t ranks = made->mesh.ndim ? fc_mesh_ranks(&made->mesh) : 1;
-    fc_code rc = format->create(&made->target, staging, &writer, err);
+    fc_code rc = format->writer.create(&made->target, staging, &writer, err);
     if (rc != FC_OK) {
         return rc;
     }
     for (int64_t rank = 0; rc == FC_OK && rank < ranks; rank++) {
         fc_target_file file = h5_made_part(made, rank);
-        rc = format->reserve(&writer, &file, err);
+        rc = format->writer.reserve(&writer, &file, err);
         rc = rc == FC_OK ? h5_made_fill(made, &file, err) : rc;
-        rc = rc == FC_OK ? format->finish_file(&writer, &file, err) : rc;
+        rc = rc == FC_OK ? format->writer.finish_file(&writer, &file, err) : rc;
     }
     uint64_t *digests = whole_digests(made);
-    rc = rc == FC_OK ? format->finish(&writer, digests, err) : rc;
+    rc = rc == FC_OK ? format->writer.finish(&writer, digests, err) : rc;
     free(digests);
-    format->destroy(&writer);
+    format->writer.destroy(&writer);
     return rc;
 }

@@ -82,7 +82,14 @@ static inline fake *fake_new(void) {
         f->files[i] = (fc_file){f->paths[i], f->paths[i] + strlen(f->directory) + 1};
         f->ends[i] = (uint64_t)rand() % 100;
     }
-    f->format = (fc_format){.name = "fake", .extent = fake_extent, .read = fake_read};
+    f->format = (fc_format){
+        .name = "fake",
+        .reader =
+            {
+                .extent = fake_extent,
+                .read = fake_read,
+            },
+    };
     f->checkpoint = (fc_checkpoint){.format = &f->format,
                                     .path = f->directory,
                                     .files = f->files,

@@ -50,7 +50,11 @@ static made *make(const char *path, const value *values, size_t count) {
     made *m = calloc(1, sizeof *m);
     assert_non_null(m);
     assert_true(count <= MOST);
-    m->format = (fc_format){.name = "made", .layout_only = true, .digest = made_digest};
+    m->format = (fc_format){
+        .name = "made",
+        .layout_only = true,
+        .reader = {.digest = made_digest},
+    };
     for (size_t i = 0; i < count; i++) {
         m->elements[i] = (fc_path_element){values[i].name, false};
         m->data[i] = values[i].data;

@@ -142,7 +142,7 @@ static void check_order(const fake_target *t, const counter *c) {
 
 static fc_code press(const fake *f, fake_target *t, counter *c, int threads, uint64_t memory, fc_error *err) {
     fc_format format = f->format;
-    format.place = place;
+    format.writer.place = place;
     fc_writer writer = {&format, c};
     fc_progress progress = {0};
     fc_move_options options = {

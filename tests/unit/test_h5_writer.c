@@ -132,24 +132,24 @@ static void extents_are_apart_and_files_closed(void **state) {
     fc_writer writer = {format, NULL};
     fc_error err = {0};
     int before = open_descriptors();
-    assert_int_equal(format->create(&made.target, dir, &writer, &err), FC_OK);
+    assert_int_equal(format->writer.create(&made.target, dir, &writer, &err), FC_OK);
     for (int64_t rank = 0; rank < 8; rank++) {
         fc_target_file file = h5_made_part(&made, rank);
-        assert_int_equal(format->reserve(&writer, &file, &err), FC_OK);
+        assert_int_equal(format->writer.reserve(&writer, &file, &err), FC_OK);
         char name[64];
         snprintf(name, sizeof name, "shard-%05d-of-00008.h5", (int)rank);
         assert_string_equal(file.path, in_dir(name));
         check_extents(&made, &file);
         assert_int_equal(open_descriptors(), before);
         assert_int_equal(h5_made_fill(&made, &file, &err), FC_OK);
-        assert_int_equal(format->finish_file(&writer, &file, &err), FC_OK);
+        assert_int_equal(format->writer.finish_file(&writer, &file, &err), FC_OK);
         assert_int_equal(open_descriptors(), before);
     }
     assert_int_equal(access(in_dir("index.h5"), F_OK), -1);
-    assert_int_equal(format->finish(&writer, no_digests, &err), FC_OK);
+    assert_int_equal(format->writer.finish(&writer, no_digests, &err), FC_OK);
     assert_int_equal(access(in_dir("index.h5"), F_OK), 0);
     assert_int_equal(open_descriptors(), before);
-    format->destroy(&writer);
+    format->writer.destroy(&writer);
     h5_made_end(&made);
 }
 
@@ -246,14 +246,14 @@ static void interleaved_groups_are_written_depth_first(void **state) {
     assert_memory_equal(tree.order, expected, sizeof expected);
     const fc_format *format = fc_format_find("h5");
     fc_writer writer = {format, NULL};
-    assert_int_equal(format->create(&made.target, in_dir("order.h5"), &writer, &err), FC_OK);
+    assert_int_equal(format->writer.create(&made.target, in_dir("order.h5"), &writer, &err), FC_OK);
     fc_target_file file = h5_made_part(&made, 0);
-    assert_int_equal(format->reserve(&writer, &file, &err), FC_OK);
+    assert_int_equal(format->writer.reserve(&writer, &file, &err), FC_OK);
     for (size_t i = 0; i < 7; i++) {
         assert_int_equal(file.items[i].tensor, i);
         assert_int_equal(file.items[expected[i]].offset, file.items[0].offset + 64 * i);
     }
-    format->destroy(&writer);
+    format->writer.destroy(&writer);
     h5_made_end(&made);
 }
 
@@ -333,9 +333,9 @@ static void a_file_that_cannot_grow_is_not_reserved(void **state) {
         fc_writer writer = {format, NULL};
         struct rlimit limit = {bytes, old.rlim_max};
         fc_target_file file = h5_made_part(&made, 0);
-        assert_int_equal(format->create(&made.target, in_dir("grow.h5"), &writer, &err), FC_OK);
+        assert_int_equal(format->writer.create(&made.target, in_dir("grow.h5"), &writer, &err), FC_OK);
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
-        fc_code rc = format->reserve(&writer, &file, &err);
+        fc_code rc = format->writer.reserve(&writer, &file, &err);
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
         struct stat st;
         assert_int_equal(stat(in_dir("grow.h5"), &st), 0);
@@ -347,7 +347,7 @@ static void a_file_that_cannot_grow_is_not_reserved(void **state) {
             assert_int_equal(st.st_size, file.items[0].offset + 1000000);
         }
         unlink(in_dir("grow.h5"));
-        format->destroy(&writer);
+        format->writer.destroy(&writer);
     }
     signal(SIGXFSZ, SIG_DFL);
     h5_made_end(&made);
@@ -361,7 +361,10 @@ static fc_code no_json(const fc_checkpoint *checkpoint, const fc_tensor *object,
 
 static void an_unreadable_object_is_named(void **state) {
     (void)state;
-    static const fc_format broken = {.name = "broken", .object_json = no_json};
+    static const fc_format broken = {
+        .name = "broken",
+        .reader = {.object_json = no_json},
+    };
     h5_made made;
     fc_error err = {0};
     h5_made_begin(&made, 0, NULL, NULL);
@@ -386,16 +389,16 @@ static void ten_thousand_tensors(void **state) {
     }
     const fc_format *format = fc_format_find("h5");
     fc_writer writer = {format, NULL};
-    assert_int_equal(format->create(&made.target, in_dir("many.h5"), &writer, &err), FC_OK);
+    assert_int_equal(format->writer.create(&made.target, in_dir("many.h5"), &writer, &err), FC_OK);
     fc_target_file file = h5_made_part(&made, 0);
-    assert_int_equal(format->reserve(&writer, &file, &err), FC_OK);
+    assert_int_equal(format->writer.reserve(&writer, &file, &err), FC_OK);
     check_extents(&made, &file);
     struct stat st;
     assert_int_equal(stat(file.path, &st), 0);
     const int64_t data = 10000 * 1024;
     assert_true(st.st_size < data + 10000 * 512);
     assert_true(file.items[9999].offset == file.items[0].offset + 9999 * 1024);
-    format->destroy(&writer);
+    format->writer.destroy(&writer);
     h5_made_end(&made);
 }
 
@@ -413,13 +416,13 @@ static void index_of_many_ranks(void **state) {
     }
     const fc_format *format = fc_format_find("h5");
     fc_writer writer = {format, NULL};
-    assert_int_equal(format->create(&made.target, dir, &writer, &err), FC_OK);
-    assert_int_equal(format->finish(&writer, no_digests, &err), FC_OK);
+    assert_int_equal(format->writer.create(&made.target, dir, &writer, &err), FC_OK);
+    assert_int_equal(format->writer.finish(&writer, no_digests, &err), FC_OK);
     struct stat st;
     assert_int_equal(stat(in_dir("index.h5"), &st), 0);
     /* 64 mappings of about 110 bytes a tensor; one for each rank would be 4096. */
     assert_true(st.st_size > 100 * 64 * 50 && st.st_size < 100 * 64 * 250);
-    format->destroy(&writer);
+    format->writer.destroy(&writer);
     h5_made_end(&made);
 }
 
@@ -433,17 +436,17 @@ static void tensors_of_terabytes_cost_nothing(void **state) {
     h5_made_add(&made, "after", FC_F32, 1, shape, -1);
     const fc_format *format = fc_format_find("h5");
     fc_writer writer = {format, NULL};
-    assert_int_equal(format->create(&made.target, dir, &writer, &err), FC_OK);
+    assert_int_equal(format->writer.create(&made.target, dir, &writer, &err), FC_OK);
     fc_target_file file = h5_made_part(&made, 3);
-    assert_int_equal(format->reserve(&writer, &file, &err), FC_OK);
+    assert_int_equal(format->writer.reserve(&writer, &file, &err), FC_OK);
     check_extents(&made, &file);
     assert_true(file.items[1].offset >= (uint64_t)1 << 39);
     struct stat st;
     assert_int_equal(stat(file.path, &st), 0);
     assert_true(st.st_size > (off_t)1 << 39);
     assert_true(st.st_blocks < 256);
-    assert_int_equal(format->finish(&writer, no_digests, &err), FC_OK);
-    format->destroy(&writer);
+    assert_int_equal(format->writer.finish(&writer, no_digests, &err), FC_OK);
+    format->writer.destroy(&writer);
     h5_made_end(&made);
 }
 

@@ -153,7 +153,9 @@ static void the_order_must_be_known(void **state) {
 /* What a model.pt of a program that sorts names has, and what no program sorts. */
 static void alphabetical_order_is_suspected(void **state) {
     (void)state;
-    static const fc_format keeps = {.name = "test"};
+    static const fc_format keeps = {
+        .name = "test",
+    };
     static const struct {
         const char *names[4];
         bool known;
@@ -182,7 +184,9 @@ static void alphabetical_order_is_suspected(void **state) {
 /* Rank 1's own tensors come behind those of rank 0. */
 static void ranks_have_orders_of_their_own(void **state) {
     (void)state;
-    static const fc_format keeps = {.name = "test"};
+    static const fc_format keeps = {
+        .name = "test",
+    };
     fc_chunk chunks[] = {{.rank = 0}, {.rank = 1}};
     fc_tensor tensors[] = {{.name = "b", .nchunks = 2, .chunks = chunks},
                            {.name = "a", .nchunks = 1, .chunks = chunks}};

@@ -54,7 +54,7 @@ static fc_code cuda_stream_new(fc_device *device, fc_stream **out, fc_error *err
     fc_stream *stream = malloc(sizeof *stream);
     *out = NULL;
     if (!stream) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", device->name);
+        return fc_no_memory(err, device->name);
     }
     cudaError_t result = fc_cuda_use(device);
     if (result == cudaSuccess) {
@@ -85,7 +85,7 @@ static fc_code cuda_event_new(fc_device *device, fc_event **out, fc_error *err) 
     fc_event *event = malloc(sizeof *event);
     *out = NULL;
     if (!event) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", device->name);
+        return fc_no_memory(err, device->name);
     }
     cudaError_t result = fc_cuda_use(device);
     if (result == cudaSuccess) {

@@ -42,6 +42,9 @@ fc_code fc_fail(fc_error *err, fc_code code, const char *fmt, ...) __attribute__
  */
 fc_code fc_fail_errno(fc_error *err, int errnum, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
+/** Records FC_ENOMEM: "<path>: out of memory", or "out of memory" when `path` is NULL. @return FC_ENOMEM. */
+fc_code fc_no_memory(fc_error *err, const char *path);
+
 /** Puts "<context>: " before the message on its way up. @return `code`, so that it can end a function. */
 fc_code fc_context(fc_error *err, fc_code code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
@@ -49,6 +52,7 @@ fc_code fc_context(fc_error *err, fc_code code, const char *fmt, ...) __attribut
 /* The analyzer sees one file at a time; this tells it that an error is never FC_OK. */
 #define fc_fail(err, code, ...) ((fc_fail)(err, code, __VA_ARGS__), (code))
 #define fc_fail_errno(err, errnum, ...) ((fc_fail_errno)(err, errnum, __VA_ARGS__), FC_EIO)
+#define fc_no_memory(err, path) ((fc_no_memory)(err, path), FC_ENOMEM)
 #define fc_context(err, code, ...) ((fc_context)(err, code, __VA_ARGS__), (code))
 #endif
 

@@ -1,6 +1,6 @@
 /*
- * What a format gives: a reader that turns headers into a manifest, a writer that turns a target into
- * headers with reserved extents. A format never moves tensor data; lib/engine does that for all of them.
+ * The interface of a format: a reader that turns headers into a manifest, and a writer that turns a target into headers
+ * with reserved extents. A format never moves tensor data; lib/engine does that for all of them.
  */
 #ifndef FSDPCKPT_FORMAT_H
 #define FSDPCKPT_FORMAT_H
@@ -26,6 +26,63 @@ typedef struct fc_probe {
     size_t head_size;          /**< up to 4096 */
 } fc_probe;
 
+/** A writer in progress. fc_format_writer.create makes it, `destroy` frees it. */
+typedef struct fc_writer {
+    const struct fc_format *format;
+    void *state; /**< private to the format */
+} fc_writer;
+
+/**
+ * Turns headers into a manifest. All functions are re-entrant; several threads may call `extent`, `read`, `digest` and
+ * `check_object` at once.
+ */
+typedef struct fc_format_reader {
+    /** Returns whether the input looks like this format. Has no side effects. */
+    bool (*probe)(const fc_probe *probe);
+    /** Reads the headers, validates every number and fills `checkpoint`, whose arena and path are set. After a failure
+     *  the caller calls `close` if `state` was set, and frees the arena. */
+    fc_code (*open)(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
+    /** Frees checkpoint->state. NULL: there is nothing to free. */
+    void (*close)(fc_checkpoint *checkpoint);
+    /** Reads the headers of file `index` on its own. Called after `open` has failed, to report each damaged file of
+     *  those that `open` had put into checkpoint->files. NULL: a checkpoint of this format is never several files. */
+    fc_code (*check_header)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
+    /** Implements fc_checkpoint_extent. */
+    fc_code (*extent)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
+                      fc_error *err);
+    /** Decodes an FC_CODEC_FORMAT chunk into `buf`, which has room for fc_extent.decoded bytes. NULL: the format has no
+     *  such chunks. */
+    fc_code (*read)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err);
+    /** Implements fc_checkpoint_object_json. NULL: the format has no objects. */
+    fc_code (*object_json)(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
+                           fc_error *err);
+    /** Implements fc_checkpoint_digest. NULL: the format records no digests. */
+    fc_code (*digest)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                      fc_error *err);
+    /** Checks the bytes of an object before they are copied verbatim. NULL: `digest` covers them. */
+    fc_code (*check_object)(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err);
+    /** For derived checkpoints: once all data was read, compares what was read of the inputs with the digests and CRCs
+     *  that they record. Collective over `comm`, which may be NULL. NULL: the checkpoint is not derived. */
+    fc_code (*check_inputs)(const fc_checkpoint *checkpoint, struct fc_comm *comm, fc_error *err);
+    /** Checks the first bytes of data file `index`, which exists and is long enough for its chunks. Called before a
+     *  conversion, and for checkpoints opened with headers_only. NULL: there is nothing to check. */
+    fc_code (*check_file)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
+} fc_format_reader;
+
+/** Checks what only the format knows. All of it may be NULL. */
+typedef struct fc_format_verifier {
+    /** Checks headers and the records next to the tensors' bytes. Reports every defect to `findings`; fails only when
+     * it cannot continue. NULL: there is nothing to check. */
+    fc_code (*verify)(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
+                      fc_error *err);
+    /** Returns the extent and the digest of a chunk in one pass, and reports defects of records next to its bytes to
+     *  `findings`. NULL: fc_format_reader.extent and digest are called. */
+    fc_code (*verify_chunk)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *extent,
+                            fc_digest *digest, struct fc_findings *findings, fc_error *err);
+    const char
+        *unverified; /**< the parts that no digest of this format covers, for people; NULL: every part is covered */
+} fc_format_verifier;
+
 /** What the first bytes of a file say that it is. */
 typedef enum fc_content {
     FC_CONTENT_HDF5,
@@ -42,105 +99,67 @@ typedef struct fc_own_file {
     fc_content content;
 } fc_own_file;
 
-/** A writer in progress. Made by fc_format.create, freed by `destroy`. */
-typedef struct fc_writer {
-    const struct fc_format *format;
-    void *state;
-} fc_writer;
+/** Turns a target into headers with reserved extents. `create` is NULL for formats that are only read. */
+typedef struct fc_format_writer {
+    bool wants_crc32;    /**< finish_file needs fc_target_item.crc32 */
+    bool self_contained; /**< each shard file holds all boxes of its rank, replicated ones and objects too */
+    /** Where objects go, for people, when the format has no objects: `reserve` puts them there and the engine writes
+     *  none. NULL: objects are stored like tensors. */
+    const char *objects_note;
+    /** The files in a directory that this format writes, ended by one without a glob; a directory that holds nothing
+     *  else may be replaced. NULL: the format writes no directories. */
+    const fc_own_file *own_files;
+    /** Returns whether the target is a directory. NULL: a target is a directory when it has a mesh. */
+    bool (*is_directory)(const fc_target *target);
+    /** Returns the number of files of the target. NULL: one file, or with a mesh one file per rank and an index. */
+    size_t (*files)(const fc_target *target);
+    /** Starts a target at `staging`, a file path, or an existing empty directory if is_directory. Writes nothing
+     * outside of it. */
+    fc_code (*create)(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err);
+    /** Returns how many items of `shard`, counted from `first`, go into the next file; at least 1. The engine then
+     * calls `reserve` and `finish_file` with these items only. NULL: each shard is one file. */
+    size_t (*split)(fc_writer *writer, const fc_target_file *shard, size_t first);
+    /** Writes the headers of one file and sets file->path and the items' offsets. Files come in rank order. When it
+     *  returns, the file has its final length and the writer has no descriptor open on it, except as finish_file says.
+     */
+    fc_code (*reserve)(fc_writer *writer, fc_target_file *file, fc_error *err);
+    /**
+     * Reserves the extent of one compressed HDF5 chunk in the file that was reserved last. Items come in ascending
+     * order of their `offset`. Not re-entrant. NULL: the format has no compression.
+     * @param start  where the chunk starts in the item, in elements.
+     * @param raw    whether the bytes are the elements unchanged; else they are shuffled (elements of one byte are not)
+     *               and deflated.
+     * @param offset receives where in the file the engine writes `size` bytes.
+     */
+    fc_code (*place)(fc_writer *writer, const fc_target_item *item, const int64_t *start, bool raw, uint64_t size,
+                     uint64_t *offset, fc_error *err);
+    /** Writes the digests of the owned items into the room that `reserve` left for them, once all data of the file is
+     *  written. A file with chunked items stays open until then. NULL: there is nothing to write. */
+    fc_code (*finish_file)(fc_writer *writer, const fc_target_file *file, fc_error *err);
+    /** Writes what spans all files, e.g. index.h5, once they are finished.
+     *  @param digests CRC-64 of each of target->tensors as a whole. */
+    fc_code (*finish)(fc_writer *writer, const uint64_t *digests, fc_error *err);
+    void (*destroy)(fc_writer *writer);
+} fc_format_writer;
 
-/**
- * One format. A NULL writer group means that the format is only read. All functions are re-entrant; `extent` and
- * `read` may be called from several threads at once.
- */
+/** One format: its identity, its capabilities, and the functions that read, verify and write it. */
 typedef struct fc_format {
     const char *name;              /**< as in --to: "h5" */
     const char *description;       /**< for people: "HDF5" */
     const char *const *extensions; /**< NULL-terminated, with the dot */
-    const char *file_sign;         /**< for people: what a file of it is called; NULL: it is never one file */
-    const char *directory_sign;    /**< for people: what a directory of it has; NULL: it is never a directory */
-    const char *header_name; /**< the file of a checkpoint's directory that is not in fc_checkpoint.files; or NULL */
-    bool layout_only;        /**< describes tensors and holds none: they have no chunks; a conversion is only planned */
-
-    /** Whether the input looks like this format. No side effects. */
-    bool (*probe)(const fc_probe *probe);
-
-    /** Reads headers, validates every number, fills `checkpoint` (arena and path are set). On failure the caller
-     *  calls `close` if `state` was set, and frees the arena. */
-    fc_code (*open)(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
-    void (*close)(fc_checkpoint *checkpoint); /**< frees checkpoint->state; may be NULL */
-    /** Reads the headers of file `index` by itself, where `open` has failed with one of several that it had found and
-     *  put into checkpoint->files. NULL when there are never several. */
-    fc_code (*check_header)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
-    fc_code (*extent)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
-                      fc_error *err);
-    /** Decodes an FC_CODEC_FORMAT chunk into `buf` (extent.decoded bytes). NULL when the format has none. */
-    fc_code (*read)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err);
-    fc_code (*object_json)(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
-                           fc_error *err);
-    /** As fc_checkpoint_digest. NULL when the format records none. */
-    fc_code (*digest)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
-                      fc_error *err);
-
-    /** Whether the bytes of an object, which are about to be copied as they are, are what they say of themselves. NULL
-     *  where digest, or reading them, tells. Thread-safe. */
-    fc_code (*check_object)(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_error *err);
-
-    /** Of a checkpoint that is made of others (an average, flat parameters): when all that is wanted was read, compares
-     *  what was read of those with the digests and CRCs they record. Collective over `comm`, which may be NULL. NULL:
-     *  nothing is below it. */
-    fc_code (*check_inputs)(const fc_checkpoint *checkpoint, struct fc_comm *comm, fc_error *err);
-
-    /** Checks what only the format knows of: headers, records beside the tensors' bytes. Every defect goes to
-     *  `findings`; fails only when it cannot go on. NULL when there is nothing. */
-    fc_code (*verify)(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
-                      fc_error *err);
-    /** Extent and digest of a chunk for verify, which looks at it once: what is wrong with other records beside its
-     * bytes goes to `findings`. NULL: extent and digest are asked. */
-    fc_code (*verify_chunk)(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *extent,
-                            fc_digest *digest, struct fc_findings *findings, fc_error *err);
-    const char *unverified; /**< what no digest of this format covers, for people; NULL: nothing */
-
-    bool wants_crc32; /**< seal needs fc_target_item.crc32 */
-    /** Whether the data file `index`, which is there and long enough for the chunks, is what the checkpoint takes it
-     * for: a look at its first bytes, for what was opened with headers_only and before a conversion. NULL when there is
-     * nothing more to look at. */
-    fc_code (*check_file)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
-
-    bool self_contained; /**< when sharded, every rank's file holds all of its boxes, replicated ones and objects too */
-    /** The format has no objects: `reserve` puts them where this says, for people, and the engine has none to write.
-     *  NULL: objects are stored like tensors. */
-    const char *objects_note;
-    /** The files of a directory that it writes, ended by one without a glob: --force replaces what holds nothing else.
-     *  NULL: it writes no directories. */
-    const fc_own_file *own_files;
-    /** Whether the target is a directory, and of how many files. NULL: a file without a mesh, else a directory of a
-     *  file a rank and an index. */
-    bool (*is_directory)(const fc_target *target);
-    size_t (*files)(const fc_target *target);
-
-    /** Starts a target below `staging` (a file path, or an existing empty directory, see is_directory): nothing outside
-     *  of it is touched. */
-    fc_code (*create)(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err);
-    /** How many of the part's items, from `first` on, go into the next file: reserve, the data and seal are then done
-     *  for these alone. At least 1. NULL: all of them. */
-    size_t (*split)(fc_writer *writer, const fc_target_file *file, size_t first);
-    /** Writes the headers of one part (parts come in rank order) and sets part->path and the items' offsets.
-     *  When it returns, the file has its final length and no descriptor of the writer is open on it; but see seal. */
-    fc_code (*reserve)(fc_writer *writer, fc_target_file *file, fc_error *err);
-    /** Gives a compressed chunk of the part that was reserved last its place in the file. `start`: where the chunk
-     *  starts within the item; `raw`: the bytes are the elements as they are, else shuffled (unless an element is one
-     *  byte) and deflated; `*offset`: where the engine writes `size` bytes. Not re-entrant. Items come in ascending
-     *  order of their `offset`. NULL when the format has no compression. */
-    fc_code (*place)(fc_writer *writer, const fc_target_item *item, const int64_t *start, bool raw, uint64_t size,
-                     uint64_t *offset, fc_error *err);
-    /** After the data of a part: the owned items' digests are set and go where `reserve` left room for them; the file
-     *  of a part with chunked items stays open until then. NULL when there is nothing to do. */
-    fc_code (*finish_file)(fc_writer *writer, const fc_target_file *file, fc_error *err);
-    /** After all parts: what spans them, e.g. index.h5.
-     *  @param digests CRC-64 of each of wanted->tensors as a whole. */
-    fc_code (*finish)(fc_writer *writer, const uint64_t *digests, fc_error *err);
-    void (*destroy)(fc_writer *writer);
+    const char *file_sign;         /**< how a file is recognised, for people; NULL: a checkpoint is never one file */
+    const char *directory_sign;    /**< how a directory is recognised, for people; NULL: it is never a directory */
+    const char *header_name;       /**< the header file that is not in fc_checkpoint.files; NULL: there is none */
+    bool layout_only; /**< describes tensors without data: they have no chunks, and a conversion is only planned */
+    fc_format_reader reader;
+    fc_format_verifier verifier;
+    fc_format_writer writer;
 } fc_format;
+
+/** Returns whether `format` can be written. */
+static inline bool fc_format_writes(const fc_format *format) {
+    return format->writer.create != NULL;
+}
 
 /** The static table of formats (formats/format_list.h), NULL-terminated. */
 const fc_format *const *fc_formats(void);

@@ -1,0 +1,32 @@
+/*
+ * The one way to pass errors up: FC_TRY where a function has nothing to clean up, FC_TRY_GOTO where it has. The
+ * cleaning function declares `fc_code rc = FC_OK;`, ends in a label, and returns rc.
+ */
+#ifndef FSDPCKPT_BASE_TRY_H
+#define FSDPCKPT_BASE_TRY_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/error.h"
+
+/** Evaluates `call` once and returns its code from the enclosing function unless that is FC_OK. */
+#define FC_TRY(call)                                                                                                   \
+    do {                                                                                                               \
+        const fc_code fc_try_code = (call);                                                                            \
+        if (fc_try_code != FC_OK) {                                                                                    \
+            return fc_try_code;                                                                                        \
+        }                                                                                                              \
+    } while (0)
+
+/** Evaluates `call` once, stores its code in `rc`, and jumps to `label` unless that is FC_OK. */
+#define FC_TRY_GOTO(call, rc, label)                                                                                   \
+    do {                                                                                                               \
+        (rc) = (call);                                                                                                 \
+        if ((rc) != FC_OK) {                                                                                           \
+            goto label;                                                                                                \
+        }                                                                                                              \
+    } while (0)
+
+#endif
