@@ -263,14 +263,17 @@ static fc_code publish_new(const fc_commit *commit, fc_error *err) {
     if (renameat2(AT_FDCWD, made, AT_FDCWD, commit->target, RENAME_NOREPLACE) == 0) {
         return FC_OK;
     }
-    if (flag_unknown(errno) && access(commit->target, F_OK) != 0) {
-        if (rename(made, commit->target) == 0) {
-            return FC_OK;
-        }
+    /* rename() puts a directory in the place of an empty one, and of nothing else. */
+    if ((errno == EEXIST || flag_unknown(errno)) && commit->how.is_directory && rename(made, commit->target) == 0) {
+        return FC_OK;
     }
-    return errno == EEXIST || access(commit->target, F_OK) == 0
-               ? fc_fail(err, FC_EUSAGE, "%s: appeared while it was being made: --force replaces it", commit->target)
-               : fc_fail_errno(err, errno, "%s: rename into place", commit->target);
+    if (errno == EEXIST || errno == ENOTEMPTY || errno == ENOTDIR) {
+        return fc_fail(err, FC_EUSAGE, "%s: appeared while it was being made: --force replaces it", commit->target);
+    }
+    if (flag_unknown(errno) && access(commit->target, F_OK) != 0 && rename(made, commit->target) == 0) {
+        return FC_OK;
+    }
+    return fc_fail_errno(err, errno, "%s: rename into place", commit->target);
 }
 
 /* Two renames where one is not possible. Between them there is no target, but the staging directory says so, and the
@@ -333,7 +336,7 @@ static fc_code sync_parent(const fc_commit *commit, fc_error *err) {
 
 fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
     const char *made = fc_commit_path(commit);
-    fc_code rc = commit->how.force ? fc_keep_permissions(commit->target, made, err) : FC_OK;
+    fc_code rc = fc_keep_permissions(commit->target, made, err);
     if (rc == FC_OK) {
         rc = commit->how.is_directory ? sync_directory(made, err) : sync_path(AT_FDCWD, made, made, err);
     }

@@ -121,11 +121,13 @@ static fc_code check_entry(const char *path, int directory, const char *name, fc
     return rc;
 }
 
-static fc_code check_directory(const char *path, fc_error *err) {
+/* An empty directory was made for the target, which takes its place: that needs no `force`. */
+static fc_code check_directory(const char *path, bool force, fc_error *err) {
     fc_dir dir;
     fc_code rc = fc_dir_open(&dir, path, err);
     for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
-        rc = check_entry(path, dirfd(dir.dir), name, err);
+        rc = force ? check_entry(path, dirfd(dir.dir), name, err)
+                   : fc_fail(err, FC_EUSAGE, "%s: exists: --force replaces it", path);
     }
     return fc_dir_close(&dir, rc, err);
 }
@@ -155,12 +157,12 @@ fc_code fc_check_replaced(const fc_commit_options *how, const char *path, fc_err
     if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode)) {
         return fc_fail(err, FC_EUSAGE, "%s: is not a regular file", path);
     }
-    if (!how->force) {
+    if (!how->force && !how->is_directory) {
         return fc_fail(err, FC_EUSAGE, "%s: exists: --force replaces it", path);
     }
     fc_code rc = check_mount(path, err);
     if (rc == FC_OK && how->is_directory) {
-        rc = check_directory(path, err);
+        rc = check_directory(path, how->force, err);
     } else if (rc == FC_OK && !how->any_content) {
         rc = check_file(path, err);
     }

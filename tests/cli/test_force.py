@@ -57,11 +57,13 @@ class Force(harness.Case):
         self.ok("consolidate", harness.corpus(TRAIN), "-o", "a.h5", "-q")
         self.ok("schema", "a.h5", "-o", "model.json")
         self.ok("check", "a.h5", "--schema", "model.json", "--junit", "report.xml", "-q")
-        self.refused("check", "a.h5", "--schema", "model.json", "--junit", "model.json", contains=["that is read"])
-        os.link(self.path("a.h5"), self.path("hard.bin"))
+        os.rename(self.path("model.json"), self.path("model.xml"))
+        self.refused("check", "a.h5", "--schema", "model.xml", "--junit", "model.xml", contains=["that is read"])
+        for name in ("hard.bin", "hard.xml"):
+            os.link(self.path("a.h5"), self.path(name))
         tensor = json.loads(self.ok("inspect", "a.h5", "--json"))["tensors"][0]["name"]
         self.refused("extract", "a.h5", tensor, "-o", "hard.bin", contains=["that is read"])
-        self.refused("check", "a.h5", "--against", "hard.bin", "--junit", "hard.bin", contains=["that is read"])
+        self.refused("check", "a.h5", "--against", "hard.xml", "--junit", "hard.xml", contains=["that is read"])
 
     def test_foreign_files_stay(self):
         os.makedirs(self.path("out", "shard-00000-of-00001.h5"))
