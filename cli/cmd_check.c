@@ -40,14 +40,14 @@ static fc_code open_reference(job *j, fc_error *err) {
         return FC_OK;
     }
     fc_open_options how = {.headers_only = true, .follow_external = o->follow_external};
-    fc_code rc = fc_checkpoint_open(path, &how, &j->reference, err);
+    fc_code rc = fc_checkpoint_open_model(path, &how, NULL, &j->reference, err);
     if (rc == FC_OK && o->schema && !j->reference->format->layout_only) {
         rc = fc_fail(err, FC_EUSAGE, "--schema %s: is a checkpoint (%s), not a schema: give it with --against", path,
                      j->reference->format->description);
     }
     j->how.reference = j->reference;
     if (rc == FC_OK && !fc_flat_parameter(j->reference, NULL) && fc_knows_model_order(j->reference, NULL)) {
-        j->how.open.model = j->reference;
+        j->how.model = j->reference;
     }
     return rc;
 }

@@ -43,14 +43,14 @@ static fc_code compare(job *j, fc_error *err) {
     fc_checkpoint *model = NULL;
     signals_cancel(&j->progress);
     fc_code rc = source_model(o, &model, err);
-    j->how.open.model = model;
+    j->how.model = model;
     rc = rc == FC_OK
              ? fc_compare_paths(o->operands[0], o->operands[1], &j->how, j->arena, &j->a, &j->b, &j->report, err)
              : rc;
     signals_cancel(NULL);
     progress_stop(view);
     fc_checkpoint_close(model);
-    j->how.open.model = NULL;
+    j->how.model = NULL;
     if (rc == FC_OK && o->schema && !fc_was_flat(j->a) && !fc_was_flat(j->b)) {
         rc = fc_fail(err, FC_EUSAGE, "%s, %s: have no flat parameters of FSDP1, which --schema is for: leave it out",
                      o->operands[0], o->operands[1]);

@@ -9,7 +9,7 @@
 #include "source.h"
 #include "target.h"
 
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <stdlib.h>

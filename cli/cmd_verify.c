@@ -11,6 +11,7 @@
 #include "fsdpckpt/check.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/unflatten.h"
 #include "fsdpckpt/verify.h"
 
 #include <stdlib.h>
@@ -222,7 +223,7 @@ static fc_code open_source(const options *o, fc_checkpoint **checkpoint, fc_erro
     if (!bad.arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    fc_code rc = fc_checkpoint_open(o->operands[0], &how, checkpoint, err);
+    fc_code rc = fc_checkpoint_open_model(o->operands[0], &how, NULL, checkpoint, err);
     if (rc == FC_ECORRUPT || rc == FC_EIO) {
         find_absent(o->operands[0], &how, &bad);
         for (size_t i = 0; i < damaged.count; i++) { /* of what is absent it is known already what was in it */

@@ -239,6 +239,7 @@ static fc_code flatten(job *j, fc_error *err) {
         s->include = s->exclude = s->rename = NULL;
         s->strip_prefix = NULL;
         s->flat_state = true;
+        s->is_cut = fc_is_flattened;
         j->left_out = plan.selected.left_out;
     }
     fc_checkpoint_close(model);

@@ -43,7 +43,7 @@ fc_code source_model(const options *o, fc_checkpoint **out, fc_error *err) {
     /* Names and shapes are all that is wanted of it: the data files may be elsewhere. */
     const fc_open_options how = {.headers_only = true, .follow_external = o->follow_external, .teller = {source_note}};
     *out = NULL;
-    return o->schema ? fc_checkpoint_open(o->schema, &how, out, err) : FC_OK;
+    return o->schema ? fc_checkpoint_open_model(o->schema, &how, NULL, out, err) : FC_OK;
 }
 
 fc_code source_open(const options *o, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err) {
@@ -53,12 +53,11 @@ fc_code source_open(const options *o, const char *path, bool headers_only, fc_ch
     *out = NULL;
     fc_arena *arena = NULL;
     fc_code rc = source_model(o, &model, err);
-    how.model = model;
     if (rc == FC_OK && o->tp_plan && !o->tp) { /* with --tp it says how the target is cut */
         arena = fc_arena_new();
         rc = arena ? fc_tp_plan_load(o->tp_plan, arena, &how.tp_plan, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    rc = rc == FC_OK ? fc_checkpoint_open(path, &how, out, err) : rc;
+    rc = rc == FC_OK ? fc_checkpoint_open_model(path, &how, model, out, err) : rc;
     if (rc == FC_OK && how.tp_plan && (*out)->tp_joined == 0) {
         rc =
             fc_fail(err, FC_EUSAGE,

@@ -3,7 +3,7 @@
  */
 #include "safetensors/safetensors.h"
 
-#include "io/other_files.h"
+#include "checkpoint/other_files.h"
 #include "registry.h"
 #include "safetensors/kept.h"
 

@@ -183,12 +183,12 @@ fc_code fc_check_path(const char *path, const fc_check_options *options, fc_aren
     how.damaged = add_unreadable;
     how.context = &c;
     *out = (fc_report){0};
-    fc_code rc = fc_checkpoint_open(path, &how, checkpoint, &why);
+    fc_code rc = fc_checkpoint_open_model(path, &how, options->model, checkpoint, &why);
     if (rc == FC_OK) {
         c.checkpoint = *checkpoint;
         return finish(&c, run(&c, out, err), err);
     }
-    bool misfit = rc == FC_EUSAGE && how.model; /* flat parameters of another model */
+    bool misfit = rc == FC_EUSAGE && options->model; /* flat parameters of another model */
     if (!misfit && (rc != FC_ECORRUPT || access(path, F_OK) != 0)) {
         return err ? (*err = why, rc) : rc;
     }

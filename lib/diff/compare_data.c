@@ -7,12 +7,12 @@
 
 #include "base/checked.h"
 #include "base/pages.h"
-#include "base/threads.h"
 #include "base/try.h"
+#include "diff/values.h"
 #include "engine/queue.h"
 #include "engine/source.h"
+#include "engine/threads.h"
 #include "engine/tuning.h"
-#include "engine/values.h"
 #include "fsdpckpt/plan.h"
 
 #include <inttypes.h>

@@ -6,9 +6,9 @@
 
 #include "base/crc.h"
 #include "base/pages.h"
-#include "base/threads.h"
 #include "base/try.h"
 #include "engine/source.h"
+#include "engine/threads.h"
 #include "engine/tile_digest.h"
 #include "engine/tuning.h"
 #include "fsdpckpt/format.h"

@@ -2,6 +2,7 @@
  * index.h5: the whole of every value as a virtual dataset over the shard files, so that programs which know nothing of
  * shards see the full model. Made after the shards, from the mesh and the placements alone.
  */
+#include "fsdpckpt/layout.h"
 #include "hdf5/writer/writer.h"
 
 #include <string.h>

@@ -4,7 +4,7 @@
 #ifndef FSDPCKPT_AVERAGE_H
 #define FSDPCKPT_AVERAGE_H
 
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 
 #ifdef __cplusplus
 extern "C" {

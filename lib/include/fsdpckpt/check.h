@@ -7,7 +7,7 @@
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/layout.h"
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -108,9 +108,10 @@ typedef struct fc_check_options {
                                          (of the checkpoint's names) are looked at; NULL: all as it is */
     const char *const *allow_missing; /**< globs over names, NULL-terminated; NULL: none */
     const char *const *allow_unexpected;
-    const fc_mesh *mesh;       /**< made by fc_layout_mesh; NULL: no mesh */
-    const fc_tp_plan *tp_plan; /**< for a mesh with a dimension tp */
-    fc_open_options open;      /**< for fc_check_path; headers_only is set by it */
+    const fc_mesh *mesh;        /**< made by fc_layout_mesh; NULL: no mesh */
+    const fc_tp_plan *tp_plan;  /**< for a mesh with a dimension tp */
+    fc_open_options open;       /**< for fc_check_path, which sets headers_only */
+    const fc_checkpoint *model; /**< for fc_check_path: as in fc_checkpoint_open_model */
 } fc_check_options;
 
 /**

@@ -9,6 +9,7 @@
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/box.h"
+#include "fsdpckpt/digest.h"
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
 #include "fsdpckpt/io.h"
@@ -109,9 +110,6 @@ struct fc_checkpoint;
 typedef struct fc_open_options {
     bool headers_only;    /**< do not ask for the data files: sizes and extents stay unchecked */
     bool follow_external; /**< allow external links, external storage and foreign virtual datasets (HDF5) */
-    /** The model whose parameters are in FSDP1's flat parameters, if there are any (unflatten.h); need not outlive the
-     *  call. NULL: they stay as they are. */
-    const struct fc_checkpoint *model;
     /** Where it cannot be opened: called for each of its files that cannot be read by itself, with the line that says
      *  why. NULL: the error, which is about one of them, is enough. */
     void (*damaged)(void *context, const char *path, const char *message);
@@ -130,10 +128,20 @@ typedef struct fc_open_options {
 fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err);
 
 /**
- * Refuses (FC_EUSAGE) a target that exists and is, or contains, a file or directory of `checkpoint`; by device and
- * inode, under whatever name.
- * @param holds_all the target will hold all that the checkpoint holds: then it may be the checkpoint itself, unless it
- *                  is one file of several.
+ * Finds tied tensors (the same tensor under several names). Files that store them once (torch.save, HDF5 hard links)
+ * list the same bytes under each name, and a schema says it.
+ * @param tensors `count` tensors of `source`.
+ * @param same_as receives `count` indices into `tensors`: the first tensor that each is tied to, or its own index.
+ * @return FC_ENOMEM.
+ */
+fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensors, size_t count, size_t *same_as,
+                     fc_error *err);
+
+/**
+ * Refuses (FC_EUSAGE) a target that exists and is, or contains, a file or directory of `checkpoint`. Files are compared
+ * by device and inode.
+ * @param holds_all the target will hold everything that the checkpoint holds: then it may be the checkpoint itself,
+ *                  unless it is one file of several.
  */
 fc_code fc_checkpoint_spare(const fc_checkpoint *checkpoint, const char *target, bool holds_all, fc_error *err);
 
@@ -199,6 +207,16 @@ fc_code fc_check_readable(const fc_checkpoint *checkpoint, const fc_tensor *tens
  */
 fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                   const char **json, fc_error *err);
+
+/** For the `index` of fc_checkpoint_digest: the whole tensor, independent of how it is cut. */
+#define FC_WHOLE_TENSOR SIZE_MAX
+
+/**
+ * The digest that the checkpoint records for chunk `index` of `tensor`, or for the whole of it. Thread-safe.
+ * FC_OK with kind FC_DIGEST_NONE where none is recorded.
+ */
+fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                             fc_error *err);
 
 #ifdef __cplusplus
 }

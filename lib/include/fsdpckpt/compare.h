@@ -6,6 +6,7 @@
 #define FSDPCKPT_COMPARE_H
 
 #include "fsdpckpt/move.h"
+#include "fsdpckpt/select.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -62,7 +63,8 @@ typedef struct fc_compare_options {
     bool data;      /**< read the data also where digests answer */
     bool quick;     /**< only whether there is a difference: stop at the first */
     fc_move_options move;
-    fc_open_options open; /**< for fc_compare_paths */
+    fc_open_options open;       /**< for fc_compare_paths */
+    const fc_checkpoint *model; /**< for fc_compare_paths: as in fc_checkpoint_open_model */
 } fc_compare_options;
 
 typedef struct fc_compare_report {

@@ -8,7 +8,8 @@
 #ifndef FSDPCKPT_DIGEST_H
 #define FSDPCKPT_DIGEST_H
 
-#include "fsdpckpt/checkpoint.h"
+#include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -48,16 +49,6 @@ typedef struct fc_digest {
     const int64_t *offsets;  /**< GROUP only: of the box in the tensor; NULL: all 0 */
     const int64_t *sizes;    /**< GROUP only */
 } fc_digest;
-
-/** For the `index` of fc_checkpoint_digest: the whole tensor, independent of how it is cut. */
-#define FC_WHOLE_TENSOR SIZE_MAX
-
-/**
- * The digest that the checkpoint records for chunk `index` of `tensor`, or for the whole of it. Thread-safe.
- * FC_OK with kind FC_DIGEST_NONE where none is recorded.
- */
-fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
-                             fc_error *err);
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,7 @@
 #define FSDPCKPT_FLATTEN_H
 
 #include "fsdpckpt/checkpoint.h"
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 #include "fsdpckpt/wrap_policy.h"
 
 #ifdef __cplusplus

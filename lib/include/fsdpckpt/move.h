@@ -7,6 +7,7 @@
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
+#include "fsdpckpt/select.h"
 
 #include <stdatomic.h>
 
@@ -66,12 +67,6 @@ typedef fc_code fc_read_visit(void *context, const void *bytes, size_t size, fc_
  */
 fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                        fc_read_visit *visit, void *context, fc_error *err);
-
-/**
- * Converts `count` elements as torch's Tensor.to(dtype) does (round to nearest even, NaN kept; through float32
- * where torch goes through it). Only between FC_CLASS_FLOAT types; `src` and `dst` do not overlap.
- */
-void fc_cast(fc_dtype from, const void *src, fc_dtype to, void *dst, size_t count);
 
 /** The whole way from an open checkpoint to a committed target. */
 typedef struct fc_convert_options {

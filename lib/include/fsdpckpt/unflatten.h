@@ -8,7 +8,7 @@
 #define FSDPCKPT_UNFLATTEN_H
 
 #include "fsdpckpt/checkpoint.h"
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -28,16 +28,6 @@ const fc_tensor *fc_flat_parameter(const fc_checkpoint *checkpoint, size_t *coun
  * @param why receives the reason, for people, where it is not known; may be NULL.
  */
 bool fc_knows_model_order(const fc_checkpoint *checkpoint, const char **why);
-
-/**
- * Finds tensors that are one (tied weights): files that keep them once (torch.save, HDF5's hard links) list the same
- * bytes under each name, and a schema says it.
- * @param tensors of `source`, `count` of them.
- * @param same_as out, `count` of them: for each of `tensors` the first one that it is; itself where it is not tied.
- * @return FC_ENOMEM.
- */
-fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensors, size_t count, size_t *same_as,
-                     fc_error *err);
 
 /**
  * Puts the tensors of `wanted` in the order of `model`, where they may have any name of tied ones. What is no parameter
@@ -61,6 +51,14 @@ bool fc_was_flat(const fc_checkpoint *checkpoint);
  *         a parameter is nowhere; FC_EUNSUPPORTED where it fits in more than one way; FC_ENOMEM.
  */
 fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_checkpoint **out, fc_error *err);
+
+/**
+ * Opens a checkpoint as fc_checkpoint_open does. Its flat parameters, if it has any, become those of `model`.
+ * @param model need not outlive the call. NULL: flat parameters stay, and fc_checkpoint.note reports them.
+ * @return as fc_checkpoint_open, then as fc_unflatten.
+ */
+fc_code fc_checkpoint_open_model(const char *path, const fc_open_options *options, const fc_checkpoint *model,
+                                 fc_checkpoint **out, fc_error *err);
 
 #ifdef __cplusplus
 }

@@ -4,7 +4,7 @@
 #ifndef FSDPCKPT_VIEW_H
 #define FSDPCKPT_VIEW_H
 
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 
 #ifdef __cplusplus
 extern "C" {

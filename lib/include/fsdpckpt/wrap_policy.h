@@ -14,7 +14,7 @@
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
 #include "fsdpckpt/flat_param.h"
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 
 #include <stdbool.h>
 #include <stddef.h>
