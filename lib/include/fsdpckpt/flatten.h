@@ -1,7 +1,7 @@
 /*
- * The other way of unflatten.h: a checkpoint of parameters as FSDP1's LOCAL_STATE_DICT has it, with one flat parameter
- * for each unit that a wrap policy makes. Semantics: _local_post_state_dict_hook in
- * torch/distributed/fsdp/_state_dict_utils.py, FlatParamHandle in _flat_param.py.
+ * The inverse of unflatten.h: makes a checkpoint as FSDP1's LOCAL_STATE_DICT has it, with one flat parameter for each
+ * unit of a wrap policy. Semantics: _local_post_state_dict_hook in torch/distributed/fsdp/_state_dict_utils.py, and
+ * FlatParamHandle in _flat_param.py.
  */
 #ifndef FSDPCKPT_FLATTEN_H
 #define FSDPCKPT_FLATTEN_H
@@ -33,10 +33,10 @@ extern "C" {
 fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_module_tree *tree, const fc_units *units,
                    int64_t ranks, fc_checkpoint **out, fc_error *err);
 
-/** Whether a tensor is one that fc_flatten made: cut over the ranks, as nothing else in its checkpoint is. */
+/** Returns whether fc_flatten made the tensor. Only such tensors are cut over the ranks of their checkpoint. */
 bool fc_is_flattened(const fc_checkpoint *checkpoint, const fc_tensor *tensor);
 
-/** fc_object.encoding of a value that is not from a file: its bytes are JSON, and a program gets it as it is. */
+/** fc_object.encoding of a value that does not come from a file. Its bytes are JSON. */
 #define FC_OBJECT_VALUE "fsdpckpt.value"
 
 #ifdef __cplusplus
