@@ -30,6 +30,9 @@ fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_
 fc_code ranks_gather(ranks *r, const options *o, const char *source, const char *target, fc_commit **gathered,
                      fc_error *err);
 
+/** Whether this is the launcher's first process, or there is no launcher. Known before ranks_begin. */
+bool ranks_is_launched_first(void);
+
 /** Whether this rank prints: one of them does. */
 bool ranks_speaks(const ranks *r);
 

@@ -3,6 +3,7 @@
  * finds under the target's name is the old one or the complete new one, never something between.
  */
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/progress.h"
 
 #include "io/directory.h"
 #include "io/replace.h"
@@ -27,6 +28,7 @@ struct fc_commit {
     char *target; /* resolved: no trailing slash, no symbolic link */
     char *parent; /* directory of the target */
     fc_staging staging;
+    fc_progress *progress; /* may be NULL */
 };
 
 static void commit_free(fc_commit *commit) {
@@ -191,9 +193,22 @@ static fc_code sync_path(int parent, const char *name, const char *shown, fc_err
 typedef struct sync_job {
     pthread_mutex_t lock; /* guards what follows */
     fc_dir dir;
+    fc_progress *progress; /* may be NULL */
     fc_code code;
     fc_error error;
 } sync_job;
+
+/* How many there will be; for people, so errors are left to those who sync. */
+static uint64_t count_files(const char *path) {
+    uint64_t count = 0;
+    fc_dir dir;
+    fc_code rc = fc_dir_open(&dir, path, NULL);
+    while (rc == FC_OK && fc_dir_next(&dir)) {
+        count++;
+    }
+    (void)fc_dir_close(&dir, rc, NULL);
+    return count;
+}
 
 /* The next file's name. @return false when there is none, or after an error. */
 static bool next_file(sync_job *job, char name[NAME_MAX + 1]) {
@@ -212,6 +227,7 @@ static void *sync_files(void *context) {
     while (next_file(job, name)) {
         fc_error err;
         fc_code rc = sync_path(dirfd(job->dir.dir), name, name, &err);
+        rc = rc == FC_OK ? fc_progress_count(job->progress, 1, &err) : rc;
         pthread_mutex_lock(&job->lock);
         if (rc != FC_OK && job->code == FC_OK) {
             job->code = rc;
@@ -224,11 +240,11 @@ static void *sync_files(void *context) {
 
 /* A target directory is flat: files, no directories below it. Several are synced at once, since a file system's journal
    takes as long for one as for all that wait for it. */
-static fc_code sync_directory(const char *path, fc_error *err) {
+static fc_code sync_directory(const char *path, fc_progress *progress, fc_error *err) {
     enum { THREADS = 8 };
     pthread_t threads[THREADS - 1];
     int started = 0;
-    sync_job job = {.code = FC_OK};
+    sync_job job = {.progress = progress};
     fc_code rc = fc_dir_open(&job.dir, path, err);
     if (rc != FC_OK) {
         return rc;
@@ -334,11 +350,20 @@ static fc_code sync_parent(const fc_commit *commit, fc_error *err) {
                                     commit->target);
 }
 
+void fc_commit_count(fc_commit *commit, fc_progress *progress) {
+    commit->progress = progress;
+}
+
 fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
     const char *made = fc_commit_path(commit);
     fc_code rc = fc_keep_permissions(commit->target, made, err);
-    if (rc == FC_OK) {
-        rc = commit->how.is_directory ? sync_directory(made, err) : sync_path(AT_FDCWD, made, made, err);
+    if (rc == FC_OK && commit->how.is_directory) {
+        fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, count_files(made));
+        rc = sync_directory(made, commit->progress, err);
+    } else if (rc == FC_OK) {
+        fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, 1);
+        rc = sync_path(AT_FDCWD, made, made, err);
+        rc = rc == FC_OK ? fc_progress_count(commit->progress, 1, err) : rc;
     }
     if (rc == FC_OK) {
         rc = publish(commit, err);

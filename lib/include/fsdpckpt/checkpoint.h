@@ -106,6 +106,7 @@ typedef struct fc_checkpoint {
 } fc_checkpoint;
 
 struct fc_checkpoint;
+struct fc_progress; /* progress.h */
 
 typedef struct fc_open_options {
     bool headers_only;    /**< do not ask for the data files: sizes and extents stay unchecked */
@@ -118,6 +119,9 @@ typedef struct fc_open_options {
     /** How tensor parallelism cut the plain tensors of torch.save files of ranks, which do not say it themselves. NULL:
      *  such tensors are copies, or they are refused. Need not outlive the call. */
     const struct fc_tp_plan *tp_plan;
+    /** Counts the files that are opened, in the phase FC_PHASE_OPENING; its `cancel` ends the opening with
+     *  FC_EINTERRUPTED. NULL: not wanted. Need not outlive the call. */
+    struct fc_progress *progress;
 } fc_open_options;
 
 /**

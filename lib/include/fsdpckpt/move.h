@@ -7,20 +7,12 @@
 #include "fsdpckpt/comm.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
+#include "fsdpckpt/progress.h"
 #include "fsdpckpt/select.h"
-
-#include <stdatomic.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/** Shared by the caller, its signal handler and the workers. */
-typedef struct fc_progress {
-    atomic_uint_fast64_t done;  /**< bytes written */
-    atomic_uint_fast64_t total; /**< bytes to write; 0: not known yet */
-    atomic_bool cancel;         /**< set it to stop: the job returns FC_EINTERRUPTED and leaves nothing behind */
-} fc_progress;
 
 struct fc_source_crc; /* lib/engine/source_crc.h */
 
