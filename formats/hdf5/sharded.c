@@ -10,8 +10,8 @@
 #include "hdf5/reader.h"
 
 #include "base/checked.h"
+#include "io/directory.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -112,25 +112,21 @@ static fc_code check_links(const opening *o, fc_error *err) {
 /* Files of another cut beside these are a sign that two checkpoints were mixed. */
 static fc_code check_directory(const opening *o, fc_error *err) {
     char expected[64];
-    DIR *dir = opendir(o->directory);
-    fc_code rc = FC_OK;
-    if (!dir) {
-        return fc_fail_errno(err, errno, "%s: cannot be listed", o->directory);
-    }
-    for (struct dirent *e; rc == FC_OK && (e = readdir(dir));) {
+    fc_dir dir;
+    fc_code rc = fc_dir_open(&dir, o->directory, err);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
         long long rank = -1, ranks = -1;
         int end = -1;
-        if (sscanf(e->d_name, "shard-%lld-of-%lld.h5%n", &rank, &ranks, &end) != 2 || end < 0 || e->d_name[end]) {
+        if (sscanf(name, "shard-%lld-of-%lld.h5%n", &rank, &ranks, &end) != 2 || end < 0 || name[end]) {
             continue;
         }
         snprintf(expected, sizeof expected, "shard-%05lld-of-%05lld.h5", rank, (long long)o->ranks);
-        if (ranks != o->ranks || rank < 0 || rank >= ranks || strcmp(expected, e->d_name) != 0) {
+        if (ranks != o->ranks || rank < 0 || rank >= ranks || strcmp(expected, name) != 0) {
             rc = fc_fail(err, FC_ECORRUPT, "%s: %s does not belong here: index.h5 is of %lld shards; move it away",
-                         o->directory, e->d_name, (long long)o->ranks);
+                         o->directory, name, (long long)o->ranks);
         }
     }
-    closedir(dir);
-    return rc;
+    return fc_dir_close(&dir, rc, err);
 }
 
 /* ---- index.h5 ---- */

@@ -16,7 +16,8 @@
 static bool pt_probe(const fc_probe *probe) {
     char path[PATH_MAX];
     if (probe->is_directory) {
-        return fc_pt_has_sets(probe->path) || fc_pt_find_index(probe->path, path);
+        return fc_pt_has_sets(probe->path, probe->err) ||
+               (probe->err->code == FC_OK && fc_pt_find_index(probe->path, path));
     }
     return fc_pt_is_index(probe->path) || fc_torch_is_zip(probe->head, probe->head_size) ||
            fc_torch_is_legacy(probe->head, probe->head_size) || fc_torch_is_tar(probe->head, probe->head_size);

@@ -35,6 +35,9 @@ static const fc_format *recognise(const fc_probe *probe) {
         if ((*f)->reader.probe(probe)) {
             return *f;
         }
+        if (probe->err->code != FC_OK) {
+            return NULL; /* what it is cannot be told; the next one could take it for something else */
+        }
     }
     return NULL;
 }
@@ -48,7 +51,8 @@ static void append(char *text, size_t size, const char *separator, const char *m
 /* Whether what is called so is a checkpoint by itself. */
 static bool is_checkpoint(const char *path, const char *name) {
     unsigned char head[HEAD_SIZE];
-    fc_probe probe = {path, true, NULL, 0};
+    fc_error ignored = {FC_OK, ""}; /* it is only a hint */
+    fc_probe probe = {path, true, NULL, 0, &ignored};
     struct stat st;
     if (stat(path, &st) != 0) {
         return false;
@@ -67,7 +71,7 @@ static bool is_checkpoint(const char *path, const char *name) {
 /* Names the checkpoints one level below: a trainer's folder has one for the model and one for the optimizer. */
 static void list_below(const char *directory, char *text, size_t size) {
     struct dirent **entries = NULL;
-    int n = scandir(directory, &entries, NULL, alphasort), found = 0;
+    int n = scandir(directory, &entries, NULL, alphasort), found = 0; /* an error: no hint */
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;
         char *path = NULL;
@@ -106,7 +110,8 @@ static fc_code tell_unknown(const fc_probe *probe, fc_error *err) {
 
 static fc_code find_format(const char *path, const fc_format **out, fc_error *err) {
     unsigned char head[HEAD_SIZE];
-    fc_probe probe = {path, false, NULL, 0};
+    fc_error failed = {FC_OK, ""};
+    fc_probe probe = {path, false, NULL, 0, &failed};
     struct stat st;
     if (stat(path, &st) != 0) {
         return errno == ENOENT || errno == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: no such file or directory", path)
@@ -121,7 +126,9 @@ static fc_code find_format(const char *path, const fc_format **out, fc_error *er
         probe.head = head;
     }
     *out = recognise(&probe);
-    return *out ? FC_OK : tell_unknown(&probe, err);
+    return *out                   ? FC_OK
+           : failed.code != FC_OK ? fc_fail(err, failed.code, "%s", failed.message)
+                                  : tell_unknown(&probe, err);
 }
 
 /* Without the slashes that completion puts behind the name of a directory: files are shown as PATH/NAME. */

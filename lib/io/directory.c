@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static fc_code opened(fc_dir *dir, const char *path, DIR *handle, fc_error *err) {
@@ -49,6 +50,24 @@ fc_code fc_dir_close(fc_dir *dir, fc_code rc, fc_error *err) {
     return rc != FC_OK || dir->errnum == 0
                ? rc
                : fc_fail_errno(err, dir->errnum, "%s: the directory cannot be read to its end", dir->path);
+}
+
+static bool is_directory(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+bool fc_dir_find(const char *path, bool (*matches)(const char *name), fc_error *err) {
+    fc_dir dir;
+    bool found = false;
+    if (!is_directory(path)) {
+        return false;
+    }
+    fc_code rc = fc_dir_open(&dir, path, err);
+    for (const char *name; rc == FC_OK && !found && (name = fc_dir_next(&dir)) != NULL;) {
+        found = matches(name);
+    }
+    return fc_dir_close(&dir, rc, err) == FC_OK && found;
 }
 
 /* Removes what is in the directory. @return false: it could not be read to its end. */

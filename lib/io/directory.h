@@ -36,6 +36,12 @@ const char *fc_dir_next(fc_dir *dir);
 /** Closes it. @return `rc`, or where that is FC_OK what kept the walk from the end. */
 fc_code fc_dir_close(fc_dir *dir, fc_code rc, fc_error *err);
 
+/**
+ * Returns whether a name in the directory `path` is one that `matches`. What is no directory has none.
+ * @param err set if the directory cannot be listed or not be read to its end.
+ */
+bool fc_dir_find(const char *path, bool (*matches)(const char *name), fc_error *err);
+
 /** Removes the file or tree `name` of the open directory `parent`, as far as that is possible; no link is followed. */
 void fc_remove_tree(int parent, const char *name);
 

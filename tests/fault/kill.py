@@ -24,7 +24,9 @@ def main():
     target = os.path.join(home, "target" if command[0] == "reshard" else "target.h5")
     log = os.path.join(tempfile.gettempdir(), f"fc-kill-{os.getpid()}.log")
     options = ["-o", target, "-q", "-j1", *command[1:]]
-    base = dict(os.environ, LD_PRELOAD=shim, **({"FAULT_NO_EXCHANGE": "1"} if way == "two-steps" else {}))
+    folders = [os.path.dirname(shim), os.environ.get("LD_LIBRARY_PATH")]  # LD_PRELOAD cannot name one with blanks
+    base = dict(os.environ, LD_PRELOAD=os.path.basename(shim), LD_LIBRARY_PATH=":".join(filter(None, folders)),
+                **({"FAULT_NO_EXCHANGE": "1"} if way == "two-steps" else {}))
 
     def names(path):
         result = run([program, "inspect", path, "--json"])

@@ -2,8 +2,8 @@
  * Fault injection from outside: preloaded into the command, it fails the n-th call of a family, counted over the
  * whole process (and anew in a child). The product itself has no hooks; libhdf5's system calls fail like our own.
  *
- *   FAULT_FAMILY=sys|mem  which calls       FAULT_AT=n  which of them, from 1       FAULT_ERRNO=number
- *   FAULT_KILL=1          the process is killed there instead, as by kill -9
+ *   FAULT_FAMILY=sys|mem|dir  which calls (dir: those of sys that list directories)       FAULT_AT=n  which of them,
+ * from 1       FAULT_ERRNO=number FAULT_KILL=1          the process is killed there instead, as by kill -9
  *   FAULT_NO_EXCHANGE=1   renameat2 knows no flags, as on NFS
  *   FAULT_LOG=path        an existing file of 64 bytes that gets the name of the call that failed; it is mapped at
  *                         the start, so that a child confined by seccomp can still say so
@@ -34,7 +34,7 @@
 
 static atomic_long calls;
 static long fault_at;
-static bool family_mem, kills, no_exchange;
+static bool family_mem, family_dir, kills, no_exchange;
 static int fault_errno = EIO;
 static uintptr_t text_begin, text_end;
 static char *fault_log;
@@ -97,6 +97,7 @@ __attribute__((constructor)) static void start(void) {
     find_symbols();
     family_mem = family && strcmp(family, "mem") == 0;
     fault_errno = number ? atoi(number) : EIO;
+    family_dir = family && strcmp(family, "dir") == 0;
     kills = getenv("FAULT_KILL") != NULL;
     no_exchange = getenv("FAULT_NO_EXCHANGE") != NULL;
     const char *path = getenv("FAULT_LOG");
@@ -122,6 +123,11 @@ static bool fails(bool mem, const char *name) {
     }
     errno = mem ? ENOMEM : fault_errno;
     return true;
+}
+
+/* A call that is no listing of a directory. */
+static bool call_fails(const char *name) {
+    return !family_dir && fails(false, name);
 }
 
 static bool called_by_us(const void *from) {
@@ -193,7 +199,7 @@ int open(const char *path, int flags, ...) {
     va_start(args, flags);
     mode_t mode = mode_of(flags, args);
     va_end(args);
-    return fails(false, "open") ? -1 : real(path, flags, mode);
+    return call_fails("open") ? -1 : real(path, flags, mode);
 }
 
 int open64(const char *path, int flags, ...) {
@@ -202,7 +208,7 @@ int open64(const char *path, int flags, ...) {
     va_start(args, flags);
     mode_t mode = mode_of(flags, args);
     va_end(args);
-    return fails(false, "open64") ? -1 : real(path, flags, mode);
+    return call_fails("open64") ? -1 : real(path, flags, mode);
 }
 
 int openat(int dir, const char *path, int flags, ...) {
@@ -211,7 +217,7 @@ int openat(int dir, const char *path, int flags, ...) {
     va_start(args, flags);
     mode_t mode = mode_of(flags, args);
     va_end(args);
-    return fails(false, "openat") ? -1 : real(dir, path, flags, mode);
+    return call_fails("openat") ? -1 : real(dir, path, flags, mode);
 }
 
 /* NOLINTBEGIN(bugprone-macro-parentheses): the arguments are types and lists */
@@ -219,7 +225,7 @@ int openat(int dir, const char *path, int flags, ...) {
     ret name params;                                                                                                   \
     ret name params {                                                                                                  \
         REAL(ret(*) params, #name);                                                                                    \
-        return fails(false, #name) ? (ret)-1 : real call;                                                              \
+        return call_fails(#name) ? (ret)-1 : real call;                                                                \
     }
 
 FAULTY(ssize_t, pread, (int fd, void *buf, size_t n, off_t at), (fd, buf, n, at))
@@ -236,7 +242,7 @@ FAULTY(int, renameat, (int fromdir, const char *from, int todir, const char *to)
 
 int renameat2(int fromdir, const char *from, int todir, const char *to, unsigned flags) {
     REAL(int (*)(int, const char *, int, const char *, unsigned), "renameat2");
-    if (fails(false, "renameat2")) {
+    if (call_fails("renameat2")) {
         return -1;
     }
     if (no_exchange && flags != 0) {
@@ -256,7 +262,7 @@ FAULTY(int, fchmod, (int fd, mode_t mode), (fd, mode))
     ret name params;                                                                                                   \
     ret name params {                                                                                                  \
         REAL(ret(*) params, #name);                                                                                    \
-        return kills && fails(false, #name) ? (ret)-1 : real call;                                                     \
+        return kills && call_fails(#name) ? (ret)-1 : real call;                                                       \
     }
 
 ONLY_KILLED(int, unlinkat, (int dir, const char *path, int flags), (dir, path, flags))
@@ -276,7 +282,7 @@ FAULTY_POINTER(struct dirent64 *, readdir64, (DIR * dir), (dir))
 
 char *mkdtemp(char *template) {
     REAL(char *(*)(char *), "mkdtemp");
-    return fails(false, "mkdtemp") ? NULL : real(template);
+    return call_fails("mkdtemp") ? NULL : real(template);
 }
 
 FAULTY(int, pipe2, (int fds[2], int flags), (fds, flags))

@@ -25,6 +25,7 @@ typedef struct fc_probe {
     bool is_directory;
     const unsigned char *head; /**< the first bytes of a file; NULL for a directory */
     size_t head_size;          /**< up to 4096 */
+    fc_error *err;             /**< set by a probe that could not look, with an error of the system; never NULL */
 } fc_probe;
 
 /** A writer in progress. fc_format_writer.create makes it, `destroy` frees it. */
