@@ -15,12 +15,13 @@ extern "C" {
 #endif
 
 /**
- * Makes a checkpoint in which a tensor "<module>._flat_param" of one dimension stands for the parameters of each unit,
- * in the order of the model and without padding (use_orig_params=False). It is computed piece by piece when it is read.
- * The state of optimizers becomes what optimizer.state_dict() of the wrapped model has: numbered in the order of its
- * parameters, "optim.state.3.exp_avg", in one dimension, with padding at the end so that all ranks have equal parts.
- * Parameters without state get zeros where others of the unit have it, as FSDP.optim_state_dict_to_load does it.
- * Everything else is as it was, under the wanted names.
+ * Makes a checkpoint in which one tensor "<module>._flat_param" of one dimension replaces the parameters of each unit,
+ * in the order of the model and without padding (use_orig_params=False). It is computed chunk by chunk while it is
+ * read. Optimizer state becomes that of optimizer.state_dict() of the wrapped model: numbered in the order of its
+ * parameters
+ * ("optim.state.3.exp_avg"), one-dimensional, and padded at the end so that all ranks have equal parts. Parameters
+ * without state get zeros if others of the unit have some, as in FSDP.optim_state_dict_to_load. All other values are
+ * unchanged, under the names of the target.
  * @param wanted of `source`, whose tensors are in the order of the model; its mesh and dtypes are not looked at.
  * @param source belongs to the new checkpoint if there is one, else to the caller. `wanted`, `tree` and `units` need
  *        not outlive the call.

@@ -25,13 +25,13 @@ typedef struct fc_target_tensor {
 /** The whole target. Everything that it points to belongs to the source or to the caller's arena. */
 typedef struct fc_target {
     const fc_checkpoint *source;
-    const fc_mesh *mesh; /**< ndim 0: one full file */
+    const fc_mesh *mesh; /**< ndim 0: a full target */
     const fc_target_tensor *tensors;
     size_t ntensors;
-    int compress;            /**< deflate level 1 … 9; 0: stored as they are */
-    bool self_contained;     /**< every rank stores all of its boxes (fc_format.self_contained) */
-    bool flat_state;         /**< as FSDP1's LOCAL_STATE_DICT: flat parameters are cut, all else is whole everywhere */
-    uint64_t max_file_bytes; /**< --max-shard-size: data bytes of a file of a full target at most; 0: one file */
+    int compress;        /**< deflate level 1 … 9; 0: no compression */
+    bool self_contained; /**< each rank stores all of its boxes (fc_format_writer.self_contained) */
+    bool flat_state; /**< as in LOCAL_STATE_DICT of FSDP1: flat parameters are cut, all else is whole in each file */
+    uint64_t max_file_bytes; /**< most data bytes per file of a full target; 0: one file */
 } fc_target;
 
 /** One value in one file of the target. */

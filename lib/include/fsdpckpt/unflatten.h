@@ -41,9 +41,10 @@ fc_code fc_order_like(const fc_checkpoint *model, fc_arena *arena, fc_target *ta
 bool fc_was_flat(const fc_checkpoint *checkpoint);
 
 /**
- * Makes a checkpoint of `source` in which the parameters of `model` stand for the flat ones. Each flat parameter has
- * the parameters below its module that no deeper one has, without what the source has under its own name (buffers,
- * ignored parameters), with or without the padding of use_orig_params. Parameters get the dtype of their flat one.
+ * Makes a checkpoint of `source` in which the parameters of `model` replace the flat ones. A flat parameter contains
+ * the parameters below its module that are in no deeper one, except values that the source has under their own names
+ * (buffers, ignored parameters), with or without the padding of use_orig_params. Parameters get the dtype of their flat
+ * parameter.
  * @param source belongs to the new checkpoint if there is one, else to the caller. Has flat parameters.
  * @param model  need not outlive the call.
  * @param out    closed by fc_checkpoint_close, which closes `source`; NULL after a failure.

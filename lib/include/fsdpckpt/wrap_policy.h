@@ -118,7 +118,7 @@ fc_code fc_model_info_load(const char *path, fc_arena *arena, const fc_model_inf
 /**
  * Makes the tree of a list of parameters. Modules and their parameters come in the order of first sight; numbered
  * siblings ("0", "1", … "10") by number, as a ModuleList has them.
- * A class that no rule gives is told by names where these say it: ModuleList (nothing but numbered children),
+ * If no rule gives a class, it is derived from names if possible: ModuleList (only numbered children),
  * MultiheadAttention (in_proj_weight and out_proj), _BatchNorm (running_mean).
  * @param info NULL: names only.
  * @return FC_EUNSUPPORTED for a name of more than 64 levels; FC_EUSAGE for an `info` that contradicts the names.
@@ -217,13 +217,13 @@ fc_code fc_wrap_by_size(fc_wrap_targets *targets, int64_t least, const char *con
                         const char *const *exclude, fc_error *err);
 
 /**
- * What people choose for transformers, told by names: the outermost numbered modules that have modules themselves
+ * The usual choice for transformers, derived from names: the outermost numbered modules that contain modules
  * ("model.layers.0", "h.11", "encoder.block.3").
  */
 void fc_wrap_blocks(fc_wrap_targets *targets);
 
 /**
- * Modules of the `classes` become units of their own without mixed precision, whatever the policy said.
+ * Makes modules of the `classes` units without mixed precision, whatever the policy has decided.
  * @param overridden receives the distinct classes (the modules' own) of those found, in order, NULL-terminated.
  */
 fc_code fc_wrap_override_mixed_precision(fc_wrap_targets *targets, const char *const *classes, fc_arena *arena,
@@ -276,7 +276,7 @@ typedef struct fc_units {
     size_t count;
 } fc_units;
 
-/** Applies the targets to a list. The checks come before; without them a shared parameter is in the unit of the first.
+/** Makes the list of units. Run the checks before; without them a shared parameter is in the unit of its first module.
  */
 fc_code fc_wrap_units(const fc_wrap_targets *targets, fc_arena *arena, fc_units *out, fc_error *err);
 

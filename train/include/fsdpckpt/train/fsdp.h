@@ -125,7 +125,7 @@ typedef struct fc_fsdp_options {
     bool forward_prefetch;
     int backward_prefetch_limit, forward_prefetch_limit; /**< units ahead; 0: 1 */
     /** torch.distributed's debug level DETAIL: in the first iteration, ranks that run units in different orders are an
-     *  error; later, an order other than that of the first iteration is told to `warn` once. */
+     *  error; later, `warn` is called once for an order that differs from that of the first iteration. */
     bool check_order;
     void (*warn)(void *context, const char *message); /**< needed with check_order */
     void (*trace)(void *context, const fc_fsdp_event *event);
