@@ -4,6 +4,7 @@
  */
 #include "command.h"
 #include "help.h"
+#include "hint.h"
 #include "signals.h"
 #include "suggest.h"
 
@@ -155,7 +156,8 @@ int main(int argc, char **argv) {
         rc = fc_fail_errno(&err, errnum, "standard output: cannot be written");
     }
     if (rc != FC_OK && err.message[0]) { /* without a message: it is on stdout, or another rank says it */
-        text_tell("%s", err.message);
+        char hint[sizeof err.about + 128];
+        text_tell("%s%s", err.message, hint_text(&err, hint, sizeof hint));
     }
     free(out);
     return fc_exit_status(rc);
