@@ -16,28 +16,21 @@
 #include "fsdpckpt/unflatten.h"
 
 #include <string.h>
-#include <time.h>
 
 /* One conversion: what was asked for and what came of it. */
 typedef struct job {
+    const cli_call *call;
     const options *o;
     fc_checkpoint *source;
     fc_arena *arena;
     fc_mesh mesh;
     const fc_tp_plan *plan;
     fc_convert_options how;
-    fc_progress progress;
     ranks ranks;
     fc_convert_report report;
     size_t left_out; /* before the parameters became flat ones */
-    double seconds;
+    double seconds;  /* of the whole command, up to the end of the conversion */
 } job;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 /* What huggingface_hub puts into one file unless it is told otherwise. */
 static const uint64_t hub_file_bytes = UINT64_C(5000000000);
@@ -69,7 +62,7 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.dry_run = o->dry_run;
     j->how.move.threads = (int)o->jobs;
     j->how.move.memory = o->memory;
-    j->how.move.progress = &j->progress;
+    j->how.move.progress = j->call->progress;
     fc_code rc = target_format(o, spec != NULL, &j->how.format, err);
     rc = rc == FC_OK ? choose_split(j, spec != NULL, err) : rc;
     if (rc == FC_OK && spec) {
@@ -101,12 +94,9 @@ static void tell_name(const job *j) {
 
 static fc_code convert(job *j, fc_error *err) {
     const options *o = j->o;
-    double start = now();
     bool shows = !o->quiet && ranks_speaks(&j->ranks);
-    progress_view *view = shows ? progress_start(&j->progress, (progress_mode)o->progress) : NULL;
     fc_code rc = fc_convert(j->source, o->output, &j->how, &j->report, err);
-    progress_stop(view);
-    j->seconds = now() - start;
+    j->seconds = progress_now() - j->call->started;
     j->report.selected.left_out += j->left_out;
     if (rc == FC_OK && shows && o->output) {
         tell_name(j);
@@ -211,7 +201,7 @@ static fc_code flatten(job *j, fc_error *err) {
     const char *why = NULL;
     fc_code rc = plan.arena ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
     if (rc == FC_OK && !fc_was_flat(j->source)) {
-        rc = source_model(j->o, &model, err);
+        rc = source_model(j->call, &model, err);
         if (rc == FC_OK && !model && !fc_knows_model_order(j->source, &why)) {
             rc = fc_fail(
                 err, FC_EUSAGE,
@@ -242,10 +232,10 @@ static fc_code flatten(job *j, fc_error *err) {
 }
 
 /* How a command opens what it converts. */
-typedef fc_code (*opener)(const options *o, fc_checkpoint **out, fc_error *err);
+typedef fc_code (*opener)(const cli_call *call, fc_checkpoint **out, fc_error *err);
 
-static fc_code open_operand(const options *o, fc_checkpoint **out, fc_error *err) {
-    return source_open(o, o->operands[0], false, out, err);
+static fc_code open_operand(const cli_call *call, fc_checkpoint **out, fc_error *err) {
+    return source_open(call, call->options->operands[0], false, out, err);
 }
 
 /* The plan of one rank, or the conversion. */
@@ -272,9 +262,10 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
 /* --local: rank 0 converts what was brought together, by itself; the others wait for the outcome. */
 static fc_code do_local(job *j, text_out *out, fc_error *err) {
     char *gathered = NULL;
+    fc_progress_begin(j->call->progress, FC_PHASE_GATHERING, FC_COUNTED_FILES, 0);
     fc_code rc = ranks_gather(&j->ranks, j->o, j->o->operands[0], j->o->output, &gathered, err);
     if (rc == FC_OK) {
-        rc = gathered ? source_open(j->o, gathered, false, &j->source, err) : FC_OK;
+        rc = gathered ? source_open(j->call, gathered, false, &j->source, err) : FC_OK;
         if (rc == FC_OK && j->source) {
             rc = do_job(j, out, err);
         }
@@ -286,16 +277,16 @@ static fc_code do_local(job *j, text_out *out, fc_error *err) {
 
 static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout, opener open, fc_error *err) {
     const options *o = call->options;
-    job j = {.o = o, .how = {.selection = {.keep_layout = keep_layout}}};
+    job j = {.call = call, .o = o, .how = {.selection = {.keep_layout = keep_layout}}};
     fc_code rc = prepare(&j, spec, err);
     if (rc == FC_OK && !o->local) {
-        rc = open(o, &j.source, err);
+        rc = open(call, &j.source, err);
         rc = rc == FC_OK && option_given(o, OPT_POLICY) ? flatten(&j, err) : rc;
     }
     if (!option_given(o, OPT_RANK)) { /* what is only printed may as well end at once */
-        signals_cancel(&j.progress);
+        signals_cancel(call->progress);
     }
-    rc = ranks_begin(&j.ranks, o, &j.progress, rc, err);
+    rc = ranks_begin(&j.ranks, o, call->progress, rc, err);
     if (rc == FC_OK && o->local) {
         rc = do_local(&j, call->out, err);
     } else if (rc == FC_OK && j.source) {

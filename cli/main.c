@@ -5,8 +5,10 @@
 #include "command.h"
 #include "help.h"
 #include "hint.h"
+#include "progress.h"
 #include "signals.h"
 #include "suggest.h"
+#include "terminal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -74,19 +76,26 @@ static fc_code check_operands(const command *c, const options *o, fc_error *err)
     return FC_OK;
 }
 
+static fc_code run_shown(const command *c, const options *o, text_out *out, fc_error *err) {
+    fc_progress progress = {.context = NULL};
+    cli_call call = {o, out, &progress, progress_now()};
+    progress_view *view = progress_start(&progress, o, call.started);
+    fc_code rc = c->run(&call, err);
+    progress_stop(view);
+    return rc;
+}
+
 static fc_code run_command(const command *c, int argc, char **argv, text_out *out, fc_error *err) {
     options o;
     fc_code rc = options_parse(argc, argv, c->name, c->takes, &o, err);
+    terminal_set_color(rc == FC_OK ? (color_mode)o.color : COLOR_AUTO);
     if (rc == FC_OK && o.help) {
         help_command(out, c);
     } else if (rc == FC_OK && o.version) {
         help_version(out);
     } else if (rc == FC_OK) {
         rc = check_operands(c, &o, err);
-        if (rc == FC_OK) {
-            cli_call call = {&o, out};
-            rc = c->run(&call, err);
-        }
+        rc = rc == FC_OK ? run_shown(c, &o, out, err) : rc;
     }
     options_free(&o);
     return rc;
@@ -139,6 +148,7 @@ int main(int argc, char **argv) {
         return FC_EIO;
     }
     setlocale(LC_CTYPE, "");
+    terminal_set_color(COLOR_AUTO);
     signals_install();
     text_out *out = malloc(sizeof *out);
     if (!out) {
@@ -156,8 +166,9 @@ int main(int argc, char **argv) {
         rc = fc_fail_errno(&err, errnum, "standard output: cannot be written");
     }
     if (rc != FC_OK && err.message[0]) { /* without a message: it is on stdout, or another rank says it */
-        char hint[sizeof err.about + 128];
-        text_tell("%s%s", err.message, hint_text(&err, hint, sizeof hint));
+        char hint[sizeof err.about + 128], line[sizeof err.message + sizeof hint];
+        snprintf(line, sizeof line, "%s%s", err.message, hint_text(&err, hint, sizeof hint));
+        text_tell_error(line);
     }
     free(out);
     return fc_exit_status(rc);

@@ -7,7 +7,8 @@
 
 #include <stddef.h>
 
-static const char *const progress_choices[] = {"auto", "always", "never", NULL};
+static const char *const progress_choices[] = {"auto", "always", "never", "json", NULL};
+static const char *const color_choices[] = {"auto", "always", "never", NULL};
 static const char *const sort_choices[] = {"source", "name", "size", NULL};
 static const char *const comm_choices[] = {"auto", "none", "mpi", "nccl", NULL};
 
@@ -127,7 +128,14 @@ const option_row option_table[OPT_COUNT] = {
                       .arg = "WHEN",
                       .offset = FIELD(progress),
                       .choices = progress_choices,
-                      .help = "show progress: auto (the default: on a terminal, after a second), always or never"},
+                      .help = "show progress on stderr: auto (the default: a line on a terminal, after a second; "
+                              "in a log a line now and then, after a minute), always, never, or json: JSON lines"},
+    [OPT_COLOR] = {.name = "color",
+                   .kind = KIND_CHOICE,
+                   .arg = "WHEN",
+                   .offset = FIELD(color),
+                   .choices = color_choices,
+                   .help = "use colors: auto (the default: on a terminal, unless NO_COLOR is set), always or never"},
     [OPT_COMM] = {.name = "comm",
                   .kind = KIND_CHOICE,
                   .arg = "HOW",
@@ -273,7 +281,7 @@ const option_row option_table[OPT_COUNT] = {
                    .letter = 'q',
                    .kind = KIND_FLAG,
                    .offset = FIELD(quiet),
-                   .help = "no summary and no progress, errors only; what --json prints stays"},
+                   .help = "no summary and no progress, errors only; what --json and --progress json print stays"},
     [OPT_VERBOSE] = {.name = "verbose",
                      .letter = 'v',
                      .kind = KIND_COUNT,

@@ -32,6 +32,7 @@ typedef enum option_id {
     OPT_JOBS,
     OPT_MEMORY,
     OPT_PROGRESS,
+    OPT_COLOR,
     OPT_COMM,
     OPT_LOCAL,
     OPT_WEIGHTS,
@@ -70,13 +71,15 @@ typedef enum option_id {
 #define TAKES(id) (UINT64_C(1) << (id))
 
 /** What every command takes. */
-#define TAKES_COMMON (TAKES(OPT_QUIET) | TAKES(OPT_VERBOSE) | TAKES(OPT_HELP) | TAKES(OPT_VERSION))
+#define TAKES_COMMON                                                                                                   \
+    (TAKES(OPT_PROGRESS) | TAKES(OPT_COLOR) | TAKES(OPT_QUIET) | TAKES(OPT_VERBOSE) | TAKES(OPT_HELP) |                \
+     TAKES(OPT_VERSION))
 /** What every command takes that writes a checkpoint. */
 #define TAKES_CONVERSION                                                                                               \
     (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |                      \
      TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) |         \
-     TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_COMM) |                \
-     TAKES(OPT_LOCAL) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON))
+     TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) | TAKES(OPT_LOCAL) |                   \
+     TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON))
 
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */
@@ -112,7 +115,8 @@ typedef struct option_list {
     size_t count;
 } option_list;
 
-typedef enum progress_mode { PROGRESS_AUTO, PROGRESS_ALWAYS, PROGRESS_NEVER } progress_mode;
+typedef enum progress_mode { PROGRESS_AUTO, PROGRESS_ALWAYS, PROGRESS_NEVER, PROGRESS_JSON } progress_mode;
+typedef enum color_mode { COLOR_AUTO, COLOR_ALWAYS, COLOR_NEVER } color_mode;
 typedef enum comm_mode { COMM_AUTO, COMM_NONE, COMM_MPI, COMM_NCCL } comm_mode;
 
 /** What the command line said. Strings are borrowed from argv. */
@@ -128,6 +132,7 @@ typedef struct options {
     fc_dtype dtype; /**< when OPT_DTYPE was given */
     int compress;   /**< 0: none */
     int progress;   /**< progress_mode */
+    int color;      /**< color_mode */
     int comm;       /**< comm_mode */
     const char *weights;
     bool local, take_first;

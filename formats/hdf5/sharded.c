@@ -30,7 +30,8 @@ typedef struct opening {
     fc_h5_chunks *chunks;           /* one list a tensor */
     const fc_h5_dataset **datasets; /* of index.h5, one a tensor */
     size_t count;
-    size_t *by_path; /* tensor numbers sorted by the datasets' paths */
+    size_t *by_path;       /* tensor numbers sorted by the datasets' paths */
+    fc_progress *progress; /* may be NULL */
 } opening;
 
 static fc_code no_memory(const opening *o, fc_error *err) {
@@ -316,7 +317,7 @@ static fc_code read_shard(void *context, size_t number, const fc_h5_file *file, 
     for (size_t i = 0; rc == FC_OK && i < file->ndatasets; i++) {
         rc = add_shard_dataset(o, &file->datasets[i], rank, path, err);
     }
-    return rc;
+    return rc == FC_OK ? fc_progress_count(o->progress, 1, err) : rc;
 }
 
 static fc_code only_schema(void *context, size_t number, const fc_h5_file *file, fc_error *err) {
@@ -339,6 +340,7 @@ static fc_code read_shards(opening *o, fc_error *err) {
     for (size_t i = 0; i < n; i++) {
         paths[i] = checkpoint->files[i + 1].path;
     }
+    fc_progress_begin(o->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, n);
     fc_code rc = fc_h5_scan_files(checkpoint->arena, paths, n, o->count, false, read_shard, o, err);
     free(paths);
     for (size_t i = 0; rc == FC_OK && i < o->count; i++) {
@@ -412,7 +414,7 @@ static fc_code compute_all_boxes(opening *o, fc_error *err) {
 
 fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, const fc_open_options *options,
                            fc_error *err) {
-    opening o = {.checkpoint = checkpoint, .directory = directory};
+    opening o = {.checkpoint = checkpoint, .directory = directory, .progress = options->progress};
     fc_file *index = fc_arena_calloc(checkpoint->arena, 1, sizeof *index);
     if (index) {
         index->name = "index.h5";

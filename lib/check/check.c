@@ -5,6 +5,7 @@
 #include "check/check.h"
 
 #include "base/try.h"
+#include "fsdpckpt/progress.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <inttypes.h>
@@ -186,6 +187,7 @@ fc_code fc_check_path(const char *path, const fc_check_options *options, fc_aren
     fc_code rc = fc_checkpoint_open_model(path, &how, options->model, checkpoint, &why);
     if (rc == FC_OK) {
         c.checkpoint = *checkpoint;
+        fc_progress_begin(how.progress, FC_PHASE_CHECKING, FC_COUNTED_TENSORS, 0);
         return finish(&c, run(&c, out, err), err);
     }
     bool misfit = rc == FC_EUSAGE && options->model; /* flat parameters of another model */

@@ -161,6 +161,7 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     checkpoint->format = format;
     checkpoint->path = copy;
     checkpoint->arena = arena;
+    fc_progress_begin(options ? options->progress : NULL, FC_PHASE_OPENING, FC_COUNTED_FILES, 0);
     rc = format->reader.open(checkpoint, options ? options : &defaults, err);
     rc = rc == FC_OK ? fc_seal_load(checkpoint, err) : rc;
     if (rc != FC_OK) {

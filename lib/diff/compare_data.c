@@ -294,9 +294,7 @@ fc_code fc_compare_data(const fc_checkpoint *a, const fc_checkpoint *b, const fc
                          FC_HINT_MEMORY, NULL);
     }
     share_out(memory, wanted_threads(options, total), &j.budget);
-    if (options->move.progress) {
-        options->move.progress->total = total;
-    }
+    fc_progress_begin(options->move.progress, FC_PHASE_COMPARING, FC_COUNTED_BYTES, total);
     j.decoded_a = fc_decoded_new(j.budget.decoded);
     j.decoded_b = fc_decoded_new(j.budget.decoded);
     j.code = j.decoded_a && j.decoded_b ? FC_OK : fc_no_memory(&j.error, a->path);

@@ -132,7 +132,7 @@ class Verify(harness.Case):
         self.assertTrue(self.report("ckpt")["sealed"])
         with open(self.path("ckpt.fsdpckpt-seal.json")) as f:
             sealed = json.load(f)
-        old = dict(sealed, version=sealed["schema"])  # as fsdpckpt 0.1 wrote it
+        old = dict(sealed, version=sealed["schema"])  # as earlier builds wrote it
         del old["schema"]
         with open(self.path("ckpt.fsdpckpt-seal.json"), "w") as f:
             json.dump(old, f)

@@ -69,7 +69,9 @@ class Documents:
     def check(self, text, kind, what):
         start = '{\n  "fsdpckpt": "%s",\n  "schema": 1' % kind
         assert text.startswith(start), "%s: begins with %r, not %r" % (what, text[:60], start)
-        document = json.loads(text)
+        return self.validate(json.loads(text), kind, what)
+
+    def validate(self, document, kind, what):
         errors = list(self.validators[kind].iter_errors(document))
         assert not errors, "%s: not as docs/schemas/%s.json says: %s: %s" % (what, kind, errors[0].json_path, errors[0].message)
         self.count[kind] = self.count.get(kind, 0) + 1
@@ -83,6 +85,15 @@ class Documents:
             return None
         assert p.returncode in ok, (args, p.returncode, p.stderr)
         return self.check(p.stdout, kind, " ".join(args))
+
+    def progress(self, *args, cwd):
+        """Each line of --progress json."""
+        p = subprocess.run([PROGRAM, *args, "--progress", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd,
+                           text=True)
+        assert p.returncode == 0, (args, p.returncode, p.stderr)
+        for line in p.stderr.splitlines():
+            assert line.startswith('{"fsdpckpt": "progress", "schema": 1, '), line
+            self.validate(json.loads(line), "progress", " ".join(args))
 
     def must(self, *args, **kwargs):
         document = self.run(*args, **kwargs)
@@ -137,6 +148,7 @@ def written(documents, work):
     documents.must("conversion", "average", TRAIN, TRAIN, "-o", at("mean.pt"), "--include", "model.*", "--json")
     documents.must("view", "view", MESH, "-o", at("view.h5"), "--json")
     documents.must("inspect", "inspect", at("mesh"), "--json")
+    documents.progress("reshard", TRAIN, "-o", at("shown"), "--dp", "2", cwd=work)
 
     # A seal, and what uses it.
     tool("verify", "--seal", "dcp", "-q")

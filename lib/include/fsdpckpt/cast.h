@@ -13,8 +13,8 @@ extern "C" {
 #endif
 
 /**
- * Converts `count` elements as torch's Tensor.to(dtype) does (round to nearest even, NaN kept; through float32
- * where torch goes through it). Only between FC_CLASS_FLOAT types; `src` and `dst` do not overlap.
+ * Converts `count` elements between FC_CLASS_FLOAT types like torch's Tensor.to(dtype): it rounds to nearest even,
+ * keeps NaN, and goes through float32 where torch does. `src` and `dst` must not overlap.
  */
 void fc_cast(fc_dtype from, const void *src, fc_dtype to, void *dst, size_t count);
 

@@ -14,6 +14,8 @@
 extern "C" {
 #endif
 
+struct fc_progress; /* progress.h */
+
 /** Opens the regular file `path` read-only, close-on-exec. @return FC_ECORRUPT for anything else, e.g. a FIFO, which
  *  would block. */
 fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err);
@@ -74,6 +76,9 @@ fc_code fc_commit_begin(const char *target, bool is_directory, bool force, uint6
 
 /** Returns the path to write to: a file that does not exist yet, or an existing empty directory. */
 const char *fc_commit_path(const fc_commit *commit);
+
+/** fc_commit_finish is to count the files it syncs, as FC_PHASE_SYNCING, and to stop where `progress` says so. */
+void fc_commit_count(fc_commit *commit, struct fc_progress *progress);
 
 /**
  * Syncs everything that was written, renames it to the target, and syncs the parent directory. The old target is

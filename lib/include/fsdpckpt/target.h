@@ -1,6 +1,6 @@
 /*
- * The target of a conversion: which values, under which names, cut how; and what each rank's file holds of it.
- * Pure arithmetic: made from a source's manifest, read by the writers of formats and by the engine.
+ * The target of a conversion: its values, their names and placements, and the content of each target file. Pure
+ * arithmetic: it is made from the manifest of a source, and read by the writers of formats and by the engine.
  */
 #ifndef FSDPCKPT_TARGET_H
 #define FSDPCKPT_TARGET_H
@@ -12,32 +12,32 @@
 extern "C" {
 #endif
 
-/** A value of the target: what it is called there and which source value it comes from. */
+/** A value of the target, and the value of the source that it comes from. */
 typedef struct fc_target_tensor {
     const fc_tensor *source;
     const char *name;
     fc_path path;
-    fc_dtype dtype;                 /**< of the target; differs from the source's under --dtype */
-    const fc_placement *placements; /**< mesh->ndim entries; NULL when the mesh has no dimensions */
-    uint32_t owner_offset;          /**< spreads replicated boxes over their holders, see fc_layout_owner */
+    fc_dtype dtype;                 /**< the type in the target, which differs from the source's after a cast */
+    const fc_placement *placements; /**< mesh->ndim entries; NULL if the mesh has no dimensions */
+    uint32_t owner_offset;          /**< which holder stores replicated boxes, see fc_layout_owner */
 } fc_target_tensor;
 
-/** The whole target. Everything it points to is borrowed from the source or lives in the caller's arena. */
+/** The whole target. Everything that it points to belongs to the source or to the caller's arena. */
 typedef struct fc_target {
     const fc_checkpoint *source;
-    const fc_mesh *mesh; /**< ndim 0: one full file */
+    const fc_mesh *mesh; /**< ndim 0: a full target */
     const fc_target_tensor *tensors;
     size_t ntensors;
-    int compress;            /**< deflate level 1 … 9; 0: stored as they are */
-    bool self_contained;     /**< every rank stores all of its boxes (fc_format.self_contained) */
-    bool flat_state;         /**< as FSDP1's LOCAL_STATE_DICT: flat parameters are cut, all else is whole everywhere */
-    uint64_t max_file_bytes; /**< --max-shard-size: data bytes of a file of a full target at most; 0: one file */
+    int compress;        /**< deflate level 1 … 9; 0: no compression */
+    bool self_contained; /**< each rank stores all of its boxes (fc_format_writer.self_contained) */
+    bool flat_state; /**< as in LOCAL_STATE_DICT of FSDP1: flat parameters are cut, all else is whole in each file */
+    uint64_t max_file_bytes; /**< most data bytes per file of a full target; 0: one file */
 } fc_target;
 
 /** One value in one file of the target. */
 typedef struct fc_target_item {
     uint32_t tensor;      /**< index into fc_target.tensors */
-    uint32_t owner;       /**< rank whose file stores the box */
+    uint32_t owner;       /**< the rank whose file stores the box */
     bool owned;           /**< stored in this file: owner is this rank, or the target is self-contained. A writer may
                                clear it in fc_format.reserve for what it stores in its own way (an object, a view) */
     const int64_t *dims;  /**< 2 × ndim: offsets, then sizes; sizes may be 0 (empty shard) */
