@@ -5,8 +5,7 @@
 #include "registry.h"
 
 static const char *const extensions[] = {".h5", ".hdf5", NULL};
-static const fc_own_file own_files[] = {
-    {"index.h5", FC_CONTENT_OUR_HDF5}, {"shard-*-of-*.h5", FC_CONTENT_OUR_HDF5}, {NULL}};
+static const fc_own_file own_files[] = {{"index.h5", FC_CONTENT_HDF5}, {"shard-*-of-*.h5", FC_CONTENT_HDF5}, {NULL}};
 
 const fc_format fc_format_hdf5 = {
     .name = "h5",

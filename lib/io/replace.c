@@ -38,12 +38,9 @@ static bool is_json(const unsigned char *head, size_t size) {
 }
 
 static bool is_content(fc_content content, const unsigned char *head, size_t size) {
-    static const char mark[] = "fsdpckpt_schema"; /* the first attribute of every file that we write */
     switch (content) {
     case FC_CONTENT_HDF5:
         return starts_with(head, size, "\x89HDF\r\n\x1a\n", 8);
-    case FC_CONTENT_OUR_HDF5:
-        return starts_with(head, size, "\x89HDF\r\n\x1a\n", 8) && memmem(head, size, mark, sizeof mark - 1);
     case FC_CONTENT_ZIP:
         return starts_with(head, size, "PK\3\4", 4) || starts_with(head, size, "PK\5\6", 4);
     case FC_CONTENT_PICKLE:

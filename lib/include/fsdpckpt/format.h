@@ -88,7 +88,6 @@ typedef struct fc_format_verifier {
 /** What the first bytes of a file say that it is. */
 typedef enum fc_content {
     FC_CONTENT_HDF5,
-    FC_CONTENT_OUR_HDF5, /**< with the mark that every file of this program has */
     FC_CONTENT_ZIP,
     FC_CONTENT_PICKLE,
     FC_CONTENT_SAFETENSORS,
