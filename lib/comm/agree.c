@@ -11,8 +11,9 @@
 
 /* The outcome of one rank, as sent to the others. */
 typedef struct outcome {
-    int32_t code;
+    int32_t code, hint;
     char message[sizeof((fc_error *)0)->message];
+    char about[sizeof((fc_error *)0)->about];
 } outcome;
 
 /* Gathers host memory. A communicator on a GPU needs a copy in device memory. */
@@ -46,10 +47,11 @@ static bool are_equal(const outcome *all, int size) {
 }
 
 static fc_code fail_for_rank(int rank, const outcome *theirs, bool alike, fc_error *err) {
-    if (alike || fc_names_a_rank(theirs->message)) {
-        return fc_fail(err, (fc_code)theirs->code, "%s", theirs->message);
-    }
-    return fc_fail(err, (fc_code)theirs->code, "rank %d: %s", rank, theirs->message);
+    fc_code code = alike || fc_names_a_rank(theirs->message)
+                       ? fc_fail(err, (fc_code)theirs->code, "%s", theirs->message)
+                       : fc_fail(err, (fc_code)theirs->code, "rank %d: %s", rank, theirs->message);
+    return fc_advise(err, code, (fc_hint)theirs->hint, theirs->about);
+}
 }
 
 fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err) {
@@ -60,6 +62,10 @@ fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err) {
     if (mine != FC_OK) {
         /* Without an fc_error there is no message to send. */
         memcpy(own.message, err ? err->message : "failed", err ? sizeof err->message : sizeof "failed");
+        if (err) {
+            own.hint = (int32_t)err->hint;
+            memcpy(own.about, err->about, sizeof own.about);
+        }
     }
     outcome *all = calloc((size_t)comm->size, sizeof *all);
     if (!all) {

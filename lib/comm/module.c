@@ -97,7 +97,7 @@ static fc_code not_found(const char *name, bool built, const search_path *p, fc_
         snprintf(where + used, sizeof where - used, "%s%s", i ? ", " : "", p->directories[i]);
     }
     if (!built) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: this fsdpckpt was built without it (see 'fsdpckpt --version')", name);
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: this build does not contain it", name);
     }
     return fc_fail(
         err, FC_EUNSUPPORTED,
