@@ -52,7 +52,6 @@ static fc_code fail_for_rank(int rank, const outcome *theirs, bool alike, fc_err
                        : fc_fail(err, (fc_code)theirs->code, "rank %d: %s", rank, theirs->message);
     return fc_advise(err, code, (fc_hint)theirs->hint, theirs->about);
 }
-}
 
 fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err) {
     if (comm->size == 1 || (comm->broken && mine != FC_OK)) {
