@@ -66,7 +66,7 @@ def main():
             tensors += [{"name": f"{state}.{key}", "dtype": "float32", "shape": s}
                         for key, s in (("step", ()), ("exp_avg", shape), ("exp_avg_sq", shape))]
     lines = ",\n    ".join(map(json.dumps, tensors))
-    sys.stdout.write('{\n  "fsdpckpt": "schema",\n  "version": 1,\n  "tensors": [\n    ' + lines + '],\n  "objects": []}\n')
+    sys.stdout.write('{\n  "fsdpckpt": "schema",\n  "schema": 1,\n  "tensors": [\n    ' + lines + '],\n  "objects": []}\n')
     print(f"{len(tensors):,} tensors, {parameters / 1e12:.3f} trillion parameters", file=sys.stderr)
 
 

@@ -41,13 +41,13 @@ SOURCES = {
     "zero3": "{python} {here}/make_zero3.py {dir} --size {size}",
     "small": "cp -r {corpus}/good/dcp-torch2.15.0-2d-dp4tp2 {dir}",
     "many": "{python} {here}/make_many.py {dir}",
-    "many-full": "{ours} consolidate {many} -o {dir} -q",
+    "many-full": "{ours} consolidate {many} -o {dir} --to h5 -q",
     "many-h5": "{ours} reshard {many-full} -o {dir} --dp 8 -q",
     "many-dcp": "{ours} reshard {many} -o {dir} --dp 8 --to dcp -q",
     "dense": "sh -c '{python} {here}/make_schema.py dense --optimizer > {dir}'",
     "weights": "{python} {make_weights} {dir} --size {size}",
     "packed": "h5repack -l CHUNK=1024x1024 -f SHUF -f GZIP=1 {weights} {dir}",
-    "packed-by-us": "{ours} consolidate {weights} -o {dir} --compress 1 -q",
+    "packed-by-us": "{ours} consolidate {weights} -o {dir} --to h5 --compress 1 -q",
 }
 
 # What makes an input, or a peer, beyond torch and h5py: a program or a module of Python.

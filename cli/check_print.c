@@ -114,9 +114,7 @@ static void write_finding(json_out *j, const fc_finding *f) {
 void check_print_json(text_out *out, const checked *c) {
     const fc_report *r = c->report;
     json_out j;
-    jw_begin(&j, out, 2);
-    jw_open(&j, '{');
-    JSON_MEMBER(&j, uint, "schema", 1);
+    jw_document(&j, out, 2, "check");
     JSON_MEMBER(&j, string, "checkpoint", c->path);
     JSON_MEMBER(&j, string, "reference", c->reference);
     JSON_MEMBER(&j, bool, "ok", r->errors == 0);
@@ -131,6 +129,5 @@ void check_print_json(text_out *out, const checked *c) {
         write_finding(&j, &r->findings[i]);
     }
     jw_close(&j, ']');
-    jw_close(&j, '}');
-    text_puts(out, "\n");
+    jw_end_document(&j);
 }

@@ -21,7 +21,7 @@ typedef struct checked {
 void check_print_text(text_out *out, const checked *c);
 /** A workflow command for each finding, then the summary. */
 void check_print_github(text_out *out, const checked *c);
-/** docs/CHECK_JSON.md. */
+/** Prints the document that docs/schemas/check.json describes. */
 void check_print_json(text_out *out, const checked *c);
 /** A test case for each kind of finding that was looked for; those that were found fail. */
 void check_print_junit(text_out *out, const checked *c);

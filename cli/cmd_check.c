@@ -6,6 +6,7 @@
 #include "command.h"
 #include "out_file.h"
 #include "source.h"
+#include "target.h"
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/unflatten.h"
@@ -86,7 +87,8 @@ static fc_code prepare(job *j, fc_error *err) {
     if (!j->arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    fc_code rc = read_mesh(j, err);
+    fc_code rc = o->junit ? target_check(o->junit, &target_xml, err) : FC_OK;
+    rc = rc == FC_OK ? read_mesh(j, err) : rc;
     return rc == FC_OK ? open_reference(j, err) : rc;
 }
 

@@ -1,22 +1,22 @@
 /*
  * extract: one tensor or object of a checkpoint, whole, to standard output or a file.
  */
-#include "job.h"
+#include "command.h"
 #include "npy.h"
 #include "out_file.h"
 #include "signals.h"
 #include "source.h"
 #include "suggest.h"
+#include "target.h"
 
 #include "fsdpckpt/format.h"
 
 #include <errno.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
-typedef enum form { FORM_RAW, FORM_NPY, FORM_JSON, FORM_COUNT } form;
-
-static const char *const form_names[FORM_COUNT] = {"raw", "npy", "json"};
+typedef enum form { FORM_RAW, FORM_NPY, FORM_JSON } form;
 
 /* One value on its way out. */
 typedef struct extraction {
@@ -27,28 +27,47 @@ typedef struct extraction {
     fc_progress progress; /* for its flag `cancel` */
 } extraction;
 
+/* What people who know NumPy or C say for them. */
+static const struct {
+    const char *word;
+    form form;
+} form_words[] = {{"raw", FORM_RAW}, {"bin", FORM_RAW},   {"bytes", FORM_RAW},
+                  {"npy", FORM_NPY}, {"numpy", FORM_NPY}, {"json", FORM_JSON}};
+
+static fc_code read_form(const char *word, form *out, fc_error *err) {
+    const char *best = NULL;
+    size_t score = SUGGEST_NONE;
+    for (size_t i = 0; i < sizeof form_words / sizeof *form_words; i++) {
+        if (strcasecmp(word, form_words[i].word) == 0) {
+            *out = form_words[i].form;
+            return FC_OK;
+        }
+        suggest_consider(word, strlen(word), form_words[i].word, &best, &score);
+    }
+    return fc_fail(err, FC_EUSAGE, "extract: --to %s: %s%s%sthere are raw, npy, and json for objects", word,
+                   best ? "did you mean '" : "", best ? best : "", best ? "'? " : "");
+}
+
 static fc_code choose_form(const options *o, form *out, fc_error *err) {
-    *out = o->output && text_ends_with(o->output, ".npy")    ? FORM_NPY
-           : o->output && text_ends_with(o->output, ".json") ? FORM_JSON
-                                                             : FORM_RAW;
-    const fc_format *format = o->output ? job_format_of_extension(o->output) : NULL;
-    if (!o->to && format && !text_ends_with(o->output, ".bin")) {
+    static const char *const extensions[] = {".npy", ".json", ".raw", ".bin", ".dat", NULL};
+    static const target_kind raw = {"raw bytes", extensions};
+    *out = FORM_RAW;
+    if (o->to) {
+        return read_form(o->to, out, err);
+    }
+    if (!o->output) {
+        return FC_OK;
+    }
+    *out = text_ends_with(o->output, ".npy") ? FORM_NPY : text_ends_with(o->output, ".json") ? FORM_JSON : FORM_RAW;
+    const fc_format *format = target_named_format(o->output);
+    if (format && !text_ends_with(o->output, ".bin")) {
         return fc_fail(
             err, FC_EUSAGE,
             "extract: %s: its extension is that of %s, and extract writes raw bytes (--to raw), .npy or .json; "
             "a checkpoint of one tensor: fsdpckpt consolidate %s --include '%s' -o %s",
             o->output, format->description, o->operands[0], o->operands[1], o->output);
     }
-    if (!o->to) {
-        return FC_OK;
-    }
-    for (int i = 0; i < FORM_COUNT; i++) {
-        if (strcmp(o->to, form_names[i]) == 0) {
-            *out = (form)i;
-            return FC_OK;
-        }
-    }
-    return fc_fail(err, FC_EUSAGE, "extract: --to %s: there are raw, npy, and json for objects", o->to);
+    return target_check(o->output, &raw, err);
 }
 
 static fc_code take_bytes(void *context, const void *bytes, size_t size, fc_error *err) {

@@ -6,6 +6,7 @@
 #include "out_file.h"
 #include "source.h"
 #include "suggest.h"
+#include "target.h"
 
 #include <string.h>
 
@@ -76,7 +77,8 @@ static fc_code run(cli_call *call, fc_error *err) {
         return fc_fail(err, FC_EUSAGE, "inspect: --depth is for the list and for --tree");
     }
     fc_checkpoint *checkpoint = NULL;
-    fc_code rc = source_open(o, o->operands[0], o->headers_only, &checkpoint, err);
+    fc_code rc = o->html ? target_check(o->html, &target_html, err) : FC_OK;
+    rc = rc == FC_OK ? source_open(o, o->operands[0], o->headers_only, &checkpoint, err) : rc;
     if (rc != FC_OK) {
         return rc;
     }

@@ -2,6 +2,7 @@
  * reshard: any layout into one file a rank of another mesh.
  */
 #include "job.h"
+#include "target.h"
 
 #include <string.h>
 
@@ -12,12 +13,14 @@ static fc_code check_policy(const options *o, fc_error *err) {
                        "reshard: --policy makes flat parameters, which FSDP1 cuts over --dp N ranks alone%s",
                        o->dp ? ", without --tp and --replicas" : "");
     }
-    if (!o->to || strcmp(o->to, "pt") != 0) {
+    const fc_format *format;
+    fc_code rc = target_format(o, true, &format, err);
+    if (rc == FC_OK && strcmp(format->name, "pt") != 0) {
         return fc_fail(err, FC_EUSAGE,
                        "reshard: --policy makes the flat parameters of FSDP1's LOCAL_STATE_DICT, which "
                        "are torch.save files: say --to pt");
     }
-    return o->local ? fc_fail(err, FC_EUSAGE, "reshard: --policy does not go with --local") : FC_OK;
+    return rc == FC_OK && o->local ? fc_fail(err, FC_EUSAGE, "reshard: --policy does not go with --local") : rc;
 }
 
 static fc_code run(cli_call *call, fc_error *err) {

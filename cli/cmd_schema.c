@@ -7,14 +7,13 @@
 #include "json_out.h"
 #include "out_file.h"
 #include "source.h"
+#include "target.h"
 
 #include "fsdpckpt/target.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-enum { SCHEMA_VERSION = 1 };
 
 /* What is written. */
 typedef struct schema {
@@ -62,17 +61,13 @@ static fc_code write_schema(void *context, text_out *out, fc_error *err) {
     const schema *s = context;
     json_out j;
     (void)err;
-    jw_begin(&j, out, 2);
-    jw_open(&j, '{');
-    JSON_MEMBER(&j, string, "fsdpckpt", "schema");
-    JSON_MEMBER(&j, uint, "version", SCHEMA_VERSION);
+    jw_document(&j, out, 2, "schema");
     if (fc_knows_model_order(s->source, NULL)) {
         JSON_MEMBER(&j, string, "order", "model");
     }
     write_entries(&j, s, "tensors", false);
     write_entries(&j, s, "objects", true);
-    jw_close(&j, '}');
-    text_puts(out, "\n");
+    jw_end_document(&j);
     return FC_OK;
 }
 
@@ -109,11 +104,13 @@ static fc_code select_and_write(const cli_call *call, const fc_checkpoint *check
 static fc_code run(cli_call *call, fc_error *err) {
     /* The data files may be elsewhere: nothing is asked of them. */
     fc_checkpoint *checkpoint = NULL;
-    fc_code rc = source_open(call->options, call->options->operands[0], true, &checkpoint, err);
+    const options *o = call->options;
+    fc_code rc = o->output ? target_check(o->output, &target_json, err) : FC_OK;
+    rc = rc == FC_OK ? source_open(o, o->operands[0], true, &checkpoint, err) : rc;
     if (rc != FC_OK) {
         return rc;
     }
-    source_tell(call->options, checkpoint);
+    source_tell(o, checkpoint);
     fc_arena *arena = fc_arena_new();
     rc = arena ? select_and_write(call, checkpoint, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     fc_arena_free(arena);

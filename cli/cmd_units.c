@@ -207,8 +207,7 @@ static void strings_json(json_out *j, const char *key, const char *const *string
 
 static void print_json(const unit_plan *c, const totals *t) {
     json_out j;
-    jw_begin(&j, c->out, 2);
-    jw_open(&j, '{');
+    jw_document(&j, c->out, 2, "units");
     JSON_MEMBER(&j, string, "source", c->source->path);
     JSON_MEMBER(&j, string, "policy", c->o->policy ? c->o->policy : "blocks");
     JSON_MEMBER(&j, int, "numel", t->numel);
@@ -232,8 +231,7 @@ static void print_json(const unit_plan *c, const totals *t) {
     JSON_MEMBER(&j, uint, "left_out", c->tree.left_out);
     strings_json(&j, "overridden_classes", c->overridden, c->overridden ? SIZE_MAX : 0);
     strings_json(&j, "warnings", c->warnings, c->nwarnings);
-    jw_close(&j, '}');
-    text_puts(c->out, "\n");
+    jw_end_document(&j);
 }
 
 static fc_code run(cli_call *call, fc_error *err) {

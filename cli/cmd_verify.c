@@ -51,10 +51,7 @@ static void begin(printing *p, const fc_checkpoint *checkpoint) {
     if (!p->is_json) {
         return;
     }
-    jw_begin(&p->json, p->out, 2);
-    jw_open(&p->json, '{');
-    JSON_MEMBER(&p->json, string, "fsdpckpt", "verify");
-    JSON_MEMBER(&p->json, uint, "version", 1);
+    jw_document(&p->json, p->out, 2, "verify");
     JSON_MEMBER(&p->json, string, "source", checkpoint->path);
     JSON_MEMBER(&p->json, string, "format", checkpoint->format->name);
     jw_key(&p->json, "defects");
@@ -74,8 +71,7 @@ static void end_json(printing *p, const fc_checkpoint *checkpoint, const fc_veri
     JSON_MEMBER(j, uint, "files_with_header_digest", r->headers_digested);
     JSON_MEMBER(j, bool, "sealed", r->sealed);
     JSON_MEMBER(j, string, "unverified", r->sealed ? NULL : checkpoint->format->verifier.unverified);
-    jw_close(j, '}');
-    text_puts(p->out, "\n");
+    jw_end_document(j);
 }
 
 /* What the digests cover, and what they do not: nobody shall think that more was checked than was. */

@@ -4,6 +4,7 @@
 #include "command.h"
 #include "json_out.h"
 #include "source.h"
+#include "target.h"
 
 #include "fsdpckpt/view.h"
 
@@ -11,8 +12,7 @@
 
 static void print_json(const fc_view_report *r, const options *o, text_out *out) {
     json_out j;
-    jw_begin(&j, out, 1);
-    jw_open(&j, '{');
+    jw_document(&j, out, 1, "view");
     JSON_MEMBER(&j, string, "target", o->output);
     JSON_MEMBER(&j, uint, "tensors", r->selected.tensors);
     JSON_MEMBER(&j, uint, "objects", r->selected.objects);
@@ -27,8 +27,7 @@ static void print_json(const fc_view_report *r, const options *o, text_out *out)
     jw_open(&j, '{');
     JSON_MEMBER(&j, string, "HDF5_EXTFILE_PREFIX", "${ORIGIN}");
     jw_close(&j, '}');
-    jw_close(&j, '}');
-    text_puts(out, "\n");
+    jw_end_document(&j);
 }
 
 static void print_text(const fc_view_report *r, const options *o, const fc_checkpoint *source, text_out *out) {
@@ -58,7 +57,8 @@ static fc_code run(cli_call *call, fc_error *err) {
         .force = o->force};
     fc_view_report report;
     fc_checkpoint *source = NULL;
-    fc_code rc = source_open(o, o->operands[0], false, &source, err);
+    fc_code rc = target_check(o->output, &target_view, err);
+    rc = rc == FC_OK ? source_open(o, o->operands[0], false, &source, err) : rc;
     if (rc == FC_OK) {
         source_tell(o, source);
         rc = fc_view(source, o->output, &how, &report, err);

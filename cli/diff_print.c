@@ -318,9 +318,7 @@ static void write_item(json_out *j, const fc_compared *item) {
 void diff_print_json(text_out *out, const diffed *d) {
     const fc_compare_report *r = d->report;
     json_out j;
-    jw_begin(&j, out, 2);
-    jw_open(&j, '{');
-    JSON_MEMBER(&j, uint, "schema", 1);
+    jw_document(&j, out, 2, "diff");
     JSON_MEMBER(&j, string, "a", d->a);
     JSON_MEMBER(&j, string, "b", d->b);
     JSON_MEMBER(&j, bool, "equal", r->different + r->only_a + r->only_b == 0);
@@ -347,6 +345,5 @@ void diff_print_json(text_out *out, const diffed *d) {
         }
     }
     jw_close(&j, ']');
-    jw_close(&j, '}');
-    text_puts(out, "\n");
+    jw_end_document(&j);
 }

@@ -17,7 +17,7 @@ typedef struct diffed {
 
 /** A row for each difference, then a summary. */
 void diff_print_text(text_out *out, const diffed *d);
-/** docs/CHECK_JSON.md. */
+/** Prints the document that docs/schemas/diff.json describes. */
 void diff_print_json(text_out *out, const diffed *d);
 
 #endif

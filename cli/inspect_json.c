@@ -1,5 +1,5 @@
 /*
- * inspect for programs: JSON as docs/INSPECT_JSON.md says, a line for each tensor, written as it goes.
+ * inspect --json: one line for each tensor, written as a stream. docs/schemas/inspect.json describes the document.
  */
 #include "inspect.h"
 #include "json_out.h"
@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-enum { SCHEMA_VERSION = 1 };
 
 /* Where the elements of a chunk really are: an offset for stored bytes, nothing for what must be decoded. */
 static fc_code write_extent(json_out *j, inspection *in, const fc_tensor *t, size_t index, fc_error *err) {
@@ -68,13 +66,13 @@ static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, boo
     return rc;
 }
 
+/* The members of a tensor; the caller opens and closes the object. */
 static fc_code write_tensor(json_out *j, inspection *in, const fc_tensor *t, bool extents, fc_error *err) {
     char text[160];
     fc_cut c;
     if (!fc_cut_recognise(t, &in->scratch, &c)) {
         return inspect_no_memory(in, err);
     }
-    jw_open(j, '{');
     JSON_MEMBER(j, string, "name", t->name);
     jw_key(j, "path");
     jw_path(j, &t->path);
@@ -90,11 +88,10 @@ static fc_code write_tensor(json_out *j, inspection *in, const fc_tensor *t, boo
     } else {
         jw_string(j, NULL);
     }
-    fc_code rc = write_chunks(j, in, t, extents, err);
-    jw_close(j, '}');
-    return rc;
+    return write_chunks(j, in, t, extents, err);
 }
 
+/* The same for a value that is not a tensor. */
 static fc_code write_object(json_out *j, inspection *in, const fc_tensor *t, fc_error *err) {
     fc_error why = {FC_OK, ""};
     fc_arena *arena = fc_arena_new();
@@ -102,7 +99,6 @@ static fc_code write_object(json_out *j, inspection *in, const fc_tensor *t, fc_
         return inspect_no_memory(in, err);
     }
     const char *json = inspect_object(in, t, arena, &why);
-    jw_open(j, '{');
     JSON_MEMBER(j, string, "name", t->name);
     jw_key(j, "path");
     jw_path(j, &t->path);
@@ -113,7 +109,6 @@ static fc_code write_object(json_out *j, inspection *in, const fc_tensor *t, fc_
     } else if (why.message[0]) {
         JSON_MEMBER(j, string, "error", why.message);
     }
-    jw_close(j, '}');
     fc_arena_free(arena);
     return FC_OK;
 }
@@ -196,7 +191,9 @@ static fc_code write_values(json_out *j, inspection *in, const char *key, bool o
     for (size_t i = 0; i < in->nitems && rc == FC_OK && in->out->error == 0; i++) {
         const fc_tensor *t = in->items[i];
         if ((t->object != NULL) == objects) {
+            jw_open(j, '{');
             rc = objects ? write_object(j, in, t, err) : write_tensor(j, in, t, false, err);
+            jw_close(j, '}');
         }
     }
     jw_close(j, ']');
@@ -206,9 +203,7 @@ static fc_code write_values(json_out *j, inspection *in, const char *key, bool o
 fc_code inspect_json(inspection *in, fc_error *err) {
     const fc_checkpoint *c = in->checkpoint;
     json_out j;
-    jw_begin(&j, in->out, 2);
-    jw_open(&j, '{');
-    JSON_MEMBER(&j, uint, "schema", SCHEMA_VERSION);
+    jw_document(&j, in->out, 2, "inspect");
     JSON_MEMBER(&j, string, "checkpoint", c->path);
     JSON_MEMBER(&j, string, "format", c->format->name);
     JSON_MEMBER(&j, string, "producer", c->producer);
@@ -222,15 +217,14 @@ fc_code inspect_json(inspection *in, fc_error *err) {
         rc = write_values(&j, in, "objects", true, err);
     }
     rc = rc == FC_OK ? write_ranks(&j, in, err) : rc;
-    jw_close(&j, '}');
-    text_puts(in->out, "\n");
+    jw_end_document(&j);
     return rc;
 }
 
 fc_code inspect_tensor_json(inspection *in, const fc_tensor *tensor, fc_error *err) {
     json_out j;
-    jw_begin(&j, in->out, 1);
+    jw_document(&j, in->out, 1, tensor->object ? "object" : "tensor");
     fc_code rc = tensor->object ? write_object(&j, in, tensor, err) : write_tensor(&j, in, tensor, true, err);
-    text_puts(in->out, "\n");
+    jw_end_document(&j);
     return rc;
 }

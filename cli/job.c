@@ -3,19 +3,18 @@
  */
 #include "job.h"
 
-#include "help.h"
 #include "json_out.h"
 #include "plan_rank.h"
 #include "progress.h"
 #include "ranks.h"
 #include "signals.h"
 #include "source.h"
+#include "target.h"
 #include "unit_plan.h"
 
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/unflatten.h"
 
-#include <ctype.h>
 #include <string.h>
 #include <time.h>
 
@@ -40,26 +39,21 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-const fc_format *job_format_of_extension(const char *target) {
-    for (const fc_format *const *f = fc_formats(); *f; f++) {
-        for (const char *const *e = (*f)->extensions; e && *e; e++) {
-            if (fc_format_writes(*f) && text_ends_with(target, *e)) {
-                return *f;
-            }
-        }
-    }
-    return NULL;
-}
+/* What huggingface_hub puts into one file unless it is told otherwise. */
+static const uint64_t hub_file_bytes = UINT64_C(5000000000);
 
-static fc_code choose_format(const options *o, const fc_format **out, fc_error *err) {
-    *out = o->to ? fc_format_find(o->to) : o->output ? job_format_of_extension(o->output) : NULL;
-    *out = *out || o->to ? *out : fc_format_find("h5");
-    if (*out && fc_format_writes(*out)) {
-        return FC_OK;
+/* Into how large files a full target is split. A directory is asked for by its name alone, too, as save_pretrained
+   takes one. */
+static fc_code choose_split(job *j, bool sharded, fc_error *err) {
+    const options *o = j->o;
+    bool can_split = j->how.format->writer.split != NULL;
+    if (o->max_shard_size && !can_split) {
+        return fc_fail(err, FC_EUSAGE, "--max-shard-size: the format '%s' is not split by size; say --to safetensors",
+                       j->how.format->name);
     }
-    char names[HELP_FORMATS_MAX];
-    return fc_fail(err, FC_EUNSUPPORTED, "--to %s: no format that can be written; there are: %s", o->to,
-                   help_formats(names));
+    bool directory = can_split && !sharded && o->output && target_is_directory(o->output);
+    j->how.selection.max_file_bytes = o->max_shard_size ? o->max_shard_size : directory ? hub_file_bytes : 0;
+    return FC_OK;
 }
 
 static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
@@ -71,17 +65,13 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.selection.cast = option_given(o, OPT_DTYPE);
     j->how.selection.dtype = o->dtype;
     j->how.selection.compress = o->compress;
-    j->how.selection.max_file_bytes = o->max_shard_size;
     j->how.force = o->force;
     j->how.dry_run = o->dry_run;
     j->how.move.threads = (int)o->jobs;
     j->how.move.memory = o->memory;
     j->how.move.progress = &j->progress;
-    fc_code rc = choose_format(o, &j->how.format, err);
-    if (rc == FC_OK && o->max_shard_size && !j->how.format->writer.split) {
-        rc = fc_fail(err, FC_EUSAGE, "--max-shard-size: the format '%s' is not split by size; say --to safetensors",
-                     j->how.format->name);
-    }
+    fc_code rc = target_format(o, spec != NULL, &j->how.format, err);
+    rc = rc == FC_OK ? choose_split(j, spec != NULL, err) : rc;
     if (rc == FC_OK && spec) {
         rc = fc_layout_mesh(spec, &j->mesh, err);
         j->how.selection.mesh = &j->mesh;
@@ -94,26 +84,14 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     return rc;
 }
 
-/* A file whose extension is of no format may be a slip, or meant for a format that is not written. "v1.5" has none. */
-static void tell_extension(const job *j) {
-    const char *target = j->o->output, *dot = strrchr(target, '.');
-    bool named = dot && dot != target && dot[-1] != '/' && isalpha((unsigned char)dot[1]);
-    for (const char *s = dot; named && *++s;) {
-        named = isalnum((unsigned char)*s);
-    }
-    if (named && !j->o->to && !j->how.selection.mesh) {
-        text_tell("no format has the extension '%s': the target is %s; --to says another", dot,
-                  j->how.format->description);
-    }
-}
-
 /* A target that is not what its name says. */
 static void tell_name(const job *j) {
     const char *target = j->o->output;
-    const fc_format *named = job_format_of_extension(target);
+    const fc_format *named = target_named_format(target);
     if (!named) {
-        tell_extension(j);
-    } else if (j->report.files > 1) {
+        return;
+    }
+    if (j->report.files > 1) {
         text_tell("%s is a directory of %zu files, in spite of its name: 'consolidate' makes one file", target,
                   j->report.files);
     } else if (named != j->how.format) {
@@ -150,11 +128,13 @@ static void tell_mesh(const job *j) {
 static void print_text(const job *j, text_out *out) {
     const fc_convert_report *r = &j->report;
     char data[TEXT_SIZE_MAX], header[TEXT_SIZE_MAX], memory[TEXT_SIZE_MAX], low[TEXT_SIZE_MAX], rate[TEXT_SIZE_MAX];
+    size_t data_files = r->files - (r->index != NULL);
     text_name(out, j->o->output ? j->o->output : "the target");
-    text_printf(out, "%s %zu %s, %zu %s, %s in %zu %s %s", j->o->dry_run ? " would hold" : ":", r->selected.tensors,
+    text_printf(out, "%s %zu %s, %zu %s, %s in %zu %s %s%s%s", j->o->dry_run ? " would hold" : ":", r->selected.tensors,
                 r->selected.tensors == 1 ? "tensor" : "tensors", r->selected.objects,
-                r->selected.objects == 1 ? "object" : "objects", text_bytes(data, r->data_bytes), r->files,
-                j->how.format->name, r->files == 1 ? "file" : "files");
+                r->selected.objects == 1 ? "object" : "objects", text_bytes(data, r->data_bytes), data_files,
+                j->how.format->name, data_files == 1 ? "file" : "files", r->index ? " and " : "",
+                r->index ? r->index : "");
     if (j->o->compress && !j->o->dry_run) {
         double ratio = r->data_bytes > 0 ? (double)r->stored_bytes / (double)r->data_bytes : 1;
         text_printf(out, ", compressed to %s (%.1f %%)", text_bytes(low, r->stored_bytes), 100 * ratio);
@@ -189,8 +169,7 @@ static void print_text(const job *j, text_out *out) {
 static void print_json(const job *j, text_out *out) {
     const fc_convert_report *r = &j->report;
     json_out json;
-    jw_begin(&json, out, 1);
-    jw_open(&json, '{');
+    jw_document(&json, out, 1, "conversion");
     JSON_MEMBER(&json, string, "target", j->o->output);
     JSON_MEMBER(&json, string, "format", j->how.format->name);
     JSON_MEMBER(&json, bool, "dry_run", j->o->dry_run);
@@ -214,8 +193,7 @@ static void print_json(const job *j, text_out *out) {
     } else {
         JSON_MEMBER(&json, number, "seconds", j->seconds);
     }
-    jw_close(&json, '}');
-    text_puts(out, "\n");
+    jw_end_document(&json);
 }
 
 static void print_report(const job *j, text_out *out) {

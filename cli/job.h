@@ -7,11 +7,6 @@
 
 #include "command.h"
 
-#include "fsdpckpt/format.h"
-
-/** The format that the extension of a target asks for, or NULL. */
-const fc_format *job_format_of_extension(const char *target);
-
 /**
  * Converts the one operand into --output.
  * @param spec the wanted cut; NULL: one full file.

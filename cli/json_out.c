@@ -1,17 +1,21 @@
 /*
- * JSON written as it comes: see json_out.h.
+ * JSON written as a stream: see json_out.h.
  */
 #include "json_out.h"
 
 #include <math.h>
 #include <string.h>
 
-void jw_begin(json_out *j, text_out *out, int line_depth) {
-    j->out = out;
-    j->depth = 0;
-    j->line_depth = line_depth;
-    j->first = true;
-    j->after_key = false;
+void jw_document(json_out *j, text_out *out, int line_depth, const char *kind) {
+    *j = (json_out){.out = out, .line_depth = line_depth, .first = true};
+    jw_open(j, '{');
+    JSON_MEMBER(j, string, "fsdpckpt", kind);
+    JSON_MEMBER(j, uint, "schema", JSON_SCHEMA_VERSION);
+}
+
+void jw_end_document(json_out *j) {
+    jw_close(j, '}');
+    text_puts(j->out, "\n");
 }
 
 /* What comes before a value or a key: a comma, a line, or nothing after a key. */

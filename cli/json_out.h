@@ -1,6 +1,9 @@
 /*
- * JSON written as it comes: no tree in memory, so a checkpoint of a million pieces costs nothing. The writer keeps
- * track of commas and, where asked to, of lines: a value of the upper levels starts a line of its own.
+ * Writes JSON as a stream, without a tree in memory, so a document of a million chunks needs no memory. The writer adds
+ * the commas, and starts a new line for each value of the upper levels.
+ *
+ * Every document of ours begins with jw_document: {"fsdpckpt": KIND, "schema": N, … docs/schemas/KIND.json describes
+ * it.
  */
 #ifndef FSDPCKPT_CLI_JSON_OUT_H
 #define FSDPCKPT_CLI_JSON_OUT_H
@@ -12,25 +15,32 @@
 typedef struct json_out {
     text_out *out;
     int depth;
-    int line_depth; /**< values up to this depth start a line; deeper ones stay on it */
-    bool first;     /**< nothing written yet on this level */
+    int line_depth; /**< values up to this depth start a new line; deeper ones stay on the line */
+    bool first;     /**< nothing has been written on this level yet */
     bool after_key;
 } json_out;
 
-void jw_begin(json_out *j, text_out *out, int line_depth);
-/* The prefix is jw_, as jansson owns json_. */
+/* The prefix is jw_, because jansson uses json_. */
+
+/** The version of every document ("schema"). It changes when the meaning of a member does; members are only added. */
+enum { JSON_SCHEMA_VERSION = 1 };
+
+/** Begins a document: opens its object and writes `kind` and the version. End it with jw_end_document. */
+void jw_document(json_out *j, text_out *out, int line_depth, const char *kind);
+/** Closes the object of the document and ends the line. */
+void jw_end_document(json_out *j);
 
 /** A member's name; a value must follow. */
 void jw_key(json_out *j, const char *key);
 void jw_open(json_out *j, char bracket);
 void jw_close(json_out *j, char bracket);
-/** Bytes that are no UTF-8 become U+FFFD. NULL writes null. */
+/** Bytes that are not UTF-8 become U+FFFD. NULL writes null. */
 void jw_string(json_out *j, const char *s);
 void jw_int(json_out *j, int64_t n);
 void jw_uint(json_out *j, uint64_t n);
 void jw_number(json_out *j, double n);
 void jw_bool(json_out *j, bool value);
-/** Text that is JSON already. */
+/** Writes text that is already JSON. */
 void jw_raw(json_out *j, const char *json);
 /** An array of integers. */
 void jw_ints(json_out *j, int count, const int64_t *values);

@@ -25,7 +25,7 @@ const option_row option_table[OPT_COUNT] = {
                 .arg = "FORMAT",
                 .offset = FIELD(to),
                 .help = "format of DST: dcp, h5, pt or safetensors (default: what its extension says, "
-                        "see 'fsdpckpt --help', else h5)"},
+                        "see 'fsdpckpt --help'; h5 for a directory of one file per rank whose name has none)"},
     [OPT_DP] = {.name = "dp",
                 .kind = KIND_NUMBER,
                 .arg = "N",
@@ -91,7 +91,8 @@ const option_row option_table[OPT_COUNT] = {
                             .offset = FIELD(max_shard_size),
                             .help = "with --to safetensors: DST is a directory of files of at most SIZE (such as 5GB; "
                                     "but a tensor is never cut) and Hugging Face's index; where one file is enough it "
-                                    "is model.safetensors without an index, as huggingface_hub writes it"},
+                                    "is model.safetensors without an index, as huggingface_hub writes it. If DST ends "
+                                    "with / or is a directory, this is the default, with 5GB"},
     [OPT_FORCE] = {.name = "force",
                    .letter = 'f',
                    .kind = KIND_FLAG,

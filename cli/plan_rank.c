@@ -162,7 +162,7 @@ static void begin(rank_view *v) {
         text_puts(v->out, "\n");
         return;
     }
-    jw_open(v->json, '{');
+    jw_document(v->json, v->out, 2, "rank-plan");
     JSON_MEMBER(v->json, uint, "rank", v->rank);
     JSON_MEMBER(v->json, int, "ranks", fc_mesh_ranks(mesh));
     jw_key(v->json, "coordinate");
@@ -193,8 +193,7 @@ static void end(rank_view *v) {
     JSON_MEMBER(v->json, uint, "stored_bytes", s->stored);
     JSON_MEMBER(v->json, uint, "reads", s->reads);
     JSON_MEMBER(v->json, uint, "read_bytes", s->read);
-    jw_close(v->json, '}');
-    text_puts(v->out, "\n");
+    jw_end_document(v->json);
 }
 
 fc_code plan_rank(const fc_checkpoint *source, const fc_selection *selection, uint32_t rank, bool json, text_out *out,
@@ -213,7 +212,6 @@ fc_code plan_rank(const fc_checkpoint *source, const fc_selection *selection, ui
     fc_code rc = fc_target_new(source, selection, arena, &v.target, &counts, err);
     if (rc == FC_OK) {
         fc_mesh_coordinate(v.target.mesh, rank, v.coordinate);
-        jw_begin(&writer, out, 2);
         begin(&v);
         for (uint32_t i = 0; i < v.target.ntensors && rc == FC_OK && out->error == 0; i++) {
             rc = show_value(&v, i, err);

@@ -1,5 +1,5 @@
 /*
- * From the digests of a checkpoint to its seal, a line a file and a line a tensor. The form is in docs/SEAL_JSON.md.
+ * Writes the digests of a checkpoint as its seal, one line per file and one per tensor (docs/schemas/seal.json).
  */
 #include "seal_file.h"
 
@@ -56,14 +56,10 @@ static fc_code write_seal(void *context, text_out *out, fc_error *err) {
     const sealing *s = context;
     json_out j;
     (void)err;
-    jw_begin(&j, out, 2);
-    jw_open(&j, '{');
-    JSON_MEMBER(&j, string, "fsdpckpt", "seal");
-    JSON_MEMBER(&j, uint, "version", 1);
+    jw_document(&j, out, 2, "seal");
     put_files(&j, s->seal);
     put_tensors(&j, s->checkpoint, s->seal);
-    jw_close(&j, '}');
-    text_puts(out, "\n");
+    jw_end_document(&j);
     return FC_OK;
 }
 

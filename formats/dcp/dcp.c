@@ -244,6 +244,7 @@ const fc_format fc_format_dcp = {
             .wants_crc32 = true,
             .is_directory = fc_dcp_is_directory,
             .files = fc_dcp_files,
+            .index = fc_dcp_index,
             .create = fc_dcp_create,
             .reserve = fc_dcp_reserve,
             .finish_file = fc_dcp_finish_file,

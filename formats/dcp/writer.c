@@ -47,7 +47,12 @@ bool fc_dcp_is_directory(const fc_target *target) {
 }
 
 size_t fc_dcp_files(const fc_target *target) {
-    return (size_t)fc_mesh_ranks(target->mesh) + 1;
+    return (size_t)fc_mesh_ranks(target->mesh);
+}
+
+const char *fc_dcp_index(const fc_target *target) {
+    (void)target;
+    return ".metadata";
 }
 
 fc_code fc_dcp_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err) {

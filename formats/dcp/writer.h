@@ -40,6 +40,7 @@ fc_code fc_dcp_write_metadata(const fc_target *target, const char *directory, co
 
 bool fc_dcp_is_directory(const fc_target *target);
 size_t fc_dcp_files(const fc_target *target);
+const char *fc_dcp_index(const fc_target *target);
 fc_code fc_dcp_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err);
 fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err);
 fc_code fc_dcp_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err);

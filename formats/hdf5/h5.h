@@ -36,6 +36,7 @@ fc_code fc_h5_reserve(fc_writer *writer, fc_target_file *file, fc_error *err);
 fc_code fc_h5_place(fc_writer *writer, const fc_target_item *item, const int64_t *start, bool raw, uint64_t size,
                     uint64_t *offset, fc_error *err);
 fc_code fc_h5_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err);
+const char *fc_h5_index(const fc_target *target);
 fc_code fc_h5_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_h5_destroy(fc_writer *writer);
 

@@ -33,6 +33,7 @@ const fc_format fc_format_hdf5 = {
             .reserve = fc_h5_reserve,
             .place = fc_h5_place,
             .finish_file = fc_h5_finish_file,
+            .index = fc_h5_index,
             .finish = fc_h5_finish,
             .destroy = fc_h5_destroy,
         },

@@ -353,6 +353,7 @@ const fc_format fc_format_safetensors = {
             .objects_note = "in __metadata__, where only fsdpckpt finds them: safetensors has no objects",
             .is_directory = fc_st_is_directory,
             .files = fc_st_count_files,
+            .index = fc_st_index,
             .create = fc_st_create,
             .split = fc_st_split,
             .reserve = fc_st_reserve,

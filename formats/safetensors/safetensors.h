@@ -48,5 +48,6 @@ fc_code fc_st_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_st_destroy(fc_writer *writer);
 bool fc_st_is_directory(const fc_target *target);
 size_t fc_st_count_files(const fc_target *target);
+const char *fc_st_index(const fc_target *target);
 
 #endif

@@ -77,8 +77,11 @@ bool fc_st_is_directory(const fc_target *target) {
 }
 
 size_t fc_st_count_files(const fc_target *target) {
-    uint32_t n = full_files(target);
-    return target->mesh->ndim > 0 ? (size_t)fc_mesh_ranks(target->mesh) : n + (n > 1);
+    return target->mesh->ndim > 0 ? (size_t)fc_mesh_ranks(target->mesh) : full_files(target);
+}
+
+const char *fc_st_index(const fc_target *target) {
+    return target->mesh->ndim == 0 && full_files(target) > 1 ? ST_INDEX_NAME : NULL;
 }
 
 size_t fc_st_split(fc_writer *writer, const fc_target_file *file, size_t first) {

@@ -1,8 +1,8 @@
 /*
  * A model described by its layout alone: the names, dtypes and shapes that `fsdpckpt schema` prints
- * (docs/SCHEMA_JSON.md), opened as a checkpoint whose tensors have no chunks. It can be inspected and planned with;
- * there is nothing to convert. jansson reads the text; names and shapes are copied into the arena, the rest is gone
- * when the checkpoint is open.
+ * (docs/schemas/schema.json), opened as a checkpoint whose tensors have no chunks. It can be inspected and planned
+ * with; there is nothing to convert. jansson reads the text; names and shapes are copied into the arena, the rest is
+ * gone when the checkpoint is open.
  */
 #include "fsdpckpt/format.h"
 
@@ -265,7 +265,11 @@ static fc_code read_entries(reading *r, const char *list, const json_t *entries)
 static fc_code check_root(const reading *r, const json_t *root) {
     static const char *const lists[] = {"tensors", "objects"};
     const char *path = r->checkpoint->path;
-    const json_t *kind = json_object_get(root, "fsdpckpt"), *version = json_object_get(root, "version");
+    const json_t *kind = json_object_get(root, "fsdpckpt"), *version = json_object_get(root, "schema");
+    const char *member = "schema";
+    if (!version && json_object_get(root, "version")) { /* what fsdpckpt 0.1 called it */
+        version = json_object_get(root, member = "version");
+    }
     if (!kind) {
         return fc_fail(r->err, FC_ECORRUPT, "%s: the member \"fsdpckpt\" is missing", path);
     }
@@ -274,10 +278,10 @@ static fc_code check_root(const reading *r, const json_t *root) {
                        "%s: a file of the kind %s, not \"schema\"", path, show(kind).text);
     }
     if (!version) {
-        return fc_fail(r->err, FC_ECORRUPT, "%s: the member \"version\" is missing", path);
+        return fc_fail(r->err, FC_ECORRUPT, "%s: the member \"schema\" is missing", path);
     }
     if (!json_is_integer(version)) {
-        return fc_fail(r->err, FC_ECORRUPT, "%s: \"version\" should be a number, not %s", path, show(version).text);
+        return fc_fail(r->err, FC_ECORRUPT, "%s: \"%s\" should be a number, not %s", path, member, show(version).text);
     }
     if (json_integer_value(version) != SCHEMA_VERSION) {
         return fc_fail(r->err, FC_EUNSUPPORTED, "%s: version %s; this fsdpckpt reads version %d: use a newer one", path,

@@ -153,6 +153,12 @@ static bool read_tensors(const fc_checkpoint *checkpoint, const json_t *list, fc
     return ok;
 }
 
+/* fsdpckpt 0.1 called the member "version". */
+static json_int_t seal_version(const json_t *root) {
+    const json_t *version = json_object_get(root, "schema");
+    return json_integer_value(version ? version : json_object_get(root, "version"));
+}
+
 static fc_code parse(fc_checkpoint *checkpoint, fc_seal *seal, FILE *f, fc_error *err) {
     json_error_t mistake;
     json_t *root = json_loadf(f, JSON_REJECT_DUPLICATES, &mistake);
@@ -161,7 +167,7 @@ static fc_code parse(fc_checkpoint *checkpoint, fc_seal *seal, FILE *f, fc_error
     if (!root) {
         rc = fc_fail(err, FC_ECORRUPT, "%s: damaged: line %d: %s; remove it, or seal the checkpoint again", seal->path,
                      mistake.line, mistake.text);
-    } else if (!kind || strcmp(kind, "seal") != 0 || json_integer_value(json_object_get(root, "version")) != 1) {
+    } else if (!kind || strcmp(kind, "seal") != 0 || seal_version(root) != 1) {
         rc = fc_fail(err, FC_ECORRUPT, "%s: not a seal of version 1; remove it, or seal the checkpoint again",
                      seal->path);
     } else if (!read_files(json_object_get(root, "files"), seal) ||

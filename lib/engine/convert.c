@@ -80,7 +80,9 @@ static fc_code measure(const fc_target *target, const fc_convert_options *option
     if (!loads) {
         return fc_no_memory(err, target->source->path);
     }
-    report->files = options->format->writer.files ? options->format->writer.files(target) : ranks + sharded;
+    report->index = options->format->writer.index ? options->format->writer.index(target) : NULL;
+    report->files =
+        (options->format->writer.files ? options->format->writer.files(target) : ranks) + (report->index != NULL);
     fc_code rc;
     FC_TRY_GOTO(fc_target_loads(target, loads, err), rc, out);
     rc = add_loads(target, loads, report, err);

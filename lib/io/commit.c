@@ -99,6 +99,18 @@ static fc_code check_directory_content(const char *path, fc_error *err) {
     return rc;
 }
 
+static bool is_empty_directory(const char *path) {
+    DIR *dir = opendir(path);
+    size_t entries = 0;
+    while (dir && entries < 3 && readdir(dir)) {
+        entries++; /* "." and ".." are the first two */
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return dir && entries < 3;
+}
+
 static fc_code check_existing(const fc_commit *commit, fc_error *err) {
     struct stat st;
     if (lstat(commit->target, &st) != 0) {
@@ -113,6 +125,9 @@ static fc_code check_existing(const fc_commit *commit, fc_error *err) {
     }
     if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode)) {
         return fc_fail(err, FC_EUSAGE, "%s: is not a regular file", commit->target);
+    }
+    if (commit->is_directory && is_empty_directory(commit->target)) {
+        return FC_OK; /* made for this: the target takes its place */
     }
     if (!commit->force) {
         return fc_fail(err, FC_EUSAGE, "%s: exists: --force replaces it", commit->target);
@@ -332,7 +347,11 @@ static fc_code publish_new(const fc_commit *commit, fc_error *err) {
     if (renameat2(AT_FDCWD, commit->path, AT_FDCWD, commit->target, RENAME_NOREPLACE) == 0) {
         return FC_OK;
     }
-    if (errno == EEXIST) {
+    /* rename() puts a directory in the place of an empty one, and of nothing else. */
+    if ((errno == EEXIST || flag_unknown(errno)) && commit->is_directory && rename(commit->path, commit->target) == 0) {
+        return FC_OK;
+    }
+    if (errno == EEXIST || errno == ENOTEMPTY || errno == ENOTDIR) {
         return fc_fail(err, FC_EUSAGE, "%s: appeared while it was being made: --force replaces it", commit->target);
     }
     if (flag_unknown(errno) && access(commit->target, F_OK) != 0 && rename(commit->path, commit->target) == 0) {

@@ -29,6 +29,12 @@ def corpus(name):
     return path
 
 
+def preload(library):
+    """The environment that preloads a library. Its folder goes another way: LD_PRELOAD cannot name one with blanks."""
+    folders = [os.path.dirname(library), os.environ.get("LD_LIBRARY_PATH", "")]
+    return {"LD_PRELOAD": os.path.basename(library), "LD_LIBRARY_PATH": ":".join(filter(None, folders))}
+
+
 class Case(unittest.TestCase):
     """A test in an empty directory of its own."""
 

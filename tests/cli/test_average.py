@@ -78,7 +78,8 @@ class Average(harness.Case):
     def test_target_among_the_sources(self):
         source = self.copy("dcp-torch2.15.0-train")
         name = next(n for n in os.listdir(source) if n.endswith(".distcp"))
-        self.fails(2, "average", TRAIN, source, "-o", os.path.join(source, name), "--force", contains=["is a file of"])
+        self.fails(2, "average", TRAIN, source, "-o", os.path.join(source, name), "--to", "pt", "--force",
+                   contains=["is a file of"])
         self.ok("consolidate", TRAIN, "-o", "one.h5", "-q")
         self.ok("average", TRAIN, TRAIN, "-o", "one.h5", "--force", "-q")
 

@@ -117,14 +117,15 @@ class Check(harness.Case):
 
     def test_junit_replaces_nothing_else(self):
         self.schema()
-        with open(self.path("model.json")) as f:
+        shutil.copy(self.path("model.json"), self.path("model"))
+        with open(self.path("model")) as f:
             before = f.read()
-        self.fails(2, "check", harness.corpus(MESH), "--junit", "model.json", contains=["model.json", "--force"])
-        with open(self.path("model.json")) as f:
+        self.fails(2, "check", harness.corpus(MESH), "--junit", "model", contains=["model", "--force"])
+        with open(self.path("model")) as f:
             self.assertEqual(f.read(), before)
         self.fails(2, "check", harness.corpus(MESH), "--junit", "no/dir/r.xml", contains=["no/dir"])
-        self.ok("check", harness.corpus(MESH), "--junit", "model.json", "--force")
-        xml.parse(self.path("model.json"))
+        self.ok("check", harness.corpus(MESH), "--junit", "model", "--force")
+        xml.parse(self.path("model"))
 
     def test_github(self):
         names = ["50%", "two\nlines\r", "a:b,c", "esc\u001b[31m"]

@@ -53,8 +53,8 @@ class Damage(harness.Case):
                         self.assertNotIn("out", self.listing())
                 with self.flipped_chunk(source, INTEGER, 0):  # damage, no difference that --take-first would settle
                     for pair in others:
-                        self.fails(3, "average", *pair, "-o", "out", contains=self.says(source, INTEGER, what))
-                    self.fails(3, "average", source, harness.corpus(TRAIN), "-o", "out", "--take-first",
+                        self.fails(3, "average", *pair, "-o", "out.h5", contains=self.says(source, INTEGER, what))
+                    self.fails(3, "average", source, harness.corpus(TRAIN), "-o", "out.pt", "--take-first",
                                contains=self.says(source, INTEGER, what))
                     self.ok("average", harness.corpus(TRAIN), source, "-o", "out.h5", "--take-first", "-q", "--force")
                 self.ok("average", *pair, "-o", "out.h5", "-q", "--force")
@@ -79,7 +79,7 @@ class Damage(harness.Case):
         """What is cast has another digest than its source: that of what was read counts. So does that of a piece."""
         for source, what in self.sources().items():
             with self.flipped_chunk(source, TENSOR, 0), self.subTest(source=source):
-                for args in (("--to", "pt"), ("--compress", "1", "-j", "3", "--memory", "1M")):
+                for args in (("--to", "pt"), ("--to", "h5", "--compress", "1", "-j", "3", "--memory", "1M")):
                     for cast in (("--dtype", "bf16"), ()):
                         self.fails(3, "consolidate", source, "-o", "out", *cast, *args,
                                    contains=self.says(source, TENSOR, what))
@@ -114,7 +114,7 @@ class Damage(harness.Case):
                 self.ok("diff", "dcp", "back.h5", "--exclude", "optim*", "--exclude", "nested*", "--exclude", "list*",
                         "--data")
                 with self.flipped_chunk(source, "model.layers.0._flat_param", 0):
-                    self.fails(3, "consolidate", source, "-o", "out", "--schema", "order.pt", contains=["CRC-32", "damaged"])
+                    self.fails(3, "consolidate", source, "-o", "out.h5", "--schema", "order.pt", contains=["CRC-32", "damaged"])
 
 
 if __name__ == "__main__":

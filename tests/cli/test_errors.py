@@ -63,7 +63,7 @@ class Errors(harness.Case):
         self.assertIn(": a\\x1b[31mb\\x0ac.pt beside it", result.stderr)
 
     def test_missing_index(self):
-        self.ok("convert", harness.corpus(FSDP2), "-o", "shards")
+        self.ok("convert", harness.corpus(FSDP2), "-o", "shards", "--to", "h5")
         os.unlink(self.path("shards", "index.h5"))
         self.refused(3, "shards", ["index.h5: the file is missing", "copy it again"])
 
@@ -137,7 +137,7 @@ class Errors(harness.Case):
         """One bit of a tensor's bytes: the archive's CRC-32 tells, whatever is made of it."""
         ckpt = self.copy(FSDP2)
         for args in (("consolidate", "--to", "h5"), ("consolidate", "--to", "pt"), ("reshard", "--dp", "3"),
-                     ("consolidate", "--compress", "1"), ("convert", "--to", "dcp")):
+                     ("consolidate", "--to", "h5", "--compress", "1"), ("convert", "--to", "dcp")):
             with self.subTest(args=args), self.flipped_chunk(ckpt, "model.tok_embeddings.weight", 1):
                 self.fails(3, args[0], ckpt, "-o", self.path("out"), *args[1:],
                            contains=["model.tok_embeddings.weight", "CRC-32", "verify"])
@@ -157,9 +157,9 @@ class Errors(harness.Case):
                                            ("reshard", "--dp", "3"), ("consolidate", "--compress", "1"))):
                 chunk = chunks[number % count]
                 with self.subTest(name=name, args=args), self.flipped_chunk(ckpt, chosen, number % count):
-                    self.fails(3, args[0], ckpt, "-o", self.path("out"), *args[1:],
+                    self.fails(3, args[0], ckpt, "-o", self.path("out"), "--to", "h5", *args[1:],
                                contains=[f"offset {chunk['offset']}: tensor {chosen}, chunk ", "CRC-32"])
-            self.ok("consolidate", ckpt, "-o", self.path("out"), "-q")
+            self.ok("consolidate", ckpt, "-o", self.path("out"), "--to", "h5", "-q")
             os.unlink(self.path("out"))
 
     def cut_tensor(self, data):

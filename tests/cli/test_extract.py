@@ -79,7 +79,7 @@ class Convert(harness.Case):
         return {t["name"] for t in json.loads(self.ok("inspect", target, "--json"))["tensors"]}
 
     def test_layout_is_kept(self):
-        self.ok("convert", harness.corpus(MESH), "-o", "out")
+        self.ok("convert", harness.corpus(MESH), "-o", "out", "--to", "h5")
         self.assertIn("8 ranks, mesh dp 4 × tp 2\n", self.ok("inspect", "out"))
         self.ok("convert", "out", "-o", "back", "--to", "dcp")
         self.assertEqual(sorted(os.listdir(self.path("back"))),
@@ -91,10 +91,10 @@ class Convert(harness.Case):
 
     def test_what_follows_no_mesh_is_refused(self):
         source = harness.corpus("dcp-torch2.15.0-sharded-tensor-2d")
-        text = self.fails(5, "convert", source, "-o", "out", contains=["tensor '", "pieces", "fsdpckpt reshard"])
+        text = self.fails(5, "convert", source, "-o", "out", "--to", "h5", contains=["tensor '", "pieces", "fsdpckpt reshard"])
         self.assertEqual(self.listing(), [])
         name = text.split("tensor '")[1].split("'")[0]
-        self.assertNotIn("tensor '%s'" % name, self.run_tool("convert", source, "-o", "x", "--exclude", name).stderr)
+        self.assertNotIn("tensor '%s'" % name, self.run_tool("convert", source, "-o", "x.h5", "--exclude", name).stderr)
 
     def test_output_depends_on_input_only(self):
         for out in ("a", "b"):
@@ -114,7 +114,7 @@ class Convert(harness.Case):
     def test_rename(self):
         source = harness.corpus(MESH)
         before = self.names(source)
-        self.ok("convert", source, "-o", "a", "--rename", "s/^model\\.//", "--rename", "s,layers\\.([0-9]+),h.\\1,")
+        self.ok("convert", source, "-o", "a", "--to", "h5", "--rename", "s/^model\\.//", "--rename", "s,layers\\.([0-9]+),h.\\1,")
         self.assertEqual(self.names("a"), {n[6:].replace("layers.", "h.") for n in before})
         self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/.*/same/", contains=["the same name 'same'"])
         self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/x", contains=["a delimiter is missing"])

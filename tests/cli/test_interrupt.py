@@ -83,7 +83,8 @@ class Interrupt(harness.Case):
             shown = b""
         os.close(master)
         self.assertEqual(p.returncode, 0)
-        self.assertEqual(shown, b"")  # done in less than a second: nothing to show
+        # Nothing is shown in the first second; a busy machine may need longer.
+        self.assertTrue(shown == b"" or shown.endswith(b"\r\x1b[K"), shown)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ class Schema(harness.Case):
 
     def test_says_what_inspect_says(self):
         schema = self.schema(harness.corpus(STATE))
-        self.assertEqual((schema["fsdpckpt"], schema["version"]), ("schema", 1))
+        self.assertEqual((schema["fsdpckpt"], schema["schema"]), ("schema", 1))
         seen = json.loads(self.ok("inspect", harness.corpus(STATE), "--json"))
         want = [(t["name"], t["dtype"], t["shape"], t["path"]) for t in seen["tensors"]]
         got = [(t["name"], t["dtype"], t["shape"], t.get("path", [t["name"]])) for t in schema["tensors"]]
@@ -31,6 +31,19 @@ class Schema(harness.Case):
         self.schema("model.json", "again.json")
         with open(self.path("model.json")) as a, open(self.path("again.json")) as b:
             self.assertEqual(a.read(), b.read())
+
+    def test_reads_schemas_of_version_0_1(self):
+        """They have "version" in place of "schema"."""
+        schema = self.schema(harness.corpus(STATE))
+        old = dict(schema, version=schema["schema"])
+        del old["schema"]
+        with open(self.path("old.json"), "w") as f:
+            json.dump(old, f)
+        self.ok("check", harness.corpus(STATE), "--schema", "old.json")
+        for version, message in ((2, "version 2"), ("1", '"version" should be a number')):
+            with open(self.path("old.json"), "w") as f:
+                json.dump(dict(old, version=version), f)
+            self.assertIn(message, self.run_tool("inspect", "old.json").stderr)
 
     def test_is_the_same_for_every_layout(self):
         self.ok("reshard", harness.corpus(MESH), "-o", "a", "--dp", "3")
@@ -94,10 +107,10 @@ class Schema(harness.Case):
 
     def test_wrong_schema(self):
         with open(self.path("bad.json"), "w") as f:
-            f.write('{"fsdpckpt": "schema", "version": 1,\n "tensors": [{"name": "w", "dtype": "f32"}]}')
+            f.write('{"fsdpckpt": "schema", "schema": 1,\n "tensors": [{"name": "w", "dtype": "f32"}]}')
         self.fails(3, "inspect", "bad.json", contains=["bad.json: tensor 'w' has no \"shape\""])
         with open(self.path("cut.json"), "w") as f:
-            f.write('{"fsdpckpt": "schema", "version": 1,\n "tensors": [{"name": "w"')
+            f.write('{"fsdpckpt": "schema", "schema": 1,\n "tensors": [{"name": "w"')
         self.fails(3, "inspect", "cut.json", contains=["cut.json:2:25: '}' expected near end of file"])
         with open(self.path("other.json"), "w") as f:
             f.write('{"model": 1}')

@@ -142,8 +142,7 @@ static void json_is_json(void **state) {
     const int64_t ints[] = {0, INT64_MIN, INT64_MAX};
     json_out j;
     start();
-    jw_begin(&j, &out, 1);
-    jw_open(&j, '{');
+    jw_document(&j, &out, 1, "test");
     JSON_MEMBER(&j, string, "a\"b\\\n\x7f\xc2\x9b", "x\xffy日");
     JSON_MEMBER(&j, string, "none", NULL);
     jw_key(&j, "list");
@@ -155,8 +154,10 @@ static void json_is_json(void **state) {
     JSON_MEMBER(&j, bool, "yes", true);
     JSON_MEMBER(&j, raw, "raw", "{\"k\": 1}");
     JSON_MEMBER(&j, number, "s", 0.25);
-    jw_close(&j, '}');
+    jw_end_document(&j);
     assert_string_equal(finish(), "{\n"
+                                  "  \"fsdpckpt\": \"test\",\n"
+                                  "  \"schema\": 1,\n"
                                   "  \"a\\\"b\\\\\\u000a\\u007f\\u009b\": \"x\xef\xbf\xbdy日\",\n"
                                   "  \"none\": null,\n"
                                   "  \"list\": [0, -9223372036854775808, 9223372036854775807],\n"
@@ -165,7 +166,7 @@ static void json_is_json(void **state) {
                                   "  \"yes\": true,\n"
                                   "  \"raw\": {\"k\": 1},\n"
                                   "  \"s\": 0.25\n"
-                                  "}");
+                                  "}\n");
 }
 
 int main(void) {

@@ -16,7 +16,7 @@ class Units(harness.Case):
 
     def schema(self, *names, shape=(4, 2), dtype="float32"):
         tensors = [{"name": n, "dtype": dtype, "shape": list(shape)} for n in names]
-        return self.write("model.json", {"fsdpckpt": "schema", "version": 1, "tensors": tensors})
+        return self.write("model.json", {"fsdpckpt": "schema", "schema": 1, "tensors": tensors})
 
     def units(self, source, *args):
         return json.loads(self.ok("units", source, *args, "--json"))

@@ -132,6 +132,11 @@ class Verify(harness.Case):
         self.assertTrue(self.report("ckpt")["sealed"])
         with open(self.path("ckpt.fsdpckpt-seal.json")) as f:
             sealed = json.load(f)
+        old = dict(sealed, version=sealed["schema"])  # as fsdpckpt 0.1 wrote it
+        del old["schema"]
+        with open(self.path("ckpt.fsdpckpt-seal.json"), "w") as f:
+            json.dump(old, f)
+        self.assertTrue(self.report("ckpt")["sealed"])
         self.assertEqual({f["name"] for f in sealed["files"]}, {"__0_0.distcp", "__1_0.distcp", ".metadata"})
         for name in (f["name"] for f in sealed["files"]):
             size = os.path.getsize(self.path("ckpt", name))

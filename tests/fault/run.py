@@ -36,6 +36,7 @@ def main():
     target = os.path.join(home, "target" if command[0] == "reshard" else "target.h5")
     log = os.path.join(tempfile.gettempdir(), f"fc-fault-{os.getpid()}.log")
     argv = [program, command[0], source, "-o", target, "-q", "-j1", *command[1:]]
+    folders = [os.path.dirname(shim), os.environ.get("LD_LIBRARY_PATH")]  # LD_PRELOAD cannot name one with blanks
     try:
         made = run(argv)
         if made.returncode != 0:
@@ -44,8 +45,8 @@ def main():
         good = snapshot(home)
         failed = 0
         for n in range(1, 100000):
-            env = dict(os.environ, LD_PRELOAD=shim, FAULT_FAMILY=family, FAULT_AT=str(n), FAULT_ERRNO=number,
-                       FAULT_LOG=log)
+            env = dict(os.environ, LD_PRELOAD=os.path.basename(shim), LD_LIBRARY_PATH=":".join(filter(None, folders)),
+                       FAULT_FAMILY=family, FAULT_AT=str(n), FAULT_ERRNO=number, FAULT_LOG=log)
             with open(log, "wb") as f:
                 f.write(bytes(64))
             result = run([*argv, "--force"], env)

@@ -5,6 +5,10 @@ set -eu
 build=$1
 checkpoint=$2
 here=$(cd "$(dirname "$0")" && pwd)
+# pkgconf escapes each byte that is not ASCII, which CMake does not undo.
+if [ -n "$(printf '%s' "${TMPDIR:-}" | LC_ALL=C tr -d ' -~')" ]; then
+    export TMPDIR=/tmp
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -17,9 +21,8 @@ cmake -S "$here" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/log
 cmake --build "$work/build" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 a=$("$work/build/by_cmake" "$checkpoint")
 b=$("$work/build/by_pkgconfig" "$checkpoint")
-# As a Makefile does it, without --static and with it.
-# shellcheck disable=SC2046
-cc "$here/consumer.c" -o "$work/by_hand" $(pkg-config --cflags --libs fsdpckpt)
+# As a Makefile does it, without --static and with it. The shell reads what pkg-config has quoted.
+eval "cc \"\$here/consumer.c\" -o \"\$work/by_hand\" $(pkg-config --cflags --libs fsdpckpt)"
 LD_LIBRARY_PATH=$(pkg-config --variable=libdir fsdpckpt)
 export LD_LIBRARY_PATH
 c=$("$work/by_hand" "$checkpoint")

@@ -159,7 +159,7 @@ class Convert(harness.Case):
     def test_a_rank_fails(self):
         source = self.large()
         for rank in (0, 2):
-            env = {"LD_PRELOAD": os.environ["FSDPCKPT_DYING"], "DYING_RANK": str(rank), "DYING_AT": "3",
+            env = {**harness.preload(os.environ["FSDPCKPT_DYING"]), "DYING_RANK": str(rank), "DYING_AT": "3",
                    "DYING_HOW": "eio"}
             p = self.job(3, "consolidate", source, "-o", "x.h5", "-j", "1", "--memory", "1M", env=env)
             self.check_fails(4, p, f"rank {rank}: ", "x.h5: writing", "Input/output error")
@@ -169,7 +169,7 @@ class Convert(harness.Case):
         """kill -9 in the midst of writing. If it is rank 0, its temporary directory stays, as with one process."""
         source = self.large()
         for rank in (1, 0):
-            env = {"LD_PRELOAD": os.environ["FSDPCKPT_DYING"], "DYING_RANK": str(rank), "DYING_AT": "3"}
+            env = {**harness.preload(os.environ["FSDPCKPT_DYING"]), "DYING_RANK": str(rank), "DYING_AT": "3"}
             p = self.job(3, "consolidate", source, "-o", "x.h5", "-j", "1", "--memory", "1M", env=env)
             self.assertNotEqual(p.returncode, 0)
             self.assertIn("signal 9", p.stderr)

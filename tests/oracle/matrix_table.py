@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""What converts to what: the one table that the matrix test runs and that the README shows.
+"""What converts to what: the matrix test runs this table, and docs/FORMATS.md shows it.
 
-    matrix_table.py README.md           exit 1 when its table is not this one
-    matrix_table.py --write README.md   makes it so
+    matrix_table.py docs/FORMATS.md           exit 1 when the table in the page differs
+    matrix_table.py --write docs/FORMATS.md   update the table in the page
 """
 import sys
 
 # name of --to, name for people, what writes or reads it
 FORMATS = [
-    ("dcp", "PyTorch DCP", "torch 1.13 to 2.15 in, 2.3 and later out"),
-    ("h5", "HDF5", "ours; in also any of h5py, Keras, PyTables"),
-    ("pt", "`torch.save`", "torch 1.6 to 2.15; sharded: one file a rank"),
-    ("safetensors", "safetensors", "one file, `model.safetensors.index.json`, or one file a rank"),
+    ("dcp", "PyTorch DCP", "read from torch 1.13 to 2.15; torch 2.3 and later loads ours"),
+    ("h5", "HDF5", "ours; any file of h5py, Keras or PyTables is read too"),
+    ("pt", "`torch.save`", "torch 1.6 to 2.15; sharded: one file per rank"),
+    ("safetensors", "safetensors", "one file, `model.safetensors.index.json`, or one file per rank"),
 ]
 
 # name, the checkpoint of tests/corpus/good that torch made, how it is asked for when it is not the source's own
@@ -34,10 +34,10 @@ def table():
              "|---" * (len(FORMATS) + 1) + "|"]
     for _, label, note in FORMATS:
         lines.append("| %s (%s) | " % (label, note) + " | ".join(["all layouts"] * len(FORMATS)) + " |")
-    lines += ["", "All layouts: full, %s. The tests convert each of these %d with `convert`," %
+    lines += ["", "All layouts: full, %s. The tests convert each of these %d combinations" %
               (sharded, len(FORMATS) ** 2 * len(LAYOUTS)),
-              "`consolidate` and `reshard`, load it with the library the format is from, and compare every byte with what",
-              "PyTorch saved."]
+              "with `convert`, `consolidate` and `reshard`, load the result with the library that defines the format, and compare",
+              "every byte with what PyTorch saved."]
     return "\n".join(lines) + "\n"
 
 
@@ -58,7 +58,7 @@ def main():
         with open(path, "w", encoding="utf-8") as f:
             f.write(before + table() + after)
         return 0
-    print("%s: its table is not that of %s: run it with --write" % (path, sys.argv[0]))
+    print("%s: its table differs from %s: run that with --write" % (path, sys.argv[0]))
     return 1
 
 

@@ -52,7 +52,7 @@ def describe(model, frozen=(), ignored=()):
     tensors = [{"name": n, "dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape)}
                for n, t in model.state_dict(keep_vars=True).items()]
     with open(os.path.join(DIR, "model.json"), "w") as f:
-        json.dump({"fsdpckpt": "schema", "version": 1, "tensors": tensors}, f)
+        json.dump({"fsdpckpt": "schema", "schema": 1, "tensors": tensors}, f)
     params, modules = names_of(model)
     info = {n: [c.__name__ for c in type(m).__mro__ if c is not object]
             for n, m in model.named_modules(remove_duplicate=False) if n}

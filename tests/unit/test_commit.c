@@ -136,6 +136,26 @@ static void directory_is_replaced_whole(void **state) {
     assert_int_equal(st.st_mode & 0777, 0777 & ~mask);
 }
 
+/* mkdir before the run, as many scripts do, is no reason to ask for --force. */
+static void empty_directory_gives_way(void **state) {
+    (void)state;
+    fc_commit *commit;
+    fc_error err;
+    assert_int_equal(mkdir("out", 0700), 0);
+    assert_int_equal(fc_commit_begin("out/", true, false, 10, &commit, &err), FC_OK);
+    put_in(commit, "index.h5", "new");
+    assert_int_equal(fc_commit_finish(commit, &err), FC_OK);
+    assert_content("out/index.h5", "new");
+    assert_int_equal(fc_commit_begin("out", true, false, 10, &commit, &err), FC_EUSAGE);
+    assert_non_null(strstr(err.message, "out: exists: --force replaces it"));
+    assert_int_equal(mkdir("filled", 0777), 0);
+    assert_int_equal(fc_commit_begin("filled", true, false, 10, &commit, &err), FC_OK);
+    put("filled/other", "theirs");
+    assert_int_equal(fc_commit_finish(commit, &err), FC_EUSAGE);
+    assert_content("filled/other", "theirs");
+    assert_int_equal(entries("."), 2);
+}
+
 static void force_deletes_only_its_own_files(void **state) {
     (void)state;
     fc_commit *commit;
@@ -260,6 +280,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(target_that_appears_meanwhile_is_kept, enter, leave),
         cmocka_unit_test_setup_teardown(abort_leaves_nothing, enter, leave),
         cmocka_unit_test_setup_teardown(directory_is_replaced_whole, enter, leave),
+        cmocka_unit_test_setup_teardown(empty_directory_gives_way, enter, leave),
         cmocka_unit_test_setup_teardown(force_deletes_only_its_own_files, enter, leave),
         cmocka_unit_test_setup_teardown(link_is_followed, enter, leave),
         cmocka_unit_test_setup_teardown(refusals_change_nothing, enter, leave),

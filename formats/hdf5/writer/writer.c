@@ -186,6 +186,10 @@ fc_code fc_h5_finish_file(fc_writer *writer, const fc_target_file *file, fc_erro
     return fc_h5_out_finish_file(&w->out, w->patches, count, err);
 }
 
+const char *fc_h5_index(const fc_target *target) {
+    return target->mesh->ndim > 0 ? "index.h5" : NULL;
+}
+
 fc_code fc_h5_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) {
     fc_h5_writer *w = writer->state;
     return w->target->mesh->ndim > 0 ? fc_h5_write_index(w, digests, err) : FC_OK;

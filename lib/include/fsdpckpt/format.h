@@ -95,8 +95,11 @@ typedef struct fc_format_writer {
     const char *const *file_names;
     /** Returns whether the target is a directory. NULL: a target is a directory when it has a mesh. */
     bool (*is_directory)(const fc_target *target);
-    /** Returns the number of files of the target. NULL: one file, or with a mesh one file per rank and an index. */
+    /** Returns the number of files with data. NULL: one file, or with a mesh one file per rank. */
     size_t (*files)(const fc_target *target);
+    /** Returns the name of the file that `finish` writes over the others, or NULL. A NULL function means there is none.
+     */
+    const char *(*index)(const fc_target *target);
     /** Starts a target at `staging`, a file path, or an existing empty directory if is_directory. Writes nothing
      * outside of it. */
     fc_code (*create)(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err);

@@ -89,7 +89,8 @@ typedef struct fc_convert_options {
 /** What a conversion did, or with dry_run would do. */
 typedef struct fc_convert_report {
     fc_selected selected;
-    size_t files;                         /**< of the target */
+    size_t files;                         /**< of the target, with its index */
+    const char *index;                    /**< the name of the file that spans the others; NULL: there is none */
     uint64_t data_bytes;                  /**< tensor and object bytes in the target, each stored once */
     uint64_t stored_bytes;                /**< what data_bytes take in the files, compressed; with dry_run at most */
     uint64_t header_bytes;                /**< estimated, on the safe side */
