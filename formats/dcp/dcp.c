@@ -242,6 +242,7 @@ const fc_format fc_format_dcp = {
         {
             .file_names = file_names,
             .wants_crc32 = true,
+            .holds_pickles = true,
             .is_directory = fc_dcp_is_directory,
             .files = fc_dcp_files,
             .index = fc_dcp_index,

@@ -87,6 +87,7 @@ const fc_format fc_format_pt = {
             .file_names = file_names,
             .self_contained = true,
             .wants_crc32 = true,
+            .holds_pickles = true,
             .is_directory = fc_pt_is_directory,
             .files = fc_pt_files,
             .create = fc_pt_create,

@@ -105,6 +105,9 @@ static const entry entries[] = {
     BUILTIN("tuple", FC_GLOBAL_INERT),
     BUILTIN("object", FC_GLOBAL_INERT),
     BUILTIN("range", FC_GLOBAL_INERT),
+    {"__builtin__", "xrange", FC_GLOBAL_INERT, 0}, /* names of Python 2, which protocol 2 keeps */
+    {"__builtin__", "long", FC_GLOBAL_INERT, 0},
+    {"__builtin__", "unicode", FC_GLOBAL_INERT, 0},
     BUILTIN("slice", FC_GLOBAL_INERT),
     {"pathlib", "PosixPath", FC_GLOBAL_PATH, 0},
     {"pathlib", "PurePosixPath", FC_GLOBAL_PATH, 0},

@@ -22,6 +22,9 @@ typedef enum fc_finding_kind {
     FC_FOUND_FILE_DAMAGED,     /**< anything else that is wrong with a data file as a whole */
     FC_FOUND_COVERAGE,         /**< the pieces of a tensor leave a hole, or overlap */
     FC_FOUND_UNSUPPORTED,      /**< a value that cannot be had: fc_object.refusal */
+    FC_FOUND_RUNS,             /**< an object that runs code when it is loaded */
+    FC_FOUND_UNKNOWN_CLASS,    /**< an object that is not known to be harmless */
+    FC_FOUND_OBJECT_DAMAGED,   /**< an object that cannot be loaded */
     FC_FOUND_NOTE,             /**< what the format cannot vouch for: fc_checkpoint.note */
     FC_FOUND_EMPTY,            /**< no tensor and no object */
     FC_FOUND_WRAPPED_PREFIX,   /**< all names begin with what a wrapper leaves */

@@ -196,6 +196,26 @@ fc_code fc_check_readable(const fc_checkpoint *checkpoint, const fc_tensor *tens
 fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                   const char **json, fc_error *err);
 
+/** What PyTorch would do while it loads an object, beyond making data. */
+typedef enum fc_object_risk {
+    FC_OBJECT_HARMLESS,
+    FC_OBJECT_UNKNOWN, /**< it needs a class or function that is not known to be harmless, or cannot be examined */
+    FC_OBJECT_RUNS     /**< it calls something that runs code or commands */
+} fc_object_risk;
+
+typedef struct fc_object_verdict {
+    fc_object_risk risk;
+    char global[256]; /**< the class or function: "os.system"; empty if it has no name, or for a harmless object */
+    char reason[512]; /**< a clause for people that follows the object's name; empty for a harmless object */
+} fc_object_verdict;
+
+/**
+ * Examines the pickle of an object without running it. Objects of encodings that are not pickles are harmless.
+ * @return FC_ECORRUPT if PyTorch could not load it, or an error of reading it.
+ */
+fc_code fc_checkpoint_object_verdict(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_object_verdict *out,
+                                     fc_error *err);
+
 #ifdef __cplusplus
 }
 #endif

@@ -77,8 +77,9 @@ void fc_cast(fc_dtype from, const void *src, fc_dtype to, void *dst, size_t coun
 typedef struct fc_convert_options {
     const fc_format *format; /**< of the target */
     fc_selection selection;
-    bool force;   /**< replace an existing target */
-    bool dry_run; /**< plan and check everything, write nothing */
+    bool force;         /**< replace an existing target */
+    bool dry_run;       /**< plan and check everything, write nothing */
+    bool trust_objects; /**< write objects that are not known to be harmless into formats that run them on load */
     fc_move_options move;
     fc_comm *comm; /**< ranks that share the work: all call fc_convert with the same source and target, on a file system
                         that all of them see. Its device is the host. NULL: this process alone */

@@ -39,12 +39,15 @@ void fc_report_defect(fc_findings *findings, const fc_defect *place, const char 
 /** What was looked at, and what of it digests covered. */
 typedef struct fc_verify_report {
     size_t tensors, objects, files;
-    uint64_t bytes;            /**< of data read */
-    size_t digested;           /**< tensors and objects whose bytes a CRC covers */
-    size_t undigested;         /**< those that were only read */
-    uint64_t undigested_bytes; /**< of them */
-    size_t headers_digested;   /**< files whose headers a digest covers */
-    bool sealed;               /**< a seal was there: every byte of every file is covered */
+    uint64_t bytes;             /**< of data read */
+    size_t digested;            /**< tensors and objects whose bytes a CRC covers */
+    size_t undigested;          /**< those that were only read */
+    uint64_t undigested_bytes;  /**< of them */
+    size_t headers_digested;    /**< files whose headers a digest covers */
+    bool sealed;                /**< a seal was there: every byte of every file is covered */
+    size_t unknown;             /**< objects that are not known to be harmless (FC_OBJECT_UNKNOWN) */
+    const char *unknown_object; /**< the first of them, borrowed from the checkpoint; NULL: none */
+    char unknown_reason[512];   /**< fc_object_verdict.reason of that one */
     uint64_t defects;
 } fc_verify_report;
 
