@@ -214,6 +214,7 @@ fc_code inspect_json(inspection *in, fc_error *err) {
     JSON_MEMBER(&j, string, "format", c->format->name);
     JSON_MEMBER(&j, string, "producer", c->producer);
     JSON_MEMBER(&j, string, "note", c->note);
+    JSON_MEMBER(&j, string, "risk", c->risk);
     write_mesh(&j, "mesh", &c->mesh);
     write_mesh(&j, "layout", &in->mesh);
     write_totals(&j, in);

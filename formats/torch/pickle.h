@@ -244,6 +244,9 @@ static inline fc_global_kind fc_pickle_global(const fc_pickle *p, fc_pv v, uint3
     return (fc_global_kind)(uint32_t)cell;
 }
 
+/** Writes the name of what a pickle calls at its risk, as pickle->risky says, cut to `size`. @return `buf`. */
+const char *fc_pickle_risky_name(const fc_pickle *p, char *buf, size_t size);
+
 /** Writes "module.name" of a global, cut to `size`. */
 void fc_pickle_global_name(const fc_pickle *p, fc_pv v, char *buf, size_t size);
 

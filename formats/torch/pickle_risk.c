@@ -5,6 +5,7 @@
  */
 #include "torch/pickle_private.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { MAX_WRAPPERS = 8, MAX_KEY_DEPTH = 16, MAX_KEY_PARTS = 1024 };
@@ -210,6 +211,15 @@ fc_pickle_risk fc_pickle_risk_of_call(const fc_pickle *p, fc_pv callee, fc_pv ar
     default:
         return FC_RISK_NONE;
     }
+}
+
+const char *fc_pickle_risky_name(const fc_pickle *p, char *buf, size_t size) {
+    if (p->risky) {
+        fc_pickle_global_name(p, p->risky, buf, size);
+    } else {
+        snprintf(buf, size, "the result of another call");
+    }
+    return buf;
 }
 
 void fc_pickle_note_risk(fc_pickle *p, fc_pickle_risk risk, fc_pv global) {

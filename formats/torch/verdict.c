@@ -37,8 +37,9 @@ static void judge_pickle(const fc_pickle *p, fc_object_verdict *out) {
     }
     if (p->risk == FC_RISK_RUNS) {
         out->risk = FC_OBJECT_RUNS;
+        char name[256];
         snprintf(out->reason, sizeof out->reason, "loading it calls %s: it may be hostile",
-                 p->risky ? out->global : "the result of another call");
+                 fc_pickle_risky_name(p, name, sizeof name));
     } else if (p->risk == FC_RISK_UNKNOWN) {
         judge_unknown(p, out);
     }

@@ -20,6 +20,7 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
     [FC_FOUND_COVERAGE] = {"coverage", FC_SEVERITY_ERROR, "{detail}", NULL},
     [FC_FOUND_UNSUPPORTED] = {"unsupported", FC_SEVERITY_WARNING, "{name}: {detail}", "leave it out with {option}"},
     [FC_FOUND_RUNS] = {"object-runs", FC_SEVERITY_ERROR, "{name}: {detail}", "leave it out with {option}"},
+    [FC_FOUND_FILE_RUNS] = {"file-runs", FC_SEVERITY_ERROR, "{detail}", "a conversion leaves this call behind"},
     [FC_FOUND_UNKNOWN_CLASS] = {"object-unknown", FC_SEVERITY_WARNING, "{name}: {detail}",
                                 "leave it out with {option}"},
     [FC_FOUND_OBJECT_DAMAGED] = {"object-damaged", FC_SEVERITY_ERROR, "{detail}", NULL},

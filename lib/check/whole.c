@@ -113,8 +113,8 @@ void fc_check_files(checking *c) {
     }
 }
 
-/* The names that are checked include an object under the name it would have in the target. */
-static void check_object(checking *c, const fc_named *name) {
+/* @return whether the object runs code when it is loaded. */
+static bool check_object(checking *c, const fc_named *name) {
     fc_object_verdict verdict;
     fc_error why;
     fc_code rc = fc_checkpoint_object_verdict(c->checkpoint, name->tensor, &verdict, &why);
@@ -130,13 +130,18 @@ static void check_object(checking *c, const fc_named *name) {
                                    .detail = fc_check_text(c, "%s", verdict.reason),
                                    .option = fc_check_text(c, "--exclude %s", fc_check_quote(c, name->tensor->name))});
     }
+    return rc == FC_OK && verdict.risk == FC_OBJECT_RUNS;
 }
 
 void fc_check_objects(checking *c) {
+    bool runs = false;
     for (size_t i = 0; i < c->names.count; i++) {
         if (c->names.items[i].tensor->object) {
-            check_object(c, &c->names.items[i]);
+            runs |= check_object(c, &c->names.items[i]);
         }
+    }
+    if (c->checkpoint->risk && !runs) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_RUNS, .name = c->path, .detail = c->checkpoint->risk});
     }
 }
 

@@ -23,6 +23,7 @@ typedef enum fc_finding_kind {
     FC_FOUND_COVERAGE,         /**< the pieces of a tensor leave a hole, or overlap */
     FC_FOUND_UNSUPPORTED,      /**< a value that cannot be had: fc_object.refusal */
     FC_FOUND_RUNS,             /**< an object that runs code when it is loaded */
+    FC_FOUND_FILE_RUNS,        /**< a file that runs code when it is loaded: fc_checkpoint.risk */
     FC_FOUND_UNKNOWN_CLASS,    /**< an object that is not known to be harmless */
     FC_FOUND_OBJECT_DAMAGED,   /**< an object that cannot be loaded */
     FC_FOUND_NOTE,             /**< what the format cannot vouch for: fc_checkpoint.note */

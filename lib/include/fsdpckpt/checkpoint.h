@@ -99,6 +99,8 @@ typedef struct fc_checkpoint {
     fc_mesh mesh;         /**< ndim 0 where the format records none */
     const char *producer; /**< what wrote it, if known; else NULL ("torch 2.15.0", "fsdpckpt 0.1.0") */
     const char *note;     /**< what the format cannot vouch for, a line for a person; NULL: nothing */
+    const char *risk; /**< a line for people: which code PyTorch would run while it loads one of the files, apart from
+                           that of objects (fc_checkpoint_object_verdict); NULL: none is known */
     const struct fc_seal *seal; /**< digests beside it (seal.h); NULL: none */
     void *state;                /**< private to the format; its close frees it */
 } fc_checkpoint;
