@@ -51,7 +51,8 @@ fc_code fc_checkpoint_object_verdict(const fc_checkpoint *checkpoint, const fc_t
                                      fc_error *err) {
     fc_extent extent = {0};
     *out = (fc_object_verdict){.risk = FC_OBJECT_HARMLESS};
-    if (!object->object || object->object->refusal || strcmp(object->object->encoding, "torch.save") != 0) {
+    if (!object->object || object->object->refusal || object->nchunks == 0 ||
+        strcmp(object->object->encoding, "torch.save") != 0) {
         return FC_OK;
     }
     if (object->nchunks == 1) {

@@ -305,7 +305,7 @@ def harmless():
     d.attribute = 3
     return {
         "namespace": argparse.Namespace(lr=0.1, betas=(0.9, 0.99), path=pathlib.Path("/a/b")),
-        "simple": types.SimpleNamespace(x=1), "ordered": d, "counter": collections.Counter("abca"),
+        "simple": types.SimpleNamespace(x=1), "ordered": (d,), "counter": collections.Counter("abca"),
         "default": collections.defaultdict(list, {"a": [1]}), "deque": collections.deque([1, 2], maxlen=3),
         "scalar": np.float32(3.5), "integer": np.int64(7), "bool": np.bool_(True), "dtype": np.dtype("float32"),
         "array": {1.5: np.arange(6).reshape(2, 3)}, "path": pathlib.PurePosixPath("a/b"), "size": torch.Size([1, 2]),
