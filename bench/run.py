@@ -402,7 +402,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="fsdpckpt-bench-", dir=args.dir) as work:
         bench = Bench(args, work)
         bench.make_sources({c.source for c in commands.values()})
-        text = "%s. %sB a checkpoint, %s. " % (machine(os.path.realpath(work)), args.size,
+        text = "%s. %sB per checkpoint, %s. " % (machine(os.path.realpath(work)), args.size,
                                                time.strftime("%Y-%m-%d", time.gmtime()))
         text += "Our times are those of outputs on the disk; `synced` says which of the others' are.\n"
         text += "\nWarm cache, %d rounds:\n\n%s" % (args.rounds, table(jobs, bench.measure(commands, args.rounds, False)))

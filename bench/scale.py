@@ -48,8 +48,8 @@ class Plans:
 
 
 def held(plan):
-    yield "What a rank holds, fully sharded: bf16 weights as FSDP2 cuts them (Shard(0) of each tensor) and as FSDP1 does (a flat"
-    yield "parameter a unit), and float32 weights, gradients and Adam state (16 bytes a parameter) of the busiest rank."
+    yield "The memory of one rank, fully sharded: bf16 weights as FSDP2 cuts them (Shard(0) of each tensor) and as FSDP1 does (one flat"
+    yield "parameter per unit), and float32 weights, gradients and Adam state (16 bytes per parameter) of the busiest rank."
     yield ""
     rows = []
     for n in RANKS:
@@ -62,9 +62,9 @@ def held(plan):
 
 
 def step(plan):
-    yield "A training step of FSDP with a unit a transformer block, bf16 throughout: what each rank receives for two all-gathers"
-    yield "of every unit (forward, backward), what it sends to reduce-scatter the gradients, how many messages that is as a ring"
-    yield "and as a tree of recursive halving, and what is unsharded at a time when the next unit is prefetched."
+    yield "A training step of FSDP with one unit per transformer block, all in bf16: the bytes that each rank receives for two all-gathers"
+    yield "of every unit (forward, backward) and sends to reduce-scatter the gradients, the number of messages as a ring"
+    yield "and as a tree of recursive halving, and the bytes that are unsharded at a time when the next unit is prefetched."
     yield ""
     rows = []
     for n in RANKS:
@@ -74,11 +74,11 @@ def step(plan):
                      f"{3 * p['units'] * (n - 1):,}", f"{3 * p['units'] * (n - 1).bit_length():,}",
                      size(shard / p["units"]), size(p["two_units"])))
     yield from table(("ranks", "units", "all-gathered", "reduce-scattered", "messages, ring", "messages, tree",
-                      "a message, ring", "unsharded"), rows)
+                      "per message, ring", "unsharded"), rows)
 
 
 def moved(plan):
-    yield "A change of layout: who reads from whom. A message is what one rank needs of one tensor from another; partners are"
+    yield "A change of layout: which rank reads from which. A message is the part of one tensor that one rank needs from another; partners are"
     yield "the ranks that one rank reads from."
     yield ""
     rows = []
@@ -88,12 +88,12 @@ def moved(plan):
             rows.append((source.replace("x", " × "), target.replace("x", " × "), size(p["remote_bytes"]),
                          f"{p['messages']:,}", f"{p['most_messages']:,}", f"{p['most_partners']:,}",
                          size(p["remote_bytes"] / p["messages"]) if p["messages"] else "–", size(p["most_received"])))
-    yield from table(("from", "to", "moves", "messages", "most of a rank", "partners at most", "a message", "most received"),
+    yield from table(("from", "to", "moves", "messages", "most of one rank", "partners at most", "per message", "most received"),
                      rows)
 
 
 def files(plan):
-    yield f"The sharded HDF5 target, with {DATASET} bytes of headers a dataset and {MAPPING} a mapping of `index.h5`:"
+    yield f"The sharded HDF5 target, with {DATASET} bytes of headers per dataset and {MAPPING} per mapping of `index.h5`:"
     yield ""
     rows = []
     for n in RANKS:

@@ -42,7 +42,9 @@ static void print_summary(text_out *out, const checked *c) {
 void check_print_text(text_out *out, const checked *c) {
     for (size_t i = 0; i < c->report->count; i++) {
         const fc_finding *f = &c->report->findings[i];
-        text_printf(out, "%s: ", severity_of(f));
+        bool error = fc_finding_info_get(f->kind)->severity == FC_SEVERITY_ERROR;
+        text_printf(out, "%s%s:%s ", text_color(out->fd, error ? TEXT_ERROR : TEXT_WARNING), severity_of(f),
+                    text_color(out->fd, TEXT_PLAIN));
         text_name(out, f->message);
         text_puts(out, "\n");
     }

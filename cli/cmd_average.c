@@ -25,23 +25,25 @@ static fc_code parse_weights(const options *o, double *weights, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code open_sources(const options *o, fc_checkpoint **sources, double *weights, fc_checkpoint **out,
+static fc_code open_sources(const cli_call *call, fc_checkpoint **sources, double *weights, fc_checkpoint **out,
                             fc_error *err) {
+    const options *o = call->options;
     const fc_selection selection = {.include = o->include.items, .exclude = o->exclude.items};
     const fc_average_options average = {
         .weights = o->weights ? weights : NULL, .selection = &selection, .take_first = o->take_first};
     fc_code rc = o->weights ? parse_weights(o, weights, err) : FC_OK;
     for (size_t i = 0; rc == FC_OK && i < o->noperands; i++) {
-        rc = source_open(o, o->operands[i], false, &sources[i], err);
+        rc = source_open(call, o->operands[i], false, &sources[i], err);
     }
     return rc == FC_OK ? fc_average_open(sources, o->noperands, &average, out, err) : rc;
 }
 
-static fc_code open_average(const options *o, fc_checkpoint **out, fc_error *err) {
+static fc_code open_average(const cli_call *call, fc_checkpoint **out, fc_error *err) {
+    const options *o = call->options;
     fc_checkpoint **sources = calloc(o->noperands, sizeof *sources);
     double *weights = calloc(o->noperands, sizeof *weights);
     fc_code rc =
-        sources && weights ? open_sources(o, sources, weights, out, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+        sources && weights ? open_sources(call, sources, weights, out, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     for (size_t i = 0; sources && rc != FC_OK && i < o->noperands; i++) {
         fc_checkpoint_close(sources[i]);
     }

@@ -25,6 +25,7 @@ typedef struct job {
     fc_selection selection;
     fc_check_options how;
     fc_report report;
+    fc_progress *progress;
 } job;
 
 static fc_code open_reference(job *j, fc_error *err) {
@@ -39,15 +40,15 @@ static fc_code open_reference(job *j, fc_error *err) {
     if (!path) {
         return FC_OK;
     }
-    fc_open_options how = {.headers_only = true, .follow_external = o->follow_external};
-    fc_code rc = fc_checkpoint_open(path, &how, &j->reference, err);
+    fc_open_options how = {.headers_only = true, .follow_external = o->follow_external, .progress = j->progress};
+    fc_code rc = fc_checkpoint_open_model(path, &how, NULL, &j->reference, err);
     if (rc == FC_OK && o->schema && !j->reference->format->layout_only) {
         rc = fc_fail(err, FC_EUSAGE, "--schema %s: is a checkpoint (%s), not a schema: give it with --against", path,
                      j->reference->format->description);
     }
     j->how.reference = j->reference;
     if (rc == FC_OK && !fc_flat_parameter(j->reference, NULL) && fc_knows_model_order(j->reference, NULL)) {
-        j->how.open.model = j->reference;
+        j->how.model = j->reference;
     }
     return rc;
 }
@@ -80,6 +81,7 @@ static fc_code prepare(job *j, fc_error *err) {
     j->how.allow_missing = o->allow_missing.items;
     j->how.allow_unexpected = o->allow_unexpected.items;
     j->how.open.follow_external = o->follow_external;
+    j->how.open.progress = j->progress;
     if (o->json && o->github) {
         return fc_fail(err, FC_EUSAGE, "check: choose one of --json and --github");
     }
@@ -129,7 +131,7 @@ static fc_code show(const job *j, text_out *out, fc_error *err) {
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
-    job j = {.o = call->options};
+    job j = {.o = call->options, .progress = call->progress};
     fc_code rc = prepare(&j, err);
     if (rc == FC_OK) {
         rc = fc_check_path(j.o->operands[0], &j.how, j.arena, &j.checkpoint, &j.report, err);

@@ -3,7 +3,6 @@
  */
 #include "command.h"
 #include "diff_print.h"
-#include "progress.h"
 #include "signals.h"
 #include "source.h"
 
@@ -16,7 +15,7 @@ typedef struct job {
     fc_checkpoint *a, *b;
     fc_selection selection;
     fc_compare_options how;
-    fc_progress progress;
+    const cli_call *call;
     fc_compare_report report;
 } job;
 
@@ -33,24 +32,22 @@ static void prepare(job *j) {
                                   .equal_nan = o->equal_nan,
                                   .data = o->data,
                                   .quick = options_silent(o),
-                                  .move = {.threads = (int)o->jobs, .memory = o->memory, .progress = &j->progress},
-                                  .open = {.follow_external = o->follow_external}};
+                                  .move = {.threads = (int)o->jobs, .memory = o->memory, .progress = j->call->progress},
+                                  .open = {.follow_external = o->follow_external, .progress = j->call->progress}};
 }
 
 static fc_code compare(job *j, fc_error *err) {
     const options *o = j->o;
-    progress_view *view = o->quiet ? NULL : progress_start(&j->progress, (progress_mode)o->progress);
     fc_checkpoint *model = NULL;
-    signals_cancel(&j->progress);
-    fc_code rc = source_model(o, &model, err);
-    j->how.open.model = model;
+    signals_cancel(j->call->progress);
+    fc_code rc = source_model(j->call, &model, err);
+    j->how.model = model;
     rc = rc == FC_OK
              ? fc_compare_paths(o->operands[0], o->operands[1], &j->how, j->arena, &j->a, &j->b, &j->report, err)
              : rc;
     signals_cancel(NULL);
-    progress_stop(view);
     fc_checkpoint_close(model);
-    j->how.open.model = NULL;
+    j->how.model = NULL;
     if (rc == FC_OK && o->schema && !fc_was_flat(j->a) && !fc_was_flat(j->b)) {
         rc = fc_fail(err, FC_EUSAGE, "%s, %s: have no flat parameters of FSDP1, which --schema is for: leave it out",
                      o->operands[0], o->operands[1]);
@@ -59,7 +56,7 @@ static fc_code compare(job *j, fc_error *err) {
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
-    job j = {.o = call->options, .arena = fc_arena_new()};
+    job j = {.o = call->options, .call = call, .arena = fc_arena_new()};
     if (!j.arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
@@ -125,6 +122,6 @@ const command command_diff = {
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN) | TAKES(OPT_DATA) |
              TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_JOBS) |
-             TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON),
+             TAKES(OPT_MEMORY) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON),
     .run = run,
 };

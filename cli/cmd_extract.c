@@ -24,7 +24,7 @@ typedef struct extraction {
     const fc_target_tensor *value;
     form form;
     text_out *out;
-    fc_progress progress; /* for its flag `cancel` */
+    fc_progress *progress;
 } extraction;
 
 /* What people who know NumPy or C say for them. */
@@ -72,11 +72,8 @@ static fc_code choose_form(const options *o, form *out, fc_error *err) {
 
 static fc_code take_bytes(void *context, const void *bytes, size_t size, fc_error *err) {
     extraction *x = context;
-    if (atomic_load(&x->progress.cancel)) {
-        return fc_fail(err, FC_EINTERRUPTED, "interrupted");
-    }
     text_write(x->out, bytes, size);
-    return x->out->error ? FC_EIO : FC_OK; /* whoever owns `out` reports it */
+    return x->out->error ? FC_EIO : fc_progress_count(x->progress, size, err); /* whoever owns `out` reports it */
 }
 
 static fc_code write_json(extraction *x, fc_error *err) {
@@ -92,6 +89,20 @@ static fc_code write_json(extraction *x, fc_error *err) {
     return rc;
 }
 
+/* Bytes of its elements; 0 where the number overflows. */
+static uint64_t data_size(const fc_target_tensor *value) {
+    int64_t n;
+    uint64_t bytes;
+    bool known = fc_numel(value->source->ndim, value->source->shape, &n) &&
+                 !__builtin_mul_overflow((uint64_t)n, (uint64_t)fc_dtype_size(value->dtype), &bytes) &&
+                 bytes <= UINT64_MAX - NPY_HEADER_MAX;
+    return known ? bytes : 0;
+}
+
+static uint64_t size_of(const fc_target_tensor *value) {
+    return data_size(value) + NPY_HEADER_MAX;
+}
+
 static fc_code write_value(void *context, text_out *out, fc_error *err) {
     static const int64_t origin[FC_MAX_DIMS] = {0};
     extraction *x = context;
@@ -105,6 +116,7 @@ static fc_code write_value(void *context, text_out *out, fc_error *err) {
     if (x->form == FORM_NPY) {
         text_write(out, header, npy_header(x->value->dtype, t->ndim, t->shape, header));
     }
+    fc_progress_begin(x->progress, FC_PHASE_READING, FC_COUNTED_BYTES, data_size(x->value));
     fc_code rc = fc_read_stream(x->checkpoint, t, &all, x->value->dtype, take_bytes, x, err);
     return rc == FC_EIO && out->error ? FC_OK : rc;
 }
@@ -125,21 +137,13 @@ static fc_code check_form(const extraction *x, fc_error *err) {
     return FC_OK;
 }
 
-static uint64_t size_of(const fc_target_tensor *value) {
-    int64_t n;
-    uint64_t bytes;
-    bool known = fc_numel(value->source->ndim, value->source->shape, &n) &&
-                 !__builtin_mul_overflow((uint64_t)n, (uint64_t)fc_dtype_size(value->dtype), &bytes);
-    return known ? bytes + NPY_HEADER_MAX : UINT64_MAX;
-}
-
 static fc_code write_out(extraction *x, const cli_call *call, fc_error *err) {
     const options *o = call->options;
     bool printed = !o->output || strcmp(o->output, "-") == 0;
     if (printed && x->form != FORM_JSON && isatty(STDOUT_FILENO)) {
         return fc_fail(err, FC_EUSAGE, "extract: will not write bytes to a terminal: say -o FILE, or use a pipe");
     }
-    signals_cancel(printed ? NULL : &x->progress);
+    signals_cancel(printed ? NULL : x->progress);
     fc_code rc = out_result(call, x->checkpoint, size_of(x->value), write_value, x, err);
     signals_cancel(NULL);
     return rc;
@@ -173,10 +177,10 @@ static fc_code extract(extraction *x, const cli_call *call, fc_arena *arena, fc_
 static fc_code run(cli_call *call, fc_error *err) {
     const options *o = call->options;
     fc_checkpoint *checkpoint = NULL;
-    extraction x = {0};
+    extraction x = {.progress = call->progress};
     fc_arena *arena = NULL;
     fc_code rc = choose_form(o, &x.form, err);
-    rc = rc == FC_OK ? source_open(o, o->operands[0], false, &checkpoint, err) : rc;
+    rc = rc == FC_OK ? source_open(call, o->operands[0], false, &checkpoint, err) : rc;
     if (rc == FC_OK) {
         source_tell(o, checkpoint);
         arena = fc_arena_new();

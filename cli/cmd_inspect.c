@@ -78,7 +78,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     }
     fc_checkpoint *checkpoint = NULL;
     fc_code rc = o->html ? target_check(o->html, &target_html, err) : FC_OK;
-    rc = rc == FC_OK ? source_open(o, o->operands[0], o->headers_only, &checkpoint, err) : rc;
+    rc = rc == FC_OK ? source_open(call, o->operands[0], o->headers_only, &checkpoint, err) : rc;
     if (rc != FC_OK) {
         return rc;
     }

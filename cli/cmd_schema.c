@@ -9,7 +9,7 @@
 #include "source.h"
 #include "target.h"
 
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <stdlib.h>
@@ -106,7 +106,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_checkpoint *checkpoint = NULL;
     const options *o = call->options;
     fc_code rc = o->output ? target_check(o->output, &target_json, err) : FC_OK;
-    rc = rc == FC_OK ? source_open(o, o->operands[0], true, &checkpoint, err) : rc;
+    rc = rc == FC_OK ? source_open(call, o->operands[0], true, &checkpoint, err) : rc;
     if (rc != FC_OK) {
         return rc;
     }

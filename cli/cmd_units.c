@@ -240,7 +240,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_checkpoint *source = NULL;
     totals t;
     fc_code rc =
-        c.arena ? source_open(c.o, c.o->operands[0], true, &source, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+        c.arena ? source_open(call, c.o->operands[0], true, &source, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     if (rc == FC_OK) {
         c.source = source;
         source_tell(c.o, source);

@@ -3,7 +3,6 @@
  */
 #include "command.h"
 #include "json_out.h"
-#include "progress.h"
 #include "seal_file.h"
 #include "signals.h"
 #include "source.h"
@@ -11,6 +10,7 @@
 #include "fsdpckpt/check.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/unflatten.h"
 #include "fsdpckpt/verify.h"
 
 #include <stdlib.h>
@@ -120,24 +120,23 @@ static void end_text(printing *p, const fc_checkpoint *checkpoint, const fc_veri
                 (unsigned long long)r->defects);
 }
 
-static fc_code verify(const options *o, const fc_checkpoint *checkpoint, fc_seal *seal, printing *p,
+static fc_code verify(const cli_call *call, const fc_checkpoint *checkpoint, fc_seal *seal, printing *p,
                       fc_verify_report *report, fc_error *err) {
-    fc_progress progress = {0};
-    const fc_verify_options how = {.move = {.threads = (int)o->jobs, .memory = o->memory, .progress = &progress},
+    const options *o = call->options;
+    const fc_verify_options how = {.move = {.threads = (int)o->jobs, .memory = o->memory, .progress = call->progress},
                                    .seal = seal};
-    progress_view *view = o->quiet ? NULL : progress_start(&progress, (progress_mode)o->progress);
-    signals_cancel(&progress);
+    signals_cancel(call->progress);
     fc_code rc = fc_verify(checkpoint, &how, print_defect, p, report, err);
     signals_cancel(NULL);
-    progress_stop(view);
     return rc;
 }
 
 /* Verifies, and seals what has no defects. */
-static fc_code verify_and_seal(const options *o, const fc_checkpoint *checkpoint, fc_arena *arena, printing *p,
+static fc_code verify_and_seal(const cli_call *call, const fc_checkpoint *checkpoint, fc_arena *arena, printing *p,
                                fc_verify_report *report, fc_error *err) {
+    const options *o = call->options;
     if (!o->seal) {
-        return verify(o, checkpoint, NULL, p, report, err);
+        return verify(call, checkpoint, NULL, p, report, err);
     }
     fc_seal seal;
     fc_code rc = arena ? fc_seal_new(checkpoint, arena, &seal, err) : fc_fail(err, FC_ENOMEM, "out of memory");
@@ -145,7 +144,7 @@ static fc_code verify_and_seal(const options *o, const fc_checkpoint *checkpoint
         p->seal = seal.path;
         rc = fc_commit_check(seal.path, false, o->force, 0, err);
     }
-    rc = rc == FC_OK ? verify(o, checkpoint, &seal, p, report, err) : rc;
+    rc = rc == FC_OK ? verify(call, checkpoint, &seal, p, report, err) : rc;
     if (rc == FC_OK && report->defects == 0) {
         rc = seal_write(checkpoint, &seal, o->force, err);
     }
@@ -223,13 +222,17 @@ static void tell_files(const bad_files *bad, fc_error *err) {
     }
 }
 
-static fc_code open_source(const options *o, fc_checkpoint **checkpoint, fc_error *err) {
+static fc_code open_source(const cli_call *call, fc_checkpoint **checkpoint, fc_error *err) {
     bad_files damaged = {.arena = fc_arena_new()}, bad = {.arena = damaged.arena};
-    const fc_open_options how = {.follow_external = o->follow_external, .damaged = add_bad_file, .context = &damaged};
+    const options *o = call->options;
+    const fc_open_options how = {.follow_external = o->follow_external,
+                                 .damaged = add_bad_file,
+                                 .context = &damaged,
+                                 .progress = call->progress};
     if (!bad.arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    fc_code rc = fc_checkpoint_open(o->operands[0], &how, checkpoint, err);
+    fc_code rc = fc_checkpoint_open_model(o->operands[0], &how, NULL, checkpoint, err);
     if (rc == FC_ECORRUPT || rc == FC_EIO) {
         find_absent(o->operands[0], &how, &bad);
         for (size_t i = 0; i < damaged.count; i++) { /* of what is absent it is known already what was in it */
@@ -248,14 +251,14 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_checkpoint *checkpoint = NULL;
     fc_verify_report report;
     printing p = {.out = call->out, .is_json = o->json, .silent = options_silent(o)};
-    fc_code rc = open_source(o, &checkpoint, err);
+    fc_code rc = open_source(call, &checkpoint, err);
     if (rc != FC_OK) {
         return rc;
     }
     source_tell(o, checkpoint);
     begin(&p, checkpoint);
     fc_arena *arena = fc_arena_new();
-    rc = verify_and_seal(o, checkpoint, arena, &p, &report, err);
+    rc = verify_and_seal(call, checkpoint, arena, &p, &report, err);
     if (rc == FC_OK && !p.silent) {
         (p.is_json ? end_json : end_text)(&p, checkpoint, &report);
     }
@@ -300,7 +303,7 @@ const command command_verify = {
         "Exit status: 0 no defect, 1 defects, 3 SRC cannot be opened at all.",
     .examples = examples,
     .helps = helps,
-    .takes = TAKES_COMMON | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_FOLLOW_EXTERNAL) |
-             TAKES(OPT_SEAL) | TAKES(OPT_FORCE) | TAKES(OPT_JSON),
+    .takes = TAKES_COMMON | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SEAL) |
+             TAKES(OPT_FORCE) | TAKES(OPT_JSON),
     .run = run,
 };

@@ -58,7 +58,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_view_report report;
     fc_checkpoint *source = NULL;
     fc_code rc = target_check(o->output, &target_view, err);
-    rc = rc == FC_OK ? source_open(o, o->operands[0], false, &source, err) : rc;
+    rc = rc == FC_OK ? source_open(call, o->operands[0], false, &source, err) : rc;
     if (rc == FC_OK) {
         source_tell(o, source);
         rc = fc_view(source, o->output, &how, &report, err);

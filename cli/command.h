@@ -13,7 +13,9 @@
 /** What a running command is given. */
 typedef struct cli_call {
     const options *options;
-    text_out *out; /**< stdout; main flushes it and reports its errors */
+    text_out *out;         /**< stdout; main flushes it and reports its errors */
+    fc_progress *progress; /**< shown as --progress wants */
+    double started;        /**< by progress_now */
 } cli_call;
 
 /** What an option means to one command, where that is not what the table says. */

@@ -12,6 +12,7 @@
 /** Values that look alike: of one dtype, shape and cut, or objects of one value. */
 typedef struct inspect_kind {
     const fc_tensor *example;
+    size_t count;                 /**< how many values are of it */
     const char *cut, *placements; /**< of a tensor, in words; placements may be "" */
     const char *value;            /**< of an object: its decoding, if that is short; else NULL */
     const char *why;              /**< of an object: why it has no value; NULL where it has one or none was asked for */
@@ -57,7 +58,8 @@ typedef struct inspection {
     fc_arena *arena;         /**< owns what follows, as far as it is not the checkpoint's */
     const fc_tensor **items; /**< the values that are listed, in the order of the list */
     size_t nitems;
-    inspect_kind *kinds;
+    inspect_kind *kinds; /**< nkinds of them */
+    size_t nkinds;
     inspect_line *lines;
     size_t nlines;
     totals sum;
@@ -118,7 +120,7 @@ typedef struct inspect_loads {
 /** Adds up what each rank has of the listed tensors, in in->arena. */
 fc_code inspect_ranks(inspection *in, inspect_loads *out, fc_error *err);
 
-enum { RANK_GROUPS = 6, RANK_GROUP_TEXT = 160 };
+enum { RANK_GROUPS = 6, RANK_GROUP_TEXT = 192 };
 
 /** "ranks 0-7: 1.21 GB, 291 tensors each", or a span where they differ in many ways: one text for each group. */
 typedef struct rank_groups {

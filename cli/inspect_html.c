@@ -1,201 +1,299 @@
 /*
- * inspect --html: one page that needs nothing else, with an SVG picture of how each tensor is cut.
+ * inspect --html: one page that needs nothing else. The summary, the tree of modules and all tables are plain HTML;
+ * page/page.js adds search and draws pictures of what is opened.
  */
-#include "inspect.h"
+#include "inspect_html.h"
+
+#include "page.h"
 
 #include "fsdpckpt/format.h"
 
 #include <string.h>
+#include <sys/stat.h>
 
-enum { MAX_CELLS = 1024, PICTURE_WIDTH = 200, PICTURE_LEAST = 48, PALETTE = 12 };
+enum { MAX_FILES = 2000, MAX_VALUE = 4000, SHORT_VALUE = 120 };
 
-static const char page_start[] =
-    "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
-    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-    "<style>\n"
-    "body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#222}\n"
-    "table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.3rem .8rem .3rem 0;vertical-align:top;"
-    "border-top:1px solid #ddd}\n"
-    "code{font:13px ui-monospace,monospace;overflow-wrap:anywhere}dt{float:left;clear:left;width:8rem;color:#666}"
-    "dd{margin-left:8rem}\n"
-    "svg text{font:10px ui-monospace,monospace;text-anchor:middle;dominant-baseline:central}rect{stroke:#fff}\n"
-    ".c0{fill:#a6cee3}.c1{fill:#b2df8a}.c2{fill:#fb9a99}.c3{fill:#fdbf6f}.c4{fill:#cab2d6}.c5{fill:#ffff99}"
-    ".c6{fill:#8dd3c7}.c7{fill:#bebada}.c8{fill:#fccde5}.c9{fill:#d9d9d9}.c10{fill:#ccebc5}.c11{fill:#80b1d3}\n"
-    "@media(prefers-color-scheme:dark){body{background:#1b1b1b;color:#ddd}td,th{border-color:#444}rect{stroke:#1b1b1b}"
-    "svg text{fill:#111}dt{color:#999}}\n"
-    "</style>\n";
-
-/* Names and values as HTML text: also in attributes. Unsafe characters become visible escapes as on a terminal. */
-static void html_text(text_out *out, const char *s) {
-    while (*s) {
-        size_t plain = 0;
-        while (s[plain] >= 0x20 && s[plain] < 0x7f && !strchr("<>&\"'", s[plain])) {
-            plain++;
-        }
-        text_write(out, s, plain);
-        s += plain;
-        if (!*s) {
-            return;
-        }
-        uint32_t code;
-        size_t len = text_utf8(s, &code);
-        if (len == 0 || code < 0x20 || (code >= 0x7f && code < 0xa0) || (code >= 0x2028 && code <= 0x202e) ||
-            (code >= 0x2066 && code <= 0x2069)) {
-            text_printf(out, "&#65533;");
-        } else {
-            text_printf(out, "&#%u;", (unsigned)code);
-        }
-        s += len ? len : 1;
-    }
-}
-
-typedef struct scale {
-    double unit[2]; /* pixels an element, along the two axes of the picture */
-    double size[2];
-    int dims[2]; /* vertical, horizontal; -1 none */
-} scale;
-
-/* The axes of the picture: the cut dimensions, filled up with the longest others. Long sides are 200 pixels, short
- * ones at least 48, whatever the shape. */
-static void choose_scale(const fc_tensor *t, const fc_cut *c, scale *s) {
-    int first = c->ncut > 0 ? c->dims[0] : 0, second = c->ncut > 1 ? c->dims[1] : -1;
-    for (int d = t->ndim - 1; d >= 0 && second < 0; d--) {
-        second = d != first ? d : -1;
-    }
-    if (second >= 0 && first > second) {
-        int swap = first;
-        first = second;
-        second = swap;
-    }
-    s->dims[0] = first;
-    s->dims[1] = second;
-    double high = (double)t->shape[first], wide = second >= 0 ? (double)t->shape[second] : 1;
-    double most = high > wide ? high : wide;
-    double side[2] = {PICTURE_WIDTH * high / most, PICTURE_WIDTH * wide / most};
-    for (int i = 0; i < 2; i++) {
-        s->size[i] = side[i] < PICTURE_LEAST ? PICTURE_LEAST : side[i];
-        s->unit[i] = s->size[i] / (i == 0 ? high : wide);
-    }
-}
-
-static void draw_cell(text_out *out, const fc_tensor *t, const fc_chunk *chunk, size_t index, const scale *s) {
-    double at[2] = {0, 0}, side[2] = {s->size[0], s->size[1]};
-    for (int i = 0; i < 2; i++) {
-        int d = s->dims[i];
-        if (d >= 0) {
-            at[i] = (double)chunk->dims[d] * s->unit[i];
-            side[i] = (double)chunk->dims[t->ndim + d] * s->unit[i];
-        }
-    }
-    size_t number = chunk->rank != FC_NO_RANK ? chunk->rank : index;
-    text_printf(out, "<rect class=\"c%zu\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"><title>%s %zu: [",
-                number % PALETTE, at[1], at[0], side[1], side[0], chunk->rank != FC_NO_RANK ? "rank" : "piece", number);
-    for (int d = 0; d < t->ndim; d++) {
-        text_printf(out, "%s%lld:%lld", d ? ", " : "", (long long)chunk->dims[d],
-                    (long long)(chunk->dims[d] + chunk->dims[t->ndim + d]));
-    }
-    text_puts(out, "]</title></rect>");
-    if (side[0] >= 11 && side[1] >= 16) {
-        text_printf(out, "<text x=\"%.1f\" y=\"%.1f\">%zu</text>", at[1] + side[1] / 2, at[0] + side[0] / 2, number);
-    }
-}
-
-static void draw_tensor(text_out *out, const fc_tensor *t, const fc_cut *c) {
-    if (t->nchunks == 0 || t->ndim == 0 || !c->grid || c->ncut > 2) {
-        return;
-    }
-    if (t->nchunks > MAX_CELLS) {
-        text_printf(out, "%zu pieces", t->nchunks);
-        return;
-    }
-    scale s;
-    choose_scale(t, c, &s);
-    text_printf(out, "<svg width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 %.1f %.1f\" role=\"img\">", s.size[1],
-                s.size[0], s.size[1], s.size[0]);
-    for (size_t i = 0; i < t->nchunks; i++) {
-        draw_cell(out, t, &t->chunks[i], i, &s);
-    }
-    text_puts(out, "</svg>");
-}
-
-static fc_code write_tensor(inspection *in, const fc_tensor *t, fc_error *err) {
+static void write_head(inspection *in) {
     text_out *out = in->out;
-    char text[160];
-    fc_cut c;
-    if (!fc_cut_recognise(t, &in->scratch, &c)) {
-        return inspect_no_memory(in, err);
-    }
-    text_puts(out, "<tr><td><code>");
-    html_text(out, t->name);
-    text_printf(out, "</code></td><td>%s</td><td>", fc_dtype_get(t->dtype)->torch_name);
-    html_text(out, text_shape(text, sizeof text, t->ndim, t->shape));
-    text_puts(out, "</td><td>");
-    html_text(out, cut_describe(t, &c, text, sizeof text));
-    text_puts(out, "<br>");
-    html_text(out, inspect_placements(in, t, &c, text, sizeof text));
-    text_puts(out, "</td><td>");
-    draw_tensor(out, t, &c);
-    text_puts(out, "</td></tr>\n");
-    return FC_OK;
+    text_puts(out, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+                   "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+                   "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
+                   "style-src 'unsafe-inline'; script-src 'sha256-" PAGE_JS_SHA256 "'\">\n<title>");
+    text_html(out, in->checkpoint->path);
+    text_puts(out, " · fsdpckpt</title>\n<style>\n");
+    text_write(out, page_css, sizeof page_css);
+    text_puts(out, "</style></head><body>\n<a class=\"skip\" href=\"#tensors\">Skip to the tensors</a>\n");
 }
 
-static fc_code write_object(inspection *in, const fc_tensor *t, fc_error *err) {
+static void fact(text_out *out, const char *name, const char *value) {
+    text_printf(out, "<div><dt>%s</dt><dd>", name);
+    text_html(out, value);
+    text_puts(out, "</dd></div>");
+}
+
+static void write_facts(inspection *in) {
+    const fc_checkpoint *c = in->checkpoint;
+    text_out *out = in->out;
+    char text[TEXT_SIZE_MAX];
+    const char *name = strrchr(c->path, '/');
+    text_puts(out, "<header><h1>");
+    text_html(out, name && name[1] ? name + 1 : c->path);
+    text_puts(out, "</h1>\n<p class=\"sub\"><code>");
+    text_html(out, c->path);
+    text_puts(out, "</code></p><p class=\"sub\">");
+    text_html(out, c->format->description);
+    if (c->producer) {
+        text_puts(out, ", written by ");
+        text_html(out, c->producer);
+    }
+    text_puts(out, "</p>\n");
+    if (c->note) {
+        text_puts(out, "<p class=\"note\">Note: ");
+        text_html(out, c->note);
+        text_puts(out, "</p>\n");
+    }
+    text_puts(out, "<dl class=\"facts\">");
+    fact(out, "Tensors", text_count(text, in->sum.tensors));
+    fact(out, "Elements", text_params(text, in->sum.elements));
+    fact(out, "Size", text_bytes(text, in->sum.bytes));
+    fact(out, "Objects", text_count(text, in->sum.objects));
+    fact(out, "Pieces", text_count(text, in->sum.chunks));
+    fact(out, "Files", text_count(text, c->nfiles));
+    if (!in->headers_only) {
+        fact(out, "On disk", text_bytes(text, in->sum.file_bytes));
+    }
+    text_puts(out, "</dl>");
+    if (in->nitems < c->ntensors) {
+        text_printf(out, "<p class=\"note\">%zu of %zu values are left out by --include and --exclude.</p>",
+                    c->ntensors - in->nitems, c->ntensors);
+    }
+    text_puts(out, "</header>\n");
+}
+
+/* The share of each dtype in the bytes: a bar and its legend. */
+static void write_dtypes(inspection *in) {
+    const totals *sum = &in->sum;
+    text_out *out = in->out;
+    char a[TEXT_SIZE_MAX], b[TEXT_SIZE_MAX];
+    if (sum->bytes == 0) {
+        return;
+    }
+    for (int legend = 0; legend < 2; legend++) {
+        text_puts(out, legend ? "</div>\n<ul class=\"legend\">"
+                              : "<h2>Types</h2>\n<div class=\"share\" aria-hidden=\"true\">");
+        for (int d = 0, shown = 0; d < FC_DTYPE_COUNT; d++) {
+            const double bytes = (double)sum->elements_by_dtype[d] * (double)fc_dtype_size((fc_dtype)d);
+            const double percent = 100 * bytes / (double)sum->bytes;
+            if (sum->by_dtype[d] == 0) {
+                continue;
+            }
+            int hue = (shown++ * 67 + 210) % 360;
+            if (!legend) {
+                text_printf(out, "<i style=\"--h:%d;width:%.2f%%\"></i>", hue, percent);
+                continue;
+            }
+            text_printf(out,
+                        "<li><span class=\"sw\" style=\"--h:%d\"></span>%s: %s %s, %s elements, %s, %.3g&#8239;%%</li>",
+                        hue, fc_dtype_get((fc_dtype)d)->torch_name, text_count(a, sum->by_dtype[d]),
+                        sum->by_dtype[d] == 1 ? "tensor" : "tensors", text_params(b, sum->elements_by_dtype[d]),
+                        text_bytes((char[TEXT_SIZE_MAX]){0}, (uint64_t)bytes), percent);
+        }
+    }
+    text_puts(out, "</ul>\n");
+}
+
+static void write_layout(inspection *in, size_t ranks) {
+    text_out *out = in->out;
+    char layout[256], count[TEXT_SIZE_MAX];
+    text_puts(out, "<section><h2>Layout</h2>\n<p>");
+    text_html(out, inspect_layout(in, layout, sizeof layout));
+    text_puts(out, "</p>\n<ul id=\"dims\" hidden>");
+    for (int d = 0; d < in->mesh.ndim; d++) {
+        text_puts(out, "<li>");
+        text_html(out, in->mesh.names[d]);
+        text_puts(out, "</li>");
+    }
+    text_puts(out, "</ul>\n<ul class=\"groups\">");
+    for (size_t i = 0; i < in->cuts.nstyles; i++) {
+        text_puts(out, "<li><code>");
+        text_html(out, in->cuts.styles[i].text);
+        text_printf(out, "</code>: %s %s</li>", text_count(count, in->cuts.styles[i].tensors),
+                    in->cuts.styles[i].tensors == 1 ? "tensor" : "tensors");
+    }
+    if (in->cuts.other > 0) {
+        text_printf(out, "<li>other ways: %s tensors</li>", text_count(count, in->cuts.other));
+    }
+    text_puts(out, "</ul>\n");
+    if (ranks > 1) {
+        text_puts(out,
+                  "<div class=\"live\" hidden><p><label>Highlight rank <input id=\"rank\" type=\"number\" min=\"0\" "
+                  "inputmode=\"numeric\"></label> <span id=\"rank-says\" role=\"status\"></span></p>\n"
+                  "<div id=\"mesh\" class=\"meshes\" role=\"region\" tabindex=\"0\" aria-label=\"The mesh of "
+                  "ranks\"></div></div>\n");
+    }
+    text_puts(out, "</section>\n");
+}
+
+static void write_groups(inspection *in, const char *title, const rank_load *loads, size_t ranks) {
+    rank_groups groups;
+    if (!loads) {
+        return;
+    }
+    inspect_group_ranks(loads, ranks, &groups);
+    text_printf(in->out, "<p class=\"sub\">%s</p><ul class=\"groups\">", title);
+    for (size_t i = 0; i < groups.count; i++) {
+        text_printf(in->out, "<li>%s</li>", groups.text[i]);
+    }
+    text_puts(in->out, "</ul>\n");
+}
+
+static void write_ranks(inspection *in, const inspect_loads *loads) {
+    text_out *out = in->out;
+    if (loads->ranks < 2) {
+        return;
+    }
+    text_puts(out, "<section><h2>Ranks</h2>\n");
+    write_groups(in, "Stored by each rank:", loads->stored, loads->ranks);
+    write_groups(in, "Held by each rank, with replicas that another rank stores:", loads->held, loads->ranks);
+    text_puts(out, "<div id=\"bars\" class=\"live scroll\" hidden></div></section>\n");
+}
+
+static fc_code write_tensors(inspection *in, fc_error *err) {
+    text_out *out = in->out;
+    text_puts(
+        out,
+        "<h2 id=\"tensors\">Tensors</h2>\n<div class=\"tools live\" hidden role=\"search\">"
+        "<input id=\"search\" type=\"search\" placeholder=\"Search: layers.17, q_proj, bfloat16, 4096x\" "
+        "aria-label=\"Search names, types and shapes\">"
+        "<button id=\"open\" type=\"button\">Open all</button><button id=\"close\" type=\"button\">Close all</button>"
+        "<span id=\"found\" role=\"status\" class=\"sub\"></span></div>\n<div id=\"tree\" class=\"tree\">\n");
+    fc_code rc = inspect_html_tree(in, err);
+    text_puts(out, "</div>\n");
+    return rc;
+}
+
+/* A value of an object: long ones are closed, very long ones cut between two characters. */
+static void write_value(text_out *out, const char *json) {
+    const size_t length = strlen(json);
+    size_t shown = 0;
+    if (length <= SHORT_VALUE) {
+        text_puts(out, "<code>");
+        text_html(out, json);
+        text_puts(out, "</code>");
+        return;
+    }
+    char part[MAX_VALUE + 1];
+    while (shown < length && shown + 4 < MAX_VALUE) {
+        uint32_t code;
+        size_t len = text_utf8(json + shown, &code);
+        shown += len ? len : 1;
+    }
+    memcpy(part, json, shown);
+    part[shown] = '\0';
+    text_printf(out, "<details><summary>%zu bytes of JSON</summary><code>", length);
+    text_html(out, part);
+    text_puts(out, "</code>");
+    if (shown < length) {
+        text_printf(out, " … and %zu bytes more: fsdpckpt inspect --tensor NAME", length - shown);
+    }
+    text_puts(out, "</details>");
+}
+
+static fc_code write_object(inspection *in, const inspect_line *line, fc_error *err) {
+    text_out *out = in->out;
+    char size[TEXT_SIZE_MAX];
     fc_error why = {FC_OK, ""};
     fc_arena *arena = fc_arena_new();
     if (!arena) {
         return inspect_no_memory(in, err);
     }
-    const char *json = inspect_object(in, t, arena, &why);
-    text_puts(in->out, "<tr><td><code>");
-    html_text(in->out, t->name);
-    text_puts(in->out, "</code></td><td><code>");
-    html_text(in->out, json ? json : why.message);
-    text_puts(in->out, "</code></td></tr>\n");
+    const char *json = line->kind->value                     ? line->kind->value
+                       : line->kind->why || in->headers_only ? NULL
+                                                             : inspect_object(in, line->first, arena, &why);
+    text_puts(out, "<tr><th scope=\"row\" class=\"name\">");
+    text_html(out, line->name);
+    text_puts(out, "</th><td>");
+    if (json) {
+        write_value(out, json);
+    } else if (line->kind->why) {
+        text_puts(out, "<span class=\"bad\">unreadable: ");
+        text_html(out, line->kind->why);
+        text_puts(out, "</span>");
+    } else {
+        text_puts(out, text_bytes(size, line->bytes / line->folded));
+    }
+    if (line->folded > 1) {
+        text_printf(out, " <span class=\"sub\">each of %zu</span>", line->folded);
+    }
+    text_puts(out, "</td></tr>\n");
     fc_arena_free(arena);
     return FC_OK;
 }
 
-static fc_code write_rows(inspection *in, bool objects, fc_error *err) {
+static fc_code write_objects(inspection *in, fc_error *err) {
     fc_code rc = FC_OK;
-    for (size_t i = 0; i < in->checkpoint->ntensors && rc == FC_OK && in->out->error == 0; i++) {
-        const fc_tensor *t = &in->checkpoint->tensors[i];
-        if ((t->object != NULL) == objects) {
-            rc = objects ? write_object(in, t, err) : write_tensor(in, t, err);
+    if (in->sum.objects == 0) {
+        return FC_OK;
+    }
+    text_puts(in->out, "<h2>Objects</h2>\n<table class=\"plain\"><thead><tr><th scope=\"col\">Name</th>"
+                       "<th scope=\"col\">Value</th></tr></thead><tbody>\n");
+    for (size_t i = 0; i < in->nlines && rc == FC_OK && in->out->error == 0; i++) {
+        if (in->lines[i].objects > 0) {
+            rc = write_object(in, &in->lines[i], err);
         }
     }
+    text_puts(in->out, "</tbody></table>\n");
     return rc;
 }
 
-static void write_head(inspection *in) {
+static void write_files(inspection *in) {
     const fc_checkpoint *c = in->checkpoint;
     text_out *out = in->out;
-    char a[TEXT_SIZE_MAX], b[TEXT_SIZE_MAX], layout[192];
-    text_puts(out, page_start);
-    text_puts(out, "<title>");
-    html_text(out, c->path);
-    text_puts(out, "</title></head><body>\n<h1>");
-    html_text(out, c->path);
-    text_puts(out, "</h1>\n<dl><dt>Format</dt><dd>");
-    html_text(out, c->format->description);
-    text_puts(out, c->producer ? ", written by " : "");
-    html_text(out, c->producer ? c->producer : "");
-    text_puts(out, "</dd><dt>Layout</dt><dd>");
-    html_text(out, inspect_layout(in, layout, sizeof layout));
-    text_printf(out, "</dd><dt>Files</dt><dd>%zu</dd><dt>Tensors</dt><dd>%zu, %s elements, %s</dd></dl>\n", c->nfiles,
-                in->sum.tensors, text_params(a, in->sum.elements), text_bytes(b, in->sum.bytes));
+    char size[TEXT_SIZE_MAX];
+    text_printf(out, "<h2>Files</h2>\n<details%s><summary>%s %s</summary>\n<table><tbody>\n",
+                c->nfiles <= 16 ? " open" : "", text_count(size, c->nfiles), c->nfiles == 1 ? "file" : "files");
+    for (size_t i = 0; i < c->nfiles && i < MAX_FILES; i++) {
+        struct stat st;
+        text_puts(out, "<tr><td class=\"name\">");
+        text_html(out, c->files[i].name);
+        text_puts(out, "</td><td class=\"num\">");
+        if (!in->headers_only && stat(c->files[i].path, &st) == 0) {
+            text_puts(out, text_bytes(size, (uint64_t)st.st_size));
+        }
+        text_puts(out, "</td></tr>\n");
+    }
+    text_puts(out, "</tbody></table>");
+    if (c->nfiles > MAX_FILES) {
+        text_printf(out, "<p class=\"note\">… and %s more</p>", text_count(size, c->nfiles - MAX_FILES));
+    }
+    text_puts(out, "</details>\n");
 }
 
 fc_code inspect_html(inspection *in, fc_error *err) {
-    fc_code rc = FC_OK;
+    inspect_loads loads;
+    text_out *out = in->out;
+    fc_code rc = inspect_ranks(in, &loads, err);
+    if (rc != FC_OK) {
+        return rc;
+    }
     write_head(in);
+    write_facts(in);
+    text_puts(out, "<main>\n");
+    write_dtypes(in);
+    text_puts(out, "<div class=\"cols\">");
+    write_layout(in, loads.ranks);
+    write_ranks(in, &loads);
+    text_puts(out, "</div>\n");
+    rc = write_tensors(in, err);
+    rc = rc == FC_OK ? write_objects(in, err) : rc;
     if (rc == FC_OK) {
-        text_puts(in->out, "<table><tr><th>Tensor</th><th>Type</th><th>Shape</th><th>Cut</th><th>Pieces</th></tr>\n");
-        rc = write_rows(in, false, err);
+        write_files(in);
+        text_puts(out, "</main>\n<footer>Made by <code>fsdpckpt inspect --html</code>. "
+                       "<span class=\"live\" hidden>Press / to search.</span></footer>\n");
+        rc = inspect_html_data(in, &loads, err);
     }
-    if (rc == FC_OK) {
-        text_puts(in->out, "</table>\n<h2>Objects</h2>\n<table><tr><th>Object</th><th>Value</th></tr>\n");
-        rc = write_rows(in, true, err);
-    }
-    text_puts(in->out, "</table>\n</body></html>\n");
+    text_puts(out, "<script>");
+    text_write(out, page_js, sizeof page_js);
+    text_puts(out, "</script>\n</body></html>\n");
     return rc;
 }

@@ -85,7 +85,9 @@ static bool find_kinds(inspection *in, const size_t *same_as, uint32_t *kind_of)
             kind_of[all[i].item] = kind;
             if (!in->kinds[kind].example) {
                 in->kinds[kind] = all[i].kind;
+                in->nkinds++;
             }
+            in->kinds[kind].count++;
         }
     }
     free(all);

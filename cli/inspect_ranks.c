@@ -83,9 +83,9 @@ fc_code inspect_ranks(inspection *in, inspect_loads *out, fc_error *err) {
     add_stored(in, out->stored, seen);
     free(seen);
     bool known = in->mesh.ndim > 0 && (size_t)fc_mesh_ranks(&in->mesh) == out->ranks;
-    for (size_t i = 0; i < in->nlines && known; i++) {
-        const inspect_line *line = &in->lines[i];
-        known = line->kind && (line->objects > 0 || add_held(in, line->first, line->tensors, held, out->ranks));
+    for (size_t i = 0; i < in->nkinds && known; i++) {
+        const fc_tensor *t = in->kinds[i].example;
+        known = t->object || add_held(in, t, in->kinds[i].count, held, out->ranks);
     }
     out->held = known ? held : NULL;
     return FC_OK;
@@ -119,8 +119,11 @@ const char *inspect_rank_list(const uint32_t *ranks, size_t count, char *buf, si
     return buf;
 }
 
+/* Whether they read the same. */
 static bool equal(const rank_load *a, const rank_load *b) {
-    return a->bytes == b->bytes && a->tensors == b->tensors;
+    char x[TEXT_SIZE_MAX], y[TEXT_SIZE_MAX];
+    return a->tensors == b->tensors &&
+           (a->bytes == b->bytes || strcmp(text_bytes(x, a->bytes), text_bytes(y, b->bytes)) == 0);
 }
 
 /* "ranks 0-7: 1.21 GB, 291 tensors each" of the ranks that have what `load` is. */
@@ -153,10 +156,13 @@ static void write_span(const rank_load *loads, size_t ranks, char *buf, size_t s
         low.tensors = loads[i].tensors < low.tensors ? loads[i].tensors : low.tensors;
         high.tensors = loads[i].tensors > high.tensors ? loads[i].tensors : high.tensors;
     }
-    const bool same = low.tensors == high.tensors;
-    snprintf(buf, size, "ranks 0-%zu: %s to %s, %s%s%s tensors each", ranks - 1, text_bytes(least, low.bytes),
-             text_bytes(most, high.bytes), text_count(few, low.tensors), same ? "" : " to ",
-             same ? "" : text_count(many, high.tensors));
+    text_bytes(least, low.bytes);
+    text_bytes(most, high.bytes);
+    text_count(few, low.tensors);
+    text_count(many, high.tensors);
+    const bool one_size = strcmp(least, most) == 0, one_count = strcmp(few, many) == 0;
+    snprintf(buf, size, "ranks 0-%zu: %s%s%s, %s%s%s tensors each", ranks - 1, least, one_size ? "" : " to ",
+             one_size ? "" : most, few, one_count ? "" : " to ", one_count ? "" : many);
 }
 
 void inspect_group_ranks(const rank_load *loads, size_t ranks, rank_groups *out) {

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { NAME_COLUMNS = 64, VALUE_COLUMNS = 100 };
+enum { NAME_COLUMNS = 80, VALUE_COLUMNS = 100 };
 
 static void print_dtypes(const inspection *in) {
     const totals *sum = &in->sum;
@@ -210,7 +210,7 @@ static void print_tensors(inspection *in, const widths *w) {
                 text_puts(out, kind->placements);
             }
             if (kind->same_as) {
-                text_puts(out, "  is ");
+                text_puts(out, "  the same as ");
                 text_name(out, kind->same_as);
             }
         } else if (line->objects > 0) {

@@ -12,32 +12,26 @@
 #include "target.h"
 #include "unit_plan.h"
 
+#include "fsdpckpt/check.h"
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <string.h>
-#include <time.h>
 
 /* One conversion: what was asked for and what came of it. */
 typedef struct job {
+    const cli_call *call;
     const options *o;
     fc_checkpoint *source;
     fc_arena *arena;
     fc_mesh mesh;
     const fc_tp_plan *plan;
     fc_convert_options how;
-    fc_progress progress;
     ranks ranks;
     fc_convert_report report;
     size_t left_out; /* before the parameters became flat ones */
-    double seconds;
+    double seconds;  /* of the whole command, up to the end of the conversion */
 } job;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 /* What huggingface_hub puts into one file unless it is told otherwise. */
 static const uint64_t hub_file_bytes = UINT64_C(5000000000);
@@ -70,7 +64,7 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.dry_run = o->dry_run;
     j->how.move.threads = (int)o->jobs;
     j->how.move.memory = o->memory;
-    j->how.move.progress = &j->progress;
+    j->how.move.progress = j->call->progress;
     fc_code rc = target_format(o, spec != NULL, &j->how.format, err);
     rc = rc == FC_OK ? choose_split(j, spec != NULL, err) : rc;
     if (rc == FC_OK && spec) {
@@ -102,12 +96,9 @@ static void tell_name(const job *j) {
 
 static fc_code convert(job *j, fc_error *err) {
     const options *o = j->o;
-    double start = now();
     bool shows = !o->quiet && ranks_speaks(&j->ranks);
-    progress_view *view = shows ? progress_start(&j->progress, (progress_mode)o->progress) : NULL;
     fc_code rc = fc_convert(j->source, o->output, &j->how, &j->report, err);
-    progress_stop(view);
-    j->seconds = now() - start;
+    j->seconds = progress_now() - j->call->started;
     j->report.selected.left_out += j->left_out;
     if (rc == FC_OK && shows && o->output) {
         tell_name(j);
@@ -117,6 +108,20 @@ static fc_code convert(job *j, fc_error *err) {
         text_tell("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", j->how.format->writer.objects_note);
     }
     return rc;
+}
+
+/* The folder of an accelerate run holds the optimizer as well, which nobody loads from a file for transformers. */
+static void hint_model(const job *j) {
+    const options *o = j->o;
+    const fc_checkpoint *source = j->source;
+    bool both = source->producer && strcmp(source->producer, "accelerate") == 0 && source->ntensors > 0 &&
+                strncmp(source->tensors[source->ntensors - 1].name, "optimizer.", 10) == 0;
+    if (both && !j->how.selection.mesh && !o->include.count && !o->exclude.count) {
+        text_tell(
+            "%s: model.* and optimizer.* were both converted; --include 'model.*' --strip-prefix model. takes the "
+            "model alone",
+            j->source->path);
+    }
 }
 
 /* What the source left undecided for the person at the terminal, on stderr with -v. */
@@ -212,7 +217,7 @@ static fc_code flatten(job *j, fc_error *err) {
     const char *why = NULL;
     fc_code rc = plan.arena ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
     if (rc == FC_OK && !fc_was_flat(j->source)) {
-        rc = source_model(j->o, &model, err);
+        rc = source_model(j->call, &model, err);
         if (rc == FC_OK && !model && !fc_knows_model_order(j->source, &why)) {
             rc = fc_fail(
                 err, FC_EUSAGE,
@@ -234,6 +239,7 @@ static fc_code flatten(job *j, fc_error *err) {
         s->include = s->exclude = s->rename = NULL;
         s->strip_prefix = NULL;
         s->flat_state = true;
+        s->is_cut = fc_is_flattened;
         j->left_out = plan.selected.left_out;
     }
     fc_checkpoint_close(model);
@@ -241,11 +247,27 @@ static fc_code flatten(job *j, fc_error *err) {
     return rc;
 }
 
-/* How a command opens what it converts. */
-typedef fc_code (*opener)(const options *o, fc_checkpoint **out, fc_error *err);
+/* What check says of a dimension that the tp ranks cannot share evenly. */
+static fc_code warn_uneven(const job *j, fc_error *err) {
+    fc_check_options how = {.selection = &j->how.selection, .mesh = &j->mesh, .tp_plan = j->plan, .only_mesh = true};
+    fc_report report;
+    fc_arena *arena = fc_arena_new();
+    fc_code rc = arena ? fc_check(j->source, &how, arena, &report, err) : fc_no_memory(err, NULL);
+    for (size_t i = 0; rc == FC_OK && i < report.count; i++) {
+        fc_finding_kind kind = report.findings[i].kind;
+        if (kind == FC_FOUND_TP_UNEVEN || kind == FC_FOUND_TP_EMPTY_SHARDS) {
+            text_tell("warning: %s", report.findings[i].message);
+        }
+    }
+    fc_arena_free(arena);
+    return rc;
+}
 
-static fc_code open_operand(const options *o, fc_checkpoint **out, fc_error *err) {
-    return source_open(o, o->operands[0], false, out, err);
+/* How a command opens what it converts. */
+typedef fc_code (*opener)(const cli_call *call, fc_checkpoint **out, fc_error *err);
+
+static fc_code open_operand(const cli_call *call, fc_checkpoint **out, fc_error *err) {
+    return source_open(call, call->options->operands[0], false, out, err);
 }
 
 /* The plan of one rank, or the conversion. */
@@ -260,11 +282,17 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
         return speaks ? plan_rank(j->source, &j->how.selection, (uint32_t)o->rank, o->json, out, err) : FC_OK;
     }
     fc_code rc = convert(j, err);
+    if (rc == FC_OK && speaks && j->plan && !o->quiet) {
+        rc = warn_uneven(j, err);
+    }
     if (rc == FC_OK && speaks) {
         if (j->source->note && !o->quiet) { /* a failure is one line */
             text_tell("%s: %s", j->source->path, j->source->note);
         }
         print_report(j, out);
+        if (!o->quiet && !j->how.selection.keep_layout) {
+            hint_model(j);
+        }
     }
     return rc;
 }
@@ -272,9 +300,10 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
 /* --local: rank 0 converts what was brought together, by itself; the others wait for the outcome. */
 static fc_code do_local(job *j, text_out *out, fc_error *err) {
     char *gathered = NULL;
+    fc_progress_begin(j->call->progress, FC_PHASE_GATHERING, FC_COUNTED_FILES, 0);
     fc_code rc = ranks_gather(&j->ranks, j->o, j->o->operands[0], j->o->output, &gathered, err);
     if (rc == FC_OK) {
-        rc = gathered ? source_open(j->o, gathered, false, &j->source, err) : FC_OK;
+        rc = gathered ? source_open(j->call, gathered, false, &j->source, err) : FC_OK;
         if (rc == FC_OK && j->source) {
             rc = do_job(j, out, err);
         }
@@ -286,16 +315,16 @@ static fc_code do_local(job *j, text_out *out, fc_error *err) {
 
 static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout, opener open, fc_error *err) {
     const options *o = call->options;
-    job j = {.o = o, .how = {.selection = {.keep_layout = keep_layout}}};
+    job j = {.call = call, .o = o, .how = {.selection = {.keep_layout = keep_layout}}};
     fc_code rc = prepare(&j, spec, err);
     if (rc == FC_OK && !o->local) {
-        rc = open(o, &j.source, err);
+        rc = open(call, &j.source, err);
         rc = rc == FC_OK && option_given(o, OPT_POLICY) ? flatten(&j, err) : rc;
     }
     if (!option_given(o, OPT_RANK)) { /* what is only printed may as well end at once */
-        signals_cancel(&j.progress);
+        signals_cancel(call->progress);
     }
-    rc = ranks_begin(&j.ranks, o, &j.progress, rc, err);
+    rc = ranks_begin(&j.ranks, o, call->progress, rc, err);
     if (rc == FC_OK && o->local) {
         rc = do_local(&j, call->out, err);
     } else if (rc == FC_OK && j.source) {

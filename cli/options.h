@@ -33,6 +33,7 @@ typedef enum option_id {
     OPT_JOBS,
     OPT_MEMORY,
     OPT_PROGRESS,
+    OPT_COLOR,
     OPT_COMM,
     OPT_LOCAL,
     OPT_WEIGHTS,
@@ -71,13 +72,15 @@ typedef enum option_id {
 #define TAKES(id) (UINT64_C(1) << (id))
 
 /** What every command takes. */
-#define TAKES_COMMON (TAKES(OPT_QUIET) | TAKES(OPT_VERBOSE) | TAKES(OPT_HELP) | TAKES(OPT_VERSION))
+#define TAKES_COMMON                                                                                                   \
+    (TAKES(OPT_PROGRESS) | TAKES(OPT_COLOR) | TAKES(OPT_QUIET) | TAKES(OPT_VERBOSE) | TAKES(OPT_HELP) |                \
+     TAKES(OPT_VERSION))
 /** What every command takes that writes a checkpoint. */
 #define TAKES_CONVERSION                                                                                               \
     (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |                      \
      TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) |         \
-     TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_PROGRESS) | TAKES(OPT_COMM) |                \
-     TAKES(OPT_LOCAL) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) | TAKES(OPT_TRUST_OBJECTS))
+     TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) | TAKES(OPT_LOCAL) |                   \
+     TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) | TAKES(OPT_TRUST_OBJECTS))
 
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */
@@ -108,12 +111,26 @@ typedef struct option_row {
 /** Indexed by option_id. */
 extern const option_row option_table[OPT_COUNT];
 
+/** Options that --help and the man pages show together. */
+typedef struct option_group {
+    const char *title;
+    uint64_t members; /**< TAKES bits */
+} option_group;
+
+enum { OPTION_GROUPS = 6 };
+/** In the order of --help. What is in none of them belongs to the last one. */
+extern const option_group option_groups[OPTION_GROUPS];
+
+/** The options of group `i` that are in the set `takes`. */
+uint64_t option_group_of(int i, uint64_t takes);
+
 typedef struct option_list {
     const char **items; /**< NULL-terminated; NULL when the option was not given */
     size_t count;
 } option_list;
 
-typedef enum progress_mode { PROGRESS_AUTO, PROGRESS_ALWAYS, PROGRESS_NEVER } progress_mode;
+typedef enum progress_mode { PROGRESS_AUTO, PROGRESS_ALWAYS, PROGRESS_NEVER, PROGRESS_JSON } progress_mode;
+typedef enum color_mode { COLOR_AUTO, COLOR_ALWAYS, COLOR_NEVER } color_mode;
 typedef enum comm_mode { COMM_AUTO, COMM_NONE, COMM_MPI, COMM_NCCL } comm_mode;
 
 /** What the command line said. Strings are borrowed from argv. */
@@ -129,6 +146,7 @@ typedef struct options {
     fc_dtype dtype; /**< when OPT_DTYPE was given */
     int compress;   /**< 0: none */
     int progress;   /**< progress_mode */
+    int color;      /**< color_mode */
     int comm;       /**< comm_mode */
     const char *weights;
     bool local, take_first;
@@ -164,14 +182,17 @@ static inline bool option_given(const options *o, option_id id) {
  * Parses the arguments after the command's name as getopt_long would: options and operands in any order, `--opt=x`,
  * `--opt x`, `-j4`, `-qv`, `--` ends the options. Option names cannot be abbreviated, so that scripts keep their
  * meaning when options are added.
- * @param command named in messages; NULL before there is one.
+ * @param of    the command, named in messages; NULL before there is one.
  * @param takes   set of the options that are allowed.
  * @param out     to be given to options_free, also on failure.
  */
-fc_code options_parse(int argc, char *const *argv, const char *command, uint64_t takes, options *out, fc_error *err);
+fc_code options_parse(int argc, char *const *argv, const char *of, uint64_t takes, options *out, fc_error *err);
 void options_free(options *o);
 
 /** The row named `name` (len bytes), or OPT_COUNT. */
 option_id option_find(const char *name, size_t len);
+
+/** The row with that letter, or OPT_COUNT. */
+option_id option_find_letter(char letter);
 
 #endif

@@ -6,7 +6,7 @@
 
 #include "text.h"
 
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 
 /**
  * Prints every box that `rank` would hold, who stores it, and what is read for it. Each is printed as it is computed.

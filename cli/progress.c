@@ -1,121 +1,141 @@
 /*
- * Progress on stderr: see progress.h.
+ * The thread that shows progress: see progress.h. What a line looks like and when it is due is in progress_line.c.
  */
 #include "progress.h"
 
+#include "progress_line.h"
+#include "ranks.h"
+#include "terminal.h"
 #include "text.h"
 
+#include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
+#include <signal.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 struct progress_view {
     fc_progress *progress;
+    progress_kind kind;
+    progress_style style;
+    bool asked;     /* by --progress: the start of each phase is shown, too */
+    unsigned phase; /* the last that began; of the thread that runs the job */
+    double started;
+    sigset_t wakes, before; /* SIGWINCH; the mask of the thread that started this one */
     pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    bool stop;     /* guarded by lock */
-    bool terminal; /* rewrite one line; else a line every few seconds */
-    bool shown;
+    atomic_bool stop;
+    pthread_mutex_t lock; /* guards what follows */
+    progress_meter meter;
+    double last; /* when a line was shown; negative: never */
 };
 
-enum { TERMINAL_MS = 200, PLAIN_MS = 2000, QUIET_MS = 1000 };
+enum { STEP_MS = 100 };
 
-static double now(void) {
+double progress_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* "1:02:03" or "4:05", of at most 99 days. */
-static void format_time(char *buf, size_t size, double seconds) {
-    unsigned long s = seconds < 0 ? 0 : seconds > 99 * 86400.0 ? 99UL * 86400 : (unsigned long)(seconds + 0.5);
-    if (s >= 3600) {
-        snprintf(buf, size, "%lu:%02lu:%02lu", s / 3600, s / 60 % 60, s % 60);
+/* Called with the lock held. */
+static void show(progress_view *view) {
+    char line[PROGRESS_LINE_MAX];
+    view->last = view->meter.now;
+    if (view->kind == PROGRESS_KIND_TERMINAL) {
+        /* The last column stays free: some terminals go to the next line when it is filled. */
+        view->style.width = terminal_width() - 1;
+        terminal_show_line(line, progress_line_terminal(&view->meter, &view->style, line));
+    } else if (view->kind == PROGRESS_KIND_JSON) {
+        terminal_write_lines(line, progress_line_json(&view->meter, line));
     } else {
-        snprintf(buf, size, "%lu:%02lu", s / 60, s % 60);
+        terminal_write_lines(line, progress_line_log(&view->meter, line));
     }
 }
 
-static void show(progress_view *view, uint64_t done, double elapsed, double rate) {
-    uint64_t total = view->progress->total;
-    char a[TEXT_SIZE_MAX], b[TEXT_SIZE_MAX], r[TEXT_SIZE_MAX], eta[32], line[160];
-    double left = rate > 0 ? (double)(total - (done < total ? done : total)) / rate : -1;
-    format_time(eta, sizeof eta, left >= 0 ? left : elapsed);
-    int n = snprintf(line, sizeof line, "%s%3u%%  %s of %s  %s/s  %s %s%s", view->terminal ? "\r" : "fsdpckpt: ",
-                     total ? (unsigned)((double)(done < total ? done : total) / (double)total * 100) : 0U,
-                     text_bytes(a, done), text_bytes(b, total), text_bytes(r, rate > 0 ? (uint64_t)rate : 0), eta,
-                     left >= 0 ? "left" : "elapsed", view->terminal ? "\x1b[K" : "\n");
-    if (n > 0 && write(STDERR_FILENO, line, (size_t)n) > 0) {
-        view->shown = true;
-    }
-}
-
-/* Waits `ms` or until told to stop. @return whether to go on. */
-static bool pause_for(progress_view *view, long ms) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += ms / 1000;
-    until.tv_nsec += ms % 1000 * 1000000;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_sec++;
-        until.tv_nsec -= 1000000000;
-    }
+/* Looks at the counters, and shows them if it is time to, or in any case. */
+static void look(progress_view *view, bool always) {
     pthread_mutex_lock(&view->lock);
-    while (!view->stop && pthread_cond_timedwait(&view->wake, &view->lock, &until) == 0) {
+    const fc_progress_state state = fc_progress_look(view->progress);
+    progress_meter_see(&view->meter, &state, progress_now() - view->started);
+    if (always || (state.phase != FC_PHASE_NONE && progress_line_is_due(view->kind, view->meter.now, view->last))) {
+        show(view);
     }
-    bool go_on = !view->stop;
     pthread_mutex_unlock(&view->lock);
-    return go_on;
+}
+
+/* A phase that goes on in another unit is not a new one to people. */
+static void on_phase(void *context, const fc_progress *progress) {
+    progress_view *view = context;
+    unsigned phase = atomic_load(&progress->phase);
+    bool same = view->phase == phase;
+    view->phase = phase;
+    look(view, !same);
+}
+
+/* Whether the line on the screen must be drawn anew: the window has another size. */
+static bool was_resized(progress_view *view) {
+    pthread_mutex_lock(&view->lock);
+    bool resized = view->kind == PROGRESS_KIND_TERMINAL && view->last >= 0;
+    pthread_mutex_unlock(&view->lock);
+    return resized;
 }
 
 static void *watch(void *arg) {
     progress_view *view = arg;
-    double start = now(), last = start, rate = 0;
-    uint64_t before = 0;
-    long step = view->terminal ? TERMINAL_MS : PLAIN_MS;
-    bool go_on = pause_for(view, QUIET_MS);
-    while (go_on) {
-        double t = now();
-        uint64_t done = atomic_load(&view->progress->done);
-        double recent = t > last && done >= before ? (double)(done - before) / (t - last) : 0;
-        /* A moving average over about two seconds: steady enough to read, quick enough to show a stall. */
-        rate = rate > 0 ? rate + (recent - rate) * (view->terminal ? 0.1 : 0.6) : recent;
-        before = done;
-        last = t;
-        if (view->progress->total > 0) {
-            show(view, done, t - start, rate);
+    static const struct timespec step = {0, STEP_MS * 1000000L};
+    while (!atomic_load(&view->stop)) {
+        bool resized = sigtimedwait(&view->wakes, NULL, &step) == SIGWINCH && was_resized(view);
+        if (!atomic_load(&view->stop)) {
+            look(view, resized);
         }
-        go_on = pause_for(view, step);
     }
     return NULL;
 }
 
-progress_view *progress_start(fc_progress *progress, progress_mode mode) {
-    bool terminal = isatty(STDERR_FILENO);
-    if (mode == PROGRESS_NEVER || (mode == PROGRESS_AUTO && !terminal)) {
-        return NULL;
+/* @return whether anything is to be shown, and how. */
+static bool choose_kind(const options *o, progress_kind *out) {
+    if (o->progress == PROGRESS_NEVER || (o->quiet && o->progress != PROGRESS_JSON) || !ranks_is_launched_first()) {
+        return false;
     }
-    progress_view *view = calloc(1, sizeof *view);
+    *out = o->progress == PROGRESS_JSON     ? PROGRESS_KIND_JSON
+           : terminal_can_rewrite()         ? PROGRESS_KIND_TERMINAL
+           : o->progress == PROGRESS_ALWAYS ? PROGRESS_KIND_LOG
+                                            : PROGRESS_KIND_LONG_LOG;
+    return true;
+}
+
+progress_view *progress_start(fc_progress *progress, const options *o, double started) {
+    progress_kind kind;
+    progress_view *view = choose_kind(o, &kind) ? calloc(1, sizeof *view) : NULL;
     if (!view) {
         return NULL;
     }
-    view->progress = progress;
-    view->terminal = terminal;
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    *view = (progress_view){.progress = progress,
+                            .kind = kind,
+                            .style = {.utf8 = text_is_utf8(), .color = terminal_has_color(STDERR_FILENO)},
+                            .asked = o->progress != PROGRESS_AUTO,
+                            .started = started,
+                            .last = -1};
     pthread_mutex_init(&view->lock, NULL);
-    pthread_cond_init(&view->wake, &attr);
-    pthread_condattr_destroy(&attr);
-    if (pthread_create(&view->thread, NULL, watch, view) != 0) {
-        pthread_cond_destroy(&view->wake);
+    /* SIGWINCH waits for the thread, as does what tells it to stop. Threads of later on inherit the mask. Other signals
+       are the caller's. */
+    sigset_t all;
+    sigfillset(&all);
+    sigemptyset(&view->wakes);
+    sigaddset(&view->wakes, SIGWINCH);
+    pthread_sigmask(SIG_SETMASK, &all, &view->before);
+    int failed = pthread_create(&view->thread, NULL, watch, view);
+    pthread_sigmask(SIG_SETMASK, &view->before, NULL);
+    if (failed) {
         pthread_mutex_destroy(&view->lock);
         free(view);
         return NULL;
+    }
+    pthread_sigmask(SIG_BLOCK, &view->wakes, NULL);
+    if (view->asked) {
+        progress->context = view;
+        progress->began = on_phase;
     }
     return view;
 }
@@ -124,15 +144,15 @@ void progress_stop(progress_view *view) {
     if (!view) {
         return;
     }
-    pthread_mutex_lock(&view->lock);
-    view->stop = true;
-    pthread_cond_signal(&view->wake);
-    pthread_mutex_unlock(&view->lock);
+    atomic_store(&view->stop, true);
+    pthread_kill(view->thread, SIGWINCH);
     pthread_join(view->thread, NULL);
-    if (view->shown && view->terminal && write(STDERR_FILENO, "\r\x1b[K", 4) < 0) {
-        view->shown = false; /* stderr is gone: nothing to clean */
+    view->progress->began = NULL;
+    if (view->kind == PROGRESS_KIND_JSON && view->progress->phase != FC_PHASE_NONE) {
+        look(view, true); /* where it ended */
     }
-    pthread_cond_destroy(&view->wake);
+    terminal_end_line();
+    pthread_sigmask(SIG_SETMASK, &view->before, NULL);
     pthread_mutex_destroy(&view->lock);
     free(view);
 }

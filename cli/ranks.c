@@ -27,6 +27,18 @@ static long launched_ranks(void) {
     return tasks ? strtol(tasks, NULL, 10) : 1;
 }
 
+bool ranks_is_launched_first(void) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *value = getenv(names[i]);
+        if (value) {
+            return strcmp(value, "0") == 0;
+        }
+    }
+    const char *rank = getenv("SLURM_STEP_NUM_TASKS") ? getenv("PMIX_RANK") : NULL;
+    return !rank || strcmp(rank, "0") == 0;
+}
+
 fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_code mine, fc_error *err) {
     long launched = launched_ranks();
     if (o->comm == COMM_NCCL && !o->local) {

@@ -32,6 +32,9 @@ fc_code ranks_gather(ranks *r, const options *o, const char *source, const char 
 /** Removes what ranks_gather has made. NULL is allowed. */
 void ranks_remove(char *gathered);
 
+/** Whether this is the launcher's first process, or there is no launcher. Known before ranks_begin. */
+bool ranks_is_launched_first(void);
+
 /** Whether this rank prints: one of them does. */
 bool ranks_speaks(const ranks *r);
 

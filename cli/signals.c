@@ -1,8 +1,10 @@
 /*
  * SIGINT, SIGTERM and SIGHUP: see signals.h. A signal handler can reach its data only through a static variable: these
- * two are the only mutable ones of the program.
+ * two, and those of terminal.c, are the only mutable ones of the program.
  */
 #include "signals.h"
+
+#include "terminal.h"
 
 #include <signal.h>
 #include <stddef.h>
@@ -21,8 +23,10 @@ static void on_signal(int number) {
         return;
     }
     /* The child that reads HDF5 inherits this handler; only the parent speaks. */
-    if (getpid() == owner && write(STDERR_FILENO, line, sizeof line - 1) < 0) {
-        _exit(FC_EINTERRUPTED);
+    if (getpid() == owner) {
+        terminal_erase_line();
+        ssize_t ignored = write(STDERR_FILENO, line, sizeof line - 1);
+        (void)ignored;
     }
     _exit(FC_EINTERRUPTED);
 }

@@ -4,7 +4,7 @@
 #ifndef FSDPCKPT_CLI_SIGNALS_H
 #define FSDPCKPT_CLI_SIGNALS_H
 
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/progress.h"
 
 /** Installs the handlers and ignores SIGPIPE and SIGXFSZ. Without a job (below), a signal ends the program. */
 void signals_install(void);

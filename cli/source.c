@@ -3,31 +3,41 @@
  */
 #include "source.h"
 
+#include "suggest.h"
 #include "text.h"
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/unflatten.h"
 
-fc_code source_model(const options *o, fc_checkpoint **out, fc_error *err) {
+#include <errno.h>
+#include <unistd.h>
+
+fc_code source_model(const cli_call *call, fc_checkpoint **out, fc_error *err) {
+    const options *o = call->options;
     /* Names and shapes are all that is wanted of it: the data files may be elsewhere. */
-    const fc_open_options how = {.headers_only = true, .follow_external = o->follow_external};
+    const fc_open_options how = {
+        .headers_only = true, .follow_external = o->follow_external, .progress = call->progress};
     *out = NULL;
-    return o->schema ? fc_checkpoint_open(o->schema, &how, out, err) : FC_OK;
+    return o->schema ? fc_checkpoint_open_model(o->schema, &how, NULL, out, err) : FC_OK;
 }
 
-fc_code source_open(const options *o, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err) {
-    fc_open_options how = {.headers_only = headers_only, .follow_external = o->follow_external};
+fc_code source_open(const cli_call *call, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err) {
+    const options *o = call->options;
+    fc_open_options how = {
+        .headers_only = headers_only, .follow_external = o->follow_external, .progress = call->progress};
     fc_checkpoint *model = NULL;
     *out = NULL;
     fc_arena *arena = NULL;
-    fc_code rc = source_model(o, &model, err);
-    how.model = model;
+    fc_code rc = source_model(call, &model, err);
     if (rc == FC_OK && o->tp_plan && !o->tp) { /* with --tp it says how the target is cut */
         arena = fc_arena_new();
         rc = arena ? fc_tp_plan_load(o->tp_plan, arena, &how.tp_plan, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     }
-    rc = rc == FC_OK ? fc_checkpoint_open(path, &how, out, err) : rc;
+    rc = rc == FC_OK ? fc_checkpoint_open_model(path, &how, model, out, err) : rc;
+    if (rc != FC_OK && access(path, F_OK) != 0 && errno == ENOENT) {
+        suggest_path(path, err);
+    }
     if (rc == FC_OK && how.tp_plan && (*out)->tp_joined == 0) {
         rc =
             fc_fail(err, FC_EUSAGE,

@@ -4,7 +4,7 @@
 #ifndef FSDPCKPT_CLI_SOURCE_H
 #define FSDPCKPT_CLI_SOURCE_H
 
-#include "options.h"
+#include "command.h"
 
 #include "fsdpckpt/checkpoint.h"
 
@@ -15,14 +15,14 @@
     "GPT-2 and GPT-NeoX"
 
 /** Opens --schema's FILE, a schema or a checkpoint of the model. @param out NULL where the option was not given. */
-fc_code source_model(const options *o, fc_checkpoint **out, fc_error *err);
+fc_code source_model(const cli_call *call, fc_checkpoint **out, fc_error *err);
 
 /**
  * Opens the checkpoint at `path`. With --schema it must have flat parameters, which are taken apart; with --tp-plan,
  * but without --tp, files of ranks whose plain tensors the plan cuts, which are put together.
  * @param headers_only as in fc_open_options.
  */
-fc_code source_open(const options *o, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err);
+fc_code source_open(const cli_call *call, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err);
 
 /** With --verbose: tells the person at the terminal what was opened. Of several processes one calls this. */
 void source_tell(const options *o, const fc_checkpoint *source);

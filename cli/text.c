@@ -3,6 +3,8 @@
  */
 #include "text.h"
 
+#include "terminal.h"
+
 #include <errno.h>
 #include <langinfo.h>
 #include <math.h>
@@ -19,6 +21,9 @@ void text_out_init(text_out *out, int fd) {
 }
 
 static void write_all(text_out *out, const char *data, size_t size) {
+    if (out->fd == STDOUT_FILENO && size > 0) {
+        terminal_end_line();
+    }
     while (size > 0 && out->error == 0) {
         ssize_t n = write(out->fd, data, size);
         if (n < 0) {
@@ -226,6 +231,30 @@ void text_name(text_out *out, const char *name) {
     walk_name(out, name);
 }
 
+void text_html(text_out *out, const char *s) {
+    char escape[16];
+    while (*s) {
+        size_t plain = 0, width;
+        while (s[plain] >= 0x20 && s[plain] < 0x7f && !strchr("<>&\"'", s[plain])) {
+            plain++;
+        }
+        text_write(out, s, plain);
+        s += plain;
+        if (!*s) {
+            return;
+        }
+        size_t len = name_step(s, escape, &width);
+        if (strchr("<>&\"'", *s)) {
+            text_printf(out, "&#%d;", *s);
+        } else if (escape[0]) {
+            text_puts(out, escape);
+        } else {
+            text_write(out, s, len);
+        }
+        s += len;
+    }
+}
+
 void text_name_padded(text_out *out, const char *name, size_t width) {
     size_t used = walk_name(out, name);
     text_repeat(out, " ", used < width ? width - used : 0);
@@ -235,23 +264,52 @@ size_t text_name_width(const char *name) {
     return walk_name(NULL, name);
 }
 
-void text_tell(const char *fmt, ...) {
+const char *text_color(int fd, text_color_name color) {
+    static const char *const codes[] = {
+        [TEXT_PLAIN] = "\x1b[0m", [TEXT_ERROR] = "\x1b[1;31m", [TEXT_WARNING] = "\x1b[1;33m"};
+    return terminal_has_color(fd) ? codes[color] : "";
+}
+
+/* A line on stderr; `color` is that of "fsdpckpt:", or of "warning:". */
+static void tell(const char *line, text_color_name color) {
+    static const char warning[] = "warning:";
     text_out *out = malloc(sizeof *out);
+    if (!out) {
+        fputs("fsdpckpt: out of memory\n", stderr);
+        return;
+    }
+    text_out_init(out, STDERR_FILENO);
+    text_puts(out, color == TEXT_ERROR ? text_color(STDERR_FILENO, color) : "");
+    text_puts(out, "fsdpckpt:");
+    text_puts(out, color == TEXT_ERROR ? text_color(STDERR_FILENO, TEXT_PLAIN) : "");
+    text_puts(out, " ");
+    if (strncmp(line, warning, sizeof warning - 1) == 0) {
+        text_puts(out, text_color(STDERR_FILENO, TEXT_WARNING));
+        text_puts(out, warning);
+        text_puts(out, text_color(STDERR_FILENO, TEXT_PLAIN));
+        line += sizeof warning - 1;
+    }
+    text_name(out, line);
+    text_puts(out, "\n");
+    terminal_write_lines(out->buf, out->used);
+    free(out);
+}
+
+void text_tell(const char *fmt, ...) {
     char *line = NULL;
     va_list args;
     va_start(args, fmt);
-    if (out && vasprintf(&line, fmt, args) >= 0) {
-        text_out_init(out, STDERR_FILENO);
-        text_puts(out, "fsdpckpt: ");
-        text_name(out, line);
-        text_puts(out, "\n");
-        text_flush(out);
+    if (vasprintf(&line, fmt, args) >= 0) {
+        tell(line, TEXT_PLAIN);
         free(line);
     } else {
         fputs("fsdpckpt: out of memory\n", stderr);
     }
     va_end(args);
-    free(out);
+}
+
+void text_tell_error(const char *message) {
+    tell(message, TEXT_ERROR);
 }
 
 bool text_ends_with(const char *s, const char *end) {

@@ -33,6 +33,8 @@ int text_flush(text_out *out);
  * appear as escapes, so that a hostile name cannot move the cursor or hide.
  */
 void text_name(text_out *out, const char *name);
+/** Writes a name or a value as HTML, also into an attribute: what text_name escapes appears as the same escapes. */
+void text_html(text_out *out, const char *s);
 /** text_name, then spaces up to `width` columns. */
 void text_name_padded(text_out *out, const char *name, size_t width);
 /** Columns that text_name takes. */
@@ -40,6 +42,14 @@ size_t text_name_width(const char *name);
 
 /** Tells the person at the terminal a line on stderr: "fsdpckpt: ", then the text, made safe as by text_name. */
 void text_tell(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+typedef enum text_color_name { TEXT_PLAIN, TEXT_ERROR, TEXT_WARNING } text_color_name;
+
+/** What starts a colour on stdout or stderr (a descriptor), TEXT_PLAIN ends it; "" where there are no colours. */
+const char *text_color(int fd, text_color_name color);
+
+/** Tells the error that ends the command. */
+void text_tell_error(const char *message);
 
 /**
  * Decodes one UTF-8 sequence of `s` (NUL-terminated). @return its length, or 0 where it is not valid (also for

@@ -3,6 +3,7 @@
  */
 #include "train.h"
 
+#include "fsdpckpt/cast.h"
 #include "fsdpckpt/move.h"
 
 #include <stdlib.h>

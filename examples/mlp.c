@@ -3,6 +3,7 @@
  */
 #include "mlp.h"
 
+#include "fsdpckpt/cast.h"
 #include "fsdpckpt/move.h"
 
 #include <math.h>

@@ -62,7 +62,7 @@ setup_packages() {
     if ! may_install; then
         echo "Debian packages are missing, and this user may not install them. An administrator types:" >&2
         echo "    $apt ${missing[*]}" >&2
-        echo "Then start ${0##*/} again; it needs no other rights." >&2
+        echo "Then start $0 again; it needs no other rights." >&2
         exit 1
     fi
     say "installing ${missing[*]} (a minute or two)"
@@ -83,8 +83,9 @@ venv_package() {
     fi
 }
 
+# has_modules PYTHON [MODULE]: whether the oracle tests can run, and whether the module is there too.
 has_modules() {
-    "$1" -c 'import torch, numpy, h5py, safetensors, ml_dtypes' >/dev/null 2>&1
+    "$1" -c "import torch, numpy, h5py, safetensors, ml_dtypes${2:+, $2}" >/dev/null 2>&1
 }
 
 # Makes .venv. Prints why not.
@@ -101,7 +102,7 @@ make_venv() {
         echo "pip could not install PyTorch"
         return 1
     fi
-    if ! has_modules .venv/bin/python; then
+    if ! has_modules .venv/bin/python jsonschema; then
         echo "the PyTorch in .venv cannot be imported"
         return 1
     fi
@@ -120,7 +121,7 @@ setup_python() {
         PYTHON=$FSDPCKPT_PYTHON
     elif [ -n "${FSDPCKPT_NO_TORCH:-}" ]; then
         NO_PYTHON="FSDPCKPT_NO_TORCH is set"
-    elif [ -x .venv/bin/python ] && has_modules .venv/bin/python; then
+    elif [ -x .venv/bin/python ] && has_modules .venv/bin/python jsonschema; then
         PYTHON=$PWD/.venv/bin/python
     elif [ "${1:-}" = existing ]; then
         NO_PYTHON="there is no PyTorch in .venv yet"

@@ -6,9 +6,9 @@
 #include "fsdpckpt/format.h"
 
 #include "base/file_name.h"
+#include "checkpoint/other_files.h"
 #include "checkpoint/same_name.h"
 #include "dcp/dcp.h"
-#include "io/other_files.h"
 
 #include <errno.h>
 #include <limits.h>

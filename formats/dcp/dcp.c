@@ -4,8 +4,8 @@
  */
 #include "dcp/dcp.h"
 
+#include "checkpoint/other_files.h"
 #include "dcp/writer.h"
-#include "io/other_files.h"
 
 #include "registry.h"
 

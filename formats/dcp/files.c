@@ -90,11 +90,13 @@ static fc_code check_files(const dcp_builder *b) {
     if (!realpath(b->directory, root)) {
         return fc_fail_errno(b->err, errno, "%s: cannot be examined", b->directory);
     }
+    fc_progress_begin(b->options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, b->nfiles);
     for (size_t i = 0; i < b->nfiles; i++) {
         struct stat st;
         const fc_file *file = &b->checkpoint->files[i];
         const dcp_file *f = &b->files[i];
         FC_TRY(b->options->follow_external ? FC_OK : fc_check_link(file->path, file->name, root, b->err));
+        FC_TRY(fc_progress_count(b->options->progress, 1, b->err));
         if (b->options->headers_only) {
             continue;
         }

@@ -327,8 +327,10 @@ fc_code fc_dcp_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *opti
     m.first_file = calloc(m.ranks + 1, sizeof *m.first_file);
     fc_code rc;
     FC_TRY_GOTO(m.parts && m.first_file ? FC_OK : fc_no_memory(m.err, m.directory), rc, out);
+    fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, m.ranks);
     for (size_t r = 0; r < m.ranks; r++) {
         FC_TRY_GOTO(open_part(&m, r), rc, out);
+        FC_TRY_GOTO(fc_progress_count(options->progress, 1, err), rc, out);
     }
     FC_TRY_GOTO(gather_files(&m), rc, out);
     FC_TRY_GOTO(gather_values(&m), rc, out);

@@ -57,7 +57,9 @@ static fc_code read_header(placing *p, const fc_tensor *tensor, const fc_chunk *
         p->missing[chunk->file] = true;
         return FC_OK;
     }
+    fc_progress_begin(p->b->options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, 1);
     fc_code rc = fc_st_header_read_at(p->arena, path, chunk->offset, headers_only, &p->headers[chunk->file], p->b->err);
+    rc = rc == FC_OK ? fc_progress_count(p->b->options->progress, 1, p->b->err) : rc;
     return rc == FC_OK
                ? rc
                : fc_context(p->b->err, rc, "the safetensors part that tensor %.256s is in, from offset %" PRIu64 " on",

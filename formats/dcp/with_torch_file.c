@@ -5,9 +5,9 @@
 
 #include "base/file_name.h"
 #include "base/try.h"
+#include "checkpoint/other_files.h"
 #include "checkpoint/same_name.h"
 #include "dcp/dcp.h"
-#include "io/other_files.h"
 #include "registry.h"
 #include "torch/torch_file.h"
 

@@ -100,7 +100,7 @@ static fc_code check_links(const ds_building *b) {
 }
 
 static fc_code ds_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    ds_building b = {.checkpoint = checkpoint, .err = err};
+    ds_building b = {.checkpoint = checkpoint, .progress = options->progress, .err = err};
     fc_code rc;
     FC_TRY_GOTO(fc_ds_find_files(checkpoint->arena, checkpoint->path, &b.files, err), rc, out);
     if (!options->follow_external) {
@@ -109,6 +109,7 @@ static fc_code ds_open(fc_checkpoint *checkpoint, const fc_open_options *options
     checkpoint->files = b.files.files;
     checkpoint->nfiles = b.files.nfiles;
     checkpoint->producer = "DeepSpeed";
+    fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, b.files.nfiles);
     FC_TRY_GOTO(fc_ds_read_stage(&b), rc, out);
     FC_TRY_GOTO(fc_ds_read_model(&b), rc, out);
     rc = finish(&b);

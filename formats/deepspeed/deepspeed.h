@@ -98,8 +98,9 @@ typedef struct ds_building {
     size_t nkeys, keys_capacity;
     ds_tensor *tensors; /* malloc'ed */
     size_t ntensors, tensors_capacity;
-    int64_t *devices;   /* malloc'ed; ZeRO-3: the number of the device that each rank was on, -1: not known */
-    const char *absent; /* a name of the module without data, or NULL */
+    int64_t *devices;      /* malloc'ed; ZeRO-3: the number of the device that each rank was on, -1: not known */
+    fc_progress *progress; /* may be NULL */
+    const char *absent;    /* a name of the module without data, or NULL */
     size_t nabsent;
     fc_error *err;
 } ds_building;

@@ -290,6 +290,7 @@ static fc_code read_zero(model *m) {
     }
     for (size_t r = 0; rc == FC_OK && m->b->stage == 3 && first < end && r < m->b->ranks; r++) {
         rc = read_fragments(m->b, r, first, end);
+        rc = rc == FC_OK ? fc_progress_count(m->b->progress, 1, m->b->err) : rc;
     }
     if (rc == FC_OK && m->nknown > 1) {
         qsort(m->known, m->nknown, sizeof *m->known, by_text);

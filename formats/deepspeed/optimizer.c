@@ -460,6 +460,7 @@ fc_code fc_ds_read_optimizer(ds_building *b) {
         if (rc == FC_OK) {
             rc = read_rank(&r);
             fc_torch_file_close(&r.f);
+            rc = rc == FC_OK ? fc_progress_count(b->progress, 1, b->err) : rc;
         }
     }
     return rc == FC_OK ? check_groups(b) : rc;

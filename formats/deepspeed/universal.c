@@ -258,6 +258,7 @@ fc_code fc_ds_add_universal(ds_building *b, const char *name, const ds_param *pa
         if (rc == FC_OK) {
             rc = add_value(b, &f, &files->values[i], param);
             fc_torch_file_close(&f);
+            rc = rc == FC_OK ? fc_progress_count(b->progress, 1, b->err) : rc;
         }
     }
     return rc;

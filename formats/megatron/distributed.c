@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "fsdpckpt/cast.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/move.h"
 

@@ -130,6 +130,7 @@ typedef struct mg_reader {
     const char *undistributed; /**< why the distributed optimizer's are left out; NULL: they are not */
     const char *differing;     /* a copy that is not the same on all ranks */
     size_t ndiffering;
+    fc_progress *progress; /**< may be NULL */
     fc_error *err;
 } mg_reader;
 

@@ -185,8 +185,10 @@ static fc_code read_files(mg_reader *r) {
     int64_t *wrote = calloc(r->grid.count, sizeof *wrote);
     fc_code rc;
     FC_TRY_GOTO(wrote ? FC_OK : fc_mg_no_memory(r), rc, out);
+    fc_progress_begin(r->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, r->grid.count);
     for (uint32_t i = 0; i < r->grid.count; i++) {
         FC_TRY_GOTO(read_file(r, i, false, &wrote[i]), rc, out);
+        FC_TRY_GOTO(fc_progress_count(r->progress, 1, r->err), rc, out);
     }
     rc = fc_mg_check_writers(r, wrote);
 out:
@@ -254,7 +256,7 @@ static void drop_distributed(mg_reader *r) {
 
 fc_code fc_mg_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     fc_error own;
-    mg_reader r = {.checkpoint = checkpoint, .f = {.fd = -1}, .err = err ? err : &own};
+    mg_reader r = {.checkpoint = checkpoint, .f = {.fd = -1}, .progress = options->progress, .err = err ? err : &own};
     fc_code rc = fc_mg_find_ranks(checkpoint, options, &r.grid, r.err);
     rc = rc == FC_OK ? read_first(&r) : rc;
     rc = rc == FC_OK ? count_stages(&r) : rc;

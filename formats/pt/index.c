@@ -25,6 +25,7 @@ typedef struct opening {
     fc_tensor **tensors; /* of each file, in the arena */
     size_t *counts;
     size_t total;
+    fc_progress *progress; /* may be NULL */
     fc_error *err;
 } opening;
 
@@ -47,11 +48,13 @@ bool fc_pt_find_index(const char *directory, char path[PATH_MAX]) {
 static fc_code read_files(opening *o) {
     const st_files *files = &o->files;
     fc_code rc = FC_OK;
+    fc_progress_begin(o->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, files->nfiles);
     for (size_t f = 0; rc == FC_OK && f < files->nfiles; f++) {
         rc =
             fc_torch_read_file(o->checkpoint, files->files[f].path, (uint32_t)f, &o->tensors[f], &o->counts[f], o->err);
         rc = rc == FC_OK ? rc : fc_context(o->err, rc, "%s", files->index->path);
         o->total += o->counts[f];
+        rc = rc == FC_OK ? fc_progress_count(o->progress, 1, o->err) : rc;
     }
     return rc;
 }
@@ -105,7 +108,7 @@ static fc_code open_files(opening *o) {
 
 fc_code fc_pt_open_index(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options, fc_error *err) {
     const char *name = fc_base_name(path);
-    opening o = {.checkpoint = checkpoint, .err = err};
+    opening o = {.checkpoint = checkpoint, .progress = options->progress, .err = err};
     o.files.directory = name == path ? "." : fc_arena_strndup(checkpoint->arena, path, (size_t)(name - path));
     path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
     if (!o.files.directory || !path) {

@@ -8,7 +8,7 @@
 #include "registry.h"
 
 #include "base/file_name.h"
-#include "io/other_files.h"
+#include "checkpoint/other_files.h"
 
 #include <string.h>
 #include <sys/stat.h>

@@ -128,10 +128,12 @@ static fc_code add_set(pt_merger *m, const pt_set *set, bool several, const fc_o
     m->checkpoint->nfiles += rc == FC_OK ? (size_t)set->ranks : 0;
     rc = rc == FC_OK ? check_missing(m, set, first) : rc;
     rc = rc == FC_OK ? check_links(m, options, first, (size_t)set->ranks) : rc;
+    fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, (uint64_t)set->ranks);
     for (int64_t r = 0; r < set->ranks && rc == FC_OK; r++) {
         fc_path prefix;
         rc = make_prefix(m, set, several, r, &prefix);
         rc = rc == FC_OK ? add_file(m, set, first, r, &prefix) : rc;
+        rc = rc == FC_OK ? fc_progress_count(options->progress, 1, m->err) : rc;
     }
     return rc == FC_OK ? fc_pt_check_parts(m, first_value, set->ranks) : rc;
 }

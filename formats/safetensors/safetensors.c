@@ -3,7 +3,7 @@
  */
 #include "safetensors/safetensors.h"
 
-#include "io/other_files.h"
+#include "checkpoint/other_files.h"
 #include "registry.h"
 #include "safetensors/kept.h"
 
@@ -216,6 +216,7 @@ static fc_code read_headers(st_opening *o, fc_error *err) {
     o->checkpoint->nfiles = o->files.nfiles; /* without the index, which has been read */
     o->headers = calloc(o->files.nfiles, sizeof *o->headers);
     fc_code rc = o->headers ? FC_OK : fc_no_memory(err, o->checkpoint->path);
+    fc_progress_begin(o->options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, o->files.nfiles);
     for (size_t f = 0; rc == FC_OK && f < o->files.nfiles; f++) {
         const char *path = o->files.files[f].path;
         struct stat st;
@@ -223,6 +224,7 @@ static fc_code read_headers(st_opening *o, fc_error *err) {
             return name_missing(o, f, err);
         }
         rc = fc_st_header_read(o->checkpoint->arena, path, o->options->headers_only, &o->headers[f], err);
+        rc = rc == FC_OK ? fc_progress_count(o->options->progress, 1, err) : rc;
     }
     rc = rc == FC_OK && o->files.index ? check_map(o, err) : rc;
     return rc == FC_OK && o->files.index ? check_metadata(o, err) : rc;

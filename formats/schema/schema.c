@@ -267,7 +267,7 @@ static fc_code check_root(const reading *r, const json_t *root) {
     const char *path = r->checkpoint->path;
     const json_t *kind = json_object_get(root, "fsdpckpt"), *version = json_object_get(root, "schema");
     const char *member = "schema";
-    if (!version && json_object_get(root, "version")) { /* what fsdpckpt 0.1 called it */
+    if (!version && json_object_get(root, "version")) { /* its name in earlier builds */
         version = json_object_get(root, member = "version");
     }
     if (!kind) {

@@ -85,6 +85,7 @@ static const entry entries[] = {
     {"torch._utils", "_rebuild_meta_tensor_no_storage", FC_GLOBAL_REBUILD, FC_REBUILD_OTHER},
     {"torch._utils", "_rebuild_wrapper_subclass", FC_GLOBAL_REBUILD, FC_REBUILD_OTHER},
     {"torch._utils", "_rebuild_device_tensor_from_numpy", FC_GLOBAL_REBUILD, FC_REBUILD_OTHER},
+    {"torch.nested._internal.nested_tensor", "_rebuild_njt", FC_GLOBAL_REBUILD, FC_REBUILD_OTHER},
     {"torch._utils", "_rebuild_device_tensor_from_cpu_tensor", FC_GLOBAL_REBUILD, FC_REBUILD_OTHER},
     {"collections", "OrderedDict", FC_GLOBAL_DICT, 0},
     {"collections", "Counter", FC_GLOBAL_DICT, 0},
@@ -222,6 +223,13 @@ static bool find_dtype(const char *name, size_t len, uint32_t *aux) {
     return false;
 }
 
+/* Layers of torch.nn, such as a loss that was saved with the weights: making one sets its fields. */
+static bool is_layer_class(const char *module, size_t module_len, const char *name, size_t name_len) {
+    static const char layers[] = "torch.nn.modules.";
+    return module_len >= sizeof layers && memcmp(module, layers, sizeof layers - 1) == 0 && name_len > 0 &&
+           name[0] >= 'A' && name[0] <= 'Z' && !memchr(name, '.', name_len);
+}
+
 fc_global_kind fc_global_find(const char *module, size_t module_len, const char *name, size_t name_len, uint32_t *aux) {
     *aux = 0;
     if (equals(module, module_len, "torch") && find_dtype(name, name_len, aux)) {
@@ -232,6 +240,9 @@ fc_global_kind fc_global_find(const char *module, size_t module_len, const char 
             *aux = entries[i].aux;
             return entries[i].kind;
         }
+    }
+    if (is_layer_class(module, module_len, name, name_len)) {
+        return FC_GLOBAL_INERT;
     }
     for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++) {
         if (equals(name, name_len, harmless[i].name) && equals(module, module_len, harmless[i].module)) {

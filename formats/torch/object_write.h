@@ -8,7 +8,7 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 #include "torch/pickle_write.h"
 
 /** Pickles an object whose bytes are no torch.save archive: {"encoding": str, "value": its decoding, "data": bytes}. */

@@ -161,8 +161,11 @@ static fc_pickle_risk risk_of_wrapper(const fc_pickle *p, fc_pv args, fc_pv *glo
             return FC_RISK_NONE; /* Python fails before it calls anything */
         }
         *global = fc_pv_typeof(items[0]) == FC_PV_GLOBAL ? items[0] : *global;
-        if (kind_of(p, items[0], &which) != FC_GLOBAL_REBUILD) {
+        if (fc_pv_typeof(items[0]) != FC_PV_GLOBAL) {
             return FC_RISK_RUNS;
+        }
+        if (fc_pickle_global(p, items[0], &which) != FC_GLOBAL_REBUILD) {
+            return risk_of_unknown(p, items[0]);
         }
         if (which != FC_REBUILD_FROM_TYPE) {
             return FC_RISK_NONE;

@@ -5,6 +5,7 @@
 #include "check/check.h"
 
 #include "base/try.h"
+#include "fsdpckpt/progress.h"
 #include "fsdpckpt/unflatten.h"
 
 #include <inttypes.h>
@@ -131,6 +132,11 @@ out:
 static fc_code run(checking *c, fc_report *out, fc_error *err) {
     fc_names reference = {0};
     FC_TRY(list_names(c, &reference, err));
+    if (c->options->only_mesh) {
+        fc_check_fit(c);
+        sum_up(c, out);
+        return FC_OK;
+    }
     bool flat = !c->options->reference && fc_flat_parameter(c->checkpoint, NULL); /* a finding of its own */
     if (c->checkpoint->note && !flat) {
         fc_check_add(c, &(fc_finding){.kind = FC_FOUND_NOTE, .name = c->path, .detail = c->checkpoint->note});
@@ -184,12 +190,13 @@ fc_code fc_check_path(const char *path, const fc_check_options *options, fc_aren
     how.damaged = add_unreadable;
     how.context = &c;
     *out = (fc_report){0};
-    fc_code rc = fc_checkpoint_open(path, &how, checkpoint, &why);
+    fc_code rc = fc_checkpoint_open_model(path, &how, options->model, checkpoint, &why);
     if (rc == FC_OK) {
         c.checkpoint = *checkpoint;
+        fc_progress_begin(how.progress, FC_PHASE_CHECKING, FC_COUNTED_TENSORS, 0);
         return finish(&c, run(&c, out, err), err);
     }
-    bool misfit = rc == FC_EUSAGE && how.model; /* flat parameters of another model */
+    bool misfit = rc == FC_EUSAGE && options->model; /* flat parameters of another model */
     if (!misfit && (rc != FC_ECORRUPT || access(path, F_OK) != 0)) {
         return err ? (*err = why, rc) : rc;
     }

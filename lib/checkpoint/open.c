@@ -4,10 +4,9 @@
  */
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/seal.h"
-#include "fsdpckpt/unflatten.h"
 
 #include "base/try.h"
-#include "io/other_files.h"
+#include "checkpoint/other_files.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -134,27 +133,6 @@ static const char *clean_path(fc_arena *arena, const char *path) {
     return fc_arena_strndup(arena, path, len);
 }
 
-/* FSDP1's flat parameters: taken apart where the model is known, else told about. */
-static fc_code unflatten(fc_checkpoint **checkpoint, const fc_checkpoint *model, fc_error *err) {
-    size_t count;
-    const fc_tensor *flat = fc_flat_parameter(*checkpoint, &count);
-    fc_checkpoint *made = NULL;
-    if (!flat) {
-        return FC_OK;
-    }
-    if (model) {
-        fc_code rc = fc_unflatten(*checkpoint, model, &made, err);
-        *checkpoint = made ? made : *checkpoint;
-        return rc;
-    }
-    (*checkpoint)->note = fc_arena_printf(
-        (*checkpoint)->arena, "%s%s%zu %s of FSDP1, e.g. %.256s: --schema FILE, of the model, takes %s apart",
-        (*checkpoint)->note ? (*checkpoint)->note : "", (*checkpoint)->note ? "; " : "", count,
-        count == 1 ? "tensor is a flat parameter" : "tensors are flat parameters", flat->name,
-        count == 1 ? "it" : "them");
-    return (*checkpoint)->note ? FC_OK : fc_no_memory(err, (*checkpoint)->path);
-}
-
 /* What is wrong with each file of a checkpoint that could not be opened, as all of them have to be brought back. */
 static void tell_damaged(const fc_checkpoint *checkpoint, const fc_open_options *options) {
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
@@ -183,9 +161,9 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     checkpoint->format = format;
     checkpoint->path = copy;
     checkpoint->arena = arena;
+    fc_progress_begin(options ? options->progress : NULL, FC_PHASE_OPENING, FC_COUNTED_FILES, 0);
     rc = format->reader.open(checkpoint, options ? options : &defaults, err);
     rc = rc == FC_OK ? fc_seal_load(checkpoint, err) : rc;
-    rc = rc == FC_OK ? unflatten(&checkpoint, options ? options->model : NULL, err) : rc;
     if (rc != FC_OK) {
         if (rc == FC_ECORRUPT && options && options->damaged && format->reader.check_header && checkpoint->nfiles > 1) {
             tell_damaged(checkpoint, options);

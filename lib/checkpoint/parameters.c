@@ -4,7 +4,7 @@
  */
 #include "checkpoint/parameters.h"
 
-#include "fsdpckpt/unflatten.h"
+#include "fsdpckpt/checkpoint.h"
 #include "sharding/fqn.h"
 
 #include <stdlib.h>

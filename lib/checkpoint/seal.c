@@ -153,7 +153,7 @@ static bool read_tensors(const fc_checkpoint *checkpoint, const json_t *list, fc
     return ok;
 }
 
-/* fsdpckpt 0.1 called the member "version". */
+/* Earlier builds called the member "version". */
 static json_int_t seal_version(const json_t *root) {
     const json_t *version = json_object_get(root, "schema");
     return json_integer_value(version ? version : json_object_get(root, "version"));

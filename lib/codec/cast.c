@@ -11,8 +11,8 @@
  * contiguous float32 or float64 → bfloat16 gives 0xffff for the same NaN, depending on the machine and on the position
  * of the element; no definition could equal both.)
  */
+#include "fsdpckpt/cast.h"
 #include "codec/cast_bits.h"
-#include "fsdpckpt/move.h"
 
 #include <string.h>
 

@@ -7,7 +7,7 @@
  */
 #include "comm/arith.h"
 
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/cast.h"
 
 #include <string.h>
 

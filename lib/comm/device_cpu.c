@@ -7,7 +7,7 @@
 
 #include "base/try.h"
 #include "codec/strided.h"
-#include "fsdpckpt/move.h"
+#include "fsdpckpt/cast.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,6 +8,7 @@
 #include "derived/average.h"
 #include "engine/read_box.h"
 #include "engine/tuning.h"
+#include "fsdpckpt/cast.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/move.h"
 #include "plan/names.h"

@@ -10,6 +10,7 @@
 #include "base/try.h"
 #include "checkpoint/parameters.h"
 #include "derived/flat_units.h"
+#include "fsdpckpt/cast.h"
 #include "fsdpckpt/move.h"
 
 #include <inttypes.h>

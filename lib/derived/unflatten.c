@@ -397,3 +397,33 @@ fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_check
     *out = made;
     return FC_OK;
 }
+
+static fc_code note_flat_parameters(fc_checkpoint *checkpoint, const fc_tensor *first, size_t count, fc_error *err) {
+    const char *note = checkpoint->note;
+    checkpoint->note = fc_arena_printf(checkpoint->arena,
+                                       "%s%s%zu %s of FSDP1, e.g. %.256s: --schema FILE, of the model, takes %s apart",
+                                       note ? note : "", note ? "; " : "", count,
+                                       count == 1 ? "tensor is a flat parameter" : "tensors are flat parameters",
+                                       first->name, count == 1 ? "it" : "them");
+    return checkpoint->note ? FC_OK : fc_no_memory(err, checkpoint->path);
+}
+
+fc_code fc_checkpoint_open_model(const char *path, const fc_open_options *options, const fc_checkpoint *model,
+                                 fc_checkpoint **out, fc_error *err) {
+    size_t count;
+    fc_checkpoint *source = NULL;
+    *out = NULL;
+    FC_TRY(fc_checkpoint_open(path, options, &source, err));
+    const fc_tensor *flat = fc_flat_parameter(source, &count);
+    if (!flat) {
+        *out = source;
+        return FC_OK;
+    }
+    fc_code rc = model ? fc_unflatten(source, model, out, err) : note_flat_parameters(source, flat, count, err);
+    if (rc != FC_OK) {
+        fc_checkpoint_close(source);
+    } else if (!model) {
+        *out = source;
+    }
+    return rc;
+}

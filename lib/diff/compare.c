@@ -6,9 +6,10 @@
 
 #include "base/try.h"
 #include "diff/compare_data.h"
-#include "engine/values.h"
+#include "diff/values.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/unflatten.h"
 #include "plan/names.h"
 
 #include <jansson.h>
@@ -303,10 +304,11 @@ static bool has_digests(const fc_checkpoint *checkpoint) {
     return true;
 }
 
-static fc_code reopen(const char *path, const fc_open_options *how, fc_checkpoint **checkpoint, fc_error *err) {
+static fc_code reopen(const char *path, const fc_open_options *how, const fc_checkpoint *model,
+                      fc_checkpoint **checkpoint, fc_error *err) {
     fc_checkpoint_close(*checkpoint);
     *checkpoint = NULL;
-    return fc_checkpoint_open(path, how, checkpoint, err);
+    return fc_checkpoint_open_model(path, how, model, checkpoint, err);
 }
 
 /* By the headers alone. `*answered` unless data must be read; then both may be open that way, or none. */
@@ -315,11 +317,11 @@ static fc_code compare_headers(const char *path_a, const char *path_b, compariso
     fc_open_options how = c->options->open;
     how.headers_only = true;
     *answered = false;
-    fc_code rc = reopen(path_a, &how, a, err);
+    fc_code rc = reopen(path_a, &how, c->options->model, a, err);
     if (rc != FC_OK || !has_digests(*a)) {
         return rc;
     }
-    rc = reopen(path_b, &how, b, err);
+    rc = reopen(path_b, &how, c->options->model, b, err);
     if (rc != FC_OK || !has_digests(*b)) {
         return rc;
     }
@@ -343,7 +345,7 @@ fc_code fc_compare_paths(const char *path_a, const char *path_b, const fc_compar
     if (rc != FC_OK || answered) {
         return rc;
     }
-    rc = reopen(path_a, &options->open, a, err);
-    rc = rc == FC_OK ? reopen(path_b, &options->open, b, err) : rc;
+    rc = reopen(path_a, &options->open, options->model, a, err);
+    rc = rc == FC_OK ? reopen(path_b, &options->open, options->model, b, err) : rc;
     return rc == FC_OK ? fc_compare(*a, *b, options, arena, report, err) : rc;
 }

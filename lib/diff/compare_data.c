@@ -7,12 +7,12 @@
 
 #include "base/checked.h"
 #include "base/pages.h"
-#include "base/threads.h"
 #include "base/try.h"
+#include "diff/values.h"
 #include "engine/queue.h"
 #include "engine/source.h"
+#include "engine/threads.h"
 #include "engine/tuning.h"
-#include "engine/values.h"
 #include "fsdpckpt/plan.h"
 
 #include <inttypes.h>
@@ -292,9 +292,7 @@ fc_code fc_compare_data(const fc_checkpoint *a, const fc_checkpoint *b, const fc
         return fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: --memory must be at least 1M", memory);
     }
     share_out(memory, wanted_threads(options, total), &j.budget);
-    if (options->move.progress) {
-        options->move.progress->total = total;
-    }
+    fc_progress_begin(options->move.progress, FC_PHASE_COMPARING, FC_COUNTED_BYTES, total);
     j.decoded_a = fc_decoded_new(j.budget.decoded);
     j.decoded_b = fc_decoded_new(j.budget.decoded);
     j.code = j.decoded_a && j.decoded_b ? FC_OK : fc_no_memory(&j.error, a->path);

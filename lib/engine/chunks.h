@@ -11,7 +11,7 @@
 
 #include "engine/tile_digest.h"
 #include "fsdpckpt/plan.h"
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 
 /* Consecutive chunks that one worker takes at once, at most: they share the chunks of the source that they cut. */
 enum { FC_RUN_CHUNKS = 4 };

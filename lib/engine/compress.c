@@ -10,14 +10,15 @@
 #include "fsdpckpt/move.h"
 
 #include "base/pages.h"
-#include "base/threads.h"
 #include "base/try.h"
 #include "codec/codec.h"
 #include "codec/shuffle.h"
 #include "engine/chunks.h"
 #include "engine/queue.h"
 #include "engine/source.h"
+#include "engine/threads.h"
 #include "engine/tuning.h"
+#include "fsdpckpt/cast.h"
 #include "io/output.h"
 
 #include <fcntl.h>

@@ -53,7 +53,8 @@ static fc_code check_objects(const fc_target *target, const fc_convert_options *
 }
 
 /* Fail closed: nothing is created before every target element is known to be covered exactly once. */
-static fc_code check_coverage(const fc_target *target, fc_error *err) {
+static fc_code check_coverage(const fc_target *target, fc_progress *progress, fc_error *err) {
+    fc_progress_begin(progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, target->ntensors);
     for (size_t i = 0; i < target->ntensors && !target->source->format->layout_only; i++) {
         fc_coverage *coverage = NULL;
         fc_code rc = fc_coverage_within(target->source, target->tensors[i].source, NULL, &coverage, err);
@@ -61,14 +62,22 @@ static fc_code check_coverage(const fc_target *target, fc_error *err) {
             return fc_context(err, rc, "%s", target->source->path);
         }
         fc_coverage_free(coverage);
+        rc = fc_progress_count(progress, 1, err);
+        if (rc != FC_OK) {
+            return rc;
+        }
     }
     return FC_OK;
 }
 
 /* What the format can tell of damage to the headers that were opened: names and places would be wrong. */
-static fc_code check_headers(const fc_checkpoint *source, fc_error *err) {
+static fc_code check_headers(const fc_checkpoint *source, fc_progress *progress, fc_error *err) {
+    if (source->format->reader.check_file) {
+        fc_progress_begin(progress, FC_PHASE_PLANNING, FC_COUNTED_FILES, source->nfiles);
+    }
     for (size_t i = 0; i < source->nfiles && source->format->reader.check_file; i++) {
         FC_TRY(source->format->reader.check_file(source, i, err));
+        FC_TRY(fc_progress_count(progress, 1, err));
     }
     return FC_OK;
 }
@@ -272,6 +281,7 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     for (int64_t rank = 0; rank < ranks && rc == FC_OK; rank++) {
         rc = write_part(&m, (uint32_t)rank, err);
     }
+    fc_progress_begin(m.move.progress, FC_PHASE_CHECKING, FC_COUNTED_BYTES, 0);
     if (rc == FC_OK) {
         rc = fc_ranks_join_sums(m.comm, FC_OK, digests, target->ntensors, err);
     }
@@ -308,6 +318,7 @@ static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc
     }
     rc = fc_ranks_agree(options->comm, rc, err);
     if (rc == FC_OK && commit) {
+        fc_commit_count(commit, options->move.progress);
         rc = fc_commit_finish(commit, err);
     } else {
         fc_commit_abort(commit);
@@ -332,9 +343,8 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
         rc = rc == FC_OK && path ? fc_commit_check(path, is_directory, options->force, bytes, err) : rc;
         return fc_ranks_agree(options->comm, rc, err);
     }
-    if (options->move.progress) {
-        options->move.progress->total = report->data_bytes / (options->comm ? (uint64_t)options->comm->size : 1);
-    }
+    fc_progress_begin(options->move.progress, FC_PHASE_COPYING, FC_COUNTED_BYTES,
+                      report->data_bytes / (options->comm ? (uint64_t)options->comm->size : 1));
     if (rc == FC_OK && fc_ranks_leads(options->comm)) {
         rc = fc_commit_begin(path, is_directory, options->force, bytes, &commit, err);
     }
@@ -376,6 +386,7 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
 static fc_code plan(const fc_checkpoint *source, const char *path, const fc_convert_options *options, fc_arena *arena,
                     fc_target *target, fc_convert_report *report, fc_error *err) {
     FC_TRY(check_request(source, path, options, err));
+    fc_progress_begin(options->move.progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, 0);
     if (path && fc_checkpoint_needs(source, path)) {
         return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", path);
     }
@@ -391,10 +402,10 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     fc_selection selection = options->selection;
     selection.self_contained = options->format->writer.self_contained;
     fc_code rc = fc_target_new(source, &selection, arena, target, &report->selected, err);
-    rc = rc == FC_OK ? check_headers(source, err) : rc;
+    rc = rc == FC_OK ? check_headers(source, options->move.progress, err) : rc;
     rc = rc == FC_OK ? check_refusals(target, err) : rc;
     rc = rc == FC_OK ? check_objects(target, options, err) : rc;
-    rc = rc == FC_OK ? check_coverage(target, err) : rc;
+    rc = rc == FC_OK ? check_coverage(target, options->move.progress, err) : rc;
     if (rc == FC_OK) {
         rc = measure(target, options, report, err);
         report->stored_bytes = report->data_bytes;

@@ -7,6 +7,7 @@
 #include "base/try.h"
 #include "engine/source.h"
 #include "engine/tuning.h"
+#include "fsdpckpt/cast.h"
 
 #include <stdlib.h>
 #include <string.h>

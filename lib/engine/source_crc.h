@@ -14,6 +14,7 @@
 #endif
 
 #include "base/crc.h"
+#include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/comm.h"
 
 /** The sums of some of a checkpoint's tensors, and of their chunks. Shared by all workers. */

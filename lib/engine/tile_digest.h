@@ -9,7 +9,7 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 
 /** What one tile adds. All 0: nothing. */
 typedef struct fc_tile_digest {

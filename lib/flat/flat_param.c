@@ -3,6 +3,7 @@
  */
 #include "fsdpckpt/flat_param.h"
 #include "base/try.h"
+#include "fsdpckpt/cast.h"
 #include "fsdpckpt/move.h"
 
 #include <string.h>

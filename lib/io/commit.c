@@ -3,6 +3,7 @@
  * reader finds under the target's name is the old one or the complete new one, never something between.
  */
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/progress.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -20,10 +21,11 @@
 #include <unistd.h>
 
 struct fc_commit {
-    char *target;  /* resolved: no trailing slash, no symbolic link */
-    char *parent;  /* directory of the target */
-    char *staging; /* beside the target */
-    char *path;    /* staging + "/" + name of the target */
+    char *target;          /* resolved: no trailing slash, no symbolic link */
+    char *parent;          /* directory of the target */
+    char *staging;         /* beside the target */
+    char *path;            /* staging + "/" + name of the target */
+    fc_progress *progress; /* may be NULL */
     bool is_directory;
     bool force;
 };
@@ -274,9 +276,23 @@ static fc_code sync_path(int parent, const char *name, const char *shown, fc_err
 typedef struct sync_job {
     pthread_mutex_t lock; /* guards what follows */
     DIR *dir;
+    fc_progress *progress; /* may be NULL */
     fc_code code;
     fc_error error;
 } sync_job;
+
+/* How many there will be; for people, so errors are left to those who sync. */
+static uint64_t count_files(const char *path) {
+    uint64_t count = 0;
+    DIR *dir = opendir(path);
+    for (struct dirent *e; dir && (e = readdir(dir));) {
+        count += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    return count;
+}
 
 /* The next file's name. @return false when there is none, or after an error. */
 static bool next_file(sync_job *job, char name[NAME_MAX + 1]) {
@@ -298,6 +314,7 @@ static void *sync_files(void *context) {
     while (next_file(job, name)) {
         fc_error err;
         fc_code rc = sync_path(dirfd(job->dir), name, name, &err);
+        rc = rc == FC_OK ? fc_progress_count(job->progress, 1, &err) : rc;
         pthread_mutex_lock(&job->lock);
         if (rc != FC_OK && job->code == FC_OK) {
             job->code = rc;
@@ -310,11 +327,11 @@ static void *sync_files(void *context) {
 
 /* A target directory is flat: files, no directories below it. Several are synced at once, since a file system's journal
    takes as long for one as for all that wait for it. */
-static fc_code sync_directory(const char *path, fc_error *err) {
+static fc_code sync_directory(const char *path, fc_progress *progress, fc_error *err) {
     enum { THREADS = 8 };
     pthread_t threads[THREADS - 1];
     int started = 0;
-    sync_job job = {.dir = opendir(path)};
+    sync_job job = {.dir = opendir(path), .progress = progress};
     if (!job.dir) {
         return fc_fail_errno(err, errno, "%s: cannot be listed", path);
     }
@@ -403,9 +420,20 @@ static fc_code publish(const fc_commit *commit, fc_error *err) {
                : fc_fail_errno(err, errno, "%s: rename into place", commit->target);
 }
 
+void fc_commit_count(fc_commit *commit, fc_progress *progress) {
+    commit->progress = progress;
+}
+
 fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
-    fc_code rc =
-        commit->is_directory ? sync_directory(commit->path, err) : sync_path(AT_FDCWD, commit->path, commit->path, err);
+    fc_code rc;
+    if (commit->is_directory) {
+        fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, count_files(commit->path));
+        rc = sync_directory(commit->path, commit->progress, err);
+    } else {
+        fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, 1);
+        rc = sync_path(AT_FDCWD, commit->path, commit->path, err);
+        rc = rc == FC_OK ? fc_progress_count(commit->progress, 1, err) : rc;
+    }
     if (rc == FC_OK) {
         rc = publish(commit, err);
     }

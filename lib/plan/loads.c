@@ -3,7 +3,7 @@
  * every rank's part would take minutes: a model has thousands of tensors but few shapes, and of tensors that are alike
  * in shape, type, placements and owner each rank stores the same.
  */
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 
 #include "base/checked.h"
 

@@ -8,7 +8,7 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 
 /** The rules of a selection, compiled. */
 typedef struct fc_rename fc_rename;

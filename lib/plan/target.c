@@ -2,12 +2,11 @@
  * From a source's manifest to the target: selection by glob, new names, dtype, placements; and the part of it
  * that one rank's file holds. Called by lib/engine/convert.c; no I/O.
  */
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 
 #include "base/checked.h"
 #include "base/try.h"
 #include "fsdpckpt/cut.h"
-#include "fsdpckpt/flatten.h"
 #include "plan/globs.h"
 #include "plan/rename.h"
 
@@ -180,7 +179,7 @@ static fc_code plan_placements(const fc_target *target, const fc_selection *sele
         if (selection->tp_plan && !t->object) {
             tp_dim = fc_tp_plan_dim(selection->tp_plan, target->tensors[i].name, t->ndim, &style);
         }
-        if (!t->object && (!selection->flat_state || fc_is_flattened(target->source, t))) {
+        if (!t->object && (!selection->flat_state || selection->is_cut(target->source, t))) {
             /* the file of rank 0 holds every object; Replicate along all dimensions says so */
             fc_layout_placements(target->mesh, t->ndim, tp_dim, &placements[i * width]);
         }

@@ -6,9 +6,9 @@
 
 #include "base/crc.h"
 #include "base/pages.h"
-#include "base/threads.h"
 #include "base/try.h"
 #include "engine/source.h"
+#include "engine/threads.h"
 #include "engine/tile_digest.h"
 #include "engine/tuning.h"
 #include "fsdpckpt/format.h"
@@ -373,11 +373,11 @@ static void keep_whole(const verifier *v) {
 
 /* Reads the regions; those of a pass over the data are then compared as whole tensors. */
 static fc_code pass(verifier *v, const fc_move_options *options, bool data, fc_verify_report *out, fc_error *err) {
-    if (v->progress) {
-        for (size_t i = 0; i < v->regions->count; i++) {
-            v->progress->total += v->regions->items[i].length;
-        }
+    uint64_t total = 0;
+    for (size_t i = 0; i < v->regions->count; i++) {
+        total += v->regions->items[i].length;
     }
+    fc_progress_begin(v->progress, FC_PHASE_VERIFYING, FC_COUNTED_BYTES, total);
     fc_code rc = read_all(v, options, err);
     if (rc == FC_OK && data) {
         compare_whole(v);

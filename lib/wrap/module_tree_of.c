@@ -5,7 +5,7 @@
 #include "wrap/module_tree.h"
 
 #include "checkpoint/parameters.h"
-#include "fsdpckpt/unflatten.h"
+#include "fsdpckpt/checkpoint.h"
 #include "sharding/fqn.h"
 
 #include <stdlib.h>

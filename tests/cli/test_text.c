@@ -55,6 +55,21 @@ static void hostile_names_are_escaped(void **state) {
     check_name("", "", 0);
 }
 
+static void check_html(const char *name, const char *expected) {
+    start();
+    text_html(&out, name);
+    assert_string_equal(finish(), expected);
+}
+
+static void hostile_names_are_text_in_html(void **state) {
+    (void)state;
+    check_html("layers.0.wq", "layers.0.wq");
+    check_html("</script><b a='\"'>&", "&#60;/script&#62;&#60;b a=&#39;&#34;&#39;&#62;&#38;");
+    check_html("\xe2\x80\xaegpj\x01 日本", "\\u202egpj\\x01 日本");
+    check_html("\xff<", "\\xff&#60;");
+    check_html("", "");
+}
+
 static void widths_of_scripts(void **state) {
     (void)state;
     check_name("ünï", "ünï", 3);
@@ -171,9 +186,13 @@ static void json_is_json(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(hostile_names_are_escaped), cmocka_unit_test(widths_of_scripts),
-        cmocka_unit_test(sizes_for_people),          cmocka_unit_test(output_larger_than_the_buffer),
-        cmocka_unit_test(the_first_error_stays),     cmocka_unit_test(json_is_json),
+        cmocka_unit_test(hostile_names_are_escaped),
+        cmocka_unit_test(hostile_names_are_text_in_html),
+        cmocka_unit_test(widths_of_scripts),
+        cmocka_unit_test(sizes_for_people),
+        cmocka_unit_test(output_larger_than_the_buffer),
+        cmocka_unit_test(the_first_error_stays),
+        cmocka_unit_test(json_is_json),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  */
 #include "gpu.h"
 
+#include "fsdpckpt/cast.h"
 #include "fsdpckpt/move.h"
 
 #include <stdbool.h>

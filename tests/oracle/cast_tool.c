@@ -1,6 +1,7 @@
 /*
  * cast_tool FROM TO: converts the elements on stdin to stdout with fc_cast. cast.py compares them with torch's.
  */
+#include "fsdpckpt/cast.h"
 #include "fsdpckpt/move.h"
 
 #include <stdio.h>

@@ -10,9 +10,11 @@ import copy
 import glob
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 try:
     import jsonschema
@@ -69,7 +71,9 @@ class Documents:
     def check(self, text, kind, what):
         start = '{\n  "fsdpckpt": "%s",\n  "schema": 1' % kind
         assert text.startswith(start), "%s: begins with %r, not %r" % (what, text[:60], start)
-        document = json.loads(text)
+        return self.validate(json.loads(text), kind, what)
+
+    def validate(self, document, kind, what):
         errors = list(self.validators[kind].iter_errors(document))
         assert not errors, "%s: not as docs/schemas/%s.json says: %s: %s" % (what, kind, errors[0].json_path, errors[0].message)
         self.count[kind] = self.count.get(kind, 0) + 1
@@ -83,6 +87,15 @@ class Documents:
             return None
         assert p.returncode in ok, (args, p.returncode, p.stderr)
         return self.check(p.stdout, kind, " ".join(args))
+
+    def progress(self, *args, cwd):
+        """Each line of --progress json."""
+        p = subprocess.run([PROGRAM, *args, "--progress", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd,
+                           text=True)
+        assert p.returncode == 0, (args, p.returncode, p.stderr)
+        for line in p.stderr.splitlines():
+            assert line.startswith('{"fsdpckpt": "progress", "schema": 1, '), line
+            self.validate(json.loads(line), "progress", " ".join(args))
 
     def must(self, *args, **kwargs):
         document = self.run(*args, **kwargs)
@@ -137,6 +150,7 @@ def written(documents, work):
     documents.must("conversion", "average", TRAIN, TRAIN, "-o", at("mean.pt"), "--include", "model.*", "--json")
     documents.must("view", "view", MESH, "-o", at("view.h5"), "--json")
     documents.must("inspect", "inspect", at("mesh"), "--json")
+    documents.progress("reshard", TRAIN, "-o", at("shown"), "--dp", "2", cwd=work)
 
     # A seal, and what uses it.
     tool("verify", "--seal", "dcp", "-q")
@@ -174,6 +188,16 @@ def written(documents, work):
     write(at("changed.json"), schema)
     documents.must("check", "check", TRAIN, "--schema", at("changed.json"), "--json", ok=(1,))
     documents.must("check", "check", TRAIN, "--dp", "2", "--tp", "2", "--json", ok=(0, 1))
+
+    # An object that runs a command when it is loaded.
+    class Command:
+        def __reduce__(self):
+            return os.system, ("true",)
+    with zipfile.ZipFile(at("command.pt"), "w") as z:
+        z.writestr("command/data.pkl", pickle.dumps({"a": Command()}, 2))
+        z.writestr("command/version", "3\n")
+    documents.must("inspect", "inspect", at("command.pt"), "--json")
+    documents.must("object", "inspect", at("command.pt"), "--tensor", "a", "--json")
 
     # Units with classes, ties and a policy; a schema with ties.
     tensors = [{"name": "layers.0.w.weight", "dtype": "f32", "shape": [4, 4]}, {"name": "head.weight", "dtype": "f32", "shape": [4, 4]},

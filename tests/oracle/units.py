@@ -3,9 +3,11 @@
 units.py FSDPCKPT: models are nn.Modules; the command sees their names, shapes and classes only.
 """
 
+import atexit
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,7 @@ except ImportError as e:
 
 TOOL = os.path.abspath(sys.argv[1])
 DIR = tempfile.mkdtemp(prefix="fsdpckpt-units-")
+atexit.register(shutil.rmtree, DIR)
 checks = 0
 
 

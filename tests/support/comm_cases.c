@@ -3,6 +3,7 @@
  */
 #include "comm_cases.h"
 
+#include "fsdpckpt/cast.h"
 #include "fsdpckpt/move.h"
 
 #include <stdio.h>

@@ -2,6 +2,7 @@
  * Builds wanted manifests by hand and plays the engine's part; see h5_make.h.
  */
 #include "h5_make.h"
+#include "fsdpckpt/select.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -10,6 +10,8 @@
 
 #include "fake_format.h"
 
+#include "fsdpckpt/cast.h"
+
 enum { MOST_ITEMS = 256, FILL = 0x55 };
 
 /* A target of random boxes, each at its place in one file. */

@@ -2,6 +2,7 @@
  * fc_cast: the values that define each type's rounding, overflow, NaN and zero, and counts around the block size.
  * tests/oracle/cast.py compares millions more with torch.
  */
+#include "fsdpckpt/cast.h"
 #include "fsdpckpt/move.h"
 
 #include <math.h>

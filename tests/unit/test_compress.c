@@ -5,6 +5,7 @@
 #include "codec/codec.h"
 #include "codec/shuffle.h"
 #include "fake_target.h"
+#include "fsdpckpt/cast.h"
 
 enum { MOST_CHUNKS = 4096 };
 

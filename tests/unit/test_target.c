@@ -1,7 +1,7 @@
 /*
  * lib/plan/wanted.c: what is selected, how it is renamed, and what each rank's file holds.
  */
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -65,8 +65,7 @@ static fc_code open_as(const char *source, const char *order, const char *model,
     write_schema(paths[0], "", source);
     write_schema(paths[1], order, model);
     fc_code rc = fc_checkpoint_open(paths[1], NULL, &told, err);
-    const fc_open_options how = {.model = told};
-    rc = rc == FC_OK ? fc_checkpoint_open(paths[0], &how, out, err) : rc;
+    rc = rc == FC_OK ? fc_checkpoint_open_model(paths[0], NULL, told, out, err) : rc;
     fc_checkpoint_close(told); /* what was made of it stays */
     return rc;
 }

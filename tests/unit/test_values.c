@@ -2,7 +2,7 @@
  * diff's kernels: that the answer does not depend on how tiles are shared out, what counts as equal, and how elements
  * are written. tests/oracle/diff.py compares the numbers with numpy's.
  */
-#include "engine/values.h"
+#include "diff/values.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /*
- * An arena: many small allocations that die together. Not thread-safe.
+ * An arena: many small allocations that are freed together. Not thread-safe.
  */
 #ifndef FSDPCKPT_ARENA_H
 #define FSDPCKPT_ARENA_H
@@ -30,7 +30,7 @@ char *fc_arena_strndup(fc_arena *arena, const char *s, size_t len);
 /** @return a formatted, NUL-terminated string, or NULL when out of memory. */
 char *fc_arena_printf(fc_arena *arena, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/** @return the bytes the arena holds from the system: what it costs, not what was asked for. */
+/** @return how many bytes the arena has taken from the system, which is more than was allocated from it. */
 size_t fc_arena_size(const fc_arena *arena);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 /*
- * Boxes: the half-open hyper-rectangle of a global tensor that one chunk holds, and their arithmetic.
- * A box is what DCP calls ChunkStorageMetadata(offsets, sizes) and ShardMetadata (shard_offsets, shard_sizes).
+ * Boxes: half-open hyper-rectangles within a global tensor, and their arithmetic. In DCP a box is the offsets and sizes
+ * of a ChunkStorageMetadata, or the shard_offsets and shard_sizes of a ShardMetadata.
  */
 #ifndef FSDPCKPT_BOX_H
 #define FSDPCKPT_BOX_H
@@ -12,12 +12,12 @@
 extern "C" {
 #endif
 
-/** HDF5's H5S_MAX_RANK. torch allows 64; a checkpoint with more than 32 is FC_EUNSUPPORTED. */
+/** The most dimensions of a tensor: HDF5's H5S_MAX_RANK. torch allows 64; more than 32 are FC_EUNSUPPORTED. */
 #define FC_MAX_DIMS 32
 
 /**
- * `ndim` offsets and sizes in elements, borrowed from whoever made the box. ndim 0 is a scalar of volume 1;
- * a size of 0 makes an empty box. A valid box has 0 <= offset, 0 <= size, and offset + size does not overflow.
+ * `ndim` offsets and sizes in elements. The box borrows both arrays. With ndim 0 it is a scalar of volume 1; a size of
+ * 0 makes it empty. A box is valid if all offsets and sizes are at least 0 and no offset + size overflows.
  */
 typedef struct fc_box {
     int ndim;
@@ -25,30 +25,30 @@ typedef struct fc_box {
     const int64_t *sizes;
 } fc_box;
 
-/** Product of the sizes. @return false when it does not fit int64_t or a size is negative. */
+/** Computes the product of the sizes. @return false when a size is negative or the product does not fit in int64_t. */
 bool fc_numel(int ndim, const int64_t *sizes, int64_t *out);
 
-/** The volume of a box that is known to be valid. */
+/** Returns the number of elements of a valid box. */
 int64_t fc_box_volume(const fc_box *box);
 
-/** Whether `box` is valid and lies within a tensor of `shape` (box->ndim entries). */
+/** Returns whether `box` is valid and within a tensor of `shape` (box->ndim entries). */
 bool fc_box_within(const fc_box *box, const int64_t *shape);
 
-/** Same offsets and same sizes. */
+/** Returns whether offsets and sizes are equal. */
 bool fc_box_equal(const fc_box *a, const fc_box *b);
 
 /**
- * The intersection of two boxes of the same ndim, into `offsets` and `sizes` (ndim entries each).
- * @return true when it holds at least one element; false leaves the outputs unspecified.
+ * Computes the intersection of two boxes of the same ndim into `offsets` and `sizes` (ndim entries each).
+ * @return whether it has an element; if not, the outputs are unspecified.
  */
 bool fc_box_intersect(const fc_box *a, const fc_box *b, int64_t *offsets, int64_t *sizes);
 
-/** Row-major element strides of an array with `sizes`, into `strides`. @return false on overflow. */
+/** Computes the row-major strides, in elements, of an array with `sizes`. @return false on overflow. */
 bool fc_row_major_strides(int ndim, const int64_t *sizes, int64_t *strides);
 
 /**
- * Whether elements with these strides lie one behind the other in row-major order. As in torch, the stride of a
- * dimension of size 1 does not matter, and an array without elements is always in order.
+ * Returns whether elements with these strides are contiguous in row-major order. As in torch, strides of dimensions of
+ * size 1 are ignored, and an array without elements is contiguous.
  */
 bool fc_is_row_major(int ndim, const int64_t *sizes, const int64_t *strides);
 

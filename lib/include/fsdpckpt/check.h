@@ -1,69 +1,70 @@
 /*
- * Checking a checkpoint by its headers: is it whole, does it fit a reference, does it fit a mesh. Pure comparison of
- * manifests: the result is a list of findings, each with a kind, the values it speaks of and one line for a person.
+ * Checks a checkpoint by its headers: whether it is whole, and whether it fits a reference and a mesh. Only manifests
+ * are compared. The result is a list of findings, each with a kind, the values that it is about, and one line for a
+ * person.
  */
 #ifndef FSDPCKPT_CHECK_H
 #define FSDPCKPT_CHECK_H
 
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/layout.h"
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/** What was found. Each kind has one message, in the table of lib/check/messages.c. */
+/** The kinds of findings. Each has one message, in the table of lib/check/messages.c. */
 typedef enum fc_finding_kind {
     /* The checkpoint alone. */
     FC_FOUND_UNREADABLE,       /**< the headers are damaged */
-    FC_FOUND_FILE_MISSING,     /**< a data file is not there */
+    FC_FOUND_FILE_MISSING,     /**< a data file is missing */
     FC_FOUND_FILE_TRUNCATED,   /**< a data file is shorter than the headers say */
-    FC_FOUND_FILE_DAMAGED,     /**< anything else that is wrong with a data file as a whole */
-    FC_FOUND_COVERAGE,         /**< the pieces of a tensor leave a hole, or overlap */
-    FC_FOUND_UNSUPPORTED,      /**< a value that cannot be had: fc_object.refusal */
-    FC_FOUND_RUNS,             /**< an object that runs code when it is loaded */
-    FC_FOUND_FILE_RUNS,        /**< a file that runs code when it is loaded: fc_checkpoint.risk */
-    FC_FOUND_UNKNOWN_CLASS,    /**< an object that is not known to be harmless */
-    FC_FOUND_OBJECT_DAMAGED,   /**< an object that cannot be loaded */
-    FC_FOUND_NOTE,             /**< what the format cannot vouch for: fc_checkpoint.note */
-    FC_FOUND_EMPTY,            /**< no tensor and no object */
-    FC_FOUND_WRAPPED_PREFIX,   /**< all names begin with what a wrapper leaves */
-    FC_FOUND_WRAPPED_NAMES,    /**< some names contain what a wrapper leaves */
-    FC_FOUND_FLAT_PARAMETERS,  /**< FSDP1's flat parameters */
+    FC_FOUND_FILE_DAMAGED,     /**< a data file is damaged in another way */
+    FC_FOUND_COVERAGE,         /**< the chunks of a tensor leave a hole or overlap */
+    FC_FOUND_UNSUPPORTED,      /**< a value is unreadable: fc_object.refusal */
+    FC_FOUND_RUNS,             /**< an object runs code when PyTorch loads it */
+    FC_FOUND_FILE_RUNS,        /**< a file runs code when PyTorch loads it: fc_checkpoint.risk */
+    FC_FOUND_UNKNOWN_CLASS,    /**< an object is not known to be harmless */
+    FC_FOUND_OBJECT_DAMAGED,   /**< an object cannot be loaded */
+    FC_FOUND_NOTE,             /**< the format cannot guarantee something: fc_checkpoint.note */
+    FC_FOUND_EMPTY,            /**< there is no tensor and no object */
+    FC_FOUND_WRAPPED_PREFIX,   /**< all names begin with a wrapper's prefix */
+    FC_FOUND_WRAPPED_NAMES,    /**< some names contain a wrapper's component */
+    FC_FOUND_FLAT_PARAMETERS,  /**< there are flat parameters of FSDP1 */
     FC_FOUND_STATE_ORPHAN,     /**< optimizer state without its parameter */
-    FC_FOUND_STATE_SHAPE,      /**< optimizer state of another shape than its parameter */
+    FC_FOUND_STATE_SHAPE,      /**< optimizer state has another shape than its parameter */
     FC_FOUND_STATE_INCOMPLETE, /**< a parameter lacks a state that others have */
-    FC_FOUND_GROUP_ORPHAN,     /**< param_groups lists a parameter that is not there */
+    FC_FOUND_GROUP_ORPHAN,     /**< param_groups lists a missing parameter */
     FC_FOUND_GROUP_STATE,      /**< a parameter has state and is in no group */
     /* Against a reference. */
     FC_FOUND_MISSING,
     FC_FOUND_MISSING_OBJECT,
     FC_FOUND_UNEXPECTED,
     FC_FOUND_UNEXPECTED_OBJECT,
-    FC_FOUND_PREFIX_EXTRA,    /**< names have a prefix that the reference's have not */
-    FC_FOUND_PREFIX_LACKING,  /**< the reference's have a prefix */
-    FC_FOUND_WRAPPER_EXTRA,   /**< names have a wrapper's component that the reference's have not */
+    FC_FOUND_PREFIX_EXTRA,    /**< names have a prefix that those of the reference lack */
+    FC_FOUND_PREFIX_LACKING,  /**< names lack a prefix that those of the reference have */
+    FC_FOUND_WRAPPER_EXTRA,   /**< names have a wrapper's component that those of the reference lack */
     FC_FOUND_WRAPPER_LACKING, /**< the other way round */
     FC_FOUND_RENAMED,         /**< same dtype, shape and bytes under another name */
     FC_FOUND_RENAMED_PERHAPS, /**< same dtype and shape, a similar name */
-    FC_FOUND_RENAMED_PART,    /**< the same component is another one in several names */
+    FC_FOUND_RENAMED_PART,    /**< one component differs in several names */
     FC_FOUND_SHAPE,
     FC_FOUND_SHAPE_TRANSPOSED,
-    FC_FOUND_SHAPE_RESHAPED,  /**< as many elements */
-    FC_FOUND_SHAPE_SHARD,     /**< a whole fraction of it along one dimension */
+    FC_FOUND_SHAPE_RESHAPED,  /**< another shape with as many elements */
+    FC_FOUND_SHAPE_SHARD,     /**< one dimension is a fraction 1/n of the expected size */
     FC_FOUND_SHAPE_DIMENSION, /**< one dimension differs */
-    FC_FOUND_DTYPE,           /**< another dtype, which --dtype can mend */
-    FC_FOUND_DTYPE_MIXED,     /**< another dtype, which --dtype would mend and change others for the worse */
-    FC_FOUND_DTYPE_OTHER,     /**< another dtype, no floating-point one */
+    FC_FOUND_DTYPE,           /**< another dtype, which a cast can repair */
+    FC_FOUND_DTYPE_MIXED,     /**< another dtype; a cast would also change tensors that are right */
+    FC_FOUND_DTYPE_OTHER,     /**< another dtype that is not floating-point */
     FC_FOUND_NOT_A_TENSOR,    /**< an object where the reference has a tensor */
     FC_FOUND_NOT_AN_OBJECT,   /**< the other way round */
-    FC_FOUND_NESTING,         /**< the same name at another place of the nested state dict */
+    FC_FOUND_NESTING,         /**< the same name has another path in the nested state dict */
     FC_FOUND_IDLE_ALLOW_MISSING,
     FC_FOUND_IDLE_ALLOW_UNEXPECTED,
     /* For a mesh. */
     FC_FOUND_UNEVEN,       /**< a dimension does not divide by the ranks that share it */
-    FC_FOUND_EMPTY_SHARDS, /**< fewer rows than ranks */
+    FC_FOUND_EMPTY_SHARDS, /**< a dimension is shorter than the number of ranks */
     FC_FOUND_TP_UNEVEN,
     FC_FOUND_TP_EMPTY_SHARDS,
     FC_FOUND_TP_NO_RULE,   /**< no rule of the plan covers a matrix */
@@ -74,47 +75,49 @@ typedef enum fc_finding_kind {
 
 typedef enum fc_severity { FC_SEVERITY_ERROR, FC_SEVERITY_WARNING } fc_severity;
 
-/** One row a kind. */
+/** The message of one kind. */
 typedef struct fc_finding_info {
-    const char *id; /**< "shape-transposed": for programs; never changes its meaning */
+    const char *id; /**< for programs, e.g. "shape-transposed"; its meaning never changes */
     fc_severity severity;
-    const char *text; /**< {name} and the other members of fc_finding stand for their values */
-    const char *fix;  /**< what to do, in the same notation; NULL: the text says all there is to say */
+    const char *text; /**< the message; {name} and other members of fc_finding stand for their values */
+    const char *fix;  /**< what to do, in the same notation; NULL if the text says it */
 } fc_finding_info;
 
-/** @return the row of `kind`; never NULL. */
+/** @return the message of `kind`; never NULL. */
 const fc_finding_info *fc_finding_info_get(fc_finding_kind kind);
 
-/** One finding. Texts that a kind does not speak of are NULL. */
+/** One finding. Texts that do not apply to its kind are NULL. */
 typedef struct fc_finding {
     fc_finding_kind kind;
     const char *name;         /**< the tensor or object, or the first of several; for a file its path */
     const char *other;        /**< its name in the reference, or the parameter of an optimizer state */
-    const char *found;        /**< what is there: "float32[10, 6]" */
-    const char *expected;     /**< what should be */
+    const char *found;        /**< what is there, e.g. "float32[10, 6]" */
+    const char *expected;     /**< what should be there */
     const char *detail;       /**< whatever else the message needs */
     const char *option;       /**< the option of a conversion that mends it, as for a shell; or NULL */
-    uint64_t count;           /**< how many values this is about; at least 1 */
-    const char *const *names; /**< all `count` of them where they are more than one, else NULL */
-    const char *message;      /**< one line */
+    uint64_t count;           /**< number of values that it is about; at least 1 */
+    const char *const *names; /**< their `count` names if there are several, else NULL */
+    const char *message;      /**< the message as one line */
 } fc_finding;
 
 typedef struct fc_report {
     const fc_finding *findings;
     size_t count, errors, warnings;
-    size_t tensors, objects; /**< of the checkpoint, as far as selected */
-    size_t allowed;          /**< missing and unexpected ones that were allowed */
+    size_t tensors, objects; /**< number of selected tensors and objects of the checkpoint */
+    size_t allowed;          /**< number of missing and unexpected values that were allowed */
 } fc_report;
 
 typedef struct fc_check_options {
-    const fc_checkpoint *reference; /**< what should be there; NULL: nothing to compare with */
+    const fc_checkpoint *reference; /**< has the expected names, shapes and dtypes; NULL for none */
     const fc_selection *selection; /**< include, exclude (globs over names, changed or not), and strip_prefix and rename
                                          (of the checkpoint's names) are looked at; NULL: all as it is */
     const char *const *allow_missing; /**< globs over names, NULL-terminated; NULL: none */
     const char *const *allow_unexpected;
-    const fc_mesh *mesh;       /**< made by fc_layout_mesh; NULL: no mesh */
-    const fc_tp_plan *tp_plan; /**< for a mesh with a dimension tp */
-    fc_open_options open;      /**< for fc_check_path; headers_only is set by it */
+    bool only_mesh;             /**< check the fit to the mesh, nothing else */
+    const fc_mesh *mesh;        /**< made by fc_layout_mesh; NULL: no mesh */
+    const fc_tp_plan *tp_plan;  /**< for a mesh with a dimension tp */
+    fc_open_options open;       /**< for fc_check_path, which sets headers_only */
+    const fc_checkpoint *model; /**< for fc_check_path: as in fc_checkpoint_open_model */
 } fc_check_options;
 
 /**
@@ -126,10 +129,11 @@ fc_code fc_check(const fc_checkpoint *checkpoint, const fc_check_options *option
                  fc_error *err);
 
 /**
- * Opens `path` and checks it. Damage that keeps it from being opened is a finding as well, and so is each data file
- * that is missing or too short.
- * @param checkpoint receives it, to be closed after the last use of `out`; NULL when it could not be opened.
- * @return as fc_check, and FC_ECORRUPT when there is nothing at `path`, FC_EIO, FC_EUNSUPPORTED.
+ * Opens `path` and checks it. Damage that prevents opening is a finding too, and so is each data file that is missing
+ * or too short.
+ * @param checkpoint receives the checkpoint, which the caller closes after the last use of `out`; NULL if it could not
+ * be opened.
+ * @return like fc_check, and FC_ECORRUPT if `path` does not exist, FC_EIO, FC_EUNSUPPORTED.
  */
 fc_code fc_check_path(const char *path, const fc_check_options *options, fc_arena *arena, fc_checkpoint **checkpoint,
                       fc_report *out, fc_error *err);

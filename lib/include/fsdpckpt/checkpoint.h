@@ -1,14 +1,15 @@
 /*
  * A checkpoint, in any format, is a set of named boxes at byte extents in files.
  *
- * fc_checkpoint_open turns headers into this manifest; nothing in it is changed afterwards, and all of it lives
- * in one arena. Bytes are reached through fc_checkpoint_extent, which is thread-safe.
+ * fc_checkpoint_open turns headers into this manifest. It is immutable and lives in one arena. fc_checkpoint_extent,
+ * which is thread-safe, tells where the bytes are.
  */
 #ifndef FSDPCKPT_CHECKPOINT_H
 #define FSDPCKPT_CHECKPOINT_H
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/box.h"
+#include "fsdpckpt/digest.h"
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
 #include "fsdpckpt/mesh.h"
@@ -21,62 +22,63 @@
 extern "C" {
 #endif
 
+/** Stands for an unknown rank. */
 #define FC_NO_RANK UINT32_MAX
 
-/** One step of the way to a value in the nested state dict: a dict key, or a list index (key is its decimal text). */
+/** One element of the path to a value in the nested state dict: a dict key or a list index. */
 typedef struct fc_path_element {
-    const char *key;
-    bool is_index;
-    bool is_tuple;  /**< of an index: into a tuple; a format without tuples writes a list */
-    bool is_number; /**< of a dict key: an integer; a format whose keys are text writes its digits */
+    const char *key; /**< the key; for an index or an integer key, its decimal digits */
+    bool is_index;   /**< whether it is a list index */
+    bool is_tuple;   /**< whether it is an index into a tuple; a format without tuples writes a list */
+    bool is_number;  /**< whether it is an integer dict key; a format with string keys writes its digits */
 } fc_path_element;
 
-/** The nesting of a value (DCP's planner_data). Flat sources have one element, the FQN. */
+/** The path to a value in the nested state dict (DCP's planner_data). In a flat source it is one element, the FQN. */
 typedef struct fc_path {
     const fc_path_element *elements;
     size_t count;
 } fc_path;
 
-/** Whether the elements of `path` joined with "." are `name`, as DCP's flatten_state_dict makes FQNs. */
+/** Returns whether the elements of `path`, joined with ".", are `name`, as in DCP's flatten_state_dict. */
 bool fc_path_spells(const fc_path *path, const char *name);
 
-/** A file of the checkpoint. `path` can be opened from the current directory; `name` is relative to the checkpoint. */
+/** A file of the checkpoint. */
 typedef struct fc_file {
-    const char *path;
-    const char *name;
+    const char *path; /**< can be opened from the current directory */
+    const char *name; /**< relative to the checkpoint */
 } fc_file;
 
 /**
- * One stored piece of a tensor. `offset`, `length` and `detail` say where it lies in terms of the format
- * (a DCP item, an HDF5 extent); only fc_checkpoint_extent turns them into bytes.
+ * A box of a tensor that is stored in one place. `offset`, `length` and `detail` give the place in terms of the format,
+ * e.g. the DCP item; fc_checkpoint_extent finds the bytes.
  */
 typedef struct fc_chunk {
-    const int64_t *dims; /**< 2 × ndim: offsets, then sizes (elements, in the global tensor) */
-    uint64_t offset;     /**< bytes from the start of the file */
-    uint64_t length;     /**< bytes stored there */
+    const int64_t *dims; /**< 2 × ndim numbers: offsets in the global tensor, then sizes, in elements */
+    uint64_t offset;     /**< place in the file, in bytes */
+    uint64_t length;     /**< number of bytes stored there */
     uint32_t file;       /**< index into fc_checkpoint.files */
     uint32_t rank;       /**< the rank that wrote it, or FC_NO_RANK */
     uint64_t detail;     /**< private to the format */
 } fc_chunk;
 
-/** Marks a value that is not a tensor: its original bytes are the one chunk of an FC_OPAQUE tensor of one dimension. */
+/** A value that is not a tensor. Its original bytes are the one chunk of a one-dimensional FC_OPAQUE tensor. */
 typedef struct fc_object {
-    const char *encoding; /**< what the bytes are: "torch.save" (a zip with a pickle), "hdf5" … */
-    /** Why the value cannot be had (a sparse tensor, one of a class that only a program knows …); NULL: it can. It is
-     *  there to be shown and to be left out; whoever asks for its bytes gets FC_EUNSUPPORTED. */
+    const char *encoding; /**< the encoding of the bytes, e.g. "torch.save" (a zip archive with a pickle) */
+    /** Why the value is unreadable, e.g. because it is a sparse tensor; NULL if it is readable. An unreadable value can
+     * be listed and left out; reading it is FC_EUNSUPPORTED. */
     const char *refusal;
 } fc_object;
 
 /** A named value. An object (`object` not NULL) has dtype FC_OPAQUE, ndim 1 and shape {bytes}. */
 typedef struct fc_tensor {
-    const char *name; /**< FQN, unique in the checkpoint, UTF-8, without NUL */
+    const char *name; /**< the FQN, unique in the checkpoint, UTF-8 without NUL */
     fc_path path;
     fc_dtype dtype;
     int ndim;
     const int64_t *shape;
-    const fc_chunk *chunks; /**< boxes within shape, none of them empty (an empty tensor has no chunks) */
+    const fc_chunk *chunks; /**< boxes within the shape, none of them empty; an empty tensor has no chunks */
     size_t nchunks;
-    const fc_placement *placements; /**< one a mesh dimension, where the format records them; else NULL */
+    const fc_placement *placements; /**< one per mesh dimension; NULL if the format does not record them */
     const fc_object *object;        /**< NULL for a tensor */
     const char *tied_to; /**< of a schema: the tensor that it is under another name; else the chunks tell. NULL: none */
     const void *detail;  /**< private to the format */
@@ -87,7 +89,7 @@ struct fc_format;
 /** An open checkpoint. Immutable. */
 typedef struct fc_checkpoint {
     const struct fc_format *format;
-    const char *path; /**< as given to fc_checkpoint_open */
+    const char *path; /**< the path that was given to fc_checkpoint_open */
     fc_arena *arena;  /**< owns everything below, and the checkpoint itself */
     const fc_file *files;
     size_t nfiles;
@@ -95,24 +97,22 @@ typedef struct fc_checkpoint {
     size_t ntensors;
     size_t tp_joined;     /**< tensors whose parts were put together by fc_open_options.tp_plan */
     bool flat_views;      /**< flat parameters of FSDP1 had views of their parameters beside them, which are left out */
-    bool keeps_order;     /**< the format keeps the order of the state dict it was given; see fc_knows_model_order */
-    fc_mesh mesh;         /**< ndim 0 where the format records none */
-    const char *producer; /**< what wrote it, if known; else NULL ("torch 2.15.0", "fsdpckpt 0.1.0") */
-    const char *note;     /**< what the format cannot vouch for, a line for a person; NULL: nothing */
-    const char *risk; /**< a line for people: which code PyTorch would run while it loads one of the files, apart from
-                           that of objects (fc_checkpoint_object_verdict); NULL: none is known */
-    const struct fc_seal *seal; /**< digests beside it (seal.h); NULL: none */
-    void *state;                /**< private to the format; its close frees it */
+    bool keeps_order;     /**< whether the format keeps the order of the state dict; see fc_knows_model_order */
+    fc_mesh mesh;         /**< ndim is 0 if the format records no mesh */
+    const char *producer; /**< the program that wrote it, e.g. "torch 2.15.0"; NULL if unknown */
+    const char *note;     /**< what the format cannot guarantee, one line for a person; NULL for nothing */
+    const char *risk; /**< one line for a person: the code that PyTorch would run while it loads one of the files, apart
+                           from objects (fc_checkpoint_object_verdict); NULL for none */
+    const struct fc_seal *seal; /**< its seal; NULL if there is none */
+    void *state;                /**< private to the format, whose `close` frees it */
 } fc_checkpoint;
 
 struct fc_checkpoint;
+struct fc_progress; /* progress.h */
 
 typedef struct fc_open_options {
-    bool headers_only;    /**< do not ask for the data files: sizes and extents stay unchecked */
-    bool follow_external; /**< allow external links, external storage and foreign virtual datasets (HDF5) */
-    /** The model whose parameters are in FSDP1's flat parameters, if there are any (unflatten.h); need not outlive the
-     *  call. NULL: they stay as they are. */
-    const struct fc_checkpoint *model;
+    bool headers_only;    /**< do not look at data files; their sizes and extents stay unchecked */
+    bool follow_external; /**< allow HDF5 external links, external storage and virtual datasets of other files */
     /** Where it cannot be opened: called for each of its files that cannot be read by itself, with the line that says
      *  why. NULL: the error, which is about one of them, is enough. */
     void (*damaged)(void *context, const char *path, const char *message);
@@ -120,25 +120,38 @@ typedef struct fc_open_options {
     /** How tensor parallelism cut the plain tensors of torch.save files of ranks, which do not say it themselves. NULL:
      *  such tensors are copies, or they are refused. Need not outlive the call. */
     const struct fc_tp_plan *tp_plan;
+    /** Counts the files that are opened, in the phase FC_PHASE_OPENING; its `cancel` ends the opening with
+     *  FC_EINTERRUPTED. NULL: not wanted. Need not outlive the call. */
+    struct fc_progress *progress;
 } fc_open_options;
 
 /**
- * Opens the checkpoint at `path` (a file or a directory), its format found by content. Reads headers only.
+ * Opens the checkpoint at `path`, a file or a directory. Recognises the format by content and reads headers only.
  * @param options NULL for the defaults.
- * @param out     receives the checkpoint, to be given to fc_checkpoint_close; NULL on failure.
+ * @param out     receives the checkpoint, which the caller closes; NULL after a failure.
  */
 fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err);
 
 /**
- * Whether the existing file `path` is one of several that `checkpoint` consists of, so that replacing it would destroy
- * the rest. A checkpoint that is one file may be replaced by what was made of it. False where `path` does not exist.
+ * Finds tied tensors (the same tensor under several names). Files that store them once (torch.save, HDF5 hard links)
+ * list the same bytes under each name, and a schema says it.
+ * @param tensors `count` tensors of `source`.
+ * @param same_as receives `count` indices into `tensors`: the first tensor that each is tied to, or its own index.
+ * @return FC_ENOMEM.
+ */
+fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensors, size_t count, size_t *same_as,
+                     fc_error *err);
+
+/**
+ * Returns whether the existing file `path` is one of several files of `checkpoint`, so that replacing it would destroy
+ * the checkpoint. A checkpoint of one file may be replaced by its own conversion. False if `path` does not exist.
  */
 bool fc_checkpoint_needs(const fc_checkpoint *checkpoint, const char *path);
 
 /** Frees the checkpoint. NULL is allowed. */
 void fc_checkpoint_close(fc_checkpoint *checkpoint);
 
-/** The box of a chunk of `tensor`. */
+/** Returns the box of a chunk of `tensor`. */
 static inline fc_box fc_chunk_box(const fc_tensor *tensor, const fc_chunk *chunk) {
     fc_box box = {tensor->ndim, chunk->dims, chunk->dims + tensor->ndim};
     return box;
@@ -146,13 +159,13 @@ static inline fc_box fc_chunk_box(const fc_tensor *tensor, const fc_chunk *chunk
 
 /** How the bytes of an extent become elements. */
 typedef enum fc_codec {
-    FC_CODEC_RAW,      /**< elements at `offset` + strides */
-    FC_CODEC_INLINE,   /**< like RAW, in memory at `bytes` instead of the file */
+    FC_CODEC_RAW,      /**< the file has the elements */
+    FC_CODEC_INLINE,   /**< like RAW, but in memory at `bytes` */
     FC_CODEC_FILTERED, /**< HDF5 filter pipeline: deflate, shuffle, fletcher32 (see fc_filters) */
     FC_CODEC_FORMAT    /**< only the format can decode it: fc_format.read */
 } fc_codec;
 
-/** An HDF5 filter pipeline as far as the engine decodes it itself, in HDF5's order: that of writing. */
+/** An HDF5 filter pipeline that the engine decodes itself, in the order of writing. */
 typedef struct fc_filters {
     uint8_t
         ids[4];    /**< HDF5 filter ids: 1 deflate, 2 shuffle, 3 fletcher32; decoding goes from the last to the first */
@@ -161,39 +174,39 @@ typedef struct fc_filters {
 } fc_filters;
 
 /**
- * Where the elements of a chunk lie, in full. The element at local index (i0, i1, …) of the chunk's box is at
- * byte `first` + (i0·strides[0] + i1·strides[1] + …) · element size of the decoded bytes.
- * For RAW the decoded bytes are the file from `offset` on, `length` bytes of it.
+ * Where the elements of a chunk are. The element with index (i0, i1, …) in the chunk's box is at byte
+ * `first` + (i0 × strides[0] + i1 × strides[1] + …) × element size of the decoded bytes. For RAW these are the `length`
+ * bytes at `offset` of the file.
  */
 typedef struct fc_extent {
     fc_codec codec;
     uint32_t file;
-    uint64_t offset;            /**< bytes, in the file */
-    uint64_t length;            /**< bytes stored from there; every access stays within */
-    uint64_t first;             /**< bytes, within the decoded bytes */
-    uint64_t decoded;           /**< bytes after decoding (= length for RAW and INLINE) */
-    const unsigned char *bytes; /**< INLINE only; lives as long as the checkpoint */
+    uint64_t offset;            /**< place in the file, in bytes */
+    uint64_t length;            /**< number of bytes stored there; every access is within them */
+    uint64_t first;             /**< place of element (0, …, 0) in the decoded bytes */
+    uint64_t decoded;           /**< number of bytes after decoding; equals length for RAW and INLINE */
+    const unsigned char *bytes; /**< INLINE only; valid as long as the checkpoint is open */
     fc_filters filters;         /**< FILTERED only */
-    bool negate;                /**< the values are the stored ones negated (torch's lazy negative views) */
-    bool conjugate;             /**< the values are the stored ones conjugated (lazy conjugate views; complex only) */
-    bool swap;                  /**< the other byte order: reverse every fc_dtype_info.swap_size bytes */
-    uint32_t crc32;             /**< RAW only: the CRC-32 that is recorded for the stored bytes; 0: none is */
-    bool has_crc64;             /**< RAW only: a CRC-64 is recorded for the stored bytes, which are this chunk: */
-    uint64_t crc64;
-    int64_t strides[FC_MAX_DIMS]; /**< elements, >= 0; 0 repeats an element */
+    bool negate;                /**< the stored values must be negated (torch's lazy negative views) */
+    bool conjugate;             /**< the stored complex values must be conjugated (lazy conjugate views) */
+    bool swap;                  /**< the byte order must be changed, in units of fc_dtype_info.swap_size bytes */
+    uint32_t crc32;             /**< RAW only: the recorded CRC-32 of the stored bytes; 0 for none */
+    bool has_crc64; /**< RAW only: whether a CRC-64 is recorded for the stored bytes, which are this chunk */
+    uint64_t crc64; /**< that CRC-64 */
+    int64_t strides[FC_MAX_DIMS]; /**< in elements, not negative; 0 repeats an element */
 } fc_extent;
 
 /**
- * Resolves the bytes of chunk `index` of `tensor`, checking every number against the file. Thread-safe.
+ * Finds the bytes of chunk `index` of `tensor`, and checks every number against the file. Thread-safe.
  */
 fc_code fc_checkpoint_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                              fc_error *err);
 
-/** FC_EUNSUPPORTED, with the reason and how to leave it out, if the value is one that cannot be had; else FC_OK. */
+/** Returns FC_EUNSUPPORTED with the reason if the value is unreadable, else FC_OK. */
 fc_code fc_check_readable(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *err);
 
 /**
- * The safe decoding of an object as JSON text (see docs/HDF5_SCHEMA.md, "Objects"), allocated from `arena`.
+ * Decodes an object to JSON text (docs/HDF5_SCHEMA.md, "Objects"), which `arena` owns. Nothing in it is executed.
  */
 fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                   const char **json, fc_error *err);
@@ -201,13 +214,13 @@ fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tens
 /** What PyTorch would do while it loads an object, beyond making data. */
 typedef enum fc_object_risk {
     FC_OBJECT_HARMLESS,
-    FC_OBJECT_UNKNOWN, /**< it needs a class or function that is not known to be harmless, or cannot be examined */
+    FC_OBJECT_UNKNOWN, /**< it needs a class or function that is not known to be harmless, or it cannot be examined */
     FC_OBJECT_RUNS     /**< it calls something that runs code or commands */
 } fc_object_risk;
 
 typedef struct fc_object_verdict {
     fc_object_risk risk;
-    char global[256]; /**< the class or function: "os.system"; empty if it has no name, or for a harmless object */
+    char global[256]; /**< the class or function, e.g. "os.system"; empty if it has no name or the object is harmless */
     char reason[512]; /**< a clause for people that follows the object's name; empty for a harmless object */
 } fc_object_verdict;
 
@@ -217,6 +230,16 @@ typedef struct fc_object_verdict {
  */
 fc_code fc_checkpoint_object_verdict(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_object_verdict *out,
                                      fc_error *err);
+
+/** As `index` of fc_checkpoint_digest: the whole tensor. */
+#define FC_WHOLE_TENSOR SIZE_MAX
+
+/**
+ * Returns the digest that the checkpoint records for chunk `index` of `tensor`, or for the whole tensor. The kind is
+ * FC_DIGEST_NONE if none is recorded. Thread-safe.
+ */
+fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
+                             fc_error *err);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
 /*
- * Element types, named as torch names them. Values are moved as bits; only fc_cast changes them.
+ * Element types with the names that torch uses. Values are moved as bits; only fc_cast changes them.
  */
 #ifndef FSDPCKPT_DTYPE_H
 #define FSDPCKPT_DTYPE_H
@@ -35,13 +35,13 @@ typedef enum fc_dtype {
     FC_C32,
     FC_C64,
     FC_C128,
-    FC_OPAQUE, /**< the bytes of an object (fc_object), one byte an element */
+    FC_OPAQUE, /**< the bytes of an object (fc_object), one byte per element */
     FC_DTYPE_COUNT
 } fc_dtype;
 
 typedef enum fc_dtype_class {
     FC_CLASS_FLOAT,
-    FC_CLASS_PACKED, /**< several numbers an element: bits are moved, never cast */
+    FC_CLASS_PACKED, /**< several numbers per element; these are moved, but cannot be cast */
     FC_CLASS_SIGNED,
     FC_CLASS_UNSIGNED,
     FC_CLASS_BOOL,
@@ -49,24 +49,24 @@ typedef enum fc_dtype_class {
     FC_CLASS_OPAQUE
 } fc_dtype_class;
 
-/** One row a type. `torch_name` is the attribute of the module `torch` ("bfloat16"). */
+/** The properties of one type. */
 typedef struct fc_dtype_info {
-    const char *torch_name;
-    const char *short_name; /**< as on the command line: "bf16" */
-    uint32_t size;          /**< bytes an element */
-    uint32_t swap_size;     /**< bytes reversed as one when the byte order differs (complex: half of size) */
+    const char *torch_name; /**< the attribute of the module torch, such as "bfloat16" */
+    const char *short_name; /**< the name on the command line, such as "bf16" */
+    uint32_t size;          /**< bytes per element */
+    uint32_t swap_size;     /**< bytes that are reversed to change the byte order; for complex types half of `size` */
     fc_dtype_class cls;
 } fc_dtype_info;
 
-/** @return the row of `dtype`; never NULL. */
+/** @return the properties of `dtype`; never NULL. */
 const fc_dtype_info *fc_dtype_get(fc_dtype dtype);
 
-/** @return bytes an element. */
+/** @return the size of one element in bytes. */
 static inline uint32_t fc_dtype_size(fc_dtype dtype) {
     return fc_dtype_get(dtype)->size;
 }
 
-/** Finds a type by torch_name or short_name. @return false when there is none. */
+/** Finds a type by its torch_name or short_name of `len` bytes. @return false when there is none. */
 bool fc_dtype_find(const char *name, size_t len, fc_dtype *out);
 
 #ifdef __cplusplus

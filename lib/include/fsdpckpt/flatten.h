@@ -1,13 +1,13 @@
 /*
- * The other way of unflatten.h: a checkpoint of parameters as FSDP1's LOCAL_STATE_DICT has it, with one flat parameter
- * for each unit that a wrap policy makes. Semantics: _local_post_state_dict_hook in
- * torch/distributed/fsdp/_state_dict_utils.py, FlatParamHandle in _flat_param.py.
+ * The inverse of unflatten.h: makes a checkpoint as FSDP1's LOCAL_STATE_DICT has it, with one flat parameter for each
+ * unit of a wrap policy. Semantics: _local_post_state_dict_hook in torch/distributed/fsdp/_state_dict_utils.py, and
+ * FlatParamHandle in _flat_param.py.
  */
 #ifndef FSDPCKPT_FLATTEN_H
 #define FSDPCKPT_FLATTEN_H
 
 #include "fsdpckpt/checkpoint.h"
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 #include "fsdpckpt/wrap_policy.h"
 
 #ifdef __cplusplus
@@ -15,12 +15,13 @@ extern "C" {
 #endif
 
 /**
- * Makes a checkpoint in which a tensor "<module>._flat_param" of one dimension stands for the parameters of each unit,
- * in the order of the model and without padding (use_orig_params=False). It is computed piece by piece when it is read.
- * The state of optimizers becomes what optimizer.state_dict() of the wrapped model has: numbered in the order of its
- * parameters, "optim.state.3.exp_avg", in one dimension, with padding at the end so that all ranks have equal parts.
- * Parameters without state get zeros where others of the unit have it, as FSDP.optim_state_dict_to_load does it.
- * Everything else is as it was, under the wanted names.
+ * Makes a checkpoint in which one tensor "<module>._flat_param" of one dimension replaces the parameters of each unit,
+ * in the order of the model and without padding (use_orig_params=False). It is computed chunk by chunk while it is
+ * read. Optimizer state becomes that of optimizer.state_dict() of the wrapped model: numbered in the order of its
+ * parameters
+ * ("optim.state.3.exp_avg"), one-dimensional, and padded at the end so that all ranks have equal parts. Parameters
+ * without state get zeros if others of the unit have some, as in FSDP.optim_state_dict_to_load. All other values are
+ * unchanged, under the names of the target.
  * @param wanted of `source`, whose tensors are in the order of the model; its mesh and dtypes are not looked at.
  * @param source belongs to the new checkpoint if there is one, else to the caller. `wanted`, `tree` and `units` need
  *        not outlive the call.
@@ -33,10 +34,10 @@ extern "C" {
 fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_module_tree *tree, const fc_units *units,
                    int64_t ranks, fc_checkpoint **out, fc_error *err);
 
-/** Whether a tensor is one that fc_flatten made: cut over the ranks, as nothing else in its checkpoint is. */
+/** Returns whether fc_flatten made the tensor. Only such tensors are cut over the ranks of their checkpoint. */
 bool fc_is_flattened(const fc_checkpoint *checkpoint, const fc_tensor *tensor);
 
-/** fc_object.encoding of a value that is not from a file: its bytes are JSON, and a program gets it as it is. */
+/** fc_object.encoding of a value that does not come from a file. Its bytes are JSON. */
 #define FC_OBJECT_VALUE "fsdpckpt.value"
 
 #ifdef __cplusplus

@@ -8,6 +8,7 @@
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/progress.h"
 #include "fsdpckpt/target.h"
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
 /*
- * Checkpoints of which every machine has a part on its own disk.
+ * Gathers a checkpoint whose files are spread over the disks of several machines.
  */
 #ifndef FSDPCKPT_GATHER_FILES_H
 #define FSDPCKPT_GATHER_FILES_H
@@ -11,10 +11,11 @@ extern "C" {
 #endif
 
 /**
- * Brings the files below each rank's own directory `source` together in rank 0's existing, empty directory `into`,
- * under their names. A name that several ranks have is one file, the lowest rank's; its size must be the same
- * everywhere. Rank 0's own files are linked where the file system allows it, else copied. Collective.
- * @param control host memory: lists and outcomes. @param data what the bytes go through; may be the same.
+ * Copies the files below each rank's directory `source` to the existing, empty directory `into` of rank 0, under their
+ * names. If several ranks have a file of the same name, the one of the lowest rank is taken; its size must be the same
+ * on all of them. Rank 0's own files are linked if the file system allows it, else copied. Collective.
+ * @param control carries lists and outcomes; its device uses host memory.
+ * @param data    carries the bytes of the files; may be the same.
  */
 fc_code fc_gather_files(fc_comm *control, fc_comm *data, const char *source, const char *into, fc_error *err);
 

@@ -1,6 +1,6 @@
 /*
- * Checkpoints in memory: what a running program holds, as a source for fc_convert. So a training program writes every
- * format and layout that the command does, and a rank needs to hold no more than its own part.
+ * Checkpoints in memory: the arrays of a running program as a source for fc_convert. A training program can write every
+ * format and layout that the command can, and each rank needs to hold only its own part.
  */
 #ifndef FSDPCKPT_MEMORY_H
 #define FSDPCKPT_MEMORY_H
@@ -13,27 +13,27 @@ extern "C" {
 
 /** A box of a tensor in host memory. */
 typedef struct fc_memory_chunk {
-    const int64_t *offsets, *sizes; /**< in the global tensor */
-    const int64_t *strides;         /**< elements; NULL: row-major */
+    const int64_t *offsets, *sizes; /**< the box in the global tensor, in elements */
+    const int64_t *strides;         /**< in elements; NULL: row-major */
     const void *data;               /**< its first element; NULL: another rank has it (fc_convert_options.own_parts) */
 } fc_memory_chunk;
 
-/** A tensor whose chunks together are the whole of it. */
+/** A tensor. Its chunks together cover it. */
 typedef struct fc_memory_tensor {
     const char *name; /**< FQN, unique */
-    fc_path path;     /**< of the nested state dict; no elements: the name alone */
+    fc_path path;     /**< place in the nested state dict; without elements it is the name alone */
     fc_dtype dtype;
     int ndim;
     const int64_t *shape;
-    const fc_memory_chunk *chunks; /**< empty ones may be among them */
+    const fc_memory_chunk *chunks; /**< may include empty ones */
     size_t nchunks;
 } fc_memory_tensor;
 
 /**
  * Makes a checkpoint of `count` tensors.
- * @param label in messages, in the place of a path: "step 100 of the training".
- * @param out   receives the checkpoint, for fc_checkpoint_close. It copies descriptions and borrows the data.
- * @return FC_EUSAGE naming the tensor: a name twice, a chunk outside of its tensor.
+ * @param label stands for the path in messages, e.g. "step 100 of the training".
+ * @param out   receives the checkpoint, which the caller closes. It copies the descriptions and borrows the data.
+ * @return FC_EUSAGE with the name of the tensor: a name that occurs twice, or a chunk outside of its tensor.
  */
 fc_code fc_checkpoint_in_memory(const char *label, const fc_memory_tensor *tensors, size_t count, fc_checkpoint **out,
                                 fc_error *err);

@@ -1,5 +1,5 @@
 /*
- * Device meshes, placements and local boxes: which part of a tensor each rank holds.
+ * Device meshes, placements and local boxes: the part of a tensor that each rank holds.
  * Semantics: torch.distributed.device_mesh, torch.distributed.tensor.placement_types and
  * torch.distributed.tensor._utils.compute_local_shape_and_global_offset.
  */
@@ -17,7 +17,7 @@ extern "C" {
 
 #define FC_MAX_MESH_DIMS 8
 
-/** A device mesh. Ranks are row-major as in init_device_mesh: the last dimension varies fastest. ndim 0: no mesh. */
+/** A device mesh. Ranks are row-major as in init_device_mesh: the last dimension varies fastest. ndim 0 is no mesh. */
 typedef struct fc_mesh {
     int ndim;
     int64_t sizes[FC_MAX_MESH_DIMS];
@@ -31,53 +31,53 @@ typedef enum fc_placement_kind {
     FC_PARTIAL
 } fc_placement_kind;
 
-/** How a tensor lies along one mesh dimension. `dim` and `split_factor` are 0 where the kind has none. */
+/** The placement of a tensor along one mesh dimension. `dim` and `split_factor` are 0 if the kind does not use them. */
 typedef struct fc_placement {
     fc_placement_kind kind;
     int dim;
     int64_t split_factor;
 } fc_placement;
 
-/** Same sizes and same names. */
+/** Returns whether sizes and names are equal. */
 bool fc_mesh_equal(const fc_mesh *a, const fc_mesh *b);
 
-/** Number of ranks (the product of the sizes; 1 without dimensions). */
+/** Returns the number of ranks: the product of the sizes, 1 without dimensions. */
 int64_t fc_mesh_ranks(const fc_mesh *mesh);
 
-/** The coordinate of `rank` along every mesh dimension, into `coordinate` (mesh->ndim entries). */
+/** Computes the coordinate of `rank` (mesh->ndim entries). */
 void fc_mesh_coordinate(const fc_mesh *mesh, int64_t rank, int64_t *coordinate);
 
-/** The rank at `coordinate`. */
+/** Returns the rank at `coordinate`. */
 int64_t fc_mesh_rank(const fc_mesh *mesh, const int64_t *coordinate);
 
 /**
- * The piece `index` of `count` of a dimension of `size`, cut as torch.chunk does: ceil(size / count) each,
- * the last ones smaller or empty (an empty piece starts at `size`).
+ * Computes part `index` of `count` of a dimension of `size`, cut like torch.chunk: each part has ceil(size / count)
+ * elements, the last ones are smaller or empty. An empty part begins at `size`.
  */
 void fc_shard_piece(int64_t size, int64_t count, int64_t index, int64_t *offset, int64_t *length);
 
 /**
- * The local box of the rank at `coordinate`, into `offsets` and `sizes` (ndim entries each).
- * Equals compute_local_shape_and_global_offset(shape, mesh, placements), which cuts left to right, wherever what torch
- * gives a rank is a box. Where it is not, because FSDP over TP, [_StridedShard(d, tp), Shard(d)], met a size that does
- * not divide evenly (50257 rows, dp 4 × tp 2), the ranks of that dp coordinate get what FSDP holds in memory: TP cuts
- * first, FSDP cuts the piece. Together the boxes cover the tensor exactly in every case.
- * An empty box starts at the end of the dimension that is cut, as in torch.
- * @return FC_EUNSUPPORTED for Partial and for any other _StridedShard whose local part is no box; FC_EUSAGE for a bad
- * dim or coordinate.
+ * Computes the local box of the rank at `coordinate` (ndim entries each).
+ * It equals compute_local_shape_and_global_offset(shape, mesh, placements), which cuts from left to right, if torch's
+ * local part is a box. It is not a box if FSDP over TP, [_StridedShard(d, tp), Shard(d)], meets a size that does not
+ * divide evenly (50257 rows, dp 4 × tp 2). Then the ranks get what FSDP holds in memory: TP cuts first, and FSDP cuts
+ * each part. In any case the boxes of all ranks cover the tensor exactly.
+ * An empty box begins at the end of the dimension that is cut, as in torch.
+ * @return FC_EUNSUPPORTED for Partial, and for any other _StridedShard whose local part is not a box; FC_EUSAGE for a
+ * dimension or coordinate out of range.
  */
 fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const fc_placement *placements,
                      const int64_t *coordinate, int64_t *offsets, int64_t *sizes, fc_error *err);
 
 /**
- * Writes placements as DTensor users write them, e.g. "[_StridedShard(0, 2), Shard(0)]"; the others are "Replicate()"
- * and "Partial()". @return the length needed, as snprintf.
+ * Writes placements like "[_StridedShard(0, 2), Shard(0)]", "[Replicate(), Partial()]".
+ * @return the length of the whole text, like snprintf.
  */
 int fc_placements_format(int count, const fc_placement *placements, char *buf, int size);
 
 /**
  * Reads what fc_placements_format writes, or torch's repr of the same ("Shard(dim=0)", "_StridedShard(dim=0, sf=2)").
- * @return false when `text` is not of that form or has not `count` entries.
+ * @return false if `text` does not have that form and `count` entries.
  */
 bool fc_placements_parse(const char *text, int count, fc_placement *placements);
 

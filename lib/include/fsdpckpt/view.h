@@ -1,10 +1,10 @@
 /*
- * A view: an HDF5 file whose datasets are the bytes of another checkpoint, of any format, with nothing copied.
+ * Views: HDF5 files whose datasets are the bytes in the files of another checkpoint of any format.
  */
 #ifndef FSDPCKPT_VIEW_H
 #define FSDPCKPT_VIEW_H
 
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -15,22 +15,22 @@ typedef struct fc_view_options {
     bool force;             /**< replace an existing target */
 } fc_view_options;
 
-/** What a view consists of. */
+/** What a view contains. */
 typedef struct fc_view_report {
     fc_selected selected;
-    uint64_t viewed_bytes; /**< of the source's files */
-    uint64_t copied_bytes; /**< of objects, and of small tensors that cannot be viewed */
-    size_t external;       /**< tensors that are one external dataset */
-    size_t assembled;      /**< tensors that are virtual, over `pieces` external datasets */
-    size_t pieces;
-    size_t copied; /**< tensors */
+    uint64_t viewed_bytes; /**< bytes of tensors that stay in the files of the source */
+    uint64_t copied_bytes; /**< bytes of objects, and of small tensors that cannot be viewed */
+    size_t external;       /**< number of tensors that are one external dataset */
+    size_t assembled;      /**< number of tensors that are virtual datasets over several external ones */
+    size_t pieces;         /**< number of these external datasets */
+    size_t copied;         /**< number of tensors that were copied */
 } fc_view_report;
 
 /**
- * Writes the view `target` of `source`. Names in it are relative to its directory, so that both can be moved together;
- * a reader sets HDF5_EXTFILE_PREFIX='${ORIGIN}'. Tensors whose bytes are not the elements (compressed, of the other
- * byte order, …) are copied when they are small (64 KiB).
- * @return FC_EUNSUPPORTED naming the tensors that cannot be viewed, with the reason.
+ * Writes the view `target` of `source`. File names in it are relative to its directory, so both can be moved together;
+ * a program that reads it must set HDF5_EXTFILE_PREFIX='${ORIGIN}'. Tensors that are not stored as plain elements (e.g.
+ * compressed, or in the other byte order) are copied if they have at most 64 KiB.
+ * @return FC_EUNSUPPORTED with the larger tensors that cannot be viewed, and the reason.
  */
 fc_code fc_view(const fc_checkpoint *source, const char *target, const fc_view_options *options, fc_view_report *report,
                 fc_error *err);

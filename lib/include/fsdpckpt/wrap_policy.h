@@ -1,11 +1,11 @@
 /*
- * FSDP units: which modules of a model become units of their own, with which options. Semantics:
- * torch.distributed.fsdp.wrap and _wrap_utils.py of torch 2.15, with the checks that pull request 104346 planned.
+ * FSDP units: which modules of a model become units, and with which options. Semantics: torch.distributed.fsdp.wrap and
+ * _wrap_utils.py of torch 2.15, with the checks that pull request 104346 planned.
  *
- * Choosing is separate from applying. A policy looks at the tree of modules and fills the targets (module → options);
- * checks look at the targets; one post-order pass applies them. What a C program has of a module tree are the names of
- * its parameters: "layers.0.attn.wq.weight" is the parameter weight of the module layers.0.attn.wq. What names do not
- * say (classes, frozen, shared) a person adds: fc_model_info.
+ * Choosing is separate from applying. A policy reads the module tree and fills a map from modules to options; checks
+ * read that map; one post-order pass applies it. The module tree comes from the names of parameters:
+ * "layers.0.attn.wq.weight" is the parameter "weight" of the module "layers.0.attn.wq". A person adds what names do not
+ * tell, such as classes, frozen and shared parameters: fc_model_info.
  */
 #ifndef FSDPCKPT_WRAP_POLICY_H
 #define FSDPCKPT_WRAP_POLICY_H
@@ -14,7 +14,7 @@
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
 #include "fsdpckpt/flat_param.h"
-#include "fsdpckpt/target.h"
+#include "fsdpckpt/select.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,76 +26,76 @@ extern "C" {
 
 #define FC_NO_MODULE UINT32_MAX
 
-/** Part of a name: not NUL-terminated. */
+/** A part of a name, without a final NUL. */
 typedef struct fc_name {
     const char *text;
     size_t len;
 } fc_name;
 
-/** A parameter or buffer, as the caller knows it. */
+/** A parameter or buffer, described by the caller. */
 typedef struct fc_parameter_spec {
     const char *fqn;
     fc_dtype dtype;
     int ndim;
     const int64_t *shape;
     bool buffer;         /**< never managed by a unit */
-    const char *tied_to; /**< an earlier fqn that has the same storage; or NULL */
+    const char *tied_to; /**< an earlier FQN with the same storage, or NULL */
 } fc_parameter_spec;
 
 /** A parameter (or buffer) in the tree. */
 typedef struct fc_parameter {
-    const char *fqn; /**< without what wrappers (torch.compile, FSDP, checkpoint_wrapper) leave in it */
+    const char *fqn; /**< without the components that torch.compile, FSDP and checkpoint_wrapper add */
     fc_name name;    /**< its last component */
     fc_dtype dtype;
     int ndim;
     const int64_t *shape;
     int64_t numel;
     uint64_t bytes;
-    uint32_t module;  /**< the module that has it */
+    uint32_t module;  /**< index of the module that has it */
     uint32_t spec;    /**< index of the fc_parameter_spec; UINT32_MAX for one that fc_model_info.shared adds */
-    uint32_t same_as; /**< the first parameter, in this order, that is the same tensor; itself where it is not shared */
+    uint32_t same_as; /**< index of the first parameter that is the same tensor; its own if it is not shared */
     bool frozen;      /**< requires_grad is False */
     bool buffer;
-    bool ignored; /**< as ignored_states of FSDP: no unit manages it */
+    bool ignored; /**< whether no unit manages it, like ignored_states of FSDP */
 } fc_parameter;
 
-/** A module. Modules lie in pre-order: the children of m are m + 1, then the `end` of each, up to the end of m. */
+/** A module. Modules are in pre-order: the first child of m is m + 1, each next one is the `end` of the last. */
 typedef struct fc_module {
     fc_name fqn;                /**< empty for the root, or the common path of a nested state dict: "model" */
     fc_name name;               /**< its last component */
-    const char *const *classes; /**< its class, then the base classes that are known; as far as known */
+    const char *const *classes; /**< its class, then its base classes, as far as they are known */
     size_t nclasses;
     uint32_t parent; /**< FC_NO_MODULE for the root */
     uint32_t end;    /**< one past its last descendant */
     uint32_t depth;
-    uint32_t first_parameter, nparameters; /**< its own ones */
-    uint32_t same_as;                      /**< the first module, in this order, that is the same one; or itself */
-    bool ignored;                          /**< with all below */
-    bool inferred;                         /**< classes were told by names of children and parameters */
+    uint32_t first_parameter, nparameters; /**< its own parameters, without those of its children */
+    uint32_t same_as;                      /**< index of the first module that is the same one; its own otherwise */
+    bool ignored;                          /**< whether it is ignored, with everything below it */
+    bool inferred;                         /**< whether its class was derived from names */
 } fc_module;
 
-/** A model as a tree. Immutable; lives in the arena it was made with. */
+/** A model as a tree. Immutable; the arena that it was made with owns it. */
 typedef struct fc_module_tree {
     const fc_module *modules; /**< [0] is the root */
     size_t nmodules;
     const fc_parameter *parameters; /**< in the order of the modules, which is that of Module.named_parameters() */
     size_t nparameters;
-    size_t left_out;      /**< names that are optimizer state or objects (fc_module_tree_of) */
-    size_t idle;          /**< patterns of the fc_model_info that match nothing: typing errors, often */
-    const char *idle_one; /**< the first of them, or NULL */
+    size_t left_out;      /**< number of names of optimizer state and objects (fc_module_tree_of) */
+    size_t idle;          /**< number of patterns of the fc_model_info that match nothing, often misspelt */
+    const char *idle_one; /**< the first such pattern, or NULL */
 } fc_module_tree;
 
-/** Classes of the modules that a pattern matches. */
+/** The classes of modules that a pattern matches. */
 typedef struct fc_class_rule {
     const char *pattern;
-    const char *const *classes; /**< the class, then its base classes: what isinstance would be asked for */
+    const char *const *classes; /**< the class, then its base classes */
     size_t nclasses;
 } fc_class_rule;
 
 /**
- * What names do not say. A pattern matches a module (and all below it) or a parameter whose FQN equals it or ends with
- * "." + it; `*` matches within one component. The most specific class rule decides: most components, then most
- * literal characters, then the earlier.
+ * What names do not tell. A pattern matches a module, with everything below it, or a parameter whose FQN equals it or
+ * ends with "." and it; `*` matches within one component. The most specific class rule decides: the one with more
+ * components, then with more literal characters, then the earlier one.
  */
 typedef struct fc_model_info {
     const fc_class_rule *classes;
@@ -118,7 +118,7 @@ fc_code fc_model_info_load(const char *path, fc_arena *arena, const fc_model_inf
 /**
  * Makes the tree of a list of parameters. Modules and their parameters come in the order of first sight; numbered
  * siblings ("0", "1", … "10") by number, as a ModuleList has them.
- * A class that no rule gives is told by names where these say it: ModuleList (nothing but numbered children),
+ * If no rule gives a class, it is derived from names if possible: ModuleList (only numbered children),
  * MultiheadAttention (in_proj_weight and out_proj), _BatchNorm (running_mean).
  * @param info NULL: names only.
  * @return FC_EUNSUPPORTED for a name of more than 64 levels; FC_EUSAGE for an `info` that contradicts the names.
@@ -134,13 +134,13 @@ fc_code fc_module_tree_new(const fc_parameter_spec *specs, size_t count, const f
 fc_code fc_module_tree_of(const fc_target *target, const fc_model_info *info, fc_arena *arena, fc_module_tree *out,
                           fc_error *err);
 
-/** Modules with all children before them, children in order: that in which units are made. @param order nmodules. */
+/** Computes the post-order of modules, in which units are made. @param order receives tree->nmodules indexes. */
 void fc_module_post_order(const fc_module_tree *tree, uint32_t *order);
 
-/** The lowest module that has both below it, or is one of them. */
+/** Returns the lowest module that contains both; it may be one of them. */
 uint32_t fc_module_common_ancestor(const fc_module_tree *tree, uint32_t a, uint32_t b);
 
-/** Whether the class of `m`, or a base class of it, is one of `classes` (NULL-terminated). */
+/** Returns whether the class of `m`, or a base class, is one of `classes` (NULL-terminated). */
 bool fc_module_is_instance(const fc_module *m, const char *const *classes);
 
 /** torch.distributed.fsdp.ShardingStrategy. */
@@ -155,13 +155,13 @@ typedef enum fc_unit_strategy {
 /** torch.distributed.fsdp.BackwardPrefetch, or None. */
 typedef enum fc_unit_prefetch { FC_UNIT_PREFETCH_PRE, FC_UNIT_PREFETCH_POST, FC_UNIT_PREFETCH_NONE } fc_unit_prefetch;
 
-/** How a unit is made: the arguments of FullyShardedDataParallel that are not Python objects. All 0 is torch's
- *  default, but for the dtypes, which matter only with mixed_precision. */
+/** The options of a unit: the arguments of FullyShardedDataParallel that are not Python objects. All 0 is torch's
+ * default. The dtypes are used only with mixed_precision. */
 typedef struct fc_unit_options {
     fc_unit_strategy strategy;
     fc_unit_prefetch prefetch;
-    bool mixed_precision;                             /**< false: None, and the dtypes say nothing */
-    fc_dtype param_dtype, reduce_dtype, buffer_dtype; /**< FC_OPAQUE: left as it is */
+    bool mixed_precision;                             /**< whether the dtypes are used */
+    fc_dtype param_dtype, reduce_dtype, buffer_dtype; /**< FC_OPAQUE: unchanged */
     bool use_orig_params;
     bool cpu_offload;
     bool forward_prefetch;
@@ -177,33 +177,33 @@ enum {
     FC_UNIT_SET_FORWARD_PREFETCH = 32
 };
 
-/** What a custom policy says of one module. */
+/** The decision of a custom policy for one module. */
 typedef struct fc_wrap_choice {
     bool wrap;
-    unsigned set; /**< FC_UNIT_SET_… of `options`; the others are the root's */
+    unsigned set; /**< FC_UNIT_SET_… flags of the members of `options` that are used; the others are the root's */
     fc_unit_options options;
 } fc_wrap_choice;
 
-/** What a policy made of each module of a tree. */
+/** The decisions of a policy for all modules of a tree. */
 typedef struct fc_wrap_targets {
     const fc_module_tree *tree;
-    fc_unit_options root; /**< of the root, which is always a unit */
-    bool *chosen;         /**< one a module */
+    fc_unit_options root; /**< options of the root, which is always a unit */
+    bool *chosen;         /**< one per module */
     fc_unit_options *options;
 } fc_wrap_targets;
 
-/** Targets with nothing chosen. */
+/** Makes targets in which no module is chosen. */
 fc_code fc_wrap_targets_new(const fc_module_tree *tree, const fc_unit_options *root, fc_arena *arena,
                             fc_wrap_targets *out, fc_error *err);
 
 /** ModuleWrapPolicy: every module of the `classes` (NULL-terminated), with the root's options. */
 void fc_wrap_by_class(fc_wrap_targets *targets, const char *const *classes);
 
-/** The decision for module `m`: sets `choice`, which comes as "no". */
+/** Decides for module `m`: sets `choice`, which is "do not wrap" at first. */
 typedef fc_code (*fc_wrap_fn)(const fc_module_tree *tree, uint32_t m, void *user, fc_wrap_choice *choice,
                               fc_error *err);
 
-/** CustomPolicy: asks `fn` for every module that is not ignored, in pre-order, the root included. */
+/** CustomPolicy: calls `fn` for every module that is not ignored, in pre-order, including the root. */
 fc_code fc_wrap_custom(fc_wrap_targets *targets, fc_wrap_fn fn, void *user, fc_error *err);
 
 /**
@@ -217,19 +217,19 @@ fc_code fc_wrap_by_size(fc_wrap_targets *targets, int64_t least, const char *con
                         const char *const *exclude, fc_error *err);
 
 /**
- * What people choose for transformers, told by names: the outermost numbered modules that have modules themselves
+ * The usual choice for transformers, derived from names: the outermost numbered modules that contain modules
  * ("model.layers.0", "h.11", "encoder.block.3").
  */
 void fc_wrap_blocks(fc_wrap_targets *targets);
 
 /**
- * Modules of the `classes` become units of their own without mixed precision, whatever the policy said.
+ * Makes modules of the `classes` units without mixed precision, whatever the policy has decided.
  * @param overridden receives the distinct classes (the modules' own) of those found, in order, NULL-terminated.
  */
 fc_code fc_wrap_override_mixed_precision(fc_wrap_targets *targets, const char *const *classes, fc_arena *arena,
                                          const char *const **overridden, fc_error *err);
 
-/** A warning that does not stop anything, for the person. */
+/** Receives a warning for people. */
 typedef void (*fc_wrap_warn)(void *user, const char *text);
 
 /**
@@ -245,7 +245,7 @@ fc_code fc_wrap_check_frozen(const fc_wrap_targets *targets, fc_wrap_warn warn, 
  */
 fc_code fc_wrap_check_shared(const fc_wrap_targets *targets, fc_error *err);
 
-/** Makes the unit of module `m`. */
+/** Called for each unit with its module `m`. */
 typedef fc_code (*fc_wrap_apply_fn)(const fc_module_tree *tree, uint32_t m, const fc_unit_options *options, void *user,
                                     fc_error *err);
 
@@ -258,10 +258,10 @@ fc_code fc_wrap_apply(const fc_wrap_targets *targets, fc_wrap_apply_fn fn, void 
  */
 void fc_wrap_unit_of(const fc_wrap_targets *targets, uint32_t *unit);
 
-/** A unit: what one flat parameter holds. */
+/** A unit: the parameters of one flat parameter. */
 typedef struct fc_unit {
     uint32_t module;
-    const char *fqn; /**< of the module, NUL-terminated; "" for a root without a name */
+    const char *fqn; /**< FQN of the module; "" for a root without a name */
     fc_unit_options options;
     const uint32_t *parameters; /**< into the tree's, in the order of FSDP's flat parameter; shared ones once */
     size_t nparameters;
@@ -276,7 +276,7 @@ typedef struct fc_units {
     size_t count;
 } fc_units;
 
-/** Applies the targets to a list. The checks come before; without them a shared parameter is in the unit of the first.
+/** Makes the list of units. Run the checks before; without them a shared parameter is in the unit of its first module.
  */
 fc_code fc_wrap_units(const fc_wrap_targets *targets, fc_arena *arena, fc_units *out, fc_error *err);
 
@@ -298,17 +298,18 @@ typedef struct fc_wrap_file fc_wrap_file;
  */
 fc_code fc_wrap_file_load(const char *path, fc_arena *arena, fc_wrap_file **out, fc_error *err);
 
-/** The root's options and the classes kept out of mixed precision (NULL-terminated) of a policy file. */
+/** Return the root's options of a policy file, and its classes without mixed precision (NULL-terminated). */
 const fc_unit_options *fc_wrap_file_root(const fc_wrap_file *file);
 const char *const *fc_wrap_file_fp32_classes(const fc_wrap_file *file);
 
-/** The fc_wrap_fn of a policy file, which is its `user`. */
+/** The fc_wrap_fn of a policy file; pass the file as its `user`. */
 fc_code fc_wrap_file_fn(const fc_module_tree *tree, uint32_t m, void *file, fc_wrap_choice *choice, fc_error *err);
 
-/** Rules that decided no module so far. @param first receives the pattern of the first, or NULL. */
+/** Returns the number of rules that have decided no module yet. @param first receives the pattern of the first, or
+ * NULL. */
 size_t fc_wrap_file_idle(const fc_wrap_file *file, const char **first);
 
-/** "FULL_SHARD" …, for output. */
+/** Returns the name of a strategy, e.g. "FULL_SHARD". */
 const char *fc_unit_strategy_name(fc_unit_strategy strategy);
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
 /*
- * DTensors with their data: the rest of torch/distributed/tensor/parallel/fsdp.py, whose pure part is dtensor.h. What
- * FSDP1 does with the parameters of tensor parallelism, on host memory or on a GPU: flatten and unflatten them, cut
- * them for a sharded state dict, gather them when one is loaded. Names follow that file.
+ * DTensors with data: the rest of torch/distributed/tensor/parallel/fsdp.py, whose pure part is dtensor.h. It is what
+ * FSDP1 does with parameters of tensor parallelism: flatten and unflatten them, cut them for a sharded state dict,
+ * gather them when one is loaded. It works on host memory and on GPUs. Functions are named as in that file.
  */
 #ifndef FSDPCKPT_TRAIN_DTENSOR_DATA_H
 #define FSDPCKPT_TRAIN_DTENSOR_DATA_H
@@ -14,62 +14,63 @@
 extern "C" {
 #endif
 
-/** A DeviceMesh with its process groups, on one rank. Made and freed by all ranks together. */
+/** A DeviceMesh with its process groups, on one rank. All ranks make and free it together. */
 typedef struct fc_device_mesh {
     fc_mesh mesh;
     int64_t coordinate[FC_MAX_MESH_DIMS];
-    fc_comm *groups[FC_MAX_MESH_DIMS]; /**< get_group(dim): the ranks that differ along `dim` only */
+    fc_comm *groups[FC_MAX_MESH_DIMS]; /**< get_group(dim): the ranks that differ only along `dim` */
     bool owns_groups;
-    const struct fc_device_mesh *root; /**< get_root_mesh: itself, or what it is a slice of */
+    const struct fc_device_mesh *root; /**< get_root_mesh: itself, or the mesh that it is a slice of */
 } fc_device_mesh;
 
 /** init_device_mesh: `comm` has one rank for each place of `mesh`. It must outlive the mesh, which may not be moved. */
 fc_code fc_device_mesh_new(fc_comm *comm, const fc_mesh *mesh, fc_device_mesh *out, fc_error *err);
 void fc_device_mesh_free(fc_device_mesh *mesh);
 
-/** mesh[name]: the one-dimensional mesh of this rank along `dim`. It borrows from `mesh`. */
+/** mesh[name]: makes the one-dimensional mesh of this rank along `dim`, which borrows from `mesh`. */
 fc_code fc_device_mesh_slice(const fc_device_mesh *mesh, int dim, fc_device_mesh *out, fc_error *err);
 
-/** A tensor as FSDP meets it: plain, or a DTensor, whose data is `_local_tensor`. */
+/** A tensor that FSDP manages: plain, or a DTensor, whose data is `_local_tensor`. */
 typedef struct fc_fsdp_tensor {
     fc_array local;
     bool is_dtensor;
     fc_dtensor spec;            /**< DTensor only */
     const fc_device_mesh *mesh; /**< DTensor only; borrowed */
-    bool fsdp_flattened;        /**< it is a view into a flat parameter: another unit must not flatten it again */
+    bool fsdp_flattened;        /**< whether it is a view of a flat parameter, which no other unit may flatten again */
 } fc_fsdp_tensor;
 
 /**
- * A DTensor of `shape` (NULL: as DTensor.from_local infers it from the local sizes) from this rank's part. `local` is
- * borrowed. @return FC_EUSAGE when the local sizes are not those of fc_local_box.
+ * Makes a DTensor from the part of this rank, which it borrows.
+ * @param shape NULL: inferred from the local sizes, as in DTensor.from_local.
+ * @return FC_EUSAGE if the local sizes are not those of fc_local_box.
  */
 fc_code fc_dtensor_from_local(const fc_array *local, const fc_device_mesh *mesh, const fc_placement *placements,
                               int ndim, const int64_t *shape, fc_fsdp_tensor *out, fc_error *err);
 
 /**
- * DTensor.redistribute: the same tensor under other placements, as new memory in `out->local`. All ranks of the mesh
- * call it. Mesh dimensions that change are gathered from the last to the first, with those inside of them that cut the
- * same tensor dimension, then cut from the first to the last. Pieces may be uneven or empty.
- * @return FC_EUNSUPPORTED for Partial; FC_ECORRUPT when the ranks disagree about the tensor's shape.
+ * DTensor.redistribute: makes the same tensor with other placements, in new memory at `out->local`. Collective over the
+ * mesh. Mesh dimensions that change are gathered from the last to the first, together with inner ones that cut the same
+ * tensor dimension, then cut from the first to the last. Local parts may be uneven or empty.
+ * @return FC_EUNSUPPORTED for Partial; FC_ECORRUPT if the ranks disagree about the shape of the tensor.
  */
 fc_code fc_redistribute(const fc_fsdp_tensor *tensor, const fc_placement *placements, fc_stream *stream,
                         fc_fsdp_tensor *out, fc_error *err);
 
-/** DTensorExtensions: what the transforms need to know. */
+/** DTensorExtensions: the streams that the transforms use. */
 typedef struct fc_dtensor_extensions {
-    fc_stream *compute_stream; /**< the default stream of FSDP; set when its root unit is */
-    bool has_compute_stream;   /**< false before that: the transforms then use `current_stream` */
+    fc_stream *compute_stream; /**< the default stream of FSDP, which is set together with its root unit */
+    bool has_compute_stream;   /**< whether it is set; if not, the transforms use `current_stream` */
     fc_stream *current_stream;
 } fc_dtensor_extensions;
 
-/** What pre_flatten_transform leaves behind for post_unflatten_transform. */
+/** Passes what pre_flatten_transform found to post_unflatten_transform. */
 typedef struct fc_param_extension {
-    bool is_dtensor; /**< false: None, the tensor was plain */
+    bool is_dtensor; /**< false: the tensor was plain */
     fc_dtensor spec;
     const fc_device_mesh *mesh;
 } fc_param_extension;
 
-/** pre_flatten_transform: a view of the local tensor, which then requires gradients if it is a DTensor's. */
+/** pre_flatten_transform: makes a view of the local tensor; that of a DTensor requires gradients. */
 void fc_pre_flatten_transform(const fc_fsdp_tensor *tensor, fc_array *out, fc_param_extension *extension);
 
 /**
@@ -82,20 +83,20 @@ fc_code fc_post_unflatten_transform(const fc_dtensor_extensions *extensions, con
 
 typedef struct fc_sharded_tensor fc_sharded_tensor;
 
-/** A shard of a ShardedTensor on this rank: an array, or a ShardedTensor again when FSDP cut what TP had cut. */
+/** A shard of a ShardedTensor on this rank: an array, or another ShardedTensor if FSDP cut the part of a TP rank. */
 typedef struct fc_local_shard {
     fc_shard_metadata metadata;
     fc_array tensor;
-    fc_sharded_tensor *inner; /**< NULL: `tensor` is the data */
+    fc_sharded_tensor *inner; /**< NULL if `tensor` is the data */
 } fc_local_shard;
 
 struct fc_sharded_tensor {
     fc_sharded_tensor_metadata metadata;
     fc_local_shard *shards;
-    size_t nshards; /**< local ones */
+    size_t nshards; /**< number of local shards */
 };
 
-/** What chunk_tensor takes: a plain tensor or DTensor, or a ShardedTensor. One of them is NULL. */
+/** The input of chunk_tensor: a plain tensor or DTensor, or a ShardedTensor. One of the two pointers is NULL. */
 typedef struct fc_chunk_input {
     const fc_fsdp_tensor *tensor;
     const fc_sharded_tensor *sharded;

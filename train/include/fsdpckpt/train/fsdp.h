@@ -1,9 +1,9 @@
 /*
- * The FSDP step as a state machine: what torch/distributed/fsdp/_runtime_utils.py does around the forward and backward
- * of each unit, for programs without autograd. The program computes; this library gathers parameters before they are
- * needed, frees them after, reduces gradients and keeps the order of work on streams.
+ * The FSDP training step as a state machine: what torch/distributed/fsdp/_runtime_utils.py does around the forward and
+ * backward of each unit, for programs without autograd. The program computes; this library gathers parameters before
+ * they are needed, frees them afterwards, reduces gradients, and orders the work on streams.
  *
- * A step, with root the unit that contains all others:
+ * A step, where the root is the unit that contains all others:
  *
  *   fc_fsdp_root_pre_forward
  *     for each unit in forward order:   fc_fsdp_pre_forward, compute with fc_fsdp_param, fc_fsdp_post_forward
@@ -11,8 +11,8 @@
  *   fc_fsdp_post_backward_final
  *   optimizer on fc_fsdp_local_shard and fc_fsdp_sharded_grad; fc_fsdp_zero_grad
  *
- * The root's pre-forward comes first and its post-forward last; its pre-backward comes before the end of the backward.
- * All ranks make the same calls. An object belongs to one thread. After an error the step cannot go on.
+ * The root's pre-forward is first and its post-forward last; its pre-backward comes before the end of the backward. All
+ * ranks make the same calls. Each object is used by one thread. After an error the step cannot continue.
  */
 #ifndef FSDPCKPT_TRAIN_FSDP_H
 #define FSDPCKPT_TRAIN_FSDP_H
@@ -30,21 +30,21 @@ typedef struct fc_fsdp_unit fc_fsdp_unit;     /**< a module that FSDP wraps */
 typedef struct fc_fsdp_handle fc_fsdp_handle; /**< a flat parameter of a unit (FlatParamHandle) */
 
 typedef enum fc_sharding_strategy {
-    FC_FULL_SHARD,    /**< unsharded parameters are freed after forward and after backward */
-    FC_SHARD_GRAD_OP, /**< they are kept from forward to backward */
-    FC_NO_SHARD,      /**< parameters and gradients are whole on each rank, gradients are all-reduced */
-    FC_HYBRID_SHARD,  /**< FULL_SHARD within a group, replicated over groups */
-    FC_HYBRID_SHARD_ZERO2
+    FC_FULL_SHARD,        /**< unsharded parameters are freed after forward and after backward */
+    FC_SHARD_GRAD_OP,     /**< they are kept from forward to backward */
+    FC_NO_SHARD,          /**< parameters and gradients are whole on each rank; gradients are all-reduced */
+    FC_HYBRID_SHARD,      /**< FULL_SHARD within a group, replicated over groups */
+    FC_HYBRID_SHARD_ZERO2 /**< SHARD_GRAD_OP within a group, replicated over groups */
 } fc_sharding_strategy;
 
-/** TrainingState: of a unit. */
+/** TrainingState: the state of a unit. */
 typedef enum fc_training_state {
     FC_STATE_IDLE,
     FC_STATE_FORWARD_BACKWARD,
     FC_STATE_SUMMON_FULL_PARAMS
 } fc_training_state;
 
-/** HandleTrainingState: of a flat parameter. */
+/** HandleTrainingState: the state of a flat parameter. */
 typedef enum fc_handle_state {
     FC_HANDLE_IDLE,
     FC_HANDLE_FORWARD,
@@ -53,30 +53,30 @@ typedef enum fc_handle_state {
     FC_HANDLE_SUMMON_FULL_PARAMS
 } fc_handle_state;
 
-/** When the next unit's parameters are gathered in the backward. */
+/** When the backward gathers the parameters of the next unit. */
 typedef enum fc_backward_prefetch {
     FC_BACKWARD_PREFETCH_NONE,
-    FC_BACKWARD_PREFETCH_PRE, /**< before this unit's gradients are computed: most overlap */
-    FC_BACKWARD_PREFETCH_POST /**< after this unit's parameters are freed: less memory */
+    FC_BACKWARD_PREFETCH_PRE, /**< before the gradients of this unit are computed: the most overlap */
+    FC_BACKWARD_PREFETCH_POST /**< after the parameters of this unit are freed: less memory */
 } fc_backward_prefetch;
 
-/** The streams of FSDP. Work on COMPUTE is the caller's. */
+/** The streams of FSDP. The caller uses COMPUTE for its work. */
 typedef enum fc_fsdp_stream {
     FC_STREAM_COMPUTE,
     FC_STREAM_UNSHARD,       /**< all-gathers */
     FC_STREAM_PRE_UNSHARD,   /**< copies from the host and casts before them */
     FC_STREAM_POST_BACKWARD, /**< reduce-scatters */
-    FC_STREAM_ALL_REDUCE,    /**< over replicas (HSDP) */
+    FC_STREAM_ALL_REDUCE,    /**< all-reduces over replicas (HSDP) */
     FC_STREAM_COUNT
 } fc_fsdp_stream;
 
-/** What was given to a stream, or decided; for tests and profiles. */
+/** Work that was given to a stream, or a decision; for tests and profiles. */
 typedef enum fc_fsdp_action {
-    FC_ACTION_WAIT,        /**< `stream` waits for what `other` has been given so far */
+    FC_ACTION_WAIT,        /**< `stream` waits for the work that `other` has so far */
     FC_ACTION_PRE_UNSHARD, /**< copy from the host, or cast to the parameter dtype */
     FC_ACTION_ALL_GATHER,
     FC_ACTION_PREFETCH, /**< the unshard before this was a prefetch */
-    FC_ACTION_FREE,     /**< of an unsharded parameter */
+    FC_ACTION_FREE,     /**< an unsharded parameter is freed */
     FC_ACTION_CAST_GRAD,
     FC_ACTION_PRE_DIVIDE,
     FC_ACTION_REDUCE_SCATTER,
@@ -94,7 +94,7 @@ typedef struct fc_fsdp_event {
     fc_fsdp_stream stream, other;
 } fc_fsdp_event;
 
-/** The name of an action or stream, for messages: "ALL_GATHER", "UNSHARD". */
+/** Return the name of an action or a stream for messages: "ALL_GATHER", "UNSHARD". */
 const char *fc_fsdp_action_name(fc_fsdp_action action);
 const char *fc_fsdp_stream_name(fc_fsdp_stream stream);
 
@@ -114,7 +114,7 @@ typedef struct fc_comm_hook {
     void *state; /**< the caller's */
 } fc_comm_hook;
 
-/** allreduce_hook and reduce_scatter_hook: what is done without a hook, as a hook. */
+/** allreduce_hook and reduce_scatter_hook: do what is done without a hook. */
 fc_comm_hook fc_reduce_scatter_hook(void);
 /** fp16_compress_hook, bf16_compress_hook. */
 fc_comm_hook fc_compress_hook(fc_dtype dtype);
@@ -125,14 +125,14 @@ typedef struct fc_fsdp_options {
     bool forward_prefetch;
     int backward_prefetch_limit, forward_prefetch_limit; /**< units ahead; 0: 1 */
     /** torch.distributed's debug level DETAIL: in the first iteration, ranks that run units in different orders are an
-     *  error; later, an order other than that of the first iteration is told to `warn` once. */
+     *  error; later, `warn` is called once for an order that differs from that of the first iteration. */
     bool check_order;
     void (*warn)(void *context, const char *message); /**< needed with check_order */
     void (*trace)(void *context, const fc_fsdp_event *event);
     void *context; /**< of warn and trace */
 } fc_fsdp_options;
 
-/** How one unit is run. All zero: FULL_SHARD in the parameters' own precision. */
+/** The options of a unit. All zero is FULL_SHARD in the precision of the parameters. */
 typedef struct fc_fsdp_unit_options {
     bool is_root; /**< exactly one unit, the first */
     fc_sharding_strategy strategy;
@@ -141,10 +141,10 @@ typedef struct fc_fsdp_unit_options {
     bool keep_low_precision_grads;
     bool cast_forward_inputs;         /**< of this unit */
     bool no_cast_root_forward_inputs; /**< the root's inputs are cast unless this is set */
-    bool offload_params;              /**< shards and their gradients lie in host memory between uses */
+    bool offload_params;              /**< keep shards and their gradients in host memory between uses */
 } fc_fsdp_unit_options;
 
-/** gradient_predivide_factor: the power of two that splits a division by `world_size` in two halves. */
+/** gradient_predivide_factor: returns the power of two that splits a division by `world_size` into two. */
 double fc_gradient_predivide_factor(int64_t world_size);
 
 /**
@@ -176,13 +176,13 @@ typedef struct fc_fsdp_param_init {
 fc_code fc_fsdp_add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params, size_t count, fc_fsdp_handle **out,
                            fc_error *err);
 
-/** Replaces the communication. @return FC_EUSAGE for a hook without `run`, or with a hybrid strategy. */
+/** Replaces the reduction of gradients. @return FC_EUSAGE for a hook without `run`, or with a hybrid strategy. */
 fc_code fc_fsdp_register_comm_hook(fc_fsdp *fsdp, const fc_comm_hook *hook, fc_error *err);
 
-/** no_sync: while false, gradients are added up unsharded on each rank and not communicated. Starts as true. */
+/** no_sync: while false, each rank sums its unsharded gradients without communication. True at first. */
 void fc_fsdp_set_sync_gradients(fc_fsdp *fsdp, bool sync);
 
-/** torch.set_grad_enabled: while false, forward makes no preparations for a backward. Starts as true. */
+/** torch.set_grad_enabled: while false, forward does not prepare a backward. True at first. */
 void fc_fsdp_set_grad_enabled(fc_fsdp *fsdp, bool enabled);
 
 /**
@@ -202,7 +202,7 @@ fc_code fc_fsdp_pre_forward(fc_fsdp_unit *unit, bool training, fc_array *inputs,
 /** Post-forward: frees the parameters unless the strategy or the root's role keeps them. */
 fc_code fc_fsdp_post_forward(fc_fsdp_unit *unit, fc_error *err);
 
-/** Pre-backward: unshards, prefetches, and puts the existing gradient aside. Does nothing the second time in a step. */
+/** Pre-backward: unshards, prefetches, and sets the existing gradient aside. A second call in a step does nothing. */
 fc_code fc_fsdp_pre_backward(fc_fsdp_unit *unit, fc_error *err);
 
 /**
@@ -213,28 +213,29 @@ fc_code fc_fsdp_pre_backward(fc_fsdp_unit *unit, fc_error *err);
  */
 fc_code fc_fsdp_post_backward(fc_fsdp_handle *handle, fc_error *err);
 
-/** The end of a backward: waits for the reductions and makes the gradients ready for the optimizer. */
+/** Ends a backward: waits for the reductions and makes the gradients available to the optimizer. */
 fc_code fc_fsdp_post_backward_final(fc_fsdp *fsdp, fc_error *err);
 
-/** Drops the gradients, as optimizer.zero_grad(set_to_none=True); those of no_sync, too. */
+/** Drops all gradients like optimizer.zero_grad(set_to_none=True), including those of no_sync. */
 fc_code fc_fsdp_zero_grad(fc_fsdp *fsdp, fc_error *err);
 
-/** The unsharded parameter `param` of the layout, between pre- and post-forward or pre- and post-backward. */
+/** Returns the unsharded parameter `param`; valid between pre- and post-forward, and pre- and post-backward. */
 fc_code fc_fsdp_param(fc_fsdp_handle *handle, size_t param, fc_fsdp_tensor *out, fc_error *err);
 
 /**
- * Where the backward writes the gradient of parameter `param`, in the dtype of the unsharded parameters. Zero when it
- * is asked for the first time in a backward; add to it. It is this backward's alone: accumulation is FSDP's.
+ * Returns the memory to which the backward adds the gradient of parameter `param`, in the dtype of the unsharded
+ * parameters. It is zero at the first call in a backward, and holds only this backward's gradient: FSDP accumulates.
  */
 fc_code fc_fsdp_grad(fc_fsdp_handle *handle, size_t param, fc_array *out, fc_error *err);
 
-/** This rank's shard in full precision (layout->shard_numel elements), to be changed by the optimizer. */
+/** Returns the shard of this rank in full precision (layout->shard_numel elements), which the optimizer changes. */
 fc_array *fc_fsdp_local_shard(fc_fsdp_handle *handle);
 
-/** Its gradient after fc_fsdp_post_backward_final, or NULL when there is none. */
+/** Returns the gradient of the shard after fc_fsdp_post_backward_final, or NULL if there is none. */
 fc_array *fc_fsdp_sharded_grad(fc_fsdp_handle *handle);
 
-/** What this rank's shard holds of parameter `param`, as a 1-D view: what use_orig_params shows as the parameter. */
+/** Returns the part of parameter `param` in the shard of this rank as a 1-D view, like a parameter of use_orig_params.
+ */
 fc_code fc_fsdp_param_shard(fc_fsdp_handle *handle, size_t param, fc_array *out, fc_error *err);
 
 /** Its gradient, as a 1-D view of fc_fsdp_sharded_grad. `*has` is false where torch's .grad is None: outside of the
@@ -246,19 +247,20 @@ fc_code fc_fsdp_param_grad(fc_fsdp_handle *handle, size_t param, fc_array *out, 
 fc_code fc_fsdp_set_grad_none(fc_fsdp_handle *handle, size_t param, fc_error *err);
 
 /**
- * summon_full_params: the unsharded flat parameter in full precision, as new memory. Between steps only.
+ * summon_full_params: returns the unsharded flat parameter in full precision, in new memory. Call it only between
+ * steps.
  */
 fc_code fc_fsdp_summon_full_params(fc_fsdp_handle *handle, fc_array *out, fc_error *err);
 
-/** What a handle is made of. */
+/** Return the layout of a flat parameter, and the name of its unit. */
 const fc_flat_layout *fc_fsdp_layout(const fc_fsdp_handle *handle);
 const char *fc_fsdp_unit_name(const fc_fsdp_handle *handle);
 
-/** The state of a unit, and the one that its flat parameters share. @return FC_EUSAGE when they differ. */
+/** Return the state of a unit, and the common state of its flat parameters: FC_EUSAGE if they differ. */
 fc_training_state fc_fsdp_unit_state(const fc_fsdp_unit *unit);
 fc_code fc_fsdp_handles_state(const fc_fsdp_unit *unit, fc_handle_state *out, fc_error *err);
 
-/** Bytes of device memory that unsharded parameters and temporary gradients use now, and at most so far. */
+/** Returns the bytes of device memory that unsharded parameters and temporary gradients use, and the most so far. */
 size_t fc_fsdp_memory(const fc_fsdp *fsdp, size_t *peak);
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
 /*
  * What is in the folder of a checkpoint and no part of it.
  */
-#ifndef FSDPCKPT_IO_OTHER_FILES_H
-#define FSDPCKPT_IO_OTHER_FILES_H
+#ifndef FSDPCKPT_CHECKPOINT_OTHER_FILES_H
+#define FSDPCKPT_CHECKPOINT_OTHER_FILES_H
 
 #ifndef FSDPCKPT_PRIVATE
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"

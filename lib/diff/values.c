@@ -2,7 +2,8 @@
  * The kernels of diff: see values.h. What is bitwise the same is passed over with memcmp; the rest is turned into
  * float64, block by block, and integers are subtracted as such.
  */
-#include "engine/values.h"
+#include "diff/values.h"
+#include "fsdpckpt/cast.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -3,7 +3,7 @@
  * an earlier one, of more ranks, leaves its files there. They are no part of the checkpoint, but who converts it should
  * know that they stay behind.
  */
-#include "io/other_files.h"
+#include "checkpoint/other_files.h"
 
 #include "base/file_name.h"
 #include "base/name_table.h"

@@ -1,8 +1,8 @@
 /*
  * Comparing runs of elements in memory: which differ, by how much, where first. From two buffers to an fc_deviation.
  */
-#ifndef FSDPCKPT_ENGINE_VALUES_H
-#define FSDPCKPT_ENGINE_VALUES_H
+#ifndef FSDPCKPT_DIFF_VALUES_H
+#define FSDPCKPT_DIFF_VALUES_H
 
 #ifndef FSDPCKPT_PRIVATE
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"

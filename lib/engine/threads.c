@@ -1,7 +1,7 @@
 /*
  * Starting the engine's workers. See threads.h.
  */
-#include "base/threads.h"
+#include "engine/threads.h"
 
 #include "engine/tuning.h"
 

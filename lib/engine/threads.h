@@ -1,8 +1,8 @@
 /*
  * Worker threads: how many are sensible, and running them. Shared by all jobs of the engine.
  */
-#ifndef FSDPCKPT_BASE_THREADS_H
-#define FSDPCKPT_BASE_THREADS_H
+#ifndef FSDPCKPT_ENGINE_THREADS_H
+#define FSDPCKPT_ENGINE_THREADS_H
 
 #ifndef FSDPCKPT_PRIVATE
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"

@@ -1,0 +1,24 @@
+/*
+ * Casts between floating-point dtypes, with the results of torch. The only function that changes values.
+ */
+#ifndef FSDPCKPT_CAST_H
+#define FSDPCKPT_CAST_H
+
+#include "fsdpckpt/dtype.h"
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/**
+ * Converts `count` elements between FC_CLASS_FLOAT types like torch's Tensor.to(dtype): it rounds to nearest even,
+ * keeps NaN, and goes through float32 where torch does. `src` and `dst` must not overlap.
+ */
+void fc_cast(fc_dtype from, const void *src, fc_dtype to, void *dst, size_t count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,93 @@
+/*
+ * Makes a target from the manifest of a source: selects values, renames them, gives each its placements, and computes
+ * the content of each shard file. Pure arithmetic.
+ */
+#ifndef FSDPCKPT_SELECT_H
+#define FSDPCKPT_SELECT_H
+
+#include "fsdpckpt/layout.h"
+#include "fsdpckpt/target.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Which values of a source to take, and how to cut them. */
+typedef struct fc_selection {
+    const fc_mesh *mesh;              /**< NULL or ndim 0: a full target */
+    const struct fc_tp_plan *tp_plan; /**< NULL: nothing is cut by TP */
+    const char *const *include;       /**< globs over FQNs, NULL-terminated; NULL: everything */
+    const char *const *exclude;       /**< globs over FQNs, NULL-terminated; NULL: nothing */
+    const char *strip_prefix;         /**< removed from names, with a dot that follows it; NULL: none */
+    const char *const *rename;        /**< applied next: "s/regex/replacement/gi", NULL-terminated; NULL: none */
+    bool keep_layout; /**< keep the layout of the source (fc_cut_layout); mesh and tp_plan are ignored */
+    bool cast;        /**< floating-point tensors become `dtype` */
+    fc_dtype dtype;
+    int compress;        /**< deflate level 1 … 9; 0: no compression */
+    bool self_contained; /**< as in fc_target */
+    bool flat_state;     /**< as in fc_target */
+    /** With flat_state: returns whether a tensor is cut over the ranks; every other one is whole in each file. */
+    bool (*is_cut)(const fc_checkpoint *source, const fc_tensor *tensor);
+    uint64_t max_file_bytes; /**< as in fc_target */
+} fc_selection;
+
+/** How many values fc_target_new selected. */
+typedef struct fc_selected {
+    size_t tensors, objects;
+    size_t left_out;       /**< number of values that include and exclude left out */
+    size_t tp_cut;         /**< number of tensors that TP cuts */
+    size_t idle_rules;     /**< number of rules of a plan file that match no tensor, often misspelt */
+    const char *idle_rule; /**< pattern of the first such rule, owned by the plan; or NULL */
+} fc_selected;
+
+/**
+ * Selects values of `source`, renames them and gives each its placements.
+ * @param arena owns the result, and must outlive `out`.
+ * @return FC_EUSAGE if nothing is selected; if a glob of `include`, the prefix or a rule of `rename` matches nothing;
+ * if two names become equal; or if the mesh has a tp dimension above 1 and the plan cuts no tensor.
+ */
+fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena, fc_target *out,
+                      fc_selected *counts, fc_error *err);
+
+/**
+ * Computes the item of one value in the file of `rank`, so that a file can be listed without storing all of its items.
+ * Only rank 0 has objects; the caller skips them for other ranks.
+ * @param tensor index into target->tensors.
+ * @param dims   room for the 2 × ndim numbers of out->dims.
+ */
+fc_code fc_target_item_of(const fc_target *target, uint32_t tensor, uint32_t rank, int64_t *dims, fc_target_item *out,
+                          fc_error *err);
+
+/** Makes the description of the file of `rank`. `arena` owns the items. The path and the items' offsets are 0. */
+fc_code fc_target_file_of(const fc_target *target, uint32_t rank, fc_arena *arena, fc_target_file *out, fc_error *err);
+
+/** The most bytes of a compressed HDF5 chunk, which HDF5 programs cache by default; and the least bytes of a chunked
+ *  tensor. */
+enum { FC_CHUNK_BYTES = 1 << 20, FC_CHUNK_LEAST = 16 << 10 };
+
+/**
+ * Computes the sizes of the HDF5 chunks of a box (ndim entries): 1 … 1, c, whole … whole, at most FC_CHUNK_BYTES each.
+ * So each chunk is a run of the box in row-major order, and a chunk at the edge has its first elements. The sizes
+ * depend only on the arguments, so the output is the same on every machine.
+ * @param element bytes per element.
+ * @return false if the box is stored contiguously: without dimensions, or with less than FC_CHUNK_LEAST bytes.
+ */
+bool fc_target_chunk(int ndim, const int64_t *sizes, uint32_t element, int64_t *chunk);
+
+/** Returns the size of an item's data in bytes. */
+uint64_t fc_target_item_bytes(const fc_target *target, const fc_target_item *item);
+
+/**
+ * Computes the data bytes of each shard file without making the items. Tensors that are alike are measured once.
+ * @param loads receives one number per rank of target->mesh.
+ * @return FC_ECORRUPT if the bytes of all ranks overflow, else like fc_local_box.
+ */
+fc_code fc_target_loads(const fc_target *target, uint64_t *loads, fc_error *err);
+
+/** Returns how many boxes the shard files store, each counted once, including empty ones. Saturates. */
+uint64_t fc_target_boxes(const fc_target *target);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Checks that dependencies between rooms point one way: by the includes of every file, and by the calls of every object.
+
+Usage: rooms.py SOURCE_DIR BUILD_DIR
+
+ROOMS lists the rooms from the lowest to the highest; a file may use its own room and those before it. docs/ARCHITECTURE.md
+describes what each is for. A public header belongs to the room that implements it, which HEADERS says where the room's
+private files do not.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+ROOMS = """lib/base lib/io lib/sharding lib/checkpoint lib/plan lib/codec lib/comm lib/engine lib/flat lib/wrap lib/derived
+lib/diff lib/check lib/verify formats/torch formats/safetensors formats/dcp formats/pt formats/hdf5 formats/schema
+formats/accelerate formats/lightning formats/deepspeed formats/megatron formats train cli""".split()
+LEVEL = {room: level for level, room in enumerate(ROOMS)}
+
+HEADERS = {
+    "lib/base": "arena digest dtype error",
+    "lib/io": "io",
+    "lib/sharding": "box dtensor layout mesh sharding_spec",
+    "lib/checkpoint": "checkpoint format memory seal target",
+    "lib/plan": "cut plan select",
+    "lib/codec": "cast",
+    "lib/comm": "array comm device gather_files",
+    "lib/engine": "move",
+    "lib/wrap": "wrap_policy",
+    "lib/flat": "flat_param",
+    "lib/derived": "average flatten unflatten",
+    "lib/diff": "compare",
+    "lib/check": "check",
+    "lib/verify": "verify",
+    "formats/hdf5": "view",
+    "train": "train/dtensor_data train/fsdp",
+}
+PUBLIC = {f"fsdpckpt/{name}.h": room for room, names in HEADERS.items() for name in names.split()}
+
+# The library calls the table of formats, which is assembled above it: the one symbol that it does not define.
+UPWARD_CALLS = {"fc_formats"}
+# Libraries that one room hides from all others.
+ONLY_IN = {r"hdf5(_hl)?\.h|H5\w+\.h": "formats/hdf5", r"mpi\.h|nccl\.h|cuda\w*\.h": "lib/comm"}
+
+
+def room_of(path):
+    """The room of a source file: the deepest one of ROOMS that holds it."""
+    if "include/fsdpckpt/" in path:
+        return PUBLIC.get(path[path.index("fsdpckpt/"):])
+    if path in ("formats/registry.h", "formats/format_list.h"):  # each format checks its definition against it
+        return "formats/torch"
+    while path and path not in LEVEL:
+        path = os.path.dirname(path)
+    return path or None
+
+
+def sources(root):
+    listed = []
+    for top in ("lib", "formats", "train", "cli"):
+        for directory, _, names in os.walk(os.path.join(root, top)):
+            listed += [os.path.relpath(os.path.join(directory, n), root) for n in names if re.search(r"\.(c|h|cu)$", n)]
+    return sorted(listed)
+
+
+def target_of(root, includer, name):
+    """The room and path of an included file, or None for the system's."""
+    if name in PUBLIC:
+        return PUBLIC[name]
+    for base in (os.path.dirname(includer), "lib", "formats", "train", ""):
+        path = os.path.normpath(os.path.join(base, name))
+        if os.path.isfile(os.path.join(root, path)):
+            return room_of(path)
+    return None
+
+
+def check_includes(root, problems):
+    files = sources(root)
+    for path in files:
+        room = room_of(path)
+        if room is None:
+            problems.append(f"{path}: belongs to no room: tests/rooms/rooms.py lists them")
+            continue
+        text = open(os.path.join(root, path), encoding="utf-8").read()
+        for name in re.findall(r'^\s*#\s*include\s+["<]([^">]+)[">]', text, re.M):
+            for pattern, owner in ONLY_IN.items():
+                if re.fullmatch(pattern, os.path.basename(name)) and not path.startswith(owner + "/"):
+                    problems.append(f"{path}: includes {name}, which belongs to {owner} alone")
+            to = target_of(root, path, name)
+            if to is not None and LEVEL[to] > LEVEL[room]:
+                problems.append(f"{path}: includes {name}: an arrow up from {room} to {to}")
+            if room == "cli" and to is not None and to != "cli" and not name.startswith("fsdpckpt/"):
+                problems.append(f"{path}: includes {name}: the command uses public headers only")
+        public = "include/fsdpckpt/" in path
+        if path.endswith(".h") and not public and room != "cli" and path != "formats/format_list.h":
+            if "#ifndef FSDPCKPT_PRIVATE" not in text:
+                problems.append(f"{path}: a private header that does not refuse to be included from outside")
+    return len(files)
+
+
+def check_names(root, problems):
+    """No file of lib/ names a format: what a format is called is in its own folder."""
+    names = re.findall(r"^X\((\w+)\)", open(os.path.join(root, "formats/format_list.h"), encoding="utf-8").read(), re.M)
+    pattern = re.compile(r"\bfc_format_(" + "|".join(names) + r")\b|\bfc_(h5|dcp|pt|st|ds|mg)_")
+    for path in sources(root):
+        if path.startswith("lib/"):
+            for number, line in enumerate(open(os.path.join(root, path), encoding="utf-8"), 1):
+                if pattern.search(line):
+                    problems.append(f"{path}:{number}: names a format: {line.strip()}")
+
+
+def objects(build):
+    """(room, path of the source, object file) of everything in the two libraries."""
+    for base in ("CMakeFiles/fsdpckpt.dir", "train/CMakeFiles/fsdpckpt-train.dir"):
+        top = os.path.join(build, base)
+        for directory, _, names in os.walk(top):
+            for name in names:
+                if name.endswith(".o"):
+                    path = os.path.relpath(os.path.join(directory, name), top)[:-2]
+                    path = os.path.join("train", path) if base.startswith("train") else path
+                    yield room_of(path), path, os.path.join(directory, name)
+
+
+def check_calls(build, problems):
+    defined, used = {}, []
+    for room, path, file in objects(build):
+        listing = subprocess.run(["nm", file], capture_output=True, text=True, check=True).stdout
+        for line in listing.splitlines():
+            fields = line.split()
+            if len(fields) == 3 and fields[1] in "TDRBV":
+                defined[fields[2]] = room
+            elif len(fields) == 2 and fields[0] == "U":
+                used.append((room, path, fields[1]))
+    for room, path, symbol in used:
+        to = defined.get(symbol)
+        if to is not None and LEVEL[to] > LEVEL[room] and symbol not in UPWARD_CALLS:
+            problems.append(f"{path}: calls {symbol}: an arrow up from {room} to {to}")
+    return len(used)
+
+
+def main():
+    root, build = sys.argv[1:3]
+    problems = []
+    files = check_includes(root, problems)
+    check_names(root, problems)
+    calls = check_calls(build, problems)
+    if files < 100 or calls < 1000:
+        problems.append(f"only {files} files and {calls} calls were seen: nothing was checked")
+    for problem in problems:
+        print(problem)
+    print(f"{files} files, {calls} uses of symbols, {len(problems)} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
