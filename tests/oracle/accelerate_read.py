@@ -48,7 +48,7 @@ def main():
         must_equal(truth, torch.load(full))
         r = run(program, "consolidate", source, "-o", full, "--force")
         must_equal(truth, torch.load(full))
-        assert "scheduler.pt beside it is no part of it" in r.stderr and r.stderr.count("\n") == 1, r
+        assert "scheduler.pt in the same directory is not part of the checkpoint" in r.stderr and r.stderr.count("\n") == 1, r
         run(program, "diff", source, shards, "--data")
         run(program, "check", source)
         run(program, "convert", source, "-o", os.path.join(home, "again"), "--to", "dcp")

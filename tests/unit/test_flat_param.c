@@ -45,12 +45,12 @@ static void refusals(void **state) {
     refuse(two, 2, 2, false, "b: must flatten tensors with uniform requires_grad when use_orig_params=False");
     two[1] = desc("b", 1, three);
     two[1].shared_with = 1;
-    refuse(two, 2, 2, true, "b: is shared with parameter 1, which is no earlier one");
+    refuse(two, 2, 2, true, "b: shared with parameter 1, which is not an earlier one");
     two[1].shared_with = -1;
     two[1].strides = gaps;
     refuse(two, 2, 2, true, "b: its strides leave gaps or overlap");
     two[1] = desc("b", 2, huge);
-    refuse(two, 2, 2, true, "does not fit 64 bits");
+    refuse(two, 2, 2, true, "is negative, or the parameter is too large");
     two[1] = desc("b", 1, negative);
     refuse(two, 2, 2, true, "b: a size is negative");
     two[0] = desc("a", 1, zero);
