@@ -43,8 +43,6 @@ typedef struct candidate {
     size_t index; /* among the caller's tensors */
     uint64_t key; /* distinguishes views of the same record */
 } candidate;
-}
-place;
 
 static int by_chunks(const void *a, const void *b) {
     const fc_tensor *x = ((const candidate *)a)->tensor, *y = ((const candidate *)b)->tensor;

@@ -205,7 +205,7 @@ class Check(harness.Case):
         os.truncate(self.path("t", "shard-00002-of-00004.h5"), 700)
         os.truncate(self.path("t", "shard-00003-of-00004.h5"), 10)
         told = json.loads(self.found("t", "--json"))
-        self.assertEqual([f["kind"] for f in told["findings"]], ["file-missing", "file-damaged", "file-damaged"])
+        self.assertEqual([f["kind"] for f in told["findings"]], ["file-missing", "file-truncated", "file-truncated"])
 
 
 if __name__ == "__main__":

@@ -362,9 +362,9 @@ def names_and_sizes(d):
     check(rc == 3 and "links that multiply?" in err, f"many names: {rc} {err}")
     with h5py.File(path, "w") as f:
         f["x"] = 1
-        f.attrs["fsdpckpt_schema"] = 2
+        f.attrs["fsdpckpt_schema"] = 3
     rc, err, v = dump(path)
-    check(rc == 5 and err == f"{path}: written with schema 2; this fsdpckpt reads schema 1: use a newer one", err)
+    check(rc == 5 and err == f"{path}: written with schema 3; this fsdpckpt reads schemas 1 to 2: use a newer one", err)
 
 
 def main():

@@ -24,7 +24,10 @@ static hid_t custom_float(const fc_dtype_info *info) {
     return type;
 }
 
-/* A float by its fields; one without fields as its bits, which the attribute dtype gives a meaning. */
+/*
+ * No fields describe that an exponent of ones is a number, that 0x80 is NaN, or that there is no sign. HDF5 would
+ * silently read wrong values from such a float, so it is stored as its bits; the attribute dtype gives them a meaning.
+ */
 static hid_t floating(fc_dtype dtype) {
     const fc_dtype_info *info = fc_dtype_get(dtype);
     if (dtype == FC_F64) {
@@ -33,7 +36,8 @@ static hid_t floating(fc_dtype dtype) {
     if (dtype == FC_F32) {
         return H5Tcopy(H5T_IEEE_F32LE);
     }
-    return info->exponent_bits ? custom_float(info) : H5Tcopy(H5T_STD_U8LE);
+    bool has_fields = info->exponent_bits > 0 && dtype != FC_F8_E4M3FN;
+    return has_fields ? custom_float(info) : H5Tcopy(H5T_STD_U8LE);
 }
 
 static hid_t integer(const fc_dtype_info *info) {
