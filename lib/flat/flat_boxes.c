@@ -3,6 +3,7 @@
  * a run is a few boxes (sharding/flat_runs.h). Nothing is read: a box becomes a chunk that refers to the extent of its
  * shard at another offset and with other strides.
  */
+#include "flat/flat_boxes.h"
 
 #include "sharding/flat_runs.h"
 

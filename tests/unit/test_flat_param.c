@@ -34,7 +34,7 @@ static void refusals(void **state) {
     static const int64_t gaps[] = {2};
     fc_flat_desc two[] = {desc("a", 1, three), desc("b", 1, three)};
     refuse(two, 0, 2, false, "at least one parameter");
-    refuse(two, 2, 0, false, "over 0 ranks");
+    refuse(two, 2, 0, false, "at least one rank, not 0");
     two[1].dtype = FC_BF16;
     refuse(two, 2, 2, false, "b: must flatten tensors with uniform dtype but got float32 and bfloat16");
     two[1].dtype = FC_F32;
