@@ -4,6 +4,7 @@
  */
 #include "command.h"
 #include "help.h"
+#include "hint.h"
 #include "progress.h"
 #include "signals.h"
 #include "terminal.h"
@@ -250,7 +251,9 @@ int main(int argc, char **argv) {
         rc = fc_fail_errno(&err, errnum, "standard output: cannot be written");
     }
     if (rc != FC_OK && err.message[0]) { /* without a message: it is on stdout, or another rank says it */
-        text_tell_error(err.message);
+        char hint[sizeof err.about + 128], line[sizeof err.message + sizeof hint];
+        snprintf(line, sizeof line, "%s%s", err.message, hint_text(&err, hint, sizeof hint));
+        text_tell_error(line);
     }
     free(out);
     return fc_exit_status(rc);

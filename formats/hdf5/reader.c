@@ -171,8 +171,8 @@ static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, co
 }
 
 static fc_code unreadable(const fc_tensor *tensor, const fc_h5_dataset *d, const char *path, fc_error *err) {
-    return fc_fail(err, d->code, "%s: dataset /%s: %s; --exclude '%s' leaves it out", path, d->path, d->message,
-                   tensor->name);
+    return fc_advise(err, fc_fail(err, d->code, "%s: dataset /%s: %s", path, d->path, d->message), FC_HINT_EXCLUDE,
+                     tensor->name);
 }
 
 /* Of a checkpoint that was opened from tables: everything about a box has been checked but whether its file is the one

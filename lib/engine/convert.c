@@ -31,9 +31,12 @@ static fc_code check_refusals(const fc_target *target, fc_error *err) {
         fc_error *why = count == 0 ? &first : NULL;
         count += fc_check_readable(target->source, target->tensors[i].source, why) != FC_OK;
     }
-    return count == 0   ? FC_OK
-           : count == 1 ? fc_fail(err, first.code, "%s", first.message)
-                        : fc_fail(err, first.code, "%s; it is the first of %zu such values", first.message, count);
+    if (count == 0) {
+        return FC_OK;
+    }
+    fc_code rc = count == 1 ? fc_fail(err, first.code, "%s", first.message)
+                            : fc_fail(err, first.code, "%s; the first of %zu such values", first.message, count);
+    return fc_advise(err, rc, first.hint, first.about);
 }
 
 /* Fail closed: nothing is created before every target element is known to be covered exactly once. */
@@ -347,12 +350,14 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
                        path ? path : source->path, options->format->name);
     }
     if (source->format->layout_only && !options->dry_run) {
-        return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to convert: it can be planned with --dry-run",
-                       source->path);
+        return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: a schema has no data to convert", source->path),
+                         FC_HINT_DRY_RUN, NULL);
     }
     if (options->move.memory && options->move.memory < FC_LEAST_MEMORY) {
-        return fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: --memory must be at least 1M",
-                       options->move.memory);
+        return fc_advise(err,
+                         fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: 1 MiB is the least",
+                                 options->move.memory),
+                         FC_HINT_MEMORY, NULL);
     }
     if (!path && !options->dry_run) {
         return fc_fail(err, FC_EUSAGE, "%s: no target is named", source->path);
@@ -375,8 +380,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
         return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", path);
     }
     if (options->selection.compress && !options->format->writer.place) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "--compress: the format '%s' has no compression; leave it out, or say --to h5",
+        return fc_fail(err, FC_EUNSUPPORTED, "the format '%s' has no compression: only HDF5 targets are compressed",
                        options->format->name);
     }
     if (!arena) {

@@ -166,7 +166,7 @@ class Check(harness.Case):
         self.fails(2, "check", source, "--allow-missing", "x", contains=["--against or --schema"])
         self.fails(2, "check", source, "--tp-plan", "auto", contains=["--tp N"])
         self.fails(2, "check", source, "--json", "--github", contains=["one of --json and --github"])
-        self.fails(2, "check", source, "--strip-prefix", "nothing.", contains=["matches no name"])
+        self.fails(2, "check", source, "--strip-prefix", "nothing.", contains=["no name has the prefix"])
         self.fails(2, "check", source, source, contains=["one too many"])
 
     def test_options_that_are_suggested_mend(self):
