@@ -61,7 +61,7 @@ class Errors(harness.Case):
             f.write(b"x")
         result = self.run_tool("consolidate", ckpt, "-o", self.path("out.h5"))
         self.assertEqual((result.returncode, result.stderr.count("\n")), (0, 1))
-        self.assertIn(": a\\x1b[31mb\\x0ac.pt beside it", result.stderr)
+        self.assertIn(": a\\x1b[31mb\\x0ac.pt in the same directory", result.stderr)
 
     def test_missing_index(self):
         self.ok("convert", harness.corpus(FSDP2), "-o", "shards", "--to", "h5")
