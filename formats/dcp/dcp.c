@@ -200,7 +200,7 @@ fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, c
 static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     const char *directory = NULL;
     FC_TRY(fc_dcp_open(checkpoint, options, &directory, err));
-    return fc_note_beside(checkpoint, directory, err);
+    return fc_note_other_files(checkpoint, directory, err);
 }
 
 static void dcp_close(fc_checkpoint *checkpoint) {
