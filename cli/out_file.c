@@ -1,5 +1,5 @@
 /*
- * A file that a command writes: see out_file.h.
+ * Writes a file of a command: see out_file.h.
  */
 #include "out_file.h"
 
@@ -28,10 +28,10 @@ fc_code out_file(const fc_checkpoint *source, const char *path, bool force, uint
     fc_commit *commit = NULL;
     if (strcmp(path, "-") == 0) {
         return fc_fail(err, FC_EUSAGE,
-                       "-: this cannot go to standard output: name a file (./- if it is to be called so)");
+                       "-: this file cannot be written to standard output; give a file name (./- for a file called -)");
     }
     if (source && fc_checkpoint_needs(source, path)) {
-        return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", path);
+        return fc_fail(err, FC_EUSAGE, "%s: is a file of the source checkpoint; choose another target", path);
     }
     fc_code rc = fc_commit_begin(path, false, force, bytes, &commit, err);
     if (rc != FC_OK) {
