@@ -13,12 +13,12 @@
 typedef fc_code out_file_write(void *context, text_out *out, fc_error *err);
 
 /**
- * Creates `path` with the content that `write` produces. Refuses a file of `source` (may be NULL), even with `force`,
- * because it is being read.
+ * Creates `path` with the content that `write` produces. Refuses to replace what is being read, even with `force`:
+ * `source` (may be NULL) and the files that the command line names.
  * @param bytes the approximate size, to check the free space.
  */
-fc_code out_file(const fc_checkpoint *source, const char *path, bool force, uint64_t bytes, out_file_write *write,
-                 void *context, fc_error *err);
+fc_code out_file(const options *o, const fc_checkpoint *source, const char *path, bool force, uint64_t bytes,
+                 out_file_write *write, void *context, fc_error *err);
 
 /** Writes to the file of -o, or to standard output without -o or with "-o -". */
 fc_code out_result(const cli_call *call, const fc_checkpoint *source, uint64_t bytes, out_file_write *write,

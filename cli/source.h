@@ -25,6 +25,19 @@ fc_code source_model(const cli_call *call, fc_checkpoint **out, fc_error *err);
  */
 fc_code source_open(const cli_call *call, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err);
 
+/**
+ * Lists the files and directories that the command line names as inputs. The caller frees the list.
+ * @param operands whether to include the operands.
+ * @return a NULL-terminated list, or NULL when out of memory.
+ */
+const char **source_inputs(const options *o, bool operands);
+
+/** Refuses a target that is one of these inputs or contains one. */
+fc_code source_spare(const options *o, const char *target, fc_error *err);
+
+/** Reports on stderr how the remains of an interrupted run were handled: for fc_teller. @param unused NULL. */
+void source_note(void *unused, const char *line);
+
 /** With --verbose: reports the opened checkpoint on stderr. Only one of several processes calls this. */
 void source_report(const options *o, const fc_checkpoint *source);
 
