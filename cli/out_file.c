@@ -31,7 +31,7 @@ fc_code out_file(const fc_checkpoint *source, const char *path, bool force, uint
                        "-: this cannot go to standard output: name a file (./- if it is to be called so)");
     }
     if (source && fc_checkpoint_needs(source, path)) {
-        return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", path);
+        return fc_fail(err, FC_EUSAGE, "%s: is a file of the source checkpoint; choose another target", path);
     }
     fc_code rc = fc_commit_begin(path, false, force, bytes, &commit, err);
     if (rc != FC_OK) {

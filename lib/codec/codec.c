@@ -280,7 +280,7 @@ static fc_code damaged(size_t produced, size_t out_size, fc_error *err) {
 }
 
 static fc_code too_much(size_t out_size, fc_error *err) {
-    return fc_fail(err, FC_ECORRUPT, "the compressed data holds more than the %zu bytes of the chunk", out_size);
+    return fc_fail(err, FC_ECORRUPT, "the compressed data exceeds the %zu bytes of the chunk", out_size);
 }
 
 static fc_code inflate_zlib(const unsigned char *in, size_t in_size, unsigned char *out, size_t out_size,

@@ -1,6 +1,6 @@
 /*
- * Which parameters of a model lie in which flat parameter of a checkpoint. The keys of the flat parameters are the
- * units; the model gives names, shapes and order. How they lie there is flat_fit.c's to find.
+ * Finds which parameters of a model belong to which flat parameter of a checkpoint. The keys of the flat parameters
+ * give the units; the model gives names, shapes and order. flat_fit.c then finds the layout of each unit.
  */
 #include "derived/flat_units.h"
 
@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is found, and what it is found from. */
+/* The inputs, tables and output. */
 typedef struct finder {
     const fc_checkpoint *source, *model;
-    const fc_tensor *first; /* the first flat parameter: it says which dict this is about */
+    const fc_tensor *first; /* the first flat parameter: only its dict is considered */
     fc_arena *arena;
     fc_flat_model *out;
     fc_name_table *units, *stored;
@@ -80,7 +80,7 @@ bool fc_flat_is_tied(const fc_flat_model *model, size_t member) {
     return first != m && first->unit == m->unit && first->flat;
 }
 
-/* ---- what there is ---- */
+/* ---- units ---- */
 
 static bool is_flat(const finder *f, const fc_tensor *t, size_t *module) {
     return !t->object && t->ndim == 1 && fc_same_dict(t, f->first) && fc_is_flat_key(fc_state_key(t), module);
@@ -96,7 +96,7 @@ static fc_code add_unit(finder *f, size_t index, size_t len) {
     size_t there = fc_name_table_put(f->units, u->module, strlen(u->module), f->out->nunits);
     if (there != f->out->nunits) {
         return fc_fail(f->err, FC_EUNSUPPORTED,
-                       "%s: '%.256s' and '%.256s' are flat parameters of one module: nothing says which of its "
+                       "%s: '%.256s' and '%.256s' are flat parameters of the same module, and no file records which "
                        "parameters are in which",
                        f->source->path, f->out->units[there].tensor->name, t->name);
     }
@@ -104,7 +104,7 @@ static fc_code add_unit(finder *f, size_t index, size_t len) {
     return FC_OK;
 }
 
-/* The flat parameters, and what the source has under its own name beside them. */
+/* Lists the flat parameters, and by name the tensors stored next to them. */
 static fc_code find_units(finder *f) {
     const fc_checkpoint *source = f->source;
     size_t module = 0;
@@ -126,7 +126,7 @@ static fc_code find_units(finder *f) {
     return rc;
 }
 
-/* Which of the model's values are candidates: those of one state dict. */
+/* ---- members ---- */
 static bool is_candidate(const fc_tensor *t) {
     return !t->object && !fc_is_optimizer_state(t->name);
 }
@@ -143,7 +143,7 @@ static const fc_tensor *dict_of_model(const finder *f) {
     return first;
 }
 
-/* The unit of the nearest module upwards. */
+/* Returns the unit of the nearest enclosing module. */
 static size_t unit_of(const finder *f, const char *fqn) {
     size_t len = strlen(fqn);
     while (len > 0) {
@@ -170,7 +170,7 @@ static fc_code add_member(const finder *f, const fc_tensor *t, fc_name_table *na
         return fc_no_memory(f->err, f->source->path);
     }
     if (fc_name_table_put(names, m->fqn, strlen(m->fqn), f->out->nmembers) != f->out->nmembers) {
-        return fc_fail(f->err, FC_EUSAGE, "%s: two of its names are '%.256s' once what wrappers leave is taken out",
+        return fc_fail(f->err, FC_EUSAGE, "%s: two of its names are '%.256s' without wrapper components",
                        f->model->path, m->fqn);
     }
     m->unit = unit_of(f, m->fqn);
@@ -196,7 +196,7 @@ static fc_code tie_members(const finder *f) {
     return rc;
 }
 
-/* The members below each unit, in their order. */
+/* Groups the members by unit, in their order. */
 static fc_code group_members(const finder *f) {
     fc_flat_model *out = f->out;
     size_t *room = fc_arena_calloc(f->arena, out->nmembers + 1, sizeof *room), used = 0;
@@ -230,25 +230,24 @@ static fc_code find_members(finder *f) {
         if (!is_candidate(t)) {
             continue;
         }
-        rc =
-            fc_same_dict(t, dict)
-                ? add_member(f, t, names)
-                : fc_fail(f->err, FC_EUSAGE,
-                          "%s: holds more than one state dict, of '%.256s' and of '%.256s': make a schema of the model",
-                          model->path, dict->name, t->name);
+        rc = fc_same_dict(t, dict) ? add_member(f, t, names)
+                                   : fc_fail(f->err, FC_EUSAGE,
+                                             "%s: holds several state dicts, with '%.256s' and with '%.256s'; make a "
+                                             "schema of the model instead",
+                                             model->path, dict->name, t->name);
     }
     rc = rc == FC_OK ? tie_members(f) : rc;
     return rc == FC_OK ? group_members(f) : rc;
 }
 
-/* Every name of the model must be somewhere. */
+/* Checks that every name of the model is stored somewhere. */
 static fc_code check_members(const finder *f) {
     for (size_t i = 0; i < f->out->nmembers; i++) {
         const fc_flat_member *m = &f->out->members[i];
         if (!m->flat && m->stored == FC_NO_NAME) {
             return fc_fail(f->err, FC_EUSAGE,
-                           "%s: '%.256s' of %s is in none of its flat parameters and not beside them: that is another "
-                           "model",
+                           "%s: '%.256s' of %s is missing: it is neither in a flat parameter nor stored on its own; "
+                           "give the schema of the right model",
                            f->source->path, m->tensor->name, f->model->path);
         }
     }

@@ -1,8 +1,8 @@
 /*
- * Optimizer state of parameters as that of flat ones: what optimizer.state_dict() of an FSDP1 model has on each rank.
- * State with the shape of its parameter is laid out as the parameters are, and padded so that ranks have equal parts;
- * a value that all parameters of a unit share (step) is there once. What torch refuses (FSDP.optim_state_dict_to_load,
- * _flatten_optim_state in _optim_utils.py) is refused here.
+ * Converts an optimizer's state to that of flat parameters, as optimizer.state_dict() of an FSDP1 model has it on each
+ * rank. State with its parameter's shape is laid out like the parameters and padded so that all ranks have equal parts.
+ * A value that all parameters of a unit share (step) is stored once. This rejects what torch rejects
+ * (_flatten_optim_state in _optim_utils.py, called by FSDP.optim_state_dict_to_load).
  */
 #include "base/checked.h"
 #include "base/try.h"
@@ -15,9 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A value of state, with the place it gets. */
+/* A value of the state and its position in the result. */
 typedef struct entry {
-    size_t slot, number, key; /* the key as a number, in the order of first sight */
+    size_t slot, number, key; /* the key as a number, in the order of first occurrence */
     uint32_t parameter;
     const fc_target_tensor *target;
 } entry;
@@ -30,7 +30,7 @@ void fc_flatten_find_state(const fc_flattener *f, bool *is) {
 
 /* ---- names ---- */
 
-/* The path of a value of the optimizer: what its values begin with, then three elements. */
+/* Sets the path of an optimizer's value: the start that all its values share, then three elements. */
 static fc_code name_value(const fc_flattener *f, const fc_optim *o, const fc_path_element last[3], fc_tensor *t) {
     fc_arena *arena = f->out->arena;
     const fc_path *like = &o->first->path;
@@ -79,7 +79,7 @@ static bool has_shape_of(const fc_tensor *t, const fc_parameter *p) {
            memcmp(t->shape, p->shape, (size_t)t->ndim * sizeof *t->shape) == 0;
 }
 
-/* The bytes of a value that is no larger than a number or so. */
+/* Reads a value that is no larger than a few numbers, as text. */
 static fc_code read_small(const fc_flattener *f, const fc_optim *o, const fc_tensor *t, const char **out) {
     unsigned char value[32] = {0};
     const fc_box box = {0, t->shape, t->shape};
@@ -95,23 +95,23 @@ static fc_code read_small(const fc_flattener *f, const fc_optim *o, const fc_ten
     return rc != FC_OK || *out ? rc : fc_no_memory(f->err, f->source->path);
 }
 
-/* A value that all parameters of a unit share: a scalar, or none of torch's. */
+/* Adds a value that all parameters of a unit share: a scalar or an object. */
 static fc_code add_common(fc_flattener *f, const fc_optim *o, const entry *run, size_t count, size_t of,
                           const char *key) {
     const fc_tensor *first = run->target->source;
     const char *value = NULL, *other = NULL;
-    fc_code rc = count == of ? FC_OK : refuse(f, run, "is not there for each parameter of its unit");
+    fc_code rc = count == of ? FC_OK : refuse(f, run, "is missing for some parameters of its unit");
     if (rc == FC_OK && !f->source->format->layout_only) {
         rc = read_small(f, o, first, &value);
     }
     for (size_t i = 1; rc == FC_OK && i < count; i++) {
         const fc_tensor *t = run[i].target->source;
         if (!t->object != !first->object || t->dtype != first->dtype || t->ndim != first->ndim) {
-            rc = refuse(f, &run[i], "is of another type than that of other parameters of its unit");
+            rc = refuse(f, &run[i], "has another type than that of other parameters of its unit");
         } else if (value) {
             rc = read_small(f, o, t, &other);
             rc = rc == FC_OK && strcmp(value, other) != 0
-                     ? refuse(f, &run[i], "differs from that of other parameters of its unit, which has but one")
+                     ? refuse(f, &run[i], "differs from that of other parameters of its unit, which can have only one")
                      : rc;
         }
     }
@@ -119,7 +119,7 @@ static fc_code add_common(fc_flattener *f, const fc_optim *o, const entry *run, 
     return rc == FC_OK ? name_state(f, o, run, key, &f->tensors[f->count - 1]) : rc;
 }
 
-/* State with an element for each of the parameters'. */
+/* Adds state that has one element per element of the parameters. */
 static fc_code add_flat(fc_flattener *f, const fc_optim *o, const entry *run, size_t count, const char *key) {
     const fc_unit *unit = o->slots[run->slot].unit;
     const fc_flat_layout *layout = &f->layouts[unit - f->units->units];
@@ -136,13 +136,13 @@ static fc_code add_flat(fc_flattener *f, const fc_optim *o, const entry *run, si
     for (size_t i = 0, at = 0; rc == FC_OK && i < count; i++) {
         const fc_tensor *s = run[i].target->source;
         while (unit->parameters[at] != run[i].parameter) {
-            at++; /* both are in the order of the tree */
+            at++; /* both are in the tree's order */
         }
         if (!has_shape_of(s, &f->tree->parameters[run[i].parameter])) {
             return refuse(f, &run[i], "has another shape than its parameter, so it cannot be flattened");
         }
         if (s->dtype != t->dtype) {
-            return refuse(f, &run[i], "is of another type than that of other parameters of its unit");
+            return refuse(f, &run[i], "has another dtype than that of other parameters of its unit");
         }
         value->params[at] = s;
         rc = fc_flatten_check_whole(f, s);
@@ -153,14 +153,17 @@ static fc_code add_flat(fc_flattener *f, const fc_optim *o, const entry *run, si
     return rc == FC_OK ? fc_flatten_cut(f, t, value, padded) : rc;
 }
 
-/* The values of one key of a unit, or of a parameter without a unit. @param stateful its parameters that have state */
+/*
+ * Adds the values of one key of a unit, or of a parameter without a unit. @param stateful number of the unit's
+ * parameters that have any state
+ */
 static fc_code add_run(fc_flattener *f, const fc_optim *o, const entry *run, size_t count, size_t stateful,
                        const char *key) {
     const fc_unit *unit = o->slots[run->slot].unit;
     const fc_tensor *first = run->target->source;
     for (size_t i = 1; i < count; i++) {
         if (run[i].parameter == run[i - 1].parameter) {
-            return refuse(f, &run[i], "is state of a parameter that has it under another of its names, too");
+            return refuse(f, &run[i], "is state of a parameter that also has it under another name");
         }
     }
     if (unit && (first->object || first->ndim == 0)) {
@@ -171,7 +174,7 @@ static fc_code add_run(fc_flattener *f, const fc_optim *o, const entry *run, siz
         return rc == FC_OK ? name_state(f, o, run, key, &f->tensors[f->count - 1]) : rc;
     }
     return count == stateful ? add_flat(f, o, run, count, key)
-                             : refuse(f, run, "is not there for other parameters of its unit, which have state");
+                             : refuse(f, run, "is missing for other parameters of its unit that have state");
 }
 
 static fc_code find_entry(const fc_flattener *f, const fc_optim *o, const fc_target_tensor *w, const fc_optim_name *n,
@@ -179,10 +182,10 @@ static fc_code find_entry(const fc_flattener *f, const fc_optim *o, const fc_tar
     size_t p = fc_optim_parameter(f, o, n), slot = p == FC_NO_NAME ? FC_NO_NAME : o->slot_of[p];
     *out = (entry){.target = w, .slot = slot};
     if (!n->key) {
-        return refuse(f, out, "is nested deeper than torch's optimizers have it");
+        return refuse(f, out, "is nested deeper than in torch's optimizers");
     }
     if (slot == FC_NO_NAME) {
-        return refuse(f, out, "is optimizer state of what is no parameter here");
+        return refuse(f, out, "is optimizer state of an unknown parameter");
     }
     if (o->slots[slot].group == FC_NO_NAME) {
         return refuse(f, out, "is optimizer state of a parameter that is in no group of the optimizer");
@@ -199,7 +202,7 @@ static int by_place(const void *a, const void *b) {
                                   : (x->parameter > y->parameter) - (x->parameter < y->parameter);
 }
 
-/* How many parameters have state among entries of one number. @param seen one a parameter, marked with `mark` */
+/* Counts the parameters among entries of one number. @param seen one per parameter of the tree, set to `mark` */
 static size_t count_stateful(const entry *entries, size_t count, size_t *seen, size_t mark) {
     size_t n = 0;
     for (size_t i = 0; i < count; i++) {
@@ -256,7 +259,7 @@ static fc_code add_state(fc_flattener *f, const fc_optim *o) {
 
 /* ---- groups ---- */
 
-/* An object whose value is `json`. */
+/* Adds an object whose value is `json`. */
 static fc_code add_value(fc_flattener *f, const fc_optim *o, const fc_path_element last[3], const char *json) {
     static const fc_object object = {.encoding = FC_OBJECT_VALUE};
     fc_arena *arena = f->out->arena;
@@ -281,7 +284,7 @@ static fc_code add_value(fc_flattener *f, const fc_optim *o, const fc_path_eleme
     return name_value(f, o, last, t);
 }
 
-/* "params" of a group: the numbers of its slots, which follow those of the groups before. */
+/* Adds "params" of a group: the numbers of its slots, which follow those of the groups before it. */
 static fc_code add_list(fc_flattener *f, const fc_optim *o, size_t group) {
     size_t first = 0, used = 1, room;
     char number[24];
@@ -303,7 +306,7 @@ static fc_code add_list(fc_flattener *f, const fc_optim *o, size_t group) {
     return add_value(f, o, last, json);
 }
 
-/* A key of flattened groups, which have it for each parameter: one group is made of them if all have the same. */
+/* Adds a key of flattened groups. They store it per parameter; if all values are equal, they become one group. */
 static fc_code add_flattened(fc_flattener *f, const fc_optim *o, const fc_target_tensor *w, const char *key,
                              fc_name_table *seen) {
     const fc_path_element last[3] = {{.key = "param_groups"}, {.key = "0", .is_index = true}, {.key = key}};
@@ -329,7 +332,7 @@ static fc_code add_flattened(fc_flattener *f, const fc_optim *o, const fc_target
                          f->source->path, w->name);
 }
 
-/* Groups as they are, but for the lists of their parameters. */
+/* Adds the groups, with new lists of parameters. */
 static fc_code add_groups(fc_flattener *f, const fc_optim *o) {
     fc_name_table *seen = fc_name_table_new(o->scratch, f->target->ntensors + 1);
     size_t group = 0;
@@ -351,7 +354,7 @@ static fc_code add_groups(fc_flattener *f, const fc_optim *o) {
     return rc == FC_OK && o->flattened && group == 0 ? add_list(f, o, 0) : rc;
 }
 
-/* ---- all of it ---- */
+/* ---- entry point ---- */
 
 fc_code fc_flatten_state(fc_flattener *f, fc_arena *scratch) {
     size_t n = f->target->ntensors;

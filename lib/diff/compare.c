@@ -1,6 +1,6 @@
 /*
- * diff as a whole: joins the names of two checkpoints, decides by shapes, dtypes and recorded digests what must be
- * read, has that compared, and judges. The best place to start reading.
+ * The driver of diff: joins the names of two checkpoints, decides by shapes, dtypes and recorded digests what must be
+ * read, compares that, and judges.
  */
 #include "fsdpckpt/compare.h"
 
@@ -22,7 +22,7 @@ typedef struct comparison {
     fc_compare_report *report;
     size_t *to_read; /* indexes into report->items */
     size_t nto_read;
-    bool stopped; /* at a difference: not all was read */
+    bool stopped; /* at a difference: some data is unread */
 } comparison;
 
 static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
@@ -31,7 +31,7 @@ static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
 
 /* ---- digests ---- */
 
-/* @return 1: the same digest on both sides, -1: another one, 0: they do not tell. */
+/* Returns 1 when both sides record the same digest, -1 for different digests, and 0 when they cannot be compared. */
 static int compare_digests(const comparison *c, const fc_compared *item, fc_error *err, fc_code *rc) {
     fc_digest a, b;
     *rc = fc_checkpoint_digest(c->a, item->a, FC_WHOLE_TENSOR, &a, err);
@@ -44,13 +44,13 @@ static int compare_digests(const comparison *c, const fc_compared *item, fc_erro
     return a.value == b.value ? 1 : -1;
 }
 
-/* NaN differs from itself under a tolerance, so there the same bits need not be equal. */
+/* With a tolerance, NaN differs from itself, so equal bits do not imply equal values. */
 static bool same_bits_are_equal(const comparison *c, const fc_compared *item) {
     fc_dtype_class cls = fc_dtype_get(item->a->dtype)->cls;
     return !c->options->tolerant || c->options->equal_nan || (cls != FC_CLASS_FLOAT && cls != FC_CLASS_COMPLEX);
 }
 
-/* Other bits may be equal: -0, NaN, or what is within the tolerance. */
+/* Different bits can be equal values: -0, NaN, or values within the tolerance. */
 static bool other_bits_differ(const comparison *c) {
     return !c->options->tolerant && !c->options->equal_nan;
 }
@@ -62,7 +62,7 @@ static fc_code try_digests(comparison *c, fc_compared *item, bool *decided, fc_e
     if (rc != FC_OK) {
         return rc;
     }
-    item->wrong_digest = verdict < 0; /* until the data says that they do differ */
+    item->wrong_digest = verdict < 0; /* until the data turns out to differ */
     if (verdict > 0 && same_bits_are_equal(c, item) && !c->options->data) {
         item->result = FC_COMPARE_SAME_DIGEST;
         *decided = true;
@@ -95,7 +95,7 @@ static fc_code classify(comparison *c, size_t index, fc_error *err) {
     if (!a->object != !b->object) {
         item->result = FC_COMPARE_KIND;
     } else if (!same_shape(a, b)) {
-        item->result = FC_COMPARE_SHAPE; /* of objects: another number of bytes; see compare_objects */
+        item->result = FC_COMPARE_SHAPE; /* objects with other sizes; see compare_objects */
     } else if (!values_can_be_compared(c, item)) {
         item->result = FC_COMPARE_DTYPE;
     } else if (elements == 0) {
@@ -109,7 +109,7 @@ static fc_code classify(comparison *c, size_t index, fc_error *err) {
     return rc;
 }
 
-/* What --strip-prefix and --rename change is changed on both sides, and must be there on one. */
+/* Renames apply to both sides. A rule that changes nothing on either side is an error. */
 static fc_code list_names(comparison *c, fc_names *a, fc_names *b, fc_error *err) {
     static const fc_selection everything;
     const fc_selection *s = c->options->selection ? c->options->selection : &everything;
@@ -130,7 +130,7 @@ static fc_code list_names(comparison *c, fc_names *a, fc_names *b, fc_error *err
     return rc;
 }
 
-/* Makes the items: A's names with their partners, then what only B has. */
+/* Makes the items: A's names with their partners, then the names that only B has. */
 static fc_code join(comparison *c, fc_error *err) {
     fc_names a, b;
     fc_compare_report *r = c->report;
@@ -173,7 +173,7 @@ static void judge(const comparison *c, fc_compared *item) {
     }
     bool same = item->deviation.different == 0;
     if (same && c->stopped) {
-        return; /* in the middle of it, perhaps */
+        return; /* this tensor may be only partly read */
     }
     item->wrong_digest = item->wrong_digest && same && other_bits_differ(c);
     if (!same) {
@@ -183,7 +183,7 @@ static void judge(const comparison *c, fc_compared *item) {
     }
 }
 
-/* What an object decodes to, or NULL: then its bytes alone speak. */
+/* Decodes an object. Returns NULL when that is impossible; then only its bytes are compared. */
 static const char *decode(const comparison *c, const fc_checkpoint *checkpoint, const fc_tensor *object) {
     const char *json = NULL;
     return checkpoint->format->reader.object_json &&
@@ -204,7 +204,7 @@ static bool same_json(const char *a, const char *b) {
     return same;
 }
 
-/* Other bytes may be the same value: every torch.save has an id of its own. */
+/* Different bytes can hold the same value: every torch.save adds its own id. */
 static void compare_objects(const comparison *c, fc_compared *item) {
     bool bytes_differ = item->result == FC_COMPARE_DIFFERENT || item->result == FC_COMPARE_SHAPE ||
                         item->result == FC_COMPARE_DIFFERENT_DIGEST;
@@ -253,7 +253,7 @@ static fc_code begin(comparison *c, fc_error *err) {
     const fc_checkpoint *sides[] = {c->a, c->b};
     for (int i = 0; i < 2; i++) {
         if (sides[i]->format->layout_only) {
-            return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to compare: use check --schema",
+            return fc_fail(err, FC_EUSAGE, "%s: is a schema and holds no data to compare; use check with it instead",
                            sides[i]->path);
         }
     }
@@ -282,7 +282,7 @@ fc_code fc_compare(const fc_checkpoint *a, const fc_checkpoint *b, const fc_comp
     return finish(&c, err);
 }
 
-/* Objects whose digests differ are decoded, for which their data must be there. */
+/* Objects whose digests differ are decoded, which needs their data. */
 static bool needs_data(const comparison *c) {
     bool needs = c->nto_read > 0 && !(c->options->quick && differs_already(c));
     for (size_t i = 0; i < c->report->count && !needs; i++) {
@@ -292,7 +292,10 @@ static bool needs_data(const comparison *c) {
     return needs;
 }
 
-/* Whether it is worth asking its headers first: digests that answer are recorded for all tensors or none. */
+/*
+ * Returns whether reading only the headers first is worthwhile. Usable digests are recorded for all tensors or for
+ * none.
+ */
 static bool has_digests(const fc_checkpoint *checkpoint) {
     for (size_t i = 0; i < checkpoint->ntensors; i++) {
         fc_digest digest;
@@ -311,7 +314,9 @@ static fc_code reopen(const char *path, const fc_open_options *how, const fc_che
     return fc_checkpoint_open_model(path, how, model, checkpoint, err);
 }
 
-/* By the headers alone. `*answered` unless data must be read; then both may be open that way, or none. */
+/*
+ * Compares by headers alone. Clears `*answered` when data must be read; then both checkpoints, one or none may be open.
+ */
 static fc_code compare_headers(const char *path_a, const char *path_b, comparison *c, fc_checkpoint **a,
                                fc_checkpoint **b, bool *answered, fc_error *err) {
     fc_open_options how = c->options->open;

@@ -1,6 +1,6 @@
 /*
- * The whole way of the data: select, prove coverage, reserve, move, commit. The only caller of a format's writer.
- * Rank by rank: memory does not grow with the number of ranks.
+ * Converts a checkpoint: selects, proves coverage, reserves, moves and commits. Only this file calls a format's writer.
+ * It goes rank by rank, so memory does not grow with the number of ranks.
  */
 #include "fsdpckpt/move.h"
 
@@ -16,27 +16,28 @@
 #include <string.h>
 
 enum {
-    /* What a file and one of its tensors cost in headers, estimated high: the free space is checked against it. */
+    /* Generous estimates of the headers per file and per tensor. The free space is checked against them. */
     HEADER_BYTES_FILE = 16 << 10,
     HEADER_BYTES_ITEM = 2 << 10,
-    /* And what index.h5 needs for each box of a tensor. */
+    /* What index.h5 needs per box of a tensor. */
     MAPPING_BYTES = 160,
 };
 
-/* Before anything is written: no value may be one that cannot be had. */
-static fc_code check_refusals(const fc_target *target, fc_error *err) {
+/* Fails before anything is written if any selected value is unreadable. */
+static fc_code check_readable(const fc_target *target, fc_error *err) {
     fc_error first;
     size_t count = 0;
     for (size_t i = 0; i < target->ntensors; i++) {
         fc_error *why = count == 0 ? &first : NULL;
         count += fc_check_readable(target->source, target->tensors[i].source, why) != FC_OK;
     }
-    return count == 0   ? FC_OK
-           : count == 1 ? fc_fail(err, first.code, "%s", first.message)
-                        : fc_fail(err, first.code, "%s; it is the first of %zu such values", first.message, count);
+    return count == 0 ? FC_OK
+           : count == 1
+               ? fc_fail(err, first.code, "%s", first.message)
+               : fc_fail(err, first.code, "%s; it is the first of %zu unreadable values", first.message, count);
 }
 
-/* Fail closed: nothing is created before every target element is known to be covered exactly once. */
+/* Proves that every target element is covered exactly once, before anything is created. */
 static fc_code check_coverage(const fc_target *target, fc_progress *progress, fc_error *err) {
     fc_progress_begin(progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, target->ntensors);
     for (size_t i = 0; i < target->ntensors && !target->source->format->layout_only; i++) {
@@ -54,7 +55,7 @@ static fc_code check_coverage(const fc_target *target, fc_progress *progress, fc
     return FC_OK;
 }
 
-/* What the format can tell of damage to the headers that were opened: names and places would be wrong. */
+/* Lets the format check the opened headers for damage. Names and offsets from damaged headers would be wrong. */
 static fc_code check_headers(const fc_checkpoint *source, fc_progress *progress, fc_error *err) {
     if (source->format->reader.check_file) {
         fc_progress_begin(progress, FC_PHASE_PLANNING, FC_COUNTED_FILES, source->nfiles);
@@ -66,7 +67,7 @@ static fc_code check_headers(const fc_checkpoint *source, fc_progress *progress,
     return FC_OK;
 }
 
-/* Sums up what the ranks' files store. */
+/* Adds up the data bytes of the ranks' files. */
 static fc_code add_loads(const fc_target *target, const uint64_t *loads, fc_convert_report *report, fc_error *err) {
     int64_t ranks = fc_mesh_ranks(target->mesh);
     report->smallest_part = UINT64_MAX;
@@ -119,8 +120,8 @@ static bool has_chunks(const fc_target_file *file) {
     return false;
 }
 
-static fc_code compress_part(const fc_target *target, const fc_target_file *file, fc_writer *writer,
-                             const fc_move_options *options, fc_convert_report *report, fc_error *err) {
+static fc_code compress_items(const fc_target *target, const fc_target_file *file, fc_writer *writer,
+                              const fc_move_options *options, fc_convert_report *report, fc_error *err) {
     uint64_t stored = 0, raw = 0;
     fc_code rc = fc_compress_file(target, file, writer, options, &stored, err);
     for (size_t i = 0; i < file->nitems; i++) {
@@ -130,8 +131,8 @@ static fc_code compress_part(const fc_target *target, const fc_target_file *file
     return rc;
 }
 
-/* A target being written. Rank 0 leads; `writer` is its alone. */
-typedef struct making {
+/* A target being written. Only rank 0 has a `writer`. */
+typedef struct conversion {
     const fc_target *target;
     fc_comm *comm;
     bool leads;
@@ -139,22 +140,25 @@ typedef struct making {
     fc_writer writer;
     fc_move_options move;
     fc_convert_report *report;
-    bool *unmoved; /* of each tensor: the format stores it in its own way, so that there is no digest of its bytes */
-} making;
+    bool *unmoved; /* one per tensor: the format writes it in its own way, so no digest of its bytes is known */
+} conversion;
 
-/* Of a part that lies in the memory of one rank, this is everything or nothing (share = shares). */
-static void choose_share(making *m, const fc_target_file *file) {
+/* When each rank holds its own target file in memory, a rank moves all of a file or nothing (share = shares). */
+static void choose_share(conversion *m, const fc_target_file *file) {
     if (m->own_parts && m->comm) {
         bool mine = file->rank == (uint32_t)m->comm->rank;
         m->move.share = m->move.shares = mine ? 0 : 2;
     }
 }
 
-/* One file of the target: the headers by rank 0, the data by all; what is compressed by rank 0, as it goes in order. */
-static fc_code write_file(making *m, fc_target_file *file, fc_arena *arena, fc_error *err) {
+/*
+ * Writes one target file. Rank 0 writes the headers and everything compressed (which goes in order); all ranks move the
+ * data.
+ */
+static fc_code write_file(conversion *m, fc_target_file *file, fc_arena *arena, fc_error *err) {
     const fc_format *format = m->writer.format;
     fc_code rc = m->leads ? format->writer.reserve(&m->writer, file, err) : FC_OK;
-    rc = fc_ranks_share_part(m->comm, rc, file, arena, err);
+    rc = fc_ranks_share_file(m->comm, rc, file, arena, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -166,7 +170,7 @@ static fc_code write_file(making *m, fc_target_file *file, fc_arena *arena, fc_e
     rc = fc_move_file(m->target, file, &m->move, err);
     rc = fc_ranks_join_items(m->comm, rc, m->target, file, m->move.crc32, err);
     if (rc == FC_OK && m->leads && has_chunks(file)) {
-        rc = compress_part(m->target, file, &m->writer, &m->move, m->report, err);
+        rc = compress_items(m->target, file, &m->writer, &m->move, m->report, err);
     }
     if (rc == FC_OK && m->leads && format->writer.finish_file) {
         rc = format->writer.finish_file(&m->writer, file, err);
@@ -174,11 +178,11 @@ static fc_code write_file(making *m, fc_target_file *file, fc_arena *arena, fc_e
     return fc_ranks_agree(m->comm, rc, err);
 }
 
-static fc_code write_files(making *m, fc_target_file *shard, fc_arena *arena, fc_error *err) {
+static fc_code write_files(conversion *m, fc_target_file *shard, fc_arena *arena, fc_error *err) {
     const fc_format *format = m->writer.format;
     fc_code rc = FC_OK;
     size_t first = 0;
-    while (rc == FC_OK && (first < shard->nitems || first == 0)) { /* a rank that holds nothing has a file, too */
+    while (rc == FC_OK && (first < shard->nitems || first == 0)) { /* a rank that holds nothing still has a file */
         size_t count = shard->nitems;
         if (format->writer.split) {
             count = m->leads ? format->writer.split(&m->writer, shard, first) : 0;
@@ -191,7 +195,7 @@ static fc_code write_files(making *m, fc_target_file *shard, fc_arena *arena, fc
     return rc;
 }
 
-static fc_code write_part(making *m, uint32_t rank, fc_error *err) {
+static fc_code write_rank(conversion *m, uint32_t rank, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     fc_target_file file;
     fc_code rc = is_cancelled(&m->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
@@ -205,8 +209,11 @@ static fc_code write_part(making *m, uint32_t rank, fc_error *err) {
     return rc;
 }
 
-/* What was read against what the source, and what may lie below it, records; chunks first, as they tell the place. */
-static fc_code check_source(const making *m, fc_error *err) {
+/*
+ * Compares what was read with what the source and its own inputs record. Chunks come first, because their errors name
+ * the offset.
+ */
+static fc_code check_source(const conversion *m, fc_error *err) {
     const fc_checkpoint *source = m->target->source;
     fc_code rc = fc_source_crc_join(m->move.recorded, m->comm, err);
     rc = rc == FC_OK ? fc_source_crc_check(m->move.recorded, m->comm, err) : rc;
@@ -217,8 +224,8 @@ static fc_code check_source(const making *m, fc_error *err) {
     return rc;
 }
 
-/* Makes the tensors' digests of their sums, and compares them with what the source says they are. */
-static fc_code finish_digests(const making *m, uint64_t *digests, fc_error *err) {
+/* Turns the sums into the tensors' digests, and compares them with those that the source records. */
+static fc_code finish_digests(const conversion *m, uint64_t *digests, fc_error *err) {
     const fc_target *target = m->target;
     for (size_t i = 0; i < target->ntensors; i++) {
         const fc_target_tensor *tensor = &target->tensors[i];
@@ -230,7 +237,7 @@ static fc_code finish_digests(const making *m, uint64_t *digests, fc_error *err)
         digests[i] = fc_crc64_finish(digests[i], bytes);
         fc_code rc = tensor->dtype == tensor->source->dtype
                          ? fc_source_check_digest(target->source, tensor->source, digests[i], err)
-                         : FC_OK; /* of what is cast the elements were added when they were read */
+                         : FC_OK; /* the elements of a cast tensor were added when they were read */
         if (rc != FC_OK) {
             return rc;
         }
@@ -240,13 +247,13 @@ static fc_code finish_digests(const making *m, uint64_t *digests, fc_error *err)
 
 static fc_code write_all(const fc_target *target, const char *staging, const fc_convert_options *options,
                          fc_convert_report *report, fc_error *err) {
-    making m = {.target = target,
-                .comm = options->comm,
-                .leads = fc_ranks_leads(options->comm),
-                .own_parts = options->own_parts,
-                .writer = {options->format, NULL},
-                .move = options->move,
-                .report = report};
+    conversion m = {.target = target,
+                    .comm = options->comm,
+                    .leads = fc_ranks_leads(options->comm),
+                    .own_parts = options->own_parts,
+                    .writer = {options->format, NULL},
+                    .move = options->move,
+                    .report = report};
     int64_t ranks = fc_mesh_ranks(target->mesh);
     uint64_t *digests = calloc(target->ntensors + 1, sizeof *digests);
     m.unmoved = calloc(target->ntensors + 1, sizeof *m.unmoved);
@@ -263,7 +270,7 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     }
     rc = fc_ranks_agree(m.comm, rc, err);
     for (int64_t rank = 0; rank < ranks && rc == FC_OK; rank++) {
-        rc = write_part(&m, (uint32_t)rank, err);
+        rc = write_rank(&m, (uint32_t)rank, err);
     }
     fc_progress_begin(m.move.progress, FC_PHASE_CHECKING, FC_COUNTED_BYTES, 0);
     if (rc == FC_OK) {
@@ -287,7 +294,7 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     return rc;
 }
 
-/* Writes below a staging path that rank 0 has made, and has it take the target's place if all ranks have succeeded. */
+/* Writes to a staging path that rank 0 has created. If all ranks succeed, rank 0 moves it to the target path. */
 static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc_convert_options *options,
                             fc_convert_report *report, fc_code rc, fc_error *err) {
     fc_arena *arena = fc_arena_new();
@@ -317,7 +324,8 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
     uint64_t bytes = 0;
     bool fits = fc_add_u64(report->data_bytes, report->header_bytes, &bytes);
     if (target->compress) {
-        bytes = report->header_bytes; /* what is compressed may fit where the data would not: only writing tells */
+        bytes =
+            report->header_bytes; /* compressed data may fit where the raw data would not: only the write can tell */
     }
     const fc_format *format = options->format;
     bool is_directory = format->writer.is_directory ? format->writer.is_directory(target) : target->mesh->ndim > 0;
@@ -339,11 +347,11 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
     return fc_ranks_agree(options->comm, rc, err);
 }
 
-/* What can be said before anything is looked at. */
+/* Rejects invalid requests before any data is read. */
 static fc_code check_request(const fc_checkpoint *source, const char *path, const fc_convert_options *options,
                              fc_error *err) {
     if (!fc_format_writes(options->format)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' is only read, not written",
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' can be read but not written",
                        path ? path : source->path, options->format->name);
     }
     if (source->format->layout_only && !options->dry_run) {
@@ -355,24 +363,24 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
                        options->move.memory);
     }
     if (!path && !options->dry_run) {
-        return fc_fail(err, FC_EUSAGE, "%s: no target is named", source->path);
+        return fc_fail(err, FC_EUSAGE, "%s: no target path given", source->path);
     }
     if (options->own_parts && options->comm &&
         (options->selection.compress || !options->selection.mesh ||
          fc_mesh_ranks(options->selection.mesh) != options->comm->size)) {
-        return fc_fail(err, FC_EUSAGE, "%s: parts in the memory of %d ranks are written uncompressed, as many files",
+        return fc_fail(err, FC_EUSAGE, "%s: target files in the memory of %d ranks must be uncompressed, one per rank",
                        source->path, options->comm->size);
     }
     return FC_OK;
 }
 
-/* Everything before the target is touched, by each rank for itself. */
+/* Plans on each rank, before the target is touched. */
 static fc_code plan(const fc_checkpoint *source, const char *path, const fc_convert_options *options, fc_arena *arena,
                     fc_target *target, fc_convert_report *report, fc_error *err) {
     FC_TRY(check_request(source, path, options, err));
     fc_progress_begin(options->move.progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, 0);
     if (path && fc_checkpoint_needs(source, path)) {
-        return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", path);
+        return fc_fail(err, FC_EUSAGE, "%s: is a file of the source checkpoint; choose another target", path);
     }
     if (options->selection.compress && !options->format->writer.place) {
         return fc_fail(err, FC_EUNSUPPORTED,
@@ -387,7 +395,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     selection.self_contained = options->format->writer.self_contained;
     fc_code rc = fc_target_new(source, &selection, arena, target, &report->selected, err);
     rc = rc == FC_OK ? check_headers(source, options->move.progress, err) : rc;
-    rc = rc == FC_OK ? check_refusals(target, err) : rc;
+    rc = rc == FC_OK ? check_readable(target, err) : rc;
     rc = rc == FC_OK ? check_coverage(target, options->move.progress, err) : rc;
     if (rc == FC_OK) {
         rc = measure(target, options, report, err);

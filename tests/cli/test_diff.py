@@ -82,7 +82,7 @@ class Diff(harness.Case):
         p = self.run_tool("diff", "a.h5", "s", "--data")
         self.assertEqual(p.returncode, 3)
         self.assertIn("model.norm.weight", p.stdout)
-        self.assertIn("a.h5: tensor model.norm.weight: its data has the digest ", p.stderr)
+        self.assertIn("a.h5: tensor model.norm.weight: damaged: the digest of its data is ", p.stderr)
         # NaN differs from itself under a tolerance: only the data tells.
         told = json.loads(self.ok("diff", "s", "s", "--rtol", "0", "--json", "--include", "model.*"))
         self.assertGreater(told["bytes_read"], 0)
@@ -152,7 +152,7 @@ class Diff(harness.Case):
         self.fails(2, "diff", source, contains=["diff needs A B"])
         with open(self.path("model.json"), "w") as f:
             f.write(self.ok("schema", source))
-        self.fails(2, "diff", source, "model.json", contains=["a schema", "check --schema"])
+        self.fails(2, "diff", source, "model.json", contains=["is a schema", "use check with it"])
 
     def test_memory_and_threads_do_not_matter(self):
         a, b = self.plain("a.safetensors"), self.plain("b.safetensors")

@@ -194,8 +194,8 @@ def refusals(home):
 
     group = state["optim"]["param_groups"][0]
     refused(changed(names[2], step=torch.tensor(9.0)), "step", "differs")
-    refused(changed(names[2], step=None), "step", "not there for each")
-    refused(changed(names[2], exp_avg=None), "exp_avg", "not there for other parameters")
+    refused(changed(names[2], step=None), "step", "missing for some parameters")
+    refused(changed(names[2], exp_avg=None), "exp_avg", "missing for other parameters")
     refused(changed(names[2], exp_avg=torch.zeros(3)), names[2], "another shape")
     refused(changed(names[2], exp_avg=state["optim"]["state"][names[2]]["exp_avg"].half()), names[2], "another type")
     more = {**state["optim"]["state"], "no.such": {"exp_avg": torch.ones(2)}}

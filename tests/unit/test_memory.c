@@ -174,7 +174,7 @@ static void refusals(void **state) {
     j.own_parts = true;
     j.compress = 1;
     assert_int_equal(fc_comm_run_local(3, write_rank, &j, &err), FC_EUSAGE);
-    assert_non_null(strstr(err.message, "this test: parts in the memory of 3 ranks are written uncompressed"));
+    assert_non_null(strstr(err.message, "this test: target files in the memory of 3 ranks must be uncompressed"));
     assert_int_not_equal(access(j.target, F_OK), 0);
 
     fc_checkpoint *made;

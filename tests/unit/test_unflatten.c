@@ -128,8 +128,8 @@ static void tied_parameters_are_there_once(void **state) {
 
 static void other_models_are_refused(void **state) {
     (void)state;
-    check_bad("_flat_param 6", ordered, "a 5", FC_EUSAGE, "another model");
-    check_bad("_flat_param 6", ordered, "a 7", FC_EUSAGE, "another model");
+    check_bad("_flat_param 6", ordered, "a 5", FC_EUSAGE, "the right model");
+    check_bad("_flat_param 6", ordered, "a 7", FC_EUSAGE, "the right model");
     check_bad("n._flat_param 6", ordered, "n.a 6;lost 1", FC_EUSAGE, "'lost'");
     check_bad("n._flat_param 6", ordered, "other.a 6", FC_EUSAGE, "'n._flat_param'");
     char many[1024] = "";
@@ -138,14 +138,14 @@ static void other_models_are_refused(void **state) {
         snprintf(many + used, sizeof many - used, "%sw%zu 576460752303423487", i ? ";" : "", i);
     }
     check_bad("_flat_param 6", ordered, many, FC_EUSAGE, "overflows");
-    check_bad("_flat_param 6;flat_param 6", ordered, "a 6", FC_EUNSUPPORTED, "one module");
+    check_bad("_flat_param 6;flat_param 6", ordered, "a 6", FC_EUNSUPPORTED, "the same module");
     check_bad("_flat_param 6;left 1", ordered, "a 6;_orig_mod.a 6", FC_EUSAGE, "wrappers");
     check_bad("_flat_param 6", ordered, "_flat_param 6", FC_EUSAGE, "flat parameters itself");
 }
 
 static void the_order_must_be_known(void **state) {
     (void)state;
-    check_bad("_flat_param 6", "", "b 4;a 2", FC_EUSAGE, "does not say");
+    check_bad("_flat_param 6", "", "b 4;a 2", FC_EUSAGE, "does not declare");
     check_bad("_flat_param 6", "\"order\": \"names\",", "b 4;a 2", FC_ECORRUPT, "\"order\"");
 }
 
