@@ -112,10 +112,10 @@ static void take_one(fc_chunks *chunks, fc_chunk_job *job) {
 fc_code fc_chunks_take(fc_chunks *chunks, fc_chunk_job *jobs, int *count, fc_error *err) {
     *count = 0;
     if (!chunks->current) {
-        fc_code rc = chunks->next < chunks->nitems ? open_next(chunks, err) : FC_OK;
-        if (rc != FC_OK || !chunks->current) {
-            return rc;
+        if (chunks->next == chunks->nitems) {
+            return FC_OK;
         }
+        FC_TRY(open_next(chunks, err));
     }
     do {
         take_one(chunks, &jobs[(*count)++]);

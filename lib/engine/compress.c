@@ -204,16 +204,13 @@ static fc_code read_chunk(worker *w, fc_chunk_job *job, size_t bytes, unsigned c
     *out = w->read;
     const bool cast = target->dtype != target->source->dtype;
     fc_source_watch(w->source, job->of->digest.tensor ? w->compressor->recorded : NULL, cast);
-    fc_code rc = fc_source_fill(w->source, job->of->coverage, target->source, &box, w->read, err);
-    if (rc == FC_OK && cast) {
+    FC_TRY(fc_source_fill(w->source, job->of->coverage, target->source, &box, w->read, err));
+    if (cast) {
         fc_cast(target->source->dtype, w->read, target->dtype, w->cast, count);
         *out = w->cast;
     }
     memset(*out + used, 0, bytes - used);
-    if (rc == FC_OK) {
-        rc = fc_tile_digest_make(target, job->of->item, &box, *out, w->compressor->chunks.crc32, &job->digest, err);
-    }
-    return rc;
+    return fc_tile_digest_make(target, job->of->item, &box, *out, w->compressor->chunks.crc32, &job->digest, err);
 }
 
 static fc_code compress_chunk(worker *w, fc_chunk_job *job, slot *s, fc_error *err) {
@@ -414,11 +411,8 @@ fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc
         return FC_OK;
     }
     int threads = options && options->threads > 0 ? options->threads : default_threads(&p.sizes);
-    fc_code rc = divide_memory(memory, threads < FC_MOST_THREADS ? threads : FC_MOST_THREADS, &p.sizes, err);
-    rc = rc == FC_OK ? fc_chunks_init(&p.chunks, target, file, p.sizes.run, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(divide_memory(memory, threads < FC_MOST_THREADS ? threads : FC_MOST_THREADS, &p.sizes, err));
+    FC_TRY(fc_chunks_init(&p.chunks, target, file, p.sizes.run, err));
     p.chunks.crc32 = options && options->crc32;
     p.chunks.digests = options ? options->digests : NULL;
     p.decoded = fc_decoded_new(p.sizes.decoded);

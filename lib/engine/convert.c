@@ -31,10 +31,13 @@ static fc_code check_readable(const fc_target *target, fc_error *err) {
         fc_error *why = count == 0 ? &first : NULL;
         count += fc_check_readable(target->source, target->tensors[i].source, why) != FC_OK;
     }
-    return count == 0 ? FC_OK
-           : count == 1
-               ? fc_fail(err, first.code, "%s", first.message)
-               : fc_fail(err, first.code, "%s; it is the first of %zu unreadable values", first.message, count);
+    if (count == 0) {
+        return FC_OK;
+    }
+    if (count == 1) {
+        return fc_fail(err, first.code, "%s", first.message);
+    }
+    return fc_fail(err, first.code, "%s; it is the first of %zu unreadable values", first.message, count);
 }
 
 /* Proves that every target element is covered exactly once, before anything is created. */
@@ -47,20 +50,18 @@ static fc_code check_coverage(const fc_target *target, fc_progress *progress, fc
             return fc_context(err, rc, "%s", target->source->path);
         }
         fc_coverage_free(coverage);
-        rc = fc_progress_count(progress, 1, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_progress_count(progress, 1, err));
     }
     return FC_OK;
 }
 
 /* Lets the format check the opened headers for damage. Names and offsets from damaged headers would be wrong. */
 static fc_code check_headers(const fc_checkpoint *source, fc_progress *progress, fc_error *err) {
-    if (source->format->reader.check_file) {
-        fc_progress_begin(progress, FC_PHASE_PLANNING, FC_COUNTED_FILES, source->nfiles);
+    if (!source->format->reader.check_file) {
+        return FC_OK;
     }
-    for (size_t i = 0; i < source->nfiles && source->format->reader.check_file; i++) {
+    fc_progress_begin(progress, FC_PHASE_PLANNING, FC_COUNTED_FILES, source->nfiles);
+    for (size_t i = 0; i < source->nfiles; i++) {
         FC_TRY(source->format->reader.check_file(source, i, err));
         FC_TRY(fc_progress_count(progress, 1, err));
     }
@@ -180,31 +181,34 @@ static fc_code write_file(conversion *m, fc_target_file *file, fc_arena *arena, 
 
 static fc_code write_files(conversion *m, fc_target_file *shard, fc_arena *arena, fc_error *err) {
     const fc_format *format = m->writer.format;
-    fc_code rc = FC_OK;
     size_t first = 0;
-    while (rc == FC_OK && (first < shard->nitems || first == 0)) { /* a rank that holds nothing still has a file */
+    do { /* at least once: a rank that holds nothing still has a file */
         size_t count = shard->nitems;
         if (format->writer.split) {
             count = m->leads ? format->writer.split(&m->writer, shard, first) : 0;
-            rc = fc_ranks_share_number(m->comm, FC_OK, &count, err);
+            FC_TRY(fc_ranks_share_number(m->comm, FC_OK, &count, err));
         }
         fc_target_file file = {.rank = shard->rank, .items = shard->items + first, .nitems = count};
-        rc = rc == FC_OK ? write_file(m, &file, arena, err) : rc;
+        FC_TRY(write_file(m, &file, arena, err));
         first += count ? count : 1;
-    }
-    return rc;
+    } while (first < shard->nitems);
+    return FC_OK;
 }
 
 static fc_code write_rank(conversion *m, uint32_t rank, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     fc_target_file file;
-    fc_code rc = is_cancelled(&m->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
-                 : !arena               ? fc_no_memory(err, NULL)
-                                        : fc_target_file_of(m->target, rank, arena, &file, err);
-    rc = fc_ranks_agree(m->comm, rc, err);
-    if (rc == FC_OK) {
-        rc = write_files(m, &file, arena, err);
+    fc_code rc;
+    if (is_cancelled(&m->move)) {
+        rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
+    } else if (!arena) {
+        rc = fc_no_memory(err, NULL);
+    } else {
+        rc = fc_target_file_of(m->target, rank, arena, &file, err);
     }
+    FC_TRY_GOTO(fc_ranks_agree(m->comm, rc, err), rc, out);
+    rc = write_files(m, &file, arena, err);
+out:
     fc_arena_free(arena);
     return rc;
 }
@@ -216,12 +220,14 @@ static fc_code write_rank(conversion *m, uint32_t rank, fc_error *err) {
 static fc_code check_source(const conversion *m, fc_error *err) {
     const fc_checkpoint *source = m->target->source;
     fc_code rc = fc_source_crc_join(m->move.recorded, m->comm, err);
-    rc = rc == FC_OK ? fc_source_crc_check(m->move.recorded, m->comm, err) : rc;
-    if (source->format->reader.check_inputs) {
-        rc = fc_ranks_agree(m->comm, rc, err);
-        rc = rc == FC_OK ? source->format->reader.check_inputs(source, m->comm, err) : rc;
+    if (rc == FC_OK) {
+        rc = fc_source_crc_check(m->move.recorded, m->comm, err);
     }
-    return rc;
+    if (!source->format->reader.check_inputs) {
+        return rc;
+    }
+    FC_TRY(fc_ranks_agree(m->comm, rc, err));
+    return source->format->reader.check_inputs(source, m->comm, err);
 }
 
 /* Turns the sums into the tensors' digests, and compares them with those that the source records. */
@@ -235,11 +241,8 @@ static fc_code finish_digests(const conversion *m, uint64_t *digests, fc_error *
         const fc_box whole = {tensor->source->ndim, NULL, tensor->source->shape};
         uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(tensor->dtype);
         digests[i] = fc_crc64_finish(digests[i], bytes);
-        fc_code rc = tensor->dtype == tensor->source->dtype
-                         ? fc_source_check_digest(target->source, tensor->source, digests[i], err)
-                         : FC_OK; /* the elements of a cast tensor were added when they were read */
-        if (rc != FC_OK) {
-            return rc;
+        if (tensor->dtype == tensor->source->dtype) { /* the elements of a cast tensor were added when they were read */
+            FC_TRY(fc_source_check_digest(target->source, tensor->source, digests[i], err));
         }
     }
     return FC_OK;
@@ -260,31 +263,27 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     m.move.digests = digests;
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
-    fc_code rc = digests && m.unmoved ? FC_OK : fc_no_memory(err, NULL);
-    rc = rc == FC_OK ? fc_source_crc_new(target->source, target->source->tensors, target->source->ntensors,
-                                         &m.move.recorded, err)
-                     : rc;
     m.move.crc32 = options->format->writer.wants_crc32;
+    fc_code rc = digests && m.unmoved ? FC_OK : fc_no_memory(err, NULL);
+    if (rc == FC_OK) {
+        rc =
+            fc_source_crc_new(target->source, target->source->tensors, target->source->ntensors, &m.move.recorded, err);
+    }
     if (rc == FC_OK && m.leads) {
         rc = options->format->writer.create(target, staging, &m.writer, err);
     }
-    rc = fc_ranks_agree(m.comm, rc, err);
-    for (int64_t rank = 0; rank < ranks && rc == FC_OK; rank++) {
-        rc = write_rank(&m, (uint32_t)rank, err);
+    FC_TRY_GOTO(fc_ranks_agree(m.comm, rc, err), rc, out);
+    for (int64_t rank = 0; rank < ranks; rank++) {
+        FC_TRY_GOTO(write_rank(&m, (uint32_t)rank, err), rc, out);
     }
     fc_progress_begin(m.move.progress, FC_PHASE_CHECKING, FC_COUNTED_BYTES, 0);
-    if (rc == FC_OK) {
-        rc = fc_ranks_join_sums(m.comm, FC_OK, digests, target->ntensors, err);
-    }
-    if (rc == FC_OK) {
-        rc = check_source(&m, err);
-    }
-    if (rc == FC_OK) {
-        rc = finish_digests(&m, digests, err);
-    }
-    if (rc == FC_OK && m.leads) {
+    FC_TRY_GOTO(fc_ranks_join_sums(m.comm, FC_OK, digests, target->ntensors, err), rc, out);
+    FC_TRY_GOTO(check_source(&m, err), rc, out);
+    FC_TRY_GOTO(finish_digests(&m, digests, err), rc, out);
+    if (m.leads) {
         rc = options->format->writer.finish(&m.writer, digests, err);
     }
+out:
     if (m.leads) {
         options->format->writer.destroy(&m.writer);
     }
@@ -299,7 +298,9 @@ static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc
                             fc_convert_report *report, fc_code rc, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     const char *staging = commit ? fc_commit_path(commit) : NULL;
-    rc = rc != FC_OK || arena ? rc : fc_no_memory(err, NULL);
+    if (rc == FC_OK && !arena) {
+        rc = fc_no_memory(err, NULL);
+    }
     rc = fc_ranks_share_path(options->comm, rc, &staging, arena, err);
     if (rc == FC_OK) {
         rc = write_all(target, staging, options, report, err);
@@ -332,7 +333,9 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
     fc_code rc =
         fits ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
     if (options->dry_run) {
-        rc = rc == FC_OK && path ? fc_commit_check(path, is_directory, options->force, bytes, err) : rc;
+        if (rc == FC_OK && path) {
+            rc = fc_commit_check(path, is_directory, options->force, bytes, err);
+        }
         return fc_ranks_agree(options->comm, rc, err);
     }
     fc_progress_begin(options->move.progress, FC_PHASE_COPYING, FC_COUNTED_BYTES,
@@ -393,15 +396,13 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
     fc_selection selection = options->selection;
     selection.self_contained = options->format->writer.self_contained;
-    fc_code rc = fc_target_new(source, &selection, arena, target, &report->selected, err);
-    rc = rc == FC_OK ? check_headers(source, options->move.progress, err) : rc;
-    rc = rc == FC_OK ? check_readable(target, err) : rc;
-    rc = rc == FC_OK ? check_coverage(target, options->move.progress, err) : rc;
-    if (rc == FC_OK) {
-        rc = measure(target, options, report, err);
-        report->stored_bytes = report->data_bytes;
-    }
-    return rc;
+    FC_TRY(fc_target_new(source, &selection, arena, target, &report->selected, err));
+    FC_TRY(check_headers(source, options->move.progress, err));
+    FC_TRY(check_readable(target, err));
+    FC_TRY(check_coverage(target, options->move.progress, err));
+    FC_TRY(measure(target, options, report, err));
+    report->stored_bytes = report->data_bytes;
+    return FC_OK;
 }
 
 fc_code fc_convert(const fc_checkpoint *source, const char *path, const fc_convert_options *options,

@@ -50,7 +50,7 @@ static fc_code check_fletcher(const unsigned char *bytes, size_t size, fc_error 
     uint32_t sum = fc_fletcher32(bytes, size);
     if (sum != stored && sum != swapped) {
         return fc_fail(err, FC_ECORRUPT,
-                       "the Fletcher-32 checksum is %08" PRIx32 " but %08" PRIx32 " is recorded: the data is damaged",
+                       "the fletcher32 checksum is %08" PRIx32 " but %08" PRIx32 " is recorded: the data is damaged",
                        sum, stored);
     }
     return FC_OK;

@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/pages.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -344,10 +345,8 @@ fc_code fc_decoded_try(fc_decoded *cache, const fc_tensor *tensor, size_t chunk,
                        uint64_t extra, fc_decode_fn decode, void *context, const unsigned char **bytes, fc_error *err) {
     need n = {(size_t)extent->decoded, (size_t)extra, 0, NULL, NULL};
     *bytes = NULL;
-    fc_code rc = cost_of(cache, extent, extra, &n.cost, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(cost_of(cache, extent, extra, &n.cost, err));
+    fc_code rc = FC_OK;
     pthread_mutex_lock(&cache->lock);
     entry *e = find(cache, tensor, chunk);
     if (e->state == ENTRY_ABSENT && take_room(cache, &n)) {

@@ -122,35 +122,30 @@ static fc_code read_tile(worker *w, const fc_active_item *active, const fc_tile 
     fc_box box = {active->tensor->ndim, tile->offsets, tile->sizes};
     bool cast = active->dtype != active->tensor->dtype;
     fc_source_watch(w->source, active->digest.tensor ? w->engine->recorded : NULL, cast);
-    fc_code rc = fc_source_fill(w->source, active->coverage, active->tensor, &box, cast ? w->cast : to, err);
-    if (rc == FC_OK && cast) {
+    FC_TRY(fc_source_fill(w->source, active->coverage, active->tensor, &box, cast ? w->cast : to, err));
+    if (cast) {
         fc_cast(active->tensor->dtype, w->cast, active->dtype, to, (size_t)tile->count);
     }
-    if (rc == FC_OK) {
-        rc = fc_tile_digest_make(&w->engine->target->tensors[active->item->tensor], active->item, &box, to,
-                                 w->engine->queue.crc32, digest, err);
-    }
-    return rc;
+    return fc_tile_digest_make(&w->engine->target->tensors[active->item->tensor], active->item, &box, to,
+                               w->engine->queue.crc32, digest, err);
 }
 
 static fc_code move_batch(worker *w, fc_batch *batch, fc_error *err) {
-    fc_code rc = make_room(w, batch, err);
+    FC_TRY(make_room(w, batch, err));
     size_t at = 0;
-    for (int i = 0; rc == FC_OK && i < batch->count;) {
+    for (int i = 0; i < batch->count;) {
         run r = next_run(batch, i, at);
         uint64_t offset = batch->tiles[i].offset;
-        for (at = r.at; rc == FC_OK && i < r.end; at += batch->tiles[i++].size) {
-            rc = read_tile(w, batch->tiles[i].active, &batch->tiles[i].tile, w->buffer + at, &batch->tiles[i].digest,
-                           err);
+        for (at = r.at; i < r.end; at += batch->tiles[i++].size) {
+            FC_TRY(read_tile(w, batch->tiles[i].active, &batch->tiles[i].tile, w->buffer + at, &batch->tiles[i].digest,
+                             err));
         }
-        if (rc == FC_OK) {
-            rc = fc_output_write(&w->output, w->buffer + r.at, r.size, offset, err);
-        }
-        if (rc == FC_OK && w->engine->progress) {
+        FC_TRY(fc_output_write(&w->output, w->buffer + r.at, r.size, offset, err));
+        if (w->engine->progress) {
             atomic_fetch_add_explicit(&w->engine->progress->done, r.size, memory_order_relaxed);
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 static bool cancelled(const engine *e) {

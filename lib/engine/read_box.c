@@ -30,11 +30,11 @@ static fc_code read_tile(const box_reader *r, const fc_tile *tile, fc_error *err
     fc_box box = {r->tensor->ndim, tile->offsets, tile->sizes};
     uint32_t size = fc_dtype_size(r->dtype);
     unsigned char *to = r->whole ? r->whole + (size_t)tile->start * size : r->tile;
-    fc_code rc = fc_source_fill(r->source, r->coverage, r->tensor, &box, r->raw ? r->raw : to, err);
-    if (rc == FC_OK && r->raw) {
+    FC_TRY(fc_source_fill(r->source, r->coverage, r->tensor, &box, r->raw ? r->raw : to, err));
+    if (r->raw) {
         fc_cast(r->tensor->dtype, r->raw, r->dtype, to, (size_t)tile->count);
     }
-    return rc == FC_OK && r->visit ? r->visit(r->context, to, (size_t)tile->count * size, err) : rc;
+    return r->visit ? r->visit(r->context, to, (size_t)tile->count * size, err) : FC_OK;
 }
 
 static fc_code read_tiles(const box_reader *r, const fc_box *box, fc_error *err) {
@@ -67,12 +67,10 @@ static fc_code read_box(const fc_checkpoint *checkpoint, box_reader *r, const fc
         rc = fc_no_memory(err, checkpoint->path);
         goto out;
     }
-    rc = fc_source_new(checkpoint, decoded, FC_SCRATCH_BYTES, FC_OPEN_FILES, &r->source, err);
-    if (rc == FC_OK) {
-        fc_source_check_objects(r->source);
-        fc_source_watch(r->source, r->crc, true);
-        rc = read_tiles(r, box, err);
-    }
+    FC_TRY_GOTO(fc_source_new(checkpoint, decoded, FC_SCRATCH_BYTES, FC_OPEN_FILES, &r->source, err), rc, out);
+    fc_source_check_objects(r->source);
+    fc_source_watch(r->source, r->crc, true);
+    rc = read_tiles(r, box, err);
 out:
     fc_source_free(r->source);
     fc_decoded_free(decoded);

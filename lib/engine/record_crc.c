@@ -67,16 +67,13 @@ static int by_place(const void *a, const void *b) {
 /* Adds the bytes [from, to) of the record of `r`. */
 static fc_code add_gap(const fc_input *input, const run *r, uint64_t from, uint64_t to, unsigned char *buffer,
                        uint32_t *sum, fc_error *err) {
-    fc_code rc = FC_OK;
-    while (rc == FC_OK && from < to) {
+    while (from < to) {
         size_t size = to - from < GAP_READ ? (size_t)(to - from) : GAP_READ;
-        rc = fc_pread_full(input->fd, buffer, size, r->offset + from, input->path, err);
-        if (rc == FC_OK) {
-            from += size;
-            *sum ^= fc_crc32_shift(fc_crc32_bare(buffer, size), r->length - from);
-        }
+        FC_TRY(fc_pread_full(input->fd, buffer, size, r->offset + from, input->path, err));
+        from += size;
+        *sum ^= fc_crc32_shift(fc_crc32_bare(buffer, size), r->length - from);
     }
-    return rc;
+    return FC_OK;
 }
 
 /*
@@ -110,14 +107,13 @@ static bool is_affordable(const run *runs, size_t count, uint64_t missing) {
 static fc_code sum_record(const fc_input *input, const run *of, const run *runs, size_t count, unsigned char *buffer,
                           uint32_t *sum, fc_error *err) {
     uint64_t at = 0;
-    fc_code rc = FC_OK;
     *sum = 0;
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
-        rc = add_gap(input, of, at, runs[i].first, buffer, sum, err);
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY(add_gap(input, of, at, runs[i].first, buffer, sum, err));
         *sum ^= runs[i].sum;
         at = runs[i].first + runs[i].bytes;
     }
-    return rc == FC_OK ? add_gap(input, of, at, of->length, buffer, sum, err) : rc;
+    return add_gap(input, of, at, of->length, buffer, sum, err);
 }
 
 static fc_code check_record(const fc_record_crcs *records, const run *runs, size_t count, unsigned char *buffer,
@@ -150,14 +146,19 @@ fc_code fc_record_crcs_check(fc_record_crcs *records, const fc_comm *comm, fc_er
     const size_t share = comm ? (size_t)comm->rank : 0, shares = comm ? (size_t)comm->size : 1;
     const run *runs = records->runs;
     unsigned char *buffer = malloc(GAP_READ);
-    fc_code rc = buffer ? FC_OK : fc_no_memory(err, records->checkpoint->path);
+    if (!buffer) {
+        return fc_no_memory(err, records->checkpoint->path);
+    }
+    fc_code rc = FC_OK;
     qsort(records->runs, records->count, sizeof *records->runs, by_place);
     for (size_t i = 0, next, number = 0; rc == FC_OK && i < records->count; i = next, number++) {
         for (next = i + 1;
              next < records->count && runs[next].file == runs[i].file && runs[next].offset == runs[i].offset;) {
             next++;
         }
-        rc = number % shares == share ? check_record(records, runs + i, next - i, buffer, err) : FC_OK;
+        if (number % shares == share) {
+            rc = check_record(records, runs + i, next - i, buffer, err);
+        }
     }
     free(buffer);
     return rc;

@@ -129,12 +129,9 @@ static fc_code resolve(fc_source *source, const fc_tensor *tensor, size_t chunk,
     if (slot->tensor != tensor || slot->chunk != chunk) {
         const fc_format *format = source->checkpoint->format;
         slot->tensor = NULL;
-        fc_code rc = fc_checkpoint_extent(source->checkpoint, tensor, chunk, &slot->extent, err);
-        if (rc == FC_OK && tensor->object && source->checks_objects && format->reader.check_object) {
-            rc = format->reader.check_object(source->checkpoint, tensor, err);
-        }
-        if (rc != FC_OK) {
-            return rc;
+        FC_TRY(fc_checkpoint_extent(source->checkpoint, tensor, chunk, &slot->extent, err));
+        if (tensor->object && source->checks_objects && format->reader.check_object) {
+            FC_TRY(format->reader.check_object(source->checkpoint, tensor, err));
         }
         slot->tensor = tensor;
         slot->chunk = chunk;
@@ -208,23 +205,24 @@ static fc_code read_window(fc_source *source, fc_input *input, uint64_t start, u
                            unsigned char *out, fc_error *err) {
     const uint64_t offset = start + at;
     if (step->n == 0) {
-        fc_code rc = fc_input_read(input, out, (size_t)step->unit, offset, source->scratch, source->scratch_size, err);
-        if (rc == FC_OK && source->walk.wanted) {
+        FC_TRY(fc_input_read(input, out, (size_t)step->unit, offset, source->scratch, source->scratch_size, err));
+        if (source->walk.wanted) {
             fc_crc_walk_add(&source->walk, at, out, (size_t)step->unit);
         }
-        return rc;
+        return FC_OK;
     }
     size_t span = (size_t)fc_strided_span(step, 0);
     const unsigned char *bytes = source->scratch;
-    fc_code rc = fc_strided_is_dense(step) ? fc_input_read_near(input, source->scratch, span, offset, &bytes, err)
-                                           : fc_pread_full(input->fd, source->scratch, span, offset, input->path, err);
-    if (rc == FC_OK) {
-        fc_strided_copy(step, bytes, out);
+    if (fc_strided_is_dense(step)) {
+        FC_TRY(fc_input_read_near(input, source->scratch, span, offset, &bytes, err));
+    } else {
+        FC_TRY(fc_pread_full(input->fd, source->scratch, span, offset, input->path, err));
     }
-    if (rc == FC_OK && source->walk.wanted) {
+    fc_strided_copy(step, bytes, out);
+    if (source->walk.wanted) {
         add_window(&source->walk, at, step, bytes);
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Reads `copy`, whose first element is `at` bytes after `start` in the file, window by window in ascending order. */
@@ -287,6 +285,23 @@ static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk
     return fc_decode_plan_read(&plan, extent, fc_dtype_size(tensor->dtype), &buffers, out, err);
 }
 
+/* Copies an overlap of a chunk whose file holds its elements, and collects their CRC. */
+static fc_code copy_plain(fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
+                          uint64_t start, const fc_strided *copy, unsigned char *out, fc_error *err) {
+    fc_input *input = NULL;
+    FC_TRY(open_cached(source, extent->file, &input, err));
+    if (source->crc) {
+        fc_crc_walk_begin(&source->walk, tensor, chunk, extent);
+    }
+    fc_code rc = read_strided(source, input, extent->offset, start, copy, out, err);
+    if (rc == FC_OK && source->crc && source->walk.layout != FC_CRC_NONE) {
+        source->walk.bytes = (uint64_t)fc_strided_bytes(copy);
+        fc_crc_walk_end(&source->walk, source->crc, tensor, chunk, extent);
+    }
+    source->walk.wanted = false;
+    return rc;
+}
+
 /*
  * Copies an overlap, which starts `start` bytes into the decoded bytes, to `out`. Clears `*placed` when the chunk must
  * be decoded and is not available now.
@@ -299,18 +314,7 @@ static fc_code copy_overlap(fc_source *source, const fc_tensor *tensor, size_t c
         return FC_OK;
     }
     if (extent->codec == FC_CODEC_RAW) {
-        fc_input *input = NULL;
-        fc_code rc = open_cached(source, extent->file, &input, err);
-        if (rc == FC_OK && source->crc) {
-            fc_crc_walk_begin(&source->walk, tensor, chunk, extent);
-        }
-        rc = rc == FC_OK ? read_strided(source, input, extent->offset, start, copy, out, err) : rc;
-        if (rc == FC_OK && source->crc && source->walk.layout != FC_CRC_NONE) {
-            source->walk.bytes = (uint64_t)fc_strided_bytes(copy);
-            fc_crc_walk_end(&source->walk, source->crc, tensor, chunk, extent);
-        }
-        source->walk.wanted = false;
-        return rc;
+        return copy_plain(source, tensor, chunk, extent, start, copy, out, err);
     }
     const unsigned char *bytes = NULL;
     const fc_decode_plan plan = plan_of(source, tensor, extent);
@@ -412,9 +416,13 @@ static fc_code try_claimed(fill *f, fc_error *err) {
         fc_box_intersect(&box, f->box, overlap.offsets, overlap.sizes);
         const fc_extent *extent;
         bool placed = false;
-        rc = rc == FC_OK ? resolve(f->source, f->tensor, overlap.chunk, &extent, err) : rc;
-        rc = rc == FC_OK ? try_overlap(f, &overlap, extent, &placed, err) : rc;
-        if (!placed) {
+        if (rc == FC_OK) {
+            rc = resolve(f->source, f->tensor, overlap.chunk, &extent, err);
+        }
+        if (rc == FC_OK) {
+            rc = try_overlap(f, &overlap, extent, &placed, err);
+        }
+        if (!placed) { /* also after an error: the claim is still to be released */
             f->claimed[f->nclaimed++] = overlap.chunk;
         }
     }
@@ -426,36 +434,32 @@ static fc_code try_claimed(fill *f, fc_error *err) {
  * is available.
  */
 static fc_code place_claimed(fill *f, fc_error *err) {
-    fc_code rc = FC_OK;
-    while (rc == FC_OK && f->nclaimed > 0) {
+    while (f->nclaimed > 0) {
         uint64_t seen = fc_decoded_changes(f->source->decoded);
         int before = f->nclaimed;
-        rc = try_claimed(f, err);
-        if (rc == FC_OK && f->nclaimed == before) {
+        FC_TRY(try_claimed(f, err));
+        if (f->nclaimed == before) {
             fc_decoded_wait(f->source->decoded, seen);
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Copies an overlap that needs no decoding. Claims the chunk of any other. */
 static fc_code visit_overlap(void *context, const fc_overlap *overlap, fc_error *err) {
     fill *f = context;
     const fc_extent *extent = NULL;
-    fc_code rc = resolve(f->source, f->tensor, overlap->chunk, &extent, err);
-    if (rc != FC_OK) {
-        return rc; /* formats name the tensor or the dataset themselves */
-    }
+    FC_TRY(resolve(f->source, f->tensor, overlap->chunk, &extent, err)); /* formats name the tensor themselves */
     if (is_plain(extent)) {
         bool placed;
         return try_overlap(f, overlap, extent, &placed, err);
     }
-    rc = f->nclaimed == MOST_CLAIMED ? place_claimed(f, err) : FC_OK;
-    rc = rc == FC_OK ? fc_decoded_claim(f->source->decoded, f->tensor, overlap->chunk, err) : rc;
-    if (rc == FC_OK) {
-        f->claimed[f->nclaimed++] = overlap->chunk;
+    if (f->nclaimed == MOST_CLAIMED) {
+        FC_TRY(place_claimed(f, err));
     }
-    return rc;
+    FC_TRY(fc_decoded_claim(f->source->decoded, f->tensor, overlap->chunk, err));
+    f->claimed[f->nclaimed++] = overlap->chunk;
+    return FC_OK;
 }
 
 fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
@@ -466,19 +470,22 @@ fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_
         return fc_fail(err, FC_ECORRUPT, "tensor %s: the box %s is too large", tensor->name, fc_box_to_text(box).s);
     }
     fc_code rc = fc_coverage_visit(coverage, box, visit_overlap, &f, err);
-    rc = rc == FC_OK ? place_claimed(&f, err) : rc;
+    if (rc == FC_OK) {
+        rc = place_claimed(&f, err);
+    }
     for (int i = 0; i < f.nclaimed; i++) { /* after an error */
         fc_decoded_release(source->decoded, tensor, f.claimed[i], 0);
     }
-    if (rc == FC_OK && f.filled != volume) {
-        rc = fc_fail(err, FC_ECORRUPT, "tensor %s: chunks hold %" PRId64 " of the %" PRId64 " elements %s",
-                     tensor->name, f.filled, volume, fc_box_to_text(box).s);
+    FC_TRY(rc);
+    if (f.filled != volume) {
+        return fc_fail(err, FC_ECORRUPT, "tensor %s: chunks hold %" PRId64 " of the %" PRId64 " elements %s",
+                       tensor->name, f.filled, volume, fc_box_to_text(box).s);
     }
     bool wanted = false;
-    if (rc == FC_OK && source->crc && source->elements) {
-        rc = fc_source_crc_wants(source->crc, tensor, &wanted, err);
+    if (source->crc && source->elements) {
+        FC_TRY(fc_source_crc_wants(source->crc, tensor, &wanted, err));
     }
-    return rc == FC_OK && wanted ? fc_source_crc_add(source->crc, tensor, box, out, err) : rc;
+    return wanted ? fc_source_crc_add(source->crc, tensor, box, out, err) : FC_OK;
 }
 
 fc_code fc_source_bytes(fc_source *source, uint32_t file, uint64_t offset, unsigned char *out, size_t size,

@@ -167,30 +167,26 @@ void fc_crc_walk_end(const fc_crc_walk *walk, fc_source_crc *crc, const fc_tenso
 
 fc_code fc_source_crc_wants(fc_source_crc *crc, const fc_tensor *tensor, bool *wants, fc_error *err) {
     tensor_sum *sum = &crc->whole[tensor - crc->tensors];
-    fc_code rc = FC_OK;
+    *wants = false;
     if (atomic_load_explicit(&sum->recorded, memory_order_relaxed) == 0) {
         fc_digest digest;
-        rc = fc_checkpoint_digest(crc->checkpoint, tensor, FC_WHOLE_TENSOR, &digest, err);
-        if (rc == FC_OK) {
-            atomic_store_explicit(&sum->recorded, digest.kind == FC_DIGEST_CRC64 ? 2 : 1, memory_order_relaxed);
-        }
+        FC_TRY(fc_checkpoint_digest(crc->checkpoint, tensor, FC_WHOLE_TENSOR, &digest, err));
+        atomic_store_explicit(&sum->recorded, digest.kind == FC_DIGEST_CRC64 ? 2 : 1, memory_order_relaxed);
     }
-    *wants = rc == FC_OK && atomic_load_explicit(&sum->recorded, memory_order_relaxed) == 2;
-    return rc;
+    *wants = atomic_load_explicit(&sum->recorded, memory_order_relaxed) == 2;
+    return FC_OK;
 }
 
 fc_code fc_source_crc_add(fc_source_crc *crc, const fc_tensor *tensor, const fc_box *box, const unsigned char *bytes,
                           fc_error *err) {
     tensor_sum *sum = &crc->whole[tensor - crc->tensors];
     uint64_t found;
-    fc_code rc = fc_box_digest_make(tensor, box, bytes, &found, err);
-    if (rc == FC_OK) {
-        const uint64_t size = (uint64_t)fc_box_volume(box) * fc_dtype_size(tensor->dtype);
-        atomic_fetch_xor_explicit(&sum->sum, found, memory_order_relaxed);
-        atomic_fetch_add_explicit(&sum->bytes, size, memory_order_relaxed);
-        atomic_store_explicit(&crc->any, true, memory_order_relaxed);
-    }
-    return rc;
+    FC_TRY(fc_box_digest_make(tensor, box, bytes, &found, err));
+    const uint64_t size = (uint64_t)fc_box_volume(box) * fc_dtype_size(tensor->dtype);
+    atomic_fetch_xor_explicit(&sum->sum, found, memory_order_relaxed);
+    atomic_fetch_add_explicit(&sum->bytes, size, memory_order_relaxed);
+    atomic_store_explicit(&crc->any, true, memory_order_relaxed);
+    return FC_OK;
 }
 
 fc_code fc_source_check_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, uint64_t found,
@@ -359,15 +355,16 @@ fc_code fc_source_crc_check(const fc_source_crc *crc, const fc_comm *comm, fc_er
     const size_t share = comm ? (size_t)comm->rank : 0, shares = comm ? (size_t)comm->size : 1;
     const size_t count = atomic_load(&crc->any) ? crc->count : 0;
     fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
-        for (size_t k = 0; rc == FC_OK && k < crc->tensors[i].nchunks; k++) {
-            rc = check_chunk(crc, i, k, i % shares == share, &records, err);
+    for (size_t i = 0; i < count; i++) {
+        for (size_t k = 0; k < crc->tensors[i].nchunks; k++) {
+            FC_TRY_GOTO(check_chunk(crc, i, k, i % shares == share, &records, err), rc, out);
         }
     }
-    rc = rc == FC_OK ? fc_record_crcs_check(&records, comm, err) : rc;
-    for (size_t i = 0; rc == FC_OK && i < count; i++) { /* after the records, whose errors name the offset */
-        rc = check_tensor(crc, i, i % shares == share, err);
+    FC_TRY_GOTO(fc_record_crcs_check(&records, comm, err), rc, out);
+    for (size_t i = 0; i < count; i++) { /* after the records, whose errors name the offset */
+        FC_TRY_GOTO(check_tensor(crc, i, i % shares == share, err), rc, out);
     }
+out:
     fc_record_crcs_free(&records);
     return rc;
 }

@@ -52,28 +52,31 @@ static fc_code read_stored(void *context, uint64_t at, unsigned char *bytes, siz
     return fc_pread_full(s->input->fd, bytes, size, s->offset + at, s->input->path, err);
 }
 
-static fc_code decode_lean(const fc_extent *extent, uint32_t element, const fc_decode_buffers *buffers,
-                           unsigned char *out, fc_error *err) {
-    stored s = {buffers->input, extent->offset};
-    return fc_decode_lean(extent, read_stored, &s, buffers->window, buffers->window_size, element, out, err);
+static fc_code read_and_decode(const fc_decode_plan *plan, const fc_extent *extent, uint32_t element,
+                               const fc_decode_buffers *buffers, unsigned char *out, fc_error *err) {
+    fc_input *input = buffers->input;
+    const size_t length = (size_t)extent->length;
+    if (plan->way == FC_WAY_LEAN) {
+        stored s = {input, extent->offset};
+        return fc_decode_lean(extent, read_stored, &s, buffers->window, buffers->window_size, element, out, err);
+    }
+    unsigned char *workspace = buffers->workspace;
+    if (plan->way == FC_WAY_WINDOW) {
+        workspace = buffers->window;
+        FC_TRY(fc_pread_full(input->fd, workspace, length, extent->offset, input->path, err));
+    } else {
+        FC_TRY(fc_input_read(input, workspace, length, extent->offset, buffers->window, buffers->window_size, err));
+    }
+    return plan->planes ? fc_inflate(workspace, length, out, (size_t)extent->decoded, err)
+                        : fc_decode_filters(extent, workspace, element, out, err);
 }
 
 fc_code fc_decode_plan_read(const fc_decode_plan *plan, const fc_extent *extent, uint32_t element,
                             const fc_decode_buffers *buffers, unsigned char *out, fc_error *err) {
-    fc_input *input = buffers->input;
-    fc_code rc = FC_OK;
-    if (plan->way == FC_WAY_LEAN) {
-        rc = decode_lean(extent, element, buffers, out, err);
-    } else {
-        bool in_window = plan->way == FC_WAY_WINDOW;
-        unsigned char *workspace = in_window ? buffers->window : buffers->workspace;
-        FC_TRY(in_window ? fc_pread_full(input->fd, workspace, (size_t)extent->length, extent->offset, input->path, err)
-                         : fc_input_read(input, workspace, (size_t)extent->length, extent->offset, buffers->window,
-                                         buffers->window_size, err));
-        rc = plan->planes ? fc_inflate(workspace, (size_t)extent->length, out, (size_t)extent->decoded, err)
-                          : fc_decode_filters(extent, workspace, element, out, err);
+    fc_code rc = read_and_decode(plan, extent, element, buffers, out, err);
+    if (rc != FC_OK) {
+        return fc_context(err, rc, "%s: offset %" PRIu64 ": a chunk of %" PRIu64 " stored bytes", buffers->input->path,
+                          extent->offset, extent->length);
     }
-    return rc == FC_OK ? rc
-                       : fc_context(err, rc, "%s: offset %" PRIu64 ": a chunk of %" PRIu64 " stored bytes", input->path,
-                                    extent->offset, extent->length);
+    return FC_OK;
 }

@@ -40,7 +40,7 @@ class Average(harness.Case):
     def test_schema(self):
         with open(self.path("m.json"), "w") as f:
             f.write(self.ok("schema", TRAIN))
-        self.fails(2, "average", TRAIN, "m.json", "-o", "x.h5", contains=["m.json: a schema"])
+        self.fails(2, "average", TRAIN, "m.json", "-o", "x.h5", contains=["m.json: is a schema"])
 
     def test_names(self):
         self.ok("consolidate", TRAIN, "-o", "model.h5", "--include", "model.*", "-q")

@@ -59,14 +59,14 @@ class View(harness.Case):
         copy = self.copy(MESH)
         for name in sorted(os.listdir(copy)):
             if name.endswith(".distcp") or name == ".metadata":
-                self.fails(2, "view", copy, "-o", os.path.join(copy, name), "--force", contains=["choose another target"])
+                self.fails(2, "view", copy, "-o", os.path.join(copy, name), "--force", contains=["name another target"])
         with open(self.path("model.json"), "w") as f:
             f.write(self.ok("schema", harness.corpus(MESH)))
         self.fails(2, "view", "model.json", "-o", "s.h5", contains=["no data"])
         self.ok("reshard", harness.corpus(MESH), "-o", "packed", "--dp", "2", "--compress", "1", "-q")
         out = json.loads(self.ok("view", "packed", "-o", "p.h5", "--json"))
         self.assertEqual(out["copied"], 0)  # too small to be compressed
-        self.fails(2, "view", "packed", "-o", "packed/index.h5", "--force", contains=["choose another target"])
+        self.fails(2, "view", "packed", "-o", "packed/index.h5", "--force", contains=["name another target"])
 
 
 if __name__ == "__main__":

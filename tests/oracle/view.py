@@ -114,7 +114,7 @@ def other_sources(home):
     link = os.path.join(home, "link.h5")
     os.symlink(full, link)
     for name in (full, link):
-        assert "choose another target" in run("view", full, "-o", name, "--force", ok=2).stderr
+        assert "name another target" in run("view", full, "-o", name, "--force", ok=2).stderr
     assert open(full, "rb").read() == before
 
 

@@ -126,13 +126,14 @@ static void all_reasons_at_once(void **state) {
     const value b[] = {{"same", FC_F32, 1, {4}, 0},   {"shape", FC_F32, 1, {7}, 0}, {"dtype", FC_I64, 1, {4}, 0},
                        {"absent", FC_F32, 1, {9}, 0}, {"kind", FC_F32, 0, {0}, 0},  {"lr", FC_OPAQUE, 1, {9}, 0}};
     result r = CHECK(a, b);
-    assert_string_equal(r.text, "missing: absent: missing: ref has it, float32[9]\n"
-                                "missing-object: lr: missing: ref has it, an object\n"
-                                "unexpected: extra.x: unexpected: float32[], not in ref\n"
-                                "shape-dimension: shape: shape [5], in ref [7]: dimension 0 is 2 shorter: padded or "
-                                "resized?\n"
-                                "not-a-tensor: kind: an object, in ref a tensor, float32[]\n"
-                                "dtype-other: dtype: int32, in ref int64\n");
+    assert_string_equal(r.text,
+                        "missing: absent: missing: ref has it as float32[9]\n"
+                        "missing-object: lr: missing: ref has it as an object\n"
+                        "unexpected: extra.x: unexpected: float32[], not in ref\n"
+                        "shape-dimension: shape: shape [5], but [7] in ref: dimension 0 is 2 shorter; padded or "
+                        "resized?\n"
+                        "not-a-tensor: kind: an object, but a tensor (float32[]) in ref\n"
+                        "dtype-other: dtype: int32, but int64 in ref\n");
     assert_int_equal(r.report.errors, 6);
 }
 
@@ -152,7 +153,7 @@ static void renamed_by_digest(void **state) {
     const value e[] = {{"h.0.w", FC_F32, 1, {4}, 1}, {"h.1.w", FC_F32, 1, {4}, 2}};
     const value f[] = {{"layers.0.w", FC_F32, 1, {4}, 1}, {"layers.1.w", FC_F32, 1, {4}, 2}};
     assert_string_equal(CHECK(e, f).text,
-                        "renamed-part: 2 names are called otherwise: 'h' here is 'layers' in ref, e.g. "
+                        "renamed-part: 2 names differ in one component: 'h' here is 'layers' in ref, e.g. "
                         "h.0.w is layers.0.w, bit for bit; convert with --rename "
                         "'s/^h\\./layers./'\n");
 }
@@ -164,7 +165,7 @@ static void numbers_in_names_decide(void **state) {
     result r = CHECK(a, b);
     assert_non_null(strstr(r.text, "missing: layers.3.w"));
     assert_non_null(strstr(r.text, "unexpected: blocks.1.w"));
-    assert_non_null(strstr(r.text, "blocks.2.w: perhaps renamed: not in ref, which has layers.2.w"));
+    assert_non_null(strstr(r.text, "blocks.2.w: possibly renamed: it is not in ref, and layers.2.w"));
 }
 
 static void prefixes(void **state) {
@@ -176,10 +177,10 @@ static void prefixes(void **state) {
     /* The names are told once; shapes and dtypes of the pairs are compared all the same. */
     assert_string_equal(r.text,
                         "prefix-extra: 3 names have the prefix 'module.' (DistributedDataParallel), e.g. module.a.w; "
-                        "ref has them without; convert with --strip-prefix module.\n"
-                        "shape-dimension: module.b.w: shape [50], in ref [5]: dimension 0 is 45 longer: padded or "
+                        "ref has no such prefix; convert with --strip-prefix module.\n"
+                        "shape-dimension: module.b.w: shape [50], but [5] in ref: dimension 0 is 45 longer; padded or "
                         "resized?\n"
-                        "dtype: module.c.w: float16, in ref float32; convert with --dtype f32\n");
+                        "dtype: module.c.w: float16, but float32 in ref; convert with --dtype f32\n");
     r = CHECK(plain, wrapped);
     assert_non_null(strstr(r.text, "prefix-lacking: 3 names lack the prefix 'module.'"));
     assert_non_null(strstr(r.text, "--rename 's/^/module./'"));
@@ -212,8 +213,7 @@ static void allowed(void **state) {
     const char *missing[] = {"old.?", "never", NULL}, *unexpected[] = {"new.*", NULL};
     fc_check_options o = {.allow_missing = missing, .allow_unexpected = unexpected};
     result r = check_with(a, 2, b, 3, o);
-    assert_string_equal(r.text, "idle-allow-missing: --allow-missing 'never' matches nothing that is missing; leave it "
-                                "out\n");
+    assert_string_equal(r.text, "idle-allow-missing: --allow-missing 'never' matches no missing name; remove it\n");
     assert_int_equal(r.report.errors, 0);
     assert_int_equal(r.report.allowed, 3);
 }
@@ -253,9 +253,9 @@ static void optimizer_state(void **state) {
     assert_string_equal(
         CHECK_ALONE(a).text,
         "state-shape: optim.state.v.exp_avg: float32[2], but its parameter model.v is float32[4]: the optimizer cannot "
-        "go on with it\n"
-        "state-orphan: optim.state.gone.exp_avg: optimizer state (exp_avg) of gone, which is not there: the parameter "
-        "is lost or has another name; if it is not wanted, leave the state out with --exclude "
+        "use it\n"
+        "state-orphan: optim.state.gone.exp_avg: optimizer state (exp_avg) of gone, which is missing: the parameter "
+        "is lost or has another name; to drop the state, exclude it with --exclude "
         "'optim.state.gone.*'\n");
     /* An optimizer on its own, numbered state, and a model that calls something "state" are all right. */
     const value alone[] = {{"optim.state.w.exp_avg", FC_F32, 1, {4}, 0}};
@@ -282,12 +282,13 @@ static void meshes(void **state) {
     fc_check_options o = {.mesh = &mesh};
     assert_string_equal(
         check_with(a, COUNT(a), NULL, 0, o).text,
-        "uneven: l.0.w and 1 more: float32[9, 8]: dimension 0 does not divide by dp 4: 3 ranks get 3, 1 "
+        "uneven: l.0.w and 1 more: float32[9, 8]: dimension 0 does not divide evenly by dp 4: 3 ranks get 3, 1 "
         "gets nothing\n");
     /* Optimizer state is cut as its parameter: it is not told twice, but on its own it is. */
     const value b[] = {{"w", FC_F32, 1, {9}, 0}, {"optim.state.w.exp_avg", FC_F32, 1, {9}, 0}};
-    assert_string_equal(check_with(b, 2, NULL, 0, o).text,
-                        "uneven: w: float32[9]: dimension 0 does not divide by dp 4: 3 ranks get 3, 1 gets nothing\n");
+    assert_string_equal(
+        check_with(b, 2, NULL, 0, o).text,
+        "uneven: w: float32[9]: dimension 0 does not divide evenly by dp 4: 3 ranks get 3, 1 gets nothing\n");
     assert_non_null(strstr(check_with(b + 1, 1, NULL, 0, o).text, "uneven: optim.state.w.exp_avg: "));
     spec = (fc_layout_spec){.dp = 1};
     assert_int_equal(fc_layout_mesh(&spec, &mesh, NULL), FC_OK);
@@ -307,7 +308,7 @@ static void many_names(void **state) {
     }
     result r = check_with(values[0], MOST, values[1], MOST, (fc_check_options){0});
     assert_int_equal(r.report.count, 1);
-    assert_non_null(strstr(r.text, "4096 names are called otherwise: 'blocks' here is 'layers'"));
+    assert_non_null(strstr(r.text, "4096 names differ in one component: 'blocks' here is 'layers'"));
 }
 
 /* Every row of the table can be told apart and speaks. */

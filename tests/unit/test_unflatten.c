@@ -139,7 +139,7 @@ static void other_models_are_refused(void **state) {
     }
     check_bad("_flat_param 6", ordered, many, FC_EUSAGE, "overflows");
     check_bad("_flat_param 6;flat_param 6", ordered, "a 6", FC_EUNSUPPORTED, "the same module");
-    check_bad("_flat_param 6;left 1", ordered, "a 6;_orig_mod.a 6", FC_EUSAGE, "wrappers");
+    check_bad("_flat_param 6;left 1", ordered, "a 6;_orig_mod.a 6", FC_EUSAGE, "wrapper components");
     check_bad("_flat_param 6", ordered, "_flat_param 6", FC_EUSAGE, "flat parameters itself");
 }
 

@@ -433,7 +433,7 @@ static void wrong_files(void **state) {
         {"[]", "a wrap policy is an object like {", false},
         {"{", ":1:1: not a wrap policy", false},
         {"{\"a\": 1}", "\"a\" must be a string or an array of strings", true},
-        {"{\"$frozen\": {}}", "\"$frozen\" should be", true},
+        {"{\"$frozen\": {}}", "\"$frozen\" must be", true},
         {"{\"$shared\": [\"a\"]}", "\"$shared\" must be an array of groups", true},
         {"{\"$shared\": [[\"a\"]]}", "\"$shared\" must be an array of groups", true},
         {"{\"$shared\": {}}", "\"$shared\" must be an array of groups", true},
