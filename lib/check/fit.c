@@ -138,7 +138,7 @@ static int64_t check_tp(fit *f, const fc_named *named) {
         bool empty = size < f->tp;
         note(
             f, named, empty ? FC_FOUND_TP_EMPTY_SHARDS : FC_FOUND_TP_UNEVEN,
-            fc_check_text(c, "dimension %d %s tp %" PRId64, d, empty ? "is shorter than" : "does not divide by", f->tp),
+            fc_check_text(c, "dimension %d %s tp %" PRId64, d, empty ? "is shorter than" : "does not divide evenly by", f->tp),
             parts_text(c, size, f->tp));
     }
     if (d == 0) {
