@@ -137,10 +137,15 @@ void help_command(text_out *out, const command *c) {
     text_printf(out, "Usage: fsdpckpt %s %s%s%s [OPTION]...\n\n", c->name, c->operands, c->synopsis ? " " : "",
                 c->synopsis ? c->synopsis : "");
     wrap(out, c->description, 0, 0);
-    text_puts(out, "\nOptions:\n");
-    for (int id = 0; id < OPT_COUNT; id++) {
-        if (c->takes & TAKES(id)) {
-            print_option(out, c, (option_id)id);
+    for (int g = 0; g < OPTION_GROUPS; g++) {
+        uint64_t members = option_group_of(g, c->takes);
+        if (members) {
+            text_printf(out, "\n%s:\n", option_groups[g].title);
+        }
+        for (int id = 0; id < OPT_COUNT; id++) {
+            if (members & TAKES(id)) {
+                print_option(out, c, (option_id)id);
+            }
         }
     }
     text_puts(out, "\nExamples:\n");

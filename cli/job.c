@@ -12,6 +12,7 @@
 #include "target.h"
 #include "unit_plan.h"
 
+#include "fsdpckpt/check.h"
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/unflatten.h"
 
@@ -106,6 +107,20 @@ static fc_code convert(job *j, fc_error *err) {
         text_tell("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", j->how.format->writer.objects_note);
     }
     return rc;
+}
+
+/* The folder of an accelerate run holds the optimizer as well, which nobody loads from a file for transformers. */
+static void hint_model(const job *j) {
+    const options *o = j->o;
+    const fc_checkpoint *source = j->source;
+    bool both = source->producer && strcmp(source->producer, "accelerate") == 0 && source->ntensors > 0 &&
+                strncmp(source->tensors[source->ntensors - 1].name, "optimizer.", 10) == 0;
+    if (both && !j->how.selection.mesh && !o->include.count && !o->exclude.count) {
+        text_tell(
+            "%s: model.* and optimizer.* were both converted; --include 'model.*' --strip-prefix model. takes the "
+            "model alone",
+            j->source->path);
+    }
 }
 
 /* What the source left undecided for the person at the terminal, on stderr with -v. */
@@ -231,6 +246,22 @@ static fc_code flatten(job *j, fc_error *err) {
     return rc;
 }
 
+/* What check says of a dimension that the tp ranks cannot share evenly. */
+static fc_code warn_uneven(const job *j, fc_error *err) {
+    fc_check_options how = {.selection = &j->how.selection, .mesh = &j->mesh, .tp_plan = j->plan, .only_mesh = true};
+    fc_report report;
+    fc_arena *arena = fc_arena_new();
+    fc_code rc = arena ? fc_check(j->source, &how, arena, &report, err) : fc_no_memory(err, NULL);
+    for (size_t i = 0; rc == FC_OK && i < report.count; i++) {
+        fc_finding_kind kind = report.findings[i].kind;
+        if (kind == FC_FOUND_TP_UNEVEN || kind == FC_FOUND_TP_EMPTY_SHARDS) {
+            text_tell("warning: %s", report.findings[i].message);
+        }
+    }
+    fc_arena_free(arena);
+    return rc;
+}
+
 /* How a command opens what it converts. */
 typedef fc_code (*opener)(const cli_call *call, fc_checkpoint **out, fc_error *err);
 
@@ -250,11 +281,17 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
         return speaks ? plan_rank(j->source, &j->how.selection, (uint32_t)o->rank, o->json, out, err) : FC_OK;
     }
     fc_code rc = convert(j, err);
+    if (rc == FC_OK && speaks && j->plan && !o->quiet) {
+        rc = warn_uneven(j, err);
+    }
     if (rc == FC_OK && speaks) {
         if (j->source->note && !o->quiet) { /* a failure is one line */
             text_tell("%s: %s", j->source->path, j->source->note);
         }
         print_report(j, out);
+        if (!o->quiet && !j->how.selection.keep_layout) {
+            hint_model(j);
+        }
     }
     return rc;
 }

@@ -4,10 +4,11 @@
  */
 #include "command.h"
 #include "help.h"
+#include "hint.h"
 #include "progress.h"
 #include "signals.h"
-#include "suggest.h"
 #include "terminal.h"
+#include "words.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,13 +19,13 @@
 #include <unistd.h>
 
 static fc_code unknown_command(const char *name, fc_error *err) {
-    const char *best = NULL;
-    size_t score = SUGGEST_NONE;
-    for (const command *const *c = command_table; *c; c++) {
-        suggest_consider(name, strlen(name), (*c)->name, &best, &score);
-    }
+    const char *best = words_command(name);
     if (best) {
         return fc_fail(err, FC_EUSAGE, "unknown command '%s'; did you mean '%s'?", name, best);
+    }
+    if (access(name, F_OK) == 0) {
+        return fc_fail(err, FC_EUSAGE, "'%s' is a file, not a command; did you mean 'fsdpckpt inspect %s'?", name,
+                       name);
     }
     return fc_fail(err, FC_EUSAGE, "unknown command '%s'; see 'fsdpckpt --help'", name);
 }
@@ -37,21 +38,43 @@ static fc_code run_bare(int argc, char **argv, text_out *out, fc_error *err) {
         help_version(out);
     } else if (rc == FC_OK && o.help) {
         help_program(out);
-    } else if (rc == FC_OK) {
+    } else if (rc == FC_OK && argc > 0) {
         rc = fc_fail(err, FC_EUSAGE, "no command given; see 'fsdpckpt --help'");
+    } else if (rc == FC_OK) {
+        out->fd = STDERR_FILENO; /* the usage is the answer, and still an error */
+        help_program(out);
+        rc = FC_EUSAGE;
     }
     options_free(&o);
     return rc;
 }
 
+/* The command line that would do, for the end of a usage error. */
+static const char *usage_of(const command *c, char *buf, size_t size) {
+    snprintf(buf, size, "fsdpckpt %s %s%s%s", c->name, c->operands, c->synopsis ? " " : "",
+             c->synopsis ? c->synopsis : "");
+    return buf;
+}
+
+/* What the operand that is one too many was probably meant for. */
+static const char *hint_for_extra(const command *c, const options *o) {
+    const char *extra = o->operands[c->max_operands];
+    if (access(extra, F_OK) == 0) {
+        return c->max_operands == 1 ? "; of a checkpoint in several files name the directory" : "";
+    }
+    return (c->needs & TAKES(OPT_OUTPUT)) && !o->output ? "; a target goes behind -o"
+           : c->takes & TAKES(OPT_TENSOR)               ? "; a tensor goes behind --tensor"
+                                                        : "; an argument with blanks needs quotes";
+}
+
 static fc_code check_operands(const command *c, const options *o, fc_error *err) {
+    char usage[160];
     if (o->noperands < c->min_operands) {
-        return fc_fail(err, FC_EUSAGE, "%s needs %s; see 'fsdpckpt %s --help'", c->name, c->operands, c->name);
+        return fc_fail(err, FC_EUSAGE, "%s needs %s; say '%s'", c->name, c->operands, usage_of(c, usage, sizeof usage));
     }
     if (o->noperands > c->max_operands) {
         return fc_fail(err, FC_EUSAGE, "%s takes only %s: '%s' is one too many%s", c->name, c->operands,
-                       o->operands[c->max_operands],
-                       c->max_operands == 1 ? "; of a checkpoint in several files name the directory" : "");
+                       o->operands[c->max_operands], hint_for_extra(c, o));
     }
     for (size_t i = 0; i < o->noperands; i++) {
         if (!*o->operands[i]) {
@@ -68,11 +91,20 @@ static fc_code check_operands(const command *c, const options *o, fc_error *err)
         if ((c->needs & TAKES(id)) && !(o->given & TAKES(id)) && !o->dry_run) {
             char term[64];
             help_option_term(term, sizeof term, &option_table[id]);
-            return fc_fail(err, FC_EUSAGE, "%s needs %s%s; see 'fsdpckpt %s --help'", c->name, term,
-                           c->takes & TAKES(OPT_DRY_RUN) ? " (or --dry-run)" : "", c->name);
+            return fc_fail(err, FC_EUSAGE, "%s needs %s%s; say '%s'", c->name, term,
+                           c->takes & TAKES(OPT_DRY_RUN) ? " (or --dry-run)" : "", usage_of(c, usage, sizeof usage));
         }
     }
     return FC_OK;
+}
+
+/* Someone who asks for help need not be right about the rest. `reshard help` asks, too, unless there is such a file. */
+static bool asks_for_help(int argc, char **argv) {
+    bool asks = argc == 1 && strcmp(argv[0], "help") == 0 && access(argv[0], F_OK) != 0;
+    for (int i = 0; i < argc && !asks && strcmp(argv[i], "--") != 0; i++) {
+        asks = strcmp(argv[i], "-h") == 0 || strcmp(argv[i], "--help") == 0;
+    }
+    return asks;
 }
 
 static fc_code run_shown(const command *c, const options *o, text_out *out, fc_error *err) {
@@ -88,7 +120,10 @@ static fc_code run_command(const command *c, int argc, char **argv, text_out *ou
     options o;
     fc_code rc = options_parse(argc, argv, c->name, c->takes, &o, err);
     terminal_set_color(rc == FC_OK ? (color_mode)o.color : COLOR_AUTO);
-    if (rc == FC_OK && o.help) {
+    if (asks_for_help(argc, argv)) {
+        rc = FC_OK;
+        help_command(out, c);
+    } else if (rc == FC_OK && o.help) {
         help_command(out, c);
     } else if (rc == FC_OK && o.version) {
         help_version(out);
@@ -103,7 +138,7 @@ static fc_code run_command(const command *c, int argc, char **argv, text_out *ou
 /* `fsdpckpt help reshard` is what people type: it means `fsdpckpt reshard --help`. */
 static fc_code run_help(int argc, char **argv, text_out *out, fc_error *err) {
     const command *c = argc > 0 ? command_find(argv[0]) : NULL;
-    if (argc > 0 && !c) {
+    if (argc > 0 && !c && argv[0][0] != '-' && strcmp(argv[0], "help") != 0) {
         return unknown_command(argv[0], err);
     }
     if (c) {
@@ -114,12 +149,63 @@ static fc_code run_help(int argc, char **argv, text_out *out, fc_error *err) {
     return FC_OK;
 }
 
+/* For shells that complete the name of a tensor. */
+static fc_code print_names(const char *path, text_out *out, fc_error *err) {
+    const fc_open_options how = {.headers_only = true};
+    fc_checkpoint *checkpoint = NULL;
+    fc_code rc = fc_checkpoint_open(path, &how, &checkpoint, err);
+    for (size_t i = 0; rc == FC_OK && i < checkpoint->ntensors; i++) {
+        text_name(out, checkpoint->tensors[i].name);
+        text_puts(out, "\n");
+    }
+    fc_checkpoint_close(checkpoint);
+    return rc;
+}
+
+/* Whether the word after the option `arg` is its argument. */
+static bool takes_next(const char *arg) {
+    option_id id = OPT_COUNT;
+    if (arg[1] == '-') {
+        id = option_find(arg + 2, strlen(arg + 2));
+        return id != OPT_COUNT && option_table[id].arg;
+    }
+    for (const char *s = arg + 1; *s; s++) {
+        id = option_find_letter(*s);
+        if (id == OPT_COUNT || option_table[id].arg) {
+            return id != OPT_COUNT && !s[1];
+        }
+    }
+    return false;
+}
+
+/* Where the command is: the first word that is no option and no option's argument. @return argc when there is none. */
+static int find_command(int argc, char **argv) {
+    int at = 1;
+    while (at < argc && argv[at][0] == '-' && strcmp(argv[at], "--") != 0) {
+        at += 1 + takes_next(argv[at]);
+    }
+    return at < argc ? at : argc;
+}
+
 static fc_code dispatch(int argc, char **argv, text_out *out, fc_error *err) {
+    int at = find_command(argc, argv);
+    if (at > 1 && at < argc && command_find(argv[at])) { /* options in front of the command are its own */
+        char *name = argv[at];
+        memmove(argv + 2, argv + 1, (size_t)(at - 1) * sizeof *argv);
+        argv[1] = name;
+    }
     if (argc < 2 || argv[1][0] == '-') {
         return run_bare(argc - (argc > 0), argv + (argc > 0), out, err);
     }
     if (strcmp(argv[1], "help") == 0) {
         return run_help(argc - 2, argv + 2, out, err);
+    }
+    if (strcmp(argv[1], "version") == 0) {
+        help_version(out);
+        return FC_OK;
+    }
+    if (strcmp(argv[1], "__names") == 0 && argc == 3) {
+        return print_names(argv[2], out, err);
     }
     const command *c = command_find(argv[1]);
     if (!c) {
@@ -165,7 +251,9 @@ int main(int argc, char **argv) {
         rc = fc_fail_errno(&err, errnum, "standard output: cannot be written");
     }
     if (rc != FC_OK && err.message[0]) { /* without a message: it is on stdout, or another rank says it */
-        text_tell_error(err.message);
+        char hint[sizeof err.about + 128], line[sizeof err.message + sizeof hint];
+        snprintf(line, sizeof line, "%s%s", err.message, hint_text(&err, hint, sizeof hint));
+        text_tell_error(line);
     }
     free(out);
     return fc_exit_status(rc);

@@ -293,3 +293,27 @@ const option_row option_table[OPT_COUNT] = {
                      .offset = FIELD(version),
                      .help = "show the version and what it was built with"},
 };
+
+const option_group option_groups[OPTION_GROUPS] = {
+    {"Target", TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_MAX_SHARD_SIZE) |
+                   TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) | TAKES(OPT_RANK) | TAKES(OPT_SEAL)},
+    {"Layout", TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_POLICY) |
+                   TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE)},
+    {"Tensors and names", TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) |
+                              TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) | TAKES(OPT_TENSOR)},
+    {"Source and reference", TAKES(OPT_SCHEMA) | TAKES(OPT_AGAINST) | TAKES(OPT_ALLOW_MISSING) |
+                                 TAKES(OPT_ALLOW_UNEXPECTED) | TAKES(OPT_HEADERS_ONLY) | TAKES(OPT_FOLLOW_EXTERNAL) |
+                                 TAKES(OPT_DATA) | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN)},
+    {"Resources", TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) | TAKES(OPT_LOCAL)},
+    {"Output", TAKES(OPT_TREE) | TAKES(OPT_ALL) | TAKES(OPT_SORT) | TAKES(OPT_DEPTH) | TAKES(OPT_HTML) |
+                   TAKES(OPT_JUNIT) | TAKES(OPT_GITHUB) | TAKES(OPT_PROGRESS) | TAKES(OPT_COLOR) | TAKES(OPT_JSON) |
+                   TAKES_COMMON},
+};
+
+uint64_t option_group_of(int i, uint64_t takes) {
+    uint64_t others = 0;
+    for (int g = 0; g < OPTION_GROUPS - 1; g++) {
+        others |= option_groups[g].members;
+    }
+    return takes & (i < OPTION_GROUPS - 1 ? option_groups[i].members : ~others);
+}

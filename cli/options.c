@@ -3,13 +3,15 @@
  */
 #include "options.h"
 
-#include "suggest.h"
+#include "command.h"
+#include "words.h"
 
 #include <errno.h>
 #include <float.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 /* Everything a value needs to be stored or refused. */
 typedef struct parser {
@@ -39,21 +41,27 @@ static const char *see(const parser *p) {
     return p->command ? " --help" : "";
 }
 
+/* An option that only other commands have: which ones. */
+static fc_code not_taken(const parser *p, option_id id) {
+    char others[160] = "";
+    size_t used = 0;
+    for (const command *const *c = command_table; *c; c++) {
+        if (((*c)->takes & TAKES(id)) && used + strlen((*c)->name) + 3 < sizeof others) {
+            used += (size_t)snprintf(others + used, sizeof others - used, "%s%s", used ? ", " : "", (*c)->name);
+        }
+    }
+    return fc_fail(p->err, FC_EUSAGE, "%s does not take --%s, which is for %s; see 'fsdpckpt %s --help'", p->command,
+                   option_table[id].name, others, p->command);
+}
+
 /* `known` is the option that other commands have under this name, or OPT_COUNT. */
 static fc_code unknown_option(const parser *p, const char *arg, size_t len, option_id known) {
     if (known != OPT_COUNT) {
-        return p->command ? fc_fail(p->err, FC_EUSAGE, "%s does not take --%s; see 'fsdpckpt %s --help'", p->command,
-                                    option_table[known].name, p->command)
+        return p->command ? not_taken(p, known)
                           : fc_fail(p->err, FC_EUSAGE, "--%s goes after a command; see 'fsdpckpt --help'",
                                     option_table[known].name);
     }
-    const char *best = NULL;
-    size_t score = SUGGEST_NONE;
-    for (int id = 0; len > 2 && id < OPT_COUNT; id++) {
-        if (p->takes & TAKES(id)) {
-            suggest_consider(arg + 2, len - 2, option_table[id].name, &best, &score);
-        }
-    }
+    const char *best = len > 2 ? words_option(arg + 2, len - 2, p->takes) : NULL;
     if (best) {
         return fc_fail(p->err, FC_EUSAGE, "unknown option '%.*s'; did you mean '--%s'?", (int)len, arg, best);
     }
@@ -124,9 +132,10 @@ static fc_code store_real(const parser *p, const option_row *row, const char *te
 
 static fc_code store_dtype(const parser *p, const option_row *row, const char *text) {
     fc_dtype dtype;
-    const char *name = strncmp(text, "torch.", 6) == 0 ? text + 6 : text;
-    if (!fc_dtype_find(name, strlen(name), &dtype)) {
-        return fc_fail(p->err, FC_EUSAGE, "--%s: unknown type '%s'; known are %s", row->name, text,
+    if (!words_dtype(text, &dtype)) {
+        const char *near = words_near_dtype(text);
+        return fc_fail(p->err, FC_EUSAGE, "--%s: unknown type '%s'; %s%s%sknown are %s", row->name, text,
+                       near ? "did you mean '" : "", near ? near : "", near ? "'? " : "",
                        "f64 f32 f16 bf16 f8_e4m3fn f8_e4m3fnuz f8_e5m2 f8_e5m2fnuz and torch's names for them");
     }
     if (fc_dtype_get(dtype)->cls != FC_CLASS_FLOAT) {
@@ -148,7 +157,7 @@ static fc_code store_level(const parser *p, const option_row *row, const char *t
 
 static fc_code store_choice(const parser *p, const option_row *row, const char *text) {
     for (int i = 0; row->choices[i]; i++) {
-        if (strcmp(row->choices[i], text) == 0) {
+        if (strcasecmp(row->choices[i], text) == 0) {
             memcpy((char *)p->out + row->offset, &i, sizeof i);
             return FC_OK;
         }
@@ -239,9 +248,19 @@ static fc_code parse_long(parser *p, const char *arg) {
     return store(p, id, "");
 }
 
-static option_id find_letter(char letter) {
+/* `-help`, `-json`: a long name behind one dash is none of the letters. */
+static fc_code unknown_letter(const parser *p, const char *arg, char letter, option_id known) {
+    char text[3] = {'-', letter, '\0'};
+    size_t len = strcspn(arg + 1, "=");
+    option_id id = option_find(arg + 1, len);
+    return len > 1 && id != OPT_COUNT && (p->takes & TAKES(id))
+               ? fc_fail(p->err, FC_EUSAGE, "unknown option '%s'; did you mean '--%s'?", arg, option_table[id].name)
+               : unknown_option(p, text, 2, known);
+}
+
+option_id option_find_letter(char letter) {
     int id = 0;
-    while (id < OPT_COUNT && option_table[id].letter != letter) {
+    while (id < OPT_COUNT && (!letter || option_table[id].letter != letter)) {
         id++;
     }
     return (option_id)id;
@@ -249,10 +268,9 @@ static option_id find_letter(char letter) {
 
 static fc_code parse_letters(parser *p, const char *arg) {
     for (const char *s = arg + 1; *s; s++) {
-        option_id id = find_letter(*s);
+        option_id id = option_find_letter(*s);
         if (id == OPT_COUNT || !(p->takes & TAKES(id))) {
-            char text[3] = {'-', *s, '\0'};
-            return unknown_option(p, text, 2, id);
+            return unknown_letter(p, arg, *s, id);
         }
         if (option_table[id].arg) {
             return take_argument(p, id, s[1] ? s + 1 : NULL);
@@ -265,8 +283,8 @@ static fc_code parse_letters(parser *p, const char *arg) {
     return FC_OK;
 }
 
-fc_code options_parse(int argc, char *const *argv, const char *command, uint64_t takes, options *out, fc_error *err) {
-    parser p = {command, takes, out, argc, argv, 0, err};
+fc_code options_parse(int argc, char *const *argv, const char *of, uint64_t takes, options *out, fc_error *err) {
+    parser p = {of, takes, out, argc, argv, 0, err};
     bool only_operands = false;
     memset(out, 0, sizeof *out);
     out->operands = calloc((size_t)argc + 1, sizeof *out->operands);

@@ -110,6 +110,19 @@ typedef struct option_row {
 /** Indexed by option_id. */
 extern const option_row option_table[OPT_COUNT];
 
+/** Options that --help and the man pages show together. */
+typedef struct option_group {
+    const char *title;
+    uint64_t members; /**< TAKES bits */
+} option_group;
+
+enum { OPTION_GROUPS = 6 };
+/** In the order of --help. What is in none of them belongs to the last one. */
+extern const option_group option_groups[OPTION_GROUPS];
+
+/** The options of group `i` that are in the set `takes`. */
+uint64_t option_group_of(int i, uint64_t takes);
+
 typedef struct option_list {
     const char **items; /**< NULL-terminated; NULL when the option was not given */
     size_t count;
@@ -167,14 +180,17 @@ static inline bool option_given(const options *o, option_id id) {
  * Parses the arguments after the command's name as getopt_long would: options and operands in any order, `--opt=x`,
  * `--opt x`, `-j4`, `-qv`, `--` ends the options. Option names cannot be abbreviated, so that scripts keep their
  * meaning when options are added.
- * @param command named in messages; NULL before there is one.
+ * @param of    the command, named in messages; NULL before there is one.
  * @param takes   set of the options that are allowed.
  * @param out     to be given to options_free, also on failure.
  */
-fc_code options_parse(int argc, char *const *argv, const char *command, uint64_t takes, options *out, fc_error *err);
+fc_code options_parse(int argc, char *const *argv, const char *of, uint64_t takes, options *out, fc_error *err);
 void options_free(options *o);
 
 /** The row named `name` (len bytes), or OPT_COUNT. */
 option_id option_find(const char *name, size_t len);
+
+/** The row with that letter, or OPT_COUNT. */
+option_id option_find_letter(char letter);
 
 #endif

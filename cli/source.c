@@ -3,11 +3,15 @@
  */
 #include "source.h"
 
+#include "suggest.h"
 #include "text.h"
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/unflatten.h"
+
+#include <errno.h>
+#include <unistd.h>
 
 fc_code source_model(const cli_call *call, fc_checkpoint **out, fc_error *err) {
     const options *o = call->options;
@@ -31,6 +35,9 @@ fc_code source_open(const cli_call *call, const char *path, bool headers_only, f
         rc = arena ? fc_tp_plan_load(o->tp_plan, arena, &how.tp_plan, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     }
     rc = rc == FC_OK ? fc_checkpoint_open_model(path, &how, model, out, err) : rc;
+    if (rc != FC_OK && access(path, F_OK) != 0 && errno == ENOENT) {
+        suggest_path(path, err);
+    }
     if (rc == FC_OK && how.tp_plan && (*out)->tp_joined == 0) {
         rc =
             fc_fail(err, FC_EUSAGE,

@@ -3,6 +3,9 @@
  */
 #include "suggest.h"
 
+#include <dirent.h>
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { LONGEST = 256 };
@@ -81,4 +84,41 @@ fc_code suggest_name(const char *path, const char *const *names, size_t stride, 
     return fc_fail(err, FC_EUSAGE, "%s: no tensor or object '%s'; did you mean '%s'%s%s%s%s%s%s?", path, name, near[0],
                    n > 1 ? " or '" : "", n > 1 ? near[1] : "", n > 1 ? "'" : "", n > 2 ? " or '" : "",
                    n > 2 ? near[2] : "", n > 2 ? "'" : "");
+}
+
+void suggest_path(const char *path, fc_error *err) {
+    enum { MOST = 4096 }; /* a directory of millions of files is not worth a look */
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/') {
+        len--;
+    }
+    size_t start = len;
+    while (start > 0 && path[start - 1] != '/') {
+        start--;
+    }
+    char directory[PATH_MAX], best[NAME_MAX + 1] = "";
+    if (start >= sizeof directory || !err) {
+        return;
+    }
+    snprintf(directory, sizeof directory, "%.*s", (int)start, start ? path : ".");
+    size_t score = SUGGEST_NONE;
+    DIR *dir = opendir(start ? directory : ".");
+    struct dirent *e;
+    for (int i = 0; dir && i < MOST && (e = readdir(dir)); i++) {
+        const char *near = NULL;
+        if (e->d_name[0] != '.') {
+            suggest_consider(path + start, len - start, e->d_name, &near, &score);
+        }
+        if (near) {
+            snprintf(best, sizeof best, "%s", near);
+        }
+    }
+    if (dir) {
+        closedir(dir);
+    }
+    if (best[0]) {
+        size_t used = strlen(err->message);
+        snprintf(err->message + used, sizeof err->message - used, "; did you mean '%s%s'?", start ? directory : "",
+                 best);
+    }
 }

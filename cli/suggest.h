@@ -29,4 +29,7 @@ void suggest_consider(const char *word, size_t len, const char *candidate, const
 fc_code suggest_name(const char *path, const char *const *names, size_t stride, size_t count, const char *name,
                      fc_error *err);
 
+/** Adds "did you mean …?" to an error about `path`, which does not exist, where its directory has a similar name. */
+void suggest_path(const char *path, fc_error *err);
+
 #endif

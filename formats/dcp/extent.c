@@ -120,10 +120,11 @@ fc_code fc_dcp_verify_chunk(const fc_checkpoint *checkpoint, const fc_tensor *te
     }
     fc_error why;
     fc_code rc = look_into(checkpoint, tensor, chunk, &all, &why);
-    bool hint = rc == FC_EUNSUPPORTED;
-    return rc == FC_OK ? rc
-                       : fc_fail(err, rc, "tensor %.256s: %s%s%.256s%s", tensor->name, why.message,
-                                 hint ? "; --exclude '" : "", hint ? tensor->name : "", hint ? "' leaves it out" : "");
+    if (rc == FC_OK) {
+        return FC_OK;
+    }
+    rc = fc_fail(err, rc, "tensor %.256s: %s", tensor->name, why.message);
+    return rc == FC_EUNSUPPORTED ? fc_advise(err, rc, FC_HINT_EXCLUDE, tensor->name) : rc;
 }
 
 fc_code fc_dcp_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,

@@ -3,6 +3,7 @@
  * checkpoint of which only index.h5 was read. From the file's first bytes to an error.
  */
 #include "hdf5/h5.h"
+#include "hdf5/reader.h"
 
 #include "fsdpckpt/io.h"
 
@@ -25,6 +26,10 @@ fc_code fc_h5_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error
     unsigned char head[SUPERBLOCK] = {0};
     uint64_t size;
     int fd;
+    const fc_h5_state *state = checkpoint->state;
+    if (state->files) {
+        return fc_h5_check_identity(checkpoint, index, err);
+    }
     if (strncmp(checkpoint->files[index].name, "shard-", 6) != 0) {
         return FC_OK; /* read by libhdf5 a moment ago, or no HDF5 file at all (external storage) */
     }

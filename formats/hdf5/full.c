@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
+#include "hdf5/schema.h"
 
 #include <string.h>
 
@@ -121,10 +122,10 @@ static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_err
     const fc_h5_root *root = &file->root;
     bool ours = root->schema != 0;
     (void)index;
-    if (root->schema > 1) {
+    if (root->schema > FC_H5_SCHEMA) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: written with schema %lld; this fsdpckpt reads schema 1: use a newer one", path,
-                       (long long)root->schema);
+                       "%s: written with schema %lld; this fsdpckpt reads schemas 1 to %d: use a newer one", path,
+                       (long long)root->schema, FC_H5_SCHEMA);
     }
     if (ours && root->rank >= 0) {
         return fc_fail(err, FC_EUSAGE,

@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader_process/scan.h"
+#include "hdf5/tables.h"
 
 #include <dirent.h>
 #include <inttypes.h>
@@ -170,13 +171,33 @@ static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, co
 }
 
 static fc_code unreadable(const fc_tensor *tensor, const fc_h5_dataset *d, const char *path, fc_error *err) {
-    return fc_fail(err, d->code, "%s: dataset /%s: %s; --exclude '%s' leaves it out", path, d->path, d->message,
-                   tensor->name);
+    return fc_advise(err, fc_fail(err, d->code, "%s: dataset /%s: %s", path, d->path, d->message), FC_HINT_EXCLUDE,
+                     tensor->name);
+}
+
+/* Of a checkpoint that was opened from tables: everything about a box has been checked but whether its file is the one
+   that the tables mean. */
+static fc_code listed_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
+                             fc_extent *out, fc_error *err) {
+    fc_code rc = fc_h5_check_identity(checkpoint, chunk->file, err);
+    if (rc == FC_OK) {
+        *out = (fc_extent){.codec = FC_CODEC_RAW,
+                           .file = chunk->file,
+                           .offset = chunk->offset,
+                           .length = chunk->length,
+                           .decoded = chunk->length};
+        fc_row_major_strides(tensor->ndim, chunk->dims + tensor->ndim, out->strides);
+    }
+    return rc;
 }
 
 fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                      fc_error *err) {
+    const fc_h5_state *state = checkpoint->state;
     const fc_chunk *chunk = &tensor->chunks[index];
+    if (state->files) {
+        return listed_extent(checkpoint, tensor, chunk, out, err);
+    }
     const fc_h5_stored *stored = stored_of(checkpoint, chunk);
     const fc_h5_dataset *d = stored->dataset;
     const char *path = checkpoint->files[stored->file].path;
@@ -236,6 +257,12 @@ static void find_group(const fc_checkpoint *checkpoint, const fc_tensor *tensor,
 fc_code fc_h5_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                      fc_error *err) {
     const bool whole = index == FC_WHOLE_TENSOR;
+    const fc_h5_state *state = checkpoint->state;
+    if (!whole && state->boxes) {
+        out->kind = FC_DIGEST_CRC64;
+        out->value = state->boxes[tensor->chunks[index].detail].crc64;
+        return FC_OK;
+    }
     const fc_h5_dataset *d = whole ? tensor->detail : stored_of(checkpoint, &tensor->chunks[index])->dataset;
     (void)err;
     if (!d->has_crc64 || d->kind == FC_H5_UNREADABLE) {

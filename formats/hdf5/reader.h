@@ -12,6 +12,8 @@
 #include "hdf5/reader_process/records.h"
 #include "hdf5/reader_process/starter.h"
 
+#include <stdatomic.h>
+
 /** A dataset that holds chunks of a tensor. fc_chunk.detail is its index here (high half) and the filter mask. */
 typedef struct fc_h5_stored {
     const fc_h5_dataset *dataset;
@@ -24,6 +26,10 @@ typedef struct fc_h5_state {
     fc_h5_stored *stored;
     size_t nstored, stored_cap;
     bool follow_external;
+    /* Of a checkpoint that was opened from the tables of index.h5 (tables.c); fc_chunk.detail is the row of its box: */
+    const struct fc_h5_file_row *files; /**< by rank; NULL: it was walked */
+    const struct fc_h5_box_row *boxes;
+    atomic_bool *known;    /**< by rank: the file has the identity that index.h5 says */
     fc_h5_starter starter; /**< where some dataset is read through libhdf5 */
 } fc_h5_state;
 
@@ -70,6 +76,19 @@ fc_code fc_h5_add_attributes(fc_checkpoint *checkpoint, const fc_h5_file *file, 
 
 /** Opens one file as a full checkpoint. */
 fc_code fc_h5_open_full(fc_checkpoint *checkpoint, fc_error *err);
+
+/** Opens a sharded checkpoint from the tables of index.h5 at `path`, but for the names and sizes of its files.
+ *  @param used receives whether there are tables that can be used: else nothing was done. */
+fc_code fc_h5_open_tables(fc_checkpoint *checkpoint, const char *path, bool *used, fc_error *err);
+
+/** Whether file `index` of checkpoint->files is the one that index.h5 was written with. Looks once; thread-safe. */
+fc_code fc_h5_check_identity(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
+
+/** The error for a file of another size. */
+fc_code fc_h5_other_size(const char *path, uint64_t size, uint64_t expected, fc_error *err);
+
+/** Opens a directory of shard files by walking all of them, whatever tables there are. */
+fc_code fc_h5_walk_sharded(fc_checkpoint *checkpoint, const char *directory, fc_error *err);
 
 /** Opens a directory of shard files. */
 fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, const fc_open_options *options,

@@ -8,15 +8,16 @@
  */
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
+#include "hdf5/schema.h"
+#include "hdf5/shard_files.h"
+#include "hdf5/tables.h"
 
 #include "base/checked.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MAX_RANKS = 1 << 20, MAX_COMPUTED_BOXES = 1 << 26 };
@@ -64,73 +65,14 @@ static fc_code read_mesh(const fc_h5_root *root, const char *path, fc_mesh *mesh
 }
 
 static fc_code check_schema(const fc_h5_root *root, const char *path, fc_error *err) {
-    if (root->schema == 1) {
+    if (root->schema >= 1 && root->schema <= FC_H5_SCHEMA) {
         return FC_OK;
     }
     return root->schema == 0
                ? fc_fail(err, FC_ECORRUPT, "%s: not written by fsdpckpt (no attribute fsdpckpt_schema)", path)
                : fc_fail(err, FC_EUNSUPPORTED,
-                         "%s: written with schema %lld; this fsdpckpt reads schema 1: use a newer one", path,
-                         (long long)root->schema);
-}
-
-/* ---- files ---- */
-
-static fc_code name_files(opening *o, fc_error *err) {
-    fc_arena *arena = o->checkpoint->arena;
-    size_t n = (size_t)o->ranks + 1;
-    fc_file *files = fc_arena_calloc(arena, n, sizeof *files);
-    if (!files) {
-        return no_memory(o, err);
-    }
-    files[0] = o->checkpoint->files[0];
-    for (size_t i = 1; i < n; i++) {
-        files[i].name = fc_arena_printf(arena, "shard-%05zu-of-%05lld.h5", i - 1, (long long)o->ranks);
-        files[i].path = files[i].name ? fc_arena_printf(arena, "%s/%s", o->directory, files[i].name) : NULL;
-        if (!files[i].path) {
-            return no_memory(o, err);
-        }
-    }
-    o->checkpoint->files = files;
-    o->checkpoint->nfiles = n;
-    return FC_OK;
-}
-
-/* Before any of them is read: a link may lead anywhere. */
-static fc_code check_links(const opening *o, fc_error *err) {
-    char root[PATH_MAX];
-    if (!realpath(o->directory, root)) {
-        return fc_fail_errno(err, errno, "%s: cannot be examined", o->directory);
-    }
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < o->checkpoint->nfiles && rc == FC_OK; i++) {
-        rc = fc_check_link(o->checkpoint->files[i].path, o->checkpoint->files[i].name, root, err);
-    }
-    return rc;
-}
-
-/* Files of another cut beside these are a sign that two checkpoints were mixed. */
-static fc_code check_directory(const opening *o, fc_error *err) {
-    char expected[64];
-    DIR *dir = opendir(o->directory);
-    fc_code rc = FC_OK;
-    if (!dir) {
-        return fc_fail_errno(err, errno, "%s: cannot be listed", o->directory);
-    }
-    for (struct dirent *e; rc == FC_OK && (e = readdir(dir));) {
-        long long rank = -1, ranks = -1;
-        int end = -1;
-        if (sscanf(e->d_name, "shard-%lld-of-%lld.h5%n", &rank, &ranks, &end) != 2 || end < 0 || e->d_name[end]) {
-            continue;
-        }
-        snprintf(expected, sizeof expected, "shard-%05lld-of-%05lld.h5", rank, (long long)o->ranks);
-        if (ranks != o->ranks || rank < 0 || rank >= ranks || strcmp(expected, e->d_name) != 0) {
-            rc = fc_fail(err, FC_ECORRUPT, "%s: %s does not belong here: index.h5 is of %lld shards; move it away",
-                         o->directory, e->d_name, (long long)o->ranks);
-        }
-    }
-    closedir(dir);
-    return rc;
+                         "%s: written with schema %lld; this fsdpckpt reads schemas 1 to %d: use a newer one", path,
+                         (long long)root->schema, FC_H5_SCHEMA);
 }
 
 /* ---- index.h5 ---- */
@@ -297,10 +239,9 @@ static fc_code add_shard_dataset(opening *o, fc_h5_dataset *d, int64_t rank, con
                             &o->chunks[i], err);
 }
 
-static fc_code read_shard(void *context, size_t number, const fc_h5_file *file, fc_error *err) {
-    opening *o = context;
-    int64_t rank = (int64_t)number;
-    const char *path = o->checkpoint->files[number + 1].path;
+/* Whether the file is the shard of `rank` of this checkpoint, as far as its root says. */
+static fc_code check_root(const opening *o, int64_t rank, const fc_h5_file *file, fc_error *err) {
+    const char *path = o->checkpoint->files[rank + 1].path;
     fc_mesh mesh;
     fc_code rc = check_schema(&file->root, path, err);
     if (rc == FC_OK) {
@@ -314,6 +255,14 @@ static fc_code read_shard(void *context, size_t number, const fc_h5_file *file, 
         rc = fc_fail(err, FC_ECORRUPT, "%s: it holds the shard of rank %lld: it was renamed, or a copy replaced it",
                      path, (long long)file->root.rank);
     }
+    return rc;
+}
+
+static fc_code read_shard(void *context, size_t number, const fc_h5_file *file, fc_error *err) {
+    opening *o = context;
+    int64_t rank = (int64_t)number;
+    const char *path = o->checkpoint->files[number + 1].path;
+    fc_code rc = check_root(o, rank, file, err);
     for (size_t i = 0; rc == FC_OK && i < file->ndatasets; i++) {
         rc = add_shard_dataset(o, &file->datasets[i], rank, path, err);
     }
@@ -412,10 +361,72 @@ static fc_code compute_all_boxes(opening *o, fc_error *err) {
 
 /* ---- opening ---- */
 
-fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, const fc_open_options *options,
-                           fc_error *err) {
+/* A file that is not the one that index.h5 means. */
+typedef struct stranger {
+    const opening *o;
+    int64_t rank;
+} stranger;
+
+static fc_code recognise(void *context, size_t number, const fc_h5_file *file, fc_error *err) {
+    const stranger *s = context;
+    (void)number;
+    return check_root(s->o, s->rank, file, err);
+}
+
+/* What it is instead may be in its own headers; else its size must do. */
+static fc_code explain_size(const opening *o, int64_t rank, uint64_t size, fc_error *err) {
+    const fc_h5_state *state = o->checkpoint->state;
+    const char *path = o->checkpoint->files[rank + 1].path;
+    stranger s = {o, rank};
+    fc_code rc = fc_h5_scan_files(o->checkpoint->arena, &path, 1, 0, false, recognise, &s, err);
+    return rc == FC_OK ? fc_h5_other_size(path, size, state->files[rank].size, err) : rc;
+}
+
+/* From the tables: the files must be there, and of the sizes that index.h5 says. */
+static fc_code compare_sizes(const opening *o, fc_error *err) {
+    const fc_h5_state *state = o->checkpoint->state;
+    for (int64_t rank = 0; rank < o->ranks; rank++) {
+        const char *path = o->checkpoint->files[rank + 1].path;
+        struct stat st;
+        if (stat(path, &st) != 0) {
+            return errno == ENOENT || errno == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: the file is missing", path)
+                                                       : fc_fail_errno(err, errno, "%s: cannot be examined", path);
+        }
+        if (!S_ISREG(st.st_mode)) {
+            return fc_fail(err, FC_ECORRUPT, "%s: not a regular file", path);
+        }
+        if ((uint64_t)st.st_size != state->files[rank].size) {
+            return explain_size(o, rank, (uint64_t)st.st_size, err);
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code finish_listed(opening *o, const fc_open_options *options, fc_error *err) {
+    o->ranks = fc_mesh_ranks(&o->checkpoint->mesh);
+    fc_code rc = fc_h5_name_shards(o->checkpoint, o->directory, o->ranks, err);
+    rc = rc == FC_OK && !options->follow_external ? fc_h5_check_links(o->checkpoint, o->directory, err) : rc;
+    rc = rc == FC_OK && !options->headers_only ? fc_h5_check_directory(o->directory, o->ranks, err) : rc;
+    return rc == FC_OK && !options->headers_only ? compare_sizes(o, err) : rc;
+}
+
+static fc_code finish_walked(opening *o, const char *path, const fc_open_options *options, fc_error *err) {
+    fc_code rc = fc_h5_scan_files(o->checkpoint->arena, &path, 1, 0, false, read_index, o, err);
+    rc = rc == FC_OK ? fc_h5_name_shards(o->checkpoint, o->directory, o->ranks, err) : rc;
+    rc = rc == FC_OK && !options->follow_external ? fc_h5_check_links(o->checkpoint, o->directory, err) : rc;
+    if (rc != FC_OK || options->headers_only) {
+        return rc == FC_OK ? compute_all_boxes(o, err) : rc;
+    }
+    rc = fc_h5_check_directory(o->directory, o->ranks, err);
+    return rc == FC_OK ? read_shards(o, err) : rc;
+}
+
+/* @param walk do not use the tables. */
+static fc_code open_sharded(fc_checkpoint *checkpoint, const char *directory, const fc_open_options *options, bool walk,
+                            fc_error *err) {
     opening o = {.checkpoint = checkpoint, .directory = directory, .progress = options->progress};
     fc_file *index = fc_arena_calloc(checkpoint->arena, 1, sizeof *index);
+    bool listed = false;
     if (index) {
         index->name = "index.h5";
         index->path = fc_arena_printf(checkpoint->arena, "%s/index.h5", directory);
@@ -425,24 +436,27 @@ fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, con
     }
     checkpoint->files = index;
     checkpoint->nfiles = 1;
-    fc_code rc = options->follow_external ? FC_OK : check_links(&o, err);
+    fc_code rc = options->follow_external ? FC_OK : fc_h5_check_links(o.checkpoint, o.directory, err);
     if (rc == FC_OK && access(index->path, F_OK) != 0 && errno == ENOENT) { /* a shard was what was found */
         rc = fc_fail(err, FC_ECORRUPT,
                      "%s: the file is missing: it says what the shard files beside it make together: copy it again",
                      index->path);
     }
-    if (rc == FC_OK) {
-        rc = fc_h5_scan_files(checkpoint->arena, &index->path, 1, 0, false, read_index, &o, err);
+    if (rc == FC_OK && !walk) {
+        rc = fc_h5_open_tables(checkpoint, index->path, &listed, err);
     }
-    if (rc == FC_OK) {
-        rc = name_files(&o, err);
+    if (rc != FC_OK) {
+        return rc;
     }
-    if (rc == FC_OK && !options->follow_external) {
-        rc = check_links(&o, err);
-    }
-    if (rc != FC_OK || options->headers_only) {
-        return rc == FC_OK ? compute_all_boxes(&o, err) : rc;
-    }
-    rc = check_directory(&o, err);
-    return rc == FC_OK ? read_shards(&o, err) : rc;
+    return listed ? finish_listed(&o, options, err) : finish_walked(&o, index->path, options, err);
+}
+
+fc_code fc_h5_open_sharded(fc_checkpoint *checkpoint, const char *directory, const fc_open_options *options,
+                           fc_error *err) {
+    return open_sharded(checkpoint, directory, options, false, err);
+}
+
+fc_code fc_h5_walk_sharded(fc_checkpoint *checkpoint, const char *directory, fc_error *err) {
+    const fc_open_options options = {.follow_external = true}; /* links were checked when it was opened */
+    return open_sharded(checkpoint, directory, &options, true, err);
 }

@@ -2,8 +2,10 @@
  * Verifying the headers of our own files: everything in a file that is no tensor data against the root attribute
  * `header_crc64`. From the manifest's extents and the bytes between them to findings.
  */
+#include "hdf5/verify.h"
 #include "hdf5/h5.h"
 #include "hdf5/object_header.h"
+#include "hdf5/schema.h"
 
 #include "base/checked.h"
 #include "base/crc.h"
@@ -129,7 +131,8 @@ static fc_code check_file(const fc_checkpoint *checkpoint, uint32_t number, file
     fc_h5_field field;
     uint64_t root, found, recorded;
     const unsigned char *p = NULL;
-    bool has = fc_h5_find_root(&view, &root) && fc_h5_find_field(&view, root, "header_crc64", &field) &&
+    bool has = fc_h5_find_root(&view, &root) &&
+               fc_h5_find_field(&view, root, fc_h5_attribute_get(FC_H5_A_HEADER_CRC64)->name, &field) &&
                (p = view_bytes(f, field.value, 8)) != NULL;
     if (!has) {
         return FC_OK; /* of another program, or of an older fsdpckpt: not covered */
@@ -153,6 +156,7 @@ fc_code fc_h5_verify(const fc_checkpoint *checkpoint, struct fc_findings *findin
     fc_code rc = f.piece && f.viewed ? list_extents(checkpoint, &all, err)
                                      : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
     size_t next = 0;
+    rc = rc == FC_OK ? fc_h5_verify_tables(checkpoint, findings, err) : rc;
     for (uint32_t i = 0; rc == FC_OK && i < checkpoint->nfiles; i++) {
         fc_error found;
         size_t first = next;

@@ -38,13 +38,31 @@ static void format_message(fc_error *err, const char *fmt, va_list args) {
     make_printable(err->message);
 }
 
+static void set(fc_error *err, fc_code code, const char *fmt, va_list args) {
+    format_message(err, fmt, args);
+    err->code = code;
+    err->hint = FC_HINT_NONE;
+    err->about[0] = '\0';
+}
+
 fc_code(fc_fail)(fc_error *err, fc_code code, const char *fmt, ...) {
     if (err) {
         va_list args;
         va_start(args, fmt);
-        format_message(err, fmt, args);
+        set(err, code, fmt, args);
         va_end(args);
-        err->code = code;
+    }
+    return code;
+}
+
+fc_code(fc_advise)(fc_error *err, fc_code code, fc_hint hint, const char *about) {
+    if (err) {
+        err->hint = hint;
+        int n = snprintf(err->about, sizeof err->about, "%s", about ? about : "");
+        if (n < 0 || (size_t)n >= sizeof err->about) {
+            err->about[0] = '\0'; /* a cut name would be the name of something else */
+        }
+        make_printable(err->about);
     }
     return code;
 }
@@ -67,9 +85,8 @@ fc_code(fc_fail_errno)(fc_error *err, int errnum, const char *fmt, ...) {
         char text[128];
         va_list args;
         va_start(args, fmt);
-        format_message(err, fmt, args);
+        set(err, code, fmt, args);
         va_end(args);
-        err->code = code;
         /* The GNU strerror_r may return a static string instead of filling the buffer. */
         append(err, strerror_r(errnum, text, sizeof text));
     }

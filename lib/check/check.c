@@ -130,6 +130,11 @@ out:
 static fc_code run(fc_check_run *c, fc_report *out, fc_error *err) {
     fc_names reference = {0};
     FC_TRY(list_names(c, &reference, err));
+    if (c->options->only_mesh) {
+        fc_check_fit(c);
+        sum_up(c, out);
+        return FC_OK;
+    }
     bool flat = !c->options->reference && fc_flat_parameter(c->checkpoint, NULL); /* reported as a finding of its own */
     if (c->checkpoint->note && !flat) {
         fc_check_add(c, &(fc_finding){.kind = FC_FOUND_NOTE, .name = c->path, .detail = c->checkpoint->note});

@@ -214,10 +214,12 @@ void fc_checkpoint_close(fc_checkpoint *checkpoint) {
 }
 
 fc_code fc_check_readable(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *err) {
-    return !tensor->object || !tensor->object->refusal
-               ? FC_OK
-               : fc_fail(err, FC_EUNSUPPORTED, "%s: %.256s: %s; --exclude '%.256s' leaves it out", checkpoint->path,
-                         tensor->name, tensor->object->refusal, tensor->name);
+    if (!tensor->object || !tensor->object->refusal) {
+        return FC_OK;
+    }
+    fc_code rc =
+        fc_fail(err, FC_EUNSUPPORTED, "%s: %.256s: %s", checkpoint->path, tensor->name, tensor->object->refusal);
+    return fc_advise(err, rc, FC_HINT_EXCLUDE, tensor->name);
 }
 
 fc_code fc_checkpoint_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,

@@ -11,8 +11,9 @@
 
 /* What a rank tells the others of its outcome. */
 typedef struct outcome {
-    int32_t code;
+    int32_t code, hint;
     char message[sizeof((fc_error *)0)->message];
+    char about[sizeof((fc_error *)0)->about];
 } outcome;
 
 /* all_gather of host memory, by way of the device where that is another. */
@@ -44,10 +45,10 @@ static bool all_alike(const outcome *all, int size) {
 }
 
 static fc_code report(int rank, const outcome *of, bool alike, fc_error *err) {
-    if (alike || fc_names_a_rank(of->message)) {
-        return fc_fail(err, (fc_code)of->code, "%s", of->message);
-    }
-    return fc_fail(err, (fc_code)of->code, "rank %d: %s", rank, of->message);
+    fc_code code = alike || fc_names_a_rank(of->message)
+                       ? fc_fail(err, (fc_code)of->code, "%s", of->message)
+                       : fc_fail(err, (fc_code)of->code, "rank %d: %s", rank, of->message);
+    return fc_advise(err, code, (fc_hint)of->hint, of->about);
 }
 
 fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err) {
@@ -58,6 +59,10 @@ fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err) {
     if (mine != FC_OK) {
         /* Without an fc_error there is no message to send. */
         memcpy(own.message, err ? err->message : "failed", err ? sizeof err->message : sizeof "failed");
+        if (err) {
+            own.hint = (int32_t)err->hint;
+            memcpy(own.about, err->about, sizeof own.about);
+        }
     }
     outcome *all = calloc((size_t)comm->size, sizeof *all);
     if (!all) {

@@ -41,7 +41,7 @@ static fc_code walk(const char *source, FILE *lines, fc_error *err) {
     for (FTSENT *e; rc == FC_OK && (e = fts_read(tree));) {
         if (e->fts_level == 0 && e->fts_info != FTS_D && e->fts_info != FTS_DP) {
             rc = e->fts_errno ? fc_fail_errno(err, e->fts_errno, "%s: cannot be listed", source)
-                              : fc_fail(err, FC_EUSAGE, "%s: --local needs a directory on each rank", source);
+                              : fc_fail(err, FC_EUSAGE, "%s: is not a directory; each rank needs a local one", source);
         } else if (e->fts_info == FTS_F || e->fts_info == FTS_SL) {
             rc = put_line(lines, e->fts_path, e->fts_path + strlen(source) + 1, err);
         } else if (e->fts_info == FTS_DNR || e->fts_info == FTS_ERR || e->fts_info == FTS_NS) {

@@ -94,7 +94,7 @@ static fc_code not_found(const char *name, bool built, const places *p, fc_error
         snprintf(where + used, sizeof where - used, "%s%s", i ? ", " : "", p->paths[i]);
     }
     if (!built) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: this fsdpckpt was built without it (see 'fsdpckpt --version')", name);
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: this build does not contain it", name);
     }
     return fc_fail(err, FC_EUNSUPPORTED,
                    "%s: no libfsdpckpt-comm-%s.so in %s: install it, or name its directory in FSDPCKPT_MODULE_PATH",

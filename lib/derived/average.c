@@ -323,7 +323,7 @@ static fc_code fill(fc_checkpoint *average, fc_checkpoint *const *sources, size_
     FC_TRY(a->crcs ? make_weights(a, options->weights, arena, err) : no_memory(err));
     for (size_t i = 0; i < count; i++) {
         if (sources[i]->format->layout_only) {
-            return fc_fail(err, FC_EUSAGE, "%s: is a schema and holds no data to average", sources[i]->path);
+            return fc_fail(err, FC_EUSAGE, "%s: a schema has no data to average", sources[i]->path);
         }
         FC_TRY(fc_names_make(sources[i], options->selection, NULL, arena, &names[i], err));
         FC_TRY(fc_source_crc_new(sources[i], sources[i]->tensors, sources[i]->ntensors, &a->crcs[i], err));

@@ -48,8 +48,9 @@ static fc_code compare_names(const fc_checkpoint *here, const fc_names *has, con
     if (d.count == 0) {
         return FC_OK;
     }
-    return fc_fail(err, FC_EUSAGE, "%s has not the same names as %s: it lacks %s%s (--exclude leaves them out)",
-                   there->path, here->path, d.text, more(&d, buf));
+    fc_code rc = fc_fail(err, FC_EUSAGE, "%s and %s have different names: the first lacks %s%s", there->path,
+                         here->path, d.text, more(&d, buf));
+    return fc_advise(err, rc, FC_HINT_EXCLUDE, NULL);
 }
 
 static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
@@ -143,11 +144,10 @@ static fc_code compare_source(const fc_average *a, const fc_names *names, size_t
     if (rc != FC_OK || d.count == 0) {
         return rc;
     }
-    return fc_fail(
-        err, FC_EUSAGE,
-        "%s and %s differ in what cannot be averaged (integers, booleans, objects): %s%s: --take-first takes "
-        "the first source's, --exclude leaves them out",
-        a->sources[0]->path, a->sources[i]->path, d.text, more(&d, buf));
+    rc = fc_fail(err, FC_EUSAGE,
+                 "%s and %s differ in values that cannot be averaged (integers, booleans, objects): %s%s",
+                 a->sources[0]->path, a->sources[i]->path, d.text, more(&d, buf));
+    return fc_advise(err, rc, FC_HINT_TAKE_FIRST, NULL);
 }
 
 fc_code fc_average_compare(const fc_average *a, const fc_names *names, bool take_first, fc_error *err) {

@@ -168,11 +168,10 @@ static fc_code check_ties(const order_search *o, const fc_checkpoint *source, co
     rc = rc == FC_OK ? fc_find_ties(source, tensors, count, same_as, o->err) : rc;
     for (size_t i = 1; rc == FC_OK && i < count; i++) {
         if (all[i].order != SIZE_MAX && all[i].order == all[i - 1].order && same_as[i] != same_as[i - 1]) {
-            rc = fc_fail(
-                o->err, FC_EUSAGE,
-                "%s: '%.256s' and '%.256s' are one parameter of %s, and two tensors here: leave one of them out "
-                "with --exclude",
-                source->path, all[i - 1].tensor.name, all[i].tensor.name, o->model->path);
+            rc = fc_fail(o->err, FC_EUSAGE,
+                         "%s: '%.256s' and '%.256s' are one tied parameter in %s, but two tensors here: keep only one",
+                         source->path, all[i - 1].tensor.name, all[i].tensor.name, o->model->path);
+            rc = fc_advise(o->err, rc, FC_HINT_EXCLUDE, all[i].tensor.name);
         }
     }
     free(tensors);

@@ -158,22 +158,26 @@ size_t fc_optim_parameter(const fc_flattener *f, const fc_optim *o, const fc_opt
 
 /* ---- groups ---- */
 
+/* Advises to exclude the optimizer: the model can still be flattened without it. */
+static fc_code without_optimizer(const fc_flattener *f, fc_code rc) {
+    return fc_advise(f->err, rc, FC_HINT_EXCLUDE, NULL);
+}
+
 static fc_code assign_group(const fc_flattener *f, const fc_optim *o, const char *name, size_t len, size_t group) {
     const fc_optim_name n = {.text = name, .len = len};
     size_t p = fc_optim_parameter(f, o, &n), at = p == FC_NO_NAME ? FC_NO_NAME : o->slot_of[p];
     if (at == FC_NO_NAME) {
-        return fc_fail(f->err, FC_EUSAGE,
-                       "%s: '%.256s': the optimizer has '%.*s', which is no parameter here: leave the optimizer out "
-                       "with --exclude",
-                       f->source->path, o->first->name, (int)(len < 256 ? len : 256), name);
+        return without_optimizer(f, fc_fail(f->err, FC_EUSAGE,
+                                            "%s: '%.256s': the optimizer has '%.*s', which is not a parameter here",
+                                            f->source->path, o->first->name, (int)(len < 256 ? len : 256), name));
     }
     fc_optim_slot *slot = &o->slots[at];
     if (slot->group != FC_NO_NAME && slot->group != group) {
-        return fc_fail(f->err, FC_EUSAGE,
-                       "%s: unit '%s' holds '%.*s' and parameters of another group of the optimizer: FSDP1's optimizer "
-                       "has a flat parameter in one group; take another --policy, or leave the optimizer out with "
-                       "--exclude",
-                       f->source->path, slot->unit ? slot->unit->fqn : "", (int)(len < 256 ? len : 256), name);
+        fc_code rc = fc_fail(f->err, FC_EUSAGE,
+                             "%s: unit '%s' holds '%.*s' and parameters of another param group: in FSDP1 a flat "
+                             "parameter belongs to one group",
+                             f->source->path, slot->unit ? slot->unit->fqn : "", (int)(len < 256 ? len : 256), name);
+        return fc_advise(f->err, rc, FC_HINT_POLICY, NULL);
     }
     slot->group = group;
     return FC_OK;
@@ -185,10 +189,10 @@ static fc_code assign_all(const fc_flattener *f, const fc_optim *o, size_t group
         o->slots[i].group = 0;
     }
     return groups == 1 ? FC_OK
-                       : fc_fail(f->err, FC_EUSAGE,
-                                 "%s: '%.256s': the optimizer numbers its parameters, in several groups: nothing says "
-                                 "which is which; leave it out with --exclude",
-                                 f->source->path, o->first->name);
+                       : without_optimizer(f, fc_fail(f->err, FC_EUSAGE,
+                                                      "%s: '%.256s': the optimizer numbers its parameters in several "
+                                                      "groups, so their names are unknown",
+                                                      f->source->path, o->first->name));
 }
 
 /* Lists the parameters by the numbers of a plain model's optimizer, one per parameter in order. */
@@ -211,12 +215,15 @@ static fc_code assign_numbers(const fc_flattener *f, fc_optim *o, const json_t *
     if (!o->names) {
         return fc_no_memory(f->err, f->source->path);
     }
-    return !list || n == size
-               ? FC_OK
-               : fc_fail(f->err, FC_EUSAGE,
-                         "%s: '%.256s': the optimizer numbers %zu parameters, and there are %zu here: nothing says "
-                         "which is which; say buffers with --classes FILE, or leave it out with --exclude",
-                         f->source->path, o->first->name, size, n);
+    if (!list || n == size) {
+        return FC_OK;
+    }
+    fc_code rc =
+        fc_fail(f->err, FC_EUSAGE,
+                "%s: '%.256s': the optimizer numbers %zu parameters, but the model has %zu: it is unknown which "
+                "of them are buffers",
+                f->source->path, o->first->name, size, n);
+    return fc_advise(f->err, rc, FC_HINT_BUFFERS, NULL);
 }
 
 /* Reads one group's list of parameters. */
@@ -282,10 +289,10 @@ fc_code fc_optim_number(const fc_flattener *f, fc_optim *o) {
     fc_code rc = make_slots(f, o);
     rc = rc == FC_OK ? list_names(f, o) : rc;
     if (rc == FC_OK && groups == 0 && !o->flattened && !f->source->format->layout_only) {
-        return fc_fail(f->err, FC_EUSAGE,
-                       "%s: '%.256s' has no param_groups beside it, without which no optimizer loads it: include "
-                       "them, or leave the optimizer out with --exclude",
-                       f->source->path, o->first->name);
+        return without_optimizer(f, fc_fail(f->err, FC_EUSAGE,
+                                            "%s: '%.256s' has no param_groups, without which no optimizer loads it: "
+                                            "include them",
+                                            f->source->path, o->first->name));
     }
     rc = rc == FC_OK ? read_groups(f, o, groups) : rc;
     o->ngroups = groups > 0 ? groups : 1;

@@ -70,8 +70,8 @@ static fc_code name_state(const fc_flattener *f, const fc_optim *o, const entry 
 /* ---- state ---- */
 
 static fc_code refuse(const fc_flattener *f, const entry *e, const char *why) {
-    return fc_fail(f->err, FC_EUSAGE, "%s: '%.256s' %s: leave the optimizer out with --exclude", f->source->path,
-                   e->target->name, why);
+    fc_code rc = fc_fail(f->err, FC_EUSAGE, "%s: '%.256s' %s", f->source->path, e->target->name, why);
+    return fc_advise(f->err, rc, FC_HINT_EXCLUDE, NULL);
 }
 
 static bool has_shape_of(const fc_tensor *t, const fc_parameter *p) {
@@ -324,12 +324,12 @@ static fc_code add_flattened(fc_flattener *f, const fc_optim *o, const fc_target
     const fc_flat_value *before = f->tensors[at].detail;
     const char *other = NULL;
     rc = fc_checkpoint_object_json(f->source, before->tensor, o->scratch, &other, f->err);
-    return rc != FC_OK || strcmp(json, other) == 0
-               ? rc
-               : fc_fail(f->err, FC_EUSAGE,
-                         "%s: '%.256s' differs from that of other parameters, and flattened groups do not say which "
-                         "group it is: leave the optimizer out with --exclude",
-                         f->source->path, w->name);
+    if (rc != FC_OK || strcmp(json, other) == 0) {
+        return rc;
+    }
+    rc = fc_fail(f->err, FC_EUSAGE, "%s: '%.256s' differs between parameters of a flattened group", f->source->path,
+                 w->name);
+    return fc_advise(f->err, rc, FC_HINT_EXCLUDE, NULL);
 }
 
 /* Adds the groups, with new lists of parameters. */

@@ -405,11 +405,11 @@ fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_check
 
 static fc_code note_flat_parameters(fc_checkpoint *checkpoint, const fc_tensor *first, size_t count, fc_error *err) {
     const char *note = checkpoint->note;
-    checkpoint->note = fc_arena_printf(checkpoint->arena,
-                                       "%s%s%zu %s of FSDP1, e.g. %.256s: --schema FILE, of the model, takes %s apart",
-                                       note ? note : "", note ? "; " : "", count,
-                                       count == 1 ? "tensor is a flat parameter" : "tensors are flat parameters",
-                                       first->name, count == 1 ? "it" : "them");
+    checkpoint->note = fc_arena_printf(
+        checkpoint->arena, "%s%s%zu %s of FSDP1, e.g. %.256s: a schema of the model would split %s into parameters",
+        note ? note : "", note ? "; " : "", count,
+        count == 1 ? "tensor is a flat parameter" : "tensors are flat parameters", first->name,
+        count == 1 ? "it" : "them");
     return checkpoint->note ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
 

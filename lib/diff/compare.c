@@ -253,8 +253,8 @@ static fc_code begin(comparison *c, fc_error *err) {
     const fc_checkpoint *sides[] = {c->a, c->b};
     for (int i = 0; i < 2; i++) {
         if (sides[i]->format->layout_only) {
-            return fc_fail(err, FC_EUSAGE, "%s: is a schema and holds no data to compare; use check with it instead",
-                           sides[i]->path);
+            return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: a schema has no data to compare", sides[i]->path),
+                             FC_HINT_CHECK, sides[i]->path);
         }
     }
     *c->report = (fc_compare_report){0};

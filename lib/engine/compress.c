@@ -366,9 +366,10 @@ static fc_code divide_memory(uint64_t memory, int threads, sizes *s, fc_error *e
     const uint64_t mine = s->decodes ? memory / 5 * 2 : memory / 4 * 3;
     const uint64_t least = each + 2 * s->chunk;
     if (least > mine) {
-        return fc_fail(err, FC_EUSAGE,
-                       "compressing takes %" PRIu64 " bytes of memory, %" PRIu64 " are allowed: raise --memory",
-                       least * (s->decodes ? 5 : 4) / (s->decodes ? 2 : 3) + 1, memory);
+        fc_code rc =
+            fc_fail(err, FC_EUSAGE, "compression needs %" PRIu64 " bytes of memory, but only %" PRIu64 " are allowed",
+                    least * (s->decodes ? 5 : 4) / (s->decodes ? 2 : 3) + 1, memory);
+        return fc_advise(err, rc, FC_HINT_MEMORY, NULL);
     }
     uint64_t fit = (mine - s->chunk) / (each + s->chunk);
     s->threads = (uint64_t)threads < fit ? threads : (int)fit;

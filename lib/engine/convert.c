@@ -34,10 +34,10 @@ static fc_code check_readable(const fc_target *target, fc_error *err) {
     if (count == 0) {
         return FC_OK;
     }
-    if (count == 1) {
-        return fc_fail(err, first.code, "%s", first.message);
-    }
-    return fc_fail(err, first.code, "%s; it is the first of %zu unreadable values", first.message, count);
+    fc_code rc = count == 1
+                     ? fc_fail(err, first.code, "%s", first.message)
+                     : fc_fail(err, first.code, "%s; it is the first of %zu unreadable values", first.message, count);
+    return fc_advise(err, rc, first.hint, first.about);
 }
 
 /* Proves that every target element is covered exactly once, before anything is created. */
@@ -358,12 +358,14 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
                        path ? path : source->path, options->format->name);
     }
     if (source->format->layout_only && !options->dry_run) {
-        return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to convert: it can be planned with --dry-run",
-                       source->path);
+        return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: a schema has no data to convert", source->path),
+                         FC_HINT_DRY_RUN, NULL);
     }
     if (options->move.memory && options->move.memory < FC_LEAST_MEMORY) {
-        return fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: --memory must be at least 1M",
-                       options->move.memory);
+        return fc_advise(err,
+                         fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: 1 MiB is the least",
+                                 options->move.memory),
+                         FC_HINT_MEMORY, NULL);
     }
     if (!path && !options->dry_run) {
         return fc_fail(err, FC_EUSAGE, "%s: no target path given", source->path);
@@ -386,8 +388,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
         return fc_fail(err, FC_EUSAGE, "%s: is a file of the source checkpoint; choose another target", path);
     }
     if (options->selection.compress && !options->format->writer.place) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "--compress: the format '%s' has no compression; leave it out, or say --to h5",
+        return fc_fail(err, FC_EUNSUPPORTED, "the format '%s' has no compression: only HDF5 targets are compressed",
                        options->format->name);
     }
     if (!arena) {

@@ -250,10 +250,11 @@ static fc_code cost_of(const fc_decoded *cache, const fc_extent *extent, uint64_
     bool fits = *cost <= cache->limit;
     *cost = fits ? buffer_cost(cache, *cost) : *cost;
     if (!fits || !fc_add_u64(*cost, extra, cost) || !fc_add_u64(*cost, sizeof(entry), cost) || *cost > cache->limit) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "decoding the chunk of %" PRIu64 " bytes takes %" PRIu64 " bytes of memory, %" PRIu64
-                       " are allowed: raise --memory",
-                       extent->decoded, *cost, cache->limit);
+        fc_code rc = fc_fail(err, FC_EUNSUPPORTED,
+                             "decoding the chunk of %" PRIu64 " bytes needs %" PRIu64
+                             " bytes of memory, but only %" PRIu64 " are allowed",
+                             extent->decoded, *cost, cache->limit);
+        return fc_advise(err, rc, FC_HINT_MEMORY, NULL);
     }
     return FC_OK;
 }

@@ -43,11 +43,11 @@ typedef struct search {
 } search;
 
 static fc_code refuse(const search *s, const fc_tensor *t, fc_error *err) {
-    return fc_fail(
-        err, FC_EUNSUPPORTED,
-        "%s: tensor '%s': its %zu pieces are not what the ranks of a mesh (replicate x dp x tp) hold, so the "
-        "layout cannot be kept: use 'fsdpckpt reshard' and say --dp, --tp or --replicas, or 'consolidate'",
-        s->source->path, t->name, t->nchunks);
+    fc_code rc = fc_fail(err, FC_EUNSUPPORTED,
+                         "%s: tensor '%s': its %zu chunks are not the shards of a mesh (replicate x dp x tp), so the "
+                         "layout cannot be kept",
+                         s->source->path, t->name, t->nchunks);
+    return fc_advise(err, rc, FC_HINT_LAYOUT, NULL);
 }
 
 /* ---- one tensor on one mesh ---- */

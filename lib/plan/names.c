@@ -68,8 +68,8 @@ static fc_code add_name(const side *s, const fc_checkpoint *checkpoint, const fc
     }
     size_t at = fc_name_table_put(out->table, name, strlen(name), out->count);
     if (at != out->count) {
-        return fc_fail(err, FC_EUSAGE, "%s: --strip-prefix and --rename give '%s' and '%s' the same name '%s'",
-                       checkpoint->path, out->items[at].tensor->name, t->name, name);
+        return fc_fail(err, FC_EUSAGE, "%s: '%s' and '%s' would both be renamed to '%s'", checkpoint->path,
+                       out->items[at].tensor->name, t->name, name);
     }
     out->items[out->count++] = (fc_named){name, t};
     return FC_OK;

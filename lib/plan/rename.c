@@ -49,7 +49,7 @@ struct fc_rename {
 /* ---- rules ---- */
 
 static fc_code bad_rule(const char *text, const char *why, fc_error *err) {
-    return fc_fail(err, FC_EUSAGE, "--rename '%s': %s; a rule is 's/regex/replacement/', flags g and i may follow",
+    return fc_fail(err, FC_EUSAGE, "rename rule '%s': %s; a rule is 's/regex/replacement/', flags g and i may follow",
                    text, why);
 }
 
@@ -434,7 +434,7 @@ static fc_code apply_rules(fc_rename *rename, const fc_tensor *source, fc_error 
     if (!ok) {
         return fc_no_memory(err, NULL);
     }
-    return text ? FC_OK : fc_fail(err, FC_EUSAGE, "--rename makes a name of '%s' that is not UTF-8", source->name);
+    return text ? FC_OK : fc_fail(err, FC_EUSAGE, "'%s' would be renamed to something that is not UTF-8", source->name);
 }
 
 fc_code fc_rename_apply(fc_rename *rename, const fc_tensor *source, fc_arena *arena, const char **name, fc_path *path,
@@ -445,7 +445,7 @@ fc_code fc_rename_apply(fc_rename *rename, const fc_tensor *source, fc_arena *ar
         return fc_no_memory(err, NULL);
     }
     if (strip(rename) > 0 && rename->now.size == 0) {
-        return fc_fail(err, FC_EUSAGE, "--strip-prefix '%s' leaves nothing of the name '%s'", rename->prefix,
+        return fc_fail(err, FC_EUSAGE, "without the prefix '%s', nothing is left of the name '%s'", rename->prefix,
                        source->name);
     }
     fc_code rc = apply_rules(rename, source, err);
@@ -453,7 +453,7 @@ fc_code fc_rename_apply(fc_rename *rename, const fc_tensor *source, fc_arena *ar
         return rc;
     }
     if (rename->now.size == 0) {
-        return fc_fail(err, FC_EUSAGE, "--rename leaves nothing of the name '%s'", source->name);
+        return fc_fail(err, FC_EUSAGE, "after renaming, nothing is left of the name '%s'", source->name);
     }
     *changed = true;
     *name = fc_arena_strndup(arena, rename->now.chars, rename->now.size);
@@ -463,12 +463,12 @@ fc_code fc_rename_apply(fc_rename *rename, const fc_tensor *source, fc_arena *ar
 
 fc_code fc_rename_check_used(const fc_rename *rename, const char *path, const char *example, fc_error *err) {
     if (rename->prefix && !rename->prefix_used) {
-        return fc_fail(err, FC_EUSAGE, "%s: --strip-prefix '%s' matches no name, e.g. '%s'; leave it out", path,
+        return fc_fail(err, FC_EUSAGE, "%s: no name has the prefix '%s' that is to be stripped; one is '%s'", path,
                        rename->prefix, example);
     }
     for (size_t i = 0; i < rename->nrules; i++) {
         if (!rename->rules[i].used) {
-            return fc_fail(err, FC_EUSAGE, "%s: --rename '%s' matches no name, e.g. '%s'; leave this rule out", path,
+            return fc_fail(err, FC_EUSAGE, "%s: the rename rule '%s' matches no name; one is '%s'", path,
                            rename->rules[i].text, example);
         }
     }

@@ -27,8 +27,8 @@ static fc_code check_includes(const fc_checkpoint *source, const fc_selection *s
             found = fnmatch(*glob, source->tensors[i].name, 0) == 0;
         }
         if (!found) {
-            return fc_fail(err, FC_EUSAGE, "%s: --include '%s' matches none of its %zu names, e.g. '%s'", source->path,
-                           *glob, source->ntensors, source->ntensors ? source->tensors[0].name : "");
+            return fc_fail(err, FC_EUSAGE, "%s: '%s' is to be included, but matches none of %zu names; one is '%s'",
+                           source->path, *glob, source->ntensors, source->ntensors ? source->tensors[0].name : "");
         }
     }
     return FC_OK;
@@ -40,11 +40,7 @@ static int compare_names(const void *a, const void *b) {
 }
 
 /* Only renaming can make two names equal: a source's names are unique. */
-static fc_code check_unique(const fc_selection *selection, const fc_target_tensor *tensors, size_t count,
-                            fc_error *err) {
-    const char *how = !selection->rename        ? "--strip-prefix gives"
-                      : selection->strip_prefix ? "--strip-prefix and --rename give"
-                                                : "--rename gives";
+static fc_code check_unique(const fc_target_tensor *tensors, size_t count, fc_error *err) {
     const fc_target_tensor **sorted = malloc((count ? count : 1) * sizeof *sorted);
     if (!sorted) {
         return fc_no_memory(err, NULL);
@@ -56,7 +52,7 @@ static fc_code check_unique(const fc_selection *selection, const fc_target_tenso
     fc_code rc = FC_OK;
     for (size_t i = 1; i < count && rc == FC_OK; i++) {
         if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0) {
-            rc = fc_fail(err, FC_EUSAGE, "%s '%s' and '%s' the same name '%s'", how, sorted[i - 1]->source->name,
+            rc = fc_fail(err, FC_EUSAGE, "'%s' and '%s' would both be renamed to '%s'", sorted[i - 1]->source->name,
                          sorted[i]->source->name, sorted[i]->name);
         }
     }
@@ -88,7 +84,7 @@ static fc_code select_each(const fc_checkpoint *source, const fc_selection *sele
                        source->ntensors);
     }
     fc_code rc = fc_rename_check_used(rename, source->path, tensors[0].name, err);
-    return rc == FC_OK && renamed ? check_unique(selection, tensors, n, err) : rc;
+    return rc == FC_OK && renamed ? check_unique(tensors, n, err) : rc;
 }
 
 static fc_code select_tensors(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena,
@@ -130,12 +126,11 @@ static fc_code check_tp(const fc_target *target, const fc_tp_plan *plan, const f
             like[found++] = target->tensors[i].name;
         }
     }
-    return fc_fail(err, FC_EUSAGE,
-                   "%s: --tp %lld: the TP plan '%s' cuts none of the %zu tensors%s%s%s%s%s: give a --tp-plan that "
-                   "names their modules",
-                   target->source->path, (long long)tp, plan ? fc_tp_plan_name(plan) : "none", counts->tensors,
-                   found > 0 ? ", with names like '" : "", like[0], found > 1 ? "' and '" : "", like[1],
-                   found > 0 ? "'" : "");
+    fc_code rc = fc_fail(err, FC_EUSAGE, "%s: the TP plan '%s' cuts none of the %zu tensors over %lld ranks%s%s%s%s%s",
+                         target->source->path, plan ? fc_tp_plan_name(plan) : "none", counts->tensors, (long long)tp,
+                         found > 0 ? "; names are like '" : "", like[0], found > 1 ? "' and '" : "", like[1],
+                         found > 0 ? "'" : "");
+    return fc_advise(err, rc, FC_HINT_TP_PLAN, NULL);
 }
 
 /* Of a plan from a file every rule should decide something; the built-in one is for many models at once. */

@@ -14,29 +14,30 @@ enum { MAX_RANKS = 1 << 20 };
 
 fc_code fc_layout_mesh(const fc_layout_spec *spec, fc_mesh *mesh, fc_error *err) {
     const struct {
-        const char *name, *option;
+        const char *name;
         int64_t size;
-    } wanted[] = {{"replicate", "--replicas", spec->replicas}, {"dp", "--dp", spec->dp}, {"tp", "--tp", spec->tp}};
+    } dims[] = {{"replicate", spec->replicas}, {"dp", spec->dp}, {"tp", spec->tp}};
     memset(mesh, 0, sizeof *mesh);
     int64_t ranks = 1;
-    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-        int64_t size = wanted[i].size;
+    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
+        int64_t size = dims[i].size;
         if (size == 0) {
             continue;
         }
         if (size < 0) {
-            return fc_fail(err, FC_EUSAGE, "%s %lld: must be at least 1", wanted[i].option, (long long)size);
+            return fc_fail(err, FC_EUSAGE, "mesh dimension %s has %lld ranks: it needs at least 1", dims[i].name,
+                           (long long)size);
         }
         if (!fc_mul_i64(ranks, size, &ranks) || ranks > MAX_RANKS) {
-            return fc_fail(err, FC_EUSAGE, "%s %lld: more than %d ranks in all", wanted[i].option, (long long)size,
-                           MAX_RANKS);
+            return fc_fail(err, FC_EUSAGE, "mesh dimension %s with %lld ranks: the mesh has more than %d ranks",
+                           dims[i].name, (long long)size, MAX_RANKS);
         }
         mesh->sizes[mesh->ndim] = size;
-        snprintf(mesh->names[mesh->ndim], sizeof mesh->names[0], "%s", wanted[i].name);
+        snprintf(mesh->names[mesh->ndim], sizeof mesh->names[0], "%s", dims[i].name);
         mesh->ndim++;
     }
     if (mesh->ndim == 0) {
-        return fc_fail(err, FC_EUSAGE, "no layout given: say --dp N, --tp N, --replicas N or several of them");
+        return fc_advise(err, fc_fail(err, FC_EUSAGE, "no layout is given"), FC_HINT_LAYOUT, NULL);
     }
     return FC_OK;
 }

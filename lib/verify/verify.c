@@ -481,7 +481,7 @@ fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_verify_options *opti
     fc_findings findings = {.report = report, .context = context};
     memset(out, 0, sizeof *out);
     if (checkpoint->format->layout_only) {
-        return fc_fail(err, FC_EUSAGE, "%s: is a schema and holds no data to verify", checkpoint->path);
+        return fc_fail(err, FC_EUSAGE, "%s: a schema has no data to verify", checkpoint->path);
     }
     pthread_mutex_init(&findings.lock, NULL);
     out->files = checkpoint->nfiles;

@@ -79,8 +79,9 @@ fc_code fc_tree_add(fc_tree_builder *b, const char *fqn, uint32_t spec, uint32_t
     fc_fqn n;
     size_t dots = count_dots(fqn);
     if (dots >= FC_FQN_PARTS) {
-        return fc_fail(err, FC_EUNSUPPORTED, "'%.128s…': a name of more than %d levels; leave it out (--exclude)", fqn,
-                       FC_FQN_PARTS);
+        return fc_advise(
+            err, fc_fail(err, FC_EUNSUPPORTED, "'%.128s…': the name has more than %d levels", fqn, FC_FQN_PARTS),
+            FC_HINT_EXCLUDE, NULL);
     }
     fc_fqn_split(fqn, FC_FQN_PARTS, &n);
     const char *text = clean(fqn, &n, dots, b->arena);
@@ -152,8 +153,8 @@ static fc_code add_specs(fc_tree_builder *b, fc_error *err) {
         size_t before = b->count;
         FC_TRY(fc_tree_add(b, b->specs[i].fqn, i, &node, err));
         if (b->count == before) {
-            return fc_fail(err, FC_EUSAGE, "the parameter '%.256s' is there twice; leave one out (--exclude)",
-                           b->specs[i].fqn);
+            return fc_advise(err, fc_fail(err, FC_EUSAGE, "the parameter '%.256s' exists twice", b->specs[i].fqn),
+                             FC_HINT_EXCLUDE, NULL);
         }
     }
     return FC_OK;

@@ -166,7 +166,7 @@ class Check(harness.Case):
         self.fails(2, "check", source, "--allow-missing", "x", contains=["--against or --schema"])
         self.fails(2, "check", source, "--tp-plan", "auto", contains=["--tp N"])
         self.fails(2, "check", source, "--json", "--github", contains=["one of --json and --github"])
-        self.fails(2, "check", source, "--strip-prefix", "nothing.", contains=["matches no name"])
+        self.fails(2, "check", source, "--strip-prefix", "nothing.", contains=["no name has the prefix"])
         self.fails(2, "check", source, source, contains=["one too many"])
 
     def test_options_that_are_suggested_mend(self):
@@ -205,7 +205,7 @@ class Check(harness.Case):
         os.truncate(self.path("t", "shard-00002-of-00004.h5"), 700)
         os.truncate(self.path("t", "shard-00003-of-00004.h5"), 10)
         told = json.loads(self.found("t", "--json"))
-        self.assertEqual([f["kind"] for f in told["findings"]], ["file-missing", "file-damaged", "file-damaged"])
+        self.assertEqual([f["kind"] for f in told["findings"]], ["file-missing", "file-truncated", "file-truncated"])
 
 
 if __name__ == "__main__":

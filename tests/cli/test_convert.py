@@ -69,7 +69,7 @@ class Convert(harness.Case):
     def test_compress_needs_a_format_that_can(self):
         for target in ("m.pt", "m.safetensors"):
             self.fails(5, "consolidate", harness.corpus(FSDP2), "-o", target, "--compress", "1",
-                       contains=["--compress: the format '", "has no compression; leave it out, or say --to h5"])
+                       contains=["the format '", "has no compression: only HDF5 targets are compressed"])
 
     def test_dry_run_writes_nothing(self):
         text = self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5", "--dry-run")
@@ -208,6 +208,21 @@ class Convert(harness.Case):
                        contains=["TP plan 'atuo': neither a file nor a known plan; known is 'auto'"])
         os.mkdir(self.path("plans"))
         self.fails(4, "check", harness.corpus(MESH), "--tp", "2", "--tp-plan", "plans", contains=["plans: Is a directory"])
+
+    def test_uneven_tp_is_told(self):
+        """The same words as check's, on stderr; what FSDP's ranks share unevenly is normal and not told."""
+        with open(self.path("plan.json"), "w") as f:
+            json.dump({"layers.*.feed_forward.w1": "colwise"}, f)
+        source, mesh = harness.corpus(MESH), ("--dp", "5", "--tp", "3", "--tp-plan", "plan.json")
+        told = self.run_tool("check", source, *mesh)
+        told = [line for line in told.stdout.splitlines() if "does not divide by tp 3" in line]
+        self.assertIn("layers.0.feed_forward.w1.weight", told[0])
+        p = self.run_tool("reshard", source, "-o", "out", *mesh)
+        self.assertEqual((p.returncode, p.stderr), (0, "".join(f"fsdpckpt: {t}\n" for t in told)))
+        self.assertEqual(self.run_tool("reshard", source, "-o", "quiet", *mesh, "-q").stderr, "")
+        self.assertIn(told[0], self.run_tool("reshard", source, *mesh, "--dry-run").stderr)
+        p = self.run_tool("reshard", source, "-o", "even", "--dp", "5", "--tp", "2", "--tp-plan", "plan.json")
+        self.assertEqual(p.stderr, "")
 
     def test_target_follows_the_umask(self):
         self.ok("consolidate", harness.corpus(FSDP2), "-o", "m.h5")

@@ -91,7 +91,7 @@ class Convert(harness.Case):
 
     def test_what_follows_no_mesh_is_refused(self):
         source = harness.corpus("dcp-torch2.15.0-sharded-tensor-2d")
-        text = self.fails(5, "convert", source, "-o", "out", "--to", "h5", contains=["tensor '", "pieces", "fsdpckpt reshard"])
+        text = self.fails(5, "convert", source, "-o", "out", "--to", "h5", contains=["tensor '", "chunks", "fsdpckpt reshard"])
         self.assertEqual(self.listing(), [])
         name = text.split("tensor '")[1].split("'")[0]
         self.assertNotIn("tensor '%s'" % name, self.run_tool("convert", source, "-o", "x.h5", "--exclude", name).stderr)
@@ -116,11 +116,11 @@ class Convert(harness.Case):
         before = self.names(source)
         self.ok("convert", source, "-o", "a", "--to", "h5", "--rename", "s/^model\\.//", "--rename", "s,layers\\.([0-9]+),h.\\1,")
         self.assertEqual(self.names("a"), {n[6:].replace("layers.", "h.") for n in before})
-        self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/.*/same/", contains=["the same name 'same'"])
+        self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/.*/same/", contains=["would both be renamed to 'same'"])
         self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/x", contains=["a delimiter is missing"])
-        self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/(/x/", contains=["--rename 's/(/x/'"])
+        self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/(/x/", contains=["rename rule 's/(/x/'"])
         self.fails(2, "convert", source, "-o", "b.h5", "--rename", "s/nothing/x/",
-                   contains=["--rename 's/nothing/x/' matches no name, e.g. '", "'; leave this rule out"])
+                   contains=["the rename rule 's/nothing/x/' matches no name; one is '"])
         self.assertNotIn("b.h5", self.listing())
 
 

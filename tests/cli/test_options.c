@@ -181,7 +181,7 @@ static void mistakes_are_explained(void **state) {
         {"--zzzzzz", "unknown option '--zzzzzz'; see 'fsdpckpt reshard --help'"},
         {"-x", "unknown option '-x'; see 'fsdpckpt reshard --help'"},
         {"-qx", "unknown option '-x'; see 'fsdpckpt reshard --help'"},
-        {"--tree", "reshard does not take --tree; see 'fsdpckpt reshard --help'"},
+        {"--tree", "reshard does not take --tree, which is for inspect; see 'fsdpckpt reshard --help'"},
         {"--output", "--output needs an argument: --output DST"},
         {"--json=1", "--json takes no argument"},
     };

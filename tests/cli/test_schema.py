@@ -74,7 +74,7 @@ class Schema(harness.Case):
         self.assertEqual(model["objects"], [])
         self.ok("check", source, "--schema", "model.json", "--include", "model.*", "--exclude", "*.bias",
                 "--strip-prefix", "model.", "-q")
-        self.fails(2, "schema", source, "--include", "nothing.*", contains=["--include 'nothing.*' matches none"])
+        self.fails(2, "schema", source, "--include", "nothing.*", contains=["'nothing.*' is to be included, but matches none"])
 
     def test_file_is_complete_or_not_there(self):
         self.schema(harness.corpus(STATE))
@@ -180,7 +180,7 @@ class Plan(harness.Case):
         self.fails(2, "reshard", "model.json", "--dp", "4", "--dry-run", "--rank", "4", contains=["--rank 4", "0 to 3"])
         self.fails(2, "reshard", "model.json", "--dp", "4", "--rank", "1", "-o", "x", contains=["--dry-run"])
         self.fails(2, "reshard", "model.json", "--dp", "4", "--rank", "-1", "--dry-run", contains=["--rank", "from 0 to"])
-        self.fails(2, "reshard", harness.corpus(MESH), "--dp", "2", "-o", "x", "--memory", "100K", contains=["at least 1M"])
+        self.fails(2, "reshard", harness.corpus(MESH), "--dp", "2", "-o", "x", "--memory", "100K", contains=["1 MiB is the least; raise --memory"])
         self.assertEqual(self.listing(), ["model.json"])
 
     def test_large_mesh(self):

@@ -28,8 +28,8 @@ class Usage(harness.Case):
 
     def test_help_says_what_an_option_means_here(self):
         def meaning(command, option):
-            lines = self.ok(command, "--help").split("\nOptions:\n")[1].split("\n\n")[0]
-            terms = re.split(r"\n(?=  -|      --)", "\n" + lines)
+            lines = self.ok(command, "--help").split("\nExamples:\n")[0]
+            terms = re.split(r"\n(?=  -|      --)", "\n" + lines)[1:]
             return next(" ".join(t.split()) for t in terms if f"--{option}" in t.split("  ")[0] + t.split("\n")[0])
 
         formats = re.findall(r"^  (\w+) .*\n", self.ok("--help").split("by the extension of -o):\n")[1].split("'fsd")[0], re.M)
@@ -73,15 +73,14 @@ class Usage(harness.Case):
 
     def test_usage_errors(self):
         cases = [
-            ((), "no command given"),
             (("inpsect",), "did you mean 'inspect'?"),
             (("frobnicate",), "unknown command 'frobnicate'"),
             (("help", "frobnicate"), "unknown command 'frobnicate'"),
             (("--json",), "goes after a command"),
-            (("-f", "inspect", "a"), "--force goes after a command"),
+            (("-v",), "--verbose goes after a command"),
             (("--frob",), "unknown option '--frob'"),
             (("inspect",), "inspect needs SRC"),
-            (("inspect", "a", "b"), "'b' is one too many; of a checkpoint in several files name the directory"),
+            (("inspect", "a", "b"), "'b' is one too many; a tensor goes behind --tensor"),
             (("inspect", ""), "SRC is empty: an unset variable?"),
             (("consolidate", "a"), "consolidate needs -o"),
             (("consolidate", "a", "-o"), "needs an argument"),
@@ -99,7 +98,7 @@ class Usage(harness.Case):
             (("consolidate", "a", "-o", "b", "--progress", "often"), "auto, always, never"),
             (("consolidate", "a", "-o", "b", "--comm", "smoke"), "'smoke' is not one of auto, none, mpi, nccl"),
             (("convert", "a"), "convert needs -o, --output DST (or --dry-run)"),
-            (("view", "a"), "view needs -o, --output DST; see"),
+            (("view", "a"), "view needs -o, --output DST; say 'fsdpckpt view SRC -o DST'"),
             (("reshard", "a", "-o", "b"), "--dp"),
             (("reshard", "a", "-o", "b", "--dp", "2", "--tp-plan", "x"), "--tp N"),
             (("inspect", "a", "--tree", "--json"), "choose one"),
@@ -109,6 +108,67 @@ class Usage(harness.Case):
             with self.subTest(args=args):
                 self.fails(2, *args, contains=[text])
         self.assertEqual(self.listing(), [])
+
+    def test_no_arguments_print_the_usage(self):
+        p = self.run_tool()
+        self.assertEqual((p.returncode, p.stdout, p.stderr), (2, "", self.ok("--help")))
+
+    def test_help_in_any_place(self):
+        text = self.ok("reshard", "--help")
+        for args in (("help", "reshard"), ("reshard", "help"), ("-h", "reshard"), ("--help", "reshard"),
+                     ("reshard", "ckpt", "--frob", "-h"), ("reshard", "--dtype", "-h"), ("-q", "reshard", "-o", "--help")):
+            self.assertEqual(self.ok(*args), text, args)
+        self.assertEqual(self.ok("help", "help"), self.ok("--help"))
+        self.assertEqual(self.ok("version"), self.ok("--version"))
+        os.mkdir(self.path("help"))  # then it is a name like any other
+        self.fails(3, "inspect", "help", contains=["help: not a checkpoint"])
+
+    def test_options_in_front_of_the_command(self):
+        source = harness.corpus("dcp-torch2.15.0-fsdp2")
+        self.assertEqual(self.ok("--json", "inspect", source), self.ok("inspect", source, "--json"))
+        self.ok("-qo", "inspect", "consolidate", source, "--to", "pt")
+        self.ok("--to", "pt", "-o", "x.h5", "--dtype=f16", "-q", "consolidate", source, "--force")
+        self.assertEqual(self.listing(), ["inspect", "x.h5"])
+
+    def test_words_of_other_tools(self):
+        """What people type first: the answer names what to type instead, or does it."""
+        source = harness.corpus("dcp-torch2.15.0-fsdp2")
+        os.mkdir(self.path("ckpt"))
+        for args, text in (
+            (("merge", "a"), "did you mean 'consolidate'?"),
+            (("unshard", "a"), "did you mean 'consolidate'?"),
+            (("split", "a"), "did you mean 'reshard'?"),
+            (("info", "a"), "did you mean 'inspect'?"),
+            (("ls", "a"), "did you mean 'inspect'?"),
+            (("validate", "a"), "did you mean 'check'?"),
+            (("compare", "a", "b"), "did you mean 'diff'?"),
+            (("ckpt",), "did you mean 'fsdpckpt inspect ckpt'?"),
+            (("help", "reshrd"), "did you mean 'reshard'?"),
+            (("inspect", source, "-json"), "did you mean '--json'?"),
+            (("inspect", source, "-help"), "did you mean '--help'?"),
+            (("consolidate", source, "--dst", "x"), "did you mean '--output'?"),
+            (("consolidate", source, "--format", "pt"), "did you mean '--to'?"),
+            (("consolidate", source, "-o", "x.h5", "--overwrite"), "did you mean '--force'?"),
+            (("reshard", source, "-o", "x", "--world-size", "2"), "did you mean '--dp'?"),
+            (("consolidate", source, "-o", "x.h5", "--dp", "2"), "which is for reshard, average"),
+            (("consolidate", source, "-o", "x.h5", "--dtype", "bfloat"), "did you mean 'bf16'?"),
+            (("consolidate", source, "-o", "x.h5", "--dtype", "fp8"), "did you mean 'f8_e4m3fn'?"),
+            (("consolidate", source, "-o", "x.h5", "--dtype", "f8_e5m3"), "did you mean 'f8_e5m2'?"),
+            (("consolidate", source, "x.h5"), "a target goes behind -o"),
+            (("consolidate", source, "-o", "x.h5", "--memory", "2", "GB"), "needs quotes"),
+            (("consolidate", "-o", "x.h5"), "say 'fsdpckpt consolidate SRC -o DST'"),
+            (("reshard", source, "--dp", "2"), "say 'fsdpckpt reshard SRC -o DST --dp N [--tp N]'"),
+            (("reshard", source, "-o", "x", "--tp", "2", "--tp-plan", "lama"), "known is 'auto'"),
+        ):
+            with self.subTest(args=args):
+                self.fails(2, *args, contains=[text])
+        self.fails(3, "inspect", "ckp", contains=["ckp: no such file or directory; did you mean 'ckpt'?"])
+        self.fails(3, "inspect", self.path("ckptt"), contains=[f"did you mean '{self.path('ckpt')}'?"])
+        self.assertEqual(self.listing(), ["ckpt"])
+        for word in ("half", "FP16", "torch.half", "Float16", "F16"):
+            self.ok("consolidate", source, "-o", "x.h5", "--dtype", word, "--progress", "Never", "-q", "--force")
+            types = {t["dtype"] for t in json.loads(self.ok("inspect", "x.h5", "--json"))["tensors"]}
+            self.assertEqual(types, {"float16"})
 
     def test_unsupported_targets(self):
         source = harness.corpus("dcp-torch2.15.0-fsdp2")

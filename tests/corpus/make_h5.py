@@ -60,8 +60,8 @@ def main():
         v = h5py.VirtualLayout((3,), "<f4")
         v[:] = h5py.VirtualSource("/etc/other.h5", "ok", (3,))
         f.create_virtual_dataset("virtual", v)
-    with create("unsupported/h5-schema-2.h5") as f:
-        f.attrs["fsdpckpt_schema"] = 2
+    with create("unsupported/h5-schema-3.h5") as f:
+        f.attrs["fsdpckpt_schema"] = 3
     with create("bad/h5-dtype-lies.h5") as f:
         f.attrs["fsdpckpt_schema"] = 1
         f["w"] = np.arange(3, dtype="<f4")

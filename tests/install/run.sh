@@ -32,6 +32,8 @@ test "$a" -gt 0 && test "$a" = "$b" && test "$a" = "$c"
 "$work/build/train_by_pkgconfig" >/dev/null
 "$work/prefix/bin/fsdpckpt" --version >/dev/null
 test -s "$work/prefix/share/man/man1/fsdpckpt.1"
+test -s "$work/prefix/share/fish/vendor_completions.d/fsdpckpt.fish"
+test -s "$work/prefix/share/man/man1/fsdpckpt-reshard.1"
 test -s "$work/prefix/share/bash-completion/completions/fsdpckpt"
 test -s "$work/prefix/share/zsh/site-functions/_fsdpckpt"
 # Modules are found from where the command lies now, not from where it was built for.

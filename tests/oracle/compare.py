@@ -28,11 +28,10 @@ FLOATS = {
     "float32": (4, 31, 23, 8, 0, 23, 127),
     "float16": (2, 15, 10, 5, 0, 10, 15),
     "bfloat16": (2, 15, 7, 8, 0, 7, 127),
-    "float8_e4m3fn": (1, 7, 3, 4, 0, 3, 7),
     "float8_e5m2": (1, 7, 2, 5, 0, 2, 15),
 }
 # What no HDF5 float means: the bits as uint8.
-BITS = ["float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"]
+BITS = ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"]
 # What an HDF5 type cannot say about them is said by the attribute.
 NEED_ATTRIBUTE = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
                   "float8_e8m0fnu", "float4_e2m1fn_x2"]

@@ -27,7 +27,7 @@ WIDTH = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "i
 # What h5py shows of a dataset, for those types it knows by name.
 NUMPY = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "int64": "<i8", "int32": "<i4", "int16": "<i2",
          "int8": "i1", "uint64": "<u8", "uint32": "<u4", "uint16": "<u2", "uint8": "u1", "bool": "bool",
-         "complex64": "<c8", "complex128": "<c16", "float8_e4m3fnuz": "u1", "float8_e5m2fnuz": "u1",
+         "complex64": "<c8", "complex128": "<c16", "float8_e4m3fn": "u1", "float8_e4m3fnuz": "u1", "float8_e5m2fnuz": "u1",
          "float8_e8m0fnu": "u1", "float4_e2m1fn_x2": "u1", "object": "V1"}
 # h5py widens the custom floats; exact for these two, whose every value is a float32.
 WIDENED = {"bfloat16": ml_dtypes.bfloat16, "float8_e5m2": ml_dtypes.float8_e5m2}
@@ -117,7 +117,7 @@ def check_groups(f, values):
 
 def check_full(path, values):
     with h5py.File(path) as f:
-        check(f.attrs["fsdpckpt_schema"] == 1 and f.attrs["layout"] == "full", "root attributes of a full file")
+        check(f.attrs["fsdpckpt_schema"] == 2 and f.attrs["layout"] == "full", "root attributes of a full file")
         check(f.attrs["producer"].startswith("fsdpckpt "), "producer")
         check("mesh_shape" not in f.attrs and "rank" not in f.attrs, "a full file has no mesh")
         check_groups(f, values)
@@ -156,8 +156,7 @@ def predefined(names):
 
 def check_predefined_types(path):
     """Our float types are HDF5 2.0's own, bit for bit, where this h5py's library has them."""
-    floats = {"float16": "IEEE_F16LE", "bfloat16": "FLOAT_BFLOAT16LE", "float8_e4m3fn": "FLOAT_F8E4M3",
-              "float8_e5m2": "FLOAT_F8E5M2"}
+    floats = {"float16": "IEEE_F16LE", "bfloat16": "FLOAT_BFLOAT16LE", "float8_e5m2": "FLOAT_F8E5M2"}
     ids, encode_type = predefined(floats.values())
     if ids is None:
         print("note: h5py's libhdf5 is older than 2.0: its predefined small floats are not compared")

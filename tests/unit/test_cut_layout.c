@@ -162,9 +162,9 @@ static void what_follows_no_mesh_is_named(void **state) {
     s.dims[1][1][2] -= 1;
     assert_int_equal(find(&s, found, sizeof found, &err), FC_EUNSUPPORTED);
     assert_string_equal(err.message,
-                        "ckpt: tensor 'bcd': its 2 pieces are not what the ranks of a mesh (replicate x dp x tp) hold, "
-                        "so the layout cannot be kept: use 'fsdpckpt reshard' and say --dp, --tp or --replicas, or "
-                        "'consolidate'");
+                        "ckpt: tensor 'bcd': its 2 chunks are not the shards of a mesh (replicate x dp x tp), so the "
+                        "layout cannot be kept");
+    assert_int_equal(err.hint, FC_HINT_LAYOUT);
     s.dims[1][1][0] += 1; /* and a hole */
     assert_int_equal(find(&s, found, sizeof found, &err), FC_EUNSUPPORTED);
 }

@@ -80,14 +80,23 @@ static void read_ranges(fc_input *input, int count) {
     }
 }
 
+/* Whether the kernel says that all of the file is cached: cachestat(2) does not see the cache of overlayfs. */
+static bool known_as_cached(int fd) {
+    enum { CACHESTAT = 451, PAGE = 4096 };
+    uint64_t range[2] = {0, SIZE}, pages[5] = {0};
+    return syscall(CACHESTAT, fd, range, pages, 0) == 0 && pages[0] >= SIZE / PAGE;
+}
+
 static void random_ranges(void **state) {
     (void)state;
     fc_input input;
     fc_error err;
     srand(4);
     assert_int_equal(fc_input_open(&input, path, &err), FC_OK);
+    posix_fadvise(input.fd, 0, 0, POSIX_FADV_DONTNEED);
+    bool stays = known_as_cached(input.fd); /* tmpfs has no other place for a file */
     read_ranges(&input, 60);
-    assert_true(fs.direct > 0 || input.cache_only);
+    assert_true(fs.direct > 0 || input.cache_only || stays);
     fs.shorts = 4096 * 7;
     read_ranges(&input, 30);
     fs.shorts = 512 * 9;
@@ -114,6 +123,10 @@ static void cached(void **state) {
     fc_error err;
     assert_int_equal(fc_input_open(&input, path, &err), FC_OK);
     assert_int_equal(syscall(SYS_pread64, input.fd, out, SIZE, 0), SIZE);
+    if (!known_as_cached(input.fd)) {
+        fc_input_close(&input);
+        skip();
+    }
     assert_int_equal(fc_input_read(&input, out, SIZE, 0, window, WINDOW, &err), FC_OK);
     assert_int_equal(fs.direct, 0);
     fc_input_close(&input);

@@ -147,10 +147,10 @@ static void wrong_rules_are_refused(void **state) {
     refused("a", "s/a", "a delimiter is missing");
     refused("a", "s/a/b/x", "an unknown flag is at its end");
     refused("a", "s/a/\\1/", "names a group that the regex does not have");
-    refused("a", "s/(a/b/", "--rename 's/(a/b/': Unmatched");
-    refused("a", "s/x/b/", "ckpt: --rename 's/x/b/' matches no name, e.g. 'a'; leave this rule out");
-    refused("a", "s/a//", "--rename leaves nothing of the name 'a'");
-    refused("a", "s/a/\xff/", "--rename makes a name of 'a' that is not UTF-8");
+    refused("a", "s/(a/b/", "rename rule 's/(a/b/': Unmatched");
+    refused("a", "s/x/b/", "ckpt: the rename rule 's/x/b/' matches no name; one is 'a'");
+    refused("a", "s/a//", "after renaming, nothing is left of the name 'a'");
+    refused("a", "s/a/\xff/", "'a' would be renamed to something that is not UTF-8");
 }
 
 int main(void) {

@@ -78,7 +78,7 @@ static void globs_select(void **state) {
     assert_string_equal(f->target.tensors[0].name, "model.layers.0.q_proj.weight");
     assert_string_equal(f->target.tensors[1].name, "optim.lr");
     assert_int_equal(make(f, (fc_selection){.include = none}), FC_EUSAGE);
-    assert_string_equal(f->err.message, "ckpt: --include 'modle.*' matches none of its 4 names, e.g. "
+    assert_string_equal(f->err.message, "ckpt: 'modle.*' is to be included, but matches none of 4 names; one is "
                                         "'model.layers.0.q_proj.weight'");
     const char *all[] = {"*", NULL};
     assert_int_equal(make(f, (fc_selection){.exclude = all}), FC_EUSAGE);
@@ -105,9 +105,9 @@ static void prefix_is_stripped_from_name_and_path(void **state) {
     assert_int_equal(make(f, (fc_selection){.strip_prefix = "module."}), FC_EUSAGE);
     assert_string_equal(
         f->err.message,
-        "ckpt: --strip-prefix 'module.' matches no name, e.g. 'model.layers.0.q_proj.weight'; leave it out");
+        "ckpt: no name has the prefix 'module.' that is to be stripped; one is 'model.layers.0.q_proj.weight'");
     assert_int_equal(make(f, (fc_selection){.strip_prefix = "optim.lr"}), FC_EUSAGE);
-    assert_string_equal(f->err.message, "--strip-prefix 'optim.lr' leaves nothing of the name 'optim.lr'");
+    assert_string_equal(f->err.message, "without the prefix 'optim.lr', nothing is left of the name 'optim.lr'");
 }
 
 static void equal_names_are_refused(void **state) {
@@ -118,7 +118,7 @@ static void equal_names_are_refused(void **state) {
     const fc_checkpoint tiny = {.path = "ckpt", .tensors = two, .ntensors = 2};
     fc_selection selection = {.strip_prefix = "m."};
     assert_int_equal(fc_target_new(&tiny, &selection, f->arena, &f->target, &f->counts, &f->err), FC_EUSAGE);
-    assert_string_equal(f->err.message, "--strip-prefix gives 'w' and 'm.w' the same name 'w'");
+    assert_string_equal(f->err.message, "'w' and 'm.w' would both be renamed to 'w'");
 }
 
 static void only_floating_point_is_cast(void **state) {
@@ -230,8 +230,10 @@ static void plan_that_cuts_nothing_is_refused(void **state) {
     assert_int_equal(fc_layout_mesh(&spec, &mesh, &f->err), FC_OK);
     assert_int_equal(fc_tp_plan_load(NULL, f->arena, &plan, &f->err), FC_OK);
     assert_int_equal(make(f, (fc_selection){.mesh = &mesh, .tp_plan = plan, .include = include}), FC_EUSAGE);
-    assert_string_equal(f->err.message, "ckpt: --tp 4: the TP plan 'auto' cuts none of the 1 tensors, with names like "
-                                        "'model.norm.weight': give a --tp-plan that names their modules");
+    assert_string_equal(f->err.message,
+                        "ckpt: the TP plan 'auto' cuts none of the 1 tensors over 4 ranks; names are like "
+                        "'model.norm.weight'");
+    assert_int_equal(f->err.hint, FC_HINT_TP_PLAN);
 }
 
 static void rules_that_decide_nothing_are_counted(void **state) {

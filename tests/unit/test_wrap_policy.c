@@ -140,7 +140,7 @@ static void names_that_make_none(void **state) {
     assert_int_equal(grow(f, NAMES(deep), NULL), FC_EUNSUPPORTED);
     assert_non_null(strstr(f->err.message, "more than 64 levels"));
     assert_int_equal(grow(f, NAMES("a.w", "a._orig_mod.w"), NULL), FC_EUSAGE);
-    assert_non_null(strstr(f->err.message, "'a._orig_mod.w' is there twice"));
+    assert_non_null(strstr(f->err.message, "'a._orig_mod.w' exists twice"));
     static const int64_t huge[] = {INT64_MAX, 2};
     fc_parameter_spec spec = {.fqn = "w", .dtype = FC_F32, .ndim = 2, .shape = huge};
     assert_int_equal(fc_module_tree_new(&spec, 1, NULL, f->arena, &f->tree, &f->err), FC_ECORRUPT);

@@ -170,7 +170,7 @@ static bool decode_root(fc_h5_record *r, fc_arena *arena, fc_h5_root *root) {
     return !r->bad && root->nmesh <= FC_MAX_MESH_DIMS;
 }
 
-static bool path_is_sane(const fc_h5_dataset *d) {
+bool fc_h5_path_is_sane(const fc_h5_dataset *d) {
     if (!d->path || d->path[0] == '\0' || d->path[0] == '/' || strlen(d->path) > MAX_PATH_TEXT) {
         return false;
     }
@@ -202,7 +202,7 @@ static bool filters_are_sane(const fc_h5_dataset *d) {
 static bool dataset_is_sane(const fc_h5_dataset *d, uint64_t size) {
     int64_t numel;
     uint64_t total;
-    if (!path_is_sane(d) || d->ndim < 0) {
+    if (!fc_h5_path_is_sane(d) || d->ndim < 0) {
         return false;
     }
     if (d->kind == FC_H5_UNREADABLE) {

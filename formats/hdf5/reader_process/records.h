@@ -140,6 +140,9 @@ typedef struct fc_h5_record {
     bool bad;
 } fc_h5_record;
 
+/** Whether a dataset's path has as many elements as `lists`, none of them empty. */
+bool fc_h5_path_is_sane(const fc_h5_dataset *d);
+
 /** Everything the child said about one file. */
 typedef struct fc_h5_file {
     fc_h5_root root;

@@ -105,48 +105,17 @@ static char *read_names(hid_t object, const char *name) {
 
 typedef struct attributes {
     fc_text text;     /* those that are not ours, as JSON */
-    uint32_t present; /* set of fc_h5_ours */
+    uint32_t present; /* set of fc_h5_attribute */
     bool ours;        /* the file has our schema */
 } attributes;
 
-const char *fc_h5_ours_name(fc_h5_ours attribute) {
-    static const char *const names[FC_H5_A_COUNT] = {"fsdpckpt_schema",
-                                                     "producer",
-                                                     "layout",
-                                                     "mesh_shape",
-                                                     "mesh_names",
-                                                     "world_size",
-                                                     "rank",
-                                                     "kind",
-                                                     "dtype",
-                                                     "fqn",
-                                                     "placements",
-                                                     "global_shape",
-                                                     "offsets",
-                                                     "owner",
-                                                     "encoding",
-                                                     "json",
-                                                     "crc64",
-                                                     "header_crc64",
-                                                     "missing_shards_read_as"};
-    return names[attribute];
-}
-
-static int ours_number(const char *name) {
-    for (int i = 0; i < FC_H5_A_COUNT; i++) {
-        if (strcmp(name, fc_h5_ours_name((fc_h5_ours)i)) == 0) {
-            return i;
-        }
-    }
-    return -1;
-}
-
 static herr_t one_attribute(hid_t object, const char *name, const H5A_info_t *info, void *context) {
     attributes *a = context;
-    int number = ours_number(name);
+    const fc_h5_attribute number = fc_h5_attribute_find(name);
+    const bool known = number != FC_H5_A_COUNT;
     (void)info;
-    a->present |= number >= 0 ? UINT32_C(1) << number : 0;
-    if (a->ours && number >= 0) {
+    a->present |= known ? UINT32_C(1) << number : 0;
+    if (a->ours && known) {
         return 0;
     }
     hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
@@ -185,21 +154,25 @@ static void send_attributes(fc_h5_walk *walk, attributes *a, const char *path) {
     }
 }
 
+static const char *name_of(fc_h5_attribute attribute) {
+    return fc_h5_attribute_get(attribute)->name;
+}
+
 static bool send_root(fc_h5_walk *walk) {
     int64_t schema = 0, mesh[FC_MAX_MESH_DIMS], rank = -1, world = -1;
     fc_h5_root root = {0};
-    root.schema = fc_h5_read_i64s(walk->file, "fsdpckpt_schema", &schema, 1) == 1 ? schema : 0;
+    root.schema = fc_h5_read_i64s(walk->file, name_of(FC_H5_A_SCHEMA), &schema, 1) == 1 ? schema : 0;
     walk->ours = root.schema != 0;
     root.rank = root.world_size = root.nmesh = -1;
     char *layout = NULL, *producer = NULL, *names = NULL;
     if (walk->ours) {
-        layout = fc_h5_attribute_text(walk->file, "layout");
-        producer = fc_h5_attribute_text(walk->file, "producer");
-        names = read_names(walk->file, "mesh_names");
-        root.rank = fc_h5_read_i64s(walk->file, "rank", &rank, 1) == 1 ? rank : -1;
-        root.world_size = fc_h5_read_i64s(walk->file, "world_size", &world, 1) == 1 ? world : -1;
+        layout = fc_h5_attribute_text(walk->file, name_of(FC_H5_A_LAYOUT));
+        producer = fc_h5_attribute_text(walk->file, name_of(FC_H5_A_PRODUCER));
+        names = read_names(walk->file, name_of(FC_H5_A_MESH_NAMES));
+        root.rank = fc_h5_read_i64s(walk->file, name_of(FC_H5_A_RANK), &rank, 1) == 1 ? rank : -1;
+        root.world_size = fc_h5_read_i64s(walk->file, name_of(FC_H5_A_WORLD_SIZE), &world, 1) == 1 ? world : -1;
         walk->copies = root.world_size >= 0;
-        root.nmesh = fc_h5_read_i64s(walk->file, "mesh_shape", mesh, FC_MAX_MESH_DIMS);
+        root.nmesh = fc_h5_read_i64s(walk->file, name_of(FC_H5_A_MESH_SHAPE), mesh, FC_MAX_MESH_DIMS);
         root.mesh_shape = mesh;
         root.layout = layout;
         root.producer = producer;
@@ -241,7 +214,8 @@ static bool walk_group(trail *t, hid_t group, unsigned long fileno, haddr_t addr
     }
     attributes a;
     bool ok = read_attributes(walk, group, &a);
-    char *kind = walk->ours && (a.present >> FC_H5_A_KIND & 1) ? fc_h5_attribute_text(group, "kind") : NULL;
+    char *kind =
+        walk->ours && (a.present >> FC_H5_A_KIND & 1) ? fc_h5_attribute_text(group, name_of(FC_H5_A_KIND)) : NULL;
     unsigned char outer = t->kind;
     t->kind = fc_h5_group_kind_parse(kind);
     free(kind);

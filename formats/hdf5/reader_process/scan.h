@@ -11,6 +11,7 @@
 
 #include "hdf5/reader_process/records.h"
 #include "hdf5/reader_process/vfd.h"
+#include "hdf5/schema.h"
 
 /** One input file, opened by the parent. */
 typedef struct fc_h5_input {
@@ -53,34 +54,7 @@ typedef struct fc_h5_walk {
     bool failed; /**< a FAILURE has been sent: stop */
 } fc_h5_walk;
 
-/** The attributes of the schema; a set of them has bit 1 << number. */
-typedef enum fc_h5_ours {
-    FC_H5_A_SCHEMA,
-    FC_H5_A_PRODUCER,
-    FC_H5_A_LAYOUT,
-    FC_H5_A_MESH_SHAPE,
-    FC_H5_A_MESH_NAMES,
-    FC_H5_A_WORLD_SIZE,
-    FC_H5_A_RANK,
-    FC_H5_A_KIND,
-    FC_H5_A_DTYPE,
-    FC_H5_A_FQN,
-    FC_H5_A_PLACEMENTS,
-    FC_H5_A_GLOBAL_SHAPE,
-    FC_H5_A_OFFSETS,
-    FC_H5_A_OWNER,
-    FC_H5_A_ENCODING,
-    FC_H5_A_JSON,
-    FC_H5_A_CRC64,
-    FC_H5_A_HEADER_CRC64,
-    FC_H5_A_MISSING_SHARDS,
-    FC_H5_A_COUNT
-} fc_h5_ours;
-
-/** The name of one of them. */
-const char *fc_h5_ours_name(fc_h5_ours attribute);
-
-/** Describes the open dataset at `path` in records. `present` is the set of the attributes it has, by name. */
+/** Describes the open dataset at `path` in records. `present` is the set of the attributes of the schema it has. */
 void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const unsigned char *lists, size_t nlists,
                         bool in_other_file, uint32_t present);
 

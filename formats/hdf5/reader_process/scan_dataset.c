@@ -155,12 +155,13 @@ static bool read_shape(description *d) {
     return d->total <= INT64_MAX;
 }
 
-static char *text_if(const description *d, uint32_t present, fc_h5_ours attribute) {
-    return present >> attribute & 1 ? fc_h5_attribute_text(d->dataset, fc_h5_ours_name(attribute)) : NULL;
+static char *text_if(const description *d, uint32_t present, fc_h5_attribute attribute) {
+    return present >> attribute & 1 ? fc_h5_attribute_text(d->dataset, fc_h5_attribute_get(attribute)->name) : NULL;
 }
 
-static int64_t i64s_if(const description *d, uint32_t present, fc_h5_ours attribute, int64_t *values, size_t max) {
-    return present >> attribute & 1 ? fc_h5_read_i64s(d->dataset, fc_h5_ours_name(attribute), values, max) : -1;
+static int64_t i64s_if(const description *d, uint32_t present, fc_h5_attribute attribute, int64_t *values, size_t max) {
+    return present >> attribute & 1 ? fc_h5_read_i64s(d->dataset, fc_h5_attribute_get(attribute)->name, values, max)
+                                    : -1;
 }
 
 static void read_our_attributes(description *d, uint32_t present) {
@@ -177,8 +178,8 @@ static void read_our_attributes(description *d, uint32_t present) {
     d->record.owner = i64s_if(d, present, FC_H5_A_OWNER, &owner, 1) == 1 ? owner : -1;
     d->record.nglobal_shape = i64s_if(d, present, FC_H5_A_GLOBAL_SHAPE, d->global_shape, FC_MAX_DIMS);
     d->record.noffsets = i64s_if(d, present, FC_H5_A_OFFSETS, d->offsets, FC_MAX_DIMS);
-    d->record.has_crc64 =
-        present >> FC_H5_A_CRC64 & 1 && fc_h5_read_u64(d->dataset, fc_h5_ours_name(FC_H5_A_CRC64), &d->record.crc64);
+    d->record.has_crc64 = present >> FC_H5_A_CRC64 & 1 &&
+                          fc_h5_read_u64(d->dataset, fc_h5_attribute_get(FC_H5_A_CRC64)->name, &d->record.crc64);
     d->record.global_shape = d->global_shape;
     d->record.offsets = d->offsets;
 }

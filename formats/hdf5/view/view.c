@@ -197,7 +197,9 @@ static fc_code add_assembled(view *v, fc_h5_out *out, uint32_t index, uint32_t f
 static fc_code add_digest(const view *v, fc_h5_out *out, hid_t id, const fc_tensor *t, fc_error *err) {
     fc_digest digest;
     fc_code rc = fc_checkpoint_digest(v->target->source, t, FC_WHOLE_TENSOR, &digest, err);
-    return rc == FC_OK && digest.kind == FC_DIGEST_CRC64 ? fc_h5_out_crc(out, id, "crc64", digest.value, err) : rc;
+    return rc == FC_OK && digest.kind == FC_DIGEST_CRC64
+               ? fc_h5_out_crc(out, id, fc_h5_attribute_get(FC_H5_A_CRC64)->name, digest.value, err)
+               : rc;
 }
 
 static fc_code add_value(view *v, fc_h5_out *out, uint32_t index, fc_error *err) {
@@ -219,7 +221,8 @@ static fc_code add_value(view *v, fc_h5_out *out, uint32_t index, fc_error *err)
     default:
         rc = fc_h5_out_stored(out, node, t->dtype, t->ndim, t->shape, &id, &value->offset, err);
     }
-    rc = rc == FC_OK ? fc_h5_value_attributes(v->w, out, id, tensor, err) : rc;
+    fc_h5_holder holder = fc_h5_held(out, id);
+    rc = rc == FC_OK ? fc_h5_value_attributes(v->w, &holder, tensor, err) : rc;
     rc = rc == FC_OK ? add_digest(v, out, id, t, err) : rc;
     if (id >= 0) {
         H5Dclose(id);
@@ -252,7 +255,8 @@ static fc_code write_headers(view *v, const fc_h5_estimate *estimate, fc_error *
         return rc;
     }
     v->w->layout = FC_H5_VIEW_LAYOUT;
-    rc = fc_h5_root_attributes(v->w, out, -1, err);
+    fc_h5_holder root = fc_h5_held(out, out->file);
+    rc = fc_h5_root_attributes(v->w, &root, -1, err);
     for (size_t i = 0; i < v->target->ntensors && rc == FC_OK; i++) {
         rc = name_segments(v, &v->values[order[i]], err);
         rc = rc == FC_OK ? add_value(v, out, order[i], err) : rc;

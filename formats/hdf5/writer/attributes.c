@@ -18,63 +18,81 @@ fc_code fc_h5_staged_path(fc_h5_writer *w, const char *name, const char **path, 
     return *path ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", w->staging);
 }
 
-static fc_code mesh_attributes(const fc_h5_writer *w, fc_h5_out *out, fc_error *err) {
+static fc_code set_mesh(const fc_h5_writer *w, fc_h5_holder *root, fc_error *err) {
     const fc_mesh *mesh = w->target->mesh;
     const char *names[FC_MAX_MESH_DIMS];
     for (int i = 0; i < mesh->ndim; i++) {
         names[i] = mesh->names[i];
     }
-    fc_code rc = fc_h5_out_ints(out, out->file, "mesh_shape", (size_t)mesh->ndim, mesh->sizes, err);
-    rc = rc == FC_OK ? fc_h5_out_texts(out, out->file, "mesh_names", (size_t)mesh->ndim, names, err) : rc;
-    return rc == FC_OK ? fc_h5_out_int(out, out->file, "world_size", w->ranks, err) : rc;
+    fc_code rc = fc_h5_set_ints(root, FC_H5_A_MESH_SHAPE, (size_t)mesh->ndim, mesh->sizes, err);
+    rc = rc == FC_OK ? fc_h5_set_texts(root, FC_H5_A_MESH_NAMES, (size_t)mesh->ndim, names, err) : rc;
+    return rc == FC_OK ? fc_h5_set_number(root, FC_H5_A_WORLD_SIZE, (uint64_t)w->ranks, err) : rc;
 }
 
-fc_code fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_out *out, int64_t rank, fc_error *err) {
-    fc_code rc = fc_h5_out_int(out, out->file, "fsdpckpt_schema", 1, err);
-    rc = rc == FC_OK ? fc_h5_out_text(out, out->file, "producer", "fsdpckpt " FSDPCKPT_VERSION, err) : rc;
-    rc = rc == FC_OK ? fc_h5_out_text(out, out->file, "layout", w->layout, err) : rc;
+fc_code fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_holder *root, int64_t rank, fc_error *err) {
+    fc_code rc = fc_h5_set_number(root, FC_H5_A_SCHEMA, FC_H5_SCHEMA, err);
+    rc = rc == FC_OK ? fc_h5_set_text(root, FC_H5_A_PRODUCER, FC_H5_PRODUCER, err) : rc;
+    rc = rc == FC_OK ? fc_h5_set_text(root, FC_H5_A_LAYOUT, w->layout, err) : rc;
     if (rc == FC_OK && w->target->mesh->ndim > 0) {
-        rc = mesh_attributes(w, out, err);
+        rc = set_mesh(w, root, err);
     }
-    rc = rc == FC_OK ? fc_h5_out_crc(out, out->file, "header_crc64", 0, err) : rc; /* set by fc_h5_out_finish_file */
-    return rc == FC_OK && rank >= 0 ? fc_h5_out_int(out, out->file, "rank", rank, err) : rc;
+    if (rc == FC_OK && rank >= 0) {
+        rc = fc_h5_set_number(root, FC_H5_A_RANK, (uint64_t)rank, err);
+    }
+    return rc == FC_OK ? fc_h5_set_number(root, FC_H5_A_HEADER_CRC64, 0, err) : rc; /* set when all else is there */
 }
 
-static fc_code placements_attribute(const fc_h5_writer *w, fc_h5_out *out, hid_t id, const fc_target_tensor *tensor,
-                                    fc_error *err) {
-    char text[FC_MAX_MESH_DIMS * 64];
-    int needed = fc_placements_format(w->target->mesh->ndim, tensor->placements, text, (int)sizeof text);
-    if (needed < 0 || needed >= (int)sizeof text) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: the placements of tensor \"%s\" are too long", out->path,
-                       tensor->name);
+fc_code fc_h5_placements_text(const fc_h5_writer *w, const fc_target_tensor *tensor, const char *file,
+                              char text[FC_H5_PLACEMENTS], fc_error *err) {
+    int needed = fc_placements_format(w->target->mesh->ndim, tensor->placements, text, FC_H5_PLACEMENTS);
+    if (needed < 0 || needed >= FC_H5_PLACEMENTS) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: the placements of tensor \"%s\" are too long", file, tensor->name);
     }
-    return fc_h5_out_text(out, id, "placements", text, err);
+    return FC_OK;
 }
 
-static fc_code object_attributes(const fc_h5_writer *w, fc_h5_out *out, hid_t id, const fc_target_tensor *tensor,
-                                 fc_error *err) {
+static fc_code set_placements(const fc_h5_writer *w, fc_h5_holder *value, const fc_target_tensor *tensor,
+                              fc_error *err) {
+    char text[FC_H5_PLACEMENTS];
+    fc_code rc = fc_h5_placements_text(w, tensor, fc_h5_holder_path(value), text, err);
+    return rc == FC_OK ? fc_h5_set_text(value, FC_H5_A_PLACEMENTS, text, err) : rc;
+}
+
+static fc_code set_object(const fc_h5_writer *w, fc_h5_holder *value, const fc_target_tensor *tensor, fc_error *err) {
     fc_arena *scratch = fc_arena_new();
     const char *json = NULL;
-    fc_code rc = scratch ? fc_h5_out_text(out, id, "encoding", tensor->source->object->encoding, err)
-                         : fc_fail(err, FC_ENOMEM, "%s: out of memory", out->path);
+    fc_code rc = scratch ? fc_h5_set_text(value, FC_H5_A_ENCODING, tensor->source->object->encoding, err)
+                         : fc_fail(err, FC_ENOMEM, "%s: out of memory", fc_h5_holder_path(value));
     rc = rc == FC_OK ? fc_checkpoint_object_json(w->target->source, tensor->source, scratch, &json, err) : rc;
-    rc = rc == FC_OK ? fc_h5_out_text(out, id, "json", json, err) : rc;
+    rc = rc == FC_OK ? fc_h5_set_text(value, FC_H5_A_JSON, json, err) : rc;
     fc_arena_free(scratch);
     return rc;
 }
 
-fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_out *out, hid_t id, const fc_target_tensor *tensor,
+bool fc_h5_needs_fqn(const fc_target_tensor *tensor) {
+    return tensor->path.count > 0 && !fc_path_spells(&tensor->path, tensor->name);
+}
+
+fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_holder *value, const fc_target_tensor *tensor,
                                fc_error *err) {
-    fc_code rc = fc_h5_out_text(out, id, "dtype", fc_dtype_get(tensor->dtype)->torch_name, err);
-    if (rc == FC_OK && tensor->path.count > 0 && !fc_path_spells(&tensor->path, tensor->name)) {
-        rc = fc_h5_out_text(out, id, "fqn", tensor->name, err);
+    fc_code rc = fc_h5_set_text(value, FC_H5_A_DTYPE, fc_dtype_get(tensor->dtype)->torch_name, err);
+    if (rc == FC_OK && fc_h5_needs_fqn(tensor)) {
+        rc = fc_h5_set_text(value, FC_H5_A_FQN, tensor->name, err);
     }
     if (rc == FC_OK && tensor->source->object) {
-        rc = object_attributes(w, out, id, tensor, err);
+        rc = set_object(w, value, tensor, err);
     } else if (rc == FC_OK && w->target->mesh->ndim > 0) {
-        rc = placements_attribute(w, out, id, tensor, err);
+        rc = set_placements(w, value, tensor, err);
     }
     return rc;
+}
+
+fc_code fc_h5_box_attributes(fc_h5_holder *value, const fc_target_tensor *tensor, const fc_target_item *item, bool copy,
+                             fc_error *err) {
+    size_t ndim = (size_t)tensor->source->ndim;
+    fc_code rc = fc_h5_set_ints(value, FC_H5_A_GLOBAL_SHAPE, ndim, tensor->source->shape, err);
+    rc = rc == FC_OK ? fc_h5_set_ints(value, FC_H5_A_OFFSETS, ndim, item->dims, err) : rc;
+    return rc == FC_OK && copy ? fc_h5_set_number(value, FC_H5_A_OWNER, item->owner, err) : rc;
 }
 
 void fc_h5_estimate_value(const fc_h5_writer *w, fc_h5_estimate *estimate, uint32_t tensor, uint64_t mappings) {

@@ -12,6 +12,7 @@
 #include "base/crc.h"
 #include "fsdpckpt/io.h"
 #include "hdf5/object_header.h"
+#include "hdf5/schema.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -99,7 +100,7 @@ static fc_code load(headers *h, uint64_t *file_size, fc_error *err) {
 /* The digest of the file with everything but the headers taken as 0: of them, the field that will hold it and the
    checksum that depends on it are 0, too. */
 static fc_code seal_headers(headers *h, uint64_t file_size, fc_error *err) {
-    static const char name[] = "header_crc64";
+    const char *name = fc_h5_attribute_get(FC_H5_A_HEADER_CRC64)->name;
     const fc_h5_view view = {view_bytes, h};
     uint64_t root, sum = 0;
     fc_h5_field field;
@@ -137,7 +138,7 @@ fc_code fc_h5_headers_finish(const char *path, const fc_h5_blocks *blocks, const
     }
     fc_code rc = load(&h, &file_size, err);
     for (size_t i = 0; rc == FC_OK && i < count; i++) {
-        rc = set_field(&h, patches[i].object, "crc64", patches[i].crc64, err);
+        rc = set_field(&h, patches[i].object, fc_h5_attribute_get(FC_H5_A_CRC64)->name, patches[i].crc64, err);
     }
     rc = rc == FC_OK ? seal_headers(&h, file_size, err) : rc;
     rc = rc == FC_OK ? write_back(&h, err) : rc;

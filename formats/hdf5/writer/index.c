@@ -1,10 +1,14 @@
 /*
  * index.h5: the whole of every value as a virtual dataset over the shard files, so that programs which know nothing of
- * shards see the full model. Made after the shards, from the mesh and the placements alone.
+ * shards see the full model, and the tables, from which we open the checkpoint. Made after the shards.
  */
 #include "fsdpckpt/layout.h"
 #include "hdf5/writer/writer.h"
 
+#include "hdf5/writer/groups.h"
+#include "hdf5/writer/image_map.h"
+
+#include <stdlib.h>
 #include <string.h>
 
 /* An attribute of the root, for whoever looks into the file with h5dump. */
@@ -32,19 +36,19 @@ static bool next_box(boxes *b) {
     return false;
 }
 
-static uint64_t count_boxes(const fc_mesh *mesh, const fc_target_tensor *tensor) {
-    uint64_t count = 1;
-    for (int i = 0; !tensor->source->object && i < mesh->ndim; i++) {
-        count *= tensor->placements[i].kind == FC_REPLICATE ? 1 : (uint64_t)mesh->sizes[i];
-    }
-    return count;
-}
+/* index.h5 while it is put together. */
+typedef struct making {
+    fc_h5_writer *w;
+    const uint64_t *digests;
+    fc_h5_image image;
+    fc_h5_groups groups;
+    fc_h5_list list;
+} making;
 
 /* One mapping for each distinct box that holds anything, onto the file that stores it. */
-static fc_code map_boxes(const fc_h5_writer *w, fc_h5_out *out, hid_t list, const fc_target_tensor *tensor,
-                         const char *source, fc_error *err) {
+static fc_code map_boxes(making *m, const fc_target_tensor *tensor, const char *source, fc_error *err) {
     const fc_tensor *t = tensor->source;
-    boxes walk = {.mesh = w->target->mesh, .placements = tensor->placements};
+    boxes walk = {.mesh = m->w->target->mesh, .placements = tensor->placements};
     int64_t offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS], covered = 0;
     const fc_box whole = {t->ndim, t->shape, t->shape}, box = {t->ndim, offsets, sizes};
     do {
@@ -52,87 +56,131 @@ static fc_code map_boxes(const fc_h5_writer *w, fc_h5_out *out, hid_t list, cons
         int64_t volume = rc == FC_OK ? fc_box_volume(&box) : 0;
         if (rc == FC_OK && volume > 0) {
             char file[FC_H5_SHARD_NAME];
-            fc_h5_shard_name(w, fc_layout_owner(walk.mesh, walk.placements, walk.coordinate, tensor->owner_offset),
+            fc_h5_shard_name(m->w, fc_layout_owner(walk.mesh, walk.placements, walk.coordinate, tensor->owner_offset),
                              file);
-            fc_h5_mapping mapping = {file, offsets, sizes, NULL};
-            rc = fc_h5_out_map(out, list, t->ndim, t->shape, &mapping, source, err);
+            fc_h5_list_add(&m->list, file, source, t->ndim, offsets, sizes);
             covered += volume;
         }
         if (rc != FC_OK) {
             return rc;
         }
     } while (next_box(&walk));
-    /* What no mapping covers would read as zeros without a word. */
+    /* What no mapping covers would read as the fill value without a word. */
     if (covered != fc_box_volume(&whole)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: the boxes of the ranks hold %lld of its %lld elements", out->path,
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: the boxes of the ranks hold %lld of its %lld elements", m->image.path,
                        (long long)covered, (long long)fc_box_volume(&whole));
     }
     return FC_OK;
 }
 
 /* An object is whole in the file of rank 0. */
-static fc_code map_object(const fc_h5_writer *w, fc_h5_out *out, hid_t list, const fc_tensor *object,
-                          const char *source, fc_error *err) {
+static void map_object(making *m, const fc_tensor *object, const char *source) {
     const int64_t origin = 0;
     char file[FC_H5_SHARD_NAME];
-    fc_h5_shard_name(w, 0, file);
-    fc_h5_mapping mapping = {file, &origin, object->shape, NULL};
-    return fc_h5_out_map(out, list, 1, object->shape, &mapping, source, err);
+    fc_h5_shard_name(m->w, 0, file);
+    fc_h5_list_add(&m->list, file, source, 1, &origin, object->shape);
 }
 
-static fc_code add_virtual(fc_h5_writer *w, fc_h5_out *out, uint32_t index, hid_t *id, fc_error *err) {
-    const fc_target_tensor *tensor = &w->target->tensors[index];
-    const fc_tensor *t = tensor->source;
-    uint32_t node = w->tree.leaves[index];
-    hid_t list = H5I_INVALID_HID;
+static fc_code map_value(making *m, uint32_t index, fc_error *err) {
+    const fc_target_tensor *tensor = &m->w->target->tensors[index];
     fc_arena *scratch = fc_arena_new();
-    const char *source = scratch ? fc_h5_tree_path(&w->tree, node, scratch) : NULL;
-    fc_code rc = source ? fc_h5_out_mappings(out, &list, err) : fc_fail(err, FC_ENOMEM, "out of memory");
-    if (rc == FC_OK) {
-        rc = t->object ? map_object(w, out, list, t, source, err) : map_boxes(w, out, list, tensor, source, err);
+    const char *source = scratch ? fc_h5_tree_path(&m->w->tree, m->w->tree.leaves[index], scratch) : NULL;
+    fc_code rc = source ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", m->image.path);
+    fc_h5_list_begin(&m->list);
+    if (rc == FC_OK && tensor->source->object) {
+        map_object(m, tensor->source, source);
+    } else if (rc == FC_OK) {
+        rc = map_boxes(m, tensor, source, err);
     }
-    rc = rc == FC_OK ? fc_h5_out_virtual(out, node, tensor->dtype, t->ndim, t->shape, list, id, err) : rc;
-    if (list >= 0) {
-        H5Pclose(list);
+    if (rc == FC_OK) {
+        const fc_h5_heap_id list = fc_h5_list_end(&m->list, &m->image);
+        fc_h5_image_virtual(&m->image, tensor->dtype, &list);
     }
     fc_arena_free(scratch);
     return rc;
 }
 
-static fc_code add_value(fc_h5_writer *w, fc_h5_out *out, uint32_t index, uint64_t crc64, fc_error *err) {
+static fc_code add_value(making *m, uint32_t index, fc_error *err) {
+    const fc_h5_writer *w = m->w;
     const fc_target_tensor *tensor = &w->target->tensors[index];
     const fc_tensor *t = tensor->source;
     const fc_box whole = {t->ndim, t->shape, t->shape};
-    hid_t id = H5I_INVALID_HID;
-    uint64_t none;
-    fc_code rc = fc_box_volume(&whole) > 0
-                     ? add_virtual(w, out, index, &id, err)
-                     : fc_h5_out_stored(out, w->tree.leaves[index], tensor->dtype, t->ndim, t->shape, &id, &none, err);
-    rc = rc == FC_OK ? fc_h5_value_attributes(w, out, id, tensor, err) : rc;
-    rc = rc == FC_OK ? fc_h5_out_crc(out, id, "crc64", crc64, err) : rc;
-    if (id >= 0) {
-        H5Dclose(id);
+    fc_h5_holder holder = {.image = &m->image, .messages = &m->image.objects};
+    const size_t start = fc_h5_object_begin(&m->image, 0);
+    fc_code rc = fc_h5_image_shape(&m->image, tensor->dtype, t->ndim, t->shape, err);
+    if (rc == FC_OK && fc_box_volume(&whole) > 0) {
+        rc = map_value(m, index, err);
+    } else if (rc == FC_OK) {
+        fc_h5_image_contiguous(&m->image, 0);
     }
+    rc = rc == FC_OK ? fc_h5_value_attributes(w, &holder, tensor, err) : rc;
+    rc = rc == FC_OK ? fc_h5_set_number(&holder, FC_H5_A_CRC64, m->digests[index], err) : rc;
+    fc_h5_object_end(&m->image, start);
+    m->groups.made[w->tree.leaves[index]] = start + 1;
+    rc = rc == FC_OK ? fc_h5_image_flush_heap(&m->image, err) : rc;
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
 }
 
+/* The attributes of the root, and where the values are that are known later. */
+typedef struct root {
+    fc_h5_buffer messages;
+    size_t crc64, tables, tables_at;
+} root;
+
+static fc_code add_root(making *m, root *r, fc_error *err) {
+    const bool tables = !m->w->written.compressed;
+    fc_h5_holder holder = {.image = &m->image, .messages = &r->messages};
+    fc_code rc = fc_h5_root_attributes(m->w, &holder, -1, err);
+    r->crc64 = holder.last;
+    rc = rc == FC_OK ? fc_h5_set_text(&holder, FC_H5_A_MISSING, absent_values, err) : rc;
+    rc = rc == FC_OK && tables ? fc_h5_set_number(&holder, FC_H5_A_TABLES, 0, err) : rc;
+    r->tables = holder.last;
+    rc = rc == FC_OK && tables ? fc_h5_set_number(&holder, FC_H5_A_TABLES_AT, 0, err) : rc;
+    r->tables_at = holder.last;
+    return rc == FC_OK && r->messages.failed ? fc_fail(err, FC_ENOMEM, "%s: out of memory", m->image.path) : rc;
+}
+
+/* What comes after the values: the tables, the groups, and the file is there. */
+static fc_code finish(making *m, fc_error *err) {
+    const bool tables = !m->w->written.compressed;
+    root r = {{NULL, 0, 0, false}, 0, 0, 0};
+    size_t at = 0;
+    uint64_t group = 0;
+    fc_code rc = add_root(m, &r, err);
+    rc = rc == FC_OK ? fc_h5_groups_find(&m->groups, &m->image, err) : rc;
+    fc_h5_image_close_heap(&m->image);
+    if (rc == FC_OK && tables) {
+        rc = fc_h5_tables_add(m->w, m->digests, &m->image, &group, &at, err);
+    }
+    if (rc == FC_OK && tables) {
+        fc_h5_store(r.messages.data + r.tables, group, 8);
+        fc_h5_store(r.messages.data + r.tables_at, m->image.objects_at + at, 8);
+    }
+    rc = rc == FC_OK ? fc_h5_groups_make(&m->groups, &m->image, &r.messages, r.crc64, err) : rc;
+    rc = rc == FC_OK ? fc_h5_image_lay_out(&m->image, err) : rc;
+    if (rc == FC_OK && tables) {
+        fc_h5_tables_seal(&m->image, at);
+    }
+    rc = rc == FC_OK ? fc_h5_image_write(&m->image, NULL, err) : rc;
+    free(r.messages.data);
+    return rc;
+}
+
 fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *err) {
-    fc_h5_estimate estimate = {0};
-    fc_h5_out out;
+    making m = {.w = w, .digests = digests};
     const char *path = NULL;
     fc_code rc = fc_h5_staged_path(w, "index.h5", &path, err);
-    for (uint32_t i = 0; i < w->target->ntensors; i++) {
-        fc_h5_estimate_value(w, &estimate, i, count_boxes(w->target->mesh, &w->target->tensors[i]));
-    }
-    rc = rc == FC_OK ? fc_h5_out_open(&out, &w->tree, path, &estimate, err) : rc;
     if (rc != FC_OK) {
         return rc;
     }
-    rc = fc_h5_root_attributes(w, &out, -1, err);
-    rc = rc == FC_OK ? fc_h5_out_text(&out, out.file, "missing_shards_read_as", absent_values, err) : rc;
+    fc_h5_image_open(&m.image, path);
+    rc = fc_h5_groups_new(&w->tree, path, &m.groups, err);
     for (uint32_t i = 0; rc == FC_OK && i < w->target->ntensors; i++) {
-        rc = add_value(w, &out, w->tree.order[i], digests[w->tree.order[i]], err);
+        rc = add_value(&m, w->tree.order[i], err);
     }
-    rc = fc_h5_out_close(&out, rc, err);
-    return rc == FC_OK ? fc_h5_out_finish_file(&out, NULL, 0, err) : rc;
+    rc = rc == FC_OK ? finish(&m, err) : rc;
+    fc_h5_groups_free(&m.groups);
+    fc_h5_list_free(&m.list);
+    fc_h5_image_free(&m.image);
+    return rc;
 }

@@ -5,6 +5,7 @@
 #include "hdf5/writer/out.h"
 
 #include "base/checked.h"
+#include "hdf5/schema.h"
 #include "hdf5/writer/types_write.h"
 
 #include <stdio.h>
@@ -110,7 +111,8 @@ fc_code fc_h5_out_open(fc_h5_out *out, const fc_h5_tree *tree, const char *path,
     rc = rc == FC_OK ? make_shared_ids(out, err) : rc;
     rc = rc == FC_OK ? create_file(out, estimate, err) : rc;
     if (rc == FC_OK && tree->nodes[0].kind) {
-        rc = fc_h5_out_text(out, out->file, "kind", fc_h5_group_kind_text(tree->nodes[0].kind), err);
+        rc = fc_h5_out_text(out, out->file, fc_h5_attribute_get(FC_H5_A_KIND)->name,
+                            fc_h5_group_kind_text(tree->nodes[0].kind), err);
     }
     return rc == FC_OK ? rc : fc_h5_out_close(out, rc, err);
 }
@@ -191,7 +193,7 @@ static fc_code push_group(fc_h5_out *out, uint32_t node, fc_error *err) {
     out->stack_nodes[out->depth++] = node;
     fc_code rc = FC_OK;
     if (!out->made[node] && n->kind) {
-        rc = fc_h5_out_text(out, id, "kind", fc_h5_group_kind_text(n->kind), err);
+        rc = fc_h5_out_text(out, id, fc_h5_attribute_get(FC_H5_A_KIND)->name, fc_h5_group_kind_text(n->kind), err);
     }
     out->made[node] = 1;
     return rc;

@@ -16,7 +16,6 @@ typedef struct float_layout {
 
 static const float_layout float16 = {2, 15, 10, 5, 0, 10, 15};
 static const float_layout bfloat16 = {2, 15, 7, 8, 0, 7, 127};
-static const float_layout e4m3 = {1, 7, 3, 4, 0, 3, 7};
 static const float_layout e5m2 = {1, 7, 2, 5, 0, 2, 15};
 
 static hid_t custom_float(const float_layout *f) {
@@ -81,15 +80,15 @@ hid_t fc_h5_type_new(fc_dtype dtype) {
         return custom_float(&float16);
     case FC_BF16:
         return custom_float(&bfloat16);
-    case FC_F8_E4M3FN:
-        return custom_float(&e4m3);
     case FC_F8_E5M2:
         return custom_float(&e5m2);
+    case FC_F8_E4M3FN:
     case FC_F8_E4M3FNUZ:
     case FC_F8_E5M2FNUZ:
     case FC_F8_E8M0FNU:
     case FC_F4_E2M1FN_X2:
-        /* No field layout says that 0x80 is NaN or that there is no sign: the bits, and the attribute dtype. */
+        /* No field layout says that an exponent of ones is a number, that 0x80 is NaN, or that there is no sign: as a
+           float HDF5 reads wrong values, in silence. The bits, and the attribute dtype. */
         return H5Tcopy(H5T_STD_U8LE);
     case FC_I64:
         return H5Tcopy(H5T_STD_I64LE);

@@ -37,15 +37,6 @@ static const char *layout_name(const fc_mesh *mesh) {
     return "sharded";
 }
 
-/* Attributes of a value in a shard file that say which part of the tensor it is. */
-static fc_code box_attributes(fc_h5_out *out, hid_t id, const fc_target_tensor *tensor, const fc_target_item *item,
-                              bool copy, fc_error *err) {
-    size_t ndim = (size_t)tensor->source->ndim;
-    fc_code rc = fc_h5_out_ints(out, id, "global_shape", ndim, tensor->source->shape, err);
-    rc = rc == FC_OK ? fc_h5_out_ints(out, id, "offsets", ndim, item->dims, err) : rc;
-    return rc == FC_OK && copy ? fc_h5_out_int(out, id, "owner", item->owner, err) : rc;
-}
-
 /* A copy: bytes that another rank's file stores, seen through a virtual dataset. */
 static fc_code add_copy(fc_h5_writer *w, fc_h5_out *out, const fc_target_item *item, hid_t *id, fc_error *err) {
     const fc_target_tensor *tensor = &w->target->tensors[item->tensor];
@@ -86,12 +77,13 @@ static fc_code add_item(fc_h5_writer *w, fc_h5_out *out, fc_target_item *item, f
     } else {
         rc = fc_h5_out_stored(out, node, tensor->dtype, ndim, box.sizes, &id, &item->offset, err);
     }
-    rc = rc == FC_OK ? fc_h5_value_attributes(w, out, id, tensor, err) : rc;
+    fc_h5_holder holder = fc_h5_held(out, id);
+    rc = rc == FC_OK ? fc_h5_value_attributes(w, &holder, tensor, err) : rc;
     if (rc == FC_OK && w->target->mesh->ndim > 0 && !tensor->source->object) {
-        rc = box_attributes(out, id, tensor, item, copy, err);
+        rc = fc_h5_box_attributes(&holder, tensor, item, copy, err);
     }
     if (rc == FC_OK && !copy) {
-        rc = fc_h5_out_crc(out, id, "crc64", 0, err);
+        rc = fc_h5_set_number(&holder, FC_H5_A_CRC64, 0, err);
         rc = rc == FC_OK ? fc_h5_out_address(out, id, &patch->object, err) : rc;
     }
     if (id >= 0) {
@@ -125,6 +117,7 @@ fc_code fc_h5_create(const fc_target *target, const char *staging, fc_writer *wr
         w->ranks = fc_mesh_ranks(target->mesh);
         w->layout = layout_name(target->mesh);
         w->dataset = H5I_INVALID_HID;
+        w->image.fd = -1;
         w->staging = fc_arena_strndup(arena, staging, strlen(staging));
     }
     fc_code rc = w && w->staging ? fc_h5_tree_build(target, arena, &w->tree, err)
@@ -137,10 +130,33 @@ fc_code fc_h5_create(const fc_target *target, const char *staging, fc_writer *wr
     return FC_OK;
 }
 
+/* Through libhdf5: the full file, and any with compressed tensors. */
+static fc_code reserve_by_library(fc_h5_writer *w, fc_target_file *file, bool chunked, fc_error *err) {
+    fc_h5_estimate estimate = {0};
+    for (size_t i = 0; i < file->nitems; i++) {
+        fc_h5_estimate_value(w, &estimate, file->items[i].tensor, !file->items[i].owned);
+        if (file->items[i].chunk) {
+            fc_h5_estimate_chunks(w, &estimate, &file->items[i]);
+        }
+    }
+    fc_h5_out_release(&w->out);
+    free(w->patches);
+    w->patches = calloc(file->nitems + 1, sizeof *w->patches);
+    fc_code rc = w->patches ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", file->path);
+    rc = rc == FC_OK ? fc_h5_out_open(&w->out, &w->tree, file->path, &estimate, err) : rc;
+    if (rc != FC_OK) {
+        return rc;
+    }
+    fc_h5_holder root = fc_h5_held(&w->out, w->out.file);
+    rc = fc_h5_root_attributes(w, &root, w->target->mesh->ndim > 0 ? (int64_t)file->rank : -1, err);
+    rc = rc == FC_OK ? add_items(w, &w->out, file, err) : rc;
+    w->open = rc == FC_OK && chunked;
+    return w->open ? rc : fc_h5_out_close(&w->out, rc, err);
+}
+
 fc_code fc_h5_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     fc_h5_writer *w = writer->state;
     const bool sharded = w->target->mesh->ndim > 0;
-    fc_h5_estimate estimate = {0};
     bool chunked = false;
     fc_code rc = FC_OK;
     file->path = w->staging;
@@ -150,29 +166,18 @@ fc_code fc_h5_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
         rc = fc_h5_staged_path(w, name, &file->path, err);
     }
     for (size_t i = 0; i < file->nitems; i++) {
-        fc_h5_estimate_value(w, &estimate, file->items[i].tensor, !file->items[i].owned);
-        if (file->items[i].chunk) {
-            fc_h5_estimate_chunks(w, &estimate, &file->items[i]);
-            chunked = true;
-        }
+        chunked |= file->items[i].chunk != NULL;
     }
-    fc_h5_out_release(&w->out);
-    free(w->patches);
-    w->patches = calloc(file->nitems + 1, sizeof *w->patches);
-    rc = rc != FC_OK || w->patches ? rc : fc_fail(err, FC_ENOMEM, "%s: out of memory", file->path);
-    rc = rc == FC_OK ? fc_h5_out_open(&w->out, &w->tree, file->path, &estimate, err) : rc;
+    w->imaged = sharded && !chunked;
+    w->written.compressed |= chunked;
     if (rc != FC_OK) {
         return rc;
     }
-    rc = fc_h5_root_attributes(w, &w->out, sharded ? (int64_t)file->rank : -1, err);
-    rc = rc == FC_OK ? add_items(w, &w->out, file, err) : rc;
-    w->open = rc == FC_OK && chunked;
-    return w->open ? rc : fc_h5_out_close(&w->out, rc, err);
+    return w->imaged ? fc_h5_shard_reserve(w, file, err) : reserve_by_library(w, file, chunked, err);
 }
 
 /* The items' digests are known by now. A dataset's place in the file is 0 for those that are copies. */
-fc_code fc_h5_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
-    fc_h5_writer *w = writer->state;
+static fc_code finish_by_library(fc_h5_writer *w, const fc_target_file *file, fc_error *err) {
     size_t count = 0;
     fc_code rc = fc_h5_end_chunks(w, FC_OK, err);
     if (rc != FC_OK) {
@@ -184,6 +189,11 @@ fc_code fc_h5_finish_file(fc_writer *writer, const fc_target_file *file, fc_erro
         }
     }
     return fc_h5_out_finish_file(&w->out, w->patches, count, err);
+}
+
+fc_code fc_h5_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
+    fc_h5_writer *w = writer->state;
+    return w->imaged ? fc_h5_shard_finish(w, file, err) : finish_by_library(w, file, err);
 }
 
 const char *fc_h5_index(const fc_target *target) {
@@ -201,6 +211,9 @@ void fc_h5_destroy(fc_writer *writer) {
         fc_h5_end_chunks(w, FC_EINTERRUPTED, NULL);
         fc_h5_out_release(&w->out);
         free(w->patches);
+        fc_h5_image_free(&w->image);
+        free(w->crc64_at);
+        fc_h5_written_free(&w->written);
         fc_arena_free(w->arena);
         writer->state = NULL;
     }

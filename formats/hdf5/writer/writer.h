@@ -10,6 +10,8 @@
 #endif
 
 #include "hdf5/writer/out.h"
+#include "hdf5/writer/set.h"
+#include "hdf5/writer/tables_out.h"
 
 typedef struct fc_h5_writer {
     const fc_target *target;
@@ -20,11 +22,17 @@ typedef struct fc_h5_writer {
     fc_h5_tree tree;
     fc_h5_out out; /* the file whose chunks are being placed, when `open` */
     bool open;
+    fc_h5_written written; /* what the shard files hold, for the tables of index.h5 */
+    bool imaged;           /* the file made last is `image` */
+    fc_h5_image image;
+    size_t *crc64_at;     /* of its items: where their digests go in image.objects; SIZE_MAX: they are copies */
     fc_h5_patch *patches; /* of the file made last: one an item, those that are not stored there have no object */
     uint64_t ordinal;     /* of the next compressed item */
     uint32_t placing;     /* tensor whose dataset is open in `dataset` */
     hid_t dataset;        /* or H5I_INVALID_HID */
 } fc_h5_writer;
+
+#define FC_H5_PRODUCER "fsdpckpt " FSDPCKPT_VERSION
 
 /* The longest name of a shard file, with its NUL: two numbers of up to 20 digits. */
 enum { FC_H5_SHARD_NAME = 64 };
@@ -35,12 +43,29 @@ void fc_h5_shard_name(const fc_h5_writer *w, int64_t rank, char name[FC_H5_SHARD
 /** `name` in the directory of the target, from the writer's arena. */
 fc_code fc_h5_staged_path(fc_h5_writer *w, const char *name, const char **path, fc_error *err);
 
-/** The attributes of the root group. @param rank the rank of a shard file, -1 for any other. */
-fc_code fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_out *out, int64_t rank, fc_error *err);
+/** The attributes of the root group, header_crc64 last. @param rank the rank of a shard file, -1 for any other. */
+fc_code fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_holder *root, int64_t rank, fc_error *err);
 
 /** The attributes that a value has in every file: dtype, fqn, placements, encoding, json. */
-fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_out *out, hid_t id, const fc_target_tensor *tensor,
+fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_holder *value, const fc_target_tensor *tensor,
                                fc_error *err);
+
+/** Those that a tensor has in a shard file: which box of it this is, and who owns it. */
+fc_code fc_h5_box_attributes(fc_h5_holder *value, const fc_target_tensor *tensor, const fc_target_item *item, bool copy,
+                             fc_error *err);
+
+/** Whether the name is not the path joined with ".". */
+bool fc_h5_needs_fqn(const fc_target_tensor *tensor);
+
+enum { FC_H5_PLACEMENTS = FC_MAX_MESH_DIMS * 64 /**< bytes of the placements of a tensor as text */ };
+
+/** The attribute `placements`. @param file for the message. */
+fc_code fc_h5_placements_text(const fc_h5_writer *w, const fc_target_tensor *tensor, const char *file,
+                              char text[FC_H5_PLACEMENTS], fc_error *err);
+
+/** Makes the file without libhdf5, where no item is compressed; and sets the digests of its data. */
+fc_code fc_h5_shard_reserve(fc_h5_writer *w, fc_target_file *file, fc_error *err);
+fc_code fc_h5_shard_finish(fc_h5_writer *w, const fc_target_file *file, fc_error *err);
 
 /** Adds what a value takes in the headers of a file. @param mappings of its virtual dataset; 0 for a stored one. */
 void fc_h5_estimate_value(const fc_h5_writer *w, fc_h5_estimate *estimate, uint32_t tensor, uint64_t mappings);

@@ -109,6 +109,7 @@ typedef struct fc_check_options {
                                          (of the checkpoint's names) are looked at; NULL: all as it is */
     const char *const *allow_missing; /**< globs over names, NULL-terminated; NULL: none */
     const char *const *allow_unexpected;
+    bool only_mesh;             /**< check the fit to the mesh, nothing else */
     const fc_mesh *mesh;        /**< made by fc_layout_mesh; NULL: no mesh */
     const fc_tp_plan *tp_plan;  /**< for a mesh with a dimension tp */
     fc_open_options open;       /**< for fc_check_path, which sets headers_only */

@@ -24,10 +24,29 @@ typedef enum fc_code {
     FC_EINTERRUPTED = 130 /**< cancelled, e.g. by a signal */
 } fc_code;
 
+/** What the caller can change to make the call succeed. The command spells each as an option. */
+typedef enum fc_hint {
+    FC_HINT_NONE,
+    FC_HINT_EXCLUDE,         /**< exclude the value: fc_selection.exclude */
+    FC_HINT_FORCE,           /**< allow the target to be replaced: fc_convert_options.force */
+    FC_HINT_FOLLOW_EXTERNAL, /**< follow links: fc_open_options.follow_external */
+    FC_HINT_MEMORY,          /**< allow more memory: fc_move_options.memory */
+    FC_HINT_TP_PLAN,         /**< give a TP plan that names the modules: fc_selection.tp_plan */
+    FC_HINT_POLICY,          /**< choose another wrap policy, or exclude the value */
+    FC_HINT_BUFFERS,         /**< name the buffers, or exclude the value */
+    FC_HINT_TAKE_FIRST,      /**< take the first source's values, or exclude them */
+    FC_HINT_LAYOUT,          /**< choose the number of ranks of each mesh dimension */
+    FC_HINT_DRY_RUN,         /**< only plan: fc_convert_options.dry_run */
+    FC_HINT_CHECK,           /**< compare with a schema through fc_check instead */
+    FC_HINT_COUNT
+} fc_hint;
+
 /** One error. `message` is one line without a newline that begins with the most general context. */
 typedef struct fc_error {
     fc_code code;
     char message[1024];
+    fc_hint hint;
+    char about[256]; /**< what the hint is about, e.g. the name of the value to exclude; "" if that is clear */
 } fc_error;
 
 /**
@@ -43,6 +62,13 @@ fc_code fc_fail(fc_error *err, fc_code code, const char *fmt, ...) __attribute__
  */
 fc_code fc_fail_errno(fc_error *err, int errnum, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
+/**
+ * Adds a hint to the error that was just recorded: `return fc_advise(err, fc_fail(err, ...), FC_HINT_EXCLUDE, name)`.
+ * @param about may be NULL.
+ * @return `code`.
+ */
+fc_code fc_advise(fc_error *err, fc_code code, fc_hint hint, const char *about);
+
 /** Records FC_ENOMEM: "<path>: out of memory", or "out of memory" when `path` is NULL. @return FC_ENOMEM. */
 fc_code fc_no_memory(fc_error *err, const char *path);
 
@@ -53,6 +79,7 @@ fc_code fc_context(fc_error *err, fc_code code, const char *fmt, ...) __attribut
 /* The analyzer sees one file at a time; this tells it that an error is never FC_OK. */
 #define fc_fail(err, code, ...) ((fc_fail)(err, code, __VA_ARGS__), (code))
 #define fc_fail_errno(err, errnum, ...) ((fc_fail_errno)(err, errnum, __VA_ARGS__), FC_EIO)
+#define fc_advise(err, code, hint, about) ((fc_advise)(err, code, hint, about), (code))
 #define fc_no_memory(err, path) ((fc_no_memory)(err, path), FC_ENOMEM)
 #define fc_context(err, code, ...) ((fc_context)(err, code, __VA_ARGS__), (code))
 #endif

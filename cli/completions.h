@@ -1,0 +1,13 @@
+/*
+ * Shell completions, made from the tables of commands and options when fsdpckpt is built.
+ */
+#ifndef FSDPCKPT_CLI_COMPLETIONS_H
+#define FSDPCKPT_CLI_COMPLETIONS_H
+
+#include "text.h"
+
+void completions_bash(text_out *out);
+void completions_zsh(text_out *out);
+void completions_fish(text_out *out);
+
+#endif

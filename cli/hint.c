@@ -1,0 +1,37 @@
+/*
+ * How each hint of the library is spelled as an option: see hint.h.
+ */
+#include "hint.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* With what the hint is about in place of %s, and without. */
+static const struct {
+    const char *named, *plain;
+} spellings[FC_HINT_COUNT] = {
+    [FC_HINT_EXCLUDE] = {"--exclude '%s' leaves it out", "--exclude leaves it out"},
+    [FC_HINT_FORCE] = {NULL, "--force replaces it"},
+    [FC_HINT_FOLLOW_EXTERNAL] = {NULL, "--follow-external allows it"},
+    [FC_HINT_MEMORY] = {NULL, "raise --memory"},
+    [FC_HINT_TP_PLAN] = {NULL, "give a --tp-plan that names their modules"},
+    [FC_HINT_POLICY] = {NULL, "choose another --policy, or leave the optimizer out with --exclude"},
+    [FC_HINT_BUFFERS] = {NULL, "name the buffers with --classes FILE, or leave the optimizer out with --exclude"},
+    [FC_HINT_TAKE_FIRST] = {NULL, "--take-first takes those of the first source, --exclude leaves them out"},
+    [FC_HINT_LAYOUT] = {NULL, "use 'fsdpckpt reshard' with --dp, --tp or --replicas, or 'consolidate'"},
+    [FC_HINT_DRY_RUN] = {NULL, "--dry-run plans the conversion"},
+    [FC_HINT_CHECK] = {"use 'fsdpckpt check --schema %s'", "use 'fsdpckpt check --schema'"},
+};
+
+const char *hint_text(const fc_error *err, char *buf, size_t size) {
+    const char *named = err->hint < FC_HINT_COUNT ? spellings[err->hint].named : NULL;
+    const char *plain = err->hint < FC_HINT_COUNT ? spellings[err->hint].plain : NULL;
+    const char *at = named && err->about[0] ? strstr(named, "%s") : NULL;
+    buf[0] = '\0';
+    if (at) {
+        snprintf(buf, size, "; %.*s%s%s", (int)(at - named), named, err->about, at + 2);
+    } else if (plain) {
+        snprintf(buf, size, "; %s", plain);
+    }
+    return buf;
+}

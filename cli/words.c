@@ -1,0 +1,185 @@
+/*
+ * From other tools' words to ours: see words.h.
+ */
+#include "words.h"
+
+#include "command.h"
+#include "suggest.h"
+
+#include <string.h>
+#include <strings.h>
+
+typedef struct pair {
+    const char *theirs, *ours;
+} pair;
+
+static const pair commands[] = {
+    {"merge", "consolidate"},
+    {"gather", "consolidate"},
+    {"unshard", "consolidate"},
+    {"join", "consolidate"},
+    {"combine", "consolidate"},
+    {"split", "reshard"},
+    {"shard", "reshard"},
+    {"cut", "reshard"},
+    {"export", "convert"},
+    {"transform", "convert"},
+    {"info", "inspect"},
+    {"show", "inspect"},
+    {"ls", "inspect"},
+    {"list", "inspect"},
+    {"stat", "inspect"},
+    {"dump", "inspect"},
+    {"open", "inspect"},
+    {"validate", "check"},
+    {"lint", "check"},
+    {"test", "check"},
+    {"compare", "diff"},
+    {"cmp", "diff"},
+    {"mean", "average"},
+    {"soup", "average"},
+    {"cat", "extract"},
+    {"get", "extract"},
+    {"read", "extract"},
+    {"fsck", "verify"},
+    {"checksum", "verify"},
+    {"sha256", "verify"},
+    {"seal", "verify --seal"},
+    {"mount", "view"},
+    {"names", "schema"},
+    {"wrap", "units"},
+    {"plan", "reshard --dry-run"},
+};
+
+static const pair option_words[] = {
+    {"out", "output"},
+    {"dst", "output"},
+    {"dest", "output"},
+    {"outdir", "output"},
+    {"output-dir", "output"},
+    {"output-path", "output"},
+    {"save", "output"},
+    {"format", "to"},
+    {"output-format", "to"},
+    {"type", "dtype"},
+    {"precision", "dtype"},
+    {"cast", "dtype"},
+    {"fsdp", "dp"},
+    {"world-size", "dp"},
+    {"ranks", "dp"},
+    {"num-shards", "dp"},
+    {"shards", "dp"},
+    {"dp-size", "dp"},
+    {"data-parallel", "dp"},
+    {"tensor-parallel", "tp"},
+    {"tp-size", "tp"},
+    {"overwrite", "force"},
+    {"yes", "force"},
+    {"exist-ok", "force"},
+    {"threads", "jobs"},
+    {"workers", "jobs"},
+    {"num-workers", "jobs"},
+    {"parallel", "jobs"},
+    {"filter", "include"},
+    {"only", "include"},
+    {"keys", "include"},
+    {"skip", "exclude"},
+    {"prefix", "strip-prefix"},
+    {"remove-prefix", "strip-prefix"},
+    {"sed", "rename"},
+    {"name", "tensor"},
+    {"key", "tensor"},
+    {"silent", "quiet"},
+    {"mem", "memory"},
+    {"memory-limit", "memory"},
+    {"gzip", "compress"},
+    {"compression", "compress"},
+    {"reference", "against"},
+    {"plan", "tp-plan"},
+    {"dryrun", "dry-run"},
+    {"simulate", "dry-run"},
+    {"what-if", "dry-run"},
+    {"verify", "data"},
+    {"max-file-size", "max-shard-size"},
+    {"shard-size", "max-shard-size"},
+    {"wrap-policy", "policy"},
+};
+
+static const struct {
+    const char *word;
+    fc_dtype dtype;
+} types[] = {{"half", FC_F16},     {"fp16", FC_F16},          {"float", FC_F32},          {"fp32", FC_F32},
+             {"single", FC_F32},   {"double", FC_F64},        {"fp64", FC_F64},           {"e4m3fn", FC_F8_E4M3FN},
+             {"e5m2", FC_F8_E5M2}, {"f8_e4m3", FC_F8_E4M3FN}, {"fp8_e4m3", FC_F8_E4M3FN}, {"fp8_e5m2", FC_F8_E5M2}};
+
+enum { COMMANDS = sizeof commands / sizeof *commands, OPTIONS = sizeof option_words / sizeof *option_words };
+enum { TYPES = sizeof types / sizeof *types };
+
+const char *words_command(const char *word) {
+    const char *best = NULL;
+    size_t score = SUGGEST_NONE;
+    for (size_t i = 0; i < COMMANDS; i++) {
+        if (strcasecmp(commands[i].theirs, word) == 0) {
+            return commands[i].ours;
+        }
+    }
+    for (const command *const *c = command_table; *c; c++) {
+        suggest_consider(word, strlen(word), (*c)->name, &best, &score);
+    }
+    return best;
+}
+
+const char *words_option(const char *word, size_t len, unsigned long long takes) {
+    const char *best = NULL;
+    size_t score = SUGGEST_NONE;
+    for (size_t i = 0; i < OPTIONS; i++) {
+        option_id id = option_find(option_words[i].ours, strlen(option_words[i].ours));
+        bool same = strlen(option_words[i].theirs) == len && strncasecmp(option_words[i].theirs, word, len) == 0;
+        if (same && id != OPT_COUNT && (takes & TAKES(id))) {
+            return option_words[i].ours;
+        }
+    }
+    for (int id = 0; len > 0 && id < OPT_COUNT; id++) {
+        if (takes & TAKES(id)) {
+            suggest_consider(word, len, option_table[id].name, &best, &score);
+        }
+    }
+    return best;
+}
+
+bool words_dtype(const char *word, fc_dtype *out) {
+    word += strncasecmp(word, "torch.", 6) == 0 ? 6 : 0;
+    for (int i = 0; i < FC_OPAQUE; i++) {
+        const fc_dtype_info *info = fc_dtype_get((fc_dtype)i);
+        if (strcasecmp(word, info->torch_name) == 0 || strcasecmp(word, info->short_name) == 0) {
+            *out = (fc_dtype)i;
+            return true;
+        }
+    }
+    for (size_t i = 0; i < TYPES; i++) {
+        if (strcasecmp(word, types[i].word) == 0) {
+            *out = types[i].dtype;
+            return true;
+        }
+    }
+    return false;
+}
+
+const char *words_near_dtype(const char *word) {
+    const char *best = NULL, *name = NULL;
+    size_t score = SUGGEST_NONE;
+    word += strncasecmp(word, "torch.", 6) == 0 ? 6 : 0;
+    if (strcasecmp(word, "fp8") == 0 || strcasecmp(word, "f8") == 0 || strcasecmp(word, "float8") == 0) {
+        return fc_dtype_get(FC_F8_E4M3FN)->short_name;
+    }
+    for (int i = 0; i < FC_OPAQUE; i++) {
+        const fc_dtype_info *info = fc_dtype_get((fc_dtype)i);
+        const char *const names[] = {info->short_name, info->torch_name};
+        for (size_t n = 0; n < 2 && info->cls == FC_CLASS_FLOAT; n++) {
+            size_t before = score;
+            suggest_consider(word, strlen(word), names[n], &name, &score);
+            best = score < before ? info->short_name : best;
+        }
+    }
+    return best;
+}

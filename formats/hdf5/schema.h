@@ -1,0 +1,75 @@
+/*
+ * The attributes of the schema (docs/HDF5_SCHEMA.md) as one table: what each is called, what type it has and where it
+ * stands. The reader and the writer both take names and types from it.
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_SCHEMA_H
+#define FSDPCKPT_FORMATS_HDF5_SCHEMA_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include <stdint.h>
+
+/** The schema that is written, and the newest one that is read. */
+enum { FC_H5_SCHEMA = 2 };
+
+/** A set of them has bit 1 << number. */
+typedef enum fc_h5_attribute {
+    FC_H5_A_SCHEMA,
+    FC_H5_A_PRODUCER,
+    FC_H5_A_LAYOUT,
+    FC_H5_A_MESH_SHAPE,
+    FC_H5_A_MESH_NAMES,
+    FC_H5_A_WORLD_SIZE,
+    FC_H5_A_RANK,
+    FC_H5_A_TABLES,
+    FC_H5_A_TABLES_AT,
+    FC_H5_A_MISSING,
+    FC_H5_A_HEADER_CRC64,
+    FC_H5_A_KIND,
+    FC_H5_A_DTYPE,
+    FC_H5_A_FQN,
+    FC_H5_A_PLACEMENTS,
+    FC_H5_A_GLOBAL_SHAPE,
+    FC_H5_A_OFFSETS,
+    FC_H5_A_OWNER,
+    FC_H5_A_ENCODING,
+    FC_H5_A_JSON,
+    FC_H5_A_CRC64,
+    FC_H5_A_COUNT
+} fc_h5_attribute;
+
+typedef enum fc_h5_attribute_type {
+    FC_H5_TEXT,     /**< a variable-length UTF-8 string */
+    FC_H5_TEXTS,    /**< a list of them */
+    FC_H5_INT,      /**< int64 */
+    FC_H5_INTS,     /**< a list of them, which may be empty */
+    FC_H5_UINT,     /**< uint64 */
+    FC_H5_REFERENCE /**< an object reference: the address of an object header */
+} fc_h5_attribute_type;
+
+/** Where an attribute stands; a set of places is a sum. */
+typedef enum fc_h5_attribute_place {
+    FC_H5_ROOT_OF_ALL = 1,   /**< the root group of every file */
+    FC_H5_ROOT_OF_SHARD = 2, /**< the root group of a shard file */
+    FC_H5_ROOT_OF_INDEX = 4, /**< the root group of index.h5 */
+    FC_H5_ANY_GROUP = 8,
+    FC_H5_VALUE = 16,       /**< every dataset that is a tensor or an object */
+    FC_H5_SHARD_VALUE = 32, /**< a tensor in a shard file */
+    FC_H5_INDEX_VALUE = 64, /**< a tensor in index.h5 */
+    FC_H5_OBJECT_VALUE = 128
+} fc_h5_attribute_place;
+
+typedef struct fc_h5_attribute_info {
+    const char *name;
+    fc_h5_attribute_type type;
+    unsigned where; /**< set of fc_h5_attribute_place */
+} fc_h5_attribute_info;
+
+const fc_h5_attribute_info *fc_h5_attribute_get(fc_h5_attribute attribute);
+
+/** The attribute of that name, or FC_H5_A_COUNT. */
+fc_h5_attribute fc_h5_attribute_find(const char *name);
+
+#endif

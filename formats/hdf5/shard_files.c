@@ -1,0 +1,68 @@
+/*
+ * The files of a directory of shards: their names, and what else is in the directory.
+ */
+#include "hdf5/shard_files.h"
+
+#include "fsdpckpt/io.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+fc_code fc_h5_name_shards(fc_checkpoint *checkpoint, const char *directory, int64_t ranks, fc_error *err) {
+    fc_arena *arena = checkpoint->arena;
+    size_t n = (size_t)ranks + 1;
+    fc_file *files = fc_arena_calloc(arena, n, sizeof *files);
+    if (!files) {
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    }
+    files[0] = checkpoint->files[0];
+    for (size_t i = 1; i < n; i++) {
+        files[i].name = fc_arena_printf(arena, "shard-%05zu-of-%05lld.h5", i - 1, (long long)ranks);
+        files[i].path = files[i].name ? fc_arena_printf(arena, "%s/%s", directory, files[i].name) : NULL;
+        if (!files[i].path) {
+            return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+        }
+    }
+    checkpoint->files = files;
+    checkpoint->nfiles = n;
+    return FC_OK;
+}
+
+fc_code fc_h5_check_links(const fc_checkpoint *checkpoint, const char *directory, fc_error *err) {
+    char root[PATH_MAX];
+    if (!realpath(directory, root)) {
+        return fc_fail_errno(err, errno, "%s: cannot be examined", directory);
+    }
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < checkpoint->nfiles && rc == FC_OK; i++) {
+        rc = fc_check_link(checkpoint->files[i].path, checkpoint->files[i].name, root, err);
+    }
+    return rc;
+}
+
+fc_code fc_h5_check_directory(const char *directory, int64_t ranks, fc_error *err) {
+    char expected[64];
+    DIR *dir = opendir(directory);
+    fc_code rc = FC_OK;
+    if (!dir) {
+        return fc_fail_errno(err, errno, "%s: cannot be listed", directory);
+    }
+    for (struct dirent *e; rc == FC_OK && (e = readdir(dir));) {
+        long long rank = -1, of = -1;
+        int end = -1;
+        if (sscanf(e->d_name, "shard-%lld-of-%lld.h5%n", &rank, &of, &end) != 2 || end < 0 || e->d_name[end]) {
+            continue;
+        }
+        snprintf(expected, sizeof expected, "shard-%05lld-of-%05lld.h5", rank, (long long)ranks);
+        if (of != ranks || rank < 0 || rank >= ranks || strcmp(expected, e->d_name) != 0) {
+            rc = fc_fail(err, FC_ECORRUPT, "%s: %s does not belong here: index.h5 is of %lld shards; move it away",
+                         directory, e->d_name, (long long)ranks);
+        }
+    }
+    closedir(dir);
+    return rc;
+}

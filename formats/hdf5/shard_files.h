@@ -1,0 +1,22 @@
+/*
+ * The files of a directory of shards.
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_SHARD_FILES_H
+#define FSDPCKPT_FORMATS_HDF5_SHARD_FILES_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/checkpoint.h"
+
+/** Puts the shard files of `ranks` ranks into checkpoint->files, after index.h5. */
+fc_code fc_h5_name_shards(fc_checkpoint *checkpoint, const char *directory, int64_t ranks, fc_error *err);
+
+/** Refuses a link that leads out of the directory, before any of the files is read. */
+fc_code fc_h5_check_links(const fc_checkpoint *checkpoint, const char *directory, fc_error *err);
+
+/** Refuses shard files of another cut in the directory: a sign that two checkpoints were mixed. */
+fc_code fc_h5_check_directory(const char *directory, int64_t ranks, fc_error *err);
+
+#endif

@@ -1,0 +1,90 @@
+/*
+ * The tables of index.h5: the whole manifest of a sharded checkpoint in one run of bytes, so that it opens with one
+ * read. docs/HDF5_SCHEMA.md, "Tables", says what they are to other programs. These structs are the bytes of their rows,
+ * without padding, little-endian; a change of any makes a new FC_H5_TABLES_VERSION.
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_TABLES_H
+#define FSDPCKPT_FORMATS_HDF5_TABLES_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include <assert.h>
+#include <stdint.h>
+
+enum { FC_H5_TABLES_VERSION = 1, FC_H5_TABLES_ALIGN = 64 };
+
+#define FC_H5_TABLES_MAGIC "fsdptabl"
+
+/** In the order in which they lie behind the manifest. */
+typedef enum fc_h5_table {
+    FC_H5_T_FILES,
+    FC_H5_T_MESH,
+    FC_H5_T_TENSORS,
+    FC_H5_T_DIMS,
+    FC_H5_T_PLACEMENTS,
+    FC_H5_T_BOXES,
+    FC_H5_T_TEXT,
+    FC_H5_T_COUNT
+} fc_h5_table;
+
+/** The one row of `manifest`, at which the root attribute `tables_at` points. */
+typedef struct fc_h5_manifest_row {
+    char magic[8];
+    uint64_t version;
+    uint64_t index_size;  /**< bytes of index.h5 as it was written: another program that changed it changes that */
+    uint64_t bytes;       /**< of all tables, from this row on */
+    uint64_t crc64;       /**< of those, with this field as 0 */
+    uint64_t producer[2]; /**< text: first byte and length */
+    uint64_t tables[FC_H5_T_COUNT][2]; /**< bytes from this row to the first row of each, and how many rows */
+} fc_h5_manifest_row;
+
+/** `files`: shard files by rank. */
+typedef struct fc_h5_file_row {
+    uint64_t size;
+    uint64_t header_crc64;    /**< value of the root attribute of that name … */
+    uint64_t header_crc64_at; /**< … and where it is in the file */
+} fc_h5_file_row;
+
+/** `mesh`: its dimensions, outermost first. */
+typedef struct fc_h5_mesh_row {
+    char name[16]; /**< padded with NULs */
+    int64_t size;
+} fc_h5_mesh_row;
+
+/** `tensors`: tensors and objects in the order of index.h5. Their texts follow each other: path, kinds (a byte per path
+ *  element), fqn, encoding, json; a length of 0 is an attribute that is not there. */
+typedef struct fc_h5_tensor_row {
+    uint64_t text; /**< first byte in the table `text` */
+    uint32_t path, kinds, fqn, encoding;
+    uint64_t json;
+    char dtype[16]; /**< torch's name, padded with NULs */
+    uint64_t dims;  /**< first number in the table `dims` */
+    uint32_t ndim;
+    uint32_t placements; /**< row of that table; FC_H5_NO_PLACEMENTS for an object */
+    uint64_t box, boxes; /**< first row in the table `boxes`, and how many */
+    uint64_t crc64;      /**< of the whole value */
+} fc_h5_tensor_row;
+
+#define FC_H5_NO_PLACEMENTS UINT32_MAX
+
+/** `placements`: each distinct list once, as in the attribute. */
+typedef struct fc_h5_placements_row {
+    uint64_t text, size;
+} fc_h5_placements_row;
+
+/** `boxes`: stored boxes that are not empty; those of a tensor in the order of their ranks. Which box it is follows
+ * from the placements and the rank. */
+typedef struct fc_h5_box_row {
+    uint64_t offset, length; /**< bytes, in the file */
+    uint64_t crc64;
+    uint64_t rank; /**< whose file */
+} fc_h5_box_row;
+
+static_assert(sizeof(fc_h5_manifest_row) == 56 + 16 * FC_H5_T_COUNT && sizeof(fc_h5_file_row) == 24 &&
+                  sizeof(fc_h5_mesh_row) == 24 && sizeof(fc_h5_tensor_row) == 88 &&
+                  sizeof(fc_h5_placements_row) == 16 && sizeof(fc_h5_box_row) == 32,
+              "rows have no padding");
+
+#endif

@@ -1,0 +1,18 @@
+/*
+ * The parts of fc_h5_verify.
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_VERIFY_H
+#define FSDPCKPT_FORMATS_HDF5_VERIFY_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "fsdpckpt/checkpoint.h"
+
+struct fc_findings;
+
+/** Compares what the tables of index.h5 say with what the files say. Nothing where there are none. */
+fc_code fc_h5_verify_tables(const fc_checkpoint *checkpoint, struct fc_findings *findings, fc_error *err);
+
+#endif

@@ -1,0 +1,117 @@
+/*
+ * Verifying the tables of index.h5: the checkpoint is opened once more by walking all of its files, and everything that
+ * the tables say must be what the files' own headers say.
+ */
+#include "hdf5/reader.h"
+
+#include "fsdpckpt/verify.h"
+#include "hdf5/h5.h"
+#include "hdf5/verify.h"
+
+#include <string.h>
+
+static bool same_text(const char *a, const char *b) {
+    return (!a && !b) || (a && b && strcmp(a, b) == 0);
+}
+
+static bool same_path(const fc_path *a, const fc_path *b) {
+    bool same = a->count == b->count;
+    for (size_t i = 0; same && i < a->count; i++) {
+        const fc_path_element *x = &a->elements[i], *y = &b->elements[i];
+        same = same_text(x->key, y->key) && x->is_index == y->is_index && x->is_tuple == y->is_tuple &&
+               x->is_number == y->is_number;
+    }
+    return same;
+}
+
+static bool same_digest(const fc_checkpoint *a, const fc_tensor *x, const fc_checkpoint *b, const fc_tensor *y,
+                        size_t index) {
+    fc_digest p = {.kind = FC_DIGEST_NONE}, q = {.kind = FC_DIGEST_NONE};
+    return fc_h5_digest(a, x, index, &p, NULL) == FC_OK && fc_h5_digest(b, y, index, &q, NULL) == FC_OK &&
+           p.kind == q.kind && p.value == q.value;
+}
+
+static bool same_placements(int n, const fc_placement *a, const fc_placement *b) {
+    bool same = !a == !b;
+    for (int i = 0; same && a && i < n; i++) {
+        same = a[i].kind == b[i].kind && a[i].dim == b[i].dim && a[i].split_factor == b[i].split_factor;
+    }
+    return same;
+}
+
+/* What differs, for the message; NULL: nothing. */
+static const char *difference(const fc_checkpoint *a, const fc_tensor *x, const fc_checkpoint *b, const fc_tensor *y) {
+    const size_t ndim = (size_t)x->ndim;
+    const fc_h5_dataset *d = x->detail, *e = y->detail;
+    if (!same_text(x->name, y->name) || !same_path(&x->path, &y->path)) {
+        return "its name";
+    }
+    if (x->dtype != y->dtype || !x->object != !y->object) {
+        return "its dtype";
+    }
+    if (x->ndim != y->ndim || (ndim > 0 && memcmp(x->shape, y->shape, ndim * sizeof *x->shape) != 0)) {
+        return "its shape";
+    }
+    if (!same_placements(a->mesh.ndim, x->placements, y->placements)) {
+        return "its placements";
+    }
+    if (x->object && (!same_text(x->object->encoding, y->object->encoding) || !same_text(d->json, e->json))) {
+        return "its encoding or its JSON";
+    }
+    if (!same_digest(a, x, b, y, FC_WHOLE_TENSOR)) {
+        return "its digest";
+    }
+    for (size_t i = 0; x->nchunks == y->nchunks && i < x->nchunks; i++) {
+        const fc_chunk *p = &x->chunks[i], *q = &y->chunks[i];
+        if (p->file != q->file || p->offset != q->offset || p->length != q->length ||
+            (ndim > 0 && memcmp(p->dims, q->dims, 2 * ndim * sizeof *p->dims) != 0)) {
+            return "the places of its boxes";
+        }
+        if (!same_digest(a, x, b, y, i)) {
+            return "the digest of a box";
+        }
+    }
+    return x->nchunks == y->nchunks ? NULL : "the number of its boxes";
+}
+
+static void compare(const fc_checkpoint *listed, const fc_checkpoint *walked, struct fc_findings *findings) {
+    const fc_defect place = {.file = listed->files[0].name};
+    const char *path = listed->files[0].path;
+    if (!fc_mesh_equal(&listed->mesh, &walked->mesh) || listed->ntensors != walked->ntensors) {
+        fc_report_defect(findings, &place,
+                         "%s: its tables say another mesh or another number of tensors than the files do", path);
+        return;
+    }
+    for (size_t i = 0; i < listed->ntensors; i++) {
+        const char *what = difference(listed, &listed->tensors[i], walked, &walked->tensors[i]);
+        if (what) {
+            fc_report_defect(findings, &place,
+                             "%s: its tables and the files disagree about tensor %s: %s: make the checkpoint anew, or "
+                             "restore the file",
+                             path, walked->tensors[i].name, what);
+        }
+    }
+}
+
+fc_code fc_h5_verify_tables(const fc_checkpoint *checkpoint, struct fc_findings *findings, fc_error *err) {
+    const fc_h5_state *state = checkpoint->state;
+    if (!state->files) {
+        return FC_OK;
+    }
+    fc_arena *arena = fc_arena_new();
+    fc_checkpoint walked = {.format = checkpoint->format, .path = checkpoint->path, .arena = arena};
+    walked.state = arena ? fc_arena_calloc(arena, 1, sizeof(fc_h5_state)) : NULL;
+    const char *index = checkpoint->files[0].path; /* ends in "/index.h5" */
+    const char *directory =
+        walked.state ? fc_arena_strndup(arena, index, strlen(index) - sizeof "/index.h5" + 1) : NULL;
+    fc_error why;
+    fc_code rc = directory ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    if (rc == FC_OK && fc_h5_walk_sharded(&walked, directory, &why) == FC_OK) {
+        compare(checkpoint, &walked, findings);
+    } else if (rc == FC_OK) {
+        const fc_defect place = {.file = checkpoint->files[0].name};
+        fc_report_defect(findings, &place, "%s", why.message);
+    }
+    fc_arena_free(arena);
+    return rc;
+}

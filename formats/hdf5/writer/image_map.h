@@ -1,0 +1,29 @@
+/*
+ * The list of mappings of a virtual dataset in an image.
+ */
+#ifndef FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_MAP_H
+#define FSDPCKPT_FORMATS_HDF5_WRITER_IMAGE_MAP_H
+
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
+#include "hdf5/writer/image.h"
+
+/** A list being made; zeroed at first, and used for one dataset after the other. */
+typedef struct fc_h5_list {
+    fc_h5_buffer bytes;
+    uint64_t count;
+} fc_h5_list;
+
+void fc_h5_list_begin(fc_h5_list *list);
+
+/** Maps the box onto all of the dataset `source` (a path) of `file`. Both are copied. */
+void fc_h5_list_add(fc_h5_list *list, const char *file, const char *source, int ndim, const int64_t *offsets,
+                    const int64_t *sizes);
+
+/** Puts the list into the global heap. */
+fc_h5_heap_id fc_h5_list_end(fc_h5_list *list, fc_h5_image *image);
+void fc_h5_list_free(fc_h5_list *list);
+
+#endif

@@ -1,0 +1,393 @@
+/*
+ * The tables of index.h5, from what was noted of the shard files: rows as bytes, and for other programs a dataset for
+ * each table and a group that holds these. Nothing leads to the group but the root attribute `tables`, so that the
+ * model in index.h5 is what it would be without.
+ */
+#include "fsdpckpt/select.h"
+#include "hdf5/writer/writer.h"
+
+#include "base/checked.h"
+#include "base/crc.h"
+#include "hdf5/writer/tables_out.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+static fc_code no_memory(fc_error *err) {
+    return fc_fail(err, FC_ENOMEM, "index.h5: out of memory for its tables");
+}
+
+fc_code fc_h5_note_file(fc_h5_written *written, const fc_target *target, const fc_target_file *file,
+                        const fc_h5_file_row *row, fc_error *err) {
+    if (!fc_grow(&written->files, &written->files_capacity, written->nfiles + 1, sizeof *written->files)) {
+        return no_memory(err);
+    }
+    written->files[written->nfiles++] = *row;
+    for (size_t i = 0; i < file->nitems; i++) {
+        const fc_target_item *item = &file->items[i];
+        const uint64_t bytes = item->owned ? fc_target_item_bytes(target, item) : 0;
+        if (bytes == 0) {
+            continue;
+        }
+        if (!fc_grow(&written->boxes, &written->boxes_capacity, written->nboxes + 1, sizeof *written->boxes)) {
+            return no_memory(err);
+        }
+        written->boxes[written->nboxes++] =
+            (fc_h5_written_box){item->tensor, {item->offset, bytes, item->crc64, file->rank}};
+    }
+    return FC_OK;
+}
+
+void fc_h5_written_free(fc_h5_written *written) {
+    free(written->files);
+    free(written->boxes);
+    *written = (fc_h5_written){NULL};
+}
+
+/* ---- rows ---- */
+
+/* The tables being made. */
+typedef struct tables {
+    const fc_h5_writer *w;
+    fc_h5_buffer rows[FC_H5_T_COUNT];
+    char (*placements)[FC_H5_PLACEMENTS]; /* the lists that have a row */
+    size_t nplacements, placements_capacity;
+} tables;
+
+static const size_t row_sizes[FC_H5_T_COUNT] = {sizeof(fc_h5_file_row),
+                                                sizeof(fc_h5_mesh_row),
+                                                sizeof(fc_h5_tensor_row),
+                                                sizeof(int64_t),
+                                                sizeof(fc_h5_placements_row),
+                                                sizeof(fc_h5_box_row),
+                                                1};
+
+static size_t count_rows(const tables *t, fc_h5_table table) {
+    return t->rows[table].size / row_sizes[table];
+}
+
+static uint32_t add_text(tables *t, const char *text) {
+    const size_t length = strlen(text);
+    fc_h5_add_bytes(&t->rows[FC_H5_T_TEXT], text, length);
+    t->rows[FC_H5_T_TEXT].failed |= length > UINT32_MAX;
+    return (uint32_t)length;
+}
+
+static fc_code add_mesh(tables *t) {
+    const fc_mesh *mesh = t->w->target->mesh;
+    for (int i = 0; i < mesh->ndim; i++) {
+        fc_h5_mesh_row row = {.size = mesh->sizes[i]};
+        memcpy(row.name, mesh->names[i], strlen(mesh->names[i]));
+        fc_h5_add_bytes(&t->rows[FC_H5_T_MESH], &row, sizeof row);
+    }
+    return FC_OK;
+}
+
+/* The row of a tensor's placements: alike lists share one. */
+static fc_code placements_row(tables *t, const fc_target_tensor *tensor, uint32_t *row, fc_error *err) {
+    char text[FC_H5_PLACEMENTS] = "";
+    fc_code rc = fc_h5_placements_text(t->w, tensor, "index.h5", text, err);
+    for (*row = 0; rc == FC_OK && *row < t->nplacements; ++*row) {
+        if (strcmp(t->placements[*row], text) == 0) {
+            return FC_OK;
+        }
+    }
+    if (rc == FC_OK && !fc_grow(&t->placements, &t->placements_capacity, t->nplacements + 1, sizeof *t->placements)) {
+        rc = no_memory(err);
+    }
+    if (rc == FC_OK) {
+        fc_h5_placements_row r = {t->rows[FC_H5_T_TEXT].size, strlen(text)};
+        memcpy(t->placements[t->nplacements++], text, sizeof text);
+        add_text(t, text);
+        fc_h5_add_bytes(&t->rows[FC_H5_T_PLACEMENTS], &r, sizeof r);
+    }
+    return rc;
+}
+
+/* The kind of the group that each element of the path is in; the path without its leading "/" is `elements` long. */
+static uint32_t add_kinds(tables *t, uint32_t node) {
+    const fc_h5_node *nodes = t->w->tree.nodes;
+    unsigned char *at = fc_h5_more(&t->rows[FC_H5_T_TEXT], nodes[node].depth);
+    const uint32_t depth = nodes[node].depth;
+    for (uint32_t n = node; at && n != 0; n = nodes[n].parent) {
+        at[nodes[n].depth - 1] = nodes[nodes[n].parent].kind;
+    }
+    return depth;
+}
+
+static fc_code add_object(tables *t, const fc_target_tensor *tensor, fc_h5_tensor_row *row, fc_arena *scratch,
+                          fc_error *err) {
+    const char *json = NULL;
+    fc_code rc = fc_checkpoint_object_json(t->w->target->source, tensor->source, scratch, &json, err);
+    if (rc == FC_OK) {
+        row->encoding = add_text(t, tensor->source->object->encoding);
+        row->json = add_text(t, json);
+        row->placements = FC_H5_NO_PLACEMENTS;
+    }
+    return rc;
+}
+
+static fc_code add_tensor(tables *t, uint32_t index, uint64_t crc64, const uint64_t *first_box, fc_arena *scratch,
+                          fc_error *err) {
+    const fc_target_tensor *tensor = &t->w->target->tensors[index];
+    const fc_tensor *source = tensor->source;
+    const uint32_t node = t->w->tree.leaves[index];
+    const char *path = fc_h5_tree_path(&t->w->tree, node, scratch);
+    fc_h5_tensor_row row = {.text = 0,
+                            .dims = count_rows(t, FC_H5_T_DIMS),
+                            .ndim = (uint32_t)source->ndim,
+                            .box = first_box[0],
+                            .boxes = first_box[1] - first_box[0],
+                            .crc64 = crc64};
+    fc_code rc = path ? FC_OK : no_memory(err);
+    if (rc == FC_OK && !source->object) {
+        rc = placements_row(t, tensor, &row.placements, err); /* its text comes before the row's own */
+    }
+    if (rc != FC_OK) {
+        return rc;
+    }
+    const char *dtype = fc_dtype_get(tensor->dtype)->torch_name;
+    memcpy(row.dtype, dtype, strlen(dtype));
+    row.text = t->rows[FC_H5_T_TEXT].size;
+    row.path = add_text(t, path + 1);
+    row.kinds = add_kinds(t, node);
+    row.fqn = fc_h5_needs_fqn(tensor) ? add_text(t, tensor->name) : 0;
+    rc = source->object ? add_object(t, tensor, &row, scratch, err) : FC_OK;
+    fc_h5_add_bytes(&t->rows[FC_H5_T_DIMS], source->shape, (size_t)source->ndim * sizeof(int64_t));
+    fc_h5_add_bytes(&t->rows[FC_H5_T_TENSORS], &row, sizeof row);
+    return rc;
+}
+
+/* Tensors come in the order of the tree; `first` gets the first box of each, and the end. */
+static fc_code sort_boxes(tables *t, uint64_t *first, fc_error *err) {
+    const fc_h5_writer *w = t->w;
+    const fc_h5_written *written = &w->written;
+    const size_t n = w->target->ntensors;
+    uint64_t *next = calloc(n + 1, sizeof *next); /* of each tensor, where its next box goes */
+    unsigned char *rows = fc_h5_more(&t->rows[FC_H5_T_BOXES], written->nboxes * sizeof(fc_h5_box_row));
+    if (!next || (!rows && written->nboxes > 0)) {
+        free(next);
+        return no_memory(err);
+    }
+    for (size_t i = 0; i < written->nboxes; i++) {
+        next[written->boxes[i].tensor]++;
+    }
+    uint64_t total = 0;
+    for (size_t i = 0; i < n; i++) {
+        const uint64_t count = next[w->tree.order[i]];
+        first[i] = total;
+        next[w->tree.order[i]] = total;
+        total += count;
+    }
+    first[n] = total;
+    for (size_t i = 0; i < written->nboxes; i++) {
+        const fc_h5_written_box *b = &written->boxes[i];
+        memcpy(rows + next[b->tensor]++ * sizeof b->row, &b->row, sizeof b->row);
+    }
+    free(next);
+    return FC_OK;
+}
+
+static fc_code add_tensors(tables *t, const uint64_t *digests, fc_error *err) {
+    const fc_h5_writer *w = t->w;
+    uint64_t *first = calloc(w->target->ntensors + 1, sizeof *first);
+    fc_code rc = first ? sort_boxes(t, first, err) : no_memory(err);
+    for (size_t i = 0; rc == FC_OK && i < w->target->ntensors; i++) {
+        const uint32_t tensor = w->tree.order[i];
+        fc_arena *scratch = fc_arena_new();
+        rc = scratch ? add_tensor(t, tensor, digests[tensor], first + i, scratch, err) : no_memory(err);
+        fc_arena_free(scratch);
+    }
+    free(first);
+    return rc;
+}
+
+/* ---- what other programs see ---- */
+
+typedef struct field {
+    const char *name;
+    size_t at;
+    hid_t type;
+    size_t count; /* 0: a scalar; else elements of an array, or bytes of a text */
+} field;
+
+static hid_t text_of(size_t size) {
+    hid_t type = H5Tcopy(H5T_C_S1);
+    if (type >= 0 && (H5Tset_size(type, size) < 0 || H5Tset_strpad(type, H5T_STR_NULLPAD) < 0)) {
+        H5Tclose(type);
+        return H5I_INVALID_HID;
+    }
+    return type;
+}
+
+/* A compound type of `count` fields; H5T_C_S1 is a text of field.count bytes. */
+static hid_t compound(size_t size, const field *fields, size_t count) {
+    hid_t type = H5Tcreate(H5T_COMPOUND, size);
+    for (size_t i = 0; i < count && type >= 0; i++) {
+        const hsize_t dim = fields[i].count;
+        hid_t member = fields[i].count == 0         ? H5Tcopy(fields[i].type)
+                       : fields[i].type == H5T_C_S1 ? text_of(fields[i].count)
+                                                    : H5Tarray_create2(fields[i].type, 1, &dim);
+        const bool ok = member >= 0 && H5Tinsert(type, fields[i].name, fields[i].at, member) >= 0;
+        if (member >= 0) {
+            H5Tclose(member);
+        }
+        if (!ok) {
+            H5Tclose(type);
+            return H5I_INVALID_HID;
+        }
+    }
+    return type;
+}
+
+#define COMPOUND(row, fields) compound(sizeof(row), fields, sizeof(fields) / sizeof *(fields))
+
+static hid_t manifest_type(void) {
+#define PLACE(name, table)                                                                                             \
+    { name, offsetof(fc_h5_manifest_row, tables) + 16 * (table), H5T_STD_U64LE, 2 }
+    const field fields[] = {{"magic", offsetof(fc_h5_manifest_row, magic), H5T_C_S1, 8},
+                            {"version", offsetof(fc_h5_manifest_row, version), H5T_STD_U64LE, 0},
+                            {"index_size", offsetof(fc_h5_manifest_row, index_size), H5T_STD_U64LE, 0},
+                            {"bytes", offsetof(fc_h5_manifest_row, bytes), H5T_STD_U64LE, 0},
+                            {"crc64", offsetof(fc_h5_manifest_row, crc64), H5T_STD_U64LE, 0},
+                            {"producer", offsetof(fc_h5_manifest_row, producer), H5T_STD_U64LE, 2},
+                            PLACE("files", FC_H5_T_FILES),
+                            PLACE("mesh", FC_H5_T_MESH),
+                            PLACE("tensors", FC_H5_T_TENSORS),
+                            PLACE("dims", FC_H5_T_DIMS),
+                            PLACE("placements", FC_H5_T_PLACEMENTS),
+                            PLACE("boxes", FC_H5_T_BOXES),
+                            PLACE("text", FC_H5_T_TEXT)};
+#undef PLACE
+    return COMPOUND(fc_h5_manifest_row, fields);
+}
+
+static hid_t tensor_type(void) {
+    const field fields[] = {{"text", offsetof(fc_h5_tensor_row, text), H5T_STD_U64LE, 0},
+                            {"path", offsetof(fc_h5_tensor_row, path), H5T_STD_U32LE, 0},
+                            {"kinds", offsetof(fc_h5_tensor_row, kinds), H5T_STD_U32LE, 0},
+                            {"fqn", offsetof(fc_h5_tensor_row, fqn), H5T_STD_U32LE, 0},
+                            {"encoding", offsetof(fc_h5_tensor_row, encoding), H5T_STD_U32LE, 0},
+                            {"json", offsetof(fc_h5_tensor_row, json), H5T_STD_U64LE, 0},
+                            {"dtype", offsetof(fc_h5_tensor_row, dtype), H5T_C_S1, 16},
+                            {"dims", offsetof(fc_h5_tensor_row, dims), H5T_STD_U64LE, 0},
+                            {"ndim", offsetof(fc_h5_tensor_row, ndim), H5T_STD_U32LE, 0},
+                            {"placements", offsetof(fc_h5_tensor_row, placements), H5T_STD_U32LE, 0},
+                            {"box", offsetof(fc_h5_tensor_row, box), H5T_STD_U64LE, 0},
+                            {"boxes", offsetof(fc_h5_tensor_row, boxes), H5T_STD_U64LE, 0},
+                            {"crc64", offsetof(fc_h5_tensor_row, crc64), H5T_STD_U64LE, 0}};
+    return COMPOUND(fc_h5_tensor_row, fields);
+}
+
+static hid_t row_type(fc_h5_table table) {
+    const field file[] = {{"size", offsetof(fc_h5_file_row, size), H5T_STD_U64LE, 0},
+                          {"header_crc64", offsetof(fc_h5_file_row, header_crc64), H5T_STD_U64LE, 0},
+                          {"header_crc64_at", offsetof(fc_h5_file_row, header_crc64_at), H5T_STD_U64LE, 0}};
+    const field mesh[] = {{"name", offsetof(fc_h5_mesh_row, name), H5T_C_S1, 16},
+                          {"size", offsetof(fc_h5_mesh_row, size), H5T_STD_I64LE, 0}};
+    const field placements[] = {{"text", offsetof(fc_h5_placements_row, text), H5T_STD_U64LE, 0},
+                                {"size", offsetof(fc_h5_placements_row, size), H5T_STD_U64LE, 0}};
+    const field box[] = {{"offset", offsetof(fc_h5_box_row, offset), H5T_STD_U64LE, 0},
+                         {"length", offsetof(fc_h5_box_row, length), H5T_STD_U64LE, 0},
+                         {"crc64", offsetof(fc_h5_box_row, crc64), H5T_STD_U64LE, 0},
+                         {"rank", offsetof(fc_h5_box_row, rank), H5T_STD_U64LE, 0}};
+    switch (table) {
+    case FC_H5_T_FILES:
+        return COMPOUND(fc_h5_file_row, file);
+    case FC_H5_T_MESH:
+        return COMPOUND(fc_h5_mesh_row, mesh);
+    case FC_H5_T_TENSORS:
+        return tensor_type();
+    case FC_H5_T_DIMS:
+        return H5Tcopy(H5T_STD_I64LE);
+    case FC_H5_T_PLACEMENTS:
+        return COMPOUND(fc_h5_placements_row, placements);
+    case FC_H5_T_BOXES:
+        return COMPOUND(fc_h5_box_row, box);
+    case FC_H5_T_TEXT:
+        return H5Tcopy(H5T_STD_U8LE);
+    case FC_H5_T_COUNT:
+        break;
+    }
+    return manifest_type();
+}
+
+static fc_code add_dataset(fc_h5_image *image, hid_t type, uint64_t address, uint64_t rows, uint64_t bytes,
+                           uint64_t *header, fc_error *err) {
+    const size_t start = fc_h5_object_begin(image, 0);
+    fc_code rc = fc_h5_image_list_shape(image, type, rows, err);
+    fc_h5_image_among_headers(image, address, bytes);
+    fc_h5_object_end(image, start);
+    *header = image->objects_at + start;
+    return rc;
+}
+
+/* The datasets over the bytes at `at`, and their group. */
+static fc_code add_datasets(const tables *t, fc_h5_image *image, size_t at, const fc_h5_manifest_row *manifest,
+                            uint64_t *address, fc_error *err) {
+    static const char *const names[FC_H5_T_COUNT + 1] = {"files",      "mesh",  "tensors", "dims",
+                                                         "placements", "boxes", "text",    "manifest"};
+    fc_h5_member members[FC_H5_T_COUNT + 1];
+    const uint64_t start = image->objects_at + at;
+    fc_code rc = FC_OK;
+    for (int i = 0; rc == FC_OK && i < FC_H5_T_COUNT; i++) {
+        members[i].link = names[i];
+        rc = add_dataset(image, row_type((fc_h5_table)i), start + manifest->tables[i][0], manifest->tables[i][1],
+                         t->rows[i].size, &members[i].address, err);
+    }
+    members[FC_H5_T_COUNT].link = names[FC_H5_T_COUNT];
+    rc = rc == FC_OK
+             ? add_dataset(image, manifest_type(), start, 1, sizeof *manifest, &members[FC_H5_T_COUNT].address, err)
+             : rc;
+    fc_h5_group group = {.members = members, .count = FC_H5_T_COUNT + 1};
+    rc = rc == FC_OK ? fc_h5_image_group(image, &group, err) : rc;
+    *address = group.address;
+    return rc;
+}
+
+fc_code fc_h5_tables_add(fc_h5_writer *w, const uint64_t *digests, fc_h5_image *image, uint64_t *group, size_t *at,
+                         fc_error *err) {
+    tables t = {.w = w};
+    fc_h5_buffer *to = &image->objects;
+    fc_h5_manifest_row manifest = {
+        .magic = "", .version = FC_H5_TABLES_VERSION, .producer = {0, strlen(FC_H5_PRODUCER)}};
+    memcpy(manifest.magic, FC_H5_TABLES_MAGIC, sizeof manifest.magic);
+    add_text(&t, FC_H5_PRODUCER);
+    fc_h5_add_bytes(&t.rows[FC_H5_T_FILES], w->written.files, w->written.nfiles * sizeof *w->written.files);
+    fc_code rc = add_mesh(&t);
+    rc = rc == FC_OK ? add_tensors(&t, digests, err) : rc;
+    fc_h5_pad(to, FC_H5_TABLES_ALIGN);
+    *at = to->size;
+    fc_h5_add_zeros(to, sizeof manifest);
+    for (int i = 0; rc == FC_OK && i < FC_H5_T_COUNT; i++) {
+        fc_h5_add_zeros(to, (FC_H5_TABLES_ALIGN - (to->size - *at) % FC_H5_TABLES_ALIGN) % FC_H5_TABLES_ALIGN);
+        manifest.tables[i][0] = to->size - *at;
+        manifest.tables[i][1] = count_rows(&t, (fc_h5_table)i);
+        fc_h5_add_bytes(to, t.rows[i].data, t.rows[i].size);
+        if (t.rows[i].failed || to->failed) {
+            rc = no_memory(err);
+        }
+    }
+    if (rc == FC_OK) {
+        manifest.bytes = to->size - *at;
+        memcpy(to->data + *at, &manifest, sizeof manifest);
+        rc = add_datasets(&t, image, *at, &manifest, group, err);
+    }
+    for (int i = 0; i < FC_H5_T_COUNT; i++) {
+        free(t.rows[i].data);
+    }
+    free(t.placements);
+    return rc;
+}
+
+void fc_h5_tables_seal(fc_h5_image *image, size_t at) {
+    unsigned char *row = image->objects.data + at;
+    fc_h5_manifest_row manifest;
+    memcpy(&manifest, row, sizeof manifest);
+    manifest.index_size = image->file_size;
+    manifest.crc64 = 0;
+    memcpy(row, &manifest, sizeof manifest);
+    manifest.crc64 = fc_crc64(0, row, manifest.bytes);
+    memcpy(row, &manifest, sizeof manifest);
+}
