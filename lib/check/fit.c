@@ -136,10 +136,10 @@ static int64_t check_tp(fit *f, const fc_named *named) {
     int64_t size = t->shape[d], offset, length = size;
     if (size % f->tp != 0) {
         bool empty = size < f->tp;
-        note(
-            f, named, empty ? FC_FOUND_TP_EMPTY_SHARDS : FC_FOUND_TP_UNEVEN,
-            fc_check_text(c, "dimension %d %s tp %" PRId64, d, empty ? "is shorter than" : "does not divide evenly by", f->tp),
-            parts_text(c, size, f->tp));
+        note(f, named, empty ? FC_FOUND_TP_EMPTY_SHARDS : FC_FOUND_TP_UNEVEN,
+             fc_check_text(c, "dimension %d %s tp %" PRId64, d, empty ? "is shorter than" : "does not divide evenly by",
+                           f->tp),
+             parts_text(c, size, f->tp));
     }
     if (d == 0) {
         fc_shard_piece(size, f->tp, 0, &offset, &length);

@@ -168,7 +168,8 @@ static void damaged_chunk(void **state) {
     assert_int_equal(job_run(&j), FC_ECORRUPT);
     char expected[300];
     snprintf(expected, sizeof expected,
-             "tensor layers.0.weight, chunk [0:%d, 0:%d]: %s: offset %d: a chunk of 64 stored bytes: the compressed data is damaged "
+             "tensor layers.0.weight, chunk [0:%d, 0:%d]: %s: offset %d: a chunk of 64 stored bytes: the compressed "
+             "data is damaged "
              "after 0 of %d bytes",
              (int)chunk->dims[2], (int)chunk->dims[3], j.f->paths[chunk->extent.file], (int)chunk->extent.offset,
              (int)chunk->extent.decoded);
