@@ -133,11 +133,12 @@ static fc_code verify_and_seal(const cli_call *call, const fc_checkpoint *checkp
     fc_code rc = arena ? fc_seal_new(checkpoint, arena, &seal, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     if (rc == FC_OK) {
         p->seal = seal.path;
-        rc = fc_commit_check(seal.path, false, o->force, 0, err);
+        const fc_commit_options how = {.path = seal.path, .force = o->force, .any_content = true};
+        rc = fc_commit_check(&how, err);
     }
     rc = rc == FC_OK ? verify(call, checkpoint, &seal, p, report, err) : rc;
     if (rc == FC_OK && report->defects == 0) {
-        rc = seal_write(checkpoint, &seal, o->force, err);
+        rc = seal_write(o, checkpoint, &seal, err);
     }
     return rc;
 }
@@ -219,6 +220,7 @@ static fc_code open_source(const cli_call *call, fc_checkpoint **checkpoint, fc_
     const fc_open_options how = {.follow_external = o->follow_external,
                                  .damaged = add_bad_file,
                                  .context = &damaged,
+                                 .teller = {source_note},
                                  .progress = call->progress};
     if (!bad.arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");

@@ -11,8 +11,8 @@
 
 #include "base/file_name.h"
 #include "base/try.h"
+#include "io/directory.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -42,25 +42,16 @@ static bool has_metadata(const char *directory) {
     return found;
 }
 
-/* Whether the folder holds files of DCP other than its `.metadata`. */
-static bool has_dcp_files(const char *directory) {
-    DIR *dir = opendir(directory);
-    bool found = false;
-    for (const struct dirent *e; dir && !found && (e = readdir(dir)) != NULL;) {
-        found = is_rank_metadata(e->d_name) || is_data_file(e->d_name);
-    }
-    if (dir) {
-        closedir(dir);
-    }
-    return found;
+static bool is_dcp_file(const char *name) {
+    return is_rank_metadata(name) || is_data_file(name);
 }
 
 static bool dcp_probe(const fc_probe *probe) {
     if (probe->is_directory) {
-        return has_metadata(probe->path) || has_dcp_files(probe->path);
+        return has_metadata(probe->path) || fc_dir_find(probe->path, is_dcp_file, probe->err);
     }
     const char *name = fc_base_name(probe->path);
-    return strcmp(name, metadata_name) == 0 || is_rank_metadata(name) || is_data_file(name);
+    return strcmp(name, metadata_name) == 0 || is_dcp_file(name);
 }
 
 fc_code fc_dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, const char *fmt, ...) {
@@ -106,7 +97,11 @@ static fc_code locate(const fc_checkpoint *checkpoint, const char **directory, c
     if (!*directory) {
         return fc_no_memory(err, path);
     }
-    bool known = is_directory ? fc_dcp_count_ranks(path) > 0 : strcmp(base, metadata_name) == 0 || !*metadata;
+    size_t ranks = 0;
+    if (is_directory) {
+        FC_TRY(fc_dcp_count_ranks(path, &ranks, err));
+    }
+    bool known = is_directory ? ranks > 0 : strcmp(base, metadata_name) == 0 || !*metadata;
     return known ? FC_OK : refuse(path, is_directory, err);
 }
 
@@ -201,7 +196,7 @@ static void dcp_close(fc_checkpoint *checkpoint) {
 }
 
 static const char *const extensions[] = {NULL};
-static const char *const file_names[] = {".metadata", "__*_*.distcp", NULL};
+static const fc_own_file own_files[] = {{".metadata", FC_CONTENT_PICKLE}, {"__*_*.distcp", FC_CONTENT_ZIP}, {NULL}};
 
 const fc_format fc_format_dcp = {
     .name = "dcp",
@@ -227,7 +222,7 @@ const fc_format fc_format_dcp = {
         },
     .writer =
         {
-            .file_names = file_names,
+            .own_files = own_files,
             .wants_crc32 = true,
             .is_directory = fc_dcp_is_directory,
             .files = fc_dcp_files,

@@ -101,7 +101,7 @@ fc_code fc_dcp_load(fc_checkpoint *checkpoint, const fc_open_options *options, c
                     const char *metadata_path, fc_error *err);
 
 /** One more than the highest rank that has a `__<rank>.metadata` in the folder. */
-size_t fc_dcp_count_ranks(const char *directory);
+fc_code fc_dcp_count_ranks(const char *directory, size_t *ranks, fc_error *err);
 
 /** Puts a checkpoint together from the metadata that every rank left. */
 fc_code fc_dcp_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,

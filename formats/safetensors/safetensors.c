@@ -324,8 +324,11 @@ static fc_code st_digest(const fc_checkpoint *checkpoint, const fc_tensor *tenso
 }
 
 static const char *const extensions[] = {ST_EXTENSION, NULL};
-static const char *const file_names[] = {"model.safetensors.index.json", "model.safetensors",
-                                         "model-*-of-*.safetensors", "shard-*-model-*-of-*.safetensors", NULL};
+static const fc_own_file own_files[] = {{"model.safetensors.index.json", FC_CONTENT_JSON},
+                                        {"model.safetensors", FC_CONTENT_SAFETENSORS},
+                                        {"model-*-of-*.safetensors", FC_CONTENT_SAFETENSORS},
+                                        {"shard-*-model-*-of-*.safetensors", FC_CONTENT_SAFETENSORS},
+                                        {NULL}};
 
 const fc_format fc_format_safetensors = {
     .name = "safetensors",
@@ -350,7 +353,7 @@ const fc_format fc_format_safetensors = {
         },
     .writer =
         {
-            .file_names = file_names,
+            .own_files = own_files,
             .self_contained = true,
             .objects_note = "in __metadata__, where only fsdpckpt finds them: safetensors has no objects",
             .is_directory = fc_st_is_directory,

@@ -35,6 +35,9 @@ static const fc_format *recognise(const fc_probe *probe) {
         if ((*f)->reader.probe(probe)) {
             return *f;
         }
+        if (probe->err->code != FC_OK) {
+            return NULL; /* what it is cannot be told; the next one could take it for something else */
+        }
     }
     return NULL;
 }
@@ -48,7 +51,8 @@ static void append(char *text, size_t size, const char *separator, const char *m
 /* Whether what is called so is a checkpoint by itself. */
 static bool is_checkpoint(const char *path, const char *name) {
     unsigned char head[HEAD_SIZE];
-    fc_probe probe = {path, true, NULL, 0};
+    fc_error ignored = {FC_OK, ""}; /* it is only a hint */
+    fc_probe probe = {path, true, NULL, 0, &ignored};
     struct stat st;
     if (stat(path, &st) != 0) {
         return false;
@@ -67,7 +71,7 @@ static bool is_checkpoint(const char *path, const char *name) {
 /* Names the checkpoints one level below: a trainer's folder has one for the model and one for the optimizer. */
 static void list_below(const char *directory, char *text, size_t size) {
     struct dirent **entries = NULL;
-    int n = scandir(directory, &entries, NULL, alphasort), found = 0;
+    int n = scandir(directory, &entries, NULL, alphasort), found = 0; /* an error: no hint */
     for (int i = 0; i < n; i++) {
         const char *name = entries[i]->d_name;
         char *path = NULL;
@@ -106,7 +110,8 @@ static fc_code tell_unknown(const fc_probe *probe, fc_error *err) {
 
 static fc_code find_format(const char *path, const fc_format **out, fc_error *err) {
     unsigned char head[HEAD_SIZE];
-    fc_probe probe = {path, false, NULL, 0};
+    fc_error failed = {FC_OK, ""};
+    fc_probe probe = {path, false, NULL, 0, &failed};
     struct stat st;
     if (stat(path, &st) != 0) {
         return errno == ENOENT || errno == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: no such file or directory", path)
@@ -121,7 +126,9 @@ static fc_code find_format(const char *path, const fc_format **out, fc_error *er
         probe.head = head;
     }
     *out = recognise(&probe);
-    return *out ? FC_OK : tell_unknown(&probe, err);
+    return *out                   ? FC_OK
+           : failed.code != FC_OK ? fc_fail(err, failed.code, "%s", failed.message)
+                                  : tell_unknown(&probe, err);
 }
 
 /* Without the slashes that completion puts behind the name of a directory: files are shown as PATH/NAME. */
@@ -147,7 +154,8 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     static const fc_open_options defaults = {0};
     const fc_format *format = NULL;
     *out = NULL;
-    fc_code rc = find_format(path, &format, err);
+    fc_code rc = fc_commit_recover(path, options ? &options->teller : NULL, err);
+    rc = rc == FC_OK ? find_format(path, &format, err) : rc;
     if (rc != FC_OK || !format) {
         return rc;
     }
@@ -180,27 +188,34 @@ static bool is_same_file(const struct stat *a, const char *path) {
     return stat(path, &b) == 0 && a->st_dev == b.st_dev && a->st_ino == b.st_ino;
 }
 
-bool fc_checkpoint_needs(const fc_checkpoint *checkpoint, const char *path) {
+/* Whether the target may take the place of the whole checkpoint: one file of several must stay with the others. */
+static bool replaces_whole(const fc_checkpoint *checkpoint, const struct stat *target) {
+    return is_same_file(target, checkpoint->path) &&
+           (S_ISDIR(target->st_mode) || (!checkpoint->format->header_name && checkpoint->nfiles <= 1));
+}
+
+fc_code fc_checkpoint_spare(const fc_checkpoint *checkpoint, const char *target, bool holds_all, fc_error *err) {
     const char *header = checkpoint->format->header_name;
+    char *header_path = NULL;
     struct stat st;
-    if (stat(path, &st) != 0) {
-        return false;
+    if (stat(target, &st) != 0 || (holds_all && replaces_whole(checkpoint, &st))) {
+        return FC_OK;
     }
-    if (is_same_file(&st, checkpoint->path)) {
-        return S_ISREG(st.st_mode) && (header || checkpoint->nfiles > 1);
+    const char **inputs = calloc(checkpoint->nfiles + 3, sizeof *inputs);
+    if (!inputs || (header && asprintf(&header_path, "%s/%s", checkpoint->path, header) < 0)) {
+        free(inputs);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target);
     }
+    size_t count = 0;
+    inputs[count++] = checkpoint->path;
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
-        if (is_same_file(&st, checkpoint->files[i].path)) {
-            return true;
-        }
+        inputs[count++] = checkpoint->files[i].path;
     }
-    char *name = NULL;
-    if (!header || asprintf(&name, "%s/%s", checkpoint->path, header) < 0) {
-        return false;
-    }
-    bool same = is_same_file(&st, name);
-    free(name);
-    return same;
+    inputs[count] = header_path;
+    fc_code rc = fc_check_inputs(target, inputs, "a file of the checkpoint", err);
+    free(header_path);
+    free(inputs);
+    return rc;
 }
 
 void fc_checkpoint_close(fc_checkpoint *checkpoint) {

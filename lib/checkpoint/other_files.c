@@ -7,8 +7,8 @@
 
 #include "base/file_name.h"
 #include "base/name_table.h"
+#include "io/directory.h"
 
-#include <dirent.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -34,23 +34,21 @@ fc_code fc_note_beside(fc_checkpoint *checkpoint, const char *directory, fc_erro
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
         fc_name_table_put(known, checkpoint->files[i].name, strlen(checkpoint->files[i].name), i);
     }
-    DIR *dir = opendir(directory);
-    for (const struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
-        const char *name = e->d_name;
+    fc_dir dir;
+    fc_code rc = fc_dir_open(&dir, directory, err);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
         struct stat st;
         if (!fc_holds_data(name) || fc_name_table_find(known, name, strlen(name)) != FC_NO_NAME ||
-            fstatat(dirfd(dir), name, &st, 0) != 0 || st.st_size == 0) { /* a rank that had nothing to write */
+            fstatat(dirfd(dir.dir), name, &st, 0) != 0 || st.st_size == 0) { /* a rank that had nothing to write */
             continue;
         }
         if (count++ == 0 || strcmp(name, first) < 0) {
             snprintf(first, sizeof first, "%s", name);
         }
     }
-    if (dir) {
-        closedir(dir);
-    }
-    if (count == 0) {
-        return FC_OK;
+    rc = fc_dir_close(&dir, rc, err);
+    if (rc != FC_OK || count == 0) {
+        return rc;
     }
     const char *before = checkpoint->note ? checkpoint->note : "", *and = checkpoint->note ? "; " : "";
     checkpoint->note =

@@ -325,23 +325,28 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
     uint64_t bytes = 0;
     bool fits = fc_add_u64(report->data_bytes, report->header_bytes, &bytes);
     if (target->compress) {
-        bytes =
-            report->header_bytes; /* compressed data may fit where the raw data would not: only the write can tell */
+        /* Compressed data may fit where the raw data would not: only the write shows it. */
+        bytes = report->header_bytes;
     }
     const fc_format *format = options->format;
-    bool is_directory = format->writer.is_directory ? format->writer.is_directory(target) : target->mesh->ndim > 0;
+    const fc_commit_options how = {.path = path,
+                                   .is_directory = format->writer.is_directory ? format->writer.is_directory(target)
+                                                                               : target->mesh->ndim > 0,
+                                   .force = options->force,
+                                   .bytes = bytes,
+                                   .teller = options->teller};
     fc_code rc =
         fits ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
     if (options->dry_run) {
         if (rc == FC_OK && path) {
-            rc = fc_commit_check(path, is_directory, options->force, bytes, err);
+            rc = fc_commit_check(&how, err);
         }
         return fc_ranks_agree(options->comm, rc, err);
     }
     fc_progress_begin(options->move.progress, FC_PHASE_COPYING, FC_COUNTED_BYTES,
                       report->data_bytes / (options->comm ? (uint64_t)options->comm->size : 1));
     if (rc == FC_OK && fc_ranks_leads(options->comm)) {
-        rc = fc_commit_begin(path, is_directory, options->force, bytes, &commit, err);
+        rc = fc_commit_begin(&how, &commit, err);
     }
     rc = write_staged(target, commit, options, report, rc, err);
     if (rc == FC_OK && commit) {
@@ -379,14 +384,22 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
     return FC_OK;
 }
 
+/* The target must not replace an input, unless it holds everything of it. */
+static fc_code check_target(const fc_target *target, const char *path, const fc_convert_options *options,
+                            const fc_convert_report *report, fc_error *err) {
+    bool holds_all = !options->partial && report->selected.left_out == 0;
+    for (size_t i = 0; i < target->ntensors && holds_all; i++) {
+        holds_all = target->tensors[i].dtype == target->tensors[i].source->dtype;
+    }
+    FC_TRY(fc_checkpoint_spare(target->source, path, holds_all, err));
+    return options->inputs ? fc_check_inputs(path, options->inputs, "a file", err) : FC_OK;
+}
+
 /* Plans on each rank, before the target is touched. */
 static fc_code plan(const fc_checkpoint *source, const char *path, const fc_convert_options *options, fc_arena *arena,
                     fc_target *target, fc_convert_report *report, fc_error *err) {
     FC_TRY(check_request(source, path, options, err));
     fc_progress_begin(options->move.progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, 0);
-    if (path && fc_checkpoint_needs(source, path)) {
-        return fc_fail(err, FC_EUSAGE, "%s: is a file of the source checkpoint; choose another target", path);
-    }
     if (options->selection.compress && !options->format->writer.place) {
         return fc_fail(err, FC_EUNSUPPORTED, "the format '%s' has no compression: only HDF5 targets are compressed",
                        options->format->name);
@@ -398,6 +411,9 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     fc_selection selection = options->selection;
     selection.self_contained = options->format->writer.self_contained;
     FC_TRY(fc_target_new(source, &selection, arena, target, &report->selected, err));
+    if (path) {
+        FC_TRY(check_target(target, path, options, report, err));
+    }
     FC_TRY(check_headers(source, options->move.progress, err));
     FC_TRY(check_readable(target, err));
     FC_TRY(check_coverage(target, options->move.progress, err));

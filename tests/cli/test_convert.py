@@ -145,7 +145,7 @@ class Convert(harness.Case):
                 with open(self.path(target), "rb") as f:
                     old = f.read()
                 self.fails(2, "consolidate", source, "-o", target, "--to", "h5", "--force",
-                           contains=[target, "choose another target"])
+                           contains=[target, "name another target"])
                 with open(self.path(target), "rb") as f:
                     self.assertEqual(f.read(), old)
         self.ok("consolidate", ckpt, "-o", "one.h5")

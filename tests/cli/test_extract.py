@@ -48,7 +48,7 @@ class Extract(harness.Case):
         self.fails(3, "extract", damaged, TENSOR, "-o", "y", contains=[TENSOR])
         self.assertEqual(self.listing(), ["ckpt", "x"])
         self.fails(2, "extract", damaged, TENSOR, "-o", os.path.join(damaged, "__0_0.distcp"), "-f",
-                   contains=["is a file of the source checkpoint"])
+                   contains=["is a file of the checkpoint that is read"])
 
     def test_names(self):
         source = harness.corpus(TRAIN)

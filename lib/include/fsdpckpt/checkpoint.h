@@ -12,6 +12,7 @@
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
+#include "fsdpckpt/io.h"
 #include "fsdpckpt/mesh.h"
 
 #include <stdbool.h>
@@ -114,7 +115,8 @@ typedef struct fc_open_options {
     /** Where it cannot be opened: called for each of its files that cannot be read by itself, with the line that says
      *  why. NULL: the error, which is about one of them, is enough. */
     void (*damaged)(void *context, const char *path, const char *message);
-    void *context; /**< of `damaged` */
+    void *context;    /**< of `damaged` */
+    fc_teller teller; /**< is told when the end of an interrupted run is made up for, so that `path` is there again */
     /** How tensor parallelism cut the plain tensors of torch.save files of ranks, which do not say it themselves. NULL:
      *  such tensors are copies, or they are refused. Need not outlive the call. */
     const struct fc_tp_plan *tp_plan;
@@ -141,10 +143,12 @@ fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensor
                      fc_error *err);
 
 /**
- * Returns whether the existing file `path` is one of several files of `checkpoint`, so that replacing it would destroy
- * the checkpoint. A checkpoint of one file may be replaced by its own conversion. False if `path` does not exist.
+ * Refuses (FC_EUSAGE) a target that exists and is, or contains, a file or directory of `checkpoint`. Files are compared
+ * by device and inode.
+ * @param holds_all the target will hold everything that the checkpoint holds: then it may be the checkpoint itself,
+ *                  unless it is one file of several.
  */
-bool fc_checkpoint_needs(const fc_checkpoint *checkpoint, const char *path);
+fc_code fc_checkpoint_spare(const fc_checkpoint *checkpoint, const char *target, bool holds_all, fc_error *err);
 
 /** Frees the checkpoint. NULL is allowed. */
 void fc_checkpoint_close(fc_checkpoint *checkpoint);
