@@ -76,11 +76,11 @@ static fc_code read_values(const fc_checkpoint *source, const fc_tensor *tensor,
         return fc_read_box_crc(source, tensor, box, w->compute, x, crc, err);
     }
     bool casts = w->stored != w->compute;
-    fc_code rc = fc_read_box_crc(source, tensor, box, tensor->dtype, casts ? raw : x, crc, err);
-    if (rc == FC_OK && casts) {
+    FC_TRY(fc_read_box_crc(source, tensor, box, tensor->dtype, casts ? raw : x, crc, err));
+    if (casts) {
         fc_cast(w->stored, raw, w->compute, x, (size_t)fc_box_volume(box) * w->components);
     }
-    return rc;
+    return FC_OK;
 }
 
 /* `first`: the chunk was not read before. */
@@ -235,10 +235,12 @@ static size_t chunk_bytes(const fc_names *names) {
 static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_error *err) {
     const fc_average *a = average->state;
     fc_tensor *tensors = fc_arena_calloc(average->arena, names[0].count, sizeof *tensors);
-    fc_code rc = tensors ? FC_OK : no_memory(err);
+    if (!tensors) {
+        return no_memory(err);
+    }
     size_t chunk_size = chunk_bytes(&names[0]);
     uint64_t next = 0;
-    for (size_t t = 0; rc == FC_OK && t < names[0].count; t++) {
+    for (size_t t = 0; t < names[0].count; t++) {
         fc_average_inputs *of = fc_arena_calloc(average->arena, 1, sizeof *of);
         const fc_tensor **inputs = fc_arena_calloc(average->arena, a->count, sizeof *inputs);
         if (!of || !inputs) {
@@ -249,14 +251,16 @@ static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_er
         }
         tensors[t] = *inputs[0];
         tensors[t].detail = of;
-        rc = cut_chunks(&tensors[t], chunk_size, &next, average->arena, err);
+        FC_TRY(cut_chunks(&tensors[t], chunk_size, &next, average->arena, err));
         of->inputs = inputs;
-        of->read = rc == FC_OK ? fc_arena_calloc(average->arena, tensors[t].nchunks, sizeof *of->read) : NULL;
-        rc = rc == FC_OK && !of->read ? no_memory(err) : rc;
+        of->read = fc_arena_calloc(average->arena, tensors[t].nchunks, sizeof *of->read);
+        if (!of->read) {
+            return no_memory(err);
+        }
     }
     average->tensors = tensors;
     average->ntensors = names[0].count;
-    return rc;
+    return FC_OK;
 }
 
 /* Lists the files of all sources: none of them may be the target. */

@@ -90,18 +90,23 @@ static fc_code compare_bytes(const fc_checkpoint *a, const fc_tensor *x, const f
     fc_tiles tiles;
     fc_tile tile;
     fc_source_crc *sum_x = NULL, *sum_y = NULL;
-    fc_code rc = buf ? fc_source_crc_new(a, x, 1, &sum_x, err) : fc_no_memory(err, NULL);
-    rc = rc == FC_OK ? fc_source_crc_new(b, y, 1, &sum_y, err) : rc;
+    if (!buf) {
+        return fc_no_memory(err, NULL);
+    }
+    fc_code rc;
+    FC_TRY_GOTO(fc_source_crc_new(a, x, 1, &sum_x, err), rc, out);
+    FC_TRY_GOTO(fc_source_crc_new(b, y, 1, &sum_y, err), rc, out);
     fc_tiles_begin(&tiles, &whole, (int64_t)(TILE_BYTES / element), 1);
     *equal = true;
-    while (rc == FC_OK && *equal && fc_tiles_next(&tiles, &tile)) {
+    while (*equal && fc_tiles_next(&tiles, &tile)) {
         fc_box box = {x->ndim, tile.offsets, tile.sizes};
-        rc = fc_read_box_crc(a, x, &box, x->dtype, buf, sum_x, err);
-        rc = rc == FC_OK ? fc_read_box_crc(b, y, &box, y->dtype, buf + TILE_BYTES, sum_y, err) : rc;
-        *equal = rc == FC_OK && memcmp(buf, buf + TILE_BYTES, (size_t)tile.count * element) == 0;
+        FC_TRY_GOTO(fc_read_box_crc(a, x, &box, x->dtype, buf, sum_x, err), rc, out);
+        FC_TRY_GOTO(fc_read_box_crc(b, y, &box, y->dtype, buf + TILE_BYTES, sum_y, err), rc, out);
+        *equal = memcmp(buf, buf + TILE_BYTES, (size_t)tile.count * element) == 0;
     }
-    rc = rc == FC_OK ? fc_source_crc_check(sum_x, NULL, err) : rc;
-    rc = rc == FC_OK ? fc_source_crc_check(sum_y, NULL, err) : rc;
+    FC_TRY_GOTO(fc_source_crc_check(sum_x, NULL, err), rc, out);
+    rc = fc_source_crc_check(sum_y, NULL, err);
+out:
     fc_source_crc_free(sum_x);
     fc_source_crc_free(sum_y);
     free(buf);
@@ -121,32 +126,34 @@ static bool same_decoding(const fc_checkpoint *a, const fc_tensor *x, const fc_c
 static fc_code compare_values(const fc_average *a, size_t i, const fc_tensor *x, const fc_tensor *y, differences *d,
                               fc_error *err) {
     bool equal = false;
-    fc_code rc = same_shape(x, y) ? compare_bytes(a->sources[0], x, a->sources[i], y, &equal, err) : FC_OK;
-    if (rc == FC_OK && !equal && !(x->object && same_decoding(a->sources[0], x, a->sources[i], y))) {
+    if (same_shape(x, y)) {
+        FC_TRY(compare_bytes(a->sources[0], x, a->sources[i], y, &equal, err));
+    }
+    if (!equal && !(x->object && same_decoding(a->sources[0], x, a->sources[i], y))) {
         add(d, x->name);
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code compare_source(const fc_average *a, const fc_names *names, size_t i, bool take_first, fc_error *err) {
     differences d = {0};
     char buf[40];
-    fc_code rc = compare_names(a->sources[0], &names[0], a->sources[i], &names[i], err);
-    rc = rc == FC_OK ? compare_names(a->sources[i], &names[i], a->sources[0], &names[0], err) : rc;
-    for (size_t t = 0; rc == FC_OK && t < names[0].count; t++) {
+    FC_TRY(compare_names(a->sources[0], &names[0], a->sources[i], &names[i], err));
+    FC_TRY(compare_names(a->sources[i], &names[i], a->sources[0], &names[0], err));
+    for (size_t t = 0; t < names[0].count; t++) {
         const fc_tensor *x = names[0].items[t].tensor;
         const fc_tensor *y = names[i].items[fc_names_find(&names[i], names[0].items[t].name)].tensor;
-        rc = compare_types(a, i, x, y, err);
-        if (rc == FC_OK && !take_first && !fc_is_averaged(x)) {
-            rc = compare_values(a, i, x, y, &d, err);
+        FC_TRY(compare_types(a, i, x, y, err));
+        if (!take_first && !fc_is_averaged(x)) {
+            FC_TRY(compare_values(a, i, x, y, &d, err));
         }
     }
-    if (rc != FC_OK || d.count == 0) {
-        return rc;
+    if (d.count == 0) {
+        return FC_OK;
     }
-    rc = fc_fail(err, FC_EUSAGE,
-                 "%s and %s differ in values that cannot be averaged (integers, booleans, objects): %s%s",
-                 a->sources[0]->path, a->sources[i]->path, d.text, more(&d, buf));
+    fc_code rc = fc_fail(err, FC_EUSAGE,
+                         "%s and %s differ in values that cannot be averaged (integers, booleans, objects): %s%s",
+                         a->sources[0]->path, a->sources[i]->path, d.text, more(&d, buf));
     return fc_advise(err, rc, FC_HINT_TAKE_FIRST, NULL);
 }
 

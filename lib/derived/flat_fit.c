@@ -158,14 +158,17 @@ static fc_code same_bytes(search *s, candidate *c, int64_t offset, bool *same) {
     if (s->by < BY_PARTS || has == 0 || c->first < 0) {
         return FC_OK;
     }
-    fc_code rc = FC_OK;
+    *same = false;
     if (!c->bytes) {
         c->bytes = fc_arena_alloc(s->arena, (size_t)count * element);
-        rc = c->bytes ? read_run(s, c->part, 0, count, c->bytes) : fc_no_memory(s->f->err, s->f->source->path);
+        if (!c->bytes) {
+            return fc_no_memory(s->f->err, s->f->source->path);
+        }
+        FC_TRY(read_run(s, c->part, 0, count, c->bytes));
     }
-    rc = rc == FC_OK ? read_run(s, s->unit->tensor, first, count, there) : rc;
-    *same = rc == FC_OK && memcmp(there, c->bytes, (size_t)count * element) == 0;
-    return rc;
+    FC_TRY(read_run(s, s->unit->tensor, first, count, there));
+    *same = memcmp(there, c->bytes, (size_t)count * element) == 0;
+    return FC_OK;
 }
 
 /* Clears `*is` unless the elements between members have the value that FSDP pads with. */
@@ -175,16 +178,15 @@ static fc_code is_padding(search *s, int64_t first, int64_t last, bool *is) {
     const fc_tensor *flat = s->unit->tensor;
     size_t element = fc_dtype_size(flat->dtype);
     int64_t most = COMPARED / (int64_t)element;
-    fc_code rc = FC_OK;
     fc_cast(FC_F32, &value, flat->dtype, padding, 1);
-    for (int64_t at = first, n; rc == FC_OK && *is && s->by == BY_PADDING && at < last; at += n) {
+    for (int64_t at = first, n; *is && s->by == BY_PADDING && at < last; at += n) {
         n = last - at < most ? last - at : most;
-        rc = read_run(s, flat, at, n, there);
-        for (int64_t i = 0; rc == FC_OK && i < n; i++) {
+        FC_TRY(read_run(s, flat, at, n, there));
+        for (int64_t i = 0; i < n; i++) {
             *is = *is && memcmp(there + (size_t)i * element, padding, element) == 0;
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 /* ---- the search ---- */
@@ -232,9 +234,11 @@ static bool same_way(const search *s, const decision *a, const decision *b) {
 static fc_code note_way(search *s, fc_dtype computed) {
     int64_t end = s->decisions[s->count].at, numel = s->unit->tensor->shape[0];
     bool fits = end > 0 && up(end, s->alignment ? s->ranks : 1) == numel;
-    fc_code rc = fits ? is_padding(s, end, numel, &fits) : FC_OK;
-    if (rc != FC_OK || !fits) {
-        return rc;
+    if (fits) {
+        FC_TRY(is_padding(s, end, numel, &fits));
+    }
+    if (!fits) {
+        return FC_OK;
     }
     if (s->found == 0) {
         memcpy(s->way, s->decisions, s->count * sizeof *s->way);
@@ -243,7 +247,7 @@ static fc_code note_way(search *s, fc_dtype computed) {
     } else if (!same_way(s, s->way, s->decisions)) {
         s->found = 2;
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Returns whether the remaining candidates can still fill the flat parameter. */
@@ -307,15 +311,14 @@ static void sum_rest(search *s) {
 /* Searches with each dtype that a padded flat parameter may be computed in. */
 static fc_code try_dtypes(search *s, bool padded, evidence by) {
     static const fc_dtype computed[] = {FC_F32, FC_BF16, FC_F64, FC_F8_E4M3FN}; /* of 4, 2, 8 and 1 bytes */
-    fc_code rc = FC_OK;
     s->found = s->steps = 0;
     s->by = by;
-    for (size_t i = 0; rc == FC_OK && i < (padded ? sizeof computed / sizeof *computed : 1); i++) {
+    for (size_t i = 0; i < (padded ? sizeof computed / sizeof *computed : 1); i++) {
         s->alignment = padded ? 16 / (int64_t)fc_dtype_size(computed[i]) : 0;
         sum_rest(s);
-        rc = try_all(s, computed[i]);
+        FC_TRY(try_all(s, computed[i]));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* ---- the result ---- */
@@ -425,13 +428,10 @@ static fc_code fit(search *s, fc_flat_unit *u) {
                        fc_dtype_get(u->tensor->dtype)->torch_name);
     }
     find_ranks(s);
-    fc_code rc = list_candidates(s);
-    rc = rc == FC_OK ? try_dtypes(s, padded, BY_NUMBERS) : rc;
-    for (int by = BY_PARTS; rc == FC_OK && by <= BY_PADDING && padded && is_open(s); by++) {
-        rc = try_dtypes(s, padded, (evidence)by);
-    }
-    if (rc != FC_OK) {
-        return rc;
+    FC_TRY(list_candidates(s));
+    FC_TRY(try_dtypes(s, padded, BY_NUMBERS));
+    for (int by = BY_PARTS; by <= BY_PADDING && padded && is_open(s); by++) {
+        FC_TRY(try_dtypes(s, padded, (evidence)by));
     }
     if (is_open(s) || (s->by == BY_PADDING && !has_padding(s))) {
         return ambiguous(s);

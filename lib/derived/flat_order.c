@@ -110,15 +110,19 @@ static fc_code list_model(order_search *o) {
     o->tensors = fc_arena_calloc(o->arena, n, sizeof *o->tensors);
     o->same_as = fc_arena_calloc(o->arena, n, sizeof *o->same_as);
     o->found = fc_arena_calloc(o->arena, n, sizeof *o->found);
-    FC_TRY(o->names && o->tensors && o->same_as && o->found ? FC_OK : fc_no_memory(o->err, o->model->path));
+    if (!o->names || !o->tensors || !o->same_as || !o->found) {
+        return fc_no_memory(o->err, o->model->path);
+    }
     for (size_t i = 0; i < n; i++) {
         const fc_tensor *t = &o->model->tensors[i];
         const char *key = fc_state_key(t), *name = fc_unwrapped(o->arena, key, strlen(key));
+        if (!name) {
+            return fc_no_memory(o->err, o->model->path);
+        }
         o->tensors[i] = t;
-        if (name && is_ordered(t, t->name)) {
+        if (is_ordered(t, t->name)) {
             fc_name_table_put(o->names, name, strlen(name), i);
         }
-        FC_TRY(name ? FC_OK : fc_no_memory(o->err, o->model->path));
     }
     return fc_find_ties(o->model, o->tensors, n, o->same_as, o->err);
 }
@@ -138,17 +142,18 @@ static fc_code find_place(const order_search *o, const fc_target *target, size_t
     const fc_target_tensor *w = &target->tensors[i];
     const char *key = w->path.count > 0 ? w->path.elements[w->path.count - 1].key : w->name;
     const char *name = fc_unwrapped(o->arena, key, strlen(key));
-    size_t at = name ? fc_name_table_find(o->names, name, strlen(name)) : FC_NO_NAME;
+    if (!name) {
+        return fc_no_memory(o->err, o->model->path);
+    }
+    size_t at = fc_name_table_find(o->names, name, strlen(name));
     *out = (sorted_tensor){.order = SIZE_MAX, .index = i, .tensor = *w};
     if (!is_ordered(w->source, w->name)) {
         return FC_OK;
     }
     if (at == FC_NO_NAME) {
-        return name ? fc_fail(
-                          o->err, FC_EUSAGE,
-                          "%s: '%.256s' is not in %s, which must define the order; give the schema of the right model",
-                          target->source->path, w->name, o->model->path)
-                    : fc_no_memory(o->err, o->model->path);
+        return fc_fail(o->err, FC_EUSAGE,
+                       "%s: '%.256s' is not in %s, which must define the order; give the schema of the right model",
+                       target->source->path, w->name, o->model->path);
     }
     out->order = o->same_as[at];
     o->found[o->same_as[at]] = true;

@@ -5,6 +5,7 @@
 #include "derived/flat_units.h"
 
 #include "base/name_table.h"
+#include "base/try.h"
 #include "checkpoint/parameters.h"
 #include "sharding/fqn.h"
 
@@ -111,19 +112,21 @@ static fc_code find_units(finder *f) {
     f->out->units = fc_arena_calloc(f->arena, source->ntensors, sizeof *f->out->units);
     f->units = fc_name_table_new(f->arena, source->ntensors);
     f->stored = fc_name_table_new(f->arena, source->ntensors);
-    fc_code rc = f->out->units && f->units && f->stored ? FC_OK : fc_no_memory(f->err, f->source->path);
-    for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
+    if (!f->out->units || !f->units || !f->stored) {
+        return fc_no_memory(f->err, source->path);
+    }
+    for (size_t i = 0; i < source->ntensors; i++) {
         const fc_tensor *t = &source->tensors[i];
         if (is_flat(f, t, &module)) {
-            rc = add_unit(f, i, module);
+            FC_TRY(add_unit(f, i, module));
         } else if (!t->object && fc_same_dict(t, f->first)) {
             const char *key = fc_state_key(t), *fqn = fc_unwrapped(f->arena, key, strlen(key));
-            rc = fqn && fc_name_table_put(f->stored, fqn, strlen(fqn), i) != FC_NO_NAME
-                     ? FC_OK
-                     : fc_no_memory(f->err, f->source->path);
+            if (!fqn || fc_name_table_put(f->stored, fqn, strlen(fqn), i) == FC_NO_NAME) {
+                return fc_no_memory(f->err, source->path);
+            }
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 /* ---- members ---- */
@@ -200,23 +203,26 @@ static fc_code tie_members(const finder *f) {
 static fc_code group_members(const finder *f) {
     fc_flat_model *out = f->out;
     size_t *room = fc_arena_calloc(f->arena, out->nmembers + 1, sizeof *room), used = 0;
-    for (size_t i = 0; room && i < out->nmembers; i++) {
+    if (!room) {
+        return fc_no_memory(f->err, f->source->path);
+    }
+    for (size_t i = 0; i < out->nmembers; i++) {
         if (out->members[i].unit != SIZE_MAX) {
             out->units[out->members[i].unit].nbelow++;
         }
     }
-    for (size_t u = 0; room && u < out->nunits; u++) {
+    for (size_t u = 0; u < out->nunits; u++) {
         out->units[u].below = room + used;
         used += out->units[u].nbelow;
         out->units[u].nbelow = 0;
     }
-    for (size_t i = 0; room && i < out->nmembers; i++) {
+    for (size_t i = 0; i < out->nmembers; i++) {
         if (out->members[i].unit != SIZE_MAX) {
             fc_flat_unit *u = &out->units[out->members[i].unit];
             u->below[u->nbelow++] = i;
         }
     }
-    return room ? FC_OK : fc_no_memory(f->err, f->source->path);
+    return FC_OK;
 }
 
 static fc_code find_members(finder *f) {
@@ -224,20 +230,24 @@ static fc_code find_members(finder *f) {
     const fc_tensor *dict = dict_of_model(f);
     fc_name_table *names = fc_name_table_new(f->arena, model->ntensors + 1);
     f->out->members = fc_arena_calloc(f->arena, model->ntensors + 1, sizeof *f->out->members);
-    fc_code rc = names && f->out->members ? FC_OK : fc_no_memory(f->err, f->source->path);
-    for (size_t i = 0; rc == FC_OK && i < model->ntensors; i++) {
+    if (!names || !f->out->members) {
+        return fc_no_memory(f->err, f->source->path);
+    }
+    for (size_t i = 0; i < model->ntensors; i++) {
         const fc_tensor *t = &model->tensors[i];
         if (!is_candidate(t)) {
             continue;
         }
-        rc = fc_same_dict(t, dict) ? add_member(f, t, names)
-                                   : fc_fail(f->err, FC_EUSAGE,
-                                             "%s: holds several state dicts, with '%.256s' and with '%.256s'; make a "
-                                             "schema of the model instead",
-                                             model->path, dict->name, t->name);
+        if (!fc_same_dict(t, dict)) {
+            return fc_fail(f->err, FC_EUSAGE,
+                           "%s: holds several state dicts, with '%.256s' and with '%.256s'; make a schema of the model "
+                           "instead",
+                           model->path, dict->name, t->name);
+        }
+        FC_TRY(add_member(f, t, names));
     }
-    rc = rc == FC_OK ? tie_members(f) : rc;
-    return rc == FC_OK ? group_members(f) : rc;
+    FC_TRY(tie_members(f));
+    return group_members(f);
 }
 
 /* Checks that every name of the model is stored somewhere. */
@@ -258,15 +268,15 @@ fc_code fc_flat_model_new(const fc_checkpoint *source, const fc_tensor *first, c
                           fc_arena *arena, fc_flat_model *out, fc_error *err) {
     finder f = {.source = source, .model = model, .first = first, .arena = arena, .out = out, .err = err};
     *out = (fc_flat_model){0};
-    fc_code rc = find_units(&f);
-    rc = rc == FC_OK ? find_members(&f) : rc;
+    FC_TRY(find_units(&f));
+    FC_TRY(find_members(&f));
     fc_flat_fit fit = {.source = source, .model = model, .out = out, .arena = arena, .err = err};
-    for (size_t i = 0; rc == FC_OK && i < out->nmembers && !fit.views; i++) {
+    for (size_t i = 0; i < out->nmembers && !fit.views; i++) {
         bool whole, part = fc_flat_is_part(&fit, &out->members[i], &whole);
         fit.views = part && !whole;
     }
-    for (size_t i = 0; rc == FC_OK && i < out->nunits; i++) {
-        rc = fc_flat_lay_out(&fit, &out->units[i]);
+    for (size_t i = 0; i < out->nunits; i++) {
+        FC_TRY(fc_flat_lay_out(&fit, &out->units[i]));
     }
-    return rc == FC_OK ? check_members(&f) : rc;
+    return check_members(&f);
 }

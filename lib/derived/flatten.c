@@ -43,16 +43,15 @@ static fc_code read_param(const fc_checkpoint *source, const fc_flat_value *o, s
     int64_t to = last < p->offset + p->numel ? last - p->offset : p->numel;
     int64_t dims[2 * FC_MAX_DIMS], start;
     fc_flat_run run;
-    fc_code rc = FC_OK;
     if (from >= to || !fc_flat_run_start(&run, p->ndim, p->shape, from, to)) {
-        return rc;
+        return FC_OK;
     }
-    while (t && rc == FC_OK && fc_flat_run_next(&run, dims, &start)) {
+    while (t && fc_flat_run_next(&run, dims, &start)) {
         const fc_box box = {p->ndim, dims, dims + p->ndim};
         size_t at = (size_t)(p->offset + start - first) * fc_dtype_size(t->dtype);
-        rc = fc_read_box_crc(source, t, &box, t->dtype, buf + at, crc, err);
+        FC_TRY(fc_read_box_crc(source, t, &box, t->dtype, buf + at, crc, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Returns the first parameter that ends after element `at`. */
@@ -73,7 +72,6 @@ static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tenso
                          fc_error *err) {
     const fc_checkpoint *source = source_of(checkpoint);
     const fc_flat_value *o = tensor->detail;
-    fc_code rc = FC_OK;
     if (o->tensor) {
         return source->format->reader.read(source, o->tensor, index, buf, err);
     }
@@ -85,11 +83,10 @@ static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tenso
     fc_source_crc *crc = again ? NULL : ((const flattened *)checkpoint->state)->crc;
     int64_t first = tensor->chunks[index].dims[0], last = first + tensor->chunks[index].dims[1];
     memset(buf, 0, (size_t)tensor->chunks[index].length); /* padding, and parameters without state */
-    for (size_t i = first_param(&o->layout, first);
-         rc == FC_OK && i < o->layout.nparams && o->layout.params[i].offset < last; i++) {
-        rc = read_param(source, o, i, first, last, buf, crc, err);
+    for (size_t i = first_param(&o->layout, first); i < o->layout.nparams && o->layout.params[i].offset < last; i++) {
+        FC_TRY(read_param(source, o, i, first, last, buf, crc, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* ---- the format ---- */
@@ -279,7 +276,10 @@ fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int6
 
 fc_code fc_flatten_check_whole(const fc_flattener *b, const fc_tensor *t) {
     fc_coverage *coverage = NULL;
-    fc_code rc = b->source->format->layout_only ? FC_OK : fc_coverage_within(b->source, t, NULL, &coverage, b->err);
+    if (b->source->format->layout_only) {
+        return FC_OK;
+    }
+    fc_code rc = fc_coverage_within(b->source, t, NULL, &coverage, b->err);
     fc_coverage_free(coverage);
     return rc == FC_OK ? rc : fc_context(b->err, rc, "%s", b->source->path);
 }
@@ -287,7 +287,9 @@ fc_code fc_flatten_check_whole(const fc_flattener *b, const fc_tensor *t) {
 /* Finds the source tensors of a unit's parameters. */
 static fc_code find_params(const fc_flattener *b, const fc_unit *u, fc_flat_value *o) {
     o->params = fc_arena_calloc(b->out->arena, u->nparameters, sizeof *o->params);
-    FC_TRY(o->params ? FC_OK : fc_no_memory(b->err, b->source->path));
+    if (!o->params) {
+        return fc_no_memory(b->err, b->source->path);
+    }
     for (size_t i = 0; i < u->nparameters; i++) {
         o->params[i] = b->target->tensors[b->tree->parameters[u->parameters[i]].spec].source;
         FC_TRY(fc_flatten_check_whole(b, o->params[i]));
@@ -304,21 +306,25 @@ static fc_code lay_out(const fc_flattener *b, const fc_unit *u, fc_arena *scratc
     if (rc != FC_OK) {
         return fc_context(b->err, rc, "%s: unit '%s'", b->source->path, u->fqn);
     }
-    return layout->nparams == u->nparameters
-               ? FC_OK
-               : fc_fail(b->err, FC_EUNSUPPORTED,
-                         "%s: unit '%s' shares parameters with another unit, which is not supported", b->source->path,
-                         u->fqn);
+    if (layout->nparams != u->nparameters) {
+        return fc_fail(b->err, FC_EUNSUPPORTED,
+                       "%s: unit '%s' shares parameters with another unit, which is not supported", b->source->path,
+                       u->fqn);
+    }
+    return FC_OK;
 }
 
 static fc_code add_unit(fc_flattener *b, const fc_unit *u, const fc_flat_layout *layout) {
     fc_flat_value *o = NULL;
     fc_tensor *t = fc_flatten_add(b, &o);
-    FC_TRY(t ? find_params(b, u, o) : fc_no_memory(b->err, b->source->path));
+    if (!t) {
+        return fc_no_memory(b->err, b->source->path);
+    }
+    FC_TRY(find_params(b, u, o));
     o->layout = *layout;
     t->dtype = layout->dtype;
-    fc_code rc = name_flat(b, u, &b->target->tensors[b->tree->parameters[u->parameters[0]].spec], t);
-    return rc == FC_OK ? fc_flatten_cut(b, t, o, layout->numel) : rc;
+    FC_TRY(name_flat(b, u, &b->target->tensors[b->tree->parameters[u->parameters[0]].spec], t));
+    return fc_flatten_cut(b, t, o, layout->numel);
 }
 
 static int by_module(const void *a, const void *b) {
@@ -334,22 +340,22 @@ static fc_code add_units(fc_flattener *b, fc_arena *scratch) {
     size_t count = b->units->count;
     const fc_unit **sorted = fc_arena_calloc(scratch, count, sizeof *sorted);
     fc_flat_layout *layouts = fc_arena_calloc(scratch, count, sizeof *layouts);
-    fc_code rc = sorted && layouts ? FC_OK : fc_no_memory(b->err, b->source->path);
-    for (size_t u = 0; rc == FC_OK && u < count; u++) {
+    if (!sorted || !layouts) {
+        return fc_no_memory(b->err, b->source->path);
+    }
+    for (size_t u = 0; u < count; u++) {
         sorted[u] = &b->units->units[u];
     }
-    if (rc == FC_OK) {
-        qsort(sorted, count, sizeof *sorted, by_module);
-    }
-    for (size_t u = 0; rc == FC_OK && u < count; u++) {
+    qsort(sorted, count, sizeof *sorted, by_module);
+    for (size_t u = 0; u < count; u++) {
         fc_flat_layout *layout = &layouts[sorted[u] - b->units->units];
         if (sorted[u]->nparameters > 0) {
-            rc = lay_out(b, sorted[u], scratch, layout);
-            rc = rc == FC_OK ? add_unit(b, sorted[u], layout) : rc;
+            FC_TRY(lay_out(b, sorted[u], scratch, layout));
+            FC_TRY(add_unit(b, sorted[u], layout));
         }
     }
     b->layouts = layouts;
-    return rc;
+    return FC_OK;
 }
 
 /* Marks the target tensors that belong to units. */
@@ -373,19 +379,19 @@ static fc_code fill(fc_flattener *b, fc_arena *scratch) {
     const fc_target *target = b->target;
     bool *flat = fc_arena_calloc(scratch, target->ntensors, sizeof *flat);
     bool *state = fc_arena_calloc(scratch, target->ntensors, sizeof *state);
-    fc_code rc = flat && state ? FC_OK : fc_no_memory(b->err, b->source->path);
-    if (rc == FC_OK) {
-        find_units(b, flat);
-        fc_flatten_find_state(b, state);
+    if (!flat || !state) {
+        return fc_no_memory(b->err, b->source->path);
     }
-    for (size_t i = 0; rc == FC_OK && i < target->ntensors; i++) {
+    find_units(b, flat);
+    fc_flatten_find_state(b, state);
+    for (size_t i = 0; i < target->ntensors; i++) {
         if (flat[i] && !b->layouts) {
-            rc = add_units(b, scratch);
+            FC_TRY(add_units(b, scratch));
         } else if (!flat[i] && !state[i]) {
-            rc = fc_flatten_keep(b, &target->tensors[i]);
+            FC_TRY(fc_flatten_keep(b, &target->tensors[i]));
         }
     }
-    return rc == FC_OK ? fc_flatten_state(b, scratch) : rc;
+    return fc_flatten_state(b, scratch);
 }
 
 fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_module_tree *tree, const fc_units *units,

@@ -3,6 +3,7 @@
  * module's own parameters that no unit manages come first, then its flat parameter, then those of its children. The
  * source's param_groups list the members of each group, by name or by the plain model's numbers.
  */
+#include "base/try.h"
 #include "checkpoint/parameters.h"
 #include "derived/flat_units.h"
 #include "derived/flatten_optim.h"
@@ -264,43 +265,42 @@ static size_t count_groups(const fc_flattener *f, fc_optim *o) {
 
 static fc_code read_groups(const fc_flattener *f, fc_optim *o, size_t groups) {
     size_t group = 0;
-    fc_code rc = FC_OK;
-    if (f->source->format->layout_only) {
-        rc = assign_all(f, o, 1); /* a schema: there are no values to read */
-        return rc == FC_OK && o->numbered ? assign_numbers(f, o, NULL) : rc;
+    if (f->source->format->layout_only) { /* a schema: there are no values to read */
+        FC_TRY(assign_all(f, o, 1));
+        return o->numbered ? assign_numbers(f, o, NULL) : FC_OK;
     }
-    for (size_t i = 0; rc == FC_OK && i < f->target->ntensors; i++) {
+    for (size_t i = 0; i < f->target->ntensors; i++) {
         const fc_target_tensor *w = &f->target->tensors[i];
         fc_optim_name n;
         if (!fc_optim_in_group(o, w, &n)) {
             continue;
         }
         if (!n.is_number) {
-            rc = assign_group(f, o, n.text, n.len, 0);
+            FC_TRY(assign_group(f, o, n.text, n.len, 0));
         } else if (fc_optim_is_list(&n)) {
-            rc = read_list(f, o, w, group++, groups);
+            FC_TRY(read_list(f, o, w, group++, groups));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_optim_number(const fc_flattener *f, fc_optim *o) {
     size_t groups = count_groups(f, o), number = 0;
-    fc_code rc = make_slots(f, o);
-    rc = rc == FC_OK ? list_names(f, o) : rc;
-    if (rc == FC_OK && groups == 0 && !o->flattened && !f->source->format->layout_only) {
+    FC_TRY(make_slots(f, o));
+    FC_TRY(list_names(f, o));
+    if (groups == 0 && !o->flattened && !f->source->format->layout_only) {
         return without_optimizer(f, fc_fail(f->err, FC_EUSAGE,
-                                            "%s: '%.256s' has no param_groups, without which no optimizer loads it: "
+                                            "%s: '%.256s' has no param_groups, without which no optimizer can load it: "
                                             "include them",
                                             f->source->path, o->first->name));
     }
-    rc = rc == FC_OK ? read_groups(f, o, groups) : rc;
+    FC_TRY(read_groups(f, o, groups));
     o->ngroups = groups > 0 ? groups : 1;
     o->members = fc_arena_calloc(o->scratch, o->ngroups, sizeof *o->members);
-    if (rc == FC_OK && !o->members) {
-        rc = fc_no_memory(f->err, f->source->path);
+    if (!o->members) {
+        return fc_no_memory(f->err, f->source->path);
     }
-    for (size_t g = 0; rc == FC_OK && g < o->ngroups; g++) {
+    for (size_t g = 0; g < o->ngroups; g++) {
         for (size_t i = 0; i < o->nslots; i++) {
             if (o->slots[i].group == g) {
                 o->slots[i].number = number++;
@@ -308,5 +308,5 @@ fc_code fc_optim_number(const fc_flattener *f, fc_optim *o) {
             }
         }
     }
-    return rc;
+    return FC_OK;
 }

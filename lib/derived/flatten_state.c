@@ -100,23 +100,26 @@ static fc_code add_common(fc_flattener *f, const fc_optim *o, const entry *run, 
                           const char *key) {
     const fc_tensor *first = run->target->source;
     const char *value = NULL, *other = NULL;
-    fc_code rc = count == of ? FC_OK : refuse(f, run, "is missing for some parameters of its unit");
-    if (rc == FC_OK && !f->source->format->layout_only) {
-        rc = read_small(f, o, first, &value);
+    if (count != of) {
+        return refuse(f, run, "is missing for some parameters of its unit");
     }
-    for (size_t i = 1; rc == FC_OK && i < count; i++) {
+    if (!f->source->format->layout_only) {
+        FC_TRY(read_small(f, o, first, &value));
+    }
+    for (size_t i = 1; i < count; i++) {
         const fc_tensor *t = run[i].target->source;
         if (!t->object != !first->object || t->dtype != first->dtype || t->ndim != first->ndim) {
-            rc = refuse(f, &run[i], "has another type than that of other parameters of its unit");
-        } else if (value) {
-            rc = read_small(f, o, t, &other);
-            rc = rc == FC_OK && strcmp(value, other) != 0
-                     ? refuse(f, &run[i], "differs from that of other parameters of its unit, which can have only one")
-                     : rc;
+            return refuse(f, &run[i], "has another type than that of other parameters of its unit");
+        }
+        if (value) {
+            FC_TRY(read_small(f, o, t, &other));
+            if (strcmp(value, other) != 0) {
+                return refuse(f, &run[i], "differs from that of other parameters of its unit, which can have only one");
+            }
         }
     }
-    rc = rc == FC_OK ? fc_flatten_keep(f, run->target) : rc;
-    return rc == FC_OK ? name_state(f, o, run, key, &f->tensors[f->count - 1]) : rc;
+    FC_TRY(fc_flatten_keep(f, run->target));
+    return name_state(f, o, run, key, &f->tensors[f->count - 1]);
 }
 
 /* Adds state that has one element per element of the parameters. */
@@ -132,8 +135,11 @@ static fc_code add_flat(fc_flattener *f, const fc_optim *o, const entry *run, si
     value->layout = *layout;
     value->params = fc_arena_calloc(f->out->arena, unit->nparameters, sizeof *value->params);
     t->dtype = run->target->source->dtype;
-    fc_code rc = value->params ? name_state(f, o, run, key, t) : fc_no_memory(f->err, f->source->path);
-    for (size_t i = 0, at = 0; rc == FC_OK && i < count; i++) {
+    if (!value->params) {
+        return fc_no_memory(f->err, f->source->path);
+    }
+    FC_TRY(name_state(f, o, run, key, t));
+    for (size_t i = 0, at = 0; i < count; i++) {
         const fc_tensor *s = run[i].target->source;
         while (unit->parameters[at] != run[i].parameter) {
             at++; /* both are in the tree's order */
@@ -145,12 +151,12 @@ static fc_code add_flat(fc_flattener *f, const fc_optim *o, const entry *run, si
             return refuse(f, &run[i], "has another dtype than that of other parameters of its unit");
         }
         value->params[at] = s;
-        rc = fc_flatten_check_whole(f, s);
+        FC_TRY(fc_flatten_check_whole(f, s));
     }
-    if (rc == FC_OK && !fc_mul_i64(layout->shard_numel, layout->world_size, &padded)) {
+    if (!fc_mul_i64(layout->shard_numel, layout->world_size, &padded)) {
         return refuse(f, run, "is too large");
     }
-    return rc == FC_OK ? fc_flatten_cut(f, t, value, padded) : rc;
+    return fc_flatten_cut(f, t, value, padded);
 }
 
 /*
@@ -170,8 +176,8 @@ static fc_code add_run(fc_flattener *f, const fc_optim *o, const entry *run, siz
         return add_common(f, o, run, count, unit->nparameters, key);
     }
     if (!unit) {
-        fc_code rc = fc_flatten_keep(f, run->target);
-        return rc == FC_OK ? name_state(f, o, run, key, &f->tensors[f->count - 1]) : rc;
+        FC_TRY(fc_flatten_keep(f, run->target));
+        return name_state(f, o, run, key, &f->tensors[f->count - 1]);
     }
     return count == stateful ? add_flat(f, o, run, count, key)
                              : refuse(f, run, "is missing for other parameters of its unit that have state");
@@ -215,7 +221,9 @@ static size_t count_stateful(const entry *entries, size_t count, size_t *seen, s
 static fc_code add_entries(fc_flattener *f, const fc_optim *o, const entry *entries, size_t count,
                            const char *const *keys) {
     size_t *seen = fc_arena_calloc(o->scratch, f->tree->nparameters, sizeof *seen);
-    FC_TRY(seen ? FC_OK : fc_no_memory(f->err, f->source->path));
+    if (!seen) {
+        return fc_no_memory(f->err, f->source->path);
+    }
     for (size_t i = 0, last, end; i < count; i = last) {
         for (last = i + 1; last < count && entries[last].number == entries[i].number; last++) {
         }
@@ -312,23 +320,22 @@ static fc_code add_flattened(fc_flattener *f, const fc_optim *o, const fc_target
     const fc_path_element last[3] = {{.key = "param_groups"}, {.key = "0", .is_index = true}, {.key = key}};
     const char *json = NULL;
     size_t at = fc_name_table_put(seen, key, strlen(key), f->count);
-    fc_code rc = at == FC_NO_NAME ? fc_no_memory(f->err, f->source->path) : FC_OK;
-    rc = rc == FC_OK ? fc_checkpoint_object_json(f->source, w->source, o->scratch, &json, f->err) : rc;
-    if (rc != FC_OK) {
-        return rc;
+    if (at == FC_NO_NAME) {
+        return fc_no_memory(f->err, f->source->path);
     }
+    FC_TRY(fc_checkpoint_object_json(f->source, w->source, o->scratch, &json, f->err));
     if (at == f->count) {
-        rc = fc_flatten_keep(f, w);
-        return rc == FC_OK ? name_value(f, o, last, &f->tensors[at]) : rc;
+        FC_TRY(fc_flatten_keep(f, w));
+        return name_value(f, o, last, &f->tensors[at]);
     }
     const fc_flat_value *before = f->tensors[at].detail;
     const char *other = NULL;
-    rc = fc_checkpoint_object_json(f->source, before->tensor, o->scratch, &other, f->err);
-    if (rc != FC_OK || strcmp(json, other) == 0) {
-        return rc;
+    FC_TRY(fc_checkpoint_object_json(f->source, before->tensor, o->scratch, &other, f->err));
+    if (strcmp(json, other) == 0) {
+        return FC_OK;
     }
-    rc = fc_fail(f->err, FC_EUSAGE, "%s: '%.256s' differs between parameters of a flattened group", f->source->path,
-                 w->name);
+    fc_code rc = fc_fail(f->err, FC_EUSAGE, "%s: '%.256s' differs between parameters of a flattened group",
+                         f->source->path, w->name);
     return fc_advise(f->err, rc, FC_HINT_EXCLUDE, NULL);
 }
 
@@ -336,22 +343,24 @@ static fc_code add_flattened(fc_flattener *f, const fc_optim *o, const fc_target
 static fc_code add_groups(fc_flattener *f, const fc_optim *o) {
     fc_name_table *seen = fc_name_table_new(o->scratch, f->target->ntensors + 1);
     size_t group = 0;
-    fc_code rc = seen ? FC_OK : fc_no_memory(f->err, f->source->path);
-    for (size_t i = 0; rc == FC_OK && i < f->target->ntensors; i++) {
+    if (!seen) {
+        return fc_no_memory(f->err, f->source->path);
+    }
+    for (size_t i = 0; i < f->target->ntensors; i++) {
         const fc_target_tensor *w = &f->target->tensors[i];
         fc_optim_name n;
         if (!fc_optim_in_group(o, w, &n)) {
             continue;
         }
         if (!n.is_number) {
-            rc = add_flattened(f, o, w, n.key, seen);
+            FC_TRY(add_flattened(f, o, w, n.key, seen));
         } else if (fc_optim_is_list(&n) && group < o->ngroups) {
-            rc = add_list(f, o, group++);
+            FC_TRY(add_list(f, o, group++));
         } else {
-            rc = fc_flatten_keep(f, w);
+            FC_TRY(fc_flatten_keep(f, w));
         }
     }
-    return rc == FC_OK && o->flattened && group == 0 ? add_list(f, o, 0) : rc;
+    return o->flattened && group == 0 ? add_list(f, o, 0) : FC_OK;
 }
 
 /* ---- entry point ---- */
@@ -359,8 +368,10 @@ static fc_code add_groups(fc_flattener *f, const fc_optim *o) {
 fc_code fc_flatten_state(fc_flattener *f, fc_arena *scratch) {
     size_t n = f->target->ntensors;
     bool *done = fc_arena_calloc(scratch, n, sizeof *done);
-    fc_code rc = done ? FC_OK : fc_no_memory(f->err, f->source->path);
-    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+    if (!done) {
+        return fc_no_memory(f->err, f->source->path);
+    }
+    for (size_t i = 0; i < n; i++) {
         fc_optim o = {.first = &f->target->tensors[i], .scratch = scratch};
         o.prefix = fc_optim_name_of(o.first);
         if (done[i] || o.prefix.kind == FC_OPTIM_NONE) {
@@ -370,9 +381,9 @@ fc_code fc_flatten_state(fc_flattener *f, fc_arena *scratch) {
             fc_optim_name name = fc_optim_name_of(&f->target->tensors[k]);
             done[k] = done[k] || fc_optim_has(&o, &f->target->tensors[k], &name);
         }
-        rc = fc_optim_number(f, &o);
-        rc = rc == FC_OK ? add_state(f, &o) : rc;
-        rc = rc == FC_OK ? add_groups(f, &o) : rc;
+        FC_TRY(fc_optim_number(f, &o));
+        FC_TRY(add_state(f, &o));
+        FC_TRY(add_groups(f, &o));
     }
-    return rc;
+    return FC_OK;
 }

@@ -185,6 +185,12 @@ static fc_code make_unit(const builder *b, const fc_flat_model *model, const fc_
     return rc;
 }
 
+/* Adds a value under the model's name, because the source's may have wrapper components. */
+static fc_code keep_as(builder *b, size_t index, const char *key) {
+    FC_TRY(keep(b, index));
+    return name_parameter(b, &b->source->tensors[index], key, &b->tensors[b->count - 1]);
+}
+
 /* Adds all values of a state dict, in the order of the model. */
 static fc_code add_dict(builder *b, const fc_flat_model *model) {
     fc_tensor *made = calloc(model->nmembers + 1, sizeof *made);
@@ -195,10 +201,8 @@ static fc_code add_dict(builder *b, const fc_flat_model *model) {
     }
     for (size_t i = 0; rc == FC_OK && i < model->nmembers; i++) {
         const fc_flat_member *m = &model->members[i];
-        if (!m->flat) { /* under the model's name, because the source's may have wrapper components */
-            rc = keep(b, m->stored);
-            rc =
-                rc == FC_OK ? name_parameter(b, &b->source->tensors[m->stored], m->key, &b->tensors[b->count - 1]) : rc;
+        if (!m->flat) {
+            rc = keep_as(b, m->stored, m->key);
             continue;
         }
         b->tensors[b->count++] = made[i];
@@ -212,11 +216,12 @@ static fc_code add_dict(builder *b, const fc_flat_model *model) {
 
 static fc_code check_names(const builder *b) {
     const char *name = NULL;
-    fc_code rc = fc_find_same_name(b->tensors, b->count, &name, b->err);
-    return rc != FC_OK || !name
-               ? rc
-               : fc_fail(b->err, FC_EUSAGE, "%s: '%.256s' is both a parameter of the model and another value",
-                         b->source->path, name);
+    FC_TRY(fc_find_same_name(b->tensors, b->count, &name, b->err));
+    if (!name) {
+        return FC_OK;
+    }
+    return fc_fail(b->err, FC_EUSAGE, "%s: '%.256s' is both a parameter of the model and another value",
+                   b->source->path, name);
 }
 
 /* Makes room for `more` tensors. */
@@ -269,16 +274,15 @@ static fc_code try_state(builder *b, const flat_dict *dicts, size_t ndicts, size
     if (at == 0 || ndicts != 1 || number >= dicts->model.nunits) {
         return FC_OK;
     }
-    fc_code rc = FC_OK;
     if (b->grouped && fc_state_number(b->grouped, &ignored) == at && fc_same_prefix(b->grouped, t, at)) {
         fit = b->groups_fit;
     } else {
-        rc = fc_groups_fit(b->source, t, at, dicts->model.nunits, scratch, &fit, b->err);
+        FC_TRY(fc_groups_fit(b->source, t, at, dicts->model.nunits, scratch, &fit, b->err));
     }
     b->grouped = t;
     b->groups_fit = fit;
-    *added = rc == FC_OK && fit;
-    return *added ? add_state(b, &dicts->model, number, index, at) : rc;
+    *added = fit;
+    return fit ? add_state(b, &dicts->model, number, index, at) : FC_OK;
 }
 
 /* ---- entry points ---- */
@@ -297,15 +301,14 @@ static flat_dict *dict_of(const fc_checkpoint *source, flat_dict *dicts, size_t 
 static fc_code find_dicts(const builder *b, const fc_checkpoint *model, fc_arena *scratch, flat_dict *dicts,
                           size_t *ndicts) {
     const fc_checkpoint *source = b->source;
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
+    for (size_t i = 0; i < source->ntensors; i++) {
         if (fc_is_flat_parameter(&source->tensors[i]) && !dict_of(source, dicts, *ndicts, i)) {
             flat_dict *d = &dicts[(*ndicts)++];
             d->first = &source->tensors[i];
-            rc = fc_flat_model_new(source, d->first, model, scratch, &d->model, b->err);
+            FC_TRY(fc_flat_model_new(source, d->first, model, scratch, &d->model, b->err));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 /*
@@ -315,22 +318,31 @@ static fc_code fill(builder *b, const fc_checkpoint *model, fc_arena *scratch) {
     const fc_checkpoint *source = b->source;
     size_t ndicts = 0;
     flat_dict *dicts = fc_arena_calloc(scratch, source->ntensors, sizeof *dicts);
-    fc_code rc = dicts ? find_dicts(b, model, scratch, dicts, &ndicts) : fc_no_memory(b->err, b->source->path);
-    for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
+    if (!dicts) {
+        return fc_no_memory(b->err, source->path);
+    }
+    FC_TRY(find_dicts(b, model, scratch, dicts, &ndicts));
+    for (size_t i = 0; i < source->ntensors; i++) {
         flat_dict *dict = dict_of(source, dicts, ndicts, i);
         bool added = false;
         if (dict && !dict->added) {
             dict->added = true;
-            rc = grow(b, dict->model.nmembers) ? add_dict(b, &dict->model) : fc_no_memory(b->err, b->source->path);
+            if (!grow(b, dict->model.nmembers)) {
+                return fc_no_memory(b->err, source->path);
+            }
+            FC_TRY(add_dict(b, &dict->model));
         }
-        if (rc == FC_OK && !b->gone[i]) {
-            rc = try_state(b, dicts, ndicts, i, scratch, &added);
+        if (!b->gone[i]) {
+            FC_TRY(try_state(b, dicts, ndicts, i, scratch, &added));
         }
-        if (rc == FC_OK && !b->gone[i] && !added) {
-            rc = grow(b, 1) ? keep(b, i) : fc_no_memory(b->err, b->source->path);
+        if (!b->gone[i] && !added) {
+            if (!grow(b, 1)) {
+                return fc_no_memory(b->err, source->path);
+            }
+            FC_TRY(keep(b, i));
         }
     }
-    return rc == FC_OK ? check_names(b) : rc;
+    return check_names(b);
 }
 
 static fc_code build(builder *b, const fc_checkpoint *model) {

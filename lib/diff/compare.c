@@ -114,14 +114,14 @@ static fc_code list_names(comparison *c, fc_names *a, fc_names *b, fc_error *err
     static const fc_selection everything;
     const fc_selection *s = c->options->selection ? c->options->selection : &everything;
     fc_rename *rename = NULL;
-    fc_code rc = fc_rename_new(s, &rename, err);
-    rc = rc == FC_OK ? fc_names_make(c->a, s, rename, c->arena, a, err) : rc;
-    rc = rc == FC_OK ? fc_names_make(c->b, s, rename, c->arena, b, err) : rc;
-    if (rc == FC_OK) {
-        const char *example = c->a->ntensors ? c->a->tensors[0].name : c->b->ntensors ? c->b->tensors[0].name : "";
-        const char *both = fc_arena_printf(c->arena, "%s and %s", c->a->path, c->b->path);
-        rc = fc_rename_check_used(rename, both ? both : c->a->path, example, err);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(fc_rename_new(s, &rename, err), rc, out);
+    FC_TRY_GOTO(fc_names_make(c->a, s, rename, c->arena, a, err), rc, out);
+    FC_TRY_GOTO(fc_names_make(c->b, s, rename, c->arena, b, err), rc, out);
+    const fc_checkpoint *any = c->a->ntensors ? c->a : c->b;
+    const char *both = fc_arena_printf(c->arena, "%s and %s", c->a->path, c->b->path);
+    rc = fc_rename_check_used(rename, both ? both : c->a->path, any->ntensors ? any->tensors[0].name : "", err);
+out:
     fc_rename_free(rename);
     if (rc == FC_OK && a->count == 0 && b->count == 0 && a->left_out + b->left_out > 0) {
         rc = fc_fail(err, FC_EUSAGE, "nothing is left to compare: all %zu names are excluded",
@@ -134,10 +134,7 @@ static fc_code list_names(comparison *c, fc_names *a, fc_names *b, fc_error *err
 static fc_code join(comparison *c, fc_error *err) {
     fc_names a, b;
     fc_compare_report *r = c->report;
-    fc_code rc = list_names(c, &a, &b, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(list_names(c, &a, &b, err));
     bool *taken = fc_arena_calloc(c->arena, b.count + 1, sizeof *taken);
     r->items = fc_arena_calloc(c->arena, a.count + b.count + 1, sizeof *r->items);
     c->to_read = fc_arena_calloc(c->arena, a.count + 1, sizeof *c->to_read);
@@ -145,7 +142,7 @@ static fc_code join(comparison *c, fc_error *err) {
         return fc_no_memory(err, c->a->path);
     }
     r->left_out = a.left_out + b.left_out;
-    for (size_t i = 0; i < a.count && rc == FC_OK; i++) {
+    for (size_t i = 0; i < a.count; i++) {
         size_t at = fc_names_find(&b, a.items[i].name);
         fc_compared *item = &r->items[r->count++];
         *item = (fc_compared){.name = a.items[i].name, .a = a.items[i].tensor, .result = FC_COMPARE_ONLY_A};
@@ -153,16 +150,16 @@ static fc_code join(comparison *c, fc_error *err) {
             taken[at] = true;
             item->result = FC_COMPARE_UNREAD;
             item->b = b.items[at].tensor;
-            rc = classify(c, r->count - 1, err);
+            FC_TRY(classify(c, r->count - 1, err));
         }
     }
-    for (size_t i = 0; i < b.count && rc == FC_OK; i++) {
+    for (size_t i = 0; i < b.count; i++) {
         if (!taken[i]) {
             r->items[r->count++] =
                 (fc_compared){.name = b.items[i].name, .b = b.items[i].tensor, .result = FC_COMPARE_ONLY_B};
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 /* ---- judging ---- */
@@ -263,16 +260,15 @@ static fc_code begin(comparison *c, fc_error *err) {
 
 static fc_code finish(comparison *c, fc_error *err) {
     fc_compare_report *r = c->report;
-    fc_code rc = FC_OK;
     if (c->nto_read > 0 && !(c->options->quick && differs_already(c))) {
-        rc = fc_compare_data(c->a, c->b, c->options, r, c->to_read, c->nto_read, &c->stopped, err);
+        FC_TRY(fc_compare_data(c->a, c->b, c->options, r, c->to_read, c->nto_read, &c->stopped, err));
     }
-    for (size_t i = 0; i < r->count && rc == FC_OK; i++) {
+    for (size_t i = 0; i < r->count; i++) {
         judge(c, &r->items[i]);
         compare_objects(c, &r->items[i]);
         count(r, &r->items[i]);
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_compare(const fc_checkpoint *a, const fc_checkpoint *b, const fc_compare_options *options, fc_arena *arena,
@@ -322,35 +318,34 @@ static fc_code compare_headers(const char *path_a, const char *path_b, compariso
     fc_open_options how = c->options->open;
     how.headers_only = true;
     *answered = false;
-    fc_code rc = reopen(path_a, &how, c->options->model, a, err);
-    if (rc != FC_OK || !has_digests(*a)) {
-        return rc;
+    FC_TRY(reopen(path_a, &how, c->options->model, a, err));
+    if (!has_digests(*a)) {
+        return FC_OK;
     }
-    rc = reopen(path_b, &how, c->options->model, b, err);
-    if (rc != FC_OK || !has_digests(*b)) {
-        return rc;
+    FC_TRY(reopen(path_b, &how, c->options->model, b, err));
+    if (!has_digests(*b)) {
+        return FC_OK;
     }
     c->a = *a;
     c->b = *b;
-    rc = begin(c, err);
-    *answered = rc == FC_OK && !needs_data(c);
-    return *answered ? finish(c, err) : rc;
+    FC_TRY(begin(c, err));
+    *answered = !needs_data(c);
+    return *answered ? finish(c, err) : FC_OK;
 }
 
 fc_code fc_compare_paths(const char *path_a, const char *path_b, const fc_compare_options *options, fc_arena *arena,
                          fc_checkpoint **a, fc_checkpoint **b, fc_compare_report *report, fc_error *err) {
     comparison c = {.options = options, .arena = arena, .report = report};
     bool answered = false;
-    fc_code rc = FC_OK;
     *a = *b = NULL;
     *report = (fc_compare_report){0};
     if (!options->data) {
-        rc = compare_headers(path_a, path_b, &c, a, b, &answered, err);
+        FC_TRY(compare_headers(path_a, path_b, &c, a, b, &answered, err));
     }
-    if (rc != FC_OK || answered) {
-        return rc;
+    if (answered) {
+        return FC_OK;
     }
-    rc = reopen(path_a, &options->open, options->model, a, err);
-    rc = rc == FC_OK ? reopen(path_b, &options->open, options->model, b, err) : rc;
-    return rc == FC_OK ? fc_compare(*a, *b, options, arena, report, err) : rc;
+    FC_TRY(reopen(path_a, &options->open, options->model, a, err));
+    FC_TRY(reopen(path_b, &options->open, options->model, b, err));
+    return fc_compare(*a, *b, options, arena, report, err);
 }

@@ -140,12 +140,10 @@ static fc_code compare_tile(worker *w, const pair *p, const fc_tile *tile, fc_de
                           .equal_nan = o->equal_nan,
                           .rtol = o->rtol,
                           .atol = o->atol};
-    fc_code rc = fc_source_fill(w->a, p->a, p->item->a, &box, w->buffer_a, err);
-    rc = rc == FC_OK ? fc_source_fill(w->b, p->b, p->item->b, &box, w->buffer_b, err) : rc;
-    if (rc == FC_OK) {
-        fc_values_compare(&rule, w->buffer_a, w->buffer_b, (size_t)tile->count, (uint64_t)tile->start, found);
-    }
-    return rc;
+    FC_TRY(fc_source_fill(w->a, p->a, p->item->a, &box, w->buffer_a, err));
+    FC_TRY(fc_source_fill(w->b, p->b, p->item->b, &box, w->buffer_b, err));
+    fc_values_compare(&rule, w->buffer_a, w->buffer_b, (size_t)tile->count, (uint64_t)tile->start, found);
+    return FC_OK;
 }
 
 static fc_code compare_tiles(worker *w, fc_error *err) {
@@ -192,25 +190,21 @@ static void *work(void *context) {
     fc_error err;
     size_t size = j->budget.large_tile;
     unsigned char *buffers = fc_pages_new(2 * size);
-    fc_code rc = FC_OK;
+    fc_code rc;
     if (!buffers) {
         rc = fc_fail(&err, FC_ENOMEM, "out of memory for two buffers of %zu bytes", size);
+        goto out;
     }
     w.buffer_a = buffers;
-    w.buffer_b = w.buffer_a ? w.buffer_a + size : NULL;
-    if (rc == FC_OK) {
-        rc = fc_source_new(j->a, j->decoded_a, j->budget.scratch, j->budget.files, &w.a, &err);
-    }
-    if (rc == FC_OK) {
-        rc = fc_source_new(j->b, j->decoded_b, j->budget.scratch, j->budget.files, &w.b, &err);
-    }
-    if (rc == FC_OK) {
-        fc_source_check_objects(w.a);
-        fc_source_check_objects(w.b);
-        fc_source_watch(w.a, j->crc_a, true);
-        fc_source_watch(w.b, j->crc_b, true);
-        rc = compare_tiles(&w, &err);
-    }
+    w.buffer_b = buffers + size;
+    FC_TRY_GOTO(fc_source_new(j->a, j->decoded_a, j->budget.scratch, j->budget.files, &w.a, &err), rc, out);
+    FC_TRY_GOTO(fc_source_new(j->b, j->decoded_b, j->budget.scratch, j->budget.files, &w.b, &err), rc, out);
+    fc_source_check_objects(w.a);
+    fc_source_check_objects(w.b);
+    fc_source_watch(w.a, j->crc_a, true);
+    fc_source_watch(w.b, j->crc_b, true);
+    rc = compare_tiles(&w, &err);
+out:
     if (rc != FC_OK) {
         fail(j, rc, &err);
     }

@@ -172,8 +172,9 @@ static fc_code add_chunk(region_lister *l, size_t index, size_t *next, fc_error 
         l->digested &= l->out->whole[l->number].kind == FC_DIGEST_CRC64;
         break;
     }
+    FC_TRY(rc);
     bool needed = l->all || digest.kind == FC_DIGEST_NONE || l->out->whole[l->number].kind == FC_DIGEST_CRC64;
-    return rc == FC_OK && needed ? add_box(l, index, 1, chunk->dims, NULL, err) : rc;
+    return needed ? add_box(l, index, 1, chunk->dims, NULL, err) : FC_OK;
 }
 
 static fc_code mark(void *context, const fc_overlap *overlap, fc_error *err) {
@@ -191,7 +192,9 @@ static fc_code check_coverage(region_lister *l, fc_error *err) {
     fc_coverage *coverage = NULL;
     fc_error found;
     fc_code rc = fc_coverage_within(l->checkpoint, tensor, NULL, &coverage, &found);
-    rc = rc == FC_OK && tensor->nchunks > 0 ? fc_coverage_visit(coverage, &whole, mark, l->counts, &found) : rc;
+    if (rc == FC_OK && tensor->nchunks > 0) {
+        rc = fc_coverage_visit(coverage, &whole, mark, l->counts, &found);
+    }
     fc_coverage_free(coverage);
     return rc == FC_OK ? rc : note(l, NULL, rc, &found, err);
 }
@@ -226,13 +229,19 @@ static fc_code list_tensor(region_lister *l, fc_error *err) {
         return fc_no_memory(err, l->checkpoint->path);
     }
     fc_code rc = fc_checkpoint_digest(l->checkpoint, tensor, FC_WHOLE_TENSOR, whole, &found);
-    rc = rc == FC_OK ? rc : note(l, NULL, rc, &found, err);
-    rc = rc == FC_OK ? check_coverage(l, err) : rc;
+    if (rc != FC_OK) {
+        rc = note(l, NULL, rc, &found, err);
+    }
+    if (rc == FC_OK) {
+        rc = check_coverage(l, err);
+    }
     for (size_t i = 0; rc == FC_OK && i < tensor->nchunks;) {
         rc = add_chunk(l, i, &i, err);
     }
     /* The bytes of a broken object may be unreadable, which is already reported. */
-    rc = rc == FC_OK && tensor->object && !l->out->broken[l->number] ? check_object(l, err) : rc;
+    if (rc == FC_OK && tensor->object && !l->out->broken[l->number]) {
+        rc = check_object(l, err);
+    }
     free(l->counts);
     /* Objects of DCP and torch.save count as undigested here; the format's own check covers their records. */
     l->report->tensors += !tensor->object;
@@ -297,8 +306,10 @@ fc_code fc_regions_new(const fc_checkpoint *checkpoint, bool all, fc_findings *f
     out->arena = fc_arena_new();
     out->broken = calloc(checkpoint->ntensors + 1, 1);
     out->whole = calloc(checkpoint->ntensors + 1, sizeof *out->whole);
-    fc_code rc;
-    FC_TRY_GOTO(out->arena && out->broken && out->whole ? FC_OK : fc_no_memory(err, l.checkpoint->path), rc, out);
+    if (!out->arena || !out->broken || !out->whole) {
+        return fc_no_memory(err, checkpoint->path);
+    }
+    fc_code rc = FC_OK;
     for (; l.number < checkpoint->ntensors; l.number++) {
         FC_TRY_GOTO(list_tensor(&l, err), rc, out);
     }

@@ -382,13 +382,15 @@ static fc_code pass(verifier *v, const fc_move_options *options, bool data, fc_v
         total += v->regions->items[i].length;
     }
     fc_progress_begin(v->progress, FC_PHASE_VERIFYING, FC_COUNTED_BYTES, total);
-    fc_code rc = read_all(v, options, err);
-    if (rc == FC_OK && data) {
+    fc_code rc;
+    FC_TRY_GOTO(read_all(v, options, err), rc, out);
+    if (data) {
         compare_whole(v);
     }
-    if (rc == FC_OK && data && v->new_seal) {
+    if (data && v->new_seal) {
         keep_whole(v);
     }
+out:
     out->bytes += v->bytes;
     fc_decoded_free(v->decoded);
     free(v->sums);
@@ -432,17 +434,19 @@ static fc_code digest_header(verifier *v, fc_sealed_file *file, fc_error *err) {
 static fc_code verify_files(verifier *v, fc_seal *seal, const fc_move_options *options, fc_verify_report *out,
                             fc_error *err) {
     fc_regions files;
-    fc_code rc = fc_regions_of_files(v->checkpoint, seal, !v->new_seal, v->findings, &files, err);
     v->regions = &files;
-    rc = rc == FC_OK ? pass(v, options, false, out, err) : rc;
-    for (size_t i = v->checkpoint->nfiles; rc == FC_OK && i < seal->nfiles; i++) {
-        rc = digest_header(v, &seal->files[i], err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_regions_of_files(v->checkpoint, seal, !v->new_seal, v->findings, &files, err), rc, out);
+    FC_TRY_GOTO(pass(v, options, false, out, err), rc, out);
+    for (size_t i = v->checkpoint->nfiles; i < seal->nfiles; i++) {
+        FC_TRY_GOTO(digest_header(v, &seal->files[i], err), rc, out);
     }
-    if (rc == FC_OK && !v->new_seal && seal->missing > 0) {
+    if (!v->new_seal && seal->missing > 0) {
         const fc_defect place = {.tensor = seal->missed};
         fc_report_defect(v->findings, &place, "%s: %s was sealed and is now missing or has another shape or dtype%s",
                          v->checkpoint->path, seal->missed, seal->missing > 1 ? "; others are affected too" : "");
     }
+out:
     v->regions = NULL;
     fc_regions_free(&files);
     return rc;
