@@ -101,7 +101,7 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
                         "convert with {option}"},
     [FC_FOUND_DTYPE_MIXED] =
         {"dtype-mixed", FC_SEVERITY_ERROR,
-         "{name}{other}: {found}, but {expected} in {ref}; --dtype would change the other tensors too",
+         "{name}{other}: {found}, but {expected} in {ref}; casting would change the other tensors too",
          "save again with the dtypes of {ref}"},
     [FC_FOUND_DTYPE_OTHER] = {"dtype-other", FC_SEVERITY_ERROR, "{name}{other}: {found}, but {expected} in {ref}",
                               NULL},

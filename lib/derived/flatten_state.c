@@ -201,7 +201,7 @@ static fc_code find_entry(const fc_flattener *f, const fc_optim *o, const fc_tar
     return FC_OK;
 }
 
-static int by_place(const void *a, const void *b) {
+static int by_number(const void *a, const void *b) {
     const entry *x = a, *y = b;
     return x->number != y->number ? (x->number > y->number) - (x->number < y->number)
            : x->key != y->key     ? (x->key > y->key) - (x->key < y->key)
@@ -258,7 +258,7 @@ static fc_code add_state(fc_flattener *f, const fc_optim *o) {
         }
     }
     if (rc == FC_OK) {
-        qsort(entries, count, sizeof *entries, by_place);
+        qsort(entries, count, sizeof *entries, by_number);
         rc = add_entries(f, o, entries, count, keys);
     }
     free(entries);

@@ -344,15 +344,20 @@ static fc_code read_all(verifier *v, const fc_move_options *options, fc_error *e
     return v->code;
 }
 
+/* Returns the digest of a whole tensor. */
+static uint64_t digest_of(const verifier *v, size_t tensor) {
+    const fc_tensor *t = &v->checkpoint->tensors[tensor];
+    const fc_box whole = {t->ndim, NULL, t->shape};
+    return fc_crc64_finish(v->sums[tensor], (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype));
+}
+
 /* Compares the digests of whole tensors, except those with defects that are already reported. */
 static void compare_whole(const verifier *v) {
     const fc_checkpoint *c = v->checkpoint;
     for (size_t i = 0; i < c->ntensors; i++) {
         const fc_tensor *t = &c->tensors[i];
         const fc_digest *recorded = &v->regions->whole[i];
-        const fc_box whole = {t->ndim, NULL, t->shape};
-        uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype);
-        uint64_t found = fc_crc64_finish(v->sums[i], bytes);
+        uint64_t found = digest_of(v, i);
         if (recorded->kind == FC_DIGEST_CRC64 && !v->regions->broken[i] && found != recorded->value) {
             const fc_defect place = {.tensor = t->name};
             fc_report_defect(v->findings, &place,
@@ -365,12 +370,8 @@ static void compare_whole(const verifier *v) {
 
 /* Stores the digests of whole tensors in a new seal. */
 static void keep_whole(const verifier *v) {
-    const fc_checkpoint *c = v->checkpoint;
-    for (size_t i = 0; i < c->ntensors; i++) {
-        const fc_tensor *t = &c->tensors[i];
-        const fc_box whole = {t->ndim, NULL, t->shape};
-        uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype);
-        v->new_seal->crc64[i] = fc_crc64_finish(v->sums[i], bytes);
+    for (size_t i = 0; i < v->checkpoint->ntensors; i++) {
+        v->new_seal->crc64[i] = digest_of(v, i);
         v->new_seal->has[i] = !v->regions->broken[i];
     }
 }
@@ -399,25 +400,25 @@ out:
 
 /* Digests a header file that the manifest does not list. */
 static fc_code digest_header(verifier *v, fc_sealed_file *file, fc_error *err) {
-    enum { PIECE = 64 << 10 };
+    enum { BUFFER = 64 << 10 };
     const fc_defect place = {.file = file->name};
     fc_error found;
     uint64_t size = 0, crc = 0;
     int fd = -1;
-    unsigned char *piece = malloc(PIECE);
-    if (!piece) {
+    unsigned char *buffer = malloc(BUFFER);
+    if (!buffer) {
         return fc_no_memory(err, file->path);
     }
     fc_code rc = fc_open_input(file->path, &fd, &size, &found);
-    for (uint64_t at = 0; rc == FC_OK && at < size; at += PIECE) {
-        size_t n = size - at < PIECE ? (size_t)(size - at) : PIECE;
-        rc = fc_pread_full(fd, piece, n, at, file->path, &found);
-        crc = rc == FC_OK ? fc_crc64(crc, piece, n) : 0;
+    for (uint64_t at = 0; rc == FC_OK && at < size; at += BUFFER) {
+        size_t n = size - at < BUFFER ? (size_t)(size - at) : BUFFER;
+        rc = fc_pread_full(fd, buffer, n, at, file->path, &found);
+        crc = rc == FC_OK ? fc_crc64(crc, buffer, n) : 0;
     }
     if (fd >= 0) {
         close(fd);
     }
-    free(piece);
+    free(buffer);
     if (rc == FC_OK && v->new_seal) {
         file->bytes = size;
         file->crc64 = crc;

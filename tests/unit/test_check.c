@@ -1,6 +1,6 @@
 /*
- * check: what is found when names, shapes and dtypes differ, and that nothing is found when they do not. Checkpoints
- * are made in memory; docs/CHECK_MESSAGES.md is the test of what is printed for real ones.
+ * check: findings when names, shapes and dtypes differ, and none when they do not. Checkpoints are made in memory;
+ * docs/CHECK_MESSAGES.md tests the messages with real ones.
  */
 #include "fsdpckpt/check.h"
 #include "fsdpckpt/digest.h"
@@ -18,7 +18,7 @@
 
 enum { MOST = 4096 };
 
-/* A tensor of one chunk, or an object; the "data" is a number that its digest is made of. */
+/* A tensor of one chunk, or an object. `data` stands for its bytes: its digest depends only on that number. */
 typedef struct value {
     const char *name;
     fc_dtype dtype;
@@ -72,7 +72,7 @@ static made *make(const char *path, const value *values, size_t count) {
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
-/* What is found, as "kind: message" lines. */
+/* Findings as "kind: message" lines. */
 typedef struct result {
     char text[8192];
     fc_report report;
@@ -139,17 +139,20 @@ static void all_reasons_at_once(void **state) {
 
 static void renamed_by_digest(void **state) {
     (void)state;
-    /* Names have nothing in common; bytes do. What is all ones on both sides twice says nothing. */
+    /*
+     * The names have nothing in common, but the bytes do. Tensors of ones that occur twice on both sides are no
+     * evidence.
+     */
     const value a[] = {{"zz", FC_F32, 1, {4}, 7}, {"n1", FC_F32, 1, {4}, 5}, {"n2", FC_F32, 1, {4}, 5}};
     const value b[] = {{"weight", FC_F32, 1, {4}, 7}, {"gain", FC_F32, 1, {4}, 5}, {"scale", FC_F32, 1, {4}, 5}};
     result r = CHECK(a, b);
     assert_non_null(strstr(r.text, "renamed: zz: renamed: ref has the same float32[4], bit for bit, as weight; convert "
                                    "with --rename 's/^zz$/weight/'\n"));
     assert_int_equal(r.report.errors, 5);
-    /* The same bytes as another dtype are another thing. */
+    /* Equal bytes with another dtype are a different tensor. */
     const value c[] = {{"zz", FC_F32, 1, {4}, 7}}, d[] = {{"weight", FC_I32, 1, {4}, 7}};
     assert_null(strstr(CHECK(c, d).text, "renamed"));
-    /* Several that differ in one component are one finding, and certain when all of them are. */
+    /* Tensors that differ in the same component share one finding. It is certain if it is for all of them. */
     const value e[] = {{"h.0.w", FC_F32, 1, {4}, 1}, {"h.1.w", FC_F32, 1, {4}, 2}};
     const value f[] = {{"layers.0.w", FC_F32, 1, {4}, 1}, {"layers.1.w", FC_F32, 1, {4}, 2}};
     assert_string_equal(CHECK(e, f).text,
@@ -174,7 +177,7 @@ static void prefixes(void **state) {
     const value wrapped[] = {
         {"module.a.w", FC_F32, 1, {4}, 0}, {"module.b.w", FC_F32, 1, {50}, 0}, {"module.c.w", FC_F16, 1, {6}, 0}};
     result r = CHECK(wrapped, plain);
-    /* The names are told once; shapes and dtypes of the pairs are compared all the same. */
+    /* The names share one finding; shapes and dtypes of the pairs are still compared. */
     assert_string_equal(r.text,
                         "prefix-extra: 3 names have the prefix 'module.' (DistributedDataParallel), e.g. module.a.w; "
                         "ref has no such prefix; convert with --strip-prefix module.\n"
@@ -184,7 +187,7 @@ static void prefixes(void **state) {
     r = CHECK(plain, wrapped);
     assert_non_null(strstr(r.text, "prefix-lacking: 3 names lack the prefix 'module.'"));
     assert_non_null(strstr(r.text, "--rename 's/^/module./'"));
-    /* One name that ends like another is no evidence of a prefix. */
+    /* One name with the same end is no evidence of a prefix. */
     const value one[] = {{"x.w", FC_F32, 1, {4}, 0}}, other[] = {{"w", FC_F32, 1, {9}, 0}};
     assert_null(strstr(CHECK(one, other).text, "prefix"));
 }
@@ -220,7 +223,7 @@ static void allowed(void **state) {
 
 static void hostile_names(void **state) {
     (void)state;
-    /* Braces are not expanded twice, and what is quoted for a shell stays quoted. */
+    /* Braces in names are not expanded, and shell quoting survives. */
     const value a[] = {{"{name}{option}", FC_F32, 1, {4}, 0}, {"it's", FC_F32, 1, {5}, 0}};
     const value b[] = {{"w", FC_F64, 1, {40}, 0}, {"it's.", FC_F32, 1, {5}, 0}};
     made *m = make("ckpt", a, 2), *n = make("ref", b, 2);
@@ -257,17 +260,17 @@ static void optimizer_state(void **state) {
         "state-orphan: optim.state.gone.exp_avg: optimizer state (exp_avg) of gone, which is missing: the parameter "
         "is lost or has another name; to drop the state, exclude it with --exclude "
         "'optim.state.gone.*'\n");
-    /* An optimizer on its own, numbered state, and a model that calls something "state" are all right. */
+    /* An optimizer on its own, numbered state, and a model that calls a module "state" give no findings. */
     const value alone[] = {{"optim.state.w.exp_avg", FC_F32, 1, {4}, 0}};
     assert_string_equal(CHECK_ALONE(alone).text, "");
     const value numbered[] = {{"w", FC_F32, 1, {4}, 0}, {"optim.state.0.exp_avg", FC_F32, 1, {9}, 0}};
     assert_string_equal(CHECK_ALONE(numbered).text, "");
     const value named[] = {{"ssm.state.w", FC_F32, 1, {4}, 0}, {"ssm.state.x.exp_avg", FC_F32, 1, {9}, 0}};
     assert_string_equal(CHECK_ALONE(named).text, "");
-    /* Adafactor's rows and columns have shapes of their own. */
+    /* Adafactor's rows and columns have other shapes than their parameter. */
     const value rows[] = {{"w", FC_F32, 2, {4, 6}, 0}, {"optim.state.w.exp_avg_sq_row", FC_F32, 1, {4}, 0}};
     assert_string_equal(CHECK_ALONE(rows).text, "");
-    /* The model is wrapped, the optimizer's names are not. */
+    /* The model is wrapped, but the optimizer's names are not. */
     const value compiled[] = {{"_orig_mod.w", FC_F32, 1, {4}, 0}, {"optim.state.w.exp_avg", FC_F32, 1, {4}, 0}};
     assert_null(strstr(CHECK_ALONE(compiled).text, "state-"));
 }
@@ -284,7 +287,7 @@ static void meshes(void **state) {
         check_with(a, COUNT(a), NULL, 0, o).text,
         "uneven: l.0.w and 1 more: float32[9, 8]: dimension 0 does not divide evenly by dp 4: 3 ranks get 3, 1 "
         "gets nothing\n");
-    /* Optimizer state is cut as its parameter: it is not told twice, but on its own it is. */
+    /* Optimizer state is sharded like its parameter, so it is reported only when there are no parameters. */
     const value b[] = {{"w", FC_F32, 1, {9}, 0}, {"optim.state.w.exp_avg", FC_F32, 1, {9}, 0}};
     assert_string_equal(
         check_with(b, 2, NULL, 0, o).text,
@@ -295,7 +298,7 @@ static void meshes(void **state) {
     assert_string_equal(check_with(a, COUNT(a), NULL, 0, o).text, "");
 }
 
-/* Many names, none of which fit: linear, not quadratic. */
+/* Many names without partners take linear time. */
 static void many_names(void **state) {
     (void)state;
     static char names[2][MOST][32];
@@ -311,7 +314,7 @@ static void many_names(void **state) {
     assert_non_null(strstr(r.text, "4096 names differ in one component: 'blocks' here is 'layers'"));
 }
 
-/* Every row of the table can be told apart and speaks. */
+/* Every row of the table has a unique id and a text. */
 static void table_is_complete(void **state) {
     (void)state;
     for (int i = 0; i < FC_FOUND_KINDS; i++) {

@@ -1,12 +1,12 @@
 /*
- * lib/engine: what goes wrong. Each fault ends in one line that leads to its place, and in no wrong byte.
+ * lib/engine: faults. Each one ends in one line that names its place, and no wrong byte is written.
  */
 #include "fake_target.h"
 
 #include <signal.h>
 #include <sys/resource.h>
 
-/* A job of one tensor of 200 × 300 bytes, raw in two chunks, on which the faults below are tried. */
+/* Moves one tensor of 200 × 300 bytes, stored raw in two chunks. The faults below are injected into it. */
 typedef struct job {
     fake *f;
     fake_target *t;
@@ -154,7 +154,7 @@ static void decoded_chunk_above_memory(void **state) {
     job_end(&j);
 }
 
-/* One bit of a deflated chunk: the message leads to the bytes. */
+/* One flipped bit in a deflated chunk: the message names the file and offset. */
 static void damaged_chunk(void **state) {
     (void)state;
     job j;
@@ -187,7 +187,7 @@ static void cast_of_integers_is_refused(void **state) {
     job_end(&j);
 }
 
-/* More source files than descriptors: the least recently used make room. */
+/* More source files than descriptors: the least recently used file is closed. */
 static void few_descriptors(void **state) {
     (void)state;
     job j;
