@@ -323,10 +323,7 @@ static fc_code read_all(verifier *v, const fc_move_options *options, fc_error *e
     const uint64_t each = FC_TILE_BYTES + FC_SCRATCH_BYTES + fc_source_overhead();
     uint64_t fit = memory / 2 / each;
     v->threads = (uint64_t)threads < fit ? threads : fit < 1 ? 1 : (int)fit;
-    v->tile_bytes = FC_TILE_BYTES;
-    if (memory < 2 * each) {
-        v->tile_bytes = FC_LEAST_TILE_BYTES;
-    }
+    v->tile_bytes = memory < 2 * each ? FC_LEAST_TILE_BYTES : FC_TILE_BYTES;
     v->decoded = fc_decoded_new(memory / 2);
     v->sums = calloc(v->checkpoint->ntensors + 1, sizeof *v->sums);
     if (!v->decoded || !v->sums) {
