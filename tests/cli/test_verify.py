@@ -184,7 +184,7 @@ class Verify(harness.Case):
         self.fails(3, "verify", "full.h5", contains=["full.h5"])
         with open(self.path("model.json"), "w") as f:
             f.write(self.ok("schema", harness.corpus(MESH)))
-        self.fails(2, "verify", "model.json", contains=["holds no data to verify"])
+        self.fails(2, "verify", "model.json", contains=["has no data to verify"])
 
     def header(self, path):
         with open(self.path(path), "rb") as f:
