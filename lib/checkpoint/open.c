@@ -6,6 +6,7 @@
 #include "fsdpckpt/seal.h"
 
 #include "base/try.h"
+#include "checkpoint/identity.h"
 #include "checkpoint/other_files.h"
 
 #include <dirent.h>
@@ -171,6 +172,7 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     checkpoint->arena = arena;
     fc_progress_begin(options ? options->progress : NULL, FC_PHASE_OPENING, FC_COUNTED_FILES, 0);
     rc = format->reader.open(checkpoint, options ? options : &defaults, err);
+    rc = rc == FC_OK && !(options && options->headers_only) ? fc_identities_take(checkpoint, err) : rc;
     rc = rc == FC_OK ? fc_seal_load(checkpoint, err) : rc;
     if (rc != FC_OK) {
         if (rc == FC_ECORRUPT && options && options->damaged && format->reader.check_header && checkpoint->nfiles > 1) {

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/try.h"
+#include "checkpoint/identity.h"
 #include "engine/ranks.h"
 #include "engine/source_crc.h"
 #include "engine/tuning.h"
@@ -308,6 +309,7 @@ static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc
     if (rc == FC_OK && is_cancelled(&options->move)) {
         rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
     }
+    rc = rc == FC_OK ? fc_identities_check(target->source, err) : rc;
     rc = fc_ranks_agree(options->comm, rc, err);
     if (rc == FC_OK && commit) {
         fc_commit_count(commit, options->move.progress);

@@ -103,7 +103,9 @@ typedef struct fc_checkpoint {
     const char *producer; /**< the program that wrote it, e.g. "torch 2.15.0"; NULL if unknown */
     const char *note;     /**< what the format cannot guarantee, one line for a person; NULL for nothing */
     const struct fc_seal *seal; /**< its seal; NULL if there is none */
-    void *state;                /**< private to the format, whose `close` frees it */
+    /** What each of `files` was when the checkpoint was opened (lib/checkpoint/identity.h). NULL: it is not known. */
+    const struct fc_identity *identities;
+    void *state; /**< private to the format, whose `close` frees it */
 } fc_checkpoint;
 
 struct fc_checkpoint;
