@@ -56,6 +56,7 @@ const char *fc_finding_message(const fc_check_run *c, const fc_finding *finding)
 /** The parts of a check. Each adds its findings. */
 void fc_check_files(fc_check_run *c);
 void fc_check_coverage(fc_check_run *c);
+void fc_check_objects(fc_check_run *c);
 void fc_check_wrappers(fc_check_run *c);
 void fc_check_optimizer(fc_check_run *c);
 void fc_check_fit(fc_check_run *c);

@@ -41,6 +41,22 @@ static fc_code check_readable(const fc_target *target, fc_error *err) {
     return fc_advise(err, rc, first.hint, first.about);
 }
 
+/* Fails before anything is written if PyTorch would run code when it loads the target. */
+static fc_code check_objects(const fc_target *target, const fc_convert_options *options, fc_error *err) {
+    for (size_t i = 0; i < target->ntensors && options->format->writer.holds_pickles && !options->trust_objects; i++) {
+        const fc_tensor *object = target->tensors[i].source;
+        fc_object_verdict verdict;
+        FC_TRY(fc_checkpoint_object_verdict(target->source, object, &verdict, err));
+        if (verdict.risk != FC_OBJECT_HARMLESS) {
+            return fc_fail(
+                err, verdict.risk == FC_OBJECT_RUNS ? FC_ECORRUPT : FC_EUNSUPPORTED,
+                "%s: object %.256s: %s; --exclude '%.256s' leaves it out, --trust-objects copies it unchanged",
+                target->source->path, object->name, verdict.reason, object->name);
+        }
+    }
+    return FC_OK;
+}
+
 /* Proves that every target element is covered exactly once, before anything is created. */
 static fc_code check_coverage(const fc_target *target, fc_progress *progress, fc_error *err) {
     fc_progress_begin(progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, target->ntensors);
@@ -418,6 +434,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     }
     FC_TRY(check_headers(source, options->move.progress, err));
     FC_TRY(check_readable(target, err));
+    FC_TRY(check_objects(target, options, err));
     FC_TRY(check_coverage(target, options->move.progress, err));
     FC_TRY(measure(target, options, report, err));
     report->stored_bytes = report->data_bytes;

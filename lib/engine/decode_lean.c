@@ -75,7 +75,8 @@ fc_code fc_decode_lean(const fc_extent *extent, fc_stored_fn read, void *context
             got = inflate(&z, Z_NO_FLUSH);
             size_t n = half - z.avail_out;
             if (n > extent->decoded - done) {
-                rc = fc_fail(err, FC_ECORRUPT, "the compressed data exceeds the %" PRIu64 " bytes of the chunk",
+                rc = fc_fail(err, FC_ECORRUPT,
+                             "the compressed data expands to more than the %" PRIu64 " bytes of the chunk",
                              extent->decoded);
             } else {
                 put(window + half, done, n, count, shuffled ? element : 0, out);
