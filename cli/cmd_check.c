@@ -123,7 +123,7 @@ static fc_code show(const job *j, text_out *out, fc_error *err) {
     if (j->checkpoint) {
         source_tell(o, j->checkpoint);
     }
-    fc_code rc = o->junit ? out_file(j->checkpoint, o->junit, replaced, 0, write_junit, &c, err) : FC_OK;
+    fc_code rc = o->junit ? out_file(o, j->checkpoint, o->junit, replaced, 0, write_junit, &c, err) : FC_OK;
     if (rc == FC_OK && !options_silent(o)) {
         (o->json ? check_print_json : o->github ? check_print_github : check_print_text)(out, &c);
     }

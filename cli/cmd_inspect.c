@@ -39,7 +39,7 @@ static fc_code write_page(void *context, text_out *out, fc_error *err) {
 
 static fc_code show(inspection *in, const options *o, fc_error *err) {
     if (o->html) {
-        return out_file(in->checkpoint, o->html, o->force, 0, write_page, in, err);
+        return out_file(o, in->checkpoint, o->html, o->force, 0, write_page, in, err);
     }
     if (o->tensor) {
         return show_one(in, o, err);

@@ -70,6 +70,7 @@ static void end_json(printing *p, const fc_checkpoint *checkpoint, const fc_veri
     JSON_MEMBER(j, uint, "bytes_without_digest", r->undigested_bytes);
     JSON_MEMBER(j, uint, "files_with_header_digest", r->headers_digested);
     JSON_MEMBER(j, bool, "sealed", r->sealed);
+    JSON_MEMBER(j, uint, "objects_not_known_harmless", r->unknown);
     JSON_MEMBER(j, string, "unverified", r->sealed ? NULL : checkpoint->format->verifier.unverified);
     jw_end_document(j);
 }
@@ -104,6 +105,14 @@ static void end_text(printing *p, const fc_checkpoint *checkpoint, const fc_veri
     if (!r->sealed && checkpoint->format->verifier.unverified) {
         text_printf(p->out, "not covered: %s\n", checkpoint->format->verifier.unverified);
     }
+    if (r->unknown > 0) {
+        text_printf(p->out, "not known to be harmless: %zu %s, e.g. ", r->unknown,
+                    r->unknown == 1 ? "object" : "objects");
+        text_name(p->out, r->unknown_object);
+        text_puts(p->out, ": ");
+        text_name(p->out, r->unknown_reason);
+        text_puts(p->out, "\n");
+    }
     text_printf(p->out,
                 r->defects == 0   ? "no defects\n"
                 : r->defects == 1 ? "1 defect\n"
@@ -133,11 +142,12 @@ static fc_code verify_and_seal(const cli_call *call, const fc_checkpoint *checkp
     fc_code rc = arena ? fc_seal_new(checkpoint, arena, &seal, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     if (rc == FC_OK) {
         p->seal = seal.path;
-        rc = fc_commit_check(seal.path, false, o->force, 0, err);
+        const fc_commit_options how = {.path = seal.path, .force = o->force, .any_content = true};
+        rc = fc_commit_check(&how, err);
     }
     rc = rc == FC_OK ? verify(call, checkpoint, &seal, p, report, err) : rc;
     if (rc == FC_OK && report->defects == 0) {
-        rc = seal_write(checkpoint, &seal, o->force, err);
+        rc = seal_write(o, checkpoint, &seal, err);
     }
     return rc;
 }
@@ -219,6 +229,7 @@ static fc_code open_source(const cli_call *call, fc_checkpoint **checkpoint, fc_
     const fc_open_options how = {.follow_external = o->follow_external,
                                  .damaged = add_bad_file,
                                  .context = &damaged,
+                                 .teller = {source_note},
                                  .progress = call->progress};
     if (!bad.arena) {
         return fc_fail(err, FC_ENOMEM, "out of memory");

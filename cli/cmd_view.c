@@ -54,7 +54,8 @@ static fc_code run(cli_call *call, fc_error *err) {
     const options *o = call->options;
     fc_view_options how = {
         .selection = {.include = o->include.items, .exclude = o->exclude.items, .strip_prefix = o->strip_prefix},
-        .force = o->force};
+        .force = o->force,
+        .teller = {source_note}};
     fc_view_report report;
     fc_checkpoint *source = NULL;
     fc_code rc = target_check(o->output, &target_view, err);

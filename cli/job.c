@@ -16,6 +16,7 @@
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/unflatten.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* One conversion: what was asked for and what came of it. */
@@ -60,6 +61,7 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.selection.dtype = o->dtype;
     j->how.selection.compress = o->compress;
     j->how.force = o->force;
+    j->how.trust_objects = o->trust_objects;
     j->how.dry_run = o->dry_run;
     j->how.move.threads = (int)o->jobs;
     j->how.move.memory = o->memory;
@@ -96,7 +98,12 @@ static void tell_name(const job *j) {
 static fc_code convert(job *j, fc_error *err) {
     const options *o = j->o;
     bool shows = !o->quiet && ranks_speaks(&j->ranks);
-    fc_code rc = fc_convert(j->source, o->output, &j->how, &j->report, err);
+    j->how.partial = j->left_out > 0 || o->local || o->noperands > 1;
+    j->how.teller.tell = source_note;
+    j->how.inputs = source_inputs(o, j->how.partial);
+    fc_code rc = j->how.inputs ? fc_convert(j->source, o->output, &j->how, &j->report, err)
+                               : fc_fail(err, FC_ENOMEM, "out of memory");
+    free((void *)j->how.inputs);
     j->seconds = progress_now() - j->call->started;
     j->report.selected.left_out += j->left_out;
     if (rc == FC_OK && shows && o->output) {
@@ -298,17 +305,17 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
 
 /* --local: rank 0 converts what was brought together, by itself; the others wait for the outcome. */
 static fc_code do_local(job *j, text_out *out, fc_error *err) {
-    char *gathered = NULL;
+    fc_commit *gathered = NULL;
     fc_progress_begin(j->call->progress, FC_PHASE_GATHERING, FC_COUNTED_FILES, 0);
     fc_code rc = ranks_gather(&j->ranks, j->o, j->o->operands[0], j->o->output, &gathered, err);
     if (rc == FC_OK) {
-        rc = gathered ? source_open(j->call, gathered, false, &j->source, err) : FC_OK;
+        rc = gathered ? source_open(j->call, fc_commit_path(gathered), false, &j->source, err) : FC_OK;
         if (rc == FC_OK && j->source) {
             rc = do_job(j, out, err);
         }
         rc = fc_comm_agree(j->ranks.comm, rc, err);
     }
-    ranks_remove(gathered);
+    fc_commit_abort(gathered);
     return rc;
 }
 

@@ -3,6 +3,8 @@
  */
 #include "out_file.h"
 
+#include "source.h"
+
 #include "fsdpckpt/io.h"
 
 #include <errno.h>
@@ -23,17 +25,18 @@ static fc_code fill(const char *path, int fd, out_file_write *write_content, voi
     return rc == FC_OK && errnum != 0 ? fc_fail_errno(err, errnum, "%s: cannot be written", path) : rc;
 }
 
-fc_code out_file(const fc_checkpoint *source, const char *path, bool force, uint64_t bytes,
+fc_code out_file(const options *o, const fc_checkpoint *source, const char *path, bool force, uint64_t bytes,
                  out_file_write *write_content, void *context, fc_error *err) {
     fc_commit *commit = NULL;
     if (strcmp(path, "-") == 0) {
         return fc_fail(err, FC_EUSAGE,
                        "-: this cannot go to standard output: name a file (./- if it is to be called so)");
     }
-    if (source && fc_checkpoint_needs(source, path)) {
-        return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", path);
-    }
-    fc_code rc = fc_commit_begin(path, false, force, bytes, &commit, err);
+    const fc_commit_options how = {
+        .path = path, .force = force, .any_content = true, .bytes = bytes, .teller = {source_note}};
+    fc_code rc = source ? fc_checkpoint_spare(source, path, false, err) : FC_OK;
+    rc = rc == FC_OK ? source_spare(o, path, err) : rc;
+    rc = rc == FC_OK ? fc_commit_begin(&how, &commit, err) : rc;
     if (rc != FC_OK) {
         return rc;
     }
@@ -59,5 +62,5 @@ fc_code out_result(const cli_call *call, const fc_checkpoint *source, uint64_t b
     if (!o->output || strcmp(o->output, "-") == 0) {
         return write_content(context, call->out, err);
     }
-    return out_file(source, o->output, o->force, bytes, write_content, context, err);
+    return out_file(o, source, o->output, o->force, bytes, write_content, context, err);
 }

@@ -1,5 +1,5 @@
 /*
- * A file that a command writes beside its results: it goes through a commit as every target does, complete or not
+ * A file that a command writes next to its results: it goes through a commit as every target does, complete or not
  * there.
  */
 #ifndef FSDPCKPT_CLI_OUT_FILE_H
@@ -13,12 +13,12 @@
 typedef fc_code out_file_write(void *context, text_out *out, fc_error *err);
 
 /**
- * Makes `path` with what `write` writes. A file of `source` (or NULL), which is being read, is refused, also with
- * `force`.
+ * Makes `path` with what `write` writes. What is read, which is `source` (or NULL) and the files that the command line
+ * names, is not replaced, also with `force`.
  * @param bytes about how many, for the check of the free space.
  */
-fc_code out_file(const fc_checkpoint *source, const char *path, bool force, uint64_t bytes, out_file_write *write,
-                 void *context, fc_error *err);
+fc_code out_file(const options *o, const fc_checkpoint *source, const char *path, bool force, uint64_t bytes,
+                 out_file_write *write, void *context, fc_error *err);
 
 /** The same with the file of -o, or, without it or with "-", to standard output. */
 fc_code out_result(const cli_call *call, const fc_checkpoint *source, uint64_t bytes, out_file_write *write,

@@ -6,7 +6,6 @@
 #include "fsdpckpt/gather_files.h"
 
 #include <errno.h>
-#include <ftw.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,42 +82,19 @@ static fc_code open_data(ranks *r, const options *o, fc_device **gpu, fc_comm **
     return rc == FC_OK ? fc_comm_agree(r->comm, fc_comm_nccl(r->comm, *gpu, data, err), err) : rc;
 }
 
-/* A directory beside the target, for rank 0. */
-static fc_code make_beside(const char *target, char **out, fc_error *err) {
-    size_t end = strlen(target);
-    while (end > 1 && target[end - 1] == '/') {
-        end--;
-    }
-    size_t start = end;
-    while (start > 0 && target[start - 1] != '/') {
-        start--;
-    }
-    if (asprintf(out, "%.*s.%.*s.fsdpckpt-local-XXXXXX", (int)start, target, (int)(end - start), target + start) < 0) {
-        *out = NULL;
-        return fc_fail(err, FC_ENOMEM, "out of memory");
-    }
-    if (!mkdtemp(*out)) {
-        fc_code rc = fc_fail_errno(err, errno, "%s: cannot be made", *out);
-        free(*out);
-        *out = NULL;
-        return rc;
-    }
-    return FC_OK;
-}
-
-fc_code ranks_gather(ranks *r, const options *o, const char *source, const char *target, char **gathered,
+fc_code ranks_gather(ranks *r, const options *o, const char *source, const char *target, fc_commit **gathered,
                      fc_error *err) {
     fc_device *gpu = NULL;
     fc_comm *data = NULL;
     *gathered = NULL;
     fc_code rc = !target              ? fc_fail(err, FC_EUSAGE, "--local needs -o, --output DST")
-                 : r->comm->rank == 0 ? make_beside(target, gathered, err)
+                 : r->comm->rank == 0 ? fc_commit_scratch(target, gathered, err)
                                       : FC_OK;
     rc = fc_comm_agree(r->comm, rc, err);
     rc = rc == FC_OK ? open_data(r, o, &gpu, &data, err) : rc;
     if (rc == FC_OK) {
         data->cancel = r->comm->cancel;
-        rc = fc_gather_files(r->comm, data, source, *gathered ? *gathered : "", err);
+        rc = fc_gather_files(r->comm, data, source, *gathered ? fc_commit_path(*gathered) : "", err);
     }
     if (data && data != r->comm) {
         data->free(data);
@@ -127,21 +103,6 @@ fc_code ranks_gather(ranks *r, const options *o, const char *source, const char 
         gpu->destroy(gpu);
     }
     return rc;
-}
-
-static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *at) {
-    (void)st;
-    (void)kind;
-    (void)at;
-    remove(path);
-    return 0;
-}
-
-void ranks_remove(char *gathered) {
-    if (gathered) {
-        nftw(gathered, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-        free(gathered);
-    }
 }
 
 bool ranks_speaks(const ranks *r) {

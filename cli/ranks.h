@@ -23,14 +23,12 @@ typedef struct ranks {
 fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_code mine, fc_error *err);
 
 /**
- * --local: brings the files of all ranks' directories `source` together beside `target` on rank 0. All return the same.
- * @param gathered receives the temporary directory on rank 0, to be given to ranks_remove; NULL on the others.
+ * --local: brings the files of all ranks' directories `source` together next to `target` on rank 0. All return the
+ * same.
+ * @param gathered receives the temporary directory on rank 0, to be given to fc_commit_abort; NULL on the others.
  */
-fc_code ranks_gather(ranks *r, const options *o, const char *source, const char *target, char **gathered,
+fc_code ranks_gather(ranks *r, const options *o, const char *source, const char *target, fc_commit **gathered,
                      fc_error *err);
-
-/** Removes what ranks_gather has made. NULL is allowed. */
-void ranks_remove(char *gathered);
 
 /** Whether this is the launcher's first process, or there is no launcher. Known before ranks_begin. */
 bool ranks_is_launched_first(void);

@@ -63,7 +63,7 @@ static fc_code write_seal(void *context, text_out *out, fc_error *err) {
     return FC_OK;
 }
 
-fc_code seal_write(const fc_checkpoint *checkpoint, const fc_seal *seal, bool force, fc_error *err) {
+fc_code seal_write(const options *o, const fc_checkpoint *checkpoint, const fc_seal *seal, fc_error *err) {
     sealing s = {checkpoint, seal};
-    return out_file(checkpoint, seal->path, force, 0, write_seal, &s, err);
+    return out_file(o, checkpoint, seal->path, o->force, 0, write_seal, &s, err);
 }

@@ -1,12 +1,14 @@
 /*
- * Writing a seal: the JSON file beside a checkpoint that lib/checkpoint/seal.c reads.
+ * Writing a seal: the JSON file next to a checkpoint that lib/checkpoint/seal.c reads.
  */
 #ifndef FSDPCKPT_CLI_SEAL_FILE_H
 #define FSDPCKPT_CLI_SEAL_FILE_H
 
+#include "options.h"
+
 #include "fsdpckpt/seal.h"
 
-/** Writes `seal` to its place, completely or not at all. An older one is replaced with `force` only. */
-fc_code seal_write(const fc_checkpoint *checkpoint, const fc_seal *seal, bool force, fc_error *err);
+/** Writes `seal` to its place, completely or not at all. An older one is replaced with --force only. */
+fc_code seal_write(const options *o, const fc_checkpoint *checkpoint, const fc_seal *seal, fc_error *err);
 
 #endif

@@ -11,21 +11,54 @@
 #include "fsdpckpt/unflatten.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <unistd.h>
+
+void source_note(void *unused, const char *line) {
+    (void)unused;
+    text_tell("%s", line);
+}
+
+const char **source_inputs(const options *o, bool operands) {
+    const char *const named[] = {o->against, o->schema, o->tp_plan, o->policy, o->classes};
+    const size_t most = sizeof named / sizeof *named;
+    const char **inputs = calloc(o->noperands + most + 1, sizeof *inputs);
+    size_t count = 0;
+    for (size_t i = 0; inputs && i < most; i++) {
+        if (named[i]) { /* what is no file, such as the plan "auto", is no target, either */
+            inputs[count++] = named[i];
+        }
+    }
+    for (size_t i = 0; inputs && operands && i < o->noperands; i++) {
+        inputs[count++] = o->operands[i];
+    }
+    return inputs;
+}
+
+fc_code source_spare(const options *o, const char *target, fc_error *err) {
+    const char **inputs = source_inputs(o, true);
+    fc_code rc = inputs ? fc_check_inputs(target, inputs, "a file", err) : fc_fail(err, FC_ENOMEM, "out of memory");
+    free(inputs);
+    return rc;
+}
 
 fc_code source_model(const cli_call *call, fc_checkpoint **out, fc_error *err) {
     const options *o = call->options;
     /* Names and shapes are all that is wanted of it: the data files may be elsewhere. */
-    const fc_open_options how = {
-        .headers_only = true, .follow_external = o->follow_external, .progress = call->progress};
+    const fc_open_options how = {.headers_only = true,
+                                 .follow_external = o->follow_external,
+                                 .teller = {source_note},
+                                 .progress = call->progress};
     *out = NULL;
     return o->schema ? fc_checkpoint_open_model(o->schema, &how, NULL, out, err) : FC_OK;
 }
 
 fc_code source_open(const cli_call *call, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err) {
     const options *o = call->options;
-    fc_open_options how = {
-        .headers_only = headers_only, .follow_external = o->follow_external, .progress = call->progress};
+    fc_open_options how = {.headers_only = headers_only,
+                           .follow_external = o->follow_external,
+                           .teller = {source_note},
+                           .progress = call->progress};
     fc_checkpoint *model = NULL;
     *out = NULL;
     fc_arena *arena = NULL;

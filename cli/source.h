@@ -24,6 +24,16 @@ fc_code source_model(const cli_call *call, fc_checkpoint **out, fc_error *err);
  */
 fc_code source_open(const cli_call *call, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err);
 
+/** The files and directories that the command line names to be read, ended by NULL, to be freed.
+ *  @param operands whether the operands are among them. @return NULL without memory. */
+const char **source_inputs(const options *o, bool operands);
+
+/** Refuses a target that is or contains one of them. */
+fc_code source_spare(const options *o, const char *target, fc_error *err);
+
+/** Tells the person at the terminal what was done about a run that died: for fc_teller. @param unused NULL. */
+void source_note(void *unused, const char *line);
+
 /** With --verbose: tells the person at the terminal what was opened. Of several processes one calls this. */
 void source_tell(const options *o, const fc_checkpoint *source);
 

@@ -11,8 +11,8 @@
 
 #include "base/file_name.h"
 #include "base/try.h"
+#include "io/directory.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -42,25 +42,16 @@ static bool has_metadata(const char *directory) {
     return found;
 }
 
-/* Whether the folder holds files of DCP other than its `.metadata`. */
-static bool has_dcp_files(const char *directory) {
-    DIR *dir = opendir(directory);
-    bool found = false;
-    for (const struct dirent *e; dir && !found && (e = readdir(dir)) != NULL;) {
-        found = is_rank_metadata(e->d_name) || is_data_file(e->d_name);
-    }
-    if (dir) {
-        closedir(dir);
-    }
-    return found;
+static bool is_dcp_file(const char *name) {
+    return is_rank_metadata(name) || is_data_file(name);
 }
 
 static bool dcp_probe(const fc_probe *probe) {
     if (probe->is_directory) {
-        return has_metadata(probe->path) || has_dcp_files(probe->path);
+        return has_metadata(probe->path) || fc_dir_find(probe->path, is_dcp_file, probe->err);
     }
     const char *name = fc_base_name(probe->path);
-    return strcmp(name, metadata_name) == 0 || is_rank_metadata(name) || is_data_file(name);
+    return strcmp(name, metadata_name) == 0 || is_dcp_file(name);
 }
 
 fc_code fc_dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, const char *fmt, ...) {
@@ -106,7 +97,11 @@ static fc_code locate(const fc_checkpoint *checkpoint, const char **directory, c
     if (!*directory) {
         return fc_no_memory(err, path);
     }
-    bool known = is_directory ? fc_dcp_count_ranks(path) > 0 : strcmp(base, metadata_name) == 0 || !*metadata;
+    size_t ranks = 0;
+    if (is_directory) {
+        FC_TRY(fc_dcp_count_ranks(path, &ranks, err));
+    }
+    bool known = is_directory ? ranks > 0 : strcmp(base, metadata_name) == 0 || !*metadata;
     return known ? FC_OK : refuse(path, is_directory, err);
 }
 
@@ -132,8 +127,21 @@ static fc_code set_producer(dcp_builder *b, fc_pv version) {
     return b->checkpoint->producer ? FC_OK : fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
 }
 
+fc_code fc_dcp_check_class(const dcp_builder *b, const char *tensor, fc_pv v) {
+    uint32_t aux;
+    size_t n;
+    if (fc_pv_typeof(v) != FC_PV_OBJECT ||
+        fc_pickle_global(b->p, fc_pickle_callee(b->p, v), &aux) != FC_GLOBAL_UNKNOWN) {
+        return FC_OK;
+    }
+    const uint64_t *cell = b->p->cells + fc_pv_payload(fc_pickle_callee(b->p, v));
+    return fc_dcp_fail(b, FC_EUNSUPPORTED, tensor, "unsupported: class %.128s of %.128s",
+                       fc_pickle_bytes(b->p, cell[2], &n), fc_pickle_bytes(b->p, cell[1], &n));
+}
+
 static fc_code build(dcp_builder *b) {
     fc_pv root = b->p->root;
+    FC_TRY(fc_dcp_check_class(b, NULL, root));
     if (!fc_pickle_is_object(b->p, root, FC_CLASS_METADATA)) {
         return fc_dcp_fail(b, FC_ECORRUPT, NULL, "not the metadata of a checkpoint: the pickle holds something else");
     }
@@ -192,7 +200,7 @@ fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, c
 static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     const char *directory = NULL;
     FC_TRY(fc_dcp_open(checkpoint, options, &directory, err));
-    return fc_note_beside(checkpoint, directory, err);
+    return fc_note_other_files(checkpoint, directory, err);
 }
 
 static void dcp_close(fc_checkpoint *checkpoint) {
@@ -201,7 +209,7 @@ static void dcp_close(fc_checkpoint *checkpoint) {
 }
 
 static const char *const extensions[] = {NULL};
-static const char *const file_names[] = {".metadata", "__*_*.distcp", NULL};
+static const fc_own_file own_files[] = {{".metadata", FC_CONTENT_PICKLE}, {"__*_*.distcp", FC_CONTENT_ZIP}, {NULL}};
 
 const fc_format fc_format_dcp = {
     .name = "dcp",
@@ -227,8 +235,9 @@ const fc_format fc_format_dcp = {
         },
     .writer =
         {
-            .file_names = file_names,
+            .own_files = own_files,
             .wants_crc32 = true,
+            .holds_pickles = true,
             .is_directory = fc_dcp_is_directory,
             .files = fc_dcp_files,
             .index = fc_dcp_index,

@@ -8,8 +8,8 @@
  */
 #include "base/try.h"
 #include "dcp/dcp.h"
+#include "io/directory.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -52,18 +52,17 @@ static bool parse_name(const char *name, size_t *rank) {
     return errno == 0 && value < FC_NO_RANK && strcmp(end, ".metadata") == 0;
 }
 
-size_t fc_dcp_count_ranks(const char *directory) {
-    size_t ranks = 0, rank;
-    DIR *dir = opendir(directory);
-    for (const struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
-        if (parse_name(e->d_name, &rank) && rank >= ranks) {
-            ranks = rank + 1;
+fc_code fc_dcp_count_ranks(const char *directory, size_t *ranks, fc_error *err) {
+    fc_dir dir;
+    size_t rank;
+    *ranks = 0;
+    fc_code rc = fc_dir_open(&dir, directory, err);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        if (parse_name(name, &rank) && rank >= *ranks) {
+            *ranks = rank + 1;
         }
     }
-    if (dir) {
-        closedir(dir);
-    }
-    return ranks;
+    return fc_dir_close(&dir, rc, err);
 }
 
 static fc_code open_part(merger *m, size_t rank) {
@@ -322,7 +321,7 @@ static fc_code finish(merger *m) {
 fc_code fc_dcp_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, const char *directory,
                           fc_error *err) {
     merger m = {.checkpoint = checkpoint, .options = options, .directory = directory, .err = err};
-    m.ranks = fc_dcp_count_ranks(directory);
+    FC_TRY(fc_dcp_count_ranks(directory, &m.ranks, err));
     m.parts = calloc(m.ranks + 1, sizeof *m.parts);
     m.first_file = calloc(m.ranks + 1, sizeof *m.first_file);
     fc_code rc;

@@ -5,9 +5,10 @@
 #include "deepspeed/deepspeed.h"
 
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "io/directory.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -64,17 +65,13 @@ static ds_role role_of(const char *name, uint32_t *rank, uint32_t *model_rank) {
                                                                        : DS_OTHER;
 }
 
-static bool is_step(const char *directory) {
+static bool has_role(const char *name) {
     uint32_t rank, model;
-    bool found = false;
-    DIR *dir = opendir(directory);
-    for (const struct dirent *e; dir && !found && (e = readdir(dir)) != NULL;) {
-        found = role_of(e->d_name, &rank, &model) != DS_OTHER;
-    }
-    if (dir) {
-        closedir(dir);
-    }
-    return found;
+    return role_of(name, &rank, &model) != DS_OTHER;
+}
+
+static bool is_step(const char *directory, fc_error *err) {
+    return fc_dir_find(directory, has_role, err);
 }
 
 /* ---- which step ---- */
@@ -103,25 +100,30 @@ static const char *read_latest(const char *directory, char tag[MAX_TAG + 1]) {
     return read_tag(directory, names[0], tag) ? names[0] : read_tag(directory, names[1], tag) ? names[1] : NULL;
 }
 
-static bool step_at(const char *directory, const char *tag, char path[PATH_MAX]) {
-    return snprintf(path, PATH_MAX, "%s/%s", directory, tag) < PATH_MAX && is_step(path);
+/* Whether `tag` is the directory of a step. What is a file, or is not there, is none. */
+static bool step_at(const char *directory, const char *tag, char path[PATH_MAX], fc_error *err) {
+    struct stat st;
+    return snprintf(path, PATH_MAX, "%s/%s", directory, tag) < PATH_MAX && stat(path, &st) == 0 &&
+           S_ISDIR(st.st_mode) && is_step(path, err);
 }
 
-/* The only directory global_step* there is; `*count` of them. */
-static bool only_step(const char *directory, char path[PATH_MAX], size_t *count) {
+/* The last directory global_step* that was found; `*count` of them. */
+static fc_code find_steps(const char *directory, char path[PATH_MAX], size_t *count, fc_error *err) {
     char found[PATH_MAX];
-    DIR *dir = opendir(directory);
+    fc_dir dir;
+    fc_error failed = {FC_OK, ""};
     *count = 0;
-    for (const struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
-        if (strncmp(e->d_name, "global_step", 11) == 0 && step_at(directory, e->d_name, found)) {
+    fc_code rc = fc_dir_open(&dir, directory, err);
+    for (const char *name; rc == FC_OK && failed.code == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        if (strncmp(name, "global_step", 11) == 0 && step_at(directory, name, found, &failed)) {
             strcpy(path, found);
             ++*count;
         }
     }
-    if (dir) {
-        closedir(dir);
+    if (rc == FC_OK && failed.code != FC_OK) {
+        rc = fc_fail(err, failed.code, "%s", failed.message);
     }
-    return *count == 1;
+    return fc_dir_close(&dir, rc, err);
 }
 
 bool fc_ds_probe(const fc_probe *probe) {
@@ -130,33 +132,41 @@ bool fc_ds_probe(const fc_probe *probe) {
     if (!probe->is_directory) {
         return false;
     }
-    if (is_step(probe->path) || (read_latest(probe->path, tag) && step_at(probe->path, tag, path))) {
+    if (is_step(probe->path, probe->err) ||
+        (probe->err->code == FC_OK && read_latest(probe->path, tag) && step_at(probe->path, tag, path, probe->err))) {
         return true;
     }
-    only_step(probe->path, path, &count);
-    return count > 0;
+    return probe->err->code == FC_OK && find_steps(probe->path, path, &count, probe->err) == FC_OK && count > 0;
 }
 
 static fc_code find_step(fc_arena *arena, const char *path, ds_files *out, fc_error *err) {
     char tag[MAX_TAG + 1], found[PATH_MAX];
     size_t count;
-    if (is_step(path)) {
+    fc_error failed = {FC_OK, ""};
+    if (is_step(path, &failed)) {
         out->directory = path;
         return FC_OK;
     }
-    const char *latest = read_latest(path, tag);
+    const char *latest = failed.code == FC_OK ? read_latest(path, tag) : NULL;
+    bool tagged = latest && step_at(path, tag, found, &failed);
+    if (failed.code != FC_OK) {
+        return fc_fail(err, failed.code, "%s", failed.message);
+    }
     if (latest) {
-        if (!step_at(path, tag, found)) {
+        if (!tagged) {
             return fc_fail(err, FC_ECORRUPT,
                            "%s/%s names the step '%.64s', whose directory is missing or holds no checkpoint: name "
                            "the directory of another step",
                            path, latest, tag);
         }
-    } else if (!only_step(path, found, &count)) {
-        return fc_fail(err, FC_EUSAGE,
-                       "%s: holds %zu steps and no file 'latest' that says which: name the directory of "
-                       "one of them",
-                       path, count);
+    } else {
+        FC_TRY(find_steps(path, found, &count, err));
+        if (count != 1) {
+            return fc_fail(err, FC_EUSAGE,
+                           "%s: holds %zu steps and no file 'latest' that says which: name the directory of one of "
+                           "them",
+                           path, count);
+        }
     }
     out->directory = fc_arena_strndup(arena, found, strlen(found));
     return out->directory ? FC_OK : fc_no_memory(err, path);
@@ -210,30 +220,26 @@ static fc_code other_model_rank(ds_files *files, const char *name, ds_role role,
 /* @param list malloc'ed, with malloc'ed names; the caller's, also after a failure. */
 static fc_code list_files(ds_files *files, found_file **list, size_t *count, fc_error *err) {
     size_t capacity = 0;
-    fc_code rc = FC_OK;
-    DIR *dir = opendir(files->directory);
-    if (!dir) {
-        return fc_fail_errno(err, errno, "%s: cannot be listed", files->directory);
-    }
-    for (const struct dirent *e; rc == FC_OK && (e = readdir(dir)) != NULL;) {
+    fc_dir dir;
+    fc_code rc = fc_dir_open(&dir, files->directory, err);
+    for (const char *found; rc == FC_OK && (found = fc_dir_next(&dir)) != NULL;) {
         uint32_t rank, model_rank;
-        ds_role role = role_of(e->d_name, &rank, &model_rank);
+        ds_role role = role_of(found, &rank, &model_rank);
         if (role == DS_OTHER) {
             continue;
         }
         if (role >= DS_LAYER || model_rank > 0) {
-            rc = other_model_rank(files, e->d_name, role, model_rank, err);
+            rc = other_model_rank(files, found, role, model_rank, err);
             continue;
         }
-        char *name = fc_grow(list, &capacity, *count + 1, sizeof **list) ? strdup(e->d_name) : NULL;
+        char *name = fc_grow(list, &capacity, *count + 1, sizeof **list) ? strdup(found) : NULL;
         if (name) {
             (*list)[(*count)++] = (found_file){name, role, rank};
         } else {
             rc = fc_no_memory(err, files->directory);
         }
     }
-    closedir(dir);
-    return rc;
+    return fc_dir_close(&dir, rc, err);
 }
 
 bool fc_ds_keep_file(fc_arena *arena, const char *directory, const char *name, fc_file *out) {
@@ -291,7 +297,9 @@ fc_code fc_ds_find_files(fc_arena *arena, const char *path, ds_files *out, fc_er
     out->model_parallel = 1;
     rc = rc == FC_OK ? list_files(out, &list, &count, err) : rc;
     if (rc == FC_OK) {
-        qsort(list, count, sizeof *list, by_rank);
+        if (count > 0) {
+            qsort(list, count, sizeof *list, by_rank);
+        }
         rc = check_ranks(out, list, count, err);
     }
     rc = rc == FC_OK ? take_files(arena, list, count, out, err) : rc;

@@ -10,8 +10,8 @@
 
 #include "base/grow.h"
 #include "base/try.h"
+#include "io/directory.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -53,39 +53,38 @@ static fc_code add_file(listing *l, const char *param, const char *name, size_t 
 static fc_code list_param(listing *l, const char *name) {
     char path[PATH_MAX];
     bool fits = snprintf(path, sizeof path, "%s/%s/%s", l->files->directory, folder, name) < (int)sizeof path;
-    DIR *dir = fits ? opendir(path) : NULL;
-    if (!dir) {
-        int errnum = fits ? errno : ENAMETOOLONG;
-        return errnum == ENOTDIR
-                   ? FC_OK
-                   : fc_fail_errno(l->err, errnum, "%s/%s/%s: cannot be listed", l->files->directory, folder, name);
+    fc_dir dir;
+    struct stat st;
+    if (!fits) {
+        return fc_fail_errno(l->err, ENAMETOOLONG, "%s/%s/%s: cannot be listed", l->files->directory, folder, name);
+    }
+    if (stat(path, &st) == 0 && !S_ISDIR(st.st_mode)) {
+        return FC_OK;
     }
     const char *param = fc_arena_strndup(l->arena, name, strlen(name));
-    fc_code rc = param ? FC_OK : fc_no_memory(l->err, l->files->directory);
-    for (const struct dirent *e; rc == FC_OK && (e = readdir(dir)) != NULL;) {
-        size_t n = strlen(e->d_name);
-        if (n > 3 && strcmp(e->d_name + n - 3, ".pt") == 0) {
-            rc = add_file(l, param, e->d_name, n - 3);
+    FC_TRY(param ? fc_dir_open(&dir, path, l->err) : fc_no_memory(l->err, l->files->directory));
+    fc_code rc = FC_OK;
+    for (const char *file; rc == FC_OK && (file = fc_dir_next(&dir)) != NULL;) {
+        size_t n = strlen(file);
+        if (n > 3 && strcmp(file + n - 3, ".pt") == 0) {
+            rc = add_file(l, param, file, n - 3);
         }
     }
-    closedir(dir);
-    return rc;
+    return fc_dir_close(&dir, rc, l->err);
 }
 
 static fc_code list_params(listing *l) {
     char path[PATH_MAX];
     bool fits = snprintf(path, sizeof path, "%s/%s", l->files->directory, folder) < (int)sizeof path;
-    DIR *dir = fits ? opendir(path) : NULL;
-    if (!dir) {
-        return fc_fail_errno(l->err, fits ? errno : ENAMETOOLONG, "%s/%s: cannot be listed", l->files->directory,
-                             folder);
+    fc_dir dir;
+    if (!fits) {
+        return fc_fail_errno(l->err, ENAMETOOLONG, "%s/%s: cannot be listed", l->files->directory, folder);
     }
-    fc_code rc = FC_OK;
-    for (const struct dirent *e; rc == FC_OK && (e = readdir(dir)) != NULL;) {
-        rc = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ? FC_OK : list_param(l, e->d_name);
+    fc_code rc = fc_dir_open(&dir, path, l->err);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        rc = list_param(l, name);
     }
-    closedir(dir);
-    return rc;
+    return fc_dir_close(&dir, rc, l->err);
 }
 
 /* By parameter; the master first, the others as they are spelled. */

@@ -5,7 +5,7 @@
 #include "registry.h"
 
 static const char *const extensions[] = {".h5", ".hdf5", NULL};
-static const char *const file_names[] = {"index.h5", "shard-*-of-*.h5", NULL};
+static const fc_own_file own_files[] = {{"index.h5", FC_CONTENT_HDF5}, {"shard-*-of-*.h5", FC_CONTENT_HDF5}, {NULL}};
 
 const fc_format fc_format_hdf5 = {
     .name = "h5",
@@ -28,7 +28,7 @@ const fc_format fc_format_hdf5 = {
     .verifier = {.verify = fc_h5_verify},
     .writer =
         {
-            .file_names = file_names,
+            .own_files = own_files,
             .create = fc_h5_create,
             .reserve = fc_h5_reserve,
             .place = fc_h5_place,

@@ -9,8 +9,8 @@
 #include "hdf5/h5.h"
 #include "hdf5/reader_process/scan.h"
 #include "hdf5/tables.h"
+#include "io/directory.h"
 
-#include <dirent.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -52,25 +52,13 @@ static bool file_has_signature(const fc_probe *probe) {
     return yes;
 }
 
-static bool is_shard_name(const char *name) {
+static bool is_own_name(const char *name) {
     const char *dot = strrchr(name, '.');
-    return strncmp(name, "shard-", 6) == 0 && dot && strcmp(dot, ".h5") == 0;
-}
-
-static bool directory_has_shards(const char *path) {
-    bool found = false;
-    DIR *dir = opendir(path);
-    for (struct dirent *e; dir && !found && (e = readdir(dir));) {
-        found = strcmp(e->d_name, "index.h5") == 0 || is_shard_name(e->d_name);
-    }
-    if (dir) {
-        closedir(dir);
-    }
-    return found;
+    return strcmp(name, "index.h5") == 0 || (strncmp(name, "shard-", 6) == 0 && dot && strcmp(dot, ".h5") == 0);
 }
 
 bool fc_h5_probe(const fc_probe *probe) {
-    return probe->is_directory ? directory_has_shards(probe->path) : file_has_signature(probe);
+    return probe->is_directory ? fc_dir_find(probe->path, is_own_name, probe->err) : file_has_signature(probe);
 }
 
 /* ---- opening ---- */

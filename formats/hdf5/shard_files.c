@@ -4,8 +4,8 @@
 #include "hdf5/shard_files.h"
 
 #include "fsdpckpt/io.h"
+#include "io/directory.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -46,23 +46,19 @@ fc_code fc_h5_check_links(const fc_checkpoint *checkpoint, const char *directory
 
 fc_code fc_h5_check_directory(const char *directory, int64_t ranks, fc_error *err) {
     char expected[64];
-    DIR *dir = opendir(directory);
-    fc_code rc = FC_OK;
-    if (!dir) {
-        return fc_fail_errno(err, errno, "%s: cannot be listed", directory);
-    }
-    for (struct dirent *e; rc == FC_OK && (e = readdir(dir));) {
+    fc_dir dir;
+    fc_code rc = fc_dir_open(&dir, directory, err);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
         long long rank = -1, of = -1;
         int end = -1;
-        if (sscanf(e->d_name, "shard-%lld-of-%lld.h5%n", &rank, &of, &end) != 2 || end < 0 || e->d_name[end]) {
+        if (sscanf(name, "shard-%lld-of-%lld.h5%n", &rank, &of, &end) != 2 || end < 0 || name[end]) {
             continue;
         }
         snprintf(expected, sizeof expected, "shard-%05lld-of-%05lld.h5", rank, (long long)ranks);
-        if (of != ranks || rank < 0 || rank >= ranks || strcmp(expected, e->d_name) != 0) {
+        if (of != ranks || rank < 0 || rank >= ranks || strcmp(expected, name) != 0) {
             rc = fc_fail(err, FC_ECORRUPT, "%s: %s does not belong here: index.h5 is of %lld shards; move it away",
-                         directory, e->d_name, (long long)ranks);
+                         directory, name, (long long)ranks);
         }
     }
-    closedir(dir);
-    return rc;
+    return fc_dir_close(&dir, rc, err);
 }

@@ -9,8 +9,8 @@
 #include "base/grow.h"
 #include "base/try.h"
 #include "fsdpckpt/io.h"
+#include "io/directory.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -71,39 +71,37 @@ static bool parse(const char *directory, const char *name, found_rank *out) {
     return out->file != NULL;
 }
 
-size_t fc_mg_count_ranks(const char *directory) {
+bool fc_mg_has_ranks(const char *directory, fc_error *err) {
+    fc_dir dir;
     found_rank rank;
-    size_t count = 0;
-    DIR *dir = opendir(directory);
-    for (const struct dirent *e; dir && (e = readdir(dir)) != NULL;) {
-        count += parse(directory, e->d_name, &rank);
+    bool found = false;
+    struct stat st;
+    if (stat(directory, &st) != 0 || !S_ISDIR(st.st_mode)) {
+        return false;
     }
-    if (dir) {
-        closedir(dir);
+    fc_code rc = fc_dir_open(&dir, directory, err);
+    for (const char *name; rc == FC_OK && !found && (name = fc_dir_next(&dir)) != NULL;) {
+        found = parse(directory, name, &rank);
     }
-    return count;
+    return fc_dir_close(&dir, rc, err) == FC_OK && found;
 }
 
 static fc_code list(const char *directory, found_rank **out, size_t *count, fc_error *err) {
     size_t capacity = 0;
-    fc_code rc = FC_OK;
-    DIR *dir = opendir(directory);
-    if (!dir) {
-        return fc_fail_errno(err, errno, "%s: cannot be listed", directory);
-    }
-    for (const struct dirent *e; (e = readdir(dir)) != NULL;) {
-        found_rank rank;
-        if (!parse(directory, e->d_name, &rank)) {
+    fc_dir dir;
+    found_rank rank;
+    fc_code rc = fc_dir_open(&dir, directory, err);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        if (!parse(directory, name, &rank)) {
             continue;
         }
-        if (!fc_grow(out, &capacity, *count + 1, sizeof **out)) {
+        if (fc_grow(out, &capacity, *count + 1, sizeof **out)) {
+            (*out)[(*count)++] = rank;
+        } else {
             rc = fc_no_memory(err, directory);
-            break;
         }
-        (*out)[(*count)++] = rank;
     }
-    closedir(dir);
-    return rc;
+    return fc_dir_close(&dir, rc, err);
 }
 
 /* The last numbers first, so that places are in order whatever they mean: by stage, by expert, by tensor. */

@@ -23,8 +23,8 @@ static const char common[] = "common.pt";
 
 enum { TRACKED = 32 };
 
-static bool is_iteration(const char *directory) {
-    return fc_dcp_has_file(directory, common) || fc_mg_count_ranks(directory) > 0;
+static bool is_iteration(const char *directory, fc_error *err) {
+    return fc_dcp_has_file(directory, common) || fc_mg_has_ranks(directory, err);
 }
 
 /* What the tracker names: "iter_0000010" for 10, or "release". */
@@ -51,18 +51,23 @@ static bool megatron_probe(const fc_probe *probe) {
     if (!probe->is_directory) {
         return false;
     }
-    return is_iteration(probe->path) ||
-           (read_tracker(probe->path, name) && fc_find_in(probe->path, name, path) && is_iteration(path));
+    return is_iteration(probe->path, probe->err) ||
+           (probe->err->code == FC_OK && read_tracker(probe->path, name) && fc_find_in(probe->path, name, path) &&
+            is_iteration(path, probe->err));
 }
 
 static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     char name[TRACKED], path[PATH_MAX];
-    if (!is_iteration(checkpoint->path) && read_tracker(checkpoint->path, name) &&
+    fc_error failed = {FC_OK, ""};
+    if (!is_iteration(checkpoint->path, &failed) && failed.code == FC_OK && read_tracker(checkpoint->path, name) &&
         fc_find_in(checkpoint->path, name, path)) {
         checkpoint->path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
         if (!checkpoint->path) {
             return fc_no_memory(err, NULL);
         }
+    }
+    if (failed.code != FC_OK) {
+        return fc_fail(err, failed.code, "%s", failed.message);
     }
     fc_code rc = fc_dcp_has_file(checkpoint->path, common)
                      ? fc_dcp_open_with_file(checkpoint, common, false, options, err)

@@ -43,7 +43,7 @@ typedef struct mg_grid {
 } mg_grid;
 
 /** How many directories of ranks there are. */
-size_t fc_mg_count_ranks(const char *directory);
+bool fc_mg_has_ranks(const char *directory, fc_error *err);
 
 /** Finds the files of all ranks; sets checkpoint->files. */
 fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, mg_grid *out, fc_error *err);

@@ -16,7 +16,8 @@
 static bool pt_probe(const fc_probe *probe) {
     char path[PATH_MAX];
     if (probe->is_directory) {
-        return fc_pt_has_sets(probe->path) || fc_pt_find_index(probe->path, path);
+        return fc_pt_has_sets(probe->path, probe->err) ||
+               (probe->err->code == FC_OK && fc_pt_find_index(probe->path, path));
     }
     return fc_pt_is_index(probe->path) || fc_torch_is_zip(probe->head, probe->head_size) ||
            fc_torch_is_legacy(probe->head, probe->head_size) || fc_torch_is_tar(probe->head, probe->head_size);
@@ -50,7 +51,7 @@ static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
         fc_code rc = fc_pt_find_index(path, model) ? open_model(checkpoint, model, options, err)
                                                    : fc_pt_open_ranks(checkpoint, path, NULL, options, err);
-        return rc == FC_OK ? fc_note_beside(checkpoint, path, err) : rc;
+        return rc == FC_OK ? fc_note_other_files(checkpoint, path, err) : rc;
     }
     if (fc_pt_parse_rank_name(base, &name) && name.ranks > 0) {
         return open_set_of(checkpoint, options, base, name.name, err);
@@ -59,7 +60,7 @@ static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options
 }
 
 static const char *const extensions[] = {".pt", ".pth", ".bin", ".ckpt", NULL};
-static const char *const file_names[] = {"model_world_size_*_rank_*.pt", NULL};
+static const fc_own_file own_files[] = {{"model_world_size_*_rank_*.pt", FC_CONTENT_ZIP}, {NULL}};
 
 const fc_format fc_format_pt = {
     .name = "pt",
@@ -84,9 +85,10 @@ const fc_format fc_format_pt = {
         },
     .writer =
         {
-            .file_names = file_names,
+            .own_files = own_files,
             .self_contained = true,
             .wants_crc32 = true,
+            .holds_pickles = true,
             .is_directory = fc_pt_is_directory,
             .files = fc_pt_files,
             .create = fc_pt_create,

@@ -33,7 +33,7 @@ typedef struct pt_rank_name {
 bool fc_pt_parse_rank_name(const char *file, pt_rank_name *out);
 
 /** Whether the directory has such a file. */
-bool fc_pt_has_sets(const char *directory);
+bool fc_pt_has_sets(const char *directory, fc_error *err);
 
 /** Finds the sets of a directory, "model" and "optim" first. Where names do not say it, the number of ranks follows
  * from the highest. @param out in `arena`. */

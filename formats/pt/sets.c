@@ -6,8 +6,8 @@
 #include "pt/ranks.h"
 
 #include "base/grow.h"
+#include "io/directory.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,17 +97,13 @@ bool fc_pt_parse_rank_name(const char *file, pt_rank_name *out) {
     return known && out->name < MAX_NAME && (out->ranks == 0 || out->rank < out->ranks);
 }
 
-bool fc_pt_has_sets(const char *directory) {
+static bool is_rank_name(const char *file) {
     pt_rank_name name;
-    DIR *dir = opendir(directory);
-    bool found = false;
-    for (const struct dirent *e; dir && !found && (e = readdir(dir)) != NULL;) {
-        found = fc_pt_parse_rank_name(e->d_name, &name);
-    }
-    if (dir) {
-        closedir(dir);
-    }
-    return found;
+    return fc_pt_parse_rank_name(file, &name);
+}
+
+bool fc_pt_has_sets(const char *directory, fc_error *err) {
+    return fc_dir_find(directory, is_rank_name, err);
 }
 
 static int order_of(const pt_set *set) {
@@ -160,26 +156,22 @@ static int by_text(const void *a, const void *b) {
 
 /* The names of ranks' files in `directory`, sorted, so that what is said of them is the same everywhere. */
 static fc_code list_names(const char *directory, fc_arena *arena, char ***out, size_t *count, fc_error *err) {
-    DIR *dir = opendir(directory);
+    fc_dir dir;
     char **names = NULL;
     size_t capacity = 0;
     *count = 0;
-    if (!dir) {
-        return fc_fail_errno(err, errno, "%s: cannot be read", directory);
-    }
-    fc_code rc = FC_OK;
-    for (const struct dirent *e; rc == FC_OK && (e = readdir(dir)) != NULL;) {
-        pt_rank_name name;
-        if (!fc_pt_parse_rank_name(e->d_name, &name)) {
+    fc_code rc = fc_dir_open(&dir, directory, err);
+    for (const char *file; rc == FC_OK && (file = fc_dir_next(&dir)) != NULL;) {
+        if (!is_rank_name(file)) {
             continue;
         }
         if (!fc_grow(&names, &capacity, *count + 1, sizeof *names) ||
-            !(names[*count] = fc_arena_strndup(arena, e->d_name, strlen(e->d_name)))) {
+            !(names[*count] = fc_arena_strndup(arena, file, strlen(file)))) {
             rc = fc_no_memory(err, directory);
         }
         *count += rc == FC_OK;
     }
-    closedir(dir);
+    rc = fc_dir_close(&dir, rc, err);
     if (*count > 0) {
         qsort(names, *count, sizeof *names, by_text);
     }

@@ -9,8 +9,8 @@
 
 #include "base/file_name.h"
 #include "base/try.h"
+#include "io/directory.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -88,26 +88,24 @@ static bool add_name(listing *l, fc_arena *arena, const char *name) {
 
 /* @param out the caller frees out->names, also after a failure. */
 static fc_code list(fc_arena *arena, const char *directory, listing *out, fc_error *err) {
-    DIR *dir = opendir(directory);
+    fc_dir dir;
     bool enough = true;
-    if (!dir) {
-        return fc_fail_errno(err, errno, "%s: cannot be listed", directory);
-    }
-    for (const struct dirent *e; enough && (e = readdir(dir)) != NULL;) {
-        if (fc_ends_with(e->d_name, ST_EXTENSION) && e->d_name[0] != '.') {
-            enough = add_name(out, arena, e->d_name);
-        } else if (fc_ends_with(e->d_name, ST_INDEX_EXTENSION)) {
-            bool usual = strcmp(e->d_name, ST_INDEX_NAME) == 0;
+    fc_code rc = fc_dir_open(&dir, directory, err);
+    for (const char *name; rc == FC_OK && enough && (name = fc_dir_next(&dir)) != NULL;) {
+        if (fc_ends_with(name, ST_EXTENSION) && name[0] != '.') {
+            enough = add_name(out, arena, name);
+        } else if (fc_ends_with(name, ST_INDEX_EXTENSION)) {
+            bool usual = strcmp(name, ST_INDEX_NAME) == 0;
             out->indexes++;
             if (usual || !out->index) {
-                out->index = usual ? ST_INDEX_NAME : fc_arena_strndup(arena, e->d_name, strlen(e->d_name));
+                out->index = usual ? ST_INDEX_NAME : fc_arena_strndup(arena, name, strlen(name));
                 enough = out->index != NULL;
             }
         }
     }
-    closedir(dir);
-    if (!enough) {
-        return fc_no_memory(err, directory);
+    rc = fc_dir_close(&dir, rc, err);
+    if (rc != FC_OK || !enough) {
+        return rc != FC_OK ? rc : fc_no_memory(err, directory);
     }
     if (out->count > 1) {
         qsort(out->names, out->count, sizeof *out->names, by_name);
@@ -115,17 +113,8 @@ static fc_code list(fc_arena *arena, const char *directory, listing *out, fc_err
     return FC_OK;
 }
 
-static bool has_safetensors(const char *directory) {
-    DIR *dir = opendir(directory);
-    bool found = false;
-    for (const struct dirent *e; dir && !found && (e = readdir(dir)) != NULL;) {
-        found = e->d_name[0] != '.' &&
-                (fc_ends_with(e->d_name, ST_EXTENSION) || fc_ends_with(e->d_name, ST_INDEX_EXTENSION));
-    }
-    if (dir) {
-        closedir(dir);
-    }
-    return found;
+static bool is_data_or_index(const char *name) {
+    return name[0] != '.' && (fc_ends_with(name, ST_EXTENSION) || fc_ends_with(name, ST_INDEX_EXTENSION));
 }
 
 /* Whether a file starts with a valid header length and a JSON object. */
@@ -146,7 +135,7 @@ static bool is_header_start(const unsigned char *head, size_t size) {
 
 bool fc_st_files_probe(const fc_probe *probe) {
     if (probe->is_directory) {
-        return has_safetensors(probe->path);
+        return fc_dir_find(probe->path, is_data_or_index, probe->err);
     }
     return fc_ends_with(probe->path, ST_EXTENSION) || fc_ends_with(probe->path, ST_INDEX_EXTENSION) ||
            is_header_start(probe->head, probe->head_size);

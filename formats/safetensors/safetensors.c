@@ -280,7 +280,7 @@ static fc_code st_open(fc_checkpoint *checkpoint, const fc_open_options *options
     if (stat(checkpoint->path, &st) != 0 || !S_ISDIR(st.st_mode)) {
         return FC_OK;
     }
-    return fc_note_beside(checkpoint, checkpoint->path, err);
+    return fc_note_other_files(checkpoint, checkpoint->path, err);
 }
 
 static bool is_whole(const fc_tensor *tensor, const fc_chunk *chunk) {
@@ -338,8 +338,11 @@ static fc_code st_digest(const fc_checkpoint *checkpoint, const fc_tensor *tenso
 }
 
 static const char *const extensions[] = {ST_EXTENSION, NULL};
-static const char *const file_names[] = {"model.safetensors.index.json", "model.safetensors",
-                                         "model-*-of-*.safetensors", "shard-*-model-*-of-*.safetensors", NULL};
+static const fc_own_file own_files[] = {{"model.safetensors.index.json", FC_CONTENT_JSON},
+                                        {"model.safetensors", FC_CONTENT_SAFETENSORS},
+                                        {"model-*-of-*.safetensors", FC_CONTENT_SAFETENSORS},
+                                        {"shard-*-model-*-of-*.safetensors", FC_CONTENT_SAFETENSORS},
+                                        {NULL}};
 
 const fc_format fc_format_safetensors = {
     .name = "safetensors",
@@ -364,7 +367,7 @@ const fc_format fc_format_safetensors = {
         },
     .writer =
         {
-            .file_names = file_names,
+            .own_files = own_files,
             .self_contained = true,
             .objects_note = "in __metadata__, where only fsdpckpt finds them: safetensors has no objects",
             .is_directory = fc_st_is_directory,

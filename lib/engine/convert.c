@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/try.h"
+#include "checkpoint/identity.h"
 #include "engine/ranks.h"
 #include "engine/source_crc.h"
 #include "engine/tuning.h"
@@ -37,6 +38,22 @@ static fc_code check_refusals(const fc_target *target, fc_error *err) {
     fc_code rc = count == 1 ? fc_fail(err, first.code, "%s", first.message)
                             : fc_fail(err, first.code, "%s; the first of %zu such values", first.message, count);
     return fc_advise(err, rc, first.hint, first.about);
+}
+
+/* Before anything is written: what runs when PyTorch loads the target must be harmless. */
+static fc_code check_objects(const fc_target *target, const fc_convert_options *options, fc_error *err) {
+    for (size_t i = 0; i < target->ntensors && options->format->writer.holds_pickles && !options->trust_objects; i++) {
+        const fc_tensor *object = target->tensors[i].source;
+        fc_object_verdict verdict;
+        FC_TRY(fc_checkpoint_object_verdict(target->source, object, &verdict, err));
+        if (verdict.risk != FC_OBJECT_HARMLESS) {
+            return fc_fail(
+                err, verdict.risk == FC_OBJECT_RUNS ? FC_ECORRUPT : FC_EUNSUPPORTED,
+                "%s: object %.256s: %s; --exclude '%.256s' leaves it out, --trust-objects copies it unchanged",
+                target->source->path, object->name, verdict.reason, object->name);
+        }
+    }
+    return FC_OK;
 }
 
 /* Fail closed: nothing is created before every target element is known to be covered exactly once. */
@@ -303,6 +320,7 @@ static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc
     if (rc == FC_OK && is_cancelled(&options->move)) {
         rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
     }
+    rc = rc == FC_OK ? fc_identities_check(target->source, err) : rc;
     rc = fc_ranks_agree(options->comm, rc, err);
     if (rc == FC_OK && commit) {
         fc_commit_count(commit, options->move.progress);
@@ -323,17 +341,22 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
         bytes = report->header_bytes; /* what is compressed may fit where the data would not: only writing tells */
     }
     const fc_format *format = options->format;
-    bool is_directory = format->writer.is_directory ? format->writer.is_directory(target) : target->mesh->ndim > 0;
+    const fc_commit_options how = {.path = path,
+                                   .is_directory = format->writer.is_directory ? format->writer.is_directory(target)
+                                                                               : target->mesh->ndim > 0,
+                                   .force = options->force,
+                                   .bytes = bytes,
+                                   .teller = options->teller};
     fc_code rc =
         fits ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
     if (options->dry_run) {
-        rc = rc == FC_OK && path ? fc_commit_check(path, is_directory, options->force, bytes, err) : rc;
+        rc = rc == FC_OK && path ? fc_commit_check(&how, err) : rc;
         return fc_ranks_agree(options->comm, rc, err);
     }
     fc_progress_begin(options->move.progress, FC_PHASE_COPYING, FC_COUNTED_BYTES,
                       report->data_bytes / (options->comm ? (uint64_t)options->comm->size : 1));
     if (rc == FC_OK && fc_ranks_leads(options->comm)) {
-        rc = fc_commit_begin(path, is_directory, options->force, bytes, &commit, err);
+        rc = fc_commit_begin(&how, &commit, err);
     }
     rc = write_staged(target, commit, options, report, rc, err);
     if (rc == FC_OK && commit) {
@@ -371,14 +394,22 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
     return FC_OK;
 }
 
+/* The target must not replace what it is made of, unless it holds all of that. */
+static fc_code check_target(const fc_target *target, const char *path, const fc_convert_options *options,
+                            const fc_convert_report *report, fc_error *err) {
+    bool holds_all = !options->partial && report->selected.left_out == 0;
+    for (size_t i = 0; i < target->ntensors && holds_all; i++) {
+        holds_all = target->tensors[i].dtype == target->tensors[i].source->dtype;
+    }
+    fc_code rc = fc_checkpoint_spare(target->source, path, holds_all, err);
+    return rc == FC_OK && options->inputs ? fc_check_inputs(path, options->inputs, "a file", err) : rc;
+}
+
 /* Everything before the target is touched, by each rank for itself. */
 static fc_code plan(const fc_checkpoint *source, const char *path, const fc_convert_options *options, fc_arena *arena,
                     fc_target *target, fc_convert_report *report, fc_error *err) {
     FC_TRY(check_request(source, path, options, err));
     fc_progress_begin(options->move.progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, 0);
-    if (path && fc_checkpoint_needs(source, path)) {
-        return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is read: name another target", path);
-    }
     if (options->selection.compress && !options->format->writer.place) {
         return fc_fail(err, FC_EUNSUPPORTED, "the format '%s' has no compression: only HDF5 targets are compressed",
                        options->format->name);
@@ -390,8 +421,10 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     fc_selection selection = options->selection;
     selection.self_contained = options->format->writer.self_contained;
     fc_code rc = fc_target_new(source, &selection, arena, target, &report->selected, err);
+    rc = rc == FC_OK && path ? check_target(target, path, options, report, err) : rc;
     rc = rc == FC_OK ? check_headers(source, options->move.progress, err) : rc;
     rc = rc == FC_OK ? check_refusals(target, err) : rc;
+    rc = rc == FC_OK ? check_objects(target, options, err) : rc;
     rc = rc == FC_OK ? check_coverage(target, options->move.progress, err) : rc;
     if (rc == FC_OK) {
         rc = measure(target, options, report, err);

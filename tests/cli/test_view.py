@@ -53,8 +53,11 @@ class View(harness.Case):
         with open(self.path("v.h5"), "w") as f:
             f.write("mine")
         self.fails(2, "view", harness.corpus(MESH), "-o", "v.h5", contains=["v.h5", "--force"])
+        self.fails(2, "view", harness.corpus(MESH), "-o", "v.h5", "--force", contains=["v.h5", "not a checkpoint"])
         with open(self.path("v.h5")) as f:
             self.assertEqual(f.read(), "mine")
+        os.unlink(self.path("v.h5"))
+        self.ok("view", harness.corpus(MESH), "-o", "v.h5", "-q")
         self.ok("view", harness.corpus(MESH), "-o", "v.h5", "--force", "-q")
         copy = self.copy(MESH)
         for name in sorted(os.listdir(copy)):

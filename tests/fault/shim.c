@@ -2,7 +2,9 @@
  * Fault injection from outside: preloaded into the command, it fails the n-th call of a family, counted over the
  * whole process (and anew in a child). The product itself has no hooks; libhdf5's system calls fail like our own.
  *
- *   FAULT_FAMILY=sys|mem  which calls       FAULT_AT=n  which of them, from 1       FAULT_ERRNO=number
+ *   FAULT_FAMILY=sys|mem|dir  which calls (dir: those of sys that list directories)       FAULT_AT=n  which of them,
+ * from 1       FAULT_ERRNO=number FAULT_KILL=1          the process is killed there instead, as by kill -9
+ *   FAULT_NO_EXCHANGE=1   renameat2 knows no flags, as on NFS
  *   FAULT_LOG=path        an existing file of 64 bytes that gets the name of the call that failed; it is mapped at
  *                         the start, so that a child confined by seccomp can still say so
  *
@@ -12,15 +14,19 @@
 /* Both names of each call are wanted: open and open64. */
 #undef _FILE_OFFSET_BITS
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <link.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -28,7 +34,7 @@
 
 static atomic_long calls;
 static long fault_at;
-static bool family_mem;
+static bool family_mem, family_dir, kills, no_exchange;
 static int fault_errno = EIO;
 static uintptr_t text_begin, text_end;
 static char *fault_log;
@@ -91,6 +97,9 @@ __attribute__((constructor)) static void start(void) {
     find_symbols();
     family_mem = family && strcmp(family, "mem") == 0;
     fault_errno = number ? atoi(number) : EIO;
+    family_dir = family && strcmp(family, "dir") == 0;
+    kills = getenv("FAULT_KILL") != NULL;
+    no_exchange = getenv("FAULT_NO_EXCHANGE") != NULL;
     const char *path = getenv("FAULT_LOG");
     int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (fd >= 0) {
@@ -109,8 +118,16 @@ static bool fails(bool mem, const char *name) {
     if (fault_log) {
         strncpy(fault_log, name, LOG_SIZE - 1);
     }
+    if (kills) {
+        raise(SIGKILL);
+    }
     errno = mem ? ENOMEM : fault_errno;
     return true;
+}
+
+/* A call that is no listing of a directory. */
+static bool call_fails(const char *name) {
+    return !family_dir && fails(false, name);
 }
 
 static bool called_by_us(const void *from) {
@@ -182,7 +199,7 @@ int open(const char *path, int flags, ...) {
     va_start(args, flags);
     mode_t mode = mode_of(flags, args);
     va_end(args);
-    return fails(false, "open") ? -1 : real(path, flags, mode);
+    return call_fails("open") ? -1 : real(path, flags, mode);
 }
 
 int open64(const char *path, int flags, ...) {
@@ -191,7 +208,7 @@ int open64(const char *path, int flags, ...) {
     va_start(args, flags);
     mode_t mode = mode_of(flags, args);
     va_end(args);
-    return fails(false, "open64") ? -1 : real(path, flags, mode);
+    return call_fails("open64") ? -1 : real(path, flags, mode);
 }
 
 int openat(int dir, const char *path, int flags, ...) {
@@ -200,14 +217,15 @@ int openat(int dir, const char *path, int flags, ...) {
     va_start(args, flags);
     mode_t mode = mode_of(flags, args);
     va_end(args);
-    return fails(false, "openat") ? -1 : real(dir, path, flags, mode);
+    return call_fails("openat") ? -1 : real(dir, path, flags, mode);
 }
 
+/* NOLINTBEGIN(bugprone-macro-parentheses): the arguments are types and lists */
 #define FAULTY(ret, name, params, call)                                                                                \
     ret name params;                                                                                                   \
     ret name params {                                                                                                  \
         REAL(ret(*) params, #name);                                                                                    \
-        return fails(false, #name) ? (ret)-1 : real call;                                                              \
+        return call_fails(#name) ? (ret)-1 : real call;                                                                \
     }
 
 FAULTY(ssize_t, pread, (int fd, void *buf, size_t n, off_t at), (fd, buf, n, at))
@@ -220,14 +238,53 @@ FAULTY(int, ftruncate64, (int fd, off64_t size), (fd, size))
 FAULTY(int, fallocate, (int fd, int mode, off_t at, off_t size), (fd, mode, at, size))
 FAULTY(int, fallocate64, (int fd, int mode, off64_t at, off64_t size), (fd, mode, at, size))
 FAULTY(int, rename, (const char *from, const char *to), (from, to))
-FAULTY(int, renameat2, (int fromdir, const char *from, int todir, const char *to, unsigned flags),
-       (fromdir, from, todir, to, flags))
+FAULTY(int, renameat, (int fromdir, const char *from, int todir, const char *to), (fromdir, from, todir, to))
+
+int renameat2(int fromdir, const char *from, int todir, const char *to, unsigned flags) {
+    REAL(int (*)(int, const char *, int, const char *, unsigned), "renameat2");
+    if (call_fails("renameat2")) {
+        return -1;
+    }
+    if (no_exchange && flags != 0) {
+        errno = EINVAL;
+        return -1;
+    }
+    return real(fromdir, from, todir, to, flags);
+}
+
 FAULTY(int, mkdir, (const char *path, mode_t mode), (path, mode))
+FAULTY(int, mkdirat, (int dir, const char *path, mode_t mode), (dir, path, mode))
+FAULTY(int, flock, (int fd, int operation), (fd, operation))
+FAULTY(int, fchmod, (int fd, mode_t mode), (fd, mode))
+
+/* Clean-up: whether it is done does not change what a run returns, so these are only places to be killed at. */
+#define ONLY_KILLED(ret, name, params, call)                                                                           \
+    ret name params;                                                                                                   \
+    ret name params {                                                                                                  \
+        REAL(ret(*) params, #name);                                                                                    \
+        return kills && call_fails(#name) ? (ret)-1 : real call;                                                       \
+    }
+
+ONLY_KILLED(int, unlinkat, (int dir, const char *path, int flags), (dir, path, flags))
+ONLY_KILLED(int, rmdir, (const char *path), (path))
+
+/* A directory that cannot be listed, or not to its end. */
+#define FAULTY_POINTER(ret, name, params, call)                                                                        \
+    ret name params {                                                                                                  \
+        REAL(ret(*) params, #name);                                                                                    \
+        return fails(false, #name) ? NULL : real call;                                                                 \
+    }
+
+FAULTY_POINTER(DIR *, opendir, (const char *path), (path))
+FAULTY_POINTER(DIR *, fdopendir, (int fd), (fd))
+FAULTY_POINTER(struct dirent *, readdir, (DIR * dir), (dir))
+FAULTY_POINTER(struct dirent64 *, readdir64, (DIR * dir), (dir))
 
 char *mkdtemp(char *template) {
     REAL(char *(*)(char *), "mkdtemp");
-    return fails(false, "mkdtemp") ? NULL : real(template);
+    return call_fails("mkdtemp") ? NULL : real(template);
 }
 
 FAULTY(int, pipe2, (int fds[2], int flags), (fds, flags))
 FAULTY(pid_t, fork, (void), ())
+/* NOLINTEND(bugprone-macro-parentheses) */

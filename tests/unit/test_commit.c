@@ -64,11 +64,26 @@ static void put_in(const fc_commit *commit, const char *name, const char *text) 
     put(path, text);
 }
 
+/* What the teller was told last. */
+static char told[1024];
+
+static void tell(void *unused, const char *line) {
+    (void)unused;
+    snprintf(told, sizeof told, "%s", line);
+}
+
+static fc_code begin(const char *path, bool is_directory, bool force, uint64_t bytes, fc_commit **out, fc_error *err) {
+    const fc_commit_options how = {
+        .path = path, .is_directory = is_directory, .force = force, .bytes = bytes, .teller = {tell, NULL}};
+    told[0] = '\0';
+    return fc_commit_begin(&how, out, err);
+}
+
 static void new_file(void **state) {
     (void)state;
     fc_commit *commit;
     fc_error err;
-    assert_int_equal(fc_commit_begin("model.h5", false, false, 10, &commit, &err), FC_OK);
+    assert_int_equal(begin("model.h5", false, false, 10, &commit, &err), FC_OK);
     put(fc_commit_path(commit), "new");
     assert_int_equal(access("model.h5", F_OK), -1);
     assert_int_equal(fc_commit_finish(commit, &err), FC_OK);
@@ -76,17 +91,20 @@ static void new_file(void **state) {
     assert_int_equal(entries("."), 1);
 }
 
+/* The start of a file that --force replaces: HDF5. */
+#define OURS "\x89HDF\r\n\x1a\n"
+
 static void existing_file_needs_force(void **state) {
     (void)state;
     fc_commit *commit;
     fc_error err;
-    put("model.h5", "old");
-    assert_int_equal(fc_commit_begin("model.h5", false, false, 10, &commit, &err), FC_EUSAGE);
+    put("model.h5", OURS "old");
+    assert_int_equal(begin("model.h5", false, false, 10, &commit, &err), FC_EUSAGE);
     assert_non_null(strstr(err.message, "model.h5: exists: --force replaces it"));
     assert_null(commit);
-    assert_int_equal(fc_commit_begin("model.h5", false, true, 10, &commit, &err), FC_OK);
+    assert_int_equal(begin("model.h5", false, true, 10, &commit, &err), FC_OK);
     put(fc_commit_path(commit), "new");
-    assert_content("model.h5", "old");
+    assert_content("model.h5", OURS "old");
     assert_int_equal(fc_commit_finish(commit, &err), FC_OK);
     assert_content("model.h5", "new");
     assert_int_equal(entries("."), 1);
@@ -96,7 +114,7 @@ static void target_that_appears_meanwhile_is_kept(void **state) {
     (void)state;
     fc_commit *commit;
     fc_error err;
-    assert_int_equal(fc_commit_begin("model.h5", false, false, 10, &commit, &err), FC_OK);
+    assert_int_equal(begin("model.h5", false, false, 10, &commit, &err), FC_OK);
     put(fc_commit_path(commit), "new");
     put("model.h5", "other");
     assert_int_equal(fc_commit_finish(commit, &err), FC_EUSAGE);
@@ -108,7 +126,7 @@ static void abort_leaves_nothing(void **state) {
     (void)state;
     fc_commit *commit;
     fc_error err;
-    assert_int_equal(fc_commit_begin("out/", true, false, 10, &commit, &err), FC_OK);
+    assert_int_equal(begin("out/", true, false, 10, &commit, &err), FC_OK);
     put_in(commit, "index.h5", "x");
     assert_int_equal(entries("."), 1);
     fc_commit_abort(commit);
@@ -122,9 +140,9 @@ static void directory_is_replaced_whole(void **state) {
     fc_error err;
     struct stat st;
     assert_int_equal(mkdir("out", 0777), 0);
-    put("out/index.h5", "old");
-    put("out/shard-00000-of-00001.h5", "old");
-    assert_int_equal(fc_commit_begin("out", true, true, 10, &commit, &err), FC_OK);
+    put("out/index.h5", OURS);
+    put("out/shard-00000-of-00001.h5", OURS);
+    assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_OK);
     put_in(commit, "index.h5", "new");
     assert_int_equal(fc_commit_finish(commit, &err), FC_OK);
     assert_content("out/index.h5", "new");
@@ -142,14 +160,14 @@ static void empty_directory_gives_way(void **state) {
     fc_commit *commit;
     fc_error err;
     assert_int_equal(mkdir("out", 0700), 0);
-    assert_int_equal(fc_commit_begin("out/", true, false, 10, &commit, &err), FC_OK);
+    assert_int_equal(begin("out/", true, false, 10, &commit, &err), FC_OK);
     put_in(commit, "index.h5", "new");
     assert_int_equal(fc_commit_finish(commit, &err), FC_OK);
     assert_content("out/index.h5", "new");
-    assert_int_equal(fc_commit_begin("out", true, false, 10, &commit, &err), FC_EUSAGE);
+    assert_int_equal(begin("out", true, false, 10, &commit, &err), FC_EUSAGE);
     assert_non_null(strstr(err.message, "out: exists: --force replaces it"));
     assert_int_equal(mkdir("filled", 0777), 0);
-    assert_int_equal(fc_commit_begin("filled", true, false, 10, &commit, &err), FC_OK);
+    assert_int_equal(begin("filled", true, false, 10, &commit, &err), FC_OK);
     put("filled/other", "theirs");
     assert_int_equal(fc_commit_finish(commit, &err), FC_EUSAGE);
     assert_content("filled/other", "theirs");
@@ -162,12 +180,184 @@ static void force_deletes_only_its_own_files(void **state) {
     fc_error err;
     assert_int_equal(mkdir("out", 0777), 0);
     put("out/thesis.tex", "years");
-    assert_int_equal(fc_commit_begin("out", true, true, 10, &commit, &err), FC_EUSAGE);
+    assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_EUSAGE);
     assert_non_null(strstr(err.message, "--force would delete 'thesis.tex'"));
     assert_content("out/thesis.tex", "years");
-    assert_int_equal(fc_commit_begin("out", false, true, 10, &commit, &err), FC_EUSAGE);
-    assert_int_equal(fc_commit_begin("out/thesis.tex", true, true, 10, &commit, &err), FC_EUSAGE);
+    assert_int_equal(begin("out", false, true, 10, &commit, &err), FC_EUSAGE);
+    assert_int_equal(begin("out/thesis.tex", true, true, 10, &commit, &err), FC_EUSAGE);
     assert_int_equal(entries("."), 1);
+}
+
+/* A name like ours is not enough: content and kind count, too. */
+static void force_looks_into_files(void **state) {
+    (void)state;
+    fc_commit *commit;
+    fc_error err;
+    assert_int_equal(mkdir("out", 0777), 0);
+    assert_int_equal(mkdir("out/shard-00000-of-00001.h5", 0777), 0);
+    put("out/shard-00000-of-00001.h5/thesis.tex", "years");
+    assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_EUSAGE);
+    assert_non_null(strstr(err.message, "--force would delete 'shard-00000-of-00001.h5'"));
+    assert_content("out/shard-00000-of-00001.h5/thesis.tex", "years");
+    assert_int_equal(mkdir("other", 0777), 0);
+    put("other/index.h5", "not HDF5");
+    assert_int_equal(begin("other", true, true, 10, &commit, &err), FC_EUSAGE);
+    put("other/index.h5", OURS);
+    assert_int_equal(symlink("../thesis.h5", "other/shard-00000-of-00001.h5"), 0);
+    assert_int_equal(begin("other", true, true, 10, &commit, &err), FC_EUSAGE);
+    put("letter.h5", "Dear reader");
+    assert_int_equal(begin("letter.h5", false, true, 10, &commit, &err), FC_EUSAGE);
+    assert_string_equal(err.message + strlen(err.message) - strlen("remove it yourself or name another target"),
+                        "remove it yourself or name another target");
+    put("letter.h5", "");
+    assert_int_equal(begin("letter.h5", false, true, 10, &commit, &err), FC_OK);
+    fc_commit_abort(commit);
+    assert_int_equal(entries("."), 3);
+}
+
+static void permissions_are_kept(void **state) {
+    (void)state;
+    fc_commit *commit;
+    fc_error err;
+    struct stat st;
+    put("model.h5", OURS);
+    assert_int_equal(chmod("model.h5", 0600), 0);
+    assert_int_equal(begin("model.h5", false, true, 10, &commit, &err), FC_OK);
+    put(fc_commit_path(commit), "new");
+    assert_int_equal(fc_commit_finish(commit, &err), FC_OK);
+    assert_int_equal(stat("model.h5", &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0600);
+    assert_int_equal(mkdir("out", 0777), 0);
+    put("out/index.h5", OURS);
+    put("out/shard-00000-of-00001.h5", OURS);
+    assert_int_equal(chmod("out/index.h5", 0640), 0);
+    assert_int_equal(chmod("out/shard-00000-of-00001.h5", 0604), 0);
+    assert_int_equal(chmod("out", 0710), 0);
+    assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_OK);
+    put_in(commit, "index.h5", "new");
+    assert_int_equal(fc_commit_finish(commit, &err), FC_OK);
+    assert_int_equal(stat("out", &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0710);
+    assert_int_equal(stat("out/index.h5", &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0600); /* what both files allowed */
+}
+
+static void owner_is_kept(void **state) {
+    (void)state;
+    fc_commit *commit;
+    fc_error err;
+    struct stat st;
+    put("model.h5", OURS);
+    if (geteuid() != 0 || chown("model.h5", 12345, 23456) != 0) {
+        skip();
+    }
+    assert_int_equal(begin("model.h5", false, true, 10, &commit, &err), FC_OK);
+    put(fc_commit_path(commit), "new");
+    assert_int_equal(fc_commit_finish(commit, &err), FC_OK);
+    assert_int_equal(stat("model.h5", &st), 0);
+    assert_int_equal(st.st_uid, 12345);
+    assert_int_equal(st.st_gid, 23456);
+}
+
+/* What a run that was killed leaves: nobody holds its lock. */
+static void put_leftover(const char *name, const char *file, const char *text) {
+    char path[512];
+    mkdir(name, 0700);
+    snprintf(path, sizeof path, "%s/lock", name);
+    put(path, "");
+    snprintf(path, sizeof path, "%s/%s", name, file);
+    char *slash = strrchr(path, '/');
+    *slash = '\0';
+    mkdir(path, 0700);
+    *slash = '/';
+    put(path, text);
+}
+
+static void leftovers_of_dead_runs_are_removed(void **state) {
+    (void)state;
+    fc_commit *commit;
+    fc_error err;
+    put_leftover(".model.h5.fsdpckpt-dead00", "new/model.h5", "half");
+    put_leftover(".model.h5.fsdpckpt-others", "new/thesis.tex", "years"); /* not of this target */
+    put_leftover(".model.h5.fsdpckpt-dead00-notes", "new/model.h5", "years");
+    assert_int_equal(begin("model.h5", false, false, 10, &commit, &err), FC_OK);
+    assert_non_null(strstr(told, "model.h5: an earlier run died while it wrote this; what it left behind, "
+                                 ".model.h5.fsdpckpt-dead00, is removed"));
+    fc_commit_abort(commit);
+    assert_int_equal(access(".model.h5.fsdpckpt-dead00", F_OK), -1);
+    assert_int_equal(entries("."), 2);
+}
+
+static void live_runs_are_left_alone(void **state) {
+    (void)state;
+    fc_commit *first, *second;
+    fc_error err;
+    assert_int_equal(begin("model.h5", false, false, 10, &first, &err), FC_OK);
+    assert_int_equal(begin("model.h5", false, false, 10, &second, &err), FC_OK);
+    assert_string_equal(told, "");
+    assert_int_equal(entries("."), 2);
+    put(fc_commit_path(first), "first");
+    assert_int_equal(fc_commit_finish(first, &err), FC_OK);
+    put(fc_commit_path(second), "second");
+    assert_int_equal(fc_commit_finish(second, &err), FC_EUSAGE);
+    assert_content("model.h5", "first");
+    assert_int_equal(entries("."), 1);
+}
+
+/* Killed between the two renames: the next run that needs the name puts the replacement in place. */
+static void interrupted_replacement_is_finished(void **state) {
+    (void)state;
+    fc_error err;
+    const fc_teller teller = {tell, NULL};
+    put_leftover(".out.fsdpckpt-dead00", "new/out", "");
+    assert_int_equal(remove(".out.fsdpckpt-dead00/new/out"), 0);
+    assert_int_equal(mkdir(".out.fsdpckpt-dead00/new/out", 0777), 0);
+    put(".out.fsdpckpt-dead00/new/out/index.h5", "new");
+    put_leftover(".out.fsdpckpt-dead00", "old/out", "old");
+    assert_int_equal(symlink("out", "link"), 0);
+    assert_int_equal(fc_commit_recover("link/index.h5", &teller, &err), FC_OK);
+    assert_non_null(strstr(told,
+                           "out: an earlier run died while it replaced this; the replacement, which was complete, "
+                           "is put in place"));
+    assert_content("out/index.h5", "new");
+    assert_int_equal(entries("."), 2);
+}
+
+/* Somebody has made a new target since: nothing is thrown away. */
+static void old_target_is_not_thrown_away(void **state) {
+    (void)state;
+    fc_commit *commit;
+    fc_error err;
+    put_leftover(".model.h5.fsdpckpt-dead00", "new/model.h5", "new");
+    put_leftover(".model.h5.fsdpckpt-dead00", "old/model.h5", "old");
+    put("model.h5", OURS);
+    assert_int_equal(begin("model.h5", false, true, 10, &commit, &err), FC_OK);
+    assert_non_null(strstr(told, "what it replaced is still in .model.h5.fsdpckpt-dead00/old"));
+    fc_commit_abort(commit);
+    assert_content(".model.h5.fsdpckpt-dead00/old/model.h5", "old");
+}
+
+static void inputs_are_known_under_any_name(void **state) {
+    (void)state;
+    fc_error err;
+    assert_int_equal(mkdir("run", 0777), 0);
+    assert_int_equal(mkdir("run/ckpt", 0777), 0);
+    put("run/ckpt/index.h5", OURS);
+    assert_int_equal(symlink("run", "link"), 0);
+    assert_int_equal(link("run/ckpt/index.h5", "hard.h5"), 0);
+    assert_int_equal(mkdir("other", 0777), 0);
+    const char *const inputs[] = {"other/../run/ckpt/index.h5", NULL};
+    assert_int_equal(fc_check_inputs("run", inputs, "a file", &err), FC_EUSAGE);
+    assert_string_equal(err.message,
+                        "run: is or contains other/../run/ckpt/index.h5, which is read: name another target");
+    assert_int_equal(fc_check_inputs("link", inputs, "a file", &err), FC_EUSAGE);
+    assert_int_equal(fc_check_inputs("link/ckpt", inputs, "a file", &err), FC_EUSAGE);
+    assert_int_equal(fc_check_inputs("hard.h5", inputs, "a file", &err), FC_EUSAGE);
+    assert_int_equal(fc_check_inputs("run/ckpt/index.h5", inputs, "a file", &err), FC_EUSAGE);
+    assert_int_equal(fc_check_inputs("other", inputs, "a file", &err), FC_OK);
+    assert_int_equal(fc_check_inputs("none", inputs, "a file", &err), FC_OK);
+    assert_int_equal(link("hard.h5", "other/shard-00000-of-00001.h5"), 0);
+    assert_int_equal(fc_check_inputs("other", inputs, "a file", &err), FC_EUSAGE);
 }
 
 static void link_is_followed(void **state) {
@@ -175,9 +365,9 @@ static void link_is_followed(void **state) {
     fc_commit *commit;
     fc_error err;
     struct stat st;
-    put("real.h5", "old");
+    put("real.h5", OURS);
     assert_int_equal(symlink("real.h5", "link.h5"), 0);
-    assert_int_equal(fc_commit_begin("link.h5", false, true, 10, &commit, &err), FC_OK);
+    assert_int_equal(begin("link.h5", false, true, 10, &commit, &err), FC_OK);
     put(fc_commit_path(commit), "new");
     assert_int_equal(fc_commit_finish(commit, &err), FC_OK);
     assert_content("real.h5", "new");
@@ -189,18 +379,18 @@ static void refusals_change_nothing(void **state) {
     (void)state;
     fc_commit *commit;
     fc_error err;
-    assert_int_equal(fc_commit_begin("no/such/model.h5", false, false, 10, &commit, &err), FC_EUSAGE);
+    assert_int_equal(begin("no/such/model.h5", false, false, 10, &commit, &err), FC_EUSAGE);
     assert_string_equal(err.message, "no/such: the directory of the target does not exist: make it first");
-    assert_int_equal(fc_commit_begin("model.h5", false, false, UINT64_MAX, &commit, &err), FC_EIO);
+    assert_int_equal(begin("model.h5", false, false, UINT64_MAX, &commit, &err), FC_EIO);
     assert_non_null(strstr(err.message, "no space: 18446744073709551615 bytes are needed"));
-    assert_int_equal(fc_commit_begin("/dev/null", false, true, 10, &commit, &err), FC_EUSAGE);
-    assert_int_equal(fc_commit_begin("", false, false, 10, &commit, &err), FC_EUSAGE);
-    assert_int_equal(fc_commit_begin("dir/", false, false, 10, &commit, &err), FC_EUSAGE);
+    assert_int_equal(begin("/dev/null", false, true, 10, &commit, &err), FC_EUSAGE);
+    assert_int_equal(begin("", false, false, 10, &commit, &err), FC_EUSAGE);
+    assert_int_equal(begin("dir/", false, false, 10, &commit, &err), FC_EUSAGE);
     assert_string_equal(err.message,
                         "dir/: the target is one file, and this is the name of a directory: name a file in it");
-    assert_int_equal(fc_commit_begin(".", true, true, 10, &commit, &err), FC_OK);
+    assert_int_equal(begin(".", true, true, 10, &commit, &err), FC_OK);
     fc_commit_abort(commit);
-    assert_int_equal(fc_commit_check("model.h5", false, false, 10, &err), FC_OK);
+    assert_int_equal(fc_commit_check(&(fc_commit_options){.path = "model.h5", .bytes = 10}, &err), FC_OK);
     assert_int_equal(entries("."), 0);
 }
 
@@ -211,7 +401,7 @@ static void long_name_fits(void **state) {
     char name[256];
     memset(name, 'n', 255);
     name[255] = '\0';
-    assert_int_equal(fc_commit_begin(name, false, false, 10, &commit, &err), FC_OK);
+    assert_int_equal(begin(name, false, false, 10, &commit, &err), FC_OK);
     put(fc_commit_path(commit), "new");
     assert_int_equal(fc_commit_finish(commit, &err), FC_OK);
     assert_content(name, "new");
@@ -282,6 +472,14 @@ int main(void) {
         cmocka_unit_test_setup_teardown(directory_is_replaced_whole, enter, leave),
         cmocka_unit_test_setup_teardown(empty_directory_gives_way, enter, leave),
         cmocka_unit_test_setup_teardown(force_deletes_only_its_own_files, enter, leave),
+        cmocka_unit_test_setup_teardown(force_looks_into_files, enter, leave),
+        cmocka_unit_test_setup_teardown(permissions_are_kept, enter, leave),
+        cmocka_unit_test_setup_teardown(owner_is_kept, enter, leave),
+        cmocka_unit_test_setup_teardown(leftovers_of_dead_runs_are_removed, enter, leave),
+        cmocka_unit_test_setup_teardown(live_runs_are_left_alone, enter, leave),
+        cmocka_unit_test_setup_teardown(interrupted_replacement_is_finished, enter, leave),
+        cmocka_unit_test_setup_teardown(old_target_is_not_thrown_away, enter, leave),
+        cmocka_unit_test_setup_teardown(inputs_are_known_under_any_name, enter, leave),
         cmocka_unit_test_setup_teardown(link_is_followed, enter, leave),
         cmocka_unit_test_setup_teardown(refusals_change_nothing, enter, leave),
         cmocka_unit_test_setup_teardown(long_name_fits, enter, leave),

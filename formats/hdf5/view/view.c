@@ -63,10 +63,10 @@ static const char *relative_to(const char *directory, const char *path, fc_arena
     return out;
 }
 
-/* The directory that the target will be in: the one that has the staging directory. */
+/* The directory that the target will be in, which has the staging directory: it is staged in STAGING/new/. */
 static char *directory_of(const char *staged) {
     char *copy = strdup(staged), *real = NULL;
-    for (int level = 0; copy && level < 2; level++) {
+    for (int level = 0; copy && level < 3; level++) {
         char *slash = strrchr(copy, '/');
         if (slash) {
             slash[slash == copy] = '\0';
@@ -323,9 +323,10 @@ static fc_code write_view(view *v, fc_error *err) {
     return rc;
 }
 
-static fc_code commit_view(view *v, const char *path, bool force, fc_error *err) {
+static fc_code commit_view(view *v, const char *path, const fc_view_options *options, fc_error *err) {
+    const fc_commit_options how = {.path = path, .force = options->force, .teller = options->teller};
     fc_commit *commit = NULL;
-    fc_code rc = fc_commit_begin(path, false, force, 0, &commit, err);
+    fc_code rc = fc_commit_begin(&how, &commit, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -336,20 +337,6 @@ static fc_code commit_view(view *v, const char *path, bool force, fc_error *err)
         return rc;
     }
     return fc_commit_finish(commit, err);
-}
-
-/* A view that replaced what it is a view of would be of nothing. */
-static fc_code check_target(const fc_checkpoint *source, const char *path, fc_error *err) {
-    struct stat there, file;
-    bool exists = stat(path, &there) == 0;
-    for (size_t i = 0; i < source->nfiles && exists; i++) {
-        if (stat(source->files[i].path, &file) == 0 && file.st_dev == there.st_dev && file.st_ino == there.st_ino) {
-            return fc_fail(err, FC_EUSAGE, "%s: is a file of the checkpoint that is viewed: name another target", path);
-        }
-    }
-    return exists && fc_checkpoint_needs(source, path)
-               ? fc_fail(err, FC_EUSAGE, "%s: belongs to the checkpoint that is viewed: name another target", path)
-               : FC_OK;
 }
 
 fc_code fc_view(const fc_checkpoint *source, const char *path, const fc_view_options *options, fc_view_report *report,
@@ -364,7 +351,8 @@ fc_code fc_view(const fc_checkpoint *source, const char *path, const fc_view_opt
     if (source->format->layout_only) {
         return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to be viewed", source->path);
     }
-    fc_code rc = check_target(source, path, err);
+    /* A view that replaced what it is a view of would be of nothing. */
+    fc_code rc = fc_checkpoint_spare(source, path, false, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -375,7 +363,7 @@ fc_code fc_view(const fc_checkpoint *source, const char *path, const fc_view_opt
         v.values = fc_arena_calloc(v.arena, target.ntensors, sizeof *v.values);
         rc = v.values ? fc_h5_view_plan(&target, v.arena, v.values, err) : no_memory(&v, err);
     }
-    rc = rc == FC_OK ? commit_view(&v, path, options->force, err) : rc;
+    rc = rc == FC_OK ? commit_view(&v, path, options, err) : rc;
     fc_arena_free(v.arena);
     return rc;
 }

@@ -297,6 +297,10 @@ static fc_code store_links(fc_h5_image *image, const fc_h5_group *group, storage
         return fc_fail(err, FC_ENOMEM, "%s: out of memory", image->path);
     }
     add_heap(&l, group);
+    if (image->objects.failed) { /* not every record is there */
+        free(l.records);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory for its headers", image->path);
+    }
     out->heap = l.heap;
     out->orders = add_tree(&l, BY_ORDER);
     qsort(l.records, l.count, sizeof *l.records, by_hash);

@@ -12,6 +12,7 @@
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/dtype.h"
 #include "fsdpckpt/error.h"
+#include "fsdpckpt/io.h"
 #include "fsdpckpt/mesh.h"
 
 #include <stdbool.h>
@@ -101,8 +102,12 @@ typedef struct fc_checkpoint {
     fc_mesh mesh;         /**< ndim is 0 if the format records no mesh */
     const char *producer; /**< the program that wrote it, e.g. "torch 2.15.0"; NULL if unknown */
     const char *note;     /**< what the format cannot guarantee, one line for a person; NULL for nothing */
+    const char *risk; /**< one line for a person: the code that PyTorch would run while it loads one of the files, apart
+                           from objects (fc_checkpoint_object_verdict); NULL for none */
     const struct fc_seal *seal; /**< its seal; NULL if there is none */
-    void *state;                /**< private to the format, whose `close` frees it */
+    /** What each of `files` was when the checkpoint was opened (lib/checkpoint/identity.h). NULL: it is not known. */
+    const struct fc_identity *identities;
+    void *state; /**< private to the format, whose `close` frees it */
 } fc_checkpoint;
 
 struct fc_checkpoint;
@@ -114,7 +119,8 @@ typedef struct fc_open_options {
     /** Where it cannot be opened: called for each of its files that cannot be read by itself, with the line that says
      *  why. NULL: the error, which is about one of them, is enough. */
     void (*damaged)(void *context, const char *path, const char *message);
-    void *context; /**< of `damaged` */
+    void *context;    /**< of `damaged` */
+    fc_teller teller; /**< is told when the end of an interrupted run is made up for, so that `path` is there again */
     /** How tensor parallelism cut the plain tensors of torch.save files of ranks, which do not say it themselves. NULL:
      *  such tensors are copies, or they are refused. Need not outlive the call. */
     const struct fc_tp_plan *tp_plan;
@@ -141,10 +147,12 @@ fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensor
                      fc_error *err);
 
 /**
- * Returns whether the existing file `path` is one of several files of `checkpoint`, so that replacing it would destroy
- * the checkpoint. A checkpoint of one file may be replaced by its own conversion. False if `path` does not exist.
+ * Refuses (FC_EUSAGE) a target that exists and is, or contains, a file or directory of `checkpoint`. Files are compared
+ * by device and inode.
+ * @param holds_all the target will hold everything that the checkpoint holds: then it may be the checkpoint itself,
+ *                  unless it is one file of several.
  */
-bool fc_checkpoint_needs(const fc_checkpoint *checkpoint, const char *path);
+fc_code fc_checkpoint_spare(const fc_checkpoint *checkpoint, const char *target, bool holds_all, fc_error *err);
 
 /** Frees the checkpoint. NULL is allowed. */
 void fc_checkpoint_close(fc_checkpoint *checkpoint);
@@ -208,6 +216,26 @@ fc_code fc_check_readable(const fc_checkpoint *checkpoint, const fc_tensor *tens
  */
 fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                   const char **json, fc_error *err);
+
+/** What PyTorch would do while it loads an object, beyond making data. */
+typedef enum fc_object_risk {
+    FC_OBJECT_HARMLESS,
+    FC_OBJECT_UNKNOWN, /**< it needs a class or function that is not known to be harmless, or it cannot be examined */
+    FC_OBJECT_RUNS     /**< it calls something that runs code or commands */
+} fc_object_risk;
+
+typedef struct fc_object_verdict {
+    fc_object_risk risk;
+    char global[256]; /**< the class or function, e.g. "os.system"; empty if it has no name or the object is harmless */
+    char reason[512]; /**< a clause for people that follows the object's name; empty for a harmless object */
+} fc_object_verdict;
+
+/**
+ * Examines the pickle of an object without running it. Objects of encodings that are not pickles are harmless.
+ * @return FC_ECORRUPT if PyTorch could not load it, or an error of reading it.
+ */
+fc_code fc_checkpoint_object_verdict(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_object_verdict *out,
+                                     fc_error *err);
 
 /** As `index` of fc_checkpoint_digest: the whole tensor. */
 #define FC_WHOLE_TENSOR SIZE_MAX

@@ -25,6 +25,7 @@ typedef struct fc_probe {
     bool is_directory;
     const unsigned char *head; /**< the first bytes of a file; NULL for a directory */
     size_t head_size;          /**< up to 4096 */
+    fc_error *err;             /**< set by a probe that could not look, with an error of the system; never NULL */
 } fc_probe;
 
 /** A writer in progress. fc_format_writer.create makes it, `destroy` frees it. */
@@ -84,16 +85,32 @@ typedef struct fc_format_verifier {
         *unverified; /**< the parts that no digest of this format covers, for people; NULL: every part is covered */
 } fc_format_verifier;
 
+/** What the first bytes of a file say that it is. */
+typedef enum fc_content {
+    FC_CONTENT_HDF5,
+    FC_CONTENT_ZIP,
+    FC_CONTENT_PICKLE,
+    FC_CONTENT_SAFETENSORS,
+    FC_CONTENT_JSON
+} fc_content;
+
+/** Files of one kind in a target directory. */
+typedef struct fc_own_file {
+    const char *glob;
+    fc_content content;
+} fc_own_file;
+
 /** Turns a target into headers with reserved extents. `create` is NULL for formats that are only read. */
 typedef struct fc_format_writer {
     bool wants_crc32;    /**< finish_file needs fc_target_item.crc32 */
+    bool holds_pickles;  /**< loading an object of the target runs its pickle: only harmless objects are written */
     bool self_contained; /**< each shard file holds all boxes of its rank, replicated ones and objects too */
     /** Where objects go, for people, when the format has no objects: `reserve` puts them there and the engine writes
      *  none. NULL: objects are stored like tensors. */
     const char *objects_note;
-    /** Globs of the files in a directory that this format writes, NULL-terminated; a directory that holds nothing else
-     *  may be replaced. NULL: the format writes no directories. */
-    const char *const *file_names;
+    /** The files in a directory that this format writes, ended by one without a glob; a directory that holds nothing
+     *  else may be replaced. NULL: the format writes no directories. */
+    const fc_own_file *own_files;
     /** Returns whether the target is a directory. NULL: a target is a directory when it has a mesh. */
     bool (*is_directory)(const fc_target *target);
     /** Returns the number of files with data. NULL: one file, or with a mesh one file per rank. */

@@ -55,14 +55,29 @@ fc_code fc_read_whole(const char *path, const char *what, uint64_t most, char **
 /** Writes exactly `size` bytes at `offset`. */
 fc_code fc_pwrite_full(int fd, const void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
 
+/** Receives lines for a person about files that an earlier run left. NULL members: nobody wants to know. */
+typedef struct fc_teller {
+    void (*tell)(void *context, const char *line);
+    void *context;
+} fc_teller;
+
+/** What is to be made, and what may be replaced by it. */
+typedef struct fc_commit_options {
+    const char *path;
+    bool is_directory;
+    bool force;       /**< replaces a checkpoint file, or a directory with nothing but files that this program writes */
+    bool any_content; /**< of one file: `force` replaces it whatever it holds */
+    uint64_t bytes;   /**< how much will be written; 0: not known */
+    fc_teller teller;
+} fc_commit_options;
+
 /**
  * Checks whether a target could be started; changes nothing. Refused are an existing target without `force`, a target
- * whose parent directory is missing, and with `force` a target of another kind or a directory that holds files that
- * this program does not write.
- * @param bytes how much will be written.
+ * whose parent directory is missing, a mount point, and with `force` a target of another kind or with other content
+ * than `force` replaces.
  * @return FC_EUSAGE for a refused target, FC_EIO if the file system has less space.
  */
-fc_code fc_commit_check(const char *target, bool is_directory, bool force, uint64_t bytes, fc_error *err);
+fc_code fc_commit_check(const fc_commit_options *how, fc_error *err);
 
 /**
  * A target that is being made: a file or directory in the staging directory ".<name>.fsdpckpt-XXXXXX" next to the
@@ -70,9 +85,15 @@ fc_code fc_commit_check(const char *target, bool is_directory, bool force, uint6
  */
 typedef struct fc_commit fc_commit;
 
-/** Checks like fc_commit_check and makes the staging directory. */
-fc_code fc_commit_begin(const char *target, bool is_directory, bool force, uint64_t bytes, fc_commit **out,
-                        fc_error *err);
+/**
+ * Checks like fc_commit_check and makes the staging directory. Before that it finishes or undoes what dead runs left
+ * next to the target and removes their staging directories; those of live runs stay.
+ */
+fc_code fc_commit_begin(const fc_commit_options *how, fc_commit **out, fc_error *err);
+
+/** Makes a staging directory for `target` with an empty directory in it, for files that are needed only while a target
+ *  is made. Nothing is checked. End it with fc_commit_abort. */
+fc_code fc_commit_scratch(const char *target, fc_commit **out, fc_error *err);
 
 /** Returns the path to write to: a file that does not exist yet, or an existing empty directory. */
 const char *fc_commit_path(const fc_commit *commit);
@@ -81,14 +102,28 @@ const char *fc_commit_path(const fc_commit *commit);
 void fc_commit_count(fc_commit *commit, struct fc_progress *progress);
 
 /**
- * Syncs everything that was written, renames it to the target, and syncs the parent directory. The old target is
- * untouched until the rename has succeeded. Without `force`, a target that has appeared in the meantime is refused.
- * Frees `commit` in any case.
+ * Gives the new target the permissions and the owner of the old one, syncs everything that was written, renames it to
+ * the target, and syncs the parent directory. The old target is untouched until the rename has succeeded. Without
+ * `force`, a target that has appeared in the meantime is refused. Frees `commit` in any case.
  */
 fc_code fc_commit_finish(fc_commit *commit, fc_error *err);
 
 /** Removes the staging directory and frees `commit`. NULL is allowed. */
 void fc_commit_abort(fc_commit *commit);
+
+/**
+ * Where the file system cannot exchange two names, a run that dies between its two renames leaves no target. If `path`
+ * is missing for that reason, this puts the new target in place. It waits for a live run between its two renames.
+ */
+fc_code fc_commit_recover(const char *path, const fc_teller *teller, fc_error *err);
+
+/**
+ * Refuses (FC_EUSAGE) a target that exists and is, or contains, one of the files and directories `inputs`. Files are
+ * compared by device and inode.
+ * @param inputs ended by NULL.
+ * @param what   names the inputs in the message: "a file of the checkpoint".
+ */
+fc_code fc_check_inputs(const char *target, const char *const *inputs, const char *what, fc_error *err);
 
 /** Returns whether `name` is a relative path without "..", empty components, NUL or a leading "/". */
 bool fc_path_is_safe(const char *name);

@@ -1,0 +1,95 @@
+/*
+ * Walking a directory with every error reported. See directory.h.
+ */
+#include "io/directory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static fc_code opened(fc_dir *dir, const char *path, DIR *handle, fc_error *err) {
+    *dir = (fc_dir){path, handle, 0};
+    return handle ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be listed", path);
+}
+
+fc_code fc_dir_open(fc_dir *dir, const char *path, fc_error *err) {
+    return opened(dir, path, opendir(path), err);
+}
+
+fc_code fc_dir_open_at(fc_dir *dir, int fd, const char *path, fc_error *err) {
+    DIR *handle = fdopendir(fd);
+    fc_code rc = opened(dir, path, handle, err);
+    if (!handle) {
+        close(fd);
+    }
+    return rc;
+}
+
+const char *fc_dir_next(fc_dir *dir) {
+    while (dir->dir && dir->errnum == 0) {
+        errno = 0;
+        const struct dirent *entry = readdir(dir->dir);
+        if (!entry) {
+            dir->errnum = errno;
+            return NULL;
+        }
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
+            return entry->d_name;
+        }
+    }
+    return NULL;
+}
+
+fc_code fc_dir_close(fc_dir *dir, fc_code rc, fc_error *err) {
+    if (dir->dir) {
+        closedir(dir->dir);
+        dir->dir = NULL;
+    }
+    return rc != FC_OK || dir->errnum == 0
+               ? rc
+               : fc_fail_errno(err, dir->errnum, "%s: the directory cannot be read to its end", dir->path);
+}
+
+static bool is_directory(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+bool fc_dir_find(const char *path, bool (*matches)(const char *name), fc_error *err) {
+    fc_dir dir;
+    bool found = false;
+    if (!is_directory(path)) {
+        return false;
+    }
+    fc_code rc = fc_dir_open(&dir, path, err);
+    for (const char *name; rc == FC_OK && !found && (name = fc_dir_next(&dir)) != NULL;) {
+        found = matches(name);
+    }
+    return fc_dir_close(&dir, rc, err) == FC_OK && found;
+}
+
+/* Removes what is in the directory. @return false: it could not be read to its end. */
+static bool remove_entries(int parent, const char *name) {
+    fc_dir dir;
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    fc_code rc = fd < 0 ? FC_EIO : fc_dir_open_at(&dir, fd, name, NULL);
+    if (rc != FC_OK) {
+        return false;
+    }
+    for (const char *entry; (entry = fc_dir_next(&dir)) != NULL;) {
+        fc_remove_tree(fd, entry);
+    }
+    return fc_dir_close(&dir, FC_OK, NULL) == FC_OK;
+}
+
+void fc_remove_tree(int parent, const char *name) {
+    if (unlinkat(parent, name, 0) == 0 || errno == ENOENT) {
+        return;
+    }
+    if (!remove_entries(parent, name)) {
+        remove_entries(parent, name); /* an error may pass; what stays is left to the next run */
+    }
+    unlinkat(parent, name, AT_REMOVEDIR);
+}

@@ -1,0 +1,108 @@
+/*
+ * Whether a target that is about to be replaced is, or contains, what it is made of. Names do not tell: links, bind
+ * mounts and file systems that ignore case give one file several. Device and inode do.
+ */
+#include "fsdpckpt/io.h"
+
+#include "io/directory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+typedef struct identity {
+    dev_t device;
+    ino_t inode;
+} identity;
+
+/* A target, and what is directly in it, in order. */
+typedef struct place {
+    identity self;
+    identity *entries;
+    size_t count, capacity;
+} place;
+
+static int compare(const void *a, const void *b) {
+    const identity *x = a, *y = b;
+    return x->device != y->device ? (x->device > y->device) - (x->device < y->device)
+                                  : (x->inode > y->inode) - (x->inode < y->inode);
+}
+
+static bool add(place *p, const struct stat *st) {
+    if (p->count == p->capacity) {
+        size_t capacity = 2 * p->capacity + 16; /* of what is in memory already: it cannot overflow */
+        identity *grown = reallocarray(p->entries, capacity, sizeof *grown);
+        if (!grown) {
+            return false;
+        }
+        p->entries = grown;
+        p->capacity = capacity;
+    }
+    p->entries[p->count++] = (identity){st->st_dev, st->st_ino};
+    return true;
+}
+
+static fc_code list(place *p, const char *path, fc_error *err) {
+    fc_dir dir;
+    struct stat st;
+    fc_code rc = fc_dir_open(&dir, path, err);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        if (fstatat(dirfd(dir.dir), name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+            rc = errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
+        } else if (!add(p, &st)) {
+            rc = fc_fail(err, FC_ENOMEM, "out of memory");
+        }
+    }
+    rc = fc_dir_close(&dir, rc, err);
+    if (p->count > 0) {
+        qsort(p->entries, p->count, sizeof *p->entries, compare);
+    }
+    return rc;
+}
+
+/* Whether the target is one of the directories above `path`. */
+static bool is_above(const place *p, const char *path) {
+    char real[PATH_MAX];
+    struct stat st;
+    bool found = false;
+    if (!realpath(path, real)) {
+        return false;
+    }
+    for (char *slash; !found && (slash = strrchr(real, '/')) != NULL;) {
+        *slash = '\0';
+        found = stat(*real ? real : "/", &st) == 0 && st.st_dev == p->self.device && st.st_ino == p->self.inode;
+    }
+    return found;
+}
+
+static bool holds(const place *p, const char *path) {
+    struct stat st;
+    if (stat(path, &st) != 0) {
+        return false;
+    }
+    const identity id = {st.st_dev, st.st_ino};
+    return compare(&id, &p->self) == 0 ||
+           (p->count > 0 && bsearch(&id, p->entries, p->count, sizeof *p->entries, compare)) || is_above(p, path);
+}
+
+fc_code fc_check_inputs(const char *target, const char *const *inputs, const char *what, fc_error *err) {
+    struct stat st;
+    if (stat(target, &st) != 0) {
+        return FC_OK; /* nothing is replaced; what else is wrong the commit says */
+    }
+    place p = {.self = {st.st_dev, st.st_ino}};
+    fc_code rc = S_ISDIR(st.st_mode) ? list(&p, target, err) : FC_OK;
+    for (const char *const *input = inputs; rc == FC_OK && *input; input++) {
+        if (holds(&p, *input)) {
+            rc = S_ISDIR(st.st_mode)
+                     ? fc_fail(err, FC_EUSAGE, "%s: is or contains %s, which is read: name another target", target,
+                               *input)
+                     : fc_fail(err, FC_EUSAGE, "%s: is %s that is read: name another target", target, what);
+        }
+    }
+    free(p.entries);
+    return rc;
+}

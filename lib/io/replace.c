@@ -1,0 +1,237 @@
+/*
+ * What --force may replace: files that this program could have written, known by name and content, and nothing else.
+ * What the new target takes over: permissions and owner. See replace.h.
+ */
+#include "io/replace.h"
+
+#include "fsdpckpt/format.h"
+#include "io/directory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { HEAD_SIZE = 4096 };
+
+/* ---- content ---- */
+
+static bool starts_with(const unsigned char *head, size_t size, const char *magic, size_t length) {
+    return size >= length && memcmp(head, magic, length) == 0;
+}
+
+/* A length of 64 bits, then a JSON object. */
+static bool is_safetensors(const unsigned char *head, size_t size) {
+    return size >= 9 && head[8] == '{' && head[5] == 0 && head[6] == 0 && head[7] == 0;
+}
+
+/* The first character that is not white space begins an object. */
+static bool is_json(const unsigned char *head, size_t size) {
+    size_t i = 0;
+    while (i < size && strchr(" \t\r\n", head[i]) && head[i] != '\0') {
+        i++;
+    }
+    return i < size && head[i] == '{';
+}
+
+static bool is_content(fc_content content, const unsigned char *head, size_t size) {
+    switch (content) {
+    case FC_CONTENT_HDF5:
+        return starts_with(head, size, "\x89HDF\r\n\x1a\n", 8);
+    case FC_CONTENT_ZIP:
+        return starts_with(head, size, "PK\3\4", 4) || starts_with(head, size, "PK\5\6", 4);
+    case FC_CONTENT_PICKLE:
+        return starts_with(head, size, "\x80", 1);
+    case FC_CONTENT_SAFETENSORS:
+        return is_safetensors(head, size);
+    case FC_CONTENT_JSON:
+        return is_json(head, size);
+    }
+    return false;
+}
+
+/* The first bytes of a file of the open directory `parent`. */
+static fc_code read_head(int parent, const char *name, const char *shown, unsigned char *head, size_t *size,
+                         fc_error *err) {
+    struct stat st;
+    int fd = openat(parent, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    if (fd < 0 || fstat(fd, &st) != 0) {
+        fc_code rc = fc_fail_errno(err, errno, "%s: cannot be looked at before it is replaced", shown);
+        if (fd >= 0) {
+            close(fd);
+        }
+        return rc;
+    }
+    *size = st.st_size < HEAD_SIZE ? (size_t)st.st_size : HEAD_SIZE;
+    fc_code rc = fc_pread_full(fd, head, *size, 0, shown, err);
+    close(fd);
+    return rc;
+}
+
+/* One file of any format that is a file: what a target of one file replaces. */
+static bool is_checkpoint_file(const unsigned char *head, size_t size) {
+    return size == 0 || is_content(FC_CONTENT_HDF5, head, size) || is_content(FC_CONTENT_ZIP, head, size) ||
+           is_content(FC_CONTENT_PICKLE, head, size) || is_content(FC_CONTENT_SAFETENSORS, head, size);
+}
+
+/* A file of a directory: its name and its content are those of a file that some format writes. */
+static bool is_own_file(const char *name, const unsigned char *head, size_t size) {
+    bool own = false;
+    for (const fc_format *const *format = fc_formats(); *format && !own; format++) {
+        for (const fc_own_file *file = (*format)->writer.own_files; file && file->glob && !own; file++) {
+            own = fnmatch(file->glob, name, 0) == 0 && (size == 0 || is_content(file->content, head, size));
+        }
+    }
+    return own;
+}
+
+/* ---- what is there ---- */
+
+static fc_code check_file(const char *path, fc_error *err) {
+    unsigned char head[HEAD_SIZE];
+    size_t size = 0;
+    fc_code rc = read_head(AT_FDCWD, path, path, head, &size, err);
+    return rc != FC_OK || is_checkpoint_file(head, size)
+               ? rc
+               : fc_fail(err, FC_EUSAGE,
+                         "%s: --force would delete it, and it is not a checkpoint: remove it yourself or name another "
+                         "target",
+                         path);
+}
+
+static fc_code check_entry(const char *path, int directory, const char *name, fc_error *err) {
+    unsigned char head[HEAD_SIZE];
+    size_t size = 0;
+    struct stat st;
+    if (fstatat(directory, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+        return fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
+    }
+    fc_code rc = S_ISREG(st.st_mode) ? read_head(directory, name, name, head, &size, err) : FC_OK;
+    if (rc == FC_OK && !(S_ISREG(st.st_mode) && is_own_file(name, head, size))) {
+        rc = fc_fail(err, FC_EUSAGE,
+                     "%s: --force would delete '%s', which is no file that this program writes: move it away first",
+                     path, name);
+    }
+    return rc;
+}
+
+/* An empty directory was made for the target, which takes its place: that needs no `force`. */
+static fc_code check_directory(const char *path, bool force, fc_error *err) {
+    fc_dir dir;
+    fc_code rc = fc_dir_open(&dir, path, err);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        rc = force ? check_entry(path, dirfd(dir.dir), name, err)
+                   : fc_fail(err, FC_EUSAGE, "%s: exists: --force replaces it", path);
+    }
+    return fc_dir_close(&dir, rc, err);
+}
+
+/* Where it is, a rename fails, and only after all the work. */
+static fc_code check_mount(const char *path, fc_error *err) {
+    struct statx st;
+    if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_TYPE, &st) == 0 &&
+        (st.stx_attributes_mask & STATX_ATTR_MOUNT_ROOT) && (st.stx_attributes & STATX_ATTR_MOUNT_ROOT)) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: a file system is mounted there, so it cannot be replaced: name a new target in it", path);
+    }
+    return FC_OK;
+}
+
+fc_code fc_check_replaced(const fc_commit_options *how, const char *path, fc_error *err) {
+    struct stat st;
+    if (lstat(path, &st) != 0) {
+        return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", path);
+    }
+    if (S_ISDIR(st.st_mode) && !how->is_directory) {
+        return fc_fail(err, FC_EUSAGE, "%s: is a directory, and the target is one file: name a file in it", path);
+    }
+    if (!S_ISDIR(st.st_mode) && how->is_directory) {
+        return fc_fail(err, FC_EUSAGE, "%s: is not a directory: name a new directory for the target", path);
+    }
+    if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode)) {
+        return fc_fail(err, FC_EUSAGE, "%s: is not a regular file", path);
+    }
+    if (!how->force && !how->is_directory) {
+        return fc_fail(err, FC_EUSAGE, "%s: exists: --force replaces it", path);
+    }
+    fc_code rc = check_mount(path, err);
+    if (rc == FC_OK && how->is_directory) {
+        rc = check_directory(path, how->force, err);
+    } else if (rc == FC_OK && !how->any_content) {
+        rc = check_file(path, err);
+    }
+    return rc;
+}
+
+/* ---- what is kept ---- */
+
+/* Who may do what with a file. */
+typedef struct permissions {
+    mode_t mode;
+    uid_t owner;
+    gid_t group;
+} permissions;
+
+/* A group that cannot be kept gets no more than everybody has. */
+static fc_code apply(int parent, const char *name, const permissions *p, fc_error *err) {
+    struct stat st;
+    mode_t mode = p->mode;
+    int fd = openat(parent, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    bool ok = fd >= 0 && fstat(fd, &st) == 0;
+    if (ok && (st.st_uid != p->owner || st.st_gid != p->group) && fchown(fd, p->owner, p->group) != 0 &&
+        fchown(fd, (uid_t)-1, p->group) != 0 && st.st_gid != p->group) {
+        mode = (mode & ~(mode_t)S_IRWXG) | ((mode & S_IRWXO) << 3);
+    }
+    ok = ok && fchmod(fd, mode) == 0;
+    fc_code rc = ok ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be given the permissions of the old target", name);
+    if (fd >= 0) {
+        close(fd);
+    }
+    return rc;
+}
+
+/* What all files of the old directory have in common holds for all of the new one. */
+static fc_code common_permissions(const char *path, permissions *p, size_t *files, fc_error *err) {
+    fc_dir dir;
+    struct stat st;
+    *files = 0;
+    p->mode = 0777;
+    fc_code rc = fc_dir_open(&dir, path, err);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        if (fstatat(dirfd(dir.dir), name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+            rc = fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
+        } else {
+            *p = (permissions){p->mode & st.st_mode, st.st_uid, st.st_gid};
+            ++*files;
+        }
+    }
+    return fc_dir_close(&dir, rc, err);
+}
+
+static fc_code apply_to_files(const char *path, const permissions *p, fc_error *err) {
+    fc_dir dir;
+    fc_code rc = fc_dir_open(&dir, path, err);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        rc = apply(dirfd(dir.dir), name, p, err);
+    }
+    return fc_dir_close(&dir, rc, err);
+}
+
+fc_code fc_keep_permissions(const char *old, const char *made, fc_error *err) {
+    struct stat st;
+    permissions files;
+    size_t count = 0;
+    fc_code rc = FC_OK;
+    if (lstat(old, &st) != 0) {
+        return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", old);
+    }
+    if (S_ISDIR(st.st_mode)) {
+        rc = common_permissions(old, &files, &count, err);
+        rc = rc == FC_OK && count > 0 ? apply_to_files(made, &files, err) : rc;
+    }
+    const permissions own = {st.st_mode & 07777, st.st_uid, st.st_gid};
+    return rc == FC_OK ? apply(AT_FDCWD, made, &own, err) : rc;
+}

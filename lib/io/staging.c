@@ -1,0 +1,325 @@
+/*
+ * Staging directories: made and locked, and cleared after runs that died. See staging.h.
+ */
+#include "io/staging.h"
+
+#include "io/directory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* How much of the target's name is kept, so that the suffix still fits into NAME_MAX. */
+enum { MOST_NAME = 200, RANDOM = 6, TRIES = 16 };
+
+static const char suffix[] = ".fsdpckpt-";
+
+/* ---- making one ---- */
+
+/* Whether the lock of a staging directory could be taken. LOCK_GONE: another run removes the directory, or has.
+   LOCK_UNKNOWN: the file system has no locks. LOCK_FAILED: errno says why. */
+typedef enum lock_state { LOCK_HELD, LOCK_BUSY, LOCK_GONE, LOCK_UNKNOWN, LOCK_FAILED } lock_state;
+
+static lock_state why_not_locked(int errnum) {
+    return errnum == EWOULDBLOCK                                                              ? LOCK_BUSY
+           : errnum == ENOSYS || errnum == EOPNOTSUPP || errnum == ENOLCK || errnum == EINVAL ? LOCK_UNKNOWN
+                                                                                              : LOCK_FAILED;
+}
+
+/* @param flags O_CREAT or 0. @param fd the descriptor that holds the lock, or -1. */
+static lock_state take_lock(int directory, int flags, int *fd) {
+    struct stat st;
+    *fd = openat(directory, "lock", O_RDWR | flags | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (*fd < 0) {
+        return errno == ENOENT ? LOCK_GONE : LOCK_FAILED;
+    }
+    lock_state state = flock(*fd, LOCK_EX | LOCK_NB) == 0 ? LOCK_HELD : why_not_locked(errno);
+    if (state == LOCK_HELD && (fstat(*fd, &st) != 0 || st.st_nlink == 0)) {
+        state = LOCK_GONE; /* its last owner unlinked it before we had it */
+    }
+    if (state != LOCK_HELD) {
+        int saved = errno;
+        close(*fd);
+        errno = saved;
+        *fd = -1;
+    }
+    return state;
+}
+
+/* Makes the directory and opens it. */
+static fc_code make_directory(const char *parent, const char *name, fc_staging *s, fc_error *err) {
+    char *path = NULL;
+    if (asprintf(&path, "%s/.%.*s%sXXXXXX", parent, MOST_NAME, name, suffix) < 0) {
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    if (!mkdtemp(path)) {
+        fc_code rc = fc_fail_errno(err, errno, "%s: cannot make a temporary directory", parent);
+        free(path);
+        return rc;
+    }
+    s->path = path;
+    s->fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (s->fd < 0 && errno != ENOENT) {
+        fc_code rc = fc_fail_errno(err, errno, "%s: cannot be opened", path);
+        rmdir(path);
+        return rc;
+    }
+    return FC_OK;
+}
+
+/* Without a lock the next run must not take it for that of a dead one: there is no file to lock, either. */
+static lock_state lock_new(fc_staging *s) {
+    lock_state state = s->fd < 0 ? LOCK_GONE : take_lock(s->fd, O_CREAT, &s->lock);
+    if (state == LOCK_UNKNOWN && unlinkat(s->fd, "lock", 0) != 0) {
+        state = LOCK_FAILED;
+    }
+    return state == LOCK_UNKNOWN ? LOCK_HELD : state;
+}
+
+/* Makes a directory and takes its lock. Another run may remove it before it is locked: then there is a next one. */
+static fc_code make_locked(const char *parent, const char *name, fc_staging *s, fc_error *err) {
+    for (int i = 0; i < TRIES; i++) {
+        fc_code rc = make_directory(parent, name, s, err);
+        lock_state state = rc == FC_OK ? lock_new(s) : LOCK_FAILED;
+        if (rc != FC_OK || state == LOCK_HELD) {
+            return rc;
+        }
+        if (state == LOCK_FAILED) {
+            return fc_fail_errno(err, errno, "%s: cannot be locked", s->path);
+        }
+        fc_staging_leave(s);
+    }
+    return fc_fail(err, FC_EIO, "%s: other runs keep removing what this one makes", parent);
+}
+
+static fc_code make_new(const char *name, fc_staging *s, fc_error *err) {
+    char *directory = NULL;
+    bool made = asprintf(&directory, "%s/new", s->path) >= 0;
+    directory = made ? directory : NULL;
+    s->new_path = s->old_path = NULL;
+    if (!made || asprintf(&s->new_path, "%s/%s", directory, name) < 0 ||
+        asprintf(&s->old_path, "%s/old/%s", s->path, name) < 0) {
+        free(directory);
+        return fc_fail(err, FC_ENOMEM, "out of memory");
+    }
+    fc_code rc = mkdir(directory, 0700) == 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be made", directory);
+    free(directory);
+    return rc;
+}
+
+fc_code fc_staging_make(const char *parent, const char *name, fc_staging *out, fc_error *err) {
+    *out = FC_NO_STAGING;
+    fc_code rc = make_locked(parent, name, out, err);
+    rc = rc == FC_OK ? make_new(name, out, err) : rc;
+    if (rc != FC_OK) {
+        fc_staging_remove(out);
+    }
+    return rc;
+}
+
+fc_code fc_staging_promise(const fc_staging *s, fc_error *err) {
+    return fsync(s->fd) == 0 && mkdirat(s->fd, "old", 0700) == 0 && fsync(s->fd) == 0
+               ? FC_OK
+               : fc_fail_errno(err, errno, "%s: cannot be prepared for the old target", s->path);
+}
+
+void fc_staging_leave(fc_staging *s) {
+    if (s->lock >= 0) {
+        close(s->lock);
+    }
+    if (s->fd >= 0) {
+        close(s->fd);
+    }
+    free(s->path);
+    free(s->new_path);
+    free(s->old_path);
+    *s = FC_NO_STAGING;
+}
+
+/* The lock comes last: a run that finds none finds nothing else, either. */
+static void remove_content(int directory) {
+    fc_remove_tree(directory, "new");
+    fc_remove_tree(directory, "old");
+    (void)unlinkat(directory, "lock", 0);
+}
+
+void fc_staging_remove(fc_staging *s) {
+    if (s->fd >= 0) {
+        remove_content(s->fd);
+        (void)rmdir(s->path);
+    }
+    fc_staging_leave(s);
+}
+
+/* ---- after runs that died ---- */
+
+/* A staging directory that another run left, or is at work in. */
+typedef struct leftover {
+    int parent;       /* directory of the target */
+    const char *name; /* of the target */
+    const char *shown_parent;
+    const char *entry; /* its own name */
+    int fd;
+    const fc_teller *teller;
+    bool *busy; /* out: a live run is between its two renames */
+} leftover;
+
+static void tell(const leftover *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* One line that begins with the name of the target. */
+static void tell(const leftover *l, const char *format, ...) {
+    char text[512];
+    fc_error line; /* which also makes it printable */
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fc_fail(&line, FC_OK, "%s/%s: %s", l->shown_parent, l->name, text);
+    if (l->teller && l->teller->tell) {
+        l->teller->tell(l->teller->context, line.message);
+    }
+}
+
+/* Whether `entry` is what mkdtemp makes of the name of a staging directory of `name`. */
+static bool is_staging_name(const char *entry, const char *name) {
+    char expected[MOST_NAME + sizeof suffix + 2];
+    int length = snprintf(expected, sizeof expected, ".%.*s%s", MOST_NAME, name, suffix);
+    return strncmp(entry, expected, (size_t)length) == 0 && strlen(entry + length) == RANDOM;
+}
+
+/* Clears `*only` where the directory holds anything but `names`. */
+static fc_code holds_only(int parent, const char *directory, const char *const *names, bool *only, fc_error *err) {
+    fc_dir dir;
+    int fd = openat(parent, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) {
+        return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be opened", directory);
+    }
+    fc_code rc = fc_dir_open_at(&dir, fd, directory, err);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        bool known = false;
+        for (const char *const *n = names; *n; n++) {
+            known |= strcmp(name, *n) == 0;
+        }
+        *only &= known;
+    }
+    return fc_dir_close(&dir, rc, err);
+}
+
+/* Whether it is a staging directory of this target: one of a longer name may be called alike. */
+static fc_code is_ours(const leftover *l, bool *ours, fc_error *err) {
+    static const char *const top[] = {"lock", "new", "old", NULL};
+    const char *const below[] = {l->name, NULL};
+    *ours = true;
+    fc_code rc = holds_only(l->fd, ".", top, ours, err);
+    rc = rc == FC_OK && *ours ? holds_only(l->fd, "new", below, ours, err) : rc;
+    return rc == FC_OK && *ours ? holds_only(l->fd, "old", below, ours, err) : rc;
+}
+
+static bool exists_in(int directory, const char *below, const char *name) {
+    struct stat st;
+    int fd = openat(directory, below, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    bool yes = fd >= 0 && fstatat(fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return yes;
+}
+
+/* Moves new/NAME into place, durably. */
+static fc_code finish(const leftover *l, fc_error *err) {
+    fc_code rc = FC_OK;
+    int from = openat(l->fd, "new", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (from < 0 || renameat(from, l->name, l->parent, l->name) != 0 || fsync(l->parent) != 0) {
+        rc = fc_fail_errno(err, errno, "%s/%s: the rename that an interrupted run began cannot be finished",
+                           l->shown_parent, l->name);
+    }
+    if (from >= 0) {
+        close(from);
+    }
+    return rc;
+}
+
+/* Of a directory whose owner is dead. `*keep`: it holds the only copy of something. */
+static fc_code settle(const leftover *l, bool *keep, fc_error *err) {
+    struct stat st;
+    bool has_new = exists_in(l->fd, "new", l->name), has_old = exists_in(l->fd, "old", l->name);
+    bool in_place = fstatat(l->parent, l->name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+    *keep = false;
+    if (!has_old || (in_place && !has_new)) {
+        tell(l, "an earlier run died while it wrote this; what it left behind, %s, is removed", l->entry);
+        return FC_OK;
+    }
+    if (!in_place && has_new) {
+        fc_code rc = finish(l, err);
+        if (rc == FC_OK) {
+            tell(l, "an earlier run died while it replaced this; the replacement, which was complete, is put in place");
+        }
+        return rc;
+    }
+    *keep = true;
+    tell(l,
+         "an earlier run died while it replaced this; what it replaced is still in %s/old: move it away or remove it",
+         l->entry);
+    return FC_OK;
+}
+
+static fc_code clear_one(const leftover *l, fc_error *err) {
+    bool ours = false, keep = true;
+    int lock = -1;
+    fc_code rc = is_ours(l, &ours, err);
+    if (rc != FC_OK || !ours) {
+        return rc;
+    }
+    lock_state state = take_lock(l->fd, 0, &lock);
+    if (state == LOCK_GONE) { /* killed before it had one, if it is empty: then this can remove it */
+        state = unlinkat(l->parent, l->entry, AT_REMOVEDIR) == 0 || errno == ENOENT ? LOCK_GONE : LOCK_UNKNOWN;
+    }
+    if (state == LOCK_UNKNOWN || state == LOCK_FAILED) {
+        tell(l, "another run left %s or is at work in it, and it cannot be told which: remove it if no run is",
+             l->entry);
+    }
+    if (state != LOCK_HELD) {
+        *l->busy |= state == LOCK_BUSY && exists_in(l->fd, "old", ".");
+        return FC_OK;
+    }
+    rc = settle(l, &keep, err);
+    if (rc == FC_OK && !keep) {
+        remove_content(l->fd);
+        (void)unlinkat(l->parent, l->entry, AT_REMOVEDIR);
+    }
+    close(lock);
+    return rc;
+}
+
+/* Directories of other users are theirs to clear. */
+static fc_code look_at(leftover *l, fc_error *err) {
+    struct stat st;
+    l->fd = openat(l->parent, l->entry, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (l->fd < 0) {
+        return FC_OK;
+    }
+    fc_code rc = fstat(l->fd, &st) == 0 && st.st_uid == geteuid() ? clear_one(l, err) : FC_OK;
+    close(l->fd);
+    return rc;
+}
+
+fc_code fc_staging_clear(const char *parent, const char *name, const fc_teller *teller, bool *busy, fc_error *err) {
+    fc_dir dir;
+    bool ignored;
+    fc_code rc = fc_dir_open(&dir, parent, err);
+    busy = busy ? busy : &ignored;
+    *busy = false;
+    for (const char *entry; rc == FC_OK && (entry = fc_dir_next(&dir)) != NULL;) {
+        if (is_staging_name(entry, name)) {
+            leftover l = {dirfd(dir.dir), name, parent, entry, -1, teller, busy};
+            rc = look_at(&l, err);
+        }
+    }
+    return fc_dir_close(&dir, rc, err);
+}

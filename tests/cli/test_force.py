@@ -1,0 +1,126 @@
+"""--force: what it must not replace, by content and by identity; and what a run that was killed leaves."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+
+import harness
+
+TRAIN = "dcp-torch2.15.0-train"
+
+
+def snapshot(path):
+    """Every file below path with its content."""
+    found = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as f:
+                found[os.path.relpath(os.path.join(folder, name), path)] = f.read()
+    return found
+
+
+class Force(harness.Case):
+    def refused(self, *args, contains=()):
+        """Exit status 2, and nothing has changed."""
+        before = snapshot(self.dir)
+        self.fails(2, *args, "--force", contains=contains)
+        self.assertEqual(snapshot(self.dir), before)
+
+    def test_target_contains_the_source(self):
+        self.ok("reshard", harness.corpus(TRAIN), "-o", "run", "--dp", "2", "-q")
+        self.refused("reshard", "run/index.h5", "-o", "run", "--dp", "3", contains=["run: is or contains run/index.h5"])
+        os.symlink("run", self.path("link"))
+        self.refused("reshard", "link/index.h5", "-o", "run", "--dp", "3", contains=["is or contains"])
+        self.refused("reshard", "run/index.h5", "-o", "link/../run", "--dp", "3", contains=["is or contains"])
+
+    def test_source_may_become_the_target_only_whole(self):
+        self.ok("reshard", harness.corpus(TRAIN), "-o", "run", "--dp", "2", "-q")
+        name = "model.*"
+        self.refused("reshard", "run", "-o", "run", "--dp", "3", "--include", name, contains=["is or contains"])
+        self.refused("reshard", "run", "-o", "run", "--dp", "3", "--dtype", "bf16", contains=["is or contains"])
+        self.ok("consolidate", "run", "-o", "whole.h5", "-q")
+        self.ok("reshard", "run", "-o", "run", "--dp", "3", "-q", "--force")
+        self.ok("diff", "run", "whole.h5", "-q")
+        self.refused("consolidate", "whole.h5", "-o", "whole.h5", "--include", name, contains=["is a file of the check"])
+        self.ok("consolidate", "whole.h5", "-o", "whole.h5", "--force", "-q")
+        self.ok("diff", "run", "whole.h5", "-q")
+
+    def test_sources_of_an_average_stay(self):
+        self.ok("consolidate", harness.corpus(TRAIN), "-o", "a.h5", "-q")
+        self.ok("consolidate", harness.corpus(TRAIN), "-o", "b.h5", "-q")
+        for target in ("a.h5", "b.h5"):
+            self.refused("average", "a.h5", "b.h5", "-o", target, contains=["that is read"])
+
+    def test_other_inputs_stay(self):
+        self.ok("consolidate", harness.corpus(TRAIN), "-o", "a.h5", "-q")
+        self.ok("schema", "a.h5", "-o", "model.json")
+        self.ok("check", "a.h5", "--schema", "model.json", "--junit", "report.xml", "-q")
+        os.rename(self.path("model.json"), self.path("model.xml"))
+        self.refused("check", "a.h5", "--schema", "model.xml", "--junit", "model.xml", contains=["that is read"])
+        for name in ("hard.bin", "hard.xml"):
+            os.link(self.path("a.h5"), self.path(name))
+        tensor = json.loads(self.ok("inspect", "a.h5", "--json"))["tensors"][0]["name"]
+        self.refused("extract", "a.h5", tensor, "-o", "hard.bin", contains=["that is read"])
+        self.refused("check", "a.h5", "--against", "hard.xml", "--junit", "hard.xml", contains=["that is read"])
+
+    def test_foreign_files_stay(self):
+        os.makedirs(self.path("out", "shard-00000-of-00001.h5"))
+        with open(self.path("out", "shard-00000-of-00001.h5", "thesis.tex"), "w") as f:
+            f.write("years")
+        self.refused("reshard", harness.corpus(TRAIN), "-o", "out", "--dp", "1", contains=["shard-00000-of-00001.h5"])
+        with open(self.path("letter.h5"), "w") as f:
+            f.write("Dear reader")
+        self.refused("consolidate", harness.corpus(TRAIN), "-o", "letter.h5", contains=["not a checkpoint"])
+
+    def test_permissions_are_kept(self):
+        self.ok("consolidate", harness.corpus(TRAIN), "-o", "a.h5", "-q")
+        os.chmod(self.path("a.h5"), 0o600)
+        self.ok("consolidate", harness.corpus(TRAIN), "-o", "a.h5", "-q", "--force")
+        self.assertEqual(stat.S_IMODE(os.stat(self.path("a.h5")).st_mode), 0o600)
+
+    def test_mount_point_is_refused_at_once(self):
+        self.ok("reshard", harness.corpus(TRAIN), "-o", "run", "--dp", "2", "-q")
+        mount = ["unshare", "-rm", "sh", "-c", 'mount --bind run run && exec "$@"', "sh"]
+        if subprocess.run([*mount, "true"], cwd=self.dir, capture_output=True).returncode != 0:
+            self.skipTest("no mount name spaces here")
+        p = subprocess.run([*mount, harness.BINARY, "reshard", harness.corpus(TRAIN), "-o", "run", "--dp", "3", "--force",
+                            "--dry-run"], cwd=self.dir, capture_output=True, text=True)
+        self.assertEqual(p.returncode, 2, p.stderr)
+        self.assertIn("a file system is mounted there", p.stderr)
+
+
+class Leftovers(harness.Case):
+    def test_killed_run_is_cleaned_up_after(self):
+        harness.make_large(self.path("big"), 1 << 28)
+        for force in ((), ("--force",)):
+            p = subprocess.Popen([harness.BINARY, "consolidate", "big", "-o", "m.h5", "-j1", *force], cwd=self.dir,
+                                 stderr=subprocess.DEVNULL)
+            while not any(n.startswith(".m.h5.fsdpckpt-") for n in self.listing()):
+                self.assertIsNone(p.poll(), "finished before the signal")
+            p.send_signal(signal.SIGKILL)
+            p.wait()
+            self.assertEqual(len([n for n in self.listing() if n.startswith(".m.h5.")]), 1)
+            run = self.run_tool("consolidate", harness.corpus(TRAIN), "-o", "m.h5", "-q", *force)
+            self.assertEqual(run.returncode, 0, run.stderr)
+            self.assertRegex(run.stderr, r"\Afsdpckpt: .*m\.h5: an earlier run died while it wrote this; what it left "
+                                         r"behind, \.m\.h5\.fsdpckpt-......, is removed\n\Z")
+            self.assertEqual(self.listing(), ["big", "m.h5"])
+
+    def test_live_run_is_left_alone(self):
+        harness.make_large(self.path("big"), 1 << 28)
+        p = subprocess.Popen([harness.BINARY, "consolidate", "big", "-o", "m.h5", "-j1"], cwd=self.dir,
+                             stderr=subprocess.DEVNULL)
+        while not any(n.startswith(".m.h5.fsdpckpt-") for n in self.listing()):
+            self.assertIsNone(p.poll(), "finished too early")
+        self.ok("consolidate", harness.corpus(TRAIN), "-o", "m.h5", "-q")
+        self.assertIsNone(p.poll(), "the live run was disturbed")
+        self.assertEqual(len(self.listing()), 3)
+        p.send_signal(signal.SIGINT)
+        self.assertEqual(p.wait(timeout=60), 130)
+        self.assertEqual(self.listing(), ["big", "m.h5"])
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""What stock h5py shows of every value of every dtype: never a wrong number. torch saves all values, this program
+converts them to a full file and to shards, and h5py shows either the same values, in a wider float if need be, or the
+bits as uint8.
+
+usage: h5_values.py FSDPCKPT       exit 77 without torch or h5py
+FSDPCKPT_H5PY_PYTHONS: further Pythons, separated by ":", whose h5py (of another HDF5) must show the same.
+"""
+import os
+import subprocess
+import sys
+import tempfile
+
+try:
+    import h5py
+    import numpy as np
+except ImportError as e:
+    print("skipped: %s" % e)
+    sys.exit(77)
+
+BITS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2")
+
+
+def compare(home):
+    """Compares what h5py shows with expected.npz. Needs h5py and numpy only."""
+    expected = np.load(os.path.join(home, "expected.npz"))
+    bad = 0
+    for name in ("full.h5", "sharded/index.h5"):
+        with h5py.File(os.path.join(home, name), "r") as f:
+            for key in sorted(expected.files):
+                shown, want = f[key][()], expected[key]
+                same = shown.shape == want.shape
+                if same and want.dtype.kind in "fc":
+                    same = np.array_equal(shown.astype(want.dtype), want, equal_nan=True)
+                    same = same and np.array_equal(np.signbit(shown.real), np.signbit(want.real) & ~np.isnan(want)
+                                                   | np.signbit(shown.real) & np.isnan(want))
+                elif same:
+                    same = shown.dtype == want.dtype and np.array_equal(shown, want)
+                if not same:
+                    print("%s: %s: h5py with HDF5 %s shows other values" % (name, key, h5py.version.hdf5_version))
+                    bad += 1
+    print("h5py %s with HDF5 %s: %d dtypes" % (h5py.version.version, h5py.version.hdf5_version, len(expected.files)))
+    return bad
+
+
+def make(tool, home):
+    import torch
+    tensors, expected = {}, {}
+    for name in ("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16",
+                 "float32", "float64", "complex32", "complex64", "complex128", "float8_e5m2") + BITS:
+        dtype = getattr(torch, name, None)
+        if dtype is None:
+            continue
+        if name == "bool":
+            t = torch.tensor([False, True] * 8)
+        elif name in BITS or name == "float8_e5m2" or dtype in (torch.uint8, torch.int8):
+            t = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(dtype)
+        elif dtype in (torch.float16, torch.bfloat16, torch.int16, torch.uint16):
+            t = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+        else:
+            bits = torch.randint(-2**62, 2**62, (512,), generator=torch.Generator().manual_seed(1)) * 2
+            t = bits.view(dtype)
+        tensors[name] = t
+        if name in BITS:
+            expected[name] = t.view(torch.uint8).numpy()
+        elif name in ("bfloat16", "float8_e5m2"):
+            expected[name] = t.to(torch.float32).numpy()
+        elif name == "complex32":
+            continue  # h5py shows a compound of two float16, which is not numpy's
+        else:
+            expected[name] = t.numpy()
+    torch.save(tensors, os.path.join(home, "values.pt"))
+    np.savez(os.path.join(home, "expected.npz"), **expected)
+    subprocess.run([tool, "consolidate", "values.pt", "-o", "full.h5", "-q"], cwd=home, check=True)
+    subprocess.run([tool, "reshard", "values.pt", "-o", "sharded", "--dp", "4", "-q"], cwd=home, check=True)
+
+
+def main():
+    if sys.argv[1] == "--compare":
+        return compare(sys.argv[2]) > 0
+    try:
+        import torch  # noqa: F401
+    except ImportError as e:
+        print("skipped: %s" % e)
+        return 77
+    with tempfile.TemporaryDirectory() as home:
+        make(os.path.abspath(sys.argv[1]), home)
+        bad = compare(home) > 0
+        for python in filter(None, os.environ.get("FSDPCKPT_H5PY_PYTHONS", "").split(":")):
+            bad |= subprocess.run([python, os.path.abspath(__file__), "--compare", home]).returncode != 0
+    return bad
+
+
+if __name__ == "__main__":
+    sys.exit(main())

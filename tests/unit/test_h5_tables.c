@@ -1,0 +1,282 @@
+/*
+ * The tables of index.h5: what is in them is what opens, what is not so is an error, and no bytes of theirs, however
+ * hostile, make this process read outside of what it has. The CRC-64 of the tables is set anew after each change, as
+ * somebody would who means harm.
+ */
+#include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/digest.h"
+#include "fsdpckpt/verify.h"
+#include "h5_make.h"
+#include "hdf5/tables.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* A sharded checkpoint on disk, and its index.h5 in memory. */
+typedef struct made {
+    char path[64], index[96], shard[96];
+    unsigned char *bytes, *good;
+    size_t size, tables; /* where the tables begin */
+} made;
+
+static void load(made *m) {
+    FILE *f = fopen(m->index, "rb");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, 0, SEEK_END), 0);
+    m->size = (size_t)ftell(f);
+    rewind(f);
+    m->bytes = malloc(m->size);
+    m->good = malloc(m->size);
+    assert_true(m->bytes && m->good);
+    assert_int_equal(fread(m->good, 1, m->size, f), m->size);
+    fclose(f);
+    memcpy(m->bytes, m->good, m->size);
+    const unsigned char *found = memmem(m->good, m->size, FC_H5_TABLES_MAGIC, 8);
+    assert_non_null(found);
+    m->tables = (size_t)(found - m->good);
+}
+
+static int make(void **state) {
+    static const char *const names[] = {"dp", "tp"};
+    static const int64_t sizes[] = {2, 2};
+    made *m = calloc(1, sizeof *m);
+    h5_made h5;
+    fc_error err = {0};
+    strcpy(m->path, "/tmp/test_h5_tables-XXXXXX");
+    if (!mkdtemp(m->path)) {
+        return -1;
+    }
+    snprintf(m->index, sizeof m->index, "%s/index.h5", m->path);
+    snprintf(m->shard, sizeof m->shard, "%s/shard-00001-of-00004.h5", m->path);
+    h5_made_begin(&h5, 2, names, sizes);
+    h5_made_zoo(&h5);
+    if (h5_made_write(&h5, m->path, &err) != FC_OK) {
+        fail_msg("%s", err.message);
+    }
+    h5_made_end(&h5);
+    load(m);
+    *state = m;
+    return 0;
+}
+
+static int clean(void **state) {
+    made *m = *state;
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", m->path);
+    int rc = system(command);
+    free(m->bytes);
+    free(m->good);
+    free(m);
+    return rc;
+}
+
+static void *row_of(made *m, fc_h5_table table, size_t number, size_t size) {
+    const fc_h5_manifest_row *manifest = (const fc_h5_manifest_row *)(m->good + m->tables);
+    assert_true(number < manifest->tables[table][1]);
+    return m->bytes + m->tables + manifest->tables[table][0] + number * size;
+}
+
+/* Writes index.h5 as it is in memory, with the right CRC-64 of its tables. */
+static void put(made *m) {
+    fc_h5_manifest_row *manifest = (fc_h5_manifest_row *)(m->bytes + m->tables);
+    const uint64_t bytes = ((const fc_h5_manifest_row *)(m->good + m->tables))->bytes;
+    manifest->crc64 = 0;
+    manifest->crc64 = fc_crc64(0, m->bytes + m->tables, bytes);
+    FILE *f = fopen(m->index, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fwrite(m->bytes, 1, m->size, f), m->size);
+    assert_int_equal(fclose(f), 0);
+}
+
+static void restore(made *m) {
+    memcpy(m->bytes, m->good, m->size);
+}
+
+static void expect(const made *m, const char *part) {
+    fc_checkpoint *c = NULL;
+    fc_error err = {0};
+    assert_int_equal(fc_checkpoint_open(m->path, NULL, &c, &err), FC_ECORRUPT);
+    assert_null(c);
+    if (!strstr(err.message, part)) {
+        fail_msg("%s: it should say %s", err.message, part);
+    }
+}
+
+/* Opens it, and asks for the bytes of every chunk: none may be outside of its file. @return whether it opens. */
+static bool try(const made *m) {
+    fc_checkpoint *c = NULL;
+    fc_error err = {0};
+    if (fc_checkpoint_open(m->path, NULL, &c, &err) != FC_OK) {
+        assert_true(err.message[0] != '\0');
+        return false;
+    }
+    for (size_t i = 0; i < c->ntensors; i++) {
+        const fc_tensor *t = &c->tensors[i];
+        for (size_t k = 0; k < t->nchunks; k++) {
+            fc_extent e;
+            struct stat st;
+            const fc_box box = fc_chunk_box(t, &t->chunks[k]);
+            for (int d = 0; d < t->ndim; d++) {
+                assert_true(box.offsets[d] >= 0 && box.sizes[d] > 0 && box.offsets[d] + box.sizes[d] <= t->shape[d]);
+            }
+            if (fc_checkpoint_extent(c, t, k, &e, &err) == FC_OK && e.codec == FC_CODEC_RAW) {
+                assert_int_equal(stat(c->files[e.file].path, &st), 0);
+                assert_true(e.offset <= (uint64_t)st.st_size && e.length <= (uint64_t)st.st_size - e.offset);
+            }
+        }
+    }
+    fc_checkpoint_close(c);
+    return true;
+}
+
+static void lies_are_errors(void **state) {
+    made *m = *state;
+    assert_true(try(m));
+#define LIE(table, type, number, change, part)                                                                         \
+    do {                                                                                                               \
+        type *row = row_of(m, table, number, sizeof(type));                                                            \
+        change;                                                                                                        \
+        put(m);                                                                                                        \
+        expect(m, part);                                                                                               \
+        restore(m);                                                                                                    \
+    } while (0)
+    const uint64_t most = UINT64_MAX;
+    LIE(FC_H5_T_FILES, fc_h5_file_row, 1, row->size++, "not the file that index.h5 was written with: it has");
+    LIE(FC_H5_T_MESH, fc_h5_mesh_row, 0, row->size = 3, "its tables are damaged: mesh");
+    LIE(FC_H5_T_MESH, fc_h5_mesh_row, 0, row->size = INT64_MAX, "its tables are damaged: mesh");
+    LIE(FC_H5_T_MESH, fc_h5_mesh_row, 1, memset(row->name, 'x', 16), "its tables are damaged: mesh");
+    LIE(FC_H5_T_TENSORS, fc_h5_tensor_row, 0, row->text = most, "its tables are damaged: tensors, row 0");
+    LIE(FC_H5_T_TENSORS, fc_h5_tensor_row, 1, row->path = UINT32_MAX, "its tables are damaged: tensors, row 1");
+    LIE(FC_H5_T_TENSORS, fc_h5_tensor_row, 1, row->json = most, "its tables are damaged: tensors, row 1");
+    LIE(FC_H5_T_TENSORS, fc_h5_tensor_row, 1, row->kinds++, "its tables are damaged: tensors, row 1");
+    LIE(FC_H5_T_TENSORS, fc_h5_tensor_row, 2, row->dtype[0] = '?', "its tables are damaged: tensors, row 2");
+    LIE(FC_H5_T_TENSORS, fc_h5_tensor_row, 2, row->dims = most - 1, "its tables are damaged: tensors, row 2");
+    LIE(FC_H5_T_TENSORS, fc_h5_tensor_row, 2, row->ndim = 1000, "its tables are damaged: tensors, row 2");
+    LIE(FC_H5_T_TENSORS, fc_h5_tensor_row, 0, row->placements = 9999, "its tables are damaged: tensors, row 0");
+    LIE(FC_H5_T_TENSORS, fc_h5_tensor_row, 0, row->boxes = most, "its tables are damaged: tensors, row 0");
+    LIE(FC_H5_T_TENSORS, fc_h5_tensor_row, 1, row->box--, "its tables are damaged: tensors, row 1");
+    LIE(FC_H5_T_DIMS, int64_t, 0, *row = -1, "its tables are damaged: ");
+    LIE(FC_H5_T_DIMS, int64_t, 0, *row = INT64_MAX, "its tables are damaged: ");
+    LIE(FC_H5_T_PLACEMENTS, fc_h5_placements_row, 0, row->text = most, "its tables are damaged: placements");
+    LIE(FC_H5_T_PLACEMENTS, fc_h5_placements_row, 0, row->size--, "its tables are damaged: placements");
+    LIE(FC_H5_T_BOXES, fc_h5_box_row, 0, row->rank = 4, "its tables are damaged: boxes, row 0");
+    LIE(FC_H5_T_BOXES, fc_h5_box_row, 0, row->rank = most, "its tables are damaged: boxes, row 0");
+    LIE(FC_H5_T_BOXES, fc_h5_box_row, 0, row->offset = most - 4, "its tables are damaged: boxes, row 0");
+    LIE(FC_H5_T_BOXES, fc_h5_box_row, 0, row->length++, "its tables are damaged: boxes, row 0");
+#undef LIE
+    m->bytes[m->tables + offsetof(fc_h5_manifest_row, tables)] ^= 0x40;
+    put(m);
+    expect(m, "its tables are damaged: ");
+    restore(m);
+    put(m);
+    assert_true(try(m));
+}
+
+/* Any bytes may be there. */
+static void mutations_are_survived(void **state) {
+    made *m = *state;
+    const size_t bytes = (size_t)((const fc_h5_manifest_row *)(m->good + m->tables))->bytes;
+    uint64_t random = 88172645463325252u;
+    for (int round = 0; round < 600; round++) {
+        for (int i = 0; i < 1 + round % 3; i++) {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            static const unsigned char odd[] = {0, 1, 0x7f, 0x80, 0xff};
+            const size_t at = sizeof(uint64_t) * 4 + (size_t)(random >> 8) % (bytes - sizeof(uint64_t) * 4);
+            m->bytes[m->tables + at] = random & 64 ? odd[random % sizeof odd] : (unsigned char)random;
+        }
+        put(m);
+        try(m);
+        restore(m);
+    }
+}
+
+static void a_flipped_bit_is_found(void **state) {
+    made *m = *state;
+    m->bytes[m->tables + 1000] ^= 4;
+    FILE *f = fopen(m->index, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fwrite(m->bytes, 1, m->size, f), m->size);
+    assert_int_equal(fclose(f), 0);
+    expect(m, "its tables are damaged: their CRC-64 is ");
+}
+
+static void another_file_is_not_read(void **state) {
+    made *m = *state;
+    const fc_h5_file_row *row = row_of(m, FC_H5_T_FILES, 1, sizeof *row);
+    FILE *f = fopen(m->shard, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, (long)row->header_crc64_at, SEEK_SET), 0);
+    assert_int_equal(fputc((int)(row->header_crc64 & 0xff) ^ 1, f), (int)(row->header_crc64 & 0xff) ^ 1);
+    assert_int_equal(fclose(f), 0);
+    fc_checkpoint *c = NULL;
+    fc_error err = {0};
+    fc_extent e;
+    size_t refused = 0;
+    assert_int_equal(fc_checkpoint_open(m->path, NULL, &c, &err), FC_OK);
+    for (size_t i = 0; i < c->ntensors; i++) {
+        for (size_t k = 0; k < c->tensors[i].nchunks; k++) {
+            fc_code rc = fc_checkpoint_extent(c, &c->tensors[i], k, &e, &err);
+            if (c->tensors[i].chunks[k].rank == 1) {
+                assert_int_equal(rc, FC_ECORRUPT);
+                assert_memory_equal(err.message, m->shard, strlen(m->shard));
+                assert_non_null(strstr(err.message, ": not the file that index.h5 was written with: its header_crc64"));
+                refused++;
+            } else {
+                assert_int_equal(rc, FC_OK);
+            }
+        }
+    }
+    assert_true(refused > 0);
+    fc_checkpoint_close(c);
+}
+
+static void count_disagreements(void *context, const fc_defect *defect) {
+    *(size_t *)context += strstr(defect->message, "its tables and the files disagree about tensor ") != NULL;
+}
+
+static size_t disagreements(const made *m) {
+    fc_checkpoint *c = NULL;
+    fc_error err = {0};
+    fc_verify_options options = {.seal = NULL};
+    fc_verify_report report;
+    size_t count = 0;
+    assert_int_equal(fc_checkpoint_open(m->path, NULL, &c, &err), FC_OK);
+    assert_int_equal(fc_verify(c, &options, count_disagreements, &count, &report, &err), FC_OK);
+    fc_checkpoint_close(c);
+    return count;
+}
+
+static void verify_compares_tables_with_files(void **state) {
+    made *m = *state;
+    assert_int_equal(disagreements(m), 0);
+    ((fc_h5_box_row *)row_of(m, FC_H5_T_BOXES, 0, sizeof(fc_h5_box_row)))->crc64 ^= 1;
+    put(m);
+    assert_int_equal(disagreements(m), 1);
+    restore(m);
+    ((fc_h5_tensor_row *)row_of(m, FC_H5_T_TENSORS, 3, sizeof(fc_h5_tensor_row)))->crc64 ^= 1;
+    put(m);
+    assert_int_equal(disagreements(m), 1);
+    restore(m);
+    put(m);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(lies_are_errors, make, clean),
+        cmocka_unit_test_setup_teardown(mutations_are_survived, make, clean),
+        cmocka_unit_test_setup_teardown(a_flipped_bit_is_found, make, clean),
+        cmocka_unit_test_setup_teardown(another_file_is_not_read, make, clean),
+        cmocka_unit_test_setup_teardown(verify_compares_tables_with_files, make, clean),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
