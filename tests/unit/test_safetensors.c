@@ -100,7 +100,8 @@ static const struct {
     {"{\"__metadata__\":{\"fsdpckpt.paths\":\"{\"}," ONE "}", FC_ECORRUPT, "fsdpckpt.paths: at character 1"},
     {"{\"__metadata__\":{\"fsdpckpt.mesh\":\"{}\"}," ONE "}", FC_ECORRUPT, "fsdpckpt.mesh should be a mesh"},
     {"{\"__metadata__\":{\"fsdpckpt.crc64\":\"00\"}," ONE "}", FC_ECORRUPT, "16 hexadecimal digits"},
-    {"{\"__metadata__\":{\"fsdpckpt.object.o\":\"{}\"}," ONE "}", FC_ECORRUPT, "fsdpckpt.object.o: encoding, data or json is missing"},
+    {"{\"__metadata__\":{\"fsdpckpt.object.o\":\"{}\"}," ONE "}", FC_ECORRUPT,
+     "fsdpckpt.object.o: encoding, data or json is missing"},
     {"{\"__metadata__\":{\"fsdpckpt.object.o\":\"{\\\"data\\\":\\\"AB\\\"}\"}," ONE "}", FC_ECORRUPT,
      "fsdpckpt.object.o: the value of data is invalid"},
     {"{\"__metadata__\":{\"fsdpckpt.object.a\":\"{\\\"encoding\\\":\\\"x\\\",\\\"json\\\":\\\"1\\\",\\\"data\\\":"
