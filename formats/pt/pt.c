@@ -1,5 +1,5 @@
 /*
- * Files of torch.save (`.pt`, `.pth`, `.bin`, `.ckpt`): the format's table, and what is recognised.
+ * The torch.save format (`.pt`, `.pth`, `.bin`, `.ckpt`): its table, and what it recognises.
  */
 #include "pt/pt.h"
 #include "pt/ranks.h"
@@ -88,6 +88,7 @@ const fc_format fc_format_pt = {
             .own_files = own_files,
             .self_contained = true,
             .wants_crc32 = true,
+            .holds_pickles = true,
             .is_directory = fc_pt_is_directory,
             .files = fc_pt_files,
             .create = fc_pt_create,

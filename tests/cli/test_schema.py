@@ -83,7 +83,7 @@ class Schema(harness.Case):
         with open(self.path("model.json")) as f:
             self.assertEqual(f.read(), self.ok("schema", harness.corpus(MESH)))
         copy = self.copy(MESH)
-        self.fails(2, "schema", copy, "-o", os.path.join(copy, ".metadata"), "-f", contains=["is a file of the checkpoint"])
+        self.fails(2, "schema", copy, "-o", os.path.join(copy, ".metadata"), "-f", contains=["is a file of the check"])
         self.ok("inspect", copy)
         self.assertEqual(self.listing(), ["ckpt", "model.json"])
 
