@@ -1,7 +1,7 @@
 /*
- * From a chunk to its bytes: opens the torch.save archive that is the chunk's item, and checks that the tensor in it
- * is the one that `.metadata` promises. (Chunks in safetensors were looked at when their places were found.) Objects
- * are not opened for their bytes: these are the item itself.
+ * From a chunk to its bytes: opens the torch.save archive of the chunk and checks that its tensor is the one that
+ * `.metadata` describes. Chunks in safetensors were checked when their headers were read. An object's bytes are its
+ * archive, unopened.
  */
 #include "dcp/dcp.h"
 
@@ -63,6 +63,13 @@ static fc_code check_others(const fc_checkpoint *checkpoint, const fc_tensor *te
                              .has_offset = true,
                              .offset = chunk->offset};
     bool covered;
+    if (item->pickle->risk == FC_RISK_RUNS) {
+        char name[256];
+        fc_report_defect(findings, &place,
+                         "%s: offset %" PRIu64 ": tensor %.256s: loading it calls %s: it may be hostile",
+                         checkpoint->files[chunk->file].path, chunk->offset, tensor->name,
+                         fc_pickle_risky_name(item->pickle, name, sizeof name));
+    }
     return fc_torch_check_records(item, false, &place, findings, &covered, err);
 }
 

@@ -20,7 +20,7 @@ static fc_code push(fc_pickle_vm *vm, fc_pv v) {
     return FC_OK;
 }
 
-/* Whether `n` values lie above the innermost mark. */
+/* Fails unless `n` values are above the innermost mark. */
 static fc_code has(fc_pickle_vm *vm, size_t n) {
     return vm->depth - vm->base >= n
                ? FC_OK
@@ -253,7 +253,7 @@ static bool is_empty_dict(const fc_pickle *p, fc_pv v) {
     return fc_pv_typeof(v) == FC_PV_DICT && p->containers[fc_pv_payload(v)].count == 0;
 }
 
-/* cls, args, kwargs: keyword arguments say nothing about data classes that we know. */
+/* Takes cls, args and kwargs. The data classes that we know have no keyword arguments. */
 static fc_code newobj_ex(fc_pickle_vm *vm) {
     fc_pv v;
     fc_code rc = has(vm, 3);
@@ -262,7 +262,7 @@ static fc_code newobj_ex(fc_pickle_vm *vm) {
         rc = fc_pickle_newobj(vm, vm->stack[vm->depth - 1], vm->stack[vm->depth], &v);
     }
     if (rc == FC_OK && fc_pv_typeof(v) == FC_PV_CALL && !is_empty_dict(vm->p, vm->stack[vm->depth + 1])) {
-        vm->p->cells[fc_pv_payload(v) + 5] = 2;
+        vm->p->cells[fc_pv_payload(v) + 5] = 2 | vm->p->cells[fc_pv_payload(v) + 5] >> 8 << 8;
     }
     if (rc == FC_OK) {
         vm->stack[vm->depth - 1] = v;
@@ -282,6 +282,7 @@ static fc_code marked(fc_pickle_vm *vm, int op) {
         return push_tuple(vm, items, n);
     }
     if (op == OP_FROZENSET) {
+        FC_TRY(fc_pickle_check_keys(vm, items, n, 1));
         return push_container(vm, FC_PV_FROZENSET, items, n);
     }
     FC_TRY(has(vm, 1));

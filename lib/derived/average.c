@@ -5,6 +5,7 @@
 #include "fsdpckpt/average.h"
 
 #include "base/try.h"
+#include "checkpoint/identity.h"
 #include "derived/average.h"
 #include "engine/read_box.h"
 #include "engine/tuning.h"
@@ -146,6 +147,9 @@ static fc_code average_check_below(const fc_checkpoint *checkpoint, fc_comm *com
     }
     for (size_t i = 0; i < a->count; i++) {
         FC_TRY(fc_source_crc_check(a->crcs[i], comm, err));
+    }
+    for (size_t i = 0; i < a->count; i++) {
+        FC_TRY(fc_identities_check(a->sources[i], err));
     }
     return FC_OK;
 }

@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "base/grow.h"
 #include "base/try.h"
+#include "checkpoint/identity.h"
 #include "derived/flatten_parts.h"
 #include "engine/read_box.h"
 #include "fsdpckpt/format.h"
@@ -133,7 +134,8 @@ static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc
 static fc_code flat_check_below(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
     const flattened *f = checkpoint->state;
     FC_TRY(fc_source_crc_join(f->crc, comm, err));
-    return fc_source_crc_check(f->crc, comm, err);
+    FC_TRY(fc_source_crc_check(f->crc, comm, err));
+    return fc_identities_check(f->source, err);
 }
 
 static void flat_close(fc_checkpoint *checkpoint) {

@@ -7,6 +7,7 @@
 #include "base/crc.h"
 #include "base/grow.h"
 #include "base/try.h"
+#include "checkpoint/identity.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 #include "io/input.h"
@@ -129,7 +130,8 @@ static fc_code check_record(const fc_record_crcs *records, const run *runs, size
         return FC_OK;
     }
     FC_TRY(fc_input_open(&input, path, err));
-    fc_code rc = sum_record(&input, runs, runs, used, buffer, &sum, err);
+    fc_code rc = fc_identity_check(records->checkpoint, runs->file, input.fd, err);
+    rc = rc == FC_OK ? sum_record(&input, runs, runs, used, buffer, &sum, err) : rc;
     fc_input_close(&input);
     if (rc != FC_OK || fc_crc32_finish(sum, runs->length) == runs->recorded) {
         return rc;

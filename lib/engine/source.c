@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/pages.h"
 #include "base/try.h"
+#include "checkpoint/identity.h"
 #include "codec/strided.h"
 #include "engine/stored_chunk.h"
 #include "engine/tuning.h"
@@ -117,6 +118,10 @@ static fc_code open_cached(fc_source *source, uint32_t index, fc_input **out, fc
     }
     fc_input_close(&oldest->input);
     fc_code rc = fc_input_open(&oldest->input, checkpoint->files[index].path, err);
+    rc = rc == FC_OK ? fc_identity_check(checkpoint, index, oldest->input.fd, err) : rc;
+    if (rc != FC_OK) {
+        fc_input_close(&oldest->input);
+    }
     oldest->file = index;
     oldest->last_use = ++source->clock;
     *out = &oldest->input;

@@ -1,0 +1,52 @@
+"""A source that changes while it is read: never a mixed checkpoint, but one line and exit status 3."""
+
+import os
+import signal
+import subprocess
+
+import harness
+
+
+class Races(harness.Case):
+    def changed_meanwhile(self, change, *args):
+        """The command is stopped while it writes, the source is changed, and the command goes on."""
+        p = subprocess.Popen([harness.BINARY, *args], cwd=self.dir, stderr=subprocess.PIPE, text=True)
+        while not any(n.startswith(".m.h5.fsdpckpt-") for n in self.listing()):
+            self.assertIsNone(p.poll(), "finished too early")
+        p.send_signal(signal.SIGSTOP)
+        change()
+        p.send_signal(signal.SIGCONT)
+        err = p.communicate(timeout=60)[1]
+        self.assertEqual(p.returncode, 3, err)
+        self.assertEqual(err.count("\n"), 1, err)
+        self.assertNotIn("m.h5", self.listing())
+        return err
+
+    def source(self):
+        harness.make_large(self.path("big"), 1 << 27)
+        return next(self.path("big", n) for n in os.listdir(self.path("big")) if n.endswith(".distcp"))
+
+    def test_rewritten_in_place(self):
+        data = self.source()
+
+        def rewrite():
+            with open(data, "r+b") as f:
+                f.seek(os.path.getsize(data) // 2)
+                f.write(b"\1" * 64)
+
+        err = self.changed_meanwhile(rewrite, "consolidate", "big", "-o", "m.h5", "-j1", "-q")
+        self.assertIn("was changed while the checkpoint was read", err)
+
+    def test_replaced_by_another_file(self):
+        data = self.source()
+
+        def replace():
+            subprocess.run(["cp", "--sparse=always", data, data + ".new"], check=True)
+            os.rename(data + ".new", data)
+
+        err = self.changed_meanwhile(replace, "consolidate", "big", "-o", "m.h5", "-j1", "-q")
+        self.assertIn("was replaced by another file while the checkpoint was read", err)
+
+
+if __name__ == "__main__":
+    harness.main()
