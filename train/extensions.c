@@ -73,7 +73,7 @@ static fc_code describe(const fc_chunk_input *input, const fc_process_group *gro
     return FC_OK;
 }
 
-static fc_sharded_tensor *new_tensor(const fc_chunked *from, fc_arena *arena, fc_error *err) {
+static fc_sharded_tensor *new_tensor(const fc_chunked_item *from, fc_arena *arena, fc_error *err) {
     fc_sharded_tensor *t = fc_arena_calloc(arena, 1, sizeof *t);
     fc_local_shard *shard = t ? fc_arena_calloc(arena, 1, sizeof *shard) : NULL;
     if (!shard) {
