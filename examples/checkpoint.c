@@ -209,12 +209,12 @@ fc_code train_save(trainer *t, const char *path, fc_error *err) {
     rc = rc == FC_OK ? fc_checkpoint_in_memory("the training", s.tensors, s.count, &source, err) : rc;
     rc = fc_comm_agree(t->host, rc, err);
     if (rc == FC_OK) {
-        fc_convert_options how = {.format = fc_format_find("h5"),
-                                  .selection = {.mesh = &t->mesh},
-                                  .force = true,
-                                  .comm = t->host,
-                                  .own_parts = true};
-        rc = fc_convert(source, path, &how, NULL, err);
+        fc_convert_options options = {.format = fc_format_find("h5"),
+                                      .selection = {.mesh = &t->mesh},
+                                      .force = true,
+                                      .comm = t->host,
+                                      .own_parts = true};
+        rc = fc_convert(source, path, &options, NULL, err);
     }
     fc_checkpoint_close(source);
     fc_arena_free(s.arena);
