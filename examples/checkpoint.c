@@ -80,15 +80,18 @@ static fc_code gather(trainer *t, const fc_flat_layout *layout, const fc_array *
     fc_device *device = t->shard->device;
     int64_t padded = layout->shard_numel * layout->world_size;
     fc_array mine = {0};
-    fc_code rc = fc_array_new(device, shard->dtype, 1, &layout->shard_numel, &mine, err);
-    rc = rc == FC_OK ? fc_array_new(device, shard->dtype, 1, &padded, full, err) : rc;
-    rc = rc == FC_OK ? fc_array_copy(&mine, shard, NULL, err) : rc;
-    if (rc == FC_OK && layout->world_size > 1) {
-        rc = t->shard->all_gather(t->shard, mine.data, full->data, fc_array_bytes(&mine), NULL, err);
-    } else if (rc == FC_OK) {
-        rc = fc_array_copy(full, &mine, NULL, err);
+    fc_code rc;
+    TRY_GOTO(fc_array_new(device, shard->dtype, 1, &layout->shard_numel, &mine, err), rc, out);
+    TRY_GOTO(fc_array_new(device, shard->dtype, 1, &padded, full, err), rc, out);
+    TRY_GOTO(fc_array_copy(&mine, shard, NULL, err), rc, out);
+    if (layout->world_size > 1) {
+        size_t bytes = fc_array_bytes(&mine);
+        TRY_GOTO(t->shard->all_gather(t->shard, mine.data, full->data, bytes, NULL, err), rc, out);
+    } else {
+        TRY_GOTO(fc_array_copy(full, &mine, NULL, err), rc, out);
     }
-    rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
+    rc = device->synchronize(device, NULL, err);
+out:
     fc_array_free(&mine);
     return rc;
 }
