@@ -70,6 +70,7 @@ static void end_json(printing *p, const fc_checkpoint *checkpoint, const fc_veri
     JSON_MEMBER(j, uint, "bytes_without_digest", r->undigested_bytes);
     JSON_MEMBER(j, uint, "files_with_header_digest", r->headers_digested);
     JSON_MEMBER(j, bool, "sealed", r->sealed);
+    JSON_MEMBER(j, uint, "objects_not_known_harmless", r->unknown);
     JSON_MEMBER(j, string, "unverified", r->sealed ? NULL : checkpoint->format->verifier.unverified);
     jw_end_document(j);
 }
@@ -103,6 +104,14 @@ static void end_text(printing *p, const fc_checkpoint *checkpoint, const fc_veri
     }
     if (!r->sealed && checkpoint->format->verifier.unverified) {
         text_printf(p->out, "not covered: %s\n", checkpoint->format->verifier.unverified);
+    }
+    if (r->unknown > 0) {
+        text_printf(p->out, "not known to be harmless: %zu %s, e.g. ", r->unknown,
+                    r->unknown == 1 ? "object" : "objects");
+        text_name(p->out, r->unknown_object);
+        text_puts(p->out, ": ");
+        text_name(p->out, r->unknown_reason);
+        text_puts(p->out, "\n");
     }
     text_printf(p->out,
                 r->defects == 0   ? "no defects\n"

@@ -92,6 +92,13 @@ const char *inspect_object(inspection *in, const fc_tensor *object, fc_arena *ar
     return NULL;
 }
 
+fc_object_risk inspect_risk(const inspection *in, const fc_tensor *object, fc_object_verdict *out) {
+    if (in->headers_only || fc_checkpoint_object_verdict(in->checkpoint, object, out, NULL) != FC_OK) {
+        *out = (fc_object_verdict){.risk = FC_OBJECT_HARMLESS}; /* inspect_object reports the damage */
+    }
+    return out->risk;
+}
+
 /* ---- the layout ---- */
 
 const fc_placement *inspect_placed(const inspection *in, const fc_tensor *tensor) {

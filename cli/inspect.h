@@ -101,6 +101,8 @@ const char *inspect_layout(const inspection *in, char *buf, size_t size);
  * The decoding of an object from `arena`, or NULL: remembered in in->worst (its message in `err`), or not asked for.
  */
 const char *inspect_object(inspection *in, const fc_tensor *object, fc_arena *arena, fc_error *err);
+/** The risk of loading an object, and why. Harmless where the data files are not read, or the object is damaged. */
+fc_object_risk inspect_risk(const inspection *in, const fc_tensor *object, fc_object_verdict *out);
 
 /** What one rank has. */
 typedef struct rank_load {

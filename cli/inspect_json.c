@@ -109,6 +109,12 @@ static fc_code write_object(json_out *j, inspection *in, const fc_tensor *t, fc_
     } else if (why.message[0]) {
         JSON_MEMBER(j, string, "error", why.message);
     }
+    fc_object_verdict verdict;
+    if (inspect_risk(in, t, &verdict) != FC_OBJECT_HARMLESS) {
+        JSON_MEMBER(j, string, "risk", verdict.risk == FC_OBJECT_RUNS ? "runs" : "unknown");
+        JSON_MEMBER(j, string, "global", verdict.global[0] ? verdict.global : NULL);
+        JSON_MEMBER(j, string, "reason", verdict.reason);
+    }
     fc_arena_free(arena);
     return FC_OK;
 }
@@ -208,6 +214,7 @@ fc_code inspect_json(inspection *in, fc_error *err) {
     JSON_MEMBER(&j, string, "format", c->format->name);
     JSON_MEMBER(&j, string, "producer", c->producer);
     JSON_MEMBER(&j, string, "note", c->note);
+    JSON_MEMBER(&j, string, "risk", c->risk);
     write_mesh(&j, "mesh", &c->mesh);
     write_mesh(&j, "layout", &in->mesh);
     write_totals(&j, in);

@@ -250,6 +250,12 @@ static fc_code print_object(inspection *in, const fc_tensor *t, fc_error *err) {
         text_name(out, json);
         text_puts(out, "\n");
     }
+    fc_object_verdict verdict;
+    if (inspect_risk(in, t, &verdict) != FC_OBJECT_HARMLESS) {
+        text_puts(out, verdict.risk == FC_OBJECT_RUNS ? "  unsafe      " : "  unknown     ");
+        text_name(out, verdict.reason);
+        text_puts(out, "\n");
+    }
     fc_arena_free(arena);
     return print_pieces(in, t, NULL, err);
 }

@@ -58,6 +58,31 @@ static fc_code print_ranks(inspection *in, fc_error *err) {
     return rc;
 }
 
+/* "Unsafe      evil: loading it calls os.system: it may be hostile", and how many more there are. */
+static bool print_risk(const inspection *in, fc_object_risk risk, const char *label) {
+    fc_object_verdict verdict, first = {.risk = FC_OBJECT_HARMLESS};
+    const char *name = NULL;
+    size_t count = 0;
+    for (size_t i = 0; i < in->nitems; i++) {
+        if (in->items[i]->object && inspect_risk(in, in->items[i], &verdict) == risk && count++ == 0) {
+            first = verdict;
+            name = in->items[i]->name;
+        }
+    }
+    if (count == 0) {
+        return false;
+    }
+    text_puts(in->out, label);
+    text_name(in->out, name);
+    text_puts(in->out, ": ");
+    text_name(in->out, first.reason);
+    if (count > 1) {
+        text_printf(in->out, "; and %zu more", count - 1);
+    }
+    text_puts(in->out, "\n");
+    return true;
+}
+
 static fc_code print_summary(inspection *in, fc_error *err) {
     const fc_checkpoint *c = in->checkpoint;
     const totals *sum = &in->sum;
@@ -82,6 +107,12 @@ static fc_code print_summary(inspection *in, fc_error *err) {
     text_printf(in->out, "\nTensors     %s in %s pieces, ", text_count(a, sum->tensors), text_count(b, sum->chunks));
     text_printf(in->out, "%s elements, %s\n", text_params(a, sum->elements), text_bytes(b, sum->bytes));
     text_printf(in->out, "Objects     %zu\n", sum->objects);
+    if (!print_risk(in, FC_OBJECT_RUNS, "Unsafe      ") && c->risk) {
+        text_puts(in->out, "Unsafe      ");
+        text_name(in->out, c->risk);
+        text_puts(in->out, "\n");
+    }
+    print_risk(in, FC_OBJECT_UNKNOWN, "Unknown     ");
     if (in->nitems < c->ntensors) {
         text_printf(in->out, "Left out    %zu by --include and --exclude\n", c->ntensors - in->nitems);
     }

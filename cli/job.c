@@ -61,6 +61,7 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.selection.dtype = o->dtype;
     j->how.selection.compress = o->compress;
     j->how.force = o->force;
+    j->how.trust_objects = o->trust_objects;
     j->how.dry_run = o->dry_run;
     j->how.move.threads = (int)o->jobs;
     j->how.move.memory = o->memory;

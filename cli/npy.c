@@ -11,25 +11,6 @@
 
 _Static_assert(FC_MAX_DIMS * 22 + 192 <= NPY_HEADER_MAX, "every shape has room");
 
-static char kind_of(fc_dtype dtype) {
-    switch (fc_dtype_get(dtype)->cls) {
-    case FC_CLASS_FLOAT:
-        return dtype == FC_F64 || dtype == FC_F32 || dtype == FC_F16 ? 'f' : 'V';
-    case FC_CLASS_SIGNED:
-        return 'i';
-    case FC_CLASS_UNSIGNED:
-        return 'u';
-    case FC_CLASS_BOOL:
-        return 'b';
-    case FC_CLASS_COMPLEX:
-        return dtype == FC_C32 ? 'V' : 'c';
-    case FC_CLASS_PACKED:
-    case FC_CLASS_OPAQUE:
-        break;
-    }
-    return 'V';
-}
-
 static size_t append(char *buf, size_t used, const char *fmt, ...) {
     va_list args;
     va_start(args, fmt);
@@ -41,7 +22,7 @@ static size_t append(char *buf, size_t used, const char *fmt, ...) {
 size_t npy_header(fc_dtype dtype, int ndim, const int64_t *shape, char *buf) {
     enum { PREFIX = 10, ALIGNMENT = 64, GROWTH = 21 }; /* numpy leaves room for the first size to grow to 21 digits */
     static const char magic[PREFIX + 1] = "\x93NUMPY\x01\x00\x00\x00";
-    char kind = kind_of(dtype);
+    char kind = fc_dtype_get(dtype)->numpy_kind;
     memcpy(buf, magic, PREFIX);
     size_t used = append(buf, PREFIX, "{'descr': '%c%c%u', 'fortran_order': False, 'shape': (",
                          kind != 'V' && fc_dtype_size(dtype) == 1 ? '|' : '<', kind, (unsigned)fc_dtype_size(dtype));

@@ -99,6 +99,11 @@ const option_row option_table[OPT_COUNT] = {
                    .kind = KIND_FLAG,
                    .offset = FIELD(force),
                    .help = "replace the target if it exists; the old one stays until the new one is complete"},
+    [OPT_TRUST_OBJECTS] = {.name = "trust-objects",
+                           .kind = KIND_FLAG,
+                           .offset = FIELD(trust_objects),
+                           .help = "copy objects into DCP and torch.save files even if loading them would run code, or "
+                                   "needs a class that is not known to be harmless"},
     [OPT_DRY_RUN] = {.name = "dry-run",
                      .letter = 'n',
                      .kind = KIND_FLAG,

@@ -27,6 +27,7 @@ typedef enum option_id {
     OPT_COMPRESS,
     OPT_MAX_SHARD_SIZE,
     OPT_FORCE,
+    OPT_TRUST_OBJECTS,
     OPT_DRY_RUN,
     OPT_RANK,
     OPT_JOBS,
@@ -79,7 +80,7 @@ typedef enum option_id {
     (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |                      \
      TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) |         \
      TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) | TAKES(OPT_LOCAL) |                   \
-     TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON))
+     TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) | TAKES(OPT_TRUST_OBJECTS))
 
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */
@@ -149,6 +150,7 @@ typedef struct options {
     int comm;       /**< comm_mode */
     const char *weights;
     bool local, take_first;
+    bool trust_objects;
     bool force, dry_run, tree, all, headers_only, follow_external;
     int sort;      /**< inspect_sort */
     int64_t depth; /**< 0: not given */

@@ -73,8 +73,8 @@ static fc_code read_part(const fc_checkpoint *checkpoint, const char *head, cons
     *part = (fc_checkpoint){.format = checkpoint->format, .path = path, .arena = arena};
     fc_code rc = check_folder(checkpoint, path, name, options, err);
     rc = rc == FC_OK ? fc_dcp_load(part, options, path, metadata, err) : rc;
-    rc = rc == FC_OK ? fc_note_beside(part, path, err) : rc; /* while they are named as seen from their own */
-    fc_file *files = (fc_file *)(uintptr_t)part->files;      /* ours, as long as the manifest is being built */
+    rc = rc == FC_OK ? fc_note_other_files(part, path, err) : rc; /* while they are named as seen from their own */
+    fc_file *files = (fc_file *)(uintptr_t)part->files;           /* ours, as long as the manifest is being built */
     for (size_t i = 0; rc == FC_OK && i < part->nfiles; i++) {
         files[i].name = fc_arena_printf(arena, "%s/%s", name, files[i].name);
         rc = files[i].name ? FC_OK : fc_no_memory(err, checkpoint->path);
@@ -146,7 +146,8 @@ static fc_code accelerate_open(fc_checkpoint *checkpoint, const fc_open_options 
     checkpoint->producer = "accelerate";
     checkpoint->keeps_order = true;
     checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
-    return checkpoint->state ? fc_note_beside(checkpoint, checkpoint->path, err) : fc_no_memory(err, checkpoint->path);
+    return checkpoint->state ? fc_note_other_files(checkpoint, checkpoint->path, err)
+                             : fc_no_memory(err, checkpoint->path);
 }
 
 static void accelerate_close(fc_checkpoint *checkpoint) {

@@ -127,8 +127,21 @@ static fc_code set_producer(dcp_builder *b, fc_pv version) {
     return b->checkpoint->producer ? FC_OK : fc_dcp_fail(b, FC_ENOMEM, NULL, "out of memory");
 }
 
+fc_code fc_dcp_check_class(const dcp_builder *b, const char *tensor, fc_pv v) {
+    uint32_t aux;
+    size_t n;
+    if (fc_pv_typeof(v) != FC_PV_OBJECT ||
+        fc_pickle_global(b->p, fc_pickle_callee(b->p, v), &aux) != FC_GLOBAL_UNKNOWN) {
+        return FC_OK;
+    }
+    const uint64_t *cell = b->p->cells + fc_pv_payload(fc_pickle_callee(b->p, v));
+    return fc_dcp_fail(b, FC_EUNSUPPORTED, tensor, "unsupported: class %.128s of %.128s",
+                       fc_pickle_bytes(b->p, cell[2], &n), fc_pickle_bytes(b->p, cell[1], &n));
+}
+
 static fc_code build(dcp_builder *b) {
     fc_pv root = b->p->root;
+    FC_TRY(fc_dcp_check_class(b, NULL, root));
     if (!fc_pickle_is_object(b->p, root, FC_CLASS_METADATA)) {
         return fc_dcp_fail(b, FC_ECORRUPT, NULL, "not the metadata of a checkpoint: the pickle holds something else");
     }
@@ -187,7 +200,7 @@ fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, c
 static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     const char *directory = NULL;
     FC_TRY(fc_dcp_open(checkpoint, options, &directory, err));
-    return fc_note_beside(checkpoint, directory, err);
+    return fc_note_other_files(checkpoint, directory, err);
 }
 
 static void dcp_close(fc_checkpoint *checkpoint) {
@@ -224,6 +237,7 @@ const fc_format fc_format_dcp = {
         {
             .own_files = own_files,
             .wants_crc32 = true,
+            .holds_pickles = true,
             .is_directory = fc_dcp_is_directory,
             .files = fc_dcp_files,
             .index = fc_dcp_index,

@@ -62,6 +62,9 @@ typedef struct dcp_pieces {
 fc_code fc_dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
+/** FC_EUNSUPPORTED with the name of its class if `v` is an instance of a class that is neither DCP's nor like one. */
+fc_code fc_dcp_check_class(const dcp_builder *b, const char *tensor, fc_pv v);
+
 /** state_dict_metadata and planner_data → tensors with shapes, paths and boxes. */
 fc_code fc_dcp_build_tensors(dcp_builder *b, fc_pv metadata);
 

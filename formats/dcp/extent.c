@@ -63,6 +63,13 @@ static fc_code check_others(const fc_checkpoint *checkpoint, const fc_tensor *te
                              .has_offset = true,
                              .offset = chunk->offset};
     bool covered;
+    if (item->pickle->risk == FC_RISK_RUNS) {
+        char name[256];
+        fc_report_defect(findings, &place,
+                         "%s: offset %" PRIu64 ": tensor %.256s: loading it calls %s: it may be hostile",
+                         checkpoint->files[chunk->file].path, chunk->offset, tensor->name,
+                         fc_pickle_risky_name(item->pickle, name, sizeof name));
+    }
     return fc_torch_check_records(item, false, &place, findings, &covered, err);
 }
 

@@ -204,6 +204,7 @@ static fc_code read_tensor(const dcp_builder *b, fc_tensor *t, fc_pv v) {
     if (fc_pickle_is_object(b->p, v, FC_CLASS_BYTES_STORAGE)) {
         return make_object(b, t);
     }
+    FC_TRY(fc_dcp_check_class(b, t->name, v));
     if (!fc_pickle_is_object(b->p, v, FC_CLASS_TENSOR_STORAGE)) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its metadata is of an unknown kind");
     }

@@ -81,7 +81,7 @@ fc_code fc_dcp_open_with_file(fc_checkpoint *checkpoint, const char *name, bool 
         why = fc_arena_printf(checkpoint->arena, "the file %s is not read: %s", name, err->message);
         rc = why ? FC_OK : fc_no_memory(err, checkpoint->path);
     }
-    rc = rc == FC_OK ? fc_note_beside(checkpoint, directory, err) : rc;
+    rc = rc == FC_OK ? fc_note_other_files(checkpoint, directory, err) : rc;
     checkpoint->note = why ? why : checkpoint->note;
     return rc;
 }

@@ -51,7 +51,7 @@ static fc_code pt_open(fc_checkpoint *checkpoint, const fc_open_options *options
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
         fc_code rc = fc_pt_find_index(path, model) ? open_model(checkpoint, model, options, err)
                                                    : fc_pt_open_ranks(checkpoint, path, NULL, options, err);
-        return rc == FC_OK ? fc_note_beside(checkpoint, path, err) : rc;
+        return rc == FC_OK ? fc_note_other_files(checkpoint, path, err) : rc;
     }
     if (fc_pt_parse_rank_name(base, &name) && name.ranks > 0) {
         return open_set_of(checkpoint, options, base, name.name, err);
@@ -88,6 +88,7 @@ const fc_format fc_format_pt = {
             .own_files = own_files,
             .self_contained = true,
             .wants_crc32 = true,
+            .holds_pickles = true,
             .is_directory = fc_pt_is_directory,
             .files = fc_pt_files,
             .create = fc_pt_create,

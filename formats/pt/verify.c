@@ -16,6 +16,26 @@ static void count_objects(const fc_checkpoint *checkpoint, uint32_t file, struct
     }
 }
 
+/* Whether an object of the file is reported as unsafe already. */
+static bool has_unsafe_object(const fc_checkpoint *checkpoint, uint32_t file) {
+    fc_object_verdict verdict;
+    for (size_t i = 0; i < checkpoint->ntensors; i++) {
+        const fc_tensor *t = &checkpoint->tensors[i];
+        if (t->object && t->nchunks > 0 && t->chunks[0].file == file &&
+            fc_checkpoint_object_verdict(checkpoint, t, &verdict, NULL) == FC_OK && verdict.risk == FC_OBJECT_RUNS) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A call whose result no value keeps. */
+static void report_risk(const torch_file *f, const fc_defect *place, struct fc_findings *findings) {
+    char name[256];
+    fc_report_defect(findings, place, "%s: loading it with torch.load calls %s: it may be hostile", f->path,
+                     fc_pickle_risky_name(f->p, name, sizeof name));
+}
+
 fc_code fc_pt_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                      fc_error *err) {
     for (uint32_t i = 0; i < checkpoint->nfiles; i++) {
@@ -32,6 +52,9 @@ fc_code fc_pt_verify(const fc_checkpoint *checkpoint, struct fc_findings *findin
         }
         bool covered = f.pickle == NULL; /* a legacy file has no CRCs */
         rc = covered ? fc_torch_check_records(&f.item, false, &place, findings, &covered, err) : FC_OK;
+        if (f.p->risk == FC_RISK_RUNS && !has_unsafe_object(checkpoint, i)) {
+            report_risk(&f, &place, findings);
+        }
         fc_torch_file_close(&f);
         if (rc != FC_OK) {
             return rc;

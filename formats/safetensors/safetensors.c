@@ -266,7 +266,7 @@ static fc_code st_open(fc_checkpoint *checkpoint, const fc_open_options *options
     }
     struct stat st;
     bool folder = rc == FC_OK && stat(checkpoint->path, &st) == 0 && S_ISDIR(st.st_mode);
-    return folder ? fc_note_beside(checkpoint, checkpoint->path, err) : rc;
+    return folder ? fc_note_other_files(checkpoint, checkpoint->path, err) : rc;
 }
 
 static bool is_whole(const fc_tensor *tensor, const fc_chunk *chunk) {

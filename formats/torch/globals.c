@@ -85,6 +85,7 @@ static const entry entries[] = {
     {"torch._utils", "_rebuild_meta_tensor_no_storage", FC_GLOBAL_REBUILD, FC_REBUILD_OTHER},
     {"torch._utils", "_rebuild_wrapper_subclass", FC_GLOBAL_REBUILD, FC_REBUILD_OTHER},
     {"torch._utils", "_rebuild_device_tensor_from_numpy", FC_GLOBAL_REBUILD, FC_REBUILD_OTHER},
+    {"torch.nested._internal.nested_tensor", "_rebuild_njt", FC_GLOBAL_REBUILD, FC_REBUILD_OTHER},
     {"torch._utils", "_rebuild_device_tensor_from_cpu_tensor", FC_GLOBAL_REBUILD, FC_REBUILD_OTHER},
     {"collections", "OrderedDict", FC_GLOBAL_DICT, 0},
     {"collections", "Counter", FC_GLOBAL_DICT, 0},
@@ -103,6 +104,12 @@ static const entry entries[] = {
     BUILTIN("str", FC_GLOBAL_INERT),
     BUILTIN("bool", FC_GLOBAL_INERT),
     BUILTIN("tuple", FC_GLOBAL_INERT),
+    BUILTIN("object", FC_GLOBAL_INERT),
+    BUILTIN("range", FC_GLOBAL_INERT),
+    {"__builtin__", "xrange", FC_GLOBAL_INERT, 0}, /* names of Python 2, which protocol 2 keeps */
+    {"__builtin__", "long", FC_GLOBAL_INERT, 0},
+    {"__builtin__", "unicode", FC_GLOBAL_INERT, 0},
+    BUILTIN("slice", FC_GLOBAL_INERT),
     {"pathlib", "PosixPath", FC_GLOBAL_PATH, 0},
     {"pathlib", "PurePosixPath", FC_GLOBAL_PATH, 0},
     {"pathlib", "WindowsPath", FC_GLOBAL_PATH, 0},
@@ -112,6 +119,81 @@ static const entry entries[] = {
     {"pathlib._local", "PurePosixPath", FC_GLOBAL_PATH, 0},
     {"pathlib._local", "WindowsPath", FC_GLOBAL_PATH, 0},
     {"pathlib._local", "PureWindowsPath", FC_GLOBAL_PATH, 0},
+};
+
+/* Classes of trainers whose instances are data: making one, and giving it its state, sets fields and does no more. */
+static const struct {
+    const char *module, *name;
+} harmless[] = {
+    {"argparse", "Namespace"},
+    {"types", "SimpleNamespace"},
+    {"datetime", "datetime"},
+    {"datetime", "date"},
+    {"datetime", "time"},
+    {"datetime", "timedelta"},
+    {"datetime", "timezone"},
+    {"decimal", "Decimal"},
+    {"fractions", "Fraction"},
+    {"uuid", "UUID"},
+    {"uuid", "SafeUUID"},
+    {"collections", "deque"},
+    {"signal", "Signals"},
+    /* numpy 1 and numpy 2 name their modules differently. */
+    {"numpy", "dtype"},
+    {"numpy", "ndarray"},
+    {"numpy.core.multiarray", "scalar"},
+    {"numpy.core.multiarray", "_reconstruct"},
+    {"numpy._core.multiarray", "scalar"},
+    {"numpy._core.multiarray", "_reconstruct"},
+    {"numpy.core.numeric", "_frombuffer"},
+    {"numpy._core.numeric", "_frombuffer"},
+    {"omegaconf.dictconfig", "DictConfig"},
+    {"omegaconf.listconfig", "ListConfig"},
+    {"omegaconf.base", "ContainerMetadata"},
+    {"omegaconf.base", "Metadata"},
+    {"omegaconf.base", "SCMode"},
+    {"omegaconf.nodes", "AnyNode"},
+    {"omegaconf.nodes", "StringNode"},
+    {"omegaconf.nodes", "IntegerNode"},
+    {"omegaconf.nodes", "FloatNode"},
+    {"omegaconf.nodes", "BooleanNode"},
+    {"omegaconf.nodes", "BytesNode"},
+    {"omegaconf.nodes", "PathNode"},
+    {"omegaconf.nodes", "EnumNode"},
+    {"typing", "Any"},
+    {"lightning_fabric.utilities.data", "AttributeDict"},
+    {"lightning.fabric.utilities.data", "AttributeDict"},
+    {"pytorch_lightning.utilities.parsing", "AttributeDict"},
+    {"megatron.core.enums", "ModelType"},
+    {"megatron.core.enums", "Fp8Recipe"},
+    {"megatron.core.transformer.enums", "AttnBackend"},
+    {"megatron.core.transformer.enums", "AttnMaskType"},
+    {"megatron.core.transformer.enums", "AttnType"},
+    {"megatron.core.transformer.enums", "LayerType"},
+    {"megatron.core.rerun_state_machine", "RerunDiagnostic"},
+    {"megatron.core.rerun_state_machine", "RerunMode"},
+    {"megatron.core.rerun_state_machine", "RerunState"},
+    {"megatron.model.enums", "AttnMaskType"},
+    {"megatron.model.enums", "LayerType"},
+    {"megatron.model.enums", "PositionEmbeddingType"},
+    {"deepspeed.runtime.fp16.loss_scaler", "LossScaler"},
+    {"deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"},
+    {"deepspeed.utils.tensor_fragment", "fragment_address"},
+    {"deepspeed.runtime.zero.config", "ZeroStageEnum"},
+    {"transformers.training_args", "TrainingArguments"},
+    {"transformers.training_args", "OptimizerNames"},
+    {"transformers.training_args", "ParallelMode"},
+    {"transformers.trainer_utils", "IntervalStrategy"},
+    {"transformers.trainer_utils", "SaveStrategy"},
+    {"transformers.trainer_utils", "EvaluationStrategy"},
+    {"transformers.trainer_utils", "SchedulerType"},
+    {"transformers.trainer_utils", "HubStrategy"},
+    {"accelerate.utils.dataclasses", "DistributedType"},
+    {"torch.distributed.fsdp.api", "StateDictType"},
+    {"torch.distributed.fsdp.api", "ShardingStrategy"},
+    {"torch.distributed.tensor.placement_types", "Shard"},
+    {"torch.distributed.tensor.placement_types", "Replicate"},
+    {"torch.distributed.tensor.placement_types", "Partial"},
 };
 
 /* torch's element types that this program does not have: named, so that the message can say which tensor. */
@@ -141,6 +223,13 @@ static bool find_dtype(const char *name, size_t len, uint32_t *aux) {
     return false;
 }
 
+/* Layers of torch.nn, such as a loss that was saved with the weights: making one sets its fields. */
+static bool is_layer_class(const char *module, size_t module_len, const char *name, size_t name_len) {
+    static const char layers[] = "torch.nn.modules.";
+    return module_len >= sizeof layers && memcmp(module, layers, sizeof layers - 1) == 0 && name_len > 0 &&
+           name[0] >= 'A' && name[0] <= 'Z' && !memchr(name, '.', name_len);
+}
+
 fc_global_kind fc_global_find(const char *module, size_t module_len, const char *name, size_t name_len, uint32_t *aux) {
     *aux = 0;
     if (equals(module, module_len, "torch") && find_dtype(name, name_len, aux)) {
@@ -150,6 +239,14 @@ fc_global_kind fc_global_find(const char *module, size_t module_len, const char 
         if (equals(name, name_len, entries[i].name) && equals(module, module_len, entries[i].module)) {
             *aux = entries[i].aux;
             return entries[i].kind;
+        }
+    }
+    if (is_layer_class(module, module_len, name, name_len)) {
+        return FC_GLOBAL_INERT;
+    }
+    for (size_t i = 0; i < sizeof harmless / sizeof *harmless; i++) {
+        if (equals(name, name_len, harmless[i].name) && equals(module, module_len, harmless[i].module)) {
+            return FC_GLOBAL_INERT;
         }
     }
     return FC_GLOBAL_UNKNOWN;

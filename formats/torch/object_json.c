@@ -18,6 +18,7 @@
  *   pathlib paths                    {"$path": "a/b"}
  *   a class or function              {"$global": "module.name"}
  *   an instance of anything else     {"$opaque": "module.name"}: its content has a meaning only in its program
+ *   a call that runs code or commands  {"$unsafe": "os.system"}
  *   cut off                          {"$omitted": "too deep" | "too large"}
  *
  * Input: a value of a loaded pickle. Output: text in the caller's arena. Values may be shared or contain themselves,
@@ -293,8 +294,12 @@ static json_t *call(writer *w, fc_pv v) {
     const fc_pickle *p = w->p;
     fc_pv callee = fc_pickle_callee(p, v), arguments = fc_pickle_arguments(p, v);
     uint32_t aux;
+    const bool runs = fc_pickle_risk_of(p, v) == FC_RISK_RUNS;
     if (fc_pv_typeof(callee) != FC_PV_GLOBAL) {
-        return tagged("$opaque", json_string("?"));
+        return tagged(runs ? "$unsafe" : "$opaque", json_string("?"));
+    }
+    if (runs) {
+        return named(p, "$unsafe", callee);
     }
     fc_global_kind kind = fc_pickle_global(p, callee, &aux);
     if (kind == FC_GLOBAL_REBUILD) {

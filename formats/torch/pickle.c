@@ -262,7 +262,7 @@ static fc_code newobj_ex(fc_pickle_vm *vm) {
         rc = fc_pickle_newobj(vm, vm->stack[vm->depth - 1], vm->stack[vm->depth], &v);
     }
     if (rc == FC_OK && fc_pv_typeof(v) == FC_PV_CALL && !is_empty_dict(vm->p, vm->stack[vm->depth + 1])) {
-        vm->p->cells[fc_pv_payload(v) + 5] = 2;
+        vm->p->cells[fc_pv_payload(v) + 5] = 2 | vm->p->cells[fc_pv_payload(v) + 5] >> 8 << 8;
     }
     if (rc == FC_OK) {
         vm->stack[vm->depth - 1] = v;
@@ -282,6 +282,7 @@ static fc_code marked(fc_pickle_vm *vm, int op) {
         return push_tuple(vm, items, n);
     }
     if (op == OP_FROZENSET) {
+        FC_TRY(fc_pickle_check_keys(vm, items, n, 1));
         return push_container(vm, FC_PV_FROZENSET, items, n);
     }
     FC_TRY(has(vm, 1));

@@ -46,7 +46,14 @@ typedef enum fc_pv_type {
     FC_PV_PERSID  /**< a persistent id: torch.save's reference to a storage */
 } fc_pv_type;
 
-/** What a global means to us. */
+/** What Python would do with a value while it loads it, beyond making data. */
+typedef enum fc_pickle_risk {
+    FC_RISK_NONE,
+    FC_RISK_UNKNOWN, /**< it needs a class or function that is not on the list of harmless ones */
+    FC_RISK_RUNS     /**< it calls something that runs code or commands */
+} fc_pickle_risk;
+
+/** How a global is treated. */
 typedef enum fc_global_kind {
     FC_GLOBAL_UNKNOWN, /**< not in the allowlist */
     FC_GLOBAL_INERT,   /**< known, and its calls are kept as FC_PV_CALL */
@@ -83,6 +90,8 @@ typedef enum fc_class {
     FC_CLASS_STORAGE_META,
     FC_CLASS_COUNT
 } fc_class;
+
+enum { FC_CLASS_MAX_FIELDS = 5 };
 
 enum {
     FC_METADATA_STATE_DICT,
@@ -135,8 +144,10 @@ typedef struct fc_pickle {
     uint64_t *interned;      /* hash table of text indices + 1 */
     size_t interned_slots, ninterned;
     uint64_t hash_seed;
-    fc_pv persids; /* a list of all persistent ids; 0: there are none */
-    uint64_t size; /* bytes up to its end: where it was read from may go on */
+    fc_pv persids;       /* a list of all persistent ids; 0: there are none */
+    fc_pickle_risk risk; /* the worst of all calls and globals, also of those whose value was dropped again */
+    fc_pv risky;         /* the first global of that risk; 0: none has a name */
+    uint64_t size;       /* bytes up to its end: where it was read from may go on */
 } fc_pickle;
 
 /** Where a pickle is read from: a range of a file, or memory (`bytes` not NULL). */
@@ -164,6 +175,12 @@ void fc_pickle_free(fc_pickle *pickle);
 
 /** Looks `module`.`name` up in the allowlist. @return its kind, FC_GLOBAL_UNKNOWN when it is not there. */
 fc_global_kind fc_global_find(const char *module, size_t module_len, const char *name, size_t name_len, uint32_t *aux);
+
+/** Whether calling a global that is not in the allowlist is known to run code or commands, as os.system does. */
+bool fc_global_runs(const char *module, const char *name);
+
+/** Whether a global that is not in the allowlist is harmless as long as nothing calls it: a class of torch or numpy. */
+bool fc_global_is_reference(const char *module);
 
 /** The class in the module torch of storages of `dtype`, "FloatStorage"; NULL for the types that have none. */
 const char *fc_storage_class(fc_dtype dtype);
@@ -227,6 +244,9 @@ static inline fc_global_kind fc_pickle_global(const fc_pickle *p, fc_pv v, uint3
     return (fc_global_kind)(uint32_t)cell;
 }
 
+/** Writes the name of what a pickle calls at its risk, as pickle->risky says, cut to `size`. @return `buf`. */
+const char *fc_pickle_risky_name(const fc_pickle *p, char *buf, size_t size);
+
 /** Writes "module.name" of a global, cut to `size`. */
 void fc_pickle_global_name(const fc_pickle *p, fc_pv v, char *buf, size_t size);
 
@@ -269,7 +289,12 @@ static inline fc_pv fc_pickle_dict_items(const fc_pickle *p, fc_pv v) {
 
 /** How a call is made: 0 REDUCE, 1 NEWOBJ, 2 NEWOBJ_EX with keyword arguments, which are not kept. */
 static inline uint64_t fc_pickle_call_kind(const fc_pickle *p, fc_pv v) {
-    return p->cells[fc_pv_payload(v) + 5];
+    return p->cells[fc_pv_payload(v) + 5] & 0xff;
+}
+
+/** The risk of making this call; that of its arguments is their own. */
+static inline fc_pickle_risk fc_pickle_risk_of(const fc_pickle *p, fc_pv v) {
+    return (fc_pickle_risk)(p->cells[fc_pv_payload(v) + 5] >> 8);
 }
 
 /** A container's class, factory and state. */

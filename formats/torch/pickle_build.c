@@ -2,6 +2,7 @@
  * What the calls in a pickle mean: GLOBAL, REDUCE, NEWOBJ, BUILD and the filling of containers. Nothing is called;
  * known constructors become the values they would make, all else becomes an inert FC_PV_CALL.
  */
+#include "base/try.h"
 #include "torch/pickle_private.h"
 
 #include <string.h>
@@ -16,17 +17,26 @@ fc_code fc_pickle_global_op(fc_pickle_vm *vm, fc_pv module, fc_pv name, fc_pv *o
     const char *m = fc_pickle_bytes(p, module, &module_len);
     const char *n = fc_pickle_bytes(p, name, &name_len);
     fc_global_kind kind = fc_global_find(m, module_len, n, name_len, &aux);
-    if (kind == FC_GLOBAL_UNKNOWN && vm->mode == FC_PICKLE_STRICT) {
-        if (strncmp(m, "torch.", 6) == 0) {
-            return fc_pickle_fail(&vm->reader, FC_EUNSUPPORTED,
-                                  "pickle global %.200s.%.200s is not known: the file is of a newer PyTorch, of an "
-                                  "extension, or hostile",
-                                  m, n);
-        }
+    if (kind == FC_GLOBAL_UNKNOWN && vm->mode == FC_PICKLE_STRICT && fc_global_runs(m, n)) {
         return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
                               "pickle global %.200s.%.200s is not allowed: this file may be hostile", m, n);
     }
-    return fc_pickle_add_global(p, kind, aux, module, name, out) ? FC_OK : fc_pickle_nomem(vm);
+    const bool unknown = kind == FC_GLOBAL_UNKNOWN && !fc_global_is_reference(m);
+    if (!fc_pickle_add_global(p, kind, aux, module, name, out)) {
+        return fc_pickle_nomem(vm);
+    }
+    if (unknown) {
+        fc_pickle_note_risk(p, FC_RISK_UNKNOWN, *out);
+    }
+    return FC_OK;
+}
+
+/* A class of `.metadata` that is neither known nor like one that is. */
+static fc_code unsupported_class(fc_pickle_vm *vm, fc_pv global) {
+    const uint64_t *cell = vm->p->cells + fc_pv_payload(global);
+    size_t n;
+    return fc_pickle_fail(&vm->reader, FC_EUNSUPPORTED, "unsupported: class %.200s of %.200s",
+                          fc_pickle_bytes(vm->p, cell[2], &n), fc_pickle_bytes(vm->p, cell[1], &n));
 }
 
 static fc_code bad_call(fc_pickle_vm *vm, fc_pv global) {
@@ -38,12 +48,16 @@ static fc_code bad_call(fc_pickle_vm *vm, fc_pv global) {
 
 static fc_code make_call(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
     uint64_t at;
+    fc_pv global;
+    fc_pickle_risk risk = fc_pickle_risk_of_call(vm->p, callee, args, &global);
+    fc_pickle_note_risk(vm->p, risk, global);
     if (!fc_pickle_add_cells(vm->p, 6, &at)) { /* the accessors in pickle.h know the order */
         return fc_pickle_nomem(vm);
     }
     memset(vm->p->cells + at, 0, 6 * sizeof *vm->p->cells);
     vm->p->cells[at] = callee;
     vm->p->cells[at + 1] = args;
+    vm->p->cells[at + 5] = (uint64_t)risk << 8;
     *out = fc_pv_make(FC_PV_CALL, at);
     return FC_OK;
 }
@@ -73,6 +87,16 @@ static void drop_args(fc_pickle_vm *vm, fc_pv args) {
     }
 }
 
+static bool are_integers(const fc_pv *items, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        fc_pv_type type = fc_pv_typeof(items[i]);
+        if (type != FC_PV_INT && type != FC_PV_BIGINT && type != FC_PV_BOOL) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static fc_code make_size(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out) {
     fc_pickle *p = vm->p;
     fc_pv arg;
@@ -82,6 +106,10 @@ static fc_code make_size(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     }
     fc_pv_type type = fc_pv_typeof(arg);
     if (type == FC_PV_TUPLE || type == FC_PV_SIZE) {
+        const fc_pv *sizes = fc_pickle_tuple(p, arg, &n);
+        if (!are_integers(sizes, n)) {
+            return bad_call(vm, callee);
+        }
         drop_args(vm, args);
         *out = fc_pv_make(FC_PV_SIZE, fc_pv_payload(arg));
         return FC_OK;
@@ -93,6 +121,9 @@ static fc_code make_size(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     n = 0;
     if (type == FC_PV_LIST) {
         items = fc_pickle_items(p, arg, &n);
+    }
+    if (!are_integers(items, n)) {
+        return bad_call(vm, callee);
     }
     return fc_pickle_add_tuple(p, FC_PV_SIZE, items, n, out) ? FC_OK : fc_pickle_nomem(vm);
 }
@@ -115,6 +146,7 @@ static fc_code append_pairs(fc_pickle_vm *vm, fc_pv callee, fc_pv pairs, fc_pv d
         if (two != 2) {
             return bad_call(vm, callee);
         }
+        FC_TRY(fc_pickle_check_keys(vm, pair, 2, 2));
         if (!fc_pickle_append(p, dict, pair, 2)) {
             return fc_pickle_nomem(vm);
         }
@@ -143,7 +175,20 @@ static fc_code make_container(fc_pickle_vm *vm, fc_pv callee, fc_pv_type type, f
     } else {
         return bad_call(vm, callee);
     }
+    if (type == FC_PV_SET || type == FC_PV_FROZENSET) {
+        FC_TRY(fc_pickle_check_keys(vm, items, n, 1));
+    }
     return fc_pickle_append(p, *out, items, n) ? FC_OK : fc_pickle_nomem(vm);
+}
+
+/* Whether a defaultdict's factory makes data: it is called when the program looks up a key that is missing. */
+static bool is_data_factory(const fc_pickle *p, fc_pv factory) {
+    uint32_t aux;
+    if (fc_pv_typeof(factory) != FC_PV_GLOBAL) {
+        return factory == 0 || fc_pv_typeof(factory) == FC_PV_NONE;
+    }
+    fc_global_kind kind = fc_pickle_global(p, factory, &aux);
+    return kind != FC_GLOBAL_UNKNOWN && kind != FC_GLOBAL_GETATTR;
 }
 
 /* A dict that remembers how it came to be; its factory, which is code, is a name here like any other. */
@@ -153,6 +198,9 @@ static fc_code make_dict(fc_pickle_vm *vm, fc_pv callee, fc_pv init, fc_pv facto
     if (rc == FC_OK && strcmp(fc_pickle_bytes(vm->p, vm->p->cells[fc_pv_payload(callee) + 2], &n), "dict") != 0) {
         vm->p->containers[fc_pv_payload(*out)].cls = callee;
         vm->p->containers[fc_pv_payload(*out)].factory = factory;
+    }
+    if (rc == FC_OK && !is_data_factory(vm->p, factory)) {
+        fc_pickle_note_risk(vm->p, FC_RISK_UNKNOWN, fc_pv_typeof(factory) == FC_PV_GLOBAL ? factory : callee);
     }
     return rc;
 }
@@ -228,7 +276,16 @@ fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     fc_pickle *p = vm->p;
     fc_pv arg[2] = {0, 0};
     uint32_t aux;
-    if (fc_pv_typeof(callee) != FC_PV_GLOBAL) {
+    const fc_pv_type type = fc_pv_typeof(callee);
+    if (type != FC_PV_GLOBAL && type != FC_PV_CALL && type != FC_PV_PERSID) {
+        return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
+                              "the pickle is damaged: it calls a value that is not a function");
+    }
+    if (fc_pv_typeof(args) != FC_PV_TUPLE) {
+        return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
+                              "the pickle is damaged: the arguments of a call are not a tuple");
+    }
+    if (type != FC_PV_GLOBAL) {
         if (vm->mode == FC_PICKLE_STRICT) {
             return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
                                   "the pickle calls something that is not a global: this file may be hostile");
@@ -236,6 +293,9 @@ fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
         return make_call(vm, callee, args, out);
     }
     fc_global_kind kind = fc_pickle_global(p, callee, &aux);
+    if (kind == FC_GLOBAL_UNKNOWN && vm->mode == FC_PICKLE_STRICT) {
+        return unsupported_class(vm, callee);
+    }
     switch (kind) {
     case FC_GLOBAL_SIZE:
         return make_size(vm, callee, args, out);
@@ -285,9 +345,10 @@ fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out) {
         return fc_pickle_reduce(vm, cls, args, out);
     }
     fc_global_kind kind = fc_pickle_global(p, cls, &aux);
-    if (kind == FC_GLOBAL_CLASS && vm->mode == FC_PICKLE_STRICT) { /* in an item it is a value like any other */
+    /* In an item it is a value like any other. A class that is not known may be like one that is: BUILD shows it. */
+    if ((kind == FC_GLOBAL_CLASS || kind == FC_GLOBAL_UNKNOWN) && vm->mode == FC_PICKLE_STRICT) {
         size_t n = 0;
-        for (const char *const *field = fc_class_fields((fc_class)aux); *field; field++) {
+        while (kind == FC_GLOBAL_CLASS ? fc_class_fields((fc_class)aux)[n] != NULL : n < FC_CLASS_MAX_FIELDS) {
             n++;
         }
         if (!fc_pickle_add_cells(p, n + 1, &at)) {
@@ -300,7 +361,7 @@ fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out) {
     }
     fc_code rc = fc_pickle_reduce(vm, cls, args, out);
     if (rc == FC_OK && fc_pv_typeof(*out) == FC_PV_CALL) {
-        p->cells[fc_pv_payload(*out) + 5] = 1;
+        p->cells[fc_pv_payload(*out) + 5] |= 1;
     }
     return rc;
 }
@@ -318,11 +379,66 @@ static void set_slots(fc_pickle *p, fc_pv instance, const char *const *fields, c
     }
 }
 
+static bool has_key(const fc_pickle *p, const fc_pv *pairs, size_t n, const char *key) {
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        if (fc_pickle_is_str(p, pairs[i], key)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The class of DCP that has the same fields as this state, FC_CLASS_COUNT if there is none. Later fields may lack. */
+static fc_class class_like(const fc_pickle *p, const fc_pv *pairs, size_t n) {
+    static const struct {
+        fc_class cls;
+        size_t required;
+    } candidates[] = {
+        {FC_CLASS_STORAGE_INFO, 3},  {FC_CLASS_METADATA_INDEX, 2}, {FC_CLASS_TENSOR_STORAGE, 3},
+        {FC_CLASS_CHUNK_STORAGE, 2}, {FC_CLASS_METADATA, 3},       {FC_CLASS_TENSOR_PROPERTIES, 2},
+    };
+    for (size_t c = 0; c < sizeof candidates / sizeof *candidates; c++) {
+        const char *const *fields = fc_class_fields(candidates[c].cls);
+        size_t found = 0;
+        while (found < candidates[c].required && has_key(p, pairs, n, fields[found])) {
+            found++;
+        }
+        if (found == candidates[c].required) {
+            return candidates[c].cls;
+        }
+    }
+    return n == 0 ? FC_CLASS_BYTES_STORAGE : FC_CLASS_COUNT;
+}
+
+/* Gives an instance of an unknown class the class of DCP that its state is like: a subclass, or a copy of one. */
+static fc_code recognise(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
+    fc_pickle *p = vm->p;
+    fc_pv global = fc_pickle_callee(p, instance), like;
+    uint32_t aux;
+    size_t n;
+    if (fc_pickle_global(p, global, &aux) != FC_GLOBAL_UNKNOWN) {
+        return FC_OK;
+    }
+    const fc_pv *pairs = fc_pv_typeof(state) == FC_PV_DICT ? fc_pickle_items(p, state, &n) : NULL;
+    fc_class cls = pairs ? class_like(p, pairs, n) : FC_CLASS_COUNT;
+    if (cls == FC_CLASS_COUNT) {
+        return unsupported_class(vm, global);
+    }
+    const uint64_t *cell = p->cells + fc_pv_payload(global);
+    const fc_pv module = cell[1], name = cell[2];
+    if (!fc_pickle_add_global(p, FC_GLOBAL_CLASS, (uint32_t)cls, module, name, &like)) {
+        return fc_pickle_nomem(vm);
+    }
+    p->cells[fc_pv_payload(instance)] = like;
+    return FC_OK;
+}
+
 static fc_code build_object(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     fc_pickle *p = vm->p;
     uint32_t cls;
     size_t n;
     const fc_pv *items = NULL;
+    FC_TRY(recognise(vm, instance, state));
     fc_pickle_global(p, fc_pickle_callee(p, instance), &cls);
     const char *const *fields = fc_class_fields((fc_class)cls);
     fc_pv_type type = fc_pv_typeof(state);
@@ -355,6 +471,12 @@ static fc_code build_object(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     return FC_OK;
 }
 
+/* OrderedDict and Counter have attributes, dict and defaultdict do not. */
+static bool has_attributes(const fc_pickle *p, fc_pv dict) {
+    const fc_pv cls = p->containers[fc_pv_payload(dict)].cls;
+    return cls && !fc_pickle_is_str(p, p->cells[fc_pv_payload(cls) + 2], "defaultdict");
+}
+
 fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     switch (fc_pv_typeof(instance)) {
     case FC_PV_OBJECT:
@@ -362,15 +484,22 @@ fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     case FC_PV_CALL:
         vm->p->cells[fc_pv_payload(instance) + 2] = state;
         return FC_OK;
-    case FC_PV_DICT: /* attributes beside the items, as nn.Module.state_dict's _metadata */
-        vm->p->containers[fc_pv_payload(instance)].state = state;
+    case FC_PV_DICT: /* attributes next to the items, as nn.Module.state_dict's _metadata */
+        if (!has_attributes(vm->p, instance) && fc_pv_typeof(state) != FC_PV_NONE) {
+            break;
+        }
+        vm->p->containers[fc_pv_payload(instance)].state = fc_pv_typeof(state) == FC_PV_NONE ? 0 : state;
         return FC_OK;
     case FC_PV_LIST:
     case FC_PV_SET:
-        return FC_OK;
+        if (fc_pv_typeof(state) == FC_PV_NONE) {
+            return FC_OK;
+        }
+        break;
     default:
-        return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: BUILD on a value that has no state");
+        break;
     }
+    return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: BUILD on a value that has no state");
 }
 
 /* An unknown class that behaves like a container: what its items mean is not known here, but they are kept. */
@@ -390,6 +519,9 @@ fc_code fc_pickle_extend(fc_pickle_vm *vm, fc_pv target, const fc_pv *items, siz
     fc_pv_type type = fc_pv_typeof(target);
     if (wanted == FC_PV_DICT && n % 2 != 0) {
         return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: a dict has a key without a value");
+    }
+    if (wanted != FC_PV_LIST) {
+        FC_TRY(fc_pickle_check_keys(vm, items, n, wanted == FC_PV_DICT ? 2 : 1));
     }
     if (type == wanted) {
         return fc_pickle_append(vm->p, target, items, n) ? FC_OK : fc_pickle_nomem(vm);

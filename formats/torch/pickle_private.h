@@ -193,6 +193,15 @@ fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out);
 fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state);
 fc_code fc_pickle_extend(fc_pickle_vm *vm, fc_pv target, const fc_pv *items, size_t n, fc_pv_type wanted);
 
+/** Fails if one of the values cannot be a key of a dict or set: every `step`-th of the `n`. */
+fc_code fc_pickle_check_keys(fc_pickle_vm *vm, const fc_pv *items, size_t n, size_t step);
+
+/** The risk of calling `callee` with `args`; `*global` is the global it comes from, 0 if that has no name. */
+fc_pickle_risk fc_pickle_risk_of_call(const fc_pickle *p, fc_pv callee, fc_pv args, fc_pv *global);
+
+/** Raises the risk of the whole pickle to `risk`. */
+void fc_pickle_note_risk(fc_pickle *p, fc_pickle_risk risk, fc_pv global);
+
 static inline fc_code fc_pickle_nomem(fc_pickle_vm *vm) {
     return fc_pickle_fail(&vm->reader, FC_ENOMEM, "out of memory");
 }

@@ -91,19 +91,35 @@ static fc_code note_modules(fc_checkpoint *checkpoint, const torch_leaves *leave
     return checkpoint->note ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
 
+/* torch.load of the whole file makes every call in it, also those whose result no value keeps. */
+static fc_code note_risk(fc_checkpoint *checkpoint, const torch_file *f, fc_error *err) {
+    char name[256];
+    if (f->p->risk != FC_RISK_RUNS || checkpoint->risk) {
+        return FC_OK;
+    }
+    checkpoint->risk = fc_arena_printf(checkpoint->arena, "%s: loading it with torch.load calls %s: it may be hostile",
+                                       f->path, fc_pickle_risky_name(f->p, name, sizeof name));
+    return checkpoint->risk ? FC_OK : fc_no_memory(err, checkpoint->path);
+}
+
 fc_code fc_torch_read_file(fc_checkpoint *checkpoint, const char *path, uint32_t index, fc_tensor **tensors,
                            size_t *count, fc_error *err) {
     torch_file f;
     torch_leaves leaves = {.arena = checkpoint->arena, .alone = true};
+    fc_tensor *made = NULL;
+    fc_code rc;
+    *tensors = NULL;
+    *count = 0;
     FC_TRY(fc_torch_file_open(path, index, &f, err));
-    fc_code rc = fc_torch_flatten(&f, NULL, &leaves, err);
-    rc = rc == FC_OK ? fc_torch_check_names(path, &leaves, err) : rc;
-    rc = rc == FC_OK ? note_modules(checkpoint, &leaves, err) : rc;
-    *tensors = rc == FC_OK ? fc_arena_calloc(checkpoint->arena, leaves.count, sizeof **tensors) : NULL;
-    *count = *tensors ? leaves.count : 0;
-    if (rc == FC_OK) {
-        rc = *tensors ? make_tensors(checkpoint, &f, &leaves, *tensors, err) : fc_no_memory(err, checkpoint->path);
-    }
+    FC_TRY_GOTO(fc_torch_flatten(&f, NULL, &leaves, err), rc, out);
+    FC_TRY_GOTO(fc_torch_check_names(path, &leaves, err), rc, out);
+    FC_TRY_GOTO(note_modules(checkpoint, &leaves, err), rc, out);
+    FC_TRY_GOTO(note_risk(checkpoint, &f, err), rc, out);
+    made = fc_arena_calloc(checkpoint->arena, leaves.count, sizeof *made);
+    FC_TRY_GOTO(made ? make_tensors(checkpoint, &f, &leaves, made, err) : fc_no_memory(err, checkpoint->path), rc, out);
+    *tensors = made;
+    *count = leaves.count;
+out:
     fc_torch_file_close(&f);
     free(leaves.items);
     return rc;

@@ -1,5 +1,6 @@
 /*
- * The arena: a list of blocks, bump allocation, freed as one. Manifests of a million chunks live here.
+ * The arena: a list of blocks that are filled from the front and freed together. A manifest of a million chunks is one
+ * arena.
  */
 #include "fsdpckpt/arena.h"
 
@@ -14,14 +15,14 @@ enum { ALIGNMENT = 16, FIRST_BLOCK = 4096, LARGEST_BLOCK = 1 << 20 };
 
 typedef struct block {
     struct block *next;
-    size_t size; /* of the whole block, this header included */
+    size_t size; /* of the whole block in bytes, this header included */
 } block;
 
 struct fc_arena {
     block *blocks;
-    unsigned char *at, *end; /* free space of the newest block */
-    size_t next_size;        /* grows to LARGEST_BLOCK, so a small checkpoint stays small */
-    size_t total;
+    unsigned char *at, *end; /* the free bytes of the newest block */
+    size_t next_size;        /* bytes of the next block; doubles up to LARGEST_BLOCK, so small checkpoints stay small */
+    size_t total;            /* bytes of all blocks */
 };
 
 static const size_t header_size = (sizeof(block) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;

@@ -1,5 +1,5 @@
 /*
- * Base64, both ways. See base64.h.
+ * Base64 encoder and decoder. See base64.h.
  */
 #include "base/base64.h"
 
@@ -48,7 +48,7 @@ bool fc_base64_decode(const char *text, size_t length, unsigned char *out, size_
             bits = bits << 6 | (uint32_t)value;
         }
         if (pads && (bits & (pads == 2 ? 0xffffu : 0xffu)) != 0) {
-            return false; /* bits that no encoder leaves: two texts for the same bytes */
+            return false; /* unused bits must be 0, or two texts would decode to the same bytes */
         }
         for (int k = 0; k < 3 - pads; k++) {
             out[n++] = (unsigned char)(bits >> (16 - 8 * k));

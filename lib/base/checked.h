@@ -1,5 +1,5 @@
 /*
- * The one place for overflow-checked integer arithmetic on numbers that come from a file.
+ * Overflow-checked integer arithmetic, for every number that comes from a file.
  * Each function stores the result and returns true, or returns false and leaves the result unspecified.
  */
 #ifndef FSDPCKPT_BASE_CHECKED_H
@@ -37,7 +37,7 @@ static inline bool fc_add_size(size_t a, size_t b, size_t *out) {
     return !__builtin_add_overflow(a, b, out);
 }
 
-/** Whether [offset, offset + length) lies within [0, total). */
+/** @return whether [offset, offset + length) is within [0, total). */
 static inline bool fc_range_within(uint64_t offset, uint64_t length, uint64_t total) {
     return offset <= total && length <= total - offset;
 }

@@ -1,7 +1,7 @@
 /*
- * Bare CRCs: without the inversions before and after, so that they are linear. The bare CRC of some bytes is the XOR of
- * those of its pieces, each shifted by the bytes behind it, in any order: what threads and ranks need.
- * fc_crc64_finish (digest.h) makes a CRC-64 of the sum.
+ * Bare CRCs: CRCs without the inversions before and after, which makes them linear. The bare CRC of a buffer is the XOR
+ * of the bare CRCs of its runs, each shifted by the bytes that follow it. The order does not matter, so threads and
+ * ranks can each add theirs. fc_crc64_finish (digest.h) and fc_crc32_finish turn the sum into an ordinary CRC.
  */
 #ifndef FSDPCKPT_BASE_CRC_H
 #define FSDPCKPT_BASE_CRC_H
@@ -20,21 +20,21 @@ static inline uint32_t fc_crc32_bare(const void *bytes, size_t size) {
     return ~fc_crc32(~(uint32_t)0, bytes, size);
 }
 
-/** The bare CRC of a piece with `bytes` zeros behind it. */
+/** @return the bare CRC of a run after `bytes` zero bytes are appended. */
 uint64_t fc_crc64_shift(uint64_t crc, uint64_t bytes);
 
 static inline uint32_t fc_crc32_shift(uint32_t crc, uint64_t bytes) {
     return fc_crc32_combine(crc, 0, bytes);
 }
 
-/** The CRC-32 of `size` bytes from their bare CRC. */
+/** @return the CRC-32 of `size` bytes whose bare CRC is `sum`. */
 static inline uint32_t fc_crc32_finish(uint32_t sum, uint64_t size) {
     return sum ^ ~fc_crc32_shift(~(uint32_t)0, size);
 }
 
-/** A shift by a fixed number of bytes, prepared: one multiplication is 16 look-ups in 2 KiB. */
+/** A prepared shift by a fixed number of bytes. Applying it takes 16 look-ups in 2 KiB. */
 typedef struct fc_crc64_factor {
-    uint64_t of[16][16]; /**< the product of nibble i of value v */
+    uint64_t of[16][16]; /**< [i][v]: the product for value v of nibble i */
 } fc_crc64_factor;
 
 void fc_crc64_factor_init(fc_crc64_factor *factor, uint64_t bytes);
@@ -47,7 +47,7 @@ static inline uint64_t fc_crc64_multiply(const fc_crc64_factor *factor, uint64_t
     return product;
 }
 
-/** The same for a CRC-32: 8 look-ups in half a KiB. */
+/** The same for a CRC-32: 8 look-ups in 512 bytes. */
 typedef struct fc_crc32_factor {
     uint32_t of[8][16];
 } fc_crc32_factor;

@@ -1,10 +1,10 @@
 /*
- * CRC-64/XZ and CRC-32: from bytes to digests, and the arithmetic that puts digests of pieces together.
+ * CRC-64/XZ and CRC-32, and the arithmetic that combines the digests of adjacent runs.
  *
- * A CRC is the remainder of the bytes, read as a polynomial over GF(2), modulo a fixed polynomial; in the reflected
- * form used here the highest bit of a number is the coefficient of x^0. Bytes behind a piece multiply its remainder by
- * x^8 each, so pieces combine with multiplications alone. ISA-L computes the remainders with carry-less multiplication,
- * tens of gigabytes a second, where it is built in.
+ * A CRC is the remainder of the bytes, read as a polynomial over GF(2), modulo a fixed polynomial. In the reflected
+ * form used here, the highest bit of a number is the coefficient of x^0. Each byte that follows a run multiplies the
+ * run's remainder by x^8, so multiplication is all that combining needs. Where ISA-L is built in, it computes
+ * remainders with carry-less multiplication at tens of gigabytes per second.
  */
 #include "base/crc.h"
 
@@ -17,7 +17,7 @@
 
 static const uint64_t polynomial = 0xc96c5795d7870f42u; /* ECMA-182, without x^64 */
 
-/* x^(8 * 2^k): what 2^k bytes behind a piece multiply it by. */
+/* x^(8 * 2^k): the factor by which 2^k following bytes multiply a remainder. */
 static const uint64_t powers[64] = {
     0x0080000000000000u, 0x0000800000000000u, 0x0000000080000000u, 0xc96c5795d7870f42u, 0x6d5f4ad7e3c3afa0u,
     0xd49f7e445077d8eau, 0x040fb02a53c216fau, 0x6bec35957b9ef3a0u, 0xb0e3bb0658964afeu, 0x218578c7a2dff638u,
@@ -75,7 +75,7 @@ void fc_crc64_factor_init(fc_crc64_factor *factor, uint64_t bytes) {
 #ifdef FSDPCKPT_HAVE_ISAL
 
 uint64_t fc_crc64(uint64_t crc, const void *bytes, size_t size) {
-    return crc64_ecma_refl(crc, bytes, size); /* inverts before and after, as zlib does */
+    return crc64_ecma_refl(crc, bytes, size); /* inverts before and after, like zlib's crc32 */
 }
 
 uint32_t fc_crc32(uint32_t crc, const void *bytes, size_t size) {
@@ -84,7 +84,7 @@ uint32_t fc_crc32(uint32_t crc, const void *bytes, size_t size) {
 
 #else
 
-/* The remainders of all bytes, from those of their eight bits. */
+/* Expands the remainders of the eight single-bit bytes to those of all 256 bytes. */
 #define ALL1(c, b0) (c), (c) ^ (b0)
 #define ALL2(c, b1, ...) ALL1(c, __VA_ARGS__), ALL1((c) ^ (b1), __VA_ARGS__)
 #define ALL3(c, b2, ...) ALL2(c, __VA_ARGS__), ALL2((c) ^ (b2), __VA_ARGS__)
@@ -95,7 +95,7 @@ uint32_t fc_crc32(uint32_t crc, const void *bytes, size_t size) {
 #define ALL(b0, b1, b2, b3, b4, b5, b6, b7) ALL8((uint64_t)0, b7, b6, b5, b4, b3, b2, b1, b0)
 #define ALL8(c, b7, ...) ALL7(c, __VA_ARGS__), ALL7((c) ^ (b7), __VA_ARGS__)
 
-/* table[n][b]: the remainder of byte b with n bytes behind it. */
+/* table[n][b]: the remainder of byte b followed by n bytes. */
 static const uint64_t table[8][256] = {
     {ALL(0xb32e4cbe03a75f6fu, 0xf4843657a840a05bu, 0x7bd0c384ff8f5e33u, 0xf7a18709ff1ebc66u, 0x7d9ba13851336649u,
          0xfb374270a266cc92u, 0x64b62bcaebc387a1u, 0xc96c5795d7870f42u)},

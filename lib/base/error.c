@@ -1,6 +1,6 @@
 /*
- * Building error values: one printable line and a code. Every other file calls this; it calls nothing.
- * The names are in parentheses because error.h gives the analyzer macros of the same names.
+ * Builds error values: a code and one printable line.
+ * The function names are in parentheses because error.h defines macros of the same names for the analyzer.
  */
 #include "fsdpckpt/error.h"
 
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Names in messages come from hostile files: a newline or an escape sequence must not reach the terminal. */
+/* Messages quote names from hostile files: a newline or an escape sequence must not reach the terminal. */
 static void make_printable(char *s) {
     for (; *s; s++) {
         unsigned char c = (unsigned char)*s;
@@ -19,7 +19,7 @@ static void make_printable(char *s) {
     }
 }
 
-/* Marks a cut message, without cutting a UTF-8 sequence in two. */
+/* Ends a truncated message in "...", without splitting a UTF-8 sequence. */
 static void mark_truncated(char *buf, size_t size) {
     size_t end = size - 4;
     while (end > 0 && ((unsigned char)buf[end] & 0xc0) == 0x80) {

@@ -1,5 +1,5 @@
 /*
- * Parts of file names.
+ * Helpers for file names.
  */
 #ifndef FSDPCKPT_BASE_FILE_NAME_H
 #define FSDPCKPT_BASE_FILE_NAME_H
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/** What is behind the last slash of `path`; all of it where there is none. */
+/** @return the part of `path` after its last slash, or all of it when it has none. */
 static inline const char *fc_base_name(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
@@ -25,7 +25,7 @@ static inline bool fc_ends_with(const char *s, const char *end) {
     return n >= m && strcmp(s + n - m, end) == 0;
 }
 
-/** Whether the directory has something called `name`; where, in `path`. */
+/** @return whether `directory` contains an entry called `name`; `path` receives its path. */
 static inline bool fc_find_in(const char *directory, const char *name, char path[PATH_MAX]) {
     struct stat st;
     return snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX && stat(path, &st) == 0;

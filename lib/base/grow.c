@@ -1,5 +1,5 @@
 /*
- * Growing a list by half, so that a long one is copied a few times only: see grow.h.
+ * Grows lists by half, so that filling a long list copies it only a few times. See grow.h.
  */
 #include "base/grow.h"
 
@@ -18,7 +18,7 @@ bool fc_grow(void *list, size_t *capacity, size_t needed, size_t size) {
     want = want < needed ? needed : want;
     want = want < LEAST ? LEAST : want;
     void *old;
-    memcpy(&old, list, sizeof old); /* a pointer of any type: it cannot be read as a void pointer */
+    memcpy(&old, list, sizeof old); /* the pointer may have any type, so reading it as void * would break aliasing */
     void *grown = fc_mul_size(want, size, &bytes) ? realloc(old, bytes) : NULL;
     if (!grown) {
         return false;

@@ -1,5 +1,5 @@
 /*
- * Lists in memory of their own that grow while they are filled: what is found in a file is not known in advance.
+ * Growable lists in malloc'ed memory, for callers that do not know the length in advance.
  */
 #ifndef FSDPCKPT_BASE_GROW_H
 #define FSDPCKPT_BASE_GROW_H
@@ -12,10 +12,10 @@
 #include <stddef.h>
 
 /**
- * Makes room for `needed` elements of `size` bytes in a list that malloc made, or that is NULL.
- * @param list the address of the pointer to its first element.
- * @param capacity how many fit; changed with it.
- * @return false: out of memory, and the list is as it was.
+ * Makes room for `needed` elements of `size` bytes each.
+ * @param list the address of the pointer to the first element. The pointer is NULL or comes from malloc.
+ * @param capacity the number of elements that fit; updated when the list grows.
+ * @return false when out of memory; the list is then unchanged.
  */
 bool fc_grow(void *list, size_t *capacity, size_t needed, size_t size);
 

@@ -1,5 +1,5 @@
 /*
- * The table of names: open addressing, at most half full. See name_table.h.
+ * The name table: open addressing, at most half full. See name_table.h.
  */
 #include "base/name_table.h"
 
@@ -11,7 +11,7 @@
 #include <xxhash.h>
 
 typedef struct slot {
-    const char *name; /* NULL: free */
+    const char *name; /* borrowed; NULL marks a free slot */
     size_t len, value;
 } slot;
 
@@ -39,7 +39,8 @@ fc_name_table *fc_name_table_new(fc_arena *arena, size_t capacity) {
     return table;
 }
 
-/* Where the name is, or the free place for it. The seed keeps a file's author from choosing names that share a slot. */
+/* @return the slot that holds the name, or the free slot where it belongs. The seed keeps a hostile file from choosing
+ * names that collide. */
 static slot *seek(const fc_name_table *table, const char *name, size_t len) {
     size_t i = (size_t)XXH3_64bits_withSeed(name, len, (uintptr_t)table) & table->mask;
     while (table->slots[i].name && (table->slots[i].len != len || memcmp(table->slots[i].name, name, len) != 0)) {

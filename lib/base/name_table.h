@@ -1,6 +1,6 @@
 /*
- * A table from names to numbers, hashed with XXH3; names are borrowed and need not end in NUL. For joining names of
- * two checkpoints and for looking up parts of names.
+ * A hash table from names to numbers, hashed with XXH3. Names are borrowed and need not end in NUL. It matches the
+ * names of two checkpoints and finds duplicates.
  */
 #ifndef FSDPCKPT_BASE_NAME_TABLE_H
 #define FSDPCKPT_BASE_NAME_TABLE_H
@@ -21,11 +21,13 @@ typedef struct fc_name_table fc_name_table;
 /** @return a table for up to `capacity` names in `arena`, or NULL when out of memory. */
 fc_name_table *fc_name_table_new(fc_arena *arena, size_t capacity);
 
-/** Adds a name unless it is there. @return its number: `value`, or the one it had. More than the capacity: FC_NO_NAME.
+/**
+ * Adds a name unless it is already there.
+ * @return the number of the name: `value`, or the number that it already had. FC_NO_NAME when the table is full.
  */
 size_t fc_name_table_put(fc_name_table *table, const char *name, size_t len, size_t value);
 
-/** Gives a name that is there another number. */
+/** Changes the number of a name; does nothing when the table does not have the name. */
 void fc_name_table_set(fc_name_table *table, const char *name, size_t len, size_t value);
 
 /** @return the number of a name, or FC_NO_NAME. */

@@ -1,5 +1,5 @@
 /*
- * Large buffers. See pages.h.
+ * Page-aligned buffers. See pages.h.
  */
 #include "base/pages.h"
 

@@ -1,6 +1,6 @@
 /*
- * Large buffers with pages of their own, which go back to the system when they are freed. The allocator would keep them
- * for the thread that freed them: a heap a worker, of whatever it once needed.
+ * Large buffers on pages of their own. The pages go back to the system when the buffer is freed; malloc would keep them
+ * in the heap of the worker thread that freed them.
  */
 #ifndef FSDPCKPT_BASE_PAGES_H
 #define FSDPCKPT_BASE_PAGES_H
@@ -11,10 +11,10 @@
 
 #include <stddef.h>
 
-/** `size` bytes, zeros, at the beginning of a page. @return NULL when out of memory. */
+/** @return `size` zeroed bytes that start on a page boundary, or NULL when out of memory. */
 void *fc_pages_new(size_t size);
 
-/** @param pages of `size` bytes, or NULL. */
+/** Frees a buffer of fc_pages_new. @param size the size that it was allocated with. */
 void fc_pages_free(void *pages, size_t size);
 
 #endif

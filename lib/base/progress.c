@@ -1,5 +1,5 @@
 /*
- * Counting what a job has done, and reading the counters as one consistent state: see fsdpckpt/progress.h.
+ * Progress counters: workers add to them, and a reader takes a consistent snapshot. See fsdpckpt/progress.h.
  */
 #include "fsdpckpt/progress.h"
 
@@ -21,7 +21,7 @@ const char *fc_counted_name(fc_counted unit) {
 fc_progress_state fc_progress_look(const fc_progress *progress) {
     fc_progress_state state;
     unsigned before, after;
-    do { /* a phase begins within a few instructions, and seldom */
+    do { /* retries are rare: a phase changes seldom and within a few instructions */
         before = atomic_load(&progress->changes);
         state = (fc_progress_state){.phase = (fc_phase)atomic_load(&progress->phase),
                                     .unit = (fc_counted)atomic_load(&progress->unit),

@@ -1,6 +1,6 @@
 /*
- * The one way to pass errors up: FC_TRY where a function has nothing to clean up, FC_TRY_GOTO where it has. The
- * cleaning function declares `fc_code rc = FC_OK;`, ends in a label, and returns rc.
+ * Error propagation: FC_TRY where a function has nothing to clean up, FC_TRY_GOTO where it has. A function that cleans
+ * up declares `fc_code rc = FC_OK;`, ends in a label, and returns rc.
  */
 #ifndef FSDPCKPT_BASE_TRY_H
 #define FSDPCKPT_BASE_TRY_H

@@ -143,6 +143,7 @@ static fc_code run(checking *c, fc_report *out, fc_error *err) {
     }
     fc_check_files(c);
     fc_check_coverage(c);
+    fc_check_objects(c);
     if (c->options->reference) {
         fc_check_against(c, &reference);
     } else {

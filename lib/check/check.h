@@ -56,6 +56,7 @@ const char *fc_finding_message(const checking *c, const fc_finding *finding);
 /** The parts of a check. Each adds what it finds. */
 void fc_check_files(checking *c);
 void fc_check_coverage(checking *c);
+void fc_check_objects(checking *c);
 void fc_check_wrappers(checking *c);
 void fc_check_optimizer(checking *c);
 void fc_check_fit(checking *c);

@@ -113,6 +113,38 @@ void fc_check_files(checking *c) {
     }
 }
 
+/* @return whether the object runs code when it is loaded. */
+static bool check_object(checking *c, const fc_named *name) {
+    fc_object_verdict verdict;
+    fc_error why;
+    fc_code rc = fc_checkpoint_object_verdict(c->checkpoint, name->tensor, &verdict, &why);
+    if (rc == FC_ECORRUPT) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_OBJECT_DAMAGED,
+                                      .name = name->tensor->name,
+                                      .detail = fc_check_text(c, "%s", why.message)});
+    } else if (rc == FC_OK && verdict.risk != FC_OBJECT_HARMLESS) { /* a file that is missing was reported */
+        fc_check_add(c,
+                     &(fc_finding){.kind = verdict.risk == FC_OBJECT_RUNS ? FC_FOUND_RUNS : FC_FOUND_UNKNOWN_CLASS,
+                                   .name = name->tensor->name,
+                                   .found = fc_check_text(c, "%s", verdict.global),
+                                   .detail = fc_check_text(c, "%s", verdict.reason),
+                                   .option = fc_check_text(c, "--exclude %s", fc_check_quote(c, name->tensor->name))});
+    }
+    return rc == FC_OK && verdict.risk == FC_OBJECT_RUNS;
+}
+
+void fc_check_objects(checking *c) {
+    bool runs = false;
+    for (size_t i = 0; i < c->names.count; i++) {
+        if (c->names.items[i].tensor->object) {
+            runs |= check_object(c, &c->names.items[i]);
+        }
+    }
+    if (c->checkpoint->risk && !runs) {
+        fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_RUNS, .name = c->path, .detail = c->checkpoint->risk});
+    }
+}
+
 void fc_check_coverage(checking *c) {
     if (c->checkpoint->format->layout_only) {
         return;

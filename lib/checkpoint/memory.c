@@ -1,6 +1,6 @@
 /*
- * Checkpoints in memory: a manifest of arrays that a program holds. The "format" behind it only says where elements
- * lie; it is not in the table of formats, as nothing can be opened as one.
+ * Checkpoints in memory: a manifest of arrays that the calling program owns. Their format only locates elements. It is
+ * not in the table of formats, because no file can have it.
  */
 #include "fsdpckpt/memory.h"
 
@@ -11,14 +11,14 @@
 
 #include <string.h>
 
-/* fc_chunk.detail is the index of the chunk that the caller gave, fc_tensor.detail its tensor's. */
+/* fc_tensor.detail is an array of our copies of the caller's chunks, and fc_chunk.detail is an index into it. */
 static fc_code memory_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                              fc_error *err) {
     const fc_chunk *chunk = &tensor->chunks[index];
     const fc_memory_chunk *from = &((const fc_memory_chunk *)tensor->detail)[chunk->detail];
     if (!from->data) {
-        return fc_fail(err, FC_EUSAGE, "%s: tensor %s: its part at chunk %zu is in the memory of another rank",
-                       checkpoint->path, tensor->name, index);
+        return fc_fail(err, FC_EUSAGE, "%s: tensor %s: chunk %zu is in the memory of another rank", checkpoint->path,
+                       tensor->name, index);
     }
     *out =
         (fc_extent){.codec = FC_CODEC_INLINE, .length = chunk->length, .decoded = chunk->length, .bytes = from->data};
@@ -53,7 +53,7 @@ static fc_code no_memory(const char *name, fc_error *err) {
     return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", name);
 }
 
-/* The bytes from the first element to the end of the last. */
+/* Computes the bytes from the first element to the end of the last. @return false on overflow. */
 static bool span(const fc_memory_chunk *chunk, int ndim, uint32_t element, uint64_t *out) {
     int64_t last = 0, step;
     for (int d = 0; d < ndim; d++) {
@@ -65,7 +65,7 @@ static bool span(const fc_memory_chunk *chunk, int ndim, uint32_t element, uint6
     return fc_add_i64(last, 1, &last) && fc_mul_u64((uint64_t)last, element, out);
 }
 
-/* Copies the description of a chunk; *kept says whether it has elements and is a chunk of the manifest. */
+/* Copies the description of a chunk. *kept reports whether the chunk has elements and belongs in the manifest. */
 static fc_code add_chunk(const fc_memory_tensor *t, size_t index, fc_memory_chunk *own, fc_arena *arena, fc_chunk *out,
                          bool *kept, fc_error *err) {
     size_t n = (size_t)t->ndim;
@@ -82,7 +82,7 @@ static fc_code add_chunk(const fc_memory_tensor *t, size_t index, fc_memory_chun
     *own = (fc_memory_chunk){dims, dims + n, strides, given->data};
     fc_box box = {t->ndim, dims, dims + n};
     if (!fc_box_within(&box, t->shape)) {
-        return fc_fail(err, FC_EUSAGE, "tensor %s: chunk %zu lies outside of its shape", t->name, index);
+        return fc_fail(err, FC_EUSAGE, "tensor %s: chunk %zu is outside the tensor's shape", t->name, index);
     }
     *kept = fc_box_volume(&box) > 0;
     if (!*kept) {
@@ -94,7 +94,7 @@ static fc_code add_chunk(const fc_memory_tensor *t, size_t index, fc_memory_chun
     }
     *out = (fc_chunk){.dims = dims, .rank = FC_NO_RANK, .detail = index};
     if (!fits || !span(own, t->ndim, fc_dtype_size(t->dtype), &out->length)) {
-        return fc_fail(err, FC_EUSAGE, "tensor %s: the strides of chunk %zu make no sense", t->name, index);
+        return fc_fail(err, FC_EUSAGE, "tensor %s: chunk %zu: a stride is negative or too large", t->name, index);
     }
     return FC_OK;
 }
@@ -120,7 +120,7 @@ static fc_code copy_path(const fc_memory_tensor *t, const char *name, fc_arena *
 static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor *out, fc_error *err) {
     int64_t elements;
     if (t->ndim < 0 || t->ndim > FC_MAX_DIMS || !fc_numel(t->ndim, t->shape, &elements)) {
-        return fc_fail(err, FC_EUSAGE, "tensor %s: its shape makes no sense", t->name);
+        return fc_fail(err, FC_EUSAGE, "tensor %s: its shape is invalid or too large", t->name);
     }
     const char *name = fc_arena_strndup(arena, t->name, strlen(t->name));
     int64_t *shape = copy(arena, t->shape, (size_t)t->ndim, sizeof *shape);
@@ -155,7 +155,7 @@ static fc_code add_tensors(fc_checkpoint *checkpoint, const fc_memory_tensor *te
     for (size_t i = 0; i < count; i++) {
         fc_code rc = add_tensor(&tensors[i], arena, &made[i], err);
         if (rc == FC_OK && fc_name_table_put(names, made[i].name, strlen(made[i].name), i) != i) {
-            rc = fc_fail(err, FC_EUSAGE, "tensor %s: there are two of this name", made[i].name);
+            rc = fc_fail(err, FC_EUSAGE, "tensor %s: the name is used twice", made[i].name);
         }
         if (rc != FC_OK) {
             return fc_context(err, rc, "%s", checkpoint->path);

@@ -1,6 +1,6 @@
 /*
- * Opening a checkpoint: probe each format, let the one that recognises the input read its headers.
- * Also the thin calls that pass through the format's table.
+ * Opens a checkpoint: asks each format whether it recognises the input, and lets the one that does read its headers.
+ * Also contains the accessors that dispatch to the format.
  */
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/seal.h"
@@ -30,7 +30,7 @@ static fc_code read_head(const char *path, unsigned char *head, size_t *size, fc
     return rc;
 }
 
-/* The format that recognises it, or NULL. */
+/* @return the format that recognises the input, or NULL. */
 static const fc_format *recognise(const fc_probe *probe) {
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         if ((*f)->reader.probe(probe)) {
@@ -43,13 +43,13 @@ static const fc_format *recognise(const fc_probe *probe) {
     return NULL;
 }
 
-/* Appends to a text in `size` bytes, as far as it fits. */
+/* Appends to a text in `size` bytes; truncates what does not fit. */
 static void append(char *text, size_t size, const char *separator, const char *more) {
     size_t used = strlen(text);
     snprintf(text + used, size - used, "%s%s", used ? separator : "", more);
 }
 
-/* Whether what is called so is a checkpoint by itself. */
+/* Whether `path`, a directory entry called `name`, is a checkpoint on its own. */
 static bool is_checkpoint(const char *path, const char *name) {
     unsigned char head[HEAD_SIZE];
     fc_error ignored = {FC_OK, ""}; /* it is only a hint */
@@ -69,7 +69,8 @@ static bool is_checkpoint(const char *path, const char *name) {
     return S_ISDIR(st.st_mode) && recognise(&probe);
 }
 
-/* Names the checkpoints one level below: a trainer's folder has one for the model and one for the optimizer. */
+/* Lists the checkpoints one level below `directory`: trainers put the model and the optimizer in folders of their own.
+ */
 static void list_below(const char *directory, char *text, size_t size) {
     struct dirent **entries = NULL;
     int n = scandir(directory, &entries, NULL, alphasort), found = 0; /* an error: no hint */
@@ -87,15 +88,15 @@ static void list_below(const char *directory, char *text, size_t size) {
     free(entries);
 }
 
-/* Says what is looked for, from the table of formats, or where to look. */
-static fc_code tell_unknown(const fc_probe *probe, fc_error *err) {
+/* Fails with a hint: the checkpoints one level below, or else the signs that the formats look for. */
+static fc_code fail_unknown(const fc_probe *probe, fc_error *err) {
     char signs[512] = "", below[512] = "";
     if (probe->is_directory) {
         list_below(probe->path, below, sizeof below);
     }
     if (below[0]) {
-        return fc_fail(err, FC_ECORRUPT, "%s: not a checkpoint, but these in it are: %s; name one of them", probe->path,
-                       below);
+        return fc_fail(err, FC_ECORRUPT, "%s: not a checkpoint, but it contains checkpoints: %s; name one of them",
+                       probe->path, below);
     }
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         const char *sign = probe->is_directory ? (*f)->directory_sign : (*f)->file_sign;
@@ -104,7 +105,7 @@ static fc_code tell_unknown(const fc_probe *probe, fc_error *err) {
         }
     }
     return fc_fail(err, FC_ECORRUPT,
-                   probe->is_directory ? "%s: not a checkpoint: the directory has none of: %s"
+                   probe->is_directory ? "%s: not a checkpoint: the directory contains none of: %s"
                                        : "%s: not a checkpoint: the file is none of: %s; for DCP name its directory",
                    probe->path, signs);
 }
@@ -116,23 +117,24 @@ static fc_code find_format(const char *path, const fc_format **out, fc_error *er
     struct stat st;
     if (stat(path, &st) != 0) {
         return errno == ENOENT || errno == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: no such file or directory", path)
-                                                   : fc_fail_errno(err, errno, "%s: cannot be opened", path);
+                                                   : fc_fail_errno(err, errno, "%s: cannot open", path);
     }
     probe.is_directory = S_ISDIR(st.st_mode);
     if (probe.is_directory && access(path, X_OK) != 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be entered", path);
+        return fc_fail_errno(err, errno, "%s: cannot enter the directory", path);
     }
     if (!probe.is_directory) {
         FC_TRY(read_head(path, head, &probe.head_size, err));
         probe.head = head;
     }
     *out = recognise(&probe);
-    return *out                   ? FC_OK
-           : failed.code != FC_OK ? fc_fail(err, failed.code, "%s", failed.message)
-                                  : tell_unknown(&probe, err);
+    if (*out) {
+        return FC_OK;
+    }
+    return failed.code != FC_OK ? fc_fail(err, failed.code, "%s", failed.message) : fail_unknown(&probe, err);
 }
 
-/* Without the slashes that completion puts behind the name of a directory: files are shown as PATH/NAME. */
+/* Copies `path` without the trailing slashes that completion adds, because messages show files as PATH/NAME. */
 static const char *clean_path(fc_arena *arena, const char *path) {
     size_t len = strlen(path);
     while (len > 1 && path[len - 1] == '/') {
@@ -141,8 +143,8 @@ static const char *clean_path(fc_arena *arena, const char *path) {
     return fc_arena_strndup(arena, path, len);
 }
 
-/* What is wrong with each file of a checkpoint that could not be opened, as all of them have to be brought back. */
-static void tell_damaged(const fc_checkpoint *checkpoint, const fc_open_options *options) {
+/* Reports every damaged file of a checkpoint that cannot be opened, because all of them must be restored. */
+static void report_damaged(const fc_checkpoint *checkpoint, const fc_open_options *options) {
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
         fc_error why;
         if (checkpoint->format->reader.check_header(checkpoint, i, &why) == FC_ECORRUPT) {
@@ -176,7 +178,7 @@ fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_
     rc = rc == FC_OK ? fc_seal_load(checkpoint, err) : rc;
     if (rc != FC_OK) {
         if (rc == FC_ECORRUPT && options && options->damaged && format->reader.check_header && checkpoint->nfiles > 1) {
-            tell_damaged(checkpoint, options);
+            report_damaged(checkpoint, options);
         }
         fc_checkpoint_close(checkpoint);
         return rc;
@@ -251,7 +253,7 @@ fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tens
     return checkpoint->format->reader.object_json(checkpoint, object, arena, json, err);
 }
 
-/* The format's own digests are of what was written; a seal's are of what was there when it was sealed. */
+/* A format's own digest is of the bytes as written; a seal's is of the bytes when they were sealed. */
 fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                              fc_error *err) {
     *out = (fc_digest){.kind = FC_DIGEST_NONE};

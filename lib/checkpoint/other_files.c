@@ -1,7 +1,6 @@
 /*
- * What else is in the folder of a checkpoint: trainers put files of torch.save beside it, and a save into the folder of
- * an earlier one, of more ranks, leaves its files there. They are no part of the checkpoint, but who converts it should
- * know that they stay behind.
+ * Notes the files next to a checkpoint that are not part of it. Trainers put torch.save files there, and a save over an
+ * earlier one with more ranks leaves old shard files. The user should know that a conversion does not read them.
  */
 #include "checkpoint/other_files.h"
 
@@ -23,13 +22,13 @@ bool fc_holds_data(const char *name) {
     return found && name[0] != '.';
 }
 
-fc_code fc_note_beside(fc_checkpoint *checkpoint, const char *directory, fc_error *err) {
+fc_code fc_note_other_files(fc_checkpoint *checkpoint, const char *directory, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
     fc_name_table *known = fc_name_table_new(arena, checkpoint->nfiles + 1);
-    char first[NAME_MAX + 1] = ""; /* by name, so that the note does not depend on the file system */
+    char first[NAME_MAX + 1] = ""; /* in order of names, so that the note does not depend on the file system */
     size_t count = 0;
     if (!known) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+        return fc_no_memory(err, directory);
     }
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
         fc_name_table_put(known, checkpoint->files[i].name, strlen(checkpoint->files[i].name), i);
@@ -39,7 +38,7 @@ fc_code fc_note_beside(fc_checkpoint *checkpoint, const char *directory, fc_erro
     for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
         struct stat st;
         if (!fc_holds_data(name) || fc_name_table_find(known, name, strlen(name)) != FC_NO_NAME ||
-            fstatat(dirfd(dir.dir), name, &st, 0) != 0 || st.st_size == 0) { /* a rank that had nothing to write */
+            fstatat(dirfd(dir.dir), name, &st, 0) != 0 || st.st_size == 0) { /* an empty file of a rank without data */
             continue;
         }
         if (count++ == 0 || strcmp(name, first) < 0) {
@@ -51,10 +50,16 @@ fc_code fc_note_beside(fc_checkpoint *checkpoint, const char *directory, fc_erro
         return rc;
     }
     const char *before = checkpoint->note ? checkpoint->note : "", *and = checkpoint->note ? "; " : "";
-    checkpoint->note =
-        count == 1
-            ? fc_arena_printf(arena, "%s%s%s beside it is no part of it and is not read", before, and, first)
-            : fc_arena_printf(arena, "%s%s%zu files beside it are no part of it and are not read, %s the first of them",
-                              before, and, count, first);
-    return checkpoint->note ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", directory);
+    if (count == 1) {
+        checkpoint->note = fc_arena_printf(arena,
+                                           "%s%s%s in the same directory is not part of the checkpoint and is "
+                                           "not read",
+                                           before, and, first);
+    } else {
+        checkpoint->note = fc_arena_printf(arena,
+                                           "%s%s%zu files in the same directory are not part of the checkpoint "
+                                           "and are not read, the first is %s",
+                                           before, and, count, first);
+    }
+    return checkpoint->note ? FC_OK : fc_no_memory(err, directory);
 }

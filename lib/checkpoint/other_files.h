@@ -1,5 +1,5 @@
 /*
- * What is in the folder of a checkpoint and no part of it.
+ * Files that are in the directory of a checkpoint but are not part of it.
  */
 #ifndef FSDPCKPT_CHECKPOINT_OTHER_FILES_H
 #define FSDPCKPT_CHECKPOINT_OTHER_FILES_H
@@ -10,10 +10,13 @@
 
 #include "fsdpckpt/checkpoint.h"
 
-/** Whether a file of that name may hold tensors or a trainer's state. */
+/** @return whether a file called `name` may contain tensors or a trainer's state. */
 bool fc_holds_data(const char *name);
 
-/** Adds a line about the data files in `directory` that are not in checkpoint->files to the checkpoint's note. */
-fc_code fc_note_beside(fc_checkpoint *checkpoint, const char *directory, fc_error *err);
+/**
+ * Adds to the checkpoint's note which data files in `directory` are not in checkpoint->files.
+ * @return FC_OK or FC_ENOMEM.
+ */
+fc_code fc_note_other_files(fc_checkpoint *checkpoint, const char *directory, fc_error *err);
 
 #endif

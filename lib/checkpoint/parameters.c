@@ -1,6 +1,6 @@
 /*
- * Which values of a checkpoint are parameters, told by names and types, and which of them are one (tied weights), told
- * by where their bytes lie. For the module tree of wrap policies and for flat parameters. Reads the manifest only.
+ * Finds out from names and types which values of a checkpoint are parameters, and from the location of their bytes
+ * which parameters are tied. The module tree of wrap policies and flat parameters need this. Reads only the manifest.
  */
 #include "checkpoint/parameters.h"
 
@@ -23,8 +23,8 @@ bool fc_is_optimizer_state(const char *name) {
 }
 
 /*
- * Buffers by the names that nn.BatchNorm, rotary embeddings and causal masks give them, and by types that no optimizer
- * trains. Bytes may be quantized weights, and those are parameters.
+ * Buffers are recognised by the names that nn.BatchNorm, rotary embeddings and causal masks give them, and by types
+ * that no optimizer trains. One-byte integers may be quantized weights, so they count as parameters.
  */
 bool fc_is_buffer(const char *name, fc_dtype dtype) {
     static const char *const names[] = {"running_mean", "running_var", "num_batches_tracked", "inv_freq",   "freqs_cis",
@@ -32,20 +32,20 @@ bool fc_is_buffer(const char *name, fc_dtype dtype) {
     const char *dot = strrchr(name, '.');
     fc_fqn_part last = {dot ? dot + 1 : name, strlen(dot ? dot + 1 : name)};
     fc_dtype_class cls = fc_dtype_get(dtype)->cls;
-    bool whole = cls == FC_CLASS_SIGNED || cls == FC_CLASS_UNSIGNED;
-    return cls == FC_CLASS_BOOL || (whole && fc_dtype_size(dtype) > 1) ||
+    bool integer = cls == FC_CLASS_SIGNED || cls == FC_CLASS_UNSIGNED;
+    return cls == FC_CLASS_BOOL || (integer && fc_dtype_size(dtype) > 1) ||
            fc_fqn_is_one_of(last, names, sizeof names / sizeof *names);
 }
 
-/* A tensor's place among the bytes. `key` tells apart what lies in the same record of a file. */
-typedef struct place {
+/* A tensor, ordered by where its bytes are. */
+typedef struct candidate {
     const fc_tensor *tensor;
-    size_t index; /* among the tensors that were given */
-    uint64_t key;
-} place;
+    size_t index; /* among the caller's tensors */
+    uint64_t key; /* distinguishes views of the same record */
+} candidate;
 
 static int by_chunks(const void *a, const void *b) {
-    const fc_tensor *x = ((const place *)a)->tensor, *y = ((const place *)b)->tensor;
+    const fc_tensor *x = ((const candidate *)a)->tensor, *y = ((const candidate *)b)->tensor;
     if (x->nchunks != y->nchunks) {
         return x->nchunks < y->nchunks ? -1 : 1;
     }
@@ -61,18 +61,19 @@ static int by_chunks(const void *a, const void *b) {
     return 0;
 }
 
-static int by_place(const void *a, const void *b) {
+static int by_record(const void *a, const void *b) {
     int order = by_chunks(a, b);
-    size_t x = ((const place *)a)->index, y = ((const place *)b)->index;
+    size_t x = ((const candidate *)a)->index, y = ((const candidate *)b)->index;
     return order != 0 ? order : (x > y) - (x < y);
 }
 
 static int by_key(const void *a, const void *b) {
-    const place *x = a, *y = b;
+    const candidate *x = a, *y = b;
     return x->key != y->key ? (x->key < y->key ? -1 : 1) : (x->index > y->index) - (x->index < y->index);
 }
 
-/* Many views may share one storage, so they are sorted by what they show of it. */
+/* Hashes the view that a tensor has of its record. Many views may share one, so comparing each pair would be too slow.
+ */
 static uint64_t key_of(const fc_checkpoint *source, const fc_tensor *t) {
     fc_extent e;
     if (fc_checkpoint_extent(source, t, 0, &e, NULL) != FC_OK) {
@@ -92,7 +93,7 @@ static bool same_boxes(const fc_tensor *x, const fc_tensor *y) {
     return same;
 }
 
-/* Whether the elements of each chunk lie at the same places. What cannot be said without the data is not tied. */
+/* Whether the chunks of both tensors are the same bytes. If only the data could answer that, they count as not tied. */
 static bool same_elements(const fc_checkpoint *source, const fc_tensor *x, const fc_tensor *y) {
     bool same = same_boxes(x, y);
     for (size_t i = 0; i < x->nchunks && same; i++) {
@@ -106,8 +107,8 @@ static bool same_elements(const fc_checkpoint *source, const fc_tensor *x, const
     return same;
 }
 
-/* Tensors whose chunks are the same records. */
-static void tie_run(const fc_checkpoint *source, place *run, size_t count, size_t *same_as) {
+/* Ties equal views among `count` tensors whose chunks are the same records. */
+static void tie_run(const fc_checkpoint *source, candidate *run, size_t count, size_t *same_as) {
     for (size_t i = 0; i < count && count > 1; i++) {
         run[i].key = key_of(source, run[i].tensor);
     }
@@ -120,50 +121,51 @@ static void tie_run(const fc_checkpoint *source, place *run, size_t count, size_
 }
 
 static int by_name(const void *a, const void *b) {
-    return strcmp(((const place *)a)->tensor->name, ((const place *)b)->tensor->name);
+    return strcmp(((const candidate *)a)->tensor->name, ((const candidate *)b)->tensor->name);
 }
 
-/* What a schema says: the earlier tensor of that name, if it is among those given. `places` has room for all. */
-static void tie_named(const fc_tensor *const *tensors, size_t count, place *places, size_t *same_as) {
+/* Applies the ties of a schema: each tensor is tied to the earlier tensor of that name, if the caller passed it.
+   `sorted` has room for `count` candidates. */
+static void tie_named(const fc_tensor *const *tensors, size_t count, candidate *sorted, size_t *same_as) {
     bool any = false;
     for (size_t i = 0; i < count; i++) {
         any = any || tensors[i]->tied_to;
-        places[i] = (place){.tensor = tensors[i], .index = i};
+        sorted[i] = (candidate){.tensor = tensors[i], .index = i};
     }
     if (!any) {
         return;
     }
-    qsort(places, count, sizeof *places, by_name);
+    qsort(sorted, count, sizeof *sorted, by_name);
     for (size_t i = 0; i < count; i++) {
         const fc_tensor wanted = {.name = tensors[i]->tied_to};
-        const place key = {.tensor = &wanted};
-        const place *found = wanted.name ? bsearch(&key, places, count, sizeof *places, by_name) : NULL;
+        const candidate key = {.tensor = &wanted};
+        const candidate *found = wanted.name ? bsearch(&key, sorted, count, sizeof *sorted, by_name) : NULL;
         same_as[i] = found && found->index < i ? same_as[found->index] : i;
     }
 }
 
 fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensors, size_t count, size_t *same_as,
                      fc_error *err) {
-    place *places = calloc(count + 1, sizeof *places);
+    candidate *sorted = calloc(count + 1, sizeof *sorted);
     size_t n = 0;
-    if (!places) {
+    if (!sorted) {
         return fc_no_memory(err, NULL);
     }
     for (size_t i = 0; i < count; i++) {
         same_as[i] = i;
     }
-    tie_named(tensors, count, places, same_as);
+    tie_named(tensors, count, sorted, same_as);
     for (size_t i = 0; i < count; i++) {
         if (tensors[i]->nchunks > 0) {
-            places[n++] = (place){.tensor = tensors[i], .index = i};
+            sorted[n++] = (candidate){.tensor = tensors[i], .index = i};
         }
     }
-    qsort(places, n, sizeof *places, by_place);
+    qsort(sorted, n, sizeof *sorted, by_record);
     for (size_t first = 0, end; first < n; first = end) {
-        for (end = first + 1; end < n && by_chunks(&places[first], &places[end]) == 0; end++) {
+        for (end = first + 1; end < n && by_chunks(&sorted[first], &sorted[end]) == 0; end++) {
         }
-        tie_run(source, places + first, end - first, same_as);
+        tie_run(source, sorted + first, end - first, same_as);
     }
-    free(places);
+    free(sorted);
     return FC_OK;
 }

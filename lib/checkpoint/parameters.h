@@ -1,5 +1,5 @@
 /*
- * What the module tree and flat parameters both ask of a checkpoint's values.
+ * Classifies the values of a checkpoint by name and type, for the module tree and for flat parameters.
  */
 #ifndef FSDPCKPT_CHECKPOINT_PARAMETERS_H
 #define FSDPCKPT_CHECKPOINT_PARAMETERS_H
@@ -10,10 +10,10 @@
 
 #include "fsdpckpt/checkpoint.h"
 
-/** Whether the name is one of optimizer state. */
+/** @return whether `name` is a name of optimizer state. */
 bool fc_is_optimizer_state(const char *name);
 
-/** Whether a module has this as a buffer, as far as name and type tell. */
+/** @return whether a module would hold this value as a buffer, judging by name and type. */
 bool fc_is_buffer(const char *name, fc_dtype dtype);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Paths of values in the nested state dict.
+ * Paths of values in a nested state dict.
  */
 #include "fsdpckpt/checkpoint.h"
 

@@ -1,5 +1,5 @@
 /*
- * Names of tensors that are put together from several places: see same_name.h.
+ * Finds duplicate tensor names. See same_name.h.
  */
 #include "checkpoint/same_name.h"
 

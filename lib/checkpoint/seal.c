@@ -1,6 +1,6 @@
 /*
- * Reading a seal: from the JSON file beside a checkpoint to digests of its files and tensors. The file may be hostile,
- * as the checkpoint may be: what it says is compared with things, and never decides where anything is read.
+ * Reads a seal: the JSON file next to a checkpoint with the digests of its files and tensors. Like the checkpoint, the
+ * seal may be hostile. Its contents are only compared, and never decide what is read.
  */
 #include "fsdpckpt/seal.h"
 
@@ -18,7 +18,7 @@
 
 enum { MOST_BYTES = 256 << 20, CRC_DIGITS = 16 };
 
-/* Cuts off the name of a file that stands for its directory ("ckpt/.metadata", "ckpt/index.h5"). */
+/* Removes the name of a file that stands for its directory ("ckpt/.metadata", "ckpt/index.h5"). */
 static void to_directory(const fc_checkpoint *checkpoint, char *path) {
     char *slash = strrchr(path, '/');
     const char *header = checkpoint->format->header_name;
@@ -37,7 +37,7 @@ static fc_code seal_path(const fc_checkpoint *checkpoint, fc_arena *arena, const
     return *path ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
 
-/* The file of headers that is not among the others; its place is the checkpoint's directory. */
+/* Names the header file, which is not among checkpoint->files; it is in the checkpoint's directory. */
 static fc_code name_header(const fc_checkpoint *checkpoint, fc_arena *arena, fc_sealed_file *file, fc_error *err) {
     char real[PATH_MAX];
     if (!realpath(checkpoint->path, real)) {
@@ -86,7 +86,7 @@ static bool read_files(const json_t *list, fc_seal *seal) {
         const char *name = json_string_value(json_object_get(entry, "name"));
         const json_t *bytes = json_object_get(entry, "bytes");
         for (size_t k = 0; name && k < seal->nfiles; k++) {
-            fc_sealed_file *file = &seal->files[(i + k) % seal->nfiles]; /* the order is the same */
+            fc_sealed_file *file = &seal->files[(i + k) % seal->nfiles]; /* usually the order is the same */
             if (strcmp(file->name, name) == 0) {
                 file->bytes = (uint64_t)json_integer_value(bytes);
                 found += read_crc(entry, &file->crc64);
@@ -153,7 +153,7 @@ static bool read_tensors(const fc_checkpoint *checkpoint, const json_t *list, fc
     return ok;
 }
 
-/* Earlier builds called the member "version". */
+/* Earlier builds wrote "version" instead of "schema". */
 static json_int_t seal_version(const json_t *root) {
     const json_t *version = json_object_get(root, "schema");
     return json_integer_value(version ? version : json_object_get(root, "version"));
@@ -165,16 +165,16 @@ static fc_code parse(fc_checkpoint *checkpoint, fc_seal *seal, FILE *f, fc_error
     const char *kind = json_string_value(json_object_get(root, "fsdpckpt"));
     fc_code rc = FC_OK;
     if (!root) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: damaged: line %d: %s; remove it, or seal the checkpoint again", seal->path,
-                     mistake.line, mistake.text);
+        rc = fc_fail(err, FC_ECORRUPT, "%s: line %d: damaged seal: %s; remove it, or seal the checkpoint again",
+                     seal->path, mistake.line, mistake.text);
     } else if (!kind || strcmp(kind, "seal") != 0 || seal_version(root) != 1) {
         rc = fc_fail(err, FC_ECORRUPT, "%s: not a seal of version 1; remove it, or seal the checkpoint again",
                      seal->path);
     } else if (!read_files(json_object_get(root, "files"), seal) ||
                !read_tensors(checkpoint, json_object_get(root, "tensors"), seal)) {
         rc = fc_fail(err, FC_ECORRUPT,
-                     "%s: it is damaged, or of another checkpoint: its files are not those of %s; remove it, or seal "
-                     "the checkpoint again",
+                     "%s: damaged, or the seal of another checkpoint: its files are not those of %s; remove it, or "
+                     "seal the checkpoint again",
                      seal->path, checkpoint->path);
     }
     json_decref(root);
@@ -189,7 +189,7 @@ fc_code fc_seal_load(fc_checkpoint *checkpoint, fc_error *err) {
         return rc;
     }
     if (st.st_size > MOST_BYTES) {
-        return fc_fail(err, FC_ECORRUPT, "%s: larger than any seal is: remove it", path);
+        return fc_fail(err, FC_ECORRUPT, "%s: too large for a seal; remove it, or seal the checkpoint again", path);
     }
     fc_seal *seal = fc_arena_calloc(checkpoint->arena, 1, sizeof *seal);
     rc = seal ? fc_seal_new(checkpoint, checkpoint->arena, seal, err) : fc_no_memory(err, checkpoint->path);

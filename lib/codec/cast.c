@@ -1,15 +1,15 @@
 /*
- * fc_cast: the one place where values change. Bytes come from and go to the buffers of the engine (lib/engine).
+ * fc_cast: the only function that changes values. The engine (lib/engine) owns the buffers.
  *
- * torch converts every pair of floating-point types through float32 (c10::convert), so a cast here is a decoder to
- * float32 bits and an encoder from them: 18 small loops instead of 72. They work on blocks of a fixed size, because
- * gcc -O2 vectorises a loop only when it knows the trip count. All but the conversions from and to float64 is integer
- * arithmetic and two exact float additions, so neither flush-to-zero nor the build flags of the caller can change
- * a result.
+ * torch converts every pair of floating-point types through float32 (c10::convert). A cast here does the same: a
+ * decoder produces float32 bits and an encoder consumes them, so 18 small loops replace 72. They work on blocks of a
+ * fixed size because gcc -O2 vectorises a loop only when it knows the trip count. Apart from the conversions from and
+ * to float64, they use integer arithmetic and two exact float additions, so neither flush-to-zero nor the caller's
+ * build flags can change a result.
  *
- * A NaN becomes what c10's scalar conversions make of it; for bfloat16 that is 0x7fc0. (torch's own AVX loop for
- * contiguous float32 or float64 → bfloat16 gives 0xffff for the same NaN, depending on the machine and on the position
- * of the element; no definition could equal both.)
+ * NaNs follow c10's scalar conversions; for bfloat16 the result is 0x7fc0. (torch's AVX loop for contiguous float32 or
+ * float64 → bfloat16 produces 0xffff for the same NaN, depending on the machine and on the element's position. No
+ * definition could match both.)
  */
 #include "fsdpckpt/cast.h"
 #include "codec/cast_bits.h"
@@ -17,8 +17,8 @@
 #include <string.h>
 
 /*
- * FSDPCKPT_PORTABLE_CAST: the oracle test builds this file once more without the instructions, to test both ways.
- * clang (14) cannot ask the processor for F16C in __builtin_cpu_supports; its loops are vectorised well without.
+ * The oracle test also builds this file with FSDPCKPT_PORTABLE_CAST, which leaves out the F16C instructions, to test
+ * both paths. clang 14 cannot query F16C with __builtin_cpu_supports; it vectorises the portable loops well.
  */
 #if defined(__x86_64__) && !defined(__clang__) && !defined(FSDPCKPT_PORTABLE_CAST)
 #define USE_F16C 1
@@ -27,13 +27,13 @@
 
 enum { BLOCK = 256 };
 
-/* The bits of BLOCK float32 values: what stands between a decoder and an encoder. */
+/* The bits of BLOCK float32 values, passed from a decoder to an encoder. */
 typedef uint32_t block_bits[BLOCK];
 
 typedef void (*decode_fn)(const void *restrict src, uint32_t *restrict bits);
 typedef void (*encode_fn)(const uint32_t *restrict bits, void *restrict dst);
 
-/* ---- decoders: a type → float32 ---- */
+/* ---- decoders: any type → float32 ---- */
 
 #define DECODER(type, raw)                                                                                             \
     static void decode_##type(const void *restrict src, uint32_t *restrict bits) {                                     \
@@ -56,7 +56,7 @@ static void decode_f32(const void *restrict src, uint32_t *restrict bits) {
     memcpy(bits, src, sizeof(block_bits));
 }
 
-/* ---- encoders: float32 → a type ---- */
+/* ---- encoders: float32 → any type ---- */
 
 #define ENCODER(type, raw)                                                                                             \
     static void encode_##type(const uint32_t *restrict bits, void *restrict dst) {                                     \
@@ -79,7 +79,7 @@ static void encode_f32(const uint32_t *restrict bits, void *restrict dst) {
     memcpy(dst, bits, sizeof(block_bits));
 }
 
-/* ---- float16 by the F16C instructions, where the processor has them: the same bits, faster ---- */
+/* ---- float16 with the F16C instructions: the same bits, faster ---- */
 
 #ifdef USE_F16C
 __attribute__((target("avx,f16c"))) static void decode_f16_f16c(const void *restrict src, uint32_t *restrict bits) {
@@ -104,7 +104,7 @@ typedef struct codec {
 } codec;
 
 static codec codec_of(fc_dtype dtype) {
-    static const codec table[] = {
+    static const codec table[FC_DTYPE_COUNT] = {
         [FC_F64] = {decode_f64, encode_f64},
         [FC_F32] = {decode_f32, encode_f32},
         [FC_F16] = {decode_f16, encode_f16},
@@ -123,7 +123,7 @@ static codec codec_of(fc_dtype dtype) {
     return table[dtype];
 }
 
-/* A few elements, by way of a zeroed block, so that the loops above only know whole ones. */
+/* Casts fewer than BLOCK elements through a zeroed block, so that the loops above handle only whole blocks. */
 static void cast_tail(decode_fn decode, encode_fn encode, const void *src, size_t src_bytes, void *dst,
                       size_t dst_bytes) {
     uint64_t in[BLOCK] = {0}, out[BLOCK];

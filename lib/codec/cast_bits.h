@@ -1,8 +1,8 @@
 /*
- * One element: every floating-point type to the bits of a float32 and back. What fc_cast does by blocks on the
- * processor and lib/comm/cuda by threads of a GPU, from the same lines. Pure.
+ * Scalar conversions between every floating-point type and the bits of a float32. fc_cast runs them in blocks on the
+ * CPU and lib/comm/cuda runs them in the threads of a GPU, so both produce the same bits.
  *
- * Integer arithmetic and a few exact float additions; only float64 needs the processor's own conversion.
+ * They use integer arithmetic and a few exact float additions. Only float64 needs the processor's own conversion.
  */
 #ifndef FSDPCKPT_CODEC_CAST_BITS_H
 #define FSDPCKPT_CODEC_CAST_BITS_H
@@ -36,7 +36,7 @@ FC_ELEMENT float fc_float_of(uint32_t bits) {
 
 FC_ELEMENT uint32_t fc_bits_of_f64(double value) {
 #ifdef __CUDACC__
-    /* A GPU gives every NaN the same bits; processors keep the sign and what fits of the payload. */
+    /* A GPU gives every NaN the same bits. CPUs keep the sign and as much of the payload as fits. */
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
     if (value != value) {
@@ -51,8 +51,8 @@ FC_ELEMENT uint32_t fc_bits_of_bf16(uint16_t value) {
 }
 
 /*
- * An IEEE half: shift the fields into place and re-bias. A subnormal has an implicit bit too many then, which an exact
- * subtraction of 2^-14 takes away. A NaN is made quiet, as the F16C instruction does.
+ * An IEEE half: shifts the fields into place and re-biases the exponent. A subnormal then has an implicit bit too many,
+ * which an exact subtraction of 2^-14 removes. A NaN becomes quiet, as with the F16C instruction.
  */
 FC_ELEMENT uint32_t fc_bits_of_f16(uint32_t h) {
     uint32_t magnitude = (h & 0x7fff) << 13;
@@ -66,8 +66,8 @@ FC_ELEMENT uint32_t fc_bits_of_f16(uint32_t h) {
 }
 
 /*
- * A byte with `mantissa` mantissa bits and exponent bias `bias`, neither infinity nor NaN: like a half above, with an
- * exact subtraction of the smallest normal number to undo the implicit bit of a subnormal.
+ * A byte with `mantissa` mantissa bits and exponent bias `bias` that is neither infinity nor NaN. As for a half, an
+ * exact subtraction of the smallest normal number removes the implicit bit of a subnormal.
  */
 FC_ELEMENT uint32_t fc_bits_of_byte(uint32_t byte, int mantissa, uint32_t bias) {
     uint32_t magnitude = (byte & 0x7f) << (23 - mantissa);
@@ -87,7 +87,7 @@ FC_ELEMENT uint32_t fc_bits_of_e5m2(uint8_t byte) {
     return fc_bits_of_f16((uint32_t)byte << 8);
 }
 
-/* The fnuz types have one NaN, 0x80, where others have -0. */
+/* The fnuz types have a single NaN, 0x80, which is -0 in the other types. */
 FC_ELEMENT uint32_t fc_bits_of_e4m3fnuz(uint8_t byte) {
     uint32_t value = fc_bits_of_byte(byte, 3, 8) | (uint32_t)(byte & 0x80) << 24;
     return byte == 0x80 ? 0x7f800001 : value;
@@ -98,7 +98,7 @@ FC_ELEMENT uint32_t fc_bits_of_e5m2fnuz(uint8_t byte) {
     return byte == 0x80 ? 0x7f800001 : value;
 }
 
-/* e8m0 is an exponent alone; 0 is 2^-127, a subnormal float32, and 255 is NaN. */
+/* e8m0 has only an exponent. 0 is 2^-127, a subnormal float32; 255 is NaN. */
 FC_ELEMENT uint32_t fc_bits_of_e8m0fnu(uint8_t byte) {
     uint32_t value = byte == 0 ? 0x00400000 : (uint32_t)byte << 23;
     return byte == 0xff ? 0x7f800001 : value;
@@ -125,10 +125,10 @@ FC_ELEMENT uint16_t fc_bf16_of_bits(uint32_t bits) {
 }
 
 /*
- * Rounds the magnitude `b` of a float32 (sign cleared) to a type with `mantissa` mantissa bits and exponent bias
- * `bias`, to nearest even; the result holds exponent and mantissa and may carry into the first unused exponent.
- * Below the smallest normal number, adding the power of two whose last place is the last place of a subnormal makes
- * the float addition do the rounding.
+ * Rounds the magnitude `b` of a float32 (sign cleared) to nearest even, to a type with `mantissa` mantissa bits and
+ * exponent bias `bias`. The result contains exponent and mantissa and may carry into the first unused exponent.
+ * Below the smallest normal number the float addition rounds: it adds the power of two whose last place equals the last
+ * place of a subnormal.
  */
 FC_ELEMENT uint32_t fc_round_bits(uint32_t b, int mantissa, uint32_t bias) {
     int shift = 23 - mantissa;
@@ -147,7 +147,7 @@ FC_ELEMENT uint16_t fc_f16_of_bits(uint32_t bits) {
     return (uint16_t)(value | (bits >> 16 & 0x8000));
 }
 
-/* Overflow saturates to 448, infinity included, since torch 2.15. */
+/* Overflow and infinity saturate to 448, as in torch since 2.15. */
 FC_ELEMENT uint8_t fc_e4m3fn_of_bits(uint32_t bits) {
     uint32_t b = bits & 0x7fffffff;
     uint32_t value = fc_round_bits(b, 3, 7);
@@ -163,7 +163,7 @@ FC_ELEMENT uint8_t fc_e5m2_of_bits(uint32_t bits) {
     return (uint8_t)(value | (bits >> 24 & 0x80));
 }
 
-/* The fnuz types overflow to NaN, and what rounds to zero loses its sign: 0x80 would be NaN. */
+/* The fnuz types overflow to NaN. A value that rounds to zero loses its sign, because 0x80 is NaN. */
 FC_ELEMENT uint8_t fc_fnuz_of_bits(uint32_t bits, int mantissa, uint32_t bias, uint32_t overflow) {
     uint32_t b = bits & 0x7fffffff;
     uint32_t value = fc_round_bits(b, mantissa, bias);
@@ -179,7 +179,7 @@ FC_ELEMENT uint8_t fc_e5m2fnuz_of_bits(uint32_t bits) {
     return fc_fnuz_of_bits(bits, 2, 16, 0x8fu << 23);
 }
 
-/* The sign is dropped; a tie goes up, except between 2^-127 and the zero that e8m0 does not have. */
+/* Drops the sign. A tie rounds up, except between 2^-127 and zero, which e8m0 cannot express. */
 FC_ELEMENT uint8_t fc_e8m0fnu_of_bits(uint32_t bits) {
     uint32_t exponent = bits >> 23 & 0xff;
     uint32_t fraction = bits & 0x7fffff;

@@ -1,15 +1,16 @@
 /*
- * Deflate and inflate of whole chunks. From bytes to a zlib stream and back; the input of inflating may be hostile.
+ * Deflates and inflates whole chunks in memory, in zlib's format. The input of inflating may be hostile.
  *
- * ISA-L does level 1 about ten times as fast as zlib at nearly the same size, and inflates about twice as fast. It has
- * no levels that match zlib's others, so those are zlib's.
+ * ISA-L compresses at level 1 about ten times as fast as zlib, to nearly the same size, and inflates about twice as
+ * fast. It has no counterparts of zlib's other levels, so zlib does those.
  *
- * Level 1 goes plane by plane: of shuffled weights the planes of mantissas are noise. ISA-L would give noise codes of
- * eight bits, no shorter than it was and slow to inflate; stored, it costs a copy both ways, and the codes of the
- * planes of exponents are made for exponents alone. Those are few values in no order: what matches ISA-L finds among
- * them are so short that codes without them are a fifth smaller, and faster both ways. Only runs of one byte are
- * matched then; where a sample shows other repetitions, all are. Equal rows of a wide embedding lie so far apart that a
- * short sample shows one of them alone: so a glance as far back as deflate can look tells where to take it.
+ * Level 1 compresses each byte plane on its own. In shuffled weights the mantissa planes are noise. ISA-L would encode
+ * noise in eight-bit codes, which saves nothing and is slow to inflate; stored blocks cost only a copy in either
+ * direction, and the codes for the exponent planes then fit exponents alone. Exponents have few distinct values in no
+ * particular order. ISA-L's matches among them are so short that doing without them makes the result a fifth smaller
+ * and both directions faster, so only runs of one byte are matched there. Where a sample shows other repetitions, all
+ * matches are used. A short sample may contain only one of the equal rows of a wide embedding, so a look back over
+ * deflate's whole window decides where to take the sample.
  */
 #include "codec/codec.h"
 
@@ -23,13 +24,14 @@
 #include <isa-l/igzip_lib.h>
 #endif
 
-enum { MOST_AT_ONCE = 1 << 30 /* zlib counts in 32 bits */ };
+enum { MOST_AT_ONCE = 1 << 30 /* bytes; zlib counts in 32 bits */ };
 
 #ifdef FSDPCKPT_HAVE_ISAL
-/* How ISA-L is asked to look for repetitions; its levels are its own. The logarithm of the largest distance, 0 for all
-   that deflate can express. */
+/* How ISA-L searches for repetitions. */
 typedef struct search {
-    uint32_t level, distance_bits, buffer;
+    uint32_t level;         /* ISA-L's own numbering */
+    uint32_t distance_bits; /* the logarithm of the largest distance; 0 means all that deflate can express */
+    uint32_t buffer;        /* bytes of working memory that the level needs */
 } search;
 
 static const search RUNS = {1, 1, ISAL_DEF_LVL1_DEFAULT}, MATCHES = {3, 0, ISAL_DEF_LVL3_DEFAULT};
@@ -61,8 +63,7 @@ fc_deflater *fc_deflater_new(int level) {
         return NULL;
     }
     d->level = level;
-    /* Beside ISA-L zlib only stores (its level 0): blocks without a header around them, and it needs hardly any memory
-       for that. */
+    /* Next to ISA-L, zlib only stores (its level 0). The blocks need no header, and storing needs hardly any memory. */
     int rc = by_isal(level) ? deflateInit2(&d->zlib, 0, Z_DEFLATED, -15, 1, Z_DEFAULT_STRATEGY)
                             : deflateInit(&d->zlib, level);
     if (rc != Z_OK) {
@@ -80,10 +81,10 @@ void fc_deflater_free(fc_deflater *d) {
 }
 
 size_t fc_deflater_size(void) {
-    return sizeof(fc_deflater) + (300 << 10); /* zlib's state, as zconf.h counts it, with some slack */
+    return sizeof(fc_deflater) + (300 << 10); /* the size of zlib's state according to zconf.h, and some slack */
 }
 
-/* zlib's stream, to its end if `last`, else to the end of a byte, so that other blocks may follow. */
+/* Compresses with zlib. `last` ends the stream; otherwise the output ends at a byte so that more blocks can follow. */
 static size_t zlib_blocks(fc_deflater *d, const unsigned char *in, size_t size, bool last, unsigned char *out,
                           size_t room) {
     z_stream *z = &d->zlib;
@@ -104,23 +105,23 @@ static size_t zlib_blocks(fc_deflater *d, const unsigned char *in, size_t size, 
 enum {
     HEADER = 2,
     TRAILER = 4,
-    SAMPLE = 16 << 10, /* for choosing how to search */
+    SAMPLE = 16 << 10, /* bytes that are compressed to choose a search */
     NOISE_SAMPLE = 4 << 10,
     STRIPE = 64,
-    LEAST_PLANE = 16 << 10, /* below, codes of its own do not pay */
-    WINDOW = 32 << 10,      /* as far back as deflate can look */
-    ANCHOR = 64,            /* bytes from one that is remembered to the next */
+    LEAST_PLANE = 16 << 10, /* bytes; codes of its own do not pay for a smaller plane */
+    WINDOW = 32 << 10,      /* bytes that deflate can look back */
+    ANCHOR = 64,            /* bytes between two remembered positions */
     ANCHOR_BITS = 10,
-    GLANCE = 2 * ANCHOR,
-    EQUAL = 16,
-    GLANCES = 5 /* not even: rows have even lengths, and the first of two equal ones tells nothing */
+    GLANCE = 2 * ANCHOR, /* bytes that are looked up per position */
+    EQUAL = 16,          /* bytes that must match */
+    GLANCES = 5          /* odd: rows have even lengths, and the first of two equal rows repeats nothing */
 };
 
-/* Deflate blocks that end at a byte, so that others may follow. */
+/* Compresses with ISA-L to blocks that end at a byte, so that more blocks can follow. */
 static size_t deflate_blocks(fc_deflater *d, search how, const unsigned char *in, size_t size, bool last,
                              unsigned char *out, size_t room) {
     struct isal_zstream *z = &d->isal;
-    /* ISA-L looks for matches among what earlier calls left in its tables: correct, but not the same every time. */
+    /* ISA-L searches what earlier calls left in its tables: correct, but the output would differ from run to run. */
     memset(z, 0, sizeof *z);
     memset(d->level_buffer, 0, how.buffer);
     isal_deflate_stateless_init(z);
@@ -137,14 +138,14 @@ static size_t deflate_blocks(fc_deflater *d, search how, const unsigned char *in
     return isal_deflate_stateless(z) == COMP_OK && z->avail_in == 0 ? room - z->avail_out : 0;
 }
 
-/* Whether no code makes the bytes shorter: all values are about equally frequent. A quarter of the bytes tells, taken
-   all over. The bound is the collision probability, of which the logarithm is at most the entropy: 1/256 for noise,
-   and 1/226 at 7.82 bits. */
+/* Whether the byte values are so evenly distributed that no code is shorter. A quarter of the bytes, spread over the
+   plane, is enough. The test uses the collision probability, whose negative logarithm is at most the entropy: it is
+   1/256 for noise and 1/226 at 7.82 bits. */
 static bool is_flat(const unsigned char *in, size_t size) {
     uint32_t counts[4][256] = {{0}};
     double squares = 0, total = 0;
     for (size_t at = 0; at + STRIPE <= size; at += 4 * STRIPE) {
-        for (size_t i = at; i < at + STRIPE; i += 4) { /* four tables, so that equal bytes in a row do not wait */
+        for (size_t i = at; i < at + STRIPE; i += 4) { /* four tables, so that equal adjacent bytes do not stall */
             counts[0][in[i]]++;
             counts[1][in[i + 1]]++;
             counts[2][in[i + 2]]++;
@@ -165,10 +166,10 @@ static size_t anchor_slot(const unsigned char *bytes) {
     return (size_t)(v * 0x9e3779b97f4a7c15u >> (64 - ANCHOR_BITS));
 }
 
-/* Whether some of the GLANCE bytes at `at` stand in the window before them, too; runs do not count, as every search
-   finds them. */
+/* Whether some of the GLANCE bytes at `at` also occur in the window before them. Runs of one byte do not count, because
+   every search finds them. */
 static bool comes_again(const unsigned char *in, size_t at) {
-    uint16_t anchors[1 << ANCHOR_BITS] = {0}; /* which one, from 1; 0: none */
+    uint16_t anchors[1 << ANCHOR_BITS] = {0}; /* the number of the anchor, from 1; 0 means none */
     const unsigned char *from = in + (at > WINDOW - GLANCE ? at - (WINDOW - GLANCE) : 0);
     for (size_t i = 0; from + i * ANCHOR + EQUAL <= in + at; i++) {
         anchors[anchor_slot(from + i * ANCHOR)] = (uint16_t)(i + 1);
@@ -182,7 +183,7 @@ static bool comes_again(const unsigned char *in, size_t at) {
     return false;
 }
 
-/* A place at which bytes come again. @return 0 when there is none, as far as some glances tell. */
+/* @return a position where earlier bytes occur again, or 0 when a few glances find none. */
 static size_t find_repetition(const unsigned char *in, size_t size) {
     for (size_t i = 0; i < GLANCES && size >= LEAST_PLANE; i++) {
         size_t at = size / (2 * GLANCES) * (2 * i + 1);
@@ -193,8 +194,9 @@ static size_t find_repetition(const unsigned char *in, size_t size) {
     return 0;
 }
 
-/* Noise: flat, and without repetitions either, as far as a sample tells. (Counters are flat and all repetition.)
-   @param again of find_repetition, as below. */
+/* Whether the plane is noise: evenly distributed and, as far as a sample shows, without repetitions. (A counter is
+   evenly distributed, but repeats itself.)
+   @param again the result of find_repetition. */
 static bool is_noise(fc_deflater *d, const unsigned char *in, size_t size, size_t again, unsigned char *out,
                      size_t room) {
     if (size < LEAST_PLANE || again > 0 || !is_flat(in, size)) {
@@ -204,7 +206,8 @@ static bool is_noise(fc_deflater *d, const unsigned char *in, size_t size, size_
     return deflate_blocks(d, MATCHES, in + size / 2, NOISE_SAMPLE, true, out, most) == 0;
 }
 
-/* The search that makes a sample the shortest: from the middle, or around what comes again, with the window before. */
+/* @return the search that compresses a sample best. The sample is the middle of the plane, or the repetition at `again`
+ * with the window before it. */
 static search choose_search(fc_deflater *d, const unsigned char *in, size_t size, size_t again, unsigned char *out,
                             size_t room) {
     size_t n = size < SAMPLE ? size : SAMPLE, from = (size - n) / 2;
@@ -217,7 +220,7 @@ static search choose_search(fc_deflater *d, const unsigned char *in, size_t size
     return with_runs > 0 && with_runs <= with_matches ? RUNS : MATCHES;
 }
 
-/* One plane as deflate blocks, in the way that suits it. */
+/* Compresses one plane with whatever method suits it. */
 static size_t deflate_plane(fc_deflater *d, const unsigned char *in, size_t size, bool last, unsigned char *out,
                             size_t room) {
     size_t again = find_repetition(in, size);
@@ -235,10 +238,10 @@ static size_t deflate_isal(fc_deflater *d, const unsigned char *in, size_t size,
         return 0;
     }
     plane = plane < LEAST_PLANE ? 0 : plane;
-    out[0] = 0x78; /* deflate with a window of 32 KiB, */
+    out[0] = 0x78; /* deflate with a window of 32 KiB */
     out[1] = 0x01; /* the fastest level (RFC 1950) */
     for (size_t at = 0; at < size || at == 0;) {
-        size_t n = plane == 0 || size - at < 2 * plane ? size - at : plane; /* the last takes what is left over */
+        size_t n = plane == 0 || size - at < 2 * plane ? size - at : plane; /* the last plane includes the remainder */
         bool last = at + n == size;
         size_t made = deflate_plane(d, in + at, n, last, out + used, room - used - TRAILER);
         if (made == 0) {
@@ -262,7 +265,7 @@ static size_t deflate_isal(fc_deflater *d, const unsigned char *in, size_t size,
 static size_t deflate_isal(fc_deflater *d, const unsigned char *in, size_t size, size_t plane, unsigned char *out,
                            size_t room) {
     (void)d, (void)in, (void)size, (void)plane, (void)out, (void)room;
-    return 0; /* never asked, see by_isal */
+    return 0; /* never called: see by_isal */
 }
 
 #endif
@@ -280,14 +283,14 @@ static fc_code damaged(size_t produced, size_t out_size, fc_error *err) {
 }
 
 static fc_code too_much(size_t out_size, fc_error *err) {
-    return fc_fail(err, FC_ECORRUPT, "the compressed data holds more than the %zu bytes of the chunk", out_size);
+    return fc_fail(err, FC_ECORRUPT, "the compressed data expands to more than the %zu bytes of the chunk", out_size);
 }
 
 static fc_code inflate_zlib(const unsigned char *in, size_t in_size, unsigned char *out, size_t out_size,
                             fc_error *err) {
     z_stream z = {0};
     if (inflateInit(&z) != Z_OK) {
-        return fc_fail(err, FC_ENOMEM, "out of memory while inflating");
+        return fc_no_memory(err, NULL);
     }
     size_t in_left = in_size, out_left = out_size;
     z.next_in = (Bytef *)in;
@@ -314,7 +317,7 @@ static fc_code inflate_zlib(const unsigned char *in, size_t in_size, unsigned ch
         return too_much(out_size, err);
     }
     if (rc == Z_MEM_ERROR) {
-        return fc_fail(err, FC_ENOMEM, "out of memory while inflating");
+        return fc_no_memory(err, NULL);
     }
     return damaged(produced, out_size, err);
 }
@@ -325,7 +328,7 @@ static fc_code inflate_isal(const unsigned char *in, size_t in_size, unsigned ch
                             fc_error *err) {
     struct inflate_state *state = malloc(sizeof *state);
     if (!state) {
-        return fc_fail(err, FC_ENOMEM, "out of memory while inflating");
+        return fc_no_memory(err, NULL);
     }
     isal_inflate_init(state);
     state->crc_flag = ISAL_ZLIB; /* parses the header and checks the Adler-32 at the end */

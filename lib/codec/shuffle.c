@@ -1,10 +1,9 @@
 /*
- * Byte shuffle and its inverse. Elements of 2, 4, 8 and 16 bytes, which is what tensors have, go through registers;
- * everything else byte by byte.
+ * Byte shuffle and its inverse. Elements of 2, 4, 8 and 16 bytes go through registers; other sizes go byte by byte.
  *
- * In registers: `element` vectors of 16 bytes hold 16 elements. One step takes neighbouring vectors and parts them into
- * their even and their odd bytes, the even ones to the first half of the vectors; then each half is a set of elements
- * of half the size. After log2(element) steps vector i holds the plane whose number is i with its bits reversed.
+ * In registers, `element` vectors of 16 bytes hold 16 elements. One step splits neighbouring vectors into their even
+ * and odd bytes and moves the even bytes to the first half of the vectors. Each half is then a set of elements of half
+ * the size. After log2(element) steps, vector i holds the plane whose number is i with its bits reversed.
  */
 #include "codec/shuffle.h"
 
@@ -16,7 +15,7 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* At gcc's -O2 the vectors would live in memory. */
+/* At -O2 gcc would keep the vectors in memory. */
 #if defined __GNUC__ && !defined __clang__
 #define UNROLLED __attribute__((optimize("O3")))
 #else
@@ -58,9 +57,9 @@ static inline __m128i odd_bytes(__m128i a, __m128i b) {
     return _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8));
 }
 
-/* One step from each vector of `v` to `t`, for sets of `n` vectors; `total` of them. Constants all, so that the
-   compiler unrolls the loops and keeps the vectors in registers. */
-ALWAYS_INLINE void part_once(const __m128i *v, __m128i *t, size_t n, size_t total) {
+/* One splitting step from `v` to `t`: `total` vectors in sets of `n`. All arguments are constants, so the compiler
+   unrolls the loops and keeps the vectors in registers. */
+ALWAYS_INLINE void split_once(const __m128i *v, __m128i *t, size_t n, size_t total) {
     for (size_t at = 0; at < total; at += n) {
         for (size_t i = 0; i < n / 2; i++) {
             t[at + i] = even_bytes(v[at + 2 * i], v[at + 2 * i + 1]);
@@ -86,7 +85,7 @@ ALWAYS_INLINE size_t reversed(size_t i, size_t n) {
     return r;
 }
 
-/* @return how many elements are done. */
+/* @return the number of elements that were shuffled; the rest is less than one set of lanes. */
 ALWAYS_INLINE size_t shuffle_lanes(const unsigned char *in, unsigned char *out, size_t count, size_t element) {
     size_t i = 0;
     for (; i + LANES <= count; i += LANES) {
@@ -94,15 +93,15 @@ ALWAYS_INLINE size_t shuffle_lanes(const unsigned char *in, unsigned char *out, 
         for (size_t k = 0; k < element; k++) {
             a[k] = LOAD(in + i * element + k * LANES);
         }
-        part_once(a, b, element, element);
+        split_once(a, b, element, element);
         if (element > 2) {
-            part_once(b, a, element / 2, element);
+            split_once(b, a, element / 2, element);
         }
         if (element > 4) {
-            part_once(a, b, element / 4, element);
+            split_once(a, b, element / 4, element);
         }
         if (element > 8) {
-            part_once(b, a, element / 8, element);
+            split_once(b, a, element / 8, element);
         }
         const __m128i *done = element == 2 || element == 8 ? b : a;
         for (size_t k = 0; k < element; k++) {

@@ -1,5 +1,6 @@
 /*
- * HDF5's shuffle filter: byte planes of elements, so that bytes that resemble each other lie together. In memory only.
+ * HDF5's shuffle filter, in memory: it groups the bytes of elements into planes, because similar bytes compress better
+ * next to each other.
  */
 #ifndef FSDPCKPT_CODEC_SHUFFLE_H
 #define FSDPCKPT_CODEC_SHUFFLE_H
@@ -11,15 +12,17 @@
 #include <stddef.h>
 
 /**
- * Puts the first byte of every element first, then the second ones …; what is no whole element stays at the end.
- * @param element bytes, at least 1.
- * `in` and `out` do not overlap.
+ * Writes the first byte of every element, then the second byte of every element, and so on. Bytes that do not fill an
+ * element stay at the end. `in` and `out` must not overlap.
+ * @param size bytes in `in`.
+ * @param element bytes per element, at least 1.
  */
 void fc_shuffle(const unsigned char *in, unsigned char *out, size_t size, size_t element);
 
 /**
- * `count` elements from planes that lie `plane` bytes apart, all of them or some.
- * @param in the first byte of the first of them.
+ * Restores `count` consecutive elements from shuffled data.
+ * @param in the first byte of the first element to restore.
+ * @param plane bytes from one plane to the next.
  */
 void fc_unshuffle_run(const unsigned char *in, size_t plane, unsigned char *out, size_t count, size_t element);
 

@@ -1,9 +1,9 @@
 /*
- * Strided copies: normal form and kernels. From the strides of a stored chunk to row-major tiles.
+ * Strided copies: the normal form and the kernels that copy stored chunks into row-major tiles.
  *
- * The general copy is a nest of loops. Almost every copy that occurs is a few long runs once neighbouring dimensions
- * are merged: rows of a shard are one run, columns of a tensor-parallel shard one run a row. What is left over is the
- * transpose, for which the two innermost loops go block by block so that both sides stay in the first-level cache.
+ * The general copy is a nest of loops. Once neighbouring dimensions are merged, almost every real copy is a few long
+ * runs: the rows of a shard are one run, and the columns of a tensor-parallel shard are one run per row. The remaining
+ * case is the transpose. Its two innermost loops go block by block, so that both sides stay in the first-level cache.
  */
 #include "codec/strided.h"
 
@@ -12,18 +12,18 @@
 
 #include <string.h>
 
-enum { BLOCK = 32 }; /* 32 × 32 elements of 4 bytes: 4 KiB a side, and 32 lines for the strided one */
+enum { BLOCK = 32 }; /* 32 × 32 elements of 4 bytes: 4 KiB per side, and 32 cache lines for the strided side */
 
 static bool axis_from(int64_t size, int64_t src, int64_t dst, int64_t element, fc_axis *axis) {
     int64_t reach;
     axis->size = size;
-    /* The product with size is checked here once, so that merging and spans need no checks. */
+    /* Checking the product with the size once here lets merging and fc_strided_span do without checks. */
     return fc_mul_i64(src, element, &axis->src) && fc_mul_i64(dst, element, &axis->dst) &&
            fc_mul_i64(axis->src, size, &reach) && fc_mul_i64(axis->dst, size, &reach);
 }
 
-/* Larger source strides first; among equal ones the larger destination stride. Insertion: n is small and mostly
-   sorted. */
+/* Sorts by descending source stride, then by descending destination stride. Insertion sort, because there are few axes
+   and they are mostly sorted. */
 static void sort_axes(fc_strided *copy) {
     for (int i = 1; i < copy->n; i++) {
         fc_axis axis = copy->axes[i];
@@ -42,7 +42,7 @@ static void remove_axis(fc_strided *copy, int i) {
     memmove(&copy->axes[i], &copy->axes[i + 1], (size_t)(copy->n - i) * sizeof *copy->axes);
 }
 
-/* Makes one axis of neighbours that continue each other on both sides. */
+/* Merges neighbours that are contiguous with each other on both sides. */
 static void merge_axes(fc_strided *copy) {
     for (int i = copy->n - 2; i >= 0; i--) {
         fc_axis *outer = &copy->axes[i], *inner = &copy->axes[i + 1];
@@ -53,7 +53,7 @@ static void merge_axes(fc_strided *copy) {
     }
 }
 
-/* Takes axes that continue the unit on both sides into it. */
+/* Merges axes that are contiguous with the unit on both sides into the unit. */
 static void absorb_axes(fc_strided *copy) {
     for (int i = copy->n - 1; i >= 0; i--) {
         if (copy->axes[i].src == copy->unit && copy->axes[i].dst == copy->unit) {
@@ -97,7 +97,7 @@ bool fc_strided_is_dense(const fc_strided *copy) {
     return fc_strided_bytes(copy) == fc_strided_span(copy, 0);
 }
 
-/* Two loops of copies of a fixed size, which the compiler turns into single moves. */
+/* Two loops of fixed-size copies, which the compiler turns into single moves. */
 #define COPY_PLANE(bytes)                                                                                              \
     static void copy_plane_##bytes(const fc_axis *outer, const fc_axis *inner, const unsigned char *src,               \
                                    unsigned char *dst) {                                                               \
@@ -142,7 +142,7 @@ static void copy_plane(int64_t unit, const fc_axis *outer, const fc_axis *inner,
     }
 }
 
-/* The transpose: `outer` is dense in the source, `inner` in the destination; block by block. */
+/* Copies a transpose block by block: `outer` is contiguous in the source, `inner` in the destination. */
 static void copy_transposed(int64_t unit, const fc_axis *outer, const fc_axis *inner, const unsigned char *src,
                             unsigned char *dst) {
     for (int64_t i = 0; i < outer->size; i += BLOCK) {
@@ -155,7 +155,7 @@ static void copy_transposed(int64_t unit, const fc_axis *outer, const fc_axis *i
     }
 }
 
-/* Steps the indices of `n` axes like an odometer, moving both offsets along. @return false after the last. */
+/* Advances the indices of `n` axes like an odometer, and both offsets with them. @return false after the last. */
 static bool step(const fc_axis *axes, int n, int64_t *index, int64_t *src, int64_t *dst) {
     for (int i = n - 1; i >= 0; i--) {
         *src += axes[i].src;
@@ -195,7 +195,7 @@ void fc_strided_copy(const fc_strided *copy, const unsigned char *src, unsigned 
         return;
     }
     static const fc_axis once = {1, 0, 0};
-    /* The plane of the two innermost loops, and the axes around it. */
+    /* The two innermost loops and the axes around them. */
     fc_axis around[FC_MAX_DIMS], outer = once, inner;
     int inner_at = densest_in_destination(copy), last = copy->n - 1;
     bool transposed = inner_at != last;

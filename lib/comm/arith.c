@@ -79,28 +79,19 @@ typedef struct way {
 
 static way way_of(fc_dtype dtype) {
     static const folds f32 = {sum_f32, min_f32, max_f32, NULL}, f64 = {sum_f64, min_f64, max_f64, NULL};
-    static const folds integers[] = {
+    static const folds integers[FC_DTYPE_COUNT] = {
         [FC_I64] = {sum_u64, min_i64, max_i64, xor_u64}, [FC_I32] = {sum_u32, min_i32, max_i32, xor_u32},
         [FC_I16] = {sum_u16, min_i16, max_i16, xor_u16}, [FC_I8] = {sum_u8, min_i8, max_i8, xor_u8},
         [FC_U64] = {sum_u64, min_u64, max_u64, xor_u64}, [FC_U32] = {sum_u32, min_u32, max_u32, xor_u32},
         [FC_U16] = {sum_u16, min_u16, max_u16, xor_u16}, [FC_U8] = {sum_u8, min_u8, max_u8, xor_u8},
         [FC_BOOL] = {or_u8, min_u8, max_u8, xor_u8},
     };
-    switch (dtype) {
-    case FC_F64:
-        return (way){FC_F64, FC_F64, 1, f64};
-    case FC_C128:
-        return (way){FC_F64, FC_F64, 2, f64};
-    case FC_C64:
-        return (way){FC_F32, FC_F32, 2, f32};
-    case FC_C32:
-        return (way){FC_F16, FC_F32, 2, f32};
-    default:
-        if (fc_dtype_get(dtype)->cls == FC_CLASS_FLOAT) {
-            return (way){dtype, FC_F32, 1, f32};
-        }
+    const fc_dtype_info *info = fc_dtype_get(dtype);
+    if (info->cls != FC_CLASS_FLOAT && info->cls != FC_CLASS_COMPLEX) {
         return (way){dtype, dtype, 1, integers[dtype]};
     }
+    bool wide = info->component == FC_F64;
+    return (way){info->component, wide ? FC_F64 : FC_F32, info->cls == FC_CLASS_COMPLEX ? 2 : 1, wide ? f64 : f32};
 }
 
 fc_dtype fc_arith_component(fc_dtype dtype, size_t *components) {

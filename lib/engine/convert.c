@@ -40,6 +40,22 @@ static fc_code check_refusals(const fc_target *target, fc_error *err) {
     return fc_advise(err, rc, first.hint, first.about);
 }
 
+/* Before anything is written: what runs when PyTorch loads the target must be harmless. */
+static fc_code check_objects(const fc_target *target, const fc_convert_options *options, fc_error *err) {
+    for (size_t i = 0; i < target->ntensors && options->format->writer.holds_pickles && !options->trust_objects; i++) {
+        const fc_tensor *object = target->tensors[i].source;
+        fc_object_verdict verdict;
+        FC_TRY(fc_checkpoint_object_verdict(target->source, object, &verdict, err));
+        if (verdict.risk != FC_OBJECT_HARMLESS) {
+            return fc_fail(
+                err, verdict.risk == FC_OBJECT_RUNS ? FC_ECORRUPT : FC_EUNSUPPORTED,
+                "%s: object %.256s: %s; --exclude '%.256s' leaves it out, --trust-objects copies it unchanged",
+                target->source->path, object->name, verdict.reason, object->name);
+        }
+    }
+    return FC_OK;
+}
+
 /* Fail closed: nothing is created before every target element is known to be covered exactly once. */
 static fc_code check_coverage(const fc_target *target, fc_progress *progress, fc_error *err) {
     fc_progress_begin(progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, target->ntensors);
@@ -409,6 +425,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     rc = rc == FC_OK && path ? check_target(target, path, options, report, err) : rc;
     rc = rc == FC_OK ? check_headers(source, options->move.progress, err) : rc;
     rc = rc == FC_OK ? check_refusals(target, err) : rc;
+    rc = rc == FC_OK ? check_objects(target, options, err) : rc;
     rc = rc == FC_OK ? check_coverage(target, options->move.progress, err) : rc;
     if (rc == FC_OK) {
         rc = measure(target, options, report, err);

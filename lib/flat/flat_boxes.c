@@ -1,7 +1,7 @@
 /*
- * From a flat parameter to the boxes of a parameter in it. Each shard is a run of row-major elements of some
- * parameters, and a run is a few boxes (sharding/flat_runs.h). Nothing is read: a box is a chunk with the extent of its
- * shard, seen from another place and with other strides.
+ * Finds the boxes of a parameter in a flat parameter. Each shard is a run of row-major elements of some parameters, and
+ * a run is a few boxes (sharding/flat_runs.h). Nothing is read: a box becomes a chunk that refers to the extent of its
+ * shard at another offset and with other strides.
  */
 #include "flat/flat_boxes.h"
 
@@ -13,15 +13,15 @@ static fc_code no_memory(const fc_tensor *flat, fc_error *err) {
     return fc_fail(err, FC_ENOMEM, "tensor %.256s: out of memory", flat->name);
 }
 
-/* Room for the boxes of a parameter, and what has been put there. */
+/* The boxes of a parameter that were found so far. */
 typedef struct boxes {
-    fc_chunk *chunks; /* NULL: they are only counted */
+    fc_chunk *chunks; /* NULL: the boxes are only counted */
     fc_flat_place *places;
     int64_t *dims;
     size_t count;
 } boxes;
 
-/* The boxes of what a chunk of the flat parameter has of a parameter. */
+/* Adds the boxes of the run of `p` that a chunk of the flat parameter contains. */
 static void add_run(const fc_tensor *flat, size_t chunk, const fc_flat_param *p, boxes *out) {
     const fc_chunk *c = &flat->chunks[chunk];
     int64_t first = c->dims[0] - p->offset, last = first + c->dims[1], start;
@@ -46,7 +46,7 @@ static void add_run(const fc_tensor *flat, size_t chunk, const fc_flat_param *p,
     }
 }
 
-/* The first of the flat parameter's chunks, in the order of their offsets, that ends behind `at`. */
+/* @return the first chunk, in the order of offsets, that ends after element `at`. */
 static size_t first_chunk(const fc_tensor *flat, const size_t *order, int64_t at) {
     size_t low = 0, high = flat->nchunks;
     while (low < high) {

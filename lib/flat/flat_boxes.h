@@ -1,5 +1,5 @@
 /*
- * What a flat tensor has of a parameter, as a tensor whose chunks are boxes of the flat one's shards.
+ * Turns a parameter of a flat tensor into a tensor whose chunks are boxes of the shards of the flat tensor.
  */
 #ifndef FSDPCKPT_FLAT_FLAT_BOXES_H
 #define FSDPCKPT_FLAT_FLAT_BOXES_H
@@ -11,26 +11,28 @@
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/flat_param.h"
 
-/** Where the first element of a chunk lies: in a chunk of the flat tensor, `at` elements from its start. */
+/** The position of a chunk's first element: `at` elements after the start of chunk number `chunk` of the flat tensor.
+ */
 typedef struct fc_flat_place {
     size_t chunk;
     int64_t at;
 } fc_flat_place;
 
-/** What a value was made of: fc_tensor.detail. */
+/** The tensor that a value is derived from; fc_tensor.detail points to it. */
 typedef struct fc_flat_origin {
-    const fc_tensor *tensor;     /**< the source's */
-    const fc_flat_place *places; /**< one a chunk; NULL: it is the source's as it is */
+    const fc_tensor *tensor;     /**< owned by the source checkpoint */
+    const fc_flat_place *places; /**< one per chunk; NULL when the value is the source's tensor, unchanged */
 } fc_flat_origin;
 
-/** The numbers of a flat tensor's chunks by their offsets; malloc'ed. NULL: out of memory. */
+/** @return the numbers of the flat tensor's chunks in the order of their offsets, from malloc; NULL when out of memory.
+ */
 size_t *fc_flat_order_chunks(const fc_tensor *flat);
 
 /**
- * Makes the tensor of what a flat one has of a parameter: its shape, its boxes, and their origin. It gets no name.
- * @param flat  one dimension; borrowed, as long as `out` is used.
- * @param order of fc_flat_order_chunks.
- * @return FC_ENOMEM.
+ * Builds the tensor of one parameter from a flat tensor: its shape, its boxes, and their origin. The caller names it.
+ * @param flat  a tensor of one dimension; borrowed for as long as `out` is used.
+ * @param order the result of fc_flat_order_chunks.
+ * @return FC_OK or FC_ENOMEM.
  */
 fc_code fc_flat_boxes(const fc_tensor *flat, const size_t *order, const fc_flat_param *p, fc_arena *arena,
                       fc_tensor *out, fc_error *err);

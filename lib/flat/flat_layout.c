@@ -1,23 +1,24 @@
 /*
- * The layout of flat parameters: order, alignment, shared parameters, and what each rank's shard holds. Pure; from the
- * descriptions of a unit's parameters to a table in the caller's arena. flat_param.c moves the data it describes.
+ * The layout of flat parameters: order, alignment, shared parameters, and the elements in each rank's shard. It is
+ * computed from the descriptions of a unit's parameters alone; flat_param.c moves the data.
  */
 #include "fsdpckpt/flat_param.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <string.h>
 
-enum { ALIGNMENT = 16 }; /* bytes: what TorchInductor wants, and every vector unit likes */
+enum { ALIGNMENT = 16 }; /* bytes, as TorchInductor wants it */
 
-/* The tables while they are filled; each has room for all that may come. */
+/* The tables of a layout while they are filled. Each is allocated for the worst case. */
 typedef struct builder {
     fc_flat_layout *out;
     fc_flat_param *params;
     fc_flat_shared *shared;
     int64_t *numels;
     bool *is_padding;
-    int64_t *flattened; /* a desc's index in params, or -1 */
+    int64_t *flattened; /* the index in `params` of each described parameter, or -1 if it is shared */
 } builder;
 
 static fc_code check_uniform(const fc_flat_desc *descs, size_t count, bool use_orig_params, fc_error *err) {
@@ -46,12 +47,12 @@ static fc_code check_uniform(const fc_flat_desc *descs, size_t count, bool use_o
     return FC_OK;
 }
 
-/* Whether the strides are a permutation of row-major ones: dense, each element once. */
+/* Whether the strides are a permutation of row-major strides: no gaps, and each element once. */
 static bool is_dense(int ndim, const int64_t *sizes, const int64_t *strides) {
     int order[FC_MAX_DIMS], n = 0;
     for (int d = 0; d < ndim; d++) {
         if (sizes[d] == 1) {
-            continue; /* its stride is never used */
+            continue; /* its stride has no effect */
         }
         int at = n++;
         for (; at > 0 && strides[order[at - 1]] > strides[d]; at--) {
@@ -71,14 +72,14 @@ static bool is_dense(int ndim, const int64_t *sizes, const int64_t *strides) {
 static fc_code add_piece(builder *b, int64_t numel, bool padding, fc_error *err) {
     fc_flat_layout *out = b->out;
     if (!fc_add_i64(out->numel, numel, &out->numel)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "a flat parameter whose size does not fit 64 bits");
+        return fc_fail(err, FC_EUNSUPPORTED, "the flat parameter is larger than 64-bit sizes allow");
     }
     b->numels[out->npieces] = numel;
     b->is_padding[out->npieces++] = padding;
     return FC_OK;
 }
 
-/* Pads so that the next element is at a multiple of `unit`. */
+/* Pads to the next multiple of `unit` elements. */
 static fc_code align(builder *b, int64_t unit, fc_error *err) {
     int64_t rest = b->out->numel % unit;
     return rest == 0 ? FC_OK : add_piece(b, unit - rest, true, err);
@@ -91,7 +92,7 @@ static fc_code describe_param(const fc_flat_desc *d, fc_arena *arena, fc_flat_pa
     }
     int64_t *shape = dims, *strides = dims + d->ndim;
     if (!fc_numel(d->ndim, d->shape, &p->numel) || !fc_row_major_strides(d->ndim, d->shape, strides)) {
-        return fc_fail(err, FC_EUSAGE, "%s: a size is negative or does not fit 64 bits", d->fqn);
+        return fc_fail(err, FC_EUSAGE, "%s: a size is negative, or the parameter is too large", d->fqn);
     }
     p->contiguous = true;
     for (int i = 0; i < d->ndim; i++) {
@@ -102,7 +103,7 @@ static fc_code describe_param(const fc_flat_desc *d, fc_arena *arena, fc_flat_pa
     }
     if (!p->contiguous) {
         if (!is_dense(d->ndim, d->shape, d->strides)) {
-            return fc_fail(err, FC_EUSAGE, "%s: its strides leave gaps or overlap: make it contiguous first", d->fqn);
+            return fc_fail(err, FC_EUSAGE, "%s: its strides leave gaps or overlap; make it contiguous first", d->fqn);
         }
         memcpy(strides, d->strides, (size_t)d->ndim * sizeof *strides);
     }
@@ -119,7 +120,7 @@ static fc_code add_param(builder *b, const fc_flat_desc *descs, size_t i, fc_are
     const fc_flat_desc *d = &descs[i];
     if (d->shared_with >= 0) {
         if ((size_t)d->shared_with >= i || b->flattened[d->shared_with] < 0) {
-            return fc_fail(err, FC_EUSAGE, "%s: is shared with parameter %lld, which is no earlier one", d->fqn,
+            return fc_fail(err, FC_EUSAGE, "%s: shared with parameter %lld, which is not an earlier one", d->fqn,
                            (long long)d->shared_with);
         }
         b->flattened[i] = -1;
@@ -127,19 +128,15 @@ static fc_code add_param(builder *b, const fc_flat_desc *descs, size_t i, fc_are
         return FC_OK;
     }
     fc_flat_param *p = &b->params[out->nparams];
-    fc_code rc = out->aligned_numel > 0 ? align(b, out->aligned_numel, err) : FC_OK;
-    if (rc == FC_OK) {
-        rc = describe_param(d, arena, p, err);
+    if (out->aligned_numel > 0) {
+        FC_TRY(align(b, out->aligned_numel, err));
     }
-    if (rc == FC_OK) {
-        p->offset = out->numel;
-        rc = add_piece(b, p->numel, false, err);
-    }
-    if (rc == FC_OK) {
-        out->requires_grad = out->requires_grad || d->requires_grad;
-        b->flattened[i] = (int64_t)out->nparams++;
-    }
-    return rc;
+    FC_TRY(describe_param(d, arena, p, err));
+    p->offset = out->numel;
+    FC_TRY(add_piece(b, p->numel, false, err));
+    out->requires_grad = out->requires_grad || d->requires_grad;
+    b->flattened[i] = (int64_t)out->nparams++;
+    return FC_OK;
 }
 
 static fc_code new_builder(builder *b, size_t count, fc_arena *arena, fc_error *err) {
@@ -157,44 +154,39 @@ static fc_code new_builder(builder *b, size_t count, fc_arena *arena, fc_error *
 fc_code fc_flat_layout_new(const fc_flat_desc *descs, size_t count, int64_t world_size, bool use_orig_params,
                            fc_dtype compute_dtype, fc_arena *arena, fc_flat_layout *out, fc_error *err) {
     builder b = {.out = out};
-    fc_code rc = check_uniform(descs, count, use_orig_params, err);
-    if (rc == FC_OK && world_size < 1) {
-        rc = fc_fail(err, FC_EUSAGE, "a flat parameter over %lld ranks", (long long)world_size);
+    FC_TRY(check_uniform(descs, count, use_orig_params, err));
+    if (world_size < 1) {
+        return fc_fail(err, FC_EUSAGE, "a flat parameter needs at least one rank, not %lld", (long long)world_size);
     }
-    if (rc == FC_OK) {
-        rc = new_builder(&b, count, arena, err);
-    }
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(new_builder(&b, count, arena, err));
     *out = (fc_flat_layout){.dtype = descs[0].dtype, .world_size = world_size};
     out->aligned_numel = use_orig_params ? ALIGNMENT / (int64_t)fc_dtype_size(compute_dtype) : 0;
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
-        rc = add_param(&b, descs, i, arena, err);
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY(add_param(&b, descs, i, arena, err));
     }
-    if (rc == FC_OK && use_orig_params) {
-        rc = align(&b, world_size, err); /* the reduce-scatter of the gradient then needs no copy */
+    if (use_orig_params) {
+        FC_TRY(align(&b, world_size, err)); /* the reduce-scatter of the gradient then needs no copy */
     }
-    if (rc == FC_OK && out->numel == 0) {
-        rc = fc_fail(err, FC_EUSAGE, "%s: a flat parameter without elements has no shards", descs[0].fqn);
+    if (out->numel == 0) {
+        return fc_fail(err, FC_EUSAGE, "%s: a flat parameter without elements has no shards", descs[0].fqn);
     }
     int64_t all;
     out->shard_numel = out->numel / world_size + (out->numel % world_size != 0);
-    if (rc == FC_OK && !fc_mul_i64(out->shard_numel, world_size, &all)) {
-        rc = fc_fail(err, FC_EUNSUPPORTED, "a flat parameter whose size does not fit 64 bits");
+    if (!fc_mul_i64(out->shard_numel, world_size, &all)) {
+        return fc_fail(err, FC_EUNSUPPORTED, "the flat parameter is larger than 64-bit sizes allow");
     }
     out->params = b.params;
     out->shared = b.shared;
     out->numels_with_padding = b.numels;
     out->is_padding = b.is_padding;
-    return rc;
+    return FC_OK;
 }
 
 static int64_t least(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* With inclusive ends, as torch: so a parameter without elements has its end before its start. */
+/* The ends are inclusive, as in torch, so a parameter without elements ends before it starts. */
 fc_flat_shard_info fc_flat_shard_of(const fc_flat_layout *layout, size_t param, int64_t rank) {
     const fc_flat_param *p = &layout->params[param];
     int64_t start = layout->shard_numel * rank, end = start + layout->shard_numel - 1;

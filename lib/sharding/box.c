@@ -1,6 +1,6 @@
 /*
- * Box arithmetic. Boxes come from the headers of checkpoints (formats/) and from layouts (mesh.c); the numbers may be
- * hostile, so every function that can meet unchecked ones checks for overflow.
+ * Box arithmetic. Boxes come from the headers of checkpoints (formats/) and from layouts (mesh.c). Their numbers may be
+ * hostile, so every function that may get unchecked boxes checks for overflow.
  */
 #include "fsdpckpt/box.h"
 
@@ -18,7 +18,7 @@ bool fc_numel(int ndim, const int64_t *sizes, int64_t *out) {
         empty = empty || sizes[d] == 0;
         fits = fits && fc_mul_i64(n, sizes[d], &n);
     }
-    /* (0, 2^62, 2^62) has no elements, although the product of the others does not fit. */
+    /* A shape like (0, 2^62, 2^62) is valid: it has no elements, although the product of the other sizes overflows. */
     if (empty) {
         n = 0;
     } else if (!fits) {
@@ -71,7 +71,7 @@ bool fc_row_major_strides(int ndim, const int64_t *sizes, int64_t *strides) {
     int64_t stride = 1;
     for (int d = ndim - 1; d >= 0; d--) {
         strides[d] = stride;
-        /* torch strides a dimension of size 0 as one of size 1, so an empty tensor has strides too. */
+        /* torch computes strides as if a size of 0 were 1, so an empty tensor has strides too. */
         if (sizes[d] < 0 || !fc_mul_i64(stride, sizes[d] > 0 ? sizes[d] : 1, &stride)) {
             return false;
         }

@@ -1,6 +1,6 @@
 /*
- * From a run of row-major elements to boxes: the head up to the next whole row, whole rows, whole planes …, and the
- * tail the other way down. Used by the readers of formats whose shards are pieces of flattened parameters.
+ * Splits a run of row-major elements into boxes: the elements up to the next whole row, the rows up to the next whole
+ * plane, and so on, then back down to the tail. Used by formats whose shards are runs of flattened parameters.
  */
 #include "sharding/flat_runs.h"
 
@@ -16,9 +16,10 @@ bool fc_flat_run_next(fc_flat_run *run, int64_t *dims, int64_t *start) {
     if (run->at >= run->end) {
         return false;
     }
-    /* From the outermost dimension in: the first whose slices the run has whole gives the box its width. */
+    /* From the outermost dimension inwards, the first one of which the run covers a whole slice sets the box's extent.
+     */
     for (int d = 0; d < run->ndim; d++) {
-        stride /= run->shape[d]; /* not 0: the run has an element */
+        stride /= run->shape[d]; /* never 0, because the run has an element */
         int64_t index = run->at / stride % run->shape[d];
         int64_t whole = (run->end - run->at) / stride, rest = run->shape[d] - index;
         offsets[d] = index;

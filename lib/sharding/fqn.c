@@ -1,6 +1,6 @@
 /*
- * Names of parameters and modules split at their dots: see fqn.h. A name comes from a checkpoint, a pattern from a
- * person's plan or policy.
+ * Splits the names of parameters and modules at their dots. See fqn.h. Names come from checkpoints, patterns from a
+ * user's plan or policy.
  */
 #include "sharding/fqn.h"
 
@@ -26,14 +26,14 @@ static bool contains(part p, const char *text) {
     return memmem(p.text, p.len, text, strlen(text)) != NULL;
 }
 
-/* What torch.compile, FSDP1 and activation checkpointing leave in the middle of a name; no plan names them. */
+/* Names that torch.compile, FSDP1 and activation checkpointing insert. Plans do not mention them. */
 static bool is_wrapper(part p) {
     static const char *const wrappers[] = {"_orig_mod", "_fsdp_wrapped_module", "_fpw_module",
                                            "_checkpoint_wrapped_module"};
     return p.len > 0 && p.text[0] == '_' && fc_fqn_is_one_of(p, wrappers, sizeof wrappers / sizeof *wrappers);
 }
 
-/* Splits at the dots, from the end, `most` components of it. */
+/* Works from the end of the name, so that splitting off a few components of a long name is cheap. */
 void fc_fqn_split(const char *text, int most, fc_fqn *out) {
     part reversed[FC_FQN_PARTS];
     const char *end = text + strlen(text);
@@ -67,10 +67,9 @@ static bool is_state_key(part p) {
 }
 
 /*
- * Optimizer state is named "optim.state.<parameter>.<key>" with many spellings of the first part: it follows its
- * parameter, so the key is cut off. Under "optim….state" any key is one; elsewhere only those of torch.optim, lest a
- * model saved under the key "state" lose its parameter names.
- * @return the key; an empty part for what is no optimizer state.
+ * Optimizer state is named "optim.state.<parameter>.<key>", with many spellings of the beginning. It is sharded like
+ * its parameter, so the key is removed. Under "optim….state" any last component is a key. Elsewhere only torch.optim's
+ * keys are, or a model saved under the key "state" would lose the names of its parameters.
  */
 part fc_fqn_cut_state_key(fc_fqn *n) {
     bool optim = false, state = false;
@@ -91,7 +90,6 @@ part fc_fqn_cut_state_key(fc_fqn *n) {
     return none;
 }
 
-/* Whether `p` matches a pattern component, in which `*` stands for any text. */
 bool fc_fqn_component_matches(part pattern, part p) {
     size_t i = 0, j = 0, star = SIZE_MAX, resume = 0;
     while (j < p.len) {
@@ -114,7 +112,7 @@ bool fc_fqn_component_matches(part pattern, part p) {
     return i == pattern.len;
 }
 
-/* The last component of the first `len` bytes. */
+/* @return the last component of the first `len` bytes of `text`. */
 static part last_of(const char *text, size_t len) {
     const char *dot = len ? memrchr(text, '.', len) : NULL;
     size_t start = dot ? (size_t)(dot - text) + 1 : 0;

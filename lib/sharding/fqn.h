@@ -1,6 +1,6 @@
 /*
- * Names of parameters and modules (FQNs) as components: what stands between the dots, without what wrappers leave
- * there, and whether it is optimizer state. For tensor-parallel plans and for the module tree of wrap policies.
+ * Names of parameters and modules (FQNs) as components: the text between the dots, without the names that wrappers
+ * insert. Used by tensor-parallel plans and by the module tree of wrap policies.
  */
 #ifndef FSDPCKPT_SHARDING_FQN_H
 #define FSDPCKPT_SHARDING_FQN_H
@@ -12,10 +12,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/** Components of a name at most; no real one has as many. */
+/** The most components that a name is split into; real names have far fewer. */
 enum { FC_FQN_PARTS = 64 };
 
-/** A component of a name or pattern, borrowed from it. */
+/** A component of a name or pattern. The text is borrowed and does not end in NUL. */
 typedef struct fc_fqn_part {
     const char *text;
     size_t len;
@@ -27,26 +27,27 @@ typedef struct fc_fqn {
     int count;
 } fc_fqn;
 
+/** @return whether the component equals `text`. */
 bool fc_fqn_is(fc_fqn_part p, const char *text);
+
+/** @return whether the component equals one of `texts`. */
 bool fc_fqn_is_one_of(fc_fqn_part p, const char *const *texts, size_t count);
 
-/** Splits `text` at the dots, from the end: the last `most` (up to FC_FQN_PARTS) components that are no wrappers'. */
+/** Splits `text` at its dots and keeps the last `most` (up to FC_FQN_PARTS) components that no wrapper inserted. */
 void fc_fqn_split(const char *text, int most, fc_fqn *out);
 
 /**
- * Optimizer state is named "optim.state.<parameter>.<key>", with many spellings of the first part: the key is cut off,
- * so that what remains ends with the parameter's name.
- * @param n of all components.
- * @return the key; an empty part for what is no optimizer state.
+ * Removes the key from a name of optimizer state, "optim.state.<parameter>.<key>" in any of its spellings, so that the
+ * name ends with that of the parameter.
+ * @param n all components of the name.
+ * @return the key, or an empty part when the name is not one of optimizer state.
  */
 fc_fqn_part fc_fqn_cut_state_key(fc_fqn *n);
 
-/** Whether `p` matches a component of a pattern, in which `*` stands for any text. */
+/** @return whether `p` matches a pattern component, in which `*` stands for any text. */
 bool fc_fqn_component_matches(fc_fqn_part pattern, fc_fqn_part p);
 
-/**
- * Whether the name of `len` bytes equals `pattern` or ends with "." and it, component by component.
- */
+/** @return whether the last components of the name, which is `len` bytes long, match all components of `pattern`. */
 bool fc_fqn_ends_with(const char *name, size_t len, const char *pattern);
 
 #endif

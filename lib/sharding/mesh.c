@@ -1,11 +1,11 @@
 /*
- * Meshes and local boxes: which part of a tensor the rank at a coordinate holds. Pure arithmetic on what layout.c
- * wants or what a checkpoint records; the result goes to the plan (lib/plan) and to the writers.
+ * Meshes and local boxes: computes which box of a tensor the rank at a coordinate holds.
  */
 #include "fsdpckpt/mesh.h"
 #include "fsdpckpt/box.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <string.h>
 
@@ -42,7 +42,7 @@ int64_t fc_mesh_rank(const fc_mesh *mesh, const int64_t *coordinate) {
 
 void fc_shard_piece(int64_t size, int64_t count, int64_t index, int64_t *offset, int64_t *length) {
     int64_t full = size / count + (size % count != 0);
-    /* Compared by division: full × index may not fit when the size is near 2^63. */
+    /* Compares by division, because full × index may overflow when the size is near 2^63. */
     if (full == 0 || index > size / full) {
         *offset = size;
         *length = 0;
@@ -53,28 +53,28 @@ void fc_shard_piece(int64_t size, int64_t count, int64_t index, int64_t *offset,
 }
 
 /*
- * The parts that a cut gives us: `full` pieces that hold `part` elements of ours each, and one shorter piece that
- * holds `rest_part`. Pieces after that are empty.
+ * The elements that a rank holds after a cut: `part` elements of each of `full` pieces, and `rest_part` elements of one
+ * shorter piece. Later pieces are empty.
  */
 typedef struct parts {
     int64_t piece;                       /* elements of a full piece */
     int64_t full;                        /* number of full pieces */
-    int64_t part_offset, part;           /* of ours in a full piece */
-    int64_t rest_part_offset, rest_part; /* of ours in the shorter piece */
+    int64_t part_offset, part;           /* the rank's elements in a full piece */
+    int64_t rest_part_offset, rest_part; /* the rank's elements in the shorter piece */
 } parts;
 
 /*
- * One cut of a tensor dimension by a mesh dimension of `count` ranks, of which we are number `index`. split 1 is
- * Shard; above, _StridedShard: the dimension is first chunked into `split` pieces, each of them into `count`, and we
- * hold the index-th part of every piece, one after the other.
+ * One cut of a tensor dimension by a mesh dimension of `count` ranks. `index` is the rank's coordinate. A split of 1 is
+ * Shard. A larger one is _StridedShard: the dimension is chunked into `split` pieces and each piece into `count`; the
+ * rank holds part number `index` of every piece, one after the other.
  */
 typedef struct cut {
     int64_t count, index, split;
-    int64_t size; /* of the dimension before the cut */
-    parts parts;  /* what we hold of that */
+    int64_t size; /* the size of the dimension before the cut */
+    parts parts;  /* the elements that the rank holds after it */
 } cut;
 
-/* Sets what the cut gives us of `size`. @return the size after it. */
+/* Computes the parts of a dimension of `size` that the rank holds. @return the size after the cut. */
 static int64_t apply_cut(cut *c, int64_t size) {
     parts p = {0};
     c->size = size;
@@ -90,7 +90,7 @@ static int64_t apply_cut(cut *c, int64_t size) {
     return p.full * p.part + p.rest_part;
 }
 
-/* Where element `i` of what we hold after the cut was before it. */
+/* @return the index before the cut of element `i` after it. */
 static int64_t index_before(const cut *c, int64_t i) {
     const parts *p = &c->parts;
     if (i < p->full * p->part) {
@@ -100,9 +100,10 @@ static int64_t index_before(const cut *c, int64_t i) {
 }
 
 /*
- * Applies `cuts` left to right to a dimension of `size`, as torch does with explicit index lists. The indices we hold
- * ascend, so they are contiguous exactly when the first and the last are as far apart as their number says.
- * @return whether the local part is one interval; an empty part starts at `size`.
+ * Applies `cuts` from left to right to a dimension of `size`, with the same result as torch's explicit index lists. The
+ * indices of the local elements ascend, so they are contiguous exactly when the last minus the first is their number
+ * minus one.
+ * @return whether the local part is one interval. An empty part starts at `size`.
  */
 static bool apply_cuts(int64_t size, cut *cuts, int count, int64_t *offset, int64_t *length) {
     int64_t n = size;
@@ -124,8 +125,9 @@ static bool apply_cuts(int64_t size, cut *cuts, int count, int64_t *offset, int6
 }
 
 /*
- * The _StridedShard that FSDP makes: the cuts after it split the same dimension into exactly its split_factor pieces.
- * @return its position, or -1.
+ * Finds the _StridedShard that FSDP creates, where the later cuts divide the same dimension into exactly split_factor
+ * pieces.
+ * @return its position in `cuts`, or -1.
  */
 static int fsdp_cut(const cut *cuts, int count) {
     int at = -1;
@@ -143,7 +145,8 @@ static int fsdp_cut(const cut *cuts, int count) {
     return at >= 0 && later == cuts[at].split ? at : -1;
 }
 
-/* Sets the indices of the cuts after `at` to those of number `flat` of the ranks that share ours up to `at`. */
+/* Sets the indices of the cuts after `at` to the coordinates of rank number `flat` of those that share the earlier
+ * ones. */
 static void set_later(cut *cuts, int count, int at, int64_t flat) {
     for (int i = count - 1; i > at; i--) {
         cuts[i].index = flat % cuts[i].count;
@@ -160,9 +163,9 @@ static int64_t get_later(const cut *cuts, int count, int at) {
 }
 
 /*
- * What FSDP and TP hold in memory: TP cuts into `split` pieces, FSDP cuts our piece. Always an interval. The ranks that
- * share our FSDP coordinate hold together what torch's left-to-right cuts give them together, so that a group of ranks
- * may use these boxes beside groups that use torch's.
+ * Computes the box that FSDP and TP hold in memory: TP cuts into `split` pieces, and FSDP cuts the rank's piece. It is
+ * always an interval. The ranks with the same FSDP coordinate together hold the same elements as after torch's
+ * left-to-right cuts, so they may use these boxes while other groups use torch's.
  */
 static void pieces_first(int64_t size, cut *cuts, int count, int at, int64_t *offset, int64_t *length) {
     int64_t outer, piece, part, start;
@@ -173,9 +176,9 @@ static void pieces_first(int64_t size, cut *cuts, int count, int at, int64_t *of
 }
 
 /*
- * Uneven sizes: torch's left-to-right cuts may hand a rank rows of two pieces (50257 rows, dp 4 × tp 2: the last dp
- * ranks would hold 6281 = 6280 + 1), which is neither a box nor what FSDP holds. Then, and for all ranks of that FSDP
- * coordinate alike, the boxes are those that FSDP holds.
+ * With uneven sizes, torch's left-to-right cuts may leave a rank rows of two pieces. (With 50257 rows, dp 4 × tp 2, the
+ * last dp ranks would hold 6281 = 6280 + 1.) That is neither a box nor what FSDP holds. All ranks of that FSDP
+ * coordinate then get the boxes that FSDP holds.
  */
 static bool cut_dimension(int64_t size, cut *cuts, int count, int64_t *offset, int64_t *length) {
     int at = fsdp_cut(cuts, count);
@@ -201,12 +204,12 @@ static bool cut_dimension(int64_t size, cut *cuts, int count, int64_t *offset, i
 static fc_code check_placement(int ndim, const fc_mesh *mesh, int m, const fc_placement *p, const int64_t *coordinate,
                                fc_error *err) {
     if (mesh->sizes[m] < 1 || coordinate[m] < 0 || coordinate[m] >= mesh->sizes[m]) {
-        return fc_fail(err, FC_EUSAGE, "mesh dimension %d: coordinate %lld is not within its size %lld", m,
+        return fc_fail(err, FC_EUSAGE, "mesh dimension %d: coordinate %lld is outside its size %lld", m,
                        (long long)coordinate[m], (long long)mesh->sizes[m]);
     }
     if (p->kind == FC_PARTIAL) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "mesh dimension %d: the placement is Partial, a sum still to be reduced: it has no box; "
+                       "mesh dimension %d: the placement is Partial, a sum that is not reduced yet and has no box; "
                        "reduce the tensor before saving it",
                        m);
     }
@@ -214,7 +217,8 @@ static fc_code check_placement(int ndim, const fc_mesh *mesh, int m, const fc_pl
         return FC_OK;
     }
     if (p->dim < 0 || p->dim >= ndim) {
-        return fc_fail(err, FC_EUSAGE, "mesh dimension %d: Shard(%d) of a tensor of %d dimensions", m, p->dim, ndim);
+        return fc_fail(err, FC_EUSAGE, "mesh dimension %d: Shard(%d) does not fit a tensor of %d dimensions", m, p->dim,
+                       ndim);
     }
     if (p->kind == FC_STRIDED_SHARD && p->split_factor < 1) {
         return fc_fail(err, FC_EUSAGE,
@@ -227,14 +231,12 @@ static fc_code check_placement(int ndim, const fc_mesh *mesh, int m, const fc_pl
 fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const fc_placement *placements,
                      const int64_t *coordinate, int64_t *offsets, int64_t *sizes, fc_error *err) {
     if (mesh->ndim < 0 || mesh->ndim > FC_MAX_MESH_DIMS || ndim < 0 || ndim > FC_MAX_DIMS) {
-        return fc_fail(err, FC_EUNSUPPORTED, "a tensor of %d dimensions on a mesh of %d: at most %d and %d", ndim,
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "the tensor has %d dimensions and the mesh %d; at most %d and %d are supported", ndim,
                        mesh->ndim, FC_MAX_DIMS, FC_MAX_MESH_DIMS);
     }
     for (int m = 0; m < mesh->ndim; m++) {
-        fc_code code = check_placement(ndim, mesh, m, &placements[m], coordinate, err);
-        if (code != FC_OK) {
-            return code;
-        }
+        FC_TRY(check_placement(ndim, mesh, m, &placements[m], coordinate, err));
     }
     for (int d = 0; d < ndim; d++) {
         cut cuts[FC_MAX_MESH_DIMS];
@@ -252,8 +254,8 @@ fc_code fc_local_box(int ndim, const int64_t *shape, const fc_mesh *mesh, const 
             char text[256];
             fc_placements_format(mesh->ndim, placements, text, (int)sizeof text);
             return fc_fail(err, FC_EUNSUPPORTED,
-                           "placements %s leave a rank with rows of dimension %d (size %lld) that are not contiguous: "
-                           "not a box",
+                           "placements %s give a rank rows of dimension %d (size %lld) that are not contiguous, so it "
+                           "would not hold one box",
                            text, d, (long long)shape[d]);
         }
     }

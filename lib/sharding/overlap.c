@@ -1,6 +1,6 @@
 /*
- * Whether enumerated shards overlap, and whether they make up a tensor. Shards come from a checkpoint's metadata, so
- * their numbers are checked before anything is added up.
+ * Checks whether enumerated shards overlap and whether they cover a tensor. Shards come from a checkpoint's metadata,
+ * so their numbers are checked before they are added.
  */
 #include "fsdpckpt/sharding_spec.h"
 
@@ -14,7 +14,7 @@
 
 enum { SHARD_TEXT = 256 };
 
-/* Appends like snprintf: counts what does not fit. */
+/* Appends like snprintf: *used also counts the bytes that do not fit. */
 __attribute__((format(printf, 4, 5))) static void append(char *buf, size_t size, int *used, const char *fmt, ...) {
     va_list args;
     size_t at = (size_t)*used < size ? (size_t)*used : size;
@@ -54,7 +54,7 @@ static int64_t end_of(const fc_shard_metadata *s, int d) {
     return s->box.offsets[d] + s->box.sizes[d];
 }
 
-/* An empty shard inside another one overlaps it, as torch has it. */
+/* An empty shard inside another shard overlaps it, as in torch. */
 static bool pair_overlaps(const fc_shard_metadata *a, const fc_shard_metadata *b) {
     for (int d = 0; d < a->box.ndim; d++) {
         if (start_of(a, d) >= end_of(b, d) || start_of(b, d) >= end_of(a, d)) {
@@ -64,7 +64,7 @@ static bool pair_overlaps(const fc_shard_metadata *a, const fc_shard_metadata *b
     return true;
 }
 
-/* The dimensions in which not all shards have the first one's offset and size. @return how many. */
+/* Finds the dimensions in which the shards differ in offset or size. @return their number. */
 static int sharded_dims(const fc_shard_metadata *shards, size_t count, int *dims) {
     int n = 0;
     for (int d = 0; d < shards[0].box.ndim; d++) {
@@ -90,10 +90,10 @@ static bool empty_at_origin(const fc_shard_metadata *s) {
     return empty;
 }
 
-/* What the order of a sweep depends on. */
+/* The criteria by which a sweep sorts shards. */
 typedef struct order {
     const fc_shard_metadata *shards;
-    const int *dims; /* the sweep's dimension first */
+    const int *dims; /* the dimension of the sweep comes first */
     int ndims;
 } order;
 
@@ -108,7 +108,7 @@ static int compare_starts(const void *pa, const void *pb, void *context) {
     for (int i = 0; i < o->ndims && c == 0; i++) {
         c = compare_numbers(start_of(&o->shards[a], o->dims[i]), start_of(&o->shards[b], o->dims[i]));
     }
-    /* Of one dimension, the shorter first: an empty shard where another starts does not overlap it. */
+    /* In one dimension the shorter comes first: an empty shard does not overlap the shard that starts where it is. */
     if (c == 0 && o->ndims == 1) {
         c = compare_numbers(end_of(&o->shards[a], o->dims[0]), end_of(&o->shards[b], o->dims[0]));
     }
@@ -120,7 +120,7 @@ typedef struct pair {
     size_t a, b;
 } pair;
 
-/* Intervals in order: only neighbours need a look. */
+/* Sorted intervals overlap only if neighbours do. */
 static pair find_1d(const fc_shard_metadata *shards, const size_t *sorted, size_t count, int dim) {
     for (size_t i = 0; i + 1 < count; i++) {
         if (end_of(&shards[sorted[i]], dim) > start_of(&shards[sorted[i + 1]], dim)) {
@@ -131,8 +131,8 @@ static pair find_1d(const fc_shard_metadata *shards, const size_t *sorted, size_
 }
 
 /*
- * Sweeps along dims[0]; `active` holds the shards whose end is still ahead, and each new one is compared with them.
- * Of several that it overlaps, the one that ends first is told, as in torch.
+ * Sweeps along dims[0]. `active` holds the shards that have not ended yet; each new shard is compared with them. If it
+ * overlaps several, the one that ends first is reported, as in torch.
  */
 static pair find_nd(const fc_shard_metadata *shards, const size_t *sorted, size_t count, int dim, size_t *active) {
     size_t n = 0;
@@ -164,7 +164,7 @@ static pair find_nd(const fc_shard_metadata *shards, const size_t *sorted, size_
     return (pair){false, 0, 0};
 }
 
-/* Puts the dimension along which the first shard reaches farthest in front. */
+/* Moves the dimension in which the first shard reaches farthest to the front. */
 static void choose_sweep(const fc_shard_metadata *first, int *dims, int ndims) {
     int best = 0;
     for (int i = 1; i < ndims; i++) {
@@ -181,7 +181,7 @@ static fc_code find_overlap(const fc_shard_metadata *shards, size_t count, int *
     size_t *sorted = calloc(count, sizeof *sorted);
     size_t *active = calloc(count, sizeof *active);
     if (!sorted || !active) {
-        code = fc_fail(err, FC_ENOMEM, "out of memory to compare %zu shards", count);
+        code = fc_no_memory(err, NULL);
         goto out;
     }
     choose_sweep(&shards[0], dims, ndims);
@@ -223,24 +223,26 @@ fc_code fc_validate_non_overlapping_shards_metadata(const fc_shard_metadata *sha
 
 fc_code fc_enumerable_sharding_spec_check(const fc_enumerable_sharding_spec *spec, fc_error *err) {
     if (spec->count == 0) {
-        return fc_fail(err, FC_ECORRUPT, "empty shard list provided: a tensor has at least one shard");
+        return fc_fail(err, FC_ECORRUPT, "the shard list is empty; a tensor has at least one shard");
     }
     for (size_t i = 0; i < spec->count; i++) {
         const fc_box *box = &spec->shards[i].box;
         char text[SHARD_TEXT];
         if (box->ndim < 0 || box->ndim > FC_MAX_DIMS) {
-            return fc_fail(err, FC_EUNSUPPORTED, "shard %zu has %d dimensions: at most %d", i, box->ndim, FC_MAX_DIMS);
+            return fc_fail(err, FC_EUNSUPPORTED, "shard %zu has %d dimensions; at most %d are supported", i, box->ndim,
+                           FC_MAX_DIMS);
         }
         fc_shard_metadata_format(&spec->shards[i], text, sizeof text);
         for (int d = 0; d < box->ndim; d++) {
             int64_t end;
             if (box->offsets[d] < 0 || box->sizes[d] < 0 || !fc_add_i64(box->offsets[d], box->sizes[d], &end)) {
-                return fc_fail(err, FC_ECORRUPT, "shard %zu %s: offsets and sizes must be >= 0 and within 64 bits", i,
+                return fc_fail(err, FC_ECORRUPT, "shard %zu %s: an offset or size is negative or exceeds 64 bits", i,
                                text);
             }
         }
         if (box->ndim != spec->shards[0].box.ndim) {
-            return fc_fail(err, FC_ECORRUPT, "found inconsistent ranks for shards: %d and %d: shard %zu is %s",
+            return fc_fail(err, FC_ECORRUPT,
+                           "the shards have different numbers of dimensions, %d and %d: shard %zu is %s",
                            spec->shards[0].box.ndim, box->ndim, i, text);
         }
     }
@@ -250,14 +252,14 @@ fc_code fc_enumerable_sharding_spec_check(const fc_enumerable_sharding_spec *spe
 fc_code fc_check_tensor(const fc_shard_metadata *shards, size_t count, int ndim, const int64_t *shape, fc_error *err) {
     int64_t total = 0, volume;
     if (!fc_numel(ndim, shape, &volume)) {
-        return fc_fail(err, FC_ECORRUPT, "the tensor's shape has no 64-bit volume");
+        return fc_fail(err, FC_ECORRUPT, "the number of elements of the tensor exceeds 64 bits");
     }
     for (size_t i = 0; i < count; i++) {
         const fc_box *box = &shards[i].box;
         char text[SHARD_TEXT];
         int64_t n;
         if (box->ndim != ndim) {
-            return fc_fail(err, FC_ECORRUPT, "rank of tensor is %d, but shards rank is %d", ndim, box->ndim);
+            return fc_fail(err, FC_ECORRUPT, "the tensor has %d dimensions, but shard %zu has %d", ndim, i, box->ndim);
         }
         fc_shard_metadata_format(&shards[i], text, sizeof text);
         for (int d = 0; d < ndim; d++) {
@@ -265,20 +267,20 @@ fc_code fc_check_tensor(const fc_shard_metadata *shards, size_t count, int ndim,
             if (box->offsets[d] < 0 || box->sizes[d] < 0 || !fc_add_i64(box->offsets[d], box->sizes[d], &end) ||
                 end > shape[d]) {
                 return fc_fail(err, FC_ECORRUPT,
-                               "shard offset %" PRId64 " and length %" PRId64 " exceeds tensor dim: %" PRId64
-                               " for shard %zu %s",
-                               box->offsets[d], box->sizes[d], shape[d], i, text);
+                               "shard %zu %s: offset %" PRId64 " and size %" PRId64 " exceed the tensor's size %" PRId64
+                               " in dimension %d",
+                               i, text, box->offsets[d], box->sizes[d], shape[d], d);
             }
         }
         if (!fc_numel(ndim, box->sizes, &n) || !fc_add_i64(total, n, &total)) {
-            return fc_fail(err, FC_ECORRUPT, "total volume of shards does not fit 64 bits at shard %zu %s", i, text);
+            return fc_fail(err, FC_ECORRUPT, "the total volume of the shards exceeds 64 bits at shard %zu %s", i, text);
         }
     }
     if (total != volume) {
         return fc_fail(err, FC_ECORRUPT,
-                       "total volume of shards: %" PRId64 " does not match tensor volume: %" PRId64
-                       ": the %zu shards do not cover the entire tensor",
-                       total, volume, count);
+                       "the %zu shards do not cover the tensor: their total volume is %" PRId64
+                       ", but the tensor's is %" PRId64,
+                       count, total, volume);
     }
     return FC_OK;
 }

@@ -1,6 +1,6 @@
 /*
- * Placements as text, in the form DTensor users write them. Written into the attributes of HDF5 files and read back
- * from them, so the reader takes nothing but that form (and torch's own repr of it).
+ * Placements as text, in the form that DTensor users write. HDF5 attributes contain this form, so the parser accepts
+ * only it and torch's own repr.
  */
 #include "fsdpckpt/mesh.h"
 
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Appends like snprintf: counts what does not fit. */
+/* Appends like snprintf: *used also counts the bytes that do not fit. */
 static void append(char *buf, int size, int *used, const char *text) {
     int len = (int)strlen(text);
     if (*used < size) {

@@ -1,5 +1,5 @@
 /*
- * torch.device and _remote_device as text. Strings come from checkpoints (ShardMetadata.placement) and go into the
+ * torch.device and _remote_device as text. The strings come from checkpoints (ShardMetadata.placement) and go into the
  * metadata that sharding_spec.c and dtensor.c build.
  */
 #include "fsdpckpt/sharding_spec.h"
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* c10::DeviceType, by the names torch.device takes. */
+/* The names of c10::DeviceType that torch.device accepts. */
 static const char *const device_types[] = {
     "cpu",  "cuda", "ipu",  "xpu",    "mkldnn", "opengl", "opencl", "ideep", "hip",  "ve",
     "fpga", "xla",  "lazy", "vulkan", "mps",    "meta",   "hpu",    "mtia",  "maia", "privateuseone",
@@ -23,7 +23,7 @@ bool fc_torch_device_parse(const char *text, size_t len, fc_torch_device *out) {
     int index = -1;
     if (colon) {
         const char *digits = colon + 1, *end = text + len;
-        /* torch refuses "cuda:01": the same device would have two names. */
+        /* torch rejects "cuda:01", which would be a second name for the same device. */
         if (digits == end || end - digits > 3 || (*digits == '0' && end - digits > 1)) {
             return false;
         }
@@ -59,12 +59,12 @@ int fc_torch_device_format(const fc_torch_device *device, char *buf, size_t size
 
 static fc_code cannot_parse(const char *text, fc_error *err) {
     return fc_fail(err, FC_EUSAGE,
-                   "could not parse remote_device: %s; the valid format is '<workername>/<device>' or "
-                   "'rank:<rank>/<device>' or '<device>'",
+                   "cannot parse remote_device %s; valid forms are '<workername>/<device>', 'rank:<rank>/<device>' and "
+                   "'<device>'",
                    text);
 }
 
-/* "rank:<digits>" or the name of a worker, which has no colon. */
+/* Parses "rank:<digits>" or the name of a worker, which contains no colon. */
 static fc_code parse_worker(const char *text, const char *worker, size_t len, fc_remote_device *out, fc_error *err) {
     const char *colon = memchr(worker, ':', len);
     if (len == 0) {
@@ -72,7 +72,7 @@ static fc_code parse_worker(const char *text, const char *worker, size_t len, fc
     }
     if (!colon) {
         if (len >= sizeof out->worker) {
-            return fc_fail(err, FC_EUNSUPPORTED, "remote_device %s: a worker name above %zu bytes", text,
+            return fc_fail(err, FC_EUNSUPPORTED, "remote_device %s: the worker name is longer than %zu bytes", text,
                            sizeof out->worker - 1);
         }
         memcpy(out->worker, worker, len);

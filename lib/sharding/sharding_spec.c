@@ -1,10 +1,10 @@
 /*
- * ChunkShardingSpec and EnumerableShardingSpec: from a spec and a shape to the metadata of a ShardedTensor. Pure; what
- * is made lives in the caller's arena. dtensor.c builds on it.
+ * ChunkShardingSpec and EnumerableShardingSpec: builds the metadata of a ShardedTensor from a spec and a shape.
  */
 #include "fsdpckpt/sharding_spec.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <string.h>
 
@@ -20,19 +20,19 @@ int64_t fc_get_chunked_dim_size(int64_t dim_size, int64_t split_size, int64_t in
     return dim_size - start < split_size ? dim_size - start : split_size;
 }
 
-/* Shard `index`: everything but `dim` is whole. */
+/* Describes shard number `index`, which is whole in every dimension but `dim`. */
 static fc_code chunk_metadata(const fc_chunk_sharding_spec *spec, int dim, int ndim, const int64_t *shape, size_t index,
                               fc_arena *arena, fc_shard_metadata *out, fc_error *err) {
     int64_t *dims = fc_arena_calloc(arena, 2 * (size_t)ndim, sizeof *dims);
     if (!dims) {
-        return fc_fail(err, FC_ENOMEM, "out of memory for the metadata of a shard");
+        return fc_no_memory(err, NULL);
     }
     int64_t *offsets = dims, *sizes = dims + ndim;
     int64_t split = fc_get_split_size(shape[dim], (int64_t)spec->count);
     memcpy(sizes, shape, (size_t)ndim * sizeof *sizes);
     sizes[dim] = fc_get_chunked_dim_size(shape[dim], split, (int64_t)index);
     if (!fc_mul_i64(split, (int64_t)index, &offsets[dim])) {
-        return fc_fail(err, FC_EUNSUPPORTED, "chunk %zu of dimension %d starts beyond 64 bits", index, dim);
+        return fc_fail(err, FC_EUNSUPPORTED, "the offset of chunk %zu in dimension %d exceeds 64 bits", index, dim);
     }
     *out = (fc_shard_metadata){{ndim, offsets, sizes}, true, spec->placements[index]};
     return FC_OK;
@@ -41,21 +41,18 @@ static fc_code chunk_metadata(const fc_chunk_sharding_spec *spec, int dim, int n
 static fc_code build_chunks(const fc_chunk_sharding_spec *spec, int ndim, const int64_t *shape, fc_arena *arena,
                             fc_sharded_tensor_metadata *out, fc_error *err) {
     if (spec->dim >= ndim || spec->dim < -ndim) {
-        return fc_fail(err, FC_EUSAGE, "invalid sharding dim: %d for a tensor of %d dimensions", spec->dim, ndim);
+        return fc_fail(err, FC_EUSAGE, "sharding dim %d does not fit a tensor of %d dimensions", spec->dim, ndim);
     }
     if (spec->count == 0) {
-        return fc_fail(err, FC_EUSAGE, "a chunk sharding spec without placements: there is no chunk to make");
+        return fc_fail(err, FC_EUSAGE, "the chunk sharding spec has no placements, so it describes no chunks");
     }
     int dim = spec->dim < 0 ? spec->dim + ndim : spec->dim;
     fc_shard_metadata *shards = fc_arena_calloc(arena, spec->count, sizeof *shards);
     if (!shards) {
-        return fc_fail(err, FC_ENOMEM, "out of memory for the metadata of %zu shards", spec->count);
+        return fc_no_memory(err, NULL);
     }
     for (size_t i = 0; i < spec->count; i++) {
-        fc_code code = chunk_metadata(spec, dim, ndim, shape, i, arena, &shards[i], err);
-        if (code != FC_OK) {
-            return code;
-        }
+        FC_TRY(chunk_metadata(spec, dim, ndim, shape, i, arena, &shards[i], err));
     }
     out->shards = shards;
     out->nshards = spec->count;
@@ -67,19 +64,18 @@ fc_code fc_build_metadata(const fc_sharding_spec *spec, int ndim, const int64_t 
                           fc_error *err) {
     *out = (fc_sharded_tensor_metadata){ndim, shape, NULL, 0, *properties};
     if (ndim < 0 || ndim > FC_MAX_DIMS) {
-        return fc_fail(err, FC_EUNSUPPORTED, "a tensor of %d dimensions: at most %d", ndim, FC_MAX_DIMS);
+        return fc_fail(err, FC_EUNSUPPORTED, "the tensor has %d dimensions; at most %d are supported", ndim,
+                       FC_MAX_DIMS);
     }
     if (spec->kind == FC_SPEC_CHUNK) {
         return build_chunks(&spec->as.chunk, ndim, shape, arena, out, err);
     }
     const fc_enumerable_sharding_spec *e = &spec->as.enumerable;
-    fc_code code = fc_enumerable_sharding_spec_check(e, err);
-    if (code == FC_OK) {
-        code = fc_check_tensor(e->shards, e->count, ndim, shape, err);
-    }
+    FC_TRY(fc_enumerable_sharding_spec_check(e, err));
+    FC_TRY(fc_check_tensor(e->shards, e->count, ndim, shape, err));
     out->shards = e->shards;
     out->nshards = e->count;
-    return code;
+    return FC_OK;
 }
 
 static bool needs_rewrite(const fc_remote_device *placement, const fc_torch_device *device, int64_t rank) {
@@ -101,7 +97,7 @@ fc_code fc_rewrite_spec_if_needed(const fc_sharding_spec *spec, const fc_torch_d
         if (!copy) {
             copy = fc_arena_calloc(arena, count, sizeof *copy);
             if (!copy) {
-                return fc_fail(err, FC_ENOMEM, "out of memory for %zu placements", count);
+                return fc_no_memory(err, NULL);
             }
             memcpy(copy, spec->as.chunk.placements, count * sizeof *copy);
             out->as.chunk.placements = copy;

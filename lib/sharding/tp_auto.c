@@ -1,11 +1,11 @@
 /*
- * The built-in tensor-parallel plan: the names that the usual decoder models give their layers. A pattern matches at
- * the end of a module's name, so one rule serves "model.layers.0.self_attn.q_proj" and "layers.0.attention.q_proj".
+ * The built-in tensor-parallel plan: rules for the layer names of common decoder models. A pattern matches the end of a
+ * module's name, so one rule covers "model.layers.0.self_attn.q_proj" and "layers.0.attention.q_proj".
  * Sources: base_model_tp_plan of the configurations in Hugging Face transformers, and torchtitan's parallelize_llama.
  *
- * GPT-2 keeps its projections in Conv1D modules, whose weight is [in, out]. The name is all there is to tell: c_attn,
- * q_attn, c_fc and c_proj are taken for Conv1D. (A model that uses these names for nn.Linear, as nanoGPT does, is still
- * cut into boxes that cover it, but along the other dimension; a plan file says it for nn.Linear.)
+ * GPT-2's projections are Conv1D modules, whose weight is [in, out]. Only the name can show that, so c_attn, q_attn,
+ * c_fc and c_proj are taken for Conv1D. A model that uses these names for nn.Linear, such as nanoGPT, still gets boxes
+ * that cover its tensors, but they are cut along the other dimension. A plan file can correct that.
  */
 #include "sharding/tp_plan.h"
 

@@ -1,9 +1,10 @@
 /*
- * Loads a tensor-parallel plan from a JSON file in the spelling of Hugging Face's base_model_tp_plan. The file is
- * small and by a person, so each mistake is told by its pattern and style.
+ * Loads a tensor-parallel plan from a JSON file in the form of Hugging Face's base_model_tp_plan. People write these
+ * files by hand, so every error names the pattern and the style.
  */
 #include "fsdpckpt/layout.h"
 
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 #include "io/json_file.h"
 #include "sharding/tp_plan.h"
@@ -12,11 +13,11 @@
 
 /*
  * The styles of transformers (ALL_PARALLEL_STYLES, versions 4.48 to 5). Many differ only in how activations travel,
- * which a checkpoint does not see: "_rep" and "_gather_output" gather the output, "local_" keeps plain tensors.
+ * which does not affect a checkpoint: "_rep" and "_gather_output" gather the output, "local_" keeps plain tensors.
  */
 static const struct {
     const char *name;
-    fc_tp_style style; /* FC_TP_NONE: known, but what it makes is no box */
+    fc_tp_style style; /* FC_TP_NONE: known, but its shards are not boxes */
     fc_tp_module module;
 } styles[] = {
     {"colwise", FC_TP_COLWISE, FC_TP_BY_NAME},
@@ -38,7 +39,7 @@ static const struct {
     {"moe_tp_experts", FC_TP_REPLICATE, FC_TP_LINEAR},
     {"moe_identity_expert", FC_TP_REPLICATE, FC_TP_LINEAR},
     {"ep_router", FC_TP_REPLICATE, FC_TP_LINEAR},
-    /* Each rank holds a slice of gate and a slice of up, side by side: two boxes, which no DTensor offset describes. */
+    /* Each rank holds a slice of gate next to a slice of up. These are two boxes, which no DTensor can describe. */
     {"packed_colwise", FC_TP_NONE, FC_TP_LINEAR},
     {"packed_rowwise", FC_TP_NONE, FC_TP_LINEAR},
     {"local_packed_colwise", FC_TP_NONE, FC_TP_LINEAR},
@@ -52,8 +53,8 @@ static fc_code style_of(const char *path, const char *pattern, const char *text,
         }
         if (styles[i].style == FC_TP_NONE) {
             return fc_fail(err, FC_EUNSUPPORTED,
-                           "%s: pattern \"%s\": the style \"%s\" interleaves the halves of a fused weight, so what a "
-                           "rank holds is not one box; use \"colwise\", \"rowwise\" or \"replicate\" for it",
+                           "%s: pattern \"%s\": the style \"%s\" interleaves the halves of a fused weight, so a rank "
+                           "does not hold one box; use \"colwise\", \"rowwise\" or \"replicate\"",
                            path, pattern, text);
         }
         rule->style = styles[i].style;
@@ -66,12 +67,12 @@ static fc_code style_of(const char *path, const char *pattern, const char *text,
                    path, pattern, text);
 }
 
-/* A component that is empty would match nothing and hide a typing error. */
+/* Rejects empty components, which would match nothing and hide a typing error. */
 static fc_code check_pattern(const char *path, const char *pattern, fc_error *err) {
     size_t len = strlen(pattern);
     if (len == 0 || pattern[0] == '.' || pattern[len - 1] == '.' || strstr(pattern, "..")) {
         return fc_fail(err, FC_EUSAGE,
-                       "%s: pattern \"%s\": a pattern is module names joined by dots, as in "
+                       "%s: pattern \"%s\": a pattern must be module names joined by dots, such as "
                        "\"layers.*.self_attn.q_proj\"",
                        path, pattern);
     }
@@ -87,18 +88,12 @@ static fc_code rules_of(const char *path, json_t *root, fc_arena *arena, const f
         return fc_no_memory(err, path);
     }
     json_object_foreach(root, key, value) {
-        fc_code code = check_pattern(path, key, err);
-        if (code != FC_OK) {
-            return code;
-        }
+        FC_TRY(check_pattern(path, key, err));
         if (!json_is_string(value)) {
             return fc_fail(err, FC_EUSAGE, "%s: pattern \"%s\": the style must be a string such as \"colwise\"", path,
                            key);
         }
-        code = style_of(path, key, json_string_value(value), &rules[i], err);
-        if (code != FC_OK) {
-            return code;
-        }
+        FC_TRY(style_of(path, key, json_string_value(value), &rules[i], err));
         rules[i].pattern = fc_arena_strndup(arena, key, strlen(key));
         if (!rules[i++].pattern) {
             return fc_no_memory(err, path);
@@ -120,7 +115,7 @@ static fc_code load_file(const char *path, fc_arena *arena, const fc_tp_plan **o
         return code == FC_EIO ? fc_context(err, code, "TP plan") : code;
     }
     if (json_object_size(root) == 0) {
-        code = fc_fail(err, FC_EUSAGE, "%s: a TP plan is an object like %s", path, example);
+        code = fc_fail(err, FC_EUSAGE, "%s: a TP plan must be an object such as %s", path, example);
     } else {
         code = rules_of(path, root, arena, out, err);
     }

@@ -1,11 +1,10 @@
 /*
- * Tensor-parallel plans: which rule decides a tensor, found by its name, and which dimension that rule cuts. Rules come
- * from tp_json.c or tp_auto.c; layout.c turns the dimension into placements.
+ * Tensor-parallel plans: finds the rule for a tensor by its name, and the dimension that the rule shards. The rules
+ * come from tp_json.c or tp_auto.c; layout.c turns the dimension into placements.
  *
- * Which rule: a pattern is compared with the end of the name of the parameter ("experts.gate_up_proj") and of its
- * module
- * ("q_proj" for "…q_proj.weight"). One that names the parameter beats one that names the module; then the one with
- * more components wins, then the one with more literal characters, then the earlier.
+ * A pattern is compared with the end of the parameter's name ("experts.gate_up_proj") and of its module's name
+ * ("q_proj" for "…q_proj.weight"). If several match, one that names the parameter beats one that names the module. Then
+ * the pattern with more components wins, then the one with more literal characters, then the earlier one.
  */
 #include "fsdpckpt/layout.h"
 
@@ -16,7 +15,7 @@
 typedef fc_fqn_part part;
 typedef fc_fqn name;
 
-/* nn.Embedding is told by how its name ends. */
+/* Modules like nn.Embedding are recognised by the end of their names. */
 static bool ends_with(part p, const char *text) {
     size_t len = strlen(text);
     return p.len >= len && memcmp(p.text + p.len - len, text, len) == 0;
@@ -27,8 +26,8 @@ static bool has_wildcard(part p) {
 }
 
 /*
- * Whether the first `count` components of `n` end with those of `pattern`. "weight" and "bias" at the end must be
- * written out: a pattern like "layers.*" or "w*" speaks of modules.
+ * Whether the first `count` components of `n` end with those of `pattern`. A wildcard does not match "weight" or
+ * "bias", because patterns such as "layers.*" and "w*" mean modules.
  */
 static bool matches(const fc_tp_pattern *pattern, const name *n, int count) {
     if (pattern->count > count || pattern->count == 0) {
@@ -46,10 +45,10 @@ static bool matches(const fc_tp_pattern *pattern, const name *n, int count) {
     return true;
 }
 
-/* How well a rule fits; the fields in order of weight. */
+/* How well a rule fits a name. The fields are in order of importance. */
 typedef struct fit {
-    int64_t rule; /* -1: none */
-    int level;    /* components of the name that the pattern was compared with, from the first: all, or one less */
+    int64_t rule; /* -1: no rule fits */
+    int level;    /* leading components of the name that the pattern was compared with: all of them, or one less */
     int components;
     size_t literals;
 } fit;
@@ -62,7 +61,7 @@ static size_t literal_count(const char *pattern) {
     return n;
 }
 
-static bool better(const fit *a, const fit *b) {
+static bool is_better(const fit *a, const fit *b) {
     if (a->level != b->level) {
         return a->level > b->level;
     }
@@ -72,7 +71,7 @@ static bool better(const fit *a, const fit *b) {
     return a->literals > b->literals;
 }
 
-/* Fowler, Noll, Vo: a plan is by a person, and has few rules. */
+/* FNV-1a. A user writes the plan, so the hash need not resist collisions. */
 static size_t bucket_of(const fc_tp_plan *plan, part last) {
     uint32_t h = 2166136261u;
     for (size_t i = 0; i < last.len; i++) {
@@ -88,7 +87,7 @@ static void find_among(const fc_tp_plan *plan, uint32_t first, const name *n, fi
         for (int level = n->count; level >= n->count - 1 && level > 0; level--) {
             if (matches(pattern, n, level)) {
                 fit f = {(int64_t)r - 1, level, pattern->count, pattern->literals};
-                if (best->rule < 0 || better(&f, best) || (f.rule < best->rule && !better(best, &f))) {
+                if (best->rule < 0 || is_better(&f, best) || (f.rule < best->rule && !is_better(best, &f))) {
                     *best = f;
                 }
                 break;
@@ -97,7 +96,7 @@ static void find_among(const fc_tp_plan *plan, uint32_t first, const name *n, fi
     }
 }
 
-/* The last component of a pattern is that of the parameter or of its module: only such rules are looked at. */
+/* Only rules whose last component equals that of the parameter or of its module, or has a wildcard, can match. */
 static fit find(const fc_tp_plan *plan, const name *n) {
     fit best = {-1, 0, 0, 0};
     for (int level = n->count; level >= n->count - 1 && level > 0; level--) {
@@ -108,8 +107,8 @@ static fit find(const fc_tp_plan *plan, const name *n) {
 }
 
 /*
- * Splits what a look-up needs: all of the name of optimizer state, whose first components say what it is, else no more
- * than the longest pattern can match, of the parameter or of its module.
+ * Splits the components that a look-up needs. The name of optimizer state is split completely, because its first
+ * components identify it; other names only as far as the longest pattern can match.
  * @return the key of optimizer state, or an empty part.
  */
 static part read_name(const fc_tp_plan *plan, const char *fqn, name *n) {
@@ -151,7 +150,7 @@ const fc_tp_plan *fc_tp_plan_make(const char *label, const fc_tp_rule *rules, si
         if (!make_pattern(rules[r].pattern, arena, p)) {
             return NULL;
         }
-        if (p->count == 0) { /* made of wrappers alone: matches nothing */
+        if (p->count == 0) { /* only wrapper names, so it matches nothing */
             continue;
         }
         part last = p->parts[p->count - 1];
@@ -163,7 +162,7 @@ const fc_tp_plan *fc_tp_plan_make(const char *label, const fc_tp_rule *rules, si
     return plan;
 }
 
-/* nn.Embedding by the name of the module. embed_out of GPT-NeoX is a linear layer and ends otherwise. */
+/* Recognises nn.Embedding by the module's name. GPT-NeoX's embed_out is a linear layer and ends differently. */
 static bool is_embedding(part module) {
     static const char *const names[] = {"embed_tokens", "embed_in", "embed_positions", "wte", "wpe"};
     return fc_fqn_is_one_of(module, names, sizeof names / sizeof *names) || ends_with(module, "embed") ||
@@ -171,9 +170,9 @@ static bool is_embedding(part module) {
 }
 
 /*
- * The dimension that `style` cuts, as ColwiseParallel and RowwiseParallel do. Of a fused expert weight of three
- * dimensions, transformers cuts the last two as it does of a matrix. What has one dimension and is no bias (a scale)
- * is treated as one.
+ * @return the dimension that `style` shards, as ColwiseParallel and RowwiseParallel do, or -1. Of a fused expert weight
+ * of three dimensions, transformers shards the last two like those of a matrix. A vector that is not a bias, such as a
+ * scale, is treated like one.
  */
 static int cut_dimension(fc_tp_style style, fc_tp_module module, bool bias, int ndim) {
     if (ndim == 0 || (style != FC_TP_COLWISE && style != FC_TP_ROWWISE)) {

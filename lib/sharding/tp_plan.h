@@ -1,5 +1,5 @@
 /*
- * Inside of a tensor-parallel plan: its rules, made by tp_plan.c from JSON or by tp_auto.c from its table.
+ * The internals of a tensor-parallel plan: rules that tp_json.c reads from JSON or tp_auto.c lists.
  */
 #ifndef FSDPCKPT_SHARDING_TP_PLAN_H
 #define FSDPCKPT_SHARDING_TP_PLAN_H
@@ -12,13 +12,13 @@
 
 #include "sharding/fqn.h"
 
-/** What kind of module a rule speaks of, because the dimension to cut depends on it. */
+/** The kind of module that a rule is about. It decides which dimension to shard. */
 typedef enum fc_tp_module {
-    FC_TP_BY_NAME,   /**< an embedding where the name says so, else a linear layer */
+    FC_TP_BY_NAME,   /**< an embedding if the name indicates one, otherwise a linear layer */
     FC_TP_LINEAR,    /**< weight [out, in]; fused experts [experts, out, in] */
     FC_TP_EMBEDDING, /**< weight [tokens, features] */
     FC_TP_CONV1D,    /**< GPT-2's Conv1D: weight [in, out] */
-    FC_TP_EXPERTS    /**< cut between experts: dimension 0 of every parameter */
+    FC_TP_EXPERTS    /**< sharded by expert: dimension 0 of every parameter */
 } fc_tp_module;
 
 typedef struct fc_tp_rule {
@@ -27,23 +27,23 @@ typedef struct fc_tp_rule {
     fc_tp_module module;
 } fc_tp_rule;
 
-/** A rule made ready for look-ups. */
+/** A pattern that is prepared for look-ups. */
 typedef struct fc_tp_pattern {
     const fc_fqn_part *parts;
     int count;
     size_t literals; /**< characters other than '*' */
-    uint32_t next;   /**< number + 1 of the next rule in the same bucket; 0: none */
+    uint32_t next;   /**< the number of the next rule in the same bucket, plus 1; 0 ends the list */
 } fc_tp_pattern;
 
 struct fc_tp_plan {
-    const char *name; /* the file's path, or "auto" */
+    const char *name; /**< the path of the file, or "auto" */
     const fc_tp_rule *rules;
     size_t count;
-    const fc_tp_pattern *patterns; /**< one a rule */
+    const fc_tp_pattern *patterns; /**< one per rule */
     int longest;                   /**< components of the longest pattern */
-    const uint32_t *buckets;       /**< number + 1 of the first rule whose last component hashes there; 0: none */
+    const uint32_t *buckets;       /**< by the hash of the last component: the number of the first rule plus 1, or 0 */
     size_t nbuckets;               /**< a power of two */
-    uint32_t wild;                 /**< likewise, of those whose last component has a '*' */
+    uint32_t wild;                 /**< the same for patterns whose last component has a '*' */
 };
 
 /** The rules of the built-in plan. */
@@ -51,7 +51,7 @@ extern const fc_tp_rule fc_tp_auto_rules[];
 extern const size_t fc_tp_auto_count;
 
 /**
- * Makes a plan of rules that live as long as `arena`; the name is copied.
+ * Makes a plan of `rules`, which must live as long as `arena`. The name is copied.
  * @return NULL when out of memory.
  */
 const fc_tp_plan *fc_tp_plan_make(const char *name, const fc_tp_rule *rules, size_t count, fc_arena *arena);

@@ -191,6 +191,20 @@ static fc_code check_coverage(listing *l, fc_error *err) {
     return rc == FC_OK ? rc : note(l, NULL, rc, &found, err);
 }
 
+/* An object that runs code is a defect; one that may is counted. */
+static fc_code judge_object(listing *l, const fc_tensor *object, fc_error *err) {
+    fc_object_verdict verdict;
+    FC_TRY(fc_checkpoint_object_verdict(l->checkpoint, object, &verdict, err));
+    if (verdict.risk == FC_OBJECT_RUNS) {
+        return fc_fail(err, FC_ECORRUPT, "%s: object %.256s: %s", l->checkpoint->path, object->name, verdict.reason);
+    }
+    if (verdict.risk == FC_OBJECT_UNKNOWN && l->report->unknown++ == 0) {
+        l->report->unknown_object = object->name;
+        memcpy(l->report->unknown_reason, verdict.reason, sizeof verdict.reason);
+    }
+    return FC_OK;
+}
+
 static fc_code check_object(listing *l, fc_error *err) {
     const fc_tensor *object = &l->checkpoint->tensors[l->number];
     const char *json;
@@ -201,6 +215,7 @@ static fc_code check_object(listing *l, fc_error *err) {
     }
     fc_code rc = fc_checkpoint_object_json(l->checkpoint, object, scratch, &json, &found);
     fc_arena_free(scratch);
+    rc = rc == FC_OK ? judge_object(l, object, &found) : rc;
     return rc == FC_OK ? rc : note(l, object->nchunks > 0 ? &object->chunks[0] : NULL, rc, &found, err);
 }
 

@@ -51,7 +51,8 @@ class Errors(harness.Case):
                 f.write(b"x")
         result = self.run_tool("consolidate", ckpt, "-o", self.path("out.h5"))
         self.assertEqual(result.returncode, 0)
-        self.assertIn("2 files beside it are no part of it and are not read, rng_state_0.pt", result.stderr)
+        self.assertIn("2 files in the same directory are not part of the checkpoint and are not read, the first is "
+                      "rng_state_0.pt", result.stderr)
 
     def test_names_of_files_are_made_safe(self):
         """What is told beside the result quotes names, too."""
@@ -60,7 +61,7 @@ class Errors(harness.Case):
             f.write(b"x")
         result = self.run_tool("consolidate", ckpt, "-o", self.path("out.h5"))
         self.assertEqual((result.returncode, result.stderr.count("\n")), (0, 1))
-        self.assertIn(": a\\x1b[31mb\\x0ac.pt beside it", result.stderr)
+        self.assertIn(": a\\x1b[31mb\\x0ac.pt in the same directory", result.stderr)
 
     def test_missing_index(self):
         self.ok("convert", harness.corpus(FSDP2), "-o", "shards", "--to", "h5")

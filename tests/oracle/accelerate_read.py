@@ -48,7 +48,7 @@ def main():
         must_equal(truth, torch.load(full))
         r = run(program, "consolidate", source, "-o", full, "--force")
         must_equal(truth, torch.load(full))
-        assert "scheduler.pt beside it is no part of it" in r.stderr and r.stderr.count("\n") == 2, r
+        assert "scheduler.pt in the same directory is not part of the checkpoint" in r.stderr and r.stderr.count("\n") == 2, r
         assert "--include 'model.*' --strip-prefix model. takes the model alone" in r.stderr, r
         run(program, "diff", source, shards, "--data")
         run(program, "check", source)

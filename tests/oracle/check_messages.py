@@ -7,6 +7,7 @@ usage: check_messages.py FSDPCKPT CORPUS DOCUMENT [--write]        exit 77 witho
 With --write the document is made anew; read it before it is committed: as somebody at three in the morning would.
 """
 import difflib
+import functools
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+import zipfile
 import xml.etree.ElementTree as xml
 
 warnings.filterwarnings("ignore")
@@ -191,6 +193,40 @@ def flat_parameters():
     save({"_flat_param": torch.zeros(1000), "layers.0._fsdp_wrapped_module._flat_param": torch.zeros(2000)})
 
 
+class Command:
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+def running_object():
+    torch.save({"weight": torch.zeros(4), "config": Command()}, "model.pt")
+
+
+def unknown_object():
+    torch.save({"weight": torch.zeros(4), "schedule": functools.partial(max, 1)}, "model.pt")
+
+
+def running_file():
+    """A call whose result is thrown away again."""
+    torch.save({"weight": torch.zeros(4)}, "whole.pt")
+    with zipfile.ZipFile("whole.pt") as source, zipfile.ZipFile("model.pt", "w") as target:
+        for name in source.namelist():
+            data = source.read(name)
+            if name.endswith("/data.pkl"):
+                data = data[:2] + b"cposix\nsystem\nX\x04\0\0\0true\x85R0" + data[2:]
+            target.writestr(name, data)
+
+
+def damaged_object():
+    corpus("dcp-torch2.15.0-train")
+    with open("ckpt/.metadata", "rb") as f:
+        places = pickle.load(f).storage_data
+    place = [v for k, v in places.items() if k.fqn == "step"][0]
+    with open("ckpt/" + place.relative_path, "r+b") as f:
+        f.seek(place.offset)
+        f.write(b"\0" * place.length)
+
+
 def odd_tensor():
     torch.save({**model(), "mask": torch.eye(3).to_sparse()}, "model.pt")
 
@@ -362,6 +398,10 @@ CHECKS = [
     ("One layer was compiled", "check ckpt", compiled_layers),
     ("FSDP1, saved as LOCAL_STATE_DICT", "check ckpt", flat_parameters),
     ("A sparse tensor is among the others", "check model.pt", odd_tensor),
+    ("An object runs a command when PyTorch loads it", "check model.pt", running_object),
+    ("The file runs a command, and no object shows it", "check model.pt", running_file),
+    ("An object of a class that is not known to be harmless", "check model.pt", unknown_object),
+    ("The bytes of an object are lost", "check ckpt", damaged_object),
     ("A parameter is lost, its optimizer state is there", "check ckpt", orphan),
     ("The same with a flattened optimizer", "check ckpt", orphan_flattened),
     ("Optimizer state of a smaller vocabulary", "check ckpt", wrong_state_shape),

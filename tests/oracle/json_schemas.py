@@ -10,9 +10,11 @@ import copy
 import glob
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 try:
     import jsonschema
@@ -186,6 +188,16 @@ def written(documents, work):
     write(at("changed.json"), schema)
     documents.must("check", "check", TRAIN, "--schema", at("changed.json"), "--json", ok=(1,))
     documents.must("check", "check", TRAIN, "--dp", "2", "--tp", "2", "--json", ok=(0, 1))
+
+    # An object that runs a command when it is loaded.
+    class Command:
+        def __reduce__(self):
+            return os.system, ("true",)
+    with zipfile.ZipFile(at("command.pt"), "w") as z:
+        z.writestr("command/data.pkl", pickle.dumps({"a": Command()}, 2))
+        z.writestr("command/version", "3\n")
+    documents.must("inspect", "inspect", at("command.pt"), "--json")
+    documents.must("object", "inspect", at("command.pt"), "--tensor", "a", "--json")
 
     # Units with classes, ties and a policy; a schema with ties.
     tensors = [{"name": "layers.0.w.weight", "dtype": "f32", "shape": [4, 4]}, {"name": "head.weight", "dtype": "f32", "shape": [4, 4]},

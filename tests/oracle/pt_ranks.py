@@ -77,8 +77,9 @@ def reads_ranks_by_other_names(program, home, corpus):
     refused(program, loose, 3, "called alike", "pytorch_model_fsdp_rank_<rank>.bin")
     (loose / "pytorch_model_fsdp_rank_1.bin").unlink()
     (loose / (name % 1)).write_bytes((case / "model_world_size_3_rank_1.pt").read_bytes())
-    for other, words in (("notes.pt", "notes.pt beside it is no part of it and is not read"),
-                         ("args.pkl", "2 files beside it are no part of it and are not read, args.pkl")):
+    for other, words in (("notes.pt", "notes.pt in the same directory is not part of the checkpoint and is not read"),
+                         ("args.pkl", "2 files in the same directory are not part of the checkpoint and are not read, "
+                                      "the first is args.pkl")):
         (loose / other).write_bytes(b"x")
         result = must_run(program, "consolidate", loose, "-o", home / "loose.pt", "--force")
         must(words in result.stderr and result.stderr.count("\n") == 1, "other files are not mentioned:", result.stderr)

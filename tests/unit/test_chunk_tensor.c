@@ -67,7 +67,7 @@ static void only_one_mesh_dimension(void **state) {
     fc_dtensor dt = on_mesh(10, 4, shard0, 1);
     dt.mesh.ndim = 2;
     assert_int_equal(fc_get_box(&dt, offsets, sizes, &err), FC_EUNSUPPORTED);
-    assert_non_null(strstr(err.message, "only 1D DeviceMeshes currently handled"));
+    assert_non_null(strstr(err.message, "only 1D DeviceMeshes are supported"));
     dt = on_mesh(10, 4, shard0, 1);
     dt.shape[0] = INT64_MAX;
     assert_int_equal(fc_get_box_for(&dt, 100, offsets, sizes, &err), FC_EUNSUPPORTED);
@@ -195,7 +195,7 @@ static void dtensor(void **state) {
     assert_int_equal(r.inner.metadata.shards[1].placement.device.index, 0);
     dt = on_mesh(10, 8, shard0, 1);
     assert_int_equal(fc_chunk_tensor(&source, 1, 8, 4, 1, &group, arena, &r, &err), FC_ECORRUPT);
-    assert_non_null(strstr(err.message, "the DTensor is not cut evenly: shards 0 "));
+    assert_non_null(strstr(err.message, "the DTensor is not sharded evenly: shards 0 "));
     fc_arena_free(arena);
 }
 

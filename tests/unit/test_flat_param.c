@@ -34,7 +34,7 @@ static void refusals(void **state) {
     static const int64_t gaps[] = {2};
     fc_flat_desc two[] = {desc("a", 1, three), desc("b", 1, three)};
     refuse(two, 0, 2, false, "at least one parameter");
-    refuse(two, 2, 0, false, "over 0 ranks");
+    refuse(two, 2, 0, false, "at least one rank, not 0");
     two[1].dtype = FC_BF16;
     refuse(two, 2, 2, false, "b: must flatten tensors with uniform dtype but got float32 and bfloat16");
     two[1].dtype = FC_F32;
@@ -45,12 +45,12 @@ static void refusals(void **state) {
     refuse(two, 2, 2, false, "b: must flatten tensors with uniform requires_grad when use_orig_params=False");
     two[1] = desc("b", 1, three);
     two[1].shared_with = 1;
-    refuse(two, 2, 2, true, "b: is shared with parameter 1, which is no earlier one");
+    refuse(two, 2, 2, true, "b: shared with parameter 1, which is not an earlier one");
     two[1].shared_with = -1;
     two[1].strides = gaps;
     refuse(two, 2, 2, true, "b: its strides leave gaps or overlap");
     two[1] = desc("b", 2, huge);
-    refuse(two, 2, 2, true, "does not fit 64 bits");
+    refuse(two, 2, 2, true, "is negative, or the parameter is too large");
     two[1] = desc("b", 1, negative);
     refuse(two, 2, 2, true, "b: a size is negative");
     two[0] = desc("a", 1, zero);

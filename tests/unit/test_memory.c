@@ -182,11 +182,11 @@ static void refusals(void **state) {
     const fc_memory_chunk chunk = {outside, outside + 2, NULL, NULL};
     fc_memory_tensor two[] = {{"a", {NULL, 0}, FC_F32, 2, shape, NULL, 0}, {"a", {NULL, 0}, FC_F32, 2, shape, NULL, 0}};
     assert_int_equal(fc_checkpoint_in_memory("x", two, 2, &made, &err), FC_EUSAGE);
-    assert_string_equal(err.message, "x: tensor a: there are two of this name");
+    assert_string_equal(err.message, "x: tensor a: the name is used twice");
     two[0].chunks = &chunk;
     two[0].nchunks = 1;
     assert_int_equal(fc_checkpoint_in_memory("x", two, 1, &made, &err), FC_EUSAGE);
-    assert_string_equal(err.message, "x: tensor a: chunk 0 lies outside of its shape");
+    assert_string_equal(err.message, "x: tensor a: chunk 0 is outside the tensor's shape");
     assert_null(made);
 }
 

@@ -281,21 +281,26 @@ static void hostile_globals(void **state) {
     ASSERT_REFUSED("\x80\x02"
                    "cbuiltins\ngetattr\nNX\x01\x00\x00\x00x\x86R.",
                    "x.pkl: offset 1028: pickle global builtins.getattr is not allowed: this file may be hostile");
-    assert_refused("\x80\x02"
+    ASSERT_REFUSED("\x80\x02"
                    "ctorch.hub\nload\n.",
-                   19, FC_PICKLE_STRICT, FC_EUNSUPPORTED,
-                   "x.pkl: offset 1002: pickle global torch.hub.load is not known: the file is of a newer PyTorch, of "
-                   "an extension, or hostile");
+                   "x.pkl: offset 1002: pickle global torch.hub.load is not allowed: this file may be hostile");
+    /* A class that is merely unknown is not called hostile. */
+    assert_refused("\x80\x02"
+                   "cmine\nConfig\n)R.",
+                   18, FC_PICKLE_STRICT, FC_EUNSUPPORTED, "x.pkl: offset 1016: unsupported: class Config of mine");
     /* In an object the name is kept, and nothing happens. */
     ASSERT_JSON("\x80\x02"
                 "cos\nsystem\nX\x02\x00\x00\x00ls\x85R.",
-                "{\"$opaque\":\"os.system\"}");
+                "{\"$unsafe\":\"os.system\"}");
+    ASSERT_JSON("\x80\x02"
+                "cmine\nConfig\n)R.",
+                "{\"$opaque\":\"mine.Config\"}");
     ASSERT_JSON("\x80\x02"
                 "cbuiltins\ngetattr\nNX\x01\x00\x00\x00x\x86R.",
-                "{\"$opaque\":\"builtins.getattr\"}");
+                "{\"$unsafe\":\"builtins.getattr\"}");
     ASSERT_JSON("\x80\x02"
                 "cos\nsystem\n)R}X\x01\x00\x00\x00xNsbK\x01K\x02s.",
-                "{\"$opaque\":\"os.system\"}");
+                "{\"$unsafe\":\"os.system\"}");
     /* Enumeration members as Python 3.11.0 wrote them. */
     fc_pickle *p;
     fc_error err;
@@ -322,7 +327,13 @@ static void damaged(void **state) {
     ASSERT_REFUSED("\x80\x04t.", "x.pkl: offset 1002: the pickle is damaged: an opcode finds no mark");
     ASSERT_REFUSED("\x80\x04N(R.", "x.pkl: offset 1004: the pickle is damaged: an opcode finds too few values");
     ASSERT_REFUSED("\x80\x04NNR.",
-                   "x.pkl: offset 1004: the pickle calls something that is not a global: this file may be hostile");
+                   "x.pkl: offset 1004: the pickle is damaged: it calls a value that is not a function");
+    ASSERT_REFUSED(
+        "\x80\x04}(]Nu.",
+        "x.pkl: offset 1006: the pickle is damaged: a key of a dict or set is a value that cannot be hashed");
+    ASSERT_REFUSED(
+        "\x80\x04\x8f(]\x85\x90.",
+        "x.pkl: offset 1006: the pickle is damaged: a key of a dict or set is a value that cannot be hashed");
     ASSERT_REFUSED("\x80\x04}(Nu.", "x.pkl: offset 1005: the pickle is damaged: a dict has a key without a value");
     ASSERT_REFUSED("\x80\x04]NNs.", "x.pkl: offset 1005: the pickle is damaged: items for a value that is no dict");
     ASSERT_REFUSED("\x80\x04}Na.", "x.pkl: offset 1004: the pickle is damaged: items for a value that is no list");
@@ -340,7 +351,10 @@ static void damaged(void **state) {
                    "x.pkl: offset 1002: the pickle is damaged: a global's name does not end");
     ASSERT_REFUSED("\x80\x02"
                    "ctorch\nSize\nNR.",
-                   "x.pkl: offset 1015: the pickle is damaged: it calls torch.Size with arguments it cannot have");
+                   "x.pkl: offset 1015: the pickle is damaged: the arguments of a call are not a tuple");
+    ASSERT_REFUSED("\x80\x02"
+                   "ctorch\nSize\nN\x85R.",
+                   "x.pkl: offset 1016: the pickle is damaged: it calls torch.Size with arguments it cannot have");
     ASSERT_REFUSED("\x80\x04X\xff\xff\xff\xff",
                    "x.pkl: offset 1002: the pickle is cut off: 4294967295 more bytes belong here, 0 are left");
     ASSERT_REFUSED(

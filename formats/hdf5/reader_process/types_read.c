@@ -9,17 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct float_layout {
-    fc_dtype dtype;
-    size_t size, sign_at, exponent_at, exponent_bits, mantissa_at, mantissa_bits, bias;
-} float_layout;
-
-/* IEEE 754 and the types of docs/HDF5_SCHEMA.md, equal to those predefined in HDF5 2.0. */
-static const float_layout floats[] = {
-    {FC_F64, 8, 63, 52, 11, 0, 52, 1023}, {FC_F32, 4, 31, 23, 8, 0, 23, 127},  {FC_F16, 2, 15, 10, 5, 0, 10, 15},
-    {FC_BF16, 2, 15, 7, 8, 0, 7, 127},    {FC_F8_E4M3FN, 1, 7, 3, 4, 0, 3, 7}, {FC_F8_E5M2, 1, 7, 2, 5, 0, 2, 15},
-};
-
 static bool read_float(hid_t type, fc_dtype *out) {
     size_t sign_at, exponent_at, exponent_bits, mantissa_at, mantissa_bits;
     size_t size = H5Tget_size(type);
@@ -27,12 +16,12 @@ static bool read_float(hid_t type, fc_dtype *out) {
         H5Tget_norm(type) != H5T_NORM_IMPLIED || H5Tget_offset(type) != 0 || H5Tget_precision(type) != 8 * size) {
         return false;
     }
-    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
-        const float_layout *f = &floats[i];
-        if (f->size == size && f->sign_at == sign_at && f->exponent_at == exponent_at &&
-            f->exponent_bits == exponent_bits && f->mantissa_at == mantissa_at && f->mantissa_bits == mantissa_bits &&
-            f->bias == H5Tget_ebias(type)) {
-            *out = f->dtype;
+    for (int i = 0; i < FC_DTYPE_COUNT; i++) {
+        const fc_dtype_info *f = fc_dtype_get((fc_dtype)i);
+        if (f->exponent_bits > 0 && f->size == size && sign_at == 8 * size - 1 && exponent_at == f->mantissa_bits &&
+            exponent_bits == f->exponent_bits && mantissa_at == 0 && mantissa_bits == f->mantissa_bits &&
+            f->exponent_bias == H5Tget_ebias(type)) {
+            *out = (fc_dtype)i;
             return true;
         }
     }
@@ -99,6 +88,18 @@ static bool member_is(hid_t type, unsigned index, const char *a, const char *b, 
     return ok;
 }
 
+/* Finds the complex type with components of type `real`. */
+static bool find_complex(fc_dtype real, fc_dtype *out) {
+    for (int i = 0; i < FC_DTYPE_COUNT; i++) {
+        const fc_dtype_info *info = fc_dtype_get((fc_dtype)i);
+        if (info->cls == FC_CLASS_COMPLEX && info->component == real) {
+            *out = (fc_dtype)i;
+            return true;
+        }
+    }
+    return false;
+}
+
 /* h5py's complex: a compound of two equal floats, r then i (others call them real and imag). */
 static bool read_complex(hid_t type, fc_dtype *out, bool *swap) {
     fc_dtype real, imag;
@@ -112,8 +113,7 @@ static bool read_complex(hid_t type, fc_dtype *out, bool *swap) {
     if (H5Tget_class(a) == H5T_FLOAT && H5Tget_class(b) == H5T_FLOAT && read_float(a, &real) && read_float(b, &imag) &&
         real == imag && 2 * (size_t)fc_dtype_size(real) == size && read_order(a, swap) && read_order(b, &swap_imag) &&
         *swap == swap_imag) {
-        ok = real == FC_F16 || real == FC_F32 || real == FC_F64;
-        *out = real == FC_F16 ? FC_C32 : real == FC_F32 ? FC_C64 : FC_C128;
+        ok = find_complex(real, out);
     }
     H5Tclose(a);
     H5Tclose(b);

@@ -7,31 +7,51 @@
 #include <stddef.h>
 #include <string.h>
 
-/* A little-endian float with an implied leading bit, as its fields lie in the bits. */
-typedef struct float_layout {
-    size_t size;
-    size_t sign_at, exponent_at, exponent_bits, mantissa_at, mantissa_bits;
-    size_t bias;
-} float_layout;
-
-static const float_layout float16 = {2, 15, 10, 5, 0, 10, 15};
-static const float_layout bfloat16 = {2, 15, 7, 8, 0, 7, 127};
-static const float_layout e5m2 = {1, 7, 2, 5, 0, 2, 15};
-
-static hid_t custom_float(const float_layout *f) {
+static hid_t custom_float(const fc_dtype_info *info) {
+    size_t bits = 8 * (size_t)info->size;
     hid_t type = H5Tcopy(H5T_IEEE_F32LE);
     if (type < 0) {
         return type;
     }
     /* Fields before size: they must fit the old size now and the new one afterwards, never the other way round. */
-    if (H5Tset_fields(type, f->sign_at, f->exponent_at, f->exponent_bits, f->mantissa_at, f->mantissa_bits) < 0 ||
-        H5Tset_precision(type, 8 * f->size) < 0 || H5Tset_size(type, f->size) < 0 || H5Tset_ebias(type, f->bias) < 0 ||
-        H5Tset_norm(type, H5T_NORM_IMPLIED) < 0 || H5Tset_inpad(type, H5T_PAD_ZERO) < 0 ||
-        H5Tset_pad(type, H5T_PAD_ZERO, H5T_PAD_ZERO) < 0) {
+    if (H5Tset_fields(type, bits - 1, info->mantissa_bits, info->exponent_bits, 0, info->mantissa_bits) < 0 ||
+        H5Tset_precision(type, bits) < 0 || H5Tset_size(type, info->size) < 0 ||
+        H5Tset_ebias(type, info->exponent_bias) < 0 || H5Tset_norm(type, H5T_NORM_IMPLIED) < 0 ||
+        H5Tset_inpad(type, H5T_PAD_ZERO) < 0 || H5Tset_pad(type, H5T_PAD_ZERO, H5T_PAD_ZERO) < 0) {
         H5Tclose(type);
         return H5I_INVALID_HID;
     }
     return type;
+}
+
+/*
+ * No fields describe that an exponent of ones is a number, that 0x80 is NaN, or that there is no sign. HDF5 would
+ * silently read wrong values from such a float, so it is stored as its bits; the attribute dtype gives them a meaning.
+ */
+static hid_t floating(fc_dtype dtype) {
+    const fc_dtype_info *info = fc_dtype_get(dtype);
+    if (dtype == FC_F64) {
+        return H5Tcopy(H5T_IEEE_F64LE);
+    }
+    if (dtype == FC_F32) {
+        return H5Tcopy(H5T_IEEE_F32LE);
+    }
+    bool has_fields = info->exponent_bits > 0 && dtype != FC_F8_E4M3FN;
+    return has_fields ? custom_float(info) : H5Tcopy(H5T_STD_U8LE);
+}
+
+static hid_t integer(const fc_dtype_info *info) {
+    bool is_signed = info->cls == FC_CLASS_SIGNED;
+    switch (info->size) {
+    case 1:
+        return H5Tcopy(is_signed ? H5T_STD_I8LE : H5T_STD_U8LE);
+    case 2:
+        return H5Tcopy(is_signed ? H5T_STD_I16LE : H5T_STD_U16LE);
+    case 4:
+        return H5Tcopy(is_signed ? H5T_STD_I32LE : H5T_STD_U32LE);
+    default:
+        return H5Tcopy(is_signed ? H5T_STD_I64LE : H5T_STD_U64LE);
+    }
 }
 
 /* As h5py writes numpy.bool_. */
@@ -71,53 +91,21 @@ static hid_t opaque_byte(void) {
 }
 
 hid_t fc_h5_type_new(fc_dtype dtype) {
-    switch (dtype) {
-    case FC_F64:
-        return H5Tcopy(H5T_IEEE_F64LE);
-    case FC_F32:
-        return H5Tcopy(H5T_IEEE_F32LE);
-    case FC_F16:
-        return custom_float(&float16);
-    case FC_BF16:
-        return custom_float(&bfloat16);
-    case FC_F8_E5M2:
-        return custom_float(&e5m2);
-    case FC_F8_E4M3FN:
-    case FC_F8_E4M3FNUZ:
-    case FC_F8_E5M2FNUZ:
-    case FC_F8_E8M0FNU:
-    case FC_F4_E2M1FN_X2:
-        /* No field layout says that an exponent of ones is a number, that 0x80 is NaN, or that there is no sign: as a
-           float HDF5 reads wrong values, in silence. The bits, and the attribute dtype. */
+    const fc_dtype_info *info = fc_dtype_get(dtype);
+    switch (info->cls) {
+    case FC_CLASS_FLOAT:
+        return floating(dtype);
+    case FC_CLASS_PACKED:
         return H5Tcopy(H5T_STD_U8LE);
-    case FC_I64:
-        return H5Tcopy(H5T_STD_I64LE);
-    case FC_I32:
-        return H5Tcopy(H5T_STD_I32LE);
-    case FC_I16:
-        return H5Tcopy(H5T_STD_I16LE);
-    case FC_I8:
-        return H5Tcopy(H5T_STD_I8LE);
-    case FC_U64:
-        return H5Tcopy(H5T_STD_U64LE);
-    case FC_U32:
-        return H5Tcopy(H5T_STD_U32LE);
-    case FC_U16:
-        return H5Tcopy(H5T_STD_U16LE);
-    case FC_U8:
-        return H5Tcopy(H5T_STD_U8LE);
-    case FC_BOOL:
+    case FC_CLASS_SIGNED:
+    case FC_CLASS_UNSIGNED:
+        return integer(info);
+    case FC_CLASS_BOOL:
         return boolean();
-    case FC_C32:
-        return complex_of(custom_float(&float16));
-    case FC_C64:
-        return complex_of(H5Tcopy(H5T_IEEE_F32LE));
-    case FC_C128:
-        return complex_of(H5Tcopy(H5T_IEEE_F64LE));
-    case FC_OPAQUE:
+    case FC_CLASS_COMPLEX:
+        return complex_of(floating(info->component));
+    case FC_CLASS_OPAQUE:
         return opaque_byte();
-    case FC_DTYPE_COUNT:
-        break;
     }
     return H5I_INVALID_HID;
 }

@@ -275,7 +275,20 @@ __device__ __forceinline__ uint64_t keep_nan(uint64_t a, uint64_t b, uint64_t re
 }
 
 __device__ __forceinline__ bool is_float(fc_dtype dtype) {
-    return dtype <= FC_F8_E8M0FNU;
+    switch (dtype) {
+    case FC_I64:
+    case FC_I32:
+    case FC_I16:
+    case FC_I8:
+    case FC_U64:
+    case FC_U32:
+    case FC_U16:
+    case FC_U8:
+    case FC_BOOL:
+        return false;
+    default:
+        return true;
+    }
 }
 
 /* The one operation on two elements: a sum, or with `divides` a / divisor. */

@@ -23,6 +23,10 @@ typedef enum fc_finding_kind {
     FC_FOUND_FILE_DAMAGED,     /**< a data file is damaged in another way */
     FC_FOUND_COVERAGE,         /**< the chunks of a tensor leave a hole or overlap */
     FC_FOUND_UNSUPPORTED,      /**< a value is unreadable: fc_object.refusal */
+    FC_FOUND_RUNS,             /**< an object runs code when PyTorch loads it */
+    FC_FOUND_FILE_RUNS,        /**< a file runs code when PyTorch loads it: fc_checkpoint.risk */
+    FC_FOUND_UNKNOWN_CLASS,    /**< an object is not known to be harmless */
+    FC_FOUND_OBJECT_DAMAGED,   /**< an object cannot be loaded */
     FC_FOUND_NOTE,             /**< the format cannot guarantee something: fc_checkpoint.note */
     FC_FOUND_EMPTY,            /**< there is no tensor and no object */
     FC_FOUND_WRAPPED_PREFIX,   /**< all names begin with a wrapper's prefix */

@@ -102,6 +102,8 @@ typedef struct fc_checkpoint {
     fc_mesh mesh;         /**< ndim is 0 if the format records no mesh */
     const char *producer; /**< the program that wrote it, e.g. "torch 2.15.0"; NULL if unknown */
     const char *note;     /**< what the format cannot guarantee, one line for a person; NULL for nothing */
+    const char *risk; /**< one line for a person: the code that PyTorch would run while it loads one of the files, apart
+                           from objects (fc_checkpoint_object_verdict); NULL for none */
     const struct fc_seal *seal; /**< its seal; NULL if there is none */
     /** What each of `files` was when the checkpoint was opened (lib/checkpoint/identity.h). NULL: it is not known. */
     const struct fc_identity *identities;
@@ -214,6 +216,26 @@ fc_code fc_check_readable(const fc_checkpoint *checkpoint, const fc_tensor *tens
  */
 fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                   const char **json, fc_error *err);
+
+/** What PyTorch would do while it loads an object, beyond making data. */
+typedef enum fc_object_risk {
+    FC_OBJECT_HARMLESS,
+    FC_OBJECT_UNKNOWN, /**< it needs a class or function that is not known to be harmless, or it cannot be examined */
+    FC_OBJECT_RUNS     /**< it calls something that runs code or commands */
+} fc_object_risk;
+
+typedef struct fc_object_verdict {
+    fc_object_risk risk;
+    char global[256]; /**< the class or function, e.g. "os.system"; empty if it has no name or the object is harmless */
+    char reason[512]; /**< a clause for people that follows the object's name; empty for a harmless object */
+} fc_object_verdict;
+
+/**
+ * Examines the pickle of an object without running it. Objects of encodings that are not pickles are harmless.
+ * @return FC_ECORRUPT if PyTorch could not load it, or an error of reading it.
+ */
+fc_code fc_checkpoint_object_verdict(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_object_verdict *out,
+                                     fc_error *err);
 
 /** As `index` of fc_checkpoint_digest: the whole tensor. */
 #define FC_WHOLE_TENSOR SIZE_MAX

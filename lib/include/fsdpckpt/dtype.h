@@ -56,6 +56,11 @@ typedef struct fc_dtype_info {
     uint32_t size;          /**< bytes per element */
     uint32_t swap_size;     /**< bytes that are reversed to change the byte order; for complex types half of `size` */
     fc_dtype_class cls;
+    fc_dtype component; /**< for complex types the type of the real part, otherwise the type itself */
+    char numpy_kind;    /**< NumPy's type code, such as 'f'; 'V' (raw bytes) where NumPy has no such type */
+    /** The fields of a float with an implied leading bit; 0 for other types. The sign is the highest bit. */
+    uint8_t exponent_bits, mantissa_bits;
+    uint16_t exponent_bias;
 } fc_dtype_info;
 
 /** @return the properties of `dtype`; never NULL. */

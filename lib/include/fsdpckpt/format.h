@@ -88,6 +88,7 @@ typedef struct fc_format_verifier {
 /** Turns a target into headers with reserved extents. `create` is NULL for formats that are only read. */
 typedef struct fc_format_writer {
     bool wants_crc32;    /**< finish_file needs fc_target_item.crc32 */
+    bool holds_pickles;  /**< loading an object of the target runs its pickle: only harmless objects are written */
     bool self_contained; /**< each shard file holds all boxes of its rank, replicated ones and objects too */
     /** Where objects go, for people, when the format has no objects: `reserve` puts them there and the engine writes
      *  none. NULL: objects are stored like tensors. */

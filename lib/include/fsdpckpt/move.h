@@ -64,9 +64,10 @@ fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor,
 typedef struct fc_convert_options {
     const fc_format *format; /**< the format of the target */
     fc_selection selection;
-    bool force;   /**< replace an existing target */
-    bool dry_run; /**< plan and check everything, but write nothing */
-    bool partial; /**< the source shows only a part of what was opened: it must not be replaced */
+    bool force;         /**< replace an existing target */
+    bool dry_run;       /**< plan and check everything, but write nothing */
+    bool trust_objects; /**< also write objects that are not known to be harmless into formats that run them on load */
+    bool partial;       /**< the source shows only a part of what was opened: it must not be replaced */
     /** What else is read and must not be replaced: files and directories, ended by NULL. NULL: nothing. */
     const char *const *inputs;
     fc_teller teller; /**< is told what is done about runs that died */

@@ -39,12 +39,15 @@ void fc_report_defect(fc_findings *findings, const fc_defect *place, const char 
 /** What was verified, and how much of it digests cover. */
 typedef struct fc_verify_report {
     size_t tensors, objects, files;
-    uint64_t bytes;            /**< bytes of data that were read */
-    size_t digested;           /**< number of tensors and objects whose bytes a digest or CRC covers */
-    size_t undigested;         /**< number of tensors and objects that were only read */
-    uint64_t undigested_bytes; /**< bytes of these */
-    size_t headers_digested;   /**< number of files whose headers a digest covers */
-    bool sealed;               /**< whether a seal covers every byte of every file */
+    uint64_t bytes;             /**< bytes of data that were read */
+    size_t digested;            /**< number of tensors and objects whose bytes a digest or CRC covers */
+    size_t undigested;          /**< number of tensors and objects that were only read */
+    uint64_t undigested_bytes;  /**< bytes of these */
+    size_t headers_digested;    /**< number of files whose headers a digest covers */
+    bool sealed;                /**< whether a seal covers every byte of every file */
+    size_t unknown;             /**< number of objects that are not known to be harmless (FC_OBJECT_UNKNOWN) */
+    const char *unknown_object; /**< the first of them, borrowed from the checkpoint; NULL for none */
+    char unknown_reason[512];   /**< fc_object_verdict.reason of that object */
     uint64_t defects;
 } fc_verify_report;
 

@@ -1,0 +1,81 @@
+/*
+ * What loading a torch.save archive with PyTorch would do, beyond making data. See lib/checkpoint/object_verdict.h.
+ */
+#include "checkpoint/object_verdict.h"
+
+#include "torch/item.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* torch.load gives an archive with this record to torch.jit.load, which compiles the code in it. */
+static bool is_torchscript(const fc_torch_item *item) {
+    for (size_t i = 0; i < item->zip.nentries; i++) {
+        const char *slash = strchr(item->zip.entries[i].name, '/');
+        if (slash && strcmp(slash + 1, "constants.pkl") == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void judge_unknown(const fc_pickle *p, fc_object_verdict *out) {
+    size_t n;
+    out->risk = FC_OBJECT_UNKNOWN;
+    if (!p->risky) {
+        snprintf(out->reason, sizeof out->reason, "unsupported: it needs a class without a name");
+        return;
+    }
+    const uint64_t *cell = p->cells + fc_pv_payload(p->risky);
+    snprintf(out->reason, sizeof out->reason, "unsupported: class %.200s of %.200s is not known to be harmless",
+             fc_pickle_bytes(p, cell[2], &n), fc_pickle_bytes(p, cell[1], &n));
+}
+
+static void judge_pickle(const fc_pickle *p, fc_object_verdict *out) {
+    if (p->risky) {
+        fc_pickle_global_name(p, p->risky, out->global, sizeof out->global);
+    }
+    if (p->risk == FC_RISK_RUNS) {
+        out->risk = FC_OBJECT_RUNS;
+        char name[256];
+        snprintf(out->reason, sizeof out->reason, "loading it calls %s: it may be hostile",
+                 fc_pickle_risky_name(p, name, sizeof name));
+    } else if (p->risk == FC_RISK_UNKNOWN) {
+        judge_unknown(p, out);
+    }
+}
+
+/* Judges an opened item and closes it. `rc` is the outcome of opening it, with the message `why`. */
+static fc_code judge(fc_torch_item *item, fc_code rc, const fc_error *why, fc_object_verdict *out, fc_error *err) {
+    if (rc == FC_EUNSUPPORTED) { /* the pickle is too large, or of torch before 1.6 */
+        out->risk = FC_OBJECT_UNKNOWN;
+        snprintf(out->reason, sizeof out->reason, "its pickle cannot be examined: %.400s", why->message);
+        return FC_OK;
+    }
+    if (rc != FC_OK) {
+        return fc_fail(err, rc, "%s", why->message);
+    }
+    judge_pickle(item->pickle, out);
+    if (is_torchscript(item)) {
+        *out = (fc_object_verdict){.risk = FC_OBJECT_RUNS, .global = "torch.jit.load"};
+        snprintf(out->reason, sizeof out->reason, "loading it compiles a TorchScript program: it may be hostile");
+    }
+    fc_torch_item_close(item);
+    return FC_OK;
+}
+
+fc_code fc_torch_verdict(int fd, const char *path, uint64_t offset, uint64_t length, fc_object_verdict *out,
+                         fc_error *err) {
+    fc_torch_item item;
+    fc_error why;
+    fc_code rc = fc_torch_item_open(fd, path, offset, length, &item, &why);
+    return judge(&item, rc, &why, out, err);
+}
+
+fc_code fc_torch_verdict_memory(unsigned char *bytes, uint64_t length, const char *path, fc_object_verdict *out,
+                                fc_error *err) {
+    fc_torch_item item;
+    fc_error why;
+    fc_code rc = fc_torch_item_open_memory(bytes, length, path, &item, &why);
+    return judge(&item, rc, &why, out, err);
+}

@@ -1,0 +1,384 @@
+#!/usr/bin/env python3
+"""Objects that run code when PyTorch loads them: found by check, verify and inspect in every format, never written into
+a format that runs them on load, and kept as bytes by HDF5 and safetensors. Each attack really runs in torch.load. Objects
+of harmless classes pass, and load in torch as what they were. Pickles that torch cannot load are damage.
+
+usage: unsafe_objects.py FSDPCKPT      exit 77 without torch
+"""
+import argparse
+import collections
+import datetime
+import decimal
+import fractions
+import functools
+import io
+import json
+import logging
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import tempfile
+import types
+import uuid
+import warnings
+import zipfile
+
+logging.disable(logging.WARNING)
+warnings.filterwarnings("ignore")
+try:
+    import numpy as np
+    import torch
+    import torch.distributed.checkpoint as dcp
+except ImportError as e:
+    print("skipped: %s" % e)
+    sys.exit(77)
+
+from checks import check, failures
+
+PROGRAM = os.path.abspath(sys.argv[1])
+
+
+def run(*argv):
+    return subprocess.run([PROGRAM, *map(str, argv)], capture_output=True, text=True)
+
+
+# ---- attacks: each leaves a file called `mark` behind when it is loaded ----
+
+class Reduced:
+    """Pickles as the call that it is given."""
+
+    def __init__(self, *how):
+        self.how = how
+
+    def __reduce__(self):
+        return self.how
+
+    def __call__(self):
+        """Pickle asks that what it calls is callable: so the result of one call can be the function of another."""
+
+
+def system(mark):
+    return Reduced(os.system, ("touch " + mark,))
+
+
+def attacks(mark):
+    yield "system", "posix.system", system(mark)
+    yield "nested", "posix.system", [1, (2, {3, system(mark)})]
+    yield "eval", "builtins.eval", Reduced(eval, ("open(%r, 'w')" % mark,))
+    yield "exec", "builtins.exec", Reduced(exec, ("open(%r, 'w')" % mark,))
+    yield "popen", "subprocess.Popen", Reduced(subprocess.Popen, (["touch", mark],))
+    yield "partial", "functools.partial", Reduced(Reduced(functools.partial, (os.system, "touch " + mark)), ())
+    yield "getattr", "builtins.getattr", Reduced(Reduced(getattr, (Reduced(__import__, ("os",)), "system")), ("touch " + mark,))
+    yield "state", "posix.system", Reduced(argparse.Namespace, (), {"x": system(mark)})
+    yield "factory", "posix.system", collections.defaultdict(list, {"x": system(mark)})
+    inner = io.BytesIO()
+    torch.save(system(mark), inner)
+    yield "nested pickle", "torch.storage._load_from_bytes", Reduced(torch.storage._load_from_bytes, (inner.getvalue(),))
+
+
+def runs(path, mark):
+    """Whether torch.load runs the attack."""
+    try:
+        torch.load(path, weights_only=False)
+    except Exception:
+        pass
+    for _ in range(200):
+        if os.path.exists(mark):
+            os.remove(mark)
+            return True
+        subprocess.run(["sleep", "0.01"])
+    return False
+
+
+def must_be_caught(source, name, what, word):
+    """Every command says it, and only containers of data are written."""
+    r = run("check", source)
+    check(r.returncode == 1 and name in r.stdout and "may be hostile" in r.stdout, "%s: check: %s" % (what, r))
+    r = run("verify", source)
+    check(r.returncode == 1 and name in r.stdout and "may be hostile" in r.stdout, "%s: verify: %s" % (what, r))
+    r = run("inspect", source)
+    check(r.returncode == 0 and "Unsafe      %s: " % name in r.stdout, "%s: inspect: %s" % (what, r))
+    r = run("inspect", source, "--json")
+    found = [o for o in json.loads(r.stdout)["objects"] if o.get("risk") == "runs"]
+    check([o["name"] for o in found] == [name], "%s: inspect --json: %s" % (what, r))
+    for to in ("pt", "dcp"):
+        target = "%s.to.%s" % (source, to)
+        r = run("convert", source, "-o", target, "--to", to)
+        check(r.returncode == 3 and "--exclude '%s'" % name in r.stderr and "--trust-objects" in r.stderr
+              and r.stderr.count("\n") == 1, "%s: to %s: %s" % (what, to, r))
+        check(not os.path.exists(target), "%s: %s was written" % (what, to))
+        r = run("convert", source, "-o", target, "--to", to, "--exclude", name)
+        check(r.returncode == 0, "%s: to %s without it: %s" % (what, to, r))
+
+
+def attack_everywhere(home):
+    for what, word, value in attacks(os.path.join(home, "mark")):
+        mark = os.path.join(home, "mark")
+        folder = os.path.join(home, what.replace(" ", "_"))
+        os.mkdir(folder)
+        pt = os.path.join(folder, "a.pt")
+        torch.save({"w": torch.ones(4), "evil": value}, pt)
+        check(runs(pt, mark), "%s: does not run: the test is wrong" % what)
+        must_be_caught(pt, "evil", what + " in .pt", word)
+        kept = [os.path.join(folder, n) for n in ("kept.h5", "kept.safetensors")]
+        for target in kept:
+            r = run("convert", pt, "-o", target)
+            check(r.returncode == 0, "%s: to %s: %s" % (what, target, r))
+            must_be_caught(target, "evil", what + " in " + target, word)
+        trusted = os.path.join(folder, "trusted_dcp")
+        r = run("convert", kept[0], "-o", trusted, "--to", "dcp", "--trust-objects")
+        check(r.returncode == 0, "%s: --trust-objects: %s" % (what, r))
+        must_be_caught(trusted, "evil", what + " in DCP", word)
+        check(not os.path.exists(mark), "%s: fsdpckpt ran it" % what)
+
+
+def with_pickle(path, change, extra=None):
+    """Replaces data.pkl of an archive of torch.save."""
+    with zipfile.ZipFile(path) as z:
+        records = [(n, z.read(n)) for n in z.namelist()]
+    with zipfile.ZipFile(path, "w") as z:
+        for name, data in records:
+            z.writestr(name, change(data) if name.endswith("/data.pkl") else data)
+        for name, data in (extra or {}).items():
+            z.writestr(records[0][0].split("/")[0] + "/" + name, data)
+
+
+def dropped_call(home):
+    """A call whose result is thrown away is in no object; the file runs it all the same."""
+    mark = os.path.join(home, "mark")
+    path = os.path.join(home, "dropped.pt")
+    torch.save({"w": torch.ones(4)}, path)
+    command = ("touch " + mark).encode()
+    call = b"cposix\nsystem\nX" + len(command).to_bytes(4, "little") + command + b"\x85R0"
+    with_pickle(path, lambda data: data[:2] + call + data[2:])
+    check(runs(path, mark), "dropped call: does not run: the test is wrong")
+    for command in ("check", "verify", "inspect"):
+        r = run(command, path)
+        check("calls posix.system: it may be hostile" in r.stdout, "dropped call: %s: %s" % (command, r))
+    check(run("check", path).returncode == 1 and run("verify", path).returncode == 1, "dropped call: it is good")
+    target = os.path.join(home, "clean.pt")
+    check(run("convert", path, "-o", target).returncode == 0 and not runs(target, mark), "dropped call: it travelled")
+
+
+def wrapped_call(home):
+    """torch's own function for subclasses of tensors calls what it is given."""
+    mark = os.path.join(home, "mark")
+    path = os.path.join(home, "wrapped.pt")
+    torch.save({"w": torch.ones(4), "evil": Reduced(torch._tensor._rebuild_from_type_v2,
+                                                    (os.system, torch.Tensor, ("touch " + mark,), {}))}, path)
+    check(runs(path, mark), "wrapped call: does not run: the test is wrong")
+    for command in ("check", "verify", "inspect"):
+        r = run(command, path)
+        check("calls posix.system: it may be hostile" in r.stdout, "wrapped call: %s: %s" % (command, r))
+    check(run("check", path).returncode == 1 and run("verify", path).returncode == 1, "wrapped call: it is good")
+    check(run("convert", path, "-o", path + ".pt").returncode == 5, "wrapped call: it travelled")
+
+
+def hooked_tensor(home):
+    """A call in the pickle of a tensor of a DCP checkpoint, where no value keeps its result."""
+    mark = os.path.join(home, "mark")
+    folder = os.path.join(home, "hooked")
+    dcp.save({"w": torch.ones(4)}, checkpoint_id=folder)
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    (index, info), = metadata.storage_data.items()
+    item = io.BytesIO()
+    torch.save(torch.ones(4), item)
+    path = os.path.join(home, "item.pt")
+    with open(path, "wb") as f:
+        f.write(item.getvalue())
+    command = ("touch " + mark).encode()
+    call = b"cposix\nsystem\nX" + len(command).to_bytes(4, "little") + command + b"\x85R0"
+    with_pickle(path, lambda data: data[:2] + call + data[2:])
+    with open(path, "rb") as f:
+        data = f.read()
+    with open(os.path.join(folder, info.relative_path), "wb") as f:
+        f.write(data)
+    info.offset, info.length = 0, len(data)
+    with open(os.path.join(folder, ".metadata"), "wb") as f:
+        pickle.dump(metadata, f)
+    check(runs(path, mark), "hooked tensor: does not run: the test is wrong")
+    r = run("verify", folder)
+    check(r.returncode == 1 and "w: loading it calls posix.system" in r.stdout, "hooked tensor: verify: %s" % r)
+    target = os.path.join(home, "unhooked")
+    check(run("convert", folder, "-o", target, "--to", "dcp").returncode == 0, "hooked tensor: its data is not read")
+    check(run("verify", target).returncode == 0, "hooked tensor: it travelled")
+
+
+def torchscript_object(home):
+    """torch.load compiles what is in an archive with the record constants.pkl."""
+    folder = os.path.join(home, "script")
+    dcp.save({"w": torch.ones(4), "o": "text"}, checkpoint_id=folder)
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    index = [i for i in metadata.storage_data if i.fqn == "o"][0]
+    info = metadata.storage_data[index]
+    path = os.path.join(home, "script.pt")
+    torch.save("text", path)
+    with_pickle(path, lambda data: data, {"constants.pkl": b"\x80\x02)."})
+    with open(path, "rb") as f:
+        data = f.read()
+    info.relative_path, info.offset, info.length = "__1_0.distcp", 0, len(data)
+    with open(os.path.join(folder, info.relative_path), "wb") as f:
+        f.write(data)
+    with open(os.path.join(folder, ".metadata"), "wb") as f:
+        pickle.dump(metadata, f)
+    must_be_caught(folder, "o", "TorchScript in DCP", "torch.jit.load")
+
+
+# ---- classes that are merely unknown ----
+
+class Mine:
+    def __init__(self):
+        self.x = 1
+
+
+def unknown_class(home):
+    path = os.path.join(home, "mine.pt")
+    torch.save({"w": torch.ones(4), "mine": Mine(), "part": functools.partial(int, "2")}, path)
+    r = run("check", path)
+    check(r.returncode == 0 and "unsupported: class Mine of __main__" in r.stdout and "hostile" not in r.stdout,
+          "unknown class: check: %s" % r)
+    r = run("verify", path)
+    check(r.returncode == 0 and "not known to be harmless: 2 objects, e.g. mine" in r.stdout and "hostile" not in r.stdout,
+          "unknown class: verify: %s" % r)
+    r = run("inspect", path)
+    check("Unknown     mine: unsupported: class Mine of __main__" in r.stdout, "unknown class: inspect: %s" % r)
+    for to in ("pt", "dcp"):
+        target = path + "." + to
+        r = run("convert", path, "-o", target, "--to", to)
+        check(r.returncode == 5 and "class Mine of __main__" in r.stderr and "hostile" not in r.stderr
+              and "--exclude 'mine'" in r.stderr and "--trust-objects" in r.stderr, "unknown class: %s: %s" % (to, r))
+        r = run("convert", path, "-o", target, "--to", to, "--trust-objects")
+        check(r.returncode == 0, "unknown class: --trust-objects: %s" % r)
+    check(torch.load(path + ".pt", weights_only=False)["mine"].x == 1, "unknown class: it was not copied")
+
+
+def look_alikes(home):
+    """OLMo-core has a _StorageInfo of its own; others have subclasses under other names."""
+    from torch.distributed.checkpoint import filesystem
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    class Info(filesystem._StorageInfo):
+        pass
+
+    class Chunk(ChunkStorageMetadata):
+        pass
+    folder = os.path.join(home, "alike")
+    dcp.save({"w": torch.arange(6.0), "o": {"x": 1}}, checkpoint_id=folder)
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    for index, old in metadata.storage_data.items():
+        new = Info(old.relative_path, old.offset, old.length)
+        metadata.storage_data[index] = new
+    for value in metadata.state_dict_metadata.values():
+        if hasattr(value, "chunks"):
+            value.chunks = [Chunk(c.offsets, c.sizes) for c in value.chunks]
+    Info.__module__, Info.__qualname__ = "olmo_core.distributed.checkpoint.filesystem", "_StorageInfo"
+    Chunk.__module__, Chunk.__qualname__ = "somebody.else", "Piece"
+
+    class Writer(pickle._Pickler):
+        """Writes classes without importing them."""
+
+        def save_global(self, obj, name=None):
+            if obj not in (Info, Chunk):
+                return pickle._Pickler.save_global(self, obj, name)
+            self.save(obj.__module__)
+            self.save(obj.__qualname__)
+            self.write(pickle.STACK_GLOBAL)
+            return self.memoize(obj)
+    Writer.dispatch = dict(pickle._Pickler.dispatch)
+    Writer.dispatch[type] = Writer.save_global
+    with open(os.path.join(folder, ".metadata"), "wb") as f:
+        Writer(f, 4).dump(metadata)
+    target = os.path.join(home, "alike.pt")
+    r = run("consolidate", folder, "-o", target)
+    check(r.returncode == 0, "look-alikes: %s" % r)
+    if r.returncode == 0:
+        got = torch.load(target)
+        check(torch.equal(got["w"], torch.arange(6.0)) and got["o"] == {"x": 1}, "look-alikes: read as %s" % got)
+
+
+# ---- harmless classes ----
+
+def harmless():
+    d = collections.OrderedDict(b=1, a=2)
+    d.attribute = 3
+    return {
+        "namespace": argparse.Namespace(lr=0.1, betas=(0.9, 0.99), path=pathlib.Path("/a/b")),
+        "simple": types.SimpleNamespace(x=1), "ordered": (d,), "counter": collections.Counter("abca"),
+        "default": collections.defaultdict(list, {"a": [1]}), "deque": collections.deque([1, 2], maxlen=3),
+        "scalar": np.float32(3.5), "integer": np.int64(7), "bool": np.bool_(True), "dtype": np.dtype("float32"),
+        "array": {1.5: np.arange(6).reshape(2, 3)}, "path": pathlib.PurePosixPath("a/b"), "size": torch.Size([1, 2]),
+        "torch_dtype": torch.bfloat16, "device": torch.device("cuda", 1), "layout": [torch.strided],
+        "date": datetime.date(2026, 1, 2), "datetime": datetime.datetime(2026, 1, 2, 3, 4, 5, 6, datetime.timezone.utc),
+        "delta": datetime.timedelta(1, 2, 3), "uuid": uuid.UUID(int=5), "decimal": decimal.Decimal("1.50"),
+        "fraction": fractions.Fraction(1, 3), "complex": 1 + 2j, "set": {1, 2}, "frozenset": frozenset([1]),
+        "bytes": b"\0\xff", "bytearray": bytearray(b"x"), "range": range(3), "slice": slice(1, 2), "none": None,
+        "big": 2 ** 100, "float": float("inf"), "class": [torch.optim.Adam], "random": np.random.RandomState(1).get_state(),
+    }
+
+
+def same(a, b):
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (tuple, list, collections.deque)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a) and (
+            getattr(a, "__dict__", None) == getattr(b, "__dict__", None))
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    return a == b
+
+
+def harmless_travel(home):
+    want = harmless()
+    source = os.path.join(home, "harmless.pt")
+    torch.save(dict(want, w=torch.ones(4)), source)
+    for command in ("check", "verify"):
+        r = run(command, source)
+        check(r.returncode == 0 and "harmless" not in r.stdout.replace("harmless.pt", ""), "harmless: %s: %s" % (command, r))
+    steps = [("h.h5", ""), ("h_dcp", "dcp"), ("h.safetensors", ""), ("h.pt", "")]
+    for name, to in steps:
+        target = os.path.join(home, name)
+        r = run("convert", source, "-o", target, *(("--to", to) if to else ()))
+        check(r.returncode == 0, "harmless: to %s: %s" % (name, r))
+        source = target
+    got = torch.load(source, weights_only=False)
+    for key, value in want.items():
+        check(same(value, got[key]), "harmless: %s was %r, is %r" % (key, value, got.get(key)))
+    loaded = {key: None for key in want if not isinstance(want[key], (dict, list))}
+    dcp.load(loaded, checkpoint_id=os.path.join(home, "h_dcp"))
+    for key in loaded:
+        check(same(want[key], loaded[key]), "harmless: DCP: %s was %r, is %r" % (key, want[key], loaded[key]))
+
+
+# ---- pickles that torch cannot load ----
+
+def unloadable(home):
+    path = os.path.join(home, "bad.pt")
+    text = b"X\x01\x00\x00\x00x"
+    for what, value in (("a str that is called", text + b")R"), ("arguments that are no tuple", b"ctorch\nSize\nNR"),
+                        ("a list as a key", b"}]Ns"),
+                        ("a tuple with a list as a key", b"}]\x85Ns"), ("a set of dicts", b"c__builtin__\nset\n]}a\x85R"),
+                        ("a state for a dict", b"}}b"), ("a size of text", b"ctorch\nSize\n" + text + b"\x85\x85R")):
+        torch.save({"w": torch.ones(4)}, path)
+        with_pickle(path, lambda data: data[:2] + value + b"0" + data[2:])
+        try:
+            torch.load(path, weights_only=False)
+            check(False, "%s: torch loads it: the test is wrong" % what)
+        except Exception:
+            pass
+        target = os.path.join(home, "bad.h5")
+        r = run("convert", path, "-o", target)
+        check(r.returncode == 3 and r.stderr.count("\n") == 1 and not os.path.exists(target), "%s: %s" % (what, r))
+        check(run("verify", path).returncode in (1, 3), "%s: verify is content" % what)
+
+
+with tempfile.TemporaryDirectory(prefix="fc-unsafe-") as home:
+    for test in (attack_everywhere, dropped_call, wrapped_call, hooked_tensor, torchscript_object, unknown_class, look_alikes,
+                 harmless_travel, unloadable):
+        test(home)
+if failures:
+    sys.exit("%d failures" % len(failures))
+print("ok")
