@@ -38,8 +38,8 @@ HEADERS = {
 }
 PUBLIC = {f"fsdpckpt/{name}.h": room for room, names in HEADERS.items() for name in names.split()}
 
-# The library calls the table of formats, which is assembled above it: the one symbol that it does not define.
-UPWARD_CALLS = {"fc_formats"}
+# The library calls the tables of formats and of encodings, which are assembled above it.
+UPWARD_CALLS = {"fc_formats", "fc_object_encoding_find"}
 # Libraries that one room hides from all others.
 ONLY_IN = {r"hdf5(_hl)?\.h|H5\w+\.h": "formats/hdf5", r"mpi\.h|nccl\.h|cuda\w*\.h": "lib/comm"}
 

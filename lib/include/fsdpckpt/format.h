@@ -157,6 +157,20 @@ static inline bool fc_format_writes(const fc_format *format) {
  */
 bool fc_is_own_file(const char *name, const unsigned char *head, size_t size);
 
+/** How objects of one fc_object.encoding are examined: what a program that loads them would execute. */
+typedef struct fc_object_encoding {
+    const char *name; /**< fc_object.encoding */
+    /** Examines the `length` bytes from `offset` of the open file `fd`. */
+    fc_code (*examine)(int fd, const char *path, uint64_t offset, uint64_t length, fc_object_verdict *out,
+                       fc_error *err);
+    /** Likewise `length` bytes in memory; takes over the malloc'ed `bytes`. */
+    fc_code (*examine_memory)(unsigned char *bytes, uint64_t length, const char *path, fc_object_verdict *out,
+                              fc_error *err);
+} fc_object_encoding;
+
+/** Finds the encoding of objects called `name`. @return NULL: its objects cannot execute anything. */
+const fc_object_encoding *fc_object_encoding_find(const char *name);
+
 /** The static table of formats (formats/format_list.h), NULL-terminated. */
 const fc_format *const *fc_formats(void);
 
