@@ -1,10 +1,10 @@
 /*
- * The report of check as JUnit XML: a test case for each kind of finding that was looked for, so that the cases stay
- * the same from run to run and a history of them means something.
+ * Prints the report of check as JUnit XML. There is one test case per kind of finding that was checked, so the cases
+ * stay the same from run to run and their history is meaningful.
  */
 #include "check_print.h"
 
-/* XML has no control characters, escaped or not; what it cannot hold becomes U+FFFD. */
+/* XML cannot contain control characters, even escaped; they become U+FFFD. */
 static void print_xml(text_out *out, const char *s) {
     static const char replacement[] = "\xef\xbf\xbd";
     while (*s) {
@@ -27,8 +27,8 @@ static void print_xml(text_out *out, const char *s) {
     }
 }
 
-/* What a check of this kind needs to have been done. */
-static bool was_looked_for(const checked *c, int kind) {
+/* Whether this kind of finding was checked: some kinds need a reference or a mesh. */
+static bool was_checked(const check_view *c, int kind) {
     if (kind >= FC_FOUND_UNEVEN) {
         return c->mesh;
     }
@@ -38,7 +38,7 @@ static bool was_looked_for(const checked *c, int kind) {
     return true;
 }
 
-static void print_messages(text_out *out, const checked *c, int kind) {
+static void print_messages(text_out *out, const check_view *c, int kind) {
     for (size_t i = 0; i < c->report->count; i++) {
         if ((int)c->report->findings[i].kind == kind) {
             print_xml(out, c->report->findings[i].message);
@@ -47,7 +47,7 @@ static void print_messages(text_out *out, const checked *c, int kind) {
     }
 }
 
-static void print_case(text_out *out, const checked *c, int kind, const fc_finding *first) {
+static void print_case(text_out *out, const check_view *c, int kind, const fc_finding *first) {
     const fc_finding_info *info = fc_finding_info_get((fc_finding_kind)kind);
     text_printf(out, "    <testcase classname=\"fsdpckpt.check\" name=\"%s\"", info->id);
     if (!first) {
@@ -66,7 +66,7 @@ static void print_case(text_out *out, const checked *c, int kind, const fc_findi
     text_printf(out, "</%s>\n    </testcase>\n", info->severity == FC_SEVERITY_ERROR ? "failure" : "system-out");
 }
 
-void check_print_junit(text_out *out, const checked *c) {
+void check_print_junit(text_out *out, const check_view *c) {
     const fc_finding *first[FC_FOUND_KINDS] = {NULL};
     size_t cases = 0, failures = 0;
     for (size_t i = c->report->count; i-- > 0;) {
@@ -74,7 +74,7 @@ void check_print_junit(text_out *out, const checked *c) {
     }
     for (int kind = 0; kind < FC_FOUND_KINDS; kind++) {
         bool failed = first[kind] && fc_finding_info_get((fc_finding_kind)kind)->severity == FC_SEVERITY_ERROR;
-        cases += was_looked_for(c, kind);
+        cases += was_checked(c, kind);
         failures += failed;
     }
     text_puts(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
@@ -83,7 +83,7 @@ void check_print_junit(text_out *out, const checked *c) {
     print_xml(out, c->path);
     text_printf(out, "\" tests=\"%zu\" failures=\"%zu\" errors=\"0\" skipped=\"0\">\n", cases, failures);
     for (int kind = 0; kind < FC_FOUND_KINDS; kind++) {
-        if (was_looked_for(c, kind)) {
+        if (was_checked(c, kind)) {
             print_case(out, c, kind, first[kind]);
         }
     }

@@ -1,5 +1,5 @@
 /*
- * The report of check for people, programs and GitHub: see check_print.h.
+ * Prints the report of check as text, JSON and GitHub annotations: see check_print.h.
  */
 #include "check_print.h"
 
@@ -14,14 +14,14 @@ static void print_number(text_out *out, size_t n, const char *noun) {
     text_printf(out, "%s %s%s", text_count(count, n), noun, n == 1 ? "" : "s");
 }
 
-static void print_summary(text_out *out, const checked *c) {
+static void print_summary(text_out *out, const check_view *c) {
     const fc_report *r = c->report;
     text_name(out, c->path);
     if (c->reference) {
         text_puts(out, r->errors ? ": does not fit " : ": fits ");
         text_name(out, c->reference);
     } else {
-        text_puts(out, r->errors ? ": not good" : ": good by its headers");
+        text_puts(out, r->errors ? ": not valid" : ": headers are valid");
     }
     text_puts(out, ": ");
     print_number(out, r->errors, "error");
@@ -39,7 +39,7 @@ static void print_summary(text_out *out, const checked *c) {
     text_puts(out, "\n");
 }
 
-void check_print_text(text_out *out, const checked *c) {
+void check_print_text(text_out *out, const check_view *c) {
     for (size_t i = 0; i < c->report->count; i++) {
         const fc_finding *f = &c->report->findings[i];
         bool error = fc_finding_info_get(f->kind)->severity == FC_SEVERITY_ERROR;
@@ -51,8 +51,8 @@ void check_print_text(text_out *out, const checked *c) {
     print_summary(out, c);
 }
 
-/* GitHub decodes %25, %0D and %0A everywhere, %3A and %2C in properties; other control characters would reach the log.
- */
+/* GitHub decodes %25, %0D and %0A everywhere, and %3A and %2C in properties. Other control characters are escaped to
+ * keep them out of the log. */
 static void print_escaped(text_out *out, const char *s, bool property) {
     for (; *s; s++) {
         unsigned char b = (unsigned char)*s;
@@ -66,7 +66,7 @@ static void print_escaped(text_out *out, const char *s, bool property) {
     }
 }
 
-void check_print_github(text_out *out, const checked *c) {
+void check_print_github(text_out *out, const check_view *c) {
     for (size_t i = 0; i < c->report->count; i++) {
         const fc_finding *f = &c->report->findings[i];
         text_printf(out, "::%s ", severity_of(f));
@@ -113,7 +113,7 @@ static void write_finding(json_out *j, const fc_finding *f) {
     jw_close(j, '}');
 }
 
-void check_print_json(text_out *out, const checked *c) {
+void check_print_json(text_out *out, const check_view *c) {
     const fc_report *r = c->report;
     json_out j;
     jw_document(&j, out, 2, "check");

@@ -1,5 +1,5 @@
 /*
- * A report of check as text, JSON, annotations of GitHub Actions, and JUnit XML. From findings to a text_out.
+ * Prints a report of check as text, JSON, GitHub Actions annotations or JUnit XML.
  */
 #ifndef FSDPCKPT_CLI_CHECK_PRINT_H
 #define FSDPCKPT_CLI_CHECK_PRINT_H
@@ -8,22 +8,22 @@
 
 #include "fsdpckpt/check.h"
 
-/** What the report is about. */
-typedef struct checked {
+/** A report and the names that it is printed with. */
+typedef struct check_view {
     const char *path;
     const char *reference; /**< NULL: none */
-    const char *schema;    /**< the reference, where it is a file for annotations to point at; or NULL */
-    bool mesh;             /**< whether a mesh was asked for */
+    const char *schema;    /**< the schema file that annotations point at; NULL: none */
+    bool mesh;             /**< whether a mesh was checked */
     const fc_report *report;
-} checked;
+} check_view;
 
-/** A line for each finding, then a summary. */
-void check_print_text(text_out *out, const checked *c);
-/** A workflow command for each finding, then the summary. */
-void check_print_github(text_out *out, const checked *c);
+/** Prints one line per finding, then a summary. */
+void check_print_text(text_out *out, const check_view *c);
+/** Prints one workflow command per finding, then the summary. */
+void check_print_github(text_out *out, const check_view *c);
 /** Prints the document that docs/schemas/check.json describes. */
-void check_print_json(text_out *out, const checked *c);
-/** A test case for each kind of finding that was looked for; those that were found fail. */
-void check_print_junit(text_out *out, const checked *c);
+void check_print_json(text_out *out, const check_view *c);
+/** Prints one test case per kind of finding that was checked; a case fails if the kind was found. */
+void check_print_junit(text_out *out, const check_view *c);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * average: the mean of checkpoints, as any conversion writes it.
+ * average: writes the mean of several checkpoints like any other conversion.
  */
 #include "job.h"
 #include "source.h"
@@ -9,7 +9,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* "0.25,0.75" → numbers, one a source. */
+/* Parses "0.25,0.75" into one number per source. */
 static fc_code parse_weights(const options *o, double *weights, fc_error *err) {
     const char *text = o->weights;
     for (size_t i = 0; i < o->noperands; i++) {
@@ -17,7 +17,7 @@ static fc_code parse_weights(const options *o, double *weights, fc_error *err) {
         weights[i] = strtod(text, &end);
         bool last = i + 1 == o->noperands;
         if (end == text || !isfinite(weights[i]) || *end != (last ? '\0' : ',')) {
-            return fc_fail(err, FC_EUSAGE, "--weights %s: needs %zu numbers with commas between them, one for each SRC",
+            return fc_fail(err, FC_EUSAGE, "--weights %s: needs %zu numbers separated by commas, one per SRC",
                            o->weights, o->noperands);
         }
         text = end + 1;
@@ -57,8 +57,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_layout_spec spec = {.replicas = o->replicas, .dp = o->dp, .tp = o->tp};
     bool sharded = o->replicas || o->dp || o->tp;
     if (o->tp_plan && !o->tp) {
-        return fc_fail(err, FC_EUSAGE,
-                       "average: --tp-plan says how to cut over tensor-parallel ranks; say how many with --tp N");
+        return fc_fail(err, FC_EUSAGE, "average: --tp-plan needs --tp N, the number of tensor-parallel ranks");
     }
     return job_run_opened(call, sharded ? &spec : NULL, open_average, err);
 }
@@ -76,7 +75,7 @@ static const char *const examples[] = {
     "fsdpckpt average ema.h5 step-4000/ -o new-ema.h5 --weights 0.999,0.001",
     "one step of a moving average",
     "mpirun -n 8 fsdpckpt average a/ b/ -o soup/ --dp 16 --take-first",
-    "a soup of two models, cut for 16 ranks, by 8 processes",
+    "a soup of two models, sharded for 16 ranks, by 8 processes",
     NULL,
 };
 
@@ -87,14 +86,13 @@ const command command_average = {
     .max_operands = 4096,
     .summary = "average checkpoints: model soups, last checkpoints, moving averages",
     .description =
-        "Writes the mean of several checkpoints of the same names and shapes, in any formats and layouts, or with "
-        "--weights their weighted mean; the weights are divided by their sum, so 3,1 is 0.75,0.25. Floating-point and "
-        "complex tensors are summed in float32 in the order of the sources (float64 stays float64) and rounded to the "
-        "first source's type. Nothing else has an average: integers, booleans and objects (a step count) must be "
-        "equal, "
-        "unless --take-first takes those of the first source.\n\n"
-        "The target is written as by consolidate, or with --dp, --tp or --replicas as by reshard. Memory does not grow "
-        "with the checkpoints.",
+        "Writes the mean of several checkpoints with the same names and shapes, in any formats and layouts. With "
+        "--weights it writes their weighted mean; the weights are divided by their sum, so 3,1 is 0.75,0.25. "
+        "Floating-point and complex tensors are summed in float32 (float64 stays float64) in the order of the sources, "
+        "and rounded to the type of the first source. Integers, booleans and objects (such as a step count) have no "
+        "average: they must be equal, unless --take-first uses those of the first source.\n\nWithout --dp, --tp and "
+        "--replicas the target is one full file, as from consolidate; with them it is sharded, as from reshard. Memory "
+        "use does not depend on the size of the checkpoints.",
     .examples = examples,
     .helps = helps,
     .synopsis = "-o DST",

@@ -1,6 +1,6 @@
 /*
- * check: does a checkpoint hold together, fit a reference, fit a mesh? Options to fc_check_path, its report to stdout
- * and to --junit's file.
+ * check: tests whether a checkpoint is consistent and fits a reference or a mesh. Passes options to fc_check_path and
+ * prints its report to stdout and to the file of --junit.
  */
 #include "check_print.h"
 #include "command.h"
@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* One check: what was asked for and what it holds on to. */
+/* One check: its options, open checkpoints and report. */
 typedef struct job {
     const options *o;
     fc_arena *arena;
@@ -32,7 +32,7 @@ static fc_code open_reference(job *j, fc_error *err) {
     const options *o = j->o;
     const char *path = o->schema ? o->schema : o->against;
     if (o->schema && o->against) {
-        return fc_fail(err, FC_EUSAGE, "check: --against and --schema both name what is wanted: give one of them");
+        return fc_fail(err, FC_EUSAGE, "check: --against and --schema both name a reference; give only one");
     }
     if (!path && (option_given(o, OPT_ALLOW_MISSING) || option_given(o, OPT_ALLOW_UNEXPECTED))) {
         return fc_fail(err, FC_EUSAGE, "check: --allow-missing and --allow-unexpected need --against or --schema");
@@ -43,7 +43,7 @@ static fc_code open_reference(job *j, fc_error *err) {
     fc_open_options how = {.headers_only = true, .follow_external = o->follow_external, .progress = j->progress};
     fc_code rc = fc_checkpoint_open_model(path, &how, NULL, &j->reference, err);
     if (rc == FC_OK && o->schema && !j->reference->format->layout_only) {
-        rc = fc_fail(err, FC_EUSAGE, "--schema %s: is a checkpoint (%s), not a schema: give it with --against", path,
+        rc = fc_fail(err, FC_EUSAGE, "--schema %s: is a checkpoint (%s), not a schema; use --against", path,
                      j->reference->format->description);
     }
     j->how.reference = j->reference;
@@ -57,7 +57,7 @@ static fc_code read_mesh(job *j, fc_error *err) {
     const options *o = j->o;
     fc_layout_spec spec = {.replicas = o->replicas, .dp = o->dp, .tp = o->tp};
     if (o->tp_plan && o->tp == 0) {
-        return fc_fail(err, FC_EUSAGE, "check: --tp-plan says how to cut for --tp N, which is not given");
+        return fc_fail(err, FC_EUSAGE, "check: --tp-plan needs --tp N, the number of tensor-parallel ranks");
     }
     if (o->dp == 0 && o->tp == 0 && o->replicas == 0) {
         return FC_OK;
@@ -94,7 +94,7 @@ static fc_code prepare(job *j, fc_error *err) {
     return rc == FC_OK ? open_reference(j, err) : rc;
 }
 
-/* A report of the last run may be replaced; anything else there is not ours. */
+/* The report of an earlier run may be replaced, but no other file. */
 static bool is_xml(const char *path) {
     char head[5] = "";
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -114,14 +114,14 @@ static fc_code write_junit(void *context, text_out *out, fc_error *err) {
 
 static fc_code show(const job *j, text_out *out, fc_error *err) {
     const options *o = j->o;
-    checked c = {.path = j->checkpoint ? j->checkpoint->path : o->operands[0],
-                 .reference = j->reference ? j->reference->path : NULL,
-                 .schema = o->schema,
-                 .mesh = j->how.mesh != NULL,
-                 .report = &j->report};
+    check_view c = {.path = j->checkpoint ? j->checkpoint->path : o->operands[0],
+                    .reference = j->reference ? j->reference->path : NULL,
+                    .schema = o->schema,
+                    .mesh = j->how.mesh != NULL,
+                    .report = &j->report};
     bool replaced = o->force || (o->junit && is_xml(o->junit));
     if (j->checkpoint) {
-        source_tell(o, j->checkpoint);
+        source_report(o, j->checkpoint);
     }
     fc_code rc = o->junit ? out_file(o, j->checkpoint, o->junit, replaced, 0, write_junit, &c, err) : FC_OK;
     if (rc == FC_OK && !options_silent(o)) {
@@ -149,24 +149,23 @@ static fc_code run(cli_call *call, fc_error *err) {
 }
 
 static const option_help helps[] = {
-    {OPT_DP, "the mesh to fit: N data-parallel (FSDP) ranks"},
-    {OPT_TP, "the mesh to fit: N tensor-parallel ranks, cut as the TP plan says"},
-    {OPT_REPLICAS, "the mesh to fit: N replicas (HSDP)"},
-    {OPT_SCHEMA,
-     "a file that 'fsdpckpt schema' wrote, with the names, shapes and dtypes that are wanted; of flat parameters "
-     "(FSDP1) it also says what is in them"},
-    {OPT_FORCE, "replace the file of --junit also when it is no XML"},
-    {OPT_QUIET, "print nothing but what --json asks for: the exit status is the answer"},
+    {OPT_DP, "check against a mesh of N data-parallel (FSDP) ranks"},
+    {OPT_TP, "check against a mesh of N tensor-parallel ranks, sharded as the TP plan defines"},
+    {OPT_REPLICAS, "check against a mesh of N replicas (HSDP)"},
+    {OPT_SCHEMA, "file from 'fsdpckpt schema' with the expected names, shapes and dtypes; it also describes the "
+                 "contents of FSDP1's flat parameters"},
+    {OPT_FORCE, "replace the file of --junit even if it is not XML"},
+    {OPT_QUIET, "print nothing except for --json; the exit status is the result"},
     {.help = NULL},
 };
 
 static const char *const examples[] = {
     "fsdpckpt check ckpt/",
-    "is it whole?",
+    "is it complete?",
     "fsdpckpt check ckpt/ --schema model.json --github",
-    "does it still fit the model? With annotations for a pull request",
+    "does it still fit the model? prints annotations for a pull request",
     "fsdpckpt check ckpt/ --against last-week/ --exclude 'optim.*' --junit report.xml",
-    "the same against another checkpoint, without the optimizer",
+    "the same, compared with another checkpoint, without the optimizer",
     "fsdpckpt check ckpt/ --dp 8 --tp 2",
     "does it fit that mesh?",
     NULL,
@@ -177,16 +176,14 @@ const command command_check = {
     .operands = "SRC",
     .min_operands = 1,
     .max_operands = 1,
-    .summary = "check that a checkpoint is whole and fits a model or a mesh",
-    .description =
-        "Checks that all files of SRC are there and its pieces cover every tensor exactly once; that optimizer state "
-        "belongs to parameters; with --against or --schema that names, shapes and dtypes are those that are wanted; "
-        "with --dp, --tp and --replicas that it fits that mesh. Tells all reasons in one run, each with the option "
-        "that mends it where there is one. Reads headers only, so it takes milliseconds; what the data hold, verify "
-        "checks.\n\n"
-        "The exit status is 1 when there is an error, 0 when there are only warnings or nothing. --strip-prefix and "
-        "--rename apply to SRC, and show what would remain after a conversion with them; globs match names before or "
-        "after that.",
+    .summary = "check that a checkpoint is complete and fits a model or a mesh",
+    .description = "Checks that all files of SRC exist and that its chunks cover every tensor exactly once; that "
+                   "optimizer state belongs to parameters; with --against or --schema, that names, shapes and dtypes "
+                   "are the expected ones; and with --dp, --tp and --replicas, that SRC fits that mesh. Reports all "
+                   "findings in one run, each with the option that fixes it, if there is one. Reads headers only, "
+                   "which takes milliseconds; verify checks the data.\n\nThe exit status is 1 if there are errors, and "
+                   "0 if there are only warnings or no findings. --strip-prefix and --rename apply to SRC and show "
+                   "what would remain after a conversion with them; globs match names before or after renaming.",
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_AGAINST) | TAKES(OPT_SCHEMA) | TAKES(OPT_DP) | TAKES(OPT_TP) |

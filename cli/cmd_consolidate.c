@@ -1,5 +1,5 @@
 /*
- * consolidate: any layout into one full file.
+ * consolidate: merges a checkpoint of any layout into one full file.
  */
 #include "job.h"
 #include "source.h"
@@ -18,7 +18,7 @@ static const char *const examples[] = {
     "fsdpckpt consolidate ckpt/ -o model/ --to safetensors",
     "a directory that transformers loads: files of at most 5 GB and their index",
     "fsdpckpt consolidate ranks/ -o model.safetensors --tp-plan plan.json",
-    "files of tensor-parallel ranks that do not say how they were cut",
+    "files of tensor-parallel ranks that do not record how they were sharded",
     NULL,
 };
 
@@ -32,11 +32,10 @@ const command command_consolidate = {
     .operands = "SRC",
     .min_operands = 1,
     .max_operands = 1,
-    .summary = "make one full file from a checkpoint of any layout",
-    .description =
-        "Gathers the shards of SRC into one file DST. Every element is copied once, bit for bit (unless --dtype "
-        "asks for another type); a hole, an overlap or a damaged file is an error, and then nothing is "
-        "written. DST appears under its name only when it is complete and on disk.",
+    .summary = "merge a checkpoint of any layout into one full file",
+    .description = "Gathers the shards of SRC into one file DST. Every element is copied once, bit for bit, unless "
+                   "--dtype converts it. A gap between chunks, an overlap or a damaged file is an error, and then "
+                   "nothing is written. DST appears under its name only when it is complete and on disk.",
     .helps = helps,
     .examples = examples,
     .synopsis = "-o DST",

@@ -1,12 +1,12 @@
 /*
- * convert: another format, the same layout.
+ * convert: writes a checkpoint in another format with the same layout.
  */
 #include "job.h"
 #include "source.h"
 
 static const char *const examples[] = {
     "fsdpckpt convert shards/ -o dcp/ --to dcp",
-    "HDF5 shards as a PyTorch distributed checkpoint of the same ranks",
+    "HDF5 shards as a PyTorch distributed checkpoint with the same ranks",
     "fsdpckpt convert ckpt/ -o renamed/ --to dcp --rename 's/(_orig_mod|module)\\.//g'",
     "the same shards under other names",
     NULL,
@@ -22,14 +22,13 @@ const command command_convert = {
     .operands = "SRC",
     .min_operands = 1,
     .max_operands = 1,
-    .summary = "write a checkpoint in another format, cut as it is",
-    .description =
-        "Writes DST with the layout of SRC: full stays full, and what each rank of a sharded SRC stored goes into the "
-        "file of the same rank. Where SRC does not record its mesh (DCP), the mesh (replicate x dp x tp) and the "
-        "placements are found from the pieces; pieces that follow no mesh are an error, as then only 'reshard' and "
-        "'consolidate' can say what DST should look like.\n\n"
-        "Names are matched by --include and --exclude as they are in SRC, then --strip-prefix and each --rename change "
-        "them, in this order. Two values of one name are an error.",
+    .summary = "write a checkpoint in another format, with the same layout",
+    .description = "Writes DST with the layout of SRC: a full checkpoint stays full, and what each rank of a sharded "
+                   "SRC stored goes into the file of the same rank. Where SRC does not record its mesh (DCP), the mesh "
+                   "(replicate x dp x tp) and the placements are derived from the chunks. Chunks that match no mesh "
+                   "are an error; 'reshard' and 'consolidate' can convert such a checkpoint, because they define the "
+                   "layout of DST.\n\n--include and --exclude match the names in SRC; then --strip-prefix and each "
+                   "--rename change them, in this order. Two values with the same name are an error.",
     .examples = examples,
     .synopsis = "-o DST --to FORMAT",
     .helps = helps,

@@ -1,5 +1,5 @@
 /*
- * diff: are two checkpoints the same, tensor by tensor? Options to fc_compare_paths, its report to stdout.
+ * diff: compares two checkpoints tensor by tensor. Passes options to fc_compare_paths and prints its report.
  */
 #include "command.h"
 #include "diff_print.h"
@@ -8,7 +8,7 @@
 
 #include "fsdpckpt/unflatten.h"
 
-/* One comparison: what was asked for and what it holds on to. */
+/* One comparison: its options, open checkpoints and report. */
 typedef struct job {
     const options *o;
     fc_arena *arena;
@@ -49,7 +49,8 @@ static fc_code compare(job *j, fc_error *err) {
     fc_checkpoint_close(model);
     j->how.model = NULL;
     if (rc == FC_OK && o->schema && !fc_was_flat(j->a) && !fc_was_flat(j->b)) {
-        rc = fc_fail(err, FC_EUSAGE, "%s, %s: have no flat parameters of FSDP1, which --schema is for: leave it out",
+        rc = fc_fail(err, FC_EUSAGE,
+                     "%s, %s: neither has flat parameters of FSDP1, so --schema does not apply; leave it out",
                      o->operands[0], o->operands[1]);
     }
     return rc;
@@ -62,15 +63,16 @@ static fc_code run(cli_call *call, fc_error *err) {
     }
     prepare(&j);
     fc_code rc = compare(&j, err);
-    diffed d = {.a = j.a ? j.a->path : j.o->operands[0],
-                .b = j.b ? j.b->path : j.o->operands[1],
-                .options = &j.how,
-                .verbose = j.o->verbose > 0,
-                .report = &j.report};
+    diff_view d = {.a = j.a ? j.a->path : j.o->operands[0],
+                   .b = j.b ? j.b->path : j.o->operands[1],
+                   .options = &j.how,
+                   .verbose = j.o->verbose > 0,
+                   .report = &j.report};
     if (rc == FC_OK && !options_silent(j.o)) {
         (j.o->json ? diff_print_json : diff_print_text)(call->out, &d);
     }
-    if (rc == FC_OK && j.report.damage != FC_OK) { /* which explains what differs, or makes it worth nothing */
+    if (rc == FC_OK &&
+        j.report.damage != FC_OK) { /* damage explains the differences, or makes the comparison meaningless */
         *err = j.report.damaged;
         rc = j.report.damage;
     }
@@ -84,16 +86,16 @@ static fc_code run(cli_call *call, fc_error *err) {
 }
 
 static const option_help helps[] = {
-    {OPT_VERBOSE, "list what is the same, too"},
-    {OPT_QUIET, "print nothing and, without --json, stop at the first difference: the exit status is the answer"},
+    {OPT_VERBOSE, "also list values that are the same"},
+    {OPT_QUIET, "print nothing and, without --json, stop at the first difference; the exit status is the result"},
     {.help = NULL},
 };
 
 static const char *const examples[] = {
     "fsdpckpt diff ckpt/ model.h5",
-    "is the file, bit for bit, what the shards hold?",
+    "does the file hold the same bits as the shards?",
     "fsdpckpt diff bf16.h5 fp32.h5 --rtol 1e-2 --atol 1e-6",
-    "how far is the one from the other?",
+    "how far apart are they?",
     "fsdpckpt diff old/ new/ --exclude 'optim.*' -q && echo same",
     "in a script",
     NULL,
@@ -106,18 +108,16 @@ const command command_diff = {
     .max_operands = 2,
     .summary = "compare two checkpoints tensor by tensor",
     .description =
-        "Compares the values of A and B, whatever their formats and layouts, and shows what differs: how many "
-        "elements, "
-        "by how much at most, and the first of them. Without a tolerance every bit counts: 0 and -0 differ, and a NaN "
-        "equals one with the same bits. Where both record the same digest the data are not read: a digest says what "
-        "was "
-        "written, --data looks at what is there. Objects of other bytes are equal when they decode to the same.\n\n"
-        "With --rtol or --atol an element is equal as numpy.isclose(A, B, rtol, atol, equal_nan) says, in float64: B "
-        "is "
-        "the reference, a NaN equals nothing without --equal-nan, and dtypes may differ.\n\n"
-        "The exit status is 1 when something differs, 0 when nothing does; 3 when data that was read is not what A or "
-        "B records of it (the CRCs of torch's archives, digests of fsdpckpt), which is said behind the list. "
-        "--strip-prefix and --rename apply to both sides; globs match names before or after that.",
+        "Compares the values of A and B in any formats and layouts, and shows each difference: how many elements "
+        "differ, the largest deviation, and the first element that differs. Without a tolerance every bit counts: 0 "
+        "and -0 differ, and a NaN equals only a NaN with the same bits. Where both record the same digest, the data is "
+        "not read: a digest describes the data that was written, and --data reads the data that is there now. Objects "
+        "with different bytes are equal if they decode to the same value.\n\nWith --rtol or --atol, elements are "
+        "compared in float64 like numpy.isclose(A, B, rtol, atol, equal_nan): B is the reference, a NaN equals nothing "
+        "without --equal-nan, and dtypes may differ.\n\nThe exit status is 1 if there are differences and 0 if there "
+        "are none. It is 3 if data that was read does not match the CRCs of a torch archive or the digests of "
+        "fsdpckpt; the damage is reported after the list. --strip-prefix and --rename apply to both sides; globs match "
+        "names before or after renaming.",
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN) | TAKES(OPT_DATA) |

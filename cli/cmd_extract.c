@@ -1,5 +1,5 @@
 /*
- * extract: one tensor or object of a checkpoint, whole, to standard output or a file.
+ * extract: writes one whole tensor or object of a checkpoint to standard output or a file.
  */
 #include "command.h"
 #include "npy.h"
@@ -18,7 +18,7 @@
 
 typedef enum form { FORM_RAW, FORM_NPY, FORM_JSON } form;
 
-/* One value on its way out. */
+/* The value to write, and its form. */
 typedef struct extraction {
     const fc_checkpoint *checkpoint;
     const fc_target_tensor *value;
@@ -27,7 +27,7 @@ typedef struct extraction {
     fc_progress *progress;
 } extraction;
 
-/* What people who know NumPy or C say for them. */
+/* The words that users of NumPy or C know for each form. */
 static const struct {
     const char *word;
     form form;
@@ -44,7 +44,7 @@ static fc_code read_form(const char *word, form *out, fc_error *err) {
         }
         suggest_consider(word, strlen(word), form_words[i].word, &best, &score);
     }
-    return fc_fail(err, FC_EUSAGE, "extract: --to %s: %s%s%sthere are raw, npy, and json for objects", word,
+    return fc_fail(err, FC_EUSAGE, "extract: --to %s: %s%s%schoose raw, npy, or json for objects", word,
                    best ? "did you mean '" : "", best ? best : "", best ? "'? " : "");
 }
 
@@ -61,11 +61,10 @@ static fc_code choose_form(const options *o, form *out, fc_error *err) {
     *out = text_ends_with(o->output, ".npy") ? FORM_NPY : text_ends_with(o->output, ".json") ? FORM_JSON : FORM_RAW;
     const fc_format *format = target_named_format(o->output);
     if (format && !text_ends_with(o->output, ".bin")) {
-        return fc_fail(
-            err, FC_EUSAGE,
-            "extract: %s: its extension is that of %s, and extract writes raw bytes (--to raw), .npy or .json; "
-            "a checkpoint of one tensor: fsdpckpt consolidate %s --include '%s' -o %s",
-            o->output, format->description, o->operands[0], o->operands[1], o->output);
+        return fc_fail(err, FC_EUSAGE,
+                       "extract: %s: the extension names %s, but extract writes raw bytes (--to raw), .npy or .json; "
+                       "for a checkpoint of one tensor use: fsdpckpt consolidate %s --include '%s' -o %s",
+                       o->output, format->description, o->operands[0], o->operands[1], o->output);
     }
     return target_check(o->output, &raw, err);
 }
@@ -73,7 +72,8 @@ static fc_code choose_form(const options *o, form *out, fc_error *err) {
 static fc_code take_bytes(void *context, const void *bytes, size_t size, fc_error *err) {
     extraction *x = context;
     text_write(x->out, bytes, size);
-    return x->out->error ? FC_EIO : fc_progress_count(x->progress, size, err); /* whoever owns `out` reports it */
+    return x->out->error ? FC_EIO
+                         : fc_progress_count(x->progress, size, err); /* the owner of `out` reports the error */
 }
 
 static fc_code write_json(extraction *x, fc_error *err) {
@@ -89,7 +89,7 @@ static fc_code write_json(extraction *x, fc_error *err) {
     return rc;
 }
 
-/* Bytes of its elements; 0 where the number overflows. */
+/* The bytes of all elements; 0 if the number overflows. */
 static uint64_t data_size(const fc_target_tensor *value) {
     int64_t n;
     uint64_t bytes;
@@ -124,15 +124,15 @@ static fc_code write_value(void *context, text_out *out, fc_error *err) {
 static fc_code check_form(const extraction *x, fc_error *err) {
     const fc_tensor *t = x->value->source;
     if (x->form == FORM_NPY && t->object) {
-        return fc_fail(err, FC_EUSAGE, "%s: '%s' is an object, not a tensor: extract it with --to json or --to raw",
+        return fc_fail(err, FC_EUSAGE, "%s: '%s' is an object, not a tensor; use --to json or --to raw",
                        x->checkpoint->path, x->value->name);
     }
     if (x->form == FORM_JSON && !t->object) {
-        return fc_fail(err, FC_EUSAGE, "%s: '%s' is a tensor, not an object: extract it with --to npy or --to raw",
+        return fc_fail(err, FC_EUSAGE, "%s: '%s' is a tensor, not an object; use --to npy or --to raw",
                        x->checkpoint->path, x->value->name);
     }
     if (x->checkpoint->format->layout_only) {
-        return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to extract", x->checkpoint->path);
+        return fc_fail(err, FC_EUSAGE, "%s: is a schema, which has no data to extract", x->checkpoint->path);
     }
     return FC_OK;
 }
@@ -141,7 +141,7 @@ static fc_code write_out(extraction *x, const cli_call *call, fc_error *err) {
     const options *o = call->options;
     bool printed = !o->output || strcmp(o->output, "-") == 0;
     if (printed && x->form != FORM_JSON && isatty(STDOUT_FILENO)) {
-        return fc_fail(err, FC_EUSAGE, "extract: will not write bytes to a terminal: say -o FILE, or use a pipe");
+        return fc_fail(err, FC_EUSAGE, "extract: cannot write bytes to a terminal; use -o FILE or a pipe");
     }
     signals_cancel(printed ? NULL : x->progress);
     fc_code rc = out_result(call, x->checkpoint, size_of(x->value), write_value, x, err);
@@ -182,7 +182,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_code rc = choose_form(o, &x.form, err);
     rc = rc == FC_OK ? source_open(call, o->operands[0], false, &checkpoint, err) : rc;
     if (rc == FC_OK) {
-        source_tell(o, checkpoint);
+        source_report(o, checkpoint);
         arena = fc_arena_new();
         x.checkpoint = checkpoint;
         rc = arena ? extract(&x, call, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
@@ -194,9 +194,10 @@ static fc_code run(cli_call *call, fc_error *err) {
 
 static const option_help helps[] = {
     {OPT_TP_PLAN, SOURCE_TP_PLAN_HELP},
-    {OPT_OUTPUT, "write to the file DST, which must not exist (but see --force); -: standard output, the default"},
-    {OPT_TO, "raw (the default), npy, or json, which is for objects; without --to the extension of DST decides"},
-    {OPT_QUIET, "errors only"},
+    {OPT_OUTPUT,
+     "write to the file DST, which must not exist unless --force is given; - is standard output, the default"},
+    {OPT_TO, "format of DST: raw (the default), npy, or json for objects (default: from the extension of DST)"},
+    {OPT_QUIET, "print errors only"},
     {.help = NULL},
 };
 
@@ -206,7 +207,7 @@ static const char *const examples[] = {
     "fsdpckpt extract ckpt/ model.norm.weight --dtype f32 | xxd | head",
     "its bytes, converted to float32",
     "fsdpckpt extract ckpt/ optim.param_groups.0.betas -o betas.json",
-    "an object that is no tensor, as JSON",
+    "an object, decoded as JSON",
     NULL,
 };
 
@@ -215,18 +216,17 @@ const command command_extract = {
     .operands = "SRC NAME",
     .min_operands = 2,
     .max_operands = 2,
-    .summary = "take one tensor out of a checkpoint",
+    .summary = "extract one tensor or object from a checkpoint",
     .description =
-        "Writes the tensor NAME whole, whatever pieces it is stored in, to standard output or to the file of -o: its "
-        "elements in row-major order, little-endian (--to raw, the default), or as a NumPy file (--to npy, or a name "
-        "that ends in .npy). An object is written as its original bytes, or decoded (--to json, or .json).\n\n"
-        "NumPy has no bfloat16 and no fp8: such elements are of type V2 and V1 there, as numpy.save writes those of "
-        "ml_dtypes; numpy.load(f).view(ml_dtypes.bfloat16) is the array, and --dtype f32 makes one without it. "
-        "complex32 is V4: .view('f2') shows the real and imaginary parts side by side.\n\n"
-        "What is recorded of the data (CRCs of torch's archives, digests of fsdpckpt) is compared with it: damage is "
-        "exit "
-        "status 3, and no file is made; what went to standard output is gone, so look at the status.\n\n"
-        "NAME is looked for after --strip-prefix and --rename.",
+        "Writes the whole tensor NAME, in any layout, to standard output or to the file of -o: its elements in "
+        "row-major order, little-endian (--to raw, the default), or as a NumPy file (--to npy, or a name that ends in "
+        ".npy). An object is written as its original bytes, or decoded (--to json, or a name that ends in "
+        ".json).\n\nNumPy has no bfloat16 and no fp8: such elements get the types V2 and V1, as numpy.save writes "
+        "those of ml_dtypes. numpy.load(f).view(ml_dtypes.bfloat16) gives the array; --dtype f32 avoids the "
+        "conversion. complex32 becomes V4: .view('f2') shows the real and imaginary parts side by side.\n\nThe data is "
+        "compared with its recorded CRCs (torch archives) and digests (fsdpckpt). Damage gives exit status 3, and no "
+        "file is written; bytes that already went to standard output cannot be taken back, so check the "
+        "status.\n\nNAME is the name after --strip-prefix and --rename.",
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |

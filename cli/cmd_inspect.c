@@ -1,5 +1,5 @@
 /*
- * inspect: opens a checkpoint and shows what is in it and how it is cut.
+ * inspect: shows the contents and the layout of a checkpoint.
  */
 #include "command.h"
 #include "inspect.h"
@@ -17,7 +17,7 @@ static fc_code show_one(inspection *in, const options *o, fc_error *err) {
             return o->json ? inspect_tensor_json(in, t, err) : inspect_tensor(in, t, err);
         }
     }
-    for (size_t i = 0; i < in->nlines; i++) { /* a line of the list, copied: the first that it stands for */
+    for (size_t i = 0; i < in->nlines; i++) { /* a folded line, copied from the list: show its first tensor */
         const fc_tensor *t = in->lines[i].first;
         if (strcmp(in->lines[i].name, o->tensor) == 0) {
             return o->json ? inspect_tensor_json(in, t, err) : inspect_tensor(in, t, err);
@@ -70,11 +70,11 @@ static fc_code run(cli_call *call, fc_error *err) {
     const options *o = call->options;
     if ((o->tree && (o->json || o->tensor)) || (o->html && (o->tree || o->json || o->tensor))) {
         return fc_fail(err, FC_EUSAGE,
-                       "inspect: choose one of --tree, --json, --tensor and --html (--tensor NAME --json is "
-                       "the only pair)");
+                       "inspect: choose one of --tree, --json, --tensor and --html (only --tensor NAME and --json can "
+                       "be combined)");
     }
     if (o->depth && (o->json || o->tensor || o->html)) {
-        return fc_fail(err, FC_EUSAGE, "inspect: --depth is for the list and for --tree");
+        return fc_fail(err, FC_EUSAGE, "inspect: --depth applies to the list and to --tree only");
     }
     fc_checkpoint *checkpoint = NULL;
     fc_code rc = o->html ? target_check(o->html, &target_html, err) : FC_OK;
@@ -82,8 +82,8 @@ static fc_code run(cli_call *call, fc_error *err) {
     if (rc != FC_OK) {
         return rc;
     }
-    source_tell(o, checkpoint);
-    if (o->html || !options_silent(o)) { /* else opening it was the question */
+    source_report(o, checkpoint);
+    if (o->html || !options_silent(o)) { /* with -q, opening it was the whole test */
         rc = show_checkpoint(call, checkpoint, err);
     }
     fc_checkpoint_close(checkpoint);
@@ -93,8 +93,7 @@ static fc_code run(cli_call *call, fc_error *err) {
 static const option_help helps[] = {
     {OPT_TP_PLAN, SOURCE_TP_PLAN_HELP},
     {OPT_FORCE, "replace the file of --html if it exists"},
-    {OPT_QUIET,
-     "print nothing but what --json asks for: the exit status says whether SRC opens and all its files are there"},
+    {OPT_QUIET, "print nothing except for --json; the exit status is 0 if SRC opens and all its files exist"},
     {.help = NULL},
 };
 
@@ -102,9 +101,9 @@ static const char *const examples[] = {
     "fsdpckpt inspect ckpt/",
     "a summary and a table of the tensors",
     "fsdpckpt inspect ckpt/ --tensor model.tok_embeddings.weight",
-    "one tensor, its pieces drawn as a grid of ranks",
+    "one tensor, with its chunks drawn as a grid of ranks",
     "fsdpckpt inspect ckpt/ --headers-only --json | jq '.tensors[].name'",
-    "names only, also when the data files are elsewhere",
+    "the names only; the data files may be absent",
     NULL,
 };
 
@@ -113,11 +112,10 @@ const command command_inspect = {
     .operands = "SRC",
     .min_operands = 1,
     .max_operands = 1,
-    .summary = "show what is in a checkpoint and how it is cut",
-    .description =
-        "Shows the format, the layout, the files and every tensor of SRC: its type, its shape and the grid of pieces "
-        "it is cut into. Reads headers only, plus the few bytes of the objects (step, lr, ...), which are decoded "
-        "without executing anything.",
+    .summary = "show the contents and the layout of a checkpoint",
+    .description = "Shows the format, the layout, the files and every tensor of SRC with its type, its shape and the "
+                   "grid of its chunks. Reads headers only, and the few bytes of the objects (step, lr, ...), which "
+                   "are decoded without executing anything.",
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_TREE) | TAKES(OPT_ALL) | TAKES(OPT_SORT) | TAKES(OPT_DEPTH) | TAKES(OPT_INCLUDE) |

@@ -1,7 +1,6 @@
 /*
- * schema: prints or writes the names, dtypes and shapes of a checkpoint as JSON, to be committed beside the model. The
- * text is a function of these alone, a line for each tensor, so that a diff shows what changed. formats/schema reads it
- * back.
+ * schema: writes the names, dtypes and shapes of a checkpoint as JSON, to be committed next to the model. The text
+ * depends on nothing else and has one line per tensor, so a diff shows what changed. formats/schema reads it.
  */
 #include "command.h"
 #include "json_out.h"
@@ -15,14 +14,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is written. */
+/* The content of the document. */
 typedef struct schema {
     const fc_checkpoint *source;
     fc_target target;
-    size_t *same_as; /* malloc'ed: of each tensor the first one that it is */
+    size_t *same_as; /* malloc'ed: the index of the first tensor that each one is tied to */
 } schema;
 
-/* The path is told only where the name does not say it. */
+/* The path is written only if the name does not determine it. */
 static void write_name(json_out *j, const fc_target_tensor *t) {
     JSON_MEMBER(j, string, "name", t->name);
     if (t->path.count != 1 || t->path.elements[0].is_index || strcmp(t->path.elements[0].key, t->name) != 0) {
@@ -71,7 +70,7 @@ static fc_code write_schema(void *context, text_out *out, fc_error *err) {
     return FC_OK;
 }
 
-/* Which tensors are one. */
+/* Finds tied tensors. */
 static fc_code find_ties(schema *s, fc_error *err) {
     size_t n = s->target.ntensors;
     const fc_tensor **tensors = calloc(n + 1, sizeof *tensors);
@@ -93,7 +92,7 @@ static fc_code select_and_write(const cli_call *call, const fc_checkpoint *check
                                     .rename = o->rename.items};
     schema s = {.source = checkpoint};
     fc_selected counts;
-    bool empty = checkpoint->ntensors == 0; /* that is no mistake here: its schema is empty */
+    bool empty = checkpoint->ntensors == 0; /* not an error: the schema is empty, too */
     fc_code rc = empty ? FC_OK : fc_target_new(checkpoint, &selection, arena, &s.target, &counts, err);
     rc = rc == FC_OK ? find_ties(&s, err) : rc;
     rc = rc == FC_OK ? out_result(call, checkpoint, 0, write_schema, &s, err) : rc;
@@ -102,7 +101,7 @@ static fc_code select_and_write(const cli_call *call, const fc_checkpoint *check
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
-    /* The data files may be elsewhere: nothing is asked of them. */
+    /* The data files are not read, and may be absent. */
     fc_checkpoint *checkpoint = NULL;
     const options *o = call->options;
     fc_code rc = o->output ? target_check(o->output, &target_json, err) : FC_OK;
@@ -110,7 +109,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     if (rc != FC_OK) {
         return rc;
     }
-    source_tell(o, checkpoint);
+    source_report(o, checkpoint);
     fc_arena *arena = fc_arena_new();
     rc = arena ? select_and_write(call, checkpoint, arena, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     fc_arena_free(arena);
@@ -119,16 +118,17 @@ static fc_code run(cli_call *call, fc_error *err) {
 }
 
 static const option_help helps[] = {
-    {OPT_OUTPUT, "write to the file DST, which must not exist (but see --force); -: standard output, the default"},
-    {OPT_QUIET, "errors only"},
+    {OPT_OUTPUT,
+     "write to the file DST, which must not exist unless --force is given; - is standard output, the default"},
+    {OPT_QUIET, "print errors only"},
     {.help = NULL},
 };
 
 static const char *const examples[] = {
     "fsdpckpt schema ckpt/ -o model.json --include 'model.*'",
-    "to commit beside the model; without the optimizer",
+    "a schema to commit next to the model, without the optimizer",
     "fsdpckpt reshard model.json --dp 512 --tp 8 --dry-run",
-    "plan with it, without the checkpoint",
+    "plan a layout from the schema, without the checkpoint",
     NULL,
 };
 
@@ -137,11 +137,11 @@ const command command_schema = {
     .operands = "SRC",
     .min_operands = 1,
     .max_operands = 1,
-    .summary = "print names, dtypes and shapes as JSON, to commit beside the model",
+    .summary = "print names, dtypes and shapes as JSON, to commit next to the model",
     .description =
-        "Prints the names, dtypes and shapes of the tensors of SRC, and the names of its objects, as JSON: the "
-        "same for every layout of the same state, in the order of SRC, a line each. Reads headers only.\n\n"
-        "The file is itself a SRC, one without data: inspect shows it, and reshard --dry-run plans with it.",
+        "Prints the names, dtypes and shapes of the tensors of SRC, and the names of its objects, as JSON, one line "
+        "each in the order of SRC. All layouts of the same state give the same schema. Reads headers only.\n\nOther "
+        "commands accept the file as a SRC without data: inspect shows it, and reshard --dry-run plans with it.",
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |

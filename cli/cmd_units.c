@@ -1,6 +1,6 @@
 /*
- * units: the FSDP units that a wrap policy makes of a checkpoint's names. Reads headers only; prints each unit with
- * its parameters.
+ * units: prints the FSDP units that a wrap policy derives from a checkpoint's names, with their parameters. Reads
+ * headers only.
  */
 #include "command.h"
 #include "json_out.h"
@@ -24,7 +24,8 @@ static fc_code add_up(const unit_plan *c, totals *t, fc_error *err) {
         t->largest = u->bytes > t->largest->bytes ? u : t->largest;
         if (__builtin_add_overflow(t->numel, u->numel, &t->numel) ||
             __builtin_add_overflow(t->bytes, u->bytes, &t->bytes)) {
-            return fc_fail(err, FC_ECORRUPT, "%s: the bytes of all units do not fit 64 bits", c->source->path);
+            return fc_fail(err, FC_ECORRUPT, "%s: the total size of all units does not fit in 64 bits",
+                           c->source->path);
         }
     }
     for (size_t i = 0; i < c->tree.nparameters; i++) {
@@ -236,20 +237,20 @@ static void print_json(const unit_plan *c, const totals *t) {
 
 static fc_code run(cli_call *call, fc_error *err) {
     unit_plan c = {.o = call->options, .out = call->out, .arena = fc_arena_new()};
-    /* The data files may be elsewhere: nothing is asked of them. */
+    /* The data files are not read, and may be absent. */
     fc_checkpoint *source = NULL;
     totals t;
     fc_code rc =
         c.arena ? source_open(call, c.o->operands[0], true, &source, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     if (rc == FC_OK) {
         c.source = source;
-        source_tell(c.o, source);
+        source_report(c.o, source);
         rc = unit_plan_make(&c, NULL, err);
     }
     rc = rc == FC_OK ? add_up(&c, &t, err) : rc;
     if (rc == FC_OK) {
         for (size_t i = 0; i < c.nwarnings && !c.o->quiet; i++) {
-            text_tell("warning: %s", c.warnings[i]);
+            text_report("warning: %s", c.warnings[i]);
         }
         if (c.o->json) {
             print_json(&c, &t);
@@ -264,9 +265,9 @@ static fc_code run(cli_call *call, fc_error *err) {
 
 static const char *const examples[] = {
     "fsdpckpt units ckpt/",
-    "a unit for each transformer block, the rest in the root's",
+    "one unit per transformer block, and a root unit for the rest",
     "fsdpckpt units model.json --policy size:100M",
-    "by size, of a model known by its schema alone",
+    "by size; only the model's schema is needed",
     "fsdpckpt units ckpt/ --policy class:LlamaDecoderLayer --classes classes.json",
     "ModuleWrapPolicy; classes.json is {\"layers.*\": \"LlamaDecoderLayer\"}",
     "fsdpckpt units ckpt/ --policy policy.json",
@@ -279,18 +280,17 @@ const command command_units = {
     .operands = "SRC",
     .min_operands = 1,
     .max_operands = 1,
-    .summary = "show the FSDP units that a wrap policy makes of a model",
+    .summary = "show the FSDP units that a wrap policy defines for a model",
     .description =
-        "Builds the tree of modules from the names of the parameters of SRC, lets a policy choose the modules that "
-        "become FSDP units of their own, checks the choice and prints the units in the order in which FSDP makes them, "
-        "the root last, each with the parameters of its flat parameter. Reads headers only; SRC may be a schema.\n\n"
-        "Checked as FSDP does, or ought to: the parameters of a unit are all frozen or all not (a warning with "
-        "use_orig_params), and a parameter that several modules share is managed by their lowest common ancestor or a "
-        "module above it.\n\n"
-        "What names do not say comes from --classes: a pattern matches a module whose name equals it or ends with '.' "
-        "and it, and '*' stands for any text within one component. A policy file maps patterns (or \"class:NAME\") to "
-        "true, false or options that override \"$root\"; \"$fp32_classes\" are kept out of mixed precision in units of "
-        "their own. Optimizer state, objects and buffers are in no unit.",
+        "Builds the tree of modules from the parameter names of SRC, lets a policy choose the modules that become FSDP "
+        "units, checks the choice and prints the units in the order in which FSDP creates them, the root last, with "
+        "the parameters of each flat parameter. Reads headers only; SRC may be a schema.\n\nThe checks follow FSDP: "
+        "the parameters of a unit are either all frozen or all trainable (otherwise a warning, with use_orig_params), "
+        "and a parameter that several modules share is managed by their lowest common ancestor or a module above "
+        "it.\n\n--classes adds facts that names do not show: a pattern matches a module whose name equals it or ends "
+        "with '.' and the pattern, and '*' stands for any text within one component. A policy file maps patterns (or "
+        "\"class:NAME\") to true, false, or options that override \"$root\"; classes in \"$fp32_classes\" are kept out "
+        "of mixed precision, in units of their own. Optimizer state, objects and buffers are in no unit.",
     .examples = examples,
     .takes = TAKES_COMMON | TAKES(OPT_POLICY) | TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE) | TAKES(OPT_INCLUDE) |
              TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) |

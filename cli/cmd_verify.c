@@ -1,5 +1,5 @@
 /*
- * verify: is every byte what it was when it was written? Options to fc_verify, its defects to stdout as they are found.
+ * verify: compares every byte with its digests. Passes options to fc_verify and prints defects as they are found.
  */
 #include "command.h"
 #include "json_out.h"
@@ -16,16 +16,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is being printed. */
-typedef struct printing {
+/* Where and how the result is printed. */
+typedef struct verify_output {
     text_out *out;
     json_out json;
     bool is_json, silent;
-    const char *seal; /* the file that is written; NULL: none */
-} printing;
+    const char *seal; /* path of the seal to write; NULL: none */
+} verify_output;
 
 static void print_defect(void *context, const fc_defect *d) {
-    printing *p = context;
+    verify_output *p = context;
     if (p->silent) {
         return;
     }
@@ -47,7 +47,7 @@ static void print_defect(void *context, const fc_defect *d) {
     jw_close(&p->json, '}');
 }
 
-static void begin(printing *p, const fc_checkpoint *checkpoint) {
+static void begin(verify_output *p, const fc_checkpoint *checkpoint) {
     if (!p->is_json) {
         return;
     }
@@ -58,7 +58,7 @@ static void begin(printing *p, const fc_checkpoint *checkpoint) {
     jw_open(&p->json, '[');
 }
 
-static void end_json(printing *p, const fc_checkpoint *checkpoint, const fc_verify_report *r) {
+static void end_json(verify_output *p, const fc_checkpoint *checkpoint, const fc_verify_report *r) {
     json_out *j = &p->json;
     jw_close(j, ']');
     JSON_MEMBER(j, uint, "tensors", r->tensors);
@@ -75,8 +75,8 @@ static void end_json(printing *p, const fc_checkpoint *checkpoint, const fc_veri
     jw_end_document(j);
 }
 
-/* What the digests cover, and what they do not: nobody shall think that more was checked than was. */
-static void end_text(printing *p, const fc_checkpoint *checkpoint, const fc_verify_report *r) {
+/* Prints what the digests cover and what they do not, so that the result is not overestimated. */
+static void end_text(verify_output *p, const fc_checkpoint *checkpoint, const fc_verify_report *r) {
     char bytes[TEXT_SIZE_MAX];
     size_t values = r->tensors + r->objects;
     text_name(p->out, checkpoint->path);
@@ -96,11 +96,10 @@ static void end_text(printing *p, const fc_checkpoint *checkpoint, const fc_veri
                     r->digested, values, r->headers_digested, r->files);
     }
     if (!r->sealed && r->undigested > 0) {
-        text_printf(
-            p->out,
-            "not covered: the data of %zu (%s), which was read and compared with nothing; verify --seal records "
-            "digests for the next time\n",
-            r->undigested, text_bytes(bytes, r->undigested_bytes));
+        text_printf(p->out,
+                    "not covered: the data of %zu (%s), which has no digests to compare with; verify --seal records "
+                    "digests for next time\n",
+                    r->undigested, text_bytes(bytes, r->undigested_bytes));
     }
     if (!r->sealed && checkpoint->format->verifier.unverified) {
         text_printf(p->out, "not covered: %s\n", checkpoint->format->verifier.unverified);
@@ -120,7 +119,7 @@ static void end_text(printing *p, const fc_checkpoint *checkpoint, const fc_veri
                 (unsigned long long)r->defects);
 }
 
-static fc_code verify(const cli_call *call, const fc_checkpoint *checkpoint, fc_seal *seal, printing *p,
+static fc_code verify(const cli_call *call, const fc_checkpoint *checkpoint, fc_seal *seal, verify_output *p,
                       fc_verify_report *report, fc_error *err) {
     const options *o = call->options;
     const fc_verify_options how = {.move = {.threads = (int)o->jobs, .memory = o->memory, .progress = call->progress},
@@ -132,7 +131,7 @@ static fc_code verify(const cli_call *call, const fc_checkpoint *checkpoint, fc_
 }
 
 /* Verifies, and seals what has no defects. */
-static fc_code verify_and_seal(const cli_call *call, const fc_checkpoint *checkpoint, fc_arena *arena, printing *p,
+static fc_code verify_and_seal(const cli_call *call, const fc_checkpoint *checkpoint, fc_arena *arena, verify_output *p,
                                fc_verify_report *report, fc_error *err) {
     const options *o = call->options;
     if (!o->seal) {
@@ -152,7 +151,7 @@ static fc_code verify_and_seal(const cli_call *call, const fc_checkpoint *checkp
     return rc;
 }
 
-/* Files that keep a checkpoint from being opened, each with its line. */
+/* The files that prevent a checkpoint from being opened, with one message each. */
 typedef struct bad_files {
     fc_arena *arena;
     struct {
@@ -169,7 +168,7 @@ static void add_bad_file(void *context, const char *path, const char *line) {
         }
     }
     if (bad->count == bad->capacity) {
-        size_t capacity = 2 * bad->capacity + 16; /* of what is in memory already: it cannot overflow */
+        size_t capacity = 2 * bad->capacity + 16; /* cannot overflow: that many items are in memory */
         void *grown = reallocarray(bad->items, capacity, sizeof *bad->items);
         if (!grown) {
             return; /* fewer lines */
@@ -185,7 +184,7 @@ static void add_bad_file(void *context, const char *path, const char *line) {
     }
 }
 
-/* Those that are missing or cut off, which are found without opening any. */
+/* Finds missing and truncated files without opening any. */
 static void find_absent(const char *path, const fc_open_options *how, bad_files *bad) {
     const fc_check_options what = {.open = {.follow_external = how->follow_external}};
     fc_checkpoint *checkpoint = NULL;
@@ -202,23 +201,23 @@ static void find_absent(const char *path, const fc_open_options *how, bad_files 
     fc_checkpoint_close(checkpoint);
 }
 
-/* Whether the error is about the file `path`: its line stands for it. */
+/* Whether the error is about the file `path`; then the line of that file replaces it. */
 static bool is_about(const fc_error *err, const char *path) {
     const char *at = strstr(err->message, path);
     return at && at[strlen(path)] == ':';
 }
 
 /*
- * A checkpoint of which several files are missing, cut off or damaged: each is told on a line of its own, so that all
- * of them can be brought back at once. What is not of that kind stays the error that it was.
+ * If several files of a checkpoint are missing, truncated or damaged, each is reported on its own line, so that all can
+ * be restored at once. Other errors stay unchanged.
  */
-static void tell_files(const bad_files *bad, fc_error *err) {
-    bool told = false;
+static void report_files(const bad_files *bad, fc_error *err) {
+    bool reported = false;
     for (size_t i = 0; bad->count > 1 && i < bad->count; i++) {
-        text_tell("%s", bad->items[i].line);
-        told |= is_about(err, bad->items[i].path);
+        text_report("%s", bad->items[i].line);
+        reported |= is_about(err, bad->items[i].path);
     }
-    if (told) {
+    if (reported) {
         err->message[0] = '\0';
     }
 }
@@ -237,10 +236,10 @@ static fc_code open_source(const cli_call *call, fc_checkpoint **checkpoint, fc_
     fc_code rc = fc_checkpoint_open_model(o->operands[0], &how, NULL, checkpoint, err);
     if (rc == FC_ECORRUPT || rc == FC_EIO) {
         find_absent(o->operands[0], &how, &bad);
-        for (size_t i = 0; i < damaged.count; i++) { /* of what is absent it is known already what was in it */
+        for (size_t i = 0; i < damaged.count; i++) { /* files already reported as absent are skipped */
             add_bad_file(&bad, damaged.items[i].path, damaged.items[i].line);
         }
-        tell_files(&bad, err);
+        report_files(&bad, err);
     }
     free(damaged.items);
     free(bad.items);
@@ -252,12 +251,12 @@ static fc_code run(cli_call *call, fc_error *err) {
     const options *o = call->options;
     fc_checkpoint *checkpoint = NULL;
     fc_verify_report report;
-    printing p = {.out = call->out, .is_json = o->json, .silent = options_silent(o)};
+    verify_output p = {.out = call->out, .is_json = o->json, .silent = options_silent(o)};
     fc_code rc = open_source(call, &checkpoint, err);
     if (rc != FC_OK) {
         return rc;
     }
-    source_tell(o, checkpoint);
+    source_report(o, checkpoint);
     begin(&p, checkpoint);
     fc_arena *arena = fc_arena_new();
     rc = verify_and_seal(call, checkpoint, arena, &p, &report, err);
@@ -273,8 +272,8 @@ static fc_code run(cli_call *call, fc_error *err) {
 }
 
 static const option_help helps[] = {
-    {OPT_FORCE, "with --seal: replace a seal that is there"},
-    {OPT_QUIET, "print nothing but what --json asks for: the exit status is the answer"},
+    {OPT_FORCE, "with --seal: replace an existing seal"},
+    {OPT_QUIET, "print nothing except for --json; the exit status is the result"},
     {.help = NULL},
 };
 
@@ -284,7 +283,7 @@ static const char *const examples[] = {
     "fsdpckpt verify ckpt/ --json > defects.json",
     "every defect with its file, offset and tensor",
     "fsdpckpt verify --seal ckpt/",
-    "record digests of a checkpoint that has none, to compare with later",
+    "record digests of a checkpoint that has none, for later comparisons",
     NULL,
 };
 
@@ -295,14 +294,14 @@ const command command_verify = {
     .max_operands = 1,
     .summary = "check every byte of a checkpoint against its digests",
     .description =
-        "Reads all of SRC and compares it with the digests that are recorded in it: those that fsdpckpt writes for "
-        "each tensor, each shard and the headers of each file, and the CRCs of zip archives (DCP, torch.save). Checks "
-        "that the chunks cover each tensor, that objects can be decoded, and that what headers say fits the files.\n\n"
-        "With --seal, and when there are no defects, the digests of every file and tensor are written to a file beside "
-        "SRC, which itself is never changed; verify, diff and conversions use them from then on. Where there is such a "
-        "seal, every byte of every file is compared with it.\n\n"
-        "Prints every defect with its file, offset and tensor, then what the digests cover and what they do not. "
-        "Exit status: 0 no defect, 1 defects, 3 SRC cannot be opened at all.",
+        "Reads all of SRC and compares it with the recorded digests: those that fsdpckpt writes for each tensor, each "
+        "shard and the headers of each file, and the CRCs of zip archives (DCP, torch.save). Also checks that the "
+        "chunks cover each tensor, that objects can be decoded, and that the headers match the files.\n\nWith --seal, "
+        "and if there are no defects, the digests of every file and tensor are written to a file next to SRC; SRC "
+        "itself is never changed. From then on verify, diff and conversions use this seal, and verify compares every "
+        "byte of every file with it.\n\nPrints every defect with its file, offset and tensor, then a summary of the "
+        "data that the digests cover and do not cover. The exit status is 0 if there are no defects, 1 if there are "
+        "defects, and 3 if SRC cannot be opened.",
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SEAL) |

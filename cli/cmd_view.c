@@ -1,5 +1,5 @@
 /*
- * view: an HDF5 file that shows the bytes of a checkpoint where they lie.
+ * view: writes an HDF5 file that refers to the bytes of a checkpoint instead of copying them.
  */
 #include "command.h"
 #include "json_out.h"
@@ -33,12 +33,12 @@ static void print_json(const fc_view_report *r, const options *o, text_out *out)
 static void print_text(const fc_view_report *r, const options *o, const fc_checkpoint *source, text_out *out) {
     char seen[TEXT_SIZE_MAX], copied[TEXT_SIZE_MAX];
     text_name(out, o->output);
-    text_printf(out, ": %zu %s, %s where they lie in %zu %s, and %zu %s; %s copied\n", r->selected.tensors,
+    text_printf(out, ": %zu %s, %s viewed in %zu %s, and %zu %s; %s copied\n", r->selected.tensors,
                 r->selected.tensors == 1 ? "tensor" : "tensors", text_bytes(seen, r->viewed_bytes), source->nfiles,
                 source->nfiles == 1 ? "file" : "files", r->selected.objects,
                 r->selected.objects == 1 ? "object" : "objects", text_bytes(copied, r->copied_bytes));
     if (r->assembled > 0) {
-        text_printf(out, "%zu tensors are put together from %zu pieces\n", r->assembled, r->pieces);
+        text_printf(out, "%zu tensors are assembled from %zu chunks\n", r->assembled, r->pieces);
     }
     if (r->copied > 0) {
         text_printf(out, "%zu small tensors cannot be viewed and were copied\n", r->copied);
@@ -46,8 +46,10 @@ static void print_text(const fc_view_report *r, const options *o, const fc_check
     if (r->selected.left_out > 0) {
         text_printf(out, "%zu left out by --include and --exclude\n", r->selected.left_out);
     }
-    text_puts(out, "To read it, set this before the program starts; the names of the files in it are relative to it:\n"
-                   "  export HDF5_EXTFILE_PREFIX='${ORIGIN}'\n");
+    text_puts(
+        out,
+        "To read it, set this variable before the program starts, because the view refers to files by relative names:\n"
+        "  export HDF5_EXTFILE_PREFIX='${ORIGIN}'\n");
 }
 
 static fc_code run(cli_call *call, fc_error *err) {
@@ -61,7 +63,7 @@ static fc_code run(cli_call *call, fc_error *err) {
     fc_code rc = target_check(o->output, &target_view, err);
     rc = rc == FC_OK ? source_open(call, o->operands[0], false, &source, err) : rc;
     if (rc == FC_OK) {
-        source_tell(o, source);
+        source_report(o, source);
         rc = fc_view(source, o->output, &how, &report, err);
     }
     if (rc == FC_OK && o->json) {
@@ -74,7 +76,7 @@ static fc_code run(cli_call *call, fc_error *err) {
 }
 
 static const option_help helps[] = {
-    {OPT_OUTPUT, "write the view to the file DST, which must not exist (but see --force)"},
+    {OPT_OUTPUT, "write the view to the file DST, which must not exist unless --force is given"},
     {.help = NULL},
 };
 
@@ -91,17 +93,15 @@ const command command_view = {
     .operands = "SRC",
     .min_operands = 1,
     .max_operands = 1,
-    .summary = "make an HDF5 file that shows a checkpoint's tensors where they lie",
-    .description =
-        "Writes an HDF5 file whose datasets are the bytes in the files of SRC, of any format and layout: h5py, h5dump "
-        "and others see every tensor whole, and nothing is copied but objects. Tensors that are one run of bytes, or "
-        "cut along their first dimension, are external datasets; others are virtual datasets over external ones in the "
-        "group %pieces.\n\n"
-        "The names of the files are relative to the view: move both together, and read with "
-        "HDF5_EXTFILE_PREFIX='${ORIGIN}' in the environment. libhdf5 refuses to read from a file that is missing, but "
-        "takes what is missing of a file that became shorter for zeros.\n\n"
-        "What is compressed, of the other byte order or lazily negated cannot be viewed: up to 64 KiB of a tensor are "
-        "copied, larger ones are an error that names them.",
+    .summary = "create an HDF5 file that shows a checkpoint's tensors without copying them",
+    .description = "Writes an HDF5 file whose datasets refer to the bytes in the files of SRC, in any format and "
+                   "layout: h5py, h5dump and other programs see every tensor whole, and only objects are copied. "
+                   "Tensors that are one run of bytes, or sharded along their first dimension, are external datasets; "
+                   "others are virtual datasets over external datasets in the group %pieces.\n\nFile names in the view "
+                   "are relative to it: move the view and SRC together, and set HDF5_EXTFILE_PREFIX='${ORIGIN}' in the "
+                   "environment to read it. libhdf5 fails if a file is missing, but reads zeros where a file is "
+                   "truncated.\n\nTensors that are compressed, big-endian or lazily negated cannot be viewed: up to 64 "
+                   "KiB of such a tensor are copied, and a larger one is an error that names it.",
     .examples = examples,
     .helps = helps,
     .synopsis = "-o DST",

@@ -1,5 +1,5 @@
 /*
- * The table of commands. Adding one is its file cmd_<name>.c and its line in command_list.h.
+ * The table of commands, from command_list.h.
  */
 #include "command.h"
 
@@ -8,13 +8,6 @@
 #define X(name) extern const command command_##name;
 #include "command_list.h"
 #undef X
-#define COMMANDS(X)                                                                                                    \
-    X(consolidate)                                                                                                     \
-    X(reshard)                                                                                                         \
-    X(inspect)                                                                                                         \
-    X(check)                                                                                                           \
-    X(diff)                                                                                                            \
-    X(schema)
 
 const command *const command_table[] = {
 #define X(name) &command_##name,

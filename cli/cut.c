@@ -21,7 +21,7 @@ const char *cut_describe(const fc_tensor *tensor, const fc_cut *c, char *buf, si
         return buf;
     }
     if (!c->grid) {
-        snprintf(buf, size, "irregular, %zu pieces", tensor->nchunks);
+        snprintf(buf, size, "irregular, %zu %s", tensor->nchunks, tensor->nchunks == 1 ? "chunk" : "chunks");
         return buf;
     }
     size_t used = 0;
@@ -36,16 +36,16 @@ const char *cut_describe(const fc_tensor *tensor, const fc_cut *c, char *buf, si
     return buf;
 }
 
-/* "Shard(0) over 8", "[_StridedShard(0, 2), Shard(0)] over 4 × 2", "Shard(0) in 4 pieces", "3×2×2 pieces". */
+/* "Shard(0) over 8", "[_StridedShard(0, 2), Shard(0)] over 4 × 2", "Shard(0) in 4 chunks", "3×2×2 chunks". */
 static void describe_style(const fc_mesh *recorded, const fc_tensor *tensor, const fc_cut *c, char *buf, size_t size) {
     char text[64];
     if (tensor->placements && recorded->ndim > 0) {
         fc_placements_format(recorded->ndim, tensor->placements, buf, (int)size);
     } else if (!c->placed && c->ncut == 1 && c->copies == 1 && tensor->chunks[0].rank != FC_NO_RANK) {
-        snprintf(buf, size, "Shard(%d) in %lld pieces", c->dims[0], (long long)c->counts[c->dims[0]]);
+        snprintf(buf, size, "Shard(%d) in %lld chunks", c->dims[0], (long long)c->counts[c->dims[0]]);
     } else if (!c->placed) {
         cut_describe(tensor, c, text, sizeof text);
-        snprintf(buf, size, "%s%s", text, c->ncut > 0 ? " pieces" : "");
+        snprintf(buf, size, "%s%s", text, c->ncut > 0 ? " chunks" : "");
     } else if (c->mesh_ndim == 1) {
         snprintf(buf, size, "Shard(%d) over %lld", c->placements[0].dim, (long long)c->mesh[0]);
     } else {
@@ -82,9 +82,9 @@ void cut_summary_add(cut_summary *summary, const fc_mesh *recorded, const fc_ten
     count_style(summary, recorded, tensor, c);
     summary->irregular = summary->irregular || (!c->grid && tensor->nchunks > 0);
     if (c->ncut == 1) {
-        int64_t pieces = c->counts[c->dims[0]];
+        int64_t chunks = c->counts[c->dims[0]];
         summary->dims |= UINT32_C(1) << c->dims[0];
-        summary->pieces = pieces > summary->pieces ? pieces : summary->pieces;
+        summary->chunks = chunks > summary->chunks ? chunks : summary->chunks;
     }
     if (c->ncut == 2 || (c->placed && c->mesh_ndim == 2)) {
         int64_t a = c->placed ? c->mesh[0] : c->counts[c->dims[0]];
@@ -113,7 +113,7 @@ const char *cut_summary_layout(const cut_summary *s, const fc_mesh *recorded, ch
     }
     if (s->ranks == 0 && (s->mesh[0] > 0 || s->dims != 0)) {
         /* E.g. the chunks of an HDF5 file of another program. */
-        snprintf(buf, size, "stored in pieces, no ranks recorded");
+        snprintf(buf, size, "stored in chunks, no ranks recorded");
         return buf;
     }
     if (s->ranks > 1) {
@@ -130,11 +130,11 @@ const char *cut_summary_layout(const cut_summary *s, const fc_mesh *recorded, ch
                 between = " or ";
             }
         }
-        if (s->pieces != s->ranks) {
-            snprintf(buf + used, size - used, " over %lld", (long long)s->pieces);
+        if (s->chunks != s->ranks) {
+            snprintf(buf + used, size - used, " over %lld", (long long)s->chunks);
         }
     } else {
-        snprintf(buf, size, "%s%s", ranks, s->irregular ? "irregular pieces" : "full: no tensor is cut");
+        snprintf(buf, size, "%s%s", ranks, s->irregular ? "irregular chunks" : "full: no tensor is cut");
     }
     return buf;
 }

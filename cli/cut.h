@@ -6,7 +6,7 @@
 
 #include "fsdpckpt/cut.h"
 
-/** "8×1", "2×4 of 3 copies", "whole", "empty", "irregular (7 pieces)", into `buf`. @return buf. */
+/** "8×1", "2×4 of 3 copies", "whole", "empty", "irregular, 7 chunks", into `buf`. @return buf. */
 const char *cut_describe(const fc_tensor *tensor, const fc_cut *c, char *buf, size_t size);
 
 enum { CUT_MAX_STYLES = 12 };
@@ -21,7 +21,7 @@ typedef struct cut_style {
 typedef struct cut_summary {
     int64_t ranks;   /**< highest rank that wrote a chunk, plus one; 0 unknown */
     int64_t mesh[2]; /**< largest 2D mesh seen, else 0 */
-    int64_t pieces;  /**< most pieces of a tensor cut along one dimension */
+    int64_t chunks;  /**< the largest number of chunks of a tensor that is cut along one dimension */
     uint32_t dims;   /**< bit d: a tensor is cut along dimension d alone */
     bool irregular;
     cut_style styles[CUT_MAX_STYLES];

@@ -1,5 +1,5 @@
 /*
- * The report of diff for people and programs: see diff_print.h.
+ * Prints the report of diff as a table and as JSON: see diff_print.h.
  */
 #include "diff_print.h"
 
@@ -26,7 +26,7 @@ static const char *const ids[] = {
     [FC_COMPARE_ONLY_B] = "only-b",
 };
 
-static bool is_shown(const diffed *d, const fc_compared *item) {
+static bool is_shown(const diff_view *d, const fc_compared *item) {
     return d->verbose || fc_compare_is_difference(item->result) || item->wrong_digest;
 }
 
@@ -81,7 +81,7 @@ static void print_error(text_out *out, const fc_compared *item, const char *what
     }
 }
 
-static void print_elements(text_out *out, const diffed *d, const fc_compared *item) {
+static void print_elements(text_out *out, const diff_view *d, const fc_compared *item) {
     const fc_deviation *v = &item->deviation;
     char count[TEXT_SIZE_MAX], all[TEXT_SIZE_MAX];
     uint64_t nans = v->nan_both + v->nan_one;
@@ -102,13 +102,13 @@ static void print_elements(text_out *out, const diffed *d, const fc_compared *it
     }
 }
 
-/* JSON of an object, cut where it is long. */
+/* Prints the JSON of an object, shortened if it is long. */
 static void print_json_value(text_out *out, const char *json) {
     char cut[OBJECT_MAX + 4];
     size_t len = strlen(json);
     if (len > OBJECT_MAX) {
         len = OBJECT_MAX - 3;
-        while (len > 0 && ((unsigned char)json[len] & 0xc0) == 0x80) { /* not within a character */
+        while (len > 0 && ((unsigned char)json[len] & 0xc0) == 0x80) { /* do not cut inside a character */
             len--;
         }
         snprintf(cut, sizeof cut, "%.*s...", (int)len, json);
@@ -119,7 +119,7 @@ static void print_json_value(text_out *out, const char *json) {
 
 static void print_object(text_out *out, const fc_compared *item) {
     if (!item->json_a || !item->json_b) {
-        text_puts(out, "other bytes, which cannot be decoded to compare what they mean");
+        text_puts(out, "different bytes, which cannot be decoded to compare their values");
         return;
     }
     print_json_value(out, item->json_a);
@@ -138,18 +138,19 @@ static void print_pair(text_out *out, const char *what, const fc_compared *item,
     text_printf(out, "%s: %s and %s%s", what, type_text(a, sizeof a, item->a), type_text(b, sizeof b, item->b), advice);
 }
 
-static void print_result(text_out *out, const diffed *d, const fc_compared *item) {
+static void print_result(text_out *out, const diff_view *d, const fc_compared *item) {
     switch (item->result) {
     case FC_COMPARE_SAME:
-        text_puts(out, item->wrong_digest
-                           ? "same data, but the recorded digests differ: one of them is wrong, verify tells which"
-                           : "same");
+        text_puts(out,
+                  item->wrong_digest
+                      ? "same data, but the recorded digests differ; one of them is wrong, and verify finds out which"
+                      : "same");
         break;
     case FC_COMPARE_SAME_DIGEST:
         text_puts(out, "same by digest");
         break;
     case FC_COMPARE_SAME_VALUE:
-        text_puts(out, "same value in other bytes");
+        text_puts(out, "same value, different bytes");
         break;
     case FC_COMPARE_CLOSE:
         print_close(out, item);
@@ -165,7 +166,7 @@ static void print_result(text_out *out, const diffed *d, const fc_compared *item
         }
         break;
     case FC_COMPARE_DIFFERENT_DIGEST:
-        text_puts(out, "other digests");
+        text_puts(out, "different digests");
         break;
     case FC_COMPARE_SHAPE:
         print_pair(out, "shape", item, "");
@@ -191,7 +192,7 @@ static void print_count(text_out *out, size_t n, const char *text) {
     }
 }
 
-static void print_summary(text_out *out, const diffed *d) {
+static void print_summary(text_out *out, const diff_view *d) {
     const fc_compare_report *r = d->report;
     char count[TEXT_SIZE_MAX];
     bool same = r->different + r->only_a + r->only_b == 0;
@@ -211,7 +212,7 @@ static void print_summary(text_out *out, const diffed *d) {
     text_puts(out, "\n");
 }
 
-void diff_print_text(text_out *out, const diffed *d) {
+void diff_print_text(text_out *out, const diff_view *d) {
     size_t name_width = 0, type_width = 0;
     char type[TYPE_MAX];
     for (size_t i = 0; i < d->report->count; i++) {
@@ -236,7 +237,7 @@ void diff_print_text(text_out *out, const diffed *d) {
 
 /* ---- JSON ---- */
 
-/* JSON has no infinity: the text that numpy and Python print. */
+/* JSON has no infinity and no NaN: they are written as the text that Python prints. */
 static void write_real(json_out *j, double value) {
     char text[32];
     if (value - value == 0) {
@@ -315,7 +316,7 @@ static void write_item(json_out *j, const fc_compared *item) {
     jw_close(j, '}');
 }
 
-void diff_print_json(text_out *out, const diffed *d) {
+void diff_print_json(text_out *out, const diff_view *d) {
     const fc_compare_report *r = d->report;
     json_out j;
     jw_document(&j, out, 2, "diff");

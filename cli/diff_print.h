@@ -1,5 +1,5 @@
 /*
- * A report of diff as a table and as JSON. From fc_compared items to a text_out.
+ * Prints a report of diff as a table or as JSON.
  */
 #ifndef FSDPCKPT_CLI_DIFF_PRINT_H
 #define FSDPCKPT_CLI_DIFF_PRINT_H
@@ -8,16 +8,16 @@
 
 #include "fsdpckpt/compare.h"
 
-typedef struct diffed {
-    const char *a, *b; /**< as given */
+typedef struct diff_view {
+    const char *a, *b; /**< paths, as given */
     const fc_compare_options *options;
-    bool verbose; /**< what is the same, too */
+    bool verbose; /**< also list values that are the same */
     const fc_compare_report *report;
-} diffed;
+} diff_view;
 
-/** A row for each difference, then a summary. */
-void diff_print_text(text_out *out, const diffed *d);
+/** Prints one row per difference, then a summary. */
+void diff_print_text(text_out *out, const diff_view *d);
 /** Prints the document that docs/schemas/diff.json describes. */
-void diff_print_json(text_out *out, const diffed *d);
+void diff_print_json(text_out *out, const diff_view *d);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * What --help and --version print: see help.h.
+ * The texts of --help and --version: see help.h.
  */
 #include "help.h"
 
@@ -13,16 +13,16 @@
 const char help_intro[] =
     "Converts training checkpoints between full, sharded and 2D FSDP+TP layouts, and between HDF5, PyTorch distributed "
     "checkpoints (DCP), torch.save files and safetensors. Needs neither Python nor PyTorch; the bytes of every tensor "
-    "stay exactly as they are.";
+    "are kept exactly.";
 
 const exit_status exit_statuses[] = {
     {0, "done"},
     {1, "check, diff or verify found something"},
-    {2, "usage: the command line makes no sense, or the target exists"},
+    {2, "usage error: the command line is wrong, or the target exists"},
     {3, "the input is damaged, incomplete or not a checkpoint"},
     {4, "I/O or system failure: no space, no permission, no memory"},
-    {5, "unsupported: valid, but not something this build handles"},
-    {130, "interrupted; nothing is left behind"},
+    {5, "unsupported: the input is valid, but this build cannot handle it"},
+    {130, "interrupted; no partial output remains"},
     {0, NULL},
 };
 
@@ -116,8 +116,8 @@ void help_program(text_out *out) {
     for (const command *const *c = command_table; *c; c++) {
         text_printf(out, "  %-13s %s\n", (*c)->name, (*c)->summary);
     }
-    text_puts(out, "\nSRC is a directory or a file; its format is found by its content.\n"
-                   "Formats that can be written (--to, or by the extension of -o):\n");
+    text_puts(out, "\nSRC is a directory or a file; its format is detected from its content.\n"
+                   "Formats that can be written (chosen by --to or the extension of -o):\n");
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         if (fc_format_writes(*f)) {
             text_printf(out, "  %-13s ", (*f)->name);

@@ -128,7 +128,7 @@ const char *inspect_layout(const inspection *in, char *buf, size_t size) {
     cut_summary_layout(&in->cuts, &in->mesh, buf, size);
     size_t used = strlen(buf);
     if (in->recognised) {
-        snprintf(buf + used, size - used, ", recognised from the pieces");
+        snprintf(buf + used, size - used, ", recognised from the chunks");
     }
     return buf;
 }

@@ -57,7 +57,7 @@ static void write_facts(inspection *in) {
     fact(out, "Elements", text_params(text, in->sum.elements));
     fact(out, "Size", text_bytes(text, in->sum.bytes));
     fact(out, "Objects", text_count(text, in->sum.objects));
-    fact(out, "Pieces", text_count(text, in->sum.chunks));
+    fact(out, "Chunks", text_count(text, in->sum.chunks));
     fact(out, "Files", text_count(text, c->nfiles));
     if (!in->headers_only) {
         fact(out, "On disk", text_bytes(text, in->sum.file_bytes));

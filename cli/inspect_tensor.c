@@ -40,7 +40,7 @@ static void cell_text(const picture *p, const fc_chunk *chunk, char *buf) {
     if (span->count > 0) {
         inspect_rank_list(span->ranks, span->count, buf, CELL_MAX);
     } else {
-        snprintf(buf, CELL_MAX, "piece %zu", index);
+        snprintf(buf, CELL_MAX, "chunk %zu", index);
     }
 }
 
@@ -200,7 +200,7 @@ static void print_holders(text_out *out, const rank_span *span, char *buf, size_
 }
 
 /* @param holders NULL: not to be shown. */
-static fc_code print_pieces(inspection *in, const fc_tensor *t, const inspect_holders *holders, fc_error *err) {
+static fc_code print_chunks(inspection *in, const fc_tensor *t, const inspect_holders *holders, fc_error *err) {
     text_out *out = in->out;
     char box[BOX_MAX];
     size_t width = box_width(t);
@@ -211,7 +211,7 @@ static fc_code print_pieces(inspection *in, const fc_tensor *t, const inspect_ho
         if (chunk->rank != FC_NO_RANK) {
             snprintf(label, sizeof label, "rank %u", (unsigned)chunk->rank);
         } else {
-            snprintf(label, sizeof label, "piece %zu", i);
+            snprintf(label, sizeof label, "chunk %zu", i);
         }
         text_printf(out, "  %-10s ", label);
         text_name_padded(out, box_text(t, chunk, box, sizeof box), width + 2);
@@ -257,7 +257,7 @@ static fc_code print_object(inspection *in, const fc_tensor *t, fc_error *err) {
         text_puts(out, "\n");
     }
     fc_arena_free(arena);
-    return print_pieces(in, t, NULL, err);
+    return print_chunks(in, t, NULL, err);
 }
 
 fc_code inspect_tensor(inspection *in, const fc_tensor *t, fc_error *err) {
@@ -284,7 +284,7 @@ fc_code inspect_tensor(inspection *in, const fc_tensor *t, fc_error *err) {
     fc_code rc = arena ? inspect_find_holders(in, t, arena, &holders, err) : inspect_no_memory(in, err);
     if (rc == FC_OK) {
         draw(in, t, &c, &holders);
-        rc = print_pieces(in, t, &holders, err);
+        rc = print_chunks(in, t, &holders, err);
     }
     fc_arena_free(arena);
     return rc;

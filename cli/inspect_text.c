@@ -104,7 +104,7 @@ static fc_code print_summary(inspection *in, fc_error *err) {
     if (!in->headers_only) {
         text_printf(in->out, ", %s", text_bytes(a, sum->file_bytes));
     }
-    text_printf(in->out, "\nTensors     %s in %s pieces, ", text_count(a, sum->tensors), text_count(b, sum->chunks));
+    text_printf(in->out, "\nTensors     %s in %s chunks, ", text_count(a, sum->tensors), text_count(b, sum->chunks));
     text_printf(in->out, "%s elements, %s\n", text_params(a, sum->elements), text_bytes(b, sum->bytes));
     text_printf(in->out, "Objects     %zu\n", sum->objects);
     if (!print_risk(in, FC_OBJECT_RUNS, "Unsafe      ") && c->risk) {

@@ -81,17 +81,17 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
 }
 
 /* A target that is not what its name says. */
-static void tell_name(const job *j) {
+static void report_format(const job *j) {
     const char *target = j->o->output;
     const fc_format *named = target_named_format(target);
     if (!named) {
         return;
     }
     if (j->report.files > 1) {
-        text_tell("%s is a directory of %zu files, in spite of its name: 'consolidate' makes one file", target,
-                  j->report.files);
+        text_report("%s is a directory of %zu files, in spite of its name: 'consolidate' makes one file", target,
+                    j->report.files);
     } else if (named != j->how.format) {
-        text_tell("%s is of the format %s, in spite of its name", target, j->how.format->name);
+        text_report("%s is of the format %s, in spite of its name", target, j->how.format->name);
     }
 }
 
@@ -107,11 +107,11 @@ static fc_code convert(job *j, fc_error *err) {
     j->seconds = progress_now() - j->call->started;
     j->report.selected.left_out += j->left_out;
     if (rc == FC_OK && shows && o->output) {
-        tell_name(j);
+        report_format(j);
     }
     if (rc == FC_OK && j->how.format->writer.objects_note && j->report.selected.objects > 0 && shows) {
         size_t n = j->report.selected.objects;
-        text_tell("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", j->how.format->writer.objects_note);
+        text_report("%zu %s kept %s", n, n == 1 ? "object is" : "objects are", j->how.format->writer.objects_note);
     }
     return rc;
 }
@@ -123,7 +123,7 @@ static void hint_model(const job *j) {
     bool both = source->producer && strcmp(source->producer, "accelerate") == 0 && source->ntensors > 0 &&
                 strncmp(source->tensors[source->ntensors - 1].name, "optimizer.", 10) == 0;
     if (both && !j->how.selection.mesh && !o->include.count && !o->exclude.count) {
-        text_tell(
+        text_report(
             "%s: model.* and optimizer.* were both converted; --include 'model.*' --strip-prefix model. takes the "
             "model alone",
             j->source->path);
@@ -131,9 +131,9 @@ static void hint_model(const job *j) {
 }
 
 /* What the source left undecided for the person at the terminal, on stderr with -v. */
-static void tell_mesh(const job *j) {
+static void report_mesh(const job *j) {
     for (int i = 0; i < j->mesh.ndim; i++) {
-        text_tell("mesh dimension %d: %s %lld", i, j->mesh.names[i], (long long)j->mesh.sizes[i]);
+        text_report("mesh dimension %d: %s %lld", i, j->mesh.names[i], (long long)j->mesh.sizes[i]);
     }
 }
 
@@ -234,7 +234,7 @@ static fc_code flatten(job *j, fc_error *err) {
     }
     rc = rc == FC_OK ? unit_plan_make(&plan, model, err) : rc;
     for (size_t i = 0; rc == FC_OK && i < plan.nwarnings && !j->o->quiet && ranks_speaks(&j->ranks); i++) {
-        text_tell("warning: %s", plan.warnings[i]);
+        text_report("warning: %s", plan.warnings[i]);
     }
     if (rc == FC_OK) {
         rc = fc_flatten(j->source, &plan.target, &plan.tree, &plan.units, j->o->dp, &flat, err);
@@ -262,7 +262,7 @@ static fc_code warn_uneven(const job *j, fc_error *err) {
     for (size_t i = 0; rc == FC_OK && i < report.count; i++) {
         fc_finding_kind kind = report.findings[i].kind;
         if (kind == FC_FOUND_TP_UNEVEN || kind == FC_FOUND_TP_EMPTY_SHARDS) {
-            text_tell("warning: %s", report.findings[i].message);
+            text_report("warning: %s", report.findings[i].message);
         }
     }
     fc_arena_free(arena);
@@ -281,8 +281,8 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
     const options *o = j->o;
     bool speaks = ranks_speaks(&j->ranks);
     if (o->verbose && speaks) {
-        source_tell(o, j->source);
-        tell_mesh(j);
+        source_report(o, j->source);
+        report_mesh(j);
     }
     if (option_given(o, OPT_RANK)) {
         return speaks ? plan_rank(j->source, &j->how.selection, (uint32_t)o->rank, o->json, out, err) : FC_OK;
@@ -293,7 +293,7 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
     }
     if (rc == FC_OK && speaks) {
         if (j->source->note && !o->quiet) { /* a failure is one line */
-            text_tell("%s: %s", j->source->path, j->source->note);
+            text_report("%s: %s", j->source->path, j->source->note);
         }
         print_report(j, out);
         if (!o->quiet && !j->how.selection.keep_layout) {

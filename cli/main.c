@@ -1,6 +1,6 @@
 /*
- * fsdpckpt: finds the command, parses its options, runs it, and turns what it returns into one line on stderr and an
- * exit status. Everything else is in the commands and the library.
+ * The program: finds the command, parses its options, runs it, and turns an error into one line on stderr and an exit
+ * status.
  */
 #include "command.h"
 #include "help.h"
@@ -41,7 +41,7 @@ static fc_code run_bare(int argc, char **argv, text_out *out, fc_error *err) {
     } else if (rc == FC_OK && argc > 0) {
         rc = fc_fail(err, FC_EUSAGE, "no command given; see 'fsdpckpt --help'");
     } else if (rc == FC_OK) {
-        out->fd = STDERR_FILENO; /* the usage is the answer, and still an error */
+        out->fd = STDERR_FILENO; /* prints the usage, but is still an error */
         help_program(out);
         rc = FC_EUSAGE;
     }
@@ -49,56 +49,56 @@ static fc_code run_bare(int argc, char **argv, text_out *out, fc_error *err) {
     return rc;
 }
 
-/* The command line that would do, for the end of a usage error. */
+/* The correct form of the command line, for the end of a usage error. */
 static const char *usage_of(const command *c, char *buf, size_t size) {
     snprintf(buf, size, "fsdpckpt %s %s%s%s", c->name, c->operands, c->synopsis ? " " : "",
              c->synopsis ? c->synopsis : "");
     return buf;
 }
 
-/* What the operand that is one too many was probably meant for. */
+/* The probable purpose of an extra operand. */
 static const char *hint_for_extra(const command *c, const options *o) {
     const char *extra = o->operands[c->max_operands];
     if (access(extra, F_OK) == 0) {
-        return c->max_operands == 1 ? "; of a checkpoint in several files name the directory" : "";
+        return c->max_operands == 1 ? "; for a checkpoint in several files, give its directory" : "";
     }
-    return (c->needs & TAKES(OPT_OUTPUT)) && !o->output ? "; a target goes behind -o"
-           : c->takes & TAKES(OPT_TENSOR)               ? "; a tensor goes behind --tensor"
-                                                        : "; an argument with blanks needs quotes";
+    return (c->needs & TAKES(OPT_OUTPUT)) && !o->output ? "; the target goes after -o"
+           : c->takes & TAKES(OPT_TENSOR)               ? "; a tensor name goes after --tensor"
+                                                        : "; an argument with spaces needs quotes";
 }
 
 static fc_code check_operands(const command *c, const options *o, fc_error *err) {
     char usage[160];
     if (o->noperands < c->min_operands) {
-        return fc_fail(err, FC_EUSAGE, "%s needs %s; say '%s'", c->name, c->operands, usage_of(c, usage, sizeof usage));
+        return fc_fail(err, FC_EUSAGE, "%s needs %s; use '%s'", c->name, c->operands, usage_of(c, usage, sizeof usage));
     }
     if (o->noperands > c->max_operands) {
-        return fc_fail(err, FC_EUSAGE, "%s takes only %s: '%s' is one too many%s", c->name, c->operands,
+        return fc_fail(err, FC_EUSAGE, "%s takes only %s; '%s' is one argument too many%s", c->name, c->operands,
                        o->operands[c->max_operands], hint_for_extra(c, o));
     }
     for (size_t i = 0; i < o->noperands; i++) {
         if (!*o->operands[i]) {
-            return fc_fail(err, FC_EUSAGE, "%s: %s is empty: an unset variable?", c->name, c->operands);
+            return fc_fail(err, FC_EUSAGE, "%s: %s is empty; is a shell variable unset?", c->name, c->operands);
         }
     }
     if ((c->needs & TAKES(OPT_OUTPUT)) && o->output && strcmp(o->output, "-") == 0) {
         return fc_fail(err, FC_EUSAGE,
-                       "%s: -o -: a checkpoint is written in any order, which a pipe cannot take: "
-                       "name a file or directory",
+                       "%s: -o -: a checkpoint cannot be written to a pipe, because its bytes are not written in "
+                       "order; name a file or directory",
                        c->name);
     }
     for (int id = 0; id < OPT_COUNT; id++) {
         if ((c->needs & TAKES(id)) && !(o->given & TAKES(id)) && !o->dry_run) {
             char term[64];
             help_option_term(term, sizeof term, &option_table[id]);
-            return fc_fail(err, FC_EUSAGE, "%s needs %s%s; say '%s'", c->name, term,
+            return fc_fail(err, FC_EUSAGE, "%s needs %s%s; use '%s'", c->name, term,
                            c->takes & TAKES(OPT_DRY_RUN) ? " (or --dry-run)" : "", usage_of(c, usage, sizeof usage));
         }
     }
     return FC_OK;
 }
 
-/* Someone who asks for help need not be right about the rest. `reshard help` asks, too, unless there is such a file. */
+/* A request for help wins over errors in the rest of the line. `reshard help` is one unless a file has that name. */
 static bool asks_for_help(int argc, char **argv) {
     bool asks = argc == 1 && strcmp(argv[0], "help") == 0 && access(argv[0], F_OK) != 0;
     for (int i = 0; i < argc && !asks && strcmp(argv[i], "--") != 0; i++) {
@@ -135,7 +135,7 @@ static fc_code run_command(const command *c, int argc, char **argv, text_out *ou
     return rc;
 }
 
-/* `fsdpckpt help reshard` is what people type: it means `fsdpckpt reshard --help`. */
+/* `fsdpckpt help reshard` means `fsdpckpt reshard --help`. */
 static fc_code run_help(int argc, char **argv, text_out *out, fc_error *err) {
     const command *c = argc > 0 ? command_find(argv[0]) : NULL;
     if (argc > 0 && !c && argv[0][0] != '-' && strcmp(argv[0], "help") != 0) {
@@ -149,7 +149,7 @@ static fc_code run_help(int argc, char **argv, text_out *out, fc_error *err) {
     return FC_OK;
 }
 
-/* For shells that complete the name of a tensor. */
+/* Prints tensor names for shell completion. */
 static fc_code print_names(const char *path, text_out *out, fc_error *err) {
     const fc_open_options how = {.headers_only = true};
     fc_checkpoint *checkpoint = NULL;
@@ -162,7 +162,7 @@ static fc_code print_names(const char *path, text_out *out, fc_error *err) {
     return rc;
 }
 
-/* Whether the word after the option `arg` is its argument. */
+/* Whether the word after the option `arg` is the argument of the option. */
 static bool takes_next(const char *arg) {
     option_id id = OPT_COUNT;
     if (arg[1] == '-') {
@@ -178,7 +178,7 @@ static bool takes_next(const char *arg) {
     return false;
 }
 
-/* Where the command is: the first word that is no option and no option's argument. @return argc when there is none. */
+/* @return the index of the first word that is neither an option nor the argument of one, or argc. */
 static int find_command(int argc, char **argv) {
     int at = 1;
     while (at < argc && argv[at][0] == '-' && strcmp(argv[at], "--") != 0) {
@@ -189,7 +189,7 @@ static int find_command(int argc, char **argv) {
 
 static fc_code dispatch(int argc, char **argv, text_out *out, fc_error *err) {
     int at = find_command(argc, argv);
-    if (at > 1 && at < argc && command_find(argv[at])) { /* options in front of the command are its own */
+    if (at > 1 && at < argc && command_find(argv[at])) { /* options before the command belong to it */
         char *name = argv[at];
         memmove(argv + 2, argv + 1, (size_t)(at - 1) * sizeof *argv);
         argv[1] = name;
@@ -215,8 +215,8 @@ static fc_code dispatch(int argc, char **argv, text_out *out, fc_error *err) {
 }
 
 /*
- * A closed standard descriptor would be the number of the next file opened: an error message would go into a tensor.
- * The place is taken by /dev/null opened so that using it is an error still.
+ * If a standard descriptor is closed, the next file that is opened gets its number, and an error message could end up
+ * in a tensor. This occupies the number with /dev/null, opened in a mode in which using it still fails.
  */
 static bool hold_standard_descriptors(void) {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
@@ -244,16 +244,16 @@ int main(int argc, char **argv) {
     fc_code rc = dispatch(argc, argv, out, &err);
     int errnum = text_flush(out);
     if (errnum == EPIPE) {
-        /* `fsdpckpt inspect … | head`: the reader has what it wanted. */
+        /* `fsdpckpt inspect … | head`: the reader has stopped reading. */
         errnum = 0;
     }
     if (rc == FC_OK && errnum != 0) {
         rc = fc_fail_errno(&err, errnum, "standard output: cannot be written");
     }
-    if (rc != FC_OK && err.message[0]) { /* without a message: it is on stdout, or another rank says it */
+    if (rc != FC_OK && err.message[0]) { /* without a message, the error is on stdout or another rank prints it */
         char hint[sizeof err.about + 128], line[sizeof err.message + sizeof hint];
         snprintf(line, sizeof line, "%s%s", err.message, hint_text(&err, hint, sizeof hint));
-        text_tell_error(line);
+        text_report_error(line);
     }
     free(out);
     return fc_exit_status(rc);

@@ -14,10 +14,10 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Of this version, not of the build: the same source makes the same pages. */
+/* The date of the release, not of the build: the same source always gives the same pages. */
 #define MANUAL_DATE "2026-11-22"
 
-/* Text for roff: a hyphen is a minus, a backslash and a leading dot or quote must not be commands. */
+/* Escapes text for roff: hyphens, backslashes, and a dot or quote at the start of a line. */
 static void roff(text_out *out, const char *s) {
     bool start = true;
     for (; *s; s++) {
@@ -39,7 +39,7 @@ static void roff(text_out *out, const char *s) {
     }
 }
 
-/* An argument of a macro, between double quotes. */
+/* Escapes an argument of a macro between double quotes. */
 static void roff_quoted(text_out *out, const char *s) {
     for (; *s; s++) {
         if (*s == '"') {
@@ -104,7 +104,7 @@ static void man_examples(text_out *out, const command *c) {
     }
 }
 
-/* fsdpckpt-reshard(1) and the like: what --help shows. */
+/* The page of one command, such as fsdpckpt-reshard(1): the text of --help. */
 static void write_man_command(text_out *out, const command *c) {
     char name[64];
     snprintf(name, sizeof name, "fsdpckpt-%s", c->name);
@@ -131,19 +131,21 @@ static void write_man_command(text_out *out, const command *c) {
     text_puts(out, ".SH SEE ALSO\n.BR fsdpckpt (1)\n");
 }
 
-/* fsdpckpt(1): what is common, and which commands there are. */
+/* fsdpckpt(1): the introduction and the list of commands. */
 static void write_man(text_out *out) {
     man_title(out, "fsdpckpt", "convert training checkpoints between full, sharded and 2D layouts");
     text_puts(out, ".B fsdpckpt\n\\fICOMMAND\\fR [\\fIOPTION\\fR]... \\fISRC\\fR\n.SH DESCRIPTION\n");
     roff(out, help_intro);
-    text_puts(out, "\n.PP\n\\fISRC\\fR is a directory or a file; its format is found by its content.\n.SH COMMANDS\n"
-                   "Each has a page of its own, such as \\fBfsdpckpt\\-reshard\\fR(1).\n");
+    text_puts(out,
+              "\n.PP\n\\fISRC\\fR is a directory or a file; its format is detected from its content.\n.SH COMMANDS\n"
+              "Each command has its own page, such as \\fBfsdpckpt\\-reshard\\fR(1).\n");
     for (const command *const *c = command_table; *c; c++) {
         text_printf(out, ".TP\n.BR fsdpckpt\\-%s (1)\n", (*c)->name);
         roff(out, (*c)->summary);
         text_puts(out, "\n");
     }
-    text_puts(out, ".SH FORMATS\nThose of \\fB\\-\\-to\\fR, and the extensions of DST that say them without it.\n");
+    text_puts(out,
+              ".SH FORMATS\nThe formats of \\fB\\-\\-to\\fR, and the extensions of DST that select them without it.\n");
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         if (fc_format_writes(*f)) {
             text_printf(out, ".TP\n.B %s\n", (*f)->name);
@@ -165,7 +167,7 @@ static void write_man(text_out *out) {
     }
 }
 
-/* @return false when there is nothing of that kind. */
+/* @return false if there is no such document. */
 static bool write_kind(text_out *out, const char *kind, const char *name) {
     static const struct {
         const char *name;

@@ -1,5 +1,5 @@
 /*
- * A file that a command writes: see out_file.h.
+ * Writes a file of a command: see out_file.h.
  */
 #include "out_file.h"
 
@@ -30,7 +30,7 @@ fc_code out_file(const options *o, const fc_checkpoint *source, const char *path
     fc_commit *commit = NULL;
     if (strcmp(path, "-") == 0) {
         return fc_fail(err, FC_EUSAGE,
-                       "-: this cannot go to standard output: name a file (./- if it is to be called so)");
+                       "-: this file cannot be written to standard output; give a file name (./- for a file called -)");
     }
     const fc_commit_options how = {
         .path = path, .force = force, .any_content = true, .bytes = bytes, .teller = {source_note}};

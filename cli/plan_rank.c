@@ -65,10 +65,10 @@ static void show_read(rank_view *v, const fc_chunk *chunk, int ndim, const int64
     text_puts(v->out, "\n");
 }
 
-static fc_code visit_piece(void *context, const fc_overlap *piece, fc_error *err) {
+static fc_code visit_overlap(void *context, const fc_overlap *overlap, fc_error *err) {
     rank_view *v = context;
     (void)err;
-    show_read(v, &v->tensor->chunks[piece->chunk], v->tensor->ndim, piece->offsets, piece->sizes);
+    show_read(v, &v->tensor->chunks[overlap->chunk], v->tensor->ndim, overlap->offsets, overlap->sizes);
     return FC_OK;
 }
 
@@ -82,7 +82,7 @@ static fc_code show_reads(rank_view *v, const fc_target_item *item, uint64_t byt
     }
     fc_code rc = fc_coverage_within(source, v->tensor, &box, &coverage, err);
     if (rc == FC_OK) {
-        rc = fc_coverage_visit(coverage, &box, visit_piece, v, err);
+        rc = fc_coverage_visit(coverage, &box, visit_overlap, v, err);
     }
     fc_coverage_free(coverage);
     return rc == FC_OK ? rc : fc_context(err, rc, "%s", source->path);

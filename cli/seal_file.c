@@ -47,13 +47,13 @@ static void put_tensors(json_out *j, const fc_checkpoint *checkpoint, const fc_s
     jw_close(j, ']');
 }
 
-typedef struct sealing {
+typedef struct seal_document {
     const fc_checkpoint *checkpoint;
     const fc_seal *seal;
-} sealing;
+} seal_document;
 
 static fc_code write_seal(void *context, text_out *out, fc_error *err) {
-    const sealing *s = context;
+    const seal_document *s = context;
     json_out j;
     (void)err;
     jw_document(&j, out, 2, "seal");
@@ -64,6 +64,6 @@ static fc_code write_seal(void *context, text_out *out, fc_error *err) {
 }
 
 fc_code seal_write(const options *o, const fc_checkpoint *checkpoint, const fc_seal *seal, fc_error *err) {
-    sealing s = {checkpoint, seal};
+    seal_document s = {checkpoint, seal};
     return out_file(o, checkpoint, seal->path, o->force, 0, write_seal, &s, err);
 }

@@ -1,5 +1,5 @@
 /*
- * Writing a seal: the JSON file next to a checkpoint that lib/checkpoint/seal.c reads.
+ * Writes a seal, the JSON file next to a checkpoint that lib/checkpoint/seal.c reads.
  */
 #ifndef FSDPCKPT_CLI_SEAL_FILE_H
 #define FSDPCKPT_CLI_SEAL_FILE_H
@@ -8,7 +8,7 @@
 
 #include "fsdpckpt/seal.h"
 
-/** Writes `seal` to its place, completely or not at all. An older one is replaced with --force only. */
+/** Writes `seal` to its path, completely or not at all. An existing seal is replaced only with --force. */
 fc_code seal_write(const options *o, const fc_checkpoint *checkpoint, const fc_seal *seal, fc_error *err);
 
 #endif

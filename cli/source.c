@@ -1,5 +1,5 @@
 /*
- * Opening what a command works on: see source.h.
+ * Opens the source of a command: see source.h.
  */
 #include "source.h"
 
@@ -16,7 +16,7 @@
 
 void source_note(void *unused, const char *line) {
     (void)unused;
-    text_tell("%s", line);
+    text_report("%s", line);
 }
 
 const char **source_inputs(const options *o, bool operands) {
@@ -44,7 +44,7 @@ fc_code source_spare(const options *o, const char *target, fc_error *err) {
 
 fc_code source_model(const cli_call *call, fc_checkpoint **out, fc_error *err) {
     const options *o = call->options;
-    /* Names and shapes are all that is wanted of it: the data files may be elsewhere. */
+    /* Only names and shapes are needed, so the data files may be absent. */
     const fc_open_options how = {.headers_only = true,
                                  .follow_external = o->follow_external,
                                  .teller = {source_note},
@@ -63,7 +63,7 @@ fc_code source_open(const cli_call *call, const char *path, bool headers_only, f
     *out = NULL;
     fc_arena *arena = NULL;
     fc_code rc = source_model(call, &model, err);
-    if (rc == FC_OK && o->tp_plan && !o->tp) { /* with --tp it says how the target is cut */
+    if (rc == FC_OK && o->tp_plan && !o->tp) { /* with --tp, the plan applies to the target */
         arena = fc_arena_new();
         rc = arena ? fc_tp_plan_load(o->tp_plan, arena, &how.tp_plan, err) : fc_fail(err, FC_ENOMEM, "out of memory");
     }
@@ -72,17 +72,17 @@ fc_code source_open(const cli_call *call, const char *path, bool headers_only, f
         suggest_path(path, err);
     }
     if (rc == FC_OK && how.tp_plan && (*out)->tp_joined == 0) {
-        rc =
-            fc_fail(err, FC_EUSAGE,
-                    "%s: has no plain tensors in files of ranks that the plan '%s' cuts, which --tp-plan is for: leave "
-                    "it out",
-                    path, o->tp_plan);
+        rc = fc_fail(err, FC_EUSAGE,
+                     "%s: has no rank files with plain tensors that the plan '%s' shards, so --tp-plan does not apply; "
+                     "leave it out",
+                     path, o->tp_plan);
         fc_checkpoint_close(*out);
         *out = NULL;
     }
     fc_arena_free(arena);
     if (rc == FC_OK && model && !o->policy && !fc_was_flat(*out)) {
-        rc = fc_fail(err, FC_EUSAGE, "%s: has no flat parameters of FSDP1, which --schema is for: leave it out", path);
+        rc = fc_fail(err, FC_EUSAGE, "%s: has no flat parameters of FSDP1, so --schema does not apply; leave it out",
+                     path);
         fc_checkpoint_close(*out);
         *out = NULL;
     }
@@ -90,9 +90,9 @@ fc_code source_open(const cli_call *call, const char *path, bool headers_only, f
     return rc;
 }
 
-void source_tell(const options *o, const fc_checkpoint *source) {
+void source_report(const options *o, const fc_checkpoint *source) {
     if (o->verbose) {
-        text_tell("%s: %s, %zu values in %zu files", source->path, source->format->description, source->ntensors,
-                  source->nfiles);
+        text_report("%s: %s, %zu values in %zu files", source->path, source->format->description, source->ntensors,
+                    source->nfiles);
     }
 }

@@ -1,5 +1,5 @@
 /*
- * Opening what a command works on, as --follow-external, --schema and --tp-plan ask for.
+ * Opens the source of a command with --follow-external, --schema and --tp-plan.
  */
 #ifndef FSDPCKPT_CLI_SOURCE_H
 #define FSDPCKPT_CLI_SOURCE_H
@@ -8,33 +8,37 @@
 
 #include "fsdpckpt/checkpoint.h"
 
-/** What --tp-plan means to a command that has no --tp. */
+/** The help of --tp-plan for commands without --tp. */
 #define SOURCE_TP_PLAN_HELP                                                                                            \
-    "how tensor parallelism cut SRC, where it is files of torch.save, one a rank, that hold plain tensors and do not " \
-    "say it: Hugging Face's base_model_tp_plan as JSON, or 'auto', which knows the names of Llama, Qwen, Mistral, "    \
-    "GPT-2 and GPT-NeoX"
+    "how tensor parallelism sharded SRC, if SRC is one torch.save file per rank with plain tensors, which do not "     \
+    "record it: 'auto', which knows the names of Llama, Qwen, Mistral, GPT-2 and GPT-NeoX, or a JSON file in the "     \
+    "form of Hugging Face's base_model_tp_plan"
 
-/** Opens --schema's FILE, a schema or a checkpoint of the model. @param out NULL where the option was not given. */
+/** Opens the file of --schema, a schema or a checkpoint of the model. @param out receives NULL without the option. */
 fc_code source_model(const cli_call *call, fc_checkpoint **out, fc_error *err);
 
 /**
- * Opens the checkpoint at `path`. With --schema it must have flat parameters, which are taken apart; with --tp-plan,
- * but without --tp, files of ranks whose plain tensors the plan cuts, which are put together.
+ * Opens the checkpoint at `path`. With --schema it must have flat parameters, which are split into the parameters of
+ * the model. With --tp-plan, but without --tp, it must be files of ranks with plain tensors that the plan shards, which
+ * are merged.
  * @param headers_only as in fc_open_options.
  */
 fc_code source_open(const cli_call *call, const char *path, bool headers_only, fc_checkpoint **out, fc_error *err);
 
-/** The files and directories that the command line names to be read, ended by NULL, to be freed.
- *  @param operands whether the operands are among them. @return NULL without memory. */
+/**
+ * Lists the files and directories that the command line names as inputs. The caller frees the list.
+ * @param operands whether to include the operands.
+ * @return a NULL-terminated list, or NULL when out of memory.
+ */
 const char **source_inputs(const options *o, bool operands);
 
-/** Refuses a target that is or contains one of them. */
+/** Refuses a target that is one of these inputs or contains one. */
 fc_code source_spare(const options *o, const char *target, fc_error *err);
 
-/** Tells the person at the terminal what was done about a run that died: for fc_teller. @param unused NULL. */
+/** Reports on stderr how the remains of an interrupted run were handled: for fc_teller. @param unused NULL. */
 void source_note(void *unused, const char *line);
 
-/** With --verbose: tells the person at the terminal what was opened. Of several processes one calls this. */
-void source_tell(const options *o, const fc_checkpoint *source);
+/** With --verbose: reports the opened checkpoint on stderr. Only one of several processes calls this. */
+void source_report(const options *o, const fc_checkpoint *source);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * From -o and --to to a format: see target.h.
+ * Chooses a format from -o and --to: see target.h.
  */
 #include "target.h"
 
@@ -15,14 +15,14 @@
 
 enum { EXTENSION_MAX = 32 };
 
-/* Words for formats that people bring along from elsewhere; extensions are understood anyway. */
+/* Names of formats in other tools. Extensions are accepted, too, and need no alias. */
 static const struct {
     const char *word, *format;
 } aliases[] = {{"torch", "pt"},       {"pytorch", "pt"},     {"torch.save", "pt"},           {"torch_save", "pt"},
                {"st", "safetensors"}, {"hf", "safetensors"}, {"huggingface", "safetensors"}, {"distcp", "dcp"},
                {"torch_dcp", "dcp"},  {"hdf", "h5"}};
 
-/* Extensions of files that fsdpckpt does not write: under these names its own would be taken for something else. */
+/* Extensions of files that fsdpckpt does not write; other programs would misread its files under such names. */
 static const char *const foreign[] = {".arrow", ".csv",    ".gguf", ".ggml", ".gz",      ".index", ".json",
                                       ".keras", ".mat",    ".npy",  ".npz",  ".msgpack", ".onnx",  ".parquet",
                                       ".pb",    ".pickle", ".pkl",  ".tar",  ".tflite",  ".tgz",   ".txt",
@@ -32,17 +32,17 @@ static const char *const html_extensions[] = {".html", ".htm", ".xhtml", NULL};
 static const char *const json_extensions[] = {".json", NULL};
 static const char *const view_extensions[] = {".h5", ".hdf5", NULL};
 static const char *const xml_extensions[] = {".xml", NULL};
-const target_kind target_html = {"a page of HTML", html_extensions};
+const target_kind target_html = {"an HTML page", html_extensions};
 const target_kind target_json = {"JSON", json_extensions};
 const target_kind target_view = {"an HDF5 file", view_extensions};
-const target_kind target_xml = {"XML of JUnit's kind", xml_extensions};
+const target_kind target_xml = {"JUnit XML", xml_extensions};
 
 static bool is_version(const char *extension) {
     return (extension[1] == 'v' || extension[1] == 'V') && extension[2] &&
            strspn(extension + 2, "0123456789") == strlen(extension + 2);
 }
 
-/* Copies the extension of the last part of `path`, with its dot. @return false when there is none. */
+/* Copies the extension of the last component of `path`, with its dot. @return false if there is none. */
 static bool extension_of(const char *path, char out[EXTENSION_MAX]) {
     size_t len = strlen(path);
     while (len > 0 && path[len - 1] == '/') {
@@ -81,7 +81,7 @@ static const fc_format *format_of(const char *extension) {
     return NULL;
 }
 
-/* The extension that was probably meant, or NULL. Two letters apart would be anything. */
+/* @return the extension that was probably meant, or NULL. Short extensions allow one wrong letter at most. */
 static const char *meant(const char *extension, const char *const *known, const char *best, size_t *score) {
     for (; *known; known++) {
         size_t len = strlen(extension), most = len > 5 ? 2 : len > 3;
@@ -114,7 +114,7 @@ bool target_is_directory(const char *target) {
     return (len > 0 && target[len - 1] == '/') || (stat(target, &st) == 0 && S_ISDIR(st.st_mode));
 }
 
-/* By its name, one of its extensions with or without the dot, or a word that is used for it; in any case. */
+/* Finds a format by its name, an extension with or without the dot, or an alias; letter case does not matter. */
 static const fc_format *format_called(const char *word) {
     char extension[EXTENSION_MAX];
     for (const fc_format *const *f = fc_formats(); *f; f++) {
@@ -145,11 +145,12 @@ static fc_code unknown_format(const char *word, fc_error *err) {
         suggest_consider(word, strlen(word), aliases[i].word, &best, &score);
         best = score < before ? aliases[i].format : best;
     }
-    return fc_fail(err, FC_EUSAGE, "--to %s: %s%s%sthere are %s", word, best ? "did you mean '" : "no such format; ",
-                   best ? best : "", best ? "'? " : "", help_formats(names));
+    return fc_fail(err, FC_EUSAGE, "--to %s: %s%s%schoose one of %s", word,
+                   best ? "did you mean '" : "no such format; ", best ? best : "", best ? "'? " : "",
+                   help_formats(names));
 }
 
-/* A target that names no format: what to do instead. */
+/* The error for a target that names no format. */
 static fc_code ask_for_format(const char *target, const char *extension, fc_error *err) {
     char names[HELP_FORMATS_MAX];
     const fc_format *called = extension ? format_called(extension + 1) : NULL;
@@ -157,7 +158,7 @@ static fc_code ask_for_format(const char *target, const char *extension, fc_erro
     help_formats(names);
     if (best) {
         return fc_fail(err, FC_EUSAGE,
-                       "-o %s: unknown extension '%s'; did you mean '%s'? (to keep the name say --to: %s)", target,
+                       "-o %s: unknown extension '%s'; did you mean '%s'? (to keep the name, give --to: %s)", target,
                        extension, best, names);
     }
     if (called && fc_format_writes(called)) {
@@ -166,18 +167,19 @@ static fc_code ask_for_format(const char *target, const char *extension, fc_erro
     }
     if (extension) {
         return fc_fail(err, FC_EUSAGE,
-                       "-o %s: no format that can be written has the extension '%s'; say --to FORMAT: %s", target,
+                       "-o %s: no format that can be written has the extension '%s'; give --to FORMAT: %s", target,
                        extension, names);
     }
     if (target_is_directory(target)) {
         return fc_fail(err, FC_EUSAGE,
-                       "-o %s: a directory of which format? Say --to safetensors or --to dcp, or name one file in it, "
-                       "such as model.h5",
+                       "-o %s: is a directory, which does not name a format; give --to safetensors or --to dcp, or "
+                       "name one file in it, such as model.h5",
                        target);
     }
-    return fc_fail(err, FC_EUSAGE,
-                   "-o %s: of which format? Say --to FORMAT (%s), or end the name in .h5, .pt or .safetensors", target,
-                   names);
+    return fc_fail(
+        err, FC_EUSAGE,
+        "-o %s: the name does not name a format; give --to FORMAT (%s), or end the name in .h5, .pt or .safetensors",
+        target, names);
 }
 
 fc_code target_format(const options *o, bool sharded, const fc_format **out, fc_error *err) {
@@ -187,7 +189,7 @@ fc_code target_format(const options *o, bool sharded, const fc_format **out, fc_
         *out = format_called(o->to);
         if (*out && !fc_format_writes(*out)) {
             char names[HELP_FORMATS_MAX];
-            return fc_fail(err, FC_EUNSUPPORTED, "--to %s: is read only; formats that can be written: %s", o->to,
+            return fc_fail(err, FC_EUNSUPPORTED, "--to %s: can only be read; formats that can be written: %s", o->to,
                            help_formats(names));
         }
         return *out ? FC_OK : unknown_format(o->to, err);
@@ -217,7 +219,8 @@ fc_code target_check(const char *path, const target_kind *kind, fc_error *err) {
     if (best) {
         return fc_fail(err, FC_EUSAGE, "%s: unknown extension '%s'; did you mean '%s'?", path, extension, best);
     }
-    return other ? fc_fail(err, FC_EUSAGE, "%s: this would be %s, which its extension '%s' does not say; use '%s'",
-                           path, kind->what, extension, kind->extensions[0])
-                 : FC_OK;
+    return other
+               ? fc_fail(err, FC_EUSAGE, "%s: the file would be %s, which does not match its extension '%s'; use '%s'",
+                         path, kind->what, extension, kind->extensions[0])
+               : FC_OK;
 }

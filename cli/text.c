@@ -85,7 +85,7 @@ void text_printf(text_out *out, const char *fmt, ...) {
     free(big);
 }
 
-/* Decimal digits by hand: a million pieces have ten million numbers, and printf is slow at them. */
+/* Decimal digits by hand: a million chunks have ten million numbers, and printf is slow at them. */
 static void write_digits(text_out *out, bool negative, uint64_t n) {
     char digits[24];
     size_t at = sizeof digits;
@@ -201,7 +201,7 @@ static size_t walk_name(text_out *out, const char *name) {
     char escape[16];
     size_t total = 0;
     while (*name) {
-        /* Nearly every name is plain ASCII: take it in one piece. */
+        /* Nearly every name is plain ASCII: write it at once. */
         size_t plain = 0;
         while (name[plain] >= 0x20 && name[plain] < 0x7f) {
             plain++;
@@ -271,7 +271,7 @@ const char *text_color(int fd, text_color_name color) {
 }
 
 /* A line on stderr; `color` is that of "fsdpckpt:", or of "warning:". */
-static void tell(const char *line, text_color_name color) {
+static void report(const char *line, text_color_name color) {
     static const char warning[] = "warning:";
     text_out *out = malloc(sizeof *out);
     if (!out) {
@@ -295,12 +295,12 @@ static void tell(const char *line, text_color_name color) {
     free(out);
 }
 
-void text_tell(const char *fmt, ...) {
+void text_report(const char *fmt, ...) {
     char *line = NULL;
     va_list args;
     va_start(args, fmt);
     if (vasprintf(&line, fmt, args) >= 0) {
-        tell(line, TEXT_PLAIN);
+        report(line, TEXT_PLAIN);
         free(line);
     } else {
         fputs("fsdpckpt: out of memory\n", stderr);
@@ -308,8 +308,8 @@ void text_tell(const char *fmt, ...) {
     va_end(args);
 }
 
-void text_tell_error(const char *message) {
-    tell(message, TEXT_ERROR);
+void text_report_error(const char *message) {
+    report(message, TEXT_ERROR);
 }
 
 bool text_ends_with(const char *s, const char *end) {
@@ -329,7 +329,7 @@ const char *text_bytes(char *buf, uint64_t bytes) {
         value /= 1000;
         unit++;
     }
-    /* By hand, as printf is slow at fractions and lists of pieces are long: three digits, and where the point goes. */
+    /* By hand, as printf is slow at fractions and lists of chunks are long: three digits, and where the point goes. */
     int decimals = unit == 0 ? 0 : value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
     unsigned digits = (unsigned)nearbyint(decimals == 2 ? value * 100 : decimals == 1 ? value * 10 : value);
     char *to = buf;

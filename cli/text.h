@@ -41,7 +41,7 @@ void text_name_padded(text_out *out, const char *name, size_t width);
 size_t text_name_width(const char *name);
 
 /** Tells the person at the terminal a line on stderr: "fsdpckpt: ", then the text, made safe as by text_name. */
-void text_tell(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void text_report(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 typedef enum text_color_name { TEXT_PLAIN, TEXT_ERROR, TEXT_WARNING } text_color_name;
 
@@ -49,7 +49,7 @@ typedef enum text_color_name { TEXT_PLAIN, TEXT_ERROR, TEXT_WARNING } text_color
 const char *text_color(int fd, text_color_name color);
 
 /** Tells the error that ends the command. */
-void text_tell_error(const char *message);
+void text_report_error(const char *message);
 
 /**
  * Decodes one UTF-8 sequence of `s` (NUL-terminated). @return its length, or 0 where it is not valid (also for

@@ -1,5 +1,5 @@
-# CUDA and NCCL for the modules of lib/comm, as FSDPCKPT_WITH_CUDA and FSDPCKPT_WITH_NCCL say. Sets FSDPCKPT_CUDA_FOUND and
-# FSDPCKPT_NCCL_FOUND. AUTO leaves them out under sanitizers, which know nothing of GPUs.
+# Finds CUDA and NCCL for the modules of lib/comm, according to FSDPCKPT_WITH_CUDA and FSDPCKPT_WITH_NCCL. Sets
+# FSDPCKPT_CUDA_FOUND and FSDPCKPT_NCCL_FOUND. AUTO leaves them out under sanitizers, which do not support GPUs.
 include(CheckLanguage)
 
 set(FSDPCKPT_CUDA_FOUND FALSE)
@@ -37,12 +37,21 @@ if(FSDPCKPT_CUDA_FOUND AND NOT FSDPCKPT_WITH_NCCL STREQUAL "OFF")
   find_library(FSDPCKPT_NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_TARGET_DIR}/lib)
   mark_as_advanced(FSDPCKPT_NCCL_INCLUDE FSDPCKPT_NCCL_LIBRARY)
   if(FSDPCKPT_NCCL_INCLUDE AND FSDPCKPT_NCCL_LIBRARY)
-    set(FSDPCKPT_NCCL_FOUND TRUE)
     file(STRINGS ${FSDPCKPT_NCCL_INCLUDE}/nccl.h numbers REGEX "^#define NCCL_(MAJOR|MINOR|PATCH) ")
     string(REGEX REPLACE "[^0-9;]" "" numbers "${numbers}")
     string(REPLACE ";" "." FSDPCKPT_NCCL_VERSION "${numbers}")
+    if(FSDPCKPT_NCCL_VERSION VERSION_GREATER_EQUAL 2.18) # the first version with ncclCommSplit
+      set(FSDPCKPT_NCCL_FOUND TRUE)
+    else()
+      set(reason "${FSDPCKPT_NCCL_INCLUDE}/nccl.h is NCCL ${FSDPCKPT_NCCL_VERSION}, but 2.18 or newer is needed")
+      message(STATUS "Building without NCCL: ${reason}")
+    endif()
+  else()
+    set(reason "nccl.h and libnccl were not found")
   endif()
+else()
+  set(reason "CUDA was not found")
 endif()
 if(FSDPCKPT_WITH_NCCL STREQUAL "ON" AND NOT FSDPCKPT_NCCL_FOUND)
-  message(FATAL_ERROR "FSDPCKPT_WITH_NCCL=ON: nccl.h and libnccl were not found, or CUDA was not")
+  message(FATAL_ERROR "FSDPCKPT_WITH_NCCL=ON: ${reason}")
 endif()

@@ -1,5 +1,5 @@
 /*
- * The table of formats. Adding one is a folder of its own and a line in format_list.h.
+ * The table of formats. A new format is a folder and a line in format_list.h.
  */
 #include "registry.h"
 

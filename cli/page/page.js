@@ -47,7 +47,7 @@
     return Array.from({ length: (b === undefined ? a : b) - a + 1 }, (_, i) => a + i);
   });
   const holders = (k, cell) => k.r === undefined ? null : k.r === 1 ? [cell] : list(k.r[cell]);
-  const label = (who, cell) => who === null ? "piece " + cell
+  const label = (who, cell) => who === null ? "chunk " + cell
     : (who.length === 1 ? "rank " : "ranks ") + shorten(who);
   const shorten = (who) => {
     const runs = [];
@@ -112,12 +112,12 @@
     return svg;
   };
 
-  const pieces = (k) => {
+  const chunks = (k) => {
     const table = make("table"), head = table.createTHead().insertRow();
     for (const text of ["Piece", "Offsets", "Sizes"]) head.append(make("th", { scope: "col" }, text));
     const body = table.createTBody();
     k.b.forEach((box, i) => {
-      const tr = body.insertRow(), half = box.length / 2, who = k.w && k.w[i] >= 0 ? "rank " + k.w[i] : "piece " + i;
+      const tr = body.insertRow(), half = box.length / 2, who = k.w && k.w[i] >= 0 ? "rank " + k.w[i] : "chunk " + i;
       for (const text of [who, box.slice(0, half).join(", "), box.slice(half).join(", ")]) tr.insertCell().textContent = text;
     });
     return table;
@@ -127,7 +127,7 @@
     const place = leaf.querySelector(".picture"), k = data.kinds[leaf.dataset.k];
     if (!place || !k) return;
     place.textContent = "";
-    const shown = k.a ? picture(k) : k.b ? pieces(k) : null;
+    const shown = k.a ? picture(k) : k.b ? chunks(k) : null;
     if (shown) place.append(shown);
   };
   const tree = $("tree");

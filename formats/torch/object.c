@@ -1,8 +1,8 @@
 /*
- * Values of a `.pt` file that are no tensors. In every format an object's bytes are a torch.save archive of it alone;
- * in a `.pt` file it is a few opcodes of the one pickle. So the archive is made: its pickle when the file is opened,
- * the rest when its bytes are asked for. Tensors within it (in a set, or in an object of a class that is not known)
- * are copied into the archive.
+ * Values of a `.pt` file that are not tensors. In every format an object's bytes are a torch.save archive of that value
+ * alone. In a `.pt` file the value is a few opcodes of the one pickle, so the archive is made: its pickle when the file
+ * is opened, the rest when its bytes are read. Tensors within it (in a set, or in an object of an unknown class) are
+ * copied into it.
  */
 #include "torch/pickle_copy.h"
 #include "torch/torch_file.h"
@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_INSIDE = 64 << 20 /* bytes of tensors in one object: its archive is made in memory */ };
+enum { MAX_INSIDE = 64 << 20 /* bytes of tensors in one object, whose archive is made in memory */ };
 
 static const fc_object torch_save_object = {.encoding = "torch.save"};
 static const char folder[] = "archive";
@@ -119,7 +119,7 @@ fc_code fc_torch_refused_tensor(const char *reason, uint32_t file, fc_arena *are
         return fc_no_memory(err, NULL);
     }
     *object = (fc_object){.encoding = torch_save_object.encoding, .refusal = copy};
-    return make_tensor(object, NULL, 1, file, arena, t, err); /* a byte, so that somebody asks for it and is told */
+    return make_tensor(object, NULL, 1, file, arena, t, err); /* not empty, so that reading it reports the reason */
 }
 
 /* The bytes of a record, inflated, into `out`. */
@@ -177,9 +177,9 @@ static fc_code read_object(const fc_checkpoint *checkpoint, const torch_object *
 
 fc_code fc_torch_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
                       fc_error *err) {
-    const torch_extent *piece = (const torch_extent *)(uintptr_t)tensor->chunks[index].detail;
+    const torch_extent *extent = (const torch_extent *)(uintptr_t)tensor->chunks[index].detail;
     fc_code rc = tensor->object ? read_object(checkpoint, tensor->detail, buf, err)
-                                : read_record(checkpoint, &piece->record, buf, err);
+                                : read_record(checkpoint, &extent->record, buf, err);
     return rc == FC_OK ? rc : fc_context(err, rc, "%s %.256s", tensor->object ? "object" : "tensor", tensor->name);
 }
 

@@ -1,5 +1,5 @@
 /*
- * Agreeing on an outcome, whatever the backend: written with nothing but the functions of fc_comm and its device.
+ * fc_comm_agree for every backend. It uses only the functions of fc_comm and of its device.
  */
 #include "fsdpckpt/comm.h"
 
@@ -9,14 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a rank tells the others of its outcome. */
+/* The outcome of one rank, as sent to the others. */
 typedef struct outcome {
     int32_t code, hint;
     char message[sizeof((fc_error *)0)->message];
     char about[sizeof((fc_error *)0)->about];
 } outcome;
 
-/* all_gather of host memory, by way of the device where that is another. */
+/* Gathers host memory. A communicator on a GPU needs a copy in device memory. */
 static fc_code gather_from_host(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_error *err) {
     fc_device *device = comm->device;
     if (device->is_host) {
@@ -26,16 +26,18 @@ static fc_code gather_from_host(fc_comm *comm, const void *send, void *recv, siz
     size_t all = bytes * (size_t)comm->size;
     FC_TRY(device->alloc(device, all, &memory, err));
     char *mine = (char *)memory + bytes * (size_t)comm->rank;
-    fc_code rc = device->copy(device, mine, send, bytes, NULL, err);
-    rc = rc == FC_OK ? comm->all_gather(comm, mine, memory, bytes, NULL, err) : rc;
-    rc = rc == FC_OK ? device->copy(device, recv, memory, all, NULL, err) : rc;
-    rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(device->copy(device, mine, send, bytes, NULL, err), rc, out);
+    FC_TRY_GOTO(comm->all_gather(comm, mine, memory, bytes, NULL, err), rc, out);
+    FC_TRY_GOTO(device->copy(device, recv, memory, all, NULL, err), rc, out);
+    rc = device->synchronize(device, NULL, err);
+out:
     device->release(device, memory);
     return rc;
 }
 
-/* What all ranks say alike is not one rank's trouble: a file that does not exist. */
-static bool all_alike(const outcome *all, int size) {
+/* If all ranks fail alike, for example because a file is missing, the message names no rank. */
+static bool are_equal(const outcome *all, int size) {
     for (int r = 1; r < size; r++) {
         if (all[r].code != all[0].code || strcmp(all[r].message, all[0].message) != 0) {
             return false;
@@ -44,11 +46,11 @@ static bool all_alike(const outcome *all, int size) {
     return true;
 }
 
-static fc_code report(int rank, const outcome *of, bool alike, fc_error *err) {
-    fc_code code = alike || fc_names_a_rank(of->message)
-                       ? fc_fail(err, (fc_code)of->code, "%s", of->message)
-                       : fc_fail(err, (fc_code)of->code, "rank %d: %s", rank, of->message);
-    return fc_advise(err, code, (fc_hint)of->hint, of->about);
+static fc_code fail_for_rank(int rank, const outcome *theirs, bool alike, fc_error *err) {
+    fc_code code = alike || fc_names_a_rank(theirs->message)
+                       ? fc_fail(err, (fc_code)theirs->code, "%s", theirs->message)
+                       : fc_fail(err, (fc_code)theirs->code, "rank %d: %s", rank, theirs->message);
+    return fc_advise(err, code, (fc_hint)theirs->hint, theirs->about);
 }
 
 fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err) {
@@ -69,10 +71,10 @@ fc_code fc_comm_agree(fc_comm *comm, fc_code mine, fc_error *err) {
         return fc_no_memory(err, NULL);
     }
     fc_code rc = gather_from_host(comm, &own, all, sizeof own, err);
-    bool alike = rc == FC_OK && all_alike(all, comm->size);
+    bool alike = rc == FC_OK && are_equal(all, comm->size);
     for (int rank = 0; rc == FC_OK && rank < comm->size; rank++) {
         if (all[rank].code != FC_OK) {
-            rc = report(rank, &all[rank], alike, err);
+            rc = fail_for_rank(rank, &all[rank], alike, err);
         }
     }
     free(all);

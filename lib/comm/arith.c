@@ -1,9 +1,9 @@
 /*
- * Reductions on the host, block by block: elements become numbers to compute with, are folded in the order of the
- * inputs, and become elements again. From and to the buffers of collectives.
+ * Reductions on the host. Each block of elements is converted to the type of the computation, folded in the order of
+ * the inputs, and converted back.
  *
- * Blocks have a fixed size because gcc -O2 vectorises a loop only when it knows the trip count; what a short last block
- * has too much is computed and thrown away.
+ * Blocks have a fixed size because gcc -O2 vectorises a loop only if it knows the trip count. The last block computes
+ * the full size; elements after the end are thrown away.
  */
 #include "comm/arith.h"
 
@@ -28,7 +28,7 @@ typedef union block {
 
 typedef void (*fold_fn)(block *restrict acc, const block *restrict x);
 
-/* Sums of integers are made in the unsigned type, where overflow is defined. */
+/* Integers are summed in the unsigned type, where overflow is defined. */
 #define FOLD(name, member, expression)                                                                                 \
     static void name(block *restrict acc, const block *restrict x) {                                                   \
         for (int i = 0; i < BLOCK; i++) {                                                                              \
@@ -69,15 +69,15 @@ typedef struct folds {
     fold_fn sum, min, max, differ;
 } folds;
 
-/* How elements are computed with: complex numbers as twice as many real ones. */
-typedef struct way {
-    fc_dtype stored;  /* of a component */
-    fc_dtype compute; /* what it is folded as */
-    size_t components;
+/* How the elements of a dtype are computed. A complex number is two real components. */
+typedef struct arithmetic {
+    fc_dtype stored;   /* the dtype of a component in memory */
+    fc_dtype compute;  /* the dtype in which components are folded */
+    size_t components; /* per element */
     folds folds;
-} way;
+} arithmetic;
 
-static way way_of(fc_dtype dtype) {
+static arithmetic arithmetic_of(fc_dtype dtype) {
     static const folds f32 = {sum_f32, min_f32, max_f32, NULL}, f64 = {sum_f64, min_f64, max_f64, NULL};
     static const folds integers[FC_DTYPE_COUNT] = {
         [FC_I64] = {sum_u64, min_i64, max_i64, xor_u64}, [FC_I32] = {sum_u32, min_i32, max_i32, xor_u32},
@@ -88,22 +88,23 @@ static way way_of(fc_dtype dtype) {
     };
     const fc_dtype_info *info = fc_dtype_get(dtype);
     if (info->cls != FC_CLASS_FLOAT && info->cls != FC_CLASS_COMPLEX) {
-        return (way){dtype, dtype, 1, integers[dtype]};
+        return (arithmetic){dtype, dtype, 1, integers[dtype]};
     }
     bool wide = info->component == FC_F64;
-    return (way){info->component, wide ? FC_F64 : FC_F32, info->cls == FC_CLASS_COMPLEX ? 2 : 1, wide ? f64 : f32};
+    return (arithmetic){info->component, wide ? FC_F64 : FC_F32, info->cls == FC_CLASS_COMPLEX ? 2 : 1,
+                        wide ? f64 : f32};
 }
 
 fc_dtype fc_arith_component(fc_dtype dtype, size_t *components) {
-    way w = way_of(dtype);
-    *components = w.components;
-    return w.stored;
+    arithmetic a = arithmetic_of(dtype);
+    *components = a.components;
+    return a.stored;
 }
 
 fc_code fc_arith_check(fc_dtype dtype, fc_reduce op, fc_error *err) {
     static const char *const names[] = {"sum", "avg", "min", "max", "xor"};
     if ((unsigned)op > FC_REDUCE_XOR || (unsigned)dtype >= FC_DTYPE_COUNT) {
-        return fc_fail(err, FC_EUSAGE, "a reduction by operation %d of type %d: there is none", (int)op, (int)dtype);
+        return fc_fail(err, FC_EUSAGE, "reduction operation %d of dtype %d does not exist", (int)op, (int)dtype);
     }
     fc_dtype_class cls = fc_dtype_get(dtype)->cls;
     bool number = cls != FC_CLASS_PACKED && cls != FC_CLASS_OPAQUE;
@@ -117,24 +118,24 @@ fc_code fc_arith_check(fc_dtype dtype, fc_reduce op, fc_error *err) {
     return FC_OK;
 }
 
-static void load(const way *w, const unsigned char *from, size_t count, block *to) {
-    if (w->stored == w->compute) {
-        memcpy(to, from, count * fc_dtype_size(w->stored));
+static void load(const arithmetic *a, const unsigned char *from, size_t count, block *to) {
+    if (a->stored == a->compute) {
+        memcpy(to, from, count * fc_dtype_size(a->stored));
     } else {
-        fc_cast(w->stored, from, w->compute, to, count);
+        fc_cast(a->stored, from, a->compute, to, count);
     }
 }
 
-static void store(const way *w, const block *from, size_t count, unsigned char *to) {
-    if (w->stored == w->compute) {
-        memcpy(to, from, count * fc_dtype_size(w->stored));
+static void store(const arithmetic *a, const block *from, size_t count, unsigned char *to) {
+    if (a->stored == a->compute) {
+        memcpy(to, from, count * fc_dtype_size(a->stored));
     } else {
-        fc_cast(w->compute, from, w->stored, to, count);
+        fc_cast(a->compute, from, a->stored, to, count);
     }
 }
 
-static void divide_block(const way *w, block *b, double divisor) {
-    if (w->compute == FC_F64) {
+static void divide_block(const arithmetic *a, block *b, double divisor) {
+    if (a->compute == FC_F64) {
         for (int i = 0; i < BLOCK; i++) {
             b->f64[i] /= divisor;
         }
@@ -147,44 +148,44 @@ static void divide_block(const way *w, block *b, double divisor) {
 }
 
 void fc_arith_reduce(fc_dtype dtype, fc_reduce op, const void *const *inputs, int n, void *out, size_t count) {
-    way w = way_of(dtype);
-    const fold_fn all[] = {w.folds.sum, w.folds.sum, w.folds.min, w.folds.max, w.folds.differ};
+    arithmetic a = arithmetic_of(dtype);
+    const fold_fn all[] = {a.folds.sum, a.folds.sum, a.folds.min, a.folds.max, a.folds.differ};
     fold_fn fold = all[op];
-    size_t size = fc_dtype_size(w.stored);
-    if (!fold) { /* no numbers: fc_arith_check refuses these types */
+    size_t size = fc_dtype_size(a.stored);
+    if (!fold) { /* fc_arith_check rejects these types */
         return;
     }
     block acc, x;
     memset(&acc, 0, sizeof acc);
     memset(&x, 0, sizeof x);
-    for (size_t left = count * w.components, at = 0; left > 0;) {
-        size_t some = left < BLOCK ? left : BLOCK;
-        load(&w, (const unsigned char *)inputs[0] + at * size, some, &acc);
+    for (size_t left = count * a.components, at = 0; left > 0;) {
+        size_t filled = left < BLOCK ? left : BLOCK;
+        load(&a, (const unsigned char *)inputs[0] + at * size, filled, &acc);
         for (int i = 1; i < n; i++) {
-            load(&w, (const unsigned char *)inputs[i] + at * size, some, &x);
+            load(&a, (const unsigned char *)inputs[i] + at * size, filled, &x);
             fold(&acc, &x);
         }
         if (op == FC_REDUCE_AVG) {
-            divide_block(&w, &acc, n);
+            divide_block(&a, &acc, n);
         }
-        store(&w, &acc, some, (unsigned char *)out + at * size);
-        at += some;
-        left -= some;
+        store(&a, &acc, filled, (unsigned char *)out + at * size);
+        at += filled;
+        left -= filled;
     }
 }
 
 void fc_arith_divide(fc_dtype dtype, double divisor, void *data, size_t count) {
-    way w = way_of(dtype);
-    size_t size = fc_dtype_size(w.stored);
+    arithmetic a = arithmetic_of(dtype);
+    size_t size = fc_dtype_size(a.stored);
     block b;
     memset(&b, 0, sizeof b);
-    for (size_t left = count * w.components, at = 0; left > 0;) {
-        size_t some = left < BLOCK ? left : BLOCK;
-        unsigned char *place = (unsigned char *)data + at * size;
-        load(&w, place, some, &b);
-        divide_block(&w, &b, divisor);
-        store(&w, &b, some, place);
-        at += some;
-        left -= some;
+    for (size_t left = count * a.components, at = 0; left > 0;) {
+        size_t filled = left < BLOCK ? left : BLOCK;
+        unsigned char *first = (unsigned char *)data + at * size;
+        load(&a, first, filled, &b);
+        divide_block(&a, &b, divisor);
+        store(&a, &b, filled, first);
+        at += filled;
+        left -= filled;
     }
 }

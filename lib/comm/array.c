@@ -1,6 +1,6 @@
 /*
- * Arrays on a device: allocation, views and copies. All that touches elements goes through fc_device, so that host and
- * GPU are one code.
+ * Arrays on a device: allocation, views and copies. Elements are only touched through fc_device, so the same code
+ * serves host and GPU.
  */
 #include "fsdpckpt/array.h"
 
@@ -13,8 +13,8 @@ static fc_code byte_count(fc_dtype dtype, int ndim, const int64_t *sizes, size_t
     int64_t count;
     if (ndim < 0 || ndim > FC_MAX_DIMS || !fc_numel(ndim, sizes, &count) ||
         !fc_mul_size((size_t)count, fc_dtype_size(dtype), out)) {
-        return fc_fail(err, FC_EUSAGE, "an array of %d dimensions whose size is negative or does not fit 64 bits",
-                       ndim);
+        return fc_fail(err, FC_EUSAGE,
+                       "an array of %d dimensions has a negative size, or its size does not fit in 64 bits", ndim);
     }
     return FC_OK;
 }
@@ -28,24 +28,18 @@ fc_code fc_array_over(fc_device *device, fc_dtype dtype, int ndim, const int64_t
         out->sizes[d] = sizes[d];
     }
     if (!fc_row_major_strides(ndim, sizes, out->strides)) {
-        return fc_fail(err, FC_EUSAGE, "an array whose strides do not fit 64 bits");
+        return fc_fail(err, FC_EUSAGE, "the strides of an array do not fit in 64 bits");
     }
     return FC_OK;
 }
 
 fc_code fc_array_new(fc_device *device, fc_dtype dtype, int ndim, const int64_t *sizes, fc_array *out, fc_error *err) {
     size_t bytes = 0;
-    fc_code rc = byte_count(dtype, ndim, sizes, &bytes, err);
-    if (rc == FC_OK) {
-        rc = fc_array_over(device, dtype, ndim, sizes, NULL, out, err);
-    }
-    if (rc == FC_OK) {
-        rc = device->alloc(device, bytes > 0 ? bytes : 1, &out->memory, err);
-    }
-    if (rc == FC_OK) {
-        out->data = out->memory;
-    }
-    return rc;
+    FC_TRY(byte_count(dtype, ndim, sizes, &bytes, err));
+    FC_TRY(fc_array_over(device, dtype, ndim, sizes, NULL, out, err));
+    FC_TRY(device->alloc(device, bytes > 0 ? bytes : 1, &out->memory, err));
+    out->data = out->memory;
+    return FC_OK;
 }
 
 void fc_array_free(fc_array *array) {
@@ -71,7 +65,7 @@ bool fc_array_is_contiguous(const fc_array *array) {
 fc_code fc_array_narrow(const fc_array *array, int dim, int64_t start, int64_t length, fc_array *out, fc_error *err) {
     if (dim < 0 || dim >= array->ndim || start < 0 || length < 0 || start > array->sizes[dim] ||
         length > array->sizes[dim] - start) {
-        return fc_fail(err, FC_EUSAGE, "%lld elements from %lld of dimension %d are not inside the array",
+        return fc_fail(err, FC_EUSAGE, "%lld elements from index %lld of dimension %d are outside of the array",
                        (long long)length, (long long)start, dim);
     }
     int64_t skipped = length > 0 ? start * array->strides[dim] : 0;
@@ -98,7 +92,7 @@ fc_code fc_array_copy(const fc_array *dst, const fc_array *src, fc_stream *strea
         same = dst->sizes[d] == src->sizes[d];
     }
     if (!same) {
-        return fc_fail(err, FC_EUSAGE, "a copy between arrays of different sizes or types");
+        return fc_fail(err, FC_EUSAGE, "arrays of different sizes or dtypes cannot be copied to each other");
     }
     if (fc_array_numel(src) == 0) {
         return FC_OK;
@@ -108,7 +102,8 @@ fc_code fc_array_copy(const fc_array *dst, const fc_array *src, fc_stream *strea
         return device->copy(device, dst->data, src->data, fc_array_bytes(src), stream, err);
     }
     if (dst->device != src->device && dst->device->is_host != src->device->is_host) {
-        return fc_fail(err, FC_EUSAGE, "between host and device only contiguous arrays are copied: clone the other");
+        return fc_fail(err, FC_EUSAGE,
+                       "only contiguous arrays can be copied between host and device: clone the strided one first");
     }
     fc_strided_box to = box_of(dst), from = box_of(src);
     return device->copy_box(device, dst->data, &to, src->data, &from, fc_dtype_size(src->dtype), stream, err);
@@ -116,14 +111,12 @@ fc_code fc_array_copy(const fc_array *dst, const fc_array *src, fc_stream *strea
 
 fc_code fc_array_clone(const fc_array *src, fc_stream *stream, fc_array *out, fc_error *err) {
     fc_array copy = {0};
-    fc_code rc = fc_array_new(src->device, src->dtype, src->ndim, src->sizes, &copy, err);
-    if (rc == FC_OK) {
-        rc = fc_array_copy(&copy, src, stream, err);
-    }
-    if (rc != FC_OK) {
-        fc_array_free(&copy);
-        return rc;
-    }
+    fc_code rc;
+    FC_TRY_GOTO(fc_array_new(src->device, src->dtype, src->ndim, src->sizes, &copy, err), rc, fail);
+    FC_TRY_GOTO(fc_array_copy(&copy, src, stream, err), rc, fail);
     *out = copy;
     return FC_OK;
+fail:
+    fc_array_free(&copy);
+    return rc;
 }

@@ -1,11 +1,11 @@
 /*
- * Checks of boxes for fc_device.copy_box. See boxes.h.
+ * Checks the boxes given to fc_device.copy_box.
  */
 #include "comm/boxes.h"
 
 #include "base/checked.h"
 
-/* The bytes up to the end of the box's last element, by which every offset within it is bounded. */
+/* Computes the end of the last element in bytes. Every offset in the box is below it. */
 static bool span_fits(const fc_strided_box *box, uint32_t element) {
     int64_t last = box->first, reach;
     for (int d = 0; d < box->ndim; d++) {
@@ -21,18 +21,19 @@ fc_code fc_strided_box_check(const fc_strided_box *to, const fc_strided_box *fro
                              fc_error *err) {
     *empty = false;
     if (to->ndim != from->ndim || to->ndim < 0 || to->ndim > FC_MAX_DIMS || element == 0) {
-        return fc_fail(err, FC_EUSAGE, "a copy of elements of %u bytes from a box of %d dimensions to one of %d",
+        return fc_fail(err, FC_EUSAGE, "elements of %u bytes cannot be copied from a box of %d dimensions to one of %d",
                        (unsigned)element, from->ndim, to->ndim);
     }
     for (int d = 0; d < to->ndim; d++) {
         if (to->sizes[d] != from->sizes[d] || to->sizes[d] < 0) {
-            return fc_fail(err, FC_EUSAGE, "a copy between boxes that differ in dimension %d: %lld and %lld elements",
-                           d, (long long)from->sizes[d], (long long)to->sizes[d]);
+            return fc_fail(err, FC_EUSAGE,
+                           "boxes of different sizes cannot be copied: dimension %d has %lld and %lld elements", d,
+                           (long long)from->sizes[d], (long long)to->sizes[d]);
         }
         *empty |= to->sizes[d] == 0;
     }
     if (!span_fits(to, element) || !span_fits(from, element)) {
-        return fc_fail(err, FC_EUSAGE, "a copy of a box with a negative stride, or whose bytes overflow");
+        return fc_fail(err, FC_EUSAGE, "a box has a negative stride, or its bytes do not fit in 64 bits");
     }
     return FC_OK;
 }

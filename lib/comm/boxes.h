@@ -1,5 +1,5 @@
 /*
- * Checks of the boxes given to fc_device.copy_box, the same for every device.
+ * The check of boxes that every device's copy_box makes.
  */
 #ifndef FSDPCKPT_COMM_BOXES_H
 #define FSDPCKPT_COMM_BOXES_H
@@ -11,9 +11,10 @@
 #include "fsdpckpt/device.h"
 
 /**
- * Whether two boxes can be copied to each other: equal sizes, nothing negative, bytes that do not overflow.
- * @param empty receives whether there is nothing to copy.
- * @return FC_EUSAGE when they cannot.
+ * Checks that one box can be copied to the other: equal sizes, no negative strides, no overflow of byte offsets.
+ * @param element size of an element in bytes.
+ * @param empty   set to whether there is nothing to copy.
+ * @return FC_EUSAGE if the check fails.
  */
 fc_code fc_strided_box_check(const fc_strided_box *to, const fc_strided_box *from, uint32_t element, bool *empty,
                              fc_error *err);

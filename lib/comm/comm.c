@@ -1,5 +1,5 @@
 /*
- * Communicators of a mesh dimension, whatever the backend.
+ * Communicators along a mesh dimension, for every backend.
  */
 #include "fsdpckpt/comm.h"
 
@@ -10,10 +10,10 @@ fc_code fc_comm_split_mesh(fc_comm *comm, const fc_mesh *mesh, int dim, fc_comm 
         return fc_fail(err, FC_EUSAGE, "a mesh of %d dimensions has no dimension %d", mesh->ndim, dim);
     }
     if (fc_mesh_ranks(mesh) != comm->size) {
-        return fc_fail(err, FC_EUSAGE, "a mesh of %lld ranks on a communicator of %d", (long long)fc_mesh_ranks(mesh),
-                       comm->size);
+        return fc_fail(err, FC_EUSAGE, "a mesh of %lld ranks needs a communicator of as many, not of %d",
+                       (long long)fc_mesh_ranks(mesh), comm->size);
     }
     fc_mesh_coordinate(mesh, comm->rank, coordinate);
-    coordinate[dim] = 0; /* the first rank of the line along `dim` names it */
+    coordinate[dim] = 0; /* the first rank along `dim` gives the color */
     return comm->split(comm, (int)fc_mesh_rank(mesh, coordinate), out, err);
 }

@@ -1,6 +1,6 @@
 /*
- * The processor as a device: memory is malloc's, a stream does its work at once. What train and the host backends
- * run on, and what GPU kernels are compared with.
+ * The processor as a device, with memory from malloc. A stream does its work at once. The host backends and CPU
+ * training use it, and the tests compare GPU kernels with it.
  */
 #include "comm/arith.h"
 #include "comm/boxes.h"
@@ -12,10 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Lines of caches and vectors: what buffers of numbers are aligned to. */
-enum { ALIGNMENT = 64 };
+enum { ALIGNMENT = 64 }; /* a cache line, and the widest vector register */
 
-/* A stream and an event have nothing to remember; each is an allocation, so that a leak or a double free is seen. */
+/* Streams and events have no state. They are allocated so that sanitizers see a leak or a double free. */
 struct fc_stream {
     char unused;
 };
@@ -93,12 +92,12 @@ static fc_code cpu_copy_box(fc_device *device, void *dst, const fc_strided_box *
                             const fc_strided_box *from, uint32_t element, fc_stream *stream, fc_error *err) {
     fc_strided copy;
     bool empty;
-    fc_code rc = fc_strided_box_check(to, from, element, &empty, err);
-    if (rc != FC_OK || empty) {
-        return rc;
+    FC_TRY(fc_strided_box_check(to, from, element, &empty, err));
+    if (empty) {
+        return FC_OK;
     }
     if (!fc_strided_make(&copy, to->ndim, to->sizes, from->strides, to->strides, element)) {
-        return fc_fail(err, FC_EUSAGE, "%s: a copy of a box whose bytes overflow", device->name);
+        return fc_fail(err, FC_EUSAGE, "%s: the bytes of a box do not fit in 64 bits", device->name);
     }
     fc_strided_copy(&copy, (const unsigned char *)src + from->first * element,
                     (unsigned char *)dst + to->first * element);
@@ -108,8 +107,8 @@ static fc_code cpu_copy_box(fc_device *device, void *dst, const fc_strided_box *
 static fc_code cpu_cast(fc_device *device, fc_dtype from, const void *src, fc_dtype to, void *dst, size_t count,
                         fc_stream *stream, fc_error *err) {
     if (from != to && (fc_dtype_get(from)->cls != FC_CLASS_FLOAT || fc_dtype_get(to)->cls != FC_CLASS_FLOAT)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: %s cannot become %s", device->name, fc_dtype_get(from)->torch_name,
-                       fc_dtype_get(to)->torch_name);
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: %s cannot be cast to %s", device->name,
+                       fc_dtype_get(from)->torch_name, fc_dtype_get(to)->torch_name);
     }
     fc_cast(from, src, to, dst, count);
     return cpu_synchronize(device, stream, err);
@@ -159,7 +158,7 @@ fc_code fc_device_cpu(fc_device **out, fc_error *err) {
     };
     *out = malloc(sizeof **out);
     if (!*out) {
-        return fc_fail(err, FC_ENOMEM, "cpu: out of memory");
+        return fc_no_memory(err, "cpu");
     }
     **out = cpu;
     return FC_OK;

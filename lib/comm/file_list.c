@@ -1,5 +1,5 @@
 /*
- * Lists of files, from each rank's disk to everybody: see file_list.h. A list travels as lines of "size name".
+ * Lists the files of every rank and sends the lists to all ranks. A list is text, one line "SIZE NAME" per file.
  */
 #include "comm/file_list.h"
 
@@ -15,14 +15,14 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* Writes the line of a file. A name with a newline cannot be told from two lines, and belongs to no checkpoint. */
+/* Writes the line of a file. A name with a newline would read as two lines. */
 static fc_code put_line(FILE *lines, const char *path, const char *name, fc_error *err) {
     struct stat st;
     if (strchr(name, '\n')) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: has a line break in its name", path);
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: a file name with a line break is not supported", path);
     }
     if (stat(path, &st) != 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be examined", path);
+        return fc_fail_errno(err, errno, "%s: cannot be read", path);
     }
     if (S_ISREG(st.st_mode)) {
         fprintf(lines, "%" PRIu64 " %s\n", (uint64_t)st.st_size, name);
@@ -54,8 +54,8 @@ static fc_code walk(const char *source, FILE *lines, fc_error *err) {
     return rc;
 }
 
-/* This rank's list, malloc'ed. */
-static fc_code list_own(const char *source, char **text, size_t *size, fc_error *err) {
+/* Makes this rank's list. The caller frees `*text`. */
+static fc_code list_own_files(const char *source, char **text, size_t *size, fc_error *err) {
     FILE *lines = open_memstream(text, size);
     size_t length = strlen(source);
     char *plain = strndup(source, length);
@@ -70,34 +70,36 @@ static fc_code list_own(const char *source, char **text, size_t *size, fc_error 
     return rc;
 }
 
-/* The files being put together. */
-typedef struct list {
+/* The merged list. */
+typedef struct file_list {
     fc_sent_file *files;
     size_t count, capacity;
     fc_name_table *table;
-} list;
+} file_list;
 
-static fc_code add_file(list *l, int rank, char *line, fc_error *err) {
+static fc_code add_file(file_list *l, int rank, char *line, fc_error *err) {
     char *name;
     uint64_t size = strtoull(line, &name, 10);
     if (*name != ' ' || !fc_path_is_safe(name + 1) || l->count == l->capacity) {
-        return fc_fail(err, FC_ECORRUPT, "rank %d: has sent a list with the name '%s'", rank, name);
+        return fc_fail(err, FC_ECORRUPT, "rank %d: sent an unsafe file name '%s'", rank, name);
     }
     name++;
     size_t at = fc_name_table_put(l->table, name, strlen(name), l->count);
     if (at < l->count) {
         const fc_sent_file *first = &l->files[at];
-        return first->size == size ? FC_OK
-                                   : fc_fail(err, FC_EUSAGE,
-                                             "rank %d: %s has %" PRIu64 " bytes, that of rank %d has %" PRIu64
-                                             ": they are not parts of one checkpoint",
-                                             rank, name, size, first->rank, first->size);
+        if (first->size != size) {
+            return fc_fail(err, FC_EUSAGE,
+                           "rank %d: %s has %" PRIu64 " bytes, but %" PRIu64
+                           " bytes on rank %d: the ranks must have files of the same checkpoint",
+                           rank, name, size, first->size, first->rank);
+        }
+        return FC_OK;
     }
     l->files[l->count++] = (fc_sent_file){name, size, rank};
     return FC_OK;
 }
 
-static fc_code add_files(list *l, int rank, char *text, fc_error *err) {
+static fc_code add_files(file_list *l, int rank, char *text, fc_error *err) {
     for (char *end; (end = strchr(text, '\n')); text = end + 1) {
         *end = '\0';
         FC_TRY(add_file(l, rank, text, err));
@@ -105,7 +107,7 @@ static fc_code add_files(list *l, int rank, char *text, fc_error *err) {
     return FC_OK;
 }
 
-/* Everybody's lists, each ended by a NUL, at displs. */
+/* Gathers the lists of all ranks. The list of rank r starts at displs[r] and ends with a NUL. */
 static fc_code gather_lists(fc_comm *comm, const char *own, size_t size, fc_arena *arena, size_t **displs, char **all,
                             fc_error *err) {
     size_t n = (size_t)comm->size, mine = size + 1, total = 0;
@@ -137,8 +139,8 @@ fc_code fc_list_files(fc_comm *comm, const char *source, fc_arena *arena, fc_sen
                       fc_error *err) {
     char *own = NULL, *all = NULL;
     size_t size = 0, *displs = NULL;
-    list l = {0};
-    fc_code rc = fc_comm_agree(comm, list_own(source, &own, &size, err), err);
+    file_list l = {0};
+    fc_code rc = fc_comm_agree(comm, list_own_files(source, &own, &size, err), err);
     if (rc == FC_OK && own) {
         rc = gather_lists(comm, own, size, arena, &displs, &all, err);
     }

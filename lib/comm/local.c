@@ -1,7 +1,7 @@
 /*
- * The backend `local`: ranks are threads of this process. A collective is: every rank shows its buffers, waits for the
- * others (local_meet.c), reads what it needs straight from theirs, and waits again before anyone may touch them. The
- * copying itself is done outside of the lock.
+ * The backend `local`, whose ranks are threads of this process. In a collective, every rank publishes its buffers,
+ * waits for the others (local_meet.c), reads directly from their buffers, and waits again before any rank may change
+ * them. Data is copied without holding the lock.
  */
 #include "base/try.h"
 #include "comm/arith.h"
@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_RANKS = 4096 };
+enum { MAX_RANKS = 4096 };
 
-/* In place, the bytes lie there already. */
-static void copy_apart(void *dst, const void *src, size_t bytes) {
+/* Copies bytes unless the collective is in place. */
+static void copy_if_apart(void *dst, const void *src, size_t bytes) {
     if (bytes > 0 && dst != src) {
         memmove(dst, src, bytes);
     }
@@ -27,7 +27,7 @@ static fc_code local_all_gather(fc_comm *comm, const void *send, void *recv, siz
     local_slot mine = {.kind = LOCAL_ALL_GATHER, .send = send, .count = bytes};
     FC_TRY(fc_local_enter(comm, &mine, err));
     for (int r = 0; r < g->size; r++) {
-        copy_apart((char *)recv + bytes * (size_t)r, g->slots[r].send, bytes);
+        copy_if_apart((char *)recv + bytes * (size_t)r, g->slots[r].send, bytes);
     }
     return fc_local_leave(comm, err);
 }
@@ -39,12 +39,12 @@ static fc_code local_all_gather_v(fc_comm *comm, const void *send, void *recv, c
     local_slot mine = {.kind = LOCAL_ALL_GATHER_V, .send = send, .counts = counts};
     FC_TRY(fc_local_enter(comm, &mine, err));
     for (int r = 0; r < g->size; r++) {
-        copy_apart((char *)recv + displs[r], g->slots[r].send, counts[r]);
+        copy_if_apart((char *)recv + displs[r], g->slots[r].send, counts[r]);
     }
     return fc_local_leave(comm, err);
 }
 
-/* Reduces elements [first, first + count) of what all ranks show into `out`. */
+/* Reduces elements [first, first + count) of the published buffers into `out`. */
 static fc_code reduce_slots(const local_group *g, fc_dtype dtype, fc_reduce op, size_t first, size_t count, void *out,
                             fc_error *err) {
     const void **inputs = calloc((size_t)g->size, sizeof *inputs);
@@ -68,25 +68,22 @@ static fc_code local_reduce_scatter(fc_comm *comm, const void *send, void *recv,
     return fc_local_leave_with(comm, rc, err);
 }
 
-/* Each rank reduces its share in place, where nobody else reads; then everybody fetches the other shares. */
+/* Each rank reduces its segment in place, which no other rank reads. Then each copies the segments of the others. */
 static fc_code local_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op,
                                 fc_stream *stream, fc_error *err) {
     (void)stream;
     local_group *g = comm->state;
     local_slot mine = {.kind = LOCAL_ALL_REDUCE, .send = data, .count = count, .dtype = dtype, .op = op};
     FC_TRY(fc_local_enter(comm, &mine, err));
-    size_t size = fc_dtype_size(dtype), share = count / (size_t)g->size + 1;
-    size_t first = share * (size_t)comm->rank < count ? share * (size_t)comm->rank : count;
-    size_t some = count - first < share ? count - first : share;
+    size_t size = fc_dtype_size(dtype), segment = count / (size_t)g->size + 1;
+    size_t first = segment * (size_t)comm->rank < count ? segment * (size_t)comm->rank : count;
+    size_t some = count - first < segment ? count - first : segment;
     fc_code rc = reduce_slots(g, dtype, op, first, some, (char *)data + first * size, err);
-    rc = fc_local_leave_with(comm, rc, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_local_leave_with(comm, rc, err));
     for (int r = 0; r < g->size; r++) {
-        size_t at = share * (size_t)r < count ? share * (size_t)r : count;
-        size_t n = count - at < share ? count - at : share;
-        copy_apart((char *)data + at * size, (const char *)g->slots[r].send + at * size, n * size);
+        size_t at = segment * (size_t)r < count ? segment * (size_t)r : count;
+        size_t n = count - at < segment ? count - at : segment;
+        copy_if_apart((char *)data + at * size, (const char *)g->slots[r].send + at * size, n * size);
     }
     return fc_local_leave(comm, err);
 }
@@ -96,7 +93,7 @@ static fc_code local_broadcast(fc_comm *comm, void *data, size_t bytes, int root
     local_group *g = comm->state;
     local_slot mine = {.kind = LOCAL_BROADCAST, .send = data, .count = bytes, .root = root};
     FC_TRY(fc_local_enter(comm, &mine, err));
-    copy_apart(data, g->slots[root].send, bytes);
+    copy_if_apart(data, g->slots[root].send, bytes);
     return fc_local_leave(comm, err);
 }
 
@@ -113,8 +110,8 @@ static void local_free(fc_comm *comm) {
     free(comm);
 }
 
-/* The ranks of one color: made by the lowest of them. */
-static local_group *make_color(const local_group *parent, int color) {
+/* Makes the group of one color. The lowest rank of the color calls it. */
+static local_group *new_color_group(const local_group *parent, int color) {
     int size = 0;
     for (int r = 0; r < parent->size; r++) {
         size += parent->slots[r].color == color;
@@ -132,10 +129,8 @@ static fc_code local_split(fc_comm *comm, int color, fc_comm **out, fc_error *er
     local_group *g = comm->state;
     local_slot mine = {.kind = LOCAL_SPLIT, .color = color};
     *out = NULL;
-    fc_code rc = fc_local_enter(comm, &mine, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_local_enter(comm, &mine, err));
+    fc_code rc = FC_OK;
     int lowest = 0, rank = 0;
     while (g->slots[lowest].color != color) {
         lowest++;
@@ -144,8 +139,8 @@ static fc_code local_split(fc_comm *comm, int color, fc_comm **out, fc_error *er
         rank += g->slots[r].color == color;
     }
     if (lowest == comm->rank) {
-        g->slots[comm->rank].made = make_color(g, color);
-        rc = g->slots[comm->rank].made ? FC_OK : fc_fail(err, FC_ENOMEM, "split: out of memory");
+        g->slots[comm->rank].made = new_color_group(g, color);
+        rc = g->slots[comm->rank].made ? FC_OK : fc_no_memory(err, "split");
     }
     rc = fc_local_leave_with(comm, rc, err);
     local_group *made = rc == FC_OK ? g->slots[lowest].made : NULL;
@@ -153,7 +148,7 @@ static fc_code local_split(fc_comm *comm, int color, fc_comm **out, fc_error *er
         return rc;
     }
     *out = comm_new(comm, made, rank);
-    rc = *out ? FC_OK : fc_fail(err, FC_ENOMEM, "split: out of memory");
+    rc = *out ? FC_OK : fc_no_memory(err, "split");
     rc = fc_local_leave_with(comm, rc, err);
     if (rc != FC_OK) {
         free(*out);
@@ -186,7 +181,7 @@ static const fc_comm functions = {
     .free = local_free,
 };
 
-/* One rank's thread. */
+/* The thread of one rank. */
 typedef struct runner {
     pthread_t thread;
     fc_comm comm;
@@ -194,7 +189,7 @@ typedef struct runner {
     void *context;
     fc_code code;
     fc_error error;
-    bool own; /* the error is this rank's, not one that it was told */
+    bool failed_first; /* whether the error arose on this rank; else another rank reported it */
 } runner;
 
 static void *run_rank(void *argument) {
@@ -203,39 +198,39 @@ static void *run_rank(void *argument) {
     local_world *w = g->world;
     r->code = r->work(&r->comm, r->context, &r->error);
     pthread_mutex_lock(&w->lock);
-    r->own = r->code != FC_OK && !(w->failed && strstr(r->error.message, w->error.message));
+    r->failed_first = r->code != FC_OK && !(w->failed && strstr(r->error.message, w->error.message));
     w->gone[r->comm.rank] = true;
-    if (r->own) {
+    if (r->failed_first) {
         fc_local_fail(w, r->comm.rank, r->code, r->error.message);
     }
-    pthread_cond_broadcast(&w->wake); /* who waits for this rank learns that it is gone */
+    pthread_cond_broadcast(&w->wake); /* ranks that wait for this one notice that it is gone */
     pthread_mutex_unlock(&w->lock);
     return NULL;
 }
 
-/* Starts the ranks and waits for them. Where not all can be started, those that were are told so. */
+/* Starts the ranks and waits for them. If a thread cannot be started, the ranks that run fail with that error. */
 static fc_code run_all(local_world *w, runner *runners, fc_error *err) {
     int started = 0, failed = 0;
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the caller's: the ranks inherit the mask */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* ranks inherit the mask, so the caller gets all signals */
     while (started < w->size && failed == 0) {
         failed = pthread_create(&runners[started].thread, NULL, run_rank, &runners[started]);
         started += failed == 0;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (failed) {
-        fc_error none;
-        fc_fail_errno(&none, failed, "the thread cannot be started");
+        fc_error error;
+        fc_fail_errno(&error, failed, "its thread cannot be started");
         pthread_mutex_lock(&w->lock);
-        fc_local_fail(w, started, none.code, none.message);
+        fc_local_fail(w, started, error.code, error.message);
         pthread_mutex_unlock(&w->lock);
     }
     for (int r = 0; r < started; r++) {
         pthread_join(runners[r].thread, NULL);
     }
     for (int r = 0; r < started; r++) {
-        if (runners[r].own) {
+        if (runners[r].failed_first) {
             w->failed = false;
             fc_local_fail(w, r, runners[r].code, runners[r].error.message); /* the lowest rank that failed */
             break;
@@ -246,8 +241,9 @@ static fc_code run_all(local_world *w, runner *runners, fc_error *err) {
 
 fc_code fc_comm_run_local(int size, fc_code (*work)(fc_comm *comm, void *context, fc_error *err), void *context,
                           fc_error *err) {
-    if (size < 1 || size > MOST_RANKS) {
-        return fc_fail(err, FC_EUSAGE, "%d ranks: between 1 and %d can run as threads", size, (int)MOST_RANKS);
+    if (size < 1 || size > MAX_RANKS) {
+        return fc_fail(err, FC_EUSAGE, "%d ranks cannot run as threads: the number must be between 1 and %d", size,
+                       (int)MAX_RANKS);
     }
     local_world w = {.size = size};
     fc_device *device = NULL;

@@ -1,9 +1,8 @@
 /*
- * Where the ranks of the backend `local` meet: every rank shows what it calls and its buffers, and waits for the
- * others.
+ * The meeting point of the backend `local`. Every rank publishes its call and its buffers, and waits for the others.
  *
- * One lock and one condition for all groups of a run, so that a rank that fails or leaves wakes everybody, in whatever
- * group they wait.
+ * All groups of a run share one lock and one condition variable. A rank that fails or returns therefore wakes the
+ * waiting ranks of every group.
  */
 #include "comm/local_meet.h"
 
@@ -15,7 +14,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { WATCH_MS = 50 };
+enum { POLL_MS = 50 }; /* how often a waiting rank reads fc_comm.cancel */
 
 static const char *const kind_names[] = {"all_gather", "all_gather_v", "reduce_scatter", "all_reduce",
                                          "broadcast",  "barrier",      "split"};
@@ -64,7 +63,7 @@ void fc_local_fail(local_world *w, int rank, fc_code code, const char *message) 
     }
 }
 
-/* A rank of the group that will never arrive, or -1. */
+/* Returns a rank of the group that has returned and will never arrive, or -1. */
 static int missing_member(const local_group *g) {
     for (int i = 0; i < g->size; i++) {
         if (g->world->gone[g->members[i]]) {
@@ -74,27 +73,28 @@ static int missing_member(const local_group *g) {
     return -1;
 }
 
-/* Waits for news; with a flag to watch, not for long. */
-static void wait_for_news(const fc_comm *comm, local_world *w) {
+/* Waits for a signal, but no longer than POLL_MS if there is a flag to read. */
+static void wait_for_signal(const fc_comm *comm, local_world *w) {
     struct timespec until;
     if (!comm->cancel) {
         pthread_cond_wait(&w->wake, &w->lock);
         return;
     }
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += WATCH_MS * 1000000L;
+    until.tv_nsec += POLL_MS * 1000000L;
     until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
     pthread_cond_timedwait(&w->wake, &w->lock, &until);
 }
 
-/* What can keep the ranks of a group from ever meeting, made the failure of all. The caller has the lock. */
+/* Fails the run if the ranks of the group can no longer meet. The caller holds the lock. */
 static void notice_failure(fc_comm *comm) {
     local_group *g = comm->state;
     int missing = missing_member(g);
     if (missing >= 0) {
         char text[64];
-        snprintf(text, sizeof text, "returned while others wait for it in %s", kind_names[g->slots[comm->rank].kind]);
+        snprintf(text, sizeof text, "returned while other ranks wait for it in %s",
+                 kind_names[g->slots[comm->rank].kind]);
         fc_local_fail(g->world, missing, FC_EUSAGE, text);
     } else if (comm->cancel && atomic_load(comm->cancel)) {
         fc_local_fail(g->world, comm->rank, FC_EINTERRUPTED, "interrupted");
@@ -102,28 +102,28 @@ static void notice_failure(fc_comm *comm) {
 }
 
 /*
- * Waits until all ranks of the group are here. A failure ends the wait, unless `surely`: then all are known to come,
- * and nobody may go on (and free its buffers) while another still reads them. What the last one finds is the outcome
- * for all.
+ * Waits until all ranks of the group are here. A failure ends the wait, unless `must_wait`: then all ranks are known to
+ * arrive, and none may go on (and free its buffers) while another still reads them. The last rank that arrives
+ * determines the outcome for all.
  */
-static fc_code meet(fc_comm *comm, bool surely, fc_error *err) {
+static fc_code meet(fc_comm *comm, bool must_wait, fc_error *err) {
     local_group *g = comm->state;
     local_world *w = g->world;
     fc_code rc = FC_OK;
     pthread_mutex_lock(&w->lock);
     unsigned generation = g->generation;
-    if ((surely || !w->failed) && ++g->arrived == g->size) {
+    if ((must_wait || !w->failed) && ++g->arrived == g->size) {
         g->arrived = 0;
         g->generation++;
         g->broken = w->failed;
         pthread_cond_broadcast(&w->wake);
     }
-    while (g->generation == generation && (surely || !w->failed)) {
-        if (!surely) {
+    while (g->generation == generation && (must_wait || !w->failed)) {
+        if (!must_wait) {
             notice_failure(comm);
         }
-        if (surely || !w->failed) {
-            wait_for_news(comm, w);
+        if (must_wait || !w->failed) {
+            wait_for_signal(comm, w);
         }
     }
     if (g->generation == generation || g->broken) {
@@ -133,13 +133,13 @@ static fc_code meet(fc_comm *comm, bool surely, fc_error *err) {
     return rc;
 }
 
-/* Every rank compares every other with rank 0, so that all find the same. */
+/* Every rank compares all calls with that of rank 0, so all ranks get the same result. */
 static fc_code compare_calls(const local_group *g, fc_error *err) {
     const local_slot *first = &g->slots[0];
     for (int i = 1; i < g->size; i++) {
         const local_slot *s = &g->slots[i];
         if (s->kind != first->kind) {
-            return fc_fail(err, FC_EUSAGE, "rank %d: is in %s, rank 0 in %s", i, kind_names[s->kind],
+            return fc_fail(err, FC_EUSAGE, "rank %d: called %s, but rank 0 called %s", i, kind_names[s->kind],
                            kind_names[first->kind]);
         }
         bool same =
@@ -148,7 +148,7 @@ static fc_code compare_calls(const local_group *g, fc_error *err) {
             same = s->counts[r] == first->counts[r];
         }
         if (!same) {
-            return fc_fail(err, FC_EUSAGE, "rank %d: calls %s with another size, type, operation or root than rank 0",
+            return fc_fail(err, FC_EUSAGE, "rank %d: called %s with another size, dtype, operation or root than rank 0",
                            i, kind_names[s->kind]);
         }
     }
@@ -164,7 +164,8 @@ fc_code fc_local_enter(fc_comm *comm, const local_slot *mine, fc_error *err) {
         rc = fc_arith_check(mine->dtype, mine->op, err);
     }
     if (rc == FC_OK && (mine->root < 0 || mine->root >= g->size)) {
-        rc = fc_fail(err, FC_EUSAGE, "%s: there is no rank %d among %d", kind_names[mine->kind], mine->root, g->size);
+        rc = fc_fail(err, FC_EUSAGE, "%s: rank %d does not exist among %d ranks", kind_names[mine->kind], mine->root,
+                     g->size);
     }
     if (rc != FC_OK) { /* the same on all ranks */
         fc_code met = meet(comm, true, NULL);

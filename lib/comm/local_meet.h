@@ -1,5 +1,5 @@
 /*
- * What the ranks of the backend `local` share: the world, its groups, and what a rank shows while a collective runs.
+ * The shared state of the ranks of the backend `local`: the run, its groups, and what a rank publishes in a collective.
  */
 #ifndef FSDPCKPT_COMM_LOCAL_MEET_H
 #define FSDPCKPT_COMM_LOCAL_MEET_H
@@ -12,14 +12,14 @@
 
 #include <pthread.h>
 
-/* All ranks of a run. */
+/** All ranks of a run. */
 typedef struct local_world {
-    pthread_mutex_t lock; /* guards all of it and the groups' counters */
-    pthread_cond_t wake;
+    pthread_mutex_t lock; /**< guards this struct and the counters of all groups */
+    pthread_cond_t wake;  /**< signalled when a rank arrives, fails or returns */
     int size;
-    bool *gone;     /* ranks that have returned */
-    bool failed;    /* `error` is the first one; nobody waits any more */
-    fc_error error; /* names the rank */
+    bool *gone;     /**< per rank: whether it has returned */
+    bool failed;    /**< whether a rank has failed; then no rank waits for others */
+    fc_error error; /**< the first failure, which names its rank */
 } local_world;
 
 typedef enum local_kind {
@@ -34,47 +34,49 @@ typedef enum local_kind {
 
 typedef struct local_group local_group;
 
-/* What a rank shows the others while a collective runs. */
+/** What a rank publishes while a collective runs. */
 typedef struct local_slot {
     local_kind kind;
     const void *send;
-    size_t count; /* what must be equal on all ranks: bytes or elements; and with `counts` each of them */
-    const size_t *counts;
+    size_t count;         /**< bytes or elements; equal on all ranks */
+    const size_t *counts; /**< LOCAL_ALL_GATHER_V: bytes from each rank; equal on all ranks */
     fc_dtype dtype;
     fc_reduce op;
     int root, color;
-    local_group *made; /* LOCAL_SPLIT: by the lowest rank of a color */
+    local_group *made; /**< LOCAL_SPLIT: the group of the color, made by its lowest rank */
 } local_slot;
 
-/* A communicator: some ranks of the world. */
+/** The ranks of a communicator. */
 struct local_group {
     local_world *world;
-    int size, users;
-    int *members; /* their ranks in the world */
-    local_slot *slots;
-    int arrived;
-    unsigned generation; /* of the barrier */
-    bool broken;         /* the run had failed when the last one came */
+    int size;
+    int users;           /**< ranks that have not freed their communicator */
+    int *members;        /**< their ranks in the world */
+    local_slot *slots;   /**< one per rank of the group */
+    int arrived;         /**< ranks that wait at the meeting point */
+    unsigned generation; /**< counts the meetings */
+    bool broken;         /**< whether the run had failed when the last rank arrived */
 };
 
-/** @return NULL: out of memory. */
+/** Makes a group of `size` ranks without members. @return NULL if memory runs out. */
 local_group *fc_local_group_new(local_world *w, int size);
 void fc_local_group_free(local_group *g);
-/** A rank leaves it; the last one frees it. */
+/** Drops one rank's reference to the group. The last one frees it. */
 void fc_local_group_drop(local_group *g);
 
-/** The first failure is everybody's. The caller has the lock. */
+/** Makes this failure the outcome of the run, unless there is an earlier one. The caller holds the lock. */
 void fc_local_fail(local_world *w, int rank, fc_code code, const char *message);
 
 /**
- * Shows `mine` and waits for the others. After FC_OK the slots may be read until fc_local_leave. When the calls do not
- * agree, everybody has left.
+ * Publishes `mine` and waits for the other ranks. After FC_OK, the slots may be read until fc_local_leave. If the calls
+ * of the ranks differ, all ranks get an error and have left already.
  */
 fc_code fc_local_enter(fc_comm *comm, const local_slot *mine, fc_error *err);
 
+/** Waits until all ranks have finished reading the slots. */
 fc_code fc_local_leave(fc_comm *comm, fc_error *err);
 
-/** A rank that could not do its part says so, and all return its error. */
+/** Leaves with this rank's outcome `rc`. If a rank fails, all ranks return its error. */
 fc_code fc_local_leave_with(fc_comm *comm, fc_code rc, fc_error *err);
 
 #endif

@@ -1,9 +1,10 @@
 /*
- * Finding and opening the modules of lib/comm. From a name ("mpi") to the module's table, or to the reason why not.
+ * Finds and loads the modules of lib/comm by name ("mpi").
  *
- * Looked at in this order: $FSDPCKPT_MODULE_PATH, and only there if it is set; else beside the binary that contains
- * this code (the build directory), where an installation puts them as seen from there (it may have been moved), and
- * where it put them. A module is never closed: MPI and CUDA cannot be started twice in a process.
+ * If FSDPCKPT_MODULE_PATH is set, only that directory is searched. Otherwise the search goes through the directory of
+ * the binary that contains this code (a build directory), the modules of an installation relative to that binary (the
+ * installation may have been moved), and the installed directory. A module is never unloaded, because MPI and CUDA
+ * cannot be started twice in a process.
  */
 #include "comm/module.h"
 #include "base/try.h"
@@ -16,70 +17,72 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_PLACES = 8 };
+enum { MAX_DIRECTORIES = 8 };
 
-/* Its address tells which binary this code is in. */
+/* dladdr finds the binary that contains this address. */
 static const char anchor = 0;
 
-/* Directories to look into. */
-typedef struct places {
-    char paths[MOST_PLACES][PATH_MAX];
+/* The directories to search, in order. */
+typedef struct search_path {
+    char directories[MAX_DIRECTORIES][PATH_MAX];
     int count;
-} places;
+} search_path;
 
-static void add_place(places *p, const char *directory, size_t length, const char *below) {
-    if (p->count < MOST_PLACES && length > 0) {
-        int n = snprintf(p->paths[p->count], PATH_MAX, "%.*s%s%s", (int)length, directory, *below ? "/" : "", below);
+static void add_directory(search_path *p, const char *directory, size_t length, const char *below) {
+    if (p->count < MAX_DIRECTORIES && length > 0) {
+        int n =
+            snprintf(p->directories[p->count], PATH_MAX, "%.*s%s%s", (int)length, directory, *below ? "/" : "", below);
         p->count += n > 0 && n < PATH_MAX;
     }
 }
 
-/* The places of an installation, from where a binary of it lies. */
-static void add_beside(places *p, const char *binary) {
+/* Adds the directories where an installation that contains `binary` has its modules. */
+static void add_next_to(search_path *p, const char *binary) {
     const char *slash = strrchr(binary, '/');
-    if (binary[0] == '/' && slash) { /* a relative name may be one of another time's working directory */
+    if (binary[0] == '/' && slash) { /* the working directory may have changed since a relative path was valid */
         size_t length = (size_t)(slash - binary);
-        add_place(p, binary, length, "");
-        add_place(p, binary, length, FSDPCKPT_MODULES_FROM_BIN);
-        add_place(p, binary, length, "fsdpckpt");
+        add_directory(p, binary, length, "");
+        add_directory(p, binary, length, FSDPCKPT_MODULES_FROM_BIN);
+        add_directory(p, binary, length, "fsdpckpt");
     }
 }
 
-static void find_places(places *p) {
+static void fill_search_path(search_path *p) {
     const char *given = getenv("FSDPCKPT_MODULE_PATH");
     p->count = 0;
     if (given && *given) {
-        add_place(p, given, strlen(given), "");
+        add_directory(p, given, strlen(given), "");
         return;
     }
     char binary[PATH_MAX];
     ssize_t length = readlink("/proc/self/exe", binary, sizeof binary - 1);
     if (length > 0) {
         binary[length] = '\0';
-        add_beside(p, binary);
+        add_next_to(p, binary);
     }
     Dl_info info;
     if (dladdr(&anchor, &info) && info.dli_fname) { /* a shared library */
-        add_beside(p, info.dli_fname);
+        add_next_to(p, info.dli_fname);
     }
-    add_place(p, FSDPCKPT_MODULES_INSTALLED, strlen(FSDPCKPT_MODULES_INSTALLED), "");
+    add_directory(p, FSDPCKPT_MODULES_INSTALLED, strlen(FSDPCKPT_MODULES_INSTALLED), "");
 }
 
 static fc_code check_table(const char *path, const fc_module *module, fc_error *err) {
     if (!module || module->abi != FC_MODULE_ABI || module->comm_size != sizeof(fc_comm) ||
         module->device_size != sizeof(fc_device) || strcmp(module->version, FSDPCKPT_VERSION) != 0) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: was not built with this fsdpckpt %s: install both together", path,
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: belongs to another build than this fsdpckpt %s: install both together", path,
                        FSDPCKPT_VERSION);
     }
     return FC_OK;
 }
 
-/* The module in `path`. */
-static fc_code open_module(const char *path, const fc_module **out, fc_error *err) {
+/* Loads the module in `path` and checks its table. */
+static fc_code load_module(const char *path, const fc_module **out, fc_error *err) {
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         const char *why = dlerror();
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: cannot be loaded: %s", path, why ? why : "no reason is given");
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: cannot be loaded: %s", path, why ? why : "unknown error");
     }
     const fc_module *module = dlsym(handle, FC_MODULE_SYMBOL_NAME);
     fc_code rc = check_table(path, module, err);
@@ -87,32 +90,33 @@ static fc_code open_module(const char *path, const fc_module **out, fc_error *er
     return rc;
 }
 
-static fc_code not_found(const char *name, bool built, const places *p, fc_error *err) {
+static fc_code not_found(const char *name, bool built, const search_path *p, fc_error *err) {
     char where[600] = "";
     for (int i = 0; i < p->count; i++) {
         size_t used = strlen(where);
-        snprintf(where + used, sizeof where - used, "%s%s", i ? ", " : "", p->paths[i]);
+        snprintf(where + used, sizeof where - used, "%s%s", i ? ", " : "", p->directories[i]);
     }
     if (!built) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: this build does not contain it", name);
     }
-    return fc_fail(err, FC_EUNSUPPORTED,
-                   "%s: no libfsdpckpt-comm-%s.so in %s: install it, or name its directory in FSDPCKPT_MODULE_PATH",
-                   name, name, where);
+    return fc_fail(
+        err, FC_EUNSUPPORTED,
+        "%s: libfsdpckpt-comm-%s.so was not found in %s: install it, or set FSDPCKPT_MODULE_PATH to its directory",
+        name, name, where);
 }
 
-static fc_code load(const char *name, bool built, const fc_module **out, fc_error *err) {
-    places *p = malloc(sizeof *p);
+static fc_code find_module(const char *name, bool built, const fc_module **out, fc_error *err) {
+    search_path *p = malloc(sizeof *p);
     if (!p) {
         return fc_no_memory(err, name);
     }
-    find_places(p);
+    fill_search_path(p);
     for (int i = 0; i < p->count; i++) {
         char path[PATH_MAX + 64];
-        snprintf(path, sizeof path, "%s/libfsdpckpt-comm-%s.so", p->paths[i], name);
+        snprintf(path, sizeof path, "%s/libfsdpckpt-comm-%s.so", p->directories[i], name);
         if (access(path, F_OK) == 0) {
             free(p);
-            return open_module(path, out, err);
+            return load_module(path, out, err);
         }
     }
     fc_code rc = not_found(name, built, p, err);
@@ -120,37 +124,37 @@ static fc_code load(const char *name, bool built, const fc_module **out, fc_erro
     return rc;
 }
 
-/* A module that has not what its name says. */
-static fc_code lacks(const char *name, fc_error *err) {
-    return fc_fail(err, FC_EUNSUPPORTED, "libfsdpckpt-comm-%s.so: is another module under this name", name);
+static fc_code fail_wrong_module(const char *name, fc_error *err) {
+    return fc_fail(err, FC_EUNSUPPORTED, "libfsdpckpt-comm-%s.so: contains another module: install fsdpckpt again",
+                   name);
 }
 
 fc_code fc_comm_mpi(fc_device *device, fc_comm **out, fc_error *err) {
     const fc_module *module = NULL;
     *out = NULL;
-    FC_TRY(load("mpi", FSDPCKPT_HAVE_MPI, &module, err));
-    return module && module->mpi ? module->mpi(device, out, err) : lacks("mpi", err);
+    FC_TRY(find_module("mpi", FSDPCKPT_HAVE_MPI, &module, err));
+    return module && module->mpi ? module->mpi(device, out, err) : fail_wrong_module("mpi", err);
 }
 
 fc_code fc_device_cuda(int index, fc_device **out, fc_error *err) {
     const fc_module *module = NULL;
     *out = NULL;
-    FC_TRY(load("cuda", FSDPCKPT_HAVE_CUDA, &module, err));
-    return module && module->cuda ? module->cuda(index, out, err) : lacks("cuda", err);
+    FC_TRY(find_module("cuda", FSDPCKPT_HAVE_CUDA, &module, err));
+    return module && module->cuda ? module->cuda(index, out, err) : fail_wrong_module("cuda", err);
 }
 
 fc_code fc_comm_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc_error *err) {
     const fc_module *module = NULL;
     *out = NULL;
-    FC_TRY(load("nccl", FSDPCKPT_HAVE_NCCL, &module, err));
-    return module && module->nccl ? module->nccl(bootstrap, device, out, err) : lacks("nccl", err);
+    FC_TRY(find_module("nccl", FSDPCKPT_HAVE_NCCL, &module, err));
+    return module && module->nccl ? module->nccl(bootstrap, device, out, err) : fail_wrong_module("nccl", err);
 }
 
 fc_code fc_comm_nccl_file(const char *path, int rank, int size, int seconds, fc_device *device, fc_comm **out,
                           fc_error *err) {
     const fc_module *module = NULL;
     *out = NULL;
-    FC_TRY(load("nccl", FSDPCKPT_HAVE_NCCL, &module, err));
+    FC_TRY(find_module("nccl", FSDPCKPT_HAVE_NCCL, &module, err));
     return module && module->nccl_file ? module->nccl_file(path, rank, size, seconds, device, out, err)
-                                       : lacks("nccl", err);
+                                       : fail_wrong_module("nccl", err);
 }

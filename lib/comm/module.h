@@ -1,7 +1,7 @@
 /*
- * Backends that are shared objects of their own, opened when they are asked for: so one binary runs where there is no
- * MPI, no CUDA and no NCCL. A module brings its own copies of the few pure functions it needs from the library and
- * gives one table.
+ * The interface between the library and its modules. A module is a shared object with one backend, loaded on demand, so
+ * that one binary also runs without MPI, CUDA and NCCL. It contains hidden copies of the pure functions that it needs
+ * from the library, and exports one table.
  */
 #ifndef FSDPCKPT_COMM_MODULE_H
 #define FSDPCKPT_COMM_MODULE_H
@@ -12,17 +12,17 @@
 
 #include "fsdpckpt/comm.h"
 
-/** What the library and its modules must have in common; changed with every change of fc_comm, fc_device or this. */
+/** The version of this interface. Every change of fc_comm, fc_device or fc_module increments it. */
 enum { FC_MODULE_ABI = 1 };
 
-/** The symbol of every module: a `const fc_module`. */
+/** The symbol that every module exports: a `const fc_module`. */
 #define FC_MODULE_SYMBOL fc_module_table
 #define FC_MODULE_SYMBOL_NAME "fc_module_table"
 
-/** Functions that a module does not have are NULL. */
+/** The table of a module. Functions of other modules are NULL. */
 typedef struct fc_module {
-    int abi;
-    size_t comm_size, device_size; /**< of the structs, as the module was compiled */
+    int abi;                       /**< FC_MODULE_ABI */
+    size_t comm_size, device_size; /**< size of fc_comm and fc_device in the module, in bytes */
     const char *version;           /**< FSDPCKPT_VERSION */
     fc_code (*mpi)(fc_device *device, fc_comm **out, fc_error *err);
     fc_code (*cuda)(int index, fc_device **out, fc_error *err);
@@ -34,7 +34,7 @@ typedef struct fc_module {
 #define FC_MODULE_HEAD                                                                                                 \
     .abi = FC_MODULE_ABI, .comm_size = sizeof(fc_comm), .device_size = sizeof(fc_device), .version = FSDPCKPT_VERSION
 
-/** Only the table of a module is seen from outside. */
+/** Exports the table, the only visible symbol of a module. */
 #define FC_MODULE_EXPORT __attribute__((visibility("default")))
 
 #endif

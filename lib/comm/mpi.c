@@ -1,10 +1,10 @@
 /*
- * The backend `mpi`: ranks are processes started by mpirun. A module of its own (see module.h): nothing else includes
- * mpi.h. Buffers lie in host memory.
+ * The backend `mpi`, whose ranks are processes started by mpirun. It is a module (see module.h) and uses host memory.
  *
- * MPI moves bytes only; sums are made by us (mpi_reduce.c), in rank order, so that they are the same bits as those of
- * the other host backend, and of any number of machines. Waiting is done by testing, with sleeps: the processors belong
- * to the threads that move data, and the flag `cancel` is seen. Counts beyond INT_MAX are cut into pieces.
+ * MPI only moves bytes. Reductions are computed in rank order (mpi_reduce.c), so their results equal those of the
+ * backend `local` bit for bit on any number of machines. A waiting rank polls with sleeps: this leaves the processors
+ * to the threads that move data, and lets it read the flag `cancel`. Transfers of more than INT_MAX bytes take several
+ * calls.
  */
 #include "comm/module.h"
 #include "comm/mpi_state.h"
@@ -16,10 +16,10 @@
 #include <time.h>
 
 enum {
-    PIECE_BYTES = 1 << 30, /* bytes of one call of MPI at most */
-    SPINS = 2000,          /* tests before the first sleep */
-    LEAST_SLEEP = 20000,   /* ns */
-    MOST_SLEEP = 1000000,
+    CALL_BYTES = 1 << 30,   /* most bytes that one MPI call transfers */
+    SPINS = 2000,           /* polls before the first sleep */
+    MIN_SLEEP_NS = 20000,   /* the first sleep; each one doubles */
+    MAX_SLEEP_NS = 1000000, /* the longest sleep */
 };
 
 fc_code fc_mpi_fail(fc_comm *comm, const char *call, int code, fc_error *err) {
@@ -31,7 +31,7 @@ fc_code fc_mpi_fail(fc_comm *comm, const char *call, int code, fc_error *err) {
 }
 
 fc_code fc_mpi_wait_all(fc_comm *comm, const char *call, int count, MPI_Request *requests, fc_error *err) {
-    struct timespec pause = {0, LEAST_SLEEP};
+    struct timespec pause = {0, MIN_SLEEP_NS};
     for (long spins = 0;; spins++) {
         int done = 0, code = MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE);
         if (code != MPI_SUCCESS) {
@@ -48,16 +48,16 @@ fc_code fc_mpi_wait_all(fc_comm *comm, const char *call, int count, MPI_Request 
             sched_yield();
         } else {
             nanosleep(&pause, NULL);
-            pause.tv_nsec = pause.tv_nsec * 2 > MOST_SLEEP ? MOST_SLEEP : pause.tv_nsec * 2;
+            pause.tv_nsec = pause.tv_nsec * 2 > MAX_SLEEP_NS ? MAX_SLEEP_NS : pause.tv_nsec * 2;
         }
     }
 }
 
 fc_code fc_mpi_gave_up(const fc_comm *comm, fc_error *err) {
-    return fc_fail(err, FC_EIO, "rank %d: gave up before", comm->rank);
+    return fc_fail(err, FC_EIO, "rank %d: the communicator was given up after an earlier error", comm->rank);
 }
 
-/* Starts a call that makes one request, and waits for it. */
+/* Starts a nonblocking call that sets `request`, and waits for it. */
 #define AND_WAIT(comm, name, call, err)                                                                                \
     do {                                                                                                               \
         MPI_Request request = MPI_REQUEST_NULL;                                                                        \
@@ -87,10 +87,10 @@ static fc_code mpi_broadcast(fc_comm *comm, void *data, size_t bytes, int root, 
         return fc_mpi_gave_up(comm, err);
     }
     if (root < 0 || root >= comm->size) {
-        return fc_fail(err, FC_EUSAGE, "broadcast: there is no rank %d among %d", root, comm->size);
+        return fc_fail(err, FC_EUSAGE, "broadcast: rank %d does not exist among %d ranks", root, comm->size);
     }
-    for (size_t at = 0; at < bytes; at += s->piece) {
-        int some = (int)fc_mpi_least(bytes - at, s->piece);
+    for (size_t at = 0; at < bytes; at += s->call_bytes) {
+        int some = (int)fc_mpi_min(bytes - at, s->call_bytes);
         AND_WAIT(comm, "broadcast", MPI_Ibcast((char *)data + at, some, MPI_BYTE, root, s->mpi, &request), err);
     }
     return FC_OK;
@@ -98,21 +98,21 @@ static fc_code mpi_broadcast(fc_comm *comm, void *data, size_t bytes, int root, 
 
 /* ---- gathering ---- */
 
-/* Sends a block to `to` and receives one from `from`, piece by piece. */
-static fc_code pass_on(fc_comm *comm, const char *send, size_t send_bytes, int to, char *recv, size_t recv_bytes,
-                       int from, fc_error *err) {
+/* Sends a block to rank `to` and receives one from rank `from`. */
+static fc_code exchange(fc_comm *comm, const char *send, size_t send_bytes, int to, char *recv, size_t recv_bytes,
+                        int from, fc_error *err) {
     mpi_state *s = comm->state;
     size_t most = send_bytes > recv_bytes ? send_bytes : recv_bytes;
-    for (size_t at = 0; at < most; at += s->piece) {
+    for (size_t at = 0; at < most; at += s->call_bytes) {
         MPI_Request requests[2] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL};
         int code = MPI_SUCCESS;
         if (at < recv_bytes) {
-            code = MPI_Irecv(recv + at, (int)fc_mpi_least(recv_bytes - at, s->piece), MPI_BYTE, from, FC_MPI_TAG,
+            code = MPI_Irecv(recv + at, (int)fc_mpi_min(recv_bytes - at, s->call_bytes), MPI_BYTE, from, FC_MPI_TAG,
                              s->mpi, &requests[0]);
         }
         if (code == MPI_SUCCESS && at < send_bytes) {
-            code = MPI_Isend(send + at, (int)fc_mpi_least(send_bytes - at, s->piece), MPI_BYTE, to, FC_MPI_TAG, s->mpi,
-                             &requests[1]);
+            code = MPI_Isend(send + at, (int)fc_mpi_min(send_bytes - at, s->call_bytes), MPI_BYTE, to, FC_MPI_TAG,
+                             s->mpi, &requests[1]);
         }
         if (code != MPI_SUCCESS) {
             return fc_mpi_fail(comm, "all_gather", code, err);
@@ -125,35 +125,35 @@ static fc_code pass_on(fc_comm *comm, const char *send, size_t send_bytes, int t
     return FC_OK;
 }
 
-/* Every block travels once around: each rank hands its left neighbour's newest block on to the right. */
-static fc_code gather_around(fc_comm *comm, char *recv, const size_t *counts, const size_t *displs, fc_error *err) {
+/* A ring: in each step, every rank passes the block that it received last to its right neighbour. */
+static fc_code gather_in_ring(fc_comm *comm, char *recv, const size_t *counts, const size_t *displs, fc_error *err) {
     int n = comm->size, right = (comm->rank + 1) % n, left = (comm->rank + n - 1) % n;
     fc_code rc = FC_OK;
     for (int step = 0; rc == FC_OK && step < n - 1; step++) {
         int out = (comm->rank + n - step) % n, in = (comm->rank + n - step - 1) % n;
-        rc = pass_on(comm, recv + displs[out], counts[out], right, recv + displs[in], counts[in], left, err);
+        rc = exchange(comm, recv + displs[out], counts[out], right, recv + displs[in], counts[in], left, err);
     }
     return rc;
 }
 
-/* One call of MPI, for what its numbers can tell. */
-static fc_code gather_at_once(fc_comm *comm, char *recv, const size_t *counts, const size_t *displs, fc_error *err) {
+/* Gathers with one MPI call. All counts and offsets must fit in an int. */
+static fc_code gather_in_one_call(fc_comm *comm, char *recv, const size_t *counts, const size_t *displs,
+                                  fc_error *err) {
     mpi_state *s = comm->state;
-    int *numbers = calloc((size_t)comm->size * 2, sizeof *numbers);
-    if (!numbers) {
-        comm->broken = true; /* the others are in the call already */
-        return fc_fail(err, FC_ENOMEM, "all_gather: out of memory");
+    int *ints = calloc((size_t)comm->size * 2, sizeof *ints);
+    if (!ints) {
+        comm->broken = true; /* the other ranks wait in the call */
+        return fc_no_memory(err, "all_gather");
     }
     for (int r = 0; r < comm->size; r++) {
-        numbers[r] = (int)counts[r];
-        numbers[comm->size + r] = (int)displs[r];
+        ints[r] = (int)counts[r];
+        ints[comm->size + r] = (int)displs[r];
     }
     MPI_Request request = MPI_REQUEST_NULL;
-    int code =
-        MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, recv, numbers, numbers + comm->size, MPI_BYTE, s->mpi, &request);
+    int code = MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, recv, ints, ints + comm->size, MPI_BYTE, s->mpi, &request);
     fc_code rc = code == MPI_SUCCESS ? fc_mpi_wait_all(comm, "all_gather", 1, &request, err)
                                      : fc_mpi_fail(comm, "all_gather", code, err);
-    free(numbers);
+    free(ints);
     return rc;
 }
 
@@ -172,8 +172,8 @@ fc_code fc_mpi_all_gather_v(fc_comm *comm, const void *send, void *recv, const s
     for (int r = 0; r < comm->size; r++) {
         end = displs[r] + counts[r] > end ? displs[r] + counts[r] : end;
     }
-    return end <= s->piece ? gather_at_once(comm, recv, counts, displs, err)
-                           : gather_around(comm, recv, counts, displs, err);
+    return end <= s->call_bytes ? gather_in_one_call(comm, recv, counts, displs, err)
+                                : gather_in_ring(comm, recv, counts, displs, err);
 }
 
 fc_code fc_mpi_all_gather(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_stream *stream, fc_error *err) {
@@ -186,22 +186,22 @@ fc_code fc_mpi_all_gather(fc_comm *comm, const void *send, void *recv, size_t by
     if (bytes > 0 && own != send) {
         memmove(own, send, bytes);
     }
-    if (bytes <= s->piece) {
+    if (bytes <= s->call_bytes) {
         AND_WAIT(comm, "all_gather",
                  MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, recv, (int)bytes, MPI_BYTE, s->mpi, &request), err);
         return FC_OK;
     }
-    size_t *numbers = calloc((size_t)comm->size * 2, sizeof *numbers);
-    if (!numbers) {
+    size_t *ints = calloc((size_t)comm->size * 2, sizeof *ints);
+    if (!ints) {
         comm->broken = true;
-        return fc_fail(err, FC_ENOMEM, "all_gather: out of memory");
+        return fc_no_memory(err, "all_gather");
     }
     for (int r = 0; r < comm->size; r++) {
-        numbers[r] = bytes;
-        numbers[comm->size + r] = bytes * (size_t)r;
+        ints[r] = bytes;
+        ints[comm->size + r] = bytes * (size_t)r;
     }
-    fc_code rc = gather_around(comm, recv, numbers, numbers + comm->size, err);
-    free(numbers);
+    fc_code rc = gather_in_ring(comm, recv, ints, ints + comm->size, err);
+    free(ints);
     return rc;
 }
 
@@ -209,16 +209,17 @@ fc_code fc_mpi_all_gather(fc_comm *comm, const void *send, void *recv, size_t by
 
 static const fc_comm functions;
 
-static fc_code comm_new(MPI_Comm mpi, bool ends_mpi, size_t piece, fc_device *device, fc_comm **out, fc_error *err) {
+static fc_code comm_new(MPI_Comm mpi, bool ends_mpi, size_t call_bytes, fc_device *device, fc_comm **out,
+                        fc_error *err) {
     fc_comm *comm = malloc(sizeof *comm);
     mpi_state *s = malloc(sizeof *s);
     if (!comm || !s) {
         free(comm);
         free(s);
-        return fc_fail(err, FC_ENOMEM, "mpi: out of memory");
+        return fc_no_memory(err, "mpi");
     }
     *comm = functions;
-    *s = (mpi_state){.mpi = mpi, .ends_mpi = ends_mpi, .piece = piece};
+    *s = (mpi_state){.mpi = mpi, .ends_mpi = ends_mpi, .call_bytes = call_bytes};
     comm->device = device;
     comm->state = s;
     MPI_Comm_set_errhandler(mpi, MPI_ERRORS_RETURN);
@@ -230,7 +231,7 @@ static fc_code comm_new(MPI_Comm mpi, bool ends_mpi, size_t piece, fc_device *de
 
 static void mpi_free(fc_comm *comm) {
     mpi_state *s = comm->state;
-    if (!comm->broken) { /* both wait for all ranks */
+    if (!comm->broken) { /* both calls wait for all ranks */
         MPI_Comm_free(&s->mpi);
         if (s->ends_mpi) {
             MPI_Finalize();
@@ -240,14 +241,14 @@ static void mpi_free(fc_comm *comm) {
     free(comm);
 }
 
-/* MPI takes no negative colors; the first rank of a color stands for it. */
+/* MPI does not accept negative colors, so the first rank of a color replaces it. */
 static fc_code mpi_split(fc_comm *comm, int color, fc_comm **out, fc_error *err) {
     mpi_state *s = comm->state;
     int *colors = malloc((size_t)comm->size * sizeof *colors);
     *out = NULL;
     if (!colors) {
         comm->broken = true;
-        return fc_fail(err, FC_ENOMEM, "split: out of memory");
+        return fc_no_memory(err, "split");
     }
     fc_code rc = fc_mpi_all_gather(comm, &color, colors, sizeof color, NULL, err);
     int first = 0;
@@ -263,7 +264,7 @@ static fc_code mpi_split(fc_comm *comm, int color, fc_comm **out, fc_error *err)
     if (code != MPI_SUCCESS) {
         return fc_mpi_fail(comm, "split", code, err);
     }
-    rc = comm_new(part, false, s->piece, comm->device, out, err);
+    rc = comm_new(part, false, s->call_bytes, comm->device, out, err);
     if (rc == FC_OK) {
         (*out)->cancel = comm->cancel;
     }
@@ -282,13 +283,13 @@ static const fc_comm functions = {
     .free = mpi_free,
 };
 
-/* Starts MPI where the program has not. */
+/* Starts MPI unless the program has. */
 static fc_code start_mpi(bool *started, fc_error *err) {
     int initialized = 0, finalized = 0, provided = MPI_THREAD_SINGLE;
     MPI_Initialized(&initialized);
     MPI_Finalized(&finalized);
     if (finalized) {
-        return fc_fail(err, FC_EUSAGE, "mpi: was ended before in this process and cannot be started again");
+        return fc_fail(err, FC_EUSAGE, "mpi: MPI has ended in this process and cannot be started again");
     }
     *started = !initialized;
     if (initialized) {
@@ -300,16 +301,16 @@ static fc_code start_mpi(bool *started, fc_error *err) {
     }
     if (provided < MPI_THREAD_FUNNELED) {
         MPI_Finalize();
-        return fc_fail(err, FC_EUNSUPPORTED, "mpi: this MPI library does not allow threads");
+        return fc_fail(err, FC_EUNSUPPORTED, "mpi: this MPI library does not support threads");
     }
     return FC_OK;
 }
 
-/* FSDPCKPT_MPI_PIECE: bytes of one call; the tests make it small to go the ways of large counts. */
-static size_t piece_bytes(void) {
+/* The tests set FSDPCKPT_MPI_PIECE to a few bytes, so that small transfers take several calls. */
+static size_t chosen_call_bytes(void) {
     const char *given = getenv("FSDPCKPT_MPI_PIECE");
     long long bytes = given ? atoll(given) : 0;
-    return bytes > 0 && bytes < PIECE_BYTES ? (size_t)bytes : PIECE_BYTES;
+    return bytes > 0 && bytes < CALL_BYTES ? (size_t)bytes : CALL_BYTES;
 }
 
 static fc_code new_mpi(fc_device *device, fc_comm **out, fc_error *err) {
@@ -317,7 +318,8 @@ static fc_code new_mpi(fc_device *device, fc_comm **out, fc_error *err) {
     MPI_Comm mpi;
     *out = NULL;
     if (!device->is_host) {
-        return fc_fail(err, FC_EUNSUPPORTED, "mpi: moves host memory, not that of %s: nccl does", device->name);
+        return fc_fail(err, FC_EUNSUPPORTED, "mpi: memory of %s is not supported: use nccl, or host memory",
+                       device->name);
     }
     fc_code rc = start_mpi(&started, err);
     if (rc != FC_OK) {
@@ -327,7 +329,7 @@ static fc_code new_mpi(fc_device *device, fc_comm **out, fc_error *err) {
     if (code != MPI_SUCCESS) {
         return fc_fail(err, FC_EIO, "mpi: MPI_Comm_dup failed with %d", code);
     }
-    return comm_new(mpi, started, piece_bytes(), device, out, err);
+    return comm_new(mpi, started, chosen_call_bytes(), device, out, err);
 }
 
 FC_MODULE_EXPORT extern const fc_module FC_MODULE_SYMBOL;

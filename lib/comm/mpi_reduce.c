@@ -1,6 +1,6 @@
 /*
- * Reductions of the backend `mpi`: MPI brings the ranks' contributions together, and they are summed here, in rank
- * order, piece by piece.
+ * Reductions of the backend `mpi`. Each rank reduces one segment of the data: MPI brings the contributions of all ranks
+ * to it in rounds, and they are folded in rank order.
  */
 #include "comm/arith.h"
 #include "comm/mpi_state.h"
@@ -8,31 +8,31 @@
 #include <stdlib.h>
 
 enum {
-    SMALL_BYTES = 64 << 10,    /* below, all ranks' contributions are gathered everywhere */
-    EXCHANGE_BYTES = 64 << 20, /* for others' contributions to a reduction, of all ranks together */
-    EXCHANGE_LEAST = 64 << 10, /* of one rank */
-    EXCHANGE_MOST = 4 << 20,
+    SMALL_BYTES = 64 << 10,     /* up to this total, every rank gathers and reduces everything */
+    EXCHANGE_BYTES = 64 << 20,  /* memory for the contributions of all ranks to one round */
+    MIN_ROUND_BYTES = 64 << 10, /* bounds of one rank's contribution to a round */
+    MAX_ROUND_BYTES = 4 << 20,
 };
 
-/* Every rank gets the reduction of a segment of all ranks' data: who gets which. */
-typedef struct shares {
-    size_t *first, *count; /* elements, one a rank */
-    size_t most;           /* of count */
-} shares;
+/* The segments of the data, one per rank. */
+typedef struct segments {
+    size_t *first, *count; /* the first element and the number of elements of each; `first` owns both */
+    size_t most;           /* the largest count */
+} segments;
 
-static bool shares_new(shares *of, int size) {
+static bool segments_new(segments *of, int size) {
     of->first = calloc((size_t)size * 2, sizeof *of->first);
     of->count = of->first + size;
     of->most = 0;
     return of->first != NULL;
 }
 
-/* Others' contributions to a piece of this rank's segment, and this rank's to theirs. */
+/* The buffers of the rounds. */
 typedef struct exchange {
-    unsigned char *memory; /* size × piece */
-    MPI_Request *requests; /* 2 × size */
-    const void **inputs;   /* size */
-    size_t piece;          /* elements */
+    unsigned char *memory; /* a round's contributions from each rank */
+    MPI_Request *requests; /* a receive and a send per rank */
+    const void **inputs;   /* the contribution of each rank, for fc_arith_reduce */
+    size_t round;          /* elements of a segment per round */
 } exchange;
 
 static void exchange_free(exchange *x) {
@@ -44,11 +44,11 @@ static void exchange_free(exchange *x) {
 static fc_code exchange_new(exchange *x, const fc_comm *comm, size_t most, size_t element, fc_error *err) {
     const mpi_state *s = comm->state;
     size_t n = (size_t)comm->size, bytes = EXCHANGE_BYTES / n;
-    bytes = bytes < EXCHANGE_LEAST ? EXCHANGE_LEAST : bytes > EXCHANGE_MOST ? EXCHANGE_MOST : bytes;
-    bytes = fc_mpi_least(bytes, s->piece);
-    x->piece = bytes / element < 1 ? 1 : bytes / element;
-    x->piece = fc_mpi_least(x->piece, most < 1 ? 1 : most);
-    x->memory = malloc(n * x->piece * element);
+    bytes = bytes < MIN_ROUND_BYTES ? MIN_ROUND_BYTES : bytes > MAX_ROUND_BYTES ? MAX_ROUND_BYTES : bytes;
+    bytes = fc_mpi_min(bytes, s->call_bytes);
+    x->round = bytes / element < 1 ? 1 : bytes / element;
+    x->round = fc_mpi_min(x->round, most < 1 ? 1 : most);
+    x->memory = malloc(n * x->round * element);
     x->requests = malloc(2 * n * sizeof(MPI_Request));
     x->inputs = calloc(n, sizeof *x->inputs);
     if (!x->memory || !x->requests || !x->inputs) {
@@ -58,30 +58,30 @@ static fc_code exchange_new(exchange *x, const fc_comm *comm, size_t most, size_
     return FC_OK;
 }
 
-/* Elements of a segment in the piece that starts at its element `at`. */
-static size_t part_of(size_t count, size_t at, size_t piece) {
-    return at < count ? fc_mpi_least(count - at, piece) : 0;
+/* Returns how many elements of a segment belong to the round that starts at its element `at`. */
+static size_t elements_in_round(size_t count, size_t at, size_t round) {
+    return at < count ? fc_mpi_min(count - at, round) : 0;
 }
 
-static fc_code exchange_piece(fc_comm *comm, exchange *x, const char *send, const shares *of, size_t at, size_t element,
-                              fc_error *err) {
+static fc_code exchange_round(fc_comm *comm, exchange *x, const char *send, const segments *of, size_t at,
+                              size_t element, fc_error *err) {
     mpi_state *s = comm->state;
-    size_t own = part_of(of->count[comm->rank], at, x->piece) * element;
+    size_t own = elements_in_round(of->count[comm->rank], at, x->round) * element;
     int code = MPI_SUCCESS, n = comm->size;
     for (int i = 0; i < 2 * n; i++) {
         x->requests[i] = MPI_REQUEST_NULL;
     }
     for (int r = 0; r < n; r++) {
-        x->inputs[r] = x->memory + (size_t)r * x->piece * element;
+        x->inputs[r] = x->memory + (size_t)r * x->round * element;
         if (r == comm->rank) {
             x->inputs[r] = send + (of->first[r] + at) * element;
         } else if (own > 0 && code == MPI_SUCCESS) {
-            code = MPI_Irecv(x->memory + (size_t)r * x->piece * element, (int)own, MPI_BYTE, r, FC_MPI_TAG, s->mpi,
+            code = MPI_Irecv(x->memory + (size_t)r * x->round * element, (int)own, MPI_BYTE, r, FC_MPI_TAG, s->mpi,
                              &x->requests[r]);
         }
     }
     for (int r = 0; r < n && code == MPI_SUCCESS; r++) {
-        size_t theirs = part_of(of->count[r], at, x->piece) * element;
+        size_t theirs = elements_in_round(of->count[r], at, x->round) * element;
         if (r != comm->rank && theirs > 0) {
             code = MPI_Isend(send + (of->first[r] + at) * element, (int)theirs, MPI_BYTE, r, FC_MPI_TAG, s->mpi,
                              &x->requests[n + r]);
@@ -91,28 +91,28 @@ static fc_code exchange_piece(fc_comm *comm, exchange *x, const char *send, cons
                                : fc_mpi_fail(comm, "a reduction", code, err);
 }
 
-/* This rank's segment, reduced, into `out`. `out` may be the segment itself: others do not read it. */
-static fc_code reduce_shares(fc_comm *comm, const char *send, const shares *of, char *out, fc_dtype dtype, fc_reduce op,
-                             fc_error *err) {
+/* Reduces this rank's segment into `out`, which may be the segment itself: no other rank reads it. */
+static fc_code reduce_segments(fc_comm *comm, const char *send, const segments *of, char *out, fc_dtype dtype,
+                               fc_reduce op, fc_error *err) {
     size_t element = fc_dtype_size(dtype);
     exchange x;
     fc_code rc = exchange_new(&x, comm, of->most, element, err);
     if (rc != FC_OK) {
-        comm->broken = true; /* the others wait for this rank's contribution */
+        comm->broken = true; /* the other ranks wait for this rank's contribution */
         return rc;
     }
-    for (size_t at = 0; rc == FC_OK && at < of->most; at += x.piece) {
-        rc = exchange_piece(comm, &x, send, of, at, element, err);
-        size_t some = part_of(of->count[comm->rank], at, x.piece);
-        if (rc == FC_OK && some > 0) {
-            fc_arith_reduce(dtype, op, x.inputs, comm->size, out + at * element, some);
+    for (size_t at = 0; rc == FC_OK && at < of->most; at += x.round) {
+        rc = exchange_round(comm, &x, send, of, at, element, err);
+        size_t count = elements_in_round(of->count[comm->rank], at, x.round);
+        if (rc == FC_OK && count > 0) {
+            fc_arith_reduce(dtype, op, x.inputs, comm->size, out + at * element, count);
         }
     }
-    exchange_free(&x); /* also after a failure: MPI only writes there when it is called, and it is not any more */
+    exchange_free(&x); /* safe after a failure: MPI writes to it only during calls, and there are no more */
     return rc;
 }
 
-static fc_code no_shares(fc_comm *comm, fc_error *err) {
+static fc_code give_up(fc_comm *comm, fc_error *err) {
     comm->broken = true;
     return fc_fail(err, FC_ENOMEM, "a reduction over %d ranks: out of memory", comm->size);
 }
@@ -120,25 +120,25 @@ static fc_code no_shares(fc_comm *comm, fc_error *err) {
 fc_code fc_mpi_reduce_scatter(fc_comm *comm, const void *send, void *recv, size_t count, fc_dtype dtype, fc_reduce op,
                               fc_stream *stream, fc_error *err) {
     (void)stream;
-    shares of;
+    segments of;
     fc_code rc = comm->broken ? fc_mpi_gave_up(comm, err) : fc_arith_check(dtype, op, err);
     if (rc != FC_OK) {
         return rc;
     }
-    if (!shares_new(&of, comm->size)) {
-        return no_shares(comm, err);
+    if (!segments_new(&of, comm->size)) {
+        return give_up(comm, err);
     }
     for (int r = 0; r < comm->size; r++) {
         of.first[r] = count * (size_t)r;
         of.count[r] = count;
     }
     of.most = count;
-    rc = reduce_shares(comm, send, &of, recv, dtype, op, err);
+    rc = reduce_segments(comm, send, &of, recv, dtype, op, err);
     free(of.first);
     return rc;
 }
 
-/* Little data: everything goes everywhere, and every rank computes the same. */
+/* Small data: every rank gathers everything and computes the same. */
 static fc_code all_reduce_small(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_error *err) {
     size_t bytes = count * fc_dtype_size(dtype), n = (size_t)comm->size;
     char *all = malloc(bytes * n + 1);
@@ -146,7 +146,7 @@ static fc_code all_reduce_small(fc_comm *comm, void *data, size_t count, fc_dtyp
     if (!all || !inputs) {
         free(all);
         free(inputs);
-        return no_shares(comm, err);
+        return give_up(comm, err);
     }
     fc_code rc = fc_mpi_all_gather(comm, data, all, bytes, NULL, err);
     for (size_t r = 0; r < n; r++) {
@@ -162,26 +162,26 @@ static fc_code all_reduce_small(fc_comm *comm, void *data, size_t count, fc_dtyp
 
 fc_code fc_mpi_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_stream *stream,
                           fc_error *err) {
-    shares of;
+    segments of;
     fc_code rc = comm->broken ? fc_mpi_gave_up(comm, err) : fc_arith_check(dtype, op, err);
     if (rc != FC_OK) {
         return rc;
     }
-    size_t n = (size_t)comm->size, element = fc_dtype_size(dtype), share = (count + n - 1) / n;
+    size_t n = (size_t)comm->size, element = fc_dtype_size(dtype), segment = (count + n - 1) / n;
     if (count <= SMALL_BYTES / element / n) {
         return all_reduce_small(comm, data, count, dtype, op, err);
     }
-    if (!shares_new(&of, comm->size)) {
-        return no_shares(comm, err);
+    if (!segments_new(&of, comm->size)) {
+        return give_up(comm, err);
     }
     for (size_t r = 0; r < n; r++) {
-        of.first[r] = fc_mpi_least(share * r, count);
-        of.count[r] = fc_mpi_least(share, count - of.first[r]);
+        of.first[r] = fc_mpi_min(segment * r, count);
+        of.count[r] = fc_mpi_min(segment, count - of.first[r]);
     }
-    of.most = share;
+    of.most = segment;
     char *own = (char *)data + of.first[comm->rank] * element;
-    rc = reduce_shares(comm, data, &of, own, dtype, op, err);
-    for (size_t r = 0; r < n; r++) { /* now in bytes */
+    rc = reduce_segments(comm, data, &of, own, dtype, op, err);
+    for (size_t r = 0; r < n; r++) { /* from elements to bytes */
         of.first[r] *= element;
         of.count[r] *= element;
     }

@@ -1,5 +1,5 @@
 /*
- * What the files of the backend `mpi` share: its state, waiting for requests, gathering.
+ * The state of the backend `mpi`, and the functions that its files share.
  */
 #ifndef FSDPCKPT_COMM_MPI_STATE_H
 #define FSDPCKPT_COMM_MPI_STATE_H
@@ -16,30 +16,30 @@ enum { FC_MPI_TAG = 7 };
 
 /** fc_comm.state of this backend. */
 typedef struct mpi_state {
-    MPI_Comm mpi;
-    size_t piece; /**< bytes of one call at most */
-    bool ends_mpi;
+    MPI_Comm mpi;      /**< owned */
+    size_t call_bytes; /**< most bytes that one MPI call transfers */
+    bool ends_mpi;     /**< whether `free` calls MPI_Finalize */
 } mpi_state;
 
-static inline size_t fc_mpi_least(size_t a, size_t b) {
+static inline size_t fc_mpi_min(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-/** The error `code` of a call of MPI. What the ranks do together has ended with it. */
+/** Reports that an MPI call failed with `code`, and marks the communicator as broken. */
 fc_code fc_mpi_fail(fc_comm *comm, const char *call, int code, fc_error *err);
 
-/** A rank that has failed alone must not start anything that the others do not join. */
+/** Fails a call on a broken communicator: the other ranks would not join it. */
 fc_code fc_mpi_gave_up(const fc_comm *comm, fc_error *err);
 
-/** Waits for `count` requests; the array is in use until then. */
+/** Waits for `count` requests. Fails when an MPI call fails or comm->cancel becomes true. */
 fc_code fc_mpi_wait_all(fc_comm *comm, const char *call, int count, MPI_Request *requests, fc_error *err);
 
-/** fc_comm.all_gather and the like. (mpi.c) */
+/** fc_comm.all_gather and fc_comm.all_gather_v, in mpi.c. */
 fc_code fc_mpi_all_gather(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_stream *stream, fc_error *err);
 fc_code fc_mpi_all_gather_v(fc_comm *comm, const void *send, void *recv, const size_t *counts, const size_t *displs,
                             fc_stream *stream, fc_error *err);
 
-/** fc_comm.reduce_scatter and fc_comm.all_reduce. (mpi_reduce.c) */
+/** fc_comm.reduce_scatter and fc_comm.all_reduce, in mpi_reduce.c. */
 fc_code fc_mpi_reduce_scatter(fc_comm *comm, const void *send, void *recv, size_t count, fc_dtype dtype, fc_reduce op,
                               fc_stream *stream, fc_error *err);
 fc_code fc_mpi_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_stream *stream,

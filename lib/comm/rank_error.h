@@ -1,5 +1,5 @@
 /*
- * Messages that say which rank they are about.
+ * Recognises error messages that name a rank.
  */
 #ifndef FSDPCKPT_COMM_RANK_ERROR_H
 #define FSDPCKPT_COMM_RANK_ERROR_H
@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-/** Whether `message` names its rank already ("rank 3: ..."), as an error does that ranks have agreed on before. */
+/** Returns whether `message` names its rank ("rank 3: …"), as it does after fc_comm_agree. */
 static inline bool fc_names_a_rank(const char *message) {
     return strncmp(message, "rank ", 5) == 0 && message[5] >= '0' && message[5] <= '9';
 }

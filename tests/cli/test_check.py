@@ -30,7 +30,7 @@ class Check(harness.Case):
             path = os.path.join(harness.CORPUS, name)
             text = self.ok("check", path)
             self.assertEqual(text.count("\n"), 1, text)
-            self.assertIn(": good by its headers: 0 errors, 0 warnings; ", text)
+            self.assertIn(": headers are valid: 0 errors, 0 warnings; ", text)
             self.assertEqual(self.ok("check", path, "--against", path, "-q"), "")
 
     def test_layout_and_format_do_not_matter(self):
@@ -79,7 +79,7 @@ class Check(harness.Case):
     def test_warnings_alone_are_no_failure(self):
         text = self.ok("check", harness.corpus(MESH), "--dp", "3")
         self.assertIn("warning: ", text)
-        self.assertIn(": good by its headers: 0 errors, ", text)
+        self.assertIn(": headers are valid: 0 errors, ", text)
 
     def test_damaged_is_found_and_absent_is_not(self):
         copy = self.copy(MESH)
@@ -162,12 +162,12 @@ class Check(harness.Case):
         self.schema()
         source = harness.corpus(MESH)
         self.fails(2, "check", source, "--schema", source, contains=["--schema", "--against"])
-        self.fails(2, "check", source, "--schema", "model.json", "--against", source, contains=["one of them"])
+        self.fails(2, "check", source, "--schema", "model.json", "--against", source, contains=["give only one"])
         self.fails(2, "check", source, "--allow-missing", "x", contains=["--against or --schema"])
         self.fails(2, "check", source, "--tp-plan", "auto", contains=["--tp N"])
         self.fails(2, "check", source, "--json", "--github", contains=["one of --json and --github"])
         self.fails(2, "check", source, "--strip-prefix", "nothing.", contains=["no name has the prefix"])
-        self.fails(2, "check", source, source, contains=["one too many"])
+        self.fails(2, "check", source, source, contains=["one argument too many"])
 
     def test_options_that_are_suggested_mend(self):
         """What check says to convert with: after that it fits."""

@@ -93,7 +93,7 @@ static void replicas_are_copies(void **state) {
     fill(&s, 4, 4, 4, boxes);
     check_text(&s, "2×1, 2 copies", "");
     fill(&s, 4, 4, 3, boxes); /* one half twice, the other once */
-    check_text(&s, "irregular, 3 pieces", "");
+    check_text(&s, "irregular, 3 chunks", "");
 }
 
 static void holes_and_overlaps_are_no_grid(void **state) {
@@ -104,13 +104,13 @@ static void holes_and_overlaps_are_no_grid(void **state) {
     static const int64_t off[][5] = {{1, 1, 1, 1, 0}};
     sample s;
     fill(&s, 4, 4, 2, hole);
-    check_text(&s, "irregular, 2 pieces", "");
+    check_text(&s, "irregular, 2 chunks", "");
     fill(&s, 4, 4, 2, overlap);
-    check_text(&s, "irregular, 2 pieces", "");
+    check_text(&s, "irregular, 2 chunks", "");
     fill(&s, 4, 4, 3, missing);
-    check_text(&s, "irregular, 3 pieces", "");
+    check_text(&s, "irregular, 3 chunks", "");
     fill(&s, 4, 4, 1, off);
-    check_text(&s, "irregular, 1 pieces", "");
+    check_text(&s, "irregular, 1 chunk", "");
 }
 
 static void whole_scalar_and_empty(void **state) {
@@ -148,7 +148,7 @@ static void summary_names_the_mesh(void **state) {
     assert_string_equal(cut_summary_layout(&summary, &none, text, sizeof text), "4 ranks, 2 × 2 mesh (FSDP × TP)");
     assert_string_equal(cut_summary_layout(&summary, &recorded, text, sizeof text), "8 ranks, mesh dp 2 × tp 4");
     assert_int_equal(summary.nstyles, 2);
-    assert_string_equal(summary.styles[0].text, "Shard(0) in 2 pieces");
+    assert_string_equal(summary.styles[0].text, "Shard(0) in 2 chunks");
     assert_string_equal(summary.styles[1].text, "[Shard(0), Shard(1)] over 2 × 2");
 }
 
@@ -164,7 +164,7 @@ static void many_chunks_in_any_order(void **state) {
     assert_non_null(dims);
     assert_non_null(chunks);
     for (size_t i = 0; i < N; i++) {
-        size_t k = i * 7919 % N; /* coprime: every piece once */
+        size_t k = i * 7919 % N; /* coprime: every chunk once */
         dims[2 * i] = (int64_t)k * 3;
         dims[2 * i + 1] = 3;
         chunks[i].dims = &dims[2 * i];

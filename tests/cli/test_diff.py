@@ -62,7 +62,7 @@ class Diff(harness.Case):
         self.full("b.h5", "dcp-torch2.3.1-train")
         for x, y in ((a, b), ("a.h5", "b.h5"), (a, "b.h5")):
             both = [x, y, "--include", "model.*", "--include", "step", "--include", "list"]
-            self.assertEqual(self.ok("diff", *both, "-v").count("same value in other bytes"), 2)
+            self.assertEqual(self.ok("diff", *both, "-v").count("same value, different bytes"), 2)
             self.assertEqual(self.ok("diff", *both, "-q"), "")
         self.ok("consolidate", a, "-o", "epoch.h5", "-q", "--include", "epoch")
         self.ok("consolidate", a, "-o", "step.h5", "-q", "--include", "step", "--rename", "s/step/epoch/")
@@ -76,7 +76,7 @@ class Diff(harness.Case):
         self.ok("reshard", harness.corpus(TRAIN), "-o", "s", "--dp", "3", "-q")
         told = json.loads(self.ok("diff", "a.h5", "s", "--json"))
         self.assertEqual((told["by_digest"], told["bytes_read"]), (told["same"], 0))
-        # A digest says what was written; --data looks at what is there.
+        # A digest describes the data that was written; --data reads the data that is there now.
         self.patch("a.h5", "model.norm.weight", 0, b"\1\2\3\4")
         self.ok("diff", "a.h5", "s")
         p = self.run_tool("diff", "a.h5", "s", "--data")

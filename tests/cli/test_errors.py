@@ -69,7 +69,7 @@ class Errors(harness.Case):
         self.refused(3, "shards", ["index.h5: the file is missing", "copy it again"])
 
     def test_no_file_called_minus(self):
-        """What cannot go to standard output does not become a file of that name."""
+        """A target that cannot be written to standard output does not become a file called -."""
         source = harness.corpus(FSDP2)
         self.fails(2, "inspect", source, "--html", "-", contains=["./-"])
         self.fails(2, "check", source, "--junit", "-", contains=["./-"])
@@ -331,7 +331,7 @@ class Errors(harness.Case):
             data.storage_data.clear()
 
         harness.edit_metadata(ckpt, edit)
-        self.refused(2, ckpt, ["the checkpoint is empty"], inspect=False)
+        self.refused(2, ckpt, ["the checkpoint has no tensors and no objects"], inspect=False)
         self.ok("inspect", ckpt)
 
     def test_plan_that_matches_nothing(self):

@@ -48,17 +48,17 @@ class Extract(harness.Case):
         self.fails(3, "extract", damaged, TENSOR, "-o", "y", contains=[TENSOR])
         self.assertEqual(self.listing(), ["ckpt", "x"])
         self.fails(2, "extract", damaged, TENSOR, "-o", os.path.join(damaged, "__0_0.distcp"), "-f",
-                   contains=["is a file of the checkpoint that is read"])
+                   contains=["is a file of the check"])
 
     def test_names(self):
         source = harness.corpus(TRAIN)
         self.fails(2, "extract", source, "w1.bias", contains=["did you mean 'model.layers.0.w1.bias'"])
         self.fails(2, "extract", source, "betas", "--to", "npy", contains=["is an object, not a tensor", "--to json"])
         self.fails(2, "extract", source, TENSOR, "--to", "json", contains=["is a tensor, not an object"])
-        self.fails(2, "extract", source, TENSOR, "--to", "h5", contains=["there are raw, npy, and json for objects"])
+        self.fails(2, "extract", source, TENSOR, "--to", "h5", contains=["choose raw, npy, or json for objects"])
         for name in ("w.pt", "w.h5", "w.safetensors"):  # not raw bytes under such a name, unless they are asked for
             self.fails(2, "extract", source, TENSOR, "-o", name,
-                       contains=[f"extract: {name}: its extension is that of", f"--include '{TENSOR}' -o {name}"])
+                       contains=[f"extract: {name}: the extension names", f"--include '{TENSOR}' -o {name}"])
         self.assertNotIn("w.pt", self.listing())
         self.ok("extract", source, TENSOR, "-o", "w.pt", "--to", "raw")
         self.ok("extract", source, TENSOR, "-o", "w.bin")

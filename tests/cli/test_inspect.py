@@ -60,7 +60,7 @@ class Inspect(harness.Case):
 
     def test_layout_is_recognised(self):
         text = self.ok("inspect", harness.corpus(MESH))
-        self.assertIn("8 ranks, mesh dp 4 × tp 2, recognised from the pieces", text)
+        self.assertIn("8 ranks, mesh dp 4 × tp 2, recognised from the chunks", text)
         self.assertRegex(text, r"attention\.wq\.weight +256 bytes +float32 +8×8 +8×1 +\[_StridedShard\(0, 2\), Shard\(0\)\]\n")
         self.assertRegex(text, r"attention\.wo\.weight +256 bytes +float32 +8×8 +4×2 +\[Shard\(0\), Shard\(1\)\]\n")
         self.assertRegex(self.ok("inspect", harness.corpus(FSDP2)), r"Layout +\d ranks, Shard\(0\)\n")

@@ -74,7 +74,7 @@ class Schema(harness.Case):
         self.assertEqual(model["objects"], [])
         self.ok("check", source, "--schema", "model.json", "--include", "model.*", "--exclude", "*.bias",
                 "--strip-prefix", "model.", "-q")
-        self.fails(2, "schema", source, "--include", "nothing.*", contains=["'nothing.*' is to be included, but matches none"])
+        self.fails(2, "schema", source, "--include", "nothing.*", contains=["the glob 'nothing.*' to include matches none"])
 
     def test_file_is_complete_or_not_there(self):
         self.schema(harness.corpus(STATE))
@@ -83,7 +83,7 @@ class Schema(harness.Case):
         with open(self.path("model.json")) as f:
             self.assertEqual(f.read(), self.ok("schema", harness.corpus(MESH)))
         copy = self.copy(MESH)
-        self.fails(2, "schema", copy, "-o", os.path.join(copy, ".metadata"), "-f", contains=["is a file of the checkpoint"])
+        self.fails(2, "schema", copy, "-o", os.path.join(copy, ".metadata"), "-f", contains=["is a file of the check"])
         self.ok("inspect", copy)
         self.assertEqual(self.listing(), ["ckpt", "model.json"])
 

@@ -28,11 +28,11 @@ class Target(harness.Case):
             ("out.pht", "did you mean '.pt"),
             ("out.st", "did you mean --to safetensors?"),
             ("out.dcp", "did you mean --to dcp?"),
-            ("hfdir", "of which format? Say --to FORMAT"),
-            (".hidden", "of which format? Say --to FORMAT"),
-            ("step-1.5", "of which format? Say --to FORMAT"),
-            ("ckpt.v2", "of which format? Say --to FORMAT"),
-            ("hfdir/", "a directory of which format? Say --to safetensors or --to dcp"),
+            ("hfdir", "the name does not name a format; give --to FORMAT"),
+            (".hidden", "the name does not name a format; give --to FORMAT"),
+            ("step-1.5", "the name does not name a format; give --to FORMAT"),
+            ("ckpt.v2", "the name does not name a format; give --to FORMAT"),
+            ("hfdir/", "is a directory, which does not name a format; give --to safetensors or --to dcp"),
         ]
         for command in ("consolidate", "convert", "average"):
             for name, text in cases:
@@ -61,10 +61,10 @@ class Target(harness.Case):
                 got = json.loads(self.ok("consolidate", self.source, "--to", word, "--dry-run", "--json"))
                 self.assertEqual(got["format"], name)
         for word, text in (("safetensr", "did you mean 'safetensors'?"), ("hd5", "did you mean 'h5'?"),
-                           ("pytroch", "did you mean 'pt'?"), ("dpc", "did you mean 'dcp'?"), ("gguf", "there are dcp, h5")):
+                           ("pytroch", "did you mean 'pt'?"), ("dpc", "did you mean 'dcp'?"), ("gguf", "choose one of dcp, h5")):
             with self.subTest(word=word):
                 self.fails(2, "consolidate", self.source, "-o", "x", "--to", word, contains=[f"--to {word}: ", text])
-        self.fails(5, "consolidate", self.source, "-o", "x", "--to", "megatron", contains=["is read only"])
+        self.fails(5, "consolidate", self.source, "-o", "x", "--to", "megatron", contains=["can only be read"])
         self.fails(2, "extract", self.source, "model.norm.weight", "--to", "nyp", contains=["did you mean 'npy'?"])
         self.ok("extract", self.source, "model.norm.weight", "--to", "NumPy", "-o", "x")
         with open(self.path("x"), "rb") as f:

@@ -32,7 +32,7 @@ class Usage(harness.Case):
             terms = re.split(r"\n(?=  -|      --)", "\n" + lines)[1:]
             return next(" ".join(t.split()) for t in terms if f"--{option}" in t.split("  ")[0] + t.split("\n")[0])
 
-        formats = re.findall(r"^  (\w+) .*\n", self.ok("--help").split("by the extension of -o):\n")[1].split("'fsd")[0], re.M)
+        formats = re.findall(r"^  (\w+) .*\n", self.ok("--help").split("the extension of -o):\n")[1].split("'fsd")[0], re.M)
         self.assertEqual(sorted(formats), ["dcp", "h5", "pt", "safetensors"])
         for command in ("consolidate", "reshard", "convert", "average"):
             self.assertIn("format of DST: dcp, h5, pt or safetensors", meaning(command, "to"))
@@ -80,8 +80,8 @@ class Usage(harness.Case):
             (("-v",), "--verbose goes after a command"),
             (("--frob",), "unknown option '--frob'"),
             (("inspect",), "inspect needs SRC"),
-            (("inspect", "a", "b"), "'b' is one too many; a tensor goes behind --tensor"),
-            (("inspect", ""), "SRC is empty: an unset variable?"),
+            (("inspect", "a", "b"), "'b' is one argument too many; a tensor name goes after --tensor"),
+            (("inspect", ""), "SRC is empty; is a shell variable unset?"),
             (("consolidate", "a"), "consolidate needs -o"),
             (("consolidate", "a", "-o"), "needs an argument"),
             (("consolidate", "a", "--forse"), "did you mean '--force'?"),
@@ -98,7 +98,7 @@ class Usage(harness.Case):
             (("consolidate", "a", "-o", "b", "--progress", "often"), "auto, always, never"),
             (("consolidate", "a", "-o", "b", "--comm", "smoke"), "'smoke' is not one of auto, none, mpi, nccl"),
             (("convert", "a"), "convert needs -o, --output DST (or --dry-run)"),
-            (("view", "a"), "view needs -o, --output DST; say 'fsdpckpt view SRC -o DST'"),
+            (("view", "a"), "view needs -o, --output DST; use 'fsdpckpt view SRC -o DST'"),
             (("reshard", "a", "-o", "b"), "--dp"),
             (("reshard", "a", "-o", "b", "--dp", "2", "--tp-plan", "x"), "--tp N"),
             (("inspect", "a", "--tree", "--json"), "choose one"),
@@ -154,10 +154,10 @@ class Usage(harness.Case):
             (("consolidate", source, "-o", "x.h5", "--dtype", "bfloat"), "did you mean 'bf16'?"),
             (("consolidate", source, "-o", "x.h5", "--dtype", "fp8"), "did you mean 'f8_e4m3fn'?"),
             (("consolidate", source, "-o", "x.h5", "--dtype", "f8_e5m3"), "did you mean 'f8_e5m2'?"),
-            (("consolidate", source, "x.h5"), "a target goes behind -o"),
+            (("consolidate", source, "x.h5"), "the target goes after -o"),
             (("consolidate", source, "-o", "x.h5", "--memory", "2", "GB"), "needs quotes"),
-            (("consolidate", "-o", "x.h5"), "say 'fsdpckpt consolidate SRC -o DST'"),
-            (("reshard", source, "--dp", "2"), "say 'fsdpckpt reshard SRC -o DST --dp N [--tp N]'"),
+            (("consolidate", "-o", "x.h5"), "use 'fsdpckpt consolidate SRC -o DST'"),
+            (("reshard", source, "--dp", "2"), "use 'fsdpckpt reshard SRC -o DST --dp N [--tp N]'"),
             (("reshard", source, "-o", "x", "--tp", "2", "--tp-plan", "lama"), "known is 'auto'"),
         ):
             with self.subTest(args=args):
@@ -172,7 +172,7 @@ class Usage(harness.Case):
 
     def test_unsupported_targets(self):
         source = harness.corpus("dcp-torch2.15.0-fsdp2")
-        self.fails(5, "consolidate", source, "-o", "x", "--to", "deepspeed", contains=["is read only", "can be written: dcp, h5"])
+        self.fails(5, "consolidate", source, "-o", "x", "--to", "deepspeed", contains=["can only be read", "can be written: dcp, h5"])
         self.assertEqual(self.listing(), [])
 
     def test_escape_sequences_do_not_reach_the_terminal(self):

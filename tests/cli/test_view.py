@@ -12,8 +12,8 @@ STATE = "dcp-torch2.15.0-fsdp1-optim"
 class View(harness.Case):
     def test_says_what_a_reader_must_set(self):
         text = self.ok("view", harness.corpus(MESH), "-o", "v.h5")
-        self.assertIn("v.h5: 11 tensors, 5.70 kB where they lie in 8 files, and 0 objects; 0 bytes copied\n", text)
-        self.assertIn("2 tensors are put together from 4 pieces\n", text)
+        self.assertIn("v.h5: 11 tensors, 5.70 kB viewed in 8 files, and 0 objects; 0 bytes copied\n", text)
+        self.assertIn("2 tensors are assembled from 4 chunks\n", text)
         self.assertIn("export HDF5_EXTFILE_PREFIX='${ORIGIN}'\n", text)
         out = json.loads(self.ok("view", harness.corpus(MESH), "-o", "w.h5", "--json"))
         self.assertEqual(out["reader_environment"], {"HDF5_EXTFILE_PREFIX": "${ORIGIN}"})

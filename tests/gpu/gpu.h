@@ -1,5 +1,5 @@
 /*
- * What the tests of GPUs share: the first GPU, or the end of the program as skipped, with the reason.
+ * Helpers of the GPU tests. A test without a GPU ends as skipped, with the reason.
  */
 #ifndef TESTS_GPU_H
 #define TESTS_GPU_H
@@ -11,7 +11,7 @@
 
 enum { SKIPPED = 77 };
 
-/** GPU number `index`. Without GPUs at all, or without the module, the program ends with SKIPPED. */
+/** Opens GPU number `index`. Without that GPU or the module, the program ends with SKIPPED. */
 static inline fc_device *gpu_open(int index) {
     fc_error err = {FC_OK, ""};
     fc_device *device = NULL;
@@ -27,7 +27,7 @@ static inline fc_device *gpu_open(int index) {
     return device;
 }
 
-/** Ends the program when something did not work. */
+/** Ends the program with status 1 if `rc` is an error. */
 static inline void must(fc_code rc, const fc_error *err, const char *what) {
     if (rc != FC_OK) {
         fprintf(stderr, "%s: %s\n", what, err->message);

@@ -1,5 +1,5 @@
 /*
- * Where there is no GPU, its module and NCCL's say why; where there are some, one too many is refused.
+ * GPU number 1000 is refused with the reason, on machines with and without GPUs, and NCCL refuses host memory.
  */
 #include "gpu.h"
 
@@ -10,7 +10,7 @@ int main(void) {
     fc_device *device = NULL, *cpu;
     fc_comm *comm = NULL;
     fc_code rc = fc_device_cuda(1000, &device, &err);
-    const char *reasons[] = {"cuda:1000: no GPU can be used: ", "cuda:1000: there is no such GPU: this process sees "};
+    const char *reasons[] = {"cuda:1000: no GPU is usable: ", "cuda:1000: no such GPU: this process has "};
     if (rc != FC_EUNSUPPORTED || device ||
         (strncmp(err.message, reasons[0], strlen(reasons[0])) != 0 &&
          strncmp(err.message, reasons[1], strlen(reasons[1])) != 0)) {
@@ -21,7 +21,7 @@ int main(void) {
     must(fc_device_cpu(&cpu, &err), &err, "cpu");
     rc = fc_comm_nccl_file("/tmp/none", 0, 1, 1, cpu, &comm, &err);
     cpu->destroy(cpu);
-    if (rc != FC_EUNSUPPORTED || comm || !strstr(err.message, "not that of cpu")) {
+    if (rc != FC_EUNSUPPORTED || comm || !strstr(err.message, "memory of cpu is not supported")) {
         fprintf(stderr, "NCCL on the processor: %d, \"%s\"\n", (int)rc, err.message);
         return 1;
     }

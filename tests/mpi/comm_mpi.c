@@ -1,7 +1,7 @@
 /*
- * A rank of an MPI job that runs the cases every communicator must pass. Prints what failed; its status is 1 then.
- *   comm_mpi              all of them
- *   comm_mpi cancel       the last rank never joins a barrier: the others are freed by the flag
+ * One rank of an MPI job that tests the backend `mpi`. Prints the failure and exits with 1 if a case fails.
+ *   comm_mpi              runs the cases of comm_cases.h
+ *   comm_mpi cancel       the last rank never joins a barrier, and fc_comm.cancel ends the wait of the others
  */
 #include "comm_cases.h"
 
@@ -19,8 +19,8 @@ static fc_code run_cases(fc_comm *comm, fc_error *err) {
     return FC_OK;
 }
 
-/* Ends with broken communicators: nothing here may wait for another rank. The last rank never ends by itself: mpirun
-   ends it once another rank has ended without MPI_Finalize. */
+/* The communicators are broken afterwards, so nothing may wait for another rank. The last rank never ends on its own:
+   mpirun ends it when another rank has ended without MPI_Finalize. */
 static fc_code run_cancel(fc_comm *comm, fc_error *err) {
     static atomic_bool stop;
     fc_code rc = comm->barrier(comm, err);

@@ -1,6 +1,6 @@
 /*
- * Preloaded into the ranks of a job: in rank DYING_RANK the DYING_AT-th pwrite kills the process, or fails if
- * DYING_HOW is "eio".
+ * A library for LD_PRELOAD. The DYING_AT-th pwrite of rank DYING_RANK kills the process, or fails if DYING_HOW is
+ * "eio".
  */
 #undef _FILE_OFFSET_BITS
 
@@ -14,7 +14,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-/* Whether it is this call's turn. */
+/* Returns whether this call is the one that fails. */
 static bool is_due(void) {
     static atomic_long calls;
     const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *dying = getenv("DYING_RANK"), *at = getenv("DYING_AT");

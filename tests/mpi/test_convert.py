@@ -1,6 +1,8 @@
-"""mpirun -n N fsdpckpt consolidate|reshard: the same bytes as one process, one voice, and nothing left of a failed job.
+"""mpirun -n N fsdpckpt consolidate|reshard writes the same bytes as one process, prints messages once, and a failed job
+leaves nothing.
 
-FSDPCKPT, FSDPCKPT_CORPUS as in tests/cli; FSDPCKPT_LAUNCH is launch.sh, FSDPCKPT_DYING the library that kills a rank.
+FSDPCKPT and FSDPCKPT_CORPUS are those of tests/cli. FSDPCKPT_LAUNCH is launch.sh, FSDPCKPT_DYING the library that kills a
+rank.
 """
 
 import json
@@ -46,8 +48,8 @@ class Convert(harness.Case):
     def check_same(self, source, ranks, *args):
         self.ok(args[0], source, "-o", "alone", "--to", "h5", "-q", *args[1:])
         p = self.job(ranks, args[0], source, "-o", "together", "--to", "h5", *args[1:])
-        told = [line for line in p.stderr.splitlines() if " does not divide by tp " not in line]
-        self.assertEqual((p.returncode, told), (0, []))
+        lines = [line for line in p.stderr.splitlines() if " does not divide by tp " not in line]
+        self.assertEqual((p.returncode, lines), (0, []))
         self.assertEqual(p.stdout.count("together: "), 1, p.stdout)
         a, b = self.path("alone"), self.path("together")
         if os.path.isdir(a):
@@ -71,7 +73,7 @@ class Convert(harness.Case):
         self.check_same(harness.corpus("dcp-torch2.15.0-train"), 3, "consolidate")
         self.check_same(harness.corpus("dcp-torch2.15.0-2d-dp4tp2"), 5, "reshard", "--dp", "3", "--tp", "2")
 
-    def test_one_voice(self):
+    def test_messages_are_printed_once(self):
         source = harness.corpus("dcp-torch2.15.0-train")
         p = self.job(3, "reshard", source, "--dp", "2", "--dry-run", "--json", "-v", "--progress", "always")
         self.assertEqual(p.returncode, 0, p.stderr)
@@ -82,14 +84,14 @@ class Convert(harness.Case):
         self.assertEqual(p.stdout, self.ok("reshard", source, "--dp", "2", "--dry-run", "--rank", "1"))
 
     def test_damaged_record(self):
-        """The CRC-32 of a record of which every rank reads a part."""
+        """The CRC-32 of a record that every rank reads in part."""
         source = self.large()
         with open(os.path.join(source, "__0_0.distcp"), "r+b") as f:
             data = f.read()
             start, entry = data.find(b"archive/data/0") + len("archive/data/0"), data.rfind(b"PK\1\2")
             crc = struct.pack("<I", zlib.crc32(data[start:start + 4 * ELEMENTS]))
-            for place in (entry + 16, start - len("archive/data/0") - 30 + 14):
-                f.seek(place)
+            for at in (entry + 16, start - len("archive/data/0") - 30 + 14):
+                f.seek(at)
                 f.write(crc)
             f.flush()
             self.check_same(source, 3, "consolidate")
@@ -101,7 +103,7 @@ class Convert(harness.Case):
             self.assertFalse(os.path.exists(self.path("out")))
 
     def test_damaged_partition(self):
-        """The CRC-32 of a record that is many tensors."""
+        """The CRC-32 of a record that holds many tensors."""
         source = self.path("deepspeed")
         shutil.copytree(harness.corpus("../deepspeed/0.19.8-zero2-bf16"), source)
         name = os.path.join(source, "global_step2", "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt")
@@ -120,7 +122,7 @@ class Convert(harness.Case):
             self.assertFalse(os.path.exists(self.path("out")))
 
     def test_damaged_average(self):
-        """Ranks read pieces of the average that they share both, so some records and tensors have to be read again."""
+        """Several ranks read parts of the same tensor of both sources, so some records are read again for their CRC-32."""
         sources = [self.large(), self.path("other")]
         shutil.copytree(sources[0], sources[1])
         for source in sources:
@@ -138,7 +140,7 @@ class Convert(harness.Case):
             self.assertFalse(os.path.exists(self.path("out")))
 
     def check_fails(self, status, p, *contains):
-        """One line of the command among what mpirun says; nothing left but the checkpoint."""
+        """Checks the status, and that the command printed one line of its own and nothing to stdout."""
         self.assertEqual(p.returncode, status, (p.stdout, p.stderr))
         lines = [x for x in p.stderr.splitlines() if x.startswith("fsdpckpt: ")]
         self.assertEqual(len(lines), 1, p.stderr)
@@ -167,7 +169,7 @@ class Convert(harness.Case):
             self.assertEqual(self.listing(), ["ckpt"])
 
     def test_a_rank_dies(self):
-        """kill -9 in the midst of writing. If it is rank 0, its temporary directory stays, as with one process."""
+        """kill -9 while writing. If rank 0 dies, its staging directory stays, as it does with one process."""
         source = self.large()
         for rank in (1, 0):
             env = {**harness.preload(os.environ["FSDPCKPT_DYING"]), "DYING_RANK": str(rank), "DYING_AT": "3"}
@@ -178,7 +180,7 @@ class Convert(harness.Case):
             self.assertEqual([n for n in self.listing() if rank == 1 or not n.startswith(".")], ["ckpt"], rank)
 
     def split_by_rank(self, source, ranks):
-        """Each rank's disk: its own data files, the headers on rank 0 alone, something that all have."""
+        """Gives each rank a disk with its own data files. Rank 0 also has the headers; notes.txt is on all disks."""
         for rank in range(ranks):
             os.makedirs(self.path(f"disk{rank}", "ckpt"))
         for i, name in enumerate(sorted(os.listdir(source))):
@@ -189,7 +191,7 @@ class Convert(harness.Case):
                 f.write("the same everywhere")
 
     def local_job(self, ranks, *args, env=None):
-        """Every rank in a directory of its own; DST is above them."""
+        """Runs every rank in its own directory."""
         line = 'cd "disk$OMPI_COMM_WORLD_RANK" && exec "$0" "$@"'
         return subprocess.run([LAUNCH, str(ranks), "sh", "-c", line, harness.BINARY, *map(str, args)], cwd=self.dir,
                               text=True, timeout=harness.HANG, capture_output=True, stdin=subprocess.DEVNULL,
@@ -216,7 +218,7 @@ class Convert(harness.Case):
         with open(self.path("disk1", "ckpt", "notes.txt"), "a") as f:
             f.write(", but here")
         args = ("consolidate", "ckpt", "-o", self.path("x.h5"), "--local")
-        self.check_fails(2, self.local_job(2, *args), "rank 1: notes.txt has 29 bytes, that of rank 0 has 19")
+        self.check_fails(2, self.local_job(2, *args), "rank 1: notes.txt has 29 bytes, but 19 bytes on rank 0")
         os.remove(self.path("disk1", "ckpt", "notes.txt"))
         name = next(n for n in os.listdir(self.path("disk1", "ckpt")))
         os.remove(self.path("disk1", "ckpt", name))
@@ -226,7 +228,7 @@ class Convert(harness.Case):
         self.assertEqual(self.listing(), ["disk0", "disk1"])
 
     def test_alone(self):
-        """--comm mpi without mpirun is a job of one rank; --comm none under mpirun is as many jobs as ranks."""
+        """--comm mpi without mpirun is a job of one rank. With --comm none under mpirun, each rank is a job of its own."""
         source = harness.corpus("dcp-torch2.15.0-train")
         self.check_same(source, 1, "consolidate", "--comm", "mpi")
         p = self.job(2, "consolidate", source, "--comm", "none", "--dry-run", "-o", "x.h5")
@@ -237,7 +239,7 @@ class Convert(harness.Case):
         source = harness.corpus("dcp-torch2.15.0-train")
         p = self.job(2, "consolidate", source, "-o", "x.h5", env={"FSDPCKPT_MODULE_PATH": self.dir})
         self.assertEqual(p.returncode, 5, p.stderr)
-        self.assertIn(f"no libfsdpckpt-comm-mpi.so in {self.dir}: ", p.stderr)
+        self.assertIn(f"libfsdpckpt-comm-mpi.so was not found in {self.dir}: ", p.stderr)
         self.assertEqual(self.listing(), [])
 
 

@@ -1,5 +1,5 @@
 /*
- * Collectives against their definitions. See comm_cases.h.
+ * Compares collectives with their definitions, see comm_cases.h.
  */
 #include "comm_cases.h"
 
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A byte that tells rank and place. */
+/* A byte that depends on the rank and the index. */
 static unsigned char byte_of(int rank, size_t i) {
     return (unsigned char)((unsigned)rank * 37u + (unsigned)i * 11u + (unsigned)(i >> 8) + 5u);
 }
@@ -46,7 +46,7 @@ static fc_code all_gather_of(fc_comm *comm, size_t bytes, bool in_place, fc_erro
         rc = check_bytes("all_gather", recv + bytes * (size_t)r, r, bytes, err);
     }
     if (rc == FC_OK && recv[all] != 0xee) {
-        rc = fc_fail(err, FC_EFOUND, "all_gather wrote behind its target");
+        rc = fc_fail(err, FC_EFOUND, "all_gather wrote after the end of its buffer");
     }
     free(mine);
     free(recv);
@@ -64,7 +64,7 @@ fc_code case_all_gather(fc_comm *comm, void *context, fc_error *err) {
     return rc;
 }
 
-/* Pieces with gaps between them, in reverse order of the ranks when `reverse`. */
+/* Gathers blocks with gaps between them, in reverse order of the ranks if `reverse`. */
 static fc_code all_gather_v_of(fc_comm *comm, const size_t *counts, bool reverse, fc_error *err) {
     size_t displs[64], all = 0;
     for (int i = 0; i < comm->size; i++) {
@@ -78,7 +78,7 @@ static fc_code all_gather_v_of(fc_comm *comm, const size_t *counts, bool reverse
     for (int r = 0; rc == FC_OK && r < comm->size; r++) {
         rc = check_bytes("all_gather_v", recv + displs[r], r, counts[r], err);
         if (rc == FC_OK && memcmp(recv + displs[r] + counts[r], "\xee\xee\xee", 3) != 0) {
-            rc = fc_fail(err, FC_EFOUND, "all_gather_v wrote between the pieces");
+            rc = fc_fail(err, FC_EFOUND, "all_gather_v wrote into the gaps");
         }
     }
     free(mine);
@@ -102,16 +102,16 @@ fc_code case_all_gather_v(fc_comm *comm, void *context, fc_error *err) {
     return rc;
 }
 
-/* ---- reductions of small numbers, which every type but bool and e8m0 holds exactly ---- */
+/* ---- reductions of small numbers, which are exact in every dtype but bool and e8m0 ---- */
 
 enum { PERIOD = 4, LARGEST_ELEMENT = 16 };
 
-/* Repeats every PERIOD places. */
+/* The numbers of a rank repeat after PERIOD elements. */
 static int number_of(int rank, size_t i) {
     return (int)((i + (size_t)rank * 3) % PERIOD);
 }
 
-/* Elements from numbers, rounded or as integers; complex numbers are x + 2x i. */
+/* Stores x as element i of `to`, rounded to the dtype. A complex number is x + 2x i. */
 static void put(fc_dtype dtype, void *to, size_t i, double x) {
     size_t size = fc_dtype_size(dtype);
     unsigned char *at = (unsigned char *)to + i * size;
@@ -121,9 +121,9 @@ static void put(fc_dtype dtype, void *to, size_t i, double x) {
         fc_cast(FC_F64, &x, dtype, at, 1);
         break;
     case FC_CLASS_COMPLEX: {
-        fc_dtype part = dtype == FC_C128 ? FC_F64 : dtype == FC_C64 ? FC_F32 : FC_F16;
+        fc_dtype component = dtype == FC_C128 ? FC_F64 : dtype == FC_C64 ? FC_F32 : FC_F16;
         double both[2] = {x, 2 * x};
-        fc_cast(FC_F64, both, part, at, 2);
+        fc_cast(FC_F64, both, component, at, 2);
         break;
     }
     case FC_CLASS_BOOL:
@@ -159,7 +159,7 @@ static void repeat(const unsigned char *pattern, size_t element, size_t count, u
     }
 }
 
-/* What `rank` sends. */
+/* Writes the elements that `rank` sends. */
 static void put_numbers(fc_dtype dtype, int rank, size_t count, unsigned char *to) {
     unsigned char pattern[PERIOD * LARGEST_ELEMENT] = {0};
     for (size_t i = 0; i < PERIOD; i++) {
@@ -168,7 +168,7 @@ static void put_numbers(fc_dtype dtype, int rank, size_t count, unsigned char *t
     repeat(pattern, fc_dtype_size(dtype), count, to);
 }
 
-/* The answer for the places from `first` on. */
+/* Writes the expected elements from index `first` on. */
 static void put_expected(fc_dtype dtype, fc_reduce op, int size, size_t first, size_t count, unsigned char *to) {
     unsigned char pattern[PERIOD * LARGEST_ELEMENT] = {0};
     for (size_t i = 0; i < PERIOD; i++) {
@@ -177,7 +177,7 @@ static void put_expected(fc_dtype dtype, fc_reduce op, int size, size_t first, s
     repeat(pattern, fc_dtype_size(dtype), count, to);
 }
 
-/* Whether the library promises an answer, and this test knows it: powers of two alone have no sums. */
+/* Returns whether the reduction is defined and exact here. e8m0 has only powers of two, so most sums are not. */
 static bool has_answer(fc_dtype dtype, fc_reduce op) {
     fc_dtype_class cls = fc_dtype_get(dtype)->cls;
     if (cls == FC_CLASS_PACKED || cls == FC_CLASS_OPAQUE || dtype == FC_F8_E8M0FNU) {
@@ -262,7 +262,7 @@ fc_code case_all_reduce(fc_comm *comm, void *context, fc_error *err) {
     return for_all_types(comm, false, err);
 }
 
-/* 1 from rank 0 and a quarter of the last place from each other: nothing when every step is rounded, but the sum is
+/* Rank 0 sends 1, each other rank a quarter of the last place. If each step were rounded, the sum would stay 1. It is
    exact in float32 and rounded once, to nearest even. */
 fc_code case_rounding(fc_comm *comm, void *context, fc_error *err) {
     (void)context;
@@ -270,7 +270,7 @@ fc_code case_rounding(fc_comm *comm, void *context, fc_error *err) {
         fc_dtype dtype;
         uint16_t one, quarter;
     } types[] = {{FC_F16, 0x3c00, 0x0c00}, {FC_BF16, 0x3f80, 0x3b00}};
-    /* Quarters above 1 → places: 2 quarters are a tie, to even. */
+    /* Last places above 1 by the number of quarters. Two quarters are a tie, which rounds to even. */
     static const uint16_t places[] = {0, 0, 0, 1, 1, 1, 2, 2};
     for (int t = 0; t < 2; t++) {
         uint16_t x = comm->rank == 0 ? types[t].one : types[t].quarter;
@@ -305,14 +305,14 @@ fc_code case_broadcast(fc_comm *comm, void *context, fc_error *err) {
     return rc == FC_OK ? comm->barrier(comm, err) : rc;
 }
 
-/* Whether `part` consists of the `count` ranks in `members`, this one at the right place. */
-static fc_code check_members(fc_comm *comm, fc_comm *part, const int *members, int count, fc_error *err) {
+/* Checks that `group` consists of the `count` ranks in `members`, in this order. */
+static fc_code check_members(fc_comm *comm, fc_comm *group, const int *members, int count, fc_error *err) {
     int got[64];
-    if (part->size != count || members[part->rank] != comm->rank || strcmp(part->backend, comm->backend) != 0) {
-        return fc_fail(err, FC_EFOUND, "a split has %d ranks and this is %d of them, of %d", part->size, part->rank,
+    if (group->size != count || members[group->rank] != comm->rank || strcmp(group->backend, comm->backend) != 0) {
+        return fc_fail(err, FC_EFOUND, "a split has %d ranks and this is %d of them, of %d", group->size, group->rank,
                        count);
     }
-    fc_code rc = part->all_gather(part, &comm->rank, got, sizeof *got, NULL, err);
+    fc_code rc = group->all_gather(group, &comm->rank, got, sizeof *got, NULL, err);
     if (rc == FC_OK && memcmp(got, members, sizeof *got * (size_t)count) != 0) {
         rc = fc_fail(err, FC_EFOUND, "a split has other ranks than it should");
     }
@@ -324,16 +324,16 @@ fc_code case_split(fc_comm *comm, void *context, fc_error *err) {
     fc_code rc = FC_OK;
     for (int by = 1; rc == FC_OK && by <= 3; by++) {
         int members[64], count = 0;
-        fc_comm *part = NULL;
+        fc_comm *group = NULL;
         for (int r = 0; r < comm->size; r++) {
             if (r % by == comm->rank % by) {
                 members[count++] = r;
             }
         }
-        rc = comm->split(comm, comm->rank % by, &part, err);
+        rc = comm->split(comm, comm->rank % by, &group, err);
         if (rc == FC_OK) {
-            rc = check_members(comm, part, members, count, err);
-            part->free(part);
+            rc = check_members(comm, group, members, count, err);
+            group->free(group);
         }
     }
     return rc;
@@ -344,15 +344,15 @@ static fc_code split_mesh_of(fc_comm *comm, const fc_mesh *mesh, fc_error *err) 
     for (int dim = 0; rc == FC_OK && dim < mesh->ndim; dim++) {
         int64_t at[FC_MAX_MESH_DIMS];
         int members[64], count = (int)mesh->sizes[dim];
-        fc_comm *part = NULL;
+        fc_comm *group = NULL;
         fc_mesh_coordinate(mesh, comm->rank, at);
         for (at[dim] = 0; at[dim] < count; at[dim]++) {
             members[at[dim]] = (int)fc_mesh_rank(mesh, at);
         }
-        rc = fc_comm_split_mesh(comm, mesh, dim, &part, err);
+        rc = fc_comm_split_mesh(comm, mesh, dim, &group, err);
         if (rc == FC_OK) {
-            rc = check_members(comm, part, members, count, err);
-            part->free(part);
+            rc = check_members(comm, group, members, count, err);
+            group->free(group);
         }
     }
     return rc;
@@ -367,10 +367,10 @@ fc_code case_split_mesh(fc_comm *comm, void *context, fc_error *err) {
     rc = rc == FC_OK && comm->size % 2 == 0 ? split_mesh_of(comm, &two, err) : rc;
     rc = rc == FC_OK && comm->size % 4 == 0 ? split_mesh_of(comm, &three, err) : rc;
     if (rc == FC_OK) {
-        fc_comm *part = NULL;
+        fc_comm *group = NULL;
         fc_mesh wrong = {.ndim = 1, .sizes = {comm->size + 1}};
-        if (fc_comm_split_mesh(comm, &wrong, 0, &part, NULL) != FC_EUSAGE ||
-            fc_comm_split_mesh(comm, &one, 1, &part, NULL) != FC_EUSAGE || part) {
+        if (fc_comm_split_mesh(comm, &wrong, 0, &group, NULL) != FC_EUSAGE ||
+            fc_comm_split_mesh(comm, &one, 1, &group, NULL) != FC_EUSAGE || group) {
             rc = fc_fail(err, FC_EFOUND, "a mesh that does not fit was not refused");
         }
     }
@@ -391,7 +391,7 @@ fc_code case_agree(fc_comm *comm, void *context, fc_error *err) {
         if (rc != FC_ECORRUPT || mine.code != rc || strcmp(mine.message, wanted) != 0) {
             return fc_fail(err, FC_EFOUND, "agreed on %d, \"%s\", instead of \"%s\"", (int)rc, mine.message, wanted);
         }
-        rc = fc_comm_agree(comm, rc, &mine); /* what is agreed on is not attributed again */
+        rc = fc_comm_agree(comm, rc, &mine); /* an agreed message does not get a second rank */
         if (rc != FC_ECORRUPT || strcmp(mine.message, wanted) != 0) {
             return fc_fail(err, FC_EFOUND, "agreed again on \"%s\" instead of \"%s\"", mine.message, wanted);
         }
@@ -399,7 +399,7 @@ fc_code case_agree(fc_comm *comm, void *context, fc_error *err) {
     fc_error mine;
     fc_code rc = fc_comm_agree(comm, fc_fail(&mine, FC_EIO, "no file"), &mine);
     if (rc != FC_EIO || strcmp(mine.message, "no file") != 0) {
-        return fc_fail(err, FC_EFOUND, "what all say became \"%s\"", mine.message);
+        return fc_fail(err, FC_EFOUND, "a failure of all ranks became \"%s\"", mine.message);
     }
     return FC_OK;
 }
@@ -414,7 +414,7 @@ fc_code case_refusals(fc_comm *comm, void *context, fc_error *err) {
         comm->reduce_scatter(comm, data, data, 4, FC_F4_E2M1FN_X2, FC_REDUCE_SUM, NULL, &why) != FC_EUNSUPPORTED ||
         comm->reduce_scatter(comm, data, data, 4, FC_OPAQUE, FC_REDUCE_SUM, NULL, &why) != FC_EUNSUPPORTED ||
         comm->broadcast(comm, data, 4, comm->size, NULL, &why) != FC_EUSAGE) {
-        return fc_fail(err, FC_EFOUND, "a call that makes no sense was not refused");
+        return fc_fail(err, FC_EFOUND, "an invalid call was not refused");
     }
     return case_all_gather(comm, NULL, err);
 }

@@ -1,6 +1,6 @@
 /*
- * lib/comm: the backend "local" beyond gathering and reducing: splits, agreement, and that a rank which fails or leaves
- * never keeps the others waiting.
+ * The backend "local" apart from gathering and reducing: broadcasts, splits and agreement. A rank that fails or returns
+ * early never leaves the others waiting.
  */
 #include "comm_cases.h"
 
@@ -37,12 +37,12 @@ static void refusals(void **state) {
     on_all_sizes(case_refusals);
 }
 
-/* What the ranks of a failing run see. */
-typedef struct seen {
+/* The errors that the ranks of a failing run get. */
+typedef struct outcomes {
     int bad;
     fc_code codes[8];
     fc_error errors[8];
-} seen;
+} outcomes;
 
 static fc_code gather_int(fc_comm *comm, fc_error *err) {
     int all[8];
@@ -50,7 +50,7 @@ static fc_code gather_int(fc_comm *comm, fc_error *err) {
 }
 
 static fc_code one_fails(fc_comm *comm, void *context, fc_error *err) {
-    seen *s = context;
+    outcomes *s = context;
     fc_code rc = gather_int(comm, err);
     assert_int_equal(rc, FC_OK);
     if (comm->rank == s->bad) {
@@ -66,7 +66,7 @@ static void a_failure_reaches_all(void **state) {
     (void)state;
     for (int size = 2; size <= 8; size++) {
         for (int bad = 0; bad < size; bad++) {
-            seen s = {.bad = bad};
+            outcomes s = {.bad = bad};
             fc_error err = {FC_OK, ""};
             char wanted[64];
             snprintf(wanted, sizeof wanted, "rank %d: the disk is full", bad);
@@ -86,22 +86,22 @@ static fc_code one_leaves(fc_comm *comm, void *context, fc_error *err) {
     return comm->rank == *(int *)context ? FC_OK : comm->barrier(comm, err);
 }
 
-static void a_rank_that_leaves(void **state) {
+static void a_rank_returns_early(void **state) {
     (void)state;
     for (int bad = 0; bad < 4; bad++) {
         fc_error err = {FC_OK, ""};
         char wanted[96];
-        snprintf(wanted, sizeof wanted, "rank %d: returned while others wait for it in barrier", bad);
+        snprintf(wanted, sizeof wanted, "rank %d: returned while other ranks wait for it in barrier", bad);
         assert_int_equal(fc_comm_run_local(4, one_leaves, &bad, &err), FC_EUSAGE);
         assert_string_equal(err.message, wanted);
     }
 }
 
-/* Rank 3 fails while the others wait in a group to which it does not belong, for one that waits in another. */
+/* Rank 3 fails while ranks 0 and 1 meet in a group without it, and rank 2 waits for it in another. */
 static fc_code fails_elsewhere(fc_comm *comm, void *context, fc_error *err) {
     (void)context;
-    fc_comm *part;
-    fc_code rc = comm->split(comm, comm->rank / 2, &part, err);
+    fc_comm *group;
+    fc_code rc = comm->split(comm, comm->rank / 2, &group, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -109,10 +109,10 @@ static fc_code fails_elsewhere(fc_comm *comm, void *context, fc_error *err) {
         rc = fc_fail(err, FC_ECORRUPT, "no tensor");
     } else {
         for (int i = 0; rc == FC_OK && i < 1000000; i++) {
-            rc = part->barrier(part, err);
+            rc = group->barrier(group, err);
         }
     }
-    part->free(part);
+    group->free(group);
     return rc;
 }
 
@@ -123,12 +123,12 @@ static void a_failure_crosses_groups(void **state) {
     assert_string_equal(err.message, "rank 3: no tensor");
 }
 
-/* Buffers are freed as soon as a call returns: with a sanitizer, a rank that still reads them is found. */
+/* Buffers are freed as soon as a call returns, so a sanitizer finds a rank that still reads them. */
 static fc_code fails_while_copying(fc_comm *comm, void *context, fc_error *err) {
     (void)context;
     fc_code rc = FC_OK;
-    fc_comm *part;
-    rc = comm->split(comm, comm->rank == 0, &part, err);
+    fc_comm *group;
+    rc = comm->split(comm, comm->rank == 0, &group, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -138,16 +138,16 @@ static fc_code fails_while_copying(fc_comm *comm, void *context, fc_error *err) 
             break;
         }
         size_t bytes = 100000;
-        char *send = calloc(1, bytes), *recv = malloc(bytes * (size_t)part->size);
-        rc = part->all_gather(part, send, recv, bytes, NULL, err);
+        char *send = calloc(1, bytes), *recv = malloc(bytes * (size_t)group->size);
+        rc = group->all_gather(group, send, recv, bytes, NULL, err);
         free(send);
         free(recv);
     }
-    part->free(part);
+    group->free(group);
     return rc;
 }
 
-static void nobody_reads_freed_memory(void **state) {
+static void freed_memory_is_not_read(void **state) {
     (void)state;
     for (int i = 0; i < 20; i++) {
         assert_int_equal(fc_comm_run_local(4, fails_while_copying, NULL, NULL), FC_EIO);
@@ -188,7 +188,7 @@ static fc_code cancelled(fc_comm *comm, void *context, fc_error *err) {
     comm->cancel = &stop;
     if (comm->rank == 0) {
         atomic_store(&stop, true);
-        while (rc == FC_OK) { /* never joins: only the flag can free the others */
+        while (rc == FC_OK) { /* never joins, so only the flag can end the wait of the others */
             rc = atomic_load(&stop) ? fc_fail(err, FC_EINTERRUPTED, "interrupted") : FC_OK;
         }
         return rc;
@@ -223,9 +223,9 @@ int main(void) {
         cmocka_unit_test(agreement),
         cmocka_unit_test(refusals),
         cmocka_unit_test(a_failure_reaches_all),
-        cmocka_unit_test(a_rank_that_leaves),
+        cmocka_unit_test(a_rank_returns_early),
         cmocka_unit_test(a_failure_crosses_groups),
-        cmocka_unit_test(nobody_reads_freed_memory),
+        cmocka_unit_test(freed_memory_is_not_read),
         cmocka_unit_test(calls_that_differ),
         cmocka_unit_test(cancelling),
         cmocka_unit_test(sizes),

@@ -1,5 +1,5 @@
 /*
- * lib/comm/module.c: a module that is missing, damaged or of another build is refused with the reason.
+ * lib/comm/module.c refuses a module that is missing, damaged or of another build, with the reason.
  */
 #include "fsdpckpt/comm.h"
 
@@ -32,7 +32,7 @@ static const char *module_path(const char *name) {
     return path;
 }
 
-/* All three loaders say the same. */
+/* Checks that every loader gives the same reason. */
 static void all_refuse(const char *reason) {
     fc_error err;
     fc_device *cpu, *gpu;
@@ -78,13 +78,13 @@ static void damaged(void **state) {
     }
 }
 
-/* Any other shared library: that of these tests is there. */
+/* A shared library that is no module. */
 static void foreign(void **state) {
     (void)state;
     for (int i = 0; i < 3; i++) {
         assert_int_equal(symlink(FSDPCKPT_SOME_LIBRARY, module_path(names[i])), 0);
     }
-    all_refuse(": was not built with this fsdpckpt ");
+    all_refuse(": belongs to another build than this fsdpckpt ");
     for (int i = 0; i < 3; i++) {
         assert_int_equal(unlink(module_path(names[i])), 0);
     }

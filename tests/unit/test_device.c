@@ -135,7 +135,7 @@ static void casts(void **state) {
     assert_memory_equal(half, wanted, sizeof wanted);
     fc_error err;
     assert_int_equal(device->cast(device, FC_F32, values, FC_I32, half, 1, NULL, &err), FC_EUNSUPPORTED);
-    assert_string_equal(err.message, "cpu: float32 cannot become int32");
+    assert_string_equal(err.message, "cpu: float32 cannot be cast to int32");
 }
 
 /* bfloat16: 1 + 1/256 is a tie and stays 1; a third has the bits 3eab. */

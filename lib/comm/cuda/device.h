@@ -1,6 +1,5 @@
 /*
- * What the modules of GPUs share: how a device and its streams are seen from inside. The structs belong to the module
- * `cuda`; the module `nccl` reads them.
+ * The structs of a GPU device, its streams and its events. The module `cuda` makes them; the module `nccl` reads them.
  */
 #ifndef FSDPCKPT_COMM_CUDA_DEVICE_H
 #define FSDPCKPT_COMM_CUDA_DEVICE_H
@@ -25,20 +24,21 @@ struct fc_event {
 
 /** fc_device.state of a GPU. */
 typedef struct fc_cuda_state {
-    int index;
-    char name[16];
+    int index;     /**< the CUDA device number */
+    char name[16]; /**< "cuda:0", fc_device.name */
 } fc_cuda_state;
 
-/** Whether `device` is one of this kind. */
+/** Returns whether `device` is a GPU of the module `cuda`. */
 static inline bool fc_is_cuda(const fc_device *device) {
     return !device->is_host && strncmp(device->name, "cuda:", 5) == 0;
 }
 
+/** Returns the CUDA stream; NULL stands for the default stream. */
 static inline cudaStream_t fc_cuda_stream(const fc_stream *stream) {
     return stream ? stream->cuda : NULL;
 }
 
-/** Makes the device's GPU that of this thread: each call of the runtime means the thread's. */
+/** Makes the GPU of `device` the current one of this thread, which calls of the CUDA runtime use. */
 static inline cudaError_t fc_cuda_use(const fc_device *device) {
     return cudaSetDevice(((const fc_cuda_state *)device->state)->index);
 }

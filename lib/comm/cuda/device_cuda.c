@@ -1,8 +1,9 @@
 /*
- * A GPU as a device, by the CUDA runtime; a module of its own (see comm/module.h). Memory, streams and events are
- * CUDA's; strided copies, casts and arithmetic are kernels.cu. The runtime is linked statically, so that the module can
- * be opened where there is no driver, and say so.
+ * The module `cuda` (see comm/module.h): a GPU as a device. Memory, streams and events come from the CUDA runtime;
+ * strided copies, casts and arithmetic from kernels.cu. The runtime is linked statically, so the module also loads on a
+ * machine without a driver, and can report that.
  */
+#include "base/try.h"
 #include "comm/arith.h"
 #include "comm/boxes.h"
 #include "comm/cuda/device.h"
@@ -20,8 +21,8 @@ static fc_code check(const fc_device *device, cudaError_t result, const char *wh
                    cudaGetErrorString(result));
 }
 
-/* A call of the runtime on this device's GPU. */
-#define CALL(device, what, call, err)                                                                                  \
+/* Makes a call of the CUDA runtime on the GPU of `device`, and returns its outcome from the enclosing function. */
+#define RETURN_CALL(device, what, call, err)                                                                           \
     do {                                                                                                               \
         cudaError_t result_ = fc_cuda_use(device);                                                                     \
         result_ = result_ == cudaSuccess ? (call) : result_;                                                           \
@@ -30,7 +31,7 @@ static fc_code check(const fc_device *device, cudaError_t result, const char *wh
 
 static fc_code cuda_alloc(fc_device *device, size_t bytes, void **out, fc_error *err) {
     *out = NULL;
-    CALL(device, "allocating memory", cudaMalloc(out, bytes ? bytes : 1), err);
+    RETURN_CALL(device, "allocating memory", cudaMalloc(out, bytes ? bytes : 1), err);
 }
 
 static void cuda_release(fc_device *device, void *memory) {
@@ -41,7 +42,7 @@ static void cuda_release(fc_device *device, void *memory) {
 
 static fc_code cuda_alloc_staging(fc_device *device, size_t bytes, void **out, fc_error *err) {
     *out = NULL;
-    CALL(device, "allocating page-locked memory", cudaMallocHost(out, bytes ? bytes : 1), err);
+    RETURN_CALL(device, "allocating page-locked memory", cudaMallocHost(out, bytes ? bytes : 1), err);
 }
 
 static void cuda_release_staging(fc_device *device, void *memory) {
@@ -62,7 +63,7 @@ static fc_code cuda_stream_new(fc_device *device, fc_stream **out, fc_error *err
     }
     if (result != cudaSuccess) {
         free(stream);
-        return check(device, result, "making a stream", err);
+        return check(device, result, "creating a stream", err);
     }
     *out = stream;
     return FC_OK;
@@ -78,7 +79,7 @@ static void cuda_stream_free(fc_device *device, fc_stream *stream) {
 }
 
 static fc_code cuda_synchronize(fc_device *device, fc_stream *stream, fc_error *err) {
-    CALL(device, "waiting for a stream", cudaStreamSynchronize(fc_cuda_stream(stream)), err);
+    RETURN_CALL(device, "waiting for a stream", cudaStreamSynchronize(fc_cuda_stream(stream)), err);
 }
 
 static fc_code cuda_event_new(fc_device *device, fc_event **out, fc_error *err) {
@@ -93,7 +94,7 @@ static fc_code cuda_event_new(fc_device *device, fc_event **out, fc_error *err) 
     }
     if (result != cudaSuccess) {
         free(event);
-        return check(device, result, "making an event", err);
+        return check(device, result, "creating an event", err);
     }
     *out = event;
     return FC_OK;
@@ -109,11 +110,11 @@ static void cuda_event_free(fc_device *device, fc_event *event) {
 }
 
 static fc_code cuda_record(fc_device *device, fc_event *event, fc_stream *stream, fc_error *err) {
-    CALL(device, "recording an event", cudaEventRecord(event->cuda, fc_cuda_stream(stream)), err);
+    RETURN_CALL(device, "recording an event", cudaEventRecord(event->cuda, fc_cuda_stream(stream)), err);
 }
 
 static fc_code cuda_wait(fc_device *device, fc_stream *stream, fc_event *event, fc_error *err) {
-    CALL(device, "waiting for an event", cudaStreamWaitEvent(fc_cuda_stream(stream), event->cuda, 0), err);
+    RETURN_CALL(device, "waiting for an event", cudaStreamWaitEvent(fc_cuda_stream(stream), event->cuda, 0), err);
 }
 
 static fc_code cuda_copy(fc_device *device, void *dst, const void *src, size_t bytes, fc_stream *stream,
@@ -121,61 +122,55 @@ static fc_code cuda_copy(fc_device *device, void *dst, const void *src, size_t b
     if (bytes == 0) {
         return FC_OK;
     }
-    CALL(device, "copying", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, fc_cuda_stream(stream)), err);
+    RETURN_CALL(device, "copying", cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, fc_cuda_stream(stream)), err);
 }
 
 static fc_code cuda_zero(fc_device *device, void *dst, size_t bytes, fc_stream *stream, fc_error *err) {
     if (bytes == 0) {
         return FC_OK;
     }
-    CALL(device, "setting memory to zero", cudaMemsetAsync(dst, 0, bytes, fc_cuda_stream(stream)), err);
+    RETURN_CALL(device, "setting memory to zero", cudaMemsetAsync(dst, 0, bytes, fc_cuda_stream(stream)), err);
 }
 
 static fc_code cuda_copy_box(fc_device *device, void *dst, const fc_strided_box *to, const void *src,
                              const fc_strided_box *from, uint32_t element, fc_stream *stream, fc_error *err) {
     fc_strided copy;
     bool empty;
-    fc_code rc = fc_strided_box_check(to, from, element, &empty, err);
-    if (rc != FC_OK || empty) {
-        return rc;
+    FC_TRY(fc_strided_box_check(to, from, element, &empty, err));
+    if (empty) {
+        return FC_OK;
     }
     if (!fc_strided_make(&copy, to->ndim, to->sizes, from->strides, to->strides, element)) {
-        return fc_fail(err, FC_EUSAGE, "%s: a copy of a box whose bytes overflow", device->name);
+        return fc_fail(err, FC_EUSAGE, "%s: the bytes of a box do not fit in 64 bits", device->name);
     }
     const char *first = (const char *)src + from->first * element;
     char *target = (char *)dst + to->first * element;
-    CALL(device, "copying a box", fc_cuda_copy(&copy, first, target, fc_cuda_stream(stream)), err);
+    RETURN_CALL(device, "copying a box", fc_cuda_copy(&copy, first, target, fc_cuda_stream(stream)), err);
 }
 
 static fc_code cuda_cast(fc_device *device, fc_dtype from, const void *src, fc_dtype to, void *dst, size_t count,
                          fc_stream *stream, fc_error *err) {
     if (from != to && (fc_dtype_get(from)->cls != FC_CLASS_FLOAT || fc_dtype_get(to)->cls != FC_CLASS_FLOAT)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: %s cannot become %s", device->name, fc_dtype_get(from)->torch_name,
-                       fc_dtype_get(to)->torch_name);
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: %s cannot be cast to %s", device->name,
+                       fc_dtype_get(from)->torch_name, fc_dtype_get(to)->torch_name);
     }
-    CALL(device, "casting", fc_cuda_cast(from, src, to, dst, count, fc_cuda_stream(stream)), err);
+    RETURN_CALL(device, "casting", fc_cuda_cast(from, src, to, dst, count, fc_cuda_stream(stream)), err);
 }
 
 static fc_code cuda_add(fc_device *device, fc_dtype dtype, void *dst, const void *src, size_t count, fc_stream *stream,
                         fc_error *err) {
     size_t components;
-    fc_code rc = fc_arith_check(dtype, FC_REDUCE_SUM, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_arith_check(dtype, FC_REDUCE_SUM, err));
     fc_dtype of = fc_arith_component(dtype, &components);
-    CALL(device, "adding", fc_cuda_add(of, dst, src, count * components, fc_cuda_stream(stream)), err);
+    RETURN_CALL(device, "adding", fc_cuda_add(of, dst, src, count * components, fc_cuda_stream(stream)), err);
 }
 
 static fc_code cuda_divide(fc_device *device, fc_dtype dtype, void *data, double divisor, size_t count,
                            fc_stream *stream, fc_error *err) {
     size_t components;
-    fc_code rc = fc_arith_check(dtype, FC_REDUCE_AVG, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_arith_check(dtype, FC_REDUCE_AVG, err));
     fc_dtype of = fc_arith_component(dtype, &components);
-    CALL(device, "dividing", fc_cuda_divide(of, data, divisor, count * components, fc_cuda_stream(stream)), err);
+    RETURN_CALL(device, "dividing", fc_cuda_divide(of, data, divisor, count * components, fc_cuda_stream(stream)), err);
 }
 
 static void cuda_destroy(fc_device *device) {
@@ -205,22 +200,24 @@ static const fc_device functions = {
     .destroy = cuda_destroy,
 };
 
-/* Whether there is such a GPU, and this build has code for it. */
+/* Checks that the GPU exists and that this build has code for it. */
 static fc_code probe(int index, fc_error *err) {
     int count = 0;
     cudaError_t result = cudaGetDeviceCount(&count);
     if (result != cudaSuccess) {
-        return fc_fail(err, FC_EUNSUPPORTED, "cuda:%d: no GPU can be used: %s%s", index, cudaGetErrorString(result),
-                       result == cudaErrorInsufficientDriver ? ", or there is none on this machine" : "");
+        return fc_fail(err, FC_EUNSUPPORTED, "cuda:%d: no GPU is usable: %s%s", index, cudaGetErrorString(result),
+                       result == cudaErrorInsufficientDriver ? ", or this machine has no GPU" : "");
     }
     if (index < 0 || index >= count) {
-        return fc_fail(err, FC_EUNSUPPORTED, "cuda:%d: there is no such GPU: this process sees %d, from 0 on", index,
+        return fc_fail(err, FC_EUNSUPPORTED, "cuda:%d: no such GPU: this process has %d, numbered from 0", index,
                        count);
     }
     result = cudaSetDevice(index);
-    result = result == cudaSuccess ? fc_cuda_probe() : result;
+    if (result == cudaSuccess) {
+        result = fc_cuda_probe();
+    }
     if (result != cudaSuccess) {
-        return fc_fail(err, FC_EUNSUPPORTED, "cuda:%d: the GPU cannot be used by this build: %s", index,
+        return fc_fail(err, FC_EUNSUPPORTED, "cuda:%d: this build cannot use the GPU: %s", index,
                        cudaGetErrorString(result));
     }
     return FC_OK;
@@ -228,10 +225,7 @@ static fc_code probe(int index, fc_error *err) {
 
 static fc_code new_cuda(int index, fc_device **out, fc_error *err) {
     *out = NULL;
-    fc_code rc = probe(index, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(probe(index, err));
     fc_device *device = malloc(sizeof *device);
     fc_cuda_state *state = malloc(sizeof *state);
     if (!device || !state) {

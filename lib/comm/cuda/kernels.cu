@@ -1,9 +1,9 @@
 /*
- * The kernels: see kernels.h. All of them wait for memory, not for arithmetic, so each thread has several loads in
- * flight before its first store, and types are chosen by a switch that all threads take alike.
+ * The GPU kernels, see kernels.h. They are limited by memory, not by arithmetic. Each thread therefore issues several
+ * loads before its first store, and dtypes are selected by a switch on which all threads take the same branch.
  *
- * Results equal those of the processor bit for bit: casts are the same lines (move/cast_bits.h), sums are single IEEE
- * operations (the file is compiled with -fmad=false and without flushing to zero), and a NaN is made as x86 makes it.
+ * Results equal those of the processor bit for bit. Casts are the same code (codec/cast_bits.h), sums are single IEEE
+ * operations (the file is compiled with -fmad=false and without flush-to-zero), and NaNs are produced as on x86.
  */
 #include "comm/cuda/kernels.h"
 
@@ -13,12 +13,12 @@
 
 enum { THREADS = 256, IN_FLIGHT = 4 };
 
-/* A test runs the same kernels on the processor, one thread after the other: it has its own way to start them. */
+/* The emulated kernels test defines LAUNCH to run the kernels on the processor, one thread after the other. */
 #ifndef LAUNCH
 #define LAUNCH(kernel, blocks, stream, ...) kernel<<<blocks, THREADS, 0, stream>>>(__VA_ARGS__)
 #endif
 
-/* Blocks for `items` at IN_FLIGHT a thread; what is more is done by the loops. */
+/* Returns the blocks for `items` at IN_FLIGHT per thread. Above the limit, the loops of the kernels do the rest. */
 static unsigned blocks_for(uint64_t items) {
     uint64_t blocks = (items + THREADS * IN_FLIGHT - 1) / (THREADS * IN_FLIGHT);
     return (unsigned)(blocks > 1u << 20 ? 1u << 20 : blocks);
@@ -26,7 +26,7 @@ static unsigned blocks_for(uint64_t items) {
 
 /* ---- strided copies ---- */
 
-/* A copy of `total` vectors: runs of `run` vectors each, along axes. Strides are in vectors. */
+/* A copy of `total` vectors, in runs of `run` vectors along the axes. Strides are in vectors. */
 struct copy_plan {
     uint64_t total, run;
     int n;
@@ -35,7 +35,7 @@ struct copy_plan {
     } axes[FC_MAX_DIMS];
 };
 
-/* Index is 32 bits wide where that is enough: a division is what an element costs. */
+/* Divisions dominate the cost of an element, so Index has 32 bits if that is enough. */
 template <typename Vector, typename Index>
 __device__ __forceinline__ void locate(const copy_plan &plan, Index item, uint64_t *src, uint64_t *dst) {
     Index row = item / (Index)plan.run;
@@ -98,7 +98,7 @@ static cudaError_t launch_copy(const fc_strided *copy, const void *src, void *ds
     return cudaGetLastError();
 }
 
-/* The widest vector, of 16 bytes at most, that divides everything. */
+/* Returns the size of the widest vector, at most 16 bytes, that divides all sizes, strides and addresses. */
 static unsigned vector_bytes(const fc_strided *copy, const void *src, const void *dst) {
     uint64_t all = (uint64_t)copy->unit | (uint64_t)(uintptr_t)src | (uint64_t)(uintptr_t)dst | 16;
     for (int i = 0; i < copy->n; i++) {
@@ -127,7 +127,7 @@ cudaError_t fc_cuda_copy(const fc_strided *copy, const void *src, void *dst, cud
 
 /* ---- elements ---- */
 
-/* Elements of `size` bytes as unsigned numbers. */
+/* The unsigned type of `size` bytes, for the bits of an element. */
 template <int size> struct raw;
 template <> struct raw<1> { typedef uint8_t type; };
 template <> struct raw<2> { typedef uint16_t type; };
@@ -180,14 +180,14 @@ template <int size> __device__ __forceinline__ typename raw<size>::type encode(f
     }
 }
 
-/* Four elements, loaded and stored as one where they lie on such a boundary. */
+/* Four elements that are loaded and stored together, if they are aligned. */
 template <int size> struct alignas(4 * size) four { typename raw<size>::type of[4]; };
 
 template <int size> static bool is_aligned(const void *memory) {
     return (uintptr_t)memory % (4 * size < 16 ? 4 * size : 16) == 0;
 }
 
-/* How many elements the kernels may take by fours; the rest, less than four or all of it, goes one by one. */
+/* Returns how many groups of four elements the kernels can process. They process the remaining elements one by one. */
 template <int a, int b> static size_t by_fours(const void *x, const void *y, size_t count) {
     return is_aligned<a>(x) && is_aligned<b>(y) ? count / 4 : 0;
 }
@@ -258,7 +258,7 @@ cudaError_t fc_cuda_cast(fc_dtype from, const void *src, fc_dtype to, void *dst,
 
 /* ---- sums and quotients ---- */
 
-/* What x86 makes where a NaN comes out: the operand that is one, made quiet, or its own. */
+/* Replaces a NaN by the one that x86 produces: the first NaN operand, made quiet, or else the default NaN. */
 __device__ __forceinline__ uint32_t keep_nan(uint32_t a, uint32_t b, uint32_t result) {
     if ((result & 0x7fffffff) <= 0x7f800000) {
         return result;
@@ -291,7 +291,7 @@ __device__ __forceinline__ bool is_float(fc_dtype dtype) {
     }
 }
 
-/* The one operation on two elements: a sum, or with `divides` a / divisor. */
+/* Computes a + b, or a / divisor if `divides`. */
 template <int size, bool divides>
 __device__ __forceinline__ typename raw<size>::type compute(fc_dtype dtype, typename raw<size>::type a,
                                                             typename raw<size>::type b, double divisor) {

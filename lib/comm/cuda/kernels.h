@@ -1,7 +1,6 @@
 /*
- * The kernels of a GPU: strided copies, casts, sums and quotients. Each gives work to a stream and returns what the
- * launch returned; arguments were checked by the caller. Streams are cudaStream_t, results cudaError_t, as in
- * kernels.cu.
+ * The GPU kernels: strided copies, casts, sums and quotients. Each function launches work on a stream and returns the
+ * result of the launch. The caller has checked the arguments.
  */
 #ifndef FSDPCKPT_COMM_CUDA_KERNELS_H
 #define FSDPCKPT_COMM_CUDA_KERNELS_H
@@ -20,19 +19,19 @@ extern "C" {
 
 #include "codec/strided.h"
 
-/** Executes `copy`; `src` and `dst` point at the first element and do not overlap. */
+/** Executes `copy`. `src` and `dst` point to the first elements. The two may not overlap. */
 cudaError_t fc_cuda_copy(const fc_strided *copy, const void *src, void *dst, cudaStream_t stream);
 
-/** As fc_cast, between FC_CLASS_FLOAT types. */
+/** Casts like fc_cast, between dtypes of FC_CLASS_FLOAT. */
 cudaError_t fc_cuda_cast(fc_dtype from, const void *src, fc_dtype to, void *dst, size_t count, cudaStream_t stream);
 
-/** dst[i] += src[i] of real numbers and booleans, as fc_arith_reduce does. */
+/** Computes dst[i] += src[i] for real numbers and booleans, like fc_arith_reduce. */
 cudaError_t fc_cuda_add(fc_dtype dtype, void *dst, const void *src, size_t count, cudaStream_t stream);
 
-/** data[i] /= divisor of floating-point numbers, as fc_arith_divide does. */
+/** Computes data[i] /= divisor for floating-point numbers, like fc_arith_divide. */
 cudaError_t fc_cuda_divide(fc_dtype dtype, void *data, double divisor, size_t count, cudaStream_t stream);
 
-/** Whether the current GPU can run what was compiled. */
+/** Returns cudaSuccess if the current GPU can run the compiled kernels. */
 cudaError_t fc_cuda_probe(void);
 
 #ifdef __cplusplus

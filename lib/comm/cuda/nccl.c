@@ -1,10 +1,11 @@
 /*
- * The backend `nccl`: one rank a GPU; a module of its own (see comm/module.h). Collectives are given to a stream and
- * run when it comes to them; the host waits only in barrier and in making and splitting communicators. Reductions are
- * NCCL's: their order, and so the last places of a sum, depend on the machine.
+ * The backend `nccl`, with one rank per GPU. It is a module (see comm/module.h). Collectives are enqueued on a stream;
+ * the host waits only in barrier, and while communicators are made and split. NCCL chooses the order of reductions, so
+ * the rounding of a sum depends on the machine.
  *
- * NCCL's unique id reaches the ranks through another communicator of theirs, or through a file.
+ * The ranks get NCCL's unique id through another communicator of the same ranks, or through a file.
  */
+#include "base/try.h"
 #include "comm/arith.h"
 #include "comm/cuda/device.h"
 #include "comm/module.h"
@@ -21,20 +22,20 @@
 
 enum { POLL_NS = 200000 };
 
-typedef struct state {
-    ncclComm_t nccl;
-    void *scratch; /* of the GPU: an int a rank, and one more */
-} state;
+typedef struct nccl_state {
+    ncclComm_t nccl; /* owned */
+    void *scratch;   /* owned device memory: one int per rank, and one more */
+} nccl_state;
 
 static fc_code check(fc_comm *comm, ncclResult_t result, const char *what, fc_error *err) {
     if (result == ncclSuccess || result == ncclInProgress) {
         return FC_OK;
     }
-    const state *s = comm->state;
+    const nccl_state *s = comm->state;
     comm->broken = true;
-    const char *more = s && s->nccl ? ncclGetLastError(s->nccl) : "";
+    const char *detail = s && s->nccl ? ncclGetLastError(s->nccl) : "";
     return fc_fail(err, FC_EIO, "rank %d: nccl: %s: %s%s%s", comm->rank, what, ncclGetErrorString(result),
-                   *more ? ": " : "", more);
+                   *detail ? ": " : "", detail);
 }
 
 static fc_code check_cuda(fc_comm *comm, cudaError_t result, const char *what, fc_error *err) {
@@ -45,17 +46,17 @@ static fc_code check_cuda(fc_comm *comm, cudaError_t result, const char *what, f
     return fc_fail(err, FC_EIO, "rank %d: nccl: %s: %s", comm->rank, what, cudaGetErrorString(result));
 }
 
-/* Before every collective. */
+/* Every collective starts with this. */
 static fc_code begin(fc_comm *comm, fc_error *err) {
     if (comm->broken) {
-        return fc_fail(err, FC_EIO, "rank %d: nccl: gave up before", comm->rank);
+        return fc_fail(err, FC_EIO, "rank %d: nccl: the communicator was given up after an earlier error", comm->rank);
     }
     return check_cuda(comm, fc_cuda_use(comm->device), "choosing the GPU", err);
 }
 
-/* Waits for the stream, for an error of another rank, or for the flag. */
+/* Waits until the stream is done, NCCL reports an error, or comm->cancel becomes true. */
 static fc_code wait_for(fc_comm *comm, cudaStream_t stream, const char *what, fc_error *err) {
-    state *s = comm->state;
+    nccl_state *s = comm->state;
     const struct timespec pause = {0, POLL_NS};
     for (;;) {
         ncclResult_t async = ncclSuccess;
@@ -63,11 +64,8 @@ static fc_code wait_for(fc_comm *comm, cudaStream_t stream, const char *what, fc
         if (done != cudaErrorNotReady) {
             return check_cuda(comm, done, what, err);
         }
-        ncclResult_t asked = ncclCommGetAsyncError(s->nccl, &async);
-        fc_code rc = check(comm, asked != ncclSuccess ? asked : async, what, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        ncclResult_t query = ncclCommGetAsyncError(s->nccl, &async);
+        FC_TRY(check(comm, query != ncclSuccess ? query : async, what, err));
         if (comm->cancel && atomic_load(comm->cancel)) {
             comm->broken = true;
             return fc_fail(err, FC_EINTERRUPTED, "interrupted: the job was stopped, or another rank has died");
@@ -78,27 +76,24 @@ static fc_code wait_for(fc_comm *comm, cudaStream_t stream, const char *what, fc
 
 static fc_code nccl_all_gather(fc_comm *comm, const void *send, void *recv, size_t bytes, fc_stream *stream,
                                fc_error *err) {
-    state *s = comm->state;
-    fc_code rc = begin(comm, err);
-    if (rc != FC_OK || bytes == 0) {
-        return rc;
+    nccl_state *s = comm->state;
+    FC_TRY(begin(comm, err));
+    if (bytes == 0) {
+        return FC_OK;
     }
     return check(comm, ncclAllGather(send, recv, bytes, ncclUint8, s->nccl, fc_cuda_stream(stream)), "all_gather", err);
 }
 
-/* A broadcast from each rank that has something; NCCL runs those of a group as one. */
+/* One broadcast per rank that has data. NCCL runs the broadcasts of a group together. */
 static fc_code nccl_all_gather_v(fc_comm *comm, const void *send, void *recv, const size_t *counts,
                                  const size_t *displs, fc_stream *stream, fc_error *err) {
-    state *s = comm->state;
-    fc_code rc = begin(comm, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    nccl_state *s = comm->state;
+    FC_TRY(begin(comm, err));
     ncclResult_t result = ncclGroupStart();
     for (int r = 0; r < comm->size && result == ncclSuccess; r++) {
         if (counts[r] > 0) {
-            char *place = (char *)recv + displs[r];
-            result = ncclBroadcast(r == comm->rank ? send : place, place, counts[r], ncclUint8, r, s->nccl,
+            char *dst = (char *)recv + displs[r];
+            result = ncclBroadcast(r == comm->rank ? send : dst, dst, counts[r], ncclUint8, r, s->nccl,
                                    fc_cuda_stream(stream));
         }
     }
@@ -106,7 +101,7 @@ static fc_code nccl_all_gather_v(fc_comm *comm, const void *send, void *recv, co
     return check(comm, result != ncclSuccess ? result : end, "all_gather_v", err);
 }
 
-/* How NCCL calls a type's components. */
+/* Finds NCCL's type for a dtype. @return false if it has none. */
 static bool type_of(fc_dtype dtype, ncclDataType_t *out) {
     switch (dtype) {
     case FC_F64:
@@ -153,21 +148,18 @@ static bool type_of(fc_dtype dtype, ncclDataType_t *out) {
     }
 }
 
-/* A reduction as NCCL takes it. The sum of booleans is "or": their maximum. */
+/* The arguments of a reduction in NCCL. The sum of booleans is "or", which is their maximum. */
 typedef struct reduction {
     ncclDataType_t type;
     ncclRedOp_t op;
-    size_t components;
+    size_t components; /* per element */
 } reduction;
 
 static fc_code reduction_of(fc_dtype dtype, fc_reduce op, reduction *out, fc_error *err) {
     static const ncclRedOp_t ops[] = {ncclSum, ncclAvg, ncclMin, ncclMax};
-    fc_code rc = fc_arith_check(dtype, op, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_arith_check(dtype, op, err));
     if (op == FC_REDUCE_XOR || !type_of(fc_arith_component(dtype, &out->components), &out->type)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "nccl: cannot reduce %s%s: the host backends can",
+        return fc_fail(err, FC_EUNSUPPORTED, "nccl: a reduction of %s%s is not supported: use local or mpi",
                        fc_dtype_get(dtype)->torch_name, op == FC_REDUCE_XOR ? " by xor" : "");
     }
     out->op = dtype == FC_BOOL && op == FC_REDUCE_SUM ? ncclMax : ops[op];
@@ -176,12 +168,12 @@ static fc_code reduction_of(fc_dtype dtype, fc_reduce op, reduction *out, fc_err
 
 static fc_code nccl_reduce_scatter(fc_comm *comm, const void *send, void *recv, size_t count, fc_dtype dtype,
                                    fc_reduce op, fc_stream *stream, fc_error *err) {
-    state *s = comm->state;
+    nccl_state *s = comm->state;
     reduction r;
-    fc_code rc = reduction_of(dtype, op, &r, err);
-    rc = rc == FC_OK ? begin(comm, err) : rc;
-    if (rc != FC_OK || count == 0) {
-        return rc;
+    FC_TRY(reduction_of(dtype, op, &r, err));
+    FC_TRY(begin(comm, err));
+    if (count == 0) {
+        return FC_OK;
     }
     return check(comm,
                  ncclReduceScatter(send, recv, count * r.components, r.type, r.op, s->nccl, fc_cuda_stream(stream)),
@@ -190,44 +182,42 @@ static fc_code nccl_reduce_scatter(fc_comm *comm, const void *send, void *recv, 
 
 static fc_code nccl_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype dtype, fc_reduce op, fc_stream *stream,
                                fc_error *err) {
-    state *s = comm->state;
+    nccl_state *s = comm->state;
     reduction r;
-    fc_code rc = reduction_of(dtype, op, &r, err);
-    rc = rc == FC_OK ? begin(comm, err) : rc;
-    if (rc != FC_OK || count == 0) {
-        return rc;
+    FC_TRY(reduction_of(dtype, op, &r, err));
+    FC_TRY(begin(comm, err));
+    if (count == 0) {
+        return FC_OK;
     }
     return check(comm, ncclAllReduce(data, data, count * r.components, r.type, r.op, s->nccl, fc_cuda_stream(stream)),
                  "all_reduce", err);
 }
 
 static fc_code nccl_broadcast(fc_comm *comm, void *data, size_t bytes, int root, fc_stream *stream, fc_error *err) {
-    state *s = comm->state;
+    nccl_state *s = comm->state;
     if (root < 0 || root >= comm->size) {
-        return fc_fail(err, FC_EUSAGE, "broadcast: there is no rank %d among %d", root, comm->size);
+        return fc_fail(err, FC_EUSAGE, "broadcast: rank %d does not exist among %d ranks", root, comm->size);
     }
-    fc_code rc = begin(comm, err);
-    if (rc != FC_OK || bytes == 0) {
-        return rc;
+    FC_TRY(begin(comm, err));
+    if (bytes == 0) {
+        return FC_OK;
     }
     return check(comm, ncclBroadcast(data, data, bytes, ncclUint8, root, s->nccl, fc_cuda_stream(stream)), "broadcast",
                  err);
 }
 
 static fc_code nccl_barrier(fc_comm *comm, fc_error *err) {
-    state *s = comm->state;
-    fc_code rc = begin(comm, err);
-    if (rc == FC_OK) {
-        rc = check(comm, ncclAllReduce(s->scratch, s->scratch, 1, ncclInt32, ncclMax, s->nccl, NULL), "barrier", err);
-    }
-    return rc == FC_OK ? wait_for(comm, NULL, "barrier", err) : rc;
+    nccl_state *s = comm->state;
+    FC_TRY(begin(comm, err));
+    FC_TRY(check(comm, ncclAllReduce(s->scratch, s->scratch, 1, ncclInt32, ncclMax, s->nccl, NULL), "barrier", err));
+    return wait_for(comm, NULL, "barrier", err);
 }
 
 static void nccl_free(fc_comm *comm) {
-    state *s = comm->state;
+    nccl_state *s = comm->state;
     if (fc_cuda_use(comm->device) == cudaSuccess) {
         if (s->nccl && comm->broken) {
-            ncclCommAbort(s->nccl); /* what still runs on the GPU ends, too */
+            ncclCommAbort(s->nccl); /* also ends what still runs on the GPU */
         } else if (s->nccl) {
             ncclCommDestroy(s->nccl);
         }
@@ -239,15 +229,15 @@ static void nccl_free(fc_comm *comm) {
 
 static const fc_comm functions;
 
-/* A communicator that lacks only its NCCL one. */
+/* Makes a communicator without its ncclComm_t. */
 static fc_code comm_new(fc_device *device, int rank, int size, fc_comm **out, fc_error *err) {
     fc_comm *comm = malloc(sizeof *comm);
-    state *s = calloc(1, sizeof *s);
+    nccl_state *s = calloc(1, sizeof *s);
     *out = NULL;
     if (!comm || !s) {
         free(comm);
         free(s);
-        return fc_fail(err, FC_ENOMEM, "nccl: out of memory");
+        return fc_no_memory(err, "nccl");
     }
     *comm = functions;
     comm->rank = rank;
@@ -267,31 +257,27 @@ static fc_code comm_new(fc_device *device, int rank, int size, fc_comm **out, fc
     return FC_OK;
 }
 
-/* All ranks' colors, by way of the GPU. */
+/* Gathers the colors of all ranks, through device memory. */
 static fc_code gather_colors(fc_comm *comm, int color, int *colors, fc_error *err) {
-    state *s = comm->state;
+    nccl_state *s = comm->state;
     int *scratch = s->scratch;
     size_t all = (size_t)comm->size * sizeof color;
-    fc_code rc = begin(comm, err);
-    if (rc == FC_OK) {
-        rc = check_cuda(comm, cudaMemcpy(scratch + comm->size, &color, sizeof color, cudaMemcpyHostToDevice), "split",
-                        err);
-    }
-    if (rc == FC_OK) {
-        rc = nccl_all_gather(comm, scratch + comm->size, scratch, sizeof color, NULL, err);
-    }
-    rc = rc == FC_OK ? wait_for(comm, NULL, "split", err) : rc;
-    return rc == FC_OK ? check_cuda(comm, cudaMemcpy(colors, scratch, all, cudaMemcpyDeviceToHost), "split", err) : rc;
+    int *own = scratch + comm->size;
+    FC_TRY(begin(comm, err));
+    FC_TRY(check_cuda(comm, cudaMemcpy(own, &color, sizeof color, cudaMemcpyHostToDevice), "split", err));
+    FC_TRY(nccl_all_gather(comm, own, scratch, sizeof color, NULL, err));
+    FC_TRY(wait_for(comm, NULL, "split", err));
+    return check_cuda(comm, cudaMemcpy(colors, scratch, all, cudaMemcpyDeviceToHost), "split", err);
 }
 
-/* The first rank of a color stands for it: NCCL takes no negative ones. */
+/* NCCL does not accept negative colors, so the first rank of a color replaces it. */
 static fc_code nccl_split(fc_comm *comm, int color, fc_comm **out, fc_error *err) {
-    state *s = comm->state;
+    nccl_state *s = comm->state;
     int *colors = malloc((size_t)comm->size * sizeof *colors);
     *out = NULL;
     if (!colors) {
         comm->broken = true;
-        return fc_fail(err, FC_ENOMEM, "split: out of memory");
+        return fc_no_memory(err, "split");
     }
     fc_code rc = gather_colors(comm, color, colors, err);
     int first = 0, rank = 0, size = 0;
@@ -309,7 +295,7 @@ static fc_code nccl_split(fc_comm *comm, int color, fc_comm **out, fc_error *err
         return rc;
     }
     (*out)->cancel = comm->cancel;
-    state *made = (*out)->state;
+    nccl_state *made = (*out)->state;
     rc = check(comm, ncclCommSplit(s->nccl, first, comm->rank, &made->nccl, NULL), "split", err);
     if (rc != FC_OK) {
         nccl_free(*out);
@@ -332,18 +318,15 @@ static const fc_comm functions = {
 
 static fc_code check_device(const fc_device *device, fc_error *err) {
     if (!fc_is_cuda(device)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "nccl: moves the memory of GPUs, not that of %s", device->name);
+        return fc_fail(err, FC_EUNSUPPORTED, "nccl: memory of %s is not supported: use a GPU", device->name);
     }
     return FC_OK;
 }
 
 static fc_code join(const ncclUniqueId *id, int rank, int size, fc_device *device, fc_comm **out, fc_error *err) {
-    fc_code rc = comm_new(device, rank, size, out, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    state *s = (*out)->state;
-    rc = check(*out, ncclCommInitRank(&s->nccl, size, *id, rank), "joining the other ranks", err);
+    FC_TRY(comm_new(device, rank, size, out, err));
+    nccl_state *s = (*out)->state;
+    fc_code rc = check(*out, ncclCommInitRank(&s->nccl, size, *id, rank), "joining the other ranks", err);
     if (rc != FC_OK) {
         nccl_free(*out);
         *out = NULL;
@@ -356,7 +339,7 @@ static fc_code make_id(ncclUniqueId *id, fc_error *err) {
     return result == ncclSuccess ? FC_OK : fc_fail(err, FC_EIO, "nccl: %s", ncclGetErrorString(result));
 }
 
-/* bootstrap->broadcast of host memory, by way of its device where that is another. */
+/* Broadcasts the id from rank 0. A bootstrap communicator on a GPU needs a copy in device memory. */
 static fc_code broadcast_id(fc_comm *bootstrap, ncclUniqueId *id, fc_error *err) {
     fc_device *device = bootstrap->device;
     if (device->is_host) {
@@ -368,10 +351,11 @@ static fc_code broadcast_id(fc_comm *bootstrap, ncclUniqueId *id, fc_error *err)
         bootstrap->broken = true;
         return rc;
     }
-    rc = device->copy(device, memory, id, sizeof *id, NULL, err);
-    rc = rc == FC_OK ? bootstrap->broadcast(bootstrap, memory, sizeof *id, 0, NULL, err) : rc;
-    rc = rc == FC_OK ? device->copy(device, id, memory, sizeof *id, NULL, err) : rc;
-    rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
+    FC_TRY_GOTO(device->copy(device, memory, id, sizeof *id, NULL, err), rc, out);
+    FC_TRY_GOTO(bootstrap->broadcast(bootstrap, memory, sizeof *id, 0, NULL, err), rc, out);
+    FC_TRY_GOTO(device->copy(device, id, memory, sizeof *id, NULL, err), rc, out);
+    rc = device->synchronize(device, NULL, err);
+out:
     device->release(device, memory);
     return rc;
 }
@@ -383,21 +367,21 @@ static fc_code new_nccl(fc_comm *bootstrap, fc_device *device, fc_comm **out, fc
     if (rc == FC_OK && bootstrap->rank == 0) {
         rc = make_id(&id, err);
     }
-    rc = fc_comm_agree(bootstrap, rc, err);
-    rc = rc == FC_OK ? broadcast_id(bootstrap, &id, err) : rc;
-    return rc == FC_OK ? join(&id, bootstrap->rank, bootstrap->size, device, out, err) : rc;
+    FC_TRY(fc_comm_agree(bootstrap, rc, err));
+    FC_TRY(broadcast_id(bootstrap, &id, err));
+    return join(&id, bootstrap->rank, bootstrap->size, device, out, err);
 }
 
-/* Writes the id under another name and renames it: who reads it finds all of it. */
+/* Writes the id to a temporary file and renames it, so that no rank reads half of it. */
 static fc_code write_id(const char *path, const ncclUniqueId *id, fc_error *err) {
     char temporary[4096];
     int n = snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid());
     if (n < 0 || (size_t)n >= sizeof temporary) {
-        return fc_fail(err, FC_EUSAGE, "%s: the name is too long", path);
+        return fc_fail(err, FC_EUSAGE, "%s: the file name is too long", path);
     }
     int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be made", temporary);
+        return fc_fail_errno(err, errno, "%s: cannot be created", temporary);
     }
     ssize_t written = write(fd, id, sizeof *id);
     int errnum = written < 0 ? errno : written < (ssize_t)sizeof *id ? ENOSPC : 0;
@@ -409,12 +393,12 @@ static fc_code write_id(const char *path, const ncclUniqueId *id, fc_error *err)
     }
     if (errnum != 0) {
         unlink(temporary);
-        return fc_fail_errno(err, errnum, "%s: writing", path);
+        return fc_fail_errno(err, errnum, "%s: cannot be written", path);
     }
     return FC_OK;
 }
 
-/* Waits until rank 0 has written the file. */
+/* Reads the id, after waiting up to `seconds` for rank 0 to write the file. */
 static fc_code read_id(const char *path, int seconds, ncclUniqueId *id, fc_error *err) {
     const struct timespec pause = {0, 10 * 1000 * 1000};
     struct timespec start, now;
@@ -424,16 +408,17 @@ static fc_code read_id(const char *path, int seconds, ncclUniqueId *id, fc_error
         if (fd >= 0) {
             ssize_t got = read(fd, id, sizeof *id);
             close(fd);
-            return got == (ssize_t)sizeof *id
-                       ? FC_OK
-                       : fc_fail(err, FC_ECORRUPT, "%s: is not what rank 0 of nccl writes", path);
+            if (got != (ssize_t)sizeof *id) {
+                return fc_fail(err, FC_ECORRUPT, "%s: not an NCCL id file of rank 0", path);
+            }
+            return FC_OK;
         }
         if (errno != ENOENT) {
             return fc_fail_errno(err, errno, "%s: cannot be read", path);
         }
         clock_gettime(CLOCK_MONOTONIC, &now);
         if (now.tv_sec - start.tv_sec >= seconds) {
-            return fc_fail(err, FC_EIO, "%s: rank 0 has not made it in %d seconds", path, seconds);
+            return fc_fail(err, FC_EIO, "%s: rank 0 did not write this file within %d seconds", path, seconds);
         }
         nanosleep(&pause, NULL);
     }
@@ -445,7 +430,7 @@ static fc_code new_nccl_file(const char *path, int rank, int size, int seconds, 
     *out = NULL;
     fc_code rc = check_device(device, err);
     if (rc == FC_OK && (size < 1 || rank < 0 || rank >= size)) {
-        rc = fc_fail(err, FC_EUSAGE, "nccl: there is no rank %d among %d", rank, size);
+        rc = fc_fail(err, FC_EUSAGE, "nccl: rank %d does not exist among %d ranks", rank, size);
     }
     if (rc == FC_OK && rank == 0) {
         rc = make_id(&id, err);
@@ -455,7 +440,7 @@ static fc_code new_nccl_file(const char *path, int rank, int size, int seconds, 
     }
     rc = rc == FC_OK ? join(&id, rank, size, device, out, err) : rc;
     if (rank == 0) {
-        unlink(path); /* all have read it, or never will: the next job makes its own */
+        unlink(path); /* all ranks have joined, or the start has failed */
     }
     return rc;
 }
