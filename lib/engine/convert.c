@@ -354,6 +354,7 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
                                                                                : target->mesh->ndim > 0,
                                    .force = options->force,
                                    .bytes = bytes,
+                                   .is_own_file = fc_is_own_file,
                                    .teller = options->teller};
     fc_code rc =
         fits ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
