@@ -13,7 +13,7 @@
 
 enum { MOST = 5000 };
 
-/* The definition, one bit after the other. */
+/* The definition, bit by bit. */
 static uint64_t slow_crc(uint64_t polynomial, uint64_t ones, const unsigned char *bytes, size_t size) {
     uint64_t crc = ones;
     for (size_t i = 0; i < size; i++) {

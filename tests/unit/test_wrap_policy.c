@@ -432,11 +432,11 @@ static void wrong_files(void **state) {
         {"{\"$fp32_classes\": [1]}", "array of classes", false},
         {"[]", "a wrap policy is an object like {", false},
         {"{", ":1:1: not a wrap policy", false},
-        {"{\"a\": 1}", "\"a\" should be a string or an array of strings", true},
-        {"{\"$frozen\": {}}", "\"$frozen\" should be", true},
-        {"{\"$shared\": [\"a\"]}", "\"$shared\" should be groups", true},
-        {"{\"$shared\": [[\"a\"]]}", "\"$shared\" should be groups", true},
-        {"{\"$shared\": {}}", "\"$shared\" should be groups", true},
+        {"{\"a\": 1}", "\"a\" must be a string or an array of strings", true},
+        {"{\"$frozen\": {}}", "\"$frozen\" must be", true},
+        {"{\"$shared\": [\"a\"]}", "\"$shared\" must be an array of groups", true},
+        {"{\"$shared\": [[\"a\"]]}", "\"$shared\" must be an array of groups", true},
+        {"{\"$shared\": {}}", "\"$shared\" must be an array of groups", true},
         {"{\"$fozen\": []}", "unknown member \"$fozen\"", true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
