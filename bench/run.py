@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures fsdpckpt and its peers side by side, in turn, and prints one table of ratios.
+"""Measures fsdpckpt and its peers alternately, and prints one table of ratios.
 
-Every round runs every command once, ours and the peers', so that all of them meet the same machine; the table gives
-the best and the median of the rounds, and ratios of the medians.  Before each command what earlier ones left to write
-is synced, and its input is read (warm) or dropped from the cache (cold).  What a command does to make its output
-durable is part of its time.  A peer that is not installed, or fails, is left out, and the table says so.  A new job is
-one entry in JOBS, a new peer one in COMMANDS, a new input one in SOURCES.
+Every round runs every command once, so that all of them run under the same conditions. The table gives the best and the
+median of the rounds, and ratios of the medians. Before each command, earlier output is synced, and the input is read
+(warm) or dropped from the cache (cold). The time includes the work of a command to make its output durable. A peer that
+is not installed or fails is left out, and the table says so. A new job is one entry in JOBS, a new peer one in COMMANDS, a
+new input one in SOURCES.
 """
 import argparse
 import fnmatch

@@ -1,5 +1,5 @@
-/* The formats, in the order in which they are tried: X(folder), which defines fc_format_<folder>. Included more than
-   once, and read by CMake: so there is no guard, and nothing but these lines. */
+/* The formats in the order in which they are probed. X(folder) stands for fc_format_<folder>, defined in that folder.
+   This file is included several times and parsed by CMake, so it has no include guard and nothing but these lines. */
 X(megatron)
 X(lightning)
 X(accelerate)

@@ -1,5 +1,5 @@
 /*
- * The formats there are; each is defined in its own folder.
+ * Declares all formats. Each is defined in its own folder.
  */
 #ifndef FSDPCKPT_FORMATS_REGISTRY_H
 #define FSDPCKPT_FORMATS_REGISTRY_H

@@ -1,10 +1,10 @@
 /*
- * Tensors of classes of their own (torchao's quantized weights): `.metadata` lists them as dense tensors of the type
- * that they stand for, and only their archives tell. A quantized one is shorter than the elements it stands for, so
- * that an archive that is too short for a plain tensor is looked into when the checkpoint is opened. Where one turns
- * out to be of such a class, there may be small ones too, and the archive of each tensor's first piece is looked into.
- * What is found is listed as a value that cannot be had. Without a short archive nothing is read, and one that is
- * refused only when its bytes are asked for is refused with the same reason.
+ * Tensors of classes of their own (torchao's quantized weights). `.metadata` lists them as dense tensors of the dtype
+ * that they stand for; only their archives show the class. A quantized archive is shorter than the elements it stands
+ * for. So an archive that is too short for a plain tensor is opened with the checkpoint. If one has such a class, small
+ * ones may have it too, and the archive of each tensor's first chunk is opened. These tensors are listed as unreadable
+ * values. Without a short archive nothing is read, and a tensor that is refused only when its bytes are read gets the
+ * same reason.
  */
 #include "dcp/dcp.h"
 
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 enum {
-    LEAST_ARCHIVE = 1024, /* about what an archive of a plain tensor takes beside its elements */
+    LEAST_ARCHIVE = 1024, /* about the bytes of a plain tensor's archive without its elements */
     ENOUGH_PLAIN = 16     /* short ones that are plain after all (deflated, strides of 0): no more are looked into */
 };
 
@@ -33,7 +33,7 @@ static bool is_in_archive(const fc_tensor *tensor) {
     return !tensor->object && tensor->nchunks > 0 && !fc_dcp_in_safetensors(tensor, &tensor->chunks[0]);
 }
 
-/* Looks into the archive; where it is damaged or missing, whoever reads it says so. @return whether it was refused. */
+/* @return whether the archive's tensor is refused. A damaged or missing archive is reported when it is read. */
 static bool is_of_a_class(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_error *why) {
     const fc_chunk *chunk = &tensor->chunks[0];
     const char *path = checkpoint->files[chunk->file].path;
@@ -55,7 +55,7 @@ static bool is_of_a_class(const fc_checkpoint *checkpoint, const fc_tensor *tens
     return rc == FC_EUNSUPPORTED;
 }
 
-/* Keeps the places of all pieces, which verify looks at. */
+/* Keeps the places of all chunks, which verify checks. */
 static fc_code refuse(const dcp_builder *b, fc_tensor *tensor, const fc_error *why) {
     fc_arena *arena = b->checkpoint->arena;
     dcp_pieces *pieces = fc_arena_alloc(arena, sizeof *pieces);

@@ -1,6 +1,6 @@
 /*
- * PyTorch distributed checkpoints (DCP): the format's table, and opening one. A checkpoint is a folder with a
- * `.metadata` pickle and the data files it names; it may be called by the folder or by its `.metadata`.
+ * PyTorch distributed checkpoints (DCP): the format's table, and opening one. A checkpoint is a directory with a
+ * `.metadata` pickle and the data files that it names. Its path is the directory or the `.metadata` file.
  */
 #include "dcp/dcp.h"
 

@@ -1,8 +1,8 @@
 /*
- * What the parts of the DCP reader share. dcp.c finds the checkpoint and is the format's table; manifest.c turns the
- * loaded `.metadata` into tensors and chunks; ranks.c puts those of ranks together; storage.c gives each chunk its
- * place; files.c knows the data files; safetensors.c finds the chunks that are in no torch.save archive, classes.c
- * tensors that are in one and cannot be had; extent.c opens the archive of one chunk.
+ * The DCP reader. dcp.c finds the checkpoint and has the format's table; manifest.c makes tensors and chunks from
+ * `.metadata`; ranks.c merges the metadata of ranks; storage.c places each chunk; files.c has the data files;
+ * safetensors.c finds chunks in safetensors; classes.c finds unreadable tensors; extent.c opens the archive of one
+ * chunk.
  */
 #ifndef FSDPCKPT_FORMATS_DCP_DCP_H
 #define FSDPCKPT_FORMATS_DCP_DCP_H
@@ -45,7 +45,7 @@ enum {
     DCP_LOST      /* of a refused tensor: not there */
 };
 
-/** fc_tensor.detail of a refused tensor: all of its archives, of which the object's chunk is the first. */
+/** fc_tensor.detail of a refused tensor: all of its archives. The object's chunk is the first of them. */
 typedef struct dcp_pieces {
     const fc_chunk *chunks; /* their `file` counts from first_file as the object's from its own, wherever that is put */
     size_t count;
@@ -77,7 +77,7 @@ bool fc_dcp_read_size(const fc_pickle *p, fc_pv v, int ndim, int64_t *out);
 /** Adds an item to the file called by the string `path`, which is checked. */
 fc_code fc_dcp_add_item(dcp_builder *b, fc_pv path, size_t tensor, uint64_t offset, uint64_t length, uint32_t *file);
 
-/** Lists a tensor, of which `chunk` is a placed one, with the reason why it cannot be had (NULL: out of memory). */
+/** Lists a tensor as an unreadable value with its reason (NULL: out of memory). `chunk` is one of its placed chunks. */
 fc_code fc_dcp_refuse_tensor(const dcp_builder *b, fc_tensor *tensor, const fc_chunk *chunk, const char *reason);
 
 /** Moves the table of files into the checkpoint; unless headers_only, checks that they are there and long enough. */
@@ -86,17 +86,17 @@ fc_code fc_dcp_finish_files(dcp_builder *b);
 /** Whether the chunk's item is no archive, but one tensor among those of the data file's safetensors part. */
 bool fc_dcp_in_safetensors(const fc_tensor *tensor, const fc_chunk *chunk);
 
-/** Gives such chunks the places of their data; after fc_dcp_finish_files. */
+/** Gives such chunks the offsets of their data; called after fc_dcp_finish_files. */
 fc_code fc_dcp_place_in_safetensors(dcp_builder *b);
 
-/** Lists quantized tensors and the like as values that cannot be had; after that. */
+/** Lists quantized tensors and the like as unreadable values; called after fc_dcp_place_in_safetensors. */
 fc_code fc_dcp_refuse_classes(dcp_builder *b);
 
 /** The place and strides of a chunk in safetensors. Thread-safe. */
 fc_code fc_dcp_safetensors_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
                                   fc_extent *out, fc_error *err);
 
-/** fc_format.open but for the note: more may be put to the files. @param directory out: the checkpoint's folder. */
+/** As fc_format.open, without the note, so that a caller can add files. @param directory receives the directory. */
 fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, const char **directory, fc_error *err);
 
 /** Reads the metadata file `metadata_path` of the folder `directory`: all of `checkpoint` but its state. */
@@ -121,7 +121,7 @@ void fc_dcp_release(const fc_checkpoint *checkpoint, uint32_t file);
 
 /**
  * The bytes of a small item of an acquired file that is read in order, from one pread for many items. Thread-safe.
- * @return malloc'ed memory of `length` bytes, or NULL: then the item is to be read by itself.
+ * @return malloc'ed memory of `length` bytes, or NULL if the caller must read the item on its own.
  */
 unsigned char *fc_dcp_read_ahead(const fc_checkpoint *checkpoint, uint32_t file, uint64_t offset, uint64_t length);
 

@@ -1,7 +1,7 @@
 /*
- * From a chunk to its bytes: opens the torch.save archive that is the chunk's item, and checks that the tensor in it
- * is the one that `.metadata` promises. (Chunks in safetensors were looked at when their places were found.) Objects
- * are not opened for their bytes: these are the item itself.
+ * From a chunk to its bytes: opens the torch.save archive of the chunk and checks that its tensor is the one that
+ * `.metadata` describes. Chunks in safetensors were checked when their headers were read. An object's bytes are its
+ * archive, unopened.
  */
 #include "dcp/dcp.h"
 

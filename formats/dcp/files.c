@@ -1,6 +1,6 @@
 /*
- * The data files of a DCP checkpoint: their table, the check that they are there, and a bounded, thread-safe cache of
- * descriptors (older torch writes one file an item, so there may be many thousands).
+ * The data files of a DCP checkpoint: their table, the check that they exist, and a bounded, thread-safe cache of
+ * descriptors. Older torch writes one file per item, so there may be many thousands.
  */
 #include "dcp/dcp.h"
 

@@ -1,6 +1,6 @@
 /*
- * From the loaded `.metadata` to tensors: names, paths, element types, shapes and boxes. Input: the values of the
- * pickle. Output: b->tensors in the checkpoint's arena, their chunks not yet placed in files.
+ * From the loaded `.metadata` to tensors: names, paths, dtypes, shapes and boxes. The chunks are not placed in files
+ * yet.
  */
 #include "dcp/dcp.h"
 
@@ -46,7 +46,7 @@ static fc_code copy_text(const dcp_builder *b, fc_pv v, const char *tensor, cons
     return *out ? FC_OK : no_memory(b);
 }
 
-/* Lists the value with the reason why its bytes cannot be had, so that the others can. */
+/* Lists the value as unreadable with its reason, so that the others can be read. */
 static fc_code refuse(const dcp_builder *b, fc_tensor *t, const char *reason) {
     fc_object *object = fc_arena_calloc(b->checkpoint->arena, 1, sizeof *object);
     if (!object || !reason) {
@@ -168,7 +168,7 @@ static fc_code read_chunks(const dcp_builder *b, fc_tensor *t, fc_pv list) {
     return FC_OK;
 }
 
-/* A value that is no tensor, or none that can be had: its length, and so its shape, is known once it is placed. */
+/* A value that is not a tensor, or an unreadable one. Its length, and so its shape, is known once it is placed. */
 static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
     fc_arena *arena = b->checkpoint->arena;
     int64_t *shape = fc_arena_calloc(arena, 1, sizeof *shape);

@@ -1,11 +1,10 @@
 /*
- * `.metadata`, written: the pickle of a torch.distributed.checkpoint.metadata.Metadata, which every torch since 2.0
- * reads. Input: the wanted manifest and where each item lies. Output: the file, as it is pickled; only the numbers of
- * remembered strings are kept.
+ * Writes `.metadata`: the pickle of a torch.distributed.checkpoint.metadata.Metadata that every torch since 2.0 reads.
+ * It is written to the file as it is made; only the memo numbers of strings are kept.
  *
- * States are those of the oldest of these versions; newer ones have defaults for what they added (strides, transforms),
- * and set storage_meta themselves when they read. Where the checkpoint was made is not recorded: it would be a lie as
- * soon as it is moved.
+ * States are those of the oldest of these versions. Newer ones have defaults for the fields that they added (strides,
+ * transforms), and set storage_meta when they read. The path of the checkpoint is not recorded: it would be wrong once
+ * the checkpoint is moved.
  */
 #include "base/try.h"
 #include "dcp/writer.h"
@@ -156,7 +155,7 @@ static void write_path(metadata_out *m, const fc_path *path, uint32_t name) {
         const fc_path_element *e = &path->elements[i];
         char *end = NULL;
         errno = 0;
-        /* torch's loader puts everything into a dict, whatever the first key is. */
+        /* torch's loader puts everything into a dict, even if the first key is an index. */
         long long index = e->is_index && i > 0 ? strtoll(e->key, &end, 10) : 0;
         if (end && end != e->key && *end == '\0' && errno == 0) {
             fc_torch_pickle_int(&m->w, index);

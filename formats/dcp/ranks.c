@@ -1,10 +1,9 @@
 /*
- * DCP checkpoints without a `.metadata`: where every rank has left its own (`__<rank>.metadata`, a save with
- * use_collectives=False), the whole is put together from them. Each lists its rank's chunks and the global shapes, so
- * nothing is guessed: chunks are gathered, and a box that several ranks hold is taken from the lowest one. Objects that
- * differ from rank to rank are kept for each of them.
+ * DCP checkpoints without a `.metadata`: a save with use_collectives=False leaves one `__<rank>.metadata` per rank.
+ * Each lists its rank's chunks and the global shapes. Chunks are gathered, and a box that several ranks hold is taken
+ * from the lowest. Objects that differ between ranks are kept for each rank.
  *
- * From the data files alone nothing can be put together: their items do not hold their names.
+ * The data files alone are not enough: their items do not contain their names.
  */
 #include "base/try.h"
 #include "dcp/dcp.h"
@@ -283,7 +282,7 @@ static int by_tensor_name(const void *a, const void *b, void *tensors) {
     return strcmp(of[*x].name, of[*y].name);
 }
 
-/* Only a name made for a rank's object can be another's, too. */
+/* Only a name that was made for a rank's object can be taken. */
 static fc_code check_names(const merger *m, size_t *sorted) {
     qsort_r(sorted, m->ntensors, sizeof *sorted, by_tensor_name, m->tensors);
     for (size_t i = 1; i < m->ntensors; i++) {

@@ -1,9 +1,9 @@
 /*
- * Data files of FileSystemWriter(serialization_format=SerializationFormat.SAFETENSORS): behind the objects' archives
- * comes one safetensors file, up to the end, with all tensors of the data file under their names. `.metadata` gives
- * each of them the offset at which that starts and the length of its own data. (torch 2.15 itself reads no tensor of
- * such a checkpoint back.) Here the headers are read, and the chunks get the places of their bytes; so chunks with one
- * place are the same bytes, as everywhere else.
+ * Data files of FileSystemWriter(serialization_format=SerializationFormat.SAFETENSORS). After the archives of objects
+ * follows one safetensors file, up to the end, with all tensors of the data file. `.metadata` gives for each of them
+ * the offset of that safetensors file and the length of the tensor's own data. (torch 2.15 itself reads no tensor of
+ * such a checkpoint.) The headers are read here, and the chunks get the offsets of their bytes, so that chunks with
+ * equal offsets are equal bytes.
  */
 #include "dcp/dcp.h"
 

@@ -1,9 +1,9 @@
 /*
- * From storage_data to the places of chunks. Input: MetadataIndex → _StorageInfo pairs, where an index is a tensor's
- * name and the offsets of a chunk, with the chunk's number as a hint. Output: file, offset and length of every chunk.
+ * From storage_data to the file, offset and length of every chunk. Input: MetadataIndex -> _StorageInfo pairs. An index
+ * is a tensor's name and the offsets of a chunk, with the chunk's number as a hint.
  *
- * torch looks chunks up by name and offsets alone, so chunks of the same offsets (replicas of older versions) share
- * one item, and so they do here.
+ * torch looks chunks up by name and offsets only. So chunks with the same offsets (replicas of older versions) share
+ * one item.
  */
 #include "dcp/dcp.h"
 
@@ -144,7 +144,7 @@ static fc_code place(dcp_builder *b, size_t tensor, fc_chunk *chunk, fc_pv info)
     }
     FC_TRY(check_transforms(b, t, fc_pickle_slot(b->p, info, FC_INFO_TRANSFORMS)));
     if (chunk->file != DCP_UNPLACED && t->object && t->object->refusal) {
-        return FC_OK; /* a tensor in several pieces, none of which will be read */
+        return FC_OK; /* a refused tensor of several chunks, none of them read */
     }
     if (chunk->file != DCP_UNPLACED) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "storage_data has two places for one of its chunks");

@@ -1,6 +1,6 @@
 /*
- * Verifying what DCP's objects are made of: every record of their items, by the CRC-32 of its archive. (Those of
- * tensors are looked at where they are opened for their extents: extent.c.)
+ * Verifies the records of DCP's objects by the CRC-32s of their archives. The archives of tensors are verified when
+ * they are opened for their extents (extent.c).
  */
 #include "dcp/dcp.h"
 

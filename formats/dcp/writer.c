@@ -1,9 +1,8 @@
 /*
- * Writing DCP: a folder of `.metadata` and one data file a rank, `__<rank>_0.distcp`, full checkpoints being of one
- * rank. Input: the wanted manifest. Output: where each box goes, and around the data the torch.save archive that makes
- * an item of it; what torch.load needs, it finds in the item alone.
+ * Writes DCP: a directory with `.metadata` and one data file per rank, `__<rank>_0.distcp`; a full checkpoint has one
+ * rank. Each box becomes an item: a torch.save archive around the data, which torch.load reads on its own.
  *
- * An object that is a torch.save archive already is an item as it is.
+ * An object that is a torch.save archive is copied unchanged as its item.
  */
 #include "dcp/writer.h"
 
@@ -126,7 +125,7 @@ static bool align(uint64_t *at, uint64_t to) {
     return fc_add_u64(*at, to - 1, at) && (*at = *at / to * to, true);
 }
 
-/* Places the item behind what ends at `*end`. */
+/* Places the item after what ends at `*end`. */
 static fc_code place(dcp_writer *w, fc_target_item *item, dcp_item *stored, uint64_t *end, fc_error *err) {
     const fc_target_tensor *t = &w->target->tensors[item->tensor];
     bool archive = is_archive(t);

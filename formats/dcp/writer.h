@@ -1,6 +1,6 @@
 /*
- * What the parts of the DCP writer share. writer.c lays out the data files, an item a stored box, and writes what is
- * around the data; metadata_out.c writes `.metadata`.
+ * The DCP writer: writer.c lays out the data files, one item per stored box, and writes the archives around the data;
+ * metadata_out.c writes `.metadata`.
  */
 #ifndef FSDPCKPT_FORMATS_DCP_WRITER_H
 #define FSDPCKPT_FORMATS_DCP_WRITER_H
@@ -16,7 +16,7 @@
 typedef struct dcp_item {
     uint64_t offset; /* in the file of `rank` */
     uint64_t length;
-    uint32_t tensor; /* index into wanted->tensors */
+    uint32_t tensor; /* index into target->tensors */
     uint32_t rank;
 } dcp_item;
 

@@ -1,6 +1,7 @@
 /*
- * FSDP1's flat parameters in one-file-a-rank checkpoints: what lies beside them as views, and optimizer state that is
- * cut as they are. An optimizer's state_dict() numbers parameters, says nothing of shards, and holds the padding.
+ * FSDP1's flat parameters in checkpoints of one file per rank: their views, which are stored next to them, and
+ * optimizer state that is cut as they are. An optimizer's state_dict() numbers its parameters, does not mention shards,
+ * and contains the padding.
  */
 #include "base/grow.h"
 #include "derived/flat_units.h"
@@ -20,24 +21,24 @@ fc_code fc_pt_find_flat(pt_merger *m, const torch_leaves *leaves) {
     m->nflat = 0;
     for (size_t i = 0; i < leaves->count && rc == FC_OK; i++) {
         const torch_leaf *leaf = &leaves->items[i];
-        pt_shard share;
+        pt_shard own;
         fc_torch_tensor t = {0};
-        torch_extent *piece = NULL;
+        torch_extent *extent = NULL;
         if (!is_flat(leaf)) {
             continue;
         }
-        rc = fc_pt_sharded_shard(&m->f, leaf->v, 0, &share, m->err);
-        if (rc == FC_OK && share.local) {
-            rc = fc_torch_find_extent(&m->f, share.local, &t, m->scratch, &piece, m->err);
+        rc = fc_pt_sharded_shard(&m->f, leaf->v, 0, &own, m->err);
+        if (rc == FC_OK && own.local) {
+            rc = fc_torch_find_extent(&m->f, own.local, &t, m->scratch, &extent, m->err);
             rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s", m->f.path);
         }
-        if (rc == FC_OK && piece) {
+        if (rc == FC_OK && extent) {
             rc = fc_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat)
                      ? FC_OK
                      : fc_no_memory(m->err, m->checkpoint->path);
         }
-        if (rc == FC_OK && piece) {
-            m->flat[m->nflat++] = piece->record.offset;
+        if (rc == FC_OK && extent) {
+            m->flat[m->nflat++] = extent->record.offset;
         }
         rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%.256s", leaf->name);
     }
@@ -61,18 +62,18 @@ fc_code fc_pt_note_cuts(pt_merger *m, const torch_leaves *leaves, int64_t ranks)
     size_t n = 0;
     fc_code rc = FC_OK;
     for (size_t i = 0; i < leaves->count && rc == FC_OK; i++) {
-        pt_shard share;
+        pt_shard own;
         if (!is_flat(&leaves->items[i])) {
             continue;
         }
-        rc = fc_pt_sharded_shard(&m->f, leaves->items[i].v, 0, &share, m->err);
+        rc = fc_pt_sharded_shard(&m->f, leaves->items[i].v, 0, &own, m->err);
         m->ncuts = m->rank == 0 && n == 0 ? 0 : m->ncuts; /* of a set before */
         rc = rc == FC_OK && m->rank == 0 ? add_cut(m, ranks) : rc;
         pt_flat *cut = rc == FC_OK && n < m->ncuts ? &m->cuts[n++] : NULL;
-        if (cut && share.local && share.ndim == 1) {
-            cut->numel = share.shape[0];
-            cut->shard = share.sizes[0] > cut->shard ? share.sizes[0] : cut->shard;
-            cut->offsets[m->rank] = share.offsets[0];
+        if (cut && own.local && own.ndim == 1) {
+            cut->numel = own.shape[0];
+            cut->shard = own.sizes[0] > cut->shard ? own.sizes[0] : cut->shard;
+            cut->offsets[m->rank] = own.offsets[0];
         }
     }
     return rc;

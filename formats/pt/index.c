@@ -1,7 +1,7 @@
 /*
- * A model in several torch.save files, as Hugging Face's save_pretrained and accelerate leave it:
- * pytorch_model-00001-of-00003.bin … and pytorch_model.bin.index.json. The index is that of safetensors
- * (safetensors/index.c), the files are as any other.
+ * A model in several torch.save files, as Hugging Face's save_pretrained and accelerate write it:
+ * pytorch_model-00001-of-00003.bin, ... and pytorch_model.bin.index.json. The index has the form of a safetensors index
+ * (safetensors/index.c).
  */
 #include "pt/pt.h"
 #include "safetensors/files.h"

@@ -1,9 +1,9 @@
 /*
- * The record in a rank's file that says what the whole is: mesh, rank, and for each tensor its global shape, where this
- * rank's piece lies in it, and the placements. Written by the writer, read by ranks.c.
+ * The record in a rank's file that describes the whole checkpoint: mesh, rank, and for each tensor its global shape,
+ * the offsets of this rank's shard, and the placements. The writer writes it, ranks.c reads it.
  *
  *   {"fsdpckpt_layout": 1, "rank": 0, "mesh_names": ["dp", "tp"], "mesh_shape": [4, 2],
- *    "tensors": {"layers.0.weight": {"shape": [64, 8], "offsets": [0, 0], "placements": "…"}, …}}
+ *    "tensors": {"layers.0.weight": {"shape": [64, 8], "offsets": [0, 0], "placements": "..."}, ...}}
  */
 #include "base/checked.h"
 #include "base/try.h"

@@ -1,9 +1,9 @@
 /*
- * Putting ranks' leaves together: each says which box of the whole it is (a DTensor's placements, a ShardedTensor's
- * metadata, our own layout record), and equal boxes of several ranks are one chunk, the lowest rank's.
+ * Merges the ranks' leaves into one checkpoint. Each leaf has a box (from a DTensor's placements, a ShardedTensor's
+ * metadata or our own layout record). Equal boxes of several ranks become one chunk, that of the lowest rank.
  *
- * A plain tensor is a copy that every rank has, which is not taken on trust: the copies' CRCs (or bytes) must agree.
- * A value that is no tensor and differs from rank to rank is kept for each of them.
+ * A plain tensor is a copy that every rank has: the CRCs or bytes of the copies must agree. A value that is not a
+ * tensor and differs between ranks is kept for each of them.
  */
 #include "pt/merge.h"
 
@@ -43,7 +43,7 @@ static bool grow_slots(pt_merger *m) {
     return true;
 }
 
-/* The names of later ranks' leaves live as long as their file is read. */
+/* The names of later ranks' leaves live only while their file is read. */
 static bool keep_name(const pt_merger *m, pt_value *v) {
     fc_arena *arena = m->checkpoint->arena;
     fc_path_element *elements = fc_arena_calloc(arena, v->path.count, sizeof *elements);
@@ -81,7 +81,7 @@ static pt_value *value_of(pt_merger *m, const char *name, const fc_path *path, b
 
 /* ---- objects ---- */
 
-/* The name and path of what another rank has under a name that is taken: "lr.rank_3". */
+/* Makes a name and path for another rank's value of a name that is taken: "lr.rank_3". */
 static fc_code rank_path(pt_merger *m, const torch_leaf *leaf, const char **name, fc_path *path) {
     fc_arena *arena = m->checkpoint->arena;
     fc_path_element *elements = fc_arena_calloc(arena, leaf->path.count, sizeof *elements);
@@ -129,107 +129,107 @@ static fc_code add_object(pt_merger *m, const torch_leaf *leaf) {
 
 /* ---- tensors ---- */
 
-static bool same_shape(const pt_value *v, const pt_shard *share) {
-    return v->ndim == share->ndim && memcmp(v->shape, share->shape, (size_t)v->ndim * sizeof *v->shape) == 0;
+static bool same_shape(const pt_value *v, const pt_shard *shard) {
+    return v->ndim == shard->ndim && memcmp(v->shape, shard->shape, (size_t)v->ndim * sizeof *v->shape) == 0;
 }
 
-static fc_code describe(pt_merger *m, pt_value *v, const pt_shard *share, fc_dtype dtype) {
-    size_t bytes = (size_t)share->ndim * sizeof *v->shape;
+static fc_code describe(pt_merger *m, pt_value *v, const pt_shard *shard, fc_dtype dtype) {
+    size_t bytes = (size_t)shard->ndim * sizeof *v->shape;
     int64_t *shape = fc_arena_alloc(m->checkpoint->arena, bytes);
-    v->placements = fc_arena_calloc(m->checkpoint->arena, (size_t)share->mesh.ndim, sizeof *v->placements);
+    v->placements = fc_arena_calloc(m->checkpoint->arena, (size_t)shard->mesh.ndim, sizeof *v->placements);
     if (!shape || !v->placements) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    memcpy(shape, share->shape, bytes);
-    memcpy(v->placements, share->placements, (size_t)share->mesh.ndim * sizeof *v->placements);
+    memcpy(shape, shard->shape, bytes);
+    memcpy(v->placements, shard->placements, (size_t)shard->mesh.ndim * sizeof *v->placements);
     v->dtype = dtype;
-    v->ndim = share->ndim;
+    v->ndim = shard->ndim;
     v->shape = shape;
-    v->mesh = share->mesh;
+    v->mesh = shard->mesh;
     return FC_OK;
 }
 
-static bool is_empty(const pt_shard *share) {
-    for (int i = 0; i < share->ndim; i++) {
-        if (share->sizes[i] == 0) {
+static bool is_empty(const pt_shard *shard) {
+    for (int i = 0; i < shard->ndim; i++) {
+        if (shard->sizes[i] == 0) {
             return true;
         }
     }
     return false;
 }
 
-static bool has_box(const pt_value *v, const pt_shard *share) {
+static bool has_box(const pt_value *v, const pt_shard *shard) {
     size_t bytes = (size_t)v->ndim * sizeof(int64_t);
     for (size_t i = 0; i < v->nchunks; i++) {
         const int64_t *dims = v->chunks[i].dims;
-        if (memcmp(dims, share->offsets, bytes) == 0 && memcmp(dims + v->ndim, share->sizes, bytes) == 0) {
+        if (memcmp(dims, shard->offsets, bytes) == 0 && memcmp(dims + v->ndim, shard->sizes, bytes) == 0) {
             return true;
         }
     }
     return false;
 }
 
-static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_shard *share, const torch_extent *piece) {
+static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_shard *shard, const torch_extent *extent) {
     int64_t *dims = fc_arena_calloc(m->checkpoint->arena, 2 * (size_t)v->ndim, sizeof *dims);
     if (!dims || !fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks)) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    memcpy(dims, share->offsets, (size_t)v->ndim * sizeof *dims);
-    memcpy(dims + v->ndim, share->sizes, (size_t)v->ndim * sizeof *dims);
+    memcpy(dims, shard->offsets, (size_t)v->ndim * sizeof *dims);
+    memcpy(dims + v->ndim, shard->sizes, (size_t)v->ndim * sizeof *dims);
     v->chunks[v->nchunks++] = (fc_chunk){.dims = dims,
-                                         .offset = piece->record.offset,
-                                         .length = piece->record.stored,
-                                         .file = piece->record.file,
+                                         .offset = extent->record.offset,
+                                         .length = extent->record.stored,
+                                         .file = extent->record.file,
                                          .rank = (uint32_t)m->rank,
-                                         .detail = (uint64_t)(uintptr_t)piece};
+                                         .detail = (uint64_t)(uintptr_t)extent};
     return FC_OK;
 }
 
-static fc_code check_local(const pt_merger *m, const pt_shard *share, const fc_torch_tensor *t) {
-    bool same = t->ndim == share->ndim;
+static fc_code check_local(const pt_merger *m, const pt_shard *shard, const fc_torch_tensor *t) {
+    bool same = t->ndim == shard->ndim;
     for (int i = 0; same && i < t->ndim; i++) {
-        same = t->sizes[i] == share->sizes[i] + (i == 0 ? share->padding : 0);
+        same = t->sizes[i] == shard->sizes[i] + (i == 0 ? shard->padding : 0);
     }
     return same ? FC_OK
                 : fc_fail(m->err, FC_ECORRUPT, "%s: its local part has another shape than its placements give the rank",
                           m->f.path);
 }
 
-/* A rank's piece of the value called leaf->name. */
-static fc_code add_share(pt_merger *m, const torch_leaf *leaf, const pt_shard *share) {
+/* Adds a rank's shard of the value called leaf->name. */
+static fc_code add_shard(pt_merger *m, const torch_leaf *leaf, const pt_shard *shard) {
     fc_torch_tensor t = {0};
-    torch_extent *piece = NULL;
+    torch_extent *extent = NULL;
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    if (!share->local) { /* the rank holds none of it; another will say more */
+    if (!shard->local) { /* the rank holds none of it; another rank has its dtype */
         m->count -= made;
         if (made) {
             *find_slot(m, m->slots, m->nslots, leaf->name) = 0;
         }
         return FC_OK;
     }
-    /* Pieces that another rank's file has, too, need no place in the manifest. */
-    bool wanted = made || (!v->object && same_shape(v, share) && !is_empty(share) && !has_box(v, share));
+    /* A box that another rank's file has as well needs no chunk. */
+    bool wanted = made || (!v->object && same_shape(v, shard) && !is_empty(shard) && !has_box(v, shard));
     fc_code rc =
-        fc_torch_find_extent(&m->f, share->local, &t, wanted ? m->checkpoint->arena : m->scratch, &piece, m->err);
-    rc = rc == FC_OK ? check_local(m, share, &t) : fc_context(m->err, rc, "%s", m->f.path);
-    rc = rc == FC_OK && made ? describe(m, v, share, t.dtype) : rc;
+        fc_torch_find_extent(&m->f, shard->local, &t, wanted ? m->checkpoint->arena : m->scratch, &extent, m->err);
+    rc = rc == FC_OK ? check_local(m, shard, &t) : fc_context(m->err, rc, "%s", m->f.path);
+    rc = rc == FC_OK && made ? describe(m, v, shard, t.dtype) : rc;
     if (rc != FC_OK) {
         return rc;
     }
-    if (v->object || v->plain || v->dtype != t.dtype || !same_shape(v, share)) {
+    if (v->object || v->plain || v->dtype != t.dtype || !same_shape(v, shard)) {
         return fc_fail(m->err, FC_ECORRUPT, "%s: its type or shape is not that of the ranks before", m->f.path);
     }
-    return wanted && !is_empty(share) ? add_chunk(m, v, share, piece) : FC_OK;
+    return wanted && !is_empty(shard) ? add_chunk(m, v, shard, extent) : FC_OK;
 }
 
 /* Whether a plain tensor is a view of one of the file's flat parameters. */
-static bool is_flat_view(const pt_merger *m, const fc_torch_tensor *t, const torch_extent *piece) {
+static bool is_flat_view(const pt_merger *m, const fc_torch_tensor *t, const torch_extent *extent) {
     for (size_t i = 0; i < m->nflat && t->ndim == 1; i++) {
-        if (m->flat[i] == piece->record.offset) {
+        if (m->flat[i] == extent->record.offset) {
             return true;
         }
     }
@@ -265,31 +265,31 @@ fc_code fc_pt_check_parts(pt_merger *m, size_t first, int64_t ranks) {
     return rc;
 }
 
-/* A plain tensor that the plan says is cut along `dim`: ranks' parts lie behind each other. */
+/* A plain tensor that the plan says is cut along `dim`: the ranks' shards follow one another. */
 static fc_code add_part(pt_merger *m, const torch_leaf *leaf, int dim) {
     fc_torch_tensor t = {0};
-    torch_extent *piece = NULL;
+    torch_extent *extent = NULL;
     bool made;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    fc_code rc = fc_torch_find_extent(&m->f, leaf->v, &t, m->checkpoint->arena, &piece, m->err);
+    fc_code rc = fc_torch_find_extent(&m->f, leaf->v, &t, m->checkpoint->arena, &extent, m->err);
     if (rc != FC_OK) {
         return fc_context(m->err, rc, "%s", m->f.path);
     }
-    pt_shard share = {.ndim = t.ndim,
+    pt_shard shard = {.ndim = t.ndim,
                       .mesh = {.ndim = 1, .sizes = {1}, .names = {"tp"}},
                       .placements = {{.kind = FC_SHARD, .dim = dim}}};
-    memcpy(share.shape, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
-    memcpy(share.sizes, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
+    memcpy(shard.shape, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
+    memcpy(shard.sizes, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
     if (made) {
-        rc = describe(m, v, &share, t.dtype);
+        rc = describe(m, v, &shard, t.dtype);
         m->checkpoint->tp_joined++;
     } else {
-        share.offsets[dim] = v->parts > 0 && v->ndim == t.ndim ? v->shape[dim] : 0;
-        share.shape[dim] = share.offsets[dim];
-        bool fits = v->parts == m->rank && v->dtype == t.dtype && same_shape(v, &share);
+        shard.offsets[dim] = v->parts > 0 && v->ndim == t.ndim ? v->shape[dim] : 0;
+        shard.shape[dim] = shard.offsets[dim];
+        bool fits = v->parts == m->rank && v->dtype == t.dtype && same_shape(v, &shard);
         if (!fits || !fc_add_i64(v->shape[dim], t.sizes[dim], &v->shape[dim]) ||
             !fc_torch_shape_fits(v->dtype, v->ndim, v->shape)) {
             return fc_fail(m->err, FC_ECORRUPT,
@@ -299,24 +299,24 @@ static fc_code add_part(pt_merger *m, const torch_leaf *leaf, int dim) {
         }
     }
     v->parts = m->rank + 1;
-    return rc == FC_OK && !is_empty(&share) ? add_chunk(m, v, &share, piece) : rc;
+    return rc == FC_OK && !is_empty(&shard) ? add_chunk(m, v, &shard, extent) : rc;
 }
 
-/* A plain tensor without a word about how it lies: the same on every rank, or it cannot be put together. */
+/* A plain tensor without a layout must be equal on every rank, or the ranks cannot be merged. */
 static fc_code add_plain(pt_merger *m, const torch_leaf *leaf) {
     fc_torch_tensor t = {0};
-    torch_extent *piece = NULL;
-    pt_shard share = {0};
+    torch_extent *extent = NULL;
+    pt_shard shard = {0};
     bool made, same = false;
     pt_value *v = value_of(m, leaf->name, &leaf->path, &made);
     if (!v) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    fc_code rc = fc_torch_find_extent(&m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &piece, m->err);
+    fc_code rc = fc_torch_find_extent(&m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &extent, m->err);
     if (rc != FC_OK) {
         return fc_context(m->err, rc, "%s", m->f.path);
     }
-    if (is_flat_view(m, &t, piece) && (made || (v->plain && v->ndim == 1))) {
+    if (is_flat_view(m, &t, extent) && (made || (v->plain && v->ndim == 1))) {
         v->plain = v->view = m->checkpoint->flat_views = true;
         v->ndim = 1;
         return FC_OK;
@@ -324,15 +324,15 @@ static fc_code add_plain(pt_merger *m, const torch_leaf *leaf) {
     if (v->view && t.ndim == 1) {
         return FC_OK; /* a rank that has nothing of it */
     }
-    share.ndim = t.ndim;
-    memcpy(share.shape, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
-    memcpy(share.sizes, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
+    shard.ndim = t.ndim;
+    memcpy(shard.shape, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
+    memcpy(shard.sizes, t.sizes, (size_t)t.ndim * sizeof *t.sizes);
     if (made) {
         v->plain = true;
-        rc = describe(m, v, &share, t.dtype);
-        return rc == FC_OK && !is_empty(&share) ? add_chunk(m, v, &share, piece) : rc;
+        rc = describe(m, v, &shard, t.dtype);
+        return rc == FC_OK && !is_empty(&shard) ? add_chunk(m, v, &shard, extent) : rc;
     }
-    if (v->object || !v->plain || v->dtype != t.dtype || !same_shape(v, &share)) {
+    if (v->object || !v->plain || v->dtype != t.dtype || !same_shape(v, &shard)) {
         return fc_fail(m->err, FC_EUNSUPPORTED,
                        "%s: a plain tensor whose type or shape is another on another rank: nothing says how the "
                        "ranks' parts fit together; if tensor parallelism cut it, consolidate with --tp-plan",
@@ -342,7 +342,7 @@ static fc_code add_plain(pt_merger *m, const torch_leaf *leaf) {
         return FC_OK;
     }
     const torch_extent *first = (const torch_extent *)(uintptr_t)v->chunks[0].detail;
-    rc = fc_torch_same_extent(m->checkpoint, v->dtype, v->ndim, v->shape, first, piece, &same, m->err);
+    rc = fc_torch_same_extent(m->checkpoint, v->dtype, v->ndim, v->shape, first, extent, &same, m->err);
     return rc != FC_OK || same ? rc
                                : fc_fail(m->err, FC_EUNSUPPORTED,
                                          "%s: a plain tensor that differs from that of rank 0: neither a copy, nor "
@@ -352,11 +352,11 @@ static fc_code add_plain(pt_merger *m, const torch_leaf *leaf) {
 }
 
 static fc_code add_sharded(pt_merger *m, const torch_leaf *leaf) {
-    pt_shard share;
+    pt_shard shard;
     size_t n = fc_pt_sharded_count(&m->f, leaf->v);
     for (size_t i = 0; i < n; i++) {
-        FC_TRY(fc_pt_sharded_shard(&m->f, leaf->v, i, &share, m->err));
-        FC_TRY(add_share(m, leaf, &share));
+        FC_TRY(fc_pt_sharded_shard(&m->f, leaf->v, i, &shard, m->err));
+        FC_TRY(add_shard(m, leaf, &shard));
     }
     return FC_OK;
 }
@@ -371,14 +371,14 @@ static fc_code find_cut(const pt_merger *m, const torch_leaf *leaf, int *dim) {
 }
 
 fc_code fc_pt_merge_leaf(pt_merger *m, const torch_leaf *leaf) {
-    pt_shard share;
+    pt_shard shard;
     fc_code rc;
     switch (leaf->kind) {
     case TORCH_OBJECT:
         return add_object(m, leaf);
     case TORCH_DTENSOR:
-        rc = fc_pt_dtensor_shard(&m->f, leaf->v, &share, m->err);
-        return rc == FC_OK ? add_share(m, leaf, &share) : rc;
+        rc = fc_pt_dtensor_shard(&m->f, leaf->v, &shard, m->err);
+        return rc == FC_OK ? add_shard(m, leaf, &shard) : rc;
     case TORCH_SHARDED_TENSOR:
         return add_sharded(m, leaf);
     default:
@@ -386,15 +386,15 @@ fc_code fc_pt_merge_leaf(pt_merger *m, const torch_leaf *leaf) {
     }
     if (m->numbered) {
         bool is = false;
-        rc = fc_pt_state_shard(m, leaf, &share, &is, m->err);
+        rc = fc_pt_state_shard(m, leaf, &shard, &is, m->err);
         if (rc != FC_OK || is) {
-            return rc == FC_OK ? add_share(m, leaf, &share) : rc;
+            return rc == FC_OK ? add_shard(m, leaf, &shard) : rc;
         }
     }
     if (m->layout.root) {
-        rc = fc_pt_layout_shard(&m->layout, &m->f, m->rank, leaf->name, leaf->v, &share, m->err);
-        if (rc != FC_OK || share.ndim >= 0) {
-            return rc == FC_OK ? add_share(m, leaf, &share) : rc;
+        rc = fc_pt_layout_shard(&m->layout, &m->f, m->rank, leaf->name, leaf->v, &shard, m->err);
+        if (rc != FC_OK || shard.ndim >= 0) {
+            return rc == FC_OK ? add_shard(m, leaf, &shard) : rc;
         }
     }
     int dim = -1;

@@ -1,6 +1,6 @@
 /*
- * The table of values that several ranks' files are put together in: merge.c adds leaves to it, flat.c knows those of
- * FSDP1's flat parameters, ranks.c goes through the files and makes the manifest of it.
+ * The table in which the values of several ranks' files are merged: merge.c adds leaves to it, flat.c knows those of
+ * FSDP1's flat parameters, ranks.c goes through the files and makes the manifest.
  */
 #ifndef FSDPCKPT_FORMATS_PT_MERGE_H
 #define FSDPCKPT_FORMATS_PT_MERGE_H
@@ -26,7 +26,7 @@ typedef struct pt_value {
     uint32_t file; /* of an object */
     fc_mesh mesh;
     fc_placement *placements;
-    int64_t parts; /* of ranks, which lie behind each other as the TP plan says; 0: it says nothing of it */
+    int64_t parts; /* ranks merged so far along the dimension that the TP plan cuts; 0: the plan does not cut it */
 } pt_value;
 
 /* How a flat parameter is cut: what an optimizer has of it is cut likewise, with padding at the end. */
@@ -47,19 +47,19 @@ typedef struct pt_merger {
     torch_file f; /* the current one */
     int64_t rank;
     pt_layout layout;
-    uint64_t *flat; /* where the storages of the file's flat parameters lie; malloc'ed */
+    uint64_t *flat; /* file offsets of the storages of the file's flat parameters; malloc'ed */
     size_t nflat, flat_capacity;
     pt_flat *cuts; /* the flat parameters of the last set that has some, in its order; malloc'ed */
     size_t ncuts, cuts_capacity;
     const struct fc_tp_plan *tp_plan; /* of plain tensors; or NULL */
     bool numbered;                    /* optimizer state in the current file may be of flat parameters */
-    bool numbers_fit;                 /* … and is numbered as they are */
+    bool numbers_fit;                 /* ... and uses the same numbers */
     fc_error *err;
 } pt_merger;
 
 /**
- * Finds the flat parameters of the current file: FSDP1 with use_orig_params leaves beside each what this rank has of
- * its parameters, as one dimension each, views of the same storage.
+ * Finds the flat parameters of the current file. With use_orig_params, FSDP1 stores next to each the local part of its
+ * parameters: one-dimensional views of the same storage.
  */
 fc_code fc_pt_find_flat(pt_merger *m, const torch_leaves *leaves);
 
@@ -67,8 +67,8 @@ fc_code fc_pt_find_flat(pt_merger *m, const torch_leaves *leaves);
 fc_code fc_pt_note_cuts(pt_merger *m, const torch_leaves *leaves, int64_t ranks);
 /** Whether this file holds an optimizer's state_dict() of just these flat parameters, in one group. */
 void fc_pt_match_numbers(pt_merger *m, const torch_leaves *leaves);
-/** The piece that a leaf of such a file is; `*is` false: it is not cut so. Its local tensor is longer by the padding.
- */
+/** Finds the shard of a leaf of such a file. `*is` is false for a leaf that is cut in another way. The local tensor is
+ *  longer than the shard by the padding. */
 fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *out, bool *is, fc_error *err);
 
 /** After the last file of a set of `ranks`, whose values are those from `first` on: every rank must have had a part of

@@ -1,5 +1,5 @@
 /*
- * Files of torch.save (`.pt`, `.pth`, `.bin`, `.ckpt`): the format's table, and what is recognised.
+ * The torch.save format (`.pt`, `.pth`, `.bin`, `.ckpt`): its table, and what it recognises.
  */
 #include "pt/pt.h"
 #include "pt/ranks.h"

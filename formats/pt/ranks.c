@@ -1,6 +1,6 @@
 /*
- * One file a rank: the files of a directory's sets, one after the other, become one manifest. What each holds is put
- * together in merge.c.
+ * One file per rank: reads the files of a directory's sets one after another and makes one manifest. merge.c merges
+ * what they hold.
  */
 #include "pt/merge.h"
 

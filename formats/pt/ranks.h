@@ -1,6 +1,6 @@
 /*
- * What the parts of the reader of one-file-a-rank checkpoints share: sets.c finds the files, share.c (layout.c for our
- * own) says which part of the whole a rank's leaf is, merge.c puts the leaves together, ranks.c goes through the files.
+ * The reader of checkpoints with one file per rank: sets.c finds the files, shard.c (layout.c for our own) finds the
+ * box of a rank's leaf, merge.c merges the leaves, ranks.c goes through the files.
  */
 #ifndef FSDPCKPT_FORMATS_PT_RANKS_H
 #define FSDPCKPT_FORMATS_PT_RANKS_H
@@ -11,7 +11,7 @@
 
 #include "torch/torch_file.h"
 
-/** A set of files, one a rank: "model_world_size_8_rank_0.pt" and those of the other ranks. */
+/** A set of files, one per rank: "model_world_size_8_rank_0.pt" and those of the other ranks. */
 typedef struct pt_set {
     const char *name;        /* "model" */
     const char *head, *tail; /* of the files' names, around the rank: "model_world_size_8_rank_" and ".pt" */
@@ -39,7 +39,7 @@ bool fc_pt_has_sets(const char *directory, fc_error *err);
  * from the highest. @param out in `arena`. */
 fc_code fc_pt_find_sets(const char *directory, fc_arena *arena, pt_set **out, size_t *count, fc_error *err);
 
-/** A piece of the whole that a rank holds. */
+/** The shard of a tensor that a rank holds. */
 typedef struct pt_shard {
     int ndim;
     int64_t shape[FC_MAX_DIMS];
@@ -50,13 +50,13 @@ typedef struct pt_shard {
     fc_placement placements[FC_MAX_MESH_DIMS];
 } pt_shard;
 
-/** What the DTensor `v` says of this rank's piece. `out->local` is FC_PV_ABSENT where the rank holds none. */
+/** Reads this rank's shard of the DTensor `v`. `out->local` is FC_PV_ABSENT if the rank holds none. */
 fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, pt_shard *out, fc_error *err);
 
-/** Whether its shape and placements are possible: what fc_local_box expects. */
-bool fc_pt_shard_sane(const pt_shard *share);
+/** Whether its shape and placements are valid for fc_local_box. */
+bool fc_pt_shard_sane(const pt_shard *shard);
 
-/** The number of pieces that the ShardedTensor `v` has on this rank, and one of them. */
+/** The number of shards that the ShardedTensor `v` has on this rank, and one of them. */
 size_t fc_pt_sharded_count(const torch_file *f, fc_pv v);
 fc_code fc_pt_sharded_shard(const torch_file *f, fc_pv v, size_t index, pt_shard *out, fc_error *err);
 
@@ -68,7 +68,7 @@ typedef struct pt_layout {
 
 fc_code fc_pt_layout_load(torch_file *f, int64_t rank, int64_t ranks, pt_layout *out, fc_error *err);
 void fc_pt_layout_free(pt_layout *layout);
-/** The piece that the plain tensor called `name` is. FC_OK with ndim -1 where the record does not name it. */
+/** Finds the shard of the plain tensor `name`. Returns FC_OK with ndim -1 if the record does not name it. */
 fc_code fc_pt_layout_shard(const pt_layout *layout, const torch_file *f, int64_t rank, const char *name, fc_pv v,
                            pt_shard *out, fc_error *err);
 

@@ -1,7 +1,7 @@
 /*
- * The names of one-file-a-rank checkpoints: <set>_world_size_<N>_rank_<r>.pt, as verl and others write them, and what
- * scripts choose: <set>_rank_<r>.pt, <set>-rank<r>.pt, pytorch_model_fsdp_rank<r>.bin (accelerate),
- * consolidated.<r>.pth (Llama).
+ * The file names of checkpoints with one file per rank: <set>_world_size_<N>_rank_<r>.pt, as verl and others write
+ * them, and names that scripts choose: <set>_rank_<r>.pt, <set>-rank<r>.pt, pytorch_model_fsdp_rank<r>.bin
+ * (accelerate), consolidated.<r>.pth (Llama).
  */
 #include "pt/ranks.h"
 

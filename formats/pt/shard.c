@@ -1,7 +1,7 @@
 /*
- * DTensors and ShardedTensors as data: which part of the whole a rank's pickle holds. Input: the inert values that the
- * pickle machine made of them. Output: shapes, offsets, mesh and placements. The fields are those of torch 2.2 to 2.15
- * for DTensors (DeviceMesh has changed its own several times) and of 1.13 to 2.15 for ShardedTensors.
+ * DTensors and ShardedTensors as data: finds the shard that a rank's pickle holds. Input: the inert values of the
+ * pickle machine. Output: shapes, offsets, mesh and placements. The fields are those of torch 2.2 to 2.15 for DTensors
+ * (DeviceMesh changed its own several times) and of 1.13 to 2.15 for ShardedTensors.
  */
 #include "pt/ranks.h"
 
@@ -217,10 +217,10 @@ fc_code fc_pt_dtensor_shard(const torch_file *f, fc_pv v, pt_shard *out, fc_erro
     return fc_local_box(out->ndim, out->shape, &out->mesh, out->placements, coordinate, out->offsets, out->sizes, err);
 }
 
-bool fc_pt_shard_sane(const pt_shard *share) {
-    bool sane = fc_torch_shape_fits(FC_C128, share->ndim, share->shape);
-    for (int i = 0; i < share->mesh.ndim; i++) {
-        sane = sane && (share->placements[i].kind == FC_REPLICATE || share->placements[i].dim < share->ndim);
+bool fc_pt_shard_sane(const pt_shard *shard) {
+    bool sane = fc_torch_shape_fits(FC_C128, shard->ndim, shard->shape);
+    for (int i = 0; i < shard->mesh.ndim; i++) {
+        sane = sane && (shard->placements[i].kind == FC_REPLICATE || shard->placements[i].dim < shard->ndim);
     }
     return sane;
 }

@@ -1,6 +1,6 @@
 /*
- * ShardedTensors, written: the pickle of what FSDP1's LOCAL_STATE_DICT has for a flat parameter, in the state that
- * every torch since 2.0 takes: (local shards, metadata, process group, sharding spec, init_rrefs).
+ * Writes ShardedTensors: the pickle that FSDP1's LOCAL_STATE_DICT has for a flat parameter, with the state that every
+ * torch since 2.0 accepts: (local shards, metadata, process group, sharding spec, init_rrefs).
  */
 #include "pt/writer.h"
 

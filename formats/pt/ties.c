@@ -1,6 +1,6 @@
 /*
- * Tied weights: values of the target whose bytes are the same bytes of the source are stored once, and the others are
- * views, as torch.save stores them. What the sources' extents say is enough; no data is compared.
+ * Tied weights: values of the target that read the same bytes of the source are stored once, and the others become
+ * views, as torch.save stores them. The sources' extents decide; no data is compared.
  */
 #include "pt/writer.h"
 

@@ -1,6 +1,6 @@
 /*
- * The nesting of the target: values at the ends of their paths become dicts, lists and tuples again, as
- * torch's unflatten_state_dict makes them of planner_data.
+ * The nesting of the target: the values at the ends of their paths become dicts, lists and tuples again, as torch's
+ * unflatten_state_dict makes them from planner_data.
  */
 #include "pt/writer.h"
 
@@ -16,7 +16,7 @@
 #include <xxhash.h>
 
 enum {
-    MAX_DEPTH = 500,    /* each level is a call of unpicklers, too */
+    MAX_DEPTH = 500,    /* unpicklers recurse once per level */
     MAX_HOLES = 1 << 16 /* of a list from which values were left out */
 };
 
@@ -131,7 +131,7 @@ typedef struct emitter {
 
 static fc_code emit(emitter *e, uint32_t node);
 
-/* Whether the children are the items of a list: torch's unflattening goes by the kind of the keys, too. */
+/* Whether the children are the items of a list. torch's unflattening decides by the kind of the keys as well. */
 static bool is_sequence(const pt_tree *tree, const pt_node *n) {
     for (uint32_t c = n->first; c; c = tree->nodes[c].next) {
         if (!tree->nodes[c].element->is_index) {

@@ -1,5 +1,5 @@
 /*
- * Verifying what a torch.save file holds beside the tensors' bytes: every other record, by the CRC-32 of the archive.
+ * Verifies the records of a torch.save file that are not tensor data, by the CRC-32s of the archive.
  */
 #include "pt/pt.h"
 #include "torch/torch_file.h"

@@ -1,10 +1,10 @@
 /*
- * Writing torch.save files: one for a full target, one a rank for a sharded one. A part becomes a pickle that nests
- * the values as they were, and a zip archive laid out around it; the engine writes the data; then the headers follow,
- * with its CRCs. Nothing here touches tensor data; objects, which are small, are written back into the pickle.
+ * Writes torch.save files: one for a full target, one per rank for a sharded one. A file becomes a pickle that nests
+ * the values as they were, and a zip archive laid out around it. The engine writes the data; then the headers follow,
+ * with its CRCs. Nothing here touches tensor data. Objects are small and are written into the pickle.
  *
- * A rank's file holds plain local tensors, as tensor-parallel servers load them, and one record that torch.load does
- * not look at: what the whole is (layout.c).
+ * A rank's file holds plain local tensors, as tensor-parallel servers load them, and one record that torch.load
+ * ignores: the layout of the whole checkpoint (layout.c).
  */
 #include "pt/writer.h"
 
@@ -22,7 +22,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Of one object's tensors: they move into the archive. */
+/* A storage of a tensor within an object. It moves into the archive. */
 typedef struct inner {
     unsigned char *bytes;
     uint64_t size;
@@ -30,15 +30,15 @@ typedef struct inner {
 
 typedef struct pt_writer {
     const fc_target *target;
-    fc_arena *arena; /* of the whole writer */
+    fc_arena *arena; /* lives as long as the writer */
     const char *staging;
     int64_t ranks;
-    /* The file in progress: from reserve to seal. */
+    /* The current file, from reserve to finish_file. */
     fc_arena *scratch;
     fc_target_file *file;
     const char *path;
     pt_tie *ties;
-    uint64_t *numbers; /* of the data records, one an item; that of the root where it is a view */
+    uint64_t *numbers; /* number of the data record of each item; a view has its root's */
     uint64_t nstored;
     fc_torch_pickler pickler;
     fc_torch_zip zip;
@@ -88,7 +88,7 @@ fc_code fc_pt_create(const fc_target *target, const char *staging, fc_writer *wr
     return FC_OK;
 }
 
-/* Gives every stored item its number, in the order of the items; views have their root's. */
+/* Numbers the stored items in their order. A view gets the number of its root. */
 static fc_code number_items(pt_writer *w, fc_error *err) {
     const fc_target_file *file = w->file;
     w->numbers = fc_arena_calloc(w->scratch, file->nitems, sizeof *w->numbers);
@@ -126,7 +126,7 @@ static void write_tensor(void *context, fc_torch_pickler *p, uint32_t item) {
     fc_torch_pickle_tensor(p, &out);
 }
 
-/* Keeps the storages of an object's tensors until the file is sealed. */
+/* Keeps the storages of an object's tensors until the file is finished. */
 static fc_code keep_inners(pt_writer *w, fc_torch_item *item, const fc_pickle_copy *copy, fc_error *err) {
     if (item->big_endian && copy->nstorages > 0) {
         return fc_fail(err, FC_EUNSUPPORTED, "it holds a tensor of a big-endian machine");
@@ -209,7 +209,7 @@ static fc_code write_pickle(pt_writer *w, fc_error *err) {
     return rc == FC_OK ? fc_torch_pickle_end(&w->pickler, err) : rc;
 }
 
-/* Lays the archive out and tells the engine where the data goes. */
+/* Lays the archive out and gives the engine the offsets of the data. */
 static fc_code lay_out(pt_writer *w, fc_error *err) {
     fc_target_file *file = w->file;
     fc_code rc = fc_torch_zip_begin(&w->zip, "archive", w->pickler.bytes, w->pickler.size, err);
@@ -292,7 +292,7 @@ fc_code fc_pt_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) 
     (void)writer;
     (void)digests;
     (void)err;
-    return FC_OK; /* every file stands for itself */
+    return FC_OK; /* nothing spans the files */
 }
 
 void fc_pt_destroy(fc_writer *writer) {

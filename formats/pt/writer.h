@@ -1,7 +1,7 @@
 /*
- * What the parts of the torch.save writer share. writer.c lays a file out and writes its headers; tree.c nests the
- * values as their paths say and writes the pickle; ties.c finds values that share bytes; sharded_out.c writes
- * ShardedTensors, layout.c says how a rank's file is cut.
+ * The torch.save writer: writer.c lays a file out and writes its headers, tree.c nests the values by their paths and
+ * writes the pickle, ties.c finds values that share bytes, sharded_out.c writes ShardedTensors, layout.c writes how a
+ * rank's file is cut.
  */
 #ifndef FSDPCKPT_FORMATS_PT_WRITER_H
 #define FSDPCKPT_FORMATS_PT_WRITER_H
@@ -15,14 +15,14 @@
 #include "torch/torch_file.h"
 #include "torch/zip_write.h"
 
-/** How an item of a part is stored: as a view of the item `root`, which may be itself. */
+/** How an item of a file is stored: as a view of the item `root`, which may be the item itself. */
 typedef struct pt_tie {
-    uint32_t root;          /* index into part->items */
+    uint32_t root;          /* index into file->items */
     uint64_t offset;        /* elements, in the root's row-major elements */
     const int64_t *strides; /* NULL: row-major */
 } pt_tie;
 
-/** Finds which items of `part` are views of others. @param ties one an item, at first each its own; in `arena`. */
+/** Finds the items of `file` that are views of others. @param ties receives one tie per item, in `arena`. */
 fc_code fc_pt_find_ties(const fc_target *target, const fc_target_file *file, fc_arena *arena, pt_tie **ties,
                         fc_error *err);
 
@@ -32,7 +32,7 @@ typedef struct pt_node {
     uint32_t parent;
     uint32_t first, last, next; /* children, sibling; 0: none, as 0 is the root */
     uint32_t nchildren;
-    uint32_t item; /* of a leaf: index into part->items; else UINT32_MAX */
+    uint32_t item; /* of a leaf: index into file->items; else UINT32_MAX */
 } pt_node;
 
 typedef struct pt_tree {
@@ -43,7 +43,7 @@ typedef struct pt_tree {
     size_t nslots;
 } pt_tree;
 
-/** Nests the items of `part`. */
+/** Nests the items of `file`. */
 fc_code fc_pt_tree_build(const fc_target *target, const fc_target_file *file, pt_tree *tree, fc_error *err);
 void fc_pt_tree_free(pt_tree *tree);
 

@@ -1,6 +1,6 @@
 /*
- * The table of safetensors' element types, in the order of the reference implementation's enumeration (0.8): that
- * order decides where tensors lie in a file.
+ * The table of safetensors' dtypes, in the order of the reference implementation's enumeration (0.8). That order
+ * decides the order of the tensors in a file.
  */
 #include "safetensors/dtypes.h"
 
@@ -8,7 +8,7 @@
 
 static const st_dtype table[] = {
     {"BOOL", 8, true, FC_BOOL},
-    {"F4", 4, true, FC_F4_E2M1FN_X2}, /* the header counts numbers, torch counts bytes of two */
+    {"F4", 4, true, FC_F4_E2M1FN_X2}, /* The header counts numbers; torch counts bytes, which hold two. */
     {"F6_E2M3", 6, false, FC_U8},
     {"F6_E3M2", 6, false, FC_U8},
     {"U8", 8, true, FC_U8},
@@ -59,6 +59,6 @@ st_stored fc_st_stored_as(fc_dtype dtype, int ndim) {
                 return (st_stored){&table[i], 1, 0, false};
             }
         }
-        return (st_stored){fc_st_dtype_find("U8"), 1, 0, true}; /* unreachable: objects are no tensors */
+        return (st_stored){fc_st_dtype_find("U8"), 1, 0, true}; /* unreachable: objects have no dtype */
     }
 }

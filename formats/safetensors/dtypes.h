@@ -1,5 +1,5 @@
 /*
- * The element types of safetensors and how ours stand there.
+ * The dtypes of safetensors, and how the dtypes of torch are stored in them.
  */
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_DTYPES_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_DTYPES_H
@@ -10,29 +10,29 @@
 
 #include "fsdpckpt/dtype.h"
 
-/** One type of the format. */
+/** One dtype of the format. */
 typedef struct st_dtype {
-    const char *name; /**< as in headers: "BF16" */
-    uint32_t bits;    /**< of an element */
-    bool readable;    /**< there is a type of ours for it */
+    const char *name; /**< The name in headers, e.g. "BF16". */
+    uint32_t bits;    /**< Bits per element. */
+    bool readable;    /**< torch has this dtype; `dtype` is valid. */
     fc_dtype dtype;
 } st_dtype;
 
-/** Finds a type by its name in headers. @return NULL when the format has none of that name. */
+/** Finds a dtype by its name in headers. @return NULL if the format has no such dtype. */
 const st_dtype *fc_st_dtype_find(const char *name);
 
-/** Where a type stands in the order in which the reference writer lays out tensors: higher ones first. */
+/** Returns the rank of a dtype in the reference writer's layout, which places higher ranks first. */
 int fc_st_dtype_order(const st_dtype *dtype);
 
-/** How a tensor of one of our types is stored. */
+/** How a tensor of one of torch's dtypes is stored. */
 typedef struct st_stored {
     const st_dtype *as;
-    int64_t widen;   /**< the last size and offset are multiplied by this: 2 for two numbers an element */
-    int64_t append;  /**< a last dimension of this size is added; 0: none */
-    bool remembered; /**< `as` alone does not say which type it is: `__metadata__` names it */
+    int64_t widen;   /**< Factor for the last size and offset: 2 if an element holds two numbers. */
+    int64_t append;  /**< Size of a last dimension that is added; 0 if none is. */
+    bool remembered; /**< `as` does not determine the dtype, so `__metadata__` names it. */
 } st_stored;
 
-/** How a tensor of `dtype` with `ndim` dimensions is stored. */
+/** Returns how a tensor of `dtype` with `ndim` dimensions is stored. */
 st_stored fc_st_stored_as(fc_dtype dtype, int ndim);
 
 #endif

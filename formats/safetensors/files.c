@@ -1,5 +1,5 @@
 /*
- * From the path that a person gives to the list of files. See files.h.
+ * Turns the path of a checkpoint into the list of its files. See files.h.
  */
 #include "safetensors/files.h"
 
@@ -21,7 +21,7 @@
 
 /* ---- names ---- */
 
-/* Decimal digits at `*s`, which moves behind them. */
+/* Consumes decimal digits at `*s`. */
 static bool take_number(const char **s, uint32_t *out) {
     uint64_t value = 0;
     const char *start = *s;
@@ -44,8 +44,8 @@ static bool take_text(const char **s, const char *text) {
     return true;
 }
 
-/* Whether `name` is that of a rank's shard; its numbers are given where it is. */
-static bool shard_name(const char *name, uint32_t *shard, uint32_t *model, uint32_t *models) {
+/* "shard-00001-model-00001-of-00001.safetensors". The numbers are valid if the name is a shard file's. */
+static bool parse_shard_name(const char *name, uint32_t *shard, uint32_t *model, uint32_t *models) {
     const char *s = name;
     return take_text(&s, "shard-") && take_number(&s, shard) && take_text(&s, "-model-") && take_number(&s, model) &&
            take_text(&s, "-of-") && take_number(&s, models) && strcmp(s, ST_EXTENSION) == 0 && *shard > 0 &&
@@ -53,7 +53,7 @@ static bool shard_name(const char *name, uint32_t *shard, uint32_t *model, uint3
 }
 
 /* "<stem>-00002-of-00005.safetensors"; `*stem` is the stem's length. */
-static bool numbered_name(const char *name, size_t *stem, uint32_t *number, uint32_t *count) {
+static bool parse_numbered_name(const char *name, size_t *stem, uint32_t *number, uint32_t *count) {
     for (const char *at = strchr(name, '-'); at; at = strchr(at + 1, '-')) {
         const char *s = at + 1;
         if (take_number(&s, number) && take_text(&s, "-of-") && take_number(&s, count) &&
@@ -68,10 +68,10 @@ static bool numbered_name(const char *name, size_t *stem, uint32_t *number, uint
 /* ---- the directory ---- */
 
 typedef struct listing {
-    const char **names; /* *.safetensors, sorted */
+    const char **names; /* malloc'ed: *.safetensors, sorted */
     size_t count, capacity;
-    const char *index; /* the one to take, NULL: none */
-    size_t indexes;
+    const char *index; /* the index to use; NULL if there is none */
+    size_t indexes;    /* number of index files */
 } listing;
 
 static int by_name(const void *a, const void *b) {
@@ -86,7 +86,7 @@ static bool add_name(listing *l, fc_arena *arena, const char *name) {
     return l->names[l->count++] != NULL;
 }
 
-/* @param out names is malloc'ed, owned by the caller, also after a failure. */
+/* @param out the caller frees out->names, also after a failure. */
 static fc_code list(fc_arena *arena, const char *directory, listing *out, fc_error *err) {
     fc_dir dir;
     bool enough = true;
@@ -113,12 +113,12 @@ static fc_code list(fc_arena *arena, const char *directory, listing *out, fc_err
     return FC_OK;
 }
 
-static bool name_is_ours(const char *name) {
+static bool is_data_or_index(const char *name) {
     return name[0] != '.' && (fc_ends_with(name, ST_EXTENSION) || fc_ends_with(name, ST_INDEX_EXTENSION));
 }
 
-/* A length that a header can have, and the start of a JSON object behind it. */
-static bool head_is_ours(const unsigned char *head, size_t size) {
+/* Whether a file starts with a valid header length and a JSON object. */
+static bool is_header_start(const unsigned char *head, size_t size) {
     uint64_t length = 0;
     if (size < ST_LENGTH_BYTES + 2) {
         return false;
@@ -135,10 +135,10 @@ static bool head_is_ours(const unsigned char *head, size_t size) {
 
 bool fc_st_files_probe(const fc_probe *probe) {
     if (probe->is_directory) {
-        return fc_dir_find(probe->path, name_is_ours, probe->err);
+        return fc_dir_find(probe->path, is_data_or_index, probe->err);
     }
     return fc_ends_with(probe->path, ST_EXTENSION) || fc_ends_with(probe->path, ST_INDEX_EXTENSION) ||
-           head_is_ours(probe->head, probe->head_size);
+           is_header_start(probe->head, probe->head_size);
 }
 
 bool fc_st_make_file(fc_arena *arena, const char *directory, const char *name, fc_file *out) {
@@ -163,9 +163,9 @@ static fc_code take_names(fc_arena *arena, const listing *l, st_files *out, fc_e
 /* ---- shards ---- */
 
 /*
- * Ranks count from 1. torch writes no file for a rank that holds nothing, but then none for those behind it either: a
- * number that is missing in the middle is a file that is missing. How many ranks there were it does not say; a trailing
- * file is missed by the shapes that our own files record, and by the coverage where something else is in more files.
+ * Ranks count from 1. torch writes no file for a rank that holds nothing, nor for the ranks after it, so a gap in the
+ * numbers is a missing file. torch does not record the number of ranks. If the last file is missing, the global shapes
+ * that fsdpckpt records, or the coverage of tensors with more shards, reveal it.
  */
 static int by_number(const void *a, const void *b) {
     uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
@@ -177,7 +177,7 @@ static fc_code check_shards(fc_arena *arena, const st_files *f, const unsigned c
     for (uint32_t m = 1; m <= count; m++) {
         if (!models[m]) {
             return fc_fail(err, FC_ECORRUPT,
-                           "%s: a file is missing: the names say that ranks write parts 1 to %u, there is no "
+                           "%s: a file is missing: the file names count from 1 to %u, but there is no "
                            "shard-*-model-%05u-of-%05u.safetensors",
                            f->directory, count, m, count);
         }
@@ -191,7 +191,7 @@ static fc_code check_shards(fc_arena *arena, const st_files *f, const unsigned c
     for (size_t i = 0; i < f->nfiles; i++) {
         if (sorted[i] > next) {
             return fc_fail(err, FC_ECORRUPT,
-                           "%s: a file is missing: there are shards up to number %u, but no "
+                           "%s: a file is missing: there are shards up to number %u, but there is no "
                            "shard-%05u-model-*-of-%05u.safetensors",
                            f->directory, sorted[f->nfiles - 1] + 1, next + 1, count);
         }
@@ -202,14 +202,17 @@ static fc_code check_shards(fc_arena *arena, const st_files *f, const unsigned c
 
 static fc_code read_shards(fc_arena *arena, const listing *l, st_files *out, fc_error *err) {
     uint32_t shard = 0, model = 0, models = 0, count = 0;
-    out->ranks = fc_arena_calloc(arena, l->count, sizeof *out->ranks);
     unsigned char *seen = NULL;
-    fc_code rc = out->ranks ? FC_OK : fc_no_memory(err, out->directory);
+    fc_code rc = FC_OK;
+    out->ranks = fc_arena_calloc(arena, l->count, sizeof *out->ranks);
+    if (!out->ranks) {
+        return fc_no_memory(err, out->directory);
+    }
     for (size_t i = 0; rc == FC_OK && i < l->count; i++) {
-        if (!shard_name(l->names[i], &shard, &model, &models)) {
+        if (!parse_shard_name(l->names[i], &shard, &model, &models)) {
             rc = fc_fail(err, FC_EUSAGE,
-                         "%s: holds shards of ranks (%s) and other files (%s): name the one that is meant, or move "
-                         "the others away",
+                         "%s: the directory holds shard files (%s) and other files (%s): give the path of one file, or "
+                         "move the others away",
                          out->directory, l->names[l->count - 1], l->names[i]);
         } else if (count && models != count) {
             rc = fc_fail(err, FC_ECORRUPT, "%s: files of two checkpoints are mixed here: %s and %s", out->directory,
@@ -222,32 +225,37 @@ static fc_code read_shards(fc_arena *arena, const listing *l, st_files *out, fc_
             out->ranks[i] = shard - 1;
         }
     }
-    rc = rc == FC_OK ? check_shards(arena, out, seen, count, err) : rc;
+    if (rc == FC_OK) {
+        rc = check_shards(arena, out, seen, count, err);
+    }
     free(seen);
     return rc;
 }
 
 /* ---- several files ---- */
 
-/* Files that count themselves, "model-00001-of-00003", must all be there. */
+/* Files with numbered names, such as "model-00001-of-00003", must all exist. */
 static fc_code check_numbers(const listing *l, const st_files *f, fc_error *err) {
     for (size_t i = 0; i < l->count; i++) {
         size_t stem, other;
         uint32_t number, count, n, c;
-        if (!numbered_name(l->names[i], &stem, &number, &count)) {
+        if (!parse_numbered_name(l->names[i], &stem, &number, &count)) {
             continue;
         }
-        /* Sorted by name, files of one stem and count are neighbours in the order of their numbers. */
-        bool first = i == 0 || !numbered_name(l->names[i - 1], &other, &n, &c) || other != stem || c != count ||
+        /* The names are sorted, so files with the same stem and count are adjacent and in the order of their numbers.
+         */
+        bool first = i == 0 || !parse_numbered_name(l->names[i - 1], &other, &n, &c) || other != stem || c != count ||
                      strncmp(l->names[i - 1], l->names[i], stem) != 0;
-        bool end = i + 1 == l->count || !numbered_name(l->names[i + 1], &other, &n, &c) || other != stem ||
+        bool end = i + 1 == l->count || !parse_numbered_name(l->names[i + 1], &other, &n, &c) || other != stem ||
                    c != count || strncmp(l->names[i + 1], l->names[i], stem) != 0;
-        uint32_t missing = first && number != 1 ? 1
-                           : end                ? (number < count ? number + 1 : 0)
-                           : n != number + 1    ? number + 1
-                                                : 0;
+        uint32_t missing = 0;
+        if (first && number != 1) {
+            missing = 1;
+        } else if (end ? number < count : n != number + 1) {
+            missing = number + 1;
+        }
         if (missing) {
-            return fc_fail(err, FC_ECORRUPT, "%s: the file %.*s-%05u-of-%05u%s is missing: %s says that there are %u",
+            return fc_fail(err, FC_ECORRUPT, "%s: the file %.*s-%05u-of-%05u%s is missing; by the name %s there are %u",
                            f->directory, (int)stem, l->names[i], missing, count, ST_EXTENSION, l->names[i], count);
         }
     }
@@ -257,7 +265,7 @@ static fc_code check_numbers(const listing *l, const st_files *f, fc_error *err)
 static bool has_shards(const listing *l) {
     uint32_t shard, model, models;
     for (size_t i = 0; i < l->count; i++) {
-        if (shard_name(l->names[i], &shard, &model, &models)) {
+        if (parse_shard_name(l->names[i], &shard, &model, &models)) {
             return true;
         }
     }
@@ -268,19 +276,25 @@ static fc_code find_in_directory(fc_arena *arena, const listing *l, st_files *ou
     if (l->index) {
         fc_file index;
         if (l->indexes > 1 && strcmp(l->index, ST_INDEX_NAME) != 0) {
-            return fc_fail(err, FC_EUSAGE, "%s: there are %zu index files, none of them called %s: name one of them",
+            return fc_fail(err, FC_EUSAGE,
+                           "%s: there are %zu index files, and none is called %s: give the path of one of them",
                            out->directory, l->indexes, ST_INDEX_NAME);
         }
-        return fc_st_make_file(arena, out->directory, l->index, &index) ? fc_st_index_read(arena, index.path, out, err)
-                                                                        : fc_no_memory(err, out->directory);
+        if (!fc_st_make_file(arena, out->directory, l->index, &index)) {
+            return fc_no_memory(err, out->directory);
+        }
+        return fc_st_index_read(arena, index.path, out, err);
     }
     if (l->count == 0) {
-        return fc_fail(err, FC_ECORRUPT, "%s: the directory holds no safetensors file", out->directory);
+        return fc_fail(err, FC_ECORRUPT, "%s: the directory holds no safetensors files", out->directory);
     }
-    bool shards = has_shards(l);
-    out->kind = shards ? ST_SHARDS : l->count == 1 ? ST_ONE : ST_MANY;
     FC_TRY(take_names(arena, l, out, err));
-    return shards ? read_shards(arena, l, out, err) : check_numbers(l, out, err);
+    if (has_shards(l)) {
+        out->kind = ST_SHARDS;
+        return read_shards(arena, l, out, err);
+    }
+    out->kind = l->count == 1 ? ST_ONE : ST_MANY;
+    return check_numbers(l, out, err);
 }
 
 /* ---- links ---- */
@@ -317,31 +331,37 @@ void fc_st_files_free(st_files *files) {
     files->map = NULL;
 }
 
+static fc_code open_directory(fc_arena *arena, st_files *out, fc_error *err) {
+    listing l = {0};
+    fc_code rc = list(arena, out->directory, &l, err);
+    if (rc == FC_OK) {
+        rc = find_in_directory(arena, &l, out, err);
+    }
+    free(l.names);
+    return rc;
+}
+
 fc_code fc_st_files_find(fc_arena *arena, const char *path, const fc_open_options *options, st_files *out,
                          fc_error *err) {
-    listing l = {0};
     struct stat st;
     uint32_t shard, model, models;
     const char *name = fc_base_name(path);
-    fc_code rc = FC_OK;
     *out = (st_files){.kind = ST_ONE};
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
         out->directory = path;
-        rc = list(arena, path, &l, err);
-        rc = rc == FC_OK ? find_in_directory(arena, &l, out, err) : rc;
-        free(l.names);
-        return rc == FC_OK && !options->follow_external ? fc_st_check_links(out, err) : rc;
+        FC_TRY(open_directory(arena, out, err));
+        return options->follow_external ? FC_OK : fc_st_check_links(out, err);
     }
-    if (shard_name(name, &shard, &model, &models)) {
-        return fc_fail(err, FC_EUSAGE, "%s: one rank's file of a checkpoint; name the directory that holds it", path);
+    if (parse_shard_name(name, &shard, &model, &models)) {
+        return fc_fail(err, FC_EUSAGE, "%s: this is one rank's shard file; give the path of its directory", path);
     }
     out->directory = name == path ? "." : fc_arena_strndup(arena, path, (size_t)(name - path));
     if (!out->directory) {
         return fc_no_memory(err, path);
     }
     if (fc_ends_with(name, ST_INDEX_EXTENSION)) {
-        rc = fc_st_index_read(arena, path, out, err);
-        return rc == FC_OK && !options->follow_external ? fc_st_check_links(out, err) : rc;
+        FC_TRY(fc_st_index_read(arena, path, out, err));
+        return options->follow_external ? FC_OK : fc_st_check_links(out, err);
     }
     fc_file *file = fc_arena_calloc(arena, 1, sizeof *file);
     if (!file) {

@@ -1,6 +1,6 @@
 /*
- * Which files a checkpoint consists of: one file; those that a Hugging Face index names; the shards of torch's
- * HuggingFaceStorageWriter; or all safetensors files of a directory.
+ * Finds the files of a checkpoint: one file, the files that a Hugging Face index names, the shard files of torch's
+ * HuggingFaceStorageWriter, or all safetensors files of a directory.
  */
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_FILES_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_FILES_H
@@ -18,46 +18,47 @@
 
 typedef enum st_kind {
     ST_ONE,    /**< one file */
-    ST_INDEX,  /**< those of an index, which says which tensor is where */
-    ST_SHARDS, /**< pieces of tensors, a file or more a rank */
+    ST_INDEX,  /**< the files of an index, which maps each tensor to its file */
+    ST_SHARDS, /**< shard files, one or more per rank */
     ST_MANY    /**< several files without an index */
 } st_kind;
 
-/** A name of the index and the file it says. */
+/** One tensor of the index's weight_map. */
 typedef struct st_mapped {
     const char *name;
-    uint32_t file;
+    uint32_t file; /**< Index of st_files.files. */
 } st_mapped;
 
+/** The files of a checkpoint. Everything but `map` is in the arena. */
 typedef struct st_files {
     st_kind kind;
     const char *directory;
-    const fc_file *files; /**< data files, then the index where there is one */
-    size_t nfiles;        /**< data files */
-    uint32_t *ranks;      /**< ST_SHARDS: of each file; else NULL */
-    const fc_file *index; /**< ST_INDEX; else NULL */
-    st_mapped *map;       /**< ST_INDEX: malloc'ed, sorted by name; else NULL */
+    const fc_file *files; /**< The data files, followed by the index if there is one. */
+    size_t nfiles;        /**< Number of data files. */
+    uint32_t *ranks;      /**< ST_SHARDS: the rank of each file; else NULL. */
+    const fc_file *index; /**< ST_INDEX: the index; else NULL. */
+    st_mapped *map;       /**< ST_INDEX: malloc'ed, sorted by name; else NULL. */
     size_t nmap;
-    const char *index_metadata; /**< JSON text of what the index says beyond the sizes; NULL: nothing */
-    bool has_total;             /**< the index says how many bytes the tensors take: */
-    int64_t total;
+    const char *index_metadata; /**< The index's metadata without the sizes, as JSON text; NULL if there is none. */
+    bool has_total;             /**< The index has a total_size. */
+    int64_t total;              /**< total_size, bytes. */
 } st_files;
 
-/** Whether the input is one of ours. */
+/** Returns whether the input looks like safetensors. */
 bool fc_st_files_probe(const fc_probe *probe);
 
-/** Finds the files of the checkpoint at `path`. @param out to be given to fc_st_files_free, also on failure. */
+/** Finds the files of the checkpoint at `path`. @param out freed with fc_st_files_free, also on failure. */
 fc_code fc_st_files_find(fc_arena *arena, const char *path, const fc_open_options *options, st_files *out,
                          fc_error *err);
 void fc_st_files_free(st_files *files);
 
-/** Reads the index at `path`, in the directory out->directory. (index.c) */
+/** Reads the index at `path`, whose files are in out->directory. (index.c) */
 fc_code fc_st_index_read(fc_arena *arena, const char *path, st_files *out, fc_error *err);
 
-/** Refuses files that are links out of the directory, other than those of the cache of huggingface_hub. */
+/** Fails if a file is a link out of the directory. Links in the cache of huggingface_hub are accepted. */
 fc_code fc_st_check_links(const st_files *files, fc_error *err);
 
-/** `name` in the directory, as an fc_file. */
+/** Sets `out` to the file `name` in the directory. @return false when out of memory. */
 bool fc_st_make_file(fc_arena *arena, const char *directory, const char *name, fc_file *out);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * The digest of a header, which stands in the header itself: CRC-64 of the file up to its data, with the 16 digits of
- * the digest as zeros (characters '0').
+ * The digest of a header, which is stored in the header itself: the CRC-64 of the file up to its data, computed with
+ * the 16 digits of the digest set to '0'.
  */
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_HEADER_DIGEST_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_HEADER_DIGEST_H
@@ -13,40 +13,41 @@
 
 enum { ST_DIGITS = 16 };
 
-/** What became of a header since it was written. */
+/** Whether a header has changed since fsdpckpt wrote it. */
 typedef enum st_header_state {
-    ST_HEADER_UNKNOWN, /**< no digest, or another program wrote the JSON anew */
+    ST_HEADER_UNKNOWN, /**< The header has no digest. */
     ST_HEADER_GOOD,
-    ST_HEADER_DAMAGED,   /**< by one flipped bit */
-    ST_HEADER_REWRITTEN, /**< more is different: another program wrote it anew and kept our members of __metadata__ */
-    ST_HEADER_BARE       /**< it says that it is ours, and has no digest */
+    ST_HEADER_DAMAGED,   /**< One bit has flipped. */
+    ST_HEADER_REWRITTEN, /**< More has changed: another program rewrote it and kept our members of __metadata__. */
+    ST_HEADER_BARE       /**< fsdpckpt wrote it, but the digest is missing. */
 } st_header_state;
 
-/** fc_checkpoint.state: of each data file the state of its header. In the arena. */
+/** fc_checkpoint.state: the header states of the data files. In the arena. */
 typedef struct st_state {
-    const unsigned char *headers; /**< st_header_state */
+    const unsigned char *headers; /**< One st_header_state per data file. */
     size_t count;
 } st_state;
 
-/** Where in a header (`size` bytes from the start of the file) the digits of its digest are; 0: nowhere. */
-size_t fc_st_digest_place(const char *text, size_t size);
+/** Returns the offset of the digest's digits in a header of `size` bytes, counted from the start of the file; 0 if it
+ *  has none. */
+size_t fc_st_digest_offset(const char *text, size_t size);
 
-/** The digest of a header whose digits are at `place`. */
-uint64_t fc_st_digest_of(const char *text, size_t size, size_t place);
+/** Returns the digest of a header whose digits are at offset `at`. */
+uint64_t fc_st_digest_of(const char *text, size_t size, size_t at);
 
-/** What became of a header whose digits are at `place`. */
-st_header_state fc_st_digest_compare(const char *text, size_t size, size_t place);
+/** Compares a header with the digest at offset `at`. */
+st_header_state fc_st_digest_compare(const char *text, size_t size, size_t at);
 
 /** Writes 16 hexadecimal digits to `out`, without a NUL. */
 void fc_st_digits(uint64_t value, char *out);
 
-/** Reads them. @return how many of the 16 are none, e.g. by a flipped bit. */
+/** Reads 16 hexadecimal digits. @return how many of the 16 characters are not digits. */
 int fc_st_read_digits(const char *text, uint64_t *out);
 
-/** fc_format.check_file: FC_ECORRUPT when the header of the file is damaged. */
+/** fc_format.check_file: returns FC_ECORRUPT if the header of the file is damaged. */
 fc_code fc_st_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error *err);
 
-/** fc_format.verify: a defect for each header that is not as it was written. */
+/** fc_format.verify: reports a defect for each header that has changed since fsdpckpt wrote it. */
 fc_code fc_st_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,
                      fc_error *err);
 

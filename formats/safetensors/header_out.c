@@ -1,6 +1,6 @@
 /*
- * From the items of a part to the text of a header. Tensors lie as the reference implementation lays them out: by
- * dtype, the wider ones first so that all are aligned, then by name. See kept.h for what else is kept.
+ * Builds the header of a target file. Tensors are ordered as in the reference implementation: by dtype, wider ones
+ * first, which aligns them all, then by name. kept.h lists the members of `__metadata__`.
  */
 #include "safetensors/header_out.h"
 
@@ -18,20 +18,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The reference implementation aligns the data to 8 bytes. Where there is much of it, it starts a page, at the cost of
-   some blanks: then it can be written past the page cache, and mapped tensors lie as aligned as they are large. */
+/* The reference implementation aligns the data to 8 bytes. Large data starts at a page boundary instead: then it can
+   bypass the page cache, and mapped tensors are aligned. */
 enum { ALIGNMENT = 8, PAGE = 4096, MUCH = 1 << 20 };
 
-/* The header while it is made. */
-typedef struct making {
+/* The header while it is built. */
+typedef struct header_builder {
     const st_common *common;
     const fc_target *target;
     fc_target_file *file;
     st_header_out *out;
     json_t *metadata;
-    FILE *stream; /* of out->text */
+    FILE *stream; /* writes to out->text */
     fc_error *err;
-} making;
+} header_builder;
 
 void fc_st_header_out_free(st_header_out *header) {
     free(header->text);
@@ -39,20 +39,23 @@ void fc_st_header_out_free(st_header_out *header) {
     *header = (st_header_out){0};
 }
 
-static const fc_target_tensor *tensor_of(const making *m, const fc_target_item *item) {
+static const fc_target_tensor *tensor_of(const header_builder *m, const fc_target_item *item) {
     return &m->target->tensors[item->tensor];
 }
 
 /* ---- __metadata__ ---- */
 
-/* Sets a member of `__metadata__`; takes `value`. */
-static fc_code set_text(const making *m, const char *key, json_t *value) {
-    return value && json_object_set_new(m->metadata, key, value) == 0 ? FC_OK
-                                                                      : fc_no_memory(m->err, m->target->source->path);
+static fc_code out_of_memory(const header_builder *m) {
+    return fc_no_memory(m->err, m->target->source->path);
 }
 
-/* Likewise to the text of a JSON value, which it takes. */
-static fc_code set_json(const making *m, const char *key, json_t *value) {
+/* Sets a member of `__metadata__`; takes ownership of `value`, which may be NULL. */
+static fc_code set_text(const header_builder *m, const char *key, json_t *value) {
+    return value && json_object_set_new(m->metadata, key, value) == 0 ? FC_OK : out_of_memory(m);
+}
+
+/* Like set_text, with the text of a JSON value. */
+static fc_code set_json(const header_builder *m, const char *key, json_t *value) {
     char *text = value ? json_dumps(value, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
     json_decref(value);
     fc_code rc = set_text(m, key, text ? json_string(text) : NULL);
@@ -60,7 +63,7 @@ static fc_code set_json(const making *m, const char *key, json_t *value) {
     return rc;
 }
 
-/* Puts `value`, which it takes, behind the others; without memory `*list` becomes NULL and stays so. */
+/* Takes ownership of `value`. When out of memory, `*list` becomes NULL and stays NULL. */
 static void append(json_t **list, json_t *value) {
     if (!*list) {
         json_decref(value);
@@ -100,15 +103,15 @@ static bool is_flat(const fc_target_tensor *t) {
                                   !t->path.elements[0].is_number && strcmp(t->path.elements[0].key, t->name) == 0);
 }
 
-static json_t *layout_json(const making *m, const fc_target_tensor *t) {
+static json_t *layout_json(const header_builder *m, const fc_target_tensor *t) {
     char text[FC_MAX_MESH_DIMS * 64];
     fc_placements_format(m->target->mesh->ndim, t->placements, text, (int)sizeof text);
     return json_pack("{s:o, s:s}", "shape", integers(t->source->shape, t->source->ndim, NULL, 0), "placements", text);
 }
 
-/* Adds what is to be known of one tensor to the tables of names. */
-static bool describe(const making *m, const fc_target_item *item, json_t *paths, json_t *dtypes, json_t *offsets,
-                     json_t *layouts) {
+/* Adds one tensor to the tables of `__metadata__`. */
+static bool describe(const header_builder *m, const fc_target_item *item, json_t *paths, json_t *dtypes,
+                     json_t *offsets, json_t *layouts) {
     const fc_target_tensor *t = tensor_of(m, item);
     st_stored stored = fc_st_stored_as(t->dtype, t->source->ndim);
     bool good = true;
@@ -126,28 +129,30 @@ static bool describe(const making *m, const fc_target_item *item, json_t *paths,
     return good;
 }
 
-static fc_code add_tables(const making *m) {
+static fc_code add_tables(const header_builder *m) {
     json_t *tables[4] = {json_object(), json_object(), json_object(), json_object()};
     static const char *const keys[4] = {ST_PATHS, ST_DTYPES, ST_SHARDING, ST_LAYOUT};
     bool good = tables[0] && tables[1] && tables[2] && tables[3];
     for (size_t i = 0; good && i < m->out->count; i++) {
         good = describe(m, &m->file->items[m->out->order[i]], tables[0], tables[1], tables[2], tables[3]);
     }
-    fc_code rc = good ? FC_OK : fc_no_memory(m->err, m->target->source->path);
+    fc_code rc = good ? FC_OK : out_of_memory(m);
     for (int i = 0; i < 4; i++) {
-        bool target = json_object_size(tables[i]) > 0 || (i >= 2 && m->target->mesh->ndim > 0);
-        rc = rc == FC_OK && target ? set_json(m, keys[i], json_incref(tables[i])) : rc;
+        bool needed = json_object_size(tables[i]) > 0 || (i >= 2 && m->target->mesh->ndim > 0);
+        if (rc == FC_OK && needed) {
+            rc = set_json(m, keys[i], json_incref(tables[i]));
+        }
         json_decref(tables[i]);
     }
     return rc;
 }
 
-/* Room for digests, which are known when the data has been moved. */
-static fc_code add_digests(const making *m, const char *key, size_t count) {
+/* Reserves room for digests, which are known only after the data has been written. */
+static fc_code add_digests(const header_builder *m, const char *key, size_t count) {
     size_t length = count * ST_DIGITS;
     char *zeros = malloc(length + 1);
     if (!zeros) {
-        return fc_no_memory(m->err, m->target->source->path);
+        return out_of_memory(m);
     }
     memset(zeros, '0', length);
     fc_code rc = set_text(m, key, json_stringn_nocheck(zeros, length));
@@ -155,7 +160,7 @@ static fc_code add_digests(const making *m, const char *key, size_t count) {
     return rc;
 }
 
-static fc_code add_mesh(const making *m) {
+static fc_code add_mesh(const header_builder *m) {
     const fc_mesh *mesh = m->target->mesh;
     json_t *names = json_array();
     for (int i = 0; i < mesh->ndim; i++) {
@@ -176,14 +181,19 @@ fc_code fc_st_read_object(const fc_target *target, const fc_target_tensor *objec
     *bytes = NULL;
     *size = (size_t)object->source->shape[0];
     if (object->source->shape[0] > ST_MAX_HEADER) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: object %.256s has %" PRId64 " bytes, more than the %d that a safetensors header can hold: "
-                       "leave it out with --exclude, or write another format",
-                       target->source->path, object->name, object->source->shape[0], ST_MAX_HEADER);
+        return fc_advise(err,
+                         fc_fail(err, FC_EUNSUPPORTED,
+                                 "%s: object %.256s: its %" PRId64
+                                 " bytes exceed the %d that a safetensors header can hold; "
+                                 "exclude it or choose another format",
+                                 target->source->path, object->name, object->source->shape[0], ST_MAX_HEADER),
+                         FC_HINT_EXCLUDE, object->name);
     }
     *bytes = malloc(*size + 1);
-    fc_code rc = *bytes ? fc_read_box(target->source, object->source, &box, FC_OPAQUE, *bytes, err)
-                        : fc_no_memory(err, target->source->path);
+    if (!*bytes) {
+        return fc_no_memory(err, target->source->path);
+    }
+    fc_code rc = fc_read_box(target->source, object->source, &box, FC_OPAQUE, *bytes, err);
     if (rc != FC_OK) {
         free(*bytes);
         *bytes = NULL;
@@ -204,51 +214,53 @@ static json_t *base64_json(const unsigned char *bytes, size_t size) {
     return value;
 }
 
-static fc_code add_object(const making *m, const fc_target_tensor *t) {
+static fc_code add_object(const header_builder *m, const fc_target_tensor *t) {
     fc_arena *arena = fc_arena_new();
     char *key = NULL;
     const char *json = NULL;
     unsigned char *bytes = NULL;
     size_t size;
-    fc_code rc =
-        arena ? fc_st_read_object(m->target, t, &bytes, &size, m->err) : fc_no_memory(m->err, m->target->source->path);
-    rc = rc == FC_OK ? fc_checkpoint_object_json(m->target->source, t->source, arena, &json, m->err) : rc;
-    if (rc == FC_OK && asprintf(&key, "%s%s", ST_OBJECT, t->name) < 0) {
+    fc_code rc;
+    if (!arena) {
+        return out_of_memory(m);
+    }
+    FC_TRY_GOTO(fc_st_read_object(m->target, t, &bytes, &size, m->err), rc, out);
+    FC_TRY_GOTO(fc_checkpoint_object_json(m->target->source, t->source, arena, &json, m->err), rc, out);
+    if (asprintf(&key, "%s%s", ST_OBJECT, t->name) < 0) {
         key = NULL;
-        rc = fc_no_memory(m->err, m->target->source->path);
+        rc = out_of_memory(m);
+        goto out;
     }
-    if (rc == FC_OK) {
-        json_t *value = json_pack("{s:s, s:s, s:o}", "encoding", t->source->object->encoding, "json", json, "data",
-                                  base64_json(bytes, size));
-        bool good = value && (is_flat(t) || json_object_set_new(value, "path", path_json(&t->path)) == 0);
-        rc = good ? set_json(m, key, json_incref(value)) : fc_no_memory(m->err, m->target->source->path);
-        json_decref(value);
-    }
+    json_t *value = json_pack("{s:s, s:s, s:o}", "encoding", t->source->object->encoding, "json", json, "data",
+                              base64_json(bytes, size));
+    bool good = value && (is_flat(t) || json_object_set_new(value, "path", path_json(&t->path)) == 0);
+    rc = good ? set_json(m, key, json_incref(value)) : out_of_memory(m);
+    json_decref(value);
+out:
     free(key);
     free(bytes);
     fc_arena_free(arena);
     return rc;
 }
 
-static fc_code add_objects(const making *m, bool keep) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < m->file->nitems; i++) {
+static fc_code add_objects(const header_builder *m, bool keep) {
+    for (size_t i = 0; i < m->file->nitems; i++) {
         fc_target_item *item = &m->file->items[i];
         const fc_target_tensor *t = tensor_of(m, item);
         if (t->source->object) {
             item->owned = false; /* see fc_format.objects_note */
             if (keep && strcmp(t->source->object->encoding, ST_METADATA_ENCODING) != 0) {
-                rc = add_object(m, t);
+                FC_TRY(add_object(m, t));
             }
         }
     }
-    return rc;
+    return FC_OK;
 }
 
-static fc_code make_metadata(const making *m, bool objects) {
+static fc_code build_metadata(const header_builder *m, bool objects) {
     FC_TRY(set_text(m, ST_FRAMEWORK, json_string("pt")));
     if (m->common->foreign && json_object_update(m->metadata, m->common->foreign) != 0) {
-        return fc_no_memory(m->err, m->target->source->path);
+        return out_of_memory(m);
     }
     FC_TRY(set_text(m, ST_VERSION, json_string(FSDPCKPT_VERSION)));
     FC_TRY(add_tables(m));
@@ -264,8 +276,8 @@ static fc_code make_metadata(const making *m, bool objects) {
 
 /* ---- tensors ---- */
 
-static int by_place(const void *a, const void *b, void *context) {
-    const making *m = context;
+static int by_offset(const void *a, const void *b, void *context) {
+    const header_builder *m = context;
     const fc_target_tensor *x = tensor_of(m, &m->file->items[*(const uint32_t *)a]);
     const fc_target_tensor *y = tensor_of(m, &m->file->items[*(const uint32_t *)b]);
     int left = fc_st_dtype_order(fc_st_stored_as(x->dtype, x->source->ndim).as);
@@ -273,11 +285,11 @@ static int by_place(const void *a, const void *b, void *context) {
     return left != right ? right - left : strcmp(x->name, y->name);
 }
 
-static fc_code put_in_order(making *m) {
+static fc_code order_tensors(header_builder *m) {
     st_header_out *out = m->out;
     out->order = calloc(m->file->nitems + 1, sizeof *out->order);
     if (!out->order) {
-        return fc_no_memory(m->err, m->target->source->path);
+        return out_of_memory(m);
     }
     for (size_t i = 0; i < m->file->nitems; i++) {
         const fc_target_tensor *t = tensor_of(m, &m->file->items[i]);
@@ -285,19 +297,21 @@ static fc_code put_in_order(making *m) {
             continue;
         }
         if (strcmp(t->name, "__metadata__") == 0) {
-            return fc_fail(m->err, FC_EUNSUPPORTED,
-                           "%s: a tensor called __metadata__ cannot be in a safetensors file, which gives that name a "
-                           "meaning: leave it out with --exclude, or write another format",
-                           m->target->source->path);
+            return fc_advise(m->err,
+                             fc_fail(m->err, FC_EUNSUPPORTED,
+                                     "%s: tensor __metadata__: safetensors reserves this name; exclude the tensor or "
+                                     "choose another format",
+                                     m->target->source->path),
+                             FC_HINT_EXCLUDE, t->name);
         }
         out->order[out->count++] = (uint32_t)i;
     }
-    qsort_r(out->order, out->count, sizeof *out->order, by_place, m);
+    qsort_r(out->order, out->count, sizeof *out->order, by_offset, m);
     return FC_OK;
 }
 
-/* Gives the items their places, counted from the start of the data. */
-static fc_code place(making *m) {
+/* Sets the offsets of the items, counted from the start of the data. */
+static fc_code set_offsets(header_builder *m) {
     for (size_t i = 0; i < m->out->count; i++) {
         fc_target_item *item = &m->file->items[m->out->order[i]];
         item->offset = m->out->data;
@@ -308,18 +322,18 @@ static fc_code place(making *m) {
     return FC_OK;
 }
 
-/* One member of the header; takes `value`. */
-static fc_code write_member(const making *m, const char *name, json_t *value, size_t flags, bool first) {
+/* Takes ownership of `value`, which may be NULL. */
+static fc_code write_member(const header_builder *m, const char *name, json_t *value, size_t flags, bool first) {
     json_t *key = json_string(name);
     bool good = key && value && (first || fputc(',', m->stream) != EOF) &&
                 json_dumpf(key, m->stream, JSON_ENCODE_ANY) == 0 && fputc(':', m->stream) != EOF &&
                 json_dumpf(value, m->stream, JSON_COMPACT | flags) == 0;
     json_decref(key);
     json_decref(value);
-    return good ? FC_OK : fc_no_memory(m->err, m->target->source->path);
+    return good ? FC_OK : out_of_memory(m);
 }
 
-static fc_code write_tensors(const making *m) {
+static fc_code write_tensors(const header_builder *m) {
     for (size_t i = 0; i < m->out->count; i++) {
         const fc_target_item *item = &m->file->items[m->out->order[i]];
         const fc_target_tensor *t = tensor_of(m, item);
@@ -334,38 +348,53 @@ static fc_code write_tensors(const making *m) {
     return FC_OK;
 }
 
-/* The JSON, padded with blanks so that the data is aligned. */
-static fc_code write_text(making *m) {
+/* Writes zeros for the length, and the JSON, padded with spaces so that the data is aligned. */
+static fc_code write_text(header_builder *m) {
     static const char no_length[ST_LENGTH_BYTES];
-    bool good = fwrite(no_length, 1, sizeof no_length, m->stream) == sizeof no_length && fputc('{', m->stream) != EOF;
-    fc_code rc = good ? write_member(m, "__metadata__", json_incref(m->metadata), JSON_SORT_KEYS, true)
-                      : fc_no_memory(m->err, m->target->source->path);
-    rc = rc == FC_OK ? write_tensors(m) : rc;
-    long end = rc == FC_OK && fputc('}', m->stream) != EOF ? ftell(m->stream) : -1;
-    long alignment = m->out->data >= MUCH ? PAGE : ALIGNMENT;
+    const long alignment = m->out->data >= MUCH ? PAGE : ALIGNMENT;
+    if (fwrite(no_length, 1, sizeof no_length, m->stream) != sizeof no_length || fputc('{', m->stream) == EOF) {
+        return out_of_memory(m);
+    }
+    FC_TRY(write_member(m, "__metadata__", json_incref(m->metadata), JSON_SORT_KEYS, true));
+    FC_TRY(write_tensors(m));
+    long end = fputc('}', m->stream) != EOF ? ftell(m->stream) : -1;
     for (; end >= 0 && end % alignment != 0; end++) {
         fputc(' ', m->stream);
     }
-    return rc == FC_OK && (end < 0 || ferror(m->stream)) ? fc_no_memory(m->err, m->target->source->path) : rc;
+    return end < 0 || ferror(m->stream) ? out_of_memory(m) : FC_OK;
 }
 
-/* Puts the length before the JSON, and finds the place of the digests. */
-static fc_code finish(const making *m) {
+static fc_code print_text(header_builder *m) {
+    m->stream = open_memstream(&m->out->text, &m->out->size);
+    if (!m->stream) {
+        return out_of_memory(m);
+    }
+    fc_code rc = write_text(m);
+    if (fclose(m->stream) != 0 && rc == FC_OK) {
+        rc = out_of_memory(m);
+    }
+    return rc;
+}
+
+/* Sets the length and finds the offsets of the digests. */
+static fc_code finish(const header_builder *m) {
     static const char mark[] = "\"" ST_DIGESTS "\":\""; /* within a text the quotation marks would be escaped */
     st_header_out *out = m->out;
     uint64_t length = out->size - ST_LENGTH_BYTES;
     if (length > ST_MAX_HEADER) {
-        return fc_fail(m->err, FC_EUNSUPPORTED,
-                       "%s: the header would have %" PRIu64 " bytes, more than the %d that the format allows: leave "
-                       "objects out with --exclude, or write another format",
-                       m->target->source->path, length, ST_MAX_HEADER);
+        return fc_advise(m->err,
+                         fc_fail(m->err, FC_EUNSUPPORTED,
+                                 "%s: the header would have %" PRIu64 " bytes, but the format allows only %d; exclude "
+                                 "objects or choose another format",
+                                 m->target->source->path, length, ST_MAX_HEADER),
+                         FC_HINT_EXCLUDE, NULL);
     }
     for (int i = 0; i < ST_LENGTH_BYTES; i++) {
         out->text[i] = (char)(length >> (8 * i) & 255);
     }
     const char *found = memmem(out->text, out->size, mark, sizeof mark - 1);
     out->digests = found ? (uint64_t)(found - out->text) + sizeof mark - 1 : 0;
-    out->digest = fc_st_digest_place(out->text, out->size);
+    out->digest = fc_st_digest_offset(out->text, out->size);
     for (size_t i = 0; i < out->count; i++) {
         m->file->items[out->order[i]].offset += out->size;
     }
@@ -374,20 +403,19 @@ static fc_code finish(const making *m) {
 
 fc_code fc_st_header_make(const st_common *common, fc_target_file *file, bool objects, st_header_out *out,
                           fc_error *err) {
-    making m = {.common = common, .target = common->target, .file = file, .out = out, .err = err};
+    header_builder m = {.common = common, .target = common->target, .file = file, .out = out, .err = err};
+    fc_code rc;
     *out = (st_header_out){0};
     m.metadata = json_object();
-    fc_code rc = m.metadata ? put_in_order(&m) : fc_no_memory(m.err, m.target->source->path);
-    rc = rc == FC_OK ? place(&m) : rc;
-    rc = rc == FC_OK ? make_metadata(&m, objects) : rc;
-    if (rc == FC_OK) {
-        m.stream = open_memstream(&out->text, &out->size);
-        rc = m.stream ? write_text(&m) : fc_no_memory(m.err, m.target->source->path);
-        if (m.stream && fclose(m.stream) != 0 && rc == FC_OK) {
-            rc = fc_no_memory(m.err, m.target->source->path);
-        }
+    if (!m.metadata) {
+        return out_of_memory(&m);
     }
-    rc = rc == FC_OK ? finish(&m) : rc;
+    FC_TRY_GOTO(order_tensors(&m), rc, out);
+    FC_TRY_GOTO(set_offsets(&m), rc, out);
+    FC_TRY_GOTO(build_metadata(&m, objects), rc, out);
+    FC_TRY_GOTO(print_text(&m), rc, out);
+    rc = finish(&m);
+out:
     json_decref(m.metadata);
     return rc;
 }

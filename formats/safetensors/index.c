@@ -1,7 +1,9 @@
 /*
- * The index of Hugging Face's format: a JSON file beside the data files, {"metadata": {…}, "weight_map": {name: file}}.
+ * Reads the index of a Hugging Face checkpoint, a JSON file in the directory of the data files:
+ * {"metadata": {…}, "weight_map": {name: file}}.
  */
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 #include "safetensors/files.h"
 #include "safetensors/header.h"
@@ -10,23 +12,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct reading {
+typedef struct index_reader {
     fc_arena *arena;
     const char *path;
     st_files *out;
-    const char **files; /* malloc'ed: of each mapped name, its file's name */
+    const char **files; /* malloc'ed: the file name of each entry of out->map */
     size_t count, capacity, files_capacity;
-} reading;
+} index_reader;
 
-static fc_code add(void *context, const char *name, json_t *value, fc_error *err) {
-    reading *r = context;
+static fc_code add_mapped(void *context, const char *name, json_t *value, fc_error *err) {
+    index_reader *r = context;
     const char *file = json_string_value(value);
     if (!file) {
-        return fc_fail(err, FC_ECORRUPT, "%s: weight_map: tensor %.256s: its file is no text", r->path, name);
+        return fc_fail(err, FC_ECORRUPT, "%s: weight_map: tensor %.256s: its file name is not a string", r->path, name);
     }
     if (!fc_path_is_safe(file)) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: tensor %.256s: the file name %.128s leads out of the checkpoint: this file may be hostile",
+                       "%s: tensor %.256s: the file name %.128s leads out of the checkpoint: the index may be hostile",
                        r->path, name, file);
     }
     if (!fc_grow(&r->out->map, &r->capacity, r->count + 1, sizeof *r->out->map) ||
@@ -34,7 +36,7 @@ static fc_code add(void *context, const char *name, json_t *value, fc_error *err
         return fc_no_memory(err, r->path);
     }
     r->out->map[r->count].name = fc_arena_strndup(r->arena, name, strlen(name));
-    /* Most names are in the file of the one before. */
+    /* Most tensors are in the same file as the one before. */
     bool same = r->count > 0 && strcmp(r->files[r->count - 1], file) == 0;
     r->files[r->count] = same ? r->files[r->count - 1] : fc_arena_strndup(r->arena, file, strlen(file));
     bool good = r->out->map[r->count].name && r->files[r->count];
@@ -50,8 +52,8 @@ static int by_mapped(const void *a, const void *b) {
     return strcmp(((const st_mapped *)a)->name, ((const st_mapped *)b)->name);
 }
 
-/* The names of the files, each once and sorted, become the list of files; the index is the last of it. */
-static fc_code list_files(reading *r, fc_error *err) {
+/* Lists each file once, sorted by name, and the index last. */
+static fc_code list_files(index_reader *r, fc_error *err) {
     st_files *out = r->out;
     const char **names = calloc(r->count + 1, sizeof *names);
     size_t n = 0;
@@ -86,12 +88,12 @@ static fc_code list_files(reading *r, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code sort_map(const reading *r, fc_error *err) {
+static fc_code sort_map(const index_reader *r, fc_error *err) {
     st_files *out = r->out;
     qsort(out->map, r->count, sizeof *out->map, by_mapped);
     for (size_t i = 1; i < r->count; i++) {
         if (strcmp(out->map[i - 1].name, out->map[i].name) == 0) {
-            return fc_fail(err, FC_ECORRUPT, "%s: weight_map: the name %.256s is there twice", r->path,
+            return fc_fail(err, FC_ECORRUPT, "%s: weight_map: the name %.256s appears twice", r->path,
                            out->map[i].name);
         }
     }
@@ -99,8 +101,8 @@ static fc_code sort_map(const reading *r, fc_error *err) {
     return FC_OK;
 }
 
-/* What the sizes of the tensors do not say already is kept. */
-static fc_code keep_metadata(const reading *r, json_t *value, fc_error *err) {
+/* The members that follow from the sizes of the tensors are not kept. */
+static fc_code keep_metadata(const index_reader *r, json_t *value, fc_error *err) {
     const json_t *total = json_object_get(value, "total_size");
     r->out->has_total = json_is_integer(total);
     r->out->total = json_integer_value(total);
@@ -115,23 +117,7 @@ static fc_code keep_metadata(const reading *r, json_t *value, fc_error *err) {
     return r->out->index_metadata ? FC_OK : fc_no_memory(err, r->path);
 }
 
-static fc_code read_map(reading *r, st_json *json, fc_error *err) {
-    fc_code rc = fc_st_json_enter(json, err);
-    for (bool first = true; rc == FC_OK; first = false) {
-        json_t *key = NULL, *value = NULL;
-        rc = fc_st_json_key(json, first, &key, err);
-        if (rc == FC_OK && !key) {
-            return FC_OK;
-        }
-        rc = rc == FC_OK ? fc_st_json_value(json, &value, err) : rc;
-        rc = rc == FC_OK ? add(r, json_string_value(key), value, err) : rc;
-        json_decref(key);
-        json_decref(value);
-    }
-    return rc;
-}
-
-static fc_code parse(reading *r, st_json *json, fc_error *err) {
+static fc_code parse(index_reader *r, st_json *json, fc_error *err) {
     bool mapped = false;
     fc_code rc = fc_st_json_enter(json, err);
     for (bool first = true; rc == FC_OK; first = false) {
@@ -141,7 +127,8 @@ static fc_code parse(reading *r, st_json *json, fc_error *err) {
             break;
         }
         if (strcmp(json_string_value(key), "weight_map") == 0) {
-            rc = mapped ? fc_st_json_fail(json, json->at, "weight_map is there twice", err) : read_map(r, json, err);
+            rc = mapped ? fc_st_json_fail(json, json->at, "weight_map appears twice", err)
+                        : fc_st_json_object(json, add_mapped, r, err);
             mapped = true;
         } else {
             rc = fc_st_json_value(json, &value, err);
@@ -152,25 +139,23 @@ static fc_code parse(reading *r, st_json *json, fc_error *err) {
         json_decref(key);
         json_decref(value);
     }
-    rc = rc == FC_OK ? fc_st_json_end(json, err) : rc;
-    if (rc == FC_OK && r->count == 0) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: it has no weight_map, or an empty one", r->path);
-    }
-    return rc;
+    FC_TRY(rc);
+    FC_TRY(fc_st_json_end(json, err));
+    return r->count > 0 ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: the weight_map is missing or empty", r->path);
 }
 
 fc_code fc_st_index_read(fc_arena *arena, const char *path, st_files *out, fc_error *err) {
-    reading r = {.arena = arena, .path = path, .out = out};
+    index_reader r = {.arena = arena, .path = path, .out = out};
     char *text = NULL;
     size_t size = 0;
+    fc_code rc;
     out->kind = ST_INDEX;
-    fc_code rc = fc_read_whole(path, "an index of a checkpoint", ST_MAX_HEADER, &text, &size, err);
-    if (rc == FC_OK) {
-        st_json json = {.text = text, .size = size, .path = path};
-        rc = parse(&r, &json, err);
-    }
-    rc = rc == FC_OK ? list_files(&r, err) : rc;
-    rc = rc == FC_OK ? sort_map(&r, err) : rc;
+    FC_TRY_GOTO(fc_read_whole(path, "an index of a checkpoint", ST_MAX_HEADER, &text, &size, err), rc, out);
+    st_json json = {.text = text, .size = size, .path = path};
+    FC_TRY_GOTO(parse(&r, &json, err), rc, out);
+    FC_TRY_GOTO(list_files(&r, err), rc, out);
+    rc = sort_map(&r, err);
+out:
     free(text);
     free(r.files);
     return rc;

@@ -1,7 +1,9 @@
 /*
- * JSON member by member. See json.h.
+ * Reads JSON member by member. See json.h.
  */
 #include "safetensors/json.h"
+
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -51,16 +53,17 @@ fc_code fc_st_json_value(st_json *json, json_t **value, fc_error *err) {
         json->at += (size_t)wrong.position;
         return FC_OK;
     }
-    if (wrong.text[0] == '\0') { /* jansson says nothing when an allocation failed */
+    if (wrong.text[0] == '\0') { /* jansson reports a failed allocation without a text */
         return fc_no_memory(err, json->path);
     }
     enum json_error_code what = json_error_code(&wrong);
     if (what == json_error_null_character || what == json_error_null_byte_in_key) {
-        fc_st_json_fail(json, json->at, "a name or text with a NUL character (\\u0000)", err);
+        fc_st_json_fail(json, json->at, "a name or string contains a NUL character (\\u0000), which is not supported",
+                        err);
         return err ? (err->code = FC_EUNSUPPORTED) : FC_EUNSUPPORTED;
     }
     if (cut && (what == json_error_premature_end_of_input || (size_t)wrong.position >= ST_JSON_VALUE)) {
-        return fc_st_json_fail(json, json->at, "a value of more than 64 KiB, which no tensor's entry takes", err);
+        return fc_st_json_fail(json, json->at, "a value has more than 64 KiB", err);
     }
     return fc_st_json_fail(json, json->at + (size_t)(wrong.position > 0 ? wrong.position : 0), wrong.text, err);
 }
@@ -71,17 +74,17 @@ fc_code fc_st_json_key(st_json *json, bool first, json_t **key, fc_error *err) {
         return FC_OK;
     }
     if (!first && !take(json, ',')) {
-        return fc_st_json_fail(json, json->at, "'}' or ',' should stand here", err);
+        return fc_st_json_fail(json, json->at, "'}' or ',' is missing", err);
     }
     skip_blanks(json);
     if (json->at >= json->size || json->text[json->at] != '"') {
-        return fc_st_json_fail(json, json->at, "a name in quotation marks should stand here", err);
+        return fc_st_json_fail(json, json->at, "a name in quotation marks is missing", err);
     }
     fc_code rc = fc_st_json_value(json, key, err);
     if (rc == FC_OK && !take(json, ':')) {
         json_decref(*key);
         *key = NULL;
-        return fc_st_json_fail(json, json->at, "':' should stand here", err);
+        return fc_st_json_fail(json, json->at, "':' is missing", err);
     }
     return rc;
 }
@@ -92,18 +95,25 @@ fc_code fc_st_json_end(st_json *json, fc_error *err) {
                                   : fc_st_json_fail(json, json->at, "something follows the end of the JSON", err);
 }
 
-fc_code fc_st_json_members(st_json *json, st_json_member *member, void *context, fc_error *err) {
-    fc_code rc = fc_st_json_enter(json, err);
-    for (bool first = true; rc == FC_OK; first = false) {
-        json_t *key = NULL, *value = NULL;
-        rc = fc_st_json_key(json, first, &key, err);
-        if (rc == FC_OK && !key) {
-            return fc_st_json_end(json, err);
+fc_code fc_st_json_object(st_json *json, st_json_member *member, void *context, fc_error *err) {
+    FC_TRY(fc_st_json_enter(json, err));
+    for (bool first = true;; first = false) {
+        json_t *key, *value = NULL;
+        FC_TRY(fc_st_json_key(json, first, &key, err));
+        if (!key) {
+            return FC_OK;
         }
-        rc = rc == FC_OK ? fc_st_json_value(json, &value, err) : rc;
-        rc = rc == FC_OK ? member(context, json_string_value(key), value, err) : rc;
+        fc_code rc = fc_st_json_value(json, &value, err);
+        if (rc == FC_OK) {
+            rc = member(context, json_string_value(key), value, err);
+        }
         json_decref(key);
         json_decref(value);
+        FC_TRY(rc);
     }
-    return rc;
+}
+
+fc_code fc_st_json_members(st_json *json, st_json_member *member, void *context, fc_error *err) {
+    FC_TRY(fc_st_json_object(json, member, context, err));
+    return fc_st_json_end(json, err);
 }

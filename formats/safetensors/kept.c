@@ -1,10 +1,11 @@
 /*
- * From the texts in `__metadata__` to the entries they speak of: torch's offsets of shards, and what this program keeps
- * there (kept.h). Everything is checked against the entries, since anybody can write it.
+ * Applies the members of `__metadata__` to the entries: torch's offsets of shards, and fsdpckpt's own members (kept.h).
+ * Everything is checked against the entries, because any program can write it.
  */
 #include "safetensors/kept.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "safetensors/header.h"
 #include "safetensors/json.h"
 
@@ -14,24 +15,24 @@
 
 enum { MAX_ELEMENTS = 256 };
 
-typedef struct applying {
+typedef struct kept_reader {
     fc_arena *arena;
     const char *path;
     st_header *header;
-    const char *what; /* the key */
-} applying;
+    const char *what; /* the key of the member that is applied, for messages */
+} kept_reader;
 
-static fc_code wrong(const applying *a, const char *name, const char *what, fc_error *err) {
+static fc_code fail(const kept_reader *a, const char *name, const char *what, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %s: tensor %.256s: %s", a->path, a->what, name, what);
 }
 
-static fc_code find(const applying *a, const char *name, st_entry **out, fc_error *err) {
+static fc_code find(const kept_reader *a, const char *name, st_entry **out, fc_error *err) {
     *out = fc_st_header_find(a->header, name);
-    return *out ? FC_OK : wrong(a, name, "the file has no tensor of that name", err);
+    return *out ? FC_OK : fail(a, name, "the file has no tensor of that name", err);
 }
 
-/* `count` integers from 0 on; NULL when the value is anything else. */
-static int64_t *numbers(const applying *a, const json_t *list, size_t count) {
+/* Reads `count` integers of at least 0. @return NULL if the value is anything else. */
+static int64_t *read_numbers(const kept_reader *a, const json_t *list, size_t count) {
     int64_t *out = json_array_size(list) == count && json_is_array(list)
                        ? fc_arena_alloc(a->arena, (count + 1) * sizeof *out)
                        : NULL;
@@ -45,42 +46,35 @@ static int64_t *numbers(const applying *a, const json_t *list, size_t count) {
     return out;
 }
 
-static const char *keep(const applying *a, const json_t *string) {
+static const char *keep(const kept_reader *a, const json_t *string) {
     return fc_arena_strndup(a->arena, json_string_value(string), json_string_length(string));
 }
 
 static fc_code apply_offsets(void *context, const char *name, json_t *value, fc_error *err) {
-    applying *a = context;
+    kept_reader *a = context;
     st_entry *e;
-    fc_code rc = find(a, name, &e, err);
-    if (rc == FC_OK) {
-        e->offsets = numbers(a, json_object_get(value, "saved_offsets"), (size_t)e->raw_ndim);
-        rc = e->offsets ? rc : wrong(a, name, "saved_offsets should have one number for each dimension", err);
-    }
-    return rc;
+    FC_TRY(find(a, name, &e, err));
+    e->offsets = read_numbers(a, json_object_get(value, "saved_offsets"), (size_t)e->raw_ndim);
+    return e->offsets ? FC_OK : fail(a, name, "saved_offsets should have one number for each dimension", err);
 }
 
 static fc_code apply_dtype(void *context, const char *name, json_t *value, fc_error *err) {
-    applying *a = context;
+    kept_reader *a = context;
     st_entry *e;
     const char *dtype = json_string_value(value);
-    fc_code rc = find(a, name, &e, err);
-    if (rc == FC_OK && (!dtype || !fc_dtype_find(dtype, strlen(dtype), &e->dtype))) {
-        rc = wrong(a, name, "an unknown dtype", err);
+    FC_TRY(find(a, name, &e, err));
+    if (!dtype || !fc_dtype_find(dtype, strlen(dtype), &e->dtype)) {
+        return fail(a, name, "the dtype is unknown", err);
     }
-    if (rc == FC_OK) {
-        st_stored as = fc_st_stored_as(e->dtype, 0);
-        bool fits = as.remembered && as.as == e->stored && as.append > 0 && e->raw_ndim > 0 &&
-                    e->shape[e->raw_ndim - 1] == as.append;
-        e->remembered = true;
-        rc = fits ? rc : wrong(a, name, "the dtype does not fit the one in the header", err);
-    }
-    return rc;
+    st_stored as = fc_st_stored_as(e->dtype, 0);
+    bool fits = as.remembered && as.as == e->stored && as.append > 0 && e->raw_ndim > 0 &&
+                e->shape[e->raw_ndim - 1] == as.append;
+    e->remembered = true;
+    return fits ? FC_OK : fail(a, name, "the dtype does not fit the one in the header", err);
 }
 
-/* One step: a key is a text, a list index a number, the rest an object that says which: {"tuple": 0}, {"number": -1}.
- */
-static bool read_element(const applying *a, const json_t *item, fc_path_element *out) {
+/* See ST_PATHS. */
+static bool read_element(const kept_reader *a, const json_t *item, fc_path_element *out) {
     const json_t *tuple = json_object_get(item, "tuple"), *number = json_object_get(item, "number");
     const json_t *value = tuple ? tuple : number ? number : item;
     char text[32];
@@ -94,8 +88,8 @@ static bool read_element(const applying *a, const json_t *item, fc_path_element 
     return out->key != NULL;
 }
 
-/* The elements of a value's path. */
-static fc_path_element *read_path(const applying *a, const json_t *list, size_t *count) {
+/* @return NULL if the list is not a path, or when out of memory. */
+static fc_path_element *read_path(const kept_reader *a, const json_t *list, size_t *count) {
     *count = json_array_size(list);
     fc_path_element *elements =
         *count > 0 && *count <= MAX_ELEMENTS ? fc_arena_calloc(a->arena, *count, sizeof *elements) : NULL;
@@ -108,32 +102,26 @@ static fc_path_element *read_path(const applying *a, const json_t *list, size_t 
 }
 
 static fc_code apply_path(void *context, const char *name, json_t *value, fc_error *err) {
-    applying *a = context;
+    kept_reader *a = context;
     st_entry *e;
-    fc_code rc = find(a, name, &e, err);
-    if (rc == FC_OK) {
-        e->path = read_path(a, value, &e->path_count);
-        rc = e->path ? rc : wrong(a, name, "a path should be a list of keys and indexes", err);
-    }
-    return rc;
+    FC_TRY(find(a, name, &e, err));
+    e->path = read_path(a, value, &e->path_count);
+    return e->path ? FC_OK : fail(a, name, "the path should be a list of keys and indexes", err);
 }
 
 static fc_code apply_layout(void *context, const char *name, json_t *value, fc_error *err) {
-    applying *a = context;
+    kept_reader *a = context;
     st_entry *e;
     const json_t *placements = json_object_get(value, "placements");
-    fc_code rc = find(a, name, &e, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(find(a, name, &e, err));
     e->global_ndim = (int)json_array_size(json_object_get(value, "shape"));
-    e->global = numbers(a, json_object_get(value, "shape"), (size_t)e->global_ndim);
+    e->global = read_numbers(a, json_object_get(value, "shape"), (size_t)e->global_ndim);
     e->placements = json_is_string(placements) ? keep(a, placements) : NULL;
-    return e->global && e->placements ? rc : wrong(a, name, "it should have a shape and placements", err);
+    return e->global && e->placements ? FC_OK : fail(a, name, "its shape or its placements are missing", err);
 }
 
-/* Calls `member` for each member of the JSON that is the value of `key`, if that is there. */
-static fc_code apply(applying *a, const char *key, st_json_member *member, fc_error *err) {
+/* Calls `member` for each member of the JSON object stored under `key`, if there is one. */
+static fc_code apply(kept_reader *a, const char *key, st_json_member *member, fc_error *err) {
     const char *text = fc_st_header_value(a->header, key);
     if (!text) {
         return FC_OK;
@@ -143,7 +131,7 @@ static fc_code apply(applying *a, const char *key, st_json_member *member, fc_er
     return fc_st_json_members(&json, member, a, err);
 }
 
-static fc_code apply_mesh(applying *a, fc_error *err) {
+static fc_code apply_mesh(kept_reader *a, fc_error *err) {
     const char *text = fc_st_header_value(a->header, ST_MESH);
     fc_mesh *mesh = &a->header->mesh;
     json_error_t at;
@@ -153,7 +141,7 @@ static fc_code apply_mesh(applying *a, fc_error *err) {
     json_t *root = strlen(text) <= ST_JSON_VALUE ? json_loads(text, JSON_REJECT_DUPLICATES, &at) : NULL;
     const json_t *names = json_object_get(root, "names"), *rank = json_object_get(root, "rank");
     size_t n = json_array_size(names);
-    int64_t *sizes = numbers(a, json_object_get(root, "shape"), n);
+    int64_t *sizes = read_numbers(a, json_object_get(root, "shape"), n);
     int64_t ranks = 1;
     bool good = sizes && n > 0 && n <= FC_MAX_MESH_DIMS && json_is_integer(rank);
     for (size_t i = 0; good && i < n; i++) {
@@ -169,11 +157,13 @@ static fc_code apply_mesh(applying *a, fc_error *err) {
     a->header->rank = (int64_t)json_integer_value(rank);
     good = good && a->header->rank >= 0 && a->header->rank < ranks;
     json_decref(root);
-    return good ? FC_OK
-                : fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %s should be a mesh and a rank in it", a->path, ST_MESH);
+    if (!good) {
+        return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %s should be a mesh and a rank in it", a->path, ST_MESH);
+    }
+    return FC_OK;
 }
 
-static fc_code apply_digests(applying *a, fc_error *err) {
+static fc_code apply_digests(kept_reader *a, fc_error *err) {
     const char *text = fc_st_header_value(a->header, ST_DIGESTS);
     st_header *h = a->header;
     if (!text) {
@@ -181,19 +171,20 @@ static fc_code apply_digests(applying *a, fc_error *err) {
     }
     bool good = strlen(text) == h->nentries * ST_DIGITS;
     for (size_t i = 0; good && i < h->nentries; i++) {
-        good = fc_st_read_digits(text + i * ST_DIGITS, &h->entries[h->by_place[i]].crc64) == 0;
+        good = fc_st_read_digits(text + i * ST_DIGITS, &h->entries[h->by_offset[i]].crc64) == 0;
     }
     h->has_digests = good;
-    /* Where another program wrote the header anew, they are of what was there before. */
-    return good || h->state == ST_HEADER_REWRITTEN || h->state == ST_HEADER_BARE
-               ? FC_OK
-               : fc_fail(err, FC_ECORRUPT,
-                         "%s: __metadata__: %s should have 16 hexadecimal digits for each of %zu tensors", a->path,
-                         ST_DIGESTS, h->nentries);
+    /* If another program rewrote the header, the digests may describe the tensors of the old one. */
+    if (!good && h->state != ST_HEADER_REWRITTEN && h->state != ST_HEADER_BARE) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: __metadata__: %s should have 16 hexadecimal digits for each of %zu tensors", a->path,
+                       ST_DIGESTS, h->nentries);
+    }
+    return FC_OK;
 }
 
-/* From what the header counts to what torch counts. */
-static fc_code finish(const applying *a, st_entry *e, fc_error *err) {
+/* Converts the shape and the offsets from the header's units to those of torch. */
+static fc_code finish(const kept_reader *a, st_entry *e, fc_error *err) {
     st_stored as = fc_st_stored_as(e->dtype, e->remembered ? 0 : e->raw_ndim);
     int last = e->raw_ndim - 1;
     e->ndim = e->raw_ndim - (as.append > 0);
@@ -202,12 +193,12 @@ static fc_code finish(const applying *a, st_entry *e, fc_error *err) {
                        FC_MAX_DIMS);
     }
     if (as.append > 0 && e->offsets && e->offsets[last] != 0) {
-        return wrong(a, e->name, "a complex number is cut into its halves", err);
+        return fail(a, e->name, "the sharding splits complex numbers", err);
     }
     if (as.widen > 1 && (e->shape[last] % as.widen != 0 || (e->offsets && e->offsets[last] % as.widen != 0))) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: tensor %.256s: its rows of %" PRId64 " 4-bit numbers are no whole bytes", a->path, e->name,
-                       e->shape[last]);
+                       "%s: tensor %.256s: its rows of %" PRId64 " 4-bit numbers do not fill whole bytes", a->path,
+                       e->name, e->shape[last]);
     }
     if (as.widen > 1) {
         e->shape[last] /= as.widen;
@@ -216,28 +207,28 @@ static fc_code finish(const applying *a, st_entry *e, fc_error *err) {
         }
     }
     if (e->global && e->global_ndim != e->ndim) {
-        return wrong(a, e->name, "the whole has another number of dimensions", err);
+        return fail(a, e->name, "the global shape has another number of dimensions", err);
     }
     return FC_OK;
 }
 
 fc_code fc_st_header_apply_kept(fc_arena *arena, const char *path, st_header *header, fc_error *err) {
-    applying a = {arena, path, header, ""};
-    fc_code rc = apply(&a, ST_DTYPES, apply_dtype, err);
-    rc = rc == FC_OK ? apply(&a, ST_SHARDING, apply_offsets, err) : rc;
-    rc = rc == FC_OK ? apply(&a, ST_PATHS, apply_path, err) : rc;
-    rc = rc == FC_OK ? apply(&a, ST_LAYOUT, apply_layout, err) : rc;
-    rc = rc == FC_OK ? apply_mesh(&a, err) : rc;
-    rc = rc == FC_OK ? apply_digests(&a, err) : rc;
-    header->is_piece = fc_st_header_value(header, ST_SHARDING) != NULL;
-    for (size_t i = 0; rc == FC_OK && i < header->nentries; i++) {
-        rc = finish(&a, &header->entries[i], err);
+    kept_reader a = {arena, path, header, ""};
+    header->is_shard = fc_st_header_value(header, ST_SHARDING) != NULL;
+    FC_TRY(apply(&a, ST_DTYPES, apply_dtype, err));
+    FC_TRY(apply(&a, ST_SHARDING, apply_offsets, err));
+    FC_TRY(apply(&a, ST_PATHS, apply_path, err));
+    FC_TRY(apply(&a, ST_LAYOUT, apply_layout, err));
+    FC_TRY(apply_mesh(&a, err));
+    FC_TRY(apply_digests(&a, err));
+    for (size_t i = 0; i < header->nentries; i++) {
+        FC_TRY(finish(&a, &header->entries[i], err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_st_object_path(fc_arena *arena, const json_t *list, fc_path *out) {
-    applying a = {.arena = arena};
+    kept_reader a = {.arena = arena};
     size_t count;
     const fc_path_element *elements = read_path(&a, list, &count);
     *out = (fc_path){elements, elements ? count : 0};

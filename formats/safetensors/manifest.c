@@ -1,6 +1,7 @@
 /*
- * From the headers of all files to tensors and chunks. In the shards of torch's HuggingFaceStorageWriter a tensor has
- * an entry in many files and is as large as its pieces reach; everywhere else it has one entry, which is the whole.
+ * Builds tensors and chunks from the headers of all files. In the shard files of torch's HuggingFaceStorageWriter a
+ * tensor has an entry in several files, and its shape is the extent of their boxes. Everywhere else a tensor has one
+ * entry.
  */
 #include "base/checked.h"
 #include "base/try.h"
@@ -10,20 +11,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An entry of a file. */
+/* An entry and its file. */
 typedef struct occurrence {
     const st_entry *entry;
     uint32_t file;
-    size_t order; /* of the source */
+    size_t order; /* index among the entries of all files */
 } occurrence;
 
-/* The entries of one name: neighbours in the sorted list. */
+/* The entries of one tensor, which are adjacent in the sorted list. */
 typedef struct group {
     const occurrence *items;
     size_t count;
 } group;
 
-static const char *path_of(const st_opening *o, const occurrence *at) {
+static const char *path_of(const st_reader *o, const occurrence *at) {
     return o->files.files[at->file].path;
 }
 
@@ -40,9 +41,9 @@ static int by_order(const void *a, const void *b) {
 
 /* ---- one tensor ---- */
 
-static fc_code check_alike(const st_opening *o, const occurrence *first, const occurrence *other, fc_error *err) {
+static fc_code check_alike(const st_reader *o, const occurrence *first, const occurrence *other, fc_error *err) {
     if (other->entry->dtype != first->entry->dtype || other->entry->ndim != first->entry->ndim) {
-        return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: it is %s with %d dimensions here, %s with %d in %s",
+        return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: it is %s with %d dimensions here, but %s with %d in %s",
                        path_of(o, other), other->entry->name, fc_dtype_get(other->entry->dtype)->torch_name,
                        other->entry->ndim, fc_dtype_get(first->entry->dtype)->torch_name, first->entry->ndim,
                        o->files.files[first->file].name);
@@ -51,57 +52,59 @@ static fc_code check_alike(const st_opening *o, const occurrence *first, const o
     size_t bytes = (size_t)first->entry->ndim * sizeof *a;
     if ((a != NULL) != (b != NULL) || (a && bytes && memcmp(a, b, bytes) != 0)) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: tensor %.256s: the shape of the whole is another one than in %s: files of two checkpoints "
-                       "are mixed here",
+                       "%s: tensor %.256s: its global shape differs from that in %s: files of two checkpoints are "
+                       "mixed here",
                        path_of(o, other), other->entry->name, o->files.files[first->file].name);
     }
     return FC_OK;
 }
 
-/* The offsets of a piece: those that the file says, or zeros for a whole tensor. */
-static fc_code piece_offsets(const st_opening *o, const occurrence *at, int64_t *offsets, fc_error *err) {
+/* Offsets are zero for a tensor that is not sharded. */
+static fc_code read_offsets(const st_reader *o, const occurrence *at, int64_t *offsets, fc_error *err) {
     const st_entry *e = at->entry;
     bool shards = o->files.kind == ST_SHARDS;
     if (shards && !e->offsets) {
-        return fc_fail(err, FC_ECORRUPT,
-                       "%s: tensor %.256s: __metadata__ has no DCP_SHARDING_INFO for it: where this piece belongs is "
-                       "not known",
-                       path_of(o, at), e->name);
+        return fc_fail(
+            err, FC_ECORRUPT,
+            "%s: tensor %.256s: DCP_SHARDING_INFO in __metadata__ lacks it, so the offsets of this shard are "
+            "unknown",
+            path_of(o, at), e->name);
     }
     for (int d = 0; d < e->ndim; d++) {
         offsets[d] = e->offsets ? e->offsets[d] : 0;
         if (!shards && offsets[d] != 0) {
             return fc_fail(err, FC_ECORRUPT,
-                           "%s: tensor %.256s: a piece of a sharded tensor, in a file that is no shard by its name "
-                           "(shard-00001-model-00001-of-00001.safetensors): it was renamed",
+                           "%s: tensor %.256s: it is a shard, but the name of the file is not that of a shard file "
+                           "(shard-00001-model-00001-of-00001.safetensors): the file was renamed",
                            path_of(o, at), e->name);
         }
     }
     return FC_OK;
 }
 
-/* The box of a piece; the shape grows to hold it unless the files record it. */
-static fc_code add_piece(const st_opening *o, const occurrence *at, int64_t *dims, int64_t *shape, fc_error *err) {
+/* Unless the files record the global shape, `shape` grows to contain the box. */
+static fc_code read_box(const st_reader *o, const occurrence *at, int64_t *dims, int64_t *shape, fc_error *err) {
     const st_entry *e = at->entry;
-    fc_code rc = piece_offsets(o, at, dims, err);
-    for (int d = 0; rc == FC_OK && d < e->ndim; d++) {
+    FC_TRY(read_offsets(o, at, dims, err));
+    for (int d = 0; d < e->ndim; d++) {
         int64_t end;
         dims[e->ndim + d] = e->shape[d];
         if (!fc_add_i64(dims[d], e->shape[d], &end) || (e->global && end > e->global[d])) {
-            rc = fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: the piece lies outside the tensor", path_of(o, at),
-                         e->name);
-        } else if (end > shape[d]) {
+            return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: the shard exceeds the tensor", path_of(o, at),
+                           e->name);
+        }
+        if (end > shape[d]) {
             shape[d] = end;
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 static bool is_empty(const st_entry *e) {
     return e->begin == e->end;
 }
 
-static fc_code add_chunks(const st_opening *o, const group *g, int64_t *shape, fc_tensor *t, fc_error *err) {
+static fc_code add_chunks(const st_reader *o, const group *g, int64_t *shape, fc_tensor *t, fc_error *err) {
     const st_entry *first = g->items[0].entry;
     size_t ndim = (size_t)first->ndim;
     fc_chunk *chunks = fc_arena_calloc(o->checkpoint->arena, g->count, sizeof *chunks);
@@ -113,11 +116,8 @@ static fc_code add_chunks(const st_opening *o, const group *g, int64_t *shape, f
     for (size_t i = 0; i < g->count; i++) {
         const occurrence *at = &g->items[i];
         const st_header *header = &o->headers[at->file];
-        fc_code rc = check_alike(o, &g->items[0], at, err);
-        rc = rc == FC_OK ? add_piece(o, at, dims, shape, err) : rc;
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(check_alike(o, &g->items[0], at, err));
+        FC_TRY(read_box(o, at, dims, shape, err));
         digests = digests && header->has_digests;
         if (!is_empty(at->entry)) {
             chunks[t->nchunks++] = (fc_chunk){.dims = dims,
@@ -130,11 +130,11 @@ static fc_code add_chunks(const st_opening *o, const group *g, int64_t *shape, f
         dims += 2 * ndim;
     }
     t->chunks = chunks;
-    t->detail = digests ? chunks : NULL; /* not NULL: the details of the chunks are digests */
+    t->detail = digests ? chunks : NULL; /* if set, the details of the chunks are digests */
     return FC_OK;
 }
 
-static fc_code set_path(const st_opening *o, const st_entry *e, fc_tensor *t, fc_error *err) {
+static fc_code set_path(const st_reader *o, const st_entry *e, fc_tensor *t, fc_error *err) {
     fc_path_element *flat = e->path ? NULL : fc_arena_alloc(o->checkpoint->arena, sizeof *flat);
     if (flat) {
         *flat = (fc_path_element){e->name, false};
@@ -145,7 +145,7 @@ static fc_code set_path(const st_opening *o, const st_entry *e, fc_tensor *t, fc
     return FC_OK;
 }
 
-static fc_code set_placements(const st_opening *o, const st_entry *e, fc_tensor *t, fc_error *err) {
+static fc_code set_placements(const st_reader *o, const st_entry *e, fc_tensor *t, fc_error *err) {
     int count = o->checkpoint->mesh.ndim;
     if (count == 0 || !e->placements) {
         return FC_OK;
@@ -162,11 +162,11 @@ static fc_code set_placements(const st_opening *o, const st_entry *e, fc_tensor 
     return FC_OK;
 }
 
-static fc_code build_tensor(const st_opening *o, const group *g, fc_tensor *t, fc_error *err) {
+static fc_code build_tensor(const st_reader *o, const group *g, fc_tensor *t, fc_error *err) {
     const st_entry *first = g->items[0].entry;
     int64_t elements;
     if (g->count > 1 && o->files.kind != ST_SHARDS) {
-        return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s is in %s and in %s: name the file that is meant",
+        return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s is in %s and in %s: give the path of one file",
                        o->checkpoint->path, first->name, o->files.files[g->items[0].file].name,
                        o->files.files[g->items[1].file].name);
     }
@@ -188,10 +188,9 @@ static fc_code build_tensor(const st_opening *o, const group *g, fc_tensor *t, f
     return set_placements(o, first, t, err);
 }
 
-/* ---- all of them ---- */
+/* ---- all tensors ---- */
 
-static fc_code build_groups(st_opening *o, const occurrence *all, size_t n, group *groups, size_t extra,
-                            fc_error *err) {
+static fc_code build_groups(st_reader *o, const occurrence *all, size_t n, group *groups, size_t extra, fc_error *err) {
     size_t count = 0;
     for (size_t i = 0; i < n; i++) {
         if (i > 0 && strcmp(all[i].entry->name, all[i - 1].entry->name) == 0) {
@@ -204,14 +203,16 @@ static fc_code build_groups(st_opening *o, const occurrence *all, size_t n, grou
         qsort(groups, count, sizeof *groups, by_order);
     }
     o->tensors = fc_arena_calloc(o->checkpoint->arena, count + extra, sizeof *o->tensors);
-    FC_TRY(o->tensors ? FC_OK : fc_no_memory(err, o->checkpoint->path));
+    if (!o->tensors) {
+        return fc_no_memory(err, o->checkpoint->path);
+    }
     for (size_t i = 0; i < count; i++) {
         FC_TRY(build_tensor(o, &groups[i], &o->tensors[o->ntensors++], err));
     }
     return FC_OK;
 }
 
-fc_code fc_st_build_tensors(st_opening *o, size_t extra, fc_error *err) {
+fc_code fc_st_build_tensors(st_reader *o, size_t extra, fc_error *err) {
     size_t total = 0, n = 0;
     for (size_t f = 0; f < o->files.nfiles; f++) {
         total += o->headers[f].nentries;

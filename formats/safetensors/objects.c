@@ -1,6 +1,6 @@
 /*
- * From `__metadata__` to objects: those that this program put there, and one that carries what anybody else did, so
- * that a conversion takes it along.
+ * Builds objects from `__metadata__`: those that fsdpckpt stored there, and one that carries all members that other
+ * programs wrote, so that a conversion keeps them.
  */
 #include "base/base64.h"
 #include "base/text.h"
@@ -27,7 +27,7 @@ static bool is_object(const st_pair *pair) {
     return starts_with(pair->key, ST_OBJECT);
 }
 
-/* What is neither ours nor made again by whoever writes the format. */
+/* Whether another program wrote the member, and writers do not create it anyway. */
 static bool is_foreign(const st_pair *pair) {
     return !starts_with(pair->key, ST_OURS) && strcmp(pair->key, ST_SHARDING) != 0 &&
            strcmp(pair->key, ST_DCP_VERSION) != 0 &&
@@ -40,8 +40,8 @@ static int by_key(const void *a, const void *b) {
     return order ? order : (x->file > y->file) - (x->file < y->file);
 }
 
-/* The members of all files that `wanted` takes, sorted. @param out malloc'ed. */
-static bool gather(const st_opening *o, bool (*wanted)(const st_pair *), member **out, size_t *count) {
+/* Collects the members of all files that `wanted` accepts, sorted by key. @param out malloc'ed; owned by the caller. */
+static bool gather(const st_reader *o, bool (*wanted)(const st_pair *), member **out, size_t *count) {
     size_t total = 0;
     *count = 0;
     for (size_t f = 0; f < o->files.nfiles; f++) {
@@ -61,7 +61,7 @@ static bool gather(const st_opening *o, bool (*wanted)(const st_pair *), member 
     return *out != NULL;
 }
 
-size_t fc_st_count_objects(const st_opening *o) {
+size_t fc_st_count_objects(const st_reader *o) {
     size_t count = 1;
     for (size_t f = 0; f < o->files.nfiles; f++) {
         count += o->headers[f].npairs;
@@ -71,9 +71,9 @@ size_t fc_st_count_objects(const st_opening *o) {
 
 /* ---- one object ---- */
 
-/* Puts an object behind the tensors. */
-static fc_code add_object(st_opening *o, const char *name, const char *encoding, const st_object *content,
-                          uint32_t file, const fc_path *path, fc_error *err) {
+/* Appends an object to the tensors. */
+static fc_code add_object(st_reader *o, const char *name, const char *encoding, const st_object *content, uint32_t file,
+                          const fc_path *path, fc_error *err) {
     fc_arena *arena = o->checkpoint->arena;
     fc_object *object = fc_arena_calloc(arena, 1, sizeof *object);
     st_object *kept = fc_arena_calloc(arena, 1, sizeof *kept);
@@ -104,21 +104,21 @@ static fc_code add_object(st_opening *o, const char *name, const char *encoding,
     return FC_OK;
 }
 
-/* What the text of an object says. */
-typedef struct parsing {
+/* An object while its JSON text is read. */
+typedef struct object_parser {
     fc_arena *arena;
     const char *file, *key; /* for messages */
     const char *encoding;
     fc_path path;
     st_object content;
     bool has_data;
-} parsing;
+} object_parser;
 
 static const char *keep(fc_arena *arena, const json_t *text) {
     return json_is_string(text) ? fc_arena_strndup(arena, json_string_value(text), json_string_length(text)) : NULL;
 }
 
-static bool decode(parsing *p, const json_t *text) {
+static bool decode(object_parser *p, const json_t *text) {
     size_t length = json_string_length(text);
     unsigned char *bytes = json_is_string(text) ? fc_arena_alloc(p->arena, length / 4 * 3 + 1) : NULL;
     p->content.bytes = bytes;
@@ -127,7 +127,7 @@ static bool decode(parsing *p, const json_t *text) {
 }
 
 static fc_code parse_member(void *context, const char *key, json_t *value, fc_error *err) {
-    parsing *p = context;
+    object_parser *p = context;
     bool good = true;
     if (strcmp(key, "encoding") == 0) {
         good = (p->encoding = keep(p->arena, value)) != NULL;
@@ -138,24 +138,26 @@ static fc_code parse_member(void *context, const char *key, json_t *value, fc_er
     } else if (strcmp(key, "data") == 0) {
         good = decode(p, value);
     }
-    return good
-               ? FC_OK
-               : fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: %.32s has no proper value", p->file, p->key, key);
+    if (!good) {
+        return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: the value of %.32s is invalid", p->file, p->key,
+                       key);
+    }
+    return FC_OK;
 }
 
-static fc_code read_object(st_opening *o, const member *m, fc_error *err) {
+static fc_code read_object(st_reader *o, const member *m, fc_error *err) {
     const char *path = o->files.files[m->file].path, *text = m->pair->value;
-    parsing p = {.arena = o->checkpoint->arena, .file = path, .key = m->pair->key};
+    object_parser p = {.arena = o->checkpoint->arena, .file = path, .key = m->pair->key};
     st_json json = {.text = text, .size = strlen(text), .path = path, .where = m->pair->key};
     FC_TRY(fc_st_json_members(&json, parse_member, &p, err));
     if ((!p.encoding || !p.has_data || !p.content.json || !fc_is_json(p.content.json, strlen(p.content.json)))) {
-        return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: it should have an encoding, data and json", path,
+        return fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: encoding, data or json is missing or invalid", path,
                        m->pair->key);
     }
     return add_object(o, m->pair->key + strlen(ST_OBJECT), p.encoding, &p.content, m->file, &p.path, err);
 }
 
-static fc_code read_objects(st_opening *o, fc_error *err) {
+static fc_code read_objects(st_reader *o, fc_error *err) {
     member *members;
     size_t n;
     fc_code rc = gather(o, is_object, &members, &n) ? FC_OK : fc_no_memory(err, o->checkpoint->path);
@@ -163,7 +165,7 @@ static fc_code read_objects(st_opening *o, fc_error *err) {
         if (i == 0 || strcmp(members[i].pair->key, members[i - 1].pair->key) != 0) {
             rc = read_object(o, &members[i], err);
         } else if (strcmp(members[i].pair->value, members[i - 1].pair->value) != 0) {
-            rc = fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: another object than in %s",
+            rc = fc_fail(err, FC_ECORRUPT, "%s: __metadata__: %.128s: the object differs from that in %s",
                          o->files.files[members[i].file].path, members[i].pair->key,
                          o->files.files[members[i - 1].file].name);
         }
@@ -172,10 +174,10 @@ static fc_code read_objects(st_opening *o, fc_error *err) {
     return rc;
 }
 
-/* ---- what others wrote ---- */
+/* ---- members of other programs ---- */
 
-/* The values of one key: one text, or where files differ, a text a file. */
-static json_t *join(const st_opening *o, const member *members, size_t n) {
+/* The value of one key: one string, or an object with one string per file if the files differ. */
+static json_t *join(const st_reader *o, const member *members, size_t n) {
     bool same = true;
     for (size_t i = 1; i < n; i++) {
         same = same && strcmp(members[i].pair->value, members[0].pair->value) == 0;
@@ -198,7 +200,7 @@ static json_t *join(const st_opening *o, const member *members, size_t n) {
     return all;
 }
 
-static json_t *join_all(const st_opening *o, const member *members, size_t n) {
+static json_t *join_all(const st_reader *o, const member *members, size_t n) {
     json_t *root = json_object();
     bool good = root != NULL;
     for (size_t i = 0, end; good && i < n; i = end) {
@@ -217,7 +219,7 @@ static json_t *join_all(const st_opening *o, const member *members, size_t n) {
     return root;
 }
 
-static fc_code read_foreign(st_opening *o, fc_error *err) {
+static fc_code read_foreign(st_reader *o, fc_error *err) {
     member *members;
     size_t n;
     char *text = NULL;
@@ -240,19 +242,20 @@ static fc_code read_foreign(st_opening *o, fc_error *err) {
     return rc;
 }
 
-/* Tensors have been told apart already; an object may bear a tensor's name. */
-static fc_code check_unique(const st_opening *o, fc_error *err) {
+/* The names of the tensors are unique, but an object may have the name of a tensor. */
+static fc_code check_unique(const st_reader *o, fc_error *err) {
     const char *twice;
-    fc_code rc = fc_find_same_name(o->tensors, o->ntensors, &twice, err);
-    return rc == FC_OK && twice
-               ? fc_fail(err, FC_ECORRUPT, "%s: the name %.256s is there twice, for a tensor and an object",
-                         o->checkpoint->path, twice)
-               : rc;
+    FC_TRY(fc_find_same_name(o->tensors, o->ntensors, &twice, err));
+    if (twice) {
+        return fc_fail(err, FC_ECORRUPT, "%s: the name %.256s appears twice, for a tensor and an object",
+                       o->checkpoint->path, twice);
+    }
+    return FC_OK;
 }
 
-fc_code fc_st_build_objects(st_opening *o, fc_error *err) {
+fc_code fc_st_build_objects(st_reader *o, fc_error *err) {
     size_t tensors = o->ntensors;
-    fc_code rc = read_foreign(o, err);
-    rc = rc == FC_OK ? read_objects(o, err) : rc;
-    return rc == FC_OK && o->ntensors > tensors ? check_unique(o, err) : rc;
+    FC_TRY(read_foreign(o, err));
+    FC_TRY(read_objects(o, err));
+    return o->ntensors > tensors ? check_unique(o, err) : FC_OK;
 }

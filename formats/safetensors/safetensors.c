@@ -1,8 +1,10 @@
 /*
- * safetensors: the format's table, and opening a checkpoint: find its files, read their headers, make tensors of them.
+ * The table of the safetensors format. Opens a checkpoint: finds its files, reads their headers and builds tensors from
+ * them.
  */
 #include "safetensors/safetensors.h"
 
+#include "base/try.h"
 #include "checkpoint/other_files.h"
 #include "registry.h"
 #include "safetensors/kept.h"
@@ -13,8 +15,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* A file that the index names and that is not there. */
-static fc_code name_missing(const st_opening *o, size_t file, fc_error *err) {
+static fc_code fail_missing(const st_reader *o, size_t file, fc_error *err) {
     size_t count = 0;
     const char *example = "";
     for (size_t i = 0; i < o->files.nmap; i++) {
@@ -22,7 +23,7 @@ static fc_code name_missing(const st_opening *o, size_t file, fc_error *err) {
             example = count++ ? example : o->files.map[i].name;
         }
     }
-    return fc_fail(err, FC_ECORRUPT, "%s: the file is missing: %s places %zu tensor%s in it, for example %.256s",
+    return fc_fail(err, FC_ECORRUPT, "%s: the file is missing; %s maps %zu tensor%s to it, for example %.256s",
                    o->files.files[file].path, o->files.index->name, count, count == 1 ? "" : "s", example);
 }
 
@@ -39,8 +40,7 @@ static const st_mapped *find_mapped(const st_files *files, const char *name) {
     return NULL;
 }
 
-/* The index and the headers must tell the same. */
-static fc_code check_map(const st_opening *o, fc_error *err) {
+static fc_code check_map(const st_reader *o, fc_error *err) {
     const st_files *files = &o->files;
     for (size_t f = 0; f < files->nfiles; f++) {
         for (size_t i = 0; i < o->headers[f].nentries; i++) {
@@ -59,15 +59,15 @@ static fc_code check_map(const st_opening *o, fc_error *err) {
     for (size_t i = 0; i < files->nmap; i++) {
         const st_mapped *m = &files->map[i];
         if (!fc_st_header_find(&o->headers[m->file], m->name)) {
-            return fc_fail(err, FC_ECORRUPT, "%s: the weight_map places tensor %.256s in %s, which does not have it",
+            return fc_fail(err, FC_ECORRUPT, "%s: the weight_map says that tensor %.256s is in %s, but it is not",
                            files->index->path, m->name, files->files[m->file].name);
         }
     }
     return FC_OK;
 }
 
-/* Bytes of all tensors, by the headers, which have been checked against the files. */
-static int64_t total_bytes(const st_opening *o) {
+/* Cannot overflow: the headers have been checked against the sizes of the files. */
+static int64_t total_bytes(const st_reader *o) {
     uint64_t total = 0;
     for (size_t f = 0; f < o->files.nfiles; f++) {
         const st_header *h = &o->headers[f];
@@ -78,7 +78,7 @@ static int64_t total_bytes(const st_opening *o) {
     return (int64_t)total;
 }
 
-static bool are_ours(const st_opening *o) {
+static bool all_headers_good(const st_reader *o) {
     for (size_t f = 0; f < o->files.nfiles; f++) {
         if (o->headers[f].state != ST_HEADER_GOOD) {
             return false;
@@ -88,38 +88,38 @@ static bool are_ours(const st_opening *o) {
 }
 
 /*
- * An index of ours has no digest: what it says is what the headers say, which have one. So one flipped bit in it is
- * found here, in check_map, or by the parser. Other programs count otherwise (mlx the whole files, transformers eighths
- * of a byte for a bool), and nobody looks at it: theirs is a matter of a note.
+ * An index that fsdpckpt wrote has no digest. It repeats what the headers say, and those have digests, so a flipped bit
+ * is found here, in check_map, or by the parser. Other programs compute total_size differently (mlx counts whole files,
+ * transformers counts a bool as an eighth of a byte), so a difference there is only worth a note.
  */
-static fc_code check_metadata(const st_opening *o, fc_error *err) {
+static fc_code check_metadata(const st_reader *o, fc_error *err) {
     const st_files *files = &o->files;
     const char *kept = fc_st_header_value(&o->headers[0], ST_INDEX_METADATA);
     const int64_t total = total_bytes(o);
-    if (!are_ours(o)) {
+    if (!all_headers_good(o)) {
         return FC_OK;
     }
     if (!files->has_total) {
-        return fc_fail(
-            err, FC_ECORRUPT,
-            "%s: metadata has no total_size, which fsdpckpt writes: it is damaged; the tensors take %" PRId64,
-            files->index->path, total);
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: metadata: total_size is missing, so the file is damaged; the tensors take %" PRId64
+                       " bytes",
+                       files->index->path, total);
     }
     if (files->total != total) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: metadata: total_size is %" PRId64 ", the tensors in the files take %" PRId64
-                       ": it is damaged, or of other files",
+                       "%s: metadata: total_size is %" PRId64 ", but the tensors take %" PRId64
+                       " bytes: the file is damaged or belongs to other files",
                        files->index->path, files->total, total);
     }
     if (kept && (!files->index_metadata || strcmp(kept, files->index_metadata) != 0)) {
-        return fc_fail(err, FC_ECORRUPT, "%s: metadata is not what %s in the header of %s says it was: %.512s",
+        return fc_fail(err, FC_ECORRUPT, "%s: metadata differs from the copy in %s in the header of %s: %.512s",
                        files->index->path, ST_INDEX_METADATA, files->files[0].name, kept);
     }
     return FC_OK;
 }
 
-/* Our own shards say of which mesh they are, so that none can be missing. */
-static fc_code set_mesh(st_opening *o, fc_error *err) {
+/* Shard files that fsdpckpt wrote record the mesh, so a missing one is found. */
+static fc_code set_mesh(st_reader *o, fc_error *err) {
     const st_files *files = &o->files;
     const fc_mesh *mesh = &o->headers[0].mesh;
     if (files->kind != ST_SHARDS) {
@@ -128,18 +128,19 @@ static fc_code set_mesh(st_opening *o, fc_error *err) {
     for (size_t f = 0; f < files->nfiles; f++) {
         if (!fc_mesh_equal(mesh, &o->headers[f].mesh)) {
             return fc_fail(err, FC_ECORRUPT,
-                           "%s: it was cut for another mesh than %s: files of two checkpoints are mixed here",
+                           "%s: its mesh differs from that of %s: files of two checkpoints are mixed here",
                            files->files[f].path, files->files[0].name);
         }
         if (mesh->ndim > 0 && o->headers[f].rank != (int64_t)files->ranks[f]) {
             return fc_fail(err, FC_ECORRUPT,
-                           "%s: it holds the shard of rank %" PRId64 ": it was renamed, or a copy replaced it",
+                           "%s: the file holds the shard of rank %" PRId64 ": it was renamed or replaced",
                            files->files[f].path, o->headers[f].rank);
         }
     }
     if (mesh->ndim > 0 && (uint64_t)fc_mesh_ranks(mesh) != files->nfiles) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: a file is missing: the checkpoint has %" PRId64 " ranks, there are shards of the first %zu",
+                       "%s: a file is missing: the checkpoint has %" PRId64
+                       " ranks, but there are only the shards of the first %zu",
                        o->checkpoint->path, fc_mesh_ranks(mesh), files->nfiles);
     }
     o->checkpoint->mesh = *mesh;
@@ -154,16 +155,16 @@ static uint32_t last_rank(const st_files *files) {
     return last;
 }
 
-/* What a person should know of the files; NULL: nothing. `*good` is false when out of memory. */
-static const char *make_note(const st_opening *o, bool *good) {
+/* Returns a note for the user, or NULL if there is nothing to note. `*good` is false when out of memory. */
+static const char *make_note(const st_reader *o, bool *good) {
     fc_arena *arena = o->checkpoint->arena;
     const char *note = NULL;
     *good = true;
     for (size_t f = 0; f < o->files.nfiles; f++) {
         if (o->headers[f].state == ST_HEADER_REWRITTEN) {
             note = fc_arena_printf(arena,
-                                   "the header of %s has changed since fsdpckpt wrote it, so the digests in it are not "
-                                   "used: another program wrote it anew, or it is damaged",
+                                   "the header of %s has changed since fsdpckpt wrote it, so its digests are not used: "
+                                   "another program rewrote it, or it is damaged",
                                    o->files.files[f].name);
             *good = note != NULL;
             return note;
@@ -171,22 +172,22 @@ static const char *make_note(const st_opening *o, bool *good) {
     }
     if (o->files.has_total && o->files.total != total_bytes(o)) {
         note = fc_arena_printf(arena,
-                               "%s says that the tensors take %" PRId64 " bytes (total_size), they take %" PRId64
-                               ": programs count in various ways, or it is of an older state of the files",
+                               "total_size in %s is %" PRId64 ", but the tensors take %" PRId64
+                               " bytes: another program may count differently, or the index is out of date",
                                o->files.index->name, o->files.total, total_bytes(o));
         *good = note != NULL;
     }
     if (o->files.kind == ST_SHARDS && o->headers[0].mesh.ndim == 0) {
         note = fc_arena_printf(arena,
-                               "torch's safetensors shards do not say how many there were: make sure that there was "
-                               "none behind number %zu",
+                               "torch's safetensors shards do not record their number: make sure that number %zu is "
+                               "the last one",
                                (size_t)last_rank(&o->files) + 1);
         *good = note != NULL;
     }
     return note;
 }
 
-static fc_code set_producer(st_opening *o, fc_error *err) {
+static fc_code set_producer(st_reader *o, fc_error *err) {
     const st_header *first = &o->headers[0];
     const char *version = fc_st_header_value(first, ST_VERSION);
     bool good;
@@ -194,44 +195,49 @@ static fc_code set_producer(st_opening *o, fc_error *err) {
     if (!good) {
         return fc_no_memory(err, o->checkpoint->path);
     }
-    if (version && strspn(version, "0123456789.abcdevrpost+-") == strlen(version)) { /* it will be printed */
+    if (version && strspn(version, "0123456789.abcdevrpost+-") == strlen(version)) { /* safe to print */
         o->checkpoint->producer = fc_arena_printf(o->checkpoint->arena, "fsdpckpt %.64s", version);
         return o->checkpoint->producer ? FC_OK : fc_no_memory(err, o->checkpoint->path);
     }
-    if (first->is_piece) {
+    if (first->is_shard) {
         o->checkpoint->producer = "torch.distributed.checkpoint (HuggingFaceStorageWriter)";
     }
     return FC_OK;
 }
 
-static fc_code st_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+static fc_code st_check_header(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
     st_header header;
     fc_code rc = fc_st_header_read(checkpoint->arena, checkpoint->files[index].path, false, &header, err);
     fc_st_header_free(&header);
     return rc;
 }
 
-static fc_code read_headers(st_opening *o, fc_error *err) {
+static fc_code read_headers(st_reader *o, fc_error *err) {
     o->checkpoint->files = o->files.files;
     o->checkpoint->nfiles = o->files.nfiles; /* without the index, which has been read */
     o->headers = calloc(o->files.nfiles, sizeof *o->headers);
-    fc_code rc = o->headers ? FC_OK : fc_no_memory(err, o->checkpoint->path);
+    if (!o->headers) {
+        return fc_no_memory(err, o->checkpoint->path);
+    }
     fc_progress_begin(o->options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, o->files.nfiles);
-    for (size_t f = 0; rc == FC_OK && f < o->files.nfiles; f++) {
+    for (size_t f = 0; f < o->files.nfiles; f++) {
         const char *path = o->files.files[f].path;
         struct stat st;
         if (o->files.index && stat(path, &st) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
-            return name_missing(o, f, err);
+            return fail_missing(o, f, err);
         }
-        rc = fc_st_header_read(o->checkpoint->arena, path, o->options->headers_only, &o->headers[f], err);
-        rc = rc == FC_OK ? fc_progress_count(o->options->progress, 1, err) : rc;
+        FC_TRY(fc_st_header_read(o->checkpoint->arena, path, o->options->headers_only, &o->headers[f], err));
+        FC_TRY(fc_progress_count(o->options->progress, 1, err));
     }
-    rc = rc == FC_OK && o->files.index ? check_map(o, err) : rc;
-    return rc == FC_OK && o->files.index ? check_metadata(o, err) : rc;
+    if (!o->files.index) {
+        return FC_OK;
+    }
+    FC_TRY(check_map(o, err));
+    return check_metadata(o, err);
 }
 
-/* What is to be known of the headers when they are gone. */
-static fc_code keep_states(const st_opening *o, fc_error *err) {
+/* fc_st_verify needs the states after the headers have been freed. */
+static fc_code keep_states(const st_reader *o, fc_error *err) {
     st_state *state = fc_arena_alloc(o->checkpoint->arena, sizeof *state);
     unsigned char *states = fc_arena_alloc(o->checkpoint->arena, o->files.nfiles + 1);
     if (!state || !states) {
@@ -245,28 +251,36 @@ static fc_code keep_states(const st_opening *o, fc_error *err) {
     return FC_OK;
 }
 
+static fc_code read_checkpoint(st_reader *o, fc_error *err) {
+    const fc_checkpoint *checkpoint = o->checkpoint;
+    FC_TRY(fc_st_files_find(checkpoint->arena, checkpoint->path, o->options, &o->files, err));
+    FC_TRY(read_headers(o, err));
+    FC_TRY(set_mesh(o, err));
+    FC_TRY(set_producer(o, err));
+    FC_TRY(fc_st_build_tensors(o, fc_st_count_objects(o), err));
+    FC_TRY(fc_st_build_objects(o, err));
+    return keep_states(o, err);
+}
+
 static fc_code st_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    st_opening o = {.checkpoint = checkpoint, .options = options};
-    fc_code rc = fc_st_files_find(checkpoint->arena, checkpoint->path, options, &o.files, err);
-    rc = rc == FC_OK ? read_headers(&o, err) : rc;
-    rc = rc == FC_OK ? set_mesh(&o, err) : rc;
-    rc = rc == FC_OK ? set_producer(&o, err) : rc;
-    rc = rc == FC_OK ? fc_st_build_tensors(&o, fc_st_count_objects(&o), err) : rc;
-    rc = rc == FC_OK ? fc_st_build_objects(&o, err) : rc;
-    rc = rc == FC_OK ? keep_states(&o, err) : rc;
+    st_reader o = {.checkpoint = checkpoint, .options = options};
+    struct stat st;
+    const fc_code rc = read_checkpoint(&o, err);
     for (size_t f = 0; o.headers && f < o.files.nfiles; f++) {
         fc_st_header_free(&o.headers[f]);
     }
     free(o.headers);
     fc_st_files_free(&o.files);
-    if (rc == FC_OK) {
-        checkpoint->nfiles += o.files.index != NULL;
-        checkpoint->tensors = o.tensors;
-        checkpoint->ntensors = o.ntensors;
+    if (rc != FC_OK) {
+        return rc;
     }
-    struct stat st;
-    bool folder = rc == FC_OK && stat(checkpoint->path, &st) == 0 && S_ISDIR(st.st_mode);
-    return folder ? fc_note_other_files(checkpoint, checkpoint->path, err) : rc;
+    checkpoint->nfiles += o.files.index != NULL;
+    checkpoint->tensors = o.tensors;
+    checkpoint->ntensors = o.ntensors;
+    if (stat(checkpoint->path, &st) != 0 || !S_ISDIR(st.st_mode)) {
+        return FC_OK;
+    }
+    return fc_note_other_files(checkpoint, checkpoint->path, err);
 }
 
 static bool is_whole(const fc_tensor *tensor, const fc_chunk *chunk) {
@@ -297,7 +311,7 @@ static fc_code st_extent(const fc_checkpoint *checkpoint, const fc_tensor *tenso
     if (!fc_row_major_strides(tensor->ndim, chunk->dims + tensor->ndim, out->strides)) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: its size overflows", checkpoint->path, tensor->name);
     }
-    out->has_crc64 = tensor->detail && !is_whole(tensor, chunk); /* else st_digest tells that of the tensor */
+    out->has_crc64 = tensor->detail && !is_whole(tensor, chunk); /* else st_digest returns it */
     out->crc64 = chunk->detail;
     return FC_OK;
 }
@@ -340,7 +354,7 @@ const fc_format fc_format_safetensors = {
         {
             .probe = fc_st_files_probe,
             .open = st_open,
-            .check_header = st_look_at,
+            .check_header = st_check_header,
             .extent = st_extent,
             .object_json = st_object_json,
             .digest = st_digest,

@@ -1,7 +1,8 @@
 /*
- * What the parts of the safetensors format share. safetensors.c is the format's table; files.c and index.c find the
- * files; header.c reads one file's header, kept.c what is kept in it; manifest.c makes tensors of the entries of all
- * files, objects.c objects of what is kept; writer.c and header_out.c write.
+ * Declarations shared by the files of the safetensors format. safetensors.c holds the format table and opens
+ * checkpoints. files.c and index.c find the files. header.c reads the header of one file, and kept.c reads its
+ * `__metadata__`. manifest.c builds tensors from the entries of all files, objects.c builds objects from
+ * `__metadata__`. writer.c and header_out.c write.
  */
 #ifndef FSDPCKPT_FORMATS_SAFETENSORS_SAFETENSORS_H
 #define FSDPCKPT_FORMATS_SAFETENSORS_SAFETENSORS_H
@@ -14,32 +15,33 @@
 #include "safetensors/files.h"
 #include "safetensors/header.h"
 
-/** An object: fc_tensor.detail. */
+/** The content of an object: fc_tensor.detail. In the arena. */
 typedef struct st_object {
     const unsigned char *bytes;
-    size_t size;
-    const char *json; /**< its safe decoding */
+    size_t size;      /**< bytes */
+    const char *json; /**< The object decoded to JSON. */
 } st_object;
 
-/** While a checkpoint is opened. */
-typedef struct st_opening {
+/** A checkpoint while it is opened. */
+typedef struct st_reader {
     fc_checkpoint *checkpoint;
     const fc_open_options *options;
     st_files files;
-    st_header *headers; /**< one a data file */
+    st_header *headers; /**< one per data file; malloc'ed */
     fc_tensor *tensors; /**< in the arena */
     size_t ntensors;
-} st_opening;
+} st_reader;
 
-/** Entries of all files → o->tensors; with room for `extra` more behind them. (manifest.c) */
-fc_code fc_st_build_tensors(st_opening *o, size_t extra, fc_error *err);
+/** Builds o->tensors from the entries of all files, with room for `extra` more. (manifest.c) */
+fc_code fc_st_build_tensors(st_reader *o, size_t extra, fc_error *err);
 
-/** At most how many objects there are. (objects.c) */
-size_t fc_st_count_objects(const st_opening *o);
+/** Returns an upper bound for the number of objects. (objects.c) */
+size_t fc_st_count_objects(const st_reader *o);
 
-/** `__metadata__` of all files → objects, behind the tensors. (objects.c) */
-fc_code fc_st_build_objects(st_opening *o, fc_error *err);
+/** Appends the objects found in `__metadata__` of all files to o->tensors. (objects.c) */
+fc_code fc_st_build_objects(st_reader *o, fc_error *err);
 
+/* The members of fc_format_safetensors.writer. (writer.c) */
 fc_code fc_st_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err);
 size_t fc_st_split(fc_writer *writer, const fc_target_file *file, size_t first);
 fc_code fc_st_reserve(fc_writer *writer, fc_target_file *file, fc_error *err);

@@ -1,6 +1,6 @@
 /*
- * Writing safetensors: one file; with --max-shard-size files of limited size and Hugging Face's index; or a file a rank
- * that torch's HuggingFaceStorageReader puts together again. Headers only: the engine writes the data.
+ * Writes safetensors: one file, several files of limited size with a Hugging Face index, or one shard file per rank for
+ * torch's HuggingFaceStorageReader. This file writes only headers; the engine writes the data.
  */
 #include "base/checked.h"
 #include "base/try.h"
@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,23 +22,24 @@ typedef struct writer_state {
     st_common common;
     const fc_target *target;
     char *staging;
-    char *path;        /* of the file that was reserved last */
-    uint32_t *file_of; /* of each target tensor: the number of its file, from 1 */
-    uint32_t nfiles;   /* of a full target */
-    uint32_t file;     /* the number of the file that was reserved last */
-    uint64_t digests;  /* where the digests of its tensors go; 0: nowhere */
-    uint64_t digest;   /* where that of its header goes */
-    char *header;      /* with zeros in their places */
-    size_t header_size;
-    uint32_t *order; /* its items in the order of their data */
+    uint32_t *file_of; /* the number of each target tensor's file, from 1 */
+    uint32_t nfiles;   /* number of files of a target that is not sharded */
+    /* The file that was reserved last: */
+    char *path;
+    uint32_t file;      /* its number, from 1 */
+    uint64_t digests;   /* offset of the tensors' digests; 0 if there are none */
+    uint64_t digest;    /* offset of the header's digest */
+    char *header;       /* its header, in which the digests are zeros */
+    size_t header_size; /* bytes */
+    uint32_t *order;    /* its items in the order of their data */
     size_t count;
 } writer_state;
 
-/* ---- how many files ---- */
+/* ---- the number of files ---- */
 
-/* How many tensors from `first` on go into one file: as many as fit, in their order, at least one. Objects, which lie
-   in the header, do not count. */
-static size_t fill(const fc_target *target, size_t first) {
+/* Returns how many tensors from `first` on go into one file: as many as fit, but at least one. Objects do not count,
+   because the header holds them. */
+static size_t count_fitting(const fc_target *target, size_t first) {
     uint64_t bytes = 0;
     size_t tensors = 0, i = first;
     for (; i < target->ntensors; i++) {
@@ -61,12 +63,12 @@ static bool is_split(const fc_target *target) {
     return target->mesh->ndim == 0 && target->max_file_bytes > 0;
 }
 
-static uint32_t full_files(const fc_target *target) {
+static uint32_t count_full_files(const fc_target *target) {
     uint32_t n = 0;
     if (!is_split(target)) {
         return 1;
     }
-    for (size_t first = 0; first < target->ntensors; first += fill(target, first)) {
+    for (size_t first = 0; first < target->ntensors; first += count_fitting(target, first)) {
         n++;
     }
     return n ? n : 1;
@@ -77,36 +79,34 @@ bool fc_st_is_directory(const fc_target *target) {
 }
 
 size_t fc_st_count_files(const fc_target *target) {
-    return target->mesh->ndim > 0 ? (size_t)fc_mesh_ranks(target->mesh) : full_files(target);
+    return target->mesh->ndim > 0 ? (size_t)fc_mesh_ranks(target->mesh) : count_full_files(target);
 }
 
 const char *fc_st_index(const fc_target *target) {
-    return target->mesh->ndim == 0 && full_files(target) > 1 ? ST_INDEX_NAME : NULL;
+    return target->mesh->ndim == 0 && count_full_files(target) > 1 ? ST_INDEX_NAME : NULL;
 }
 
 size_t fc_st_split(fc_writer *writer, const fc_target_file *file, size_t first) {
     const writer_state *w = writer->state;
-    return is_split(w->target) ? fill(w->target, file->items[first].tensor) : file->nitems;
+    return is_split(w->target) ? count_fitting(w->target, file->items[first].tensor) : file->nitems;
 }
 
 /* ---- create ---- */
 
-/* The members of `__metadata__` that the source brought along, as one JSON object of texts. */
+/* `t` is a JSON object. Its members become members of `__metadata__`, whose values are strings. */
 static fc_code add_foreign(writer_state *w, const fc_target_tensor *t, fc_error *err) {
     unsigned char *bytes;
     size_t size;
     json_error_t at;
     const char *key;
     json_t *value;
-    fc_code rc = fc_st_read_object(w->target, t, &bytes, &size, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    fc_code rc = FC_OK;
+    FC_TRY(fc_st_read_object(w->target, t, &bytes, &size, err));
     json_t *root = json_loadb((const char *)bytes, size, JSON_REJECT_DUPLICATES, &at);
     free(bytes);
     if (!json_is_object(root)) {
         json_decref(root);
-        return fc_fail(err, FC_ECORRUPT, "%s: object %.256s: it should be a JSON object, as its encoding %s says",
+        return fc_fail(err, FC_ECORRUPT, "%s: object %.256s: its encoding is %s, but it is not a JSON object",
                        w->target->source->path, t->name, ST_METADATA_ENCODING);
     }
     json_object_foreach(root, key, value) {
@@ -121,14 +121,13 @@ static fc_code add_foreign(writer_state *w, const fc_target_tensor *t, fc_error 
 }
 
 static fc_code gather_foreign(writer_state *w, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < w->target->ntensors; i++) {
+    for (size_t i = 0; i < w->target->ntensors; i++) {
         const fc_target_tensor *t = &w->target->tensors[i];
         if (t->source->object && strcmp(t->source->object->encoding, ST_METADATA_ENCODING) == 0) {
-            rc = add_foreign(w, t, err);
+            FC_TRY(add_foreign(w, t, err));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_st_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err) {
@@ -139,7 +138,7 @@ fc_code fc_st_create(const fc_target *target, const char *staging, fc_writer *wr
         w->staging = strdup(staging);
         w->common = (st_common){.target = target, .foreign = json_object()};
         w->file_of = calloc(target->ntensors + 1, sizeof *w->file_of);
-        w->nfiles = full_files(target);
+        w->nfiles = count_full_files(target);
     }
     if (!w || !w->staging || !w->common.foreign || !w->file_of) {
         return fc_no_memory(err, staging);
@@ -161,9 +160,9 @@ void fc_st_destroy(fc_writer *writer) {
     }
 }
 
-/* ---- a file ---- */
+/* ---- one file ---- */
 
-/* The name of file `number` of a full target that is a directory. */
+/* The name of file `number` of a target that is a directory but not sharded. */
 static void full_name(const writer_state *w, uint32_t number, char *name, size_t size) {
     if (w->nfiles == 1) {
         snprintf(name, size, "model%s", ST_EXTENSION);
@@ -178,7 +177,7 @@ static fc_code set_path(writer_state *w, const fc_target_file *file, fc_error *e
     if (!fc_st_is_directory(w->target)) {
         w->path = strdup(w->staging);
     } else {
-        if (w->target->mesh->ndim > 0) { /* torch counts ranks from 1; it has one file a rank, so part 1 of 1 */
+        if (w->target->mesh->ndim > 0) { /* torch counts ranks from 1, and each rank has one file */
             snprintf(name, sizeof name, "shard-%05u-model-00001-of-00001%s", file->rank + 1, ST_EXTENSION);
         } else {
             full_name(w, w->file, name, sizeof name);
@@ -197,14 +196,14 @@ static fc_code write_header(const char *path, const st_header_out *header, fc_er
     }
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be created", path);
+        return fc_fail_errno(err, errno, "%s: the file cannot be created", path);
     }
     fc_code rc = fc_pwrite_full(fd, header->text, header->size, 0, path, err);
     if (rc == FC_OK && ftruncate(fd, (off_t)size) != 0) {
-        rc = fc_fail_errno(err, errno, "%s: cannot be made %llu bytes long", path, (unsigned long long)size);
+        rc = fc_fail_errno(err, errno, "%s: the file cannot be extended to %" PRIu64 " bytes", path, size);
     }
     if (close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: cannot be closed", path);
+        rc = fc_fail_errno(err, errno, "%s: the file cannot be closed", path);
     }
     return rc;
 }
@@ -219,7 +218,9 @@ fc_code fc_st_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     FC_TRY(set_path(w, file, err));
     file->path = w->path;
     fc_code rc = fc_st_header_make(&w->common, file, file->rank == 0, &header, err);
-    rc = rc == FC_OK ? write_header(w->path, &header, err) : rc;
+    if (rc == FC_OK) {
+        rc = write_header(w->path, &header, err);
+    }
     free(w->order);
     w->order = header.order;
     w->count = header.count;
@@ -234,12 +235,12 @@ fc_code fc_st_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     return rc;
 }
 
-/* Puts the digests of the data into the header, and then that of the header, and writes both. */
+/* Writes the digests of the tensors and then that of the header, which covers them. */
 fc_code fc_st_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
     const writer_state *w = writer->state;
     int fd = open(file->path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be opened again", file->path);
+        return fc_fail_errno(err, errno, "%s: the file cannot be reopened", file->path);
     }
     char *digests = w->header + w->digests;
     for (size_t i = 0; w->digests && i < w->count; i++) {
@@ -250,16 +251,18 @@ fc_code fc_st_finish_file(fc_writer *writer, const fc_target_file *file, fc_erro
     if (w->digests) {
         rc = fc_pwrite_full(fd, digests, w->count * ST_DIGITS, w->digests, file->path, err);
     }
-    rc = rc == FC_OK ? fc_pwrite_full(fd, w->header + w->digest, ST_DIGITS, w->digest, file->path, err) : rc;
+    if (rc == FC_OK) {
+        rc = fc_pwrite_full(fd, w->header + w->digest, ST_DIGITS, w->digest, file->path, err);
+    }
     if (close(fd) != 0 && rc == FC_OK) {
-        rc = fc_fail_errno(err, errno, "%s: cannot be closed", file->path);
+        rc = fc_fail_errno(err, errno, "%s: the file cannot be closed", file->path);
     }
     return rc;
 }
 
 /* ---- the index ---- */
 
-/* The index as huggingface_hub writes it. @return NULL when out of memory. */
+/* Builds the index as huggingface_hub writes it. @return malloc'ed text; NULL when out of memory. */
 static char *index_text(const writer_state *w) {
     json_t *map = json_object(), *metadata = json_object();
     const json_t *kept = json_object_get(w->common.foreign, ST_INDEX_METADATA);

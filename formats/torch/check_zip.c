@@ -1,6 +1,6 @@
 /*
- * The CRC-32s of a torch.save archive, for verifying: every record but the tensors' data, which is read elsewhere, by
- * threads. From an open archive to findings.
+ * Compares the records of a torch.save archive with their CRC-32s, for verify. Tensor data is left out: worker threads
+ * read it.
  */
 #include "torch/item.h"
 

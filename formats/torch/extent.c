@@ -1,5 +1,5 @@
 /*
- * Where the elements of a chunk lie. All of it was found and checked when the file was opened.
+ * The extent and the digest of a chunk, from what was found and checked when the file was opened.
  */
 #include "torch/torch_file.h"
 
@@ -8,7 +8,7 @@
 fc_code fc_torch_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                         fc_error *err) {
     const fc_chunk *chunk = &tensor->chunks[index];
-    const torch_extent *piece = (const torch_extent *)(uintptr_t)chunk->detail;
+    const torch_extent *extent = (const torch_extent *)(uintptr_t)chunk->detail;
     (void)checkpoint;
     (void)err;
     memset(out, 0, sizeof *out);
@@ -21,15 +21,15 @@ fc_code fc_torch_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor
         out->strides[0] = 1;
         return FC_OK;
     }
-    out->codec = piece->record.method == FC_ZIP_STORED ? FC_CODEC_RAW : FC_CODEC_FORMAT;
-    out->decoded = piece->record.size;
-    out->crc32 = piece->record.method == FC_ZIP_STORED ? piece->record.crc : 0; /* else reading compares it */
-    out->first = piece->first;
-    out->negate = piece->negate;
-    out->conjugate = piece->conjugate;
-    out->swap = piece->swap;
+    out->codec = extent->record.method == FC_ZIP_STORED ? FC_CODEC_RAW : FC_CODEC_FORMAT;
+    out->decoded = extent->record.size;
+    out->crc32 = extent->record.method == FC_ZIP_STORED ? extent->record.crc : 0; /* else reading compares it */
+    out->first = extent->first;
+    out->negate = extent->negate;
+    out->conjugate = extent->conjugate;
+    out->swap = extent->swap;
     for (int i = 0; i < tensor->ndim; i++) {
-        out->strides[i] = piece->strides[i];
+        out->strides[i] = extent->strides[i];
     }
     return FC_OK;
 }
@@ -41,12 +41,12 @@ fc_code fc_torch_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor
     if (tensor->object || index == FC_WHOLE_TENSOR) {
         return FC_OK;
     }
-    const torch_extent *piece = (const torch_extent *)(uintptr_t)tensor->chunks[index].detail;
-    if (piece->record.crc != 0 && piece->record.method == FC_ZIP_STORED) {
+    const torch_extent *extent = (const torch_extent *)(uintptr_t)tensor->chunks[index].detail;
+    if (extent->record.crc != 0 && extent->record.method == FC_ZIP_STORED) {
         *out = (fc_digest){.kind = FC_DIGEST_CRC32,
-                           .value = piece->record.crc,
-                           .offset = piece->record.offset,
-                           .length = piece->record.stored};
+                           .value = extent->record.crc,
+                           .offset = extent->record.offset,
+                           .length = extent->record.stored};
     }
     return FC_OK;
 }

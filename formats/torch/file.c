@@ -1,6 +1,6 @@
 /*
- * One torch.save file: opened, told apart, its pickle loaded, its storages found. Input: a path. Output: torch_file,
- * which lives while headers are read.
+ * One torch.save file: opens it, recognises its kind, loads its pickle and finds its storages. The result, a
+ * torch_file, lives while headers are read.
  */
 #include "torch/torch_file.h"
 
@@ -119,19 +119,19 @@ fc_code fc_torch_find_extent(const torch_file *f, fc_pv v, fc_torch_tensor *t, f
     if (rc != FC_OK) {
         return rc;
     }
-    torch_extent *piece = fc_arena_calloc(arena, 1, sizeof *piece + (size_t)t->ndim * sizeof *piece->strides);
-    if (!piece) {
+    torch_extent *extent = fc_arena_calloc(arena, 1, sizeof *extent + (size_t)t->ndim * sizeof *extent->strides);
+    if (!extent) {
         return fc_no_memory(err, f->path);
     }
-    piece->first = t->first;
-    piece->negate = t->negate;
-    piece->conjugate = t->conjugate;
-    piece->swap = f->swap && fc_dtype_get(t->dtype)->swap_size > 1;
+    extent->first = t->first;
+    extent->negate = t->negate;
+    extent->conjugate = t->conjugate;
+    extent->swap = f->swap && fc_dtype_get(t->dtype)->swap_size > 1;
     for (int i = 0; i < t->ndim; i++) {
-        piece->strides[i] = t->strides[i];
+        extent->strides[i] = t->strides[i];
     }
-    *out = piece;
-    return fc_torch_file_storage(f, t, &piece->record, err);
+    *out = extent;
+    return fc_torch_file_storage(f, t, &extent->record, err);
 }
 
 bool fc_torch_shape_fits(fc_dtype dtype, int ndim, const int64_t *shape) {

@@ -19,7 +19,7 @@
 
 enum {
     MAX_DEPTH = 128,
-    SPARE_VISITS = 1 << 16, /* besides one for each byte of the pickle: shared dicts are few */
+    SPARE_VISITS = 1 << 16, /* in addition to one for each byte of the pickle: shared dicts are few */
     MAX_NAME = 1 << 16,
     MAX_MEMBER = 1 << 12,     /* bytes in the name of a module's member: one is made at every visit */
     MAX_COMPARISONS = 1 << 24 /* of a module's buffers with the names of those that are not persistent */
@@ -72,7 +72,7 @@ static bool is_wrapped(const fc_pickle *p, fc_pv v, const char *cls) {
     return n >= 4 && fc_torch_is_global(p, arg[1], NULL, cls);
 }
 
-/* What a leaf would be; TORCH_OBJECT for all that is no tensor of some kind. */
+/* The kind of a leaf; TORCH_OBJECT for a value that is not a tensor of any kind. */
 static torch_leaf_kind kind_of(const fc_pickle *p, fc_pv v) {
     if (fc_pv_typeof(v) != FC_PV_CALL) {
         return TORCH_OBJECT;
@@ -347,7 +347,7 @@ static bool is_transient(const fc_pickle *p, const fc_pv *names, size_t n, fc_pv
     return false;
 }
 
-/* The name of a member of a module, behind those of the modules around it. */
+/* The name of a member of a module, after the names of the modules around it. */
 static const char *member_name(walker *w, const char *prefix, fc_pv key) {
     size_t n = 0;
     const char *text = fc_pv_typeof(key) == FC_PV_STR ? fc_pickle_bytes(w->p, key, &n) : NULL;

@@ -67,7 +67,7 @@ static fc_code read_pickle(fc_torch_item *item, fc_error *err) {
     return rc;
 }
 
-/* What every archive has: the folder, the byte order, the pickle. */
+/* Reads what every archive has: the folder, the byte order, the pickle. */
 static fc_code read_item(fc_torch_item *item, fc_error *err) {
     fc_code rc = FC_OK;
     const char *slash = strchr(item->zip.entries[0].name, '/');
@@ -168,7 +168,7 @@ static fc_pv rebuilt_with(const fc_pickle *p, fc_pv v, fc_pv *cls) {
     return function;
 }
 
-/* Says what a tensor is that is no dense one. */
+/* Reports the kind of a tensor that is not dense. */
 static fc_code refuse(const fc_pickle *p, fc_pv v, fc_error *err) {
     static const struct {
         const char *function, *what;
@@ -277,7 +277,7 @@ static fc_code decode_sizes(const fc_pickle *p, fc_pv sizes, fc_pv strides, fc_t
     return FC_OK;
 }
 
-/* Every element lies within the storage; sets out->first. */
+/* Checks that every element is within the storage, and sets out->first. */
 static fc_code check_reach(fc_torch_tensor *out, int64_t offset, fc_error *err) {
     uint64_t element = fc_dtype_size(out->dtype), last = (uint64_t)offset, end, step;
     bool empty = false;

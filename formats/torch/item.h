@@ -15,10 +15,10 @@
 #include "torch/pickle.h"
 #include "torch/zip.h"
 
-/** An open archive; owned by the caller, who keeps the descriptor open as long as it reads from it. */
-/** A data.pkl larger than this is not read: it would take twenty times its size in memory, deflated a bomb. */
+/** A data.pkl that is larger is not read: in memory it would take twenty times its size. */
 enum { FC_TORCH_MAX_PICKLE = 16 << 20, FC_TORCH_MAX_FILE_PICKLE = 1 << 30 /* of a `.pt` file, not deflated */ };
 
+/** An open archive. The caller owns it and keeps the descriptor open while it reads. */
 typedef struct fc_torch_item {
     fc_zip zip;
     fc_pickle *pickle;
@@ -68,20 +68,20 @@ void fc_torch_item_close(fc_torch_item *item);
 bool fc_torch_is_tensor(const fc_pickle *p, fc_pv v);
 
 /**
- * Reads the description of a tensor and checks it by itself: every element lies within its storage.
+ * Reads the description of a tensor and checks that every element is within its storage.
  * Messages do not name the file: the caller knows where `p` came from.
  * @return FC_EUNSUPPORTED for sparse, quantized, conjugated … tensors.
  */
 fc_code fc_torch_tensor_decode(const fc_pickle *p, fc_pv v, fc_torch_tensor *out, fc_error *err);
 
-/** What a storage's persistent id says by itself: only storage_key and storage_bytes of `out` are set. */
+/** Reads a storage's persistent id: sets only storage_key and storage_bytes of `out`. */
 fc_code fc_torch_storage_decode(const fc_pickle *p, fc_pv persid, fc_torch_tensor *out, fc_error *err);
 
 /** Finds the record that holds a decoded tensor's storage and checks its size; it may be compressed. */
 fc_code fc_torch_item_record(const fc_torch_item *item, const fc_torch_tensor *tensor, const fc_zip_entry **out,
                              fc_error *err);
 
-/** Likewise, and refuses a compressed one: its bytes are in the file as they are. */
+/** Likewise, and refuses a compressed record, so that its bytes can be read directly from the file. */
 fc_code fc_torch_item_storage(const fc_torch_item *item, const fc_torch_tensor *tensor, const fc_zip_entry **out,
                               fc_error *err);
 
@@ -90,7 +90,7 @@ struct fc_findings;
 
 /**
  * Compares the records of an open archive with their CRC-32s; each that is damaged is a finding.
- * @param read_data also those of tensors that are stored as they are.
+ * @param read_data whether to read the uncompressed data records of tensors as well.
  * @param item      for the findings: file and tensor.
  * @param covered   set to false when some record has no CRC, is damaged, or too large to be read.
  */

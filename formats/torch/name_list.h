@@ -1,6 +1,6 @@
 /*
- * A list of strings that no file holds, as a value of one: trainers whose optimizers number parameters get their names
- * in param_groups.
+ * A list of strings that no file holds, as a value like those of a file. Trainers whose optimizers number parameters
+ * get the parameters' names in param_groups through it.
  */
 #ifndef FSDPCKPT_FORMATS_TORCH_NAME_LIST_H
 #define FSDPCKPT_FORMATS_TORCH_NAME_LIST_H
@@ -12,7 +12,7 @@
 #include "torch/pickle_write.h"
 #include "torch/torch_file.h"
 
-/** Freed by the caller after fc_torch_name_list_begin, whatever fails. */
+/** The caller frees it after fc_torch_name_list_begin, also after a failure. */
 typedef struct torch_name_list {
     fc_torch_pickler w;
     fc_pickle *pickle;

@@ -1,8 +1,8 @@
 /*
- * Values of a `.pt` file that are no tensors. In every format an object's bytes are a torch.save archive of it alone;
- * in a `.pt` file it is a few opcodes of the one pickle. So the archive is made: its pickle when the file is opened,
- * the rest when its bytes are asked for. Tensors within it (in a set, or in an object of a class that is not known)
- * are copied into the archive.
+ * Values of a `.pt` file that are not tensors. In every format an object's bytes are a torch.save archive of that value
+ * alone. In a `.pt` file the value is a few opcodes of the one pickle, so the archive is made: its pickle when the file
+ * is opened, the rest when its bytes are read. Tensors within it (in a set, or in an object of an unknown class) are
+ * copied into it.
  */
 #include "torch/pickle_copy.h"
 #include "torch/torch_file.h"
@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_INSIDE = 64 << 20 /* bytes of tensors in one object: its archive is made in memory */ };
+enum { MAX_INSIDE = 64 << 20 /* bytes of tensors in one object, whose archive is made in memory */ };
 
 static const fc_object torch_save_object = {.encoding = "torch.save"};
 static const char folder[] = "archive";
@@ -44,11 +44,8 @@ static fc_code find_storages(const torch_file *f, const fc_pickle_copy *copy, fc
     }
     for (size_t i = 0; i < copy->nstorages; i++) {
         fc_torch_tensor t = {0};
-        fc_code rc = fc_torch_storage_decode(f->p, copy->storages[i], &t, err);
-        rc = rc == FC_OK ? fc_torch_file_storage(f, &t, &object->storages[i], err) : rc;
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_torch_storage_decode(f->p, copy->storages[i], &t, err));
+        FC_TRY(fc_torch_file_storage(f, &t, &object->storages[i], err));
         if (!fc_add_u64(total, object->storages[i].size, &total) || total > MAX_INSIDE) {
             return fc_fail(err, FC_EUNSUPPORTED,
                            "it holds tensors of more than %d bytes within something that is no dict, list or tuple",
@@ -119,7 +116,7 @@ fc_code fc_torch_refused_tensor(const char *reason, uint32_t file, fc_arena *are
         return fc_no_memory(err, NULL);
     }
     *object = (fc_object){.encoding = torch_save_object.encoding, .refusal = copy};
-    return make_tensor(object, NULL, 1, file, arena, t, err); /* a byte, so that somebody asks for it and is told */
+    return make_tensor(object, NULL, 1, file, arena, t, err); /* not empty, so that reading it reports the reason */
 }
 
 /* The bytes of a record, inflated, into `out`. */
@@ -158,28 +155,28 @@ static fc_code read_record(const fc_checkpoint *checkpoint, const torch_record *
     return rc;
 }
 
-static fc_code read_object(const fc_checkpoint *checkpoint, const torch_object *object, unsigned char *out,
+static fc_code read_object(const fc_checkpoint *checkpoint, const torch_object *object, unsigned char *bytes,
                            fc_error *err) {
     fc_torch_zip zip = {0};
-    fc_code rc = lay_out(object, &zip, err);
-    for (size_t i = 0; i < object->nstorages && rc == FC_OK; i++) {
+    fc_code rc;
+    FC_TRY_GOTO(lay_out(object, &zip, err), rc, out);
+    for (size_t i = 0; i < object->nstorages; i++) {
         const torch_record *record = &object->storages[i];
-        unsigned char *at = out + zip.records[zip.first_data + i].data;
-        rc = read_record(checkpoint, record, at, err);
-        if (rc == FC_OK) {
-            fc_torch_zip_set_crc32(&zip, i, fc_crc32(0, at, (size_t)record->size));
-        }
+        unsigned char *at = bytes + zip.records[zip.first_data + i].data;
+        FC_TRY_GOTO(read_record(checkpoint, record, at, err), rc, out);
+        fc_torch_zip_set_crc32(&zip, i, fc_crc32(0, at, (size_t)record->size));
     }
-    rc = rc == FC_OK ? fc_torch_zip_write_memory(&zip, out, err) : rc;
+    rc = fc_torch_zip_write_memory(&zip, bytes, err);
+out:
     fc_torch_zip_free(&zip);
     return rc;
 }
 
 fc_code fc_torch_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
                       fc_error *err) {
-    const torch_extent *piece = (const torch_extent *)(uintptr_t)tensor->chunks[index].detail;
+    const torch_extent *extent = (const torch_extent *)(uintptr_t)tensor->chunks[index].detail;
     fc_code rc = tensor->object ? read_object(checkpoint, tensor->detail, buf, err)
-                                : read_record(checkpoint, &piece->record, buf, err);
+                                : read_record(checkpoint, &extent->record, buf, err);
     return rc == FC_OK ? rc : fc_context(err, rc, "%s %.256s", tensor->object ? "object" : "tensor", tensor->name);
 }
 

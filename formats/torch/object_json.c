@@ -1,5 +1,5 @@
 /*
- * The safe decoding of pickled values as JSON, for the `json` attribute beside an object's verbatim bytes.
+ * The safe decoding of pickled values as JSON, for the `json` attribute of objects and for inspect.
  *
  *   None, bool, str, list            null, true/false, string, array
  *   int                              number, all digits; beyond 64 bits {"$int": "decimal"}; beyond 1024 bytes

@@ -1,7 +1,7 @@
 /*
- * Objects of other formats in files of torch.save and DCP. Input: an object whose bytes mean nothing to torch
- * (attributes of an HDF5 file, the metadata of a safetensors file) and its decoding as JSON. Output: a pickle of a dict
- * that has both, so that a program can use it and nothing is lost.
+ * Writes objects of other formats into torch.save and DCP files. An object whose bytes PyTorch cannot read (attributes
+ * of an HDF5 file, metadata of a safetensors file) becomes a dict of its bytes and its JSON decoding, so that a program
+ * can use it and nothing is lost.
  */
 #include "torch/object_write.h"
 

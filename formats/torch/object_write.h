@@ -1,5 +1,5 @@
 /*
- * Objects that another format keeps, whose bytes mean nothing to torch.
+ * Writes objects of other formats, whose bytes PyTorch cannot read.
  */
 #ifndef FSDPCKPT_FORMATS_TORCH_OBJECT_WRITE_H
 #define FSDPCKPT_FORMATS_TORCH_OBJECT_WRITE_H

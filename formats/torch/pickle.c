@@ -20,7 +20,7 @@ static fc_code push(fc_pickle_vm *vm, fc_pv v) {
     return FC_OK;
 }
 
-/* Whether `n` values lie above the innermost mark. */
+/* Fails unless `n` values are above the innermost mark. */
 static fc_code has(fc_pickle_vm *vm, size_t n) {
     return vm->depth - vm->base >= n
                ? FC_OK
@@ -253,7 +253,7 @@ static bool is_empty_dict(const fc_pickle *p, fc_pv v) {
     return fc_pv_typeof(v) == FC_PV_DICT && p->containers[fc_pv_payload(v)].count == 0;
 }
 
-/* cls, args, kwargs: keyword arguments say nothing about data classes that we know. */
+/* Takes cls, args and kwargs. The data classes that we know have no keyword arguments. */
 static fc_code newobj_ex(fc_pickle_vm *vm) {
     fc_pv v;
     fc_code rc = has(vm, 3);

@@ -120,12 +120,12 @@ typedef struct fc_pickle_container {
     size_t count, capacity;
     fc_pv cls;          /* of a dict that is not a plain one: OrderedDict, defaultdict, Counter; else 0 */
     fc_pv factory;      /* of a defaultdict: a global, most often */
-    fc_pv state;        /* attributes of a dict beside its items, as nn.Module.state_dict's _metadata; else 0 */
+    fc_pv state;        /* attributes of a dict besides its items, such as nn.Module.state_dict's _metadata; else 0 */
     uint32_t next_free; /* list of recycled containers while loading */
     bool memoized;      /* a later opcode may refer to it, so it cannot be recycled */
 } fc_pickle_container;
 
-/** Where text begins: before the bytes. */
+/** Precedes the bytes of a text. */
 typedef struct fc_pickle_text {
     uint64_t length;
     uint32_t tag[2]; /**< for whoever walks the values: a number of its own for each distinct string, at first 0 */

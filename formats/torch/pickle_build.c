@@ -1,6 +1,6 @@
 /*
- * What the calls in a pickle mean: GLOBAL, REDUCE, NEWOBJ, BUILD and the filling of containers. Nothing is called;
- * known constructors become the values they would make, all else becomes an inert FC_PV_CALL.
+ * The calls in a pickle: GLOBAL, REDUCE, NEWOBJ, BUILD and the filling of containers. Nothing is called. Known
+ * constructors become the values that they would make; every other call becomes an inert FC_PV_CALL.
  */
 #include "base/try.h"
 #include "torch/pickle_private.h"
@@ -29,14 +29,6 @@ fc_code fc_pickle_global_op(fc_pickle_vm *vm, fc_pv module, fc_pv name, fc_pv *o
         fc_pickle_note_risk(p, FC_RISK_UNKNOWN, *out);
     }
     return FC_OK;
-}
-
-/* A class of `.metadata` that is neither known nor like one that is. */
-static fc_code unsupported_class(fc_pickle_vm *vm, fc_pv global) {
-    const uint64_t *cell = vm->p->cells + fc_pv_payload(global);
-    size_t n;
-    return fc_pickle_fail(&vm->reader, FC_EUNSUPPORTED, "unsupported: class %.200s of %.200s",
-                          fc_pickle_bytes(vm->p, cell[2], &n), fc_pickle_bytes(vm->p, cell[1], &n));
 }
 
 static fc_code bad_call(fc_pickle_vm *vm, fc_pv global) {
@@ -78,15 +70,6 @@ static bool take_args(const fc_pickle *p, fc_pv args, fc_pv *out, size_t max) {
     return true;
 }
 
-/* Gives the cells of an argument tuple back if it is the newest value and nothing else can refer to it. */
-static void drop_args(fc_pickle_vm *vm, fc_pv args) {
-    fc_pickle *p = vm->p;
-    uint64_t at = fc_pv_payload(args);
-    if (fc_pv_typeof(args) == FC_PV_TUPLE && at >= vm->protected_cell && at + 1 + p->cells[at] == p->ncells) {
-        p->ncells = (size_t)at;
-    }
-}
-
 static bool are_integers(const fc_pv *items, size_t n) {
     for (size_t i = 0; i < n; i++) {
         fc_pv_type type = fc_pv_typeof(items[i]);
@@ -110,7 +93,7 @@ static fc_code make_size(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
         if (!are_integers(sizes, n)) {
             return bad_call(vm, callee);
         }
-        drop_args(vm, args);
+        fc_pickle_drop_tuple(vm, args);
         *out = fc_pv_make(FC_PV_SIZE, fc_pv_payload(arg));
         return FC_OK;
     }
@@ -128,12 +111,22 @@ static fc_code make_size(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     return fc_pickle_add_tuple(p, FC_PV_SIZE, items, n, out) ? FC_OK : fc_pickle_nomem(vm);
 }
 
+/* A pickler writes the items that a call copies for this one call. So they are fewer than the pickle's bytes, unless
+ * many calls share one list: then a small pickle would fill any memory. */
+static fc_code count_copied(fc_pickle_vm *vm, size_t n) {
+    vm->copied += n;
+    return vm->copied <= vm->reader.source->size
+               ? FC_OK
+               : fc_pickle_fail(&vm->reader, FC_EUNSUPPORTED, "too many containers are copies of one shared container");
+}
+
 /* Appends the pairs of a list (or tuple) of pairs to a dict: how protocol 2 writes an OrderedDict of old. */
 static fc_code append_pairs(fc_pickle_vm *vm, fc_pv callee, fc_pv pairs, fc_pv dict) {
     fc_pickle *p = vm->p;
     size_t n, two;
     const fc_pv *items =
         fc_pv_typeof(pairs) == FC_PV_LIST ? fc_pickle_items(p, pairs, &n) : fc_pickle_tuple(p, pairs, &n);
+    FC_TRY(count_copied(vm, n));
     for (size_t i = 0; i < n; i++) {
         const fc_pv *pair;
         if (fc_pv_typeof(items[i]) == FC_PV_TUPLE) {
@@ -175,6 +168,7 @@ static fc_code make_container(fc_pickle_vm *vm, fc_pv callee, fc_pv_type type, f
     } else {
         return bad_call(vm, callee);
     }
+    FC_TRY(count_copied(vm, n));
     if (type == FC_PV_SET || type == FC_PV_FROZENSET) {
         FC_TRY(fc_pickle_check_keys(vm, items, n, 1));
     }
@@ -294,7 +288,7 @@ fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     }
     fc_global_kind kind = fc_pickle_global(p, callee, &aux);
     if (kind == FC_GLOBAL_UNKNOWN && vm->mode == FC_PICKLE_STRICT) {
-        return unsupported_class(vm, callee);
+        return fc_pickle_unsupported_class(vm, callee);
     }
     switch (kind) {
     case FC_GLOBAL_SIZE:
@@ -366,111 +360,6 @@ fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out) {
     return rc;
 }
 
-/* Sets the slots of `instance` from the names and values of a dict; other names are those of newer versions. */
-static void set_slots(fc_pickle *p, fc_pv instance, const char *const *fields, const fc_pv *pairs, size_t n) {
-    uint64_t *slots = p->cells + fc_pv_payload(instance) + 1;
-    for (size_t i = 0; i + 1 < n; i += 2) {
-        for (size_t f = 0; fields[f]; f++) {
-            if (fc_pickle_is_str(p, pairs[i], fields[f])) {
-                slots[f] = pairs[i + 1];
-                break;
-            }
-        }
-    }
-}
-
-static bool has_key(const fc_pickle *p, const fc_pv *pairs, size_t n, const char *key) {
-    for (size_t i = 0; i + 1 < n; i += 2) {
-        if (fc_pickle_is_str(p, pairs[i], key)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* The class of DCP that has the same fields as this state, FC_CLASS_COUNT if there is none. Later fields may lack. */
-static fc_class class_like(const fc_pickle *p, const fc_pv *pairs, size_t n) {
-    static const struct {
-        fc_class cls;
-        size_t required;
-    } candidates[] = {
-        {FC_CLASS_STORAGE_INFO, 3},  {FC_CLASS_METADATA_INDEX, 2}, {FC_CLASS_TENSOR_STORAGE, 3},
-        {FC_CLASS_CHUNK_STORAGE, 2}, {FC_CLASS_METADATA, 3},       {FC_CLASS_TENSOR_PROPERTIES, 2},
-    };
-    for (size_t c = 0; c < sizeof candidates / sizeof *candidates; c++) {
-        const char *const *fields = fc_class_fields(candidates[c].cls);
-        size_t found = 0;
-        while (found < candidates[c].required && has_key(p, pairs, n, fields[found])) {
-            found++;
-        }
-        if (found == candidates[c].required) {
-            return candidates[c].cls;
-        }
-    }
-    return n == 0 ? FC_CLASS_BYTES_STORAGE : FC_CLASS_COUNT;
-}
-
-/* Gives an instance of an unknown class the class of DCP that its state is like: a subclass, or a copy of one. */
-static fc_code recognise(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
-    fc_pickle *p = vm->p;
-    fc_pv global = fc_pickle_callee(p, instance), like;
-    uint32_t aux;
-    size_t n;
-    if (fc_pickle_global(p, global, &aux) != FC_GLOBAL_UNKNOWN) {
-        return FC_OK;
-    }
-    const fc_pv *pairs = fc_pv_typeof(state) == FC_PV_DICT ? fc_pickle_items(p, state, &n) : NULL;
-    fc_class cls = pairs ? class_like(p, pairs, n) : FC_CLASS_COUNT;
-    if (cls == FC_CLASS_COUNT) {
-        return unsupported_class(vm, global);
-    }
-    const uint64_t *cell = p->cells + fc_pv_payload(global);
-    const fc_pv module = cell[1], name = cell[2];
-    if (!fc_pickle_add_global(p, FC_GLOBAL_CLASS, (uint32_t)cls, module, name, &like)) {
-        return fc_pickle_nomem(vm);
-    }
-    p->cells[fc_pv_payload(instance)] = like;
-    return FC_OK;
-}
-
-static fc_code build_object(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
-    fc_pickle *p = vm->p;
-    uint32_t cls;
-    size_t n;
-    const fc_pv *items = NULL;
-    FC_TRY(recognise(vm, instance, state));
-    fc_pickle_global(p, fc_pickle_callee(p, instance), &cls);
-    const char *const *fields = fc_class_fields((fc_class)cls);
-    fc_pv_type type = fc_pv_typeof(state);
-    if (type == FC_PV_TUPLE || type == FC_PV_LIST) {
-        items = type == FC_PV_TUPLE ? fc_pickle_tuple(p, state, &n) : fc_pickle_items(p, state, &n);
-        if (type == FC_PV_TUPLE && n == 2 && cls != FC_CLASS_TENSOR_PROPERTIES &&
-            fc_pv_typeof(items[1]) == FC_PV_DICT) { /* (__dict__, slots) */
-            state = items[1];
-            type = FC_PV_DICT;
-        }
-    }
-    if (type == FC_PV_DICT) {
-        items = fc_pickle_items(p, state, &n);
-        set_slots(p, instance, fields, items, n);
-        if (!p->containers[fc_pv_payload(state)].memoized) {
-            fc_pickle_recycle(p, state);
-        }
-        return FC_OK;
-    }
-    if (!items) {
-        char name[256];
-        fc_pickle_global_name(p, fc_pickle_callee(p, instance), name, sizeof name);
-        return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: the state of %s is no dict or tuple",
-                              name);
-    }
-    for (size_t i = 0; i < n && fields[i]; i++) { /* TensorProperties.__getstate__, dataclasses with slots */
-        p->cells[fc_pv_payload(instance) + 1 + i] = items[i];
-    }
-    drop_args(vm, state);
-    return FC_OK;
-}
-
 /* OrderedDict and Counter have attributes, dict and defaultdict do not. */
 static bool has_attributes(const fc_pickle *p, fc_pv dict) {
     const fc_pv cls = p->containers[fc_pv_payload(dict)].cls;
@@ -480,7 +369,7 @@ static bool has_attributes(const fc_pickle *p, fc_pv dict) {
 fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state) {
     switch (fc_pv_typeof(instance)) {
     case FC_PV_OBJECT:
-        return build_object(vm, instance, state);
+        return fc_pickle_build_object(vm, instance, state);
     case FC_PV_CALL:
         vm->p->cells[fc_pv_payload(instance) + 2] = state;
         return FC_OK;

@@ -106,7 +106,7 @@ fc_code fc_pickle_next_slow(fc_pickle_reader *r, uint64_t *argument);
 
 /** Reads the next opcode and its fixed argument (a number, or the length of what follows; signed ones extended). */
 static inline fc_code fc_pickle_next(fc_pickle_reader *r, uint64_t *argument) {
-    /* Most opcodes lie whole within the window and need no more than this; all the rest is the slow one's. */
+    /* Most opcodes are complete within the window. The slow function handles the others. */
     if (r->end - r->at >= 9) {
         unsigned shape = fc_pickle_shapes[*r->at];
         unsigned bytes = shape & FC_PICKLE_ARG_SIZE;
@@ -167,6 +167,7 @@ typedef struct fc_pickle_vm {
     fc_pickle_memo memo;
     uint64_t memoized;     /* number of MEMOIZE so far */
     bool puts;             /* whether there was a PUT */
+    uint64_t copied;       /* items that calls copied from one container into another */
     size_t protected_cell; /* cells below this may be referred to by the memo */
 } fc_pickle_vm;
 
@@ -191,6 +192,12 @@ fc_code fc_pickle_global_op(fc_pickle_vm *vm, fc_pv module, fc_pv name, fc_pv *o
 fc_code fc_pickle_reduce(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out);
 fc_code fc_pickle_newobj(fc_pickle_vm *vm, fc_pv cls, fc_pv args, fc_pv *out);
 fc_code fc_pickle_build(fc_pickle_vm *vm, fc_pv instance, fc_pv state);
+/** BUILD of an instance of a data class. */
+fc_code fc_pickle_build_object(fc_pickle_vm *vm, fc_pv instance, fc_pv state);
+/** Fails with the name of a class of `.metadata` that is neither known nor like one that is. */
+fc_code fc_pickle_unsupported_class(fc_pickle_vm *vm, fc_pv global);
+/** Gives the cells of a tuple back if it is the newest value and nothing else can refer to it. */
+void fc_pickle_drop_tuple(fc_pickle_vm *vm, fc_pv tuple);
 fc_code fc_pickle_extend(fc_pickle_vm *vm, fc_pv target, const fc_pv *items, size_t n, fc_pv_type wanted);
 
 /** Fails if one of the values cannot be a key of a dict or set: every `step`-th of the `n`. */

@@ -235,7 +235,7 @@ static fc_code index_memo(fc_pickle_reader *r, fc_pickle_memo *memo) {
     return memo->values ? FC_OK : fc_pickle_fail(r, FC_ENOMEM, "out of memory");
 }
 
-/* Goes past the opcodes that most of a pickle consists of, as far as they lie within the window. */
+/* Skips the most common opcodes as long as they are complete within the window. */
 static void skip_common(fc_pickle_reader *r, const fc_pickle_memo *memo) {
     const unsigned char *at = r->at;
     while (r->end - at > 2 + UINT8_MAX) {

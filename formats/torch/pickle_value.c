@@ -1,6 +1,5 @@
 /*
- * The values of a pickle: where tuples, instances, strings and containers are stored, and how they are read back.
- * Written by the pickle machine, read by whoever walks the result.
+ * The values of a pickle: stores tuples, instances, strings and containers, and reads them back.
  */
 #include "base/checked.h"
 #include "base/grow.h"

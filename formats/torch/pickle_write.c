@@ -293,7 +293,7 @@ void fc_torch_pickle_often(fc_torch_pickler *w, const char *text) {
     }
 }
 
-/* As torch makes them: the stride of an axis is the product of the sizes behind it, each at least 1. */
+/* As torch computes them: the stride of a dimension is the product of the later sizes, each at least 1. */
 static void row_major(int ndim, const int64_t *sizes, int64_t *strides) {
     int64_t step = 1;
     for (int i = ndim - 1; i >= 0; i--) {
@@ -305,7 +305,8 @@ static void row_major(int ndim, const int64_t *sizes, int64_t *strides) {
 void fc_torch_pickle_tensor(fc_torch_pickler *w, const fc_torch_tensor_out *tensor) {
     char key[24];
     int64_t own[FC_MAX_DIMS];
-    const char *storage = fc_storage_class(tensor->dtype); /* none for the newer types: they are named beside it */
+    const char *storage =
+        fc_storage_class(tensor->dtype); /* newer dtypes have none: a second argument names the dtype */
     snprintf(key, sizeof key, "%" PRIu64, tensor->key);
     row_major(tensor->ndim, tensor->sizes, own);
     fc_torch_pickle_global(w, "torch._utils", storage ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");

@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* A tensor without elements has no chunks: nothing of it is stored that matters. */
-static fc_code add_chunk(const torch_extent *piece, const fc_torch_tensor *t, fc_arena *arena, fc_tensor *out) {
+static fc_code add_chunk(const torch_extent *extent, const fc_torch_tensor *t, fc_arena *arena, fc_tensor *out) {
     int64_t *dims = fc_arena_calloc(arena, 2 * (size_t)t->ndim, sizeof *dims);
     fc_chunk *chunk = fc_arena_calloc(arena, 1, sizeof *chunk);
     if (!dims || !chunk) {
@@ -25,11 +25,11 @@ static fc_code add_chunk(const torch_extent *piece, const fc_torch_tensor *t, fc
         out->nchunks = t->sizes[i] == 0 ? 0 : out->nchunks;
     }
     *chunk = (fc_chunk){.dims = dims,
-                        .offset = piece->record.offset,
-                        .length = piece->record.stored,
-                        .file = piece->record.file,
+                        .offset = extent->record.offset,
+                        .length = extent->record.stored,
+                        .file = extent->record.file,
                         .rank = FC_NO_RANK,
-                        .detail = (uint64_t)(uintptr_t)piece};
+                        .detail = (uint64_t)(uintptr_t)extent};
     out->chunks = chunk;
     return FC_OK;
 }
@@ -37,16 +37,16 @@ static fc_code add_chunk(const torch_extent *piece, const fc_torch_tensor *t, fc
 static fc_code read_leaf(const fc_checkpoint *checkpoint, const torch_file *f, const torch_leaf *leaf, fc_tensor *out,
                          fc_error *err) {
     fc_torch_tensor t;
-    torch_extent *piece = NULL;
+    torch_extent *extent = NULL;
     torch_object *object = NULL;
     fc_code rc;
     if (leaf->kind == TORCH_OBJECT) {
         rc = fc_torch_object_new(f, leaf->v, checkpoint->arena, &object, err);
         return rc == FC_OK ? fc_torch_object_tensor(object, f->index, checkpoint->arena, out, err) : rc;
     }
-    rc = fc_torch_find_extent(f, leaf->v, &t, checkpoint->arena, &piece, err);
-    return rc == FC_OK && add_chunk(piece, &t, checkpoint->arena, out) != FC_OK ? fc_no_memory(err, checkpoint->path)
-                                                                                : rc;
+    rc = fc_torch_find_extent(f, leaf->v, &t, checkpoint->arena, &extent, err);
+    return rc == FC_OK && add_chunk(extent, &t, checkpoint->arena, out) != FC_OK ? fc_no_memory(err, checkpoint->path)
+                                                                                 : rc;
 }
 
 /* A value that is not supported does not keep the others from being read: it is there, with the reason. */
@@ -57,7 +57,7 @@ static fc_code make_tensor(const fc_checkpoint *checkpoint, const torch_file *f,
     out->path = leaf->path;
     if (leaf->kind == TORCH_DTENSOR || leaf->kind == TORCH_SHARDED_TENSOR) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "it is one rank's piece of a %s: name the directory with the files of all ranks, which must be "
+                       "it is one rank's shard of a %s: name the directory with the files of all ranks, which must be "
                        "called <name>_rank_<r>.pt or <name>_world_size_<N>_rank_<r>.pt",
                        leaf->kind == TORCH_DTENSOR ? "DTensor" : "ShardedTensor");
     }
@@ -79,7 +79,7 @@ static fc_code make_tensors(const fc_checkpoint *checkpoint, const torch_file *f
     return FC_OK;
 }
 
-/* What a module is besides its state dict does not come through. */
+/* Only the state dict of a module that was pickled whole is read. */
 static fc_code note_modules(fc_checkpoint *checkpoint, const torch_leaves *leaves, fc_error *err) {
     if (leaves->modules == 0 || checkpoint->note) {
         return FC_OK;

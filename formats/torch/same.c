@@ -1,5 +1,5 @@
 /*
- * Whether what two ranks' files hold is the same, without reading it where the CRC-32s of the archives tell.
+ * Compares the values of two ranks' files: by the CRC-32s of the archives where these decide, else byte by byte.
  */
 #include "torch/torch_file.h"
 
@@ -21,14 +21,14 @@ bool fc_torch_same_object(const torch_object *a, const torch_object *b) {
     return same;
 }
 
-/* The bytes from the first to the last element, which is all of it or holes, too: both must have the same strides. */
-static uint64_t span_of(const torch_extent *piece, int ndim, const int64_t *sizes, uint32_t element) {
+/* The bytes from the first to the last element, with any gaps between elements. Both must have the same strides. */
+static uint64_t span_of(const torch_extent *extent, int ndim, const int64_t *sizes, uint32_t element) {
     uint64_t last = 0;
     for (int i = 0; i < ndim; i++) {
         if (sizes[i] == 0) {
             return 0;
         }
-        last += (uint64_t)(sizes[i] - 1) * (uint64_t)piece->strides[i];
+        last += (uint64_t)(sizes[i] - 1) * (uint64_t)extent->strides[i];
     }
     return (last + 1) * element;
 }

@@ -83,7 +83,7 @@ static fc_code read_end64(fc_zip *zip, uint64_t locator, const unsigned char *en
     }
     uint64_t at = locator - END64_SIZE;
     unsigned char saved[END_SIZE];
-    memcpy(saved, end, sizeof saved); /* the next view may move the window it lies in */
+    memcpy(saved, end, sizeof saved); /* the next view may move the window that holds it */
     FC_TRY(fc_zip_view(zip, at, END64_SIZE, &p, err));
     if (get32(p) != end64_signature || get64(p + 4) != END64_SIZE - 12) {
         return damaged(zip, at, "the zip64 end record is not where it belongs", err);

@@ -20,7 +20,7 @@
 
 enum { FC_ZIP_STORED = 0, FC_ZIP_DEFLATED = 8 };
 
-/** Deflate cannot do better than 1032 to 1: a declared size beyond this is a lie, and is not allocated. */
+/** Deflate compresses at most 1032 to 1. A larger declared size is false, and is not allocated. */
 enum { FC_ZIP_MAX_RATIO = 1040 };
 
 /** One record. */
@@ -35,7 +35,7 @@ typedef struct fc_zip_entry {
     uint16_t flags;
 } fc_zip_entry;
 
-/** A part of the archive that has been read. */
+/** A range of the archive that is in memory. */
 typedef struct fc_zip_window {
     unsigned char *bytes;
     uint64_t offset; /* from the start of the file */
@@ -52,7 +52,7 @@ typedef struct fc_zip {
     fc_zip_entry **sorted; /* by name */
     char *names;
     uint64_t records_end;            /* where the central directory begins, from the start of the file */
-    fc_zip_window head, tail, other; /* other: what the two did not cover */
+    fc_zip_window head, tail, other; /* other: a range that the two do not cover */
 } fc_zip;
 
 /**

@@ -1,5 +1,5 @@
 /*
- * What the two halves of the zip reader share: windows over the archive.
+ * The windows over an archive, which zip.c and zip_read.c share.
  */
 #ifndef FSDPCKPT_FORMATS_TORCH_ZIP_PRIVATE_H
 #define FSDPCKPT_FORMATS_TORCH_ZIP_PRIVATE_H

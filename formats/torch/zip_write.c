@@ -2,7 +2,7 @@
  * Writing the archive of torch.save: where each record goes, then the headers. See zip_write.h.
  *
  * The layout follows PyTorchStreamWriter and the miniz within it: a local header has no sizes and no CRC, a data
- * descriptor behind the bytes has; an empty record has no descriptor; a number that does not fit 32 bits is in a zip64
+ * descriptor after the bytes has; an empty record has no descriptor; a number that does not fit 32 bits is in a zip64
  * field of both headers, which then also makes the descriptor's sizes 64 bits wide.
  */
 #include "torch/zip_write.h"
@@ -91,7 +91,7 @@ static fc_code too_large(fc_error *err) {
     return fc_fail(err, FC_EUNSUPPORTED, "the torch.save archive would be too large");
 }
 
-/* Lays the next record out behind the others. */
+/* Lays the next record out after the others. */
 static fc_code add_record(fc_torch_zip *zip, const fc_torch_zip_record *record, fc_error *err) {
     char name[2 * MAX_NAME];
     if (!fc_grow(&zip->records, &zip->capacity, zip->nrecords + 1, sizeof *zip->records)) {
@@ -169,7 +169,7 @@ out:
 }
 
 /* torch's id is made of hashes of the names and of the CRCs: the same records, the same id. Ours is not the same
- * number, as std::hash is no fixed function; nobody compares it with the contents. */
+ * number, as std::hash is no fixed function; nothing compares it with the contents. */
 static void make_id(const fc_torch_zip *zip, char id[ID_SIZE + 1]) {
     char name[2 * MAX_NAME];
     uint64_t names = 0, contents = 0;

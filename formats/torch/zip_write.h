@@ -5,7 +5,7 @@
  * (all from the archive's start), then, once the engine has written the data and their CRCs are known, the headers
  * around them. Byte for byte the layout of torch 2.15: stored records, data at multiples of 64 through the padding
  * field "FB", data descriptors, zip64 where numbers need it and its end record always. (torch.load can be told to
- * work out where data lies instead of looking: so the layout is a contract.)
+ * compute where data is instead of looking, so the layout is a contract.)
  *
  *     fc_torch_zip_begin(&zip, "archive", pickle, pickle_size, err)     zeroed before the first time
  *     fc_torch_zip_add_data(&zip, bytes, &offset, err) …                data/0, data/1 …; the engine fills them

@@ -284,7 +284,8 @@ static fc_code publish_new(const fc_commit *commit, fc_error *err) {
         return FC_OK;
     }
     if (errno == EEXIST || errno == ENOTEMPTY || errno == ENOTDIR) {
-        return fc_fail(err, FC_EUSAGE, "%s: appeared while it was being made: --force replaces it", commit->target);
+        return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: appeared while it was being made", commit->target),
+                         FC_HINT_FORCE, NULL);
     }
     if (flag_unknown(errno) && access(commit->target, F_OK) != 0 && rename(made, commit->target) == 0) {
         return FC_OK;

@@ -1,5 +1,5 @@
 /*
- * Boxes in messages.
+ * Boxes as text for messages. See box_text.h.
  */
 #include "plan/box_text.h"
 

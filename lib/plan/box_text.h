@@ -1,5 +1,5 @@
 /*
- * Boxes in messages: "[0:8, 16:32]", as Python would slice the tensor. From a box to a line for a person.
+ * Boxes as text for messages: "[0:8, 16:32]", the way Python would slice the tensor.
  */
 #ifndef FSDPCKPT_PLAN_BOX_TEXT_H
 #define FSDPCKPT_PLAN_BOX_TEXT_H
@@ -10,12 +10,12 @@
 
 #include "fsdpckpt/box.h"
 
-/** Room enough for the boxes that occur; longer ones end in "...]". */
+/** The text of a box. It has room for every realistic box; longer ones end in "...]". */
 typedef struct fc_box_text {
     char s[200];
 } fc_box_text;
 
-/** @return the text of `box`: half-open ranges, "[]" for a scalar. */
+/** @return the box as half-open ranges; "[]" for a scalar. */
 fc_box_text fc_box_to_text(const fc_box *box);
 
 #endif

@@ -1,14 +1,14 @@
 /*
- * Coverage: which chunks of a tensor meet a box, and the proof that they cover it exactly once. From a manifest's
- * chunks to the sorted list that the engine searches for every tile.
+ * Coverage: finds the chunks of a tensor that overlap a box, and proves that they cover it exactly once. The result is
+ * a sorted list of chunks that the engine searches for every tile.
  *
- * The proof works for boxes of any shape without comparing pairs. Let f(e) be the number of chunks that hold the
- * element e; wanted is f = 1 inside the region and 0 outside. A sum of boxes is determined by its signed corners
- * (+1 at a corner with an even number of upper bounds, -1 with an odd number): f(e) is the sum over all corners
- * q <= e, in every dimension. So f is right if and only if the corners of the chunks, less those of the region, cancel
- * at every point. That is one sort of n · 2^k corners, k the dimensions that are cut at all.
- * Better, the first point p (in lexicographic order) that does not cancel is the first element that is held not once:
- * no other uncancelled corner is <= p, so f(p) - 1 is just the sum at p. Negative: a hole; positive: an overlap.
+ * The proof works for boxes of any shape without comparing pairs. Let f(e) be the number of chunks that contain element
+ * e; f must be 1 inside the region and 0 outside. A sum of boxes is determined by its signed corners (+1 at a corner
+ * with an even number of upper bounds, -1 with an odd number): f(e) is the sum over all corners q <= e, in every
+ * dimension. So f is right if and only if the corners of the chunks, minus those of the region, cancel at every point.
+ * That takes one sort of n · 2^k corners, where k is the number of dimensions that are cut at all. Moreover, the first
+ * point p (in lexicographic order) that does not cancel is the first element that is not covered exactly once: no other
+ * uncancelled corner is <= p, so f(p) - 1 is the sum at p. A negative sum is a hole, a positive one an overlap.
  */
 #include "fsdpckpt/plan.h"
 
@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Corners at most: 2^24 are 4 million chunks cut in two dimensions, or 16 thousand cut in ten; 128 MiB while sorting.
+/* The most corners: 2^24 are 4 million chunks cut in two dimensions, or 16 thousand cut in ten. Sorting takes 128 MiB.
  */
 enum { MAX_CORNERS = 1 << 24 };
 
@@ -28,9 +28,9 @@ struct fc_coverage {
     const fc_checkpoint *checkpoint; /* for messages; may be NULL */
     const fc_tensor *tensor;
     int64_t low[FC_MAX_DIMS], high[FC_MAX_DIMS]; /* the region */
-    size_t *chunks; /* those that meet the region, ascending by their offsets within it, each box once */
+    size_t *chunks; /* the chunks that overlap the region, in the order of compare_chunks, without replicas */
     size_t count;
-    int key;        /* the first dimension along which the region is cut; ndim when none is */
+    int key;        /* the first dimension along which the region is cut; ndim when there is none */
     int64_t *reach; /* reach[i]: the largest end along `key` of chunks[0 … i] */
 };
 
@@ -50,8 +50,8 @@ static int compare_i64(int64_t a, int64_t b) {
     return (a > b) - (a < b);
 }
 
-/* Clipped offsets first: that is the order in which the region is walked. Then whole boxes, so that replicas are
-   neighbours, then the index, so that the first replica leads. */
+/* Sorts by clipped offsets, the order in which the region is walked. Then by whole boxes, so that replicas become
+   neighbours, then by index, so that the first replica leads. */
 static int compare_chunks(const void *pa, const void *pb, void *context) {
     const fc_coverage *c = context;
     size_t a = *(const size_t *)pa, b = *(const size_t *)pb;
@@ -86,7 +86,7 @@ static bool meets_region(const fc_coverage *c, size_t chunk) {
     return true;
 }
 
-/* Lists the chunks that meet the region, sorted, replicas left out. */
+/* Lists the chunks that overlap the region, sorted and without replicas. */
 static fc_code select_chunks(fc_coverage *c, fc_error *err) {
     const fc_tensor *tensor = c->tensor;
     size_t bytes;
@@ -100,7 +100,7 @@ static fc_code select_chunks(fc_coverage *c, fc_error *err) {
     for (size_t i = 0; i < tensor->nchunks; i++) {
         fc_box box = fc_chunk_box(tensor, &tensor->chunks[i]);
         if (!fc_box_within(&box, tensor->shape)) {
-            return fc_fail(err, FC_ECORRUPT, "tensor %s: chunk %zu at %s lies outside the tensor", tensor->name, i,
+            return fc_fail(err, FC_ECORRUPT, "tensor %s: chunk %zu at %s is outside the tensor", tensor->name, i,
                            fc_box_to_text(&box).s);
         }
         if (meets_region(c, i)) {
@@ -118,7 +118,7 @@ static fc_code select_chunks(fc_coverage *c, fc_error *err) {
     return FC_OK;
 }
 
-/* The dimensions along which some chunk does not span the region, into `dims`; their number. */
+/* Finds the dimensions along which some chunk does not span the region. @return their number. */
 static int cut_dimensions(const fc_coverage *c, int *dims) {
     int n = 0;
     for (int d = 0; d < c->tensor->ndim; d++) {
@@ -132,7 +132,8 @@ static int cut_dimensions(const fc_coverage *c, int *dims) {
     return n;
 }
 
-/* A corner: bit j of `mask` takes the upper bound along the j-th cut dimension. Position `count` is the region. */
+/* A corner of a box. Bit j of `mask` selects the upper bound along the j-th cut dimension. Position `count` is the
+ * region. */
 typedef struct corner {
     uint32_t position;
     uint32_t mask;
@@ -171,7 +172,7 @@ static int64_t corner_sign(const corner_set *set, const corner *k) {
     return odd == region ? 1 : -1;
 }
 
-/* Finds the first point at which the sorted corners do not cancel. @return their sum there, 0 when all cancel. */
+/* Finds the first point where the sorted corners do not cancel. @return their sum there, or 0 when all cancel. */
 static int64_t first_imbalance(corner_set *set, const corner *corners, size_t n, const corner **where) {
     for (size_t i = 0; i < n;) {
         int64_t sum = 0;
@@ -221,7 +222,7 @@ static fc_code fail_overlap(const fc_coverage *c, const int64_t *point, fc_error
                    tensor->name, found[0], fc_box_to_text(&a).s, file_a, found[1], fc_box_to_text(&b).s, file_b);
 }
 
-/* Grows the hole at `point` into a largest box, the last dimension first. */
+/* Grows the hole at `point` to a maximal box, starting with the last dimension. */
 static void grow_hole(const fc_coverage *c, const int64_t *point, int64_t *sizes) {
     int ndim = c->tensor->ndim;
     for (int d = 0; d < ndim; d++) {
@@ -243,7 +244,7 @@ static void grow_hole(const fc_coverage *c, const int64_t *point, int64_t *sizes
     }
 }
 
-/* Elements of the region that chunks hold. @return false when overlaps elsewhere make the sum meaningless. */
+/* Counts the elements of the region that chunks cover. @return false when overlaps elsewhere make the count useless. */
 static bool count_covered(const fc_coverage *c, int64_t total, int64_t *covered) {
     *covered = 0;
     for (size_t i = 0; i < c->count; i++) {
@@ -268,7 +269,7 @@ static fc_code fail_hole(const fc_coverage *c, const int64_t *point, fc_error *e
     }
     if (!count_covered(c, total, &covered)) {
         return fc_fail(err, FC_ECORRUPT,
-                       "tensor %s: elements %s are in no chunk, others in several: the metadata is damaged",
+                       "tensor %s: elements %s are in no chunk and others in several: the metadata is damaged",
                        c->tensor->name, fc_box_to_text(&hole).s);
     }
     return fc_fail(err, FC_ECORRUPT,
@@ -292,7 +293,7 @@ static fc_code prove(fc_coverage *c, fc_error *err) {
     set.ncut = cut_dimensions(c, set.cut);
     c->key = set.ncut ? set.cut[0] : c->tensor->ndim;
     if (set.ncut >= 24 || c->count + 1 > (size_t)MAX_CORNERS >> set.ncut) {
-        return fc_fail(err, FC_EUNSUPPORTED, "tensor %s: %zu chunks cut along %d dimensions are more than is supported",
+        return fc_fail(err, FC_EUNSUPPORTED, "tensor %s: %zu chunks cut along %d dimensions are not supported",
                        c->tensor->name, c->count, set.ncut);
     }
     uint32_t per_box = (uint32_t)1 << set.ncut;
@@ -341,7 +342,7 @@ fc_code fc_coverage_within(const fc_checkpoint *checkpoint, const fc_tensor *ten
         return fc_fail(err, FC_ECORRUPT, "tensor %s: the shape has more than 2^63 elements", tensor->name);
     }
     if (region && !fc_box_within(region, tensor->shape)) {
-        return fc_fail(err, FC_EUSAGE, "tensor %s: the box %s lies outside the tensor", tensor->name,
+        return fc_fail(err, FC_EUSAGE, "tensor %s: the box %s is outside the tensor", tensor->name,
                        fc_box_to_text(region).s);
     }
     fc_coverage *c = calloc(1, sizeof *c);
@@ -356,21 +357,18 @@ fc_code fc_coverage_within(const fc_checkpoint *checkpoint, const fc_tensor *ten
         c->high[d] = region->offsets[d] + region->sizes[d];
     }
     c->key = tensor->ndim;
+    /* A region without elements needs no proof, but a chunk outside the shape is still an error. */
     fc_code rc = FC_OK;
-    /* A region without elements is covered by nothing; chunks outside the shape are still an error. */
-    rc = select_chunks(c, err);
-    if (rc == FC_OK && fc_box_volume(region) > 0) {
-        rc = prove(c, err);
+    FC_TRY_GOTO(select_chunks(c, err), rc, fail);
+    if (fc_box_volume(region) > 0) {
+        FC_TRY_GOTO(prove(c, err), rc, fail);
     }
-    if (rc == FC_OK) {
-        rc = index_reach(c, err);
-    }
-    if (rc != FC_OK) {
-        fc_coverage_free(c);
-        return rc;
-    }
+    FC_TRY_GOTO(index_reach(c, err), rc, fail);
     *out = c;
     return FC_OK;
+fail:
+    fc_coverage_free(c);
+    return rc;
 }
 
 fc_code fc_coverage_new(const fc_tensor *tensor, fc_coverage **out, fc_error *err) {
@@ -385,7 +383,7 @@ void fc_coverage_free(fc_coverage *coverage) {
     }
 }
 
-/* The first position whose reach lies beyond `low`, or, with `starts`, whose chunk starts at or after `low`. */
+/* @return the first position whose reach is beyond `low`, or, with `starts`, whose chunk starts at or after `low`. */
 static size_t search(const fc_coverage *c, int64_t low, bool starts) {
     size_t begin = 0, end = c->count;
     while (begin < end) {
@@ -401,22 +399,22 @@ static size_t search(const fc_coverage *c, int64_t low, bool starts) {
 }
 
 fc_code fc_coverage_visit(const fc_coverage *coverage, const fc_box *box,
-                          fc_code (*visit)(void *context, const fc_overlap *piece, fc_error *err), void *context,
+                          fc_code (*visit)(void *context, const fc_overlap *overlap, fc_error *err), void *context,
                           fc_error *err) {
     size_t begin = 0, end = coverage->count;
     if (coverage->key < coverage->tensor->ndim) {
-        /* All chunks start at the same place in the dimensions before `key`, so the list is sorted along `key`. */
+        /* All chunks have the same offsets in the dimensions before `key`, so the list is sorted along `key`. */
         begin = search(coverage, box->offsets[coverage->key], false);
         end = search(coverage, box->offsets[coverage->key] + box->sizes[coverage->key], true);
     }
     for (size_t i = begin; i < end; i++) {
-        fc_overlap piece;
-        piece.chunk = coverage->chunks[i];
-        fc_box chunk = fc_chunk_box(coverage->tensor, &coverage->tensor->chunks[piece.chunk]);
-        if (!fc_box_intersect(&chunk, box, piece.offsets, piece.sizes)) {
+        fc_overlap overlap;
+        overlap.chunk = coverage->chunks[i];
+        fc_box chunk = fc_chunk_box(coverage->tensor, &coverage->tensor->chunks[overlap.chunk]);
+        if (!fc_box_intersect(&chunk, box, overlap.offsets, overlap.sizes)) {
             continue;
         }
-        FC_TRY(visit(context, &piece, err));
+        FC_TRY(visit(context, &overlap, err));
     }
     return FC_OK;
 }

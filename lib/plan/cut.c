@@ -1,5 +1,5 @@
 /*
- * How a tensor is cut: see cut.h. From the chunks of the manifest to a grid, and from their ranks to placements.
+ * Recognises how a tensor is cut: a grid from the chunks of the manifest, and placements from their ranks. See cut.h.
  */
 #include "fsdpckpt/cut.h"
 
@@ -42,7 +42,7 @@ static bool on_axis(const fc_tensor *t, const fc_chunk *chunk, int d) {
     return true;
 }
 
-/* The distinct offsets along dimension `d` of the chunks on its axis, sorted, into `values`. */
+/* Stores the distinct offsets of the chunks on the axis of dimension `d` in `values`, sorted. @return their number. */
 static size_t find_axis(const fc_tensor *t, int d, int64_t *values) {
     size_t n = 0, distinct = 0;
     bool sorted = true;
@@ -78,7 +78,7 @@ static bool find_position(const int64_t *values, size_t n, int64_t value, size_t
     return low < n && values[low] == value;
 }
 
-/* The cell of a chunk, or false when it is not exactly one cell of the grid. */
+/* Finds the cell of a chunk. @return false when the chunk is not exactly one cell of the grid. */
 static bool find_cell(const fc_tensor *t, const fc_cut *c, const fc_cut_scratch *s, const fc_chunk *chunk,
                       size_t *cell) {
     *cell = 0;
@@ -96,7 +96,7 @@ static bool find_cell(const fc_tensor *t, const fc_cut *c, const fc_cut_scratch 
     return true;
 }
 
-/* Fills scratch->cells; false when the chunks do not fill the grid evenly. */
+/* Fills scratch->cells. @return false when the chunks do not fill the grid evenly. */
 static bool fill_cells(const fc_tensor *t, fc_cut *c, fc_cut_scratch *s) {
     size_t filled = 0;
     memset(s->cells, 0, s->ncells * sizeof *s->cells);
@@ -130,7 +130,7 @@ static bool find_grid(const fc_tensor *t, fc_cut_scratch *s, fc_cut *c) {
     return fill_cells(t, c, s);
 }
 
-/* Whether cell number `order(rank)` was written by `rank`, for all. `stride` > 1: ranks run over the cells tp-major. */
+/* Whether the ranks wrote the cells in order: row-major over the grid or, with `strided`, tp-major over dp × tp. */
 static bool ranks_match(const fc_tensor *t, const fc_cut_scratch *s, size_t dp, size_t tp, bool strided) {
     for (size_t cell = 0; cell < s->ncells; cell++) {
         size_t rank = strided ? cell % dp * tp + cell / dp : cell;
@@ -155,7 +155,8 @@ static void place(fc_cut *c, int ndim, size_t a, fc_placement first, size_t b, f
     c->placements[1] = second;
 }
 
-/* Which placements give the rank order: Shard on one axis, two Shards, or FSDP over a dimension that TP cut first. */
+/* Finds placements that explain the order of the ranks: Shard on one axis, two Shards, or FSDP over a dimension that TP
+   cut first. */
 static void find_placements(const fc_tensor *t, const fc_cut_scratch *s, fc_cut *c) {
     size_t n = s->ncells;
     if (c->copies != 1 || n < 2 || c->ncut < 1 || c->ncut > 2) {
@@ -172,7 +173,7 @@ static void find_placements(const fc_tensor *t, const fc_cut_scratch *s, fc_cut 
         place(c, 1, n, shard(c->dims[0]), 1, shard(0));
         return;
     }
-    /* tp-major: the cell that rank 1 wrote is number dp. */
+    /* In tp-major order, rank 1 wrote cell number dp. */
     for (size_t dp = 2; dp < n; dp++) {
         if (t->chunks[s->cells[dp] - 1].rank == 1) {
             if (n % dp == 0 && ranks_match(t, s, dp, n / dp, true)) {

@@ -1,12 +1,14 @@
 /*
- * The layout of a checkpoint as it is stored: from the chunks of all tensors and the ranks that wrote them to one mesh
- * and to placements on it. `convert` keeps a layout this way, also where a format (DCP) records boxes only.
+ * Infers the layout of a stored checkpoint: one mesh, and placements on it, from the chunks of all tensors and the
+ * ranks that wrote them. `convert` uses it to keep a layout, even if the source's format (DCP) records only boxes.
  *
- * Meshes are tried from the smallest number of ranks that wrote something; a wrong one fails at its first tensors.
+ * Meshes are tried in order of size, starting with the number of ranks that wrote something. A wrong mesh fails at one
+ * of its first tensors.
  */
 #include "fsdpckpt/cut.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,10 +17,10 @@
 enum {
     MAX_RANKS = 1 << 20,
     MORE_RANKS =
-        64 /* tried beyond those that wrote something: a group of TP ranks, or the last ones of an uneven cut */
+        64 /* tried beyond the ranks that wrote something, as a group of TP ranks or the last ranks may be empty */
 };
 
-/* A tensor that is cut, and along which dimensions. */
+/* A tensor that is cut, and the dimensions along which it is. */
 typedef struct cut_tensor {
     size_t index; /* in `tensors` */
     int ncut;     /* 1 or 2 */
@@ -31,13 +33,13 @@ typedef struct search {
     size_t count;
     cut_tensor *cuts;
     size_t ncuts;
-    int64_t ranks;            /* that wrote something; 0: not known */
-    int64_t pieces;           /* of the tensor that has most */
-    bool by_rank;             /* each chunk is the box of its rank; else of any rank */
-    fc_mesh mesh;             /* being tried */
+    int64_t ranks;            /* that wrote something; 0 when unknown */
+    int64_t most_chunks;      /* distinct chunks of the tensor that has most */
+    bool by_rank;             /* each chunk must be the box of the rank that wrote it; otherwise of any rank */
+    fc_mesh mesh;             /* the mesh that is being tried */
     int dp, tp;               /* its dimensions, or -1 */
-    fc_placement (*found)[3]; /* one a cut tensor */
-    size_t farthest;          /* the cut tensor that the best mesh failed at */
+    fc_placement (*found)[3]; /* one entry per cut tensor */
+    size_t farthest;          /* the cut tensor at which the best mesh failed */
     int64_t *boxes;           /* scratch of `any_rank` */
     size_t boxes_capacity;
 } search;
@@ -125,7 +127,7 @@ static fc_placement shard(int dim) {
     return (fc_placement){FC_SHARD, dim, 0};
 }
 
-/* Tries one way to cut: along dp and along tp, where the mesh has them. */
+/* Tries one combination of placements along dp and tp. Fails if the mesh lacks a dimension that it needs. */
 static bool try_placements(search *s, const fc_tensor *t, fc_placement dp, fc_placement tp, fc_placement *out) {
     memset(out, 0, 3 * sizeof *out);
     if ((dp.kind != FC_REPLICATE && s->dp < 0) || (tp.kind != FC_REPLICATE && s->tp < 0)) {
@@ -140,7 +142,7 @@ static bool try_placements(search *s, const fc_tensor *t, fc_placement dp, fc_pl
     return s->by_rank ? own_rank(s, t, out) : any_rank(s, t, out);
 }
 
-/* Together with the proof that the chunks cover the tensor, every local box is a chunk then. */
+/* The chunks are known to cover the tensor, so if each chunk is a local box, each local box is a chunk. */
 static bool fit_tensor(search *s, const cut_tensor *c, fc_placement *out) {
     static const fc_placement replicate = {FC_REPLICATE, 0, 0};
     const fc_tensor *t = s->tensors[c->index];
@@ -178,7 +180,8 @@ static bool fit_mesh(search *s, int64_t replicas, int64_t dp, int64_t tp) {
     return true;
 }
 
-/* The fewest dimensions first; a replicated dimension is nearer to what was saved than one of TP that cuts nothing. */
+/* Tries meshes with few dimensions first. Replicas explain a checkpoint better than a TP dimension that cuts nothing.
+ */
 static bool fit_ranks(search *s, int64_t ranks) {
     if (fit_mesh(s, 1, ranks, 1)) {
         return true;
@@ -198,7 +201,7 @@ static bool fit_ranks(search *s, int64_t ranks) {
     return false;
 }
 
-/* A rank whose boxes were all empty, or stored by another one, wrote nothing: there may be more than are known. */
+/* A rank whose boxes are all empty, or stored by another rank, wrote nothing, so there may be more ranks than known. */
 static bool fit(search *s) {
     s->by_rank = true;
     for (int64_t ranks = s->ranks; ranks <= s->ranks + MORE_RANKS && ranks <= MAX_RANKS; ranks++) {
@@ -207,10 +210,10 @@ static bool fit(search *s) {
         }
     }
     s->by_rank = false;
-    return fit_ranks(s, s->ranks) || (s->pieces <= MAX_RANKS && fit_ranks(s, s->pieces));
+    return fit_ranks(s, s->ranks) || (s->most_chunks <= MAX_RANKS && fit_ranks(s, s->most_chunks));
 }
 
-/* ---- what the chunks say ---- */
+/* ---- evidence from the chunks ---- */
 
 static void count_ranks(search *s) {
     for (size_t i = 0; i < s->source->ntensors; i++) {
@@ -238,14 +241,15 @@ static fc_code find_cuts(search *s, fc_error *err) {
             rc = refuse(s, t, err);
         } else if (cut.ncut > 0) {
             s->cuts[s->ncuts++] = (cut_tensor){i, cut.ncut, {cut.dims[0], cut.dims[1]}};
-            s->pieces = (int64_t)scratch.ncells > s->pieces ? (int64_t)scratch.ncells : s->pieces;
+            s->most_chunks = (int64_t)scratch.ncells > s->most_chunks ? (int64_t)scratch.ncells : s->most_chunks;
         }
     }
     fc_cut_scratch_free(&scratch);
     return rc;
 }
 
-/* One dimension is that of FSDP, unless tensors are cut along others than the first: then of TP. */
+/* A single mesh dimension is FSDP's unless some tensor is cut along another dimension than the first; then it is TP's.
+ */
 static void name_single(search *s) {
     bool rows = true;
     for (size_t i = 0; i < s->ncuts; i++) {
@@ -256,7 +260,7 @@ static void name_single(search *s) {
     }
 }
 
-/* What is whole is replicated, what is empty is cut as FSDP cuts it: there is no box to say otherwise. */
+/* A whole tensor is replicated. An empty tensor has no boxes to show its layout, so it is cut as FSDP would. */
 static fc_code fill(const search *s, fc_arena *arena, fc_placement **out, fc_error *err) {
     size_t width = (size_t)s->mesh.ndim;
     fc_placement *placements = fc_arena_calloc(arena, s->count * width, sizeof *placements);
@@ -284,15 +288,22 @@ static fc_code infer(search *s, fc_arena *arena, fc_mesh *mesh, fc_placement **p
     }
     s->cuts = calloc(s->count + 1, sizeof *s->cuts);
     s->found = calloc(s->count + 1, sizeof *s->found);
-    rc = s->cuts && s->found ? find_cuts(s, err) : fc_no_memory(err, s->source->path);
-    if (rc == FC_OK && s->ncuts > 0) {
-        rc = fit(s) ? FC_OK : refuse(s, s->tensors[s->cuts[s->farthest].index], err);
-        if (rc == FC_OK) {
-            name_single(s);
-            *mesh = s->mesh;
-            rc = fill(s, arena, placements, err);
-        }
+    if (!s->cuts || !s->found) {
+        rc = fc_no_memory(err, s->source->path);
+        goto out;
     }
+    FC_TRY_GOTO(find_cuts(s, err), rc, out);
+    if (s->ncuts == 0) {
+        goto out;
+    }
+    if (!fit(s)) {
+        rc = refuse(s, s->tensors[s->cuts[s->farthest].index], err);
+        goto out;
+    }
+    name_single(s);
+    *mesh = s->mesh;
+    rc = fill(s, arena, placements, err);
+out:
     free(s->cuts);
     free(s->found);
     free(s->boxes);

@@ -1,5 +1,5 @@
 /*
- * Lists of globs over names, as --include takes them.
+ * Matches names against lists of globs, such as fc_selection.include.
  */
 #ifndef FSDPCKPT_PLAN_GLOBS_H
 #define FSDPCKPT_PLAN_GLOBS_H
@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/** Whether one of the NULL-terminated `globs` (NULL: none) matches `name`; `*which` receives its index. */
+/** @return whether one of the NULL-terminated `globs` (NULL means none) matches `name`; `*which` receives its index. */
 static inline bool fc_globs_match(const char *const *globs, const char *name, size_t *which) {
     for (size_t i = 0; globs && globs[i]; i++) {
         if (fnmatch(globs[i], name, 0) == 0) {

@@ -1,11 +1,12 @@
 /*
- * How many bytes each rank's file stores. From the target to the report of a dry run, for meshes on which making
- * every rank's part would take minutes: a model has thousands of tensors but few shapes, and of tensors that are alike
- * in shape, type, placements and owner each rank stores the same.
+ * Computes how many bytes each rank's file will store, for the report of a dry run. Laying out every rank's file would
+ * take minutes on a large mesh. But a model has thousands of tensors and few shapes, and tensors with the same shape,
+ * element size, placements and owner add the same load, so each kind is laid out once.
  */
 #include "fsdpckpt/select.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +25,7 @@ static int compare_placements(const fc_placement *a, const fc_placement *b, int 
     return order;
 }
 
-/* 0 for tensors of which each rank stores the same number of bytes. */
+/* @return 0 for two tensors that add the same load to every rank. */
 static int compare_alike(const void *pa, const void *pb, void *context) {
     const fc_target *target = context;
     const fc_target_tensor *a = &target->tensors[*(const uint32_t *)pa], *b = &target->tensors[*(const uint32_t *)pb];
@@ -39,11 +40,11 @@ static int compare_alike(const void *pa, const void *pb, void *context) {
 }
 
 static fc_code too_large(const fc_target *target, fc_error *err) {
-    return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
+    return fc_fail(err, FC_ECORRUPT, "%s: the total size of its tensors exceeds 64 bits", target->source->path);
 }
 
-/* The next of the stored boxes: along the mesh dimensions that cut, where the owner's coordinate stays along the
-   others; along all of them when every rank stores its own. */
+/* Steps to the next stored box. Mesh dimensions that replicate keep the owner's coordinate, unless every rank stores
+   its own copy. @return false after the last. */
 static bool next_box(const fc_target *target, const fc_placement *placements, int64_t *coordinate) {
     const fc_mesh *mesh = target->mesh;
     for (int m = mesh->ndim - 1; m >= 0; m--) {
@@ -58,7 +59,7 @@ static bool next_box(const fc_target *target, const fc_placement *placements, in
     return false;
 }
 
-/* Adds `times` the boxes of `t` to the ranks that store them. */
+/* Adds the boxes of `t`, `times` times, to the loads of the ranks that store them. */
 static fc_code add_boxes(const fc_target *target, const fc_target_tensor *t, uint64_t times, uint64_t *loads,
                          fc_error *err) {
     const fc_mesh *mesh = target->mesh;
@@ -82,7 +83,7 @@ static fc_code add_boxes(const fc_target *target, const fc_target_tensor *t, uin
     return FC_OK;
 }
 
-/* What is not cut at all: objects, and everything where there is no mesh. */
+/* Adds a value that is not cut: an object, or anything when there is no mesh. */
 static fc_code add_whole(const fc_target *target, const fc_target_tensor *t, uint64_t *loads, fc_error *err) {
     const fc_box whole = {t->source->ndim, t->source->shape, t->source->shape};
     int64_t holders = target->self_contained ? fc_mesh_ranks(target->mesh) : 1;
@@ -106,20 +107,21 @@ fc_code fc_target_loads(const fc_target *target, uint64_t *loads, fc_error *err)
         return fc_no_memory(err, target->source->path);
     }
     memset(loads, 0, (size_t)fc_mesh_ranks(target->mesh) * sizeof *loads);
-    for (size_t i = 0; i < target->ntensors && rc == FC_OK; i++) {
+    for (size_t i = 0; i < target->ntensors; i++) {
         const fc_target_tensor *t = &target->tensors[i];
         if (target->mesh->ndim == 0 || t->source->object) {
-            rc = add_whole(target, t, loads, err);
+            FC_TRY_GOTO(add_whole(target, t, loads, err), rc, out);
         } else {
             order[count++] = (uint32_t)i;
         }
     }
     qsort_r(order, count, sizeof *order, compare_alike, (void *)(uintptr_t)target);
-    for (size_t i = 0, end; i < count && rc == FC_OK; i = end) {
+    for (size_t i = 0, end; i < count; i = end) {
         for (end = i + 1; end < count && compare_alike(&order[i], &order[end], (void *)(uintptr_t)target) == 0; end++) {
         }
-        rc = add_boxes(target, &target->tensors[order[i]], end - i, loads, err);
+        FC_TRY_GOTO(add_boxes(target, &target->tensors[order[i]], end - i, loads, err), rc, out);
     }
+out:
     free(order);
     return rc;
 }

@@ -1,24 +1,25 @@
 /*
- * Listing names to compare: see names.h.
+ * Lists the names of a checkpoint for a comparison. See names.h.
  */
 #include "plan/names.h"
 
+#include "base/try.h"
 #include "plan/globs.h"
 
 #include <string.h>
 
-/* One side's names and the prefix that they may have. */
+/* The names of one side of a comparison, and the prefix that they may have. */
 typedef struct side {
     const fc_selection *selection;
-    const char *prefix; /* "": none, or all names were stripped of it already */
-    char *longer;       /* room for a name with the prefix and a dot before it; NULL: some names have the prefix */
+    const char *prefix; /* "" when no prefix is stripped */
+    char *longer;       /* room for the prefix, a dot and the longest name; NULL when some names have the prefix */
 } side;
 
 static bool starts_with(const char *name, const char *prefix) {
     return strncmp(name, prefix, strlen(prefix)) == 0;
 }
 
-/* The prefix and its dot before a name that has it not. */
+/* Adds the prefix and its dot to a name that lacks it. */
 static const char *with_prefix(const side *s, const char *name) {
     char *end = stpcpy(s->longer, s->prefix);
     if (end > s->longer && end[-1] != '.') {
@@ -34,8 +35,8 @@ static bool matches(const side *s, const char *const *globs, const char *name, c
 }
 
 /*
- * Globs speak of names before or after they are changed, and mean the same on both sides: the names of a side where
- * none has the prefix are taken for what is left when it is stripped.
+ * Globs match names before or after they are changed, and mean the same on both sides. If no name of a side has the
+ * prefix, its names count as already stripped.
  */
 static bool is_selected(const side *s, const char *name, const char *compared) {
     const fc_selection *selection = s->selection;
@@ -43,7 +44,7 @@ static bool is_selected(const side *s, const char *name, const char *compared) {
                           !(selection->exclude && matches(s, selection->exclude, name, compared)));
 }
 
-/* Looks through the names once: whether some have the prefix, and how long the longest is. */
+/* Finds out whether some names have the prefix, and allocates room for prefixed names if not. */
 static bool prepare(side *s, const fc_selection *selection, const fc_checkpoint *checkpoint, fc_arena *arena) {
     size_t longest = 0;
     bool has_prefix = false;
@@ -84,19 +85,20 @@ fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selec
     if (!out->items || !out->table || !prepare(&s, selection, checkpoint, arena)) {
         return fc_no_memory(err, checkpoint->path);
     }
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < n && rc == FC_OK; i++) {
+    for (size_t i = 0; i < n; i++) {
         const fc_tensor *t = &checkpoint->tensors[i];
         const char *name = t->name;
         fc_path path;
         bool changed;
         if (rename) {
-            rc = fc_rename_apply(rename, t, arena, &name, &path, &changed, err);
-            rc = rc == FC_OK ? rc : fc_context(err, rc, "%s", checkpoint->path);
+            fc_code rc = fc_rename_apply(rename, t, arena, &name, &path, &changed, err);
+            if (rc != FC_OK) {
+                return fc_context(err, rc, "%s", checkpoint->path);
+            }
         }
-        rc = rc == FC_OK ? add_name(&s, checkpoint, t, name, out, err) : rc;
+        FC_TRY(add_name(&s, checkpoint, t, name, out, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 size_t fc_names_find(const fc_names *names, const char *name) {

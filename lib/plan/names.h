@@ -1,6 +1,6 @@
 /*
- * The names of a checkpoint as they are compared with another's: selected by globs, changed by --strip-prefix and
- * --rename. From a manifest to a list that check and diff join. (A conversion's names are fc_target's.)
+ * The names of a checkpoint for a comparison with another one (check and diff): selected by globs, stripped of a
+ * prefix, and renamed. (The names of a conversion are in fc_target.)
  */
 #ifndef FSDPCKPT_PLAN_NAMES_H
 #define FSDPCKPT_PLAN_NAMES_H
@@ -13,23 +13,23 @@
 #include "plan/rename.h"
 
 typedef struct fc_named {
-    const char *name; /**< as it is compared */
+    const char *name; /**< the name to compare, after changes */
     const fc_tensor *tensor;
 } fc_named;
 
 typedef struct fc_names {
     fc_named *items; /**< in the order of the source */
     size_t count;
-    size_t left_out; /**< by include and exclude */
+    size_t left_out; /**< names that include and exclude left out */
     fc_name_table *table;
 } fc_names;
 
 /**
- * Lists the names of `checkpoint`. The globs are over names before or after they are changed, so that they mean the
- * same on both sides. That they match nothing is no error.
- * @param selection NULL: everything. Only include, exclude and strip_prefix are looked at.
- * @param rename    changes the names; NULL: they are compared as they are.
- * @return FC_EUSAGE when two names become equal, or nothing is left of one.
+ * Lists the names of `checkpoint`. Globs match a name before or after it is changed, so that they mean the same on both
+ * sides. A glob that matches nothing is not an error.
+ * @param selection NULL selects everything. Only include, exclude and strip_prefix are used.
+ * @param rename    changes the names; NULL keeps them.
+ * @return FC_EUSAGE when two names become equal or a name becomes empty.
  */
 fc_code fc_names_make(const fc_checkpoint *checkpoint, const fc_selection *selection, fc_rename *rename,
                       fc_arena *arena, fc_names *out, fc_error *err);

@@ -1,10 +1,10 @@
 /*
- * Renaming: see rename.h. A rule is sed's `s`: POSIX extended regular expressions, any delimiter, \1 … \9 and &, flags
- * g and i. Input: names and paths of the source, rules from the command line. Output: names and paths of the target.
+ * Renames values. See rename.h. A rule is sed's `s` command: POSIX extended regular expressions, any delimiter, \1 … \9
+ * and &, and the flags g and i.
  *
- * A name is the path's elements joined with dots, so a rule changes both: each character remembers where it comes from,
- * and each dot whether it separates two elements. A dot of a replacement separates elements where the dot did whose
- * place it takes, counted from the right: s/^model\./net./ renames a level, s/^/net./ makes none.
+ * A name is the elements of a path joined by dots, so a rule changes both. Each character remembers its origin, and
+ * each dot whether it separates two elements. A dot in a replacement separates elements if the dot that it replaces
+ * did, counted from the right: s/^model\./net./ renames a level, s/^/net./ does not add one.
  */
 #include "plan/rename.h"
 
@@ -19,8 +19,8 @@
 enum { GROUPS = 10, LITERAL = -1 };
 
 typedef struct rule {
-    const char *text;        /* as given */
-    const char *replacement; /* in `text`, up to `end` */
+    const char *text;        /* the whole rule; borrowed */
+    const char *replacement; /* within `text`, up to `end` */
     const char *end;
     char delimiter;
     bool all; /* flag g */
@@ -29,11 +29,11 @@ typedef struct rule {
     regex_t regex;
 } rule;
 
-/* A name being changed. */
+/* A name while it is changed. */
 typedef struct name_text {
     char *chars;     /* ends in NUL */
-    int64_t *from;   /* of each: its place in the source's name, or LITERAL */
-    bool *separates; /* of each: a dot between two elements of the path */
+    int64_t *from;   /* per character: its index in the source's name, or LITERAL */
+    bool *separates; /* per character: whether it is a dot between two elements of the path */
     size_t size, capacity;
 } name_text;
 
@@ -42,18 +42,18 @@ struct fc_rename {
     bool prefix_used;
     rule *rules;
     size_t nrules;
-    locale_t locale; /* UTF-8, so that a character is one to a regex */
+    locale_t locale; /* UTF-8, so that a regex sees whole characters */
     name_text now, next;
 };
 
 /* ---- rules ---- */
 
 static fc_code bad_rule(const char *text, const char *why, fc_error *err) {
-    return fc_fail(err, FC_EUSAGE, "rename rule '%s': %s; a rule is 's/regex/replacement/', flags g and i may follow",
+    return fc_fail(err, FC_EUSAGE, "rename rule '%s': %s; a rule is 's/regex/replacement/' with optional flags g and i",
                    text, why);
 }
 
-/* The next delimiter that has no backslash before it, or NULL. */
+/* @return the next delimiter without a backslash before it, or NULL. */
 static const char *find_delimiter(const char *s, char delimiter) {
     while (*s && *s != delimiter) {
         s += s[0] == '\\' && s[1] ? 2 : 1;
@@ -61,8 +61,7 @@ static const char *find_delimiter(const char *s, char delimiter) {
     return *s ? s : NULL;
 }
 
-/* An escaped delimiter stands for itself; one that means something to a regex stays escaped, as it is meant literally.
- */
+/* Unescapes the delimiter. A delimiter that is special in a regex stays escaped, because it is meant literally. */
 static char *copy_pattern(const char *from, const char *to, char delimiter) {
     char *pattern = malloc((size_t)(to - from) + 1), *at = pattern;
     bool special = strchr(".[]{}()*+?|^$", delimiter) != NULL;
@@ -88,7 +87,7 @@ static fc_code parse_flags(rule *r, const char *flags, int *how, fc_error *err) 
         } else if (*flags == 'i' || *flags == 'I') {
             *how |= REG_ICASE;
         } else {
-            return bad_rule(r->text, "an unknown flag is at its end", err);
+            return bad_rule(r->text, "it ends in an unknown flag", err);
         }
     }
     return FC_OK;
@@ -109,7 +108,7 @@ static fc_code check_groups(const rule *r, fc_error *err) {
 static fc_code parse_rule(const char *text, rule *r, fc_error *err) {
     r->text = text;
     r->delimiter = text[0] == 's' ? text[1] : '\0';
-    if (r->delimiter <= ' ' || r->delimiter == '\\') { /* no byte of a longer character either */
+    if (r->delimiter <= ' ' || r->delimiter == '\\') { /* nor a byte of a multi-byte character */
         return bad_rule(text, "it does not begin with s and a delimiter", err);
     }
     const char *middle = find_delimiter(text + 2, r->delimiter);
@@ -189,7 +188,7 @@ void fc_rename_free(fc_rename *rename) {
 
 /* ---- text ---- */
 
-/* Room for `more` characters and the NUL. */
+/* Makes room for `more` characters and the NUL. */
 static bool grow(name_text *t, size_t more) {
     size_t need, capacity;
     if (!fc_add_size(t->size, more, &need) || !fc_add_size(need, 1, &need)) {
@@ -259,7 +258,7 @@ static bool begin(name_text *t, const fc_tensor *source) {
 
 /* ---- a match and its replacement ---- */
 
-/* The dots of the replacement, from `start` on, take over what the dots of the match were that it does not copy. */
+/* Lets the dots of the replacement, from `start` on, separate elements if the dots did that they replace. */
 static void inherit_separators(name_text *to, size_t start, const name_text *from, const regmatch_t *groups,
                                unsigned copied) {
     size_t at = to->size;
@@ -304,7 +303,7 @@ static bool substitute(const rule *r, name_text *to, const name_text *from, cons
     return ok;
 }
 
-/* Copies the character at `at` and returns where the next one begins. */
+/* Copies the UTF-8 character at `at`. @return the index of the next one. */
 static size_t copy_character(name_text *to, const name_text *from, size_t at, bool *ok) {
     size_t end = at + 1;
     while (end < from->size && ((unsigned char)from->chars[end] & 0xc0) == 0x80) {
@@ -325,7 +324,7 @@ static bool find(const rule *r, const name_text *t, size_t at, regmatch_t *group
     return true;
 }
 
-/* now → next → now. */
+/* Applies a rule to `now`, using `next` as scratch space. */
 static bool apply_rule(fc_rename *rename, rule *r) {
     name_text *now = &rename->now, *next = &rename->next;
     regmatch_t groups[GROUPS];
@@ -336,7 +335,7 @@ static bool apply_rule(fc_rename *rename, rule *r) {
         size_t start = (size_t)groups[0].rm_so, end = (size_t)groups[0].rm_eo;
         ok = copy_range(next, now, at, start);
         at = end;
-        if (ok && !(start == end && start == last)) { /* nothing, right after a match, is none */
+        if (ok && !(start == end && start == last)) { /* an empty match right after a match does not count */
             ok = substitute(r, next, now, groups);
             r->used = true;
             go_on = r->all;
@@ -361,7 +360,7 @@ static bool apply_rule(fc_rename *rename, rule *r) {
 
 /* ---- names and paths ---- */
 
-/* Takes the prefix off, and a dot that would be left at the start. @return how many characters went. */
+/* Removes the prefix, and a dot that would then begin the name. @return the number of characters removed. */
 static size_t strip(fc_rename *rename) {
     name_text *t = &rename->now;
     size_t len = rename->prefix ? strlen(rename->prefix) : 0;
@@ -377,7 +376,7 @@ static size_t strip(fc_rename *rename) {
     return len;
 }
 
-/* The element of the source's path that [start, end) of the text is, untouched; or NULL. */
+/* @return the element of the source's path that characters [start, end) still spell, or NULL. */
 static const fc_path_element *untouched(const name_text *t, size_t start, size_t end, const fc_path *path) {
     size_t at = 0;
     for (size_t e = 0; e < path->count; e++) {
@@ -410,7 +409,7 @@ static bool make_path(const name_text *t, const fc_tensor *source, fc_arena *are
             end++;
         }
         const fc_path_element *same = nested ? untouched(t, start, end, &source->path) : NULL;
-        if (same) { /* a list's index stays one; what is new is a dict's key */
+        if (same) { /* an index of a list stays one; new elements are keys of a dict */
             elements[e] = *same;
         }
         elements[e].key = fc_arena_strndup(arena, t->chars + start, end - start);
@@ -429,12 +428,12 @@ static fc_code apply_rules(fc_rename *rename, const fc_tensor *source, fc_error 
     for (size_t i = 0; i < rename->nrules && ok; i++) {
         ok = apply_rule(rename, &rename->rules[i]);
     }
-    bool text = !ok || rename->nrules == 0 || mbstowcs(NULL, rename->now.chars, 0) != (size_t)-1;
+    bool valid = !ok || rename->nrules == 0 || mbstowcs(NULL, rename->now.chars, 0) != (size_t)-1;
     uselocale(before);
     if (!ok) {
         return fc_no_memory(err, NULL);
     }
-    return text ? FC_OK : fc_fail(err, FC_EUSAGE, "'%s' would be renamed to something that is not UTF-8", source->name);
+    return valid ? FC_OK : fc_fail(err, FC_EUSAGE, "'%s' would be renamed to text that is not UTF-8", source->name);
 }
 
 fc_code fc_rename_apply(fc_rename *rename, const fc_tensor *source, fc_arena *arena, const char **name, fc_path *path,
@@ -445,15 +444,15 @@ fc_code fc_rename_apply(fc_rename *rename, const fc_tensor *source, fc_arena *ar
         return fc_no_memory(err, NULL);
     }
     if (strip(rename) > 0 && rename->now.size == 0) {
-        return fc_fail(err, FC_EUSAGE, "without the prefix '%s', nothing is left of the name '%s'", rename->prefix,
-                       source->name);
+        return fc_fail(err, FC_EUSAGE, "the name '%s' would be empty without the prefix '%s'", source->name,
+                       rename->prefix);
     }
     fc_code rc = apply_rules(rename, source, err);
     if (rc != FC_OK || strcmp(rename->now.chars, source->name) == 0) {
         return rc;
     }
     if (rename->now.size == 0) {
-        return fc_fail(err, FC_EUSAGE, "after renaming, nothing is left of the name '%s'", source->name);
+        return fc_fail(err, FC_EUSAGE, "the name '%s' would be empty after renaming", source->name);
     }
     *changed = true;
     *name = fc_arena_strndup(arena, rename->now.chars, rename->now.size);
@@ -463,8 +462,8 @@ fc_code fc_rename_apply(fc_rename *rename, const fc_tensor *source, fc_arena *ar
 
 fc_code fc_rename_check_used(const fc_rename *rename, const char *path, const char *example, fc_error *err) {
     if (rename->prefix && !rename->prefix_used) {
-        return fc_fail(err, FC_EUSAGE, "%s: no name has the prefix '%s' that is to be stripped; one is '%s'", path,
-                       rename->prefix, example);
+        return fc_fail(err, FC_EUSAGE, "%s: no name has the prefix '%s' to strip; one is '%s'", path, rename->prefix,
+                       example);
     }
     for (size_t i = 0; i < rename->nrules; i++) {
         if (!rename->rules[i].used) {

@@ -1,5 +1,5 @@
 /*
- * New names for the values of a target: --strip-prefix, then each --rename in turn.
+ * New names for the values of a target: first the prefix is stripped, then each rename rule is applied in turn.
  */
 #ifndef FSDPCKPT_PLAN_RENAME_H
 #define FSDPCKPT_PLAN_RENAME_H
@@ -10,21 +10,25 @@
 
 #include "fsdpckpt/select.h"
 
-/** The rules of a selection, compiled. */
+/** The compiled rules of a selection. */
 typedef struct fc_rename fc_rename;
 
-/** @return FC_EUSAGE for a rule that is no `s/regex/replacement/flags`. */
+/** Compiles the rules; release them with fc_rename_free. @return FC_EUSAGE for a rule that is not
+ * `s/regex/replacement/flags`. */
 fc_code fc_rename_new(const fc_selection *selection, fc_rename **out, fc_error *err);
 void fc_rename_free(fc_rename *rename);
 
 /**
- * The name and path of `source` in the target, in `arena` or borrowed from the source.
- * @param changed set when they are not the source's.
+ * Computes the name and path of `source` in the target. They are in `arena`, or borrowed from the source.
+ * @param changed set to true when they differ from the source's; otherwise left alone.
  */
 fc_code fc_rename_apply(fc_rename *rename, const fc_tensor *source, fc_arena *arena, const char **name, fc_path *path,
                         bool *changed, fc_error *err);
 
-/** After all names. @return FC_EUSAGE when the prefix or a rule matched none of them. `example`: a name. */
+/**
+ * Call after all names. @return FC_EUSAGE when the prefix or a rule matched none of them.
+ * @param example a name for the message.
+ */
 fc_code fc_rename_check_used(const fc_rename *rename, const char *path, const char *example, fc_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * From a source's manifest to the target: selection by glob, new names, dtype, placements; and the part of it
- * that one rank's file holds. Called by lib/engine/convert.c; no I/O.
+ * Builds the target from a source's manifest: selects values by glob, renames them, and sets their dtype and
+ * placements. Also lists what one rank's file contains. No I/O.
  */
 #include "fsdpckpt/select.h"
 
@@ -15,11 +15,11 @@
 #include <string.h>
 
 static bool is_selected(const fc_selection *selection, const char *name) {
-    bool target = !selection->include || fc_globs_match(selection->include, name, NULL);
-    return target && !fc_globs_match(selection->exclude, name, NULL);
+    bool included = !selection->include || fc_globs_match(selection->include, name, NULL);
+    return included && !fc_globs_match(selection->exclude, name, NULL);
 }
 
-/* A glob that matches nothing is nearly always a typing error, and its result a checkpoint with holes. */
+/* A glob that matches nothing is usually a typing error, and would leave holes in the target. */
 static fc_code check_includes(const fc_checkpoint *source, const fc_selection *selection, fc_error *err) {
     for (const char *const *glob = selection->include; glob && *glob; glob++) {
         bool found = false;
@@ -27,7 +27,7 @@ static fc_code check_includes(const fc_checkpoint *source, const fc_selection *s
             found = fnmatch(*glob, source->tensors[i].name, 0) == 0;
         }
         if (!found) {
-            return fc_fail(err, FC_EUSAGE, "%s: '%s' is to be included, but matches none of %zu names; one is '%s'",
+            return fc_fail(err, FC_EUSAGE, "%s: the glob '%s' to include matches none of the %zu names; one is '%s'",
                            source->path, *glob, source->ntensors, source->ntensors ? source->tensors[0].name : "");
         }
     }
@@ -39,7 +39,7 @@ static int compare_names(const void *a, const void *b) {
     return strcmp((*x)->name, (*y)->name);
 }
 
-/* Only renaming can make two names equal: a source's names are unique. */
+/* A source's names are unique, so only renaming can make two of them equal. */
 static fc_code check_unique(const fc_target_tensor *tensors, size_t count, fc_error *err) {
     const fc_target_tensor **sorted = malloc((count ? count : 1) * sizeof *sorted);
     if (!sorted) {
@@ -80,25 +80,26 @@ static fc_code select_each(const fc_checkpoint *source, const fc_selection *sele
         *(t->object ? &counts->objects : &counts->tensors) += 1;
     }
     if (n == 0) {
-        return fc_fail(err, FC_EUSAGE, "%s: nothing is left to write: all %zu names are excluded", source->path,
+        return fc_fail(err, FC_EUSAGE, "%s: nothing to write: all %zu names are excluded", source->path,
                        source->ntensors);
     }
-    fc_code rc = fc_rename_check_used(rename, source->path, tensors[0].name, err);
-    return rc == FC_OK && renamed ? check_unique(tensors, n, err) : rc;
+    FC_TRY(fc_rename_check_used(rename, source->path, tensors[0].name, err));
+    return renamed ? check_unique(tensors, n, err) : FC_OK;
 }
 
 static fc_code select_tensors(const fc_checkpoint *source, const fc_selection *selection, fc_arena *arena,
                               fc_target_tensor **out, fc_selected *counts, fc_error *err) {
     fc_rename *rename = NULL;
     if (source->ntensors == 0) {
-        return fc_fail(err, FC_EUSAGE, "%s: nothing to write: the checkpoint is empty, without a tensor or an object",
+        return fc_fail(err, FC_EUSAGE, "%s: nothing to write: the checkpoint has no tensors and no objects",
                        source->path);
     }
     *out = fc_arena_calloc(arena, source->ntensors, sizeof **out);
-    fc_code rc;
-    FC_TRY_GOTO(*out ? fc_rename_new(selection, &rename, err) : fc_no_memory(err, source->path), rc, out);
-    rc = select_each(source, selection, rename, arena, *out, counts, err);
-out:
+    if (!*out) {
+        return fc_no_memory(err, source->path);
+    }
+    FC_TRY(fc_rename_new(selection, &rename, err));
+    fc_code rc = select_each(source, selection, rename, arena, *out, counts, err);
     fc_rename_free(rename);
     return rc;
 }
@@ -113,7 +114,7 @@ static int mesh_dim_size(const fc_mesh *mesh, const char *name, int64_t *size) {
     return -1;
 }
 
-/* With tp > 1 a plan that cuts nothing is a wrong plan. */
+/* With more than one TP rank, a plan that cuts no tensor must be the wrong plan. */
 static fc_code check_tp(const fc_target *target, const fc_tp_plan *plan, const fc_selected *counts, fc_error *err) {
     int64_t tp = 1;
     const char *like[2] = {"", ""};
@@ -133,7 +134,7 @@ static fc_code check_tp(const fc_target *target, const fc_tp_plan *plan, const f
     return fc_advise(err, rc, FC_HINT_TP_PLAN, NULL);
 }
 
-/* Of a plan from a file every rule should decide something; the built-in one is for many models at once. */
+/* Counts the rules that decide nothing. The built-in plan is exempt, because its rules are for many models. */
 static fc_code find_idle_rules(const fc_target *target, const fc_tp_plan *plan, fc_selected *counts, fc_error *err) {
     if (!plan || strcmp(fc_tp_plan_name(plan), "auto") == 0) {
         return FC_OK;
@@ -159,7 +160,7 @@ static fc_code find_idle_rules(const fc_target *target, const fc_tp_plan *plan, 
     return FC_OK;
 }
 
-/* The cut that the mesh and the TP plan ask for. */
+/* Computes the placements from the mesh and the TP plan. */
 static fc_code plan_placements(const fc_target *target, const fc_selection *selection, fc_arena *arena,
                                fc_selected *counts, fc_placement **out, fc_error *err) {
     size_t n = target->ntensors, width = (size_t)target->mesh->ndim;
@@ -175,7 +176,7 @@ static fc_code plan_placements(const fc_target *target, const fc_selection *sele
             tp_dim = fc_tp_plan_dim(selection->tp_plan, target->tensors[i].name, t->ndim, &style);
         }
         if (!t->object && (!selection->flat_state || selection->is_cut(target->source, t))) {
-            /* the file of rank 0 holds every object; Replicate along all dimensions says so */
+            /* Otherwise Replicate along all dimensions: rank 0's file contains every object. */
             fc_layout_placements(target->mesh, t->ndim, tp_dim, &placements[i * width]);
         }
         counts->tp_cut += tp_dim >= 0;
@@ -185,7 +186,7 @@ static fc_code plan_placements(const fc_target *target, const fc_selection *sele
     return find_idle_rules(target, selection->tp_plan, counts, err);
 }
 
-/* Gives each value its placements, and those that are replicated the rank that stores them. */
+/* Sets the placements of each value, and which rank stores it if it is replicated. */
 static fc_code place(const fc_target *target, fc_placement *placements, fc_target_tensor *tensors, fc_error *err) {
     size_t n = target->ntensors, width = (size_t)target->mesh->ndim;
     uint64_t *bytes = calloc(n, sizeof *bytes);
@@ -200,13 +201,13 @@ static fc_code place(const fc_target *target, fc_placement *placements, fc_targe
         int64_t numel = 0;
         if (!fc_numel(t->ndim, t->shape, &numel) ||
             !fc_mul_u64((uint64_t)numel, fc_dtype_size(tensors[i].dtype), &bytes[i])) {
-            rc = fc_fail(err, FC_ECORRUPT, "%s: tensor '%s': its size overflows", target->source->path, t->name);
+            rc = fc_fail(err, FC_ECORRUPT, "%s: tensor '%s': its size exceeds 64 bits", target->source->path, t->name);
             goto out;
         }
         tensors[i].placements = &placements[i * width];
     }
-    rc = fc_layout_spread(target->mesh, n, bytes, placements, owners, err);
-    for (size_t i = 0; i < n && rc == FC_OK; i++) {
+    FC_TRY_GOTO(fc_layout_spread(target->mesh, n, bytes, placements, owners, err), rc, out);
+    for (size_t i = 0; i < n; i++) {
         tensors[i].owner_offset = tensors[i].source->object ? 0 : owners[i];
     }
 out:
@@ -215,7 +216,7 @@ out:
     return rc;
 }
 
-/* The source's own mesh and placements. */
+/* Takes the mesh and the placements from the source. */
 static fc_code keep_layout(fc_target *target, fc_arena *arena, fc_placement **placements, fc_error *err) {
     const fc_tensor **sources = fc_arena_calloc(arena, target->ntensors, sizeof *sources);
     fc_mesh *mesh = fc_arena_calloc(arena, 1, sizeof *mesh);
@@ -234,13 +235,8 @@ fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection
     static const fc_mesh no_mesh = {0};
     fc_target_tensor *tensors = NULL;
     memset(counts, 0, sizeof *counts);
-    fc_code rc = check_includes(source, selection, err);
-    if (rc == FC_OK) {
-        rc = select_tensors(source, selection, arena, &tensors, counts, err);
-    }
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(check_includes(source, selection, err));
+    FC_TRY(select_tensors(source, selection, arena, &tensors, counts, err));
     out->source = source;
     out->mesh = selection->mesh ? selection->mesh : &no_mesh;
     out->tensors = tensors;
@@ -251,11 +247,11 @@ fc_code fc_target_new(const fc_checkpoint *source, const fc_selection *selection
     out->max_file_bytes = selection->max_file_bytes;
     fc_placement *placements = NULL;
     if (selection->keep_layout) {
-        rc = keep_layout(out, arena, &placements, err);
+        FC_TRY(keep_layout(out, arena, &placements, err));
     } else if (out->mesh->ndim > 0) {
-        rc = plan_placements(out, selection, arena, counts, &placements, err);
+        FC_TRY(plan_placements(out, selection, arena, counts, &placements, err));
     }
-    return rc == FC_OK && placements ? place(out, placements, tensors, err) : rc;
+    return placements ? place(out, placements, tensors, err) : FC_OK;
 }
 
 static bool is_empty(int ndim, const int64_t *sizes) {

@@ -1,9 +1,9 @@
 /*
- * Tiles: a box cut into boxes that are contiguous in its row-major order. From a wanted box to units of work; the
- * engine takes them one by one, so that a plan of any size costs no memory.
+ * Tiles: cuts a box into boxes that are contiguous in its row-major order. The engine takes them one at a time, so a
+ * plan of any size needs no memory.
  *
- * A tile takes all of the trailing dimensions that fit the limit, a range of the dimension before them, and a single
- * index of the rest: only such boxes are contiguous.
+ * A tile spans all trailing dimensions that fit the limit, a range of the dimension before them, and a single index of
+ * every other dimension. Only such boxes are contiguous.
  */
 #include "fsdpckpt/plan.h"
 
@@ -24,8 +24,8 @@ void fc_tiles_only(fc_tiles *tiles, int64_t first, int64_t end) {
     tiles->total = end < tiles->total ? end : tiles->total;
 }
 
-/* The dimension that tiles cut, and in `inner` the elements of one index of it. Before it, tiles take one index. Where
-   the walk starts or ends within an index, the tile lies in a dimension further inside. */
+/* @return the dimension that tiles cut; `inner` receives the number of elements per index of it. Tiles take one index
+   of every earlier dimension. If the walk starts or ends within an index, the tile is cut along a later dimension. */
 static int cut_dimension(const fc_tiles *tiles, int64_t *inner) {
     int d = tiles->ndim - 1;
     int64_t whole = 1;
@@ -41,8 +41,7 @@ static int cut_dimension(const fc_tiles *tiles, int64_t *inner) {
     return d;
 }
 
-/* Indices of a dimension of `size` for one tile of at most `most`: even shares, so that no sliver is left at the end.
- */
+/* Distributes `size` indices evenly over tiles of at most `most`, so that no sliver remains at the end. */
 static int64_t even_share(int64_t size, int64_t most) {
     int64_t count = (size - 1) / most + 1;
     return (size - 1) / count + 1;
@@ -57,13 +56,14 @@ static int64_t greatest_common_divisor(int64_t a, int64_t b) {
     return a;
 }
 
-/* Rounds `rows` of `inner` elements, at most `most` of them, so that the next tile begins at the wanted multiple. */
+/* Rounds `rows` of `inner` elements each, at most `most` rows, so that the next tile begins at a multiple of
+ * `multiple`. */
 static int64_t round_rows(int64_t rows, int64_t inner, int64_t most, int64_t multiple) {
     int64_t step = multiple / greatest_common_divisor(multiple, inner);
     if (step > most) {
         return rows;
     }
-    int64_t up = (rows - 1) / step + 1; /* steps; their product with step may exceed rows by less than most */
+    int64_t up = (rows - 1) / step + 1; /* in steps; up * step exceeds rows by less than most */
     return up <= most / step ? up * step : most / step * step;
 }
 

@@ -1,6 +1,6 @@
 /*
- * Layouts: from `--replicas --dp --tp` to a mesh, from a tensor's TP dimension to its placements, and from those to the
- * rank that stores a replicated box. Called by the plan of a conversion; pure arithmetic.
+ * Layouts: turns sizes (replicas, dp, tp) into a mesh, a tensor's TP dimension into placements, and those into the rank
+ * that stores a replicated box.
  */
 #include "fsdpckpt/layout.h"
 
@@ -25,7 +25,7 @@ fc_code fc_layout_mesh(const fc_layout_spec *spec, fc_mesh *mesh, fc_error *err)
             continue;
         }
         if (size < 0) {
-            return fc_fail(err, FC_EUSAGE, "mesh dimension %s has %lld ranks: it needs at least 1", dims[i].name,
+            return fc_fail(err, FC_EUSAGE, "mesh dimension %s has %lld ranks; it needs at least 1", dims[i].name,
                            (long long)size);
         }
         if (!fc_mul_i64(ranks, size, &ranks) || ranks > MAX_RANKS) {
@@ -56,7 +56,7 @@ void fc_layout_placements(const fc_mesh *mesh, int ndim, int tp_dim, fc_placemen
     for (int m = 0; m < mesh->ndim; m++) {
         fc_placement p = {FC_REPLICATE, 0, 0};
         if (ndim > 0 && strcmp(mesh->names[m], "dp") == 0) {
-            /* fully_shard makes a _StridedShard only when TP really splits, so tp 1 gives Shard(0) there and here. */
+            /* As in fully_shard, a tp of 1 yields Shard(0), because nothing is split. */
             p.kind = tp_dim == 0 && tp > 1 ? FC_STRIDED_SHARD : FC_SHARD;
             p.split_factor = p.kind == FC_STRIDED_SHARD ? tp : 0;
         } else if (tp_dim >= 0 && tp_dim < ndim && strcmp(mesh->names[m], "tp") == 0) {
@@ -67,7 +67,7 @@ void fc_layout_placements(const fc_mesh *mesh, int ndim, int tp_dim, fc_placemen
     }
 }
 
-/* How many ranks hold each box: the product of the mesh dimensions that replicate. */
+/* @return how many ranks hold each box: the product of the mesh dimensions that replicate. */
 static int64_t holders(const fc_mesh *mesh, const fc_placement *placements) {
     int64_t count = 1;
     for (int m = 0; m < mesh->ndim; m++) {
@@ -76,7 +76,7 @@ static int64_t holders(const fc_mesh *mesh, const fc_placement *placements) {
     return count;
 }
 
-/* The number of the rank at `coordinate` among those that hold its box, in rank order. */
+/* @return the index of the rank at `coordinate` among the ranks that hold the same box. */
 static int64_t holder_index(const fc_mesh *mesh, const fc_placement *placements, const int64_t *coordinate) {
     int64_t index = 0;
     for (int m = 0; m < mesh->ndim; m++) {
@@ -102,8 +102,8 @@ int64_t fc_layout_owner(const fc_mesh *mesh, const fc_placement *placements, con
 }
 
 /*
- * The mesh with the dimensions that no tensor replicates set to 1: all ranks along such a dimension get the same load,
- * so one of them speaks for all. Keeps the spreading cheap on large meshes.
+ * @return the mesh with every dimension that no tensor replicates set to 1. All ranks along such a dimension get the
+ * same load, so one of them represents all. This keeps spreading cheap on large meshes.
  */
 static fc_mesh choices_of(const fc_mesh *mesh, size_t count, const fc_placement *placements) {
     fc_mesh choices = *mesh;
@@ -122,20 +122,20 @@ static uint64_t saturating_add(uint64_t a, uint64_t b) {
     return fc_add_u64(a, b, &sum) ? sum : UINT64_MAX;
 }
 
-/* One of the ranks' groups that a tensor may go to: the load of its busiest rank, and its number in rank order. */
+/* A group of ranks that could store a tensor: the load of its busiest rank in bytes, and its index. */
 typedef struct holder {
     uint64_t peak;
     uint32_t index;
 } holder;
 
-/* The state of one spreading over the ranks of `mesh`. */
+/* The state of fc_layout_spread. `mesh` is the result of choices_of. */
 typedef struct spread {
     fc_mesh mesh;
     int64_t ranks;
-    uint64_t *loads;  /* of each rank */
-    uint32_t *number; /* which holder each rank is, for the mesh dimensions at hand */
-    holder *heap;     /* the least busy one first */
-    uint64_t *gained; /* by each holder, from the tensors at hand */
+    uint64_t *loads;  /* bytes that each rank stores so far */
+    uint32_t *number; /* the index of the holder to which each rank belongs */
+    holder *heap;     /* the holders, the least busy one first */
+    uint64_t *gained; /* bytes that each holder got in the current round */
 } spread;
 
 static uint32_t replicated_by(const fc_mesh *mesh, const fc_placement *placements) {
@@ -166,7 +166,7 @@ static void sift_down(holder *heap, uint32_t count, uint32_t at) {
     }
 }
 
-/* Makes the heap of the holders of what has `placements`. @return how many there are. */
+/* Builds the heap of the holders of a tensor with `placements`. @return their number. */
 static uint32_t gather_holders(spread *s, const fc_placement *placements) {
     uint32_t count = (uint32_t)holders(&s->mesh, placements);
     for (uint32_t i = 0; i < count; i++) {
@@ -186,7 +186,7 @@ static uint32_t gather_holders(spread *s, const fc_placement *placements) {
     return count;
 }
 
-/* Places the tensors that are replicated along exactly the mesh dimensions in `set`. */
+/* Chooses holders for the tensors that are replicated along exactly the mesh dimensions in `set`. */
 static void place_set(spread *s, uint32_t set, const fc_mesh *mesh, size_t count, const uint64_t *bytes,
                       const fc_placement *placements, uint32_t *offsets) {
     int64_t ranks = fc_mesh_ranks(mesh);

@@ -1,6 +1,6 @@
 /*
- * What the names of a model do not say, put onto its tree: classes, what is frozen, ignored or a buffer, and what is
- * the same module or tensor under several names. From a person's fc_model_info; classes also by tell-tale names.
+ * Adds to a module tree what the names cannot show: classes, which parameters are frozen, ignored or buffers, and which
+ * modules or tensors have several names. All of it comes from the user's fc_model_info; some classes are also inferred.
  */
 #include "wrap/module_tree.h"
 
@@ -17,7 +17,7 @@ static size_t list_length(const char *const *list) {
     return n;
 }
 
-/* Either all names of the group are modules, or they are parameters of which some may be missing. */
+/* The names of a group must all be modules, or they are parameters, some of which the checkpoint may lack. */
 static fc_code read_group(fc_tree_builder *b, const char *const *group, uint32_t *nodes, fc_error *err) {
     size_t count = list_length(group), found = 0, modules = 0, n = 0;
     for (size_t i = 0; i < count; i++) {
@@ -33,9 +33,12 @@ static fc_code read_group(fc_tree_builder *b, const char *const *group, uint32_t
     }
     for (size_t i = 0; i < count; i++) {
         uint32_t node = fc_tree_find_fqn(b, group[i], modules < count || found == count);
-        FC_TRY(node ? FC_OK : fc_tree_add(b, group[i], UINT32_MAX, &node, err));
+        if (!node) {
+            FC_TRY(fc_tree_add(b, group[i], UINT32_MAX, &node, err));
+        }
         nodes[n++] = node;
-        if (b->nodes[nodes[0]].spec == UINT32_MAX) { /* what the checkpoint has comes first: the others take after it */
+        if (b->nodes[nodes[0]].spec ==
+            UINT32_MAX) { /* a parameter of the checkpoint leads, so the others can copy it */
             nodes[n - 1] = nodes[0];
             nodes[0] = node;
         }
@@ -65,7 +68,7 @@ fc_code fc_tree_read_shared(fc_tree_builder *b, fc_error *err) {
     return FC_OK;
 }
 
-/* The first of those that are the same as parameter `i`. */
+/* @return the first of the parameters that are the same as parameter `i`. */
 static uint32_t first_parameter(const fc_tree_builder *b, uint32_t i) {
     while (b->parameters[i].same_as != i) {
         i = b->parameters[i].same_as = b->parameters[b->parameters[i].same_as].same_as;
@@ -104,28 +107,30 @@ static fc_code tie_parameters(fc_tree_builder *b, uint32_t x, uint32_t y, fc_err
     return FC_OK;
 }
 
-/* The parameters of module `y` itself are those of the module that `x` is the node of. */
+/* Ties each parameter of module `y` itself to its counterpart in the module of node `x`. */
 static fc_code tie_own_parameters(fc_tree_builder *b, uint32_t x, uint32_t y, fc_error *err) {
     const fc_module *m = &b->modules[y];
     for (uint32_t i = 0; i < m->nparameters; i++) {
         const fc_parameter *p = &b->parameters[m->first_parameter + i];
         uint32_t twin = fc_tree_find(b, x, p->name, true);
         if (twin == 0) {
-            return fc_fail(err, FC_EUSAGE, "$shared: '%.256s' has no twin in '%.*s'", p->fqn, (int)b->nodes[x].fqn.len,
-                           b->nodes[x].fqn.text);
+            return fc_fail(err, FC_EUSAGE, "$shared: '%.256s' has no counterpart in '%.*s'", p->fqn,
+                           (int)b->nodes[x].fqn.len, b->nodes[x].fqn.text);
         }
         FC_TRY(tie_parameters(b, b->nodes[twin].number, m->first_parameter + i, err));
     }
     return FC_OK;
 }
 
-/* The module y is the module x, and so is everything below. `nodes` tells, for each module below y, its twin's node. */
+/* Ties module y, and all modules below it, to the module of `x_node`. `nodes` is scratch: the counterpart per module.
+ */
 static fc_code tie_modules(fc_tree_builder *b, uint32_t x_node, uint32_t y, uint32_t *nodes, fc_error *err) {
     for (uint32_t m = y; m < b->modules[y].end; m++) {
         uint32_t twin = m == y ? x_node : fc_tree_find(b, nodes[b->modules[m].parent], b->modules[m].name, false);
         if (twin == 0) {
-            return fc_fail(err, FC_EUSAGE, "$shared: '%.*s' has no twin below '%.*s'", (int)b->modules[m].fqn.len,
-                           b->modules[m].fqn.text, (int)b->nodes[x_node].fqn.len, b->nodes[x_node].fqn.text);
+            return fc_fail(err, FC_EUSAGE, "$shared: '%.*s' has no counterpart below '%.*s'",
+                           (int)b->modules[m].fqn.len, b->modules[m].fqn.text, (int)b->nodes[x_node].fqn.len,
+                           b->nodes[x_node].fqn.text);
         }
         nodes[m] = twin;
         FC_TRY(tie_own_parameters(b, twin, m, err));
@@ -155,7 +160,7 @@ static fc_code tie_group(fc_tree_builder *b, const uint32_t *group, fc_error *er
         if (!nodes) {
             rc = tie_parameters(b, one, number, err);
         } else if (number < b->modules[one].end) {
-            rc = fc_fail(err, FC_EUSAGE, "$shared: '%.*s' lies within '%.*s'", (int)b->nodes[*g].fqn.len,
+            rc = fc_fail(err, FC_EUSAGE, "$shared: '%.*s' is within '%.*s'", (int)b->nodes[*g].fqn.len,
                          b->nodes[*g].fqn.text, (int)b->nodes[first].fqn.len, b->nodes[first].fqn.text);
         } else {
             rc = tie_modules(b, first, number, nodes, err);
@@ -174,7 +179,7 @@ static fc_code tie(fc_tree_builder *b, fc_error *err) {
             uint32_t one = fc_tree_find_fqn(b, b->specs[i].tied_to, true);
             uint32_t other = fc_tree_find_fqn(b, b->specs[i].fqn, true);
             rc = one && other ? tie_parameters(b, b->nodes[one].number, b->nodes[other].number, err)
-                              : fc_fail(err, FC_EUSAGE, "'%.256s' is tied to '%.256s', which is not there",
+                              : fc_fail(err, FC_EUSAGE, "'%.256s' is tied to '%.256s', which does not exist",
                                         b->specs[i].fqn, b->specs[i].tied_to);
         }
     }
@@ -210,7 +215,7 @@ static void note_idle(fc_tree_builder *b, const char *pattern, bool used) {
     }
 }
 
-/* A rule is idle when it matches nothing: one that a better rule overrules everywhere still says what was meant. */
+/* A rule is idle when it matches nothing. A rule that better rules overrule everywhere is not idle. */
 static fc_code give_classes(fc_tree_builder *b, fc_error *err) {
     size_t rules = b->info ? b->info->nclasses : 0;
     bool *used = fc_arena_calloc(b->arena, rules, sizeof *used);
@@ -265,7 +270,7 @@ static bool is_list(const fc_tree_builder *b, uint32_t m) {
     return b->modules[m].end > m + 1 && b->modules[m].nparameters == 0;
 }
 
-/* Those classes that torch's policies treat on their own by default, and that names give away. */
+/* Infers those classes that torch's policies treat specially by default, where names reveal them. */
 static void infer_classes(fc_tree_builder *b) {
     static const char *const list[] = {"ModuleList", NULL}, *const attention[] = {"MultiheadAttention", NULL},
                              *const norm[] = {"_BatchNorm", NULL};
@@ -288,7 +293,7 @@ static void infer_classes(fc_tree_builder *b) {
     }
 }
 
-/* The field of a parameter that a list of patterns sets. */
+/* The kinds of marks that a list of patterns can set. */
 typedef enum mark_kind { MARK_FROZEN, MARK_IGNORED, MARK_BUFFER } mark_kind;
 
 static void set_mark(fc_parameter *p, mark_kind kind) {
@@ -323,7 +328,7 @@ static fc_code mark(fc_tree_builder *b, const char *const *patterns, mark_kind k
     return FC_OK;
 }
 
-/* One tensor under several names is frozen, ignored or a buffer under all of them. */
+/* A tensor with several names is frozen, ignored or a buffer under all of them. */
 static void share_marks(fc_tree_builder *b) {
     for (int pass = 0; pass < 2; pass++) {
         for (uint32_t i = 0; i < b->tree->nparameters; i++) {
@@ -337,16 +342,14 @@ static void share_marks(fc_tree_builder *b) {
 }
 
 fc_code fc_tree_mark(fc_tree_builder *b, fc_error *err) {
-    fc_code rc = tie(b, err);
-    rc = rc == FC_OK ? give_classes(b, err) : rc;
-    if (rc == FC_OK) {
-        infer_classes(b);
+    FC_TRY(tie(b, err));
+    FC_TRY(give_classes(b, err));
+    infer_classes(b);
+    if (b->info) {
+        FC_TRY(mark(b, b->info->frozen, MARK_FROZEN, err));
+        FC_TRY(mark(b, b->info->ignored, MARK_IGNORED, err));
+        FC_TRY(mark(b, b->info->buffers, MARK_BUFFER, err));
     }
-    rc = rc == FC_OK && b->info ? mark(b, b->info->frozen, MARK_FROZEN, err) : rc;
-    rc = rc == FC_OK && b->info ? mark(b, b->info->ignored, MARK_IGNORED, err) : rc;
-    rc = rc == FC_OK && b->info ? mark(b, b->info->buffers, MARK_BUFFER, err) : rc;
-    if (rc == FC_OK) {
-        share_marks(b);
-    }
-    return rc;
+    share_marks(b);
+    return FC_OK;
 }

@@ -1,6 +1,6 @@
 /*
- * Names of parameters → the tree of modules that has them: one hash table for (parent, name), then one walk that puts
- * modules and parameters into the order in which nn.Module walks them.
+ * Builds the tree of modules from the names of parameters. A hash table maps (parent, name) to nodes; one walk then
+ * puts modules and parameters into the order in which nn.Module walks them.
  */
 #include "wrap/module_tree.h"
 
@@ -52,7 +52,7 @@ static uint32_t add_node(fc_tree_builder *b, uint32_t parent, fc_name name, fc_n
     return *slot;
 }
 
-/* The name without what wrappers put into it; most have nothing of that and are borrowed. */
+/* @return the name without the components that wrappers insert. Most names have none and are borrowed. */
 static const char *clean(const char *fqn, const fc_fqn *n, size_t dots, fc_arena *arena) {
     if ((size_t)n->count == dots + 1) {
         return fqn;
@@ -91,7 +91,7 @@ fc_code fc_tree_add(fc_tree_builder *b, const char *fqn, uint32_t spec, uint32_t
     if (n.count <= b->skip) {
         return fc_fail(err, FC_EUSAGE, "'%.256s' is not the name of a parameter of a module", fqn);
     }
-    fc_fqn_split(text, FC_FQN_PARTS, &n); /* now parts of the clean text */
+    fc_fqn_split(text, FC_FQN_PARTS, &n); /* again, because the components must point into the clean text */
     uint32_t at = 0;
     for (int i = b->skip; i < n.count; i++) {
         fc_name name = {n.parts[i].text, n.parts[i].len};
@@ -122,7 +122,7 @@ uint32_t fc_tree_find_fqn(const fc_tree_builder *b, const char *fqn, bool is_par
     return at;
 }
 
-/* How many nodes the names can make, at most: known beforehand, so that nothing moves. */
+/* Allocates for the most nodes that the names can need, so that nodes never move. */
 static fc_code prepare(fc_tree_builder *b, fc_error *err) {
     size_t nodes = 2, slots = 64;
     for (size_t i = 0; i < b->nspecs; i++) {
@@ -134,7 +134,7 @@ static fc_code prepare(fc_tree_builder *b, fc_error *err) {
         }
     }
     if (nodes >= UINT32_MAX / 4) {
-        return fc_fail(err, FC_EUNSUPPORTED, "names of %zu levels in all are more than one model has", nodes);
+        return fc_fail(err, FC_EUNSUPPORTED, "the names have %zu levels in total, more than is supported", nodes);
     }
     while (slots < 2 * nodes) {
         slots *= 2;
@@ -153,7 +153,7 @@ static fc_code add_specs(fc_tree_builder *b, fc_error *err) {
         size_t before = b->count;
         FC_TRY(fc_tree_add(b, b->specs[i].fqn, i, &node, err));
         if (b->count == before) {
-            return fc_advise(err, fc_fail(err, FC_EUSAGE, "the parameter '%.256s' exists twice", b->specs[i].fqn),
+            return fc_advise(err, fc_fail(err, FC_EUSAGE, "there are two parameters '%.256s'", b->specs[i].fqn),
                              FC_HINT_EXCLUDE, NULL);
         }
     }
@@ -171,7 +171,7 @@ bool fc_name_is_number(fc_name s, uint64_t *value) {
     return s.len > 0 && s.len < 19 && (s.len == 1 || s.text[0] != '0');
 }
 
-/* Only ever asked of numbers. */
+/* Only called for names that are numbers. */
 static int by_number(const void *a, const void *b, void *nodes) {
     const fc_tree_node *all = nodes;
     uint64_t x, y;
@@ -180,7 +180,7 @@ static int by_number(const void *a, const void *b, void *nodes) {
     return (x > y) - (x < y);
 }
 
-/* A source sorted by name has layer 10 before layer 2; a ModuleList never has. */
+/* In a source that is sorted by name, layer 10 comes before layer 2. A ModuleList is in numeric order. */
 static fc_code order_children(fc_tree_builder *b, uint32_t parent, uint32_t *scratch) {
     size_t n = 0;
     uint64_t value;
@@ -194,7 +194,7 @@ static fc_code order_children(fc_tree_builder *b, uint32_t parent, uint32_t *scr
         scratch[n++] = c;
     }
     qsort_r(scratch, n, sizeof *scratch, by_number, b->nodes);
-    /* Parameters are looked at on their own: their order among the modules does not matter. */
+    /* Parameters follow. They are walked separately, so their order among the modules does not matter. */
     for (uint32_t c = b->nodes[parent].first, next; c != 0; c = next) {
         next = b->nodes[c].next;
         if (b->nodes[c].is_parameter) {
@@ -218,7 +218,7 @@ static fc_code put_parameter(fc_tree_builder *b, uint32_t node, uint32_t module,
     fc_parameter *p = &b->parameters[n->number];
     *p = (fc_parameter){.fqn = n->fqn.text, .name = n->name, .module = module, .spec = n->spec, .same_as = n->number};
     if (!spec) {
-        return FC_OK; /* its twin's, see fc_tree_mark */
+        return FC_OK; /* fc_tree_mark copies the rest from the parameter that it is tied to */
     }
     p->dtype = spec->dtype;
     p->ndim = spec->ndim;
@@ -226,7 +226,7 @@ static fc_code put_parameter(fc_tree_builder *b, uint32_t node, uint32_t module,
     p->buffer = spec->buffer;
     if (!fc_numel(p->ndim, p->shape, &p->numel) ||
         !fc_mul_u64((uint64_t)p->numel, fc_dtype_size(p->dtype), &p->bytes)) {
-        return fc_fail(err, FC_ECORRUPT, "'%.256s': the product of its sizes does not fit 64 bits", p->fqn);
+        return fc_fail(err, FC_ECORRUPT, "'%.256s': its size exceeds 64 bits", p->fqn);
     }
     return FC_OK;
 }
@@ -240,14 +240,13 @@ static fc_code put_module(fc_tree_builder *b, uint32_t node, fc_error *err) {
                                         .depth = n->depth,
                                         .first_parameter = (uint32_t)b->tree->nparameters,
                                         .same_as = n->number};
-    fc_code rc = FC_OK;
-    for (uint32_t c = n->first; c != 0 && rc == FC_OK; c = b->nodes[c].next) {
+    for (uint32_t c = n->first; c != 0; c = b->nodes[c].next) {
         if (b->nodes[c].is_parameter) {
-            rc = put_parameter(b, c, n->number, err);
+            FC_TRY(put_parameter(b, c, n->number, err));
         }
     }
     b->modules[n->number].nparameters = (uint32_t)b->tree->nparameters - b->modules[n->number].first_parameter;
-    return rc;
+    return FC_OK;
 }
 
 static uint32_t next_module(const fc_tree_builder *b, uint32_t node) {
@@ -264,10 +263,14 @@ static fc_code put_in_order(fc_tree_builder *b, fc_error *err) {
     b->parameters = fc_arena_calloc(b->arena, b->count, sizeof *b->parameters);
     b->tree->modules = b->modules;
     b->tree->parameters = b->parameters;
-    fc_code rc = scratch && b->modules && b->parameters ? FC_OK : fc_no_memory(err, NULL);
-    for (uint32_t at = 0; rc == FC_OK;) {
-        rc = order_children(b, at, scratch);
-        rc = rc == FC_OK ? put_module(b, at, err) : rc;
+    fc_code rc = FC_OK;
+    if (!scratch || !b->modules || !b->parameters) {
+        rc = fc_no_memory(err, NULL);
+        goto out;
+    }
+    for (uint32_t at = 0;;) {
+        FC_TRY_GOTO(order_children(b, at, scratch), rc, out);
+        FC_TRY_GOTO(put_module(b, at, err), rc, out);
         uint32_t next = next_module(b, b->nodes[at].first);
         while (next == 0 && at != 0) {
             b->modules[b->nodes[at].number].end = (uint32_t)b->tree->nmodules;
@@ -279,9 +282,8 @@ static fc_code put_in_order(fc_tree_builder *b, fc_error *err) {
         }
         at = next;
     }
-    if (rc == FC_OK) {
-        b->modules[0].end = (uint32_t)b->tree->nmodules;
-    }
+    b->modules[0].end = (uint32_t)b->tree->nmodules;
+out:
     free(scratch);
     return rc;
 }
@@ -290,10 +292,11 @@ fc_code fc_module_tree_build(const fc_parameter_spec *specs, size_t count, int s
                              fc_arena *arena, fc_module_tree *out, fc_error *err) {
     fc_tree_builder b = {.specs = specs, .nspecs = count, .skip = skip, .info = info, .arena = arena, .tree = out};
     memset(out, 0, sizeof *out);
-    fc_code rc;
-    FC_TRY_GOTO(count < UINT32_MAX / 4 ? prepare(&b, err)
-                                       : fc_fail(err, FC_EUNSUPPORTED, "%zu parameters are too many", count),
-                rc, out);
+    if (count >= UINT32_MAX / 4) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%zu parameters are too many", count);
+    }
+    fc_code rc = FC_OK;
+    FC_TRY_GOTO(prepare(&b, err), rc, out);
     FC_TRY_GOTO(add_specs(&b, err), rc, out);
     FC_TRY_GOTO(fc_tree_read_shared(&b, err), rc, out);
     FC_TRY_GOTO(put_in_order(&b, err), rc, out);

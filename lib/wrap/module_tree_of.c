@@ -1,9 +1,10 @@
 /*
- * Which of a checkpoint's tensors are parameters, and of what root: from a selection to the module tree. Reads the
- * manifest only.
+ * Builds the module tree of a selection: finds out which of a checkpoint's tensors are parameters, and where their root
+ * is. Reads only the manifest.
  */
 #include "wrap/module_tree.h"
 
+#include "base/try.h"
 #include "checkpoint/parameters.h"
 #include "fsdpckpt/checkpoint.h"
 #include "sharding/fqn.h"
@@ -11,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The keys of the nested state dict that all parameters have in common are no modules: {"model": {"layers.0.w": …}}. */
+/* Counts the leading keys that all parameters share. They are keys of a state dict, not modules: {"model":
+ * {"layers.0.w": …}}. */
 static int common_levels(const fc_target *target, const uint32_t *chosen, size_t count) {
     const fc_path *first = count ? &target->tensors[chosen[0]].path : NULL;
     size_t common = first && first->count ? first->count - 1 : 0;
@@ -37,14 +39,19 @@ static fc_code tie(const fc_target *target, const uint32_t *chosen, size_t count
                    fc_error *err) {
     const fc_tensor **tensors = calloc(count, sizeof *tensors);
     size_t *same_as = calloc(count, sizeof *same_as);
-    fc_code rc = tensors && same_as ? FC_OK : fc_no_memory(err, NULL);
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+    fc_code rc = FC_OK;
+    if (!tensors || !same_as) {
+        rc = fc_no_memory(err, NULL);
+        goto out;
+    }
+    for (size_t i = 0; i < count; i++) {
         tensors[i] = target->tensors[chosen[i]].source;
     }
-    rc = rc == FC_OK ? fc_find_ties(target->source, tensors, count, same_as, err) : rc;
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+    FC_TRY_GOTO(fc_find_ties(target->source, tensors, count, same_as, err), rc, out);
+    for (size_t i = 0; i < count; i++) {
         specs[i].tied_to = same_as[i] != i ? specs[same_as[i]].fqn : NULL;
     }
+out:
     free(tensors);
     free(same_as);
     return rc;
@@ -71,20 +78,20 @@ fc_code fc_module_tree_of(const fc_target *target, const fc_model_info *info, fc
         chosen[count++] = i;
     }
     if (count == 0) {
-        return fc_fail(err, FC_EUSAGE, "%s: has no parameters: all of its %zu values are objects or optimizer state",
+        return fc_fail(err, FC_EUSAGE, "%s: no parameters: all of its %zu values are objects or optimizer state",
                        target->source->path, target->ntensors);
     }
     fc_code rc = tie(target, chosen, count, specs, err);
     if (rc == FC_OK) {
         rc = fc_module_tree_build(specs, count, common_levels(target, chosen, count), info, arena, out, err);
     }
-    for (size_t i = 0; rc == FC_OK && i < out->nparameters; i++) {
-        fc_parameter *p = (fc_parameter *)&out->parameters[i]; /* made just now, by the builder */
+    if (rc != FC_OK) {
+        return fc_context(err, rc, "%s", target->source->path);
+    }
+    for (size_t i = 0; i < out->nparameters; i++) {
+        fc_parameter *p = (fc_parameter *)&out->parameters[i]; /* the builder just allocated them */
         p->spec = p->spec < count ? chosen[p->spec] : p->spec;
     }
-    if (rc == FC_OK) {
-        out->left_out = target->ntensors - count;
-        return FC_OK;
-    }
-    return fc_context(err, rc, "%s", target->source->path);
+    out->left_out = target->ntensors - count;
+    return FC_OK;
 }

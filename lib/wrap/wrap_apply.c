@@ -1,6 +1,6 @@
 /*
- * The one pass that applies targets: post-order, so that a unit is made after those below it and manages what they
- * leave. Applied to a list, it gives the units of flat parameters.
+ * Applies targets in post-order, so that each unit is created after the units below it and manages the parameters that
+ * they leave. Collecting the results in a list yields the units of flat parameters.
  */
 #include "fsdpckpt/wrap_policy.h"
 
@@ -28,12 +28,12 @@ fc_code fc_wrap_apply(const fc_wrap_targets *targets, fc_wrap_apply_fn fn, void 
     return rc;
 }
 
-/* A list of units while it grows. */
+/* A list of units while it is built. */
 typedef struct collector {
     fc_arena *arena;
     fc_unit *units;
     size_t count;
-    uint32_t *place; /* of the unit of each module */
+    uint32_t *place; /* per module: the index of its unit */
 } collector;
 
 static fc_code add_unit(const fc_module_tree *tree, uint32_t m, const fc_unit_options *options, void *user,
@@ -51,7 +51,7 @@ static bool is_managed(const fc_parameter *p) {
     return !p->buffer && !p->ignored;
 }
 
-/* What the units hold is counted first, so that all share one array of parameters and one of names. */
+/* Counts what each unit manages, so that all units can share one array of parameters and one of names. */
 static fc_code count(const fc_module_tree *tree, const uint32_t *unit, const collector *c, fc_error *err) {
     for (uint32_t i = 0; i < tree->nparameters; i++) {
         const fc_parameter *p = &tree->parameters[i];
@@ -65,7 +65,7 @@ static fc_code count(const fc_module_tree *tree, const uint32_t *unit, const col
         }
         u->nparameters++;
         if (!fc_add_i64(u->numel, p->numel, &u->numel) || !fc_add_u64(u->bytes, p->bytes, &u->bytes)) {
-            return fc_fail(err, FC_ECORRUPT, "unit '%.256s': its bytes do not fit 64 bits", u->fqn);
+            return fc_fail(err, FC_ECORRUPT, "unit '%.256s': its size exceeds 64 bits", u->fqn);
         }
     }
     return FC_OK;

@@ -1,6 +1,6 @@
 /*
- * What is checked of targets before anything is applied: that a unit's parameters are all frozen or all not, and that
- * a shared parameter has one unit. Texts are those of torch's _validate_frozen_params, on one line.
+ * Checks targets before they are applied: the parameters of a unit must be all frozen or all trained, and a shared
+ * parameter must have one unit. The messages are those of torch's _validate_frozen_params, on one line.
  */
 #include "fsdpckpt/wrap_policy.h"
 
@@ -20,10 +20,10 @@ void fc_wrap_unit_of(const fc_wrap_targets *targets, uint32_t *unit) {
     }
 }
 
-/* What the modules of one unit hold. */
+/* How many parameters of a unit are frozen, and how many are trained. */
 typedef struct split {
     uint32_t frozen, trained;  /* parameters */
-    int64_t total, with_grads; /* elements; saturate */
+    int64_t total, with_grads; /* elements; they saturate */
 } split;
 
 static bool is_managed(const fc_parameter *p, uint32_t i) {
@@ -121,7 +121,7 @@ fc_code fc_wrap_check_frozen(const fc_wrap_targets *targets, fc_wrap_warn warn, 
     return rc;
 }
 
-/* The name of a module for a message. */
+/* Finds the name of a module for a message. @return its length. */
 static int name_of(const fc_module_tree *tree, uint32_t m, const char **text) {
     *text = m ? tree->modules[m].fqn.text : "the root";
     return m ? (int)tree->modules[m].fqn.len : 8;
@@ -146,8 +146,8 @@ fc_code fc_wrap_check_shared(const fc_wrap_targets *targets, fc_error *err) {
         int c_len = name_of(tree, fc_module_common_ancestor(tree, one->module, p->module), &c);
         rc = fc_fail(err, FC_EUSAGE,
                      "'%.200s' and '%.200s' are one shared parameter, but the policy puts them into two units, '%.*s' "
-                     "and '%.*s'; their lowest common ancestor, '%.*s', or a module above it must manage them: do not "
-                     "wrap what lies between",
+                     "and '%.*s'; their lowest common ancestor '%.*s', or a module above it, must manage them: do not "
+                     "wrap any module in between",
                      one->fqn, p->fqn, a_len, a, b_len, b, c_len, c);
     }
     free(unit);

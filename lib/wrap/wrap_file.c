@@ -1,5 +1,5 @@
 /*
- * A custom policy by a person: a JSON file of patterns → true, false or options, as the function of a fc_wrap_fn.
+ * A user's wrap policy: a JSON file that maps patterns to true, false or options, for use as a fc_wrap_fn.
  */
 #include "fsdpckpt/wrap_policy.h"
 
@@ -10,10 +10,10 @@
 #include <string.h>
 
 typedef struct rule {
-    const char *pattern;    /* of modules; or NULL */
-    const char *classes[2]; /* of one class, NULL-terminated; or {NULL} */
+    const char *pattern;    /* of modules; NULL for a class rule */
+    const char *classes[2]; /* one class, NULL-terminated; {NULL} for a pattern rule */
     fc_wrap_choice choice;
-    const char *key; /* as in the file */
+    const char *key; /* the key in the file */
     bool used;
 } rule;
 
@@ -33,14 +33,14 @@ const char *fc_unit_strategy_name(fc_unit_strategy strategy) {
     return strategies[strategy];
 }
 
-/* Where the reading is: `key` is the rule, `option` what of it. */
-typedef struct reading {
+/* The position in the file, for messages: the key of the rule, and its option. */
+typedef struct reader {
     const char *path, *key, *option;
     fc_error *err;
-} reading;
+} reader;
 
-static fc_code wrong(const reading *r, const char *expected) {
-    return fc_fail(r->err, FC_EUSAGE, "%s: \"%.200s\": \"%.64s\" should be %s", r->path, r->key, r->option, expected);
+static fc_code wrong(const reader *r, const char *expected) {
+    return fc_fail(r->err, FC_EUSAGE, "%s: \"%.200s\": \"%.64s\" must be %s", r->path, r->key, r->option, expected);
 }
 
 static int find(const json_t *value, const char *const *names, size_t count) {
@@ -53,12 +53,12 @@ static int find(const json_t *value, const char *const *names, size_t count) {
     return -1;
 }
 
-static fc_code read_bool(const reading *r, const json_t *value, bool *out) {
+static fc_code read_bool(const reader *r, const json_t *value, bool *out) {
     *out = json_is_true(value);
     return json_is_boolean(value) ? FC_OK : wrong(r, "true or false");
 }
 
-static fc_code read_dtype(const reading *r, const json_t *value, fc_dtype *out) {
+static fc_code read_dtype(const reader *r, const json_t *value, fc_dtype *out) {
     const char *name = json_string_value(value);
     *out = FC_OPAQUE;
     if (json_is_null(value)) {
@@ -70,7 +70,7 @@ static fc_code read_dtype(const reading *r, const json_t *value, fc_dtype *out) 
     return FC_OK;
 }
 
-static fc_code read_mixed_precision(reading *r, const json_t *value, fc_unit_options *out) {
+static fc_code read_mixed_precision(reader *r, const json_t *value, fc_unit_options *out) {
     static const char *const names[] = {"param_dtype", "reduce_dtype", "buffer_dtype"};
     fc_dtype *const fields[] = {&out->param_dtype, &out->reduce_dtype, &out->buffer_dtype};
     const char *key;
@@ -92,12 +92,12 @@ static fc_code read_mixed_precision(reading *r, const json_t *value, fc_unit_opt
         r->option = key;
         FC_TRY(read_dtype(r, dtype, fields[i]));
     }
-    /* As FullyShardedDataParallel does: gradients are reduced in the type that they were computed in. */
+    /* As in FullyShardedDataParallel, gradients are by default reduced in the type in which they were computed. */
     out->reduce_dtype = out->reduce_dtype == FC_OPAQUE ? out->param_dtype : out->reduce_dtype;
     return FC_OK;
 }
 
-static fc_code read_option(reading *r, const json_t *value, fc_wrap_choice *choice) {
+static fc_code read_option(reader *r, const json_t *value, fc_wrap_choice *choice) {
     fc_unit_options *o = &choice->options;
     int i;
     if (strcmp(r->option, "sharding_strategy") == 0) {
@@ -129,17 +129,17 @@ static fc_code read_option(reading *r, const json_t *value, fc_wrap_choice *choi
         return read_bool(r, value, &o->forward_prefetch);
     }
     return fc_fail(r->err, FC_EUSAGE,
-                   "%s: \"%.200s\": unknown option \"%.64s\"; there are sharding_strategy, mixed_precision, "
+                   "%s: \"%.200s\": unknown option \"%.64s\"; known are sharding_strategy, mixed_precision, "
                    "use_orig_params, cpu_offload, backward_prefetch and forward_prefetch",
                    r->path, r->key, r->option);
 }
 
-/* As CustomPolicy takes it: an empty dict is a no. */
-static fc_code read_choice(reading *r, const json_t *value, fc_wrap_choice *choice) {
+/* As in CustomPolicy, an empty dict means false. */
+static fc_code read_choice(reader *r, const json_t *value, fc_wrap_choice *choice) {
     const char *key;
     json_t *member;
     if (!json_is_boolean(value) && !json_is_object(value)) {
-        return fc_fail(r->err, FC_EUSAGE, "%s: \"%.200s\" should be true, false or an object of options", r->path,
+        return fc_fail(r->err, FC_EUSAGE, "%s: \"%.200s\" must be true, false or an object of options", r->path,
                        r->key);
     }
     choice->wrap = json_is_true(value) || json_object_size(value) > 0;
@@ -150,7 +150,7 @@ static fc_code read_choice(reading *r, const json_t *value, fc_wrap_choice *choi
     return FC_OK;
 }
 
-static fc_code read_rule(reading *r, const json_t *value, fc_arena *arena, fc_wrap_file *file) {
+static fc_code read_rule(reader *r, const json_t *value, fc_arena *arena, fc_wrap_file *file) {
     rule *one = &file->rules[file->count];
     one->key = fc_arena_strndup(arena, r->key, strlen(r->key));
     if (!one->key) {
@@ -165,7 +165,7 @@ static fc_code read_rule(reading *r, const json_t *value, fc_arena *arena, fc_wr
     return read_choice(r, value, &one->choice);
 }
 
-static fc_code read_member(reading *r, const json_t *value, fc_arena *arena, fc_wrap_file *file) {
+static fc_code read_member(reader *r, const json_t *value, fc_arena *arena, fc_wrap_file *file) {
     if (r->key[0] != '$') {
         return read_rule(r, value, arena, file);
     }
@@ -178,32 +178,32 @@ static fc_code read_member(reading *r, const json_t *value, fc_arena *arena, fc_
         if (file->fp32_classes) {
             return FC_OK;
         }
-        return malformed ? fc_fail(r->err, FC_EUSAGE, "%s: \"$fp32_classes\" should be an array of classes", r->path)
+        return malformed ? fc_fail(r->err, FC_EUSAGE, "%s: \"$fp32_classes\" must be an array of classes", r->path)
                          : fc_no_memory(r->err, r->path);
     }
-    return fc_fail(r->err, FC_EUSAGE, "%s: unknown member \"%.64s\"; there are $root and $fp32_classes", r->path,
+    return fc_fail(r->err, FC_EUSAGE, "%s: unknown member \"%.64s\"; known are $root and $fp32_classes", r->path,
                    r->key);
 }
 
 fc_code fc_wrap_file_load(const char *path, fc_arena *arena, fc_wrap_file **out, fc_error *err) {
     json_t *root = NULL, *value;
-    reading r = {.path = path, .err = err};
-    fc_code rc = fc_json_load(path, "a wrap policy", "{\"layers.*\": true}", &root, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    reader r = {.path = path, .err = err};
+    *out = NULL;
+    FC_TRY(fc_json_load(path, "a wrap policy", "{\"layers.*\": true}", &root, err));
+    fc_code rc = FC_OK;
     fc_wrap_file *file = fc_arena_calloc(arena, 1, sizeof *file);
     rule *rules = fc_arena_calloc(arena, json_object_size(root) + 1, sizeof *rules);
     if (!file || !rules) {
         rc = fc_no_memory(err, path);
-    } else {
-        *file = (fc_wrap_file){.path = path, .rules = rules};
-        json_object_foreach(root, r.key, value) {
-            rc = rc == FC_OK ? read_member(&r, value, arena, file) : rc;
-        }
+        goto out;
     }
+    *file = (fc_wrap_file){.path = path, .rules = rules};
+    json_object_foreach(root, r.key, value) {
+        FC_TRY_GOTO(read_member(&r, value, arena, file), rc, out);
+    }
+    *out = file;
+out:
     json_decref(root);
-    *out = rc == FC_OK ? file : NULL;
     return rc;
 }
 

@@ -1,6 +1,6 @@
 /*
- * Policies: module tree → targets, that is which modules become FSDP units and with which options. Nothing is applied
- * here, so a policy may walk the tree as often as it likes; see wrap_apply.c for the one pass that applies.
+ * Policies: choose the modules of a tree that become FSDP units, and their options. Nothing is applied here, so a
+ * policy can walk the tree as often as it likes; wrap_apply.c applies the result in one pass.
  */
 #include "fsdpckpt/wrap_policy.h"
 
@@ -37,7 +37,7 @@ fc_code fc_wrap_targets_new(const fc_module_tree *tree, const fc_unit_options *r
     return out->chosen && out->options ? FC_OK : fc_no_memory(err, NULL);
 }
 
-/* A module that is the same as an earlier one was considered there. */
+/* A module that is the same as an earlier one was already considered there. */
 static bool is_considered(const fc_module_tree *tree, uint32_t m) {
     return !tree->modules[m].ignored && tree->modules[m].same_as == m;
 }
@@ -72,7 +72,9 @@ static void override(fc_unit_options *options, unsigned set, const fc_unit_optio
 fc_code fc_wrap_custom(fc_wrap_targets *targets, fc_wrap_fn fn, void *user, fc_error *err) {
     for (uint32_t m = 0; m < targets->tree->nmodules; m++) {
         fc_wrap_choice choice = {0};
-        FC_TRY(is_considered(targets->tree, m) ? fn(targets->tree, m, user, &choice, err) : FC_OK);
+        if (is_considered(targets->tree, m)) {
+            FC_TRY(fn(targets->tree, m, user, &choice, err));
+        }
         if (choice.wrap) {
             choose(targets, m);
             override(&targets->options[m], choice.set, &choice.options);
@@ -82,8 +84,8 @@ fc_code fc_wrap_custom(fc_wrap_targets *targets, fc_wrap_fn fn, void *user, fc_e
 }
 
 /*
- * Elements below each module, a shared tensor once, as Module.parameters() gives them: each place of it counts, and
- * where two neighbouring places meet, one is taken off again.
+ * Counts the elements below each module as Module.parameters() does, a shared tensor only once. Each occurrence is
+ * added, and where two consecutive occurrences meet in the tree, one is subtracted.
  */
 static fc_code count_elements(const fc_module_tree *tree, int64_t *numel, uint32_t *latest, fc_error *err) {
     for (uint32_t i = 0; i < tree->nparameters; i++) {
@@ -92,7 +94,7 @@ static fc_code count_elements(const fc_module_tree *tree, int64_t *numel, uint32
             continue;
         }
         if (!fc_add_i64(numel[p->module], p->numel, &numel[p->module])) {
-            return fc_fail(err, FC_ECORRUPT, "the elements of all parameters together do not fit 64 bits");
+            return fc_fail(err, FC_ECORRUPT, "the parameters have more than 2^63 elements");
         }
         if (p->same_as != i) {
             numel[fc_module_common_ancestor(tree, tree->parameters[latest[p->same_as]].module, p->module)] -= p->numel;
@@ -102,17 +104,17 @@ static fc_code count_elements(const fc_module_tree *tree, int64_t *numel, uint32
     for (uint32_t m = (uint32_t)tree->nmodules; m-- > 1;) {
         int64_t *up = &numel[tree->modules[m].parent];
         if (!fc_add_i64(*up, numel[m], up)) {
-            return fc_fail(err, FC_ECORRUPT, "the elements of all parameters together do not fit 64 bits");
+            return fc_fail(err, FC_ECORRUPT, "the parameters have more than 2^63 elements");
         }
     }
     return FC_OK;
 }
 
 typedef struct sizes {
-    int64_t *numel;   /* below each module */
-    int64_t *wrapped; /* of them, in units below or at it */
-    bool *recursed;
-    uint32_t *latest; /* the last place seen of each shared parameter */
+    int64_t *numel;   /* elements below each module */
+    int64_t *wrapped; /* elements below each module that are in units at or below it */
+    bool *recursed;   /* whether the policy descends into the module */
+    uint32_t *latest; /* the last occurrence of each shared parameter */
     uint32_t *order;  /* modules in post-order */
 } sizes;
 
@@ -127,7 +129,7 @@ static void size_decisions(fc_wrap_targets *targets, int64_t least, const char *
     for (uint32_t i = 0; i < tree->nmodules; i++) {
         uint32_t m = s->order[i];
         const fc_module *module = &tree->modules[m];
-        if (module->same_as != m) { /* its elements are in the units of its twin, which came earlier */
+        if (module->same_as != m) { /* its elements are in the units of the earlier module that it equals */
             bool siblings = tree->modules[module->same_as].parent == module->parent;
             s->wrapped[m] = siblings ? 0 : s->wrapped[module->same_as];
             continue;
@@ -166,7 +168,7 @@ fc_code fc_wrap_by_size(fc_wrap_targets *targets, int64_t least, const char *con
     return rc;
 }
 
-/* A numbered module without modules of its own (a Linear in a Sequential) is too small to be anybody's block. */
+/* A numbered module without submodules, such as a Linear in a Sequential, is too small to be a block. */
 void fc_wrap_blocks(fc_wrap_targets *targets) {
     const fc_module_tree *tree = targets->tree;
     for (uint32_t m = 1; m < tree->nmodules;) {

@@ -331,7 +331,7 @@ class Errors(harness.Case):
             data.storage_data.clear()
 
         harness.edit_metadata(ckpt, edit)
-        self.refused(2, ckpt, ["the checkpoint is empty"], inspect=False)
+        self.refused(2, ckpt, ["the checkpoint has no tensors and no objects"], inspect=False)
         self.ok("inspect", ckpt)
 
     def test_plan_that_matches_nothing(self):

@@ -74,11 +74,11 @@ class Schema(harness.Case):
         self.assertEqual(model["objects"], [])
         self.ok("check", source, "--schema", "model.json", "--include", "model.*", "--exclude", "*.bias",
                 "--strip-prefix", "model.", "-q")
-        self.fails(2, "schema", source, "--include", "nothing.*", contains=["'nothing.*' is to be included, but matches none"])
+        self.fails(2, "schema", source, "--include", "nothing.*", contains=["the glob 'nothing.*' to include matches none"])
 
     def test_file_is_complete_or_not_there(self):
         self.schema(harness.corpus(STATE))
-        self.fails(2, "schema", harness.corpus(MESH), "-o", "model.json", contains=["model.json: exists: --force"])
+        self.fails(2, "schema", harness.corpus(MESH), "-o", "model.json", contains=["model.json: exists; --force"])
         self.ok("schema", harness.corpus(MESH), "-o", "model.json", "--force")
         with open(self.path("model.json")) as f:
             self.assertEqual(f.read(), self.ok("schema", harness.corpus(MESH)))

@@ -158,7 +158,7 @@ class Verify(harness.Case):
         file, _, _, tensor = self.extents("ckpt")[0]
         chunk = json.loads(self.ok("inspect", "ckpt", "--tensor", tensor, "--json"))["chunks"][0]
         flip(self.path("ckpt", file), chunk["data_offset"], 7)
-        self.fails(3, "consolidate", "ckpt", "-o", "bad.h5", contains=["tensor " + tensor, "the archive says"])
+        self.fails(3, "consolidate", "ckpt", "-o", "bad.h5", contains=["tensor " + tensor, "the archive records"])
         self.ok("consolidate", "good.h5", "-o", "plain.safetensors", "-q")  # a format without CRCs
         self.ok("verify", "plain.safetensors", "--seal")
         _, offset, _, tensor = self.extents("plain.safetensors")[0]
@@ -184,7 +184,7 @@ class Verify(harness.Case):
         self.fails(3, "verify", "full.h5", contains=["full.h5"])
         with open(self.path("model.json"), "w") as f:
             f.write(self.ok("schema", harness.corpus(MESH)))
-        self.fails(2, "verify", "model.json", contains=["holds no data to verify"])
+        self.fails(2, "verify", "model.json", contains=["has no data to verify"])
 
     def header(self, path):
         with open(self.path(path), "rb") as f:
@@ -218,15 +218,15 @@ class Verify(harness.Case):
         flip(self.path("model.safetensors"), place)
         r = self.report("model.safetensors", 1)
         self.assertEqual([d["file"] for d in r["defects"]], ["model.safetensors"])
-        self.assertIn("its header is damaged", r["defects"][0]["message"])
+        self.assertIn("the header is damaged", r["defects"][0]["message"])
         for args in (("consolidate", "-o", "x.h5"), ("convert", "--to", "safetensors", "-o", "x.safetensors"),
                      ("reshard", "--dp", "2", "-o", "x")):
-            self.fails(3, args[0], "model.safetensors", *args[1:], contains=["model.safetensors: its header is damaged"])
-        self.assertIn("its header is damaged", self.run_tool("check", "model.safetensors").stdout)
+            self.fails(3, args[0], "model.safetensors", *args[1:], contains=["model.safetensors: the header is damaged"])
+        self.assertIn("the header is damaged", self.run_tool("check", "model.safetensors").stdout)
         self.ok("inspect", "model.safetensors")  # to look at what it is is no harm
 
     def test_safetensors_of_another_program(self):
-        """What it wrote stays, ours is there once; what it wrote anew of ours is not taken for damage if it says so."""
+        """What it wrote is kept; our members appear once; a header that it rewrote does not count as damaged if it says so."""
         self.flat()
         r = self.report("foreign.safetensors")
         self.assertEqual((r["defects"], r["files_with_header_digest"]), ([], 0))
@@ -252,7 +252,7 @@ class Verify(harness.Case):
         self.rewrite("b.safetensors", lambda h: h["__metadata__"].pop("fsdpckpt.header_crc64"))
         flip(self.path("b.safetensors"), os.path.getsize(self.path("b.safetensors")) - 1)
         self.ok("consolidate", "b.safetensors", "-o", "y.h5", "-q")
-        self.assertIn("has fsdpckpt.version and no", self.report("b.safetensors", 1)["defects"][0]["message"])
+        self.assertIn("has fsdpckpt.version but no", self.report("b.safetensors", 1)["defects"][0]["message"])
 
     def test_several_files_that_cannot_be_opened(self):
         """Each is told, on a line of its own."""
@@ -293,10 +293,10 @@ class Verify(harness.Case):
         for change, told in (
                 ({"weight_map": mapped(**{names[0]: other[good["weight_map"][names[0]]]})}, (names[0], "but the weight_map says")),
                 ({"weight_map": mapped(names[0])}, (names[0], "not in the weight_map")),
-                ({"weight_map": mapped(more=files[0])}, ("more", "which does not have it")),
-                ({"metadata": {"total_size": total + 4}}, (f"total_size is {total + 4}", f"take {total}: it is damaged")),
-                ({"metadata": {"total_sizf": total}}, ("no total_size", "damaged")),
-                ({"metadatb": good["metadata"], "metadata": {}}, ("no total_size", "damaged"))):
+                ({"weight_map": mapped(more=files[0])}, ("more", "but it is not")),
+                ({"metadata": {"total_size": total + 4}}, (f"total_size is {total + 4}", f"take {total} bytes: the file is damaged")),
+                ({"metadata": {"total_sizf": total}}, ("total_size is missing", "damaged")),
+                ({"metadatb": good["metadata"], "metadata": {}}, ("total_size is missing", "damaged"))):
             index(**change)
             with self.subTest(change=change):
                 for command in ("verify", "inspect", "check"):
@@ -317,7 +317,7 @@ class Verify(harness.Case):
         index()
         self.assertNotIn("total_size", self.ok("inspect", "hf"))
         index(metadata={"total_size": total + 4})
-        self.assertIn(f"take {total + 4} bytes (total_size), they take {total}", self.ok("inspect", "hf"))
+        self.assertIn(f"is {total + 4}, but the tensors take {total} bytes", self.ok("inspect", "hf"))
         self.ok("verify", "hf")
 
     def test_several_damaged_headers(self):

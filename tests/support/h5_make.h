@@ -1,6 +1,6 @@
 /*
- * A made-up checkpoint for testing the HDF5 writer: tensors of every kind on a given mesh, with bytes that are known
- * from the tensor's number and the element's place, so that any program can tell whether it reads what was meant.
+ * A made-up checkpoint for testing the HDF5 writer: tensors of every kind on a given mesh, whose bytes
+ * follow from the number of the tensor and the position of the element, so that any program can check them.
  * Byte i (row-major in the whole tensor) of tensor t is (i·131 + ⌊i/256⌋·7 + t·29) mod 256; of a bool, that mod 2.
  */
 #ifndef FSDPCKPT_TESTS_H5_MAKE_H
@@ -29,10 +29,10 @@ void h5_made_end(h5_made *made);
 fc_target_tensor *h5_made_add(h5_made *made, const char *path, fc_dtype dtype, int ndim, const int64_t *shape,
                               int tp_dim);
 
-/** Adds an object of `bytes` bytes whose JSON text is `json`. */
+/** Adds an object of `bytes` bytes with the JSON text `json`. */
 void h5_made_object(h5_made *made, const char *path, int64_t bytes, const char *json);
 
-/** The values that the oracle test knows about: every dtype, odd names, lists, 0-dim, empty, uneven, objects. */
+/** Adds the values of the oracle test: every dtype, odd names, lists, 0-dim, empty and uneven tensors, objects. */
 void h5_made_zoo(h5_made *made);
 
 /** The part of `rank`, allocated from made->arena. */

@@ -102,7 +102,7 @@ static void overlap_that_hides_a_hole(void **state) {
     start(&f, 1, (int64_t[]){8});
     add(&f, (int64_t[]){1}, (int64_t[]){4});
     add(&f, (int64_t[]){4}, (int64_t[]){4});
-    assert_fails(&f, "tensor w: elements [0:1] are in no chunk, others in several: the metadata is damaged");
+    assert_fails(&f, "tensor w: elements [0:1] are in no chunk and others in several: the metadata is damaged");
 }
 
 static void chunk_outside_the_tensor(void **state) {
@@ -110,7 +110,7 @@ static void chunk_outside_the_tensor(void **state) {
     fixture f;
     start(&f, 1, (int64_t[]){8});
     add(&f, (int64_t[]){0}, (int64_t[]){9});
-    assert_fails(&f, "tensor w: chunk 0 at [0:9] lies outside the tensor");
+    assert_fails(&f, "tensor w: chunk 0 at [0:9] is outside the tensor");
     start(&f, 1, (int64_t[]){8});
     add(&f, (int64_t[]){INT64_MAX - 1}, (int64_t[]){8});
     fc_coverage *coverage;

@@ -1,6 +1,6 @@
 /*
- * CRC-64 and CRC-32: known values, against a bit by bit CRC, and put together from random pieces. Built twice: with
- * ISA-L where there is one, and without.
+ * CRC-64 and CRC-32: known values, a bitwise CRC for comparison, and CRCs combined from random runs. Built twice: with
+ * ISA-L where it is available, and without.
  */
 #include "base/crc.h"
 
@@ -13,7 +13,7 @@
 
 enum { MOST = 5000 };
 
-/* The definition, one bit after the other. */
+/* The definition, bit by bit. */
 static uint64_t slow_crc(uint64_t polynomial, uint64_t ones, const unsigned char *bytes, size_t size) {
     uint64_t crc = ones;
     for (size_t i = 0; i < size; i++) {
@@ -61,7 +61,7 @@ static void every_length(void **state) {
     }
 }
 
-/* Cut anywhere: continued, and combined from the CRCs of the pieces. */
+/* Cut anywhere: continued, and combined from the CRCs of both halves. */
 static void cut_in_two(void **state) {
     (void)state;
     static unsigned char bytes[MOST];
@@ -78,7 +78,7 @@ static void cut_in_two(void **state) {
     }
 }
 
-/* Bare CRCs of pieces add up in any order. */
+/* Bare CRCs of runs add up in any order. */
 static void many_pieces(void **state) {
     (void)state;
     static unsigned char bytes[MOST];
@@ -100,7 +100,7 @@ static void many_pieces(void **state) {
     }
 }
 
-/* Far beyond what could be filled with bytes: shifts add up, and a prepared one is the same. */
+/* Distances far beyond any buffer: shifts add up, and a prepared factor gives the same result. */
 static void far_shifts(void **state) {
     (void)state;
     srand(4);

@@ -39,7 +39,7 @@ static void mesh_refusals(void **state) {
     assert_int_equal(fc_layout_mesh(&(fc_layout_spec){0, 0, 0}, &mesh, &err), FC_EUSAGE);
     assert_int_equal(err.hint, FC_HINT_LAYOUT);
     assert_int_equal(fc_layout_mesh(&(fc_layout_spec){0, -1, 2}, &mesh, &err), FC_EUSAGE);
-    assert_string_equal(err.message, "mesh dimension dp has -1 ranks: it needs at least 1");
+    assert_string_equal(err.message, "mesh dimension dp has -1 ranks; it needs at least 1");
     assert_int_equal(fc_layout_mesh(&(fc_layout_spec){0, 1024, 1025}, &mesh, &err), FC_EUSAGE);
     assert_int_equal(fc_layout_mesh(&(fc_layout_spec){INT64_MAX, INT64_MAX, 2}, &mesh, &err), FC_EUSAGE);
     assert_int_equal(fc_layout_mesh(&(fc_layout_spec){0, 1024, 1024}, &mesh, &err), FC_OK);

@@ -145,12 +145,12 @@ static void wrong_rules_are_refused(void **state) {
     refused("a", "s\\a\\b\\", "it does not begin with s and a delimiter");
     refused("a", "s/a/b", "a delimiter is missing");
     refused("a", "s/a", "a delimiter is missing");
-    refused("a", "s/a/b/x", "an unknown flag is at its end");
+    refused("a", "s/a/b/x", "it ends in an unknown flag");
     refused("a", "s/a/\\1/", "names a group that the regex does not have");
     refused("a", "s/(a/b/", "rename rule 's/(a/b/': Unmatched");
     refused("a", "s/x/b/", "ckpt: the rename rule 's/x/b/' matches no name; one is 'a'");
-    refused("a", "s/a//", "after renaming, nothing is left of the name 'a'");
-    refused("a", "s/a/\xff/", "'a' would be renamed to something that is not UTF-8");
+    refused("a", "s/a//", "the name 'a' would be empty after renaming");
+    refused("a", "s/a/\xff/", "'a' would be renamed to text that is not UTF-8");
 }
 
 int main(void) {

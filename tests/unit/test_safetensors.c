@@ -58,56 +58,57 @@ static const struct {
     {"{" ONE, FC_ECORRUPT, "'}' or ','"},
     {"{" ONE ",}", FC_ECORRUPT, "a name in quotation marks"},
     {"{" ONE "} x", FC_ECORRUPT, "something follows"},
-    {"{" ONE "," ONE "}", FC_ECORRUPT, "tensor a: the name is there twice"},
+    {"{" ONE "," ONE "}", FC_ECORRUPT, "tensor a: the name appears twice"},
     {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", FC_ECORRUPT, "duplicate"},
-    {"{\"a\":4}", FC_ECORRUPT, "tensor a: its entry in the header is no JSON object"},
-    {"{\"a\":{}}", FC_ECORRUPT, "tensor a: it has no dtype"},
-    {"{\"a\":{\"dtype\":\"U8\"}}", FC_ECORRUPT, "tensor a: it has no shape"},
+    {"{\"a\":4}", FC_ECORRUPT, "tensor a: its entry in the header is not a JSON object"},
+    {"{\"a\":{}}", FC_ECORRUPT, "tensor a: its dtype is missing"},
+    {"{\"a\":{\"dtype\":\"U8\"}}", FC_ECORRUPT, "tensor a: its shape is missing"},
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4]}}", FC_ECORRUPT, "tensor a: its data_offsets"},
     {"{" T("a", "C128", "[4]", "0", "4") "}", FC_EUNSUPPORTED, "tensor a: the dtype C128 is unknown"},
-    {"{" T("a", "F6_E2M3", "[4]", "0", "3") "}", FC_EUNSUPPORTED, "no type of 6 bits"},
-    {"{" T("a", "F4", "[3]", "0", "2") "}", FC_ECORRUPT, "do not fill its last byte"},
-    {"{" T("a", "F4", "[8,1]", "0", "4") "}", FC_EUNSUPPORTED, "no whole bytes"},
+    {"{" T("a", "F6_E2M3", "[4]", "0", "3") "}", FC_EUNSUPPORTED, "no 6-bit dtypes"},
+    {"{" T("a", "F4", "[3]", "0", "2") "}", FC_ECORRUPT, "do not fill the last byte"},
+    {"{" T("a", "F4", "[8,1]", "0", "4") "}", FC_EUNSUPPORTED, "do not fill whole bytes"},
     {"{" T("a", "U8", "[-4]", "0", "4") "}", FC_ECORRUPT, "a size in its shape"},
     {"{" T("a", "U8", "[4.0]", "0", "4") "}", FC_ECORRUPT, "a size in its shape"},
     {"{" T("a", "U8", "[99999999999999999999]", "0", "4") "}", FC_ECORRUPT, "too big"},
-    {"{" T("a", "U8", "[5]", "0", "4") "}", FC_ECORRUPT, "ask for 5 bytes, its data_offsets span 4"},
+    {"{" T("a", "U8", "[5]", "0", "4") "}", FC_ECORRUPT, "require 5 bytes, but its data_offsets span 4"},
     {"{" T("a", "F64", "[4611686018427387904,2]", "0", "0") "}", FC_ECORRUPT, "overflows"},
     {"{" T("a", "F64", "[1152921504606846976]", "0", "0") "}", FC_ECORRUPT, "overflows"},
     {"{" T("a", "U8", "[4]", "4", "0") "}", FC_ECORRUPT, "its data_offsets"},
-    {"{" T("a", "U8", "[4]", "1", "5") "}", FC_ECORRUPT, "starts at byte 1 of the data, the header ends at 0"},
+    {"{" T("a", "U8", "[4]", "1", "5") "}", FC_ECORRUPT, "starts at byte 1 instead of 0"},
     {"{" T("a", "U8", "[2]", "0", "2") "," T("b", "U8", "[1]", "3", "4") "}", FC_ECORRUPT, "tensor b: its data starts"},
     {"{" T("a", "U8", "[3]", "0", "3") "," T("b", "U8", "[2]", "2", "4") "}", FC_ECORRUPT, "tensor b: its data starts"},
     {"{" T("a", "U8", "[3]", "0", "3") "}", FC_ECORRUPT, "1 bytes follow the data of the last tensor"},
     {"{" T("a", "U8", "[5]", "0", "5") "}", FC_ECORRUPT, "truncated"},
     {"{" T("a", "U8", "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,4]", "0", "4") "}",
      FC_EUNSUPPORTED, "more than 32 dimensions"},
-    {"{\"__metadata__\":4," ONE "}", FC_ECORRUPT, "__metadata__ is no JSON object"},
-    {"{\"__metadata__\":{\"k\":1}," ONE "}", FC_ECORRUPT, "the value of k is no text"},
-    {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}," ONE "}", FC_ECORRUPT, "the key k is there twice"},
-    {"{\"__metadata__\":{},\"__metadata__\":{}," ONE "}", FC_ECORRUPT, "__metadata__ is there twice"},
+    {"{\"__metadata__\":4," ONE "}", FC_ECORRUPT, "__metadata__ is not a JSON object"},
+    {"{\"__metadata__\":{\"k\":1}," ONE "}", FC_ECORRUPT, "the value of k is not a string"},
+    {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}," ONE "}", FC_ECORRUPT, "the key k appears twice"},
+    {"{\"__metadata__\":{},\"__metadata__\":{}," ONE "}", FC_ECORRUPT, "__metadata__ appears twice"},
     {"{" T("a\\u0000b", "U8", "[4]", "0", "4") "}", FC_EUNSUPPORTED, "NUL"},
     {"{" T("\xff", "U8", "[4]", "0", "4") "}", FC_ECORRUPT, "decode byte 0xff"},
-    /* What is ours in __metadata__ can be wrong, too. */
+    /* fsdpckpt's own members of __metadata__ can be wrong as well. */
     {"{\"__metadata__\":{\"fsdpckpt.dtypes\":\"{\\\"b\\\":\\\"complex128\\\"}\"}," ONE "}", FC_ECORRUPT,
      "tensor b: the file has no tensor of that name"},
     {"{\"__metadata__\":{\"fsdpckpt.dtypes\":\"{\\\"a\\\":\\\"complex128\\\"}\"}," ONE "}", FC_ECORRUPT,
      "tensor a: the dtype does not fit"},
     {"{\"__metadata__\":{\"fsdpckpt.dtypes\":\"{\\\"a\\\":\\\"int8\\\"}\"}," ONE "}", FC_ECORRUPT,
      "tensor a: the dtype does not fit"},
-    {"{\"__metadata__\":{\"fsdpckpt.paths\":\"{\\\"a\\\":[]}\"}," ONE "}", FC_ECORRUPT, "a path should be"},
-    {"{\"__metadata__\":{\"fsdpckpt.paths\":\"{\\\"a\\\":[-1]}\"}," ONE "}", FC_ECORRUPT, "a path should be"},
+    {"{\"__metadata__\":{\"fsdpckpt.paths\":\"{\\\"a\\\":[]}\"}," ONE "}", FC_ECORRUPT, "the path should be"},
+    {"{\"__metadata__\":{\"fsdpckpt.paths\":\"{\\\"a\\\":[-1]}\"}," ONE "}", FC_ECORRUPT, "the path should be"},
     {"{\"__metadata__\":{\"fsdpckpt.paths\":\"{\"}," ONE "}", FC_ECORRUPT, "fsdpckpt.paths: at character 1"},
     {"{\"__metadata__\":{\"fsdpckpt.mesh\":\"{}\"}," ONE "}", FC_ECORRUPT, "fsdpckpt.mesh should be a mesh"},
     {"{\"__metadata__\":{\"fsdpckpt.crc64\":\"00\"}," ONE "}", FC_ECORRUPT, "16 hexadecimal digits"},
-    {"{\"__metadata__\":{\"fsdpckpt.object.o\":\"{}\"}," ONE "}", FC_ECORRUPT, "fsdpckpt.object.o: it should have"},
+    {"{\"__metadata__\":{\"fsdpckpt.object.o\":\"{}\"}," ONE "}", FC_ECORRUPT,
+     "fsdpckpt.object.o: encoding, data or json is missing"},
     {"{\"__metadata__\":{\"fsdpckpt.object.o\":\"{\\\"data\\\":\\\"AB\\\"}\"}," ONE "}", FC_ECORRUPT,
-     "fsdpckpt.object.o: data has no proper value"},
+     "fsdpckpt.object.o: the value of data is invalid"},
     {"{\"__metadata__\":{\"fsdpckpt.object.a\":\"{\\\"encoding\\\":\\\"x\\\",\\\"json\\\":\\\"1\\\",\\\"data\\\":"
      "\\\"\\\"}\"}," ONE "}",
-     FC_ECORRUPT, "the name a is there twice"},
+     FC_ECORRUPT, "the name a appears twice"},
     {"{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{\\\"a\\\":{\\\"saved_offsets\\\":[1]}}\"}," ONE "}", FC_ECORRUPT,
-     "a piece of a sharded tensor"},
+     "it is a shard, but the name of the file"},
     {"{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{\\\"a\\\":{\\\"saved_offsets\\\":[0,0]}}\"}," ONE "}", FC_ECORRUPT,
      "saved_offsets should have one number"},
 };
@@ -230,15 +231,15 @@ static void indexes(void **state) {
         {"{\"metadata\":{},\"weight_map\":{\"a\":\"a.safetensors\"}}", NULL, FC_OK},
         {"{\"weight_map\":{\"a\":\"../a.safetensors\"}}", "hostile", FC_ECORRUPT},
         {"{\"weight_map\":{\"a\":\"/etc/passwd\"}}", "hostile", FC_ECORRUPT},
-        {"{\"weight_map\":{\"a\":\"b.safetensors\"}}", "places 1 tensor in it, for example a", FC_ECORRUPT},
-        {"{\"weight_map\":{\"a\":\"a.safetensors\",\"b\":\"a.safetensors\"}}", "places tensor b in a.safetensors",
+        {"{\"weight_map\":{\"a\":\"b.safetensors\"}}", "maps 1 tensor to it, for example a", FC_ECORRUPT},
+        {"{\"weight_map\":{\"a\":\"a.safetensors\",\"b\":\"a.safetensors\"}}", "says that tensor b is in a.safetensors",
          FC_ECORRUPT},
         {"{\"weight_map\":{\"b\":\"a.safetensors\"}}", "tensor a is in a.safetensors, but not", FC_ECORRUPT},
-        {"{\"weight_map\":{\"a\":\"a.safetensors\",\"a\":\"a.safetensors\"}}", "there twice", FC_ECORRUPT},
-        {"{\"weight_map\":{}}", "no weight_map", FC_ECORRUPT},
-        {"{}", "no weight_map", FC_ECORRUPT},
+        {"{\"weight_map\":{\"a\":\"a.safetensors\",\"a\":\"a.safetensors\"}}", "appears twice", FC_ECORRUPT},
+        {"{\"weight_map\":{}}", "the weight_map is missing", FC_ECORRUPT},
+        {"{}", "the weight_map is missing", FC_ECORRUPT},
         {"{\"weight_map\":[]}", "a JSON object should start", FC_ECORRUPT},
-        {"{\"weight_map\":{\"a\":1}}", "its file is no text", FC_ECORRUPT},
+        {"{\"weight_map\":{\"a\":1}}", "its file name is not a string", FC_ECORRUPT},
     };
     (void)state;
     put("a.safetensors", "{" ONE "}", strlen("{" ONE "}"), "abcd", 4);
@@ -278,11 +279,11 @@ static void several_files(void **state) {
     forget("m-00001-of-00003.safetensors");
 }
 
-#define PIECE(offset)                                                                                                  \
+#define SHARD(offset)                                                                                                  \
     "{\"__metadata__\":{\"DCP_SHARDING_INFO\":\"{\\\"a\\\":{\\\"saved_offsets\\\":[" offset "]}}\"}," ONE "}"
 
 static void shards(void **state) {
-    static const char first[] = PIECE("0"), second[] = PIECE("4"), far[] = PIECE("9223372036854775807"),
+    static const char first[] = SHARD("0"), second[] = SHARD("4"), far[] = SHARD("9223372036854775807"),
                       none[] = "{" ONE "}";
     static const char one[] = "shard-00001-model-00001-of-00001.safetensors";
     static const char two[] = "shard-00002-model-00001-of-00001.safetensors";
@@ -298,10 +299,10 @@ static void shards(void **state) {
     fc_checkpoint_close(c);
     put(two, far, strlen(far), "efgh", 4);
     assert_int_equal(open_directory(&err), FC_ECORRUPT);
-    assert_non_null(strstr(err.message, "outside the tensor"));
+    assert_non_null(strstr(err.message, "exceeds the tensor"));
     put(two, none, strlen(none), "efgh", 4);
     assert_int_equal(open_directory(&err), FC_ECORRUPT);
-    assert_non_null(strstr(err.message, "no DCP_SHARDING_INFO"));
+    assert_non_null(strstr(err.message, "DCP_SHARDING_INFO in __metadata__ lacks it"));
     forget(two);
     put(three, second, strlen(second), "efgh", 4);
     assert_int_equal(open_directory(&err), FC_ECORRUPT);

@@ -140,7 +140,7 @@ static void names_that_make_none(void **state) {
     assert_int_equal(grow(f, NAMES(deep), NULL), FC_EUNSUPPORTED);
     assert_non_null(strstr(f->err.message, "more than 64 levels"));
     assert_int_equal(grow(f, NAMES("a.w", "a._orig_mod.w"), NULL), FC_EUSAGE);
-    assert_non_null(strstr(f->err.message, "'a._orig_mod.w' exists twice"));
+    assert_non_null(strstr(f->err.message, "there are two parameters 'a._orig_mod.w'"));
     static const int64_t huge[] = {INT64_MAX, 2};
     fc_parameter_spec spec = {.fqn = "w", .dtype = FC_F32, .ndim = 2, .shape = huge};
     assert_int_equal(fc_module_tree_new(&spec, 1, NULL, f->arena, &f->tree, &f->err), FC_ECORRUPT);
@@ -303,8 +303,8 @@ static void shared_ones_have_one_unit(void **state) {
     assert_string_equal(
         f->err.message,
         "'embed.w' and 'head.w' are one shared parameter, but the policy puts them into two units, 'the "
-        "root' and 'head'; their lowest common ancestor, 'the root', or a module above it must manage "
-        "them: do not wrap what lies between");
+        "root' and 'head'; their lowest common ancestor 'the root', or a module above it, must manage "
+        "them: do not wrap any module in between");
     /* A file that keeps the tensor once, under the first name. */
     grow_good(f, NAMES("embed.w", "layers.0.a.w"), &info);
     assert_int_equal(f->tree.nparameters, 3);
@@ -420,10 +420,10 @@ static void wrong_files(void **state) {
         const char *text, *message;
         bool info;
     } cases[] = {
-        {"{\"a\": 1}", "\"a\" should be true, false or an object", false},
+        {"{\"a\": 1}", "\"a\" must be true, false or an object", false},
         {"{\"a\": {\"x\": 1}}", "unknown option \"x\"", false},
-        {"{\"a\": {\"sharding_strategy\": \"FULL\"}}", "should be FULL_SHARD", false},
-        {"{\"a\": {\"mixed_precision\": true}}", "should be null or an object", false},
+        {"{\"a\": {\"sharding_strategy\": \"FULL\"}}", "must be FULL_SHARD", false},
+        {"{\"a\": {\"mixed_precision\": true}}", "must be null or an object", false},
         {"{\"a\": {\"mixed_precision\": {\"dtype\": null}}}", "param_dtype, reduce_dtype and buffer_dtype", false},
         {"{\"a\": {\"mixed_precision\": {\"param_dtype\": \"int8\"}}}", "a floating-point type", false},
         {"{\"a\": {\"cpu_offload\": 1}}", "true or false", false},
@@ -432,11 +432,11 @@ static void wrong_files(void **state) {
         {"{\"$fp32_classes\": [1]}", "array of classes", false},
         {"[]", "a wrap policy is an object like {", false},
         {"{", ":1:1: not a wrap policy", false},
-        {"{\"a\": 1}", "\"a\" should be a string or an array of strings", true},
-        {"{\"$frozen\": {}}", "\"$frozen\" should be", true},
-        {"{\"$shared\": [\"a\"]}", "\"$shared\" should be groups", true},
-        {"{\"$shared\": [[\"a\"]]}", "\"$shared\" should be groups", true},
-        {"{\"$shared\": {}}", "\"$shared\" should be groups", true},
+        {"{\"a\": 1}", "\"a\" must be a string or an array of strings", true},
+        {"{\"$frozen\": {}}", "\"$frozen\" must be", true},
+        {"{\"$shared\": [\"a\"]}", "\"$shared\" must be an array of groups", true},
+        {"{\"$shared\": [[\"a\"]]}", "\"$shared\" must be an array of groups", true},
+        {"{\"$shared\": {}}", "\"$shared\" must be an array of groups", true},
         {"{\"$fozen\": []}", "unknown member \"$fozen\"", true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
