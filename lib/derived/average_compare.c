@@ -65,13 +65,13 @@ static bool same_kind(const fc_tensor *a, const fc_tensor *b) {
 
 static fc_code compare_types(const fc_average *a, size_t i, const fc_tensor *x, const fc_tensor *y, fc_error *err) {
     if (!same_kind(x, y)) {
-        return fc_fail(err, FC_EUSAGE, "%s: '%s' is %s, in %s it is %s", a->sources[i]->path, y->name,
+        return fc_fail(err, FC_EUSAGE, "%s: '%s' is %s, but in %s it is %s", a->sources[i]->path, y->name,
                        fc_dtype_get(y->dtype)->torch_name, a->sources[0]->path, fc_dtype_get(x->dtype)->torch_name);
     }
     if (!x->object && !same_shape(x, y)) {
         static const int64_t origin[FC_MAX_DIMS];
         fc_box p = {x->ndim, origin, x->shape}, q = {y->ndim, origin, y->shape};
-        return fc_fail(err, FC_EUSAGE, "%s: tensor %s is %s, in %s it is %s", a->sources[i]->path, y->name,
+        return fc_fail(err, FC_EUSAGE, "%s: tensor %s is %s, but in %s it is %s", a->sources[i]->path, y->name,
                        fc_box_to_text(&q).s, a->sources[0]->path, fc_box_to_text(&p).s);
     }
     return FC_OK;

@@ -166,11 +166,15 @@ static fc_code find_place(const order_search *o, const fc_target *target, size_t
 static fc_code check_ties(const order_search *o, const fc_checkpoint *source, const sorted_tensor *all, size_t count) {
     const fc_tensor **tensors = calloc(count + 1, sizeof *tensors);
     size_t *same_as = calloc(count + 1, sizeof *same_as);
-    fc_code rc = tensors && same_as ? FC_OK : fc_no_memory(o->err, o->model->path);
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+    fc_code rc;
+    if (!tensors || !same_as) {
+        rc = fc_no_memory(o->err, o->model->path);
+        goto out;
+    }
+    for (size_t i = 0; i < count; i++) {
         tensors[i] = all[i].tensor.source;
     }
-    rc = rc == FC_OK ? fc_find_ties(source, tensors, count, same_as, o->err) : rc;
+    FC_TRY_GOTO(fc_find_ties(source, tensors, count, same_as, o->err), rc, out);
     for (size_t i = 1; rc == FC_OK && i < count; i++) {
         if (all[i].order != SIZE_MAX && all[i].order == all[i - 1].order && same_as[i] != same_as[i - 1]) {
             rc = fc_fail(o->err, FC_EUSAGE,
@@ -179,6 +183,7 @@ static fc_code check_ties(const order_search *o, const fc_checkpoint *source, co
             rc = fc_advise(o->err, rc, FC_HINT_EXCLUDE, all[i].tensor.name);
         }
     }
+out:
     free(tensors);
     free(same_as);
     return rc;

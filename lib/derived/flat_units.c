@@ -186,14 +186,19 @@ static fc_code tie_members(const finder *f) {
     size_t n = f->out->nmembers;
     const fc_tensor **tensors = calloc(n + 1, sizeof *tensors);
     size_t *same_as = calloc(n + 1, sizeof *same_as);
-    fc_code rc = tensors && same_as ? FC_OK : fc_no_memory(f->err, f->source->path);
-    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+    fc_code rc;
+    if (!tensors || !same_as) {
+        rc = fc_no_memory(f->err, f->source->path);
+        goto out;
+    }
+    for (size_t i = 0; i < n; i++) {
         tensors[i] = f->out->members[i].tensor;
     }
-    rc = rc == FC_OK ? fc_find_ties(f->model, tensors, n, same_as, f->err) : rc;
-    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+    FC_TRY_GOTO(fc_find_ties(f->model, tensors, n, same_as, f->err), rc, out);
+    for (size_t i = 0; i < n; i++) {
         f->out->members[i].same_as = same_as[i];
     }
+out:
     free(tensors);
     free(same_as);
     return rc;

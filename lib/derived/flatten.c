@@ -419,22 +419,26 @@ fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_modu
                             .state = f};
     fc_flattener b = {
         .out = made, .source = source, .target = target, .tree = tree, .units = units, .ranks = ranks, .err = err};
-    fc_code rc = fill(&b, scratch);
-    rc = rc == FC_OK ? fc_source_crc_new(source, source->tensors, source->ntensors, &f->crc, err) : rc;
-    fc_arena_free(scratch);
-    fc_tensor *tensors = rc == FC_OK ? fc_arena_calloc(arena, b.count, sizeof *tensors) : NULL;
-    if (tensors && b.count > 0) {
-        memcpy(tensors, b.tensors, b.count * sizeof *tensors);
-    }
-    free(b.tensors);
+    fc_code rc;
+    FC_TRY_GOTO(fill(&b, scratch), rc, out);
+    FC_TRY_GOTO(fc_source_crc_new(source, source->tensors, source->ntensors, &f->crc, err), rc, out);
+    fc_tensor *tensors = fc_arena_calloc(arena, b.count, sizeof *tensors);
     if (!tensors) {
-        rc = rc == FC_OK ? fc_no_memory(b.err, b.source->path) : rc;
-        fc_source_crc_free(f->crc);
-        fc_arena_free(arena); /* not fc_checkpoint_close: the caller keeps the source */
-        return rc;
+        rc = fc_no_memory(err, source->path);
+        goto out;
+    }
+    if (b.count > 0) {
+        memcpy(tensors, b.tensors, b.count * sizeof *tensors);
     }
     made->tensors = tensors;
     made->ntensors = b.count;
     *out = made;
-    return FC_OK;
+out:
+    free(b.tensors);
+    fc_arena_free(scratch);
+    if (rc != FC_OK) {
+        fc_source_crc_free(f->crc);
+        fc_arena_free(arena); /* not fc_checkpoint_close: the caller keeps the source */
+    }
+    return rc;
 }

@@ -242,25 +242,26 @@ static fc_code add_state(fc_flattener *f, const fc_optim *o) {
     entry *entries = calloc(n + 1, sizeof *entries);
     const char **keys = fc_arena_calloc(o->scratch, n, sizeof *keys);
     fc_name_table *table = fc_name_table_new(o->scratch, n + 1);
-    fc_code rc = entries && keys && table ? FC_OK : fc_no_memory(f->err, f->source->path);
-    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+    fc_code rc = FC_OK;
+    if (!entries || !keys || !table) {
+        rc = fc_no_memory(f->err, f->source->path);
+        goto out;
+    }
+    for (size_t i = 0; i < n; i++) {
         const fc_target_tensor *w = &f->target->tensors[i];
         fc_optim_name name = fc_optim_name_of(w);
         if (name.kind != FC_OPTIM_STATE || !fc_optim_has(o, w, &name)) {
             continue;
         }
-        rc = find_entry(f, o, w, &name, &entries[count]);
-        if (rc == FC_OK) {
-            size_t key = fc_name_table_put(table, name.key, strlen(name.key), nkeys);
-            keys[key] = name.key;
-            nkeys += key == nkeys;
-            entries[count++].key = key;
-        }
+        FC_TRY_GOTO(find_entry(f, o, w, &name, &entries[count]), rc, out);
+        size_t key = fc_name_table_put(table, name.key, strlen(name.key), nkeys);
+        keys[key] = name.key;
+        nkeys += key == nkeys;
+        entries[count++].key = key;
     }
-    if (rc == FC_OK) {
-        qsort(entries, count, sizeof *entries, by_number);
-        rc = add_entries(f, o, entries, count, keys);
-    }
+    qsort(entries, count, sizeof *entries, by_number);
+    rc = add_entries(f, o, entries, count, keys);
+out:
     free(entries);
     return rc;
 }

@@ -90,14 +90,17 @@ fc_code fc_model_info_load(const char *path, fc_arena *arena, const fc_model_inf
     info_reader r = {.path = path, .arena = arena, .err = err};
     r.info = fc_arena_calloc(arena, 1, sizeof *r.info);
     r.classes = fc_arena_calloc(arena, json_object_size(root) + 1, sizeof *r.classes);
-    fc_code rc = r.info && r.classes ? FC_OK : fc_no_memory(err, path);
+    fc_code rc = FC_OK;
+    if (!r.info || !r.classes) {
+        rc = fc_no_memory(err, path);
+        goto out;
+    }
     json_object_foreach(root, key, value) {
-        rc = rc == FC_OK ? read_member(&r, key, value) : rc;
+        FC_TRY_GOTO(read_member(&r, key, value), rc, out);
     }
-    if (rc == FC_OK) {
-        r.info->classes = r.classes;
-        *out = r.info;
-    }
+    r.info->classes = r.classes;
+    *out = r.info;
+out:
     json_decref(root);
     return rc;
 }

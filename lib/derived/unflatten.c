@@ -170,17 +170,21 @@ static fc_code name_parameter(const builder *b, const fc_tensor *flat, const cha
 /* Makes one tensor per member of a unit, at the member's index in `made`. */
 static fc_code make_unit(const builder *b, const fc_flat_model *model, const fc_flat_unit *u, fc_tensor *made) {
     size_t *order = fc_flat_order_chunks(u->tensor), param = 0;
-    fc_code rc = order ? FC_OK : fc_no_memory(b->err, b->source->path);
-    for (size_t i = 0; rc == FC_OK && i < u->nmembers; i++) {
+    if (!order) {
+        return fc_no_memory(b->err, b->source->path);
+    }
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < u->nmembers; i++) {
         const fc_flat_member *m = &model->members[u->members[i]];
         fc_tensor *t = &made[u->members[i]];
         if (fc_flat_is_tied(model, u->members[i])) {
             *t = made[m->same_as]; /* sharing the chunks marks them as tied */
         } else {
-            rc = fc_flat_boxes(u->tensor, order, &u->layout.params[param++], b->out->arena, t, b->err);
+            FC_TRY_GOTO(fc_flat_boxes(u->tensor, order, &u->layout.params[param++], b->out->arena, t, b->err), rc, out);
         }
-        rc = rc == FC_OK ? name_parameter(b, u->tensor, m->key, t) : rc;
+        FC_TRY_GOTO(name_parameter(b, u->tensor, m->key, t), rc, out);
     }
+out:
     free(order);
     return rc;
 }
@@ -194,15 +198,18 @@ static fc_code keep_as(builder *b, size_t index, const char *key) {
 /* Adds all values of a state dict, in the order of the model. */
 static fc_code add_dict(builder *b, const fc_flat_model *model) {
     fc_tensor *made = calloc(model->nmembers + 1, sizeof *made);
-    fc_code rc = made && (b->tensors || model->nmembers == 0) ? FC_OK : fc_no_memory(b->err, b->source->path);
-    for (size_t u = 0; rc == FC_OK && u < model->nunits; u++) {
-        rc = make_unit(b, model, &model->units[u], made);
+    if (!made) {
+        return fc_no_memory(b->err, b->source->path);
+    }
+    fc_code rc = FC_OK;
+    for (size_t u = 0; u < model->nunits; u++) {
+        FC_TRY_GOTO(make_unit(b, model, &model->units[u], made), rc, out);
         b->gone[model->units[u].index] = true;
     }
-    for (size_t i = 0; rc == FC_OK && i < model->nmembers; i++) {
+    for (size_t i = 0; i < model->nmembers; i++) {
         const fc_flat_member *m = &model->members[i];
         if (!m->flat) {
-            rc = keep_as(b, m->stored, m->key);
+            FC_TRY_GOTO(keep_as(b, m->stored, m->key), rc, out);
             continue;
         }
         b->tensors[b->count++] = made[i];
@@ -210,6 +217,7 @@ static fc_code add_dict(builder *b, const fc_flat_model *model) {
             b->gone[m->stored] = true; /* a view of the flat parameter */
         }
     }
+out:
     free(made);
     return rc;
 }
@@ -238,21 +246,26 @@ static fc_code add_state(builder *b, const fc_flat_model *model, size_t unit, si
     const fc_flat_unit *u = &model->units[unit];
     bool cut = !state->object && state->ndim == 1 && state->shape[0] == u->tensor->shape[0];
     size_t *order = cut ? fc_flat_order_chunks(state) : NULL, param = 0;
-    fc_code rc = (order || !cut) && grow(b, u->nmembers) ? FC_OK : fc_no_memory(b->err, b->source->path);
-    for (size_t i = 0; rc == FC_OK && i < u->nmembers; i++) {
+    fc_code rc = FC_OK;
+    if ((cut && !order) || !grow(b, u->nmembers)) {
+        rc = fc_no_memory(b->err, b->source->path);
+        goto out;
+    }
+    for (size_t i = 0; i < u->nmembers; i++) {
         if (fc_flat_is_tied(model, u->members[i])) {
             continue;
         }
         fc_tensor *t = &b->tensors[b->count];
         if (cut) {
-            rc = fc_flat_boxes(state, order, &u->layout.params[param++], b->out->arena, t, b->err);
+            FC_TRY_GOTO(fc_flat_boxes(state, order, &u->layout.params[param++], b->out->arena, t, b->err), rc, out);
             b->count++;
         } else {
-            rc = keep(b, index);
+            FC_TRY_GOTO(keep(b, index), rc, out);
         }
-        rc = rc == FC_OK ? name_value(b, state, at, model->members[u->members[i]].key, t) : rc;
+        FC_TRY_GOTO(name_value(b, state, at, model->members[u->members[i]].key, t), rc, out);
     }
     b->gone[index] = true;
+out:
     free(order);
     return rc;
 }

@@ -325,7 +325,9 @@ static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc
     if (rc == FC_OK && is_cancelled(&options->move)) {
         rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
     }
-    rc = rc == FC_OK ? fc_identities_check(target->source, err) : rc;
+    if (rc == FC_OK) {
+        rc = fc_identities_check(target->source, err);
+    }
     rc = fc_ranks_agree(options->comm, rc, err);
     if (rc == FC_OK && commit) {
         fc_commit_count(commit, options->move.progress);

@@ -129,7 +129,9 @@ static fc_code check_record(const fc_record_crcs *records, const run *runs, size
     }
     FC_TRY(fc_input_open(&input, path, err));
     fc_code rc = fc_identity_check(records->checkpoint, runs->file, input.fd, err);
-    rc = rc == FC_OK ? sum_record(&input, runs, runs, used, buffer, &sum, err) : rc;
+    if (rc == FC_OK) {
+        rc = sum_record(&input, runs, runs, used, buffer, &sum, err);
+    }
     fc_input_close(&input);
     if (rc != FC_OK || fc_crc32_finish(sum, runs->length) == runs->recorded) {
         return rc;

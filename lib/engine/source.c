@@ -1,7 +1,6 @@
 /*
  * Reads the source: from the overlaps of a tile with chunks to bytes in its buffer. It resolves chunks to extents,
  * keeps the most recent extents and files, and chooses how to read: long runs directly, short ones through a window.
- *
  * Offsets and strides come from files: every product is checked, and nothing outside the extent is ever read.
  */
 #include "engine/source.h"
@@ -18,14 +17,11 @@
 #include "io/input.h"
 #include "plan/box_text.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { MOST_CLAIMED = 64 };
-
 typedef struct cached_extent {
     const fc_tensor *tensor; /* NULL: unused */
     size_t chunk;
@@ -117,15 +113,16 @@ static fc_code open_cached(fc_source *source, uint32_t index, fc_input **out, fc
         }
     }
     fc_input_close(&oldest->input);
-    fc_code rc = fc_input_open(&oldest->input, checkpoint->files[index].path, err);
-    rc = rc == FC_OK ? fc_identity_check(checkpoint, index, oldest->input.fd, err) : rc;
+    FC_TRY(fc_input_open(&oldest->input, checkpoint->files[index].path, err));
+    fc_code rc = fc_identity_check(checkpoint, index, oldest->input.fd, err);
     if (rc != FC_OK) {
         fc_input_close(&oldest->input);
+        return rc;
     }
     oldest->file = index;
     oldest->last_use = ++source->clock;
     *out = &oldest->input;
-    return rc;
+    return FC_OK;
 }
 
 static fc_code resolve(fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent **out, fc_error *err) {
@@ -324,17 +321,18 @@ static fc_code copy_overlap(fc_source *source, const fc_tensor *tensor, size_t c
     const unsigned char *bytes = NULL;
     const fc_decode_plan plan = plan_of(source, tensor, extent);
     fc_code rc = fc_decoded_try(source->decoded, tensor, chunk, extent, plan.extra, decode_chunk, source, &bytes, err);
-    *placed = rc == FC_OK && bytes;
-    if (*placed) {
-        if (plan.planes) {
-            const uint32_t element = fc_dtype_size(tensor->dtype);
-            fc_strided_unshuffle(copy, bytes, (size_t)extent->decoded / element, element, start, out);
-        } else {
-            fc_strided_copy(copy, bytes + start, out);
-        }
-        fc_decoded_release(source->decoded, tensor, chunk, fc_strided_bytes(copy));
+    *placed = bytes != NULL;
+    if (!bytes) {
+        return rc;
     }
-    return rc;
+    if (plan.planes) {
+        const uint32_t element = fc_dtype_size(tensor->dtype);
+        fc_strided_unshuffle(copy, bytes, (size_t)extent->decoded / element, element, start, out);
+    } else {
+        fc_strided_copy(copy, bytes + start, out);
+    }
+    fc_decoded_release(source->decoded, tensor, chunk, fc_strided_bytes(copy));
+    return FC_OK;
 }
 
 /* Computes the byte of the overlap's first element within the decoded bytes. Returns false on overflow. */
@@ -369,8 +367,7 @@ static fc_code place_overlap(fill *f, const fc_overlap *overlap, const fc_extent
     fc_strided copy;
     uint64_t start;
     if (extent->filters.count > sizeof extent->filters.ids) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "offset %" PRIu64 ": the chunk has %d HDF5 filters, which is not supported", extent->offset,
+        return fc_fail(err, FC_EUNSUPPORTED, "offset %" PRIu64 ": %d HDF5 filters are not supported", extent->offset,
                        extent->filters.count);
     }
     uint64_t available = is_plain(extent) ? extent->length : extent->decoded;
@@ -486,10 +483,11 @@ fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_
         return fc_fail(err, FC_ECORRUPT, "tensor %s: chunks hold %" PRId64 " of the %" PRId64 " elements %s",
                        tensor->name, f.filled, volume, fc_box_to_text(box).s);
     }
-    bool wanted = false;
-    if (source->crc && source->elements) {
-        FC_TRY(fc_source_crc_wants(source->crc, tensor, &wanted, err));
+    if (!source->crc || !source->elements) {
+        return FC_OK;
     }
+    bool wanted;
+    FC_TRY(fc_source_crc_wants(source->crc, tensor, &wanted, err));
     return wanted ? fc_source_crc_add(source->crc, tensor, box, out, err) : FC_OK;
 }
 

@@ -223,7 +223,9 @@ static fc_code check_object(region_lister *l, fc_error *err) {
     }
     fc_code rc = fc_checkpoint_object_json(l->checkpoint, object, scratch, &json, &found);
     fc_arena_free(scratch);
-    rc = rc == FC_OK ? judge_object(l, object, &found) : rc;
+    if (rc == FC_OK) {
+        rc = judge_object(l, object, &found);
+    }
     return rc == FC_OK ? rc : note(l, object->nchunks > 0 ? &object->chunks[0] : NULL, rc, &found, err);
 }
 
