@@ -11,6 +11,8 @@ static const struct {
     const char *named, *plain;
 } spellings[FC_HINT_COUNT] = {
     [FC_HINT_EXCLUDE] = {"--exclude '%s' leaves it out", "--exclude leaves it out"},
+    [FC_HINT_TRUST_OBJECTS] = {"--exclude '%s' leaves it out, --trust-objects copies it unchanged",
+                               "--exclude leaves it out, --trust-objects copies it unchanged"},
     [FC_HINT_FORCE] = {NULL, "--force replaces it"},
     [FC_HINT_FOLLOW_EXTERNAL] = {NULL, "--follow-external allows it"},
     [FC_HINT_MEMORY] = {NULL, "raise --memory"},

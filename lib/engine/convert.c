@@ -48,10 +48,9 @@ static fc_code check_objects(const fc_target *target, const fc_convert_options *
         fc_object_verdict verdict;
         FC_TRY(fc_checkpoint_object_verdict(target->source, object, &verdict, err));
         if (verdict.risk != FC_OBJECT_HARMLESS) {
-            return fc_fail(
-                err, verdict.risk == FC_OBJECT_RUNS ? FC_ECORRUPT : FC_EUNSUPPORTED,
-                "%s: object %.256s: %s; --exclude '%.256s' leaves it out, --trust-objects copies it unchanged",
-                target->source->path, object->name, verdict.reason, object->name);
+            fc_code rc = fc_fail(err, verdict.risk == FC_OBJECT_RUNS ? FC_ECORRUPT : FC_EUNSUPPORTED,
+                                 "%s: object %.256s: %s", target->source->path, object->name, verdict.reason);
+            return fc_advise(err, rc, FC_HINT_TRUST_OBJECTS, object->name);
         }
     }
     return FC_OK;
