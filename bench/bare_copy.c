@@ -1,10 +1,10 @@
 /*
- * The machine's own limit, as a peer of bench/run: every byte of the files in a directory read once and written once to
- * one file, in tiles of 1 MiB, past the page cache, by some threads, and synced. It knows nothing of checkpoints, so
- * what a conversion takes longer than this is ours, and what it does not is the disk's and the kernel's.
+ * The limit of the machine, as a peer of bench/run. Several threads copy the files of a directory into one file, in
+ * tiles of 1 MiB, with direct writes and a sync at the end. A conversion that takes longer than this spends the rest in
+ * our code; the time of the copy is that of the disk and the kernel.
  *
- *   bare_copy warm|cold SOURCE TARGET [THREADS]     cold: read past the page cache too
- *   bare_copy write SOURCE TARGET [THREADS]         write as many bytes, and read none
+ *   bare_copy warm|cold SOURCE TARGET [THREADS]     cold: also reads past the page cache
+ *   bare_copy write SOURCE TARGET [THREADS]         writes as many bytes without reading
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -21,7 +21,7 @@ enum { TILE = 1 << 20, BLOCK = 4096, MOST_FILES = 4096, MOST_THREADS = 64, THREA
 
 typedef struct input {
     int fd;
-    off_t size, at; /* at: where its tiles begin in the target */
+    off_t size, at; /* in bytes; `at` is the offset of its tiles in the target */
 } input;
 
 typedef struct job {
@@ -51,7 +51,7 @@ static bool open_inputs(job *j, const char *path, int flags) {
     return j->ninputs > 0;
 }
 
-/* One tile, rounded up to a block: the rest of the last one is whatever the buffer holds. */
+/* Copies one tile, rounded up to a block. The rest of the last block has arbitrary bytes. */
 static bool copy_tile(const job *j, off_t tile, char *buffer) {
     int i = 0;
     while (i + 1 < j->ninputs && j->inputs[i + 1].at <= tile * TILE) {

@@ -1,7 +1,6 @@
 /*
- * The kernels' bandwidth on a GPU, beside that of a device-to-device copy in the same run. Prints GB/s, read and
- * written bytes together, and the share of the copy's. Usage: gpu_bandwidth [GPU]; FSDPCKPT_MODULE_PATH names the
- * module's place.
+ * Measures the bandwidth of the GPU kernels and of a device-to-device copy. Prints GB/s (bytes read and written) and
+ * the percentage of the copy. Usage: gpu_bandwidth [GPU], with FSDPCKPT_MODULE_PATH set to the directory of the module.
  */
 #include "fsdpckpt/device.h"
 
@@ -31,14 +30,14 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* What is measured: each gives its work to the default stream. */
+/* A measured operation, which enqueues its work on the default stream. */
 typedef fc_code (*measured)(bench *b, fc_error *err);
 
 static fc_code copy(bench *b, fc_error *err) {
     return b->gpu->copy(b->gpu, b->b, b->a, bytes_each, NULL, err);
 }
 
-/* Piece 3 of 8 of a bfloat16 matrix of 16,384 columns: rows are one run, columns one run a row. */
+/* Shard 3 of 8 of a bfloat16 matrix of 16,384 columns. Rows are one run; columns are one run per row. */
 static fc_code pack(bench *b, bool columns, bool back, fc_error *err) {
     const int64_t width = 16384, height = (int64_t)(bytes_each / 2) / width;
     int64_t rows = columns ? height : height / 8, cols = columns ? width / 8 : width;
@@ -60,7 +59,7 @@ static fc_code unpack_columns(bench *b, fc_error *err) {
     return pack(b, true, true, err);
 }
 
-/* An experts' tensor cut along its middle dimension, padded to an odd width: three axes, no wide vectors. */
+/* A tensor of experts, cut along its middle dimension and padded to an odd width: three axes, no wide vectors. */
 static fc_code pack_odd(bench *b, fc_error *err) {
     const int64_t experts = 64, rows = 1024, width = 2047;
     fc_strided_box piece = {3, {experts, rows / 8, width}, {rows * width, width, 1}, rows / 8 * width};
@@ -88,7 +87,7 @@ static fc_code divide(bench *b, fc_error *err) {
     return b->gpu->divide(b->gpu, FC_BF16, b->b, 8, bytes_each / 2, NULL, err);
 }
 
-/* `moved`: bytes read and written by one call. */
+/* Measures one operation. A call reads and writes `moved` bytes. */
 static void measure(bench *b, const char *name, measured call, double moved) {
     fc_error err;
     double best = 0;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes an HDF5 file of many small tensors, to measure what headers cost: make_many.py FILE [COUNT]"""
+"""Writes an HDF5 file of many small tensors, to measure the cost of headers: make_many.py FILE [COUNT]"""
 import sys
 
 import h5py

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the schema of a large model, to plan with: names, dtypes and shapes, no data.
+"""Writes the schema of a large model for planning: names, dtypes and shapes without data.
 
     make_schema.py dense > dense.json           # Llama names, 1.0 trillion parameters, 2,163 tensors
     make_schema.py moe > moe.json               # mixture of experts, 1.0 trillion parameters, 100,000 tensors

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes one HDF5 file of Gaussian bf16 weights, contiguous, with LLaMA's names and shapes: make_weights.py FILE --size 1G
 
-What compression makes of a checkpoint depends on its values, so these are as trained weights are: every tensor normal
-with a deviation of its own. A window of one pool of them, as drawing each would take longer than all measurements.
+The compression ratio depends on the values, so these resemble trained weights: each tensor is normal with its own
+deviation. Tensors are windows into one pool of random numbers, because drawing each value would take too long.
 """
 import argparse
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Makes a ZeRO-3 checkpoint that is worth measuring, by real DeepSpeed (gloo, CPU): make_zero3.py DIR --size 2G
+"""Makes a ZeRO-3 checkpoint for measurements, with real DeepSpeed (gloo, CPU): make_zero3.py DIR --size 2G
 
-About that many bytes over 4 ranks: fp32 masters and AdamW's two moments of bf16 parameters with LLaMA's names and
-shapes, after one step, so 12 bytes a parameter. Needs torch and deepspeed.
+It has about SIZE bytes over 4 ranks: fp32 master weights and the two moments of AdamW for bf16 parameters with LLaMA's
+names and shapes, after one step. That is 12 bytes per parameter. Needs torch and deepspeed.
 """
 import argparse
 import os
@@ -19,7 +19,7 @@ from torch import nn
 
 import make_big
 
-BYTES = 12  # of a checkpoint, for each parameter
+BYTES = 12  # of the checkpoint, per parameter
 DIMS = (1024, 2816, 8192)
 
 
@@ -33,7 +33,7 @@ class Leaf(nn.Module):
 
 
 class Model(nn.Module):
-    """Each parameter in a module of its own, which is what DeepSpeed gathers by."""
+    """A module per parameter, because DeepSpeed gathers by module."""
 
     def __init__(self, shapes):
         super().__init__()

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How time and memory grow with the number of ranks, one rank's tensors fixed: a table for every format.
+"""Measures how time and memory grow with the number of ranks if the tensors per rank are fixed. One table per format.
 
     bench/many_ranks.py PROGRAM [--ranks 64,256,1024,4096] [--tensors 100] [--formats h5,dcp,pt,safetensors] [--files 256]
 
-Each rank holds TENSORS tensors of 64 bfloat16. For each number of ranks and each format in turn: reshard to it, inspect,
-check, and consolidate what was made, with at most --files open files (ulimit -n), and what h5py needs to open every
-dataset of our index.h5. Medians are not taken: the machine should be quiet, and the last column, the time of consolidate per
-rank, says whether growth is linear. Needs numpy and safetensors; h5py for its column.
+Each rank holds TENSORS tensors of 64 bfloat16. For each number of ranks and each format, it measures reshard, inspect,
+check and consolidate with at most --files open files (ulimit -n), and the time h5py takes to open every dataset of
+index.h5. Each is measured once, so the machine should be idle. The last column, the time of consolidate per rank, shows
+whether growth is linear. Needs numpy and safetensors; h5py for its column.
 """
 import argparse
 import os
@@ -21,7 +21,7 @@ COLUMNS = ("ranks", "format", "reshard", "inspect", "check", "consolidate", "MiB
 
 
 def source(path, ranks, tensors):
-    """Run in a process of its own: the peak memory of a command starts at that of the process that starts it."""
+    """Runs in a separate process, because the peak memory of a command starts at that of its parent."""
     import numpy as np
     from safetensors.numpy import save_file
     random = np.random.default_rng(1)
@@ -30,7 +30,7 @@ def source(path, ranks, tensors):
 
 
 def measure(command, files):
-    """Seconds and peak MiB of a command."""
+    """Returns the seconds and the peak MiB of a command."""
     def limit():
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     started = time.perf_counter()
@@ -51,7 +51,7 @@ def h5py_seconds(index):
 
 
 def apart(*arguments):
-    """What this program prints with these arguments."""
+    """Returns the output of this program with these arguments."""
     command = [sys.executable, os.path.abspath(__file__), *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 

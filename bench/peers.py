@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The peers that are libraries, as commands: peers.py NAME SRC DST.
+"""Runs a peer that is a library as a command: peers.py NAME SRC DST.
 
-Prints the seconds of the call alone, so that a peer is not charged for starting Python and importing torch.
+Prints the seconds of the call without the start of Python and the import of torch.
 """
 import argparse
 import logging

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Tables of what 8 … 16,384 ranks hold, send and keep in memory for a model of 10^12 parameters, from layouts alone.
+"""Makes tables of the data that 8 … 16,384 ranks hold, send and keep in memory for a model of 10^12 parameters.
 
     bench/scale.py build/dev/bench/scale_plan                        # prints them
-    bench/scale.py build/dev/bench/scale_plan --docs docs/SCALING.md # and puts them there
+    bench/scale.py build/dev/bench/scale_plan --docs docs/SCALING.md # writes them into that file
 
-The numbers are scale_plan's, which plans with the library; this multiplies and prints. No run, no rounding before the end:
-the same on every machine.
+The numbers come from scale_plan, which plans with the library and reads no data, so they are the same on every machine.
 """
 
 import argparse
@@ -18,7 +17,7 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 BEGIN, END = "<!-- bench/scale: begin -->", "<!-- bench/scale: end -->"
 RANKS = (8, 64, 512, 1024, 4096, 16384)
-DATASET, MAPPING = 560, 145  # bytes of headers, with the tables: measured on 1,000 tensors over 256 and 1,024 ranks
+DATASET, MAPPING = 560, 145  # header bytes, measured on 1,000 tensors over 256 and 1,024 ranks
 
 
 def size(n):

@@ -1,10 +1,10 @@
 /*
- * scale_plan SCHEMA FROM TO: what a change of layout and a training step move between ranks, from the layouts alone.
- * FROM and TO are meshes: "4096" is dp 4096, "512x8" dp 512 × tp 8. Prints one JSON object. No data is read or held:
- * the same plans as the tool's, over boxes that are computed. For bench/scale.py, which makes docs/SCALING.md of it.
+ * scale_plan SCHEMA FROM TO computes the data that a change of layout and a training step move between ranks. FROM and
+ * TO are meshes: "4096" is dp 4096, "512x8" is dp 512 × tp 8. It prints one JSON object, from which bench/scale.py
+ * makes docs/SCALING.md. It makes the same plans as the command, but reads no data.
  *
- * A message is what one rank needs of one tensor from another rank: a box. Tensors that are alike (shape, type,
- * placements, owners) are planned once and counted as often as they are there.
+ * A message is a box of one tensor that one rank needs from another. Tensors with equal shape, dtype, placements and
+ * owners are planned once and counted several times.
  */
 #include "fsdpckpt/flat_param.h"
 #include "fsdpckpt/move.h"
@@ -18,7 +18,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
-/* One layout of the model. */
+/* A layout of the model. */
 typedef struct side {
     fc_mesh mesh;
     fc_target target;
@@ -26,11 +26,11 @@ typedef struct side {
     uint64_t largest, smallest;
 } side;
 
-/* What moves from one side to the other. */
+/* The transfers from one layout to the other. */
 typedef struct moves {
     uint64_t messages, remote_bytes, local_bytes;
-    uint64_t *received, *sent; /* bytes a rank */
-    uint64_t *messages_of;     /* a target rank */
+    uint64_t *received, *sent; /* bytes per rank */
+    uint64_t *messages_of;     /* messages per target rank */
     unsigned char *pairs;      /* one bit for (target rank, source rank) */
     uint64_t npairs, most_partners, most_messages, most_received, most_sent;
     size_t classes;
@@ -80,7 +80,7 @@ static fc_code make_side(const fc_checkpoint *model, const char *text, fc_arena 
     return rc;
 }
 
-/* ---- alike tensors ---- */
+/* ---- classes of equal tensors ---- */
 
 static int compare_side(const side *s, uint32_t a, uint32_t b) {
     const fc_target_tensor *x = &s->target.tensors[a], *y = &s->target.tensors[b];
@@ -114,7 +114,7 @@ static int compare_alike(const void *pa, const void *pb, void *context) {
 
 /* ---- one class of tensors ---- */
 
-/* The distinct boxes of a tensor in a layout, none of them empty, with the ranks that store them. */
+/* The distinct, nonempty boxes of a tensor in a layout, with the ranks that store them. */
 typedef struct boxes {
     int64_t *dims; /* 2 × ndim each */
     uint32_t *ranks;
@@ -148,7 +148,7 @@ static fc_code list_boxes(const side *s, uint32_t index, boxes *out, fc_error *e
     return rc;
 }
 
-/* While one box of the target is being looked up. */
+/* The state of the search for the sources of one target box. */
 typedef struct lookup {
     moves *m;
     const boxes *from;
@@ -261,8 +261,8 @@ static fc_code plan_moves(const side *sides, moves *m, fc_error *err) {
 
 typedef struct step {
     size_t units;
-    uint64_t largest, two; /* bytes unsharded: of the largest unit, of the largest two that follow each other */
-    uint64_t shard;        /* elements of a rank's shards of all units, padding counted */
+    uint64_t largest, two; /* unsharded bytes of the largest unit, and of the largest two consecutive units */
+    uint64_t shard;        /* elements of a rank's shards of all units, with padding */
     uint64_t numel;
 } step;
 

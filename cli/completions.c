@@ -1,7 +1,7 @@
 /*
- * Completions for bash, zsh and fish: see completions.h. Commands, options, values of options that have few, names of
- * tensors (which `fsdpckpt __names SRC` lists, see main.c), and files elsewhere. Names come from a checkpoint: no shell
- * may expand them.
+ * Completions for bash, zsh and fish: see completions.h. They complete commands, options, option values where there are
+ * few, tensor names (listed by `fsdpckpt __names SRC`, see main.c), and files. Tensor names come from a checkpoint, so
+ * no shell may expand them.
  */
 #include "completions.h"
 
@@ -13,7 +13,7 @@
 
 enum { VALUES_MAX = 512 };
 
-/* What an option's argument can be, beside a word from VALUES. */
+/* The kind of argument that an option takes. */
 typedef enum arguments { ARGUMENT_FILE, ARGUMENT_TENSOR, ARGUMENT_VALUE } arguments;
 
 static void add_value(char *buf, const char *word) {
@@ -21,7 +21,7 @@ static void add_value(char *buf, const char *word) {
     snprintf(buf + used, VALUES_MAX - used, "%s%s", used ? " " : "", word);
 }
 
-/* The usual values of an option of `c`, with blanks between them. */
+/* Lists the usual values of an option of `c`, separated by spaces. */
 static arguments values_of(const command *c, option_id id, char *buf) {
     const option_row *row = &option_table[id];
     buf[0] = '\0';
@@ -289,7 +289,7 @@ static void fish_functions(text_out *out) {
                    "function __fsdpckpt_no_command\n"
                    "    test (count (commandline -opc)) -eq 1\n"
                    "end\n"
-                   "# What is no option and no option's argument, behind the command.\n"
+                   "# The words after the command that are neither options nor their arguments.\n"
                    "function __fsdpckpt_operands\n"
                    "    set -l words (commandline -opc)\n"
                    "    set -l skip 0\n"

@@ -1,5 +1,5 @@
 /*
- * Shell completions, made from the tables of commands and options when fsdpckpt is built.
+ * Shell completions, generated from the tables of commands and options at build time.
  */
 #ifndef FSDPCKPT_CLI_COMPLETIONS_H
 #define FSDPCKPT_CLI_COMPLETIONS_H

@@ -1,5 +1,5 @@
 /*
- * How a tensor is cut: see cut.h.
+ * Describes how tensors are cut: see cut.h.
  */
 #include "cut.h"
 

@@ -1,5 +1,5 @@
 /*
- * How a tensor is cut, in words: what fsdpckpt/cut.h recognised, for `inspect`.
+ * Describes in words how tensors are cut, from the result of fsdpckpt/cut.h, for `inspect`.
  */
 #ifndef FSDPCKPT_CLI_CUT_H
 #define FSDPCKPT_CLI_CUT_H
@@ -11,16 +11,16 @@ const char *cut_describe(const fc_tensor *tensor, const fc_cut *c, char *buf, si
 
 enum { CUT_MAX_STYLES = 12 };
 
-/** One way of cutting and how many tensors have it. */
+/** One way to cut tensors, and the number of tensors. */
 typedef struct cut_style {
     char text[96];
     size_t tensors;
 } cut_style;
 
-/** What all tensors have in common. */
+/** A summary of all tensors. */
 typedef struct cut_summary {
-    int64_t ranks;   /**< highest rank that wrote a chunk, plus one; 0 unknown */
-    int64_t mesh[2]; /**< largest 2D mesh seen, else 0 */
+    int64_t ranks;   /**< the highest rank that wrote a chunk, plus one; 0: unknown */
+    int64_t mesh[2]; /**< the largest 2D mesh found, or 0 */
     int64_t chunks;  /**< the largest number of chunks of a tensor that is cut along one dimension */
     uint32_t dims;   /**< bit d: a tensor is cut along dimension d alone */
     bool irregular;

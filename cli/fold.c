@@ -1,9 +1,9 @@
 /*
- * Folding names that differ in numbers only: see fold.h.
+ * Folds names that differ only in numbers: see fold.h.
  *
- * Names are taken apart into text and numbers. Then, from the last number of a name to the first, entries that differ
- * in this number alone become one: a sort brings them together. So the experts of each layer are joined first, then the
- * layers whose experts are alike.
+ * Names are split into text and numbers. Then, from the last number of a name to the first, entries that differ only in
+ * that number are joined; a sort makes them neighbours. So the experts of each layer are joined first, then the layers
+ * with equal experts.
  */
 #include "fold.h"
 
@@ -12,22 +12,22 @@
 #include <string.h>
 
 enum {
-    MAX_NUMBERS = 6, /* of a name that may vary; further ones are text */
+    MAX_NUMBERS = 6, /* that may vary in one name; further numbers are text */
     MAX_COMPONENTS = 64,
     MAX_DIGITS = 9
 };
 
 typedef struct entry {
     const char *name;
-    const char *frame; /* the name with a '*' for each number */
+    const char *frame; /* the name with '*' in place of each number */
     uint64_t places;   /* bit i: component i is a number */
     uint32_t kind;
     int numbers;
-    const char *sets[MAX_NUMBERS]; /* a number, or once joined "{0..31}" */
+    const char *sets[MAX_NUMBERS]; /* a number, or a set such as "{0..31}" after joining */
     size_t first, count;
 } entry;
 
-/* The order of a sort: everything but number `free`, then that number. */
+/* A sort order: everything except number `free`, then that number. */
 typedef struct order {
     int free;
 } order;
@@ -45,7 +45,7 @@ size_t fold_component(const char *pattern) {
     return len;
 }
 
-static bool take_apart(entry *e, fc_arena *arena) {
+static bool split_name(entry *e, fc_arena *arena) {
     size_t length = strlen(e->name), used = 0, at = 0;
     char *frame = fc_arena_alloc(arena, length + 1);
     if (!frame) {
@@ -76,7 +76,7 @@ static bool take_apart(entry *e, fc_arena *arena) {
     return true;
 }
 
-/* Compares all but number `free`: 0 when the entries may be joined. */
+/* Compares all but number `free`. @return 0 if the entries may be joined. */
 static int compare_rest(const entry *a, const entry *b, int free) {
     int by = strcmp(a->frame, b->frame);
     if (by == 0 && a->places != b->places) {
@@ -106,7 +106,7 @@ static int compare_first(const void *x, const void *y) {
     return (a->first > b->first) - (a->first < b->first);
 }
 
-/* How many of the numbers from `at` on go up by the same step. */
+/* @return the count of numbers from `at` on that increase by the same step. */
 static size_t progression(const long *numbers, size_t at, size_t count) {
     size_t end = at + 1;
     while (end < count && numbers[end] - numbers[end - 1] == numbers[at + 1] - numbers[at]) {
@@ -115,7 +115,7 @@ static size_t progression(const long *numbers, size_t at, size_t count) {
     return end - at;
 }
 
-/* "{0..2,4..31}" of ascending numbers. */
+/* Formats ascending numbers as "{0..2,4..31}". */
 static const char *write_set(const long *numbers, size_t count, fc_arena *arena) {
     size_t used = 0, size = count * (MAX_DIGITS + 1) + 3;
     char *text = malloc(size), *kept = NULL;
@@ -142,7 +142,7 @@ static const char *write_set(const long *numbers, size_t count, fc_arena *arena)
     return kept;
 }
 
-/* Joins the entries that differ in number `number` alone. @return false when out of memory. */
+/* Joins the entries that differ only in number `number`. @return false when out of memory. */
 static bool join(entry *entries, size_t *count, int number, long *numbers, fc_arena *arena) {
     order by = {number};
     size_t kept = 0;
@@ -219,7 +219,7 @@ bool fold_names(const fold_name *names, size_t count, fc_arena *arena, fold_line
     size_t left = count;
     for (size_t i = 0; i < count && good; i++) {
         entries[i] = (entry){.name = names[i].name, .kind = names[i].kind, .first = i, .count = 1};
-        good = take_apart(&entries[i], arena);
+        good = split_name(&entries[i], arena);
     }
     for (int number = MAX_NUMBERS - 1; number >= 0 && good; number--) {
         good = join(entries, &left, number, numbers, arena);

@@ -1,5 +1,5 @@
 /*
- * What the ways to show a checkpoint share: see inspect.h. Which values are listed, and in which order.
+ * The state that the views of inspect share: the listed values, their order, and the layout. See inspect.h.
  */
 #include "inspect.h"
 
@@ -84,7 +84,7 @@ const char *inspect_object(inspection *in, const fc_tensor *object, fc_arena *ar
     if (rc == FC_OK) {
         return json;
     }
-    /* What only this build cannot show is said in its place; damage is the result of the command. */
+    /* An unsupported object is shown as such; damage is the result of the command. */
     if (in->worst == FC_OK && rc != FC_EUNSUPPORTED) {
         in->worst = rc;
         in->first = *err;
@@ -122,7 +122,7 @@ const char *inspect_placements(const inspection *in, const fc_tensor *tensor, co
 
 const char *inspect_layout(const inspection *in, char *buf, size_t size) {
     if (in->checkpoint->format->layout_only) {
-        snprintf(buf, size, "none: there is no data to be cut");
+        snprintf(buf, size, "none: there is no data");
         return buf;
     }
     cut_summary_layout(&in->cuts, &in->mesh, buf, size);
@@ -133,7 +133,7 @@ const char *inspect_layout(const inspection *in, char *buf, size_t size) {
     return buf;
 }
 
-/* The mesh that the checkpoint records, or else one of two and more dimensions that explains its chunks. */
+/* Finds the recorded mesh, or else a mesh of two or more dimensions that matches the chunks. */
 static fc_code find_layout(inspection *in, fc_error *err) {
     const fc_checkpoint *c = in->checkpoint;
     bool ranks = false;
@@ -201,8 +201,7 @@ static fc_code select_items(inspection *in, fc_error *err) {
         }
     }
     if (in->nitems == 0 && c->ntensors > 0) {
-        return fc_fail(err, FC_EUSAGE, "%s: --include and --exclude leave none of its %zu values", c->path,
-                       c->ntensors);
+        return fc_fail(err, FC_EUSAGE, "%s: --include and --exclude leave out all %zu values", c->path, c->ntensors);
     }
     if (in->how.sort != INSPECT_BY_SOURCE) {
         qsort(in->items, in->nitems, sizeof *in->items, in->how.sort == INSPECT_BY_NAME ? by_name : by_size);

@@ -1,6 +1,6 @@
 /*
- * inspect --html: one page that needs nothing else. The summary, the tree of modules and all tables are plain HTML;
- * page/page.js adds search and draws pictures of what is opened.
+ * inspect --html: writes one self-contained page. The summary, the tree of modules and the tables are plain HTML;
+ * page/page.js adds search and draws the tensors that the user opens.
  */
 #include "inspect_html.h"
 
@@ -172,7 +172,7 @@ static fc_code write_tensors(inspection *in, fc_error *err) {
     return rc;
 }
 
-/* A value of an object: long ones are closed, very long ones cut between two characters. */
+/* Writes the value of an object. Long values are folded, and very long ones are shortened. */
 static void write_value(text_out *out, const char *json) {
     const size_t length = strlen(json);
     size_t shown = 0;

@@ -1,5 +1,5 @@
 /*
- * inspect --html: the tree of modules, and the numbers that its pictures are drawn from.
+ * inspect --html: the tree of modules, and the numbers for its pictures.
  */
 #include "inspect_html.h"
 #include "inspect_tree.h"
@@ -8,14 +8,14 @@
 #include <string.h>
 
 enum {
-    OPEN_LINES = 60,  /* a tree of as many lines is open from the start */
+    OPEN_LINES = 60,  /* a tree with at most this many lines starts open */
     MAX_CELLS = 2048, /* of a picture */
-    MAX_BOXES = 256   /* of a tensor whose chunks are no grid */
+    MAX_BOXES = 256   /* of a tensor whose chunks form no grid */
 };
 
 typedef struct page_tree {
     inspection *in;
-    bool open; /* all modules are open from the start */
+    bool open; /* all modules start open */
 } page_tree;
 
 static void write_label(text_out *out, const tree_node *node) {
@@ -24,7 +24,7 @@ static void write_label(text_out *out, const tree_node *node) {
     free(label);
 }
 
-/* Its share of all bytes, in percent. */
+/* @return the percentage of all bytes. */
 static double share(const inspection *in, uint64_t bytes) {
     return in->sum.bytes ? 100.0 * (double)bytes / (double)in->sum.bytes : 0;
 }
@@ -58,7 +58,7 @@ static void write_term(text_out *out, const char *term, const char *text) {
     }
 }
 
-/* What is below a line when it is opened. */
+/* Writes the details below an open line. */
 static void write_detail(inspection *in, const inspect_line *line) {
     text_out *out = in->out;
     char each[TEXT_SIZE_MAX], all[TEXT_SIZE_MAX], elements[TEXT_SIZE_MAX];
@@ -112,7 +112,7 @@ fc_code inspect_html_tree(inspection *in, fc_error *err) {
 
 /* ---- numbers ---- */
 
-/* The offsets of the pieces along one dimension: {"n", "step"} where they are even. */
+/* Writes the offsets of the chunks along one dimension, as {"n", "step"} if they are even. */
 static void write_axis(text_out *out, const int64_t *offsets, size_t count) {
     bool even = true;
     for (size_t i = 1; i < count; i++) {
@@ -140,7 +140,7 @@ static void write_rank_runs(text_out *out, const rank_span *span) {
     }
 }
 
-/* Who holds each cell: "r" is 1 where cell i is rank i's alone, and missing where no ranks are known. */
+/* Writes the holders of each cell: "r" is 1 if only rank i holds cell i, and missing if the ranks are unknown. */
 static void write_holders(inspection *in, const inspect_holders *holders) {
     const uint32_t *cells = in->scratch.cells;
     const size_t ncells = in->scratch.ncells;

@@ -1,5 +1,5 @@
 /*
- * inspect --json: one line for each tensor, written as a stream. docs/schemas/inspect.json describes the document.
+ * inspect --json: streams one line per tensor. docs/schemas/inspect.json describes the document.
  */
 #include "inspect.h"
 #include "json_out.h"
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* Where the elements of a chunk really are: an offset for stored bytes, nothing for what must be decoded. */
+/* Writes the offset and strides of the elements of a chunk, unless they must be decoded. */
 static fc_code write_extent(json_out *j, inspection *in, const fc_tensor *t, size_t index, fc_error *err) {
     fc_extent extent;
     fc_code rc = fc_checkpoint_extent(in->checkpoint, t, index, &extent, err);
@@ -31,7 +31,7 @@ static void write_holders(json_out *j, const rank_span *span) {
     jw_close(j, ']');
 }
 
-/* @param extents also where the elements are, and which ranks hold them. */
+/* @param extents whether to write extents and holders. */
 static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, bool extents, fc_error *err) {
     inspect_holders holders = {0};
     fc_arena *arena = extents ? fc_arena_new() : NULL;
@@ -66,7 +66,7 @@ static fc_code write_chunks(json_out *j, inspection *in, const fc_tensor *t, boo
     return rc;
 }
 
-/* The members of a tensor; the caller opens and closes the object. */
+/* Writes the members of a tensor; the caller opens and closes the object. */
 static fc_code write_tensor(json_out *j, inspection *in, const fc_tensor *t, bool extents, fc_error *err) {
     char text[160];
     fc_cut c;
@@ -91,7 +91,7 @@ static fc_code write_tensor(json_out *j, inspection *in, const fc_tensor *t, boo
     return write_chunks(j, in, t, extents, err);
 }
 
-/* The same for a value that is not a tensor. */
+/* Writes the members of an object in the same way. */
 static fc_code write_object(json_out *j, inspection *in, const fc_tensor *t, fc_error *err) {
     fc_error why = {FC_OK, ""};
     fc_arena *arena = fc_arena_new();
@@ -137,7 +137,7 @@ static void write_mesh(json_out *j, const char *key, const fc_mesh *mesh) {
     jw_close(j, '}');
 }
 
-/* What each rank stores, and what it holds where its placements are known. */
+/* Writes what each rank stores, and what it holds if the placements are known. */
 static fc_code write_ranks(json_out *j, inspection *in, fc_error *err) {
     inspect_loads loads;
     fc_code rc = inspect_ranks(in, &loads, err);
@@ -189,7 +189,7 @@ static void write_totals(json_out *j, const inspection *in) {
     jw_close(j, '}');
 }
 
-/* The tensors or the objects, in the order of the source. */
+/* Writes the tensors or the objects, in the order of the source. */
 static fc_code write_values(json_out *j, inspection *in, const char *key, bool objects, fc_error *err) {
     fc_code rc = FC_OK;
     jw_key(j, key);

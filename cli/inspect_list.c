@@ -1,6 +1,6 @@
 /*
- * The lines of a list of values: those that look alike are of one kind, and names of one kind that differ in numbers
- * alone are folded into one line.
+ * Computes the lines of the list: values that look alike are of one kind, and names of one kind that differ only in
+ * numbers are folded into one line.
  */
 #include "fold.h"
 #include "inspect.h"
@@ -11,16 +11,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VALUE_MOST = 200 }; /* characters of an object's value that is kept, and compared with others */
+enum { VALUE_MOST = 200 }; /* the longest value of an object that is kept and compared, in characters */
 
-/* A value on its way to a kind: values with the same text are of one kind. */
-typedef struct keyed {
+/* A value and its key: values with the same key are of one kind. */
+typedef struct keyed_value {
     const char *key;
     size_t item;
     inspect_kind kind;
-} keyed;
+} keyed_value;
 
-static bool key_tensor(inspection *in, const fc_tensor *t, const char *same_as, keyed *k) {
+static bool key_tensor(inspection *in, const fc_tensor *t, const char *same_as, keyed_value *k) {
     char cut[96], placements[160], shape[FC_MAX_DIMS * 22] = "";
     fc_cut c;
     if (!fc_cut_recognise(t, &in->scratch, &c)) {
@@ -41,7 +41,7 @@ static bool key_tensor(inspection *in, const fc_tensor *t, const char *same_as, 
     return k->key && k->kind.cut && k->kind.placements;
 }
 
-static bool key_object(inspection *in, const fc_tensor *t, keyed *k) {
+static bool key_object(inspection *in, const fc_tensor *t, keyed_value *k) {
     fc_error why = {FC_OK, ""};
     fc_arena *arena = fc_arena_new();
     const char *json = arena ? inspect_object(in, t, arena, &why) : NULL;
@@ -61,18 +61,18 @@ static bool key_object(inspection *in, const fc_tensor *t, keyed *k) {
 }
 
 static int compare_keys(const void *x, const void *y) {
-    const keyed *a = x, *b = y;
+    const keyed_value *a = x, *b = y;
     int order = strcmp(a->key, b->key);
     return order ? order : (a->item > b->item) - (a->item < b->item);
 }
 
 /* Gives each item its kind. @param kind_of receives the number of each item's kind. */
 static bool find_kinds(inspection *in, const size_t *same_as, uint32_t *kind_of) {
-    keyed *all = calloc(in->nitems + 1, sizeof *all);
+    keyed_value *all = calloc(in->nitems + 1, sizeof *all);
     bool good = all != NULL;
     for (size_t i = 0; i < in->nitems && good; i++) {
         const fc_tensor *t = in->items[i];
-        all[i] = (keyed){.item = i, .kind = {.example = t}};
+        all[i] = (keyed_value){.item = i, .kind = {.example = t}};
         good = t->object ? key_object(in, t, &all[i])
                          : key_tensor(in, t, same_as[i] != i ? in->items[same_as[i]]->name : NULL, &all[i]);
     }
@@ -96,12 +96,12 @@ static bool find_kinds(inspection *in, const size_t *same_as, uint32_t *kind_of)
 
 /* ---- lines ---- */
 
-/* A line, and what it is for the fold. */
-typedef struct listed {
+/* A line and its kind for folding. */
+typedef struct list_entry {
     inspect_line line;
-    size_t place; /* of its first value in the list */
+    size_t place; /* position of its first value in the list */
     uint32_t kind;
-} listed;
+} list_entry;
 
 static void count_value(inspect_line *line, const fc_tensor *t) {
     if (t->object && line->tensors == 0) {
@@ -113,7 +113,7 @@ static void count_value(inspect_line *line, const fc_tensor *t) {
     line->tensors += t->object == NULL;
 }
 
-/* Adds what a line of the same name, or of the same pattern, stands for. */
+/* Adds the values of a line with the same name or pattern. */
 static void add_line(inspect_line *to, const inspect_line *from) {
     if (from->tensors > 0) {
         to->bytes = inspect_add(to->tensors ? to->bytes : 0, from->bytes);
@@ -134,22 +134,22 @@ static size_t upper_part(const char *name, int64_t depth) {
 }
 
 static int by_module(const void *x, const void *y) {
-    const listed *a = x, *b = y;
+    const list_entry *a = x, *b = y;
     int order = strcmp(a->line.name, b->line.name);
     if (order == 0) {
-        order = (a->line.kind != NULL) - (b->line.kind != NULL); /* a value that has the name of a module */
+        order = (a->line.kind != NULL) - (b->line.kind != NULL); /* a value and a module may have the same name */
     }
     return order ? order : (a->place > b->place) - (a->place < b->place);
 }
 
 static int by_place(const void *x, const void *y) {
-    const listed *a = x, *b = y;
+    const list_entry *a = x, *b = y;
     return (a->place > b->place) - (a->place < b->place);
 }
 
-/* Modules of as many values and bytes are alike. */
+/* Modules with equal numbers of values and bytes are alike. */
 static int by_content(const void *x, const void *y) {
-    const listed *a = x, *b = y;
+    const list_entry *a = x, *b = y;
     const uint64_t m[] = {a->line.kind != NULL, a->line.tensors, a->line.objects, a->line.bytes};
     const uint64_t n[] = {b->line.kind != NULL, b->line.tensors, b->line.objects, b->line.bytes};
     for (int i = 0; i < 4; i++) {
@@ -160,12 +160,12 @@ static int by_content(const void *x, const void *y) {
     return 0;
 }
 
-/* Joins what is below the same module, and numbers the kinds of modules behind those of values. */
-static size_t join_modules(listed *all, size_t count) {
+/* Joins the values below the same module. Kinds of modules are numbered after the kinds of values. */
+static size_t join_modules(list_entry *all, size_t count) {
     size_t kept = 0;
     qsort(all, count, sizeof *all, by_module);
     for (size_t i = 0; i < count; i++) {
-        listed *last = kept ? &all[kept - 1] : NULL;
+        list_entry *last = kept ? &all[kept - 1] : NULL;
         if (last && !last->line.kind && !all[i].line.kind && strcmp(last->line.name, all[i].line.name) == 0) {
             add_line(&last->line, &all[i].line);
         } else {
@@ -180,13 +180,13 @@ static size_t join_modules(listed *all, size_t count) {
     return kept;
 }
 
-/* The line of each value, or of each module where names have more components than --depth. */
-static bool list_values(inspection *in, const uint32_t *kind_of, listed *all, size_t *count) {
+/* Makes one line per value, or per module where names have more components than --depth. */
+static bool list_values(inspection *in, const uint32_t *kind_of, list_entry *all, size_t *count) {
     for (size_t i = 0; i < in->nitems; i++) {
         const fc_tensor *t = in->items[i];
         const size_t len = upper_part(t->name, in->how.depth);
         const bool module = t->name[len] != '\0';
-        all[i] = (listed){.place = i, .kind = kind_of[i]};
+        all[i] = (list_entry){.place = i, .kind = kind_of[i]};
         all[i].line = (inspect_line){.name = module ? fc_arena_strndup(in->arena, t->name, len) : t->name,
                                      .first = t,
                                      .kind = module ? NULL : &in->kinds[kind_of[i]],
@@ -209,7 +209,7 @@ static int by_bytes(const void *x, const void *y) {
                                 : inspect_compare_names(a->name, b->name);
 }
 
-/* The totals of folded lines: all of one kind, so they are the first's, so many times; objects may differ in size. */
+/* Folded lines are of one kind, so their totals are those of the first line, multiplied. Objects may differ in size. */
 static void multiply(inspect_line *line, const fold_line *fold) {
     uint64_t bytes;
     line->name = fold->pattern;
@@ -219,7 +219,7 @@ static void multiply(inspect_line *line, const fold_line *fold) {
     line->bytes = __builtin_mul_overflow(line->bytes, (uint64_t)fold->count, &bytes) ? UINT64_MAX : bytes;
 }
 
-static bool make_lines(inspection *in, const listed *all, size_t count) {
+static bool make_lines(inspection *in, const list_entry *all, size_t count) {
     fold_name *names = calloc(count + 1, sizeof *names);
     fold_line *folds = NULL;
     in->nlines = count;
@@ -245,7 +245,7 @@ fc_code inspect_list(inspection *in, fc_error *err) {
     size_t n = in->nitems, count;
     uint32_t *kind_of = calloc(n + 1, sizeof *kind_of);
     size_t *same_as = calloc(n + 1, sizeof *same_as);
-    listed *all = calloc(n + 1, sizeof *all);
+    list_entry *all = calloc(n + 1, sizeof *all);
     fc_code rc = kind_of && same_as && all ? fc_find_ties(in->checkpoint, in->items, n, same_as, err)
                                            : inspect_no_memory(in, err);
     if (rc == FC_OK &&

@@ -1,6 +1,6 @@
 /*
- * inspect: what each rank has. Bytes and tensors of all ranks, in words where ranks are alike, and the ranks that hold
- * each chunk of a tensor.
+ * inspect: the bytes and tensors of each rank, as text for groups of equal ranks, and the ranks that hold each chunk of
+ * a tensor.
  */
 #include "inspect.h"
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_RANKS = 1 << 20 }; /* of a mesh, as for conversions; a rank beyond it is not added up */
+enum { MAX_RANKS = 1 << 20 }; /* the limit for conversions, too; higher ranks are not counted */
 
 /* ---- bytes and tensors ---- */
 
@@ -18,7 +18,7 @@ static size_t count_ranks(const inspection *in) {
         const fc_tensor *t = in->items[i];
         for (size_t k = 0; k < t->nchunks && !t->object; k++) {
             if (t->chunks[k].rank >= MAX_RANKS) {
-                return 0; /* FC_NO_RANK, or a number that no run has */
+                return 0; /* FC_NO_RANK, or an implausible rank */
             }
             ranks = t->chunks[k].rank >= ranks ? (size_t)t->chunks[k].rank + 1 : ranks;
         }
@@ -37,7 +37,7 @@ static uint64_t box_bytes(const fc_tensor *t, const int64_t *sizes) {
     return bytes;
 }
 
-/* What each rank wrote. @param seen the tensor that a rank was counted for last, plus one. */
+/* Adds up what each rank wrote. @param seen by rank: the last tensor counted for it, plus one. */
 static void add_stored(const inspection *in, rank_load *stored, size_t *seen) {
     for (size_t i = 0; i < in->nitems; i++) {
         const fc_tensor *t = in->items[i];
@@ -50,7 +50,7 @@ static void add_stored(const inspection *in, rank_load *stored, size_t *seen) {
     }
 }
 
-/* Adds what each rank holds of `count` tensors that are alike. @return false where it is not known. */
+/* Adds what each rank holds of `count` equal tensors. @return false if that is unknown. */
 static bool add_held(const inspection *in, const fc_tensor *t, uint64_t count, rank_load *held, size_t ranks) {
     int64_t coordinate[FC_MAX_MESH_DIMS], box[2 * FC_MAX_DIMS];
     const fc_placement *placed = inspect_placed(in, t);
@@ -119,7 +119,7 @@ const char *inspect_rank_list(const uint32_t *ranks, size_t count, char *buf, si
     return buf;
 }
 
-/* Whether they read the same. */
+/* Whether both print the same text. */
 static bool equal(const rank_load *a, const rank_load *b) {
     char x[TEXT_SIZE_MAX], y[TEXT_SIZE_MAX];
     return a->tensors == b->tensors &&
@@ -205,7 +205,7 @@ static int compare_rows(const void *x, const void *y, void *context) {
     return 0;
 }
 
-/* The local boxes of all ranks. @return false where they are not known, or there is no memory (table->rows NULL). */
+/* Fills in the local boxes of all ranks. @return false if they are unknown. */
 static bool fill_local(const inspection *in, const fc_tensor *t, box_table *table) {
     const fc_placement *placed = inspect_placed(in, t);
     fc_error ignored;
@@ -220,7 +220,7 @@ static bool fill_local(const inspection *in, const fc_tensor *t, box_table *tabl
     return true;
 }
 
-/* The chunks' own boxes. */
+/* Fills in the boxes of the chunks. */
 static void fill_chunks(const fc_tensor *t, box_table *table) {
     table->count = 0;
     for (size_t i = 0; i < t->nchunks; i++) {
@@ -236,7 +236,7 @@ static void sort_table(box_table *table) {
     qsort_r(table->rows, table->count, table->width * sizeof *table->rows, compare_rows, &table->width);
 }
 
-/* The rows whose box is that of the chunk: [*from, *end). */
+/* Finds the rows with the box of the chunk: [*from, *end). */
 static void find_rows(const box_table *table, const fc_chunk *chunk, size_t *from, size_t *end) {
     size_t low = 0, high = table->count, numbers = table->width - 1;
     while (low < high) {
@@ -253,7 +253,7 @@ static void find_rows(const box_table *table, const fc_chunk *chunk, size_t *fro
     }
 }
 
-/* Whether the rank that wrote each chunk is one that holds it: else the placements are not those of the ranks. */
+/* Whether each chunk is held by the rank that wrote it. If not, the placements do not match the ranks. */
 static bool agrees(const box_table *table, const fc_tensor *t) {
     for (size_t i = 0; i < t->nchunks; i++) {
         size_t from, end;

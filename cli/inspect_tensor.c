@@ -1,5 +1,5 @@
 /*
- * inspect --tensor: one tensor, its pieces drawn as a grid of ranks, then each with its place in the files.
+ * inspect --tensor: draws the chunks of one tensor as a grid of ranks, then lists where each chunk is stored.
  */
 #include "inspect.h"
 
@@ -17,7 +17,7 @@ typedef struct lines {
 static const lines unicode_lines = {"─", "│", {"┌", "┬", "┐"}, {"├", "┼", "┤"}, {"└", "┴", "┘"}, "⋮"};
 static const lines ascii_lines = {"-", "|", {"+", "+", "+"}, {"+", "+", "+"}, {"+", "+", "+"}, ":"};
 
-/* A picture of at most MAX_ROWS × MAX_COLUMNS cells of a grid that is cut along one or two dimensions. */
+/* A picture of a grid that is cut along one or two dimensions, with at most MAX_ROWS × MAX_COLUMNS cells. */
 typedef struct picture {
     inspection *in;
     const fc_tensor *tensor;
@@ -25,8 +25,8 @@ typedef struct picture {
     int row_dim, column_dim;      /* -1: not cut that way */
     size_t rows, columns;         /* of the grid */
     size_t row_step, column_step; /* cells between neighbours, in scratch.cells */
-    size_t width;                 /* columns of the terminal a cell takes */
-    size_t label;                 /* and the labels of the rows */
+    size_t width;                 /* of a cell, in columns of the terminal */
+    size_t label;                 /* width of the row labels */
     inspect_holders holders;
 } picture;
 
@@ -134,7 +134,7 @@ static void draw_picture(const picture *p) {
     }
 }
 
-/* Cells between neighbours along `dim` in the row-major array of cells. */
+/* @return the distance of neighbours along `dim` in the row-major array of cells. */
 static size_t cell_step(const fc_tensor *t, const fc_cut *c, int dim) {
     size_t step = 1;
     for (int d = dim + 1; d < t->ndim; d++) {
@@ -175,7 +175,7 @@ static const char *box_text(const fc_tensor *t, const fc_chunk *chunk, char *buf
     return buf;
 }
 
-/* The width of the widest box of the first pieces: enough to keep a readable list in columns. */
+/* @return the width of the widest box of the first chunks, which is enough to align a list of readable length. */
 static size_t box_width(const fc_tensor *t) {
     char box[BOX_MAX];
     size_t width = 0;
@@ -192,14 +192,14 @@ static void print_place(text_out *out, const fc_chunk *chunk, const fc_extent *e
                 how[extent->codec]);
 }
 
-/* Who holds a chunk, if that is not its writer alone. */
+/* Prints the ranks that hold a chunk, if there are several. */
 static void print_holders(text_out *out, const rank_span *span, char *buf, size_t size) {
     if (span->count > 1) {
         text_printf(out, ", held by %s", inspect_rank_list(span->ranks, span->count, buf, size));
     }
 }
 
-/* @param holders NULL: not to be shown. */
+/* @param holders NULL: not shown. */
 static fc_code print_chunks(inspection *in, const fc_tensor *t, const inspect_holders *holders, fc_error *err) {
     text_out *out = in->out;
     char box[BOX_MAX];

@@ -1,5 +1,5 @@
 /*
- * inspect for people: the tables of tensors and objects, a line for each pattern, and the summary below them.
+ * inspect as text: tables of tensors and objects with one line per pattern, then a summary.
  */
 #include "inspect.h"
 
@@ -39,7 +39,7 @@ static void print_styles(const inspection *in) {
     }
 }
 
-/* What each rank stores, and what it holds where that is more: replicas are stored once. */
+/* Prints what each rank stores, and what it holds if that is more, because replicas are stored once. */
 static fc_code print_ranks(inspection *in, fc_error *err) {
     inspect_loads loads;
     fc_code rc = inspect_ranks(in, &loads, err);
@@ -123,7 +123,7 @@ static fc_code print_summary(inspection *in, fc_error *err) {
 
 typedef struct widths {
     size_t name, shape, cut, dtype, size, tensors;
-    bool placements, folded, values; /* whether there are such columns */
+    bool placements, folded, values; /* whether these columns exist */
 } widths;
 
 static size_t wider(size_t a, size_t b) {
@@ -221,7 +221,7 @@ static void print_tensors(inspection *in, const widths *w) {
     text_puts(out, "\n");
 }
 
-/* A value on one line: cut after VALUE_COLUMNS characters, never within one. */
+/* Prints a value on one line, shortened to VALUE_COLUMNS characters. */
 static void print_value(text_out *out, const char *json) {
     size_t bytes = 0, count = 0;
     while (json[bytes] && count < VALUE_COLUMNS) {

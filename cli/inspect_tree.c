@@ -1,5 +1,5 @@
 /*
- * inspect --tree: the names as the tree they spell, with what each branch contains.
+ * inspect --tree: prints the names as a tree, with the contents of each branch.
  */
 #include "inspect_tree.h"
 
@@ -11,7 +11,7 @@ enum { MAX_LEVELS = 65 };
 typedef struct tree {
     inspection *in;
     bool utf8;
-    bool more[MAX_LEVELS]; /* whether a level has more entries below the current one */
+    bool more[MAX_LEVELS]; /* whether more entries of a level follow the current one */
 } tree;
 
 /* The lines that lead to a node, and its label. */

@@ -1,32 +1,32 @@
 /*
- * Walking the lines of `inspect` as the tree of modules that their names spell, in natural order.
+ * Visits the lines of `inspect` in natural order, as the tree of modules that their names form.
  */
 #ifndef FSDPCKPT_CLI_INSPECT_TREE_H
 #define FSDPCKPT_CLI_INSPECT_TREE_H
 
 #include "inspect.h"
 
-/** A module or a line. */
+/** A module, or a line of the list (a leaf). */
 typedef struct tree_node {
-    const char *label;        /**< its part of the name, not terminated: "layers.{0..31}" */
+    const char *label;        /**< its components of the name, not terminated: "layers.{0..31}" */
     size_t length;            /**< of the label, in bytes */
     const inspect_line *line; /**< of a leaf; NULL: a module */
     size_t tensors, objects, lines;
     uint64_t bytes; /**< of tensors */
-    bool itself;    /**< a leaf whose name is also that of the module around it */
+    bool itself;    /**< a leaf with the same name as its module */
     int depth;
-    bool last; /**< nothing follows in its module */
+    bool last; /**< the last node in its module */
 } tree_node;
 
-/** What is done on the way. The first code that is not FC_OK ends the walk. */
+/** Callbacks of the walk. The first code other than FC_OK ends it. */
 typedef struct tree_visitor {
     fc_code (*enter)(void *context, const tree_node *module, fc_error *err);
     fc_code (*leaf)(void *context, const tree_node *leaf, fc_error *err);
-    void (*leave)(void *context, const tree_node *module); /**< NULL: nothing to do */
+    void (*leave)(void *context, const tree_node *module); /**< may be NULL */
     void *context;
 } tree_visitor;
 
-/** Walks tensors, or objects, or both. */
+/** Visits tensors, objects or both. */
 fc_code inspect_walk(inspection *in, bool tensors, bool objects, const tree_visitor *visitor, fc_error *err);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * The lines of `inspect` as a tree of modules: see inspect_tree.h.
+ * Visits the lines of `inspect` as a tree: see inspect_tree.h.
  */
 #include "inspect_tree.h"
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_DEPTH = 64 }; /* a hostile name has a million dots; below this a name is shown as it is */
+enum { MAX_DEPTH = 64 }; /* protects against hostile names with a million dots; deeper names are not split */
 
 typedef struct walk {
     const inspect_line **sorted;
@@ -24,7 +24,7 @@ static int compare_lines(const void *x, const void *y) {
 static size_t run_end(const walk *w, size_t from, size_t end, size_t at) {
     const char *s = w->sorted[from]->name + at;
     size_t len = fold_component(s), low = from + 1, high = end;
-    while (low < high) { /* sorted, so the run is found without looking at all of it */
+    while (low < high) { /* binary search, as the entries are sorted */
         size_t middle = low + (high - low) / 2;
         const char *other = w->sorted[middle]->name + at;
         if (fold_component(other) == len && memcmp(s, other, len) == 0) {
@@ -63,7 +63,7 @@ static fc_code visit_level(const walk *w, size_t from, size_t end, size_t at, in
             i = next;
             continue;
         }
-        /* A chain of single branches is one. A name that ends here is a leaf within its namesake branch. */
+        /* A chain of single branches becomes one. A name that ends here becomes a leaf of the branch with its name. */
         while (w->sorted[i]->name[at + len] == '.' && run_end(w, i, next, at + len + 1) == next) {
             len += 1 + fold_component(w->sorted[i]->name + at + len + 1);
         }

@@ -1,5 +1,5 @@
 /*
- * What consolidate, reshard and convert have in common: see job.h.
+ * Runs a conversion: see job.h.
  */
 #include "job.h"
 
@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One conversion: what was asked for and what came of it. */
+/* One conversion: its options, its source and its report. */
 typedef struct job {
     const cli_call *call;
     const options *o;
@@ -30,20 +30,20 @@ typedef struct job {
     fc_convert_options how;
     ranks ranks;
     fc_convert_report report;
-    size_t left_out; /* before the parameters became flat ones */
-    double seconds;  /* of the whole command, up to the end of the conversion */
+    size_t left_out; /* values left out before flattening */
+    double seconds;  /* from the start of the command to the end of the conversion */
 } job;
 
-/* What huggingface_hub puts into one file unless it is told otherwise. */
+/* The default of huggingface_hub for the size of one file. */
 static const uint64_t hub_file_bytes = UINT64_C(5000000000);
 
-/* Into how large files a full target is split. A directory is asked for by its name alone, too, as save_pretrained
-   takes one. */
+/* Chooses the size of the files of a full target. A target that is a directory is split even without the option, as by
+ * save_pretrained. */
 static fc_code choose_split(job *j, bool sharded, fc_error *err) {
     const options *o = j->o;
     bool can_split = j->how.format->writer.split != NULL;
     if (o->max_shard_size && !can_split) {
-        return fc_fail(err, FC_EUSAGE, "--max-shard-size: the format '%s' is not split by size; say --to safetensors",
+        return fc_fail(err, FC_EUSAGE, "--max-shard-size: the format '%s' is not split by size; use --to safetensors",
                        j->how.format->name);
     }
     bool directory = can_split && !sharded && o->output && target_is_directory(o->output);
@@ -80,7 +80,7 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     return rc;
 }
 
-/* A target that is not what its name says. */
+/* Reports a target whose extension names another kind of file. */
 static void report_format(const job *j) {
     const char *target = j->o->output;
     const fc_format *named = target_named_format(target);
@@ -88,7 +88,7 @@ static void report_format(const job *j) {
         return;
     }
     if (j->report.files > 1) {
-        text_report("%s is a directory of %zu files, in spite of its name: 'consolidate' makes one file", target,
+        text_report("%s is a directory of %zu files, in spite of its name; 'consolidate' writes one file", target,
                     j->report.files);
     } else if (named != j->how.format) {
         text_report("%s is of the format %s, in spite of its name", target, j->how.format->name);
@@ -116,21 +116,20 @@ static fc_code convert(job *j, fc_error *err) {
     return rc;
 }
 
-/* The folder of an accelerate run holds the optimizer as well, which nobody loads from a file for transformers. */
+/* The folder of an accelerate run also has the optimizer, which is rarely wanted in a full file. */
 static void hint_model(const job *j) {
     const options *o = j->o;
     const fc_checkpoint *source = j->source;
     bool both = source->producer && strcmp(source->producer, "accelerate") == 0 && source->ntensors > 0 &&
                 strncmp(source->tensors[source->ntensors - 1].name, "optimizer.", 10) == 0;
     if (both && !j->how.selection.mesh && !o->include.count && !o->exclude.count) {
-        text_report(
-            "%s: model.* and optimizer.* were both converted; --include 'model.*' --strip-prefix model. takes the "
-            "model alone",
-            j->source->path);
+        text_report("%s: model.* and optimizer.* were both converted; --include 'model.*' --strip-prefix model. "
+                    "converts the model only",
+                    j->source->path);
     }
 }
 
-/* What the source left undecided for the person at the terminal, on stderr with -v. */
+/* With -v: reports the mesh of the target on stderr. */
 static void report_mesh(const job *j) {
     for (int i = 0; i < j->mesh.ndim; i++) {
         text_report("mesh dimension %d: %s %lld", i, j->mesh.names[i], (long long)j->mesh.sizes[i]);
@@ -216,7 +215,7 @@ static void print_report(const job *j, text_out *out) {
     }
 }
 
-/* --policy: the source's parameters become flat ones, with the names and the selection that they have then. */
+/* --policy: replaces the source by its flat parameters. Selection and renaming apply before that. */
 static fc_code flatten(job *j, fc_error *err) {
     unit_plan plan = {.o = j->o, .source = j->source, .arena = fc_arena_new()};
     fc_checkpoint *model = NULL, *flat = NULL;
@@ -225,11 +224,10 @@ static fc_code flatten(job *j, fc_error *err) {
     if (rc == FC_OK && !fc_was_flat(j->source)) {
         rc = source_model(j->call, &model, err);
         if (rc == FC_OK && !model && !fc_knows_model_order(j->source, &why)) {
-            rc = fc_fail(
-                err, FC_EUSAGE,
-                "%s: %s, and flat parameters depend on it: give --schema FILE, a schema or a torch.save file of "
-                "the model",
-                j->source->path, why);
+            rc = fc_fail(err, FC_EUSAGE,
+                         "%s: %s, and flat parameters depend on the order; give --schema FILE, a schema or a "
+                         "torch.save file of the model",
+                         j->source->path, why);
         }
     }
     rc = rc == FC_OK ? unit_plan_make(&plan, model, err) : rc;
@@ -253,7 +251,7 @@ static fc_code flatten(job *j, fc_error *err) {
     return rc;
 }
 
-/* What check says of a dimension that the tp ranks cannot share evenly. */
+/* Reports the warnings of check about dimensions that the tp ranks cannot divide evenly. */
 static fc_code warn_uneven(const job *j, fc_error *err) {
     fc_check_options how = {.selection = &j->how.selection, .mesh = &j->mesh, .tp_plan = j->plan, .only_mesh = true};
     fc_report report;
@@ -269,14 +267,14 @@ static fc_code warn_uneven(const job *j, fc_error *err) {
     return rc;
 }
 
-/* How a command opens what it converts. */
+/* Opens the source of a conversion. */
 typedef fc_code (*opener)(const cli_call *call, fc_checkpoint **out, fc_error *err);
 
 static fc_code open_operand(const cli_call *call, fc_checkpoint **out, fc_error *err) {
     return source_open(call, call->options->operands[0], false, out, err);
 }
 
-/* The plan of one rank, or the conversion. */
+/* Prints the plan of one rank, or converts. */
 static fc_code do_job(job *j, text_out *out, fc_error *err) {
     const options *o = j->o;
     bool speaks = ranks_speaks(&j->ranks);
@@ -292,7 +290,7 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
         rc = warn_uneven(j, err);
     }
     if (rc == FC_OK && speaks) {
-        if (j->source->note && !o->quiet) { /* a failure is one line */
+        if (j->source->note && !o->quiet) { /* only after success: a failure is one line */
             text_report("%s: %s", j->source->path, j->source->note);
         }
         print_report(j, out);
@@ -303,7 +301,7 @@ static fc_code do_job(job *j, text_out *out, fc_error *err) {
     return rc;
 }
 
-/* --local: rank 0 converts what was brought together, by itself; the others wait for the outcome. */
+/* --local: rank 0 converts the gathered files on its own; the other ranks wait for the result. */
 static fc_code do_local(job *j, text_out *out, fc_error *err) {
     fc_commit *gathered = NULL;
     fc_progress_begin(j->call->progress, FC_PHASE_GATHERING, FC_COUNTED_FILES, 0);
@@ -327,7 +325,7 @@ static fc_code run(cli_call *call, const fc_layout_spec *spec, bool keep_layout,
         rc = open(call, &j.source, err);
         rc = rc == FC_OK && option_given(o, OPT_POLICY) ? flatten(&j, err) : rc;
     }
-    if (!option_given(o, OPT_RANK)) { /* what is only printed may as well end at once */
+    if (!option_given(o, OPT_RANK)) { /* printing a plan needs no clean-up */
         signals_cancel(call->progress);
     }
     rc = ranks_begin(&j.ranks, o, call->progress, rc, err);

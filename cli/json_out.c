@@ -18,7 +18,7 @@ void jw_end_document(json_out *j) {
     text_puts(j->out, "\n");
 }
 
-/* What comes before a value or a key: a comma, a line, or nothing after a key. */
+/* Writes what precedes a value or a key: a comma, a new line, or nothing after a key. */
 static void separate(json_out *j) {
     if (j->after_key) {
         j->after_key = false;

@@ -44,7 +44,7 @@ void jw_bool(json_out *j, bool value);
 void jw_raw(json_out *j, const char *json);
 /** An array of integers. */
 void jw_ints(json_out *j, int count, const int64_t *values);
-/** A place in the nested state dict: an array of keys, and of numbers for list indexes. */
+/** Writes a path in the nested state dict: an array of keys, with numbers for list indexes. */
 void jw_path(json_out *j, const fc_path *path);
 
 /** jw_key, then the value. */

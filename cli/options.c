@@ -1,5 +1,5 @@
 /*
- * The parser of the table of options: argv in, struct options out.
+ * Parses argv into struct options with the option table.
  */
 #include "options.h"
 
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* Everything a value needs to be stored or refused. */
+/* The state of parsing, for storing values and reporting errors. */
 typedef struct parser {
     const char *command;
     uint64_t takes;
@@ -36,12 +36,12 @@ static const char *where(const parser *p) {
     return p->command ? p->command : "--help";
 }
 
-/* "see 'fsdpckpt reshard --help'", for the end of usage errors. */
+/* The rest of "see 'fsdpckpt reshard --help'" after the command. */
 static const char *see(const parser *p) {
     return p->command ? " --help" : "";
 }
 
-/* An option that only other commands have: which ones. */
+/* The error for an option of other commands, with their names. */
 static fc_code not_taken(const parser *p, option_id id) {
     char others[160] = "";
     size_t used = 0;
@@ -54,7 +54,7 @@ static fc_code not_taken(const parser *p, option_id id) {
                    option_table[id].name, others, p->command);
 }
 
-/* `known` is the option that other commands have under this name, or OPT_COUNT. */
+/* @param known the option of other commands with this name, or OPT_COUNT. */
 static fc_code unknown_option(const parser *p, const char *arg, size_t len, option_id known) {
     if (known != OPT_COUNT) {
         return p->command ? not_taken(p, known)
@@ -68,7 +68,7 @@ static fc_code unknown_option(const parser *p, const char *arg, size_t len, opti
     return fc_fail(p->err, FC_EUSAGE, "unknown option '%.*s'; see 'fsdpckpt %s%s'", (int)len, arg, where(p), see(p));
 }
 
-/* Decimal digits only: strtoll would take blanks, signs and an empty text. */
+/* Accepts decimal digits only; strtoll also accepts blanks, signs and an empty text. */
 static bool parse_digits(const char *text, const char **end, uint64_t *out) {
     uint64_t value = 0;
     const char *s = text;
@@ -95,7 +95,7 @@ static fc_code store_number(const parser *p, const option_row *row, const char *
     return FC_OK;
 }
 
-/* "2G" of memory is 2 GiB; of files it is 2·10^9 bytes, as Hugging Face counts, unless it says GiB. */
+/* For memory "2G" is 2 GiB. For files it is 2·10^9 bytes, like in Hugging Face, and "2GiB" is 2 GiB. */
 static fc_code store_size(const parser *p, const option_row *row, const char *text) {
     static const char units[] = "KMGT";
     bool files = row->kind == KIND_BYTES;
@@ -118,7 +118,7 @@ static fc_code store_size(const parser *p, const option_row *row, const char *te
     return FC_OK;
 }
 
-/* strtod takes "inf", "nan", blanks and hexadecimal numbers, and its decimal point depends on the locale. */
+/* Restricts strtod, which also accepts "inf", "nan", blanks and hexadecimal numbers. */
 static fc_code store_real(const parser *p, const option_row *row, const char *text) {
     char *end = NULL;
     bool plain = text[strspn(text, "0123456789.eE+-")] == '\0' && text[0] != '-' && text[0] != '+';
@@ -134,13 +134,13 @@ static fc_code store_dtype(const parser *p, const option_row *row, const char *t
     fc_dtype dtype;
     if (!words_dtype(text, &dtype)) {
         const char *near = words_near_dtype(text);
-        return fc_fail(p->err, FC_EUSAGE, "--%s: unknown type '%s'; %s%s%sknown are %s", row->name, text,
+        return fc_fail(p->err, FC_EUSAGE, "--%s: unknown type '%s'; %s%s%schoose one of %s", row->name, text,
                        near ? "did you mean '" : "", near ? near : "", near ? "'? " : "",
-                       "f64 f32 f16 bf16 f8_e4m3fn f8_e4m3fnuz f8_e5m2 f8_e5m2fnuz and torch's names for them");
+                       "f64 f32 f16 bf16 f8_e4m3fn f8_e4m3fnuz f8_e5m2 f8_e5m2fnuz or PyTorch's names for them");
     }
     if (fc_dtype_get(dtype)->cls != FC_CLASS_FLOAT) {
-        return fc_fail(p->err, FC_EUSAGE, "--%s: %s is no floating-point type; only those can be converted", row->name,
-                       text);
+        return fc_fail(p->err, FC_EUSAGE, "--%s: %s is not a floating-point type; only those can be converted",
+                       row->name, text);
     }
     memcpy((char *)p->out + row->offset, &dtype, sizeof dtype);
     return FC_OK;
@@ -173,7 +173,7 @@ static fc_code store_choice(const parser *p, const option_row *row, const char *
 static fc_code store_list(const parser *p, const option_row *row, const char *text) {
     option_list *list = (option_list *)(void *)((char *)p->out + row->offset);
     if (!list->items) {
-        /* Room for every argument there is: no growing, no second failure path. */
+        /* Allocates room for every argument, so that the list never has to grow. */
         list->items = calloc((size_t)p->argc + 1, sizeof *list->items);
         if (!list->items) {
             return fc_fail(p->err, FC_ENOMEM, "out of memory");
@@ -220,7 +220,7 @@ static fc_code store(const parser *p, option_id id, const char *text) {
     return FC_OK;
 }
 
-/* The argument of an option that needs one: what is attached to it, else the next word. */
+/* Takes the argument of an option: the attached text, or else the next word. */
 static fc_code take_argument(parser *p, option_id id, const char *attached) {
     if (!attached) {
         if (p->next >= p->argc) {
@@ -248,7 +248,7 @@ static fc_code parse_long(parser *p, const char *arg) {
     return store(p, id, "");
 }
 
-/* `-help`, `-json`: a long name behind one dash is none of the letters. */
+/* `-help`, `-json`: suggests two dashes if the text after one dash is a long name. */
 static fc_code unknown_letter(const parser *p, const char *arg, char letter, option_id known) {
     char text[3] = {'-', letter, '\0'};
     size_t len = strcspn(arg + 1, "=");
@@ -304,7 +304,7 @@ fc_code options_parse(int argc, char *const *argv, const char *of, uint64_t take
         if (rc != FC_OK) {
             return rc;
         }
-        if (out->help || out->version) { /* a person who asks for help need not be right about the rest */
+        if (out->help || out->version) { /* help wins over errors in the rest of the line */
             return FC_OK;
         }
     }

@@ -1,6 +1,6 @@
 /*
- * The one table of options. Parsing, --help, the man page and the shell completions all come from it; a command only
- * says which rows it takes.
+ * The option table. Parsing, --help, the man pages and the shell completions use it; a command only lists the options
+ * that it takes.
  */
 #ifndef FSDPCKPT_CLI_OPTIONS_H
 #define FSDPCKPT_CLI_OPTIONS_H
@@ -71,11 +71,11 @@ typedef enum option_id {
 /** The bit of an option in option sets such as command.takes. */
 #define TAKES(id) (UINT64_C(1) << (id))
 
-/** What every command takes. */
+/** The options that every command takes. */
 #define TAKES_COMMON                                                                                                   \
     (TAKES(OPT_PROGRESS) | TAKES(OPT_COLOR) | TAKES(OPT_QUIET) | TAKES(OPT_VERBOSE) | TAKES(OPT_HELP) |                \
      TAKES(OPT_VERSION))
-/** What every command takes that writes a checkpoint. */
+/** The options that every command takes that writes a checkpoint. */
 #define TAKES_CONVERSION                                                                                               \
     (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) |                      \
      TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_DTYPE) | TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) |         \
@@ -84,12 +84,12 @@ typedef enum option_id {
 
 typedef enum option_kind {
     KIND_FLAG,   /**< bool */
-    KIND_COUNT,  /**< int, one more each time */
+    KIND_COUNT,  /**< int, counts repetitions */
     KIND_TEXT,   /**< const char * */
     KIND_LIST,   /**< option_list, repeatable */
     KIND_NUMBER, /**< int64_t, 1 … max */
     KIND_INDEX,  /**< int64_t, 0 … max */
-    KIND_BYTES,  /**< uint64_t bytes as Hugging Face writes them: 5GB is 5 · 10^9, 5GiB 5 · 2^30 */
+    KIND_BYTES,  /**< uint64_t bytes in Hugging Face's notation: 5GB is 5 · 10^9, 5GiB is 5 · 2^30 */
     KIND_SIZE,   /**< uint64_t bytes with an optional K, M, G or T (powers of 1024) */
     KIND_REAL,   /**< double, at least 0 and finite */
     KIND_DTYPE,  /**< fc_dtype, floating point */
@@ -102,7 +102,7 @@ typedef struct option_row {
     char letter;      /**< 0: none */
     option_kind kind;
     const char *arg; /**< name of the argument; NULL for flags */
-    size_t offset;   /**< of the field in struct options */
+    size_t offset;   /**< offset of the field in struct options */
     const char *help;
     const char *const *choices; /**< KIND_CHOICE: NULL-terminated */
     int64_t max;                /**< KIND_NUMBER, KIND_INDEX */
@@ -118,10 +118,10 @@ typedef struct option_group {
 } option_group;
 
 enum { OPTION_GROUPS = 6 };
-/** In the order of --help. What is in none of them belongs to the last one. */
+/** In the order of --help. Options in no group belong to the last one. */
 extern const option_group option_groups[OPTION_GROUPS];
 
-/** The options of group `i` that are in the set `takes`. */
+/** @return the options of group `i` that are in the set `takes`. */
 uint64_t option_group_of(int i, uint64_t takes);
 
 typedef struct option_list {
@@ -133,17 +133,17 @@ typedef enum progress_mode { PROGRESS_AUTO, PROGRESS_ALWAYS, PROGRESS_NEVER, PRO
 typedef enum color_mode { COLOR_AUTO, COLOR_ALWAYS, COLOR_NEVER } color_mode;
 typedef enum comm_mode { COMM_AUTO, COMM_NONE, COMM_MPI, COMM_NCCL } comm_mode;
 
-/** What the command line said. Strings are borrowed from argv. */
+/** The parsed command line. Strings are borrowed from argv. */
 typedef struct options {
-    uint64_t given; /**< TAKES bits of the options that were there */
+    uint64_t given; /**< TAKES bits of the options on the command line */
     /* conversions, inspect */
     const char *output, *to, *tp_plan, *strip_prefix, *tensor, *html;
     int64_t dp, tp, replicas, jobs; /**< 0: not given */
-    int64_t rank;                   /**< when OPT_RANK was given */
+    int64_t rank;                   /**< valid if OPT_RANK was given */
     uint64_t memory;                /**< 0: not given */
     uint64_t max_shard_size;        /**< 0: not given */
     option_list include, exclude, rename;
-    fc_dtype dtype; /**< when OPT_DTYPE was given */
+    fc_dtype dtype; /**< valid if OPT_DTYPE was given */
     int compress;   /**< 0: none */
     int progress;   /**< progress_mode */
     int color;      /**< color_mode */
@@ -169,7 +169,7 @@ typedef struct options {
     size_t noperands;
 } options;
 
-/* Whether the exit status is the only answer: -q leaves what --json asks for. */
+/* Whether nothing is printed: with -q, but without --json. */
 static inline bool options_silent(const options *o) {
     return o->quiet && !o->json;
 }
@@ -179,20 +179,20 @@ static inline bool option_given(const options *o, option_id id) {
 }
 
 /**
- * Parses the arguments after the command's name as getopt_long would: options and operands in any order, `--opt=x`,
- * `--opt x`, `-j4`, `-qv`, `--` ends the options. Option names cannot be abbreviated, so that scripts keep their
- * meaning when options are added.
- * @param of    the command, named in messages; NULL before there is one.
- * @param takes   set of the options that are allowed.
- * @param out     to be given to options_free, also on failure.
+ * Parses the arguments after the command's name like getopt_long: options and operands in any order, `--opt=x`, `--opt
+ * x`, `-j4`, `-qv`, and `--` ends the options. Option names cannot be abbreviated, so that scripts keep their meaning
+ * when options are added.
+ * @param of      the name of the command for messages; NULL without a command.
+ * @param takes   the set of allowed options.
+ * @param out     pass it to options_free, even after a failure.
  */
 fc_code options_parse(int argc, char *const *argv, const char *of, uint64_t takes, options *out, fc_error *err);
 void options_free(options *o);
 
-/** The row named `name` (len bytes), or OPT_COUNT. */
+/** @return the option called `name` (len bytes), or OPT_COUNT. */
 option_id option_find(const char *name, size_t len);
 
-/** The row with that letter, or OPT_COUNT. */
+/** @return the option with that letter, or OPT_COUNT. */
 option_id option_find_letter(char letter);
 
 #endif

@@ -1,6 +1,5 @@
 /*
- * The plan of one rank: see plan_rank.h. From the target, value by value, to lines of text or JSON; nothing of
- * the plan is kept.
+ * Prints the plan of one rank value by value, as text or JSON: see plan_rank.h.
  */
 #include "plan_rank.h"
 
@@ -11,11 +10,11 @@
 
 #include <string.h>
 
-/* What the lines add up to. */
+/* The totals of all lines. */
 typedef struct sums {
     uint64_t tensors, objects;   /* held */
     uint64_t held, stored, read; /* bytes */
-    uint64_t boxes, reads;       /* stored, and what is read for them */
+    uint64_t boxes, reads;       /* boxes stored, and reads that fill them */
 } sums;
 
 typedef struct rank_view {
@@ -25,7 +24,7 @@ typedef struct rank_view {
     text_out *out;
     json_out *json; /* NULL: text */
     sums sum;
-    const fc_tensor *tensor; /* at hand */
+    const fc_tensor *tensor; /* the current one */
 } rank_view;
 
 /* "[2048:2064, 0:16384]", or "scalar". */
@@ -72,7 +71,7 @@ static fc_code visit_overlap(void *context, const fc_overlap *overlap, fc_error 
     return FC_OK;
 }
 
-/* The source chunks that the box of an item comes from. */
+/* Prints the source chunks that the box of an item is read from. */
 static fc_code show_reads(rank_view *v, const fc_target_item *item, uint64_t bytes, fc_error *err) {
     const fc_checkpoint *source = v->target.source;
     const fc_box box = {v->tensor->ndim, item->dims, item->dims + v->tensor->ndim};
@@ -91,7 +90,7 @@ static fc_code show_reads(rank_view *v, const fc_target_item *item, uint64_t byt
 static void item_text(rank_view *v, const fc_target_tensor *t, const fc_target_item *item, uint64_t bytes) {
     char size[TEXT_SIZE_MAX];
     int ndim = t->source->ndim;
-    /* Without printf: a line for each of 100,000 tensors. */
+    /* Without printf, which is slow for 100,000 lines. */
     const char *dtype = fc_dtype_get(t->dtype)->torch_name;
     size_t width = strlen(text_bytes(size, bytes)), name = strlen(dtype);
     text_repeat(v->out, " ", width < 10 ? 10 - width : 0);

@@ -1,5 +1,5 @@
 /*
- * The plan of one rank: what `reshard --dry-run --rank R` prints.
+ * Prints the plan of one rank for `reshard --dry-run --rank R`.
  */
 #ifndef FSDPCKPT_CLI_PLAN_RANK_H
 #define FSDPCKPT_CLI_PLAN_RANK_H
@@ -9,8 +9,9 @@
 #include "fsdpckpt/select.h"
 
 /**
- * Prints every box that `rank` would hold, who stores it, and what is read for it. Each is printed as it is computed.
- * @return FC_EUSAGE when the mesh has no such rank; else what selecting, placing and coverage find.
+ * Prints every box that `rank` would hold, the rank that stores it, and the reads that fill it. Nothing is kept in
+ * memory.
+ * @return FC_EUSAGE if the mesh has no such rank, or an error of selection, placement or coverage.
  */
 fc_code plan_rank(const fc_checkpoint *source, const fc_selection *selection, uint32_t rank, bool json, text_out *out,
                   fc_error *err);

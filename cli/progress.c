@@ -19,15 +19,15 @@ struct progress_view {
     fc_progress *progress;
     progress_kind kind;
     progress_style style;
-    bool asked;     /* by --progress: the start of each phase is shown, too */
-    unsigned phase; /* the last that began; of the thread that runs the job */
+    bool asked;     /* --progress was given: the start of each phase is also shown */
+    unsigned phase; /* the last phase that began; used by the thread of the job only */
     double started;
     sigset_t wakes, before; /* SIGWINCH; the mask of the thread that started this one */
     pthread_t thread;
     atomic_bool stop;
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the fields below */
     progress_meter meter;
-    double last; /* when a line was shown; negative: never */
+    double last; /* time of the last line in seconds; negative: none yet */
 };
 
 enum { STEP_MS = 100 };
@@ -38,7 +38,7 @@ double progress_now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Called with the lock held. */
+/* Call it with the lock held. */
 static void show(progress_view *view) {
     char line[PROGRESS_LINE_MAX];
     view->last = view->meter.now;
@@ -53,7 +53,7 @@ static void show(progress_view *view) {
     }
 }
 
-/* Looks at the counters, and shows them if it is time to, or in any case. */
+/* Reads the counters and shows them if a line is due, or always. */
 static void look(progress_view *view, bool always) {
     pthread_mutex_lock(&view->lock);
     const fc_progress_state state = fc_progress_look(view->progress);
@@ -64,7 +64,7 @@ static void look(progress_view *view, bool always) {
     pthread_mutex_unlock(&view->lock);
 }
 
-/* A phase that goes on in another unit is not a new one to people. */
+/* A phase that continues in another unit is not shown as a new one. */
 static void on_phase(void *context, const fc_progress *progress) {
     progress_view *view = context;
     unsigned phase = atomic_load(&progress->phase);
@@ -73,7 +73,7 @@ static void on_phase(void *context, const fc_progress *progress) {
     look(view, !same);
 }
 
-/* Whether the line on the screen must be drawn anew: the window has another size. */
+/* Whether the line must be redrawn because the window was resized. */
 static bool was_resized(progress_view *view) {
     pthread_mutex_lock(&view->lock);
     bool resized = view->kind == PROGRESS_KIND_TERMINAL && view->last >= 0;
@@ -93,7 +93,7 @@ static void *watch(void *arg) {
     return NULL;
 }
 
-/* @return whether anything is to be shown, and how. */
+/* @return whether progress is shown, and how. */
 static bool choose_kind(const options *o, progress_kind *out) {
     if (o->progress == PROGRESS_NEVER || (o->quiet && o->progress != PROGRESS_JSON) || !ranks_is_launched_first()) {
         return false;
@@ -149,7 +149,7 @@ void progress_stop(progress_view *view) {
     pthread_join(view->thread, NULL);
     view->progress->began = NULL;
     if (view->kind == PROGRESS_KIND_JSON && view->progress->phase != FC_PHASE_NONE) {
-        look(view, true); /* where it ended */
+        look(view, true); /* the final state */
     }
     terminal_end_line();
     pthread_sigmask(SIG_SETMASK, &view->before, NULL);

@@ -1,5 +1,5 @@
 /*
- * Progress on stderr: a thread that looks at fc_progress a few times a second and shows it as --progress wants. The
+ * Progress on stderr: a thread reads fc_progress several times a second and prints it according to --progress. The
  * workers only count.
  */
 #ifndef FSDPCKPT_CLI_PROGRESS_H
@@ -11,17 +11,17 @@
 
 typedef struct progress_view progress_view;
 
-/** Seconds of a clock that nobody sets. */
+/** @return seconds of a monotonic clock. */
 double progress_now(void);
 
 /**
- * Starts showing `progress`; to be called before other threads are started.
- * @param started of the command, by progress_now.
- * @return NULL when there is nothing to show; failing to start is not an error of the job.
+ * Starts to show `progress`. Call it before other threads are started.
+ * @param started when the command started, from progress_now.
+ * @return NULL if there is nothing to show or the thread cannot start, which is not an error.
  */
 progress_view *progress_start(fc_progress *progress, const options *o, double started);
 
-/** Stops, removes the line from the terminal, frees. NULL is allowed. */
+/** Stops the thread, removes the line from the terminal and frees `view`, which may be NULL. */
 void progress_stop(progress_view *view);
 
 #endif

@@ -94,7 +94,7 @@ static unsigned percent(const fc_progress_state *s) {
 
 /* ---- for a terminal ---- */
 
-/* A line that grows while it fits. All parts but the bar are ASCII, a byte each column. */
+/* A line that grows while it fits. All parts except the bar are ASCII, one byte per column. */
 typedef struct line {
     char *to;
     size_t bytes, columns, width;
@@ -123,7 +123,7 @@ static void put_bar(line *l, const fc_progress_state *s, const progress_style *s
 
 size_t progress_line_terminal(const progress_meter *meter, const progress_style *style, char *text) {
     const fc_progress_state *s = &meter->state;
-    /* In the order of the line. What a narrow window has no room for is left out in the order of `matters`. */
+    /* In the order of the line. A narrow window drops parts in the order of `matters`. */
     enum { PERCENT, AMOUNTS, RATE, LEFT, SHOWN };
     static const int matters[SHOWN] = {PERCENT, LEFT, AMOUNTS, RATE};
     char parts[SHOWN][PART_MAX] = {"", "", "", ""};
@@ -169,7 +169,7 @@ size_t progress_line_terminal(const progress_meter *meter, const progress_style 
 size_t progress_line_log(const progress_meter *meter, char *text) {
     const fc_progress_state *s = &meter->state;
     char amounts[PART_MAX] = "", rate[PART_MAX] = "", left[PART_MAX] = "", share[PART_MAX] = "";
-    if (s->done == 0) { /* it begins: what there is to do */
+    if (s->done == 0) { /* at the start of a phase: its total */
         char total[TEXT_SIZE_MAX];
         if (s->total > 0) {
             snprintf(share, sizeof share, " %s%s", amount(total, s->unit, s->total), noun_of(s->unit, s->total));

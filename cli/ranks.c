@@ -12,8 +12,8 @@
 #include <string.h>
 #include <time.h>
 
-/* How many ranks the launcher says there are; 1 without one. Slurm says so for batch scripts, too, which are no ranks
-   of anything: only a step that offers PMIx is. */
+/* @return the number of ranks that the launcher announces; 1 without a launcher. Slurm also sets its variables for
+ * batch scripts, which are not ranks; only a step with PMIx is. */
 static long launched_ranks(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -41,10 +41,11 @@ bool ranks_is_launched_first(void) {
 fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_code mine, fc_error *err) {
     long launched = launched_ranks();
     if (o->comm == COMM_NCCL && !o->local) {
-        return fc_fail(err, FC_EUSAGE, "--comm nccl is for --local: on a shared file system the data need not travel");
+        return fc_fail(err, FC_EUSAGE,
+                       "--comm nccl needs --local; on a shared file system every rank reads its data directly");
     }
     if (o->comm == COMM_NONE || (o->comm == COMM_AUTO && launched <= 1)) {
-        return o->local ? fc_fail(err, FC_EUSAGE, "--local needs mpirun, with a rank on every machine that has files")
+        return o->local ? fc_fail(err, FC_EUSAGE, "--local needs mpirun, with one rank on every machine that has files")
                         : mine;
     }
     fc_error why;
@@ -54,25 +55,25 @@ fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_
     }
     if (rc == FC_OK && launched > 1 && r->comm->size == 1) {
         rc = fc_fail(&why, FC_EUNSUPPORTED,
-                     "mpi: the launcher has started %ld ranks, but this MPI library sees one: is it that of another "
-                     "MPI? (--comm none: every process alone)",
+                     "mpi: the launcher started %ld ranks, but this MPI library sees only one; does it belong to "
+                     "another MPI? (--comm none runs every process on its own)",
                      launched);
     }
-    if (rc != FC_OK) { /* rather this than what went wrong before: without it no two ranks can agree on anything */
+    if (rc != FC_OK) { /* replaces earlier errors: without MPI the ranks cannot agree on one */
         return fc_fail(err, rc, "%s", why.message);
     }
     r->comm->cancel = &progress->cancel;
     return fc_comm_agree(r->comm, mine, err);
 }
 
-/* The GPU of this rank: the ranks of a machine are numbered by the launcher. */
+/* @return the GPU of this rank, by its number on this machine. */
 static int own_gpu(void) {
     const char *rank = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     rank = rank ? rank : getenv("MPI_LOCALRANKID");
     return rank ? atoi(rank) : 0;
 }
 
-/* What the files go through. */
+/* Opens the communicator that transfers the files. */
 static fc_code open_data(ranks *r, const options *o, fc_device **gpu, fc_comm **data, fc_error *err) {
     *data = r->comm;
     if (o->comm != COMM_NCCL) {
@@ -111,7 +112,8 @@ bool ranks_speaks(const ranks *r) {
 
 /*
  * When a job is stopped, or a rank of it has died, Open MPI's mpirun sends SIGTERM, and SIGKILL after a second or, if
- * that is earlier, when the first rank ends: the others give rank 0 the whole second to remove what it has written.
+ * that is earlier, when the first rank ends. So the other ranks wait, to give rank 0 the whole second to remove its
+ * files.
  */
 static void let_rank_0_clean_up(void) {
     struct timespec pause = {0, 900 * 1000000L};
@@ -122,7 +124,7 @@ fc_code ranks_end(ranks *r, fc_code rc) {
     if (r->comm) {
         if (r->comm->rank > 0 && !r->comm->broken) {
             rc = FC_OK;
-            signal(SIGTERM, SIG_IGN); /* mpirun ends all ranks when rank 0 has failed: this one ends by itself */
+            signal(SIGTERM, SIG_IGN); /* when rank 0 has failed, mpirun ends all ranks; this one exits on its own */
         }
         if (r->comm->rank > 0 && r->comm->broken) {
             let_rank_0_clean_up();

@@ -1,5 +1,5 @@
 /*
- * Several processes for one command: found to be started by mpirun, joined, and made to speak with one voice.
+ * Several processes for one command: detects mpirun, joins the ranks, and lets one rank print for all.
  */
 #ifndef FSDPCKPT_CLI_RANKS_H
 #define FSDPCKPT_CLI_RANKS_H
@@ -11,14 +11,14 @@
 
 typedef struct ranks {
     fc_device *device;
-    fc_comm *comm; /**< NULL: this process alone */
+    fc_comm *comm; /**< NULL: a single process */
 } ranks;
 
 /**
- * Joins the other ranks if there are any and --comm wants them. To be called after what forks: some MPI libraries
- * cannot bear it later.
- * @param mine     what this rank has done before; all return the same.
- * @param progress whose `cancel` frees a rank that waits for others.
+ * Joins the other ranks, if there are any and --comm allows it. Call it after all forks, because some MPI libraries do
+ * not support fork later.
+ * @param mine     the result of this rank so far; all ranks return the same code.
+ * @param progress its `cancel` releases a rank that waits for others.
  */
 fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_code mine, fc_error *err);
 
@@ -30,16 +30,16 @@ fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_
 fc_code ranks_gather(ranks *r, const options *o, const char *source, const char *target, fc_commit **gathered,
                      fc_error *err);
 
-/** Whether this is the launcher's first process, or there is no launcher. Known before ranks_begin. */
+/** Whether this is the launcher's first process, or there is no launcher. Works before ranks_begin. */
 bool ranks_is_launched_first(void);
 
-/** Whether this rank prints: one of them does. */
+/** Whether this rank prints; exactly one does. */
 bool ranks_speaks(const ranks *r);
 
 /**
- * Leaves the others. An outcome on which all have agreed is rank 0's to tell, and to end with: mpirun would end rank 0,
- * perhaps before it has spoken, if another rank ended with an error first.
- * @return `rc`, or FC_OK where rank 0 tells.
+ * Leaves the other ranks. Only rank 0 reports an agreed result and exits with it: if another rank exited with an error
+ * first, mpirun would end rank 0, perhaps before its report.
+ * @return `rc` on rank 0, FC_OK on the others.
  */
 fc_code ranks_end(ranks *r, fc_code rc);
 

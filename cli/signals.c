@@ -1,6 +1,6 @@
 /*
- * SIGINT, SIGTERM and SIGHUP: see signals.h. A signal handler can reach its data only through a static variable: these
- * two, and those of terminal.c, are the only mutable ones of the program.
+ * Handles SIGINT, SIGTERM and SIGHUP: see signals.h. A signal handler reaches its data only through static variables;
+ * these two and those of terminal.c are the only mutable ones of the program.
  */
 #include "signals.h"
 
@@ -22,7 +22,7 @@ static void on_signal(int number) {
         atomic_store(&progress->cancel, true);
         return;
     }
-    /* The child that reads HDF5 inherits this handler; only the parent speaks. */
+    /* The child that reads HDF5 inherits this handler; only the parent prints. */
     if (getpid() == owner) {
         terminal_erase_line();
         ssize_t ignored = write(STDERR_FILENO, line, sizeof line - 1);
@@ -37,13 +37,13 @@ void signals_install(void) {
     owner = getpid();
     sigemptyset(&action.sa_mask);
     action.sa_handler = on_signal;
-    action.sa_flags = SA_RESTART | (int)SA_RESETHAND; /* the second signal finds the default: it kills */
+    action.sa_flags = SA_RESTART | (int)SA_RESETHAND; /* the second signal has its default action and kills */
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN) { /* ignored: started by nohup */
         sigaction(SIGHUP, &action, NULL);
     }
-    action.sa_handler = SIG_IGN; /* a closed pipe is an error of write, which says where to stop */
+    action.sa_handler = SIG_IGN; /* a closed pipe is reported by write instead */
     action.sa_flags = 0;
     sigaction(SIGPIPE, &action, NULL);
     sigaction(SIGXFSZ, &action, NULL); /* so is a file beyond ulimit -f */

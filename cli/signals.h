@@ -1,5 +1,6 @@
 /*
- * SIGINT, SIGTERM and SIGHUP (a lost terminal): stop the job so that nothing is left behind; a second signal kills.
+ * Handles SIGINT, SIGTERM and SIGHUP (a lost terminal): the first signal cancels the job, which removes its partial
+ * output; a second one kills the process.
  */
 #ifndef FSDPCKPT_CLI_SIGNALS_H
 #define FSDPCKPT_CLI_SIGNALS_H
@@ -9,7 +10,7 @@
 /** Installs the handlers and ignores SIGPIPE and SIGXFSZ. Without a job (below), a signal ends the program. */
 void signals_install(void);
 
-/** From now on a signal sets progress->cancel. NULL: ends the process again. */
+/** From now on a signal sets progress->cancel. With NULL, a signal ends the process again. */
 void signals_cancel(fc_progress *progress);
 
 #endif

@@ -53,7 +53,7 @@ void suggest_consider(const char *word, size_t len, const char *candidate, const
         if (len < 2 || clen < len || memcmp(word, candidate, len) != 0) {
             return;
         }
-        distance = limit + 1; /* a beginning is a weaker hint than a typing error */
+        distance = limit + 1; /* a common prefix is a weaker hint than a typing error */
     }
     if (distance < *score) {
         *score = distance;
@@ -61,7 +61,7 @@ void suggest_consider(const char *word, size_t len, const char *candidate, const
     }
 }
 
-/* Names that contain the word come first: people remember the end of a name, not its prefix. */
+/* Names that contain the word come first, because users often omit the prefix of a name. */
 fc_code suggest_name(const char *path, const char *const *names, size_t stride, size_t count, const char *name,
                      fc_error *err) {
     const char *near[3] = {NULL, NULL, NULL};
@@ -87,7 +87,7 @@ fc_code suggest_name(const char *path, const char *const *names, size_t stride, 
 }
 
 void suggest_path(const char *path, fc_error *err) {
-    enum { MOST = 4096 }; /* a directory of millions of files is not worth a look */
+    enum { MOST = 4096 }; /* do not read a directory of millions of files to the end */
     size_t len = strlen(path);
     while (len > 1 && path[len - 1] == '/') {
         len--;

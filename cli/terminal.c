@@ -1,6 +1,6 @@
 /*
- * What is known of the terminal and what is on it: see terminal.h. There is one stderr, and a signal handler must be
- * able to clear its line, so this state is static.
+ * The terminal of stderr: see terminal.h. The state is static because there is only one stderr and a signal handler
+ * must be able to clear its line.
  */
 #include "terminal.h"
 
@@ -16,7 +16,7 @@ enum { DEFAULT_WIDTH = 80, MAX_WIDTH = 10000 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* one writer at a time */
 static atomic_bool shown;                                /* the line is on the screen */
-static bool ended;                                       /* guarded by lock: it is not shown any more */
+static bool ended;                                       /* guarded by lock: the line is not shown again */
 static bool colors[STDERR_FILENO + 1];                   /* set before there are threads */
 
 static bool is_set(const char *name) {
@@ -60,7 +60,7 @@ unsigned terminal_width(void) {
     return n > 0 && n <= MAX_WIDTH ? (unsigned)n : DEFAULT_WIDTH;
 }
 
-/* Nothing can be said about a stderr that is gone. */
+/* Errors are ignored: there is nowhere to report that stderr fails. */
 static void write_all(const char *data, size_t size) {
     while (size > 0) {
         ssize_t n = write(STDERR_FILENO, data, size);
@@ -92,7 +92,7 @@ void terminal_show_line(const char *line, size_t size) {
     pthread_mutex_lock(&lock);
     if (!ended) {
         atomic_store(&shown, true);
-        write_all(text, used); /* at once, so that it does not flicker */
+        write_all(text, used); /* in one write, to avoid flicker */
     }
     pthread_mutex_unlock(&lock);
 }

@@ -1,6 +1,6 @@
 /*
- * The terminal that stderr is: how wide it is, whether it takes colours, and the one line that is rewritten there. What
- * else is written to the terminal goes through here, so that it never shares a line with the progress.
+ * The terminal of stderr: its width, its colors, and the progress line that is rewritten in place. All other output to
+ * stderr goes through here, so that it never shares a line with the progress.
  */
 #ifndef FSDPCKPT_CLI_TERMINAL_H
 #define FSDPCKPT_CLI_TERMINAL_H
@@ -10,28 +10,28 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/** Decides on colours, by --color, NO_COLOR, CLICOLOR_FORCE, TERM and where stdout and stderr go. */
+/** Turns colors on or off by --color, NO_COLOR, CLICOLOR_FORCE, TERM and the types of stdout and stderr. */
 void terminal_set_color(color_mode mode);
 
-/** Whether stdout or stderr (a descriptor) takes colours. */
+/** Whether colors are on for `fd`, stdout or stderr. */
 bool terminal_has_color(int fd);
 
-/** Whether a line of stderr can be rewritten: it is a terminal, and not TERM=dumb. */
+/** Whether a line of stderr can be rewritten: it is a terminal and TERM is not dumb. */
 bool terminal_can_rewrite(void);
 
-/** Columns of the terminal, now: the window's, else COLUMNS, else 80. */
+/** @return the current columns of the terminal: those of the window, else COLUMNS, else 80. */
 unsigned terminal_width(void);
 
-/** Shows `line` (no newline; it fits) in the place of the one that was shown before. */
+/** Replaces the progress line by `line`, which has no newline and fits the terminal. */
 void terminal_show_line(const char *line, size_t size);
 
-/** Removes that line. A signal handler may call it. */
+/** Removes the progress line. Safe in a signal handler. */
 void terminal_erase_line(void);
 
-/** Removes that line for good: stdout speaks now, to the same terminal or to a pager that has it. */
+/** Removes the progress line for good, before stdout writes to the same terminal or to a pager on it. */
 void terminal_end_line(void);
 
-/** Writes whole lines to stderr, where the rewritten line was. */
+/** Writes whole lines to stderr in place of the progress line. */
 void terminal_write_lines(const char *lines, size_t size);
 
 #endif

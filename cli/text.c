@@ -1,5 +1,5 @@
 /*
- * Text for people and pipes: see text.h.
+ * Text output: see text.h.
  */
 #include "text.h"
 
@@ -85,7 +85,7 @@ void text_printf(text_out *out, const char *fmt, ...) {
     free(big);
 }
 
-/* Decimal digits by hand: a million chunks have ten million numbers, and printf is slow at them. */
+/* Without printf, which is slow for the ten million numbers of a million chunks. */
 static void write_digits(text_out *out, bool negative, uint64_t n) {
     char digits[24];
     size_t at = sizeof digits;
@@ -146,7 +146,7 @@ static bool in_spans(uint32_t code, const span *spans, size_t count) {
     return false;
 }
 
-/* What must not reach a terminal: C0, DEL, C1, line separators, and everything that changes the direction of text. */
+/* Characters that must not reach a terminal: C0, DEL, C1, line separators, and changes of text direction. */
 static bool is_unsafe(uint32_t code) {
     static const span unsafe[] = {{0x00, 0x1f},     {0x7f, 0x9f},     {0x61c, 0x61c},
                                   {0x200b, 0x200f}, {0x2028, 0x202e}, {0x2060, 0x206f},
@@ -154,8 +154,8 @@ static bool is_unsafe(uint32_t code) {
     return in_spans(code, unsafe, sizeof unsafe / sizeof *unsafe);
 }
 
-/* Columns of a printable character. The ranges are the blocks of wide and combining characters, not every code
- * point: enough to keep columns straight for names in any script people use, without a table of the whole of Unicode.
+/* @return the columns of a printable character. The ranges are whole blocks of wide and combining characters, which
+ * aligns names in all common scripts without a full Unicode table.
  */
 static size_t columns(uint32_t code) {
     static const span combining[] = {{0x300, 0x36f},   {0x483, 0x489},   {0x591, 0x5bd},    {0x610, 0x61a},
@@ -176,7 +176,7 @@ static size_t columns(uint32_t code) {
     return in_spans(code, wide, sizeof wide / sizeof *wide) ? 2 : 1;
 }
 
-/* One step through a name: how many bytes to take and what stands for them. `escape` is empty for a plain one. */
+/* Reads one character of a name. @return its bytes; `escape` receives its replacement, or "" if it is printable. */
 static size_t name_step(const char *s, char escape[16], size_t *width) {
     uint32_t code;
     size_t len = text_utf8(s, &code);
@@ -201,7 +201,7 @@ static size_t walk_name(text_out *out, const char *name) {
     char escape[16];
     size_t total = 0;
     while (*name) {
-        /* Nearly every name is plain ASCII: write it at once. */
+        /* Nearly every name is plain ASCII, and is written at once. */
         size_t plain = 0;
         while (name[plain] >= 0x20 && name[plain] < 0x7f) {
             plain++;
@@ -270,7 +270,7 @@ const char *text_color(int fd, text_color_name color) {
     return terminal_has_color(fd) ? codes[color] : "";
 }
 
-/* A line on stderr; `color` is that of "fsdpckpt:", or of "warning:". */
+/* Prints a line on stderr; `color` applies to "fsdpckpt:" or "warning:". */
 static void report(const char *line, text_color_name color) {
     static const char warning[] = "warning:";
     text_out *out = malloc(sizeof *out);
@@ -329,7 +329,7 @@ const char *text_bytes(char *buf, uint64_t bytes) {
         value /= 1000;
         unit++;
     }
-    /* By hand, as printf is slow at fractions and lists of chunks are long: three digits, and where the point goes. */
+    /* Three digits and a decimal point, without printf, which is slow for long lists of chunks. */
     int decimals = unit == 0 ? 0 : value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
     unsigned digits = (unsigned)nearbyint(decimals == 2 ? value * 100 : decimals == 1 ? value * 10 : value);
     char *to = buf;

@@ -1,6 +1,6 @@
 /*
- * Text for people and pipes: a buffered writer that remembers its first error, the display width of UTF-8, names
- * made safe for a terminal, and sizes a person can read. Fed by the commands; writes to stdout or a file.
+ * Text output for terminals, pipes and files: a buffered writer that keeps its first error, the display width of UTF-8,
+ * safe names, and readable sizes.
  */
 #ifndef FSDPCKPT_CLI_TEXT_H
 #define FSDPCKPT_CLI_TEXT_H
@@ -23,43 +23,43 @@ void text_puts(text_out *out, const char *s);
 void text_printf(text_out *out, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void text_int(text_out *out, int64_t n);
 void text_uint(text_out *out, uint64_t n);
-/** Writes `count` times `s`. */
+/** Writes `s` `count` times. */
 void text_repeat(text_out *out, const char *s, size_t count);
 /** @return 0, or the errno of the first write that failed. */
 int text_flush(text_out *out);
 
 /**
- * Writes a name from a checkpoint. Control characters, bytes that are no UTF-8 and characters that reorder the line
- * appear as escapes, so that a hostile name cannot move the cursor or hide.
+ * Writes a name from a checkpoint. Control characters, invalid UTF-8 and characters that reorder the line are escaped,
+ * so that a hostile name cannot move the cursor or hide text.
  */
 void text_name(text_out *out, const char *name);
-/** Writes a name or a value as HTML, also into an attribute: what text_name escapes appears as the same escapes. */
+/** Writes a name or a value as HTML text or attribute, with the same escapes as text_name. */
 void text_html(text_out *out, const char *s);
-/** text_name, then spaces up to `width` columns. */
+/** Writes a name like text_name, then spaces up to `width` columns. */
 void text_name_padded(text_out *out, const char *name, size_t width);
-/** Columns that text_name takes. */
+/** @return the number of columns that text_name fills. */
 size_t text_name_width(const char *name);
 
-/** Tells the person at the terminal a line on stderr: "fsdpckpt: ", then the text, made safe as by text_name. */
+/** Prints one line on stderr: "fsdpckpt: ", then the text with the escapes of text_name. */
 void text_report(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 typedef enum text_color_name { TEXT_PLAIN, TEXT_ERROR, TEXT_WARNING } text_color_name;
 
-/** What starts a colour on stdout or stderr (a descriptor), TEXT_PLAIN ends it; "" where there are no colours. */
+/** @return the escape that starts a color on `fd` (stdout or stderr); TEXT_PLAIN ends it. "" without colors. */
 const char *text_color(int fd, text_color_name color);
 
-/** Tells the error that ends the command. */
+/** Prints the error that ends the command on stderr. */
 void text_report_error(const char *message);
 
 /**
- * Decodes one UTF-8 sequence of `s` (NUL-terminated). @return its length, or 0 where it is not valid (also for
- * surrogates and overlong forms); `*code` receives the code point.
+ * Decodes one UTF-8 sequence of `s` (NUL-terminated) into `*code`. @return its length, or 0 if it is invalid, a
+ * surrogate or overlong.
  */
 size_t text_utf8(const char *s, uint32_t *code);
 
 bool text_ends_with(const char *s, const char *end);
 
-/** Whether the locale's character set is UTF-8, so that boxes can be drawn with line characters. */
+/** Whether the locale uses UTF-8, which has line-drawing characters. */
 bool text_is_utf8(void);
 
 enum { TEXT_SIZE_MAX = 32 };

@@ -1,5 +1,5 @@
 /*
- * Wrap policies as the command line gives them: see unit_plan.h.
+ * Builds FSDP units from the command line: see unit_plan.h.
  */
 #include "unit_plan.h"
 
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* "100M" of elements, powers of 1000 as people count parameters. */
+/* Parses a number of elements such as "100M"; units are powers of 1000. */
 static bool parse_count(const char *text, int64_t *out) {
     static const char units[] = "KMBT";
     int64_t value = 0;
@@ -49,8 +49,9 @@ static const char *const *split_names(const char *text, fc_arena *arena) {
 
 static fc_code check_classes(const unit_plan *c, const char *const *names, fc_error *err) {
     if (!names || !names[0]) {
-        return names ? fc_fail(err, FC_EUSAGE, "--policy class: names no class; as in class:LlamaDecoderLayer")
-                     : fc_fail(err, FC_ENOMEM, "out of memory");
+        return names
+                   ? fc_fail(err, FC_EUSAGE, "--policy class: needs the name of a class, as in class:LlamaDecoderLayer")
+                   : fc_fail(err, FC_ENOMEM, "out of memory");
     }
     for (; *names; names++) {
         const char *const one[] = {*names, NULL};
@@ -60,7 +61,7 @@ static fc_code check_classes(const unit_plan *c, const char *const *names, fc_er
         }
         if (!found) {
             return fc_fail(err, FC_EUSAGE,
-                           "--policy class:%s: no module is of the class %s; names alone do not tell classes: say them "
+                           "--policy class:%s: no module has the class %s; names do not contain classes, so give them "
                            "with --classes FILE, such as {\"layers.*\": \"%s\"}",
                            *names, *names, *names);
         }
@@ -78,7 +79,7 @@ static fc_code run_policy(unit_plan *c, fc_error *err) {
         int64_t least;
         return parse_count(policy + 5, &least)
                    ? fc_wrap_by_size(&c->targets, least, NULL, NULL, err)
-                   : fc_fail(err, FC_EUSAGE, "--policy %s: not a number of elements such as size:100M", policy);
+                   : fc_fail(err, FC_EUSAGE, "--policy %s: is not a number of elements such as size:100M", policy);
     }
     if (strncmp(policy, "class:", 6) == 0) {
         const char *const *names = split_names(policy + 6, c->arena);
@@ -100,11 +101,11 @@ static void keep_warning(void *user, const char *text) {
     unit_plan *c = user;
     const char *copy = fc_arena_strndup(c->arena, text, strlen(text));
     if (copy) {
-        c->warnings[c->nwarnings++] = copy; /* at most one a unit */
+        c->warnings[c->nwarnings++] = copy; /* at most one per unit */
     }
 }
 
-/* The info of --classes with the patterns of --ignore. */
+/* Reads the file of --classes and adds the patterns of --ignore. */
 static fc_code read_info(const unit_plan *c, fc_model_info *info, fc_error *err) {
     const fc_model_info *read = NULL;
     size_t n = 0, own = 0;
@@ -127,7 +128,7 @@ static fc_code read_info(const unit_plan *c, fc_model_info *info, fc_error *err)
     return FC_OK;
 }
 
-/* Targets, then the checks, then the one pass: nothing is applied before all of it is known to be right. */
+/* All checks run before the units are built. */
 fc_code unit_plan_make(unit_plan *c, const fc_checkpoint *model, fc_error *err) {
     static const fc_unit_options defaults = {
         .param_dtype = FC_OPAQUE, .reduce_dtype = FC_OPAQUE, .buffer_dtype = FC_OPAQUE};
@@ -138,7 +139,7 @@ fc_code unit_plan_make(unit_plan *c, const fc_checkpoint *model, fc_error *err) 
     fc_model_info info;
     fc_code rc = read_info(c, &info, err);
     if (rc == FC_OK && is_file(c->o->policy)) {
-        rc = fc_check_named("--policy", "policy", c->o->policy, "known are blocks, size:N and class:NAME,...",
+        rc = fc_check_named("--policy", "policy", c->o->policy, "use blocks, size:N, class:NAME,...",
                             "{\"layers.*\": true}", err);
         rc = rc == FC_OK ? fc_wrap_file_load(c->o->policy, c->arena, &c->file, err) : rc;
     }

@@ -1,5 +1,6 @@
 /*
- * From --policy, --classes and --ignore to FSDP units: what units prints and reshard makes flat parameters of.
+ * Builds FSDP units from --policy, --classes and --ignore: units prints them, and reshard builds flat parameters from
+ * them.
  */
 #ifndef FSDPCKPT_CLI_UNIT_PLAN_H
 #define FSDPCKPT_CLI_UNIT_PLAN_H
@@ -9,10 +10,10 @@
 
 #include "fsdpckpt/wrap_policy.h"
 
-/* One call: what was asked for, and what came of it. */
+/* One call: its options and its results. */
 typedef struct unit_plan {
     const options *o;
-    text_out *out; /* of a command that prints them */
+    text_out *out; /* used by units only */
     fc_arena *arena;
     const fc_checkpoint *source;
     fc_target target;
@@ -27,8 +28,8 @@ typedef struct unit_plan {
 } unit_plan;
 
 /**
- * Makes the units of plan->source; `o`, `source` and `arena` are set. Warnings are kept, to be printed.
- * @param model whose order the tensors get; NULL: their own.
+ * Builds the units of plan->source. The caller sets `o`, `source` and `arena`, and prints the warnings.
+ * @param model the tensors are put in its order; NULL: keep their own order.
  */
 fc_code unit_plan_make(unit_plan *plan, const fc_checkpoint *model, fc_error *err);
 

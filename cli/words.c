@@ -1,5 +1,5 @@
 /*
- * From other tools' words to ours: see words.h.
+ * Maps words of other tools to ours: see words.h.
  */
 #include "words.h"
 

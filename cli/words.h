@@ -1,6 +1,6 @@
 /*
- * Words that people bring along from other tools, and what they are called here: commands, options, types. Used for
- * "did you mean …?" only, but for the types, which are understood.
+ * Maps words of other tools to our commands, options and dtypes. Commands and options are only suggested ("did you mean
+ * …?"); dtypes are accepted.
  */
 #ifndef FSDPCKPT_CLI_WORDS_H
 #define FSDPCKPT_CLI_WORDS_H
@@ -10,16 +10,16 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/** The command that `word` probably means: a misspelt one, or what another tool calls it. NULL: none. */
+/** @return the command that `word` probably means, misspelt or in the words of another tool, or NULL. */
 const char *words_command(const char *word);
 
-/** The option of the set `takes` that `word` (len bytes, without dashes) probably means, or NULL. */
+/** @return the option of the set `takes` that `word` (len bytes, without dashes) probably means, or NULL. */
 const char *words_option(const char *word, size_t len, unsigned long long takes);
 
-/** Finds a floating-point type by any usual name, in any case: "bf16", "torch.half", "FP16". */
+/** Finds a dtype by any common name in any letter case: "bf16", "torch.half", "FP16". */
 bool words_dtype(const char *word, fc_dtype *out);
 
-/** The short name of the floating-point type that `word` probably means, or NULL. */
+/** @return the short name of the floating-point type that `word` probably means, or NULL. */
 const char *words_near_dtype(const char *word);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * The checkpoints of train_mlp. To save, each flat parameter and optimizer state is gathered in turn and every rank
- * keeps its rows of each tensor (FSDP's sharded state dict); fc_convert writes them, each rank its own file. To resume,
- * a checkpoint of any layout is read tensor by tensor, and flattening cuts the shards for the ranks there are now.
+ * The checkpoints of train_mlp. To save, each flat parameter and optimizer state is gathered in turn, and every rank
+ * keeps its rows of each tensor (FSDP's sharded state dict). fc_convert writes one file per rank. To resume, a
+ * checkpoint of any layout is read tensor by tensor, and flattening cuts it into shards for the present ranks.
  */
 #include "train.h"
 
@@ -12,11 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KINDS = 2, STATES = 4, MOST_TENSORS = MLP_LAYERS * KINDS * STATES };
+enum { KINDS = 2, STATES = 4, MAX_TENSORS = MLP_LAYERS * KINDS * STATES };
 
 static const char *const state_names[STATES] = {NULL, "exp_avg", "exp_avg_sq", "step"};
 
-/* "model.layers.0.weight", or "optim.state.layers.0.weight.exp_avg". */
+/* Writes "model.layers.0.weight", or "optim.state.layers.0.weight.exp_avg" for a state. */
 static void full_name(const mlp_layer *layer, int kind, const char *state, char *out, size_t size) {
     char param[64];
     train_name(layer, kind, param, sizeof param);
@@ -39,7 +39,8 @@ static fc_code read_tensor(const fc_checkpoint *from, const char *name, int ndim
     fc_box box = {ndim, zeros, shape};
     if (!tensor || tensor->ndim != ndim ||
         (ndim > 0 && memcmp(tensor->shape, shape, (size_t)ndim * sizeof *shape) != 0)) {
-        return fc_fail(err, FC_ECORRUPT, "%s: has no tensor %s of the model's shape", from->path, name);
+        return fc_fail(err, FC_ECORRUPT, "%s: tensor %s is missing or has another shape than in the model", from->path,
+                       name);
     }
     return fc_read_box(from, tensor, &box, FC_F32, out, err);
 }
@@ -51,9 +52,9 @@ fc_code train_load_param(const fc_checkpoint *from, const mlp_layer *layer, int 
     int64_t shape[] = {layer->out, layer->in};
     int ndim = kind == 0 ? 2 : 1;
     full_name(layer, kind, state, name, sizeof name);
-    fc_code rc = read_tensor(from, name, ndim, shape, values, err);
-    rc = rc == FC_OK ? fc_array_new(device, FC_F32, ndim, shape, out, err) : rc;
-    return rc == FC_OK ? train_store(out, values, err) : rc;
+    TRY(read_tensor(from, name, ndim, shape, values, err));
+    TRY(fc_array_new(device, FC_F32, ndim, shape, out, err));
+    return train_store(out, values, err);
 }
 
 fc_code train_load_step(const fc_checkpoint *from, int64_t *step, fc_error *err) {
@@ -65,34 +66,37 @@ fc_code train_load_step(const fc_checkpoint *from, int64_t *step, fc_error *err)
     return rc;
 }
 
-/* What is written: the tensors' descriptions, in one arena with their data. */
+/* The tensors of this rank's shard, for fc_checkpoint_in_memory. The arena owns their data. */
 typedef struct snapshot {
     trainer *t;
     fc_arena *arena;
-    fc_memory_tensor tensors[MOST_TENSORS];
+    fc_memory_tensor tensors[MAX_TENSORS];
     size_t count;
     float step;
 } snapshot;
 
-/* All of a flat parameter or of a state that is cut like it, on the device. */
+/* Gathers a whole flat parameter, or an optimizer state of the same layout, on the device. */
 static fc_code gather(trainer *t, const fc_flat_layout *layout, const fc_array *shard, fc_array *full, fc_error *err) {
     fc_device *device = t->shard->device;
     int64_t padded = layout->shard_numel * layout->world_size;
     fc_array mine = {0};
-    fc_code rc = fc_array_new(device, shard->dtype, 1, &layout->shard_numel, &mine, err);
-    rc = rc == FC_OK ? fc_array_new(device, shard->dtype, 1, &padded, full, err) : rc;
-    rc = rc == FC_OK ? fc_array_copy(&mine, shard, NULL, err) : rc;
-    if (rc == FC_OK && layout->world_size > 1) {
-        rc = t->shard->all_gather(t->shard, mine.data, full->data, fc_array_bytes(&mine), NULL, err);
-    } else if (rc == FC_OK) {
-        rc = fc_array_copy(full, &mine, NULL, err);
+    fc_code rc;
+    TRY_GOTO(fc_array_new(device, shard->dtype, 1, &layout->shard_numel, &mine, err), rc, out);
+    TRY_GOTO(fc_array_new(device, shard->dtype, 1, &padded, full, err), rc, out);
+    TRY_GOTO(fc_array_copy(&mine, shard, NULL, err), rc, out);
+    if (layout->world_size > 1) {
+        size_t bytes = fc_array_bytes(&mine);
+        TRY_GOTO(t->shard->all_gather(t->shard, mine.data, full->data, bytes, NULL, err), rc, out);
+    } else {
+        TRY_GOTO(fc_array_copy(full, &mine, NULL, err), rc, out);
     }
-    rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
+    rc = device->synchronize(device, NULL, err);
+out:
     fc_array_free(&mine);
     return rc;
 }
 
-/* Describes a tensor by its chunks; all but this rank's are elsewhere. */
+/* Describes a tensor by its chunks. Only this rank's chunk has data here. */
 static fc_code describe(snapshot *s, const char *name, const fc_sharded_tensor_metadata *m, const fc_local_shard *own,
                         const void *data, fc_error *err) {
     fc_memory_chunk *chunks = fc_arena_calloc(s->arena, m->nshards, sizeof *chunks);
@@ -114,7 +118,7 @@ static fc_code describe(snapshot *s, const char *name, const fc_sharded_tensor_m
     return FC_OK;
 }
 
-/* Keeps this rank's rows of a tensor that is whole on the device. */
+/* Copies this rank's rows of a whole tensor from the device. */
 static fc_code keep_rows(snapshot *s, const char *name, const fc_array *whole, fc_error *err) {
     trainer *t = s->t;
     fc_fsdp_tensor plain = {.local = *whole};
@@ -167,7 +171,7 @@ static void add_step(snapshot *s, int layer) {
     }
 }
 
-/* The state dict's nesting: {"model": {…}, "optim": {"state": {fqn: {…}}}}. */
+/* Sets the paths of the state dict: {"model": {…}, "optim": {"state": {fqn: {…}}}}. */
 static fc_code nest(snapshot *s, fc_error *err) {
     for (size_t i = 0; i < s->count; i++) {
         fc_memory_tensor *tensor = &s->tensors[i];
@@ -208,12 +212,12 @@ fc_code train_save(trainer *t, const char *path, fc_error *err) {
     rc = rc == FC_OK ? fc_checkpoint_in_memory("the training", s.tensors, s.count, &source, err) : rc;
     rc = fc_comm_agree(t->host, rc, err);
     if (rc == FC_OK) {
-        fc_convert_options how = {.format = fc_format_find("h5"),
-                                  .selection = {.mesh = &t->mesh},
-                                  .force = true,
-                                  .comm = t->host,
-                                  .own_parts = true};
-        rc = fc_convert(source, path, &how, NULL, err);
+        fc_convert_options options = {.format = fc_format_find("h5"),
+                                      .selection = {.mesh = &t->mesh},
+                                      .force = true,
+                                      .comm = t->host,
+                                      .own_parts = true};
+        rc = fc_convert(source, path, &options, NULL, err);
     }
     fc_checkpoint_close(source);
     fc_arena_free(s.arena);

@@ -1,5 +1,5 @@
 /*
- * Between the device that FSDP works on and the host that computes: copies, with the cast to and from float32.
+ * Copies arrays between the device of FSDP and the host that computes, with a cast to and from float32.
  */
 #include "train.h"
 

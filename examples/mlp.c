@@ -1,5 +1,5 @@
 /*
- * See mlp.h.
+ * The arithmetic of train_mlp, see mlp.h.
  */
 #include "mlp.h"
 
@@ -98,7 +98,7 @@ void mlp_adamw_step(const mlp_adamw *adamw, int64_t step, float *param, const fl
     float root = (float)sqrt(correction2), eps = (float)adamw->eps;
     for (int64_t i = 0; i < count; i++) {
         param[i] *= decay;
-        exp_avg[i] = fmaf(weight1, grad[i] - exp_avg[i], exp_avg[i]); /* lerp and addcmul round once, as torch's do */
+        exp_avg[i] = fmaf(weight1, grad[i] - exp_avg[i], exp_avg[i]); /* lerp and addcmul round once, as in torch */
         exp_avg_sq[i] = fmaf(weight2 * grad[i], grad[i], exp_avg_sq[i] * beta2);
         param[i] += size * exp_avg[i] / (sqrtf(exp_avg_sq[i]) / root + eps);
     }

@@ -1,5 +1,5 @@
 /*
- * What the files of train_mlp share: what was asked for, and a rank of the training.
+ * The options and the state of train_mlp, and the functions that its files share.
  */
 #ifndef EXAMPLES_TRAIN_H
 #define EXAMPLES_TRAIN_H
@@ -10,16 +10,34 @@
 
 #include <stdio.h>
 
+/* Returns from the enclosing function if `call` fails. */
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        fc_code try_code = (call);                                                                                     \
+        if (try_code != FC_OK) {                                                                                       \
+            return try_code;                                                                                           \
+        }                                                                                                              \
+    } while (0)
+
+/* Stores the code of `call` in `rc`, and jumps to `label` if it fails. */
+#define TRY_GOTO(call, rc, label)                                                                                      \
+    do {                                                                                                               \
+        (rc) = (call);                                                                                                 \
+        if ((rc) != FC_OK) {                                                                                           \
+            goto label;                                                                                                \
+        }                                                                                                              \
+    } while (0)
+
 typedef struct train_options {
-    const char *comm; /* local, mpi, nccl */
-    int ranks;        /* local only */
+    const char *comm; /* "local", "mpi" or "nccl" */
+    int ranks;        /* number of threads, for "local" */
     int steps, accumulate, replicas;
     fc_fsdp_unit_options unit;
     fc_fsdp_options fsdp;
     const char *save, *resume, *dump;
 } train_options;
 
-/* A Linear under FSDP, with its optimizer state: shards as those of its parameters. */
+/* A Linear layer under FSDP. Its optimizer state is sharded like its parameters. */
 typedef struct train_layer {
     fc_fsdp_unit *unit;
     fc_fsdp_handle *handle;
@@ -28,28 +46,28 @@ typedef struct train_layer {
 
 typedef struct trainer {
     const train_options *options;
-    fc_comm *world, *host;      /* all ranks: on the device, and on the host, where files are written; may be one */
-    fc_comm *shard, *replicate; /* of the mesh; replicate is NULL without replicas */
+    fc_comm *world, *host;      /* all ranks, with device and with host memory (to write files); may be the same */
+    fc_comm *shard, *replicate; /* along the mesh dimensions; replicate is NULL without replicas */
     fc_mesh mesh;               /* (dp) or (replicate, dp) */
     fc_fsdp *fsdp;
     train_layer layers[MLP_LAYERS];
-    int64_t step; /* optimizer steps so far, of earlier runs, too */
+    int64_t step; /* optimizer steps so far, including those of earlier runs */
     FILE *dump;
 } trainer;
 
-/* device.c: a device array as float32 on the host, and back. */
+/* device.c: copies a device array to the host as float32, and back. */
 fc_code train_fetch(const fc_array *array, float *out, fc_error *err);
 fc_code train_store(const fc_array *array, const float *values, fc_error *err);
 
 /* checkpoint.c */
-/* Reads parameter `kind` (0 weight, 1 bias) of a layer, or an optimizer state of it ("exp_avg"), as a new array. */
+/* Reads parameter `kind` (0 weight, 1 bias) of a layer, or its optimizer state ("exp_avg"), into a new array. */
 fc_code train_load_param(const fc_checkpoint *from, const mlp_layer *layer, int kind, const char *state,
                          fc_device *device, fc_array *out, fc_error *err);
 fc_code train_load_step(const fc_checkpoint *from, int64_t *step, fc_error *err);
-/* Writes the sharded checkpoint `path`, each rank its own file. */
+/* Writes the sharded checkpoint `path`, one file per rank. */
 fc_code train_save(trainer *t, const char *path, fc_error *err);
 
-/* train_mlp.c: "layers.0.weight" of kind 0, "layers.0.bias" of kind 1; static. */
+/* train_mlp.c: writes the name of a parameter, "layers.0.weight" for kind 0 or "layers.0.bias" for kind 1. */
 void train_name(const mlp_layer *layer, int kind, char *out, size_t size);
 
 #endif

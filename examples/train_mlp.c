@@ -1,13 +1,13 @@
 /*
- * train_mlp: trains a small multi-layer perceptron with FSDP and AdamW, without Python: over threads, MPI or NCCL; in
- * mixed precision, with gradient accumulation, HSDP, prefetching and offloading. It saves sharded HDF5 checkpoints,
- * resumes from checkpoints of any layout and format, and can write all it computed for a comparison with PyTorch.
+ * train_mlp trains a small multi-layer perceptron with FSDP and AdamW, without Python, over threads, MPI or NCCL. It
+ * has mixed precision, gradient accumulation, HSDP, prefetching and offloading. It saves sharded HDF5 checkpoints,
+ * resumes from checkpoints of any layout and format, and can write its results for a comparison with PyTorch.
  *
  *   train_mlp --ranks 4 --steps 10 --save ckpt
  *   fsdpckpt reshard ckpt -o ckpt2 --dp 2
  *   mpirun -n 2 train_mlp --comm mpi --resume ckpt2 --steps 10
  *
- * The computation itself is the host's (mlp.c); parameters, gradients and optimizer state live where FSDP keeps them.
+ * The host computes (mlp.c). FSDP keeps parameters, gradients and optimizer state on the device.
  */
 #include "train.h"
 
@@ -20,7 +20,7 @@ void train_name(const mlp_layer *layer, int kind, char *out, size_t size) {
     snprintf(out, size, "%s.%s", layer->name, kind == 0 ? "weight" : "bias");
 }
 
-/* Parameters of the model before training: the same on all ranks, from one generator in the order of the layers. */
+/* Makes a parameter with its initial values, which are the same on all ranks. */
 static fc_code new_param(mlp_random *random, const mlp_layer *layer, int kind, fc_device *device, fc_array *out,
                          fc_error *err) {
     float values[MLP_WIDEST * MLP_WIDEST];
@@ -28,8 +28,8 @@ static fc_code new_param(mlp_random *random, const mlp_layer *layer, int kind, f
     for (int64_t i = 0; i < count; i++) {
         values[i] = mlp_random_next(random) * 0.25f;
     }
-    fc_code rc = fc_array_new(device, FC_F32, kind == 0 ? 2 : 1, shape, out, err);
-    return rc == FC_OK ? train_store(out, values, err) : rc;
+    TRY(fc_array_new(device, FC_F32, kind == 0 ? 2 : 1, shape, out, err));
+    return train_store(out, values, err);
 }
 
 static fc_code add_layer(trainer *t, int i, mlp_random *random, const fc_checkpoint *from, fc_error *err) {
@@ -51,26 +51,28 @@ static fc_code add_layer(trainer *t, int i, mlp_random *random, const fc_checkpo
     return rc;
 }
 
-/* An optimizer state: zeros, or the rank's shard of what was saved, cut as the parameters are. */
+/* Makes an optimizer state: zeros, or this rank's shard of the saved state. */
 static fc_code add_state(trainer *t, int i, const char *name, const fc_checkpoint *from, fc_array *out, fc_error *err) {
     fc_fsdp_handle *handle = t->layers[i].handle;
     const fc_flat_layout *layout = fc_fsdp_layout(handle);
     fc_device *device = t->world->device;
     fc_array params[2] = {{0}}, flat = {0}, shard = {0};
     int64_t rank = layout->world_size > 1 ? t->shard->rank : 0;
-    fc_code rc = fc_array_new(fc_fsdp_local_shard(handle)->device, FC_F32, 1, &layout->shard_numel, out, err);
-    if (rc == FC_OK && !from) {
+    fc_code rc;
+    TRY(fc_array_new(fc_fsdp_local_shard(handle)->device, FC_F32, 1, &layout->shard_numel, out, err));
+    if (!from) {
         return out->device->zero(out->device, out->data, fc_array_bytes(out), NULL, err);
     }
-    for (int kind = 0; rc == FC_OK && kind < 2; kind++) {
-        rc = train_load_param(from, &mlp_layers[i], kind, name, device, &params[kind], err);
+    for (int kind = 0; kind < 2; kind++) {
+        TRY_GOTO(train_load_param(from, &mlp_layers[i], kind, name, device, &params[kind], err), rc, out);
     }
-    rc = rc == FC_OK ? fc_array_new(device, FC_F32, 1, &layout->numel, &flat, err) : rc;
-    rc = rc == FC_OK ? fc_array_new(device, FC_F32, 1, &layout->shard_numel, &shard, err) : rc;
-    rc = rc == FC_OK ? fc_flat_flatten(layout, params, &flat, NULL, err) : rc;
-    rc = rc == FC_OK ? fc_flat_shard(layout, &flat, rank, &shard, NULL, err) : rc;
-    rc = rc == FC_OK ? fc_array_copy(out, &shard, NULL, err) : rc;
-    rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
+    TRY_GOTO(fc_array_new(device, FC_F32, 1, &layout->numel, &flat, err), rc, out);
+    TRY_GOTO(fc_array_new(device, FC_F32, 1, &layout->shard_numel, &shard, err), rc, out);
+    TRY_GOTO(fc_flat_flatten(layout, params, &flat, NULL, err), rc, out);
+    TRY_GOTO(fc_flat_shard(layout, &flat, rank, &shard, NULL, err), rc, out);
+    TRY_GOTO(fc_array_copy(out, &shard, NULL, err), rc, out);
+    rc = device->synchronize(device, NULL, err);
+out:
     fc_array_free(&params[0]);
     fc_array_free(&params[1]);
     fc_array_free(&flat);
@@ -80,26 +82,25 @@ static fc_code add_state(trainer *t, int i, const char *name, const fc_checkpoin
 
 static fc_code add_layers(trainer *t, const fc_checkpoint *from, fc_error *err) {
     mlp_random random = mlp_random_new(1);
-    fc_code rc = FC_OK;
-    for (int k = 0; rc == FC_OK && k < MLP_LAYERS; k++) {
-        int i = (k + MLP_LAYERS - 1) % MLP_LAYERS; /* the root is added first: it holds the head */
+    for (int k = 0; k < MLP_LAYERS; k++) {
+        int i = (k + MLP_LAYERS - 1) % MLP_LAYERS; /* the root, which holds the head, must be added first */
         fc_fsdp_unit_options unit = t->options->unit;
         unit.is_root = k == 0;
-        rc = fc_fsdp_add_unit(t->fsdp, mlp_layers[i].name, &unit, &t->layers[i].unit, err);
+        TRY(fc_fsdp_add_unit(t->fsdp, mlp_layers[i].name, &unit, &t->layers[i].unit, err));
     }
-    for (int i = 0; rc == FC_OK && i < MLP_LAYERS; i++) {
-        rc = add_layer(t, i, &random, from, err);
-        rc = rc == FC_OK ? add_state(t, i, "exp_avg", from, &t->layers[i].exp_avg, err) : rc;
-        rc = rc == FC_OK ? add_state(t, i, "exp_avg_sq", from, &t->layers[i].exp_avg_sq, err) : rc;
+    for (int i = 0; i < MLP_LAYERS; i++) {
+        TRY(add_layer(t, i, &random, from, err));
+        TRY(add_state(t, i, "exp_avg", from, &t->layers[i].exp_avg, err));
+        TRY(add_state(t, i, "exp_avg_sq", from, &t->layers[i].exp_avg_sq, err));
     }
-    return rc == FC_OK && from ? train_load_step(from, &t->step, err) : rc;
+    return from ? train_load_step(from, &t->step, err) : FC_OK;
 }
 
 static fc_code split_mesh(trainer *t, fc_error *err) {
     int replicas = t->options->replicas;
     if (MLP_BATCH % t->world->size != 0 || t->world->size % replicas != 0) {
-        return fc_fail(err, FC_EUSAGE, "%d ranks cannot share a batch of %d, or not %d replicas", t->world->size,
-                       (int)MLP_BATCH, replicas);
+        return fc_fail(err, FC_EUSAGE, "%d ranks must divide the batch of %d, and %d replicas must divide the ranks",
+                       t->world->size, (int)MLP_BATCH, replicas);
     }
     t->mesh = (fc_mesh){.ndim = 1, .sizes = {t->world->size}, .names = {"dp"}};
     t->shard = t->world;
@@ -107,8 +108,8 @@ static fc_code split_mesh(trainer *t, fc_error *err) {
         return FC_OK;
     }
     t->mesh = (fc_mesh){.ndim = 2, .sizes = {replicas, t->world->size / replicas}, .names = {"replicate", "dp"}};
-    fc_code rc = fc_comm_split_mesh(t->world, &t->mesh, 0, &t->replicate, err);
-    return rc == FC_OK ? fc_comm_split_mesh(t->world, &t->mesh, 1, &t->shard, err) : rc;
+    TRY(fc_comm_split_mesh(t->world, &t->mesh, 0, &t->replicate, err));
+    return fc_comm_split_mesh(t->world, &t->mesh, 1, &t->shard, err);
 }
 
 static fc_code open_trainer(trainer *t, fc_error *err) {
@@ -143,10 +144,10 @@ static void close_trainer(trainer *t) {
     }
 }
 
-/* What the forward leaves for the backward. */
+/* The results of the forward that the backward needs. */
 typedef struct activations {
     int samples;
-    float x[MLP_LAYERS + 1][MLP_BATCH * MLP_WIDEST]; /* the input of each layer, and the output */
+    float x[MLP_LAYERS + 1][MLP_BATCH * MLP_WIDEST]; /* the input of each layer, and the output of the last */
     float target[MLP_BATCH * MLP_OUT];
 } activations;
 
@@ -154,7 +155,7 @@ static fc_dtype compute_dtype(const trainer *t) {
     return t->options->unit.has_param_dtype ? t->options->unit.param_dtype : FC_F32;
 }
 
-/* This rank's part of one of four batches, which do not depend on the number of ranks. */
+/* Makes this rank's samples of one of four batches. The batches do not depend on the number of ranks. */
 static void next_batch(const trainer *t, int micro, activations *a) {
     mlp_random random = mlp_random_new(1000 + (uint64_t)(t->step * t->options->accumulate + micro) % 4);
     a->samples = MLP_BATCH / t->world->size;
@@ -174,75 +175,69 @@ static void next_batch(const trainer *t, int micro, activations *a) {
 
 static fc_code fetch_params(trainer *t, int i, float *w, float *b, fc_error *err) {
     fc_fsdp_tensor param;
-    fc_code rc = fc_fsdp_param(t->layers[i].handle, 0, &param, err);
-    rc = rc == FC_OK ? train_fetch(&param.local, w, err) : rc;
-    rc = rc == FC_OK ? fc_fsdp_param(t->layers[i].handle, 1, &param, err) : rc;
-    return rc == FC_OK ? train_fetch(&param.local, b, err) : rc;
+    TRY(fc_fsdp_param(t->layers[i].handle, 0, &param, err));
+    TRY(train_fetch(&param.local, w, err));
+    TRY(fc_fsdp_param(t->layers[i].handle, 1, &param, err));
+    return train_fetch(&param.local, b, err);
 }
 
 static fc_code forward_layer(trainer *t, int i, activations *a, fc_error *err) {
     float w[MLP_WIDEST * MLP_WIDEST], b[MLP_WIDEST];
     const mlp_layer *layer = &mlp_layers[i];
     int64_t count = (int64_t)a->samples * layer->out;
-    fc_code rc = fetch_params(t, i, w, b, err);
-    if (rc == FC_OK) {
-        mlp_linear(layer, a->samples, a->x[i], w, b, a->x[i + 1]);
-        mlp_round(compute_dtype(t), a->x[i + 1], count);
-        if (i + 1 < MLP_LAYERS) {
-            mlp_relu(a->x[i + 1], count);
-        }
+    TRY(fetch_params(t, i, w, b, err));
+    mlp_linear(layer, a->samples, a->x[i], w, b, a->x[i + 1]);
+    mlp_round(compute_dtype(t), a->x[i + 1], count);
+    if (i + 1 < MLP_LAYERS) {
+        mlp_relu(a->x[i + 1], count);
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code forward(trainer *t, activations *a, fc_error *err) {
     fc_fsdp_unit *root = t->layers[MLP_LAYERS - 1].unit;
-    mlp_round(compute_dtype(t), a->x[0], (int64_t)a->samples * MLP_IN); /* as the root casts its inputs */
-    fc_code rc = fc_fsdp_root_pre_forward(t->fsdp, NULL, 0, err);
-    rc = rc == FC_OK ? fc_fsdp_pre_forward(root, true, NULL, 0, err) : rc;
-    for (int i = 0; rc == FC_OK && i < MLP_LAYERS - 1; i++) {
-        rc = fc_fsdp_pre_forward(t->layers[i].unit, true, NULL, 0, err);
-        rc = rc == FC_OK ? forward_layer(t, i, a, err) : rc;
-        rc = rc == FC_OK ? fc_fsdp_post_forward(t->layers[i].unit, err) : rc;
+    mlp_round(compute_dtype(t), a->x[0], (int64_t)a->samples * MLP_IN); /* like the root, which casts its inputs */
+    TRY(fc_fsdp_root_pre_forward(t->fsdp, NULL, 0, err));
+    TRY(fc_fsdp_pre_forward(root, true, NULL, 0, err));
+    for (int i = 0; i < MLP_LAYERS - 1; i++) {
+        TRY(fc_fsdp_pre_forward(t->layers[i].unit, true, NULL, 0, err));
+        TRY(forward_layer(t, i, a, err));
+        TRY(fc_fsdp_post_forward(t->layers[i].unit, err));
     }
-    rc = rc == FC_OK ? forward_layer(t, MLP_LAYERS - 1, a, err) : rc;
-    return rc == FC_OK ? fc_fsdp_post_forward(root, err) : rc;
+    TRY(forward_layer(t, MLP_LAYERS - 1, a, err));
+    return fc_fsdp_post_forward(root, err);
 }
 
-/* From g = dL/d(output) to dL/d(input), in place, with the gradients of the parameters on the way. */
+/* Replaces g = dL/d(output) by dL/d(input), and computes the gradients of the parameters. */
 static fc_code backward_layer(trainer *t, int i, const activations *a, float *g, fc_error *err) {
     float w[MLP_WIDEST * MLP_WIDEST], b[MLP_WIDEST], gw[MLP_WIDEST * MLP_WIDEST], gb[MLP_WIDEST];
     float gx[MLP_BATCH * MLP_WIDEST];
     const mlp_layer *layer = &mlp_layers[i];
     fc_array view;
-    fc_code rc = fc_fsdp_pre_backward(t->layers[i].unit, err);
-    rc = rc == FC_OK ? fetch_params(t, i, w, b, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
-    }
+    TRY(fc_fsdp_pre_backward(t->layers[i].unit, err));
+    TRY(fetch_params(t, i, w, b, err));
     if (i + 1 < MLP_LAYERS) {
         mlp_relu_backward(a->x[i + 1], g, (int64_t)a->samples * layer->out);
     }
     mlp_linear_backward(layer, a->samples, a->x[i], w, g, gx, gw, gb);
-    rc = fc_fsdp_grad(t->layers[i].handle, 0, &view, err); /* stored in its dtype: rounded once */
-    rc = rc == FC_OK ? train_store(&view, gw, err) : rc;
-    rc = rc == FC_OK ? fc_fsdp_grad(t->layers[i].handle, 1, &view, err) : rc;
-    rc = rc == FC_OK ? train_store(&view, gb, err) : rc;
+    TRY(fc_fsdp_grad(t->layers[i].handle, 0, &view, err));
+    TRY(train_store(&view, gw, err)); /* rounds to the param dtype */
+    TRY(fc_fsdp_grad(t->layers[i].handle, 1, &view, err));
+    TRY(train_store(&view, gb, err));
     mlp_round(compute_dtype(t), gx, (int64_t)a->samples * layer->in);
     memcpy(g, gx, (size_t)(a->samples * layer->in) * sizeof *g);
-    return rc == FC_OK ? fc_fsdp_post_backward(t->layers[i].handle, err) : rc;
+    return fc_fsdp_post_backward(t->layers[i].handle, err);
 }
 
 static fc_code backward(trainer *t, const activations *a, float *loss, fc_error *err) {
     float g[MLP_BATCH * MLP_WIDEST];
     int64_t count = (int64_t)a->samples * MLP_OUT;
-    fc_code rc = FC_OK;
     *loss = mlp_loss(a->x[MLP_LAYERS], a->target, count, g);
     mlp_round(compute_dtype(t), g, count);
-    for (int i = MLP_LAYERS; rc == FC_OK && i-- > 0;) {
-        rc = backward_layer(t, i, a, g, err);
+    for (int i = MLP_LAYERS; i-- > 0;) {
+        TRY(backward_layer(t, i, a, g, err));
     }
-    return rc == FC_OK ? fc_fsdp_post_backward_final(t->fsdp, err) : rc;
+    return fc_fsdp_post_backward_final(t->fsdp, err);
 }
 
 static void dump_array(FILE *out, const char *key, const char *name, const float *values, int64_t count) {
@@ -282,8 +277,8 @@ static fc_code update_layer(trainer *t, int i, fc_error *err) {
     return rc;
 }
 
-/* Of the whole batch: the ranks' parts are equally large. */
-static fc_code tell_loss(trainer *t, float loss, fc_error *err) {
+/* Prints the loss of the whole batch. All ranks have the same number of samples. */
+static fc_code print_loss(trainer *t, float loss, fc_error *err) {
     fc_code rc = t->host->all_reduce(t->host, &loss, 1, FC_F32, FC_REDUCE_AVG, NULL, err);
     if (rc == FC_OK && t->host->rank == 0) {
         printf("step %lld: loss %.6f\n", (long long)t->step, (double)loss);
@@ -293,34 +288,34 @@ static fc_code tell_loss(trainer *t, float loss, fc_error *err) {
 
 static fc_code train_step(trainer *t, fc_error *err) {
     float losses[64];
-    fc_code rc = FC_OK;
     int micros = t->options->accumulate;
-    for (int micro = 0; rc == FC_OK && micro < micros; micro++) {
+    for (int micro = 0; micro < micros; micro++) {
         activations a;
         next_batch(t, micro, &a);
         fc_fsdp_set_sync_gradients(t->fsdp, micro + 1 == micros);
-        rc = forward(t, &a, err);
-        rc = rc == FC_OK ? backward(t, &a, &losses[micro], err) : rc;
-    }
-    if (rc != FC_OK) {
-        return rc;
+        TRY(forward(t, &a, err));
+        TRY(backward(t, &a, &losses[micro], err));
     }
     t->step++;
     if (t->dump) {
         fprintf(t->dump, "{\"step\": %lld", (long long)t->step);
         dump_array(t->dump, "loss", "all", losses, micros);
     }
+    fc_code rc = FC_OK; /* the line of the dump is closed even after a failure */
     for (int i = 0; rc == FC_OK && i < MLP_LAYERS; i++) {
         rc = update_layer(t, i, err);
     }
     if (t->dump) {
         fputs("}\n", t->dump);
     }
-    rc = rc == FC_OK ? tell_loss(t, losses[micros - 1], err) : rc;
-    return rc == FC_OK ? fc_fsdp_zero_grad(t->fsdp, err) : rc;
+    if (rc != FC_OK) {
+        return rc;
+    }
+    TRY(print_loss(t, losses[micros - 1], err));
+    return fc_fsdp_zero_grad(t->fsdp, err);
 }
 
-/* One rank. `host` reaches the same ranks as `world`, with buffers in host memory. */
+/* Trains on one rank. `host` has the same ranks as `world`, with buffers in host memory. */
 static fc_code train(const train_options *o, fc_comm *world, fc_comm *host, fc_error *err) {
     trainer *t = calloc(1, sizeof *t);
     if (!t) {
@@ -348,16 +343,15 @@ static fc_code train_thread(fc_comm *comm, void *context, fc_error *err) {
 static fc_code train_processes(const train_options *o, fc_error *err) {
     fc_device *cpu = NULL, *gpu = NULL;
     fc_comm *mpi = NULL, *nccl = NULL;
-    fc_code rc = fc_device_cpu(&cpu, err);
-    rc = rc == FC_OK ? fc_comm_mpi(cpu, &mpi, err) : rc;
-    if (rc == FC_OK && strcmp(o->comm, "nccl") == 0) {
-        rc = fc_device_cuda(mpi->rank, &gpu, err);
-        rc = fc_comm_agree(mpi, rc, err);
-        rc = rc == FC_OK ? fc_comm_nccl(mpi, gpu, &nccl, err) : rc;
+    fc_code rc;
+    TRY_GOTO(fc_device_cpu(&cpu, err), rc, out);
+    TRY_GOTO(fc_comm_mpi(cpu, &mpi, err), rc, out);
+    if (strcmp(o->comm, "nccl") == 0) {
+        TRY_GOTO(fc_comm_agree(mpi, fc_device_cuda(mpi->rank, &gpu, err), err), rc, out);
+        TRY_GOTO(fc_comm_nccl(mpi, gpu, &nccl, err), rc, out);
     }
-    if (rc == FC_OK) {
-        rc = train(o, nccl ? nccl : mpi, mpi, err);
-    }
+    rc = train(o, nccl ? nccl : mpi, mpi, err);
+out:
     if (nccl) {
         nccl->free(nccl);
     }
@@ -392,31 +386,31 @@ static const char usage[] =
 
 static const char options_help[] =
     "\n"
-    "Trains a small model with FSDP and AdamW on data that it makes up, the same in every run.\n"
+    "Trains a small model with FSDP and AdamW on generated data, which is the same in every run.\n"
     "\n"
     "  --comm HOW           local: ranks are threads (the default); mpi, nccl: under mpirun\n"
-    "  --ranks N            how many threads, a divisor of the batch of 8 (default: 2)\n"
-    "  --steps N            how many steps to train (default: 10)\n"
-    "  --accumulate N       micro batches a step (default: 1)\n"
-    "  --replicas N         HSDP: N groups of ranks that each hold all of the model (default: 1)\n"
+    "  --ranks N            number of threads, a divisor of the batch of 8 (default: 2)\n"
+    "  --steps N            number of steps to train (default: 10)\n"
+    "  --accumulate N       micro batches per step (default: 1)\n"
+    "  --replicas N         HSDP: N groups of ranks that each hold the whole model (default: 1)\n"
     "  --strategy S         full, grad-op or no: what is sharded (default: full)\n"
-    "  --param-dtype TYPE   of the parameters that layers compute with, such as bf16\n"
-    "  --reduce-dtype TYPE  of the gradients that are reduced\n"
-    "  --prefetch           gather the next unit ahead\n"
+    "  --param-dtype TYPE   dtype of the parameters in the computation, such as bf16\n"
+    "  --reduce-dtype TYPE  dtype in which gradients are reduced\n"
+    "  --prefetch           gather the parameters of the next unit ahead\n"
     "  --offload            keep parameters and gradients on the host\n"
-    "  --orig-params        as use_orig_params of PyTorch\n"
-    "  --save DIR           write the last state, a file a rank\n"
-    "  --resume CHECKPOINT  go on from a checkpoint of any layout\n"
-    "  --dump DIR           write all that was computed, for comparisons\n";
+    "  --orig-params        like use_orig_params in PyTorch\n"
+    "  --save DIR           write the final state, one file per rank\n"
+    "  --resume CHECKPOINT  continue from a checkpoint of any layout\n"
+    "  --dump DIR           write losses, gradients and parameters, for comparisons\n";
 
-static bool number(const char *text, int most, int *out) {
+static bool parse_number(const char *text, int most, int *out) {
     char *end;
     long value = strtol(text, &end, 10);
     *out = (int)value;
     return *text && !*end && value >= 1 && value <= most;
 }
 
-static bool strategy(const char *name, fc_sharding_strategy *out) {
+static bool parse_strategy(const char *name, fc_sharding_strategy *out) {
     static const char *const names[] = {"full", "grad-op", "no"};
     for (int i = 0; i < 3; i++) {
         if (strcmp(name, names[i]) == 0) {
@@ -427,21 +421,21 @@ static bool strategy(const char *name, fc_sharding_strategy *out) {
     return false;
 }
 
-static bool take(train_options *o, int option) {
+static bool parse_option(train_options *o, int option) {
     switch (option) {
     case 'c':
         o->comm = optarg;
         return strcmp(optarg, "local") == 0 || strcmp(optarg, "mpi") == 0 || strcmp(optarg, "nccl") == 0;
     case 'n':
-        return number(optarg, MLP_BATCH, &o->ranks);
+        return parse_number(optarg, MLP_BATCH, &o->ranks);
     case 's':
-        return number(optarg, 1 << 30, &o->steps);
+        return parse_number(optarg, 1 << 30, &o->steps);
     case 'a':
-        return number(optarg, 64, &o->accumulate);
+        return parse_number(optarg, 64, &o->accumulate);
     case 'r':
-        return number(optarg, MLP_BATCH, &o->replicas);
+        return parse_number(optarg, MLP_BATCH, &o->replicas);
     case 't':
-        return strategy(optarg, &o->unit.strategy);
+        return parse_strategy(optarg, &o->unit.strategy);
     case 'p':
         o->unit.has_param_dtype = true;
         return fc_dtype_find(optarg, strlen(optarg), &o->unit.param_dtype);
@@ -482,13 +476,13 @@ int main(int argc, char **argv) {
             fputs(options_help, stdout);
             return 0;
         }
-        if (!take(&o, option)) {
+        if (!parse_option(&o, option)) {
             fputs(usage, stderr);
             return 2;
         }
     }
     if (optind < argc) {
-        fprintf(stderr, "train_mlp: '%s' is no option\n%s", argv[optind], usage);
+        fprintf(stderr, "train_mlp: unexpected argument '%s'\n%s", argv[optind], usage);
         return 2;
     }
     if (o.replicas > 1) {

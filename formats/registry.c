@@ -3,6 +3,8 @@
  */
 #include "registry.h"
 
+#include "torch/verdict.h"
+
 #include <string.h>
 
 /* clang-format off */
@@ -16,6 +18,11 @@ static const fc_format *const formats[] = {
 
 const fc_format *const *fc_formats(void) {
     return formats;
+}
+
+const fc_object_encoding *fc_object_encoding_find(const char *name) {
+    static const fc_object_encoding torch_save = {"torch.save", fc_torch_verdict, fc_torch_verdict_memory};
+    return strcmp(name, torch_save.name) == 0 ? &torch_save : NULL;
 }
 
 const fc_format *fc_format_find(const char *name) {

@@ -1,5 +1,5 @@
 /*
- * Device meshes with communicators, and DTensors made from local parts. What redistribute.c and extensions.c work on.
+ * Makes device meshes with their communicators, and DTensors from local tensors.
  */
 #include "fsdpckpt/train/dtensor_data.h"
 
@@ -11,8 +11,8 @@
 fc_code fc_device_mesh_new(fc_comm *comm, const fc_mesh *mesh, fc_device_mesh *out, fc_error *err) {
     *out = (fc_device_mesh){.mesh = *mesh, .owns_groups = true, .root = out};
     if (mesh->ndim < 1 || mesh->ndim > FC_MAX_MESH_DIMS || fc_mesh_ranks(mesh) != comm->size) {
-        return fc_fail(err, FC_EUSAGE, "a mesh of %d dimensions and %lld places for %d ranks", mesh->ndim,
-                       (long long)fc_mesh_ranks(mesh), comm->size);
+        return fc_fail(err, FC_EUSAGE, "a mesh of %d dimensions and %lld ranks does not fit a communicator of %d ranks",
+                       mesh->ndim, (long long)fc_mesh_ranks(mesh), comm->size);
     }
     fc_mesh_coordinate(mesh, comm->rank, out->coordinate);
     for (int d = 0; d < mesh->ndim; d++) {
@@ -45,7 +45,8 @@ fc_code fc_device_mesh_slice(const fc_device_mesh *mesh, int dim, fc_device_mesh
     return FC_OK;
 }
 
-/* The global shape as DTensor.from_local infers it: the local one, times the ranks where a mesh dimension cuts it. */
+/* Infers the global shape like DTensor.from_local: local sizes times the ranks of each mesh dimension that cuts them.
+ */
 static fc_code infer_shape(const fc_array *local, const fc_mesh *mesh, const fc_placement *placements, int64_t *shape,
                            fc_error *err) {
     for (int d = 0; d < local->ndim; d++) {
@@ -57,11 +58,12 @@ static fc_code infer_shape(const fc_array *local, const fc_mesh *mesh, const fc_
             continue;
         }
         if (p->dim < 0 || p->dim >= local->ndim) {
-            return fc_fail(err, FC_EUSAGE, "Shard(%d) of a tensor of %d dimensions", p->dim, local->ndim);
+            return fc_fail(err, FC_EUSAGE, "Shard(%d) does not exist in a tensor of %d dimensions", p->dim,
+                           local->ndim);
         }
         if (!fc_mul_i64(shape[p->dim], mesh->sizes[m], &shape[p->dim])) {
-            return fc_fail(err, FC_EUNSUPPORTED, "dimension %d over %lld ranks does not fit 64 bits", p->dim,
-                           (long long)mesh->sizes[m]);
+            return fc_fail(err, FC_EUNSUPPORTED, "the size of dimension %d over %lld ranks does not fit in 64 bits",
+                           p->dim, (long long)mesh->sizes[m]);
         }
     }
     return FC_OK;
@@ -76,14 +78,16 @@ static fc_torch_device device_name(const fc_device *device) {
 fc_code fc_dtensor_from_local(const fc_array *local, const fc_device_mesh *mesh, const fc_placement *placements,
                               int ndim, const int64_t *shape, fc_fsdp_tensor *out, fc_error *err) {
     int64_t inferred[FC_MAX_DIMS];
-    FC_TRY(shape ? FC_OK : infer_shape(local, &mesh->mesh, placements, inferred, err));
+    if (!shape) {
+        FC_TRY(infer_shape(local, &mesh->mesh, placements, inferred, err));
+    }
     fc_fsdp_tensor made = {.local = *local, .is_dtensor = true, .mesh = mesh};
     made.local.memory = NULL;
     FC_TRY(fc_dtensor_init(&made.spec, shape ? ndim : local->ndim, shape ? shape : inferred, &mesh->mesh, placements,
                            mesh->coordinate, err));
     for (int d = 0; d < made.spec.ndim; d++) {
         if (made.spec.ndim != local->ndim || made.spec.local_sizes[d] != local->sizes[d]) {
-            return fc_fail(err, FC_EUSAGE, "the local part of a DTensor has %lld elements in dimension %d, not %lld",
+            return fc_fail(err, FC_EUSAGE, "the local tensor of a DTensor has %lld elements in dimension %d, not %lld",
                            (long long)local->sizes[d], d, (long long)made.spec.local_sizes[d]);
         }
     }

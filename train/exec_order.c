@@ -1,6 +1,6 @@
 /*
- * The order in which units run: the pre-forward order, fixed by the first iteration, and the post-forward order of each
- * iteration. What prefetching relies on; and the check that all ranks run the same units in the same order.
+ * Records the order in which units run, for prefetching: the pre-forward order of the first iteration, and the
+ * post-forward order of each one. It also checks that all ranks run the units in the same order.
  */
 #include "train/state.h"
 
@@ -12,7 +12,7 @@
 
 static fc_code append(fc_unit_list *list, fc_fsdp_unit *unit, fc_error *err) {
     if (!fc_grow(&list->units, &list->capacity, (size_t)list->count + 1, sizeof *list->units)) {
-        return fc_fail(err, FC_ENOMEM, "out of memory for the execution order");
+        return fc_no_memory(err, "the execution order");
     }
     list->units[list->count++] = unit;
     return FC_OK;
@@ -27,7 +27,7 @@ static const char *unit_name(const fc_fsdp *fsdp, int64_t index) {
     return "(unknown)";
 }
 
-/* First iteration: every rank says which unit it is about to gather. */
+/* First iteration: the ranks compare the units that they are about to gather. */
 static fc_code compare_ranks(fc_fsdp_unit *unit, int64_t *all, fc_error *err) {
     fc_fsdp *fsdp = unit->fsdp;
     fc_device *device = fsdp->device;
@@ -36,20 +36,20 @@ static fc_code compare_ranks(fc_fsdp_unit *unit, int64_t *all, fc_error *err) {
     fc_block *block = NULL;
     FC_TRY(fc_pool_take(&fsdp->pool, bytes, stream, &block, err));
     char *mine = (char *)block->memory + one * (size_t)fsdp->shard->rank;
-    fc_code rc = device->copy(device, mine, &unit->index, one, stream, err);
-    rc = rc == FC_OK ? fsdp->shard->all_gather(fsdp->shard, mine, block->memory, one, stream, err) : rc;
-    rc = rc == FC_OK ? device->copy(device, all, block->memory, bytes, stream, err) : rc;
-    rc = rc == FC_OK ? device->synchronize(device, stream, err) : rc;
-    rc = rc == FC_OK ? fc_pool_give(&fsdp->pool, &block, stream, err) : rc;
-    for (int r = 1; rc == FC_OK && r < fsdp->shard->size; r++) {
+    FC_TRY(device->copy(device, mine, &unit->index, one, stream, err));
+    FC_TRY(fsdp->shard->all_gather(fsdp->shard, mine, block->memory, one, stream, err));
+    FC_TRY(device->copy(device, all, block->memory, bytes, stream, err));
+    FC_TRY(device->synchronize(device, stream, err));
+    FC_TRY(fc_pool_give(&fsdp->pool, &block, stream, err));
+    for (int r = 1; r < fsdp->shard->size; r++) {
         if (all[r] != all[0]) {
-            rc = fc_fail(err, FC_EUSAGE,
-                         "forward order differs across ranks: rank 0 is all-gathering parameters for '%s' while rank "
-                         "%d is all-gathering parameters for '%s'",
-                         unit_name(fsdp, all[0]), r, unit_name(fsdp, all[r]));
+            return fc_fail(err, FC_EUSAGE,
+                           "forward order differs across ranks: rank 0 is all-gathering parameters for '%s' while "
+                           "rank %d is all-gathering parameters for '%s'",
+                           unit_name(fsdp, all[0]), r, unit_name(fsdp, all[r]));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code check_across_ranks(fc_fsdp_unit *unit, fc_error *err) {
@@ -59,28 +59,30 @@ static fc_code check_across_ranks(fc_fsdp_unit *unit, fc_error *err) {
     return rc;
 }
 
-/* Later iterations: this rank against its own first one. One deviating iteration is told about, no more. */
+/* Later iterations: compares the order with the first iteration on this rank. Warns only in the first one that differs.
+ */
 static void check_with_first(fc_fsdp_unit *unit) {
     fc_fsdp *fsdp = unit->fsdp;
     const fc_unit_list *order = &fsdp->pre_forward_order;
-    char what[512] = "", message[1024];
+    char difference[512] = "", message[1024];
     if (fsdp->warning == FC_ORDER_WARNED) {
         return;
     }
     if (fsdp->current_index >= order->count) {
-        snprintf(what, sizeof what,
+        snprintf(difference, sizeof difference,
                  "expected to not all-gather any more parameters in the forward but trying to all-gather parameters "
                  "for '%s'",
                  unit->name);
     } else if (order->units[fsdp->current_index] != unit) {
-        snprintf(what, sizeof what, "expected to all-gather for '%s' but trying to all-gather parameters for '%s'",
+        snprintf(difference, sizeof difference,
+                 "expected to all-gather for '%s' but trying to all-gather parameters for '%s'",
                  order->units[fsdp->current_index]->name, unit->name);
     }
-    if (what[0]) {
+    if (difference[0]) {
         snprintf(message, sizeof message,
                  "forward order differs from that of the first iteration on rank %d; collectives are unchecked and may "
                  "give incorrect results or hang: %s",
-                 fsdp->shard->rank, what);
+                 fsdp->shard->rank, difference);
         fsdp->options.warn(fsdp->options.context, message);
         fsdp->warning = FC_ORDER_WARNING;
     }
@@ -94,14 +96,10 @@ fc_code fc_order_pre_forward(fc_fsdp_unit *unit, bool training, fc_error *err) {
     }
     /* In eval mode no backward marks the end of an iteration. */
     if (training && fsdp->options.check_order) {
-        fc_code rc = FC_OK;
         if (fsdp->iteration == 0) {
-            rc = check_across_ranks(unit, err);
+            FC_TRY(check_across_ranks(unit, err));
         } else {
             check_with_first(unit);
-        }
-        if (rc != FC_OK) {
-            return rc;
         }
     }
     if (fsdp->iteration > 0 || unit->pre_forward_index != NOT_IN_ORDER) {
@@ -111,7 +109,7 @@ fc_code fc_order_pre_forward(fc_fsdp_unit *unit, bool training, fc_error *err) {
     return append(&fsdp->pre_forward_order, unit, err);
 }
 
-/* A unit that runs twice keeps the place of its first run, but each run has one. */
+/* A unit that runs twice is recorded twice, and keeps the index of its first run. */
 fc_code fc_order_post_forward(fc_fsdp_unit *unit, fc_error *err) {
     if (!unit->handles) {
         return FC_OK;

@@ -1,6 +1,6 @@
 /*
- * DTensorExtensions: how FSDP flattens, cuts and gathers the tensors of tensor parallelism. Metadata comes from
- * lib/sharding/dtensor.c, data from the caller's arrays; the communication is in redistribute.c.
+ * DTensorExtensions: how FSDP flattens, cuts and gathers the tensors of tensor parallelism. lib/sharding/dtensor.c
+ * computes the metadata, redistribute.c communicates, and this file moves the data.
  */
 #include "base/try.h"
 #include "fsdpckpt/train/dtensor_data.h"
@@ -24,29 +24,27 @@ fc_code fc_post_unflatten_transform(const fc_dtensor_extensions *extensions, con
                                     fc_error *err) {
     fc_fsdp_tensor made = {.local = *view};
     made.local.memory = NULL;
-    fc_code rc = FC_OK;
     if (extension->is_dtensor) {
         const fc_dtensor *spec = &extension->spec;
-        rc = fc_dtensor_from_local(view, extension->mesh, spec->placements, spec->ndim, spec->shape, &made, err);
+        FC_TRY(fc_dtensor_from_local(view, extension->mesh, spec->placements, spec->ndim, spec->shape, &made, err));
     }
-    if (rc == FC_OK && produced) {
+    if (produced) {
         fc_stream *stream = extensions->has_compute_stream ? extensions->compute_stream : extensions->current_stream;
-        rc = view->device->wait(view->device, stream, produced, err);
+        FC_TRY(view->device->wait(view->device, stream, produced, err));
     }
-    if (rc == FC_OK) {
-        made.fsdp_flattened = true;
-        *out = made;
-    }
-    return rc;
+    made.fsdp_flattened = true;
+    *out = made;
+    return FC_OK;
 }
 
-/* The array that is cut, and what the metadata side has to know about it. */
+/* Finds the array to cut, and describes it for fc_chunk_tensor. */
 static fc_code describe(const fc_chunk_input *input, const fc_process_group *group, fc_process_group *tp_group,
                         fc_chunk_source *source, fc_dtensor *spec, const fc_array **data, fc_error *err) {
     if (input->sharded) {
         const fc_sharded_tensor *t = input->sharded;
         if (t->nshards != 1 || t->shards[0].inner) {
-            return fc_fail(err, FC_EUSAGE, "a ShardedTensor with %zu local shards: exactly one can be chunked again",
+            return fc_fail(err, FC_EUSAGE,
+                           "a ShardedTensor with %zu local shards cannot be chunked: it must have exactly one",
                            t->nshards);
         }
         *data = &t->shards[0].tensor;
@@ -75,11 +73,11 @@ static fc_code describe(const fc_chunk_input *input, const fc_process_group *gro
     return FC_OK;
 }
 
-static fc_sharded_tensor *new_tensor(const fc_chunked *from, fc_arena *arena, fc_error *err) {
+static fc_sharded_tensor *new_tensor(const fc_chunked_item *from, fc_arena *arena, fc_error *err) {
     fc_sharded_tensor *t = fc_arena_calloc(arena, 1, sizeof *t);
     fc_local_shard *shard = t ? fc_arena_calloc(arena, 1, sizeof *shard) : NULL;
     if (!shard) {
-        fc_fail(err, FC_ENOMEM, "out of memory for a ShardedTensor");
+        fc_fail(err, FC_ENOMEM, "a ShardedTensor: out of memory");
         return NULL;
     }
     t->metadata = from->metadata;
@@ -89,7 +87,7 @@ static fc_sharded_tensor *new_tensor(const fc_chunked *from, fc_arena *arena, fc
     return t;
 }
 
-/* Copies rows [offset, offset + size) of `data` into the shard. */
+/* Copies the rows of the shard from `data`. */
 static fc_code fill(fc_local_shard *shard, const fc_array *data, fc_stream *stream, fc_error *err) {
     fc_array rows;
     const fc_box *box = &shard->metadata.box;
@@ -105,14 +103,9 @@ fc_code fc_chunk_tensor_data(const fc_chunk_input *input, int64_t rank, int64_t 
     fc_process_group tp_group;
     fc_dtensor spec;
     const fc_array *data = NULL;
-    fc_code rc = describe(input, group, &tp_group, &source, &spec, &data, err);
-    if (rc == FC_OK) {
-        rc = fc_chunk_tensor(&source, rank, world_size, devices_per_node, accelerator_devices, group, arena, &result,
-                             err);
-    }
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(describe(input, group, &tp_group, &source, &spec, &data, err));
+    FC_TRY(
+        fc_chunk_tensor(&source, rank, world_size, devices_per_node, accelerator_devices, group, arena, &result, err));
     fc_sharded_tensor *inner = new_tensor(&result.inner, arena, err), *outer = inner;
     if (inner && result.has_outer) {
         outer = new_tensor(&result.outer, arena, err);
@@ -124,12 +117,10 @@ fc_code fc_chunk_tensor_data(const fc_chunk_input *input, int64_t rank, int64_t 
         outer->shards[0].inner = inner;
     }
     if (inner->nshards > 0) {
-        rc = fill(&inner->shards[0], data, stream, err);
+        FC_TRY(fill(&inner->shards[0], data, stream, err));
     }
-    if (rc == FC_OK) {
-        *out = outer;
-    }
-    return rc;
+    *out = outer;
+    return FC_OK;
 }
 
 void fc_sharded_tensor_free(fc_sharded_tensor *tensor) {
@@ -152,7 +143,7 @@ void fc_pre_load_state_dict_transform(const fc_sharded_tensor *tensor, const fc_
     *count = tensor->nshards;
 }
 
-/* Checks the mesh and finds the placements, through the metadata side, so that the rules exist once. */
+/* Checks the mesh and computes the placements. The rules are those of the metadata, fc_chunk_dtensor. */
 static fc_code plan_chunk(const fc_fsdp_tensor *tensor, const fc_device_mesh *root, fc_dtensor *wanted, fc_error *err) {
     int64_t offsets[FC_MAX_DIMS];
     static const int64_t nowhere[FC_MAX_MESH_DIMS];
@@ -166,7 +157,7 @@ fc_code fc_chunk_dtensor_data(const fc_fsdp_tensor *tensor, const fc_device_mesh
     fc_dtensor wanted;
     fc_fsdp_tensor whole;
     fc_code rc = plan_chunk(tensor, root, &wanted, err);
-    if (rc != FC_OK || !root) { /* without a mesh the plan has failed */
+    if (rc != FC_OK || !root) { /* without a mesh, plan_chunk fails */
         return rc;
     }
     fc_placement replicate[FC_MAX_MESH_DIMS] = {{FC_REPLICATE, 0, 0}};
@@ -175,8 +166,8 @@ fc_code fc_chunk_dtensor_data(const fc_fsdp_tensor *tensor, const fc_device_mesh
     }
     fc_array detached = tensor->local;
     detached.requires_grad = false;
-    rc = fc_dtensor_from_local(&detached, root, replicate, 0, NULL, &whole, err);
-    return rc == FC_OK ? fc_redistribute(&whole, wanted.placements, stream, out, err) : rc;
+    FC_TRY(fc_dtensor_from_local(&detached, root, replicate, 0, NULL, &whole, err));
+    return fc_redistribute(&whole, wanted.placements, stream, out, err);
 }
 
 fc_code fc_all_gather_dtensor(const fc_fsdp_tensor *tensor, const fc_device_mesh *parent_mesh, fc_stream *stream,
@@ -190,9 +181,7 @@ fc_code fc_all_gather_dtensor(const fc_fsdp_tensor *tensor, const fc_device_mesh
         placements[m] = (fc_placement){FC_REPLICATE, 0, 0};
     }
     fc_fsdp_tensor gathered;
-    fc_code rc = fc_redistribute(tensor, placements, stream, &gathered, err);
-    if (rc == FC_OK) {
-        *out = gathered.local;
-    }
-    return rc;
+    FC_TRY(fc_redistribute(tensor, placements, stream, &gathered, err));
+    *out = gathered.local;
+    return FC_OK;
 }

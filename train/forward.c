@@ -1,5 +1,5 @@
 /*
- * The forward half of a step: pre- and post-forward of the root and of each unit.
+ * The forward of a step: pre- and post-forward of the root and of each unit.
  */
 #include "base/try.h"
 #include "train/state.h"
@@ -12,25 +12,25 @@ static fc_code cast_input(const fc_fsdp *fsdp, fc_array *input, fc_dtype dtype, 
     }
     fc_device *device = input->device;
     bool contiguous = fc_array_is_contiguous(input);
-    fc_code rc = fc_array_new(device, dtype, input->ndim, input->sizes, &cast, err);
-    if (rc == FC_OK && !contiguous) {
-        rc = fc_array_clone(input, compute, &dense, err);
+    const void *from = input->data;
+    size_t count = (size_t)fc_array_numel(input);
+    fc_code rc;
+    FC_TRY_GOTO(fc_array_new(device, dtype, input->ndim, input->sizes, &cast, err), rc, out);
+    if (!contiguous) {
+        FC_TRY_GOTO(fc_array_clone(input, compute, &dense, err), rc, out);
+        from = dense.data;
     }
-    if (rc == FC_OK) {
-        const void *from = contiguous ? input->data : dense.data;
-        rc = device->cast(device, input->dtype, from, dtype, cast.data, (size_t)fc_array_numel(input), compute, err);
-    }
-    if (rc == FC_OK && !contiguous) {
-        rc = device->synchronize(device, compute, err);
-    }
-    fc_array_free(&dense);
-    if (rc != FC_OK) {
-        fc_array_free(&cast);
-        return rc;
+    FC_TRY_GOTO(device->cast(device, input->dtype, from, dtype, cast.data, count, compute, err), rc, out);
+    if (!contiguous) {
+        FC_TRY_GOTO(device->synchronize(device, compute, err), rc, out);
     }
     cast.requires_grad = input->requires_grad;
     *input = cast;
-    return FC_OK;
+    cast = (fc_array){0};
+out:
+    fc_array_free(&dense);
+    fc_array_free(&cast);
+    return rc;
 }
 
 static fc_code cast_inputs(const fc_fsdp_unit *unit, fc_array *inputs, size_t count, fc_error *err) {
@@ -42,7 +42,7 @@ static fc_code cast_inputs(const fc_fsdp_unit *unit, fc_array *inputs, size_t co
 
 fc_code fc_fsdp_root_pre_forward(fc_fsdp *fsdp, fc_array *inputs, size_t ninputs, fc_error *err) {
     if (!fsdp->units) {
-        return fc_fail(err, FC_EUSAGE, "there is no unit yet: the first one is the root");
+        return fc_fail(err, FC_EUSAGE, "the FSDP instance has no units: add the root first");
     }
     for (fc_fsdp_unit *u = fsdp->units; u && fsdp->options.forward_prefetch; u = u->next) {
         u->needs_pre_forward_unshard = true;
@@ -56,24 +56,27 @@ fc_code fc_fsdp_root_pre_forward(fc_fsdp *fsdp, fc_array *inputs, size_t ninputs
     return FC_OK;
 }
 
-/* Only in the first forward of several: the gradient of all of them is reduced once. */
+/* Several forwards register once: the sum of their gradients is reduced once. */
 static void register_post_backward(fc_fsdp_unit *unit) {
     for (fc_fsdp_handle *h = unit->handles; h && unit->fsdp->grad_enabled; h = h->next) {
         if (!h->registered) {
             h->registered = true;
-            fc_fsdp_tell(h, FC_ACTION_REGISTER_POST_BACKWARD, FC_STREAM_COMPUTE);
+            fc_fsdp_trace(h, FC_ACTION_REGISTER_POST_BACKWARD, FC_STREAM_COMPUTE);
         }
     }
 }
 
 static fc_code pre_forward_unshard(fc_fsdp_unit *unit, fc_error *err) {
-    fc_code rc = unit->prefetched ? FC_OK : fc_fsdp_unshard(unit, err);
     unit->needs_pre_forward_unshard = false;
-    rc = rc == FC_OK ? fc_fsdp_wait_unsharded(unit, err) : rc;
-    return rc == FC_OK ? fc_fsdp_prefetch(unit, err) : rc;
+    if (!unit->prefetched) {
+        FC_TRY(fc_fsdp_unshard(unit, err));
+    }
+    FC_TRY(fc_fsdp_wait_unsharded(unit, err));
+    return fc_fsdp_prefetch(unit, err);
 }
 
-/* In the backward: a forward that activation checkpointing runs again. The parameters are there, all is set up. */
+/* Returns whether activation checkpointing runs the forward again, in the backward. The parameters are unsharded then.
+ */
 static bool is_recomputed(const fc_fsdp_unit *unit) {
     return unit->handles && unit->handles->state == FC_HANDLE_BACKWARD_PRE;
 }
@@ -87,14 +90,9 @@ fc_code fc_fsdp_pre_forward(fc_fsdp_unit *unit, bool training, fc_array *inputs,
     for (fc_fsdp_handle *h = unit->handles; h; h = h->next) {
         h->state = FC_HANDLE_FORWARD;
     }
-    fc_code rc = pre_forward_unshard(unit, err);
-    if (rc == FC_OK) {
-        register_post_backward(unit);
-    }
-    if (rc == FC_OK && unit->options.cast_forward_inputs) {
-        rc = cast_inputs(unit, inputs, ninputs, err);
-    }
-    return rc;
+    FC_TRY(pre_forward_unshard(unit, err));
+    register_post_backward(unit);
+    return unit->options.cast_forward_inputs ? cast_inputs(unit, inputs, ninputs, err) : FC_OK;
 }
 
 fc_code fc_fsdp_post_forward(fc_fsdp_unit *unit, fc_error *err) {
@@ -106,7 +104,7 @@ fc_code fc_fsdp_post_forward(fc_fsdp_unit *unit, fc_error *err) {
     if (unit->state != FC_STATE_FORWARD_BACKWARD || (unit->handles && unit->handles->state != FC_HANDLE_FORWARD)) {
         return fc_fail(err, FC_EUSAGE, "unit '%s': post-forward without pre-forward", unit->name);
     }
-    /* The root's parameters are the first that the backward needs. */
+    /* The backward needs the root's parameters first, so they stay unsharded. */
     bool free_unsharded = !unit->options.is_root && fc_fsdp_reshards_after_forward(unit);
     if (fsdp->grad_enabled) {
         rc = fc_order_post_forward(unit, err);

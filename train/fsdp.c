@@ -1,6 +1,6 @@
 /*
- * The root of the FSDP step: streams, options, units, and the small questions that every file asks. Units and flat
- * parameters are made in unit.c; the step itself is in forward.c, backward.c and what they call.
+ * The FSDP instance: its streams and options, and helpers for the other files. unit.c makes units and flat parameters;
+ * forward.c and backward.c run the step.
  */
 #include "base/try.h"
 #include "train/state.h"
@@ -31,7 +31,7 @@ static const char *unit_state_name(fc_training_state state) {
     return names[state];
 }
 
-/* As torch halves it, so that neither the sum nor the parts of it leave the range of half precision. */
+/* Splits the division like torch, so that gradients neither overflow nor underflow in half precision. */
 double fc_gradient_predivide_factor(int64_t world_size) {
     int64_t factor = 1;
     while (world_size % factor == 0 && world_size / factor > factor) {
@@ -40,7 +40,7 @@ double fc_gradient_predivide_factor(int64_t world_size) {
     return (double)factor;
 }
 
-void fc_fsdp_tell(const fc_fsdp_handle *handle, fc_fsdp_action action, fc_fsdp_stream stream) {
+void fc_fsdp_trace(const fc_fsdp_handle *handle, fc_fsdp_action action, fc_fsdp_stream stream) {
     const fc_fsdp_options *o = &handle->unit->fsdp->options;
     if (o->trace) {
         fc_fsdp_event event = {action, handle, stream, stream};
@@ -50,15 +50,13 @@ void fc_fsdp_tell(const fc_fsdp_handle *handle, fc_fsdp_action action, fc_fsdp_s
 
 fc_code fc_fsdp_wait(fc_fsdp *fsdp, fc_fsdp_stream stream, fc_fsdp_stream other, fc_error *err) {
     fc_device *device = fsdp->device;
-    fc_code rc = device->record(device, fsdp->marks[other], fsdp->streams[other], err);
-    if (rc == FC_OK) {
-        rc = device->wait(device, fsdp->streams[stream], fsdp->marks[other], err);
-    }
-    if (rc == FC_OK && fsdp->options.trace) {
+    FC_TRY(device->record(device, fsdp->marks[other], fsdp->streams[other], err));
+    FC_TRY(device->wait(device, fsdp->streams[stream], fsdp->marks[other], err));
+    if (fsdp->options.trace) {
         fc_fsdp_event event = {FC_ACTION_WAIT, NULL, stream, other};
         fsdp->options.trace(fsdp->options.context, &event);
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_fsdp_expect_state(const fc_fsdp_unit *unit, fc_training_state wanted, fc_error *err) {
@@ -88,7 +86,7 @@ static fc_code new_streams(fc_fsdp *fsdp, fc_stream *compute, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code find_host(fc_fsdp *fsdp, fc_error *err) {
+static fc_code open_host(fc_fsdp *fsdp, fc_error *err) {
     fsdp->host = fsdp->device;
     if (fsdp->device->is_host) {
         return FC_OK;
@@ -101,10 +99,10 @@ fc_code fc_fsdp_new(fc_comm *shard, fc_comm *replicate, fc_stream *compute, cons
                     fc_fsdp **out, fc_error *err) {
     *out = NULL;
     if (options->check_order && !options->warn) {
-        return fc_fail(err, FC_EUSAGE, "check_order needs a function to warn with");
+        return fc_fail(err, FC_EUSAGE, "check_order needs the function `warn`");
     }
     if (options->backward_prefetch_limit < 0 || options->forward_prefetch_limit < 0) {
-        return fc_fail(err, FC_EUSAGE, "a negative limit for prefetching");
+        return fc_fail(err, FC_EUSAGE, "a prefetch limit is negative");
     }
     fc_fsdp *fsdp = calloc(1, sizeof *fsdp);
     fc_arena *arena = fc_arena_new();
@@ -123,14 +121,14 @@ fc_code fc_fsdp_new(fc_comm *shard, fc_comm *replicate, fc_stream *compute, cons
     int64_t ranks = (int64_t)shard->size * (replicate ? replicate->size : 1);
     fsdp->predivide = fc_gradient_predivide_factor(ranks);
     fsdp->postdivide = (double)ranks / fsdp->predivide;
-    fc_code rc = find_host(fsdp, err);
-    rc = rc == FC_OK ? new_streams(fsdp, compute, err) : rc;
-    if (rc != FC_OK) {
-        fc_fsdp_free(fsdp);
-        return rc;
-    }
+    fc_code rc;
+    FC_TRY_GOTO(open_host(fsdp, err), rc, fail);
+    FC_TRY_GOTO(new_streams(fsdp, compute, err), rc, fail);
     *out = fsdp;
     return FC_OK;
+fail:
+    fc_fsdp_free(fsdp);
+    return rc;
 }
 
 static void free_handle(fc_fsdp_handle *h) {
@@ -208,5 +206,5 @@ size_t fc_fsdp_memory(const fc_fsdp *fsdp, size_t *peak) {
     if (peak) {
         *peak = fsdp->pool.peak;
     }
-    return fsdp->pool.now;
+    return fsdp->pool.in_use;
 }

@@ -1,6 +1,6 @@
 /*
- * The life of a gradient outside of its reduction: computed unsharded, added up without synchronisation, put aside
- * before the next backward, added to, handed to the optimizer.
+ * Gradients before and after their reduction. An unsharded gradient is computed and, without synchronisation, summed
+ * over several backwards. A sharded gradient is set aside before a backward, added to, and given to the optimizer.
  */
 #include "base/try.h"
 #include "train/state.h"
@@ -17,7 +17,7 @@ static fc_array view_of(const fc_array *array) {
     return view;
 }
 
-/* Zeroed with its padding: so it can be reduced as it is. */
+/* The padding is zeroed too, so the block can be reduced without a copy. */
 static fc_code take_fresh(fc_fsdp_handle *h, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_stream *compute = fsdp->streams[FC_STREAM_COMPUTE];
@@ -28,19 +28,22 @@ static fc_code take_fresh(fc_fsdp_handle *h, fc_error *err) {
 
 fc_code fc_fsdp_grad(fc_fsdp_handle *h, size_t param, fc_array *out, fc_error *err) {
     if (h->state != FC_HANDLE_BACKWARD_PRE && h->state != FC_HANDLE_BACKWARD_POST) {
-        return fc_fail(err, FC_EUSAGE, "unit '%s': a gradient is written after pre-backward, but the state is %s",
+        return fc_fail(err, FC_EUSAGE,
+                       "unit '%s': a gradient can only be written after pre-backward, but the state is %s",
                        h->unit->name, fc_handle_state_name(h->state));
     }
     if (param >= h->layout.nparams || !h->layout.params[param].requires_grad) {
         return fc_fail(err, FC_EUSAGE, "unit '%s': has no parameter %zu that requires a gradient", h->unit->name,
                        param);
     }
-    FC_TRY(h->fresh ? FC_OK : take_fresh(h, err));
+    if (!h->fresh) {
+        FC_TRY(take_fresh(h, err));
+    }
     fc_array flat = fc_fsdp_over(h->unit->fsdp, h->fresh, h->compute_dtype, h->layout.numel);
     return fc_flat_view(&h->layout, &flat, param, out, err);
 }
 
-/* _check_grad_to_accumulate: the caller has had the gradient in hand, and an offloaded one lies elsewhere. */
+/* _check_grad_to_accumulate: the caller may have changed the gradient, and an offloaded one is on the host. */
 static fc_code check_to_accumulate(const fc_array *fresh, const fc_array *saved, fc_error *err) {
     if (saved->ndim != 1 || saved->sizes[0] != fresh->sizes[0] || saved->dtype != fresh->dtype) {
         return fc_fail(err, FC_EUSAGE,
@@ -52,13 +55,13 @@ static fc_code check_to_accumulate(const fc_array *fresh, const fc_array *saved,
     if (saved->device != fresh->device) {
         return fc_fail(err, FC_EUSAGE,
                        "device mismatch when accumulating gradients: existing gradient device=%s new gradient "
-                       "device=%s; with offloaded parameters accumulate without synchronisation",
+                       "device=%s: if parameters are offloaded, accumulate without synchronisation",
                        saved->device->name, fresh->device->name);
     }
     return FC_OK;
 }
 
-/* The block's elements in another dtype, in another block. */
+/* Replaces a block by another one with its elements cast to `to`. */
 static fc_code cast_block(fc_fsdp_handle *h, fc_block **block, fc_dtype from, fc_dtype to, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_stream *compute = fsdp->streams[FC_STREAM_COMPUTE];
@@ -67,18 +70,14 @@ static fc_code cast_block(fc_fsdp_handle *h, fc_block **block, fc_dtype from, fc
     if (from == to) {
         return FC_OK;
     }
-    fc_code rc = fc_pool_take(&fsdp->pool, count * fc_dtype_size(to), compute, &cast, err);
-    if (rc == FC_OK) {
-        rc = fsdp->device->cast(fsdp->device, from, (*block)->memory, to, cast->memory, count, compute, err);
-    }
-    rc = rc == FC_OK ? fc_pool_give(&fsdp->pool, block, compute, err) : rc;
-    if (rc == FC_OK) {
-        *block = cast;
-    }
-    return rc;
+    FC_TRY(fc_pool_take(&fsdp->pool, count * fc_dtype_size(to), compute, &cast, err));
+    FC_TRY(fsdp->device->cast(fsdp->device, from, (*block)->memory, to, cast->memory, count, compute, err));
+    FC_TRY(fc_pool_give(&fsdp->pool, block, compute, err));
+    *block = cast;
+    return FC_OK;
 }
 
-/* The dtype in which torch adds the two. */
+/* Returns the dtype in which torch adds the two (promote_types). */
 static fc_dtype promoted(fc_dtype a, fc_dtype b) {
     if (a == b || fc_dtype_size(a) > fc_dtype_size(b)) {
         return a;
@@ -86,7 +85,7 @@ static fc_dtype promoted(fc_dtype a, fc_dtype b) {
     return fc_dtype_size(a) < fc_dtype_size(b) ? b : FC_F32;
 }
 
-/* NO_SHARD keeps its reduced gradient in place and adds to it: the sum is reduced again. */
+/* NO_SHARD adds to the gradient that it reduced before, and reduces the sum again. */
 static fc_code start_from_reduced(fc_fsdp_handle *h, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_stream *compute = fsdp->streams[FC_STREAM_COMPUTE];
@@ -115,16 +114,16 @@ fc_code fc_fsdp_add_fresh(fc_fsdp_handle *h, fc_error *err) {
         h->fresh = NULL;
         return FC_OK;
     }
-    fc_code rc = h->grad ? FC_OK : start_from_reduced(h, err);
-    fc_dtype wide = promoted(h->grad_dtype, h->compute_dtype);
-    rc = rc == FC_OK ? cast_block(h, &h->fresh, h->compute_dtype, wide, err) : rc;
-    rc = rc == FC_OK ? cast_block(h, &h->grad, h->grad_dtype, wide, err) : rc;
-    if (rc == FC_OK) {
-        rc = fsdp->device->add(fsdp->device, wide, h->grad->memory, h->fresh->memory, (size_t)h->layout.numel, compute,
-                               err);
+    if (!h->grad) {
+        FC_TRY(start_from_reduced(h, err));
     }
-    rc = rc == FC_OK ? cast_block(h, &h->grad, wide, h->grad_dtype, err) : rc;
-    return rc == FC_OK ? fc_pool_give(&fsdp->pool, &h->fresh, compute, err) : rc;
+    fc_dtype wide = promoted(h->grad_dtype, h->compute_dtype);
+    size_t count = (size_t)h->layout.numel;
+    FC_TRY(cast_block(h, &h->fresh, h->compute_dtype, wide, err));
+    FC_TRY(cast_block(h, &h->grad, h->grad_dtype, wide, err));
+    FC_TRY(fsdp->device->add(fsdp->device, wide, h->grad->memory, h->fresh->memory, count, compute, err));
+    FC_TRY(cast_block(h, &h->grad, wide, h->grad_dtype, err));
+    return fc_pool_give(&fsdp->pool, &h->fresh, compute, err);
 }
 
 fc_code fc_fsdp_prepare_for_backward(fc_fsdp_handle *h, fc_error *err) {
@@ -138,7 +137,7 @@ fc_code fc_fsdp_prepare_for_backward(fc_fsdp_handle *h, fc_error *err) {
     if (h->saved.dtype == h->layout.dtype) {
         return FC_OK;
     }
-    /* Gradients add up in full precision, whatever the optimizer is shown. */
+    /* Gradients are summed in full precision, even if the optimizer gets them in low precision. */
     fc_array low = h->saved;
     h->saved = view_of(o->offload_params ? &h->host_grad : &h->grad_shard);
     return low.device->cast(low.device, low.dtype, low.data, h->saved.dtype, h->saved.data, (size_t)low.sizes[0],
@@ -166,7 +165,7 @@ fc_code fc_fsdp_prepare_for_optim(fc_fsdp_handle *h, fc_error *err) {
     return rc;
 }
 
-/* The reduced gradient in full precision: in place when it is, else in `into`. */
+/* Copies or casts the reduced gradient to `into`. */
 static fc_code to_full_precision(const fc_fsdp *fsdp, const fc_array *reduced, const fc_array *into, fc_stream *stream,
                                  fc_error *err) {
     if (reduced->dtype == into->dtype) {
@@ -181,41 +180,34 @@ static fc_code add_to_saved(fc_fsdp_handle *h, const fc_array *reduced, fc_fsdp_
     fc_stream *s = fsdp->streams[stream];
     fc_array fresh = *reduced;
     fc_block *block = NULL;
-    fc_code rc = FC_OK;
+    size_t count = (size_t)reduced->sizes[0];
     if (reduced->dtype != h->layout.dtype) {
-        rc = fc_pool_take(&fsdp->pool, (size_t)fresh.sizes[0] * fc_dtype_size(h->layout.dtype), s, &block, err);
-        if (rc == FC_OK) {
-            fresh = fc_fsdp_over(fsdp, block, h->layout.dtype, reduced->sizes[0]);
-            rc = to_full_precision(fsdp, reduced, &fresh, s, err);
-        }
+        FC_TRY(fc_pool_take(&fsdp->pool, count * fc_dtype_size(h->layout.dtype), s, &block, err));
+        fresh = fc_fsdp_over(fsdp, block, h->layout.dtype, reduced->sizes[0]);
+        FC_TRY(to_full_precision(fsdp, reduced, &fresh, s, err));
     }
-    rc = rc == FC_OK ? check_to_accumulate(&fresh, &h->saved, err) : rc;
-    if (rc == FC_OK) {
-        rc = fsdp->device->add(fsdp->device, fresh.dtype, h->saved.data, fresh.data, (size_t)fresh.sizes[0], s, err);
-    }
-    if (rc == FC_OK) {
-        fc_fsdp_tell(h, FC_ACTION_ACCUMULATE, stream);
-    }
-    return rc == FC_OK ? fc_pool_give(&fsdp->pool, &block, s, err) : rc;
+    FC_TRY(check_to_accumulate(&fresh, &h->saved, err));
+    FC_TRY(fsdp->device->add(fsdp->device, fresh.dtype, h->saved.data, fresh.data, count, s, err));
+    fc_fsdp_trace(h, FC_ACTION_ACCUMULATE, stream);
+    return fc_pool_give(&fsdp->pool, &block, s, err);
 }
 
 fc_code fc_fsdp_accumulate(fc_fsdp_handle *h, const fc_array *reduced, fc_fsdp_stream stream, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_stream *s = fsdp->streams[stream];
-    fc_code rc;
     memset(h->is_grad_none, 0, h->layout.nparams * sizeof *h->is_grad_none); /* _reset_is_grad_none */
     if (h->has_saved) {
-        rc = add_to_saved(h, reduced, stream, err);
+        FC_TRY(add_to_saved(h, reduced, stream, err));
     } else {
-        rc = to_full_precision(fsdp, reduced, &h->grad_shard, s, err);
+        FC_TRY(to_full_precision(fsdp, reduced, &h->grad_shard, s, err));
         h->saved = view_of(&h->grad_shard);
-        h->has_saved = rc == FC_OK;
+        h->has_saved = true;
     }
-    if (rc == FC_OK && h->unit->options.offload_params && h->saved.data != h->host_grad.data) {
-        rc = fc_array_copy(&h->host_grad, &h->saved, s, err);
-        fc_fsdp_tell(h, FC_ACTION_OFFLOAD, stream);
+    if (h->unit->options.offload_params && h->saved.data != h->host_grad.data) {
+        FC_TRY(fc_array_copy(&h->host_grad, &h->saved, s, err));
+        fc_fsdp_trace(h, FC_ACTION_OFFLOAD, stream);
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_array *fc_fsdp_sharded_grad(fc_fsdp_handle *handle) {

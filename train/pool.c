@@ -1,13 +1,15 @@
 /*
- * See pool.h. A unit's sizes repeat every step, so a list and best fit find the block that was there before.
+ * The pool of device memory. The sizes of a unit repeat in every step, so best fit finds its earlier block.
  */
 #include "train/pool.h"
 
+#include "base/try.h"
+
 #include <stdlib.h>
 
-/* A block may be up to twice as large as asked for; more would let one small buffer hold a large one. */
+/* A block may be at most twice as large as requested, so that no small buffer occupies a large block. */
 static bool fits(const fc_block *b, size_t bytes) {
-    return b->asked == 0 && b->bytes >= bytes && b->bytes / 2 <= bytes;
+    return b->taken == 0 && b->bytes >= bytes && b->bytes / 2 <= bytes;
 }
 
 static fc_block *best_fit(const fc_pool *pool, size_t bytes) {
@@ -25,37 +27,34 @@ static fc_code new_block(fc_pool *pool, size_t bytes, fc_block **out, fc_error *
     if (!b) {
         return fc_no_memory(err, NULL);
     }
-    fc_code rc = pool->device->event_new(pool->device, &b->done, err);
-    if (rc == FC_OK) {
-        rc = pool->device->alloc(pool->device, bytes, &b->memory, err);
-    }
-    if (rc != FC_OK) {
-        if (b->done) {
-            pool->device->event_free(pool->device, b->done);
-        }
-        free(b);
-        return rc;
-    }
+    fc_code rc;
+    FC_TRY_GOTO(pool->device->event_new(pool->device, &b->done, err), rc, fail);
+    FC_TRY_GOTO(pool->device->alloc(pool->device, bytes, &b->memory, err), rc, fail);
     b->bytes = bytes;
     b->next = pool->blocks;
     pool->blocks = b;
     *out = b;
     return FC_OK;
+fail:
+    if (b->done) {
+        pool->device->event_free(pool->device, b->done);
+    }
+    free(b);
+    return rc;
 }
 
 fc_code fc_pool_take(fc_pool *pool, size_t bytes, fc_stream *stream, fc_block **out, fc_error *err) {
     bytes = bytes > 0 ? bytes : 1;
     fc_block *b = best_fit(pool, bytes);
-    fc_code rc = b ? FC_OK : new_block(pool, bytes, &b, err);
-    if (rc == FC_OK && b->used) {
-        rc = pool->device->wait(pool->device, stream, b->done, err);
+    if (!b) {
+        FC_TRY(new_block(pool, bytes, &b, err));
     }
-    if (rc != FC_OK) {
-        return rc;
+    if (b->recorded) {
+        FC_TRY(pool->device->wait(pool->device, stream, b->done, err));
     }
-    b->asked = bytes;
-    pool->now += bytes;
-    pool->peak = pool->now > pool->peak ? pool->now : pool->peak;
+    b->taken = bytes;
+    pool->in_use += bytes;
+    pool->peak = pool->in_use > pool->peak ? pool->in_use : pool->peak;
     *out = b;
     return FC_OK;
 }
@@ -65,14 +64,12 @@ fc_code fc_pool_give(fc_pool *pool, fc_block **block, fc_stream *stream, fc_erro
     if (!b) {
         return FC_OK;
     }
-    fc_code rc = pool->device->record(pool->device, b->done, stream, err);
-    if (rc == FC_OK) {
-        pool->now -= b->asked;
-        b->asked = 0;
-        b->used = true;
-        *block = NULL;
-    }
-    return rc;
+    FC_TRY(pool->device->record(pool->device, b->done, stream, err));
+    pool->in_use -= b->taken;
+    b->taken = 0;
+    b->recorded = true;
+    *block = NULL;
+    return FC_OK;
 }
 
 void fc_pool_clear(fc_pool *pool) {
@@ -83,5 +80,5 @@ void fc_pool_clear(fc_pool *pool) {
         pool->device->release(pool->device, b->memory);
         free(b);
     }
-    pool->now = 0;
+    pool->in_use = 0;
 }

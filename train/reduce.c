@@ -1,7 +1,8 @@
 /*
- * The reduction of gradients in the post-backward: cast, pad, divide, reduce-scatter (or all-reduce, or the caller's
- * hook), divide. From the unsharded gradient of one flat parameter to a chunk that grad.c adds to the shard so far.
+ * Reduces the unsharded gradient of a flat parameter in the post-backward: cast, pad, divide, reduce-scatter (or
+ * all-reduce, or the caller's hook), divide. grad.c adds the result to the gradient of the shard.
  */
+#include "base/try.h"
 #include "train/state.h"
 
 static fc_code divide(const fc_fsdp *fsdp, const fc_array *array, double divisor, fc_stream *stream, fc_error *err) {
@@ -11,7 +12,7 @@ static fc_code divide(const fc_fsdp *fsdp, const fc_array *array, double divisor
     return fsdp->device->divide(fsdp->device, array->dtype, array->data, divisor, (size_t)array->sizes[0], stream, err);
 }
 
-/* What is communicated: the gradient in the wanted dtype, padded with zeros to world size × chunk. Takes h->grad. */
+/* Takes h->grad and makes the array to communicate: cast to `dtype`, padded with zeros to world size × chunk. */
 static fc_code take_padded(fc_fsdp_handle *h, fc_dtype dtype, fc_block **block, fc_array *out, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_device *device = fsdp->device;
@@ -25,71 +26,63 @@ static fc_code take_padded(fc_fsdp_handle *h, fc_dtype dtype, fc_block **block, 
         *out = fc_fsdp_over(fsdp, grad, dtype, padded);
         return FC_OK;
     }
-    fc_code rc = fc_pool_take(&fsdp->pool, (size_t)padded * element, stream, block, err);
-    if (rc == FC_OK) {
-        *out = fc_fsdp_over(fsdp, *block, dtype, padded);
-        rc = device->cast(device, h->grad_dtype, grad->memory, dtype, out->data, (size_t)numel, stream, err);
+    char *padding;
+    fc_code rc;
+    FC_TRY_GOTO(fc_pool_take(&fsdp->pool, (size_t)padded * element, stream, block, err), rc, give);
+    *out = fc_fsdp_over(fsdp, *block, dtype, padded);
+    FC_TRY_GOTO(device->cast(device, h->grad_dtype, grad->memory, dtype, out->data, (size_t)numel, stream, err), rc,
+                give);
+    padding = (char *)out->data + (size_t)numel * element;
+    if (padded > numel) {
+        FC_TRY_GOTO(device->zero(device, padding, (size_t)(padded - numel) * element, stream, err), rc, give);
     }
-    if (rc == FC_OK && padded > numel) {
-        rc = device->zero(device, (char *)out->data + (size_t)numel * element, (size_t)(padded - numel) * element,
-                          stream, err);
-    }
-    if (rc == FC_OK) {
-        fc_fsdp_tell(h, FC_ACTION_CAST_GRAD, FC_STREAM_POST_BACKWARD);
-    }
+    fc_fsdp_trace(h, FC_ACTION_CAST_GRAD, FC_STREAM_POST_BACKWARD);
+give:;
     fc_code given = fc_pool_give(&fsdp->pool, &grad, stream, err);
     return rc == FC_OK ? given : rc;
 }
 
-/* Reduces over replicas on a stream of its own: reduce-scatters of other units need not wait for it. */
+/* Reduces over replicas on a separate stream, so that reduce-scatters of other units need not wait. */
 static fc_code all_reduce_replicas(fc_fsdp_handle *h, fc_array *shard, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
-    fc_code rc = fc_fsdp_wait(fsdp, FC_STREAM_ALL_REDUCE, FC_STREAM_POST_BACKWARD, err);
-    if (rc == FC_OK) {
-        rc = fsdp->replicate->all_reduce(fsdp->replicate, shard->data, (size_t)shard->sizes[0], shard->dtype,
-                                         FC_REDUCE_SUM, fsdp->streams[FC_STREAM_ALL_REDUCE], err);
-    }
-    if (rc == FC_OK) {
-        fc_fsdp_tell(h, FC_ACTION_ALL_REDUCE, FC_STREAM_ALL_REDUCE);
-    }
-    return rc;
+    FC_TRY(fc_fsdp_wait(fsdp, FC_STREAM_ALL_REDUCE, FC_STREAM_POST_BACKWARD, err));
+    FC_TRY(fsdp->replicate->all_reduce(fsdp->replicate, shard->data, (size_t)shard->sizes[0], shard->dtype,
+                                       FC_REDUCE_SUM, fsdp->streams[FC_STREAM_ALL_REDUCE], err));
+    fc_fsdp_trace(h, FC_ACTION_ALL_REDUCE, FC_STREAM_ALL_REDUCE);
+    return FC_OK;
 }
 
-/* `shard` is NULL for NO_SHARD. `*last` is the stream on which the result is complete. */
+/* Reduces `grad` into `shard`, or in place if `shard` is NULL (NO_SHARD). The result is complete on stream `*last`. */
 static fc_code communicate(fc_fsdp_handle *h, fc_array *grad, fc_array *shard, fc_fsdp_stream *last, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_stream *stream = fsdp->streams[FC_STREAM_POST_BACKWARD];
     fc_array *result = shard ? shard : grad;
-    fc_code rc = divide(fsdp, grad, fsdp->predivide, stream, err);
-    fc_fsdp_tell(h, FC_ACTION_PRE_DIVIDE, FC_STREAM_POST_BACKWARD);
     *last = FC_STREAM_POST_BACKWARD;
-    if (rc == FC_OK && shard) {
-        rc = fsdp->shard->reduce_scatter(fsdp->shard, grad->data, shard->data, (size_t)shard->sizes[0], grad->dtype,
-                                         FC_REDUCE_SUM, stream, err);
-        fc_fsdp_tell(h, FC_ACTION_REDUCE_SCATTER, FC_STREAM_POST_BACKWARD);
-    } else if (rc == FC_OK) {
-        rc = fsdp->shard->all_reduce(fsdp->shard, grad->data, (size_t)grad->sizes[0], grad->dtype, FC_REDUCE_SUM,
-                                     stream, err);
-        fc_fsdp_tell(h, FC_ACTION_ALL_REDUCE, FC_STREAM_POST_BACKWARD);
+    FC_TRY(divide(fsdp, grad, fsdp->predivide, stream, err));
+    fc_fsdp_trace(h, FC_ACTION_PRE_DIVIDE, FC_STREAM_POST_BACKWARD);
+    if (shard) {
+        FC_TRY(fsdp->shard->reduce_scatter(fsdp->shard, grad->data, shard->data, (size_t)shard->sizes[0], grad->dtype,
+                                           FC_REDUCE_SUM, stream, err));
+        fc_fsdp_trace(h, FC_ACTION_REDUCE_SCATTER, FC_STREAM_POST_BACKWARD);
+    } else {
+        FC_TRY(fsdp->shard->all_reduce(fsdp->shard, grad->data, (size_t)grad->sizes[0], grad->dtype, FC_REDUCE_SUM,
+                                       stream, err));
+        fc_fsdp_trace(h, FC_ACTION_ALL_REDUCE, FC_STREAM_POST_BACKWARD);
     }
-    if (rc == FC_OK && fsdp->replicate) {
-        rc = all_reduce_replicas(h, result, err);
+    if (fsdp->replicate) {
+        FC_TRY(all_reduce_replicas(h, result, err));
         *last = FC_STREAM_ALL_REDUCE;
     }
-    if (rc == FC_OK) {
-        rc = divide(fsdp, result, fsdp->postdivide, fsdp->streams[*last], err);
-        fc_fsdp_tell(h, FC_ACTION_POST_DIVIDE, *last);
-    }
-    return rc;
+    FC_TRY(divide(fsdp, result, fsdp->postdivide, fsdp->streams[*last], err));
+    fc_fsdp_trace(h, FC_ACTION_POST_DIVIDE, *last);
+    return FC_OK;
 }
 
 static fc_code run_hook(fc_fsdp_handle *h, fc_array *grad, fc_array *shard, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
-    fc_code rc = fsdp->hook.run(&fsdp->hook, fsdp->shard, grad, shard, fsdp->streams[FC_STREAM_POST_BACKWARD], err);
-    if (rc == FC_OK) {
-        fc_fsdp_tell(h, FC_ACTION_COMM_HOOK, FC_STREAM_POST_BACKWARD);
-    }
-    return rc;
+    FC_TRY(fsdp->hook.run(&fsdp->hook, fsdp->shard, grad, shard, fsdp->streams[FC_STREAM_POST_BACKWARD], err));
+    fc_fsdp_trace(h, FC_ACTION_COMM_HOOK, FC_STREAM_POST_BACKWARD);
+    return FC_OK;
 }
 
 fc_code fc_fsdp_reduce_grad(fc_fsdp_handle *h, fc_error *err) {
@@ -98,47 +91,42 @@ fc_code fc_fsdp_reduce_grad(fc_fsdp_handle *h, fc_error *err) {
     bool sharded = fc_fsdp_is_sharded(h->unit);
     fc_dtype dtype = fsdp->has_hook && fsdp->hook.low_precision ? fsdp->hook.dtype : h->reduce_dtype;
     fc_block *padded = NULL, *reduced = NULL;
-    fc_array grad, shard;
+    fc_array grad, memory, *shard = NULL;
     fc_fsdp_stream last = FC_STREAM_POST_BACKWARD;
-    fc_code rc = take_padded(h, dtype, &padded, &grad, err);
-    if (rc == FC_OK && sharded) {
-        rc = fc_pool_take(&fsdp->pool, (size_t)h->layout.shard_numel * fc_dtype_size(dtype), stream, &reduced, err);
+    FC_TRY(take_padded(h, dtype, &padded, &grad, err));
+    if (sharded) {
+        size_t bytes = (size_t)h->layout.shard_numel * fc_dtype_size(dtype);
+        FC_TRY(fc_pool_take(&fsdp->pool, bytes, stream, &reduced, err));
+        memory = fc_fsdp_over(fsdp, reduced, dtype, h->layout.shard_numel);
+        shard = &memory;
     }
-    if (rc == FC_OK && sharded) {
-        shard = fc_fsdp_over(fsdp, reduced, dtype, h->layout.shard_numel);
+    if (fsdp->has_hook) {
+        FC_TRY(run_hook(h, &grad, shard, err));
+    } else {
+        FC_TRY(communicate(h, &grad, shard, &last, err));
     }
-    if (rc == FC_OK) {
-        rc = fsdp->has_hook ? run_hook(h, &grad, sharded ? &shard : NULL, err)
-                            : communicate(h, &grad, sharded ? &shard : NULL, &last, err);
-    }
-    if (rc == FC_OK) {
-        rc = fc_fsdp_accumulate(h, sharded ? &shard : &grad, last, err);
-    }
-    if (rc == FC_OK) {
-        rc = fc_pool_give(&fsdp->pool, &padded, stream, err);
-    }
-    return rc == FC_OK ? fc_pool_give(&fsdp->pool, &reduced, fsdp->streams[last], err) : rc;
+    FC_TRY(fc_fsdp_accumulate(h, shard ? shard : &grad, last, err));
+    FC_TRY(fc_pool_give(&fsdp->pool, &padded, stream, err));
+    return fc_pool_give(&fsdp->pool, &reduced, fsdp->streams[last], err);
 }
 
 static fc_code default_hook(const fc_comm_hook *hook, fc_comm *comm, fc_array *grad, fc_array *shard, fc_stream *stream,
                             fc_error *err) {
     fc_device *device = comm->device;
     fc_array *result = shard ? shard : grad;
-    fc_code rc = FC_OK;
+    size_t padded = (size_t)grad->sizes[0], count = (size_t)result->sizes[0];
     if (hook->predivide > 1) {
-        rc = device->divide(device, grad->dtype, grad->data, hook->predivide, (size_t)grad->sizes[0], stream, err);
+        FC_TRY(device->divide(device, grad->dtype, grad->data, hook->predivide, padded, stream, err));
     }
-    if (rc == FC_OK && shard) {
-        rc = comm->reduce_scatter(comm, grad->data, shard->data, (size_t)shard->sizes[0], grad->dtype, FC_REDUCE_SUM,
-                                  stream, err);
-    } else if (rc == FC_OK) {
-        rc = comm->all_reduce(comm, grad->data, (size_t)grad->sizes[0], grad->dtype, FC_REDUCE_SUM, stream, err);
+    if (shard) {
+        FC_TRY(comm->reduce_scatter(comm, grad->data, shard->data, count, grad->dtype, FC_REDUCE_SUM, stream, err));
+    } else {
+        FC_TRY(comm->all_reduce(comm, grad->data, padded, grad->dtype, FC_REDUCE_SUM, stream, err));
     }
-    if (rc == FC_OK && hook->postdivide > 1) {
-        rc = device->divide(device, result->dtype, result->data, hook->postdivide, (size_t)result->sizes[0], stream,
-                            err);
+    if (hook->postdivide > 1) {
+        FC_TRY(device->divide(device, result->dtype, result->data, hook->postdivide, count, stream, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_comm_hook fc_reduce_scatter_hook(void) {

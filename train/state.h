@@ -1,5 +1,5 @@
 /*
- * What the files of the FSDP step share: the state behind the public types, and the steps that several of them take.
+ * The structs behind the public types of fsdp.h, and the functions that the files of train/ share.
  */
 #ifndef FSDPCKPT_TRAIN_STATE_H
 #define FSDPCKPT_TRAIN_STATE_H
@@ -15,44 +15,44 @@ enum { NOT_IN_ORDER = -1 };
 
 struct fc_fsdp_handle {
     fc_fsdp_unit *unit;
-    fc_fsdp_handle *next; /* of the unit */
+    fc_fsdp_handle *next; /* the next flat parameter of the unit */
     fc_flat_layout layout;
-    fc_param_extension *extensions; /* one a parameter */
+    fc_param_extension *extensions; /* one per parameter */
     fc_handle_state state;
-    fc_dtype compute_dtype; /* of unsharded parameters and their gradients (_fwd_bwd_param_dtype) */
-    fc_dtype reduce_dtype;
-    fc_dtype low_dtype;    /* of gradients between steps */
-    fc_array local_shard;  /* full precision; on the host when parameters are offloaded */
-    fc_block *ready_shard; /* what is gathered, when that is not local_shard: cast, or copied from the host */
-    fc_block *full;        /* the padded unsharded parameter; NULL when freed */
-    fc_event *unsharded;   /* when `full` is complete */
-    bool use_unsharded;    /* flat_param.data is the unsharded parameter */
-    bool registered;       /* post-backward */
+    fc_dtype compute_dtype; /* dtype of unsharded parameters and their gradients (_fwd_bwd_param_dtype) */
+    fc_dtype reduce_dtype;  /* dtype in which gradients are reduced */
+    fc_dtype low_dtype;     /* dtype of gradients between steps */
+    fc_array local_shard;   /* in full precision; on the host if parameters are offloaded */
+    fc_block *ready_shard;  /* the shard to gather if it had to be cast or copied from the host; else NULL */
+    fc_block *full;         /* the padded unsharded flat parameter; NULL if freed */
+    fc_event *unsharded;    /* happens when `full` is complete */
+    bool use_unsharded;     /* whether flat_param.data is the unsharded parameter */
+    bool registered;        /* whether post-backward is registered */
     bool post_backward_called;
-    fc_block *fresh;     /* the gradient that this backward computes */
-    fc_block *grad;      /* the unsharded one, of all backwards since gradients were last reduced */
-    fc_dtype grad_dtype; /* of `grad` */
-    fc_array grad_shard; /* memory of the reduced gradient, in full precision */
-    fc_array host_grad;  /* offloaded */
-    fc_array low_grad;   /* keep_low_precision_grads */
-    bool has_saved;      /* _saved_grad_shard: to be added to */
+    fc_block *fresh;     /* the unsharded gradient of this backward */
+    fc_block *grad;      /* the sum of unsharded gradients since the last reduction */
+    fc_dtype grad_dtype; /* dtype of `grad` */
+    fc_array grad_shard; /* the reduced gradient in full precision */
+    fc_array host_grad;  /* the reduced gradient on the host, if parameters are offloaded */
+    fc_array low_grad;   /* the reduced gradient in low_dtype, with keep_low_precision_grads */
+    bool has_saved;      /* whether there is a _saved_grad_shard, to which the next reduction adds */
     fc_array saved;
-    bool has_sharded_grad; /* .grad between steps */
+    bool has_sharded_grad; /* whether there is a gradient for the optimizer (.grad) */
     fc_array sharded_grad;
-    bool *is_grad_none; /* one a parameter: set by fc_fsdp_set_grad_none */
-    void *staging[3];   /* page-locked host memory of local_shard, host_grad and low_grad */
+    bool *is_grad_none; /* one per parameter: set by fc_fsdp_set_grad_none */
+    void *staging[3];   /* page-locked host memory of local_shard, host_grad and low_grad; owned */
 };
 
 struct fc_fsdp_unit {
     fc_fsdp *fsdp;
-    fc_fsdp_unit *next; /* in the order of fc_fsdp_add_unit, the same on all ranks */
+    fc_fsdp_unit *next; /* in the order of fc_fsdp_add_unit, which is the same on all ranks */
     char *name;
     fc_fsdp_unit_options options;
     fc_fsdp_handle *handles, **last_handle;
     int64_t index;
     fc_training_state state;
     bool prefetched, needs_pre_forward_unshard, needs_pre_backward_unshard, ran_pre_backward;
-    int64_t pre_forward_index, post_forward_index; /* or NOT_IN_ORDER */
+    int64_t pre_forward_index, post_forward_index; /* NOT_IN_ORDER if it has not run */
 };
 
 /* A growing list of units. */
@@ -66,7 +66,7 @@ typedef enum fc_order_warning { FC_ORDER_FINE, FC_ORDER_WARNING, FC_ORDER_WARNED
 
 struct fc_fsdp {
     fc_comm *shard, *replicate;
-    fc_device *device, *host; /* where it is computed, and host memory: the same on the processor */
+    fc_device *device, *host; /* the device of the computation, and host memory; equal on the processor */
     bool owns_host;
     fc_fsdp_options options;
     fc_arena *arena;
@@ -77,7 +77,7 @@ struct fc_fsdp {
     fc_fsdp_unit *units, **last_unit;
     int64_t nunits;
     bool sync_gradients, grad_enabled;
-    bool callback_queued; /* the root's pre-backward ran, the end of the backward did not */
+    bool callback_queued; /* whether a backward has begun and not ended */
     bool has_hook;
     fc_comm_hook hook;
     double predivide, postdivide;
@@ -96,26 +96,26 @@ static inline bool fc_fsdp_is_hybrid(const fc_fsdp_unit *unit) {
 static inline bool fc_fsdp_reshards_after_forward(const fc_fsdp_unit *unit) {
     return unit->options.strategy == FC_FULL_SHARD || unit->options.strategy == FC_HYBRID_SHARD;
 }
-/* Padded elements of the unsharded flat parameter. */
+/* Returns the elements of the unsharded flat parameter, with padding. */
 static inline int64_t fc_fsdp_padded(const fc_fsdp_handle *h) {
     return h->layout.shard_numel * h->layout.world_size;
 }
 
-/* fsdp.c */
-void fc_fsdp_tell(const fc_fsdp_handle *handle, fc_fsdp_action action, fc_fsdp_stream stream);
-/* `stream` waits for what `other` has been given so far (wait_stream). */
+/* fsdp.c: calls options.trace if it is set */
+void fc_fsdp_trace(const fc_fsdp_handle *handle, fc_fsdp_action action, fc_fsdp_stream stream);
+/* Makes `stream` wait for the work that `other` has so far (wait_stream). */
 fc_code fc_fsdp_wait(fc_fsdp *fsdp, fc_fsdp_stream stream, fc_fsdp_stream other, fc_error *err);
 fc_code fc_fsdp_expect_state(const fc_fsdp_unit *unit, fc_training_state wanted, fc_error *err);
 const char *fc_handle_state_name(fc_handle_state state);
-/* A 1-D array over a block of the pool. */
+/* Makes a 1-D array over a block of the pool. */
 fc_array fc_fsdp_over(const fc_fsdp *fsdp, const fc_block *block, fc_dtype dtype, int64_t count);
 
 /* unshard.c */
 fc_code fc_fsdp_unshard(fc_fsdp_unit *unit, fc_error *err);
 fc_code fc_fsdp_reshard(fc_fsdp_handle *handle, bool free_unsharded, fc_error *err);
-/* _should_free_in_backward */
+/* Returns whether post-backward frees the unsharded parameter (_should_free_in_backward). */
 bool fc_fsdp_should_free_in_backward(const fc_fsdp_handle *handle);
-/* The compute stream waits for the unit's parameters. */
+/* Makes the compute stream wait for the unsharded parameters of the unit. */
 fc_code fc_fsdp_wait_unsharded(fc_fsdp_unit *unit, fc_error *err);
 
 /* exec_order.c */
@@ -124,10 +124,10 @@ fc_code fc_order_post_forward(fc_fsdp_unit *unit, fc_error *err);
 void fc_order_next_iteration(fc_fsdp *fsdp);
 void fc_order_free(fc_fsdp *fsdp);
 
-/* prefetch.c: gathers the parameters of the next units, as the training state of `unit` and the options say. */
+/* prefetch.c: gathers the parameters of the next units, according to the options and the state of `unit`. */
 fc_code fc_fsdp_prefetch(fc_fsdp_unit *unit, fc_error *err);
 
-/* reduce.c: the unsharded gradient of `handle` becomes a part of its reduced one. */
+/* reduce.c: reduces the unsharded gradient of `handle` and adds it to that of the shard. */
 fc_code fc_fsdp_reduce_grad(fc_fsdp_handle *handle, fc_error *err);
 
 /* grad.c */

@@ -1,6 +1,6 @@
 /*
- * Units and their flat parameters: made once, before training. Takes the parameters of a module, keeps this rank's
- * shard of them.
+ * Makes units and their flat parameters, before training starts. A flat parameter takes the parameters of a module and
+ * keeps this rank's shard of them.
  */
 #include "base/try.h"
 #include "train/state.h"
@@ -9,21 +9,21 @@
 
 static fc_code check_unit(const fc_fsdp *fsdp, const char *name, const fc_fsdp_unit_options *o, fc_error *err) {
     if (o->is_root != (fsdp->units == NULL)) {
-        return fc_fail(err, FC_EUSAGE, "unit '%s': the first unit, and no other, is the root", name);
+        return fc_fail(err, FC_EUSAGE, "unit '%s': the first unit must be the root, and no other unit may be", name);
     }
     bool hybrid = o->strategy == FC_HYBRID_SHARD || o->strategy == FC_HYBRID_SHARD_ZERO2;
-    if (hybrid != (fsdp->replicate != NULL)) {
-        return fc_fail(err, FC_EUSAGE,
-                       hybrid ? "unit '%s': a hybrid strategy needs the communicator over replicas"
-                              : "unit '%s': with a communicator over replicas the strategy must be a hybrid one",
-                       name);
+    if (hybrid && !fsdp->replicate) {
+        return fc_fail(err, FC_EUSAGE, "unit '%s': a hybrid strategy needs a communicator over replicas", name);
+    }
+    if (!hybrid && fsdp->replicate) {
+        return fc_fail(err, FC_EUSAGE, "unit '%s': a communicator over replicas needs a hybrid strategy", name);
     }
     if (hybrid && fsdp->has_hook) {
         return fc_fail(err, FC_EUSAGE, "unit '%s': a communication hook is not supported for hybrid strategies", name);
     }
     if ((o->has_param_dtype && fc_dtype_get(o->param_dtype)->cls != FC_CLASS_FLOAT) ||
         (o->has_reduce_dtype && fc_dtype_get(o->reduce_dtype)->cls != FC_CLASS_FLOAT)) {
-        return fc_fail(err, FC_EUSAGE, "unit '%s': mixed precision is between floating-point types", name);
+        return fc_fail(err, FC_EUSAGE, "unit '%s': the dtypes of mixed precision must be floating-point", name);
     }
     return FC_OK;
 }
@@ -34,7 +34,7 @@ fc_code fc_fsdp_add_unit(fc_fsdp *fsdp, const char *name, const fc_fsdp_unit_opt
     fc_fsdp_unit *unit = fc_arena_calloc(fsdp->arena, 1, sizeof *unit);
     char *copy = fc_arena_strndup(fsdp->arena, name, strlen(name));
     if (!unit || !copy) {
-        return fc_fail(err, FC_ENOMEM, "unit '%s': out of memory", name);
+        return fc_no_memory(err, name);
     }
     unit->fsdp = fsdp;
     unit->name = copy;
@@ -53,12 +53,13 @@ static void choose_dtypes(fc_fsdp_handle *h, fc_dtype own) {
     const fc_fsdp_unit_options *o = &h->unit->options;
     h->compute_dtype = o->has_param_dtype ? o->param_dtype : own;
     h->reduce_dtype = o->has_reduce_dtype ? o->reduce_dtype : h->compute_dtype;
-    h->low_dtype = !o->keep_low_precision_grads  ? own
-                   : fc_fsdp_is_sharded(h->unit) ? h->compute_dtype
-                                                 : h->reduce_dtype;
+    h->low_dtype = own;
+    if (o->keep_low_precision_grads) {
+        h->low_dtype = fc_fsdp_is_sharded(h->unit) ? h->compute_dtype : h->reduce_dtype;
+    }
 }
 
-/* The local tensors that are flattened, and their descriptions with names of our own. */
+/* Collects the local tensors to flatten, and describes them for fc_flat_layout_new. Names are copied. */
 static fc_code describe(fc_fsdp_handle *h, const fc_fsdp_param_init *params, size_t count, fc_flat_desc *descs,
                         fc_array *locals, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
@@ -85,7 +86,7 @@ static fc_code describe(fc_fsdp_handle *h, const fc_fsdp_param_init *params, siz
     return FC_OK;
 }
 
-/* Where shards lie between uses: in memory that is copied from fast where that is not the device's own. */
+/* Makes an array for a shard. An offloaded shard is in page-locked host memory, from which copies are fast. */
 static fc_code new_shard(fc_fsdp_handle *h, fc_dtype dtype, int staging, fc_array *out, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_device *device = fsdp->device;
@@ -97,7 +98,7 @@ static fc_code new_shard(fc_fsdp_handle *h, fc_dtype dtype, int staging, fc_arra
     return fc_array_over(fsdp->host, dtype, 1, &h->layout.shard_numel, h->staging[staging], out, err);
 }
 
-/* Flattens on the device, keeps this rank's chunk. */
+/* Flattens the parameters on the device and keeps this rank's shard. */
 static fc_code cut_shard(fc_fsdp_handle *h, const fc_array *locals, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_stream *compute = fsdp->streams[FC_STREAM_COMPUTE];
@@ -147,13 +148,13 @@ fc_code fc_fsdp_add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params,
         h->is_grad_none = fc_arena_calloc(arena, count, sizeof *h->is_grad_none);
     }
     if (!h || !descs || !locals || !h->extensions || !h->is_grad_none) {
-        return fc_fail(err, FC_ENOMEM, "unit '%s': out of memory", unit->name);
+        return fc_no_memory(err, unit->name);
     }
     fc_code rc = describe(h, params, count, descs, locals, err);
-    if (rc == FC_OK && count > 0) {
-        choose_dtypes(h, descs[0].dtype);
-    }
     if (rc == FC_OK) {
+        if (count > 0) {
+            choose_dtypes(h, descs[0].dtype);
+        }
         rc = fc_flat_layout_new(descs, count, fsdp->shard->size, fsdp->options.use_orig_params, h->compute_dtype, arena,
                                 &h->layout, err);
     }
@@ -164,14 +165,12 @@ fc_code fc_fsdp_add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params,
         h->layout.world_size = 1;
         h->layout.shard_numel = h->layout.numel;
     }
-    *unit->last_handle = h; /* from here on it is freed with the rest */
+    *unit->last_handle = h; /* from here on, fc_fsdp_free frees it */
     unit->last_handle = &h->next;
-    rc = cut_shard(h, locals, err);
-    rc = rc == FC_OK ? new_gradients(h, err) : rc;
-    if (rc == FC_OK) {
-        *out = h;
-    }
-    return rc;
+    FC_TRY(cut_shard(h, locals, err));
+    FC_TRY(new_gradients(h, err));
+    *out = h;
+    return FC_OK;
 }
 
 const fc_flat_layout *fc_fsdp_layout(const fc_fsdp_handle *handle) {
@@ -213,9 +212,9 @@ fc_code fc_fsdp_param_grad(fc_fsdp_handle *h, size_t param, fc_array *out, bool 
 fc_code fc_fsdp_set_grad_none(fc_fsdp_handle *h, size_t param, fc_error *err) {
     fc_array view;
     bool has;
-    fc_code rc = fc_fsdp_param_grad(h, param, &view, &has, err);
-    if (rc != FC_OK || !has) {
-        return rc;
+    FC_TRY(fc_fsdp_param_grad(h, param, &view, &has, err));
+    if (!has) {
+        return FC_OK;
     }
     h->is_grad_none[param] = true;
     return view.device->zero(view.device, view.data, fc_array_bytes(&view),

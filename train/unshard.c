@@ -1,6 +1,6 @@
 /*
- * Unshard and reshard: from a rank's shard to the whole flat parameter and back. The all-gather runs on a stream of its
- * own, the cast or copy before it on another; events say when the next may start.
+ * Unshard and reshard: gathers the whole flat parameter from the shards of the ranks, and frees it. The all-gather runs
+ * on one side stream, the cast or copy before it on another, and events order them.
  */
 #include "base/try.h"
 #include "train/state.h"
@@ -18,7 +18,7 @@ static fc_code fetch(fc_fsdp_handle *h, fc_block **out, fc_error *err) {
     return fsdp->device->copy(fsdp->device, (*out)->memory, h->local_shard.data, bytes, stream, err);
 }
 
-/* pre_unshard: what is gathered must be on the device and in the dtype of the computation. */
+/* pre_unshard: the shard must be on the device, in the dtype of the computation, before it is gathered. */
 static fc_code prepare_shard(fc_fsdp_handle *h, bool *ran, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_stream *stream = fsdp->streams[FC_STREAM_PRE_UNSHARD];
@@ -28,23 +28,22 @@ static fc_code prepare_shard(fc_fsdp_handle *h, bool *ran, fc_error *err) {
     if ((!remote && !cast) || h->ready_shard) {
         return FC_OK;
     }
-    fc_code rc = remote ? fetch(h, &fetched, err) : FC_OK;
-    if (rc == FC_OK && cast) {
+    if (remote) {
+        FC_TRY(fetch(h, &fetched, err));
+    }
+    if (cast) {
         const void *from = fetched ? fetched->memory : h->local_shard.data;
-        rc = fc_pool_take(&fsdp->pool, bytes_of(h->compute_dtype, h->layout.shard_numel), stream, &h->ready_shard, err);
-        if (rc == FC_OK) {
-            rc = fsdp->device->cast(fsdp->device, h->layout.dtype, from, h->compute_dtype, h->ready_shard->memory,
-                                    (size_t)h->layout.shard_numel, stream, err);
-        }
-        rc = rc == FC_OK ? fc_pool_give(&fsdp->pool, &fetched, stream, err) : rc;
-    } else if (rc == FC_OK) {
+        size_t count = (size_t)h->layout.shard_numel, bytes = bytes_of(h->compute_dtype, h->layout.shard_numel);
+        FC_TRY(fc_pool_take(&fsdp->pool, bytes, stream, &h->ready_shard, err));
+        FC_TRY(fsdp->device->cast(fsdp->device, h->layout.dtype, from, h->compute_dtype, h->ready_shard->memory, count,
+                                  stream, err));
+        FC_TRY(fc_pool_give(&fsdp->pool, &fetched, stream, err));
+    } else {
         h->ready_shard = fetched;
     }
-    if (rc == FC_OK) {
-        *ran = true;
-        fc_fsdp_tell(h, FC_ACTION_PRE_UNSHARD, FC_STREAM_PRE_UNSHARD);
-    }
-    return rc;
+    *ran = true;
+    fc_fsdp_trace(h, FC_ACTION_PRE_UNSHARD, FC_STREAM_PRE_UNSHARD);
+    return FC_OK;
 }
 
 static fc_code gather(fc_fsdp_handle *h, fc_error *err) {
@@ -54,7 +53,7 @@ static fc_code gather(fc_fsdp_handle *h, fc_error *err) {
     const void *send = h->ready_shard ? h->ready_shard->memory : h->local_shard.data;
     FC_TRY(fc_pool_take(&fsdp->pool, bytes * (size_t)h->layout.world_size, stream, &h->full, err));
     FC_TRY(fsdp->shard->all_gather(fsdp->shard, send, h->full->memory, bytes, stream, err));
-    fc_fsdp_tell(h, FC_ACTION_ALL_GATHER, FC_STREAM_UNSHARD);
+    fc_fsdp_trace(h, FC_ACTION_ALL_GATHER, FC_STREAM_UNSHARD);
     return fc_pool_give(&fsdp->pool, &h->ready_shard, stream, err);
 }
 
@@ -88,49 +87,45 @@ static fc_code wait_unsharded(fc_fsdp_handle *h, fc_error *err) {
     return fsdp->device->wait(fsdp->device, fsdp->streams[FC_STREAM_COMPUTE], h->unsharded, err);
 }
 
-/* Not for the whole stream, as torch does: what was prefetched behind it need not be there yet. */
+/* Unlike torch, it does not wait for the whole stream: units that were prefetched after this one may still be on it. */
 fc_code fc_fsdp_wait_unsharded(fc_fsdp_unit *unit, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (fc_fsdp_handle *h = unit->handles; h && rc == FC_OK; h = h->next) {
-        rc = wait_unsharded(h, err);
-        if (rc == FC_OK && unit->fsdp->options.trace) {
+    for (fc_fsdp_handle *h = unit->handles; h; h = h->next) {
+        FC_TRY(wait_unsharded(h, err));
+        if (unit->fsdp->options.trace) {
             fc_fsdp_event event = {FC_ACTION_WAIT, h, FC_STREAM_COMPUTE, FC_STREAM_UNSHARD};
             unit->fsdp->options.trace(unit->fsdp->options.context, &event);
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_fsdp_reshard(fc_fsdp_handle *h, bool free_unsharded, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
-    fc_block **freed = fc_fsdp_is_sharded(h->unit) ? (free_unsharded ? &h->full : NULL) : &h->ready_shard;
+    bool is_sharded = fc_fsdp_is_sharded(h->unit);
+    fc_block **block = is_sharded ? &h->full : &h->ready_shard;
     h->use_unsharded = false;
     h->unit->prefetched = false;
-    if (!freed || !*freed) {
+    if (!*block || (is_sharded && !free_unsharded)) {
         return FC_OK;
     }
-    /* Computation may never have used it: a unit that was prefetched and did not run. */
-    fc_code rc = wait_unsharded(h, err);
-    if (rc == FC_OK) {
-        rc = fc_pool_give(&fsdp->pool, freed, fsdp->streams[FC_STREAM_COMPUTE], err);
-    }
-    if (rc == FC_OK) {
-        fc_fsdp_tell(h, FC_ACTION_FREE, FC_STREAM_COMPUTE);
-    }
-    return rc;
+    /* The compute stream has not waited for it yet if the unit was prefetched and did not run. */
+    FC_TRY(wait_unsharded(h, err));
+    FC_TRY(fc_pool_give(&fsdp->pool, block, fsdp->streams[FC_STREAM_COMPUTE], err));
+    fc_fsdp_trace(h, FC_ACTION_FREE, FC_STREAM_COMPUTE);
+    return FC_OK;
 }
 
 bool fc_fsdp_should_free_in_backward(const fc_fsdp_handle *h) {
     return fc_fsdp_is_sharded(h->unit) && (h->unit->fsdp->sync_gradients || fc_fsdp_reshards_after_forward(h->unit));
 }
 
-/* The unsharded flat parameter, where there is one. */
+/* Returns a view of the unsharded flat parameter. Fails if it is sharded. */
 static fc_code unsharded_array(fc_fsdp_handle *h, fc_array *out, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     if (!h->use_unsharded) {
         return fc_fail(err, FC_EUSAGE,
-                       "unit '%s': its parameters are sharded now: they are whole between pre- and post-forward, and "
-                       "pre- and post-backward",
+                       "unit '%s': its parameters are sharded now: use them between pre- and post-forward, or pre- and "
+                       "post-backward",
                        h->unit->name);
     }
     const fc_block *block = fc_fsdp_is_sharded(h->unit) ? h->full : h->ready_shard;
@@ -163,23 +158,24 @@ fc_code fc_fsdp_summon_full_params(fc_fsdp_handle *h, fc_array *out, fc_error *e
     FC_TRY(fc_fsdp_expect_state(h->unit, FC_STATE_IDLE, err));
     h->unit->state = FC_STATE_SUMMON_FULL_PARAMS;
     h->state = FC_HANDLE_SUMMON_FULL_PARAMS;
-    fc_code rc = fc_array_new(fsdp->device, h->layout.dtype, 1, &padded, &full, err);
-    rc = rc == FC_OK ? fc_array_new(fsdp->device, h->layout.dtype, 1, &h->layout.shard_numel, &shard, err) : rc;
-    rc = rc == FC_OK ? fc_array_copy(&shard, &h->local_shard, stream, err) : rc;
-    if (rc == FC_OK && fc_fsdp_is_sharded(h->unit)) {
-        rc = fsdp->shard->all_gather(fsdp->shard, shard.data, full.data, fc_array_bytes(&shard), stream, err);
-    } else if (rc == FC_OK) {
-        rc = fc_array_copy(&full, &shard, stream, err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_array_new(fsdp->device, h->layout.dtype, 1, &padded, &full, err), rc, out);
+    FC_TRY_GOTO(fc_array_new(fsdp->device, h->layout.dtype, 1, &h->layout.shard_numel, &shard, err), rc, out);
+    FC_TRY_GOTO(fc_array_copy(&shard, &h->local_shard, stream, err), rc, out);
+    if (fc_fsdp_is_sharded(h->unit)) {
+        size_t bytes = fc_array_bytes(&shard);
+        FC_TRY_GOTO(fsdp->shard->all_gather(fsdp->shard, shard.data, full.data, bytes, stream, err), rc, out);
+    } else {
+        FC_TRY_GOTO(fc_array_copy(&full, &shard, stream, err), rc, out);
     }
-    rc = rc == FC_OK ? fsdp->device->synchronize(fsdp->device, stream, err) : rc;
+    FC_TRY_GOTO(fsdp->device->synchronize(fsdp->device, stream, err), rc, out);
+    *out = full;
+    out->sizes[0] = h->layout.numel;
+    full = (fc_array){0};
+out:
     fc_array_free(&shard);
+    fc_array_free(&full);
     h->unit->state = FC_STATE_IDLE;
     h->state = FC_HANDLE_IDLE;
-    if (rc != FC_OK) {
-        fc_array_free(&full);
-        return rc;
-    }
-    full.sizes[0] = h->layout.numel;
-    *out = full;
-    return FC_OK;
+    return rc;
 }

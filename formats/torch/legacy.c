@@ -150,15 +150,13 @@ static fc_code place(torch_file *f, const fc_pickle *keys, uint64_t at, fc_error
 fc_code fc_torch_legacy_open(torch_file *f, fc_error *err) {
     uint64_t at = 0;
     fc_pickle *keys = NULL;
-    fc_code rc = read_head(f, &at, err);
-    uint64_t start = at;
-    if (rc == FC_OK) {
-        rc = next_pickle(f, &at, FC_TORCH_MAX_FILE_PICKLE, &f->pickle, err);
-        f->p = f->pickle;
-    }
-    rc = rc == FC_OK ? collect(f, start, err) : rc;
-    rc = rc == FC_OK ? next_pickle(f, &at, FC_TORCH_MAX_FILE_PICKLE, &keys, err) : rc;
-    rc = rc == FC_OK ? place(f, keys, at, err) : rc;
+    FC_TRY(read_head(f, &at, err));
+    const uint64_t start = at;
+    FC_TRY(next_pickle(f, &at, FC_TORCH_MAX_FILE_PICKLE, &f->pickle, err));
+    f->p = f->pickle;
+    FC_TRY(collect(f, start, err));
+    FC_TRY(next_pickle(f, &at, FC_TORCH_MAX_FILE_PICKLE, &keys, err));
+    fc_code rc = place(f, keys, at, err);
     fc_pickle_free(keys);
     return rc;
 }

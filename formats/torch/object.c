@@ -44,11 +44,8 @@ static fc_code find_storages(const torch_file *f, const fc_pickle_copy *copy, fc
     }
     for (size_t i = 0; i < copy->nstorages; i++) {
         fc_torch_tensor t = {0};
-        fc_code rc = fc_torch_storage_decode(f->p, copy->storages[i], &t, err);
-        rc = rc == FC_OK ? fc_torch_file_storage(f, &t, &object->storages[i], err) : rc;
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_torch_storage_decode(f->p, copy->storages[i], &t, err));
+        FC_TRY(fc_torch_file_storage(f, &t, &object->storages[i], err));
         if (!fc_add_u64(total, object->storages[i].size, &total) || total > MAX_INSIDE) {
             return fc_fail(err, FC_EUNSUPPORTED,
                            "it holds tensors of more than %d bytes within something that is no dict, list or tuple",
@@ -158,19 +155,19 @@ static fc_code read_record(const fc_checkpoint *checkpoint, const torch_record *
     return rc;
 }
 
-static fc_code read_object(const fc_checkpoint *checkpoint, const torch_object *object, unsigned char *out,
+static fc_code read_object(const fc_checkpoint *checkpoint, const torch_object *object, unsigned char *bytes,
                            fc_error *err) {
     fc_torch_zip zip = {0};
-    fc_code rc = lay_out(object, &zip, err);
-    for (size_t i = 0; i < object->nstorages && rc == FC_OK; i++) {
+    fc_code rc;
+    FC_TRY_GOTO(lay_out(object, &zip, err), rc, out);
+    for (size_t i = 0; i < object->nstorages; i++) {
         const torch_record *record = &object->storages[i];
-        unsigned char *at = out + zip.records[zip.first_data + i].data;
-        rc = read_record(checkpoint, record, at, err);
-        if (rc == FC_OK) {
-            fc_torch_zip_set_crc32(&zip, i, fc_crc32(0, at, (size_t)record->size));
-        }
+        unsigned char *at = bytes + zip.records[zip.first_data + i].data;
+        FC_TRY_GOTO(read_record(checkpoint, record, at, err), rc, out);
+        fc_torch_zip_set_crc32(&zip, i, fc_crc32(0, at, (size_t)record->size));
     }
-    rc = rc == FC_OK ? fc_torch_zip_write_memory(&zip, out, err) : rc;
+    rc = fc_torch_zip_write_memory(&zip, bytes, err);
+out:
     fc_torch_zip_free(&zip);
     return rc;
 }

@@ -111,12 +111,22 @@ static fc_code make_size(fc_pickle_vm *vm, fc_pv callee, fc_pv args, fc_pv *out)
     return fc_pickle_add_tuple(p, FC_PV_SIZE, items, n, out) ? FC_OK : fc_pickle_nomem(vm);
 }
 
+/* A pickler writes the items that a call copies for this one call. So they are fewer than the pickle's bytes, unless
+ * many calls share one list: then a small pickle would fill any memory. */
+static fc_code count_copied(fc_pickle_vm *vm, size_t n) {
+    vm->copied += n;
+    return vm->copied <= vm->reader.source->size
+               ? FC_OK
+               : fc_pickle_fail(&vm->reader, FC_EUNSUPPORTED, "too many containers are copies of one shared container");
+}
+
 /* Appends the pairs of a list (or tuple) of pairs to a dict: how protocol 2 writes an OrderedDict of old. */
 static fc_code append_pairs(fc_pickle_vm *vm, fc_pv callee, fc_pv pairs, fc_pv dict) {
     fc_pickle *p = vm->p;
     size_t n, two;
     const fc_pv *items =
         fc_pv_typeof(pairs) == FC_PV_LIST ? fc_pickle_items(p, pairs, &n) : fc_pickle_tuple(p, pairs, &n);
+    FC_TRY(count_copied(vm, n));
     for (size_t i = 0; i < n; i++) {
         const fc_pv *pair;
         if (fc_pv_typeof(items[i]) == FC_PV_TUPLE) {
@@ -158,6 +168,7 @@ static fc_code make_container(fc_pickle_vm *vm, fc_pv callee, fc_pv_type type, f
     } else {
         return bad_call(vm, callee);
     }
+    FC_TRY(count_copied(vm, n));
     if (type == FC_PV_SET || type == FC_PV_FROZENSET) {
         FC_TRY(fc_pickle_check_keys(vm, items, n, 1));
     }

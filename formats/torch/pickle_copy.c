@@ -84,13 +84,13 @@ static fc_code copy_tuple(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     if (n > 3) {
         fc_torch_pickle_op(c->w, FC_PICKLE_MARK);
     }
-    fc_code rc = copy_all(c, items, n, err);
+    FC_TRY(copy_all(c, items, n, err));
     if (n > 3) {
         fc_torch_pickle_op(c->w, FC_PICKLE_TUPLE);
     } else {
         fc_torch_pickle_tuple(c->w, n);
     }
-    return rc == FC_OK && n > 0 ? put(c, v, err) : rc;
+    return n > 0 ? put(c, v, err) : FC_OK;
 }
 
 /* MARK, the items, and what takes them; nothing for none. */
@@ -101,18 +101,18 @@ static fc_code copy_items(fc_pickle_copy *c, fc_pv container, fc_torch_opcode op
         return FC_OK;
     }
     fc_torch_pickle_op(c->w, FC_PICKLE_MARK);
-    fc_code rc = copy_all(c, items, n, err);
+    FC_TRY(copy_all(c, items, n, err));
     fc_torch_pickle_op(c->w, op);
-    return rc;
+    return FC_OK;
 }
 
 static fc_code copy_state(fc_pickle_copy *c, fc_pv state, fc_error *err) {
     if (!state) {
         return FC_OK;
     }
-    fc_code rc = fc_pickle_copy_value(c, state, err);
+    FC_TRY(fc_pickle_copy_value(c, state, err));
     fc_torch_pickle_op(c->w, FC_PICKLE_BUILD);
-    return rc;
+    return FC_OK;
 }
 
 static const char *text_of(const fc_pickle *p, fc_pv v) {
@@ -127,18 +127,19 @@ static void copy_global(fc_pickle_copy *c, fc_pv v) {
 
 static fc_code copy_dict(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     const fc_pickle_container *d = fc_pickle_container_of(c->p, v);
-    fc_code rc = FC_OK;
     if (!d->cls) {
         fc_torch_pickle_op(c->w, FC_PICKLE_EMPTY_DICT);
     } else {
         copy_global(c, d->cls);
-        rc = d->factory ? fc_pickle_copy_value(c, d->factory, err) : FC_OK;
+        if (d->factory) {
+            FC_TRY(fc_pickle_copy_value(c, d->factory, err));
+        }
         fc_torch_pickle_tuple(c->w, d->factory ? 1 : 0);
         fc_torch_pickle_op(c->w, FC_PICKLE_REDUCE);
     }
-    rc = rc == FC_OK ? put(c, v, err) : rc;
-    rc = rc == FC_OK ? copy_items(c, v, FC_PICKLE_SETITEMS, err) : rc;
-    return rc == FC_OK ? copy_state(c, d->state, err) : rc;
+    FC_TRY(put(c, v, err));
+    FC_TRY(copy_items(c, v, FC_PICKLE_SETITEMS, err));
+    return copy_state(c, d->state, err);
 }
 
 static fc_code copy_list(fc_pickle_copy *c, fc_pv v, fc_error *err) {
@@ -151,18 +152,18 @@ static fc_code copy_list(fc_pickle_copy *c, fc_pv v, fc_error *err) {
 static fc_code copy_set(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     fc_torch_pickle_global(c->w, "__builtin__", fc_pv_typeof(v) == FC_PV_SET ? "set" : "frozenset");
     fc_torch_pickle_op(c->w, FC_PICKLE_EMPTY_LIST);
-    fc_code rc = copy_items(c, v, FC_PICKLE_APPENDS, err);
+    FC_TRY(copy_items(c, v, FC_PICKLE_APPENDS, err));
     fc_torch_pickle_tuple(c->w, 1);
     fc_torch_pickle_op(c->w, FC_PICKLE_REDUCE);
-    return rc == FC_OK ? put(c, v, err) : rc;
+    return put(c, v, err);
 }
 
 static fc_code copy_size(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     fc_torch_pickle_global(c->w, "torch", "Size");
-    fc_code rc = copy_tuple(c, fc_pv_make(FC_PV_TUPLE, fc_pv_payload(v)), err);
+    FC_TRY(copy_tuple(c, fc_pv_make(FC_PV_TUPLE, fc_pv_payload(v)), err));
     fc_torch_pickle_tuple(c->w, 1);
     fc_torch_pickle_op(c->w, FC_PICKLE_REDUCE);
-    return rc == FC_OK ? put(c, v, err) : rc;
+    return put(c, v, err);
 }
 
 static fc_code copy_bytes(fc_pickle_copy *c, fc_pv v, fc_error *err) {
@@ -185,14 +186,18 @@ static fc_code copy_call(fc_pickle_copy *c, fc_pv v, fc_error *err) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "it is made with keyword arguments, which torch.save's pickles cannot say");
     }
-    fc_code rc = fc_pickle_copy_value(c, fc_pickle_callee(c->p, v), err);
-    rc = rc == FC_OK ? fc_pickle_copy_value(c, fc_pickle_arguments(c->p, v), err) : rc;
+    FC_TRY(fc_pickle_copy_value(c, fc_pickle_callee(c->p, v), err));
+    FC_TRY(fc_pickle_copy_value(c, fc_pickle_arguments(c->p, v), err));
     fc_torch_pickle_op(c->w, kind == 1 ? FC_PICKLE_NEWOBJ : FC_PICKLE_REDUCE);
-    rc = rc == FC_OK ? put(c, v, err) : rc;
+    FC_TRY(put(c, v, err));
     fc_pv list = fc_pickle_list_items(c->p, v), dict = fc_pickle_dict_items(c->p, v);
-    rc = rc == FC_OK && list ? copy_items(c, list, FC_PICKLE_APPENDS, err) : rc;
-    rc = rc == FC_OK && dict ? copy_items(c, dict, FC_PICKLE_SETITEMS, err) : rc;
-    return rc == FC_OK ? copy_state(c, fc_pickle_state(c->p, v), err) : rc;
+    if (list) {
+        FC_TRY(copy_items(c, list, FC_PICKLE_APPENDS, err));
+    }
+    if (dict) {
+        FC_TRY(copy_items(c, dict, FC_PICKLE_SETITEMS, err));
+    }
+    return copy_state(c, fc_pickle_state(c->p, v), err);
 }
 
 /* ('storage', class, key, location, number of elements): under a new key, and at home in memory. */
@@ -218,13 +223,13 @@ static fc_code copy_persid(fc_pickle_copy *c, fc_pv v, fc_error *err) {
     snprintf(key, sizeof key, "%" PRIu64, c->first_storage + *number - 1);
     fc_torch_pickle_op(c->w, FC_PICKLE_MARK);
     fc_torch_pickle_often(c->w, "storage");
-    fc_code rc = fc_pickle_copy_value(c, items[1], err);
+    FC_TRY(fc_pickle_copy_value(c, items[1], err));
     fc_torch_pickle_str(c->w, key);
     fc_torch_pickle_often(c->w, "cpu");
-    rc = rc == FC_OK ? fc_pickle_copy_value(c, items[4], err) : rc;
+    FC_TRY(fc_pickle_copy_value(c, items[4], err));
     fc_torch_pickle_op(c->w, FC_PICKLE_TUPLE);
     fc_torch_pickle_op(c->w, FC_PICKLE_BINPERSID);
-    return rc;
+    return FC_OK;
 }
 
 static fc_code copy_scalar(fc_pickle_copy *c, fc_pv v) {

@@ -167,6 +167,7 @@ typedef struct fc_pickle_vm {
     fc_pickle_memo memo;
     uint64_t memoized;     /* number of MEMOIZE so far */
     bool puts;             /* whether there was a PUT */
+    uint64_t copied;       /* items that calls copied from one container into another */
     size_t protected_cell; /* cells below this may be referred to by the memo */
 } fc_pickle_vm;
 

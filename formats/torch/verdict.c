@@ -1,7 +1,7 @@
 /*
- * What loading a torch.save archive with PyTorch would do, beyond making data. See lib/checkpoint/object_verdict.h.
+ * What loading a torch.save archive with PyTorch would do, beyond making data. See verdict.h.
  */
-#include "checkpoint/object_verdict.h"
+#include "torch/verdict.h"
 
 #include "torch/item.h"
 

@@ -1,6 +1,6 @@
 /*
- * Against a reference: what is missing, unexpected, or of another shape or dtype. Names are joined first as they are;
- * what is left is paired by prefix.c and renames.c. From two lists of names to findings.
+ * Compares a checkpoint with a reference: missing and unexpected names, and different shapes and dtypes. Equal names
+ * are joined first; prefix.c and renames.c pair the rest.
  */
 #include "check/check.h"
 
@@ -10,9 +10,9 @@
 #include <string.h>
 
 typedef struct against {
-    checking *c;
+    fc_check_run *c;
     const fc_names *here, *there;
-    fc_pair *pairs; /* those that mean the same value */
+    fc_pair *pairs; /* names that mean the same value */
     size_t npairs;
 } against;
 
@@ -34,7 +34,7 @@ static bool is_transposed(const fc_tensor *a, const fc_tensor *b) {
     return true;
 }
 
-/* The only dimension in which two shapes of the same rank differ, or -1. */
+/* Returns the only dimension in which two shapes with the same number of dimensions differ, or -1. */
 static int only_difference(const fc_tensor *a, const fc_tensor *b) {
     int found = -1;
     for (int d = 0; d < a->ndim && a->ndim == b->ndim; d++) {
@@ -48,7 +48,7 @@ static int only_difference(const fc_tensor *a, const fc_tensor *b) {
     return found;
 }
 
-static void compare_shapes(checking *c, const fc_named *here, const fc_tensor *b) {
+static void compare_shapes(fc_check_run *c, const fc_named *here, const fc_tensor *b) {
     const fc_tensor *a = here->tensor;
     int64_t na, nb;
     fc_finding f = {
@@ -76,7 +76,7 @@ static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
 
 /* ---- nesting ---- */
 
-static const char *path_text(checking *c, const fc_path *path) {
+static const char *path_text(fc_check_run *c, const fc_path *path) {
     const char *text = "";
     for (size_t i = 0; i < path->count; i++) {
         const fc_path_element *e = &path->elements[i];
@@ -94,8 +94,8 @@ static bool same_path(const fc_path *a, const fc_path *b) {
     return same;
 }
 
-/* A flat format knows of no nesting, and a name that was changed has another one anyway. */
-static void compare_paths(checking *c, const fc_named *here, const fc_named *there) {
+/* Flat formats have no nesting. A renamed value is expected to have another path. */
+static void compare_paths(fc_check_run *c, const fc_named *here, const fc_named *there) {
     const fc_path *a = &here->tensor->path, *b = &there->tensor->path;
     if (a->count > 1 && b->count > 1 && strcmp(here->tensor->name, there->tensor->name) == 0 && !same_path(a, b)) {
         fc_check_add(c, &(fc_finding){.kind = FC_FOUND_NESTING,
@@ -105,13 +105,13 @@ static void compare_paths(checking *c, const fc_named *here, const fc_named *the
     }
 }
 
-/* ---- dtypes: alike differences make one finding ---- */
+/* ---- dtypes: equal differences share one finding ---- */
 
 static bool is_float(const fc_tensor *t) {
     return !t->object && fc_dtype_get(t->dtype)->cls == FC_CLASS_FLOAT;
 }
 
-/* Whether --dtype `to` makes every floating-point tensor what the reference has. */
+/* Returns whether casting all floating-point tensors to `to` makes them match the reference. */
 static bool cast_mends(const against *a, fc_dtype to) {
     for (size_t i = 0; i < a->npairs; i++) {
         const fc_tensor *here = a->here->items[a->pairs[i].here].tensor,
@@ -124,7 +124,7 @@ static bool cast_mends(const against *a, fc_dtype to) {
 }
 
 static void report_dtype(against *a, fc_dtype from, fc_dtype to, const char **names, size_t count) {
-    checking *c = a->c;
+    fc_check_run *c = a->c;
     fc_finding f = {.kind = FC_FOUND_DTYPE_OTHER,
                     .name = names[0],
                     .other = fc_check_others(c, count),
@@ -140,7 +140,7 @@ static void report_dtype(against *a, fc_dtype from, fc_dtype to, const char **na
     fc_check_add(c, &f);
 }
 
-/* The dtypes of a pair, when both are tensors. */
+/* Finds the dtypes of a pair. Returns false unless both are tensors. */
 static bool dtypes_of(const against *a, size_t pair, fc_dtype *from, fc_dtype *to) {
     const fc_tensor *here = a->here->items[a->pairs[pair].here].tensor;
     const fc_tensor *there = a->there->items[a->pairs[pair].there].tensor;
@@ -150,7 +150,7 @@ static bool dtypes_of(const against *a, size_t pair, fc_dtype *from, fc_dtype *t
 }
 
 static void report_dtypes(against *a, fc_dtype from, fc_dtype to, size_t count) {
-    const char **names = fc_check_room(a->c, count, sizeof *names);
+    const char **names = fc_check_alloc(a->c, count, sizeof *names);
     size_t n = 0;
     for (size_t i = 0; names && i < a->npairs; i++) {
         fc_dtype here, there;
@@ -184,7 +184,7 @@ static void compare_dtypes(against *a) {
 
 static void compare_pair(against *a, const fc_pair *pair) {
     const fc_named *here = &a->here->items[pair->here], *there = &a->there->items[pair->there];
-    checking *c = a->c;
+    fc_check_run *c = a->c;
     if (!here->tensor->object != !there->tensor->object) {
         fc_check_add(c, &(fc_finding){.kind = here->tensor->object ? FC_FOUND_NOT_A_TENSOR : FC_FOUND_NOT_AN_OBJECT,
                                       .name = here->name,
@@ -198,13 +198,13 @@ static void compare_pair(against *a, const fc_pair *pair) {
     compare_paths(c, here, there);
 }
 
-/* Joins the names that are the same; the others are left for those who guess. */
+/* Joins equal names. The others are left to be paired by similarity. */
 static bool join(against *a, fc_unpaired *here, fc_unpaired *there) {
-    checking *c = a->c;
-    bool *taken = fc_check_room(c, a->there->count, sizeof *taken);
-    here->items = fc_check_room(c, a->here->count, sizeof *here->items);
-    there->items = fc_check_room(c, a->there->count, sizeof *there->items);
-    a->pairs = fc_check_room(c, a->here->count, sizeof *a->pairs);
+    fc_check_run *c = a->c;
+    bool *taken = fc_check_alloc(c, a->there->count, sizeof *taken);
+    here->items = fc_check_alloc(c, a->here->count, sizeof *here->items);
+    there->items = fc_check_alloc(c, a->there->count, sizeof *there->items);
+    a->pairs = fc_check_alloc(c, a->here->count, sizeof *a->pairs);
     if (!taken || !here->items || !there->items || !a->pairs) {
         return false;
     }
@@ -227,13 +227,13 @@ static bool join(against *a, fc_unpaired *here, fc_unpaired *there) {
     return true;
 }
 
-/* Leaves out what is allowed, and marks the globs that matched. */
-static void allow(checking *c, fc_unpaired *list, const char *const *globs, fc_finding_kind idle) {
+/* Removes allowed names, and reports globs that match nothing. */
+static void allow(fc_check_run *c, fc_unpaired *list, const char *const *globs, fc_finding_kind idle) {
     size_t n = 0, kept = 0;
     while (globs && globs[n]) {
         n++;
     }
-    bool *used = fc_check_room(c, n, sizeof *used);
+    bool *used = fc_check_alloc(c, n, sizeof *used);
     for (size_t i = 0; used && i < list->count; i++) {
         const char *name = list->names->items[list->items[i]].name;
         bool allowed = false;
@@ -256,7 +256,7 @@ static void allow(checking *c, fc_unpaired *list, const char *const *globs, fc_f
     }
 }
 
-static void report_unpaired(checking *c, const fc_unpaired *list, fc_finding_kind tensor, fc_finding_kind object) {
+static void report_unpaired(fc_check_run *c, const fc_unpaired *list, fc_finding_kind tensor, fc_finding_kind object) {
     for (size_t i = 0; i < list->count; i++) {
         const fc_named *n = &list->names->items[list->items[i]];
         const char *type = fc_check_type(c, n->tensor);
@@ -266,8 +266,8 @@ static void report_unpaired(checking *c, const fc_unpaired *list, fc_finding_kin
     }
 }
 
-void fc_check_take(fc_unpaired *here, fc_unpaired *there, const fc_pair *pairs, size_t count, checking *c) {
-    bool *h = fc_check_room(c, here->names->count, sizeof *h), *t = fc_check_room(c, there->names->count, sizeof *t);
+void fc_check_take(fc_unpaired *here, fc_unpaired *there, const fc_pair *pairs, size_t count, fc_check_run *c) {
+    bool *h = fc_check_alloc(c, here->names->count, sizeof *h), *t = fc_check_alloc(c, there->names->count, sizeof *t);
     size_t n = 0, m = 0;
     if (!h || !t) {
         return;
@@ -289,13 +289,16 @@ void fc_check_take(fc_unpaired *here, fc_unpaired *there, const fc_pair *pairs, 
     there->count = m;
 }
 
-void fc_check_against(checking *c, const fc_names *reference) {
+void fc_check_against(fc_check_run *c, const fc_names *reference) {
     against a = {.c = c, .here = &c->names, .there = reference};
     fc_unpaired here = {0}, there = {0};
     if (!join(&a, &here, &there)) {
         return;
     }
-    /* Prefixes before what is allowed: "--allow-missing '*'" shall not hide the reason. Guesses after it. */
+    /*
+     * Prefixes come before the allowed names, so that --allow-missing '*' does not hide the cause. Guessed renames come
+     * after them.
+     */
     a.npairs += fc_check_prefixes(c, &here, &there, a.pairs + a.npairs);
     allow(c, &there, c->options->allow_missing, FC_FOUND_IDLE_ALLOW_MISSING);
     allow(c, &here, c->options->allow_unexpected, FC_FOUND_IDLE_ALLOW_UNEXPECTED);

@@ -1,6 +1,5 @@
 /*
- * The driver of check: opens, lists the names, runs the parts, counts. Its parts add findings, which live in the
- * caller's arena.
+ * The driver of check: opens the checkpoint, lists its names, runs the parts, and counts the findings.
  */
 #include "check/check.h"
 
@@ -15,13 +14,13 @@
 #include <string.h>
 #include <unistd.h>
 
-void *fc_check_room(checking *c, size_t count, size_t size) {
+void *fc_check_alloc(fc_check_run *c, size_t count, size_t size) {
     void *room = fc_arena_calloc(c->arena, count ? count : 1, size);
     c->no_memory |= !room;
     return room;
 }
 
-const char *fc_check_text(checking *c, const char *fmt, ...) {
+const char *fc_check_text(fc_check_run *c, const char *fmt, ...) {
     va_list args;
     char *text = NULL;
     va_start(args, fmt);
@@ -35,10 +34,10 @@ const char *fc_check_text(checking *c, const char *fmt, ...) {
     return copy ? copy : "";
 }
 
-void fc_check_add(checking *c, const fc_finding *finding) {
+void fc_check_add(fc_check_run *c, const fc_finding *finding) {
     if (c->count == c->capacity) {
         size_t capacity = c->capacity ? 2 * c->capacity : 16;
-        fc_finding *grown = fc_check_room(c, capacity, sizeof *grown);
+        fc_finding *grown = fc_check_alloc(c, capacity, sizeof *grown);
         if (!grown) {
             return;
         }
@@ -55,7 +54,7 @@ void fc_check_add(checking *c, const fc_finding *finding) {
     c->no_memory |= !f->message;
 }
 
-const char *fc_check_shape(checking *c, const fc_tensor *tensor) {
+const char *fc_check_shape(fc_check_run *c, const fc_tensor *tensor) {
     char text[FC_MAX_DIMS * 22 + 3] = "[";
     size_t used = 1;
     for (int d = 0; d < tensor->ndim; d++) {
@@ -64,22 +63,22 @@ const char *fc_check_shape(checking *c, const fc_tensor *tensor) {
     return fc_check_text(c, "%s]", text);
 }
 
-const char *fc_check_type(checking *c, const fc_tensor *tensor) {
+const char *fc_check_type(fc_check_run *c, const fc_tensor *tensor) {
     return tensor->object
                ? "object"
                : fc_check_text(c, "%s%s", fc_dtype_get(tensor->dtype)->torch_name, fc_check_shape(c, tensor));
 }
 
-const char *fc_check_others(checking *c, uint64_t count) {
+const char *fc_check_others(fc_check_run *c, uint64_t count) {
     return count > 1 ? fc_check_text(c, " and %" PRIu64 " more", count - 1) : "";
 }
 
-const char *fc_check_quote(checking *c, const char *text) {
+const char *fc_check_quote(fc_check_run *c, const char *text) {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/:=+,@%";
     if (text[strspn(text, plain)] == '\0' && *text) {
         return text;
     }
-    char *quoted = fc_check_room(c, 4 * strlen(text) + 3, 1);
+    char *quoted = fc_check_alloc(c, 4 * strlen(text) + 3, 1);
     if (!quoted) {
         return "";
     }
@@ -96,8 +95,8 @@ const char *fc_check_quote(checking *c, const char *text) {
     return quoted;
 }
 
-/* What was selected, and how bad it is. */
-static void sum_up(const checking *c, fc_report *out) {
+/* Fills the report. */
+static void sum_up(const fc_check_run *c, fc_report *out) {
     out->findings = c->findings;
     out->count = c->count;
     out->allowed = c->allowed;
@@ -109,9 +108,8 @@ static void sum_up(const checking *c, fc_report *out) {
     }
 }
 
-/* The names that are checked, changed as a conversion would, and those of the reference, which are as they should be.
- */
-static fc_code list_names(checking *c, fc_names *reference, fc_error *err) {
+/* Lists the names to check, renamed as a conversion would, and the names of the reference, which are never renamed. */
+static fc_code list_names(fc_check_run *c, fc_names *reference, fc_error *err) {
     const fc_check_options *o = c->options;
     static const fc_selection everything;
     fc_rename *rename = NULL;
@@ -129,7 +127,7 @@ out:
     return rc;
 }
 
-static fc_code run(checking *c, fc_report *out, fc_error *err) {
+static fc_code run(fc_check_run *c, fc_report *out, fc_error *err) {
     fc_names reference = {0};
     FC_TRY(list_names(c, &reference, err));
     if (c->options->only_mesh) {
@@ -137,7 +135,7 @@ static fc_code run(checking *c, fc_report *out, fc_error *err) {
         sum_up(c, out);
         return FC_OK;
     }
-    bool flat = !c->options->reference && fc_flat_parameter(c->checkpoint, NULL); /* a finding of its own */
+    bool flat = !c->options->reference && fc_flat_parameter(c->checkpoint, NULL); /* reported as a finding of its own */
     if (c->checkpoint->note && !flat) {
         fc_check_add(c, &(fc_finding){.kind = FC_FOUND_NOTE, .name = c->path, .detail = c->checkpoint->note});
     }
@@ -157,19 +155,19 @@ static fc_code run(checking *c, fc_report *out, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code finish(const checking *c, fc_code rc, fc_error *err) {
+static fc_code finish(const fc_check_run *c, fc_code rc, fc_error *err) {
     return rc == FC_OK && c->no_memory ? fc_no_memory(err, c->path) : rc;
 }
 
 fc_code fc_check(const fc_checkpoint *checkpoint, const fc_check_options *options, fc_arena *arena, fc_report *out,
                  fc_error *err) {
-    checking c = {.path = checkpoint->path, .checkpoint = checkpoint, .options = options, .arena = arena};
+    fc_check_run c = {.path = checkpoint->path, .checkpoint = checkpoint, .options = options, .arena = arena};
     *out = (fc_report){0};
     return finish(&c, run(&c, out, err), err);
 }
 
 static void add_unreadable(void *context, const char *path, const char *message) {
-    checking *c = context;
+    fc_check_run *c = context;
     for (size_t i = 0; i < c->count; i++) {
         if (c->findings[i].detail && strstr(message, c->findings[i].detail)) {
             return;
@@ -182,10 +180,10 @@ static void add_unreadable(void *context, const char *path, const char *message)
 
 fc_code fc_check_path(const char *path, const fc_check_options *options, fc_arena *arena, fc_checkpoint **checkpoint,
                       fc_report *out, fc_error *err) {
-    checking c = {.path = path, .options = options, .arena = arena};
+    fc_check_run c = {.path = path, .options = options, .arena = arena};
     fc_open_options how = options->open;
     fc_error why;
-    /* What the data files hold is no matter here, and whether they are there is asked for all of them at once. */
+    /* Only headers matter here, and missing data files are to be reported all at once. */
     how.headers_only = true;
     how.damaged = add_unreadable;
     how.context = &c;
@@ -196,11 +194,11 @@ fc_code fc_check_path(const char *path, const fc_check_options *options, fc_aren
         fc_progress_begin(how.progress, FC_PHASE_CHECKING, FC_COUNTED_TENSORS, 0);
         return finish(&c, run(&c, out, err), err);
     }
-    bool misfit = rc == FC_EUSAGE && options->model; /* flat parameters of another model */
+    bool misfit = rc == FC_EUSAGE && options->model; /* the flat parameters do not fit the model */
     if (!misfit && (rc != FC_ECORRUPT || access(path, F_OK) != 0)) {
         return err ? (*err = why, rc) : rc;
     }
-    add_unreadable(&c, path, why.message); /* unless it was, as that of one file */
+    add_unreadable(&c, path, why.message); /* does nothing if it was reported for one of the files */
     sum_up(&c, out);
     return finish(&c, FC_OK, err);
 }

@@ -1,5 +1,5 @@
 /*
- * What the parts of check share: the check being made, its names, and how findings are added.
+ * What the parts of check share: the state of a check, and helpers to add findings and build their texts.
  */
 #ifndef FSDPCKPT_CHECK_CHECK_H
 #define FSDPCKPT_CHECK_CHECK_H
@@ -11,58 +11,58 @@
 #include "fsdpckpt/check.h"
 #include "plan/names.h"
 
-typedef struct checking {
+typedef struct fc_check_run {
     const char *path;
-    const fc_checkpoint *checkpoint; /* NULL: it cannot be opened */
+    const fc_checkpoint *checkpoint; /* NULL when it cannot be opened */
     const fc_check_options *options;
     fc_arena *arena;
     fc_names names;
-    fc_finding *findings; /* grown in the arena */
+    fc_finding *findings; /* in the arena */
     size_t count, capacity;
-    size_t allowed; /* missing and unexpected ones */
-    bool no_memory; /* a finding could not be added: the check fails as a whole */
-} checking;
+    size_t allowed; /* number of allowed missing or unexpected names */
+    bool no_memory; /* something could not be allocated: the whole check fails */
+} fc_check_run;
 
-/** Adds a copy of `finding` and makes its message; a count of 0 becomes 1. */
-void fc_check_add(checking *c, const fc_finding *finding);
+/** Adds a copy of `finding` with its message. A count of 0 becomes 1. */
+void fc_check_add(fc_check_run *c, const fc_finding *finding);
 
-/** A formatted text in the arena; "" and `no_memory` when there is none. */
-const char *fc_check_text(checking *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/** Formats a text in the arena. On failure sets `no_memory` and returns "". */
+const char *fc_check_text(fc_check_run *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/** `count` times `size` zeroed bytes in the arena; NULL and `no_memory` when there are none. */
-void *fc_check_room(checking *c, size_t count, size_t size);
+/** Allocates `count` times `size` zeroed bytes in the arena. On failure sets `no_memory` and returns NULL. */
+void *fc_check_alloc(fc_check_run *c, size_t count, size_t size);
 
-/** "float32[10, 6]", "object" for an object. */
-const char *fc_check_type(checking *c, const fc_tensor *tensor);
+/** Returns "float32[10, 6]", or "object" for an object. */
+const char *fc_check_type(fc_check_run *c, const fc_tensor *tensor);
 
-/** "[10, 6]" */
-const char *fc_check_shape(checking *c, const fc_tensor *tensor);
+/** Returns "[10, 6]". */
+const char *fc_check_shape(fc_check_run *c, const fc_tensor *tensor);
 
-/** " and 11 more", "" for a count of 1: what goes behind the first of several names. */
-const char *fc_check_others(checking *c, uint64_t count);
+/** Returns " and 11 more", to append to the first of several names, or "" for a count of 1. */
+const char *fc_check_others(fc_check_run *c, uint64_t count);
 
-/** A text quoted for a shell, where it needs to be. */
-const char *fc_check_quote(checking *c, const char *text);
+/** Quotes a text for a shell, if necessary. */
+const char *fc_check_quote(fc_check_run *c, const char *text);
 
 /**
- * What follows "<word>." in a name, behind a component with "optim" in it or at the start: of "optim.state.w.step" and
- * the word "state" "w.step". NULL: nothing.
+ * Returns the rest of a name after "<word>.", which must be at the start or after a component that contains "optim":
+ * "w.step" for the name "optim.state.w.step" and the word "state". NULL when there is none.
  */
 const char *fc_check_after_section(const char *name, const char *word);
 
-/** The message of a finding, allocated from the arena; NULL when out of memory. */
-const char *fc_finding_message(const checking *c, const fc_finding *finding);
+/** Builds the message of a finding in the arena. NULL when out of memory. */
+const char *fc_finding_message(const fc_check_run *c, const fc_finding *finding);
 
-/** The parts of a check. Each adds what it finds. */
-void fc_check_files(checking *c);
-void fc_check_coverage(checking *c);
-void fc_check_objects(checking *c);
-void fc_check_wrappers(checking *c);
-void fc_check_optimizer(checking *c);
-void fc_check_fit(checking *c);
-void fc_check_against(checking *c, const fc_names *reference);
+/** The parts of a check. Each adds its findings. */
+void fc_check_files(fc_check_run *c);
+void fc_check_coverage(fc_check_run *c);
+void fc_check_objects(fc_check_run *c);
+void fc_check_wrappers(fc_check_run *c);
+void fc_check_optimizer(fc_check_run *c);
+void fc_check_fit(fc_check_run *c);
+void fc_check_against(fc_check_run *c, const fc_names *reference);
 
-/** Names of one side that the other does not have, while they are being paired. */
+/** The names of one side that have no partner on the other side yet. */
 typedef struct fc_unpaired {
     const fc_names *names;
     size_t *items; /* indexes into names, ascending */
@@ -75,17 +75,17 @@ typedef struct fc_pair {
 } fc_pair;
 
 /**
- * Pairs names that differ by a prefix, a wrapper or a rename: they leave `here` and `there`, a finding says how, and
- * their shapes and dtypes are compared by the caller.
- * @param pairs room for as many as there are in `here`; @return how many.
+ * Pair names that differ by a prefix, a wrapper or a rename. They remove the pairs from `here` and `there` and add
+ * findings. The caller compares the shapes and dtypes of the pairs.
+ * @param pairs receives at most here->count pairs. @return their number.
  */
-size_t fc_check_prefixes(checking *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs);
-size_t fc_check_renames(checking *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs);
+size_t fc_check_prefixes(fc_check_run *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs);
+size_t fc_check_renames(fc_check_run *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs);
 
-/** Takes the pairs out of the lists they come from. */
-void fc_check_take(fc_unpaired *here, fc_unpaired *there, const fc_pair *pairs, size_t count, checking *c);
+/** Removes the pairs from both lists. */
+void fc_check_take(fc_unpaired *here, fc_unpaired *there, const fc_pair *pairs, size_t count, fc_check_run *c);
 
-/** What FSDP, DDP, torch.compile and activation checkpointing put into names. */
+/** A name component that FSDP, DDP, torch.compile or activation checkpointing adds. */
 typedef struct fc_wrapper {
     const char *component; /* with its dot: "_orig_mod." */
     const char *by;        /* "torch.compile" */
@@ -93,19 +93,19 @@ typedef struct fc_wrapper {
 enum { FC_WRAPPERS = 5 };
 extern const fc_wrapper fc_wrappers[FC_WRAPPERS];
 
-/** A name without the components that wrappers leave; `which` receives the bits of those that were there. */
-const char *fc_check_unwrap(checking *c, const char *name, size_t len, unsigned *which);
+/** Returns a name without wrapper components. `which` (may be NULL) receives one bit per wrapper found. */
+const char *fc_check_unwrap(fc_check_run *c, const char *name, size_t len, unsigned *which);
 
-/** The first `len` characters of a text as a regular expression that matches just them. */
-const char *fc_check_regex(checking *c, const char *text, size_t len);
+/** Returns a regular expression that matches exactly the first `len` characters of a text. */
+const char *fc_check_regex(fc_check_run *c, const char *text, size_t len);
 
-/** A text as the replacement of a rule, which stands for itself. */
-const char *fc_check_replacement(checking *c, const char *text);
+/** Escapes a text for the replacement of a rename rule. */
+const char *fc_check_replacement(fc_check_run *c, const char *text);
 
-/** "--rename 's/_orig_mod\.//'" for each of `which` wrappers: drops them wherever they are. */
-const char *fc_check_drop_options(checking *c, unsigned which);
+/** Returns "--rename 's/_orig_mod\.//g'" for each of the `which` wrappers, which drops them everywhere. */
+const char *fc_check_drop_options(fc_check_run *c, unsigned which);
 
-/** "torch.compile" for each of `which` wrappers, with commas. */
-const char *fc_check_wrapped_by(checking *c, unsigned which);
+/** Returns the names of the `which` wrappers ("torch.compile"), separated by commas. */
+const char *fc_check_wrapped_by(fc_check_run *c, unsigned which);
 
 #endif

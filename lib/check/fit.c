@@ -1,6 +1,6 @@
 /*
- * Does the checkpoint fit a mesh? From its shapes and a TP plan to findings: dimensions that do not divide, ranks that
- * get nothing, matrices that no rule cuts. Alike tensors (layers.0 …, layers.1 …) make one finding.
+ * Checks whether a checkpoint fits a mesh: dimensions that do not divide evenly, ranks that get nothing, matrices that
+ * no TP rule shards. Similar tensors (layers.0 …, layers.1 …) share one finding.
  */
 #include "check/check.h"
 
@@ -8,12 +8,12 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* The mesh's axes as far as they cut. */
+/* The mesh axes that shard tensors, and the findings so far. */
 typedef struct fit {
-    checking *c;
+    fc_check_run *c;
     int64_t dp, tp;
     const fc_tp_plan *plan;
-    fc_name_table *seen; /* kind, pattern and shape → index of the finding among `alike` */
+    fc_name_table *seen; /* from kind, pattern and type to an index into `alike` */
     struct alike *alike;
     size_t count;
     size_t tensors, cut;
@@ -26,9 +26,9 @@ typedef struct alike {
     size_t capacity;
 } alike;
 
-/* "layers.*.wq.weight": components that are numbers become stars. */
-static const char *pattern_of(checking *c, const char *name) {
-    char *pattern = fc_check_room(c, strlen(name) + 1, 1);
+/* Replaces numeric components by stars: "layers.*.wq.weight". */
+static const char *pattern_of(fc_check_run *c, const char *name) {
+    char *pattern = fc_check_alloc(c, strlen(name) + 1, 1);
     char *to = pattern;
     for (const char *at = name; pattern && *at;) {
         size_t n = strcspn(at, ".");
@@ -46,10 +46,10 @@ static const char *pattern_of(checking *c, const char *name) {
     return pattern ? pattern : "";
 }
 
-static bool remember(checking *c, alike *a, const char *name) {
+static bool remember(fc_check_run *c, alike *a, const char *name) {
     if (a->finding.count == a->capacity) {
         size_t capacity = a->capacity ? 2 * a->capacity : 4;
-        const char **grown = fc_check_room(c, capacity, sizeof *grown);
+        const char **grown = fc_check_alloc(c, capacity, sizeof *grown);
         if (!grown) {
             return false;
         }
@@ -63,9 +63,9 @@ static bool remember(checking *c, alike *a, const char *name) {
     return true;
 }
 
-/* Adds a tensor to the finding about those like it. */
+/* Adds a tensor to the finding for its pattern. */
 static void note(fit *f, const fc_named *named, fc_finding_kind kind, const char *detail, const char *expected) {
-    checking *c = f->c;
+    fc_check_run *c = f->c;
     const char *key =
         fc_check_text(c, "%d %s %s", (int)kind, pattern_of(c, named->name), fc_check_type(c, named->tensor));
     size_t at = fc_name_table_put(f->seen, key, strlen(key), f->count);
@@ -93,8 +93,8 @@ static void report(fit *f) {
     }
 }
 
-/* What `ranks` get of a dimension of `size`, cut as torch.chunk does: "3 ranks get 17, the last one gets 13". */
-static const char *parts_text(checking *c, int64_t size, int64_t ranks) {
+/* Describes how torch.chunk divides a dimension of `size` among `ranks`: "3 ranks get 17, one gets 13". */
+static const char *parts_text(fc_check_run *c, int64_t size, int64_t ranks) {
     int64_t offset, whole, last = 0, full = 0, empty = 0;
     fc_shard_piece(size, ranks, 0, &offset, &whole);
     full = whole > 0 ? size / whole : 0;
@@ -108,7 +108,7 @@ static const char *parts_text(checking *c, int64_t size, int64_t ranks) {
 }
 
 static void check_dp(fit *f, const fc_named *named, int64_t rows, bool after_tp) {
-    checking *c = f->c;
+    fc_check_run *c = f->c;
     if (f->dp < 2 || rows % f->dp == 0) {
         return;
     }
@@ -117,10 +117,13 @@ static void check_dp(fit *f, const fc_named *named, int64_t rows, bool after_tp)
     note(f, named, rows < f->dp ? FC_FOUND_EMPTY_SHARDS : FC_FOUND_UNEVEN, axis, parts_text(c, rows, f->dp));
 }
 
-/* @return the rows that FSDP then cuts: those of the first tp rank where TP cuts dimension 0. */
+/*
+ * Checks the TP dimension. Returns the rows that FSDP then divides: those of the first TP rank if TP shards dimension
+ * 0.
+ */
 static int64_t check_tp(fit *f, const fc_named *named) {
     const fc_tensor *t = named->tensor;
-    checking *c = f->c;
+    fc_check_run *c = f->c;
     fc_tp_style style;
     int d = fc_tp_plan_dim(f->plan, named->name, t->ndim, &style);
     if (style == FC_TP_NONE && t->ndim >= 2) {
@@ -133,10 +136,10 @@ static int64_t check_tp(fit *f, const fc_named *named) {
     int64_t size = t->shape[d], offset, length = size;
     if (size % f->tp != 0) {
         bool empty = size < f->tp;
-        note(
-            f, named, empty ? FC_FOUND_TP_EMPTY_SHARDS : FC_FOUND_TP_UNEVEN,
-            fc_check_text(c, "dimension %d %s tp %" PRId64, d, empty ? "is shorter than" : "does not divide by", f->tp),
-            parts_text(c, size, f->tp));
+        note(f, named, empty ? FC_FOUND_TP_EMPTY_SHARDS : FC_FOUND_TP_UNEVEN,
+             fc_check_text(c, "dimension %d %s tp %" PRId64, d, empty ? "is shorter than" : "does not divide evenly by",
+                           f->tp),
+             parts_text(c, size, f->tp));
     }
     if (d == 0) {
         fc_shard_piece(size, f->tp, 0, &offset, &length);
@@ -147,10 +150,10 @@ static int64_t check_tp(fit *f, const fc_named *named) {
 
 static void check_rules(fit *f) {
     if (strcmp(fc_tp_plan_name(f->plan), "auto") == 0) {
-        return; /* for many models at once: most of its rules are for others */
+        return; /* its rules are for many models, so most of them cover nothing */
     }
     size_t rules = fc_tp_plan_rules(f->plan);
-    bool *used = fc_check_room(f->c, rules, sizeof *used);
+    bool *used = fc_check_alloc(f->c, rules, sizeof *used);
     for (size_t i = 0; used && i < f->c->names.count; i++) {
         const fc_named *named = &f->c->names.items[i];
         int64_t rule = named->tensor->object ? -1 : fc_tp_plan_rule_of(f->plan, named->name);
@@ -180,22 +183,22 @@ static bool is_state(const fc_named *named) {
     return fc_check_after_section(named->name, "state") != NULL;
 }
 
-/* Optimizer state is cut as its parameter, and need not be told twice, unless it is all there is. */
-static bool is_told(const fc_named *named, bool only_state) {
+/* Optimizer state is sharded like its parameter, so it is reported only when there are no parameters. */
+static bool is_reported(const fc_named *named, bool only_state) {
     int64_t elements;
     const fc_tensor *t = named->tensor;
     return !t->object && t->ndim > 0 && fc_numel(t->ndim, t->shape, &elements) && elements > 0 &&
            (only_state || !is_state(named));
 }
 
-void fc_check_fit(checking *c) {
+void fc_check_fit(fc_check_run *c) {
     const fc_check_options *o = c->options;
     fit f = {.c = c,
              .dp = axis_size(o->mesh, "dp"),
              .tp = axis_size(o->mesh, "tp"),
              .plan = o->tp_plan,
              .seen = fc_name_table_new(c->arena, 3 * c->names.count + 1),
-             .alike = fc_check_room(c, 3 * c->names.count + 1, sizeof *f.alike)};
+             .alike = fc_check_alloc(c, 3 * c->names.count + 1, sizeof *f.alike)};
     if (!f.seen || !f.alike) {
         c->no_memory = true;
         return;
@@ -206,7 +209,7 @@ void fc_check_fit(checking *c) {
     }
     for (size_t i = 0; i < c->names.count; i++) {
         const fc_named *named = &c->names.items[i];
-        if (!is_told(named, only_state)) {
+        if (!is_reported(named, only_state)) {
             continue;
         }
         f.tensors++;

@@ -1,7 +1,6 @@
 /*
- * The one table of what check can say. A message is its row with the members of the finding put in their places:
- * {name} … {count}, {src} and {ref} for the paths, {count:tensor:tensors} for a number with its noun, {s} nothing or
- * an "s". docs/CHECK_MESSAGES.md shows each as it is printed.
+ * The table of all findings and their messages. Members of the finding replace {name} … {count}; {src} and {ref} are
+ * the paths; {count:tensor:tensors} is a number with its noun. docs/CHECK_MESSAGES.md shows every message.
  */
 #include "check/check.h"
 
@@ -11,7 +10,7 @@
 
 static const fc_finding_info table[FC_FOUND_KINDS] = {
     [FC_FOUND_UNREADABLE] = {"unreadable", FC_SEVERITY_ERROR, "{detail}", NULL},
-    [FC_FOUND_FILE_MISSING] = {"file-missing", FC_SEVERITY_ERROR, "{name}: the file is missing, and with it {detail}",
+    [FC_FOUND_FILE_MISSING] = {"file-missing", FC_SEVERITY_ERROR, "{name}: the file is missing; it holds {detail}",
                                "copy it again, or save again"},
     [FC_FOUND_FILE_TRUNCATED] = {"file-truncated", FC_SEVERITY_ERROR,
                                  "{name}: truncated: it has {found} bytes and needs {expected}, for {other}",
@@ -30,115 +29,115 @@ static const fc_finding_info table[FC_FOUND_KINDS] = {
                                  "{count:name begins:names begin} with '{detail}' ({expected}), e.g. {name}: the plain "
                                  "model does not load them",
                                  "convert with {option}"},
-    [FC_FOUND_WRAPPED_NAMES] = {"wrapped-names", FC_SEVERITY_WARNING,
-                                "{count:name contains:names contain} '{detail}' ({expected}), e.g. {name}: the plain "
-                                "model does not load them",
-                                "convert with {option}"},
+    [FC_FOUND_WRAPPED_NAMES] =
+        {"wrapped-names", FC_SEVERITY_WARNING,
+         "{count:name contains:names contain} '{detail}' ({expected}), e.g. {name}: the plain model does not load them",
+         "convert with {option}"},
     [FC_FOUND_FLAT_PARAMETERS] =
         {"flat-parameters", FC_SEVERITY_WARNING,
-         "{count:tensor is a flat parameter:tensors are flat parameters} of FSDP1, e.g. "
-         "{name}: which weights are in there, no header says",
+         "{count:tensor is a flat parameter:tensors are flat parameters} of FSDP1, e.g. {name}: no header records "
+         "which weights they hold",
          "give --schema FILE, a schema or a checkpoint of the model, to a conversion, or save with "
          "StateDictType.SHARDED_STATE_DICT"},
-    [FC_FOUND_STATE_ORPHAN] = {"state-orphan", FC_SEVERITY_ERROR,
-                               "{name}: optimizer state ({detail}) of {other}, which is not there: the parameter is "
-                               "lost or has another name",
-                               "if it is not wanted, leave the state out with {option}"},
+    [FC_FOUND_STATE_ORPHAN] =
+        {"state-orphan", FC_SEVERITY_ERROR,
+         "{name}: optimizer state ({detail}) of {other}, which is missing: the parameter is lost or has another name",
+         "to drop the state, exclude it with {option}"},
     [FC_FOUND_STATE_SHAPE] = {"state-shape", FC_SEVERITY_ERROR,
-                              "{name}: {found}, but its parameter {other} is {expected}: the optimizer cannot go on "
-                              "with it",
+                              "{name}: {found}, but its parameter {other} is {expected}: the optimizer cannot use it",
                               NULL},
     [FC_FOUND_STATE_INCOMPLETE] = {"state-incomplete", FC_SEVERITY_WARNING,
                                    "{name}: its optimizer state lacks {detail}, which {count:other parameter "
                                    "has:other parameters have}",
                                    NULL},
     [FC_FOUND_GROUP_ORPHAN] = {"group-orphan", FC_SEVERITY_ERROR,
-                               "{name}: lists {count:parameter:parameters} that {src} does not hold, e.g. {other}",
-                               NULL},
+                               "{name}: lists {count:parameter:parameters} missing from {src}, e.g. {other}", NULL},
     [FC_FOUND_GROUP_STATE] = {"group-state", FC_SEVERITY_WARNING,
-                              "{name}: has optimizer state, but no list of param_groups names it (see {other})", NULL},
-    [FC_FOUND_MISSING] = {"missing", FC_SEVERITY_ERROR, "{name}: missing: {ref} has it, {expected}", NULL},
-    [FC_FOUND_MISSING_OBJECT] = {"missing-object", FC_SEVERITY_ERROR, "{name}: missing: {ref} has it, an object", NULL},
+                              "{name}: has optimizer state, but param_groups does not list it (see {other})", NULL},
+    [FC_FOUND_MISSING] = {"missing", FC_SEVERITY_ERROR, "{name}: missing: {ref} has it as {expected}", NULL},
+    [FC_FOUND_MISSING_OBJECT] = {"missing-object", FC_SEVERITY_ERROR, "{name}: missing: {ref} has it as an object",
+                                 NULL},
     [FC_FOUND_UNEXPECTED] = {"unexpected", FC_SEVERITY_ERROR, "{name}: unexpected: {found}, not in {ref}", NULL},
     [FC_FOUND_UNEXPECTED_OBJECT] = {"unexpected-object", FC_SEVERITY_ERROR,
                                     "{name}: unexpected: an object, not in {ref}", NULL},
-    [FC_FOUND_PREFIX_EXTRA] = {"prefix-extra", FC_SEVERITY_ERROR,
-                               "{count:name has:names have} the prefix '{detail}'{expected}, e.g. {name}; {ref} has "
-                               "them without",
-                               "convert with {option}"},
-    [FC_FOUND_PREFIX_LACKING] = {"prefix-lacking", FC_SEVERITY_ERROR,
-                                 "{count:name lacks:names lack} the prefix '{detail}'{expected}, e.g. {name}; {ref} "
-                                 "has them with it",
-                                 "convert with {option}"},
-    [FC_FOUND_WRAPPER_EXTRA] = {"wrapper-extra", FC_SEVERITY_ERROR,
-                                "{count:name contains:names contain} '{detail}'{expected}, e.g. {name}; {ref} has "
-                                "them without",
-                                "convert with {option}"},
-    [FC_FOUND_WRAPPER_LACKING] = {"wrapper-lacking", FC_SEVERITY_ERROR,
-                                  "{ref} has {count:name:names} with '{detail}'{expected}, e.g. {other}; here it is "
-                                  "{name}",
-                                  "take the reference from the unwrapped model, or load into that"},
+    [FC_FOUND_PREFIX_EXTRA] =
+        {"prefix-extra", FC_SEVERITY_ERROR,
+         "{count:name has:names have} the prefix '{detail}'{expected}, e.g. {name}; {ref} has no such prefix",
+         "convert with {option}"},
+    [FC_FOUND_PREFIX_LACKING] =
+        {"prefix-lacking", FC_SEVERITY_ERROR,
+         "{count:name lacks:names lack} the prefix '{detail}'{expected}, e.g. {name}; {ref} has it",
+         "convert with {option}"},
+    [FC_FOUND_WRAPPER_EXTRA] =
+        {"wrapper-extra", FC_SEVERITY_ERROR,
+         "{count:name contains:names contain} '{detail}'{expected}, e.g. {name}; {ref} has plain names",
+         "convert with {option}"},
+    [FC_FOUND_WRAPPER_LACKING] =
+        {"wrapper-lacking", FC_SEVERITY_ERROR,
+         "{ref} has {count:name:names} with '{detail}'{expected}, e.g. {other}, which is {name} here",
+         "make the reference from the unwrapped model, or load into the wrapped one"},
     [FC_FOUND_RENAMED] = {"renamed", FC_SEVERITY_ERROR,
                           "{name}: renamed: {ref} has the same {found}, bit for bit, as {other}",
                           "convert with {option}"},
-    [FC_FOUND_RENAMED_PERHAPS] = {"renamed-perhaps", FC_SEVERITY_ERROR,
-                                  "{name}: perhaps renamed: not in {ref}, which has {other}, missing here, as {found} "
-                                  "too",
-                                  "if it is the same, convert with {option}"},
+    [FC_FOUND_RENAMED_PERHAPS] =
+        {"renamed-perhaps", FC_SEVERITY_ERROR,
+         "{name}: possibly renamed: it is not in {ref}, and {other}, also {found}, is missing here",
+         "if they are the same, convert with {option}"},
     [FC_FOUND_RENAMED_PART] = {"renamed-part", FC_SEVERITY_ERROR,
-                               "{count:name is:names are} called otherwise: '{found}' here is '{expected}' in {ref}, "
-                               "e.g. {name} is {other}{detail}",
+                               "{count:name differs:names differ} in one component: '{found}' here is '{expected}' in "
+                               "{ref}, e.g. {name} is {other}{detail}",
                                "convert with {option}"},
-    [FC_FOUND_SHAPE] = {"shape", FC_SEVERITY_ERROR, "{name}: shape {found}, in {ref} {expected}", NULL},
+    [FC_FOUND_SHAPE] = {"shape", FC_SEVERITY_ERROR, "{name}: shape {found}, but {expected} in {ref}", NULL},
     [FC_FOUND_SHAPE_TRANSPOSED] = {"shape-transposed", FC_SEVERITY_ERROR,
-                                   "{name}: shape {found}, in {ref} {expected}: transposed (a Conv1D of GPT-2 for an "
-                                   "nn.Linear, perhaps)",
+                                   "{name}: shape {found}, but {expected} in {ref}: transposed (perhaps a Conv1D of "
+                                   "GPT-2 instead of an nn.Linear)",
                                    NULL},
     [FC_FOUND_SHAPE_RESHAPED] = {"shape-reshaped", FC_SEVERITY_ERROR,
-                                 "{name}: shape {found}, in {ref} {expected}: as many elements, in another form", NULL},
+                                 "{name}: shape {found}, but {expected} in {ref}: same number of elements, reshaped",
+                                 NULL},
     [FC_FOUND_SHAPE_SHARD] = {"shape-shard", FC_SEVERITY_ERROR,
-                              "{name}: shape {found}, in {ref} {expected}: 1/{count} of it along dimension {detail}: "
-                              "one rank's shard saved as if it were the whole?",
+                              "{name}: shape {found}, but {expected} in {ref}: 1/{count} of dimension {detail}; was "
+                              "one rank's shard saved as the whole tensor?",
                               NULL},
-    [FC_FOUND_SHAPE_DIMENSION] = {"shape-dimension", FC_SEVERITY_ERROR,
-                                  "{name}: shape {found}, in {ref} {expected}: dimension {detail}: padded or resized?",
-                                  NULL},
-    [FC_FOUND_DTYPE] = {"dtype", FC_SEVERITY_ERROR, "{name}{other}: {found}, in {ref} {expected}",
+    [FC_FOUND_SHAPE_DIMENSION] =
+        {"shape-dimension", FC_SEVERITY_ERROR,
+         "{name}: shape {found}, but {expected} in {ref}: dimension {detail}; padded or resized?", NULL},
+    [FC_FOUND_DTYPE] = {"dtype", FC_SEVERITY_ERROR, "{name}{other}: {found}, but {expected} in {ref}",
                         "convert with {option}"},
-    [FC_FOUND_DTYPE_MIXED] = {"dtype-mixed", FC_SEVERITY_ERROR,
-                              "{name}{other}: {found}, in {ref} {expected}; --dtype would change the other tensors too",
-                              "save again with the dtypes of {ref}"},
-    [FC_FOUND_DTYPE_OTHER] = {"dtype-other", FC_SEVERITY_ERROR, "{name}{other}: {found}, in {ref} {expected}", NULL},
-    [FC_FOUND_NOT_A_TENSOR] = {"not-a-tensor", FC_SEVERITY_ERROR, "{name}: an object, in {ref} a tensor, {expected}",
-                               NULL},
-    [FC_FOUND_NOT_AN_OBJECT] = {"not-an-object", FC_SEVERITY_ERROR, "{name}: a tensor, {found}, in {ref} an object",
-                                NULL},
+    [FC_FOUND_DTYPE_MIXED] =
+        {"dtype-mixed", FC_SEVERITY_ERROR,
+         "{name}{other}: {found}, but {expected} in {ref}; casting would change the other tensors too",
+         "save again with the dtypes of {ref}"},
+    [FC_FOUND_DTYPE_OTHER] = {"dtype-other", FC_SEVERITY_ERROR, "{name}{other}: {found}, but {expected} in {ref}",
+                              NULL},
+    [FC_FOUND_NOT_A_TENSOR] = {"not-a-tensor", FC_SEVERITY_ERROR,
+                               "{name}: an object, but a tensor ({expected}) in {ref}", NULL},
+    [FC_FOUND_NOT_AN_OBJECT] = {"not-an-object", FC_SEVERITY_ERROR,
+                                "{name}: a tensor ({found}), but an object in {ref}", NULL},
     [FC_FOUND_NESTING] = {"nesting", FC_SEVERITY_WARNING,
-                          "{name}: the state dict has it at {found}, that of {ref} at {expected}", NULL},
+                          "{name}: the state dict has it at {found}, but that of {ref} at {expected}", NULL},
     [FC_FOUND_IDLE_ALLOW_MISSING] = {"idle-allow-missing", FC_SEVERITY_WARNING,
-                                     "--allow-missing '{detail}' matches nothing that is missing", "leave it out"},
+                                     "--allow-missing '{detail}' matches no missing name", "remove it"},
     [FC_FOUND_IDLE_ALLOW_UNEXPECTED] = {"idle-allow-unexpected", FC_SEVERITY_WARNING,
-                                        "--allow-unexpected '{detail}' matches nothing that is unexpected",
-                                        "leave it out"},
+                                        "--allow-unexpected '{detail}' matches no unexpected name", "remove it"},
     [FC_FOUND_UNEVEN] = {"uneven", FC_SEVERITY_WARNING,
-                         "{name}{other}: {found}: dimension 0 does not divide by {detail}: {expected}", NULL},
+                         "{name}{other}: {found}: dimension 0 does not divide evenly by {detail}: {expected}", NULL},
     [FC_FOUND_EMPTY_SHARDS] = {"empty-shards", FC_SEVERITY_WARNING,
                                "{name}{other}: {found}: dimension 0 is shorter than {detail}: {expected}", NULL},
-    [FC_FOUND_TP_UNEVEN] = {"tp-uneven", FC_SEVERITY_WARNING,
-                            "{name}{other}: {found}: {detail}: {expected}; kernels for tensor parallelism want equal "
-                            "parts",
-                            NULL},
+    [FC_FOUND_TP_UNEVEN] =
+        {"tp-uneven", FC_SEVERITY_WARNING,
+         "{name}{other}: {found}: {detail}: {expected}; kernels for tensor parallelism need equal parts", NULL},
     [FC_FOUND_TP_EMPTY_SHARDS] = {"tp-empty-shards", FC_SEVERITY_WARNING,
                                   "{name}{other}: {found}: {detail}: {expected}", NULL},
-    [FC_FOUND_TP_NO_RULE] = {"tp-no-rule", FC_SEVERITY_WARNING,
-                             "{name}{other}: {found}: no rule of the TP plan '{detail}' covers it: every tp rank holds "
-                             "all of it",
-                             "if it should be cut, add a rule to a --tp-plan"},
+    [FC_FOUND_TP_NO_RULE] =
+        {"tp-no-rule", FC_SEVERITY_WARNING,
+         "{name}{other}: {found}: no rule of the TP plan '{detail}' covers it, so every tp rank holds all of it",
+         "to shard it, add a rule to a --tp-plan"},
     [FC_FOUND_TP_CUTS_NONE] = {"tp-cuts-none", FC_SEVERITY_ERROR,
-                               "{src}: the TP plan '{detail}' cuts none of its {count:tensor:tensors}",
+                               "{src}: the TP plan '{detail}' shards none of its {count:tensor:tensors}",
                                "give a --tp-plan that names their modules"},
     [FC_FOUND_TP_IDLE_RULE] = {"tp-idle-rule", FC_SEVERITY_WARNING, "{name}: the rule '{detail}' covers no tensor",
-                               "correct it or leave it out"},
+                               "correct or remove it"},
 };
 
 const fc_finding_info *fc_finding_info_get(fc_finding_kind kind) {
@@ -146,13 +145,13 @@ const fc_finding_info *fc_finding_info_get(fc_finding_kind kind) {
     return (unsigned)kind < FC_FOUND_KINDS ? &table[kind] : &unknown;
 }
 
-/* Where a message is put together: first measured, then written. */
-typedef struct writing {
-    char *out; /* NULL: only measured */
+/* A message under construction: first measured, then written. */
+typedef struct message_buffer {
+    char *out; /* NULL: only measures */
     size_t used;
-} writing;
+} message_buffer;
 
-static void put(writing *w, const char *text, size_t len) {
+static void put(message_buffer *w, const char *text, size_t len) {
     if (w->out) {
         memcpy(w->out + w->used, text, len);
     }
@@ -163,7 +162,7 @@ static bool is_member(const char *key, size_t len, const char *name) {
     return strlen(name) == len && memcmp(key, name, len) == 0;
 }
 
-static const char *member(const checking *c, const fc_finding *f, const char *key, size_t len) {
+static const char *member(const fc_check_run *c, const fc_finding *f, const char *key, size_t len) {
     const struct {
         const char *name, *value;
     } members[] = {{"name", f->name},     {"other", f->other},
@@ -178,8 +177,8 @@ static const char *member(const checking *c, const fc_finding *f, const char *ke
     return "";
 }
 
-/* "{count:tensor:tensors}", len characters between the braces. */
-static void put_count(writing *w, const fc_finding *f, const char *key, size_t len) {
+/* Replaces "{count:tensor:tensors}", with `len` characters between the braces. */
+static void put_count(message_buffer *w, const fc_finding *f, const char *key, size_t len) {
     char number[24];
     int n = snprintf(number, sizeof number, "%" PRIu64, f->count);
     put(w, number, (size_t)n);
@@ -191,7 +190,7 @@ static void put_count(writing *w, const fc_finding *f, const char *key, size_t l
     }
 }
 
-static void put_text(writing *w, const checking *c, const fc_finding *f, const char *text) {
+static void put_text(message_buffer *w, const fc_check_run *c, const fc_finding *f, const char *text) {
     while (*text) {
         size_t plain = strcspn(text, "{");
         put(w, text, plain);
@@ -212,7 +211,7 @@ static void put_text(writing *w, const checking *c, const fc_finding *f, const c
     }
 }
 
-static void put_message(writing *w, const checking *c, const fc_finding *f) {
+static void put_message(message_buffer *w, const fc_check_run *c, const fc_finding *f) {
     const fc_finding_info *info = fc_finding_info_get(f->kind);
     put_text(w, c, f, info->text);
     if (info->fix) {
@@ -222,8 +221,8 @@ static void put_message(writing *w, const checking *c, const fc_finding *f) {
     put(w, "", 1);
 }
 
-const char *fc_finding_message(const checking *c, const fc_finding *f) {
-    writing w = {NULL, 0};
+const char *fc_finding_message(const fc_check_run *c, const fc_finding *f) {
+    message_buffer w = {NULL, 0};
     put_message(&w, c, f);
     w.out = fc_arena_alloc(c->arena, w.used);
     w.used = 0;

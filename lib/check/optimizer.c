@@ -1,7 +1,7 @@
 /*
- * Does the optimizer's state fit the parameters? From names such as "optim.state.<parameter>.exp_avg", as torch's
- * get_optimizer_state_dict makes them (nested or flattened), and the lists of parameters in param_groups, to findings.
- * State that is numbered ("optim.state.0.exp_avg") says nothing about names and is left alone.
+ * Checks whether the optimizer's state fits the parameters. It uses names such as "optim.state.<parameter>.exp_avg"
+ * from torch's get_optimizer_state_dict, nested or flattened, and the parameter lists of param_groups. Numbered state
+ * ("optim.state.0.exp_avg") has no names to check and is ignored.
  */
 #include "check/check.h"
 
@@ -21,17 +21,17 @@ typedef struct span {
 
 /* A parameter that has state. */
 typedef struct stateful {
-    const char *name;    /* as the optimizer spells it, without wrappers */
-    size_t parameter;    /* index into the names; FC_NO_NAME: it is not there */
-    size_t first, count; /* its state: the first value's index, and how many there are */
-    uint64_t keys;       /* which of optimizer.keys */
-    bool grouped;        /* listed in param_groups */
+    const char *name;    /* as in the optimizer, without wrapper components */
+    size_t parameter;    /* index into the names; FC_NO_NAME when it is missing */
+    size_t first, count; /* index of its first state value, and how many it has */
+    uint64_t keys;       /* one bit per optimizer.keys */
+    bool grouped;        /* whether param_groups lists it */
 } stateful;
 
 typedef struct optimizer {
-    checking *c;
-    fc_name_table *suffixes; /* of the parameters' names, at every dot → index into the names */
-    fc_name_table *by_name;  /* stateful.name → index */
+    fc_check_run *c;
+    fc_name_table *suffixes; /* from each suffix of the parameters' names to an index into the names */
+    fc_name_table *by_name;  /* from stateful.name to an index into params */
     stateful *params;
     size_t count, found;
     span keys[MOST_KEYS];
@@ -64,7 +64,10 @@ const char *fc_check_after_section(const char *name, const char *word) {
     return NULL;
 }
 
-/* Splits "optim.state.<parameter>.<key>". The nested path knows where the parameter ends, a flat name its last dot. */
+/*
+ * Splits "optim.state.<parameter>.<key>". A nested path shows where the parameter ends; in a flat name the last dot
+ * does.
+ */
 static bool split_state(const fc_named *named, span *parameter, span *key) {
     const char *rest = fc_check_after_section(named->name, "state");
     const fc_path *path = &named->tensor->path;
@@ -89,7 +92,7 @@ static bool split_state(const fc_named *named, span *parameter, span *key) {
     return true;
 }
 
-/* Enters a parameter under each end of its name; where two share one, the shorter name has it. */
+/* Lists a parameter under every suffix of its name. The shortest name wins a suffix that several share. */
 static void enter_suffixes(optimizer *o, size_t index) {
     const fc_names *names = &o->c->names;
     const char *name = names->items[index].name;
@@ -125,7 +128,7 @@ static bool list_parameters(optimizer *o) {
     }
     o->suffixes = fc_name_table_new(o->c->arena, suffixes);
     o->by_name = fc_name_table_new(o->c->arena, names->count);
-    o->params = fc_check_room(o->c, names->count, sizeof *o->params);
+    o->params = fc_check_alloc(o->c, names->count, sizeof *o->params);
     if (!o->suffixes || !o->by_name || !o->params) {
         o->c->no_memory = true;
         return false;
@@ -149,7 +152,10 @@ static size_t key_number(optimizer *o, span key) {
     return k;
 }
 
-/* State that torch keeps an element a parameter's element. Others may have any shape (Adafactor's rows and columns). */
+/*
+ * Returns whether torch keeps this state per element of the parameter. Other state may have any shape (Adafactor's rows
+ * and columns).
+ */
 static bool is_elementwise(span key) {
     static const char *const keys[] = {"exp_avg",         "exp_avg_sq", "max_exp_avg_sq",
                                        "momentum_buffer", "square_avg", "acc_delta",
@@ -200,7 +206,7 @@ static void add_state(optimizer *o, size_t index, span parameter, span key) {
     }
 }
 
-/* The keys of `set`, with commas. */
+/* Returns the keys of `set`, separated by commas. */
 static const char *key_list(optimizer *o, uint64_t set) {
     const char *list = "";
     for (size_t k = 0; k < o->nkeys; k++) {
@@ -242,7 +248,7 @@ static void report_incomplete(optimizer *o, const stateful *p) {
 
 /* ---- param_groups ---- */
 
-/* One list of "params". A missing parameter is named once a list. */
+/* Checks one "params" list. Missing parameters share one finding per list. */
 static void check_members(optimizer *o, const json_t *list, const char *object, bool *named) {
     size_t missing = 0;
     const char *first = NULL;
@@ -267,7 +273,10 @@ static void check_members(optimizer *o, const json_t *list, const char *object, 
     }
 }
 
-/* An object that is a list of parameters, or a list of groups. Its few bytes are read; damage in them is verify's. */
+/*
+ * Checks an object that is a list of parameters or of groups. It reads the object's few bytes; verify reports damage in
+ * them.
+ */
 static void check_groups(optimizer *o, const fc_named *object, bool *named) {
     const char *text = NULL;
     const fc_format *format = o->c->checkpoint->format;
@@ -300,9 +309,11 @@ static bool is_group_list(const fc_named *named) {
     return is_whole || (rest && len > sizeof part && strcmp(name + len - (sizeof part - 1), part) == 0);
 }
 
-/* Flattened groups have a name for each parameter and key, "param_groups.<parameter>.lr": told once a parameter, and
-   not where its state is told already. */
-static void check_flat_group(optimizer *o, const fc_named *named, fc_name_table *told) {
+/*
+ * Flattened groups have one name per parameter and key, such as "param_groups.<parameter>.lr". A missing parameter is
+ * reported once, and not if its state is already reported.
+ */
+static void check_flat_group(optimizer *o, const fc_named *named, fc_name_table *reported) {
     const char *rest = fc_check_after_section(named->name, "param_groups");
     const char *dot = rest ? strrchr(rest, '.') : NULL;
     if (!dot || o->found == 0 || all_digits((span){rest, strcspn(rest, ".")})) {
@@ -311,8 +322,9 @@ static void check_flat_group(optimizer *o, const fc_named *named, fc_name_table 
     const char *name = fc_check_unwrap(o->c, rest, (size_t)(dot - rest), NULL);
     size_t len = strlen(name);
     if (fc_name_table_find(o->suffixes, name, len) == FC_NO_NAME &&
-        fc_name_table_find(o->by_name, name, len) == FC_NO_NAME && fc_name_table_find(told, name, len) == FC_NO_NAME) {
-        fc_name_table_put(told, name, len, 0);
+        fc_name_table_find(o->by_name, name, len) == FC_NO_NAME &&
+        fc_name_table_find(reported, name, len) == FC_NO_NAME) {
+        fc_name_table_put(reported, name, len, 0);
         fc_check_add(o->c, &(fc_finding){.kind = FC_FOUND_GROUP_ORPHAN, .name = named->name, .other = name});
     }
 }
@@ -321,14 +333,14 @@ static void check_all_groups(optimizer *o) {
     const fc_names *names = &o->c->names;
     const char *last = NULL;
     bool named = false;
-    fc_name_table *told = fc_name_table_new(o->c->arena, names->count);
-    o->c->no_memory |= !told;
-    for (size_t i = 0; told && i < names->count; i++) {
+    fc_name_table *reported = fc_name_table_new(o->c->arena, names->count);
+    o->c->no_memory |= !reported;
+    for (size_t i = 0; reported && i < names->count; i++) {
         if (is_group_list(&names->items[i])) {
             check_groups(o, &names->items[i], &named);
             last = names->items[i].name;
         } else {
-            check_flat_group(o, &names->items[i], told);
+            check_flat_group(o, &names->items[i], reported);
         }
     }
     for (size_t i = 0; named && i < o->count; i++) {
@@ -341,7 +353,7 @@ static void check_all_groups(optimizer *o) {
     }
 }
 
-void fc_check_optimizer(checking *c) {
+void fc_check_optimizer(fc_check_run *c) {
     optimizer o = {.c = c};
     if (!list_parameters(&o)) {
         return;
@@ -352,7 +364,7 @@ void fc_check_optimizer(checking *c) {
             add_state(&o, i, parameter, key);
         }
     }
-    /* Where none is found this is an optimizer saved on its own. */
+    /* If none is found, the optimizer was saved on its own. */
     for (size_t i = 0; i < o.count && o.found > 0; i++) {
         if (o.params[i].parameter == FC_NO_NAME) {
             report_orphan(&o, &o.params[i]);

@@ -1,6 +1,5 @@
 /*
- * Names that differ by a prefix or by what a wrapper leaves in them: paired, and said once for all of them. From the
- * names that only one side has to pairs and findings.
+ * Pairs names that differ by a prefix or by wrapper components, and reports each difference once for all names.
  */
 #include "check/check.h"
 
@@ -10,8 +9,8 @@
 
 enum { ROUNDS = 8 };
 
-/* A table of the names of one side. */
-static fc_name_table *index_names(checking *c, const fc_unpaired *list) {
+/* Returns a table of the names of one side. */
+static fc_name_table *index_names(fc_check_run *c, const fc_unpaired *list) {
     fc_name_table *table = fc_name_table_new(c->arena, list->count);
     for (size_t i = 0; table && i < list->count; i++) {
         const char *name = list->names->items[list->items[i]].name;
@@ -30,20 +29,20 @@ static bool same_layout(const fc_tensor *a, const fc_tensor *b) {
            (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
 }
 
-/* A prefix, with its dot, that names of one side have and the other's have not. */
+/* A prefix, with its dot, that only one side's names have. */
 typedef struct prefix {
     const char *text;
     size_t len, count;
 } prefix;
 
-/* The names of `longer` are `prefix` + one of `shorter`. */
+/* A search for a prefix such that names of `longer` are the prefix plus a name of `shorter`. */
 typedef struct search {
-    checking *c;
+    fc_check_run *c;
     const fc_unpaired *longer, *shorter;
     prefix best;
 } search;
 
-/* The most frequent prefix. One name alone is no evidence, unless it is the same tensor by its shape. */
+/* Finds the most frequent prefix. A single name is no evidence unless its tensor has the same dtype and shape. */
 static void find_prefix(search *s) {
     size_t dots = 0, n = 0;
     const fc_named *longer = s->longer->names->items, *shorter = s->shorter->names->items;
@@ -53,7 +52,7 @@ static void find_prefix(search *s) {
         }
     }
     fc_name_table *names = index_names(s->c, s->shorter), *seen = fc_name_table_new(s->c->arena, dots);
-    prefix *prefixes = fc_check_room(s->c, dots, sizeof *prefixes);
+    prefix *prefixes = fc_check_alloc(s->c, dots, sizeof *prefixes);
     if (!names || !seen || !prefixes) {
         s->c->no_memory = true;
         return;
@@ -102,23 +101,26 @@ static size_t pair_prefix(const search *s, bool here_is_longer, fc_pair *pairs) 
     return n;
 }
 
-static const char **names_of(checking *c, const fc_pair *pairs, size_t count) {
-    const char **names = count > 1 ? fc_check_room(c, count, sizeof *names) : NULL;
+static const char **names_of(fc_check_run *c, const fc_pair *pairs, size_t count) {
+    const char **names = count > 1 ? fc_check_alloc(c, count, sizeof *names) : NULL;
     for (size_t i = 0; names && i < count; i++) {
         names[i] = c->names.items[pairs[i].here].name;
     }
     return names;
 }
 
-/* " (DistributedDataParallel)" for a prefix made of wrappers, else "". */
-static const char *explain(checking *c, const char *text, size_t len) {
+/* Returns " (DistributedDataParallel)" for a prefix that consists of wrappers, otherwise "". */
+static const char *explain(fc_check_run *c, const char *text, size_t len) {
     unsigned which;
     const char *rest = fc_check_unwrap(c, text, len, &which);
     return *rest ? "" : fc_check_text(c, " (%s)", fc_check_wrapped_by(c, which));
 }
 
-/* The alternatives "embed_tokens|layers" of the names' first components; NULL when they are too many to be told. */
-static const char *first_components(checking *c, const fc_pair *pairs, size_t count, bool *whole) {
+/*
+ * Returns the names' distinct first components as "embed_tokens|layers", or NULL when there are too many. `*whole`
+ * receives whether one of them is a whole name.
+ */
+static const char *first_components(fc_check_run *c, const fc_pair *pairs, size_t count, bool *whole) {
     enum { MOST = 12 };
     const char *list = "", *firsts[MOST];
     size_t n = 0;
@@ -141,8 +143,11 @@ static const char *first_components(checking *c, const fc_pair *pairs, size_t co
     return list;
 }
 
-/* The option that adds a prefix to some names. Where it is not all of them, it is told by their first components. */
-static const char *adding_option(checking *c, const fc_pair *pairs, size_t count, const char *text) {
+/*
+ * Returns the option that adds a prefix to some names. Unless these are all names, it selects them by their first
+ * components.
+ */
+static const char *adding_option(fc_check_run *c, const fc_pair *pairs, size_t count, const char *text) {
     bool whole;
     const char *firsts = count < c->names.count ? first_components(c, pairs, count, &whole) : NULL;
     const char *escaped = fc_check_replacement(c, text);
@@ -151,7 +156,7 @@ static const char *adding_option(checking *c, const fc_pair *pairs, size_t count
     return fc_check_text(c, "--rename %s", fc_check_quote(c, rule));
 }
 
-static size_t take_prefix(checking *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs) {
+static size_t take_prefix(fc_check_run *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs) {
     search extra = {.c = c, .longer = here, .shorter = there}, lacking = {.c = c, .longer = there, .shorter = here};
     find_prefix(&extra);
     find_prefix(&lacking);
@@ -177,7 +182,7 @@ static size_t take_prefix(checking *c, fc_unpaired *here, fc_unpaired *there, fc
 
 /* ---- wrappers in the middle of names ---- */
 
-/* Pairs of names that are the same without wrappers, ordered by which ones they have. */
+/* A pair of names that are equal without wrappers, with the bits of the wrappers that only one side has. */
 typedef struct wrapped {
     unsigned here, there;
     fc_pair pair;
@@ -194,7 +199,7 @@ static int by_wrappers(const void *a, const void *b) {
     return (x->pair.here > y->pair.here) - (x->pair.here < y->pair.here);
 }
 
-static size_t find_wrapped(checking *c, const fc_unpaired *here, const fc_unpaired *there, wrapped *found) {
+static size_t find_wrapped(fc_check_run *c, const fc_unpaired *here, const fc_unpaired *there, wrapped *found) {
     fc_name_table *bare = fc_name_table_new(c->arena, there->count);
     size_t n = 0;
     c->no_memory |= !bare;
@@ -224,7 +229,7 @@ static size_t find_wrapped(checking *c, const fc_unpaired *here, const fc_unpair
     return n;
 }
 
-static const char *components_of(checking *c, unsigned which) {
+static const char *components_of(fc_check_run *c, unsigned which) {
     const char *list = "";
     for (size_t w = 0; w < FC_WRAPPERS; w++) {
         if (which >> w & 1) {
@@ -234,7 +239,8 @@ static const char *components_of(checking *c, unsigned which) {
     return list;
 }
 
-static void report_wrapped(checking *c, const fc_unpaired *there, const wrapped *w, const fc_pair *pairs, size_t n) {
+static void report_wrapped(fc_check_run *c, const fc_unpaired *there, const wrapped *w, const fc_pair *pairs,
+                           size_t n) {
     bool extra = w->there == 0;
     unsigned which = extra ? w->here : w->there;
     fc_check_add(c, &(fc_finding){.kind = extra ? FC_FOUND_WRAPPER_EXTRA : FC_FOUND_WRAPPER_LACKING,
@@ -247,8 +253,8 @@ static void report_wrapped(checking *c, const fc_unpaired *there, const wrapped 
                                   .names = names_of(c, pairs, n)});
 }
 
-static size_t take_wrapped(checking *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs) {
-    wrapped *found = fc_check_room(c, here->count, sizeof *found);
+static size_t take_wrapped(fc_check_run *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs) {
+    wrapped *found = fc_check_alloc(c, here->count, sizeof *found);
     size_t n = found ? find_wrapped(c, here, there, found) : 0;
     if (n > 0) {
         qsort(found, n, sizeof *found, by_wrappers);
@@ -263,7 +269,7 @@ static size_t take_wrapped(checking *c, fc_unpaired *here, fc_unpaired *there, f
     return n;
 }
 
-size_t fc_check_prefixes(checking *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs) {
+size_t fc_check_prefixes(fc_check_run *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs) {
     size_t total = 0, n = 1;
     for (int round = 0; round < ROUNDS && n > 0 && here->count > 0 && there->count > 0; round++) {
         n = take_prefix(c, here, there, pairs + total);

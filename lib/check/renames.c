@@ -1,7 +1,6 @@
 /*
- * Tensors under another name: the same bytes by the digests that both sides record, or the same dtype, shape, numbers
- * in the name and a similar name. From the names that only one side has to pairs and findings. Several that differ in
- * the same component are told as one.
+ * Pairs tensors that have another name: the same bytes by both sides' recorded digests, or the same dtype, shape and
+ * numbers in the name and a similar name. Tensors that differ in the same component share one finding.
  */
 #include "check/check.h"
 
@@ -12,13 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Alike tensors that are compared with each other at most: a guess is not worth more. */
+/* At most this many tensors of a group are compared with each other. The result is only a guess. */
 enum { MOST_ALIKE = 24, LEAST_SIMILARITY = 40 };
 
-/* A tensor that may be called otherwise on the other side. */
+/* A tensor without a partner on the other side. */
 typedef struct candidate {
     size_t index; /* into the names */
-    size_t group; /* alike ones have the same */
+    size_t group; /* tensors that are alike have the same number */
     bool taken;
 } candidate;
 
@@ -26,22 +25,22 @@ typedef struct renamed {
     fc_pair pair;
     bool certain;          /* by digests */
     const char *from, *to; /* the components that differ */
-    const char *rule;      /* the argument of --rename for these */
+    const char *rule;      /* the argument of --rename */
 } renamed;
 
-typedef struct matching {
-    checking *c;
+typedef struct rename_search {
+    fc_check_run *c;
     const fc_unpaired *here, *there;
     fc_name_table *groups;
     size_t ngroups;
     renamed *found;
     size_t count;
-} matching;
+} rename_search;
 
-/* ---- who is alike ---- */
+/* ---- groups ---- */
 
-/* "float32[64, 32]/3/0": dtype, shape, and the numbers in the name: layers.3 becomes blocks.3, not blocks.4. */
-static const char *alike_key(checking *c, const fc_named *named) {
+/* Returns "float32[64, 32]/3/0": type and numbers in the name. So layers.3 can become blocks.3, but not blocks.4. */
+static const char *alike_key(fc_check_run *c, const fc_named *named) {
     const char *key = fc_check_type(c, named->tensor);
     for (const char *at = named->name; *at;) {
         size_t n = strcspn(at, ".");
@@ -53,7 +52,7 @@ static const char *alike_key(checking *c, const fc_named *named) {
     return key;
 }
 
-static const char *digest_key(checking *c, const fc_checkpoint *checkpoint, const fc_named *named) {
+static const char *digest_key(fc_check_run *c, const fc_checkpoint *checkpoint, const fc_named *named) {
     fc_digest digest;
     if (fc_checkpoint_digest(checkpoint, named->tensor, FC_WHOLE_TENSOR, &digest, NULL) != FC_OK ||
         digest.kind != FC_DIGEST_CRC64) {
@@ -62,7 +61,7 @@ static const char *digest_key(checking *c, const fc_checkpoint *checkpoint, cons
     return fc_check_text(c, "%s:%016" PRIx64, fc_check_type(c, named->tensor), digest.value);
 }
 
-static size_t group_of(matching *m, const char *key) {
+static size_t group_of(rename_search *m, const char *key) {
     size_t at = fc_name_table_put(m->groups, key, strlen(key), m->ngroups);
     m->ngroups += at == m->ngroups;
     return at;
@@ -76,10 +75,10 @@ static int by_group(const void *a, const void *b) {
     return (x->index > y->index) - (x->index < y->index);
 }
 
-/* The tensors of a list in groups, those without a key left out. */
-static candidate *gather(matching *m, const fc_unpaired *list, const fc_checkpoint *checkpoint, bool digests,
+/* Returns the tensors of a list sorted by group, without those that have no key. */
+static candidate *gather(rename_search *m, const fc_unpaired *list, const fc_checkpoint *checkpoint, bool digests,
                          size_t *count) {
-    candidate *items = fc_check_room(m->c, list->count, sizeof *items);
+    candidate *items = fc_check_alloc(m->c, list->count, sizeof *items);
     *count = 0;
     for (size_t i = 0; items && i < list->count; i++) {
         const fc_named *named = &list->names->items[list->items[i]];
@@ -97,9 +96,9 @@ static candidate *gather(matching *m, const fc_unpaired *list, const fc_checkpoi
     return items;
 }
 
-/* ---- how similar two names are ---- */
+/* ---- similarity ---- */
 
-/* The percentage of neighbouring characters that two names share (Dice). */
+/* Returns the percentage of character pairs that two names share (Dice's coefficient). */
 static int similarity(const char *a, const char *b) {
     size_t na = strlen(a), nb = strlen(b), shared = 0;
     if (na < 2 || nb < 2 || na > 512 || nb > 512) {
@@ -118,7 +117,9 @@ static int similarity(const char *a, const char *b) {
     return (int)(200 * shared / (na + nb - 2));
 }
 
-/* The most similar of those that are not taken; among equals the earlier, as state dicts keep their order. */
+/*
+ * Finds the most similar pair that is not taken. Ties go to the earlier pair, because state dicts preserve their order.
+ */
 static bool most_similar(const candidate *a, size_t na, const candidate *b, size_t nb,
                          int alike[MOST_ALIKE][MOST_ALIKE], size_t *x, size_t *y) {
     int best = LEAST_SIMILARITY - 1;
@@ -134,8 +135,8 @@ static bool most_similar(const candidate *a, size_t na, const candidate *b, size
     return best >= LEAST_SIMILARITY;
 }
 
-/* Pairs the members of one group, the most similar first. */
-static void match_alike(matching *m, candidate *a, size_t na, candidate *b, size_t nb) {
+/* Pairs the members of a group, the most similar first. */
+static void match_alike(rename_search *m, candidate *a, size_t na, candidate *b, size_t nb) {
     int alike[MOST_ALIKE][MOST_ALIKE];
     size_t x = 0, y = 0;
     na = na > MOST_ALIKE ? MOST_ALIKE : na;
@@ -151,8 +152,8 @@ static void match_alike(matching *m, candidate *a, size_t na, candidate *b, size
     }
 }
 
-/* By digests only what is unique: many tensors are all ones. */
-static void match_same(matching *m, candidate *a, size_t na, candidate *b, size_t nb) {
+/* Pairs by digest only unique tensors: many tensors are all ones. */
+static void match_same(rename_search *m, candidate *a, size_t na, candidate *b, size_t nb) {
     if (na == 1 && nb == 1) {
         m->found[m->count++] = (renamed){.pair = {a->index, b->index}, .certain = true};
     }
@@ -166,8 +167,8 @@ static size_t group_end(const candidate *items, size_t count, size_t begin) {
     return end;
 }
 
-/* Walks the groups that both sides have. */
-static void match_groups(matching *m, bool digests) {
+/* Visits the groups that both sides have. */
+static void match_groups(rename_search *m, bool digests) {
     size_t na, nb;
     m->groups = fc_name_table_new(m->c->arena, m->here->count + m->there->count);
     m->ngroups = 0;
@@ -188,9 +189,9 @@ static void match_groups(matching *m, bool digests) {
     }
 }
 
-/* ---- what the rename is ---- */
+/* ---- rename rules ---- */
 
-/* Where the components that two names share at the start end: behind a dot, or 0. */
+/* Returns the length of the components that two names share at the start: after a dot, or 0. */
 static size_t common_start(const char *a, const char *b) {
     size_t start = 0;
     for (size_t i = 0; a[i] && a[i] == b[i]; i++) {
@@ -199,7 +200,10 @@ static size_t common_start(const char *a, const char *b) {
     return start;
 }
 
-/* How many characters they share at the end, from a dot on, leaving at least `start` and something to replace. */
+/*
+ * Returns how many characters they share at the end, from a dot on. Leaves the first `start` characters and something
+ * to replace.
+ */
 static size_t common_end(const char *a, const char *b, size_t start) {
     size_t na = strlen(a), nb = strlen(b), end = 0;
     for (size_t i = 1; i < na - start && i < nb - start && a[na - i] == b[nb - i]; i++) {
@@ -208,8 +212,8 @@ static size_t common_end(const char *a, const char *b, size_t start) {
     return end;
 }
 
-/* The components that differ, and the expression that replaces them where dots or ends enclose them. */
-static void find_rule(checking *c, renamed *r, const char *here, const char *there) {
+/* Finds the components that differ, and a rule that replaces them between dots or at the ends of a name. */
+static void find_rule(fc_check_run *c, renamed *r, const char *here, const char *there) {
     size_t start = common_start(here, there), end = common_end(here, there, start);
     size_t nh = strlen(here) - start - end, nt = strlen(there) - start - end;
     const char *before = start ? "\\." : "^", *after = end ? "\\." : "$";
@@ -225,16 +229,16 @@ static int by_rule(const void *a, const void *b) {
     return order ? order : (x->pair.here > y->pair.here) - (x->pair.here < y->pair.here);
 }
 
-static const fc_named *here_of(const matching *m, const renamed *r) {
+static const fc_named *here_of(const rename_search *m, const renamed *r) {
     return &m->here->names->items[r->pair.here];
 }
 
-static const fc_named *there_of(const matching *m, const renamed *r) {
+static const fc_named *there_of(const rename_search *m, const renamed *r) {
     return &m->there->names->items[r->pair.there];
 }
 
-static void report_one(const matching *m, const renamed *r) {
-    checking *c = m->c;
+static void report_one(const rename_search *m, const renamed *r) {
+    fc_check_run *c = m->c;
     const char *here = here_of(m, r)->name, *there = there_of(m, r)->name;
     const char *whole =
         fc_check_text(c, "s/^%s$/%s/", fc_check_regex(c, here, strlen(here)), fc_check_replacement(c, there));
@@ -245,9 +249,9 @@ static void report_one(const matching *m, const renamed *r) {
                                   .option = fc_check_text(c, "--rename %s", fc_check_quote(c, whole))});
 }
 
-static void report_group(const matching *m, const renamed *r, size_t count) {
-    checking *c = m->c;
-    const char **names = fc_check_room(c, count, sizeof *names);
+static void report_group(const rename_search *m, const renamed *r, size_t count) {
+    fc_check_run *c = m->c;
+    const char **names = fc_check_alloc(c, count, sizeof *names);
     size_t certain = 0;
     for (size_t i = 0; names && i < count; i++) {
         names[i] = here_of(m, &r[i])->name;
@@ -264,7 +268,7 @@ static void report_group(const matching *m, const renamed *r, size_t count) {
                                   .names = names});
 }
 
-static void report(matching *m) {
+static void report(rename_search *m) {
     for (size_t i = 0; i < m->count; i++) {
         find_rule(m->c, &m->found[i], here_of(m, &m->found[i])->name, there_of(m, &m->found[i])->name);
     }
@@ -282,8 +286,8 @@ static void report(matching *m) {
     }
 }
 
-size_t fc_check_renames(checking *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs) {
-    matching m = {.c = c, .here = here, .there = there, .found = fc_check_room(c, here->count, sizeof *m.found)};
+size_t fc_check_renames(fc_check_run *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs) {
+    rename_search m = {.c = c, .here = here, .there = there, .found = fc_check_alloc(c, here->count, sizeof *m.found)};
     size_t taken = 0;
     for (int digests = 1; m.found && digests >= 0 && here->count > 0 && there->count > 0; digests--) {
         match_groups(&m, digests != 0);

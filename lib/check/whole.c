@@ -1,6 +1,5 @@
 /*
- * Is the checkpoint whole? Its data files, as far as their directory tells; the coverage of its tensors. From the
- * manifest to findings.
+ * Checks whether a checkpoint is complete: existence and sizes of its data files, and the coverage of its tensors.
  */
 #include "check/check.h"
 
@@ -13,18 +12,18 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* What lies in a file. */
+/* What the manifest expects in a file. */
 typedef struct contents {
     uint64_t needed;           /* bytes */
-    const fc_tensor *first;    /* one of those with a piece in it */
-    const fc_tensor *furthest; /* the one that ends last */
-    uint64_t tensors, objects; /* with a piece in it */
+    const fc_tensor *first;    /* any tensor with a chunk in it */
+    const fc_tensor *furthest; /* the tensor that ends last */
+    uint64_t tensors, objects; /* number with a chunk in it */
 } contents;
 
-static contents *take_stock(checking *c) {
+static contents *list_contents(fc_check_run *c) {
     const fc_checkpoint *checkpoint = c->checkpoint;
-    contents *files = fc_check_room(c, checkpoint->nfiles, sizeof *files);
-    const fc_tensor **last = fc_check_room(c, checkpoint->nfiles, sizeof *last);
+    contents *files = fc_check_alloc(c, checkpoint->nfiles, sizeof *files);
+    const fc_tensor **last = fc_check_alloc(c, checkpoint->nfiles, sizeof *last);
     for (size_t t = 0; files && last && t < checkpoint->ntensors; t++) {
         const fc_tensor *tensor = &checkpoint->tensors[t];
         for (size_t i = 0; i < tensor->nchunks; i++) {
@@ -48,8 +47,8 @@ static contents *take_stock(checking *c) {
     return last ? files : NULL;
 }
 
-/* "12 tensors and 3 objects, e.g. wq.weight" */
-static const char *contents_text(checking *c, const contents *has) {
+/* Returns "data of 12 tensors and 3 objects, e.g. wq.weight". */
+static const char *contents_text(fc_check_run *c, const contents *has) {
     uint64_t both = has->tensors + has->objects;
     if (!has->first) {
         return "no data";
@@ -63,14 +62,14 @@ static const char *contents_text(checking *c, const contents *has) {
                          has->tensors && has->objects ? " and " : "", has->objects ? objects : "", has->first->name);
 }
 
-static void file_missing(checking *c, const fc_file *file, const contents *has) {
+static void file_missing(fc_check_run *c, const fc_file *file, const contents *has) {
     fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_MISSING,
                                   .name = file->path,
                                   .detail = contents_text(c, has),
                                   .count = has->tensors + has->objects});
 }
 
-static void check_file(checking *c, size_t index, const contents *has) {
+static void check_file(fc_check_run *c, size_t index, const contents *has) {
     const fc_file *file = &c->checkpoint->files[index];
     const fc_format *format = c->checkpoint->format;
     struct stat st;
@@ -79,7 +78,7 @@ static void check_file(checking *c, size_t index, const contents *has) {
         if (errno == ENOENT || errno == ENOTDIR) {
             file_missing(c, file, has);
         } else {
-            (void)fc_fail_errno(&why, errno, "%s: cannot be examined", file->path);
+            (void)fc_fail_errno(&why, errno, "%s: cannot read its attributes", file->path);
             fc_check_add(c, &(fc_finding){.kind = FC_FOUND_FILE_DAMAGED,
                                           .name = file->path,
                                           .detail = fc_check_text(c, "%s", why.message)});
@@ -103,8 +102,8 @@ static void check_file(checking *c, size_t index, const contents *has) {
     }
 }
 
-void fc_check_files(checking *c) {
-    const contents *files = take_stock(c);
+void fc_check_files(fc_check_run *c) {
+    const contents *files = list_contents(c);
     for (size_t i = 0; files && i < c->checkpoint->nfiles; i++) {
         check_file(c, i, &files[i]);
     }
@@ -113,8 +112,8 @@ void fc_check_files(checking *c) {
     }
 }
 
-/* @return whether the object runs code when it is loaded. */
-static bool check_object(checking *c, const fc_named *name) {
+/* Checks what an object does when it is loaded. Returns whether it runs code. */
+static bool check_object(fc_check_run *c, const fc_named *name) {
     fc_object_verdict verdict;
     fc_error why;
     fc_code rc = fc_checkpoint_object_verdict(c->checkpoint, name->tensor, &verdict, &why);
@@ -122,7 +121,7 @@ static bool check_object(checking *c, const fc_named *name) {
         fc_check_add(c, &(fc_finding){.kind = FC_FOUND_OBJECT_DAMAGED,
                                       .name = name->tensor->name,
                                       .detail = fc_check_text(c, "%s", why.message)});
-    } else if (rc == FC_OK && verdict.risk != FC_OBJECT_HARMLESS) { /* a file that is missing was reported */
+    } else if (rc == FC_OK && verdict.risk != FC_OBJECT_HARMLESS) { /* a missing file is already reported */
         fc_check_add(c,
                      &(fc_finding){.kind = verdict.risk == FC_OBJECT_RUNS ? FC_FOUND_RUNS : FC_FOUND_UNKNOWN_CLASS,
                                    .name = name->tensor->name,
@@ -133,7 +132,7 @@ static bool check_object(checking *c, const fc_named *name) {
     return rc == FC_OK && verdict.risk == FC_OBJECT_RUNS;
 }
 
-void fc_check_objects(checking *c) {
+void fc_check_objects(fc_check_run *c) {
     bool runs = false;
     for (size_t i = 0; i < c->names.count; i++) {
         if (c->names.items[i].tensor->object) {
@@ -145,7 +144,7 @@ void fc_check_objects(checking *c) {
     }
 }
 
-void fc_check_coverage(checking *c) {
+void fc_check_coverage(fc_check_run *c) {
     if (c->checkpoint->format->layout_only) {
         return;
     }

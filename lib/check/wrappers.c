@@ -1,6 +1,6 @@
 /*
- * What DDP, FSDP, torch.compile and activation checkpointing leave in names, and the options of a conversion that take
- * it out again.
+ * Finds name components that DDP, FSDP, torch.compile and activation checkpointing add, and the conversion options that
+ * remove them.
  */
 #include "check/check.h"
 #include "derived/flat_units.h"
@@ -15,7 +15,7 @@ const fc_wrapper fc_wrappers[FC_WRAPPERS] = {
     {"_checkpoint_wrapped_module.", "activation checkpointing"},
 };
 
-/* The wrapper whose component the `n` characters at `at` are, or FC_WRAPPERS. */
+/* Returns the wrapper whose component has the `n` characters at `at`, or FC_WRAPPERS. */
 static size_t wrapper_of(const char *at, size_t n) {
     size_t w = 0;
     while (w < FC_WRAPPERS && (strlen(fc_wrappers[w].component) != n || memcmp(fc_wrappers[w].component, at, n) != 0)) {
@@ -24,13 +24,13 @@ static size_t wrapper_of(const char *at, size_t n) {
     return w;
 }
 
-/* The length of the component at `at`, its dot included. */
+/* Returns the length of the component at `at`, including its dot. */
 static size_t component_length(const char *at, size_t left) {
     const char *dot = memchr(at, '.', left);
     return dot ? (size_t)(dot + 1 - at) : left;
 }
 
-/* The bits of the wrappers that a name has. */
+/* Returns one bit per wrapper that a name contains. */
 static unsigned wrappers_in(const char *name) {
     unsigned set = 0;
     size_t len = strlen(name);
@@ -42,9 +42,9 @@ static unsigned wrappers_in(const char *name) {
     return set;
 }
 
-const char *fc_check_unwrap(checking *c, const char *name, size_t len, unsigned *which) {
+const char *fc_check_unwrap(fc_check_run *c, const char *name, size_t len, unsigned *which) {
     unsigned set = 0;
-    char *copy = fc_check_room(c, len + 1, 1);
+    char *copy = fc_check_alloc(c, len + 1, 1);
     char *to = copy;
     for (size_t at = 0, n; copy && at < len; at += n) {
         n = component_length(name + at, len - at);
@@ -62,8 +62,8 @@ const char *fc_check_unwrap(checking *c, const char *name, size_t len, unsigned 
     return copy ? copy : "";
 }
 
-const char *fc_check_regex(checking *c, const char *text, size_t len) {
-    char *escaped = fc_check_room(c, 2 * len + 1, 1);
+const char *fc_check_regex(fc_check_run *c, const char *text, size_t len) {
+    char *escaped = fc_check_alloc(c, 2 * len + 1, 1);
     char *to = escaped;
     for (size_t i = 0; escaped && i < len; i++) {
         if (strchr("\\.[]{}()*+?^$|/", text[i])) {
@@ -74,8 +74,8 @@ const char *fc_check_regex(checking *c, const char *text, size_t len) {
     return escaped ? escaped : "";
 }
 
-const char *fc_check_replacement(checking *c, const char *text) {
-    char *escaped = fc_check_room(c, 2 * strlen(text) + 1, 1);
+const char *fc_check_replacement(fc_check_run *c, const char *text) {
+    char *escaped = fc_check_alloc(c, 2 * strlen(text) + 1, 1);
     char *to = escaped;
     for (; escaped && *text; text++) {
         if (strchr("\\&/", *text)) {
@@ -86,7 +86,7 @@ const char *fc_check_replacement(checking *c, const char *text) {
     return escaped ? escaped : "";
 }
 
-const char *fc_check_drop_options(checking *c, unsigned which) {
+const char *fc_check_drop_options(fc_check_run *c, unsigned which) {
     const char *options = "";
     for (size_t w = 0; w < FC_WRAPPERS; w++) {
         if (which >> w & 1) {
@@ -98,7 +98,7 @@ const char *fc_check_drop_options(checking *c, unsigned which) {
     return options;
 }
 
-const char *fc_check_wrapped_by(checking *c, unsigned which) {
+const char *fc_check_wrapped_by(fc_check_run *c, unsigned which) {
     const char *list = "";
     for (size_t w = 0; w < FC_WRAPPERS; w++) {
         if (which >> w & 1) {
@@ -108,7 +108,7 @@ const char *fc_check_wrapped_by(checking *c, unsigned which) {
     return list;
 }
 
-static void check_flat_parameters(checking *c) {
+static void check_flat_parameters(fc_check_run *c) {
     fc_finding f = {.kind = FC_FOUND_FLAT_PARAMETERS};
     size_t module;
     for (size_t i = 0; i < c->names.count; i++) {
@@ -121,9 +121,11 @@ static void check_flat_parameters(checking *c) {
     }
 }
 
-/* Without a reference nothing says that the model is not wrapped itself: these are warnings. "module." may be the
-   model's own name for a part of it, unless all names start with it. */
-void fc_check_wrappers(checking *c) {
+/*
+ * Without a reference the model may itself be wrapped, so these are warnings. "module." may be the model's own name for
+ * a submodule, unless all names start with it.
+ */
+void fc_check_wrappers(fc_check_run *c) {
     fc_finding found[FC_WRAPPERS] = {{.kind = FC_FOUND_WRAPPED_NAMES}};
     size_t leading[FC_WRAPPERS] = {0};
     for (size_t i = 0; i < c->names.count; i++) {

@@ -5,6 +5,10 @@
 #ifndef FSDPCKPT_CHECKPOINT_IDENTITY_H
 #define FSDPCKPT_CHECKPOINT_IDENTITY_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/checkpoint.h"
 
 /** Notes device, inode, size and times of each of the checkpoint's files. A missing file has none. */

@@ -1,6 +1,6 @@
 /*
- * Averages as a checkpoint: the manifest of the first source, cut into pieces that are computed when they are read.
- * From the pieces of all sources (read_box.c) to the engine, which takes this for one more format.
+ * An average as a checkpoint: the manifest of the first source, with chunks that are computed when they are read. To
+ * the engine it is another format.
  */
 #include "fsdpckpt/average.h"
 
@@ -18,29 +18,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of a piece as it is computed, of which a worker holds two: so few that --memory 1M can hold one, unless that
-   would make a long list of a very large model. */
-enum { LEAST_PIECE = 256 << 10, MOST_PIECE = 4 << 20, MOST_PIECES = 1 << 20 };
+/*
+ * Bytes of a computed chunk, of which a worker holds two. Even 1 MiB of memory can hold the smallest; larger ones keep
+ * the list of a very large model short.
+ */
+enum { LEAST_CHUNK = 256 << 10, MOST_CHUNK = 4 << 20, MOST_CHUNKS = 1 << 20 };
 
-/* How elements of a type are computed with: complex numbers as twice as many real ones. */
-typedef struct way {
+/* How elements of a dtype are computed with. A complex number counts as two real ones. */
+typedef struct arithmetic {
     fc_dtype stored;  /* of a component */
     fc_dtype compute; /* FC_F32 or FC_F64 */
     size_t components;
-} way;
+} arithmetic;
 
-static way way_of(fc_dtype dtype) {
+static arithmetic arithmetic_of(fc_dtype dtype) {
     switch (dtype) {
     case FC_F64:
-        return (way){FC_F64, FC_F64, 1};
+        return (arithmetic){FC_F64, FC_F64, 1};
     case FC_C128:
-        return (way){FC_F64, FC_F64, 2};
+        return (arithmetic){FC_F64, FC_F64, 2};
     case FC_C64:
-        return (way){FC_F32, FC_F32, 2};
+        return (arithmetic){FC_F32, FC_F32, 2};
     case FC_C32:
-        return (way){FC_F16, FC_F32, 2};
+        return (arithmetic){FC_F16, FC_F32, 2};
     default:
-        return (way){dtype, FC_F32, 1};
+        return (arithmetic){dtype, FC_F32, 1};
     }
 }
 
@@ -49,9 +51,9 @@ bool fc_is_averaged(const fc_tensor *tensor) {
     return cls == FC_CLASS_FLOAT || cls == FC_CLASS_COMPLEX;
 }
 
-/* ---- computing a piece ---- */
+/* ---- computing a chunk ---- */
 
-/* Adds source `i`'s values to the sum; the first starts it. Each product and each sum is rounded. */
+/* Adds the values of source `i` to the sum; the first source starts it. Each product and each sum is rounded. */
 /* NOLINTBEGIN(bugprone-macro-parentheses): the argument is a type */
 #define ACCUMULATE(type)                                                                                               \
     static void accumulate_##type(const fc_average *a, size_t i, type *sum, const type *x, size_t count) {             \
@@ -68,25 +70,25 @@ ACCUMULATE(float)
 ACCUMULATE(double)
 /* NOLINTEND(bugprone-macro-parentheses) */
 
-/* Reads one source's values of a piece as numbers to compute with. Real numbers of another type are cast on the way. */
-static fc_code read_values(const fc_checkpoint *source, const fc_tensor *tensor, const fc_box *box, const way *w,
+/* Reads one source's values of a box in the dtype to compute with. Real numbers are cast while they are read. */
+static fc_code read_values(const fc_checkpoint *source, const fc_tensor *tensor, const fc_box *box, const arithmetic *w,
                            void *x, void *raw, fc_source_crc *crc, fc_error *err) {
     if (w->components == 1) {
-        return fc_read_piece(source, tensor, box, w->compute, x, crc, err);
+        return fc_read_box_crc(source, tensor, box, w->compute, x, crc, err);
     }
     bool casts = w->stored != w->compute;
-    fc_code rc = fc_read_piece(source, tensor, box, tensor->dtype, casts ? raw : x, crc, err);
-    if (rc == FC_OK && casts) {
+    FC_TRY(fc_read_box_crc(source, tensor, box, tensor->dtype, casts ? raw : x, crc, err));
+    if (casts) {
         fc_cast(w->stored, raw, w->compute, x, (size_t)fc_box_volume(box) * w->components);
     }
-    return rc;
+    return FC_OK;
 }
 
-/* `first`: it was not read before. */
-static fc_code average_piece(const fc_average *a, const fc_tensor *tensor, const fc_box *box, bool first, void *out,
+/* `first`: the chunk was not read before. */
+static fc_code average_chunk(const fc_average *a, const fc_tensor *tensor, const fc_box *box, bool first, void *out,
                              fc_error *err) {
-    const fc_averaged *of = tensor->detail;
-    way w = way_of(tensor->dtype);
+    const fc_average_inputs *of = tensor->detail;
+    arithmetic w = arithmetic_of(tensor->dtype);
     size_t count = (size_t)fc_box_volume(box) * w.components, bytes = count * fc_dtype_size(w.compute);
     void *sum = malloc(bytes), *x = malloc(bytes);
     fc_code rc = sum && x ? FC_OK : fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", tensor->name);
@@ -125,22 +127,22 @@ static fc_code average_extent(const fc_checkpoint *checkpoint, const fc_tensor *
 static fc_code average_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf,
                             fc_error *err) {
     const fc_average *a = checkpoint->state;
-    const fc_averaged *of = tensor->detail;
+    const fc_average_inputs *of = tensor->detail;
     fc_box box = fc_chunk_box(tensor, &tensor->chunks[index]);
-    bool first = !atomic_exchange(&of->read[index], true); /* it may be dropped, and wanted again */
-    return fc_is_averaged(tensor)
-               ? average_piece(a, tensor, &box, first, buf, err)
-               : fc_read_piece(a->sources[0], of->inputs[0], &box, tensor->dtype, buf, first ? a->crcs[0] : NULL, err);
+    bool first = !atomic_exchange(&of->read[index], true); /* the cache may have evicted it */
+    return fc_is_averaged(tensor) ? average_chunk(a, tensor, &box, first, buf, err)
+                                  : fc_read_box_crc(a->sources[0], of->inputs[0], &box, tensor->dtype, buf,
+                                                    first ? a->crcs[0] : NULL, err);
 }
 
 static fc_code average_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                    const char **json, fc_error *err) {
     const fc_average *a = checkpoint->state;
-    const fc_averaged *of = object->detail;
+    const fc_average_inputs *of = object->detail;
     return fc_checkpoint_object_json(a->sources[0], of->inputs[0], arena, json, err);
 }
 
-static fc_code average_check_below(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
+static fc_code average_check_inputs(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
     const fc_average *a = checkpoint->state;
     for (size_t i = 0; i < a->count; i++) {
         FC_TRY(fc_source_crc_join(a->crcs[i], comm, err));
@@ -177,27 +179,29 @@ static const fc_format format = {
             .extent = average_extent,
             .read = average_read,
             .object_json = average_object_json,
-            .check_inputs = average_check_below,
+            .check_inputs = average_check_inputs,
         },
 };
 
 /* ---- the manifest ---- */
 
 static fc_code no_memory(fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "out of memory for the list of what is averaged");
+    return fc_fail(err, FC_ENOMEM, "out of memory for the list of averaged tensors");
 }
 
-/* Cuts a tensor into pieces that are contiguous in it. `*next` is where they lie in a file that does not exist: each at
-   a place of its own, or they would be taken for shared storage. */
-static fc_code cut_pieces(fc_tensor *tensor, size_t piece, uint64_t *next, fc_arena *arena, fc_error *err) {
+/*
+ * Cuts a tensor into contiguous chunks. `*next` is their offset in an imaginary file: distinct offsets keep them from
+ * looking like shared storage.
+ */
+static fc_code cut_chunks(fc_tensor *tensor, size_t chunk_size, uint64_t *next, fc_arena *arena, fc_error *err) {
     static const int64_t origin[FC_MAX_DIMS];
-    way w = way_of(tensor->dtype);
+    arithmetic w = arithmetic_of(tensor->dtype);
     const fc_box whole = {tensor->ndim, origin, tensor->shape};
     size_t element = fc_is_averaged(tensor) ? w.components * fc_dtype_size(w.compute) : fc_dtype_size(tensor->dtype);
     fc_tiles tiles;
     fc_tile tile;
     size_t n = 0;
-    fc_tiles_begin(&tiles, &whole, (int64_t)(piece / element), 1);
+    fc_tiles_begin(&tiles, &whole, (int64_t)(chunk_size / element), 1);
     while (fc_tiles_next(&tiles, &tile)) {
         n++;
     }
@@ -206,39 +210,42 @@ static fc_code cut_pieces(fc_tensor *tensor, size_t piece, uint64_t *next, fc_ar
     if (!chunks || !dims) {
         return no_memory(err);
     }
-    fc_tiles_begin(&tiles, &whole, (int64_t)(piece / element), 1);
+    fc_tiles_begin(&tiles, &whole, (int64_t)(chunk_size / element), 1);
     for (size_t i = 0; i < n && fc_tiles_next(&tiles, &tile); i++, dims += 2 * tensor->ndim) {
         memcpy(dims, tile.offsets, (size_t)tensor->ndim * sizeof *dims);
         memcpy(dims + tensor->ndim, tile.sizes, (size_t)tensor->ndim * sizeof *dims);
         uint64_t length = (uint64_t)tile.count * fc_dtype_size(tensor->dtype);
         chunks[i] = (fc_chunk){.dims = dims, .offset = *next, .length = length, .rank = FC_NO_RANK};
-        *next += length; /* the sum fits: each source has all of it in its files, or is refused when it is read */
+        *next += length; /* cannot overflow: each source stores all of it, or fails when it is read */
     }
     tensor->chunks = chunks;
     tensor->nchunks = n;
     return FC_OK;
 }
 
-/* Bytes of a computed piece. */
-static size_t piece_bytes(const fc_names *names) {
+/* Returns the bytes of a computed chunk. */
+static size_t chunk_bytes(const fc_names *names) {
     uint64_t total = 0;
     for (size_t i = 0; i < names->count; i++) {
         const fc_tensor *t = names->items[i].tensor;
         const fc_box whole = {t->ndim, NULL, t->shape};
-        total += (uint64_t)fc_box_volume(&whole) * 4; /* a wrong sum of a hostile file gives a piece of another size */
+        total += (uint64_t)fc_box_volume(&whole) *
+                 4; /* an overflow, possible only in a hostile file, merely gives another chunk size */
     }
-    uint64_t piece = total / MOST_PIECES;
-    return piece < LEAST_PIECE ? LEAST_PIECE : piece > MOST_PIECE ? MOST_PIECE : (size_t)piece;
+    uint64_t chunk_size = total / MOST_CHUNKS;
+    return chunk_size < LEAST_CHUNK ? LEAST_CHUNK : chunk_size > MOST_CHUNK ? MOST_CHUNK : (size_t)chunk_size;
 }
 
 static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_error *err) {
     const fc_average *a = average->state;
     fc_tensor *tensors = fc_arena_calloc(average->arena, names[0].count, sizeof *tensors);
-    fc_code rc = tensors ? FC_OK : no_memory(err);
-    size_t piece = piece_bytes(&names[0]);
+    if (!tensors) {
+        return no_memory(err);
+    }
+    size_t chunk_size = chunk_bytes(&names[0]);
     uint64_t next = 0;
-    for (size_t t = 0; rc == FC_OK && t < names[0].count; t++) {
-        fc_averaged *of = fc_arena_calloc(average->arena, 1, sizeof *of);
+    for (size_t t = 0; t < names[0].count; t++) {
+        fc_average_inputs *of = fc_arena_calloc(average->arena, 1, sizeof *of);
         const fc_tensor **inputs = fc_arena_calloc(average->arena, a->count, sizeof *inputs);
         if (!of || !inputs) {
             return no_memory(err);
@@ -248,17 +255,19 @@ static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_er
         }
         tensors[t] = *inputs[0];
         tensors[t].detail = of;
-        rc = cut_pieces(&tensors[t], piece, &next, average->arena, err);
+        FC_TRY(cut_chunks(&tensors[t], chunk_size, &next, average->arena, err));
         of->inputs = inputs;
-        of->read = rc == FC_OK ? fc_arena_calloc(average->arena, tensors[t].nchunks, sizeof *of->read) : NULL;
-        rc = rc == FC_OK && !of->read ? no_memory(err) : rc;
+        of->read = fc_arena_calloc(average->arena, tensors[t].nchunks, sizeof *of->read);
+        if (!of->read) {
+            return no_memory(err);
+        }
     }
     average->tensors = tensors;
     average->ntensors = names[0].count;
-    return rc;
+    return FC_OK;
 }
 
-/* The files of all sources: none of them may be the target. */
+/* Lists the files of all sources: none of them may be the target. */
 static fc_code list_files(fc_checkpoint *average, fc_error *err) {
     const fc_average *a = average->state;
     size_t n = 0;
@@ -269,7 +278,7 @@ static fc_code list_files(fc_checkpoint *average, fc_error *err) {
     if (!files) {
         return no_memory(err);
     }
-    files[0] = (fc_file){average->path, average->path}; /* what messages about a piece name */
+    files[0] = (fc_file){average->path, average->path}; /* messages about a chunk name this path */
     n = 1;
     for (size_t i = 0; i < a->count; i++) {
         for (size_t f = 0; f < a->sources[i]->nfiles; f++) {
@@ -295,7 +304,7 @@ static fc_code make_weights(fc_average *a, const double *weights, fc_arena *aren
         sum += weights[i];
     }
     if (!isfinite(sum) || sum == 0) {
-        return fc_fail(err, FC_EUSAGE, "the sum of the weights is %g: they cannot be divided by it", sum);
+        return fc_fail(err, FC_EUSAGE, "the sum of the weights is %g and cannot be divided by", sum);
     }
     for (size_t i = 0; i < a->count; i++) {
         own[i] = weights[i] / sum;
@@ -322,7 +331,7 @@ static fc_code fill(fc_checkpoint *average, fc_checkpoint *const *sources, size_
     FC_TRY(a->crcs ? make_weights(a, options->weights, arena, err) : no_memory(err));
     for (size_t i = 0; i < count; i++) {
         if (sources[i]->format->layout_only) {
-            return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to average", sources[i]->path);
+            return fc_fail(err, FC_EUSAGE, "%s: a schema has no data to average", sources[i]->path);
         }
         FC_TRY(fc_names_make(sources[i], options->selection, NULL, arena, &names[i], err));
         FC_TRY(fc_source_crc_new(sources[i], sources[i]->tensors, sources[i]->ntensors, &a->crcs[i], err));
@@ -337,7 +346,7 @@ fc_code fc_average_open(fc_checkpoint *const *sources, size_t count, const fc_av
     static const fc_average_options defaults = {0};
     *out = NULL;
     if (count == 0) {
-        return fc_fail(err, FC_EUSAGE, "there is nothing to average");
+        return fc_fail(err, FC_EUSAGE, "nothing to average: no checkpoint is given");
     }
     fc_arena *arena = fc_arena_new();
     fc_checkpoint *average = arena ? fc_arena_calloc(arena, 1, sizeof *average) : NULL;
@@ -349,7 +358,7 @@ fc_code fc_average_open(fc_checkpoint *const *sources, size_t count, const fc_av
     fc_code rc = fill(average, sources, count, options ? options : &defaults, err);
     if (rc != FC_OK) {
         free_crcs(average->state);
-        fc_arena_free(arena); /* not fc_checkpoint_close: the sources stay the caller's */
+        fc_arena_free(arena); /* not fc_checkpoint_close: the caller keeps the sources */
         return rc;
     }
     *out = average;

@@ -1,5 +1,5 @@
 /*
- * What the parts of averaging share.
+ * The types that the parts of averaging share.
  */
 #ifndef FSDPCKPT_DERIVED_AVERAGE_H
 #define FSDPCKPT_DERIVED_AVERAGE_H
@@ -14,26 +14,27 @@
 
 #include <stdatomic.h>
 
-/** What a tensor is the average of: its `detail`. */
-typedef struct fc_averaged {
-    const fc_tensor **inputs; /**< one a source */
-    atomic_bool *read;        /**< of each piece: it was read, and what was read of the sources is in their sums */
-} fc_averaged;
+/** The tensors that a tensor is the average of. fc_tensor.detail points to it. */
+typedef struct fc_average_inputs {
+    const fc_tensor **inputs; /**< one per source */
+    atomic_bool *read;        /**< one per chunk: whether it was read before, so that its CRCs are already added */
+} fc_average_inputs;
 
 /** fc_checkpoint.state of an average. */
 typedef struct fc_average {
     fc_checkpoint **sources;
-    fc_source_crc **crcs; /**< what was read of each source */
+    fc_source_crc **crcs; /**< one per source: CRCs of what was read of it */
     size_t count;
-    const double *weights; /**< their sum is 1; NULL: all equal */
+    const double *weights; /**< one per source, their sum is 1; NULL: all equal */
 } fc_average;
 
-/** Whether values of the tensor's type can be averaged; else they must be equal. */
+/** Returns whether values of the tensor's dtype can be averaged. All others must be equal in all sources. */
 bool fc_is_averaged(const fc_tensor *tensor);
 
 /**
- * Whether the sources can be averaged, reading what must be equal. FC_EUSAGE names what differs.
- * @param names one list a source.
+ * Checks that the sources can be averaged, and reads the values that must be equal. Fails with FC_EUSAGE and names what
+ * differs.
+ * @param names one list per source.
  */
 fc_code fc_average_compare(const fc_average *a, const fc_names *names, bool take_first, fc_error *err);
 

@@ -1,6 +1,6 @@
 /*
- * Whether checkpoints can be averaged: equal names and shapes, and equal values where there is no average. From their
- * names to nothing, or to one line that names what differs.
+ * Checks whether checkpoints can be averaged: they must have equal names and shapes, and equal values where there is no
+ * average.
  */
 #include "derived/average.h"
 
@@ -12,22 +12,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PIECE_BYTES = 1 << 20, MOST_NAMED = 5 };
+enum { TILE_BYTES = 1 << 20, MOST_NAMED = 5 };
 
-/* What differs: the first few names. */
-typedef struct differing {
+/* The first few names that differ. */
+typedef struct differences {
     size_t count;
     char text[512];
-} differing;
+} differences;
 
-static void add(differing *d, const char *name) {
+static void add(differences *d, const char *name) {
     size_t used = strlen(d->text);
     if (d->count++ < MOST_NAMED) {
         snprintf(d->text + used, sizeof d->text - used, "%s%s", d->count > 1 ? ", " : "", name);
     }
 }
 
-static const char *more(const differing *d, char buf[40]) {
+static const char *more(const differences *d, char buf[40]) {
     buf[0] = '\0';
     if (d->count > MOST_NAMED) {
         snprintf(buf, 40, " and %zu more", d->count - MOST_NAMED);
@@ -35,10 +35,10 @@ static const char *more(const differing *d, char buf[40]) {
     return buf;
 }
 
-/* Names that one of two sources has and the other has not. */
+/* Fails if `here` has names that `there` lacks. */
 static fc_code compare_names(const fc_checkpoint *here, const fc_names *has, const fc_checkpoint *there,
                              const fc_names *lacks, fc_error *err) {
-    differing d = {0};
+    differences d = {0};
     char buf[40];
     for (size_t i = 0; i < has->count; i++) {
         if (fc_names_find(lacks, has->items[i].name) == FC_NO_NAME) {
@@ -57,7 +57,7 @@ static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
     return a->ndim == b->ndim && (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
 }
 
-/* Floating-point types may differ: values are cast. */
+/* Floating-point dtypes may differ: values are cast. */
 static bool same_kind(const fc_tensor *a, const fc_tensor *b) {
     bool floats = fc_dtype_get(a->dtype)->cls == FC_CLASS_FLOAT && fc_dtype_get(b->dtype)->cls == FC_CLASS_FLOAT;
     return !a->object == !b->object && (a->dtype == b->dtype || floats);
@@ -65,48 +65,55 @@ static bool same_kind(const fc_tensor *a, const fc_tensor *b) {
 
 static fc_code compare_types(const fc_average *a, size_t i, const fc_tensor *x, const fc_tensor *y, fc_error *err) {
     if (!same_kind(x, y)) {
-        return fc_fail(err, FC_EUSAGE, "%s: '%s' is %s, in %s it is %s", a->sources[i]->path, y->name,
+        return fc_fail(err, FC_EUSAGE, "%s: '%s' is %s, but in %s it is %s", a->sources[i]->path, y->name,
                        fc_dtype_get(y->dtype)->torch_name, a->sources[0]->path, fc_dtype_get(x->dtype)->torch_name);
     }
     if (!x->object && !same_shape(x, y)) {
         static const int64_t origin[FC_MAX_DIMS];
         fc_box p = {x->ndim, origin, x->shape}, q = {y->ndim, origin, y->shape};
-        return fc_fail(err, FC_EUSAGE, "%s: tensor %s is %s, in %s it is %s", a->sources[i]->path, y->name,
+        return fc_fail(err, FC_EUSAGE, "%s: tensor %s is %s, but in %s it is %s", a->sources[i]->path, y->name,
                        fc_box_to_text(&q).s, a->sources[0]->path, fc_box_to_text(&p).s);
     }
     return FC_OK;
 }
 
-/* Compares the bytes of two values of one type and shape, a piece at a time; and what was read of them with what is
-   recorded, as damage shall not be taken for a difference. */
+/*
+ * Compares the bytes of two values of the same dtype and shape, tile by tile. Also compares them with their recorded
+ * CRCs, so that damage is not reported as a difference.
+ */
 static fc_code compare_bytes(const fc_checkpoint *a, const fc_tensor *x, const fc_checkpoint *b, const fc_tensor *y,
                              bool *equal, fc_error *err) {
     static const int64_t origin[FC_MAX_DIMS];
     const fc_box whole = {x->ndim, origin, x->shape};
     size_t element = fc_dtype_size(x->dtype);
-    unsigned char *buf = malloc((size_t)2 * PIECE_BYTES);
+    unsigned char *buf = malloc((size_t)2 * TILE_BYTES);
     fc_tiles tiles;
     fc_tile tile;
     fc_source_crc *sum_x = NULL, *sum_y = NULL;
-    fc_code rc = buf ? fc_source_crc_new(a, x, 1, &sum_x, err) : fc_no_memory(err, NULL);
-    rc = rc == FC_OK ? fc_source_crc_new(b, y, 1, &sum_y, err) : rc;
-    fc_tiles_begin(&tiles, &whole, (int64_t)(PIECE_BYTES / element), 1);
-    *equal = true;
-    while (rc == FC_OK && *equal && fc_tiles_next(&tiles, &tile)) {
-        fc_box box = {x->ndim, tile.offsets, tile.sizes};
-        rc = fc_read_piece(a, x, &box, x->dtype, buf, sum_x, err);
-        rc = rc == FC_OK ? fc_read_piece(b, y, &box, y->dtype, buf + PIECE_BYTES, sum_y, err) : rc;
-        *equal = rc == FC_OK && memcmp(buf, buf + PIECE_BYTES, (size_t)tile.count * element) == 0;
+    if (!buf) {
+        return fc_no_memory(err, NULL);
     }
-    rc = rc == FC_OK ? fc_source_crc_check(sum_x, NULL, err) : rc;
-    rc = rc == FC_OK ? fc_source_crc_check(sum_y, NULL, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_source_crc_new(a, x, 1, &sum_x, err), rc, out);
+    FC_TRY_GOTO(fc_source_crc_new(b, y, 1, &sum_y, err), rc, out);
+    fc_tiles_begin(&tiles, &whole, (int64_t)(TILE_BYTES / element), 1);
+    *equal = true;
+    while (*equal && fc_tiles_next(&tiles, &tile)) {
+        fc_box box = {x->ndim, tile.offsets, tile.sizes};
+        FC_TRY_GOTO(fc_read_box_crc(a, x, &box, x->dtype, buf, sum_x, err), rc, out);
+        FC_TRY_GOTO(fc_read_box_crc(b, y, &box, y->dtype, buf + TILE_BYTES, sum_y, err), rc, out);
+        *equal = memcmp(buf, buf + TILE_BYTES, (size_t)tile.count * element) == 0;
+    }
+    FC_TRY_GOTO(fc_source_crc_check(sum_x, NULL, err), rc, out);
+    rc = fc_source_crc_check(sum_y, NULL, err);
+out:
     fc_source_crc_free(sum_x);
     fc_source_crc_free(sum_y);
     free(buf);
     return rc;
 }
 
-/* Objects are also equal when they decode to the same: a zip may hold more than its object. */
+/* Objects that decode to the same value are equal too: a zip may hold more than its object. */
 static bool same_decoding(const fc_checkpoint *a, const fc_tensor *x, const fc_checkpoint *b, const fc_tensor *y) {
     fc_arena *arena = fc_arena_new();
     const char *p = NULL, *q = NULL;
@@ -116,35 +123,37 @@ static bool same_decoding(const fc_checkpoint *a, const fc_tensor *x, const fc_c
     return same;
 }
 
-static fc_code compare_values(const fc_average *a, size_t i, const fc_tensor *x, const fc_tensor *y, differing *d,
+static fc_code compare_values(const fc_average *a, size_t i, const fc_tensor *x, const fc_tensor *y, differences *d,
                               fc_error *err) {
     bool equal = false;
-    fc_code rc = same_shape(x, y) ? compare_bytes(a->sources[0], x, a->sources[i], y, &equal, err) : FC_OK;
-    if (rc == FC_OK && !equal && !(x->object && same_decoding(a->sources[0], x, a->sources[i], y))) {
+    if (same_shape(x, y)) {
+        FC_TRY(compare_bytes(a->sources[0], x, a->sources[i], y, &equal, err));
+    }
+    if (!equal && !(x->object && same_decoding(a->sources[0], x, a->sources[i], y))) {
         add(d, x->name);
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code compare_source(const fc_average *a, const fc_names *names, size_t i, bool take_first, fc_error *err) {
-    differing d = {0};
+    differences d = {0};
     char buf[40];
-    fc_code rc = compare_names(a->sources[0], &names[0], a->sources[i], &names[i], err);
-    rc = rc == FC_OK ? compare_names(a->sources[i], &names[i], a->sources[0], &names[0], err) : rc;
-    for (size_t t = 0; rc == FC_OK && t < names[0].count; t++) {
+    FC_TRY(compare_names(a->sources[0], &names[0], a->sources[i], &names[i], err));
+    FC_TRY(compare_names(a->sources[i], &names[i], a->sources[0], &names[0], err));
+    for (size_t t = 0; t < names[0].count; t++) {
         const fc_tensor *x = names[0].items[t].tensor;
         const fc_tensor *y = names[i].items[fc_names_find(&names[i], names[0].items[t].name)].tensor;
-        rc = compare_types(a, i, x, y, err);
-        if (rc == FC_OK && !take_first && !fc_is_averaged(x)) {
-            rc = compare_values(a, i, x, y, &d, err);
+        FC_TRY(compare_types(a, i, x, y, err));
+        if (!take_first && !fc_is_averaged(x)) {
+            FC_TRY(compare_values(a, i, x, y, &d, err));
         }
     }
-    if (rc != FC_OK || d.count == 0) {
-        return rc;
+    if (d.count == 0) {
+        return FC_OK;
     }
-    rc = fc_fail(err, FC_EUSAGE,
-                 "%s and %s differ in values that cannot be averaged (integers, booleans, objects): %s%s",
-                 a->sources[0]->path, a->sources[i]->path, d.text, more(&d, buf));
+    fc_code rc = fc_fail(err, FC_EUSAGE,
+                         "%s and %s differ in values that cannot be averaged (integers, booleans, objects): %s%s",
+                         a->sources[0]->path, a->sources[i]->path, d.text, more(&d, buf));
     return fc_advise(err, rc, FC_HINT_TAKE_FIRST, NULL);
 }
 

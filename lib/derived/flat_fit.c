@@ -1,10 +1,11 @@
 /*
- * How the members of a flat parameter lie in it: a search for the ways that fit what is known, of which there must be
- * one. Without use_orig_params there is nothing to search for: all that is not stored beside it lies there without
- * gaps. With it, each member is padded for a dtype that nothing tells; and what DCP stores beside the flat parameter is
- * some rank's part of each of its members, in one dimension, which may as well be a buffer. Known are the number of
- * elements, how many of a member the rank that stored a part has, and, where that leaves several ways, the bytes: those
- * of the parts, then those of the padding, which is FC_FLAT_PADDING_VALUE and which no optimizer touches.
+ * Searches for the layout of a flat parameter's members. Exactly one layout must fit the evidence.
+ *
+ * Without use_orig_params there is no choice: every member that is not stored on its own is in the flat parameter,
+ * without gaps. With use_orig_params, members are padded for a dtype that no file records, and DCP stores some rank's
+ * one-dimensional part of each member next to the flat parameter, which could also be a buffer. The evidence is the
+ * number of elements and the size of each stored part. If several layouts fit, the bytes decide: first those of the
+ * parts, then those of the padding, which is FC_FLAT_PADDING_VALUE and which no optimizer changes.
  */
 #include "base/checked.h"
 #include "base/try.h"
@@ -21,23 +22,23 @@ enum { MOST_STEPS = 1 << 20, COMPARED = 4096 };
 /* What is known of a member. */
 typedef struct candidate {
     size_t member;
-    bool may;              /* or it is a buffer, which lies beside */
-    const fc_tensor *part; /* stored: what some rank has of it; NULL: nothing is */
-    int64_t numel;         /* of all of it */
-    int64_t first, last;   /* of that rank's shard; first -1: not known */
-    size_t primary;        /* the candidate that it is; itself where it is not tied */
-    unsigned char *bytes;  /* of the part's first elements, once they were read */
+    bool may;              /* it may be a buffer, which is stored on its own */
+    const fc_tensor *part; /* what some rank stored of it; NULL: nothing */
+    int64_t numel;         /* of the whole member */
+    int64_t first, last;   /* that rank's shard, in elements of the flat parameter; first is -1 when unknown */
+    size_t primary;        /* the candidate with which it is tied; its own index when it is not tied */
+    unsigned char *bytes;  /* the part's first elements, once they were read */
 } candidate;
 
-/* A place of the search: what was tried of the candidate, and where it would lie. */
-typedef struct place {
-    int64_t at;     /* end of what lies before */
-    int64_t offset; /* of it, if it is taken */
+/* One level of the search: which choices were tried for the candidate, and where it would be. */
+typedef struct decision {
+    int64_t at;     /* end of the candidates before it */
+    int64_t offset; /* of the candidate, if it is taken */
     int tried;
     bool taken;
-} place;
+} decision;
 
-/* What decides, each on top of those before. */
+/* The evidence to use. Each level includes those before it. */
 typedef enum evidence { BY_NUMBERS, BY_PARTS, BY_PADDING } evidence;
 
 typedef struct search {
@@ -46,19 +47,19 @@ typedef struct search {
     fc_arena *arena;
     candidate *all;
     size_t count;
-    place *places;
-    int64_t *rest;     /* elements of all candidates from each on, padded */
+    decision *decisions;
+    int64_t *rest;     /* padded elements of all candidates from each one on */
     int64_t alignment; /* 0: no padding */
     int64_t ranks, shard;
     evidence by;
     size_t steps;
-    /* What was found. */
-    size_t found;      /* ways that differ, counted up to 2 */
-    place *way;        /* the first of them */
+    /* The result. */
+    size_t found;      /* number of different layouts, counted up to 2 */
+    decision *way;     /* the first layout */
     fc_dtype computed; /* its dtype */
 } search;
 
-/* ---- what is known ---- */
+/* ---- evidence ---- */
 
 bool fc_flat_is_part(const fc_flat_fit *f, const fc_flat_member *m, bool *whole) {
     const fc_tensor *t = m->stored != SIZE_MAX ? &f->source->tensors[m->stored] : NULL;
@@ -69,7 +70,7 @@ bool fc_flat_is_part(const fc_flat_fit *f, const fc_flat_member *m, bool *whole)
     return t && t->ndim == 1 && fc_dtype_get(m->tensor->dtype)->cls == FC_CLASS_FLOAT;
 }
 
-/* The shard of the rank that stored a part. Where ranks are replicated another may have stored the shard. */
+/* Finds the shard of the rank that stored a part. With replicated ranks another rank may have stored the shard. */
 static void find_shard(const search *s, candidate *c) {
     uint32_t rank = c->part && c->part->nchunks == 1 ? c->part->chunks[0].rank : FC_NO_RANK;
     c->first = -1;
@@ -82,7 +83,7 @@ static void find_shard(const search *s, candidate *c) {
     }
 }
 
-/* A member that may lie in the flat parameter; others lie beside it. */
+/* Returns whether a member may be in the flat parameter. All other members are stored on their own. */
 static bool is_candidate(const search *s, const fc_flat_member *m, candidate *c) {
     bool whole, part = fc_flat_is_part(s->f, m, &whole);
     if (fc_dtype_get(m->tensor->dtype)->cls != FC_CLASS_FLOAT || (m->stored != SIZE_MAX && (!part || !s->f->views)) ||
@@ -96,7 +97,7 @@ static bool is_candidate(const search *s, const fc_flat_member *m, candidate *c)
 
 static fc_code list_candidates(search *s) {
     const fc_flat_model *model = s->f->out;
-    size_t *of = fc_arena_calloc(s->arena, model->nmembers + 1, sizeof *of); /* of a member, + 1 */
+    size_t *of = fc_arena_calloc(s->arena, model->nmembers + 1, sizeof *of); /* index + 1 of each member's candidate */
     if (!of) {
         return fc_no_memory(s->f->err, s->f->source->path);
     }
@@ -118,23 +119,24 @@ static fc_code list_candidates(search *s) {
     return FC_OK;
 }
 
-/* ---- whether a place fits ---- */
+/* ---- does an offset fit? ---- */
 
-static int64_t common(int64_t a, int64_t b, int64_t c, int64_t d) {
+static int64_t overlap_size(int64_t a, int64_t b, int64_t c, int64_t d) {
     int64_t first = a > c ? a : c, last = b < d ? b : d;
     return first < last ? last - first : 0;
 }
 
-/* Whether a rank that has what was stored would have as much of a member at `offset`. */
+/* Returns whether the rank that stored the part would hold as many elements of a member at `offset`. */
 static bool fits_shard(const search *s, const candidate *c, int64_t offset) {
     int64_t has = c->part ? c->part->shape[0] : 0, end = offset + c->numel;
     if (!c->part || has == 0) {
         return true;
     }
     if (c->first >= 0) {
-        return common(offset, end, c->first, c->last) == has;
+        return overlap_size(offset, end, c->first, c->last) == has;
     }
-    int64_t before = offset % s->shard, after = end % s->shard; /* elements of other members in the first and last */
+    int64_t before = offset % s->shard,
+            after = end % s->shard; /* elements of other members in the first and last shard */
     int64_t first = s->shard - before < c->numel ? s->shard - before : c->numel;
     return has == first || (end / s->shard > offset / s->shard && has == after) ||
            (c->numel - first > s->shard && has == s->shard);
@@ -146,7 +148,7 @@ static fc_code read_run(const search *s, const fc_tensor *t, int64_t first, int6
     return fc_read_box(s->f->source, t, &box, t->dtype, out, s->f->err);
 }
 
-/* Whether what was stored of a member is what lies at its place; as far as is quick to see. */
+/* Compares what was stored of a member with the elements at `offset`, up to COMPARED bytes. */
 static fc_code same_bytes(search *s, candidate *c, int64_t offset, bool *same) {
     unsigned char there[COMPARED];
     size_t element = fc_dtype_size(s->unit->tensor->dtype);
@@ -156,33 +158,35 @@ static fc_code same_bytes(search *s, candidate *c, int64_t offset, bool *same) {
     if (s->by < BY_PARTS || has == 0 || c->first < 0) {
         return FC_OK;
     }
-    fc_code rc = FC_OK;
+    *same = false;
     if (!c->bytes) {
         c->bytes = fc_arena_alloc(s->arena, (size_t)count * element);
-        rc = c->bytes ? read_run(s, c->part, 0, count, c->bytes) : fc_no_memory(s->f->err, s->f->source->path);
+        if (!c->bytes) {
+            return fc_no_memory(s->f->err, s->f->source->path);
+        }
+        FC_TRY(read_run(s, c->part, 0, count, c->bytes));
     }
-    rc = rc == FC_OK ? read_run(s, s->unit->tensor, first, count, there) : rc;
-    *same = rc == FC_OK && memcmp(there, c->bytes, (size_t)count * element) == 0;
-    return rc;
+    FC_TRY(read_run(s, s->unit->tensor, first, count, there));
+    *same = memcmp(there, c->bytes, (size_t)count * element) == 0;
+    return FC_OK;
 }
 
-/* Whether elements that no member would have are what FSDP pads with. */
+/* Clears `*is` unless the elements between members have the value that FSDP pads with. */
 static fc_code is_padding(search *s, int64_t first, int64_t last, bool *is) {
     unsigned char there[COMPARED], padding[16];
     const float value = FC_FLAT_PADDING_VALUE;
     const fc_tensor *flat = s->unit->tensor;
     size_t element = fc_dtype_size(flat->dtype);
     int64_t most = COMPARED / (int64_t)element;
-    fc_code rc = FC_OK;
     fc_cast(FC_F32, &value, flat->dtype, padding, 1);
-    for (int64_t at = first, n; rc == FC_OK && *is && s->by == BY_PADDING && at < last; at += n) {
+    for (int64_t at = first, n; *is && s->by == BY_PADDING && at < last; at += n) {
         n = last - at < most ? last - at : most;
-        rc = read_run(s, flat, at, n, there);
-        for (int64_t i = 0; rc == FC_OK && i < n; i++) {
+        FC_TRY(read_run(s, flat, at, n, there));
+        for (int64_t i = 0; i < n; i++) {
             *is = *is && memcmp(there + (size_t)i * element, padding, element) == 0;
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 /* ---- the search ---- */
@@ -193,21 +197,21 @@ static int64_t up(int64_t n, int64_t unit) {
 }
 
 static bool is_tied(const search *s, size_t i) {
-    return s->all[i].primary != i && s->places[s->all[i].primary].taken;
+    return s->all[i].primary != i && s->decisions[s->all[i].primary].taken;
 }
 
-/* Takes candidate `i` if it fits where it would lie. */
+/* Takes candidate `i` if it fits at the next possible offset. */
 static fc_code take(search *s, size_t i, bool *fits) {
     candidate *c = &s->all[i];
-    place *p = &s->places[i];
+    decision *p = &s->decisions[i];
     int64_t numel = s->unit->tensor->shape[0];
     bool tied = is_tied(s, i);
-    p->offset = tied ? s->places[c->primary].offset : up(p->at, s->alignment);
+    p->offset = tied ? s->decisions[c->primary].offset : up(p->at, s->alignment);
     p->taken = *fits = c->numel <= numel && p->offset <= numel - c->numel && fits_shard(s, c, p->offset);
     if (!*fits) {
         return FC_OK;
     }
-    p[1] = (place){.at = tied ? p->at : p->offset + c->numel};
+    p[1] = (decision){.at = tied ? p->at : p->offset + c->numel};
     fc_code rc;
     FC_TRY_GOTO(same_bytes(s, c, p->offset, fits), rc, out);
     if (!tied) {
@@ -218,7 +222,7 @@ out:
     return rc;
 }
 
-static bool same_way(const search *s, const place *a, const place *b) {
+static bool same_way(const search *s, const decision *a, const decision *b) {
     bool same = true;
     for (size_t i = 0; i < s->count && same; i++) {
         same = a[i].taken == b[i].taken && (!a[i].taken || s->all[i].numel == 0 || a[i].offset == b[i].offset);
@@ -226,33 +230,38 @@ static bool same_way(const search *s, const place *a, const place *b) {
     return same;
 }
 
-/* All candidates are decided. */
+/* Records a layout once all candidates are decided. */
 static fc_code note_way(search *s, fc_dtype computed) {
-    int64_t end = s->places[s->count].at, numel = s->unit->tensor->shape[0];
+    int64_t end = s->decisions[s->count].at, numel = s->unit->tensor->shape[0];
     bool fits = end > 0 && up(end, s->alignment ? s->ranks : 1) == numel;
-    fc_code rc = fits ? is_padding(s, end, numel, &fits) : FC_OK;
-    if (rc != FC_OK || !fits) {
-        return rc;
+    if (fits) {
+        FC_TRY(is_padding(s, end, numel, &fits));
+    }
+    if (!fits) {
+        return FC_OK;
     }
     if (s->found == 0) {
-        memcpy(s->way, s->places, s->count * sizeof *s->way);
+        memcpy(s->way, s->decisions, s->count * sizeof *s->way);
         s->computed = computed;
         s->found = 1;
-    } else if (!same_way(s, s->way, s->places)) {
+    } else if (!same_way(s, s->way, s->decisions)) {
         s->found = 2;
     }
-    return rc;
+    return FC_OK;
 }
 
-/* Whether what is left can still fill the flat parameter. */
+/* Returns whether the remaining candidates can still fill the flat parameter. */
 static bool is_enough(const search *s, size_t i) {
     int64_t numel = s->unit->tensor->shape[0];
-    return s->rest[i] >= numel - s->places[i].at - s->alignment - s->ranks;
+    return s->rest[i] >= numel - s->decisions[i].at - s->alignment - s->ranks;
 }
 
-/* The next that can be tried of candidate `i`: it lies there, or it does not. @param goes_on whether it may be so */
+/*
+ * Tries the next choice for candidate `i`: it is in the flat parameter, or it is not. @param goes_on receives whether
+ * that is possible
+ */
 static fc_code try_next(search *s, size_t i, bool *goes_on) {
-    place *p = &s->places[i];
+    decision *p = &s->decisions[i];
     *goes_on = false;
     if (!is_enough(s, i)) {
         p->tried = 2;
@@ -262,7 +271,7 @@ static fc_code try_next(search *s, size_t i, bool *goes_on) {
         return take(s, i, goes_on);
     }
     p->taken = false;
-    p[1] = (place){.at = p->at};
+    p[1] = (decision){.at = p->at};
     *goes_on = s->all[i].may;
     return FC_OK;
 }
@@ -270,7 +279,7 @@ static fc_code try_next(search *s, size_t i, bool *goes_on) {
 static fc_code try_all(search *s, fc_dtype computed) {
     size_t i = 0;
     fc_code rc = FC_OK;
-    s->places[0] = (place){0};
+    s->decisions[0] = (decision){0};
     while (rc == FC_OK && s->found < 2 && s->steps++ < MOST_STEPS) {
         bool goes_on = false;
         rc = i == s->count ? note_way(s, computed) : try_next(s, i, &goes_on);
@@ -278,7 +287,7 @@ static fc_code try_all(search *s, fc_dtype computed) {
             i++;
             continue;
         }
-        while (i == s->count || s->places[i].tried == 2) { /* back to where there is something left to try */
+        while (i == s->count || s->decisions[i].tried == 2) { /* backtrack to a candidate with an untried choice */
             if (i-- == 0) {
                 return rc;
             }
@@ -287,7 +296,7 @@ static fc_code try_all(search *s, fc_dtype computed) {
     return rc;
 }
 
-/* Elements from each candidate on, none less than it can need; saturates. */
+/* Computes, from each candidate on, an upper bound of the elements; saturates. */
 static void sum_rest(search *s) {
     s->rest[s->count] = 0;
     for (size_t i = s->count; i-- > 0;) {
@@ -299,27 +308,25 @@ static void sum_rest(search *s) {
     }
 }
 
-/* All dtypes that a flat parameter may be computed in, if it is padded. */
+/* Searches with each dtype that a padded flat parameter may be computed in. */
 static fc_code try_dtypes(search *s, bool padded, evidence by) {
     static const fc_dtype computed[] = {FC_F32, FC_BF16, FC_F64, FC_F8_E4M3FN}; /* of 4, 2, 8 and 1 bytes */
-    fc_code rc = FC_OK;
     s->found = s->steps = 0;
     s->by = by;
-    for (size_t i = 0; rc == FC_OK && i < (padded ? sizeof computed / sizeof *computed : 1); i++) {
+    for (size_t i = 0; i < (padded ? sizeof computed / sizeof *computed : 1); i++) {
         s->alignment = padded ? 16 / (int64_t)fc_dtype_size(computed[i]) : 0;
         sum_rest(s);
-        rc = try_all(s, computed[i]);
+        FC_TRY(try_all(s, computed[i]));
     }
-    return rc;
+    return FC_OK;
 }
 
-/* ---- the outcome ---- */
+/* ---- the result ---- */
 
 static fc_code ambiguous(const search *s) {
-    return fc_fail(
-        s->f->err, FC_EUNSUPPORTED,
-        "its parameters are padded (use_orig_params) in a way that no file tells, and more than one fits, by "
-        "their bytes, too: save with StateDictType.SHARDED_STATE_DICT");
+    return fc_fail(s->f->err, FC_EUNSUPPORTED,
+                   "its parameters are padded (use_orig_params) in a way that no file records, and several layouts fit "
+                   "even by their bytes; save with StateDictType.SHARDED_STATE_DICT");
 }
 
 static fc_code misfit(const search *s, bool padded) {
@@ -332,22 +339,21 @@ static fc_code misfit(const search *s, bool padded) {
         }
     }
     return fc_fail(s->f->err, FC_EUSAGE,
-                   "has %" PRId64 " elements, but the %zu parameters of %s that belong in it ('%.128s' to '%.128s') "
-                   "have %" PRId64 "%s: that is another model, or one of tied parameters; in a schema "
-                   "\"same_as\": \"NAME\" says that a parameter is another one",
+                   "has %" PRId64 " elements, but its %zu parameters in %s ('%.128s' to '%.128s') have %" PRId64
+                   "%s; give the schema of the right model, and mark tied parameters in it with \"same_as\": \"NAME\"",
                    s->unit->tensor->shape[0], s->count, s->f->model->path,
                    s->count > 0 ? members[s->all[0].member].key : "none",
                    s->count > 0 ? members[s->all[s->count - 1].member].key : "none", numel,
-                   padded ? " before they are padded, and fit in no way" : "");
+                   padded ? " before padding, and fit in no layout" : "");
 }
 
 static fc_code make_layout(const search *s, fc_flat_unit *u, bool padded) {
     const fc_flat_fit *f = s->f;
     fc_flat_desc *descs = fc_arena_calloc(f->arena, s->count, sizeof *descs);
-    size_t *place_of = fc_arena_calloc(s->arena, s->count, sizeof *place_of);
+    size_t *index_of = fc_arena_calloc(s->arena, s->count, sizeof *index_of);
     u->members = fc_arena_calloc(f->arena, s->count, sizeof *u->members);
     u->nmembers = 0;
-    if (!descs || !place_of || !u->members) {
+    if (!descs || !index_of || !u->members) {
         return fc_no_memory(f->err, f->source->path);
     }
     for (size_t i = 0; i < s->count; i++) {
@@ -363,14 +369,17 @@ static fc_code make_layout(const search *s, fc_flat_unit *u, bool padded) {
                                             .shape = m->tensor->shape,
                                             .dtype = u->tensor->dtype,
                                             .requires_grad = true,
-                                            .shared_with = tied ? (int64_t)place_of[c->primary] : -1};
-        place_of[i] = u->nmembers;
+                                            .shared_with = tied ? (int64_t)index_of[c->primary] : -1};
+        index_of[i] = u->nmembers;
         u->members[u->nmembers++] = c->member;
     }
     return fc_flat_layout_new(descs, u->nmembers, s->ranks, padded, s->computed, f->arena, &u->layout, f->err);
 }
 
-/* Over how many ranks the flat parameter is cut: all shards but the last ones are as large as the first. */
+/*
+ * Finds the number of ranks that the flat parameter is divided into: all shards but the last ones are as large as the
+ * first.
+ */
 static void find_ranks(search *s) {
     const fc_tensor *flat = s->unit->tensor;
     s->ranks = 1;
@@ -389,7 +398,7 @@ static bool is_open(const search *s) {
     return s->found > 1 || s->steps >= MOST_STEPS;
 }
 
-/* Without padding, its value says nothing for the way that was found. */
+/* Without padding, its bytes are no evidence for the layout that was found. */
 static bool has_padding(const search *s) {
     int64_t end = 0;
     for (size_t i = 0; i < s->count && s->found == 1; i++) {
@@ -408,24 +417,21 @@ static bool has_padding(const search *s) {
 static fc_code fit(search *s, fc_flat_unit *u) {
     bool padded = s->f->views || s->f->source->flat_views;
     s->all = fc_arena_calloc(s->arena, u->nbelow, sizeof *s->all);
-    s->places = fc_arena_calloc(s->arena, u->nbelow + 1, sizeof *s->places);
+    s->decisions = fc_arena_calloc(s->arena, u->nbelow + 1, sizeof *s->decisions);
     s->way = fc_arena_calloc(s->arena, u->nbelow + 1, sizeof *s->way);
     s->rest = fc_arena_calloc(s->arena, u->nbelow + 1, sizeof *s->rest);
-    if (!s->all || !s->places || !s->way || !s->rest) {
+    if (!s->all || !s->decisions || !s->way || !s->rest) {
         return fc_no_memory(s->f->err, s->f->source->path);
     }
     if (fc_dtype_get(u->tensor->dtype)->cls != FC_CLASS_FLOAT) {
-        return fc_fail(s->f->err, FC_EUSAGE, "is of type %s, which no flat parameter is of",
+        return fc_fail(s->f->err, FC_EUSAGE, "has dtype %s, which a flat parameter cannot have",
                        fc_dtype_get(u->tensor->dtype)->torch_name);
     }
     find_ranks(s);
-    fc_code rc = list_candidates(s);
-    rc = rc == FC_OK ? try_dtypes(s, padded, BY_NUMBERS) : rc;
-    for (int by = BY_PARTS; rc == FC_OK && by <= BY_PADDING && padded && is_open(s); by++) {
-        rc = try_dtypes(s, padded, (evidence)by);
-    }
-    if (rc != FC_OK) {
-        return rc;
+    FC_TRY(list_candidates(s));
+    FC_TRY(try_dtypes(s, padded, BY_NUMBERS));
+    for (int by = BY_PARTS; by <= BY_PADDING && padded && is_open(s); by++) {
+        FC_TRY(try_dtypes(s, padded, (evidence)by));
     }
     if (is_open(s) || (s->by == BY_PADDING && !has_padding(s))) {
         return ambiguous(s);

@@ -1,6 +1,6 @@
 /*
- * Whether the order of a checkpoint's tensors is that of its model. Formats that keep a dict in order say so; but ranks
- * may have written parts of it, and a program may have sorted it.
+ * Decides whether the tensors of a checkpoint are in the order of its model. Formats that preserve a dict's order
+ * report so, but several ranks may have written parts of it, or a program may have sorted it.
  */
 #include "base/name_table.h"
 #include "base/try.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A checkpoint of several ranks lists what rank 0 had first, in its order, then what others had. */
+/* A checkpoint of several ranks lists rank 0's tensors first, in its order, then those of the others. */
 static const fc_tensor *first_of_others(const fc_checkpoint *c) {
     for (size_t i = 0; i < c->ntensors; i++) {
         const fc_tensor *t = &c->tensors[i];
@@ -32,8 +32,8 @@ static bool is_digit(char c) {
 }
 
 /*
- * How `b` follows `a`: -1 where it comes before it in alphabetical order, 1 where it comes behind and a letter decides
- * that, 0 where a number does, or the end of a name: that is how lists come in any order.
+ * Compares the names of two neighbours. Returns -1 when `b` comes before `a` alphabetically, 1 when it comes after
+ * because of a letter, and 0 when a number or the end of a name decides: lists have these in any order.
  */
 static int follows(const char *a, const char *b) {
     size_t i = 0;
@@ -47,8 +47,10 @@ static int follows(const char *a, const char *b) {
     return (unsigned char)b[i] < (unsigned char)a[i] ? -1 : 1;
 }
 
-/* Whether all names of a dtype are in alphabetical order, as programs sort them that keep none. It is by chance only in
- * a model of very few names. */
+/*
+ * Returns whether the names of each dtype are sorted alphabetically, as by programs that do not preserve the order.
+ * Only a model with very few names is sorted by chance.
+ */
 static bool is_sorted(const fc_checkpoint *c) {
     const char *last[FC_DTYPE_COUNT] = {NULL};
     size_t decided = 0;
@@ -70,15 +72,15 @@ static bool is_sorted(const fc_checkpoint *c) {
 bool fc_knows_model_order(const fc_checkpoint *checkpoint, const char **why) {
     const char *reason = NULL;
     if (fc_was_flat(checkpoint)) {
-        reason = NULL; /* in that of the model it was taken apart with */
+        reason = NULL; /* unflattened with a model, hence in its order */
     } else if (checkpoint->format->layout_only) {
-        reason = checkpoint->keeps_order ? NULL : "the schema does not say that its order is that of the model";
+        reason = checkpoint->keeps_order ? NULL : "the schema does not declare that its order is that of the model";
     } else if (!checkpoint->keeps_order) {
-        reason = "the order of the model's parameters is not kept by this format";
+        reason = "this format does not preserve the order of the model's parameters";
     } else if (first_of_others(checkpoint)) {
-        reason = "its tensors are in the order in which several ranks had them, which is not that of the model";
+        reason = "its tensors are in the order in which several ranks had them, which is not the model's order";
     } else if (is_sorted(checkpoint)) {
-        reason = "its tensors are in alphabetical order, which is hardly that of the model";
+        reason = "its tensors are in alphabetical order, which is probably not the model's order";
     }
     if (why) {
         *why = reason;
@@ -86,81 +88,93 @@ bool fc_knows_model_order(const fc_checkpoint *checkpoint, const char **why) {
     return !reason;
 }
 
-/* ---- the order of another ---- */
+/* ---- using another checkpoint's order ---- */
 
-typedef struct ordering {
+typedef struct order_search {
     const fc_checkpoint *model;
     fc_arena *arena;
-    fc_name_table *names; /* of the model's tensors, to their indexes */
+    fc_name_table *names; /* from the names of the model's tensors to their indexes */
     const fc_tensor **tensors;
     size_t *same_as;
     bool *found;
     fc_error *err;
-} ordering;
+} order_search;
 
 static bool is_ordered(const fc_tensor *t, const char *name) {
     return !t->object && !fc_is_optimizer_state(name);
 }
 
-static fc_code list_model(ordering *o) {
+static fc_code list_model(order_search *o) {
     size_t n = o->model->ntensors;
     o->names = fc_name_table_new(o->arena, n);
     o->tensors = fc_arena_calloc(o->arena, n, sizeof *o->tensors);
     o->same_as = fc_arena_calloc(o->arena, n, sizeof *o->same_as);
     o->found = fc_arena_calloc(o->arena, n, sizeof *o->found);
-    FC_TRY(o->names && o->tensors && o->same_as && o->found ? FC_OK : fc_no_memory(o->err, o->model->path));
+    if (!o->names || !o->tensors || !o->same_as || !o->found) {
+        return fc_no_memory(o->err, o->model->path);
+    }
     for (size_t i = 0; i < n; i++) {
         const fc_tensor *t = &o->model->tensors[i];
         const char *key = fc_state_key(t), *name = fc_unwrapped(o->arena, key, strlen(key));
+        if (!name) {
+            return fc_no_memory(o->err, o->model->path);
+        }
         o->tensors[i] = t;
-        if (name && is_ordered(t, t->name)) {
+        if (is_ordered(t, t->name)) {
             fc_name_table_put(o->names, name, strlen(name), i);
         }
-        FC_TRY(name ? FC_OK : fc_no_memory(o->err, o->model->path));
     }
     return fc_find_ties(o->model, o->tensors, n, o->same_as, o->err);
 }
 
-typedef struct placed {
-    size_t order, index; /* of the model; of the source */
+typedef struct sorted_tensor {
+    size_t order, index; /* position in the model; index in the source */
     fc_target_tensor tensor;
-} placed;
+} sorted_tensor;
 
 static int by_order(const void *a, const void *b) {
-    const placed *x = a, *y = b;
+    const sorted_tensor *x = a, *y = b;
     return x->order != y->order ? (x->order > y->order) - (x->order < y->order)
                                 : (x->index > y->index) - (x->index < y->index);
 }
 
-static fc_code place(const ordering *o, const fc_target *target, size_t i, placed *out) {
+static fc_code find_place(const order_search *o, const fc_target *target, size_t i, sorted_tensor *out) {
     const fc_target_tensor *w = &target->tensors[i];
     const char *key = w->path.count > 0 ? w->path.elements[w->path.count - 1].key : w->name;
     const char *name = fc_unwrapped(o->arena, key, strlen(key));
-    size_t at = name ? fc_name_table_find(o->names, name, strlen(name)) : FC_NO_NAME;
-    *out = (placed){.order = SIZE_MAX, .index = i, .tensor = *w};
+    if (!name) {
+        return fc_no_memory(o->err, o->model->path);
+    }
+    size_t at = fc_name_table_find(o->names, name, strlen(name));
+    *out = (sorted_tensor){.order = SIZE_MAX, .index = i, .tensor = *w};
     if (!is_ordered(w->source, w->name)) {
         return FC_OK;
     }
     if (at == FC_NO_NAME) {
-        return name
-                   ? fc_fail(o->err, FC_EUSAGE, "%s: '%.256s' is not in %s, which should tell its place: another model",
-                             target->source->path, w->name, o->model->path)
-                   : fc_no_memory(o->err, o->model->path);
+        return fc_fail(o->err, FC_EUSAGE,
+                       "%s: '%.256s' is not in %s, which must define the order; give the schema of the right model",
+                       target->source->path, w->name, o->model->path);
     }
     out->order = o->same_as[at];
     o->found[o->same_as[at]] = true;
     return FC_OK;
 }
 
-/* Tensors that are one for the model, but not in the source: whether they are equal would have to be read. */
-static fc_code check_ties(const ordering *o, const fc_checkpoint *source, const placed *all, size_t count) {
+/*
+ * Rejects tensors that are one for the model but separate in the source: whether they are equal would have to be read.
+ */
+static fc_code check_ties(const order_search *o, const fc_checkpoint *source, const sorted_tensor *all, size_t count) {
     const fc_tensor **tensors = calloc(count + 1, sizeof *tensors);
     size_t *same_as = calloc(count + 1, sizeof *same_as);
-    fc_code rc = tensors && same_as ? FC_OK : fc_no_memory(o->err, o->model->path);
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
+    fc_code rc;
+    if (!tensors || !same_as) {
+        rc = fc_no_memory(o->err, o->model->path);
+        goto out;
+    }
+    for (size_t i = 0; i < count; i++) {
         tensors[i] = all[i].tensor.source;
     }
-    rc = rc == FC_OK ? fc_find_ties(source, tensors, count, same_as, o->err) : rc;
+    FC_TRY_GOTO(fc_find_ties(source, tensors, count, same_as, o->err), rc, out);
     for (size_t i = 1; rc == FC_OK && i < count; i++) {
         if (all[i].order != SIZE_MAX && all[i].order == all[i - 1].order && same_as[i] != same_as[i - 1]) {
             rc = fc_fail(o->err, FC_EUSAGE,
@@ -169,27 +183,28 @@ static fc_code check_ties(const ordering *o, const fc_checkpoint *source, const 
             rc = fc_advise(o->err, rc, FC_HINT_EXCLUDE, all[i].tensor.name);
         }
     }
+out:
     free(tensors);
     free(same_as);
     return rc;
 }
 
 fc_code fc_order_like(const fc_checkpoint *model, fc_arena *arena, fc_target *target, fc_error *err) {
-    ordering o = {.model = model, .arena = arena, .err = err};
+    order_search o = {.model = model, .arena = arena, .err = err};
     const char *why;
     if (!fc_knows_model_order(model, &why)) {
         return fc_fail(err, FC_EUSAGE, "%s: %s", model->path, why);
     }
-    placed *all = calloc(target->ntensors + 1, sizeof *all);
+    sorted_tensor *all = calloc(target->ntensors + 1, sizeof *all);
     fc_target_tensor *sorted = fc_arena_calloc(arena, target->ntensors, sizeof *sorted);
     fc_code rc = all && sorted ? list_model(&o) : fc_no_memory(o.err, o.model->path);
     for (size_t i = 0; rc == FC_OK && i < target->ntensors; i++) {
-        rc = place(&o, target, i, &all[i]);
+        rc = find_place(&o, target, i, &all[i]);
     }
     for (size_t i = 0; rc == FC_OK && i < model->ntensors; i++) {
         if (is_ordered(o.tensors[i], o.tensors[i]->name) && !o.found[o.same_as[i]]) {
-            rc = fc_fail(err, FC_EUSAGE, "%s: has no '%.256s', which is in %s: another model", target->source->path,
-                         o.tensors[i]->name, model->path);
+            rc = fc_fail(err, FC_EUSAGE, "%s: '%.256s' is missing but %s has it; give the schema of the right model",
+                         target->source->path, o.tensors[i]->name, model->path);
         }
     }
     if (rc == FC_OK) {

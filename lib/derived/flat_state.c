@@ -1,6 +1,5 @@
 /*
- * An optimizer's state_dict() of flat parameters: it numbers them. Whether the numbers can be theirs, told by paths and
- * by what param_groups lists.
+ * Decides from paths and param_groups whether the numbers in an optimizer's state_dict() can refer to flat parameters.
  */
 #include "derived/flat_units.h"
 

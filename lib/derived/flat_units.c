@@ -1,20 +1,21 @@
 /*
- * Which parameters of a model lie in which flat parameter of a checkpoint. The keys of the flat parameters are the
- * units; the model gives names, shapes and order. How they lie there is flat_fit.c's to find.
+ * Finds which parameters of a model belong to which flat parameter of a checkpoint. The keys of the flat parameters
+ * give the units; the model gives names, shapes and order. flat_fit.c then finds the layout of each unit.
  */
 #include "derived/flat_units.h"
 
 #include "base/name_table.h"
+#include "base/try.h"
 #include "checkpoint/parameters.h"
 #include "sharding/fqn.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* What is found, and what it is found from. */
+/* The inputs, tables and output. */
 typedef struct finder {
     const fc_checkpoint *source, *model;
-    const fc_tensor *first; /* the first flat parameter: it says which dict this is about */
+    const fc_tensor *first; /* the first flat parameter: only its dict is considered */
     fc_arena *arena;
     fc_flat_model *out;
     fc_name_table *units, *stored;
@@ -80,7 +81,7 @@ bool fc_flat_is_tied(const fc_flat_model *model, size_t member) {
     return first != m && first->unit == m->unit && first->flat;
 }
 
-/* ---- what there is ---- */
+/* ---- units ---- */
 
 static bool is_flat(const finder *f, const fc_tensor *t, size_t *module) {
     return !t->object && t->ndim == 1 && fc_same_dict(t, f->first) && fc_is_flat_key(fc_state_key(t), module);
@@ -96,7 +97,7 @@ static fc_code add_unit(finder *f, size_t index, size_t len) {
     size_t there = fc_name_table_put(f->units, u->module, strlen(u->module), f->out->nunits);
     if (there != f->out->nunits) {
         return fc_fail(f->err, FC_EUNSUPPORTED,
-                       "%s: '%.256s' and '%.256s' are flat parameters of one module: nothing says which of its "
+                       "%s: '%.256s' and '%.256s' are flat parameters of the same module, and no file records which "
                        "parameters are in which",
                        f->source->path, f->out->units[there].tensor->name, t->name);
     }
@@ -104,29 +105,31 @@ static fc_code add_unit(finder *f, size_t index, size_t len) {
     return FC_OK;
 }
 
-/* The flat parameters, and what the source has under its own name beside them. */
+/* Lists the flat parameters, and by name the tensors stored next to them. */
 static fc_code find_units(finder *f) {
     const fc_checkpoint *source = f->source;
     size_t module = 0;
     f->out->units = fc_arena_calloc(f->arena, source->ntensors, sizeof *f->out->units);
     f->units = fc_name_table_new(f->arena, source->ntensors);
     f->stored = fc_name_table_new(f->arena, source->ntensors);
-    fc_code rc = f->out->units && f->units && f->stored ? FC_OK : fc_no_memory(f->err, f->source->path);
-    for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
+    if (!f->out->units || !f->units || !f->stored) {
+        return fc_no_memory(f->err, source->path);
+    }
+    for (size_t i = 0; i < source->ntensors; i++) {
         const fc_tensor *t = &source->tensors[i];
         if (is_flat(f, t, &module)) {
-            rc = add_unit(f, i, module);
+            FC_TRY(add_unit(f, i, module));
         } else if (!t->object && fc_same_dict(t, f->first)) {
             const char *key = fc_state_key(t), *fqn = fc_unwrapped(f->arena, key, strlen(key));
-            rc = fqn && fc_name_table_put(f->stored, fqn, strlen(fqn), i) != FC_NO_NAME
-                     ? FC_OK
-                     : fc_no_memory(f->err, f->source->path);
+            if (!fqn || fc_name_table_put(f->stored, fqn, strlen(fqn), i) == FC_NO_NAME) {
+                return fc_no_memory(f->err, source->path);
+            }
         }
     }
-    return rc;
+    return FC_OK;
 }
 
-/* Which of the model's values are candidates: those of one state dict. */
+/* ---- members ---- */
 static bool is_candidate(const fc_tensor *t) {
     return !t->object && !fc_is_optimizer_state(t->name);
 }
@@ -143,7 +146,7 @@ static const fc_tensor *dict_of_model(const finder *f) {
     return first;
 }
 
-/* The unit of the nearest module upwards. */
+/* Returns the unit of the nearest enclosing module. */
 static size_t unit_of(const finder *f, const char *fqn) {
     size_t len = strlen(fqn);
     while (len > 0) {
@@ -170,7 +173,7 @@ static fc_code add_member(const finder *f, const fc_tensor *t, fc_name_table *na
         return fc_no_memory(f->err, f->source->path);
     }
     if (fc_name_table_put(names, m->fqn, strlen(m->fqn), f->out->nmembers) != f->out->nmembers) {
-        return fc_fail(f->err, FC_EUSAGE, "%s: two of its names are '%.256s' once what wrappers leave is taken out",
+        return fc_fail(f->err, FC_EUSAGE, "%s: two of its names are '%.256s' without wrapper components",
                        f->model->path, m->fqn);
     }
     m->unit = unit_of(f, m->fqn);
@@ -183,40 +186,48 @@ static fc_code tie_members(const finder *f) {
     size_t n = f->out->nmembers;
     const fc_tensor **tensors = calloc(n + 1, sizeof *tensors);
     size_t *same_as = calloc(n + 1, sizeof *same_as);
-    fc_code rc = tensors && same_as ? FC_OK : fc_no_memory(f->err, f->source->path);
-    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+    fc_code rc;
+    if (!tensors || !same_as) {
+        rc = fc_no_memory(f->err, f->source->path);
+        goto out;
+    }
+    for (size_t i = 0; i < n; i++) {
         tensors[i] = f->out->members[i].tensor;
     }
-    rc = rc == FC_OK ? fc_find_ties(f->model, tensors, n, same_as, f->err) : rc;
-    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+    FC_TRY_GOTO(fc_find_ties(f->model, tensors, n, same_as, f->err), rc, out);
+    for (size_t i = 0; i < n; i++) {
         f->out->members[i].same_as = same_as[i];
     }
+out:
     free(tensors);
     free(same_as);
     return rc;
 }
 
-/* The members below each unit, in their order. */
+/* Groups the members by unit, in their order. */
 static fc_code group_members(const finder *f) {
     fc_flat_model *out = f->out;
     size_t *room = fc_arena_calloc(f->arena, out->nmembers + 1, sizeof *room), used = 0;
-    for (size_t i = 0; room && i < out->nmembers; i++) {
+    if (!room) {
+        return fc_no_memory(f->err, f->source->path);
+    }
+    for (size_t i = 0; i < out->nmembers; i++) {
         if (out->members[i].unit != SIZE_MAX) {
             out->units[out->members[i].unit].nbelow++;
         }
     }
-    for (size_t u = 0; room && u < out->nunits; u++) {
+    for (size_t u = 0; u < out->nunits; u++) {
         out->units[u].below = room + used;
         used += out->units[u].nbelow;
         out->units[u].nbelow = 0;
     }
-    for (size_t i = 0; room && i < out->nmembers; i++) {
+    for (size_t i = 0; i < out->nmembers; i++) {
         if (out->members[i].unit != SIZE_MAX) {
             fc_flat_unit *u = &out->units[out->members[i].unit];
             u->below[u->nbelow++] = i;
         }
     }
-    return room ? FC_OK : fc_no_memory(f->err, f->source->path);
+    return FC_OK;
 }
 
 static fc_code find_members(finder *f) {
@@ -224,31 +235,34 @@ static fc_code find_members(finder *f) {
     const fc_tensor *dict = dict_of_model(f);
     fc_name_table *names = fc_name_table_new(f->arena, model->ntensors + 1);
     f->out->members = fc_arena_calloc(f->arena, model->ntensors + 1, sizeof *f->out->members);
-    fc_code rc = names && f->out->members ? FC_OK : fc_no_memory(f->err, f->source->path);
-    for (size_t i = 0; rc == FC_OK && i < model->ntensors; i++) {
+    if (!names || !f->out->members) {
+        return fc_no_memory(f->err, f->source->path);
+    }
+    for (size_t i = 0; i < model->ntensors; i++) {
         const fc_tensor *t = &model->tensors[i];
         if (!is_candidate(t)) {
             continue;
         }
-        rc =
-            fc_same_dict(t, dict)
-                ? add_member(f, t, names)
-                : fc_fail(f->err, FC_EUSAGE,
-                          "%s: holds more than one state dict, of '%.256s' and of '%.256s': make a schema of the model",
-                          model->path, dict->name, t->name);
+        if (!fc_same_dict(t, dict)) {
+            return fc_fail(f->err, FC_EUSAGE,
+                           "%s: holds several state dicts, with '%.256s' and with '%.256s'; make a schema of the model "
+                           "instead",
+                           model->path, dict->name, t->name);
+        }
+        FC_TRY(add_member(f, t, names));
     }
-    rc = rc == FC_OK ? tie_members(f) : rc;
-    return rc == FC_OK ? group_members(f) : rc;
+    FC_TRY(tie_members(f));
+    return group_members(f);
 }
 
-/* Every name of the model must be somewhere. */
+/* Checks that every name of the model is stored somewhere. */
 static fc_code check_members(const finder *f) {
     for (size_t i = 0; i < f->out->nmembers; i++) {
         const fc_flat_member *m = &f->out->members[i];
         if (!m->flat && m->stored == FC_NO_NAME) {
             return fc_fail(f->err, FC_EUSAGE,
-                           "%s: '%.256s' of %s is in none of its flat parameters and not beside them: that is another "
-                           "model",
+                           "%s: '%.256s' of %s is missing: it is neither in a flat parameter nor stored on its own; "
+                           "give the schema of the right model",
                            f->source->path, m->tensor->name, f->model->path);
         }
     }
@@ -259,15 +273,15 @@ fc_code fc_flat_model_new(const fc_checkpoint *source, const fc_tensor *first, c
                           fc_arena *arena, fc_flat_model *out, fc_error *err) {
     finder f = {.source = source, .model = model, .first = first, .arena = arena, .out = out, .err = err};
     *out = (fc_flat_model){0};
-    fc_code rc = find_units(&f);
-    rc = rc == FC_OK ? find_members(&f) : rc;
+    FC_TRY(find_units(&f));
+    FC_TRY(find_members(&f));
     fc_flat_fit fit = {.source = source, .model = model, .out = out, .arena = arena, .err = err};
-    for (size_t i = 0; rc == FC_OK && i < out->nmembers && !fit.views; i++) {
+    for (size_t i = 0; i < out->nmembers && !fit.views; i++) {
         bool whole, part = fc_flat_is_part(&fit, &out->members[i], &whole);
         fit.views = part && !whole;
     }
-    for (size_t i = 0; rc == FC_OK && i < out->nunits; i++) {
-        rc = fc_flat_lay_out(&fit, &out->units[i]);
+    for (size_t i = 0; i < out->nunits; i++) {
+        FC_TRY(fc_flat_lay_out(&fit, &out->units[i]));
     }
-    return rc == FC_OK ? check_members(&f) : rc;
+    return check_members(&f);
 }

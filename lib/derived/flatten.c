@@ -1,6 +1,6 @@
 /*
- * Parameters as flat ones, which the engine takes for one more format: a flat parameter is cut into pieces, and a piece
- * is put together of runs of parameters (sharding/flat_runs.h) when it is read.
+ * Flattens a checkpoint: the engine sees it as another format. Each flat parameter is cut into chunks, and a chunk is
+ * assembled from runs of parameters (sharding/flat_runs.h) when it is read.
  */
 #include "base/checked.h"
 #include "base/grow.h"
@@ -16,13 +16,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of a piece, of which a worker holds one or two; and pieces of a flat parameter, unless its ranks are more. */
-enum { PIECE = 1 << 20, MOST_PIECES = 1 << 16 };
+/*
+ * Bytes of a chunk, of which a worker holds one or two; and the number of chunks per flat parameter, unless there are
+ * more ranks.
+ */
+enum { CHUNK_BYTES = 1 << 20, MOST_CHUNKS = 1 << 16 };
 
-/* fc_checkpoint.state: the format is the source's, but for what it does with values. */
+/* fc_checkpoint.state. The format is a copy of the source's, with some functions replaced. */
 typedef struct flattened {
     fc_checkpoint *source;
-    fc_source_crc *crc; /* what was read of it */
+    fc_source_crc *crc; /* CRCs of what was read of the source */
     fc_format format;
 } flattened;
 
@@ -30,9 +33,9 @@ static const fc_checkpoint *source_of(const fc_checkpoint *checkpoint) {
     return ((const flattened *)checkpoint->state)->source;
 }
 
-/* ---- computing a piece ---- */
+/* ---- computing a chunk ---- */
 
-/* What elements [first, last) of the flat parameter have of a parameter. */
+/* Reads the part of a parameter that is in elements [first, last) of the flat parameter. */
 static fc_code read_param(const fc_checkpoint *source, const fc_flat_value *o, size_t param, int64_t first,
                           int64_t last, unsigned char *buf, fc_source_crc *crc, fc_error *err) {
     const fc_flat_param *p = &o->layout.params[param];
@@ -41,19 +44,18 @@ static fc_code read_param(const fc_checkpoint *source, const fc_flat_value *o, s
     int64_t to = last < p->offset + p->numel ? last - p->offset : p->numel;
     int64_t dims[2 * FC_MAX_DIMS], start;
     fc_flat_run run;
-    fc_code rc = FC_OK;
     if (from >= to || !fc_flat_run_start(&run, p->ndim, p->shape, from, to)) {
-        return rc;
+        return FC_OK;
     }
-    while (t && rc == FC_OK && fc_flat_run_next(&run, dims, &start)) {
+    while (t && fc_flat_run_next(&run, dims, &start)) {
         const fc_box box = {p->ndim, dims, dims + p->ndim};
         size_t at = (size_t)(p->offset + start - first) * fc_dtype_size(t->dtype);
-        rc = fc_read_piece(source, t, &box, t->dtype, buf + at, crc, err);
+        FC_TRY(fc_read_box_crc(source, t, &box, t->dtype, buf + at, crc, err));
     }
-    return rc;
+    return FC_OK;
 }
 
-/* The first parameter that ends behind element `at`. */
+/* Returns the first parameter that ends after element `at`. */
 static size_t first_param(const fc_flat_layout *layout, int64_t at) {
     size_t low = 0, high = layout->nparams;
     while (low < high) {
@@ -71,7 +73,6 @@ static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tenso
                          fc_error *err) {
     const fc_checkpoint *source = source_of(checkpoint);
     const fc_flat_value *o = tensor->detail;
-    fc_code rc = FC_OK;
     if (o->tensor) {
         return source->format->reader.read(source, o->tensor, index, buf, err);
     }
@@ -79,15 +80,14 @@ static fc_code flat_read(const fc_checkpoint *checkpoint, const fc_tensor *tenso
         memcpy(buf, o->text, strlen(o->text));
         return FC_OK;
     }
-    const bool again = atomic_exchange(&o->read[index], true); /* it may be dropped, and wanted again */
+    const bool again = atomic_exchange(&o->read[index], true); /* the cache may have evicted it */
     fc_source_crc *crc = again ? NULL : ((const flattened *)checkpoint->state)->crc;
     int64_t first = tensor->chunks[index].dims[0], last = first + tensor->chunks[index].dims[1];
-    memset(buf, 0, (size_t)tensor->chunks[index].length); /* padding, and state that a parameter does not have */
-    for (size_t i = first_param(&o->layout, first);
-         rc == FC_OK && i < o->layout.nparams && o->layout.params[i].offset < last; i++) {
-        rc = read_param(source, o, i, first, last, buf, crc, err);
+    memset(buf, 0, (size_t)tensor->chunks[index].length); /* padding, and parameters without state */
+    for (size_t i = first_param(&o->layout, first); i < o->layout.nparams && o->layout.params[i].offset < last; i++) {
+        FC_TRY(read_param(source, o, i, first, last, buf, crc, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* ---- the format ---- */
@@ -120,7 +120,7 @@ static fc_code flat_check_object(const fc_checkpoint *checkpoint, const fc_tenso
     return o->text ? FC_OK : source->format->reader.check_object(source, o->tensor, err);
 }
 
-/* Of what is kept as it is the source's digest and checks hold. */
+/* A value that is kept has the source's digest. */
 static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                            fc_error *err) {
     const fc_flat_value *o = tensor->detail;
@@ -131,7 +131,7 @@ static fc_code flat_check_file(const fc_checkpoint *checkpoint, size_t index, fc
     return source_of(checkpoint)->format->reader.check_file(source_of(checkpoint), index, err);
 }
 
-static fc_code flat_check_below(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
+static fc_code flat_check_inputs(const fc_checkpoint *checkpoint, fc_comm *comm, fc_error *err) {
     const flattened *f = checkpoint->state;
     FC_TRY(fc_source_crc_join(f->crc, comm, err));
     FC_TRY(fc_source_crc_check(f->crc, comm, err));
@@ -161,7 +161,7 @@ static void make_format(flattened *f) {
     f->format.verifier.verify = NULL;
     f->format.verifier.verify_chunk = NULL;
     f->format.reader.check_file = f->source->format->reader.check_file ? flat_check_file : NULL;
-    f->format.reader.check_inputs = flat_check_below;
+    f->format.reader.check_inputs = flat_check_inputs;
 }
 
 /* ---- the manifest ---- */
@@ -204,12 +204,12 @@ fc_code fc_flatten_keep(fc_flattener *f, const fc_target_tensor *w) {
     }
     *t = *w->source;
     t->detail = value;
-    t->placements = NULL; /* of a mesh that the others do not know */
+    t->placements = NULL; /* they refer to a mesh that the other tensors do not have */
     value->tensor = w->source;
     return copy_name(f, w, t);
 }
 
-/* "model" + "layers.0._flat_param": the key in the dict that the unit's parameters lie in. */
+/* Names a flat parameter: "model" + "layers.0._flat_param", in the dict of the unit's parameters. */
 static fc_code name_flat(const fc_flattener *b, const fc_unit *u, const fc_target_tensor *first, fc_tensor *t) {
     fc_arena *arena = b->out->arena;
     size_t n = first->path.count > 0 ? first->path.count : 1, skip = 0;
@@ -232,10 +232,12 @@ static fc_code name_flat(const fc_flattener *b, const fc_unit *u, const fc_targe
     return FC_OK;
 }
 
-/* Pieces of at most PIECE bytes, or more of very large ones; none reaches over the cut between two ranks. */
+/*
+ * Chunks have at most CHUNK_BYTES, or more in very large parameters. No chunk crosses the boundary between two ranks.
+ */
 fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int64_t numel) {
     int64_t shard = numel / f->ranks + (numel % f->ranks != 0);
-    int64_t size = fc_dtype_size(t->dtype), piece = PIECE / size, bytes;
+    int64_t size = fc_dtype_size(t->dtype), chunk = CHUNK_BYTES / size, bytes;
     int64_t *shape = fc_arena_calloc(f->out->arena, 1, sizeof *shape);
     if (!shape) {
         return fc_no_memory(f->err, f->source->path);
@@ -249,9 +251,9 @@ fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int6
     if (!fc_mul_i64(numel, size, &bytes) || bytes > INT64_MAX - (int64_t)f->next) {
         return fc_fail(f->err, FC_EUSAGE, "%s: '%.256s': its size overflows", f->source->path, t->name);
     }
-    piece = piece > numel / MOST_PIECES ? piece : numel / MOST_PIECES + 1;
-    piece = piece < shard ? piece : shard;
-    int64_t shards = (numel - 1) / shard + 1, per_shard = (shard - 1) / piece + 1;
+    chunk = chunk > numel / MOST_CHUNKS ? chunk : numel / MOST_CHUNKS + 1;
+    chunk = chunk < shard ? chunk : shard;
+    int64_t shards = (numel - 1) / shard + 1, per_shard = (shard - 1) / chunk + 1;
     size_t most = (size_t)shards * (size_t)per_shard, n = 0;
     fc_chunk *chunks = fc_arena_calloc(f->out->arena, most, sizeof *chunks);
     int64_t *dims = fc_arena_calloc(f->out->arena, most, 2 * sizeof *dims);
@@ -260,7 +262,7 @@ fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int6
     }
     for (int64_t at = 0, length; at < numel; at += length, dims += 2, n++) {
         int64_t rest = shard - at % shard;
-        length = piece < rest ? piece : rest;
+        length = chunk < rest ? chunk : rest;
         length = length < numel - at ? length : numel - at;
         dims[0] = at;
         dims[1] = length;
@@ -276,15 +278,20 @@ fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int6
 
 fc_code fc_flatten_check_whole(const fc_flattener *b, const fc_tensor *t) {
     fc_coverage *coverage = NULL;
-    fc_code rc = b->source->format->layout_only ? FC_OK : fc_coverage_within(b->source, t, NULL, &coverage, b->err);
+    if (b->source->format->layout_only) {
+        return FC_OK;
+    }
+    fc_code rc = fc_coverage_within(b->source, t, NULL, &coverage, b->err);
     fc_coverage_free(coverage);
     return rc == FC_OK ? rc : fc_context(b->err, rc, "%s", b->source->path);
 }
 
-/* The source's tensors that are a unit's parameters. */
+/* Finds the source tensors of a unit's parameters. */
 static fc_code find_params(const fc_flattener *b, const fc_unit *u, fc_flat_value *o) {
     o->params = fc_arena_calloc(b->out->arena, u->nparameters, sizeof *o->params);
-    FC_TRY(o->params ? FC_OK : fc_no_memory(b->err, b->source->path));
+    if (!o->params) {
+        return fc_no_memory(b->err, b->source->path);
+    }
     for (size_t i = 0; i < u->nparameters; i++) {
         o->params[i] = b->target->tensors[b->tree->parameters[u->parameters[i]].spec].source;
         FC_TRY(fc_flatten_check_whole(b, o->params[i]));
@@ -301,20 +308,25 @@ static fc_code lay_out(const fc_flattener *b, const fc_unit *u, fc_arena *scratc
     if (rc != FC_OK) {
         return fc_context(b->err, rc, "%s: unit '%s'", b->source->path, u->fqn);
     }
-    return layout->nparams == u->nparameters
-               ? FC_OK
-               : fc_fail(b->err, FC_EUNSUPPORTED, "%s: unit '%s' has parameters that another unit has, too",
-                         b->source->path, u->fqn);
+    if (layout->nparams != u->nparameters) {
+        return fc_fail(b->err, FC_EUNSUPPORTED,
+                       "%s: unit '%s' shares parameters with another unit, which is not supported", b->source->path,
+                       u->fqn);
+    }
+    return FC_OK;
 }
 
 static fc_code add_unit(fc_flattener *b, const fc_unit *u, const fc_flat_layout *layout) {
     fc_flat_value *o = NULL;
     fc_tensor *t = fc_flatten_add(b, &o);
-    FC_TRY(t ? find_params(b, u, o) : fc_no_memory(b->err, b->source->path));
+    if (!t) {
+        return fc_no_memory(b->err, b->source->path);
+    }
+    FC_TRY(find_params(b, u, o));
     o->layout = *layout;
     t->dtype = layout->dtype;
-    fc_code rc = name_flat(b, u, &b->target->tensors[b->tree->parameters[u->parameters[0]].spec], t);
-    return rc == FC_OK ? fc_flatten_cut(b, t, o, layout->numel) : rc;
+    FC_TRY(name_flat(b, u, &b->target->tensors[b->tree->parameters[u->parameters[0]].spec], t));
+    return fc_flatten_cut(b, t, o, layout->numel);
 }
 
 static int by_module(const void *a, const void *b) {
@@ -322,31 +334,33 @@ static int by_module(const void *a, const void *b) {
     return ((*x)->module > (*y)->module) - ((*x)->module < (*y)->module);
 }
 
-/* The units in the order of their modules: that of the wrapped model's parameters and of its state_dict(), and so the
-   one in which an optimizer numbers them. */
+/*
+ * Adds the units in the order of their modules. The wrapped model's parameters and state_dict() have that order, and an
+ * optimizer numbers them in it.
+ */
 static fc_code add_units(fc_flattener *b, fc_arena *scratch) {
     size_t count = b->units->count;
     const fc_unit **sorted = fc_arena_calloc(scratch, count, sizeof *sorted);
     fc_flat_layout *layouts = fc_arena_calloc(scratch, count, sizeof *layouts);
-    fc_code rc = sorted && layouts ? FC_OK : fc_no_memory(b->err, b->source->path);
-    for (size_t u = 0; rc == FC_OK && u < count; u++) {
+    if (!sorted || !layouts) {
+        return fc_no_memory(b->err, b->source->path);
+    }
+    for (size_t u = 0; u < count; u++) {
         sorted[u] = &b->units->units[u];
     }
-    if (rc == FC_OK) {
-        qsort(sorted, count, sizeof *sorted, by_module);
-    }
-    for (size_t u = 0; rc == FC_OK && u < count; u++) {
+    qsort(sorted, count, sizeof *sorted, by_module);
+    for (size_t u = 0; u < count; u++) {
         fc_flat_layout *layout = &layouts[sorted[u] - b->units->units];
         if (sorted[u]->nparameters > 0) {
-            rc = lay_out(b, sorted[u], scratch, layout);
-            rc = rc == FC_OK ? add_unit(b, sorted[u], layout) : rc;
+            FC_TRY(lay_out(b, sorted[u], scratch, layout));
+            FC_TRY(add_unit(b, sorted[u], layout));
         }
     }
     b->layouts = layouts;
-    return rc;
+    return FC_OK;
 }
 
-/* Which target tensors lie in units. */
+/* Marks the target tensors that belong to units. */
 static void find_units(const fc_flattener *b, bool *taken) {
     for (size_t u = 0; u < b->units->count; u++) {
         const fc_unit *at = &b->units->units[u];
@@ -359,24 +373,27 @@ static void find_units(const fc_flattener *b, bool *taken) {
     }
 }
 
-/* Flat parameters where the first value of one is, then other values in their order, then state of optimizers. */
+/*
+ * Adds the flat parameters where the first of their values is, all other values in their order, and the optimizers'
+ * state at the end.
+ */
 static fc_code fill(fc_flattener *b, fc_arena *scratch) {
     const fc_target *target = b->target;
     bool *flat = fc_arena_calloc(scratch, target->ntensors, sizeof *flat);
     bool *state = fc_arena_calloc(scratch, target->ntensors, sizeof *state);
-    fc_code rc = flat && state ? FC_OK : fc_no_memory(b->err, b->source->path);
-    if (rc == FC_OK) {
-        find_units(b, flat);
-        fc_flatten_find_state(b, state);
+    if (!flat || !state) {
+        return fc_no_memory(b->err, b->source->path);
     }
-    for (size_t i = 0; rc == FC_OK && i < target->ntensors; i++) {
+    find_units(b, flat);
+    fc_flatten_find_state(b, state);
+    for (size_t i = 0; i < target->ntensors; i++) {
         if (flat[i] && !b->layouts) {
-            rc = add_units(b, scratch);
+            FC_TRY(add_units(b, scratch));
         } else if (!flat[i] && !state[i]) {
-            rc = fc_flatten_keep(b, &target->tensors[i]);
+            FC_TRY(fc_flatten_keep(b, &target->tensors[i]));
         }
     }
-    return rc == FC_OK ? fc_flatten_state(b, scratch) : rc;
+    return fc_flatten_state(b, scratch);
 }
 
 fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_module_tree *tree, const fc_units *units,
@@ -402,22 +419,26 @@ fc_code fc_flatten(fc_checkpoint *source, const fc_target *target, const fc_modu
                             .state = f};
     fc_flattener b = {
         .out = made, .source = source, .target = target, .tree = tree, .units = units, .ranks = ranks, .err = err};
-    fc_code rc = fill(&b, scratch);
-    rc = rc == FC_OK ? fc_source_crc_new(source, source->tensors, source->ntensors, &f->crc, err) : rc;
-    fc_arena_free(scratch);
-    fc_tensor *tensors = rc == FC_OK ? fc_arena_calloc(arena, b.count, sizeof *tensors) : NULL;
-    if (tensors && b.count > 0) {
-        memcpy(tensors, b.tensors, b.count * sizeof *tensors);
-    }
-    free(b.tensors);
+    fc_code rc;
+    FC_TRY_GOTO(fill(&b, scratch), rc, out);
+    FC_TRY_GOTO(fc_source_crc_new(source, source->tensors, source->ntensors, &f->crc, err), rc, out);
+    fc_tensor *tensors = fc_arena_calloc(arena, b.count, sizeof *tensors);
     if (!tensors) {
-        rc = rc == FC_OK ? fc_no_memory(b.err, b.source->path) : rc;
-        fc_source_crc_free(f->crc);
-        fc_arena_free(arena); /* not fc_checkpoint_close: the source stays the caller's */
-        return rc;
+        rc = fc_no_memory(err, source->path);
+        goto out;
+    }
+    if (b.count > 0) {
+        memcpy(tensors, b.tensors, b.count * sizeof *tensors);
     }
     made->tensors = tensors;
     made->ntensors = b.count;
     *out = made;
-    return FC_OK;
+out:
+    free(b.tensors);
+    fc_arena_free(scratch);
+    if (rc != FC_OK) {
+        fc_source_crc_free(f->crc);
+        fc_arena_free(arena); /* not fc_checkpoint_close: the caller keeps the source */
+    }
+    return rc;
 }

@@ -1,8 +1,9 @@
 /*
- * The numbers that an optimizer gives to flat parameters: those of the wrapped model's parameters(), group by group. A
- * module's own parameters that no unit manages come first, then its flat one, then its children's. Which groups there
- * are and what is in them is told by param_groups of the source: by names, or by numbers of the plain model.
+ * Numbers the flat parameters as an optimizer does: in the order of the wrapped model's parameters(), group by group. A
+ * module's own parameters that no unit manages come first, then its flat parameter, then those of its children. The
+ * source's param_groups list the members of each group, by name or by the plain model's numbers.
  */
+#include "base/try.h"
 #include "checkpoint/parameters.h"
 #include "derived/flat_units.h"
 #include "derived/flatten_optim.h"
@@ -28,7 +29,7 @@ static fc_optim_kind section(const char *text, size_t len) {
                                                                  : FC_OPTIM_NONE;
 }
 
-/* "optim.state.layers.0.weight.exp_avg", all or the end of it in one element. */
+/* Splits a name such as "optim.state.layers.0.weight.exp_avg". All of it, or its end, is in one path element. */
 static fc_optim_name name_of_text(const char *text, size_t levels) {
     fc_optim_name n = {.levels = levels};
     for (const char *at = text; n.kind == FC_OPTIM_NONE && *at;) {
@@ -110,7 +111,7 @@ static fc_code make_slots(const fc_flattener *f, fc_optim *o) {
         const fc_unit *unit = &f->units->units[u];
         unit_at[unit->module] = unit->nparameters > 0 ? u + 1 : 0;
         for (size_t i = 0; i < unit->nparameters; i++) {
-            o->slot_of[unit->parameters[i]] = 0; /* has one */
+            o->slot_of[unit->parameters[i]] = 0; /* any value but FC_NO_NAME: the parameter has a slot */
         }
     }
     for (size_t m = 0; m < tree->nmodules; m++) {
@@ -135,7 +136,7 @@ static fc_code make_slots(const fc_flattener *f, fc_optim *o) {
     return FC_OK;
 }
 
-/* Parameters under their names, with and without what all of them begin with. */
+/* Lists the parameters by name, with and without the root's prefix. */
 static fc_code list_names(const fc_flattener *f, fc_optim *o) {
     const fc_module_tree *tree = f->tree;
     size_t skip = tree->nmodules > 0 && tree->modules[0].fqn.len > 0 ? tree->modules[0].fqn.len + 1 : 0;
@@ -158,12 +159,12 @@ size_t fc_optim_parameter(const fc_flattener *f, const fc_optim *o, const fc_opt
 
 /* ---- groups ---- */
 
-/* Advises to exclude the optimizer: without it, the model can still be flattened. */
+/* Advises to exclude the optimizer: the model can still be flattened without it. */
 static fc_code without_optimizer(const fc_flattener *f, fc_code rc) {
     return fc_advise(f->err, rc, FC_HINT_EXCLUDE, NULL);
 }
 
-static fc_code enter(const fc_flattener *f, const fc_optim *o, const char *name, size_t len, size_t group) {
+static fc_code assign_group(const fc_flattener *f, const fc_optim *o, const char *name, size_t len, size_t group) {
     const fc_optim_name n = {.text = name, .len = len};
     size_t p = fc_optim_parameter(f, o, &n), at = p == FC_NO_NAME ? FC_NO_NAME : o->slot_of[p];
     if (at == FC_NO_NAME) {
@@ -183,8 +184,8 @@ static fc_code enter(const fc_flattener *f, const fc_optim *o, const char *name,
     return FC_OK;
 }
 
-/* Without names all parameters are in the one group. */
-static fc_code enter_all(const fc_flattener *f, const fc_optim *o, size_t groups) {
+/* Assigns every parameter to the single group when there are no names. */
+static fc_code assign_all(const fc_flattener *f, const fc_optim *o, size_t groups) {
     for (size_t i = 0; i < o->nslots; i++) {
         o->slots[i].group = 0;
     }
@@ -195,8 +196,8 @@ static fc_code enter_all(const fc_flattener *f, const fc_optim *o, size_t groups
                                                       f->source->path, o->first->name));
 }
 
-/* The numbers of a plain model's optimizer, one for each parameter in their order. */
-static fc_code enter_numbers(const fc_flattener *f, fc_optim *o, const json_t *list) {
+/* Lists the parameters by the numbers of a plain model's optimizer, one per parameter in order. */
+static fc_code assign_numbers(const fc_flattener *f, fc_optim *o, const json_t *list) {
     const fc_module_tree *tree = f->tree;
     size_t n = 0, size = json_array_size(list);
     o->names = fc_name_table_new(o->scratch, size + tree->nparameters + 1);
@@ -226,29 +227,29 @@ static fc_code enter_numbers(const fc_flattener *f, fc_optim *o, const json_t *l
     return fc_advise(f->err, rc, FC_HINT_BUFFERS, NULL);
 }
 
-/* One group's list of parameters. */
+/* Reads one group's list of parameters. */
 static fc_code read_list(const fc_flattener *f, fc_optim *o, const fc_target_tensor *w, size_t group, size_t groups) {
     const char *json = NULL;
     fc_code rc = fc_checkpoint_object_json(f->source, w->source, o->scratch, &json, f->err);
     json_t *list = rc == FC_OK ? json_loads(json, 0, NULL) : NULL;
     if (rc == FC_OK && !json_is_array(list)) {
-        rc = fc_fail(f->err, FC_EUSAGE, "%s: '%.256s' is no list of parameters", f->source->path, w->name);
+        rc = fc_fail(f->err, FC_EUSAGE, "%s: '%.256s' is not a list of parameters", f->source->path, w->name);
     }
     bool names = rc == FC_OK && json_is_string(json_array_get(list, 0));
     for (size_t i = 0; rc == FC_OK && names && i < json_array_size(list); i++) {
         const char *name = json_string_value(json_array_get(list, i));
-        rc = enter(f, o, name ? name : "", name ? strlen(name) : 0, group);
+        rc = assign_group(f, o, name ? name : "", name ? strlen(name) : 0, group);
     }
     if (rc == FC_OK && !names && json_array_size(list) > 0) {
-        rc = enter_all(f, o, groups);
-        rc = rc == FC_OK && o->numbered ? enter_numbers(f, o, list) : rc;
+        rc = assign_all(f, o, groups);
+        rc = rc == FC_OK && o->numbered ? assign_numbers(f, o, list) : rc;
     }
     json_decref(list);
     return rc;
 }
 
-/* What the values of the optimizer are called: state by names or numbers, groups one by one or flattened. */
-static size_t look(const fc_flattener *f, fc_optim *o) {
+/* Finds out how the optimizer's values are named, and returns the number of its groups. */
+static size_t count_groups(const fc_flattener *f, fc_optim *o) {
     size_t groups = 0;
     for (size_t i = 0; i < f->target->ntensors; i++) {
         const fc_target_tensor *w = &f->target->tensors[i];
@@ -264,43 +265,42 @@ static size_t look(const fc_flattener *f, fc_optim *o) {
 
 static fc_code read_groups(const fc_flattener *f, fc_optim *o, size_t groups) {
     size_t group = 0;
-    fc_code rc = FC_OK;
-    if (f->source->format->layout_only) {
-        rc = enter_all(f, o, 1); /* a plan: there are no values to look at */
-        return rc == FC_OK && o->numbered ? enter_numbers(f, o, NULL) : rc;
+    if (f->source->format->layout_only) { /* a schema: there are no values to read */
+        FC_TRY(assign_all(f, o, 1));
+        return o->numbered ? assign_numbers(f, o, NULL) : FC_OK;
     }
-    for (size_t i = 0; rc == FC_OK && i < f->target->ntensors; i++) {
+    for (size_t i = 0; i < f->target->ntensors; i++) {
         const fc_target_tensor *w = &f->target->tensors[i];
         fc_optim_name n;
         if (!fc_optim_in_group(o, w, &n)) {
             continue;
         }
         if (!n.is_number) {
-            rc = enter(f, o, n.text, n.len, 0);
+            FC_TRY(assign_group(f, o, n.text, n.len, 0));
         } else if (fc_optim_is_list(&n)) {
-            rc = read_list(f, o, w, group++, groups);
+            FC_TRY(read_list(f, o, w, group++, groups));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_optim_number(const fc_flattener *f, fc_optim *o) {
-    size_t groups = look(f, o), number = 0;
-    fc_code rc = make_slots(f, o);
-    rc = rc == FC_OK ? list_names(f, o) : rc;
-    if (rc == FC_OK && groups == 0 && !o->flattened && !f->source->format->layout_only) {
+    size_t groups = count_groups(f, o), number = 0;
+    FC_TRY(make_slots(f, o));
+    FC_TRY(list_names(f, o));
+    if (groups == 0 && !o->flattened && !f->source->format->layout_only) {
         return without_optimizer(f, fc_fail(f->err, FC_EUSAGE,
-                                            "%s: '%.256s' has no param_groups, without which no optimizer loads it: "
+                                            "%s: '%.256s' has no param_groups, without which no optimizer can load it: "
                                             "include them",
                                             f->source->path, o->first->name));
     }
-    rc = rc == FC_OK ? read_groups(f, o, groups) : rc;
+    FC_TRY(read_groups(f, o, groups));
     o->ngroups = groups > 0 ? groups : 1;
     o->members = fc_arena_calloc(o->scratch, o->ngroups, sizeof *o->members);
-    if (rc == FC_OK && !o->members) {
-        rc = fc_no_memory(f->err, f->source->path);
+    if (!o->members) {
+        return fc_no_memory(f->err, f->source->path);
     }
-    for (size_t g = 0; rc == FC_OK && g < o->ngroups; g++) {
+    for (size_t g = 0; g < o->ngroups; g++) {
         for (size_t i = 0; i < o->nslots; i++) {
             if (o->slots[i].group == g) {
                 o->slots[i].number = number++;
@@ -308,5 +308,5 @@ fc_code fc_optim_number(const fc_flattener *f, fc_optim *o) {
             }
         }
     }
-    return rc;
+    return FC_OK;
 }

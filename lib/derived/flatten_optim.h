@@ -1,6 +1,6 @@
 /*
- * How an optimizer's state is numbered once parameters are flat ones: flatten_groups.c finds it, flatten_state.c makes
- * the values.
+ * The numbering of an optimizer's state for flat parameters. flatten_groups.c computes it; flatten_state.c builds the
+ * values.
  */
 #ifndef FSDPCKPT_DERIVED_FLATTEN_OPTIM_H
 #define FSDPCKPT_DERIVED_FLATTEN_OPTIM_H
@@ -15,58 +15,61 @@
 typedef enum fc_optim_kind {
     FC_OPTIM_NONE,
     FC_OPTIM_STATE, /**< "state", parameter, key */
-    FC_OPTIM_GROUP  /**< "param_groups", number of the group, key; or flattened: "param_groups.<parameter>.<key>" */
+    FC_OPTIM_GROUP  /**< "param_groups", group number, key; or flattened: "param_groups.<parameter>.<key>" */
 } fc_optim_kind;
 
-/** What the path of a target value says of an optimizer. */
+/** The parts of the path of an optimizer's value. */
 typedef struct fc_optim_name {
     fc_optim_kind kind;
-    size_t levels;    /**< elements of the path before the optimizer's */
-    size_t extra;     /**< bytes of the next element that also are before it, in names without nesting */
+    size_t levels;    /**< path elements before the optimizer's own */
+    size_t extra;     /**< in names without nesting: bytes of the next element before the optimizer's own part */
     const char *text; /**< the parameter, or the group's number; `len` bytes */
     size_t len;
-    bool is_number;  /**< of it */
-    const char *key; /**< "exp_avg", "lr"; NULL: something deeper */
+    bool is_number;  /**< whether `text` is a number */
+    const char *key; /**< "exp_avg", "lr"; NULL: nested deeper */
 } fc_optim_name;
 
-/** Takes the path of a target value apart. */
+/** Splits the path of a target value. */
 fc_optim_name fc_optim_name_of(const fc_target_tensor *w);
 
 /** A parameter of the wrapped model: a flat one, or one that no unit manages. */
 typedef struct fc_optim_slot {
-    const fc_unit *unit; /**< or NULL */
-    uint32_t parameter;  /**< of the tree, without a unit */
+    const fc_unit *unit; /**< NULL for a parameter without a unit */
+    uint32_t parameter;  /**< index in the tree, when there is no unit */
     size_t group;        /**< FC_NO_NAME: the optimizer does not have it */
     size_t number;
 } fc_optim_slot;
 
-/** An optimizer: all target values whose paths begin alike. */
+/** An optimizer: all target values whose paths have the same start. */
 typedef struct fc_optim {
-    const fc_target_tensor *first; /**< one of them, for messages and for where the others lie */
-    fc_optim_name prefix;          /**< its levels and extra */
+    const fc_target_tensor *first; /**< any of its values: used in messages and for the start of the paths */
+    fc_optim_name prefix;          /**< only levels and extra are used */
     fc_arena *scratch;
     fc_optim_slot *slots; /**< in the order of the wrapped model's parameters() */
     size_t nslots;
-    size_t *slot_of;          /**< one a parameter of the tree: its slot; FC_NO_NAME for buffers */
-    fc_name_table *names;     /**< a parameter as state has it, name or number, to the tree's */
-    size_t ngroups;           /**< 1 where they are flattened */
-    size_t *members;          /**< of each group, how many slots */
-    bool numbered, flattened; /**< what state calls parameters; how groups are written */
+    size_t *slot_of;          /**< one slot per parameter of the tree; FC_NO_NAME for buffers */
+    fc_name_table *names;     /**< from a parameter's name or number in the state to its index in the tree */
+    size_t ngroups;           /**< 1 when the groups are flattened */
+    size_t *members;          /**< number of slots per group */
+    bool numbered, flattened; /**< whether the state numbers its parameters; whether the groups are flattened */
 } fc_optim;
 
-/** Whether a value is of this optimizer. */
+/** Returns whether a value belongs to this optimizer. */
 bool fc_optim_has(const fc_optim *o, const fc_target_tensor *w, const fc_optim_name *n);
 
-/** Takes the path of a target value apart. @return whether it is of a group of this optimizer. */
+/** Splits the path of a target value. Returns whether it belongs to a group of this optimizer. */
 bool fc_optim_in_group(const fc_optim *o, const fc_target_tensor *w, fc_optim_name *n);
 
-/** Whether a value of a group is the list of its parameters. */
+/** Returns whether a value of a group is its list of parameters. */
 bool fc_optim_is_list(const fc_optim_name *n);
 
 /** Reads the groups of the optimizer and numbers its slots, group by group. */
 fc_code fc_optim_number(const fc_flattener *f, fc_optim *o);
 
-/** The parameter, the first one where it is shared, that a name says; FC_NO_NAME: none. Out of memory, too. */
+/**
+ * Returns the tree's index of the named parameter (the first one when it is shared), or FC_NO_NAME. Also returns
+ * FC_NO_NAME when out of memory.
+ */
 size_t fc_optim_parameter(const fc_flattener *f, const fc_optim *o, const fc_optim_name *n);
 
 #endif

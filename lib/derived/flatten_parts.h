@@ -1,6 +1,6 @@
 /*
- * What the two files that make flat parameters share: flatten.c makes those of the model and computes all of them,
- * flatten_state.c those of an optimizer's state.
+ * What flatten.c and flatten_state.c share. flatten.c builds the model's flat parameters and computes all of them;
+ * flatten_state.c builds those of an optimizer's state.
  */
 #ifndef FSDPCKPT_DERIVED_FLATTEN_PARTS_H
 #define FSDPCKPT_DERIVED_FLATTEN_PARTS_H
@@ -13,48 +13,51 @@
 
 #include <stdatomic.h>
 
-/** Where a value comes from: fc_tensor.detail. */
+/** Where a value comes from. fc_tensor.detail points to it. */
 typedef struct fc_flat_value {
-    const fc_tensor *tensor; /**< the source's, which it is; NULL: a flat one, or `text` */
-    const char *text;        /**< of an object that is not the source's: its JSON */
+    const fc_tensor *tensor; /**< the source's tensor that is kept; NULL for a flat parameter or `text` */
+    const char *text;        /**< JSON of an object that is not in the source */
     fc_flat_layout layout;
-    const fc_tensor **params; /**< the source's, one for each of the layout's; NULL: zeros */
-    atomic_bool *read;        /**< of each piece: it was read, and what was read of the source is in its sums */
+    const fc_tensor **params; /**< one source tensor per parameter of the layout; NULL: zeros */
+    atomic_bool *read;        /**< one per chunk: whether it was read before, so that its CRCs are already added */
 } fc_flat_value;
 
-/** The checkpoint in progress. */
+/** A flattened checkpoint under construction. */
 typedef struct fc_flattener {
     fc_checkpoint *out;
     const fc_checkpoint *source;
     const fc_target *target;
     const fc_module_tree *tree;
     const fc_units *units;
-    const fc_flat_layout *layouts; /**< of each unit that has parameters */
+    const fc_flat_layout *layouts; /**< one per unit; unset for units without parameters */
     int64_t ranks;
-    uint64_t next; /**< where the next piece lies in a file that does not exist: each at a place of its own */
+    uint64_t next; /**< offset of the next chunk in an imaginary file, in which no two chunks share bytes */
     fc_tensor *tensors;
     size_t count, capacity;
     fc_error *err;
 } fc_flattener;
 
-/** A new value, with a detail that it owns; NULL when out of memory. */
+/** Adds a tensor with its own detail. Returns NULL when out of memory. */
 fc_tensor *fc_flatten_add(fc_flattener *f, fc_flat_value **value);
 
-/** Adds a value as it is, under its wanted name. */
+/** Adds a source value unchanged, under its target name. */
 fc_code fc_flatten_keep(fc_flattener *f, const fc_target_tensor *w);
 
-/** Gives a flat tensor of `numel` elements its shape and its pieces, none of which reaches over a cut between ranks. */
+/**
+ * Sets the shape of a flat tensor of `numel` elements and cuts it into chunks. No chunk crosses the boundary between
+ * two ranks.
+ */
 fc_code fc_flatten_cut(fc_flattener *f, fc_tensor *t, fc_flat_value *value, int64_t numel);
 
-/** Whether the elements of a tensor of the source are all there: holes are found before anything is written. */
+/** Checks that the chunks of a source tensor cover it, so that holes are found before anything is written. */
 fc_code fc_flatten_check_whole(const fc_flattener *f, const fc_tensor *t);
 
-/** Marks the target values that are the state of an optimizer, whose numbers change. @param is one a target value */
+/** Marks the target values that belong to an optimizer, because their numbers change. @param is one per target value */
 void fc_flatten_find_state(const fc_flattener *f, bool *is);
 
 /**
- * Adds these, as optimizer.state_dict() has them of flat parameters: numbered in the order of the wrapped model's
- * parameters, each rank's part with its padding.
+ * Adds the optimizers' values as optimizer.state_dict() has them for flat parameters: numbered in the order of the
+ * wrapped model's parameters, each rank's part padded.
  */
 fc_code fc_flatten_state(fc_flattener *f, fc_arena *scratch);
 

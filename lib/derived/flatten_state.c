@@ -1,8 +1,8 @@
 /*
- * Optimizer state of parameters as that of flat ones: what optimizer.state_dict() of an FSDP1 model has on each rank.
- * State with the shape of its parameter is laid out as the parameters are, and padded so that ranks have equal parts;
- * a value that all parameters of a unit share (step) is there once. What torch refuses (FSDP.optim_state_dict_to_load,
- * _flatten_optim_state in _optim_utils.py) is refused here.
+ * Converts an optimizer's state to that of flat parameters, as optimizer.state_dict() of an FSDP1 model has it on each
+ * rank. State with its parameter's shape is laid out like the parameters and padded so that all ranks have equal parts.
+ * A value that all parameters of a unit share (step) is stored once. This rejects what torch rejects
+ * (_flatten_optim_state in _optim_utils.py, called by FSDP.optim_state_dict_to_load).
  */
 #include "base/checked.h"
 #include "base/try.h"
@@ -15,9 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A value of state, with the place it gets. */
+/* A value of the state and its position in the result. */
 typedef struct entry {
-    size_t slot, number, key; /* the key as a number, in the order of first sight */
+    size_t slot, number, key; /* the key as a number, in the order of first occurrence */
     uint32_t parameter;
     const fc_target_tensor *target;
 } entry;
@@ -30,7 +30,7 @@ void fc_flatten_find_state(const fc_flattener *f, bool *is) {
 
 /* ---- names ---- */
 
-/* The path of a value of the optimizer: what its values begin with, then three elements. */
+/* Sets the path of an optimizer's value: the start that all its values share, then three elements. */
 static fc_code name_value(const fc_flattener *f, const fc_optim *o, const fc_path_element last[3], fc_tensor *t) {
     fc_arena *arena = f->out->arena;
     const fc_path *like = &o->first->path;
@@ -79,7 +79,7 @@ static bool has_shape_of(const fc_tensor *t, const fc_parameter *p) {
            memcmp(t->shape, p->shape, (size_t)t->ndim * sizeof *t->shape) == 0;
 }
 
-/* The bytes of a value that is no larger than a number or so. */
+/* Reads a value that is no larger than a few numbers, as text. */
 static fc_code read_small(const fc_flattener *f, const fc_optim *o, const fc_tensor *t, const char **out) {
     unsigned char value[32] = {0};
     const fc_box box = {0, t->shape, t->shape};
@@ -95,31 +95,34 @@ static fc_code read_small(const fc_flattener *f, const fc_optim *o, const fc_ten
     return rc != FC_OK || *out ? rc : fc_no_memory(f->err, f->source->path);
 }
 
-/* A value that all parameters of a unit share: a scalar, or none of torch's. */
+/* Adds a value that all parameters of a unit share: a scalar or an object. */
 static fc_code add_common(fc_flattener *f, const fc_optim *o, const entry *run, size_t count, size_t of,
                           const char *key) {
     const fc_tensor *first = run->target->source;
     const char *value = NULL, *other = NULL;
-    fc_code rc = count == of ? FC_OK : refuse(f, run, "is not there for each parameter of its unit");
-    if (rc == FC_OK && !f->source->format->layout_only) {
-        rc = read_small(f, o, first, &value);
+    if (count != of) {
+        return refuse(f, run, "is missing for some parameters of its unit");
     }
-    for (size_t i = 1; rc == FC_OK && i < count; i++) {
+    if (!f->source->format->layout_only) {
+        FC_TRY(read_small(f, o, first, &value));
+    }
+    for (size_t i = 1; i < count; i++) {
         const fc_tensor *t = run[i].target->source;
         if (!t->object != !first->object || t->dtype != first->dtype || t->ndim != first->ndim) {
-            rc = refuse(f, &run[i], "is of another type than that of other parameters of its unit");
-        } else if (value) {
-            rc = read_small(f, o, t, &other);
-            rc = rc == FC_OK && strcmp(value, other) != 0
-                     ? refuse(f, &run[i], "differs from that of other parameters of its unit, which has but one")
-                     : rc;
+            return refuse(f, &run[i], "has another type than that of other parameters of its unit");
+        }
+        if (value) {
+            FC_TRY(read_small(f, o, t, &other));
+            if (strcmp(value, other) != 0) {
+                return refuse(f, &run[i], "differs from that of other parameters of its unit, which can have only one");
+            }
         }
     }
-    rc = rc == FC_OK ? fc_flatten_keep(f, run->target) : rc;
-    return rc == FC_OK ? name_state(f, o, run, key, &f->tensors[f->count - 1]) : rc;
+    FC_TRY(fc_flatten_keep(f, run->target));
+    return name_state(f, o, run, key, &f->tensors[f->count - 1]);
 }
 
-/* State with an element for each of the parameters'. */
+/* Adds state that has one element per element of the parameters. */
 static fc_code add_flat(fc_flattener *f, const fc_optim *o, const entry *run, size_t count, const char *key) {
     const fc_unit *unit = o->slots[run->slot].unit;
     const fc_flat_layout *layout = &f->layouts[unit - f->units->units];
@@ -132,46 +135,52 @@ static fc_code add_flat(fc_flattener *f, const fc_optim *o, const entry *run, si
     value->layout = *layout;
     value->params = fc_arena_calloc(f->out->arena, unit->nparameters, sizeof *value->params);
     t->dtype = run->target->source->dtype;
-    fc_code rc = value->params ? name_state(f, o, run, key, t) : fc_no_memory(f->err, f->source->path);
-    for (size_t i = 0, at = 0; rc == FC_OK && i < count; i++) {
+    if (!value->params) {
+        return fc_no_memory(f->err, f->source->path);
+    }
+    FC_TRY(name_state(f, o, run, key, t));
+    for (size_t i = 0, at = 0; i < count; i++) {
         const fc_tensor *s = run[i].target->source;
         while (unit->parameters[at] != run[i].parameter) {
-            at++; /* both are in the order of the tree */
+            at++; /* both are in the tree's order */
         }
         if (!has_shape_of(s, &f->tree->parameters[run[i].parameter])) {
             return refuse(f, &run[i], "has another shape than its parameter, so it cannot be flattened");
         }
         if (s->dtype != t->dtype) {
-            return refuse(f, &run[i], "is of another type than that of other parameters of its unit");
+            return refuse(f, &run[i], "has another dtype than that of other parameters of its unit");
         }
         value->params[at] = s;
-        rc = fc_flatten_check_whole(f, s);
+        FC_TRY(fc_flatten_check_whole(f, s));
     }
-    if (rc == FC_OK && !fc_mul_i64(layout->shard_numel, layout->world_size, &padded)) {
+    if (!fc_mul_i64(layout->shard_numel, layout->world_size, &padded)) {
         return refuse(f, run, "is too large");
     }
-    return rc == FC_OK ? fc_flatten_cut(f, t, value, padded) : rc;
+    return fc_flatten_cut(f, t, value, padded);
 }
 
-/* The values of one key of a unit, or of a parameter without a unit. @param stateful its parameters that have state */
+/*
+ * Adds the values of one key of a unit, or of a parameter without a unit. @param stateful number of the unit's
+ * parameters that have any state
+ */
 static fc_code add_run(fc_flattener *f, const fc_optim *o, const entry *run, size_t count, size_t stateful,
                        const char *key) {
     const fc_unit *unit = o->slots[run->slot].unit;
     const fc_tensor *first = run->target->source;
     for (size_t i = 1; i < count; i++) {
         if (run[i].parameter == run[i - 1].parameter) {
-            return refuse(f, &run[i], "is state of a parameter that has it under another of its names, too");
+            return refuse(f, &run[i], "is state of a parameter that also has it under another name");
         }
     }
     if (unit && (first->object || first->ndim == 0)) {
         return add_common(f, o, run, count, unit->nparameters, key);
     }
     if (!unit) {
-        fc_code rc = fc_flatten_keep(f, run->target);
-        return rc == FC_OK ? name_state(f, o, run, key, &f->tensors[f->count - 1]) : rc;
+        FC_TRY(fc_flatten_keep(f, run->target));
+        return name_state(f, o, run, key, &f->tensors[f->count - 1]);
     }
     return count == stateful ? add_flat(f, o, run, count, key)
-                             : refuse(f, run, "is not there for other parameters of its unit, which have state");
+                             : refuse(f, run, "is missing for other parameters of its unit that have state");
 }
 
 static fc_code find_entry(const fc_flattener *f, const fc_optim *o, const fc_target_tensor *w, const fc_optim_name *n,
@@ -179,10 +188,10 @@ static fc_code find_entry(const fc_flattener *f, const fc_optim *o, const fc_tar
     size_t p = fc_optim_parameter(f, o, n), slot = p == FC_NO_NAME ? FC_NO_NAME : o->slot_of[p];
     *out = (entry){.target = w, .slot = slot};
     if (!n->key) {
-        return refuse(f, out, "is nested deeper than torch's optimizers have it");
+        return refuse(f, out, "is nested deeper than in torch's optimizers");
     }
     if (slot == FC_NO_NAME) {
-        return refuse(f, out, "is optimizer state of what is no parameter here");
+        return refuse(f, out, "is optimizer state of an unknown parameter");
     }
     if (o->slots[slot].group == FC_NO_NAME) {
         return refuse(f, out, "is optimizer state of a parameter that is in no group of the optimizer");
@@ -192,14 +201,14 @@ static fc_code find_entry(const fc_flattener *f, const fc_optim *o, const fc_tar
     return FC_OK;
 }
 
-static int by_place(const void *a, const void *b) {
+static int by_number(const void *a, const void *b) {
     const entry *x = a, *y = b;
     return x->number != y->number ? (x->number > y->number) - (x->number < y->number)
            : x->key != y->key     ? (x->key > y->key) - (x->key < y->key)
                                   : (x->parameter > y->parameter) - (x->parameter < y->parameter);
 }
 
-/* How many parameters have state among entries of one number. @param seen one a parameter, marked with `mark` */
+/* Counts the parameters among entries of one number. @param seen one per parameter of the tree, set to `mark` */
 static size_t count_stateful(const entry *entries, size_t count, size_t *seen, size_t mark) {
     size_t n = 0;
     for (size_t i = 0; i < count; i++) {
@@ -212,7 +221,9 @@ static size_t count_stateful(const entry *entries, size_t count, size_t *seen, s
 static fc_code add_entries(fc_flattener *f, const fc_optim *o, const entry *entries, size_t count,
                            const char *const *keys) {
     size_t *seen = fc_arena_calloc(o->scratch, f->tree->nparameters, sizeof *seen);
-    FC_TRY(seen ? FC_OK : fc_no_memory(f->err, f->source->path));
+    if (!seen) {
+        return fc_no_memory(f->err, f->source->path);
+    }
     for (size_t i = 0, last, end; i < count; i = last) {
         for (last = i + 1; last < count && entries[last].number == entries[i].number; last++) {
         }
@@ -231,32 +242,33 @@ static fc_code add_state(fc_flattener *f, const fc_optim *o) {
     entry *entries = calloc(n + 1, sizeof *entries);
     const char **keys = fc_arena_calloc(o->scratch, n, sizeof *keys);
     fc_name_table *table = fc_name_table_new(o->scratch, n + 1);
-    fc_code rc = entries && keys && table ? FC_OK : fc_no_memory(f->err, f->source->path);
-    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+    fc_code rc = FC_OK;
+    if (!entries || !keys || !table) {
+        rc = fc_no_memory(f->err, f->source->path);
+        goto out;
+    }
+    for (size_t i = 0; i < n; i++) {
         const fc_target_tensor *w = &f->target->tensors[i];
         fc_optim_name name = fc_optim_name_of(w);
         if (name.kind != FC_OPTIM_STATE || !fc_optim_has(o, w, &name)) {
             continue;
         }
-        rc = find_entry(f, o, w, &name, &entries[count]);
-        if (rc == FC_OK) {
-            size_t key = fc_name_table_put(table, name.key, strlen(name.key), nkeys);
-            keys[key] = name.key;
-            nkeys += key == nkeys;
-            entries[count++].key = key;
-        }
+        FC_TRY_GOTO(find_entry(f, o, w, &name, &entries[count]), rc, out);
+        size_t key = fc_name_table_put(table, name.key, strlen(name.key), nkeys);
+        keys[key] = name.key;
+        nkeys += key == nkeys;
+        entries[count++].key = key;
     }
-    if (rc == FC_OK) {
-        qsort(entries, count, sizeof *entries, by_place);
-        rc = add_entries(f, o, entries, count, keys);
-    }
+    qsort(entries, count, sizeof *entries, by_number);
+    rc = add_entries(f, o, entries, count, keys);
+out:
     free(entries);
     return rc;
 }
 
 /* ---- groups ---- */
 
-/* An object whose value is `json`. */
+/* Adds an object whose value is `json`. */
 static fc_code add_value(fc_flattener *f, const fc_optim *o, const fc_path_element last[3], const char *json) {
     static const fc_object object = {.encoding = FC_OBJECT_VALUE};
     fc_arena *arena = f->out->arena;
@@ -281,7 +293,7 @@ static fc_code add_value(fc_flattener *f, const fc_optim *o, const fc_path_eleme
     return name_value(f, o, last, t);
 }
 
-/* "params" of a group: the numbers of its slots, which follow those of the groups before. */
+/* Adds "params" of a group: the numbers of its slots, which follow those of the groups before it. */
 static fc_code add_list(fc_flattener *f, const fc_optim *o, size_t group) {
     size_t first = 0, used = 1, room;
     char number[24];
@@ -303,61 +315,64 @@ static fc_code add_list(fc_flattener *f, const fc_optim *o, size_t group) {
     return add_value(f, o, last, json);
 }
 
-/* A key of flattened groups, which have it for each parameter: one group is made of them if all have the same. */
+/* Adds a key of flattened groups. They store it per parameter; if all values are equal, they become one group. */
 static fc_code add_flattened(fc_flattener *f, const fc_optim *o, const fc_target_tensor *w, const char *key,
                              fc_name_table *seen) {
     const fc_path_element last[3] = {{.key = "param_groups"}, {.key = "0", .is_index = true}, {.key = key}};
     const char *json = NULL;
     size_t at = fc_name_table_put(seen, key, strlen(key), f->count);
-    fc_code rc = at == FC_NO_NAME ? fc_no_memory(f->err, f->source->path) : FC_OK;
-    rc = rc == FC_OK ? fc_checkpoint_object_json(f->source, w->source, o->scratch, &json, f->err) : rc;
-    if (rc != FC_OK) {
-        return rc;
+    if (at == FC_NO_NAME) {
+        return fc_no_memory(f->err, f->source->path);
     }
+    FC_TRY(fc_checkpoint_object_json(f->source, w->source, o->scratch, &json, f->err));
     if (at == f->count) {
-        rc = fc_flatten_keep(f, w);
-        return rc == FC_OK ? name_value(f, o, last, &f->tensors[at]) : rc;
+        FC_TRY(fc_flatten_keep(f, w));
+        return name_value(f, o, last, &f->tensors[at]);
     }
     const fc_flat_value *before = f->tensors[at].detail;
     const char *other = NULL;
-    rc = fc_checkpoint_object_json(f->source, before->tensor, o->scratch, &other, f->err);
-    if (rc != FC_OK || strcmp(json, other) == 0) {
-        return rc;
+    FC_TRY(fc_checkpoint_object_json(f->source, before->tensor, o->scratch, &other, f->err));
+    if (strcmp(json, other) == 0) {
+        return FC_OK;
     }
-    rc = fc_fail(f->err, FC_EUSAGE, "%s: '%.256s' differs between parameters of a flattened group", f->source->path,
-                 w->name);
+    fc_code rc = fc_fail(f->err, FC_EUSAGE, "%s: '%.256s' differs between parameters of a flattened group",
+                         f->source->path, w->name);
     return fc_advise(f->err, rc, FC_HINT_EXCLUDE, NULL);
 }
 
-/* Groups as they are, but for the lists of their parameters. */
+/* Adds the groups, with new lists of parameters. */
 static fc_code add_groups(fc_flattener *f, const fc_optim *o) {
     fc_name_table *seen = fc_name_table_new(o->scratch, f->target->ntensors + 1);
     size_t group = 0;
-    fc_code rc = seen ? FC_OK : fc_no_memory(f->err, f->source->path);
-    for (size_t i = 0; rc == FC_OK && i < f->target->ntensors; i++) {
+    if (!seen) {
+        return fc_no_memory(f->err, f->source->path);
+    }
+    for (size_t i = 0; i < f->target->ntensors; i++) {
         const fc_target_tensor *w = &f->target->tensors[i];
         fc_optim_name n;
         if (!fc_optim_in_group(o, w, &n)) {
             continue;
         }
         if (!n.is_number) {
-            rc = add_flattened(f, o, w, n.key, seen);
+            FC_TRY(add_flattened(f, o, w, n.key, seen));
         } else if (fc_optim_is_list(&n) && group < o->ngroups) {
-            rc = add_list(f, o, group++);
+            FC_TRY(add_list(f, o, group++));
         } else {
-            rc = fc_flatten_keep(f, w);
+            FC_TRY(fc_flatten_keep(f, w));
         }
     }
-    return rc == FC_OK && o->flattened && group == 0 ? add_list(f, o, 0) : rc;
+    return o->flattened && group == 0 ? add_list(f, o, 0) : FC_OK;
 }
 
-/* ---- all of it ---- */
+/* ---- entry point ---- */
 
 fc_code fc_flatten_state(fc_flattener *f, fc_arena *scratch) {
     size_t n = f->target->ntensors;
     bool *done = fc_arena_calloc(scratch, n, sizeof *done);
-    fc_code rc = done ? FC_OK : fc_no_memory(f->err, f->source->path);
-    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+    if (!done) {
+        return fc_no_memory(f->err, f->source->path);
+    }
+    for (size_t i = 0; i < n; i++) {
         fc_optim o = {.first = &f->target->tensors[i], .scratch = scratch};
         o.prefix = fc_optim_name_of(o.first);
         if (done[i] || o.prefix.kind == FC_OPTIM_NONE) {
@@ -367,9 +382,9 @@ fc_code fc_flatten_state(fc_flattener *f, fc_arena *scratch) {
             fc_optim_name name = fc_optim_name_of(&f->target->tensors[k]);
             done[k] = done[k] || fc_optim_has(&o, &f->target->tensors[k], &name);
         }
-        rc = fc_optim_number(f, &o);
-        rc = rc == FC_OK ? add_state(f, &o) : rc;
-        rc = rc == FC_OK ? add_groups(f, &o) : rc;
+        FC_TRY(fc_optim_number(f, &o));
+        FC_TRY(add_state(f, &o));
+        FC_TRY(add_groups(f, &o));
     }
-    return rc;
+    return FC_OK;
 }

@@ -1,6 +1,6 @@
 /*
- * What a person says of a model beside its names: the classes of its modules, what is frozen, ignored, shared. A JSON
- * file → fc_model_info, for the module tree.
+ * Reads a JSON file that describes a model beyond its names: the classes of its modules, and which parameters are
+ * frozen, ignored or shared.
  */
 #include "fsdpckpt/wrap_policy.h"
 
@@ -9,25 +9,25 @@
 
 #include <string.h>
 
-/* Where the reading is. */
-typedef struct reading {
+/* The state of reading. */
+typedef struct info_reader {
     const char *path;
     fc_arena *arena;
     fc_model_info *info;
     fc_class_rule *classes;
     fc_error *err;
-} reading;
+} info_reader;
 
-static fc_code read_list(const reading *r, const char *key, const json_t *value, const char *const **out) {
+static fc_code read_list(const info_reader *r, const char *key, const json_t *value, const char *const **out) {
     bool malformed;
     *out = fc_json_strings(value, r->arena, &malformed);
     if (malformed) {
-        return fc_fail(r->err, FC_EUSAGE, "%s: \"%s\" should be a string or an array of strings", r->path, key);
+        return fc_fail(r->err, FC_EUSAGE, "%s: \"%s\" must be a string or an array of strings", r->path, key);
     }
     return *out ? FC_OK : fc_no_memory(r->err, r->path);
 }
 
-static fc_code read_shared(const reading *r, const json_t *value) {
+static fc_code read_shared(const info_reader *r, const json_t *value) {
     size_t count = json_array_size(value);
     const char *const **groups = fc_arena_calloc(r->arena, count + 1, sizeof *groups);
     if (!groups) {
@@ -43,7 +43,7 @@ static fc_code read_shared(const reading *r, const json_t *value) {
     }
     if (!good) {
         return fc_fail(r->err, FC_EUSAGE,
-                       "%s: \"$shared\" should be groups of names, as in [[\"lm_head.weight\", "
+                       "%s: \"$shared\" must be an array of groups of names, such as [[\"lm_head.weight\", "
                        "\"model.embed_tokens.weight\"]]",
                        r->path);
     }
@@ -51,7 +51,7 @@ static fc_code read_shared(const reading *r, const json_t *value) {
     return FC_OK;
 }
 
-static fc_code read_class(const reading *r, const char *key, const json_t *value) {
+static fc_code read_class(const info_reader *r, const char *key, const json_t *value) {
     fc_class_rule *rule = &r->classes[r->info->nclasses];
     FC_TRY(read_list(r, key, value, &rule->classes));
     while (rule->classes[rule->nclasses]) {
@@ -62,7 +62,7 @@ static fc_code read_class(const reading *r, const char *key, const json_t *value
     return rule->pattern ? FC_OK : fc_no_memory(r->err, r->path);
 }
 
-static fc_code read_member(const reading *r, const char *key, const json_t *value) {
+static fc_code read_member(const info_reader *r, const char *key, const json_t *value) {
     if (key[0] != '$') {
         return read_class(r, key, value);
     }
@@ -78,25 +78,29 @@ static fc_code read_member(const reading *r, const char *key, const json_t *valu
     if (strcmp(key, "$shared") == 0) {
         return read_shared(r, value);
     }
-    return fc_fail(r->err, FC_EUSAGE, "%s: unknown member \"%s\"; there are $frozen, $ignored, $buffers and $shared",
-                   r->path, key);
+    return fc_fail(r->err, FC_EUSAGE,
+                   "%s: unknown member \"%s\"; the known ones are $frozen, $ignored, $buffers and $shared", r->path,
+                   key);
 }
 
 fc_code fc_model_info_load(const char *path, fc_arena *arena, const fc_model_info **out, fc_error *err) {
     json_t *root = NULL, *value;
     const char *key;
     FC_TRY(fc_json_load(path, "a description of modules", "{\"layers.*\": \"LlamaDecoderLayer\"}", &root, err));
-    reading r = {.path = path, .arena = arena, .err = err};
+    info_reader r = {.path = path, .arena = arena, .err = err};
     r.info = fc_arena_calloc(arena, 1, sizeof *r.info);
     r.classes = fc_arena_calloc(arena, json_object_size(root) + 1, sizeof *r.classes);
-    fc_code rc = r.info && r.classes ? FC_OK : fc_no_memory(err, path);
+    fc_code rc = FC_OK;
+    if (!r.info || !r.classes) {
+        rc = fc_no_memory(err, path);
+        goto out;
+    }
     json_object_foreach(root, key, value) {
-        rc = rc == FC_OK ? read_member(&r, key, value) : rc;
+        FC_TRY_GOTO(read_member(&r, key, value), rc, out);
     }
-    if (rc == FC_OK) {
-        r.info->classes = r.classes;
-        *out = r.info;
-    }
+    r.info->classes = r.classes;
+    *out = r.info;
+out:
     json_decref(root);
     return rc;
 }

@@ -1,7 +1,7 @@
 /*
- * From a checkpoint with flat parameters to one of parameters, whose chunks are boxes of the shards (flat_boxes.c) and
- * whose format asks the source's for their bytes. So the rest takes it for any sharded checkpoint. What lies where is
- * flat_units.c's to find.
+ * Turns a checkpoint with flat parameters into one of parameters. Their chunks are boxes of the shards (flat_boxes.c),
+ * and their bytes come from the source's format. So to the rest of the library it is an ordinary sharded checkpoint.
+ * flat_units.c finds the layout.
  */
 #include "base/checked.h"
 #include "base/grow.h"
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* fc_checkpoint.state: the format is the source's, but for what it does with values. */
+/* fc_checkpoint.state. The format is a copy of the source's, with some functions replaced. */
 typedef struct unflattened {
     fc_checkpoint *source;
     fc_format format;
@@ -38,7 +38,7 @@ static fc_code flat_extent(const fc_checkpoint *checkpoint, const fc_tensor *ten
     if (rc != FC_OK) {
         return fc_context(err, rc, "tensor %.256s", tensor->name);
     }
-    /* The shard's elements have places within its bytes, and these are some of them: nothing can overflow. */
+    /* The elements are some of the shard's, which fit its bytes, so nothing can overflow. */
     int64_t stride = out->strides[0];
     out->first += (uint64_t)(p->at * stride) * fc_dtype_size(tensor->dtype);
     fc_row_major_strides(tensor->ndim, tensor->chunks[index].dims + tensor->ndim, out->strides);
@@ -65,7 +65,10 @@ static fc_code flat_object_json(const fc_checkpoint *checkpoint, const fc_tensor
     return fc_checkpoint_object_json(state_of(checkpoint)->source, o->tensor, arena, json, err);
 }
 
-/* A chunk's digest is of the bytes in the file; one of all elements of a flat parameter is none of its parts'. */
+/*
+ * A chunk's digest covers bytes of the file and still applies; a flat parameter's whole digest does not apply to its
+ * members.
+ */
 static fc_code flat_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                            fc_error *err) {
     const fc_flat_origin *o = tensor->detail;
@@ -105,7 +108,7 @@ static void make_format(unflattened *u) {
     u->format.reader.object_json = of->reader.object_json ? flat_object_json : NULL;
     u->format.reader.digest = flat_digest;
     u->format.reader.check_object = of->reader.check_object ? flat_check_object : NULL;
-    u->format.verifier.verify = NULL; /* what it knows of is the source's */
+    u->format.verifier.verify = NULL; /* it knows only the source */
     u->format.verifier.verify_chunk = NULL;
     u->format.reader.check_file = of->reader.check_file ? flat_check_file : NULL;
 }
@@ -115,15 +118,15 @@ static void make_format(unflattened *u) {
 typedef struct builder {
     fc_checkpoint *out;
     const fc_checkpoint *source;
-    fc_tensor *tensors; /* malloc'ed */
+    fc_tensor *tensors; /* from malloc */
     size_t count, capacity;
-    const fc_tensor *grouped; /* the last state whose param_groups were looked at, and whether they fit */
+    const fc_tensor *grouped; /* the last state whose param_groups were examined, and whether they fit */
     bool groups_fit;
-    bool *gone; /* of the source's tensors: in the new ones already, or not to be there */
+    bool *gone; /* one per source tensor: it is in the new checkpoint already, or must not be */
     fc_error *err;
 } builder;
 
-/* A value of the source as it is. */
+/* Adds a value of the source unchanged. */
 static fc_code keep(builder *b, size_t index) {
     fc_flat_origin *o = fc_arena_calloc(b->out->arena, 1, sizeof *o);
     if (!o || !b->tensors) {
@@ -132,12 +135,12 @@ static fc_code keep(builder *b, size_t index) {
     o->tensor = &b->source->tensors[index];
     b->tensors[b->count] = *o->tensor;
     b->tensors[b->count].detail = o;
-    b->tensors[b->count++].placements = NULL; /* of a mesh that the others do not know */
+    b->tensors[b->count++].placements = NULL; /* they refer to a mesh that the other tensors do not have */
     b->gone[index] = true;
     return FC_OK;
 }
 
-/* The name and path of a value beside another one, whose path it has but for the element `at`. */
+/* Sets the name and path of a value next to `like`: the same path with another element `at`. */
 static fc_code name_value(const builder *b, const fc_tensor *like, size_t at, const char *key, fc_tensor *t) {
     fc_arena *arena = b->out->arena;
     size_t n = like->path.count > 0 ? like->path.count : 1;
@@ -159,43 +162,54 @@ static fc_code name_value(const builder *b, const fc_tensor *like, size_t at, co
     return FC_OK;
 }
 
-/* A parameter's tensor lies in the state dict beside the flat one. */
+/* A parameter goes into the state dict of its flat parameter. */
 static fc_code name_parameter(const builder *b, const fc_tensor *flat, const char *key, fc_tensor *t) {
     return name_value(b, flat, flat->path.count > 0 ? flat->path.count - 1 : 0, key, t);
 }
 
-/* The tensors of a unit, one for each of its members, each at the member's place in `made`. */
+/* Makes one tensor per member of a unit, at the member's index in `made`. */
 static fc_code make_unit(const builder *b, const fc_flat_model *model, const fc_flat_unit *u, fc_tensor *made) {
     size_t *order = fc_flat_order_chunks(u->tensor), param = 0;
-    fc_code rc = order ? FC_OK : fc_no_memory(b->err, b->source->path);
-    for (size_t i = 0; rc == FC_OK && i < u->nmembers; i++) {
+    if (!order) {
+        return fc_no_memory(b->err, b->source->path);
+    }
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < u->nmembers; i++) {
         const fc_flat_member *m = &model->members[u->members[i]];
         fc_tensor *t = &made[u->members[i]];
         if (fc_flat_is_tied(model, u->members[i])) {
-            *t = made[m->same_as]; /* the same chunks: so they are known to be one */
+            *t = made[m->same_as]; /* sharing the chunks marks them as tied */
         } else {
-            rc = fc_flat_boxes(u->tensor, order, &u->layout.params[param++], b->out->arena, t, b->err);
+            FC_TRY_GOTO(fc_flat_boxes(u->tensor, order, &u->layout.params[param++], b->out->arena, t, b->err), rc, out);
         }
-        rc = rc == FC_OK ? name_parameter(b, u->tensor, m->key, t) : rc;
+        FC_TRY_GOTO(name_parameter(b, u->tensor, m->key, t), rc, out);
     }
+out:
     free(order);
     return rc;
 }
 
-/* All that a state dict holds, in the order of the model. */
+/* Adds a value under the model's name, because the source's may have wrapper components. */
+static fc_code keep_as(builder *b, size_t index, const char *key) {
+    FC_TRY(keep(b, index));
+    return name_parameter(b, &b->source->tensors[index], key, &b->tensors[b->count - 1]);
+}
+
+/* Adds all values of a state dict, in the order of the model. */
 static fc_code add_dict(builder *b, const fc_flat_model *model) {
     fc_tensor *made = calloc(model->nmembers + 1, sizeof *made);
-    fc_code rc = made && (b->tensors || model->nmembers == 0) ? FC_OK : fc_no_memory(b->err, b->source->path);
-    for (size_t u = 0; rc == FC_OK && u < model->nunits; u++) {
-        rc = make_unit(b, model, &model->units[u], made);
+    if (!made) {
+        return fc_no_memory(b->err, b->source->path);
+    }
+    fc_code rc = FC_OK;
+    for (size_t u = 0; u < model->nunits; u++) {
+        FC_TRY_GOTO(make_unit(b, model, &model->units[u], made), rc, out);
         b->gone[model->units[u].index] = true;
     }
-    for (size_t i = 0; rc == FC_OK && i < model->nmembers; i++) {
+    for (size_t i = 0; i < model->nmembers; i++) {
         const fc_flat_member *m = &model->members[i];
-        if (!m->flat) { /* under the model's name, as its parameters are: wrappers leave traces in the source's */
-            rc = keep(b, m->stored);
-            rc =
-                rc == FC_OK ? name_parameter(b, &b->source->tensors[m->stored], m->key, &b->tensors[b->count - 1]) : rc;
+        if (!m->flat) {
+            FC_TRY_GOTO(keep_as(b, m->stored, m->key), rc, out);
             continue;
         }
         b->tensors[b->count++] = made[i];
@@ -203,20 +217,22 @@ static fc_code add_dict(builder *b, const fc_flat_model *model) {
             b->gone[m->stored] = true; /* a view of the flat parameter */
         }
     }
+out:
     free(made);
     return rc;
 }
 
 static fc_code check_names(const builder *b) {
     const char *name = NULL;
-    fc_code rc = fc_find_same_name(b->tensors, b->count, &name, b->err);
-    return rc != FC_OK || !name
-               ? rc
-               : fc_fail(b->err, FC_EUSAGE, "%s: '%.256s' is both a parameter of the model and another value",
-                         b->source->path, name);
+    FC_TRY(fc_find_same_name(b->tensors, b->count, &name, b->err));
+    if (!name) {
+        return FC_OK;
+    }
+    return fc_fail(b->err, FC_EUSAGE, "%s: '%.256s' is both a parameter of the model and another value",
+                   b->source->path, name);
 }
 
-/* Room for `more` tensors. */
+/* Makes room for `more` tensors. */
 static bool grow(builder *b, size_t more) {
     size_t needed;
     return fc_add_size(b->count, more, &needed) && fc_grow(&b->tensors, &b->capacity, needed, sizeof *b->tensors);
@@ -224,39 +240,44 @@ static bool grow(builder *b, size_t more) {
 
 /* ---- optimizer state ---- */
 
-/* A value of optimizer state of a flat parameter, for each of the parameters in it: cut like these, or the same. */
+/* Adds a state value of a flat parameter, once per parameter in it: cut like the parameter, or a copy. */
 static fc_code add_state(builder *b, const fc_flat_model *model, size_t unit, size_t index, size_t at) {
     const fc_tensor *state = &b->source->tensors[index];
     const fc_flat_unit *u = &model->units[unit];
     bool cut = !state->object && state->ndim == 1 && state->shape[0] == u->tensor->shape[0];
     size_t *order = cut ? fc_flat_order_chunks(state) : NULL, param = 0;
-    fc_code rc = (order || !cut) && grow(b, u->nmembers) ? FC_OK : fc_no_memory(b->err, b->source->path);
-    for (size_t i = 0; rc == FC_OK && i < u->nmembers; i++) {
+    fc_code rc = FC_OK;
+    if ((cut && !order) || !grow(b, u->nmembers)) {
+        rc = fc_no_memory(b->err, b->source->path);
+        goto out;
+    }
+    for (size_t i = 0; i < u->nmembers; i++) {
         if (fc_flat_is_tied(model, u->members[i])) {
             continue;
         }
         fc_tensor *t = &b->tensors[b->count];
         if (cut) {
-            rc = fc_flat_boxes(state, order, &u->layout.params[param++], b->out->arena, t, b->err);
+            FC_TRY_GOTO(fc_flat_boxes(state, order, &u->layout.params[param++], b->out->arena, t, b->err), rc, out);
             b->count++;
         } else {
-            rc = keep(b, index);
+            FC_TRY_GOTO(keep(b, index), rc, out);
         }
-        rc = rc == FC_OK ? name_value(b, state, at, model->members[u->members[i]].key, t) : rc;
+        FC_TRY_GOTO(name_value(b, state, at, model->members[u->members[i]].key, t), rc, out);
     }
     b->gone[index] = true;
+out:
     free(order);
     return rc;
 }
 
-/* A dict with flat parameters, and what they hold. */
+/* A dict with flat parameters, and their members. */
 typedef struct flat_dict {
     const fc_tensor *first;
     fc_flat_model model;
     bool added;
 } flat_dict;
 
-/* Optimizer state by number, where it is known which flat parameter that is. `*added`: it was. */
+/* Adds numbered optimizer state if its flat parameter is known, and sets `*added`. */
 static fc_code try_state(builder *b, const flat_dict *dicts, size_t ndicts, size_t index, fc_arena *scratch,
                          bool *added) {
     const fc_tensor *t = &b->source->tensors[index];
@@ -266,21 +287,20 @@ static fc_code try_state(builder *b, const flat_dict *dicts, size_t ndicts, size
     if (at == 0 || ndicts != 1 || number >= dicts->model.nunits) {
         return FC_OK;
     }
-    fc_code rc = FC_OK;
     if (b->grouped && fc_state_number(b->grouped, &ignored) == at && fc_same_prefix(b->grouped, t, at)) {
         fit = b->groups_fit;
     } else {
-        rc = fc_groups_fit(b->source, t, at, dicts->model.nunits, scratch, &fit, b->err);
+        FC_TRY(fc_groups_fit(b->source, t, at, dicts->model.nunits, scratch, &fit, b->err));
     }
     b->grouped = t;
     b->groups_fit = fit;
-    *added = rc == FC_OK && fit;
-    return *added ? add_state(b, &dicts->model, number, index, at) : rc;
+    *added = fit;
+    return fit ? add_state(b, &dicts->model, number, index, at) : FC_OK;
 }
 
-/* ---- all of it ---- */
+/* ---- entry points ---- */
 
-/* The dict of source tensor `index`; NULL: it has no flat parameters. */
+/* Returns the dict of source tensor `index`, or NULL when it has no flat parameters. */
 static flat_dict *dict_of(const fc_checkpoint *source, flat_dict *dicts, size_t ndicts, size_t index) {
     for (size_t i = 0; i < ndicts && !source->tensors[index].object; i++) {
         if (fc_same_dict(dicts[i].first, &source->tensors[index])) {
@@ -290,42 +310,52 @@ static flat_dict *dict_of(const fc_checkpoint *source, flat_dict *dicts, size_t 
     return NULL;
 }
 
-/* The dicts with flat parameters, and what these hold. */
+/* Lists the dicts with flat parameters, and their members. */
 static fc_code find_dicts(const builder *b, const fc_checkpoint *model, fc_arena *scratch, flat_dict *dicts,
                           size_t *ndicts) {
     const fc_checkpoint *source = b->source;
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
+    for (size_t i = 0; i < source->ntensors; i++) {
         if (fc_is_flat_parameter(&source->tensors[i]) && !dict_of(source, dicts, *ndicts, i)) {
             flat_dict *d = &dicts[(*ndicts)++];
             d->first = &source->tensors[i];
-            rc = fc_flat_model_new(source, d->first, model, scratch, &d->model, b->err);
+            FC_TRY(fc_flat_model_new(source, d->first, model, scratch, &d->model, b->err));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
-/* The source's values in their order; a dict with flat parameters whole, where its first value is. */
+/*
+ * Adds the source's values in their order. A dict with flat parameters is added as a whole, where its first value is.
+ */
 static fc_code fill(builder *b, const fc_checkpoint *model, fc_arena *scratch) {
     const fc_checkpoint *source = b->source;
     size_t ndicts = 0;
     flat_dict *dicts = fc_arena_calloc(scratch, source->ntensors, sizeof *dicts);
-    fc_code rc = dicts ? find_dicts(b, model, scratch, dicts, &ndicts) : fc_no_memory(b->err, b->source->path);
-    for (size_t i = 0; rc == FC_OK && i < source->ntensors; i++) {
+    if (!dicts) {
+        return fc_no_memory(b->err, source->path);
+    }
+    FC_TRY(find_dicts(b, model, scratch, dicts, &ndicts));
+    for (size_t i = 0; i < source->ntensors; i++) {
         flat_dict *dict = dict_of(source, dicts, ndicts, i);
         bool added = false;
         if (dict && !dict->added) {
             dict->added = true;
-            rc = grow(b, dict->model.nmembers) ? add_dict(b, &dict->model) : fc_no_memory(b->err, b->source->path);
+            if (!grow(b, dict->model.nmembers)) {
+                return fc_no_memory(b->err, source->path);
+            }
+            FC_TRY(add_dict(b, &dict->model));
         }
-        if (rc == FC_OK && !b->gone[i]) {
-            rc = try_state(b, dicts, ndicts, i, scratch, &added);
+        if (!b->gone[i]) {
+            FC_TRY(try_state(b, dicts, ndicts, i, scratch, &added));
         }
-        if (rc == FC_OK && !b->gone[i] && !added) {
-            rc = grow(b, 1) ? keep(b, i) : fc_no_memory(b->err, b->source->path);
+        if (!b->gone[i] && !added) {
+            if (!grow(b, 1)) {
+                return fc_no_memory(b->err, source->path);
+            }
+            FC_TRY(keep(b, i));
         }
     }
-    return rc == FC_OK ? check_names(b) : rc;
+    return check_names(b);
 }
 
 static fc_code build(builder *b, const fc_checkpoint *model) {
@@ -353,17 +383,17 @@ static fc_code check_model(const fc_checkpoint *source, const fc_checkpoint *mod
     const fc_tensor *flat = fc_flat_parameter(model, NULL);
     if (flat) {
         return fc_fail(err, FC_EUSAGE,
-                       "%s: has flat parameters itself ('%.256s'): the parameters of %s are told by a model that was "
-                       "saved whole",
+                       "%s: has flat parameters itself ('%.256s'), so it cannot describe those of %s; give a model "
+                       "that was saved unflattened",
                        model->path, flat->name, source->path);
     }
     return fc_knows_model_order(model, &why)
                ? FC_OK
-               : fc_fail(err, FC_EUSAGE,
-                         "%s: %s; what lies where in flat parameters depends on it: make the schema of a file that "
-                         "torch.save wrote of model.state_dict(), or add \"order\": \"model\" to it where its tensors "
-                         "are in that order",
-                         model->path, why);
+               : fc_fail(
+                     err, FC_EUSAGE,
+                     "%s: %s; the layout of flat parameters depends on it; make the schema from a file that torch.save "
+                     "wrote of model.state_dict(), or add \"order\": \"model\" to it if its tensors are in that order",
+                     model->path, why);
 }
 
 fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_checkpoint **out, fc_error *err) {
@@ -391,7 +421,7 @@ fc_code fc_unflatten(fc_checkpoint *source, const fc_checkpoint *model, fc_check
     builder b = {.out = made, .source = source, .err = err};
     fc_code rc = build(&b, model);
     if (rc != FC_OK) {
-        fc_arena_free(arena); /* not fc_checkpoint_close: the source stays the caller's */
+        fc_arena_free(arena); /* not fc_checkpoint_close: the caller keeps the source */
         return rc;
     }
     *out = made;

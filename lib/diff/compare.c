@@ -1,6 +1,6 @@
 /*
- * diff as a whole: joins the names of two checkpoints, decides by shapes, dtypes and recorded digests what must be
- * read, has that compared, and judges. The best place to start reading.
+ * The driver of diff: joins the names of two checkpoints, decides by shapes, dtypes and recorded digests what must be
+ * read, compares that, and judges.
  */
 #include "fsdpckpt/compare.h"
 
@@ -22,7 +22,7 @@ typedef struct comparison {
     fc_compare_report *report;
     size_t *to_read; /* indexes into report->items */
     size_t nto_read;
-    bool stopped; /* at a difference: not all was read */
+    bool stopped; /* at a difference: some data is unread */
 } comparison;
 
 static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
@@ -31,7 +31,7 @@ static bool same_shape(const fc_tensor *a, const fc_tensor *b) {
 
 /* ---- digests ---- */
 
-/* @return 1: the same digest on both sides, -1: another one, 0: they do not tell. */
+/* Returns 1 when both sides record the same digest, -1 for different digests, and 0 when they cannot be compared. */
 static int compare_digests(const comparison *c, const fc_compared *item, fc_error *err, fc_code *rc) {
     fc_digest a, b;
     *rc = fc_checkpoint_digest(c->a, item->a, FC_WHOLE_TENSOR, &a, err);
@@ -44,13 +44,13 @@ static int compare_digests(const comparison *c, const fc_compared *item, fc_erro
     return a.value == b.value ? 1 : -1;
 }
 
-/* NaN differs from itself under a tolerance, so there the same bits need not be equal. */
+/* With a tolerance, NaN differs from itself, so equal bits do not imply equal values. */
 static bool same_bits_are_equal(const comparison *c, const fc_compared *item) {
     fc_dtype_class cls = fc_dtype_get(item->a->dtype)->cls;
     return !c->options->tolerant || c->options->equal_nan || (cls != FC_CLASS_FLOAT && cls != FC_CLASS_COMPLEX);
 }
 
-/* Other bits may be equal: -0, NaN, or what is within the tolerance. */
+/* Different bits can be equal values: -0, NaN, or values within the tolerance. */
 static bool other_bits_differ(const comparison *c) {
     return !c->options->tolerant && !c->options->equal_nan;
 }
@@ -62,7 +62,7 @@ static fc_code try_digests(comparison *c, fc_compared *item, bool *decided, fc_e
     if (rc != FC_OK) {
         return rc;
     }
-    item->wrong_digest = verdict < 0; /* until the data says that they do differ */
+    item->wrong_digest = verdict < 0; /* until the data turns out to differ */
     if (verdict > 0 && same_bits_are_equal(c, item) && !c->options->data) {
         item->result = FC_COMPARE_SAME_DIGEST;
         *decided = true;
@@ -95,7 +95,7 @@ static fc_code classify(comparison *c, size_t index, fc_error *err) {
     if (!a->object != !b->object) {
         item->result = FC_COMPARE_KIND;
     } else if (!same_shape(a, b)) {
-        item->result = FC_COMPARE_SHAPE; /* of objects: another number of bytes; see compare_objects */
+        item->result = FC_COMPARE_SHAPE; /* objects with other sizes; see compare_objects */
     } else if (!values_can_be_compared(c, item)) {
         item->result = FC_COMPARE_DTYPE;
     } else if (elements == 0) {
@@ -109,19 +109,19 @@ static fc_code classify(comparison *c, size_t index, fc_error *err) {
     return rc;
 }
 
-/* What --strip-prefix and --rename change is changed on both sides, and must be there on one. */
+/* Renames apply to both sides. A rule that changes nothing on either side is an error. */
 static fc_code list_names(comparison *c, fc_names *a, fc_names *b, fc_error *err) {
     static const fc_selection everything;
     const fc_selection *s = c->options->selection ? c->options->selection : &everything;
     fc_rename *rename = NULL;
-    fc_code rc = fc_rename_new(s, &rename, err);
-    rc = rc == FC_OK ? fc_names_make(c->a, s, rename, c->arena, a, err) : rc;
-    rc = rc == FC_OK ? fc_names_make(c->b, s, rename, c->arena, b, err) : rc;
-    if (rc == FC_OK) {
-        const char *example = c->a->ntensors ? c->a->tensors[0].name : c->b->ntensors ? c->b->tensors[0].name : "";
-        const char *both = fc_arena_printf(c->arena, "%s and %s", c->a->path, c->b->path);
-        rc = fc_rename_check_used(rename, both ? both : c->a->path, example, err);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(fc_rename_new(s, &rename, err), rc, out);
+    FC_TRY_GOTO(fc_names_make(c->a, s, rename, c->arena, a, err), rc, out);
+    FC_TRY_GOTO(fc_names_make(c->b, s, rename, c->arena, b, err), rc, out);
+    const fc_checkpoint *any = c->a->ntensors ? c->a : c->b;
+    const char *both = fc_arena_printf(c->arena, "%s and %s", c->a->path, c->b->path);
+    rc = fc_rename_check_used(rename, both ? both : c->a->path, any->ntensors ? any->tensors[0].name : "", err);
+out:
     fc_rename_free(rename);
     if (rc == FC_OK && a->count == 0 && b->count == 0 && a->left_out + b->left_out > 0) {
         rc = fc_fail(err, FC_EUSAGE, "nothing is left to compare: all %zu names are excluded",
@@ -130,14 +130,11 @@ static fc_code list_names(comparison *c, fc_names *a, fc_names *b, fc_error *err
     return rc;
 }
 
-/* Makes the items: A's names with their partners, then what only B has. */
+/* Makes the items: A's names with their partners, then the names that only B has. */
 static fc_code join(comparison *c, fc_error *err) {
     fc_names a, b;
     fc_compare_report *r = c->report;
-    fc_code rc = list_names(c, &a, &b, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(list_names(c, &a, &b, err));
     bool *taken = fc_arena_calloc(c->arena, b.count + 1, sizeof *taken);
     r->items = fc_arena_calloc(c->arena, a.count + b.count + 1, sizeof *r->items);
     c->to_read = fc_arena_calloc(c->arena, a.count + 1, sizeof *c->to_read);
@@ -145,7 +142,7 @@ static fc_code join(comparison *c, fc_error *err) {
         return fc_no_memory(err, c->a->path);
     }
     r->left_out = a.left_out + b.left_out;
-    for (size_t i = 0; i < a.count && rc == FC_OK; i++) {
+    for (size_t i = 0; i < a.count; i++) {
         size_t at = fc_names_find(&b, a.items[i].name);
         fc_compared *item = &r->items[r->count++];
         *item = (fc_compared){.name = a.items[i].name, .a = a.items[i].tensor, .result = FC_COMPARE_ONLY_A};
@@ -153,16 +150,16 @@ static fc_code join(comparison *c, fc_error *err) {
             taken[at] = true;
             item->result = FC_COMPARE_UNREAD;
             item->b = b.items[at].tensor;
-            rc = classify(c, r->count - 1, err);
+            FC_TRY(classify(c, r->count - 1, err));
         }
     }
-    for (size_t i = 0; i < b.count && rc == FC_OK; i++) {
+    for (size_t i = 0; i < b.count; i++) {
         if (!taken[i]) {
             r->items[r->count++] =
                 (fc_compared){.name = b.items[i].name, .b = b.items[i].tensor, .result = FC_COMPARE_ONLY_B};
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 /* ---- judging ---- */
@@ -173,7 +170,7 @@ static void judge(const comparison *c, fc_compared *item) {
     }
     bool same = item->deviation.different == 0;
     if (same && c->stopped) {
-        return; /* in the middle of it, perhaps */
+        return; /* this tensor may be only partly read */
     }
     item->wrong_digest = item->wrong_digest && same && other_bits_differ(c);
     if (!same) {
@@ -183,7 +180,7 @@ static void judge(const comparison *c, fc_compared *item) {
     }
 }
 
-/* What an object decodes to, or NULL: then its bytes alone speak. */
+/* Decodes an object. Returns NULL when that is impossible; then only its bytes are compared. */
 static const char *decode(const comparison *c, const fc_checkpoint *checkpoint, const fc_tensor *object) {
     const char *json = NULL;
     return checkpoint->format->reader.object_json &&
@@ -204,7 +201,7 @@ static bool same_json(const char *a, const char *b) {
     return same;
 }
 
-/* Other bytes may be the same value: every torch.save has an id of its own. */
+/* Different bytes can hold the same value: every torch.save adds its own id. */
 static void compare_objects(const comparison *c, fc_compared *item) {
     bool bytes_differ = item->result == FC_COMPARE_DIFFERENT || item->result == FC_COMPARE_SHAPE ||
                         item->result == FC_COMPARE_DIFFERENT_DIGEST;
@@ -263,16 +260,15 @@ static fc_code begin(comparison *c, fc_error *err) {
 
 static fc_code finish(comparison *c, fc_error *err) {
     fc_compare_report *r = c->report;
-    fc_code rc = FC_OK;
     if (c->nto_read > 0 && !(c->options->quick && differs_already(c))) {
-        rc = fc_compare_data(c->a, c->b, c->options, r, c->to_read, c->nto_read, &c->stopped, err);
+        FC_TRY(fc_compare_data(c->a, c->b, c->options, r, c->to_read, c->nto_read, &c->stopped, err));
     }
-    for (size_t i = 0; i < r->count && rc == FC_OK; i++) {
+    for (size_t i = 0; i < r->count; i++) {
         judge(c, &r->items[i]);
         compare_objects(c, &r->items[i]);
         count(r, &r->items[i]);
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_compare(const fc_checkpoint *a, const fc_checkpoint *b, const fc_compare_options *options, fc_arena *arena,
@@ -282,7 +278,7 @@ fc_code fc_compare(const fc_checkpoint *a, const fc_checkpoint *b, const fc_comp
     return finish(&c, err);
 }
 
-/* Objects whose digests differ are decoded, for which their data must be there. */
+/* Objects whose digests differ are decoded, which needs their data. */
 static bool needs_data(const comparison *c) {
     bool needs = c->nto_read > 0 && !(c->options->quick && differs_already(c));
     for (size_t i = 0; i < c->report->count && !needs; i++) {
@@ -292,7 +288,10 @@ static bool needs_data(const comparison *c) {
     return needs;
 }
 
-/* Whether it is worth asking its headers first: digests that answer are recorded for all tensors or none. */
+/*
+ * Returns whether reading only the headers first is worthwhile. Usable digests are recorded for all tensors or for
+ * none.
+ */
 static bool has_digests(const fc_checkpoint *checkpoint) {
     for (size_t i = 0; i < checkpoint->ntensors; i++) {
         fc_digest digest;
@@ -311,41 +310,42 @@ static fc_code reopen(const char *path, const fc_open_options *how, const fc_che
     return fc_checkpoint_open_model(path, how, model, checkpoint, err);
 }
 
-/* By the headers alone. `*answered` unless data must be read; then both may be open that way, or none. */
+/*
+ * Compares by headers alone. Clears `*answered` when data must be read; then both checkpoints, one or none may be open.
+ */
 static fc_code compare_headers(const char *path_a, const char *path_b, comparison *c, fc_checkpoint **a,
                                fc_checkpoint **b, bool *answered, fc_error *err) {
     fc_open_options how = c->options->open;
     how.headers_only = true;
     *answered = false;
-    fc_code rc = reopen(path_a, &how, c->options->model, a, err);
-    if (rc != FC_OK || !has_digests(*a)) {
-        return rc;
+    FC_TRY(reopen(path_a, &how, c->options->model, a, err));
+    if (!has_digests(*a)) {
+        return FC_OK;
     }
-    rc = reopen(path_b, &how, c->options->model, b, err);
-    if (rc != FC_OK || !has_digests(*b)) {
-        return rc;
+    FC_TRY(reopen(path_b, &how, c->options->model, b, err));
+    if (!has_digests(*b)) {
+        return FC_OK;
     }
     c->a = *a;
     c->b = *b;
-    rc = begin(c, err);
-    *answered = rc == FC_OK && !needs_data(c);
-    return *answered ? finish(c, err) : rc;
+    FC_TRY(begin(c, err));
+    *answered = !needs_data(c);
+    return *answered ? finish(c, err) : FC_OK;
 }
 
 fc_code fc_compare_paths(const char *path_a, const char *path_b, const fc_compare_options *options, fc_arena *arena,
                          fc_checkpoint **a, fc_checkpoint **b, fc_compare_report *report, fc_error *err) {
     comparison c = {.options = options, .arena = arena, .report = report};
     bool answered = false;
-    fc_code rc = FC_OK;
     *a = *b = NULL;
     *report = (fc_compare_report){0};
     if (!options->data) {
-        rc = compare_headers(path_a, path_b, &c, a, b, &answered, err);
+        FC_TRY(compare_headers(path_a, path_b, &c, a, b, &answered, err));
     }
-    if (rc != FC_OK || answered) {
-        return rc;
+    if (answered) {
+        return FC_OK;
     }
-    rc = reopen(path_a, &options->open, options->model, a, err);
-    rc = rc == FC_OK ? reopen(path_b, &options->open, options->model, b, err) : rc;
-    return rc == FC_OK ? fc_compare(*a, *b, options, arena, report, err) : rc;
+    FC_TRY(reopen(path_a, &options->open, options->model, a, err));
+    FC_TRY(reopen(path_b, &options->open, options->model, b, err));
+    return fc_compare(*a, *b, options, arena, report, err);
 }

@@ -1,7 +1,7 @@
 /*
- * Reading two checkpoints side by side: see compare_data.h. Workers take tiles of the row-major order of a tensor, fill
- * a buffer from each side, whatever chunks, files and codecs they lie in, and compare the buffers. Memory does not
- * depend on the checkpoints.
+ * Reads two checkpoints in parallel. See compare_data.h. Workers take tiles of a tensor in row-major order, fill a
+ * buffer from each side, however its chunks are stored, and compare the buffers. Memory does not depend on the
+ * checkpoints.
  */
 #include "diff/compare_data.h"
 
@@ -20,14 +20,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A pair whose tiles are being compared. Freed when the last of them is done. */
+/* A pair of tensors whose tiles are being compared. The last user frees it. */
 typedef struct pair {
     fc_compared *item;
     fc_coverage *a, *b;
     unsigned users;
 } pair;
 
-/* How the memory is shared out. */
+/* How the memory is divided. */
 typedef struct budget {
     int threads, files;
     size_t tile, large_tile, scratch;
@@ -44,7 +44,7 @@ typedef struct job {
     fc_decoded *decoded_a, *decoded_b;
     fc_source_crc *crc_a, *crc_b;
     atomic_bool stop;
-    pthread_mutex_t lock; /* guards what follows, and the items' deviations */
+    pthread_mutex_t lock; /* guards the fields below, and the items' deviations */
     size_t next;
     pair *current;
     fc_tiles tiles;
@@ -69,7 +69,7 @@ static void fail(job *j, fc_code code, const fc_error *err) {
     atomic_store(&j->stop, true);
 }
 
-/* The lock is held. */
+/* Called with the lock held. */
 static void drop(pair *p) {
     if (--p->users == 0) {
         fc_coverage_free(p->a);
@@ -83,7 +83,7 @@ static uint32_t larger_element(const fc_compared *item) {
     return a > b ? a : b;
 }
 
-/* Both sides must cover the tensor exactly once before any of it is compared. The lock is held. */
+/* Proves that both sides cover the tensor exactly once before any of it is compared. Called with the lock held. */
 static fc_code open_pair(job *j, fc_compared *item, fc_error *err) {
     pair *p = calloc(1, sizeof *p);
     if (!p) {
@@ -111,7 +111,7 @@ static fc_code open_pair(job *j, fc_compared *item, fc_error *err) {
     return FC_OK;
 }
 
-/* The next tile, or *out NULL when there is none. The lock is held. */
+/* Takes the next tile; `*out` is NULL when none is left. Called with the lock held. */
 static fc_code take_tile(job *j, pair **out, fc_tile *tile, fc_error *err) {
     *out = NULL;
     for (;;) {
@@ -140,12 +140,10 @@ static fc_code compare_tile(worker *w, const pair *p, const fc_tile *tile, fc_de
                           .equal_nan = o->equal_nan,
                           .rtol = o->rtol,
                           .atol = o->atol};
-    fc_code rc = fc_source_fill(w->a, p->a, p->item->a, &box, w->buffer_a, err);
-    rc = rc == FC_OK ? fc_source_fill(w->b, p->b, p->item->b, &box, w->buffer_b, err) : rc;
-    if (rc == FC_OK) {
-        fc_values_compare(&rule, w->buffer_a, w->buffer_b, (size_t)tile->count, (uint64_t)tile->start, found);
-    }
-    return rc;
+    FC_TRY(fc_source_fill(w->a, p->a, p->item->a, &box, w->buffer_a, err));
+    FC_TRY(fc_source_fill(w->b, p->b, p->item->b, &box, w->buffer_b, err));
+    fc_values_compare(&rule, w->buffer_a, w->buffer_b, (size_t)tile->count, (uint64_t)tile->start, found);
+    return FC_OK;
 }
 
 static fc_code compare_tiles(worker *w, fc_error *err) {
@@ -175,7 +173,8 @@ static fc_code compare_tiles(worker *w, fc_error *err) {
         if (rc != FC_OK) {
             return rc;
         }
-        if (found.different > 0 && j->options->quick && !object) { /* objects may still mean the same */
+        if (found.different > 0 && j->options->quick &&
+            !object) { /* objects with different bytes may have equal values */
             atomic_store(&j->stop, true);
         }
         if (progress) {
@@ -191,25 +190,21 @@ static void *work(void *context) {
     fc_error err;
     size_t size = j->budget.large_tile;
     unsigned char *buffers = fc_pages_new(2 * size);
-    fc_code rc = FC_OK;
+    fc_code rc;
     if (!buffers) {
         rc = fc_fail(&err, FC_ENOMEM, "out of memory for two buffers of %zu bytes", size);
+        goto out;
     }
     w.buffer_a = buffers;
-    w.buffer_b = w.buffer_a ? w.buffer_a + size : NULL;
-    if (rc == FC_OK) {
-        rc = fc_source_new(j->a, j->decoded_a, j->budget.scratch, j->budget.files, &w.a, &err);
-    }
-    if (rc == FC_OK) {
-        rc = fc_source_new(j->b, j->decoded_b, j->budget.scratch, j->budget.files, &w.b, &err);
-    }
-    if (rc == FC_OK) {
-        fc_source_check_objects(w.a);
-        fc_source_check_objects(w.b);
-        fc_source_watch(w.a, j->crc_a, true);
-        fc_source_watch(w.b, j->crc_b, true);
-        rc = compare_tiles(&w, &err);
-    }
+    w.buffer_b = buffers + size;
+    FC_TRY_GOTO(fc_source_new(j->a, j->decoded_a, j->budget.scratch, j->budget.files, &w.a, &err), rc, out);
+    FC_TRY_GOTO(fc_source_new(j->b, j->decoded_b, j->budget.scratch, j->budget.files, &w.b, &err), rc, out);
+    fc_source_check_objects(w.a);
+    fc_source_check_objects(w.b);
+    fc_source_watch(w.a, j->crc_a, true);
+    fc_source_watch(w.b, j->crc_b, true);
+    rc = compare_tiles(&w, &err);
+out:
     if (rc != FC_OK) {
         fail(j, rc, &err);
     }
@@ -223,8 +218,11 @@ static size_t clamp(uint64_t value, uint64_t low, uint64_t high) {
     return (size_t)(value < low ? low : value > high ? high : value);
 }
 
-/* Half of `memory`, or what is least, for the workers' buffers and windows, a quarter each for decoded chunks. */
-static void share_out(uint64_t memory, int threads, budget *b) {
+/*
+ * Divides `memory`: at most half of it (or the minimum) for the workers' buffers and windows, the rest for decoded
+ * chunks, half for each side.
+ */
+static void divide_memory(uint64_t memory, int threads, budget *b) {
     uint64_t overhead = 2 * fc_source_overhead();
     uint64_t fit = memory / 2 / (overhead + 4 * (uint64_t)FC_LEAST_TILE_BYTES);
     b->threads = (uint64_t)threads > fit ? (fit < 1 ? 1 : (int)fit) : threads;
@@ -237,7 +235,7 @@ static void share_out(uint64_t memory, int threads, budget *b) {
     b->files = fc_files_per_worker(2 * b->threads);
 }
 
-/* Bytes to read of both sides. */
+/* Returns the bytes to read from both sides. */
 static uint64_t total_bytes(const fc_compare_report *report, const size_t *items, size_t count) {
     uint64_t total = 0;
     for (size_t i = 0; i < count; i++) {
@@ -250,14 +248,14 @@ static uint64_t total_bytes(const fc_compare_report *report, const size_t *items
     return total;
 }
 
-static int wanted_threads(const fc_compare_options *options, uint64_t bytes) {
+static int choose_threads(const fc_compare_options *options, uint64_t bytes) {
     int threads = options->move.threads > 0 ? options->move.threads : fc_default_threads();
     threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
     uint64_t useful = bytes / (FC_TILE_BYTES / 2) + 1;
     return (uint64_t)threads > useful ? (int)useful : threads;
 }
 
-/* What was read against what the two record of it. That it differs is a result. */
+/* Compares what was read with the recorded CRCs. Damage is a result, not a failure. */
 static void check_sums(job *j) {
     fc_compare_report *r = j->report;
     r->damage = fc_source_crc_check(j->crc_a, NULL, &r->damaged);
@@ -293,7 +291,7 @@ fc_code fc_compare_data(const fc_checkpoint *a, const fc_checkpoint *b, const fc
                          fc_fail(err, FC_EUSAGE, "%" PRIu64 " bytes of memory are too few: 1 MiB is the least", memory),
                          FC_HINT_MEMORY, NULL);
     }
-    share_out(memory, wanted_threads(options, total), &j.budget);
+    divide_memory(memory, choose_threads(options, total), &j.budget);
     fc_progress_begin(options->move.progress, FC_PHASE_COMPARING, FC_COUNTED_BYTES, total);
     j.decoded_a = fc_decoded_new(j.budget.decoded);
     j.decoded_b = fc_decoded_new(j.budget.decoded);

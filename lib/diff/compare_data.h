@@ -1,6 +1,5 @@
 /*
- * The threads of diff: reads the data of pairs of tensors tile by tile and compares them. From fc_compared items that
- * must be read to their deviations.
+ * Compares the data of pairs of tensors with several threads, tile by tile.
  */
 #ifndef FSDPCKPT_DIFF_COMPARE_DATA_H
 #define FSDPCKPT_DIFF_COMPARE_DATA_H
@@ -12,8 +11,9 @@
 #include "fsdpckpt/compare.h"
 
 /**
- * Compares the data of the `count` items of `items` (indexes into report->items, of the same shape on both sides).
- * With options->quick it stops at the first tensor that differs (`*stopped`), and not all was read.
+ * Compares the data of `count` pairs (indexes into report->items; both sides have the same shape) and stores the
+ * deviations. With options->quick it stops at the first tensor that differs and sets `*stopped`; some data is then
+ * unread.
  */
 fc_code fc_compare_data(const fc_checkpoint *a, const fc_checkpoint *b, const fc_compare_options *options,
                         fc_compare_report *report, const size_t *items, size_t count, bool *stopped, fc_error *err);

@@ -1,6 +1,6 @@
 /*
- * The kernels of diff: see values.h. What is bitwise the same is passed over with memcmp; the rest is turned into
- * float64, block by block, and integers are subtracted as such.
+ * The kernels of diff. See values.h. Runs with equal bits are skipped with memcmp. All others are converted to float64
+ * block by block; integers are subtracted exactly.
  */
 #include "diff/values.h"
 #include "fsdpckpt/cast.h"
@@ -41,7 +41,7 @@ static way way_of(fc_dtype a, fc_dtype b) {
 
 /* ---- loading ---- */
 
-/* Integers as sign and magnitude: both int64 and uint64 fit. */
+/* An integer as sign and magnitude: int64 and uint64 both fit. */
 typedef struct integer {
     bool negative;
     uint64_t magnitude;
@@ -50,7 +50,7 @@ typedef struct integer {
 static integer load_integer(fc_dtype dtype, const unsigned char *bytes) {
     uint64_t raw = 0;
     uint32_t size = fc_dtype_size(dtype);
-    memcpy(&raw, bytes, size); /* little endian, as everything here */
+    memcpy(&raw, bytes, size); /* little-endian, as everything here */
     if (fc_dtype_get(dtype)->cls != FC_CLASS_SIGNED) {
         return (integer){false, raw};
     }
@@ -74,7 +74,7 @@ static fc_dtype part_of_complex(fc_dtype dtype) {
     return dtype == FC_C32 ? FC_F16 : dtype == FC_C64 ? FC_F32 : FC_F64;
 }
 
-/* `count` elements as float64, at most BLOCK. */
+/* Loads `count` elements as float64, at most BLOCK. */
 static void load_reals(fc_dtype dtype, const unsigned char *bytes, size_t count, double *out) {
     if (fc_dtype_get(dtype)->cls == FC_CLASS_FLOAT) {
         fc_cast(dtype, bytes, FC_F64, out, count);
@@ -85,7 +85,7 @@ static void load_reals(fc_dtype dtype, const unsigned char *bytes, size_t count,
     }
 }
 
-/* The same as pairs of real and imaginary part. */
+/* Loads them as pairs of real and imaginary parts. */
 static void load_complex(fc_dtype dtype, const unsigned char *bytes, size_t count, double *out) {
     if (fc_dtype_get(dtype)->cls == FC_CLASS_COMPLEX) {
         fc_cast(part_of_complex(dtype), bytes, FC_F64, out, 2 * count);
@@ -101,12 +101,12 @@ static void load_complex(fc_dtype dtype, const unsigned char *bytes, size_t coun
 
 /* ---- one element ---- */
 
-/* What the numbers of an element say; the bits decide where there is no tolerance. */
+/* A comparison of two elements as numbers. Without a tolerance the bits decide. */
 typedef struct element {
     bool nan_a, nan_b;
     bool equal; /* as numbers */
     bool finite_b;
-    double distance; /* NaN when one is */
+    double distance; /* NaN when either is NaN */
     double size_b;
 } element;
 
@@ -118,7 +118,7 @@ static void note_errors(const element *e, uint64_t at, fc_deviation *sum) {
     if (e->equal || isnan(e->distance)) {
         return;
     }
-    double rel = e->distance / e->size_b; /* infinity for 0 */
+    double rel = e->distance / e->size_b; /* infinity when size_b is 0 */
     if (e->distance > sum->max_abs) {
         sum->max_abs = e->distance;
         sum->max_abs_at = at;
@@ -166,7 +166,7 @@ static element compare_integers(integer a, integer b) {
 
 /* ---- runs ---- */
 
-/* Numbers of up to BLOCK elements, ready to be compared. */
+/* Up to BLOCK elements as numbers. */
 typedef struct loaded {
     double a[2 * BLOCK], b[2 * BLOCK];
 } loaded;
@@ -199,7 +199,7 @@ static void compare_block(const fc_value_rule *rule, way how, const unsigned cha
         bool both = e.nan_a && e.nan_b;
         bool same = (both && rule->equal_nan) || (rule->tolerant ? is_close(rule, &e) : memcmp(a, b, size_a) == 0);
         if (!same || rule->tolerant) {
-            note_errors(&e, start + i, sum); /* also of what is within the tolerance */
+            note_errors(&e, start + i, sum); /* also within the tolerance */
         }
         if (same) {
             continue;
@@ -219,7 +219,7 @@ static void compare_bits(const unsigned char *a, const unsigned char *b, size_t 
     }
 }
 
-/* Whether the same bits say all: they do not where NaN shall differ from itself. */
+/* Returns whether equal bits imply equal values. They do not when NaN must differ from itself. */
 static bool same_bits_suffice(const fc_value_rule *rule, way how) {
     return rule->a == rule->b && (!rule->tolerant || rule->equal_nan || how == BY_INTEGERS || how == BY_BITS);
 }
@@ -267,7 +267,10 @@ void fc_deviation_add(fc_deviation *sum, const fc_deviation *other) {
 
 /* ---- text ---- */
 
-/* The shortest decimal that reads back as `value`; as float32 where that holds it exactly, as shorter types do. */
+/*
+ * Formats the shortest decimal that reads back as `value`. `narrow`: as float32, which holds the values of all shorter
+ * types exactly.
+ */
 static int real_text(double value, bool narrow, char *buf, size_t size) {
     if (isnan(value)) {
         return snprintf(buf, size, "nan");

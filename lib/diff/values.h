@@ -1,5 +1,5 @@
 /*
- * Comparing runs of elements in memory: which differ, by how much, where first. From two buffers to an fc_deviation.
+ * Compares runs of elements in memory: how many differ, by how much, and where the first difference is.
  */
 #ifndef FSDPCKPT_DIFF_VALUES_H
 #define FSDPCKPT_DIFF_VALUES_H
@@ -17,16 +17,14 @@ typedef struct fc_value_rule {
     double rtol, atol;
 } fc_value_rule;
 
-/** Whether elements of both dtypes are numbers, so that their difference is one. */
+/** Returns whether elements of both dtypes are numbers, which can be subtracted. */
 bool fc_values_are_numbers(fc_dtype a, fc_dtype b);
 
-/**
- * Compares `count` elements and adds what is found to `sum`. The first element is number `start` of its tensor.
- */
+/** Compares `count` elements and adds the result to `sum`. `start` is the index of the first element in its tensor. */
 void fc_values_compare(const fc_value_rule *rule, const unsigned char *a, const unsigned char *b, size_t count,
                        uint64_t start, fc_deviation *sum);
 
-/** Adds what another worker found. The result does not depend on the order. */
+/** Adds another worker's result. The order does not matter. */
 void fc_deviation_add(fc_deviation *sum, const fc_deviation *other);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Walks the chunks of a part in the order of writing.
+ * Walks the chunks of a target file in the order of writing. See chunks.h.
  */
 #include "engine/chunks.h"
 
@@ -34,7 +34,7 @@ fc_code fc_chunks_init(fc_chunks *chunks, const fc_target *target, const fc_targ
     return FC_OK;
 }
 
-static void drop(fc_chunked *of) {
+static void drop(fc_chunked_item *of) {
     if (of && --of->users == 0) {
         fc_item_digest_end(&of->digest, of->chunks->target, of->chunks->crc32);
         fc_coverage_free(of->coverage);
@@ -61,17 +61,17 @@ static fc_code open_next(fc_chunks *chunks, fc_error *err) {
     const fc_tensor *tensor = target->source;
     fc_box box = {tensor->ndim, item->dims, item->dims + tensor->ndim};
     if (!fc_box_within(&box, tensor->shape)) {
-        return fc_fail(err, FC_EUSAGE, "tensor %s: the box %s lies outside the tensor", target->name,
+        return fc_fail(err, FC_EUSAGE, "tensor %s: the box %s is outside the tensor", target->name,
                        fc_box_to_text(&box).s);
     }
     fc_coverage *coverage;
     FC_TRY(fc_coverage_within(chunks->target->source, tensor, &box, &coverage, err));
-    fc_chunked *of = malloc(sizeof *of);
+    fc_chunked_item *of = malloc(sizeof *of);
     if (!of) {
         fc_coverage_free(coverage);
         return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", target->name);
     }
-    *of = (fc_chunked){.item = item, .target = target, .coverage = coverage, .chunks = chunks, .users = 1};
+    *of = (fc_chunked_item){.item = item, .target = target, .coverage = coverage, .chunks = chunks, .users = 1};
     fc_item_digest_begin(&of->digest, item, chunks->file, chunks->digests);
     chunks->current = of;
     chunks->run = fc_gains_from_large_tiles(chunks->target->source, tensor) ? chunks->longest_run : 1;
@@ -79,9 +79,9 @@ static fc_code open_next(fc_chunks *chunks, fc_error *err) {
     return FC_OK;
 }
 
-/* Hands out the current item's next chunk, and closes the item when it was the last. */
+/* Hands out the next chunk of the current item, and closes the item after its last chunk. */
 static void take_one(fc_chunks *chunks, fc_chunk_job *job) {
-    fc_chunked *of = chunks->current;
+    fc_chunked_item *of = chunks->current;
     const fc_target_item *item = of->item;
     const int ndim = of->target->source->ndim;
     const int64_t *sizes = item->dims + ndim;
@@ -112,10 +112,10 @@ static void take_one(fc_chunks *chunks, fc_chunk_job *job) {
 fc_code fc_chunks_take(fc_chunks *chunks, fc_chunk_job *jobs, int *count, fc_error *err) {
     *count = 0;
     if (!chunks->current) {
-        fc_code rc = chunks->next < chunks->nitems ? open_next(chunks, err) : FC_OK;
-        if (rc != FC_OK || !chunks->current) {
-            return rc;
+        if (chunks->next == chunks->nitems) {
+            return FC_OK;
         }
+        FC_TRY(open_next(chunks, err));
     }
     do {
         take_one(chunks, &jobs[(*count)++]);
@@ -126,7 +126,7 @@ fc_code fc_chunks_take(fc_chunks *chunks, fc_chunk_job *jobs, int *count, fc_err
 size_t fc_chunk_bytes(const fc_target *target, const fc_target_item *item, uint32_t element) {
     size_t bytes = element;
     for (int d = 0; d < target->tensors[item->tensor].source->ndim; d++) {
-        bytes *= (size_t)item->chunk[d]; /* at most FC_CHUNK_BYTES in the target's type, see fc_target_chunk */
+        bytes *= (size_t)item->chunk[d]; /* at most FC_CHUNK_BYTES in the target's dtype, see fc_target_chunk */
     }
     return bytes;
 }

@@ -1,11 +1,10 @@
 /*
- * Compressing a part: from chunks of the source to chunks of the target file, by workers that read, cast, shuffle and
- * deflate in parallel.
+ * Compresses the chunks of a target file. Workers read, cast, shuffle and deflate in parallel.
  *
- * What is written must not depend on the number of threads, and a chunk's place follows from the sizes of those before
- * it. So a compressed chunk goes into the slot of its number; whoever fills the slot that is next in turn gives places
- * to it and to all that follow it and are ready, which takes microseconds; and whoever comes by writes those that have
- * their places. A worker waits only when all slots are taken by chunks that are behind one still being compressed.
+ * The file must not depend on the number of threads, and a chunk's offset follows from the sizes of the chunks before
+ * it. So each compressed chunk goes into the slot of its number. The worker that fills the next slot in turn assigns
+ * offsets to it and to all ready slots after it, which takes microseconds. Any worker then writes chunks that have
+ * offsets. A worker waits only when every slot holds a chunk that comes after one still being compressed.
  */
 #include "fsdpckpt/move.h"
 
@@ -36,7 +35,7 @@ enum {
 typedef enum slot_state {
     SLOT_FREE,   /* or being filled by the worker that has the job of its number */
     SLOT_READY,  /* compressed */
-    SLOT_PLACED, /* has its place in the file */
+    SLOT_PLACED, /* has its offset in the file */
     SLOT_WRITING
 } slot_state;
 
@@ -44,25 +43,25 @@ typedef struct slot {
     slot_state state;
     bool raw;
     fc_chunk_job job;
-    unsigned char *bytes; /* sizes.chunk, made when first used */
+    unsigned char *bytes; /* sizes.chunk bytes, allocated at first use */
     size_t size;
     uint64_t offset;
 } slot;
 
-/* The largest chunk, and how the memory is shared out. */
+/* The largest chunk, and how the memory is divided. */
 typedef struct sizes {
-    size_t chunk;    /* bytes, in the target's type */
-    size_t source;   /* bytes, in the source's type */
-    bool casts;      /* some item changes its type */
-    bool decodes;    /* some item's source is compressed itself */
-    uint64_t chunks; /* how many, at least */
+    size_t chunk;    /* bytes, in the target's dtype */
+    size_t source;   /* bytes, in the source's dtype */
+    bool casts;      /* some item changes its dtype */
+    bool decodes;    /* some item's source is itself compressed */
+    uint64_t chunks; /* at least this many */
     int threads;
     int slots;
     int run;          /* chunks that a worker takes at once, at most */
     uint64_t decoded; /* bytes for decoded chunks of the source */
 } sizes;
 
-typedef struct press {
+typedef struct compressor {
     const fc_target *target;
     const fc_target_file *file;
     fc_writer *writer;
@@ -70,31 +69,31 @@ typedef struct press {
     struct fc_source_crc *recorded; /* see fc_move_options; may be NULL */
     sizes sizes;
     fc_decoded *decoded;
-    pthread_mutex_t lock; /* guards what follows, and the writer */
-    pthread_cond_t freed; /* a slot became free, or all stop */
+    pthread_mutex_t lock; /* guards all fields below, and the writer */
+    pthread_cond_t freed; /* signals that a slot became free, or that all workers stop */
     fc_chunks chunks;
     slot *slots;
-    uint64_t turn;  /* number of the next chunk to be given a place */
-    uint64_t first; /* every chunk below is written */
+    uint64_t turn;  /* number of the next chunk to get an offset */
+    uint64_t first; /* all chunks before this one are written */
     uint64_t stored;
-    int ahead;         /* descriptor for setting space aside, or -1 */
-    uint64_t reserved; /* so far */
+    int ahead;         /* descriptor for reserving space, or -1 */
+    uint64_t reserved; /* where the reserved space ends, in bytes */
     bool stop;
     fc_code code;
     fc_error error;
-} press;
+} compressor;
 
-/* A worker's own things. */
+/* One worker's buffers. */
 typedef struct worker {
-    press *press;
+    compressor *compressor;
     fc_source *source;
     fc_deflater *deflater;
     fc_output output;
     unsigned char *read, *cast, *shuffled;
 } worker;
 
-/* Records the first error and stops everyone. Called with the lock held. */
-static void fail(press *p, fc_code code, const fc_error *err) {
+/* Records the first error and stops all workers. Called with the lock held. */
+static void fail(compressor *p, fc_code code, const fc_error *err) {
     if (p->code == FC_OK) {
         p->code = code;
         p->error = *err;
@@ -103,13 +102,16 @@ static void fail(press *p, fc_code code, const fc_error *err) {
     pthread_cond_broadcast(&p->freed);
 }
 
-static slot *slot_of(press *p, uint64_t number) {
+static slot *slot_of(compressor *p, uint64_t number) {
     return &p->slots[number % (uint64_t)p->sizes.slots];
 }
 
-/* Has the file system set space aside before it is written: writes that extend a file take turns there. It only helps;
-   where it fails, for want of space too, the write will tell. What is too much, the writer cuts off at the end. */
-static void reserve_ahead(press *p, uint64_t end) {
+/*
+ * Reserves space in the file before it is written, because writes that extend a file are serialized. This is only an
+ * optimization: if it fails, even for lack of space, the write reports that. The writer truncates the excess at the
+ * end.
+ */
+static void reserve_ahead(compressor *p, uint64_t end) {
     if (p->ahead >= 0 && end > p->reserved && end < INT64_MAX - RESERVE_BYTES) {
         uint64_t from = p->reserved ? p->reserved : end;
         p->reserved = end + RESERVE_BYTES;
@@ -119,8 +121,8 @@ static void reserve_ahead(press *p, uint64_t end) {
     }
 }
 
-/* Gives places to the chunks that are ready, in their order. Called with the lock held. */
-static fc_code give_places(press *p, fc_error *err) {
+/* Assigns offsets to the chunks that are ready, in their order. Called with the lock held. */
+static fc_code assign_offsets(compressor *p, fc_error *err) {
     for (;;) {
         slot *s = slot_of(p, p->turn);
         if (s->state != SLOT_READY || s->job.number != p->turn) {
@@ -142,16 +144,16 @@ static int64_t volume_of(const fc_chunk_job *job) {
     return fc_box_volume(&box);
 }
 
-static void count_progress(press *p, const fc_chunk_job *job) {
+static void count_progress(compressor *p, const fc_chunk_job *job) {
     if (p->progress) {
         uint64_t bytes = (uint64_t)volume_of(job) * fc_dtype_size(job->of->target->dtype);
         atomic_fetch_add_explicit(&p->progress->done, bytes, memory_order_relaxed);
     }
 }
 
-/* Writes one chunk that has its place, if there is one. Called with the lock held, which it gives up meanwhile. */
+/* Writes one chunk that has its offset, if there is one. Called with the lock held; releases it during the write. */
 static bool write_one(worker *w, fc_code *rc, fc_error *err) {
-    press *p = w->press;
+    compressor *p = w->compressor;
     slot *s = NULL;
     for (uint64_t n = p->first; n < p->turn && !s; n++) {
         s = slot_of(p, n)->state == SLOT_PLACED ? slot_of(p, n) : NULL;
@@ -174,10 +176,12 @@ static bool write_one(worker *w, fc_code *rc, fc_error *err) {
     return true;
 }
 
-/* The slot of a job, as soon as what was in it before is written; until then this worker helps to write.
-   @return NULL when all stop, also for an error of its own. */
+/*
+ * Returns the slot of a job once its previous chunk is written, and helps to write until then. Returns NULL when all
+ * workers stop, also after an error of its own.
+ */
 static slot *take_slot(worker *w, uint64_t number, fc_error *err) {
-    press *p = w->press;
+    compressor *p = w->compressor;
     fc_code rc = FC_OK;
     pthread_mutex_lock(&p->lock);
     while (!p->stop && number >= p->first + (uint64_t)p->sizes.slots) {
@@ -192,31 +196,28 @@ static slot *take_slot(worker *w, uint64_t number, fc_error *err) {
     return s;
 }
 
-/* Reads the elements of a chunk in the target's type, zeros behind those that a chunk at the edge lacks. */
+/* Reads the elements of a chunk in the target's dtype. A chunk at the item's edge is padded with zeros. */
 static fc_code read_chunk(worker *w, fc_chunk_job *job, size_t bytes, unsigned char **out, fc_error *err) {
     const fc_target_tensor *target = job->of->target;
     const fc_box box = {target->source->ndim, job->offset, job->sizes};
     size_t count = (size_t)volume_of(job), used = count * fc_dtype_size(target->dtype);
     *out = w->read;
     const bool cast = target->dtype != target->source->dtype;
-    fc_source_watch(w->source, job->of->digest.tensor ? w->press->recorded : NULL, cast);
-    fc_code rc = fc_source_fill(w->source, job->of->coverage, target->source, &box, w->read, err);
-    if (rc == FC_OK && cast) {
+    fc_source_watch(w->source, job->of->digest.tensor ? w->compressor->recorded : NULL, cast);
+    FC_TRY(fc_source_fill(w->source, job->of->coverage, target->source, &box, w->read, err));
+    if (cast) {
         fc_cast(target->source->dtype, w->read, target->dtype, w->cast, count);
         *out = w->cast;
     }
     memset(*out + used, 0, bytes - used);
-    if (rc == FC_OK) {
-        rc = fc_tile_digest_make(target, job->of->item, &box, *out, w->press->chunks.crc32, &job->digest, err);
-    }
-    return rc;
+    return fc_tile_digest_make(target, job->of->item, &box, *out, w->compressor->chunks.crc32, &job->digest, err);
 }
 
 static fc_code compress_chunk(worker *w, fc_chunk_job *job, slot *s, fc_error *err) {
     const uint32_t element = fc_dtype_size(job->of->target->dtype);
-    const size_t bytes = fc_chunk_bytes(w->press->target, job->of->item, element);
+    const size_t bytes = fc_chunk_bytes(w->compressor->target, job->of->item, element);
     unsigned char *elements = NULL;
-    s->bytes = s->bytes ? s->bytes : fc_pages_new(w->press->sizes.chunk);
+    s->bytes = s->bytes ? s->bytes : fc_pages_new(w->compressor->sizes.chunk);
     if (!s->bytes) {
         return fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes", bytes);
     }
@@ -235,27 +236,27 @@ static fc_code compress_chunk(worker *w, fc_chunk_job *job, slot *s, fc_error *e
     return FC_OK;
 }
 
-/* Hands a compressed chunk over and writes what has a place by then. */
+/* Publishes a compressed chunk and writes chunks that have offsets. */
 static fc_code hand_over(worker *w, fc_chunk_job *job, slot *s, fc_error *err) {
-    press *p = w->press;
+    compressor *p = w->compressor;
     pthread_mutex_lock(&p->lock);
     s->job = *job;
     s->state = SLOT_READY;
     job->of = NULL;
-    fc_code rc = give_places(p, err);
+    fc_code rc = assign_offsets(p, err);
     while (rc == FC_OK && !p->stop && write_one(w, &rc, err)) {
     }
     pthread_mutex_unlock(&p->lock);
     return rc;
 }
 
-static bool cancelled(const press *p) {
+static bool cancelled(const compressor *p) {
     return p->progress && atomic_load_explicit(&p->progress->cancel, memory_order_relaxed);
 }
 
-/* One job, unless all stop. */
+/* Does one job, unless all workers stop. */
 static fc_code do_job(worker *w, fc_chunk_job *job, bool *stopped, fc_error *err) {
-    if (cancelled(w->press)) {
+    if (cancelled(w->compressor)) {
         return fc_fail(err, FC_EINTERRUPTED, "interrupted");
     }
     slot *s = take_slot(w, job->number, err);
@@ -267,9 +268,9 @@ static fc_code do_job(worker *w, fc_chunk_job *job, bool *stopped, fc_error *err
     return hand_over(w, job, s, err);
 }
 
-/* Takes runs of jobs until there are none. */
+/* Takes runs of jobs until none is left. */
 static fc_code do_jobs(worker *w, fc_error *err) {
-    press *p = w->press;
+    compressor *p = w->compressor;
     fc_chunk_job jobs[FC_RUN_CHUNKS];
     for (bool stopped = false;;) {
         int count = 0;
@@ -290,13 +291,13 @@ static fc_code do_jobs(worker *w, fc_error *err) {
     }
 }
 
-/* A chunk before and, without a cast, after it. */
+/* The buffer holds a chunk before the cast, or the result when nothing is cast. */
 static size_t read_size(const sizes *s) {
     return s->source > s->chunk ? s->source : s->chunk;
 }
 
 static fc_code worker_init(worker *w, fc_error *err) {
-    const press *p = w->press;
+    const compressor *p = w->compressor;
     const sizes *s = &p->sizes;
     FC_TRY(fc_source_new(p->target->source, p->decoded, FC_SCRATCH_BYTES, fc_files_per_worker(s->threads), &w->source,
                          err));
@@ -312,10 +313,10 @@ static fc_code worker_init(worker *w, fc_error *err) {
     return FC_OK;
 }
 
-/* A thread's life. An error goes to the press. */
+/* A worker thread. Its error goes to the compressor. */
 static void *work(void *context) {
-    press *p = context;
-    worker w = {.press = p, .output = {.fd = -1, .direct = -1}};
+    compressor *p = context;
+    worker w = {.compressor = p, .output = {.fd = -1, .direct = -1}};
     fc_error err;
     fc_code rc = worker_init(&w, &err);
     if (rc == FC_OK) {
@@ -336,7 +337,7 @@ static void *work(void *context) {
     return NULL;
 }
 
-/* The largest chunk of the part, and whether anything must be cast or decoded. */
+/* Finds the largest chunk of the file, and whether anything must be cast or decoded. */
 static void survey(const fc_target *target, const fc_target_file *file, sizes *s) {
     int looked_at = 0;
     for (size_t i = 0; i < file->nitems; i++) {
@@ -351,15 +352,15 @@ static void survey(const fc_target *target, const fc_target_file *file, sizes *s
         s->source = source > s->source ? source : s->source;
         s->casts |= tensor->dtype != tensor->source->dtype;
         s->chunks += fc_target_item_bytes(target, item) / chunk + 1;
-        /* The tensors of a checkpoint are stored alike; a few tell, and asking may read from the disk. */
+        /* A checkpoint's tensors are usually stored alike, and each look may read from the disk. */
         if (!s->decodes && looked_at++ < MOST_SURVEYED) {
             s->decodes = fc_gains_from_large_tiles(target->source, tensor->source);
         }
     }
 }
 
-/* Shares `memory` out: the workers' buffers, the slots, and at least a quarter of it for decoded chunks. */
-static fc_code share_out(uint64_t memory, int threads, sizes *s, fc_error *err) {
+/* Divides `memory`: workers' buffers, slots, and at least a quarter for decoded chunks. */
+static fc_code divide_memory(uint64_t memory, int threads, sizes *s, fc_error *err) {
     const uint64_t each = fc_source_overhead() + FC_SCRATCH_BYTES + fc_deflater_size() + read_size(s) +
                           (s->casts ? s->chunk : 0) + s->chunk;
     const uint64_t mine = s->decodes ? memory / 5 * 2 : memory / 4 * 3;
@@ -383,12 +384,12 @@ static fc_code share_out(uint64_t memory, int threads, sizes *s, fc_error *err) 
     return FC_OK;
 }
 
-/* Decoding keeps processors busy rather than disks, and each worker more would take memory from the decoded chunks. */
-static int sensible_threads(const sizes *s) {
+/* Decoding keeps processors busy rather than disks, and every further worker takes memory from the decoded chunks. */
+static int default_threads(const sizes *s) {
     return s->decodes ? fc_processors() + 1 : fc_default_threads();
 }
 
-static void press_free(press *p) {
+static void compressor_free(compressor *p) {
     for (int i = 0; p->slots && i < p->sizes.slots; i++) {
         if (p->slots[i].state != SLOT_FREE) {
             fc_chunks_give_back(&p->slots[i].job);
@@ -403,25 +404,22 @@ static void press_free(press *p) {
 fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc_writer *writer,
                          const fc_move_options *options, uint64_t *stored, fc_error *err) {
     uint64_t memory = options && options->memory ? options->memory : FC_DEFAULT_MEMORY;
-    press p = {.target = target, .file = file, .writer = writer, .progress = options ? options->progress : NULL};
+    compressor p = {.target = target, .file = file, .writer = writer, .progress = options ? options->progress : NULL};
     p.recorded = options ? options->recorded : NULL;
     *stored = 0;
     survey(target, file, &p.sizes);
     if (p.sizes.chunks == 0) {
         return FC_OK;
     }
-    int threads = options && options->threads > 0 ? options->threads : sensible_threads(&p.sizes);
-    fc_code rc = share_out(memory, threads < FC_MOST_THREADS ? threads : FC_MOST_THREADS, &p.sizes, err);
-    rc = rc == FC_OK ? fc_chunks_init(&p.chunks, target, file, p.sizes.run, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
-    }
+    int threads = options && options->threads > 0 ? options->threads : default_threads(&p.sizes);
+    FC_TRY(divide_memory(memory, threads < FC_MOST_THREADS ? threads : FC_MOST_THREADS, &p.sizes, err));
+    FC_TRY(fc_chunks_init(&p.chunks, target, file, p.sizes.run, err));
     p.chunks.crc32 = options && options->crc32;
     p.chunks.digests = options ? options->digests : NULL;
     p.decoded = fc_decoded_new(p.sizes.decoded);
     p.slots = calloc((size_t)p.sizes.slots, sizeof *p.slots);
     if (!p.decoded || !p.slots) {
-        press_free(&p);
+        compressor_free(&p);
         return fc_no_memory(err, file->path);
     }
     p.ahead = open(file->path, O_WRONLY | O_CLOEXEC);
@@ -433,7 +431,7 @@ fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc
     if (p.ahead >= 0) {
         close(p.ahead);
     }
-    press_free(&p);
+    compressor_free(&p);
     *stored = p.stored;
     if (p.code != FC_OK && err) {
         *err = p.error;

@@ -1,6 +1,6 @@
 /*
- * The whole way of the data: select, prove coverage, reserve, move, commit. The only caller of a format's writer.
- * Rank by rank: memory does not grow with the number of ranks.
+ * Converts a checkpoint: selects, proves coverage, reserves, moves and commits. Only this file calls a format's writer.
+ * It goes rank by rank, so memory does not grow with the number of ranks.
  */
 #include "fsdpckpt/move.h"
 
@@ -17,15 +17,15 @@
 #include <string.h>
 
 enum {
-    /* What a file and one of its tensors cost in headers, estimated high: the free space is checked against it. */
+    /* Generous estimates of the headers per file and per tensor. The free space is checked against them. */
     HEADER_BYTES_FILE = 16 << 10,
     HEADER_BYTES_ITEM = 2 << 10,
-    /* And what index.h5 needs for each box of a tensor. */
+    /* What index.h5 needs per box of a tensor. */
     MAPPING_BYTES = 160,
 };
 
-/* Before anything is written: no value may be one that cannot be had. */
-static fc_code check_refusals(const fc_target *target, fc_error *err) {
+/* Fails before anything is written if any selected value is unreadable. */
+static fc_code check_readable(const fc_target *target, fc_error *err) {
     fc_error first;
     size_t count = 0;
     for (size_t i = 0; i < target->ntensors; i++) {
@@ -35,12 +35,13 @@ static fc_code check_refusals(const fc_target *target, fc_error *err) {
     if (count == 0) {
         return FC_OK;
     }
-    fc_code rc = count == 1 ? fc_fail(err, first.code, "%s", first.message)
-                            : fc_fail(err, first.code, "%s; the first of %zu such values", first.message, count);
+    fc_code rc = count == 1
+                     ? fc_fail(err, first.code, "%s", first.message)
+                     : fc_fail(err, first.code, "%s; it is the first of %zu unreadable values", first.message, count);
     return fc_advise(err, rc, first.hint, first.about);
 }
 
-/* Before anything is written: what runs when PyTorch loads the target must be harmless. */
+/* Fails before anything is written if PyTorch would run code when it loads the target. */
 static fc_code check_objects(const fc_target *target, const fc_convert_options *options, fc_error *err) {
     for (size_t i = 0; i < target->ntensors && options->format->writer.holds_pickles && !options->trust_objects; i++) {
         const fc_tensor *object = target->tensors[i].source;
@@ -56,7 +57,7 @@ static fc_code check_objects(const fc_target *target, const fc_convert_options *
     return FC_OK;
 }
 
-/* Fail closed: nothing is created before every target element is known to be covered exactly once. */
+/* Proves that every target element is covered exactly once, before anything is created. */
 static fc_code check_coverage(const fc_target *target, fc_progress *progress, fc_error *err) {
     fc_progress_begin(progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, target->ntensors);
     for (size_t i = 0; i < target->ntensors && !target->source->format->layout_only; i++) {
@@ -66,27 +67,25 @@ static fc_code check_coverage(const fc_target *target, fc_progress *progress, fc
             return fc_context(err, rc, "%s", target->source->path);
         }
         fc_coverage_free(coverage);
-        rc = fc_progress_count(progress, 1, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_progress_count(progress, 1, err));
     }
     return FC_OK;
 }
 
-/* What the format can tell of damage to the headers that were opened: names and places would be wrong. */
+/* Lets the format check the opened headers for damage. Names and offsets from damaged headers would be wrong. */
 static fc_code check_headers(const fc_checkpoint *source, fc_progress *progress, fc_error *err) {
-    if (source->format->reader.check_file) {
-        fc_progress_begin(progress, FC_PHASE_PLANNING, FC_COUNTED_FILES, source->nfiles);
+    if (!source->format->reader.check_file) {
+        return FC_OK;
     }
-    for (size_t i = 0; i < source->nfiles && source->format->reader.check_file; i++) {
+    fc_progress_begin(progress, FC_PHASE_PLANNING, FC_COUNTED_FILES, source->nfiles);
+    for (size_t i = 0; i < source->nfiles; i++) {
         FC_TRY(source->format->reader.check_file(source, i, err));
         FC_TRY(fc_progress_count(progress, 1, err));
     }
     return FC_OK;
 }
 
-/* Sums up what the ranks' files store. */
+/* Adds up the data bytes of the ranks' files. */
 static fc_code add_loads(const fc_target *target, const uint64_t *loads, fc_convert_report *report, fc_error *err) {
     int64_t ranks = fc_mesh_ranks(target->mesh);
     report->smallest_part = UINT64_MAX;
@@ -139,8 +138,8 @@ static bool has_chunks(const fc_target_file *file) {
     return false;
 }
 
-static fc_code compress_part(const fc_target *target, const fc_target_file *file, fc_writer *writer,
-                             const fc_move_options *options, fc_convert_report *report, fc_error *err) {
+static fc_code compress_items(const fc_target *target, const fc_target_file *file, fc_writer *writer,
+                              const fc_move_options *options, fc_convert_report *report, fc_error *err) {
     uint64_t stored = 0, raw = 0;
     fc_code rc = fc_compress_file(target, file, writer, options, &stored, err);
     for (size_t i = 0; i < file->nitems; i++) {
@@ -150,8 +149,8 @@ static fc_code compress_part(const fc_target *target, const fc_target_file *file
     return rc;
 }
 
-/* A target being written. Rank 0 leads; `writer` is its alone. */
-typedef struct making {
+/* A target being written. Only rank 0 has a `writer`. */
+typedef struct conversion {
     const fc_target *target;
     fc_comm *comm;
     bool leads;
@@ -159,22 +158,25 @@ typedef struct making {
     fc_writer writer;
     fc_move_options move;
     fc_convert_report *report;
-    bool *unmoved; /* of each tensor: the format stores it in its own way, so that there is no digest of its bytes */
-} making;
+    bool *unmoved; /* one per tensor: the format writes it in its own way, so no digest of its bytes is known */
+} conversion;
 
-/* Of a part that lies in the memory of one rank, this is everything or nothing (share = shares). */
-static void choose_share(making *m, const fc_target_file *file) {
+/* When each rank holds its own target file in memory, a rank moves all of a file or nothing (share = shares). */
+static void choose_share(conversion *m, const fc_target_file *file) {
     if (m->own_parts && m->comm) {
         bool mine = file->rank == (uint32_t)m->comm->rank;
         m->move.share = m->move.shares = mine ? 0 : 2;
     }
 }
 
-/* One file of the target: the headers by rank 0, the data by all; what is compressed by rank 0, as it goes in order. */
-static fc_code write_file(making *m, fc_target_file *file, fc_arena *arena, fc_error *err) {
+/*
+ * Writes one target file. Rank 0 writes the headers and everything compressed (which goes in order); all ranks move the
+ * data.
+ */
+static fc_code write_file(conversion *m, fc_target_file *file, fc_arena *arena, fc_error *err) {
     const fc_format *format = m->writer.format;
     fc_code rc = m->leads ? format->writer.reserve(&m->writer, file, err) : FC_OK;
-    rc = fc_ranks_share_part(m->comm, rc, file, arena, err);
+    rc = fc_ranks_share_file(m->comm, rc, file, arena, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -186,7 +188,7 @@ static fc_code write_file(making *m, fc_target_file *file, fc_arena *arena, fc_e
     rc = fc_move_file(m->target, file, &m->move, err);
     rc = fc_ranks_join_items(m->comm, rc, m->target, file, m->move.crc32, err);
     if (rc == FC_OK && m->leads && has_chunks(file)) {
-        rc = compress_part(m->target, file, &m->writer, &m->move, m->report, err);
+        rc = compress_items(m->target, file, &m->writer, &m->move, m->report, err);
     }
     if (rc == FC_OK && m->leads && format->writer.finish_file) {
         rc = format->writer.finish_file(&m->writer, file, err);
@@ -194,51 +196,59 @@ static fc_code write_file(making *m, fc_target_file *file, fc_arena *arena, fc_e
     return fc_ranks_agree(m->comm, rc, err);
 }
 
-static fc_code write_files(making *m, fc_target_file *shard, fc_arena *arena, fc_error *err) {
+static fc_code write_files(conversion *m, fc_target_file *shard, fc_arena *arena, fc_error *err) {
     const fc_format *format = m->writer.format;
-    fc_code rc = FC_OK;
     size_t first = 0;
-    while (rc == FC_OK && (first < shard->nitems || first == 0)) { /* a rank that holds nothing has a file, too */
+    do { /* at least once: a rank that holds nothing still has a file */
         size_t count = shard->nitems;
         if (format->writer.split) {
             count = m->leads ? format->writer.split(&m->writer, shard, first) : 0;
-            rc = fc_ranks_share_number(m->comm, FC_OK, &count, err);
+            FC_TRY(fc_ranks_share_number(m->comm, FC_OK, &count, err));
         }
         fc_target_file file = {.rank = shard->rank, .items = shard->items + first, .nitems = count};
-        rc = rc == FC_OK ? write_file(m, &file, arena, err) : rc;
+        FC_TRY(write_file(m, &file, arena, err));
         first += count ? count : 1;
-    }
-    return rc;
+    } while (first < shard->nitems);
+    return FC_OK;
 }
 
-static fc_code write_part(making *m, uint32_t rank, fc_error *err) {
+static fc_code write_rank(conversion *m, uint32_t rank, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     fc_target_file file;
-    fc_code rc = is_cancelled(&m->move) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
-                 : !arena               ? fc_no_memory(err, NULL)
-                                        : fc_target_file_of(m->target, rank, arena, &file, err);
-    rc = fc_ranks_agree(m->comm, rc, err);
-    if (rc == FC_OK) {
-        rc = write_files(m, &file, arena, err);
+    fc_code rc;
+    if (is_cancelled(&m->move)) {
+        rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
+    } else if (!arena) {
+        rc = fc_no_memory(err, NULL);
+    } else {
+        rc = fc_target_file_of(m->target, rank, arena, &file, err);
     }
+    FC_TRY_GOTO(fc_ranks_agree(m->comm, rc, err), rc, out);
+    rc = write_files(m, &file, arena, err);
+out:
     fc_arena_free(arena);
     return rc;
 }
 
-/* What was read against what the source, and what may lie below it, records; chunks first, as they tell the place. */
-static fc_code check_source(const making *m, fc_error *err) {
+/*
+ * Compares what was read with what the source and its own inputs record. Chunks come first, because their errors name
+ * the offset.
+ */
+static fc_code check_source(const conversion *m, fc_error *err) {
     const fc_checkpoint *source = m->target->source;
     fc_code rc = fc_source_crc_join(m->move.recorded, m->comm, err);
-    rc = rc == FC_OK ? fc_source_crc_check(m->move.recorded, m->comm, err) : rc;
-    if (source->format->reader.check_inputs) {
-        rc = fc_ranks_agree(m->comm, rc, err);
-        rc = rc == FC_OK ? source->format->reader.check_inputs(source, m->comm, err) : rc;
+    if (rc == FC_OK) {
+        rc = fc_source_crc_check(m->move.recorded, m->comm, err);
     }
-    return rc;
+    if (!source->format->reader.check_inputs) {
+        return rc;
+    }
+    FC_TRY(fc_ranks_agree(m->comm, rc, err));
+    return source->format->reader.check_inputs(source, m->comm, err);
 }
 
-/* Makes the tensors' digests of their sums, and compares them with what the source says they are. */
-static fc_code finish_digests(const making *m, uint64_t *digests, fc_error *err) {
+/* Turns the sums into the tensors' digests, and compares them with those that the source records. */
+static fc_code finish_digests(const conversion *m, uint64_t *digests, fc_error *err) {
     const fc_target *target = m->target;
     for (size_t i = 0; i < target->ntensors; i++) {
         const fc_target_tensor *tensor = &target->tensors[i];
@@ -248,11 +258,8 @@ static fc_code finish_digests(const making *m, uint64_t *digests, fc_error *err)
         const fc_box whole = {tensor->source->ndim, NULL, tensor->source->shape};
         uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(tensor->dtype);
         digests[i] = fc_crc64_finish(digests[i], bytes);
-        fc_code rc = tensor->dtype == tensor->source->dtype
-                         ? fc_source_check_digest(target->source, tensor->source, digests[i], err)
-                         : FC_OK; /* of what is cast the elements were added when they were read */
-        if (rc != FC_OK) {
-            return rc;
+        if (tensor->dtype == tensor->source->dtype) { /* the elements of a cast tensor were added when they were read */
+            FC_TRY(fc_source_check_digest(target->source, tensor->source, digests[i], err));
         }
     }
     return FC_OK;
@@ -260,44 +267,40 @@ static fc_code finish_digests(const making *m, uint64_t *digests, fc_error *err)
 
 static fc_code write_all(const fc_target *target, const char *staging, const fc_convert_options *options,
                          fc_convert_report *report, fc_error *err) {
-    making m = {.target = target,
-                .comm = options->comm,
-                .leads = fc_ranks_leads(options->comm),
-                .own_parts = options->own_parts,
-                .writer = {options->format, NULL},
-                .move = options->move,
-                .report = report};
+    conversion m = {.target = target,
+                    .comm = options->comm,
+                    .leads = fc_ranks_leads(options->comm),
+                    .own_parts = options->own_parts,
+                    .writer = {options->format, NULL},
+                    .move = options->move,
+                    .report = report};
     int64_t ranks = fc_mesh_ranks(target->mesh);
     uint64_t *digests = calloc(target->ntensors + 1, sizeof *digests);
     m.unmoved = calloc(target->ntensors + 1, sizeof *m.unmoved);
     m.move.digests = digests;
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
-    fc_code rc = digests && m.unmoved ? FC_OK : fc_no_memory(err, NULL);
-    rc = rc == FC_OK ? fc_source_crc_new(target->source, target->source->tensors, target->source->ntensors,
-                                         &m.move.recorded, err)
-                     : rc;
     m.move.crc32 = options->format->writer.wants_crc32;
+    fc_code rc = digests && m.unmoved ? FC_OK : fc_no_memory(err, NULL);
+    if (rc == FC_OK) {
+        rc =
+            fc_source_crc_new(target->source, target->source->tensors, target->source->ntensors, &m.move.recorded, err);
+    }
     if (rc == FC_OK && m.leads) {
         rc = options->format->writer.create(target, staging, &m.writer, err);
     }
-    rc = fc_ranks_agree(m.comm, rc, err);
-    for (int64_t rank = 0; rank < ranks && rc == FC_OK; rank++) {
-        rc = write_part(&m, (uint32_t)rank, err);
+    FC_TRY_GOTO(fc_ranks_agree(m.comm, rc, err), rc, out);
+    for (int64_t rank = 0; rank < ranks; rank++) {
+        FC_TRY_GOTO(write_rank(&m, (uint32_t)rank, err), rc, out);
     }
     fc_progress_begin(m.move.progress, FC_PHASE_CHECKING, FC_COUNTED_BYTES, 0);
-    if (rc == FC_OK) {
-        rc = fc_ranks_join_sums(m.comm, FC_OK, digests, target->ntensors, err);
-    }
-    if (rc == FC_OK) {
-        rc = check_source(&m, err);
-    }
-    if (rc == FC_OK) {
-        rc = finish_digests(&m, digests, err);
-    }
-    if (rc == FC_OK && m.leads) {
+    FC_TRY_GOTO(fc_ranks_join_sums(m.comm, FC_OK, digests, target->ntensors, err), rc, out);
+    FC_TRY_GOTO(check_source(&m, err), rc, out);
+    FC_TRY_GOTO(finish_digests(&m, digests, err), rc, out);
+    if (m.leads) {
         rc = options->format->writer.finish(&m.writer, digests, err);
     }
+out:
     if (m.leads) {
         options->format->writer.destroy(&m.writer);
     }
@@ -307,12 +310,14 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     return rc;
 }
 
-/* Writes below a staging path that rank 0 has made, and has it take the target's place if all ranks have succeeded. */
+/* Writes to a staging path that rank 0 has created. If all ranks succeed, rank 0 moves it to the target path. */
 static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc_convert_options *options,
                             fc_convert_report *report, fc_code rc, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     const char *staging = commit ? fc_commit_path(commit) : NULL;
-    rc = rc != FC_OK || arena ? rc : fc_no_memory(err, NULL);
+    if (rc == FC_OK && !arena) {
+        rc = fc_no_memory(err, NULL);
+    }
     rc = fc_ranks_share_path(options->comm, rc, &staging, arena, err);
     if (rc == FC_OK) {
         rc = write_all(target, staging, options, report, err);
@@ -320,7 +325,9 @@ static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc
     if (rc == FC_OK && is_cancelled(&options->move)) {
         rc = fc_fail(err, FC_EINTERRUPTED, "interrupted");
     }
-    rc = rc == FC_OK ? fc_identities_check(target->source, err) : rc;
+    if (rc == FC_OK) {
+        rc = fc_identities_check(target->source, err);
+    }
     rc = fc_ranks_agree(options->comm, rc, err);
     if (rc == FC_OK && commit) {
         fc_commit_count(commit, options->move.progress);
@@ -338,7 +345,8 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
     uint64_t bytes = 0;
     bool fits = fc_add_u64(report->data_bytes, report->header_bytes, &bytes);
     if (target->compress) {
-        bytes = report->header_bytes; /* what is compressed may fit where the data would not: only writing tells */
+        /* Compressed data may fit where the raw data would not: only the write shows it. */
+        bytes = report->header_bytes;
     }
     const fc_format *format = options->format;
     const fc_commit_options how = {.path = path,
@@ -346,11 +354,14 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
                                                                                : target->mesh->ndim > 0,
                                    .force = options->force,
                                    .bytes = bytes,
+                                   .is_own_file = fc_is_own_file,
                                    .teller = options->teller};
     fc_code rc =
         fits ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
     if (options->dry_run) {
-        rc = rc == FC_OK && path ? fc_commit_check(&how, err) : rc;
+        if (rc == FC_OK && path) {
+            rc = fc_commit_check(&how, err);
+        }
         return fc_ranks_agree(options->comm, rc, err);
     }
     fc_progress_begin(options->move.progress, FC_PHASE_COPYING, FC_COUNTED_BYTES,
@@ -365,11 +376,11 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
     return fc_ranks_agree(options->comm, rc, err);
 }
 
-/* What can be said before anything is looked at. */
+/* Rejects invalid requests before any data is read. */
 static fc_code check_request(const fc_checkpoint *source, const char *path, const fc_convert_options *options,
                              fc_error *err) {
     if (!fc_format_writes(options->format)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' is only read, not written",
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' can be read but not written",
                        path ? path : source->path, options->format->name);
     }
     if (source->format->layout_only && !options->dry_run) {
@@ -383,29 +394,29 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
                          FC_HINT_MEMORY, NULL);
     }
     if (!path && !options->dry_run) {
-        return fc_fail(err, FC_EUSAGE, "%s: no target is named", source->path);
+        return fc_fail(err, FC_EUSAGE, "%s: no target path given", source->path);
     }
     if (options->own_parts && options->comm &&
         (options->selection.compress || !options->selection.mesh ||
          fc_mesh_ranks(options->selection.mesh) != options->comm->size)) {
-        return fc_fail(err, FC_EUSAGE, "%s: parts in the memory of %d ranks are written uncompressed, as many files",
+        return fc_fail(err, FC_EUSAGE, "%s: target files in the memory of %d ranks must be uncompressed, one per rank",
                        source->path, options->comm->size);
     }
     return FC_OK;
 }
 
-/* The target must not replace what it is made of, unless it holds all of that. */
+/* The target must not replace an input, unless it holds everything of it. */
 static fc_code check_target(const fc_target *target, const char *path, const fc_convert_options *options,
                             const fc_convert_report *report, fc_error *err) {
     bool holds_all = !options->partial && report->selected.left_out == 0;
     for (size_t i = 0; i < target->ntensors && holds_all; i++) {
         holds_all = target->tensors[i].dtype == target->tensors[i].source->dtype;
     }
-    fc_code rc = fc_checkpoint_spare(target->source, path, holds_all, err);
-    return rc == FC_OK && options->inputs ? fc_check_inputs(path, options->inputs, "a file", err) : rc;
+    FC_TRY(fc_checkpoint_spare(target->source, path, holds_all, err));
+    return options->inputs ? fc_check_inputs(path, options->inputs, "a file", err) : FC_OK;
 }
 
-/* Everything before the target is touched, by each rank for itself. */
+/* Plans on each rank, before the target is touched. */
 static fc_code plan(const fc_checkpoint *source, const char *path, const fc_convert_options *options, fc_arena *arena,
                     fc_target *target, fc_convert_report *report, fc_error *err) {
     FC_TRY(check_request(source, path, options, err));
@@ -420,17 +431,17 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
     fc_selection selection = options->selection;
     selection.self_contained = options->format->writer.self_contained;
-    fc_code rc = fc_target_new(source, &selection, arena, target, &report->selected, err);
-    rc = rc == FC_OK && path ? check_target(target, path, options, report, err) : rc;
-    rc = rc == FC_OK ? check_headers(source, options->move.progress, err) : rc;
-    rc = rc == FC_OK ? check_refusals(target, err) : rc;
-    rc = rc == FC_OK ? check_objects(target, options, err) : rc;
-    rc = rc == FC_OK ? check_coverage(target, options->move.progress, err) : rc;
-    if (rc == FC_OK) {
-        rc = measure(target, options, report, err);
-        report->stored_bytes = report->data_bytes;
+    FC_TRY(fc_target_new(source, &selection, arena, target, &report->selected, err));
+    if (path) {
+        FC_TRY(check_target(target, path, options, report, err));
     }
-    return rc;
+    FC_TRY(check_headers(source, options->move.progress, err));
+    FC_TRY(check_readable(target, err));
+    FC_TRY(check_objects(target, options, err));
+    FC_TRY(check_coverage(target, options->move.progress, err));
+    FC_TRY(measure(target, options, report, err));
+    report->stored_bytes = report->data_bytes;
+    return FC_OK;
 }
 
 fc_code fc_convert(const fc_checkpoint *source, const char *path, const fc_convert_options *options,

@@ -1,10 +1,10 @@
 /*
- * HDF5 filter pipelines undone in memory: deflate, shuffle, fletcher32. From stored bytes to elements; every number
- * here may come from a hostile file.
+ * Undoes HDF5 filter pipelines in memory: deflate, shuffle and fletcher32. Every number here may come from a hostile
+ * file.
  *
- * A pipeline is listed in the order in which it was applied when writing, so decoding goes from its end to its
- * beginning. What inflating must give follows from the decoded size: fletcher32 adds 4 bytes, shuffle none. A second
- * deflate in one pipeline, which nobody writes, is therefore found damaged.
+ * A pipeline is listed in the order in which it was applied, so decoding goes from its end to its start. The result of
+ * inflating must have the decoded size plus 4 bytes per fletcher32. A pipeline with a second deflate, which no program
+ * writes, therefore fails as damaged.
  */
 #include "engine/decode.h"
 
@@ -22,7 +22,7 @@ uint32_t fc_fletcher32(const unsigned char *bytes, size_t size) {
     uint32_t a = 0, b = 0;
     size_t words = size / 2;
     while (words > 0) {
-        size_t block = words < 360 ? words : 360; /* so many additions cannot overflow 32 bits */
+        size_t block = words < 360 ? words : 360; /* this many additions cannot overflow 32 bits */
         words -= block;
         for (; block > 0; block--, bytes += 2) {
             a += (uint32_t)bytes[0] << 8 | bytes[1];
@@ -50,8 +50,8 @@ static fc_code check_fletcher(const unsigned char *bytes, size_t size, fc_error 
     uint32_t sum = fc_fletcher32(bytes, size);
     if (sum != stored && sum != swapped) {
         return fc_fail(err, FC_ECORRUPT,
-                       "the checksum (fletcher32) is %08" PRIx32 ", stored is %08" PRIx32 ": the data is damaged", sum,
-                       stored);
+                       "the fletcher32 checksum is %08" PRIx32 " but %08" PRIx32 " is recorded: the data is damaged",
+                       sum, stored);
     }
     return FC_OK;
 }
@@ -60,7 +60,10 @@ static bool applied(const fc_filters *filters, int i) {
     return !(filters->mask >> i & 1);
 }
 
-/* The size that inflating must give when deflate is filter `i`: the elements and what earlier filters added. */
+/*
+ * Computes the size that inflating must give when deflate is filter `i`: the elements and the checksums of earlier
+ * filters.
+ */
 static bool inflated_size(const fc_extent *extent, int i, uint64_t *size) {
     *size = extent->decoded;
     for (int j = 0; j < i; j++) {
@@ -72,7 +75,7 @@ static bool inflated_size(const fc_extent *extent, int i, uint64_t *size) {
     return *size <= SIZE_MAX;
 }
 
-/* The size after undoing filter `i` of `size` bytes. @return false when it makes no sense. */
+/* Computes the size after undoing filter `i` on `size` bytes. Returns false when the sizes are invalid. */
 static bool undone_size(const fc_extent *extent, int i, uint64_t size, uint64_t *out) {
     *out = size;
     switch (extent->filters.ids[i]) {
@@ -112,11 +115,11 @@ typedef struct stage {
     unsigned char *next;
 } stage;
 
-/* Undoes filter `i` into `out`, or in place when it only takes off a checksum. */
+/* Undoes filter `i` into `out`, or in place when it only removes a checksum. */
 static fc_code undo(const fc_extent *extent, int i, uint32_t element, stage *s, unsigned char *out, fc_error *err) {
     uint64_t size;
     if (!undone_size(extent, i, s->size, &size)) {
-        return fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, too few for its checksum", s->size);
+        return fc_fail(err, FC_ECORRUPT, "the chunk has only %zu bytes, too few for its checksum", s->size);
     }
     fc_code rc = FC_OK;
     switch (extent->filters.ids[i]) {
@@ -149,13 +152,13 @@ fc_code fc_decode_filters(const fc_extent *extent, unsigned char *workspace, uin
             continue;
         }
         if (i == 0 && extent->filters.ids[0] == SHUFFLE && s.size != extent->decoded) {
-            break; /* it would not fit where the elements belong */
+            break; /* it would overflow `out` */
         }
-        /* What filter 0 was given is the elements, so undoing it writes straight to their place. */
+        /* Filter 0 was applied to the elements, so undoing it writes directly to `out`. */
         FC_TRY(undo(extent, i, element, &s, i == 0 ? out : s.next, err));
     }
     if (s.size != extent->decoded) {
-        return fc_fail(err, FC_ECORRUPT, "the chunk has %zu bytes, it must have %" PRIu64, s.size, extent->decoded);
+        return fc_fail(err, FC_ECORRUPT, "the chunk decodes to %zu bytes instead of %" PRIu64, s.size, extent->decoded);
     }
     if (s.bytes != out) {
         memcpy(out, s.bytes, s.size);

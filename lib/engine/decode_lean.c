@@ -1,7 +1,7 @@
 /*
- * Lean decoding. h5repack, for one, makes a whole dataset one chunk, so a chunk may take most of the memory that is
- * allowed; then there is no room for what lies between two filters. The bytes that inflating gives are put to their
- * elements as they come, plane after plane.
+ * Lean decoding. Some programs (e.g. h5repack) store a whole dataset as one chunk, which may take most of the memory
+ * limit and leave no room for the results of the filters in between. The inflated bytes go directly to their elements,
+ * plane by plane.
  */
 #include "engine/decode_lean.h"
 
@@ -15,7 +15,7 @@ static bool applied(const fc_extent *extent, int i) {
     return !(extent->filters.mask >> i & 1);
 }
 
-/* The filters that are applied, in order, as one number: 21 for shuffle, then deflate. */
+/* Returns the applied filters, in order, as one number: 21 for shuffle, then deflate. */
 static int pipeline(const fc_extent *extent) {
     int ids = 0;
     for (int i = 0; i < extent->filters.count; i++) {
@@ -29,12 +29,12 @@ bool fc_decode_lean_can(const fc_extent *extent) {
     return ids == DEFLATE || ids == SHUFFLE * 10 + DEFLATE;
 }
 
-/* Puts `size` bytes that stand at `at` of the shuffled chunk to their elements. */
+/* Moves `size` bytes, which start at `at` in the shuffled chunk, to their elements. */
 static void put(const unsigned char *in, uint64_t at, size_t size, uint64_t count, uint32_t element,
                 unsigned char *out) {
     while (size > 0) {
         uint64_t plane = count ? at / count : element, i = count ? at % count : 0;
-        if (plane >= element) { /* what is no whole element stands where it stood */
+        if (plane >= element) { /* an incomplete element at the end is not shuffled */
             memcpy(out + at, in, size);
             return;
         }
@@ -75,7 +75,8 @@ fc_code fc_decode_lean(const fc_extent *extent, fc_stored_fn read, void *context
             got = inflate(&z, Z_NO_FLUSH);
             size_t n = half - z.avail_out;
             if (n > extent->decoded - done) {
-                rc = fc_fail(err, FC_ECORRUPT, "the compressed data holds more than the %" PRIu64 " bytes of the chunk",
+                rc = fc_fail(err, FC_ECORRUPT,
+                             "the compressed data expands to more than the %" PRIu64 " bytes of the chunk",
                              extent->decoded);
             } else {
                 put(window + half, done, n, count, shuffled ? element : 0, out);

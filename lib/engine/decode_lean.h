@@ -1,6 +1,6 @@
 /*
- * Decoding of chunks that are too large to be decoded in one piece: from the file through two small windows straight to
- * the place of the elements.
+ * Decodes chunks that are too large to be held twice: from the file through two small windows directly into the
+ * elements.
  */
 #ifndef FSDPCKPT_ENGINE_DECODE_LEAN_H
 #define FSDPCKPT_ENGINE_DECODE_LEAN_H
@@ -11,14 +11,15 @@
 
 #include "fsdpckpt/checkpoint.h"
 
-/** Reads `size` stored bytes of the chunk, from `at` bytes behind its start. */
+/** Reads `size` stored bytes of the chunk, starting `at` bytes after its start. */
 typedef fc_code (*fc_stored_fn)(void *context, uint64_t at, unsigned char *bytes, size_t size, fc_error *err);
 
-/** Whether the pipeline allows it: deflate, with or without shuffle, nothing else applied. */
+/** Returns whether the filters allow it: deflate, with or without shuffle, and nothing else. */
 bool fc_decode_lean_can(const fc_extent *extent);
 
 /**
- * Like fc_decode_filters, without its workspace: slower, but with `window_size` bytes (at least 2) beside the result.
+ * Like fc_decode_filters, but slower and without a workspace: it needs only `window_size` bytes (at least 2) in
+ * addition to the result.
  */
 fc_code fc_decode_lean(const fc_extent *extent, fc_stored_fn read, void *context, unsigned char *window,
                        size_t window_size, uint32_t element, unsigned char *out, fc_error *err);

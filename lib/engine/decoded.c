@@ -1,15 +1,16 @@
 /*
- * The cache of decoded chunks. Tiles are cut for the target, so one compressed chunk serves many tiles and many chunks
- * serve one; each is decoded once while it fits. Shared by the workers, and the one place that bounds the memory for
- * decoding: who finds no room waits until others give theirs back.
+ * The cache of decoded chunks. Tiles are cut for the target, so a compressed chunk overlaps many tiles and a tile many
+ * chunks. Each chunk is decoded once while it fits. The cache is shared by the workers, and the only place that limits
+ * the memory for decoding: a worker that finds no room waits until others release theirs.
  *
- * A worker claims the chunks of its tile before it takes the first. What is claimed stays once it is decoded, so that
- * workers on neighbouring tiles can decode a chunk each, and take each other's.
+ * A worker claims the chunks of its tile before it uses the first. A claimed chunk stays once it is decoded, so workers
+ * on neighbouring tiles can decode one chunk each and use each other's.
  */
 #include "engine/decode.h"
 
 #include "base/checked.h"
 #include "base/pages.h"
+#include "base/try.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -18,8 +19,7 @@
 
 enum {
     BUCKETS = 1024,
-    /* Chunks have pages of their own (core/pages.h). Only so many at most, because the system limits the number of
-       mappings. */
+    /* Larger chunks have pages of their own (base/pages.h). The system limits the number of mappings. */
     PAGE = 4096,
     MOST_MAPPINGS = 1 << 14,
     MOST_IDLE = 16
@@ -35,16 +35,16 @@ typedef struct entry {
     const fc_tensor *tensor;
     size_t chunk;
     entry_state state;
-    unsigned claims; /* while there are any, the entry stays, and its bytes with it */
+    unsigned claims; /* while above 0, the entry and its bytes stay */
     unsigned char *bytes;
     size_t size;
     uint64_t cost;
-    uint64_t left; /* bytes that nobody has taken yet; 0: most likely nobody will ask again */
+    uint64_t left; /* bytes that no worker has used yet; at 0 the chunk is probably not needed again */
     struct entry *next_in_bucket;
-    struct entry *newer, *older; /* ring of those that are ready by last use, through fc_decoded.ring */
+    struct entry *newer, *older; /* ring of the ready entries by last use, through fc_decoded.ring */
 } entry;
 
-/* A workspace that nobody uses: kept for the next chunk, as its pages are there already. */
+/* An unused workspace, kept for the next chunk because its pages are already mapped. */
 typedef struct idle {
     unsigned char *bytes;
     size_t size;
@@ -52,18 +52,18 @@ typedef struct idle {
 
 struct fc_decoded {
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* room was made, or a chunk finished loading */
-    uint64_t changes;       /* how often */
+    pthread_cond_t changed; /* signals that memory became free, or that a chunk finished loading */
+    uint64_t changes;       /* how often that happened */
     uint64_t limit, used;
-    uint64_t paged; /* from this size on, chunks have pages of their own */
+    uint64_t paged; /* buffers of at least this many bytes have pages of their own */
     idle idle[MOST_IDLE];
     int nidle;
     entry *buckets[BUCKETS];
-    entry ring; /* ring.older: the newest; ring.newer: the oldest */
+    entry ring; /* ring.older is the newest, ring.newer the oldest */
 };
 
-/* Tells everyone who waits. Called with the lock held. */
-static void tell(fc_decoded *cache) {
+/* Wakes all waiting workers. Called with the lock held. */
+static void wake_all(fc_decoded *cache) {
     cache->changes++;
     pthread_cond_broadcast(&cache->changed);
 }
@@ -100,7 +100,7 @@ static void buffer_free(const fc_decoded *cache, unsigned char *bytes, size_t si
     }
 }
 
-/* What a buffer of `size` bytes takes from the system. */
+/* Returns the memory that a buffer of `size` bytes really takes. */
 static uint64_t buffer_cost(const fc_decoded *cache, uint64_t size) {
     return size < cache->paged ? size : (size + PAGE - 1) / PAGE * PAGE;
 }
@@ -157,7 +157,7 @@ static entry *insert(fc_decoded *cache, const fc_tensor *tensor, size_t chunk) {
     return e;
 }
 
-/* Frees an entry that nobody claims. */
+/* Frees an entry without claims. */
 static void remove_entry(fc_decoded *cache, entry *e) {
     entry **at = bucket_of(cache, e->tensor, e->chunk);
     while (*at != e) {
@@ -187,7 +187,7 @@ void fc_decoded_free(fc_decoded *cache) {
     free(cache);
 }
 
-/* An idle workspace of that size. @return NULL when there is none. */
+/* Returns an idle workspace of exactly `size` bytes, or NULL. */
 static unsigned char *take_idle(fc_decoded *cache, size_t size) {
     for (int i = cache->nidle - 1; i >= 0; i--) {
         if (cache->idle[i].size == size) {
@@ -200,7 +200,7 @@ static unsigned char *take_idle(fc_decoded *cache, size_t size) {
     return NULL;
 }
 
-/* Keeps a workspace; what it takes has just been given up elsewhere, so there is room. */
+/* Keeps a workspace. Its memory has just been released elsewhere, so it fits. */
 static void keep_idle(fc_decoded *cache, unsigned char *bytes, size_t size) {
     if (!bytes) {
         return;
@@ -212,11 +212,15 @@ static void keep_idle(fc_decoded *cache, unsigned char *bytes, size_t size) {
     cache->used += size;
 }
 
-/* Drops entries that nobody claims until `cost` fits, those that have been taken whole first (they are the oldest),
-   before others the idle workspaces: their pages are sooner back than a chunk is decoded. A buffer of `size` bytes
-   among them is kept in `*spare`: chunks of a dataset are of one size, so allocator and page faults stay out of the
-   way. One that has been taken whole is reused even where there is room: it is still in the processor's cache.
-   @return false when the entries that are claimed leave no room. */
+/*
+ * Evicts entries without claims until `cost` fits. Fully used entries go first (they are the oldest), then idle
+ * workspaces, because mapping their pages again is cheaper than decoding a chunk again. Returns false when the claimed
+ * entries leave no room.
+ *
+ * An evicted buffer of exactly `size` bytes is kept in `*spare`, because the chunks of a dataset have the same size;
+ * this avoids the allocator and page faults. A fully used one is reused even where there is room: it is still in the
+ * processor's cache.
+ */
 static bool make_room(fc_decoded *cache, uint64_t cost, size_t size, unsigned char **spare) {
     entry *e = cache->ring.newer;
     while (e != &cache->ring && (cache->limit - cache->used < cost || (!*spare && e->left == 0))) {
@@ -266,7 +270,7 @@ fc_code fc_decoded_claim(fc_decoded *cache, const fc_tensor *tensor, size_t chun
     return e ? FC_OK : fc_no_memory(err, NULL);
 }
 
-/* Takes back a claim. Called with the lock held. */
+/* Releases a claim. Called with the lock held. */
 static void give_back(fc_decoded *cache, entry *e, uint64_t taken) {
     e->left -= taken < e->left ? taken : e->left;
     if (--e->claims > 0) {
@@ -282,17 +286,17 @@ static void give_back(fc_decoded *cache, entry *e, uint64_t taken) {
     } else {
         link_newest(cache, e);
     }
-    tell(cache);
+    wake_all(cache);
 }
 
-/* What it takes to decode a chunk. */
+/* The memory to decode a chunk. */
 typedef struct need {
-    size_t size, extra;               /* of the result, and of the workspace */
-    uint64_t cost;                    /* of both */
-    unsigned char *bytes, *workspace; /* buffers for them that are at hand, or NULL */
+    size_t size, extra;               /* bytes of the result, and of the workspace */
+    uint64_t cost;                    /* bytes of both, as accounted */
+    unsigned char *bytes, *workspace; /* reused buffers, or NULL */
 } need;
 
-/* Takes room for decoding a chunk, if there is some. */
+/* Reserves the memory to decode a chunk. Returns false when there is not enough. */
 static bool take_room(fc_decoded *cache, need *n) {
     n->workspace = take_idle(cache, n->extra);
     n->bytes = NULL;
@@ -304,7 +308,7 @@ static bool take_room(fc_decoded *cache, need *n) {
     return true;
 }
 
-/* Decodes into an entry for which there is room; called and returns with the lock held. */
+/* Decodes into an entry whose memory is reserved. Called with the lock held; releases it while decoding. */
 static fc_code load(fc_decoded *cache, entry *e, const need *n, const fc_extent *extent, fc_decode_fn decode,
                     void *context, fc_error *err) {
     unsigned char *workspace = n->workspace;
@@ -334,7 +338,7 @@ static fc_code load(fc_decoded *cache, entry *e, const need *n, const fc_extent 
         e->cost = 0;
         e->state = ENTRY_ABSENT;
     }
-    tell(cache);
+    wake_all(cache);
     return rc;
 }
 
@@ -342,10 +346,8 @@ fc_code fc_decoded_try(fc_decoded *cache, const fc_tensor *tensor, size_t chunk,
                        uint64_t extra, fc_decode_fn decode, void *context, const unsigned char **bytes, fc_error *err) {
     need n = {(size_t)extent->decoded, (size_t)extra, 0, NULL, NULL};
     *bytes = NULL;
-    fc_code rc = cost_of(cache, extent, extra, &n.cost, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(cost_of(cache, extent, extra, &n.cost, err));
+    fc_code rc = FC_OK;
     pthread_mutex_lock(&cache->lock);
     entry *e = find(cache, tensor, chunk);
     if (e->state == ENTRY_ABSENT && take_room(cache, &n)) {

@@ -1,6 +1,6 @@
 /*
- * The engine: executes a part. From the tiles of the queue to bytes in the target file, by worker threads that share
- * nothing but the queue, the cache of decoded chunks and the first error.
+ * Moves the contiguous items of one target file. The worker threads share only the queue of tiles, the cache of decoded
+ * chunks and the first error.
  */
 #include "fsdpckpt/move.h"
 
@@ -19,14 +19,14 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* How the memory is shared out. */
+/* How the memory is divided. */
 typedef struct budget {
     int threads;
-    int files;         /* source files open at once in a worker */
+    int files;         /* open source files per worker */
     size_t tile;       /* bytes */
     size_t large_tile; /* bytes */
-    size_t scratch;    /* bytes of a worker */
-    uint64_t decoded;  /* bytes for decoded chunks of all workers */
+    size_t scratch;    /* bytes per worker */
+    uint64_t decoded;  /* bytes for all decoded chunks */
 } budget;
 
 typedef struct engine {
@@ -35,16 +35,16 @@ typedef struct engine {
     fc_progress *progress; /* may be NULL */
     budget budget;
     struct fc_source_crc *recorded; /* see fc_move_options; may be NULL */
-    bool casts;                     /* some item changes its type, so workers need a second buffer */
+    bool casts;                     /* some item changes its dtype, so workers need a second buffer */
     fc_queue queue;
     fc_decoded *decoded;
     atomic_bool stop;
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the fields below */
     fc_code code;
     fc_error error;
 } engine;
 
-/* Records the first error and stops everyone. */
+/* Records the first error and stops all workers. */
 static void fail(engine *e, fc_code code, const fc_error *err) {
     pthread_mutex_lock(&e->lock);
     if (e->code == FC_OK) {
@@ -55,12 +55,13 @@ static void fail(engine *e, fc_code code, const fc_error *err) {
     atomic_store(&e->stop, true);
 }
 
-/* A worker's own things. Buffers grow to the larger tile only when a tensor needs it. */
+/* One worker's state. Its buffers grow to the larger tile size only when a tensor needs it. */
 typedef struct worker {
     engine *engine;
     fc_source *source;
     fc_output output;
-    unsigned char *buffer, *cast; /* tiles as in the target, and the current one in the source's type if that differs */
+    unsigned char *buffer,
+        *cast; /* tiles in the target's dtype; the current tile in the source's dtype if that differs */
     size_t buffer_size, cast_size;
 } worker;
 
@@ -77,14 +78,16 @@ static fc_code grow(unsigned char **buffer, size_t *size, size_t target, fc_erro
     return FC_OK;
 }
 
-/* Tiles that follow each other in the file: one write. */
+/* Tiles that are adjacent in the file and share one write. */
 typedef struct run {
-    int end;         /* of its tiles in the batch */
+    int end;         /* index after its last tile in the batch */
     size_t at, size; /* bytes, in the buffer */
 } run;
 
-/* The run that begins with tile `first`, placed in the buffer at the first place from `at` on that is as far from a
-   block's start as the run is in the file: so it can be written directly. */
+/*
+ * Returns the run that begins with tile `first`. Its place in the buffer, `at` or later, has the same distance to a
+ * block boundary as in the file, so direct I/O can write it without a copy.
+ */
 static run next_run(const fc_batch *batch, int first, size_t at) {
     uint64_t offset = batch->tiles[first].offset;
     run r = {first, at + (size_t)((offset - at) % FC_OUTPUT_BLOCK), 0};
@@ -103,7 +106,7 @@ static fc_code make_room(worker *w, const fc_batch *batch, fc_error *err) {
         i = r.end;
     }
     for (int i = 0; i < batch->count; i++) {
-        const fc_active *active = batch->tiles[i].active;
+        const fc_active_item *active = batch->tiles[i].active;
         if (active->dtype != active->tensor->dtype) {
             size_t size = (size_t)batch->tiles[i].tile.count * fc_dtype_size(active->tensor->dtype);
             largest_cast = size > largest_cast ? size : largest_cast;
@@ -113,41 +116,36 @@ static fc_code make_room(worker *w, const fc_batch *batch, fc_error *err) {
     return grow(&w->cast, &w->cast_size, largest_cast, err);
 }
 
-/* Brings a tile into memory as it will be in the target, and digests it while it is in the cache. */
-static fc_code read_tile(worker *w, const fc_active *active, const fc_tile *tile, unsigned char *to,
+/* Reads a tile as it will be in the target, and digests it while it is in the cache. */
+static fc_code read_tile(worker *w, const fc_active_item *active, const fc_tile *tile, unsigned char *to,
                          fc_tile_digest *digest, fc_error *err) {
     fc_box box = {active->tensor->ndim, tile->offsets, tile->sizes};
     bool cast = active->dtype != active->tensor->dtype;
     fc_source_watch(w->source, active->digest.tensor ? w->engine->recorded : NULL, cast);
-    fc_code rc = fc_source_fill(w->source, active->coverage, active->tensor, &box, cast ? w->cast : to, err);
-    if (rc == FC_OK && cast) {
+    FC_TRY(fc_source_fill(w->source, active->coverage, active->tensor, &box, cast ? w->cast : to, err));
+    if (cast) {
         fc_cast(active->tensor->dtype, w->cast, active->dtype, to, (size_t)tile->count);
     }
-    if (rc == FC_OK) {
-        rc = fc_tile_digest_make(&w->engine->target->tensors[active->item->tensor], active->item, &box, to,
-                                 w->engine->queue.crc32, digest, err);
-    }
-    return rc;
+    return fc_tile_digest_make(&w->engine->target->tensors[active->item->tensor], active->item, &box, to,
+                               w->engine->queue.crc32, digest, err);
 }
 
 static fc_code move_batch(worker *w, fc_batch *batch, fc_error *err) {
-    fc_code rc = make_room(w, batch, err);
+    FC_TRY(make_room(w, batch, err));
     size_t at = 0;
-    for (int i = 0; rc == FC_OK && i < batch->count;) {
+    for (int i = 0; i < batch->count;) {
         run r = next_run(batch, i, at);
         uint64_t offset = batch->tiles[i].offset;
-        for (at = r.at; rc == FC_OK && i < r.end; at += batch->tiles[i++].size) {
-            rc = read_tile(w, batch->tiles[i].active, &batch->tiles[i].tile, w->buffer + at, &batch->tiles[i].digest,
-                           err);
+        for (at = r.at; i < r.end; at += batch->tiles[i++].size) {
+            FC_TRY(read_tile(w, batch->tiles[i].active, &batch->tiles[i].tile, w->buffer + at, &batch->tiles[i].digest,
+                             err));
         }
-        if (rc == FC_OK) {
-            rc = fc_output_write(&w->output, w->buffer + r.at, r.size, offset, err);
-        }
-        if (rc == FC_OK && w->engine->progress) {
+        FC_TRY(fc_output_write(&w->output, w->buffer + r.at, r.size, offset, err));
+        if (w->engine->progress) {
             atomic_fetch_add_explicit(&w->engine->progress->done, r.size, memory_order_relaxed);
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 static bool cancelled(const engine *e) {
@@ -177,7 +175,7 @@ static fc_code move_batches(worker *w, fc_error *err) {
     return rc;
 }
 
-/* A thread's life. An error goes to the engine. */
+/* A worker thread. Its error goes to the engine. */
 static void *work(void *context) {
     engine *e = context;
     worker w = {.engine = e, .output = {.fd = -1, .direct = -1}};
@@ -205,14 +203,14 @@ static size_t clamp(uint64_t value, uint64_t low, uint64_t high) {
     return (size_t)(value < low ? low : value > high ? high : value);
 }
 
-/* What a worker holds besides tiles and the window. */
+/* Bytes that a worker holds in addition to tiles and the window. */
 static size_t worker_overhead(void) {
     return fc_source_overhead() + sizeof(fc_batch);
 }
 
-/* Shares `memory` out: at most half of it, or what is least, for the workers' buffers, the rest for decoded chunks. */
-static void share_out(uint64_t memory, int threads, bool casts, budget *b) {
-    uint64_t buffers = casts ? 3 : 2; /* tile, window, and the cast tile: each takes an equal share */
+/* Divides `memory`: at most half of it (or the minimum) for the workers' buffers, the rest for decoded chunks. */
+static void divide_memory(uint64_t memory, int threads, bool casts, budget *b) {
+    uint64_t buffers = casts ? 3 : 2; /* tile, window and cast tile get equal shares */
     uint64_t least = worker_overhead() + buffers * FC_LEAST_TILE_BYTES;
     uint64_t fit = memory / 2 / least;
     b->threads = threads;
@@ -228,7 +226,7 @@ static void share_out(uint64_t memory, int threads, bool casts, budget *b) {
     b->files = fc_files_per_worker(b->threads);
 }
 
-/* Bytes that the part owns, as far as they decide how many threads are worth starting. */
+/* Counts the elements that the engine moves into the file. They decide how many threads are worth starting. */
 static uint64_t owned_bytes(const fc_target *target, const fc_target_file *file, bool *casts) {
     uint64_t total = 0;
     *casts = false;
@@ -247,11 +245,11 @@ static uint64_t owned_bytes(const fc_target *target, const fc_target_file *file,
     return total;
 }
 
-static int wanted_threads(const fc_move_options *options, uint64_t bytes) {
+static int choose_threads(const fc_move_options *options, uint64_t bytes) {
     int threads = options && options->threads > 0 ? options->threads : fc_default_threads();
     threads = threads > FC_MOST_THREADS ? FC_MOST_THREADS : threads;
     bytes /= options && options->shares > 1 ? options->shares : 1;
-    uint64_t useful = bytes / (FC_TILE_BYTES / 4) + 1; /* a thread for less than this is not worth its start */
+    uint64_t useful = bytes / (FC_TILE_BYTES / 4) + 1; /* less than this does not justify a thread */
     return (uint64_t)threads > useful ? (int)useful : threads;
 }
 
@@ -266,12 +264,12 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
     engine e = {.target = target, .file = file, .progress = options ? options->progress : NULL};
     e.recorded = options ? options->recorded : NULL;
     uint64_t bytes = owned_bytes(target, file, &e.casts);
-    share_out(memory, wanted_threads(options, bytes), e.casts, &e.budget);
+    divide_memory(memory, choose_threads(options, bytes), e.casts, &e.budget);
     e.decoded = fc_decoded_new(e.budget.decoded);
     if (!e.decoded) {
         return fc_no_memory(err, file->path);
     }
-    bool first = !options || options->share == 0; /* of those that write this file together */
+    bool first = !options || options->share == 0; /* of the processes that write this file together */
     fc_code rc = first ? fc_output_allocate(file->path, err) : FC_OK;
     if (rc != FC_OK) {
         fc_decoded_free(e.decoded);

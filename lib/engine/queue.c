@@ -1,5 +1,5 @@
 /*
- * The queue of tiles. One mutex: a tile is half a megabyte of copying, so taking one costs nothing beside it.
+ * The queue of tiles. A single mutex is enough: taking a tile costs nothing compared with copying its megabyte.
  */
 #include "engine/queue.h"
 
@@ -22,7 +22,7 @@ void fc_queue_init(fc_queue *queue, const fc_target *target, const fc_target_fil
     queue->end = UINT64_MAX;
 }
 
-static void drop(const fc_queue *queue, fc_active *active) {
+static void drop(const fc_queue *queue, fc_active_item *active) {
     if (active && --active->users == 0) {
         fc_item_digest_end(&active->digest, queue->target, queue->crc32);
         fc_coverage_free(active->coverage);
@@ -40,14 +40,16 @@ static fc_box item_box(const fc_target_item *item, const fc_tensor *tensor) {
     return box;
 }
 
-/* Bytes an element in the larger of the source's and the target's type: both must fit a tile's buffer. */
+/* Returns the bytes per element in the wider of the source's and target's dtypes: both must fit a tile's buffer. */
 static uint32_t element_size(const fc_target_tensor *target) {
     uint32_t a = fc_dtype_size(target->source->dtype), b = fc_dtype_size(target->dtype);
     return a > b ? a : b;
 }
 
-/* All chunks of a tensor are stored alike, so the first tells; an error with it is left to the worker that reads it, if
-   any. */
+/*
+ * All chunks of a tensor are stored alike, so looking at the first is enough. An error is ignored here: the worker that
+ * reads the chunk reports it.
+ */
 bool fc_gains_from_large_tiles(const fc_checkpoint *source, const fc_tensor *tensor) {
     fc_extent extent;
     if (tensor->nchunks == 0 || fc_checkpoint_extent(source, tensor, 0, &extent, NULL) != FC_OK) {
@@ -58,7 +60,7 @@ bool fc_gains_from_large_tiles(const fc_checkpoint *source, const fc_tensor *ten
            (last >= 0 && tensor->chunks[0].dims[tensor->ndim + last] > 1 && extent.strides[last] != 1);
 }
 
-/* Whether an item is stored contiguously in this part's file and has elements. */
+/* Returns whether an item is stored contiguously in this file and has elements. */
 static bool has_bytes(const fc_queue *queue, const fc_target_item *item) {
     if (!item->owned || item->chunk) {
         return false;
@@ -67,7 +69,7 @@ static bool has_bytes(const fc_queue *queue, const fc_target_item *item) {
     return fc_box_volume(&box) > 0;
 }
 
-/* Data bytes of an item; what overflows is as much as there can be, and refused when its turn comes (check_item). */
+/* Returns the data bytes of an item. An overflow gives the largest number; check_item rejects the item later. */
 static uint64_t item_bytes(const fc_queue *queue, const fc_target_item *item) {
     const fc_target_tensor *target = &queue->target->tensors[item->tensor];
     fc_box box = item_box(item, target->source);
@@ -75,8 +77,10 @@ static uint64_t item_bytes(const fc_queue *queue, const fc_target_item *item) {
     return fc_mul_i64(fc_box_volume(&box), fc_dtype_size(target->dtype), &bytes) ? (uint64_t)bytes : INT64_MAX;
 }
 
-/* Where in an item of `bytes` at the queue's position the share's bound `at` lies: at a multiple, so that small items
-   stay whole and tiles begin where the disk's blocks do. */
+/*
+ * Returns where the bound `at` of a share falls within the item of `bytes` bytes at the queue's position. It is rounded
+ * down to a multiple of FC_SHARE_BYTES, so that small items stay whole and tiles begin at the disk's blocks.
+ */
 static uint64_t bound_within(const fc_queue *queue, uint64_t at, uint64_t bytes) {
     if (at <= queue->position) {
         return 0;
@@ -96,12 +100,12 @@ void fc_queue_share(fc_queue *queue, uint32_t share, uint32_t shares) {
             total = total + bytes < total ? UINT64_MAX : total + bytes;
         }
     }
-    /* As wide as a product of two numbers: a part may be petabytes. */
+    /* The product of both numbers needs 128 bits: a target file may have petabytes. */
     queue->first = (uint64_t)((unsigned __int128)total * share / shares);
     queue->end = share + 1 == shares ? UINT64_MAX : (uint64_t)((unsigned __int128)total * (share + 1) / shares);
 }
 
-/* Goes to the next item of which this process moves something: bytes [*first, *end) of it. @return false at the end. */
+/* Advances to the next item of which this process moves bytes [*first, *end). Returns false at the end. */
 static bool find_next(fc_queue *queue, uint64_t *first, uint64_t *end) {
     const fc_target_file *file = queue->file;
     for (; queue->next < file->nitems && queue->position < queue->end; queue->next++) {
@@ -123,12 +127,12 @@ static bool find_next(fc_queue *queue, uint64_t *first, uint64_t *end) {
 static fc_code check_item(const fc_target_tensor *target, const fc_box *box, uint64_t offset, fc_error *err) {
     const fc_tensor *tensor = target->source;
     if (!fc_box_within(box, tensor->shape)) {
-        return fc_fail(err, FC_EUSAGE, "tensor %s: the box %s lies outside the tensor", target->name,
+        return fc_fail(err, FC_EUSAGE, "tensor %s: the box %s is outside the tensor", target->name,
                        fc_box_to_text(box).s);
     }
     if (target->dtype != tensor->dtype &&
         (fc_dtype_get(target->dtype)->cls != FC_CLASS_FLOAT || fc_dtype_get(tensor->dtype)->cls != FC_CLASS_FLOAT)) {
-        return fc_fail(err, FC_EUSAGE, "tensor %s: %s cannot become %s", target->name,
+        return fc_fail(err, FC_EUSAGE, "tensor %s: converting %s to %s is not supported", target->name,
                        fc_dtype_get(tensor->dtype)->torch_name, fc_dtype_get(target->dtype)->torch_name);
     }
     int64_t bytes;
@@ -141,10 +145,12 @@ static fc_code check_item(const fc_target_tensor *target, const fc_box *box, uin
     return FC_OK;
 }
 
-/* How the current item is cut. Where its place in the file is no multiple of a block, as in archives, no tile of whole
-   rows begins at one, and each would have a head and a tail to write through the page cache. Then a batch is a run from
-   block to block, of a few tiles. Tensors that gain from large tiles are left out: theirs are rare, and cutting within
-   rows is not for them. */
+/*
+ * Decides how the current item is cut into tiles. If the item does not start at a block boundary (as in archives), no
+ * tile of whole rows does, and each would have a head and a tail to write through the page cache. A batch is then a run
+ * of a few tiles from one block boundary to another. Tensors that gain from large tiles keep those: they are rare, and
+ * are not cut within rows.
+ */
 static void cut_item(fc_queue *queue, const fc_box *box, uint64_t first, uint64_t end) {
     const fc_target_item *item = queue->current->item;
     const fc_target_tensor *target = &queue->target->tensors[item->tensor];
@@ -161,10 +167,12 @@ static void cut_item(fc_queue *queue, const fc_box *box, uint64_t first, uint64_
     queue->run = runs && queue->tiles.limit >= 2 * FC_OUTPUT_BLOCK / (int64_t)size ? queue->tiles.limit : 0;
 }
 
-/* Where the run that begins with the next tile ends: at a block of the file, or with the item, which keeps what is less
-   than a block. */
+/*
+ * Returns where the run that begins with the next tile ends: at a block boundary of the file, or at the item's end,
+ * with which a last part of less than a block is merged.
+ */
 static int64_t end_of_run(const fc_queue *queue) {
-    const fc_active *active = queue->current;
+    const fc_active_item *active = queue->current;
     uint32_t size = fc_dtype_size(active->dtype);
     int64_t next = queue->tiles.next, block = FC_OUTPUT_BLOCK / size;
     if (queue->item_end - next <= queue->run) {
@@ -188,22 +196,22 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
     FC_TRY(check_item(target, &box, item->offset, err));
     fc_coverage *coverage;
     FC_TRY(fc_coverage_within(queue->target->source, target->source, &box, &coverage, err));
-    fc_active *active = malloc(sizeof *active);
+    fc_active_item *active = malloc(sizeof *active);
     if (!active) {
         fc_coverage_free(coverage);
         return fc_fail(err, FC_ENOMEM, "tensor %s: out of memory", target->name);
     }
-    *active =
-        (fc_active){.tensor = target->source, .item = item, .dtype = target->dtype, .coverage = coverage, .users = 1};
+    *active = (fc_active_item){
+        .tensor = target->source, .item = item, .dtype = target->dtype, .coverage = coverage, .users = 1};
     fc_item_digest_begin(&active->digest, item, file, queue->digests);
     queue->current = active;
     cut_item(queue, &box, first, end);
     return FC_OK;
 }
 
-/* Adds the current item's next tile to the batch, and closes the item when it was the last. */
+/* Adds the next tile of the current item to the batch, and closes the item after its last tile. */
 static void add_tile(fc_queue *queue, fc_batch *batch) {
-    fc_active *active = queue->current;
+    fc_active_item *active = queue->current;
     fc_tile tile;
     if (!fc_tiles_next(&queue->tiles, &tile)) {
         return;
@@ -222,7 +230,7 @@ static void add_tile(fc_queue *queue, fc_batch *batch) {
     }
 }
 
-/* Adds tiles of the current item up to the end of a run, or one. */
+/* Adds one tile of the current item, or all tiles up to the end of a run. */
 static void add_run(fc_queue *queue, fc_batch *batch) {
     if (queue->run == 0) {
         add_tile(queue, batch);
@@ -234,7 +242,7 @@ static void add_run(fc_queue *queue, fc_batch *batch) {
     }
 }
 
-/* Whether the next item is so small that it fits the `room` left in a batch whole. */
+/* Returns whether the next item as a whole fits the `room` left in a batch. */
 static bool next_fits(const fc_queue *queue, size_t room) {
     if (queue->next >= queue->file->nitems) {
         return false;
@@ -254,7 +262,7 @@ static fc_code take(fc_queue *queue, fc_batch *batch, fc_error *err) {
                 return rc;
             }
         }
-        /* After skipped items the one that was opened may be larger than `room`; it waits for the next batch. */
+        /* Items may have been skipped, so the opened one can exceed `room`. It then waits for the next batch. */
         uint32_t element = element_size(&queue->target->tensors[queue->current->item->tensor]);
         bool whole = queue->tiles.next == 0 && (uint64_t)queue->item_end <= room / element;
         if (!whole && batch->count > 0) {

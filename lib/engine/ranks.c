@@ -1,6 +1,6 @@
 /*
- * What the ranks of a conversion tell each other: see ranks.h. Each function agrees first, so that a rank which fails
- * keeps nobody waiting; what can fail on one rank after that is brought to the next agreement.
+ * What the ranks of a conversion exchange. See ranks.h. Each function agrees first, so a failed rank never leaves the
+ * others waiting. A later failure on one rank is reported at the next agreement.
  */
 #include "engine/ranks.h"
 
@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-/* Names, types and shapes, and how many pieces: what tells one checkpoint from another. */
+/* Hashes names, dtypes, shapes and numbers of chunks, which distinguish checkpoints well enough. */
 static uint64_t fingerprint(const fc_target *target) {
     uint64_t print = target->ntensors;
     for (size_t i = 0; i < target->ntensors; i++) {
@@ -34,13 +34,14 @@ fc_code fc_ranks_compare(fc_comm *comm, fc_code mine, const fc_target *target, f
     uint64_t own = fingerprint(target), leader = own;
     rc = comm->broadcast(comm, &leader, sizeof leader, 0, NULL, err);
     if (rc == FC_OK && own != leader) {
-        rc = fc_fail(err, FC_EUSAGE, "%s: holds other tensors than rank 0 sees there: is it on a shared file system?",
+        rc = fc_fail(err, FC_EUSAGE,
+                     "%s: this rank sees other tensors than rank 0; put the checkpoint on a shared file system",
                      target->source->path);
     }
     return fc_ranks_agree(comm, rc, err);
 }
 
-/* Rank 0's bytes for all; the others get a copy from `arena`. */
+/* Sends rank 0's bytes to all ranks; the others get a copy from `arena`. */
 static fc_code share_bytes(fc_comm *comm, const void *bytes, size_t size, void **copy, fc_arena *arena, fc_error *err) {
     uint64_t length = size;
     FC_TRY(comm->broadcast(comm, &length, sizeof length, 0, NULL, err));
@@ -72,30 +73,33 @@ fc_code fc_ranks_share_number(fc_comm *comm, fc_code mine, size_t *number, fc_er
     return rc == FC_OK && comm ? comm->broadcast(comm, number, sizeof *number, 0, NULL, err) : rc;
 }
 
-/* What reserving decides of an item: where it is, and whether it is the engine's to write. */
-typedef struct place {
+/* What rank 0 has reserved for an item: its offset, and whether the engine writes it. */
+typedef struct reserved_item {
     uint64_t offset, owned;
-} place;
+} reserved_item;
 
-fc_code fc_ranks_share_part(fc_comm *comm, fc_code mine, fc_target_file *file, fc_arena *arena, fc_error *err) {
+fc_code fc_ranks_share_file(fc_comm *comm, fc_code mine, fc_target_file *file, fc_arena *arena, fc_error *err) {
     fc_code rc = fc_ranks_share_path(comm, mine, &file->path, arena, err);
     if (rc != FC_OK || !comm) {
         return rc;
     }
-    place *places = fc_arena_calloc(arena, file->nitems, sizeof *places);
-    FC_TRY(fc_ranks_agree(comm, places ? FC_OK : fc_no_memory(err, NULL), err));
+    reserved_item *reserved = fc_arena_calloc(arena, file->nitems, sizeof *reserved);
+    FC_TRY(fc_ranks_agree(comm, reserved ? FC_OK : fc_no_memory(err, NULL), err));
     for (size_t i = 0; i < file->nitems; i++) {
-        places[i] = (place){file->items[i].offset, file->items[i].owned};
+        reserved[i] = (reserved_item){file->items[i].offset, file->items[i].owned};
     }
-    rc = comm->broadcast(comm, places, file->nitems * sizeof *places, 0, NULL, err);
+    rc = comm->broadcast(comm, reserved, file->nitems * sizeof *reserved, 0, NULL, err);
     for (size_t i = 0; rc == FC_OK && i < file->nitems; i++) {
-        file->items[i].offset = places[i].offset;
-        file->items[i].owned = places[i].owned != 0;
+        file->items[i].offset = reserved[i].offset;
+        file->items[i].owned = reserved[i].owned != 0;
     }
     return rc;
 }
 
-/* The digests of an item stored contiguously here as sums that combine by XOR, into two numbers; or back. */
+/*
+ * Converts the digests of the items stored contiguously here to sums that combine by XOR, two numbers per item, or
+ * back.
+ */
 static void convert_digests(const fc_target *target, fc_target_file *file, bool crc32, uint64_t *sums, bool back) {
     for (size_t i = 0; i < file->nitems; i++) {
         fc_target_item *item = &file->items[i];
@@ -122,7 +126,7 @@ fc_code fc_ranks_join_items(fc_comm *comm, fc_code mine, const fc_target *target
     uint64_t *sums = arena ? fc_arena_calloc(arena, file->nitems + 1, 2 * sizeof *sums) : NULL;
     fc_code rc = mine != FC_OK || sums ? mine : fc_no_memory(err, NULL);
     if (rc == FC_OK) {
-        rc = fc_output_sync(file->path, err); /* another machine's page cache is nothing that rank 0 could sync */
+        rc = fc_output_sync(file->path, err); /* rank 0 cannot sync another machine's page cache */
     }
     rc = fc_ranks_agree(comm, rc, err);
     if (rc == FC_OK) {

@@ -1,6 +1,6 @@
 /*
- * Reading one box, without threads: into memory (what inspect and diff use), or piece by piece in row-major order (what
- * extract uses). The same source as the engine's, and what is read whole is compared with what is recorded of it.
+ * Reads one box without threads: into memory (for inspect and diff), or tile by tile in row-major order (for extract).
+ * It uses the engine's source. A tensor that is read as a whole is compared with its recorded digests.
  */
 #include "engine/read_box.h"
 
@@ -12,32 +12,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A box being read. `whole` is where all of it goes; else each tile goes through `tile` to `visit`. */
-typedef struct reading {
+/* A box to read. All of it goes to `whole`; if that is NULL, each tile goes through `tile` to `visit`. */
+typedef struct box_reader {
     fc_source *source;
     fc_coverage *coverage;
-    fc_source_crc *crc; /* to which it is added; NULL: to nothing */
+    fc_source_crc *crc; /* collects the CRCs of what is read; may be NULL */
     const fc_tensor *tensor;
     fc_dtype dtype;
     unsigned char *whole;
-    unsigned char *raw;  /* FC_TILE_BYTES as they are stored, for a cast */
-    unsigned char *tile; /* room for a tile's elements, without `whole` */
+    unsigned char *raw;  /* FC_TILE_BYTES in the source's dtype, for a cast */
+    unsigned char *tile; /* one tile, when `whole` is NULL */
     fc_read_visit *visit;
     void *context;
-} reading;
+} box_reader;
 
-static fc_code read_tile(const reading *r, const fc_tile *tile, fc_error *err) {
-    fc_box part = {r->tensor->ndim, tile->offsets, tile->sizes};
+static fc_code read_tile(const box_reader *r, const fc_tile *tile, fc_error *err) {
+    fc_box box = {r->tensor->ndim, tile->offsets, tile->sizes};
     uint32_t size = fc_dtype_size(r->dtype);
     unsigned char *to = r->whole ? r->whole + (size_t)tile->start * size : r->tile;
-    fc_code rc = fc_source_fill(r->source, r->coverage, r->tensor, &part, r->raw ? r->raw : to, err);
-    if (rc == FC_OK && r->raw) {
+    FC_TRY(fc_source_fill(r->source, r->coverage, r->tensor, &box, r->raw ? r->raw : to, err));
+    if (r->raw) {
         fc_cast(r->tensor->dtype, r->raw, r->dtype, to, (size_t)tile->count);
     }
-    return rc == FC_OK && r->visit ? r->visit(r->context, to, (size_t)tile->count * size, err) : rc;
+    return r->visit ? r->visit(r->context, to, (size_t)tile->count * size, err) : FC_OK;
 }
 
-static fc_code read_tiles(const reading *r, const fc_box *box, fc_error *err) {
+static fc_code read_tiles(const box_reader *r, const fc_box *box, fc_error *err) {
     fc_tiles tiles;
     fc_tile tile;
     fc_tiles_begin(&tiles, box, FC_TILE_BYTES / fc_dtype_size(r->tensor->dtype), 1);
@@ -47,13 +47,13 @@ static fc_code read_tiles(const reading *r, const fc_box *box, fc_error *err) {
     return FC_OK;
 }
 
-/* Fills the rest of `r`, reads, and frees what it filled. */
-static fc_code read_box(const fc_checkpoint *checkpoint, reading *r, const fc_box *box, fc_error *err) {
+/* Fills the rest of `r`, reads the box, and frees what it allocated. */
+static fc_code read_box(const fc_checkpoint *checkpoint, box_reader *r, const fc_box *box, fc_error *err) {
     const fc_tensor *tensor = r->tensor;
     fc_decoded *decoded = NULL;
     bool cast = r->dtype != tensor->dtype;
     if (cast && (fc_dtype_get(r->dtype)->cls != FC_CLASS_FLOAT || fc_dtype_get(tensor->dtype)->cls != FC_CLASS_FLOAT)) {
-        return fc_fail(err, FC_EUSAGE, "tensor %s: %s cannot be read as %s", tensor->name,
+        return fc_fail(err, FC_EUSAGE, "tensor %s: reading %s as %s is not supported", tensor->name,
                        fc_dtype_get(tensor->dtype)->torch_name, fc_dtype_get(r->dtype)->torch_name);
     }
     fc_code rc = fc_coverage_within(checkpoint, tensor, box, &r->coverage, err);
@@ -67,12 +67,10 @@ static fc_code read_box(const fc_checkpoint *checkpoint, reading *r, const fc_bo
         rc = fc_no_memory(err, checkpoint->path);
         goto out;
     }
-    rc = fc_source_new(checkpoint, decoded, FC_SCRATCH_BYTES, FC_OPEN_FILES, &r->source, err);
-    if (rc == FC_OK) {
-        fc_source_check_objects(r->source);
-        fc_source_watch(r->source, r->crc, true);
-        rc = read_tiles(r, box, err);
-    }
+    FC_TRY_GOTO(fc_source_new(checkpoint, decoded, FC_SCRATCH_BYTES, FC_OPEN_FILES, &r->source, err), rc, out);
+    fc_source_check_objects(r->source);
+    fc_source_watch(r->source, r->crc, true);
+    rc = read_tiles(r, box, err);
 out:
     fc_source_free(r->source);
     fc_decoded_free(decoded);
@@ -82,8 +80,8 @@ out:
     return rc;
 }
 
-/* A tensor that is read whole is compared with what is recorded of it. */
-static fc_code read_checked(const fc_checkpoint *checkpoint, reading *r, const fc_box *box, fc_error *err) {
+/* A tensor that is read as a whole is compared with what is recorded of it. */
+static fc_code read_checked(const fc_checkpoint *checkpoint, box_reader *r, const fc_box *box, fc_error *err) {
     const fc_tensor *tensor = r->tensor;
     if (tensor->ndim > 0 && memcmp(box->sizes, tensor->shape, (size_t)tensor->ndim * sizeof *box->sizes) != 0) {
         return read_box(checkpoint, r, box, err);
@@ -99,18 +97,18 @@ out:
 
 fc_code fc_read_box(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                     void *buf, fc_error *err) {
-    reading r = {.tensor = tensor, .dtype = dtype, .whole = buf};
+    box_reader r = {.tensor = tensor, .dtype = dtype, .whole = buf};
     return read_checked(checkpoint, &r, box, err);
 }
 
-fc_code fc_read_piece(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
-                      void *buf, fc_source_crc *crc, fc_error *err) {
-    reading r = {.tensor = tensor, .dtype = dtype, .whole = buf, .crc = crc};
+fc_code fc_read_box_crc(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
+                        void *buf, fc_source_crc *crc, fc_error *err) {
+    box_reader r = {.tensor = tensor, .dtype = dtype, .whole = buf, .crc = crc};
     return read_box(checkpoint, &r, box, err);
 }
 
 fc_code fc_read_stream(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
                        fc_read_visit *visit, void *context, fc_error *err) {
-    reading r = {.tensor = tensor, .dtype = dtype, .visit = visit, .context = context};
+    box_reader r = {.tensor = tensor, .dtype = dtype, .visit = visit, .context = context};
     return read_checked(checkpoint, &r, box, err);
 }

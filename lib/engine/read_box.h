@@ -1,5 +1,5 @@
 /*
- * Reading boxes that are pieces of something: who reads them adds up what was read, and compares it when all is.
+ * Reads boxes whose CRCs are collected by the caller, who compares them once everything is read.
  */
 #ifndef FSDPCKPT_ENGINE_READ_BOX_H
 #define FSDPCKPT_ENGINE_READ_BOX_H
@@ -11,8 +11,8 @@
 #include "engine/source_crc.h"
 #include "fsdpckpt/move.h"
 
-/** As fc_read_box, adding what is read to `crc`; NULL: to nothing. */
-fc_code fc_read_piece(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
-                      void *buf, fc_source_crc *crc, fc_error *err);
+/** Like fc_read_box, but adds the CRCs of what it reads to `crc` instead of comparing them. `crc` may be NULL. */
+fc_code fc_read_box_crc(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_box *box, fc_dtype dtype,
+                        void *buf, fc_source_crc *crc, fc_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * See record_crc.h. The runs of a record are sorted; gaps between them are read from the file and added. Where two
- * overlap their sums cannot be taken apart, so all of the record is read.
+ * Compares records that hold several chunks. See record_crc.h. The runs of a record are sorted, and the gaps between
+ * them are read from the file. Sums of overlapping runs cannot be separated, so then the whole record is read.
  */
 #include "engine/record_crc.h"
 
@@ -17,14 +17,14 @@
 
 enum {
     GAP_READ = 256 << 10,
-    GAP_FREE = 1 << 20 /* read in any case; more than that only if as much was moved */
+    GAP_FREE = 1 << 20 /* always read; more than this only if as much was moved */
 };
 
 /* Bytes of a record that were summed up. */
 typedef struct fc_record_run {
-    uint64_t offset, length; /* of the record, in its file */
+    uint64_t offset, length; /* of the record, in its file, in bytes */
     uint64_t first, bytes;   /* of the run, from the start of the record */
-    uint64_t moved;          /* of the chunk, in whatever way */
+    uint64_t moved;          /* bytes of the chunk that were read in any way */
     const fc_tensor *tensor;
     uint32_t file, recorded, sum;
 } run;
@@ -56,8 +56,8 @@ static int in_order(uint64_t a, uint64_t b) {
     return (a > b) - (a < b);
 }
 
-/* By their records, then by their places; of those at one place the empty ones first. */
-static int by_place(const void *a, const void *b) {
+/* Sorts by record, then by offset; at one offset, empty runs come first. */
+static int by_offset(const void *a, const void *b) {
     const run *x = a, *y = b;
     int order = in_order(x->file, y->file);
     order = order ? order : in_order(x->offset, y->offset);
@@ -65,23 +65,22 @@ static int by_place(const void *a, const void *b) {
     return order ? order : in_order(x->bytes, y->bytes);
 }
 
-/* Adds what lies from `from` to `to` in the record of `r`. */
+/* Adds the bytes [from, to) of the record of `r`. */
 static fc_code add_gap(const fc_input *input, const run *r, uint64_t from, uint64_t to, unsigned char *buffer,
                        uint32_t *sum, fc_error *err) {
-    fc_code rc = FC_OK;
-    while (rc == FC_OK && from < to) {
+    while (from < to) {
         size_t size = to - from < GAP_READ ? (size_t)(to - from) : GAP_READ;
-        rc = fc_pread_full(input->fd, buffer, size, r->offset + from, input->path, err);
-        if (rc == FC_OK) {
-            from += size;
-            *sum ^= fc_crc32_shift(fc_crc32_bare(buffer, size), r->length - from);
-        }
+        FC_TRY(fc_pread_full(input->fd, buffer, size, r->offset + from, input->path, err));
+        from += size;
+        *sum ^= fc_crc32_shift(fc_crc32_bare(buffer, size), r->length - from);
     }
-    return rc;
+    return FC_OK;
 }
 
-/* How many of the first of `count` runs of a record are used: all, or none where some overlap. `*missing` is how many
-   bytes are to be read then. */
+/*
+ * Returns how many of the `count` runs of a record can be used: all, or none if some overlap. `*missing` receives the
+ * bytes that must then be read.
+ */
 static size_t usable(const run *runs, size_t count, uint64_t *missing) {
     uint64_t at = 0, known = 0;
     for (size_t i = 0; i < count; i++) {
@@ -96,7 +95,7 @@ static size_t usable(const run *runs, size_t count, uint64_t *missing) {
     return count;
 }
 
-/* Whether it is worth it: who converts a layer of a flat partition does not want to wait for all of it. */
+/* Whoever converts one layer of a flat partition does not want to wait for all of it. */
 static bool is_affordable(const run *runs, size_t count, uint64_t missing) {
     uint64_t budget = GAP_FREE;
     for (size_t i = 0; i < count && budget < missing; i++) {
@@ -105,18 +104,17 @@ static bool is_affordable(const run *runs, size_t count, uint64_t missing) {
     return missing <= budget;
 }
 
-/* The bare CRC of a record of which `count` runs are known; `of` is any of them. */
+/* Computes the bare CRC of a record of which `count` runs are known; `of` is any of them. */
 static fc_code sum_record(const fc_input *input, const run *of, const run *runs, size_t count, unsigned char *buffer,
                           uint32_t *sum, fc_error *err) {
     uint64_t at = 0;
-    fc_code rc = FC_OK;
     *sum = 0;
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
-        rc = add_gap(input, of, at, runs[i].first, buffer, sum, err);
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY(add_gap(input, of, at, runs[i].first, buffer, sum, err));
         *sum ^= runs[i].sum;
         at = runs[i].first + runs[i].bytes;
     }
-    return rc == FC_OK ? add_gap(input, of, at, of->length, buffer, sum, err) : rc;
+    return add_gap(input, of, at, of->length, buffer, sum, err);
 }
 
 static fc_code check_record(const fc_record_crcs *records, const run *runs, size_t count, unsigned char *buffer,
@@ -131,17 +129,18 @@ static fc_code check_record(const fc_record_crcs *records, const run *runs, size
     }
     FC_TRY(fc_input_open(&input, path, err));
     fc_code rc = fc_identity_check(records->checkpoint, runs->file, input.fd, err);
-    rc = rc == FC_OK ? sum_record(&input, runs, runs, used, buffer, &sum, err) : rc;
+    if (rc == FC_OK) {
+        rc = sum_record(&input, runs, runs, used, buffer, &sum, err);
+    }
     fc_input_close(&input);
     if (rc != FC_OK || fc_crc32_finish(sum, runs->length) == runs->recorded) {
         return rc;
     }
-    return fc_fail(err, FC_ECORRUPT,
-                   "%s: offset %" PRIu64 ": damaged: the CRC-32 of the %" PRIu64
-                   " bytes of which tensor %s is a part is %08" PRIx32 ", the archive says %08" PRIx32
-                   "; fsdpckpt verify lists all that is damaged",
-                   path, runs->offset, runs->length, runs->tensor->name, fc_crc32_finish(sum, runs->length),
-                   runs->recorded);
+    return fc_fail(
+        err, FC_ECORRUPT,
+        "%s: offset %" PRIu64 ": damaged: the CRC-32 of the %" PRIu64 " bytes that contain tensor %s is %08" PRIx32
+        " but the archive records %08" PRIx32 "; fsdpckpt verify lists all damage",
+        path, runs->offset, runs->length, runs->tensor->name, fc_crc32_finish(sum, runs->length), runs->recorded);
 }
 
 fc_code fc_record_crcs_check(fc_record_crcs *records, const fc_comm *comm, fc_error *err) {
@@ -151,14 +150,19 @@ fc_code fc_record_crcs_check(fc_record_crcs *records, const fc_comm *comm, fc_er
     const size_t share = comm ? (size_t)comm->rank : 0, shares = comm ? (size_t)comm->size : 1;
     const run *runs = records->runs;
     unsigned char *buffer = malloc(GAP_READ);
-    fc_code rc = buffer ? FC_OK : fc_no_memory(err, records->checkpoint->path);
-    qsort(records->runs, records->count, sizeof *records->runs, by_place);
+    if (!buffer) {
+        return fc_no_memory(err, records->checkpoint->path);
+    }
+    fc_code rc = FC_OK;
+    qsort(records->runs, records->count, sizeof *records->runs, by_offset);
     for (size_t i = 0, next, number = 0; rc == FC_OK && i < records->count; i = next, number++) {
         for (next = i + 1;
              next < records->count && runs[next].file == runs[i].file && runs[next].offset == runs[i].offset;) {
             next++;
         }
-        rc = number % shares == share ? check_record(records, runs + i, next - i, buffer, err) : FC_OK;
+        if (number % shares == share) {
+            rc = check_record(records, runs + i, next - i, buffer, err);
+        }
     }
     free(buffer);
     return rc;

@@ -1,6 +1,6 @@
 /*
- * CRC-32s of records that are more than one chunk of a checkpoint: some of a record's bytes were summed up while they
- * were moved, what lies between them is read here.
+ * Compares the CRC-32s of zip records that hold more than one chunk. Parts of a record were summed up while they were
+ * moved; the gaps between them are read here.
  */
 #ifndef FSDPCKPT_ENGINE_RECORD_CRC_H
 #define FSDPCKPT_ENGINE_RECORD_CRC_H
@@ -14,7 +14,7 @@
 
 struct fc_record_run;
 
-/** What is known of records; all 0 but for the checkpoint to start with. */
+/** The sums known so far. Start with everything zero except `checkpoint`. */
 typedef struct fc_record_crcs {
     const fc_checkpoint *checkpoint;
     struct fc_record_run *runs;
@@ -23,14 +23,18 @@ typedef struct fc_record_crcs {
 
 void fc_record_crcs_free(fc_record_crcs *records);
 
-/** Adds that `moved` bytes of a chunk were read. Where they are all of it and lie one behind the other they are `known`
-    by the bare CRC `sum`, which has zeros behind it up to the record's end. */
+/**
+ * Records that `moved` bytes of a chunk were read. If they are contiguous and complete (`known`), `sum` is their bare
+ * CRC as if zeros followed up to the record's end.
+ */
 fc_code fc_record_crcs_add(fc_record_crcs *records, const fc_tensor *tensor, size_t chunk, uint64_t moved, bool known,
                            uint32_t sum, fc_error *err);
 
-/** @return FC_ECORRUPT when a record of which something was added is not what its CRC-32 says; but one of which far
-   more would have to be read for that than was moved is passed over. Each rank of `comm`, which may be NULL, checks its
-    share of the records. */
+/**
+ * Compares every record of which something was added, and reads the missing bytes from its file. Skips a record if that
+ * would mean reading far more than was moved. Each rank of `comm` (may be NULL) checks its share of the records.
+ * @return FC_ECORRUPT when a record does not match its CRC-32.
+ */
 fc_code fc_record_crcs_check(fc_record_crcs *records, const fc_comm *comm, fc_error *err);
 
 #endif

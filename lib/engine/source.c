@@ -1,7 +1,6 @@
 /*
- * Reading the source: from the pieces of a tile to bytes in its buffer. Resolves chunks to extents, keeps the last few
- * of them and their files at hand, and chooses how to read: runs straight to their place, or a window and a gather.
- *
+ * Reads the source: from the overlaps of a tile with chunks to bytes in its buffer. It resolves chunks to extents,
+ * keeps the most recent extents and files, and chooses how to read: long runs directly, short ones through a window.
  * Offsets and strides come from files: every product is checked, and nothing outside the extent is ever read.
  */
 #include "engine/source.h"
@@ -18,23 +17,20 @@
 #include "io/input.h"
 #include "plan/box_text.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { MOST_CLAIMED = 64 };
-
 typedef struct cached_extent {
-    const fc_tensor *tensor; /* NULL: free */
+    const fc_tensor *tensor; /* NULL: unused */
     size_t chunk;
     fc_extent extent;
 } cached_extent;
 
 typedef struct open_file {
     uint32_t file;
-    fc_input input; /* fd -1: free */
+    fc_input input; /* fd -1: unused */
     uint64_t last_use;
 } open_file;
 
@@ -45,12 +41,12 @@ struct fc_source {
     size_t scratch_size;
     cached_extent extents[FC_EXTENT_CACHE];
     open_file files[FC_OPEN_FILES];
-    int nfiles; /* of them in use at most */
+    int nfiles; /* number of elements of `files` that may be used */
     uint64_t clock;
     fc_source_crc *crc;  /* NULL: nothing is compared */
-    bool elements;       /* with `crc`: adds those of the elements, too */
-    fc_crc_walk walk;    /* of the piece that is being read */
-    bool checks_objects; /* before they are read */
+    bool elements;       /* with `crc`: also adds the CRC-64s of the elements */
+    fc_crc_walk walk;    /* of the overlap being read */
+    bool checks_objects; /* whether the format checks objects before they are read */
 };
 
 size_t fc_source_overhead(void) {
@@ -97,11 +93,11 @@ void fc_source_watch(fc_source *source, fc_source_crc *crc, bool elements) {
     source->elements = elements;
 }
 
-/* File `index`, from those that are open or in place of the one used longest ago. */
+/* Opens file `index`, or finds it among the open ones. It replaces the file that was used longest ago. */
 static fc_code open_cached(fc_source *source, uint32_t index, fc_input **out, fc_error *err) {
     const fc_checkpoint *checkpoint = source->checkpoint;
     if (index >= checkpoint->nfiles) {
-        return fc_fail(err, FC_ECORRUPT, "%s: file number %" PRIu32 " of %zu", checkpoint->path, index,
+        return fc_fail(err, FC_ECORRUPT, "%s: refers to file number %" PRIu32 " of %zu", checkpoint->path, index,
                        checkpoint->nfiles);
     }
     open_file *oldest = &source->files[0];
@@ -117,15 +113,16 @@ static fc_code open_cached(fc_source *source, uint32_t index, fc_input **out, fc
         }
     }
     fc_input_close(&oldest->input);
-    fc_code rc = fc_input_open(&oldest->input, checkpoint->files[index].path, err);
-    rc = rc == FC_OK ? fc_identity_check(checkpoint, index, oldest->input.fd, err) : rc;
+    FC_TRY(fc_input_open(&oldest->input, checkpoint->files[index].path, err));
+    fc_code rc = fc_identity_check(checkpoint, index, oldest->input.fd, err);
     if (rc != FC_OK) {
         fc_input_close(&oldest->input);
+        return rc;
     }
     oldest->file = index;
     oldest->last_use = ++source->clock;
     *out = &oldest->input;
-    return rc;
+    return FC_OK;
 }
 
 static fc_code resolve(fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent **out, fc_error *err) {
@@ -134,12 +131,9 @@ static fc_code resolve(fc_source *source, const fc_tensor *tensor, size_t chunk,
     if (slot->tensor != tensor || slot->chunk != chunk) {
         const fc_format *format = source->checkpoint->format;
         slot->tensor = NULL;
-        fc_code rc = fc_checkpoint_extent(source->checkpoint, tensor, chunk, &slot->extent, err);
-        if (rc == FC_OK && tensor->object && source->checks_objects && format->reader.check_object) {
-            rc = format->reader.check_object(source->checkpoint, tensor, err);
-        }
-        if (rc != FC_OK) {
-            return rc;
+        FC_TRY(fc_checkpoint_extent(source->checkpoint, tensor, chunk, &slot->extent, err));
+        if (tensor->object && source->checks_objects && format->reader.check_object) {
+            FC_TRY(format->reader.check_object(source->checkpoint, tensor, err));
         }
         slot->tensor = tensor;
         slot->chunk = chunk;
@@ -148,16 +142,15 @@ static fc_code resolve(fc_source *source, const fc_tensor *tensor, size_t chunk,
     return FC_OK;
 }
 
-/* Whether the bytes of an extent are the elements, with nothing to decode. */
+/* Returns whether the bytes of an extent are the elements, with nothing to decode. */
 static bool is_plain(const fc_extent *extent) {
     return extent->codec == FC_CODEC_RAW || extent->codec == FC_CODEC_INLINE;
 }
 
-/* How much of a strided copy one read covers: the axes from `whole` on entirely, and `group` steps of the one before.
- */
+/* How much of a strided copy one read covers: all axes from `whole` on, and `group` steps of the axis before them. */
 typedef struct window {
     int whole;
-    int64_t group; /* 1: the axis before `whole` is stepped through one by one */
+    int64_t group; /* 1: steps through the axis before `whole` one by one */
 } window;
 
 /* Widens the window from the innermost axis outwards while gaps are small and it fits the scratch buffer. */
@@ -174,7 +167,7 @@ static window choose_window(const fc_strided *copy, size_t scratch) {
         }
         int64_t wider = span + axis->src * (axis->size - 1);
         if ((uint64_t)wider > scratch) {
-            w.group = ((int64_t)scratch - span) / axis->src + 1; /* src > 0, else it would have fitted */
+            w.group = ((int64_t)scratch - span) / axis->src + 1; /* src > 0, otherwise it would have fit */
             break;
         }
         span = wider;
@@ -183,71 +176,76 @@ static window choose_window(const fc_strided *copy, size_t scratch) {
     return w;
 }
 
-/* Adds the source's bytes of a window, `at` bytes behind the start of their chunk, to the walk: in runs as they lie in
-   the source, which may be longer than those of the copy. */
-static void add_window(fc_crc_walk *walk, uint64_t at, const fc_strided *part, const unsigned char *bytes) {
-    int64_t index[FC_MAX_DIMS] = {0}, run = part->unit, src = 0;
-    int n = part->n, i;
-    for (; n > 0 && part->axes[n - 1].src == run; n--) {
-        run *= part->axes[n - 1].size;
+/*
+ * Adds the source bytes of a window, which starts `at` bytes after the start of the chunk, to the walk. Runs that are
+ * contiguous in the source may be longer than those of the copy.
+ */
+static void add_window(fc_crc_walk *walk, uint64_t at, const fc_strided *step, const unsigned char *bytes) {
+    int64_t index[FC_MAX_DIMS] = {0}, run = step->unit, src = 0;
+    int n = step->n, i;
+    for (; n > 0 && step->axes[n - 1].src == run; n--) {
+        run *= step->axes[n - 1].size;
     }
     do {
         fc_crc_walk_add(walk, at + (uint64_t)src, bytes + src, (size_t)run);
         for (i = n - 1; i >= 0; i--) {
-            src += part->axes[i].src;
-            if (++index[i] < part->axes[i].size) {
+            src += step->axes[i].src;
+            if (++index[i] < step->axes[i].size) {
                 break;
             }
-            src -= index[i] * part->axes[i].src;
+            src -= index[i] * step->axes[i].src;
             index[i] = 0;
         }
     } while (i >= 0);
 }
 
-/* Reads one window at `offset` and spreads it. Past the page cache only what is wanted whole: what lies between the
-   pieces may be wanted next. */
-static fc_code read_window(fc_source *source, fc_input *input, uint64_t start, uint64_t at, const fc_strided *part,
+/*
+ * Reads one window at `offset` and scatters it. It bypasses the page cache only when every byte is used: the gaps may
+ * be needed next.
+ */
+static fc_code read_window(fc_source *source, fc_input *input, uint64_t start, uint64_t at, const fc_strided *step,
                            unsigned char *out, fc_error *err) {
     const uint64_t offset = start + at;
-    if (part->n == 0) {
-        fc_code rc = fc_input_read(input, out, (size_t)part->unit, offset, source->scratch, source->scratch_size, err);
-        if (rc == FC_OK && source->walk.wanted) {
-            fc_crc_walk_add(&source->walk, at, out, (size_t)part->unit);
+    if (step->n == 0) {
+        FC_TRY(fc_input_read(input, out, (size_t)step->unit, offset, source->scratch, source->scratch_size, err));
+        if (source->walk.wanted) {
+            fc_crc_walk_add(&source->walk, at, out, (size_t)step->unit);
         }
-        return rc;
+        return FC_OK;
     }
-    size_t span = (size_t)fc_strided_span(part, 0);
+    size_t span = (size_t)fc_strided_span(step, 0);
     const unsigned char *bytes = source->scratch;
-    fc_code rc = fc_strided_is_dense(part) ? fc_input_read_near(input, source->scratch, span, offset, &bytes, err)
-                                           : fc_pread_full(input->fd, source->scratch, span, offset, input->path, err);
-    if (rc == FC_OK) {
-        fc_strided_copy(part, bytes, out);
+    if (fc_strided_is_dense(step)) {
+        FC_TRY(fc_input_read_near(input, source->scratch, span, offset, &bytes, err));
+    } else {
+        FC_TRY(fc_pread_full(input->fd, source->scratch, span, offset, input->path, err));
     }
-    if (rc == FC_OK && source->walk.wanted) {
-        add_window(&source->walk, at, part, bytes);
+    fc_strided_copy(step, bytes, out);
+    if (source->walk.wanted) {
+        add_window(&source->walk, at, step, bytes);
     }
-    return rc;
+    return FC_OK;
 }
 
-/* Reads `copy`, whose first element is `at` bytes behind `start` in the file, window by window in ascending order. */
+/* Reads `copy`, whose first element is `at` bytes after `start` in the file, window by window in ascending order. */
 static fc_code read_strided(fc_source *source, fc_input *input, uint64_t start, uint64_t at, const fc_strided *copy,
                             unsigned char *out, fc_error *err) {
     window w = choose_window(copy, source->scratch_size);
     int64_t index[FC_MAX_DIMS] = {0}, src = 0, dst = 0;
     bool grouped = w.group > 1;
-    fc_strided part = {copy->unit, 0, {{0, 0, 0}}};
+    fc_strided step = {copy->unit, 0, {{0, 0, 0}}};
     int first = grouped ? w.whole - 1 : w.whole;
-    part.n = copy->n - first;
-    memcpy(part.axes, copy->axes + first, (size_t)part.n * sizeof *part.axes);
+    step.n = copy->n - first;
+    memcpy(step.axes, copy->axes + first, (size_t)step.n * sizeof *step.axes);
     for (;;) {
         if (grouped) {
             int64_t left = copy->axes[first].size - index[first];
-            part.axes[0].size = left < w.group ? left : w.group;
+            step.axes[0].size = left < w.group ? left : w.group;
         }
-        FC_TRY(read_window(source, input, start, at + (uint64_t)src, &part, out + dst, err));
+        FC_TRY(read_window(source, input, start, at + (uint64_t)src, &step, out + dst, err));
         int i = w.whole - 1;
         for (; i >= 0; i--) {
-            int64_t by = grouped && i == first ? part.axes[0].size : 1;
+            int64_t by = grouped && i == first ? step.axes[0].size : 1;
             index[i] += by;
             src += by * copy->axes[i].src;
             dst += by * copy->axes[i].dst;
@@ -264,78 +262,86 @@ static fc_code read_strided(fc_source *source, fc_input *input, uint64_t start, 
     }
 }
 
-static fc_decoding decoding_of(const fc_source *source, const fc_tensor *tensor, const fc_extent *extent) {
-    return fc_decoding_choose(extent, fc_dtype_size(tensor->dtype), source->scratch_size,
-                              fc_decoded_limit(source->decoded));
+static fc_decode_plan plan_of(const fc_source *source, const fc_tensor *tensor, const fc_extent *extent) {
+    return fc_decode_plan_choose(extent, fc_dtype_size(tensor->dtype), source->scratch_size,
+                                 fc_decoded_limit(source->decoded));
 }
 
-/* Brings a whole chunk into memory and decodes it; fc_decode_fn. */
+/* Reads and decodes a whole chunk; an fc_decode_fn. */
 static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
                             unsigned char *workspace, unsigned char *out, fc_error *err) {
     fc_source *source = context;
     const fc_checkpoint *checkpoint = source->checkpoint;
-    const fc_decoding decoding = decoding_of(source, tensor, extent);
-    if (decoding.way == FC_WAY_NONE) {
-        return fc_fail(err, FC_ECORRUPT, "offset %" PRIu64 ": the chunk's sizes make no sense", extent->offset);
+    const fc_decode_plan plan = plan_of(source, tensor, extent);
+    if (plan.way == FC_WAY_NONE) {
+        return fc_fail(err, FC_ECORRUPT, "offset %" PRIu64 ": the chunk's sizes are invalid", extent->offset);
     }
-    if (decoding.way == FC_WAY_FORMAT) {
+    if (plan.way == FC_WAY_FORMAT) {
         return checkpoint->format->reader.read
                    ? checkpoint->format->reader.read(checkpoint, tensor, chunk, out, err)
-                   : fc_fail(err, FC_EUNSUPPORTED, "%s: the chunk cannot be decoded", checkpoint->path);
+                   : fc_fail(err, FC_EUNSUPPORTED, "%s: decoding this chunk is not supported", checkpoint->path);
     }
     fc_input *input = NULL;
     FC_TRY(open_cached(source, extent->file, &input, err));
-    const fc_lent lent = {input, source->scratch, source->scratch_size, workspace};
-    return fc_decoding_read(&decoding, extent, fc_dtype_size(tensor->dtype), &lent, out, err);
+    const fc_decode_buffers buffers = {input, source->scratch, source->scratch_size, workspace};
+    return fc_decode_plan_read(&plan, extent, fc_dtype_size(tensor->dtype), &buffers, out, err);
 }
 
-/* The piece being placed: from `start` bytes into the decoded bytes to `out`. Not `*placed` when its chunk must be
-   decoded and is not to be had now. */
-static fc_code copy_piece(fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
-                          uint64_t start, const fc_strided *copy, unsigned char *out, bool *placed, fc_error *err) {
+/* Copies an overlap of a chunk whose file holds its elements, and collects their CRC. */
+static fc_code copy_plain(fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
+                          uint64_t start, const fc_strided *copy, unsigned char *out, fc_error *err) {
+    fc_input *input = NULL;
+    FC_TRY(open_cached(source, extent->file, &input, err));
+    if (source->crc) {
+        fc_crc_walk_begin(&source->walk, tensor, chunk, extent);
+    }
+    fc_code rc = read_strided(source, input, extent->offset, start, copy, out, err);
+    if (rc == FC_OK && source->crc && source->walk.layout != FC_CRC_NONE) {
+        source->walk.bytes = (uint64_t)fc_strided_bytes(copy);
+        fc_crc_walk_end(&source->walk, source->crc, tensor, chunk, extent);
+    }
+    source->walk.wanted = false;
+    return rc;
+}
+
+/*
+ * Copies an overlap, which starts `start` bytes into the decoded bytes, to `out`. Clears `*placed` when the chunk must
+ * be decoded and is not available now.
+ */
+static fc_code copy_overlap(fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
+                            uint64_t start, const fc_strided *copy, unsigned char *out, bool *placed, fc_error *err) {
     *placed = true;
     if (extent->codec == FC_CODEC_INLINE) {
         fc_strided_copy(copy, extent->bytes + start, out);
         return FC_OK;
     }
     if (extent->codec == FC_CODEC_RAW) {
-        fc_input *input = NULL;
-        fc_code rc = open_cached(source, extent->file, &input, err);
-        if (rc == FC_OK && source->crc) {
-            fc_crc_walk_begin(&source->walk, tensor, chunk, extent);
-        }
-        rc = rc == FC_OK ? read_strided(source, input, extent->offset, start, copy, out, err) : rc;
-        if (rc == FC_OK && source->crc && source->walk.lies != FC_CRC_NONE) {
-            source->walk.bytes = (uint64_t)fc_strided_bytes(copy);
-            fc_crc_walk_end(&source->walk, source->crc, tensor, chunk, extent);
-        }
-        source->walk.wanted = false;
-        return rc;
+        return copy_plain(source, tensor, chunk, extent, start, copy, out, err);
     }
     const unsigned char *bytes = NULL;
-    const fc_decoding decoding = decoding_of(source, tensor, extent);
-    fc_code rc =
-        fc_decoded_try(source->decoded, tensor, chunk, extent, decoding.extra, decode_chunk, source, &bytes, err);
-    *placed = rc == FC_OK && bytes;
-    if (*placed) {
-        if (decoding.planes) {
-            const uint32_t element = fc_dtype_size(tensor->dtype);
-            fc_strided_unshuffle(copy, bytes, (size_t)extent->decoded / element, element, start, out);
-        } else {
-            fc_strided_copy(copy, bytes + start, out);
-        }
-        fc_decoded_release(source->decoded, tensor, chunk, fc_strided_bytes(copy));
+    const fc_decode_plan plan = plan_of(source, tensor, extent);
+    fc_code rc = fc_decoded_try(source->decoded, tensor, chunk, extent, plan.extra, decode_chunk, source, &bytes, err);
+    *placed = bytes != NULL;
+    if (!bytes) {
+        return rc;
     }
-    return rc;
+    if (plan.planes) {
+        const uint32_t element = fc_dtype_size(tensor->dtype);
+        fc_strided_unshuffle(copy, bytes, (size_t)extent->decoded / element, element, start, out);
+    } else {
+        fc_strided_copy(copy, bytes + start, out);
+    }
+    fc_decoded_release(source->decoded, tensor, chunk, fc_strided_bytes(copy));
+    return FC_OK;
 }
 
-/* The byte of the piece's first element within the decoded bytes. @return false when a number overflows. */
-static bool first_byte(const fc_extent *extent, const int64_t *dims, const fc_overlap *piece, int ndim, int64_t element,
-                       uint64_t *start) {
+/* Computes the byte of the overlap's first element within the decoded bytes. Returns false on overflow. */
+static bool first_byte(const fc_extent *extent, const int64_t *dims, const fc_overlap *overlap, int ndim,
+                       int64_t element, uint64_t *start) {
     uint64_t at = extent->first;
     for (int d = 0; d < ndim; d++) {
         int64_t bytes;
-        if (extent->strides[d] < 0 || !fc_mul_i64(piece->offsets[d] - dims[d], extent->strides[d], &bytes) ||
+        if (extent->strides[d] < 0 || !fc_mul_i64(overlap->offsets[d] - dims[d], extent->strides[d], &bytes) ||
             !fc_mul_i64(bytes, element, &bytes) || !fc_add_u64(at, (uint64_t)bytes, &at)) {
             return false;
         }
@@ -351,34 +357,33 @@ typedef struct fill {
     int64_t strides[FC_MAX_DIMS]; /* of the destination, in elements */
     unsigned char *out;
     int64_t filled;
-    size_t claimed[MOST_CLAIMED]; /* chunks that must be decoded and are not placed yet */
+    size_t claimed[MOST_CLAIMED]; /* chunks that must be decoded and are not copied yet */
     int nclaimed;
 } fill;
 
-static fc_code place_piece(fill *f, const fc_overlap *piece, const fc_extent *extent, bool *placed, fc_error *err) {
+static fc_code place_overlap(fill *f, const fc_overlap *overlap, const fc_extent *extent, bool *placed, fc_error *err) {
     const fc_tensor *tensor = f->tensor;
     const fc_dtype_info *type = fc_dtype_get(tensor->dtype);
     fc_strided copy;
     uint64_t start;
     if (extent->filters.count > sizeof extent->filters.ids) {
-        return fc_fail(err, FC_EUNSUPPORTED, "offset %" PRIu64 ": %d HDF5 filters", extent->offset,
+        return fc_fail(err, FC_EUNSUPPORTED, "offset %" PRIu64 ": %d HDF5 filters are not supported", extent->offset,
                        extent->filters.count);
     }
     uint64_t available = is_plain(extent) ? extent->length : extent->decoded;
-    if (!first_byte(extent, tensor->chunks[piece->chunk].dims, piece, tensor->ndim, type->size, &start) ||
-        !fc_strided_make(&copy, tensor->ndim, piece->sizes, extent->strides, f->strides, type->size) ||
+    if (!first_byte(extent, tensor->chunks[overlap->chunk].dims, overlap, tensor->ndim, type->size, &start) ||
+        !fc_strided_make(&copy, tensor->ndim, overlap->sizes, extent->strides, f->strides, type->size) ||
         !fc_range_within(start, (uint64_t)fc_strided_span(&copy, 0), available)) {
-        return fc_fail(err, FC_ECORRUPT,
-                       "offset %" PRIu64 ": the elements reach beyond the %" PRIu64 " bytes that are stored",
+        return fc_fail(err, FC_ECORRUPT, "offset %" PRIu64 ": the elements exceed the %" PRIu64 " stored bytes",
                        extent->offset, available);
     }
     int64_t at = 0, volume = 1;
     for (int d = 0; d < tensor->ndim; d++) {
-        at += (piece->offsets[d] - f->box->offsets[d]) * f->strides[d];
-        volume *= piece->sizes[d];
+        at += (overlap->offsets[d] - f->box->offsets[d]) * f->strides[d];
+        volume *= overlap->sizes[d];
     }
     unsigned char *out = f->out + at * type->size;
-    fc_code rc = copy_piece(f->source, tensor, piece->chunk, extent, start, &copy, out, placed, err);
+    fc_code rc = copy_overlap(f->source, tensor, overlap->chunk, extent, start, &copy, out, placed, err);
     if (rc != FC_OK || !*placed) {
         return rc;
     }
@@ -393,68 +398,70 @@ static fc_code place_piece(fill *f, const fc_overlap *piece, const fc_extent *ex
     return FC_OK;
 }
 
-static fc_code try_piece(fill *f, const fc_overlap *piece, const fc_extent *extent, bool *placed, fc_error *err) {
-    fc_code rc = place_piece(f, piece, extent, placed, err);
+static fc_code try_overlap(fill *f, const fc_overlap *overlap, const fc_extent *extent, bool *placed, fc_error *err) {
+    fc_code rc = place_overlap(f, overlap, extent, placed, err);
     if (rc == FC_OK) {
         return rc;
     }
-    fc_box box = fc_chunk_box(f->tensor, &f->tensor->chunks[piece->chunk]);
+    fc_box box = fc_chunk_box(f->tensor, &f->tensor->chunks[overlap->chunk]);
     return fc_context(err, rc, "tensor %s, chunk %s", f->tensor->name, fc_box_to_text(&box).s);
 }
 
-/* Tries what is claimed and not placed yet, in the order of the pieces; what is placed leaves the list. */
+/* Tries the claimed chunks in their order. Copied ones leave the list. */
 static fc_code try_claimed(fill *f, fc_error *err) {
     int before = f->nclaimed;
     f->nclaimed = 0;
     fc_code rc = FC_OK;
     for (int i = 0; i < before; i++) {
-        fc_overlap piece = {.chunk = f->claimed[i]};
-        fc_box box = fc_chunk_box(f->tensor, &f->tensor->chunks[piece.chunk]);
-        fc_box_intersect(&box, f->box, piece.offsets, piece.sizes);
+        fc_overlap overlap = {.chunk = f->claimed[i]};
+        fc_box box = fc_chunk_box(f->tensor, &f->tensor->chunks[overlap.chunk]);
+        fc_box_intersect(&box, f->box, overlap.offsets, overlap.sizes);
         const fc_extent *extent;
         bool placed = false;
-        rc = rc == FC_OK ? resolve(f->source, f->tensor, piece.chunk, &extent, err) : rc;
-        rc = rc == FC_OK ? try_piece(f, &piece, extent, &placed, err) : rc;
-        if (!placed) {
-            f->claimed[f->nclaimed++] = piece.chunk;
+        if (rc == FC_OK) {
+            rc = resolve(f->source, f->tensor, overlap.chunk, &extent, err);
+        }
+        if (rc == FC_OK) {
+            rc = try_overlap(f, &overlap, extent, &placed, err);
+        }
+        if (!placed) { /* also after an error: the claim is still to be released */
+            f->claimed[f->nclaimed++] = overlap.chunk;
         }
     }
     return rc;
 }
 
-/* Places everything that is claimed. While another worker decodes a chunk, this one decodes the next; it waits only
-   when none is to be had. */
+/*
+ * Copies all claimed chunks. While another worker decodes one chunk, this one decodes the next; it waits only when none
+ * is available.
+ */
 static fc_code place_claimed(fill *f, fc_error *err) {
-    fc_code rc = FC_OK;
-    while (rc == FC_OK && f->nclaimed > 0) {
+    while (f->nclaimed > 0) {
         uint64_t seen = fc_decoded_changes(f->source->decoded);
         int before = f->nclaimed;
-        rc = try_claimed(f, err);
-        if (rc == FC_OK && f->nclaimed == before) {
+        FC_TRY(try_claimed(f, err));
+        if (f->nclaimed == before) {
             fc_decoded_wait(f->source->decoded, seen);
         }
     }
-    return rc;
+    return FC_OK;
 }
 
-/* Places a piece whose bytes can be read as they are; claims the chunk of one that must be decoded. */
-static fc_code visit_piece(void *context, const fc_overlap *piece, fc_error *err) {
+/* Copies an overlap that needs no decoding. Claims the chunk of any other. */
+static fc_code visit_overlap(void *context, const fc_overlap *overlap, fc_error *err) {
     fill *f = context;
     const fc_extent *extent = NULL;
-    fc_code rc = resolve(f->source, f->tensor, piece->chunk, &extent, err);
-    if (rc != FC_OK) {
-        return rc; /* formats name the tensor, or the dataset, themselves */
-    }
+    FC_TRY(resolve(f->source, f->tensor, overlap->chunk, &extent, err)); /* formats name the tensor themselves */
     if (is_plain(extent)) {
         bool placed;
-        return try_piece(f, piece, extent, &placed, err);
+        return try_overlap(f, overlap, extent, &placed, err);
     }
-    rc = f->nclaimed == MOST_CLAIMED ? place_claimed(f, err) : FC_OK;
-    rc = rc == FC_OK ? fc_decoded_claim(f->source->decoded, f->tensor, piece->chunk, err) : rc;
-    if (rc == FC_OK) {
-        f->claimed[f->nclaimed++] = piece->chunk;
+    if (f->nclaimed == MOST_CLAIMED) {
+        FC_TRY(place_claimed(f, err));
     }
-    return rc;
+    FC_TRY(fc_decoded_claim(f->source->decoded, f->tensor, overlap->chunk, err));
+    f->claimed[f->nclaimed++] = overlap->chunk;
+    return FC_OK;
 }
 
 fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
@@ -464,20 +471,24 @@ fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_
     if (!fc_row_major_strides(box->ndim, box->sizes, f.strides)) {
         return fc_fail(err, FC_ECORRUPT, "tensor %s: the box %s is too large", tensor->name, fc_box_to_text(box).s);
     }
-    fc_code rc = fc_coverage_visit(coverage, box, visit_piece, &f, err);
-    rc = rc == FC_OK ? place_claimed(&f, err) : rc;
+    fc_code rc = fc_coverage_visit(coverage, box, visit_overlap, &f, err);
+    if (rc == FC_OK) {
+        rc = place_claimed(&f, err);
+    }
     for (int i = 0; i < f.nclaimed; i++) { /* after an error */
         fc_decoded_release(source->decoded, tensor, f.claimed[i], 0);
     }
-    if (rc == FC_OK && f.filled != volume) {
-        rc = fc_fail(err, FC_ECORRUPT, "tensor %s: chunks hold %" PRId64 " of the %" PRId64 " elements %s",
-                     tensor->name, f.filled, volume, fc_box_to_text(box).s);
+    FC_TRY(rc);
+    if (f.filled != volume) {
+        return fc_fail(err, FC_ECORRUPT, "tensor %s: chunks hold %" PRId64 " of the %" PRId64 " elements %s",
+                       tensor->name, f.filled, volume, fc_box_to_text(box).s);
     }
-    bool wanted = false;
-    if (rc == FC_OK && source->crc && source->elements) {
-        rc = fc_source_crc_wants(source->crc, tensor, &wanted, err);
+    if (!source->crc || !source->elements) {
+        return FC_OK;
     }
-    return rc == FC_OK && wanted ? fc_source_crc_add(source->crc, tensor, box, out, err) : rc;
+    bool wanted;
+    FC_TRY(fc_source_crc_wants(source->crc, tensor, &wanted, err));
+    return wanted ? fc_source_crc_add(source->crc, tensor, box, out, err) : FC_OK;
 }
 
 fc_code fc_source_bytes(fc_source *source, uint32_t file, uint64_t offset, unsigned char *out, size_t size,

@@ -1,6 +1,6 @@
 /*
- * See source_crc.h. Sums of bare CRCs (core/crc.h): what one worker reads of a chunk comes run by run, as it lies in
- * the file, and goes to the chunk's sum with the zeros that are behind it in its record.
+ * Compares what was read with recorded CRCs. See source_crc.h. All sums are bare CRCs (base/crc.h): a worker collects a
+ * chunk's CRC run by run in file order, and adds it to the chunk's sum as if zeros followed up to the record's end.
  */
 #include "engine/source_crc.h"
 
@@ -17,25 +17,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is known of a chunk. Memory that is never touched where a source records nothing. */
+/* The sums of one chunk. The memory is never touched where a source records nothing. */
 typedef struct chunk_sum {
     atomic_uint_least64_t bytes;    /* read so far */
-    atomic_uint_least64_t sum;      /* of them, bare */
-    atomic_uint_least64_t recorded; /* 0: no worker of this process has seen any */
-    atomic_uint_least32_t lies;     /* fc_crc_layout */
+    atomic_uint_least64_t sum;      /* bare CRC of these bytes */
+    atomic_uint_least64_t recorded; /* 0: no worker of this process has read any */
+    atomic_uint_least32_t layout;   /* fc_crc_layout */
 } chunk_sum;
 
-/* What is known of a tensor as a whole. */
+/* The sums of one whole tensor. */
 typedef struct tensor_sum {
-    atomic_uint_least64_t bytes, sum; /* of its elements, as those of a chunk_sum are of what is stored */
-    atomic_uint_least8_t recorded;    /* 0: nobody has asked yet; 1: no CRC-64; 2: there is one */
+    atomic_uint_least64_t bytes, sum; /* of its elements; see chunk_sum */
+    atomic_uint_least8_t recorded;    /* 0: not looked up yet; 1: no CRC-64; 2: a CRC-64 is recorded */
 } tensor_sum;
 
 struct fc_source_crc {
     const fc_checkpoint *checkpoint;
     const fc_tensor *tensors;
     size_t count;
-    size_t *first; /* of each tensor: the number of its first chunk, among those of all tensors; and of the end */
+    size_t *first; /* count + 1 numbers: each tensor's first chunk among those of all tensors, and their total */
     chunk_sum *sums;
     tensor_sum *whole;
     atomic_bool any;
@@ -51,7 +51,7 @@ fc_code fc_source_crc_new(const fc_checkpoint *checkpoint, const fc_tensor *tens
         crc->whole = calloc(count + 1, sizeof *crc->whole);
     }
     if (crc && crc->first) {
-        for (size_t i = 0; i < count; i++) { /* they are in memory, so their number does not overflow */
+        for (size_t i = 0; i < count; i++) { /* the chunks are in memory, so their number does not overflow */
             crc->first[i + 1] = crc->first[i] + tensors[i].nchunks;
         }
         crc->sums = calloc(crc->first[count] + 1, sizeof *crc->sums);
@@ -75,10 +75,10 @@ void fc_source_crc_free(fc_source_crc *crc) {
 
 /* ---- a worker's walk ---- */
 
-/* Whether the elements of a chunk are all of its stored bytes, each once, in whatever order of the axes. */
+/* Returns whether the elements of a chunk fill its stored bytes, each once, in any order of the axes. */
 static bool fills_record(const fc_tensor *tensor, size_t chunk, const fc_extent *extent) {
     const fc_box box = fc_chunk_box(tensor, &tensor->chunks[chunk]);
-    int64_t stride = 1; /* of the axis that comes next, from the innermost outwards */
+    int64_t stride = 1; /* of the next axis, from the innermost outwards */
     bool seen[FC_MAX_DIMS] = {false};
     for (int left = box.ndim; left > 0; left--) {
         int next = -1;
@@ -94,12 +94,12 @@ static bool fills_record(const fc_tensor *tensor, size_t chunk, const fc_extent 
     return extent->first == 0 && (uint64_t)stride * fc_dtype_size(tensor->dtype) == extent->length;
 }
 
-/* How the elements of a chunk lie in their record. */
-static fc_crc_layout how_it_lies(const fc_tensor *tensor, size_t chunk, const fc_extent *extent) {
+/* Returns how the elements of a chunk are laid out in their record. */
+static fc_crc_layout layout_of(const fc_tensor *tensor, size_t chunk, const fc_extent *extent) {
     if ((extent->crc32 == 0 && !extent->has_crc64) || extent->codec != FC_CODEC_RAW) {
         return FC_CRC_NONE;
     }
-    if (extent->has_crc64) { /* in another program's words, or flat parameters', the chunk may be a part of it */
+    if (extent->has_crc64) { /* other writers' files and flat parameters may have chunks that are only part of it */
         return fills_record(tensor, chunk, extent) ? FC_CRC_WIDE : FC_CRC_NONE;
     }
     if (fills_record(tensor, chunk, extent)) {
@@ -110,19 +110,19 @@ static fc_crc_layout how_it_lies(const fc_tensor *tensor, size_t chunk, const fc
 }
 
 void fc_crc_walk_begin(fc_crc_walk *walk, const fc_tensor *tensor, size_t chunk, const fc_extent *extent) {
-    const fc_crc_layout lies = how_it_lies(tensor, chunk, extent);
-    if ((lies == FC_CRC_WIDE) != (walk->lies == FC_CRC_WIDE)) {
-        memset(walk->known, 0, sizeof walk->known); /* factors of the other kind */
+    const fc_crc_layout layout = layout_of(tensor, chunk, extent);
+    if ((layout == FC_CRC_WIDE) != (walk->layout == FC_CRC_WIDE)) {
+        memset(walk->known, 0, sizeof walk->known); /* these factors are of the other kind */
     }
-    walk->lies = lies;
-    walk->wanted = lies == FC_CRC_WHOLE || lies == FC_CRC_RUN || lies == FC_CRC_WIDE;
+    walk->layout = layout;
+    walk->wanted = layout == FC_CRC_WHOLE || layout == FC_CRC_RUN || layout == FC_CRC_WIDE;
     walk->at = walk->bytes = 0;
     walk->sum = 0;
 }
 
-/* The sum with `distance` bytes behind it. */
+/* Returns the sum as if `distance` zero bytes followed. */
 static uint64_t shifted(fc_crc_walk *walk, uint64_t distance) {
-    const bool wide = walk->lies == FC_CRC_WIDE;
+    const bool wide = walk->layout == FC_CRC_WIDE;
     size_t slot = (size_t)(distance * 0x9e3779b97f4a7c15u >> 61);
     if (walk->known[slot].distance != distance) {
         walk->known[slot].distance = distance;
@@ -137,7 +137,7 @@ static uint64_t shifted(fc_crc_walk *walk, uint64_t distance) {
 }
 
 void fc_crc_walk_add(fc_crc_walk *walk, uint64_t at, const unsigned char *bytes, size_t size) {
-    uint64_t crc = walk->lies == FC_CRC_WIDE ? fc_crc64_bare(bytes, size) : fc_crc32_bare(bytes, size);
+    uint64_t crc = walk->layout == FC_CRC_WIDE ? fc_crc64_bare(bytes, size) : fc_crc32_bare(bytes, size);
     if (walk->sum != 0) {
         crc ^= shifted(walk, at + size - walk->at);
     }
@@ -153,13 +153,13 @@ static chunk_sum *sum_of(fc_source_crc *crc, const fc_tensor *tensor, size_t chu
 void fc_crc_walk_end(const fc_crc_walk *walk, fc_source_crc *crc, const fc_tensor *tensor, size_t chunk,
                      const fc_extent *extent) {
     chunk_sum *sum = sum_of(crc, tensor, chunk);
-    const bool wide = walk->lies == FC_CRC_WIDE;
-    const uint64_t behind = extent->length - walk->at;
-    const uint64_t in_place = wide ? fc_crc64_shift(walk->sum, behind) : fc_crc32_shift((uint32_t)walk->sum, behind);
+    const bool wide = walk->layout == FC_CRC_WIDE;
+    const uint64_t after = extent->length - walk->at;
+    const uint64_t in_place = wide ? fc_crc64_shift(walk->sum, after) : fc_crc32_shift((uint32_t)walk->sum, after);
     atomic_fetch_xor_explicit(&sum->sum, in_place, memory_order_relaxed);
     atomic_fetch_add_explicit(&sum->bytes, walk->bytes, memory_order_relaxed);
     atomic_store_explicit(&sum->recorded, wide ? extent->crc64 : extent->crc32, memory_order_relaxed);
-    atomic_store_explicit(&sum->lies, walk->lies, memory_order_relaxed);
+    atomic_store_explicit(&sum->layout, walk->layout, memory_order_relaxed);
     atomic_store_explicit(&crc->any, true, memory_order_relaxed);
 }
 
@@ -167,30 +167,26 @@ void fc_crc_walk_end(const fc_crc_walk *walk, fc_source_crc *crc, const fc_tenso
 
 fc_code fc_source_crc_wants(fc_source_crc *crc, const fc_tensor *tensor, bool *wants, fc_error *err) {
     tensor_sum *sum = &crc->whole[tensor - crc->tensors];
-    fc_code rc = FC_OK;
+    *wants = false;
     if (atomic_load_explicit(&sum->recorded, memory_order_relaxed) == 0) {
         fc_digest digest;
-        rc = fc_checkpoint_digest(crc->checkpoint, tensor, FC_WHOLE_TENSOR, &digest, err);
-        if (rc == FC_OK) {
-            atomic_store_explicit(&sum->recorded, digest.kind == FC_DIGEST_CRC64 ? 2 : 1, memory_order_relaxed);
-        }
+        FC_TRY(fc_checkpoint_digest(crc->checkpoint, tensor, FC_WHOLE_TENSOR, &digest, err));
+        atomic_store_explicit(&sum->recorded, digest.kind == FC_DIGEST_CRC64 ? 2 : 1, memory_order_relaxed);
     }
-    *wants = rc == FC_OK && atomic_load_explicit(&sum->recorded, memory_order_relaxed) == 2;
-    return rc;
+    *wants = atomic_load_explicit(&sum->recorded, memory_order_relaxed) == 2;
+    return FC_OK;
 }
 
 fc_code fc_source_crc_add(fc_source_crc *crc, const fc_tensor *tensor, const fc_box *box, const unsigned char *bytes,
                           fc_error *err) {
     tensor_sum *sum = &crc->whole[tensor - crc->tensors];
     uint64_t found;
-    fc_code rc = fc_box_digest_make(tensor, box, bytes, &found, err);
-    if (rc == FC_OK) {
-        const uint64_t size = (uint64_t)fc_box_volume(box) * fc_dtype_size(tensor->dtype);
-        atomic_fetch_xor_explicit(&sum->sum, found, memory_order_relaxed);
-        atomic_fetch_add_explicit(&sum->bytes, size, memory_order_relaxed);
-        atomic_store_explicit(&crc->any, true, memory_order_relaxed);
-    }
-    return rc;
+    FC_TRY(fc_box_digest_make(tensor, box, bytes, &found, err));
+    const uint64_t size = (uint64_t)fc_box_volume(box) * fc_dtype_size(tensor->dtype);
+    atomic_fetch_xor_explicit(&sum->sum, found, memory_order_relaxed);
+    atomic_fetch_add_explicit(&sum->bytes, size, memory_order_relaxed);
+    atomic_store_explicit(&crc->any, true, memory_order_relaxed);
+    return FC_OK;
 }
 
 fc_code fc_source_check_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, uint64_t found,
@@ -201,10 +197,10 @@ fc_code fc_source_check_digest(const fc_checkpoint *checkpoint, const fc_tensor 
         return rc;
     }
     return fc_fail(err, FC_ECORRUPT,
-                   "%s: %s %s: its data has the digest %016" PRIx64 ", in %s it is %016" PRIx64
-                   ": it is damaged; fsdpckpt verify tells in which file",
+                   "%s: %s %s: damaged: the digest of its data is %016" PRIx64 " but %s records %016" PRIx64
+                   "; fsdpckpt verify finds the damaged file",
                    checkpoint->path, tensor->object ? "object" : "tensor", tensor->name, found,
-                   checkpoint->seal ? checkpoint->seal->path : "its headers", recorded.value);
+                   checkpoint->seal ? checkpoint->seal->path : "its header", recorded.value);
 }
 
 static fc_code pass_over(void *context, const void *bytes, size_t size, fc_error *err) {
@@ -212,8 +208,10 @@ static fc_code pass_over(void *context, const void *bytes, size_t size, fc_error
     return FC_OK;
 }
 
-/* A tensor of which all elements were added. Where ranks have read some of them twice the sum says nothing, so they
-   are read again, by one rank (`mine`), which compares them on the way. */
+/*
+ * Checks a tensor of which all elements were added. If ranks have read some of them twice, the sum is useless, and one
+ * rank (`mine`) reads the tensor again, which compares it.
+ */
 static fc_code check_tensor(const fc_source_crc *crc, size_t index, bool mine, fc_error *err) {
     static const int64_t origin[FC_MAX_DIMS];
     const fc_tensor *tensor = &crc->tensors[index];
@@ -230,21 +228,21 @@ static fc_code check_tensor(const fc_source_crc *crc, size_t index, bool mine, f
                                   err);
 }
 
-/* ---- when all is read ---- */
+/* ---- after everything is read ---- */
 
-/* What is joined: of all chunks, and behind them all tensors, the sums and the bytes, then what is known of records. */
-typedef struct joined {
-    uint64_t *sums, *bytes, *recorded, *lies;
+/* What the ranks combine: sums and bytes of all chunks followed by all tensors, then what is known of the records. */
+typedef struct exchange {
+    uint64_t *sums, *bytes, *recorded, *layout;
     size_t chunks;
-} joined;
+} exchange;
 
-static void pack(const fc_source_crc *crc, const joined *to) {
+static void pack(const fc_source_crc *crc, const exchange *to) {
     for (size_t i = 0; i < to->chunks; i++) {
         chunk_sum *sum = &crc->sums[i];
         to->sums[i] = atomic_load(&sum->sum);
         to->bytes[i] = atomic_load(&sum->bytes);
         to->recorded[i] = atomic_load(&sum->recorded);
-        to->lies[i] = atomic_load(&sum->lies);
+        to->layout[i] = atomic_load(&sum->layout);
     }
     for (size_t i = 0; i < crc->count; i++) {
         to->sums[to->chunks + i] = atomic_load(&crc->whole[i].sum);
@@ -252,13 +250,13 @@ static void pack(const fc_source_crc *crc, const joined *to) {
     }
 }
 
-static void unpack(fc_source_crc *crc, const joined *from) {
+static void unpack(fc_source_crc *crc, const exchange *from) {
     for (size_t i = 0; i < from->chunks; i++) {
         chunk_sum *sum = &crc->sums[i];
         atomic_store(&sum->sum, from->sums[i]);
         atomic_store(&sum->bytes, from->bytes[i]);
         atomic_store(&sum->recorded, from->recorded[i]);
-        atomic_store(&sum->lies, (uint32_t)from->lies[i]);
+        atomic_store(&sum->layout, (uint32_t)from->layout[i]);
     }
     for (size_t i = 0; i < crc->count; i++) {
         atomic_store(&crc->whole[i].sum, from->sums[from->chunks + i]);
@@ -288,7 +286,7 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
     uint64_t *numbers = calloc(count + 1, 4 * sizeof *numbers);
     rc = fc_comm_agree(comm, numbers ? FC_OK : fc_no_memory(err, NULL), err);
     if (rc == FC_OK && numbers) {
-        const joined all = {numbers, numbers + count, numbers + 2 * count, numbers + 3 * count, chunks};
+        const exchange all = {numbers, numbers + count, numbers + 2 * count, numbers + 3 * count, chunks};
         pack(crc, &all);
         rc = join_numbers(comm, numbers, count, err);
         if (rc == FC_OK) {
@@ -299,14 +297,14 @@ fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err) {
     return rc;
 }
 
-static fc_code damaged(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t chunk, bool wide,
-                       uint64_t found, uint64_t recorded, fc_error *err) {
+static fc_code fail_damaged(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t chunk, bool wide,
+                            uint64_t found, uint64_t recorded, fc_error *err) {
     const fc_chunk *at = &tensor->chunks[chunk];
     const fc_box box = fc_chunk_box(tensor, at);
     const int digits = wide ? 16 : 8;
     return fc_fail(err, FC_ECORRUPT,
                    "%s: offset %" PRIu64 ": tensor %s, chunk %s: damaged: the CRC-%d of its data is %0*" PRIx64
-                   ", the %s says %0*" PRIx64 "; fsdpckpt verify lists all that is damaged",
+                   " but the %s records %0*" PRIx64 "; fsdpckpt verify lists all damage",
                    checkpoint->files[at->file].path, at->offset, tensor->name, fc_box_to_text(&box).s, 4 * digits,
                    digits, found, wide ? "header" : "archive", digits, recorded);
 }
@@ -318,16 +316,17 @@ static fc_code add_bytes(void *context, const void *bytes, size_t size, fc_error
     return FC_OK;
 }
 
-/* A piece of which ranks have read something twice, so that its sum says nothing. */
+/* Reads a chunk again. Ranks have read some of it twice, so its sum is useless. */
 static fc_code check_again(const fc_source_crc *crc, const fc_tensor *tensor, size_t chunk, uint64_t recorded,
                            fc_error *err) {
     const fc_box box = fc_chunk_box(tensor, &tensor->chunks[chunk]);
     uint64_t found = 0;
     fc_code rc = fc_read_stream(crc->checkpoint, tensor, &box, tensor->dtype, add_bytes, &found, err);
-    return rc != FC_OK || found == recorded ? rc : damaged(crc->checkpoint, tensor, chunk, true, found, recorded, err);
+    return rc != FC_OK || found == recorded ? rc
+                                            : fail_damaged(crc->checkpoint, tensor, chunk, true, found, recorded, err);
 }
 
-/* A chunk that is its record, or something of one that is seen to with the others in it. */
+/* Checks a chunk that fills its record. Any other chunk is checked together with the rest of its record. */
 static fc_code check_chunk(const fc_source_crc *crc, size_t index, size_t chunk, bool mine, fc_record_crcs *records,
                            fc_error *err) {
     const fc_tensor *tensor = &crc->tensors[index];
@@ -335,20 +334,20 @@ static fc_code check_chunk(const fc_source_crc *crc, size_t index, size_t chunk,
     const fc_box box = fc_chunk_box(tensor, &tensor->chunks[chunk]);
     const uint64_t bytes = (uint64_t)fc_box_volume(&box) * fc_dtype_size(tensor->dtype);
     const uint64_t recorded = atomic_load(&sum->recorded), moved = atomic_load(&sum->bytes);
-    const uint32_t lies = atomic_load(&sum->lies);
-    const bool wide = lies == FC_CRC_WIDE, all = moved == bytes && lies != FC_CRC_SCATTERED;
-    if (lies == FC_CRC_NONE || (wide && moved < bytes)) {
+    const uint32_t layout = atomic_load(&sum->layout);
+    const bool wide = layout == FC_CRC_WIDE, all = moved == bytes && layout != FC_CRC_SCATTERED;
+    if (layout == FC_CRC_NONE || (wide && moved < bytes)) {
         return FC_OK;
     }
     if (wide && !all) {
         return mine ? check_again(crc, tensor, chunk, recorded, err) : FC_OK;
     }
-    if ((!wide && lies != FC_CRC_WHOLE) || !all) {
+    if ((!wide && layout != FC_CRC_WHOLE) || !all) {
         return fc_record_crcs_add(records, tensor, chunk, moved, all, (uint32_t)atomic_load(&sum->sum), err);
     }
     const uint64_t found = wide ? fc_crc64_finish(atomic_load(&sum->sum), bytes)
                                 : fc_crc32_finish((uint32_t)atomic_load(&sum->sum), bytes);
-    return found == recorded ? FC_OK : damaged(crc->checkpoint, tensor, chunk, wide, found, recorded, err);
+    return found == recorded ? FC_OK : fail_damaged(crc->checkpoint, tensor, chunk, wide, found, recorded, err);
 }
 
 fc_code fc_source_crc_check(const fc_source_crc *crc, const fc_comm *comm, fc_error *err) {
@@ -356,15 +355,16 @@ fc_code fc_source_crc_check(const fc_source_crc *crc, const fc_comm *comm, fc_er
     const size_t share = comm ? (size_t)comm->rank : 0, shares = comm ? (size_t)comm->size : 1;
     const size_t count = atomic_load(&crc->any) ? crc->count : 0;
     fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
-        for (size_t k = 0; rc == FC_OK && k < crc->tensors[i].nchunks; k++) {
-            rc = check_chunk(crc, i, k, i % shares == share, &records, err);
+    for (size_t i = 0; i < count; i++) {
+        for (size_t k = 0; k < crc->tensors[i].nchunks; k++) {
+            FC_TRY_GOTO(check_chunk(crc, i, k, i % shares == share, &records, err), rc, out);
         }
     }
-    rc = rc == FC_OK ? fc_record_crcs_check(&records, comm, err) : rc;
-    for (size_t i = 0; rc == FC_OK && i < count; i++) { /* after the records, which tell more exactly where it is */
-        rc = check_tensor(crc, i, i % shares == share, err);
+    FC_TRY_GOTO(fc_record_crcs_check(&records, comm, err), rc, out);
+    for (size_t i = 0; i < count; i++) { /* after the records, whose errors name the offset */
+        FC_TRY_GOTO(check_tensor(crc, i, i % shares == share, err), rc, out);
     }
+out:
     fc_record_crcs_free(&records);
     return rc;
 }

@@ -1,10 +1,10 @@
 /*
- * What a source records of its data, compared with what is read of it: the CRC-32s of its chunks (fc_extent.crc32: the
- * records of torch's zip archives; or a CRC-64, which safetensors of ours have for each piece), and where asked for the
- * CRC-64s of its tensors (fc_checkpoint_digest). CRCs are linear, so one is put together from those of the pieces that
- * workers and ranks read of it, in any order and however it is cut. Of a record of which only parts were read, or in
- * which several chunks lie (flat parameters, DeepSpeed's partitions, views), the rest is read when all is moved
- * (record_crc.h).
+ * Compares what was read of a source with the CRCs that the source records: per chunk (fc_extent.crc32 for records of
+ * torch's zip archives, fc_extent.crc64 for safetensors written by fsdpckpt), and per tensor (fc_checkpoint_digest).
+ *
+ * CRCs are linear, so the CRC of a chunk or tensor is the sum of what workers and ranks read of it, in any order. If
+ * only some of a record was read, or several chunks share a record (flat parameters, DeepSpeed's partitions, views),
+ * record_crc.h reads the rest at the end.
  */
 #ifndef FSDPCKPT_ENGINE_SOURCE_CRC_H
 #define FSDPCKPT_ENGINE_SOURCE_CRC_H
@@ -17,10 +17,10 @@
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/comm.h"
 
-/** The sums of some of a checkpoint's tensors, and of their chunks. Shared by all workers. */
+/** The sums of some of a checkpoint's tensors and of their chunks. All workers share it. */
 typedef struct fc_source_crc fc_source_crc;
 
-/** @param tensors `count` of checkpoint->tensors, one behind the other: those that will be read. */
+/** @param tensors the tensors that will be read: `count` consecutive elements of checkpoint->tensors. */
 fc_code fc_source_crc_new(const fc_checkpoint *checkpoint, const fc_tensor *tensors, size_t count, fc_source_crc **out,
                           fc_error *err);
 void fc_source_crc_free(fc_source_crc *crc);
@@ -28,55 +28,60 @@ void fc_source_crc_free(fc_source_crc *crc);
 /** Adds up what the ranks have read. Collective, unless `comm` is NULL. */
 fc_code fc_source_crc_join(fc_source_crc *crc, fc_comm *comm, fc_error *err);
 
-/** @return FC_ECORRUPT when a record, of which something was read, is not what its CRC-32 says, or a tensor, all of
-   which was read, not what its CRC-64 says. Of those that have to be read for that, because only a part was or one more
-   than once, each rank of `comm` (NULL: there are no others) takes some. */
+/**
+ * Compares all sums with the recorded CRCs. A sum that is incomplete, or to which some bytes were added twice, is
+ * computed again from the files; the ranks of `comm` (may be NULL) divide that work.
+ * @return FC_ECORRUPT when a record or a completely read tensor does not match.
+ */
 fc_code fc_source_crc_check(const fc_source_crc *crc, const fc_comm *comm, fc_error *err);
 
-/** @param found the CRC-64 of all of `tensor`. @return FC_ECORRUPT when another one is recorded. */
+/** @param found the CRC-64 of all elements of `tensor`. @return FC_ECORRUPT when the source records another one. */
 fc_code fc_source_check_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, uint64_t found, fc_error *err);
 
-/** Whether a CRC-64 is recorded of the tensor as a whole, so that its elements are to be added. Thread-safe. */
+/**
+ * Sets `*wants` to whether the source records a CRC-64 of the whole tensor, so that its elements must be added.
+ * Thread-safe.
+ */
 fc_code fc_source_crc_wants(fc_source_crc *crc, const fc_tensor *tensor, bool *wants, fc_error *err);
 
-/** Adds the elements of a box of the tensor, which lie at `bytes` in row-major order. Thread-safe. */
+/** Adds the elements of a box of the tensor, which are at `bytes` in row-major order. Thread-safe. */
 fc_code fc_source_crc_add(fc_source_crc *crc, const fc_tensor *tensor, const fc_box *box, const unsigned char *bytes,
                           fc_error *err);
 
-/** How the elements of a chunk lie in their record. */
+/** How the elements of a chunk are laid out in their record. */
 typedef enum fc_crc_layout {
-    FC_CRC_NONE,      /**< it has no CRC-32 that could be compared */
-    FC_CRC_WHOLE,     /**< they are all of it, each once, in whatever order of the axes */
-    FC_CRC_RUN,       /**< they are a part of it, one behind the other */
-    FC_CRC_SCATTERED, /**< as strides say: they are not summed up */
-    FC_CRC_WIDE       /**< as FC_CRC_WHOLE, and it is a CRC-64 */
+    FC_CRC_NONE,      /**< the chunk has no CRC that could be compared */
+    FC_CRC_WHOLE,     /**< the record holds each element exactly once, in any order of the axes, and nothing else */
+    FC_CRC_RUN,       /**< the elements are a contiguous part of the record */
+    FC_CRC_SCATTERED, /**< the elements are strided, so they are not summed up */
+    FC_CRC_WIDE       /**< like FC_CRC_WHOLE, with a CRC-64 */
 } fc_crc_layout;
 
 enum { FC_CRC_DISTANCES = 8 };
 
-/** A walk over some bytes of one chunk, in ascending order. One worker's, to be used again: all 0 to start with. */
+/** Collects the CRC of some bytes of one chunk, in ascending order. One per worker, reusable; starts zeroed. */
 typedef struct fc_crc_walk {
-    uint64_t at;    /**< bytes, in the stored ones: the end of the last run */
-    uint64_t bytes; /**< so far */
-    uint64_t sum;   /**< bare, with nothing behind `at` */
-    fc_crc_layout lies;
+    uint64_t at;    /**< where the last run ended, in bytes from the start of the stored ones */
+    uint64_t bytes; /**< added so far */
+    uint64_t sum;   /**< bare CRC of the bytes before `at` */
+    fc_crc_layout layout;
     bool wanted; /**< whether runs are to be added */
     struct {
         uint64_t distance;
         union {
             fc_crc32_factor of32;
-            fc_crc64_factor of64; /**< FC_CRC_WIDE */
+            fc_crc64_factor of64; /**< for FC_CRC_WIDE */
         } factor;
-    } known[FC_CRC_DISTANCES]; /**< few distances occur, again and again */
+    } known[FC_CRC_DISTANCES]; /**< a cache: the same few distances occur again and again */
 } fc_crc_walk;
 
-/** Begins with a piece of a chunk; `lies` tells whether there is anything to compare it with. */
+/** Begins a new overlap with a chunk. Afterwards `layout` says whether there is a CRC to compare with. */
 void fc_crc_walk_begin(fc_crc_walk *walk, const fc_tensor *tensor, size_t chunk, const fc_extent *extent);
 
-/** Adds `size` bytes, `at` bytes behind the start of the stored ones. */
+/** Adds `size` bytes that are `at` bytes after the start of the stored ones. */
 void fc_crc_walk_add(fc_crc_walk *walk, uint64_t at, const unsigned char *bytes, size_t size);
 
-/** Adds the piece to the sums. Thread-safe. */
+/** Adds the collected bytes to the chunk's sum. Thread-safe. */
 void fc_crc_walk_end(const fc_crc_walk *walk, fc_source_crc *crc, const fc_tensor *tensor, size_t chunk,
                      const fc_extent *extent);
 

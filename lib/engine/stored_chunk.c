@@ -1,5 +1,5 @@
 /*
- * Reading chunks that are stored with filters. See stored_chunk.h.
+ * Reads chunks that are stored with filters. See stored_chunk.h.
  */
 #include "engine/stored_chunk.h"
 
@@ -13,8 +13,8 @@
 
 enum { WORKSPACE_STEP = 256 << 10 };
 
-fc_decoding fc_decoding_choose(const fc_extent *extent, uint32_t element, size_t window, uint64_t limit) {
-    fc_decoding d = {FC_WAY_FORMAT, 0, false};
+fc_decode_plan fc_decode_plan_choose(const fc_extent *extent, uint32_t element, size_t window, uint64_t limit) {
+    fc_decode_plan d = {FC_WAY_FORMAT, 0, false};
     uint64_t size = extent->length, whole;
     if (extent->codec == FC_CODEC_FORMAT) {
         return d;
@@ -28,7 +28,7 @@ fc_decoding fc_decoding_choose(const fc_extent *extent, uint32_t element, size_t
     if (size <= window) {
         return d;
     }
-    /* Rounded up, as chunks compress to various sizes and shall use each other's. */
+    /* Rounded up, so that chunks of slightly different compressed sizes can reuse each other's workspaces. */
     bool fits = fc_add_u64(size, WORKSPACE_STEP - 1, &size) && fc_add_u64(size, extent->decoded, &whole) &&
                 whole <= limit / 8 * 7;
     if (!fits && fc_decode_lean_can(extent)) {
@@ -41,7 +41,7 @@ fc_decoding fc_decoding_choose(const fc_extent *extent, uint32_t element, size_t
     return d;
 }
 
-/* Stored bytes of a chunk that is decoded piece by piece. */
+/* Stored bytes of a chunk that is decoded through the window. */
 typedef struct stored {
     const fc_input *input;
     uint64_t offset;
@@ -52,28 +52,31 @@ static fc_code read_stored(void *context, uint64_t at, unsigned char *bytes, siz
     return fc_pread_full(s->input->fd, bytes, size, s->offset + at, s->input->path, err);
 }
 
-static fc_code decode_lean(const fc_extent *extent, uint32_t element, const fc_lent *lent, unsigned char *out,
-                           fc_error *err) {
-    stored s = {lent->input, extent->offset};
-    return fc_decode_lean(extent, read_stored, &s, lent->window, lent->window_size, element, out, err);
+static fc_code read_and_decode(const fc_decode_plan *plan, const fc_extent *extent, uint32_t element,
+                               const fc_decode_buffers *buffers, unsigned char *out, fc_error *err) {
+    fc_input *input = buffers->input;
+    const size_t length = (size_t)extent->length;
+    if (plan->way == FC_WAY_LEAN) {
+        stored s = {input, extent->offset};
+        return fc_decode_lean(extent, read_stored, &s, buffers->window, buffers->window_size, element, out, err);
+    }
+    unsigned char *workspace = buffers->workspace;
+    if (plan->way == FC_WAY_WINDOW) {
+        workspace = buffers->window;
+        FC_TRY(fc_pread_full(input->fd, workspace, length, extent->offset, input->path, err));
+    } else {
+        FC_TRY(fc_input_read(input, workspace, length, extent->offset, buffers->window, buffers->window_size, err));
+    }
+    return plan->planes ? fc_inflate(workspace, length, out, (size_t)extent->decoded, err)
+                        : fc_decode_filters(extent, workspace, element, out, err);
 }
 
-fc_code fc_decoding_read(const fc_decoding *decoding, const fc_extent *extent, uint32_t element, const fc_lent *lent,
-                         unsigned char *out, fc_error *err) {
-    fc_input *input = lent->input;
-    fc_code rc = FC_OK;
-    if (decoding->way == FC_WAY_LEAN) {
-        rc = decode_lean(extent, element, lent, out, err);
-    } else {
-        bool in_window = decoding->way == FC_WAY_WINDOW;
-        unsigned char *workspace = in_window ? lent->window : lent->workspace;
-        FC_TRY(in_window ? fc_pread_full(input->fd, workspace, (size_t)extent->length, extent->offset, input->path, err)
-                         : fc_input_read(input, workspace, (size_t)extent->length, extent->offset, lent->window,
-                                         lent->window_size, err));
-        rc = decoding->planes ? fc_inflate(workspace, (size_t)extent->length, out, (size_t)extent->decoded, err)
-                              : fc_decode_filters(extent, workspace, element, out, err);
+fc_code fc_decode_plan_read(const fc_decode_plan *plan, const fc_extent *extent, uint32_t element,
+                            const fc_decode_buffers *buffers, unsigned char *out, fc_error *err) {
+    fc_code rc = read_and_decode(plan, extent, element, buffers, out, err);
+    if (rc != FC_OK) {
+        return fc_context(err, rc, "%s: offset %" PRIu64 ": a chunk of %" PRIu64 " stored bytes", buffers->input->path,
+                          extent->offset, extent->length);
     }
-    return rc == FC_OK ? rc
-                       : fc_context(err, rc, "%s: %" PRIu64 " bytes at offset %" PRIu64, input->path, extent->length,
-                                    extent->offset);
+    return FC_OK;
 }

@@ -1,5 +1,5 @@
 /*
- * Starting the engine's workers. See threads.h.
+ * Runs the engine's workers. See threads.h.
  */
 #include "engine/threads.h"
 

@@ -1,5 +1,5 @@
 /*
- * Worker threads: how many are sensible, and running them. Shared by all jobs of the engine.
+ * Chooses the number of worker threads and runs them. Used by all jobs of the engine.
  */
 #ifndef FSDPCKPT_ENGINE_THREADS_H
 #define FSDPCKPT_ENGINE_THREADS_H
@@ -8,21 +8,21 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
-/** Processors that this process may use. */
+/** Returns the number of processors that this process may use. */
 int fc_processors(void);
 
 /**
- * Workers unless the caller says otherwise. One waits while its bytes go to the disk, so there are a few more than
- * processors that this process may use.
+ * Returns the default number of workers. It exceeds the number of processors, because workers wait while their bytes go
+ * to the disk.
  */
 int fc_default_threads(void);
 
-/** Source files that each of `threads` workers may keep open, so that all stay below the process's limit. */
+/** Returns how many source files each of `threads` workers may keep open within the process's limit. */
 int fc_files_per_worker(int threads);
 
 /**
- * Runs `work` in `count` threads and waits for them. This thread is one of them, so that the job is done even where no
- * thread can be started. Signals stay with the caller.
+ * Runs `work` in `count` threads, one of them the calling thread, and waits for them. The job is done even when no
+ * thread can be started. Signals are delivered to the calling thread only.
  * @param count at most FC_MOST_THREADS.
  */
 void fc_threads_run(int count, void *(*work)(void *context), void *context);

@@ -1,21 +1,20 @@
 /*
- * The digests of tiles. A tile is contiguous in its item. Where it is so in the whole tensor, too, both digests come
- * from one CRC; else it is a nest of runs with constant distances (columns of a matrix: one run a row), and both come
- * from the CRCs of the runs, each sum multiplied on the way by a constant (Horner's rule). So each byte is looked at
- * once.
+ * Computes the digests of tiles. A tile is contiguous in its item. If it is also contiguous in the whole tensor, one
+ * CRC gives both digests. Otherwise it is a nest of runs at constant distances (a block of columns: one run per row),
+ * and both digests follow from the CRCs of the runs by Horner's rule. Each byte is read only once.
  */
 #include "engine/tile_digest.h"
 
 #include "base/crc.h"
 #include "codec/strided.h"
 
-/* The walk over the runs of a tile. */
+/* A walk over the runs of a tile. */
 typedef struct runs {
     fc_strided in_tensor;              /* src: distances in the tensor, dst: in the tile */
     fc_crc64_factor unit;              /* a run's length */
     fc_crc64_factor axes[FC_MAX_DIMS]; /* the distances in the tensor */
     const unsigned char *bytes;        /* of the next run */
-    uint64_t item;                     /* sum over all runs so far, as they follow each other in the item */
+    uint64_t item;                     /* sum of all runs so far, as they follow each other in the item */
 } runs;
 
 void fc_item_digest_begin(fc_item_digest *digest, fc_target_item *item, const fc_target_file *file, uint64_t *digests) {
@@ -37,7 +36,7 @@ void fc_item_digest_end(const fc_item_digest *digest, const fc_target *target, b
     digest->item->crc32 = crc32 ? fc_crc32_finish(digest->sum32, bytes) : 0;
 }
 
-/* The sum over the runs of the axes from `axis` on: as deep as the tensor has dimensions. */
+/* Returns the sum of the runs of the axes from `axis` on. The recursion is as deep as the tensor has dimensions. */
 static uint64_t sum_runs(runs *r, int axis) { /* NOLINT(misc-no-recursion) */
     if (axis == r->in_tensor.n) {
         uint64_t crc = fc_crc64_bare(r->bytes, (size_t)r->in_tensor.unit);
@@ -52,7 +51,7 @@ static uint64_t sum_runs(runs *r, int axis) { /* NOLINT(misc-no-recursion) */
     return sum;
 }
 
-/* The sums of the tile by itself, as if it were the end of its item and of its tensor. */
+/* Computes the sums of a tile as if it were the end of its item and of its tensor. */
 static bool sum_tile(const fc_box *tile, const int64_t *strides, uint32_t element, const unsigned char *bytes,
                      fc_tile_digest *out) {
     runs r;
@@ -76,14 +75,17 @@ static bool sum_tile(const fc_box *tile, const int64_t *strides, uint32_t elemen
     return true;
 }
 
-/* Bytes behind the last element of `tile` in the row-major order of a box that starts at `origin` (NULL: at 0). */
-static uint64_t bytes_behind(const fc_box *tile, const int64_t *origin, const int64_t *sizes, uint32_t element) {
-    uint64_t behind = 0;
+/*
+ * Returns the bytes after the last element of `tile` in the row-major order of a box that starts at `origin` (NULL: at
+ * 0).
+ */
+static uint64_t bytes_after(const fc_box *tile, const int64_t *origin, const int64_t *sizes, uint32_t element) {
+    uint64_t after = 0;
     for (int d = 0; d < tile->ndim; d++) {
         int64_t last = tile->offsets[d] + tile->sizes[d] - 1 - (origin ? origin[d] : 0);
-        behind = behind * (uint64_t)sizes[d] + (uint64_t)(sizes[d] - 1 - last);
+        after = after * (uint64_t)sizes[d] + (uint64_t)(sizes[d] - 1 - last);
     }
-    return behind * element;
+    return after * element;
 }
 
 fc_code fc_tile_digest_make(const fc_target_tensor *target, const fc_target_item *item, const fc_box *tile,
@@ -95,14 +97,14 @@ fc_code fc_tile_digest_make(const fc_target_tensor *target, const fc_target_item
     if (!fc_row_major_strides(tensor->ndim, tensor->shape, strides) || !sum_tile(tile, strides, element, bytes, out)) {
         return fc_fail(err, FC_ECORRUPT, "tensor %s: its size overflows", target->name);
     }
-    uint64_t behind = bytes_behind(tile, item->dims, item->dims + tensor->ndim, element);
-    uint64_t behind_in_tensor = bytes_behind(tile, NULL, tensor->shape, element);
-    bool same = out->item == out->tensor && behind == behind_in_tensor;
-    out->item = fc_crc64_shift(out->item, behind);
-    out->tensor = same ? out->item : fc_crc64_shift(out->tensor, behind_in_tensor);
+    uint64_t after = bytes_after(tile, item->dims, item->dims + tensor->ndim, element);
+    uint64_t after_in_tensor = bytes_after(tile, NULL, tensor->shape, element);
+    bool same = out->item == out->tensor && after == after_in_tensor;
+    out->item = fc_crc64_shift(out->item, after);
+    out->tensor = same ? out->item : fc_crc64_shift(out->tensor, after_in_tensor);
     if (crc32) {
         size_t size = (size_t)fc_box_volume(tile) * element;
-        out->item32 = fc_crc32_shift(fc_crc32_bare(bytes, size), behind);
+        out->item32 = fc_crc32_shift(fc_crc32_bare(bytes, size), after);
     }
     return FC_OK;
 }
@@ -115,6 +117,6 @@ fc_code fc_box_digest_make(const fc_tensor *tensor, const fc_box *box, const uns
     if (!fc_row_major_strides(tensor->ndim, tensor->shape, strides) || !sum_tile(box, strides, element, bytes, &sums)) {
         return fc_fail(err, FC_ECORRUPT, "tensor %s: its size overflows", tensor->name);
     }
-    *out = fc_crc64_shift(sums.tensor, bytes_behind(box, NULL, tensor->shape, element));
+    *out = fc_crc64_shift(sums.tensor, bytes_after(box, NULL, tensor->shape, element));
     return FC_OK;
 }

@@ -1,5 +1,5 @@
 /*
- * The sizes on which the engine's speed depends, in one place. All in bytes unless said otherwise.
+ * The sizes that decide the engine's speed, all in bytes unless noted.
  */
 #ifndef FSDPCKPT_ENGINE_TUNING_H
 #define FSDPCKPT_ENGINE_TUNING_H
@@ -9,43 +9,49 @@
 #endif
 
 enum {
-    /* Memory for all buffers together unless the caller says otherwise, so that the whole process stays below 64 MiB;
-       and the least that is accepted. */
+    /*
+     * The default memory for all buffers, which keeps the whole process below 64 MiB, and the least that is accepted.
+     */
     FC_DEFAULT_MEMORY = 56 << 20,
     FC_LEAST_MEMORY = 1 << 20,
 
-    /* A tile: read, gathered and written as one. Stays in the second-level cache, so it is copied to and from the page
-       cache once and never sees main memory in between. */
+    /*
+     * A tile is read, gathered and written at once. It fits the second-level cache, so between the page cache and the
+     * target it never reaches main memory.
+     */
     FC_TILE_BYTES = 1024 << 10,
     FC_LEAST_TILE_BYTES = 32 << 10,
 
-    /* A tile of a tensor whose chunks must be decoded whole, or lie in another order than row-major: the larger it is,
-       the fewer tiles each chunk meets, and the longer the runs of a transposed one. */
+    /*
+     * A tile of a tensor whose chunks must be decoded as a whole or are not row-major. Larger tiles overlap each chunk
+     * less often, and make the runs of a transposed tensor longer.
+     */
     FC_LARGE_TILE_BYTES = 4 << 20,
 
-    /* The window of source bytes from which strided pieces are gathered. */
+    /* The window of source bytes from which strided elements are gathered. */
     FC_SCRATCH_BYTES = 512 << 10,
 
-    /* Runs of at least this length are read straight to their place; shorter ones through the window. A system call
-       costs about as much as copying 3 KiB (measured on a warm page cache). */
+    /*
+     * Runs of at least this length are read directly into the tile, shorter ones through the window. A system call
+     * costs about as much as copying 3 KiB (measured on a warm page cache).
+     */
     FC_DIRECT_RUN = 16 << 10,
 
-    /* Bytes between two runs that are rather read and dropped than skipped with a system call of its own. */
+    /* A gap between two runs up to this size is read and dropped rather than skipped with another system call. */
     FC_GAP_READ = 4 << 10,
 
-    /* Small values that lie side by side in the target go out in one write: so many at most. */
+    /* At most this many small values that are adjacent in the target share one write. */
     FC_BATCH_TILES = 64,
 
-    /* Resolved chunks and open source files that each worker remembers. */
+    /* Resolved extents and open source files that each worker remembers. */
     FC_EXTENT_CACHE = 64,
     FC_OPEN_FILES = 32,
 
-    /* Workers a processor unless the caller says otherwise, up to so many that a fast disk has its queue full. */
+    /* Default workers per processor, and the number that keeps a fast disk's queue full. */
     FC_THREADS_PROCESSOR = 4,
     FC_THREADS_DISK = 16,
 
-    /* Where several processes write one file, each gets runs of whole multiples of this: values below it are moved by
-       one of them. */
+    /* When several processes write one file, each moves multiples of this. A smaller value is moved by one of them. */
     FC_SHARE_BYTES = 256 << 10,
 
     FC_MOST_THREADS = 256

@@ -5,6 +5,10 @@
 #ifndef FSDPCKPT_IO_DIRECTORY_H
 #define FSDPCKPT_IO_DIRECTORY_H
 
+#ifndef FSDPCKPT_PRIVATE
+#error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
+#endif
+
 #include "fsdpckpt/error.h"
 
 #include <dirent.h>

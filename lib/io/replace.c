@@ -4,12 +4,11 @@
  */
 #include "io/replace.h"
 
-#include "fsdpckpt/format.h"
+#include "base/try.h"
 #include "io/directory.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -37,7 +36,7 @@ static bool is_json(const unsigned char *head, size_t size) {
     return i < size && head[i] == '{';
 }
 
-static bool is_content(fc_content content, const unsigned char *head, size_t size) {
+bool fc_is_content(fc_content content, const unsigned char *head, size_t size) {
     switch (content) {
     case FC_CONTENT_HDF5:
         return starts_with(head, size, "\x89HDF\r\n\x1a\n", 8);
@@ -59,7 +58,7 @@ static fc_code read_head(int parent, const char *name, const char *shown, unsign
     struct stat st;
     int fd = openat(parent, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
     if (fd < 0 || fstat(fd, &st) != 0) {
-        fc_code rc = fc_fail_errno(err, errno, "%s: cannot be looked at before it is replaced", shown);
+        fc_code rc = fc_fail_errno(err, errno, "%s: cannot be read before it is replaced", shown);
         if (fd >= 0) {
             close(fd);
         }
@@ -73,19 +72,8 @@ static fc_code read_head(int parent, const char *name, const char *shown, unsign
 
 /* One file of any format that is a file: what a target of one file replaces. */
 static bool is_checkpoint_file(const unsigned char *head, size_t size) {
-    return size == 0 || is_content(FC_CONTENT_HDF5, head, size) || is_content(FC_CONTENT_ZIP, head, size) ||
-           is_content(FC_CONTENT_PICKLE, head, size) || is_content(FC_CONTENT_SAFETENSORS, head, size);
-}
-
-/* A file of a directory: its name and its content are those of a file that some format writes. */
-static bool is_own_file(const char *name, const unsigned char *head, size_t size) {
-    bool own = false;
-    for (const fc_format *const *format = fc_formats(); *format && !own; format++) {
-        for (const fc_own_file *file = (*format)->writer.own_files; file && file->glob && !own; file++) {
-            own = fnmatch(file->glob, name, 0) == 0 && (size == 0 || is_content(file->content, head, size));
-        }
-    }
-    return own;
+    return size == 0 || fc_is_content(FC_CONTENT_HDF5, head, size) || fc_is_content(FC_CONTENT_ZIP, head, size) ||
+           fc_is_content(FC_CONTENT_PICKLE, head, size) || fc_is_content(FC_CONTENT_SAFETENSORS, head, size);
 }
 
 /* ---- what is there ---- */
@@ -94,37 +82,38 @@ static fc_code check_file(const char *path, fc_error *err) {
     unsigned char head[HEAD_SIZE];
     size_t size = 0;
     fc_code rc = read_head(AT_FDCWD, path, path, head, &size, err);
-    return rc != FC_OK || is_checkpoint_file(head, size)
-               ? rc
-               : fc_fail(err, FC_EUSAGE,
-                         "%s: --force would delete it, and it is not a checkpoint: remove it yourself or name another "
-                         "target",
-                         path);
+    return rc != FC_OK || is_checkpoint_file(head, size) ? rc
+                                                         : fc_fail(err, FC_EUSAGE,
+                                                                   "%s: replacing it would delete a file that is not a "
+                                                                   "checkpoint: remove it yourself or name another "
+                                                                   "target",
+                                                                   path);
 }
 
-static fc_code check_entry(const char *path, int directory, const char *name, fc_error *err) {
+static fc_code check_entry(const fc_commit_options *how, const char *path, int directory, const char *name,
+                           fc_error *err) {
     unsigned char head[HEAD_SIZE];
     size_t size = 0;
     struct stat st;
     if (fstatat(directory, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         return fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
     }
-    fc_code rc = S_ISREG(st.st_mode) ? read_head(directory, name, name, head, &size, err) : FC_OK;
-    if (rc == FC_OK && !(S_ISREG(st.st_mode) && is_own_file(name, head, size))) {
-        rc = fc_fail(err, FC_EUSAGE,
-                     "%s: --force would delete '%s', which is no file that this program writes: move it away first",
-                     path, name);
+    FC_TRY(S_ISREG(st.st_mode) ? read_head(directory, name, name, head, &size, err) : FC_OK);
+    if (!(S_ISREG(st.st_mode) && how->is_own_file && how->is_own_file(name, head, size))) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: replacing it would delete '%s', which this program does not write: move it away first",
+                       path, name);
     }
-    return rc;
+    return FC_OK;
 }
 
 /* An empty directory was made for the target, which takes its place: that needs no `force`. */
-static fc_code check_directory(const char *path, bool force, fc_error *err) {
+static fc_code check_directory(const fc_commit_options *how, const char *path, fc_error *err) {
     fc_dir dir;
     fc_code rc = fc_dir_open(&dir, path, err);
     for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
-        rc = force ? check_entry(path, dirfd(dir.dir), name, err)
-                   : fc_fail(err, FC_EUSAGE, "%s: exists: --force replaces it", path);
+        rc = how->force ? check_entry(how, path, dirfd(dir.dir), name, err)
+                        : fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL);
     }
     return fc_dir_close(&dir, rc, err);
 }
@@ -155,11 +144,11 @@ fc_code fc_check_replaced(const fc_commit_options *how, const char *path, fc_err
         return fc_fail(err, FC_EUSAGE, "%s: is not a regular file", path);
     }
     if (!how->force && !how->is_directory) {
-        return fc_fail(err, FC_EUSAGE, "%s: exists: --force replaces it", path);
+        return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL);
     }
     fc_code rc = check_mount(path, err);
     if (rc == FC_OK && how->is_directory) {
-        rc = check_directory(path, how->force, err);
+        rc = check_directory(how, path, err);
     } else if (rc == FC_OK && !how->any_content) {
         rc = check_file(path, err);
     }

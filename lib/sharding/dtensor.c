@@ -158,7 +158,7 @@ static fc_code chunk_of(const dense *t, int64_t full, int64_t index, fc_arena *a
 /* The counterpart of _create_chunk_sharded_tensor: torch.chunk along dimension 0, one chunk per rank while rows last.
  */
 static fc_code chunk_dense(const dense *t, int64_t rank, int64_t world_size, int64_t devices_per_node,
-                           const fc_process_group *group, fc_arena *arena, fc_chunked *out, fc_error *err) {
+                           const fc_process_group *group, fc_arena *arena, fc_chunked_item *out, fc_error *err) {
     if (t->ndim < 1) {
         return fc_fail(err, FC_EUSAGE, "chunk expects at least a 1-dimensional tensor");
     }

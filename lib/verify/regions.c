@@ -1,6 +1,6 @@
 /*
- * From a manifest to the list of regions. Asks for every extent and every recorded digest, so what is wrong with the
- * headers of a tensor shows here, before its data is read.
+ * Lists the regions of a checkpoint. It resolves every extent and recorded digest, so defects in a tensor's headers are
+ * found before its data is read.
  */
 #include "verify/regions.h"
 
@@ -23,7 +23,7 @@ void fc_report_defect(fc_findings *findings, const fc_defect *place, const char 
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    fc_fail(&line, FC_ECORRUPT, "%s", text); /* what comes from a file cannot break the line */
+    fc_fail(&line, FC_ECORRUPT, "%s", text); /* replaces control characters that come from a file */
     fc_defect defect = *place;
     defect.message = line.message;
     pthread_mutex_lock(&findings->lock);
@@ -32,26 +32,29 @@ void fc_report_defect(fc_findings *findings, const fc_defect *place, const char 
     pthread_mutex_unlock(&findings->lock);
 }
 
-/* Whether an error is about the checkpoint, and verifying goes on. */
+/* Returns whether an error is a defect of the checkpoint, after which verifying continues. */
 static bool is_defect(fc_code rc) {
     return rc == FC_ECORRUPT || rc == FC_EUNSUPPORTED || rc == FC_EIO || rc == FC_EUSAGE;
 }
 
-/* What is being listed. */
-typedef struct listing {
+/* The list under construction, and the state of the current tensor. */
+typedef struct region_lister {
     const fc_checkpoint *checkpoint;
     fc_findings *findings;
     fc_verify_report *report;
     fc_regions *out;
     bool all;      /* see fc_regions_new */
-    size_t number; /* of the tensor */
-    bool *counts;  /* one a chunk of it */
-    bool digested; /* everything of it so far */
-    bool unread;   /* some chunk of it has no extent */
-} listing;
+    size_t number; /* index of the tensor */
+    bool *counts;  /* one per chunk */
+    bool digested; /* whether all its chunks so far have digests */
+    bool unread;   /* whether some chunk has no extent */
+} region_lister;
 
-/* Reports `found`, which is about a chunk (or the whole tensor where `chunk` is NULL), and passes over it. */
-static fc_code note(listing *l, const fc_chunk *chunk, fc_code rc, const fc_error *found, fc_error *err) {
+/*
+ * Reports `found` for a chunk, or for the whole tensor when `chunk` is NULL. Returns FC_OK so that listing continues,
+ * unless it is no defect.
+ */
+static fc_code note(region_lister *l, const fc_chunk *chunk, fc_code rc, const fc_error *found, fc_error *err) {
     const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
     if (!is_defect(rc)) {
         if (err) {
@@ -70,7 +73,7 @@ static fc_code note(listing *l, const fc_chunk *chunk, fc_code rc, const fc_erro
     return FC_OK;
 }
 
-static fc_region *add(listing *l, fc_error *err) {
+static fc_region *add(region_lister *l, fc_error *err) {
     fc_regions *r = l->out;
     if (!fc_grow(&r->items, &r->capacity, r->count + 1, sizeof *r->items)) {
         fc_no_memory(err, l->checkpoint->path);
@@ -84,8 +87,8 @@ static fc_region *add(listing *l, fc_error *err) {
     return region;
 }
 
-/* The box of `count` chunks from `first` on. @param dims it, in memory that lasts. */
-static fc_code add_box(listing *l, size_t first, size_t count, const int64_t *dims, const fc_digest *digest,
+/* Adds the box of `count` chunks from `first` on. @param dims the box; borrowed until the regions are freed */
+static fc_code add_box(region_lister *l, size_t first, size_t count, const int64_t *dims, const fc_digest *digest,
                        fc_error *err) {
     fc_region *r = add(l, err);
     if (!r) {
@@ -104,7 +107,7 @@ static fc_code add_box(listing *l, size_t first, size_t count, const int64_t *di
     return FC_OK;
 }
 
-static fc_code add_group(listing *l, const fc_digest *digest, fc_error *err) {
+static fc_code add_group(region_lister *l, const fc_digest *digest, fc_error *err) {
     const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
     const size_t n = (size_t)tensor->ndim;
     int64_t *dims = fc_arena_calloc(l->out->arena, 2 * n + 1, sizeof *dims);
@@ -118,7 +121,7 @@ static fc_code add_group(listing *l, const fc_digest *digest, fc_error *err) {
     return add_box(l, digest->first, digest->count, dims, digest, err);
 }
 
-static fc_code add_bytes(listing *l, const fc_chunk *chunk, const fc_digest *digest, fc_error *err) {
+static fc_code add_bytes(region_lister *l, const fc_chunk *chunk, const fc_digest *digest, fc_error *err) {
     fc_region *r = add(l, err);
     if (!r) {
         return FC_ENOMEM;
@@ -131,8 +134,8 @@ static fc_code add_bytes(listing *l, const fc_chunk *chunk, const fc_digest *dig
     return FC_OK;
 }
 
-static fc_code look_at_chunk(listing *l, const fc_tensor *tensor, size_t index, fc_extent *extent, fc_digest *digest,
-                             fc_error *err) {
+static fc_code find_chunk(region_lister *l, const fc_tensor *tensor, size_t index, fc_extent *extent, fc_digest *digest,
+                          fc_error *err) {
     const fc_format *format = l->checkpoint->format;
     if (format->verifier.verify_chunk) {
         return format->verifier.verify_chunk(l->checkpoint, tensor, index, extent, digest, l->findings, err);
@@ -141,15 +144,17 @@ static fc_code look_at_chunk(listing *l, const fc_tensor *tensor, size_t index, 
     return fc_checkpoint_digest(l->checkpoint, tensor, index, digest, err);
 }
 
-/* Lists chunk `index`, and with it those that share its digest. @param next the first chunk behind them. */
-static fc_code add_chunk(listing *l, size_t index, size_t *next, fc_error *err) {
+/*
+ * Adds chunk `index` and the chunks that share its digest. @param next receives the index of the first chunk after them
+ */
+static fc_code add_chunk(region_lister *l, size_t index, size_t *next, fc_error *err) {
     const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
     const fc_chunk *chunk = &tensor->chunks[index];
     fc_extent extent;
     fc_digest digest;
     fc_error found;
     *next = index + 1;
-    fc_code rc = look_at_chunk(l, tensor, index, &extent, &digest, &found);
+    fc_code rc = find_chunk(l, tensor, index, &extent, &digest, &found);
     if (rc != FC_OK) {
         l->unread = true;
         return note(l, chunk, rc, &found, err);
@@ -167,32 +172,35 @@ static fc_code add_chunk(listing *l, size_t index, size_t *next, fc_error *err) 
         l->digested &= l->out->whole[l->number].kind == FC_DIGEST_CRC64;
         break;
     }
+    FC_TRY(rc);
     bool needed = l->all || digest.kind == FC_DIGEST_NONE || l->out->whole[l->number].kind == FC_DIGEST_CRC64;
-    return rc == FC_OK && needed ? add_box(l, index, 1, chunk->dims, NULL, err) : rc;
+    return needed ? add_box(l, index, 1, chunk->dims, NULL, err) : FC_OK;
 }
 
-static fc_code mark(void *context, const fc_overlap *piece, fc_error *err) {
+static fc_code mark(void *context, const fc_overlap *overlap, fc_error *err) {
     bool *counts = context;
     (void)err;
-    counts[piece->chunk] = true;
+    counts[overlap->chunk] = true;
     return FC_OK;
 }
 
 /* Proves coverage, and marks the chunks that make up the tensor: one of each set of replicas. */
-static fc_code check_coverage(listing *l, fc_error *err) {
+static fc_code check_coverage(region_lister *l, fc_error *err) {
     static const int64_t origin[FC_MAX_DIMS];
     const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
     const fc_box whole = {tensor->ndim, origin, tensor->shape};
     fc_coverage *coverage = NULL;
     fc_error found;
     fc_code rc = fc_coverage_within(l->checkpoint, tensor, NULL, &coverage, &found);
-    rc = rc == FC_OK && tensor->nchunks > 0 ? fc_coverage_visit(coverage, &whole, mark, l->counts, &found) : rc;
+    if (rc == FC_OK && tensor->nchunks > 0) {
+        rc = fc_coverage_visit(coverage, &whole, mark, l->counts, &found);
+    }
     fc_coverage_free(coverage);
     return rc == FC_OK ? rc : note(l, NULL, rc, &found, err);
 }
 
-/* An object that runs code is a defect; one that may is counted. */
-static fc_code judge_object(listing *l, const fc_tensor *object, fc_error *err) {
+/* Fails for an object that runs code, and counts those of unknown classes. */
+static fc_code judge_object(region_lister *l, const fc_tensor *object, fc_error *err) {
     fc_object_verdict verdict;
     FC_TRY(fc_checkpoint_object_verdict(l->checkpoint, object, &verdict, err));
     if (verdict.risk == FC_OBJECT_RUNS) {
@@ -205,7 +213,7 @@ static fc_code judge_object(listing *l, const fc_tensor *object, fc_error *err) 
     return FC_OK;
 }
 
-static fc_code check_object(listing *l, fc_error *err) {
+static fc_code check_object(region_lister *l, fc_error *err) {
     const fc_tensor *object = &l->checkpoint->tensors[l->number];
     const char *json;
     fc_error found;
@@ -215,15 +223,17 @@ static fc_code check_object(listing *l, fc_error *err) {
     }
     fc_code rc = fc_checkpoint_object_json(l->checkpoint, object, scratch, &json, &found);
     fc_arena_free(scratch);
-    rc = rc == FC_OK ? judge_object(l, object, &found) : rc;
+    if (rc == FC_OK) {
+        rc = judge_object(l, object, &found);
+    }
     return rc == FC_OK ? rc : note(l, object->nchunks > 0 ? &object->chunks[0] : NULL, rc, &found, err);
 }
 
-static fc_code list_tensor(listing *l, fc_error *err) {
+static fc_code list_tensor(region_lister *l, fc_error *err) {
     const fc_tensor *tensor = &l->checkpoint->tensors[l->number];
     fc_digest *whole = &l->out->whole[l->number];
     fc_error found;
-    if (tensor->object && tensor->object->refusal) { /* sound, as far as the format's own check can tell */
+    if (tensor->object && tensor->object->refusal) { /* intact, as far as the format's own check can tell */
         l->report->objects++;
         l->report->undigested++;
         l->report->undigested_bytes += (uint64_t)tensor->shape[0];
@@ -236,18 +246,24 @@ static fc_code list_tensor(listing *l, fc_error *err) {
         return fc_no_memory(err, l->checkpoint->path);
     }
     fc_code rc = fc_checkpoint_digest(l->checkpoint, tensor, FC_WHOLE_TENSOR, whole, &found);
-    rc = rc == FC_OK ? rc : note(l, NULL, rc, &found, err);
-    rc = rc == FC_OK ? check_coverage(l, err) : rc;
+    if (rc != FC_OK) {
+        rc = note(l, NULL, rc, &found, err);
+    }
+    if (rc == FC_OK) {
+        rc = check_coverage(l, err);
+    }
     for (size_t i = 0; rc == FC_OK && i < tensor->nchunks;) {
         rc = add_chunk(l, i, &i, err);
     }
-    /* Bytes that are not to be had are no object to decode: that is told already. */
-    rc = rc == FC_OK && tensor->object && !l->out->broken[l->number] ? check_object(l, err) : rc;
+    /* The bytes of a broken object may be unreadable, which is already reported. */
+    if (rc == FC_OK && tensor->object && !l->out->broken[l->number]) {
+        rc = check_object(l, err);
+    }
     free(l->counts);
-    /* Objects of DCP and torch.save count as not digested here; the format's own check sees to their records. */
+    /* Objects of DCP and torch.save count as undigested here; the format's own check covers their records. */
     l->report->tensors += !tensor->object;
     l->report->objects += tensor->object != NULL;
-    if (l->unread) { /* of what was not even found, a digest says nothing, and it was not read either */
+    if (l->unread) { /* a chunk without an extent was not read, so it is neither digested nor undigested */
         return rc;
     }
     l->report->digested += l->digested;
@@ -271,7 +287,7 @@ void fc_verify_covered(const fc_checkpoint *checkpoint, const fc_tensor *object,
     }
 }
 
-static int by_place(const void *a, const void *b) {
+static int by_offset(const void *a, const void *b) {
     const fc_region *x = a, *y = b;
     int order = (x->kind == FC_REGION_BYTES) - (y->kind == FC_REGION_BYTES);
     order = order ? order : (x->file > y->file) - (x->file < y->file);
@@ -279,11 +295,11 @@ static int by_place(const void *a, const void *b) {
     return order ? order : (x->number > y->number) - (x->number < y->number);
 }
 
-/* In the order of the files; a record that several tensors share (tied weights, views) is read once. */
+/* Sorts the regions by file. A record that several tensors share (tied weights, views) is read once. */
 static void sort_regions(fc_regions *r) {
     size_t kept = 0;
     if (r->count > 0) {
-        qsort(r->items, r->count, sizeof *r->items, by_place);
+        qsort(r->items, r->count, sizeof *r->items, by_offset);
     }
     for (size_t i = 0; i < r->count; i++) {
         const fc_region *last = kept ? &r->items[kept - 1] : NULL;
@@ -302,13 +318,15 @@ static void sort_regions(fc_regions *r) {
 
 fc_code fc_regions_new(const fc_checkpoint *checkpoint, bool all, fc_findings *findings, fc_verify_report *report,
                        fc_regions *out, fc_error *err) {
-    listing l = {.checkpoint = checkpoint, .findings = findings, .report = report, .out = out, .all = all};
+    region_lister l = {.checkpoint = checkpoint, .findings = findings, .report = report, .out = out, .all = all};
     memset(out, 0, sizeof *out);
     out->arena = fc_arena_new();
     out->broken = calloc(checkpoint->ntensors + 1, 1);
     out->whole = calloc(checkpoint->ntensors + 1, sizeof *out->whole);
-    fc_code rc;
-    FC_TRY_GOTO(out->arena && out->broken && out->whole ? FC_OK : fc_no_memory(err, l.checkpoint->path), rc, out);
+    if (!out->arena || !out->broken || !out->whole) {
+        return fc_no_memory(err, checkpoint->path);
+    }
+    fc_code rc = FC_OK;
     for (; l.number < checkpoint->ntensors; l.number++) {
         FC_TRY_GOTO(list_tensor(&l, err), rc, out);
     }
@@ -328,7 +346,7 @@ static fc_code add_file(fc_regions *out, uint32_t number, fc_sealed_file *sealed
     if (rc == FC_OK) {
         close(fd);
         if (compare && size != sealed->bytes) {
-            rc = fc_fail(&found, FC_ECORRUPT, "%s: %" PRIu64 " bytes long, %" PRIu64 " when it was sealed",
+            rc = fc_fail(&found, FC_ECORRUPT, "%s: has %" PRIu64 " bytes but had %" PRIu64 " when it was sealed",
                          sealed->path, size, sealed->bytes);
         }
     }

@@ -1,6 +1,6 @@
 /*
- * Verifying: worker threads read the regions of a checkpoint tile by tile, digest them while they are in the cache, and
- * compare. A defect is reported and the work goes on. From regions.c's list to findings.
+ * Verifies a checkpoint: worker threads read its regions tile by tile, digest them while they are in the cache, and
+ * compare. A defect is reported and the work continues.
  */
 #include "verify/regions.h"
 
@@ -21,22 +21,22 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A region that is being read. Freed when the last of its tiles is done. */
+/* A region that is being read. Its last tile frees it. */
 typedef struct active {
     const fc_region *region;
     fc_coverage *coverage;
-    fc_target_item item; /* as the engine digests it: the region's box */
-    uint64_t sum;        /* FC_REGION_BYTES: of CRC-32s; FC_REGION_FILE: of CRC-64s */
+    fc_target_item item; /* the region's box, as the engine digests it */
+    uint64_t sum;        /* bare CRC-32 for FC_REGION_BYTES, bare CRC-64 for FC_REGION_FILE */
     fc_item_digest digest;
-    bool failed; /* reported already */
+    bool failed; /* already reported */
     unsigned users;
 } active;
 
-/* A piece of work. */
+/* One unit of work. */
 typedef struct tile {
     active *of;
     fc_tile tile; /* of a box */
-    uint64_t at;  /* of stored bytes: from the start of the region */
+    uint64_t at;  /* of stored bytes: offset from the start of the region */
     size_t size;  /* bytes */
     fc_tile_digest sums;
 } tile;
@@ -46,14 +46,14 @@ typedef struct verifier {
     fc_regions *regions;
     fc_findings *findings;
     fc_progress *progress; /* may be NULL */
-    fc_seal *sealing;      /* receives digests; or NULL */
+    fc_seal *new_seal;     /* receives the digests; NULL when verifying */
     fc_decoded *decoded;
     size_t tile_bytes;
     int threads;
-    uint64_t *sums;       /* one a tensor */
-    pthread_mutex_t lock; /* guards what follows, the sums, and what is active */
-    size_t next;          /* region */
-    active *current;      /* whose tiles are not all handed out */
+    uint64_t *sums;       /* one per tensor */
+    pthread_mutex_t lock; /* guards the fields below, the sums and all `active` regions */
+    size_t next;          /* index of the next region */
+    active *current;      /* the region that still has tiles to hand out */
     fc_tiles tiles;
     uint64_t at;
     uint64_t bytes;
@@ -62,7 +62,7 @@ typedef struct verifier {
     fc_error error;
 } verifier;
 
-/* A worker's own things. */
+/* One worker's state. */
 typedef struct worker {
     verifier *v;
     fc_source *source;
@@ -88,7 +88,10 @@ static const char *path_of(const verifier *v, const fc_region *r) {
     return r->file < v->checkpoint->nfiles ? v->checkpoint->files[r->file].path : v->checkpoint->path;
 }
 
-/* An error while a region is read is a defect of the checkpoint, the first of the region; any other ends the work. */
+/*
+ * Reports an error while a region is read as a defect, once per region. Out of memory and interruption stop the work
+ * instead.
+ */
 static void note(verifier *v, active *a, fc_code rc, const fc_error *err) {
     if (rc == FC_ENOMEM || rc == FC_EINTERRUPTED) {
         stop(v, rc, err);
@@ -113,7 +116,7 @@ static void compare_box(verifier *v, active *a) {
         v->regions->broken[r->number] = 1;
         fc_report_defect(v->findings, &place,
                          "%s: offset %" PRIu64 ": tensor %s, box %s: damaged: the CRC-64 of its data is %016" PRIx64
-                         ", recorded is %016" PRIx64,
+                         " but %016" PRIx64 " is recorded",
                          path_of(v, r), r->offset, r->tensor->name, fc_box_to_text(&box).s, a->item.crc64, r->expected);
     }
 }
@@ -126,7 +129,7 @@ static void compare_bytes(verifier *v, active *a) {
         v->regions->broken[r->number] = 1;
         fc_report_defect(v->findings, &place,
                          "%s: offset %" PRIu64 ": tensor %s: damaged: the CRC-32 of the %" PRIu64
-                         " bytes of its record is %08" PRIx32 ", the archive says %08" PRIx32,
+                         " bytes of its record is %08" PRIx32 " but the archive records %08" PRIx32,
                          path_of(v, r), r->offset, r->tensor->name, r->length, found, (uint32_t)r->expected);
     }
 }
@@ -134,12 +137,13 @@ static void compare_bytes(verifier *v, active *a) {
 static void end_file(verifier *v, active *a) {
     const fc_region *r = a->region;
     uint64_t found = fc_crc64_finish(a->sum, r->length);
-    if (v->sealing) {
+    if (v->new_seal) {
         r->sealed->crc64 = found;
     } else if (found != r->expected) {
         const fc_defect place = place_of(v, r);
         fc_report_defect(v->findings, &place,
-                         "%s: not what was sealed: its CRC-64 is %016" PRIx64 ", in %s it is %016" PRIx64,
+                         "%s: changed since it was sealed, or damaged: its CRC-64 is %016" PRIx64
+                         " but %s records %016" PRIx64,
                          path_of(v, r), found, v->checkpoint->seal->path, r->expected);
     }
 }
@@ -164,7 +168,7 @@ static void drop(verifier *v, active *a) {
     free(a);
 }
 
-/* Makes the next region the current one. A box that its chunks do not fill is reported, and passed over. */
+/* Makes the next region the current one. A box that its chunks do not cover is reported and skipped. */
 static fc_code open_next(verifier *v, fc_error *err) {
     const fc_region *r = &v->regions->items[v->next++];
     active *a = calloc(1, sizeof *a);
@@ -194,7 +198,7 @@ static fc_code open_next(verifier *v, fc_error *err) {
     return FC_OK;
 }
 
-/* The current region's next tile. @return false when there is none left. */
+/* Takes the next tile of the current region. Returns false when none is left. */
 static bool next_tile(verifier *v, tile *t) {
     active *a = v->current;
     const fc_region *r = a->region;
@@ -217,7 +221,7 @@ static bool next_tile(verifier *v, tile *t) {
     return true;
 }
 
-/* The next tile of any region. @return false at the end. Called with the lock held. */
+/* Takes the next tile of any region. Returns false at the end. Called with the lock held. */
 static bool take(verifier *v, tile *t) {
     fc_error err;
     if (v->progress && atomic_load_explicit(&v->progress->cancel, memory_order_relaxed)) {
@@ -284,7 +288,7 @@ static void give_back(verifier *v, tile *t, fc_code rc, const fc_error *err) {
     }
 }
 
-/* A thread's life. */
+/* A worker thread. */
 static void *work(void *context) {
     verifier *v = context;
     worker w = {.v = v};
@@ -319,10 +323,7 @@ static fc_code read_all(verifier *v, const fc_move_options *options, fc_error *e
     const uint64_t each = FC_TILE_BYTES + FC_SCRATCH_BYTES + fc_source_overhead();
     uint64_t fit = memory / 2 / each;
     v->threads = (uint64_t)threads < fit ? threads : fit < 1 ? 1 : (int)fit;
-    v->tile_bytes = FC_TILE_BYTES;
-    if (memory < 2 * each) {
-        v->tile_bytes = FC_LEAST_TILE_BYTES;
-    }
+    v->tile_bytes = memory < 2 * each ? FC_LEAST_TILE_BYTES : FC_TILE_BYTES;
     v->decoded = fc_decoded_new(memory / 2);
     v->sums = calloc(v->checkpoint->ntensors + 1, sizeof *v->sums);
     if (!v->decoded || !v->sums) {
@@ -330,7 +331,7 @@ static fc_code read_all(verifier *v, const fc_move_options *options, fc_error *e
     }
     pthread_mutex_init(&v->lock, NULL);
     fc_threads_run(v->threads, work, v);
-    if (v->current) { /* stopped */
+    if (v->current) { /* stopped early */
         drop(v, v->current);
     }
     pthread_mutex_destroy(&v->lock);
@@ -340,83 +341,86 @@ static fc_code read_all(verifier *v, const fc_move_options *options, fc_error *e
     return v->code;
 }
 
-/* The digests of whole tensors, of those whose pieces are there and not damaged already. */
+/* Returns the digest of a whole tensor. */
+static uint64_t digest_of(const verifier *v, size_t tensor) {
+    const fc_tensor *t = &v->checkpoint->tensors[tensor];
+    const fc_box whole = {t->ndim, NULL, t->shape};
+    return fc_crc64_finish(v->sums[tensor], (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype));
+}
+
+/* Compares the digests of whole tensors, except those with defects that are already reported. */
 static void compare_whole(const verifier *v) {
     const fc_checkpoint *c = v->checkpoint;
     for (size_t i = 0; i < c->ntensors; i++) {
         const fc_tensor *t = &c->tensors[i];
         const fc_digest *recorded = &v->regions->whole[i];
-        const fc_box whole = {t->ndim, NULL, t->shape};
-        uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype);
-        uint64_t found = fc_crc64_finish(v->sums[i], bytes);
+        uint64_t found = digest_of(v, i);
         if (recorded->kind == FC_DIGEST_CRC64 && !v->regions->broken[i] && found != recorded->value) {
             const fc_defect place = {.tensor = t->name};
             fc_report_defect(v->findings, &place,
-                             "%s: tensor %s: damaged: the CRC-64 of its data is %016" PRIx64
-                             ", recorded is %016" PRIx64,
+                             "%s: tensor %s: damaged: the CRC-64 of its data is %016" PRIx64 " but %016" PRIx64
+                             " is recorded",
                              c->path, t->name, found, recorded->value);
         }
     }
 }
 
-/* What is found of whole tensors, for a seal. */
+/* Stores the digests of whole tensors in a new seal. */
 static void keep_whole(const verifier *v) {
-    const fc_checkpoint *c = v->checkpoint;
-    for (size_t i = 0; i < c->ntensors; i++) {
-        const fc_tensor *t = &c->tensors[i];
-        const fc_box whole = {t->ndim, NULL, t->shape};
-        uint64_t bytes = (uint64_t)fc_box_volume(&whole) * fc_dtype_size(t->dtype);
-        v->sealing->crc64[i] = fc_crc64_finish(v->sums[i], bytes);
-        v->sealing->has[i] = !v->regions->broken[i];
+    for (size_t i = 0; i < v->checkpoint->ntensors; i++) {
+        v->new_seal->crc64[i] = digest_of(v, i);
+        v->new_seal->has[i] = !v->regions->broken[i];
     }
 }
 
-/* Reads the regions; those of a pass over the data are then compared as whole tensors. */
+/* Reads all regions. If they are boxes (`data`), then compares whole tensors. */
 static fc_code pass(verifier *v, const fc_move_options *options, bool data, fc_verify_report *out, fc_error *err) {
     uint64_t total = 0;
     for (size_t i = 0; i < v->regions->count; i++) {
         total += v->regions->items[i].length;
     }
     fc_progress_begin(v->progress, FC_PHASE_VERIFYING, FC_COUNTED_BYTES, total);
-    fc_code rc = read_all(v, options, err);
-    if (rc == FC_OK && data) {
+    fc_code rc;
+    FC_TRY_GOTO(read_all(v, options, err), rc, out);
+    if (data) {
         compare_whole(v);
     }
-    if (rc == FC_OK && data && v->sealing) {
+    if (data && v->new_seal) {
         keep_whole(v);
     }
+out:
     out->bytes += v->bytes;
     fc_decoded_free(v->decoded);
     free(v->sums);
     return rc;
 }
 
-/* The file of headers that the manifest does not name. */
+/* Digests a header file that the manifest does not list. */
 static fc_code digest_header(verifier *v, fc_sealed_file *file, fc_error *err) {
-    enum { PIECE = 64 << 10 };
+    enum { BUFFER = 64 << 10 };
     const fc_defect place = {.file = file->name};
     fc_error found;
     uint64_t size = 0, crc = 0;
     int fd = -1;
-    unsigned char *piece = malloc(PIECE);
-    if (!piece) {
+    unsigned char *buffer = malloc(BUFFER);
+    if (!buffer) {
         return fc_no_memory(err, file->path);
     }
     fc_code rc = fc_open_input(file->path, &fd, &size, &found);
-    for (uint64_t at = 0; rc == FC_OK && at < size; at += PIECE) {
-        size_t n = size - at < PIECE ? (size_t)(size - at) : PIECE;
-        rc = fc_pread_full(fd, piece, n, at, file->path, &found);
-        crc = rc == FC_OK ? fc_crc64(crc, piece, n) : 0;
+    for (uint64_t at = 0; rc == FC_OK && at < size; at += BUFFER) {
+        size_t n = size - at < BUFFER ? (size_t)(size - at) : BUFFER;
+        rc = fc_pread_full(fd, buffer, n, at, file->path, &found);
+        crc = rc == FC_OK ? fc_crc64(crc, buffer, n) : 0;
     }
     if (fd >= 0) {
         close(fd);
     }
-    free(piece);
-    if (rc == FC_OK && v->sealing) {
+    free(buffer);
+    if (rc == FC_OK && v->new_seal) {
         file->bytes = size;
         file->crc64 = crc;
     } else if (rc == FC_OK && (size != file->bytes || crc != file->crc64)) {
-        rc = fc_fail(&found, FC_ECORRUPT, "%s: not what was sealed: it was changed, or is damaged", file->path);
+        rc = fc_fail(&found, FC_ECORRUPT, "%s: changed since it was sealed, or damaged", file->path);
     }
     if (rc != FC_OK) {
         fc_report_defect(v->findings, &place, "%s", found.message);
@@ -424,22 +428,23 @@ static fc_code digest_header(verifier *v, fc_sealed_file *file, fc_error *err) {
     return FC_OK;
 }
 
-/* Every byte of every file, against the seal that is there, or for the one that is to be made. */
+/* Reads every byte of every file, to compare with the existing seal or to make a new one. */
 static fc_code verify_files(verifier *v, fc_seal *seal, const fc_move_options *options, fc_verify_report *out,
                             fc_error *err) {
     fc_regions files;
-    fc_code rc = fc_regions_of_files(v->checkpoint, seal, !v->sealing, v->findings, &files, err);
     v->regions = &files;
-    rc = rc == FC_OK ? pass(v, options, false, out, err) : rc;
-    for (size_t i = v->checkpoint->nfiles; rc == FC_OK && i < seal->nfiles; i++) {
-        rc = digest_header(v, &seal->files[i], err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_regions_of_files(v->checkpoint, seal, !v->new_seal, v->findings, &files, err), rc, out);
+    FC_TRY_GOTO(pass(v, options, false, out, err), rc, out);
+    for (size_t i = v->checkpoint->nfiles; i < seal->nfiles; i++) {
+        FC_TRY_GOTO(digest_header(v, &seal->files[i], err), rc, out);
     }
-    if (rc == FC_OK && !v->sealing && seal->missing > 0) {
+    if (!v->new_seal && seal->missing > 0) {
         const fc_defect place = {.tensor = seal->missed};
-        fc_report_defect(v->findings, &place,
-                         "%s: %s was sealed and is not there any more, or of another shape or dtype%s",
-                         v->checkpoint->path, seal->missed, seal->missing > 1 ? "; it is not the only one" : "");
+        fc_report_defect(v->findings, &place, "%s: %s was sealed and is now missing or has another shape or dtype%s",
+                         v->checkpoint->path, seal->missed, seal->missing > 1 ? "; others are affected too" : "");
     }
+out:
     v->regions = NULL;
     fc_regions_free(&files);
     return rc;
@@ -448,11 +453,11 @@ static fc_code verify_files(verifier *v, fc_seal *seal, const fc_move_options *o
 static fc_code verify_all(const fc_checkpoint *checkpoint, const fc_verify_options *options, fc_findings *findings,
                           fc_verify_report *out, fc_error *err) {
     const verifier fresh = {
-        .checkpoint = checkpoint, .findings = findings, .progress = options->move.progress, .sealing = options->seal};
+        .checkpoint = checkpoint, .findings = findings, .progress = options->move.progress, .new_seal = options->seal};
     fc_seal *seal = options->seal;
     fc_regions regions;
     if (!seal && checkpoint->seal) {
-        seal = (fc_seal *)(uintptr_t)checkpoint->seal; /* read only: nothing is sealed */
+        seal = (fc_seal *)(uintptr_t)checkpoint->seal; /* read-only: no new seal is made */
     }
     fc_code rc = fc_regions_new(checkpoint, options->seal != NULL, findings, out, &regions, err);
     const uint64_t before = findings->count;
@@ -461,7 +466,7 @@ static fc_code verify_all(const fc_checkpoint *checkpoint, const fc_verify_optio
         rc = verify_files(&v, seal, &options->move, out, err);
         out->sealed = true;
     }
-    /* Files that are what was sealed hold what was sealed. Else it is told which tensors are damaged. */
+    /* Intact sealed files hold intact data. Otherwise find out which tensors are damaged. */
     if (rc == FC_OK && (!seal || options->seal || findings->count > before)) {
         verifier v = fresh;
         v.regions = &regions;
@@ -478,7 +483,7 @@ fc_code fc_verify(const fc_checkpoint *checkpoint, const fc_verify_options *opti
     fc_findings findings = {.report = report, .context = context};
     memset(out, 0, sizeof *out);
     if (checkpoint->format->layout_only) {
-        return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to verify", checkpoint->path);
+        return fc_fail(err, FC_EUSAGE, "%s: a schema has no data to verify", checkpoint->path);
     }
     pthread_mutex_init(&findings.lock, NULL);
     out->files = checkpoint->nfiles;

@@ -143,7 +143,7 @@ class Check(harness.Case):
             self.assertEqual(command, "error")
             self.assertEqual(dict(p.split("=", 1) for p in properties.split(",")),
                              {"file": "a%2Cb%3Ac%25.json", "title": "fsdpckpt check%3A missing"})
-        self.assertTrue(lines[0].endswith("::50%25: missing: a,b:c%25.json has it, float32[2]"))
+        self.assertTrue(lines[0].endswith("::50%25: missing: a,b:c%25.json has it as float32[2]"))
         self.assertIn("::two%0Alines%0D: missing", lines[1])
         self.assertIn("::a:b,c: missing", lines[2])
         self.assertIn("::esc\\x1b[31m: missing", lines[3])

@@ -215,7 +215,7 @@ class Convert(harness.Case):
             json.dump({"layers.*.feed_forward.w1": "colwise"}, f)
         source, mesh = harness.corpus(MESH), ("--dp", "5", "--tp", "3", "--tp-plan", "plan.json")
         told = self.run_tool("check", source, *mesh)
-        told = [line for line in told.stdout.splitlines() if "does not divide by tp 3" in line]
+        told = [line for line in told.stdout.splitlines() if "does not divide evenly by tp 3" in line]
         self.assertIn("layers.0.feed_forward.w1.weight", told[0])
         p = self.run_tool("reshard", source, "-o", "out", *mesh)
         self.assertEqual((p.returncode, p.stderr), (0, "".join(f"fsdpckpt: {t}\n" for t in told)))

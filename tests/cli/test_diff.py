@@ -82,7 +82,7 @@ class Diff(harness.Case):
         p = self.run_tool("diff", "a.h5", "s", "--data")
         self.assertEqual(p.returncode, 3)
         self.assertIn("model.norm.weight", p.stdout)
-        self.assertIn("a.h5: tensor model.norm.weight: its data has the digest ", p.stderr)
+        self.assertIn("a.h5: tensor model.norm.weight: damaged: the digest of its data is ", p.stderr)
         # NaN differs from itself under a tolerance: only the data tells.
         told = json.loads(self.ok("diff", "s", "s", "--rtol", "0", "--json", "--include", "model.*"))
         self.assertGreater(told["bytes_read"], 0)

@@ -78,7 +78,7 @@ class Schema(harness.Case):
 
     def test_file_is_complete_or_not_there(self):
         self.schema(harness.corpus(STATE))
-        self.fails(2, "schema", harness.corpus(MESH), "-o", "model.json", contains=["model.json: exists: --force"])
+        self.fails(2, "schema", harness.corpus(MESH), "-o", "model.json", contains=["model.json: exists; --force"])
         self.ok("schema", harness.corpus(MESH), "-o", "model.json", "--force")
         with open(self.path("model.json")) as f:
             self.assertEqual(f.read(), self.ok("schema", harness.corpus(MESH)))

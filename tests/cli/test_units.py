@@ -77,7 +77,7 @@ class Units(harness.Case):
 
     def test_refused(self):
         source = self.schema("embed.weight", "head.weight", "layers.0.a.weight")
-        self.fails(2, "units", source, "--policy", "class:Block", contains=["no module is of the class Block", "--classes"])
+        self.fails(2, "units", source, "--policy", "class:Block", contains=["no module has the class Block", "--classes"])
         self.fails(2, "units", source, "--policy", "class:", contains=["names no class"])
         for wrong in ("size:", "size:0", "size:x", "size:1KB", "size:99999999999999999999"):
             self.fails(2, "units", source, "--policy", wrong, contains=["size:100M"])

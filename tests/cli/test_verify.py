@@ -158,7 +158,7 @@ class Verify(harness.Case):
         file, _, _, tensor = self.extents("ckpt")[0]
         chunk = json.loads(self.ok("inspect", "ckpt", "--tensor", tensor, "--json"))["chunks"][0]
         flip(self.path("ckpt", file), chunk["data_offset"], 7)
-        self.fails(3, "consolidate", "ckpt", "-o", "bad.h5", contains=["tensor " + tensor, "the archive says"])
+        self.fails(3, "consolidate", "ckpt", "-o", "bad.h5", contains=["tensor " + tensor, "the archive records"])
         self.ok("consolidate", "good.h5", "-o", "plain.safetensors", "-q")  # a format without CRCs
         self.ok("verify", "plain.safetensors", "--seal")
         _, offset, _, tensor = self.extents("plain.safetensors")[0]
@@ -184,7 +184,7 @@ class Verify(harness.Case):
         self.fails(3, "verify", "full.h5", contains=["full.h5"])
         with open(self.path("model.json"), "w") as f:
             f.write(self.ok("schema", harness.corpus(MESH)))
-        self.fails(2, "verify", "model.json", contains=["holds no data to verify"])
+        self.fails(2, "verify", "model.json", contains=["has no data to verify"])
 
     def header(self, path):
         with open(self.path(path), "rb") as f:

@@ -1,6 +1,6 @@
 /*
- * NCCL with a rank for every GPU of this machine (at most 8), as threads: bootstrapped by the backend "local" and by a
- * file; each collective against its definition, with numbers whose sums are exact.
+ * NCCL with one thread per GPU of this machine (at most 8), started by the backend "local" and by a file. Compares each
+ * collective with its definition, on numbers whose sums are exact.
  */
 #include "gpu.h"
 
@@ -9,7 +9,7 @@
 
 enum { MOST = 8, N = 10007 };
 
-/* Numbers of the GPU from and to the host. */
+/* Copies numbers between the GPU and the host. */
 static fc_code put(fc_device *gpu, float *there, const float *here, size_t count, fc_error *err) {
     return gpu->copy(gpu, there, here, count * sizeof *here, NULL, err);
 }

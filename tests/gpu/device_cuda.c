@@ -1,6 +1,6 @@
 /*
- * The kernels of a GPU against the processor, bit for bit: strided boxes, casts between all floating-point types (every
- * value of those of 8 and 16 bits), sums and quotients of every type, streams and events.
+ * Compares GPU kernels with the processor, bit for bit: strided boxes, casts between all floating-point dtypes (every
+ * value of those with 8 and 16 bits), sums and quotients of every dtype, streams and events.
  */
 #include "gpu.h"
 
@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-enum { MOST_BYTES = 8 << 20, GUARD = 64 /* bytes behind a target, which must stay as they are */ };
+enum { MOST_BYTES = 8 << 20, GUARD = 64 /* bytes after a result, which must not change */ };
 
 static fc_device *cpu, *gpu;
 static unsigned char *on_host_a, *on_host_b, *expected, *found, *on_gpu_a, *on_gpu_b;
@@ -47,7 +47,7 @@ static void fail(const char *what, fc_dtype a, fc_dtype b, size_t at) {
 
 /* ---- boxes ---- */
 
-/* A random box of a random array, with its dimensions in random order, to another such. @return elements spanned. */
+/* Makes two random boxes of equal sizes in random arrays, with dimensions in random order. @return elements spanned. */
 static int64_t random_layout(fc_strided_box *box) {
     int order[5] = {0};
     int64_t span = 1;
@@ -91,14 +91,14 @@ static void test_boxes(void) {
 
 /* ---- casts ---- */
 
-/* Values of a type, as many as it has if they are few; else random ones of all magnitudes. @return how many. */
+/* Writes all values of a small dtype, or random values of all magnitudes. @return their number. */
 static size_t make_values(fc_dtype dtype, unsigned char *to) {
     size_t size = fc_dtype_size(dtype), count = size == 1 ? 256 : size == 2 ? 65536 : 400000;
     fill_random(to, count * size);
     for (size_t i = 0; i < count && size <= 2; i++) {
         memcpy(to + i * size, &i, size);
     }
-    for (size_t i = 0; i < count && size == 8; i += 3) { /* most random float64 are infinite as anything else */
+    for (size_t i = 0; i < count && size == 8; i += 3) { /* most random float64 overflow in other dtypes */
         double x = (double)(float)(next_random() % 100000) * (next_random() % 2 ? 1e-6 : -3e3) * (i % 2 ? 1 : 1e-40);
         memcpy(to + i * 8, &x, 8);
     }
@@ -111,7 +111,7 @@ static void test_casts(void) {
         for (int to = FC_F64; to <= FC_F8_E8M0FNU; to++) {
             size_t count = make_values((fc_dtype)from, on_host_a), a = fc_dtype_size((fc_dtype)from);
             size_t b = fc_dtype_size((fc_dtype)to);
-            for (size_t skip = 0; skip < 2; skip++) { /* once aligned, once not */
+            for (size_t skip = 0; skip < 2; skip++) { /* aligned and unaligned */
                 size_t n = count - 3 * skip;
                 to_gpu(on_gpu_a, on_host_a, count * a);
                 to_gpu(on_gpu_b, on_host_b, count * b + GUARD);
@@ -135,7 +135,7 @@ static void test_casts(void) {
 
 /* ---- arithmetic ---- */
 
-/* Of two NaNs, processors keep one or the other: which depends on the compiler. */
+/* Which of two NaNs the processor keeps depends on the compiler. */
 static bool two_nans(fc_dtype dtype, const unsigned char *a, const unsigned char *b) {
     double x, y;
     if (fc_dtype_get(dtype)->cls != FC_CLASS_FLOAT) {
@@ -208,7 +208,7 @@ static void test_arithmetic(void) {
 
 /* ---- order ---- */
 
-/* Page-locked memory goes up on one stream; the other waits for it by an event. */
+/* Page-locked memory is copied to the GPU on one stream. The other stream waits for it with an event. */
 static void test_streams(void) {
     enum { N = 1 << 20 };
     fc_stream *up, *down;

@@ -1,6 +1,6 @@
 /*
- * The FSDP step on GPUs, with NCCL between them and a rank for every GPU (at most 8): the shards after some steps are
- * those of the same steps on the processor. Prefetching, mixed precision, accumulation, offloading.
+ * The FSDP step with NCCL and one rank per GPU (at most 8). The shards after some steps equal those of the same steps
+ * on the processor, with prefetching, mixed precision, accumulation and offloading.
  */
 #include "gpu.h"
 
@@ -67,7 +67,7 @@ static fc_code on_rank(fc_comm *comm, void *context, fc_error *err) {
 }
 
 static int gpus(void) {
-    int count = 1; /* the first one is there: gpu_open ends the program otherwise */
+    int count = 1; /* gpu_open has found the first one */
     fc_device *device = gpu_open(0);
     device->destroy(device);
     while (count < MOST && fc_device_cuda(count, &device, NULL) == FC_OK) {

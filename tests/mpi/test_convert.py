@@ -48,7 +48,7 @@ class Convert(harness.Case):
     def check_same(self, source, ranks, *args):
         self.ok(args[0], source, "-o", "alone", "--to", "h5", "-q", *args[1:])
         p = self.job(ranks, args[0], source, "-o", "together", "--to", "h5", *args[1:])
-        lines = [line for line in p.stderr.splitlines() if " does not divide by tp " not in line]
+        lines = [line for line in p.stderr.splitlines() if " does not divide evenly by tp " not in line]
         self.assertEqual((p.returncode, lines), (0, []))
         self.assertEqual(p.stdout.count("together: "), 1, p.stdout)
         a, b = self.path("alone"), self.path("together")

@@ -194,16 +194,16 @@ def refusals(home):
 
     group = state["optim"]["param_groups"][0]
     refused(changed(names[2], step=torch.tensor(9.0)), "step", "differs")
-    refused(changed(names[2], step=None), "step", "not there for each")
-    refused(changed(names[2], exp_avg=None), "exp_avg", "not there for other parameters")
+    refused(changed(names[2], step=None), "step", "missing for some parameters")
+    refused(changed(names[2], exp_avg=None), "exp_avg", "missing for other parameters")
     refused(changed(names[2], exp_avg=torch.zeros(3)), names[2], "another shape")
-    refused(changed(names[2], exp_avg=state["optim"]["state"][names[2]]["exp_avg"].half()), names[2], "another type")
+    refused(changed(names[2], exp_avg=state["optim"]["state"][names[2]]["exp_avg"].half()), names[2], "another dtype")
     more = {**state["optim"]["state"], "no.such": {"exp_avg": torch.ones(2)}}
-    refused({**state, "optim": {**state["optim"], "state": more}}, "no.such", "no parameter")
-    refused(grouped([{**group, "params": group["params"] + ["no.such"]}]), "'no.such'", "no parameter")
+    refused({**state, "optim": {**state["optim"], "state": more}}, "no.such", "an unknown parameter")
+    refused(grouped([{**group, "params": group["params"] + ["no.such"]}]), "'no.such'", "not a parameter")
     refused({**state, "optim": {"state": state["optim"]["state"]}}, "no param_groups")
     refused(grouped([{**group, "params": group["params"][:3]}, {**group, "params": group["params"][3:]}]),
-            "another group")
+            "another param group")
     plain = numbered(state, "blocks")
     plain["optim"]["param_groups"] = [{**group, "params": [0, 1, 2]}]
     refused(plain, "numbers 3 parameters")

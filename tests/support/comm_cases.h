@@ -1,6 +1,6 @@
 /*
- * What every communicator must do, whatever its backend: called by every rank, FC_OK or what was wrong. Run by threads
- * (tests/unit) and by processes (tests/mpi). The expected bytes follow from the definition of each collective alone.
+ * Test cases for the communicators of all backends, as threads (tests/unit) and as processes (tests/mpi). Every rank
+ * calls a case, which returns FC_OK or the failure. The expected bytes follow from the definition of each collective.
  */
 #ifndef TESTS_COMM_CASES_H
 #define TESTS_COMM_CASES_H
@@ -9,18 +9,18 @@
 
 fc_code case_all_gather(fc_comm *comm, void *context, fc_error *err);
 fc_code case_all_gather_v(fc_comm *comm, void *context, fc_error *err);
-/** Every operation on every type of elements, in place and not. */
+/** Every operation on every dtype, in place and not. */
 fc_code case_reduce_scatter(fc_comm *comm, void *context, fc_error *err);
 fc_code case_all_reduce(fc_comm *comm, void *context, fc_error *err);
 /** float16 and bfloat16 are rounded once. */
 fc_code case_rounding(fc_comm *comm, void *context, fc_error *err);
 fc_code case_broadcast(fc_comm *comm, void *context, fc_error *err);
 fc_code case_split(fc_comm *comm, void *context, fc_error *err);
-/** The lines of a 2D mesh of comm->size / 2 × 2 ranks, and of a 3D one where 8 divides. */
+/** Splits along the dimensions of 1D, 2D and 3D meshes. */
 fc_code case_split_mesh(fc_comm *comm, void *context, fc_error *err);
-/** Outcomes of which some are failures. */
+/** Agreement on outcomes, of which some are failures. */
 fc_code case_agree(fc_comm *comm, void *context, fc_error *err);
-/** Calls that are refused on all ranks alike, after which the communicator still works. */
+/** Invalid calls, which all ranks refuse. The communicator works afterwards. */
 fc_code case_refusals(fc_comm *comm, void *context, fc_error *err);
 
 typedef struct comm_case {
@@ -28,7 +28,7 @@ typedef struct comm_case {
     fc_code (*run)(fc_comm *comm, void *context, fc_error *err);
 } comm_case;
 
-/** All of them; ends with name NULL. */
+/** All cases. The last entry has the name NULL. */
 extern const comm_case comm_cases[];
 
 #endif

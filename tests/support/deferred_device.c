@@ -1,5 +1,6 @@
 /*
- * See deferred_device.h. The memory is the processor's; so a closure with the arguments is all that has to be kept.
+ * The device that defers its work, see deferred_device.h. It uses host memory, so a task is just the arguments of a
+ * call.
  */
 #include "deferred_device.h"
 
@@ -39,14 +40,15 @@ typedef struct deferred {
     fc_stream *streams[MOST_STREAMS];
     fc_stream compute; /* NULL */
     int count;
-    unsigned random;                            /* the state of the generator */
-    unsigned long collectives, next_collective; /* given, and to be run: in the same order on all ranks */
+    unsigned random; /* the state of the random generator */
+    unsigned long collectives,
+        next_collective; /* number of collectives enqueued, and of the next to run; the same order on all ranks */
     deferred_options options;
     fc_code failed;
     fc_error error;
 } deferred;
 
-/* Addresses of remote memory are such as no processor has: in them bit 60 alone of the highest ones is set. */
+/* Addresses of remote memory have bit 60 set, which no processor maps, so that an access faults. */
 static const uintptr_t remote_bit = (uintptr_t)1 << 60;
 
 static void *to_remote(const deferred *d, void *memory) {
@@ -124,7 +126,7 @@ static bool is_ready(const deferred *d, const fc_stream *q) {
     return t && (t->kind != WAIT || d->options.ignore_waits || t->event->done >= t->mark);
 }
 
-/* One task of a stream that is chosen by chance among those that may go on. */
+/* Runs the next task of a stream that is chosen at random among those that may continue. */
 static bool run_one(deferred *d) {
     fc_stream *ready[MOST_STREAMS + 1];
     unsigned count = 0;
@@ -330,7 +332,7 @@ static fc_code comm_all_reduce(fc_comm *comm, void *data, size_t count, fc_dtype
     return give(comm->device, stream, &t, err);
 }
 
-/* With counts of the caller's, so at once: what is before it on the stream first. */
+/* The counts belong to the caller, so it runs now, after the earlier work on the stream. */
 static fc_code comm_all_gather_v(fc_comm *comm, const void *send, void *recv, const size_t *counts,
                                  const size_t *displs, fc_stream *stream, fc_error *err) {
     fc_comm *inner = comm->state;

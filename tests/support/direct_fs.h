@@ -1,6 +1,5 @@
 /*
- * A file system whose O_DIRECT a test decides about: included by one test file, which puts direct_fs_allows before its
- * own pread or pwrite.
+ * Controls how O_DIRECT behaves in a test. The test replaces pread or pwrite, and calls direct_fs_allows first.
  */
 #ifndef FSDPCKPT_TESTS_DIRECT_FS_H
 #define FSDPCKPT_TESTS_DIRECT_FS_H
@@ -13,12 +12,12 @@
 #include <sys/types.h>
 
 static struct {
-    int refuse;    /* errno of direct calls; 0: they work */
-    size_t shorts; /* direct calls for more than this stop there; 0: never */
+    int refuse;    /* errno of direct calls, or 0 if they work */
+    size_t shorts; /* longest direct call; longer ones return early; 0 for no limit */
     size_t direct; /* bytes moved directly */
 } fs;
 
-/* Shortens `size` where it must. @return false with errno set when a direct call is refused. */
+/* Shortens `size` to the limit. @return false with errno set if a direct call is refused. */
 static bool direct_fs_allows(int fd, const void *buf, size_t *size, off_t at) {
     if (!(fcntl(fd, F_GETFL) & O_DIRECT)) {
         return true;
@@ -28,7 +27,7 @@ static bool direct_fs_allows(int fd, const void *buf, size_t *size, off_t at) {
         return false;
     }
     *size = fs.shorts && *size > fs.shorts ? fs.shorts : *size;
-    /* The rules of O_DIRECT, for file systems that do not mind. */
+    /* Enforces the alignment of O_DIRECT on file systems that do not require it. */
     if ((uintptr_t)buf % 512 != 0 || *size % 512 != 0 || at % 512 != 0) {
         errno = EINVAL;
         return false;

@@ -1,5 +1,5 @@
 /*
- * See fsdp_model.h.
+ * A model for tests of the FSDP step, see fsdp_model.h.
  */
 #include "fsdp_model.h"
 

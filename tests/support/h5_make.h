@@ -1,6 +1,6 @@
 /*
- * A made-up checkpoint for testing the HDF5 writer: tensors of every kind on a given mesh, with bytes that are known
- * from the tensor's number and the element's place, so that any program can tell whether it reads what was meant.
+ * A made-up checkpoint for testing the HDF5 writer: tensors of every kind on a given mesh, whose bytes
+ * follow from the number of the tensor and the position of the element, so that any program can check them.
  * Byte i (row-major in the whole tensor) of tensor t is (i·131 + ⌊i/256⌋·7 + t·29) mod 256; of a bool, that mod 2.
  */
 #ifndef FSDPCKPT_TESTS_H5_MAKE_H
@@ -13,12 +13,12 @@ typedef struct h5_made {
     fc_checkpoint source;
     fc_mesh mesh;
     fc_target target;
-    fc_tensor *sources; /* of the target tensors */
+    fc_tensor *sources; /* the source tensors of `tensors` */
     fc_target_tensor *tensors;
     size_t capacity;
 } h5_made;
 
-/** An empty one on a mesh; names and sizes of its `ndim` dimensions as in "replicate", "dp", "tp". */
+/** Makes an empty checkpoint on a mesh of `ndim` dimensions, named "replicate", "dp" and "tp". */
 void h5_made_begin(h5_made *made, int ndim, const char *const *names, const int64_t *sizes);
 void h5_made_end(h5_made *made);
 
@@ -29,19 +29,19 @@ void h5_made_end(h5_made *made);
 fc_target_tensor *h5_made_add(h5_made *made, const char *path, fc_dtype dtype, int ndim, const int64_t *shape,
                               int tp_dim);
 
-/** Adds an object of `bytes` bytes whose JSON text is `json`. */
+/** Adds an object of `bytes` bytes with the JSON text `json`. */
 void h5_made_object(h5_made *made, const char *path, int64_t bytes, const char *json);
 
-/** The values that the oracle test knows about: every dtype, odd names, lists, 0-dim, empty, uneven, objects. */
+/** Adds the values of the oracle test: every dtype, odd names, lists, 0-dim, empty and uneven tensors, objects. */
 void h5_made_zoo(h5_made *made);
 
-/** The part of `rank`, allocated from made->arena. */
+/** Makes the target file of `rank`, allocated from made->arena. */
 fc_target_file h5_made_part(h5_made *made, int64_t rank);
 
-/** Writes the bytes of the owned items of `part` where reserve said. */
+/** Writes the bytes of the items that `file` owns at the offsets from reserve. */
 fc_code h5_made_fill(const h5_made *made, const fc_target_file *file, fc_error *err);
 
-/** create, reserve and fill each part, finish, destroy. */
+/** Writes the whole checkpoint: create, reserve and fill each target file, finish, destroy. */
 fc_code h5_made_write(h5_made *made, const char *staging, fc_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * DTensors with data: redistribution there and back with uneven and empty shards, the transforms of flat parameters,
- * nested ShardedTensors, and what is refused. torch's own answers are compared in tests/oracle/dtensor_data.py.
+ * DTensors with data: redistribution in both directions with uneven and empty shards, the transforms of flat
+ * parameters, nested ShardedTensors, and refused inputs. tests/oracle/dtensor_data.py compares the results with torch.
  */
 #include "deferred_device.h"
 
@@ -24,7 +24,7 @@ static void run(int size, fc_code (*work)(fc_comm *, void *, fc_error *), void *
     assert_int_equal(rc, FC_OK);
 }
 
-/* Every element says where it is in the global tensor. */
+/* The value of an element is its index in the global tensor. */
 static fc_code check_part(const fc_fsdp_tensor *t, fc_error *err) {
     int64_t offsets[FC_MAX_DIMS], sizes[FC_MAX_DIMS];
     const fc_dtensor *s = &t->spec;
@@ -61,7 +61,7 @@ static fc_code make_whole(const fc_device_mesh *mesh, fc_device *device, const i
     return rc == FC_OK ? fc_dtensor_from_local(data, mesh, placements, 2, shape, out, err) : rc;
 }
 
-/* From every set of placements to every other, on the device of `comm`. */
+/* Redistributes from every set of placements to every other, on the device of `comm`. */
 static fc_code all_ways(fc_comm *comm, void *context, fc_error *err) {
     const int64_t *shape = context;
     const fc_placement one[] = {whole, rows, columns, {FC_STRIDED_SHARD, 0, 2}};
@@ -101,7 +101,7 @@ static fc_code all_ways(fc_comm *comm, void *context, fc_error *err) {
     return rc;
 }
 
-/* The same on memory that the processor cannot see. */
+/* The same with memory that the processor cannot access. */
 static fc_code all_ways_remote(fc_comm *world, void *context, fc_error *err) {
     deferred_options options = {.seed = 7, .remote = true};
     fc_device *device = NULL;
@@ -189,10 +189,10 @@ static void uneven_strided_shards_are_refused(void **state) {
     (void)state;
     fc_error err = {FC_OK, ""};
     assert_int_equal(fc_comm_run_local(6, uneven_strided, NULL, &err), FC_EUNSUPPORTED);
-    assert_non_null(strstr(err.message, "a _StridedShard of 7 rows, which are not cut evenly"));
+    assert_non_null(strstr(err.message, "an uneven _StridedShard of 7 rows is not supported"));
 }
 
-/* 9 rows over 2 TP ranks are 5 and 4: the ranks infer 10 and 8, and a gather would not meet. */
+/* 9 rows over 2 TP ranks are 5 and 4, so the ranks infer 10 and 8 rows, and a gather would hang. */
 static fc_code uneven_tp(fc_comm *comm, void *context, fc_error *err) {
     fc_mesh sizes = {.ndim = 2, .sizes = {2, 2}};
     fc_device_mesh mesh = {0}, dp, tp;
@@ -218,7 +218,7 @@ static void uneven_tp_is_refused(void **state) {
                                         "different shapes"));
 }
 
-/* Flatten and unflatten: the same local tensor, a leaf of its own, then a DTensor again, over the view. */
+/* Flattening gives the local tensor as a leaf; unflattening gives a DTensor over the view. */
 static fc_code transforms(fc_comm *comm, void *context, fc_error *err) {
     fc_mesh sizes = {.ndim = 1, .sizes = {2}};
     fc_device_mesh mesh = {0};
@@ -255,7 +255,7 @@ static void flatten_and_unflatten(void **state) {
     run(2, transforms, NULL);
 }
 
-/* A ShardedTensor that is cut again, and again refused. */
+/* A ShardedTensor can be chunked once; a second time is refused. */
 static fc_code nested(fc_comm *comm, void *context, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     float values[10] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};

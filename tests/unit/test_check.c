@@ -1,6 +1,6 @@
 /*
- * check: what is found when names, shapes and dtypes differ, and that nothing is found when they do not. Checkpoints
- * are made in memory; docs/CHECK_MESSAGES.md is the test of what is printed for real ones.
+ * check: findings when names, shapes and dtypes differ, and none when they do not. Checkpoints are made in memory;
+ * docs/CHECK_MESSAGES.md tests the messages with real ones.
  */
 #include "fsdpckpt/check.h"
 #include "fsdpckpt/digest.h"
@@ -18,7 +18,7 @@
 
 enum { MOST = 4096 };
 
-/* A tensor of one chunk, or an object; the "data" is a number that its digest is made of. */
+/* A tensor of one chunk, or an object. `data` stands for its bytes: its digest depends only on that number. */
 typedef struct value {
     const char *name;
     fc_dtype dtype;
@@ -72,7 +72,7 @@ static made *make(const char *path, const value *values, size_t count) {
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
-/* What is found, as "kind: message" lines. */
+/* Findings as "kind: message" lines. */
 typedef struct result {
     char text[8192];
     fc_report report;
@@ -126,33 +126,37 @@ static void all_reasons_at_once(void **state) {
     const value b[] = {{"same", FC_F32, 1, {4}, 0},   {"shape", FC_F32, 1, {7}, 0}, {"dtype", FC_I64, 1, {4}, 0},
                        {"absent", FC_F32, 1, {9}, 0}, {"kind", FC_F32, 0, {0}, 0},  {"lr", FC_OPAQUE, 1, {9}, 0}};
     result r = CHECK(a, b);
-    assert_string_equal(r.text, "missing: absent: missing: ref has it, float32[9]\n"
-                                "missing-object: lr: missing: ref has it, an object\n"
-                                "unexpected: extra.x: unexpected: float32[], not in ref\n"
-                                "shape-dimension: shape: shape [5], in ref [7]: dimension 0 is 2 shorter: padded or "
-                                "resized?\n"
-                                "not-a-tensor: kind: an object, in ref a tensor, float32[]\n"
-                                "dtype-other: dtype: int32, in ref int64\n");
+    assert_string_equal(r.text,
+                        "missing: absent: missing: ref has it as float32[9]\n"
+                        "missing-object: lr: missing: ref has it as an object\n"
+                        "unexpected: extra.x: unexpected: float32[], not in ref\n"
+                        "shape-dimension: shape: shape [5], but [7] in ref: dimension 0 is 2 shorter; padded or "
+                        "resized?\n"
+                        "not-a-tensor: kind: an object, but a tensor (float32[]) in ref\n"
+                        "dtype-other: dtype: int32, but int64 in ref\n");
     assert_int_equal(r.report.errors, 6);
 }
 
 static void renamed_by_digest(void **state) {
     (void)state;
-    /* Names have nothing in common; bytes do. What is all ones on both sides twice says nothing. */
+    /*
+     * The names have nothing in common, but the bytes do. Tensors of ones that occur twice on both sides are no
+     * evidence.
+     */
     const value a[] = {{"zz", FC_F32, 1, {4}, 7}, {"n1", FC_F32, 1, {4}, 5}, {"n2", FC_F32, 1, {4}, 5}};
     const value b[] = {{"weight", FC_F32, 1, {4}, 7}, {"gain", FC_F32, 1, {4}, 5}, {"scale", FC_F32, 1, {4}, 5}};
     result r = CHECK(a, b);
     assert_non_null(strstr(r.text, "renamed: zz: renamed: ref has the same float32[4], bit for bit, as weight; convert "
                                    "with --rename 's/^zz$/weight/'\n"));
     assert_int_equal(r.report.errors, 5);
-    /* The same bytes as another dtype are another thing. */
+    /* Equal bytes with another dtype are a different tensor. */
     const value c[] = {{"zz", FC_F32, 1, {4}, 7}}, d[] = {{"weight", FC_I32, 1, {4}, 7}};
     assert_null(strstr(CHECK(c, d).text, "renamed"));
-    /* Several that differ in one component are one finding, and certain when all of them are. */
+    /* Tensors that differ in the same component share one finding. It is certain if it is for all of them. */
     const value e[] = {{"h.0.w", FC_F32, 1, {4}, 1}, {"h.1.w", FC_F32, 1, {4}, 2}};
     const value f[] = {{"layers.0.w", FC_F32, 1, {4}, 1}, {"layers.1.w", FC_F32, 1, {4}, 2}};
     assert_string_equal(CHECK(e, f).text,
-                        "renamed-part: 2 names are called otherwise: 'h' here is 'layers' in ref, e.g. "
+                        "renamed-part: 2 names differ in one component: 'h' here is 'layers' in ref, e.g. "
                         "h.0.w is layers.0.w, bit for bit; convert with --rename "
                         "'s/^h\\./layers./'\n");
 }
@@ -164,7 +168,7 @@ static void numbers_in_names_decide(void **state) {
     result r = CHECK(a, b);
     assert_non_null(strstr(r.text, "missing: layers.3.w"));
     assert_non_null(strstr(r.text, "unexpected: blocks.1.w"));
-    assert_non_null(strstr(r.text, "blocks.2.w: perhaps renamed: not in ref, which has layers.2.w"));
+    assert_non_null(strstr(r.text, "blocks.2.w: possibly renamed: it is not in ref, and layers.2.w"));
 }
 
 static void prefixes(void **state) {
@@ -173,17 +177,17 @@ static void prefixes(void **state) {
     const value wrapped[] = {
         {"module.a.w", FC_F32, 1, {4}, 0}, {"module.b.w", FC_F32, 1, {50}, 0}, {"module.c.w", FC_F16, 1, {6}, 0}};
     result r = CHECK(wrapped, plain);
-    /* The names are told once; shapes and dtypes of the pairs are compared all the same. */
+    /* The names share one finding; shapes and dtypes of the pairs are still compared. */
     assert_string_equal(r.text,
                         "prefix-extra: 3 names have the prefix 'module.' (DistributedDataParallel), e.g. module.a.w; "
-                        "ref has them without; convert with --strip-prefix module.\n"
-                        "shape-dimension: module.b.w: shape [50], in ref [5]: dimension 0 is 45 longer: padded or "
+                        "ref has no such prefix; convert with --strip-prefix module.\n"
+                        "shape-dimension: module.b.w: shape [50], but [5] in ref: dimension 0 is 45 longer; padded or "
                         "resized?\n"
-                        "dtype: module.c.w: float16, in ref float32; convert with --dtype f32\n");
+                        "dtype: module.c.w: float16, but float32 in ref; convert with --dtype f32\n");
     r = CHECK(plain, wrapped);
     assert_non_null(strstr(r.text, "prefix-lacking: 3 names lack the prefix 'module.'"));
     assert_non_null(strstr(r.text, "--rename 's/^/module./'"));
-    /* One name that ends like another is no evidence of a prefix. */
+    /* One name with the same end is no evidence of a prefix. */
     const value one[] = {{"x.w", FC_F32, 1, {4}, 0}}, other[] = {{"w", FC_F32, 1, {9}, 0}};
     assert_null(strstr(CHECK(one, other).text, "prefix"));
 }
@@ -212,15 +216,14 @@ static void allowed(void **state) {
     const char *missing[] = {"old.?", "never", NULL}, *unexpected[] = {"new.*", NULL};
     fc_check_options o = {.allow_missing = missing, .allow_unexpected = unexpected};
     result r = check_with(a, 2, b, 3, o);
-    assert_string_equal(r.text, "idle-allow-missing: --allow-missing 'never' matches nothing that is missing; leave it "
-                                "out\n");
+    assert_string_equal(r.text, "idle-allow-missing: --allow-missing 'never' matches no missing name; remove it\n");
     assert_int_equal(r.report.errors, 0);
     assert_int_equal(r.report.allowed, 3);
 }
 
 static void hostile_names(void **state) {
     (void)state;
-    /* Braces are not expanded twice, and what is quoted for a shell stays quoted. */
+    /* Braces in names are not expanded, and shell quoting survives. */
     const value a[] = {{"{name}{option}", FC_F32, 1, {4}, 0}, {"it's", FC_F32, 1, {5}, 0}};
     const value b[] = {{"w", FC_F64, 1, {40}, 0}, {"it's.", FC_F32, 1, {5}, 0}};
     made *m = make("ckpt", a, 2), *n = make("ref", b, 2);
@@ -253,21 +256,21 @@ static void optimizer_state(void **state) {
     assert_string_equal(
         CHECK_ALONE(a).text,
         "state-shape: optim.state.v.exp_avg: float32[2], but its parameter model.v is float32[4]: the optimizer cannot "
-        "go on with it\n"
-        "state-orphan: optim.state.gone.exp_avg: optimizer state (exp_avg) of gone, which is not there: the parameter "
-        "is lost or has another name; if it is not wanted, leave the state out with --exclude "
+        "use it\n"
+        "state-orphan: optim.state.gone.exp_avg: optimizer state (exp_avg) of gone, which is missing: the parameter "
+        "is lost or has another name; to drop the state, exclude it with --exclude "
         "'optim.state.gone.*'\n");
-    /* An optimizer on its own, numbered state, and a model that calls something "state" are all right. */
+    /* An optimizer on its own, numbered state, and a model that calls a module "state" give no findings. */
     const value alone[] = {{"optim.state.w.exp_avg", FC_F32, 1, {4}, 0}};
     assert_string_equal(CHECK_ALONE(alone).text, "");
     const value numbered[] = {{"w", FC_F32, 1, {4}, 0}, {"optim.state.0.exp_avg", FC_F32, 1, {9}, 0}};
     assert_string_equal(CHECK_ALONE(numbered).text, "");
     const value named[] = {{"ssm.state.w", FC_F32, 1, {4}, 0}, {"ssm.state.x.exp_avg", FC_F32, 1, {9}, 0}};
     assert_string_equal(CHECK_ALONE(named).text, "");
-    /* Adafactor's rows and columns have shapes of their own. */
+    /* Adafactor's rows and columns have other shapes than their parameter. */
     const value rows[] = {{"w", FC_F32, 2, {4, 6}, 0}, {"optim.state.w.exp_avg_sq_row", FC_F32, 1, {4}, 0}};
     assert_string_equal(CHECK_ALONE(rows).text, "");
-    /* The model is wrapped, the optimizer's names are not. */
+    /* The model is wrapped, but the optimizer's names are not. */
     const value compiled[] = {{"_orig_mod.w", FC_F32, 1, {4}, 0}, {"optim.state.w.exp_avg", FC_F32, 1, {4}, 0}};
     assert_null(strstr(CHECK_ALONE(compiled).text, "state-"));
 }
@@ -282,19 +285,20 @@ static void meshes(void **state) {
     fc_check_options o = {.mesh = &mesh};
     assert_string_equal(
         check_with(a, COUNT(a), NULL, 0, o).text,
-        "uneven: l.0.w and 1 more: float32[9, 8]: dimension 0 does not divide by dp 4: 3 ranks get 3, 1 "
+        "uneven: l.0.w and 1 more: float32[9, 8]: dimension 0 does not divide evenly by dp 4: 3 ranks get 3, 1 "
         "gets nothing\n");
-    /* Optimizer state is cut as its parameter: it is not told twice, but on its own it is. */
+    /* Optimizer state is sharded like its parameter, so it is reported only when there are no parameters. */
     const value b[] = {{"w", FC_F32, 1, {9}, 0}, {"optim.state.w.exp_avg", FC_F32, 1, {9}, 0}};
-    assert_string_equal(check_with(b, 2, NULL, 0, o).text,
-                        "uneven: w: float32[9]: dimension 0 does not divide by dp 4: 3 ranks get 3, 1 gets nothing\n");
+    assert_string_equal(
+        check_with(b, 2, NULL, 0, o).text,
+        "uneven: w: float32[9]: dimension 0 does not divide evenly by dp 4: 3 ranks get 3, 1 gets nothing\n");
     assert_non_null(strstr(check_with(b + 1, 1, NULL, 0, o).text, "uneven: optim.state.w.exp_avg: "));
     spec = (fc_layout_spec){.dp = 1};
     assert_int_equal(fc_layout_mesh(&spec, &mesh, NULL), FC_OK);
     assert_string_equal(check_with(a, COUNT(a), NULL, 0, o).text, "");
 }
 
-/* Many names, none of which fit: linear, not quadratic. */
+/* Many names without partners take linear time. */
 static void many_names(void **state) {
     (void)state;
     static char names[2][MOST][32];
@@ -307,10 +311,10 @@ static void many_names(void **state) {
     }
     result r = check_with(values[0], MOST, values[1], MOST, (fc_check_options){0});
     assert_int_equal(r.report.count, 1);
-    assert_non_null(strstr(r.text, "4096 names are called otherwise: 'blocks' here is 'layers'"));
+    assert_non_null(strstr(r.text, "4096 names differ in one component: 'blocks' here is 'layers'"));
 }
 
-/* Every row of the table can be told apart and speaks. */
+/* Every row of the table has a unique id and a text. */
 static void table_is_complete(void **state) {
     (void)state;
     for (int i = 0; i < FC_FOUND_KINDS; i++) {

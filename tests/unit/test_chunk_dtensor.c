@@ -1,6 +1,6 @@
 /*
  * _chunk_dtensor: the placements and local box of a plain tensor and of a TP DTensor on (dp, tp) and (replicate, dp,
- * tp). The local sizes are those torch gives for the same calls.
+ * tp). The expected local sizes are those of torch for the same calls.
  */
 #include "fsdpckpt/train/dtensor_data.h"
 
@@ -42,7 +42,7 @@ static void plain_tensor(void **state) {
     (void)state;
     expect(NULL, &two, 1, "[Shard(0), Replicate()]", (int64_t[]){0, 0, 3, 6});
     expect(NULL, &two, 7, "[Shard(0), Replicate()]", (int64_t[]){9, 0, 1, 6});
-    /* torch cuts along the first mesh dimension, whatever it is for. */
+    /* torch cuts along the first mesh dimension, regardless of its name. */
     expect(NULL, &three, 15, "[Shard(0), Replicate(), Replicate()]", (int64_t[]){5, 0, 5, 6});
 }
 
@@ -57,7 +57,7 @@ static void tp_tensor_keeps_its_placement(void **state) {
     expect(&columns, &three, 11, "[Replicate(), Shard(0), Shard(1)]", (int64_t[]){3, 3, 3, 3});
 }
 
-/* 9 rows over 2 TP ranks are 5 and 4; DTensor.from_local makes 10 or 8 of them. */
+/* 9 rows over 2 TP ranks are 5 and 4; DTensor.from_local infers 10 or 8 from them. */
 static void uneven_tp_infers_the_shape_from_the_local_one(void **state) {
     (void)state;
     fc_dtensor out, tp = tp_tensor((fc_placement){FC_SHARD, 0, 0}, 9, 1);
@@ -85,11 +85,11 @@ static void errors_have_torchs_wording(void **state) {
     assert_int_equal(fc_chunk_dtensor(0, NULL, &tp, &two, coordinate, &out, offsets, &err), FC_EUNSUPPORTED);
     tp.placements[0] = (fc_placement){FC_SHARD, 2, 0};
     assert_int_equal(fc_chunk_dtensor(0, NULL, &tp, &two, coordinate, &out, offsets, &err), FC_EUSAGE);
-    /* A scalar cannot be cut: Shard(0) of nothing. */
+    /* A scalar has no dimension 0, so Shard(0) fails. */
     assert_int_equal(fc_chunk_dtensor(0, NULL, NULL, &two, coordinate, &out, offsets, &err), FC_EUSAGE);
 }
 
-/* What a rank of (replicate, dp, tp) holds of 8 × 6 elements when TP cuts dimension `dim` (-1: a plain tensor). */
+/* The elements of an 8 × 6 tensor that a rank of (replicate, dp, tp) holds if TP cuts `dim` (-1: a plain tensor). */
 static fc_code chunk_data(fc_comm *comm, void *context, fc_error *err) {
     const int dim = *(const int *)context;
     const fc_mesh sizes = {.ndim = 3, .sizes = {2, 2, 2}};

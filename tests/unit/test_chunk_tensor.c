@@ -1,6 +1,6 @@
 /*
- * The boxes and metadata of a DTensor on one mesh dimension, and _chunk_tensor of its three inputs.
- * Expected texts are what torch prints for the same calls.
+ * The boxes and metadata of a DTensor on one mesh dimension, and _chunk_tensor with its three kinds of input. Expected
+ * texts are printed by torch for the same calls.
  */
 #include "fsdpckpt/train/dtensor_data.h"
 
@@ -189,7 +189,7 @@ static void dtensor(void **state) {
                  "ShardMetadata(shard_offsets=[2, 0], shard_sizes=[2, 6], placement=rank:0/cpu)");
     assert_int_equal(r.inner.metadata.nshards, 2);
     expect_shard(&r.inner.local, "ShardMetadata(shard_offsets=[1, 0], shard_sizes=[1, 6], placement=rank:1/cpu)");
-    /* torch numbers the devices by what the accelerator reports here, not by the argument. */
+    /* torch numbers devices by what the accelerator reports, not by the argument. */
     fc_process_group cuda = {.rank = 1, .size = 8, .device = {"cuda", -1}};
     assert_int_equal(fc_chunk_tensor(&source, 1, 8, 4, 1, &cuda, arena, &r, &err), FC_OK);
     assert_int_equal(r.inner.metadata.shards[1].placement.device.index, 0);

@@ -1,6 +1,6 @@
 /*
- * train: the reduction of gradients: the factors of the division, replaceable hooks, HSDP, and what is checked
- * before gradients are added up.
+ * train: the reduction of gradients. Tests the divisors, communication hooks, HSDP, and the checks before gradients are
+ * accumulated.
  */
 #include "fsdp_model.h"
 
@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-/* _get_gradient_predivide_factor of torch for 1 … 16, 24 and 1000. */
+/* The values of torch's _get_gradient_predivide_factor. */
 static void factors(void **state) {
     (void)state;
     static const struct {
@@ -27,18 +27,18 @@ static void factors(void **state) {
     }
 }
 
-typedef struct seen {
+typedef struct hook_calls {
     int calls;
     int64_t grad, shard;
     fc_dtype dtype;
     double predivide, postdivide;
     bool padded_with_zeros;
-} seen;
+} hook_calls;
 
 /* Gives each rank a tenth of its own chunk. */
 static fc_code own_hook(const fc_comm_hook *hook, fc_comm *comm, fc_array *grad, fc_array *shard, fc_stream *stream,
                         fc_error *err) {
-    seen *s = hook->state;
+    hook_calls *s = hook->state;
     fc_array chunk;
     s->calls++;
     s->grad = grad->sizes[0];
@@ -56,7 +56,7 @@ static fc_code own_hook(const fc_comm_hook *hook, fc_comm *comm, fc_array *grad,
                : rc;
 }
 
-/* What unit 1's parameter and gradient are before anything is reduced, see fsdp_model.c. */
+/* The parameter and the unreduced gradient of unit 1, see fsdp_model.c. */
 static float weight_of(int64_t i) {
     return (float)(i + 100) / 16;
 }
@@ -85,7 +85,7 @@ static float tenth(int64_t i, int rank) {
 
 static fc_code with_own_hook(fc_comm *comm, void *context, fc_error *err) {
     fsdp_model m;
-    seen s = {0};
+    hook_calls s = {0};
     fc_comm_hook hook = {.run = own_hook, .state = &s}, none = {0};
     fc_fsdp_options options = {0};
     fc_fsdp_unit_options unit = {0};
@@ -114,7 +114,7 @@ static void replaceable(void **state) {
     assert_int_equal(rc, FC_OK);
 }
 
-/* The average over four ranks; the numbers are such that it is exact. */
+/* The average over four ranks, which is exact for these numbers. */
 static float average(int64_t i, int rank) {
     (void)rank;
     return weight_of(i) + (float)((0 + 1 + 2 + 3) * 8 + 4 * (i % 5)) / 16;
@@ -145,7 +145,7 @@ static fc_code hybrid_rank(fc_comm *world, void *context, fc_error *err) {
     model_clear(&m);
     rc = rc == FC_OK ? model_backward(&m, NULL, err) : rc;
     rc = rc == FC_OK ? expect_shard(&m, shard, average, err) : rc;
-    /* The all-reduce waits for the reduce-scatter, and the optimizer for it. */
+    /* The all-reduce waits for the reduce-scatter, and the optimizer waits for the all-reduce. */
     if (rc == FC_OK && (!strstr(model_events(&m, shown), w->trace) || !strstr(m.trace, "ALL_REDUCE<POST_BACKWARD") ||
                         !strstr(m.trace, "COMPUTE<ALL_REDUCE"))) {
         rc = fc_fail(err, FC_EFOUND, "the trace is %s", m.trace);
@@ -179,7 +179,7 @@ typedef struct damage {
     const char *message;
 } damage;
 
-/* The gradient that the next backward adds to is in the caller's hand between steps. */
+/* The caller can change the gradient between steps, so it is checked before the next backward adds to it. */
 static fc_code damaged_rank(fc_comm *comm, void *context, fc_error *err) {
     const damage *d = context;
     fsdp_model m;

@@ -1,6 +1,7 @@
 /*
  * lib/io: the commit by temporary name, what it refuses, and that nothing is left behind.
  */
+#include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 
 #include <dirent.h>
@@ -73,8 +74,12 @@ static void tell(void *unused, const char *line) {
 }
 
 static fc_code begin(const char *path, bool is_directory, bool force, uint64_t bytes, fc_commit **out, fc_error *err) {
-    const fc_commit_options how = {
-        .path = path, .is_directory = is_directory, .force = force, .bytes = bytes, .teller = {tell, NULL}};
+    const fc_commit_options how = {.path = path,
+                                   .is_directory = is_directory,
+                                   .force = force,
+                                   .bytes = bytes,
+                                   .is_own_file = fc_is_own_file,
+                                   .teller = {tell, NULL}};
     told[0] = '\0';
     return fc_commit_begin(&how, out, err);
 }
@@ -100,7 +105,8 @@ static void existing_file_needs_force(void **state) {
     fc_error err;
     put("model.h5", OURS "old");
     assert_int_equal(begin("model.h5", false, false, 10, &commit, &err), FC_EUSAGE);
-    assert_non_null(strstr(err.message, "model.h5: exists: --force replaces it"));
+    assert_non_null(strstr(err.message, "model.h5: exists"));
+    assert_int_equal(err.hint, FC_HINT_FORCE);
     assert_null(commit);
     assert_int_equal(begin("model.h5", false, true, 10, &commit, &err), FC_OK);
     put(fc_commit_path(commit), "new");
@@ -165,7 +171,8 @@ static void empty_directory_gives_way(void **state) {
     assert_int_equal(fc_commit_finish(commit, &err), FC_OK);
     assert_content("out/index.h5", "new");
     assert_int_equal(begin("out", true, false, 10, &commit, &err), FC_EUSAGE);
-    assert_non_null(strstr(err.message, "out: exists: --force replaces it"));
+    assert_non_null(strstr(err.message, "out: exists"));
+    assert_int_equal(err.hint, FC_HINT_FORCE);
     assert_int_equal(mkdir("filled", 0777), 0);
     assert_int_equal(begin("filled", true, false, 10, &commit, &err), FC_OK);
     put("filled/other", "theirs");
@@ -181,7 +188,7 @@ static void force_deletes_only_its_own_files(void **state) {
     assert_int_equal(mkdir("out", 0777), 0);
     put("out/thesis.tex", "years");
     assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_EUSAGE);
-    assert_non_null(strstr(err.message, "--force would delete 'thesis.tex'"));
+    assert_non_null(strstr(err.message, "replacing it would delete 'thesis.tex'"));
     assert_content("out/thesis.tex", "years");
     assert_int_equal(begin("out", false, true, 10, &commit, &err), FC_EUSAGE);
     assert_int_equal(begin("out/thesis.tex", true, true, 10, &commit, &err), FC_EUSAGE);
@@ -197,7 +204,7 @@ static void force_looks_into_files(void **state) {
     assert_int_equal(mkdir("out/shard-00000-of-00001.h5", 0777), 0);
     put("out/shard-00000-of-00001.h5/thesis.tex", "years");
     assert_int_equal(begin("out", true, true, 10, &commit, &err), FC_EUSAGE);
-    assert_non_null(strstr(err.message, "--force would delete 'shard-00000-of-00001.h5'"));
+    assert_non_null(strstr(err.message, "replacing it would delete 'shard-00000-of-00001.h5'"));
     assert_content("out/shard-00000-of-00001.h5/thesis.tex", "years");
     assert_int_equal(mkdir("other", 0777), 0);
     put("other/index.h5", "not HDF5");

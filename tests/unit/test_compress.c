@@ -1,6 +1,7 @@
 /*
- * lib/engine/compress.c and chunks.c with a writer that only counts: every chunk against the truth, in the same order
- * for any number of threads and any memory; raw chunks, casts, boxes, errors and interruption.
+ * lib/engine/compress.c and chunks.c with a writer that only counts. Compares every chunk with known data, and checks
+ * that the order is the same for any number of threads and any memory. Covers raw chunks, casts, boxes, errors and
+ * interruption.
  */
 #include "codec/codec.h"
 #include "codec/shuffle.h"
@@ -21,7 +22,7 @@ typedef struct counter {
     placed chunks[MOST_CHUNKS];
     size_t count;
     uint64_t end;
-    size_t fail_at; /* chunk; MOST_CHUNKS: never */
+    size_t fail_at; /* number of the chunk; MOST_CHUNKS: never */
     fc_progress *cancel_at_first;
 } counter;
 
@@ -43,7 +44,7 @@ static fc_code place(fc_writer *writer, const fc_target_item *item, const int64_
     return FC_OK;
 }
 
-/* Makes the items chunked whose boxes are large enough, in an order of its own. */
+/* Stores items with large enough boxes in chunks, and shuffles their order in the file. */
 static void make_chunked(fake_target *t, int64_t (*chunks)[FAKE_DIMS]) {
     t->target.compress = 1;
     for (size_t i = 0; i < t->file.nitems; i++) {
@@ -55,7 +56,7 @@ static void make_chunked(fake_target *t, int64_t (*chunks)[FAKE_DIMS]) {
     }
 }
 
-/* The elements of a chunk as they must be stored before they are shuffled. */
+/* Returns the elements of a chunk as they must be before the shuffle filter. */
 static unsigned char *truth_of(const fake *f, const fake_target *t, const placed *p, size_t *bytes) {
     const fc_target_tensor *target = &t->tensors[p->item->tensor];
     const fake_tensor *details = &f->details[p->item->tensor];
@@ -109,7 +110,7 @@ static void check_chunk(const fake *f, const fake_target *t, const placed *p, in
     free(shuffled);
 }
 
-/* Every chunk of every item once: items by offset, chunks row-major. */
+/* Checks that every chunk of every item occurs once: items by offset, chunks in row-major order. */
 static void check_order(const fake_target *t, const counter *c) {
     uint64_t volume = 0, target = 0;
     for (size_t i = 0; i < c->count; i++) {
@@ -176,7 +177,7 @@ static counter *counter_new(void) {
     return c;
 }
 
-/* Random tensors stored in every way, with noise, so that raw chunks occur, and some that shrink. */
+/* Random tensors in every kind of storage. Noise makes some chunks raw; others compress. */
 static void random_source(fake *f, int64_t side, int tensors) {
     for (int i = 0; i < tensors; i++) {
         int64_t shape[FAKE_DIMS];
@@ -296,7 +297,7 @@ static void damage_in_the_source(void **state) {
     fake_free(f);
 }
 
-/* The shape of chunks: at most 1 MiB, whole inner dimensions, one dimension cut evenly, ones before it. */
+/* Chunks have at most 1 MiB: inner dimensions whole, one dimension divided evenly, ones before it. */
 static void chunk_sizes(void **state) {
     (void)state;
     int64_t chunk[FAKE_DIMS];

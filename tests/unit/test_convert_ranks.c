@@ -1,6 +1,6 @@
 /*
- * lib/engine/convert.c with several ranks, as threads: the target is byte for byte that of one process, a failing rank
- * leaves none and every rank returns its error.
+ * lib/engine/convert.c with several ranks as threads: the target has the same bytes as with one process. If a rank
+ * fails, there is no target and every rank returns its error.
  */
 #include "fsdpckpt/move.h"
 
@@ -26,7 +26,7 @@ static int setup(void **state) {
     return !mkdtemp(directory);
 }
 
-/* Everything that is left is files of targets. */
+/* Removes the remaining files of targets. */
 static void empty(const char *path) {
     DIR *dir = opendir(path);
     assert_non_null(dir);
@@ -104,7 +104,7 @@ static void compare_files(const char *a, const char *b) {
     fclose(g);
 }
 
-/* Two targets: files, or directories of files. */
+/* Compares two targets: files, or directories of files. */
 static void compare(const char *a, const char *b) {
     struct stat st;
     assert_int_equal(stat(a, &st), 0);
@@ -160,7 +160,7 @@ static void sharded(void **state) {
     same_as_alone((work){.mesh = &two_by_two, .cast = FC_OPAQUE, .compress = 1, .bad = -1});
 }
 
-/* Formats that write some values in their own way tell only rank 0 which. */
+/* Formats that write some values in their own way report only to rank 0 which ones. */
 static void every_format(void **state) {
     (void)state;
     static const char *const names[] = {"pt", "safetensors"};

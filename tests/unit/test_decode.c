@@ -1,6 +1,6 @@
 /*
  * lib/engine/decode.c and decoded.c: HDF5 filter pipelines, bytes that h5py 3.16 wrote, damaged and hostile input, and
- * the cache that bounds the memory of decoding.
+ * the cache that limits the memory for decoding.
  */
 #include "engine/decode.h"
 #include "engine/decode_lean.h"
@@ -19,7 +19,7 @@
 
 enum { DEFLATE = 1, SHUFFLE = 2, FLETCHER32 = 3, SIZE = 4000 };
 
-/* The checksums h5py stored for arange(n) * 31 % 251 and for n bytes of 255. */
+/* The checksums that h5py stored for arange(n) * 31 % 251 and for n bytes of 255. */
 static void fletcher_equals_hdf5(void **state) {
     (void)state;
     static const struct {
@@ -52,7 +52,7 @@ static fc_extent extent_of(size_t length, size_t decoded, int count, const uint8
     return extent;
 }
 
-/* A chunk as h5py wrote it: uint32 arange(8) * 31 % 251 through shuffle, gzip and fletcher32. */
+/* A chunk that h5py wrote: uint32 arange(8) * 31 % 251 through shuffle, gzip and fletcher32. */
 static void chunk_of_h5py(void **state) {
     (void)state;
     unsigned char stored[64] = {0x78, 0x5e, 0x63, 0x90, 0xb7, 0x8b, 0xad, 0x99, 0xbd, 0xeb, 0x26, 0x03,
@@ -107,8 +107,10 @@ static const uint8_t pipelines[][3] = {{SHUFFLE, DEFLATE, FLETCHER32}, {DEFLATE,
                                        {FLETCHER32, SHUFFLE, DEFLATE}, {FLETCHER32, DEFLATE, SHUFFLE},
                                        {SHUFFLE, FLETCHER32, DEFLATE}, {DEFLATE, FLETCHER32, SHUFFLE}};
 
-/* Every order, every number of filters and every mask; then the same damaged, which must fail or give other bytes
-   but never run over (the sanitizers watch). */
+/*
+ * Every order, number of filters and mask; then with damage, which must fail or give other bytes, but never overrun
+ * (the sanitizers watch).
+ */
 static void every_pipeline(void **state) {
     (void)state;
     unsigned char in[SIZE], out[SIZE], stored[2 * SIZE + 100], copy[2 * SIZE + 100];
@@ -127,7 +129,7 @@ static void every_pipeline(void **state) {
                 fc_extent extent = extent_of(length, size, count, pipelines[p], mask);
                 fc_error err = {FC_OK, ""};
                 assert_true(fc_decode_workspace(&extent, &workspace));
-                unsigned char *work = malloc(workspace); /* exactly, so that the sanitizer sees a byte too many */
+                unsigned char *work = malloc(workspace); /* exact size, so that the sanitizer detects any overrun */
                 assert_non_null(work);
                 memcpy(work, copy, length);
                 assert_int_equal(fc_decode_filters(&extent, work, (uint32_t)element, out, &err), FC_OK);
@@ -161,7 +163,7 @@ static fc_code read_memory(void *context, uint64_t at, unsigned char *bytes, siz
     return FC_OK;
 }
 
-/* Every pipeline that it takes, with windows of any size; then damaged, which must not run over. */
+/* Every supported pipeline with windows of any size; then with damage, which must not overrun. */
 static void lean_decoding_equals_the_other(void **state) {
     (void)state;
     unsigned char in[SIZE], stored[2 * SIZE + 100], window[500];
@@ -184,7 +186,7 @@ static void lean_decoding_equals_the_other(void **state) {
         fc_error err;
         in_memory memory = {stored, length};
         size_t some = 2 + (size_t)rand() % (sizeof window - 1);
-        unsigned char *out = malloc(size); /* exactly, so that the sanitizer sees a byte too many */
+        unsigned char *out = malloc(size); /* exact size, so that the sanitizer detects any overrun */
         assert_non_null(out);
         assert_int_equal(fc_decode_lean(&extent, read_memory, &memory, window, some, (uint32_t)element, out, &err),
                          FC_OK);
@@ -205,7 +207,7 @@ static void lean_decoding_equals_the_other(void **state) {
     assert_int_equal(taken, 4 * 27); /* counted by hand: 8, 10 and 9 with one, two and three filters */
 }
 
-/* 64 MiB of zeros in 64 KiB, claimed to be 1000 bytes: refused without the memory for them. */
+/* 64 MiB of zeros in 64 KiB, declared as 1000 bytes: rejected without allocating memory for them. */
 static void bomb_is_refused(void **state) {
     (void)state;
     size_t size = 64 << 20;
@@ -237,14 +239,14 @@ static void unknown_filter(void **state) {
     assert_int_equal(fc_decode_filters(&extent, bytes, 1, out, &err), FC_EUNSUPPORTED);
 }
 
-/* The cache: a decoder that counts its calls and writes the chunk's number. */
+/* A decoder for the cache that counts its calls and writes the chunk's number. */
 typedef struct counting {
     pthread_mutex_t lock;
     int calls, inside, most_inside;
     bool fails;
-    int fresh;         /* workspaces with pages of their own that nobody had written to */
-    fc_decoded *again; /* while decoding, the same chunk is asked for here */
-    int refused;       /* how often it was not to be had */
+    int fresh;         /* workspaces with fresh pages */
+    fc_decoded *again; /* when set, the decoder requests the same chunk from this cache */
+    int refused;       /* how often the chunk was unavailable */
 } counting;
 
 static fc_code count_decode(void *context, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
@@ -275,7 +277,7 @@ static fc_code count_decode(void *context, const fc_tensor *tensor, size_t chunk
 
 static const fc_tensor some_tensor = {.name = "w"};
 
-/* Claims a chunk and takes it as soon as it is to be had. @param extra bytes of workspace. */
+/* Claims a chunk and takes it as soon as it is available. @param extra bytes of workspace */
 static fc_code take(fc_decoded *cache, size_t chunk, const fc_extent *extent, uint64_t extra, counting *c,
                     const unsigned char **bytes, fc_error *err) {
     assert_int_equal(fc_decoded_claim(cache, &some_tensor, chunk, err), FC_OK);
@@ -292,7 +294,7 @@ static fc_code take(fc_decoded *cache, size_t chunk, const fc_extent *extent, ui
     }
 }
 
-/* extent->length: bytes of workspace. */
+/* Uses and releases a chunk with extent->length bytes of workspace. */
 static void use(fc_decoded *cache, size_t chunk, const fc_extent *extent, counting *c) {
     const unsigned char *bytes = NULL;
     fc_error err;
@@ -313,7 +315,7 @@ static void cache_keeps_what_fits(void **state) {
         }
     }
     assert_int_equal(c.calls, 10);
-    use(cache, 10, &extent, &c); /* takes the place of chunk 0, the oldest */
+    use(cache, 10, &extent, &c); /* evicts chunk 0, the oldest */
     use(cache, 9, &extent, &c);
     assert_int_equal(c.calls, 11);
     use(cache, 0, &extent, &c);
@@ -321,7 +323,9 @@ static void cache_keeps_what_fits(void **state) {
     fc_decoded_free(cache);
 }
 
-/* Room for two chunks: the one in use stays, though it is the oldest; buffers of another size are not reused. */
+/*
+ * There is room for two chunks. The one in use stays although it is the oldest; buffers of another size are not reused.
+ */
 static void chunk_in_use_stays(void **state) {
     (void)state;
     counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -343,7 +347,7 @@ static void chunk_in_use_stays(void **state) {
     fc_decoded_free(cache);
 }
 
-/* Room for two chunks. Who has claimed one finds it, whatever others decode meanwhile. */
+/* There is room for two chunks. A claimed chunk stays in memory, regardless of what other workers decode. */
 static void claimed_chunk_stays(void **state) {
     (void)state;
     counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -367,7 +371,9 @@ static void claimed_chunk_stays(void **state) {
     fc_decoded_free(cache);
 }
 
-/* A chunk for which there is no room, or that is being decoded, is not to be had; the caller learns when to ask again.
+/*
+ * A chunk is unavailable when there is no room for it or another worker is decoding it. The caller learns when to try
+ * again.
  */
 static void trying_does_not_wait(void **state) {
     (void)state;
@@ -384,7 +390,7 @@ static void trying_does_not_wait(void **state) {
     assert_int_equal(c.calls, 1);
     assert_int_equal(fc_decoded_changes(cache), seen);
     fc_decoded_release(cache, &some_tensor, 1, 0);
-    fc_decoded_wait(cache, seen); /* not for ever */
+    fc_decoded_wait(cache, seen); /* must return */
     c.again = cache;
     assert_int_equal(fc_decoded_try(cache, &some_tensor, 2, &extent, 0, count_decode, &c, &second, &err), FC_OK);
     assert_non_null(second);
@@ -394,7 +400,7 @@ static void trying_does_not_wait(void **state) {
     fc_decoded_free(cache);
 }
 
-/* A chunk whose bytes were all taken goes first, and its buffer is used again though there is room. */
+/* A fully used chunk is evicted first, and its buffer is reused even when there is room. */
 static void used_up_chunk_goes_first(void **state) {
     (void)state;
     counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -419,8 +425,10 @@ static void used_up_chunk_goes_first(void **state) {
     fc_decoded_free(cache);
 }
 
-/* Room for one workspace and two chunks: all are decoded in the same one, which makes room only where nothing else
- * does. */
+/*
+ * There is room for one workspace and two chunks. All chunks are decoded in the same workspace, which is freed only as
+ * a last resort.
+ */
 static void workspace_is_kept(void **state) {
     (void)state;
     counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -438,7 +446,7 @@ static void workspace_is_kept(void **state) {
         use(cache, i, &plain, &c);
     }
     assert_int_equal(c.calls, 12);
-    for (size_t i = 10; i < 14; i++) { /* all four are there, in the room of the workspace */
+    for (size_t i = 10; i < 14; i++) { /* all four fit once the workspace is freed */
         use(cache, i, &plain, &c);
     }
     assert_int_equal(c.calls, 12);
@@ -460,7 +468,7 @@ static void chunk_above_the_limit(void **state) {
     extent.decoded = 5000;
     c.fails = true;
     assert_int_equal(take(cache, 0, &extent, 0, &c, &bytes, &err), FC_ECORRUPT);
-    c.fails = false; /* a failure leaves nothing behind */
+    c.fails = false; /* a failure leaves nothing in the cache */
     extent.decoded = 9000;
     use(cache, 0, &extent, &c);
     fc_decoded_free(cache);
@@ -482,8 +490,10 @@ static void *use_many(void *context) {
     return NULL;
 }
 
-/* Six threads, room for three chunks with their workspaces: nobody starves, and no more than four, the most that fit
-   where none has a workspace, are decoded at a time. */
+/*
+ * Six threads share room for three chunks with their workspaces. Every thread makes progress, and at most four chunks
+ * (what fits without workspaces) are decoded at a time.
+ */
 static void cache_under_threads(void **state) {
     (void)state;
     counting c = {.lock = PTHREAD_MUTEX_INITIALIZER};

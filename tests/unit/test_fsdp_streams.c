@@ -1,6 +1,6 @@
 /*
- * train: the order of work on streams. Steps on a device that runs streams in every order that events allow give
- * the same shards as steps done at once; without the events they do not.
+ * train: the order of work on streams. A device that runs streams in any order that events allow gives the same shards
+ * as one that runs work at once. Without the events it does not.
  */
 #include "deferred_device.h"
 #include "fsdp_model.h"
@@ -88,7 +88,7 @@ static void run(trial *t, outcome *out) {
     assert_int_equal(rc, FC_OK);
 }
 
-/* @return for how many seeds the outcome is another than without streams. */
+/* Returns for how many seeds the result differs from that without streams. */
 static int differences(trial t, bool ignore_waits) {
     static outcome expected, got;
     int found = 0;
@@ -116,7 +116,7 @@ static void plain(void **state) {
     check(&t);
 }
 
-/* Memory that the processor cannot see, and parameters that are there only while they are used. */
+/* The processor cannot access the memory, and parameters are on the device only while they are used. */
 static void remote(void **state) {
     (void)state;
     trial t = {.steps = "snsn",

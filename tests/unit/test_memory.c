@@ -1,5 +1,5 @@
 /*
- * Checkpoints in memory: written by one process that has all, and by ranks that have a part each, then read back.
+ * Checkpoints in memory: written by one process that holds everything, and by ranks with a shard each, and read back.
  */
 #include "fsdpckpt/memory.h"
 #include "fsdpckpt/move.h"
@@ -51,8 +51,10 @@ static float value(int64_t row, int64_t column) {
     return (float)(row * 100 + column) / 8;
 }
 
-/* "model.w", of which this rank of `ranks` has the rows of torch.chunk (all for ranks 1, transposed), an empty tensor
-   and a number that all ranks have. */
+/*
+ * Makes "model.w", of which this rank holds the rows that torch.chunk gives it (all of them, transposed, for one rank),
+ * an empty tensor, and a number that all ranks hold.
+ */
 static fc_code make(int rank, int ranks, float *data, const int64_t *step, fc_checkpoint **out, fc_error *err) {
     int64_t dims[8][4], strides[] = {1, ROWS};
     fc_memory_chunk chunks[8], one = {NULL, NULL, NULL, step};
@@ -87,7 +89,8 @@ static fc_code write_rank(fc_comm *comm, void *context, fc_error *err) {
     fc_checkpoint *source = NULL;
     float data[ROWS * COLUMNS];
     int64_t step = 42;
-    int dp = comm ? (int)j->mesh.sizes[j->mesh.ndim - 1] : 1; /* the last dimension cuts, one before it replicates */
+    int dp =
+        comm ? (int)j->mesh.sizes[j->mesh.ndim - 1] : 1; /* the last mesh dimension shards; one before it replicates */
     fc_convert_options how = {.format = fc_format_find("h5"),
                               .selection = {.mesh = j->mesh.ndim ? &j->mesh : NULL, .compress = j->compress},
                               .comm = comm,
@@ -143,12 +146,12 @@ static void one_process(void **state) {
     remove_target("one.h5");
 }
 
-static void parts_of_ranks(void **state) {
+static void shards_of_ranks(void **state) {
     (void)state;
     static const fc_mesh meshes[] = {
         {.ndim = 1, .sizes = {1}, .names = {"dp"}},
         {.ndim = 1, .sizes = {3}, .names = {"dp"}},
-        {.ndim = 1, .sizes = {8}, .names = {"dp"}}, /* 10 rows on 8 ranks: three have none */
+        {.ndim = 1, .sizes = {8}, .names = {"dp"}}, /* 10 rows on 8 ranks: three ranks have none */
         {.ndim = 2, .sizes = {2, 3}, .names = {"replicate", "dp"}},
     };
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
@@ -168,13 +171,13 @@ static void refusals(void **state) {
     job j = {.mesh = {.ndim = 1, .sizes = {3}, .names = {"dp"}}};
     fc_error err = {FC_OK, ""};
     snprintf(j.target, sizeof j.target, "%s/bad", directory);
-    /* Shared out by bytes, a rank meets what another one has. */
+    /* Division by bytes would give a rank data that another rank holds. */
     assert_int_equal(fc_comm_run_local(3, write_rank, &j, &err), FC_EUSAGE);
     assert_non_null(strstr(err.message, "is in the memory of another rank"));
     j.own_parts = true;
     j.compress = 1;
     assert_int_equal(fc_comm_run_local(3, write_rank, &j, &err), FC_EUSAGE);
-    assert_non_null(strstr(err.message, "this test: parts in the memory of 3 ranks are written uncompressed"));
+    assert_non_null(strstr(err.message, "this test: target files in the memory of 3 ranks must be uncompressed"));
     assert_int_not_equal(access(j.target, F_OK), 0);
 
     fc_checkpoint *made;
@@ -193,7 +196,7 @@ static void refusals(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_process),
-        cmocka_unit_test(parts_of_ranks),
+        cmocka_unit_test(shards_of_ranks),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

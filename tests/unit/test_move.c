@@ -1,5 +1,5 @@
 /*
- * lib/engine: the engine and fc_read_box on random checkpoints against the truth.
+ * lib/engine: compares the engine and fc_read_box with known data on random checkpoints.
  */
 #include "engine/queue.h"
 #include "fake_target.h"
@@ -15,7 +15,7 @@ static fc_dtype random_dtype(void) {
     return (fc_dtype)(rand() % FC_DTYPE_COUNT);
 }
 
-/* The part by several processes, one after the other: their sums make the digests. */
+/* Writes a target file by several shares, one after the other; their sums make the digests. */
 static void move_in_shares(fake_target *t, fc_move_options *options, uint32_t shares) {
     uint64_t sums[MOST_ITEMS] = {0};
     uint32_t sums32[MOST_ITEMS] = {0};
@@ -37,7 +37,7 @@ static void move_in_shares(fake_target *t, fc_move_options *options, uint32_t sh
     }
 }
 
-/* Random tensors with random boxes, side by side or with gaps, for `threads`. */
+/* Random tensors with random boxes, adjacent or with gaps, moved by `threads` threads. */
 static void one_random_job(int side, int threads, uint64_t memory, uint32_t shares) {
     fake *f = fake_new();
     for (int i = 1 + rand() % 12; i > 0; i--) {
@@ -95,7 +95,7 @@ static void small_random_jobs(void **state) {
     }
 }
 
-/* Large enough for many tiles, windows and decoded chunks in the least memory. */
+/* Tensors large enough for many tiles, windows and decoded chunks with the least memory. */
 static void larger_random_jobs(void **state) {
     (void)state;
     srand(6);
@@ -104,7 +104,7 @@ static void larger_random_jobs(void **state) {
     }
 }
 
-/* Tensor-parallel columns and rows of 2 MiB each: direct runs, grouped windows, and 1 MiB for everything. */
+/* Tensor-parallel columns and rows of 2 MiB each: direct runs and grouped windows, with 1 MiB for everything. */
 static void tall_and_wide(void **state) {
     (void)state;
     srand(7);
@@ -127,7 +127,7 @@ static void tall_and_wide(void **state) {
     }
 }
 
-/* A transposed view and an expanded one: strides (1, rows), and 0. */
+/* A transposed view and an expanded one: strides (1, rows) and 0. */
 static void views(void **state) {
     (void)state;
     fake *f = fake_new();
@@ -166,7 +166,7 @@ static void views(void **state) {
     fake_free(f);
 }
 
-/* 128 chunks of one tensor: more than a worker remembers, so resolved chunks make room for others. */
+/* 128 chunks of one tensor exceed the extents that a worker remembers. */
 static void many_chunks(void **state) {
     (void)state;
     srand(10);
@@ -186,7 +186,7 @@ static void many_chunks(void **state) {
     fake_free(f);
 }
 
-/* A view with wide gaps along three dimensions: each run of 24 bytes is a read of its own. */
+/* A view with wide gaps along three dimensions: each run of 24 bytes is a separate read. */
 static void wide_gaps(void **state) {
     (void)state;
     static const int64_t strides[] = {700000, 150000, 9000, 1};
@@ -213,7 +213,7 @@ static void wide_gaps(void **state) {
     fake_free(f);
 }
 
-/* Small values go out many at a time, but never more than a tile holds, and each once. */
+/* Small values share a write, but a batch never exceeds a tile, and each value is written once. */
 static void batches_fit_a_tile(void **state) {
     (void)state;
     srand(11);
@@ -252,8 +252,10 @@ static void batches_fit_a_tile(void **state) {
     fake_free(f);
 }
 
-/* Items that begin within a block are cut where the file's blocks are, also in the middle of rows, and nothing is left
-   out: all but an item's first batch begin at a block. */
+/*
+ * Items that begin within a block are cut at the file's block boundaries, even within rows, and nothing is lost. All
+ * batches but an item's first begin at a block.
+ */
 static void runs_go_from_block_to_block(void **state) {
     (void)state;
     static const int64_t shapes[][3] = {{60, 70, 9}, {1, 1, 90000}, {7, 1, 5000}, {90000, 1, 1}, {3, 200, 41}};

@@ -1,12 +1,12 @@
 /*
- * lib/engine: what goes wrong. Each fault ends in one line that leads to its place, and in no wrong byte.
+ * lib/engine: faults. Each one ends in one line that names its place, and no wrong byte is written.
  */
 #include "fake_target.h"
 
 #include <signal.h>
 #include <sys/resource.h>
 
-/* A job of one tensor of 200 × 300 bytes, raw in two chunks, on which the faults below are tried. */
+/* Moves one tensor of 200 × 300 bytes, stored raw in two chunks. The faults below are injected into it. */
 typedef struct job {
     fake *f;
     fake_target *t;
@@ -67,7 +67,7 @@ static void strides_beyond_the_extent(void **state) {
         job_start(&j);
         j.f->details[0].details[1].extent.strides[0] = bad[i];
         assert_int_equal(job_run(&j), FC_ECORRUPT);
-        assert_non_null(strstr(j.err.message, "the elements reach beyond the"));
+        assert_non_null(strstr(j.err.message, "the elements exceed the"));
         job_end(&j);
     }
     job_start(&j);
@@ -154,7 +154,7 @@ static void decoded_chunk_above_memory(void **state) {
     job_end(&j);
 }
 
-/* One bit of a deflated chunk: the message leads to the bytes. */
+/* One flipped bit in a deflated chunk: the message names the file and offset. */
 static void damaged_chunk(void **state) {
     (void)state;
     job j;
@@ -168,7 +168,8 @@ static void damaged_chunk(void **state) {
     assert_int_equal(job_run(&j), FC_ECORRUPT);
     char expected[300];
     snprintf(expected, sizeof expected,
-             "tensor layers.0.weight, chunk [0:%d, 0:%d]: %s: 64 bytes at offset %d: the compressed data is damaged "
+             "tensor layers.0.weight, chunk [0:%d, 0:%d]: %s: offset %d: a chunk of 64 stored bytes: the compressed "
+             "data is damaged "
              "after 0 of %d bytes",
              (int)chunk->dims[2], (int)chunk->dims[3], j.f->paths[chunk->extent.file], (int)chunk->extent.offset,
              (int)chunk->extent.decoded);
@@ -182,11 +183,11 @@ static void cast_of_integers_is_refused(void **state) {
     job_start(&j);
     j.t->tensors[0].dtype = FC_F32;
     assert_int_equal(job_run(&j), FC_EUSAGE);
-    assert_string_equal(j.err.message, "tensor layers.0.weight: uint8 cannot become float32");
+    assert_string_equal(j.err.message, "tensor layers.0.weight: converting uint8 to float32 is not supported");
     job_end(&j);
 }
 
-/* More source files than descriptors: the least recently used make room. */
+/* More source files than descriptors: the least recently used file is closed. */
 static void few_descriptors(void **state) {
     (void)state;
     job j;

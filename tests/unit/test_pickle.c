@@ -312,6 +312,36 @@ static void hostile_globals(void **state) {
     fc_pickle_free(p);
 }
 
+/* 10,000 sets made from one shared list of 10,000 numbers: each takes four bytes of the pickle. */
+static void shared_lists_cost_no_memory(void **state) {
+    (void)state;
+    enum { MANY = 10000 };
+    static const char head[] = "\x80\x02"
+                               "c__builtin__\nset\nq\x01(](";
+    char *bytes = malloc(sizeof head + 16 * MANY);
+    char *at = bytes;
+    fc_pickle *p = NULL;
+    fc_error err;
+    memcpy(at, head, sizeof head - 1);
+    at += sizeof head - 1;
+    for (int i = 0; i < MANY; i++) {
+        *at++ = 'K';
+        *at++ = (char)(i & 0x7f);
+    }
+    memcpy(at, "eq\x02", 3);
+    at += 3;
+    for (int i = 0; i < MANY; i++) {
+        memcpy(at, "h\x01h\x02\x85R", 6);
+        at += 6;
+    }
+    memcpy(at, "t\x86.", 3);
+    at += 3;
+    const fc_pickle_source source = {"x.pkl", 0, (uint64_t)(at - bytes), -1, (const unsigned char *)bytes};
+    assert_int_equal(fc_pickle_load(&source, FC_PICKLE_ITEM, &p, &err), FC_EUNSUPPORTED);
+    assert_non_null(strstr(err.message, "copies of one shared container"));
+    free(bytes);
+}
+
 static void damaged(void **state) {
     (void)state;
     ASSERT_REFUSED("", "x.pkl: offset 1000: the pickle is cut off: 1 more bytes belong here, 0 are left");
@@ -413,6 +443,7 @@ int main(void) {
         cmocka_unit_test(unused_state_is_recycled),
         cmocka_unit_test(window_moves_over_a_file),
         cmocka_unit_test(hostile_globals),
+        cmocka_unit_test(shared_lists_cost_no_memory),
         cmocka_unit_test(damaged),
         cmocka_unit_test(element_types),
         cmocka_unit_test(huge_zero_stride_view),

@@ -1,6 +1,6 @@
 /*
- * train: which unit's parameters are gathered ahead, and when. The order of gathers and frees is written out;
- * torch's own is compared in tests/oracle/fsdp_step.py.
+ * train: which units are prefetched, and when. The expected order of gathers and frees is written out here;
+ * tests/oracle/fsdp_step.py compares it with torch.
  */
 #include "fsdp_model.h"
 
@@ -18,7 +18,7 @@ static const char *const moves[] = {"ALL_GATHER", "PREFETCH", "FREE", NULL};
 typedef struct expectation {
     fc_fsdp_options options;
     fc_fsdp_unit_options unit;
-    const int *second_order; /* of the units in the second iteration; NULL: as they are */
+    const int *second_order; /* the order of the units in the second iteration; NULL: the same as in the first */
     const char *forward[2], *backward[2];
 } expectation;
 
@@ -80,7 +80,7 @@ static void backward_pre(void **state) {
     check(&e);
 }
 
-/* After a unit's parameters are freed. */
+/* Prefetching after the parameters of a unit are freed. */
 static void backward_post(void **state) {
     (void)state;
     static const char *const wanted =
@@ -92,7 +92,7 @@ static void backward_post(void **state) {
     check(&e);
 }
 
-/* The order is known from the second iteration on. */
+/* Forward prefetch works from the second iteration on, when the order is known. */
 static void forward_order(void **state) {
     (void)state;
     expectation e = {.options = {.forward_prefetch = true},
@@ -128,7 +128,7 @@ static void another_order(void **state) {
     check(&e);
 }
 
-/* SHARD_GRAD_OP keeps parameters from forward to backward: there is nothing to prefetch. */
+/* SHARD_GRAD_OP keeps parameters from forward to backward, so the backward prefetches nothing. */
 static void kept_parameters(void **state) {
     (void)state;
     expectation e = {

@@ -1,6 +1,6 @@
 /*
- * train: the states of units and flat parameters, what is refused in which, post-backward registered once, the check
- * of the execution order, memory and inputs.
+ * train: the states of units and flat parameters, the calls that each state refuses, registration of post-backward, the
+ * check of the execution order, memory and inputs.
  */
 #include "fsdp_model.h"
 
@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-/* One rank on the test's own thread, so that cmocka may fail in it: threads of the local backend run `body` alone. */
+/* Runs `body` as the only rank of the local backend. */
 typedef struct body {
     void (*run)(fc_comm *comm);
 } body;
@@ -33,7 +33,7 @@ static void on_ranks(int size, void (*run)(fc_comm *comm)) {
     assert_int_equal(rc, FC_OK);
 }
 
-/* cmocka's asserts jump on the thread of the test only; on others they must end the program. */
+/* An assert of cmocka works only on the thread of the test. On the threads of ranks, a failure ends the program. */
 #define MUST(condition)                                                                                                \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
@@ -41,7 +41,7 @@ static void on_ranks(int size, void (*run)(fc_comm *comm)) {
             abort();                                                                                                   \
         }                                                                                                              \
     } while (0)
-#define MUST_SAY(rc, wanted, err, text)                                                                                \
+#define MUST_FAIL(rc, wanted, err, text)                                                                               \
     do {                                                                                                               \
         MUST((rc) == (wanted));                                                                                        \
         if (!strstr((err).message, text)) {                                                                            \
@@ -77,7 +77,7 @@ static void walk(fc_comm *comm) {
     MUST(fc_fsdp_pre_backward(m.units[0], NULL) == FC_OK);
     MUST(fc_fsdp_pre_backward(m.units[1], NULL) == FC_OK);
     MUST(state_of(&m, 1) == FC_HANDLE_BACKWARD_PRE);
-    /* Activation checkpointing runs the forward again: nothing changes. */
+    /* When activation checkpointing runs the forward again, nothing changes. */
     MUST(fc_fsdp_pre_forward(m.units[1], true, NULL, 0, NULL) == FC_OK);
     MUST(fc_fsdp_post_forward(m.units[1], NULL) == FC_OK);
     MUST(state_of(&m, 1) == FC_HANDLE_BACKWARD_PRE);
@@ -89,7 +89,7 @@ static void walk(fc_comm *comm) {
     MUST(fc_fsdp_post_backward_final(m.fsdp, NULL) == FC_OK);
     for (int i = 0; i < MODEL_UNITS; i++) {
         MUST(state_of(&m, i) == FC_HANDLE_IDLE && fc_fsdp_unit_state(m.units[i]) == FC_STATE_IDLE);
-        MUST(!fc_fsdp_sharded_grad(m.handles[i])); /* nobody wrote any */
+        MUST(!fc_fsdp_sharded_grad(m.handles[i])); /* none was written */
     }
     MUST(fc_fsdp_memory(m.fsdp, NULL) == 0);
     model_close(&m);
@@ -107,20 +107,20 @@ static void refuse(fc_comm *comm) {
     fc_fsdp_tensor t;
     fc_array grad;
     open_model(&m, comm);
-    MUST_SAY(fc_fsdp_post_forward(m.units[1], &err), FC_EUSAGE, err, "unit 'unit1': post-forward without pre-forward");
-    MUST_SAY(fc_fsdp_param(m.handles[1], 0, &t, &err), FC_EUSAGE, err, "its parameters are sharded now");
-    MUST_SAY(fc_fsdp_grad(m.handles[1], 0, &grad, &err), FC_EUSAGE, err, "the state is IDLE");
-    MUST_SAY(fc_fsdp_post_backward(m.handles[1], &err), FC_EUSAGE, err,
-             "unit 'unit1': expected to be in states [FORWARD_BACKWARD] but current state is IDLE");
-    MUST_SAY(fc_fsdp_post_backward_final(m.fsdp, &err), FC_EUSAGE, err, "the root's pre-backward has not begun");
+    MUST_FAIL(fc_fsdp_post_forward(m.units[1], &err), FC_EUSAGE, err, "unit 'unit1': post-forward without pre-forward");
+    MUST_FAIL(fc_fsdp_param(m.handles[1], 0, &t, &err), FC_EUSAGE, err, "its parameters are sharded now");
+    MUST_FAIL(fc_fsdp_grad(m.handles[1], 0, &grad, &err), FC_EUSAGE, err, "the state is IDLE");
+    MUST_FAIL(fc_fsdp_post_backward(m.handles[1], &err), FC_EUSAGE, err,
+              "unit 'unit1': expected to be in states [FORWARD_BACKWARD] but current state is IDLE");
+    MUST_FAIL(fc_fsdp_post_backward_final(m.fsdp, &err), FC_EUSAGE, err, "before the pre-backward of the root unit");
     MUST(fc_fsdp_root_pre_forward(m.fsdp, NULL, 0, NULL) == FC_OK);
     MUST(fc_fsdp_pre_forward(m.units[1], true, NULL, 0, NULL) == FC_OK);
-    MUST_SAY(fc_fsdp_post_backward(m.handles[1], &err), FC_EUSAGE, err,
-             "unit 'unit1': expects BACKWARD_PRE or BACKWARD_POST state but got FORWARD");
-    MUST_SAY(fc_fsdp_pre_backward(m.units[1], &err), FC_EUSAGE, err,
-             "unit 'unit1': expected to be in states [IDLE] but current state is FORWARD_BACKWARD");
-    MUST_SAY(fc_fsdp_summon_full_params(m.handles[1], &grad, &err), FC_EUSAGE, err,
-             "expected to be in states [IDLE] but current state is FORWARD_BACKWARD");
+    MUST_FAIL(fc_fsdp_post_backward(m.handles[1], &err), FC_EUSAGE, err,
+              "unit 'unit1': expects BACKWARD_PRE or BACKWARD_POST state but got FORWARD");
+    MUST_FAIL(fc_fsdp_pre_backward(m.units[1], &err), FC_EUSAGE, err,
+              "unit 'unit1': expected to be in states [IDLE] but current state is FORWARD_BACKWARD");
+    MUST_FAIL(fc_fsdp_summon_full_params(m.handles[1], &grad, &err), FC_EUSAGE, err,
+              "expected to be in states [IDLE] but current state is FORWARD_BACKWARD");
     model_close(&m);
 }
 
@@ -139,7 +139,7 @@ static void no_grad(fc_comm *comm) {
     MUST(model_forward(&m, NULL, NULL) == FC_OK);
     MUST(strcmp(model_events(&m, registered), "") == 0);
     MUST(fc_fsdp_pre_backward(m.units[1], NULL) == FC_OK);
-    MUST_SAY(fc_fsdp_post_backward(m.handles[1], &err), FC_EUSAGE, err, "its forward ran without gradients");
+    MUST_FAIL(fc_fsdp_post_backward(m.handles[1], &err), FC_EUSAGE, err, "its forward ran with gradients disabled");
     model_close(&m);
 }
 
@@ -200,10 +200,10 @@ static void two_handles(fc_comm *comm) {
     fc_handle_state state;
     fc_array grad;
     MUST(fc_fsdp_new(comm, NULL, NULL, &options, &fsdp, NULL) == FC_OK);
-    MUST_SAY(fc_fsdp_add_unit(fsdp, "x", &of_unit, &unit, &err), FC_EUSAGE, err, "the first unit, and no other, is");
+    MUST_FAIL(fc_fsdp_add_unit(fsdp, "x", &of_unit, &unit, &err), FC_EUSAGE, err, "the first unit must be the root");
     MUST(fc_fsdp_add_unit(fsdp, "root", &of_root, &root, NULL) == FC_OK);
     MUST(fc_fsdp_add_unit(fsdp, "layer", &of_unit, &unit, NULL) == FC_OK);
-    MUST_SAY(fc_fsdp_handles_state(root, &state, &err), FC_EUSAGE, err, "expects a non-empty handles key");
+    MUST_FAIL(fc_fsdp_handles_state(root, &state, &err), FC_EUSAGE, err, "expects a non-empty handles key");
     add_handle(unit, comm, FC_F32, true, &a);
     add_handle(unit, comm, FC_BF16, false, &b);
     for (int step = 0; step < 2; step++) {
@@ -215,10 +215,10 @@ static void two_handles(fc_comm *comm) {
         MUST(fc_fsdp_pre_backward(root, NULL) == FC_OK);
         MUST(fc_fsdp_pre_backward(unit, NULL) == FC_OK);
         MUST(fc_fsdp_grad(a, 0, &grad, NULL) == FC_OK);
-        MUST_SAY(fc_fsdp_grad(b, 0, &grad, &err), FC_EUSAGE, err, "has no parameter 0 that requires a gradient");
+        MUST_FAIL(fc_fsdp_grad(b, 0, &grad, &err), FC_EUSAGE, err, "has no parameter 0 that requires a gradient");
         MUST(fc_fsdp_post_backward(a, NULL) == FC_OK);
-        MUST_SAY(fc_fsdp_handles_state(unit, &state, &err), FC_EUSAGE, err,
-                 "unit 'layer': expects uniform training state but got {BACKWARD_POST, BACKWARD_PRE}");
+        MUST_FAIL(fc_fsdp_handles_state(unit, &state, &err), FC_EUSAGE, err,
+                  "unit 'layer': expects uniform training state but got {BACKWARD_POST, BACKWARD_PRE}");
         MUST(fc_fsdp_post_backward(b, NULL) == FC_OK);
         MUST(fc_fsdp_handles_state(unit, &state, &err) == FC_OK && state == FC_HANDLE_BACKWARD_POST);
         MUST(fc_fsdp_post_backward_final(fsdp, NULL) == FC_OK);
@@ -249,8 +249,8 @@ static void changed_order(fc_comm *comm) {
                  "forward order differs from that of the first iteration on rank %d; collectives are unchecked and may "
                  "give incorrect results or hang: expected to all-gather for 'unit%d' but trying to all-gather "
                  "parameters for 'unit%d'",
-                 comm->rank, 2, 1);                            /* the last of the two that changed places */
-        MUST(strcmp(m.warning, step == 1 ? wanted : "") == 0); /* told once */
+                 comm->rank, 2, 1);                            /* the last of the two units that were swapped */
+        MUST(strcmp(m.warning, step == 1 ? wanted : "") == 0); /* the warning is given once */
     }
     model_close(&m);
 }
@@ -276,7 +276,7 @@ static void execution_order(void **state) {
                                         "'unit2' while rank 2 is all-gathering parameters for 'unit3'"));
 }
 
-/* Inputs are cast to the parameters' dtype, whole numbers are not, and a transposed input keeps its values. */
+/* Floating-point inputs are cast to the param dtype, integers are not, and a transposed input keeps its values. */
 static void inputs(fc_comm *comm) {
     fsdp_model m;
     fc_fsdp_options options = {0};
@@ -302,7 +302,7 @@ static void inputs(fc_comm *comm) {
         memcpy(&high, (const char *)&wanted[i] + 2, 2);
         MUST(((const uint16_t *)in[0].data)[i] == high);
     }
-    /* Once is enough. */
+    /* An input in the param dtype is not cast again. */
     void *cast = in[0].memory;
     MUST(fc_fsdp_pre_forward(m.units[0], true, in, 2, NULL) == FC_OK && in[0].memory == cast);
     MUST(fc_fsdp_post_forward(m.units[0], NULL) == FC_OK);
@@ -317,7 +317,7 @@ static void cast_inputs(void **state) {
     on_ranks(2, inputs);
 }
 
-/* Full parameters in full precision, between steps. */
+/* summon_full_params gives full parameters in full precision, between steps. */
 static void summon(fc_comm *comm) {
     fsdp_model m;
     fc_fsdp_options options = {.use_orig_params = true};
@@ -339,7 +339,7 @@ static void full_params(void **state) {
     on_ranks(3, summon);
 }
 
-/* Views of parameters and gradients within the shards, as use_orig_params shows them. */
+/* Views of parameters and gradients in the shards, as with use_orig_params. */
 static void original(fc_comm *comm) {
     fc_fsdp *fsdp;
     fc_fsdp_unit *root;
@@ -401,7 +401,7 @@ static void original_parameters(void **state) {
     on_ranks(2, original);
 }
 
-/* FSDP over TP: the flat parameter is of the TP-local tensors, its views are DTensors again. */
+/* FSDP over TP: the flat parameter consists of TP-local tensors, and its views are DTensors. */
 static void two_dimensions(fc_comm *comm) {
     const fc_mesh sizes = {.ndim = 2, .sizes = {2, 2}, .names = {"dp", "tp"}};
     const fc_placement columns = {FC_SHARD, 1, 0};
@@ -429,18 +429,19 @@ static void two_dimensions(fc_comm *comm) {
     MUST(fc_fsdp_param(h, 0, &seen, NULL) == FC_OK);
     MUST(seen.is_dtensor && seen.fsdp_flattened && seen.spec.shape[1] == 4 && seen.spec.placements[0].dim == 1);
     MUST(memcmp(seen.local.data, values, sizeof values) == 0);
-    /* A view into a flat parameter is not flattened again. */
+    /* A view of a flat parameter cannot be flattened again. */
     fc_error err;
     again = seen;
     init.tensor = &again;
-    MUST_SAY(fc_fsdp_add_handle(root, &init, 1, &h, &err), FC_EUSAGE, err, "weight: cannot flatten a view into a flat");
+    MUST_FAIL(fc_fsdp_add_handle(root, &init, 1, &h, &err), FC_EUSAGE, err,
+              "weight: cannot flatten a view into a flat");
     MUST(fc_fsdp_post_forward(root, NULL) == FC_OK && fc_fsdp_pre_backward(root, NULL) == FC_OK);
     MUST(fc_fsdp_grad(h, 0, &grad, NULL) == FC_OK && grad.ndim == 2);
     for (int i = 0; i < 6; i++) {
         ((float *)grad.data)[i] = (float)(2 * mesh.coordinate[0]) + values[i];
     }
     MUST(fc_fsdp_post_backward(h, NULL) == FC_OK && fc_fsdp_post_backward_final(fsdp, NULL) == FC_OK);
-    for (int i = 0; i < 3; i++) { /* the average over dp alone */
+    for (int i = 0; i < 3; i++) { /* the average is over dp only */
         float got = ((const float *)fc_fsdp_sharded_grad(h)->data)[i];
         MUST(got == values[3 * mesh.coordinate[0] + i] + 1);
     }

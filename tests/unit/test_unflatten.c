@@ -1,7 +1,7 @@
 /*
- * lib/derived/unflatten, flat_units, flat_order: which parameters are in which flat one, and every way in which that
- * cannot be said. Sources and models are schemas: what is looked at are names and shapes. Their bytes:
- * tests/oracle/flat_state.
+ * lib/derived/unflatten, flat_units and flat_order: which parameters are in which flat parameter, and every reason why
+ * that is unknown. Sources and models are schemas, because only names and shapes matter here. tests/oracle/flat_state
+ * compares bytes.
  */
 #include "derived/flat_units.h"
 #include "fsdpckpt/format.h"
@@ -36,7 +36,7 @@ static int remove_files(void **state) {
     return unlink(paths[0]) | unlink(paths[1]);
 }
 
-/* "a 2 3;b" is a tensor a of shape [2, 3] and a scalar b; "b=a" says that b is a. */
+/* Writes a schema: "a 2 3;b" is a tensor a of shape [2, 3] and a scalar b; "b=a" ties b to a. */
 static void write_schema(const char *path, const char *order, const char *tensors) {
     char copy[1024], *next = copy;
     FILE *f = fopen(path, "wb");
@@ -66,7 +66,7 @@ static fc_code open_as(const char *source, const char *order, const char *model,
     write_schema(paths[1], order, model);
     fc_code rc = fc_checkpoint_open(paths[1], NULL, &told, err);
     rc = rc == FC_OK ? fc_checkpoint_open_model(paths[0], NULL, told, out, err) : rc;
-    fc_checkpoint_close(told); /* what was made of it stays */
+    fc_checkpoint_close(told); /* the result does not depend on it */
     return rc;
 }
 
@@ -109,10 +109,10 @@ static void units_are_the_flat_parameters(void **state) {
     (void)state;
     check_good("_flat_param 20;n.buf 3;n._flat_param 9", "z 2 3;n.b 2;n.buf 3;n.a.w 7;y 14",
                "z 2 3;n.b 2;n.buf 3;n.a.w 7;y 14");
-    /* A unit below a unit; one without elements of its own; scalars. */
+    /* A unit below a unit; a unit without elements; scalars. */
     check_good("_flat_param 1;n._flat_param 4;n.m.k._flat_param 2", "s;n.w 4;n.m.k.w 2 1;n.m.k.e 0",
                "s;n.w 4;n.m.k.w 2 1;n.m.k.e 0");
-    /* Names of torch 1, and what wrappers leave. */
+    /* Names of torch 1, and wrapper components. */
     check_good("flat_param 2;layers.0.flat_param 3", "w 2;layers.0.w 3", "w 2;layers.0.w 3");
     check_good("_fsdp_wrapped_module.flat_param 2;_fsdp_wrapped_module._fpw_module.n.flat_param_0 3", "w 2;n.w 3",
                "w 2;n.w 3");
@@ -128,8 +128,8 @@ static void tied_parameters_are_there_once(void **state) {
 
 static void other_models_are_refused(void **state) {
     (void)state;
-    check_bad("_flat_param 6", ordered, "a 5", FC_EUSAGE, "another model");
-    check_bad("_flat_param 6", ordered, "a 7", FC_EUSAGE, "another model");
+    check_bad("_flat_param 6", ordered, "a 5", FC_EUSAGE, "the right model");
+    check_bad("_flat_param 6", ordered, "a 7", FC_EUSAGE, "the right model");
     check_bad("n._flat_param 6", ordered, "n.a 6;lost 1", FC_EUSAGE, "'lost'");
     check_bad("n._flat_param 6", ordered, "other.a 6", FC_EUSAGE, "'n._flat_param'");
     char many[1024] = "";
@@ -138,18 +138,18 @@ static void other_models_are_refused(void **state) {
         snprintf(many + used, sizeof many - used, "%sw%zu 576460752303423487", i ? ";" : "", i);
     }
     check_bad("_flat_param 6", ordered, many, FC_EUSAGE, "overflows");
-    check_bad("_flat_param 6;flat_param 6", ordered, "a 6", FC_EUNSUPPORTED, "one module");
-    check_bad("_flat_param 6;left 1", ordered, "a 6;_orig_mod.a 6", FC_EUSAGE, "wrappers");
+    check_bad("_flat_param 6;flat_param 6", ordered, "a 6", FC_EUNSUPPORTED, "the same module");
+    check_bad("_flat_param 6;left 1", ordered, "a 6;_orig_mod.a 6", FC_EUSAGE, "wrapper components");
     check_bad("_flat_param 6", ordered, "_flat_param 6", FC_EUSAGE, "flat parameters itself");
 }
 
 static void the_order_must_be_known(void **state) {
     (void)state;
-    check_bad("_flat_param 6", "", "b 4;a 2", FC_EUSAGE, "does not say");
+    check_bad("_flat_param 6", "", "b 4;a 2", FC_EUSAGE, "does not declare");
     check_bad("_flat_param 6", "\"order\": \"names\",", "b 4;a 2", FC_ECORRUPT, "\"order\"");
 }
 
-/* What a model.pt of a program that sorts names has, and what no program sorts. */
+/* Orders that a program that sorts names produces, and orders that none does. */
 static void alphabetical_order_is_suspected(void **state) {
     (void)state;
     static const fc_format keeps = {
@@ -161,7 +161,7 @@ static void alphabetical_order_is_suspected(void **state) {
     } cases[] = {
         {{"a.bias", "a.weight", "b.bias", "b.weight"}, false},
         {{"layers.1.w", "layers.10.w", "layers.2.w", "norm.w"}, false},
-        {{"layers.1.w", "layers.2.w", "layers.10.w", "norm.w"}, false}, /* sorted with numbers as numbers */
+        {{"layers.1.w", "layers.2.w", "layers.10.w", "norm.w"}, false}, /* numbers sorted by value */
         {{"a.weight", "a.bias", "b.weight", "b.bias"}, true},
         {{"0.w", "1.w", "2.w", "10.w"}, true}, /* a Sequential: no other order is possible */
         {{"fc1.w", "fc2.w", "fc3.w", "fc4.w"}, true},
@@ -180,7 +180,7 @@ static void alphabetical_order_is_suspected(void **state) {
     }
 }
 
-/* Rank 1's own tensors come behind those of rank 0. */
+/* Rank 1's own tensors come after those of rank 0. */
 static void ranks_have_orders_of_their_own(void **state) {
     (void)state;
     static const fc_format keeps = {

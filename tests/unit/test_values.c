@@ -1,6 +1,6 @@
 /*
- * diff's kernels: that the answer does not depend on how tiles are shared out, what counts as equal, and how elements
- * are written. tests/oracle/diff.py compares the numbers with numpy's.
+ * diff's kernels: the result does not depend on the tiles; which values count as equal; how elements are formatted.
+ * tests/oracle/diff.py compares the numbers with numpy's.
  */
 #include "diff/values.h"
 
@@ -84,7 +84,7 @@ static void what_is_equal(void **state) {
     const unsigned char packed_a[] = {1, 2, 3}, packed_b[] = {1, 9, 4};
     assert_int_equal(different(FC_F4_E2M1FN_X2, packed_a, packed_b, 3, true, true), 2);
     assert_int_equal(different(FC_OPAQUE, packed_a, packed_b, 3, false, false), 2);
-    /* 2^53 + 1 and 2^53 are the same float64 and not the same integers. */
+    /* 2^53 + 1 and 2^53 are equal as float64 but not as integers. */
     const int64_t big_a[] = {INT64_C(9007199254740993)}, big_b[] = {INT64_C(9007199254740992)};
     assert_int_equal(different(FC_I64, big_a, big_b, 1, true, false), 1);
 }

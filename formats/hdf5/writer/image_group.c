@@ -6,6 +6,7 @@
  */
 #include "hdf5/writer/image.h"
 
+#include "base/try.h"
 #include "hdf5/object_header.h"
 
 #include <stdlib.h>
@@ -16,12 +17,14 @@ enum {
     OFFSET = 4,
     BLOCK_HEAD = 4 + 1 + 8 + OFFSET + 4,
     SMALLEST_BLOCK = 512,
-    LARGEST_BLOCK = 1 << 24,
-    ROW = 64,             /* blocks of the one row, when one block is not enough */
+    LARGEST_BLOCK = 1 << 16, /* what libhdf5 reads to find one link */
+    LEAST_ROW = 4,
+    MOST_BLOCKS = 1 << 15,
     USUAL_LARGEST = 4096, /* object in a heap, as libhdf5 sets it for links */
     LONGEST_LINK = 60000, /* one message holds it */
     NODE_HEAD = 6,        /* signature, version, type */
-    LEAF = 16384,         /* records in a leaf of a tree of two levels */
+    LEAF = 512,           /* records in a leaf of a tree of two levels, at least */
+    CHILD = 8 + 2,        /* bytes for a child in an inner node: its address, and how many records it has */
     BY_NAME = 5,          /* types of B-trees */
     BY_ORDER = 6,
     LEAST_NODE = 512
@@ -97,9 +100,10 @@ static size_t add_block(links *l, const fc_h5_group *group, size_t first, size_t
     return i;
 }
 
-/* The blocks that the links take: at most ROW, of `size` bytes each. */
+/* The blocks that the links take: of `size` bytes each. */
 typedef struct blocks {
     size_t size, count;
+    size_t row;     /* places in the list of them */
     uint64_t used;  /* bytes of links */
     size_t longest; /* link */
     uint64_t root;  /* address of the block, or of the list of them */
@@ -124,6 +128,8 @@ static blocks plan_blocks(const fc_h5_group *group) {
         }
         in_block += size;
     }
+    for (b.row = LEAST_ROW; b.row < b.count; b.row *= 2) {
+    }
     return b;
 }
 
@@ -144,7 +150,7 @@ static size_t heap_header(fc_h5_buffer *to, const fc_h5_group *group, const bloc
     fc_h5_add_number(to, managed, 8); /* where the next block goes */
     fc_h5_add_number(to, group->count, 8);
     fc_h5_add_zeros(to, 4 * 8); /* huge and tiny objects */
-    fc_h5_add_number(to, b->count > 1 ? ROW : 4, 2);
+    fc_h5_add_number(to, b->row, 2);
     fc_h5_add_number(to, b->size, 8);
     fc_h5_add_number(to, b->size > 65536 ? b->size : 65536, 8);
     fc_h5_add_number(to, 32, 2); /* bits of an offset */
@@ -161,7 +167,7 @@ enum { HEAP_HEADER = 5 + 2 + 2 + 1 + 4 + 12 * 8 + 2 + 8 + 8 + 2 + 2 + 8 + 2 + 4 
 static void add_heap(links *l, const fc_h5_group *group) {
     fc_h5_buffer *to = &l->image->objects;
     blocks b = plan_blocks(group);
-    to->failed |= b.count > ROW;
+    to->failed |= b.count > MOST_BLOCKS;
     fc_h5_pad(to, 8);
     l->heap = address_of(l->image, to->size);
     size_t root = to->size + HEAP_HEADER;
@@ -171,12 +177,12 @@ static void add_heap(links *l, const fc_h5_group *group) {
     fc_h5_pad(to, 8);
     if (b.count > 1 && !to->failed) {
         const size_t start = to->size;
-        const size_t list = 5 + 8 + OFFSET + 8 * (size_t)ROW + 4;
+        const size_t list = 5 + 8 + OFFSET + 8 * b.row + 4;
         const size_t first = start + list + (8 - (start + list) % 8) % 8;
         fc_h5_add_bytes(to, "FHIB\0", 5);
         fc_h5_add_number(to, l->heap, 8);
         fc_h5_add_number(to, 0, OFFSET);
-        for (size_t i = 0; i < ROW; i++) {
+        for (size_t i = 0; i < b.row; i++) {
             fc_h5_add_number(to, i < b.count ? address_of(l->image, first + i * b.size) : FC_H5_UNDEFINED, 8);
         }
         add_checksum(to, start);
@@ -224,9 +230,9 @@ static size_t add_leaf(fc_h5_buffer *to, int type, const record *records, size_t
 }
 
 /* A tree of two levels: between each two leaves, one record is in the root. */
-static size_t add_two_levels(links *l, int type, size_t node, size_t *in_root) {
+static size_t add_two_levels(links *l, int type, size_t leaf, size_t node, size_t *in_root) {
     fc_h5_buffer *to = &l->image->objects;
-    const size_t children = l->count / (LEAF + 1) + 1, in_leaves = l->count - (children - 1);
+    const size_t children = l->count / (leaf + 1) + 1, in_leaves = l->count - (children - 1);
     struct {
         uint64_t address;
         size_t count;
@@ -259,14 +265,25 @@ out:
     return start;
 }
 
+/* Records in a leaf, so that the root has room for all leaves. */
+static size_t choose_leaf(size_t count, size_t width) {
+    size_t leaf = LEAF;
+    while (count / (leaf + 1) * (width + CHILD) + CHILD > leaf * width) {
+        leaf *= 2;
+    }
+    return leaf;
+}
+
 /* @return the address of its header. */
 static uint64_t add_tree(links *l, int type) {
     fc_h5_buffer *to = &l->image->objects;
     const size_t width = (type == BY_NAME ? 4 : 8) + HEAP_ID;
     const bool deep = l->count > LEAF;
-    size_t node = NODE_HEAD + 4 + (deep ? LEAF : l->count) * width, in_root = l->count;
+    const size_t leaf = choose_leaf(l->count, width);
+    size_t node = NODE_HEAD + 4 + (deep ? leaf : l->count) * width, in_root = l->count;
     node = node < LEAST_NODE ? LEAST_NODE : node;
-    const size_t root = deep ? add_two_levels(l, type, node, &in_root) : add_leaf(to, type, l->records, l->count, node);
+    const size_t root =
+        deep ? add_two_levels(l, type, leaf, node, &in_root) : add_leaf(to, type, l->records, l->count, node);
     fc_h5_pad(to, 8);
     const size_t start = to->size;
     fc_h5_add_bytes(to, "BTHD\0", 5);
@@ -318,10 +335,7 @@ fc_code fc_h5_image_group(fc_h5_image *image, fc_h5_group *group, fc_error *err)
                            image->path, LONGEST_LINK);
         }
     }
-    fc_code rc = group->count > COMPACT ? store_links(image, group, &s, err) : FC_OK;
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(group->count > COMPACT ? store_links(image, group, &s, err) : FC_OK);
     const size_t start = fc_h5_object_begin(image, group->attributes);
     size_t message = fc_h5_message_begin(to, FC_H5_M_LINK_INFO);
     fc_h5_add_number(to, 0, 1);

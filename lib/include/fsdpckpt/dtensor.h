@@ -93,17 +93,17 @@ typedef struct fc_chunk_source {
 } fc_chunk_source;
 
 /** A ShardedTensor that has at most one shard on this rank. */
-typedef struct fc_chunked {
+typedef struct fc_chunked_item {
     fc_sharded_tensor_metadata metadata;
     bool has_local;          /**< false on ranks beyond the last chunk */
     fc_shard_metadata local; /**< the shard of this rank, if has_local */
-} fc_chunked;
+} fc_chunked_item;
 
 /** The result of _chunk_tensor: only `inner` for PLAIN, else an outer ShardedTensor whose one shard is `inner`. */
 typedef struct fc_chunk_result {
     bool has_outer;
-    fc_chunked outer;
-    fc_chunked inner;
+    fc_chunked_item outer;
+    fc_chunked_item inner;
 } fc_chunk_result;
 
 /**

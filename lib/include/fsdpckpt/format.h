@@ -85,21 +85,6 @@ typedef struct fc_format_verifier {
         *unverified; /**< the parts that no digest of this format covers, for people; NULL: every part is covered */
 } fc_format_verifier;
 
-/** What the first bytes of a file say that it is. */
-typedef enum fc_content {
-    FC_CONTENT_HDF5,
-    FC_CONTENT_ZIP,
-    FC_CONTENT_PICKLE,
-    FC_CONTENT_SAFETENSORS,
-    FC_CONTENT_JSON
-} fc_content;
-
-/** Files of one kind in a target directory. */
-typedef struct fc_own_file {
-    const char *glob;
-    fc_content content;
-} fc_own_file;
-
 /** Turns a target into headers with reserved extents. `create` is NULL for formats that are only read. */
 typedef struct fc_format_writer {
     bool wants_crc32;    /**< finish_file needs fc_target_item.crc32 */
@@ -165,6 +150,26 @@ typedef struct fc_format {
 static inline bool fc_format_writes(const fc_format *format) {
     return format->writer.create != NULL;
 }
+
+/**
+ * Returns whether a file called `name` with the first bytes `head` is one that some format writes into a directory:
+ * name and content must agree. For fc_commit_options.is_own_file.
+ */
+bool fc_is_own_file(const char *name, const unsigned char *head, size_t size);
+
+/** How objects of one fc_object.encoding are examined: what a program that loads them would execute. */
+typedef struct fc_object_encoding {
+    const char *name; /**< fc_object.encoding */
+    /** Examines the `length` bytes from `offset` of the open file `fd`. */
+    fc_code (*examine)(int fd, const char *path, uint64_t offset, uint64_t length, fc_object_verdict *out,
+                       fc_error *err);
+    /** Likewise `length` bytes in memory; takes over the malloc'ed `bytes`. */
+    fc_code (*examine_memory)(unsigned char *bytes, uint64_t length, const char *path, fc_object_verdict *out,
+                              fc_error *err);
+} fc_object_encoding;
+
+/** Finds the encoding of objects called `name`. @return NULL: its objects cannot execute anything. */
+const fc_object_encoding *fc_object_encoding_find(const char *name);
 
 /** The static table of formats (formats/format_list.h), NULL-terminated. */
 const fc_format *const *fc_formats(void);

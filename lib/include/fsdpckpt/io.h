@@ -16,6 +16,24 @@ extern "C" {
 
 struct fc_progress; /* progress.h */
 
+/** The kinds of content that the first bytes of a file tell apart. */
+typedef enum fc_content {
+    FC_CONTENT_HDF5,
+    FC_CONTENT_ZIP,
+    FC_CONTENT_PICKLE,
+    FC_CONTENT_SAFETENSORS,
+    FC_CONTENT_JSON
+} fc_content;
+
+/** Files of one kind in a target directory. */
+typedef struct fc_own_file {
+    const char *glob;
+    fc_content content;
+} fc_own_file;
+
+/** Returns whether `head`, the first `size` bytes of a file, is that kind of content. */
+bool fc_is_content(fc_content content, const unsigned char *head, size_t size);
+
 /** Opens the regular file `path` read-only, close-on-exec. @return FC_ECORRUPT for anything else, e.g. a FIFO, which
  *  would block. */
 fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err);
@@ -68,6 +86,9 @@ typedef struct fc_commit_options {
     bool force;       /**< replaces a checkpoint file, or a directory with nothing but files that this program writes */
     bool any_content; /**< of one file: `force` replaces it whatever it holds */
     uint64_t bytes;   /**< how much will be written; 0: not known */
+    /** Of a directory: returns whether `force` may replace a file with this name and these first bytes. NULL: it may
+     *  replace none. */
+    bool (*is_own_file)(const char *name, const unsigned char *head, size_t size);
     fc_teller teller;
 } fc_commit_options;
 

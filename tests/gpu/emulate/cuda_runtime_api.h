@@ -1,7 +1,7 @@
 /*
- * As much of the CUDA runtime as lib/comm/cuda/device_cuda.c calls, on the processor: memory is malloc's, streams do
- * their work at once. With kernels.cpp it makes a module `cuda` for machines without a GPU, to test what can be tested
- * there: every kernel's arithmetic and addressing, but neither its speed nor what only parallel threads do wrong.
+ * The part of the CUDA runtime that lib/comm/cuda/device_cuda.c calls, on the processor. Memory is from malloc, and
+ * streams do their work at once. With kernels.cpp, it makes a module `cuda` that tests the arithmetic and addressing of
+ * every kernel without a GPU. It does not test speed or races between threads.
  */
 #ifndef TESTS_GPU_EMULATE_CUDA_RUNTIME_API_H
 #define TESTS_GPU_EMULATE_CUDA_RUNTIME_API_H

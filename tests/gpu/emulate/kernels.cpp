@@ -1,6 +1,6 @@
 /*
- * The kernels of lib/comm/cuda on the processor: the same file, with CUDA's words given a meaning in C++ and every
- * thread of every block run in turn. See cuda_runtime_api.h.
+ * The kernels of lib/comm/cuda on the processor. Macros define CUDA's keywords in C++, and the threads of all blocks
+ * run one after the other. See cuda_runtime_api.h.
  */
 #include <cuda_runtime_api.h>
 

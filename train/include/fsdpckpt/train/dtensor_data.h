@@ -1,7 +1,7 @@
 /*
- * DTensors with data: the rest of torch/distributed/tensor/parallel/fsdp.py, whose pure part is dtensor.h. It is what
- * FSDP1 does with parameters of tensor parallelism: flatten and unflatten them, cut them for a sharded state dict,
- * gather them when one is loaded. It works on host memory and on GPUs. Functions are named as in that file.
+ * DTensors with data: the rest of torch/distributed/tensor/parallel/fsdp.py, whose pure part is dtensor.h. FSDP1 uses
+ * these functions for parameters of tensor parallelism: to flatten and unflatten them, to cut them for a sharded state
+ * dict, and to gather them when one is loaded. They work on host memory and on GPUs, and are named as in that file.
  */
 #ifndef FSDPCKPT_TRAIN_DTENSOR_DATA_H
 #define FSDPCKPT_TRAIN_DTENSOR_DATA_H
@@ -23,7 +23,7 @@ typedef struct fc_device_mesh {
     const struct fc_device_mesh *root; /**< get_root_mesh: itself, or the mesh that it is a slice of */
 } fc_device_mesh;
 
-/** init_device_mesh: `comm` has one rank for each place of `mesh`. It must outlive the mesh, which may not be moved. */
+/** init_device_mesh: `comm` must have as many ranks as `mesh`, and outlive it. `*out` may not be moved. */
 fc_code fc_device_mesh_new(fc_comm *comm, const fc_mesh *mesh, fc_device_mesh *out, fc_error *err);
 void fc_device_mesh_free(fc_device_mesh *mesh);
 
@@ -40,8 +40,8 @@ typedef struct fc_fsdp_tensor {
 } fc_fsdp_tensor;
 
 /**
- * Makes a DTensor from the part of this rank, which it borrows.
- * @param shape NULL: inferred from the local sizes, as in DTensor.from_local.
+ * Makes a DTensor from the local tensor of this rank, which it borrows.
+ * @param shape the global shape; if NULL, it is inferred from the local sizes as in DTensor.from_local.
  * @return FC_EUSAGE if the local sizes are not those of fc_local_box.
  */
 fc_code fc_dtensor_from_local(const fc_array *local, const fc_device_mesh *mesh, const fc_placement *placements,
@@ -50,7 +50,7 @@ fc_code fc_dtensor_from_local(const fc_array *local, const fc_device_mesh *mesh,
 /**
  * DTensor.redistribute: makes the same tensor with other placements, in new memory at `out->local`. Collective over the
  * mesh. Mesh dimensions that change are gathered from the last to the first, together with inner ones that cut the same
- * tensor dimension, then cut from the first to the last. Local parts may be uneven or empty.
+ * tensor dimension, then cut from the first to the last. Local tensors may be uneven or empty.
  * @return FC_EUNSUPPORTED for Partial; FC_ECORRUPT if the ranks disagree about the shape of the tensor.
  */
 fc_code fc_redistribute(const fc_fsdp_tensor *tensor, const fc_placement *placements, fc_stream *stream,
@@ -74,8 +74,8 @@ typedef struct fc_param_extension {
 void fc_pre_flatten_transform(const fc_fsdp_tensor *tensor, fc_array *out, fc_param_extension *extension);
 
 /**
- * post_unflatten_transform: the DTensor over `view`, a piece of an unsharded flat parameter, marked as flattened.
- * Nothing is copied. Work on it belongs to the compute stream, which is made to wait for `produced` (NULL: not).
+ * post_unflatten_transform: makes the DTensor over `view`, a view of an unsharded flat parameter, and marks it as
+ * flattened. Nothing is copied. The compute stream waits for `produced`, unless that is NULL.
  */
 fc_code fc_post_unflatten_transform(const fc_dtensor_extensions *extensions, const fc_array *view,
                                     const fc_param_extension *extension, fc_event *produced, fc_fsdp_tensor *out,
@@ -83,7 +83,7 @@ fc_code fc_post_unflatten_transform(const fc_dtensor_extensions *extensions, con
 
 typedef struct fc_sharded_tensor fc_sharded_tensor;
 
-/** A shard of a ShardedTensor on this rank: an array, or another ShardedTensor if FSDP cut the part of a TP rank. */
+/** A shard of a ShardedTensor on this rank: an array, or another ShardedTensor if FSDP cut the local tensor of TP. */
 typedef struct fc_local_shard {
     fc_shard_metadata metadata;
     fc_array tensor;
@@ -104,8 +104,9 @@ typedef struct fc_chunk_input {
 } fc_chunk_input;
 
 /**
- * chunk_tensor: as fc_chunk_tensor, with the data of this rank's chunk, copied. The result lives in `arena` but for
- * its memory: fc_sharded_tensor_free. For a ShardedTensor or DTensor it is a ShardedTensor within a ShardedTensor.
+ * chunk_tensor: like fc_chunk_tensor, with a copy of the data of this rank's chunk. The result is allocated from
+ * `arena`; fc_sharded_tensor_free releases its data. The result for a ShardedTensor or DTensor is a ShardedTensor
+ * within a ShardedTensor.
  */
 fc_code fc_chunk_tensor_data(const fc_chunk_input *input, int64_t rank, int64_t world_size, int64_t devices_per_node,
                              int64_t accelerator_devices, const fc_process_group *group, fc_stream *stream,
@@ -113,21 +114,21 @@ fc_code fc_chunk_tensor_data(const fc_chunk_input *input, int64_t rank, int64_t 
 void fc_sharded_tensor_free(fc_sharded_tensor *tensor);
 
 /**
- * pre_load_state_dict_transform: the ShardedTensor whose shards are data, and those shards (`count` may be 0). Where
- * the one local shard is a ShardedTensor, that one; else `tensor` itself.
+ * pre_load_state_dict_transform: finds the ShardedTensor whose shards hold data, and those shards (`count` may be 0).
+ * It is the inner ShardedTensor if the only local shard is one, else `tensor` itself.
  */
 void fc_pre_load_state_dict_transform(const fc_sharded_tensor *tensor, const fc_sharded_tensor **out,
                                       const fc_local_shard **shards, size_t *count);
 
 /**
- * chunk_dtensor: the DTensor on the root of `mesh` into which FSDP cuts its parameter, see fc_chunk_dtensor, with a
- * copy of this rank's part. Collective over the root mesh when TP cuts dimension 0.
+ * chunk_dtensor: makes the DTensor on the root of `mesh` into which FSDP cuts its parameter (see fc_chunk_dtensor),
+ * with a copy of this rank's local tensor. Collective over the root mesh if TP cuts dimension 0.
  */
 fc_code fc_chunk_dtensor_data(const fc_fsdp_tensor *tensor, const fc_device_mesh *mesh, fc_stream *stream,
                               fc_fsdp_tensor *out, fc_error *err);
 
 /**
- * all_gather_dtensor: gathers over all mesh dimensions but the last, TP's; the local tensor, as new memory.
+ * all_gather_dtensor: gathers over all mesh dimensions except the last, which is TP's, into a new array.
  * @return FC_EUSAGE unless `parent_mesh` is the tensor's mesh.
  */
 fc_code fc_all_gather_dtensor(const fc_fsdp_tensor *tensor, const fc_device_mesh *parent_mesh, fc_stream *stream,

@@ -100,47 +100,47 @@ const char *fc_fsdp_stream_name(fc_fsdp_stream stream);
 
 /**
  * A communication hook: reduces `grad`, the padded unsharded gradient (world size × chunk elements, which the hook may
- * change), into `shard` (a chunk); without `shard` (NO_SHARD) in place. It divides, too: `predivide` before and
- * `postdivide` after make an average. All work goes to `stream`.
+ * change), into `shard` (one chunk), or in place if `shard` is NULL (NO_SHARD). It also divides: by `predivide` before
+ * and by `postdivide` after the reduction, which gives the average. All work goes to `stream`.
  */
 typedef struct fc_comm_hook {
     fc_code (*run)(const struct fc_comm_hook *hook, fc_comm *comm, fc_array *grad, fc_array *shard, fc_stream *stream,
                    fc_error *err);
     double predivide, postdivide; /**< set when the hook is registered */
-    /** LOW_PRECISION_HOOKS: the hook gets gradients in `dtype`, straight from the dtype they were computed in. False:
-     *  in the reduce dtype. */
+    /** LOW_PRECISION_HOOKS: the hook gets gradients in `dtype`, cast directly from the dtype of the computation. If
+     *  false, it gets them in the reduce dtype. */
     bool low_precision;
     fc_dtype dtype;
     void *state; /**< the caller's */
 } fc_comm_hook;
 
-/** allreduce_hook and reduce_scatter_hook: do what is done without a hook. */
+/** allreduce_hook and reduce_scatter_hook: reduce like the step without a hook. */
 fc_comm_hook fc_reduce_scatter_hook(void);
-/** fp16_compress_hook, bf16_compress_hook. */
+/** fp16_compress_hook and bf16_compress_hook: reduce in `dtype`. */
 fc_comm_hook fc_compress_hook(fc_dtype dtype);
 
 typedef struct fc_fsdp_options {
     bool use_orig_params; /**< aligns parameters in the flat ones, see fc_flat_layout_new */
     fc_backward_prefetch backward_prefetch;
     bool forward_prefetch;
-    int backward_prefetch_limit, forward_prefetch_limit; /**< units ahead; 0: 1 */
+    int backward_prefetch_limit, forward_prefetch_limit; /**< units ahead; 0 means 1 */
     /** torch.distributed's debug level DETAIL: in the first iteration, ranks that run units in different orders are an
      *  error; later, `warn` is called once for an order that differs from that of the first iteration. */
     bool check_order;
-    void (*warn)(void *context, const char *message); /**< needed with check_order */
+    void (*warn)(void *context, const char *message); /**< required with check_order */
     void (*trace)(void *context, const fc_fsdp_event *event);
     void *context; /**< of warn and trace */
 } fc_fsdp_options;
 
 /** The options of a unit. All zero is FULL_SHARD in the precision of the parameters. */
 typedef struct fc_fsdp_unit_options {
-    bool is_root; /**< exactly one unit, the first */
+    bool is_root; /**< true for exactly one unit, the first */
     fc_sharding_strategy strategy;
-    bool has_param_dtype, has_reduce_dtype; /**< mixed precision; without a reduce dtype the param dtype is it */
+    bool has_param_dtype, has_reduce_dtype; /**< mixed precision; the reduce dtype defaults to the param dtype */
     fc_dtype param_dtype, reduce_dtype;
     bool keep_low_precision_grads;
-    bool cast_forward_inputs;         /**< of this unit */
-    bool no_cast_root_forward_inputs; /**< the root's inputs are cast unless this is set */
+    bool cast_forward_inputs;         /**< cast the inputs of this unit to its param dtype */
+    bool no_cast_root_forward_inputs; /**< do not cast the inputs of the root, which is the default */
     bool offload_params;              /**< keep shards and their gradients in host memory between uses */
 } fc_fsdp_unit_options;
 
@@ -149,29 +149,29 @@ double fc_gradient_predivide_factor(int64_t world_size);
 
 /**
  * Starts an FSDP instance.
- * @param shard      the ranks that a parameter is cut over; its device is where all is computed.
- * @param replicate  the ranks with the same shard (HSDP); NULL without.
- * @param compute    the stream of the caller's computation.
+ * @param shard      the ranks that share a parameter; borrowed. All computation is on its device.
+ * @param replicate  the ranks with the same shard (HSDP), or NULL; borrowed.
+ * @param compute    the stream of the caller's computation; borrowed.
  */
 fc_code fc_fsdp_new(fc_comm *shard, fc_comm *replicate, fc_stream *compute, const fc_fsdp_options *options,
                     fc_fsdp **out, fc_error *err);
 void fc_fsdp_free(fc_fsdp *fsdp);
 
-/** Adds a unit; the root first. `name` is copied. It owns no parameters yet. */
+/** Adds a unit without parameters. The root must be the first. `name` is copied. */
 fc_code fc_fsdp_add_unit(fc_fsdp *fsdp, const char *name, const fc_fsdp_unit_options *options, fc_fsdp_unit **out,
                          fc_error *err);
 
-/** A parameter given to a unit. */
+/** A parameter of a unit. */
 typedef struct fc_fsdp_param_init {
     const char *fqn;
-    const fc_fsdp_tensor *tensor; /**< on the compute device; all ranks have the same values. Copied */
+    const fc_fsdp_tensor *tensor; /**< on the compute device, with the same values on all ranks; copied */
     bool requires_grad;
-    int64_t shared_with; /**< index of an earlier parameter of this list that it is, or -1 */
+    int64_t shared_with; /**< index of the earlier parameter in this list with which it shares its data, or -1 */
 } fc_fsdp_param_init;
 
 /**
- * Flattens parameters into one flat parameter of `unit` and keeps this rank's shard. A unit has one of them as a rule,
- * more where dtype or requires_grad differ.
+ * Flattens parameters into one flat parameter of `unit` and keeps this rank's shard. A unit usually has one flat
+ * parameter. It has several if the dtype or requires_grad of its parameters differ.
  */
 fc_code fc_fsdp_add_handle(fc_fsdp_unit *unit, const fc_fsdp_param_init *params, size_t count, fc_fsdp_handle **out,
                            fc_error *err);
@@ -186,16 +186,16 @@ void fc_fsdp_set_sync_gradients(fc_fsdp *fsdp, bool sync);
 void fc_fsdp_set_grad_enabled(fc_fsdp *fsdp, bool enabled);
 
 /**
- * The root's pre-forward: side streams wait for the compute stream (the optimizer's step), every unit becomes one that
- * forward prefetch may gather, and floating-point inputs are cast to the root's param dtype.
- * @param inputs replaced where they were cast: the new ones own their memory, for fc_array_free.
+ * The root's pre-forward: side streams wait for the compute stream (the optimizer's step), forward prefetch may gather
+ * every unit again, and floating-point inputs are cast to the root's param dtype.
+ * @param inputs a cast input is replaced by a new array, which the caller frees with fc_array_free.
  */
 fc_code fc_fsdp_root_pre_forward(fc_fsdp *fsdp, fc_array *inputs, size_t ninputs, fc_error *err);
 
 /**
- * Pre-forward of a unit: its parameters are unsharded when it returns (for work on the compute stream), the next unit's
- * gather is under way with forward prefetch, post-backward is registered once, inputs are cast if asked.
- * @param training a forward in eval mode is left out of the checks of the order.
+ * Pre-forward of a unit: unshards its parameters for later work on the compute stream, prefetches the next unit if
+ * requested, registers post-backward once, and casts the inputs if requested.
+ * @param training false for a forward in eval mode, whose order is not checked.
  */
 fc_code fc_fsdp_pre_forward(fc_fsdp_unit *unit, bool training, fc_array *inputs, size_t ninputs, fc_error *err);
 
@@ -206,10 +206,10 @@ fc_code fc_fsdp_post_forward(fc_fsdp_unit *unit, fc_error *err);
 fc_code fc_fsdp_pre_backward(fc_fsdp_unit *unit, fc_error *err);
 
 /**
- * Post-backward of a flat parameter, when its gradient is complete: frees the parameters, prefetches, and unless
- * gradients are not synchronised reduces the gradient: cast to the reduce dtype, padded to world size × chunk,
- * pre-divided, reduce-scattered, (HSDP: all-reduced,) post-divided, cast back, added to the shard so far, offloaded.
- * A flat parameter that needs no gradient is only freed.
+ * Post-backward of a flat parameter, called when its gradient is complete. Frees the unsharded parameters and
+ * prefetches. If gradients are synchronised, it reduces the gradient: cast to the reduce dtype, pad to world size ×
+ * chunk, pre-divide, reduce-scatter, (HSDP: all-reduce,) post-divide, cast back, add to the gradient of the shard,
+ * offload. A flat parameter that requires no gradient is only freed.
  */
 fc_code fc_fsdp_post_backward(fc_fsdp_handle *handle, fc_error *err);
 
@@ -238,12 +238,12 @@ fc_array *fc_fsdp_sharded_grad(fc_fsdp_handle *handle);
  */
 fc_code fc_fsdp_param_shard(fc_fsdp_handle *handle, size_t param, fc_array *out, fc_error *err);
 
-/** Its gradient, as a 1-D view of fc_fsdp_sharded_grad. `*has` is false where torch's .grad is None: outside of the
- *  shard, frozen, set to none, or no gradient at all. */
+/** Returns its gradient as a 1-D view of fc_fsdp_sharded_grad. `*has` is false if torch's .grad is None: the parameter
+ * is outside of the shard, frozen or set to none, or there is no gradient. */
 fc_code fc_fsdp_param_grad(fc_fsdp_handle *handle, size_t param, fc_array *out, bool *has, fc_error *err);
 
-/** param.grad = None for one parameter: zeros in the flat gradient, none for fc_fsdp_param_grad until the next one is
- *  computed. */
+/** param.grad = None for one parameter: writes zeros to the flat gradient. fc_fsdp_param_grad returns none until the
+ * next gradient is computed. */
 fc_code fc_fsdp_set_grad_none(fc_fsdp_handle *handle, size_t param, fc_error *err);
 
 /**

@@ -1,16 +1,16 @@
 /*
- * How the library examines pickles, which only formats/torch can read.
+ * What loading a torch.save archive with PyTorch would do: fc_object_encoding of "torch.save".
  */
-#ifndef FSDPCKPT_CHECKPOINT_OBJECT_VERDICT_H
-#define FSDPCKPT_CHECKPOINT_OBJECT_VERDICT_H
+#ifndef FSDPCKPT_FORMATS_TORCH_VERDICT_H
+#define FSDPCKPT_FORMATS_TORCH_VERDICT_H
 
 #ifndef FSDPCKPT_PRIVATE
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
-#include "fsdpckpt/checkpoint.h"
+#include "fsdpckpt/format.h"
 
-/** Examines the torch.save archive in a range of a file. Defined in formats/torch/verdict.c. */
+/** Examines the torch.save archive in a range of a file. */
 fc_code fc_torch_verdict(int fd, const char *path, uint64_t offset, uint64_t length, fc_object_verdict *out,
                          fc_error *err);
 
