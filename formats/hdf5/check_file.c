@@ -5,6 +5,7 @@
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
 
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 
 #include <inttypes.h>
@@ -33,15 +34,12 @@ fc_code fc_h5_check_file(const fc_checkpoint *checkpoint, size_t index, fc_error
     if (strncmp(checkpoint->files[index].name, "shard-", 6) != 0) {
         return FC_OK; /* read by libhdf5 a moment ago, or no HDF5 file at all (external storage) */
     }
-    fc_code rc = fc_open_input(path, &fd, &size, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_open_input(path, &fd, &size, err));
     if (size < SUPERBLOCK) {
         close(fd);
         return fc_fail(err, FC_ECORRUPT, "%s: not an HDF5 file: it has %" PRIu64 " bytes; copy it again", path, size);
     }
-    rc = fc_pread_full(fd, head, sizeof head, 0, path, err);
+    fc_code rc = fc_pread_full(fd, head, sizeof head, 0, path, err);
     close(fd);
     if (rc != FC_OK) {
         return rc;

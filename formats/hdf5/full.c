@@ -6,6 +6,7 @@
  * conversion takes them along.
  */
 #include "base/text.h"
+#include "base/try.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader.h"
 #include "hdf5/schema.h"
@@ -94,11 +95,8 @@ fc_code fc_h5_check_dtype(const fc_h5_dataset *d, const char *path, fc_error *er
 static fc_code add_dataset(fc_checkpoint *checkpoint, fc_h5_dataset *d, bool ours, fc_tensor *tensor, fc_error *err) {
     const char *path = checkpoint->files[0].path;
     fc_h5_chunks chunks = {.arena = checkpoint->arena};
-    fc_code rc = ours ? fc_h5_check_dtype(d, path, err) : FC_OK;
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = fc_h5_add_chunks(checkpoint, d, 0, NULL, FC_NO_RANK, &chunks, err);
+    FC_TRY(ours ? fc_h5_check_dtype(d, path, err) : FC_OK);
+    fc_code rc = fc_h5_add_chunks(checkpoint, d, 0, NULL, FC_NO_RANK, &chunks, err);
     if (rc == FC_OK) {
         rc = fc_h5_name_tensor(checkpoint->arena, d, ours, path, tensor, err);
     }
@@ -151,16 +149,10 @@ static fc_code build(void *context, size_t index, const fc_h5_file *file, fc_err
         if (view && strncmp(file->datasets[i].path, FC_H5_VIEW_PIECES "/", sizeof FC_H5_VIEW_PIECES) == 0) {
             continue; /* what its virtual datasets are made of */
         }
-        fc_code rc = add_dataset(checkpoint, &file->datasets[i], ours, &tensors[count++], err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(add_dataset(checkpoint, &file->datasets[i], ours, &tensors[count++], err));
     }
     if (file->nattributes > 0) {
-        fc_code rc = fc_h5_add_attributes(checkpoint, file, &tensors[count++], err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_h5_add_attributes(checkpoint, file, &tensors[count++], err));
     }
     checkpoint->tensors = tensors;
     checkpoint->ntensors = count;

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "base/try.h"
 #include "hdf5/h5.h"
 #include "hdf5/reader_process/scan.h"
 #include "hdf5/tables.h"
@@ -108,8 +109,8 @@ fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc
     }
     state->follow_external = options->follow_external;
     checkpoint->state = state;
-    fc_code rc = open_any(checkpoint, options, err);
-    return rc == FC_OK ? prepare_reading(checkpoint, err) : rc;
+    FC_TRY(open_any(checkpoint, options, err));
+    return prepare_reading(checkpoint, err);
 }
 
 void fc_h5_close(fc_checkpoint *checkpoint) {

@@ -3,6 +3,7 @@
  */
 #include "hdf5/shard_files.h"
 
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 #include "io/directory.h"
 
@@ -37,11 +38,10 @@ fc_code fc_h5_check_links(const fc_checkpoint *checkpoint, const char *directory
     if (!realpath(directory, root)) {
         return fc_fail_errno(err, errno, "%s: cannot be examined", directory);
     }
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < checkpoint->nfiles && rc == FC_OK; i++) {
-        rc = fc_check_link(checkpoint->files[i].path, checkpoint->files[i].name, root, err);
+    for (size_t i = 0; i < checkpoint->nfiles; i++) {
+        FC_TRY(fc_check_link(checkpoint->files[i].path, checkpoint->files[i].name, root, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_h5_check_directory(const char *directory, int64_t ranks, fc_error *err) {

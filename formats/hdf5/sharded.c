@@ -13,6 +13,7 @@
 #include "hdf5/tables.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -207,7 +208,6 @@ static fc_code check_box(const opening *o, const fc_tensor *tensor, const fc_h5_
 
 static fc_code add_shard_dataset(opening *o, fc_h5_dataset *d, int64_t rank, const char *path, fc_error *err) {
     size_t i = find_path(o, d->path);
-    fc_code rc = FC_OK;
     if (i == o->count) {
         return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s is not in index.h5", path, d->path);
     }
@@ -217,10 +217,7 @@ static fc_code add_shard_dataset(opening *o, fc_h5_dataset *d, int64_t rank, con
         if (is_object != (tensor->object != NULL) || (is_object && d->shape[0] != tensor->shape[0])) {
             return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s disagrees with index.h5 about the object", path, d->path);
         }
-        rc = is_object ? FC_OK : check_box(o, tensor, d, rank, path, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(is_object ? FC_OK : check_box(o, tensor, d, rank, path, err));
         bool copy = d->owner >= 0;
         if (copy != (d->where == FC_H5_ELSEWHERE) || (copy && (d->owner >= o->ranks || d->owner == rank))) {
             return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s: the attribute owner does not fit its storage", path,
@@ -243,30 +240,28 @@ static fc_code add_shard_dataset(opening *o, fc_h5_dataset *d, int64_t rank, con
 static fc_code check_root(const opening *o, int64_t rank, const fc_h5_file *file, fc_error *err) {
     const char *path = o->checkpoint->files[rank + 1].path;
     fc_mesh mesh;
-    fc_code rc = check_schema(&file->root, path, err);
-    if (rc == FC_OK) {
-        rc = read_mesh(&file->root, path, &mesh, err);
+    FC_TRY(check_schema(&file->root, path, err));
+    FC_TRY(read_mesh(&file->root, path, &mesh, err));
+    if (!fc_mesh_equal(&mesh, &o->checkpoint->mesh)) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: it was cut for another mesh than index.h5: files of two runs are mixed here", path);
     }
-    if (rc == FC_OK && !fc_mesh_equal(&mesh, &o->checkpoint->mesh)) {
-        rc = fc_fail(err, FC_ECORRUPT,
-                     "%s: it was cut for another mesh than index.h5: files of two runs are mixed here", path);
+    if (file->root.rank != rank) {
+        return fc_fail(err, FC_ECORRUPT, "%s: it holds the shard of rank %lld: it was renamed, or a copy replaced it",
+                       path, (long long)file->root.rank);
     }
-    if (rc == FC_OK && file->root.rank != rank) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: it holds the shard of rank %lld: it was renamed, or a copy replaced it",
-                     path, (long long)file->root.rank);
-    }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code read_shard(void *context, size_t number, const fc_h5_file *file, fc_error *err) {
     opening *o = context;
     int64_t rank = (int64_t)number;
     const char *path = o->checkpoint->files[number + 1].path;
-    fc_code rc = check_root(o, rank, file, err);
-    for (size_t i = 0; rc == FC_OK && i < file->ndatasets; i++) {
-        rc = add_shard_dataset(o, &file->datasets[i], rank, path, err);
+    FC_TRY(check_root(o, rank, file, err));
+    for (size_t i = 0; i < file->ndatasets; i++) {
+        FC_TRY(add_shard_dataset(o, &file->datasets[i], rank, path, err));
     }
-    return rc == FC_OK ? fc_progress_count(o->progress, 1, err) : rc;
+    return fc_progress_count(o->progress, 1, err);
 }
 
 static fc_code only_schema(void *context, size_t number, const fc_h5_file *file, fc_error *err) {
@@ -336,11 +331,8 @@ static fc_code compute_boxes(opening *o, size_t i, fc_error *err) {
             }
             local->shape = box + tensor->ndim;
         }
-        fc_code rc = fc_h5_add_chunks(o->checkpoint, local, (uint32_t)rank + 1, tensor->object ? NULL : box,
-                                      (uint32_t)rank, &o->chunks[i], err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_h5_add_chunks(o->checkpoint, local, (uint32_t)rank + 1, tensor->object ? NULL : box, (uint32_t)rank,
+                                &o->chunks[i], err));
     }
     tensor->chunks = o->chunks[i].items;
     tensor->nchunks = o->chunks[i].count;
@@ -378,8 +370,8 @@ static fc_code explain_size(const opening *o, int64_t rank, uint64_t size, fc_er
     const fc_h5_state *state = o->checkpoint->state;
     const char *path = o->checkpoint->files[rank + 1].path;
     stranger s = {o, rank};
-    fc_code rc = fc_h5_scan_files(o->checkpoint->arena, &path, 1, 0, false, recognise, &s, err);
-    return rc == FC_OK ? fc_h5_other_size(path, size, state->files[rank].size, err) : rc;
+    FC_TRY(fc_h5_scan_files(o->checkpoint->arena, &path, 1, 0, false, recognise, &s, err));
+    return fc_h5_other_size(path, size, state->files[rank].size, err);
 }
 
 /* From the tables: the files must be there, and of the sizes that index.h5 says. */

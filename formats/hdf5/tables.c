@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "base/try.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
 #include "hdf5/object_header.h"
@@ -122,10 +123,7 @@ static fc_code load(tables *t, index_file *f, uint64_t at, uint64_t bytes, fc_er
     if (!data) {
         return no_memory(t->path, err);
     }
-    fc_code rc = fc_pread_full(f->fd, data, (size_t)bytes, at, t->path, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_pread_full(f->fd, data, (size_t)bytes, at, t->path, err));
     fc_h5_manifest_row *manifest = (fc_h5_manifest_row *)data; /* the arena aligns to 16 */
     const uint64_t recorded = manifest->crc64;
     manifest->crc64 = 0;
@@ -377,12 +375,9 @@ fc_code fc_h5_check_identity(const fc_checkpoint *checkpoint, size_t index, fc_e
     const char *path = checkpoint->files[index].path;
     uint64_t size, found = 0;
     int fd;
-    fc_code rc = fc_open_input(path, &fd, &size, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
-    rc = size == row->size ? fc_pread_full(fd, &found, sizeof found, row->header_crc64_at, path, err)
-                           : fc_h5_other_size(path, size, row->size, err);
+    FC_TRY(fc_open_input(path, &fd, &size, err));
+    fc_code rc = size == row->size ? fc_pread_full(fd, &found, sizeof found, row->header_crc64_at, path, err)
+                                   : fc_h5_other_size(path, size, row->size, err);
     close(fd);
     if (rc == FC_OK && found != row->header_crc64) {
         rc = fc_fail(err, FC_ECORRUPT,

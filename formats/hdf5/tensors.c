@@ -3,6 +3,7 @@
  * Everything in a fc_h5_dataset has been checked against its file by records.c.
  */
 #include "base/checked.h"
+#include "base/try.h"
 #include "hdf5/names.h"
 #include "hdf5/reader.h"
 #include "hdf5/writer/tree.h"
@@ -314,10 +315,7 @@ static fc_code split_path(fc_arena *arena, const fc_h5_dataset *d, bool ours, fc
                                         .is_index = kind == FC_H5_LIST || kind == FC_H5_TUPLE,
                                         .is_tuple = kind == FC_H5_TUPLE,
                                         .is_number = kind == FC_H5_NUMBERS && is_integer(link)};
-        fc_code rc = ours ? fc_h5_name_decode(arena, link, &elements[i].key, err) : FC_OK;
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(ours ? fc_h5_name_decode(arena, link, &elements[i].key, err) : FC_OK);
         if (p[len] == '\0') {
             break;
         }

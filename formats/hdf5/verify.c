@@ -10,6 +10,7 @@
 #include "base/checked.h"
 #include "base/crc.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/verify.h"
 
 #include <inttypes.h>
@@ -87,10 +88,7 @@ static const unsigned char *view_bytes(void *context, uint64_t at, uint64_t size
 static fc_code add_range(file *f, uint64_t from, uint64_t to, uint64_t *sum, fc_error *err) {
     while (from < to) {
         size_t size = to - from < PIECE ? (size_t)(to - from) : PIECE;
-        fc_code rc = fc_pread_full(f->fd, f->piece, size, from, f->path, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_pread_full(f->fd, f->piece, size, from, f->path, err));
         *sum ^= fc_crc64_shift(fc_crc64_bare(f->piece, size), f->size - from - size);
         from += size;
     }

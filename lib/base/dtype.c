@@ -24,7 +24,7 @@ static const fc_dtype_info table[FC_DTYPE_COUNT] = {
     FLOAT(FC_BF16, "bfloat16", "bf16", 2, 'V', 8, 7, 127),
     FLOAT(FC_F8_E4M3FN, "float8_e4m3fn", "f8_e4m3fn", 1, 'V', 4, 3, 7),
     FLOAT(FC_F8_E5M2, "float8_e5m2", "f8_e5m2", 1, 'V', 5, 2, 15),
-    /* No description by fields says that 0x80 is NaN, or that there is no sign. */
+    /* Fields cannot describe that 0x80 is NaN, or that there is no sign. */
     FLOAT(FC_F8_E4M3FNUZ, "float8_e4m3fnuz", "f8_e4m3fnuz", 1, 'V', 0, 0, 0),
     FLOAT(FC_F8_E5M2FNUZ, "float8_e5m2fnuz", "f8_e5m2fnuz", 1, 'V', 0, 0, 0),
     FLOAT(FC_F8_E8M0FNU, "float8_e8m0fnu", "f8_e8m0fnu", 1, 'V', 0, 0, 0),

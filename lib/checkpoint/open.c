@@ -37,7 +37,7 @@ static const fc_format *recognise(const fc_probe *probe) {
             return *f;
         }
         if (probe->err->code != FC_OK) {
-            return NULL; /* what it is cannot be told; the next one could take it for something else */
+            return NULL; /* the probe failed, so another format might misidentify the input */
         }
     }
     return NULL;

@@ -220,7 +220,7 @@ static search choose_search(fc_deflater *d, const unsigned char *in, size_t size
     return with_runs > 0 && with_runs <= with_matches ? RUNS : MATCHES;
 }
 
-/* Compresses one plane with whatever method suits it. */
+/* Compresses one plane with the method that suits it. */
 static size_t deflate_plane(fc_deflater *d, const unsigned char *in, size_t size, bool last, unsigned char *out,
                             size_t room) {
     size_t again = find_repetition(in, size);

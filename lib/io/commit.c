@@ -5,6 +5,7 @@
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/progress.h"
 
+#include "base/try.h"
 #include "io/directory.h"
 #include "io/replace.h"
 #include "io/staging.h"
@@ -245,10 +246,7 @@ static fc_code sync_directory(const char *path, fc_progress *progress, fc_error 
     pthread_t threads[THREADS - 1];
     int started = 0;
     sync_job job = {.progress = progress};
-    fc_code rc = fc_dir_open(&job.dir, path, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_dir_open(&job.dir, path, err));
     pthread_mutex_init(&job.lock, NULL);
     sigset_t all, before;
     sigfillset(&all);
@@ -265,7 +263,7 @@ static fc_code sync_directory(const char *path, fc_progress *progress, fc_error 
     if (job.code != FC_OK && err) {
         *err = job.error;
     }
-    rc = fc_dir_close(&job.dir, job.code, err);
+    fc_code rc = fc_dir_close(&job.dir, job.code, err);
     return rc == FC_OK ? sync_path(AT_FDCWD, path, path, err) : rc;
 }
 
@@ -297,17 +295,14 @@ static fc_code publish_new(const fc_commit *commit, fc_error *err) {
    next run finishes. If the second rename fails and cannot be undone, the staging directory stays for that, too. */
 static fc_code publish_in_two_steps(fc_commit *commit, fc_error *err) {
     const fc_staging *s = &commit->staging;
-    fc_code rc = fc_staging_promise(s, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_staging_promise(s, err));
     if (rename(commit->target, s->old_path) != 0) {
         return fc_fail_errno(err, errno, "%s: rename out of the way", commit->target);
     }
     if (rename(s->new_path, commit->target) == 0) {
         return FC_OK;
     }
-    rc = fc_fail_errno(err, errno, "%s: rename into place", commit->target);
+    fc_code rc = fc_fail_errno(err, errno, "%s: rename into place", commit->target);
     if (rename(s->old_path, commit->target) != 0) {
         rc = fc_fail_errno(err, errno,
                            "%s: neither the new directory could be put in place nor the old one be put back; the next "
@@ -328,10 +323,7 @@ static fc_code publish_directory(fc_commit *commit, fc_error *err) {
 }
 
 static fc_code publish(fc_commit *commit, fc_error *err) {
-    fc_code rc = fc_check_replaced(&commit->how, commit->target, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_check_replaced(&commit->how, commit->target, err));
     if (access(commit->target, F_OK) != 0 || !commit->how.force) {
         return publish_new(commit, err);
     }

@@ -4,6 +4,7 @@
  */
 #include "io/replace.h"
 
+#include "base/try.h"
 #include "io/directory.h"
 
 #include <errno.h>
@@ -97,13 +98,13 @@ static fc_code check_entry(const fc_commit_options *how, const char *path, int d
     if (fstatat(directory, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         return fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
     }
-    fc_code rc = S_ISREG(st.st_mode) ? read_head(directory, name, name, head, &size, err) : FC_OK;
-    if (rc == FC_OK && !(S_ISREG(st.st_mode) && how->is_own_file && how->is_own_file(name, head, size))) {
-        rc = fc_fail(err, FC_EUSAGE,
-                     "%s: replacing it would delete '%s', which this program does not write: move it away first", path,
-                     name);
+    FC_TRY(S_ISREG(st.st_mode) ? read_head(directory, name, name, head, &size, err) : FC_OK);
+    if (!(S_ISREG(st.st_mode) && how->is_own_file && how->is_own_file(name, head, size))) {
+        return fc_fail(err, FC_EUSAGE,
+                       "%s: replacing it would delete '%s', which this program does not write: move it away first",
+                       path, name);
     }
-    return rc;
+    return FC_OK;
 }
 
 /* An empty directory was made for the target, which takes its place: that needs no `force`. */

@@ -42,7 +42,7 @@ static void long_error_ends_in_dots(void **state) {
     assert_string_equal(err.message + strlen(err.message) - 4, "x...");
 }
 
-static void arena_keeps_what_it_gave(void **state) {
+static void arena_keeps_allocations(void **state) {
     (void)state;
     fc_arena *arena = fc_arena_new();
     assert_non_null(arena);
@@ -108,6 +108,16 @@ static void dtype_names(void **state) {
     for (int i = 0; i < FC_DTYPE_COUNT; i++) {
         assert_non_null(fc_dtype_get((fc_dtype)i)->torch_name);
         assert_true(fc_dtype_size((fc_dtype)i) >= 1);
+        const fc_dtype_info *info = fc_dtype_get((fc_dtype)i);
+        if (info->cls == FC_CLASS_COMPLEX) {
+            assert_int_equal(info->size, 2 * fc_dtype_size(info->component));
+            assert_int_equal(fc_dtype_get(info->component)->cls, FC_CLASS_FLOAT);
+        } else {
+            assert_int_equal(info->component, i);
+        }
+        if (info->exponent_bits > 0) {
+            assert_int_equal(1 + info->exponent_bits + info->mantissa_bits, 8 * info->size);
+        }
     }
 }
 
@@ -115,7 +125,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(error_is_one_printable_line),
         cmocka_unit_test(long_error_ends_in_dots),
-        cmocka_unit_test(arena_keeps_what_it_gave),
+        cmocka_unit_test(arena_keeps_allocations),
         cmocka_unit_test(lists_grow),
         cmocka_unit_test(names_are_text),
         cmocka_unit_test(dtype_names),

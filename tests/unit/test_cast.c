@@ -109,7 +109,7 @@ static const fc_dtype floats[] = {FC_F64,         FC_F32,     FC_F16,         FC
                                   FC_F8_E4M3FNUZ, FC_F8_E5M2, FC_F8_E5M2FNUZ, FC_F8_E8M0FNU};
 enum { FLOATS = sizeof floats / sizeof *floats };
 
-/* Whole blocks, tails and odd addresses give what single elements give, and nothing beyond them is written. */
+/* Whole blocks, tails and odd addresses give the same values as single elements, and nothing is written beyond them. */
 static void any_count_and_alignment(void **state) {
     (void)state;
     static const size_t counts[] = {0, 1, 255, 256, 257, 1000};
@@ -136,7 +136,7 @@ static void any_count_and_alignment(void **state) {
     }
 }
 
-/* What a wider type can hold survives there and back, but for the payload of a NaN. */
+/* A cast to a wider type and back changes nothing but the payloads of NaNs. */
 static void widening_loses_nothing(void **state) {
     (void)state;
     for (int f = FLOATS - 1; f > 1; f--) {

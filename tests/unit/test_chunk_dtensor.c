@@ -57,7 +57,7 @@ static void tp_tensor_keeps_its_placement(void **state) {
     expect(&columns, &three, 11, "[Replicate(), Shard(0), Shard(1)]", (int64_t[]){3, 3, 3, 3});
 }
 
-/* 9 rows over 2 TP ranks are 5 and 4, from which DTensor.from_local infers 10 or 8. */
+/* 9 rows over 2 TP ranks are 5 and 4; DTensor.from_local infers 10 or 8 from them. */
 static void uneven_tp_infers_the_shape_from_the_local_one(void **state) {
     (void)state;
     fc_dtensor out, tp = tp_tensor((fc_placement){FC_SHARD, 0, 0}, 9, 1);
@@ -89,7 +89,7 @@ static void errors_have_torchs_wording(void **state) {
     assert_int_equal(fc_chunk_dtensor(0, NULL, NULL, &two, coordinate, &out, offsets, &err), FC_EUSAGE);
 }
 
-/* The box of a rank of (replicate, dp, tp) in 8 × 6 elements if TP cuts dimension `dim` (-1: a plain tensor). */
+/* The elements of an 8 × 6 tensor that a rank of (replicate, dp, tp) holds if TP cuts `dim` (-1: a plain tensor). */
 static fc_code chunk_data(fc_comm *comm, void *context, fc_error *err) {
     const int dim = *(const int *)context;
     const fc_mesh sizes = {.ndim = 3, .sizes = {2, 2, 2}};

@@ -1,6 +1,6 @@
 /*
- * lib/codec/shuffle.c and codec.c: byte planes against the plain loop, streams through zlib and back, too
- * little room, damaged and hostile streams.
+ * lib/codec: compares byte planes with a plain loop, inflates streams with zlib, and tests output buffers that are too
+ * small and streams that are damaged or hostile.
  */
 #include "codec/codec.h"
 #include "codec/shuffle.h"
@@ -52,7 +52,7 @@ static void shuffle_equals_the_plain_loop(void **state) {
     }
 }
 
-/* What a plane may be like. */
+/* Kinds of planes. */
 typedef enum plane { NOISE, ZEROS, SKEWED, TEXT, ONE_NOISY_HALF, COUNTER, KINDS } plane;
 
 static void fill(plane kind, unsigned char *bytes, size_t size) {
@@ -128,8 +128,8 @@ static void streams_of_all_levels(void **state) {
     }
 }
 
-/* A plane of noise is stored and does not spoil the codes of the one behind it. */
-static void noise_beside_exponents(void **state) {
+/* A plane of noise is stored, and does not spoil the codes of the plane after it. */
+static void noise_before_exponents(void **state) {
     (void)state;
     enum { SIZE = 1 << 20, HALF = SIZE / 2 };
     unsigned char *plain = malloc(SIZE), *out = malloc(SIZE), *alone = malloc(SIZE);
@@ -148,7 +148,7 @@ static void noise_beside_exponents(void **state) {
     free(alone);
 }
 
-/* The least that codes for whole bytes can take of `size` bytes whose order tells nothing: their entropy. */
+/* The smallest size that byte codes can reach for bytes in random order: their entropy. */
 static double least_bytes(const unsigned char *bytes, size_t size) {
     size_t counts[256] = {0};
     double bits = 0;
@@ -221,8 +221,8 @@ static void equal_rows_far_apart(void **state) {
     free(out);
 }
 
-/* What was deflated before leaves no trace: which worker has which chunk must not show in the file. */
-static void no_memory_of_what_was_before(void **state) {
+/* Earlier chunks leave no trace, because the file must not depend on which worker had which chunk. */
+static void earlier_chunks_leave_no_trace(void **state) {
     (void)state;
     enum { SIZE = 80000 };
     unsigned char *plain = malloc(SIZE), *other = malloc(SIZE), *first = malloc(SIZE), *again = malloc(SIZE);
@@ -248,7 +248,7 @@ static void no_memory_of_what_was_before(void **state) {
     free(again);
 }
 
-/* Nothing is written behind the room, whatever it is, and a stream is whole or none. */
+/* Nothing is written past the buffer, and a stream is either complete or missing. */
 static void too_little_room(void **state) {
     (void)state;
     enum { SIZE = 3000 };
@@ -326,10 +326,10 @@ int main(void) {
         cmocka_unit_test(streams_of_all_levels),
         cmocka_unit_test(too_little_room),
         cmocka_unit_test(damaged_streams),
-        cmocka_unit_test(noise_beside_exponents),
+        cmocka_unit_test(noise_before_exponents),
         cmocka_unit_test(exponents_come_near_their_entropy),
         cmocka_unit_test(equal_rows_far_apart),
-        cmocka_unit_test(no_memory_of_what_was_before),
+        cmocka_unit_test(earlier_chunks_leave_no_trace),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

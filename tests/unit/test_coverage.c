@@ -1,5 +1,5 @@
 /*
- * lib/plan/coverage.c: the proof of exact cover against brute force, its messages, and the search for pieces.
+ * lib/plan/coverage.c: compares the proof of exact cover with brute force, and tests its messages and the search.
  */
 #include "fsdpckpt/plan.h"
 
@@ -91,7 +91,7 @@ static void overlap_is_named(void **state) {
                                      "b.distcp) overlap");
 }
 
-/* Volumes that add up prove nothing: one element twice, another never. */
+/* The right total volume proves nothing: one element is covered twice, another never. */
 static void overlap_that_hides_a_hole(void **state) {
     (void)state;
     fixture f;
@@ -180,7 +180,7 @@ static void visit_returns_the_callers_code(void **state) {
     fc_coverage_free(coverage);
 }
 
-/* Brute force: how often each element of the region is held, equal boxes counted once. */
+/* Brute force: counts how often each element of the region is covered. Equal boxes count once. */
 enum { SIDE = 6, ELEMENTS = SIDE * SIDE * SIDE };
 
 static bool holds(const fixture *f, size_t chunk, const int64_t *point) {
@@ -239,7 +239,7 @@ static void cut(fixture *f, int64_t *offsets, int64_t *sizes, int depth) {
     sizes[d] = size;
 }
 
-/* Damages a partition: drops, shifts, resizes or repeats a chunk, or leaves it. */
+/* Drops, shifts, resizes or repeats a chunk of a partition, or leaves it alone. */
 static void damage(fixture *f) {
     int ndim = f->tensor.ndim;
     size_t i = (size_t)rand() % f->tensor.nchunks;
@@ -289,7 +289,7 @@ static fc_code count_piece(void *context, const fc_overlap *piece, fc_error *err
     return FC_OK;
 }
 
-/* Every element of a random box within the region is visited once, no other at all. */
+/* Every element of a random box in the region is visited exactly once, and no other element. */
 static void check_visit(const fixture *f, const fc_coverage *coverage, const fc_box *box) {
     tally t = {.f = f};
     fc_error err;
@@ -368,7 +368,7 @@ static void pinwheel(void **state) {
     fc_coverage_free(coverage);
 }
 
-/* 16,384 chunks as a grid, as columns and as rows: far from the 134 million pairs. */
+/* 16,384 chunks as a grid, columns and rows. Comparing their 134 million pairs would take too long. */
 static void large_grids(void **state) {
     (void)state;
     enum { CHUNKS = 16384 };

@@ -1,6 +1,6 @@
 /*
- * lib/plan/cut_layout.c: the layout of a checkpoint found from its chunks. What fc_local_box and fc_layout_placements
- * cut, as a DCP of torch records it (boxes and the rank that stored each, replicas once, no empty box), must be found.
+ * lib/plan/cut_layout.c: inferring the layout of a checkpoint from its chunks. Checkpoints are cut with fc_local_box
+ * and fc_layout_placements and recorded as torch's DCP does: a box and a rank per chunk, replicas once, no empty boxes.
  */
 #include "fsdpckpt/cut.h"
 #include "fsdpckpt/layout.h"
@@ -106,7 +106,7 @@ static void meshes_are_found(void **state) {
     expect(&(fc_layout_spec){.tp = 4}, 8, "tp 4 [Shard(0)][Shard(1)][Replicate()][Replicate()]");
 }
 
-/* HSDP whose first replica stored everything, as torch did before it spread the work, is FSDP to whoever reads it. */
+/* If the first replica of HSDP stored everything, as in older torch versions, the checkpoint looks like FSDP. */
 static void replicas_that_stored_nothing_are_forgotten(void **state) {
     (void)state;
     sample s;
@@ -120,7 +120,7 @@ static void replicas_that_stored_nothing_are_forgotten(void **state) {
                                "Shard(0)][Replicate(), Replicate()]");
 }
 
-static void what_is_not_cut_is_full(void **state) {
+static void uncut_tensors_are_whole(void **state) {
     (void)state;
     sample s;
     char found[512];
@@ -151,7 +151,7 @@ static void other_orders_keep_the_boxes(void **state) {
     assert_string_equal(found, "dp 4 [Shard(0)][Shard(0)][Shard(0)][Replicate()]");
 }
 
-static void what_follows_no_mesh_is_named(void **state) {
+static void tensor_without_a_mesh_is_named(void **state) {
     (void)state;
     sample s;
     char found[512];
@@ -173,9 +173,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(meshes_are_found),
         cmocka_unit_test(replicas_that_stored_nothing_are_forgotten),
-        cmocka_unit_test(what_is_not_cut_is_full),
+        cmocka_unit_test(uncut_tensors_are_whole),
         cmocka_unit_test(other_orders_keep_the_boxes),
-        cmocka_unit_test(what_follows_no_mesh_is_named),
+        cmocka_unit_test(tensor_without_a_mesh_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

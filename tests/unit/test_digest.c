@@ -1,5 +1,5 @@
 /*
- * CRC-64 and CRC-32: known values, a bitwise CRC for comparison, and CRCs combined from random runs. Built twice: with
+ * CRC-64 and CRC-32: known values, a comparison with a bitwise CRC, and combinations of random runs. Built twice: with
  * ISA-L where it is available, and without.
  */
 #include "base/crc.h"
@@ -61,7 +61,7 @@ static void every_length(void **state) {
     }
 }
 
-/* Cut anywhere: continued, and combined from the CRCs of both halves. */
+/* A buffer cut anywhere: its CRC is continued, and combined from the CRCs of both runs. */
 static void cut_in_two(void **state) {
     (void)state;
     static unsigned char bytes[MOST];
@@ -79,7 +79,7 @@ static void cut_in_two(void **state) {
 }
 
 /* Bare CRCs of runs add up in any order. */
-static void many_pieces(void **state) {
+static void many_runs(void **state) {
     (void)state;
     static unsigned char bytes[MOST];
     srand(3);
@@ -100,7 +100,7 @@ static void many_pieces(void **state) {
     }
 }
 
-/* Distances far beyond any buffer: shifts add up, and a prepared factor gives the same result. */
+/* Distances beyond any memory: shifts add up, and a prepared shift gives the same result. */
 static void far_shifts(void **state) {
     (void)state;
     srand(4);
@@ -123,7 +123,7 @@ static void far_shifts(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(known_values), cmocka_unit_test(every_length), cmocka_unit_test(cut_in_two),
-        cmocka_unit_test(many_pieces),  cmocka_unit_test(far_shifts),
+        cmocka_unit_test(many_runs),    cmocka_unit_test(far_shifts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

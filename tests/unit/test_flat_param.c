@@ -1,6 +1,6 @@
 /*
- * Flat parameters: what torch refuses, sizes at the edges, and data there and back. Layouts that torch makes, too, are
- * compared with it in tests/oracle/flat_param.py.
+ * Flat parameters: what torch refuses, extreme sizes, and round trips of data. tests/oracle/flat_param.py compares
+ * layouts with torch's.
  */
 #include "fsdpckpt/flat_param.h"
 
@@ -57,7 +57,7 @@ static void refusals(void **state) {
     refuse(two, 1, 2, false, "a: a flat parameter without elements has no shards");
 }
 
-static void frozen_ones_may_differ_with_original_parameters(void **state) {
+static void use_orig_params_allows_mixed_frozen(void **state) {
     (void)state;
     static const int64_t three[] = {3};
     fc_flat_desc two[] = {desc("a", 1, three), desc("b", 1, three)};
@@ -69,7 +69,7 @@ static void frozen_ones_may_differ_with_original_parameters(void **state) {
     fc_arena_free(arena);
 }
 
-/* One element over five ranks: the others hold padding alone. */
+/* One element over five ranks: the other four hold only padding. */
 static void one_element(void **state) {
     (void)state;
     fc_flat_desc scalar = desc("s", 0, NULL);
@@ -90,7 +90,7 @@ static void one_element(void **state) {
 
 enum { A = 15, B = 2, C = 7 };
 
-/* Flatten, cut, put the shards behind each other, and view: what went in comes out, one parameter transposed. */
+/* Flattens, shards, joins the shards and views them: the result equals the input. One parameter is transposed. */
 static void there_and_back(int64_t ranks, bool orig) {
     static const int64_t sa[] = {3, 5}, ta[] = {1, 3}, sb[] = {2, 1}, sc[] = {C};
     fc_device *cpu;
@@ -171,7 +171,7 @@ static void round_trips(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refusals),
-        cmocka_unit_test(frozen_ones_may_differ_with_original_parameters),
+        cmocka_unit_test(use_orig_params_allows_mixed_frozen),
         cmocka_unit_test(one_element),
         cmocka_unit_test(round_trips),
     };

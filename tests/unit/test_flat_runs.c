@@ -1,6 +1,6 @@
 /*
- * Flat runs as boxes: every run of small shapes is covered exactly, in order, by boxes that are runs themselves, and by
- * as few of them as there can be.
+ * Flat runs as boxes: every run of several small shapes is covered exactly and in order by boxes that are runs
+ * themselves, and by as few as possible.
  */
 #include "sharding/flat_runs.h"
 
@@ -25,7 +25,7 @@ static int64_t element(int ndim, const int64_t *shape, const int64_t *dims, int6
     return flat;
 }
 
-/* Whether elements [start, end) are one box: what a box holds is a run, so a bounding box of equal volume decides. */
+/* Whether elements [start, end) are one box, which is so if their bounding box has the same volume. */
 static bool is_box(int ndim, const int64_t *shape, int64_t start, int64_t end) {
     int64_t low[4], high[4], volume = 1;
     for (int64_t i = start; i < end; i++) {
@@ -43,7 +43,7 @@ static bool is_box(int ndim, const int64_t *shape, int64_t start, int64_t end) {
     return volume == end - start;
 }
 
-/* The fewest boxes, by looking at every way to cut the run. */
+/* The smallest number of boxes, found by trying every way to cut the run. */
 static int fewest(int ndim, const int64_t *shape, int64_t start, int64_t end) {
     int best[MOST];
     best[0] = 0;

@@ -1,5 +1,5 @@
 /*
- * Layouts: the mesh of the options, the placements of a tensor on it, and who stores what is replicated.
+ * Layouts: meshes from sizes, the placements of a tensor, and which rank stores a replicated box.
  */
 #include "fsdpckpt/layout.h"
 
@@ -19,7 +19,7 @@ static fc_mesh mesh_of(int64_t replicas, int64_t dp, int64_t tp) {
     return mesh;
 }
 
-static void mesh_has_what_was_given(void **state) {
+static void mesh_has_the_given_dimensions(void **state) {
     (void)state;
     fc_mesh mesh = mesh_of(2, 3, 4);
     assert_int_equal(mesh.ndim, 3);
@@ -185,7 +185,7 @@ static void spread_slowly(const fc_mesh *mesh, size_t count, const uint64_t *byt
     }
 }
 
-static void spread_is_the_one_that_is_promised(void **state) {
+static void spread_is_as_documented(void **state) {
     (void)state;
     enum { COUNT = 80 };
     srand(4);
@@ -206,7 +206,7 @@ static void spread_is_the_one_that_is_promised(void **state) {
     }
 }
 
-/* 100,000 tensors, a third of them scalars, on 131,072 ranks: seconds when each tensor looks at each rank. */
+/* 100,000 tensors, a third of them scalars, on 131,072 ranks. Visiting every rank for every tensor would be slow. */
 static void spread_over_many_ranks(void **state) {
     (void)state;
     enum { COUNT = 100000 };
@@ -235,12 +235,12 @@ static void spread_over_many_ranks(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(mesh_has_what_was_given),
+        cmocka_unit_test(mesh_has_the_given_dimensions),
         cmocka_unit_test(mesh_refusals),
         cmocka_unit_test(placements_are_those_of_fully_shard),
         cmocka_unit_test(owner_is_one_of_the_holders),
         cmocka_unit_test(spread_is_even),
-        cmocka_unit_test(spread_is_the_one_that_is_promised),
+        cmocka_unit_test(spread_is_as_documented),
         cmocka_unit_test(spread_over_many_ranks),
         cmocka_unit_test(ties_go_to_the_lowest_rank),
     };

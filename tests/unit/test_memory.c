@@ -1,5 +1,5 @@
 /*
- * Checkpoints in memory: written by one process that holds everything, and by ranks that hold shards, then read again.
+ * Checkpoints in memory: written by one process that holds everything, and by ranks with a shard each, and read back.
  */
 #include "fsdpckpt/memory.h"
 #include "fsdpckpt/move.h"
@@ -146,7 +146,7 @@ static void one_process(void **state) {
     remove_target("one.h5");
 }
 
-static void parts_of_ranks(void **state) {
+static void shards_of_ranks(void **state) {
     (void)state;
     static const fc_mesh meshes[] = {
         {.ndim = 1, .sizes = {1}, .names = {"dp"}},
@@ -196,7 +196,7 @@ static void refusals(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_process),
-        cmocka_unit_test(parts_of_ranks),
+        cmocka_unit_test(shards_of_ranks),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -1,5 +1,5 @@
 /*
- * Meshes and local boxes: the layouts that the design names, uneven and empty shards, and what is refused.
+ * Meshes and local boxes: common layouts, uneven and empty shards, and invalid calls.
  * tests/oracle/boxes.py compares thousands more with torch.
  */
 #include "fsdpckpt/mesh.h"
@@ -95,7 +95,7 @@ static void uneven_and_empty(void **state) {
     expect_rows(9, mesh_of(2, 4, 2, 0), p, nine);
 }
 
-/* GPT-2's vocabulary: torch's cuts give the last dp coordinate no boxes, FSDP's order does. */
+/* GPT-2's vocabulary: with torch's cuts the last dp coordinates would not hold boxes; in FSDP's order they do. */
 static void uneven_fsdp_over_tp_falls_back(void **state) {
     (void)state;
     const fc_placement p[] = {strided(2), shard0};

@@ -1,5 +1,5 @@
 /*
- * Placements as text: what is written is read back, and nothing else is read.
+ * Placements as text: our own output and torch's repr are parsed, and nothing else.
  */
 #include "fsdpckpt/mesh.h"
 
@@ -14,7 +14,7 @@
 static const fc_placement all[] = {
     {FC_REPLICATE, 0, 0}, {FC_SHARD, 1, 0}, {FC_STRIDED_SHARD, 0, 16}, {FC_PARTIAL, 0, 0}};
 
-static void there_and_back(void **state) {
+static void round_trip(void **state) {
     (void)state;
     const char *want = "[Replicate(), Shard(1), _StridedShard(0, 16), Partial()]";
     char text[128];
@@ -31,7 +31,7 @@ static void there_and_back(void **state) {
     assert_true(fc_placements_parse("[]", 0, read));
 }
 
-static void short_buffer_is_told(void **state) {
+static void short_buffer_is_reported(void **state) {
     (void)state;
     char text[12];
     memset(text, 'x', sizeof text);
@@ -78,8 +78,8 @@ static void refuses_the_rest(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(there_and_back),
-        cmocka_unit_test(short_buffer_is_told),
+        cmocka_unit_test(round_trip),
+        cmocka_unit_test(short_buffer_is_reported),
         cmocka_unit_test(reads_the_repr_of_torch),
         cmocka_unit_test(refuses_the_rest),
     };

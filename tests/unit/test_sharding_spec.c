@@ -168,7 +168,7 @@ static void coverage_is_checked(void **state) {
     fc_arena_free(arena);
 }
 
-/* Ten thousand shards in a grid: found quickly, and the one wrong among them found. */
+/* Ten thousand shards in a grid are checked quickly, and the one wrong shard is found. */
 static void many_shards(void **state) {
     (void)state;
     enum { SIDE = 100, COUNT = SIDE * SIDE };

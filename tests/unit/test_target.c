@@ -1,5 +1,5 @@
 /*
- * lib/plan/wanted.c: what is selected, how it is renamed, and what each rank's file holds.
+ * lib/plan/target.c: which values are selected, how they are renamed, and what each rank's file contains.
  */
 #include "fsdpckpt/select.h"
 
@@ -163,8 +163,8 @@ static void ranks_own_each_box_once(void **state) {
     assert_int_equal(seen[3], 100);
 }
 
-/* The closed form against every rank's part; and the items one by one against the part. */
-static void loads_are_those_of_the_parts(void **state) {
+/* Compares the loads, and each single target item, with every rank's target file. */
+static void loads_are_those_of_the_files(void **state) {
     fixture *f = *state;
     const fc_tp_plan *plan;
     uint64_t loads[24];
@@ -266,7 +266,7 @@ int main(void) {
         TEST(equal_names_are_refused),
         TEST(only_floating_point_is_cast),
         TEST(ranks_own_each_box_once),
-        TEST(loads_are_those_of_the_parts),
+        TEST(loads_are_those_of_the_files),
         TEST(loads_that_overflow),
         TEST(plan_that_cuts_nothing_is_refused),
         TEST(rules_that_decide_nothing_are_counted),

@@ -1,5 +1,5 @@
 /*
- * lib/plan/tiles.c: tiles partition a box in row-major order, each contiguous, none above the limit.
+ * lib/plan/tiles.c: tiles partition a box in row-major order; each is contiguous, and none exceeds the limit.
  */
 #include "fsdpckpt/plan.h"
 
@@ -60,7 +60,7 @@ static void check(const fc_box *box, int64_t limit, int64_t multiple) {
     assert_false(fc_tiles_next(&tiles, &tile));
 }
 
-/* A box in ranges, each walked by itself: what several ranks do. */
+/* A box in ranges that are walked separately, as several ranks do. */
 static void check_ranges(const fc_box *box, int64_t limit, int ranges) {
     int64_t volume = fc_box_volume(box), next = 0;
     for (int r = 0; r < ranges; r++) {
@@ -123,7 +123,7 @@ static void shares_are_even(void **state) {
     assert_int_equal(counts[2], 333000);
 }
 
-/* Tiles of a matrix begin at multiples of 2048 elements, whatever its rows: 5632 takes 4 rows, 300 takes 512. */
+/* Tiles begin at multiples of 2048 elements for any row length: 4 rows of 5632 elements, 512 rows of 300. */
 static void begins_at_multiples(void **state) {
     (void)state;
     const int64_t shapes[][2] = {{4096, 5632}, {32000, 300}, {1001, 2048}, {9, 1 << 20}};
@@ -142,7 +142,7 @@ static void begins_at_multiples(void **state) {
     }
 }
 
-/* Rows of which 2048 would make a multiple do not fit a tile: it is cut where its limit says. */
+/* If the rows up to the next multiple do not fit a tile, the tile ends at its limit. */
 static void no_multiple_fits(void **state) {
     (void)state;
     int64_t offsets[2] = {0, 0}, sizes[2] = {600, 1001};
@@ -157,7 +157,7 @@ static void no_multiple_fits(void **state) {
     assert_false(fc_tiles_next(&tiles, &tile));
 }
 
-/* A box of 2^62 elements is walked lazily: the first tiles come at once and nothing overflows. */
+/* A box of 2^62 elements is walked lazily: the first tiles are available at once, and nothing overflows. */
 static void huge_box(void **state) {
     (void)state;
     int64_t offsets[3] = {0, 0, 0}, sizes[3] = {(int64_t)1 << 20, (int64_t)1 << 21, (int64_t)1 << 21};

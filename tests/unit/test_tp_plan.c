@@ -107,7 +107,7 @@ static void auto_plan_knows_the_usual_names(void **state) {
     assert_ptr_equal(fc_tp_plan_pattern(null_plan, 0), fc_tp_plan_pattern(plan, 0));
 }
 
-static void styles_are_told(void **state) {
+static void styles_are_reported(void **state) {
     (void)state;
     fc_tp_style style;
     fc_tp_plan_dim(built_in(), "layers.0.attention.wo.bias", 1, &style);
@@ -196,7 +196,7 @@ static void json_plan(void **state) {
     fc_arena_free(arena);
 }
 
-/* What ends in "weight" under optim.state is the parameter itself, not a key of one. */
+/* A name under optim.state that ends in "weight" is a parameter, not a key of its state. */
 static void parameter_named_in_full(void **state) {
     (void)state;
     static const char text[] = "{\"head.weight\": \"rowwise\", \"head.bias\": \"colwise\"}";
@@ -266,7 +266,7 @@ static void unreadable_plans(void **state) {
     fc_arena_free(arena);
 }
 
-/* A name of a hostile checkpoint: long, with no end of dots and stars to match. */
+/* Names of a hostile checkpoint: long, with very many dots, against patterns with stars. */
 static void hostile_names(void **state) {
     (void)state;
     size_t len = 1 << 16;
@@ -285,7 +285,7 @@ static void hostile_names(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(auto_plan_knows_the_usual_names),
-        cmocka_unit_test(styles_are_told),
+        cmocka_unit_test(styles_are_reported),
         cmocka_unit_test(optimizer_state_follows_its_parameter),
         cmocka_unit_test(json_plan),
         cmocka_unit_test(parameter_named_in_full),

@@ -1,5 +1,5 @@
 /*
- * FSDP units: the module tree that names make, policies over it, the checks, and what each unit gets.
+ * FSDP units: module trees from names, policies, checks, and the parameters of each unit.
  */
 #include "fsdpckpt/wrap_policy.h"
 
@@ -128,7 +128,7 @@ static void an_empty_tree_has_a_root(void **state) {
     assert_int_equal(f->tree.nparameters, 0);
 }
 
-static void names_that_make_none(void **state) {
+static void names_without_a_tree(void **state) {
     fixture *f = *state;
     char deep[2 * 64 + 1];
     for (int i = 0; i < 64; i++) {
@@ -184,7 +184,7 @@ static void classes_by_the_most_specific_rule(void **state) {
     assert_int_equal(f->targets.options[module(f, "layers.0")].strategy, FC_UNIT_HYBRID_SHARD);
 }
 
-static void nested_units_keep_what_is_left(void **state) {
+static void outer_units_keep_the_rest(void **state) {
     fixture *f = *state;
     static const char *const kind[] = {"K", NULL};
     const fc_class_rule rules[] = {{"a", kind, 1}, {"a.b", kind, 1}, {"empty", kind, 1}};
@@ -290,7 +290,7 @@ static void units_are_frozen_or_not(void **state) {
     assert_int_equal(strncmp(f->err.message, "the root module has both", 24), 0);
 }
 
-static void shared_ones_have_one_unit(void **state) {
+static void shared_parameters_have_one_unit(void **state) {
     fixture *f = *state;
     const char *const *const groups[] = {NAMES("head.w", "embed.w"), NULL};
     const fc_model_info info = {.shared = groups};
@@ -458,15 +458,15 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(names_make_a_tree, setup, teardown),
         cmocka_unit_test_setup_teardown(an_empty_tree_has_a_root, setup, teardown),
-        cmocka_unit_test_setup_teardown(names_that_make_none, setup, teardown),
+        cmocka_unit_test_setup_teardown(names_without_a_tree, setup, teardown),
         cmocka_unit_test_setup_teardown(blocks_are_the_outermost_numbered, setup, teardown),
         cmocka_unit_test_setup_teardown(classes_by_the_most_specific_rule, setup, teardown),
-        cmocka_unit_test_setup_teardown(nested_units_keep_what_is_left, setup, teardown),
+        cmocka_unit_test_setup_teardown(outer_units_keep_the_rest, setup, teardown),
         cmocka_unit_test_setup_teardown(custom_options_over_the_roots, setup, teardown),
         cmocka_unit_test_setup_teardown(sizes_are_counted_before, setup, teardown),
         cmocka_unit_test_setup_teardown(overridden_classes_are_named_once, setup, teardown),
         cmocka_unit_test_setup_teardown(units_are_frozen_or_not, setup, teardown),
-        cmocka_unit_test_setup_teardown(shared_ones_have_one_unit, setup, teardown),
+        cmocka_unit_test_setup_teardown(shared_parameters_have_one_unit, setup, teardown),
         cmocka_unit_test_setup_teardown(units_are_flat_parameters, setup, teardown),
         cmocka_unit_test_setup_teardown(shared_modules, setup, teardown),
         cmocka_unit_test_setup_teardown(policy_files, make_file, remove_file),

@@ -3,6 +3,7 @@
  */
 #include "hdf5/reader_process/child.h"
 
+#include "base/try.h"
 #include "hdf5/h5.h"
 
 #include <errno.h>
@@ -257,10 +258,7 @@ pid_t fc_h5_child_fork(void) {
 
 fc_code fc_h5_child_start(fc_h5_child *child, const fc_h5_job *job, fc_error *err) {
     int out, shared;
-    fc_code rc = fc_h5_child_prepare(child, job, &out, &shared, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_h5_child_prepare(child, job, &out, &shared, err));
     pid_t self = getpid();
     child->pid = fc_h5_child_fork();
     if (child->pid == 0) {

@@ -3,6 +3,7 @@
  * (CLONE_PARENT), so that it waits for them, and kills them, as for those that it has forked itself.
  */
 #include "hdf5/reader_process/starter.h"
+#include "base/try.h"
 
 #include <errno.h>
 #include <linux/sched.h>
@@ -131,10 +132,7 @@ static bool ask(const fc_h5_starter *starter, const fc_h5_request *request, cons
 fc_code fc_h5_child_start_by(fc_h5_starter *starter, fc_h5_child *child, const fc_h5_request *request, int input,
                              const fc_h5_job *like, fc_error *err) {
     int out, shared;
-    fc_code rc = fc_h5_child_prepare(child, like, &out, &shared, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_h5_child_prepare(child, like, &out, &shared, err));
     const int descriptors[DESCRIPTORS] = {input, out, shared};
     int64_t answer = 0;
     pthread_mutex_lock(&starter->lock);

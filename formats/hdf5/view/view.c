@@ -5,6 +5,7 @@
 #include "hdf5/view/view.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "fsdpckpt/digest.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/move.h"
@@ -177,15 +178,17 @@ static fc_code add_assembled(view *v, fc_h5_out *out, uint32_t index, uint32_t f
     const fc_h5_viewed *value = &v->values[index];
     hid_t list = H5I_INVALID_HID;
     fc_arena *scratch = fc_arena_new();
-    fc_code rc = scratch ? fc_h5_out_mappings(out, &list, err) : no_memory(v, err);
-    for (size_t i = 0; i < value->npatches && rc == FC_OK; i++) {
+    fc_code rc;
+    FC_TRY_GOTO(scratch ? fc_h5_out_mappings(out, &list, err) : no_memory(v, err), rc, out);
+    for (size_t i = 0; i < value->npatches; i++) {
         const fc_h5_view_box *patch = &value->patches[i];
         fc_h5_mapping mapping = {".", patch->offsets, patch->sizes, patch->whole ? NULL : &patch->run};
         const char *source = fc_h5_tree_path(&v->w->tree, first + (uint32_t)patch->base, scratch);
-        rc = source ? fc_h5_out_map(out, list, t->ndim, t->shape, &mapping, source, err) : no_memory(v, err);
+        FC_TRY_GOTO(source ? fc_h5_out_map(out, list, t->ndim, t->shape, &mapping, source, err) : no_memory(v, err), rc,
+                    out);
     }
-    rc =
-        rc == FC_OK ? fc_h5_out_virtual(out, v->w->tree.leaves[index], t->dtype, t->ndim, t->shape, list, id, err) : rc;
+    rc = fc_h5_out_virtual(out, v->w->tree.leaves[index], t->dtype, t->ndim, t->shape, list, id, err);
+out:
     if (list >= 0) {
         H5Pclose(list);
     }
@@ -250,13 +253,10 @@ static fc_code write_headers(view *v, const fc_h5_estimate *estimate, fc_error *
     fc_h5_out *out = &v->w->out;
     const uint32_t *order = v->w->tree.order;
     uint32_t first = v->next_piece;
-    fc_code rc = fc_h5_out_open(out, &v->w->tree, v->path, estimate, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_h5_out_open(out, &v->w->tree, v->path, estimate, err));
     v->w->layout = FC_H5_VIEW_LAYOUT;
     fc_h5_holder root = fc_h5_held(out, out->file);
-    rc = fc_h5_root_attributes(v->w, &root, -1, err);
+    fc_code rc = fc_h5_root_attributes(v->w, &root, -1, err);
     for (size_t i = 0; i < v->target->ntensors && rc == FC_OK; i++) {
         rc = name_segments(v, &v->values[order[i]], err);
         rc = rc == FC_OK ? add_value(v, out, order[i], err) : rc;
@@ -309,12 +309,9 @@ static fc_code copy_values(const view *v, fc_error *err) {
 static fc_code write_view(view *v, fc_error *err) {
     fc_writer writer;
     fc_h5_estimate estimate = {0};
-    fc_code rc = fc_h5_create(v->target, v->path, &writer, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_h5_create(v->target, v->path, &writer, err));
     v->w = writer.state;
-    rc = count_up(v, &estimate, err);
+    fc_code rc = count_up(v, &estimate, err);
     rc = rc == FC_OK ? add_piece_nodes(v, v->report->pieces, err) : rc;
     rc = rc == FC_OK ? name_files(v, err) : rc;
     rc = rc == FC_OK ? write_headers(v, &estimate, err) : rc;
@@ -326,12 +323,9 @@ static fc_code write_view(view *v, fc_error *err) {
 static fc_code commit_view(view *v, const char *path, const fc_view_options *options, fc_error *err) {
     const fc_commit_options how = {.path = path, .force = options->force, .teller = options->teller};
     fc_commit *commit = NULL;
-    fc_code rc = fc_commit_begin(&how, &commit, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_commit_begin(&how, &commit, err));
     v->path = fc_commit_path(commit);
-    rc = write_view(v, err);
+    fc_code rc = write_view(v, err);
     if (rc != FC_OK) {
         fc_commit_abort(commit);
         return rc;
@@ -352,13 +346,10 @@ fc_code fc_view(const fc_checkpoint *source, const char *path, const fc_view_opt
         return fc_fail(err, FC_EUSAGE, "%s: a schema, which holds no data to be viewed", source->path);
     }
     /* A view that replaced what it is a view of would be of nothing. */
-    fc_code rc = fc_checkpoint_spare(source, path, false, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_checkpoint_spare(source, path, false, err));
     view v = {.target = &target, .arena = fc_arena_new(), .report = report};
-    rc = v.arena ? fc_target_new(source, &selection, v.arena, &target, &report->selected, err)
-                 : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc = v.arena ? fc_target_new(source, &selection, v.arena, &target, &report->selected, err)
+                         : fc_fail(err, FC_ENOMEM, "out of memory");
     if (rc == FC_OK) {
         v.values = fc_arena_calloc(v.arena, target.ntensors, sizeof *v.values);
         rc = v.values ? fc_h5_view_plan(&target, v.arena, v.values, err) : no_memory(&v, err);

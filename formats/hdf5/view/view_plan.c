@@ -9,6 +9,7 @@
 #include "hdf5/view/view.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "fsdpckpt/plan.h"
 
 #include <stdio.h>
@@ -170,10 +171,7 @@ static fc_code add_stack(plan *p, size_t first, size_t count, size_t segments, f
     for (size_t i = 1; i < count; i++) {
         shape[0] += p->chunks[first + i].dims[ndim];
     }
-    fc_code rc = new_base(p, ndim, shape, segments, &base, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(new_base(p, ndim, shape, segments, &base, err));
     for (size_t i = first; i < first + count; i++) {
         const fc_extent *e = &p->chunks[i].extent;
         add_bytes(base, e->file, e->offset + e->first, bytes_of(p, &p->chunks[i]));
@@ -348,8 +346,10 @@ static fc_code find_chunks(plan *p, fc_error *err) {
     if (!p->chunks) {
         return no_memory(err);
     }
-    fc_code rc = fc_coverage_within(p->source, p->tensor, NULL, &coverage, err);
-    rc = rc == FC_OK ? fc_coverage_visit(coverage, &whole, locate, p, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_coverage_within(p->source, p->tensor, NULL, &coverage, err), rc, out);
+    rc = fc_coverage_visit(coverage, &whole, locate, p, err);
+out:
     fc_coverage_free(coverage);
     return rc;
 }
@@ -362,11 +362,11 @@ static fc_code plan_pieces(plan *p, fc_error *err) {
     }
     int ndim = p->tensor->ndim;
     qsort_r(p->chunks, p->nchunks, sizeof *p->chunks, by_column, &ndim);
-    fc_code rc = add_stacks(p, &i, err);
-    for (; i < p->nchunks && rc == FC_OK && !p->why; i++) {
-        rc = add_strided(p, &p->chunks[i], err);
+    FC_TRY(add_stacks(p, &i, err));
+    for (; i < p->nchunks && !p->why; i++) {
+        FC_TRY(add_strided(p, &p->chunks[i], err));
     }
-    return rc;
+    return FC_OK;
 }
 
 static bool is_whole(const plan *p) {

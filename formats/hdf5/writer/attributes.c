@@ -4,6 +4,7 @@
  */
 #include "hdf5/writer/writer.h"
 
+#include "base/try.h"
 #include "fsdpckpt/format.h"
 
 #include <stdio.h>
@@ -24,9 +25,9 @@ static fc_code set_mesh(const fc_h5_writer *w, fc_h5_holder *root, fc_error *err
     for (int i = 0; i < mesh->ndim; i++) {
         names[i] = mesh->names[i];
     }
-    fc_code rc = fc_h5_set_ints(root, FC_H5_A_MESH_SHAPE, (size_t)mesh->ndim, mesh->sizes, err);
-    rc = rc == FC_OK ? fc_h5_set_texts(root, FC_H5_A_MESH_NAMES, (size_t)mesh->ndim, names, err) : rc;
-    return rc == FC_OK ? fc_h5_set_number(root, FC_H5_A_WORLD_SIZE, (uint64_t)w->ranks, err) : rc;
+    FC_TRY(fc_h5_set_ints(root, FC_H5_A_MESH_SHAPE, (size_t)mesh->ndim, mesh->sizes, err));
+    FC_TRY(fc_h5_set_texts(root, FC_H5_A_MESH_NAMES, (size_t)mesh->ndim, names, err));
+    return fc_h5_set_number(root, FC_H5_A_WORLD_SIZE, (uint64_t)w->ranks, err);
 }
 
 fc_code fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_holder *root, int64_t rank, fc_error *err) {
@@ -54,17 +55,20 @@ fc_code fc_h5_placements_text(const fc_h5_writer *w, const fc_target_tensor *ten
 static fc_code set_placements(const fc_h5_writer *w, fc_h5_holder *value, const fc_target_tensor *tensor,
                               fc_error *err) {
     char text[FC_H5_PLACEMENTS];
-    fc_code rc = fc_h5_placements_text(w, tensor, fc_h5_holder_path(value), text, err);
-    return rc == FC_OK ? fc_h5_set_text(value, FC_H5_A_PLACEMENTS, text, err) : rc;
+    FC_TRY(fc_h5_placements_text(w, tensor, fc_h5_holder_path(value), text, err));
+    return fc_h5_set_text(value, FC_H5_A_PLACEMENTS, text, err);
 }
 
 static fc_code set_object(const fc_h5_writer *w, fc_h5_holder *value, const fc_target_tensor *tensor, fc_error *err) {
     fc_arena *scratch = fc_arena_new();
     const char *json = NULL;
-    fc_code rc = scratch ? fc_h5_set_text(value, FC_H5_A_ENCODING, tensor->source->object->encoding, err)
-                         : fc_fail(err, FC_ENOMEM, "%s: out of memory", fc_h5_holder_path(value));
-    rc = rc == FC_OK ? fc_checkpoint_object_json(w->target->source, tensor->source, scratch, &json, err) : rc;
-    rc = rc == FC_OK ? fc_h5_set_text(value, FC_H5_A_JSON, json, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(scratch ? fc_h5_set_text(value, FC_H5_A_ENCODING, tensor->source->object->encoding, err)
+                        : fc_fail(err, FC_ENOMEM, "%s: out of memory", fc_h5_holder_path(value)),
+                rc, out);
+    FC_TRY_GOTO(fc_checkpoint_object_json(w->target->source, tensor->source, scratch, &json, err), rc, out);
+    rc = fc_h5_set_text(value, FC_H5_A_JSON, json, err);
+out:
     fc_arena_free(scratch);
     return rc;
 }

@@ -4,6 +4,7 @@
  *
  * The index is HDF5 1.8's (a B-tree of version 1), so that any stock HDF5 reads it.
  */
+#include "base/try.h"
 #include "hdf5/h5.h"
 #include "hdf5/writer/writer.h"
 
@@ -43,10 +44,7 @@ static fc_code place(fc_h5_writer *w, const fc_target_item *item, const int64_t 
     const fc_target_tensor *tensor = &w->target->tensors[item->tensor];
     if (w->dataset < 0 || w->placing != item->tensor) {
         close_dataset(w);
-        fc_code rc = fc_h5_out_reopen(&w->out, w->tree.leaves[item->tensor], &w->dataset, err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(fc_h5_out_reopen(&w->out, w->tree.leaves[item->tensor], &w->dataset, err));
         w->placing = item->tensor;
     }
     const uint32_t all = (1u << fc_h5_filters(fc_dtype_size(tensor->dtype))) - 1;

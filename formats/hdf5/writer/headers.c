@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/crc.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 #include "hdf5/object_header.h"
 #include "hdf5/schema.h"
@@ -87,14 +88,14 @@ static fc_code load(headers *h, uint64_t *file_size, fc_error *err) {
     }
     *file_size = (uint64_t)end;
     h->bytes = calloc(h->blocks->count + 1, sizeof *h->bytes);
-    fc_code rc = h->bytes ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", h->path);
-    for (size_t i = 0; rc == FC_OK && i < h->blocks->count; i++) {
+    FC_TRY(h->bytes ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", h->path));
+    for (size_t i = 0; i < h->blocks->count; i++) {
         const fc_h5_block *b = &h->blocks->items[i];
         h->bytes[i] = malloc(b->size + 1);
-        rc = h->bytes[i] ? fc_pread_full(h->fd, h->bytes[i], (size_t)b->size, b->at, h->path, err)
-                         : fc_fail(err, FC_ENOMEM, "%s: out of memory for its headers", h->path);
+        FC_TRY(h->bytes[i] ? fc_pread_full(h->fd, h->bytes[i], (size_t)b->size, b->at, h->path, err)
+                           : fc_fail(err, FC_ENOMEM, "%s: out of memory for its headers", h->path));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* The digest of the file with everything but the headers taken as 0: of them, the field that will hold it and the
@@ -121,12 +122,11 @@ static fc_code seal_headers(headers *h, uint64_t file_size, fc_error *err) {
 }
 
 static fc_code write_back(headers *h, fc_error *err) {
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < h->blocks->count; i++) {
+    for (size_t i = 0; i < h->blocks->count; i++) {
         const fc_h5_block *b = &h->blocks->items[i];
-        rc = fc_pwrite_full(h->fd, h->bytes[i], (size_t)b->size, b->at, h->path, err);
+        FC_TRY(fc_pwrite_full(h->fd, h->bytes[i], (size_t)b->size, b->at, h->path, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_h5_headers_finish(const char *path, const fc_h5_blocks *blocks, const fc_h5_patch *patches, size_t count,

@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "base/crc.h"
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 #include "hdf5/object_header.h"
 #include "hdf5/writer/driver.h"
@@ -115,8 +116,10 @@ static fc_code close_file(fc_h5_image *image, fc_code rc, fc_error *err) {
 
 static fc_code write_heap(fc_h5_image *image, fc_error *err) {
     fc_h5_buffer *heap = &image->heap;
-    fc_code rc = open_file(image, O_CREAT | O_EXCL, err);
-    rc = rc == FC_OK ? fc_pwrite_full(image->fd, heap->data, heap->size, image->heap_at, image->path, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(open_file(image, O_CREAT | O_EXCL, err), rc, out);
+    rc = fc_pwrite_full(image->fd, heap->data, heap->size, image->heap_at, image->path, err);
+out:
     image->heap_sum = fc_crc64_shift(image->heap_sum, heap->size) ^ fc_crc64_bare(heap->data, heap->size);
     image->heap_at += heap->size;
     heap->size = 0;

@@ -6,6 +6,7 @@
  */
 #include "hdf5/writer/image.h"
 
+#include "base/try.h"
 #include "hdf5/object_header.h"
 
 #include <stdlib.h>
@@ -334,10 +335,7 @@ fc_code fc_h5_image_group(fc_h5_image *image, fc_h5_group *group, fc_error *err)
                            image->path, LONGEST_LINK);
         }
     }
-    fc_code rc = group->count > COMPACT ? store_links(image, group, &s, err) : FC_OK;
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(group->count > COMPACT ? store_links(image, group, &s, err) : FC_OK);
     const size_t start = fc_h5_object_begin(image, group->attributes);
     size_t message = fc_h5_message_begin(to, FC_H5_M_LINK_INFO);
     fc_h5_add_number(to, 0, 1);

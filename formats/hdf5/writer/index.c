@@ -5,6 +5,7 @@
 #include "fsdpckpt/layout.h"
 #include "hdf5/writer/writer.h"
 
+#include "base/try.h"
 #include "hdf5/writer/groups.h"
 #include "hdf5/writer/image_map.h"
 
@@ -169,12 +170,9 @@ static fc_code finish(making *m, fc_error *err) {
 fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *err) {
     making m = {.w = w, .digests = digests};
     const char *path = NULL;
-    fc_code rc = fc_h5_staged_path(w, "index.h5", &path, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_h5_staged_path(w, "index.h5", &path, err));
     fc_h5_image_open(&m.image, path);
-    rc = fc_h5_groups_new(&w->tree, path, &m.groups, err);
+    fc_code rc = fc_h5_groups_new(&w->tree, path, &m.groups, err);
     for (uint32_t i = 0; rc == FC_OK && i < w->target->ntensors; i++) {
         rc = add_value(&m, w->tree.order[i], err);
     }

@@ -5,6 +5,7 @@
 #include "hdf5/writer/out.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "hdf5/schema.h"
 #include "hdf5/writer/types_write.h"
 
@@ -211,10 +212,7 @@ static fc_code enter_parent(fc_h5_out *out, uint32_t node, hid_t *parent, fc_err
     }
     close_groups(out, common);
     for (uint32_t d = common; d < wanted; d++) {
-        fc_code rc = push_group(out, out->chain[d], err);
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(push_group(out, out->chain[d], err));
     }
     *parent = wanted ? out->stack[wanted - 1] : out->file;
     return FC_OK;
@@ -307,12 +305,9 @@ fc_code fc_h5_out_chunked(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndi
 fc_code fc_h5_out_reopen(fc_h5_out *out, uint32_t node, hid_t *id, fc_error *err) {
     hid_t parent;
     *id = H5I_INVALID_HID;
-    fc_code rc = enter_parent(out, node, &parent, err);
-    if (rc == FC_OK) {
-        *id = H5Dopen2(parent, out->tree->nodes[node].link, H5P_DEFAULT);
-        rc = *id < 0 ? fail(out, err, "opening the dataset") : FC_OK;
-    }
-    return rc;
+    FC_TRY(enter_parent(out, node, &parent, err));
+    *id = H5Dopen2(parent, out->tree->nodes[node].link, H5P_DEFAULT);
+    return *id < 0 ? fail(out, err, "opening the dataset") : FC_OK;
 }
 
 fc_code fc_h5_out_place(fc_h5_out *out, hid_t id, int ndim, const int64_t *start, uint32_t mask, uint64_t size,

@@ -6,6 +6,7 @@
 #include "fsdpckpt/select.h"
 #include "hdf5/writer/writer.h"
 
+#include "base/try.h"
 #include "hdf5/writer/groups.h"
 #include "hdf5/writer/image_map.h"
 
@@ -127,8 +128,10 @@ fc_code fc_h5_shard_finish(fc_h5_writer *w, const fc_target_file *file, fc_error
         }
     }
     fc_h5_file_row row = {.size = w->image.file_size, .header_crc64_at = w->image.objects_at + w->image.header_crc64};
-    fc_code rc = fc_h5_image_write(&w->image, &row.header_crc64, err);
-    rc = rc == FC_OK ? fc_h5_note_file(&w->written, w->target, file, &row, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_h5_image_write(&w->image, &row.header_crc64, err), rc, out);
+    rc = fc_h5_note_file(&w->written, w->target, file, &row, err);
+out:
     fc_h5_image_free(&w->image);
     return rc;
 }

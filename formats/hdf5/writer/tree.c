@@ -4,6 +4,7 @@
 #include "hdf5/writer/tree.h"
 
 #include "base/checked.h"
+#include "base/try.h"
 #include "hdf5/names.h"
 
 #include <stdlib.h>
@@ -210,11 +211,14 @@ out:
 fc_code fc_h5_tree_build(const fc_target *target, fc_arena *arena, fc_h5_tree *tree, fc_error *err) {
     builder b = {.target = target, .arena = arena, .tree = tree};
     memset(tree, 0, sizeof *tree);
-    fc_code rc = target->ntensors < NONE ? prepare(&b, err) : fc_fail(err, FC_EUNSUPPORTED, "too many tensors");
-    for (size_t i = 0; rc == FC_OK && i < target->ntensors; i++) {
-        rc = add(&b, (uint32_t)i, err);
+    fc_code rc;
+    FC_TRY_GOTO(target->ntensors < NONE ? prepare(&b, err) : fc_fail(err, FC_EUNSUPPORTED, "too many tensors"), rc,
+                out);
+    for (size_t i = 0; i < target->ntensors; i++) {
+        FC_TRY_GOTO(add(&b, (uint32_t)i, err), rc, out);
     }
-    rc = rc == FC_OK ? order_depth_first(&b, err) : rc;
+    rc = order_depth_first(&b, err);
+out:
     free(b.slots);
     return rc;
 }

@@ -5,6 +5,7 @@
  */
 #include "hdf5/writer/writer.h"
 
+#include "base/try.h"
 #include "hdf5/h5.h"
 
 #include <stdio.h>
@@ -50,9 +51,11 @@ static fc_code add_copy(fc_h5_writer *w, fc_h5_out *out, const fc_target_item *i
     hid_t list = H5I_INVALID_HID;
     fc_arena *scratch = fc_arena_new();
     const char *source = scratch ? fc_h5_tree_path(&w->tree, node, scratch) : NULL;
-    fc_code rc = source ? fc_h5_out_mappings(out, &list, err) : fc_fail(err, FC_ENOMEM, "out of memory");
-    rc = rc == FC_OK ? fc_h5_out_map(out, list, ndim, sizes, &whole, source, err) : rc;
-    rc = rc == FC_OK ? fc_h5_out_virtual(out, node, tensor->dtype, ndim, sizes, list, id, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(source ? fc_h5_out_mappings(out, &list, err) : fc_fail(err, FC_ENOMEM, "out of memory"), rc, out);
+    FC_TRY_GOTO(fc_h5_out_map(out, list, ndim, sizes, &whole, source, err), rc, out);
+    rc = fc_h5_out_virtual(out, node, tensor->dtype, ndim, sizes, list, id, err);
+out:
     if (list >= 0) {
         H5Pclose(list);
     }
@@ -179,10 +182,7 @@ fc_code fc_h5_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
 /* The items' digests are known by now. A dataset's place in the file is 0 for those that are copies. */
 static fc_code finish_by_library(fc_h5_writer *w, const fc_target_file *file, fc_error *err) {
     size_t count = 0;
-    fc_code rc = fc_h5_end_chunks(w, FC_OK, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_h5_end_chunks(w, FC_OK, err));
     for (size_t i = 0; i < file->nitems; i++) {
         if (w->patches[i].object != 0) {
             w->patches[count++] = (fc_h5_patch){w->patches[i].object, file->items[i].crc64};
