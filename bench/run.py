@@ -29,7 +29,7 @@ BEGIN, END = "<!-- bench/run: begin -->", "<!-- bench/run: end -->"
 PEAK_MIB = 64
 WRITTEN = 1.05  # × the output: more is a temporary copy
 
-# {dir}: the new input; {size}: --size; {ours}: the command; {NAME}: another input, listed before.
+# {dir} is the new input, {size} the option, {ours} the command, {NAME} an input listed before.
 SOURCES = {
     "fsdp": "{python} {make_big} data {dir} --size {size} --dp 8",
     "2d": "{python} {make_big} data {dir} --size {size} --tp 2 --dp 4",
@@ -50,12 +50,12 @@ SOURCES = {
     "packed-by-us": "{ours} consolidate {weights} -o {dir} --to h5 --compress 1 -q",
 }
 
-# What makes an input, or a peer, beyond torch and h5py: a program or a module of Python.
+# The program or Python module that an input needs, apart from torch and h5py.
 SOURCE_NEEDS = {"zero3": "deepspeed", "packed": "h5repack"}
 
-# source: which input; repeat: runs in a round, for what is too short to time once; rounds: for what is slow, so many at
-# most and none with a cold cache; synced: whether the output is on the disk in the end (None: there is none); needs: a
-# program or module that may be missing.
+# source: the input; repeat: runs per round, for short commands; rounds: most rounds of a slow command, which then has none
+# with a cold cache; synced: whether the output is on the disk at the end (None: no output); needs: a program or module that
+# may be missing.
 Command = namedtuple("Command", "title source line repeat rounds synced needs", defaults=(1, None, True, None))
 
 
@@ -94,9 +94,10 @@ COMMANDS = {
 }
 
 
-# Goals: (peer or None, how it is met and worded from ours and the peer's result). A result has .best, .median
-# (seconds), .whole (seconds of the whole command, which for Python's peers are more), .peak (MiB), .size (bytes of the
-# output) and .written (bytes that went to files). Met: True, False, None for what is only told, or under which condition.
+# A goal is (peer or None, function of our result and the peer's). A result has .best and .median (seconds), .whole (seconds
+# of the whole command, which includes the start of Python for some peers), .peak (MiB), .size (bytes of the output) and
+# .written (bytes written to files). The function returns (met, value, goal). Met is True, False, None if there is no goal,
+# or the condition under which it is met.
 def at_most(peer, ratio):
     return peer, lambda o, p: (o.median / p.median <= ratio, "%.2f × the time" % (o.median / p.median), "≤ %.2f ×" % ratio)
 
@@ -104,13 +105,13 @@ def at_most(peer, ratio):
 def faster(peer, times):
     def judge(o, p):
         ratio, whole = p.median / o.median, statistics.median(p.whole) / o.median
-        told = "%.1f × faster" % ratio + (", %.1f × with Python's start" % whole if p.whole != p.seconds else "")
-        return (ratio >= times or whole >= times and "with Python's start"), told, "≥ %g ×" % times
+        text = "%.1f × faster" % ratio + (", %.1f × with Python's start" % whole if p.whole != p.seconds else "")
+        return (ratio >= times or whole >= times and "with Python's start"), text, "≥ %g ×" % times
 
     return peer, judge
 
 
-def beside(peer):
+def compared_with(peer):
     return peer, lambda o, p: (None, "%.2f × the time" % (o.median / p.median), "")
 
 
@@ -123,25 +124,25 @@ def same_size(peer, fraction):
                                "≤ +%g %% bytes" % (100 * fraction))
 
 
-# Ours, each with its goals.
+# Our commands with their goals.
 Job = namedtuple("Job", "command goals")
 JOBS = {
     "consolidate-fsdp": Job(Command("consolidate 8 FSDP shards, DCP", "fsdp", "{ours} consolidate {src} -o {dst}.h5 -q"),
-                            [at_most("cp", 0.35), faster("torch", 12), beside("bare"), beside("bare-write")]),
+                            [at_most("cp", 0.35), faster("torch", 12), compared_with("bare"), compared_with("bare-write")]),
     "consolidate-h5": Job(Command("consolidate 8 FSDP shards, HDF5", "h5", "{ours} consolidate {src} -o {dst}.h5 -q"),
-                          [at_most("cp", 0.35), faster("torch", 12), beside("bare")]),
+                          [at_most("cp", 0.35), faster("torch", 12), compared_with("bare")]),
     "consolidate-hf": Job(Command("consolidate 8 FSDP shards, safetensors (Hugging Face DCP)", "hf",
                                   "{ours} consolidate {src} -o {dst}.safetensors -q"),
-                          [at_most("cp-hf", 0.35), faster("torch-hf", 8), beside("bare-hf")]),
+                          [at_most("cp-hf", 0.35), faster("torch-hf", 8), compared_with("bare-hf")]),
     "consolidate-hf-2d": Job(Command("consolidate tp 2 × dp 4, safetensors (Hugging Face DCP)", "hf-2d",
                                      "{ours} consolidate {src} -o {dst}.safetensors -q"),
-                             [at_most("cp-hf", 0.5), faster("torch-hf-2d", 8), beside("bare-hf")]),
+                             [at_most("cp-hf", 0.5), faster("torch-hf-2d", 8), compared_with("bare-hf")]),
     "consolidate-2d": Job(Command("consolidate tp 2 × dp 4, DCP", "2d", "{ours} consolidate {src} -o {dst}.h5 -q"),
-                          [at_most("cp", 0.5), faster("torch-2d", 12), beside("bare")]),
+                          [at_most("cp", 0.5), faster("torch-2d", 12), compared_with("bare")]),
     "reshard-2d": Job(Command("reshard 8 → tp 2 × dp 4", "fsdp", "{ours} reshard {src} -o {dst} --tp 2 --dp 4 -q"),
-                      [at_most("cp", 0.5), beside("bare")]),
+                      [at_most("cp", 0.5), compared_with("bare")]),
     "reshard-8": Job(Command("reshard tp 2 × dp 4 → 8", "2d", "{ours} reshard {src} -o {dst} --dp 8 -q"),
-                     [at_most("cp", 0.5), beside("bare")]),
+                     [at_most("cp", 0.5), compared_with("bare")]),
     "dcp-to-torch": Job(Command("8 FSDP shards, DCP → `torch.save`", "fsdp",
                                 "{ours} consolidate {src} -o {dst}.pt --to pt -q"), [faster("torch", 8)]),
     "torch-to-dcp": Job(Command("`torch.save` → DCP", "pt", "{ours} convert {src} -o {dst} --to dcp -q"),
@@ -238,7 +239,7 @@ class Bench:
 
     def make_sources(self, wanted):
         given = dict(pair.split("=", 1) for pair in self.args.source)
-        for name, line in reversed(SOURCES.items()):  # and what these are made of
+        for name, line in reversed(SOURCES.items()):  # also the inputs from which these are made
             wanted |= {n for n in SOURCES if name in wanted and name not in given and "{%s}" % n in line}
         for name, line in SOURCES.items():
             if name not in wanted:
@@ -250,7 +251,7 @@ class Bench:
             self.words[name] = path
 
     def run(self, command, cold, result):
-        """One timed run in a clean place."""
+        """Makes one timed run in an empty directory."""
         remove_outputs(self.scratch)
         os.sync()
         src = self.words[command.source]
@@ -262,7 +263,7 @@ class Bench:
                                                cache="cold" if cold else "warm", **self.words))
         started = time.perf_counter()
         process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
-        told = re.search(r"^seconds: ([0-9.]+)$", process.stdout.read(), re.M)
+        reported = re.search(r"^seconds: ([0-9.]+)$", process.stdout.read(), re.M)
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - started
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -271,7 +272,7 @@ class Bench:
             result.failed = True
             return
         result.whole.append(seconds)
-        result.seconds.append(float(told.group(1)) if told else seconds)
+        result.seconds.append(float(reported.group(1)) if reported else seconds)
         result.peak = max(result.peak, usage.ru_maxrss / 1024)
         result.size = size_of(self.scratch)
         result.written = usage.ru_oublock * 512
@@ -288,7 +289,7 @@ class Bench:
                         self.run(command, cold, results[name])
                 if results[name].failed and name not in COMMANDS:
                     raise SystemExit(1)
-                if results[name].failed:  # a peer: the table says so
+                if results[name].failed:  # a peer; the table reports it
                     continue
                 print("%s %d/%d: %s %.3f s" % ("cold" if cold else "warm", i + 1, rounds, name, results[name].seconds[-1]),
                       file=sys.stderr)
@@ -296,7 +297,7 @@ class Bench:
 
 
 def goal_lines(name, job, results):
-    """(against, its seconds and memory, synced, ratio, goal, reached) for each goal of a job."""
+    """Yields (peer, its seconds and memory, synced, ratio, goal, reached) for each goal of a job."""
     o = results[name]
     for peer, judge in job.goals:
         p = results.get(peer)
@@ -338,7 +339,7 @@ def first_match(path, pattern, otherwise="unknown"):
 
 def machine(work):
     kind = subprocess.run(["stat", "-f", "-c", "%T", work], capture_output=True, text=True).stdout.strip()
-    # statfs cannot tell ext2, ext3 and ext4 apart; the table of mounts can.
+    # statfs cannot distinguish ext2, ext3 and ext4; the table of mounts can.
     mounts = sorted((line.split() for line in open("/proc/mounts")), key=lambda m: len(m[1]))
     kind = next((m[2] for m in reversed(mounts) if work.startswith(m[1])), kind)
     memory = int(first_match("/proc/meminfo", r"^MemTotal: *(\d+)", "0")) / (1 << 20)

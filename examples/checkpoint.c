@@ -80,15 +80,18 @@ static fc_code gather(trainer *t, const fc_flat_layout *layout, const fc_array *
     fc_device *device = t->shard->device;
     int64_t padded = layout->shard_numel * layout->world_size;
     fc_array mine = {0};
-    fc_code rc = fc_array_new(device, shard->dtype, 1, &layout->shard_numel, &mine, err);
-    rc = rc == FC_OK ? fc_array_new(device, shard->dtype, 1, &padded, full, err) : rc;
-    rc = rc == FC_OK ? fc_array_copy(&mine, shard, NULL, err) : rc;
-    if (rc == FC_OK && layout->world_size > 1) {
-        rc = t->shard->all_gather(t->shard, mine.data, full->data, fc_array_bytes(&mine), NULL, err);
-    } else if (rc == FC_OK) {
-        rc = fc_array_copy(full, &mine, NULL, err);
+    fc_code rc;
+    TRY_GOTO(fc_array_new(device, shard->dtype, 1, &layout->shard_numel, &mine, err), rc, out);
+    TRY_GOTO(fc_array_new(device, shard->dtype, 1, &padded, full, err), rc, out);
+    TRY_GOTO(fc_array_copy(&mine, shard, NULL, err), rc, out);
+    if (layout->world_size > 1) {
+        size_t bytes = fc_array_bytes(&mine);
+        TRY_GOTO(t->shard->all_gather(t->shard, mine.data, full->data, bytes, NULL, err), rc, out);
+    } else {
+        TRY_GOTO(fc_array_copy(full, &mine, NULL, err), rc, out);
     }
-    rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
+    rc = device->synchronize(device, NULL, err);
+out:
     fc_array_free(&mine);
     return rc;
 }
@@ -209,12 +212,12 @@ fc_code train_save(trainer *t, const char *path, fc_error *err) {
     rc = rc == FC_OK ? fc_checkpoint_in_memory("the training", s.tensors, s.count, &source, err) : rc;
     rc = fc_comm_agree(t->host, rc, err);
     if (rc == FC_OK) {
-        fc_convert_options how = {.format = fc_format_find("h5"),
-                                  .selection = {.mesh = &t->mesh},
-                                  .force = true,
-                                  .comm = t->host,
-                                  .own_parts = true};
-        rc = fc_convert(source, path, &how, NULL, err);
+        fc_convert_options options = {.format = fc_format_find("h5"),
+                                      .selection = {.mesh = &t->mesh},
+                                      .force = true,
+                                      .comm = t->host,
+                                      .own_parts = true};
+        rc = fc_convert(source, path, &options, NULL, err);
     }
     fc_checkpoint_close(source);
     fc_arena_free(s.arena);

@@ -19,6 +19,15 @@
         }                                                                                                              \
     } while (0)
 
+/* Stores the code of `call` in `rc`, and jumps to `label` if it fails. */
+#define TRY_GOTO(call, rc, label)                                                                                      \
+    do {                                                                                                               \
+        (rc) = (call);                                                                                                 \
+        if ((rc) != FC_OK) {                                                                                           \
+            goto label;                                                                                                \
+        }                                                                                                              \
+    } while (0)
+
 typedef struct train_options {
     const char *comm; /* "local", "mpi" or "nccl" */
     int ranks;        /* number of threads, for "local" */

@@ -58,19 +58,21 @@ static fc_code add_state(trainer *t, int i, const char *name, const fc_checkpoin
     fc_device *device = t->world->device;
     fc_array params[2] = {{0}}, flat = {0}, shard = {0};
     int64_t rank = layout->world_size > 1 ? t->shard->rank : 0;
-    fc_code rc = fc_array_new(fc_fsdp_local_shard(handle)->device, FC_F32, 1, &layout->shard_numel, out, err);
-    if (rc == FC_OK && !from) {
+    fc_code rc;
+    TRY(fc_array_new(fc_fsdp_local_shard(handle)->device, FC_F32, 1, &layout->shard_numel, out, err));
+    if (!from) {
         return out->device->zero(out->device, out->data, fc_array_bytes(out), NULL, err);
     }
-    for (int kind = 0; rc == FC_OK && kind < 2; kind++) {
-        rc = train_load_param(from, &mlp_layers[i], kind, name, device, &params[kind], err);
+    for (int kind = 0; kind < 2; kind++) {
+        TRY_GOTO(train_load_param(from, &mlp_layers[i], kind, name, device, &params[kind], err), rc, out);
     }
-    rc = rc == FC_OK ? fc_array_new(device, FC_F32, 1, &layout->numel, &flat, err) : rc;
-    rc = rc == FC_OK ? fc_array_new(device, FC_F32, 1, &layout->shard_numel, &shard, err) : rc;
-    rc = rc == FC_OK ? fc_flat_flatten(layout, params, &flat, NULL, err) : rc;
-    rc = rc == FC_OK ? fc_flat_shard(layout, &flat, rank, &shard, NULL, err) : rc;
-    rc = rc == FC_OK ? fc_array_copy(out, &shard, NULL, err) : rc;
-    rc = rc == FC_OK ? device->synchronize(device, NULL, err) : rc;
+    TRY_GOTO(fc_array_new(device, FC_F32, 1, &layout->numel, &flat, err), rc, out);
+    TRY_GOTO(fc_array_new(device, FC_F32, 1, &layout->shard_numel, &shard, err), rc, out);
+    TRY_GOTO(fc_flat_flatten(layout, params, &flat, NULL, err), rc, out);
+    TRY_GOTO(fc_flat_shard(layout, &flat, rank, &shard, NULL, err), rc, out);
+    TRY_GOTO(fc_array_copy(out, &shard, NULL, err), rc, out);
+    rc = device->synchronize(device, NULL, err);
+out:
     fc_array_free(&params[0]);
     fc_array_free(&params[1]);
     fc_array_free(&flat);
@@ -341,16 +343,15 @@ static fc_code train_thread(fc_comm *comm, void *context, fc_error *err) {
 static fc_code train_processes(const train_options *o, fc_error *err) {
     fc_device *cpu = NULL, *gpu = NULL;
     fc_comm *mpi = NULL, *nccl = NULL;
-    fc_code rc = fc_device_cpu(&cpu, err);
-    rc = rc == FC_OK ? fc_comm_mpi(cpu, &mpi, err) : rc;
-    if (rc == FC_OK && strcmp(o->comm, "nccl") == 0) {
-        rc = fc_device_cuda(mpi->rank, &gpu, err);
-        rc = fc_comm_agree(mpi, rc, err);
-        rc = rc == FC_OK ? fc_comm_nccl(mpi, gpu, &nccl, err) : rc;
+    fc_code rc;
+    TRY_GOTO(fc_device_cpu(&cpu, err), rc, out);
+    TRY_GOTO(fc_comm_mpi(cpu, &mpi, err), rc, out);
+    if (strcmp(o->comm, "nccl") == 0) {
+        TRY_GOTO(fc_comm_agree(mpi, fc_device_cuda(mpi->rank, &gpu, err), err), rc, out);
+        TRY_GOTO(fc_comm_nccl(mpi, gpu, &nccl, err), rc, out);
     }
-    if (rc == FC_OK) {
-        rc = train(o, nccl ? nccl : mpi, mpi, err);
-    }
+    rc = train(o, nccl ? nccl : mpi, mpi, err);
+out:
     if (nccl) {
         nccl->free(nccl);
     }

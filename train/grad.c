@@ -195,20 +195,19 @@ static fc_code add_to_saved(fc_fsdp_handle *h, const fc_array *reduced, fc_fsdp_
 fc_code fc_fsdp_accumulate(fc_fsdp_handle *h, const fc_array *reduced, fc_fsdp_stream stream, fc_error *err) {
     fc_fsdp *fsdp = h->unit->fsdp;
     fc_stream *s = fsdp->streams[stream];
-    fc_code rc;
     memset(h->is_grad_none, 0, h->layout.nparams * sizeof *h->is_grad_none); /* _reset_is_grad_none */
     if (h->has_saved) {
-        rc = add_to_saved(h, reduced, stream, err);
+        FC_TRY(add_to_saved(h, reduced, stream, err));
     } else {
-        rc = to_full_precision(fsdp, reduced, &h->grad_shard, s, err);
+        FC_TRY(to_full_precision(fsdp, reduced, &h->grad_shard, s, err));
         h->saved = view_of(&h->grad_shard);
-        h->has_saved = rc == FC_OK;
+        h->has_saved = true;
     }
-    if (rc == FC_OK && h->unit->options.offload_params && h->saved.data != h->host_grad.data) {
-        rc = fc_array_copy(&h->host_grad, &h->saved, s, err);
+    if (h->unit->options.offload_params && h->saved.data != h->host_grad.data) {
+        FC_TRY(fc_array_copy(&h->host_grad, &h->saved, s, err));
         fc_fsdp_trace(h, FC_ACTION_OFFLOAD, stream);
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_array *fc_fsdp_sharded_grad(fc_fsdp_handle *handle) {

@@ -116,15 +116,15 @@ static fc_code gather_lists(fc_comm *comm, const char *own, size_t size, fc_aren
     if (rc != FC_OK || !counts) {
         return rc;
     }
-    rc = comm->all_gather(comm, &mine, counts, sizeof mine, NULL, err);
+    FC_TRY(comm->all_gather(comm, &mine, counts, sizeof mine, NULL, err));
     *displs = counts + n;
-    for (size_t r = 0; rc == FC_OK && r < n; r++) {
+    for (size_t r = 0; r < n; r++) {
         (*displs)[r] = total;
         total += counts[r];
     }
-    *all = rc == FC_OK ? fc_arena_alloc(arena, total) : NULL;
-    rc = rc == FC_OK ? fc_comm_agree(comm, *all ? FC_OK : fc_no_memory(err, NULL), err) : rc;
-    return rc == FC_OK ? comm->all_gather_v(comm, own, *all, counts, *displs, NULL, err) : rc;
+    *all = fc_arena_alloc(arena, total);
+    FC_TRY(fc_comm_agree(comm, *all ? FC_OK : fc_no_memory(err, NULL), err));
+    return comm->all_gather_v(comm, own, *all, counts, *displs, NULL, err);
 }
 
 static size_t count_lines(const char *text) {

@@ -109,7 +109,9 @@ static fc_code transfer_file(const transfer *t, const fc_sent_file *file, fc_err
     uint64_t size;
     bool sends = t->pair->rank == 1;
     fc_code rc = sends ? join(path, t->source, file->name, err) : create(t->into, file->name, path, &fd, err);
-    rc = rc == FC_OK && sends ? fc_open_input(path, &fd, &size, err) : rc;
+    if (rc == FC_OK && sends) {
+        rc = fc_open_input(path, &fd, &size, err);
+    }
     for (uint64_t at = 0; at < file->size; at += BLOCK_BYTES) {
         size_t bytes = file->size - at < BLOCK_BYTES ? (size_t)(file->size - at) : BLOCK_BYTES;
         if (rc == FC_OK && sends) {

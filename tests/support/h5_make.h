@@ -13,12 +13,12 @@ typedef struct h5_made {
     fc_checkpoint source;
     fc_mesh mesh;
     fc_target target;
-    fc_tensor *sources; /* of the target tensors */
+    fc_tensor *sources; /* the source tensors of `tensors` */
     fc_target_tensor *tensors;
     size_t capacity;
 } h5_made;
 
-/** An empty one on a mesh; names and sizes of its `ndim` dimensions as in "replicate", "dp", "tp". */
+/** Makes an empty checkpoint on a mesh of `ndim` dimensions, named "replicate", "dp" and "tp". */
 void h5_made_begin(h5_made *made, int ndim, const char *const *names, const int64_t *sizes);
 void h5_made_end(h5_made *made);
 
@@ -35,13 +35,13 @@ void h5_made_object(h5_made *made, const char *path, int64_t bytes, const char *
 /** Adds the values of the oracle test: every dtype, odd names, lists, 0-dim, empty and uneven tensors, objects. */
 void h5_made_zoo(h5_made *made);
 
-/** The part of `rank`, allocated from made->arena. */
+/** Makes the target file of `rank`, allocated from made->arena. */
 fc_target_file h5_made_part(h5_made *made, int64_t rank);
 
-/** Writes the bytes of the owned items of `part` where reserve said. */
+/** Writes the bytes of the items that `file` owns at the offsets from reserve. */
 fc_code h5_made_fill(const h5_made *made, const fc_target_file *file, fc_error *err);
 
-/** create, reserve and fill each part, finish, destroy. */
+/** Writes the whole checkpoint: create, reserve and fill each target file, finish, destroy. */
 fc_code h5_made_write(h5_made *made, const char *staging, fc_error *err);
 
 #endif

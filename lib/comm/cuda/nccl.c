@@ -289,7 +289,9 @@ static fc_code nccl_split(fc_comm *comm, int color, fc_comm **out, fc_error *err
         }
     }
     free(colors);
-    rc = rc == FC_OK ? comm_new(comm->device, rank, size, out, err) : rc;
+    if (rc == FC_OK) {
+        rc = comm_new(comm->device, rank, size, out, err);
+    }
     if (rc != FC_OK) {
         comm->broken = true;
         return rc;
@@ -428,19 +430,19 @@ static fc_code new_nccl_file(const char *path, int rank, int size, int seconds, 
                              fc_error *err) {
     ncclUniqueId id;
     *out = NULL;
-    fc_code rc = check_device(device, err);
-    if (rc == FC_OK && (size < 1 || rank < 0 || rank >= size)) {
-        rc = fc_fail(err, FC_EUSAGE, "nccl: rank %d does not exist among %d ranks", rank, size);
+    FC_TRY(check_device(device, err));
+    if (size < 1 || rank < 0 || rank >= size) {
+        return fc_fail(err, FC_EUSAGE, "nccl: rank %d does not exist among %d ranks", rank, size);
     }
-    if (rc == FC_OK && rank == 0) {
-        rc = make_id(&id, err);
-        rc = rc == FC_OK ? write_id(path, &id, err) : rc;
-    } else if (rc == FC_OK) {
-        rc = read_id(path, seconds, &id, err);
-    }
-    rc = rc == FC_OK ? join(&id, rank, size, device, out, err) : rc;
     if (rank == 0) {
-        unlink(path); /* all ranks have joined, or the start has failed */
+        FC_TRY(make_id(&id, err));
+        FC_TRY(write_id(path, &id, err));
+    } else {
+        FC_TRY(read_id(path, seconds, &id, err));
+    }
+    fc_code rc = join(&id, rank, size, device, out, err);
+    if (rank == 0) {
+        unlink(path); /* all ranks have joined, or joining has failed */
     }
     return rc;
 }
