@@ -73,15 +73,17 @@ static fc_code read_part(const fc_checkpoint *checkpoint, const char *head, cons
         return fc_no_memory(err, checkpoint->path);
     }
     *part = (fc_checkpoint){.format = checkpoint->format, .path = path, .arena = arena};
-    fc_code rc = check_folder(checkpoint, path, name, options, err);
-    rc = rc == FC_OK ? fc_dcp_load(part, options, path, metadata, err) : rc;
-    rc = rc == FC_OK ? fc_note_other_files(part, path, err) : rc; /* while they are named as seen from their own */
-    fc_file *files = (fc_file *)(uintptr_t)part->files;           /* ours, as long as the manifest is being built */
-    for (size_t i = 0; rc == FC_OK && i < part->nfiles; i++) {
+    FC_TRY(check_folder(checkpoint, path, name, options, err));
+    FC_TRY(fc_dcp_load(part, options, path, metadata, err));
+    FC_TRY(fc_note_other_files(part, path, err));       /* needs names that are relative to the part's own folder */
+    fc_file *files = (fc_file *)(uintptr_t)part->files; /* ours while the manifest is built */
+    for (size_t i = 0; i < part->nfiles; i++) {
         files[i].name = fc_arena_printf(arena, "%s/%s", name, files[i].name);
-        rc = files[i].name ? FC_OK : fc_no_memory(err, checkpoint->path);
+        if (!files[i].name) {
+            return fc_no_memory(err, checkpoint->path);
+        }
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Puts the values of a part behind those that are there, its files behind the `base` files of the parts before. */

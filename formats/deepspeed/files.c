@@ -169,9 +169,8 @@ static fc_code find_step(fc_arena *arena, const char *path, ds_files *out, fc_er
         FC_TRY(find_steps(path, found, &count, err));
         if (count != 1) {
             return fc_fail(err, FC_EUSAGE,
-                           "%s: holds %zu steps and no file 'latest' that says which: name the directory of one of "
-                           "them",
-                           path, count);
+                           "%s: the directory holds %zu steps and no file 'latest'; give the path of one step", path,
+                           count);
         }
     }
     out->directory = fc_arena_strndup(arena, found, strlen(found));
@@ -299,18 +298,20 @@ static fc_code take_files(fc_arena *arena, const found_file *list, size_t count,
 fc_code fc_ds_find_files(fc_arena *arena, const char *path, ds_files *out, fc_error *err) {
     found_file *list = NULL;
     size_t count = 0;
-    fc_code rc = find_step(arena, path, out, err);
-    out->universal = rc == FC_OK && fc_ds_is_universal(out->directory);
+    fc_code rc;
+    FC_TRY(find_step(arena, path, out, err));
+    out->universal = fc_ds_is_universal(out->directory);
     out->model_parallel = 1;
-    rc = rc == FC_OK ? list_files(out, &list, &count, err) : rc;
-    if (rc == FC_OK) {
-        if (count > 0) {
-            qsort(list, count, sizeof *list, by_rank);
-        }
-        rc = check_ranks(out, list, count, err);
+    FC_TRY_GOTO(list_files(out, &list, &count, err), rc, out);
+    if (count > 0) {
+        qsort(list, count, sizeof *list, by_rank);
     }
-    rc = rc == FC_OK ? take_files(arena, list, count, out, err) : rc;
-    rc = rc == FC_OK && out->universal ? fc_ds_find_universal(arena, out, err) : rc;
+    FC_TRY_GOTO(check_ranks(out, list, count, err), rc, out);
+    FC_TRY_GOTO(take_files(arena, list, count, out, err), rc, out);
+    if (out->universal) {
+        rc = fc_ds_find_universal(arena, out, err);
+    }
+out:
     for (size_t i = 0; i < count; i++) {
         free(list[i].name);
     }

@@ -180,9 +180,12 @@ fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *optio
         qsort(ranks, count, sizeof *ranks, by_place);
         rc = check_names(checkpoint->path, ranks, count, err);
     }
-    rc = rc == FC_OK ? take(checkpoint, ranks, count, out, err) : rc;
+    if (rc == FC_OK) {
+        rc = take(checkpoint, ranks, count, out, err);
+    }
     free(ranks);
-    return rc == FC_OK && !options->follow_external ? check_links(checkpoint, err) : rc;
+    FC_TRY(rc);
+    return options->follow_external ? FC_OK : check_links(checkpoint, err);
 }
 
 /* ---- the meaning of the numbers ---- */

@@ -316,18 +316,15 @@ static fc_code join_shared(joiner *j, const group *g) {
     mg_cut cut = first->cut;
     bool differ = false, is_cut = cut.rule == MG_CUT || cut.rule == MG_GATED;
     int64_t parts = parts_of(r, first);
-    fc_code rc = check_group(r, g);
-    if (rc == FC_OK && is_cut && cut.dim >= first->ndim) {
-        rc = fc_fail(r->err, FC_ECORRUPT,
-                     "%s: tensor %.256s: it has too few dimensions to be sharded along dimension %d",
-                     fc_mg_file(r, first->file), first->name, cut.dim);
+    FC_TRY(check_group(r, g));
+    if (is_cut && cut.dim >= first->ndim) {
+        return fc_fail(r->err, FC_ECORRUPT,
+                       "%s: tensor %.256s: it has too few dimensions to be sharded along dimension %d",
+                       fc_mg_file(r, first->file), first->name, cut.dim);
     }
-    rc = rc == FC_OK ? fill_cells(j, g, &differ) : rc;
-    for (int64_t i = 1; rc == FC_OK && !is_cut && i < parts; i++) {
-        rc = check_copy(r, j->cells[0], j->cells[i], &differ);
-    }
-    if (rc != FC_OK) {
-        return rc;
+    FC_TRY(fill_cells(j, g, &differ));
+    for (int64_t i = 1; !is_cut && i < parts; i++) {
+        FC_TRY(check_copy(r, j->cells[0], j->cells[i], &differ));
     }
     if (differ) {
         r->differing = r->differing ? r->differing : first->name;

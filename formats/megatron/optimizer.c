@@ -307,22 +307,23 @@ static fc_code add_members(const mg_optimizer *o, fc_pv dict, const fc_path *pre
     fc_arena *arena = r->checkpoint->arena;
     size_t n;
     const fc_pv *pairs = fc_pickle_items(r->f.p, dict, &n);
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+    for (size_t i = 0; i + 1 < n; i += 2) {
         fc_path_element *path = fc_arena_calloc(arena, prefix->count + 1, sizeof *path);
         if (!path) {
             return fc_mg_no_memory(r);
         }
         memcpy(path, prefix->elements, prefix->count * sizeof *path);
-        rc = fc_torch_key_element(&r->f, pairs[i], arena, &path[prefix->count], r->err);
+        FC_TRY(fc_torch_key_element(&r->f, pairs[i], arena, &path[prefix->count], r->err));
         bool skip = false;
-        for (size_t k = 0; rc == FC_OK && skipped[k]; k++) {
+        for (size_t k = 0; skipped[k]; k++) {
             skip = skip || strcmp(skipped[k], path[prefix->count].key) == 0;
         }
         const fc_path whole = {path, prefix->count + 1};
-        rc = rc == FC_OK && !skip ? fc_mg_add(r, &whole, pairs[i + 1]) : rc;
+        if (!skip) {
+            FC_TRY(fc_mg_add(r, &whole, pairs[i + 1]));
+        }
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code add_groups(const mg_optimizer *o) {

@@ -115,9 +115,8 @@ static fc_code read_members(mg_reader *r, bool count) {
     size_t n, first = r->nvalues, end = first;
     fc_pv optimizer = 0;
     const fc_pv *pairs = fc_pickle_items(r->f.p, r->f.p->root, &n);
-    fc_code rc = FC_OK;
     for (size_t pass = 0; pass < 2; pass++) { /* the model first, so that it is values[first] to values[end - 1] */
-        for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+        for (size_t i = 0; i + 1 < n; i += 2) {
             size_t length, chunk;
             const char *key = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f.p, pairs[i], &length) : NULL;
             const char *copy = key ? fc_arena_strndup(r->checkpoint->arena, key, strlen(key)) : NULL;
@@ -126,14 +125,21 @@ static fc_code read_members(mg_reader *r, bool count) {
                            : fc_fail(r->err, FC_EUNSUPPORTED, "%s: the key of a member is not a string", r->f.path);
             }
             if (is_model(copy, &chunk) == (pass == 0)) {
-                rc = read_member(r, copy, pairs[i + 1], &optimizer, count);
+                FC_TRY(read_member(r, copy, pairs[i + 1], &optimizer, count));
             }
         }
-        rc = rc == FC_OK && pass == 0 && !count && r->grid.tp > 1 ? fc_mg_find_gates(r, first) : rc;
+        if (pass == 0 && !count && r->grid.tp > 1) {
+            FC_TRY(fc_mg_find_gates(r, first));
+        }
         end = pass == 0 ? r->nvalues : end;
     }
-    rc = rc == FC_OK && optimizer ? fc_mg_read_optimizer(r, optimizer, first, end) : rc;
-    return rc == FC_OK && !count && r->grid.optimizers == r->grid.count ? fc_mg_read_distributed(r, first, end) : rc;
+    if (optimizer) {
+        FC_TRY(fc_mg_read_optimizer(r, optimizer, first, end));
+    }
+    if (count || r->grid.optimizers < r->grid.count) {
+        return FC_OK;
+    }
+    return fc_mg_read_distributed(r, first, end);
 }
 
 /* Opens the file of a rank. On failure nothing stays open. */
