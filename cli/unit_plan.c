@@ -139,7 +139,7 @@ fc_code unit_plan_make(unit_plan *c, const fc_checkpoint *model, fc_error *err) 
     fc_model_info info;
     fc_code rc = read_info(c, &info, err);
     if (rc == FC_OK && is_file(c->o->policy)) {
-        rc = fc_check_named("--policy", "policy", c->o->policy, "use blocks, size:N, class:NAME,...",
+        rc = fc_check_named("--policy", "policy", c->o->policy, "use blocks, size:N, class:NAME,... or a file",
                             "{\"layers.*\": true}", err);
         rc = rc == FC_OK ? fc_wrap_file_load(c->o->policy, c->arena, &c->file, err) : rc;
     }

@@ -1,11 +1,12 @@
 /*
- * What Hugging Face's accelerate, and the Trainer over it, save of an FSDP run with SHARDED_STATE_DICT, read: a folder
- * with one DCP checkpoint for the model (model.*) and one for the optimizer (optimizer.*). The two become one manifest
- * over the files of both, which the readers of DCP take for one of theirs.
+ * Reads what Hugging Face's accelerate, and its Trainer, save of an FSDP run with SHARDED_STATE_DICT: a folder with one
+ * DCP checkpoint for the model (model.*) and one for the optimizer (optimizer.*). The two are joined into one manifest
+ * over the files of both, so that DCP's functions can read it.
  */
 #include "fsdpckpt/format.h"
 
 #include "base/file_name.h"
+#include "base/try.h"
 #include "checkpoint/other_files.h"
 #include "checkpoint/same_name.h"
 #include "dcp/dcp.h"
@@ -15,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The model's folder has had two names; the number is that of the model, or of the optimizer, that was prepared. */
+/* Versions of accelerate use two names for the model's folder. A number follows: that of the prepared model. */
 static const char *const models[] = {"pytorch_model_fsdp", "pytorch_model"};
 static const char optimizer[] = "optimizer";
 
@@ -41,15 +42,16 @@ static bool accelerate_probe(const fc_probe *probe) {
     return probe->is_directory && model_of(probe->path);
 }
 
-/* Their names would be the same. */
+/* Several models or optimizers would have the same names. */
 static fc_code check_single(const fc_checkpoint *checkpoint, const char *head, fc_error *err) {
-    return !has_part(checkpoint->path, head, 1)
-               ? FC_OK
-               : fc_fail(err, FC_EUNSUPPORTED, "%s: %s_0 is not the only one: name the folder of each by itself",
-                         checkpoint->path, head);
+    if (has_part(checkpoint->path, head, 1)) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: %s_1 exists as well as %s_0; open each of these folders on its own",
+                       checkpoint->path, head, head);
+    }
+    return FC_OK;
 }
 
-/* A folder is a link like a file: it must not lead out. */
+/* Like a file, a folder must not be a link out of the checkpoint. */
 static fc_code check_folder(const fc_checkpoint *checkpoint, const char *path, const char *name,
                             const fc_open_options *options, fc_error *err) {
     char root[PATH_MAX];
@@ -60,7 +62,7 @@ static fc_code check_folder(const fc_checkpoint *checkpoint, const char *path, c
                                             : fc_fail_errno(err, errno, "%s: cannot be examined", checkpoint->path);
 }
 
-/* Reads the DCP checkpoint `head`_0 into `part`, its files named as seen from the folder. */
+/* Reads the DCP checkpoint `head`_0 into `part`. The names of its files become relative to the joint folder. */
 static fc_code read_part(const fc_checkpoint *checkpoint, const char *head, const fc_open_options *options,
                          fc_checkpoint *part, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
@@ -71,15 +73,17 @@ static fc_code read_part(const fc_checkpoint *checkpoint, const char *head, cons
         return fc_no_memory(err, checkpoint->path);
     }
     *part = (fc_checkpoint){.format = checkpoint->format, .path = path, .arena = arena};
-    fc_code rc = check_folder(checkpoint, path, name, options, err);
-    rc = rc == FC_OK ? fc_dcp_load(part, options, path, metadata, err) : rc;
-    rc = rc == FC_OK ? fc_note_other_files(part, path, err) : rc; /* while they are named as seen from their own */
-    fc_file *files = (fc_file *)(uintptr_t)part->files;           /* ours, as long as the manifest is being built */
-    for (size_t i = 0; rc == FC_OK && i < part->nfiles; i++) {
+    FC_TRY(check_folder(checkpoint, path, name, options, err));
+    FC_TRY(fc_dcp_load(part, options, path, metadata, err));
+    FC_TRY(fc_note_other_files(part, path, err));       /* needs names that are relative to the part's own folder */
+    fc_file *files = (fc_file *)(uintptr_t)part->files; /* ours while the manifest is built */
+    for (size_t i = 0; i < part->nfiles; i++) {
         files[i].name = fc_arena_printf(arena, "%s/%s", name, files[i].name);
-        rc = files[i].name ? FC_OK : fc_no_memory(err, checkpoint->path);
+        if (!files[i].name) {
+            return fc_no_memory(err, checkpoint->path);
+        }
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Puts the values of a part behind those that are there, its files behind the `base` files of the parts before. */
@@ -121,28 +125,27 @@ static fc_code join(fc_checkpoint *checkpoint, const fc_checkpoint *parts, size_
     checkpoint->nfiles = nfiles;
     checkpoint->tensors = tensors;
     checkpoint->ntensors = ntensors;
-    fc_code rc = fc_find_same_name(tensors, ntensors, &twice, err);
-    return rc != FC_OK || !twice ? rc
-                                 : fc_fail(err, FC_EUNSUPPORTED,
-                                           "%s: %.256s is in the folders of both the model and the optimizer: name "
-                                           "each by itself",
-                                           checkpoint->path, twice);
+    FC_TRY(fc_find_same_name(tensors, ntensors, &twice, err));
+    if (twice) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: %.256s is in the folders of both the model and the optimizer; open each of these folders "
+                       "on its own",
+                       checkpoint->path, twice);
+    }
+    return FC_OK;
 }
 
 static fc_code accelerate_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     fc_checkpoint parts[PARTS] = {0};
     size_t n = 0;
     const char *model = model_of(checkpoint->path);
-    fc_code rc = check_single(checkpoint, model, err);
-    rc = rc == FC_OK ? check_single(checkpoint, optimizer, err) : rc;
-    rc = rc == FC_OK ? read_part(checkpoint, model, options, &parts[n++], err) : rc;
-    if (rc == FC_OK && has_part(checkpoint->path, optimizer, 0)) {
-        rc = read_part(checkpoint, optimizer, options, &parts[n++], err);
+    FC_TRY(check_single(checkpoint, model, err));
+    FC_TRY(check_single(checkpoint, optimizer, err));
+    FC_TRY(read_part(checkpoint, model, options, &parts[n++], err));
+    if (has_part(checkpoint->path, optimizer, 0)) {
+        FC_TRY(read_part(checkpoint, optimizer, options, &parts[n++], err));
     }
-    rc = rc == FC_OK ? join(checkpoint, parts, n, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(join(checkpoint, parts, n, err));
     checkpoint->producer = "accelerate";
     checkpoint->keeps_order = true;
     checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);

@@ -1,5 +1,5 @@
 /*
- * The tensors of the manifest while they are gathered: names, whole values, and runs of flat partitions as boxes.
+ * Builds the tensors of the manifest: their names, whole values, and the boxes that cover runs of flat partitions.
  */
 #include "deepspeed/deepspeed.h"
 
@@ -52,7 +52,7 @@ bool fc_ds_int(const fc_pickle *p, fc_pv v, int64_t *out) {
 
 /* ---- tensors ---- */
 
-ds_tensor *fc_ds_add_tensor(ds_building *b, const char *name, const fc_path_element *elements, size_t count) {
+ds_tensor *fc_ds_add_tensor(ds_builder *b, const char *name, const fc_path_element *elements, size_t count) {
     fc_arena *arena = b->checkpoint->arena;
     if (!fc_grow(&b->tensors, &b->tensors_capacity, b->ntensors + 1, sizeof *b->tensors)) {
         return NULL;
@@ -76,12 +76,12 @@ static char *spell(fc_arena *arena, const fc_path_element *elements, size_t coun
     return name;
 }
 
-/* One more chunk; NULL: out of memory. */
+/* @return NULL when out of memory. */
 static fc_chunk *add_chunk(ds_tensor *t) {
     return fc_grow(&t->chunks, &t->capacity, t->nchunks + 1, sizeof *t->chunks) ? &t->chunks[t->nchunks++] : NULL;
 }
 
-static fc_code set_tensor(const ds_building *b, const fc_torch_tensor *d, const torch_extent *piece, ds_tensor *t) {
+static fc_code set_tensor(const ds_builder *b, const fc_torch_tensor *d, const torch_extent *piece, ds_tensor *t) {
     int64_t *dims = fc_arena_calloc(b->checkpoint->arena, 2 * (size_t)d->ndim, sizeof *dims);
     if (!dims || !fc_numel(d->ndim, d->sizes, &t->numel)) {
         return fc_ds_no_memory(b);
@@ -107,7 +107,7 @@ static fc_code set_tensor(const ds_building *b, const fc_torch_tensor *d, const 
     return FC_OK;
 }
 
-fc_code fc_ds_add_value(ds_building *b, const torch_file *f, const fc_path_element *elements, size_t count, fc_pv v) {
+fc_code fc_ds_add_value(ds_builder *b, const torch_file *f, const fc_path_element *elements, size_t count, fc_pv v) {
     const char *name = spell(b->checkpoint->arena, elements, count);
     ds_tensor *t = name ? fc_ds_add_tensor(b, name, elements, count) : NULL;
     fc_torch_tensor decoded;
@@ -127,12 +127,12 @@ fc_code fc_ds_add_value(ds_building *b, const torch_file *f, const fc_path_eleme
     return rc == FC_OK ? rc : fc_context(b->err, rc, "%s: %.256s", f->path, name);
 }
 
-fc_code fc_ds_add_values(ds_building *b, const torch_file *f, const fc_path_element *elements, size_t count, fc_pv v) {
+fc_code fc_ds_add_values(ds_builder *b, const torch_file *f, const fc_path_element *elements, size_t count, fc_pv v) {
     fc_pv_type type = fc_pv_typeof(v);
     if (type != FC_PV_DICT && type != FC_PV_LIST && type != FC_PV_TUPLE) {
         return fc_ds_add_value(b, f, elements, count, v);
     }
-    fc_pickle part = *f->p; /* the same values, seen from another one of them */
+    fc_pickle part = *f->p; /* the same pickle with `v` as its root */
     torch_file view = *f;
     fc_path prefix = {elements, count};
     torch_leaves leaves = {.arena = b->checkpoint->arena};
@@ -151,24 +151,24 @@ out:
 
 /* ---- flat partitions ---- */
 
-fc_code fc_ds_flat(const ds_building *b, const torch_file *f, const char *what, fc_pv v, fc_torch_tensor *t,
+fc_code fc_ds_flat(const ds_builder *b, const torch_file *f, const char *what, fc_pv v, fc_torch_tensor *t,
                    torch_extent **piece) {
     if (!fc_torch_is_tensor(f->p, v)) {
-        return fc_fail(b->err, FC_ECORRUPT, "%s: %s is no tensor", f->path, what);
+        return fc_fail(b->err, FC_ECORRUPT, "%s: %s is not a tensor", f->path, what);
     }
     fc_code rc = fc_torch_find_extent(f, v, t, b->checkpoint->arena, piece, b->err);
     if (rc != FC_OK) {
         return fc_context(b->err, rc, "%s", f->path);
     }
-    if (rc == FC_OK && (t->ndim != 1 || (t->sizes[0] > 1 && t->strides[0] != 1))) {
-        rc = fc_fail(b->err, FC_ECORRUPT, "%s: %s is not flat", f->path, what);
+    if (t->ndim != 1 || (t->sizes[0] > 1 && t->strides[0] != 1)) {
+        return fc_fail(b->err, FC_ECORRUPT, "%s: %s is not a contiguous tensor of one dimension", f->path, what);
     }
-    return rc;
+    return FC_OK;
 }
 
-/* The part of a flat tensor that a box of `sizes` is, `at` elements behind its start. */
-static torch_extent *piece_of(fc_arena *arena, const torch_extent *flat, int64_t at, int ndim, const int64_t *sizes,
-                              uint32_t element) {
+/* The extent of a row-major box of `sizes` that starts `at` elements into a flat tensor. */
+static torch_extent *box_extent(fc_arena *arena, const torch_extent *flat, int64_t at, int ndim, const int64_t *sizes,
+                                uint32_t element) {
     torch_extent *piece = fc_arena_alloc(arena, sizeof *piece + (size_t)ndim * sizeof *piece->strides);
     if (piece) {
         *piece = *flat;
@@ -178,19 +178,19 @@ static torch_extent *piece_of(fc_arena *arena, const torch_extent *flat, int64_t
     return piece;
 }
 
-fc_code fc_ds_add_run(const ds_building *b, ds_tensor *t, const torch_extent *piece, int64_t at, int64_t first,
+fc_code fc_ds_add_run(const ds_builder *b, ds_tensor *t, const torch_extent *piece, int64_t at, int64_t first,
                       int64_t count, uint32_t rank) {
     fc_arena *arena = b->checkpoint->arena;
     fc_flat_run run;
     int64_t dims[2 * FC_MAX_DIMS], start;
     if (!fc_flat_run_start(&run, t->ndim, t->shape, first, first + count)) {
-        return fc_fail(b->err, FC_ECORRUPT, "%s: %.256s: a partition reaches beyond it", b->checkpoint->path, t->name);
+        return fc_fail(b->err, FC_ECORRUPT, "%s: tensor %.256s: a partition exceeds it", b->checkpoint->path, t->name);
     }
     while (fc_flat_run_next(&run, dims, &start)) {
         size_t bytes = 2 * (size_t)t->ndim * sizeof *dims;
         int64_t *kept = fc_arena_alloc(arena, bytes);
         torch_extent *part =
-            piece_of(arena, piece, at + (start - first), t->ndim, dims + t->ndim, fc_dtype_size(t->dtype));
+            box_extent(arena, piece, at + (start - first), t->ndim, dims + t->ndim, fc_dtype_size(t->dtype));
         fc_chunk *chunk = kept && part ? add_chunk(t) : NULL;
         if (!chunk) {
             return fc_ds_no_memory(b);

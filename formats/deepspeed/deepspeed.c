@@ -1,5 +1,6 @@
 /*
- * DeepSpeed: the format's table, and opening a checkpoint: find its files, read them rank by rank, make the manifest.
+ * The table of the DeepSpeed format. Opens a checkpoint: finds its files, reads them rank by rank and builds the
+ * manifest.
  */
 #include "deepspeed/deepspeed.h"
 
@@ -14,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static fc_code set_tensor(const ds_building *b, const ds_tensor *from, fc_tensor *t) {
+static fc_code set_tensor(const ds_builder *b, const ds_tensor *from, fc_tensor *t) {
     fc_arena *arena = b->checkpoint->arena;
     *t = (fc_tensor){.name = from->name, .path = from->path};
     if (from->object) {
@@ -27,7 +28,7 @@ static fc_code set_tensor(const ds_building *b, const ds_tensor *from, fc_tensor
     if (from->nchunks > 0) {
         memcpy(chunks, from->chunks, from->nchunks * sizeof *chunks);
     }
-    t->dtype = from->dtype == FC_DTYPE_COUNT ? FC_F32 : from->dtype; /* an empty parameter has no piece */
+    t->dtype = from->dtype == FC_DTYPE_COUNT ? FC_F32 : from->dtype; /* an empty parameter has no chunk to set it */
     t->ndim = from->ndim;
     t->shape = from->shape;
     t->chunks = chunks;
@@ -35,30 +36,30 @@ static fc_code set_tensor(const ds_building *b, const ds_tensor *from, fc_tensor
     return FC_OK;
 }
 
-/* What is not in the manifest, and why; NULL: out of memory. */
-static const char *absent_note(const ds_building *b) {
+/* Returns a note about names without data; "" if there are none, NULL when out of memory. */
+static const char *absent_note(const ds_builder *b) {
     return b->nabsent == 0
                ? ""
                : fc_arena_printf(b->checkpoint->arena,
-                                 "%zu name%s of the module, such as %.128s, %s no data in the files: other names of "
-                                 "shared parameters, which DeepSpeed did not write down",
+                                 "%zu name%s of the module, such as %.128s, %s no data in the files; they are other "
+                                 "names of shared parameters, which DeepSpeed did not record",
                                  b->nabsent, b->nabsent == 1 ? "" : "s", b->absent, b->nabsent == 1 ? "has" : "have");
 }
 
-/* Likewise, whether ranks seem to be in the wrong order. */
-static const char *disorder_note(const ds_building *b) {
+/* Returns a note if the files of ranks seem to be in the wrong order; otherwise like absent_note. */
+static const char *disorder_note(const ds_builder *b) {
     size_t rank = 0;
     if (b->stage != 3 || !b->devices || !fc_ds_devices_disorder(b->devices, b->ranks, &rank)) {
         return "";
     }
     return fc_arena_printf(b->checkpoint->arena,
                            "%s was saved from device %" PRId64
-                           ", which is not that rank's turn: if files of ranks were renamed or swapped, which ZeRO-3's "
-                           "do not tell, the weights are mixed up",
+                           ", which does not fit its rank: the files of ranks may have been renamed or swapped, and "
+                           "then the weights are mixed up; files of ZeRO-3 do not record their rank",
                            b->files.files[b->files.optims[rank]].name, b->devices[rank]);
 }
 
-static fc_code set_note(const ds_building *b) {
+static fc_code set_note(const ds_builder *b) {
     const char *absent = absent_note(b), *disorder = disorder_note(b);
     if (absent && disorder && absent[0] != '\0' && disorder[0] != '\0') {
         absent = fc_arena_printf(b->checkpoint->arena, "%s; %s", absent, disorder);
@@ -71,36 +72,37 @@ static fc_code set_note(const ds_building *b) {
     return FC_OK;
 }
 
-static fc_code finish(const ds_building *b) {
+static fc_code finish(const ds_builder *b) {
     fc_tensor *tensors = fc_arena_calloc(b->checkpoint->arena, b->ntensors, sizeof *tensors);
     const char *twice = NULL;
-    fc_code rc = tensors ? FC_OK : fc_ds_no_memory(b);
-    for (size_t i = 0; rc == FC_OK && i < b->ntensors; i++) {
-        rc = set_tensor(b, &b->tensors[i], &tensors[i]);
+    if (!tensors) {
+        return fc_ds_no_memory(b);
     }
-    rc = rc == FC_OK ? fc_find_same_name(tensors, b->ntensors, &twice, b->err) : rc;
-    if (rc == FC_OK && twice) {
-        rc = fc_fail(b->err, FC_ECORRUPT, "%s: the name %.256s is there twice", b->checkpoint->path, twice);
+    for (size_t i = 0; i < b->ntensors; i++) {
+        FC_TRY(set_tensor(b, &b->tensors[i], &tensors[i]));
+    }
+    FC_TRY(fc_find_same_name(tensors, b->ntensors, &twice, b->err));
+    if (twice) {
+        return fc_fail(b->err, FC_ECORRUPT, "%s: the name %.256s appears twice", b->checkpoint->path, twice);
     }
     b->checkpoint->tensors = tensors;
-    b->checkpoint->ntensors = rc == FC_OK ? b->ntensors : 0;
-    return rc == FC_OK ? set_note(b) : rc;
+    b->checkpoint->ntensors = b->ntensors;
+    return set_note(b);
 }
 
-static fc_code check_links(const ds_building *b) {
+static fc_code check_links(const ds_builder *b) {
     char root[PATH_MAX];
-    fc_code rc = FC_OK;
     if (!realpath(b->files.directory, root)) {
-        return fc_fail_errno(b->err, errno, "%s: cannot be examined", b->files.directory);
+        return fc_fail_errno(b->err, errno, "%s: the directory cannot be examined", b->files.directory);
     }
-    for (size_t i = 0; i < b->files.nfiles && rc == FC_OK; i++) {
-        rc = fc_check_link(b->files.files[i].path, b->files.files[i].name, root, b->err);
+    for (size_t i = 0; i < b->files.nfiles; i++) {
+        FC_TRY(fc_check_link(b->files.files[i].path, b->files.files[i].name, root, b->err));
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code ds_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    ds_building b = {.checkpoint = checkpoint, .progress = options->progress, .err = err};
+    ds_builder b = {.checkpoint = checkpoint, .progress = options->progress, .err = err};
     fc_code rc;
     FC_TRY_GOTO(fc_ds_find_files(checkpoint->arena, checkpoint->path, &b.files, err), rc, out);
     if (!options->follow_external) {
@@ -123,7 +125,7 @@ out:
     return rc;
 }
 
-/* Of the record that a chunk lies in; only for the one at its start, so that each record is read once. */
+/* A digest covers a whole record, so only the chunk at the start of the record returns it. */
 static fc_code ds_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                          fc_error *err) {
     if (tensor->object || index == FC_WHOLE_TENSOR ||

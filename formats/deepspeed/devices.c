@@ -1,10 +1,10 @@
 /*
- * Whether files of ZeRO-3 were renamed. They do not say their rank, but the devices that their tensors were on when
- * they were saved. From the number of each rank's device to a rank that stands in the wrong place.
+ * Detects files of ZeRO-3 that were renamed. They do not record their rank, but they record the device that each tensor
+ * was on.
  *
- * Whatever starts the ranks, it numbers the devices of a machine in the order of its ranks. So a rank on device 1 has
- * one on device 0 before it, the second on device 1 a second one, and so on. That is a strong hint and no proof: a
- * training script may choose its devices as it likes.
+ * Launchers number the devices of a machine in the order of its ranks. So before a rank on device 1 there is one on
+ * device 0, before the second rank on device 1 a second one on device 0, and so on. This is a strong hint but no proof:
+ * a training script may choose its devices freely.
  */
 #include "deepspeed/deepspeed.h"
 
@@ -33,7 +33,7 @@ static int by_number(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Which of the `count` different numbers it is. */
+/* The index of `number` among `count` sorted, different numbers. */
 static size_t index_of(const int64_t *numbers, size_t count, int64_t number) {
     const int64_t *found = bsearch(&number, numbers, count, sizeof *numbers, by_number);
     return found ? (size_t)(found - numbers) : 0;
@@ -41,7 +41,7 @@ static size_t index_of(const int64_t *numbers, size_t count, int64_t number) {
 
 bool fc_ds_devices_disorder(const int64_t *devices, size_t ranks, size_t *rank) {
     int64_t *numbers = calloc(ranks + 1, sizeof *numbers);
-    size_t *seen = calloc(ranks + 1, sizeof *seen); /* ranks so far on each device */
+    size_t *seen = calloc(ranks + 1, sizeof *seen); /* number of ranks so far on each device */
     size_t count = 0;
     bool known = numbers && seen, found = false;
     for (size_t i = 0; known && i < ranks; i++) {

@@ -1,6 +1,6 @@
 /*
- * From the path that a person gives to the files of one step. The path is the directory that was given to
- * save_checkpoint, with a file `latest` (or `latest_universal`) that names the step; or the directory of the step.
+ * Finds the files of one step. The path is the directory of the step, or the directory that was given to
+ * save_checkpoint. In the latter a file `latest` (or `latest_universal`) names the step.
  */
 #include "deepspeed/deepspeed.h"
 
@@ -22,7 +22,7 @@ enum { MAX_TAG = 255, MAX_RANKS = 1 << 20 };
 
 typedef enum ds_role { DS_OTHER, DS_MODEL, DS_OPTIM, DS_LAYER, DS_EXPERT } ds_role;
 
-/* Takes `text`, or a number, at `*s`. */
+/* take and take_number consume text or a number at `*s`. */
 static bool take(const char **s, const char *text) {
     size_t n = strlen(text);
     bool found = strncmp(*s, text, n) == 0;
@@ -40,7 +40,7 @@ static bool take_number(const char **s, uint32_t *out) {
     return *s > start && value < MAX_RANKS;
 }
 
-/* "[bf16_|fp16_][zero_pp_rank_3_]mp_rank_00_{model,optim}_states.pt"; `*rank` is UINT32_MAX without the middle. */
+/* "[bf16_|fp16_][zero_pp_rank_3_]mp_rank_00_{model,optim}_states.pt"; without zero_pp_rank `*rank` is UINT32_MAX. */
 static ds_role role_of(const char *name, uint32_t *rank, uint32_t *model_rank) {
     const char *s = name;
     *rank = UINT32_MAX;
@@ -60,9 +60,10 @@ static ds_role role_of(const char *name, uint32_t *rank, uint32_t *model_rank) {
     if (!take(&s, "mp_rank_") || !take_number(&s, model_rank)) {
         return DS_OTHER;
     }
-    return strcmp(s, "_model_states.pt") == 0                          ? DS_MODEL
-           : strcmp(s, "_optim_states.pt") == 0 && *rank != UINT32_MAX ? DS_OPTIM
-                                                                       : DS_OTHER;
+    if (strcmp(s, "_model_states.pt") == 0) {
+        return DS_MODEL;
+    }
+    return strcmp(s, "_optim_states.pt") == 0 && *rank != UINT32_MAX ? DS_OPTIM : DS_OTHER;
 }
 
 static bool has_role(const char *name) {
@@ -74,9 +75,9 @@ static bool is_step(const char *directory, fc_error *err) {
     return fc_dir_find(directory, has_role, err);
 }
 
-/* ---- which step ---- */
+/* ---- the step ---- */
 
-/* The name in the file `name`. @return false when there is none. */
+/* Reads the tag from the file `name`. @return false if there is none. */
 static bool read_tag(const char *directory, const char *name, char tag[MAX_TAG + 1]) {
     char path[PATH_MAX];
     int fd;
@@ -94,20 +95,25 @@ static bool read_tag(const char *directory, const char *name, char tag[MAX_TAG +
     return good && fc_path_is_safe(tag);
 }
 
-/* ds_to_universal.py writes its own beside that of the trainer, which goes before. */
+/* The trainer's file takes precedence over that of ds_to_universal.py. */
 static const char *read_latest(const char *directory, char tag[MAX_TAG + 1]) {
     static const char *const names[] = {"latest", "latest_universal"};
-    return read_tag(directory, names[0], tag) ? names[0] : read_tag(directory, names[1], tag) ? names[1] : NULL;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (read_tag(directory, names[i], tag)) {
+            return names[i];
+        }
+    }
+    return NULL;
 }
 
-/* Whether `tag` is the directory of a step. What is a file, or is not there, is none. */
+/* Whether `tag` is the directory of a step. A missing directory is not an error. */
 static bool step_at(const char *directory, const char *tag, char path[PATH_MAX], fc_error *err) {
     struct stat st;
     return snprintf(path, PATH_MAX, "%s/%s", directory, tag) < PATH_MAX && stat(path, &st) == 0 &&
            S_ISDIR(st.st_mode) && is_step(path, err);
 }
 
-/* The last directory global_step* that was found; `*count` of them. */
+/* Counts the directories global_step*; `path` is the last one. */
 static fc_code find_steps(const char *directory, char path[PATH_MAX], size_t *count, fc_error *err) {
     char found[PATH_MAX];
     fc_dir dir;
@@ -155,24 +161,23 @@ static fc_code find_step(fc_arena *arena, const char *path, ds_files *out, fc_er
     if (latest) {
         if (!tagged) {
             return fc_fail(err, FC_ECORRUPT,
-                           "%s/%s names the step '%.64s', whose directory is missing or holds no checkpoint: name "
-                           "the directory of another step",
+                           "%s/%s: the directory of the step '%.64s' is missing or holds no checkpoint; give the path "
+                           "of another step",
                            path, latest, tag);
         }
     } else {
         FC_TRY(find_steps(path, found, &count, err));
         if (count != 1) {
             return fc_fail(err, FC_EUSAGE,
-                           "%s: holds %zu steps and no file 'latest' that says which: name the directory of one of "
-                           "them",
-                           path, count);
+                           "%s: the directory holds %zu steps and no file 'latest'; give the path of one step", path,
+                           count);
         }
     }
     out->directory = fc_arena_strndup(arena, found, strlen(found));
     return out->directory ? FC_OK : fc_no_memory(err, path);
 }
 
-/* ---- its files ---- */
+/* ---- the files of the step ---- */
 
 typedef struct found_file {
     char *name;
@@ -191,24 +196,24 @@ static int by_rank(const void *a, const void *b) {
 static fc_code refuse(const ds_files *files, const char *name, ds_role role, uint32_t model_rank, fc_error *err) {
     if (role == DS_LAYER) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s/%s: a pipeline-parallel checkpoint, a file a layer; convert it with DeepSpeed's "
-                       "ds_to_universal.py",
+                       "%s/%s: pipeline-parallel checkpoints, with one file per layer, are not supported; convert it "
+                       "with DeepSpeed's ds_to_universal.py",
                        files->directory, name);
     }
     if (role == DS_EXPERT) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s/%s: a checkpoint with expert parallelism, whose experts have files of their own; convert it "
-                       "with DeepSpeed's ds_to_universal.py",
+                       "%s/%s: checkpoints with expert parallelism are not supported; convert it with DeepSpeed's "
+                       "ds_to_universal.py",
                        files->directory, name);
     }
     return fc_fail(
         err, FC_EUNSUPPORTED,
-        "%s/%s: the model is cut over at least %u model-parallel ranks, and the files do not say along which "
+        "%s/%s: the model is sharded over at least %u model-parallel ranks, and the files do not record the sharded "
         "dimensions; convert it with DeepSpeed's ds_to_universal.py",
         files->directory, name, model_rank + 1);
 }
 
-/* A file of another model-parallel rank than the first. What ds_to_universal.py made of them is whole. */
+/* Files of other model-parallel ranks are accepted in universal checkpoints, whose parameters are not sharded. */
 static fc_code other_model_rank(ds_files *files, const char *name, ds_role role, uint32_t model_rank, fc_error *err) {
     if (role >= DS_LAYER || !files->universal) {
         return refuse(files, name, role, model_rank, err);
@@ -217,7 +222,7 @@ static fc_code other_model_rank(ds_files *files, const char *name, ds_role role,
     return FC_OK;
 }
 
-/* @param list malloc'ed, with malloc'ed names; the caller's, also after a failure. */
+/* @param list malloc'ed, with malloc'ed names; owned by the caller, also after a failure. */
 static fc_code list_files(ds_files *files, found_file **list, size_t *count, fc_error *err) {
     size_t capacity = 0;
     fc_dir dir;
@@ -249,7 +254,7 @@ bool fc_ds_keep_file(fc_arena *arena, const char *directory, const char *name, f
     return out->name && out->path;
 }
 
-/* Ranks count from 0 without a gap, each with one file of a role. */
+/* The ranks must count from 0 without a gap, and each must have one file per role. */
 static fc_code check_ranks(const ds_files *files, const found_file *list, size_t count, fc_error *err) {
     uint32_t next = 0;
     for (size_t i = 0; i < count; i++) {
@@ -261,10 +266,11 @@ static fc_code check_ranks(const ds_files *files, const found_file *list, size_t
             continue;
         }
         if (i > 0 && list[i].rank < next) {
-            return fc_fail(err, FC_ECORRUPT, "%s: %s and %s are of one rank: files of two checkpoints are mixed here",
+            return fc_fail(err, FC_ECORRUPT,
+                           "%s: %s and %s belong to the same rank: files of two checkpoints are mixed here",
                            files->directory, list[i - 1].name, list[i].name);
         }
-        return fc_fail(err, FC_ECORRUPT, "%s: the file of rank %u is missing, the next one is %s", files->directory,
+        return fc_fail(err, FC_ECORRUPT, "%s: the file of rank %u is missing; the next one is %s", files->directory,
                        next, list[i].name);
     }
     return FC_OK;
@@ -292,18 +298,20 @@ static fc_code take_files(fc_arena *arena, const found_file *list, size_t count,
 fc_code fc_ds_find_files(fc_arena *arena, const char *path, ds_files *out, fc_error *err) {
     found_file *list = NULL;
     size_t count = 0;
-    fc_code rc = find_step(arena, path, out, err);
-    out->universal = rc == FC_OK && fc_ds_is_universal(out->directory);
+    fc_code rc;
+    FC_TRY(find_step(arena, path, out, err));
+    out->universal = fc_ds_is_universal(out->directory);
     out->model_parallel = 1;
-    rc = rc == FC_OK ? list_files(out, &list, &count, err) : rc;
-    if (rc == FC_OK) {
-        if (count > 0) {
-            qsort(list, count, sizeof *list, by_rank);
-        }
-        rc = check_ranks(out, list, count, err);
+    FC_TRY_GOTO(list_files(out, &list, &count, err), rc, out);
+    if (count > 0) {
+        qsort(list, count, sizeof *list, by_rank);
     }
-    rc = rc == FC_OK ? take_files(arena, list, count, out, err) : rc;
-    rc = rc == FC_OK && out->universal ? fc_ds_find_universal(arena, out, err) : rc;
+    FC_TRY_GOTO(check_ranks(out, list, count, err), rc, out);
+    FC_TRY_GOTO(take_files(arena, list, count, out, err), rc, out);
+    if (out->universal) {
+        rc = fc_ds_find_universal(arena, out, err);
+    }
+out:
     for (size_t i = 0; i < count; i++) {
         free(list[i].name);
     }

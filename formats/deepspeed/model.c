@@ -1,6 +1,7 @@
 /*
- * The files *_model_states.pt: names and shapes of what was trained, buffers, frozen parameters, other names of shared
- * ones, and everything else that a run keeps (steps, scheduler, what the caller added), as objects.
+ * Reads the files *_model_states.pt: names and shapes of the trained parameters, buffers, frozen parameters, other
+ * names of shared parameters, and everything else that a run saves there (steps, scheduler, values that the caller
+ * added).
  */
 #include "deepspeed/deepspeed.h"
 
@@ -11,21 +12,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the file of rank 0 says. */
+/* The members of rank 0's file. */
 typedef struct model {
-    ds_building *b;
+    ds_builder *b;
     const torch_file *f;
     fc_pv module, shapes, buffers, frozen, fragments, shared;
-    const char **known; /* malloc'ed, sorted: names whose values are found elsewhere than in `module` */
+    const char **known; /* malloc'ed, sorted: names of parameters that are not read from `module` */
     size_t nknown, capacity;
 } model;
 
-/* A key as text. NULL, with a message, for what is no plain text. */
-static const char *text_of(ds_building *b, const torch_file *f, fc_pv v) {
+/* Returns a key as text in the arena; NULL, with a message, if it is not plain text. */
+static const char *text_of(ds_builder *b, const torch_file *f, fc_pv v) {
     size_t n = 0;
     const char *text = fc_pv_typeof(v) == FC_PV_STR ? fc_pickle_bytes(f->p, v, &n) : NULL;
     if (!text || !fc_is_plain_text(text, n)) {
-        fc_fail(b->err, FC_ECORRUPT, "%s: a name of a parameter is no text", f->path);
+        fc_fail(b->err, FC_ECORRUPT, "%s: the name of a parameter is not a string", f->path);
         return NULL;
     }
     const char *copy = fc_arena_strndup(b->checkpoint->arena, text, n);
@@ -35,7 +36,7 @@ static const char *text_of(ds_building *b, const torch_file *f, fc_pv v) {
     return copy;
 }
 
-static fc_code failed(const ds_building *b) {
+static fc_code failed(const ds_builder *b) {
     return b->err ? b->err->code : FC_ECORRUPT;
 }
 
@@ -66,7 +67,7 @@ static fc_code read_shape(const model *m, const char *name, fc_pv v, int *ndim, 
         good = fc_pickle_int(m->f->p, items[i], &sizes[i]) && sizes[i] >= 0;
     }
     if (!good || !fc_numel((int)n, sizes, numel) || !fc_torch_shape_fits(FC_F64, (int)n, sizes)) {
-        return fc_fail(m->b->err, FC_ECORRUPT, "%s: parameter %.256s: its shape makes no sense", m->f->path, name);
+        return fc_fail(m->b->err, FC_ECORRUPT, "%s: parameter %.256s: its shape is invalid", m->f->path, name);
     }
     *ndim = (int)n;
     *shape = sizes;
@@ -85,50 +86,51 @@ static size_t count_params(const model *m, const fc_pv *groups, size_t ngroups) 
 }
 
 static fc_code read_group(model *m, fc_pv group, size_t number) {
-    ds_building *b = m->b;
+    ds_builder *b = m->b;
     size_t n;
     if (fc_pv_typeof(group) != FC_PV_DICT) {
-        return fc_fail(b->err, FC_ECORRUPT, "%s: param_shapes has a group that is no dict", m->f->path);
+        return fc_fail(b->err, FC_ECORRUPT, "%s: a group of param_shapes is not a dict", m->f->path);
     }
     const fc_pv *pairs = fc_pickle_items(m->f->p, group, &n);
     for (size_t i = 0; i + 1 < n; i += 2) {
         ds_param *param = &b->params[b->nparams++];
         param->group = number;
         param->name = text_of(b, m->f, pairs[i]);
-        fc_code rc = param->name ? read_shape(m, param->name, pairs[i + 1], &param->ndim, &param->shape, &param->numel)
-                                 : failed(b);
-        rc = rc == FC_OK ? remember(m, param->name) : rc;
-        if (rc != FC_OK) {
-            return rc;
+        if (!param->name) {
+            return failed(b);
         }
+        FC_TRY(read_shape(m, param->name, pairs[i + 1], &param->ndim, &param->shape, &param->numel));
+        FC_TRY(remember(m, param->name));
     }
     return FC_OK;
 }
 
 static fc_code read_params(model *m) {
-    ds_building *b = m->b;
+    ds_builder *b = m->b;
     size_t ngroups;
     const fc_pv *groups = fc_ds_list(m->f->p, m->shapes, &ngroups);
-    if (!groups && fc_pv_typeof(m->shapes) == FC_PV_DICT) { /* before there was one for each group */
+    if (!groups && fc_pv_typeof(m->shapes) == FC_PV_DICT) { /* older versions write one dict instead of one per group */
         groups = &m->shapes;
         ngroups = 1;
     }
     if (!groups) {
-        return fc_fail(b->err, FC_ECORRUPT,
-                       "%s: it has no param_shapes, which ZeRO's partitions cannot be read without", m->f->path);
+        return fc_fail(b->err, FC_ECORRUPT, "%s: param_shapes is missing; ZeRO's partitions cannot be read without it",
+                       m->f->path);
     }
     b->params = fc_arena_calloc(b->checkpoint->arena, count_params(m, groups, ngroups), sizeof *b->params);
     b->group_params = fc_arena_calloc(b->checkpoint->arena, ngroups + 1, sizeof *b->group_params);
     b->ngroups = ngroups;
-    fc_code rc = b->params && b->group_params ? FC_OK : fc_ds_no_memory(b);
-    for (size_t g = 0; rc == FC_OK && g < ngroups; g++) {
-        rc = read_group(m, groups[g], g);
+    if (!b->params || !b->group_params) {
+        return fc_ds_no_memory(b);
+    }
+    for (size_t g = 0; g < ngroups; g++) {
+        FC_TRY(read_group(m, groups[g], g));
         b->group_params[g + 1] = b->nparams;
     }
-    return rc;
+    return FC_OK;
 }
 
-/* ---- what was not trained ---- */
+/* ---- values that were not trained ---- */
 
 static fc_code add_model_value(model *m, const char *name, fc_pv v) {
     const fc_path_element path[2] = {{.key = "model"}, {.key = name}};
@@ -138,20 +140,21 @@ static fc_code add_model_value(model *m, const char *name, fc_pv v) {
 static fc_code read_buffers(model *m) {
     size_t n;
     const fc_pv *names = fc_ds_list(m->f->p, m->buffers, &n);
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         const char *name = text_of(m->b, m->f, names[i]);
-        fc_pv v = name ? fc_ds_get(m->f->p, m->module, name) : 0;
-        rc = name ? FC_OK : failed(m->b);
-        if (rc == FC_OK && v) { /* persistent=False: named, not saved */
-            rc = add_model_value(m, name, v);
-            rc = rc == FC_OK ? remember(m, name) : rc;
+        if (!name) {
+            return failed(m->b);
+        }
+        fc_pv v = fc_ds_get(m->f->p, m->module, name);
+        if (v) { /* buffers with persistent=False are listed but not saved */
+            FC_TRY(add_model_value(m, name, v));
+            FC_TRY(remember(m, name));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
-/* A frozen parameter of ZeRO-3, whose pieces the ranks have. */
+/* A frozen parameter of ZeRO-3 is sharded over the files of all ranks. */
 static fc_code add_frozen(model *m, const char *name, fc_pv shape) {
     const fc_path_element path[2] = {{.key = "model"}, {.key = name}};
     const char *full = fc_arena_printf(m->b->checkpoint->arena, "model.%s", name);
@@ -171,46 +174,52 @@ static fc_code add_frozen(model *m, const char *name, fc_pv shape) {
 static fc_code read_frozen(model *m, size_t *first) {
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(m->frozen) == FC_PV_DICT ? fc_pickle_items(m->f->p, m->frozen, &n) : NULL;
-    fc_code rc = FC_OK;
     *first = m->b->ntensors;
-    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+    for (size_t i = 0; i + 1 < n; i += 2) {
         const char *name = text_of(m->b, m->f, pairs[i]);
-        rc = name ? remember(m, name) : failed(m->b);
-        if (rc == FC_OK && m->b->stage == 3) {
-            rc = add_frozen(m, name, pairs[i + 1]);
-        } else if (rc == FC_OK) {
-            fc_pv v = fc_ds_get(m->f->p, m->fragments, name);
-            rc = v ? add_model_value(m, name, v)
-                   : fc_fail(m->b->err, FC_ECORRUPT, "%s: frozen parameter %.256s has no data", m->f->path, name);
+        if (!name) {
+            return failed(m->b);
         }
+        FC_TRY(remember(m, name));
+        if (m->b->stage == 3) {
+            FC_TRY(add_frozen(m, name, pairs[i + 1]));
+            continue;
+        }
+        fc_pv v = fc_ds_get(m->f->p, m->fragments, name);
+        if (!v) {
+            return fc_fail(m->b->err, FC_ECORRUPT, "%s: frozen parameter %.256s has no data", m->f->path, name);
+        }
+        FC_TRY(add_model_value(m, name, v));
     }
-    return rc;
+    return FC_OK;
 }
 
-/* The pieces of frozen parameters [first, end) that one rank has. */
-static fc_code read_fragments(ds_building *b, size_t rank, size_t first, size_t end) {
+/* Adds one rank's shards of the frozen parameters, which are tensors [first, end). */
+static fc_code read_fragments(ds_builder *b, size_t rank, size_t first, size_t end) {
     uint32_t file = b->files.models[rank];
     torch_file f;
-    fc_code rc = fc_torch_file_open(b->files.files[file].path, file, &f, b->err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    fc_code rc = FC_OK;
+    FC_TRY(fc_torch_file_open(b->files.files[file].path, file, &f, b->err));
     fc_pv fragments = fc_ds_get(f.p, f.p->root, "frozen_param_fragments");
-    for (size_t i = first; rc == FC_OK && i < end; i++) {
+    for (size_t i = first; i < end; i++) {
         ds_tensor *t = &b->tensors[i];
         const char *name = t->path.elements[1].key;
         int64_t part = t->numel / (int64_t)b->ranks + (t->numel % (int64_t)b->ranks != 0);
         int64_t start = part * (int64_t)rank, count = t->numel - start;
         fc_torch_tensor flat;
         torch_extent *piece;
-        count = count < 0 ? 0 : count > part ? part : count;
-        rc = fc_ds_flat(b, &f, name, fc_ds_get(f.p, fragments, name), &flat, &piece);
-        if (rc == FC_OK && (flat.sizes[0] < count || flat.dtype != t->dtype)) {
+        count = count < part ? count : part; /* negative if the rank has only padding */
+        FC_TRY_GOTO(fc_ds_flat(b, &f, name, fc_ds_get(f.p, fragments, name), &flat, &piece), rc, out);
+        if (flat.sizes[0] < count || flat.dtype != t->dtype) {
             rc = fc_fail(b->err, FC_ECORRUPT,
-                         "%s: frozen parameter %.256s: its piece is too small, or of another dtype", f.path, name);
+                         "%s: frozen parameter %.256s: its shard is too small or has another dtype", f.path, name);
+            goto out;
         }
-        rc = rc == FC_OK && count > 0 ? fc_ds_add_run(b, t, piece, 0, start, count, (uint32_t)rank) : rc;
+        if (count > 0) {
+            FC_TRY_GOTO(fc_ds_add_run(b, t, piece, 0, start, count, (uint32_t)rank), rc, out);
+        }
     }
+out:
     fc_torch_file_close(&f);
     return rc;
 }
@@ -220,104 +229,116 @@ static fc_code remember_shared(model *m) {
     const fc_pv *pairs = fc_pv_typeof(m->shared) == FC_PV_DICT ? fc_pickle_items(m->f->p, m->shared, &n) : NULL;
     for (size_t i = 0; i + 1 < n; i += 2) {
         const char *name = text_of(m->b, m->f, pairs[i]);
-        FC_TRY(name ? remember(m, name) : failed(m->b));
+        if (!name) {
+            return failed(m->b);
+        }
+        FC_TRY(remember(m, name));
     }
     return FC_OK;
 }
 
 /* ---- the rest ---- */
 
-/* Values of the module that are none of the above. Of what was trained it has 16-bit copies, or nothing (ZeRO-3). */
+/* Adds the values of the module that were not added above. Of trained parameters the module has 16-bit copies, or empty
+   tensors (ZeRO-3). */
 static fc_code read_rest(model *m) {
-    ds_building *b = m->b;
+    ds_builder *b = m->b;
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(m->module) == FC_PV_DICT ? fc_pickle_items(m->f->p, m->module, &n) : NULL;
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+    for (size_t i = 0; i + 1 < n; i += 2) {
         const char *name = text_of(b, m->f, pairs[i]);
         fc_torch_tensor t = {0};
-        rc = name ? FC_OK : failed(b);
-        bool tensor = rc == FC_OK && fc_torch_is_tensor(m->f->p, pairs[i + 1]);
-        if (rc == FC_OK && is_known(m, name)) {
+        if (!name) {
+            return failed(b);
+        }
+        if (is_known(m, name)) {
             continue;
         }
-        rc = rc == FC_OK && tensor ? fc_torch_tensor_decode(m->f->p, pairs[i + 1], &t, b->err) : rc;
-        if (rc == FC_OK && tensor && b->stage == 3 && t.ndim == 1 && t.sizes[0] == 0) {
+        bool tensor = fc_torch_is_tensor(m->f->p, pairs[i + 1]);
+        if (tensor) {
+            FC_TRY(fc_torch_tensor_decode(m->f->p, pairs[i + 1], &t, b->err));
+        }
+        if (tensor && b->stage == 3 && t.ndim == 1 && t.sizes[0] == 0) {
             b->absent = b->nabsent++ ? b->absent : name;
-        } else if (rc == FC_OK) {
-            rc = add_model_value(m, name, pairs[i + 1]);
+        } else {
+            FC_TRY(add_model_value(m, name, pairs[i + 1]));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
-/* Members of the file that are no part of the model. */
+/* Adds the members of the file that do not belong to the model. */
 static fc_code read_others(model *m) {
     static const char *const read[] = {
         "module", "buffer_names", "param_shapes", "frozen_param_shapes", "shared_params", "frozen_param_fragments",
         NULL};
     size_t n;
     const fc_pv *pairs = fc_pickle_items(m->f->p, m->f->p->root, &n);
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+    for (size_t i = 0; i + 1 < n; i += 2) {
         const char *name = text_of(m->b, m->f, pairs[i]);
-        bool taken = !name;
+        bool taken = false;
+        if (!name) {
+            return failed(m->b);
+        }
         for (size_t k = 0; !taken && read[k]; k++) {
             taken = strcmp(read[k], name) == 0;
         }
         if (!taken && strcmp(name, "optimizer") == 0 && fc_pv_typeof(pairs[i + 1]) == FC_PV_DICT) {
             const fc_path_element optim = {.key = "optim"};
-            rc = fc_ds_add_values(m->b, m->f, &optim, 1, pairs[i + 1]);
+            FC_TRY(fc_ds_add_values(m->b, m->f, &optim, 1, pairs[i + 1]));
         } else if (!taken) {
             const fc_path_element path[2] = {{.key = "deepspeed"}, {.key = name}};
-            rc = fc_ds_add_values(m->b, m->f, path, 2, pairs[i + 1]);
+            FC_TRY(fc_ds_add_values(m->b, m->f, path, 2, pairs[i + 1]));
         }
-        rc = name ? rc : failed(m->b);
     }
-    return rc;
+    return FC_OK;
+}
+
+static void sort_known(model *m) {
+    if (m->nknown > 1) {
+        qsort(m->known, m->nknown, sizeof *m->known, by_text);
+    }
 }
 
 static fc_code read_zero(model *m) {
     size_t first = 0, end;
-    fc_code rc = read_params(m);
-    rc = rc == FC_OK ? read_buffers(m) : rc;
-    rc = rc == FC_OK ? read_frozen(m, &first) : rc;
+    FC_TRY(read_params(m));
+    FC_TRY(read_buffers(m));
+    FC_TRY(read_frozen(m, &first));
     end = m->b->ntensors;
-    rc = rc == FC_OK ? remember_shared(m) : rc;
-    if (rc == FC_OK && m->b->stage == 3 && m->b->files.nmodels != m->b->ranks) {
-        rc = fc_fail(m->b->err, FC_ECORRUPT, "%s: there are %zu %s and %zu *_model_states.pt", m->b->files.directory,
-                     m->b->ranks, m->b->files.universal ? "ranks" : "files *_optim_states.pt", m->b->files.nmodels);
+    FC_TRY(remember_shared(m));
+    if (m->b->stage == 3 && m->b->files.nmodels != m->b->ranks) {
+        return fc_fail(m->b->err, FC_ECORRUPT, "%s: there are %zu %s, but %zu files *_model_states.pt",
+                       m->b->files.directory, m->b->ranks, m->b->files.universal ? "ranks" : "files *_optim_states.pt",
+                       m->b->files.nmodels);
     }
-    for (size_t r = 0; rc == FC_OK && m->b->stage == 3 && first < end && r < m->b->ranks; r++) {
-        rc = read_fragments(m->b, r, first, end);
-        rc = rc == FC_OK ? fc_progress_count(m->b->progress, 1, m->b->err) : rc;
+    for (size_t r = 0; m->b->stage == 3 && first < end && r < m->b->ranks; r++) {
+        FC_TRY(read_fragments(m->b, r, first, end));
+        FC_TRY(fc_progress_count(m->b->progress, 1, m->b->err));
     }
-    if (rc == FC_OK && m->nknown > 1) {
-        qsort(m->known, m->nknown, sizeof *m->known, by_text);
-    }
-    return rc == FC_OK ? read_rest(m) : rc;
+    sort_known(m);
+    return read_rest(m);
 }
 
 /* ---- universal checkpoints ---- */
 
-/* Parameters that the module's file does not count among those that were trained. Of one model-parallel rank these are
-   copies of what was read already, rounded to float32; of several it is everything there is. */
+/* Adds parameters that the model's file does not list as trained. With one model-parallel rank those in the module are
+   only copies of values that were read already, rounded to float32. With several ranks nothing has been read yet. */
 static fc_code read_universal_rest(model *m) {
     const ds_files *files = &m->b->files;
-    bool cut = files->model_parallel > 1;
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i < files->nvalues; i++) {
+    bool sharded = files->model_parallel > 1;
+    for (size_t i = 0; i < files->nvalues; i++) {
         const char *name = files->values[i].param;
         bool again = i > 0 && strcmp(name, files->values[i - 1].param) == 0;
-        if (!again && !is_known(m, name) && (cut || !fc_ds_get(m->f->p, m->module, name))) {
-            rc = fc_ds_add_universal(m->b, name, NULL);
+        if (!again && !is_known(m, name) && (sharded || !fc_ds_get(m->f->p, m->module, name))) {
+            FC_TRY(fc_ds_add_universal(m->b, name, NULL));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
-/* What a model-parallel rank holds for itself, and the universal checkpoint lacks, cannot be put together. */
-static fc_code check_cut_module(const model *m) {
+/* Tensors that only the files of model-parallel ranks hold cannot be joined. */
+static fc_code check_sharded_module(const model *m) {
     const ds_files *files = &m->b->files;
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(m->module) == FC_PV_DICT ? fc_pickle_items(m->f->p, m->module, &n) : NULL;
@@ -327,36 +348,38 @@ static fc_code check_cut_module(const model *m) {
             return failed(m->b);
         }
         if (fc_torch_is_tensor(m->f->p, pairs[i + 1]) && !is_known(m, name) && !fc_ds_has_universal(files, name)) {
-            return fc_fail(
-                m->b->err, FC_EUNSUPPORTED,
-                "%s: %.256s is in the files of %zu model-parallel ranks only, which do not say how it is cut",
-                m->f->path, name, files->model_parallel);
+            return fc_fail(m->b->err, FC_EUNSUPPORTED,
+                           "%s: tensor %.256s: only the files of %zu model-parallel ranks hold it, and they do not "
+                           "record how it is "
+                           "sharded",
+                           m->f->path, name, files->model_parallel);
         }
     }
     return FC_OK;
 }
 
 static fc_code read_universal(model *m) {
-    ds_building *b = m->b;
-    fc_code rc = FC_OK;
+    ds_builder *b = m->b;
     if (b->files.model_parallel > 1) {
-        rc = remember_shared(m);
-        if (rc == FC_OK && m->nknown > 1) {
-            qsort(m->known, m->nknown, sizeof *m->known, by_text);
-        }
-        rc = rc == FC_OK ? check_cut_module(m) : rc;
+        FC_TRY(remember_shared(m));
+        sort_known(m);
+        FC_TRY(check_sharded_module(m));
     } else {
-        rc = read_zero(m);
+        FC_TRY(read_zero(m));
     }
-    for (size_t i = 0; rc == FC_OK && i < b->nparams; i++) {
-        rc = fc_ds_add_universal(b, b->params[i].name, &b->params[i]);
+    for (size_t i = 0; i < b->nparams; i++) {
+        FC_TRY(fc_ds_add_universal(b, b->params[i].name, &b->params[i]));
     }
-    rc = rc == FC_OK ? read_universal_rest(m) : rc;
-    return rc == FC_OK ? fc_ds_read_universal_state(b) : rc;
+    FC_TRY(read_universal_rest(m));
+    return fc_ds_read_universal_state(b);
 }
 
 static fc_code read_ordinary(model *m) {
-    FC_TRY(m->b->stage > 0 ? read_zero(m) : read_rest(m));
+    if (m->b->stage > 0) {
+        FC_TRY(read_zero(m));
+    } else {
+        FC_TRY(read_rest(m));
+    }
     return fc_ds_read_optimizer(m->b);
 }
 
@@ -367,7 +390,7 @@ static int by_name(const void *a, const void *b, void *tensors) {
     return strcmp(t[*(const size_t *)a].name, t[*(const size_t *)b].name);
 }
 
-static const ds_tensor *find(const ds_building *b, const size_t *order, size_t count, const char *name) {
+static const ds_tensor *find(const ds_builder *b, const size_t *order, size_t count, const char *name) {
     size_t low = 0, high = count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -380,8 +403,8 @@ static const ds_tensor *find(const ds_building *b, const size_t *order, size_t c
     return NULL;
 }
 
-/* The tensor once more, under another name. */
-static fc_code add_alias(ds_building *b, const char *name, size_t of) {
+/* Adds tensor number `of` a second time, under another name. */
+static fc_code add_alias(ds_builder *b, const char *name, size_t of) {
     const fc_path_element path[2] = {{.key = "model"}, {.key = name}};
     const char *full = fc_arena_printf(b->checkpoint->arena, "model.%s", name);
     ds_tensor *t = full ? fc_ds_add_tensor(b, full, path, 2) : NULL;
@@ -404,8 +427,8 @@ static fc_code add_alias(ds_building *b, const char *name, size_t of) {
     return FC_OK;
 }
 
-/* Parameters under more than one name; after everything else. */
-static fc_code share(ds_building *b, const torch_file *f, fc_pv shared) {
+/* Adds the other names of shared parameters. Runs last, when all tensors are known. */
+static fc_code add_aliases(ds_builder *b, const torch_file *f, fc_pv shared) {
     size_t n = 0, count = b->ntensors;
     const fc_pv *pairs = fc_pv_typeof(shared) == FC_PV_DICT ? fc_pickle_items(f->p, shared, &n) : NULL;
     size_t *order = n > 0 ? malloc((count + 1) * sizeof *order) : NULL;
@@ -427,8 +450,8 @@ static fc_code share(ds_building *b, const torch_file *f, fc_pv shared) {
             rc = add_alias(b, name, (size_t)(t - b->tensors));
         } else {
             rc = full ? fc_fail(b->err, FC_ECORRUPT,
-                                "%s: shared_params: %.128s is another name of %.128s, which is missing", f->path, name,
-                                other)
+                                "%s: shared_params: %.128s is another name of %.128s, but that tensor is missing",
+                                f->path, name, other)
                       : failed(b);
         }
     }
@@ -436,7 +459,7 @@ static fc_code share(ds_building *b, const torch_file *f, fc_pv shared) {
     return rc;
 }
 
-/* ---- all of it ---- */
+/* ---- the checkpoint ---- */
 
 static fc_code read_all(model *m) {
     const fc_pickle *p = m->f->p;
@@ -447,17 +470,21 @@ static fc_code read_all(model *m) {
     m->fragments = fc_ds_get(p, p->root, "frozen_param_fragments");
     m->shared = fc_ds_get(p, p->root, "shared_params");
     if (fc_pv_typeof(m->module) != FC_PV_DICT && m->b->files.model_parallel == 1) {
-        return fc_fail(m->b->err, FC_ECORRUPT, "%s: it has no 'module': not a file of a DeepSpeed checkpoint",
+        return fc_fail(m->b->err, FC_ECORRUPT, "%s: 'module' is missing: this is not a file of a DeepSpeed checkpoint",
                        m->f->path);
     }
-    FC_TRY(m->b->files.universal ? read_universal(m) : read_ordinary(m));
+    if (m->b->files.universal) {
+        FC_TRY(read_universal(m));
+    } else {
+        FC_TRY(read_ordinary(m));
+    }
     if (m->b->stage > 0) {
-        FC_TRY(share(m->b, m->f, m->shared));
+        FC_TRY(add_aliases(m->b, m->f, m->shared));
     }
     return read_others(m);
 }
 
-fc_code fc_ds_read_model(ds_building *b) {
+fc_code fc_ds_read_model(ds_builder *b) {
     uint32_t file = b->files.models[0];
     torch_file f;
     model m = {.b = b, .f = &f};

@@ -1,6 +1,5 @@
 /*
- * What the optimizer's file of rank 0 holds besides flat tensors: hyperparameters of the groups, and ZeRO's own values.
- * From its pickle to objects of the manifest.
+ * Adds everything else in the optimizer's file of rank 0: the hyperparameters of the groups and ZeRO's own values.
  */
 #include "base/try.h"
 #include "deepspeed/deepspeed.h"
@@ -8,15 +7,15 @@
 
 #include <string.h>
 
-/* The file that it comes from. */
-typedef struct rest {
-    ds_building *b;
+/* The checkpoint, and the file that is read. */
+typedef struct source {
+    ds_builder *b;
     const torch_file *f;
-} rest;
+} source;
 
-/* The names of a group's parameters instead of the numbers of its flat tensors. */
-static fc_code add_names(const rest *r, size_t group, const fc_path_element *path) {
-    ds_building *b = r->b;
+/* The numbers of a group's flat tensors are replaced by the names of its parameters. */
+static fc_code add_names(const source *r, size_t group, const fc_path_element *path) {
+    ds_builder *b = r->b;
     torch_name_list names;
     fc_torch_name_list_begin(&names);
     for (size_t i = b->group_params[group]; i < b->group_params[group + 1]; i++) {
@@ -30,24 +29,27 @@ out:
     return rc;
 }
 
-static fc_code add_group(const rest *r, size_t group, fc_pv v, bool named) {
-    ds_building *b = r->b;
+static fc_code add_group(const source *r, size_t group, fc_pv v, bool named) {
+    ds_builder *b = r->b;
     size_t n = 0;
     const fc_pv *pairs = fc_pv_typeof(v) == FC_PV_DICT ? fc_pickle_items(r->f->p, v, &n) : NULL;
     const char *index = fc_arena_printf(b->checkpoint->arena, "%zu", group);
-    fc_code rc = index ? FC_OK : fc_ds_no_memory(b);
-    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+    if (!index) {
+        return fc_ds_no_memory(b);
+    }
+    for (size_t i = 0; i + 1 < n; i += 2) {
         fc_path_element path[4] = {{.key = "optim"}, {.key = "param_groups"}, {.key = index, .is_index = true}};
-        rc = fc_torch_key_element(r->f, pairs[i], b->checkpoint->arena, &path[3], b->err);
-        if (rc == FC_OK) {
-            rc = named && strcmp(path[3].key, "params") == 0 ? add_names(r, group, path)
-                                                             : fc_ds_add_value(b, r->f, path, 4, pairs[i + 1]);
+        FC_TRY(fc_torch_key_element(r->f, pairs[i], b->checkpoint->arena, &path[3], b->err));
+        if (named && strcmp(path[3].key, "params") == 0) {
+            FC_TRY(add_names(r, group, path));
+        } else {
+            FC_TRY(fc_ds_add_value(b, r->f, path, 4, pairs[i + 1]));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
-static fc_code add_groups(const rest *r, fc_pv v) {
+static fc_code add_groups(const source *r, fc_pv v) {
     size_t n;
     const fc_pv *groups = fc_ds_list(r->f->p, v, &n);
     for (size_t g = 0; groups && g < n; g++) {
@@ -63,24 +65,23 @@ static bool is_among(const char *const *names, const char *name) {
     return *names != NULL;
 }
 
-/* The members of a dict that are not read otherwise. */
-static fc_code add_rest(const rest *r, fc_pv dict, const char *const *read, const fc_path_element *prefix,
+/* Adds the members of a dict except those in `read`, which are read elsewhere. */
+static fc_code add_rest(const source *r, fc_pv dict, const char *const *read, const fc_path_element *prefix,
                         size_t count) {
     size_t n;
     const fc_pv *pairs = fc_pickle_items(r->f->p, dict, &n);
     fc_path_element path[4];
-    fc_code rc = FC_OK;
     memcpy(path, prefix, count * sizeof *path);
-    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
-        rc = fc_torch_key_element(r->f, pairs[i], r->b->checkpoint->arena, &path[count], r->b->err);
-        if (rc == FC_OK && !is_among(read, path[count].key)) {
-            rc = fc_ds_add_values(r->b, r->f, path, count + 1, pairs[i + 1]);
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        FC_TRY(fc_torch_key_element(r->f, pairs[i], r->b->checkpoint->arena, &path[count], r->b->err));
+        if (!is_among(read, path[count].key)) {
+            FC_TRY(fc_ds_add_values(r->b, r->f, path, count + 1, pairs[i + 1]));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
-fc_code fc_ds_add_others(ds_building *b, const torch_file *f, fc_pv state_dict, fc_pv groups) {
+fc_code fc_ds_add_others(ds_builder *b, const torch_file *f, fc_pv state_dict, fc_pv groups) {
     static const char *const outer[] = {"optimizer_state_dict", "ds_config", "ds_version", NULL};
     static const char *const inner[] = {"optimizer_state_dict",
                                         "base_optimizer_state",
@@ -95,8 +96,8 @@ fc_code fc_ds_add_others(ds_building *b, const torch_file *f, fc_pv state_dict, 
                                         "ds_version",
                                         NULL};
     static const fc_path_element prefix[2] = {{.key = "deepspeed"}, {.key = "zero"}};
-    const rest r = {b, f};
-    fc_code rc = add_groups(&r, groups);
-    rc = rc == FC_OK ? add_rest(&r, state_dict, inner, prefix, 2) : rc;
-    return rc == FC_OK && state_dict != f->p->root ? add_rest(&r, f->p->root, outer, prefix, 1) : rc;
+    const source s = {b, f};
+    FC_TRY(add_groups(&s, groups));
+    FC_TRY(add_rest(&s, state_dict, inner, prefix, 2));
+    return state_dict != f->p->root ? add_rest(&s, f->p->root, outer, prefix, 1) : FC_OK;
 }

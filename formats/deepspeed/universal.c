@@ -1,10 +1,11 @@
 /*
- * Universal checkpoints, what ds_to_universal.py makes of a step: a folder zero/ with a folder for each parameter, in
- * it a file for the master (fp32.pt) and for each value of the optimizer, every one whole; and optimizer_state.pt. The
- * model's files are copied as they were. From these files to the same names as an ordinary checkpoint has.
+ * Reads universal checkpoints, which ds_to_universal.py derives from a step. The folder zero/ has one folder per
+ * parameter, with one file for the master (fp32.pt) and one for each value of the optimizer; none is sharded. It also
+ * has optimizer_state.pt. The model's files are copies of the originals. The names in the manifest are those of an
+ * ordinary checkpoint.
  *
- * ZeRO-1 and 2: a file holds a dict whose `param` has the parameter's shape, or, for `step`, the value itself; buffers
- * and what was not trained have an fp32.pt, too. ZeRO-3: a file is a flat tensor, and optimizer_state.pt has the step.
+ * ZeRO-1 and 2: a file holds a dict whose `param` has the parameter's shape, or, for `step`, the value itself. Buffers
+ * and frozen parameters have an fp32.pt as well. ZeRO-3: a file holds a flat tensor, and optimizer_state.pt the step.
  */
 #include "deepspeed/deepspeed.h"
 
@@ -30,7 +31,7 @@ bool fc_ds_is_universal(const char *directory) {
            S_ISDIR(st.st_mode);
 }
 
-/* ---- finding the files ---- */
+/* ---- the files ---- */
 
 typedef struct listing {
     fc_arena *arena;
@@ -49,7 +50,7 @@ static fc_code add_file(listing *l, const char *param, const char *name, size_t 
     return FC_OK;
 }
 
-/* The files <key>.pt of one parameter. */
+/* Lists the files <key>.pt of one parameter. */
 static fc_code list_param(listing *l, const char *name) {
     char path[PATH_MAX];
     bool fits = snprintf(path, sizeof path, "%s/%s/%s", l->files->directory, folder, name) < (int)sizeof path;
@@ -62,7 +63,10 @@ static fc_code list_param(listing *l, const char *name) {
         return FC_OK;
     }
     const char *param = fc_arena_strndup(l->arena, name, strlen(name));
-    FC_TRY(param ? fc_dir_open(&dir, path, l->err) : fc_no_memory(l->err, l->files->directory));
+    if (!param) {
+        return fc_no_memory(l->err, l->files->directory);
+    }
+    FC_TRY(fc_dir_open(&dir, path, l->err));
     fc_code rc = FC_OK;
     for (const char *file; rc == FC_OK && (file = fc_dir_next(&dir)) != NULL;) {
         size_t n = strlen(file);
@@ -87,15 +91,18 @@ static fc_code list_params(listing *l) {
     return fc_dir_close(&dir, rc, l->err);
 }
 
-/* By parameter; the master first, the others as they are spelled. */
+/* By parameter, then by key with the master first. */
 static int by_param(const void *a, const void *b) {
     const ds_value *x = a, *y = b;
     int order = strcmp(x->param, y->param);
     bool master_x = strcmp(x->key, master) == 0, master_y = strcmp(y->key, master) == 0;
-    return order != 0 ? order : master_x != master_y ? (int)master_y - (int)master_x : strcmp(x->key, y->key);
+    if (order != 0) {
+        return order;
+    }
+    return master_x != master_y ? (int)master_y - (int)master_x : strcmp(x->key, y->key);
 }
 
-/* The listed files behind those of the model. */
+/* Appends the listed files to those of the model. */
 static fc_code keep_files(const listing *l, ds_files *files) {
     size_t first = files->nfiles, count = first + l->count + 1;
     fc_file *all = count <= UINT32_MAX ? fc_arena_calloc(l->arena, count, sizeof *all) : NULL;
@@ -127,19 +134,21 @@ fc_code fc_ds_find_universal(fc_arena *arena, ds_files *files, fc_error *err) {
     listing l = {.arena = arena, .files = files, .err = err};
     if (files->noptims > 0) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: there is %s/, of a universal checkpoint, and %s: two checkpoints are mixed here",
+                       "%s: %s/ belongs to a universal checkpoint, but %s does not: two checkpoints are mixed here",
                        files->directory, folder, files->files[files->optims[0]].name);
     }
-    fc_code rc = list_params(&l);
-    if (rc == FC_OK && l.count > 1) {
+    fc_code rc;
+    FC_TRY_GOTO(list_params(&l), rc, out);
+    if (l.count > 1) {
         qsort(l.items, l.count, sizeof *l.items, by_param);
     }
-    rc = rc == FC_OK ? keep_files(&l, files) : rc;
+    rc = keep_files(&l, files);
+out:
     free(l.items);
     return rc;
 }
 
-/* Index of the first file of a parameter, or `nvalues`. */
+/* The index of the first file of a parameter, or `nvalues`. */
 static size_t first_of(const ds_files *files, const char *name) {
     size_t low = 0, high = files->nvalues;
     while (low < high) {
@@ -157,25 +166,25 @@ bool fc_ds_has_universal(const ds_files *files, const char *name) {
     return first_of(files, name) < files->nvalues;
 }
 
-/* ---- reading them ---- */
+/* ---- the values ---- */
 
-static fc_code open_state(const ds_building *b, torch_file *f) {
+static fc_code open_state(const ds_builder *b, torch_file *f) {
     fc_code rc = fc_torch_file_open(b->files.files[b->files.optimizer].path, b->files.optimizer, f, b->err);
     if (rc == FC_OK && fc_pv_typeof(f->p->root) != FC_PV_DICT) {
-        rc = fc_fail(b->err, FC_ECORRUPT, "%s: it is no dict", f->path);
+        rc = fc_fail(b->err, FC_ECORRUPT, "%s: the file does not hold a dict", f->path);
         fc_torch_file_close(f);
     }
     return rc;
 }
 
-fc_code fc_ds_read_universal_stage(ds_building *b) {
+fc_code fc_ds_read_universal_stage(ds_builder *b) {
     torch_file f;
     int64_t count = 0;
     FC_TRY(open_state(b, &f));
     fc_code rc = fc_ds_stage_of(b, &f, f.p->root, &b->stage);
     if (rc == FC_OK && b->stage == 3) {
         if (!fc_ds_int(f.p, fc_ds_get(f.p, f.p->root, "partition_count"), &count) || count < 1 || count > UINT32_MAX) {
-            rc = fc_fail(b->err, FC_ECORRUPT, "%s: it has no partition_count", f.path);
+            rc = fc_fail(b->err, FC_ECORRUPT, "%s: partition_count is missing", f.path);
         }
         b->ranks = (size_t)count;
     }
@@ -191,22 +200,22 @@ static bool same_shape(const ds_param *param, const fc_torch_tensor *t) {
     return same;
 }
 
-/* ZeRO-3: a flat tensor that is the whole parameter. */
-static fc_code add_flat(ds_building *b, const torch_file *f, const fc_path_element *path, size_t count,
+/* ZeRO-3: `v` is a flat tensor with all elements of the parameter. */
+static fc_code add_flat(ds_builder *b, const torch_file *f, const fc_path_element *path, size_t count,
                         const ds_param *param, fc_pv v) {
     fc_torch_tensor flat;
     torch_extent *piece;
-    fc_code rc = fc_ds_flat(b, f, "its tensor", v, &flat, &piece);
-    if (rc == FC_OK && flat.sizes[0] != param->numel) {
-        rc = fc_fail(b->err, FC_ECORRUPT, "%s: it has %lld elements, parameter %.256s has %lld", f->path,
-                     (long long)flat.sizes[0], param->name, (long long)param->numel);
+    FC_TRY(fc_ds_flat(b, f, "its tensor", v, &flat, &piece));
+    if (flat.sizes[0] != param->numel) {
+        return fc_fail(b->err, FC_ECORRUPT, "%s: the tensor has %lld elements, but parameter %.256s has %lld", f->path,
+                       (long long)flat.sizes[0], param->name, (long long)param->numel);
     }
     const char *name = count == 2
                            ? fc_arena_printf(b->checkpoint->arena, "model.%s", param->name)
                            : fc_arena_printf(b->checkpoint->arena, "optim.state.%s.%s", param->name, path[3].key);
-    ds_tensor *t = rc == FC_OK && name ? fc_ds_add_tensor(b, name, path, count) : NULL;
-    if (rc != FC_OK || !t) {
-        return rc != FC_OK ? rc : fc_ds_no_memory(b);
+    ds_tensor *t = name ? fc_ds_add_tensor(b, name, path, count) : NULL;
+    if (!t) {
+        return fc_ds_no_memory(b);
     }
     t->dtype = flat.dtype;
     t->ndim = param->ndim;
@@ -215,8 +224,8 @@ static fc_code add_flat(ds_building *b, const torch_file *f, const fc_path_eleme
     return t->numel > 0 ? fc_ds_add_run(b, t, piece, 0, 0, t->numel, FC_NO_RANK) : FC_OK;
 }
 
-/* The value in one file. */
-static fc_code add_value(ds_building *b, const torch_file *f, const ds_value *value, const ds_param *param) {
+/* Adds the value in one file. */
+static fc_code add_value(ds_builder *b, const torch_file *f, const ds_value *value, const ds_param *param) {
     const fc_path_element optim[4] = {{.key = "optim"}, {.key = "state"}, {.key = value->param}, {.key = value->key}};
     const fc_path_element model[2] = {{.key = "model"}, {.key = value->param}};
     bool is_master = strcmp(value->key, master) == 0;
@@ -225,46 +234,44 @@ static fc_code add_value(ds_building *b, const torch_file *f, const ds_value *va
     fc_pv inner = fc_ds_get(f->p, f->p->root, "param"), v = inner ? inner : f->p->root;
     fc_torch_tensor t;
     if (!fc_torch_is_tensor(f->p, v)) {
-        return is_master ? fc_fail(b->err, FC_ECORRUPT, "%s: it holds no tensor", f->path)
+        return is_master ? fc_fail(b->err, FC_ECORRUPT, "%s: the file does not hold a tensor", f->path)
                          : fc_ds_add_value(b, f, path, count, v);
     }
     fc_code rc = fc_torch_tensor_decode(f->p, v, &t, b->err);
     if (rc != FC_OK) {
         return fc_context(b->err, rc, "%s", f->path);
     }
-    bool whole = !param || inner || t.ndim != 1; /* with its shape, or a number beside the elements */
+    bool whole = !param || inner || t.ndim != 1; /* not a flat tensor of the parameter's elements */
     if (!whole && !same_shape(param, &t)) {
         return add_flat(b, f, path, count, param, v);
     }
     if (param && (inner || is_master) && !same_shape(param, &t)) {
-        return fc_fail(b->err, FC_ECORRUPT, "%s: its shape is not that of parameter %.256s in %s", f->path, param->name,
-                       b->files.files[b->files.models[0]].name);
+        return fc_fail(b->err, FC_ECORRUPT, "%s: its shape differs from that of parameter %.256s in %s", f->path,
+                       param->name, b->files.files[b->files.models[0]].name);
     }
     return fc_ds_add_value(b, f, path, count, v);
 }
 
-fc_code fc_ds_add_universal(ds_building *b, const char *name, const ds_param *param) {
+fc_code fc_ds_add_universal(ds_builder *b, const char *name, const ds_param *param) {
     const ds_files *files = &b->files;
     size_t i = first_of(files, name);
     if (i == files->nvalues || strcmp(files->values[i].key, master) != 0) {
-        return fc_fail(b->err, FC_ECORRUPT, "%s/%s/%.256s/%s.pt is missing: run ds_to_universal.py again",
+        return fc_fail(b->err, FC_ECORRUPT, "%s/%s/%.256s/%s.pt: the file is missing; run ds_to_universal.py again",
                        files->directory, folder, name, master);
     }
-    fc_code rc = FC_OK;
-    for (; rc == FC_OK && i < files->nvalues && strcmp(files->values[i].param, name) == 0; i++) {
+    for (; i < files->nvalues && strcmp(files->values[i].param, name) == 0; i++) {
         torch_file f;
-        rc = fc_torch_file_open(files->files[files->values[i].file].path, files->values[i].file, &f, b->err);
-        if (rc == FC_OK) {
-            rc = add_value(b, &f, &files->values[i], param);
-            fc_torch_file_close(&f);
-            rc = rc == FC_OK ? fc_progress_count(b->progress, 1, b->err) : rc;
-        }
+        FC_TRY(fc_torch_file_open(files->files[files->values[i].file].path, files->values[i].file, &f, b->err));
+        const fc_code rc = add_value(b, &f, &files->values[i], param);
+        fc_torch_file_close(&f);
+        FC_TRY(rc);
+        FC_TRY(fc_progress_count(b->progress, 1, b->err));
     }
-    return rc;
+    return FC_OK;
 }
 
-/* ZeRO-3: what the optimizer keeps for a group and not for each element, for each parameter. */
-static fc_code add_steps(ds_building *b, const torch_file *f) {
+/* ZeRO-3: values that the optimizer keeps per group, such as the step, are added for each parameter. */
+static fc_code add_steps(ds_builder *b, const torch_file *f) {
     fc_pv inner = fc_ds_get(f->p, f->p->root, "optimizer_state_dict");
     fc_pv state = fc_ds_get_number(f->p, fc_ds_get(f->p, inner, "state"), 0);
     size_t n = 0;
@@ -284,11 +291,13 @@ static fc_code add_steps(ds_building *b, const torch_file *f) {
     return FC_OK;
 }
 
-fc_code fc_ds_read_universal_state(ds_building *b) {
+fc_code fc_ds_read_universal_state(ds_builder *b) {
     torch_file f;
     FC_TRY(open_state(b, &f));
     fc_code rc = b->stage == 3 ? add_steps(b, &f) : FC_OK;
-    rc = rc == FC_OK ? fc_ds_add_others(b, &f, f.p->root, fc_ds_get(f.p, f.p->root, "param_groups")) : rc;
+    if (rc == FC_OK) {
+        rc = fc_ds_add_others(b, &f, f.p->root, fc_ds_get(f.p, f.p->root, "param_groups"));
+    }
     fc_torch_file_close(&f);
     return rc;
 }

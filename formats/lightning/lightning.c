@@ -1,6 +1,6 @@
 /*
- * Checkpoints of PyTorch Lightning's FSDP and model-parallel strategies, read: a DCP directory, and beside it
- * `meta.pt`, where they put what is no state of model or optimizer (epoch, global_step, loops, hyper_parameters).
+ * Reads checkpoints of PyTorch Lightning's FSDP and model-parallel strategies: a DCP directory that also has `meta.pt`,
+ * which holds everything but the state of the model and the optimizer (epoch, global_step, loops, hyper_parameters).
  */
 #include "fsdpckpt/format.h"
 

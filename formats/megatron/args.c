@@ -1,6 +1,6 @@
 /*
- * What Megatron's arguments say of the run that saved a file: `args`, an argparse.Namespace, beside the model. It is
- * believed only where files agree with it, and files that no rank could have saved where they lie are refused.
+ * Reads the arguments of the run that saved a file, the argparse.Namespace `args`, and checks the files against them.
+ * Files that belong to another checkpoint or that the rank of their directory cannot have saved are rejected.
  */
 #include "megatron/megatron.h"
 
@@ -58,8 +58,8 @@ fc_code fc_mg_check_alike(const mg_reader *r, const mg_args *b) {
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         if (numbers[i].first >= 0 && numbers[i].own >= 0 && numbers[i].first != numbers[i].own) {
             return fc_fail(r->err, FC_ECORRUPT,
-                           "%s: it is a file of another checkpoint than %s: %s is %" PRId64 " here and %" PRId64
-                           " there; copy the whole directory anew",
+                           "%s: the file belongs to another checkpoint than %s: %s is %" PRId64 " here and %" PRId64
+                           " there; copy the whole directory again",
                            r->f.path, fc_mg_file(r, 0), numbers[i].name, numbers[i].own, numbers[i].first);
         }
     }
@@ -69,23 +69,22 @@ fc_code fc_mg_check_alike(const mg_reader *r, const mg_args *b) {
 fc_code fc_mg_check_args(const fc_checkpoint *checkpoint, const mg_args *args, const mg_grid *grid, fc_error *err) {
     if ((args->tp > 0 && args->tp != grid->tp) || (args->stages > 0 && args->stages != grid->stages)) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: saved by %" PRId64 " tensor-parallel ranks in %" PRId64
-                       " pipeline stages, as args says, and "
-                       "there are files of %" PRId64 " in %" PRId64 ": copy the whole directory, or name the file of "
-                       "one rank",
+                       "%s: by args %" PRId64 " tensor-parallel ranks in %" PRId64
+                       " pipeline stages saved it, but there are files of %" PRId64 " in %" PRId64
+                       "; copy the whole directory, or give the path of one rank's file",
                        checkpoint->path, args->tp, args->stages, grid->tp, grid->stages);
     }
     if (args->ep > 0 && args->ep != grid->ep) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: saved by %" PRId64 " expert-parallel ranks, as args says, and there are files of %" PRId64
-                       ": copy the whole directory, or name the file of one rank",
+                       "%s: by args %" PRId64 " expert-parallel ranks saved it, but there are files of %" PRId64
+                       "; copy the whole directory, or give the path of one rank's file",
                        checkpoint->path, args->ep, grid->ep);
     }
     if (grid->expert_tp > grid->tp || grid->tp % grid->expert_tp != 0) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: experts are cut over %" PRId64 " ranks, as args says, and the rest over %" PRId64
-                       ": ranks that hold different parts have files of one name; save it with --ckpt-format "
-                       "torch_dist",
+                       "%s: by args experts are sharded over %" PRId64 " ranks and the rest over %" PRId64
+                       ", so ranks with different shards overwrote each other's files; save with Megatron's "
+                       "--ckpt-format torch_dist",
                        checkpoint->path, grid->expert_tp, grid->tp);
     }
     return FC_OK;
@@ -96,7 +95,7 @@ static int by_value(const void *a, const void *b) {
     return (*x > *y) - (*x < *y);
 }
 
-/* Whether every file says that another rank wrote it. Tools that convert checkpoints write one number into all. */
+/* Whether the files record different ranks. Tools that convert checkpoints write the same rank into all. */
 static bool are_distinct(const mg_reader *r, const int64_t *wrote, int64_t *sorted) {
     size_t n = r->grid.count;
     memcpy(sorted, wrote, n * sizeof *sorted);
@@ -109,8 +108,8 @@ static bool are_distinct(const mg_reader *r, const int64_t *wrote, int64_t *sort
     return sorted[0] >= 0;
 }
 
-/* Whether the rank that wrote file `i` can have its place: Megatron counts tensor-parallel ranks first and stages last,
- * or all replicas of a stage after those of the next. */
+/* Whether the rank that wrote file `i` can have the coordinates of its directory: Megatron counts tensor-parallel ranks
+ * first and stages last. */
 static bool fits(const mg_reader *r, const int64_t *wrote, size_t i) {
     const mg_grid *g = &r->grid;
     const mg_place *p = &g->places[i];
@@ -123,12 +122,12 @@ static bool fits(const mg_reader *r, const int64_t *wrote, size_t i) {
 fc_code fc_mg_check_writers(const mg_reader *r, const int64_t *wrote) {
     int64_t *sorted = malloc(r->grid.count * sizeof *sorted);
     fc_code rc = sorted ? FC_OK : fc_mg_no_memory(r);
-    bool told = rc == FC_OK && are_distinct(r, wrote, sorted);
-    for (size_t i = 0; told && rc == FC_OK && i < r->grid.count; i++) {
+    bool known = rc == FC_OK && are_distinct(r, wrote, sorted);
+    for (size_t i = 0; known && rc == FC_OK && i < r->grid.count; i++) {
         if (!fits(r, wrote, i)) {
             rc = fc_fail(r->err, FC_ECORRUPT,
-                         "%s: rank %" PRId64 " wrote it, as args says, which is not the rank of this directory: "
-                         "directories were renamed or swapped, put the files back where they were saved",
+                         "%s: by args rank %" PRId64 " wrote the file, which does not fit its directory: directories "
+                         "were renamed or swapped; restore their names",
                          fc_mg_file(r, (uint32_t)i), wrote[i]);
         }
     }

@@ -1,10 +1,10 @@
 /*
- * The state of the distributed optimizer, distrib_optim.pt beside a rank's file: of each chunk of the model one flat
- * fp32 tensor a key, gathered from all data-parallel ranks. With expert parallelism it is a list: the state of the
- * experts is apart, and a rank has None for what another one gathered. Parameters lie in it from the last to the first,
- * each from a multiple of 64 elements on. Nothing in the file says so, and buckets may be padded otherwise: so the
- * sizes must agree, and the first element of each master, rounded, must be that of the model's parameter. If not, the
- * file is left out.
+ * Reads the state of the distributed optimizer from distrib_optim.pt, which is in the directory of a rank. For each
+ * chunk of the model it has one flat fp32 tensor per key, gathered from all data-parallel ranks. With expert
+ * parallelism it is a list, whose last member is the state of the experts; a rank has None for what another rank
+ * gathered. Parameters are stored from the last to the first, each aligned to 64 elements. The file does not record
+ * this layout, and buckets may be padded differently. So the sizes must agree, and the first element of each master,
+ * rounded, must equal that of the model's parameter. Otherwise the file is left out.
  */
 #include "megatron/megatron.h"
 
@@ -21,7 +21,7 @@
 
 enum { ALIGN = 64 };
 
-static const char other_layout[] = "its buckets do not lie as one would, and do not say which parameter is where";
+static const char other_layout[] = "its buckets have an unknown layout";
 
 typedef struct mg_key {
     const char *file, *name;
@@ -31,14 +31,14 @@ static const mg_key keys[] = {{"param", "fp32_param"}, {"exp_avg", "exp_avg"}, {
 
 enum { KEYS = sizeof keys / sizeof *keys };
 
-/* A chunk's flat tensors, of one size: where they begin. */
+/* The flat tensors of a chunk, which have the same size. */
 typedef struct mg_flat {
     torch_record records[KEYS];
     uint64_t first[KEYS];
     int64_t size;
 } mg_flat;
 
-/* The part of the file that one of several optimizers has. */
+/* The state of one of several optimizers. */
 typedef struct mg_part {
     const torch_file *f;
     fc_pv dict;
@@ -60,7 +60,7 @@ static bool has_parameters(const mg_reader *r, const mg_part *part, size_t chunk
     return false;
 }
 
-/* The dict of number `chunk`: below it, below the one pair of data types. */
+/* The dict of number `chunk`, which is nested in a dict with one entry, a pair of dtypes. */
 static fc_pv find_chunk(const torch_file *f, fc_pv dict, int64_t chunk) {
     size_t n, m;
     const fc_pv *pairs = fc_pickle_items(f->p, dict, &n);
@@ -75,7 +75,7 @@ static fc_pv find_chunk(const torch_file *f, fc_pv dict, int64_t chunk) {
     return 0;
 }
 
-/* How many chunks the file has; -1 where it is something else. */
+/* The number of chunks in the file; -1 if its content is something else. */
 static int64_t count_chunks(const torch_file *f, fc_pv dict) {
     size_t n;
     int64_t count = 0, number;
@@ -89,7 +89,7 @@ static int64_t count_chunks(const torch_file *f, fc_pv dict) {
     return count;
 }
 
-/* Reads the flat tensors of a chunk. @return false where it has others. */
+/* Reads the flat tensors of a chunk. @return false if they are not as expected. */
 static bool read_flat(const mg_reader *r, const torch_file *f, fc_pv dict, mg_flat *out) {
     for (size_t k = 0; k < KEYS; k++) {
         fc_pv v = dict ? fc_torch_dict_get(f->p, dict, keys[k].file) : 0;
@@ -108,7 +108,7 @@ static bool read_flat(const mg_reader *r, const torch_file *f, fc_pv dict, mg_fl
     return true;
 }
 
-/* Reads the first bytes of what begins at byte `first` of a record. */
+/* Reads `size` bytes at offset `first` of a record. */
 static bool read_start(const mg_reader *r, const torch_record *record, uint64_t first, unsigned char *out,
                        size_t size) {
     const char *path = r->checkpoint->files[record->file].path;
@@ -122,7 +122,7 @@ static bool read_start(const mg_reader *r, const torch_record *record, uint64_t 
     return good;
 }
 
-/* Whether the master at `start` begins like the parameter. */
+/* Whether the first element of the master at `start`, rounded, equals that of the parameter. */
 static bool begins_alike(const mg_reader *r, const mg_value *v, const mg_flat *masters, int64_t start) {
     unsigned char own[8], flat[4], rounded[8];
     size_t size = fc_dtype_size(v->dtype);
@@ -138,7 +138,7 @@ static bool begins_alike(const mg_reader *r, const mg_value *v, const mg_flat *m
     return memcmp(own, rounded, size) == 0;
 }
 
-/* Adds the part of each flat tensor that is the parameter. */
+/* Adds the parameter's range of each flat tensor. */
 static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *flat, int64_t start) {
     fc_arena *arena = r->checkpoint->arena;
     for (size_t k = 0; k < KEYS; k++) {
@@ -162,7 +162,7 @@ static fc_code add_states(mg_reader *r, const mg_value *param, const mg_flat *fl
     return FC_OK;
 }
 
-/* Where the parameters of a chunk lie; `starts` has one for each of the model's values. */
+/* Computes the positions of a chunk's parameters. `starts` has one entry per value of the model. */
 static bool place(const mg_reader *r, const mg_part *part, size_t chunk, const mg_flat *flat, int64_t *starts) {
     int64_t at = 0, numel;
     for (size_t i = part->end; i-- > part->first;) {
@@ -183,10 +183,10 @@ static bool place(const mg_reader *r, const mg_part *part, size_t chunk, const m
     return at == flat->size;
 }
 
-/* Finds the flat tensors of all chunks and what lies where in them. @return false where it is otherwise. */
+/* Finds the flat tensors of all chunks and the positions in them. @return false if the layout is another one. */
 static bool find_all(const mg_reader *r, const mg_part *part, mg_flat *flats, int64_t *starts) {
     const int64_t count = count_chunks(part->f, part->dict);
-    int64_t number = 0; /* chunks without parameters have none */
+    int64_t number = 0; /* chunks without parameters have no dict */
     for (size_t c = 0; count >= 0 && c < r->chunks; c++) {
         if (has_parameters(r, part, c) &&
             (!read_flat(r, part->f, find_chunk(part->f, part->dict, number++), &flats[c]) ||

@@ -1,8 +1,9 @@
 /*
- * Experts: each expert-parallel rank has as many of a layer as the others, and numbers them from 0. Megatron has them
- * in three forms: one module an expert (SequentialMLP: `experts.local_experts.1.linear_fc1.weight`; SwitchMLP before
- * it, without the first `experts`), one parameter an expert (TEGroupedMLP: `experts.linear_fc1.weight1`), or a matrix
- * of all (GroupedMLP: `experts.weight1`), which is read as it is used: with a first dimension for the experts.
+ * Counts and renumbers experts. All expert-parallel ranks have the same number of experts per layer and number them
+ * from 0. Megatron stores experts in three forms: one module per expert (SequentialMLP:
+ * `experts.local_experts.1.linear_fc1.weight`; the older SwitchMLP lacks the first `experts`), one parameter per expert
+ * (TEGroupedMLP: `experts.linear_fc1.weight1`), or one matrix for all experts (GroupedMLP: `experts.weight1`). The
+ * matrix is read with an additional first dimension for the experts, as Megatron uses it.
  */
 #include "megatron/megatron.h"
 
@@ -15,8 +16,8 @@
 
 enum { MOST_EXPERTS = 1 << 20 };
 
-/* Behind a part of a name, with its dot: NULL where there is none. */
-static const char *behind(const char *name, const char *part) {
+/* Returns the text after `part`, which must start at an element of the name; NULL if there is none. */
+static const char *after(const char *name, const char *part) {
     for (const char *at = strstr(name, part); at; at = strstr(at + 1, part)) {
         if (at == name || at[-1] == '.') {
             return at + strlen(part);
@@ -25,14 +26,14 @@ static const char *behind(const char *name, const char *part) {
     return NULL;
 }
 
-/* Skips one of the words, where the text begins with it. */
+/* Returns the text after `a` or `b`; NULL if it starts with neither. */
 static const char *skip(const char *text, const char *a, const char *b) {
     size_t n = strlen(a), m = strlen(b);
     return strncmp(text, a, n) == 0 ? text + n : strncmp(text, b, m) == 0 ? text + m : NULL;
 }
 
 mg_expert fc_mg_expert(const char *name, size_t *digits, size_t *end, int64_t *number) {
-    const char *module = behind(name, "local_experts."), *rest = behind(name, "experts.");
+    const char *module = after(name, "local_experts."), *rest = after(name, "experts.");
     if (!module && !rest) {
         return MG_NO_EXPERT;
     }
@@ -53,9 +54,9 @@ mg_expert fc_mg_expert(const char *name, size_t *digits, size_t *end, int64_t *n
     return MG_ONE_EXPERT;
 }
 
-/* ---- how many there are ---- */
+/* ---- the number of experts ---- */
 
-/* The rows of a router's matrix: one for each expert of the layer. @return -1 where the leaf is something else. */
+/* The rows of a router's matrix, one per expert of the layer; -1 if the leaf is not a router. */
 static int64_t routed(const mg_reader *r, const torch_leaf *leaf) {
     static const char router[] = ".router.weight";
     size_t n = strlen(leaf->name);
@@ -67,7 +68,7 @@ static int64_t routed(const mg_reader *r, const torch_leaf *leaf) {
                : -1;
 }
 
-/* Fails where the rank has another number of experts than ranks before, or than args says. */
+/* Fails if the number of experts differs from that of earlier ranks or from args. */
 static fc_code set_count(mg_reader *r, int64_t count, const char *name) {
     if (r->local_experts == 0) {
         r->local_experts = count;
@@ -75,20 +76,20 @@ static fc_code set_count(mg_reader *r, int64_t count, const char *name) {
     }
     if (count != r->local_experts) {
         return fc_fail(r->err, FC_ECORRUPT,
-                       "%s: %.256s and its like are there for %" PRId64 " experts of the layer, and a rank has %" PRId64
-                       " in %s",
+                       "%s: %.256s: the rank has %" PRId64
+                       " experts of the layer, but the rank of another file has %" PRId64 ": %s",
                        r->f.path, name, count, r->local_experts, fc_mg_file(r, r->experts_file));
     }
     if (r->args.experts > 0 && r->args.experts != count * r->grid.ep) {
         return fc_fail(r->err, FC_ECORRUPT,
                        "%s: %.256s: each of %" PRId64 " expert-parallel ranks has %" PRId64
-                       " experts of a layer, and args says %" PRId64 " in all",
+                       " experts of a layer, but by args there are %" PRId64,
                        r->f.path, name, r->grid.ep, count, r->args.experts);
     }
     return FC_OK;
 }
 
-/* A name without the number of its expert. @return NULL when out of memory, "" where it has none. */
+/* A name without the number of its expert; "" if it has none. @return NULL when out of memory. */
 static const char *without_number(fc_arena *arena, const char *name, int64_t *number) {
     size_t start, end;
     return fc_mg_expert(name, &start, &end, number) == MG_ONE_EXPERT
@@ -96,7 +97,7 @@ static const char *without_number(fc_arena *arena, const char *name, int64_t *nu
                : "";
 }
 
-/* What one expert has, the others have: counts each, by its name without the number. */
+/* All experts have the same parameters. Counts each parameter by its name without the number. */
 static fc_code count_numbered(mg_reader *r, const torch_leaves *leaves) {
     fc_arena *scratch = fc_arena_new();
     fc_name_table *table = scratch ? fc_name_table_new(scratch, leaves->count + 1) : NULL;
@@ -115,8 +116,9 @@ static fc_code count_numbered(mg_reader *r, const torch_leaves *leaves) {
         int64_t count = key && *key ? counts[fc_name_table_find(table, key, strlen(key))] : 0;
         rc = !key ? fc_mg_no_memory(r) : *key ? set_count(r, count, leaves->items[i].name) : FC_OK;
         if (rc == FC_OK && *key && number >= count) {
-            rc = fc_fail(r->err, FC_ECORRUPT, "%s: %.256s: the number of its expert is too high, of %" PRId64,
-                         r->f.path, leaves->items[i].name, count);
+            rc = fc_fail(r->err, FC_ECORRUPT,
+                         "%s: %.256s: the number of its expert exceeds the number of experts, %" PRId64, r->f.path,
+                         leaves->items[i].name, count);
         }
     }
     fc_arena_free(scratch);
@@ -136,24 +138,27 @@ fc_code fc_mg_count_experts(mg_reader *r, const torch_leaves *leaves) {
         bool parameter = fc_torch_is_tensor(r->f.p, leaf->v) && !fc_mg_is_extra_state(leaf->name);
         if (kind == MG_OTHER_EXPERT && r->grid.ep > 1 && parameter) {
             return fc_fail(r->err, FC_EUNSUPPORTED,
-                           "%s: %.256s: which experts it is of is not known; save with --ckpt-format torch_dist",
+                           "%s: %.256s: it is unknown which experts it belongs to; save with Megatron's --ckpt-format "
+                           "torch_dist",
                            r->f.path, leaf->name);
         }
         if (kind == MG_ALL_EXPERTS && (all <= 0 || all % r->grid.ep != 0) && r->grid.ep * r->grid.expert_tp > 1) {
             return fc_fail(r->err, FC_EUNSUPPORTED,
-                           "%s: %.256s: how many experts it holds cannot be told: the rows of router.weight are "
-                           "experts, of which each of %" PRId64 " expert-parallel ranks has as many",
+                           "%s: %.256s: it is unknown how many experts it holds: router.weight, which has one row per "
+                           "expert, is missing or cannot be divided among %" PRId64 " expert-parallel ranks",
                            r->f.path, leaf->name, r->grid.ep);
         }
-        FC_TRY(kind == MG_ALL_EXPERTS && all > 0 ? set_count(r, all / r->grid.ep, leaf->name) : FC_OK);
+        if (kind == MG_ALL_EXPERTS && all > 0) {
+            FC_TRY(set_count(r, all / r->grid.ep, leaf->name));
+        }
     }
     return count_numbered(r, leaves);
 }
 
-/* ---- matrices of all of them ---- */
+/* ---- matrices of all experts ---- */
 
-/* weight1 is [hidden, experts * ffn] and weight2 [experts * ffn, hidden] for the sake of their class, which sees both
- * as [experts, rows, columns]. */
+/* weight1 is stored as [hidden, experts * ffn] and weight2 as [experts * ffn, hidden], but GroupedMLP views both as
+ * [experts, rows, columns]. */
 static fc_code ungroup(mg_reader *r, mg_value *v) {
     fc_arena *arena = r->checkpoint->arena;
     int64_t n = v->grouped;
@@ -183,7 +188,9 @@ static fc_code ungroup(mg_reader *r, mg_value *v) {
 
 fc_code fc_mg_ungroup(mg_reader *r) {
     for (size_t i = 0; i < r->nvalues; i++) {
-        FC_TRY(r->values[i].grouped > 0 ? ungroup(r, &r->values[i]) : FC_OK);
+        if (r->values[i].grouped > 0) {
+            FC_TRY(ungroup(r, &r->values[i]));
+        }
     }
     return FC_OK;
 }

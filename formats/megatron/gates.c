@@ -1,6 +1,6 @@
 /*
- * Which of a file's matrices hold a gate. The parts of the ranks of one that does are not one behind the other: each
- * has its part of the gate and its part of the rest.
+ * Finds the matrices that hold a gate. Their shards cannot simply be concatenated: each rank has its shard of the gate
+ * followed by its shard of the rest.
  */
 #include "megatron/megatron.h"
 
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* The name of the second matrix of the MLP whose first one `v` is, or its bias. @return false when out of memory. */
+/* If `v` is the first matrix of an MLP or its bias, names the second matrix. @return false when out of memory. */
 static bool name_second(fc_arena *arena, const mg_value *v, const char **out) {
     const char *a, *b, *at = fc_mg_first_of_mlp(v->name, &a, &b);
     *out = NULL;
@@ -21,15 +21,15 @@ static bool name_second(fc_arena *arena, const mg_value *v, const char **out) {
     return *out != NULL;
 }
 
-/* A matrix with a gate gives twice what the second one takes, along the dimensions that ranks cut. */
+/* Along the sharded dimensions, a first matrix with a gate has twice as many outputs as the second one has inputs. */
 static fc_code find_gate(mg_reader *r, mg_value *v, const mg_value *second, const char *name) {
     int64_t given = v->sizes[v->cut.dim < v->ndim ? v->cut.dim : 0];
     int64_t taken = second && second->ndim == 2 && second->cut.rule == MG_CUT ? second->sizes[second->cut.dim] : -1;
     bool twice = given % 2 == 0 && given > 0 && given / 2 == taken, once = given == taken;
     if ((!twice && !once) || (twice && r->args.gated == 0) || (once && r->args.gated == 1)) {
         return fc_fail(r->err, FC_EUNSUPPORTED,
-                       "%s: %.256s: whether it holds a gate (SwiGLU) cannot be told: args and the second matrix of "
-                       "the MLP, %.256s, do not agree, or one is missing",
+                       "%s: tensor %.256s: it is unclear whether it holds a gate (SwiGLU): args and the second matrix "
+                       "of the MLP, %.256s, disagree, or one is missing",
                        r->f.path, v->name, name);
     }
     v->cut.rule = twice ? MG_GATED : v->cut.rule;

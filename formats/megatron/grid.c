@@ -1,8 +1,8 @@
 /*
- * From the directory of an iteration to the files of its model-parallel ranks:
- * mp_rank_<tensor>[_<pipeline>][_<expert>], each with model_optim_rng.pt (or model_rng.pt), as
- * training/checkpointing.py of Megatron-LM names them. A second number alone is that of a pipeline stage, or of an
- * expert-parallel rank where args says that there is no pipeline.
+ * Finds the files of an iteration's model-parallel ranks. Their directories are called
+ * mp_rank_<tensor>[_<pipeline>][_<expert>] (training/checkpointing.py of Megatron-LM); each has model_optim_rng.pt or
+ * model_rng.pt. If there are two numbers, the second is the pipeline stage, or the expert-parallel rank if args says
+ * that there is no pipeline.
  */
 #include "megatron/megatron.h"
 
@@ -104,7 +104,7 @@ static fc_code list(const char *directory, found_rank **out, size_t *count, fc_e
     return fc_dir_close(&dir, rc, err);
 }
 
-/* The last numbers first, so that places are in order whatever they mean: by stage, by expert, by tensor. */
+/* Orders by stage, expert and tensor, or by expert and tensor if the second number turns out to be the expert. */
 static int by_place(const void *a, const void *b) {
     static const int order[] = {1, 2, 0};
     const found_rank *x = a, *y = b;
@@ -120,7 +120,7 @@ static int by_place(const void *a, const void *b) {
 static fc_code check_names(const char *directory, const found_rank *ranks, size_t count, fc_error *err) {
     for (size_t i = 1; i < count; i++) {
         if (ranks[i].parts != ranks[0].parts) {
-            return fc_fail(err, FC_ECORRUPT, "%s: %s and %s are ranks of two checkpoints: move one of them away",
+            return fc_fail(err, FC_ECORRUPT, "%s: %s and %s belong to two checkpoints: move one of them away",
                            directory, ranks[0].name, ranks[i].name);
         }
         if (by_place(&ranks[i - 1], &ranks[i]) == 0) {
@@ -175,17 +175,20 @@ fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *optio
     *out = (mg_grid){0};
     fc_code rc = list(checkpoint->path, &ranks, &count, err);
     if (rc == FC_OK && count == 0) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: the files of its ranks are gone", checkpoint->path);
+        rc = fc_fail(err, FC_ECORRUPT, "%s: the files of the ranks are missing", checkpoint->path);
     } else if (rc == FC_OK) {
         qsort(ranks, count, sizeof *ranks, by_place);
         rc = check_names(checkpoint->path, ranks, count, err);
     }
-    rc = rc == FC_OK ? take(checkpoint, ranks, count, out, err) : rc;
+    if (rc == FC_OK) {
+        rc = take(checkpoint, ranks, count, out, err);
+    }
     free(ranks);
-    return rc == FC_OK && !options->follow_external ? check_links(checkpoint, err) : rc;
+    FC_TRY(rc);
+    return options->follow_external ? FC_OK : check_links(checkpoint, err);
 }
 
-/* ---- what the numbers mean ---- */
+/* ---- the meaning of the numbers ---- */
 
 static void measure(mg_grid *grid) {
     grid->tp = grid->stages = grid->ep = 1;
@@ -215,14 +218,14 @@ static fc_code missing(const fc_checkpoint *checkpoint, const mg_grid *grid, con
         snprintf(experts, sizeof experts, ", %" PRId64 " expert-parallel ranks", grid->ep);
     }
     return fc_fail(err, FC_ECORRUPT,
-                   "%s: mp_rank_%02" PRId64 "%s%s and its file are missing; the others are of %" PRId64
-                   " tensor-parallel ranks%s and %" PRId64 " pipeline stages: copy the whole directory",
+                   "%s: mp_rank_%02" PRId64 "%s%s and its file are missing; there are files of %" PRId64
+                   " tensor-parallel ranks%s and %" PRId64 " pipeline stages; copy the whole directory",
                    checkpoint->path, place->tensor, stage, expert, grid->tp, experts, grid->stages);
 }
 
 /*
- * Within a stage, rank l is number l mod tp for the tensors and l / expert_tp mod ep for the experts: so not every pair
- * of numbers exists. Ranks that are the first to hold a part of the tensors or of the experts save it.
+ * Within a stage, rank l has the tensor-parallel rank l mod tp and the expert-parallel rank l / expert_tp mod ep, so
+ * not every pair exists. Of several ranks with the same shard, the first one saves it.
  */
 static fc_code check_whole(const fc_checkpoint *checkpoint, const mg_grid *grid, fc_error *err) {
     int64_t ranks = grid->expert_tp * grid->ep > grid->tp ? grid->expert_tp * grid->ep : grid->tp;

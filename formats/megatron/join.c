@@ -1,7 +1,7 @@
 /*
- * Ranks' values become tensors. Parameters are put together along the dimension that their names tell; copies are
- * compared, mostly by the CRC-32s of the archives. What is no parameter and differs from rank to rank is kept for each:
- * "args" is the first rank's, "args.mp_rank_01" that of another.
+ * Builds tensors from the values of all ranks. Shards of parameters are joined along the dimension that rules.c
+ * determines. Copies are compared, mostly by the CRC-32s of the archives. Other values that differ between ranks are
+ * kept for each rank: "args" is that of the first rank, "args.mp_rank_01" that of another.
  */
 #include "megatron/megatron.h"
 
@@ -19,17 +19,17 @@ typedef struct group {
     size_t count;
 } group;
 
-/* A tensor of the checkpoint, and where its value was found. */
-typedef struct made {
+/* A tensor of the checkpoint, and the index of its first value. */
+typedef struct joined {
     fc_tensor tensor;
     size_t order;
-} made;
+} joined;
 
 typedef struct joiner {
     mg_reader *r;
-    made *made; /* malloc'ed */
+    joined *made; /* malloc'ed */
     size_t nmade;
-    mg_value **cells; /* malloc'ed: of one tensor, a value for each rank that has another part */
+    mg_value **cells; /* malloc'ed: the values of one tensor, one per shard */
 } joiner;
 
 static bool same_shape(const mg_value *a, const mg_value *b) {
@@ -57,17 +57,17 @@ static const mg_place *place_of(const mg_reader *r, const mg_value *v) {
     return &r->grid.places[v->file % r->grid.count];
 }
 
-/* How many ranks have a part each, where the value is cut. */
+/* The number of ranks that a sharded value is sharded over. */
 static int64_t parts_of(const mg_reader *r, const mg_value *v) {
     return v->expert ? r->grid.expert_tp : r->grid.tp;
 }
 
-/* How many such groups of ranks have each others of the experts that the tensor holds. */
+/* The number of expert-parallel ranks, each of which has a block of the experts in the tensor. */
 static int64_t blocks_of(const mg_reader *r, const mg_value *v) {
     return v->grouped > 0 ? r->grid.ep : 1;
 }
 
-/* Experts that are cut over fewer ranks than the mesh has are not cut as its ranks would cut them. */
+/* Experts that are sharded over fewer ranks than the mesh has cannot be expressed as a placement. */
 static fc_code set_placements(const mg_reader *r, fc_tensor *t, const mg_value *v, const mg_cut *cut) {
     if (r->grid.tp < 2) {
         return FC_OK;
@@ -83,8 +83,8 @@ static fc_code set_placements(const mg_reader *r, fc_tensor *t, const mg_value *
     return FC_OK;
 }
 
-/* Adds a chunk: `count` of the value's rows from `from` on, along the dimension that is cut, to lie at `offset` there,
- * and behind `blocks` others of experts. */
+/* Adds a chunk with `count` rows of the value from row `from` on, where rows are along the sharded dimension. In the
+ * tensor it starts at row `offset`, after `blocks` blocks of experts. */
 static fc_code add_chunk(const mg_reader *r, fc_tensor *t, fc_chunk *chunks, const mg_value *v, int64_t blocks,
                          int64_t from, int64_t count, int64_t offset) {
     fc_arena *arena = r->checkpoint->arena;
@@ -126,8 +126,7 @@ static fc_code describe(const mg_reader *r, const mg_value *v, int64_t blocks, i
     memcpy(shape, v->sizes, (size_t)v->ndim * sizeof *shape);
     if ((parts > 1 && !fc_mul_i64(shape[v->cut.dim], parts, &shape[v->cut.dim])) ||
         (blocks > 1 && !fc_mul_i64(shape[0], blocks, &shape[0])) || !fc_torch_shape_fits(v->dtype, v->ndim, shape)) {
-        return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: its size is impossible", fc_mg_file(r, v->file),
-                       v->name);
+        return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: its size overflows", fc_mg_file(r, v->file), v->name);
     }
     return FC_OK;
 }
@@ -141,38 +140,40 @@ static bool is_empty(const mg_value *v) {
     return false;
 }
 
-/* The tensor that `parts` values are, one rank's behind the other's, in each of `blocks`; one value is all of it. */
+/* Joins `blocks` times `parts` values. If there is one value, it is the whole tensor. */
 static fc_code make_tensor(const mg_reader *r, mg_value *const *values, int64_t blocks, int64_t parts,
                            const mg_cut *cut, fc_tensor *t) {
     const mg_value *v = values[0];
     int64_t size = v->ndim > 0 ? v->sizes[cut->dim] : 1, half = size / 2;
     bool gated = cut->rule == MG_GATED && parts > 1;
     fc_chunk *chunks = fc_arena_calloc(r->checkpoint->arena, 2 * (size_t)(blocks * parts), sizeof *chunks);
-    fc_code rc = describe(r, v, blocks, parts, t);
-    rc = rc == FC_OK && !chunks ? fc_mg_no_memory(r) : rc;
+    if (!chunks) {
+        return fc_mg_no_memory(r);
+    }
+    FC_TRY(describe(r, v, blocks, parts, t));
     t->chunks = chunks;
-    for (int64_t i = 0; rc == FC_OK && i < blocks * parts && !is_empty(v); i++) {
+    for (int64_t i = 0; i < blocks * parts && !is_empty(v); i++) {
         int64_t block = i / parts, part = i % parts;
         if (!gated) {
-            rc = add_chunk(r, t, chunks, values[i], block, 0, size, part * size);
+            FC_TRY(add_chunk(r, t, chunks, values[i], block, 0, size, part * size));
             continue;
         }
-        rc = add_chunk(r, t, chunks, values[i], block, 0, half, part * half);
-        rc = rc == FC_OK ? add_chunk(r, t, chunks, values[i], block, half, half, (parts + part) * half) : rc;
+        FC_TRY(add_chunk(r, t, chunks, values[i], block, 0, half, part * half));
+        FC_TRY(add_chunk(r, t, chunks, values[i], block, half, half, (parts + part) * half));
     }
-    return rc == FC_OK ? set_placements(r, t, v, cut) : rc;
+    return set_placements(r, t, v, cut);
 }
 
-static made *next_made(joiner *j, const mg_value *v) {
-    made *m = &j->made[j->nmade++];
+static joined *next_made(joiner *j, const mg_value *v) {
+    joined *m = &j->made[j->nmade++];
     m->order = (size_t)(v - j->r->values);
     return m;
 }
 
-/* A value as one rank has it. */
+/* Keeps the value of one rank as a tensor or object of its own. */
 static fc_code keep(joiner *j, const mg_value *v, const char *name, const fc_path *path) {
     mg_value copy = *v, *one = &copy;
-    made *m = next_made(j, v);
+    joined *m = next_made(j, v);
     const mg_cut whole = {MG_COPY, 0};
     copy.cut = whole;
     copy.name = name;
@@ -185,9 +186,9 @@ static fc_code keep(joiner *j, const mg_value *v, const char *name, const fc_pat
                       : fc_torch_object_tensor(v->object, v->file, j->r->checkpoint->arena, &m->tensor, j->r->err);
 }
 
-/* ---- values of each rank ---- */
+/* ---- values that are not joined ---- */
 
-/* A value that another rank has otherwise, under its name and the rank's. */
+/* Appends the rank to the name of a value that differs from that of the first rank. */
 static fc_code keep_for_rank(joiner *j, const mg_value *v) {
     fc_arena *arena = j->r->checkpoint->arena;
     const char *rank = j->r->grid.names[v->file];
@@ -217,17 +218,17 @@ static fc_code join_loose(joiner *j, const group *g) {
 
 /* ---- parameters ---- */
 
-static fc_code not_there(const mg_reader *r, const mg_value *first, uint32_t file, bool twice) {
+static fc_code fail_missing(const mg_reader *r, const mg_value *first, uint32_t file, bool twice) {
     if (r->unnamed && !twice && strncmp(first->name, "model.", 6) != 0) {
-        return fc_fail(r->err, FC_ECORRUPT, "%s: its optimizer's states have no parameters, as those of %s have: %s",
+        return fc_fail(r->err, FC_ECORRUPT, "%s: the states of its optimizer have no names, unlike those of %s: %s",
                        fc_mg_file(r, r->unnamed_file), fc_mg_file(r, first->file), r->unnamed);
     }
     return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s %s", fc_mg_file(r, file), first->name,
-                   twice ? "is there twice" : "is missing, which other ranks of its stage have");
+                   twice ? "appears twice" : "is missing; other ranks of its stage have it");
 }
 
-/* The values of one stage, from values[0] on: of those ranks that hold the tensor each has it once. `*used` is their
- * number. */
+/* Checks the values of one stage, from values[0] on: each rank that should hold the tensor must have it once. `*used`
+ * is their number. */
 static fc_code check_stage(const mg_reader *r, mg_value *const *values, size_t count, size_t *used) {
     const mg_grid *grid = &r->grid;
     const mg_place *first = place_of(r, values[0]);
@@ -240,13 +241,15 @@ static fc_code check_stage(const mg_reader *r, mg_value *const *values, size_t c
         bool other = values[0]->expert && values[0]->grouped == 0 && grid->places[file].expert != first->expert;
         if (!other && (i == count || values[i]->file != file)) {
             bool twice = i > 0 && i < count && values[i]->file < file;
-            return not_there(r, values[0], twice ? values[i]->file : file, twice);
+            return fail_missing(r, values[0], twice ? values[i]->file : file, twice);
         }
         i += !other;
     }
     *used = i;
-    return i < count && place_of(r, values[i])->stage == first->stage ? not_there(r, values[0], values[i]->file, true)
-                                                                      : FC_OK;
+    if (i < count && place_of(r, values[i])->stage == first->stage) {
+        return fail_missing(r, values[0], values[i]->file, true);
+    }
+    return FC_OK;
 }
 
 static fc_code check_group(const mg_reader *r, const group *g) {
@@ -255,33 +258,33 @@ static fc_code check_group(const mg_reader *r, const group *g) {
     for (size_t i = 0; i < g->count; i++) {
         const mg_value *v = g->values[i];
         if (!v->piece || !v->shared || !same_shape(first, v) || v->grouped != first->grouped) {
-            return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: its type or shape is not that in %s",
+            return fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: its dtype or shape differs from that in %s",
                            fc_mg_file(r, v->file), first->name, fc_mg_file(r, first->file));
         }
     }
-    /* Not every rank saves the state of a distributed optimizer for those that have the same. */
+    /* Of the ranks with the same state of a distributed optimizer, only one saves it, so its files are not checked. */
     for (size_t i = 0, used = 0; rc == FC_OK && i < g->count && first->file < r->grid.count; i += used) {
         rc = check_stage(r, g->values + i, g->count - i, &used);
     }
     return rc;
 }
 
-/* Two values that should be equal. Where no rule says that they are, they are parts that nobody can put together. */
+/* Copies should be equal. If no rule says that the values are copies and they differ, they cannot be joined. */
 static fc_code check_copy(const mg_reader *r, const mg_value *a, const mg_value *b, bool *differ) {
     bool same;
     fc_code rc = compare(r, a, b, &same);
     if (rc == FC_OK && !same && a->cut.rule == MG_UNKNOWN) {
         rc = fc_fail(r->err, FC_EUNSUPPORTED,
-                     "%s: tensor %.256s differs from that in %s, and along which dimension Megatron cuts it is not "
-                     "known; name the file of one rank, or save with --ckpt-format torch_dist",
+                     "%s: tensor %.256s: it differs from that in %s, and the dimension along which Megatron shards it "
+                     "is unknown; give the path of one rank's file, or save with Megatron's --ckpt-format torch_dist",
                      fc_mg_file(r, b->file), a->name, fc_mg_file(r, a->file));
     }
     *differ = *differ || (rc == FC_OK && !same);
     return rc;
 }
 
-/* Sorts the values by the part that their ranks have. Values of one part are copies, also those of a later stage of the
- * same name: the embedding, tied to the output layer. */
+/* Assigns the values to the shards of the tensor. Several values of one shard are copies, including those that a later
+ * stage has under the same name: the tied embedding. */
 static fc_code fill_cells(joiner *j, const group *g, bool *differ) {
     const mg_reader *r = j->r;
     mg_value *first = g->values[0];
@@ -300,7 +303,7 @@ static fc_code fill_cells(joiner *j, const group *g, bool *differ) {
     }
     for (size_t i = 0; rc == FC_OK && i < ncells; i++) {
         if (!j->cells[i]) {
-            rc = fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: part %zu of %zu is in no rank's file",
+            rc = fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: shard %zu of %zu is missing from all files",
                          r->checkpoint->path, first->name, i % parts + 1, parts);
         }
     }
@@ -313,27 +316,25 @@ static fc_code join_shared(joiner *j, const group *g) {
     mg_cut cut = first->cut;
     bool differ = false, is_cut = cut.rule == MG_CUT || cut.rule == MG_GATED;
     int64_t parts = parts_of(r, first);
-    fc_code rc = check_group(r, g);
-    if (rc == FC_OK && is_cut && cut.dim >= first->ndim) {
-        rc = fc_fail(r->err, FC_ECORRUPT, "%s: tensor %.256s: it has too few dimensions to be cut along number %d",
-                     fc_mg_file(r, first->file), first->name, cut.dim);
+    FC_TRY(check_group(r, g));
+    if (is_cut && cut.dim >= first->ndim) {
+        return fc_fail(r->err, FC_ECORRUPT,
+                       "%s: tensor %.256s: it has too few dimensions to be sharded along dimension %d",
+                       fc_mg_file(r, first->file), first->name, cut.dim);
     }
-    rc = rc == FC_OK ? fill_cells(j, g, &differ) : rc;
-    for (int64_t i = 1; rc == FC_OK && !is_cut && i < parts; i++) {
-        rc = check_copy(r, j->cells[0], j->cells[i], &differ);
-    }
-    if (rc != FC_OK) {
-        return rc;
+    FC_TRY(fill_cells(j, g, &differ));
+    for (int64_t i = 1; !is_cut && i < parts; i++) {
+        FC_TRY(check_copy(r, j->cells[0], j->cells[i], &differ));
     }
     if (differ) {
         r->differing = r->differing ? r->differing : first->name;
         r->ndiffering++;
     }
-    made *m = next_made(j, first);
+    joined *m = next_made(j, first);
     return make_tensor(r, j->cells, blocks_of(r, first), is_cut ? parts : 1, &cut, &m->tensor);
 }
 
-/* ---- all ---- */
+/* ---- all tensors ---- */
 
 static int by_name(const void *a, const void *b) {
     const mg_value *x = *(mg_value *const *)a, *y = *(mg_value *const *)b;
@@ -342,7 +343,7 @@ static int by_name(const void *a, const void *b) {
 }
 
 static int by_order(const void *a, const void *b) {
-    const made *x = a, *y = b;
+    const joined *x = a, *y = b;
     return (x->order > y->order) - (x->order < y->order);
 }
 
@@ -375,9 +376,9 @@ static fc_code finish(const joiner *j) {
     }
     fc_code rc = fc_find_same_name(tensors, j->nmade, &name, j->r->err);
     if (rc != FC_OK || name) {
-        return rc != FC_OK ? rc
-                           : fc_fail(j->r->err, FC_EUNSUPPORTED, "%s: two values are both called %.256s",
-                                     checkpoint->path, name);
+        return rc != FC_OK
+                   ? rc
+                   : fc_fail(j->r->err, FC_EUNSUPPORTED, "%s: the name %.256s appears twice", checkpoint->path, name);
     }
     checkpoint->tensors = tensors;
     checkpoint->ntensors = j->nmade;

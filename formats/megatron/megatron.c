@@ -1,8 +1,8 @@
 /*
- * Megatron checkpoints, read. `torch_dist` is a DCP checkpoint and beside it `common.pt`, a torch.save file of what is
- * not sharded: so this is the readers of both, one behind the other. The older `torch` format is a torch.save file for
- * each model-parallel rank, `mp_rank_00/model_optim_rng.pt`: ranks.c puts them together. The path is the
- * directory of an iteration, or the one above, whose `latest_checkpointed_iteration.txt` says which.
+ * Reads Megatron checkpoints. `torch_dist` is a DCP checkpoint with a torch.save file, `common.pt`, for everything that
+ * is not sharded. The older `torch` format has one torch.save file per model-parallel rank,
+ * `mp_rank_00/model_optim_rng.pt`; ranks.c reads and joins them. The path is the directory of an iteration, or its
+ * parent, where `latest_checkpointed_iteration.txt` names the iteration.
  */
 #include "fsdpckpt/format.h"
 
@@ -27,7 +27,7 @@ static bool is_iteration(const char *directory, fc_error *err) {
     return fc_dcp_has_file(directory, common) || fc_mg_has_ranks(directory, err);
 }
 
-/* What the tracker names: "iter_0000010" for 10, or "release". */
+/* Reads the directory name from the tracker file: "iter_0000010" for 10, or "release". */
 static bool read_tracker(const char *directory, char name[TRACKED]) {
     char path[PATH_MAX], text[TRACKED] = "", *end;
     int fd;
@@ -73,12 +73,12 @@ static fc_code megatron_open(fc_checkpoint *checkpoint, const fc_open_options *o
                      ? fc_dcp_open_with_file(checkpoint, common, false, options, err)
                      : fc_mg_open_ranks(checkpoint, options, err);
     checkpoint->producer = "Megatron";
-    checkpoint->keeps_order = false; /* ranks of a pipeline have parts of it */
+    checkpoint->keeps_order = false; /* the files of a pipeline's ranks each hold a part of the model */
     return rc;
 }
 
-/* Of DCP the data files have no headers that are read here. */
-static fc_code megatron_look_at(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
+/* DCP's data files have no headers to check. */
+static fc_code megatron_check_header(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
     return fc_dcp_has_file(checkpoint->path, common) ? FC_OK : fc_torch_check_header(checkpoint, index, err);
 }
 
@@ -94,7 +94,7 @@ const fc_format fc_format_megatron = {
         {
             .probe = megatron_probe,
             .open = megatron_open,
-            .check_header = megatron_look_at,
+            .check_header = megatron_check_header,
             .close = fc_dcp_close_with_file,
             .extent = fc_dcp_extent_with_file,
             .read = fc_torch_read,

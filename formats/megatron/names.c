@@ -1,7 +1,7 @@
 /*
- * The names that a rank's parameters have in the whole model. A pipeline stage numbers its layers from 0, and so does
- * each of its chunks (`model0`, `model1` … with virtual stages): they get the numbers that follow those of the chunks
- * before. An expert-parallel rank numbers its experts from 0, likewise. The tied output layer is the embedding.
+ * Gives a rank's parameters their names in the whole model. Each pipeline stage, and each of its chunks (`model0`,
+ * `model1` … with virtual stages), numbers its layers from 0; the layers of all earlier chunks are added. Likewise each
+ * expert-parallel rank numbers its experts from 0. A tied output layer gets the name of the embedding.
  */
 #include "megatron/megatron.h"
 
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The chunks of the model in the order of its layers: all stages' first ones, then their second ones. */
+/* Numbers the chunks in the order of the layers: first the first chunks of all stages, then the second ones. */
 static size_t chunk_number(const mg_reader *r, size_t chunk) {
     return chunk * (size_t)r->grid.stages + (size_t)r->grid.places[r->rank].stage;
 }
@@ -49,12 +49,12 @@ fc_code fc_mg_count_layer(mg_reader *r, const torch_leaf *leaf, size_t chunk) {
     return FC_OK;
 }
 
-/* An element of a path with another number where it has one. */
+/* Replaces the number in an element of a path. */
 static const char *with_number(fc_arena *arena, const char *key, size_t digits, size_t end, int64_t number) {
     return fc_arena_printf(arena, "%.*s%" PRId64 "%s", (int)digits, key, number, key + end);
 }
 
-/* What is to be added to the number of a leaf's layer. */
+/* The number of layers in the chunks before this one. */
 static int64_t layers_before(mg_reader *r, const char *name, size_t prefix, size_t chunk) {
     const mg_layers *l = layers_of(r, name, prefix, false);
     int64_t sum = 0;
@@ -64,7 +64,7 @@ static int64_t layers_before(mg_reader *r, const char *name, size_t prefix, size
     return sum;
 }
 
-/* Gives the leaf a path of its own, with the numbers of the layer and of the expert in the whole. */
+/* Gives the leaf a path of its own, with the numbers that layer and expert have in the whole model. */
 static fc_code renumber(mg_reader *r, torch_leaf *leaf, size_t chunk) {
     fc_arena *arena = r->checkpoint->arena;
     size_t start, end;
@@ -99,7 +99,7 @@ static fc_code renumber(mg_reader *r, torch_leaf *leaf, size_t chunk) {
     return leaf->name ? FC_OK : fc_mg_no_memory(r);
 }
 
-/* Another name of the embedding's weight, which the last stage has where the first one is not also the last. */
+/* With tied embeddings and several stages, the last stage has a copy of the embedding's weight under another name. */
 static fc_code name_tied(mg_reader *r, torch_leaf *leaf) {
     static const fc_path_element core[] = {{.key = "model"}, {.key = "embedding.word_embeddings.weight"}};
     static const fc_path_element old[] = {{.key = "model"},

@@ -1,9 +1,9 @@
 /*
- * The optimizer of one rank, which numbers its parameters. Megatron goes through the parameters of the model's chunks
- * in order and puts those without weight decay (biases and whatever else has one dimension) into a group of their own;
- * so numbers become names, which every shape must confirm: optim.state.<parameter>.exp_avg, and .fp32_param for the
- * fp32 masters of 16-bit parameters. Where they do not, all is kept under its numbers, and a note says why. With
- * expert parallelism there are two optimizers, one of which has the experts.
+ * Reads the optimizer of one rank, which numbers its parameters. Megatron goes through the parameters of the model's
+ * chunks in order and puts those without weight decay (biases and other parameters of one dimension) into a group of
+ * their own. So the numbers can be replaced by names: optim.state.<parameter>.exp_avg, and .fp32_param for the fp32
+ * masters of 16-bit parameters. If a shape contradicts this, all states keep their numbers, and a note says why. With
+ * expert parallelism there are two optimizers, one of them for the experts.
  */
 #include "megatron/megatron.h"
 
@@ -16,18 +16,18 @@
 
 enum { MOST_GROUPS = 64, MOST_OPTIMIZERS = 3 };
 
-/* A parameter and its place in the optimizer. */
+/* A parameter and its state in the optimizer. */
 typedef struct mg_param {
     mg_value value;   /* a copy: the reader's list moves as it grows */
     const char *name; /* without "model." */
     size_t group;
-    fc_pv state;  /* a dict; FC_PV_ABSENT: it has none */
-    fc_pv master; /* FC_PV_ABSENT: it has none */
+    fc_pv state;  /* a dict, or FC_PV_ABSENT */
+    fc_pv master; /* a tensor, or FC_PV_ABSENT */
 } mg_param;
 
 typedef struct mg_optimizer {
     mg_reader *r;
-    size_t member, first_group; /* its place among several, and that of its groups among theirs */
+    size_t member, first_group; /* its index among the optimizers, and that of its first group among all groups */
     fc_pv outer, inner, masters;
     const fc_pv *groups;
     size_t ngroups;
@@ -44,9 +44,9 @@ static const fc_pv *list_of(const mg_reader *r, fc_pv v, size_t *count) {
     return fc_pv_typeof(v) == FC_PV_LIST ? fc_pickle_items(r->f.p, v, count) : NULL;
 }
 
-/* ---- numbers become names ---- */
+/* ---- from numbers to names ---- */
 
-/* What a state dict has besides parameters. */
+/* State dicts contain buffers as well as parameters. */
 static bool is_buffer(const char *name) {
     static const char *const buffers[] = {"inv_freq", "expert_bias", "local_tokens_per_expert", "_extra_state"};
     size_t n = strlen(name);
@@ -80,8 +80,8 @@ bool fc_mg_name_state(const mg_reader *r, const mg_value *parameter, const char 
     return true;
 }
 
-/* The one for experts is the last. Before it there is one, or one for the model's first chunk and one for the others
- * (--overlap-param-gather-with-optimizer-step). */
+/* The optimizer of the experts is the last one. Before it there is one optimizer, or one for the first chunk of the
+ * model and one for the others (--overlap-param-gather-with-optimizer-step). */
 bool fc_mg_belongs(const mg_reader *r, const mg_value *parameter, size_t member, size_t members) {
     size_t dense = members - (members > 1 && r->grid.ep > 1);
     if (member == dense || (parameter->expert && dense < members)) {
@@ -125,12 +125,12 @@ static bool same_sizes(const mg_reader *r, const mg_value *param, fc_pv v) {
            t.ndim == param->ndim && memcmp(t.sizes, param->sizes, (size_t)t.ndim * sizeof *t.sizes) == 0;
 }
 
-/* Gives every parameter its group. @return why it cannot be done, or NULL. */
+/* Assigns each parameter to its group. @return NULL, or why that is impossible. */
 static const char *assign_groups(mg_optimizer *o, size_t *sizes) {
     size_t plain = o->ngroups, undecayed = o->ngroups, used = 0, total = 0;
     for (size_t g = 0; g < o->ngroups; g++) {
         if (!list_of(o->r, get(o->r, o->groups[g], "params"), &sizes[g])) {
-            return "a group of parameters has no list of them";
+            return "a group of parameters has no list of parameters";
         }
         if (sizes[g] > 0) {
             *(is_undecayed(o->r, o->groups[g]) ? &undecayed : &plain) = g;
@@ -139,10 +139,10 @@ static const char *assign_groups(mg_optimizer *o, size_t *sizes) {
         }
     }
     if (used > 2 || (used == 2 && (plain == o->ngroups || undecayed == o->ngroups))) {
-        return "its groups of parameters are others than those with and without weight decay";
+        return "its groups of parameters are not those with and without weight decay";
     }
     if (total != o->nparams) {
-        return "it has not as many parameters as the model";
+        return "its number of parameters differs from that of the model";
     }
     for (size_t i = 0; i < o->nparams; i++) {
         size_t only = plain == o->ngroups ? undecayed : plain;
@@ -151,7 +151,7 @@ static const char *assign_groups(mg_optimizer *o, size_t *sizes) {
     return NULL;
 }
 
-/* The states by number. @return false where a number is impossible. */
+/* Lists the states by number. @return false if a number is invalid. */
 static bool list_states(const mg_optimizer *o, fc_pv *states) {
     size_t n = 0;
     fc_pv all = get(o->r, o->inner, "state");
@@ -171,7 +171,7 @@ static bool is_16_bit(fc_dtype dtype) {
     return dtype == FC_F16 || dtype == FC_BF16;
 }
 
-/* Whether each of the state's tensors has the parameter's shape, or is a single number. */
+/* Whether each tensor of the state has the parameter's shape or is a scalar. */
 static bool state_fits(const mg_optimizer *o, const mg_param *param) {
     size_t n = 0;
     const fc_pickle *p = o->r->f.p;
@@ -188,7 +188,7 @@ static bool state_fits(const mg_optimizer *o, const mg_param *param) {
     return true;
 }
 
-/* Gives every parameter its state and its master. @return why it cannot be done, or NULL. */
+/* Assigns each parameter its state and its master. @return NULL, or why that is impossible. */
 static const char *assign_states(mg_optimizer *o, const size_t *sizes, const fc_pv *states, bool *taken) {
     size_t at[MOST_GROUPS] = {0}, masters[MOST_GROUPS] = {0}, nlists, n;
     const fc_pickle *p = o->r->f.p;
@@ -199,7 +199,8 @@ static const char *assign_states(mg_optimizer *o, const size_t *sizes, const fc_
         const fc_pv *numbers = list_of(o->r, get(o->r, o->groups[param->group], "params"), &n);
         if (at[param->group] == sizes[param->group] || !fc_pickle_int(p, numbers[at[param->group]++], &number) ||
             number < 0 || (uint64_t)number >= o->nparams || taken[number]) {
-            return "its groups are of other sizes than the model's parameters with and without weight decay";
+            return "the sizes of its groups differ from the model's numbers of parameters with and without weight "
+                   "decay";
         }
         taken[number] = true;
         param->state = states[number];
@@ -211,7 +212,7 @@ static const char *assign_states(mg_optimizer *o, const size_t *sizes, const fc_
             param->master = list[masters[param->group]++];
         }
         if (!state_fits(o, param)) {
-            return "its states have not the shapes of the model's parameters";
+            return "the shapes of its states differ from those of the model's parameters";
         }
     }
     for (size_t g = 0; g < nlists; g++) {
@@ -230,7 +231,7 @@ static fc_code assign(mg_optimizer *o, const char **reason) {
     if (rc == FC_OK) {
         *reason = o->ngroups > MOST_GROUPS ? "it has too many groups of parameters" : assign_groups(o, sizes);
         if (!*reason && !list_states(o, states)) {
-            *reason = "its states are not numbered as its parameters are";
+            *reason = "the numbers of its states differ from those of its parameters";
         }
         *reason = *reason ? *reason : assign_states(o, sizes, states, taken);
     }
@@ -264,17 +265,22 @@ static fc_code add_states(const mg_optimizer *o, const mg_param *param) {
     mg_reader *r = o->r;
     size_t n = 0;
     const fc_pv *pairs = param->state ? fc_pickle_items(r->f.p, param->state, &n) : NULL;
-    FC_TRY(param->master ? add_state(o, param, "fp32_param", param->master) : FC_OK);
+    if (param->master) {
+        FC_TRY(add_state(o, param, "fp32_param", param->master));
+    }
     for (size_t i = 0; i + 1 < n; i += 2) {
         size_t length;
         const char *key = fc_pickle_bytes(r->f.p, pairs[i], &length);
         const char *copy = fc_arena_strndup(r->checkpoint->arena, key, strlen(key));
-        FC_TRY(copy ? add_state(o, param, copy, pairs[i + 1]) : fc_mg_no_memory(r));
+        if (!copy) {
+            return fc_mg_no_memory(r);
+        }
+        FC_TRY(add_state(o, param, copy, pairs[i + 1]));
     }
     return FC_OK;
 }
 
-/* The names of a group's parameters instead of their numbers. */
+/* The numbers of a group's parameters are replaced by their names. */
 static fc_code add_names(const mg_optimizer *o, size_t group, const fc_path *path, const char *name) {
     mg_reader *r = o->r;
     torch_name_list names;
@@ -295,28 +301,29 @@ static fc_code add_names(const mg_optimizer *o, size_t group, const fc_path *pat
     return rc;
 }
 
-/* The members of a dict below `prefix`, but for those in `skipped`. */
+/* Adds the members of a dict, whose path is `prefix`, except those in `skipped`. */
 static fc_code add_members(const mg_optimizer *o, fc_pv dict, const fc_path *prefix, const char *const *skipped) {
     mg_reader *r = o->r;
     fc_arena *arena = r->checkpoint->arena;
     size_t n;
     const fc_pv *pairs = fc_pickle_items(r->f.p, dict, &n);
-    fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+    for (size_t i = 0; i + 1 < n; i += 2) {
         fc_path_element *path = fc_arena_calloc(arena, prefix->count + 1, sizeof *path);
         if (!path) {
             return fc_mg_no_memory(r);
         }
         memcpy(path, prefix->elements, prefix->count * sizeof *path);
-        rc = fc_torch_key_element(&r->f, pairs[i], arena, &path[prefix->count], r->err);
+        FC_TRY(fc_torch_key_element(&r->f, pairs[i], arena, &path[prefix->count], r->err));
         bool skip = false;
-        for (size_t k = 0; rc == FC_OK && skipped[k]; k++) {
+        for (size_t k = 0; skipped[k]; k++) {
             skip = skip || strcmp(skipped[k], path[prefix->count].key) == 0;
         }
         const fc_path whole = {path, prefix->count + 1};
-        rc = rc == FC_OK && !skip ? fc_mg_add(r, &whole, pairs[i + 1]) : rc;
+        if (!skip) {
+            FC_TRY(fc_mg_add(r, &whole, pairs[i + 1]));
+        }
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code add_groups(const mg_optimizer *o) {
@@ -346,21 +353,23 @@ static fc_code add_all(const mg_optimizer *o) {
     fc_path_element path[2] = {{.key = "optim"}};
     const fc_path prefix = {path, o->member > 0 ? 2 : 1};
     path[1].key = fc_arena_printf(o->r->checkpoint->arena, "chained_%zu", o->member); /* as torch_dist calls it */
-    fc_code rc = path[1].key ? FC_OK : fc_mg_no_memory(o->r);
-    for (size_t i = 0; rc == FC_OK && i < o->nparams; i++) {
-        rc = add_states(o, &o->params[i]);
+    if (!path[1].key) {
+        return fc_mg_no_memory(o->r);
     }
-    rc = rc == FC_OK ? add_groups(o) : rc;
-    rc = rc == FC_OK ? add_members(o, o->inner, &prefix, inner) : rc;
-    return rc == FC_OK && o->outer != o->inner ? add_members(o, o->outer, &prefix, outer) : rc;
+    for (size_t i = 0; i < o->nparams; i++) {
+        FC_TRY(add_states(o, &o->params[i]));
+    }
+    FC_TRY(add_groups(o));
+    FC_TRY(add_members(o, o->inner, &prefix, inner));
+    return o->outer != o->inner ? add_members(o, o->outer, &prefix, outer) : FC_OK;
 }
 
-/* That of a distributed one, whose state is in another file. */
+/* A distributed optimizer has its state in another file. */
 static bool is_stateless(const mg_optimizer *o) {
     return fc_pv_typeof(o->inner) == FC_PV_DICT && !get(o->r, o->inner, "state");
 }
 
-/* Gives the parameters of one of `members` optimizers their states. @return why it cannot be done, in `*reason`. */
+/* Assigns the parameters of one of `members` optimizers their states. `*reason` is NULL, or why that is impossible. */
 static fc_code prepare(mg_optimizer *o, fc_pv optimizer, size_t members, size_t first, size_t end,
                        const char **reason) {
     o->outer = o->inner = optimizer;
@@ -391,7 +400,7 @@ static fc_code read_all(mg_optimizer *optimizers, const fc_pv *values, size_t me
         rc = prepare(o, values[i], members, first, end, &reason);
         stateless += is_stateless(o);
     }
-    reason = !reason && stateless > 0 && stateless < members ? "only some of its parts have a state" : reason;
+    reason = !reason && stateless > 0 && stateless < members ? "only some of its optimizers have a state" : reason;
     *named = rc == FC_OK && !reason && stateless == 0;
     if (reason && stateless < members) {
         r->unnamed = reason;
@@ -412,7 +421,7 @@ fc_code fc_mg_read_optimizer(mg_reader *r, fc_pv optimizer, size_t first, size_t
     const fc_pv *list = list_of(r, optimizer, &members);
     fc_code rc = FC_OK;
     if (list && (members == 0 || members > MOST_OPTIMIZERS)) {
-        r->unnamed = "it is several optimizers";
+        r->unnamed = "it consists of an unsupported number of optimizers";
         r->unnamed_file = r->rank;
     } else {
         rc = read_all(optimizers, list ? list : &optimizer, list ? members : 1, first, end, &named);

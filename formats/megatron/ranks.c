@@ -1,6 +1,6 @@
 /*
- * The files of all model-parallel ranks, one after the other: their values under the names that they have in the whole
- * model (names.c), with what cuts them (rules.c, gates.c).
+ * Reads the files of all model-parallel ranks: gives their values the names of the whole model (names.c) and determines
+ * how they are sharded (rules.c, gates.c).
  */
 #include "base/try.h"
 #include "megatron/megatron.h"
@@ -11,7 +11,7 @@
 
 /* ---- the model ---- */
 
-/* The number of the chunk that a member of the file is: "model" is 0, "model3" is 3. */
+/* Whether a member of the file is a chunk of the model, and its number: "model" is 0, "model3" is 3. */
 static bool is_model(const char *key, size_t *chunk) {
     *chunk = 0;
     if (strncmp(key, "model", 5) != 0 || strlen(key) > 8) {
@@ -26,7 +26,7 @@ static bool is_model(const char *key, size_t *chunk) {
     return true;
 }
 
-/* Two numbers in a directory's name, of which args does not say what the second one is. */
+/* Whether the directory names have a second number and args does not determine its meaning. */
 static bool is_vague(const mg_reader *r) {
     return r->grid.parts == 2 && (r->args.stages < 0 || r->args.ep < 0);
 }
@@ -45,12 +45,14 @@ static fc_code add_parameter(mg_reader *r, torch_leaf *leaf, size_t chunk) {
     value->cut = value->shared ? fc_mg_rule(leaf->name) : (mg_cut){MG_UNKNOWN, 0};
     value->expert = value->shared && expert != MG_NO_EXPERT;
     value->grouped = value->shared && expert == MG_ALL_EXPERTS ? r->local_experts : 0;
-    return !value->expert || !is_vague(r)
-               ? FC_OK
-               : fc_fail(r->err, FC_EUNSUPPORTED,
-                         "%s: %.256s: whether ranks are pipeline stages or hold other experts, only args could say, "
-                         "and it does not; save it with --ckpt-format torch_dist",
-                         r->f.path, leaf->name);
+    if (value->expert && is_vague(r)) {
+        return fc_fail(
+            r->err, FC_EUNSUPPORTED,
+            "%s: %.256s: args does not record whether ranks are pipeline stages or expert-parallel; save with "
+            "Megatron's --ckpt-format torch_dist",
+            r->f.path, leaf->name);
+    }
+    return FC_OK;
 }
 
 static fc_code read_chunk(mg_reader *r, fc_pv v, size_t chunk, bool count) {
@@ -73,7 +75,7 @@ out:
 
 /* ---- files ---- */
 
-/* A member of the file's dict: all but the model and the optimizer are as the rank had them. */
+/* Reads a member of the file's dict. Everything but the model and the optimizer is added unchanged. */
 static fc_code read_member(mg_reader *r, const char *key, fc_pv v, fc_pv *optimizer, bool count) {
     size_t chunk;
     fc_path_element *element = fc_arena_calloc(r->checkpoint->arena, 1, sizeof *element);
@@ -102,89 +104,101 @@ static fc_code count_chunks(mg_reader *r) {
             r->chunks = chunk + 1;
         }
     }
-    return r->chunks > 0
-               ? FC_OK
-               : fc_fail(r->err, FC_ECORRUPT, "%s: it has no 'model': not a file of a Megatron checkpoint", r->f.path);
+    if (r->chunks == 0) {
+        return fc_fail(r->err, FC_ECORRUPT, "%s: 'model' is missing: this is not a file of a Megatron checkpoint",
+                       r->f.path);
+    }
+    return FC_OK;
 }
 
 static fc_code read_members(mg_reader *r, bool count) {
     size_t n, first = r->nvalues, end = first;
     fc_pv optimizer = 0;
     const fc_pv *pairs = fc_pickle_items(r->f.p, r->f.p->root, &n);
-    fc_code rc = FC_OK;
-    for (size_t pass = 0; pass < 2; pass++) { /* the model first, so that values[first] and those behind it are it */
-        for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+    for (size_t pass = 0; pass < 2; pass++) { /* the model first, so that it is values[first] to values[end - 1] */
+        for (size_t i = 0; i + 1 < n; i += 2) {
             size_t length, chunk;
             const char *key = fc_pv_typeof(pairs[i]) == FC_PV_STR ? fc_pickle_bytes(r->f.p, pairs[i], &length) : NULL;
             const char *copy = key ? fc_arena_strndup(r->checkpoint->arena, key, strlen(key)) : NULL;
             if (!copy) {
                 return key ? fc_mg_no_memory(r)
-                           : fc_fail(r->err, FC_EUNSUPPORTED, "%s: a member whose key is no text", r->f.path);
+                           : fc_fail(r->err, FC_EUNSUPPORTED, "%s: the key of a member is not a string", r->f.path);
             }
             if (is_model(copy, &chunk) == (pass == 0)) {
-                rc = read_member(r, copy, pairs[i + 1], &optimizer, count);
+                FC_TRY(read_member(r, copy, pairs[i + 1], &optimizer, count));
             }
         }
-        rc = rc == FC_OK && pass == 0 && !count && r->grid.tp > 1 ? fc_mg_find_gates(r, first) : rc;
+        if (pass == 0 && !count && r->grid.tp > 1) {
+            FC_TRY(fc_mg_find_gates(r, first));
+        }
         end = pass == 0 ? r->nvalues : end;
     }
-    rc = rc == FC_OK && optimizer ? fc_mg_read_optimizer(r, optimizer, first, end) : rc;
-    return rc == FC_OK && !count && r->grid.optimizers == r->grid.count ? fc_mg_read_distributed(r, first, end) : rc;
+    if (optimizer) {
+        FC_TRY(fc_mg_read_optimizer(r, optimizer, first, end));
+    }
+    if (count || r->grid.optimizers < r->grid.count) {
+        return FC_OK;
+    }
+    return fc_mg_read_distributed(r, first, end);
 }
 
-/* Opens the file of a rank. On failure nothing is left open. */
+/* Opens the file of a rank. On failure nothing stays open. */
 static fc_code open_file(mg_reader *r, uint32_t rank) {
     r->rank = rank;
     fc_code rc = fc_torch_file_open(r->checkpoint->files[rank].path, rank, &r->f, r->err);
     if (rc == FC_OK && fc_pv_typeof(r->f.p->root) != FC_PV_DICT) {
-        rc = fc_fail(r->err, FC_ECORRUPT, "%s: it holds no dict: not a file of a Megatron checkpoint", r->f.path);
+        rc = fc_fail(r->err, FC_ECORRUPT, "%s: it does not hold a dict: this is not a file of a Megatron checkpoint",
+                     r->f.path);
         fc_torch_file_close(&r->f);
     }
     return rc;
 }
 
-/* What the first file says of all. */
+/* Reads what the first file determines for all files. */
 static fc_code read_first(mg_reader *r) {
     FC_TRY(open_file(r, 0));
     fc_mg_read_args(&r->f, &r->args);
     fc_code rc = count_chunks(r);
-    rc = rc == FC_OK ? fc_mg_arrange(r->checkpoint, &r->args, &r->grid, r->err) : rc;
+    if (rc == FC_OK) {
+        rc = fc_mg_arrange(r->checkpoint, &r->args, &r->grid, r->err);
+    }
     fc_torch_file_close(&r->f);
     return rc;
 }
 
 static fc_code read_file(mg_reader *r, uint32_t rank, bool count, int64_t *wrote) {
-    fc_code rc = open_file(r, rank);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    fc_code rc = FC_OK;
+    FC_TRY(open_file(r, rank));
     if (!count) {
         mg_args args;
         fc_mg_read_args(&r->f, &args);
         *wrote = args.rank;
         rc = fc_mg_check_alike(r, &args);
     }
-    rc = rc == FC_OK ? read_members(r, count) : rc;
+    if (rc == FC_OK) {
+        rc = read_members(r, count);
+    }
     fc_torch_file_close(&r->f);
     return rc;
 }
 
-/* Counts the layers of each stage, in the file of its first rank; those of the only chunk have their numbers. */
+/* Counts the layers of each stage in the file of its first rank. With one chunk the layers keep their numbers. */
 static fc_code count_stages(mg_reader *r) {
-    fc_code rc = FC_OK;
     bool several = r->chunks > 1 || r->grid.stages > 1;
-    for (uint32_t i = 0; rc == FC_OK && several && i < r->grid.count; i++) {
+    for (uint32_t i = 0; several && i < r->grid.count; i++) {
         if (i == 0 || r->grid.places[i].stage != r->grid.places[i - 1].stage) {
-            rc = read_file(r, i, true, NULL);
+            FC_TRY(read_file(r, i, true, NULL));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code read_files(mg_reader *r) {
     int64_t *wrote = calloc(r->grid.count, sizeof *wrote);
     fc_code rc;
-    FC_TRY_GOTO(wrote ? FC_OK : fc_mg_no_memory(r), rc, out);
+    if (!wrote) {
+        return fc_mg_no_memory(r);
+    }
     fc_progress_begin(r->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, r->grid.count);
     for (uint32_t i = 0; i < r->grid.count; i++) {
         FC_TRY_GOTO(read_file(r, i, false, &wrote[i]), rc, out);
@@ -202,28 +216,28 @@ static fc_code check_layers(const mg_reader *r) {
     for (size_t i = 0; r->nlayers == 1 && i < chunks; i++) {
         sum += r->layers[0].counts[i];
     }
-    return r->nlayers != 1 || r->args.layers < 0 || r->args.layers == sum
-               ? FC_OK
-               : fc_fail(r->err, FC_EUNSUPPORTED,
-                         "%s: the stages hold %" PRId64 " layers and args says %" PRId64
-                         ": which number a stage's first "
-                         "layer has cannot be told",
-                         r->checkpoint->path, sum, r->args.layers);
+    if (r->nlayers == 1 && r->args.layers >= 0 && r->args.layers != sum) {
+        return fc_fail(r->err, FC_EUNSUPPORTED,
+                       "%s: the stages hold %" PRId64 " layers, but by args there are %" PRId64
+                       ", so the layers cannot be numbered",
+                       r->checkpoint->path, sum, r->args.layers);
+    }
+    return FC_OK;
 }
 
-/* Appends a sentence to the note. */
+/* @return NULL when out of memory. */
 static const char *add_note(const fc_checkpoint *checkpoint, const char *note, const char *text) {
     return note && *note ? fc_arena_printf(checkpoint->arena, "%s; %s", note, text) : text;
 }
 
-/* What the manifest cannot say otherwise. */
+/* Notes everything that was read differently than a user would expect. */
 static fc_code set_note(const mg_reader *r) {
     fc_arena *arena = r->checkpoint->arena;
     const char *notes[3] = {NULL}, *all = "";
     size_t n = 0;
     if (r->unnamed) {
-        notes[n++] = fc_arena_printf(arena, "the optimizer's state is kept under its numbers, as each rank has it: %s",
-                                     r->unnamed);
+        notes[n++] =
+            fc_arena_printf(arena, "the optimizer's state keeps its numbers, separately for each rank: %s", r->unnamed);
     }
     if (r->undistributed) {
         notes[n++] = fc_arena_printf(arena, "the distributed optimizer's state, in distrib_optim.pt, is not read: %s",
@@ -232,8 +246,8 @@ static fc_code set_note(const mg_reader *r) {
     if (r->differing) {
         notes[n++] =
             fc_arena_printf(arena,
-                            "%zu tensor%s, such as %.128s, should be equal on all ranks and differ, or are too "
-                            "large to compare: the first rank's are read, as Megatron's own tools do",
+                            "%zu tensor%s, such as %.128s, should be equal on all ranks but differ, or cannot be "
+                            "compared; as in Megatron's own tools, the first rank's values are used",
                             r->ndiffering, r->ndiffering == 1 ? "" : "s", r->differing);
     }
     for (size_t i = 0; i < n; i++) {
@@ -243,7 +257,7 @@ static fc_code set_note(const mg_reader *r) {
     return all ? FC_OK : fc_mg_no_memory(r);
 }
 
-/* What one rank's files do not tell is of no use from those of the others. */
+/* If the states of one rank are missing, those of the others are of no use. */
 static void drop_distributed(mg_reader *r) {
     size_t kept = 0;
     for (size_t i = 0; i < r->nvalues; i++) {
@@ -257,20 +271,22 @@ static void drop_distributed(mg_reader *r) {
 fc_code fc_mg_open_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     fc_error own;
     mg_reader r = {.checkpoint = checkpoint, .f = {.fd = -1}, .progress = options->progress, .err = err ? err : &own};
-    fc_code rc = fc_mg_find_ranks(checkpoint, options, &r.grid, r.err);
-    rc = rc == FC_OK ? read_first(&r) : rc;
-    rc = rc == FC_OK ? count_stages(&r) : rc;
-    rc = rc == FC_OK ? check_layers(&r) : rc;
-    rc = rc == FC_OK ? read_files(&r) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_mg_find_ranks(checkpoint, options, &r.grid, r.err), rc, out);
+    FC_TRY_GOTO(read_first(&r), rc, out);
+    FC_TRY_GOTO(count_stages(&r), rc, out);
+    FC_TRY_GOTO(check_layers(&r), rc, out);
+    FC_TRY_GOTO(read_files(&r), rc, out);
     if (r.grid.optimizers > 0 && r.grid.optimizers < r.grid.count) {
-        r.undistributed = "not every rank's directory has one";
+        r.undistributed = "some ranks lack the file";
     }
-    if (rc == FC_OK && r.undistributed) {
+    if (r.undistributed) {
         drop_distributed(&r);
     }
-    rc = rc == FC_OK ? fc_mg_ungroup(&r) : rc;
-    rc = rc == FC_OK ? fc_mg_join(&r) : rc;
-    rc = rc == FC_OK ? set_note(&r) : rc;
+    FC_TRY_GOTO(fc_mg_ungroup(&r), rc, out);
+    FC_TRY_GOTO(fc_mg_join(&r), rc, out);
+    rc = set_note(&r);
+out:
     free(r.values);
     free(r.layers);
     return rc;

@@ -1,7 +1,7 @@
 /*
- * What Megatron's names say: along which dimension tensor parallelism cuts a parameter, and which layer it is of. The
- * names are those of megatron.core's modules and of Megatron-LM's older ones; their classes cut always in the same way
- * (ColumnParallelLinear and VocabParallelEmbedding rows, RowParallelLinear columns).
+ * Derives from a parameter's name the dimension along which tensor parallelism shards it, and its layer. The names are
+ * those of megatron.core's modules and of Megatron-LM's older ones. Each class always shards in the same way:
+ * ColumnParallelLinear and VocabParallelEmbedding by rows, RowParallelLinear by columns.
  */
 #include "megatron/megatron.h"
 
@@ -10,10 +10,10 @@
 enum { MAX_LAYERS = 1 << 20 };
 
 typedef struct rule {
-    const char *parent; /* what the name of the module above ends in; "" for any */
+    const char *parent; /* the end of the parent module's name; "" for any */
     const char *module;
     mg_rule weight, bias;
-    int dim; /* of the weight; a bias has only one */
+    int dim; /* the sharded dimension of the weight; a bias has only one */
 } rule;
 
 static const rule rules[] = {
@@ -46,14 +46,13 @@ static bool ends_in(const char *text, size_t length, const char *end) {
     return length >= n && memcmp(text + length - n, end, n) == 0;
 }
 
-/* Whether the last part of a name is `what`, or that and a number: experts behind each other are "weight0", "weight1".
- */
+/* Whether the text is `what`, optionally followed by a number: TEGroupedMLP calls the experts "weight0", "weight1". */
 static bool is_part(const char *text, const char *what) {
     size_t n = strlen(what);
     return strncmp(text, what, n) == 0 && text[n + strspn(text + n, "0123456789")] == '\0';
 }
 
-/* The length of what comes before the last part of `length` bytes of a name: without the dot. */
+/* The length of a name of `length` bytes without its last element and dot. */
 static size_t before_last(const char *name, size_t length) {
     while (length > 0 && name[length - 1] != '.') {
         length--;
@@ -71,7 +70,8 @@ mg_cut fc_mg_rule(const char *name) {
         ((weight || bias) && (ends_in(module, length, "norm") || ends_in(module, length, "layernorm")))) {
         return copy;
     }
-    if (ends_in(name, strlen(name), ".experts.weight1")) { /* of all of a rank's experts, each transposed */
+    if (ends_in(name, strlen(name),
+                ".experts.weight1")) { /* GroupedMLP stores the matrices of the experts transposed */
         return (mg_cut){MG_CUT, 1};
     }
     if (ends_in(name, strlen(name), ".experts.weight2")) {
@@ -118,7 +118,7 @@ bool fc_mg_layer(const char *key, size_t *prefix, int64_t *number, size_t *end) 
         for (; *p >= '0' && *p <= '9' && value < MAX_LAYERS; p++) {
             value = value * 10 + (*p - '0');
         }
-        /* Layers that predict more tokens are all on the last stage, and counted there. */
+        /* Layers of multi-token prediction are all on the last stage and keep their numbers. */
         bool predicts = ends_in(key, (size_t)(at - key), mtp);
         if (p == digits || *p != '.' || value >= MAX_LAYERS || predicts) {
             return false;

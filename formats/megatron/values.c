@@ -1,5 +1,5 @@
 /*
- * Values of a rank's file become values of the reader: tensors that know where their bytes are, and objects.
+ * Adds the values of a rank's file to the reader: tensors with their extents, and objects.
  */
 #include "megatron/megatron.h"
 
@@ -42,7 +42,7 @@ mg_value *fc_mg_add_leaf(mg_reader *r, const char *name, const fc_path *path, fc
     mg_value *value = &r->values[r->nvalues];
     *value = (mg_value){.name = name, .path = *path, .file = r->rank};
     fc_code rc = fc_torch_is_tensor(r->f.p, v) ? read_tensor(r, v, value, &why) : read_object(r, v, value, &why);
-    if (rc == FC_EUNSUPPORTED) { /* that does not keep the others from being read */
+    if (rc == FC_EUNSUPPORTED) { /* the other values stay readable */
         value->object = NULL;
         value->refusal = fc_arena_strndup(r->checkpoint->arena, why.message, strlen(why.message));
         rc = value->refusal ? FC_OK : fc_no_memory(&why, NULL);
@@ -67,7 +67,7 @@ fc_code fc_mg_flatten(mg_reader *r, const fc_path *prefix, fc_pv v, torch_leaves
     fc_pv_type type = fc_pv_typeof(v);
     *leaves = (torch_leaves){.arena = r->checkpoint->arena};
     if (type == FC_PV_DICT || type == FC_PV_LIST || type == FC_PV_TUPLE) {
-        fc_pickle part = *r->f.p; /* the same values, seen from another one of them */
+        fc_pickle part = *r->f.p; /* the same pickle with `v` as its root */
         torch_file view = r->f;
         part.root = v;
         view.p = &part;
@@ -86,9 +86,10 @@ fc_code fc_mg_add(mg_reader *r, const fc_path *prefix, fc_pv v) {
     fc_code rc;
     FC_TRY_GOTO(fc_mg_flatten(r, prefix, v, &leaves), rc, out);
     for (size_t i = 0; i < leaves.count; i++) {
-        FC_TRY_GOTO(fc_mg_add_leaf(r, leaves.items[i].name, &leaves.items[i].path, leaves.items[i].v) ? FC_OK
-                                                                                                      : r->err->code,
-                    rc, out);
+        if (!fc_mg_add_leaf(r, leaves.items[i].name, &leaves.items[i].path, leaves.items[i].v)) {
+            rc = r->err->code;
+            goto out;
+        }
     }
 out:
     free(leaves.items);

@@ -1,8 +1,7 @@
 /*
- * A model described by its layout alone: the names, dtypes and shapes that `fsdpckpt schema` prints
- * (docs/schemas/schema.json), opened as a checkpoint whose tensors have no chunks. It can be inspected and planned
- * with; there is nothing to convert. jansson reads the text; names and shapes are copied into the arena, the rest is
- * gone when the checkpoint is open.
+ * Opens a schema, which holds the names, dtypes and shapes of a model (docs/schemas/schema.json), as a checkpoint whose
+ * tensors have no chunks. It can be inspected, compared and planned with, but not converted. jansson parses the text;
+ * names and shapes are copied into the arena.
  */
 #include "fsdpckpt/format.h"
 
@@ -17,18 +16,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The text of half a million tensors. Its tree takes up to 75 times as much: a hostile file must not ask for more. */
+/* MAX_BYTES suffices for half a million tensors. jansson's tree takes up to 75 times the text, so hostile files must be
+   limited. */
 enum { SCHEMA_VERSION = 1, MAX_BYTES = 64 << 20, MAX_ELEMENTS = 256 };
 
-/* Where the reading is, for its messages: the entry `at` of the array `list`. */
-typedef struct reading {
+/* A schema while it is read. `list` and `at`, the current array and the index in it, are for messages. */
+typedef struct schema_reader {
     fc_checkpoint *checkpoint;
     fc_error *err;
     fc_tensor *tensors;
     size_t count;
     const char *list;
     size_t at;
-} reading;
+} schema_reader;
 
 static bool schema_probe(const fc_probe *probe) {
     static const char mark[] = "\"fsdpckpt\"";
@@ -47,7 +47,7 @@ static bool schema_probe(const fc_probe *probe) {
 
 static fc_code syntax_fail(const char *path, const json_error_t *wrong, fc_error *err) {
     enum json_error_code what = json_error_code(wrong);
-    if (wrong->text[0] == '\0') { /* jansson says nothing when an allocation failed */
+    if (wrong->text[0] == '\0') { /* jansson reports a failed allocation without a text */
         return fc_no_memory(err, path);
     }
     return fc_fail(err, what == json_error_stack_overflow ? FC_EUNSUPPORTED : FC_ECORRUPT, "%s:%d:%d: %s", path,
@@ -71,11 +71,11 @@ static fc_code parse(const char *path, json_t **root, fc_error *err) {
     return rc;
 }
 
-/* What is wrong with the entry, behind its name or, without one, its number. */
-static fc_code entry_fail(const reading *r, const char *name, fc_code code, const char *fmt, ...)
+/* Fails with the name of the entry, or with its index if it has no name, followed by the formatted text. */
+static fc_code entry_fail(const schema_reader *r, const char *name, fc_code code, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-static fc_code entry_fail(const reading *r, const char *name, fc_code code, const char *fmt, ...) {
+static fc_code entry_fail(const schema_reader *r, const char *name, fc_code code, const char *fmt, ...) {
     char text[512];
     va_list args;
     va_start(args, fmt);
@@ -88,7 +88,7 @@ static fc_code entry_fail(const reading *r, const char *name, fc_code code, cons
                    strcmp(r->list, "objects") == 0 ? "object" : "tensor", name, text);
 }
 
-/* A value as a message shows it: its text when it is short, else its kind. */
+/* A value as messages show it: its text if it is short, else its kind. */
 typedef struct shown {
     char text[64];
 } shown;
@@ -111,12 +111,12 @@ static bool read_count(const json_t *value, int64_t *out) {
     return *out >= 0;
 }
 
-/* A copy that lives as long as the checkpoint. NULL when out of memory. */
-static const char *keep_string(const reading *r, const json_t *string) {
+/* @return a copy in the arena; NULL when out of memory. */
+static const char *keep_string(const schema_reader *r, const json_t *string) {
     return fc_arena_strndup(r->checkpoint->arena, json_string_value(string), json_string_length(string));
 }
 
-static fc_code read_dtype(const reading *r, const json_t *value, fc_tensor *t) {
+static fc_code read_dtype(const schema_reader *r, const json_t *value, fc_tensor *t) {
     const char *name = json_string_value(value);
     if (!name) {
         return entry_fail(r, t->name, FC_ECORRUPT, ": \"dtype\" should be a dtype such as \"bfloat16\", not %s",
@@ -128,7 +128,7 @@ static fc_code read_dtype(const reading *r, const json_t *value, fc_tensor *t) {
     return FC_OK;
 }
 
-static fc_code read_shape(const reading *r, const json_t *value, fc_tensor *t) {
+static fc_code read_shape(const schema_reader *r, const json_t *value, fc_tensor *t) {
     size_t n = json_array_size(value);
     int64_t elements;
     uint64_t bytes;
@@ -150,14 +150,15 @@ static fc_code read_shape(const reading *r, const json_t *value, fc_tensor *t) {
         }
     }
     if (!fc_numel((int)n, shape, &elements) || !fc_mul_u64((uint64_t)elements, fc_dtype_size(FC_C128), &bytes)) {
-        return entry_fail(r, t->name, FC_ECORRUPT, ": the product of the sizes does not fit 64 bits");
+        return entry_fail(r, t->name, FC_ECORRUPT, ": the product of the sizes exceeds 64 bits");
     }
     t->ndim = (int)n;
     t->shape = shape;
     return FC_OK;
 }
 
-static fc_code read_element(const reading *r, const json_t *path, size_t i, const fc_tensor *t, fc_path_element *out) {
+static fc_code read_element(const schema_reader *r, const json_t *path, size_t i, const fc_tensor *t,
+                            fc_path_element *out) {
     const json_t *value = json_array_get(path, i);
     int64_t index;
     if (json_is_string(value)) {
@@ -172,8 +173,8 @@ static fc_code read_element(const reading *r, const json_t *path, size_t i, cons
     return out->key ? FC_OK : fc_no_memory(r->err, r->checkpoint->path);
 }
 
-/* Without a path the value lies at the top, under its name. */
-static fc_code read_path(const reading *r, const json_t *value, fc_tensor *t) {
+/* Without a path, the name is the only element. */
+static fc_code read_path(const schema_reader *r, const json_t *value, fc_tensor *t) {
     size_t n = value ? json_array_size(value) : 1;
     if (value && !json_is_array(value)) {
         return entry_fail(r, t->name, FC_ECORRUPT, ": \"path\" should be an array of keys and indexes, not %s",
@@ -183,7 +184,7 @@ static fc_code read_path(const reading *r, const json_t *value, fc_tensor *t) {
         return entry_fail(r, t->name, FC_ECORRUPT, ": the path is empty");
     }
     if (n > MAX_ELEMENTS) {
-        return entry_fail(r, t->name, FC_EUNSUPPORTED, ": a path of more than %d elements", MAX_ELEMENTS);
+        return entry_fail(r, t->name, FC_EUNSUPPORTED, ": the path has more than %d elements", MAX_ELEMENTS);
     }
     fc_path_element *elements = fc_arena_alloc(r->checkpoint->arena, n * sizeof *elements);
     if (!elements) {
@@ -197,7 +198,7 @@ static fc_code read_path(const reading *r, const json_t *value, fc_tensor *t) {
     return FC_OK;
 }
 
-static fc_code read_tie(const reading *r, const json_t *value, fc_tensor *t) {
+static fc_code read_tie(const schema_reader *r, const json_t *value, fc_tensor *t) {
     if (value && !json_is_string(value)) {
         return entry_fail(r, t->name, FC_ECORRUPT, ": \"same_as\" should be the name of a tensor, not %s",
                           show(value).text);
@@ -206,7 +207,7 @@ static fc_code read_tie(const reading *r, const json_t *value, fc_tensor *t) {
     return t->tied_to || !value ? FC_OK : fc_no_memory(r->err, r->checkpoint->path);
 }
 
-static fc_code read_name(const reading *r, const json_t *entry, fc_tensor *t) {
+static fc_code read_name(const schema_reader *r, const json_t *entry, fc_tensor *t) {
     const json_t *name = json_object_get(entry, "name");
     if (!json_is_object(entry)) {
         return entry_fail(r, NULL, FC_ECORRUPT, " should be an object with a name, not %s", show(entry).text);
@@ -225,8 +226,8 @@ static fc_code read_name(const reading *r, const json_t *entry, fc_tensor *t) {
     return t->name ? FC_OK : fc_no_memory(r->err, r->checkpoint->path);
 }
 
-/* Members are only ever added: what a later version says of an entry is none of ours. */
-static fc_code read_tensor(const reading *r, const json_t *entry, fc_tensor *t) {
+/* Unknown members are ignored: later versions of the format only add members. */
+static fc_code read_tensor(const schema_reader *r, const json_t *entry, fc_tensor *t) {
     const json_t *dtype = json_object_get(entry, "dtype"), *shape = json_object_get(entry, "shape");
     FC_TRY(read_name(r, entry, t));
     if (!(dtype && shape)) {
@@ -238,7 +239,7 @@ static fc_code read_tensor(const reading *r, const json_t *entry, fc_tensor *t) 
     return read_path(r, json_object_get(entry, "path"), t);
 }
 
-static fc_code read_object(const reading *r, const json_t *entry, fc_tensor *t) {
+static fc_code read_object(const schema_reader *r, const json_t *entry, fc_tensor *t) {
     static const fc_object described = {.encoding = "none"};
     static const int64_t no_bytes[1] = {0};
     t->object = &described;
@@ -249,20 +250,24 @@ static fc_code read_object(const reading *r, const json_t *entry, fc_tensor *t) 
     return read_path(r, json_object_get(entry, "path"), t);
 }
 
-static fc_code read_entries(reading *r, const char *list, const json_t *entries) {
+static fc_code read_entries(schema_reader *r, const char *list, const json_t *entries) {
     bool objects = strcmp(list, "objects") == 0;
     r->list = list;
     for (r->at = 0; r->at < json_array_size(entries); r->at++) {
         fc_tensor t = {0};
         const json_t *entry = json_array_get(entries, r->at);
-        FC_TRY(objects ? read_object(r, entry, &t) : read_tensor(r, entry, &t));
+        if (objects) {
+            FC_TRY(read_object(r, entry, &t));
+        } else {
+            FC_TRY(read_tensor(r, entry, &t));
+        }
         r->tensors[r->count++] = t;
     }
     return FC_OK;
 }
 
-/* Whether this is a schema, and one that can be read here. */
-static fc_code check_root(const reading *r, const json_t *root) {
+/* Fails unless the document is a schema of a version that is supported. */
+static fc_code check_root(const schema_reader *r, const json_t *root) {
     static const char *const lists[] = {"tensors", "objects"};
     const char *path = r->checkpoint->path;
     const json_t *kind = json_object_get(root, "fsdpckpt"), *version = json_object_get(root, "schema");
@@ -275,7 +280,7 @@ static fc_code check_root(const reading *r, const json_t *root) {
     }
     if (!json_is_string(kind) || strcmp(json_string_value(kind), "schema") != 0) {
         return fc_fail(r->err, json_is_string(kind) ? FC_EUNSUPPORTED : FC_ECORRUPT,
-                       "%s: a file of the kind %s, not \"schema\"", path, show(kind).text);
+                       "%s: \"fsdpckpt\" should be \"schema\", not %s", path, show(kind).text);
     }
     if (!version) {
         return fc_fail(r->err, FC_ECORRUPT, "%s: the member \"schema\" is missing", path);
@@ -284,7 +289,8 @@ static fc_code check_root(const reading *r, const json_t *root) {
         return fc_fail(r->err, FC_ECORRUPT, "%s: \"%s\" should be a number, not %s", path, member, show(version).text);
     }
     if (json_integer_value(version) != SCHEMA_VERSION) {
-        return fc_fail(r->err, FC_EUNSUPPORTED, "%s: version %s; this fsdpckpt reads version %d: use a newer one", path,
+        return fc_fail(r->err, FC_EUNSUPPORTED,
+                       "%s: version %s is not supported, only version %d; use a newer fsdpckpt", path,
                        show(version).text, SCHEMA_VERSION);
     }
     if (!json_object_get(root, "tensors")) {
@@ -292,7 +298,7 @@ static fc_code check_root(const reading *r, const json_t *root) {
     }
     const json_t *order = json_object_get(root, "order");
     if (order && (!json_is_string(order) || strcmp(json_string_value(order), "model") != 0)) {
-        return fc_fail(r->err, FC_ECORRUPT, "%s: \"order\" should be \"model\", or not there, not %s", path,
+        return fc_fail(r->err, FC_ECORRUPT, "%s: \"order\" should be \"model\" or absent, not %s", path,
                        show(order).text);
     }
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
@@ -305,15 +311,12 @@ static fc_code check_root(const reading *r, const json_t *root) {
     return FC_OK;
 }
 
-/* Tensors and objects in the order in which the file has the two. */
-static fc_code read_root(reading *r, json_t *root) {
+/* Reads tensors and objects in the order of the file. */
+static fc_code read_root(schema_reader *r, json_t *root) {
     const char *key;
     json_t *value;
-    fc_code rc = check_root(r, root);
+    FC_TRY(check_root(r, root));
     r->checkpoint->keeps_order = json_object_get(root, "order") != NULL;
-    if (rc != FC_OK) {
-        return rc;
-    }
     size_t capacity =
         json_array_size(json_object_get(root, "tensors")) + json_array_size(json_object_get(root, "objects"));
     r->tensors = fc_arena_calloc(r->checkpoint->arena, capacity ? capacity : 1, sizeof *r->tensors);
@@ -321,19 +324,19 @@ static fc_code read_root(reading *r, json_t *root) {
         return fc_no_memory(r->err, r->checkpoint->path);
     }
     json_object_foreach(root, key, value) {
-        if (rc == FC_OK && (strcmp(key, "tensors") == 0 || strcmp(key, "objects") == 0)) {
-            rc = read_entries(r, key, value);
+        if (strcmp(key, "tensors") == 0 || strcmp(key, "objects") == 0) {
+            FC_TRY(read_entries(r, key, value));
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 static int by_name(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Sorted: that takes n log n whatever the names are, and a hash table does not. */
-static fc_code check_unique(const reading *r) {
+/* Sorting takes n log n for any names; a hash table can be slowed down by hostile ones. */
+static fc_code check_unique(const schema_reader *r) {
     const char **names = malloc((r->count ? r->count : 1) * sizeof *names);
     if (!names) {
         return fc_no_memory(r->err, r->checkpoint->path);
@@ -345,7 +348,7 @@ static fc_code check_unique(const reading *r) {
     fc_code rc = FC_OK;
     for (size_t i = 1; i < r->count && rc == FC_OK; i++) {
         if (strcmp(names[i - 1], names[i]) == 0) {
-            rc = fc_fail(r->err, FC_ECORRUPT, "%s: the name '%.256s' is there twice", r->checkpoint->path, names[i]);
+            rc = fc_fail(r->err, FC_ECORRUPT, "%s: the name '%.256s' appears twice", r->checkpoint->path, names[i]);
         }
     }
     free(names);
@@ -353,7 +356,7 @@ static fc_code check_unique(const reading *r) {
 }
 
 static fc_code schema_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    reading r = {.checkpoint = checkpoint, .err = err};
+    schema_reader r = {.checkpoint = checkpoint, .err = err};
     json_t *root = NULL;
     (void)options;
     fc_file *file = fc_arena_calloc(checkpoint->arena, 1, sizeof *file);
@@ -362,10 +365,12 @@ static fc_code schema_open(fc_checkpoint *checkpoint, const fc_open_options *opt
     }
     const char *slash = strrchr(checkpoint->path, '/');
     *file = (fc_file){checkpoint->path, slash ? slash + 1 : checkpoint->path};
-    fc_code rc = parse(checkpoint->path, &root, err);
-    rc = rc == FC_OK ? read_root(&r, root) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(parse(checkpoint->path, &root, err), rc, out);
+    FC_TRY_GOTO(read_root(&r, root), rc, out);
+    rc = check_unique(&r);
+out:
     json_decref(root);
-    rc = rc == FC_OK ? check_unique(&r) : rc;
     checkpoint->files = file;
     checkpoint->nfiles = 1;
     checkpoint->tensors = r.tensors;

@@ -32,18 +32,9 @@ typedef struct arithmetic {
 } arithmetic;
 
 static arithmetic arithmetic_of(fc_dtype dtype) {
-    switch (dtype) {
-    case FC_F64:
-        return (arithmetic){FC_F64, FC_F64, 1};
-    case FC_C128:
-        return (arithmetic){FC_F64, FC_F64, 2};
-    case FC_C64:
-        return (arithmetic){FC_F32, FC_F32, 2};
-    case FC_C32:
-        return (arithmetic){FC_F16, FC_F32, 2};
-    default:
-        return (arithmetic){dtype, FC_F32, 1};
-    }
+    const fc_dtype_info *info = fc_dtype_get(dtype);
+    size_t components = info->cls == FC_CLASS_COMPLEX ? 2 : 1;
+    return (arithmetic){info->component, info->component == FC_F64 ? FC_F64 : FC_F32, components};
 }
 
 bool fc_is_averaged(const fc_tensor *tensor) {

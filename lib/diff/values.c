@@ -71,7 +71,7 @@ static double integer_distance(integer a, integer b) {
 }
 
 static fc_dtype part_of_complex(fc_dtype dtype) {
-    return dtype == FC_C32 ? FC_F16 : dtype == FC_C64 ? FC_F32 : FC_F64;
+    return fc_dtype_get(dtype)->component;
 }
 
 /* Loads `count` elements as float64, at most BLOCK. */

@@ -1,4 +1,4 @@
-"""units: FSDP units by a policy, of checkpoints and of schemas; what is refused."""
+"""units: FSDP units of checkpoints and schemas by policy, and refused inputs."""
 
 import json
 
@@ -78,11 +78,11 @@ class Units(harness.Case):
     def test_refused(self):
         source = self.schema("embed.weight", "head.weight", "layers.0.a.weight")
         self.fails(2, "units", source, "--policy", "class:Block", contains=["no module has the class Block", "--classes"])
-        self.fails(2, "units", source, "--policy", "class:", contains=["names no class"])
+        self.fails(2, "units", source, "--policy", "class:", contains=["needs the name of a class"])
         for wrong in ("size:", "size:0", "size:x", "size:1KB", "size:99999999999999999999"):
             self.fails(2, "units", source, "--policy", wrong, contains=["size:100M"])
         self.fails(2, "units", source, "--policy", "blokcs",
-                   contains=["--policy 'blokcs': neither a file nor a known policy; known are blocks, size:N and class:"])
+                   contains=["--policy 'blokcs': neither a file nor a known policy; use blocks, size:N, class:"])
         classes = self.write("classes.json", {"$shared": [["embed.weight", "head.weight"]]})
         policy = self.write("policy.json", {"head": True})
         self.fails(2, "units", source, "--policy", policy, "--classes", classes, contains=["shared parameter", "'the root'"])

@@ -216,7 +216,7 @@ FC1, NORM = "decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.0.input_la
 
 
 def hostile_ranks(program, case, home):
-    """tp 2, pipeline 2: what does not fit together is refused in a line; what may differ is told."""
+    """tp 2, pipeline 2: inconsistent ranks are rejected with one line; differences that are allowed are noted."""
     def cut_short(rank, state):
         if rank == "mp_rank_01_000":
             state["model"][FC1] = state["model"][FC1][:, :-1].clone()
@@ -270,11 +270,11 @@ def hostile_ranks(program, case, home):
     check([o["value"] for o in objects if o["name"] == "optim.param_groups.0.7"] == ["seven"], "a key that is a number")
     for change, status, words in ((odd_key, 5, ("model_optim_rng.pt", "a key that is neither a string")),
                                   (cut_short, 3, ("mp_rank_01_000", FC1, "shape")), (without, 3, (FC1, "missing")),
-                                  (strange, 5, ("adapter.weight", "which dimension")),
+                                  (strange, 5, ("adapter.weight", "the dimension along which")),
                                   (experts, 3, ("2 expert-parallel ranks", "files of 1")),
                                   (layers, 5, ("layers", "5")), (gate, 5, (FC1, "SwiGLU")), (stray, 5, ("model.x",)),
                                   (sparse, 5, ("bent.weight", "sparse", "--exclude")),
-                                  (other_groups, 3, ("mp_rank_01_001", "optimizer", "not as many"))):
+                                  (other_groups, 3, ("mp_rank_01_001", "optimizer", "number of parameters differs"))):
         refused(program, edited(case, home, change.__name__, change), change.__name__, *words, status=status)
     for name, words in (("mp_rank_01_001", ("mp_rank_01_001", "missing")), ("mp_rank_00_000", ("mp_rank_00_000",))):
         copy = os.path.join(home, "gone-" + name)
@@ -291,7 +291,7 @@ def hostile_ranks(program, case, home):
     run(program, "consolidate", case, "-o", same, "-q", "--include", "model.*")
     run(program, "consolidate", os.path.join(home, "sparse"), "-o", out, "-q", "--include", "model.*", "--exclude",
         "model.bent*")
-    check(digests(out) == digests(same), "without what cannot be had")
+    check(digests(out) == digests(same), "without unreadable values")
     for change, word in ((no_args, None), (drifted, NORM), (regrouped, "numbers")):
         copy = edited(case, home, change.__name__, change)
         run(program, "consolidate", copy, "-o", out, "-q", "--force", "--include", "model.*")
@@ -408,9 +408,9 @@ def hostile_experts(program, ranks, home):
         state["model"][key] = state["model"][key][:-1].clone()
 
     for change, status, words in (
-            (one_less, 3, ("mp_rank_00_001", "for 1 experts", "mp_rank_00_000")), (without, 3, ("mp_rank_00_001", "linear_fc1")),
-            (no_number, 5, ("experts.linear_fc1.weight", "not known")), (more, 3, ("args says 8",)),
-            (four, 3, ("4 expert-parallel ranks", "files of 2")), (wide, 5, ("cut over 2",)),
+            (one_less, 3, ("mp_rank_00_001", "has 1 experts", "mp_rank_00_000")), (without, 3, ("mp_rank_00_001", "linear_fc1")),
+            (no_number, 5, ("experts.linear_fc1.weight", "it is unknown which experts")), (more, 3, ("by args there are 8",)),
+            (four, 3, ("4 expert-parallel ranks", "files of 2")), (wide, 5, ("sharded over 2",)),
             (older, 3, ("mp_rank_00_001", "iteration is 9 here and 10 there")),
             (other_run, 3, ("num_experts is 8 here and 4 there",)), (no_args, 5, ("args",)), (bias, 5, ("expert_bias",)), (huge, 5, ("99999999999999999999",))):
         refused(program, edited(os.path.join(ranks, "ep2-moe"), home, "e-" + change.__name__, change), change.__name__,
@@ -441,7 +441,7 @@ def hostile_experts(program, ranks, home):
 
 
 def distributed_optimizer(program, case, home):
-    """What distrib_optim.pt does not say is guessed, proved, and else left out with a note."""
+    """The layout of distrib_optim.pt is inferred and checked; an unknown layout is left out with a note."""
     def note_of(source):
         listed = json.loads(run(program, "inspect", source, "--json").stdout)
         return listed.get("note") or "", {t["name"] for t in listed["tensors"]}
@@ -472,9 +472,9 @@ def distributed_optimizer(program, case, home):
     def number(path, state, flat):
         torch.save(5, path)
 
-    for edit, words in ((number, "which parameter"),
-                        (shifted, "which parameter"), (longer, "which parameter"), (gone, "not every rank"),
-                        (other, "which parameter")):
+    for edit, words in ((number, "unknown layout"),
+                        (shifted, "unknown layout"), (longer, "unknown layout"), (gone, "some ranks lack"),
+                        (other, "unknown layout")):
         note, names = note_of(change("distributed-" + edit.__name__, edit))
         left = [n for n in names if n.startswith("optim.state")]
         check("distrib_optim.pt" in note and words in note, "%s: note: %s" % (edit.__name__, note))

@@ -153,8 +153,13 @@ static void places(void **state) {
         {{1, 2, 1, 2, -1, -1, -1, -1, -1, -1, -1}, 3, 3, {{0, 0, 0}, {0, 0, 1}, {0, 1, 0}}, FC_ECORRUPT, "_00_001_001"},
         {{1, 2, 1, 1, -1, -1, -1, -1, -1, -1, -1}, 2, 2, {{0, 0, 0}, {0, 1, 0}}, FC_OK, ""},
         {{1, 2, 1, 2, -1, -1, -1, -1, -1, -1, -1}, 2, 2, {{0, 0, 0}, {0, 1, 0}}, FC_ECORRUPT, "2 expert-parallel"},
-        {{1, 1, 1, 2, 2, -1, -1, -1, -1, -1, -1}, 2, 2, {{0, 0, 0}, {0, 1, 0}}, FC_EUNSUPPORTED, "cut over 2"},
-        {{2, 1, 1, 1, INT64_MAX, -1, -1, -1, -1, -1, -1}, 1, 2, {{0, 0, 0}, {1, 0, 0}}, FC_EUNSUPPORTED, "cut over"},
+        {{1, 1, 1, 2, 2, -1, -1, -1, -1, -1, -1}, 2, 2, {{0, 0, 0}, {0, 1, 0}}, FC_EUNSUPPORTED, "sharded over 2"},
+        {{2, 1, 1, 1, INT64_MAX, -1, -1, -1, -1, -1, -1},
+         1,
+         2,
+         {{0, 0, 0}, {1, 0, 0}},
+         FC_EUNSUPPORTED,
+         "sharded over"},
     };
     const fc_checkpoint checkpoint = {.path = "here"};
     (void)state;

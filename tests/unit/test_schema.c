@@ -141,8 +141,8 @@ static void wrong_files_are_told_with_their_place(void **state) {
         {BEGIN "],\n\n \"later\": ]}", FC_ECORRUPT, ":3:11: unexpected token near ']'"},
         {"\xef\xbb\xbf" BEGIN "]} x", FC_ECORRUPT, ":1:53: end of file expected near 'x'"},
         /* JSON that is no schema. */
-        {BEGIN "\n" GOOD "\n," GOOD "]}", FC_ECORRUPT, ": the name 'w' is there twice"},
-        {BEGIN GOOD "], \"objects\": [{\"name\": \"w\"}]}", FC_ECORRUPT, ": the name 'w' is there twice"},
+        {BEGIN "\n" GOOD "\n," GOOD "]}", FC_ECORRUPT, ": the name 'w' appears twice"},
+        {BEGIN GOOD "], \"objects\": [{\"name\": \"w\"}]}", FC_ECORRUPT, ": the name 'w' appears twice"},
         {BEGIN "{\"name\": \"w\", \"shape\": [1]}]}", FC_ECORRUPT, ": tensor 'w' has no \"dtype\""},
         {BEGIN "{\"name\": \"w\", \"dtype\": \"f32\"}]}", FC_ECORRUPT, ": tensor 'w' has no \"shape\""},
         {BEGIN GOOD ", {\"dtype\": \"f32\", \"shape\": []}]}", FC_ECORRUPT, ": tensors[1] has no \"name\""},
@@ -164,7 +164,7 @@ static void wrong_files_are_told_with_their_place(void **state) {
         {BEGIN TENSOR "[true]}]}", FC_ECORRUPT,
          ": tensor 'w': shape[0] should be a size: an integer of at least 0, not true"},
         {BEGIN TENSOR "[4294967296, 4294967296]}]}", FC_ECORRUPT,
-         ": tensor 'w': the product of the sizes does not fit 64 bits"},
+         ": tensor 'w': the product of the sizes exceeds 64 bits"},
         {BEGIN TENSOR "[" ONES ONES ONES ONES "1]}]}", FC_EUNSUPPORTED, ": tensor 'w': more than 32 dimensions"},
         {BEGIN TENSOR "[], \"path\": []}]}", FC_ECORRUPT, ": tensor 'w': the path is empty"},
         {BEGIN TENSOR "[], \"path\": \"w\"}]}", FC_ECORRUPT,
@@ -181,17 +181,17 @@ static void wrong_files_are_told_with_their_place(void **state) {
         {"{\"fsdpckpt\": \"schema\", \"version\": 1}", FC_ECORRUPT, ": the member \"tensors\" is missing"},
         {"{\"fsdpckpt\": \"schema\", \"tensors\": []}", FC_ECORRUPT, ": the member \"schema\" is missing"},
         {"{\"fsdpckpt\": \"schema\", \"schema\": 2, \"version\": 1, \"tensors\": []}", FC_EUNSUPPORTED,
-         ": version 2; this fsdpckpt reads version 1: use a newer one"},
+         ": version 2 is not supported, only version 1; use a newer fsdpckpt"},
         {"{\"fsdpckpt\": \"schema\", \"schema\": [], \"tensors\": []}", FC_ECORRUPT,
          ": \"schema\" should be a number, not an array"},
         {"{\"kind\": \"fsdpckpt\", \"version\": 1, \"tensors\": []}", FC_ECORRUPT,
          ": the member \"fsdpckpt\" is missing"},
         {"{\"fsdpckpt\": \"schema\",\n\n \"version\": 2, \"tensors\": []}", FC_EUNSUPPORTED,
-         ": version 2; this fsdpckpt reads version 1: use a newer one"},
+         ": version 2 is not supported, only version 1; use a newer fsdpckpt"},
         {"{\"fsdpckpt\": \"schema\", \"version\": \"1\", \"tensors\": []}", FC_ECORRUPT,
          ": \"version\" should be a number, not \"1\""},
-        {"{\"fsdpckpt\": \"seal\"}", FC_EUNSUPPORTED, ": a file of the kind \"seal\", not \"schema\""},
-        {"{\"fsdpckpt\": 7}", FC_ECORRUPT, ": a file of the kind 7, not \"schema\""},
+        {"{\"fsdpckpt\": \"seal\"}", FC_EUNSUPPORTED, ": \"fsdpckpt\" should be \"schema\", not \"seal\""},
+        {"{\"fsdpckpt\": 7}", FC_ECORRUPT, ": \"fsdpckpt\" should be \"schema\", not 7"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fc_checkpoint *c = NULL;
@@ -257,7 +257,7 @@ static void long_paths_are_refused(void **state) {
         if (code == FC_OK) {
             assert_int_equal(c->tensors[0].path.count, MOST);
         } else {
-            assert_non_null(strstr(err.message, ": tensor 'w': a path of more than 256 elements"));
+            assert_non_null(strstr(err.message, ": tensor 'w': the path has more than 256 elements"));
         }
         fc_checkpoint_close(c);
     }
