@@ -392,6 +392,7 @@ static void refusals_change_nothing(void **state) {
     assert_non_null(strstr(err.message, "no space: 18446744073709551615 bytes are needed"));
     assert_int_equal(mkfifo("fifo", 0600), 0);
     assert_int_equal(begin("fifo", false, true, 10, &commit, &err), FC_EUSAGE);
+    assert_int_equal(unlink("fifo"), 0);
     assert_int_equal(begin("", false, false, 10, &commit, &err), FC_EUSAGE);
     assert_int_equal(begin("dir/", false, false, 10, &commit, &err), FC_EUSAGE);
     assert_string_equal(err.message,
