@@ -25,7 +25,7 @@ const char **source_inputs(const options *o, bool operands) {
     const char **inputs = calloc(o->noperands + most + 1, sizeof *inputs);
     size_t count = 0;
     for (size_t i = 0; inputs && i < most; i++) {
-        if (named[i]) { /* what is no file, such as the plan "auto", is no target, either */
+        if (named[i]) { /* skips words that are not files, such as the plan "auto" */
             inputs[count++] = named[i];
         }
     }

@@ -12,7 +12,7 @@ TRAIN = harness.corpus("dcp-torch2.15.0-train")
 
 class Average(harness.Case):
     def test_of_equal_ones(self):
-        """The mean of a checkpoint and itself is itself, also of three, whatever the weights."""
+        """The mean of two or three copies of a checkpoint is the checkpoint, with any weights."""
         self.ok("consolidate", TRAIN, "-o", "one.h5", "-q")
         for args in ([TRAIN, TRAIN], [TRAIN, "one.h5"], ["one.h5", TRAIN, "--weights", "1,3"]):
             self.ok("average", *args, "-o", "mean.h5", "-q", "--force")

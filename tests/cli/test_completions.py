@@ -1,4 +1,4 @@
-"""What each shell offers behind a command line, asked from the shell itself, and what the man pages look like."""
+"""Completions as the shells themselves compute them, and the man pages."""
 
 import os
 import re
@@ -88,7 +88,7 @@ class Completions(harness.Case):
 
     @unittest.skipUnless(shutil.which("bash"), "no bash")
     def test_names_are_not_run(self):
-        """A checkpoint must not make a shell do anything, whatever its tensors are called."""
+        """No tensor name may make a shell execute anything."""
         evil = ["$(touch owned)", "`touch owned`", "; touch owned", "a b'c\"d", "*"]
         for name in evil:
             shutil.rmtree(self.path("bad"), True)

@@ -14,7 +14,7 @@ INTEGER = "nested.tensors.0"
 
 class Damage(harness.Case):
     def sources(self, *chosen):
-        """The same checkpoint in every format, or some, and what tells that a bit of TENSOR is another one."""
+        """The same checkpoint in all or some formats, with the word that reports a flipped bit in TENSOR."""
         self.copy(TRAIN, "dcp")
         self.ok("consolidate", "dcp", "-o", "full.pt", "-q")
         self.ok("consolidate", "dcp", "-o", "full.h5", "-q")
@@ -87,7 +87,7 @@ class Damage(harness.Case):
             self.ok("consolidate", source, "-o", "out.h5", "--dtype", "bf16", "-q", "--force")
 
     def test_flat_parameters(self):
-        """Units are put together of what lies below them; objects are kept as they are."""
+        """Units are assembled from their parameters; objects are unchanged."""
         given = ("--to", "pt", "--policy", "blocks", "--schema", "order.pt", "--exclude", "optim*", "--exclude", "nested*",
                  "--exclude", "list*")
         sources = self.sources("dcp", "full.h5", "pieces")
@@ -101,7 +101,7 @@ class Damage(harness.Case):
                     self.ok("reshard", source, "-o", "flat", *given, *args, "-q", "--force")
 
     def test_flat_sources(self):
-        """The other way, with objects beside the parameters."""
+        """The opposite direction, with objects next to the parameters."""
         self.copy(TRAIN, "dcp")
         self.ok("consolidate", "dcp", "-o", "order.pt", "--include", "model.*", "-q")
         self.ok("reshard", "dcp", "-o", "flat", "--to", "pt", "--dp", "2", "--policy", "blocks", "--schema", "order.pt",

@@ -44,7 +44,7 @@ class Errors(harness.Case):
         self.refused(3, folder, ["not a checkpoint", ": rng.pt, step-100, step-200;"])
 
     def test_files_beside(self):
-        """What is no part of the checkpoint is not converted, and that is said."""
+        """Files that do not belong to the checkpoint are not converted, and a note reports it."""
         ckpt = self.copy(FSDP2)
         for name in ("rng_state_1.pt", "rng_state_0.pt", "config.json"):
             with open(os.path.join(ckpt, name), "wb") as f:
@@ -55,7 +55,7 @@ class Errors(harness.Case):
                       "rng_state_0.pt", result.stderr)
 
     def test_names_of_files_are_made_safe(self):
-        """What is told beside the result quotes names, too."""
+        """Notes next to the result quote names, too."""
         ckpt = self.copy(FSDP2)
         with open(os.path.join(ckpt, "a\x1b[31mb\nc.pt"), "wb") as f:
             f.write(b"x")
@@ -135,7 +135,7 @@ class Errors(harness.Case):
                                contains=["back.pt", "CRC-32"])
 
     def test_damaged_data(self):
-        """One bit of a tensor's bytes: the archive's CRC-32 tells, whatever is made of it."""
+        """One bit of a tensor's bytes: the archive's CRC-32 reports it in every conversion."""
         ckpt = self.copy(FSDP2)
         for args in (("consolidate", "--to", "h5"), ("consolidate", "--to", "pt"), ("reshard", "--dp", "3"),
                      ("consolidate", "--to", "h5", "--compress", "1"), ("convert", "--to", "dcp")):

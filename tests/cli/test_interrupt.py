@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP in the middle of a conversion: one line, 130, nothing left behind. And progress."""
+"""SIGINT, SIGTERM and SIGHUP in the middle of a conversion: one line, exit status 130, no partial output. And progress."""
 
 import os
 import pty
@@ -16,7 +16,7 @@ class Interrupt(harness.Case):
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def wait_for_staging(self, p, names):
-        """Until something beside the source appears: the job is writing."""
+        """Waits until a file appears next to the source, which means that the job is writing."""
         end = time.monotonic() + harness.HANG
         while p.poll() is None and time.monotonic() < end:
             if self.listing() != names:

@@ -40,7 +40,7 @@ def width_of(text):
 
 
 class Terminal:
-    """A process with a terminal of its own, and what is on the screen: lines, of which the last may be rewritten."""
+    """A process with its own terminal, and the lines on its screen; the last line may be rewritten."""
 
     def __init__(self, args, cwd, columns, env=None):
         self.columns = columns
@@ -87,7 +87,7 @@ class Terminal:
                 self.column += 1
 
     def read(self):
-        """More of what is written. False at the end."""
+        """Reads more output. Returns False at the end."""
         ready, _, _ = select.select([self.fd], [], [], SECONDS)
         assert ready, "silence"
         try:

@@ -1,4 +1,4 @@
-"""schema, and planning with it: round trips, one rank's plan, what is refused."""
+"""schema, and planning with it: round trips, the plan of one rank, and refused inputs."""
 
 import json
 import os

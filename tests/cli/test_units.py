@@ -1,4 +1,4 @@
-"""units: FSDP units by a policy, of checkpoints and of schemas; what is refused."""
+"""units: FSDP units of checkpoints and schemas by policy, and refused inputs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""verify: what it says of whole checkpoints, and that every defect is told with file, offset and tensor."""
+"""verify: its report on intact checkpoints, and that it reports every defect with file, offset and tensor."""
 
 import json
 import os
@@ -255,7 +255,7 @@ class Verify(harness.Case):
         self.assertIn("has fsdpckpt.version but no", self.report("b.safetensors", 1)["defects"][0]["message"])
 
     def test_several_files_that_cannot_be_opened(self):
-        """Each is told, on a line of its own."""
+        """Each is reported on its own line."""
         self.ok("reshard", harness.corpus(MESH), "-o", "h5", "--dp", "8")
         shutil.copytree(harness.corpus(MESH), self.path("dcp"))
         for source, names in (("h5", ("shard-00001-of-00008.h5", "shard-00006-of-00008.h5")),
@@ -321,7 +321,7 @@ class Verify(harness.Case):
         self.ok("verify", "hf")
 
     def test_several_damaged_headers(self):
-        """Each file is told, on a line of its own; check does that where it reads the files' headers."""
+        """Each file is reported on its own line; check does so if it reads the headers of the files."""
         self.ok("reshard", harness.corpus(MESH), "-o", "h5", "--dp", "4", "-q")
         self.ok("reshard", harness.corpus(MESH), "-o", "st", "--to", "safetensors", "--dp", "4", "-q")
         self.ok("reshard", harness.corpus(MESH), "-o", "pt", "--to", "pt", "--dp", "4", "-q")
