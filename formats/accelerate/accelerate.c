@@ -86,7 +86,7 @@ static fc_code read_part(const fc_checkpoint *checkpoint, const char *head, cons
     return FC_OK;
 }
 
-/* Puts the values of a part behind those that are there, its files behind the `base` files of the parts before. */
+/* Appends the tensors of a part. `base` is the index of the part's first file. */
 static void add_tensors(fc_tensor *all, size_t *count, const fc_checkpoint *part, uint32_t base) {
     for (size_t i = 0; i < part->ntensors; i++) {
         const fc_tensor *t = &part->tensors[i];
