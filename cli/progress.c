@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <time.h>
@@ -24,6 +25,7 @@ struct progress_view {
     double started;
     sigset_t wakes, before; /* SIGWINCH; the mask of the thread that started this one */
     pthread_t thread;
+    sem_t ready; /* the thread waits for its first step */
     atomic_bool stop;
     pthread_mutex_t lock; /* guards the fields below */
     progress_meter meter;
@@ -31,6 +33,32 @@ struct progress_view {
 };
 
 enum { STEP_MS = 100 };
+
+/*
+ * Opening HDF5 forks. A fork must not catch the thread inside the C library, whose locks it would then hold in the
+ * child for ever: a fork waits for the lock under which the thread does everything, and the thread is not started
+ * halfway. The handlers of pthread_atfork take no argument, hence the static pointer.
+ */
+static _Atomic(progress_view *) watched;
+static pthread_once_t handlers = PTHREAD_ONCE_INIT;
+
+static void hold_thread(void) {
+    progress_view *view = atomic_load(&watched);
+    if (view) {
+        pthread_mutex_lock(&view->lock);
+    }
+}
+
+static void release_thread(void) {
+    progress_view *view = atomic_load(&watched);
+    if (view) {
+        pthread_mutex_unlock(&view->lock);
+    }
+}
+
+static void install_handlers(void) {
+    pthread_atfork(hold_thread, release_thread, release_thread);
+}
 
 double progress_now(void) {
     struct timespec t;
@@ -84,6 +112,7 @@ static bool was_resized(progress_view *view) {
 static void *watch(void *arg) {
     progress_view *view = arg;
     static const struct timespec step = {0, STEP_MS * 1000000L};
+    sem_post(&view->ready);
     while (!atomic_load(&view->stop)) {
         bool resized = sigtimedwait(&view->wakes, NULL, &step) == SIGWINCH && was_resized(view);
         if (!atomic_load(&view->stop)) {
@@ -118,6 +147,7 @@ progress_view *progress_start(fc_progress *progress, const options *o, double st
                             .started = started,
                             .last = -1};
     pthread_mutex_init(&view->lock, NULL);
+    sem_init(&view->ready, 0, 0);
     /* SIGWINCH waits for the thread, as does what tells it to stop. Threads of later on inherit the mask. Other signals
        are the caller's. */
     sigset_t all;
@@ -128,10 +158,15 @@ progress_view *progress_start(fc_progress *progress, const options *o, double st
     int failed = pthread_create(&view->thread, NULL, watch, view);
     pthread_sigmask(SIG_SETMASK, &view->before, NULL);
     if (failed) {
+        sem_destroy(&view->ready);
         pthread_mutex_destroy(&view->lock);
         free(view);
         return NULL;
     }
+    while (sem_wait(&view->ready) != 0 && errno == EINTR) {
+    }
+    pthread_once(&handlers, install_handlers);
+    atomic_store(&watched, view);
     pthread_sigmask(SIG_BLOCK, &view->wakes, NULL);
     if (view->asked) {
         progress->context = view;
@@ -147,12 +182,14 @@ void progress_stop(progress_view *view) {
     atomic_store(&view->stop, true);
     pthread_kill(view->thread, SIGWINCH);
     pthread_join(view->thread, NULL);
+    atomic_store(&watched, NULL);
     view->progress->began = NULL;
     if (view->kind == PROGRESS_KIND_JSON && view->progress->phase != FC_PHASE_NONE) {
         look(view, true); /* the final state */
     }
     terminal_end_line();
     pthread_sigmask(SIG_SETMASK, &view->before, NULL);
+    sem_destroy(&view->ready);
     pthread_mutex_destroy(&view->lock);
     free(view);
 }

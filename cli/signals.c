@@ -24,7 +24,7 @@ static void on_signal(int number) {
     }
     /* The child that reads HDF5 inherits this handler; only the parent prints. */
     if (getpid() == owner) {
-        terminal_erase_line();
+        terminal_interrupt_line();
         ssize_t ignored = write(STDERR_FILENO, line, sizeof line - 1);
         (void)ignored;
     }

@@ -5,6 +5,7 @@
 #include "terminal.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -16,7 +17,8 @@ enum { DEFAULT_WIDTH = 80, MAX_WIDTH = 10000 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* one writer at a time */
 static atomic_bool shown;                                /* the line is on the screen */
-static bool ended;                                       /* guarded by lock: the line is not shown again */
+static atomic_bool ended;                                /* the line is not shown again */
+static atomic_bool drawing;                              /* a thread is writing the line */
 static bool colors[STDERR_FILENO + 1];                   /* set before there are threads */
 
 static bool is_set(const char *name) {
@@ -72,7 +74,7 @@ static void write_all(const char *data, size_t size) {
     }
 }
 
-void terminal_erase_line(void) {
+static void erase_line(void) {
     static const char erase[] = "\r\x1b[K";
     if (atomic_exchange(&shown, false)) {
         write_all(erase, sizeof erase - 1);
@@ -90,23 +92,35 @@ void terminal_show_line(const char *line, size_t size) {
     memcpy(text + sizeof start - 1, line, size);
     memcpy(text + sizeof start - 1 + size, end, sizeof end - 1);
     pthread_mutex_lock(&lock);
-    if (!ended) {
+    atomic_store(&drawing, true); /* before `ended` is read: see terminal_interrupt_line */
+    if (!atomic_load(&ended)) {
         atomic_store(&shown, true);
         write_all(text, used); /* in one write, to avoid flicker */
     }
+    atomic_store(&drawing, false);
     pthread_mutex_unlock(&lock);
 }
 
 void terminal_end_line(void) {
     pthread_mutex_lock(&lock);
-    ended = true;
-    terminal_erase_line();
+    atomic_store(&ended, true);
+    erase_line();
     pthread_mutex_unlock(&lock);
+}
+
+/* Either the thread that draws sees `ended`, or this sees it drawing and waits, but not for a terminal that blocks. */
+void terminal_interrupt_line(void) {
+    enum { MOST_MILLISECONDS = 500 };
+    atomic_store(&ended, true);
+    for (int i = 0; i < MOST_MILLISECONDS && atomic_load(&drawing); i++) {
+        poll(NULL, 0, 1);
+    }
+    erase_line();
 }
 
 void terminal_write_lines(const char *lines, size_t size) {
     pthread_mutex_lock(&lock);
-    terminal_erase_line();
+    erase_line();
     write_all(lines, size);
     pthread_mutex_unlock(&lock);
 }

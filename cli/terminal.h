@@ -25,8 +25,8 @@ unsigned terminal_width(void);
 /** Replaces the progress line by `line`, which has no newline and fits the terminal. */
 void terminal_show_line(const char *line, size_t size);
 
-/** Removes the progress line. Safe in a signal handler. */
-void terminal_erase_line(void);
+/** Like terminal_end_line, for a signal handler. */
+void terminal_interrupt_line(void);
 
 /** Removes the progress line for good, before stdout writes to the same terminal or to a pager on it. */
 void terminal_end_line(void);

@@ -1,6 +1,7 @@
 /*
  * Checks whether enumerated shards overlap and whether they cover a tensor. Shards come from a checkpoint's metadata,
  * so their numbers are checked before they are added.
+ * The messages begin with PyTorch's own words, so that people find them.
  */
 #include "fsdpckpt/sharding_spec.h"
 
@@ -223,7 +224,7 @@ fc_code fc_validate_non_overlapping_shards_metadata(const fc_shard_metadata *sha
 
 fc_code fc_enumerable_sharding_spec_check(const fc_enumerable_sharding_spec *spec, fc_error *err) {
     if (spec->count == 0) {
-        return fc_fail(err, FC_ECORRUPT, "the shard list is empty; a tensor has at least one shard");
+        return fc_fail(err, FC_ECORRUPT, "empty shard list provided; a tensor has at least one shard");
     }
     for (size_t i = 0; i < spec->count; i++) {
         const fc_box *box = &spec->shards[i].box;
@@ -241,8 +242,7 @@ fc_code fc_enumerable_sharding_spec_check(const fc_enumerable_sharding_spec *spe
             }
         }
         if (box->ndim != spec->shards[0].box.ndim) {
-            return fc_fail(err, FC_ECORRUPT,
-                           "the shards have different numbers of dimensions, %d and %d: shard %zu is %s",
+            return fc_fail(err, FC_ECORRUPT, "found inconsistent ranks for shards: %d and %d: shard %zu is %s",
                            spec->shards[0].box.ndim, box->ndim, i, text);
         }
     }
@@ -259,7 +259,7 @@ fc_code fc_check_tensor(const fc_shard_metadata *shards, size_t count, int ndim,
         char text[SHARD_TEXT];
         int64_t n;
         if (box->ndim != ndim) {
-            return fc_fail(err, FC_ECORRUPT, "the tensor has %d dimensions, but shard %zu has %d", ndim, i, box->ndim);
+            return fc_fail(err, FC_ECORRUPT, "rank of tensor is %d, but shards rank is %d", ndim, box->ndim);
         }
         fc_shard_metadata_format(&shards[i], text, sizeof text);
         for (int d = 0; d < ndim; d++) {
@@ -267,9 +267,9 @@ fc_code fc_check_tensor(const fc_shard_metadata *shards, size_t count, int ndim,
             if (box->offsets[d] < 0 || box->sizes[d] < 0 || !fc_add_i64(box->offsets[d], box->sizes[d], &end) ||
                 end > shape[d]) {
                 return fc_fail(err, FC_ECORRUPT,
-                               "shard %zu %s: offset %" PRId64 " and size %" PRId64 " exceed the tensor's size %" PRId64
-                               " in dimension %d",
-                               i, text, box->offsets[d], box->sizes[d], shape[d], d);
+                               "shard offset %" PRId64 " and length %" PRId64 " exceeds tensor dim: %" PRId64
+                               " for shard %zu %s",
+                               box->offsets[d], box->sizes[d], shape[d], i, text);
             }
         }
         if (!fc_numel(ndim, box->sizes, &n) || !fc_add_i64(total, n, &total)) {
@@ -278,9 +278,9 @@ fc_code fc_check_tensor(const fc_shard_metadata *shards, size_t count, int ndim,
     }
     if (total != volume) {
         return fc_fail(err, FC_ECORRUPT,
-                       "the %zu shards do not cover the tensor: their total volume is %" PRId64
-                       ", but the tensor's is %" PRId64,
-                       count, total, volume);
+                       "total volume of shards: %" PRId64 " does not match tensor volume: %" PRId64
+                       ": the %zu shards do not cover the entire tensor",
+                       total, volume, count);
     }
     return FC_OK;
 }

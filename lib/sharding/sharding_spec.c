@@ -41,7 +41,7 @@ static fc_code chunk_metadata(const fc_chunk_sharding_spec *spec, int dim, int n
 static fc_code build_chunks(const fc_chunk_sharding_spec *spec, int ndim, const int64_t *shape, fc_arena *arena,
                             fc_sharded_tensor_metadata *out, fc_error *err) {
     if (spec->dim >= ndim || spec->dim < -ndim) {
-        return fc_fail(err, FC_EUSAGE, "sharding dim %d does not fit a tensor of %d dimensions", spec->dim, ndim);
+        return fc_fail(err, FC_EUSAGE, "invalid sharding dim: %d for a tensor of %d dimensions", spec->dim, ndim);
     }
     if (spec->count == 0) {
         return fc_fail(err, FC_EUSAGE, "the chunk sharding spec has no placements, so it describes no chunks");

@@ -154,7 +154,7 @@ class Convert(harness.Case):
         self.check_fails(2, self.job(2, "consolidate", source, "-o", "no/x.h5"), "rank 0: ", "no: the directory")
         with open(self.path("x.h5"), "w") as f:
             f.write("old")
-        self.check_fails(2, self.job(2, "consolidate", source, "-o", "x.h5"), "exists: --force replaces it")
+        self.check_fails(2, self.job(2, "consolidate", source, "-o", "x.h5"), "exists; --force replaces it")
         with open(self.path("x.h5")) as f:
             self.assertEqual(f.read(), "old")
         self.assertEqual(self.listing(), ["x.h5"])

@@ -55,7 +55,7 @@ class Losses:
 
     def warned(self, source):
         said = self.run("consolidate", source, "-o", self.new("x.h5")).stderr
-        check("do not say how many there were" in said, "a last shard that may be missing is spoken of: %s" % said)
+        check("do not record their number" in said, "a last shard that may be missing is spoken of: %s" % said)
 
     def missing_files(self):
         for case in ("dcp-torch2.15.0-fsdp2", "st-torch2.15.0-1d", "st-torch2.15.0-2d"):

@@ -95,7 +95,7 @@ static void chunk_spec_builds_metadata(void **state) {
     assert_int_equal(fc_check_tensor(md.shards, 3, 2, shape, &err), FC_OK);
     spec.as.chunk.dim = 2;
     assert_int_equal(fc_build_metadata(&spec, 2, shape, &bf16, arena, &md, &err), FC_EUSAGE);
-    assert_non_null(strstr(err.message, "sharding dim 2 does not fit"));
+    assert_non_null(strstr(err.message, "invalid sharding dim: 2"));
     spec.as.chunk.dim = -3;
     assert_int_equal(fc_build_metadata(&spec, 2, shape, &bf16, arena, &md, &err), FC_EUSAGE);
     assert_int_equal(fc_build_metadata(&spec, 0, NULL, &bf16, arena, &md, &err), FC_EUSAGE);
@@ -140,7 +140,7 @@ static void malformed_shards(void **state) {
     fc_error err;
     fc_shard_metadata mixed[2] = {SHARD2(0, 0, 2, 2), shard(1, (int64_t[]){2}, (int64_t[]){1})};
     assert_int_equal(check(mixed, 2, &err), FC_ECORRUPT);
-    assert_non_null(strstr(err.message, "different numbers of dimensions, 2 and 1"));
+    assert_non_null(strstr(err.message, "inconsistent ranks for shards: 2 and 1"));
     assert_int_equal(check(mixed, 0, &err), FC_ECORRUPT);
     mixed[0] = SHARD2(0, -1, 2, 2);
     assert_int_equal(check(mixed, 1, &err), FC_ECORRUPT);
@@ -159,12 +159,13 @@ static void coverage_is_checked(void **state) {
     assert_int_equal(fc_build_metadata(&spec, 2, (int64_t[]){4, 4}, &bf16, arena, &md, &err), FC_OK);
     assert_int_equal(md.nshards, 2);
     assert_int_equal(fc_build_metadata(&spec, 2, (int64_t[]){5, 4}, &bf16, arena, &md, &err), FC_ECORRUPT);
-    assert_string_equal(err.message,
-                        "the 2 shards do not cover the tensor: their total volume is 16, but the tensor's is 20");
+    assert_string_equal(
+        err.message,
+        "total volume of shards: 16 does not match tensor volume: 20: the 2 shards do not cover the entire tensor");
     assert_int_equal(fc_build_metadata(&spec, 2, (int64_t[]){3, 4}, &bf16, arena, &md, &err), FC_ECORRUPT);
-    assert_non_null(strstr(err.message, "exceed the tensor's size 3 in dimension 0"));
+    assert_non_null(strstr(err.message, "exceeds tensor dim: 3 for shard 1 ShardMetadata("));
     assert_int_equal(fc_build_metadata(&spec, 1, (int64_t[]){4}, &bf16, arena, &md, &err), FC_ECORRUPT);
-    assert_string_equal(err.message, "the tensor has 1 dimensions, but shard 0 has 2");
+    assert_string_equal(err.message, "rank of tensor is 1, but shards rank is 2");
     fc_arena_free(arena);
 }
 
