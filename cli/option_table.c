@@ -310,8 +310,7 @@ const option_group option_groups[OPTION_GROUPS] = {
                                  TAKES(OPT_DATA) | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN)},
     {"Resources", TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) | TAKES(OPT_LOCAL)},
     {"Output", TAKES(OPT_TREE) | TAKES(OPT_ALL) | TAKES(OPT_SORT) | TAKES(OPT_DEPTH) | TAKES(OPT_HTML) |
-                   TAKES(OPT_JUNIT) | TAKES(OPT_GITHUB) | TAKES(OPT_PROGRESS) | TAKES(OPT_COLOR) | TAKES(OPT_JSON) |
-                   TAKES_COMMON},
+                   TAKES(OPT_JUNIT) | TAKES(OPT_GITHUB) | TAKES(OPT_JSON) | TAKES_COMMON},
 };
 
 uint64_t option_group_of(int i, uint64_t takes) {

@@ -144,6 +144,9 @@ void fc_cast(fc_dtype from, const void *src, fc_dtype to, void *dst, size_t coun
     }
     decode_fn decode = codec_of(from).decode;
     encode_fn encode = codec_of(to).encode;
+    if (!decode || !encode) {
+        return; /* not two floating-point types, which the contract excludes */
+    }
     const char *in = src;
     char *out = dst;
     block_bits bits;
