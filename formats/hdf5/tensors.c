@@ -225,7 +225,7 @@ static bool is_empty(const fc_h5_dataset *d) {
     return false;
 }
 
-/* A dataset without bytes to be had is listed as an object of one byte, whose extent tells the reason. */
+/* Lists an unreadable dataset as an object of one byte; asking for its extent fails with the reason. */
 static void make_unreadable(fc_h5_dataset *d) {
     static const int64_t one = 1;
     d->kind = FC_H5_UNREADABLE;

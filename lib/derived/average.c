@@ -19,7 +19,7 @@
 #include <string.h>
 
 /*
- * Bytes of a computed chunk, of which a worker holds two. Even 1 MiB of memory can hold the smallest; larger ones keep
+ * Bytes of a computed chunk. A worker holds two of them. Even 1 MiB of memory can hold the smallest; larger ones keep
  * the list of a very large model short.
  */
 enum { LEAST_CHUNK = 256 << 10, MOST_CHUNK = 4 << 20, MOST_CHUNKS = 1 << 20 };

@@ -17,7 +17,7 @@
 #include <string.h>
 
 /*
- * Bytes of a chunk, of which a worker holds one or two; and the number of chunks per flat parameter, unless there are
+ * Bytes of a chunk (a worker holds one or two), and the largest number of chunks per flat parameter unless there are
  * more ranks.
  */
 enum { CHUNK_BYTES = 1 << 20, MOST_CHUNKS = 1 << 16 };

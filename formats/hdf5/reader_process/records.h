@@ -30,11 +30,11 @@ typedef enum fc_h5_tag {
     FC_H5_DATA
 } fc_h5_tag;
 
-/** What a dataset is to us. */
+/** The kinds of datasets. */
 typedef enum fc_h5_kind {
     FC_H5_TENSOR,
     FC_H5_OBJECT,    /**< `encoding` says what its bytes are */
-    FC_H5_UNREADABLE /**< listed, so that nothing is lost in silence; `message` says why its bytes are not to be had */
+    FC_H5_UNREADABLE /**< unreadable, but listed, so that nothing is lost in silence; `message` says why */
 } fc_h5_kind;
 
 /** Where a dataset's bytes are. */

@@ -58,7 +58,7 @@ typedef struct fc_h5_walk {
 void fc_h5_scan_dataset(fc_h5_walk *walk, hid_t dataset, const char *path, const unsigned char *lists, size_t nlists,
                         bool in_other_file, uint32_t present);
 
-/** Records a dataset whose bytes are not to be had, with the reason. */
+/** Records an unreadable dataset and the reason. */
 void fc_h5_scan_unreadable(fc_h5_walk *walk, const char *path, const unsigned char *lists, size_t nlists, fc_code code,
                            const char *fmt, ...) __attribute__((format(printf, 6, 7)));
 

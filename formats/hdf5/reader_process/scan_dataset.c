@@ -233,7 +233,7 @@ static void append_encoded_type(description *d) {
     free(encoded);
 }
 
-/* An object's bytes have one dimension, whatever the dataset's shape; a foreign one's is told in `json`. */
+/* The bytes of an object have one dimension. Its `json` shows the shape of a foreign dataset. */
 static void become_object(description *d) {
     fc_h5_dataset *r = &d->record;
     char type[64], number[32];

@@ -105,7 +105,7 @@ typedef struct fc_checkpoint {
     const char *risk; /**< one line for a person: the code that PyTorch would run while it loads one of the files, apart
                            from objects (fc_checkpoint_object_verdict); NULL for none */
     const struct fc_seal *seal; /**< its seal; NULL if there is none */
-    /** What each of `files` was when the checkpoint was opened (lib/checkpoint/identity.h). NULL: it is not known. */
+    /** The identity of each of `files` when the checkpoint was opened (lib/checkpoint/identity.h). NULL: unknown. */
     const struct fc_identity *identities;
     void *state; /**< private to the format, whose `close` frees it */
 } fc_checkpoint;
@@ -116,16 +116,16 @@ struct fc_progress; /* progress.h */
 typedef struct fc_open_options {
     bool headers_only;    /**< do not look at data files; their sizes and extents stay unchecked */
     bool follow_external; /**< allow HDF5 external links, external storage and virtual datasets of other files */
-    /** Where it cannot be opened: called for each of its files that cannot be read by itself, with the line that says
-     *  why. NULL: the error, which is about one of them, is enough. */
+    /** Called for each damaged file of a checkpoint that cannot be opened, with a line that says why. NULL: the error
+     *  that is returned, about one of them, is enough. */
     void (*damaged)(void *context, const char *path, const char *message);
-    void *context;    /**< of `damaged` */
-    fc_teller teller; /**< is told when the end of an interrupted run is made up for, so that `path` is there again */
-    /** How tensor parallelism cut the plain tensors of torch.save files of ranks, which do not say it themselves. NULL:
-     *  such tensors are copies, or they are refused. Need not outlive the call. */
+    void *context;    /**< passed to `damaged` */
+    fc_teller teller; /**< receives a line if an interrupted replacement of `path` was finished */
+    /** How tensor parallelism cut the plain tensors in torch.save files of one rank each, which do not record it. NULL:
+     *  such tensors are copies on every rank, or an error. Borrowed for the call. */
     const struct fc_tp_plan *tp_plan;
     /** Counts the files that are opened, in the phase FC_PHASE_OPENING; its `cancel` ends the opening with
-     *  FC_EINTERRUPTED. NULL: not wanted. Need not outlive the call. */
+     *  FC_EINTERRUPTED. NULL: nothing is counted. Borrowed for the call. */
     struct fc_progress *progress;
 } fc_open_options;
 

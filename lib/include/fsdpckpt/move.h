@@ -70,7 +70,7 @@ typedef struct fc_convert_options {
     bool partial;       /**< the source shows only a part of what was opened: it must not be replaced */
     /** What else is read and must not be replaced: files and directories, ended by NULL. NULL: nothing. */
     const char *const *inputs;
-    fc_teller teller; /**< is told what is done about runs that died */
+    fc_teller teller; /**< receives a line for each killed run that was cleaned up */
     fc_move_options move;
     fc_comm *comm; /**< ranks that share the work: all call fc_convert with the same source and target, on a file system
                         that all of them see. Its device is the host. NULL: this process alone */
