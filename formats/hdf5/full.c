@@ -14,7 +14,7 @@
 #include <string.h>
 
 static fc_code no_memory(const char *path, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    return fc_no_memory(err, path);
 }
 
 /* All foreign attributes as one JSON object in the arena. */

@@ -65,7 +65,7 @@ fc_code fc_h5_name_decode(fc_arena *arena, const char *link, const char **key, f
     }
     char *out = fc_arena_alloc(arena, len + 1);
     if (!out) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     char *at = out;
     if (strcmp(link, "%2E") == 0) {

@@ -83,7 +83,7 @@ static fc_code open_any(fc_checkpoint *checkpoint, const fc_open_options *option
     if (is_named(checkpoint->path, "index.h5")) {
         const char *directory = directory_of(checkpoint->arena, checkpoint->path);
         return directory ? fc_h5_open_sharded(checkpoint, directory, options, err)
-                         : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+                         : fc_no_memory(err, checkpoint->path);
     }
     return fc_h5_open_full(checkpoint, err);
 }
@@ -105,7 +105,7 @@ static fc_code prepare_reading(fc_checkpoint *checkpoint, fc_error *err) {
 fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     fc_h5_state *state = fc_arena_calloc(checkpoint->arena, 1, sizeof *state);
     if (!state) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+        return fc_no_memory(err, checkpoint->path);
     }
     state->follow_external = options->follow_external;
     checkpoint->state = state;
@@ -384,5 +384,5 @@ fc_code fc_h5_object_json(const fc_checkpoint *checkpoint, const fc_tensor *obje
                        path, d->path);
     }
     *json = fc_arena_strndup(arena, text, len);
-    return *json ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    return *json ? FC_OK : fc_no_memory(err, path);
 }

@@ -37,7 +37,7 @@ typedef struct opening {
 } opening;
 
 static fc_code no_memory(const opening *o, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", o->checkpoint->path);
+    return fc_no_memory(err, o->checkpoint->path);
 }
 
 /* ---- the mesh ---- */

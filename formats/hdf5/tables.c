@@ -26,7 +26,7 @@
 enum { MAX_RANKS = 1 << 20, VIEW = 64 << 10 };
 
 static fc_code no_memory(const char *path, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    return fc_no_memory(err, path);
 }
 
 /* ---- finding them ---- */

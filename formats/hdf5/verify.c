@@ -65,7 +65,7 @@ static fc_code list_extents(const fc_checkpoint *checkpoint, extents *all, fc_er
                 continue;
             }
             if (!add(all, &e)) {
-                return fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+                return fc_no_memory(err, checkpoint->path);
             }
         }
     }
@@ -151,8 +151,7 @@ fc_code fc_h5_verify(const fc_checkpoint *checkpoint, struct fc_findings *findin
                      fc_error *err) {
     extents all = {0};
     file f = {.fd = -1, .piece = malloc(PIECE), .viewed = malloc(PIECE)};
-    fc_code rc = f.piece && f.viewed ? list_extents(checkpoint, &all, err)
-                                     : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    fc_code rc = f.piece && f.viewed ? list_extents(checkpoint, &all, err) : fc_no_memory(err, checkpoint->path);
     size_t next = 0;
     rc = rc == FC_OK ? fc_h5_verify_tables(checkpoint, findings, err) : rc;
     for (uint32_t i = 0; rc == FC_OK && i < checkpoint->nfiles; i++) {

@@ -105,7 +105,7 @@ fc_code fc_h5_verify_tables(const fc_checkpoint *checkpoint, struct fc_findings 
     const char *directory =
         walked.state ? fc_arena_strndup(arena, index, strlen(index) - sizeof "/index.h5" + 1) : NULL;
     fc_error why;
-    fc_code rc = directory ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", checkpoint->path);
+    fc_code rc = directory ? FC_OK : fc_no_memory(err, checkpoint->path);
     if (rc == FC_OK && fc_h5_walk_sharded(&walked, directory, &why) == FC_OK) {
         compare(checkpoint, &walked, findings);
     } else if (rc == FC_OK) {

@@ -258,7 +258,9 @@ fc_code fc_pt_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
                                   w->ranks, file->rank);
     }
     file->path = w->path;
-    FC_TRY(w->scratch && w->path ? FC_OK : fc_no_memory(err, w->staging));
+    if (!(w->scratch && w->path)) {
+        return fc_no_memory(err, w->staging);
+    }
     FC_TRY(fc_pt_find_ties(w->target, file, w->scratch, &w->ties, err));
     FC_TRY(number_items(w, err));
     FC_TRY(write_pickle(w, err));

@@ -208,7 +208,7 @@ fc_code fc_checkpoint_spare(const fc_checkpoint *checkpoint, const char *target,
     const char **inputs = calloc(checkpoint->nfiles + 3, sizeof *inputs);
     if (!inputs || (header && asprintf(&header_path, "%s/%s", checkpoint->path, header) < 0)) {
         free(inputs);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", target);
+        return fc_no_memory(err, target);
     }
     size_t count = 0;
     inputs[count++] = checkpoint->path;

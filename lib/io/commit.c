@@ -57,7 +57,7 @@ static fc_code resolve(fc_commit *commit, fc_error *err) {
     }
     commit->target = strndup(target, len);
     if (!commit->target) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     char *real = realpath(commit->target, NULL);
     if (real) {
@@ -71,7 +71,7 @@ static fc_code resolve(fc_commit *commit, fc_error *err) {
     }
     commit->parent =
         !slash ? strdup(".") : strndup(commit->target, slash == commit->target ? 1 : (size_t)(slash - commit->target));
-    return commit->parent ? FC_OK : fc_fail(err, FC_ENOMEM, "out of memory");
+    return commit->parent ? FC_OK : fc_no_memory(err, NULL);
 }
 
 static fc_code check_space(const fc_commit *commit, uint64_t bytes, fc_error *err) {
@@ -105,7 +105,7 @@ static fc_code new_commit(const fc_commit_options *how, fc_commit **out, fc_erro
     fc_commit *commit = calloc(1, sizeof *commit);
     *out = commit;
     if (!commit) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     commit->how = *how;
     commit->staging = FC_NO_STAGING;

@@ -97,7 +97,7 @@ fc_code fc_read_whole(const char *path, const char *what, uint64_t most, char **
     } else {
         *size = (size_t)bytes;
         *text = malloc(*size + 1);
-        rc = *text ? fc_pread_full(fd, *text, *size, 0, path, err) : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        rc = *text ? fc_pread_full(fd, *text, *size, 0, path, err) : fc_no_memory(err, path);
     }
     close(fd);
     if (rc != FC_OK) {

@@ -53,7 +53,7 @@ static fc_code list(place *p, const char *path, fc_error *err) {
         if (fstatat(dirfd(dir.dir), name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
             rc = errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
         } else if (!add(p, &st)) {
-            rc = fc_fail(err, FC_ENOMEM, "out of memory");
+            rc = fc_no_memory(err, NULL);
         }
     }
     rc = fc_dir_close(&dir, rc, err);

@@ -23,7 +23,7 @@ static fc_code read_text(const char *path, const char *what, char **out, size_t 
     }
     char *text = malloc(MAX_BYTES + 1);
     if (!text) {
-        code = fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        code = fc_no_memory(err, path);
         goto out;
     }
     *len = fread(text, 1, MAX_BYTES + 1, f);

@@ -56,7 +56,7 @@ static lock_state take_lock(int directory, int flags, int *fd) {
 static fc_code make_directory(const char *parent, const char *name, fc_staging *s, fc_error *err) {
     char *path = NULL;
     if (asprintf(&path, "%s/.%.*s%sXXXXXX", parent, MOST_NAME, name, suffix) < 0) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     if (!mkdtemp(path)) {
         fc_code rc = fc_fail_errno(err, errno, "%s: cannot make a temporary directory", parent);
@@ -106,7 +106,7 @@ static fc_code make_new(const char *name, fc_staging *s, fc_error *err) {
     if (!made || asprintf(&s->new_path, "%s/%s", directory, name) < 0 ||
         asprintf(&s->old_path, "%s/old/%s", s->path, name) < 0) {
         free(directory);
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     fc_code rc = mkdir(directory, 0700) == 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be made", directory);
     free(directory);

@@ -108,7 +108,7 @@ fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count
     fc_code rc = FC_OK;
     batch *ring = fc_arena_calloc(arena, ahead, sizeof *ring);
     if (!ring) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", paths[0]);
+        return fc_no_memory(err, paths[0]);
     }
     while (rc == FC_OK && (taken < started || next < count)) {
         while (rc == FC_OK && next < count && started - taken < ahead) {

@@ -406,7 +406,7 @@ fc_code fc_h5_read_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_
     if (rc == FC_OK) {
         file->datasets = fc_arena_calloc(arena, file->ndatasets, sizeof *datasets);
         if (!file->datasets) {
-            rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+            rc = fc_no_memory(err, path);
         } else if (file->ndatasets > 0) {
             memcpy(file->datasets, datasets, file->ndatasets * sizeof *datasets);
         }

@@ -33,7 +33,7 @@ typedef struct view {
 } view;
 
 static fc_code no_memory(const view *v, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory", v->target->source->path);
+    return fc_no_memory(err, v->target->source->path);
 }
 
 /* ---- names relative to the view ---- */
@@ -348,8 +348,8 @@ fc_code fc_view(const fc_checkpoint *source, const char *path, const fc_view_opt
     /* A view that replaced what it is a view of would be of nothing. */
     FC_TRY(fc_checkpoint_spare(source, path, false, err));
     view v = {.target = &target, .arena = fc_arena_new(), .report = report};
-    fc_code rc = v.arena ? fc_target_new(source, &selection, v.arena, &target, &report->selected, err)
-                         : fc_fail(err, FC_ENOMEM, "out of memory");
+    fc_code rc =
+        v.arena ? fc_target_new(source, &selection, v.arena, &target, &report->selected, err) : fc_no_memory(err, NULL);
     if (rc == FC_OK) {
         v.values = fc_arena_calloc(v.arena, target.ntensors, sizeof *v.values);
         rc = v.values ? fc_h5_view_plan(&target, v.arena, v.values, err) : no_memory(&v, err);

@@ -42,7 +42,7 @@ typedef struct plan {
 } plan;
 
 static fc_code no_memory(fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "out of memory");
+    return fc_no_memory(err, NULL);
 }
 
 static const char *reason(const fc_extent *e, fc_dtype dtype) {

@@ -16,7 +16,7 @@ void fc_h5_shard_name(const fc_h5_writer *w, int64_t rank, char name[FC_H5_SHARD
 
 fc_code fc_h5_staged_path(fc_h5_writer *w, const char *name, const char **path, fc_error *err) {
     *path = fc_arena_printf(w->arena, "%s/%s", w->staging, name);
-    return *path ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", w->staging);
+    return *path ? FC_OK : fc_no_memory(err, w->staging);
 }
 
 static fc_code set_mesh(const fc_h5_writer *w, fc_h5_holder *root, fc_error *err) {

@@ -16,8 +16,7 @@ fc_code fc_h5_groups_new(const fc_h5_tree *tree, const char *path, fc_h5_groups 
                           .kind_at = calloc(tree->count, sizeof *out->kind_at),
                           .first = calloc(tree->count, sizeof *out->first),
                           .next = calloc(tree->count, sizeof *out->next)};
-    return out->made && out->kind_at && out->first && out->next ? FC_OK
-                                                                : fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+    return out->made && out->kind_at && out->first && out->next ? FC_OK : fc_no_memory(err, path);
 }
 
 void fc_h5_groups_free(fc_h5_groups *groups) {
@@ -49,7 +48,7 @@ fc_code fc_h5_groups_find(fc_h5_groups *groups, fc_h5_image *image, fc_error *er
             groups->kind_size = groups->kinds.size - groups->kind_at[n];
         }
     }
-    return rc == FC_OK && groups->kinds.failed ? fc_fail(err, FC_ENOMEM, "%s: out of memory", image->path) : rc;
+    return rc == FC_OK && groups->kinds.failed ? fc_no_memory(err, image->path) : rc;
 }
 
 /* The members of group `n`, into `members`, which has room for them. */
@@ -66,7 +65,7 @@ fc_code fc_h5_groups_make(fc_h5_groups *groups, fc_h5_image *image, const fc_h5_
     const fc_h5_node *nodes = groups->tree->nodes;
     fc_h5_member *members = calloc(groups->tree->count, sizeof *members);
     fc_h5_buffer messages = {NULL, 0, 0, root->failed};
-    fc_code rc = members ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", image->path);
+    fc_code rc = members ? FC_OK : fc_no_memory(err, image->path);
     for (uint32_t n = (uint32_t)groups->tree->count; n-- > 0 && rc == FC_OK;) {
         if (!groups->made[n] || nodes[n].is_value) {
             continue;
@@ -83,8 +82,7 @@ fc_code fc_h5_groups_make(fc_h5_groups *groups, fc_h5_image *image, const fc_h5_
                              .messages = messages.data,
                              .size = messages.size,
                              .attributes = n == 0 ? MOST_ROOT_ATTRIBUTES : 0};
-        rc = messages.failed ? fc_fail(err, FC_ENOMEM, "%s: out of memory", image->path)
-                             : fc_h5_image_group(image, &group, err);
+        rc = messages.failed ? fc_no_memory(err, image->path) : fc_h5_image_group(image, &group, err);
         groups->made[n] = (size_t)(group.address - image->objects_at) + 1;
         image->root = group.address;
         image->header_crc64 = group.messages_at + crc64_at;

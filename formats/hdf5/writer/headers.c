@@ -88,7 +88,9 @@ static fc_code load(headers *h, uint64_t *file_size, fc_error *err) {
     }
     *file_size = (uint64_t)end;
     h->bytes = calloc(h->blocks->count + 1, sizeof *h->bytes);
-    FC_TRY(h->bytes ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", h->path));
+    if (!h->bytes) {
+        return fc_no_memory(err, h->path);
+    }
     for (size_t i = 0; i < h->blocks->count; i++) {
         const fc_h5_block *b = &h->blocks->items[i];
         h->bytes[i] = malloc(b->size + 1);

@@ -311,7 +311,7 @@ static fc_code store_links(fc_h5_image *image, const fc_h5_group *group, storage
     l.records = calloc(group->count, sizeof *l.records);
     if (!l.records || group->count > UINT32_MAX) {
         free(l.records);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", image->path);
+        return fc_no_memory(err, image->path);
     }
     add_heap(&l, group);
     if (image->objects.failed) { /* not every record is there */

@@ -86,7 +86,7 @@ static fc_code map_value(making *m, uint32_t index, fc_error *err) {
     const fc_target_tensor *tensor = &m->w->target->tensors[index];
     fc_arena *scratch = fc_arena_new();
     const char *source = scratch ? fc_h5_tree_path(&m->w->tree, m->w->tree.leaves[index], scratch) : NULL;
-    fc_code rc = source ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", m->image.path);
+    fc_code rc = source ? FC_OK : fc_no_memory(err, m->image.path);
     fc_h5_list_begin(&m->list);
     if (rc == FC_OK && tensor->source->object) {
         map_object(m, tensor->source, source);
@@ -138,7 +138,7 @@ static fc_code add_root(making *m, root *r, fc_error *err) {
     r->tables = holder.last;
     rc = rc == FC_OK && tables ? fc_h5_set_number(&holder, FC_H5_A_TABLES_AT, 0, err) : rc;
     r->tables_at = holder.last;
-    return rc == FC_OK && r->messages.failed ? fc_fail(err, FC_ENOMEM, "%s: out of memory", m->image.path) : rc;
+    return rc == FC_OK && r->messages.failed ? fc_no_memory(err, m->image.path) : rc;
 }
 
 /* What comes after the values: the tables, the groups, and the file is there. */

@@ -105,7 +105,7 @@ fc_code fc_h5_out_open(fc_h5_out *out, const fc_h5_tree *tree, const char *path,
     out->chain = calloc((size_t)tree->depth + 1, sizeof *out->chain);
     fc_code rc = FC_OK;
     if (!out->made || !out->stack || !out->stack_nodes || !out->chain) {
-        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", path);
+        rc = fc_no_memory(err, path);
     } else if (out->driver < 0) {
         rc = fail(out, err, "preparing");
     }
@@ -394,7 +394,7 @@ fc_code fc_h5_out_map(fc_h5_out *out, hid_t list, int ndim, const int64_t *shape
     }
     char *escaped = escape_percent(source);
     if (!escaped) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", out->path);
+        return fc_no_memory(err, out->path);
     }
     hid_t whole = space_of(ndim, shape), piece = source_space(ndim, mapping);
     fc_code rc = FC_OK;

@@ -30,7 +30,7 @@ static fc_code add_copy(making *m, const fc_target_item *item, fc_error *err) {
     char owner[FC_H5_SHARD_NAME];
     const char *path = fc_h5_tree_path(&m->w->tree, m->w->tree.leaves[item->tensor], m->scratch);
     if (!path) {
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory", m->image->path);
+        return fc_no_memory(err, m->image->path);
     }
     fc_h5_shard_name(m->w, item->owner, owner);
     fc_h5_list_begin(&m->list);
@@ -73,7 +73,7 @@ static fc_code add_item(making *m, fc_target_item *item, size_t *crc64_at, fc_er
 static fc_code add_items(making *m, fc_target_file *file, fc_error *err) {
     fc_h5_writer *w = m->w;
     fc_target_item **of_tensor = calloc(w->target->ntensors + 1, sizeof(fc_target_item *));
-    fc_code rc = of_tensor ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", file->path);
+    fc_code rc = of_tensor ? FC_OK : fc_no_memory(err, file->path);
     for (size_t i = 0; rc == FC_OK && i < file->nitems; i++) {
         of_tensor[file->items[i].tensor] = &file->items[i];
     }
@@ -104,7 +104,7 @@ fc_code fc_h5_shard_reserve(fc_h5_writer *w, fc_target_file *file, fc_error *err
     fc_h5_image_open(&w->image, file->path);
     fc_code rc = fc_h5_groups_new(&w->tree, file->path, &m.groups, err);
     if (rc == FC_OK && (!m.scratch || !w->crc64_at)) {
-        rc = fc_fail(err, FC_ENOMEM, "%s: out of memory", file->path);
+        rc = fc_no_memory(err, file->path);
     }
     rc = rc == FC_OK ? add_items(&m, file, err) : rc;
     rc = rc == FC_OK ? add_root(&m, file, err) : rc;

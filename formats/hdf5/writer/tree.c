@@ -43,7 +43,7 @@ static fc_code prepare(builder *b, fc_error *err) {
     for (size_t i = 0; i < b->target->ntensors; i++) {
         size_t count = b->target->tensors[i].path.count;
         if (!fc_add_size(elements, count ? count : 1, &elements)) {
-            return fc_fail(err, FC_ENOMEM, "out of memory");
+            return fc_no_memory(err, NULL);
         }
     }
     if (elements >= NONE / 4) {
@@ -58,7 +58,7 @@ static fc_code prepare(builder *b, fc_error *err) {
     b->tree->nodes = fc_arena_calloc(b->arena, elements, sizeof *b->tree->nodes);
     b->tree->leaves = fc_arena_calloc(b->arena, b->target->ntensors, sizeof *b->tree->leaves);
     if (!b->slots || !b->tree->nodes || !b->tree->leaves) {
-        return fc_fail(err, FC_ENOMEM, "out of memory");
+        return fc_no_memory(err, NULL);
     }
     b->tree->nodes[0].link = "";
     b->tree->count = 1;
@@ -155,7 +155,7 @@ static fc_code add(builder *b, uint32_t tensor, fc_error *err) {
     for (size_t i = 0; i < count; i++) {
         const char *link = link_of(b, elements[i].key);
         if (!link) {
-            return fc_fail(err, FC_ENOMEM, "out of memory");
+            return fc_no_memory(err, NULL);
         }
         fc_code rc = mark_kind(b, at, kind_of(&elements[i]), tensor, new_group, err);
         size_t before = b->tree->count;
@@ -181,7 +181,7 @@ static fc_code order_depth_first(builder *b, fc_error *err) {
     tree->order = fc_arena_calloc(b->arena, b->target->ntensors, sizeof *tree->order);
     fc_code rc = FC_OK;
     if (!first || !next || !tree->order) {
-        rc = fc_fail(err, FC_ENOMEM, "out of memory");
+        rc = fc_no_memory(err, NULL);
         goto out;
     }
     for (uint32_t n = (uint32_t)tree->count; n-- > 1;) {

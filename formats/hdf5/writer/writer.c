@@ -52,7 +52,7 @@ static fc_code add_copy(fc_h5_writer *w, fc_h5_out *out, const fc_target_item *i
     fc_arena *scratch = fc_arena_new();
     const char *source = scratch ? fc_h5_tree_path(&w->tree, node, scratch) : NULL;
     fc_code rc;
-    FC_TRY_GOTO(source ? fc_h5_out_mappings(out, &list, err) : fc_fail(err, FC_ENOMEM, "out of memory"), rc, out);
+    FC_TRY_GOTO(source ? fc_h5_out_mappings(out, &list, err) : fc_no_memory(err, NULL), rc, out);
     FC_TRY_GOTO(fc_h5_out_map(out, list, ndim, sizes, &whole, source, err), rc, out);
     rc = fc_h5_out_virtual(out, node, tensor->dtype, ndim, sizes, list, id, err);
 out:
@@ -98,7 +98,7 @@ static fc_code add_item(fc_h5_writer *w, fc_h5_out *out, fc_target_item *item, f
 /* The items in the order of the tree; a part may lack some tensors. */
 static fc_code add_items(fc_h5_writer *w, fc_h5_out *out, fc_target_file *file, fc_error *err) {
     fc_target_item **of_tensor = calloc(w->target->ntensors + 1, sizeof(fc_target_item *));
-    fc_code rc = of_tensor ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", out->path);
+    fc_code rc = of_tensor ? FC_OK : fc_no_memory(err, out->path);
     for (size_t i = 0; rc == FC_OK && i < file->nitems; i++) {
         of_tensor[file->items[i].tensor] = &file->items[i];
     }
@@ -123,8 +123,7 @@ fc_code fc_h5_create(const fc_target *target, const char *staging, fc_writer *wr
         w->image.fd = -1;
         w->staging = fc_arena_strndup(arena, staging, strlen(staging));
     }
-    fc_code rc = w && w->staging ? fc_h5_tree_build(target, arena, &w->tree, err)
-                                 : fc_fail(err, FC_ENOMEM, "%s: out of memory", staging);
+    fc_code rc = w && w->staging ? fc_h5_tree_build(target, arena, &w->tree, err) : fc_no_memory(err, staging);
     if (rc != FC_OK) {
         fc_arena_free(arena);
         return rc;
@@ -145,7 +144,7 @@ static fc_code reserve_by_library(fc_h5_writer *w, fc_target_file *file, bool ch
     fc_h5_out_release(&w->out);
     free(w->patches);
     w->patches = calloc(file->nitems + 1, sizeof *w->patches);
-    fc_code rc = w->patches ? FC_OK : fc_fail(err, FC_ENOMEM, "%s: out of memory", file->path);
+    fc_code rc = w->patches ? FC_OK : fc_no_memory(err, file->path);
     rc = rc == FC_OK ? fc_h5_out_open(&w->out, &w->tree, file->path, &estimate, err) : rc;
     if (rc != FC_OK) {
         return rc;
