@@ -129,7 +129,6 @@ static fc_code find_steps(const char *directory, char path[PATH_MAX], size_t *co
     }
     if (failed.code != FC_OK) {
         rc = fc_fail(err, failed.code, "%s", failed.message);
-        goto out;
     }
 out:
     return fc_dir_close(&dir, rc, err);

@@ -202,7 +202,6 @@ static fc_code write_header(const char *path, const st_header_out *header, fc_er
     FC_TRY_GOTO(fc_pwrite_full(fd, header->text, header->size, 0, path, err), rc, out);
     if (ftruncate(fd, (off_t)size) != 0) {
         rc = fc_fail_errno(err, errno, "%s: the file cannot be extended to %" PRIu64 " bytes", path, size);
-        goto out;
     }
 out:
     if (close(fd) != 0 && rc == FC_OK) {

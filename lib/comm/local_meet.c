@@ -167,7 +167,6 @@ fc_code fc_local_enter(fc_comm *comm, const local_slot *mine, fc_error *err) {
     if (mine->root < 0 || mine->root >= g->size) {
         rc = fc_fail(err, FC_EUSAGE, "%s: rank %d does not exist among %d ranks", kind_names[mine->kind], mine->root,
                      g->size);
-        goto out;
     }
 out:
     if (rc != FC_OK) { /* the same on all ranks */

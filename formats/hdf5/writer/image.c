@@ -341,7 +341,6 @@ fc_code fc_h5_image_create(fc_h5_image *image, fc_error *err) {
     if (ftruncate(image->fd, (off_t)image->file_size) != 0) {
         rc = fc_fail_errno(err, errno, "%s: cannot be extended to %llu bytes", image->path,
                            (unsigned long long)image->file_size);
-        goto out;
     }
 out:
     return close_file(image, rc, err);
