@@ -47,7 +47,7 @@ static void table_is_complete(void **state) {
     }
 }
 
-static void every_way_to_write_an_option(void **state) {
+static void options_may_be_written_in_several_ways(void **state) {
     (void)state;
     options o;
     fc_error err;
@@ -132,7 +132,7 @@ static void sizes_have_units(void **state) {
     }
 }
 
-/* As Hugging Face counts: a GB is 10^9 bytes. */
+/* As in Hugging Face's libraries, a GB is 10^9 bytes. */
 static void shard_sizes_are_decimal(void **state) {
     (void)state;
     static const struct {
@@ -207,11 +207,11 @@ static size_t distance(const char *a, const char *b, size_t limit) {
     return suggest_distance(a, strlen(a), b, strlen(b), limit);
 }
 
-static void distances(void **state) {
+static void edit_distances(void **state) {
     (void)state;
     assert_int_equal(distance("force", "force", 3), 0);
     assert_int_equal(distance("forse", "force", 3), 1);
-    assert_int_equal(distance("froce", "force", 3), 1); /* a swap is one mistake */
+    assert_int_equal(distance("froce", "force", 3), 1); /* a swap counts as one edit */
     assert_int_equal(distance("orce", "force", 3), 1);
     assert_int_equal(distance("", "abc", 3), 3);
     assert_int_equal(distance("abcdef", "uvwxyz", 3), 4);
