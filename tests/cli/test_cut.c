@@ -185,7 +185,7 @@ int main(void) {
         cmocka_unit_test(tp_major_order_is_strided),
         cmocka_unit_test(two_dimensions),
         cmocka_unit_test(replicas_are_copies),
-        cmocka_unit_test(holes_and_overlaps_are_no_grid),
+        cmocka_unit_test(holes_and_overlaps_are_not_a_grid),
         cmocka_unit_test(whole_scalar_and_empty),
         cmocka_unit_test(summary_names_the_mesh),
         cmocka_unit_test(many_chunks_in_any_order),

@@ -193,10 +193,14 @@ static void components_hold_folds(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(layers_become_one_line),         cmocka_unit_test(what_differs_is_apart),
-        cmocka_unit_test(sets_are_written_shortly),       cmocka_unit_test(nested_numbers_fold_to_products),
-        cmocka_unit_test(only_numbers_between_dots_vary), cmocka_unit_test(numbers_at_the_ends_vary),
-        cmocka_unit_test(many_numbers_in_a_name),         cmocka_unit_test(components_hold_folds),
+        cmocka_unit_test(layers_become_one_line),
+        cmocka_unit_test(different_tensors_get_lines_of_their_own),
+        cmocka_unit_test(consecutive_numbers_become_ranges),
+        cmocka_unit_test(nested_numbers_fold_to_products),
+        cmocka_unit_test(only_numbers_between_dots_vary),
+        cmocka_unit_test(numbers_at_the_ends_vary),
+        cmocka_unit_test(many_numbers_in_a_name),
+        cmocka_unit_test(components_hold_folds),
     };
     return cmocka_run_group_tests_name("fold", tests, NULL, NULL);
 }

@@ -79,10 +79,10 @@ static void long_lists_are_shortened(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lists_have_runs),
-        cmocka_unit_test(ranks_that_are_alike_are_one_group),
-        cmocka_unit_test(many_differences_are_a_span),
-        cmocka_unit_test(long_groups_are_cut),
+        cmocka_unit_test(consecutive_ranks_are_printed_as_a_range),
+        cmocka_unit_test(ranks_with_equal_loads_are_one_group),
+        cmocka_unit_test(many_different_loads_are_printed_as_a_span),
+        cmocka_unit_test(long_lists_are_shortened),
     };
     return cmocka_run_group_tests_name("inspect_ranks", tests, NULL, NULL);
 }

@@ -223,15 +223,11 @@ static void edit_distances(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(table_is_complete),
-        cmocka_unit_test(every_way_to_write_an_option),
-        cmocka_unit_test(values_are_checked),
-        cmocka_unit_test(sizes_have_units),
-        cmocka_unit_test(shard_sizes_are_decimal),
-        cmocka_unit_test(dtypes_have_two_names),
-        cmocka_unit_test(mistakes_are_explained),
-        cmocka_unit_test(help_wins_over_mistakes_after_it),
-        cmocka_unit_test(distances),
+        cmocka_unit_test(table_is_complete),       cmocka_unit_test(options_may_be_written_in_several_ways),
+        cmocka_unit_test(values_are_checked),      cmocka_unit_test(sizes_have_units),
+        cmocka_unit_test(shard_sizes_are_decimal), cmocka_unit_test(dtypes_have_two_names),
+        cmocka_unit_test(mistakes_are_explained),  cmocka_unit_test(help_wins_over_mistakes_after_it),
+        cmocka_unit_test(edit_distances),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -154,13 +154,13 @@ static void lines_come_at_the_chosen_interval(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_a_line_says),
+        cmocka_unit_test(line_has_rate_and_remaining_time),
         cmocka_unit_test(the_bar_takes_one_column_a_character),
-        cmocka_unit_test(no_line_is_wider_than_it_may_be),
-        cmocka_unit_test(hundred_percent_is_when_all_is_done),
-        cmocka_unit_test(lines_of_a_log),
-        cmocka_unit_test(the_rate_follows_slowly),
-        cmocka_unit_test(how_often_there_is_a_line),
+        cmocka_unit_test(no_line_is_wider_than_the_terminal),
+        cmocka_unit_test(only_a_finished_job_shows_100_percent),
+        cmocka_unit_test(log_lines),
+        cmocka_unit_test(the_rate_is_smoothed),
+        cmocka_unit_test(lines_come_at_the_chosen_interval),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
