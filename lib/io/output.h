@@ -32,8 +32,8 @@ typedef struct fc_output {
 /** Opens the existing file `path` for writing. One descriptor a worker: writes to a shared one take turns. */
 fc_code fc_output_open(fc_output *output, const char *path, fc_error *err);
 
-/** Also after a failed open, or on a zeroed output that was never opened with fd -1. Reports what close reports. */
-fc_code fc_output_close(fc_output *output, fc_error *err);
+/** Also after a failed open, or on an output with fd -1 that was never opened. @return rc, or the error of closing. */
+fc_code fc_output_close(fc_output *output, fc_code rc, fc_error *err);
 
 /**
  * Writes exactly `size` bytes at `offset`. They go out directly as far as they are whole blocks and `bytes` is as far
