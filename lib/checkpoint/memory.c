@@ -11,11 +11,16 @@
 
 #include <string.h>
 
-/* fc_tensor.detail is an array of our copies of the caller's chunks, and fc_chunk.detail is an index into it. */
+/* fc_tensor.detail: copies of what the caller gave. fc_chunk.detail is an index into `chunks`. */
+typedef struct memory_detail {
+    fc_memory_chunk *chunks;
+    const char *json; /* of an object */
+} memory_detail;
+
 static fc_code memory_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                              fc_error *err) {
     const fc_chunk *chunk = &tensor->chunks[index];
-    const fc_memory_chunk *from = &((const fc_memory_chunk *)tensor->detail)[chunk->detail];
+    const fc_memory_chunk *from = &((const memory_detail *)tensor->detail)->chunks[chunk->detail];
     if (!from->data) {
         return fc_fail(err, FC_EUSAGE, "%s: tensor %s: chunk %zu is in the memory of another rank", checkpoint->path,
                        tensor->name, index);
@@ -24,6 +29,13 @@ static fc_code memory_extent(const fc_checkpoint *checkpoint, const fc_tensor *t
         (fc_extent){.codec = FC_CODEC_INLINE, .length = chunk->length, .decoded = chunk->length, .bytes = from->data};
     memcpy(out->strides, from->strides, (size_t)tensor->ndim * sizeof *out->strides);
     return FC_OK;
+}
+
+static fc_code memory_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
+                                  const char **json, fc_error *err) {
+    const char *text = ((const memory_detail *)object->detail)->json;
+    *json = fc_arena_strndup(arena, text, strlen(text));
+    return *json ? FC_OK : fc_no_memory(err, checkpoint->path);
 }
 
 static bool no_probe(const fc_probe *probe) {
@@ -38,6 +50,7 @@ static const fc_format memory = {
         {
             .probe = no_probe,
             .extent = memory_extent,
+            .object_json = memory_object_json,
         },
 };
 
@@ -117,8 +130,30 @@ static fc_code copy_path(const fc_memory_tensor *t, const char *name, fc_arena *
     return FC_OK;
 }
 
-static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor *out, fc_error *err) {
+static fc_code copy_object(const fc_memory_tensor *t, fc_arena *arena, const fc_object **out, const char **json,
+                           fc_error *err) {
+    const fc_memory_object *given = t->object;
+    if ((given != NULL) != (t->dtype == FC_OPAQUE) || (given && t->ndim != 1)) {
+        return fc_fail(err, FC_EUSAGE, "tensor %s: only objects are opaque, and they have one dimension", t->name);
+    }
+    if (!given) {
+        return FC_OK;
+    }
+    fc_object *object = fc_arena_calloc(arena, 1, sizeof *object);
+    const char *encoding = fc_arena_strndup(arena, given->encoding, strlen(given->encoding));
+    *json = fc_arena_strndup(arena, given->json, strlen(given->json));
+    if (!object || !encoding || !*json) {
+        return no_memory(t->name, err);
+    }
+    object->encoding = encoding;
+    *out = object;
+    return FC_OK;
+}
+
+/* `next` is a place that no chunk has yet: with places of their own, no two chunks pass for the same bytes. */
+static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, uint64_t *next, fc_tensor *out, fc_error *err) {
     int64_t elements;
+    const fc_object *object = NULL;
     if (t->ndim < 0 || t->ndim > FC_MAX_DIMS || !fc_numel(t->ndim, t->shape, &elements)) {
         return fc_fail(err, FC_EUSAGE, "tensor %s: its shape is invalid or too large", t->name);
     }
@@ -126,13 +161,18 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor 
     int64_t *shape = copy(arena, t->shape, (size_t)t->ndim, sizeof *shape);
     fc_chunk *chunks = fc_arena_calloc(arena, t->nchunks, sizeof *chunks);
     fc_memory_chunk *own = fc_arena_calloc(arena, t->nchunks, sizeof *own);
-    if (!name || !shape || !chunks || !own) {
+    memory_detail *detail = fc_arena_calloc(arena, 1, sizeof *detail);
+    if (!name || !shape || !chunks || !own || !detail) {
         return no_memory(t->name, err);
     }
+    detail->chunks = own;
+    FC_TRY(copy_object(t, arena, &object, &detail->json, err));
     size_t count = 0;
     for (size_t i = 0; i < t->nchunks; i++) {
         bool kept = false;
         FC_TRY(add_chunk(t, i, &own[i], arena, &chunks[count], &kept, err));
+        chunks[count].offset = *next;
+        *next += kept ? chunks[count].length : 0;
         count += kept;
     }
     *out = (fc_tensor){.name = name,
@@ -141,7 +181,8 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, fc_tensor 
                        .shape = shape,
                        .chunks = chunks,
                        .nchunks = count,
-                       .detail = own};
+                       .object = object,
+                       .detail = detail};
     return copy_path(t, name, arena, &out->path, err);
 }
 
@@ -152,8 +193,9 @@ static fc_code add_tensors(fc_checkpoint *checkpoint, const fc_memory_tensor *te
     if (!made || !names) {
         return fc_no_memory(err, checkpoint->path);
     }
+    uint64_t next = 0;
     for (size_t i = 0; i < count; i++) {
-        fc_code rc = add_tensor(&tensors[i], arena, &made[i], err);
+        fc_code rc = add_tensor(&tensors[i], arena, &next, &made[i], err);
         if (rc == FC_OK && fc_name_table_put(names, made[i].name, strlen(made[i].name), i) != i) {
             rc = fc_fail(err, FC_EUSAGE, "tensor %s: the name is used twice", made[i].name);
         }
