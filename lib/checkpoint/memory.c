@@ -9,18 +9,14 @@
 #include "base/try.h"
 #include "fsdpckpt/format.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-/* fc_tensor.detail: copies of what the caller gave. fc_chunk.detail is an index into `chunks`. */
-typedef struct memory_detail {
-    fc_memory_chunk *chunks;
-    const char *json; /* of an object */
-} memory_detail;
-
+/* fc_tensor.detail is an array of our copies of the caller's chunks, and fc_chunk.detail is an index into it. */
 static fc_code memory_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,
                              fc_error *err) {
     const fc_chunk *chunk = &tensor->chunks[index];
-    const fc_memory_chunk *from = &((const memory_detail *)tensor->detail)->chunks[chunk->detail];
+    const fc_memory_chunk *from = &((const fc_memory_chunk *)tensor->detail)[chunk->detail];
     if (!from->data) {
         return fc_fail(err, FC_EUSAGE, "%s: tensor %s: chunk %zu is in the memory of another rank", checkpoint->path,
                        tensor->name, index);
@@ -33,9 +29,18 @@ static fc_code memory_extent(const fc_checkpoint *checkpoint, const fc_tensor *t
 
 static fc_code memory_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena,
                                   const char **json, fc_error *err) {
-    const char *text = ((const memory_detail *)object->detail)->json;
-    *json = fc_arena_strndup(arena, text, strlen(text));
-    return *json ? FC_OK : fc_no_memory(err, checkpoint->path);
+    const fc_memory_chunk *from = object->detail;
+    size_t size = (size_t)object->shape[0];
+    unsigned char *bytes = malloc(size + 1);
+    if (!bytes) {
+        return fc_no_memory(err, checkpoint->path);
+    }
+    if (size > 0) {
+        memcpy(bytes, from->data, size);
+    }
+    const fc_object_encoding *encoding = fc_object_encoding_find(object->object->encoding);
+    fc_code rc = encoding->json_memory(bytes, size, checkpoint->path, arena, json, err);
+    return rc == FC_OK ? rc : fc_context(err, rc, "object %.256s", object->name);
 }
 
 static bool no_probe(const fc_probe *probe) {
@@ -130,23 +135,22 @@ static fc_code copy_path(const fc_memory_tensor *t, const char *name, fc_arena *
     return FC_OK;
 }
 
-static fc_code copy_object(const fc_memory_tensor *t, fc_arena *arena, const fc_object **out, const char **json,
-                           fc_error *err) {
-    const fc_memory_object *given = t->object;
-    if ((given != NULL) != (t->dtype == FC_OPAQUE) || (given && t->ndim != 1)) {
-        return fc_fail(err, FC_EUSAGE, "tensor %s: only objects are opaque, and they have one dimension", t->name);
+static fc_code add_object(const fc_memory_tensor *t, fc_arena *arena, const fc_object **out, fc_error *err) {
+    const fc_object_encoding *encoding = t->encoding ? fc_object_encoding_find(t->encoding) : NULL;
+    if ((t->encoding != NULL) != (t->dtype == FC_OPAQUE) || (t->encoding && (t->ndim != 1 || t->nchunks != 1))) {
+        return fc_fail(err, FC_EUSAGE, "tensor %s: an object is opaque and has one dimension and one chunk", t->name);
     }
-    if (!given) {
-        return FC_OK;
+    if (t->encoding && !encoding) {
+        return fc_fail(err, FC_EUSAGE, "object %s: its encoding '%s' is unknown", t->name, t->encoding);
     }
-    fc_object *object = fc_arena_calloc(arena, 1, sizeof *object);
-    const char *encoding = fc_arena_strndup(arena, given->encoding, strlen(given->encoding));
-    *json = fc_arena_strndup(arena, given->json, strlen(given->json));
-    if (!object || !encoding || !*json) {
-        return no_memory(t->name, err);
+    if (encoding) {
+        fc_object *object = fc_arena_calloc(arena, 1, sizeof *object);
+        if (!object) {
+            return no_memory(t->name, err);
+        }
+        object->encoding = encoding->name;
+        *out = object;
     }
-    object->encoding = encoding;
-    *out = object;
     return FC_OK;
 }
 
@@ -161,12 +165,10 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, uint64_t *
     int64_t *shape = copy(arena, t->shape, (size_t)t->ndim, sizeof *shape);
     fc_chunk *chunks = fc_arena_calloc(arena, t->nchunks, sizeof *chunks);
     fc_memory_chunk *own = fc_arena_calloc(arena, t->nchunks, sizeof *own);
-    memory_detail *detail = fc_arena_calloc(arena, 1, sizeof *detail);
-    if (!name || !shape || !chunks || !own || !detail) {
+    if (!name || !shape || !chunks || !own) {
         return no_memory(t->name, err);
     }
-    detail->chunks = own;
-    FC_TRY(copy_object(t, arena, &object, &detail->json, err));
+    FC_TRY(add_object(t, arena, &object, err));
     size_t count = 0;
     for (size_t i = 0; i < t->nchunks; i++) {
         bool kept = false;
@@ -182,7 +184,7 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, uint64_t *
                        .chunks = chunks,
                        .nchunks = count,
                        .object = object,
-                       .detail = detail};
+                       .detail = own};
     return copy_path(t, name, arena, &out->path, err);
 }
 

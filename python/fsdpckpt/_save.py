@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
-import math
 import os
 import pickle
 import zipfile
-from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import PurePath
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from . import _native
@@ -131,8 +127,8 @@ def _row(path: tuple[Element, ...], value: Any, kept: list[Any]) -> tuple[Any, .
     else:
         data = _archive(name, value)
         kept.append(data)
-        return name, path, "torch.save", (len(data),), None, _address(data), json.dumps(_readable(value))
-    return name, path, dtype, shape, strides, address, None
+        return name, path, None, "torch.save", (len(data),), None, _address(data)
+    return name, path, dtype, None, shape, strides, address
 
 
 def _torch_array(name: str, value: Any, kept: list[Any]) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:
@@ -197,39 +193,3 @@ def _is_plain(value: Any) -> bool:
     if type(value) in (list, tuple):
         return all(_is_plain(item) for item in value)
     return value is None or type(value) in (bool, int, float, str)
-
-
-_WRAPPED: dict[type, Callable[[Any], Any]] = {
-    complex: lambda value: {"$complex": [_readable(value.real), _readable(value.imag)]},
-    tuple: lambda value: {"$tuple": [_readable(item) for item in value]},
-    set: lambda value: {"$set": [_readable(item) for item in value]},
-    frozenset: lambda value: {"$frozenset": [_readable(item) for item in value]},
-    bytes: lambda value: {"$bytes": b64encode(value).decode()},
-    bytearray: lambda value: {"$bytearray": b64encode(value).decode()},
-}
-
-
-def _readable(value: Any) -> Any:
-    """The readable form of an object: docs/HDF5_SCHEMA.md, "Objects"."""
-    kind = type(value)
-    if kind in _WRAPPED:
-        return _WRAPPED[kind](value)
-    if kind is float and not math.isfinite(value):
-        return {"$float": str(value)}
-    if kind is int and not -(1 << 63) <= value < 1 << 63:
-        return {"$int": str(value) if value.bit_length() <= 8192 else hex(value)}
-    if value is None or kind in (bool, int, float, str):
-        return value
-    if kind is list:
-        return [_readable(item) for item in value]
-    if isinstance(value, dict):
-        return _readable_dict(value)
-    if isinstance(value, PurePath):
-        return {"$path": str(value)}
-    return {"$opaque": f"{kind.__module__}.{kind.__qualname__}"}
-
-
-def _readable_dict(value: dict[Any, Any]) -> Any:
-    if all(type(key) is str and key[:1] != "$" and "\0" not in key for key in value):
-        return {key: _readable(item) for key, item in value.items()}
-    return {"$dict": [[_readable(key), _readable(item)] for key, item in value.items()]}

@@ -87,28 +87,14 @@ static bool whole(const save_request *r, const void *data, const int64_t *stride
     return true;
 }
 
-static bool read_object(const save_request *r, const char *encoding, const char *json, fc_memory_tensor *out) {
-    fc_memory_object *object = fc_arena_calloc(r->arena, 1, sizeof *object);
-    char *kept_encoding = fc_arena_strndup(r->arena, encoding, strlen(encoding));
-    char *kept_json = fc_arena_strndup(r->arena, json, strlen(json));
-    if (!object || !kept_encoding || !kept_json) {
-        PyErr_NoMemory();
-        return false;
-    }
-    *object = (fc_memory_object){kept_encoding, kept_json};
-    out->dtype = FC_OPAQUE;
-    out->object = object;
-    return true;
-}
-
-/* (name, path, dtype, shape, strides or None, address, json): of an object, `dtype` is the encoding. */
+/* (name, path, dtype or None, encoding or None, shape, strides or None, address) */
 static bool read_value(const save_request *r, PyObject *value, fc_memory_tensor *out) {
     PyObject *name, *path, *shape, *strides;
-    const char *dtype, *json;
+    const char *dtype, *encoding;
     unsigned long long address;
     int count;
     if (!PyTuple_Check(value) ||
-        !PyArg_ParseTuple(value, "UOsOOKz", &name, &path, &dtype, &shape, &strides, &address, &json)) {
+        !PyArg_ParseTuple(value, "UOzzOOK", &name, &path, &dtype, &encoding, &shape, &strides, &address)) {
         return false;
     }
     out->name = keep(r, name);
@@ -120,8 +106,14 @@ static bool read_value(const save_request *r, PyObject *value, fc_memory_tensor 
     if (strides != Py_None && (!steps || count != out->ndim)) {
         return PyErr_Occurred() ? false : (PyErr_SetString(PyExc_ValueError, "strides and shape differ"), false);
     }
-    if (json ? !read_object(r, dtype, json, out) : !fc_dtype_find(dtype, strlen(dtype), &out->dtype)) {
-        return PyErr_Occurred() ? false : (PyErr_Format(PyExc_ValueError, "no dtype is called '%s'", dtype), false);
+    out->dtype = FC_OPAQUE;
+    out->encoding = encoding ? fc_arena_strndup(r->arena, encoding, strlen(encoding)) : NULL;
+    if (encoding && !out->encoding) {
+        return PyErr_NoMemory() != NULL;
+    }
+    if (dtype && !fc_dtype_find(dtype, strlen(dtype), &out->dtype)) {
+        PyErr_Format(PyExc_ValueError, "no dtype is called '%s'", dtype);
+        return false;
     }
     return whole(r, (const void *)(uintptr_t)address, steps, out);
 }
