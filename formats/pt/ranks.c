@@ -224,14 +224,15 @@ static fc_code finish(pt_merger *m) {
             m->checkpoint->mesh = m->values[i].mesh;
         }
     }
-    fc_code rc = FC_OK;
     size_t n = 0;
-    for (size_t i = 0; i < m->count && rc == FC_OK; i++) {
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < m->count; i++) {
         if (!m->values[i].view) {
-            rc = finish_value(m, &m->values[i], &tensors[n]);
-            rc = rc == FC_OK ? place_plain(m, &m->values[i], &tensors[n++]) : rc;
+            FC_TRY_GOTO(finish_value(m, &m->values[i], &tensors[n]), rc, out);
+            FC_TRY_GOTO(place_plain(m, &m->values[i], &tensors[n++]), rc, out);
         }
     }
+out:
     m->checkpoint->tensors = tensors;
     m->checkpoint->ntensors = n;
     m->checkpoint->producer = "torch.save, one file a rank";
