@@ -4,6 +4,7 @@
  * and contains the padding.
  */
 #include "base/grow.h"
+#include "base/try.h"
 #include "derived/flat_units.h"
 #include "pt/merge.h"
 
@@ -60,23 +61,24 @@ static fc_code add_cut(pt_merger *m, int64_t ranks) {
 
 fc_code fc_pt_note_cuts(pt_merger *m, const torch_leaves *leaves, int64_t ranks) {
     size_t n = 0;
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < leaves->count && rc == FC_OK; i++) {
+    for (size_t i = 0; i < leaves->count; i++) {
         pt_shard own;
         if (!is_flat(&leaves->items[i])) {
             continue;
         }
-        rc = fc_pt_sharded_shard(&m->f, leaves->items[i].v, 0, &own, m->err);
+        FC_TRY(fc_pt_sharded_shard(&m->f, leaves->items[i].v, 0, &own, m->err));
         m->ncuts = m->rank == 0 && n == 0 ? 0 : m->ncuts; /* of a set before */
-        rc = rc == FC_OK && m->rank == 0 ? add_cut(m, ranks) : rc;
-        pt_flat *cut = rc == FC_OK && n < m->ncuts ? &m->cuts[n++] : NULL;
+        if (m->rank == 0) {
+            FC_TRY(add_cut(m, ranks));
+        }
+        pt_flat *cut = n < m->ncuts ? &m->cuts[n++] : NULL;
         if (cut && own.local && own.ndim == 1) {
             cut->numel = own.shape[0];
             cut->shard = own.sizes[0] > cut->shard ? own.sizes[0] : cut->shard;
             cut->offsets[m->rank] = own.offsets[0];
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 void fc_pt_match_numbers(pt_merger *m, const torch_leaves *leaves) {

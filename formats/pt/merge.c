@@ -365,9 +365,9 @@ static fc_code add_sharded(pt_merger *m, const torch_leaf *leaf) {
 static fc_code find_cut(const pt_merger *m, const torch_leaf *leaf, int *dim) {
     fc_torch_tensor t = {0};
     fc_tp_style style;
-    fc_code rc = fc_torch_tensor_decode(m->f.p, leaf->v, &t, m->err);
-    *dim = rc == FC_OK ? fc_tp_plan_dim(m->tp_plan, leaf->name, t.ndim, &style) : -1;
-    return rc == FC_OK ? rc : fc_context(m->err, rc, "%s", m->f.path);
+    FC_TRY_CONTEXT(fc_torch_tensor_decode(m->f.p, leaf->v, &t, m->err), m->err, "%s", m->f.path);
+    *dim = fc_tp_plan_dim(m->tp_plan, leaf->name, t.ndim, &style);
+    return FC_OK;
 }
 
 fc_code fc_pt_merge_leaf(pt_merger *m, const torch_leaf *leaf) {

@@ -2,6 +2,7 @@
  * One file per rank: reads the files of a directory's sets one after another and makes one manifest. merge.c merges
  * what they hold.
  */
+#include "base/try.h"
 #include "pt/merge.h"
 
 #include <errno.h>
@@ -186,14 +187,15 @@ static fc_code finish(pt_merger *m) {
             m->checkpoint->mesh = m->values[i].mesh;
         }
     }
-    fc_code rc = FC_OK;
     size_t n = 0;
-    for (size_t i = 0; i < m->count && rc == FC_OK; i++) {
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < m->count; i++) {
         if (!m->values[i].view) {
-            rc = finish_value(m, &m->values[i], &tensors[n]);
-            rc = rc == FC_OK ? place_plain(m, &m->values[i], &tensors[n++]) : rc;
+            FC_TRY_GOTO(finish_value(m, &m->values[i], &tensors[n]), rc, out);
+            FC_TRY_GOTO(place_plain(m, &m->values[i], &tensors[n++]), rc, out);
         }
     }
+out:
     m->checkpoint->tensors = tensors;
     m->checkpoint->ntensors = n;
     m->checkpoint->producer = "torch.save, one file a rank";

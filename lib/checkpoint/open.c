@@ -257,13 +257,11 @@ fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tens
 fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                              fc_error *err) {
     *out = (fc_digest){.kind = FC_DIGEST_NONE};
-    fc_code rc = checkpoint->format->reader.digest
-                     ? checkpoint->format->reader.digest(checkpoint, tensor, index, out, err)
-                     : FC_OK;
+    FC_TRY(checkpoint->format->reader.digest ? checkpoint->format->reader.digest(checkpoint, tensor, index, out, err)
+                                             : FC_OK);
     const fc_seal *seal = checkpoint->seal;
-    if (rc == FC_OK && out->kind == FC_DIGEST_NONE && index == FC_WHOLE_TENSOR && seal &&
-        seal->has[tensor - checkpoint->tensors]) {
+    if (out->kind == FC_DIGEST_NONE && index == FC_WHOLE_TENSOR && seal && seal->has[tensor - checkpoint->tensors]) {
         *out = (fc_digest){.kind = FC_DIGEST_CRC64, .value = seal->crc64[tensor - checkpoint->tensors]};
     }
-    return rc;
+    return FC_OK;
 }

@@ -37,17 +37,22 @@ static int by_name(const FTSENT **a, const FTSENT **b) {
 static fc_code walk(const char *source, FILE *lines, fc_error *err) {
     char *roots[] = {(char *)source, NULL};
     FTS *tree = fts_open(roots, FTS_PHYSICAL | FTS_NOCHDIR, by_name);
-    fc_code rc = tree ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be listed", source);
-    for (FTSENT *e; rc == FC_OK && (e = fts_read(tree));) {
+    fc_code rc;
+    FC_TRY_GOTO(tree ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be listed", source), rc, out);
+    for (FTSENT *e; (e = fts_read(tree));) {
         if (e->fts_level == 0 && e->fts_info != FTS_D && e->fts_info != FTS_DP) {
-            rc = e->fts_errno ? fc_fail_errno(err, e->fts_errno, "%s: cannot be listed", source)
-                              : fc_fail(err, FC_EUSAGE, "%s: is not a directory; each rank needs a local one", source);
+            FC_TRY_GOTO(e->fts_errno
+                            ? fc_fail_errno(err, e->fts_errno, "%s: cannot be listed", source)
+                            : fc_fail(err, FC_EUSAGE, "%s: is not a directory; each rank needs a local one", source),
+                        rc, out);
         } else if (e->fts_info == FTS_F || e->fts_info == FTS_SL) {
-            rc = put_line(lines, e->fts_path, e->fts_path + strlen(source) + 1, err);
+            FC_TRY_GOTO(put_line(lines, e->fts_path, e->fts_path + strlen(source) + 1, err), rc, out);
         } else if (e->fts_info == FTS_DNR || e->fts_info == FTS_ERR || e->fts_info == FTS_NS) {
             rc = fc_fail_errno(err, e->fts_errno, "%s: cannot be listed", e->fts_path);
+            goto out;
         }
     }
+out:
     if (tree) {
         fts_close(tree);
     }

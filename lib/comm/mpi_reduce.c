@@ -2,6 +2,7 @@
  * Reductions of the backend `mpi`. Each rank reduces one segment of the data: MPI brings the contributions of all ranks
  * to it in rounds, and they are folded in rank order.
  */
+#include "base/try.h"
 #include "comm/arith.h"
 #include "comm/mpi_state.h"
 
@@ -148,13 +149,13 @@ static fc_code all_reduce_small(fc_comm *comm, void *data, size_t count, fc_dtyp
         free(inputs);
         return give_up(comm, err);
     }
-    fc_code rc = fc_mpi_all_gather(comm, data, all, bytes, NULL, err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_mpi_all_gather(comm, data, all, bytes, NULL, err), rc, out);
     for (size_t r = 0; r < n; r++) {
         inputs[r] = all + r * bytes;
     }
-    if (rc == FC_OK) {
-        fc_arith_reduce(dtype, op, inputs, comm->size, data, count);
-    }
+    fc_arith_reduce(dtype, op, inputs, comm->size, data, count);
+out:
     free(all);
     free(inputs);
     return rc;

@@ -85,7 +85,6 @@ static fc_code classify(comparison *c, size_t index, fc_error *err) {
     const fc_tensor *a = item->a, *b = item->b;
     int64_t elements;
     bool decided = true;
-    fc_code rc = FC_OK;
     item->numbers = fc_values_are_numbers(a->dtype, b->dtype);
     if (!fc_numel(a->ndim, a->shape, &elements)) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %s: the shape has more than 2^63 elements", c->a->path,
@@ -101,12 +100,12 @@ static fc_code classify(comparison *c, size_t index, fc_error *err) {
     } else if (elements == 0) {
         item->result = FC_COMPARE_SAME;
     } else {
-        rc = try_digests(c, item, &decided, err);
+        FC_TRY(try_digests(c, item, &decided, err));
     }
-    if (rc == FC_OK && !decided) {
+    if (!decided) {
         c->to_read[c->nto_read++] = index;
     }
-    return rc;
+    return FC_OK;
 }
 
 /* Renames apply to both sides. A rule that changes nothing on either side is an error. */

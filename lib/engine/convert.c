@@ -61,10 +61,8 @@ static fc_code check_coverage(const fc_target *target, fc_progress *progress, fc
     fc_progress_begin(progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, target->ntensors);
     for (size_t i = 0; i < target->ntensors && !target->source->format->layout_only; i++) {
         fc_coverage *coverage = NULL;
-        fc_code rc = fc_coverage_within(target->source, target->tensors[i].source, NULL, &coverage, err);
-        if (rc != FC_OK) {
-            return fc_context(err, rc, "%s", target->source->path);
-        }
+        FC_TRY_CONTEXT(fc_coverage_within(target->source, target->tensors[i].source, NULL, &coverage, err), err, "%s",
+                       target->source->path);
         fc_coverage_free(coverage);
         FC_TRY(fc_progress_count(progress, 1, err));
     }

@@ -55,22 +55,22 @@ static fc_code share_bytes(fc_comm *comm, const void *bytes, size_t size, void *
 }
 
 fc_code fc_ranks_share_path(fc_comm *comm, fc_code mine, const char **path, fc_arena *arena, fc_error *err) {
-    fc_code rc = fc_ranks_agree(comm, mine, err);
-    if (rc != FC_OK || !comm) {
-        return rc;
+    FC_TRY(fc_ranks_agree(comm, mine, err));
+    if (!comm) {
+        return FC_OK;
     }
     void *copy;
     bool leads = comm->rank == 0;
-    rc = share_bytes(comm, *path, leads ? strlen(*path) + 1 : 0, &copy, arena, err);
-    if (rc == FC_OK && !leads) {
+    FC_TRY(share_bytes(comm, *path, leads ? strlen(*path) + 1 : 0, &copy, arena, err));
+    if (!leads) {
         *path = copy;
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_ranks_share_number(fc_comm *comm, fc_code mine, size_t *number, fc_error *err) {
-    fc_code rc = fc_ranks_agree(comm, mine, err);
-    return rc == FC_OK && comm ? comm->broadcast(comm, number, sizeof *number, 0, NULL, err) : rc;
+    FC_TRY(fc_ranks_agree(comm, mine, err));
+    return comm ? comm->broadcast(comm, number, sizeof *number, 0, NULL, err) : FC_OK;
 }
 
 /* What rank 0 has reserved for an item: its offset, and whether the engine writes it. */
@@ -79,21 +79,21 @@ typedef struct reserved_item {
 } reserved_item;
 
 fc_code fc_ranks_share_file(fc_comm *comm, fc_code mine, fc_target_file *file, fc_arena *arena, fc_error *err) {
-    fc_code rc = fc_ranks_share_path(comm, mine, &file->path, arena, err);
-    if (rc != FC_OK || !comm) {
-        return rc;
+    FC_TRY(fc_ranks_share_path(comm, mine, &file->path, arena, err));
+    if (!comm) {
+        return FC_OK;
     }
     reserved_item *reserved = fc_arena_calloc(arena, file->nitems, sizeof *reserved);
     FC_TRY(fc_ranks_agree(comm, reserved ? FC_OK : fc_no_memory(err, NULL), err));
     for (size_t i = 0; i < file->nitems; i++) {
         reserved[i] = (reserved_item){file->items[i].offset, file->items[i].owned};
     }
-    rc = comm->broadcast(comm, reserved, file->nitems * sizeof *reserved, 0, NULL, err);
-    for (size_t i = 0; rc == FC_OK && i < file->nitems; i++) {
+    FC_TRY(comm->broadcast(comm, reserved, file->nitems * sizeof *reserved, 0, NULL, err));
+    for (size_t i = 0; i < file->nitems; i++) {
         file->items[i].offset = reserved[i].offset;
         file->items[i].owned = reserved[i].owned != 0;
     }
-    return rc;
+    return FC_OK;
 }
 
 /*
@@ -141,6 +141,6 @@ fc_code fc_ranks_join_items(fc_comm *comm, fc_code mine, const fc_target *target
 }
 
 fc_code fc_ranks_join_sums(fc_comm *comm, fc_code mine, uint64_t *sums, size_t count, fc_error *err) {
-    fc_code rc = fc_ranks_agree(comm, mine, err);
-    return rc == FC_OK && comm ? comm->all_reduce(comm, sums, count, FC_U64, FC_REDUCE_XOR, NULL, err) : rc;
+    FC_TRY(fc_ranks_agree(comm, mine, err));
+    return comm ? comm->all_reduce(comm, sums, count, FC_U64, FC_REDUCE_XOR, NULL, err) : FC_OK;
 }

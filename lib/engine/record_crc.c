@@ -155,15 +155,16 @@ fc_code fc_record_crcs_check(fc_record_crcs *records, const fc_comm *comm, fc_er
     }
     fc_code rc = FC_OK;
     qsort(records->runs, records->count, sizeof *records->runs, by_offset);
-    for (size_t i = 0, next, number = 0; rc == FC_OK && i < records->count; i = next, number++) {
+    for (size_t i = 0, next, number = 0; i < records->count; i = next, number++) {
         for (next = i + 1;
              next < records->count && runs[next].file == runs[i].file && runs[next].offset == runs[i].offset;) {
             next++;
         }
         if (number % shares == share) {
-            rc = check_record(records, runs + i, next - i, buffer, err);
+            FC_TRY_GOTO(check_record(records, runs + i, next - i, buffer, err), rc, out);
         }
     }
+out:
     free(buffer);
     return rc;
 }

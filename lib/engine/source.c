@@ -295,11 +295,13 @@ static fc_code copy_plain(fc_source *source, const fc_tensor *tensor, size_t chu
     if (source->crc) {
         fc_crc_walk_begin(&source->walk, tensor, chunk, extent);
     }
-    fc_code rc = read_strided(source, input, extent->offset, start, copy, out, err);
-    if (rc == FC_OK && source->crc && source->walk.layout != FC_CRC_NONE) {
+    fc_code rc;
+    FC_TRY_GOTO(read_strided(source, input, extent->offset, start, copy, out, err), rc, out);
+    if (source->crc && source->walk.layout != FC_CRC_NONE) {
         source->walk.bytes = (uint64_t)fc_strided_bytes(copy);
         fc_crc_walk_end(&source->walk, source->crc, tensor, chunk, extent);
     }
+out:
     source->walk.wanted = false;
     return rc;
 }
@@ -407,25 +409,29 @@ static fc_code try_overlap(fill *f, const fc_overlap *overlap, const fc_extent *
     return fc_context(err, rc, "tensor %s, chunk %s", f->tensor->name, fc_box_to_text(&box).s);
 }
 
-/* Tries the claimed chunks in their order. Copied ones leave the list. */
+/* Tries one claimed chunk. `*placed`: its data is copied. */
+static fc_code try_claim(fill *f, uint32_t chunk, bool *placed, fc_error *err) {
+    fc_overlap overlap = {.chunk = chunk};
+    fc_box box = fc_chunk_box(f->tensor, &f->tensor->chunks[chunk]);
+    fc_box_intersect(&box, f->box, overlap.offsets, overlap.sizes);
+    const fc_extent *extent;
+    FC_TRY(resolve(f->source, f->tensor, chunk, &extent, err));
+    return try_overlap(f, &overlap, extent, placed, err);
+}
+
+/* Tries the claimed chunks in their order. Copied ones leave the list; after an error the others stay, to be released.
+ */
 static fc_code try_claimed(fill *f, fc_error *err) {
     int before = f->nclaimed;
     f->nclaimed = 0;
     fc_code rc = FC_OK;
     for (int i = 0; i < before; i++) {
-        fc_overlap overlap = {.chunk = f->claimed[i]};
-        fc_box box = fc_chunk_box(f->tensor, &f->tensor->chunks[overlap.chunk]);
-        fc_box_intersect(&box, f->box, overlap.offsets, overlap.sizes);
-        const fc_extent *extent;
         bool placed = false;
         if (rc == FC_OK) {
-            rc = resolve(f->source, f->tensor, overlap.chunk, &extent, err);
+            rc = try_claim(f, f->claimed[i], &placed, err);
         }
-        if (rc == FC_OK) {
-            rc = try_overlap(f, &overlap, extent, &placed, err);
-        }
-        if (!placed) { /* also after an error: the claim is still to be released */
-            f->claimed[f->nclaimed++] = overlap.chunk;
+        if (!placed) {
+            f->claimed[f->nclaimed++] = f->claimed[i];
         }
     }
     return rc;

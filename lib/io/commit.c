@@ -115,12 +115,14 @@ static fc_code new_commit(const fc_commit_options *how, fc_commit **out, fc_erro
 /* @param clear whether to settle what dead runs left first. */
 static fc_code prepare(const fc_commit_options *how, bool clear, fc_commit **out, fc_error *err) {
     fc_commit *commit = NULL;
-    fc_code rc = new_commit(how, &commit, err);
-    if (rc == FC_OK && clear && access(commit->parent, W_OK | X_OK) == 0) {
-        rc = fc_staging_clear(commit->parent, name_of(commit), &commit->how.teller, NULL, err);
+    fc_code rc;
+    FC_TRY_GOTO(new_commit(how, &commit, err), rc, out);
+    if (clear && access(commit->parent, W_OK | X_OK) == 0) {
+        FC_TRY_GOTO(fc_staging_clear(commit->parent, name_of(commit), &commit->how.teller, NULL, err), rc, out);
     }
-    rc = rc == FC_OK ? fc_check_replaced(&commit->how, commit->target, err) : rc;
-    rc = rc == FC_OK ? check_space(commit, how->bytes, err) : rc;
+    FC_TRY_GOTO(fc_check_replaced(&commit->how, commit->target, err), rc, out);
+    rc = check_space(commit, how->bytes, err);
+out:
     if (rc != FC_OK) {
         commit_free(commit);
         commit = NULL;
@@ -142,17 +144,19 @@ void fc_commit_abort(fc_commit *commit) {
 
 /* The staging directory; and of a target directory, or of scratch, the directory to write to. */
 static fc_code stage(fc_commit *commit, bool is_directory, fc_error *err) {
-    fc_code rc = fc_staging_make(commit->parent, name_of(commit), &commit->staging, err);
+    FC_TRY(fc_staging_make(commit->parent, name_of(commit), &commit->staging, err));
     /* The mode of the staging directory is private; the target itself gets the mode that the umask gives. */
-    if (rc == FC_OK && is_directory && mkdir(commit->staging.new_path, 0777) != 0) {
-        rc = fc_fail_errno(err, errno, "%s: cannot be made", commit->staging.new_path);
+    if (is_directory && mkdir(commit->staging.new_path, 0777) != 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be made", commit->staging.new_path);
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_commit_begin(const fc_commit_options *how, fc_commit **out, fc_error *err) {
-    fc_code rc = prepare(how, true, out, err);
-    rc = rc == FC_OK ? stage(*out, how->is_directory, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(prepare(how, true, out, err), rc, out);
+    rc = stage(*out, how->is_directory, err);
+out:
     if (rc != FC_OK) {
         commit_free(*out);
         *out = NULL;
@@ -162,8 +166,10 @@ fc_code fc_commit_begin(const fc_commit_options *how, fc_commit **out, fc_error 
 
 fc_code fc_commit_scratch(const char *target, fc_commit **out, fc_error *err) {
     const fc_commit_options scratch = {.path = target, .is_directory = true};
-    fc_code rc = new_commit(&scratch, out, err);
-    rc = rc == FC_OK ? stage(*out, true, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(new_commit(&scratch, out, err), rc, out);
+    rc = stage(*out, true, err);
+out:
     if (rc != FC_OK) {
         commit_free(*out);
         *out = NULL;
@@ -263,8 +269,8 @@ static fc_code sync_directory(const char *path, fc_progress *progress, fc_error 
     if (job.code != FC_OK && err) {
         *err = job.error;
     }
-    fc_code rc = fc_dir_close(&job.dir, job.code, err);
-    return rc == FC_OK ? sync_path(AT_FDCWD, path, path, err) : rc;
+    FC_TRY(fc_dir_close(&job.dir, job.code, err));
+    return sync_path(AT_FDCWD, path, path, err);
 }
 
 /* Some file systems (NFS, some FUSE) know no flags of renameat2. */
@@ -349,21 +355,19 @@ void fc_commit_count(fc_commit *commit, fc_progress *progress) {
 
 fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
     const char *made = fc_commit_path(commit);
-    fc_code rc = fc_keep_permissions(commit->target, made, err);
-    if (rc == FC_OK && commit->how.is_directory) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_keep_permissions(commit->target, made, err), rc, out);
+    if (commit->how.is_directory) {
         fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, count_files(made));
-        rc = sync_directory(made, commit->progress, err);
-    } else if (rc == FC_OK) {
+        FC_TRY_GOTO(sync_directory(made, commit->progress, err), rc, out);
+    } else {
         fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, 1);
-        rc = sync_path(AT_FDCWD, made, made, err);
-        rc = rc == FC_OK ? fc_progress_count(commit->progress, 1, err) : rc;
+        FC_TRY_GOTO(sync_path(AT_FDCWD, made, made, err), rc, out);
+        FC_TRY_GOTO(fc_progress_count(commit->progress, 1, err), rc, out);
     }
-    if (rc == FC_OK) {
-        rc = publish(commit, err);
-    }
-    if (rc == FC_OK) {
-        rc = sync_parent(commit, err);
-    }
+    FC_TRY_GOTO(publish(commit, err), rc, out);
+    FC_TRY_GOTO(sync_parent(commit, err), rc, out);
+out:
     commit_free(commit);
     return rc;
 }
@@ -381,14 +385,13 @@ fc_code fc_commit_recover(const char *path, const fc_teller *teller, fc_error *e
     const struct timespec moment = {0, 10 * 1000000L};
     char missing[PATH_MAX];
     bool busy = true;
-    fc_code rc = FC_OK;
-    for (int i = 0; rc == FC_OK && busy && i < WAITS && find_missing(path, missing); i++) {
+    for (int i = 0; busy && i < WAITS && find_missing(path, missing); i++) {
         char *slash = strrchr(missing, '/');
         if (i > 0) {
             nanosleep(&moment, NULL);
         }
         *slash = '\0'; /* realpath gives an absolute path */
-        rc = fc_staging_clear(*missing ? missing : "/", slash + 1, teller, &busy, err);
+        FC_TRY(fc_staging_clear(*missing ? missing : "/", slash + 1, teller, &busy, err));
     }
-    return rc;
+    return FC_OK;
 }

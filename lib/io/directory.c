@@ -2,6 +2,7 @@
  * Walking a directory with every error reported. See directory.h.
  */
 #include "io/directory.h"
+#include "base/try.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -63,10 +64,12 @@ bool fc_dir_find(const char *path, bool (*matches)(const char *name), fc_error *
     if (!is_directory(path)) {
         return false;
     }
-    fc_code rc = fc_dir_open(&dir, path, err);
-    for (const char *name; rc == FC_OK && !found && (name = fc_dir_next(&dir)) != NULL;) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, path, err), rc, out);
+    for (const char *name; !found && (name = fc_dir_next(&dir)) != NULL;) {
         found = matches(name);
     }
+out:
     return fc_dir_close(&dir, rc, err) == FC_OK && found;
 }
 

@@ -4,6 +4,7 @@
  */
 #include "fsdpckpt/io.h"
 
+#include "base/try.h"
 #include "io/directory.h"
 
 #include <errno.h>
@@ -94,15 +95,18 @@ fc_code fc_check_inputs(const char *target, const char *const *inputs, const cha
         return FC_OK; /* nothing is replaced; what else is wrong the commit says */
     }
     place p = {.self = {st.st_dev, st.st_ino}};
-    fc_code rc = S_ISDIR(st.st_mode) ? list(&p, target, err) : FC_OK;
-    for (const char *const *input = inputs; rc == FC_OK && *input; input++) {
+    fc_code rc;
+    FC_TRY_GOTO(S_ISDIR(st.st_mode) ? list(&p, target, err) : FC_OK, rc, out);
+    for (const char *const *input = inputs; *input; input++) {
         if (holds(&p, *input)) {
-            rc = S_ISDIR(st.st_mode)
-                     ? fc_fail(err, FC_EUSAGE, "%s: is or contains %s, which is read: name another target", target,
-                               *input)
-                     : fc_fail(err, FC_EUSAGE, "%s: is %s that is read: name another target", target, what);
+            FC_TRY_GOTO(S_ISDIR(st.st_mode)
+                            ? fc_fail(err, FC_EUSAGE, "%s: is or contains %s, which is read: name another target",
+                                      target, *input)
+                            : fc_fail(err, FC_EUSAGE, "%s: is %s that is read: name another target", target, what),
+                        rc, out);
         }
     }
+out:
     free(p.entries);
     return rc;
 }

@@ -110,11 +110,14 @@ static fc_code check_entry(const fc_commit_options *how, const char *path, int d
 /* An empty directory was made for the target, which takes its place: that needs no `force`. */
 static fc_code check_directory(const fc_commit_options *how, const char *path, fc_error *err) {
     fc_dir dir;
-    fc_code rc = fc_dir_open(&dir, path, err);
-    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
-        rc = how->force ? check_entry(how, path, dirfd(dir.dir), name, err)
-                        : fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL);
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, path, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
+        FC_TRY_GOTO(how->force ? check_entry(how, path, dirfd(dir.dir), name, err)
+                               : fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL),
+                    rc, out);
     }
+out:
     return fc_dir_close(&dir, rc, err);
 }
 
@@ -146,13 +149,13 @@ fc_code fc_check_replaced(const fc_commit_options *how, const char *path, fc_err
     if (!how->force && !how->is_directory) {
         return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL);
     }
-    fc_code rc = check_mount(path, err);
-    if (rc == FC_OK && how->is_directory) {
-        rc = check_directory(how, path, err);
-    } else if (rc == FC_OK && !how->any_content) {
-        rc = check_file(path, err);
+    FC_TRY(check_mount(path, err));
+    if (how->is_directory) {
+        FC_TRY(check_directory(how, path, err));
+    } else if (!how->any_content) {
+        FC_TRY(check_file(path, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 /* ---- what is kept ---- */
@@ -188,24 +191,29 @@ static fc_code common_permissions(const char *path, permissions *p, size_t *file
     struct stat st;
     *files = 0;
     p->mode = 0777;
-    fc_code rc = fc_dir_open(&dir, path, err);
-    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, path, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
         if (fstatat(dirfd(dir.dir), name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
             rc = fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
+            goto out;
         } else {
             *p = (permissions){p->mode & st.st_mode, st.st_uid, st.st_gid};
             ++*files;
         }
     }
+out:
     return fc_dir_close(&dir, rc, err);
 }
 
 static fc_code apply_to_files(const char *path, const permissions *p, fc_error *err) {
     fc_dir dir;
-    fc_code rc = fc_dir_open(&dir, path, err);
-    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
-        rc = apply(dirfd(dir.dir), name, p, err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, path, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
+        FC_TRY_GOTO(apply(dirfd(dir.dir), name, p, err), rc, out);
     }
+out:
     return fc_dir_close(&dir, rc, err);
 }
 
@@ -218,9 +226,12 @@ fc_code fc_keep_permissions(const char *old, const char *made, fc_error *err) {
         return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", old);
     }
     if (S_ISDIR(st.st_mode)) {
-        rc = common_permissions(old, &files, &count, err);
-        rc = rc == FC_OK && count > 0 ? apply_to_files(made, &files, err) : rc;
+        FC_TRY_GOTO(common_permissions(old, &files, &count, err), rc, out);
+        if (count > 0) {
+            FC_TRY_GOTO(apply_to_files(made, &files, err), rc, out);
+        }
     }
+out:
     const permissions own = {st.st_mode & 07777, st.st_uid, st.st_gid};
     return rc == FC_OK ? apply(AT_FDCWD, made, &own, err) : rc;
 }

@@ -3,6 +3,7 @@
  */
 #include "io/staging.h"
 
+#include "base/try.h"
 #include "io/directory.h"
 
 #include <errno.h>
@@ -85,10 +86,10 @@ static lock_state lock_new(fc_staging *s) {
 /* Makes a directory and takes its lock. Another run may remove it before it is locked: then there is a next one. */
 static fc_code make_locked(const char *parent, const char *name, fc_staging *s, fc_error *err) {
     for (int i = 0; i < TRIES; i++) {
-        fc_code rc = make_directory(parent, name, s, err);
-        lock_state state = rc == FC_OK ? lock_new(s) : LOCK_FAILED;
-        if (rc != FC_OK || state == LOCK_HELD) {
-            return rc;
+        FC_TRY(make_directory(parent, name, s, err));
+        lock_state state = lock_new(s);
+        if (state == LOCK_HELD) {
+            return FC_OK;
         }
         if (state == LOCK_FAILED) {
             return fc_fail_errno(err, errno, "%s: cannot be locked", s->path);
@@ -115,8 +116,10 @@ static fc_code make_new(const char *name, fc_staging *s, fc_error *err) {
 
 fc_code fc_staging_make(const char *parent, const char *name, fc_staging *out, fc_error *err) {
     *out = FC_NO_STAGING;
-    fc_code rc = make_locked(parent, name, out, err);
-    rc = rc == FC_OK ? make_new(name, out, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(make_locked(parent, name, out, err), rc, out);
+    rc = make_new(name, out, err);
+out:
     if (rc != FC_OK) {
         fc_staging_remove(out);
     }
@@ -200,14 +203,16 @@ static fc_code holds_only(int parent, const char *directory, const char *const *
     if (fd < 0) {
         return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be opened", directory);
     }
-    fc_code rc = fc_dir_open_at(&dir, fd, directory, err);
-    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open_at(&dir, fd, directory, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
         bool known = false;
         for (const char *const *n = names; *n; n++) {
             known |= strcmp(name, *n) == 0;
         }
         *only &= known;
     }
+out:
     return fc_dir_close(&dir, rc, err);
 }
 
@@ -216,9 +221,11 @@ static fc_code is_ours(const leftover *l, bool *ours, fc_error *err) {
     static const char *const top[] = {"lock", "new", "old", NULL};
     const char *const below[] = {l->name, NULL};
     *ours = true;
-    fc_code rc = holds_only(l->fd, ".", top, ours, err);
-    rc = rc == FC_OK && *ours ? holds_only(l->fd, "new", below, ours, err) : rc;
-    return rc == FC_OK && *ours ? holds_only(l->fd, "old", below, ours, err) : rc;
+    FC_TRY(holds_only(l->fd, ".", top, ours, err));
+    if (*ours) {
+        FC_TRY(holds_only(l->fd, "new", below, ours, err));
+    }
+    return *ours ? holds_only(l->fd, "old", below, ours, err) : FC_OK;
 }
 
 static bool exists_in(int directory, const char *below, const char *name) {
@@ -312,14 +319,16 @@ static fc_code look_at(leftover *l, fc_error *err) {
 fc_code fc_staging_clear(const char *parent, const char *name, const fc_teller *teller, bool *busy, fc_error *err) {
     fc_dir dir;
     bool ignored;
-    fc_code rc = fc_dir_open(&dir, parent, err);
+    fc_code rc;
     busy = busy ? busy : &ignored;
     *busy = false;
-    for (const char *entry; rc == FC_OK && (entry = fc_dir_next(&dir)) != NULL;) {
+    FC_TRY_GOTO(fc_dir_open(&dir, parent, err), rc, out);
+    for (const char *entry; (entry = fc_dir_next(&dir)) != NULL;) {
         if (is_staging_name(entry, name)) {
             leftover l = {dirfd(dir.dir), name, parent, entry, -1, teller, busy};
-            rc = look_at(&l, err);
+            FC_TRY_GOTO(look_at(&l, err), rc, out);
         }
     }
+out:
     return fc_dir_close(&dir, rc, err);
 }

@@ -149,10 +149,11 @@ fc_code fc_rename_new(const fc_selection *selection, fc_rename **out, fc_error *
     rename->locale = count > 0 ? newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0) : (locale_t)0;
     locale_t before = uselocale(rename->locale);
     fc_code rc = FC_OK;
-    for (size_t i = 0; i < count && rc == FC_OK; i++) {
-        rc = parse_rule(selection->rename[i], &rename->rules[i], err);
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY_GOTO(parse_rule(selection->rename[i], &rename->rules[i], err), rc, out);
         rename->nrules++;
     }
+out:
     uselocale(before);
     if (rc != FC_OK) {
         fc_rename_free(rename);

@@ -191,10 +191,12 @@ static fc_code check_coverage(region_lister *l, fc_error *err) {
     const fc_box whole = {tensor->ndim, origin, tensor->shape};
     fc_coverage *coverage = NULL;
     fc_error found;
-    fc_code rc = fc_coverage_within(l->checkpoint, tensor, NULL, &coverage, &found);
-    if (rc == FC_OK && tensor->nchunks > 0) {
-        rc = fc_coverage_visit(coverage, &whole, mark, l->counts, &found);
+    fc_code rc;
+    FC_TRY_GOTO(fc_coverage_within(l->checkpoint, tensor, NULL, &coverage, &found), rc, out);
+    if (tensor->nchunks > 0) {
+        FC_TRY_GOTO(fc_coverage_visit(coverage, &whole, mark, l->counts, &found), rc, out);
     }
+out:
     fc_coverage_free(coverage);
     return rc == FC_OK ? rc : note(l, NULL, rc, &found, err);
 }
@@ -213,19 +215,22 @@ static fc_code judge_object(region_lister *l, const fc_tensor *object, fc_error 
     return FC_OK;
 }
 
+/* Reads an object and judges what it does. */
+static fc_code read_and_judge(region_lister *l, const fc_tensor *object, fc_arena *scratch, fc_error *found) {
+    const char *json;
+    FC_TRY(fc_checkpoint_object_json(l->checkpoint, object, scratch, &json, found));
+    return judge_object(l, object, found);
+}
+
 static fc_code check_object(region_lister *l, fc_error *err) {
     const fc_tensor *object = &l->checkpoint->tensors[l->number];
-    const char *json;
     fc_error found;
     fc_arena *scratch = fc_arena_new();
     if (!scratch) {
         return fc_no_memory(err, l->checkpoint->path);
     }
-    fc_code rc = fc_checkpoint_object_json(l->checkpoint, object, scratch, &json, &found);
+    fc_code rc = read_and_judge(l, object, scratch, &found);
     fc_arena_free(scratch);
-    if (rc == FC_OK) {
-        rc = judge_object(l, object, &found);
-    }
     return rc == FC_OK ? rc : note(l, object->nchunks > 0 ? &object->chunks[0] : NULL, rc, &found, err);
 }
 
