@@ -175,12 +175,13 @@ static void json_plan(void **state) {
                                " \"embed_tokens\": \"colwise_rep\", \"lm_head\": \"embedding_rowwise\","
                                " \"layers.0.self_attn.q_proj\": \"replicate\", \"experts\": \"grouped_gemm\","
                                " \"layers.*.mlp.experts.w\": \"local_rowwise\", \"w*\": \"sequence_parallel\","
-                               " \"unused\": \"colwise_gather_output\"}";
+                               " \"unused\": \"colwise_gather_output\", \"kv_a_proj_with_mqa\": \"mla_kv_a_proj\","
+                               " \"moe\": \"ep_dispatch_experts\", \"shared\": \"all_reduce\"}";
     fc_arena *arena = fc_arena_new();
     const fc_tp_plan *plan;
     fc_error err;
     assert_int_equal(load_text(text, sizeof text - 1, arena, &plan, &err), FC_OK);
-    assert_int_equal(fc_tp_plan_rules(plan), 9);
+    assert_int_equal(fc_tp_plan_rules(plan), 12);
     assert_string_equal(fc_tp_plan_pattern(plan, 1), "layers.*.mlp.c_proj");
     assert_int_equal(fc_tp_plan_rule_of(plan, "model.layers.7.self_attn.q_proj.weight"), 0);
     assert_int_equal(fc_tp_plan_rule_of(plan, "model.layers.0.self_attn.q_proj.weight"), 4); /* fewer wildcards */
@@ -191,8 +192,10 @@ static void json_plan(void **state) {
     assert_int_equal(dim_of(plan, "embed_tokens.weight", 2), 1);
     assert_int_equal(dim_of(plan, "lm_head.weight", 2), 0);
     assert_int_equal(dim_of(plan, "layers.1.mlp.experts.gate", 3), 0);
-    assert_int_equal(fc_tp_plan_rule_of(plan, "layers.1.mlp.experts.w"),
-                     6); /* a rule for the parameter beats one for its module */
+    assert_int_equal(dim_of(plan, "layers.1.self_attn.kv_a_proj_with_mqa.weight", 2), -1);
+    assert_int_equal(dim_of(plan, "layers.1.moe.bias", 1), -1);
+    assert_int_equal(dim_of(plan, "layers.1.shared.weight", 2), -1);
+    assert_int_equal(fc_tp_plan_rule_of(plan, "layers.1.mlp.experts.w"), 6); /* the parameter beats its module */
     assert_int_equal(fc_tp_plan_rule_of(plan, "layers.1.wide.weight"), 7);
     fc_arena_free(arena);
 }
