@@ -36,7 +36,7 @@ out:
     return rc;
 }
 
-/* If all ranks fail alike, for example because a file is missing, the message names no rank. */
+/* Whether all ranks failed with the same message, for example for a missing file. It then names no rank. */
 static bool are_equal(const outcome *all, int size) {
     for (int r = 1; r < size; r++) {
         if (all[r].code != all[0].code || strcmp(all[r].message, all[0].message) != 0) {
