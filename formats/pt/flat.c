@@ -28,10 +28,10 @@ fc_code fc_pt_find_flat(pt_merger *m, const torch_leaves *leaves) {
         if (!is_flat(leaf)) {
             continue;
         }
-        rc = fc_pt_sharded_shard(&m->f, leaf->v, 0, &own, m->err);
+        rc = fc_pt_sharded_shard(m->f, leaf->v, 0, &own, m->err);
         if (rc == FC_OK && own.local) {
-            rc = fc_torch_find_extent(&m->f, own.local, &t, m->scratch, &extent, m->err);
-            rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s", m->f.path);
+            rc = fc_torch_find_extent(m->f, own.local, &t, m->scratch, &extent, m->err);
+            rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s", m->f->path);
         }
         if (rc == FC_OK && extent) {
             rc = fc_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat)
@@ -66,7 +66,7 @@ fc_code fc_pt_note_cuts(pt_merger *m, const torch_leaves *leaves, int64_t ranks)
         if (!is_flat(&leaves->items[i])) {
             continue;
         }
-        FC_TRY(fc_pt_sharded_shard(&m->f, leaves->items[i].v, 0, &own, m->err));
+        FC_TRY(fc_pt_sharded_shard(m->f, leaves->items[i].v, 0, &own, m->err));
         m->ncuts = m->rank == 0 && n == 0 ? 0 : m->ncuts; /* of a set before */
         if (m->rank == 0) {
             FC_TRY(add_cut(m, ranks));
@@ -88,7 +88,7 @@ void fc_pt_match_numbers(pt_merger *m, const torch_leaves *leaves) {
         if (path->count >= 3 && strcmp(path->elements[path->count - 1].key, "params") == 0 &&
             strcmp(path->elements[path->count - 3].key, "param_groups") == 0 &&
             fc_pv_typeof(leaves->items[i].v) == FC_PV_LIST) {
-            fc_pickle_items(m->f.p, leaves->items[i].v, &count);
+            fc_pickle_items(m->f->p, leaves->items[i].v, &count);
             groups++;
         }
     }
@@ -115,7 +115,7 @@ fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *
         return FC_OK;
     }
     unsigned long long number = strtoull(e[1].key, NULL, 10);
-    fc_code rc = fc_torch_tensor_decode(m->f.p, leaf->v, &t, err);
+    fc_code rc = fc_torch_tensor_decode(m->f->p, leaf->v, &t, err);
     if (rc != FC_OK || t.ndim != 1) {
         return rc;
     }
@@ -125,7 +125,7 @@ fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *
             err, FC_EUNSUPPORTED,
             "%s: optimizer state of flat parameters, numbered with other parameters or in several groups: "
             "nothing says which is which; save FSDP.optim_state_dict(model, optimizer), or leave the file out",
-            m->f.path);
+            m->f->path);
     }
     if (!m->numbers_fit || !cut || t.sizes[0] != cut->shard) {
         return FC_OK;
@@ -135,7 +135,7 @@ fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *
                        "%s: optimizer state of flat parameters that %" PRId64
                        " ranks saved, and this file is of a rank beyond: the files are of two checkpoints; name one of "
                        "their sets",
-                       m->f.path, cut->ranks);
+                       m->f->path, cut->ranks);
     }
     int64_t offset = cut->offsets[m->rank], left = cut->numel - offset;
     *is = true;

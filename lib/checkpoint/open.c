@@ -203,7 +203,7 @@ static bool is_same_file(const struct stat *a, const char *path) {
     return stat(path, &b) == 0 && a->st_dev == b.st_dev && a->st_ino == b.st_ino;
 }
 
-/* Whether the target may take the place of the whole checkpoint: one file of several must stay with the others. */
+/* Whether the target may replace the whole checkpoint. One file of several must stay with the others. */
 static bool replaces_whole(const fc_checkpoint *checkpoint, const struct stat *target) {
     return is_same_file(target, checkpoint->path) &&
            (S_ISDIR(target->st_mode) || (!checkpoint->format->header_name && checkpoint->nfiles <= 1));
@@ -264,7 +264,7 @@ fc_code fc_checkpoint_object_json(const fc_checkpoint *checkpoint, const fc_tens
     return checkpoint->format->reader.object_json(checkpoint, object, arena, json, err);
 }
 
-/* A format's own digest is of the bytes as written; a seal's is of the bytes when they were sealed. */
+/* A format's own digest describes the bytes as written, a seal's the bytes when they were sealed. */
 fc_code fc_checkpoint_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_digest *out,
                              fc_error *err) {
     *out = (fc_digest){.kind = FC_DIGEST_NONE};

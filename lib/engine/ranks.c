@@ -13,9 +13,10 @@
 
 #include <string.h>
 
-/* Hashes names, dtypes, shapes and numbers of chunks, which distinguish checkpoints well enough. */
+/* Hashes what the headers say: names, dtypes, shapes, numbers of chunks and of files. */
 static uint64_t fingerprint(const fc_target *target) {
-    uint64_t print = target->ntensors;
+    const uint64_t counts[] = {target->ntensors, target->source->nfiles};
+    uint64_t print = XXH3_64bits(counts, sizeof counts);
     for (size_t i = 0; i < target->ntensors; i++) {
         const fc_tensor *t = target->tensors[i].source;
         uint64_t numbers[] = {(uint64_t)t->dtype, t->nchunks};
@@ -39,7 +40,11 @@ static fc_code compare_with_leader(fc_comm *comm, const fc_target *target, fc_er
 
 fc_code fc_ranks_compare(fc_comm *comm, fc_code mine, const fc_target *target, fc_error *err) {
     FC_TRY(fc_ranks_agree(comm, mine, err));
-    return comm ? fc_ranks_agree(comm, compare_with_leader(comm, target, err), err) : FC_OK;
+    if (!comm) {
+        return FC_OK;
+    }
+    FC_TRY(fc_ranks_agree(comm, compare_with_leader(comm, target, err), err));
+    return comm->size > 1 ? fc_ranks_compare_files(comm, target->source, err) : FC_OK;
 }
 
 /* Sends rank 0's bytes to all ranks; the others get a copy from `arena`. */

@@ -1,6 +1,6 @@
 /*
- * The commit: a target is written in a staging directory next to it, synced, and renamed into place. What a reader
- * finds under the target's name is the old one or the complete new one, never something between.
+ * The commit: a target is written in a staging directory next to it, synced, and renamed into place. The target's name
+ * always leads to the old target or to the complete new one.
  */
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/progress.h"
@@ -82,7 +82,7 @@ static fc_code check_space(const fc_commit *commit, uint64_t bytes, fc_error *er
                              commit->parent)
                    : fc_fail_errno(err, errno, "%s: cannot be examined", commit->parent);
     }
-    if (bytes == 0 && fs.f_bavail == 0) { /* how much is needed is not known */
+    if (bytes == 0 && fs.f_bavail == 0) { /* the required space is unknown */
         return fc_fail(err, FC_EIO, "%s: no space: the file system is full", commit->target);
     }
     if (bytes / fs.f_frsize >= fs.f_bavail) {
@@ -95,7 +95,7 @@ static fc_code check_space(const fc_commit *commit, uint64_t bytes, fc_error *er
     return FC_OK;
 }
 
-/* The name of the target in its directory. */
+/* @return the name of the target in its directory. */
 static const char *name_of(const fc_commit *commit) {
     const char *slash = strrchr(commit->target, '/');
     return slash ? slash + 1 : commit->target;
@@ -112,7 +112,7 @@ static fc_code new_commit(const fc_commit_options *how, fc_commit **out, fc_erro
     return resolve(commit, err);
 }
 
-/* @param clear whether to settle what dead runs left first. */
+/* @param clear whether to clean up after dead runs first. */
 static fc_code prepare(const fc_commit_options *how, bool clear, fc_commit **out, fc_error *err) {
     fc_commit *commit = NULL;
     fc_code rc;
@@ -142,10 +142,10 @@ void fc_commit_abort(fc_commit *commit) {
     commit_free(commit);
 }
 
-/* The staging directory; and of a target directory, or of scratch, the directory to write to. */
+/* Makes the staging directory and, for a target directory or scratch, the directory in it to write to. */
 static fc_code stage(fc_commit *commit, bool is_directory, fc_error *err) {
     FC_TRY(fc_staging_make(commit->parent, name_of(commit), &commit->staging, err));
-    /* The mode of the staging directory is private; the target itself gets the mode that the umask gives. */
+    /* The staging directory is private. The target itself gets its mode from the umask. */
     if (is_directory && mkdir(commit->staging.new_path, 0777) != 0) {
         return fc_fail_errno(err, errno, "%s: cannot be made", commit->staging.new_path);
     }
@@ -196,16 +196,16 @@ static fc_code sync_path(int parent, const char *name, const char *shown, fc_err
     return rc;
 }
 
-/* The files of a directory whose turn it is to be synced, shared by the threads that do it. */
+/* The files of a directory that remain to be synced, shared by the syncing threads. */
 typedef struct sync_job {
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the following fields */
     fc_dir dir;
     fc_progress *progress; /* may be NULL */
     fc_code code;
     fc_error error;
 } sync_job;
 
-/* How many there will be; for people, so errors are left to those who sync. */
+/* Counts the files, only for progress. Errors are reported when the files are synced. */
 static uint64_t count_files(const char *path) {
     uint64_t count = 0;
     fc_dir dir;
@@ -217,7 +217,7 @@ static uint64_t count_files(const char *path) {
     return count;
 }
 
-/* The next file's name. @return false when there is none, or after an error. */
+/* Takes the name of the next file. @return false when there is none, or after an error. */
 static bool next_file(sync_job *job, char name[NAME_MAX + 1]) {
     pthread_mutex_lock(&job->lock);
     const char *next = job->code == FC_OK ? fc_dir_next(&job->dir) : NULL;
@@ -256,8 +256,8 @@ static void *sync_files(void *context) {
     return NULL;
 }
 
-/* A target directory is flat: files, no directories below it. Several are synced at once, since a file system's journal
-   takes as long for one as for all that wait for it. */
+/* Syncs a target directory, which is flat. Several files are synced at once, because the file system's journal commits
+   many as fast as one. */
 static fc_code sync_directory(const char *path, fc_progress *progress, fc_error *err) {
     enum { THREADS = 8 };
     pthread_t threads[THREADS - 1];
@@ -267,7 +267,7 @@ static fc_code sync_directory(const char *path, fc_progress *progress, fc_error 
     pthread_mutex_init(&job.lock, NULL);
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the caller's: the new threads inherit the mask */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* the new threads inherit the mask, so the caller gets all signals */
     while (started < THREADS - 1 && pthread_create(&threads[started], NULL, sync_files, &job) == 0) {
         started++;
     }
@@ -284,7 +284,7 @@ static fc_code sync_directory(const char *path, fc_progress *progress, fc_error 
     return sync_path(AT_FDCWD, path, path, err);
 }
 
-/* Some file systems (NFS, some FUSE) know no flags of renameat2. */
+/* Some file systems (NFS, some FUSE) do not support the flags of renameat2. */
 static bool flag_unknown(int errnum) {
     return errnum == EINVAL || errnum == ENOSYS || errnum == ENOTSUP;
 }
@@ -294,7 +294,7 @@ static fc_code publish_new(const fc_commit *commit, fc_error *err) {
     if (renameat2(AT_FDCWD, made, AT_FDCWD, commit->target, RENAME_NOREPLACE) == 0) {
         return FC_OK;
     }
-    /* rename() puts a directory in the place of an empty one, and of nothing else. */
+    /* rename() replaces a directory only if that is empty. */
     if ((errno == EEXIST || flag_unknown(errno)) && commit->how.is_directory && rename(made, commit->target) == 0) {
         return FC_OK;
     }
@@ -308,8 +308,8 @@ static fc_code publish_new(const fc_commit *commit, fc_error *err) {
     return fc_fail_errno(err, errno, "%s: rename into place", commit->target);
 }
 
-/* Two renames where one is not possible. Between them there is no target, but the staging directory says so, and the
-   next run finishes. If the second rename fails and cannot be undone, the staging directory stays for that, too. */
+/* Renames in two steps, where names cannot be exchanged. Between them there is no target, but the staging directory
+   records this and the next run finishes. It also stays if the second rename fails and cannot be undone. */
 static fc_code publish_in_two_steps(fc_commit *commit, fc_error *err) {
     const fc_staging *s = &commit->staging;
     FC_TRY(fc_staging_promise(s, err));
@@ -330,7 +330,7 @@ static fc_code publish_in_two_steps(fc_commit *commit, fc_error *err) {
     return rc;
 }
 
-/* Swaps the new directory with the old one, which then lies in the staging directory and goes with it. */
+/* Swaps the new directory with the old one, which is then removed with the staging directory. */
 static fc_code publish_directory(fc_commit *commit, fc_error *err) {
     if (renameat2(AT_FDCWD, fc_commit_path(commit), AT_FDCWD, commit->target, RENAME_EXCHANGE) == 0) {
         return FC_OK;
@@ -352,7 +352,7 @@ static fc_code publish(fc_commit *commit, fc_error *err) {
                : fc_fail_errno(err, errno, "%s: rename into place", commit->target);
 }
 
-/* What was renamed is there for everyone, but not yet for certain on the disk. */
+/* Makes the rename durable. Other processes already see it. */
 static fc_code sync_parent(const fc_commit *commit, fc_error *err) {
     fc_code rc = sync_path(AT_FDCWD, commit->parent, commit->parent, err);
     return rc == FC_OK ? rc
@@ -385,7 +385,7 @@ out:
 
 /* ---- a target that is missing ---- */
 
-/* The first part of `path` that does not exist, links resolved. @return false where there is none. */
+/* Finds the first component of `path` that does not exist, with links resolved. @return false if all exist. */
 static bool find_missing(const char *path, char missing[PATH_MAX]) {
     struct stat st;
     return stat(path, &st) != 0 && errno == ENOENT && !realpath(path, missing) && errno == ENOENT;
@@ -401,7 +401,7 @@ fc_code fc_commit_recover(const char *path, const fc_teller *teller, fc_error *e
         if (i > 0) {
             nanosleep(&moment, NULL);
         }
-        *slash = '\0'; /* realpath gives an absolute path */
+        *slash = '\0'; /* realpath returns an absolute path */
         FC_TRY(fc_staging_clear(*missing ? missing : "/", slash + 1, teller, &busy, err));
     }
     return FC_OK;

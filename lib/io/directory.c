@@ -1,5 +1,5 @@
 /*
- * Walking a directory with every error reported. See directory.h.
+ * Walks a directory and reports every error. See directory.h.
  */
 #include "io/directory.h"
 #include "base/try.h"
@@ -73,7 +73,7 @@ out:
     return fc_dir_close(&dir, rc, err) == FC_OK && found;
 }
 
-/* Removes what is in the directory. @return false: it could not be read to its end. */
+/* Removes the entries of the directory. @return false if it could not be read to the end. */
 static bool remove_entries(int parent, const char *name) {
     fc_dir dir;
     int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -91,7 +91,7 @@ void fc_remove_tree(int parent, const char *name) {
         return;
     }
     if (!remove_entries(parent, name)) {
-        remove_entries(parent, name); /* an error may pass; what stays is left to the next run */
+        remove_entries(parent, name); /* errors are ignored; the next run removes the rest */
     }
     unlinkat(parent, name, AT_REMOVEDIR);
 }

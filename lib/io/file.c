@@ -15,7 +15,7 @@
 
 fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err) {
     struct stat st;
-    /* O_NONBLOCK: opening a FIFO without a writer must not hang; it has no effect on regular files. */
+    /* With O_NONBLOCK, opening a FIFO without a writer does not hang. It has no effect on regular files. */
     int f = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (f < 0) {
         return errno == ENOENT || errno == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: the file is missing", path)
@@ -43,7 +43,7 @@ fc_code fc_check_link(const char *path, const char *name, const char *root, fc_e
         return FC_OK;
     }
     if (!realpath(path, target)) {
-        return FC_OK; /* who opens it says that it is missing */
+        return FC_OK; /* opening the file will report that it is missing */
     }
     if (strncmp(target, root, n) == 0 && (target[n] == '/' || (n == 1 && root[0] == '/'))) {
         return FC_OK;
@@ -55,7 +55,7 @@ fc_code fc_check_link(const char *path, const char *name, const char *root, fc_e
 
 fc_code fc_check_named(const char *as, const char *kind, const char *given, const char *known, const char *example,
                        fc_error *err) {
-    if (access(given, F_OK) == 0 || errno != ENOENT) { /* whatever else is wrong with it opening it tells */
+    if (access(given, F_OK) == 0 || errno != ENOENT) { /* opening the file will report any other error */
         return FC_OK;
     }
     return fc_fail(err, FC_EUSAGE, "%s '%s': neither a file nor a known %s; %s, a file is JSON like %s", as, given,

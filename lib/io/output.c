@@ -1,6 +1,6 @@
 /*
- * Writing past the page cache: from runs of any length at any offset to direct writes of whole blocks, with what is
- * left over at both ends through the page cache. Falls back to the page cache alone where direct writes are refused.
+ * Writes past the page cache: turns runs of any length and offset into direct writes of whole blocks, and writes the
+ * rest at both ends through the page cache. If direct writes are refused, everything goes through the page cache.
  */
 #include "io/output.h"
 
@@ -36,7 +36,7 @@ fc_code fc_output_close(fc_output *output, fc_code rc, fc_error *err) {
     return rc == FC_OK && errnum ? fc_fail_errno(err, errnum, "%s: writing", output->path) : rc;
 }
 
-/* tmpfs, some network and some FUSE file systems refuse O_DIRECT at open, or only when it is used. */
+/* tmpfs, some network and some FUSE file systems refuse O_DIRECT at open, or only at the first write. */
 static bool refuses_direct(int errnum) {
     return errnum == EINVAL || errnum == EOPNOTSUPP || errnum == ENOSYS;
 }
@@ -53,7 +53,7 @@ static fc_code open_direct(fc_output *output, fc_error *err) {
     return FC_OK;
 }
 
-/* Writes whole blocks. @return FC_OK with *done < size where direct writes turn out to be refused. */
+/* Writes whole blocks. @return FC_OK with *done < size if the file system refuses direct writes. */
 static fc_code write_direct(fc_output *output, const unsigned char *bytes, size_t size, uint64_t offset, size_t *done,
                             fc_error *err) {
     *done = 0;
@@ -73,7 +73,7 @@ static fc_code write_direct(fc_output *output, const unsigned char *bytes, size_
         }
         *done += (size_t)n;
         if (*done < size && *done % output->block != 0) {
-            return FC_OK; /* a disk that is almost full stops anywhere: the page cache takes the rest, or says so */
+            return FC_OK; /* an almost full disk; writing the rest through the cache works or reports it */
         }
     }
     return FC_OK;

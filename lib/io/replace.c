@@ -1,6 +1,6 @@
 /*
- * What --force may replace: files that this program could have written, known by name and content, and nothing else.
- * What the new target takes over: permissions and owner. See replace.h.
+ * Decides what --force may replace: only files that this program could have written, by name and content. Also gives
+ * the new target the permissions and the owner of the old one. See replace.h.
  */
 #include "io/replace.h"
 
@@ -22,7 +22,7 @@ static bool starts_with(const unsigned char *head, size_t size, const char *magi
     return size >= length && memcmp(head, magic, length) == 0;
 }
 
-/* A length of 64 bits, then a JSON object. */
+/* A 64-bit length, then a JSON object. */
 static bool is_safetensors(const unsigned char *head, size_t size) {
     return size >= 9 && head[8] == '{' && head[5] == 0 && head[6] == 0 && head[7] == 0;
 }
@@ -52,7 +52,7 @@ bool fc_is_content(fc_content content, const unsigned char *head, size_t size) {
     return false;
 }
 
-/* The first bytes of a file of the open directory `parent`. */
+/* Reads the first bytes of a file in the open directory `parent`. */
 static fc_code read_head(int parent, const char *name, const char *shown, unsigned char *head, size_t *size,
                          fc_error *err) {
     struct stat st;
@@ -70,13 +70,13 @@ static fc_code read_head(int parent, const char *name, const char *shown, unsign
     return rc;
 }
 
-/* One file of any format that is a file: what a target of one file replaces. */
+/* Whether the content is that of a checkpoint in one file, which a target of one file may replace. */
 static bool is_checkpoint_file(const unsigned char *head, size_t size) {
     return size == 0 || fc_is_content(FC_CONTENT_HDF5, head, size) || fc_is_content(FC_CONTENT_ZIP, head, size) ||
            fc_is_content(FC_CONTENT_PICKLE, head, size) || fc_is_content(FC_CONTENT_SAFETENSORS, head, size);
 }
 
-/* ---- what is there ---- */
+/* ---- the old target ---- */
 
 static fc_code check_file(const char *path, fc_error *err) {
     unsigned char head[HEAD_SIZE];
@@ -107,7 +107,7 @@ static fc_code check_entry(const fc_commit_options *how, const char *path, int d
     return FC_OK;
 }
 
-/* An empty directory was made for the target, which takes its place: that needs no `force`. */
+/* An empty directory was made for the target, so replacing it does not need `force`. */
 static fc_code check_directory(const fc_commit_options *how, const char *path, fc_error *err) {
     fc_dir dir;
     fc_code rc;
@@ -121,7 +121,7 @@ out:
     return fc_dir_close(&dir, rc, err);
 }
 
-/* Where it is, a rename fails, and only after all the work. */
+/* A mount point cannot be renamed, which would fail only after all the work. */
 static fc_code check_mount(const char *path, fc_error *err) {
     struct statx st;
     if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_TYPE, &st) == 0 &&
@@ -158,16 +158,16 @@ fc_code fc_check_replaced(const fc_commit_options *how, const char *path, fc_err
     return FC_OK;
 }
 
-/* ---- what is kept ---- */
+/* ---- permissions and owner ---- */
 
-/* Who may do what with a file. */
+/* The permissions and the owner of a file. */
 typedef struct permissions {
     mode_t mode;
     uid_t owner;
     gid_t group;
 } permissions;
 
-/* A group that cannot be kept gets no more than everybody has. */
+/* If the group cannot be kept, it gets no more permissions than everybody. */
 static fc_code apply(int parent, const char *name, const permissions *p, fc_error *err) {
     struct stat st;
     mode_t mode = p->mode;
@@ -185,7 +185,7 @@ static fc_code apply(int parent, const char *name, const permissions *p, fc_erro
     return rc;
 }
 
-/* What all files of the old directory have in common holds for all of the new one. */
+/* The new files get the permissions that all files of the old directory have in common. */
 static fc_code common_permissions(const char *path, permissions *p, size_t *files, fc_error *err) {
     fc_dir dir;
     struct stat st;
