@@ -202,10 +202,12 @@ typedef struct sync_job {
 /* How many there will be; for people, so errors are left to those who sync. */
 static uint64_t count_files(const char *path) {
     uint64_t count = 0;
+    char below[PATH_MAX];
     fc_dir dir;
     fc_code rc = fc_dir_open(&dir, path, NULL);
-    while (rc == FC_OK && fc_dir_next(&dir)) {
-        count++;
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        bool folder = fc_dir_is_folder(&dir, name) && snprintf(below, sizeof below, "%s/%s", path, name) < PATH_MAX;
+        count += 1 + (folder ? count_files(below) : 0);
     }
     (void)fc_dir_close(&dir, rc, NULL);
     return count;
@@ -239,8 +241,8 @@ static void *sync_files(void *context) {
     return NULL;
 }
 
-/* A target directory is flat: files, no directories below it. Several are synced at once, since a file system's journal
-   takes as long for one as for all that wait for it. */
+/* Syncs what is in one directory, and the directory; of a folder in it, only the list of its files. Several are synced
+   at once, since a file system's journal takes as long for one as for all that wait for it. */
 static fc_code sync_directory(const char *path, fc_progress *progress, fc_error *err) {
     enum { THREADS = 8 };
     pthread_t threads[THREADS - 1];
@@ -265,6 +267,23 @@ static fc_code sync_directory(const char *path, fc_progress *progress, fc_error 
     }
     fc_code rc = fc_dir_close(&job.dir, job.code, err);
     return rc == FC_OK ? sync_path(AT_FDCWD, path, path, err) : rc;
+}
+
+/* The files of the folders in the target go first. */
+static fc_code sync_tree(const char *path, fc_progress *progress, fc_error *err) {
+    char below[PATH_MAX];
+    fc_dir dir;
+    fc_code rc = fc_dir_open(&dir, path, err);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        if (!fc_dir_is_folder(&dir, name)) {
+            continue;
+        }
+        rc = snprintf(below, sizeof below, "%s/%s", path, name) < PATH_MAX
+                 ? sync_tree(below, progress, err)
+                 : fc_fail(err, FC_EUNSUPPORTED, "%s: the path is too long", path);
+    }
+    FC_TRY(fc_dir_close(&dir, rc, err));
+    return sync_directory(path, progress, err);
 }
 
 /* Some file systems (NFS, some FUSE) know no flags of renameat2. */
@@ -352,7 +371,7 @@ fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
     fc_code rc = fc_keep_permissions(commit->target, made, err);
     if (rc == FC_OK && commit->how.is_directory) {
         fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, count_files(made));
-        rc = sync_directory(made, commit->progress, err);
+        rc = sync_tree(made, commit->progress, err);
     } else if (rc == FC_OK) {
         fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, 1);
         rc = sync_path(AT_FDCWD, made, made, err);

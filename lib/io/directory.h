@@ -37,6 +37,9 @@ fc_code fc_dir_open_at(fc_dir *dir, int fd, const char *path, fc_error *err);
 /** The next name, without "." and "..". @return NULL at the end and after an error; valid until the next call. */
 const char *fc_dir_next(fc_dir *dir);
 
+/** Returns whether the entry `name` is a directory, and not a link to one. */
+bool fc_dir_is_folder(const fc_dir *dir, const char *name);
+
 /** Closes it. @return `rc`, or where that is FC_OK what kept the walk from the end. */
 fc_code fc_dir_close(fc_dir *dir, fc_code rc, fc_error *err);
 

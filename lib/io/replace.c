@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -90,21 +91,44 @@ static fc_code check_file(const char *path, fc_error *err) {
                                                                    path);
 }
 
-static fc_code check_entry(const fc_commit_options *how, const char *path, int directory, const char *name,
-                           fc_error *err) {
+/* What keeps a directory from being replaced. */
+static fc_code refuse_entry(const char *path, const char *name, fc_error *err) {
+    return fc_fail(err, FC_EUSAGE,
+                   "%s: replacing it would delete '%s', which this program does not write: move it away first", path,
+                   name);
+}
+
+/* @param name relative to the target, as in own_files. @param entry the same in `directory`. */
+static fc_code check_entry(const fc_commit_options *how, const char *path, int directory, const char *entry,
+                           const char *name, fc_error *err) {
     unsigned char head[HEAD_SIZE];
     size_t size = 0;
     struct stat st;
-    if (fstatat(directory, name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+    if (fstatat(directory, entry, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         return fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
     }
-    FC_TRY(S_ISREG(st.st_mode) ? read_head(directory, name, name, head, &size, err) : FC_OK);
-    if (!(S_ISREG(st.st_mode) && how->is_own_file && how->is_own_file(name, head, size))) {
-        return fc_fail(err, FC_EUSAGE,
-                       "%s: replacing it would delete '%s', which this program does not write: move it away first",
-                       path, name);
+    FC_TRY(S_ISREG(st.st_mode) ? read_head(directory, entry, name, head, &size, err) : FC_OK);
+    bool own = S_ISREG(st.st_mode) && how->is_own_file && how->is_own_file(name, head, size);
+    return own ? FC_OK : refuse_entry(path, name, err);
+}
+
+/* A folder in the target: targets have no deeper ones. */
+static fc_code check_folder(const fc_commit_options *how, const char *path, int directory, const char *folder,
+                            fc_error *err) {
+    char name[2 * NAME_MAX + 2];
+    fc_dir dir;
+    int fd = openat(directory, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, folder);
     }
-    return FC_OK;
+    size_t count = 0;
+    fc_code rc = fc_dir_open_at(&dir, fd, path, err);
+    for (const char *entry; rc == FC_OK && (entry = fc_dir_next(&dir)) != NULL; count++) {
+        snprintf(name, sizeof name, "%s/%s", folder, entry);
+        rc = check_entry(how, path, fd, entry, name, err);
+    }
+    rc = fc_dir_close(&dir, rc, err);
+    return rc == FC_OK && count == 0 ? refuse_entry(path, folder, err) : rc;
 }
 
 /* An empty directory was made for the target, which takes its place: that needs no `force`. */
@@ -112,8 +136,13 @@ static fc_code check_directory(const fc_commit_options *how, const char *path, f
     fc_dir dir;
     fc_code rc = fc_dir_open(&dir, path, err);
     for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
-        rc = how->force ? check_entry(how, path, dirfd(dir.dir), name, err)
-                        : fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL);
+        if (!how->force) {
+            rc = fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL);
+        } else if (fc_dir_is_folder(&dir, name)) {
+            rc = check_folder(how, path, dirfd(dir.dir), name, err);
+        } else {
+            rc = check_entry(how, path, dirfd(dir.dir), name, name, err);
+        }
     }
     return fc_dir_close(&dir, rc, err);
 }
@@ -182,45 +211,67 @@ static fc_code apply(int parent, const char *name, const permissions *p, fc_erro
     return rc;
 }
 
-/* What all files of the old directory have in common holds for all of the new one. */
-static fc_code common_permissions(const char *path, permissions *p, size_t *files, fc_error *err) {
-    fc_dir dir;
+/* The permissions of what is in a directory, or will be: of files, and of folders. */
+typedef struct content_permissions {
+    permissions file, folder;
+    size_t files;
+} content_permissions;
+
+/* What an entry has in common with those before it. */
+static void add_permissions(permissions *p, const struct stat *st) {
+    *p = (permissions){p->mode & st->st_mode, st->st_uid, st->st_gid};
+}
+
+/* Opens a folder of an open directory for a walk. */
+static fc_code open_folder(fc_dir *dir, int directory, const char *name, fc_error *err) {
+    int fd = openat(directory, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be opened", name) : fc_dir_open_at(dir, fd, name, err);
+}
+
+/* What all files of the old directory have in common holds for all of the new one, and so for folders. */
+static fc_code common_permissions(int parent, const char *path, content_permissions *p, fc_error *err) {
+    fc_dir dir = {0};
     struct stat st;
-    *files = 0;
-    p->mode = 0777;
-    fc_code rc = fc_dir_open(&dir, path, err);
+    fc_code rc = open_folder(&dir, parent, path, err);
     for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
         if (fstatat(dirfd(dir.dir), name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
             rc = fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
+        } else if (S_ISDIR(st.st_mode)) {
+            add_permissions(&p->folder, &st);
+            rc = common_permissions(dirfd(dir.dir), name, p, err);
         } else {
-            *p = (permissions){p->mode & st.st_mode, st.st_uid, st.st_gid};
-            ++*files;
+            add_permissions(&p->file, &st);
+            p->files++;
         }
     }
     return fc_dir_close(&dir, rc, err);
 }
 
-static fc_code apply_to_files(const char *path, const permissions *p, fc_error *err) {
-    fc_dir dir;
-    fc_code rc = fc_dir_open(&dir, path, err);
+static fc_code apply_to_content(int parent, const char *path, const content_permissions *p, fc_error *err) {
+    fc_dir dir = {0};
+    fc_code rc = open_folder(&dir, parent, path, err);
     for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
-        rc = apply(dirfd(dir.dir), name, p, err);
+        if (fc_dir_is_folder(&dir, name)) { /* first what is in it: its owner may change */
+            rc = apply_to_content(dirfd(dir.dir), name, p, err);
+            rc = rc == FC_OK ? apply(dirfd(dir.dir), name, &p->folder, err) : rc;
+        } else if (p->files > 0) {
+            rc = apply(dirfd(dir.dir), name, &p->file, err);
+        }
     }
     return fc_dir_close(&dir, rc, err);
 }
 
 fc_code fc_keep_permissions(const char *old, const char *made, fc_error *err) {
     struct stat st;
-    permissions files;
-    size_t count = 0;
     fc_code rc = FC_OK;
     if (lstat(old, &st) != 0) {
         return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", old);
     }
-    if (S_ISDIR(st.st_mode)) {
-        rc = common_permissions(old, &files, &count, err);
-        rc = rc == FC_OK && count > 0 ? apply_to_files(made, &files, err) : rc;
-    }
     const permissions own = {st.st_mode & 07777, st.st_uid, st.st_gid};
+    if (S_ISDIR(st.st_mode)) {
+        content_permissions content = {.file.mode = 0777, .folder = own};
+        rc = common_permissions(AT_FDCWD, old, &content, err);
+        rc = rc == FC_OK ? apply_to_content(AT_FDCWD, made, &content, err) : rc;
+    }
     return rc == FC_OK ? apply(AT_FDCWD, made, &own, err) : rc;
 }
