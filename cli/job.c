@@ -119,6 +119,9 @@ static fc_code convert(job *j, fc_error *err) {
 /* The folder of an accelerate run also has the optimizer, which is rarely wanted in a full file. */
 static void hint_model(const job *j) {
     const options *o = j->o;
+    if (j->how.format->writer.set_parts) { /* a target for both */
+        return;
+    }
     const fc_checkpoint *source = j->source;
     bool both = source->producer && strcmp(source->producer, "accelerate") == 0 && source->ntensors > 0 &&
                 strncmp(source->tensors[source->ntensors - 1].name, "optimizer.", 10) == 0;

@@ -5,7 +5,6 @@
  */
 #include "accelerate/accelerate.h"
 
-#include "base/file_name.h"
 #include "base/try.h"
 #include "checkpoint/other_files.h"
 #include "checkpoint/same_name.h"
@@ -13,32 +12,41 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* Before 0.27 the folder of a model was called like this. */
 static const char old_model[] = "pytorch_model";
 
 /* Whether the checkpoint has this folder, and a DCP checkpoint in it. */
-static bool has_folder(const char *directory, const char *folder) {
-    char name[64], path[PATH_MAX];
-    snprintf(name, sizeof name, "%s/.metadata", folder);
-    return fc_find_in(directory, name, path);
+static fc_code look_for(const char *directory, const char *folder, bool *found, fc_error *err) {
+    struct stat st;
+    char path[PATH_MAX];
+    bool fits = snprintf(path, sizeof path, "%s/%s/.metadata", directory, folder) < PATH_MAX;
+    *found = fits && stat(path, &st) == 0;
+    return !fits || *found || errno == ENOENT || errno == ENOTDIR
+               ? FC_OK
+               : fc_fail_errno(err, errno, "%s: cannot be examined", path);
 }
 
-/* Finds the folder of a part. @return false if the checkpoint has no such part. */
-static bool find_folder(const char *directory, uint32_t part, char folder[ACCELERATE_NAME]) {
+/* Finds the folder of a part. */
+static fc_code find_folder(const char *directory, uint32_t part, char folder[ACCELERATE_NAME], bool *found,
+                           fc_error *err) {
     fc_accelerate_folder(part, folder);
-    if (has_folder(directory, folder)) {
-        return true;
+    FC_TRY(look_for(directory, folder, found, err));
+    if (*found || part % ACCELERATE_KINDS == ACCELERATE_OPTIMIZER) {
+        return FC_OK;
     }
     snprintf(folder, ACCELERATE_NAME, "%s_%u", old_model, (unsigned)(part / ACCELERATE_KINDS));
-    return part % ACCELERATE_KINDS != ACCELERATE_OPTIMIZER && has_folder(directory, folder);
+    return look_for(directory, folder, found, err);
 }
 
 static bool accelerate_probe(const fc_probe *probe) {
     char folder[ACCELERATE_NAME];
-    return probe->is_directory && find_folder(probe->path, 0, folder);
+    bool found = false;
+    return probe->is_directory && find_folder(probe->path, 0, folder, &found, probe->err) == FC_OK && found;
 }
 
 /* Like a file, a folder must not be a link out of the checkpoint. */
@@ -152,7 +160,9 @@ static fc_code read_parts(const fc_checkpoint *checkpoint, const fc_open_options
     for (uint32_t number = 0; number < ACCELERATE_PARTS && before > 0; number += ACCELERATE_KINDS) {
         before = *nparts;
         for (uint32_t part = number; part < number + ACCELERATE_KINDS; part++) {
-            if (find_folder(checkpoint->path, part, folder)) {
+            bool found;
+            FC_TRY(find_folder(checkpoint->path, part, folder, &found, err));
+            if (found) {
                 FC_TRY(read_part(checkpoint, part, folder, options, &parts[(*nparts)++], err));
             }
         }

@@ -140,7 +140,8 @@ static fc_code rename_values(accelerate_writer *w, part *p, fc_error *err) {
     return tensors ? FC_OK : fc_no_memory(err, p->target.source->path);
 }
 
-static fc_code add_part(accelerate_writer *w, const fc_target *target, const char *staging, size_t first, fc_error *err) {
+static fc_code add_part(accelerate_writer *w, const fc_target *target, const char *staging, size_t first,
+                        fc_error *err) {
     char folder[ACCELERATE_NAME];
     part *p = &w->parts[w->nparts++];
     p->first = (uint32_t)first;

@@ -117,8 +117,7 @@ static fc_code measure(const fc_target *target, const fc_convert_options *option
     }
     report->index = options->format->writer.index ? options->format->writer.index(target) : NULL;
     report->indexes = report->index ? count_parts(target) : 0;
-    report->files =
-        (options->format->writer.files ? options->format->writer.files(target) : ranks) + report->indexes;
+    report->files = (options->format->writer.files ? options->format->writer.files(target) : ranks) + report->indexes;
     fc_code rc;
     FC_TRY_GOTO(fc_target_loads(target, loads, err), rc, out);
     rc = add_loads(target, loads, report, err);
