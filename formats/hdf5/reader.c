@@ -168,16 +168,14 @@ static fc_code unreadable(const fc_tensor *tensor, const fc_h5_dataset *d, const
    that the tables mean. */
 static fc_code listed_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, const fc_chunk *chunk,
                              fc_extent *out, fc_error *err) {
-    fc_code rc = fc_h5_check_identity(checkpoint, chunk->file, err);
-    if (rc == FC_OK) {
-        *out = (fc_extent){.codec = FC_CODEC_RAW,
-                           .file = chunk->file,
-                           .offset = chunk->offset,
-                           .length = chunk->length,
-                           .decoded = chunk->length};
-        fc_row_major_strides(tensor->ndim, chunk->dims + tensor->ndim, out->strides);
-    }
-    return rc;
+    FC_TRY(fc_h5_check_identity(checkpoint, chunk->file, err));
+    *out = (fc_extent){.codec = FC_CODEC_RAW,
+                       .file = chunk->file,
+                       .offset = chunk->offset,
+                       .length = chunk->length,
+                       .decoded = chunk->length};
+    fc_row_major_strides(tensor->ndim, chunk->dims + tensor->ndim, out->strides);
+    return FC_OK;
 }
 
 fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, fc_extent *out,

@@ -309,19 +309,21 @@ static fc_code read_tensors(tables *t, fc_error *err) {
     fc_h5_dataset *datasets = fc_arena_calloc(checkpoint->arena, count, sizeof *datasets);
     t->tensors = fc_arena_calloc(checkpoint->arena, count, sizeof *t->tensors);
     t->chunks = fc_arena_calloc(checkpoint->arena, (size_t)rows_of(t, FC_H5_T_BOXES), sizeof *t->chunks);
-    fc_code rc = datasets && t->tensors && t->chunks ? FC_OK : no_memory(t->path, err);
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
-        rc = read_row(t, i, &datasets[i], err);
-        rc = rc == FC_OK ? fc_h5_name_tensor(checkpoint->arena, &datasets[i], true, t->path, &t->tensors[i], err) : rc;
-        rc = rc == FC_OK ? fc_h5_fill_tensor(checkpoint, &datasets[i], &t->tensors[i], err) : rc;
-        if (rc == FC_OK && !t->tensors[i].object) {
+    fc_code rc;
+    FC_TRY_GOTO(datasets && t->tensors && t->chunks ? FC_OK : no_memory(t->path, err), rc, out);
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY_GOTO(read_row(t, i, &datasets[i], err), rc, out);
+        FC_TRY_GOTO(fc_h5_name_tensor(checkpoint->arena, &datasets[i], true, t->path, &t->tensors[i], err), rc, out);
+        FC_TRY_GOTO(fc_h5_fill_tensor(checkpoint, &datasets[i], &t->tensors[i], err), rc, out);
+        if (!t->tensors[i].object) {
             t->tensors[i].placements = t->parsed[t->rows[i].placements];
         }
-        rc = rc == FC_OK ? read_boxes(t, &t->tensors[i], t->rows[i].boxes, err) : rc;
+        FC_TRY_GOTO(read_boxes(t, &t->tensors[i], t->rows[i].boxes, err), rc, out);
     }
-    if (rc == FC_OK && t->next != rows_of(t, FC_H5_T_BOXES)) {
-        rc = damaged(t, err, "boxes", t->next);
+    if (t->next != rows_of(t, FC_H5_T_BOXES)) {
+        FC_TRY_GOTO(damaged(t, err, "boxes", t->next), rc, out);
     }
+out:
     checkpoint->tensors = t->tensors;
     checkpoint->ntensors = count;
     return rc == FC_OK ? fc_h5_check_names(checkpoint->arena, t->tensors, count, false, t->path, err) : rc;
@@ -345,22 +347,19 @@ static fc_code read_all(tables *t, fc_error *err) {
 
 fc_code fc_h5_open_tables(fc_checkpoint *checkpoint, const char *path, bool *used, fc_error *err) {
     tables t = {.checkpoint = checkpoint, .path = path};
-    index_file *f = calloc(1, sizeof *f);
+    index_file f = {.path = path};
     fc_h5_manifest_row manifest;
     uint64_t at;
     *used = false;
-    if (!f) {
-        return no_memory(path, err);
+    FC_TRY(fc_open_input(path, &f.fd, &f.size, err));
+    *used = find_manifest(&f, &at, &manifest);
+    fc_code rc = FC_OK;
+    if (*used) {
+        FC_TRY_GOTO(load(&t, &f, at, manifest.bytes, err), rc, out);
+        rc = read_all(&t, err);
     }
-    f->path = path;
-    fc_code rc = fc_open_input(path, &f->fd, &f->size, err);
-    if (rc == FC_OK) {
-        *used = find_manifest(f, &at, &manifest);
-        rc = *used ? load(&t, f, at, manifest.bytes, err) : FC_OK;
-        rc = rc == FC_OK && *used ? read_all(&t, err) : rc;
-        close(f->fd);
-    }
-    free(f);
+out:
+    close(f.fd);
     return rc;
 }
 
