@@ -87,8 +87,8 @@ typedef struct fc_commit_options {
                            in it or in folders of it */
     bool any_content; /**< of one file: `force` replaces it whatever it holds */
     uint64_t bytes;   /**< how much will be written; 0: not known */
-    /** Of a directory: returns whether `force` may replace a file with this relative name and these first bytes. NULL: it may
-     *  replace none. */
+    /** Of a directory: returns whether `force` may replace a file with this relative name and these first bytes. NULL:
+     * it may replace none. */
     bool (*is_own_file)(const char *name, const unsigned char *head, size_t size);
     fc_teller teller;
 } fc_commit_options;
