@@ -135,17 +135,6 @@ static bool has_chunks(const fc_target_file *file) {
     return false;
 }
 
-static fc_code compress_items(const fc_target *target, const fc_target_file *file, fc_writer *writer,
-                              const fc_move_options *options, fc_convert_report *report, fc_error *err) {
-    uint64_t stored = 0, raw = 0;
-    fc_code rc = fc_compress_file(target, file, writer, options, &stored, err);
-    for (size_t i = 0; i < file->nitems; i++) {
-        raw += file->items[i].chunk ? fc_target_item_bytes(target, &file->items[i]) : 0;
-    }
-    report->stored_bytes = report->stored_bytes - raw + stored;
-    return rc;
-}
-
 /* A target being written. Only rank 0 has a `writer`. */
 typedef struct conversion {
     const fc_target *target;
@@ -166,10 +155,18 @@ static void choose_share(conversion *m, const fc_target_file *file) {
     }
 }
 
-/*
- * Writes one target file. Rank 0 writes the headers and everything compressed (which goes in order); all ranks move the
- * data.
- */
+/* Compresses the chunked items of a file. All ranks take part. */
+static fc_code compress_items(conversion *m, const fc_target_file *file, fc_error *err) {
+    uint64_t stored = 0, raw = 0;
+    fc_code rc = fc_compress_file(m->target, file, &m->writer, m->comm, &m->move, &stored, err);
+    for (size_t i = 0; i < file->nitems; i++) {
+        raw += file->items[i].chunk ? fc_target_item_bytes(m->target, &file->items[i]) : 0;
+    }
+    m->report->stored_bytes = m->report->stored_bytes - raw + stored;
+    return rc;
+}
+
+/* Writes one target file. Rank 0 writes the headers; all ranks move or compress the data. */
 static fc_code write_file(conversion *m, fc_target_file *file, fc_arena *arena, fc_error *err) {
     const fc_format *format = m->writer.format;
     fc_code rc = m->leads ? format->writer.reserve(&m->writer, file, err) : FC_OK;
@@ -183,10 +180,11 @@ static fc_code write_file(conversion *m, fc_target_file *file, fc_arena *arena, 
     }
     choose_share(m, file);
     rc = fc_move_file(m->target, file, &m->move, err);
-    rc = fc_ranks_join_items(m->comm, rc, m->target, file, m->move.crc32, err);
-    if (rc == FC_OK && m->leads && has_chunks(file)) {
-        rc = compress_items(m->target, file, &m->writer, &m->move, m->report, err);
+    if (has_chunks(file)) {
+        rc = fc_ranks_agree(m->comm, rc, err);
+        rc = rc == FC_OK ? compress_items(m, file, err) : rc;
     }
+    rc = fc_ranks_join_items(m->comm, rc, m->target, file, m->move.crc32, err);
     if (rc == FC_OK && m->leads && format->writer.finish_file) {
         rc = format->writer.finish_file(&m->writer, file, err);
     }
