@@ -161,8 +161,6 @@ fc_code fc_dcp_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
 
 fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *object, fc_arena *arena, const char **json,
                            fc_error *err) {
-    enum { SMALL = 64 << 10, RATIO = 16, LARGE = 4 << 20 }; /* it is for people and scripts; the bytes stay whole */
-    static const char omitted[] = "{\"$omitted\":\"too large\"}";
     if (object->nchunks == 0) {
         return fc_fail(err, FC_ECORRUPT, "%s: object %.256s has no bytes", checkpoint->path, object->name);
     }
@@ -172,14 +170,7 @@ fc_code fc_dcp_object_json(const fc_checkpoint *checkpoint, const fc_tensor *obj
     fc_code rc = fc_dcp_acquire(checkpoint, chunk->file, &fd, err);
     if (rc == FC_OK) {
         rc = fc_torch_item_open(fd, checkpoint->files[chunk->file].path, chunk->offset, chunk->length, &item, err);
-        if (rc == FC_OK) {
-            uint64_t budget = item.pickle_size < LARGE / RATIO ? SMALL + RATIO * item.pickle_size : LARGE;
-            rc = fc_torch_json(item.pickle, item.pickle->root, budget, arena, json, err);
-            fc_torch_item_close(&item);
-        } else if (rc == FC_EUNSUPPORTED && item.pickle_size > FC_TORCH_MAX_PICKLE) {
-            *json = fc_arena_strndup(arena, omitted, strlen(omitted));
-            rc = *json ? FC_OK : fc_no_memory(err, NULL);
-        }
+        rc = fc_torch_json_item(&item, rc, arena, json, err);
         fc_dcp_release(checkpoint, chunk->file);
     }
     return rc == FC_OK ? rc : fc_context(err, rc, "object %.256s", object->name);

@@ -21,6 +21,7 @@ from ._native import version as __version__
 from ._objects import Foreign
 from ._placements import Mesh, Partial, Placement, Replicate, Shard, StridedShard
 from ._run import Report, Update
+from ._save import save
 
 __all__ = [
     "Checkpoint",
@@ -45,5 +46,6 @@ __all__ = [
     "UsageError",
     "__version__",
     "open",
+    "save",
 ]
 __all__ += _commands

@@ -191,6 +191,39 @@ static void bad_calls_are_refused(void **state) {
     assert_int_equal(fc_checkpoint_in_memory("x", two, 1, &made, &err), FC_EUSAGE);
     assert_string_equal(err.message, "x: tensor a: chunk 0 is outside the tensor's shape");
     assert_null(made);
+
+    static const int64_t seven[] = {7};
+    const fc_memory_tensor opaque = {.name = "o", .dtype = FC_OPAQUE, .ndim = 1, .shape = seven};
+    assert_int_equal(fc_checkpoint_in_memory("x", &opaque, 1, &made, &err), FC_EUSAGE);
+    assert_string_equal(err.message, "x: tensor o: an object is opaque and has one dimension and one chunk");
+    static const int64_t none[] = {0};
+    const fc_memory_chunk bytes = {none, seven, NULL, "1234567"};
+    fc_memory_tensor object = opaque;
+    object.chunks = &bytes;
+    object.nchunks = 1;
+    object.encoding = "another";
+    assert_int_equal(fc_checkpoint_in_memory("x", &object, 1, &made, &err), FC_EUSAGE);
+    assert_string_equal(err.message, "x: object o: its encoding 'another' is unknown");
+}
+
+/* Two tensors that look alike are not taken for tied ones, which torch.save files store once. */
+static void tensors_that_look_alike_are_not_tied(void **state) {
+    (void)state;
+    static const int64_t two[] = {2}, none[] = {0};
+    static const float a[] = {1, 2}, b[] = {3, 4};
+    const fc_memory_chunk in_a = {none, two, NULL, a}, in_b = {none, two, NULL, b};
+    const fc_memory_tensor tensors[] = {
+        {.name = "a", .dtype = FC_F32, .ndim = 1, .shape = two, .chunks = &in_a, .nchunks = 1},
+        {.name = "b", .dtype = FC_F32, .ndim = 1, .shape = two, .chunks = &in_b, .nchunks = 1},
+    };
+    fc_checkpoint *made;
+    fc_error err;
+    assert_int_equal(fc_checkpoint_in_memory("x", tensors, 2, &made, &err), FC_OK);
+    const fc_tensor *all[] = {&made->tensors[0], &made->tensors[1]};
+    size_t same_as[2];
+    assert_int_equal(fc_find_ties(made, all, 2, same_as, &err), FC_OK);
+    assert_int_equal(same_as[1], 1);
+    fc_checkpoint_close(made);
 }
 
 int main(void) {
@@ -198,6 +231,7 @@ int main(void) {
         cmocka_unit_test(one_process_writes_everything),
         cmocka_unit_test(ranks_write_their_shards),
         cmocka_unit_test(bad_calls_are_refused),
+        cmocka_unit_test(tensors_that_look_alike_are_not_tied),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -157,7 +157,7 @@ static inline bool fc_format_writes(const fc_format *format) {
  */
 bool fc_is_own_file(const char *name, const unsigned char *head, size_t size);
 
-/** How objects of one fc_object.encoding are examined: what a program that loads them would execute. */
+/** How objects of one fc_object.encoding are decoded, and examined: what a program that loads them would execute. */
 typedef struct fc_object_encoding {
     const char *name; /**< fc_object.encoding */
     /** Examines the `length` bytes from `offset` of the open file `fd`. */
@@ -166,6 +166,9 @@ typedef struct fc_object_encoding {
     /** Likewise `length` bytes in memory; takes over the malloc'ed `bytes`. */
     fc_code (*examine_memory)(unsigned char *bytes, uint64_t length, const char *path, fc_object_verdict *out,
                               fc_error *err);
+    /** Decodes them as fc_checkpoint_object_json does; takes over the malloc'ed `bytes`. */
+    fc_code (*json_memory)(unsigned char *bytes, uint64_t length, const char *path, fc_arena *arena, const char **json,
+                           fc_error *err);
 } fc_object_encoding;
 
 /** Finds the encoding of objects called `name`. @return NULL: its objects cannot execute anything. */
