@@ -348,11 +348,13 @@ static fc_code do_jobs(worker *w, fc_error *err) {
 
 /* Exchanges the rounds that are left, and writes what gets a place. After an error on this rank, the others must still
  * learn of it. */
-static fc_code end_rounds(worker *w, fc_error *err) {
+static fc_code end_rounds(worker *w, fc_code rc, fc_error *err) {
     compressor *p = w->compressor;
-    fc_code rc = FC_OK;
     pthread_mutex_lock(&p->lock);
     for (bool idle = false; !idle;) {
+        if (rc != FC_OK) {
+            fail(p, rc, err);
+        }
         const bool left = p->rounds.done < p->rounds.count;
         if (left && is_leader(p) && (p->stop || is_round_ready(p))) {
             exchange_round(p);
@@ -362,9 +364,6 @@ static fc_code end_rounds(worker *w, fc_error *err) {
             pthread_cond_wait(&p->freed, &p->lock);
         } else {
             idle = true;
-        }
-        if (rc != FC_OK) {
-            fail(p, rc, err);
         }
     }
     pthread_mutex_unlock(&p->lock);
@@ -398,26 +397,11 @@ static void *work(void *context) {
     compressor *p = context;
     worker w = {.compressor = p, .output = {.fd = -1, .direct = -1}};
     fc_error err;
-<<<<<<< HEAD
-    fc_code rc = worker_init(&w, &err);
-    if (rc == FC_OK) {
-        rc = do_jobs(&w, &err);
-    }
-    if (rc != FC_OK) {
-        pthread_mutex_lock(&p->lock);
-        fail(p, rc, &err);
-        pthread_mutex_unlock(&p->lock);
-    }
-    if (p->rounds.comm) {
-        fc_code ended = end_rounds(&w, &err);
-        rc = rc == FC_OK ? ended : rc;
-    }
-    fc_code closed = fc_output_close(&w.output, rc == FC_OK ? &err : NULL);
-    rc = rc == FC_OK ? closed : rc;
-=======
     fc_code rc = do_work(&w, &err);
+    if (p->rounds.comm) {
+        rc = end_rounds(&w, rc, &err);
+    }
     rc = fc_output_close(&w.output, rc, &err);
->>>>>>> main
     if (rc != FC_OK) {
         pthread_mutex_lock(&p->lock);
         fail(p, rc, &err);
