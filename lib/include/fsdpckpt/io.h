@@ -27,7 +27,7 @@ typedef enum fc_content {
 
 /** Files of one kind in a target directory. */
 typedef struct fc_own_file {
-    const char *glob;
+    const char *glob; /**< of the name relative to the target; "*" matches no "/" */
     fc_content content;
 } fc_own_file;
 
@@ -83,13 +83,12 @@ typedef struct fc_teller {
 typedef struct fc_commit_options {
     const char *path;
     bool is_directory;
-    bool force; /**< replace a checkpoint file, or a directory that contains only files that this program writes */
+    bool force;       /**< replace a checkpoint file, or a directory that, with its subdirectories, contains only files
+                            that this program writes */
     bool any_content; /**< for a single file: `force` replaces it whatever it contains */
     uint64_t bytes;   /**< bytes that will be written; 0: unknown */
-    /**
-     * For a directory: returns whether `force` may replace a file with this name and these first bytes. NULL: no file
-     * may be replaced.
-     */
+    /** For a directory: returns whether `force` may replace a file with this relative name and these first bytes. NULL:
+     *  no file may be replaced. */
     bool (*is_own_file)(const char *name, const unsigned char *head, size_t size);
     fc_teller teller;
 } fc_commit_options;
