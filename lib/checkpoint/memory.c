@@ -188,6 +188,14 @@ static fc_code add_tensor(const fc_memory_tensor *t, fc_arena *arena, uint64_t *
     return copy_path(t, name, arena, &out->path, err);
 }
 
+static fc_code add_named(const fc_memory_tensor *tensor, fc_arena *arena, size_t number, uint64_t *next,
+                         fc_name_table *names, fc_tensor *made, fc_error *err) {
+    FC_TRY(add_tensor(tensor, arena, next, made, err));
+    return fc_name_table_put(names, made->name, strlen(made->name), number) == number
+               ? FC_OK
+               : fc_fail(err, FC_EUSAGE, "tensor %s: the name is used twice", made->name);
+}
+
 static fc_code add_tensors(fc_checkpoint *checkpoint, const fc_memory_tensor *tensors, size_t count, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
     fc_tensor *made = fc_arena_calloc(arena, count, sizeof *made);
@@ -197,13 +205,7 @@ static fc_code add_tensors(fc_checkpoint *checkpoint, const fc_memory_tensor *te
     }
     uint64_t next = 0;
     for (size_t i = 0; i < count; i++) {
-        fc_code rc = add_tensor(&tensors[i], arena, &next, &made[i], err);
-        if (rc == FC_OK && fc_name_table_put(names, made[i].name, strlen(made[i].name), i) != i) {
-            rc = fc_fail(err, FC_EUSAGE, "tensor %s: the name is used twice", made[i].name);
-        }
-        if (rc != FC_OK) {
-            return fc_context(err, rc, "%s", checkpoint->path);
-        }
+        FC_TRY_CONTEXT(add_named(&tensors[i], arena, i, &next, names, &made[i], err), err, "%s", checkpoint->path);
     }
     checkpoint->tensors = made;
     checkpoint->ntensors = count;
@@ -216,18 +218,15 @@ fc_code fc_checkpoint_in_memory(const char *label, const fc_memory_tensor *tenso
     fc_arena *arena = fc_arena_new();
     fc_checkpoint *checkpoint = arena ? fc_arena_calloc(arena, 1, sizeof *checkpoint) : NULL;
     const char *path = checkpoint ? fc_arena_strndup(arena, label, strlen(label)) : NULL;
-    if (!path) {
-        fc_arena_free(arena);
-        return fc_no_memory(err, label);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(path ? FC_OK : fc_no_memory(err, label), rc, failed);
     checkpoint->format = &memory;
     checkpoint->path = path;
     checkpoint->arena = arena;
-    fc_code rc = add_tensors(checkpoint, tensors, count, err);
-    if (rc != FC_OK) {
-        fc_checkpoint_close(checkpoint);
-        return rc;
-    }
+    FC_TRY_GOTO(add_tensors(checkpoint, tensors, count, err), rc, failed);
     *out = checkpoint;
     return FC_OK;
+failed:
+    fc_arena_free(arena); /* there is nothing else to close yet */
+    return rc;
 }

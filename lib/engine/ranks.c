@@ -27,19 +27,23 @@ static uint64_t fingerprint(const fc_target *target) {
     return print;
 }
 
-fc_code fc_ranks_compare(fc_comm *comm, fc_code mine, const fc_target *target, fc_error *err) {
-    fc_code rc = fc_ranks_agree(comm, mine, err);
-    if (rc != FC_OK || !comm) {
-        return rc;
-    }
+/* Compares this rank's tensors with those of rank 0. */
+static fc_code compare_with_leader(fc_comm *comm, const fc_target *target, fc_error *err) {
     uint64_t own = fingerprint(target), leader = own;
-    rc = comm->broadcast(comm, &leader, sizeof leader, 0, NULL, err);
-    if (rc == FC_OK && own != leader) {
-        rc = fc_fail(err, FC_EUSAGE,
-                     "%s: this rank sees other tensors than rank 0; put the checkpoint on a shared file system",
-                     target->source->path);
+    FC_TRY(comm->broadcast(comm, &leader, sizeof leader, 0, NULL, err));
+    return own == leader
+               ? FC_OK
+               : fc_fail(err, FC_EUSAGE,
+                         "%s: this rank sees other tensors than rank 0; put the checkpoint on a shared file system",
+                         target->source->path);
+}
+
+fc_code fc_ranks_compare(fc_comm *comm, fc_code mine, const fc_target *target, fc_error *err) {
+    FC_TRY(fc_ranks_agree(comm, mine, err));
+    if (!comm) {
+        return FC_OK;
     }
-    FC_TRY(fc_ranks_agree(comm, rc, err));
+    FC_TRY(fc_ranks_agree(comm, compare_with_leader(comm, target, err), err));
     return comm->size > 1 ? fc_ranks_compare_files(comm, target->source, err) : FC_OK;
 }
 
@@ -126,18 +130,15 @@ fc_code fc_ranks_join_items(fc_comm *comm, fc_code mine, const fc_target *target
     }
     fc_arena *arena = fc_arena_new();
     uint64_t *sums = arena ? fc_arena_calloc(arena, file->nitems + 1, 2 * sizeof *sums) : NULL;
-    fc_code rc = mine != FC_OK || sums ? mine : fc_no_memory(err, NULL);
-    if (rc == FC_OK) {
-        rc = fc_output_sync(file->path, err); /* rank 0 cannot sync another machine's page cache */
-    }
-    rc = fc_ranks_agree(comm, rc, err);
-    if (rc == FC_OK) {
-        convert_digests(target, file, crc32, sums, false);
-        rc = comm->all_reduce(comm, sums, 2 * file->nitems, FC_U64, FC_REDUCE_XOR, NULL, err);
-    }
-    if (rc == FC_OK) {
-        convert_digests(target, file, crc32, sums, true);
-    }
+    fc_code ready = mine != FC_OK || sums ? mine : fc_no_memory(err, NULL);
+    /* rank 0 cannot sync another machine's page cache */
+    fc_code synced = ready == FC_OK ? fc_output_sync(file->path, err) : ready;
+    fc_code rc;
+    FC_TRY_GOTO(fc_ranks_agree(comm, synced, err), rc, out);
+    convert_digests(target, file, crc32, sums, false);
+    FC_TRY_GOTO(comm->all_reduce(comm, sums, 2 * file->nitems, FC_U64, FC_REDUCE_XOR, NULL, err), rc, out);
+    convert_digests(target, file, crc32, sums, true);
+out:
     fc_arena_free(arena);
     return rc;
 }

@@ -228,19 +228,30 @@ static bool next_file(sync_job *job, char name[NAME_MAX + 1]) {
     return next != NULL;
 }
 
+static fc_code sync_one(sync_job *job, const char *name, fc_error *err) {
+    FC_TRY(sync_path(dirfd(job->dir.dir), name, name, err));
+    return fc_progress_count(job->progress, 1, err);
+}
+
+/* Keeps the first error of all workers. */
+static void note_error(sync_job *job, fc_code code, const fc_error *err) {
+    pthread_mutex_lock(&job->lock);
+    if (job->code == FC_OK) {
+        job->code = code;
+        job->error = *err;
+    }
+    pthread_mutex_unlock(&job->lock);
+}
+
 static void *sync_files(void *context) {
     sync_job *job = context;
     char name[NAME_MAX + 1];
     while (next_file(job, name)) {
         fc_error err;
-        fc_code rc = sync_path(dirfd(job->dir.dir), name, name, &err);
-        rc = rc == FC_OK ? fc_progress_count(job->progress, 1, &err) : rc;
-        pthread_mutex_lock(&job->lock);
-        if (rc != FC_OK && job->code == FC_OK) {
-            job->code = rc;
-            job->error = err;
+        fc_code rc = sync_one(job, name, &err);
+        if (rc != FC_OK) {
+            note_error(job, rc, &err);
         }
-        pthread_mutex_unlock(&job->lock);
     }
     return NULL;
 }

@@ -77,8 +77,7 @@ out:
 static bool remove_entries(int parent, const char *name) {
     fc_dir dir;
     int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    fc_code rc = fd < 0 ? FC_EIO : fc_dir_open_at(&dir, fd, name, NULL);
-    if (rc != FC_OK) {
+    if (fd < 0 || fc_dir_open_at(&dir, fd, name, NULL) != FC_OK) {
         return false;
     }
     for (const char *entry; (entry = fc_dir_next(&dir)) != NULL;) {

@@ -4,6 +4,7 @@
  */
 #include "io/output.h"
 
+#include "base/try.h"
 #include "fsdpckpt/io.h"
 
 #include <errno.h>
@@ -23,7 +24,7 @@ fc_code fc_output_open(fc_output *output, const char *path, fc_error *err) {
     return output->fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be written", path) : FC_OK;
 }
 
-fc_code fc_output_close(fc_output *output, fc_error *err) {
+fc_code fc_output_close(fc_output *output, fc_code rc, fc_error *err) {
     int errnum = 0;
     if (output->fd >= 0 && close(output->fd) != 0) {
         errnum = errno;
@@ -32,7 +33,7 @@ fc_code fc_output_close(fc_output *output, fc_error *err) {
         errnum = errno;
     }
     output->fd = output->direct = NOT_OPENED;
-    return errnum ? fc_fail_errno(err, errnum, "%s: writing", output->path) : FC_OK;
+    return rc == FC_OK && errnum ? fc_fail_errno(err, errnum, "%s: writing", output->path) : rc;
 }
 
 /* tmpfs, some network and some FUSE file systems refuse O_DIRECT at open, or only at the first write. */
@@ -86,19 +87,20 @@ fc_code fc_output_write(fc_output *output, const unsigned char *bytes, size_t si
         (size - head) / block * block < FC_OUTPUT_DIRECT_LEAST) {
         return fc_pwrite_full(output->fd, bytes, size, offset, output->path, err);
     }
-    fc_code rc = output->direct == NOT_OPENED ? open_direct(output, err) : FC_OK;
-    if (rc == FC_OK && head > 0) {
-        rc = fc_pwrite_full(output->fd, bytes, head, offset, output->path, err);
+    if (output->direct == NOT_OPENED) {
+        FC_TRY(open_direct(output, err));
+    }
+    if (head > 0) {
+        FC_TRY(fc_pwrite_full(output->fd, bytes, head, offset, output->path, err));
     }
     size_t body = (size - head) / block * block, done = 0;
-    if (rc == FC_OK && output->direct >= 0) {
-        rc = write_direct(output, bytes + head, body, offset + head, &done, err);
+    if (output->direct >= 0) {
+        FC_TRY(write_direct(output, bytes + head, body, offset + head, &done, err));
     }
     size_t written = head + done;
-    if (rc == FC_OK && written < size) {
-        rc = fc_pwrite_full(output->fd, bytes + written, size - written, offset + written, output->path, err);
-    }
-    return rc;
+    return written == size
+               ? FC_OK
+               : fc_pwrite_full(output->fd, bytes + written, size - written, offset + written, output->path, err);
 }
 
 fc_code fc_output_allocate(const char *path, fc_error *err) {

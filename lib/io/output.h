@@ -32,8 +32,8 @@ typedef struct fc_output {
 /** Opens the existing file `path` for writing. Each worker opens it, because writes to one descriptor take turns. */
 fc_code fc_output_open(fc_output *output, const char *path, fc_error *err);
 
-/** Closes it and reports errors of close. Allowed after a failed open, and on a zeroed output with fd -1. */
-fc_code fc_output_close(fc_output *output, fc_error *err);
+/** Closes it. Allowed after a failed open, and on an output with fd -1. @return rc, or the error of close. */
+fc_code fc_output_close(fc_output *output, fc_code rc, fc_error *err);
 
 /**
  * Writes exactly `size` bytes at `offset`. Whole blocks are written directly if `bytes` has the same alignment in

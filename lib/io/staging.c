@@ -263,11 +263,9 @@ static fc_code settle(const leftover *l, bool *keep, fc_error *err) {
         return FC_OK;
     }
     if (!in_place && has_new) {
-        fc_code rc = finish(l, err);
-        if (rc == FC_OK) {
-            tell(l, "an earlier run died while it replaced this; the replacement, which was complete, is put in place");
-        }
-        return rc;
+        FC_TRY(finish(l, err));
+        tell(l, "an earlier run died while it replaced this; the replacement, which was complete, is put in place");
+        return FC_OK;
     }
     *keep = true;
     tell(l,
@@ -276,12 +274,24 @@ static fc_code settle(const leftover *l, bool *keep, fc_error *err) {
     return FC_OK;
 }
 
+/* Settles what a dead run left in a directory whose lock this one holds, and removes it unless it holds an only copy.
+ */
+static fc_code settle_and_remove(const leftover *l, fc_error *err) {
+    bool keep = true;
+    FC_TRY(settle(l, &keep, err));
+    if (!keep) {
+        remove_content(l->fd);
+        (void)unlinkat(l->parent, l->entry, AT_REMOVEDIR);
+    }
+    return FC_OK;
+}
+
 static fc_code clear_one(const leftover *l, fc_error *err) {
-    bool ours = false, keep = true;
+    bool ours = false;
     int lock = -1;
-    fc_code rc = is_ours(l, &ours, err);
-    if (rc != FC_OK || !ours) {
-        return rc;
+    FC_TRY(is_ours(l, &ours, err));
+    if (!ours) {
+        return FC_OK;
     }
     lock_state state = take_lock(l->fd, 0, &lock);
     if (state == LOCK_GONE) { /* an empty directory was killed before it had a lock, so remove it */
@@ -295,11 +305,7 @@ static fc_code clear_one(const leftover *l, fc_error *err) {
         *l->busy |= state == LOCK_BUSY && exists_in(l->fd, "old", ".");
         return FC_OK;
     }
-    rc = settle(l, &keep, err);
-    if (rc == FC_OK && !keep) {
-        remove_content(l->fd);
-        (void)unlinkat(l->parent, l->entry, AT_REMOVEDIR);
-    }
+    fc_code rc = settle_and_remove(l, err);
     close(lock);
     return rc;
 }

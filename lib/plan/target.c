@@ -276,10 +276,9 @@ fc_code fc_target_item_of(const fc_target *target, uint32_t tensor, uint32_t ran
         return FC_OK;
     }
     fc_mesh_coordinate(target->mesh, rank, coordinate);
-    fc_code rc = fc_local_box(ndim, t->source->shape, target->mesh, t->placements, coordinate, dims, dims + ndim, err);
-    if (rc != FC_OK) {
-        return fc_context(err, rc, "tensor '%s'", t->name);
-    }
+    FC_TRY_CONTEXT(
+        fc_local_box(ndim, t->source->shape, target->mesh, t->placements, coordinate, dims, dims + ndim, err), err,
+        "tensor '%s'", t->name);
     if (!is_empty(ndim, dims + ndim)) {
         item->owner = (uint32_t)fc_layout_owner(target->mesh, t->placements, coordinate, t->owner_offset);
         item->owned = item->owner == rank || target->self_contained;

@@ -112,7 +112,7 @@ static void random_runs(void **state) {
         assert_int_equal(fc_output_allocate(path, &err), FC_OK);
         assert_int_equal(fc_output_open(&output, path, &err), FC_OK);
         put_everything(&output);
-        assert_int_equal(fc_output_close(&output, &err), FC_OK);
+        assert_int_equal(fc_output_close(&output, FC_OK, &err), FC_OK);
         assert_arrived();
     }
     assert_true(fs.direct > 0 || !takes_direct());
@@ -125,7 +125,7 @@ static void refused_direct_writes_use_the_cache(void **state) {
     fs.refuse = EINVAL;
     assert_int_equal(fc_output_open(&output, path, &err), FC_OK);
     put_everything(&output);
-    assert_int_equal(fc_output_close(&output, &err), FC_OK);
+    assert_int_equal(fc_output_close(&output, FC_OK, &err), FC_OK);
     assert_int_equal(fs.direct, 0);
     assert_arrived();
 }
@@ -142,7 +142,7 @@ static void failed_write_is_reported(void **state) {
     assert_int_equal(put(&output, 1 << 20, 100, 0, &err), FC_EIO);
     assert_non_null(strstr(err.message, "writing at offset 4096: No space left on device"));
     assert_non_null(strstr(err.message, path));
-    assert_int_equal(fc_output_close(&output, &err), FC_OK);
+    assert_int_equal(fc_output_close(&output, FC_OK, &err), FC_OK);
 }
 
 /* Short runs and unaligned memory go through the page cache. */
@@ -156,7 +156,7 @@ static void small_and_unaligned(void **state) {
     assert_int_equal(put(&output, 1 << 20, 2 << 20, 8, &err), FC_OK);
     assert_int_equal(put(&output, 0, SIZE, 0, &err), FC_OK);
     assert_int_equal(fs.direct, 0);
-    assert_int_equal(fc_output_close(&output, &err), FC_OK);
+    assert_int_equal(fc_output_close(&output, FC_OK, &err), FC_OK);
     assert_arrived();
 }
 
@@ -166,7 +166,7 @@ static void missing_file_is_reported(void **state) {
     fc_error err;
     assert_int_equal(fc_output_open(&output, "/tmp/fc-output-none/x", &err), FC_EIO);
     assert_non_null(strstr(err.message, "/tmp/fc-output-none/x: cannot be written: No such file"));
-    assert_int_equal(fc_output_close(&output, &err), FC_OK);
+    assert_int_equal(fc_output_close(&output, FC_OK, &err), FC_OK);
     assert_int_equal(fc_output_allocate("/tmp/fc-output-none/x", &err), FC_EIO);
 }
 
