@@ -97,6 +97,14 @@ static fc_code add_loads(const fc_target *target, const uint64_t *loads, fc_conv
     return FC_OK;
 }
 
+static size_t count_parts(const fc_target *target) {
+    size_t parts = 1;
+    for (size_t i = 1; i < target->ntensors; i++) {
+        parts += target->tensors[i].part != target->tensors[i - 1].part;
+    }
+    return parts;
+}
+
 static fc_code measure(const fc_target *target, const fc_convert_options *options, fc_convert_report *report,
                        fc_error *err) {
     bool sharded = target->mesh->ndim > 0;
@@ -106,8 +114,8 @@ static fc_code measure(const fc_target *target, const fc_convert_options *option
         return fc_no_memory(err, target->source->path);
     }
     report->index = options->format->writer.index ? options->format->writer.index(target) : NULL;
-    report->files =
-        (options->format->writer.files ? options->format->writer.files(target) : ranks) + (report->index != NULL);
+    report->indexes = report->index ? count_parts(target) : 0;
+    report->files = (options->format->writer.files ? options->format->writer.files(target) : ranks) + report->indexes;
     fc_code rc;
     FC_TRY_GOTO(fc_target_loads(target, loads, err), rc, out);
     rc = add_loads(target, loads, report, err);
@@ -186,11 +194,21 @@ static fc_code write_file(conversion *m, fc_target_file *file, fc_arena *arena, 
     return fc_ranks_agree(m->comm, finishes ? writer->finish_file(&m->writer, file, err) : FC_OK, err);
 }
 
+/* How many items of the shard, from `first` on, are of one part. */
+static size_t items_of_part(const fc_target *target, const fc_target_file *shard, size_t first) {
+    size_t end = first;
+    while (end < shard->nitems &&
+           target->tensors[shard->items[end].tensor].part == target->tensors[shard->items[first].tensor].part) {
+        end++;
+    }
+    return end - first;
+}
+
 static fc_code write_files(conversion *m, fc_target_file *shard, fc_arena *arena, fc_error *err) {
     const fc_format *format = m->writer.format;
     size_t first = 0;
     do { /* at least once: a rank that holds nothing still has a file */
-        size_t count = shard->nitems;
+        size_t count = items_of_part(m->target, shard, first);
         if (format->writer.split) {
             count = m->leads ? format->writer.split(&m->writer, shard, first) : 0;
             FC_TRY(fc_ranks_share_number(m->comm, FC_OK, &count, err));
@@ -436,6 +454,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
     fc_selection selection = options->selection;
     selection.self_contained = options->format->writer.self_contained;
+    selection.set_parts = options->format->writer.set_parts;
     FC_TRY(fc_target_new(source, &selection, arena, target, &report->selected, err));
     if (path) {
         FC_TRY(check_target(target, path, options, report, err));

@@ -45,9 +45,9 @@ class Convert(harness.Case):
         return subprocess.run([LAUNCH, str(ranks), harness.BINARY, *map(str, args)], cwd=self.dir, text=True, timeout=harness.HANG,
                               capture_output=True, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})})
 
-    def check_same(self, source, ranks, *args):
-        self.ok(args[0], source, "-o", "alone", "--to", "h5", "-q", *args[1:])
-        p = self.job(ranks, args[0], source, "-o", "together", "--to", "h5", *args[1:])
+    def check_same(self, source, ranks, *args, to="h5"):
+        self.ok(args[0], source, "-o", "alone", "--to", to, "-q", *args[1:])
+        p = self.job(ranks, args[0], source, "-o", "together", "--to", to, *args[1:])
         lines = [line for line in p.stderr.splitlines() if " does not divide evenly by tp " not in line]
         self.assertEqual((p.returncode, lines), (0, []))
         self.assertEqual(p.stdout.count("together: "), 1, p.stdout)
@@ -79,6 +79,8 @@ class Convert(harness.Case):
     def test_corpus(self):
         self.check_same(harness.corpus("dcp-torch2.15.0-train"), 3, "consolidate")
         self.check_same(harness.corpus("dcp-torch2.15.0-2d-dp4tp2"), 5, "reshard", "--dp", "3", "--tp", "2")
+        self.check_same(harness.corpus("dcp-torch2.15.0-train"), 3, "reshard", "--dp", "2", "--include", "model.*", "--include",
+                        "optim.*", to="accelerate")
 
     def test_messages_are_printed_once(self):
         source = harness.corpus("dcp-torch2.15.0-train")

@@ -85,6 +85,7 @@ typedef struct fc_convert_options {
 typedef struct fc_convert_report {
     fc_selected selected;
     size_t files;                         /**< of the target, with its index */
+    size_t indexes;                       /**< how many of them are an index: one per part, or 0 */
     const char *index;                    /**< the name of the file that spans the others; NULL: there is none */
     uint64_t data_bytes;                  /**< bytes of tensors and objects in the target, each counted once */
     uint64_t stored_bytes;                /**< their bytes in the files, after compression; with dry_run the most */
