@@ -205,28 +205,32 @@ static fc_code add_digest(const view *v, fc_h5_out *out, hid_t id, const fc_tens
                : FC_OK;
 }
 
-static fc_code add_value(view *v, fc_h5_out *out, uint32_t index, fc_error *err) {
-    const fc_target_tensor *tensor = &v->target->tensors[index];
-    const fc_tensor *t = tensor->source;
+/* Creates the dataset of a value, without attributes. */
+static fc_code make_dataset(view *v, fc_h5_out *out, uint32_t index, hid_t *id, fc_error *err) {
+    const fc_tensor *t = v->target->tensors[index].source;
     fc_h5_viewed *value = &v->values[index];
-    uint32_t node = v->w->tree.leaves[index];
-    hid_t id = H5I_INVALID_HID;
-    fc_code rc;
+    uint32_t node = v->w->tree.leaves[index], first = v->next_piece;
     switch (value->kind) {
     case FC_H5_VIEW_EXTERNAL:
-        rc = fc_h5_out_external(out, node, t->dtype, t->ndim, t->shape, value->bases->segments, value->bases->nsegments,
-                                &id, err);
-        break;
+        return fc_h5_out_external(out, node, t->dtype, t->ndim, t->shape, value->bases->segments,
+                                  value->bases->nsegments, id, err);
     case FC_H5_VIEW_ASSEMBLED:
-        rc = add_assembled(v, out, index, v->next_piece, &id, err);
         v->next_piece += (uint32_t)value->nbases;
-        break;
+        return add_assembled(v, out, index, first, id, err);
     default:
-        rc = fc_h5_out_stored(out, node, t->dtype, t->ndim, t->shape, &id, &value->offset, err);
+        return fc_h5_out_stored(out, node, t->dtype, t->ndim, t->shape, id, &value->offset, err);
     }
+}
+
+static fc_code add_value(view *v, fc_h5_out *out, uint32_t index, fc_error *err) {
+    const fc_target_tensor *tensor = &v->target->tensors[index];
+    hid_t id = H5I_INVALID_HID;
+    fc_code rc;
+    FC_TRY_GOTO(make_dataset(v, out, index, &id, err), rc, out);
     fc_h5_holder holder = fc_h5_held(out, id);
-    rc = rc == FC_OK ? fc_h5_value_attributes(v->w, &holder, tensor, err) : rc;
-    rc = rc == FC_OK ? add_digest(v, out, id, t, err) : rc;
+    FC_TRY_GOTO(fc_h5_value_attributes(v->w, &holder, tensor, err), rc, out);
+    rc = add_digest(v, out, id, tensor->source, err);
+out:
     if (id >= 0) {
         H5Dclose(id);
     }

@@ -241,23 +241,19 @@ static fc_code make_dataset(fc_h5_out *out, uint32_t node, fc_dtype dtype, int n
                             hid_t *id, fc_error *err) {
     hid_t parent, type = type_of(out, dtype);
     *id = H5I_INVALID_HID;
-    fc_code rc = enter_parent(out, node, &parent, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(enter_parent(out, node, &parent, err));
     hid_t space = space_of(ndim, shape);
     if (space >= 0 && type >= 0) {
         out->channel.reserving = props == out->stored_props;
         *id = H5Dcreate2(parent, out->tree->nodes[node].link, type, space, out->link_props, props, H5P_DEFAULT);
         out->channel.reserving = false;
     }
-    if (*id < 0 || out->channel.errnum != 0) {
-        rc = fail(out, err, "creating the dataset");
-    }
+    bool made = *id >= 0 && out->channel.errnum == 0;
+    fc_code rc = made ? FC_OK : fail(out, err, "creating the dataset");
     if (space >= 0) {
         H5Sclose(space);
     }
-    if (rc != FC_OK && *id >= 0) {
+    if (!made && *id >= 0) {
         H5Dclose(*id);
         *id = H5I_INVALID_HID;
     }

@@ -137,12 +137,11 @@ static fc_code add_tensor(tables *t, uint32_t index, uint64_t crc64, const uint6
                             .box = first_box[0],
                             .boxes = first_box[1] - first_box[0],
                             .crc64 = crc64};
-    fc_code rc = path ? FC_OK : no_memory(err);
-    if (rc == FC_OK && !source->object) {
-        rc = placements_row(t, tensor, &row.placements, err); /* its text comes before the row's own */
+    if (!path) {
+        return no_memory(err);
     }
-    if (rc != FC_OK) {
-        return rc;
+    if (!source->object) {
+        FC_TRY(placements_row(t, tensor, &row.placements, err)); /* its text comes before the row's own */
     }
     const char *dtype = fc_dtype_get(tensor->dtype)->torch_name;
     memcpy(row.dtype, dtype, strlen(dtype));
@@ -150,10 +149,12 @@ static fc_code add_tensor(tables *t, uint32_t index, uint64_t crc64, const uint6
     row.path = add_text(t, path + 1);
     row.kinds = add_kinds(t, node);
     row.fqn = fc_h5_needs_fqn(tensor) ? add_text(t, tensor->name) : 0;
-    rc = source->object ? add_object(t, tensor, &row, scratch, err) : FC_OK;
+    if (source->object) {
+        FC_TRY(add_object(t, tensor, &row, scratch, err));
+    }
     fc_h5_add_bytes(&t->rows[FC_H5_T_DIMS], source->shape, (size_t)source->ndim * sizeof(int64_t));
     fc_h5_add_bytes(&t->rows[FC_H5_T_TENSORS], &row, sizeof row);
-    return rc;
+    return FC_OK;
 }
 
 /* Tensors come in the order of the tree; `first` gets the first box of each, and the end. */

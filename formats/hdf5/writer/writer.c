@@ -137,6 +137,13 @@ fc_code fc_h5_create(const fc_target *target, const char *staging, fc_writer *wr
     return FC_OK;
 }
 
+/* Writes the headers into the open file. */
+static fc_code add_headers(fc_h5_writer *w, fc_target_file *file, fc_error *err) {
+    fc_h5_holder root = fc_h5_held(&w->out, w->out.file);
+    FC_TRY(fc_h5_root_attributes(w, &root, w->target->mesh->ndim > 0 ? (int64_t)file->rank : -1, err));
+    return add_items(w, &w->out, file, err);
+}
+
 /* Through libhdf5: the full file, and any with compressed tensors. */
 static fc_code reserve_by_library(fc_h5_writer *w, fc_target_file *file, bool chunked, fc_error *err) {
     fc_h5_estimate estimate = {0};
@@ -149,14 +156,11 @@ static fc_code reserve_by_library(fc_h5_writer *w, fc_target_file *file, bool ch
     fc_h5_out_release(&w->out);
     free(w->patches);
     w->patches = calloc(file->nitems + 1, sizeof *w->patches);
-    fc_code rc = w->patches ? FC_OK : fc_no_memory(err, file->path);
-    rc = rc == FC_OK ? fc_h5_out_open(&w->out, &w->tree, file->path, &estimate, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
+    if (!w->patches) {
+        return fc_no_memory(err, file->path);
     }
-    fc_h5_holder root = fc_h5_held(&w->out, w->out.file);
-    rc = fc_h5_root_attributes(w, &root, w->target->mesh->ndim > 0 ? (int64_t)file->rank : -1, err);
-    rc = rc == FC_OK ? add_items(w, &w->out, file, err) : rc;
+    FC_TRY(fc_h5_out_open(&w->out, &w->tree, file->path, &estimate, err));
+    fc_code rc = add_headers(w, file, err);
     w->open = rc == FC_OK && chunked;
     return w->open ? rc : fc_h5_out_close(&w->out, rc, err);
 }
@@ -165,22 +169,17 @@ fc_code fc_h5_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     fc_h5_writer *w = writer->state;
     const bool sharded = w->target->mesh->ndim > 0;
     bool chunked = false;
-    fc_code rc = FC_OK;
     file->path = w->staging;
     if (sharded) {
         char name[FC_H5_SHARD_NAME];
         fc_h5_shard_name(w, file->rank, name);
-        FC_TRY_GOTO(fc_h5_staged_path(w, name, &file->path, err), rc, out);
+        FC_TRY(fc_h5_staged_path(w, name, &file->path, err));
     }
-out:
     for (size_t i = 0; i < file->nitems; i++) {
         chunked |= file->items[i].chunk != NULL;
     }
     w->imaged = sharded && !chunked;
     w->written.compressed |= chunked;
-    if (rc != FC_OK) {
-        return rc;
-    }
     return w->imaged ? fc_h5_shard_reserve(w, file, err) : reserve_by_library(w, file, chunked, err);
 }
 
