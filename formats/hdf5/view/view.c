@@ -250,7 +250,8 @@ static fc_code add_pieces(view *v, fc_h5_out *out, uint32_t index, fc_error *err
 }
 
 static fc_code write_headers(view *v, const fc_h5_estimate *estimate, fc_error *err) {
-    fc_h5_out *out = &v->w->out;
+    fc_h5_out file;
+    fc_h5_out *out = &file;
     const uint32_t *order = v->w->tree.order;
     uint32_t first = v->next_piece;
     FC_TRY(fc_h5_out_open(out, &v->w->tree, v->path, estimate, err));

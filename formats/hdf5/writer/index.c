@@ -129,37 +129,33 @@ typedef struct root {
 } root;
 
 static fc_code add_root(making *m, root *r, fc_error *err) {
-    const bool tables = !m->w->written.compressed;
     fc_h5_holder holder = {.image = &m->image, .messages = &r->messages};
     fc_code rc = fc_h5_root_attributes(m->w, &holder, -1, err);
     r->crc64 = holder.last;
     rc = rc == FC_OK ? fc_h5_set_text(&holder, FC_H5_A_MISSING, absent_values, err) : rc;
-    rc = rc == FC_OK && tables ? fc_h5_set_number(&holder, FC_H5_A_TABLES, 0, err) : rc;
+    rc = rc == FC_OK ? fc_h5_set_number(&holder, FC_H5_A_TABLES, 0, err) : rc;
     r->tables = holder.last;
-    rc = rc == FC_OK && tables ? fc_h5_set_number(&holder, FC_H5_A_TABLES_AT, 0, err) : rc;
+    rc = rc == FC_OK ? fc_h5_set_number(&holder, FC_H5_A_TABLES_AT, 0, err) : rc;
     r->tables_at = holder.last;
     return rc == FC_OK && r->messages.failed ? fc_no_memory(err, m->image.path) : rc;
 }
 
 /* What comes after the values: the tables, the groups, and the file is there. */
 static fc_code finish(making *m, fc_error *err) {
-    const bool tables = !m->w->written.compressed;
     root r = {{NULL, 0, 0, false}, 0, 0, 0};
     size_t at = 0;
     uint64_t group = 0;
     fc_code rc = add_root(m, &r, err);
     rc = rc == FC_OK ? fc_h5_groups_find(&m->groups, &m->image, err) : rc;
     fc_h5_image_close_heap(&m->image);
-    if (rc == FC_OK && tables) {
-        rc = fc_h5_tables_add(m->w, m->digests, &m->image, &group, &at, err);
-    }
-    if (rc == FC_OK && tables) {
+    rc = rc == FC_OK ? fc_h5_tables_add(m->w, m->digests, &m->image, &group, &at, err) : rc;
+    if (rc == FC_OK) {
         fc_h5_store(r.messages.data + r.tables, group, 8);
         fc_h5_store(r.messages.data + r.tables_at, m->image.objects_at + at, 8);
     }
     rc = rc == FC_OK ? fc_h5_groups_make(&m->groups, &m->image, &r.messages, r.crc64, err) : rc;
     rc = rc == FC_OK ? fc_h5_image_lay_out(&m->image, err) : rc;
-    if (rc == FC_OK && tables) {
+    if (rc == FC_OK) {
         fc_h5_tables_seal(&m->image, at);
     }
     rc = rc == FC_OK ? fc_h5_image_write(&m->image, NULL, err) : rc;

@@ -62,15 +62,12 @@ static fc_code make_shared_ids(fc_h5_out *out, fc_error *err) {
 
 /* Measured with 1.10.8 on files of 1 to 10,000 datasets: enough, and little too much. */
 static uint64_t header_bytes(const fc_h5_estimate *e) {
-    return 5120 + 256 * e->datasets + 80 * e->attributes + 90 * e->mappings + 2 * e->text + e->indexes +
-           32 * e->segments;
+    return 5120 + 256 * e->datasets + 80 * e->attributes + 90 * e->mappings + 2 * e->text + 32 * e->segments;
 }
 
 static fc_code create_file(fc_h5_out *out, const fc_h5_estimate *estimate, fc_error *err) {
     hid_t access = H5Pcreate(H5P_FILE_ACCESS), create = H5Pcreate(H5P_FILE_CREATE);
-    /* 3 KB a mapping of a virtual dataset, until the file is closed. But not where datasets are opened again for their
-       chunks: after a failed write their headers would be nowhere, and libhdf5 cannot close what it cannot read. */
-    const bool evict = !out->channel.shared;
+    const bool evict = true; /* 3 KB a mapping of a virtual dataset, until the file is closed */
     /* 1.8's format has checksums and scales to any number of links; virtual datasets bring 1.10's along as needed. */
     if (H5Pset_libver_bounds(access, H5F_LIBVER_V18, H5F_LIBVER_V110) >= 0 &&
         H5Pset_fclose_degree(access, H5F_CLOSE_SEMI) >= 0 && H5Pset_evict_on_close(access, evict) >= 0 &&
@@ -90,7 +87,6 @@ fc_code fc_h5_out_open(fc_h5_out *out, const fc_h5_tree *tree, const char *path,
     memset(out, 0, sizeof *out);
     out->tree = tree;
     out->path = path;
-    out->channel.shared = estimate->indexes > 0; /* the engine writes chunks while it is open */
     out->file = out->scalar = out->text_type = H5I_INVALID_HID;
     out->link_props = out->group_props = out->stored_props = out->empty_props = H5I_INVALID_HID;
     for (int i = 0; i < FC_DTYPE_COUNT; i++) {
@@ -170,15 +166,6 @@ fc_code fc_h5_out_finish_file(fc_h5_out *out, const fc_h5_patch *patches, size_t
     fc_code rc = fc_h5_headers_finish(out->path, &out->channel.blocks, patches, count, err);
     fc_h5_out_release(out);
     return rc;
-}
-
-fc_code fc_h5_out_address(fc_h5_out *out, hid_t object, uint64_t *address, fc_error *err) {
-    H5O_info_t info;
-    if (H5Oget_info2(object, &info, H5O_INFO_BASIC) < 0) {
-        return fail(out, err, "asking for the place of a header");
-    }
-    *address = info.addr;
-    return FC_OK;
 }
 
 /* Opens the group `node` below the last open one, making it when this file has not seen it yet. */
@@ -278,54 +265,6 @@ fc_code fc_h5_out_stored(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim
         }
     }
     return rc;
-}
-
-fc_code fc_h5_out_chunked(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim, const int64_t *shape,
-                          const int64_t *chunk, int level, hid_t *id, fc_error *err) {
-    hsize_t sizes[FC_MAX_DIMS];
-    for (int i = 0; i < ndim; i++) {
-        sizes[i] = (hsize_t)chunk[i];
-    }
-    *id = H5I_INVALID_HID;
-    hid_t props = H5Pcreate(H5P_DATASET_CREATE);
-    fc_code rc = FC_OK;
-    if (H5Pset_obj_track_times(props, 0) < 0 || H5Pset_fill_time(props, H5D_FILL_TIME_NEVER) < 0 ||
-        H5Pset_chunk(props, ndim, sizes) < 0 ||
-        (fc_h5_filters(fc_dtype_size(dtype)) > 1 && H5Pset_shuffle(props) < 0) ||
-        H5Pset_deflate(props, (unsigned)level) < 0) {
-        rc = fail(out, err, "preparing a compressed dataset");
-    }
-    rc = rc == FC_OK ? make_dataset(out, node, dtype, ndim, shape, props, id, err) : rc;
-    if (props >= 0) {
-        H5Pclose(props);
-    }
-    return rc;
-}
-
-fc_code fc_h5_out_reopen(fc_h5_out *out, uint32_t node, hid_t *id, fc_error *err) {
-    hid_t parent;
-    *id = H5I_INVALID_HID;
-    FC_TRY(enter_parent(out, node, &parent, err));
-    *id = H5Dopen2(parent, out->tree->nodes[node].link, H5P_DEFAULT);
-    return *id < 0 ? fail(out, err, "opening the dataset") : FC_OK;
-}
-
-fc_code fc_h5_out_place(fc_h5_out *out, hid_t id, int ndim, const int64_t *start, uint32_t mask, uint64_t size,
-                        uint64_t *offset, fc_error *err) {
-    static const char later = 0; /* the driver writes nothing, libhdf5 only asks that there be a buffer */
-    hsize_t at[FC_MAX_DIMS];
-    for (int i = 0; i < ndim; i++) {
-        at[i] = (hsize_t)start[i];
-    }
-    out->channel.place = 0;
-    out->channel.placing = true;
-    herr_t done = H5Dwrite_chunk(id, H5P_DEFAULT, mask, at, (size_t)size, &later);
-    out->channel.placing = false;
-    *offset = out->channel.place;
-    if (done < 0 || out->channel.errnum != 0 || *offset == 0) {
-        return fail(out, err, "adding a chunk");
-    }
-    return FC_OK;
 }
 
 fc_code fc_h5_out_external(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim, const int64_t *shape,

@@ -15,11 +15,6 @@
 
 #include <hdf5.h>
 
-/** Filters of a dataset of compressed chunks: shuffle, unless its elements are of one byte, then deflate. */
-static inline int fc_h5_filters(uint32_t element) {
-    return element > 1 ? 2 : 1;
-}
-
 /** What a file will hold, for setting aside the place of its headers. */
 typedef struct fc_h5_estimate {
     uint64_t datasets;
@@ -27,7 +22,6 @@ typedef struct fc_h5_estimate {
     uint64_t mappings; /**< of virtual datasets */
     uint64_t segments; /**< of external datasets */
     uint64_t text;     /**< bytes of names and strings */
-    uint64_t indexes;  /**< bytes of the indexes of chunks */
 } fc_h5_estimate;
 
 typedef struct fc_h5_out {
@@ -61,26 +55,9 @@ fc_code fc_h5_out_finish_file(fc_h5_out *out, const fc_h5_patch *patches, size_t
 /** Releases what a closed `out` holds, without sealing; it may be zeroed, or released already. */
 void fc_h5_out_release(fc_h5_out *out);
 
-/** Where the object header of `object` is in the file. */
-fc_code fc_h5_out_address(fc_h5_out *out, hid_t object, uint64_t *address, fc_error *err);
-
 /** A dataset whose bytes come later, at `offset` of the file (0 when it has none). Close `id` with H5Dclose. */
 fc_code fc_h5_out_stored(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim, const int64_t *shape, hid_t *id,
                          uint64_t *offset, fc_error *err);
-
-/** A dataset of compressed chunks of the sizes `chunk`, none of them there yet. Close `id` with H5Dclose. */
-fc_code fc_h5_out_chunked(fc_h5_out *out, uint32_t node, fc_dtype dtype, int ndim, const int64_t *shape,
-                          const int64_t *chunk, int level, hid_t *id, fc_error *err);
-
-/** Opens a dataset that was made before. */
-fc_code fc_h5_out_reopen(fc_h5_out *out, uint32_t node, hid_t *id, fc_error *err);
-
-/**
- * Gives the next chunk of dataset `id` its place: `size` bytes at `*offset`, which are written by the caller.
- * @param start where it starts in the dataset. @param mask HDF5's filter mask: bit i set: filter i was left out.
- */
-fc_code fc_h5_out_place(fc_h5_out *out, hid_t id, int ndim, const int64_t *start, uint32_t mask, uint64_t size,
-                        uint64_t *offset, fc_error *err);
 
 /** Bytes of another file. At most FC_H5_SEGMENT of them: libhdf5 reads a segment with one read(), which above 2 GiB
  *  gives less than was asked for, and takes the rest for zeros. */
