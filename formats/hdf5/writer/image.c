@@ -8,7 +8,6 @@
 #include "base/try.h"
 #include "fsdpckpt/io.h"
 #include "hdf5/object_header.h"
-#include "hdf5/writer/driver.h"
 #include "hdf5/writer/image_chunks.h"
 #include "hdf5/writer/types_write.h"
 
@@ -266,7 +265,7 @@ void fc_h5_image_fill(fc_h5_buffer *to, int how, const unsigned char *value, siz
     fc_h5_message_end(to, message);
 }
 
-static void add_contiguous(fc_h5_buffer *to, uint64_t address, uint64_t bytes) {
+void fc_h5_image_add_contiguous(fc_h5_buffer *to, uint64_t address, uint64_t bytes) {
     const size_t message = fc_h5_message_begin(to, FC_H5_M_LAYOUT);
     fc_h5_add_number(to, 3, 1); /* version */
     fc_h5_add_number(to, 1, 1); /* contiguous */
@@ -292,13 +291,13 @@ uint64_t fc_h5_image_contiguous(fc_h5_image *image, uint64_t bytes) {
     fc_h5_buffer *to = &image->objects;
     if (bytes == 0) {
         fc_h5_image_fill(to, LATE_IF_SET, NULL, 0);
-        add_contiguous(to, FC_H5_UNDEFINED, 0);
+        fc_h5_image_add_contiguous(to, FC_H5_UNDEFINED, 0);
         return 0;
     }
     const bool large = bytes >= FC_H5_LARGE;
     const uint64_t at = align_up(image->data_size, large ? FC_H5_LARGE_ALIGN : FC_H5_SMALL_ALIGN);
     fc_h5_image_fill(to, EARLY_NEVER, NULL, 0);
-    add_contiguous(to, at, bytes);
+    fc_h5_image_add_contiguous(to, at, bytes);
     if (to->failed || at < image->data_size || bytes > INT64_MAX - at ||
         !fc_grow(&image->places, &image->places_capacity, image->nplaces + 1, sizeof *image->places)) {
         to->failed = true;
@@ -312,7 +311,7 @@ uint64_t fc_h5_image_contiguous(fc_h5_image *image, uint64_t bytes) {
 
 void fc_h5_image_among_headers(fc_h5_image *image, uint64_t address, uint64_t bytes) {
     fc_h5_image_fill(&image->objects, EARLY_NEVER, NULL, 0);
-    add_contiguous(&image->objects, bytes ? address : FC_H5_UNDEFINED, bytes);
+    fc_h5_image_add_contiguous(&image->objects, bytes ? address : FC_H5_UNDEFINED, bytes);
 }
 
 void fc_h5_image_virtual(fc_h5_image *image, fc_dtype dtype, const fc_h5_heap_id *list) {

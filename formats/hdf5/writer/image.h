@@ -22,6 +22,12 @@
 
 #include <hdf5.h>
 
+enum {
+    FC_H5_LARGE = 65536,      /**< data of this many bytes … */
+    FC_H5_LARGE_ALIGN = 4096, /**< … starts at a multiple of this: O_DIRECT, reflinks, huge pages */
+    FC_H5_SMALL_ALIGN = 64    /**< smaller data at a multiple of this: a cache line, as torch.save does */
+};
+
 #define FC_H5_UNDEFINED UINT64_MAX /**< HDF5's address of nothing */
 
 /** A string, or a list of mappings, in a global heap. */
@@ -97,6 +103,7 @@ enum {
     FC_H5_M_DATATYPE = 3,
     FC_H5_M_FILL = 5,
     FC_H5_M_LINK = 6,
+    FC_H5_M_FILES = 7,
     FC_H5_M_LAYOUT = 8,
     FC_H5_M_GROUP_INFO = 10,
     FC_H5_M_FILTERS = 11,
@@ -106,6 +113,9 @@ enum {
 
 /** A fill value message. @param how when space is allocated and fill values are written. @param value may be NULL */
 void fc_h5_image_fill(fc_h5_buffer *to, int how, const unsigned char *value, size_t size);
+
+/** A layout message of contiguous bytes. */
+void fc_h5_image_add_contiguous(fc_h5_buffer *to, uint64_t address, uint64_t bytes);
 
 /** Adds the address of what is at `at` in `objects`. */
 void fc_h5_image_add_inner(fc_h5_image *image, size_t at);

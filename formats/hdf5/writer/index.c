@@ -59,7 +59,7 @@ static fc_code map_boxes(making *m, const fc_target_tensor *tensor, const char *
             char file[FC_H5_SHARD_NAME];
             fc_h5_shard_name(m->w, fc_layout_owner(walk.mesh, walk.placements, walk.coordinate, tensor->owner_offset),
                              file);
-            fc_h5_list_add(&m->list, file, source, t->ndim, offsets, sizes);
+            fc_h5_list_add(&m->list, file, source, NULL, t->ndim, offsets, sizes);
             covered += volume;
         }
         if (rc != FC_OK) {
@@ -79,7 +79,7 @@ static void map_object(making *m, const fc_tensor *object, const char *source) {
     const int64_t origin = 0;
     char file[FC_H5_SHARD_NAME];
     fc_h5_shard_name(m->w, 0, file);
-    fc_h5_list_add(&m->list, file, source, 1, &origin, object->shape);
+    fc_h5_list_add(&m->list, file, source, NULL, 1, &origin, object->shape);
 }
 
 static fc_code map_value(making *m, uint32_t index, fc_error *err) {
@@ -115,7 +115,7 @@ static fc_code add_value(making *m, uint32_t index, fc_error *err) {
         fc_h5_image_contiguous(&m->image, 0);
     }
     rc = rc == FC_OK ? fc_h5_value_attributes(w, &holder, tensor, err) : rc;
-    rc = rc == FC_OK ? fc_h5_set_number(&holder, FC_H5_A_CRC64, m->digests[index], err) : rc;
+    fc_h5_set_number(&holder, FC_H5_A_CRC64, m->digests[index]);
     fc_h5_object_end(&m->image, start);
     m->groups.made[w->tree.leaves[index]] = start + 1;
     rc = rc == FC_OK ? fc_h5_image_flush_heap(&m->image, err) : rc;
@@ -130,14 +130,14 @@ typedef struct root {
 
 static fc_code add_root(making *m, root *r, fc_error *err) {
     fc_h5_holder holder = {.image = &m->image, .messages = &r->messages};
-    fc_code rc = fc_h5_root_attributes(m->w, &holder, -1, err);
+    fc_h5_root_attributes(m->w, &holder, -1);
     r->crc64 = holder.last;
-    rc = rc == FC_OK ? fc_h5_set_text(&holder, FC_H5_A_MISSING, absent_values, err) : rc;
-    rc = rc == FC_OK ? fc_h5_set_number(&holder, FC_H5_A_TABLES, 0, err) : rc;
+    fc_h5_set_text(&holder, FC_H5_A_MISSING, absent_values);
+    fc_h5_set_number(&holder, FC_H5_A_TABLES, 0);
     r->tables = holder.last;
-    rc = rc == FC_OK ? fc_h5_set_number(&holder, FC_H5_A_TABLES_AT, 0, err) : rc;
+    fc_h5_set_number(&holder, FC_H5_A_TABLES_AT, 0);
     r->tables_at = holder.last;
-    return rc == FC_OK && r->messages.failed ? fc_no_memory(err, m->image.path) : rc;
+    return r->messages.failed ? fc_no_memory(err, m->image.path) : FC_OK;
 }
 
 /* What comes after the values: the tables, the groups, and the file is there. */

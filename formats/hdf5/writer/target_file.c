@@ -36,7 +36,7 @@ static fc_code add_copy(making *m, const fc_target_item *item, fc_error *err) {
     }
     fc_h5_shard_name(m->w, item->owner, owner);
     fc_h5_list_begin(&m->list);
-    fc_h5_list_add(&m->list, owner, path, ndim, origin, item->dims + ndim);
+    fc_h5_list_add(&m->list, owner, path, NULL, ndim, origin, item->dims + ndim);
     const fc_h5_heap_id list = fc_h5_list_end(&m->list, m->image);
     fc_h5_image_virtual(m->image, tensor->dtype, &list);
     return FC_OK;
@@ -81,11 +81,11 @@ static fc_code add_item(making *m, fc_target_item *item, size_t *crc64_at, fc_er
     *crc64_at = SIZE_MAX;
     rc = rc == FC_OK ? add_storage(m, item, copy, err) : rc;
     rc = rc == FC_OK ? fc_h5_value_attributes(w, &holder, tensor, err) : rc;
-    if (rc == FC_OK && w->target->mesh->ndim > 0 && !tensor->source->object) {
-        rc = fc_h5_box_attributes(&holder, tensor, item, copy, err);
+    if (w->target->mesh->ndim > 0 && !tensor->source->object) {
+        fc_h5_box_attributes(&holder, tensor, item, copy);
     }
-    if (rc == FC_OK && !copy) {
-        rc = fc_h5_set_number(&holder, FC_H5_A_CRC64, 0, err); /* set by fc_h5_finish_file */
+    if (!copy) {
+        fc_h5_set_number(&holder, FC_H5_A_CRC64, 0); /* set by fc_h5_finish_file */
         *crc64_at = holder.last;
     }
     fc_h5_object_end(m->image, start);
@@ -128,8 +128,8 @@ static fc_code add_root(making *m, const fc_target_file *file, fc_error *err) {
     fc_h5_buffer root = {NULL, 0, 0, false};
     fc_h5_holder holder = {.image = m->image, .messages = &root};
     const int64_t rank = m->w->target->mesh->ndim > 0 ? (int64_t)file->rank : -1;
-    fc_code rc = fc_h5_root_attributes(m->w, &holder, rank, err);
-    rc = rc == FC_OK ? fc_h5_groups_find(&m->groups, m->image, err) : rc;
+    fc_h5_root_attributes(m->w, &holder, rank);
+    fc_code rc = fc_h5_groups_find(&m->groups, m->image, err);
     fc_h5_image_close_heap(m->image);
     rc = rc == FC_OK ? fc_h5_groups_make(&m->groups, m->image, &root, holder.last, err) : rc;
     free(root.data);

@@ -9,9 +9,9 @@
 #error "this header is private to fsdpckpt: include <fsdpckpt/...> instead"
 #endif
 
-#include "hdf5/writer/out.h"
 #include "hdf5/writer/set.h"
 #include "hdf5/writer/tables_out.h"
+#include "hdf5/writer/tree.h"
 #include "hdf5/writer/written.h"
 
 typedef struct fc_h5_writer {
@@ -38,15 +38,14 @@ void fc_h5_shard_name(const fc_h5_writer *w, int64_t rank, char name[FC_H5_SHARD
 fc_code fc_h5_staged_path(fc_h5_writer *w, const char *name, const char **path, fc_error *err);
 
 /** The attributes of the root group, header_crc64 last. @param rank the rank of a shard file, -1 for any other. */
-fc_code fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_holder *root, int64_t rank, fc_error *err);
+void fc_h5_root_attributes(const fc_h5_writer *w, fc_h5_holder *root, int64_t rank);
 
 /** The attributes that a value has in every file: dtype, fqn, placements, encoding, json. */
 fc_code fc_h5_value_attributes(const fc_h5_writer *w, fc_h5_holder *value, const fc_target_tensor *tensor,
                                fc_error *err);
 
 /** Those that a tensor has in a shard file: which box of it this is, and who owns it. */
-fc_code fc_h5_box_attributes(fc_h5_holder *value, const fc_target_tensor *tensor, const fc_target_item *item, bool copy,
-                             fc_error *err);
+void fc_h5_box_attributes(fc_h5_holder *value, const fc_target_tensor *tensor, const fc_target_item *item, bool copy);
 
 /** Whether the name is not the path joined with ".". */
 bool fc_h5_needs_fqn(const fc_target_tensor *tensor);
@@ -56,9 +55,6 @@ enum { FC_H5_PLACEMENTS = FC_MAX_MESH_DIMS * 64 /**< bytes of the placements of 
 /** The attribute `placements`. @param file for the message. */
 fc_code fc_h5_placements_text(const fc_h5_writer *w, const fc_target_tensor *tensor, const char *file,
                               char text[FC_H5_PLACEMENTS], fc_error *err);
-
-/** Adds what a value takes in the headers of a file. @param mappings of its virtual dataset; 0 for a stored one. */
-void fc_h5_estimate_value(const fc_h5_writer *w, fc_h5_estimate *estimate, uint32_t tensor, uint64_t mappings);
 
 /** Writes index.h5, in which every value is whole. @param digests of wanted->tensors. */
 fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *err);
