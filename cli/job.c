@@ -51,14 +51,47 @@ static fc_code choose_split(job *j, bool sharded, fc_error *err) {
     return FC_OK;
 }
 
+/* Parses GLOB=TYPE. The glob may have "=", the type has none. */
+static fc_code parse_dtype_rule(const char *text, fc_arena *arena, fc_dtype_rule *rule, fc_error *err) {
+    const char *type = strrchr(text, '=');
+    if (!type || type == text) {
+        return fc_fail(err, FC_EUSAGE, "--dtype-for: '%s' is not GLOB=TYPE, such as '*.norm.weight=f32'", text);
+    }
+    rule->keep = strcmp(type + 1, "keep") == 0;
+    if (!rule->keep && !fc_dtype_find(type + 1, strlen(type + 1), &rule->dtype)) {
+        return fc_fail(err, FC_EUSAGE, "--dtype-for: '%s': there is no dtype '%s'", text, type + 1);
+    }
+    if (!rule->keep && fc_dtype_get(rule->dtype)->cls != FC_CLASS_FLOAT) {
+        return fc_fail(err, FC_EUSAGE,
+                       "--dtype-for: '%s': %s is not a floating-point type; only those can be converted", text,
+                       type + 1);
+    }
+    rule->glob = fc_arena_strndup(arena, text, (size_t)(type - text));
+    return rule->glob ? FC_OK : fc_no_memory(err, NULL);
+}
+
+/* --dtype and --dtype-for */
+static fc_code choose_dtypes(job *j, fc_error *err) {
+    const option_list *list = &j->o->dtype_for;
+    fc_selection *s = &j->how.selection;
+    s->cast = option_given(j->o, OPT_DTYPE);
+    s->dtype = j->o->dtype;
+    fc_dtype_rule *rules = fc_arena_calloc(j->arena, list->count + 1, sizeof *rules);
+    fc_code rc = rules ? FC_OK : fc_no_memory(err, NULL);
+    for (size_t i = 0; rc == FC_OK && i < list->count; i++) {
+        rc = parse_dtype_rule(list->items[i], j->arena, &rules[i], err);
+    }
+    s->dtype_rules = rules;
+    s->ndtype_rules = list->count;
+    return rc;
+}
+
 static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     const options *o = j->o;
     j->how.selection.include = o->include.items;
     j->how.selection.exclude = o->exclude.items;
     j->how.selection.strip_prefix = o->strip_prefix;
     j->how.selection.rename = o->rename.items;
-    j->how.selection.cast = option_given(o, OPT_DTYPE);
-    j->how.selection.dtype = o->dtype;
     j->how.selection.compress = o->compress;
     j->how.force = o->force;
     j->how.trust_objects = o->trust_objects;
@@ -66,15 +99,16 @@ static fc_code prepare(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.move.threads = (int)o->jobs;
     j->how.move.memory = o->memory;
     j->how.move.progress = j->call->progress;
-    fc_code rc = target_format(o, spec != NULL, &j->how.format, err);
+    j->arena = fc_arena_new();
+    fc_code rc = j->arena ? choose_dtypes(j, err) : fc_no_memory(err, NULL);
+    rc = rc == FC_OK ? target_format(o, spec != NULL, &j->how.format, err) : rc;
     rc = rc == FC_OK ? choose_split(j, spec != NULL, err) : rc;
     if (rc == FC_OK && spec) {
         rc = fc_layout_mesh(spec, &j->mesh, err);
         j->how.selection.mesh = &j->mesh;
     }
     if (rc == FC_OK && spec && o->tp > 0) {
-        j->arena = fc_arena_new();
-        rc = j->arena ? fc_tp_plan_load(o->tp_plan, j->arena, &j->plan, err) : fc_fail(err, FC_ENOMEM, "out of memory");
+        rc = fc_tp_plan_load(o->tp_plan, j->arena, &j->plan, err);
         j->how.selection.tp_plan = j->plan;
     }
     return rc;

@@ -183,18 +183,14 @@ out:
 
 fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, const char **directory, fc_error *err) {
     const char *metadata = NULL;
-    fc_code rc = locate(checkpoint, directory, &metadata, err);
-    if (rc == FC_OK) {
-        rc = metadata ? fc_dcp_load(checkpoint, options, *directory, metadata, err)
-                      : fc_dcp_open_ranks(checkpoint, options, *directory, err);
+    FC_TRY(locate(checkpoint, directory, &metadata, err));
+    FC_TRY(metadata ? fc_dcp_load(checkpoint, options, *directory, metadata, err)
+                    : fc_dcp_open_ranks(checkpoint, options, *directory, err));
+    checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
+    if (!checkpoint->state) {
+        return fc_no_memory(err, checkpoint->path);
     }
-    if (rc == FC_OK) {
-        checkpoint->state = fc_dcp_state_new(checkpoint->nfiles);
-        if (!checkpoint->state) {
-            rc = fc_no_memory(err, checkpoint->path);
-        }
-    }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {

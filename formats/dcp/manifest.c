@@ -188,16 +188,14 @@ static fc_code make_object(const dcp_builder *b, fc_tensor *t) {
 }
 
 fc_code fc_dcp_refuse_tensor(const dcp_builder *b, fc_tensor *tensor, const fc_chunk *chunk, const char *reason) {
-    fc_code rc = refuse(b, tensor, reason);
-    rc = rc == FC_OK ? make_object(b, tensor) : rc;
-    if (rc == FC_OK) {
-        fc_chunk *one = (fc_chunk *)(uintptr_t)tensor->chunks;
-        const int64_t *dims = one->dims;
-        *one = *chunk;
-        one->dims = dims;
-        *(int64_t *)(uintptr_t)tensor->shape = ((int64_t *)(uintptr_t)dims)[1] = (int64_t)chunk->length;
-    }
-    return rc;
+    FC_TRY(refuse(b, tensor, reason));
+    FC_TRY(make_object(b, tensor));
+    fc_chunk *one = (fc_chunk *)(uintptr_t)tensor->chunks;
+    const int64_t *dims = one->dims;
+    *one = *chunk;
+    one->dims = dims;
+    *(int64_t *)(uintptr_t)tensor->shape = ((int64_t *)(uintptr_t)dims)[1] = (int64_t)chunk->length;
+    return FC_OK;
 }
 
 static fc_code read_tensor(const dcp_builder *b, fc_tensor *t, fc_pv v) {
@@ -208,14 +206,14 @@ static fc_code read_tensor(const dcp_builder *b, fc_tensor *t, fc_pv v) {
     if (!fc_pickle_is_object(b->p, v, FC_CLASS_TENSOR_STORAGE)) {
         return fc_dcp_fail(b, FC_ECORRUPT, t->name, "its metadata is of an unknown kind");
     }
-    fc_code rc = read_dtype(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_PROPERTIES));
-    if (rc == FC_OK && !t->object) {
-        rc = read_shape(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_SIZE));
+    FC_TRY(read_dtype(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_PROPERTIES)));
+    if (!t->object) {
+        FC_TRY(read_shape(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_SIZE)));
     }
-    if (rc == FC_OK && t->object) {
+    if (t->object) {
         return make_object(b, t);
     }
-    return rc == FC_OK ? read_chunks(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_CHUNKS)) : rc;
+    return read_chunks(b, t, fc_pickle_slot(b->p, v, FC_TENSOR_CHUNKS));
 }
 
 static fc_code flat_path(const dcp_builder *b, fc_tensor *t) {
@@ -241,18 +239,16 @@ static fc_code nested_path(const dcp_builder *b, fc_tensor *t, fc_pv tuple) {
     }
     for (size_t i = 0; i < n; i++) {
         int64_t index;
-        fc_code rc = FC_OK;
         if (fc_pv_typeof(items[i]) == FC_PV_STR) {
-            rc = copy_text(b, items[i], t->name, &elements[i].key);
+            FC_TRY(copy_text(b, items[i], t->name, &elements[i].key));
         } else if (fc_pickle_int(b->p, items[i], &index) && index >= 0) {
             elements[i].is_index = true;
             elements[i].key = fc_arena_printf(b->checkpoint->arena, "%" PRId64, index);
-            rc = elements[i].key ? FC_OK : no_memory(b);
+            if (!(elements[i].key)) {
+                return no_memory(b);
+            }
         } else {
-            rc = fc_dcp_fail(b, FC_ECORRUPT, t->name, "its path in planner_data is not a tuple of keys");
-        }
-        if (rc != FC_OK) {
-            return rc;
+            FC_TRY(fc_dcp_fail(b, FC_ECORRUPT, t->name, "its path in planner_data is not a tuple of keys"));
         }
     }
     t->path = (fc_path){elements, n};

@@ -238,13 +238,8 @@ static fc_code place_all(dcp_builder *b, const fc_pv *pairs, size_t n, order *or
             return fc_dcp_fail(b, FC_ECORRUPT, fc_pickle_bytes(b->p, fqn, &length),
                                "storage_data has data for it, state_dict_metadata does not have it");
         }
-        fc_code rc = find_chunk(b, &b->tensors[number - 1], pairs[i], &orders[number - 1], &chunk);
-        if (rc == FC_OK) {
-            rc = place(b, number - 1, chunk, pairs[i + 1]);
-        }
-        if (rc != FC_OK) {
-            return rc;
-        }
+        FC_TRY(find_chunk(b, &b->tensors[number - 1], pairs[i], &orders[number - 1], &chunk));
+        FC_TRY(place(b, number - 1, chunk, pairs[i + 1]));
     }
     for (size_t i = 0; i < b->ntensors; i++) {
         FC_TRY(complete(b, &b->tensors[i], &orders[i]));

@@ -75,12 +75,14 @@ static fc_code check_pieces(const fc_checkpoint *checkpoint, const fc_tensor *ob
 fc_code fc_dcp_verify_object(const fc_checkpoint *checkpoint, const fc_tensor *object, struct fc_findings *findings,
                              struct fc_verify_report *report, fc_error *err) {
     bool covered = object->nchunks > 0 && object->chunks[0].detail == DCP_ARCHIVE;
-    fc_code rc = covered ? check_item(checkpoint, object, &object->chunks[0], findings, &covered, err) : FC_OK;
-    rc = rc == FC_OK && object->detail ? check_pieces(checkpoint, object, findings, &covered, err) : rc;
-    if (rc == FC_OK && covered) {
+    FC_TRY(covered ? check_item(checkpoint, object, &object->chunks[0], findings, &covered, err) : FC_OK);
+    if (object->detail) {
+        FC_TRY(check_pieces(checkpoint, object, findings, &covered, err));
+    }
+    if (covered) {
         fc_verify_covered(checkpoint, object, report);
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_dcp_verify(const fc_checkpoint *checkpoint, struct fc_findings *findings, struct fc_verify_report *report,

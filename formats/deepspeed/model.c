@@ -442,19 +442,22 @@ static fc_code add_aliases(ds_builder *b, const torch_file *f, fc_pv shared) {
         qsort_r(order, count, sizeof *order, by_name, b->tensors);
     }
     fc_code rc = FC_OK;
-    for (size_t i = 0; rc == FC_OK && i + 1 < n; i += 2) {
+    for (size_t i = 0; i + 1 < n; i += 2) {
         const char *name = text_of(b, f, pairs[i]), *other = name ? text_of(b, f, pairs[i + 1]) : NULL;
         const char *full = other ? fc_arena_printf(b->checkpoint->arena, "model.%s", other) : NULL;
         const ds_tensor *t = full ? find(b, order, count, full) : NULL;
         if (t) {
-            rc = add_alias(b, name, (size_t)(t - b->tensors));
+            FC_TRY_GOTO(add_alias(b, name, (size_t)(t - b->tensors)), rc, out);
         } else {
-            rc = full ? fc_fail(b->err, FC_ECORRUPT,
-                                "%s: shared_params: %.128s is another name of %.128s, but that tensor is missing",
-                                f->path, name, other)
-                      : failed(b);
+            FC_TRY_GOTO(full
+                            ? fc_fail(b->err, FC_ECORRUPT,
+                                      "%s: shared_params: %.128s is another name of %.128s, but that tensor is missing",
+                                      f->path, name, other)
+                            : failed(b),
+                        rc, out);
         }
     }
+out:
     free(order);
     return rc;
 }

@@ -239,34 +239,34 @@ static fc_code read_tensors(fc_h5_tables *t, fc_error *err) {
     t->chunks =
         fc_arena_calloc(checkpoint->arena, (size_t)fc_h5_rows(t, FC_H5_T_BOXES) + (size_t)fc_h5_rows(t, FC_H5_T_CHUNKS),
                         sizeof *t->chunks);
-    fc_code rc = datasets && t->tensors && t->chunks ? FC_OK : fc_no_memory(err, t->path);
-    for (size_t i = 0; rc == FC_OK && i < count; i++) {
-        rc = read_row(t, i, &datasets[i], err);
-        rc = rc == FC_OK ? fc_h5_name_tensor(checkpoint->arena, &datasets[i], true, t->path, &t->tensors[i], err) : rc;
-        rc = rc == FC_OK ? fc_h5_fill_tensor(checkpoint, &datasets[i], &t->tensors[i], err) : rc;
-        if (rc == FC_OK && !t->tensors[i].object) {
+    fc_code rc;
+    FC_TRY_GOTO(datasets && t->tensors && t->chunks ? FC_OK : fc_no_memory(err, t->path), rc, out);
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY_GOTO(read_row(t, i, &datasets[i], err), rc, out);
+        FC_TRY_GOTO(fc_h5_name_tensor(checkpoint->arena, &datasets[i], true, t->path, &t->tensors[i], err), rc, out);
+        FC_TRY_GOTO(fc_h5_fill_tensor(checkpoint, &datasets[i], &t->tensors[i], err), rc, out);
+        if (!t->tensors[i].object) {
             t->tensors[i].placements = t->parsed[t->rows[i].placements];
         }
-        rc = rc == FC_OK ? fc_h5_tables_boxes(t, &t->tensors[i], t->rows[i].boxes, err) : rc;
+        FC_TRY_GOTO(fc_h5_tables_boxes(t, &t->tensors[i], t->rows[i].boxes, err), rc, out);
     }
-    if (rc == FC_OK && t->next != fc_h5_rows(t, FC_H5_T_BOXES)) {
-        rc = fc_h5_tables_damaged(t, err, "boxes", t->next);
+    if (t->next != fc_h5_rows(t, FC_H5_T_BOXES)) {
+        FC_TRY_GOTO(fc_h5_tables_damaged(t, err, "boxes", t->next), rc, out);
     }
+    rc = fc_h5_check_names(checkpoint->arena, t->tensors, count, false, t->path, err);
+out:
     checkpoint->tensors = t->tensors;
     checkpoint->ntensors = count;
-    return rc == FC_OK ? fc_h5_check_names(checkpoint->arena, t->tensors, count, false, t->path, err) : rc;
+    return rc;
 }
 
 static fc_code read_all(fc_h5_tables *t, fc_error *err) {
     fc_h5_state *state = t->checkpoint->state;
     const size_t ranks = (size_t)fc_h5_rows(t, FC_H5_T_FILES);
-    fc_code rc = read_mesh(t, err);
-    rc = rc == FC_OK ? read_placements(t, err) : rc;
-    rc = rc == FC_OK ? fc_h5_tables_grids(t, err) : rc;
-    rc = rc == FC_OK ? read_tensors(t, err) : rc;
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(read_mesh(t, err));
+    FC_TRY(read_placements(t, err));
+    FC_TRY(fc_h5_tables_grids(t, err));
+    FC_TRY(read_tensors(t, err));
     t->checkpoint->producer = copy_text(t, t->manifest->producer[0], t->manifest->producer[1]);
     state->known = fc_arena_calloc(t->checkpoint->arena, ranks, sizeof *state->known);
     state->files = t->files;
@@ -279,22 +279,19 @@ static fc_code read_all(fc_h5_tables *t, fc_error *err) {
 
 fc_code fc_h5_open_tables(fc_checkpoint *checkpoint, const char *path, bool *used, fc_error *err) {
     fc_h5_tables t = {.checkpoint = checkpoint, .path = path};
-    index_file *f = calloc(1, sizeof *f);
+    index_file f = {.path = path};
     fc_h5_manifest_row manifest;
     uint64_t at;
     *used = false;
-    if (!f) {
-        return fc_no_memory(err, path);
+    FC_TRY(fc_open_input(path, &f.fd, &f.size, err));
+    *used = find_manifest(&f, &at, &manifest);
+    fc_code rc = FC_OK;
+    if (*used) {
+        FC_TRY_GOTO(load(&t, &f, at, manifest.bytes, err), rc, out);
+        rc = read_all(&t, err);
     }
-    f->path = path;
-    fc_code rc = fc_open_input(path, &f->fd, &f->size, err);
-    if (rc == FC_OK) {
-        *used = find_manifest(f, &at, &manifest);
-        rc = *used ? load(&t, f, at, manifest.bytes, err) : FC_OK;
-        rc = rc == FC_OK && *used ? read_all(&t, err) : rc;
-        close(f->fd);
-    }
-    free(f);
+out:
+    close(f.fd);
     return rc;
 }
 

@@ -166,15 +166,14 @@ static fc_code add_stored_chunks(adding *a, const char *path, fc_error *err) {
         const fc_h5_stored_chunk *c = &d->chunks[order[i].chunk];
         if (order[i].number < next) {
             rc = fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file: dataset /%s stores one chunk twice", path, d->path);
-            break;
+            goto out;
         }
         add_missing(a, 0, at, next, order[i].number);
         add_box(a, c->at, d->chunk, c->offset, c->size, c->mask);
         next = order[i].number + 1;
     }
-    if (rc == FC_OK) {
-        add_missing(a, 0, at, next, total);
-    }
+    add_missing(a, 0, at, next, total);
+out:
     free(order);
     return rc;
 }

@@ -10,6 +10,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "base/try.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/move.h"
@@ -200,14 +201,17 @@ static bool find_all(const mg_reader *r, const mg_part *part, mg_flat *flats, in
 static fc_code read_part(mg_reader *r, const mg_part *part, bool *known) {
     mg_flat *flats = calloc(r->chunks, sizeof *flats);
     int64_t *starts = calloc(part->end - part->first + 1, sizeof *starts);
-    fc_code rc = flats && starts ? FC_OK : fc_mg_no_memory(r);
-    *known = rc == FC_OK && find_all(r, part, flats, starts);
-    for (size_t i = part->first; rc == FC_OK && *known && i < part->end; i++) {
+    fc_code rc;
+    *known = false;
+    FC_TRY_GOTO(flats && starts ? FC_OK : fc_mg_no_memory(r), rc, out);
+    *known = find_all(r, part, flats, starts);
+    for (size_t i = part->first; *known && i < part->end; i++) {
         const mg_value param = r->values[i]; /* a copy: the list moves as it grows */
         if (has_parameter(r, part, i, param.chunk)) {
-            rc = add_states(r, &param, &flats[param.chunk], starts[i - part->first]);
+            FC_TRY_GOTO(add_states(r, &param, &flats[param.chunk], starts[i - part->first]), rc, out);
         }
     }
+out:
     free(flats);
     free(starts);
     return rc;

@@ -79,10 +79,12 @@ bool fc_mg_has_ranks(const char *directory, fc_error *err) {
     if (stat(directory, &st) != 0 || !S_ISDIR(st.st_mode)) {
         return false;
     }
-    fc_code rc = fc_dir_open(&dir, directory, err);
-    for (const char *name; rc == FC_OK && !found && (name = fc_dir_next(&dir)) != NULL;) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, directory, err), rc, out);
+    for (const char *name; !found && (name = fc_dir_next(&dir)) != NULL;) {
         found = parse(directory, name, &rank);
     }
+out:
     return fc_dir_close(&dir, rc, err) == FC_OK && found;
 }
 
@@ -90,8 +92,9 @@ static fc_code list(const char *directory, found_rank **out, size_t *count, fc_e
     size_t capacity = 0;
     fc_dir dir;
     found_rank rank;
-    fc_code rc = fc_dir_open(&dir, directory, err);
-    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, directory, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
         if (!parse(directory, name, &rank)) {
             continue;
         }
@@ -99,8 +102,10 @@ static fc_code list(const char *directory, found_rank **out, size_t *count, fc_e
             (*out)[(*count)++] = rank;
         } else {
             rc = fc_no_memory(err, directory);
+            goto out;
         }
     }
+out:
     return fc_dir_close(&dir, rc, err);
 }
 
@@ -159,14 +164,13 @@ static fc_code take(fc_checkpoint *checkpoint, const found_rank *ranks, size_t c
 
 static fc_code check_links(const fc_checkpoint *checkpoint, fc_error *err) {
     char root[PATH_MAX];
-    fc_code rc = FC_OK;
     if (!realpath(checkpoint->path, root)) {
         return fc_fail_errno(err, errno, "%s: cannot be examined", checkpoint->path);
     }
-    for (size_t i = 0; rc == FC_OK && i < checkpoint->nfiles; i++) {
-        rc = fc_check_link(checkpoint->files[i].path, checkpoint->files[i].name, root, err);
+    for (size_t i = 0; i < checkpoint->nfiles; i++) {
+        FC_TRY(fc_check_link(checkpoint->files[i].path, checkpoint->files[i].name, root, err));
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *options, mg_grid *out, fc_error *err) {

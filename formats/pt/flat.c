@@ -4,6 +4,7 @@
  * and contains the padding.
  */
 #include "base/grow.h"
+#include "base/try.h"
 #include "derived/flat_units.h"
 #include "pt/merge.h"
 
@@ -27,10 +28,10 @@ fc_code fc_pt_find_flat(pt_merger *m, const torch_leaves *leaves) {
         if (!is_flat(leaf)) {
             continue;
         }
-        rc = fc_pt_sharded_shard(&m->f, leaf->v, 0, &own, m->err);
+        rc = fc_pt_sharded_shard(m->f, leaf->v, 0, &own, m->err);
         if (rc == FC_OK && own.local) {
-            rc = fc_torch_find_extent(&m->f, own.local, &t, m->scratch, &extent, m->err);
-            rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s", m->f.path);
+            rc = fc_torch_find_extent(m->f, own.local, &t, m->scratch, &extent, m->err);
+            rc = rc == FC_OK ? rc : fc_context(m->err, rc, "%s", m->f->path);
         }
         if (rc == FC_OK && extent) {
             rc = fc_grow(&m->flat, &m->flat_capacity, m->nflat + 1, sizeof *m->flat)
@@ -60,23 +61,24 @@ static fc_code add_cut(pt_merger *m, int64_t ranks) {
 
 fc_code fc_pt_note_cuts(pt_merger *m, const torch_leaves *leaves, int64_t ranks) {
     size_t n = 0;
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < leaves->count && rc == FC_OK; i++) {
+    for (size_t i = 0; i < leaves->count; i++) {
         pt_shard own;
         if (!is_flat(&leaves->items[i])) {
             continue;
         }
-        rc = fc_pt_sharded_shard(&m->f, leaves->items[i].v, 0, &own, m->err);
+        FC_TRY(fc_pt_sharded_shard(m->f, leaves->items[i].v, 0, &own, m->err));
         m->ncuts = m->rank == 0 && n == 0 ? 0 : m->ncuts; /* of a set before */
-        rc = rc == FC_OK && m->rank == 0 ? add_cut(m, ranks) : rc;
-        pt_flat *cut = rc == FC_OK && n < m->ncuts ? &m->cuts[n++] : NULL;
+        if (m->rank == 0) {
+            FC_TRY(add_cut(m, ranks));
+        }
+        pt_flat *cut = n < m->ncuts ? &m->cuts[n++] : NULL;
         if (cut && own.local && own.ndim == 1) {
             cut->numel = own.shape[0];
             cut->shard = own.sizes[0] > cut->shard ? own.sizes[0] : cut->shard;
             cut->offsets[m->rank] = own.offsets[0];
         }
     }
-    return rc;
+    return FC_OK;
 }
 
 void fc_pt_match_numbers(pt_merger *m, const torch_leaves *leaves) {
@@ -86,7 +88,7 @@ void fc_pt_match_numbers(pt_merger *m, const torch_leaves *leaves) {
         if (path->count >= 3 && strcmp(path->elements[path->count - 1].key, "params") == 0 &&
             strcmp(path->elements[path->count - 3].key, "param_groups") == 0 &&
             fc_pv_typeof(leaves->items[i].v) == FC_PV_LIST) {
-            fc_pickle_items(m->f.p, leaves->items[i].v, &count);
+            fc_pickle_items(m->f->p, leaves->items[i].v, &count);
             groups++;
         }
     }
@@ -113,7 +115,7 @@ fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *
         return FC_OK;
     }
     unsigned long long number = strtoull(e[1].key, NULL, 10);
-    fc_code rc = fc_torch_tensor_decode(m->f.p, leaf->v, &t, err);
+    fc_code rc = fc_torch_tensor_decode(m->f->p, leaf->v, &t, err);
     if (rc != FC_OK || t.ndim != 1) {
         return rc;
     }
@@ -123,7 +125,7 @@ fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *
             err, FC_EUNSUPPORTED,
             "%s: optimizer state of flat parameters, numbered with other parameters or in several groups: "
             "nothing says which is which; save FSDP.optim_state_dict(model, optimizer), or leave the file out",
-            m->f.path);
+            m->f->path);
     }
     if (!m->numbers_fit || !cut || t.sizes[0] != cut->shard) {
         return FC_OK;
@@ -133,7 +135,7 @@ fc_code fc_pt_state_shard(const pt_merger *m, const torch_leaf *leaf, pt_shard *
                        "%s: optimizer state of flat parameters that %" PRId64
                        " ranks saved, and this file is of a rank beyond: the files are of two checkpoints; name one of "
                        "their sets",
-                       m->f.path, cut->ranks);
+                       m->f->path, cut->ranks);
     }
     int64_t offset = cut->offsets[m->rank], left = cut->numel - offset;
     *is = true;

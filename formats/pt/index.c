@@ -102,8 +102,8 @@ static fc_code open_files(opening *o) {
     FC_TRY(read_files(o));
     fc_name_table *names = fc_name_table_new(arena, o->total + 1);
     fc_tensor *all = fc_arena_calloc(arena, o->total + 1, sizeof *all);
-    fc_code rc = names && all ? join(o, names, all) : fc_no_memory(o->err, o->checkpoint->path);
-    return rc == FC_OK ? check_map(o, names) : rc;
+    FC_TRY(names && all ? join(o, names, all) : fc_no_memory(o->err, o->checkpoint->path));
+    return check_map(o, names);
 }
 
 fc_code fc_pt_open_index(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options, fc_error *err) {

@@ -43,7 +43,7 @@ static bool grow_slots(pt_merger *m) {
     return true;
 }
 
-/* The names of later ranks' leaves live only while their file is read. */
+/* The names of leaves live only while their file is read. */
 static bool keep_name(const pt_merger *m, pt_value *v) {
     fc_arena *arena = m->checkpoint->arena;
     fc_path_element *elements = fc_arena_calloc(arena, v->path.count, sizeof *elements);
@@ -72,7 +72,7 @@ static pt_value *value_of(pt_merger *m, const char *name, const fc_path *path, b
     }
     pt_value *v = &m->values[m->count];
     *v = (pt_value){.name = name, .path = *path};
-    if (m->rank > 0 && !keep_name(m, v)) {
+    if (!keep_name(m, v)) {
         return NULL;
     }
     *slot = (uint32_t)++m->count;
@@ -103,7 +103,7 @@ static fc_code add_object(pt_merger *m, const torch_leaf *leaf) {
     if (!v) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    fc_code rc = fc_torch_object_new(&m->f, leaf->v, made ? m->checkpoint->arena : m->scratch, &object, m->err);
+    fc_code rc = fc_torch_object_new(m->f, leaf->v, made ? m->checkpoint->arena : m->scratch, &object, m->err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -120,10 +120,10 @@ static fc_code add_object(pt_merger *m, const torch_leaf *leaf) {
                    : v ? fc_fail(m->err, FC_EUNSUPPORTED, "the ranks' values differ, and %.256s is another", name)
                        : fc_no_memory(m->err, m->checkpoint->path);
         }
-        rc = fc_torch_object_new(&m->f, leaf->v, m->checkpoint->arena, &object, m->err);
+        rc = fc_torch_object_new(m->f, leaf->v, m->checkpoint->arena, &object, m->err);
     }
     v->object = object;
-    v->file = m->f.index;
+    v->file = m->f->index;
     return rc;
 }
 
@@ -158,24 +158,55 @@ static bool is_empty(const pt_shard *shard) {
     return false;
 }
 
-static bool has_box(const pt_value *v, const pt_shard *shard) {
-    size_t bytes = (size_t)v->ndim * sizeof(int64_t);
-    for (size_t i = 0; i < v->nchunks; i++) {
-        const int64_t *dims = v->chunks[i].dims;
-        if (memcmp(dims, shard->offsets, bytes) == 0 && memcmp(dims + v->ndim, shard->sizes, bytes) == 0) {
-            return true;
+/* The slot of a box of a value in the table of all boxes, or the free slot where it belongs. */
+static pt_box *find_box(const pt_merger *m, pt_box *slots, size_t nslots, uint32_t value, const int64_t *dims) {
+    size_t bytes = 2 * (size_t)m->values[value].ndim * sizeof *dims;
+    size_t i = (size_t)XXH3_64bits_withSeed(dims, bytes, value) & (nslots - 1);
+    while (slots[i].used) {
+        const pt_box *slot = &slots[i];
+        if (slot->value == value && memcmp(m->values[value].chunks[slot->chunk].dims, dims, bytes) == 0) {
+            break;
+        }
+        i = (i + 1) & (nslots - 1);
+    }
+    return &slots[i];
+}
+
+static bool grow_boxes(pt_merger *m) {
+    size_t nslots = m->nboxes ? m->nboxes * 2 : 1024;
+    pt_box *slots = calloc(nslots, sizeof *slots);
+    for (size_t i = 0; slots && i < m->nboxes; i++) {
+        const pt_box *box = &m->boxes[i];
+        if (box->used) {
+            *find_box(m, slots, nslots, box->value, m->values[box->value].chunks[box->chunk].dims) = *box;
         }
     }
-    return false;
+    if (slots) {
+        free(m->boxes);
+        m->boxes = slots;
+        m->nboxes = nslots;
+    }
+    return slots != NULL;
+}
+
+static bool has_box(const pt_merger *m, const pt_value *v, const pt_shard *shard) {
+    int64_t dims[2 * FC_MAX_DIMS];
+    memcpy(dims, shard->offsets, (size_t)v->ndim * sizeof *dims);
+    memcpy(dims + v->ndim, shard->sizes, (size_t)v->ndim * sizeof *dims);
+    return m->nboxes > 0 && find_box(m, m->boxes, m->nboxes, (uint32_t)(v - m->values), dims)->used;
 }
 
 static fc_code add_chunk(pt_merger *m, pt_value *v, const pt_shard *shard, const torch_extent *extent) {
     int64_t *dims = fc_arena_calloc(m->checkpoint->arena, 2 * (size_t)v->ndim, sizeof *dims);
-    if (!dims || !fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks)) {
+    if (!dims || !fc_grow(&v->chunks, &v->capacity, v->nchunks + 1, sizeof *v->chunks) ||
+        ((m->nchunks + 1) * 2 >= m->nboxes && !grow_boxes(m))) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
     memcpy(dims, shard->offsets, (size_t)v->ndim * sizeof *dims);
     memcpy(dims + v->ndim, shard->sizes, (size_t)v->ndim * sizeof *dims);
+    const uint32_t value = (uint32_t)(v - m->values);
+    *find_box(m, m->boxes, m->nboxes, value, dims) = (pt_box){value, (uint32_t)v->nchunks, true};
+    m->nchunks++;
     v->chunks[v->nchunks++] = (fc_chunk){.dims = dims,
                                          .offset = extent->record.offset,
                                          .length = extent->record.stored,
@@ -192,7 +223,7 @@ static fc_code check_local(const pt_merger *m, const pt_shard *shard, const fc_t
     }
     return same ? FC_OK
                 : fc_fail(m->err, FC_ECORRUPT, "%s: its local part has another shape than its placements give the rank",
-                          m->f.path);
+                          m->f->path);
 }
 
 /* Adds a rank's shard of the value called leaf->name. */
@@ -212,16 +243,16 @@ static fc_code add_shard(pt_merger *m, const torch_leaf *leaf, const pt_shard *s
         return FC_OK;
     }
     /* A box that another rank's file has as well needs no chunk. */
-    bool wanted = made || (!v->object && same_shape(v, shard) && !is_empty(shard) && !has_box(v, shard));
+    bool wanted = made || (!v->object && same_shape(v, shard) && !is_empty(shard) && !has_box(m, v, shard));
     fc_code rc =
-        fc_torch_find_extent(&m->f, shard->local, &t, wanted ? m->checkpoint->arena : m->scratch, &extent, m->err);
-    rc = rc == FC_OK ? check_local(m, shard, &t) : fc_context(m->err, rc, "%s", m->f.path);
+        fc_torch_find_extent(m->f, shard->local, &t, wanted ? m->checkpoint->arena : m->scratch, &extent, m->err);
+    rc = rc == FC_OK ? check_local(m, shard, &t) : fc_context(m->err, rc, "%s", m->f->path);
     rc = rc == FC_OK && made ? describe(m, v, shard, t.dtype) : rc;
     if (rc != FC_OK) {
         return rc;
     }
     if (v->object || v->plain || v->dtype != t.dtype || !same_shape(v, shard)) {
-        return fc_fail(m->err, FC_ECORRUPT, "%s: its type or shape is not that of the ranks before", m->f.path);
+        return fc_fail(m->err, FC_ECORRUPT, "%s: its type or shape is not that of the ranks before", m->f->path);
     }
     return wanted && !is_empty(shard) ? add_chunk(m, v, shard, extent) : FC_OK;
 }
@@ -274,9 +305,9 @@ static fc_code add_part(pt_merger *m, const torch_leaf *leaf, int dim) {
     if (!v) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    fc_code rc = fc_torch_find_extent(&m->f, leaf->v, &t, m->checkpoint->arena, &extent, m->err);
+    fc_code rc = fc_torch_find_extent(m->f, leaf->v, &t, m->checkpoint->arena, &extent, m->err);
     if (rc != FC_OK) {
-        return fc_context(m->err, rc, "%s", m->f.path);
+        return fc_context(m->err, rc, "%s", m->f->path);
     }
     pt_shard shard = {.ndim = t.ndim,
                       .mesh = {.ndim = 1, .sizes = {1}, .names = {"tp"}},
@@ -295,7 +326,7 @@ static fc_code add_part(pt_merger *m, const torch_leaf *leaf, int dim) {
             return fc_fail(m->err, FC_ECORRUPT,
                            "%s: its part does not fit those of the ranks before, with which it would be cut along "
                            "dimension %d, as the plan says",
-                           m->f.path, dim);
+                           m->f->path, dim);
         }
     }
     v->parts = m->rank + 1;
@@ -312,9 +343,9 @@ static fc_code add_plain(pt_merger *m, const torch_leaf *leaf) {
     if (!v) {
         return fc_no_memory(m->err, m->checkpoint->path);
     }
-    fc_code rc = fc_torch_find_extent(&m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &extent, m->err);
+    fc_code rc = fc_torch_find_extent(m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &extent, m->err);
     if (rc != FC_OK) {
-        return fc_context(m->err, rc, "%s", m->f.path);
+        return fc_context(m->err, rc, "%s", m->f->path);
     }
     if (is_flat_view(m, &t, extent) && (made || (v->plain && v->ndim == 1))) {
         v->plain = v->view = m->checkpoint->flat_views = true;
@@ -336,7 +367,7 @@ static fc_code add_plain(pt_merger *m, const torch_leaf *leaf) {
         return fc_fail(m->err, FC_EUNSUPPORTED,
                        "%s: a plain tensor whose type or shape is another on another rank: nothing says how the "
                        "ranks' parts fit together; if tensor parallelism cut it, consolidate with --tp-plan",
-                       m->f.path);
+                       m->f->path);
     }
     if (v->nchunks == 0) {
         return FC_OK;
@@ -348,14 +379,14 @@ static fc_code add_plain(pt_merger *m, const torch_leaf *leaf) {
                                          "%s: a plain tensor that differs from that of rank 0: neither a copy, nor "
                                          "does anything say how the ranks' parts fit together; if tensor "
                                          "parallelism cut it, consolidate with --tp-plan",
-                                         m->f.path);
+                                         m->f->path);
 }
 
 static fc_code add_sharded(pt_merger *m, const torch_leaf *leaf) {
     pt_shard shard;
-    size_t n = fc_pt_sharded_count(&m->f, leaf->v);
+    size_t n = fc_pt_sharded_count(m->f, leaf->v);
     for (size_t i = 0; i < n; i++) {
-        FC_TRY(fc_pt_sharded_shard(&m->f, leaf->v, i, &shard, m->err));
+        FC_TRY(fc_pt_sharded_shard(m->f, leaf->v, i, &shard, m->err));
         FC_TRY(add_shard(m, leaf, &shard));
     }
     return FC_OK;
@@ -365,9 +396,9 @@ static fc_code add_sharded(pt_merger *m, const torch_leaf *leaf) {
 static fc_code find_cut(const pt_merger *m, const torch_leaf *leaf, int *dim) {
     fc_torch_tensor t = {0};
     fc_tp_style style;
-    fc_code rc = fc_torch_tensor_decode(m->f.p, leaf->v, &t, m->err);
-    *dim = rc == FC_OK ? fc_tp_plan_dim(m->tp_plan, leaf->name, t.ndim, &style) : -1;
-    return rc == FC_OK ? rc : fc_context(m->err, rc, "%s", m->f.path);
+    FC_TRY_CONTEXT(fc_torch_tensor_decode(m->f->p, leaf->v, &t, m->err), m->err, "%s", m->f->path);
+    *dim = fc_tp_plan_dim(m->tp_plan, leaf->name, t.ndim, &style);
+    return FC_OK;
 }
 
 fc_code fc_pt_merge_leaf(pt_merger *m, const torch_leaf *leaf) {
@@ -377,7 +408,7 @@ fc_code fc_pt_merge_leaf(pt_merger *m, const torch_leaf *leaf) {
     case TORCH_OBJECT:
         return add_object(m, leaf);
     case TORCH_DTENSOR:
-        rc = fc_pt_dtensor_shard(&m->f, leaf->v, &shard, m->err);
+        rc = fc_pt_dtensor_shard(m->f, leaf->v, &shard, m->err);
         return rc == FC_OK ? add_shard(m, leaf, &shard) : rc;
     case TORCH_SHARDED_TENSOR:
         return add_sharded(m, leaf);
@@ -391,8 +422,8 @@ fc_code fc_pt_merge_leaf(pt_merger *m, const torch_leaf *leaf) {
             return rc == FC_OK ? add_shard(m, leaf, &shard) : rc;
         }
     }
-    if (m->layout.root) {
-        rc = fc_pt_layout_shard(&m->layout, &m->f, m->rank, leaf->name, leaf->v, &shard, m->err);
+    if (m->layout->root) {
+        rc = fc_pt_layout_shard(m->layout, m->f, m->rank, leaf->name, leaf->v, &shard, m->err);
         if (rc != FC_OK || shard.ndim >= 0) {
             return rc == FC_OK ? add_shard(m, leaf, &shard) : rc;
         }

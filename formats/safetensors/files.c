@@ -208,26 +208,28 @@ static fc_code read_shards(fc_arena *arena, const listing *l, st_files *out, fc_
     if (!out->ranks) {
         return fc_no_memory(err, out->directory);
     }
-    for (size_t i = 0; rc == FC_OK && i < l->count; i++) {
+    for (size_t i = 0; i < l->count; i++) {
         if (!parse_shard_name(l->names[i], &shard, &model, &models)) {
             rc = fc_fail(err, FC_EUSAGE,
                          "%s: the directory holds shard files (%s) and other files (%s): give the path of one file, or "
                          "move the others away",
                          out->directory, l->names[l->count - 1], l->names[i]);
+            goto out;
         } else if (count && models != count) {
             rc = fc_fail(err, FC_ECORRUPT, "%s: files of two checkpoints are mixed here: %s and %s", out->directory,
                          l->names[0], l->names[i]);
+            goto out;
         } else if (!seen && !(seen = calloc((size_t)models + 1, 1))) {
             rc = fc_no_memory(err, out->directory);
+            goto out;
         } else {
             count = models;
             seen[model] = 1;
             out->ranks[i] = shard - 1;
         }
     }
-    if (rc == FC_OK) {
-        rc = check_shards(arena, out, seen, count, err);
-    }
+    FC_TRY_GOTO(check_shards(arena, out, seen, count, err), rc, out);
+out:
     free(seen);
     return rc;
 }
@@ -333,10 +335,10 @@ void fc_st_files_free(st_files *files) {
 
 static fc_code open_directory(fc_arena *arena, st_files *out, fc_error *err) {
     listing l = {0};
-    fc_code rc = list(arena, out->directory, &l, err);
-    if (rc == FC_OK) {
-        rc = find_in_directory(arena, &l, out, err);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(list(arena, out->directory, &l, err), rc, out);
+    FC_TRY_GOTO(find_in_directory(arena, &l, out, err), rc, out);
+out:
     free(l.names);
     return rc;
 }

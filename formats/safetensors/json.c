@@ -80,13 +80,13 @@ fc_code fc_st_json_key(st_json *json, bool first, json_t **key, fc_error *err) {
     if (json->at >= json->size || json->text[json->at] != '"') {
         return fc_st_json_fail(json, json->at, "a name in quotation marks is missing", err);
     }
-    fc_code rc = fc_st_json_value(json, key, err);
-    if (rc == FC_OK && !take(json, ':')) {
+    FC_TRY(fc_st_json_value(json, key, err));
+    if (!take(json, ':')) {
         json_decref(*key);
         *key = NULL;
         return fc_st_json_fail(json, json->at, "':' is missing", err);
     }
-    return rc;
+    return FC_OK;
 }
 
 fc_code fc_st_json_end(st_json *json, fc_error *err) {

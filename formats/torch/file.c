@@ -99,15 +99,13 @@ fc_code fc_torch_file_storage(const torch_file *f, const fc_torch_tensor *tensor
     if (f->pickle) {
         return fc_torch_legacy_storage(f, tensor, out, err);
     }
-    fc_code rc = fc_torch_item_record(&f->item, tensor, &entry, err);
-    if (rc == FC_OK && entry->method != FC_ZIP_STORED && entry->size / FC_ZIP_MAX_RATIO > entry->stored) {
-        rc = fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": record %s: no %" PRIu64 " bytes deflate to %" PRIu64,
-                     f->path, entry->data, entry->name, entry->size, entry->stored);
+    FC_TRY(fc_torch_item_record(&f->item, tensor, &entry, err));
+    if (entry->method != FC_ZIP_STORED && entry->size / FC_ZIP_MAX_RATIO > entry->stored) {
+        return fc_fail(err, FC_ECORRUPT, "%s: offset %" PRIu64 ": record %s: no %" PRIu64 " bytes deflate to %" PRIu64,
+                       f->path, entry->data, entry->name, entry->size, entry->stored);
     }
-    if (rc == FC_OK) {
-        *out = (torch_record){entry->data, entry->stored, entry->size, entry->crc, entry->method, f->index};
-    }
-    return rc;
+    *out = (torch_record){entry->data, entry->stored, entry->size, entry->crc, entry->method, f->index};
+    return FC_OK;
 }
 
 fc_code fc_torch_find_extent(const torch_file *f, fc_pv v, fc_torch_tensor *t, fc_arena *arena, torch_extent **out,

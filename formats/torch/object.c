@@ -180,17 +180,20 @@ fc_code fc_torch_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, 
     return rc == FC_OK ? rc : fc_context(err, rc, "%s %.256s", tensor->object ? "object" : "tensor", tensor->name);
 }
 
-fc_code fc_torch_object_json(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_arena *arena,
-                             const char **json, fc_error *err) {
+static fc_code json_of(const fc_checkpoint *checkpoint, const torch_object *object, fc_arena *arena, const char **json,
+                       fc_error *err) {
     enum { SMALL = 64 << 10, RATIO = 16, LARGE = 4 << 20 }; /* as for DCP */
-    const torch_object *object = tensor->detail;
     fc_pickle *p = NULL;
     fc_pickle_source source = {checkpoint->path, 0, object->size, -1, object->pickle};
-    fc_code rc = fc_pickle_load(&source, FC_PICKLE_ITEM, &p, err);
-    if (rc == FC_OK) {
-        uint64_t budget = object->size < LARGE / RATIO ? SMALL + RATIO * object->size : LARGE;
-        rc = fc_torch_json(p, p->root, budget, arena, json, err);
-        fc_pickle_free(p);
-    }
-    return rc == FC_OK ? rc : fc_context(err, rc, "object %.256s", tensor->name);
+    FC_TRY(fc_pickle_load(&source, FC_PICKLE_ITEM, &p, err));
+    uint64_t budget = object->size < LARGE / RATIO ? SMALL + RATIO * object->size : LARGE;
+    fc_code rc = fc_torch_json(p, p->root, budget, arena, json, err);
+    fc_pickle_free(p);
+    return rc;
+}
+
+fc_code fc_torch_object_json(const fc_checkpoint *checkpoint, const fc_tensor *tensor, fc_arena *arena,
+                             const char **json, fc_error *err) {
+    FC_TRY_CONTEXT(json_of(checkpoint, tensor->detail, arena, json, err), err, "object %.256s", tensor->name);
+    return FC_OK;
 }

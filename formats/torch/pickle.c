@@ -256,18 +256,14 @@ static bool is_empty_dict(const fc_pickle *p, fc_pv v) {
 /* Takes cls, args and kwargs. The data classes that we know have no keyword arguments. */
 static fc_code newobj_ex(fc_pickle_vm *vm) {
     fc_pv v;
-    fc_code rc = has(vm, 3);
-    if (rc == FC_OK) {
-        vm->depth -= 2;
-        rc = fc_pickle_newobj(vm, vm->stack[vm->depth - 1], vm->stack[vm->depth], &v);
-    }
-    if (rc == FC_OK && fc_pv_typeof(v) == FC_PV_CALL && !is_empty_dict(vm->p, vm->stack[vm->depth + 1])) {
+    FC_TRY(has(vm, 3));
+    vm->depth -= 2;
+    FC_TRY(fc_pickle_newobj(vm, vm->stack[vm->depth - 1], vm->stack[vm->depth], &v));
+    if (fc_pv_typeof(v) == FC_PV_CALL && !is_empty_dict(vm->p, vm->stack[vm->depth + 1])) {
         vm->p->cells[fc_pv_payload(v) + 5] = 2 | vm->p->cells[fc_pv_payload(v) + 5] >> 8 << 8;
     }
-    if (rc == FC_OK) {
-        vm->stack[vm->depth - 1] = v;
-    }
-    return rc;
+    vm->stack[vm->depth - 1] = v;
+    return FC_OK;
 }
 
 /* The opcodes that take all values above the mark. */
@@ -302,11 +298,9 @@ static fc_code pop(fc_pickle_vm *vm) {
         size_t n;
         return pop_mark(vm, &items, &n);
     }
-    fc_code rc = has(vm, 1);
-    if (rc == FC_OK) {
-        vm->depth--;
-    }
-    return rc;
+    FC_TRY(has(vm, 1));
+    vm->depth--;
+    return FC_OK;
 }
 
 static fc_code check_protocol(fc_pickle_vm *vm, uint64_t protocol) {

@@ -109,13 +109,11 @@ fc_code fc_pickle_need_slow(fc_pickle_reader *r, size_t n) {
     size_t more = FC_PICKLE_WINDOW - have < unread ? FC_PICKLE_WINDOW - have : (size_t)unread;
     r->at = r->buffer;
     r->end = r->buffer + have;
-    fc_code rc = fc_pread_full(r->source->fd, r->buffer + have, more, r->source->offset + r->end_position,
-                               r->source->name, r->err);
-    if (rc == FC_OK) {
-        r->end += more;
-        r->end_position += more;
-    }
-    return rc;
+    FC_TRY(fc_pread_full(r->source->fd, r->buffer + have, more, r->source->offset + r->end_position, r->source->name,
+                         r->err));
+    r->end += more;
+    r->end_position += more;
+    return FC_OK;
 }
 
 static uint64_t little_endian(const unsigned char *p, int n) {

@@ -1,5 +1,5 @@
 /*
- * Which files in a directory are ours, by the formats' own lists of names and contents.
+ * Decides which files in a directory are ours, by the names and contents that the formats list.
  */
 #include "fsdpckpt/format.h"
 

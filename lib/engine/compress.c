@@ -128,11 +128,9 @@ static fc_code assign_offsets(compressor *p, fc_error *err) {
         if (s->state != SLOT_READY || s->job.number != p->turn) {
             return FC_OK;
         }
-        fc_code rc =
-            p->writer->format->writer.place(p->writer, s->job.of->item, s->job.start, s->raw, s->size, &s->offset, err);
-        if (rc != FC_OK) {
-            return fc_context(err, rc, "tensor %s", s->job.of->target->name);
-        }
+        FC_TRY_CONTEXT(
+            p->writer->format->writer.place(p->writer, s->job.of->item, s->job.start, s->raw, s->size, &s->offset, err),
+            err, "tensor %s", s->job.of->target->name);
         s->state = SLOT_PLACED;
         p->turn++;
         reserve_ahead(p, s->offset + s->size);
@@ -268,25 +266,37 @@ static fc_code do_job(worker *w, fc_chunk_job *job, bool *stopped, fc_error *err
     return hand_over(w, job, s, err);
 }
 
+/* Takes the next run of jobs. `*count` is 0 at the end. */
+static fc_code take_jobs(compressor *p, fc_chunk_job *jobs, int *count, fc_error *err) {
+    *count = 0;
+    pthread_mutex_lock(&p->lock);
+    fc_code rc = p->stop ? FC_OK : fc_chunks_take(&p->chunks, jobs, count, err);
+    pthread_mutex_unlock(&p->lock);
+    return rc;
+}
+
+static void give_back_jobs(compressor *p, fc_chunk_job *jobs, int count) {
+    pthread_mutex_lock(&p->lock);
+    for (int i = 0; i < count; i++) {
+        fc_chunks_give_back(&jobs[i]);
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
 /* Takes runs of jobs until none is left. */
 static fc_code do_jobs(worker *w, fc_error *err) {
-    compressor *p = w->compressor;
     fc_chunk_job jobs[FC_RUN_CHUNKS];
+    fc_code rc = FC_OK;
     for (bool stopped = false;;) {
-        int count = 0;
-        pthread_mutex_lock(&p->lock);
-        fc_code rc = p->stop ? FC_OK : fc_chunks_take(&p->chunks, jobs, &count, err);
-        pthread_mutex_unlock(&p->lock);
+        int count;
+        FC_TRY(take_jobs(w->compressor, jobs, &count, err));
         for (int i = 0; i < count && rc == FC_OK && !stopped; i++) {
             rc = do_job(w, &jobs[i], &stopped, err);
         }
-        pthread_mutex_lock(&p->lock);
-        for (int i = 0; i < count; i++) {
-            fc_chunks_give_back(&jobs[i]);
-        }
-        pthread_mutex_unlock(&p->lock);
-        if (rc != FC_OK || count == 0 || stopped) {
-            return rc;
+        give_back_jobs(w->compressor, jobs, count);
+        FC_TRY(rc);
+        if (count == 0 || stopped) {
+            return FC_OK;
         }
     }
 }
@@ -313,17 +323,18 @@ static fc_code worker_init(worker *w, fc_error *err) {
     return FC_OK;
 }
 
+static fc_code do_work(worker *w, fc_error *err) {
+    FC_TRY(worker_init(w, err));
+    return do_jobs(w, err);
+}
+
 /* A worker thread. Its error goes to the compressor. */
 static void *work(void *context) {
     compressor *p = context;
     worker w = {.compressor = p, .output = {.fd = -1, .direct = -1}};
     fc_error err;
-    fc_code rc = worker_init(&w, &err);
-    if (rc == FC_OK) {
-        rc = do_jobs(&w, &err);
-    }
-    fc_code closed = fc_output_close(&w.output, rc == FC_OK ? &err : NULL);
-    rc = rc == FC_OK ? closed : rc;
+    fc_code rc = do_work(&w, &err);
+    rc = fc_output_close(&w.output, rc, &err);
     if (rc != FC_OK) {
         pthread_mutex_lock(&p->lock);
         fail(p, rc, &err);

@@ -22,8 +22,11 @@ static inline fc_code fc_ranks_agree(fc_comm *comm, fc_code mine, fc_error *err)
     return rc == FC_OK ? mine : rc;
 }
 
-/** Agrees, and checks that all ranks see the same checkpoint at `target->source`. */
+/** Agrees, and checks that all ranks see the same checkpoint: the same tensors in the same files. */
 fc_code fc_ranks_compare(fc_comm *comm, fc_code mine, const fc_target *target, fc_error *err);
+
+/** Fails on all ranks unless they read the same files. All ranks have the same number of files. (same_files.c) */
+fc_code fc_ranks_compare_files(fc_comm *comm, const fc_checkpoint *source, fc_error *err);
 
 /**
  * Agrees, and sends rank 0's path to all ranks.

@@ -1,6 +1,6 @@
 /*
- * What --force may replace: files that this program could have written, known by name and content, and nothing else.
- * What the new target takes over: permissions and owner. See replace.h.
+ * Decides what --force may replace: only files that this program could have written, by name and content. Also gives
+ * the new target the permissions and the owner of the old one. See replace.h.
  */
 #include "io/replace.h"
 
@@ -22,7 +22,7 @@ static bool starts_with(const unsigned char *head, size_t size, const char *magi
     return size >= length && memcmp(head, magic, length) == 0;
 }
 
-/* A length of 64 bits, then a JSON object. */
+/* A 64-bit length, then a JSON object. */
 static bool is_safetensors(const unsigned char *head, size_t size) {
     return size >= 9 && head[8] == '{' && head[5] == 0 && head[6] == 0 && head[7] == 0;
 }
@@ -52,7 +52,7 @@ bool fc_is_content(fc_content content, const unsigned char *head, size_t size) {
     return false;
 }
 
-/* The first bytes of a file of the open directory `parent`. */
+/* Reads the first bytes of a file in the open directory `parent`. */
 static fc_code read_head(int parent, const char *name, const char *shown, unsigned char *head, size_t *size,
                          fc_error *err) {
     struct stat st;
@@ -70,13 +70,13 @@ static fc_code read_head(int parent, const char *name, const char *shown, unsign
     return rc;
 }
 
-/* One file of any format that is a file: what a target of one file replaces. */
+/* Whether the content is that of a checkpoint in one file, which a target of one file may replace. */
 static bool is_checkpoint_file(const unsigned char *head, size_t size) {
     return size == 0 || fc_is_content(FC_CONTENT_HDF5, head, size) || fc_is_content(FC_CONTENT_ZIP, head, size) ||
            fc_is_content(FC_CONTENT_PICKLE, head, size) || fc_is_content(FC_CONTENT_SAFETENSORS, head, size);
 }
 
-/* ---- what is there ---- */
+/* ---- the old target ---- */
 
 static fc_code check_file(const char *path, fc_error *err) {
     unsigned char head[HEAD_SIZE];
@@ -107,18 +107,21 @@ static fc_code check_entry(const fc_commit_options *how, const char *path, int d
     return FC_OK;
 }
 
-/* An empty directory was made for the target, which takes its place: that needs no `force`. */
+/* An empty directory was made for the target, so replacing it does not need `force`. */
 static fc_code check_directory(const fc_commit_options *how, const char *path, fc_error *err) {
     fc_dir dir;
-    fc_code rc = fc_dir_open(&dir, path, err);
-    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
-        rc = how->force ? check_entry(how, path, dirfd(dir.dir), name, err)
-                        : fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL);
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, path, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
+        FC_TRY_GOTO(how->force ? check_entry(how, path, dirfd(dir.dir), name, err)
+                               : fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL),
+                    rc, out);
     }
+out:
     return fc_dir_close(&dir, rc, err);
 }
 
-/* Where it is, a rename fails, and only after all the work. */
+/* A mount point cannot be renamed, which would fail only after all the work. */
 static fc_code check_mount(const char *path, fc_error *err) {
     struct statx st;
     if (statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, STATX_TYPE, &st) == 0 &&
@@ -146,25 +149,25 @@ fc_code fc_check_replaced(const fc_commit_options *how, const char *path, fc_err
     if (!how->force && !how->is_directory) {
         return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: exists", path), FC_HINT_FORCE, NULL);
     }
-    fc_code rc = check_mount(path, err);
-    if (rc == FC_OK && how->is_directory) {
-        rc = check_directory(how, path, err);
-    } else if (rc == FC_OK && !how->any_content) {
-        rc = check_file(path, err);
+    FC_TRY(check_mount(path, err));
+    if (how->is_directory) {
+        FC_TRY(check_directory(how, path, err));
+    } else if (!how->any_content) {
+        FC_TRY(check_file(path, err));
     }
-    return rc;
+    return FC_OK;
 }
 
-/* ---- what is kept ---- */
+/* ---- permissions and owner ---- */
 
-/* Who may do what with a file. */
+/* The permissions and the owner of a file. */
 typedef struct permissions {
     mode_t mode;
     uid_t owner;
     gid_t group;
 } permissions;
 
-/* A group that cannot be kept gets no more than everybody has. */
+/* If the group cannot be kept, it gets no more permissions than everybody. */
 static fc_code apply(int parent, const char *name, const permissions *p, fc_error *err) {
     struct stat st;
     mode_t mode = p->mode;
@@ -182,30 +185,35 @@ static fc_code apply(int parent, const char *name, const permissions *p, fc_erro
     return rc;
 }
 
-/* What all files of the old directory have in common holds for all of the new one. */
+/* The new files get the permissions that all files of the old directory have in common. */
 static fc_code common_permissions(const char *path, permissions *p, size_t *files, fc_error *err) {
     fc_dir dir;
     struct stat st;
     *files = 0;
     p->mode = 0777;
-    fc_code rc = fc_dir_open(&dir, path, err);
-    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, path, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
         if (fstatat(dirfd(dir.dir), name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
             rc = fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
+            goto out;
         } else {
             *p = (permissions){p->mode & st.st_mode, st.st_uid, st.st_gid};
             ++*files;
         }
     }
+out:
     return fc_dir_close(&dir, rc, err);
 }
 
 static fc_code apply_to_files(const char *path, const permissions *p, fc_error *err) {
     fc_dir dir;
-    fc_code rc = fc_dir_open(&dir, path, err);
-    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
-        rc = apply(dirfd(dir.dir), name, p, err);
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, path, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
+        FC_TRY_GOTO(apply(dirfd(dir.dir), name, p, err), rc, out);
     }
+out:
     return fc_dir_close(&dir, rc, err);
 }
 
@@ -218,9 +226,12 @@ fc_code fc_keep_permissions(const char *old, const char *made, fc_error *err) {
         return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", old);
     }
     if (S_ISDIR(st.st_mode)) {
-        rc = common_permissions(old, &files, &count, err);
-        rc = rc == FC_OK && count > 0 ? apply_to_files(made, &files, err) : rc;
+        FC_TRY_GOTO(common_permissions(old, &files, &count, err), rc, out);
+        if (count > 0) {
+            FC_TRY_GOTO(apply_to_files(made, &files, err), rc, out);
+        }
     }
+out:
     const permissions own = {st.st_mode & 07777, st.st_uid, st.st_gid};
     return rc == FC_OK ? apply(AT_FDCWD, made, &own, err) : rc;
 }

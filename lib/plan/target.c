@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/try.h"
 #include "fsdpckpt/cut.h"
+#include "plan/dtypes.h"
 #include "plan/globs.h"
 #include "plan/rename.h"
 
@@ -72,10 +73,6 @@ static fc_code select_each(const fc_checkpoint *source, const fc_selection *sele
         }
         fc_target_tensor *w = &tensors[n++];
         w->source = t;
-        w->dtype = t->dtype;
-        if (selection->cast && fc_dtype_get(t->dtype)->cls == FC_CLASS_FLOAT) {
-            w->dtype = selection->dtype;
-        }
         FC_TRY(fc_rename_apply(rename, t, arena, &w->name, &w->path, &renamed, err));
         *(t->object ? &counts->objects : &counts->tensors) += 1;
     }
@@ -84,6 +81,7 @@ static fc_code select_each(const fc_checkpoint *source, const fc_selection *sele
                        source->ntensors);
     }
     FC_TRY(fc_rename_check_used(rename, source->path, tensors[0].name, err));
+    FC_TRY(fc_choose_dtypes(source, selection, tensors, n, err));
     return renamed ? check_unique(tensors, n, err) : FC_OK;
 }
 
@@ -278,10 +276,9 @@ fc_code fc_target_item_of(const fc_target *target, uint32_t tensor, uint32_t ran
         return FC_OK;
     }
     fc_mesh_coordinate(target->mesh, rank, coordinate);
-    fc_code rc = fc_local_box(ndim, t->source->shape, target->mesh, t->placements, coordinate, dims, dims + ndim, err);
-    if (rc != FC_OK) {
-        return fc_context(err, rc, "tensor '%s'", t->name);
-    }
+    FC_TRY_CONTEXT(
+        fc_local_box(ndim, t->source->shape, target->mesh, t->placements, coordinate, dims, dims + ndim, err), err,
+        "tensor '%s'", t->name);
     if (!is_empty(ndim, dims + ndim)) {
         item->owner = (uint32_t)fc_layout_owner(target->mesh, t->placements, coordinate, t->owner_offset);
         item->owned = item->owner == rank || target->self_contained;

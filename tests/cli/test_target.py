@@ -1,4 +1,4 @@
-"""What -o and --to ask for: one rule for every command that writes. Nothing is written under a name that misleads."""
+"""How -o and --to choose the format. All commands share one rule, and none writes a file under a misleading name."""
 
 import json
 import os
@@ -16,7 +16,7 @@ class Target(harness.Case):
     def format_of(self, path):
         return json.loads(self.ok("inspect", path, "--json"))["format"]
 
-    def test_wrong_names_write_nothing(self):
+    def test_misleading_names_are_refused(self):
         cases = [
             ("out.gguf", "no format that can be written has the extension '.gguf'"),
             ("out.npz", "'.npz'"),
@@ -42,7 +42,7 @@ class Target(harness.Case):
                     self.fails(2, command, *sources, "-o", name, "-q", "--dry-run", contains=[name, text])
         self.assertEqual(self.listing(), [])
 
-    def test_directories_of_rank_files_may_be_called_anything(self):
+    def test_directories_of_shard_files_may_have_any_name(self):
         for name in ("out", "out/", "step-1.5", "ckpt.v2", "Qwen2.5-7B", "run.final", "run.2026-11-22", "a.b.c/"):
             with self.subTest(name=name):
                 self.assertIn(" in 2 h5 files and index.h5, ", self.ok("reshard", self.source, "-o", name, "--dp", "2", "--force"))
@@ -53,7 +53,7 @@ class Target(harness.Case):
         self.run_tool("reshard", self.source, "-o", "ranks.pt/", "--dp", "2")
         self.assertEqual(sorted(os.listdir(self.path("ranks.pt"))), ["model_world_size_2_rank_%d.pt" % r for r in range(2)])
 
-    def test_words_for_formats(self):
+    def test_formats_have_several_names(self):
         for word, name in (("hdf5", "h5"), ("HDF5", "h5"), ("H5", "h5"), (".h5", "h5"), ("torch", "pt"), ("PyTorch", "pt"),
                            ("pth", "pt"), ("PT", "pt"), ("st", "safetensors"), ("hf", "safetensors"),
                            ("SafeTensors", "safetensors"), ("DCP", "dcp"), ("distcp", "dcp")):
@@ -70,13 +70,13 @@ class Target(harness.Case):
         with open(self.path("x"), "rb") as f:
             self.assertEqual(f.read(6), b"\x93NUMPY")
 
-    def test_an_explicit_format_keeps_the_name(self):
+    def test_explicit_format_overrides_the_extension(self):
         for name in ("out.gguf", "hfdir", "step-1.5"):
             self.ok("consolidate", self.source, "-o", name, "--to", "pytorch")
             self.assertEqual(self.format_of(name), "pt")
 
     def test_a_directory_for_hugging_face(self):
-        """As save_pretrained takes one: by a slash at its end, or because it is there."""
+        """A trailing slash or an existing directory selects a directory, as for save_pretrained."""
         os.mkdir(self.path("there"))
         os.mkdir(self.path("ranks"))
         for name in ("new/", "there"):
@@ -91,8 +91,8 @@ class Target(harness.Case):
         self.ok("reshard", self.source, "-o", "ranks", "--dp", "2")
         self.fails(2, "reshard", self.source, "-o", "ranks", "--dp", "2", contains=["exists"])
 
-    def test_files_beside_checkpoints(self):
-        """A name that says what the file is not is refused; a name that says nothing is not."""
+    def test_names_of_other_output_files(self):
+        """The extension of another file type is refused; an unknown extension, or none, is accepted."""
         tensor = "model.norm.weight"
         cases = {
             ("view", self.source, "-o"): (["v.pt", "v.json", "v.safetensors"], ["v.h5", "v.hdf5", "v", "view.of.it"]),

@@ -179,6 +179,29 @@ class Convert(harness.Case):
             self.assertEqual(p.stdout, "")
             self.assertEqual([n for n in self.listing() if rank == 1 or not n.startswith(".")], ["ckpt"], rank)
 
+    def test_copies_by_rank(self):
+        """Each rank reads its own copy of the checkpoint. Copies of two steps have the same names and sizes."""
+        source = self.large()
+        for rank in range(2):
+            shutil.copytree(source, self.path(f"disk{rank}", "ckpt"))
+        p = self.local_job(2, "consolidate", "ckpt", "-o", self.path("x.h5"))
+        self.assertEqual((p.returncode, p.stderr), (0, ""))
+        self.ok("consolidate", source, "-o", "alone.h5", "-q")
+        with open(self.path("x.h5"), "rb") as f, open(self.path("alone.h5"), "rb") as g:
+            self.assertEqual(f.read(), g.read())
+        os.remove(self.path("x.h5"))
+        before = self.listing()
+        name = self.path("disk1", "ckpt", "__0_0.distcp")
+        with open(name, "rb") as f:
+            data = f.read()
+        with open(name, "wb") as f:
+            start = data.find(b"archive/data/0") + len("archive/data/0")
+            f.write(data[:start] + random.Random(2).randbytes(4 * ELEMENTS) + data[start + 4 * ELEMENTS:])
+        for args in (("consolidate",), ("consolidate", "--dtype", "bf16"), ("reshard", "--dp", "2", "--to", "dcp")):
+            p = self.local_job(2, args[0], "ckpt", "-o", self.path("x.h5" if len(args) < 5 else "x"), *args[1:])
+            self.check_fails(2, p, "rank 1: ckpt/__0_0.distcp: this rank sees another file than rank 0")
+            self.assertEqual(self.listing(), before)
+
     def split_by_rank(self, source, ranks):
         """Gives each rank a disk with its own data files. Rank 0 also has the headers; notes.txt is on all disks."""
         for rank in range(ranks):

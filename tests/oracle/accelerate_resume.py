@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Resuming in Hugging Face accelerate: what its save functions wrote with two ranks is cut anew by one reshard, and its
-load functions take model and optimizer from that with three ranks. The next step must be the same.
+"""Resuming in Hugging Face accelerate. Its save functions run on two ranks, one `reshard` converts the checkpoint, and its load
+functions read the result on three ranks. The next training step must give the same values.
 
 usage: accelerate_resume.py FSDPCKPT      exit 77 without torch or accelerate
 """
@@ -26,8 +26,8 @@ from checks import must_run as run
 
 
 def build():
-    """accelerate wants a GPU before it turns FSDP on; what save_state and load_state then call works on any device."""
-    PartialState(cpu=True)  # joins the ranks
+    """accelerate enables FSDP only with a GPU, but the functions behind save_state and load_state work on any device."""
+    PartialState(cpu=True)  # makes the process group
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3, bias=False))
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -40,7 +40,7 @@ def build():
 
 def step(model, adam, number):
     torch.manual_seed(number)
-    model(torch.randn(4, 5)).square().sum().backward()  # the same data on each rank, however many there are
+    model(torch.randn(4, 5)).square().sum().backward()  # the same data on every rank, for any number of ranks
     adam.step()
     adam.zero_grad()
 
@@ -55,7 +55,7 @@ def worker(action, folder, out):
     else:
         fsdp_utils.load_fsdp_model(plugin, accelerator, model, folder)
         fsdp_utils.load_fsdp_optimizer(plugin, accelerator, adam, model, folder)
-    step(model, adam, 7)  # goes elsewhere without the moments of the steps before
+    step(model, adam, 7)  # without the moments of the earlier steps the result would differ
     state = {name: p.full_tensor().clone() for name, p in model.state_dict().items()}
     if accelerator.is_main_process:
         torch.save(state, out)
@@ -78,7 +78,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="fc-accelerate-") as home:
         os.chdir(home)
         launch(2, "save", "checkpoint-1", "wanted.pt")
-        # One DCP checkpoint with both, under both names that accelerate looks for.
+        # One DCP checkpoint holds model and optimizer; accelerate finds it under both names.
         os.mkdir("resume")
         run(program, "reshard", "checkpoint-1", "-o", "resume/pytorch_model_fsdp_0", "--to", "dcp", "--dp", "3", "-q")
         os.symlink("pytorch_model_fsdp_0", "resume/optimizer_0")

@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""fsdpckpt average against the same formula in PyTorch, bit for bit.
+"""`fsdpckpt average` against the same formula in PyTorch, bit for bit.
 
-Checkpoints that torch writes (torch.save, DCP; every type that has an average, tensors of several pieces, empty and
-0-dimensional ones, shared integers) are averaged, equally and by weights, to one file and to shards; torch loads what
-comes out.
+torch writes the sources (torch.save and DCP; every dtype that has an average, tensors of several chunks, empty and 0-dimensional
+tensors, shared integers). They are averaged equally and with weights, to one file and to shards, and torch loads the results.
 
 usage: average.py FSDPCKPT        exit 77 without torch
 """
@@ -40,7 +39,7 @@ def state(seed):
         made[dtype] = torch.randn(1001, 401, dtype=getattr(torch, dtype))
     special = torch.tensor([0.0, -0.0, float("inf"), 1e-45, 3e38, 1.0], dtype=torch.float32)
     made["special"] = special.roll(seed) if seed < 2 else special
-    torch.manual_seed(99)  # the same in all
+    torch.manual_seed(99)  # the same in all sources
     made["ids"] = torch.randint(0, 9, (300001,))
     made["mask"] = torch.rand(50) > 0.5
     made["step"] = 17
@@ -48,7 +47,7 @@ def state(seed):
 
 
 def mean(tensors, weights):
-    """In the tensors' order, in float32 or float64, rounded once."""
+    """Sums in the order of the sources, in float32 or float64, and rounds once."""
     wide = torch.float64 if tensors[0].dtype in (torch.float64, torch.complex128) else torch.float32
     parts = [(torch.view_as_real(t) if t.is_complex() else t).to(wide) for t in tensors]
     total = parts[0] if weights is None else weights[0] * parts[0]
@@ -60,7 +59,7 @@ def mean(tensors, weights):
 
 
 def average(states, weights):
-    """Of what has a mean; the first one's value of what has none."""
+    """The mean of numbers; other values come from the first source."""
     def numbers(value):
         return torch.is_tensor(value) and (value.is_floating_point() or value.is_complex())
     return {name: mean([s[name] for s in states], weights) if numbers(first) else first

@@ -1,5 +1,5 @@
 /*
- * lib/io: the commit by temporary name, what it refuses, and that nothing is left behind.
+ * lib/io: the commit through a staging directory, its refusals, and that nothing is left behind.
  */
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
@@ -65,7 +65,7 @@ static void put_in(const fc_commit *commit, const char *name, const char *text) 
     put(path, text);
 }
 
-/* What the teller was told last. */
+/* The last message that the commit reported. */
 static char told[1024];
 
 static void tell(void *unused, const char *line) {
@@ -96,7 +96,7 @@ static void new_file(void **state) {
     assert_int_equal(entries("."), 1);
 }
 
-/* The start of a file that --force replaces: HDF5. */
+/* The signature of HDF5, which makes a file one that --force replaces. */
 #define OURS "\x89HDF\r\n\x1a\n"
 
 static void existing_file_needs_force(void **state) {
@@ -160,7 +160,7 @@ static void directory_is_replaced_whole(void **state) {
     assert_int_equal(st.st_mode & 0777, 0777 & ~mask);
 }
 
-/* mkdir before the run, as many scripts do, is no reason to ask for --force. */
+/* Many scripts run mkdir first. An empty directory is replaced without --force. */
 static void empty_directory_gives_way(void **state) {
     (void)state;
     fc_commit *commit;
@@ -195,7 +195,7 @@ static void force_deletes_only_its_own_files(void **state) {
     assert_int_equal(entries("."), 1);
 }
 
-/* A name like ours is not enough: content and kind count, too. */
+/* A name like ours is not enough; the file's type and content are checked. */
 static void force_looks_into_files(void **state) {
     (void)state;
     fc_commit *commit;
@@ -246,7 +246,7 @@ static void permissions_are_kept(void **state) {
     assert_int_equal(stat("out", &st), 0);
     assert_int_equal(st.st_mode & 07777, 0710);
     assert_int_equal(stat("out/index.h5", &st), 0);
-    assert_int_equal(st.st_mode & 07777, 0600); /* what both files allowed */
+    assert_int_equal(st.st_mode & 07777, 0600); /* the permissions that both files had */
 }
 
 static void owner_is_kept(void **state) {
@@ -266,7 +266,7 @@ static void owner_is_kept(void **state) {
     assert_int_equal(st.st_gid, 23456);
 }
 
-/* What a run that was killed leaves: nobody holds its lock. */
+/* Makes the files of a killed run, whose lock nobody holds. */
 static void put_leftover(const char *name, const char *file, const char *text) {
     char path[512];
     mkdir(name, 0700);
@@ -285,7 +285,7 @@ static void leftovers_of_dead_runs_are_removed(void **state) {
     fc_commit *commit;
     fc_error err;
     put_leftover(".model.h5.fsdpckpt-dead00", "new/model.h5", "half");
-    put_leftover(".model.h5.fsdpckpt-others", "new/thesis.tex", "years"); /* not of this target */
+    put_leftover(".model.h5.fsdpckpt-others", "new/thesis.tex", "years"); /* belongs to another target */
     put_leftover(".model.h5.fsdpckpt-dead00-notes", "new/model.h5", "years");
     assert_int_equal(begin("model.h5", false, false, 10, &commit, &err), FC_OK);
     assert_non_null(strstr(told, "model.h5: an earlier run died while it wrote this; what it left behind, "
@@ -311,7 +311,7 @@ static void live_runs_are_left_alone(void **state) {
     assert_int_equal(entries("."), 1);
 }
 
-/* Killed between the two renames: the next run that needs the name puts the replacement in place. */
+/* After a kill between the two renames, the next run on the same target finishes the replacement. */
 static void interrupted_replacement_is_finished(void **state) {
     (void)state;
     fc_error err;
@@ -330,7 +330,7 @@ static void interrupted_replacement_is_finished(void **state) {
     assert_int_equal(entries("."), 2);
 }
 
-/* Somebody has made a new target since: nothing is thrown away. */
+/* If somebody has made a new target in the meantime, nothing is deleted. */
 static void old_target_is_not_thrown_away(void **state) {
     (void)state;
     fc_commit *commit;

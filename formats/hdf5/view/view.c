@@ -176,22 +176,18 @@ static fc_code map_patches(view *v, uint32_t index, uint32_t first, fc_error *er
     const fc_tensor *t = v->target->tensors[index].source;
     const fc_h5_viewed *value = &v->values[index];
     fc_arena *scratch = fc_arena_new();
-    fc_code rc = scratch ? FC_OK : no_memory(v, err);
+    fc_code rc = FC_OK;
     fc_h5_list_begin(&v->list);
-    for (size_t i = 0; i < value->npatches && rc == FC_OK; i++) {
+    for (size_t i = 0; i < value->npatches; i++) {
         const fc_h5_view_box *patch = &value->patches[i];
-        const char *source = fc_h5_tree_path(&v->w->tree, first + (uint32_t)patch->base, scratch);
-        rc = source ? FC_OK : no_memory(v, err);
-        if (source) {
-            fc_h5_list_add(&v->list, ".", source, patch->whole ? NULL : &patch->run, t->ndim, patch->offsets,
-                           patch->sizes);
-        }
+        const char *source = scratch ? fc_h5_tree_path(&v->w->tree, first + (uint32_t)patch->base, scratch) : NULL;
+        FC_TRY_GOTO(source ? FC_OK : no_memory(v, err), rc, out);
+        fc_h5_list_add(&v->list, ".", source, patch->whole ? NULL : &patch->run, t->ndim, patch->offsets, patch->sizes);
     }
+    const fc_h5_heap_id list = fc_h5_list_end(&v->list, &v->image);
+    fc_h5_image_virtual(&v->image, t->dtype, &list);
+out:
     fc_arena_free(scratch);
-    if (rc == FC_OK) {
-        const fc_h5_heap_id list = fc_h5_list_end(&v->list, &v->image);
-        fc_h5_image_virtual(&v->image, t->dtype, &list);
-    }
     return rc;
 }
 
@@ -233,29 +229,30 @@ static fc_code add_value(view *v, uint32_t index, fc_error *err) {
                              ? fc_h5_image_add_names(&v->image, value->bases->segments, value->bases->nsegments)
                              : 0;
     const size_t start = fc_h5_object_begin(&v->image, 0);
-    fc_code rc = fc_h5_image_shape(&v->image, t->dtype, t->ndim, t->shape, err);
-    rc = rc == FC_OK ? add_storage(v, index, names, err) : rc;
-    rc = rc == FC_OK ? fc_h5_value_attributes(v->w, &holder, tensor, err) : rc;
-    rc = rc == FC_OK ? add_digest(v, &holder, t, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_h5_image_shape(&v->image, t->dtype, t->ndim, t->shape, err), rc, out);
+    FC_TRY_GOTO(add_storage(v, index, names, err), rc, out);
+    FC_TRY_GOTO(fc_h5_value_attributes(v->w, &holder, tensor, err), rc, out);
+    FC_TRY_GOTO(add_digest(v, &holder, t, err), rc, out);
     fc_h5_object_end(&v->image, start);
     v->groups.made[v->w->tree.leaves[index]] = start + 1;
+out:
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
 }
 
 static fc_code add_pieces(view *v, uint32_t index, fc_error *err) {
     const fc_tensor *t = v->target->tensors[index].source;
     const fc_h5_viewed *value = &v->values[index];
-    fc_code rc = FC_OK;
-    for (size_t b = 0; value->kind == FC_H5_VIEW_ASSEMBLED && b < value->nbases && rc == FC_OK; b++) {
+    for (size_t b = 0; value->kind == FC_H5_VIEW_ASSEMBLED && b < value->nbases; b++) {
         const fc_h5_base *base = &value->bases[b];
         const size_t names = fc_h5_image_add_names(&v->image, base->segments, base->nsegments);
         const size_t start = fc_h5_object_begin(&v->image, 0);
-        rc = fc_h5_image_shape(&v->image, t->dtype, base->ndim, base->shape, err);
+        FC_TRY(fc_h5_image_shape(&v->image, t->dtype, base->ndim, base->shape, err));
         fc_h5_image_external(&v->image, names, base->segments, base->nsegments);
         fc_h5_object_end(&v->image, start);
         v->groups.made[v->next_piece++] = start + 1;
     }
-    return rc;
+    return FC_OK;
 }
 
 static fc_code add_values(view *v, fc_error *err) {
@@ -343,11 +340,13 @@ static fc_code write_view(view *v, fc_error *err) {
     fc_writer writer;
     FC_TRY(fc_h5_create(v->target, v->path, &writer, err));
     v->w = writer.state;
-    fc_code rc = count_up(v, err);
-    rc = rc == FC_OK ? add_piece_nodes(v, v->report->pieces, err) : rc;
-    rc = rc == FC_OK ? name_files(v, err) : rc;
-    rc = rc == FC_OK ? write_headers(v, err) : rc;
-    rc = rc == FC_OK ? copy_values(v, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(count_up(v, err), rc, out);
+    FC_TRY_GOTO(add_piece_nodes(v, v->report->pieces, err), rc, out);
+    FC_TRY_GOTO(name_files(v, err), rc, out);
+    FC_TRY_GOTO(write_headers(v, err), rc, out);
+    rc = copy_values(v, err);
+out:
     fc_h5_destroy(&writer);
     return rc;
 }
@@ -380,13 +379,14 @@ fc_code fc_view(const fc_checkpoint *source, const char *path, const fc_view_opt
     /* A view that replaced what it is a view of would be of nothing. */
     FC_TRY(fc_checkpoint_spare(source, path, false, err));
     view v = {.target = &target, .arena = fc_arena_new(), .report = report};
-    fc_code rc =
-        v.arena ? fc_target_new(source, &selection, v.arena, &target, &report->selected, err) : fc_no_memory(err, NULL);
-    if (rc == FC_OK) {
-        v.values = fc_arena_calloc(v.arena, target.ntensors, sizeof *v.values);
-        rc = v.values ? fc_h5_view_plan(&target, v.arena, v.values, err) : no_memory(&v, err);
-    }
-    rc = rc == FC_OK ? commit_view(&v, path, options, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(v.arena ? fc_target_new(source, &selection, v.arena, &target, &report->selected, err)
+                        : fc_no_memory(err, NULL),
+                rc, out);
+    v.values = fc_arena_calloc(v.arena, target.ntensors, sizeof *v.values);
+    FC_TRY_GOTO(v.values ? fc_h5_view_plan(&target, v.arena, v.values, err) : no_memory(&v, err), rc, out);
+    rc = commit_view(&v, path, options, err);
+out:
     fc_arena_free(v.arena);
     return rc;
 }

@@ -212,13 +212,14 @@ static void end_key(const fc_h5_image *image, const fc_h5_chunk_index *index, un
 
 /* Completes the nodes of a level: `entries` keys and children are there. */
 static void finish_level(fc_h5_image *image, const fc_h5_chunk_index *index, size_t at, int level, uint64_t entries) {
+    static const unsigned char signature[] = {'T', 'R', 'E', 'E', 1};
     const size_t node = node_size(image->children, index->grid.ndim), key = key_size(index->grid.ndim);
     const uint64_t nodes = divide_up(entries, image->children), address = image->objects_at + at;
     for (uint64_t i = 0; i < nodes; i++) {
         unsigned char *start = image->objects.data + at + i * node;
         const bool last = i + 1 == nodes;
         const uint64_t used = last ? entries - i * image->children : image->children;
-        memcpy(start, "TREE\1", 5);
+        memcpy(start, signature, sizeof signature);
         fc_h5_store(start + 5, (uint64_t)level, 1);
         fc_h5_store(start + 6, used, 2);
         fc_h5_store(start + 8, i > 0 ? address + (i - 1) * node : FC_H5_UNDEFINED, 8);

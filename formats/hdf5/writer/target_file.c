@@ -77,10 +77,11 @@ static fc_code add_item(making *m, fc_target_item *item, size_t *crc64_at, fc_er
             fc_h5_image_add_index(m->image, &grid); /* in the order of the tree, and so shall be the chunks */
     }
     const size_t start = fc_h5_object_begin(m->image, 0);
-    fc_code rc = fc_h5_image_shape(m->image, tensor->dtype, ndim, box.sizes, err);
     *crc64_at = SIZE_MAX;
-    rc = rc == FC_OK ? add_storage(m, item, copy, err) : rc;
-    rc = rc == FC_OK ? fc_h5_value_attributes(w, &holder, tensor, err) : rc;
+    fc_code rc;
+    FC_TRY_GOTO(fc_h5_image_shape(m->image, tensor->dtype, ndim, box.sizes, err), rc, out);
+    FC_TRY_GOTO(add_storage(m, item, copy, err), rc, out);
+    FC_TRY_GOTO(fc_h5_value_attributes(w, &holder, tensor, err), rc, out);
     if (w->target->mesh->ndim > 0 && !tensor->source->object) {
         fc_h5_box_attributes(&holder, tensor, item, copy);
     }
@@ -90,6 +91,7 @@ static fc_code add_item(making *m, fc_target_item *item, size_t *crc64_at, fc_er
     }
     fc_h5_object_end(m->image, start);
     m->groups.made[w->tree.leaves[item->tensor]] = start + 1;
+out:
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
 }
 
