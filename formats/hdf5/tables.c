@@ -297,6 +297,16 @@ out:
 
 /* ---- the files ---- */
 
+static fc_code read_identity(const char *path, const fc_h5_file_row *row, uint64_t *found, fc_error *err) {
+    uint64_t size;
+    int fd;
+    FC_TRY(fc_open_input(path, &fd, &size, err));
+    fc_code rc = size == row->size ? fc_pread_full(fd, found, sizeof *found, row->header_crc64_at, path, err)
+                                   : fc_h5_other_size(path, size, row->size, err);
+    close(fd);
+    return rc;
+}
+
 fc_code fc_h5_check_identity(const fc_checkpoint *checkpoint, size_t index, fc_error *err) {
     fc_h5_state *state = checkpoint->state;
     if (!state->files || index == 0 || atomic_load_explicit(&state->known[index - 1], memory_order_acquire)) {
@@ -304,23 +314,17 @@ fc_code fc_h5_check_identity(const fc_checkpoint *checkpoint, size_t index, fc_e
     }
     const fc_h5_file_row *row = &state->files[index - 1];
     const char *path = checkpoint->files[index].path;
-    uint64_t size, found = 0;
-    int fd;
-    FC_TRY(fc_open_input(path, &fd, &size, err));
-    fc_code rc = size == row->size ? fc_pread_full(fd, &found, sizeof found, row->header_crc64_at, path, err)
-                                   : fc_h5_other_size(path, size, row->size, err);
-    close(fd);
-    if (rc == FC_OK && found != row->header_crc64) {
-        rc = fc_fail(err, FC_ECORRUPT,
-                     "%s: not the file that index.h5 was written with: its header_crc64 is %016" PRIx64
-                     ", in index.h5 it is %016" PRIx64
-                     ": files of two runs are mixed here, or it is damaged: restore it",
-                     path, found, row->header_crc64);
+    uint64_t found = 0;
+    FC_TRY(read_identity(path, row, &found, err));
+    if (found != row->header_crc64) {
+        return fc_fail(err, FC_ECORRUPT,
+                       "%s: not the file that index.h5 was written with: its header_crc64 is %016" PRIx64
+                       ", in index.h5 it is %016" PRIx64
+                       ": files of two runs are mixed here, or it is damaged: restore it",
+                       path, found, row->header_crc64);
     }
-    if (rc == FC_OK) {
-        atomic_store_explicit(&state->known[index - 1], true, memory_order_release);
-    }
-    return rc;
+    atomic_store_explicit(&state->known[index - 1], true, memory_order_release);
+    return FC_OK;
 }
 
 fc_code fc_h5_other_size(const char *path, uint64_t size, uint64_t expected, fc_error *err) {

@@ -97,6 +97,14 @@ static fc_code add_loads(const fc_target *target, const uint64_t *loads, fc_conv
     return FC_OK;
 }
 
+static size_t count_parts(const fc_target *target) {
+    size_t parts = 1;
+    for (size_t i = 1; i < target->ntensors; i++) {
+        parts += target->tensors[i].part != target->tensors[i - 1].part;
+    }
+    return parts;
+}
+
 static fc_code measure(const fc_target *target, const fc_convert_options *options, fc_convert_report *report,
                        fc_error *err) {
     bool sharded = target->mesh->ndim > 0;
@@ -106,8 +114,8 @@ static fc_code measure(const fc_target *target, const fc_convert_options *option
         return fc_no_memory(err, target->source->path);
     }
     report->index = options->format->writer.index ? options->format->writer.index(target) : NULL;
-    report->files =
-        (options->format->writer.files ? options->format->writer.files(target) : ranks) + (report->index != NULL);
+    report->indexes = report->index ? count_parts(target) : 0;
+    report->files = (options->format->writer.files ? options->format->writer.files(target) : ranks) + report->indexes;
     fc_code rc;
     FC_TRY_GOTO(fc_target_loads(target, loads, err), rc, out);
     rc = add_loads(target, loads, report, err);
@@ -135,17 +143,6 @@ static bool has_chunks(const fc_target_file *file) {
     return false;
 }
 
-static fc_code compress_items(const fc_target *target, const fc_target_file *file, fc_writer *writer,
-                              const fc_move_options *options, fc_convert_report *report, fc_error *err) {
-    uint64_t stored = 0, raw = 0;
-    fc_code rc = fc_compress_file(target, file, writer, options, &stored, err);
-    for (size_t i = 0; i < file->nitems; i++) {
-        raw += file->items[i].chunk ? fc_target_item_bytes(target, &file->items[i]) : 0;
-    }
-    report->stored_bytes = report->stored_bytes - raw + stored;
-    return rc;
-}
-
 /* A target being written. Only rank 0 has a `writer`. */
 typedef struct conversion {
     const fc_target *target;
@@ -166,34 +163,52 @@ static void choose_share(conversion *m, const fc_target_file *file) {
     }
 }
 
-/* What rank 0 does alone with a file whose data is written: everything compressed, which goes in order, and its end. */
-static fc_code finish_file(conversion *m, fc_target_file *file, fc_error *err) {
-    const fc_format *format = m->writer.format;
-    if (has_chunks(file)) {
-        FC_TRY(compress_items(m->target, file, &m->writer, &m->move, m->report, err));
+/* Compresses the chunked items of a file. All ranks take part. */
+static fc_code compress_items(conversion *m, const fc_target_file *file, fc_error *err) {
+    uint64_t stored = 0, raw = 0;
+    fc_code rc = fc_compress_file(m->target, file, &m->writer, m->comm, &m->move, &stored, err);
+    for (size_t i = 0; i < file->nitems; i++) {
+        raw += file->items[i].chunk ? fc_target_item_bytes(m->target, &file->items[i]) : 0;
     }
-    return format->writer.finish_file ? format->writer.finish_file(&m->writer, file, err) : FC_OK;
+    m->report->stored_bytes = m->report->stored_bytes - raw + stored;
+    return rc;
 }
 
-/* Writes one target file. Rank 0 writes the headers; all ranks move the data. */
+/* Writes one target file. Rank 0 writes the headers; all ranks move or compress the data. */
 static fc_code write_file(conversion *m, fc_target_file *file, fc_arena *arena, fc_error *err) {
-    fc_code reserved = m->leads ? m->writer.format->writer.reserve(&m->writer, file, err) : FC_OK;
+    const fc_format_writer *writer = &m->writer.format->writer;
+    fc_code reserved = m->leads ? writer->reserve(&m->writer, file, err) : FC_OK;
     FC_TRY(fc_ranks_share_file(m->comm, reserved, file, arena, err));
     for (size_t i = 0; i < file->nitems; i++) {
         const fc_target_item *item = &file->items[i];
         m->unmoved[item->tensor] |= item->owner == file->rank && !item->owned; /* the writer has cleared it */
     }
     choose_share(m, file);
-    fc_code moved = fc_move_file(m->target, file, &m->move, err);
-    FC_TRY(fc_ranks_join_items(m->comm, moved, m->target, file, m->move.crc32, err));
-    return fc_ranks_agree(m->comm, m->leads ? finish_file(m, file, err) : FC_OK, err);
+    fc_code written = fc_move_file(m->target, file, &m->move, err);
+    if (has_chunks(file)) {
+        FC_TRY(fc_ranks_agree(m->comm, written, err));
+        written = compress_items(m, file, err);
+    }
+    FC_TRY(fc_ranks_join_items(m->comm, written, m->target, file, m->move.crc32, err));
+    const bool finishes = m->leads && writer->finish_file;
+    return fc_ranks_agree(m->comm, finishes ? writer->finish_file(&m->writer, file, err) : FC_OK, err);
+}
+
+/* How many items of the shard, from `first` on, are of one part. */
+static size_t items_of_part(const fc_target *target, const fc_target_file *shard, size_t first) {
+    size_t end = first;
+    while (end < shard->nitems &&
+           target->tensors[shard->items[end].tensor].part == target->tensors[shard->items[first].tensor].part) {
+        end++;
+    }
+    return end - first;
 }
 
 static fc_code write_files(conversion *m, fc_target_file *shard, fc_arena *arena, fc_error *err) {
     const fc_format *format = m->writer.format;
     size_t first = 0;
     do { /* at least once: a rank that holds nothing still has a file */
-        size_t count = shard->nitems;
+        size_t count = items_of_part(m->target, shard, first);
         if (format->writer.split) {
             count = m->leads ? format->writer.split(&m->writer, shard, first) : 0;
             FC_TRY(fc_ranks_share_number(m->comm, FC_OK, &count, err));
@@ -439,6 +454,7 @@ static fc_code plan(const fc_checkpoint *source, const char *path, const fc_conv
     report->memory = options->move.memory ? options->move.memory : FC_DEFAULT_MEMORY;
     fc_selection selection = options->selection;
     selection.self_contained = options->format->writer.self_contained;
+    selection.set_parts = options->format->writer.set_parts;
     FC_TRY(fc_target_new(source, &selection, arena, target, &report->selected, err));
     if (path) {
         FC_TRY(check_target(target, path, options, report, err));

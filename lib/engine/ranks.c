@@ -103,13 +103,13 @@ fc_code fc_ranks_share_file(fc_comm *comm, fc_code mine, fc_target_file *file, f
 }
 
 /*
- * Converts the digests of the items stored contiguously here to sums that combine by XOR, two numbers per item, or
+ * Converts the digests of the items stored here to sums that combine by XOR, two numbers per item, or
  * back.
  */
 static void convert_digests(const fc_target *target, fc_target_file *file, bool crc32, uint64_t *sums, bool back) {
     for (size_t i = 0; i < file->nitems; i++) {
         fc_target_item *item = &file->items[i];
-        if (!item->owned || item->chunk) {
+        if (!item->owned) {
             continue;
         }
         uint64_t bytes = fc_target_item_bytes(target, item);

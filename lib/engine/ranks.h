@@ -44,7 +44,7 @@ fc_code fc_ranks_share_number(fc_comm *comm, fc_code mine, size_t *number, fc_er
  */
 fc_code fc_ranks_share_file(fc_comm *comm, fc_code mine, fc_target_file *file, fc_arena *arena, fc_error *err);
 
-/** Agrees, syncs what this rank has written into the target file, and combines the digests of its contiguous items. */
+/** Agrees, syncs what this rank has written into the target file, and combines the digests of its items. */
 fc_code fc_ranks_join_items(fc_comm *comm, fc_code mine, const fc_target *target, fc_target_file *file, bool crc32,
                             fc_error *err);
 

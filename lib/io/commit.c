@@ -208,10 +208,12 @@ typedef struct sync_job {
 /* Counts the files, only for progress. Errors are reported when the files are synced. */
 static uint64_t count_files(const char *path) {
     uint64_t count = 0;
+    char below[PATH_MAX];
     fc_dir dir;
     fc_code rc = fc_dir_open(&dir, path, NULL);
-    while (rc == FC_OK && fc_dir_next(&dir)) {
-        count++;
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        bool folder = fc_dir_is_folder(&dir, name) && snprintf(below, sizeof below, "%s/%s", path, name) < PATH_MAX;
+        count += 1 + (folder ? count_files(below) : 0);
     }
     (void)fc_dir_close(&dir, rc, NULL);
     return count;
@@ -256,8 +258,8 @@ static void *sync_files(void *context) {
     return NULL;
 }
 
-/* Syncs a target directory, which is flat. Several files are synced at once, because the file system's journal commits
-   many as fast as one. */
+/* Syncs a directory and what is in it; of a folder in it, only the list of its files. Several files are synced at once,
+   because the file system's journal commits many as fast as one. */
 static fc_code sync_directory(const char *path, fc_progress *progress, fc_error *err) {
     enum { THREADS = 8 };
     pthread_t threads[THREADS - 1];
@@ -282,6 +284,27 @@ static fc_code sync_directory(const char *path, fc_progress *progress, fc_error 
     }
     FC_TRY(fc_dir_close(&job.dir, job.code, err));
     return sync_path(AT_FDCWD, path, path, err);
+}
+
+/* Syncs a target directory: first the files in its folders, then its own. */
+static fc_code sync_tree(const char *path, fc_progress *progress, fc_error *err) {
+    char below[PATH_MAX];
+    fc_dir dir;
+    fc_code rc;
+    FC_TRY_GOTO(fc_dir_open(&dir, path, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
+        if (!fc_dir_is_folder(&dir, name)) {
+            continue;
+        }
+        if (snprintf(below, sizeof below, "%s/%s", path, name) >= PATH_MAX) {
+            rc = fc_fail(err, FC_EUNSUPPORTED, "%s/%s: the path is too long", path, name);
+            goto out;
+        }
+        FC_TRY_GOTO(sync_tree(below, progress, err), rc, out);
+    }
+out:
+    FC_TRY(fc_dir_close(&dir, rc, err));
+    return sync_directory(path, progress, err);
 }
 
 /* Some file systems (NFS, some FUSE) do not support the flags of renameat2. */
@@ -370,7 +393,7 @@ fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
     FC_TRY_GOTO(fc_keep_permissions(commit->target, made, err), rc, out);
     if (commit->how.is_directory) {
         fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, count_files(made));
-        FC_TRY_GOTO(sync_directory(made, commit->progress, err), rc, out);
+        FC_TRY_GOTO(sync_tree(made, commit->progress, err), rc, out);
     } else {
         fc_progress_begin(commit->progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, 1);
         FC_TRY_GOTO(sync_path(AT_FDCWD, made, made, err), rc, out);

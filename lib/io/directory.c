@@ -43,6 +43,11 @@ const char *fc_dir_next(fc_dir *dir) {
     return NULL;
 }
 
+bool fc_dir_is_folder(const fc_dir *dir, const char *name) {
+    struct stat st;
+    return fstatat(dirfd(dir->dir), name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode);
+}
+
 fc_code fc_dir_close(fc_dir *dir, fc_code rc, fc_error *err) {
     if (dir->dir) {
         closedir(dir->dir);

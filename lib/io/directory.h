@@ -37,6 +37,9 @@ fc_code fc_dir_open_at(fc_dir *dir, int fd, const char *path, fc_error *err);
 /** @return the next name except "." and "..", valid until the next call; NULL at the end or after an error. */
 const char *fc_dir_next(fc_dir *dir);
 
+/** Returns whether the entry `name` is a directory, and not a link to one. */
+bool fc_dir_is_folder(const fc_dir *dir, const char *name);
+
 /** Closes it. @return `rc`, or if that is FC_OK, the error that ended the walk early. */
 fc_code fc_dir_close(fc_dir *dir, fc_code rc, fc_error *err);
 

@@ -157,7 +157,7 @@ static fc_code press(const fake *f, fake_target *t, counter *c, int threads, uin
     if (c->cancel_at_first) {
         c->cancel_at_first = &progress;
     }
-    fc_code rc = fc_compress_file(&t->target, &t->file, &writer, &options, &stored, err);
+    fc_code rc = fc_compress_file(&t->target, &t->file, &writer, NULL, &options, &stored, err);
     if (rc == FC_OK) {
         assert_int_equal(stored, c->end);
         check_order(t, c);
