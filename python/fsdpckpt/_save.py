@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
-import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -168,6 +165,10 @@ def _address(data: Any) -> int:
 
 def _archive(name: str, value: Any) -> bytes:
     """What torch.save writes of an object. Plain data needs no PyTorch."""
+    import io
+    import pickle
+    import zipfile
+
     if not _is_plain(value):
         try:
             import torch
