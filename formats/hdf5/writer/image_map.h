@@ -10,7 +10,7 @@
 
 #include "hdf5/writer/image.h"
 
-/** A list being made; zeroed at first, and used for one dataset after the other. */
+/** A list under construction. Start with zeros; it can be reused for further datasets. */
 typedef struct fc_h5_list {
     fc_h5_buffer bytes;
     uint64_t count;
