@@ -145,7 +145,7 @@ static fc_code build(dcp_builder *b) {
     fc_pv root = b->p->root;
     FC_TRY(fc_dcp_check_class(b, NULL, root));
     if (!fc_pickle_is_object(b->p, root, FC_CLASS_METADATA)) {
-        return fc_dcp_fail(b, FC_ECORRUPT, NULL, "not the metadata of a checkpoint: the pickle has another content");
+        return fc_dcp_fail(b, FC_ECORRUPT, NULL, "not the metadata of a checkpoint: the pickle contains something else");
     }
     FC_TRY(set_producer(b, fc_pickle_slot(b->p, root, FC_METADATA_VERSION)));
     FC_TRY(fc_dcp_build_tensors(b, root));

@@ -360,10 +360,11 @@ static fc_code compare_plain(const pt_merger *m, const pt_value *v, const pt_sha
     const torch_extent *first = (const torch_extent *)(uintptr_t)v->chunks[0].detail;
     FC_TRY(fc_torch_same_extent(m->checkpoint, v->dtype, v->ndim, v->shape, first, extent, &same, m->err));
     return same ? FC_OK
-                : fc_fail(m->err, FC_EUNSUPPORTED,
-                          "%s: a plain tensor that differs from that of rank 0: neither a copy, nor does anything say "
-                          "how the ranks' parts fit together; if tensor parallelism cut it, consolidate with --tp-plan",
-                          m->f->path);
+                : fc_fail(
+                      m->err, FC_EUNSUPPORTED,
+                      "%s: this plain tensor differs from that of rank 0 and is not a copy, and no file says how the "
+                      "ranks' parts fit together; if tensor parallelism split it, consolidate with --tp-plan",
+                      m->f->path);
 }
 
 /* Adds a plain tensor without a layout. It must be equal on all ranks, or they cannot be merged. */
