@@ -69,7 +69,7 @@ fc_code fc_dcp_fail(const dcp_builder *b, fc_code code, const char *tensor, cons
 /* Reports why a directory or file that looks like DCP cannot be opened. */
 static fc_code refuse(const char *path, bool is_directory, fc_error *err) {
     if (!is_directory) {
-        return fc_fail(err, FC_EUSAGE, "%s: is one data file of a DCP checkpoint; give the path of its directory",
+        return fc_fail(err, FC_EUSAGE, "%s: this is one data file of a DCP checkpoint; give the path of its directory",
                        path);
     }
     return fc_fail(
@@ -145,7 +145,8 @@ static fc_code build(dcp_builder *b) {
     fc_pv root = b->p->root;
     FC_TRY(fc_dcp_check_class(b, NULL, root));
     if (!fc_pickle_is_object(b->p, root, FC_CLASS_METADATA)) {
-        return fc_dcp_fail(b, FC_ECORRUPT, NULL, "not the metadata of a checkpoint: the pickle contains something else");
+        return fc_dcp_fail(b, FC_ECORRUPT, NULL,
+                           "not the metadata of a checkpoint: the pickle contains something else");
     }
     FC_TRY(set_producer(b, fc_pickle_slot(b->p, root, FC_METADATA_VERSION)));
     FC_TRY(fc_dcp_build_tensors(b, root));

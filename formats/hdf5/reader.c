@@ -166,12 +166,12 @@ static fc_code unreadable(const fc_tensor *tensor, const fc_h5_dataset *d, const
                      tensor->name);
 }
 
-/* The row of the box that a chunk of a listed checkpoint is, or is a part of. */
+/* @return the row of the box to which a chunk belongs, in a checkpoint that was opened from tables. */
 static uint64_t box_of(const fc_chunk *chunk) {
     return chunk->detail & FC_H5_COMPRESSED ? (chunk->detail & ~FC_H5_COMPRESSED) >> FC_H5_MASK_BITS : chunk->detail;
 }
 
-/* A dataset of the shard file, as its headers would describe it. */
+/* @return a dataset of the shard file, as its headers would describe it. */
 static fc_h5_dataset listed_dataset(const fc_h5_state *state, const fc_tensor *tensor, const fc_chunk *chunk) {
     const fc_h5_grid_row *grid = &state->grids[state->boxes[box_of(chunk)].grid];
     fc_h5_dataset d = *(const fc_h5_dataset *)tensor->detail;

@@ -26,13 +26,13 @@ typedef struct fc_h5_state {
     fc_h5_stored *stored;
     size_t nstored, stored_cap;
     bool follow_external;
-    /* Of a checkpoint that was opened from the tables of index.h5 (tables.c); fc_chunk.detail is the row of its box; of
-     * a compressed one with 4 bits of filter mask behind it, and FC_H5_COMPRESSED: */
+    /* For a checkpoint that was opened from the tables of index.h5 (tables.c). fc_chunk.detail is the row of the box;
+     * for a compressed box, it also has a filter mask of 4 bits, and FC_H5_COMPRESSED. */
     const struct fc_h5_file_row *files; /**< by rank; NULL: the files were walked */
     const struct fc_h5_box_row *boxes;
     const struct fc_h5_grid_row *grids;
-    const int64_t *dims;      /**< the table of that name */
-    const int64_t **box_dims; /**< of compressed boxes: offsets and sizes; NULL: none is compressed */
+    const int64_t *dims;      /**< the table `dims` */
+    const int64_t **box_dims; /**< per compressed box: its offsets and sizes; NULL if no box is compressed */
     atomic_bool *known;       /**< by rank: whether the file is known to be the one that index.h5 describes */
     fc_h5_starter starter;    /**< used if a dataset is read through libhdf5 */
 } fc_h5_state;

@@ -236,8 +236,8 @@ static fc_code check_root(const opening *o, int64_t rank, const fc_h5_file *file
                        "%s: its mesh differs from that of index.h5: files of two checkpoints are mixed here", path);
     }
     if (file->root.rank != rank) {
-        return fc_fail(err, FC_ECORRUPT, "%s: it contains the shard of rank %lld: it was renamed or replaced", path,
-                       (long long)file->root.rank);
+        return fc_fail(err, FC_ECORRUPT, "%s: it contains the shard of rank %lld: the file was renamed or replaced",
+                       path, (long long)file->root.rank);
     }
     return FC_OK;
 }
@@ -283,8 +283,8 @@ static fc_code read_shards(opening *o, fc_error *err) {
         tensor->chunks = o->chunks[i].items;
         tensor->nchunks = o->chunks[i].count;
         if (tensor->nchunks == 0 && fc_numel(tensor->ndim, tensor->shape, &numel) && numel > 0) {
-            return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s is stored in no shard file", checkpoint->files[0].path,
-                           o->datasets[i]->path);
+            return fc_fail(err, FC_ECORRUPT, "%s: dataset /%s is not stored in any shard file",
+                           checkpoint->files[0].path, o->datasets[i]->path);
         }
     }
     return FC_OK;
@@ -352,7 +352,7 @@ static fc_code recognise(void *context, size_t number, const fc_h5_file *file, f
     return check_root(s->o, s->rank, file, err);
 }
 
-/* Its own headers may show what it is; otherwise its size is reported. */
+/* Reports what the file's own headers say it is, or otherwise its size. */
 static fc_code explain_size(const opening *o, int64_t rank, uint64_t size, fc_error *err) {
     const fc_h5_state *state = o->checkpoint->state;
     const char *path = o->checkpoint->files[rank + 1].path;

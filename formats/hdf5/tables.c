@@ -322,8 +322,8 @@ fc_code fc_h5_check_identity(const fc_checkpoint *checkpoint, size_t index, fc_e
     if (found != row->header_crc64) {
         return fc_fail(err, FC_ECORRUPT,
                        "%s: not the file that index.h5 was written with: its header_crc64 is %016" PRIx64
-                       ", in index.h5 it is %016" PRIx64
-                       ": files of two runs are mixed here, or it is damaged: restore it",
+                       ", but index.h5 has %016" PRIx64
+                       ": files of two runs are mixed here, or the file is damaged: restore it",
                        path, found, row->header_crc64);
     }
     atomic_store_explicit(&state->known[index - 1], true, memory_order_release);
@@ -333,7 +333,7 @@ fc_code fc_h5_check_identity(const fc_checkpoint *checkpoint, size_t index, fc_e
 fc_code fc_h5_other_size(const char *path, uint64_t size, uint64_t expected, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT,
                    "%s: not the file that index.h5 was written with: it has %" PRIu64
-                   " bytes, in index.h5 it is %" PRIu64
-                   ": it is %s, of another run, or changed by another program: restore it",
+                   " bytes, but index.h5 says %" PRIu64
+                   ": it is %s, from another run, or changed by another program: restore it",
                    path, size, expected, size < expected ? "truncated" : "longer");
 }

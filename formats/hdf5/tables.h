@@ -84,7 +84,7 @@ typedef struct fc_h5_placements_row {
  * box follow from the placements and the rank.
  */
 typedef struct fc_h5_box_row {
-    uint64_t offset, length; /**< location in the file, in bytes; of a compressed box rows, in the table `chunks` */
+    uint64_t offset, length; /**< location in the file in bytes; for a compressed box, a range of rows of `chunks` */
     uint64_t crc64;
     uint32_t rank; /**< whose file */
     uint32_t grid; /**< row of the table `grids`; FC_H5_NO_GRID: not compressed */
@@ -101,7 +101,7 @@ typedef struct fc_h5_grid_row {
 
 /** `chunks`: HDF5 chunks; those of a box follow each other in row-major order. */
 typedef struct fc_h5_chunk_row {
-    uint64_t offset; /**< bytes, in the file */
+    uint64_t offset; /**< location in the file, in bytes */
     uint32_t length;
     uint32_t mask; /**< bit i is set: filter i was skipped */
 } fc_h5_chunk_row;

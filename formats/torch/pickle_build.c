@@ -425,7 +425,8 @@ fc_code fc_pickle_extend(fc_pickle_vm *vm, fc_pv target, const fc_pv *items, siz
     if (type == FC_PV_CALL && vm->mode == FC_PICKLE_ITEM) {
         return extend_call(vm, target, items, n, wanted);
     }
-    return fc_pickle_fail(&vm->reader, FC_ECORRUPT, "the pickle is damaged: items for a value that is no %s",
+    return fc_pickle_fail(&vm->reader, FC_ECORRUPT,
+                          "the pickle is damaged: items are added to a value that is not a %s",
                           wanted == FC_PV_DICT   ? "dict"
                           : wanted == FC_PV_LIST ? "list"
                                                  : "set");

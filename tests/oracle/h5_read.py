@@ -258,12 +258,12 @@ def special_cases(d):
         check(v[name][1:3] == ("float32", (2, 3)) and v[name][6] == w, f"{name}: {v.get(name)}")
     check(not any(n.startswith(("g.self.", "g.up.")) for n in v), f"cycles were walked: {sorted(v)}")
     errors = {
-        "dangling": (3, "a link that leads nowhere"),
+        "dangling": (3, "a link whose target does not exist"),
         "outside": (5, "a link into another file, which is not followed (--follow-external does)"),
         "refs": (5, "reference of 8 bytes: references and variable-length data have no meaning outside this file"),
         "ragged": (5, "variable-length of 16 bytes: references and variable-length data have no meaning"),
         "lzf": (5, "compressed with lzf (HDF5 filter 32000), which this libhdf5 cannot decode"),
-        "virtual": (5, "a virtual dataset onto other data, which is not followed (--follow-external does)"),
+        "virtual": (5, "a virtual dataset over other data, which is not followed (--follow-external does)"),
     }
     for name, (code, text) in errors.items():
         got = v[name][5]

@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-/* More attributes than the root has: with fewer, libhdf5 would have stored them elsewhere than in its object header. */
+/* More than the root has. libhdf5 stores attributes beyond this number outside of the object header. */
 enum { MOST_ROOT_ATTRIBUTES = 16 };
 
 fc_code fc_h5_groups_new(const fc_h5_tree *tree, const char *path, fc_h5_groups *out, fc_error *err) {

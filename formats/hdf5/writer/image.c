@@ -20,7 +20,7 @@ enum {
     SUPERBLOCK = 48,
     HEAP_OBJECT = 16,       /* bytes before an object in a global heap */
     HEAP_LEAST = 4096,      /* the minimum size in libhdf5 */
-    HEAP_ENOUGH = 64 << 10, /* a collection is closed when it has this many bytes */
+    HEAP_ENOUGH = 64 << 10, /* a collection ends when it has this many bytes */
     HEAP_NUMBERS = 65535,   /* or this many objects */
     FLUSH = 4 << 20,
     CHECKSUM = 4,
@@ -29,7 +29,7 @@ enum {
 };
 
 static fc_code no_memory(const fc_h5_image *image, fc_error *err) {
-    return fc_fail(err, FC_ENOMEM, "%s: out of memory for its headers", image->path);
+    return fc_fail(err, FC_ENOMEM, "%s: out of memory for the headers of the file", image->path);
 }
 
 void fc_h5_image_open(fc_h5_image *image, const char *path) {
@@ -61,7 +61,7 @@ static void close_collection(fc_h5_image *image) {
         return;
     }
     size_t size = heap->size - image->collection;
-    if (size < HEAP_LEAST) { /* object 0 is the free space */
+    if (size < HEAP_LEAST) { /* object 0 stands for the free space */
         const size_t left = HEAP_LEAST - size;
         fc_h5_add_zeros(heap, left);
         if (left >= HEAP_OBJECT && !heap->failed) {
@@ -186,7 +186,7 @@ void fc_h5_message_end(fc_h5_buffer *to, size_t start) {
     }
 }
 
-/* Encodes `type` as a malloc'ed datatype message, and closes it. libhdf5 puts two bytes before it. */
+/* Encodes `type` as a malloc'ed datatype message, and closes it. H5Tencode puts two bytes before the message. */
 static fc_code encode_type(const fc_h5_image *image, hid_t type, unsigned char **bytes, size_t *size, fc_error *err) {
     *size = 0;
     *bytes = type >= 0 && H5Tencode(type, NULL, size) >= 0 ? malloc(*size + 1) : NULL;

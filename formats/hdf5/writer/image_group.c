@@ -1,8 +1,8 @@
 /*
  * Makes groups of an image. Up to 8 members are links in the group's object header; more are in a fractal heap, with
  * two B-trees of version 2 that find them by name and by creation order. libhdf5 stores groups with tracked and indexed
- * creation order in the same way. Here they are made at once: one block of the heap (or one row of large blocks) and
- * trees of one or two levels.
+ * creation order in the same way. Here they are made in one step, with one block (or one row of large blocks) in the
+ * heap and trees of one or two levels.
  */
 #include "hdf5/writer/image.h"
 
@@ -316,7 +316,7 @@ static fc_code store_links(fc_h5_image *image, const fc_h5_group *group, storage
     add_heap(&l, group);
     if (image->objects.failed) { /* some records are missing */
         free(l.records);
-        return fc_fail(err, FC_ENOMEM, "%s: out of memory for its headers", image->path);
+        return fc_fail(err, FC_ENOMEM, "%s: out of memory for the headers of the file", image->path);
     }
     out->heap = l.heap;
     out->orders = add_tree(&l, BY_ORDER);

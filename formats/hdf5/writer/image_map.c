@@ -23,7 +23,7 @@ static void add_all(fc_h5_buffer *to) {
     fc_h5_add_zeros(to, 8);
 }
 
-/* Whether the first version, with numbers of 4 bytes, can express it. */
+/* Whether version 1, with numbers of 4 bytes, can express the box. */
 static bool is_small(int ndim, const int64_t *offsets, const int64_t *sizes) {
     for (int k = 0; k < ndim; k++) {
         if (offsets[k] > UINT32_MAX - sizes[k]) {
@@ -33,7 +33,7 @@ static bool is_small(int ndim, const int64_t *offsets, const int64_t *sizes) {
     return true;
 }
 
-/* Version 1: blocks, each with its first and its last elements; here one. */
+/* Version 1: a list of blocks, each as its first and last elements. Here there is one. */
 static void add_small_box(fc_h5_buffer *to, int ndim, const int64_t *offsets, const int64_t *sizes) {
     const size_t n = (size_t)ndim;
     fc_h5_add_number(to, SELECT_HYPERSLAB, 4);

@@ -12,12 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An attribute of the root, for people who inspect the file with h5dump. */
+/* An attribute of the root, for users of h5dump. */
 static const char absent_values[] =
     "floating-point and complex: NaN; signed integers: the smallest; unsigned integers, float4_e2m1fn_x2 and objects: "
     "all bits set; bool: -1";
 
-/* An iterator over the distinct boxes of a tensor: walks the mesh dimensions that cut it, with the others at 0. */
+/* An iterator over the distinct boxes of a tensor: walks the mesh dimensions that split it, with the others at 0. */
 typedef struct boxes {
     const fc_mesh *mesh;
     const fc_placement *placements;
@@ -121,7 +121,7 @@ out:
     return rc == FC_OK ? rc : fc_context(err, rc, "tensor \"%s\"", tensor->name);
 }
 
-/* The attributes of the root, and the offsets of values that are set later. */
+/* The attributes of the root, with the offsets of values that are set later. */
 typedef struct root {
     fc_h5_buffer messages;
     size_t crc64, tables, tables_at;

@@ -11,7 +11,7 @@ static const unsigned char reference_type[] = {0x17, 0, 0, 0, 8, 0, 0, 0};
 
 enum { SCALAR = -1 };
 
-/* Writes an attribute message up to its values, of which there are `count`, or SCALAR. */
+/* Writes an attribute message up to its values. @param count their number, or SCALAR. */
 static size_t begin(fc_h5_holder *h, const char *name, const unsigned char *type, size_t size, int64_t count) {
     fc_h5_buffer *to = h->messages;
     const size_t start = fc_h5_message_begin(to, FC_H5_M_ATTRIBUTE);

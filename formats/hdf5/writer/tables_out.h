@@ -17,7 +17,7 @@ struct fc_h5_writer;
 fc_code fc_h5_tables_add(struct fc_h5_writer *w, const uint64_t *digests, fc_h5_image *image, uint64_t *group,
                          size_t *at, fc_error *err);
 
-/** Sets the size of index.h5, which must be known, and the digest of the tables. */
+/** Sets the size of index.h5, which must be known by now, and the digest of the tables. */
 void fc_h5_tables_seal(fc_h5_image *image, size_t at);
 
 #endif

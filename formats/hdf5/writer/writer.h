@@ -1,6 +1,6 @@
 /*
- * What the parts of the writer share: target_file.c makes the full file and the shard files, index.c index.h5, and
- * attributes.c says what is written beside the data.
+ * Shared by the parts of the writer: target_file.c makes the full file and the shard files, index.c makes index.h5, and
+ * attributes.c sets the attributes.
  */
 #ifndef FSDPCKPT_FORMATS_HDF5_WRITER_WRITER_H
 #define FSDPCKPT_FORMATS_HDF5_WRITER_WRITER_H
@@ -23,7 +23,7 @@ typedef struct fc_h5_writer {
     fc_h5_tree tree;
     fc_h5_written written; /* the content of the shard files, for the tables of index.h5 */
     fc_h5_image image;     /* the file that was reserved last */
-    size_t *crc64_at;      /* one per item of the image: offset of its digest in image.objects; SIZE_MAX if another file
+    size_t *crc64_at;      /* per item of the image: offset of its digest in image.objects; SIZE_MAX if another file
                               stores it */
 } fc_h5_writer;
 
@@ -59,7 +59,7 @@ enum { FC_H5_PLACEMENTS = FC_MAX_MESH_DIMS * 64 /**< the most bytes of a tensor'
 fc_code fc_h5_placements_text(const fc_h5_writer *w, const fc_target_tensor *tensor, const char *file,
                               char text[FC_H5_PLACEMENTS], fc_error *err);
 
-/** Writes index.h5, in which every value is whole. @param digests those of target->tensors. */
+/** Writes index.h5, which has every value as a whole. @param digests those of target->tensors. */
 fc_code fc_h5_write_index(fc_h5_writer *w, const uint64_t *digests, fc_error *err);
 
 #endif
