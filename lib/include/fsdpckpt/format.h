@@ -93,6 +93,8 @@ typedef struct fc_format_writer {
     /** Where objects go, for people, when the format has no objects: `reserve` puts them there and the engine writes
      *  none. NULL: objects are stored like tensors. */
     const char *objects_note;
+    /** What a program that loads the target needs apart from it, for people. NULL: nothing. */
+    const char *also_needed;
     /** The files in a directory that this format writes, ended by one without a glob; a directory that holds nothing
      *  else may be replaced. NULL: the format writes no directories. */
     const fc_own_file *own_files;
