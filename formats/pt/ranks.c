@@ -95,10 +95,8 @@ static fc_code merge_file(void *context, size_t index, void *slot, fc_error *err
     FC_TRY(fc_pt_note_cuts(m, &file->leaves, r->set->ranks));
     fc_pt_match_numbers(m, &file->leaves);
     for (size_t i = 0; i < file->leaves.count; i++) {
-        fc_code rc = fc_pt_merge_leaf(m, &file->leaves.items[i]);
-        if (rc != FC_OK) {
-            return fc_context(err, rc, "%s: %.256s", m->directory, file->leaves.items[i].name);
-        }
+        FC_TRY_CONTEXT(fc_pt_merge_leaf(m, &file->leaves.items[i]), err, "%s: %.256s", m->directory,
+                       file->leaves.items[i].name);
     }
     return fc_progress_count(r->options->progress, 1, err);
 }
@@ -157,23 +155,21 @@ static fc_code name_files(pt_merger *m, const pt_set *set, fc_file *files) {
 
 static fc_code add_set(pt_merger *m, const pt_set *set, bool several, const fc_open_options *options, fc_file *files) {
     size_t first = m->checkpoint->nfiles, first_value = m->count;
-    fc_code rc = name_files(m, set, files + first);
     m->tp_plan = is_merged(set) ? options->tp_plan : NULL;
-    m->checkpoint->nfiles += rc == FC_OK ? (size_t)set->ranks : 0;
-    rc = rc == FC_OK ? check_missing(m, set, first) : rc;
-    rc = rc == FC_OK ? check_links(m, options, first, (size_t)set->ranks) : rc;
-    if (rc == FC_OK) {
-        set_reader r = {m, set, options, first, several};
-        const fc_file_opener how = {.count = (size_t)set->ranks,
-                                    .slot_size = sizeof(rank_file),
-                                    .context = &r,
-                                    .open = open_file,
-                                    .take = merge_file,
-                                    .close = close_file};
-        fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, (uint64_t)set->ranks);
-        rc = fc_open_files(&how, m->err);
-    }
-    return rc == FC_OK ? fc_pt_check_parts(m, first_value, set->ranks) : rc;
+    FC_TRY(name_files(m, set, files + first));
+    m->checkpoint->nfiles += (size_t)set->ranks;
+    FC_TRY(check_missing(m, set, first));
+    FC_TRY(check_links(m, options, first, (size_t)set->ranks));
+    set_reader r = {m, set, options, first, several};
+    const fc_file_opener how = {.count = (size_t)set->ranks,
+                                .slot_size = sizeof(rank_file),
+                                .context = &r,
+                                .open = open_file,
+                                .take = merge_file,
+                                .close = close_file};
+    fc_progress_begin(options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, (uint64_t)set->ranks);
+    FC_TRY(fc_open_files(&how, m->err));
+    return fc_pt_check_parts(m, first_value, set->ranks);
 }
 
 /* ---- the manifest ---- */
@@ -258,15 +254,24 @@ static fc_code note_joined(const pt_merger *m) {
     return c->note ? FC_OK : fc_no_memory(m->err, m->checkpoint->path);
 }
 
+/* Merges the sets, or the only one that is to be read. */
+static fc_code add_sets(pt_merger *m, const pt_set *sets, size_t nsets, const char *only,
+                        const fc_open_options *options, fc_file *files) {
+    for (size_t i = 0; i < nsets; i++) {
+        if (!only || strcmp(only, sets[i].name) == 0) {
+            FC_TRY(add_set(m, &sets[i], !only && nsets > 1, options, files));
+        }
+    }
+    FC_TRY(finish(m));
+    return m->checkpoint->tp_joined > 0 ? note_joined(m) : FC_OK;
+}
+
 fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const char *only,
                          const fc_open_options *options, fc_error *err) {
     pt_merger m = {.checkpoint = checkpoint, .directory = directory, .err = err};
     pt_set *sets = NULL;
     size_t nsets = 0, total = 0;
-    fc_code rc = fc_pt_find_sets(directory, checkpoint->arena, &sets, &nsets, err);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(fc_pt_find_sets(directory, checkpoint->arena, &sets, &nsets, err));
     for (size_t i = 0; i < nsets; i++) {
         total += (size_t)sets[i].ranks;
     }
@@ -275,13 +280,7 @@ fc_code fc_pt_open_ranks(fc_checkpoint *checkpoint, const char *directory, const
         return fc_no_memory(m.err, m.checkpoint->path);
     }
     checkpoint->files = files;
-    for (size_t i = 0; i < nsets && rc == FC_OK; i++) {
-        if (!only || strcmp(only, sets[i].name) == 0) {
-            rc = add_set(&m, &sets[i], !only && nsets > 1, options, files);
-        }
-    }
-    rc = rc == FC_OK ? finish(&m) : rc;
-    rc = rc == FC_OK && checkpoint->tp_joined > 0 ? note_joined(&m) : rc;
+    fc_code rc = add_sets(&m, sets, nsets, only, options, files);
     for (size_t i = 0; i < m.count; i++) {
         free(m.values[i].chunks);
     }

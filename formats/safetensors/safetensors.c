@@ -306,9 +306,7 @@ static fc_code st_open(fc_checkpoint *checkpoint, const fc_open_options *options
     }
     free(o.headers);
     fc_st_files_free(&o.files);
-    if (rc != FC_OK) {
-        return rc;
-    }
+    FC_TRY(rc);
     checkpoint->nfiles += o.files.index != NULL;
     checkpoint->tensors = o.tensors;
     checkpoint->ntensors = o.ntensors;

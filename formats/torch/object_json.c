@@ -24,6 +24,7 @@
  * Input: a value of a loaded pickle. Output: text in the caller's arena. Values may be shared or contain themselves,
  * so depth and size are bounded.
  */
+#include "base/try.h"
 #include "torch/item.h"
 
 #include "base/base64.h"
@@ -439,9 +440,7 @@ fc_code fc_torch_json_item(fc_torch_item *item, fc_code opened, fc_arena *arena,
         *json = fc_arena_strndup(arena, omitted, strlen(omitted));
         return *json ? FC_OK : fc_no_memory(err, NULL);
     }
-    if (opened != FC_OK) {
-        return opened;
-    }
+    FC_TRY(opened);
     uint64_t budget = item->pickle_size < LARGE / RATIO ? SMALL + RATIO * item->pickle_size : LARGE;
     fc_code rc = fc_torch_json(item->pickle, item->pickle->root, budget, arena, json, err);
     fc_torch_item_close(item);

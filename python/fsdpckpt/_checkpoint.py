@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,9 +90,10 @@ class Tensor:
         import numpy as np
 
         selection = select(index, self.shape)
-        out = np.empty([axis.count for axis in selection.axes], self.dtype)
+        out = np.empty([axis.length for axis in selection.axes], self.dtype)
         read_axes(selection.axes, self.shape, out, self._read)
-        return out[selection.view]
+        part: Array = out[selection.view]
+        return part
 
     def numpy(self) -> Array:
         """Reads the whole tensor, and compares it with its recorded digests."""
@@ -182,9 +184,10 @@ def _tensor_of(checkpoint: Checkpoint, name: str) -> Tensor:
 class Objects(Mapping[str, Any]):
     """The values of a checkpoint that are not tensors, decoded when they are asked for."""
 
-    def __init__(self, checkpoint: Checkpoint, indices: dict[str, int]) -> None:
+    def __init__(self, checkpoint: Checkpoint, indices: dict[str, int], sizes: dict[str, int]) -> None:
         self._checkpoint = checkpoint
         self._indices = indices
+        self._sizes = sizes
 
     def __getitem__(self, name: str) -> Any:
         return _objects.decode(self._checkpoint._handle().object_json(self._indices[name]))
@@ -199,11 +202,9 @@ class Objects(Mapping[str, Any]):
         """The original bytes of an object, such as the archive that torch.save made."""
         import numpy as np
 
-        index = self._indices[name]
-        handle = self._checkpoint._handle()
-        size = handle.entries()[index][2][0]
+        size = self._sizes[name]
         out = np.empty(size, "u1")
-        handle.read(index, [0], [size], out.__array_interface__["data"][0])
+        self._checkpoint._handle().read(self._indices[name], [0], [size], out.__array_interface__["data"][0])
         return out.tobytes()
 
     def __repr__(self) -> str:
@@ -226,12 +227,14 @@ class Checkpoint(Mapping[str, Tensor]):
         self.format, self.producer, self.note = self._native.about()
         self._tensors: dict[str, Tensor] = {}
         objects: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for index, (name, dtype, shape, chunks) in enumerate(self._native.entries()):
             if dtype is None:
                 objects[name] = index
+                sizes[name] = shape[0]
             else:
                 self._tensors[name] = Tensor(self, index, (name, dtype, shape, chunks))
-        self.objects = Objects(self, objects)
+        self.objects = Objects(self, objects, sizes)
         self._layout: tuple[Mesh | None, list[tuple[Placement, ...]]] | None = None
 
     def _handle(self) -> _native.Checkpoint:
@@ -244,7 +247,14 @@ class Checkpoint(Mapping[str, Tensor]):
     # ---- the mapping ----
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
+        if name in self._tensors:
+            return self._tensors[name]
+        if name in self.objects:
+            raise KeyError(f"{name}: an object, not a tensor; .objects['{name}'] decodes it")
+        raise KeyError(f"{name}: no such tensor{_suggest(name, self._tensors)}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -306,6 +316,14 @@ class Checkpoint(Mapping[str, Tensor]):
         from ._html import page
 
         return page(self)
+
+
+def _suggest(name: object, names: Mapping[str, Tensor]) -> str:
+    import difflib
+
+    some = itertools.islice(names, 10_000)  # it is slow
+    near = difflib.get_close_matches(name, some, 1) if isinstance(name, str) else []
+    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def _reopen(path: str, options: dict[str, Any]) -> Checkpoint:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import os
-import pickle
-import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -139,6 +136,8 @@ def _torch_array(name: str, value: Any, kept: list[Any]) -> tuple[str, tuple[int
     if str(value.layout) != "torch.strided" or value.is_quantized:
         raise UnsupportedError(f"{name}: a sparse or quantized tensor; save its parts")
     host = value.detach().cpu().resolve_conj().resolve_neg()
+    if type(host).__name__ != "Tensor":
+        raise UnsupportedError(f"{name}: a {type(host).__name__}, which is more than its elements; save its parts")
     kept.append(host)
     return str(host.dtype).removeprefix("torch."), tuple(host.shape), tuple(host.stride()), host.data_ptr()
 
@@ -168,6 +167,10 @@ def _address(data: Any) -> int:
 
 def _archive(name: str, value: Any) -> bytes:
     """What torch.save writes of an object. Plain data needs no PyTorch."""
+    import io
+    import pickle
+    import zipfile
+
     if not _is_plain(value):
         try:
             import torch
