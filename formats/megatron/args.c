@@ -125,10 +125,11 @@ fc_code fc_mg_check_writers(const mg_reader *r, const int64_t *wrote) {
     bool known = rc == FC_OK && are_distinct(r, wrote, sorted);
     for (size_t i = 0; known && rc == FC_OK && i < r->grid.count; i++) {
         if (!fits(r, wrote, i)) {
-            rc = fc_fail(r->err, FC_ECORRUPT,
-                         "%s: by args rank %" PRId64 " wrote the file, which does not fit its directory: directories "
-                         "were renamed or swapped; restore their names",
-                         fc_mg_file(r, (uint32_t)i), wrote[i]);
+            rc =
+                fc_fail(r->err, FC_ECORRUPT,
+                        "%s: according to args, rank %" PRId64 " wrote the file, but it is in the directory of another "
+                        "rank: directories were renamed or swapped; restore their names",
+                        fc_mg_file(r, (uint32_t)i), wrote[i]);
         }
     }
     free(sorted);

@@ -16,7 +16,7 @@
 /* ---- files ---- */
 
 /*
- * Whether the files of a set are parts of one whole. Sets called model and optim are, and so are others, unless their
+ * Whether the files of a set are parts of one model. Sets called model and optim are, and so are others, unless their
  * name shows that each rank has its own values.
  */
 static bool is_merged(const pt_set *set) {
@@ -235,7 +235,7 @@ static fc_code finish(pt_merger *m) {
 out:
     m->checkpoint->tensors = tensors;
     m->checkpoint->ntensors = n;
-    m->checkpoint->producer = "torch.save, one file a rank";
+    m->checkpoint->producer = "torch.save, one file per rank";
     m->checkpoint->keeps_order = true;
     return rc;
 }

@@ -166,7 +166,7 @@ fc_code fc_torch_legacy_open(torch_file *f, fc_error *err) {
 fc_code fc_torch_legacy_storage(const torch_file *f, const fc_torch_tensor *tensor, torch_record *out, fc_error *err) {
     const torch_legacy_storage *s = find(f, key_of(f->p, tensor->storage_key));
     if (!s || s->offset == 0) {
-        return fc_fail(err, FC_ECORRUPT, "%s: the torch.save file is damaged: it has no storage %s", f->path,
+        return fc_fail(err, FC_ECORRUPT, "%s: the torch.save file is damaged: storage %s is missing", f->path,
                        key_of(f->p, tensor->storage_key));
     }
     uint64_t bytes = s->elements * s->element_size; /* checked by place() */

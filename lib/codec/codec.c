@@ -183,7 +183,7 @@ static bool comes_again(const unsigned char *in, size_t at) {
     return false;
 }
 
-/* @return a position where earlier bytes occur again, or 0 when a few glances find none. */
+/* @return a position where earlier bytes occur again, or 0 if a quick search finds none. */
 static size_t find_repetition(const unsigned char *in, size_t size) {
     for (size_t i = 0; i < GLANCES && size >= LEAST_PLANE; i++) {
         size_t at = size / (2 * GLANCES) * (2 * i + 1);

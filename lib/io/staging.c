@@ -96,7 +96,7 @@ static fc_code make_locked(const char *parent, const char *name, fc_staging *s, 
         }
         fc_staging_leave(s);
     }
-    return fc_fail(err, FC_EIO, "%s: other runs keep removing what this one makes", parent);
+    return fc_fail(err, FC_EIO, "%s: other runs keep removing the directories that this run creates", parent);
 }
 
 static fc_code make_new(const char *name, fc_staging *s, fc_error *err) {
