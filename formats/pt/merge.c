@@ -278,9 +278,8 @@ static fc_code end_parts(const pt_merger *m, pt_value *v, int64_t ranks) {
     bool regular = true;
     if (v->parts != ranks) {
         return fc_fail(m->err, FC_ECORRUPT,
-                       "%s: %.256s: only %" PRId64 " of the files of %" PRId64
-                       " ranks contain it, but according to the plan "
-                       "tensor parallelism cut it",
+                       "%s: %.256s: only %" PRId64 " of %" PRId64
+                       " ranks' files contain it, but according to the plan tensor parallelism cut it",
                        m->directory, v->name, v->parts, ranks);
     }
     v->mesh.sizes[0] = ranks;

@@ -584,8 +584,8 @@ def case(title, command, make, seen, known):
 
 HEAD = """# What check and diff say
 
-Each message of `fsdpckpt check` and `fsdpckpt diff`, with a defect that triggers it, as it is printed. Made by
-`tests/oracle/check_messages.py`, which makes each defect with PyTorch and compares every line with this page.
+Each message of `fsdpckpt check` and `fsdpckpt diff`, with a defect that causes it. `tests/oracle/check_messages.py`
+makes each defect with PyTorch, writes this page, and compares every line with the output.
 """
 
 
