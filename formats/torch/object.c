@@ -63,9 +63,11 @@ fc_code fc_torch_object_new(const torch_file *f, fc_pv v, fc_arena *arena, torch
     if (!object) {
         return fc_no_memory(err, NULL);
     }
+    FC_TRY(fc_torch_unfold(f, 1, err));
     fc_torch_pickle_begin(&w, 2);
     fc_code rc = fc_pickle_copy_value(&copy, v, err);
     rc = rc == FC_OK ? fc_torch_pickle_end(&w, err) : rc;
+    rc = rc == FC_OK ? fc_torch_unfold(f, w.size, err) : rc;
     rc = rc == FC_OK ? find_storages(f, &copy, arena, object, err) : rc;
     unsigned char *pickle = rc == FC_OK ? fc_arena_alloc(arena, w.size) : NULL;
     if (rc == FC_OK && !pickle) {
