@@ -380,8 +380,7 @@ static fc_code bad_module(walker *w) {
 /* The values of _parameters or _buffers, named as in state_dict(). */
 static fc_code walk_members(walker *w, fc_pv state, const char *table, const char *prefix) {
     size_t n = 0, ntransient = 0;
-    fc_pv dict = module_member(w->p, state, table),
-          set = module_member(w->p, state, "_non_persistent_buffers_set");
+    fc_pv dict = module_member(w->p, state, table), set = module_member(w->p, state, "_non_persistent_buffers_set");
     const fc_pv *pairs = fc_pv_typeof(dict) == FC_PV_DICT ? fc_pickle_items(w->p, dict, &n) : NULL;
     const fc_pv *transient = fc_pv_typeof(set) == FC_PV_SET ? fc_pickle_items(w->p, set, &ntransient) : NULL;
     fc_code rc = FC_OK;
